@@ -1,0 +1,83 @@
+# Commands for users and developers; `make` lists them. Everything lives in .venv and build/.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+NATIVE := $(shell find ffi -name '*.cc' -o -name '*.h' -o -name '*.def')
+NATIVE_TESTS := $(wildcard tests/native/*)
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+
+.PHONY: help setup train test test-python test-native test-asan test-tsan bench lint format wheel clean
+
+help:
+	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
+	@echo "make test       set up, then run all tests"
+	@echo "make test-asan  native tests under AddressSanitizer; test-tsan: under ThreadSanitizer"
+	@echo "make bench      compare the collectives with jax.lax (BENCH_ARGS=... for options)"
+	@echo "make lint       formatters, linters and the type checker; make format: apply the formatters"
+	@echo "make wheel      build a wheel into dist/; make clean: remove everything that make has built"
+	@echo "PYTHON=python3.12 chooses the interpreter, VENV=.venv312 the place of its environment"
+
+# Build tools and dependencies first; then the package without build isolation, so that a change of the native code
+# recompiles only what depends on it. The oldest supported jaxlib is not needed here: the module runs where it is built.
+$(VENV)/deps: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade pip
+	$(PIP) install "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
+	$(PIP) install "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib pytest ml_dtypes flatbuffers
+	touch $@
+
+$(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)
+	PATH=$(abspath $(BIN)):$$PATH $(PIP) install --no-build-isolation --no-deps -e .
+	touch $@
+
+setup: $(VENV)/installed
+
+train: setup
+	$(BIN)/python -m models.moe.train $(TRAIN_ARGS)
+
+test: test-native test-python
+
+test-python: setup
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# One build folder per flavour of the native tests.
+build/native build/address build/thread: $(VENV)/deps CMakeLists.txt
+	$(BIN)/cmake -S . -B $@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
+	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $@)) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF)
+	touch $@
+
+test-native: build/native
+	$(BIN)/cmake --build build/native
+	$(BIN)/ctest --test-dir build/native --output-on-failure
+
+test-asan: build/address
+	$(BIN)/cmake --build build/address
+	$(BIN)/ctest --test-dir build/address --output-on-failure
+
+test-tsan: build/thread
+	$(BIN)/cmake --build build/thread
+	$(BIN)/ctest --test-dir build/thread --output-on-failure
+
+bench: setup
+	$(BIN)/python benchmarks/collectives.py $(BENCH_ARGS)
+
+$(VENV)/dev: $(VENV)/installed
+	$(PIP) install "ruff==0.17.*" "mypy==2.*" "clang-format==23.*" pre-commit
+	touch $@
+
+lint: $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'ffi/*.cc' 'ffi/*.h' 'tests/native/*')
+
+format: $(VENV)/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $$(git ls-files 'ffi/*.cc' 'ffi/*.h' 'tests/native/*')
+
+wheel: $(VENV)/deps
+	$(PIP) wheel --no-deps -w dist .
+
+clean:
+	rm -rf $(VENV) build dist runs

@@ -1,0 +1,60 @@
+// Element types, as the executors need them: a size, and the types that can be reduced.
+#pragma once
+
+#include <cstdint>
+
+namespace jaxcomm {
+
+// Numbers are private to this library; ffi/handlers translates XLA's.
+enum class DType : uint8_t {
+  kBool,
+  kS8,
+  kS16,
+  kS32,
+  kS64,
+  kU8,
+  kU16,
+  kU32,
+  kU64,
+  kF16,
+  kBF16,
+  kF32,
+  kF64,
+  kC64,
+  kC128,
+  kF8E5M2,
+  kF8E4M3FN,
+  kF8E4M3,
+  kF8E3M4,
+  kF8E4M3B11FNUZ,
+  kF8E5M2FNUZ,
+  kF8E4M3FNUZ,
+  kF8E8M0FNU,
+};
+
+constexpr int64_t ItemBytes(DType dtype) {
+  switch (dtype) {
+    case DType::kS16:
+    case DType::kU16:
+    case DType::kF16:
+    case DType::kBF16:
+      return 2;
+    case DType::kS32:
+    case DType::kU32:
+    case DType::kF32:
+      return 4;
+    case DType::kS64:
+    case DType::kU64:
+    case DType::kF64:
+    case DType::kC64:
+      return 8;
+    case DType::kC128:
+      return 16;
+    default:
+      return 1;
+  }
+}
+
+enum class ReduceOp : uint8_t { kSum, kMax, kMin };
+
+}  // namespace jaxcomm

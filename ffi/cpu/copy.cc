@@ -1,0 +1,143 @@
+#include "copy.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+namespace jaxcomm {
+namespace {
+
+template <int kBytes>
+void CopyRows(char* dst, int64_t dst_stride, const char* src, int64_t src_stride, int64_t rows) {
+  for (int64_t i = 0; i < rows; ++i) std::memcpy(dst + i * dst_stride, src + i * src_stride, kBytes);
+}
+
+// A fixed size lets the compiler use one load and one store per row.
+void CopyRows(char* dst, int64_t dst_stride, const char* src, int64_t src_stride, int64_t row_bytes, int64_t rows) {
+  switch (row_bytes) {
+    case 1:
+      return CopyRows<1>(dst, dst_stride, src, src_stride, rows);
+    case 2:
+      return CopyRows<2>(dst, dst_stride, src, src_stride, rows);
+    case 4:
+      return CopyRows<4>(dst, dst_stride, src, src_stride, rows);
+    case 8:
+      return CopyRows<8>(dst, dst_stride, src, src_stride, rows);
+    case 16:
+      return CopyRows<16>(dst, dst_stride, src, src_stride, rows);
+    case 32:
+      return CopyRows<32>(dst, dst_stride, src, src_stride, rows);
+    case 64:
+      return CopyRows<64>(dst, dst_stride, src, src_stride, rows);
+    default:
+      for (int64_t i = 0; i < rows; ++i) {
+        std::memcpy(dst + i * dst_stride, src + i * src_stride, static_cast<size_t>(row_bytes));
+      }
+  }
+}
+
+}  // namespace
+
+Cursor::Cursor(const View& view, int64_t offset, int64_t item_bytes) : base_(view.base) {
+  const Layout& layout = view.layout;
+  if (layout.contiguous()) {  // one run that never ends
+    num_blocks_ = runs_per_block_ = 1;
+    run_bytes_ = stride_bytes_ = std::numeric_limits<int64_t>::max() / 2;
+    at_ = base_ + offset * item_bytes;
+    left_bytes_ = run_bytes_;
+    return;
+  }
+  num_blocks_ = layout.num_blocks;
+  runs_per_block_ = layout.block_count / layout.run;
+  run_bytes_ = layout.run * item_bytes;
+  stride_bytes_ = num_blocks_ * run_bytes_;
+  const int64_t element = offset % layout.block_count;
+  Enter(offset / layout.block_count, element / layout.run, element % layout.run * item_bytes);
+}
+
+void Cursor::Enter(int64_t block, int64_t run, int64_t within_bytes) {
+  block_ = block + run / runs_per_block_;
+  run_ = run % runs_per_block_;
+  at_ = base_ + run_ * stride_bytes_ + block_ * run_bytes_ + within_bytes;
+  left_bytes_ = run_bytes_ - within_bytes;
+}
+
+int64_t Cursor::whole_runs() const { return left_bytes_ == run_bytes_ ? runs_per_block_ - run_ : 0; }
+
+void Cursor::Advance(int64_t bytes) {
+  at_ += bytes;
+  left_bytes_ -= bytes;
+  if (left_bytes_ == 0) Enter(block_, run_ + 1, 0);
+}
+
+void Cursor::AdvanceRuns(int64_t runs) { Enter(block_, run_ + runs, 0); }
+
+void CopyBytes(char* dst, const char* src, int64_t bytes, bool stream) {
+#if defined(__x86_64__)
+  constexpr int64_t kSmallestStream = 4096;  // below, the fence costs more than the write-allocate traffic
+  if (stream && bytes >= kSmallestStream) {
+    const int64_t head = -reinterpret_cast<intptr_t>(dst) & 63;
+    std::memcpy(dst, src, static_cast<size_t>(head));
+    const int64_t body_end = head + (bytes - head) / 64 * 64;
+    for (int64_t i = head; i < body_end; i += 64) {
+      const auto* from = reinterpret_cast<const __m128i*>(src + i);
+      auto* to = reinterpret_cast<__m128i*>(dst + i);
+      const __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
+      const __m128i c = _mm_loadu_si128(from + 2), d = _mm_loadu_si128(from + 3);
+      _mm_stream_si128(to, a);
+      _mm_stream_si128(to + 1, b);
+      _mm_stream_si128(to + 2, c);
+      _mm_stream_si128(to + 3, d);
+    }
+    std::memcpy(dst + body_end, src + body_end, static_cast<size_t>(bytes - body_end));
+    _mm_sfence();  // streamed stores are ordered by nothing else, not even a release
+    return;
+  }
+#else
+  (void)stream;
+#endif
+  std::memcpy(dst, src, static_cast<size_t>(bytes));
+}
+
+void CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t src_offset, int64_t count,
+                  int64_t item_bytes, bool stream) {
+  Cursor to(dst, dst_offset, item_bytes);
+  Cursor from(src, src_offset, item_bytes);
+  for (int64_t bytes = count * item_bytes; bytes > 0;) {
+    // Short runs on one side against a long one on the other: rows of one size, so no bookkeeping per run.
+    Cursor& shorter = to.run_bytes() < from.run_bytes() ? to : from;
+    Cursor& longer = &shorter == &to ? from : to;
+    const int64_t row_bytes = shorter.run_bytes();
+    const int64_t rows = std::min(shorter.whole_runs(), std::min(longer.left_bytes(), bytes) / row_bytes);
+    if (rows > 1) {
+      const int64_t to_stride = &shorter == &to ? to.stride_bytes() : row_bytes;
+      const int64_t from_stride = &shorter == &to ? row_bytes : from.stride_bytes();
+      CopyRows(to.at(), to_stride, from.at(), from_stride, row_bytes, rows);
+      shorter.AdvanceRuns(rows);
+      longer.Advance(rows * row_bytes);
+      bytes -= rows * row_bytes;
+      continue;
+    }
+    const int64_t piece = std::min(bytes, std::min(to.left_bytes(), from.left_bytes()));
+    CopyBytes(to.at(), from.at(), piece, stream);
+    to.Advance(piece);
+    from.Advance(piece);
+    bytes -= piece;
+  }
+}
+
+void ZeroElements(const View& dst, int64_t offset, int64_t count, int64_t item_bytes) {
+  Cursor to(dst, offset, item_bytes);
+  for (int64_t bytes = count * item_bytes; bytes > 0;) {
+    const int64_t piece = std::min(bytes, to.left_bytes());
+    std::memset(to.at(), 0, static_cast<size_t>(piece));
+    to.Advance(piece);
+    bytes -= piece;
+  }
+}
+
+}  // namespace jaxcomm

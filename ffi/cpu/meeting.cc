@@ -1,0 +1,338 @@
+#include "meeting.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "helpers.h"
+
+namespace jaxcomm {
+
+struct Meeting::Round {
+  std::vector<RankBuffers> buffers;                      // by position
+  std::vector<std::unique_ptr<Completion>> completions;  // by position; null: not arrived
+  Arrival first;
+  int64_t num_arrived = 0;
+  Clock::time_point deadline;
+  std::unique_ptr<char[]> scratch;
+  std::unique_ptr<Execution> execution;
+};
+
+namespace {
+
+std::atomic<double> timeout_s{30.0};
+
+// Below this much data one thread is done before a helper is awake.
+constexpr int64_t kHelpBytes = 1 << 20;
+constexpr int64_t kHugePageBytes = 2 << 20;
+
+// Runs that have failed: devices that come late to another call of such a run are told at once.
+class FailedRuns {
+ public:
+  void Add(int64_t run, const Error& error) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& entry : runs_) {
+      if (entry.first == run) return;  // the first error is the cause
+    }
+    runs_.emplace_back(run, error);
+    if (runs_.size() > 16) runs_.pop_front();
+    any_.store(true, std::memory_order_release);
+  }
+  bool Find(int64_t run, Error* error) {
+    if (!any_.load(std::memory_order_acquire)) return false;
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [failed, why] : runs_) {
+      if (failed != run) continue;
+      *error = why;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<std::pair<int64_t, Error>> runs_;
+  std::atomic<bool> any_{false};
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Meeting>> meetings;
+  FailedRuns failed_runs;
+};
+
+Registry& TheRegistry() {
+  static auto* registry = new Registry;
+  return *registry;
+}
+
+// Fresh output pages cost more than the data at large sizes; with 2 MiB pages there are 512 times fewer faults.
+void AdviseHugePages(char* data, int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  if (bytes < 2 * kHugePageBytes) return;
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePageBytes * kHugePageBytes;
+  // Only advice: where the kernel declines, pages stay small.
+  if (end > begin) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
+}
+
+std::string List(const std::vector<int64_t>& numbers) {
+  constexpr size_t kShown = 16;
+  std::string text = "[";
+  for (size_t i = 0; i < std::min(numbers.size(), kShown); ++i) text += (i ? ", " : "") + std::to_string(numbers[i]);
+  if (numbers.size() > kShown) text += ", ... (" + std::to_string(numbers.size()) + " in all)";
+  return text + "]";
+}
+
+std::string Sizes(const Arrival& arrival) {
+  return std::to_string(arrival.input_count) + " -> " + std::to_string(arrival.output_count) + " elements of " +
+         std::to_string(ItemBytes(arrival.dtype)) + " bytes";
+}
+
+}  // namespace
+
+int64_t Meeting::Iterations::Next(int64_t run) {
+  for (Count& count : counts_) {
+    if (count.run == run && count.next > 0) return count.next++;
+  }
+  counts_[oldest_] = {run, 1};
+  oldest_ = (oldest_ + 1) % counts_.size();
+  return 0;
+}
+
+void Meeting::SetTimeout(double seconds) { timeout_s.store(seconds); }
+
+std::shared_ptr<Meeting> Meeting::Make(CallSpec spec, std::string* error) {
+  const auto num_slots = static_cast<int64_t>(spec.groups.size());
+  if (spec.group_size <= 0 || num_slots % spec.group_size != 0) {
+    *error = spec.op + ": " + std::to_string(num_slots) + " ranks are no groups of " + std::to_string(spec.group_size);
+    return nullptr;
+  }
+  if (spec.ranks_per_node <= 0 || spec.group_size % spec.ranks_per_node != 0) {
+    *error = spec.op + ": groups of " + std::to_string(spec.group_size) + " are no nodes of " +
+             std::to_string(spec.ranks_per_node);
+    return nullptr;
+  }
+  std::shared_ptr<Meeting> meeting(new Meeting(std::move(spec)));
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    if (!meeting->slots_.emplace(meeting->spec_.groups[slot], slot).second) {
+      *error = meeting->spec_.op + ": rank " + std::to_string(meeting->spec_.groups[slot]) + " is in two groups";
+      return nullptr;
+    }
+  }
+  meeting->iterations_.resize(num_slots);
+  static const bool sweeping = [] {
+    std::thread(SweepForever).detach();
+    return true;
+  }();
+  (void)sweeping;
+  std::lock_guard<std::mutex> lock(TheRegistry().mutex);
+  TheRegistry().meetings.push_back(meeting);
+  return meeting;
+}
+
+void Meeting::Arrive(const Arrival& arrival, std::unique_ptr<Completion> done) {
+  AdviseHugePages(arrival.output, arrival.output_count * ItemBytes(arrival.dtype));
+  Error error;
+  const std::shared_ptr<Round> round = Join(arrival, done, &error);
+  if (done) {  // not taken: it can't take part
+    FailRun(arrival.run, error);
+    done->Fail(error);
+    return;
+  }
+  if (!round) return;  // not the last
+
+  const std::shared_ptr<const Program> program = ProgramFor(arrival, &error.message);
+  if (!program) {
+    error.message = Prefix() + error.message;
+    const auto shared = std::make_shared<const Error>(error);
+    std::vector<Completer::Item> items;
+    for (auto& completion : round->completions) items.push_back({std::move(completion), nullptr, shared});
+    Completer::Get().Push(std::move(items));
+    return;
+  }
+  int64_t scratch_bytes = 0;
+  for (const Plan& plan : program->plans) scratch_bytes += plan.scratch_count * program->item_bytes;
+  if (scratch_bytes > 0) {
+    round->scratch = TakeScratch(static_cast<size_t>(scratch_bytes));
+    char* next = round->scratch.get();
+    for (size_t i = 0; i < round->buffers.size(); ++i) {
+      round->buffers[i].scratch = next;
+      next += program->plans[i].scratch_count * program->item_bytes;
+    }
+  }
+  round->execution = std::make_unique<Execution>(program, round->buffers);
+  if (program->moved_bytes >= kHelpBytes) {
+    Helpers::Get().Offer(spec_.group_size - 1, [self = shared_from_this(), round] { self->Work(round, -1); });
+  }
+  Work(round, slots_.at(arrival.rank) % spec_.group_size);
+}
+
+// Books the arrival and takes `done`; leaves it where there is an error. Returns the round if it is complete now.
+std::shared_ptr<Meeting::Round> Meeting::Join(const Arrival& arrival, std::unique_ptr<Completion>& done, Error* error) {
+  const auto found = slots_.find(arrival.rank);
+  if (found == slots_.end()) {
+    error->message = Prefix() + "rank " + std::to_string(arrival.rank) + " is in no group";
+    return nullptr;
+  }
+  const int64_t slot = found->second;
+  const int64_t position = slot % spec_.group_size;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (TheRegistry().failed_runs.Find(arrival.run, error)) return nullptr;
+  const Key key(arrival.run, iterations_[slot].Next(arrival.run), slot / spec_.group_size);
+  std::shared_ptr<Round>& entry = open_[key];
+  if (!entry) {
+    entry = std::make_shared<Round>();
+    entry->buffers.resize(spec_.group_size);
+    entry->completions.resize(spec_.group_size);
+    entry->first = arrival;
+    entry->deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s.load()));
+  }
+  const Arrival& first = entry->first;
+  if (first.dtype != arrival.dtype || first.input_count != arrival.input_count ||
+      first.output_count != arrival.output_count) {
+    error->message = Prefix() + "rank " + std::to_string(arrival.rank) + " brings " + Sizes(arrival) + ", rank " +
+                     std::to_string(first.rank) + " " + Sizes(first);
+    return nullptr;
+  }
+  entry->buffers[position] = {arrival.input, arrival.output, nullptr};
+  entry->completions[position] = std::move(done);
+  if (++entry->num_arrived < spec_.group_size) return nullptr;
+  std::shared_ptr<Round> round = std::move(entry);
+  open_.erase(key);
+  return round;
+}
+
+void Meeting::Work(const std::shared_ptr<Round>& round, int64_t own_position) {
+  if (round->execution->Work()) Finish(*round, own_position);
+}
+
+// Called once per round, by the thread that ran its last step. own_position < 0: not a thread of an arrival.
+void Meeting::Finish(Round& round, int64_t own_position) {
+  if (round.scratch) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    scratch_.push_back(std::move(round.scratch));
+  }
+  std::vector<Completer::Item> items;
+  items.reserve(round.completions.size());
+  std::unique_ptr<Completion> own;
+  for (size_t i = 0; i < round.completions.size(); ++i) {
+    if (static_cast<int64_t>(i) == own_position) {
+      own = std::move(round.completions[i]);
+    } else {
+      items.push_back({std::move(round.completions[i]), pace_, nullptr});
+    }
+  }
+  if (own) own->Succeed();
+  Completer::Get().Push(std::move(items));
+}
+
+std::shared_ptr<const Program> Meeting::ProgramFor(const Arrival& arrival, std::string* error) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (program_) return program_;  // shapes are static: one program per call site
+  }
+  std::shared_ptr<const Program> program =
+      MakeProgram(spec_, arrival.dtype, arrival.input_count, arrival.output_count, error);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!program_) program_ = program;
+  return program;
+}
+
+std::unique_ptr<char[]> Meeting::TakeScratch(size_t bytes) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!scratch_.empty()) {
+      std::unique_ptr<char[]> scratch = std::move(scratch_.back());
+      scratch_.pop_back();
+      return scratch;
+    }
+  }
+  return std::unique_ptr<char[]>(new char[bytes]);  // all rounds of a call site need the same size
+}
+
+std::string Meeting::DescribeLate(const Round& round, const Key& key) const {
+  std::vector<int64_t> missing, arrived;
+  for (int64_t position = 0; position < spec_.group_size; ++position) {
+    const int64_t rank = spec_.groups[std::get<2>(key) * spec_.group_size + position];
+    (round.completions[position] ? arrived : missing).push_back(rank);
+  }
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%g", timeout_s.load());
+  return Prefix() + "ranks " + List(missing) + " did not arrive within " + seconds +
+         " s (JAXCOMM_TIMEOUT_S) of the first of ranks " + List(arrived);
+}
+
+void Meeting::FailRounds(int64_t run, const std::shared_ptr<const Error>& error) {
+  std::vector<Completer::Item> items;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto it = open_.begin(); it != open_.end();) {
+      if (std::get<0>(it->first) != run) {
+        ++it;
+        continue;
+      }
+      for (auto& completion : it->second->completions) {
+        if (completion) items.push_back({std::move(completion), nullptr, error});
+      }
+      it = open_.erase(it);
+    }
+  }
+  Completer::Get().Push(std::move(items));
+}
+
+void Meeting::FailRun(int64_t run, const Error& error) {
+  // First the mark, then the sweep: a device that arrives in between finds one or the other.
+  TheRegistry().failed_runs.Add(run, error);
+  const auto shared = std::make_shared<const Error>(error);
+  std::vector<std::weak_ptr<Meeting>> meetings;
+  {
+    std::lock_guard<std::mutex> lock(TheRegistry().mutex);
+    meetings = TheRegistry().meetings;
+  }
+  for (const auto& weak : meetings) {
+    if (const auto meeting = weak.lock()) meeting->FailRounds(run, shared);
+  }
+}
+
+void Meeting::FailExpired(Clock::time_point now) {
+  std::vector<std::pair<int64_t, Error>> failed;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [key, round] : open_) {
+      if (now >= round->deadline) {
+        failed.emplace_back(std::get<0>(key), Error{Error::Kind::kDeadline, DescribeLate(*round, key)});
+      }
+    }
+  }
+  for (const auto& [run, error] : failed) FailRun(run, error);
+}
+
+void Meeting::SweepForever() {
+  for (;;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::vector<std::shared_ptr<Meeting>> alive;
+    {
+      std::lock_guard<std::mutex> lock(TheRegistry().mutex);
+      auto& meetings = TheRegistry().meetings;
+      meetings.erase(std::remove_if(meetings.begin(), meetings.end(), [](const auto& weak) { return weak.expired(); }),
+                     meetings.end());
+      for (const auto& weak : meetings) {
+        if (auto meeting = weak.lock()) alive.push_back(std::move(meeting));
+      }
+    }
+    const Clock::time_point now = Clock::now();
+    for (const auto& meeting : alive) meeting->FailExpired(now);
+  }
+}
+
+}  // namespace jaxcomm

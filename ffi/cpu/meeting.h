@@ -1,0 +1,90 @@
+// Where the devices of one process meet for a collective.
+//
+// One Meeting per call site and executable. Calls are matched by identity (run, iteration of the call site within the
+// run, group), never by order of arrival: independent calls may run in any order on any device and never mix.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "completer.h"
+#include "planner.h"
+
+namespace jaxcomm {
+
+// One device's call.
+struct Arrival {
+  int64_t run = 0;   // XLA's run id: the same on all devices of a launch
+  int64_t rank = 0;  // logical device id
+  const char* input = nullptr;
+  char* output = nullptr;
+  DType dtype = DType::kF32;
+  int64_t input_count = 0;
+  int64_t output_count = 0;
+};
+
+class Meeting : public std::enable_shared_from_this<Meeting> {
+ public:
+  // Null, and `error` filled in, if the groups are not a partition into groups of equal size.
+  static std::shared_ptr<Meeting> Make(CallSpec spec, std::string* error);
+
+  // Never blocks. The last of a group to arrive does the work, with helpers if there is much. `done` is completed on
+  // this thread or, for the others, by the Completer; the buffers must stay valid until then.
+  void Arrive(const Arrival& arrival, std::unique_ptr<Completion> done);
+
+  // Seconds after the first arrival of a group at which those that arrived are told who is missing.
+  static void SetTimeout(double seconds);
+
+ private:
+  struct Round;
+  using Clock = std::chrono::steady_clock;
+  using Key = std::tuple<int64_t, int64_t, int64_t>;  // run, iteration, group
+
+  explicit Meeting(CallSpec spec) : spec_(std::move(spec)) {}
+  std::shared_ptr<Round> Join(const Arrival& arrival, std::unique_ptr<Completion>& done, Error* error);
+  void Work(const std::shared_ptr<Round>& round, int64_t own_position);
+  void Finish(Round& round, int64_t own_position);
+  std::shared_ptr<const Program> ProgramFor(const Arrival& arrival, std::string* error);
+  std::unique_ptr<char[]> TakeScratch(size_t bytes);
+  std::string Prefix() const { return "jaxcomm: " + spec_.op + " at " + spec_.site + ": "; }
+  std::string DescribeLate(const Round& round, const Key& key) const;
+  void FailRounds(int64_t run, const std::shared_ptr<const Error>& error);
+  void FailExpired(Clock::time_point now);
+  static void FailRun(int64_t run, const Error& error);  // all open and all later rounds of a run, of all call sites
+  static void SweepForever();
+
+  const CallSpec spec_;
+  std::unordered_map<int64_t, int64_t> slots_;  // rank -> group * group_size + position
+  const std::shared_ptr<Pace> pace_ = std::make_shared<Pace>();
+
+  std::mutex mutex_;  // guards what follows; held for bookkeeping only, never during work or completion
+  // How often a device has called in its latest runs. XLA:CPU 0.10 to 0.12 runs one launch at a time; a few more are
+  // kept apart in case that changes.
+  class Iterations {
+   public:
+    int64_t Next(int64_t run);  // 0, 1, ...
+
+   private:
+    struct Count {
+      int64_t run = 0;
+      int64_t next = 0;
+    };
+    std::array<Count, 4> counts_;
+    size_t oldest_ = 0;
+  };
+  std::vector<Iterations> iterations_;  // by slot
+  std::map<Key, std::shared_ptr<Round>> open_;
+  std::shared_ptr<const Program> program_;
+  std::vector<std::unique_ptr<char[]>> scratch_;  // for reuse: fresh memory costs page faults
+};
+
+}  // namespace jaxcomm

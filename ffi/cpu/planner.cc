@@ -1,0 +1,88 @@
+#include "planner.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "../plan/select.h"
+
+namespace jaxcomm {
+namespace {
+
+bool Reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
+}
+
+// Elements of one block, from the side of the call that holds exactly one.
+int64_t BlockCount(Collective collective, int64_t num_ranks, int64_t input_count, int64_t output_count) {
+  switch (collective) {
+    case Collective::kAllToAll:
+      return input_count / num_ranks;
+    case Collective::kReduceScatter:
+      return output_count;
+    case Collective::kBarrier:
+      return 0;
+    default:
+      return input_count;
+  }
+}
+
+Layout Blocks(int64_t count, int64_t block_count, int64_t run) {
+  Layout layout;
+  layout.block_count = std::max<int64_t>(block_count, 1);
+  layout.num_blocks = std::max<int64_t>(count / layout.block_count, 1);
+  layout.run = run > 0 ? run : layout.block_count;
+  return layout;
+}
+
+}  // namespace
+
+Machine ProcessMachine(int64_t num_ranks) {
+  // Measured with 2 threads on AMD EPYC (2026-11): 60 ns a step, 12 GB/s copied by one thread at sizes beyond the
+  // caches.
+  const double processors = std::max(1u, std::thread::hardware_concurrency());
+  Machine machine;
+  machine.links[static_cast<int>(Link::kSelf)] = {60e-9, 12e9};
+  machine.links[static_cast<int>(Link::kNode)] = {60e-9, 12e9};
+  machine.links[static_cast<int>(Link::kNetwork)] = {60e-9, 12e9};
+  machine.launch_s = 15e-6;
+  machine.ranks_per_processor = std::max(1.0, static_cast<double>(num_ranks) / processors);
+  return machine;
+}
+
+std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                                           std::string* error) {
+  const auto num_ranks = static_cast<int32_t>(spec.group_size);
+  ReduceFn reduce = nullptr;
+  if (Reduces(spec.collective)) {
+    reduce = FindReduce(dtype, spec.reduce_op);
+    if (reduce == nullptr) {
+      *error = "elements of this type can't be reduced";
+      return nullptr;
+    }
+  }
+  Request request;
+  request.collective = spec.collective;
+  request.geometry.ranks_per_node = static_cast<int32_t>(spec.ranks_per_node);
+  request.geometry.num_nodes = num_ranks / request.geometry.ranks_per_node;
+  request.geometry.all_addressable = true;
+  request.block_count = BlockCount(spec.collective, num_ranks, input_count, output_count);
+  request.root = spec.root;
+  request.source_of = spec.source_of;
+  const int64_t item_bytes = ItemBytes(dtype);
+  const Choice choice = Select(request, spec.algorithm, item_bytes, ProcessMachine(num_ranks));
+  if (choice.algorithm == nullptr) {
+    *error = choice.reason;
+    return nullptr;
+  }
+  if (spec.collective != Collective::kBarrier &&
+      (InputCount(choice.request) != input_count || OutputCount(choice.request) != output_count)) {
+    *error = "buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
+             " elements don't fit " + std::to_string(num_ranks) + " ranks";
+    return nullptr;
+  }
+  return Program::Make(BuildAll(*choice.algorithm, choice.request),
+                       Blocks(input_count, request.block_count, spec.input_run),
+                       Blocks(output_count, request.block_count, spec.output_run), item_bytes, reduce);
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,39 @@
+// From the attributes of a call site and the sizes of its buffers to a program.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../common/dtype.h"
+#include "../plan/cost.h"
+#include "../plan/plan.h"
+#include "executor.h"
+
+namespace jaxcomm {
+
+// What the attributes of a custom call say.
+struct CallSpec {
+  std::string op;    // public name, for messages
+  std::string site;  // where the user called it, for messages
+  Collective collective = Collective::kBarrier;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  std::string algorithm;        // empty: choose
+  std::vector<int64_t> groups;  // logical device ids, group after group
+  int64_t group_size = 1;
+  int64_t ranks_per_node = 1;
+  int64_t input_run = 0;  // Layout::run of blocked inputs and outputs, elements; 0: block after block
+  int64_t output_run = 0;
+  int32_t root = 0;                // broadcast
+  std::vector<int32_t> source_of;  // permute
+};
+
+// The devices of this process, as the cost model sees them.
+Machine ProcessMachine(int64_t num_ranks);
+
+// Null, and `error` filled in, if the type can't be reduced or no algorithm fits.
+std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                                           std::string* error);
+
+}  // namespace jaxcomm

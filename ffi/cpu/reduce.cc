@@ -1,0 +1,235 @@
+#include "reduce.h"
+
+#include <algorithm>
+#include <complex>
+#include <cstring>
+#include <type_traits>
+
+#include "small_float.h"
+
+// One binary for all x86-64 machines: the loader picks the clone. Sanitizers don't support the mechanism (ifunc).
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
+#define JAXCOMM_SIMD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define JAXCOMM_SIMD_CLONES
+#endif
+
+namespace jaxcomm {
+namespace {
+
+// Elements that are reduced over all sources before the next ones: accumulators stay in the first-level cache.
+constexpr int64_t kTile = 1024;
+
+template <typename T>
+struct Sum {
+  static T Apply(T a, T b) {
+    if constexpr (std::is_same_v<T, bool>) {
+      return a || b;
+    } else if constexpr (std::is_integral_v<T>) {  // wraps around; signed overflow would be undefined
+      using U = std::make_unsigned_t<T>;
+      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+    } else {
+      return a + b;
+    }
+  }
+};
+
+template <typename T>
+using BitsT = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+
+template <typename T, bool kAnd>
+inline T Combine(T a, T b) {
+  BitsT<T> x, y;
+  std::memcpy(&x, &a, sizeof(T));
+  std::memcpy(&y, &b, sizeof(T));
+  x = kAnd ? x & y : x | y;
+  std::memcpy(&a, &x, sizeof(T));
+  return a;
+}
+
+// For floats, selects in the form of the processor's maximum, which takes the second operand where the two are equal or
+// unordered: both orders differ for zeros only, where `and` of the bits is +0 if one of them is (`or`: -0), and for
+// NaN, which the sum passes on.
+template <typename T>
+struct Max {
+  static T Apply(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>) {
+      const T larger = Combine<T, true>(a > b ? a : b, b > a ? b : a);
+      return __builtin_isunordered(a, b) ? a + b : larger;
+    }
+    return a > b ? a : b;
+  }
+};
+
+template <typename T>
+struct Min {
+  static T Apply(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>) {
+      const T smaller = Combine<T, false>(a < b ? a : b, b < a ? b : a);
+      return __builtin_isunordered(a, b) ? a + b : smaller;
+    }
+    return a < b ? a : b;
+  }
+};
+
+// How a stored element becomes an accumulator and back. kBatches: several sources in one pass; pays where decoding is
+// cheaper than the traffic of the accumulator.
+template <typename T>
+struct Plain {
+  static constexpr bool kBatches = true;
+  using Storage = T;
+  using Acc = T;
+  static Acc Decode(Storage s) { return s; }
+  static Storage Encode(Acc a) { return a; }
+};
+
+template <typename Format>
+struct Widened {
+  static constexpr bool kBatches = true;
+  using Storage = typename Format::Storage;
+  using Acc = float;
+  static Acc Decode(Storage s) { return Format::Decode(s); }
+  static Storage Encode(Acc a) { return Format::Encode(a); }
+};
+
+// 256 values: a table beats the arithmetic.
+template <typename Format>
+struct Widened8 {
+  static constexpr bool kBatches = false;
+  using Storage = uint8_t;
+  using Acc = float;
+  struct Table {
+    float values[256];
+    Table() {
+      for (int i = 0; i < 256; ++i) values[i] = Format::Decode(static_cast<uint8_t>(i));
+    }
+  };
+  static Acc Decode(Storage s) {
+    static const Table table;
+    return table.values[s];
+  }
+  static Storage Encode(Acc a) { return Format::Encode(a); }
+};
+
+// One pass over kNum sources: every element is loaded once and the accumulator stays in a register.
+template <typename Codec, template <typename> class Op, int kNum, bool kContinue>
+inline __attribute__((always_inline)) void ReduceBatch(typename Codec::Acc* __restrict acc,
+                                                       const typename Codec::Storage* const* sources, int64_t begin,
+                                                       int64_t size) {
+  using Acc = typename Codec::Acc;
+  const typename Codec::Storage* s[kNum];
+  for (int k = 0; k < kNum; ++k) s[k] = sources[k] + begin;
+  for (int64_t i = 0; i < size; ++i) {
+    Acc value = Codec::Decode(s[0][i]);
+    if constexpr (kContinue) value = Op<Acc>::Apply(acc[i], value);
+#pragma GCC unroll 8
+    for (int k = 1; k < kNum; ++k) value = Op<Acc>::Apply(value, Codec::Decode(s[k][i]));
+    acc[i] = value;
+  }
+}
+
+template <typename Codec, template <typename> class Op>
+inline __attribute__((always_inline)) void ReduceTiles(void* dst, const void* const* sources, int num_sources,
+                                                       int64_t count) {
+  using Storage = typename Codec::Storage;
+  using Acc = typename Codec::Acc;
+  const auto* typed = reinterpret_cast<const Storage* const*>(sources);
+  alignas(64) Acc acc[kTile];
+  for (int64_t begin = 0; begin < count; begin += kTile) {
+    const int64_t size = std::min(kTile, count - begin);
+    int s = 0;
+    if (Codec::kBatches && num_sources >= 8) {
+      ReduceBatch<Codec, Op, 8, false>(acc, typed, begin, size);
+      s = 8;
+    } else if (Codec::kBatches && num_sources >= 4) {
+      ReduceBatch<Codec, Op, 4, false>(acc, typed, begin, size);
+      s = 4;
+    } else {
+      ReduceBatch<Codec, Op, 1, false>(acc, typed, begin, size);
+      s = 1;
+    }
+    if (Codec::kBatches) {
+      for (; s + 4 <= num_sources; s += 4) ReduceBatch<Codec, Op, 4, true>(acc, typed + s, begin, size);
+    }
+    for (; s < num_sources; ++s) ReduceBatch<Codec, Op, 1, true>(acc, typed + s, begin, size);
+    Storage* out = static_cast<Storage*>(dst) + begin;
+    for (int64_t i = 0; i < size; ++i) out[i] = Codec::Encode(acc[i]);
+  }
+}
+
+// Clones can't be templates, hence one function per type and operation.
+#define JAXCOMM_REDUCE(name, ...)                                                                             \
+  JAXCOMM_SIMD_CLONES void name##Sum(void* dst, const void* const* sources, int num_sources, int64_t count) { \
+    ReduceTiles<__VA_ARGS__, Sum>(dst, sources, num_sources, count);                                          \
+  }
+#define JAXCOMM_REDUCE_ORDERED(name, ...)                                                                     \
+  JAXCOMM_REDUCE(name, __VA_ARGS__)                                                                           \
+  JAXCOMM_SIMD_CLONES void name##Max(void* dst, const void* const* sources, int num_sources, int64_t count) { \
+    ReduceTiles<__VA_ARGS__, Max>(dst, sources, num_sources, count);                                          \
+  }                                                                                                           \
+  JAXCOMM_SIMD_CLONES void name##Min(void* dst, const void* const* sources, int num_sources, int64_t count) { \
+    ReduceTiles<__VA_ARGS__, Min>(dst, sources, num_sources, count);                                          \
+  }
+
+JAXCOMM_REDUCE_ORDERED(Bool, Plain<bool>)
+JAXCOMM_REDUCE_ORDERED(S8, Plain<int8_t>)
+JAXCOMM_REDUCE_ORDERED(S16, Plain<int16_t>)
+JAXCOMM_REDUCE_ORDERED(S32, Plain<int32_t>)
+JAXCOMM_REDUCE_ORDERED(S64, Plain<int64_t>)
+JAXCOMM_REDUCE_ORDERED(U8, Plain<uint8_t>)
+JAXCOMM_REDUCE_ORDERED(U16, Plain<uint16_t>)
+JAXCOMM_REDUCE_ORDERED(U32, Plain<uint32_t>)
+JAXCOMM_REDUCE_ORDERED(U64, Plain<uint64_t>)
+JAXCOMM_REDUCE_ORDERED(F16, Widened<Float16>)
+JAXCOMM_REDUCE_ORDERED(BF16, Widened<BFloat16>)
+JAXCOMM_REDUCE_ORDERED(F32, Plain<float>)
+JAXCOMM_REDUCE_ORDERED(F64, Plain<double>)
+JAXCOMM_REDUCE(C64, Plain<std::complex<float>>)
+JAXCOMM_REDUCE(C128, Plain<std::complex<double>>)
+JAXCOMM_REDUCE_ORDERED(F8E5M2, Widened8<Float8E5M2>)
+JAXCOMM_REDUCE_ORDERED(F8E4M3FN, Widened8<Float8E4M3FN>)
+JAXCOMM_REDUCE_ORDERED(F8E4M3, Widened8<Float8E4M3>)
+JAXCOMM_REDUCE_ORDERED(F8E3M4, Widened8<Float8E3M4>)
+JAXCOMM_REDUCE_ORDERED(F8E4M3B11FNUZ, Widened8<Float8E4M3B11FNUZ>)
+JAXCOMM_REDUCE_ORDERED(F8E5M2FNUZ, Widened8<Float8E5M2FNUZ>)
+JAXCOMM_REDUCE_ORDERED(F8E4M3FNUZ, Widened8<Float8E4M3FNUZ>)
+
+}  // namespace
+
+ReduceFn FindReduce(DType dtype, ReduceOp op) {
+#define JAXCOMM_CASE(name) \
+  case DType::k##name:     \
+    return op == ReduceOp::kSum ? name##Sum : op == ReduceOp::kMax ? name##Max : name##Min;
+  switch (dtype) {
+    JAXCOMM_CASE(Bool)
+    JAXCOMM_CASE(S8)
+    JAXCOMM_CASE(S16)
+    JAXCOMM_CASE(S32)
+    JAXCOMM_CASE(S64)
+    JAXCOMM_CASE(U8)
+    JAXCOMM_CASE(U16)
+    JAXCOMM_CASE(U32)
+    JAXCOMM_CASE(U64)
+    JAXCOMM_CASE(F16)
+    JAXCOMM_CASE(BF16)
+    JAXCOMM_CASE(F32)
+    JAXCOMM_CASE(F64)
+    JAXCOMM_CASE(F8E5M2)
+    JAXCOMM_CASE(F8E4M3FN)
+    JAXCOMM_CASE(F8E4M3)
+    JAXCOMM_CASE(F8E3M4)
+    JAXCOMM_CASE(F8E4M3B11FNUZ)
+    JAXCOMM_CASE(F8E5M2FNUZ)
+    JAXCOMM_CASE(F8E4M3FNUZ)
+    case DType::kC64:
+      return op == ReduceOp::kSum ? C64Sum : nullptr;
+    case DType::kC128:
+      return op == ReduceOp::kSum ? C128Sum : nullptr;
+    default:
+      return nullptr;
+  }
+#undef JAXCOMM_CASE
+}
+
+}  // namespace jaxcomm

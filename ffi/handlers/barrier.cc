@@ -1,0 +1,40 @@
+// barrier: y is x, once every rank has arrived. Operands are aliased to results, so nothing is copied.
+#include "call.h"
+
+namespace jaxcomm {
+namespace {
+
+ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups groups) {
+  return MakeState(MakeSpec(Collective::kBarrier, call, groups));
+}
+
+ffi::Future ExecuteBarrier(CallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::RemainingArgs xs,
+                           ffi::RemainingRets ys) {
+  if (xs.size() != ys.size())
+    return Failed({Error::Kind::kInvalid, "jaxcomm: barrier: one result per operand expected"});
+  for (size_t i = 0; i < xs.size(); ++i) {
+    auto x = xs.get<ffi::AnyBuffer>(i);
+    auto y = ys.get<ffi::AnyBuffer>(i);
+    if (!x || !y || x->untyped_data() != (*y)->untyped_data()) {
+      return Failed({Error::Kind::kInvalid, "jaxcomm: barrier: results must be aliased to operands"});
+    }
+  }
+  Arrival arrival;
+  arrival.run = run.run_id;
+  arrival.rank = rank.typed_data()[0];
+  return Arrive(*state->meeting, arrival);
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierInstantiate, Instantiate,
+                              ffi::Ffi::BindInstantiate().Attr<CallAttributes>("call").Attr<Groups>("groups"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierExecute, ExecuteBarrier,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::State<CallState>>()
+                                  .Ctx<ffi::RunId>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // logical id of this device
+                                  .RemainingArgs()               // xs
+                                  .RemainingRets());             // ys
+
+}  // namespace jaxcomm

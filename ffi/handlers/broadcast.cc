@@ -1,0 +1,21 @@
+// broadcast: y is x of the root.
+#include "call.h"
+
+namespace jaxcomm {
+namespace {
+
+ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups groups, int64_t root) {
+  CallSpec spec = MakeSpec(Collective::kBroadcast, call, groups);
+  spec.root = static_cast<int32_t>(root);
+  return MakeState(std::move(spec));
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    BroadcastInstantiate, Instantiate,
+    ffi::Ffi::BindInstantiate().Attr<CallAttributes>("call").Attr<Groups>("groups").Attr<int64_t>(
+        "root"));  // position in the group
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BroadcastExecute, Execute, BindExecute());
+
+}  // namespace jaxcomm

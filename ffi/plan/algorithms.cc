@@ -1,0 +1,69 @@
+#include "algorithms.h"
+
+#include <cstring>
+#include <limits>
+
+#include "layout.h"
+
+namespace jaxcomm {
+
+const std::vector<Algorithm>& Algorithms(Collective collective) {
+  switch (collective) {
+#define JAXCOMM_COLLECTIVE(enumerator, name, ...) \
+  case Collective::enumerator:                    \
+    return Table<Collective::enumerator>();
+#include "../collectives.def"
+#undef JAXCOMM_COLLECTIVE
+  }
+  static const std::vector<Algorithm> none;
+  return none;
+}
+
+const Algorithm* FindAlgorithm(Collective collective, const char* name) {
+  for (const Algorithm& algorithm : Algorithms(collective)) {
+    if (std::strcmp(algorithm.name, name) == 0) return &algorithm;
+  }
+  return nullptr;
+}
+
+std::vector<Plan> BuildAll(const Algorithm& algorithm, const Request& request) {
+  std::vector<Plan> plans;
+  const int32_t n = request.geometry.num_ranks();
+  plans.reserve(n);
+  for (int32_t rank = 0; rank < n; ++rank) plans.push_back(algorithm.build(request, rank));
+  return plans;
+}
+
+bool WellFormed(const Request& request) {
+  const Geometry& geometry = request.geometry;
+  if (geometry.num_nodes < 1 || geometry.ranks_per_node < 1) return false;
+  if (geometry.num_nodes > std::numeric_limits<int32_t>::max() / geometry.ranks_per_node) return false;
+  const int32_t n = geometry.num_ranks();
+  // Splitting multiplies an offset of the whole buffer by a number of parts; both must fit.
+  if (request.block_count < 0 || request.block_count > std::numeric_limits<int64_t>::max() / n / n) return false;
+  if (request.chunk_count < 0) return false;
+  if (request.collective == Collective::kBroadcast) return request.root >= 0 && request.root < n;
+  if (request.collective == Collective::kPermute) {
+    if (request.source_of.size() != static_cast<size_t>(n)) return false;
+    for (int32_t source : request.source_of) {
+      if (source < -1 || source >= n) return false;
+    }
+  }
+  return true;
+}
+
+bool AnyGeometry(const Request& request) { return WellFormed(request); }
+
+bool OneAddressSpace(const Request& request) {
+  return WellFormed(request) && (request.geometry.all_addressable || request.geometry.num_nodes == 1);
+}
+
+bool PowerOfTwoRanks(const Request& request) {
+  return WellFormed(request) && IsPowerOfTwo(request.geometry.num_ranks());
+}
+
+bool SeveralNodes(const Request& request) {
+  return WellFormed(request) && request.geometry.num_nodes > 1 && request.geometry.ranks_per_node > 1;
+}
+
+}  // namespace jaxcomm

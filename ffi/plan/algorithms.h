@@ -1,0 +1,26 @@
+// The table of algorithms: one row per way to carry out a collective.
+#pragma once
+
+#include <vector>
+
+#include "plan.h"
+
+namespace jaxcomm {
+
+struct Algorithm {
+  const char* name;
+  const char* source;                        // paper, DOI or upstream file
+  bool (*supports)(const Request& request);  // geometry and sizes that `build` takes
+  Plan (*build)(const Request& request, int32_t rank);
+};
+
+// Rows in order of preference: on equal predicted cost the first wins.
+const std::vector<Algorithm>& Algorithms(Collective collective);
+
+// Null if there is none of that name.
+const Algorithm* FindAlgorithm(Collective collective, const char* name);
+
+// The plans of all ranks, in rank order. The request must be supported.
+std::vector<Plan> BuildAll(const Algorithm& algorithm, const Request& request);
+
+}  // namespace jaxcomm

@@ -1,0 +1,152 @@
+// Plans of all_gather: every rank ends with block r of every rank r, in rank order.
+#include "builder.h"
+#include "layout.h"
+
+namespace jaxcomm {
+namespace {
+
+// Direct: the own block goes to everybody. Nobody waits. n - 1 messages of b; but where the processor itself copies,
+// one chunk goes to everybody before the next, so that it is read from memory once and from the cache n - 1 times.
+// Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+Plan DirectAllGather(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const int64_t b = request.block_count;
+  const int64_t chunks = NumChunks(b, request.geometry.all_addressable ? request.chunk_count : 0);
+  Builder plan(request, rank);
+  for (int64_t c = 0; c < chunks; ++c) {
+    const Range part = Part({0, b}, chunks, c);
+    for (int32_t s = 0; s < n; ++s) {
+      plan.Move(plan.Input(part.begin), Builder::At((rank + s) % n, Space::kOutput, rank * b + part.begin), part.count);
+    }
+  }
+  return std::move(plan).Finish(0);
+}
+
+// Ring: in step s rank r forwards block r - s to r + 1. n - 1 messages of b. The last step needs no signal, because
+// nobody forwards what it brings. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+Plan RingAllGather(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const int64_t b = request.block_count;
+  const int32_t next = (rank + 1) % n;
+  const int32_t prev = (rank + n - 1) % n;
+  Builder plan(request, rank);
+  for (int32_t s = 0; s + 1 < n; ++s) {
+    const int64_t block = (rank + n - s) % n;
+    if (s > 0) plan.Wait(prev);
+    plan.Move(s == 0 ? plan.Input(0) : plan.Output(block * b), Builder::At(next, Space::kOutput, block * b), b);
+    if (s + 2 < n) plan.Signal(next);
+  }
+  plan.Move(plan.Input(0), plan.Output(rank * b), b);
+  return std::move(plan).Finish(0);
+}
+
+// Recursive doubling: in round k rank r exchanges the 2^k blocks of its group with rank r xor 2^k. log2 n messages,
+// (n - 1) * b in all. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+Plan RecursiveDoublingAllGather(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const int64_t b = request.block_count;
+  Builder plan(request, rank);
+  plan.Move(plan.Input(0), plan.Output(rank * b), b);
+  for (int32_t bit = 1; bit < n; bit <<= 1) {
+    const int32_t peer = rank ^ bit;
+    const int64_t first_block = rank & ~(bit - 1);
+    plan.Move(plan.Output(first_block * b), Builder::At(peer, Space::kOutput, first_block * b), bit * b);
+    if (bit * 2 == n) break;  // nobody forwards what the last round brings
+    plan.Signal(peer);
+    plan.Wait(peer);
+  }
+  return std::move(plan).Finish(0);
+}
+
+// Bruck: in round k rank r puts blocks r .. r + 2^k - 1, all that it has, to r - 2^k. ceil(log2 n) rounds for any n,
+// (n - 1) * b in all. Blocks go to their final places, so a run that wraps at block n is two messages, and the
+// rotation at the end of the original is not needed. Source: Bruck et al., IEEE TPDS 8(11), 1997.
+Plan BruckAllGather(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const int64_t b = request.block_count;
+  Builder plan(request, rank);
+  plan.Move(plan.Input(0), plan.Output(rank * b), b);
+  for (int64_t bit = 1; bit < n; bit <<= 1) {
+    const auto to = static_cast<int32_t>((rank + n - bit) % n);
+    const int64_t num_blocks = std::min(bit, n - bit);
+    const int64_t before_wrap = std::min<int64_t>(num_blocks, n - rank);
+    plan.Move(plan.Output(rank * b), Builder::At(to, Space::kOutput, rank * b), before_wrap * b);
+    plan.Move(plan.Output(0), Builder::At(to, Space::kOutput, 0), (num_blocks - before_wrap) * b);
+    // This round brings blocks from r + 2^k on. The next one forwards n - 2^(k+1) at most, which may not reach them.
+    if (n - 2 * bit > bit) {
+      plan.Signal(to);
+      plan.Wait(static_cast<int32_t>((rank + bit) % n));
+    }
+  }
+  return std::move(plan).Finish(0);
+}
+
+// Hierarchical: the own block goes over the rail to one rank of every other node, straight into its output, and from
+// there to its local peers. A stage is one chunk for one other node; the send of stage t + 1 is issued before the
+// forward of stage t waits. (G - 1) * b between nodes, G * (L - 1) * b in the node, no scratch.
+// Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane all-gather).
+Plan HierarchicalAllGather(const Request& request, int32_t rank) {
+  const Geometry& geometry = request.geometry;
+  const int32_t nodes = geometry.num_nodes;
+  const int32_t locals = geometry.ranks_per_node;
+  const int32_t node = geometry.node(rank);
+  const int32_t local = geometry.local(rank);
+  const int64_t b = request.block_count;
+  const int64_t chunks = NumChunks(b, request.chunk_count);
+  const int64_t stages = (nodes - 1) * chunks;
+  Builder plan(request, rank);
+
+  const auto send = [&](int64_t t) {
+    const Range part = Part({0, b}, chunks, t % chunks);
+    const auto peer = static_cast<int32_t>((node + 1 + t / chunks) % nodes * locals + local);
+    plan.Move(plan.Input(part.begin), Builder::At(peer, Space::kOutput, rank * b + part.begin), part.count);
+    plan.Signal(peer);
+  };
+  // To the local peers, from `src`, what belongs at `offset` of everybody's output.
+  const auto spread = [&](Place src, int64_t offset, int64_t count) {
+    for (int32_t i = 1; i < locals; ++i) {
+      const int32_t peer = node * locals + (local + i) % locals;
+      plan.Move(src, Builder::At(peer, Space::kOutput, offset), count);
+    }
+  };
+  const auto forward = [&](int64_t t) {
+    const Range part = Part({0, b}, chunks, t % chunks);
+    const auto from = static_cast<int32_t>((node + nodes - 1 - t / chunks) % nodes * locals + local);
+    plan.Wait(from);
+    spread(plan.Output(from * b + part.begin), from * b + part.begin, part.count);
+  };
+
+  // The own node gets its chunks in between, while messages of other nodes are under way.
+  const auto spread_own = [&](int64_t c) {
+    const Range part = Part({0, b}, chunks, c);
+    plan.Move(plan.Input(part.begin), plan.Output(rank * b + part.begin), part.count);
+    spread(plan.Input(part.begin), rank * b + part.begin, part.count);
+  };
+
+  if (stages > 0) send(0);
+  for (int64_t t = 0; t < stages; ++t) {
+    if (t + 1 < stages) send(t + 1);
+    if (t < chunks) spread_own(t);
+    forward(t);
+  }
+  return std::move(plan).Finish(0);
+}
+
+}  // namespace
+
+template <>
+const std::vector<Algorithm>& Table<Collective::kAllGather>() {
+  static const std::vector<Algorithm> table = {
+      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+       DirectAllGather},
+      {"recursive_doubling", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521",
+       PowerOfTwoRanks, RecursiveDoublingAllGather},
+      {"bruck", "Bruck et al., IEEE TPDS 8(11), 1997, doi 10.1109/71.642949", AnyGeometry, BruckAllGather},
+      {"ring", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+       RingAllGather},
+      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalAllGather},
+  };
+  return table;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,161 @@
+// Plans of all_to_all: block j of rank r goes to block r of rank j.
+#include "builder.h"
+#include "layout.h"
+
+namespace jaxcomm {
+namespace {
+
+// Direct: everything is put straight to where it belongs; peers start at the own rank, so that no rank is everybody's
+// first target. Nobody waits. n - 1 messages of b. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+Plan DirectAllToAll(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const int64_t b = request.block_count;
+  Builder plan(request, rank);
+  for (int32_t s = 0; s < n; ++s) {
+    const int32_t peer = (rank + s) % n;
+    plan.Move(plan.Input(peer * b), Builder::At(peer, Space::kOutput, rank * b), b);
+  }
+  return std::move(plan).Finish(0);
+}
+
+// Pairwise: in round s rank r puts to r + s and then waits for r - s, so that each rank sends one block and receives
+// one block at a time. The signals only pace. n - 1 messages of b. Source: as direct.
+Plan PairwiseAllToAll(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const int64_t b = request.block_count;
+  Builder plan(request, rank);
+  plan.Move(plan.Input(rank * b), plan.Output(rank * b), b);
+  for (int32_t s = 1; s < n; ++s) {
+    const int32_t to = (rank + s) % n;
+    plan.Move(plan.Input(to * b), Builder::At(to, Space::kOutput, rank * b), b);
+    if (s + 1 == n) break;  // no round left to hold back
+    plan.Signal(to);
+    plan.Wait((rank + n - s) % n);
+  }
+  return std::move(plan).Finish(0);
+}
+
+// Bruck: number the blocks by distance (block i of rank r goes to r + i). In round k all blocks whose distance has bit
+// k set travel 2^k ranks, packed into one message. ceil(log2 n) messages, about n / 2 blocks each. Every round has a
+// receive area of its own: the sender of round k + 1 isn't held back by who still reads round k. Source: Bruck, Ho,
+// Kipnis, Upfal, Weathersby, IEEE TPDS 8(11), 1997, doi 10.1109/71.642949.
+Plan BruckAllToAll(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const int64_t b = request.block_count;
+  Builder plan(request, rank);
+  std::vector<Place> where(n);  // of the block at distance i; until it is moved, the own input
+  for (int32_t i = 0; i < n; ++i) where[i] = plan.Input((rank + i) % n * b);
+  int64_t receive = n / 2 * b;  // after the send area: no round moves more than n / 2 blocks
+  for (int32_t bit = 1; bit < n; bit <<= 1) {
+    const int32_t to = (rank + bit) % n;
+    std::vector<int32_t> moved;
+    for (int32_t i = 0; i < n; ++i) {
+      if (i & bit) moved.push_back(i);
+    }
+    const auto num_moved = static_cast<int64_t>(moved.size());
+    Place message = where[moved[0]];
+    if (num_moved > 1) {
+      message = plan.Scratch(0);
+      for (int64_t j = 0; j < num_moved;) {
+        // Blocks that lie together are packed together.
+        const Place first = where[moved[j]];
+        int64_t run = 1;
+        while (j + run < num_moved && where[moved[j + run]].space == first.space &&
+               where[moved[j + run]].offset == first.offset + run * b) {
+          ++run;
+        }
+        plan.Move(first, plan.Scratch(j * b), run * b);
+        j += run;
+      }
+    }
+    plan.Move(message, Builder::At(to, Space::kScratch, receive), num_moved * b);
+    plan.Signal(to);
+    plan.Wait((rank + n - bit) % n);
+    for (int64_t j = 0; j < num_moved; ++j) where[moved[j]] = plan.Scratch(receive + j * b);
+    receive += num_moved * b;
+  }
+  for (int32_t i = 0; i < n; ++i) plan.Move(where[i], plan.Output((rank + n - i) % n * b), b);
+  return std::move(plan).Finish(receive);
+}
+
+// Hierarchical: local rank l' of a node collects what its whole node sends over rail l', then puts it to its rail peer,
+// whose output takes it as it is. L times fewer and L times larger messages between nodes than direct.
+// A stage is one chunk for one other node. Gather of stage t + 1 is issued before send of stage t waits, so both
+// networks are busy. Four slots of scratch are enough and need no signals of their own: before gather u a rank has sent
+// stage u - 2, for which every local peer signalled its gather u - 2, which it issued after its send u - 4.
+// Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane all-to-all); Hwang et al., MLSys 2023,
+// arXiv:2206.03382 (two-dimensional hierarchical all-to-all).
+Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
+  constexpr int64_t kSlots = 4;
+  const Geometry& geometry = request.geometry;
+  const int32_t nodes = geometry.num_nodes;
+  const int32_t locals = geometry.ranks_per_node;
+  const int32_t node = geometry.node(rank);
+  const int32_t local = geometry.local(rank);
+  const int64_t b = request.block_count;
+  const int64_t chunks = NumChunks(b, request.chunk_count);
+  const int64_t max_chunk = MaxChunk(b, chunks);
+  const int64_t stages = (nodes - 1) * chunks;
+  const int64_t slots = std::min(kSlots, stages);
+  Builder plan(request, rank);
+
+  const auto target = [&](int64_t t) { return static_cast<int32_t>((node + 1 + t / chunks) % nodes); };
+  const auto chunk = [&](int64_t t) { return Part({0, b}, chunks, t % chunks); };
+  // Where a slot keeps what comes from local rank `from`. Whole blocks lie together, in the order of the output.
+  const auto slot = [&](int64_t t, int32_t from) { return (t % slots * locals + from) * max_chunk; };
+  const auto gather = [&](int64_t t) {
+    const Range part = chunk(t);
+    for (int32_t i = 1; i <= locals; ++i) {
+      const int32_t rail = (local + i) % locals;
+      const int32_t peer = node * locals + rail;
+      const int64_t block = target(t) * locals + rail;
+      plan.Move(plan.Input(block * b + part.begin), Builder::At(peer, Space::kScratch, slot(t, local)), part.count);
+      if (peer != rank) plan.Signal(peer);
+    }
+  };
+  const auto send = [&](int64_t t) {
+    for (int32_t i = 1; i < locals; ++i) plan.Wait(node * locals + (local + locals - i) % locals);
+    const Range part = chunk(t);
+    const int32_t peer = target(t) * locals + local;
+    const int64_t first_block = node * locals;
+    if (chunks == 1) {
+      plan.Move(plan.Scratch(slot(t, 0)), Builder::At(peer, Space::kOutput, first_block * b), locals * b);
+      return;
+    }
+    for (int32_t from = 0; from < locals; ++from) {
+      plan.Move(plan.Scratch(slot(t, from)), Builder::At(peer, Space::kOutput, (first_block + from) * b + part.begin),
+                part.count);
+    }
+  };
+
+  if (stages > 0) gather(0);
+  for (int64_t t = 0; t < stages; ++t) {
+    if (t + 1 < stages) gather(t + 1);
+    send(t);
+  }
+  // The own node's blocks come last: nobody waits for them, and the last messages are still under way.
+  for (int32_t i = 0; i < locals; ++i) {
+    const int32_t peer = node * locals + (local + i) % locals;
+    plan.Move(plan.Input(peer * b), Builder::At(peer, Space::kOutput, rank * b), b);
+  }
+  return std::move(plan).Finish(slots * locals * max_chunk);
+}
+
+}  // namespace
+
+template <>
+const std::vector<Algorithm>& Table<Collective::kAllToAll>() {
+  static const std::vector<Algorithm> table = {
+      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+       DirectAllToAll},
+      {"pairwise", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+       PairwiseAllToAll},
+      {"bruck", "Bruck et al., IEEE TPDS 8(11), 1997, doi 10.1109/71.642949", AnyGeometry, BruckAllToAll},
+      {"hierarchical",
+       "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373; Hwang et al., MLSys 2023, arXiv:2206.03382", SeveralNodes,
+       HierarchicalAllToAll},
+  };
+  return table;
+}
+
+}  // namespace jaxcomm

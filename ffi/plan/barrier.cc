@@ -1,0 +1,82 @@
+// Plans of barrier: no rank ends before every rank has begun.
+#include "builder.h"
+#include "layout.h"
+
+namespace jaxcomm {
+namespace {
+
+// Direct: everybody tells everybody. n - 1 signals, one round.
+// Source: Hoefler, Mehlan, Mietke, Rehm, "A survey of barrier algorithms", Chemnitzer Informatik-Berichte, 2004.
+Plan DirectBarrier(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  Builder plan(request, rank);
+  for (int32_t s = 1; s < n; ++s) plan.Signal((rank + s) % n);
+  for (int32_t s = 1; s < n; ++s) plan.Wait((rank + n - s) % n);
+  return std::move(plan).Finish(0);
+}
+
+// Rounds of the dissemination barrier over `n` members, of which the caller is number `v` and number u is rank of(u).
+template <typename RankOf>
+void Disseminate(Builder& plan, int32_t v, int32_t n, RankOf of) {
+  for (int64_t bit = 1; bit < n; bit <<= 1) {
+    plan.Signal(of(static_cast<int32_t>((v + bit) % n)));
+    plan.Wait(of(static_cast<int32_t>((v + n - bit) % n)));
+  }
+}
+
+// Dissemination: in round k rank r tells r + 2^k all that it has heard. ceil(log2 n) signals and rounds.
+// Source: Hensgen, Finkel, Manber, IJPP 17(1), 1988, doi 10.1007/BF01379320.
+Plan DisseminationBarrier(const Request& request, int32_t rank) {
+  Builder plan(request, rank);
+  Disseminate(plan, rank, request.geometry.num_ranks(), [](int32_t u) { return u; });
+  return std::move(plan).Finish(0);
+}
+
+// Tree: up a binomial tree and down again. 2 * ceil(log2 n) rounds, 2 * (n - 1) signals in all: the fewest.
+// Source: Mellor-Crummey, Scott, ACM TOCS 9(1), 1991, doi 10.1145/103727.103729.
+Plan TreeBarrier(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const std::vector<int32_t> children = TreeChildren(rank, n);
+  Builder plan(request, rank);
+  for (int32_t child : children) plan.Wait(child);
+  if (rank > 0) {
+    plan.Signal(TreeParent(rank));
+    plan.Wait(TreeParent(rank));
+  }
+  for (auto child = children.rbegin(); child != children.rend(); ++child) plan.Signal(*child);
+  return std::move(plan).Finish(0);
+}
+
+// Hierarchical: local rank 0 hears its node, the nodes disseminate over one rail, local rank 0 tells its node.
+// ceil(log2 G) signals between nodes per node. Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373.
+Plan HierarchicalBarrier(const Request& request, int32_t rank) {
+  const Geometry& geometry = request.geometry;
+  const int32_t locals = geometry.ranks_per_node;
+  const int32_t leader = geometry.node(rank) * locals;
+  Builder plan(request, rank);
+  if (rank != leader) {
+    plan.Signal(leader);
+    plan.Wait(leader);
+  } else {
+    for (int32_t i = 1; i < locals; ++i) plan.Wait(leader + i);
+    Disseminate(plan, geometry.node(rank), geometry.num_nodes, [&](int32_t node) { return node * locals; });
+    for (int32_t i = 1; i < locals; ++i) plan.Signal(leader + i);
+  }
+  return std::move(plan).Finish(0);
+}
+
+}  // namespace
+
+template <>
+const std::vector<Algorithm>& Table<Collective::kBarrier>() {
+  static const std::vector<Algorithm> table = {
+      {"direct", "Hoefler, Mehlan, Mietke, Rehm, Chemnitzer Informatik-Berichte, 2004", AnyGeometry, DirectBarrier},
+      {"dissemination", "Hensgen, Finkel, Manber, IJPP 17(1), 1988, doi 10.1007/BF01379320", AnyGeometry,
+       DisseminationBarrier},
+      {"tree", "Mellor-Crummey, Scott, ACM TOCS 9(1), 1991, doi 10.1145/103727.103729", AnyGeometry, TreeBarrier},
+      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalBarrier},
+  };
+  return table;
+}
+
+}  // namespace jaxcomm

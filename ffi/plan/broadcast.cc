@@ -1,0 +1,156 @@
+// Plans of broadcast: every rank ends with the root's block.
+#include "builder.h"
+#include "layout.h"
+
+namespace jaxcomm {
+namespace {
+
+// Direct: the root puts to everybody. The others do nothing, which makes it the fastest where ranks share processors
+// and blocks are small. (n - 1) * b sent by the root; where the processor itself copies, chunk by chunk, as in
+// all_gather. Source: the flat tree of Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+Plan DirectBroadcast(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  Builder plan(request, rank);
+  if (rank == request.root) {
+    const Range block = {0, request.block_count};
+    const int64_t chunks = NumChunks(block.count, request.geometry.all_addressable ? request.chunk_count : 0);
+    for (int64_t c = 0; c < chunks; ++c) {
+      const Range part = Part(block, chunks, c);
+      for (int32_t s = 0; s < n; ++s) {
+        plan.Move(plan.Input(part.begin), Builder::At((rank + s) % n, Space::kOutput, part.begin), part.count);
+      }
+    }
+  }
+  return std::move(plan).Finish(0);
+}
+
+// Scatter and all-gather by reading: rank r reads piece r of the root's block chunk by chunk and puts each chunk to
+// everybody, so the root's memory is read once in all and every rank does the same work. Nobody waits.
+// b / n read from the root and (n - 1) * b / n put, per rank.
+// Source: Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206.
+Plan ScatterAllGatherBroadcast(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const Range block = {0, request.block_count};
+  const Range piece = Part(block, n, rank);
+  const int64_t chunks = NumChunks(piece.count, request.chunk_count);
+  Builder plan(request, rank);
+  for (int64_t c = 0; c < chunks; ++c) {
+    const Range part = Part(piece, chunks, c);
+    plan.Move(Builder::At(request.root, Space::kInput, part.begin), plan.Output(part.begin), part.count);
+    for (int32_t s = 1; s < n; ++s) {
+      plan.Move(plan.Output(part.begin), Builder::At((rank + s) % n, Space::kOutput, part.begin), part.count);
+    }
+  }
+  return std::move(plan).Finish(0);
+}
+
+// Forwards the block from `parent` (-1: the own input) to `children`, chunk by chunk. A child that forwards too is
+// signalled; the others' data is only read after the end.
+Plan Forward(const Request& request, int32_t rank, int32_t parent, const std::vector<int32_t>& children,
+             const std::vector<bool>& child_forwards) {
+  const Range block = {0, request.block_count};
+  const int64_t chunks = NumChunks(block.count, request.chunk_count);
+  Builder plan(request, rank);
+  for (int64_t c = 0; c < chunks; ++c) {
+    const Range part = Part(block, chunks, c);
+    if (parent >= 0 && !children.empty()) plan.Wait(parent);
+    const Place src = parent < 0 ? plan.Input(part.begin) : plan.Output(part.begin);
+    for (size_t i = 0; i < children.size(); ++i) {
+      plan.Move(src, Builder::At(children[i], Space::kOutput, part.begin), part.count);
+      if (child_forwards[i]) plan.Signal(children[i]);
+    }
+  }
+  if (parent < 0) plan.Move(plan.Input(0), plan.Output(0), block.count);
+  return std::move(plan).Finish(0);
+}
+
+// Tree: binomial, largest subtree first. ceil(log2 n) rounds; a rank sends at most ceil(log2 n) * b.
+// Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+Plan TreeBroadcast(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const int32_t v = (rank + n - request.root) % n;
+  const auto real = [&](int32_t u) { return (u + request.root) % n; };
+  const std::vector<int32_t> tree = TreeChildren(v, n);
+  std::vector<int32_t> children;
+  std::vector<bool> child_forwards;
+  for (auto child = tree.rbegin(); child != tree.rend(); ++child) {
+    children.push_back(real(*child));
+    child_forwards.push_back(!TreeChildren(*child, n).empty());
+  }
+  return Forward(request, rank, v == 0 ? -1 : real(TreeParent(v)), children, child_forwards);
+}
+
+// Ring: a chain from the root through all ranks; chunks follow each other, so every link is busy. b sent per rank.
+// Source: Watts, van de Geijn, "A pipelined broadcast for multidimensional meshes", PPL 5(2), 1995.
+Plan RingBroadcast(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const int32_t v = (rank + n - request.root) % n;
+  std::vector<int32_t> children;
+  if (v + 1 < n) children.push_back((rank + 1) % n);
+  return Forward(request, rank, v == 0 ? -1 : (rank + n - 1) % n, children, {v + 2 < n});
+}
+
+// Hierarchical: the root scatters L pieces in its node; piece l goes over rail l to all nodes by a binomial tree of
+// nodes; whoever gets a piece from another node, or from the root, puts it to its local peers. Pipelined by chunks.
+// Each rank of the root's node sends ceil(log2 G) * b / L between nodes. No scratch.
+// Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane broadcast).
+Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
+  const Geometry& geometry = request.geometry;
+  const int32_t nodes = geometry.num_nodes;
+  const int32_t locals = geometry.ranks_per_node;
+  const int32_t root_node = geometry.node(request.root);
+  const int32_t node = geometry.node(rank);
+  const int32_t local = geometry.local(rank);
+  const int32_t v = (node + nodes - root_node) % nodes;
+  const auto rail_peer = [&](int32_t u) { return (u + root_node) % nodes * locals + local; };
+  const std::vector<int32_t> children = TreeChildren(v, nodes);
+  const Range block = {0, request.block_count};
+  const int64_t chunks = NumChunks(CeilDiv(block.count, locals), request.chunk_count);
+  const bool is_root = rank == request.root;
+  Builder plan(request, rank);
+  for (int64_t c = 0; c < chunks; ++c) {
+    if (is_root) {
+      for (int32_t i = 1; i < locals; ++i) {
+        const int32_t other = (local + i) % locals;
+        const Range part = Part(Part(block, locals, other), chunks, c);
+        const int32_t peer = node * locals + other;
+        plan.Move(plan.Input(part.begin), Builder::At(peer, Space::kOutput, part.begin), part.count);
+        plan.Signal(peer);
+      }
+    } else {
+      plan.Wait(v == 0 ? request.root : rail_peer(TreeParent(v)));
+    }
+    const Range part = Part(Part(block, locals, local), chunks, c);
+    const Place src = is_root ? plan.Input(part.begin) : plan.Output(part.begin);
+    for (auto child = children.rbegin(); child != children.rend(); ++child) {
+      plan.Move(src, Builder::At(rail_peer(*child), Space::kOutput, part.begin), part.count);
+      plan.Signal(rail_peer(*child));
+    }
+    for (int32_t i = 1; i < locals; ++i) {
+      const int32_t peer = node * locals + (local + i) % locals;
+      if (peer == request.root) continue;  // has it all
+      plan.Move(src, Builder::At(peer, Space::kOutput, part.begin), part.count);
+    }
+  }
+  if (is_root) plan.Move(plan.Input(0), plan.Output(0), block.count);
+  return std::move(plan).Finish(0);
+}
+
+}  // namespace
+
+template <>
+const std::vector<Algorithm>& Table<Collective::kBroadcast>() {
+  static const std::vector<Algorithm> table = {
+      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+       DirectBroadcast},
+      {"scatter_all_gather", "Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206",
+       OneAddressSpace, ScatterAllGatherBroadcast},
+      {"tree", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+       TreeBroadcast},
+      {"ring", "Watts, van de Geijn, Parallel Processing Letters 5(2), 1995", AnyGeometry, RingBroadcast},
+      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalBroadcast},
+  };
+  return table;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,36 @@
+// Writes the steps of one rank. Keeps the rules of plan.h: no empty data step, the right kind for each pair of places.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "plan.h"
+
+namespace jaxcomm {
+
+class Builder {
+ public:
+  Builder(const Request& request, int32_t rank);
+
+  Place Input(int64_t offset) const { return {rank_, Space::kInput, offset}; }
+  Place Output(int64_t offset) const { return {rank_, Space::kOutput, offset}; }
+  Place Scratch(int64_t offset) const { return {rank_, Space::kScratch, offset}; }
+  static Place At(int32_t peer, Space space, int64_t offset) { return {peer, space, offset}; }
+
+  // dst = src: a copy, put or get, by where the two lie. Nothing if count is 0 or src and dst are the same place.
+  void Move(Place src, Place dst, int64_t count);
+  // dst = sources[0] op sources[1] ...; dst is own.
+  void Reduce(const std::vector<Place>& sources, Place dst, int64_t count);
+  void Zero(Place dst, int64_t count);
+  void Signal(int32_t peer);
+  void Wait(int32_t peer);
+
+  // Ends the plan. scratch_count: elements of scratch at every rank.
+  Plan Finish(int64_t scratch_count) &&;
+
+ private:
+  int32_t rank_;
+  Plan plan_;
+};
+
+}  // namespace jaxcomm

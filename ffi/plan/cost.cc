@@ -1,0 +1,218 @@
+// The model is described in docs/algorithms.md, "Cost".
+#include "cost.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "algorithms.h"
+
+namespace jaxcomm {
+namespace {
+
+// Steps of all ranks together that a simulation takes on: a few milliseconds and some ten megabytes. Chains and trees
+// have a few steps per rank on average and are simulated however many ranks there are, at least without data.
+constexpr size_t kMaxSteps = 1 << 19;
+constexpr size_t kMaxStepsPerRank = 8;
+
+// What a rank has done so far and until when its processor and its share of the network are busy.
+struct Progress {
+  double processor_s = 0;
+  double network_s = 0;
+  double work_s = 0;  // of the processor, without the time it waited
+};
+
+class Model {
+ public:
+  Model(const Geometry& geometry, int64_t item_bytes, const Machine& machine, double slowdown)
+      : geometry_(geometry), item_bytes_(item_bytes), machine_(machine), slowdown_(slowdown) {}
+
+  size_t LinkOf(int32_t rank, int32_t peer) const {
+    if (peer == rank) return static_cast<size_t>(Link::kSelf);
+    const bool near = geometry_.node(peer) == geometry_.node(rank);
+    return static_cast<size_t>(near ? Link::kNode : Link::kNetwork);
+  }
+
+  // What is addressable is moved by the processor itself, across nodes too.
+  bool OnProcessor(size_t link) const {
+    return geometry_.all_addressable || link != static_cast<size_t>(Link::kNetwork);
+  }
+
+  // Elements that a data step moves over each link, and in how many messages.
+  void Moves(const Plan& plan, const Step& step, std::array<Traffic, kNumLinks>* traffic) const {
+    const auto move = [&](int32_t peer) {
+      Traffic& moved = (*traffic)[LinkOf(plan.rank, peer)];
+      ++moved.messages;
+      moved.bytes += step.count * item_bytes_;
+    };
+    if (step.kind != StepKind::kReduce) return move(step.peer >= 0 ? step.peer : plan.rank);
+    for (int32_t i = 0; i < step.num_sources; ++i) {
+      move(plan.sources[static_cast<size_t>(step.first_source + i)].rank);
+    }
+  }
+
+  void RunData(const Plan& plan, const Step& step, Progress* progress) const {
+    std::array<Traffic, kNumLinks> traffic;
+    Moves(plan, step, &traffic);
+    for (size_t link = 0; link < kNumLinks; ++link) {
+      if (traffic[link].messages > 0) Use(link, static_cast<double>(traffic[link].bytes), progress);
+    }
+  }
+
+  // Returns when the peer gets it.
+  double RunSignal(const Plan& plan, const Step& step, Progress* progress) const {
+    return Use(LinkOf(plan.rank, step.peer), 0, progress);
+  }
+
+ private:
+  double Use(size_t link, double bytes, Progress* progress) const {
+    const double time_s = machine_.links[link].latency_s + bytes / machine_.links[link].bytes_per_s;
+    if (OnProcessor(link)) {
+      progress->work_s += time_s * slowdown_;
+      return progress->processor_s += time_s * slowdown_;
+    }
+    // The processor only starts it; what was started earlier comes first.
+    return progress->network_s = std::max(progress->network_s, progress->processor_s) + time_s;
+  }
+
+  const Geometry& geometry_;
+  int64_t item_bytes_;
+  const Machine& machine_;
+  double slowdown_;
+};
+
+Cost Count(const Plan& plan, const Model& model, int64_t item_bytes) {
+  Cost cost;
+  cost.steps = static_cast<int64_t>(plan.steps.size());
+  cost.scratch_bytes = plan.scratch_count * item_bytes;
+  for (const Step& step : plan.steps) {
+    if (step.kind == StepKind::kSignal) {
+      ++cost.traffic[model.LinkOf(plan.rank, step.peer)].signals;
+    } else if (step.kind != StepKind::kWait) {
+      model.Moves(plan, step, &cost.traffic);
+    }
+  }
+  return cost;
+}
+
+double End(const Progress& progress) { return std::max(progress.processor_s, progress.network_s); }
+
+// All ranks, each on its own processor.
+std::vector<Progress> Simulate(const std::vector<Plan>& plans, const Model& model) {
+  struct Channel {
+    std::vector<double> arrivals_s;
+    size_t received = 0;
+  };
+  const size_t n = plans.size();
+  std::unordered_map<uint64_t, Channel> channels;
+  std::vector<Progress> progress(n);
+  std::vector<size_t> next(n, 0);
+  for (bool advanced = true; advanced;) {
+    advanced = false;
+    for (size_t rank = 0; rank < n; ++rank) {
+      const std::vector<Step>& steps = plans[rank].steps;
+      for (size_t& i = next[rank]; i < steps.size(); ++i, advanced = true) {
+        const auto peer = static_cast<size_t>(steps[i].peer);
+        if (steps[i].kind == StepKind::kWait) {
+          Channel& channel = channels[peer * n + rank];
+          if (channel.received == channel.arrivals_s.size()) break;
+          double& now_s = progress[rank].processor_s;
+          now_s = std::max(now_s, channel.arrivals_s[channel.received++]);
+        } else if (steps[i].kind == StepKind::kSignal) {
+          channels[rank * n + peer].arrivals_s.push_back(model.RunSignal(plans[rank], steps[i], &progress[rank]));
+        } else {
+          model.RunData(plans[rank], steps[i], &progress[rank]);
+        }
+      }
+    }
+  }
+  return progress;
+}
+
+// One rank among others like it: the i-th wait on a link ends when its own i-th signal over that link arrives.
+Progress SimulateOne(const Plan& plan, const Model& model) {
+  std::array<std::vector<double>, kNumLinks> arrivals_s;
+  std::array<size_t, kNumLinks> received = {};
+  Progress progress;
+  for (const Step& step : plan.steps) {
+    if (step.kind == StepKind::kWait) {
+      const size_t link = model.LinkOf(plan.rank, step.peer);
+      if (received[link] < arrivals_s[link].size()) {
+        progress.processor_s = std::max(progress.processor_s, arrivals_s[link][received[link]++]);
+      }
+    } else if (step.kind == StepKind::kSignal) {
+      arrivals_s[model.LinkOf(plan.rank, step.peer)].push_back(model.RunSignal(plan, step, &progress));
+    } else {
+      model.RunData(plan, step, &progress);
+    }
+  }
+  return progress;
+}
+
+// The plans of all ranks; none if they have too many steps.
+std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& request) {
+  const int32_t n = request.geometry.num_ranks();
+  const size_t max_steps = std::max(kMaxSteps, kMaxStepsPerRank * static_cast<size_t>(n));
+  std::vector<Plan> plans;
+  size_t num_steps = 0;
+  for (int32_t rank = 0; rank < n; ++rank) {
+    plans.push_back(algorithm.build(request, rank));
+    num_steps += plans.back().steps.size();
+    if (num_steps > max_steps) return {};
+  }
+  return plans;
+}
+
+// The ends of a chain, roots of trees and their neighbours differ from the rest.
+std::vector<Plan> BuildSample(const Algorithm& algorithm, const Request& request) {
+  const int32_t n = request.geometry.num_ranks();
+  const int32_t root = request.collective == Collective::kBroadcast ? request.root : 0;
+  std::vector<Plan> plans;
+  for (int32_t distance : {0, 1, n / 2, n - 1}) plans.push_back(algorithm.build(request, (root + distance) % n));
+  return plans;
+}
+
+}  // namespace
+
+Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, const Machine& machine) {
+  const Model model(geometry, item_bytes, machine, machine.ranks_per_processor);
+  Cost cost = Count(plan, model, item_bytes);
+  cost.time_s = machine.launch_s + End(SimulateOne(plan, model));
+  return cost;
+}
+
+Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_bytes, const Machine& machine) {
+  const Model model(request.geometry, item_bytes, machine, 1);
+  std::vector<Plan> plans = BuildWithinLimit(algorithm, request);
+  std::vector<Progress> progress;
+  double least_s = 0;
+  if (!plans.empty()) {
+    progress = Simulate(plans, model);
+  } else {
+    plans = BuildSample(algorithm, request);
+    for (const Plan& plan : plans) progress.push_back(SimulateOne(plan, model));
+    // A sample doesn't show how long a chain or how deep a tree of ranks is; the same plan without data does.
+    Request skeleton = request;
+    skeleton.block_count = std::min<int64_t>(request.block_count, 1);
+    skeleton.chunk_count = 0;
+    for (const Progress& rank : Simulate(BuildWithinLimit(algorithm, skeleton), model)) {
+      least_s = std::max(least_s, End(rank));
+    }
+  }
+
+  size_t busiest = 0;
+  double end_s = least_s;
+  double work_s = 0;
+  const auto effort = [&](size_t i) { return progress[i].work_s + progress[i].network_s; };
+  for (size_t i = 0; i < plans.size(); ++i) {
+    end_s = std::max(end_s, End(progress[i]));
+    work_s += progress[i].work_s / static_cast<double>(plans.size());
+    if (effort(i) > effort(busiest)) busiest = i;
+  }
+  Cost cost = Count(plans[busiest], model, item_bytes);
+  // Ranks that share a processor take turns: it is busy for all of their work, and no less than the dependent steps
+  // take.
+  cost.time_s = machine.launch_s + std::max(end_s, work_s * machine.ranks_per_processor);
+  return cost;
+}
+
+}  // namespace jaxcomm

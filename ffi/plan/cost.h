@@ -1,0 +1,49 @@
+// What a plan moves over each class of link, and how long that should take.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "plan.h"
+
+namespace jaxcomm {
+
+enum class Link : uint8_t { kSelf, kNode, kNetwork };  // own memory, peers of the node, peers of other nodes
+constexpr int kNumLinks = 3;
+
+struct LinkModel {
+  double latency_s = 0;    // per step that uses the link, and per signal
+  double bytes_per_s = 1;  // of one rank
+};
+
+// latency and bandwidth as one rank sees them when all ranks of the group work at once.
+struct Machine {
+  std::array<LinkModel, kNumLinks> links;
+  double launch_s = 0;  // once per call
+  // Ranks that one processor works for: time on kSelf and kNode is multiplied by it. 1 where each rank has its own.
+  double ranks_per_processor = 1;
+};
+
+struct Traffic {
+  int64_t messages = 0;  // put, get, and one per remote operand of a reduce
+  int64_t bytes = 0;     // initiated by this rank: put + got + remote operands of reduces
+  int64_t signals = 0;
+};
+
+struct Cost {
+  std::array<Traffic, kNumLinks> traffic;
+  int64_t steps = 0;
+  int64_t scratch_bytes = 0;
+  double time_s = 0;
+};
+
+// One rank, as if all ranks did the same at the same time: its waits end when its own signals would arrive.
+Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, const Machine& machine);
+
+// All ranks together: traffic, steps and scratch of the busiest rank, and the time until the last one has finished.
+// Where the plans of all ranks are too many steps to simulate, the time comes from a sample of ranks.
+struct Algorithm;
+Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_bytes, const Machine& machine);
+
+}  // namespace jaxcomm

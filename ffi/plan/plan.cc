@@ -1,0 +1,48 @@
+#include "plan.h"
+
+namespace jaxcomm {
+
+const char* Name(Collective collective) {
+  switch (collective) {
+#define JAXCOMM_COLLECTIVE(enumerator, name, ...) \
+  case Collective::enumerator:                    \
+    return #name;
+#include "../collectives.def"
+#undef JAXCOMM_COLLECTIVE
+  }
+  return "?";
+}
+
+int64_t InputCount(const Request& request) {
+  switch (request.collective) {
+    case Collective::kAllToAll:
+    case Collective::kReduceScatter:
+      return request.geometry.num_ranks() * request.block_count;
+    case Collective::kAllGather:
+    case Collective::kAllReduce:
+    case Collective::kPermute:
+    case Collective::kBroadcast:
+      return request.block_count;
+    case Collective::kBarrier:
+      return 0;
+  }
+  return 0;
+}
+
+int64_t OutputCount(const Request& request) {
+  switch (request.collective) {
+    case Collective::kAllToAll:
+    case Collective::kAllGather:
+      return request.geometry.num_ranks() * request.block_count;
+    case Collective::kAllReduce:
+    case Collective::kReduceScatter:
+    case Collective::kPermute:
+    case Collective::kBroadcast:
+      return request.block_count;
+    case Collective::kBarrier:
+      return 0;
+  }
+  return 0;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,98 @@
+// A plan: what one rank does in one execution of a collective, as plain data.
+//
+// Buffers are addressed in elements, in logical order: a buffer of n blocks holds block 0, block 1, ...
+// one after the other. How blocks lie in memory (strides of a split or concat axis) is the executor's business.
+//
+// Contract with every executor:
+//  - No step runs before every rank of the group has entered: all inputs are final, all outputs and scratch writable.
+//  - Steps of one rank run in order. The k-th wait of rank r on peer p ends once p has run its k-th signal to r;
+//    what p did before that signal is then visible to r. Nothing else orders two ranks.
+//  - A rank's buffers stay valid until every rank has finished.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace jaxcomm {
+
+enum class Collective : uint8_t {
+#define JAXCOMM_COLLECTIVE(enumerator, name, handler) enumerator,
+#include "../collectives.def"
+#undef JAXCOMM_COLLECTIVE
+};
+
+// The word of collectives.def.
+const char* Name(Collective collective);
+
+enum class Space : uint8_t { kInput, kOutput, kScratch };
+
+// Where a run of elements begins: element `offset` of buffer `space` of rank `rank`.
+struct Place {
+  int32_t rank = 0;
+  Space space = Space::kInput;
+  int64_t offset = 0;
+};
+
+enum class StepKind : uint8_t {
+  kCopy,    // dst = src, both own
+  kPut,     // dst = src, dst at `peer`, src own
+  kGet,     // dst = src, src at `peer`, dst own; the peer's memory must be addressable
+  kReduce,  // dst = sources[0] op sources[1] op ..., left to right, dst own; f32 accumulator for 8/16-bit floats;
+            // sources may lie at addressable peers and may be dst itself
+  kZero,    // dst = 0, dst own
+  kSignal,  // release: adds one to the counter (own rank -> peer)
+  kWait,    // acquire: waits for the next count of the counter (peer -> own rank)
+};
+
+struct Step {
+  StepKind kind = StepKind::kCopy;
+  int32_t peer = -1;  // put, get, signal, wait: the other rank
+  int64_t count = 0;  // elements of dst; data steps have count > 0
+  Place dst;
+  Place src;                 // copy, put, get
+  int32_t first_source = 0;  // reduce: range in Plan::sources
+  int32_t num_sources = 0;
+};
+
+struct Plan {
+  int32_t rank = 0;
+  int32_t num_ranks = 1;
+  int64_t scratch_count = 0;  // elements of scratch that this rank offers
+  std::vector<Step> steps;
+  std::vector<Place> sources;  // operands of the reduce steps
+};
+
+// Ranks are numbered node by node: rank = node * ranks_per_node + local.
+struct Geometry {
+  int32_t num_nodes = 1;
+  int32_t ranks_per_node = 1;
+  bool all_addressable = true;  // every rank may read every other's memory, across nodes too (one process)
+
+  int32_t num_ranks() const { return num_nodes * ranks_per_node; }
+  int32_t node(int32_t rank) const { return rank / ranks_per_node; }
+  int32_t local(int32_t rank) const { return rank % ranks_per_node; }
+};
+
+// What a collective is asked to do. Elements per rank, with n ranks and block_count b:
+//                   input   output
+//   all_to_all      n * b   n * b    output block j comes from rank j's block `own rank`
+//   all_gather      b       n * b
+//   all_reduce      b       b
+//   reduce_scatter  n * b   b        rank r gets the sum of everybody's block r
+//   permute         b       b        from source_of[rank]; zeros where that is -1
+//   broadcast       b       b        from root
+//   barrier         0       0
+struct Request {
+  Collective collective = Collective::kBarrier;
+  Geometry geometry;
+  int64_t block_count = 0;
+  int64_t chunk_count = 0;         // elements in flight at once when a block is pipelined; 0: whole blocks
+  int32_t root = 0;                // broadcast
+  std::vector<int32_t> source_of;  // permute: one entry per rank
+};
+
+int64_t InputCount(const Request& request);
+int64_t OutputCount(const Request& request);
+
+}  // namespace jaxcomm

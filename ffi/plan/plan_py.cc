@@ -1,0 +1,283 @@
+#include "plan_py.h"
+
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "algorithms.h"
+#include "cost.h"
+#include "layout.h"
+#include "plan.h"
+#include "select.h"
+#include "validate.h"
+
+namespace jaxcomm {
+namespace {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+constexpr Collective kCollectives[] = {
+#define JAXCOMM_COLLECTIVE(enumerator, name, ...) Collective::enumerator,
+#include "../collectives.def"
+#undef JAXCOMM_COLLECTIVE
+};
+constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
+constexpr const char* kSpaces[] = {"input", "output", "scratch"};
+constexpr const char* kLinks[] = {"self", "node", "network"};
+
+Collective CollectiveOf(const std::string& name) {
+  std::string names;
+  for (Collective collective : kCollectives) {
+    if (name == Name(collective)) return collective;
+    names += (names.empty() ? "" : ", ") + std::string(Name(collective));
+  }
+  throw nb::value_error(("collective: got \"" + name + "\", expected one of " + names).c_str());
+}
+
+// The position of `name` in `names`, as the enum that they spell.
+template <typename Enum, size_t size>
+Enum EnumOf(const char* const (&names)[size], const char* what, const std::string& name) {
+  for (size_t i = 0; i < size; ++i) {
+    if (name == names[i]) return static_cast<Enum>(i);
+  }
+  throw nb::value_error((std::string(what) + ": got \"" + name + "\"").c_str());
+}
+
+const Algorithm& AlgorithmOf(const Request& request, const std::string& name) {
+  const Algorithm* found = FindAlgorithm(request.collective, name.c_str());
+  if (found != nullptr) return *found;
+  std::string names;
+  for (const Algorithm& algorithm : Algorithms(request.collective)) {
+    names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
+  }
+  throw nb::value_error(
+      (std::string(Name(request.collective)) + ": algorithm: got \"" + name + "\", expected one of " + names).c_str());
+}
+
+// An algorithm that takes the request, or a ValueError.
+const Algorithm& SupportedAlgorithm(const Request& request, const std::string& name) {
+  const Algorithm& algorithm = AlgorithmOf(request, name);
+  if (algorithm.supports(request)) return algorithm;
+  throw nb::value_error(
+      (std::string(Name(request.collective)) + ": " + Select(request, name, 1, Machine()).reason).c_str());
+}
+
+std::string Show(const Place& place) {
+  return std::to_string(place.rank) + "." + kSpaces[static_cast<int>(place.space)] + "[" +
+         std::to_string(place.offset) + "]";
+}
+
+std::string Show(const Plan& plan, const Step& step) {
+  const std::string kind = kKinds[static_cast<int>(step.kind)];
+  const std::string count = " x" + std::to_string(step.count);
+  switch (step.kind) {
+    case StepKind::kSignal:
+    case StepKind::kWait:
+      return kind + " " + std::to_string(step.peer);
+    case StepKind::kZero:
+      return kind + " " + Show(step.dst) + count;
+    case StepKind::kReduce: {
+      std::string sources;
+      for (int32_t i = 0; i < step.num_sources; ++i) {
+        sources += (i > 0 ? " + " : "") + Show(plan.sources.at(static_cast<size_t>(step.first_source + i)));
+      }
+      return kind + " " + Show(step.dst) + " = " + sources + count;
+    }
+    default:
+      return kind + " " + Show(step.dst) + " = " + Show(step.src) + count;
+  }
+}
+
+std::string Show(const Plan& plan) {
+  std::string text = "rank " + std::to_string(plan.rank) + " of " + std::to_string(plan.num_ranks) + ", scratch " +
+                     std::to_string(plan.scratch_count) + "\n";
+  for (const Step& step : plan.steps) text += "  " + Show(plan, step) + "\n";
+  return text;
+}
+
+Request MakeRequest(const std::string& collective, int32_t num_nodes, int32_t ranks_per_node, int64_t block_count,
+                    int64_t chunk_count, int32_t root, std::vector<int32_t> source_of, bool all_addressable) {
+  Request request;
+  request.collective = CollectiveOf(collective);
+  request.geometry.num_nodes = num_nodes;
+  request.geometry.ranks_per_node = ranks_per_node;
+  request.geometry.all_addressable = all_addressable;
+  request.block_count = block_count;
+  request.chunk_count = chunk_count;
+  request.root = root;
+  request.source_of = std::move(source_of);
+  return request;
+}
+
+void BindData(nb::module_& m) {
+  nb::class_<Place>(m, "Place", "Where a run of elements begins.")
+      .def(nb::init<>())
+      .def_rw("rank", &Place::rank)
+      .def_prop_rw(
+          "space", [](const Place& place) { return kSpaces[static_cast<int>(place.space)]; },
+          [](Place& place, const std::string& name) { place.space = EnumOf<Space>(kSpaces, "space", name); })
+      .def_rw("offset", &Place::offset)
+      .def("__repr__", [](const Place& place) { return Show(place); });
+  nb::class_<Step>(m, "Step")
+      .def(nb::init<>())
+      .def(nb::init<const Step&>())
+      .def_prop_rw(
+          "kind", [](const Step& step) { return kKinds[static_cast<int>(step.kind)]; },
+          [](Step& step, const std::string& name) { step.kind = EnumOf<StepKind>(kKinds, "kind", name); })
+      .def_rw("peer", &Step::peer)
+      .def_rw("count", &Step::count)
+      .def_rw("dst", &Step::dst)
+      .def_rw("src", &Step::src)
+      .def_rw("first_source", &Step::first_source)
+      .def_rw("num_sources", &Step::num_sources);
+  nb::class_<Plan>(m, "Plan", "What one rank does. `steps` and `sources` are copied when read; assign them to change.")
+      .def(nb::init<>())
+      .def(nb::init<const Plan&>())
+      .def_rw("rank", &Plan::rank)
+      .def_rw("num_ranks", &Plan::num_ranks)
+      .def_rw("scratch_count", &Plan::scratch_count)
+      .def_prop_rw(
+          "steps", [](const Plan& plan) { return plan.steps; },
+          [](Plan& plan, std::vector<Step> steps) { plan.steps = std::move(steps); })
+      .def_prop_rw(
+          "sources", [](const Plan& plan) { return plan.sources; },
+          [](Plan& plan, std::vector<Place> sources) { plan.sources = std::move(sources); })
+      .def("__str__", [](const Plan& plan) { return Show(plan); });
+  nb::class_<Request>(m, "Request", "What a collective is asked to do.")
+      .def(
+          "__init__",
+          [](Request* self, const std::string& collective, int32_t num_nodes, int32_t ranks_per_node,
+             int64_t block_count, int64_t chunk_count, int32_t root, std::vector<int32_t> source_of,
+             bool all_addressable) {
+            new (self) Request(MakeRequest(collective, num_nodes, ranks_per_node, block_count, chunk_count, root,
+                                           std::move(source_of), all_addressable));
+          },
+          "collective"_a, "num_nodes"_a = 1, "ranks_per_node"_a = 1, "block_count"_a = 0, "chunk_count"_a = 0,
+          "root"_a = 0, "source_of"_a = std::vector<int32_t>(), "all_addressable"_a = true)
+      .def_prop_ro("collective", [](const Request& request) { return Name(request.collective); })
+      .def_prop_ro("num_nodes", [](const Request& request) { return request.geometry.num_nodes; })
+      .def_prop_ro("ranks_per_node", [](const Request& request) { return request.geometry.ranks_per_node; })
+      .def_prop_ro("num_ranks", [](const Request& request) { return request.geometry.num_ranks(); })
+      .def_prop_ro("all_addressable", [](const Request& request) { return request.geometry.all_addressable; })
+      .def_prop_ro("input_count", [](const Request& request) { return InputCount(request); })
+      .def_prop_ro("output_count", [](const Request& request) { return OutputCount(request); })
+      .def_rw("block_count", &Request::block_count)
+      .def_rw("chunk_count", &Request::chunk_count)
+      .def_rw("root", &Request::root)
+      .def_rw("source_of", &Request::source_of);
+}
+
+using LinkRow = std::tuple<std::string, double, double>;
+
+std::array<LinkRow, kNumLinks> GetLinks(const Machine& machine) {
+  std::array<LinkRow, kNumLinks> rows;
+  for (size_t i = 0; i < kNumLinks; ++i) {
+    rows[i] = {kLinks[i], machine.links[i].latency_s, machine.links[i].bytes_per_s};
+  }
+  return rows;
+}
+
+void SetLinks(Machine& machine, const std::array<LinkRow, kNumLinks>& rows) {
+  for (const auto& [name, latency_s, bytes_per_s] : rows) {
+    machine.links[static_cast<size_t>(EnumOf<Link>(kLinks, "link", name))] = {latency_s, bytes_per_s};
+  }
+}
+
+void BindCost(nb::module_& m) {
+  nb::class_<Machine>(m, "Machine", "What the cost model knows of a machine.")
+      .def(
+          "__init__",
+          [](Machine* self, const std::array<LinkRow, kNumLinks>& links, double launch_s, double ranks_per_processor) {
+            new (self) Machine{{}, launch_s, ranks_per_processor};
+            SetLinks(*self, links);
+          },
+          "links"_a, "launch_s"_a = 0.0, "ranks_per_processor"_a = 1.0)
+      .def_prop_rw("links", &GetLinks, &SetLinks, "(name, latency_s, bytes_per_s) of self, node and network.")
+      .def_rw("launch_s", &Machine::launch_s)
+      .def_rw("ranks_per_processor", &Machine::ranks_per_processor);
+  nb::class_<Traffic>(m, "Traffic")
+      .def_ro("messages", &Traffic::messages)
+      .def_ro("bytes", &Traffic::bytes)
+      .def_ro("signals", &Traffic::signals);
+  nb::class_<Cost>(m, "Cost")
+      .def_prop_ro("self", [](const Cost& cost) { return cost.traffic[0]; })
+      .def_prop_ro("node", [](const Cost& cost) { return cost.traffic[1]; })
+      .def_prop_ro("network", [](const Cost& cost) { return cost.traffic[2]; })
+      .def_ro("steps", &Cost::steps)
+      .def_ro("scratch_bytes", &Cost::scratch_bytes)
+      .def_ro("time_s", &Cost::time_s);
+}
+
+}  // namespace
+
+void BindPlan(nb::module_& m) {
+  BindData(m);
+  BindCost(m);
+  nb::class_<Choice>(m, "Choice")
+      .def_prop_ro(
+          "algorithm",
+          [](const Choice& choice) { return choice.algorithm == nullptr ? nullptr : choice.algorithm->name; },
+          "Name of the algorithm; None if there is none, for the given reason.")
+      .def_ro("request", &Choice::request)
+      .def_ro("cost", &Choice::cost)
+      .def_ro("reason", &Choice::reason);
+
+  m.def("collectives", [] {
+    std::vector<std::string> names;
+    for (Collective collective : kCollectives) names.emplace_back(Name(collective));
+    return names;
+  });
+  m.def(
+      "algorithms",
+      [](const std::string& collective) {
+        std::vector<std::pair<std::string, std::string>> rows;
+        for (const Algorithm& algorithm : Algorithms(CollectiveOf(collective))) {
+          rows.emplace_back(algorithm.name, algorithm.source);
+        }
+        return rows;
+      },
+      "collective"_a, "(name, source) of every algorithm, in order of preference.");
+  m.def(
+      "supports",
+      [](const Request& request, const std::string& algorithm) {
+        return AlgorithmOf(request, algorithm).supports(request);
+      },
+      "request"_a, "algorithm"_a);
+  m.def(
+      "build",
+      [](const Request& request, const std::string& algorithm) {
+        return BuildAll(SupportedAlgorithm(request, algorithm), request);
+      },
+      "request"_a, "algorithm"_a, "The plans of all ranks.");
+  m.def("validate", &Validate, "plans"_a, "request"_a, "Empty if the plans are correct, else the first fault.");
+  m.def(
+      "check",
+      [](const Request& request, const std::string& algorithm) {
+        return Validate(BuildAll(SupportedAlgorithm(request, algorithm), request), request);
+      },
+      "request"_a, "algorithm"_a, "build and validate, without a copy of the plans.");
+  m.def(
+      "cost",
+      [](const Request& request, const std::string& algorithm, int64_t item_bytes, const Machine& machine,
+         int32_t rank) {
+        const Algorithm& found = SupportedAlgorithm(request, algorithm);
+        if (rank < 0) return CostOf(found, request, item_bytes, machine);
+        if (rank >= request.geometry.num_ranks()) throw nb::value_error("rank: out of range");
+        return CostOf(found.build(request, rank), request.geometry, item_bytes, machine);
+      },
+      "request"_a, "algorithm"_a, "item_bytes"_a, "machine"_a, "rank"_a = -1,
+      "Cost of one rank; of the rank that takes longest by default.");
+  m.def("select", &Select, "request"_a, "algorithm"_a, "item_bytes"_a, "machine"_a,
+        "The algorithm of that name, or of lowest predicted cost if it is empty.");
+}
+
+}  // namespace jaxcomm

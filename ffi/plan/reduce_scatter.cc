@@ -1,0 +1,164 @@
+// Plans of reduce_scatter: rank r ends with the sum of everybody's block r.
+#include "builder.h"
+#include "layout.h"
+
+namespace jaxcomm {
+namespace {
+
+// Direct: one reduce over everybody's input, in rank order. Nobody waits. (n - 1) * b read from peers.
+// Source: the first half of a two-shot all-reduce, pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu.
+Plan DirectReduceScatter(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const int64_t b = request.block_count;
+  Builder plan(request, rank);
+  std::vector<Place> sources;
+  for (int32_t peer = 0; peer < n; ++peer) sources.push_back(Builder::At(peer, Space::kInput, rank * b));
+  plan.Reduce(sources, plan.Output(0), b);
+  return std::move(plan).Finish(0);
+}
+
+// Ring: the sum of block j starts at rank j + 1 and goes round to rank j; each rank adds its own. n - 1 messages of b.
+// One chunk goes all the way before the next, and message i lies in slot i mod n. That needs no signal for a free slot:
+// rank r sends message i after it got message i - 1 from r - 1, who had got i - 2 from r - 2, and so on back to r + 1,
+// which had sent message i - n + 1 and so was done with the slot of i - n.
+// Source: Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002.
+Plan RingReduceScatter(const Request& request, int32_t rank) {
+  const int64_t n = request.geometry.num_ranks();
+  const int64_t b = request.block_count;
+  const int64_t chunks = NumChunks(b, request.chunk_count);
+  const int64_t max_chunk = MaxChunk(b, chunks);
+  const int64_t slots = std::min(n, (n - 1) * chunks);
+  const auto next = static_cast<int32_t>((rank + 1) % n);
+  const auto prev = static_cast<int32_t>((rank + n - 1) % n);
+  Builder plan(request, rank);
+  int64_t message = 0;  // number of the next one to send; the one received before it is message - 1
+  const auto slot = [&](int64_t i) { return i % slots * max_chunk; };
+  for (int64_t c = 0; c < chunks; ++c) {
+    const Range part = Part({0, b}, chunks, c);
+    for (int64_t s = 0; s + 1 < n; ++s, ++message) {
+      const int64_t block = (rank + 2 * n - 1 - s) % n;
+      Place sum = plan.Input(block * b + part.begin);
+      if (s > 0) {
+        const Place received = plan.Scratch(slot(message - 1));
+        plan.Wait(prev);
+        plan.Reduce({received, sum}, received, part.count);
+        sum = received;
+      }
+      plan.Move(sum, Builder::At(next, Space::kScratch, slot(message)), part.count);
+      plan.Signal(next);
+    }
+    std::vector<Place> sources;
+    if (n > 1) {
+      plan.Wait(prev);
+      sources.push_back(plan.Scratch(slot(message - 1)));
+    }
+    sources.push_back(plan.Input(rank * b + part.begin));
+    plan.Reduce(sources, plan.Output(part.begin), part.count);
+  }
+  return std::move(plan).Finish(slots * max_chunk);
+}
+
+// Recursive halving: in each round the group of blocks that a rank is still in charge of splits in two; it puts its
+// sums of the other half to its peer there and adds what it receives. log2 n messages, (n - 1) * b in all. Every round
+// has a receive area of its own. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+Plan RecursiveHalvingReduceScatter(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const int64_t b = request.block_count;
+  Builder plan(request, rank);
+  Place sums = plan.Input(0);  // of blocks first, first + 1, ..., which the rank is in charge of
+  int64_t receive = 0;
+  for (int32_t half = n / 2; half > 0; half /= 2) {
+    const int32_t peer = rank ^ half;
+    const bool upper = rank & half;
+    Place kept = sums;
+    Place sent = sums;
+    (upper ? kept : sent).offset += half * b;
+    plan.Move(sent, Builder::At(peer, Space::kScratch, receive), half * b);
+    plan.Signal(peer);
+    plan.Wait(peer);
+    const Place received = plan.Scratch(receive);
+    const Place to = half == 1 ? plan.Output(0) : received;
+    // The lower rank's sum goes first, so sums are in the order of the tree whoever computes them.
+    plan.Reduce(upper ? std::vector<Place>{received, kept} : std::vector<Place>{kept, received}, to, half * b);
+    sums = received;
+    receive += half * b;
+  }
+  if (n == 1) plan.Move(plan.Input(0), plan.Output(0), b);
+  return std::move(plan).Finish(receive);
+}
+
+// Hierarchical: for every node, local rank l sums its node's blocks for that node's rank l and puts the sum to it; the
+// receiver adds G sums in node order. Scatter of chunk c + 1 is issued before the finish of chunk c waits. Four slots
+// need no signals of their own: before scatter u a rank has finished chunk u - 2, for which every rail peer signalled
+// its scatter u - 2, which it issued after its finish u - 4.
+// (G - 1) * b between nodes, G * (L - 1) * b read in the node.
+// Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane reduce-scatter).
+Plan HierarchicalReduceScatter(const Request& request, int32_t rank) {
+  constexpr int64_t kSlots = 4;
+  constexpr int64_t kSendSlots = 2;  // a put may still read one while the next sum goes to the other
+  const Geometry& geometry = request.geometry;
+  const int32_t nodes = geometry.num_nodes;
+  const int32_t locals = geometry.ranks_per_node;
+  const int32_t node = geometry.node(rank);
+  const int32_t local = geometry.local(rank);
+  const int64_t b = request.block_count;
+  const int64_t chunks = NumChunks(b, request.chunk_count);
+  const int64_t max_chunk = MaxChunk(b, chunks);
+  const int64_t slots = std::min(kSlots, chunks);
+  Builder plan(request, rank);
+
+  const auto received = [&](int64_t c, int32_t from) { return (c % slots * nodes + from) * max_chunk; };
+  const int64_t send_area = slots * nodes * max_chunk;
+  int64_t sent = 0;
+  const auto node_sum = [&](int32_t target, Range part, Place to) {
+    std::vector<Place> sources;
+    for (int32_t i = 0; i < locals; ++i) {
+      const int64_t block = target * locals + local;
+      sources.push_back(Builder::At(node * locals + i, Space::kInput, block * b + part.begin));
+    }
+    plan.Reduce(sources, to, part.count);
+  };
+  const auto scatter = [&](int64_t c) {
+    const Range part = Part({0, b}, chunks, c);
+    for (int32_t d = 1; d < nodes; ++d) {
+      const int32_t target = (node + d) % nodes;
+      const int32_t peer = target * locals + local;
+      const Place sum = plan.Scratch(send_area + sent++ % kSendSlots * max_chunk);
+      node_sum(target, part, sum);
+      plan.Move(sum, Builder::At(peer, Space::kScratch, received(c, node)), part.count);
+      plan.Signal(peer);
+    }
+    node_sum(node, part, plan.Scratch(received(c, node)));
+  };
+  const auto finish = [&](int64_t c) {
+    const Range part = Part({0, b}, chunks, c);
+    for (int32_t d = 1; d < nodes; ++d) plan.Wait((node + nodes - d) % nodes * locals + local);
+    std::vector<Place> sources;
+    for (int32_t from = 0; from < nodes; ++from) sources.push_back(plan.Scratch(received(c, from)));
+    plan.Reduce(sources, plan.Output(part.begin), part.count);
+  };
+
+  if (chunks > 0) scatter(0);
+  for (int64_t c = 0; c < chunks; ++c) {
+    if (c + 1 < chunks) scatter(c + 1);
+    finish(c);
+  }
+  return std::move(plan).Finish(send_area + std::min(kSendSlots, (nodes - 1) * chunks) * max_chunk);
+}
+
+}  // namespace
+
+template <>
+const std::vector<Algorithm>& Table<Collective::kReduceScatter>() {
+  static const std::vector<Algorithm> table = {
+      {"direct", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (first half of two-shot)",
+       OneAddressSpace, DirectReduceScatter},
+      {"recursive_halving", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521",
+       PowerOfTwoRanks, RecursiveHalvingReduceScatter},
+      {"ring", "Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002", AnyGeometry, RingReduceScatter},
+      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalReduceScatter},
+  };
+  return table;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,141 @@
+#include "select.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "layout.h"
+
+namespace jaxcomm {
+namespace {
+
+// The smallest chunk is to stay in a core's second-level cache (512 KiB to 2 MiB on the processors of 2026) together
+// with the chunk that it is copied or added to, with room to spare. Networks of high latency want larger ones.
+constexpr int64_t kChunkBytes[] = {128 << 10, 1 << 20, 8 << 20};
+// Chunks of all blocks of a plan: bounds its steps, whatever the sizes.
+constexpr int64_t kMaxChunks = 1 << 17;
+// Algorithms with more scratch than this are for short blocks; they are passed over while another fits.
+constexpr int64_t kMaxScratchBytes = 64 << 20;
+
+// Predictions within this factor count as equal: the model is no better than that.
+constexpr double kEqual = 1.05;
+
+// A hierarchical plan has a few steps per node. Where nodes are very many and blocks very small, a plan with a
+// logarithm of steps is so much cheaper that the declared nodes don't count.
+constexpr double kHierarchyLimit = 10;
+
+struct Candidate {
+  const Algorithm* algorithm = nullptr;
+  Request request;
+  Cost cost;
+  bool Large() const { return cost.scratch_bytes > kMaxScratchBytes; }
+  bool operator<(const Candidate& other) const {
+    return Large() != other.Large() ? other.Large() : cost.time_s < other.cost.time_s;
+  }
+};
+
+// The first of the least that can't be told from the least.
+Candidate Best(const std::vector<Candidate>& candidates) {
+  const Candidate& least = *std::min_element(candidates.begin(), candidates.end());
+  return *std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
+    return candidate.Large() == least.Large() && candidate.cost.time_s <= kEqual * least.cost.time_s;
+  });
+}
+
+// The algorithm with the chunk size that suits it, or with the one that the request prescribes.
+Candidate Tune(const Algorithm& algorithm, Request request, int64_t item_bytes, const Machine& machine) {
+  if (request.chunk_count > 0) {
+    return {&algorithm, request, CostOf(algorithm, request, item_bytes, machine)};
+  }
+  const int64_t least_count =
+      CeilDiv(request.block_count, std::max<int64_t>(1, kMaxChunks / request.geometry.num_ranks()));
+  std::vector<Candidate> candidates;
+  for (int64_t bytes : kChunkBytes) {
+    request.chunk_count = std::max({int64_t{1}, least_count, bytes / std::max<int64_t>(item_bytes, 1)});
+    candidates.push_back({&algorithm, request, CostOf(algorithm, request, item_bytes, machine)});
+    if (request.chunk_count >= request.block_count) break;  // one chunk; larger ones are the same
+  }
+  return Best(candidates);
+}
+
+std::string Joined(const std::vector<Algorithm>& table) {
+  std::string names;
+  for (const Algorithm& algorithm : table) names += (names.empty() ? "" : ", ") + std::string(algorithm.name);
+  return names;
+}
+
+std::string Micros(double time_s) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f us", time_s * 1e6);
+  return text;
+}
+
+std::string WhyNot(const Algorithm& algorithm, const Request& request) {
+  const Geometry& geometry = request.geometry;
+  std::string needs;
+  if (algorithm.supports == PowerOfTwoRanks) needs = "a power of two of ranks";
+  if (algorithm.supports == OneAddressSpace) needs = "ranks that may read each other's memory";
+  if (algorithm.supports == SeveralNodes) needs = "several nodes of several ranks";
+  return "needs " + needs + ", got " + std::to_string(geometry.num_nodes) + " nodes of " +
+         std::to_string(geometry.ranks_per_node) + " ranks";
+}
+
+}  // namespace
+
+Choice Select(Request request, const std::string& name, int64_t item_bytes, const Machine& machine) {
+  const std::vector<Algorithm>& table = Algorithms(request.collective);
+  Choice choice;
+  choice.request = request;
+  const auto choose = [&](const Candidate& candidate) {
+    choice.algorithm = candidate.algorithm;
+    choice.request = candidate.request;
+    choice.cost = candidate.cost;
+  };
+  if (!WellFormed(request)) {
+    choice.reason = "sizes, root or permutation don't fit " + std::to_string(request.geometry.num_nodes) +
+                    " nodes of " + std::to_string(request.geometry.ranks_per_node) + " ranks";
+    return choice;
+  }
+  if (!name.empty()) {
+    const Algorithm* wanted = FindAlgorithm(request.collective, name.c_str());
+    if (wanted == nullptr) {
+      choice.reason = "no algorithm \"" + name + "\"; there are " + Joined(table);
+    } else if (!wanted->supports(request)) {
+      choice.reason = "algorithm \"" + name + "\" " + WhyNot(*wanted, request);
+    } else {
+      choose(Tune(*wanted, request, item_bytes, machine));
+      choice.reason = "asked for";
+    }
+    return choice;
+  }
+
+  std::vector<Candidate> candidates;
+  for (const Algorithm& algorithm : table) {
+    if (algorithm.supports(request)) candidates.push_back(Tune(algorithm, request, item_bytes, machine));
+  }
+  if (candidates.empty()) {
+    choice.reason = "no algorithm fits";
+    return choice;
+  }
+  Candidate best = Best(candidates);
+  choice.reason = "lowest predicted cost of " + std::to_string(candidates.size());
+  for (const Candidate& candidate : candidates) {
+    if (candidate.algorithm->supports != SeveralNodes) continue;
+    if (candidate.cost.time_s > kHierarchyLimit * best.cost.time_s) break;
+    best = candidate;
+    choice.reason = "made for " + std::to_string(request.geometry.num_nodes) + " nodes of " +
+                    std::to_string(request.geometry.ranks_per_node) + " ranks";
+  }
+  choose(best);
+  std::sort(candidates.begin(), candidates.end());
+  std::string costs;
+  for (const Candidate& candidate : candidates) {
+    costs += (costs.empty() ? ": " : ", ") + std::string(candidate.algorithm->name) + " " +
+             Micros(candidate.cost.time_s) + (candidate.Large() ? " (too much scratch)" : "");
+  }
+  choice.reason += costs;
+  return choice;
+}
+
+}  // namespace jaxcomm

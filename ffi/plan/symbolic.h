@@ -1,0 +1,127 @@
+// Symbolic buffers for Validate: what every element holds as an expression over the inputs, and who wrote and read it.
+// Everything is kept per run of elements, so the size of a buffer doesn't matter.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace jaxcomm {
+
+// What a run holds. Element x of the run's coordinates is `value`, taken at element x + shift of the inputs.
+struct Content {
+  int32_t value = -1;  // Values; -1: never written
+  int64_t shift = 0;
+};
+
+// Expressions, one number each: the same expression always has the same number. Leaf r is the input of rank r.
+class Values {
+ public:
+  explicit Values(int32_t num_ranks) : num_ranks_(num_ranks) {
+    for (int32_t rank = 0; rank < num_ranks; ++rank) {
+      ranks_.emplace_back((static_cast<size_t>(num_ranks) + 63) / 64);
+      ranks_.back()[static_cast<size_t>(rank) / 64] = uint64_t{1} << (rank % 64);
+    }
+    ranks_.emplace_back();  // Zero() sums nobody
+  }
+
+  int32_t Leaf(int32_t rank) const { return rank; }
+  int32_t Zero() const { return num_ranks_; }
+  // The sum of `operands` from left to right; -1 if it isn't a sum of inputs in which each rank counts at most once.
+  int32_t Sum(const std::vector<int32_t>& operands) {
+    const auto found = sums_.find(operands);
+    if (found != sums_.end()) return found->second;
+    std::vector<uint64_t> all(ranks_[0].size());
+    for (int32_t operand : operands) {
+      if (operand < 0 || operand == Zero()) return -1;
+      for (size_t i = 0; i < all.size(); ++i) {
+        const uint64_t set = ranks_[static_cast<size_t>(operand)][i];
+        if (all[i] & set) return -1;
+        all[i] |= set;
+      }
+    }
+    const auto value = static_cast<int32_t>(ranks_.size());
+    ranks_.push_back(std::move(all));
+    sums_.emplace(operands, value);
+    return value;
+  }
+  // Whether every rank counts exactly once.
+  bool Complete(int32_t value) const {
+    if (value < 0 || value == Zero()) return false;
+    const std::vector<uint64_t>& set = ranks_[static_cast<size_t>(value)];
+    for (int32_t rank = 0; rank < num_ranks_; ++rank) {
+      if (!(set[static_cast<size_t>(rank) / 64] >> (rank % 64) & 1)) return false;
+    }
+    return true;
+  }
+
+ private:
+  struct Hash {
+    size_t operator()(const std::vector<int32_t>& operands) const {
+      uint64_t hash = 14695981039346656037u;  // FNV-1a over the operands
+      for (int32_t operand : operands) hash = (hash ^ static_cast<uint32_t>(operand)) * 1099511628211u;
+      return static_cast<size_t>(hash);
+    }
+  };
+  int32_t num_ranks_;
+  std::vector<std::vector<uint64_t>> ranks_;  // by value: the set of ranks that it sums
+  std::unordered_map<std::vector<int32_t>, int32_t, Hash> sums_;
+};
+
+// A moment in the life of a rank: its own entry of its vector clock.
+struct Moment {
+  int32_t rank = -1;
+  int32_t time = 0;
+};
+
+struct Run {
+  int64_t end = 0;
+  Content content;
+  Moment writer;
+  int64_t signals_before = -1;  // of the writer to the owner; -1: not a put across the network
+  std::vector<Moment> readers;  // since the last write
+};
+
+// One buffer: runs that cover [0, count), by their first element.
+class Memory {
+ public:
+  explicit Memory(int64_t count) : count_(count) {
+    if (count > 0) runs_[0].end = count;
+  }
+
+  // Calls visit(begin, run) for the runs of [begin, end), after cutting them at both ends.
+  template <typename Visit>
+  void ForEach(int64_t begin, int64_t end, Visit visit) {
+    Cut(begin);
+    Cut(end);
+    for (auto it = runs_.find(begin); it != runs_.end() && it->first < end; ++it) visit(it->first, it->second);
+  }
+  void Replace(int64_t begin, const Run& run) {
+    Cut(begin);
+    Cut(run.end);
+    runs_.erase(runs_.lower_bound(begin), runs_.lower_bound(run.end));
+    runs_[begin] = run;
+  }
+
+  int64_t count() const { return count_; }
+
+ private:
+  void Cut(int64_t at) {
+    if (at <= 0 || at >= count_) return;
+    const auto after = runs_.upper_bound(at);
+    const auto it = std::prev(after);
+    if (it->first == at) return;
+    Run rest = it->second;
+    it->second.end = at;
+    runs_.emplace_hint(after, at, std::move(rest));
+  }
+
+  int64_t count_;
+  std::map<int64_t, Run> runs_;
+};
+
+}  // namespace jaxcomm

@@ -1,0 +1,352 @@
+#include "validate.h"
+
+#include <algorithm>
+#include <map>
+
+#include "layout.h"
+#include "step_rules.h"
+#include "symbolic.h"
+
+namespace jaxcomm {
+namespace {
+
+using Clock = std::vector<int32_t>;
+
+constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
+// A run of what a step reads: elements [begin, end) of the step, element k being content.value at k + content.shift.
+struct Piece {
+  int64_t begin;
+  int64_t end;
+  Content content;
+};
+
+class Validator {
+ public:
+  Validator(const std::vector<Plan>& plans, const Request& request)
+      : plans_(plans), request_(request), geometry_(request.geometry), values_(request.geometry.num_ranks()) {}
+
+  std::string Run() {
+    if (!CheckSteps() || !Schedule()) return fault_;
+    if (request_.collective == Collective::kBarrier) {
+      CheckBarrier();
+    } else {
+      CheckOutputs();
+    }
+    return fault_;
+  }
+
+ private:
+  // Signals from one rank to another.
+  struct Channel {
+    std::vector<Clock> sent;        // the sender's clock at each
+    std::vector<int32_t> received;  // the receiver's own time when it waited for each
+  };
+
+  bool Fault(const std::string& text) {
+    fault_ = text;
+    return false;
+  }
+  bool Fault(int32_t rank, size_t step, const std::string& text) {
+    const Step& s = plans_[Index(rank)].steps[step];
+    return Fault("rank " + std::to_string(rank) + ", step " + std::to_string(step) + " (" +
+                 kKinds[static_cast<int>(s.kind)] + (s.peer >= 0 ? " " + std::to_string(s.peer) : "") + "): " + text);
+  }
+  static size_t Index(int32_t i) { return static_cast<size_t>(i); }
+  Memory& At(const Place& place) { return memory_[Index(place.rank) * 3 + static_cast<size_t>(place.space)]; }
+
+  // What can be seen without running anything: kinds, places, bounds.
+  bool CheckSteps() {
+    const int32_t n = geometry_.num_ranks();
+    if (!WellFormed(request_)) return Fault("the request is not well formed");
+    if (plans_.size() != Index(n)) {
+      return Fault("got " + std::to_string(plans_.size()) + " plans for " + std::to_string(n) + " ranks");
+    }
+    for (int32_t rank = 0; rank < n; ++rank) {
+      const Plan& plan = plans_[Index(rank)];
+      if (plan.rank != rank || plan.num_ranks != n || plan.scratch_count < 0) {
+        return Fault("plan " + std::to_string(rank) + " has wrong rank, num_ranks or scratch_count");
+      }
+      memory_.emplace_back(InputCount(request_));
+      memory_.emplace_back(OutputCount(request_));
+      memory_.emplace_back(plan.scratch_count);
+    }
+    for (int32_t rank = 0; rank < n; ++rank) {
+      for (size_t i = 0; i < plans_[Index(rank)].steps.size(); ++i) {
+        const std::string fault = StepFault(plans_, request_, rank, plans_[Index(rank)].steps[i]);
+        if (!fault.empty()) return Fault(rank, i, fault);
+      }
+    }
+    return true;
+  }
+
+  // Runs every rank until it waits, round and round; one schedule stands for all.
+  bool Schedule() {
+    const int32_t n = geometry_.num_ranks();
+    clocks_.assign(Index(n), Clock(Index(n), 0));
+    std::vector<size_t> next(Index(n), 0);
+    for (int32_t rank = 0; rank < n; ++rank) clocks_[Index(rank)][Index(rank)] = 1;
+    for (bool advanced = true; advanced;) {
+      advanced = false;
+      for (int32_t rank = 0; rank < n; ++rank) {
+        const std::vector<Step>& steps = plans_[Index(rank)].steps;
+        for (size_t& i = next[Index(rank)]; i < steps.size(); ++i, advanced = true) {
+          if (steps[i].kind == StepKind::kWait && !Receive(rank, steps[i].peer)) break;
+          if (!RunStep(rank, i)) return false;
+        }
+      }
+    }
+    for (int32_t rank = 0; rank < n; ++rank) {
+      if (next[Index(rank)] < plans_[Index(rank)].steps.size()) {
+        return Fault(rank, next[Index(rank)], "waits for ever");
+      }
+    }
+    for (const auto& [pair, channel] : channels_) {
+      if (channel.received.size() < channel.sent.size()) {
+        return Fault("rank " + std::to_string(pair.second) + " never waits for a signal of rank " +
+                     std::to_string(pair.first));
+      }
+    }
+    return true;
+  }
+
+  bool Receive(int32_t rank, int32_t peer) {
+    Channel& channel = channels_[{peer, rank}];
+    if (channel.received.size() == channel.sent.size()) return false;
+    Clock& clock = clocks_[Index(rank)];
+    const Clock& seen = channel.sent[channel.received.size()];
+    for (size_t i = 0; i < clock.size(); ++i) clock[i] = std::max(clock[i], seen[i]);
+    channel.received.push_back(clock[Index(rank)]);
+    return true;
+  }
+
+  bool RunStep(int32_t rank, size_t index) {
+    const Plan& plan = plans_[Index(rank)];
+    const Step& step = plan.steps[index];
+    std::vector<Piece> pieces;
+    switch (step.kind) {
+      case StepKind::kWait:
+        return true;
+      case StepKind::kSignal: {
+        Clock& clock = clocks_[Index(rank)];
+        channels_[{rank, step.peer}].sent.push_back(clock);
+        ++clock[Index(rank)];  // what follows is not covered by the signal
+        return true;
+      }
+      case StepKind::kZero:
+        pieces = {{0, step.count, {values_.Zero(), 0}}};
+        break;
+      case StepKind::kReduce: {
+        if (!Read(rank, index, plan.sources[Index(step.first_source)], &pieces)) return false;
+        std::vector<std::vector<Piece>> operands = {std::move(pieces)};
+        for (int32_t i = 1; i < step.num_sources; ++i) {
+          operands.emplace_back();
+          if (!Read(rank, index, plan.sources[Index(step.first_source + i)], &operands.back())) return false;
+        }
+        if (!Sum(rank, index, operands, &pieces)) return false;
+        break;
+      }
+      default:
+        if (!Read(rank, index, step.src, &pieces)) return false;
+    }
+    return Write(rank, index, pieces);
+  }
+
+  // Whether `rank` knows, by now, that `moment` has passed.
+  bool Knows(int32_t rank, const Moment& moment) const {
+    return moment.rank < 0 || moment.rank == rank || clocks_[Index(rank)][Index(moment.rank)] >= moment.time;
+  }
+
+  // Whether what was last written to a run of `owner` is there for `rank`.
+  bool Arrived(int32_t rank, int32_t owner, const jaxcomm::Run& run) const {
+    if (run.signals_before < 0 || run.writer.rank == rank) return Knows(rank, run.writer);
+    const auto channel = channels_.find({run.writer.rank, owner});
+    const auto signal = static_cast<size_t>(run.signals_before);
+    if (channel == channels_.end() || channel->second.received.size() <= signal) return false;
+    return Knows(rank, {owner, channel->second.received[signal]});
+  }
+
+  bool Read(int32_t rank, size_t index, const Place& src, std::vector<Piece>* pieces) {
+    const int64_t count = plans_[Index(rank)].steps[index].count;
+    if (src.space == Space::kInput) {  // final before the first step, never written
+      *pieces = {{0, count, {values_.Leaf(src.rank), src.offset}}};
+      return true;
+    }
+    std::string fault;
+    pieces->clear();
+    At(src).ForEach(src.offset, src.offset + count, [&](int64_t begin, jaxcomm::Run& run) {
+      if (run.content.value < 0) {
+        fault = "reads " + Interval(src, begin, run.end) + ", which nothing has written";
+      } else if (!Arrived(rank, src.rank, run)) {
+        fault = "reads " + Interval(src, begin, run.end) + ", which rank " + std::to_string(run.writer.rank) +
+                " may not have written yet";
+      }
+      const auto known = std::find_if(run.readers.begin(), run.readers.end(),
+                                      [&](const Moment& reader) { return reader.rank == rank; });
+      const Moment now = {rank, clocks_[Index(rank)][Index(rank)]};
+      if (known == run.readers.end()) {
+        run.readers.push_back(now);
+      } else {
+        *known = now;
+      }
+      Content content = run.content;
+      if (content.value != values_.Zero()) content.shift += src.offset;
+      Append({begin - src.offset, run.end - src.offset, content}, pieces);
+    });
+    return fault.empty() || Fault(rank, index, fault);
+  }
+
+  static void Append(const Piece& piece, std::vector<Piece>* pieces) {
+    if (!pieces->empty()) {
+      Piece& last = pieces->back();
+      if (last.content.value == piece.content.value && last.content.shift == piece.content.shift) {
+        last.end = piece.end;
+        return;
+      }
+    }
+    pieces->push_back(piece);
+  }
+
+  bool Sum(int32_t rank, size_t index, const std::vector<std::vector<Piece>>& operands, std::vector<Piece>* sums) {
+    const int64_t count = plans_[Index(rank)].steps[index].count;
+    std::vector<size_t> at(operands.size(), 0);
+    std::vector<int32_t> values(operands.size());
+    sums->clear();
+    for (int64_t begin = 0; begin < count;) {
+      int64_t end = count;
+      const int64_t shift = operands[0][at[0]].content.shift;
+      for (size_t i = 0; i < operands.size(); ++i) {
+        const Piece& piece = operands[i][at[i]];
+        if (piece.content.shift != shift) return Fault(rank, index, "adds elements of different offsets");
+        values[i] = piece.content.value;
+        end = std::min(end, piece.end);
+      }
+      const int32_t value = values_.Sum(values);
+      if (value < 0) return Fault(rank, index, "adds the same rank's input twice, or zeros");
+      Append({begin, end, {value, shift}}, sums);
+      for (size_t i = 0; i < operands.size(); ++i) at[i] += operands[i][at[i]].end == end;
+      begin = end;
+    }
+    return true;
+  }
+
+  bool Write(int32_t rank, size_t index, const std::vector<Piece>& pieces) {
+    const Step& step = plans_[Index(rank)].steps[index];
+    const Place& dst = step.dst;
+    Memory& memory = At(dst);
+    std::string fault;
+    memory.ForEach(dst.offset, dst.offset + step.count, [&](int64_t begin, const jaxcomm::Run& run) {
+      const std::string what = Interval(dst, begin, run.end);
+      if (!Arrived(rank, dst.rank, run)) {
+        fault = "writes " + what + ", which rank " + std::to_string(run.writer.rank) + " may write later";
+      }
+      for (const Moment& reader : run.readers) {
+        if (Knows(rank, reader)) continue;
+        fault = "writes " + what + ", which rank " + std::to_string(reader.rank) + " may not have read yet";
+      }
+    });
+    if (!fault.empty()) return Fault(rank, index, fault);
+    jaxcomm::Run run;
+    run.writer = {rank, clocks_[Index(rank)][Index(rank)]};
+    if (!CanRead(geometry_, rank, dst.rank)) {
+      run.signals_before = static_cast<int64_t>(channels_[{rank, dst.rank}].sent.size());
+    }
+    for (const Piece& piece : pieces) {
+      run.end = dst.offset + piece.end;
+      run.content = piece.content;
+      if (run.content.value != values_.Zero()) run.content.shift -= dst.offset;
+      memory.Replace(dst.offset + piece.begin, run);
+    }
+    return true;
+  }
+
+  bool CheckBarrier() {
+    for (size_t rank = 0; rank < clocks_.size(); ++rank) {
+      for (size_t peer = 0; peer < clocks_.size(); ++peer) {
+        if (clocks_[rank][peer] < 1) {
+          return Fault("rank " + std::to_string(rank) + " may end before rank " + std::to_string(peer) + " has begun");
+        }
+      }
+    }
+    return true;
+  }
+
+  // What the output of `rank` must hold at the end, block by block. Value -1 stands for a sum of everybody.
+  std::vector<Piece> Promise(int32_t rank) const {
+    const int32_t n = geometry_.num_ranks();
+    const int64_t b = request_.block_count;
+    std::vector<Piece> promise;
+    switch (request_.collective) {
+      case Collective::kAllToAll:
+        for (int32_t j = 0; j < n; ++j) promise.push_back({j * b, (j + 1) * b, {j, (rank - j) * b}});
+        break;
+      case Collective::kAllGather:
+        for (int32_t j = 0; j < n; ++j) promise.push_back({j * b, (j + 1) * b, {j, -j * b}});
+        break;
+      case Collective::kAllReduce:
+        promise.push_back({0, b, {-1, 0}});
+        break;
+      case Collective::kReduceScatter:
+        promise.push_back({0, b, {-1, rank * b}});
+        break;
+      case Collective::kPermute: {
+        const int32_t source = request_.source_of[Index(rank)];
+        promise.push_back({0, b, {source < 0 ? values_.Zero() : values_.Leaf(source), 0}});
+        break;
+      }
+      case Collective::kBroadcast:
+        promise.push_back({0, b, {values_.Leaf(request_.root), 0}});
+        break;
+      case Collective::kBarrier:
+        break;
+    }
+    return promise;
+  }
+
+  bool CheckOutputs() {
+    std::vector<Piece> first;  // all_reduce: the sums of rank 0
+    for (int32_t rank = 0; rank < geometry_.num_ranks(); ++rank) {
+      std::vector<Piece> sums;
+      Memory& output = At({rank, Space::kOutput, 0});
+      for (const Piece& promised : Promise(rank)) {
+        bool kept = true;
+        std::string what;
+        if (promised.begin == promised.end) continue;
+        output.ForEach(promised.begin, promised.end, [&](int64_t begin, const jaxcomm::Run& run) {
+          const Content& wanted = promised.content;
+          const bool right = wanted.value < 0 ? values_.Complete(run.content.value) : run.content.value == wanted.value;
+          if (kept && !(right && run.content.shift == wanted.shift)) {
+            kept = false;
+            what = Interval({rank, Space::kOutput, 0}, begin, run.end);
+            what += run.content.value < 0 ? " is never written" : " ends with the wrong contents";
+          }
+          Append({begin, run.end, run.content}, &sums);
+        });
+        if (!kept) return Fault(what);
+      }
+      if (request_.collective != Collective::kAllReduce) continue;
+      if (rank == 0) first = sums;
+      const auto same = [](const Piece& a, const Piece& b) {
+        return a.begin == b.begin && a.end == b.end && a.content.value == b.content.value;
+      };
+      if (!std::equal(sums.begin(), sums.end(), first.begin(), first.end(), same)) {
+        return Fault("ranks 0 and " + std::to_string(rank) + " add in different orders");
+      }
+    }
+    return true;
+  }
+
+  const std::vector<Plan>& plans_;
+  const Request& request_;
+  const Geometry& geometry_;
+  Values values_;
+  std::vector<Memory> memory_;  // input, output and scratch of rank 0, of rank 1, ...
+  std::vector<Clock> clocks_;
+  std::map<std::pair<int32_t, int32_t>, Channel> channels_;
+  std::string fault_;
+};
+
+}  // namespace
+
+std::string Validate(const std::vector<Plan>& plans, const Request& request) { return Validator(plans, request).Run(); }
+
+}  // namespace jaxcomm

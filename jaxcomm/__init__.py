@@ -1,0 +1,34 @@
+"""Collectives for JAX: plans that are checked, costed and executed inside jit(shard_map(...))."""
+
+import importlib.metadata
+
+from jaxcomm._native import register
+from jaxcomm.explain import algorithms, explain
+from jaxcomm.ops.all_gather import all_gather
+from jaxcomm.ops.all_to_all import all_to_all
+from jaxcomm.ops.barrier import barrier
+from jaxcomm.ops.pbroadcast import pbroadcast
+from jaxcomm.ops.ppermute import ppermute
+from jaxcomm.ops.psum import pmax, pmean, pmin, psum
+from jaxcomm.ops.psum_scatter import psum_scatter
+from jaxcomm.topology import Topology, topology
+
+__version__ = importlib.metadata.version("jaxcomm")
+
+__all__ = [
+    "Topology",
+    "algorithms",
+    "all_gather",
+    "all_to_all",
+    "barrier",
+    "explain",
+    "pbroadcast",
+    "pmax",
+    "pmean",
+    "pmin",
+    "ppermute",
+    "psum",
+    "psum_scatter",
+    "register",
+    "topology",
+]

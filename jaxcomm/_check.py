@@ -1,0 +1,146 @@
+"""Checks of arguments at trace time: messages name op, argument, what arrived and what was expected."""
+
+import operator
+import os
+import sys
+import types
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from jaxcomm import _compat
+from jaxcomm._core import plan
+
+_PACKAGES = tuple(os.path.dirname(os.path.abspath(str(m.__file__))) + os.sep for m in (jax, sys.modules["jaxcomm"]))
+
+
+def call_site() -> str:
+    """`file.py:12 (function)` of the innermost caller outside jax and jaxcomm, for error messages."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGES):
+        frame = frame.f_back
+    if frame is None:
+        return "unknown place"
+    return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} ({frame.f_code.co_name})"
+
+
+def static(op: str, name: str, value: Any) -> Any:
+    if _compat.is_tracer(value):
+        raise TypeError(
+            f"{op}: {name} must be known when tracing, got {value}. Pass a Python value, or list it in static_argnames "
+            "of jax.jit."
+        )
+    return value
+
+
+def integer(op: str, name: str, value: Any) -> int:
+    static(op, name, value)
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{op}: {name} must be an integer, got {value!r}") from None
+
+
+def dimension(op: str, name: str, value: Any, ndim: int) -> int:
+    """An array dimension as a number in [0, ndim)."""
+    index = integer(op, name, value)
+    if not -ndim <= index < ndim:
+        raise ValueError(f"{op}: {name}={index} is out of range for an array of {ndim} dimensions")
+    return index % ndim
+
+
+def axes(op: str, axis_name: Any, *, dimensions: bool = False) -> tuple:
+    """Axis names as a tuple, each bound by an enclosing shard_map or vmap. `dimensions` lets integers through."""
+    static(op, "axis_name", axis_name)
+    names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+    for name in names:
+        if isinstance(name, int):
+            if not dimensions:
+                raise TypeError(f"{op}: axis_name must name mesh axes, got the integer {name}")
+        elif not isinstance(name, Hashable):
+            raise TypeError(f"{op}: axis_name must be a mesh axis or a tuple of them, got {axis_name!r}")
+        elif _compat.unbound_axis(name):
+            mesh_axes = jax.sharding.get_abstract_mesh().manual_axes
+            inside = (
+                f"the axes of the enclosing shard_map are {tuple(mesh_axes)}"
+                if mesh_axes
+                else ("there is no enclosing jax.shard_map")
+            )
+            raise NameError(f"{op}: axis_name {name!r} is not bound here: {inside}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"{op}: axis_name {names} names an axis twice")
+    return names
+
+
+def groups(op: str, axis_index_groups: Any, names: tuple) -> tuple | None:
+    """axis_index_groups as tuples: a partition of the axis into groups of equal size."""
+    if axis_index_groups is None:
+        return None
+    static(op, "axis_index_groups", axis_index_groups)
+    try:
+        lists = [list(group) for group in axis_index_groups]
+    except TypeError as error:
+        raise TypeError(f"{op}: axis_index_groups must be lists of ranks, got {axis_index_groups!r}") from error
+    rows = tuple(tuple(integer(op, "axis_index_groups", i) for i in group) for group in lists)
+    size = lax.axis_size(names)
+    if sorted(i for row in rows for i in row) != list(range(size)):
+        raise ValueError(
+            f"{op}: axis_index_groups must hold each index of {_show(names)} (0 to {size - 1}) exactly once, got {rows}"
+        )
+    if len({len(row) for row in rows}) != 1:
+        raise ValueError(f"{op}: axis_index_groups must have equal sizes, got {[len(row) for row in rows]}")
+    return rows
+
+
+def group_size(names: tuple, rows: tuple | None) -> int:
+    return lax.axis_size(names) if rows is None else len(rows[0])
+
+
+def algorithm(op: str, collective: str, name: str | None) -> str | None:
+    if name is None:
+        return None
+    known = [row[0] for row in plan.algorithms(collective)]
+    if name not in known:
+        raise ValueError(f"{op}: unknown algorithm {name!r}; known are {', '.join(known)}")
+    return name
+
+
+def divisible(op: str, name: str, index: int, shape: Sequence[int], parts: int, names: tuple) -> None:
+    if shape[index] % parts:
+        raise ValueError(
+            f"{op}: dimension {name}={index} of an array of shape {tuple(shape)} has size {shape[index]}, which does "
+            f"not divide into {parts} equal parts, one per rank of {_show(names)}"
+        )
+
+
+def equal(op: str, name: str, index: int, shape: Sequence[int], parts: int, names: tuple) -> None:
+    if shape[index] != parts:
+        raise ValueError(
+            f"{op}: dimension {name}={index} of an array of shape {tuple(shape)} must have size {parts}, one per rank "
+            f"of {_show(names)}, unless tiled=True; got {shape[index]}"
+        )
+
+
+def unsharded(op: str, name: str, index: int, aval: Any) -> None:
+    """Refuses to cut or join along a dimension that is still sharded over an explicit mesh axis."""
+    spec = aval.sharding.spec
+    if index < len(spec) and spec[index] is not None:
+        raise ValueError(
+            f"{op}: dimension {name}={index} is sharded over the explicit mesh axis {spec[index]!r}; reshard it first "
+            "(jax.sharding.reshard)"
+        )
+
+
+def element_type(op: str, x: Any, *, ordered: bool = False) -> None:
+    """Refuses element types without bytes of their own (PRNG keys), and unordered ones where there must be an order."""
+    dtype = jax.typeof(x).dtype
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        raise TypeError(f"{op}: x has element type {dtype}; pass its data (jax.random.key_data)")
+    if ordered and jax.numpy.issubdtype(dtype, jax.numpy.complexfloating):
+        raise TypeError(f"{op}: x has element type {dtype}, which has no order; expected a real type")
+
+
+def _show(names: tuple) -> str:
+    return repr(names[0]) if len(names) == 1 else repr(names)

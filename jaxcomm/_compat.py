@@ -1,0 +1,73 @@
+"""Everything that depends on the JAX version or on JAX API that may change.
+
+Written for jax 0.10.2 to 0.12. Nothing here is private (`jax._src`), but `jax.interpreters` and `jax.extend` promise no
+stability.
+"""
+
+from typing import Any
+
+import jax
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+__all__ = [
+    "Primitive",
+    "ad",
+    "batch_like",
+    "batching",
+    "in_spmd_region",
+    "is_tracer",
+    "make_varying",
+    "mlir",
+    "unbound_axis",
+    "unreduced_axes",
+    "varying_axes",
+    "with_varying",
+]
+
+
+def is_tracer(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer)
+
+
+def varying_axes(aval_or_x: Any) -> frozenset:
+    """Mesh axes over which a value is typed as differing between devices; empty under check_vma=False."""
+    aval = aval_or_x if hasattr(aval_or_x, "manual_axis_type") else jax.typeof(aval_or_x)
+    return aval.manual_axis_type.varying
+
+
+def unreduced_axes(x: Any) -> frozenset:
+    """Mesh axes over which a value is typed as a pending sum."""
+    return jax.typeof(x).manual_axis_type.unreduced
+
+
+def with_varying(aval: Any, axes: frozenset) -> Any:
+    """`aval` with another set of varying axes."""
+    return aval.update(manual_axis_type=aval.manual_axis_type.update(varying=axes))
+
+
+def make_varying(x: Any, axes: tuple) -> Any:
+    """Types `x` as varying over `axes`. Does nothing under check_vma=False and for names that vmap introduced."""
+    # An axis index varies exactly over its own axis, and over nothing where types don't track this.
+    missing = tuple(a for a in axes if varying_axes(lax.axis_index(a)) - varying_axes(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def unbound_axis(name: Any) -> bool:
+    """Whether no enclosing shard_map or vmap binds `name`."""
+    try:
+        lax.axis_size(name)
+    except NameError:
+        return True
+    return False
+
+
+def in_spmd_region(axis_context: Any) -> bool:
+    """Whether a lowering happens inside shard_map."""
+    return isinstance(axis_context, mlir.SPMDAxisContext)
+
+
+def batch_like(primitive: Any, axis_data: Any, x: Any, dimension: int | None, **params: Any) -> tuple:
+    """Applies JAX's own batching rule of one of its collectives."""
+    return batching.fancy_primitive_batchers[primitive](axis_data, (x,), (dimension,), **params)

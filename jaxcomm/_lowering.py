@@ -1,0 +1,172 @@
+"""From mesh axes to replica groups to a custom call. The only file that sees MLIR."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcomm import _compat
+from jaxcomm._core import plan
+from jaxcomm._native import register
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What all collectives share: a static, hashable parameter of every primitive.
+
+    Attributes:
+      op: public name, for messages.
+      axes: mesh axes that form the group, outermost first.
+      groups: axis_index_groups, or None.
+      algorithm: a name, or None to let the selection table choose.
+      site: where the user called the op, for messages.
+    """
+
+    op: str
+    axes: tuple
+    groups: tuple | None
+    algorithm: str | None
+    site: str
+
+    def over(self, axes: tuple) -> "Call":
+        return dataclasses.replace(self, axes=axes)
+
+
+def replica_groups(axis_names: tuple, axis_sizes: tuple, axes: tuple, groups: tuple | None) -> np.ndarray:
+    """Logical device ids (row-major positions in the mesh), one row per group, in rank order: (groups, group size)."""
+    ids = np.arange(math.prod(axis_sizes)).reshape(axis_sizes)
+    where = [axis_names.index(a) for a in axes]
+    size = math.prod(axis_sizes[i] for i in where)
+    rows = np.moveaxis(ids, where, range(-len(where), 0)).reshape(-1, size)
+    if groups is None:
+        return rows
+    return np.stack([row[list(group)] for row in rows for group in groups])
+
+
+def ranks_per_node(axis_sizes: tuple, groups: tuple | None) -> int:
+    """Ranks that share a node, from the sizes of the named axes, outermost first.
+
+    Several axes declare a hierarchy: the innermost one stays inside a node. Everything else is one node, since all
+    devices are of one process.
+    """
+    if groups is not None:
+        return len(groups[0])
+    sizes = [size for size in axis_sizes if size > 1]
+    return sizes[-1] if len(sizes) > 1 else math.prod(sizes)
+
+
+def _call_attributes(mesh: Any, call: Call) -> dict[str, Any]:
+    """Attributes that every collective has. Arrays must stand at the top level, everything else is in `call`."""
+    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
+    sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
+    attributes = {
+        "op": call.op,
+        "site": call.site,
+        "algorithm": call.algorithm or "",
+        "group_size": np.int64(rows.shape[1]),
+        "ranks_per_node": np.int64(ranks_per_node(sizes, call.groups)),
+    }
+    return {"call": attributes, "groups": rows.reshape(-1).astype(np.int64)}
+
+
+def _local_shape(aval: Any, mesh: Any) -> tuple:
+    """Shape on one device: over explicit mesh axes that are not manual, types show the whole array."""
+    shape = list(aval.shape)
+    for dimension, names in enumerate(aval.sharding.spec):
+        for name in names if isinstance(names, tuple) else (names,) if names is not None else ():
+            shape[dimension] //= mesh.axis_sizes[mesh.axis_names.index(name)]
+    return tuple(shape)
+
+
+# XLA:CPU packs elements of less than a byte: they travel in a type that holds every value in a byte of its own.
+_IN_BYTES = {
+    "int2": jnp.int8,
+    "int4": jnp.int8,
+    "uint2": jnp.uint8,
+    "uint4": jnp.uint8,
+    "float4_e2m1fn": jnp.float8_e4m3fn,
+}
+
+
+def _in_bytes(dtype: Any) -> Any:
+    return _IN_BYTES.get(str(dtype), dtype)
+
+
+def _check_algorithm(call: Call, collective: str, group_size: int, ranks_per_node: int) -> None:
+    """Whether the algorithm takes such a group is known now; the executor would only say so at run time."""
+    num_nodes = group_size // ranks_per_node
+    request = plan.Request(collective, num_nodes, ranks_per_node, source_of=range(group_size))
+    if not plan.supports(request, call.algorithm):
+        machine = plan.process_machine(group_size)
+        raise ValueError(f"{call.op} at {call.site}: {plan.select(request, call.algorithm, 1, machine).reason}")
+
+
+def _check_processes(mesh: Any, op: str) -> None:
+    # An AbstractMesh has no devices to look at.
+    if isinstance(mesh, jax.sharding.Mesh) and len({d.process_index for d in mesh.devices.flat}) > 1:
+        raise NotImplementedError(f"{op}: the mesh spans several processes; so far all devices must be of one process")
+
+
+def lower(
+    ctx: Any,
+    *xs: Any,
+    call: Call,
+    target: str,
+    attributes: Callable[[Any, int], dict[str, Any]],
+    alone: Callable[..., Any] | None,
+    in_place: bool = False,
+) -> Any:
+    """Lowers one collective to one custom call per device.
+
+    Args:
+      ctx: lowering context; its avals give the shapes of operands and results.
+      xs: operands.
+      target: FFI target.
+      attributes: (first operand on one device, group size) -> attributes of the custom call, beyond those that every
+        collective has.
+      alone: what a group of one rank computes; None calls the target there too.
+      in_place: alias every operand to the result of the same number.
+    """
+    axis_context = ctx.module_context.axis_context
+    if not _compat.in_spmd_region(axis_context):
+        raise NotImplementedError(f"{call.op} works inside jax.shard_map only (called at {call.site})")
+    mesh = axis_context.mesh
+    _check_processes(mesh, call.op)
+    register()
+    common = _call_attributes(mesh, call)
+    group_size = int(common["call"]["group_size"])
+    if call.algorithm is not None:
+        _check_algorithm(call, target.removeprefix("jaxcomm_"), group_size, int(common["call"]["ranks_per_node"]))
+    out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]
+
+    def exchange(*xs):
+        # The rank comes from the mesh position, not from the device: that survives permuted and exported meshes.
+        rank = jnp.int32(0)
+        for name, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True):
+            rank = rank * size + lax.axis_index(name).astype(jnp.int32)
+        # The side effect keeps XLA from merging or dropping calls on some devices only. It stays inside the lowering:
+        # on the primitive it would stop jax.checkpoint in 0.10.
+        aliases = {i + 1: i for i in range(len(xs))} if in_place else None
+        whole = [x.astype(_in_bytes(x.dtype)) for x in xs]
+        ys = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=aliases)(
+            rank, *whole, **common, **attributes(whole[0], group_size)
+        )
+        return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
+
+    def manual(*xs):
+        if group_size == 1 and alone is not None:
+            return [alone(x, a.shape) for x, a in zip(xs, ctx.avals_out, strict=True)]
+        if set(axis_context.manual_axes) == set(mesh.axis_names):
+            return exchange(*xs)
+        # Neither axis_index nor a side effect can be used over an axis that is not manual, so make the rest manual too.
+        # The types tell how explicit axes shard the operands; over automatic axes these are gathered.
+        in_specs = tuple(jax.typeof(x).sharding.spec for x in xs)
+        out_specs = [a.sharding.spec for a in ctx.avals_out]
+        return jax.shard_map(exchange, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*xs)
+
+    return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)

@@ -1,0 +1,116 @@
+"""define(): a collective primitive and its rules, always in one order."""
+
+import enum
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxcomm import _compat, _lowering
+from jaxcomm._lowering import Call
+
+
+class ReduceOp(enum.IntEnum):
+    """Numbers of ffi/common/dtype.h."""
+
+    SUM = 0
+    MAX = 1
+    MIN = 2
+
+
+def block_run(shape: Sequence[int], dimension: int) -> int:
+    """Elements of one block that lie side by side when blocks are joined along `dimension`."""
+    return int(np.prod(shape[dimension:], dtype=np.int64))
+
+
+def shift(dimension: int, batch_dimension: int) -> int:
+    """Where `dimension` is once a batch dimension has been inserted."""
+    return dimension + (batch_dimension <= dimension)
+
+
+# What the executors can't add up directly.
+_WIDER = {
+    "int2": np.int32,
+    "int4": np.int32,
+    "uint2": np.uint32,
+    "uint4": np.uint32,
+    "float4_e2m1fn": np.float32,
+    "float8_e8m0fnu": np.float32,
+}
+
+
+def in_wider_type(reduce: Callable[[Any], Any], x: Any) -> Any:
+    """Reduces x, in a wider type and converted back if its own can't be reduced."""
+    wider = _WIDER.get(str(x.dtype))
+    return reduce(x) if wider is None else reduce(x.astype(wider)).astype(x.dtype)
+
+
+def reshape_alone(x: Any, shape: tuple) -> Any:
+    """A group of one: the result is the operand."""
+    return x.reshape(shape)
+
+
+def _transpose_rule(transpose, cotangent, x, *, call: Call, **params):
+    if type(cotangent) is _compat.ad.Zero:
+        return [_compat.ad.Zero(x.aval)]
+    return [transpose(cotangent, x.aval, call=call, **params)]
+
+
+def _no_derivative(primals, tangents, *, call: Call, **params):
+    raise NotImplementedError(f"{call.op} at {call.site} has no derivative; apply jax.lax.stop_gradient to its operand")
+
+
+def define(
+    name: str,
+    *,
+    shape: Callable[..., Any],
+    attributes: Callable[..., dict[str, Any]],
+    transpose: Callable[..., Any] | None,
+    batch: Callable[..., Any],
+    batch_named: Callable[..., Any],
+    alone: Callable[..., Any] | None = reshape_alone,
+) -> _compat.Primitive:
+    """A primitive of one operand and one result, with parameters `call` (a Call) and whatever the rules name.
+
+    Args:
+      name: the collective's native name; primitive jaxcomm_<name>, FFI target jaxcomm_<name>.
+      shape: abstract evaluation, (aval, call, **params) -> aval.
+      attributes: of the custom call, (x on one device, group size, **params) -> dict.
+      transpose: (cotangent, aval, call, **params) -> cotangent of x, or None if the op has no derivative.
+      batch: vmap over a dimension, (bind, x, dimension, call, **params) -> (y, dimension); bind is the primitive's.
+      batch_named: vmap over one of the named axes, (bind, axis_data, x, dimension, call, **params) -> (y, dimension or
+        None).
+      alone: what a group of one rank computes, (x, shape) -> y; None calls the FFI target there too.
+    """
+    primitive = _compat.Primitive(f"jaxcomm_{name}")
+
+    def abstract_eval(x, *, call: Call, **params):
+        return shape(x, call=call, **params)
+
+    def lower(ctx, x, *, call: Call, **params):
+        return _lowering.lower(
+            ctx,
+            x,
+            call=call,
+            target=f"jaxcomm_{name}",
+            attributes=lambda x, n: attributes(x, n, **params),
+            alone=alone,
+        )
+
+    def batch_rule(axis_data, args, dimensions, *, call: Call, **params):
+        (x,), (d,) = args, dimensions
+        if axis_data.name in call.axes:
+            return batch_named(primitive.bind, axis_data, x, d, call=call, **params)
+        if d is None:
+            return primitive.bind(x, call=call, **params), None
+        return batch(primitive.bind, x, d, call=call, **params)
+
+    primitive.def_abstract_eval(abstract_eval)
+    _compat.mlir.register_lowering(primitive, lower, platform="cpu")
+    if transpose is not None:
+        _compat.ad.deflinear2(primitive, functools.partial(_transpose_rule, transpose))
+    else:
+        _compat.ad.primitive_jvps[primitive] = _no_derivative
+    _compat.batching.fancy_primitive_batchers[primitive] = batch_rule
+    return primitive

@@ -1,0 +1,5 @@
+"""Compares the collectives with jax.lax on this machine: ``python -m jaxcomm.bench --help``."""
+
+from jaxcomm.bench.cli import main
+
+__all__ = ["main"]

@@ -1,0 +1,294 @@
+"""What is measured: each collective as a program of one op or of a chain, with its sizes, data and NumPy oracle."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8", "uint8")
+
+# Largest prime below 256: values fit in a byte and are exact in bfloat16.
+_MAX_VALUES = 251
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The devices that take part.
+
+    Attributes:
+      mesh: all devices.
+      axis: name of the axis, or tuple of names, outermost first.
+    """
+
+    mesh: Mesh
+    axis: Any
+
+    @property
+    def size(self) -> int:
+        return self.mesh.size
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """One collective, as nccl-tests describes them: sizes, data, bandwidth, run.
+
+    Attributes:
+      name: public name, also in jax.lax where `baseline` says so.
+      native: name in the plan layer.
+      baseline: what jax.lax runs beside it; None where it has nothing.
+      input_parts: the operand is 1 / input_parts of "size": n means one block of n.
+      count_parts: nccl-tests' "count" is 1 / count_parts of the elements of "size".
+      bus_factor: n -> busbw / algbw; None where bandwidth means nothing.
+      run: (module, x, axis, n, options) -> result on this rank; options are jaxcomm's own keywords.
+      restore: (result, operand, axis, n) -> operand of the next op of a chain. None: the result itself.
+      expect: (xs, k) -> results of all ranks after k ops of a chain; xs is (ranks, elements of the operand).
+      growth: (n, k) -> by how much k chained ops multiply the significand and the magnitude of the largest operand.
+    """
+
+    name: str
+    native: str
+    run: Callable[..., Any]
+    expect: Callable[[np.ndarray, int], Any]
+    baseline: str | None = ""
+    input_parts: Callable[[int], int] = lambda n: 1
+    count_parts: Callable[[int], int] = lambda n: 1
+    bus_factor: Callable[[int], float] | None = lambda n: 1.0
+    restore: Callable[..., Any] | None = None
+    growth: Callable[[int, int], tuple[int, int]] = lambda n, k: (1, 1)
+    sized: bool = True
+
+
+def _shift(result: Any, operand: Any, axis: Any, n: int) -> Any:
+    # The block of the next rank, so that data moves on in every step. It copies 1 / n of "size", on both sides.
+    start = (lax.axis_index(axis) + 1) % n * operand.shape[0]
+    return lax.dynamic_slice_in_dim(result, start, operand.shape[0])
+
+
+def _update(result: Any, operand: Any, axis: Any, n: int) -> Any:
+    # The rank's own block of the operand becomes the result: sums grow by the same amount in every step. XLA updates in
+    # place, so this copies 1 / n of "size" (and the whole operand once per chain), on both sides.
+    return lax.dynamic_update_slice_in_dim(operand, result, lax.axis_index(axis) * result.shape[0], 0)
+
+
+def _expect_all_to_all(xs: np.ndarray, k: int) -> np.ndarray:
+    n = len(xs)
+    return xs if k % 2 == 0 else xs.reshape(n, n, -1).transpose(1, 0, 2).reshape(n, -1)
+
+
+def _expect_all_gather(xs: np.ndarray, k: int) -> np.ndarray:
+    return np.broadcast_to(np.roll(xs, 1 - k, axis=0).reshape(-1), (len(xs), xs.size))
+
+
+def _wide(xs: np.ndarray) -> np.ndarray:
+    return xs.astype(np.float64 if jnp.issubdtype(xs.dtype, jnp.floating) else np.int64)
+
+
+def _sum(xs: np.ndarray) -> np.ndarray:
+    total = _wide(xs[0])
+    for x in xs[1:]:
+        total += x.astype(total.dtype)
+    return total
+
+
+def _expect_psum(xs: np.ndarray, k: int) -> np.ndarray:
+    # From the second op on, all ranks bring the same numbers. Integers wrap around, as on the devices.
+    total = _sum(xs)
+    with np.errstate(over="ignore"):
+        for _ in range(k - 1):
+            total *= len(xs)
+    return np.broadcast_to(total.astype(xs.dtype), xs.shape)
+
+
+def _expect_psum_scatter(xs: np.ndarray, k: int) -> list[np.ndarray]:
+    n = len(xs)
+    blocks = xs.reshape(n, n, -1)
+    results = []
+    for rank in range(n):
+        own = _wide(blocks[rank, rank])
+        others = _sum(blocks[:, rank]) - own
+        results.append((own + k * others).astype(xs.dtype))
+    return results
+
+
+def _odd_part(n: int) -> int:
+    """What multiplication by n does to a significand: a power of two changes the exponent only."""
+    return n // (n & -n)
+
+
+def _psum_like(name: str) -> Callable[..., Any]:
+    return lambda lib, x, axis, n, options: getattr(lib, name)(x, axis, **options)
+
+
+def _ring(n: int) -> list[tuple[int, int]]:
+    return [(rank, (rank + 1) % n) for rank in range(n)]
+
+
+def _run_barrier(lib: Any, x: Any, axis: Any, n: int, options: dict) -> Any:
+    # jax.lax has no barrier. Its users wait for each other through a reduction of one element.
+    return lax.pmax(x, axis) if lib is lax else lib.barrier(x, axis, **options)
+
+
+COLLECTIVES = {
+    c.name: c
+    for c in (
+        Collective(
+            "all_to_all",
+            "all_to_all",
+            lambda lib, x, axis, n, options: lib.all_to_all(x, axis, 0, 0, tiled=True, **options),
+            _expect_all_to_all,
+            count_parts=lambda n: n,
+            bus_factor=lambda n: (n - 1) / n,
+        ),
+        Collective(
+            "all_gather",
+            "all_gather",
+            lambda lib, x, axis, n, options: lib.all_gather(x, axis, tiled=True, **options),
+            _expect_all_gather,
+            input_parts=lambda n: n,
+            count_parts=lambda n: n,
+            bus_factor=lambda n: (n - 1) / n,
+            restore=_shift,
+        ),
+        Collective(
+            "psum",
+            "all_reduce",
+            _psum_like("psum"),
+            _expect_psum,
+            bus_factor=lambda n: 2 * (n - 1) / n,
+            growth=lambda n, k: (n * _odd_part(n) ** (k - 1), n**k),
+        ),
+        Collective(
+            "pmax",
+            "all_reduce",
+            _psum_like("pmax"),
+            lambda xs, k: np.broadcast_to(xs.max(axis=0), xs.shape),
+            bus_factor=lambda n: 2 * (n - 1) / n,
+        ),
+        Collective(
+            "psum_scatter",
+            "reduce_scatter",
+            lambda lib, x, axis, n, options: lib.psum_scatter(x, axis, tiled=True, **options),
+            _expect_psum_scatter,
+            count_parts=lambda n: n,
+            bus_factor=lambda n: (n - 1) / n,
+            restore=_update,
+            growth=lambda n, k: (1 + k * (n - 1), 1 + k * (n - 1)),
+        ),
+        Collective(
+            "ppermute",
+            "permute",
+            lambda lib, x, axis, n, options: lib.ppermute(x, axis, _ring(n), **options),
+            lambda xs, k: np.roll(xs, k, axis=0),
+        ),
+        Collective(
+            "pbroadcast",
+            "broadcast",
+            lambda lib, x, axis, n, options: lib.pbroadcast(x, axis, 0, **options),
+            lambda xs, k: np.broadcast_to(xs[0], xs.shape),
+            baseline=None,
+        ),
+        Collective(
+            "barrier",
+            "barrier",
+            _run_barrier,
+            lambda xs, k: xs,
+            baseline="lax.pmax of one element",
+            bus_factor=None,
+            sized=False,
+        ),
+    )
+}
+
+
+def baseline_name(collective: Collective) -> str | None:
+    return f"lax.{collective.name}" if collective.baseline == "" else collective.baseline
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """Elements of one measurement on n ranks.
+
+    Attributes:
+      total: elements of nccl-tests' "size", a multiple of n.
+      operand: elements of one rank's operand.
+      count: nccl-tests' "count".
+    """
+
+    total: int
+    operand: int
+    count: int
+
+
+def make_size(collective: Collective, size_bytes: int, itemsize: int, n: int) -> Size:
+    """The largest size up to `size_bytes` that divides into n blocks of at least one element."""
+    if not collective.sized:
+        return Size(0, 1, 0)
+    total = max(size_bytes // itemsize // n, 1) * n
+    return Size(total, total // collective.input_parts(n), total // collective.count_parts(n))
+
+
+def num_values(collective: Collective, dtype: Any, n: int, k: int) -> int:
+    """How many values 0, 1, 2 ... operands may hold so that k chained ops are exact; below 2 where none are."""
+    dtype = jnp.dtype(dtype)
+    if jnp.issubdtype(dtype, jnp.integer):  # sums wrap around, which is exact
+        return min(int(jnp.iinfo(dtype).max), _MAX_VALUES)
+    info = jnp.finfo(dtype)
+    significand, magnitude = collective.growth(n, k)
+    return min(2 ** (info.nmant + 1) // significand, int(float(info.max)) // magnitude, _MAX_VALUES - 1) + 1
+
+
+def longest_exact_chain(collective: Collective, dtype: Any, n: int, chain: int) -> int:
+    """The longest chain up to `chain` whose results are exact in `dtype`."""
+    for k in range(chain, 0, -1):
+        if num_values(collective, dtype, n, k) >= 2:
+            return k
+    raise ValueError(f"{collective.name}: no sum over {n} ranks is exact in {jnp.dtype(dtype).name}")
+
+
+def make_operands(collective: Collective, size: Size, dtype: Any, n: int, k: int) -> np.ndarray:
+    """Random integers, (ranks, elements of the operand): a block in the wrong place does not look right by chance."""
+    if not collective.sized:
+        return np.zeros((n, size.operand), dtype)  # a barrier changes nothing, its baseline must not either
+    values = num_values(collective, dtype, n, k)
+    random = np.random.default_rng(0)
+    return np.stack([random.integers(values, size=size.operand, dtype=np.uint8).astype(dtype) for _ in range(n)])
+
+
+def place(xs: np.ndarray, group: Group) -> jax.Array:
+    return jax.device_put(xs.reshape(-1), NamedSharding(group.mesh, P(group.axis)))
+
+
+def program(
+    collective: Collective, lib: Any, group: Group, chain: int, options: dict, isolate: bool = False
+) -> Callable[[jax.Array], jax.Array]:
+    """A jitted chain of dependent ops of `lib`; isolate keeps XLA from simplifying across them."""
+    n = group.size
+
+    def body(x):
+        for step in range(chain):
+            y = collective.run(lib, x, group.axis, n, options)
+            if isolate:
+                y = lax.optimization_barrier(y)
+            if step + 1 < chain:
+                x = y if collective.restore is None else collective.restore(y, x, group.axis, n)
+        return y
+
+    spec = P(group.axis)
+    mapped = jax.shard_map(body, mesh=group.mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    return jax.jit(mapped)
+
+
+def count_wrong(y: jax.Array, expected: Any) -> int:
+    """Elements, over all ranks, that differ from the oracle."""
+    wrong = 0
+    for shard in y.addressable_shards:
+        (index,) = shard.index
+        rank = (index.start or 0) // shard.data.shape[0]
+        wrong += int(np.count_nonzero(np.asarray(shard.data) != expected[rank]))
+    return wrong

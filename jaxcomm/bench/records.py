@@ -1,0 +1,214 @@
+"""Results: one record per measurement, where and how they were taken, and the targets they are held against."""
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import shlex
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jaxcomm
+from jaxcomm.bench import measure
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One op at one size in one mode. Times are medians per op; GB are 1e9 bytes. None: there is nothing to measure.
+
+    Attributes:
+      size_bytes, count: as in nccl-tests; 0 for ops without data.
+      baseline: what ran beside it, or None.
+      limit_us: copying ranks * size_bytes once with all cores: into fresh memory in mode call, reused in mode chain.
+      chain: ops in one jit.
+      wrong, baseline_wrong: elements that differ from the oracle, over all ranks and all checks.
+    """
+
+    op: str
+    mode: str
+    size_bytes: int
+    count: int
+    dtype: str
+    ranks: int
+    algorithm: str
+    chain: int
+    reps: int
+    time_us: float | None
+    p99_us: float | None
+    algbw_gb_per_s: float | None
+    busbw_gb_per_s: float | None
+    wrong: int
+    baseline: str | None
+    baseline_time_us: float | None
+    baseline_p99_us: float | None
+    baseline_wrong: int
+    limit_us: float | None
+
+    @property
+    def speedup(self) -> float | None:
+        """The baseline's time over ours."""
+        return _quotient(self.baseline_time_us, self.time_us)
+
+    @property
+    def over_limit(self) -> float | None:
+        """Our time over the copy limit's."""
+        return _quotient(self.time_us, self.limit_us)
+
+
+def _quotient(a: float | None, b: float | None) -> float | None:
+    return None if a is None or not b else a / b
+
+
+def size_text(size_bytes: int) -> str:
+    for unit, scale in (("GiB", 1 << 30), ("MiB", MIB), ("KiB", KIB)):
+        if size_bytes >= scale and size_bytes % scale == 0:
+            return f"{size_bytes // scale} {unit}"
+    return f"{size_bytes} B"
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A bound on one figure of all records that it selects."""
+
+    text: str
+    selects: Callable[[Record], bool]
+    figure: Callable[[Record], float | None]
+    bound: float
+    upper: bool = False  # the bound is the largest good figure, not the smallest
+
+    def judge(self, records: Iterable[Record]) -> dict[str, Any]:
+        """{"target", "verdict": met, missed or not measured, "worst": text, "missed": texts}."""
+        found = [(r, f) for r in records if self.selects(r) and (f := self.figure(r)) is not None]
+        if not found:
+            return {"target": self.text, "verdict": "not measured", "worst": None, "missed": []}
+        sign = -1 if self.upper else 1
+        worst = min(found, key=lambda pair: sign * pair[1])
+        missed = [pair for pair in found if sign * pair[1] < sign * self.bound]
+        return {
+            "target": self.text,
+            "verdict": "missed" if missed else "met",
+            "worst": _figure_text(*worst),
+            "missed": [_figure_text(*pair) for pair in missed],
+        }
+
+
+def _figure_text(record: Record, figure: float) -> str:
+    size = f" {size_text(record.size_bytes)}" if record.size_bytes else ""
+    return f"{record.op}{size} {figure:.2f}"
+
+
+def _chain(record: Record, sizes: Callable[[int], bool]) -> bool:
+    return record.mode == "chain" and sizes(record.size_bytes)
+
+
+def _large(size_bytes: int) -> bool:
+    return MIB <= size_bytes <= 64 * MIB
+
+
+# For 8 forced host devices on 2 cores and float32. Ops without data count with the smallest sizes.
+TARGETS = (
+    Target(
+        "chain, 1 KiB and 64 KiB: every op at least 3 times as fast as jax.lax",
+        lambda r: _chain(r, lambda size: size in (0, KIB, 64 * KIB)),
+        lambda r: r.speedup,
+        bound=3,
+    ),
+    Target(
+        "chain, 1 KiB: every op at most 40 us",
+        lambda r: _chain(r, lambda size: size in (0, KIB)),
+        lambda r: r.time_us,
+        bound=40,
+        upper=True,
+    ),
+    Target(
+        "chain, 1 MiB to 64 MiB: all_to_all at least 3 times as fast as jax.lax",
+        lambda r: r.op == "all_to_all" and _chain(r, _large),
+        lambda r: r.speedup,
+        bound=3,
+    ),
+    Target(
+        "chain, 1 MiB to 64 MiB: every other op at least as fast as jax.lax",
+        lambda r: r.op != "all_to_all" and _chain(r, _large),
+        lambda r: r.speedup,
+        bound=1,
+    ),
+    Target(
+        "chain, 1 MiB to 64 MiB: every other op at most 1.5 times the copy limit",
+        lambda r: r.op != "all_to_all" and _chain(r, _large),
+        lambda r: r.over_limit,
+        bound=1.5,
+        upper=True,
+    ),
+    Target(
+        "call, 256 B to 64 MiB: no op slower than jax.lax",
+        lambda r: r.mode == "call" and (r.size_bytes == 0 or 256 <= r.size_bytes <= 64 * MIB),
+        lambda r: r.speedup,
+        bound=1,
+    ),
+)
+
+
+def judge(records: Sequence[Record]) -> list[dict[str, Any]]:
+    return [target.judge(records) for target in TARGETS]
+
+
+def _git(*arguments: str) -> str | None:
+    folder = pathlib.Path(__file__).parent
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu_model() -> str:
+    try:
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def context(argv: Sequence[str], parameters: dict[str, Any]) -> dict[str, Any]:
+    """Everything needed to judge and repeat a run; commit and dirty are None outside a checkout."""
+    commit = _git("rev-parse", "HEAD")
+    changes = _git("status", "--porcelain", "--untracked-files=no")
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    names = ("jax", "jaxlib", "numpy")
+    return {
+        "command": shlex.join(["python", "-m", "jaxcomm.bench", *argv]),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "dirty": None if commit is None or changes is None else changes != "",
+        "machine": {"cpu": _cpu_model(), "cores": measure.cores(), "memory_gib": round(memory_bytes / 2**30, 1)},
+        "kernel": platform.release(),
+        "versions": {
+            "python": platform.python_version(),
+            "jaxcomm": jaxcomm.__version__,
+            **{name: importlib.metadata.version(name) for name in names},
+        },
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("JAX", "XLA_", "GLIBC_TUNABLES", "MALLOC_"))
+        },
+        "parameters": parameters,
+    }
+
+
+def save(path: str, run: dict[str, Any], records: Sequence[Record]) -> None:
+    document = {**run, "records": [dataclasses.asdict(r) for r in records], "targets": judge(records)}
+    pathlib.Path(path).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def load(path: str) -> tuple[dict[str, Any], list[Record]]:
+    document = json.loads(pathlib.Path(path).read_text())
+    return document, [Record(**r) for r in document.pop("records")]

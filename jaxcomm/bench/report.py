@@ -1,0 +1,217 @@
+"""Results for people: lines in the columns of nccl-tests, a summary, Markdown tables, a plot."""
+
+import pathlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jaxcomm.bench.records import KIB, MIB, Record, judge, size_text
+
+_COLUMNS = (
+    # title, unit, width
+    ("size", "(B)", 10),
+    ("count", "(elements)", 10),
+    ("type", "", 9),
+    ("op", "", 12),
+    ("mode", "", 5),
+    ("algorithm", "", 22),
+    ("time", "(us)", 10),
+    ("algbw", "(GB/s)", 7),
+    ("busbw", "(GB/s)", 7),
+    ("#wrong", "", 6),
+    ("p99", "(us)", 10),
+    ("lax", "(us)", 10),
+    ("lax/ours", "", 8),
+    ("ours/limit", "", 10),
+    ("reps", "", 5),
+)
+_LEFT = ("type", "op", "mode", "algorithm")
+_TABLE_SIZES = (KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
+_MARKS = ("<!-- benchmark table: begin -->", "<!-- benchmark table: end -->")
+
+
+def _row(cells: Iterable[str]) -> str:
+    padded = (
+        f"{cell:<{width}}" if title in _LEFT else f"{cell:>{width}}"
+        for cell, (title, _, width) in zip(cells, _COLUMNS, strict=True)
+    )
+    return " ".join(padded).rstrip()
+
+
+def _number(value: float | None, nothing: str = "-") -> str:
+    return nothing if value is None else f"{value:.2f}"
+
+
+def machine_line(run: dict[str, Any]) -> str:
+    machine, versions = run["machine"], run["versions"]
+    commit = "no commit known" if run["commit"] is None else "commit " + run["commit"][:12]
+    if run["dirty"]:
+        commit += " with changes"
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB; Python {versions['python']}, "
+        f"jax {versions['jax']}, jaxlib {versions['jaxlib']}, jaxcomm {versions['jaxcomm']}, {commit}"
+    )
+
+
+def header(run: dict[str, Any]) -> str:
+    p = run["parameters"]
+    chain = f"chain: {p['chain']} dependent ops inside one jit, time per op" + (", isolated" if p["isolate"] else "")
+    lines = [
+        f"{run['command']}   ({run['started']})",
+        machine_line(run),
+        f"{p['ranks']} CPU devices as {p['axes']}; call: one op per jit call, host to host; {chain}",
+        "size: as in nccl-tests, per device. time, lax: medians; lax/ours above 1: jaxcomm is faster",
+        f"limit: {run['machine']['cores']} threads copy {p['ranks']} buffers of that size (call: into fresh memory)",
+    ]
+    titles = _row(title for title, _, _ in _COLUMNS), _row(unit for _, unit, _ in _COLUMNS)
+    return "\n".join("# " + line for line in lines) + "\n" + "\n".join("# " + title for title in titles)
+
+
+def line(r: Record) -> str:
+    missing = "none" if r.baseline is None else "-"
+    cells = (
+        str(r.size_bytes),
+        str(r.count),
+        r.dtype,
+        r.op,
+        r.mode,
+        r.algorithm,
+        _number(r.time_us),
+        _number(r.algbw_gb_per_s),
+        _number(r.busbw_gb_per_s),
+        str(r.wrong),
+        _number(r.p99_us),
+        _number(r.baseline_time_us, missing),
+        _number(r.speedup, missing),
+        _number(r.over_limit),
+        str(r.reps),
+    )
+    note = f"  # {r.baseline}: {r.baseline_wrong} wrong" if r.baseline_wrong else ""
+    return "  " + _row(cells) + note
+
+
+def _in_order(values: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(values))
+
+
+def summary(records: Sequence[Record]) -> str:
+    """Worst ratios per op and mode, and each target with a plain verdict."""
+    lines = ["", "Worst ratios (limit: from 1 MiB):"]
+    for mode in _in_order(r.mode for r in records):
+        for op in _in_order(r.op for r in records):
+            rows = [r for r in records if (r.op, r.mode) == (op, mode)]
+            slowest = min((r for r in rows if r.speedup is not None), key=lambda r: r.speedup or 0, default=None)
+            farthest = max(
+                (r for r in rows if r.size_bytes >= MIB and r.over_limit is not None),
+                key=lambda r: r.over_limit or 0,
+                default=None,
+            )
+            parts = []
+            if slowest:
+                parts.append(f"lax/ours {slowest.speedup:6.2f} at {size_text(slowest.size_bytes)}")
+            if farthest:
+                parts.append(f"ours/limit {farthest.over_limit:6.2f} at {size_text(farthest.size_bytes)}")
+            if parts:
+                lines.append(f"  {mode:5} {op:12} " + "   ".join(parts))
+    lines += ["", "Targets (stated for 8 devices on 2 cores, float32):"]
+    for result in judge(records):
+        worst = f" (worst: {result['worst']})" if result["worst"] else ""
+        lines.append(f"  {result['verdict']:12} {result['target']}{worst}")
+        if result["missed"]:
+            lines.append(f"               missed by: {', '.join(result['missed'])}")
+    wrong = sum(r.wrong for r in records)
+    lines += ["", f"{len(records)} measurements, {wrong} wrong elements"]
+    return "\n".join(lines)
+
+
+def _time_text(us: float) -> str:
+    return f"{us:.1f} us" if us < 100 else f"{us:.0f} us" if us < 1000 else f"{us / 1e3:.1f} ms"
+
+
+def markdown(run: dict[str, Any], records: Sequence[Record]) -> str:
+    """One table per mode: our time, and how many times longer jax.lax takes."""
+    sizes = sorted({r.size_bytes for r in records if r.size_bytes} & set(_TABLE_SIZES))
+    sizes = sizes or sorted({r.size_bytes for r in records if r.size_bytes})
+    p = run["parameters"]
+    titles = {
+        "chain": f"Chain of {p['chain']} dependent ops inside one `jit`, time per op",
+        "call": "One op per `jit` call, host to host",
+    }
+    out = []
+    for mode in ("chain", "call"):
+        rows = [r for r in records if r.mode == mode]
+        if not rows:
+            continue
+        out += [f"{titles[mode]} (in brackets: time of `jax.lax` divided by it):", ""]
+        out += ["| op | " + " | ".join(size_text(s) for s in sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
+        for op in _in_order(r.op for r in rows):
+            cells = []
+            for size in sizes:
+                # An op without data has one row: it goes into the first column.
+                found = [r for r in rows if r.op == op and r.size_bytes in (size, 0) and r.time_us is not None]
+                if not found or (found[0].size_bytes == 0 and size != sizes[0]):
+                    cells.append("")
+                    continue
+                ratio = "none" if found[0].speedup is None else f"{found[0].speedup:.1f}x"
+                cells.append(f"{_time_text(found[0].time_us or 0)} ({ratio})")
+            out.append(f"| `{op}` | " + " | ".join(cells) + " |")
+        limits = {r.size_bytes: r.limit_us for r in rows if r.limit_us is not None}
+        out.append("| copy limit | " + " | ".join(_time_text(limits[s]) if s in limits else "" for s in sizes) + " |")
+        out.append("")
+    out.append(f"{p['ranks']} CPU devices, {p['dtype']}. {machine_line(run)}.")
+    return "\n".join(out) + "\n"
+
+
+def update_markdown(path: str, table: str) -> None:
+    """Replaces what stands between the marks of a Markdown file."""
+    begin, end = _MARKS
+    text = pathlib.Path(path).read_text()
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{path} must hold the lines {begin} and {end} once each")
+    pattern = re.escape(begin) + ".*?" + re.escape(end)
+    pathlib.Path(path).write_text(re.sub(pattern, lambda _: f"{begin}\n{table}{end}", text, flags=re.DOTALL))
+
+
+def plot(path: str, run: dict[str, Any], records: Sequence[Record]) -> None:
+    """Writes a PNG: time over size, one panel per op, solid lines for chains and dashed ones for calls."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    ops = _in_order(r.op for r in records if r.size_bytes and r.time_us is not None)
+    columns = min(len(ops), 4) or 1
+    rows = -(-len(ops) // columns) or 1
+    figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3.4 * rows + 0.6), squeeze=False, sharex=True)
+    series = (
+        ("time_us", "jaxcomm", "tab:blue"),
+        ("baseline_time_us", "jax.lax", "tab:orange"),
+        ("limit_us", "copy limit", "tab:gray"),
+    )
+    lines: dict[str, Any] = {}
+    for axis, op in zip(axes.flat, ops, strict=False):
+        for mode, style in (("chain", "-"), ("call", "--")):
+            for field, label, color in series:
+                points = [
+                    (r.size_bytes, getattr(r, field))
+                    for r in sorted(records, key=lambda r: r.size_bytes)
+                    if r.op == op and r.mode == mode and getattr(r, field) is not None
+                ]
+                if points:
+                    (drawn,) = axis.plot(*zip(*points, strict=True), style, color=color, marker=".", linewidth=1)
+                    lines[f"{label}, {mode}"] = drawn
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(lambda size_bytes, _: size_text(round(size_bytes)))
+        axis.set(yscale="log", title=op)
+        axis.grid(alpha=0.3)
+    for axis in axes.flat[len(ops) :]:
+        axis.set_visible(False)
+    for axis in axes[-1]:
+        axis.set_xlabel("size per device")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("us per op")
+    figure.legend(lines.values(), lines.keys(), loc="lower center", ncols=3, frameon=False)
+    figure.suptitle(machine_line(run), fontsize=8)
+    figure.tight_layout(rect=(0, 0.16 / rows, 1, 1))
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

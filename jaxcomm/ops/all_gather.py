@@ -1,0 +1,133 @@
+"""all_gather: every rank gets every rank's block."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxcomm import _check, _compat
+from jaxcomm._lowering import Call
+from jaxcomm._primitive import block_run, define, shift
+
+
+def all_gather(
+    x: Any,
+    axis_name: Any,
+    *,
+    axis_index_groups: Any = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: str = "varying",
+    algorithm: str | None = None,
+) -> Any:
+    """Collects one block per rank along ``axis``; every rank gets all blocks in rank order.
+
+    Args:
+      x: pytree of this rank's blocks, (..., d, ...); same shapes and dtypes on every rank.
+      axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group.
+      axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
+      axis: where d (tiled) or the new dimension of size n (not tiled) sits; negative counts from the end.
+      tiled: join along ``axis`` instead of adding a dimension.
+      to: type of the result under check_vma=True, as in jax.lax.all_gather: "varying" or "invarying"; "reduced" is left
+        to jax.lax.
+      algorithm: a name from ``algorithms("all_gather")``; None lets the selection table choose.
+
+    Returns:
+      (..., n * d, ...) if tiled, else (..., n, d, ...); block r came from rank r.
+
+    Raises:
+      NameError: axis_name is not bound by an enclosing shard_map or vmap.
+      ValueError: axis, groups, ``to`` or algorithm don't fit (when tracing).
+      TypeError: a tracer where a static value is needed, or an unsupported element type.
+      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+
+    Cost: (n - 1) * block bytes sent per rank; direct and ring n - 1 messages, recursive doubling log2 n.
+    Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+    """
+    op = "all_gather"
+    axes = _check.axes(op, axis_name)
+    groups = _check.groups(op, axis_index_groups, axes)
+    _check.algorithm(op, op, algorithm)
+    if to not in ("varying", "invarying", "reduced"):
+        raise ValueError(f"{op}: to must be 'varying', 'invarying' or 'reduced', got {to!r}")
+    if to != "varying" and groups is not None:
+        raise NotImplementedError(f"{op}: to={to!r} can't be combined with axis_index_groups")
+    if to == "reduced":
+        return lax.all_gather(x, axes, axis=axis, tiled=tiled, to=to)
+    if not axes:
+        return x
+    call = Call(op, axes, groups, algorithm, _check.call_site())
+
+    def bind(leaf):
+        _check.element_type(op, leaf)
+        dimension = _check.dimension(op, "axis", axis, leaf.ndim + (not tiled))
+        leaf = _compat.make_varying(leaf, axes)
+        if not tiled:
+            leaf = lax.expand_dims(leaf, (dimension,))
+        primitive = all_gather_p if to == "varying" else all_gather_invariant_p
+        return primitive.bind(leaf, call=call, axis=dimension)
+
+    return jax.tree.map(bind, jax.tree.map(jax.numpy.asarray, x))
+
+
+def _shape(x, *, call, axis):
+    _check.unsharded(call.op, "axis", axis, x)
+    shape = list(x.shape)
+    shape[axis] *= _check.group_size(call.axes, call.groups)
+    return x.update(shape=tuple(shape), weak_type=False)
+
+
+def _shape_invariant(x, *, call, axis):
+    return _compat.with_varying(_shape(x, call=call, axis=axis), _compat.varying_axes(x) - set(call.axes))
+
+
+def _attributes(x, n, *, axis):
+    return {"output_run": np.int64(block_run(x.shape, axis))}
+
+
+def _transpose(ct, x, *, call, axis):
+    from jaxcomm.ops.psum_scatter import reduce_scatter_p
+
+    return reduce_scatter_p.bind(_compat.make_varying(ct, call.axes), call=call, axis=axis)
+
+
+def _transpose_invariant(ct, x, *, call, axis):
+    start = lax.axis_index(call.axes) * x.shape[axis]
+    return lax.dynamic_slice_in_dim(_compat.make_varying(ct, call.axes), start, x.shape[axis], axis)
+
+
+def _batch(bind, x, d, *, call, axis):
+    return bind(x, call=call, axis=shift(axis, d)), d
+
+
+def _batch_named(bind, axis_data, x, d, *, call, axis):
+    if call.groups is not None or len(call.axes) > 1:
+        raise NotImplementedError(
+            f"{call.op}: over an axis of vmap neither further axes nor axis_index_groups are supported, got {call.axes}"
+        )
+    n = axis_data.size
+    return _compat.batch_like(
+        lax.all_gather_p,
+        axis_data,
+        x,
+        d,
+        axis_name=call.axes,
+        axis_index_groups=call.groups,
+        axis_size=n,
+        all_gather_dimension=axis,
+        tiled=True,
+    )
+
+
+all_gather_p = define(
+    "all_gather", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+)
+all_gather_invariant_p = define(
+    "all_gather",
+    shape=_shape_invariant,
+    attributes=_attributes,
+    transpose=_transpose_invariant,
+    batch=_batch,
+    batch_named=_batch_named,
+)

@@ -1,0 +1,118 @@
+"""all_to_all: every rank sends a different block to every rank."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxcomm import _check, _compat
+from jaxcomm._lowering import Call
+from jaxcomm._primitive import block_run, define, shift
+
+
+def all_to_all(
+    x: Any,
+    axis_name: Any,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: Any = None,
+    tiled: bool = False,
+    algorithm: str | None = None,
+) -> Any:
+    """Cuts x into one block per rank, sends block j to rank j, and joins what arrives in rank order.
+
+    Args:
+      x: pytree of arrays of the same shape and dtype on every rank; dimension ``split_axis`` has size n (not tiled) or
+        a multiple of n (tiled), where n is the number of ranks in a group.
+      axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost one stays
+        inside a node.
+      split_axis: dimension of x that is cut into n blocks; negative counts from the end.
+      concat_axis: dimension of the result along which the n blocks are joined (tiled), or position of the new
+        dimension after ``split_axis`` has been removed (not tiled).
+      axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
+      tiled: keep the number of dimensions instead of removing ``split_axis`` and adding ``concat_axis``.
+      algorithm: a name from ``algorithms("all_to_all")``; None lets the selection table choose.
+
+    Returns:
+      Arrays with ``split_axis`` divided and ``concat_axis`` multiplied by n (tiled), or with ``split_axis`` removed and
+      a dimension of size n inserted at ``concat_axis`` (not tiled). Block j came from rank j.
+
+    Raises:
+      NameError: axis_name is not bound by an enclosing shard_map or vmap.
+      ValueError: sizes, dimensions, groups or algorithm don't fit (when tracing).
+      TypeError: a tracer where a static value is needed, or an unsupported element type.
+      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+
+    Cost: direct, (n - 1) * block bytes sent per rank in n - 1 messages; hierarchical, n / L - 1 messages of L blocks
+    between nodes of L ranks. See docs/algorithms.md.
+    """
+    op = "all_to_all"
+    axes = _check.axes(op, axis_name)
+    groups = _check.groups(op, axis_index_groups, axes)
+    _check.algorithm(op, op, algorithm)
+    n = _check.group_size(axes, groups)
+    call = Call(op, axes, groups, algorithm, _check.call_site())
+
+    def bind(leaf):
+        _check.element_type(op, leaf)
+        split = _check.dimension(op, "split_axis", split_axis, leaf.ndim)
+        concat = _check.dimension(op, "concat_axis", concat_axis, leaf.ndim)
+        leaf = _compat.make_varying(leaf, axes)
+        if tiled:
+            _check.divisible(op, "split_axis", split, leaf.shape, n, axes)
+            return all_to_all_p.bind(leaf, call=call, split_axis=split, concat_axis=concat)
+        _check.equal(op, "split_axis", split, leaf.shape, n, axes)
+        if split == concat:
+            return all_to_all_p.bind(leaf, call=call, split_axis=split, concat_axis=concat)
+        # concat_axis counts dimensions without split_axis: put the new one there, and drop the old one afterwards.
+        concat += split < concat
+        split += concat <= split
+        y = all_to_all_p.bind(lax.expand_dims(leaf, (concat,)), call=call, split_axis=split, concat_axis=concat)
+        return lax.squeeze(y, (split,))
+
+    return jax.tree.map(bind, jax.tree.map(jax.numpy.asarray, x))
+
+
+def _shape(x, *, call, split_axis, concat_axis):
+    n = _check.group_size(call.axes, call.groups)
+    for name, axis in (("split_axis", split_axis), ("concat_axis", concat_axis)):
+        _check.unsharded(call.op, name, axis, x)
+    shape = list(x.shape)
+    shape[split_axis] //= n
+    shape[concat_axis] *= n
+    return x.update(shape=tuple(shape), weak_type=False)
+
+
+def _attributes(x, n, *, split_axis, concat_axis):
+    block = list(x.shape)
+    block[split_axis] //= n
+    return {
+        "input_run": np.int64(block_run(block, split_axis)),
+        "output_run": np.int64(block_run(block, concat_axis)),
+    }
+
+
+def _transpose(ct, _, *, call, split_axis, concat_axis):
+    return all_to_all_p.bind(ct, call=call, split_axis=concat_axis, concat_axis=split_axis)
+
+
+def _batch(bind, x, d, *, call, split_axis, concat_axis):
+    return bind(x, call=call, split_axis=shift(split_axis, d), concat_axis=shift(concat_axis, d)), d
+
+
+def _batch_named(bind, axis_data, x, d, *, call, **params):
+    if call.groups is not None:
+        raise NotImplementedError(f"{call.op}: axis_index_groups is not supported for an axis of vmap")
+    if d is None:  # JAX's rule gets the shape wrong there
+        x, d = lax.broadcast(x, (axis_data.size,)), 0
+    # One of the axes is the vmapped one, so this is partly or wholly a permutation on the device: JAX's rule does it.
+    return _compat.batch_like(
+        lax.all_to_all_p, axis_data, x, d, axis_name=call.axes, axis_index_groups=call.groups, tiled=True, **params
+    )
+
+
+all_to_all_p = define(
+    "all_to_all", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+)

@@ -1,0 +1,78 @@
+"""barrier: nobody goes on before everybody has arrived."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import _check, _compat, _lowering
+from jaxcomm._lowering import Call
+
+
+def barrier(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None) -> Any:
+    """Returns x once every rank of the group has arrived here.
+
+    A barrier orders only what depends on its result: pass what must wait through it.
+
+    Args:
+      x: pytree of arrays of any shapes and dtypes, also different ones on different ranks.
+      axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost one stays
+        inside a node.
+      axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
+      algorithm: a name from ``algorithms("barrier")``; None lets the selection table choose.
+
+    Returns:
+      x, unchanged and not copied.
+
+    Raises:
+      NameError: axis_name is not bound by an enclosing shard_map or vmap.
+      ValueError: groups or algorithm don't fit, or x has no arrays (when tracing).
+      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+
+    Cost: dissemination, ceil(log2 n) signals per rank.
+    Source: Hensgen, Finkel, Manber, Int. J. Parallel Programming 17(1), 1988, doi 10.1007/BF01379320.
+    """
+    op = "barrier"
+    axes = _check.axes(op, axis_name)
+    groups = _check.groups(op, axis_index_groups, axes)
+    _check.algorithm(op, op, algorithm)
+    leaves, tree = jax.tree.flatten(x)
+    if not leaves:
+        raise ValueError(f"{op}: x has no arrays; a barrier orders only what passes through it")
+    for leaf in leaves:
+        _check.element_type(op, leaf)
+    leaves = [_compat.make_varying(jnp.asarray(leaf), axes) for leaf in leaves]
+    call = Call(op, axes, groups, algorithm, _check.call_site())
+    return jax.tree.unflatten(tree, barrier_p.bind(*leaves, call=call))
+
+
+def _lower(ctx, *xs, call):
+    return _lowering.lower(
+        ctx,
+        *xs,
+        call=call,
+        target="jaxcomm_barrier",
+        attributes=lambda x, n: {},
+        alone=lambda x, shape: x,
+        in_place=True,
+    )
+
+
+def _jvp(primals, tangents, *, call):
+    return barrier_p.bind(*primals, call=call), list(tangents)
+
+
+def _batch(axis_data, args, dims, *, call):
+    axes = tuple(a for a in call.axes if a != axis_data.name)
+    if axes != call.axes and call.groups is not None:
+        raise NotImplementedError(f"{call.op}: axis_index_groups is not supported for an axis of vmap")
+    return (barrier_p.bind(*args, call=call.over(axes)) if axes else args), dims
+
+
+# Several operands and results, so not by _primitive.define. The derivative does not wait: nothing depends on it.
+barrier_p = _compat.Primitive("jaxcomm_barrier")
+barrier_p.multiple_results = True
+barrier_p.def_abstract_eval(lambda *xs, call: [x.update(weak_type=False) for x in xs])
+_compat.mlir.register_lowering(barrier_p, _lower, platform="cpu")
+_compat.ad.primitive_jvps[barrier_p] = _jvp
+_compat.batching.fancy_primitive_batchers[barrier_p] = _batch

@@ -1,0 +1,86 @@
+"""pbroadcast: every rank gets one rank's array (native name: broadcast)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcomm import _check, _compat
+from jaxcomm._lowering import Call
+from jaxcomm._primitive import define
+from jaxcomm.ops.psum import psum
+
+
+def pbroadcast(x: Any, axis_name: Any, source: int, *, algorithm: str | None = None) -> Any:
+    """Copies x of rank ``source`` to every rank.
+
+    Args:
+      x: pytree of arrays of the same shape and dtype on every rank; only that of ``source`` counts.
+      axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost one stays
+        inside a node.
+      source: rank along axis_name, 0 to n - 1; static.
+      algorithm: a name from ``algorithms("pbroadcast")``; None lets the selection table choose.
+
+    Returns:
+      Arrays of the shapes of x.
+
+    Raises:
+      NameError: axis_name is not bound by an enclosing shard_map or vmap.
+      ValueError: no such source, or unknown algorithm (when tracing).
+      TypeError: a tracer where a static value is needed, or an unsupported element type.
+      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+
+    Cost: n - 1 messages of the size of x from the source (direct), or log2 n rounds (tree).
+    """
+    op = "pbroadcast"
+    axes = _check.axes(op, axis_name)
+    _check.algorithm(op, "broadcast", algorithm)
+    root = _check.integer(op, "source", source)
+    n = lax.axis_size(axes)
+    if not 0 <= root < n:
+        raise ValueError(f"{op}: source must be a rank from 0 to {n - 1}, got {root}")
+    call = Call(op, axes, None, algorithm, _check.call_site())
+
+    def bind(leaf):
+        _check.element_type(op, leaf)
+        return broadcast_p.bind(_compat.make_varying(leaf, axes), call=call, source=root)
+
+    return jax.tree.map(bind, jax.tree.map(jnp.asarray, x))
+
+
+def _shape(x, *, call, source):
+    return x.update(weak_type=False)
+
+
+def _attributes(x, n, *, source):
+    return {"root": np.int64(source)}
+
+
+def _transpose(ct, x, *, call, source):
+    # All ranks' cotangents flow back to the source.
+    total = psum(ct, call.axes)
+    return jnp.where(lax.axis_index(call.axes) == source, total, jnp.zeros_like(total))
+
+
+def _batch(bind, x, d, *, call, source):
+    return bind(x, call=call, source=source), d
+
+
+def _batch_named(bind, axis_data, x, d, *, call, source):
+    # The source is one position along the vmapped axis and one rank along the rest.
+    sizes = tuple(lax.axis_size(a) for a in call.axes)
+    where = dict(zip(call.axes, np.unravel_index(source, sizes), strict=True))
+    if d is not None:
+        x = lax.index_in_dim(x, int(where[axis_data.name]), d, keepdims=False)
+    rest = tuple(a for a in call.axes if a != axis_data.name)
+    if not rest:
+        return x, None
+    rest_source = np.ravel_multi_index([where[a] for a in rest], [lax.axis_size(a) for a in rest])
+    return bind(x, call=call.over(rest), source=int(rest_source)), None
+
+
+broadcast_p = define(
+    "broadcast", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+)

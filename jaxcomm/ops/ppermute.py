@@ -1,0 +1,98 @@
+"""ppermute: every rank sends its array to at most one other (native name: permute)."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxcomm import _check, _compat
+from jaxcomm._lowering import Call
+from jaxcomm._primitive import define
+
+
+def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None) -> Any:
+    """Sends x along the given (source, destination) pairs; ranks that receive nothing get zeros.
+
+    Args:
+      x: pytree of arrays of the same shape and dtype on every rank.
+      axis_name: mesh axis, or tuple of axes, outermost first.
+      perm: list of (source, destination) ranks; each rank at most once as source and once as destination.
+      algorithm: a name from ``algorithms("ppermute")``; None lets the selection table choose.
+
+    Returns:
+      Arrays of the shapes of x.
+
+    Raises:
+      NameError: axis_name is not bound by an enclosing shard_map or vmap.
+      ValueError: perm names a rank that does not exist, or one twice; unknown algorithm (when tracing).
+      TypeError: a tracer where a static value is needed, or an unsupported element type.
+      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+
+    Cost: one message of the size of x per rank.
+    """
+    op = "ppermute"
+    axes = _check.axes(op, axis_name)
+    _check.algorithm(op, "permute", algorithm)
+    _check.static(op, "perm", perm)
+    try:
+        rows = [tuple(pair) for pair in perm]
+    except TypeError as error:
+        raise TypeError(f"{op}: perm must be a list of (source, destination) pairs, got {perm!r}") from error
+    if any(len(row) != 2 for row in rows):
+        raise ValueError(f"{op}: perm must be a list of (source, destination) pairs, got {rows}")
+    pairs = tuple((_check.integer(op, "perm", s), _check.integer(op, "perm", d)) for s, d in rows)
+    n = lax.axis_size(axes)
+    for what, ranks in (("source", [s for s, _ in pairs]), ("destination", [d for _, d in pairs])):
+        if len(set(ranks)) != len(ranks):
+            raise ValueError(f"{op}: perm names a {what} twice: {ranks}")
+        if any(not 0 <= r < n for r in ranks):
+            raise ValueError(f"{op}: perm names a {what} outside 0 to {n - 1}: {ranks}")
+    call = Call(op, axes, None, algorithm, _check.call_site())
+
+    def bind(leaf):
+        _check.element_type(op, leaf)
+        return permute_p.bind(_compat.make_varying(leaf, axes), call=call, perm=pairs)
+
+    return jax.tree.map(bind, jax.tree.map(jax.numpy.asarray, x))
+
+
+def _shape(x, *, call, perm):
+    return x.update(weak_type=False)
+
+
+def _attributes(x, n, *, perm):
+    source_of = np.full(n, -1, np.int64)
+    for source, destination in perm:
+        source_of[destination] = source
+    return {"source_of": source_of}
+
+
+def _transpose(ct, x, *, call, perm):
+    return permute_p.bind(ct, call=call, perm=tuple((d, s) for s, d in perm))
+
+
+def _batch(bind, x, d, *, call, perm):
+    return bind(x, call=call, perm=perm), d
+
+
+def _batch_named(bind, axis_data, x, d, *, call, perm):
+    if len(call.axes) > 1:
+        raise NotImplementedError(f"{call.op}: over an axis of vmap further axes are not supported, got {call.axes}")
+    if d is None:
+        x, d = lax.broadcast(x, (axis_data.size,)), 0
+    rows = [jax.numpy.zeros_like(lax.index_in_dim(x, 0, d))] * axis_data.size
+    for source, destination in perm:
+        rows[destination] = lax.index_in_dim(x, source, d)
+    return lax.concatenate(rows, d), d
+
+
+permute_p = define(
+    "permute",
+    shape=_shape,
+    attributes=_attributes,
+    transpose=_transpose,
+    batch=_batch,
+    batch_named=_batch_named,
+    alone=None,  # an empty perm gives zeros
+)

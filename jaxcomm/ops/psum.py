@@ -1,0 +1,145 @@
+"""psum, pmean, pmax, pmin: the same sum, mean, maximum or minimum on every rank (native name: all_reduce)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcomm import _check, _compat
+from jaxcomm._lowering import Call
+from jaxcomm._primitive import ReduceOp, define, in_wider_type
+
+_POSITIONAL: dict[ReduceOp, Callable[..., Any]] = {ReduceOp.SUM: jnp.sum, ReduceOp.MAX: jnp.max, ReduceOp.MIN: jnp.min}
+
+
+def psum(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None) -> Any:
+    """Sums x over the ranks of a group; every rank gets the sum, with the same bits everywhere and in every run.
+
+    Args:
+      x: pytree of arrays of the same shape and dtype on every rank. Booleans are counted as int32. A leaf that is known
+        when tracing is multiplied by the group size without communication.
+      axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost one stays
+        inside a node. Under check_vma=False an integer names a dimension of x to sum over as well.
+      axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
+      algorithm: a name from ``algorithms("psum")``; None lets the selection table choose.
+
+    Returns:
+      Arrays of the shapes of x. 8- and 16-bit floats are accumulated in f32.
+
+    Raises:
+      NameError: axis_name is not bound by an enclosing shard_map or vmap.
+      ValueError: groups or algorithm don't fit (when tracing).
+      TypeError: a tracer where a static value is needed, or an unsupported element type.
+      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+
+    Cost: 2 (n - 1) / n * bytes moved per rank where bandwidth counts; see docs/algorithms.md for the small sizes.
+    Source: Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1; Patarasuk and Yuan, JPDC 69(2), 2009.
+    """
+    return _all_reduce("psum", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm)
+
+
+def pmean(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None) -> Any:
+    """Averages x over the ranks of a group: psum divided by the group size.
+
+    Arguments, errors and cost are those of psum. Integers give floats.
+    """
+    sums = _all_reduce("pmean", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm)
+    n = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
+    return jax.tree.map(lambda s: s / n, sums)
+
+
+def pmax(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None) -> Any:
+    """Takes the elementwise maximum of x over the ranks of a group; NaN where any rank has NaN.
+
+    Arguments, errors and cost are those of psum, for real element types; there is no derivative, as in jax.lax.
+    """
+    return _all_reduce("pmax", ReduceOp.MAX, x, axis_name, axis_index_groups, algorithm)
+
+
+def pmin(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None) -> Any:
+    """Takes the elementwise minimum of x over the ranks of a group; NaN where any rank has NaN.
+
+    Arguments, errors and cost are those of psum, for real element types; there is no derivative, as in jax.lax.
+    """
+    return _all_reduce("pmin", ReduceOp.MIN, x, axis_name, axis_index_groups, algorithm)
+
+
+def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm):
+    names = _check.axes(op, axis_name, dimensions=True)
+    axes = tuple(a for a in names if not isinstance(a, int))
+    positional = tuple(a for a in names if isinstance(a, int))
+    if positional and axis_index_groups is not None:
+        raise ValueError(f"{op}: axis_index_groups can't be combined with dimensions {positional} in axis_name")
+    groups = _check.groups(op, axis_index_groups, axes)
+    _check.algorithm(op, "all_reduce", algorithm)
+    call = Call(op, axes, groups, algorithm, _check.call_site())
+    summed = reduce_op == ReduceOp.SUM
+
+    def bind(leaf):
+        if summed and not _compat.is_tracer(leaf):
+            return lax.psum(leaf, names, axis_index_groups=groups)  # known now: no communication
+        leaf = jnp.asarray(leaf)
+        _check.element_type(op, leaf, ordered=not summed)
+        if _compat.unreduced_axes(leaf):
+            return _JAX_OWN[op](leaf, names, axis_index_groups=groups)
+        if summed and leaf.dtype == np.bool_:
+            leaf = leaf.astype(np.int32)
+        if positional:
+            leaf = _POSITIONAL[reduce_op](leaf, axis=positional)
+        if not axes:
+            return leaf
+        primitive = all_reduce_p if summed else all_reduce_ordered_p
+        leaf = _compat.make_varying(leaf, axes)
+        return in_wider_type(lambda wide: primitive.bind(wide, call=call, reduce_op=reduce_op), leaf)
+
+    return jax.tree.map(bind, x)
+
+
+_JAX_OWN: dict[str, Callable[..., Any]] = {"psum": lax.psum, "pmean": lax.psum, "pmax": lax.pmax, "pmin": lax.pmin}
+
+
+def _shape(x, *, call, reduce_op):
+    varying = _compat.varying_axes(x)
+    if call.groups is None:  # with groups, results differ between them
+        varying = varying - set(call.axes)
+    return _compat.with_varying(x.update(weak_type=False), varying)
+
+
+def _attributes(x, n, *, reduce_op):
+    return {"reduce_op": np.int64(reduce_op)}
+
+
+def _transpose(ct, x, *, call, reduce_op):
+    invariant = tuple(a for a in call.axes if a in _compat.varying_axes(x) and a not in _compat.varying_axes(ct))
+    if invariant:
+        # varying -> invariant: the transpose only changes the type.
+        return _compat.make_varying(ct, invariant)
+    # Without types that tell copies from shares, jax.lax defines psum to be its own transpose.
+    return all_reduce_p.bind(ct, call=call, reduce_op=reduce_op)
+
+
+def _batch(bind, x, d, *, call, reduce_op):
+    return bind(x, call=call, reduce_op=reduce_op), d
+
+
+def _batch_named(bind, axis_data, x, d, *, call, reduce_op):
+    if call.groups is not None:
+        raise NotImplementedError(f"{call.op}: axis_index_groups is not supported for an axis of vmap")
+    if d is not None:
+        x = _POSITIONAL[reduce_op](x, axis=d).astype(x.dtype)
+    elif reduce_op == ReduceOp.SUM:
+        x = x * axis_data.size
+    rest = tuple(a for a in call.axes if a != axis_data.name)
+    return (bind(x, call=call.over(rest), reduce_op=reduce_op) if rest else x), None
+
+
+all_reduce_p = define(
+    "all_reduce", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+)
+# Maxima and minima: not linear, and without a derivative as in jax.lax.
+all_reduce_ordered_p = define(
+    "all_reduce", shape=_shape, attributes=_attributes, transpose=None, batch=_batch, batch_named=_batch_named
+)

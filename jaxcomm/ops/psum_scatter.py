@@ -1,0 +1,108 @@
+"""psum_scatter: the sum of all ranks' arrays, cut into one block per rank (native name: reduce_scatter)."""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from jaxcomm import _check, _compat
+from jaxcomm._lowering import Call
+from jaxcomm._primitive import ReduceOp, block_run, define, in_wider_type, shift
+
+
+def psum_scatter(
+    x: Any,
+    axis_name: Any,
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: Any = None,
+    tiled: bool = False,
+    algorithm: str | None = None,
+) -> Any:
+    """Sums x over the ranks of a group; rank r gets block r of the sum.
+
+    Args:
+      x: pytree of arrays of the same shape and dtype on every rank.
+      axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group.
+      scatter_dimension: dimension that is cut into n blocks: of size n (not tiled) or a multiple of n (tiled); negative
+        counts from the end.
+      axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
+      tiled: keep ``scatter_dimension`` (divided by n) instead of removing it.
+      algorithm: a name from ``algorithms("psum_scatter")``; None lets the selection table choose.
+
+    Returns:
+      The block of the sum that belongs to this rank. 8- and 16-bit floats are accumulated in f32.
+
+    Raises:
+      NameError: axis_name is not bound by an enclosing shard_map or vmap.
+      ValueError: sizes, dimension, groups or algorithm don't fit (when tracing).
+      TypeError: a tracer where a static value is needed, or an unsupported element type.
+      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+
+    Cost: (n - 1) * block bytes read or sent per rank.
+    Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+    """
+    op = "psum_scatter"
+    axes = _check.axes(op, axis_name)
+    groups = _check.groups(op, axis_index_groups, axes)
+    _check.algorithm(op, "reduce_scatter", algorithm)
+    if not axes:
+        return x
+    n = _check.group_size(axes, groups)
+    call = Call(op, axes, groups, algorithm, _check.call_site())
+
+    def scatter(leaf, axis):
+        return in_wider_type(lambda wide: reduce_scatter_p.bind(wide, call=call, axis=axis), leaf)
+
+    def bind(leaf):
+        _check.element_type(op, leaf)
+        if leaf.dtype == np.bool_:
+            raise TypeError(f"{op}: x has element type bool, which has no sum; convert it to an integer type")
+        axis = _check.dimension(op, "scatter_dimension", scatter_dimension, leaf.ndim)
+        leaf = _compat.make_varying(leaf, axes)
+        if tiled:
+            _check.divisible(op, "scatter_dimension", axis, leaf.shape, n, axes)
+            return scatter(leaf, axis)
+        _check.equal(op, "scatter_dimension", axis, leaf.shape, n, axes)
+        return lax.squeeze(scatter(leaf, axis), (axis,))
+
+    return jax.tree.map(bind, jax.tree.map(jax.numpy.asarray, x))
+
+
+def _shape(x, *, call, axis):
+    _check.unsharded(call.op, "scatter_dimension", axis, x)
+    shape = list(x.shape)
+    shape[axis] //= _check.group_size(call.axes, call.groups)
+    return x.update(shape=tuple(shape), weak_type=False)
+
+
+def _attributes(x, n, *, axis):
+    block = list(x.shape)
+    block[axis] //= n
+    return {"input_run": np.int64(block_run(block, axis)), "reduce_op": np.int64(ReduceOp.SUM)}
+
+
+def _transpose(ct, x, *, call, axis):
+    from jaxcomm.ops.all_gather import all_gather_p
+
+    return all_gather_p.bind(ct, call=call, axis=axis)
+
+
+def _batch(bind, x, d, *, call, axis):
+    return bind(x, call=call, axis=shift(axis, d)), d
+
+
+def _batch_named(bind, axis_data, x, d, *, call, axis):
+    if call.groups is not None or len(call.axes) > 1:
+        raise NotImplementedError(
+            f"{call.op}: over an axis of vmap neither further axes nor axis_index_groups are supported, got {call.axes}"
+        )
+    total = x * axis_data.size if d is None else x.sum(axis=d, dtype=x.dtype)
+    n = axis_data.size
+    return total.reshape(*total.shape[:axis], n, total.shape[axis] // n, *total.shape[axis + 1 :]), axis
+
+
+reduce_scatter_p = define(
+    "reduce_scatter", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+)

@@ -1,0 +1,1 @@
+"""Example models, each in a folder made to be forked."""

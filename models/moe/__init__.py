@@ -1,0 +1,1 @@
+"""Byte-level transformer with mixture-of-experts layers; start with README.md."""

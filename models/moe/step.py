@@ -1,0 +1,131 @@
+"""The training step as one jitted function: loss, gradient, exchange of tokens, sum of gradients, update.
+
+Every device is a data-parallel rank and holds a share of the experts. ``comm`` is ``jaxcomm`` or ``jax.lax``; all
+communication goes through its ``all_to_all`` (in model.py) and ``psum`` (here).
+"""
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from .model import AXES, Transformer
+
+
+def make_optimizer(config):
+    """AdamW with linear warm-up and cosine decay. Works on a shard as on the whole, because it is elementwise."""
+    rate = optax.warmup_cosine_decay_schedule(0, config.lr, config.warmup, config.decay_steps, config.lr / 20)
+    return optax.adamw(
+        lambda count: rate(count + 1),  # the first step should move, too
+        b2=0.95,
+        weight_decay=config.weight_decay,
+        mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+    )
+
+
+def init_state(config):
+    """Structure and partition of what is trained, without computing it.
+
+    Returns:
+      graphdef for nnx.merge; specs, the PartitionSpecs of (parameters, optimiser state): P(AXES) for experts, P() for
+      what is replicated; init(), which makes that pair (jit it). Parameters are a plain nested dict.
+    """
+    optimizer = make_optimizer(config)
+
+    def split():
+        return nnx.split(Transformer(config, nnx.Rngs(config.seed)), nnx.Param)
+
+    def init():
+        params = nnx.to_pure_dict(split()[1])
+        return params, optimizer.init(params)
+
+    graphdef, state = nnx.eval_shape(split)
+    specs = nnx.to_pure_dict(nnx.get_partition_spec(state))
+    _, opt_shapes = jax.eval_shape(init)
+    opt_specs = optax.tree_map_params(
+        optimizer, lambda _, spec: spec, opt_shapes, specs, transform_non_params=lambda _: P()
+    )
+    return graphdef, (specs, opt_specs), init
+
+
+def make_loss(config, graphdef, comm):
+    """loss(params, tokens) of one rank -> (loss, metrics).
+
+    ``tokens`` (b, seq + 1) int32. The losses of all ranks sum to the loss of the global batch: each is divided by the
+    number of ranks. Derivatives are taken of this local loss, and all_to_all carries the cotangents between ranks.
+    Hence a gradient of a replicated parameter is this rank's part, to be summed over ranks, while that of an expert
+    is complete: it has seen the tokens of all ranks.
+    """
+
+    def loss(params, tokens, capacity_factor):
+        params = jax.tree.map(lambda x: x.astype(config.dtype), params)
+        model = nnx.merge(graphdef, params)
+        logits, stats = model(tokens[:, :-1], capacity_factor=capacity_factor, comm=comm)
+        nll = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+        metrics = {"loss": nll, "balance": stats.balance, "dropped": stats.dropped}
+        total = nll + config.balance * stats.balance
+        return jax.tree.map(lambda x: x / config.num_ranks, (total, metrics))
+
+    return loss
+
+
+def sum_replicated(grads, specs, comm):
+    """Sums over ranks the leaves with spec P(), in one psum of the list; leaves the experts' alone."""
+    leaves, tree = jax.tree.flatten(grads)
+    replicated = [spec == P() for spec in jax.tree.leaves(specs)]
+    summed = iter(comm.psum([leaf for leaf, shared in zip(leaves, replicated, strict=True) if shared], AXES))
+    leaves = [next(summed) if shared else leaf for leaf, shared in zip(leaves, replicated, strict=True)]
+    return jax.tree.unflatten(tree, leaves)
+
+
+def global_norm(grads, specs, comm):
+    """Norm of the gradient of the whole model; the experts' part is spread over the ranks."""
+    squares = jax.tree.map(lambda x: jnp.sum(jnp.square(x)), grads)
+    pairs = list(zip(jax.tree.leaves(squares), jax.tree.leaves(specs), strict=True))
+    shared = sum(square for square, spec in pairs if spec == P())
+    return jnp.sqrt(shared + comm.psum(sum(square for square, spec in pairs if spec != P()), AXES))
+
+
+def make_grads(config, graphdef, specs, comm):
+    """grads(params, tokens) -> (gradient of the global loss, metrics of the global batch); inside shard_map."""
+    loss = make_loss(config, graphdef, comm)
+
+    def grads(params, tokens):
+        # Marked as different on each rank, or shard_map's derivative would sum the gradients itself, with jax.lax.
+        params = jax.tree.map(lambda x, spec: jax.lax.pcast(x, AXES, to="varying") if spec == P() else x, params, specs)
+        local, metrics = jax.grad(loss, has_aux=True)(params, tokens, config.capacity)
+        return sum_replicated(local, specs, comm), comm.psum(metrics, AXES)
+
+    return grads
+
+
+def make_step(config, mesh, graphdef, specs, comm, check_vma=True):
+    """step(state, tokens) -> (state, metrics): the whole training step as one jitted function.
+
+    ``state`` is (parameters, optimiser state) as partitioned by ``specs``; the old one is donated. ``tokens`` is
+    (batch, seq + 1) int32, its sequences sharded over the ranks.
+    """
+    grads_of = make_grads(config, graphdef, specs[0], comm)
+    optimizer = make_optimizer(config)
+
+    def step(state, tokens):
+        params, opt_state = state
+        grads, metrics = grads_of(params, tokens)
+        norm = global_norm(grads, specs[0], comm)
+        grads = jax.tree.map(lambda x: x * jnp.minimum(1, config.clip / norm), grads)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), {**metrics, "grad_norm": norm}
+
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=(specs, P(AXES)), out_specs=(specs, P()), check_vma=check_vma)
+    return jax.jit(sharded, donate_argnums=0)
+
+
+def make_eval(config, mesh, graphdef, specs, comm):
+    """evaluate(params, tokens) -> metrics of the global batch, with the wider capacity of evaluation."""
+    loss = make_loss(config, graphdef, comm)
+
+    def evaluate(params, tokens):
+        return comm.psum(loss(params, tokens, config.eval_capacity)[1], AXES)
+
+    return jax.jit(jax.shard_map(evaluate, mesh=mesh, in_specs=(specs[0], P(AXES)), out_specs=P()))

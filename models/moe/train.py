@@ -1,0 +1,254 @@
+"""Trains the mixture of experts of model.py on text: ``python -m models.moe.train``."""
+
+import collections
+import functools
+import json
+import math
+import pathlib
+import shutil
+import signal
+import sys
+import time
+import types
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from tqdm import tqdm
+
+from . import config as config_lib
+from . import data
+from .model import AXES, generate
+from .step import init_state, make_eval, make_step
+
+
+def make_mesh(config):
+    """(nodes, gpus) mesh. On the cpu platform makes the devices, unless JAX has already started with enough."""
+    if config.platform == "cpu":
+        try:
+            jax.config.update("jax_num_cpu_devices", config.num_ranks)
+            jax.config.update("jax_platforms", "cpu")
+        except RuntimeError:
+            pass  # JAX has started with another number; the check below tells whether it suffices
+    devices = jax.devices(config.platform)
+    if len(devices) < config.num_ranks:
+        raise ValueError(
+            f"--nodes {config.nodes} --gpus {config.gpus}: need {config.num_ranks} devices, JAX has {len(devices)}"
+        )
+    grid = np.array(devices[: config.num_ranks]).reshape(config.nodes, config.gpus)
+    return Mesh(grid, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+
+def load_comm(config):
+    """What gives all_to_all and psum: the module jax.lax, or those of jaxcomm, which is imported only when chosen."""
+    if config.comm == "lax":
+        return jax.lax
+    try:
+        import jaxcomm
+    except ImportError as error:
+        raise ImportError(f"--comm jaxcomm: {error}. Install it with `make setup`, or use --comm lax.") from error
+    known = ("", *jaxcomm.algorithms("psum"))
+    if config.psum not in known:
+        raise ValueError(f"--psum: got {config.psum!r}, expected one of {known}")
+    psum = functools.partial(jaxcomm.psum, algorithm=config.psum or None)
+    return types.SimpleNamespace(all_to_all=jaxcomm.all_to_all, psum=psum)
+
+
+class Run:
+    """State of a training run and what it leaves in ``config.out``: checkpoints, metrics.jsonl, loss.png."""
+
+    def __init__(self, config, resume=False):
+        self.begin = time.monotonic()
+        self.config = config
+        self.out = pathlib.Path(config.out)
+        self.mesh = make_mesh(config)
+        comm = load_comm(config)
+        self.train_text, self.heldout_text = data.load(config.data, config.heldout, config.seq + 1)
+
+        self.graphdef, specs, init = init_state(config)
+        self.train_step = make_step(config, self.mesh, self.graphdef, specs, comm)
+        self.evaluate_batch = make_eval(config, self.mesh, self.graphdef, specs, comm)
+        shardings = jax.tree.map(self.sharding, specs)
+
+        self.out.mkdir(parents=True, exist_ok=True)
+        if not resume:
+            shutil.rmtree(self.out / "checkpoints", ignore_errors=True)
+            for name in ("metrics.jsonl", "loss.png"):
+                (self.out / name).unlink(missing_ok=True)
+        config.save(self.out / "config.json")
+        self.checkpoints = ocp.CheckpointManager(
+            (self.out / "checkpoints").absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2)
+        )
+        self.step, self.records = 0, []
+        if resume:
+            self.restore(jax.eval_shape(init), shardings)
+        else:
+            self.state = jax.jit(init, out_shardings=shardings)()
+
+    def sharding(self, spec):
+        return NamedSharding(self.mesh, spec)
+
+    def save(self):
+        if self.checkpoints.latest_step() != self.step:
+            self.checkpoints.save(self.step, args=ocp.args.StandardSave(self.state))
+            self.checkpoints.wait_until_finished()  # the next step donates these arrays
+
+    def restore(self, shapes, shardings):
+        """Loads the last checkpoint and the metrics up to its step; what an interrupted run logged later is dropped."""
+        step = self.checkpoints.latest_step()
+        if step is None:
+            raise ValueError(f"--resume: no checkpoint in {self.out / 'checkpoints'}. Start without it.")
+        target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+        self.state = self.checkpoints.restore(step, args=ocp.args.StandardRestore(target))
+        lines = (self.out / "metrics.jsonl").read_text().splitlines()
+        self.step, self.records = step, [r for r in map(json.loads, lines) if r["step"] <= step]
+        (self.out / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.records))
+
+    def log(self, **record):
+        self.records.append({"step": self.step, **record})
+        with open(self.out / "metrics.jsonl", "a") as file:
+            file.write(json.dumps(self.records[-1]) + "\n")
+
+    def put(self, tokens):
+        return jax.device_put(tokens, self.sharding(P(AXES)))
+
+    def advance(self):
+        """One training step -> its metrics as Python numbers."""
+        config = self.config
+        tokens = data.train_batch(self.train_text, config.batch, config.seq + 1, config.seed, self.step)
+        self.state, metrics = self.train_step(self.state, self.put(tokens))
+        self.step += 1
+        return {name: float(value) for name, value in metrics.items()}
+
+    def evaluate(self):
+        """Bits per byte and share of dropped choices on held-out text, always the same windows; also logged."""
+        config = self.config
+        batches = data.heldout_batches(self.heldout_text, config.batch, config.seq + 1, config.eval_batches)
+        results = [self.evaluate_batch(self.state[0], self.put(tokens)) for tokens in batches]
+        loss, dropped = (float(np.mean([result[name] for result in results])) for name in ("loss", "dropped"))
+        record = {"heldout_bits_per_byte": loss / math.log(2), "heldout_dropped": dropped}
+        self.log(**record)
+        return record
+
+    def plot(self):
+        """Writes loss.png: every training step and every evaluation, in bits per byte."""
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+
+        fig, axis = plt.subplots(figsize=(7, 4))
+        for name, scale, style in (("loss", math.log(2), "-"), ("heldout_bits_per_byte", 1, "o-")):
+            points = [(record["step"], record[name] / scale) for record in self.records if name in record]
+            if points:
+                label = "held-out" if name.startswith("heldout") else "training"
+                axis.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
+        axis.set(xlabel="step", ylabel="bits per byte", title=f"models/moe, --comm {self.config.comm}")
+        axis.grid(alpha=0.3)
+        axis.legend()
+        fig.tight_layout()
+        fig.savefig(self.out / "loss.png", dpi=120)
+        plt.close(fig)
+
+    def sample(self):
+        device = self.mesh.devices.flat[0]
+        text = generate(self.config, self.graphdef, self.state[0], device)
+        (self.out / "sample.txt").write_bytes(text)
+        return text
+
+
+class Interrupt:
+    """Ctrl-C sets a flag, so that the step in progress ends and can be saved; a second Ctrl-C stops at once."""
+
+    def __enter__(self):
+        self.asked = False
+        try:
+            self.old = signal.signal(signal.SIGINT, self.ask)
+        except ValueError:  # not in the main thread: leave signals alone
+            self.old = None
+        return self
+
+    def ask(self, *_):
+        self.asked = True
+        signal.signal(signal.SIGINT, self.old)
+
+    def __exit__(self, *_):
+        if self.old is not None:
+            signal.signal(signal.SIGINT, self.old)
+
+
+def train(run):
+    """Trains up to ``run.config.steps`` and writes everything to ``run.out``.
+
+    Returns:
+      A dict with steps, train_loss (nats per byte, mean of the last 20 steps), tokens_per_s (median step), seconds, and
+      either heldout_bits_per_byte, heldout_dropped and sample (bytes), or, after Ctrl-C, interrupted.
+    """
+    config = run.config
+    size = sum(x.size for x in jax.tree.leaves(run.state[0]))
+    print(
+        f"{size:,} parameters, {config.experts} experts per layer on {config.nodes} x {config.gpus} {config.platform} "
+        f"devices, collectives of {config.comm}; {len(run.train_text):,} bytes of text, {len(run.heldout_text):,} held "
+        "out. The first step compiles.",
+        flush=True,
+    )
+    rates = collections.deque((r["tokens_per_s"] for r in run.records if "loss" in r), maxlen=20)
+    # Without a terminal a line now and then is enough.
+    bar = tqdm(total=config.steps, initial=run.step, unit="step", mininterval=0.5 if sys.stderr.isatty() else 10)
+    with Interrupt() as interrupt, bar:
+        while run.step < config.steps and not interrupt.asked:
+            start = time.monotonic()
+            metrics = run.advance()
+            rates.append(config.batch * config.seq / (time.monotonic() - start))
+            run.log(**metrics, tokens_per_s=round(rates[-1], 1))
+            if not math.isfinite(metrics["loss"]):
+                raise FloatingPointError(f"loss {metrics['loss']} at step {run.step}: try a smaller --lr")
+            bar.set_postfix_str(f"loss {metrics['loss']:.3f}, {np.median(rates):,.0f} tokens/s", refresh=False)
+            bar.update()
+            if run.step < config.steps:
+                if run.step % config.eval_every == 0:
+                    bar.write(f"step {run.step}: held-out {run.evaluate()['heldout_bits_per_byte']:.3f} bits per byte")
+                if run.step % config.save_every == 0:
+                    run.save()
+    run.save()
+    losses = [record["loss"] for record in run.records if "loss" in record]
+    summary = {"steps": run.step, "train_loss": float(np.mean(losses[-20:]))}
+    summary["tokens_per_s"] = float(np.median(rates))
+    if interrupt.asked:
+        summary["interrupted"] = True
+    else:
+        summary |= run.evaluate()
+        summary["sample"] = run.sample() if config.sample else b""
+    run.plot()
+    run.checkpoints.close()
+    return summary | {"seconds": time.monotonic() - run.begin}
+
+
+def main(argv=None):
+    """Command line: trains, then prints the sample and one line of results. Returns the exit status."""
+    config, resume = config_lib.parse(argv)
+    try:
+        run = Run(config, resume)
+    except (ValueError, OSError, ImportError) as error:  # options that only the data or the machine can judge
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    summary = train(run)
+    if "interrupted" in summary:
+        print(f"stopped after step {summary['steps']}; continue with --resume --out {config.out}")
+        return 130
+    if config.sample:
+        print(f"--- sample ---\n{summary['sample'].decode(errors='replace')}\n--- end of sample ---")
+    bits = summary["train_loss"] / math.log(2)
+    print(
+        f"{summary['steps']} steps, training loss {summary['train_loss']:.3f} ({bits:.3f} bits per byte), "
+        f"held-out {summary['heldout_bits_per_byte']:.3f} bits per byte, {summary['tokens_per_s']:,.0f} tokens/s, "
+        f"{summary['seconds']:.0f} s. "
+        f"Files: {config.out}/{{checkpoints,config.json,loss.png,metrics.jsonl,sample.txt}}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

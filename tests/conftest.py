@@ -1,0 +1,89 @@
+"""Eight CPU devices for every test, meshes over them, and a deadline that names the test that hangs."""
+
+import faulthandler
+import os
+import threading
+import zlib
+
+os.environ["JAX_PLATFORMS"] = "cpu"  # before jax starts a back end
+os.environ.setdefault("JAXCOMM_TIMEOUT_S", "20")  # a lost rank shows before XLA's own limit of 40 s ends the process
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+DEADLINE_S = 300
+_terminal = None
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "deadline(seconds): the run ends when this test, or a round of it, takes longer")
+    global _terminal
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        _terminal = os.fdopen(os.dup(2), "w")
+
+
+def pytest_sessionstart(session):
+    if jax.device_count() < 8:
+        pytest.exit(f"these tests need 8 CPU devices, got {jax.device_count()}: jax was started too early", 1)
+
+
+class Deadline:
+    """Prints the test's name and all stacks, then ends the process: XLA can't be interrupted."""
+
+    def __init__(self, name, seconds):
+        self._name, self._seconds, self._timer = name, seconds, threading.Timer(0, print)
+        self._lock = threading.Lock()
+
+    def restart(self):
+        with self._lock:
+            self._timer.cancel()
+            self._timer = threading.Timer(self._seconds, self._end)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def stop(self):
+        with self._lock:
+            self._timer.cancel()
+
+    def _end(self):
+        _terminal.write(f"\n{self._name} took more than {self._seconds} s\n")
+        _terminal.flush()
+        faulthandler.dump_traceback(_terminal, all_threads=True)
+        os._exit(1)
+
+
+@pytest.fixture(autouse=True)
+def _deadline(request):
+    marker = request.node.get_closest_marker("deadline")
+    deadline = Deadline(request.node.nodeid, marker.args[0] if marker else DEADLINE_S)
+    deadline.restart()
+    yield deadline
+    deadline.stop()
+
+
+@pytest.fixture
+def alive(_deadline):
+    """Call it every round: the deadline starts anew."""
+    return _deadline.restart
+
+
+@pytest.fixture
+def rng(request):
+    """Data of its own for every test, the same in every run."""
+    return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture(scope="session")
+def mesh():
+    """2 nodes of 4."""
+    return jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+@pytest.fixture(scope="session")
+def line():
+    """All 8 along one axis."""
+    return jax.make_mesh((8,), ("gpu",), axis_types=(AxisType.Auto,))

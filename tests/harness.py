@@ -1,0 +1,92 @@
+"""Runs a function of one rank's block on every rank of a mesh, with jaxcomm and with jax.lax."""
+
+import types
+
+import jax
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+
+
+def _axes(axis_name):
+    return tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
+
+
+def _varying(x, axis_name):
+    """x typed as varying, where types track this."""
+    missing = tuple(
+        a for a in _axes(axis_name)
+        if jax.typeof(lax.axis_index(a)).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
+    )  # fmt: skip
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def _pbroadcast(x, axis_name, source):
+    """What the documentation of jax.lax.pbroadcast says it is; XLA:CPU has no lowering for the real one."""
+
+    def one(leaf):
+        masked = jax.numpy.where(lax.axis_index(_axes(axis_name)) == source, leaf, jax.numpy.zeros_like(leaf))
+        return _varying(lax.psum(masked, axis_name), axis_name)
+
+    return jax.tree.map(one, x)
+
+
+def _barrier(x, axis_name, *, axis_index_groups=None):
+    return jax.tree.map(lambda leaf: _varying(leaf, axis_name), x)
+
+
+OURS = jaxcomm
+LAX = types.SimpleNamespace(
+    **{op: getattr(lax, op) for op in ("all_to_all", "all_gather", "psum", "pmean", "pmax", "pmin")},
+    psum_scatter=lax.psum_scatter,
+    ppermute=lax.ppermute,
+    pbroadcast=_pbroadcast,
+    barrier=_barrier,
+)
+
+
+def on_ranks(body, mesh, **options):
+    """A function of pytrees whose arrays have a leading row per rank, in mesh order: body(row, ...) on every rank."""
+    spec = P(mesh.axis_names)
+
+    def block(*xs):
+        ys = body(*jax.tree.map(lambda x: lax.squeeze(x, (0,)), xs))
+        return jax.tree.map(lambda y: lax.expand_dims(y, (0,)), ys)
+
+    return jax.shard_map(block, mesh=mesh, in_specs=spec, out_specs=spec, **options)
+
+
+def run(body, mesh, *xs, **options):
+    return jax.tree.map(np.asarray, jax.jit(on_ranks(body, mesh, **options))(*xs))
+
+
+def assert_same(got, want, *, rtol=None, bits=False):
+    """Same structure, shapes, element types and values: exact, to a relative tolerance, or in every bit."""
+    got, want = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (got, want))
+    assert list(got) == list(want)
+    for path, a in got.items():
+        a, b, name = np.asarray(a), np.asarray(want[path]), jax.tree_util.keystr(path)
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), name
+        if bits:
+            a, b = (np.frombuffer(z.tobytes(), np.uint8) for z in (a, b))
+        if rtol is None:
+            np.testing.assert_array_equal(a, b, err_msg=name)
+        else:
+            np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol, err_msg=name)
+
+
+def lax_or_none(program, mesh, *xs, **options):
+    """The result of jax.lax, or None where it has no such combination, which it tells in many ways."""
+    try:
+        return run(lambda *blocks: program(LAX, *blocks), mesh, *xs, **options)
+    except (NotImplementedError, AssertionError, ValueError, TypeError):
+        return None
+
+
+def compare(program, mesh, *xs, rtol=None, **options):
+    """Runs program(library, row, ...) on every rank with both libraries. Returns our result."""
+    got = run(lambda *blocks: program(OURS, *blocks), mesh, *xs, **options)
+    assert_same(got, run(lambda *blocks: program(LAX, *blocks), mesh, *xs, **options), rtol=rtol)
+    return got

@@ -1,0 +1,64 @@
+// Strided copies against element-by-element indexing.
+#include <cstring>
+#include <vector>
+
+#include "../../ffi/cpu/copy.h"
+#include "check.h"
+
+namespace jaxcomm {
+namespace {
+
+// Where element `offset` of the logical order lies, from the definition in copy.h.
+int64_t Index(const Layout& layout, int64_t offset) {
+  const int64_t block = offset / layout.block_count, element = offset % layout.block_count;
+  const int64_t run = element / layout.run, within = element % layout.run;
+  return (run * layout.num_blocks + block) * layout.run + within;
+}
+
+void CheckCopies(int64_t item_bytes, bool stream) {
+  const int64_t num_blocks = 3, block_count = 24;
+  const int64_t total = num_blocks * block_count;
+  std::vector<char> src(total * item_bytes);
+  for (size_t i = 0; i < src.size(); ++i) src[i] = static_cast<char>(i * 7 + 1);
+  for (int64_t src_run : {1, 2, 6, 12, 24}) {
+    for (int64_t dst_run : {1, 3, 4, 8, 24}) {
+      const Layout from{num_blocks, block_count, src_run}, to{num_blocks, block_count, dst_run};
+      for (int64_t offset = 0; offset < total; offset += 5) {
+        for (int64_t dst_offset : {int64_t{0}, int64_t{7}, offset}) {
+          const int64_t count = total - std::max(offset, dst_offset);
+          std::vector<char> dst(src.size(), 0), expected(src.size(), 0);
+          for (int64_t i = 0; i < count; ++i) {
+            std::memcpy(&expected[Index(to, dst_offset + i) * item_bytes], &src[Index(from, offset + i) * item_bytes],
+                        item_bytes);
+          }
+          CopyElements({dst.data(), to}, dst_offset, {src.data(), from}, offset, count, item_bytes, stream);
+          CHECK(dst == expected);
+        }
+      }
+    }
+  }
+  std::printf("ok copies of %d-byte elements%s\n", static_cast<int>(item_bytes), stream ? ", streamed" : "");
+}
+
+void CheckLargeStreams() {
+  for (int64_t bytes : {4095, 4096, 4097, 100000, 1 << 20}) {
+    for (int64_t shift : {0, 1, 13, 63}) {
+      std::vector<char> src(bytes + 64), dst(bytes + 128, 0), expected(bytes + 128, 0);
+      for (size_t i = 0; i < src.size(); ++i) src[i] = static_cast<char>(i * 31 + i / 256);
+      std::memcpy(expected.data() + shift, src.data() + 5, bytes);
+      CopyBytes(dst.data() + shift, src.data() + 5, bytes, true);
+      CHECK(dst == expected);
+    }
+  }
+  std::printf("ok streamed copies at every alignment\n");
+}
+
+}  // namespace
+}  // namespace jaxcomm
+
+int main() {
+  for (int64_t item_bytes : {1, 2, 4, 8, 16}) jaxcomm::CheckCopies(item_bytes, false);
+  jaxcomm::CheckCopies(4, true);
+  jaxcomm::CheckLargeStreams();
+  return 0;
+}

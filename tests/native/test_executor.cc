@@ -1,0 +1,137 @@
+// Every algorithm of every collective, run by one and by many threads on the same execution, against expected values.
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "../../ffi/cpu/executor.h"
+#include "../../ffi/plan/algorithms.h"
+#include "check.h"
+
+namespace jaxcomm {
+namespace {
+
+using Values = std::vector<std::vector<int32_t>>;  // by rank
+
+Values Expected(const Request& request, const Values& inputs) {
+  const int32_t n = request.geometry.num_ranks();
+  const int64_t b = request.block_count;
+  Values outputs(n, std::vector<int32_t>(OutputCount(request)));
+  for (int32_t r = 0; r < n; ++r) {
+    for (int64_t i = 0; i < static_cast<int64_t>(outputs[r].size()); ++i) {
+      int32_t& out = outputs[r][i];
+      switch (request.collective) {
+        case Collective::kAllToAll:
+          out = inputs[i / b][r * b + i % b];
+          break;
+        case Collective::kAllGather:
+          out = inputs[i / b][i % b];
+          break;
+        case Collective::kAllReduce:
+          for (const auto& input : inputs) out += input[i];
+          break;
+        case Collective::kReduceScatter:
+          for (const auto& input : inputs) out += input[r * b + i];
+          break;
+        case Collective::kPermute:
+          out = request.source_of[r] < 0 ? 0 : inputs[request.source_of[r]][i];
+          break;
+        case Collective::kBroadcast:
+          out = inputs[request.root][i];
+          break;
+        case Collective::kBarrier:
+          break;
+      }
+    }
+  }
+  return outputs;
+}
+
+// Runs the execution by `num_threads` threads that come and go until one has finished it.
+void RunBy(int num_threads, Execution& execution) {
+  if (num_threads == 1) {
+    CHECK(execution.Work());
+    CHECK(!execution.Work());
+    return;
+  }
+  std::atomic<int> finished{0};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < num_threads; ++i) {
+    threads.emplace_back([&] { finished += execution.Work(); });
+  }
+  for (auto& thread : threads) thread.join();
+  // All threads may have left only because the last one has finished: nobody else can take over what they left.
+  CHECK(finished == 1);
+}
+
+int Check(const Algorithm& algorithm, const Request& request, std::mt19937& random) {
+  if (!algorithm.supports(request)) return 0;
+  const int32_t n = request.geometry.num_ranks();
+  Values inputs(n, std::vector<int32_t>(InputCount(request)));
+  for (auto& input : inputs) {
+    for (auto& value : input) value = static_cast<int32_t>(random());
+  }
+  const Values expected = Expected(request, inputs);
+  const int64_t block_count = std::max<int64_t>(request.block_count, 1);
+  const auto layout = [&](int64_t count) {
+    return Layout{std::max<int64_t>(count / block_count, 1), block_count, block_count};
+  };
+  const auto program =
+      Program::Make(BuildAll(algorithm, request), layout(InputCount(request)), layout(OutputCount(request)),
+                    sizeof(int32_t), FindReduce(DType::kS32, ReduceOp::kSum));
+  for (int num_threads : {1, 2, 5}) {
+    Values outputs(n, std::vector<int32_t>(OutputCount(request), -1));
+    Values scratch(n);
+    std::vector<RankBuffers> buffers(n);
+    for (int32_t r = 0; r < n; ++r) {
+      scratch[r].assign(program->plans[r].scratch_count, -2);
+      buffers[r] = {reinterpret_cast<const char*>(inputs[r].data()), reinterpret_cast<char*>(outputs[r].data()),
+                    reinterpret_cast<char*>(scratch[r].data())};
+    }
+    Execution execution(program, buffers);
+    RunBy(num_threads, execution);
+    CHECK(outputs == expected);
+  }
+  return 1;
+}
+
+}  // namespace
+}  // namespace jaxcomm
+
+int main() {
+  using namespace jaxcomm;
+  std::mt19937 random(7);
+  const std::pair<int, int> shapes[] = {{1, 1}, {1, 2}, {1, 3}, {1, 8}, {2, 4}, {3, 2}, {4, 2}, {5, 3}};
+#define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
+  const Collective collectives[] = {
+#include "../../ffi/collectives.def"
+  };
+#undef JAXCOMM_COLLECTIVE
+  for (const Collective collective : collectives) {
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      int num_runs = 0;
+      for (const auto& [nodes, ranks_per_node] : shapes) {
+        for (const auto& [block_count, chunk_count] : {std::pair<int, int>{0, 0}, {1, 0}, {7, 3}, {1000, 64}}) {
+          Request request;
+          request.collective = collective;
+          request.geometry.num_nodes = nodes;
+          request.geometry.ranks_per_node = ranks_per_node;
+          request.block_count = collective == Collective::kBarrier ? 0 : block_count;
+          request.chunk_count = chunk_count;
+          const int32_t n = nodes * ranks_per_node;
+          request.root = static_cast<int32_t>(random() % n);
+          if (collective == Collective::kPermute) {
+            for (int32_t r = 0; r < n; ++r) request.source_of.push_back(r);
+            std::shuffle(request.source_of.begin(), request.source_of.end(), random);
+            if (n > 2) request.source_of[random() % n] = -1;
+          }
+          num_runs += Check(algorithm, request, random);
+        }
+      }
+      CHECK(num_runs > 0);
+      std::printf("ok %s/%s: %d requests\n", Name(collective), algorithm.name, num_runs);
+    }
+  }
+  return 0;
+}

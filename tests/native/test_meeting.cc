@@ -1,0 +1,293 @@
+// Stress: many call sites, runs and iterations at once, devices in random order and with random delays; late devices.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "../../ffi/cpu/meeting.h"
+#include "check.h"
+
+namespace jaxcomm {
+namespace {
+
+// What a test waits for: a count of completions, with a deadline.
+class Counter {
+ public:
+  void Add(const Error* error) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++count_;
+    if (error) errors_.push_back(error->message);
+    changed_.notify_all();
+  }
+  bool WaitFor(int count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(60), [&] { return count_ >= count; });
+  }
+  std::vector<std::string> errors() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return errors_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int count_ = 0;
+  std::vector<std::string> errors_;
+};
+
+class CountCompletion : public Completion {
+ public:
+  explicit CountCompletion(Counter& counter) : counter_(counter) {}
+  void Succeed() override { counter_.Add(nullptr); }
+  void Fail(const Error& error) override { counter_.Add(&error); }
+
+ private:
+  Counter& counter_;
+};
+
+CallSpec Spec(Collective collective, int64_t num_ranks, int64_t group_size, const char* op) {
+  CallSpec spec;
+  spec.op = op;
+  spec.site = "test_meeting.cc";
+  spec.collective = collective;
+  spec.group_size = group_size;
+  spec.ranks_per_node = group_size;
+  for (int64_t r = 0; r < num_ranks; ++r) spec.groups.push_back(r);
+  return spec;
+}
+
+// Devices are threads that arrive at every site of every run without waiting for earlier ones, each in its own order of
+// sites. Every output must be that of its own site, run and iteration.
+void StressIndependentCalls(int round) {
+  constexpr int64_t kRanks = 8;
+  constexpr int kSites = 12;
+  constexpr int kIterations = 5;
+  std::string error;
+  std::vector<std::shared_ptr<Meeting>> sites;
+  std::vector<int64_t> counts;
+  for (int s = 0; s < kSites; ++s) {
+    const int64_t group_size = s % 3 == 2 ? 4 : kRanks;
+    CallSpec spec = Spec(Collective::kAllReduce, kRanks, group_size, "psum");
+    if (s % 4 == 3) {
+      spec.ranks_per_node = group_size / 2;
+      spec.algorithm = "hierarchical";
+    }
+    if (s % 4 == 1) spec.algorithm = "ring";
+    sites.push_back(Meeting::Make(spec, &error));
+    CHECK(sites.back() != nullptr);
+    counts.push_back(s % 5 == 4 ? 40000 : 64);  // the large ones call for helpers
+  }
+  struct Call {
+    std::vector<int32_t> input, output;
+  };
+  std::vector<std::vector<Call>> calls(kRanks, std::vector<Call>(kSites * kIterations));
+  const auto value = [&](int64_t rank, int site, int iteration) {
+    return static_cast<int32_t>(rank + 1000 * site + 100000 * iteration + 7 * round);
+  };
+  Counter counter;
+  std::vector<std::thread> devices;
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    devices.emplace_back([&, rank] {
+      std::mt19937 random(static_cast<unsigned>(rank + 100 * round));
+      for (int iteration = 0; iteration < kIterations; ++iteration) {
+        std::vector<int> order(kSites);
+        for (int s = 0; s < kSites; ++s) order[s] = s;
+        std::shuffle(order.begin(), order.end(), random);
+        for (const int s : order) {
+          Call& call = calls[rank][s * kIterations + iteration];
+          call.input.assign(counts[s], value(rank, s, iteration));
+          call.output.assign(counts[s], -1);
+          Arrival arrival;
+          arrival.run = 1 + round;
+          arrival.rank = rank;
+          arrival.input = reinterpret_cast<const char*>(call.input.data());
+          arrival.output = reinterpret_cast<char*>(call.output.data());
+          arrival.dtype = DType::kS32;
+          arrival.input_count = arrival.output_count = counts[s];
+          sites[s]->Arrive(arrival, std::make_unique<CountCompletion>(counter));
+          if (random() % 8 == 0) std::this_thread::yield();
+        }
+      }
+    });
+  }
+  for (auto& device : devices) device.join();
+  CHECK(counter.WaitFor(kRanks * kSites * kIterations));
+  CHECK(counter.errors().empty());
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    for (int s = 0; s < kSites; ++s) {
+      const int64_t group_size = s % 3 == 2 ? 4 : kRanks;
+      for (int iteration = 0; iteration < kIterations; ++iteration) {
+        int32_t expected = 0;
+        for (int64_t peer = rank / group_size * group_size; peer < (rank / group_size + 1) * group_size; ++peer) {
+          expected += value(peer, s, iteration);
+        }
+        for (const int32_t out : calls[rank][s * kIterations + iteration].output) CHECK(out == expected);
+      }
+    }
+  }
+}
+
+// As XLA's programs do: what runs inside a completion waits until all other devices of the round got theirs. Quick
+// rounds in between let the queue run empty at every possible moment.
+class BlockingCompletion : public Completion {
+ public:
+  BlockingCompletion(Counter& inside, Counter& finished, int wait_for)
+      : inside_(inside), finished_(finished), wait_for_(wait_for) {}
+  void Succeed() override {
+    inside_.Add(nullptr);
+    CHECK(inside_.WaitFor(wait_for_));
+    finished_.Add(nullptr);
+  }
+  void Fail(const Error& error) override { finished_.Add(&error); }
+
+ private:
+  Counter& inside_;
+  Counter& finished_;
+  const int wait_for_;
+};
+
+void StressBlockingContinuations() {
+  constexpr int kRanks = 8;
+  std::string error;
+  const auto site = Meeting::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum"), &error);
+  std::vector<float> in(kRanks, 1), out(kRanks);
+  for (int round = 0; round < 3000; ++round) {
+    const bool blocking = round % 3 == 0;
+    // The last to arrive completes its own promise at once, in its own call: that one doesn't wait.
+    Counter inside, finished;
+    for (int64_t rank = 0; rank < kRanks; ++rank) {
+      Arrival arrival;
+      arrival.run = 5000 + round;
+      arrival.rank = rank;
+      arrival.input = reinterpret_cast<const char*>(&in[rank]);
+      arrival.output = reinterpret_cast<char*>(&out[rank]);
+      arrival.input_count = arrival.output_count = 1;
+      const int wait_for = blocking && rank + 1 < kRanks ? kRanks : 1;
+      site->Arrive(arrival, std::make_unique<BlockingCompletion>(inside, finished, wait_for));
+    }
+    CHECK(finished.WaitFor(kRanks));
+    CHECK(finished.errors().empty());
+    CHECK(out == std::vector<float>(kRanks, kRanks));
+  }
+}
+
+// Every device alternates between two runs of one call site, the second half of the devices in the other order.
+void CheckInterleavedRuns() {
+  constexpr int kRanks = 4;
+  std::string error;
+  const auto site = Meeting::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum"), &error);
+  int32_t in[kRanks][2][3], out[kRanks][2][3];
+  Counter counter;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      for (int i = 0; i < 2; ++i) {
+        const int which = rank < 2 ? i : 1 - i;
+        in[rank][which][iteration] = rank + 100 * which + 10000 * iteration;
+        Arrival arrival;
+        arrival.run = 3000 + which;
+        arrival.rank = rank;
+        arrival.input = reinterpret_cast<const char*>(&in[rank][which][iteration]);
+        arrival.output = reinterpret_cast<char*>(&out[rank][which][iteration]);
+        arrival.dtype = DType::kS32;
+        arrival.input_count = arrival.output_count = 1;
+        site->Arrive(arrival, std::make_unique<CountCompletion>(counter));
+      }
+    }
+  }
+  CHECK(counter.WaitFor(kRanks * 2 * 3));
+  for (const auto& runs : out) {
+    for (int which = 0; which < 2; ++which) {
+      for (int iteration = 0; iteration < 3; ++iteration) {
+        CHECK(runs[which][iteration] == 6 + kRanks * (100 * which + 10000 * iteration));
+      }
+    }
+  }
+  std::printf("ok two runs that interleave on every device\n");
+}
+
+void CheckMissingDevices() {
+  Meeting::SetTimeout(0.3);
+  std::string error;
+  const auto late = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "psum"), &error);
+  const auto other = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "pmax"), &error);
+  std::vector<float> in(4, 1), out(4);
+  const auto arrive = [&](Meeting& meeting, int64_t run, int64_t rank, Counter& counter) {
+    Arrival arrival;
+    arrival.run = run;
+    arrival.rank = rank;
+    arrival.input = reinterpret_cast<const char*>(&in[rank]);
+    arrival.output = reinterpret_cast<char*>(&out[rank]);
+    arrival.input_count = arrival.output_count = 1;
+    meeting.Arrive(arrival, std::make_unique<CountCompletion>(counter));
+  };
+  Counter counter;
+  arrive(*late, 1000, 0, counter);
+  arrive(*late, 1000, 3, counter);
+  arrive(*other, 1000, 1, counter);  // went on to another call of the same run: told as well
+  CHECK(counter.WaitFor(3));
+  const auto errors = counter.errors();
+  CHECK(errors.size() == 3);
+  for (const auto& message : errors) {
+    CHECK(message.find("psum at test_meeting.cc") != std::string::npos);
+    CHECK(message.find("ranks [1, 2] did not arrive within 0.3 s") != std::string::npos);
+  }
+  Counter straggler;
+  arrive(*late, 1000, 2, straggler);  // the failed run refuses it at once
+  CHECK(straggler.WaitFor(1));
+  CHECK(straggler.errors().size() == 1);
+  Counter next;
+  for (int64_t rank = 0; rank < 4; ++rank) arrive(*late, 1001, rank, next);  // the next run works
+  CHECK(next.WaitFor(4));
+  CHECK(next.errors().empty());
+  CHECK(out[0] == 4 && out[3] == 4);
+  Meeting::SetTimeout(60);
+  std::printf("ok late devices are named, the run is refused, the next one works\n");
+}
+
+void CheckMismatch() {
+  std::string error;
+  const auto site = Meeting::Make(Spec(Collective::kAllReduce, 2, 2, "psum"), &error);
+  std::vector<float> in(8, 1), out(8);
+  Counter counter;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    Arrival arrival;
+    arrival.run = 2000;
+    arrival.rank = rank;
+    arrival.input = reinterpret_cast<const char*>(in.data());
+    arrival.output = reinterpret_cast<char*>(out.data());
+    arrival.input_count = arrival.output_count = rank == 0 ? 8 : 4;
+    site->Arrive(arrival, std::make_unique<CountCompletion>(counter));
+  }
+  CHECK(counter.WaitFor(2));
+  const auto errors = counter.errors();
+  CHECK(errors.size() == 2);
+  for (const auto& message : errors) {
+    CHECK(message.find("rank 1 brings 4 -> 4 elements of 4 bytes, rank 0 8 -> 8") != std::string::npos);
+  }
+  CallSpec overlapping = Spec(Collective::kAllReduce, 2, 2, "psum");
+  overlapping.groups = {0, 0};
+  CHECK(Meeting::Make(overlapping, &error) == nullptr);
+  CHECK(error.find("rank 0 is in two groups") != std::string::npos);
+  std::printf("ok ranks that disagree see both sides\n");
+}
+
+}  // namespace
+}  // namespace jaxcomm
+
+int main() {
+  using namespace jaxcomm;
+  Completer::Get().EnsureThreads(8);
+  Meeting::SetTimeout(60);
+  for (int round = 0; round < 30; ++round) StressIndependentCalls(round);
+  std::printf("ok 30 rounds of 480 calls that arrive in any order\n");
+  StressBlockingContinuations();
+  std::printf("ok 3000 rounds whose continuations wait for each other\n");
+  CheckInterleavedRuns();
+  CheckMissingDevices();
+  CheckMismatch();
+  return 0;
+}

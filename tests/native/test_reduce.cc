@@ -1,0 +1,135 @@
+// Reductions against a slow oracle; every 8- and 16-bit float pattern through decode and encode.
+#include <cmath>
+#include <complex>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "../../ffi/cpu/reduce.h"
+#include "../../ffi/cpu/small_float.h"
+#include "check.h"
+
+namespace jaxcomm {
+namespace {
+
+// Nearest representable value by search over all patterns, ties to the even pattern: independent of Encode's
+// arithmetic.
+template <typename Format>
+void CheckEveryPattern(const char* name) {
+  using Storage = typename Format::Storage;
+  const int num_patterns = 1 << (8 * sizeof(Storage));
+  for (int i = 0; i < num_patterns; ++i) {
+    const auto pattern = static_cast<Storage>(i);
+    const float value = Format::Decode(pattern);
+    const Storage back = Format::Encode(value);
+    if (std::isnan(value)) {
+      CHECK(std::isnan(Format::Decode(back)));
+    } else {
+      CHECK(back == pattern);
+    }
+  }
+  // Halfway between neighbours of the positive range: to the even one; a little more or less: to the nearer one.
+  for (int i = 0; i + 1 < num_patterns / 2; ++i) {
+    const float low = Format::Decode(static_cast<Storage>(i));
+    const float high = Format::Decode(static_cast<Storage>(i + 1));
+    if (!std::isfinite(low) || !std::isfinite(high)) break;
+    const float middle = low + (high - low) / 2;
+    CHECK(Format::Encode(middle) == static_cast<Storage>(i % 2 ? i + 1 : i));
+    CHECK(Format::Encode(std::nextafter(middle, 0.0f)) == static_cast<Storage>(i));
+    CHECK(Format::Encode(std::nextafter(middle, INFINITY)) == static_cast<Storage>(i + 1));
+  }
+  std::printf("ok %s: every pattern, every midpoint\n", name);
+}
+
+template <typename T>
+void CheckPlain(DType dtype, const char* name) {
+  std::mt19937 random(1);
+  for (int64_t count : {0, 1, 7, 2048, 5000}) {
+    for (int num_sources : {1, 2, 8}) {
+      std::vector<std::vector<T>> sources(num_sources, std::vector<T>(count));
+      std::vector<const void*> pointers;
+      for (auto& source : sources) {
+        for (auto& value : source) value = static_cast<T>(static_cast<int>(random() % 16));
+        pointers.push_back(source.data());
+      }
+      std::vector<T> sum(count), largest(count), smallest(count);
+      for (int64_t i = 0; i < count; ++i) {
+        sum[i] = largest[i] = smallest[i] = sources[0][i];
+        for (int s = 1; s < num_sources; ++s) {
+          sum[i] = static_cast<T>(sum[i] + sources[s][i]);
+          if (sources[s][i] > largest[i]) largest[i] = sources[s][i];
+          if (sources[s][i] < smallest[i]) smallest[i] = sources[s][i];
+        }
+      }
+      std::vector<T> out(count);
+      FindReduce(dtype, ReduceOp::kSum)(out.data(), pointers.data(), num_sources, count);
+      CHECK(out == sum);
+      FindReduce(dtype, ReduceOp::kMax)(out.data(), pointers.data(), num_sources, count);
+      CHECK(out == largest);
+      FindReduce(dtype, ReduceOp::kMin)(out.data(), pointers.data(), num_sources, count);
+      CHECK(out == smallest);
+      // In place: dst is the first source.
+      FindReduce(dtype, ReduceOp::kSum)(sources[0].data(), pointers.data(), num_sources, count);
+      CHECK(sources[0] == sum);
+    }
+  }
+  std::printf("ok %s: sum, max, min\n", name);
+}
+
+void CheckFloatCorners() {
+  const float nan = NAN;
+  const float values[][3] = {{1, nan, 2}, {nan, 1, 2}, {1, 2, nan}, {-0.0f, 0.0f, -0.0f}, {0.0f, -0.0f, 0.0f}};
+  for (const auto& row : values) {
+    const void* pointers[] = {&row[0], &row[1], &row[2]};
+    float largest, smallest;
+    FindReduce(DType::kF32, ReduceOp::kMax)(&largest, pointers, 3, 1);
+    FindReduce(DType::kF32, ReduceOp::kMin)(&smallest, pointers, 3, 1);
+    if (row[0] == 0) {
+      CHECK(!std::signbit(largest));
+      CHECK(std::signbit(smallest));
+    } else {
+      CHECK(std::isnan(largest));
+      CHECK(std::isnan(smallest));
+    }
+  }
+  std::printf("ok f32: NaN and signed zeros\n");
+}
+
+void CheckOneRounding() {
+  // 256 + 1 + 1: bf16 has 8 bits, so rounding after each addition would lose both ones.
+  const uint16_t a = BFloat16::Encode(256), b = BFloat16::Encode(1);
+  const void* pointers[] = {&a, &b, &b};
+  uint16_t out;
+  FindReduce(DType::kBF16, ReduceOp::kSum)(&out, pointers, 3, 1);
+  CHECK(BFloat16::Decode(out) == 258);
+  std::printf("ok bf16: one rounding per reduction\n");
+}
+
+}  // namespace
+}  // namespace jaxcomm
+
+int main() {
+  using namespace jaxcomm;
+  CheckEveryPattern<BFloat16>("bf16");
+  CheckEveryPattern<Float16>("f16");
+  CheckEveryPattern<Float8E5M2>("f8e5m2");
+  CheckEveryPattern<Float8E4M3>("f8e4m3");
+  CheckEveryPattern<Float8E3M4>("f8e3m4");
+  CheckEveryPattern<Float8E4M3FN>("f8e4m3fn");
+  CheckEveryPattern<Float8E4M3B11FNUZ>("f8e4m3b11fnuz");
+  CheckEveryPattern<Float8E5M2FNUZ>("f8e5m2fnuz");
+  CheckEveryPattern<Float8E4M3FNUZ>("f8e4m3fnuz");
+  CheckPlain<int8_t>(DType::kS8, "s8");
+  CheckPlain<int16_t>(DType::kS16, "s16");
+  CheckPlain<int32_t>(DType::kS32, "s32");
+  CheckPlain<int64_t>(DType::kS64, "s64");
+  CheckPlain<uint8_t>(DType::kU8, "u8");
+  CheckPlain<uint16_t>(DType::kU16, "u16");
+  CheckPlain<uint32_t>(DType::kU32, "u32");
+  CheckPlain<uint64_t>(DType::kU64, "u64");
+  CheckPlain<float>(DType::kF32, "f32");
+  CheckPlain<double>(DType::kF64, "f64");
+  CheckFloatCorners();
+  CheckOneRounding();
+  return 0;
+}

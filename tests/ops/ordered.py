@@ -1,0 +1,80 @@
+"""Tests that pmax and pmin share: NaN, infinities and signed zeros, and every element type that has an order."""
+
+import functools
+import itertools
+
+import contract
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from harness import LAX, OURS, assert_same, compare, run
+from jax import lax
+
+FLOATS = [*contract.SMALL_FLOATS[1:], "float32", "float64"]  # four bits hold neither NaN nor infinity
+
+
+class Ordered:
+    differentiable = False
+    dtypes = tuple(name for name in contract.ALL_DTYPES if not name.startswith("complex"))
+
+    def elements(self, rng, shape, name):
+        """All values but NaN, whose payload is nobody's promise, and what is subnormal in f32, which XLA makes zero."""
+        x = contract.any_bits(rng, shape, name)
+        if "float" not in name:
+            return x
+        with np.errstate(invalid="ignore"):
+            wide = x.astype(np.float64)
+            plain = (np.abs(wide) >= 2.0**-126) & (np.abs(wide) < np.inf)
+            return np.where(plain, wide, 1).astype(x.dtype)
+
+    @pytest.mark.parametrize("name", FLOATS)
+    def test_special_values(self, mesh, name):
+        """All pairs of NaN, infinities, zeros of both signs and ordinary numbers, on two ranks and among eight.
+
+        NaN wins, and -0 is less than +0, whatever the order. jax.lax on CPU agrees on the rest only: it loses NaN and
+        picks either zero, depending on the order.
+        """
+        special = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -2.0]
+        pairs = np.array(list(itertools.product(special, special)))
+        with np.errstate(invalid="ignore"), jax.enable_x64(True):
+            two = np.repeat(pairs.T, 4, axis=0).astype(jnp.dtype(name))  # differs between nodes
+            eight = np.where(np.arange(8)[:, None] == 5, pairs[:, 1], pairs[:, 0]).astype(jnp.dtype(name))
+            calls = [("node", a) for a in contract.fitting(self.op, (2,))]
+            calls += [(("node", "gpu"), a) for a in contract.fitting(self.op, (2, 4))]
+
+            def body(x, y):
+                return [self.call(OURS, x if axes == "node" else y, axes, algorithm=a) for axes, a in calls]
+
+            got = run(body, mesh, two, eight)
+            from_lax = run(functools.partial(self.call, LAX, axes="node"), mesh, two)
+        pairs = pairs.astype(jnp.dtype(name)).astype(np.float64)
+        nan = np.isnan(pairs).any(1)
+        lesser_zero = np.signbit(pairs).all(1) if self.op == "pmax" else np.signbit(pairs).any(1)
+        zeros = (pairs == 0).all(1)
+        for call, result in zip(calls, got, strict=True):
+            rows = result.astype(np.float64)
+            np.testing.assert_array_equal(np.isnan(rows), np.stack([nan] * 8), str(call))
+            np.testing.assert_array_equal(np.signbit(rows[:, zeros]), np.stack([lesser_zero[zeros]] * 8), str(call))
+            np.testing.assert_array_equal(rows[:, ~nan], from_lax.astype(np.float64)[:, ~nan], str(call))
+
+    def test_stabilised_softmax(self, mesh, rng):
+        """The usual place of a maximum in a loss: behind stop_gradient."""
+        x = rng.standard_normal((8, *contract.BLOCK), np.float32)
+
+        def body(library, x):
+            def loss(x):
+                m = getattr(library, self.op)(lax.stop_gradient(x), ("node", "gpu"))
+                return jnp.sum(m + jnp.log(library.psum(jnp.exp(x - m), ("node", "gpu"))))
+
+            return jax.value_and_grad(loss)(x)
+
+        compare(body, mesh, x, rtol=1e-5)
+
+    def test_dtypes_of_lax(self, mesh, rng):
+        with jax.enable_x64(True):
+            names = [name for name in self.dtypes if "int2" not in name]  # which jax.lax can't lower
+            x = {name: self.elements(rng, (8, 48), name) for name in names}
+            got, want = (run(functools.partial(self.call, lib, axes=("node", "gpu")), mesh, x) for lib in (OURS, LAX))
+        for name in names:
+            assert_same({name: got[name]}, {name: want[name]}, bits=True)

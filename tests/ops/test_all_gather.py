@@ -1,0 +1,72 @@
+"""all_gather. Beyond the contract: where the new or joined axis lies, and results typed as equal on all ranks."""
+
+import contract
+import harness
+import jax
+import numpy as np
+import pytest
+from harness import OURS, assert_same, compare, run
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+CASES = [(axis, tiled) for tiled in (True, False) for axis in range(-3 - (not tiled), 3 + (not tiled))]
+
+
+class TestAllGather(contract.GroupsContract):
+    op = "all_gather"
+
+    @staticmethod
+    def arguments(n):
+        return {"axis": 0, "tiled": True}
+
+    variant = {"axis": 1, "tiled": False}  # noqa: RUF012
+
+    @contract.VMA
+    @pytest.mark.parametrize("axes", ["gpu", ("node", "gpu")], ids=str)
+    def test_every_axis(self, mesh, rng, axes, check_vma):
+        x = rng.integers(-99, 99, (8, 3, 5, 7)).astype(np.int16)
+
+        def body(library, x):
+            return {str(case): library.all_gather(x, axes, axis=case[0], tiled=case[1]) for case in CASES}
+
+        got = compare(body, mesh, x, check_vma=check_vma)
+        for axis, tiled in CASES:
+            want = self.oracle(x, mesh.shape, axes, axis=axis, tiled=tiled)
+            assert_same({(axis, tiled): got[str((axis, tiled))]}, {(axis, tiled): want})
+
+    def test_short_and_long_runs(self, mesh, rng):
+        xs = [rng.integers(-99, 99, (8, 40, width)).astype(np.int32) for width in (1, 5, 16, 1031)]
+        got = run(lambda *xs: [OURS.all_gather(x, "gpu", axis=1, tiled=True) for x in xs], mesh, *xs)
+        assert_same(got, [self.oracle(x, mesh.shape, "gpu", axis=1) for x in xs])
+
+    @pytest.mark.parametrize("tiled", [True, False], ids=["tiled", "untiled"])
+    def test_result_typed_as_equal_on_all_ranks(self, mesh, rng, tiled):
+        """Such a result may leave shard_map unsharded; its gradient is cut, not summed."""
+        x = rng.standard_normal((32, 3), np.float32)
+
+        def outcome(library):
+            def body(x):
+                y = library.all_gather(x, ("node", "gpu"), axis=1, tiled=tiled, to="invarying")
+                assert not jax.typeof(y).manual_axis_type.varying
+                return y
+
+            f = jax.shard_map(body, mesh=mesh, in_specs=P(("node", "gpu")), out_specs=P())
+            y, pull = jax.vjp(jax.jit(f), x)
+            return y, pull(jax.numpy.cos(y)), jax.vmap(f, 1, 1)(np.stack([x, 2 * x], 1))
+
+        assert_same(outcome(OURS), outcome(harness.LAX), rtol=1e-6)
+
+    def test_result_typed_as_reduced_is_that_of_lax(self, rng):
+        mesh = jax.make_mesh((8,), ("gpu",), axis_types=(jax.sharding.AxisType.Explicit,))
+        x = rng.standard_normal((16, 3), np.float32)
+
+        def outcome(library):
+            def body(x):
+                y = library.all_gather(x, "gpu", tiled=True, to="reduced")
+                assert "gpu" in jax.typeof(y).manual_axis_type.reduced
+                return lax.axis_index("gpu").astype(np.float32) * y
+
+            with jax.set_mesh(mesh):
+                return jax.jit(jax.shard_map(body, in_specs=P("gpu"), out_specs=P("gpu")))(jax.device_put(x, P("gpu")))
+
+        assert_same(np.asarray(outcome(OURS)), np.asarray(outcome(harness.LAX)))

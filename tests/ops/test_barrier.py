@@ -1,0 +1,66 @@
+"""barrier. Beyond the contract: it waits for everybody, orders what passes through it, and takes any operands."""
+
+import time
+
+import contract
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from harness import OURS, assert_same, on_ranks, run
+from jax import lax
+from jax.experimental import io_callback
+
+
+class TestBarrier(contract.GroupsContract):
+    op = "barrier"
+
+    @pytest.mark.parametrize("algorithm", OURS.algorithms("barrier"))
+    def test_nobody_leaves_before_everybody_has_come(self, mesh, algorithm):
+        entered, left = {}, {}
+
+        def enter(rank, step):
+            time.sleep(0.002 * ((int(rank) * 5 + int(step)) % 8))
+            entered[int(rank), int(step)] = time.monotonic()
+            return np.int32(step)
+
+        def leave(rank, step):
+            left[int(rank), int(step)] = time.monotonic()
+            return np.int32(step)
+
+        def body(x):
+            rank = lax.axis_index(("node", "gpu"))
+            for _ in range(4):
+                x = io_callback(enter, jax.ShapeDtypeStruct((), np.int32), rank, x)
+                x = OURS.barrier(x, ("node", "gpu"), algorithm=algorithm)
+                x = io_callback(leave, jax.ShapeDtypeStruct((), np.int32), rank, x) + 1
+            return x
+
+        assert_same(run(body, mesh, np.zeros(8, np.int32), check_vma=False), np.full(8, 4, np.int32))
+        for step in range(4):
+            assert max(entered[r, step] for r in range(8)) <= min(left[r, step] for r in range(8))
+
+    def test_operands_of_any_shape_and_type(self, mesh, rng):
+        x = {
+            "empty": np.zeros((8, 0, 3), np.float32),
+            "bool": rng.integers(0, 2, (8, 5)).astype(bool),
+            "large": rng.standard_normal((8, 70001), np.float32),
+            "bf16": rng.standard_normal((8, 3)).astype(jnp.bfloat16),
+            "scalar": np.arange(8, dtype=np.int8),
+        }
+        assert_same(run(lambda x: OURS.barrier(x, "gpu"), mesh, x), x)
+
+    def test_operand_is_usable_afterwards(self, mesh, rng):
+        """The result is aliased to the operand: XLA must copy where both live on."""
+        x = self.integers(rng)
+
+        def body(x):
+            y = OURS.barrier(x, "gpu")
+            return y * 2, x + y, OURS.barrier((x, x, y), "node")
+
+        assert_same(run(body, mesh, x), (2 * x, 2 * x, (x, x, x)))
+
+    def test_gradient_does_not_wait(self, mesh, rng):
+        x = self.integers(rng)
+        text = jax.jit(on_ranks(jax.grad(lambda x: jnp.sum(OURS.barrier(x, "gpu"))), mesh)).lower(x).as_text()
+        assert text.count("@jaxcomm_barrier(") <= 1

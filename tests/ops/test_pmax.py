@@ -1,0 +1,8 @@
+"""pmax. Beyond the contract: special values and every element type."""
+
+import contract
+import ordered
+
+
+class TestPmax(ordered.Ordered, contract.GroupsContract):
+    op = "pmax"

@@ -1,0 +1,47 @@
+"""ppermute. Beyond the contract: any partial permutation, in any form that jax.lax takes."""
+
+import contract
+import numpy as np
+import pytest
+from harness import OURS, assert_same, compare, run
+
+PERMUTATIONS = {
+    "shift": [(i, (i + 1) % 8) for i in range(8)],
+    "reverse": [(i, 7 - i) for i in range(8)],
+    "one pair": [(5, 2)],
+    "swap": [(0, 1), (1, 0)],
+    "to itself": [(3, 3), (4, 6)],
+    "nothing": [],
+    "gap": [(0, 7), (7, 3), (2, 5)],
+}
+
+
+class TestPpermute(contract.Contract):
+    op = "ppermute"
+
+    @staticmethod
+    def arguments(n):
+        return {"perm": [(i, (i + 1) % n) for i in range(n) if i != 2]}
+
+    @contract.VMA
+    def test_partial_permutations(self, mesh, rng, check_vma):
+        x = self.integers(rng)
+
+        def body(library, x):
+            return {name: library.ppermute(x, ("node", "gpu"), perm) for name, perm in PERMUTATIONS.items()}
+
+        got = compare(body, mesh, x, check_vma=check_vma)
+        for name, perm in PERMUTATIONS.items():
+            assert_same({name: got[name]}, {name: self.oracle(x, mesh.shape, ("node", "gpu"), perm=perm)})
+
+    @pytest.mark.parametrize("form", [list, tuple, np.array, iter, np.int8])
+    def test_forms_of_perm(self, mesh, rng, form):
+        x, pairs = self.integers(rng), [(0, 1), (1, 2)]
+        got = run(lambda x: OURS.ppermute(x, "gpu", form(pairs)), mesh, x)
+        assert_same(got, self.oracle(x, mesh.shape, "gpu", perm=pairs))
+
+    def test_random_permutations(self, line, rng):
+        x = self.integers(rng)
+        perms = [np.stack([rng.permutation(8), rng.permutation(8)], 1)[:k].tolist() for k in range(1, 9)]
+        got = compare(lambda library, x: [library.ppermute(x, "gpu", perm) for perm in perms], line, x)
+        assert_same(got, [self.oracle(x, line.shape, "gpu", perm=perm) for perm in perms])

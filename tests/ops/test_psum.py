@@ -1,0 +1,60 @@
+"""psum. Beyond the contract: what is summed in which precision, and the same bits on all ranks and in every run."""
+
+import contract
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sums
+from harness import OURS, assert_same, compare, run
+from jax.sharding import PartitionSpec as P
+
+
+class TestPsum(sums.Sums, contract.GroupsContract):
+    op = "psum"
+
+    @pytest.mark.parametrize("block", [(7,), (8 * 4099,), (1 << 18,)], ids=str)
+    def test_same_bits_on_all_ranks(self, mesh, rng, block):
+        x = rng.standard_normal((8, *block), np.float32)
+        names = contract.fitting(self.op, (2, 4))
+        got = run(lambda x: {a: OURS.psum(x, ("node", "gpu"), algorithm=a) for a in names}, mesh, x)
+        for name, rows in got.items():
+            assert_same({name: rows}, {name: np.stack([rows[0]] * 8)}, bits=True)
+
+    def test_constants_are_multiplied_without_communication(self, mesh, rng):
+        def body(library, x):
+            one = library.psum(1, ("node", "gpu"))
+            assert isinstance(one, int) or one.shape == ()
+            return x * int(one), library.psum(np.arange(3), "gpu"), library.psum({"a": True, "b": 2.5}, "gpu")
+
+        compare(body, mesh, self.integers(rng))
+
+    @contract.VMA
+    def test_constants_among_traced_leaves(self, mesh, rng, check_vma):
+        def body(library, x):
+            return library.psum((x, 2.0, np.ones(3, np.float32)), "gpu")
+
+        compare(body, mesh, self.integers(rng), check_vma=check_vma)
+
+    def test_dimensions_in_axis_name(self, mesh, rng):
+        x = rng.integers(-9, 9, (8, 3, 5)).astype(np.float32)
+        for axes in (("gpu", 0), (1, "node"), (0, 1, "gpu"), (0,), 1):
+            compare(lambda library, x, axes=axes: library.psum(x, axes), mesh, x, check_vma=False)
+
+    def test_no_axes(self, mesh, rng):
+        compare(lambda library, x: library.psum(x, ()), mesh, self.integers(rng))
+
+    def test_gradient_of_a_mean_loss_is_that_of_one_device(self, mesh, rng):
+        """Data parallel training: where a factor of the number of ranks would hide."""
+        x, w = rng.standard_normal((64, 5), np.float32), rng.standard_normal((5,), np.float32)
+
+        def loss(w, x, mean=lambda y: y):
+            return mean(jnp.mean(jnp.tanh(x @ w)))
+
+        def sharded(w, x):
+            return loss(w, x, lambda y: OURS.pmean(y, ("node", "gpu")))
+
+        f = jax.shard_map(sharded, mesh=mesh, in_specs=(P(), P(("node", "gpu"))), out_specs=P())
+        inside = jax.shard_map(jax.grad(sharded), mesh=mesh, in_specs=(P(), P(("node", "gpu"))), out_specs=P())
+        want = jax.grad(loss)(w, x)
+        assert_same([jax.jit(jax.grad(f))(w, x), jax.jit(inside)(w, x)], [want, want], rtol=1e-5)

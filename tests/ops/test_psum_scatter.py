@@ -1,0 +1,59 @@
+"""psum_scatter. Beyond the contract: every dimension, and what is summed in which precision."""
+
+import functools
+
+import contract
+import jax
+import numpy as np
+import pytest
+import sums
+from harness import OURS, assert_same, compare, run
+
+CASES = [(dimension, tiled) for tiled in (True, False) for dimension in range(-3, 3)]
+
+
+class TestPsumScatter(sums.Sums, contract.GroupsContract):
+    op = "psum_scatter"
+    dtypes = sums.DTYPES  # jax.lax refuses bool
+
+    @staticmethod
+    def arguments(n):
+        return {"scatter_dimension": 0, "tiled": True}
+
+    variant = {"scatter_dimension": 1}  # noqa: RUF012
+
+    @contract.VMA
+    @pytest.mark.parametrize("axes", ["gpu", ("node", "gpu")], ids=str)
+    def test_every_dimension(self, mesh, rng, axes, check_vma):
+        n = 4 if axes == "gpu" else 8
+        x = rng.integers(-99, 99, (8, n, n, n)).astype(np.int16)
+
+        def body(library, x, cases):
+            return {str(c): library.psum_scatter(x, axes, scatter_dimension=c[0], tiled=c[1]) for c in cases}
+
+        compare(lambda lib, x: body(lib, x, [c for c in CASES if c[0] >= 0]), mesh, x, check_vma=check_vma)
+        got = run(lambda x: body(OURS, x, CASES), mesh, x, check_vma=check_vma)
+        for dimension, tiled in CASES:
+            want = self.oracle(x, mesh.shape, axes, scatter_dimension=dimension, tiled=tiled)
+            assert_same({(dimension, tiled): got[str((dimension, tiled))]}, {(dimension, tiled): want})
+
+    @pytest.mark.parametrize("batch", range(3))
+    def test_vmap_of_the_untiled_form(self, line, rng, batch):
+        """jax.lax gets the place of the batch wrong where it comes after the scattered dimension."""
+        x = rng.integers(-99, 99, (8, 3, 5, 8)).astype(np.int32)  # rank, batch, and a block of 5 x 8
+        call = functools.partial(OURS.psum_scatter, axis_name="gpu", scatter_dimension=1)
+        got = run(jax.vmap(call, batch, 0), line, np.moveaxis(x, 1, 1 + batch))
+        want = [self.oracle(x[:, i], line.shape, "gpu", scatter_dimension=1, tiled=False) for i in range(3)]
+        assert_same(got, np.stack(want, 1))
+
+    def test_short_and_long_runs(self, mesh, rng):
+        """Runs below and above the sizes at which the reduction gathers its operands first."""
+        xs = [rng.integers(-99, 99, (8, 40, 16, width)).astype(np.int32) for width in (1, 5, 16, 1031)]
+        names = contract.fitting(self.op, (4,))
+
+        def body(*xs):
+            calls = [functools.partial(OURS.psum_scatter, scatter_dimension=1, tiled=True, algorithm=a) for a in names]
+            return [[call(x, "gpu") for call in calls] for x in xs]
+
+        want = [[self.oracle(x, mesh.shape, "gpu", scatter_dimension=1)] * len(names) for x in xs]
+        assert_same(run(body, mesh, *xs), want)

@@ -1,0 +1,366 @@
+"""The traffic of every plan is that of the formulas in docs/algorithms.md, and predicted times follow from it."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from jaxcomm._core import plan
+
+ALGORITHMS = [(collective, name) for collective in plan.collectives() for name, _ in plan.algorithms(collective)]
+ITEM_BYTES = 4
+BLOCK = 840  # divisible by all numbers of ranks here
+B = BLOCK * ITEM_BYTES
+
+
+def machine(launch_s=0.0, ranks_per_processor=1.0, self_=(1e-7, 1e10), node=(1e-6, 1e11), network=(5e-6, 2e10)):
+    links = [("self", *self_), ("node", *node), ("network", *network)]
+    return plan.Machine(links, launch_s, ranks_per_processor)
+
+
+def ceil_log2(n):
+    return (n - 1).bit_length()
+
+
+def children(v, n):
+    """Of v in a binomial tree over 0 .. n - 1."""
+    bits = [1 << k for k in range(n.bit_length()) if (1 << k) < (v & -v if v else n)]
+    return [v + bit for bit in bits if v + bit < n]
+
+
+def inner_children(v, n):
+    """Those that have children themselves and so must be told."""
+    return [child for child in children(v, n) if children(child, n)]
+
+
+# One level: all links are of one class. (messages, bytes, signals) to other ranks, bytes in own memory, bytes of
+# scratch, of rank r of n; the root of a broadcast is rank 0.
+
+
+def bruck_all_to_all(n, r):
+    moved = [sum(1 for i in range(n) if i >> k & 1) for k in range(ceil_log2(n))]
+    packed = sum(m for m in moved if m > 1)
+    return (len(moved), sum(moved) * B, len(moved)), (packed + n) * B, (n // 2 + sum(moved)) * B
+
+
+def bruck_all_gather(n, r):
+    bits = [1 << k for k in range(ceil_log2(n))]
+    wraps = sum(1 for bit in bits if r + min(bit, n - bit) > n)
+    return (len(bits) + wraps, (n - 1) * B, sum(1 for bit in bits if n > 3 * bit)), B, 0
+
+
+def folded(n, r, messages, volume, signals, local, scratch):
+    """What an algorithm for a power of two of ranks costs when some ranks hand their block to the next one."""
+    extra = n - (1 << (n.bit_length() - 1))
+    scratch += B if extra else 0
+    if r < 2 * extra and r % 2 == 0:
+        return (1, B, 1), 0, scratch
+    if r < 2 * extra:
+        return (messages + 1, volume + B, signals), local + 2 * B, scratch
+    return (messages, volume, signals), local, scratch
+
+
+def recursive_doubling_all_reduce(n, r):
+    rounds = n.bit_length() - 1
+    return folded(n, r, rounds, rounds * B, rounds, 2 * rounds * B if n > 1 else B, rounds * B)
+
+
+def rabenseifner(n, r):
+    rounds = n.bit_length() - 1
+    size = 1 << rounds
+    extra = n - size
+    member = r // 2 if r < 2 * extra else r - extra
+    # The last round needs a signal only to a peer that stands for another rank.
+    last = 1 if rounds and (member ^ size // 2) < extra else 0
+    volume = 2 * (size - 1) * B // size
+    return folded(n, r, 2 * rounds, volume, max(2 * rounds - 1 + last, 0), volume if n > 1 else B, volume // 2)
+
+
+def tree_all_reduce(n, r):
+    up, down = int(r > 0), len(children(r, n))
+    local = (1 + down) * B if down or r == 0 else 0
+    return (up + down, (up + down) * B, up + len(inner_children(r, n))), local, ceil_log2(n) * B
+
+
+ONE_LEVEL = {
+    ("all_to_all", "direct"): lambda n, r: ((n - 1, (n - 1) * B, 0), B, 0),
+    ("all_to_all", "pairwise"): lambda n, r: ((n - 1, (n - 1) * B, max(n - 2, 0)), B, 0),
+    ("all_to_all", "bruck"): bruck_all_to_all,
+    ("all_gather", "direct"): lambda n, r: ((n - 1, (n - 1) * B, 0), B, 0),
+    ("all_gather", "recursive_doubling"): lambda n, r: (
+        (ceil_log2(n), (n - 1) * B, max(ceil_log2(n) - 1, 0)),
+        B,
+        0,
+    ),
+    ("all_gather", "bruck"): bruck_all_gather,
+    ("all_gather", "ring"): lambda n, r: ((n - 1, (n - 1) * B, max(n - 2, 0)), B, 0),
+    ("reduce_scatter", "direct"): lambda n, r: ((n - 1, (n - 1) * B, 0), B, 0),
+    ("reduce_scatter", "recursive_halving"): lambda n, r: (
+        (ceil_log2(n), (n - 1) * B, ceil_log2(n)),
+        2 * (n - 1) * B if n > 1 else B,
+        (n - 1) * B,
+    ),
+    ("reduce_scatter", "ring"): lambda n, r: (
+        (n - 1, (n - 1) * B, n - 1),
+        2 * (n - 1) * B if n > 1 else B,
+        (n - 1) * B,
+    ),
+    ("all_reduce", "direct"): lambda n, r: ((2 * (n - 1), 2 * (n - 1) * B // n, 0), B // n, 0),
+    ("all_reduce", "root"): lambda n, r: ((2 * (n - 1), 2 * (n - 1) * B, 0), B, 0) if r == 0 else ((0, 0, 0), 0, 0),
+    ("all_reduce", "one_shot"): lambda n, r: ((n - 1, (n - 1) * B, 0), B, 0),
+    ("all_reduce", "rabenseifner"): rabenseifner,
+    ("all_reduce", "recursive_doubling"): recursive_doubling_all_reduce,
+    ("all_reduce", "ring"): lambda n, r: (
+        (2 * (n - 1), 2 * (n - 1) * B // n, max(2 * n - 3, 0)),
+        2 * (n - 1) * B // n if n > 1 else B,
+        0,
+    ),
+    ("all_reduce", "tree"): tree_all_reduce,
+    ("permute", "direct"): lambda n, r: ((1, B, 0), 0, 0) if n > 1 else ((0, 0, 0), B, 0),
+    ("broadcast", "direct"): lambda n, r: ((n - 1, (n - 1) * B, 0), B, 0) if r == 0 else ((0, 0, 0), 0, 0),
+    ("broadcast", "scatter_all_gather"): lambda n, r: (
+        ((n - 1, (n - 1) * B // n, 0), B // n, 0) if r == 0 else ((n, B, 0), 0, 0)
+    ),
+    ("broadcast", "tree"): lambda n, r: (
+        (len(children(r, n)), len(children(r, n)) * B, len(inner_children(r, n))),
+        B if r == 0 else 0,
+        0,
+    ),
+    ("broadcast", "ring"): lambda n, r: (
+        (int(r + 1 < n), B if r + 1 < n else 0, int(r + 2 < n)),
+        B if r == 0 else 0,
+        0,
+    ),
+    ("barrier", "direct"): lambda n, r: ((0, 0, n - 1), 0, 0),
+    ("barrier", "dissemination"): lambda n, r: ((0, 0, ceil_log2(n)), 0, 0),
+    ("barrier", "tree"): lambda n, r: ((0, 0, int(r > 0) + len(children(r, n))), 0, 0),
+}
+
+
+# Two levels: (messages, bytes, signals) in the node and between nodes, bytes in own memory, bytes of scratch, of a rank
+# of G nodes with L ranks.
+
+
+def hierarchical_broadcast(G, L, node, local):
+    down = len(children(node, G))
+    rail = (down, down * B // L, down)
+    if (node, local) == (0, 0):
+        return (2 * (L - 1), 2 * (L - 1) * B // L, L - 1), rail, B, 0
+    peers = L - 2 if node == 0 else L - 1
+    return (peers, peers * B // L, 0), rail, 0, 0
+
+
+TWO_LEVELS = {
+    "all_to_all": lambda G, L, node, local: (
+        (G * (L - 1), G * (L - 1) * B, (G - 1) * (L - 1)),
+        (G - 1, (G - 1) * L * B, 0),
+        G * B,
+        min(4, G - 1) * L * B,
+    ),
+    "all_gather": lambda G, L, node, local: (
+        (G * (L - 1), G * (L - 1) * B, 0),
+        (G - 1, (G - 1) * B, G - 1),
+        B,
+        0,
+    ),
+    "reduce_scatter": lambda G, L, node, local: (
+        (G * (L - 1), G * (L - 1) * B, 0),
+        (G - 1, (G - 1) * B, G - 1),
+        2 * G * B,
+        (G + min(2, G - 1)) * B,
+    ),
+    "all_reduce": lambda G, L, node, local: (
+        (2 * G * (L - 1), 2 * (L - 1) * B // L, 0),
+        (2 * (G - 1), 2 * (G - 1) * B // (G * L), 2 * (G - 1)),
+        2 * B // L,
+        (G + min(2, G - 1)) * B // (G * L),
+    ),
+    "broadcast": hierarchical_broadcast,
+    "barrier": lambda G, L, node, local: (
+        (0, 0, L - 1 if local == 0 else 1),
+        (0, 0, ceil_log2(G) if local == 0 else 0),
+        0,
+        0,
+    ),
+}
+
+
+def shift(collective, num_ranks):
+    return [(rank + 1) % num_ranks for rank in range(num_ranks)] if collective == "permute" else []
+
+
+def numbers(traffic):
+    return traffic.messages, traffic.bytes, traffic.signals
+
+
+def test_there_is_a_formula_for_every_algorithm():
+    assert set(ALGORITHMS) == set(ONE_LEVEL) | {(collective, "hierarchical") for collective in TWO_LEVELS}
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ONE_LEVEL)
+def test_one_level(collective, algorithm):
+    for n in range(1, 9):
+        for nodes, locals_ in ((1, n), (n, 1)):
+            request = plan.Request(collective, nodes, locals_, BLOCK, source_of=shift(collective, n))
+            if not plan.supports(request, algorithm):
+                continue
+            for rank in range(n):
+                traffic, local_bytes, scratch_bytes = ONE_LEVEL[collective, algorithm](n, rank)
+                cost = plan.cost(request, algorithm, ITEM_BYTES, machine(), rank)
+                used, idle = (cost.network, cost.node) if nodes > 1 else (cost.node, cost.network)
+                assert numbers(used) == traffic, (n, rank)
+                assert numbers(idle) == (0, 0, 0)
+                assert (cost.self.bytes, cost.self.signals) == (local_bytes, 0), (n, rank)
+                assert cost.scratch_bytes == scratch_bytes, (n, rank)
+
+
+@pytest.mark.parametrize("collective", TWO_LEVELS)
+@pytest.mark.parametrize(("nodes", "locals_"), [(2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (6, 2), (7, 3)])
+def test_two_levels(collective, nodes, locals_):
+    request = plan.Request(collective, nodes, locals_, BLOCK, all_addressable=False)
+    for rank in range(nodes * locals_):
+        node, network, local_bytes, scratch_bytes = TWO_LEVELS[collective](nodes, locals_, *divmod(rank, locals_))
+        cost = plan.cost(request, "hierarchical", ITEM_BYTES, machine(), rank)
+        assert numbers(cost.node) == node, rank
+        assert numbers(cost.network) == network, rank
+        assert (cost.self.bytes, cost.self.signals) == (local_bytes, 0), rank
+        assert cost.scratch_bytes == scratch_bytes, rank
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
+def test_chunks_change_neither_bytes_nor_grow_scratch(collective, algorithm):
+    for nodes, locals_ in ((1, 8), (2, 4), (3, 2), (5, 1)):
+        num_ranks = nodes * locals_
+        requests = [
+            plan.Request(collective, nodes, locals_, 1000, chunk, source_of=shift(collective, num_ranks))
+            for chunk in (0, 1, 7, 100, 1000, 5000)
+        ]
+        if plan.supports(requests[0], algorithm):
+            for rank in range(num_ranks):
+                whole, *chunked = (plan.cost(request, algorithm, 1, machine(), rank) for request in requests)
+                for cost in chunked:
+                    assert cost.self.bytes == whole.self.bytes
+                    assert cost.node.bytes == whole.node.bytes
+                    assert cost.network.bytes == whole.network.bytes
+
+
+# Elements of a block and of a chunk.
+SIZES = [(0, 0), (0, 3), (1, 0), (7, 0), (7, 3), (4096, 0), (4096, 64), (100003, 0), (100003, 1000)]
+# Elements of scratch, at most, when blocks of b elements are cut into chunks of c, as in docs/algorithms.md.
+SCRATCH_LIMITS = {
+    ("all_to_all", "bruck"): lambda n, G, L, b, c: (n // 2) * (1 + ceil_log2(n)) * b,
+    ("all_to_all", "hierarchical"): lambda n, G, L, b, c: 4 * L * c,
+    ("reduce_scatter", "recursive_halving"): lambda n, G, L, b, c: (n - 1) * b,
+    ("reduce_scatter", "ring"): lambda n, G, L, b, c: n * c,
+    ("reduce_scatter", "hierarchical"): lambda n, G, L, b, c: (4 * G + 2) * c,
+    ("all_reduce", "rabenseifner"): lambda n, G, L, b, c: 2 * b + ceil_log2(n),
+    ("all_reduce", "recursive_doubling"): lambda n, G, L, b, c: (ceil_log2(n) + 1) * b,
+    ("all_reduce", "tree"): lambda n, G, L, b, c: ceil_log2(n) * b,
+    ("all_reduce", "hierarchical"): lambda n, G, L, b, c: (3 * G + 2) * c,
+}
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
+def test_scratch_is_bounded(collective, algorithm):
+    limit = SCRATCH_LIMITS.get((collective, algorithm), lambda n, G, L, b, c: 0)
+    for nodes, locals_ in ((1, 1), (1, 7), (1, 16), (2, 8), (5, 3), (13, 1), (4, 4)):
+        n = nodes * locals_
+        for block, chunk in SIZES:
+            request = plan.Request(collective, nodes, locals_, block, chunk, source_of=shift(collective, n))
+            if plan.supports(request, algorithm):
+                most = limit(n, nodes, locals_, block, min(chunk or block, block))
+                assert plan.cost(request, algorithm, 1, machine(), n - 1).scratch_bytes <= most
+
+
+# Times. Copying is free, so that the formulas are short.
+
+FREE = (0.0, 1e30)
+
+
+def link_time(link, num_bytes, steps=1):
+    return steps * link[0] + num_bytes / link[1]
+
+
+def test_time_of_direct_all_to_all():
+    node = (1e-6, 1e9)
+    request = plan.Request("all_to_all", 1, 8, BLOCK)
+    expected = link_time(node, 7 * B, 7)
+    for rank in (-1, 3):
+        assert plan.cost(request, "direct", 4, machine(self_=FREE, node=node), rank).time_s == pytest.approx(expected)
+        shared = machine(1e-5, 4.0, self_=FREE, node=node)
+        assert plan.cost(request, "direct", 4, shared, rank).time_s == pytest.approx(1e-5 + 4 * expected)
+
+
+def test_time_of_ring_all_gather_counts_signals():
+    node = (1e-6, 1e9)
+    request = plan.Request("all_gather", 1, 8, BLOCK)
+    expected = link_time(node, 7 * B, 7 + 6)
+    for rank in (-1, 3):
+        cost = plan.cost(request, "ring", 4, machine(self_=FREE, node=node), rank)
+        assert cost.time_s == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 5, 100, 3000])
+def test_time_of_a_chain_grows_with_its_length(num_ranks):
+    network = (1e-6, 1e9)
+    request = plan.Request("broadcast", num_ranks, 1, BLOCK, all_addressable=False)
+    cost = plan.cost(request, "ring", 4, machine(self_=FREE, network=network))
+    expected = (num_ranks - 1) * link_time(network, B) + (num_ranks - 2) * network[0]
+    assert cost.time_s == pytest.approx(expected)
+
+
+def test_time_of_a_chain_too_long_to_simulate():
+    """The sampled ranks do two steps each; the skeleton without data shows the length of the chain."""
+    request = plan.Request("broadcast", 200_000, 1, 64 * BLOCK, BLOCK, all_addressable=False)
+    cost = plan.cost(request, "ring", 4, machine())
+    assert cost.time_s > 200_000 * 5e-6
+
+
+def test_ranks_that_share_a_processor_take_turns():
+    """Only rank 0 works in root, so sharing costs nothing; in one_shot all do the same work, one after the other."""
+    request = plan.Request("all_reduce", 1, 8, BLOCK)
+    alone, shared = machine(), machine(ranks_per_processor=8)
+    assert plan.cost(request, "root", 4, shared).time_s == plan.cost(request, "root", 4, alone).time_s
+    assert plan.cost(request, "one_shot", 4, shared).time_s == 8 * plan.cost(request, "one_shot", 4, alone).time_s
+
+
+@pytest.mark.parametrize("collective", ["all_to_all", "all_gather", "all_reduce", "reduce_scatter"])
+def test_both_networks_are_busy_at_once(collective):
+    """Where both need the same time, many chunks nearly hide one of them. Where processors copy, nothing is hidden."""
+
+    def time_s(chunk, node, network, addressable=False):
+        request = plan.Request(collective, 2, 4, 1 << 20, chunk, all_addressable=addressable)
+        used = machine(self_=FREE, node=(1e-9, node), network=(1e-9, network))
+        return plan.cost(request, "hierarchical", 4, used).time_s
+
+    node = network = 1e10
+    node_s = time_s(0, node, 1e30)
+    network *= time_s(0, 1e30, network) / node_s
+    assert time_s(0, node, network, addressable=True) == pytest.approx(2 * node_s, rel=1e-3)
+    assert time_s(0, node, network) > 1.3 * node_s
+    assert node_s < time_s(1 << 12, node, network) < 1.1 * node_s
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
+def test_a_hundred_thousand_ranks(collective, algorithm):
+    addressable = algorithm != "hierarchical"
+    source_of = shift(collective, 100_000)
+    request = plan.Request(collective, 12_500, 8, 1 << 10, 1 << 10, source_of=source_of, all_addressable=addressable)
+    if plan.supports(request, algorithm):
+        for rank in (0, 77_777):
+            start_s = time.perf_counter()
+            assert plan.cost(request, algorithm, 4, machine(), rank).time_s >= 0
+            assert time.perf_counter() - start_s < 5  # a fraction of a second, on a machine with nothing else to do
+
+
+def test_rank_must_exist():
+    with pytest.raises(ValueError, match="rank"):
+        plan.cost(plan.Request("barrier", 1, 4), "direct", 4, machine(), 4)
+
+
+def test_the_document_lists_every_algorithm():
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    sections = dict(re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
+    for collective in plan.collectives():
+        rows = re.findall(r"^\| `(\w+)` \|", sections[collective], re.MULTILINE)
+        assert rows == [name for name, _ in plan.algorithms(collective)], collective

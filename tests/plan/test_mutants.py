@@ -1,0 +1,312 @@
+"""Validate rejects every mutant of a correct plan: no step can be dropped, moved, shortened or redirected unnoticed.
+
+Every operator below changes what a plan does. None of its mutants is filtered out after the fact; where an operator
+does not apply to an algorithm, the reason is stated and tested.
+"""
+
+import pytest
+from jaxcomm._core import plan
+
+MOVES = ("copy", "put", "get")
+DATA = (*MOVES, "reduce", "zero")
+ALGORITHMS = [(collective, name) for collective in plan.collectives() for name, _ in plan.algorithms(collective)]
+# Nodes, ranks per node, elements of a block and of a chunk: sizes that no number of ranks divides, and chunks small
+# enough that slots of scratch are used again. An all_reduce splits its block, so there it is larger.
+CASES = [(1, 2, 5, 0), (1, 4, 9, 0), (1, 5, 7, 2), (2, 2, 11, 2), (3, 2, 11, 2), (2, 3, 7, 0), (8, 1, 5, 3)]
+ALL_REDUCE_FACTOR = 4
+
+
+def requests(collective, algorithm):
+    for nodes, locals_, block, chunk in CASES:
+        num_ranks = nodes * locals_
+        source_of = [(rank + 1) % num_ranks for rank in range(num_ranks)]
+        source_of[1] = -1
+        count = block * ALL_REDUCE_FACTOR + 1 if collective == "all_reduce" else block
+        # Only direct plans depend on who may read whom. Validate is less strict where everybody may.
+        for addressable in (True, False) if algorithm == "direct" else (True,):
+            request = plan.Request(
+                collective, nodes, locals_, count, chunk, num_ranks // 2, source_of, all_addressable=addressable
+            )
+            if plan.supports(request, algorithm):
+                yield request
+
+
+def with_steps(plans, rank, steps):
+    mutant = plan.Plan(plans[rank])
+    mutant.steps = steps
+    return [*plans[:rank], mutant, *plans[rank + 1 :]]
+
+
+def edits(plans, kinds, edit):
+    """For every step of the given kinds, the group with that step changed by `edit`; None where it does not apply."""
+    for rank, one in enumerate(plans):
+        for i, old in enumerate(one.steps):
+            if old.kind in kinds:
+                steps = one.steps
+                if edit(steps, i) is not False:
+                    yield f"rank {rank}, step {i} ({old.kind})", with_steps(plans, rank, steps)
+
+
+def other_rank(rank, plans):
+    return (rank + 1) % len(plans)
+
+
+def drop_step(plans, request):
+    """Any step at all: there is nothing to spare in a plan."""
+    yield from edits(plans, (*DATA, "signal", "wait"), lambda steps, i: steps.pop(i))
+
+
+def repeat_signal_or_wait(plans, request):
+    yield from edits(plans, ("signal", "wait"), lambda steps, i: steps.insert(i, steps[i]))
+
+
+def signal_before_put(plans, request):
+    """A signal moves ahead of the last put that it covers."""
+
+    def edit(steps, i):
+        before = [j for j in range(i) if steps[j].peer == steps[i].peer and steps[j].kind in ("put", "signal")]
+        if not before or steps[before[-1]].kind == "signal":
+            return False  # covers nothing that was put since the signal before
+        steps.insert(before[-1], steps.pop(i))
+        return None
+
+    yield from edits(plans, ("signal",), edit)
+
+
+def wait_at_end(plans, request):
+    """A wait moves behind all other steps; the later waits for the same peer then end one signal too early.
+
+    The order of waits that follow each other doesn't matter, so a wait with only waits behind it stays where it is.
+    """
+
+    def edit(steps, i):
+        if all(step.kind == "wait" for step in steps[i + 1 :]):
+            return False
+        steps.append(steps.pop(i))
+        return None
+
+    yield from edits(plans, ("wait",), edit)
+
+
+def drop_pair(plans, request):
+    """A signal and the wait for it, so that nothing is left over: every single edge of the order is needed."""
+    places = {}
+    for rank, one in enumerate(plans):
+        for i, step in enumerate(one.steps):
+            if step.kind == "signal":
+                places.setdefault((rank, step.peer), ([], []))[0].append(i)
+            elif step.kind == "wait":
+                places.setdefault((step.peer, rank), ([], []))[1].append(i)
+    for (sender, receiver), (signals, waits) in places.items():
+        for signal, wait in zip(signals, waits, strict=True):
+            steps = plans[sender].steps
+            del steps[signal]
+            mutant = with_steps(plans, sender, steps)
+            steps = plans[receiver].steps
+            del steps[wait]
+            yield f"{sender} -> {receiver}", with_steps(mutant, receiver, steps)
+
+
+def shorten(plans, request):
+    def edit(steps, i):
+        steps[i].count -= 1
+
+    yield from edits(plans, DATA, edit)
+
+
+def shift_dst(plans, request):
+    def edit(steps, i):
+        steps[i].dst.offset += 1 if steps[i].dst.offset == 0 else -1
+
+    yield from edits(plans, DATA, edit)
+
+
+def shift_src(plans, request):
+    def edit(steps, i):
+        steps[i].src.offset += 1 if steps[i].src.offset == 0 else -1
+
+    yield from edits(plans, MOVES, edit)
+
+
+def redirect(plans, request):
+    """To or from another rank, in every place where the step names it; of two ranks, the other is the own."""
+
+    def edit(steps, i):
+        step = steps[i]
+        step.peer = other_rank(step.peer, plans)
+        if step.kind == "put":
+            step.dst.rank = step.peer
+        if step.kind == "get":
+            step.src.rank = step.peer
+
+    yield from edits(plans, ("put", "get", "signal", "wait"), edit)
+
+
+def write_to_input(plans, request):
+    def edit(steps, i):
+        steps[i].dst.space = "input"
+
+    yield from edits(plans, DATA, edit)
+
+
+def swap_sources(plans, request):
+    """Two moves of one rank to different places take each other's contents."""
+
+    def edit(steps, i):
+        for j in range(i + 1, len(steps)):
+            a, b = steps[i], steps[j]
+            if b.kind in MOVES and a.src.offset != b.src.offset and a.count == b.count and a.src.space == b.src.space:
+                a.src, b.src = b.src, a.src
+                return None
+        return False
+
+    yield from edits(plans, MOVES, edit)
+
+
+def swap_targets(plans, request):
+    """Two moves of one rank to the same buffer go to each other's places."""
+
+    def edit(steps, i):
+        for j in range(i + 1, len(steps)):
+            a, b = steps[i], steps[j]
+            same_buffer = b.kind in MOVES and (a.dst.rank, a.dst.space) == (b.dst.rank, b.dst.space)
+            if same_buffer and a.dst.offset != b.dst.offset and a.count == b.count:
+                a.dst, b.dst = b.dst, a.dst
+                return None
+        return False
+
+    yield from edits(plans, MOVES, edit)
+
+
+def edit_sources(plans, edit):
+    """For every operand of every reduce, the group with that operand changed."""
+    for rank, one in enumerate(plans):
+        for step in one.steps:
+            if step.kind == "reduce":
+                for i in range(step.first_source, step.first_source + step.num_sources):
+                    mutant = plan.Plan(one)
+                    sources = one.sources
+                    edit(sources, i, step)
+                    mutant.sources = sources
+                    yield f"rank {rank}, operand {i}", [*plans[:rank], mutant, *plans[rank + 1 :]]
+
+
+def repeat_operand(plans, request):
+    def edit(sources, i, step):
+        first = step.first_source
+        sources[i] = sources[first + (i - first + 1) % step.num_sources]
+
+    yield from edit_sources(plans, edit)
+
+
+def shift_operand(plans, request):
+    def edit(sources, i, step):
+        sources[i].offset += 1 if sources[i].offset == 0 else -1
+
+    yield from edit_sources(plans, edit)
+
+
+def redirect_operand(plans, request):
+    def edit(sources, i, step):
+        sources[i].rank = other_rank(sources[i].rank, plans)
+
+    yield from edit_sources(plans, edit)
+
+
+def drop_operand(plans, request):
+    def edit(steps, i):
+        steps[i].num_sources -= 1
+
+    yield from edits(plans, ("reduce",), edit)
+
+
+def less_scratch(plans, request):
+    """All that an algorithm asks for is used, at some rank."""
+    if plans[0].scratch_count > 0:
+        mutants = [plan.Plan(one) for one in plans]
+        for mutant in mutants:
+            mutant.scratch_count -= 1
+        yield "all ranks", mutants
+
+
+# What only changes the order of two ranks.
+ORDER_OPERATORS = [signal_before_put, wait_at_end, drop_pair]
+OPERATORS = [
+    drop_step,
+    repeat_signal_or_wait,
+    shorten,
+    shift_dst,
+    shift_src,
+    redirect,
+    write_to_input,
+    swap_sources,
+    swap_targets,
+    repeat_operand,
+    shift_operand,
+    redirect_operand,
+    drop_operand,
+    less_scratch,
+]
+
+
+def survivors(collective, algorithm, operators):
+    """The mutants that pass, and how many there were."""
+    passed, tried = [], 0
+    for request in requests(collective, algorithm):
+        plans = plan.build(request, algorithm)
+        assert plan.validate(plans, request) == ""
+        for operator in operators:
+            for where, mutant in operator(plans, request):
+                tried += 1
+                if plan.validate(mutant, request) == "":
+                    geometry = f"{request.num_nodes} x {request.ranks_per_node}, addressable {request.all_addressable}"
+                    passed.append(f"{operator.__name__}, {geometry}: {where}")
+    return passed, tried
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
+def test_every_mutant_is_rejected(collective, algorithm):
+    passed, tried = survivors(collective, algorithm, OPERATORS)
+    assert passed == []
+    assert tried > 0
+
+
+# Signals of a pairwise exchange order no data, and a barrier has none: what counts is who hears of whom.
+ORDERED = [row for row in ALGORITHMS if row[0] != "barrier" and row != ("all_to_all", "pairwise")]
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ORDERED)
+def test_every_mutant_of_the_order_is_rejected(collective, algorithm):
+    passed, tried = survivors(collective, algorithm, ORDER_OPERATORS)
+    assert passed == []
+    plans = [one for request in requests(collective, algorithm) for one in plan.build(request, algorithm)]
+    assert (tried > 0) == any(step.kind == "signal" for one in plans for step in one.steps)
+
+
+@pytest.mark.parametrize("algorithm", [name for name, _ in plan.algorithms("barrier")])
+def test_every_signal_of_a_barrier_is_needed(algorithm):
+    passed, tried = survivors("barrier", algorithm, [drop_pair])
+    assert passed == []
+    assert tried > 0
+
+
+def test_pairwise_signals_only_pace():
+    """They hold ranks back but order no data, so order mutants of pairwise are correct plans: all of them."""
+    passed, tried = survivors("all_to_all", "pairwise", ORDER_OPERATORS)
+    assert len(passed) == tried > 0
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "recursive_doubling"])
+@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+def test_ranks_that_add_the_same_must_add_in_the_same_order(algorithm, num_ranks):
+    """Elsewhere one rank alone computes each sum, and any order is as good."""
+    request = plan.Request("all_reduce", 1, num_ranks, 9)
+    plans = plan.build(request, algorithm)
+
+    def edit(sources, i, step):
+        first, last = step.first_source, step.first_source + step.num_sources - 1
+        j = i + 1 if i < last else first
+        sources[i], sources[j] = sources[j], sources[i]
+
+    for where, mutant in edit_sources(plans, edit):
+        assert "different orders" in plan.validate(mutant, request), where

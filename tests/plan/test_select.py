@@ -1,0 +1,141 @@
+"""The selection: what is asked for, what is cheapest, and why something can't be had."""
+
+import pytest
+from jaxcomm._core import plan
+
+COLLECTIVES = plan.collectives()
+
+
+def processors(ranks_per_processor, latency_s=6e-8, bytes_per_s=12e9):
+    """Ranks of one process that share processors."""
+    links = [(name, latency_s, bytes_per_s) for name in ("self", "node", "network")]
+    return plan.Machine(links, 15e-6, ranks_per_processor)
+
+
+def cluster():
+    """One processor per rank, a fast network in the node and a slower one between nodes."""
+    return plan.Machine([("self", 1e-6, 2e12), ("node", 1e-6, 4e11), ("network", 5e-6, 5e10)], 5e-6, 1)
+
+
+def request(collective, nodes, locals_, block=1024, chunk=0, addressable=True):
+    num_ranks = nodes * locals_
+    source_of = [(rank + 1) % num_ranks for rank in range(num_ranks)] if collective == "permute" else []
+    return plan.Request(collective, nodes, locals_, block, chunk, 0, source_of, addressable)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_cheapest_is_chosen(collective):
+    for block in (0, 16, 4096, 1 << 20):
+        for nodes, locals_ in ((1, 1), (1, 6), (8, 1)):
+            asked = request(collective, nodes, locals_, block, addressable=nodes == 1)
+            choice = plan.select(asked, "", 4, cluster())
+            costs = {}
+            for name, _ in plan.algorithms(collective):
+                if plan.supports(asked, name):
+                    alternative = plan.select(asked, name, 4, cluster())
+                    costs[name] = alternative.cost.time_s
+                    assert name in choice.reason
+            assert choice.cost.time_s == costs[choice.algorithm]
+            assert choice.cost.time_s <= 1.05 * min(costs.values())
+            assert choice.reason.startswith(f"lowest predicted cost of {len(costs)}: ")
+            plans = plan.build(choice.request, choice.algorithm)
+            assert plan.validate(plans, choice.request) == ""
+
+
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "permute"])
+def test_declared_nodes_get_the_hierarchical_plan(collective):
+    for addressable in (True, False):
+        choice = plan.select(request(collective, 2, 4, addressable=addressable), "", 4, cluster())
+        assert choice.algorithm == "hierarchical"
+        assert choice.reason.startswith("made for 2 nodes of 4 ranks: ")
+
+
+def test_nodes_do_not_count_where_they_make_it_far_slower():
+    choice = plan.select(request("all_reduce", 12_500, 8, 256, addressable=False), "", 4, cluster())
+    assert choice.algorithm in ("tree", "recursive_doubling")
+    assert "hierarchical" in choice.reason
+
+
+@pytest.mark.parametrize(("nodes", "locals_"), [(1, 8), (8, 1)])
+def test_nodes_of_one_rank_and_single_nodes_are_not_hierarchical(nodes, locals_):
+    choice = plan.select(request("all_reduce", nodes, locals_), "", 4, cluster())
+    assert choice.algorithm != "hierarchical"
+
+
+def test_total_work_decides_where_ranks_share_processors():
+    """One processor for all ranks: the fewest steps win for tiny blocks, the least copying for large ones."""
+    tiny = plan.select(request("all_reduce", 1, 8, 64), "", 4, processors(8))
+    assert tiny.algorithm == "root"
+    large = plan.select(request("all_reduce", 1, 8, 1 << 20), "", 4, processors(8))
+    assert large.algorithm == "direct"
+    for collective in ("all_to_all", "all_gather", "reduce_scatter", "permute"):
+        assert plan.select(request(collective, 1, 8), "", 4, processors(8)).algorithm == "direct"
+
+
+def test_large_networks_get_logarithms_for_small_blocks():
+    choice = plan.select(request("all_gather", 1024, 1, 4, addressable=False), "", 4, cluster())
+    assert choice.algorithm in ("recursive_doubling", "bruck")
+    choice = plan.select(request("all_reduce", 1024, 1, 4, addressable=False), "", 4, cluster())
+    assert choice.algorithm == "recursive_doubling"
+
+
+def test_much_scratch_is_avoided():
+    """Recursive halving needs scratch as large as its input; beyond a limit the ring, which doesn't, comes first."""
+    short = plan.select(request("reduce_scatter", 8, 1, 1 << 16, addressable=False), "", 4, cluster())
+    assert short.algorithm == "recursive_halving"
+    long = plan.select(request("reduce_scatter", 8, 1, 1 << 24, addressable=False), "", 4, cluster())
+    assert long.algorithm == "ring"
+    assert "recursive_halving" in long.reason
+    assert "too much scratch" in long.reason
+
+
+def test_what_is_asked_for_is_used():
+    for collective in COLLECTIVES:
+        for name, _ in plan.algorithms(collective):
+            choice = plan.select(request(collective, 2, 4), name, 4, cluster())
+            assert (choice.algorithm, choice.reason) == (name, "asked for")
+
+
+@pytest.mark.parametrize(
+    ("collective", "nodes", "locals_", "addressable", "name", "reason"),
+    [
+        ("all_gather", 1, 6, True, "recursive_doubling", "needs a power of two of ranks, got 1 nodes of 6 ranks"),
+        ("all_gather", 1, 6, True, "hierarchical", "needs several nodes of several ranks, got 1 nodes of 6 ranks"),
+        ("all_reduce", 2, 3, False, "one_shot", "needs ranks that may read each other's memory"),
+        ("all_reduce", 1, 6, True, "fast", 'no algorithm "fast"; there are direct, root, one_shot'),
+    ],
+)
+def test_what_does_not_fit_is_explained(collective, nodes, locals_, addressable, name, reason):
+    choice = plan.select(request(collective, nodes, locals_, addressable=addressable), name, 4, cluster())
+    assert choice.algorithm is None
+    assert reason in choice.reason
+
+
+def test_malformed_requests_are_explained():
+    choice = plan.select(plan.Request("broadcast", 1, 4, 8, root=4), "", 4, cluster())
+    assert choice.algorithm is None
+    assert "sizes, root or permutation don't fit 1 nodes of 4 ranks" in choice.reason
+
+
+def test_chunks_fit_a_cache_where_latency_is_low():
+    for item_bytes in (1, 2, 4, 8, 16):
+        choice = plan.select(request("all_reduce", 1, 8, 1 << 22), "", item_bytes, processors(4))
+        assert choice.request.chunk_count * item_bytes == 128 << 10
+
+
+def test_chunks_grow_with_latency():
+    links = [("self", 1e-7, 1e11), ("node", 1e-7, 1e11), ("network", 2e-5, 2e10)]
+    far = plan.Machine(links, 0.0, 1)
+    choice = plan.select(request("all_to_all", 2, 4, 1 << 22, addressable=False), "", 4, far)
+    assert choice.request.chunk_count * 4 > 128 << 10
+
+
+def test_a_prescribed_chunk_is_kept():
+    for name in ("", "ring"):
+        assert plan.select(request("all_reduce", 1, 8, 1 << 20, 777), name, 4, cluster()).request.chunk_count == 777
+
+
+def test_steps_are_bounded_whatever_the_size():
+    """2 ** 40 bytes per rank: chunks grow, so that a plan stays a plan."""
+    choice = plan.select(request("all_reduce", 1, 8, 1 << 38), "direct", 4, processors(4))
+    assert choice.cost.steps < 1 << 19

@@ -1,0 +1,210 @@
+"""Every algorithm is proved correct for every small geometry, and Validate's own rules are tested on broken plans."""
+
+import itertools
+import random
+
+import pytest
+from jaxcomm._core import plan
+
+MAX_RANKS = 16
+GEOMETRIES = [
+    (nodes, size // nodes) for size in range(1, MAX_RANKS + 1) for nodes in range(1, size + 1) if not size % nodes
+]
+# (block_count, chunk_count). 300 cuts 4096 into more chunks than any algorithm has slots of scratch.
+SIZES = [(0, 0), (1, 0), (7, 0), (4096, 0), (0, 3), (7, 3), (4096, 1000), (4096, 300)]
+ALGORITHMS = [(collective, name) for collective in plan.collectives() for name, _ in plan.algorithms(collective)]
+ONE_ADDRESS_SPACE = {
+    ("all_reduce", "direct"),
+    ("all_reduce", "root"),
+    ("all_reduce", "one_shot"),
+    ("reduce_scatter", "direct"),
+    ("broadcast", "scatter_all_gather"),
+}
+POWER_OF_TWO = {("all_gather", "recursive_doubling"), ("reduce_scatter", "recursive_halving")}
+
+
+def expected_support(collective, algorithm, nodes, locals_, addressable):
+    num_ranks = nodes * locals_
+    if algorithm == "hierarchical":
+        return nodes > 1 and locals_ > 1
+    if (collective, algorithm) in ONE_ADDRESS_SPACE:
+        return addressable or nodes == 1
+    if (collective, algorithm) in POWER_OF_TWO:
+        return num_ranks & (num_ranks - 1) == 0
+    return True
+
+
+def permutations(num_ranks, rng):
+    """Shift, identity, all zeros, one source for everybody, and random partial permutations."""
+    ranks = list(range(num_ranks))
+    yield ranks[1:] + ranks[:1]
+    yield ranks
+    yield [-1] * num_ranks
+    yield [0] * num_ranks
+    for _ in range(3):
+        shuffled = rng.sample(ranks, num_ranks)
+        yield [rank if rng.random() < 0.7 else -1 for rank in shuffled]
+
+
+def variants(collective, num_ranks, rng):
+    """Keyword arguments that matter for the collective."""
+    if collective == "broadcast":
+        return [{"root": root} for root in range(num_ranks)]
+    if collective == "permute":
+        return [{"source_of": source_of} for source_of in permutations(num_ranks, rng)]
+    return [{}]
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
+def test_every_plan_is_correct(collective, algorithm):
+    rng = random.Random(0)
+    for (nodes, locals_), addressable in itertools.product(GEOMETRIES, (True, False)):
+        for variant in variants(collective, nodes * locals_, rng):
+            for block, chunk in SIZES:
+                request = plan.Request(collective, nodes, locals_, block, chunk, all_addressable=addressable, **variant)
+                where = f"{nodes} x {locals_}, block {block}, chunk {chunk}, addressable {addressable}, {variant}"
+                supported = plan.supports(request, algorithm)
+                assert supported == expected_support(collective, algorithm, nodes, locals_, addressable), where
+                if supported:
+                    assert plan.check(request, algorithm) == "", where
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
+@pytest.mark.parametrize(("nodes", "locals_"), [(1, 32), (4, 8), (8, 5), (64, 1), (3, 23)])
+def test_larger_groups(collective, algorithm, nodes, locals_):
+    for block, chunk in ((1000, 0), (1000, 64)):
+        source_of = list(reversed(range(nodes * locals_))) if collective == "permute" else []
+        request = plan.Request(collective, nodes, locals_, block, chunk, source_of=source_of, all_addressable=False)
+        if plan.supports(request, algorithm):
+            assert plan.check(request, algorithm) == ""
+
+
+def test_malformed_requests_are_refused():
+    malformed = [
+        plan.Request("barrier", 0, 4),
+        plan.Request("barrier", 4, -1),
+        plan.Request("all_gather", 1, 4, -1),
+        plan.Request("all_gather", 1, 4, 1, -1),
+        plan.Request("all_to_all", 1, 4, 2**62),
+        plan.Request("broadcast", 1, 4, 1, root=4),
+        plan.Request("broadcast", 1, 4, 1, root=-1),
+        plan.Request("permute", 1, 4, 1, source_of=[0, 1, 2]),
+        plan.Request("permute", 1, 4, 1, source_of=[0, 1, 2, 4]),
+        plan.Request("permute", 1, 4, 1, source_of=[0, 1, 2, -2]),
+    ]
+    for request in malformed:
+        for name, _ in plan.algorithms(request.collective):
+            assert not plan.supports(request, name)
+            with pytest.raises(ValueError, match=request.collective):
+                plan.build(request, name)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="expected one of all_to_all"):
+        plan.Request("all_too_all")
+    with pytest.raises(ValueError, match="expected one of direct"):
+        plan.build(plan.Request("barrier"), "fast")
+
+
+# Plans written by hand. Each is one step away from a correct one.
+
+
+def step(kind, peer=-1, dst=None, src=None, count=0):
+    new = plan.Step()
+    new.kind, new.peer, new.count = kind, peer, count
+    for field, place in (("dst", dst), ("src", src)):
+        if place is not None:
+            setattr(new, field, at(*place))
+    return new
+
+
+def at(rank, space, offset=0):
+    place = plan.Place()
+    place.rank, place.space, place.offset = rank, space, offset
+    return place
+
+
+def group(*steps_of_ranks, scratch=0):
+    plans = []
+    for rank, steps in enumerate(steps_of_ranks):
+        new = plan.Plan()
+        new.rank, new.num_ranks, new.scratch_count, new.steps = rank, len(steps_of_ranks), scratch, list(steps)
+        plans.append(new)
+    return plans
+
+
+BROADCAST = plan.Request("broadcast", 1, 3, 4)
+OWN = step("copy", dst=(0, "output"), src=(0, "input"), count=4)
+DOWN = step("put", 1, dst=(1, "output"), src=(0, "input"), count=4)
+ON = step("put", 2, dst=(2, "output"), src=(1, "output"), count=4)
+
+
+def test_a_chain_written_by_hand_is_correct():
+    plans = group([DOWN, step("signal", 1), OWN], [step("wait", 0), ON], [])
+    assert plan.validate(plans, BROADCAST) == ""
+
+
+@pytest.mark.parametrize(
+    ("fault", "plans"),
+    [
+        ("nothing has written", group([OWN], [ON], [])),
+        ("may not have written yet", group([DOWN, OWN], [ON], [])),
+        ("may not have written yet", group([step("signal", 1), DOWN, OWN], [step("wait", 0), ON], [])),
+        ("waits for ever", group([DOWN, OWN], [step("wait", 0), ON], [])),
+        ("waits for ever", group([step("wait", 1), step("signal", 1)], [step("wait", 0), step("signal", 0)], [])),
+        ("never waits", group([DOWN, step("signal", 1), step("signal", 1), OWN], [step("wait", 0), ON], [])),
+        ("may write later", group([DOWN, OWN], [step("get", 0, (1, "output"), (0, "input"), 4)], [])),
+        ("is never written", group([DOWN, step("signal", 1)], [step("wait", 0), ON], [])),
+        (
+            "wrong contents",
+            group([DOWN, step("signal", 1), step("zero", dst=(0, "output"), count=4)], [step("wait", 0), ON], []),
+        ),
+        ("outside", group([step("put", 1, (1, "output", 1), (0, "input"), 4)], [], [])),
+        ("outside", group([step("put", 1, (1, "output", -1), (0, "input"), 4)], [], [])),
+        ("outside", group([step("put", 1, (1, "scratch"), (0, "input"), 4)], [], [], scratch=3)),
+        ("outside", group([step("copy", -1, (0, "output"), (0, "input"), 2**63 - 1)], [], [])),
+        ("writes to an input", group([step("put", 1, (1, "input"), (0, "input"), 4)], [], [])),
+        ("moves no elements", group([step("put", 1, (1, "output"), (0, "input"), 0)], [], [])),
+        ("dst is at the wrong rank", group([step("put", 1, (2, "output"), (0, "input"), 4)], [], [])),
+        ("src is at the wrong rank", group([step("put", 1, (1, "output"), (2, "input"), 4)], [], [])),
+        ("src is at the wrong rank", group([step("copy", -1, (0, "output"), (1, "input"), 4)], [], [])),
+        ("not another rank", group([step("signal", 0)], [], [])),
+        ("not another rank", group([step("signal", 3)], [], [])),
+        ("overlaps", group([step("copy", -1, (0, "output", 1), (0, "output"), 3)], [], [])),
+        ("got 2 plans for 3 ranks", group([], [])),
+    ],
+)
+def test_faults_are_named(fault, plans):
+    assert fault in plan.validate(plans, BROADCAST)
+
+
+def test_reading_across_nodes_needs_one_address_space():
+    plans = group([OWN], [step("get", 0, (1, "output"), (0, "input"), 4)])
+    assert plan.validate(plans, plan.Request("broadcast", 2, 1, 4)) == ""
+    assert "another node" in plan.validate(plans, plan.Request("broadcast", 2, 1, 4, all_addressable=False))
+
+
+def test_a_put_across_the_network_arrives_with_a_signal_to_its_target():
+    """Rank 0 puts to rank 1 but signals rank 2, which signals rank 1: in order, yet not in the order of a network."""
+    plans = group(
+        [DOWN, step("signal", 2), OWN],
+        [step("wait", 2), ON],
+        [step("wait", 0), step("signal", 1)],
+    )
+    assert plan.validate(plans, plan.Request("broadcast", 3, 1, 4)) == ""
+    fault = plan.validate(plans, plan.Request("broadcast", 3, 1, 4, all_addressable=False))
+    assert "may not have written yet" in fault
+
+
+def test_sums_in_different_orders_are_refused():
+    request = plan.Request("all_reduce", 1, 3, 4)
+    plans = plan.build(request, "one_shot")
+    assert plan.validate(plans, request) == ""
+    plans[2].sources = [plans[2].sources[i] for i in (1, 0, 2)]
+    assert "different orders" in plan.validate(plans, request)
+
+
+def test_a_barrier_must_hear_everybody():
+    request = plan.Request("barrier", 1, 3)
+    plans = group([step("signal", 1)], [step("wait", 0), step("signal", 2)], [step("wait", 1)])
+    assert "rank 0 may end before rank 1 has begun" in plan.validate(plans, request)

@@ -1,0 +1,300 @@
+"""jaxcomm.bench: sizes and bandwidths as in nccl-tests, oracles, alternation, records, targets, reports, command line.
+
+Guards against the ways in which a benchmark misleads: an oracle that accepts anything, a chain that the compiler
+shortens, sums that overflow, bytes counted otherwise than the columns say, a missed target that reads as met.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxcomm
+from jaxcomm import bench
+from jaxcomm.bench import cases, cli, measure, records, report
+from jaxcomm.bench.cases import COLLECTIVES
+
+ROOT = pathlib.Path(__file__).parents[1]
+SIZED = [name for name, c in COLLECTIVES.items() if c.sized]
+HLO = {
+    "all_to_all": "all-to-all",
+    "all_gather": "all-gather",
+    "psum": "all-reduce",
+    "pmax": "all-reduce",
+    "psum_scatter": "reduce-scatter",
+    "ppermute": "collective-permute",
+    "barrier": "all-reduce",
+}
+
+
+def check(*argv, path):
+    status = bench.main([*argv, "--check-only", "--json", str(path)])
+    return status, json.loads(path.read_text())
+
+
+def record(**fields):
+    base = records.Record(
+        op="psum",
+        mode="chain",
+        size_bytes=1024,
+        count=256,
+        dtype="float32",
+        ranks=8,
+        algorithm="direct",
+        chain=16,
+        reps=30,
+        time_us=20.0,
+        p99_us=30.0,
+        algbw_gb_per_s=0.05,
+        busbw_gb_per_s=0.09,
+        wrong=0,
+        baseline="lax.psum",
+        baseline_time_us=100.0,
+        baseline_p99_us=150.0,
+        baseline_wrong=0,
+        limit_us=10.0,
+    )
+    return dataclasses.replace(base, **fields)
+
+
+# Data.
+@pytest.mark.parametrize("arguments", [("--axes", "2x4"), ("--devices", "6"), ("--axes", "3x2", "--isolate")])
+def test_both_libraries_agree_with_the_oracles(arguments, tmp_path):
+    status, run = check("--begin", "256", "--end", "1K", "--chain", "3", *arguments, path=tmp_path / "r.json")
+    assert status == 0
+    assert {r["op"] for r in run["records"]} == set(COLLECTIVES)
+    assert [(r["wrong"], r["baseline_wrong"]) for r in run["records"]] == [(0, 0)] * len(run["records"])
+
+
+@pytest.mark.parametrize("dtype", cases.DTYPES)
+def test_sums_are_exact_in_every_dtype(dtype, tmp_path):
+    status, _ = check("--op", "psum", "psum_scatter", "--end", "256", "--dtype", dtype, path=tmp_path / "r.json")
+    assert status == 0
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_wrong_data_is_counted(name, monkeypatch, capsys):
+    real = getattr(jaxcomm, name)
+    monkeypatch.setattr(jaxcomm, name, lambda *args, **options: real(*args, **options) * 0)
+    assert bench.main(["--op", name, "--end", "256", "--mode", "call", "--check-only"]) == 1
+    assert int(re.search(r"(\d+) wrong elements", capsys.readouterr().out)[1]) >= 60
+
+
+def test_a_chain_that_does_nothing_is_noticed(monkeypatch):
+    monkeypatch.setattr(jaxcomm, "all_to_all", lambda x, *args, **kw: x)
+    assert bench.main(["--op", "all_to_all", "--end", "256", "--mode", "chain", "--check-only"]) == 1
+
+
+def test_expected_results_of_a_chain():
+    xs = np.arange(6, dtype=np.int32).reshape(3, 2)  # rank r holds 2 r, 2 r + 1
+    blocks = np.arange(9, dtype=np.int32).reshape(3, 3)
+    gathered = COLLECTIVES["all_gather"].expect(xs, 2)
+    np.testing.assert_array_equal(gathered, [[2, 3, 4, 5, 0, 1]] * 3)  # gathered again from the next ranks
+    np.testing.assert_array_equal(COLLECTIVES["psum"].expect(xs, 2), [[18, 27]] * 3)
+    # Rank 0's block of all operands: 0, 3, 6. Its own becomes 9, then 9 + 3 + 6.
+    np.testing.assert_array_equal(COLLECTIVES["psum_scatter"].expect(blocks, 2)[0], [18])
+    np.testing.assert_array_equal(COLLECTIVES["all_to_all"].expect(blocks, 3), blocks.T)
+    np.testing.assert_array_equal(COLLECTIVES["ppermute"].expect(xs, 2), xs[[1, 2, 0]])
+
+
+def test_integer_sums_wrap_around():
+    xs = np.full((8, 1), 100, np.int8)
+    assert COLLECTIVES["psum"].expect(xs, 2)[0, 0] == np.int64(100 * 64).astype(np.int8)
+
+
+@pytest.mark.parametrize(
+    "n, dtype, chain", [(8, "float32", 16), (6, "float32", 14), (8, "float16", 5), (8, "int8", 16)]
+)
+def test_chains_of_psum_stay_exact(n, dtype, chain):
+    psum = COLLECTIVES["psum"]
+    dtype = jax.numpy.dtype(dtype)
+    assert cases.longest_exact_chain(psum, dtype, n, 16) == chain
+    values = cases.num_values(psum, dtype, n, chain)
+    assert values >= 2
+    if jax.numpy.issubdtype(dtype, np.floating):
+        largest = float(values - 1) * n**chain
+        assert float(np.array(largest, dtype)) == largest
+
+
+def test_no_exact_sum_is_an_error():
+    with pytest.raises(ValueError, match="psum: no sum over 512 ranks is exact in float8_e4m3fn"):
+        cases.longest_exact_chain(COLLECTIVES["psum"], ml_dtypes.float8_e4m3fn, 512, 16)
+
+
+# Programs.
+@pytest.mark.parametrize("name", HLO)
+def test_the_compiler_does_not_shorten_the_chain_of_the_baseline(name):
+    group = cli._make_group((8,))
+    collective = COLLECTIVES[name]
+    size = cases.make_size(collective, 1024, 4, 8)
+    x = cases.place(cases.make_operands(collective, size, np.float32, 8, 1), group)
+    program = cases.program(collective, lax, group, 5, {})
+    assert len(re.findall(rf" {HLO[name]}\(", program.lower(x).compile().as_text())) == 5
+
+
+# Sizes and bandwidths.
+@pytest.mark.parametrize(
+    "name, operand, count, bus",
+    [
+        ("all_to_all", 256, 32, 7 / 8),
+        ("all_gather", 32, 32, 7 / 8),
+        ("psum", 256, 256, 14 / 8),
+        ("psum_scatter", 256, 32, 7 / 8),
+        ("ppermute", 256, 256, 1),
+        ("pbroadcast", 256, 256, 1),
+    ],
+)
+def test_sizes_are_those_of_nccl_tests(name, operand, count, bus):
+    collective = COLLECTIVES[name]
+    assert cases.make_size(collective, 1024, 4, 8) == cases.Size(256, operand, count)
+    assert collective.bus_factor(8) == bus
+    assert cases.make_size(collective, 1, 4, 8).total == 8  # never empty
+    assert cases.make_size(collective, 100, 4, 8).total == 24  # whole blocks
+
+
+def test_sweep_of_sizes():
+    assert cli._sizes(256, 64 << 20, 4) == [256 * 4**i for i in range(10)]
+    assert cli._sizes(1000, 1000, 2) == [1000]
+
+
+# Measuring.
+def test_sides_take_turns():
+    seen = []
+    sides = {name: lambda name=name: seen.append(name) or 1.0 for name in ("ours", "lax", "limit")}
+    times = measure.alternate(sides, reps=30, size_bytes=1, max_seconds=None)
+    assert len(times["ours"].us) == len(times["limit"].us) == 30
+    timed = seen[measure._WARM_UPS * 3 :]
+    assert timed[:6] == ["ours", "lax", "limit", "lax", "ours", "limit"]
+
+
+@pytest.mark.parametrize(
+    "size_bytes, max_seconds, reps", [(1 << 20, 0, 30), (2 << 20, 0, 5), (2 << 20, None, 30), (64, None, 30)]
+)
+def test_fewer_than_30_repetitions_only_where_asked(size_bytes, max_seconds, reps, monkeypatch):
+    monkeypatch.setattr(measure, "_ENOUGH_S", 0)
+    times = measure.alternate({"ours": lambda: 1.0}, reps=100, size_bytes=size_bytes, max_seconds=max_seconds)
+    assert len(times["ours"].us) == reps
+
+
+def test_median_and_p99():
+    times = measure.Times(np.arange(1, 102, dtype=float) * 16).per_op(16)
+    assert (times.median_us, times.p99_us) == (51, 100)
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_copy_limit_copies(fresh):
+    with measure.CopyLimit(3, 1 << 16, fresh=fresh) as limit:
+        assert limit.measure_us() > 0
+        if not fresh:
+            assert (limit._results == 1).all()
+
+
+# Records and reports.
+def test_a_run_leaves_json_plot_and_tables(tmp_path, capsys):
+    out, image = tmp_path / "r.json", tmp_path / "plot.png"
+    arguments = ["--op", "psum", "pbroadcast", "barrier", "--begin", "1K", "--end", "4K", "--reps", "30"]
+    assert bench.main([*arguments, "--json", str(out), "--plot", str(image)]) == 0
+    text = capsys.readouterr().out
+    run = json.loads(out.read_text())
+    assert run["command"] == f"python -m jaxcomm.bench {' '.join(arguments)} --json {out} --plot {image}"
+    assert run["versions"]["jax"] == jax.__version__
+    assert run["machine"]["cores"] == measure.cores()
+    assert run["parameters"]["ranks"] == 8
+    assert [(r["op"], r["mode"], r["size_bytes"]) for r in run["records"]] == [
+        *((op, mode, size) for op in ("psum", "pbroadcast") for mode in ("call", "chain") for size in (1024, 4096)),
+        ("barrier", "call", 0),
+        ("barrier", "chain", 0),
+    ]
+    psum, broadcast, barrier = (run["records"][i] for i in (0, 4, 8))
+    assert psum["algbw_gb_per_s"] == pytest.approx(1024 / psum["time_us"] / 1e3)
+    assert psum["busbw_gb_per_s"] == pytest.approx(psum["algbw_gb_per_s"] * 14 / 8)
+    assert all(psum[name] > 0 for name in ("p99_us", "baseline_time_us", "baseline_p99_us", "limit_us"))
+    assert broadcast["baseline"] is None and broadcast["baseline_time_us"] is None
+    assert barrier["limit_us"] is None and barrier["algbw_gb_per_s"] is None
+    assert image.read_bytes().startswith(b"\x89PNG")
+    for word in ("size", "count", "type", "op", "time", "algbw", "busbw", "#wrong", "lax/ours", "Targets", "none"):
+        assert word in text
+
+    readme = tmp_path / "page.md"
+    readme.write_text("before\n<!-- benchmark table: begin -->\nold\n<!-- benchmark table: end -->\nafter\n")
+    assert bench.main(["--table", str(out), "--into", str(readme)]) == 0
+    page = readme.read_text()
+    assert "old" not in page
+    assert page.startswith("before\n<!-- benchmark table: begin -->\n")
+    assert page.endswith("<!-- benchmark table: end -->\nafter\n")
+    assert f"| `psum` | {report._time_text(run['records'][2]['time_us'])} (" in page
+    assert "1 KiB" in page and "4 KiB" not in page  # the table shows round sizes only
+    assert bench.main(["--table", str(out)]) == 0
+    assert capsys.readouterr().out in page
+
+
+def verdicts(*rows):
+    return [target["verdict"] for target in records.judge(rows)]
+
+
+def test_targets():
+    none = "not measured"
+    assert verdicts() == [none] * 6
+    assert verdicts(record()) == ["met", "met", none, none, none, none]
+    assert verdicts(record(time_us=41.0)) == ["missed", "missed", none, none, none, none]
+    large = record(size_bytes=1 << 20, time_us=100.0, baseline_time_us=100.0, limit_us=70.0)
+    assert verdicts(large) == [none, none, none, "met", "met", none]
+    assert verdicts(dataclasses.replace(large, limit_us=60.0, baseline_time_us=99.0))[3:5] == ["missed", "missed"]
+    assert verdicts(dataclasses.replace(large, op="all_to_all")) == [none, none, "missed", none, none, none]
+    assert verdicts(record(op="pbroadcast", baseline=None, baseline_time_us=None))[:2] == [none, "met"]
+    assert verdicts(record(mode="call", size_bytes=256, baseline_time_us=19.0))[5] == "missed"
+
+
+def test_summary_names_what_missed():
+    text = report.summary([record(time_us=50.0), record(op="pmax", size_bytes=65536, time_us=10.0)])
+    assert "missed       chain, 1 KiB: every op at most 40 us (worst: psum 1 KiB 50.00)" in text
+    assert "missed by: psum 1 KiB 50.00\n" in text
+    assert "chain psum         lax/ours   2.00 at 1 KiB" in text
+
+
+# Command line.
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--begin", "1X"], "got '1X', expected a number of bytes"),
+        (["--axes", "2y4"], "got '2y4', expected sizes of mesh axes"),
+        (["--reps", "3"], "got '3', expected an integer from 30"),
+        (["--axes", "2x4", "--devices", "4"], "product is --devices 4"),
+        (["--devices", "64"], "64 are needed, JAX has already started with"),
+        (["--into", "README.md"], "--into needs --table"),
+        (["--table", "nowhere.json"], "nowhere.json"),
+        (["--begin", "1M", "--end", "1K"], "--end: got 1024 bytes, expected at least --begin, 1048576"),
+        (["--op", "psum", "--algorithm", "nonsense"], "--algorithm: psum has no 'nonsense', only "),
+    ],
+)
+def test_bad_arguments(argv, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(argv)
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["-m", "jaxcomm.bench"], [str(ROOT / "benchmarks" / "collectives.py")]])
+def test_commands(command, tmp_path):
+    arguments = ["--op", "psum", "--end", "256", "--devices", "4", "--check-only"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    done = subprocess.run(
+        [sys.executable, *command, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("2 measurements, 0 wrong elements")
+    assert "4 CPU devices as 4" in done.stdout

@@ -1,0 +1,28 @@
+"""Environment variables: read once, and refused where they make no sense."""
+
+import pytest
+
+from jaxcomm._config import Config, config
+
+read = config.__wrapped__  # what is behind the cache
+
+
+def test_defaults_and_values(monkeypatch):
+    monkeypatch.delenv("JAXCOMM_TIMEOUT_S", raising=False)
+    assert read() == Config(timeout_s=30)
+    monkeypatch.setenv("JAXCOMM_TIMEOUT_S", "2.5")
+    assert read() == Config(timeout_s=2.5)
+
+
+def test_read_once(monkeypatch):
+    first = config()
+    monkeypatch.setenv("JAXCOMM_TIMEOUT_S", "garbage")
+    assert config() is first
+
+
+@pytest.mark.parametrize("text", ["", "soon", "0", "-1", "inf", "nan", "1 s"])
+def test_garbage_is_refused(text, monkeypatch):
+    monkeypatch.setenv("JAXCOMM_TIMEOUT_S", text)
+    with pytest.raises(ValueError) as error:
+        read()
+    assert str(error.value) == f"JAXCOMM_TIMEOUT_S must be a positive number of seconds, got {text!r}"

@@ -1,0 +1,80 @@
+"""The repository's promise: one word finds every layer, and no layer is missing."""
+
+import inspect
+import pathlib
+import re
+
+import jax
+import pytest
+import reference
+
+import jaxcomm
+from jaxcomm import _core
+from jaxcomm.explain import NATIVE
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROWS = re.findall(r"^JAXCOMM_COLLECTIVE\((\w+), (\w+), (\w+)\)", (ROOT / "ffi/collectives.def").read_text(), re.M)
+FILES = {"pmean": "psum", "pmax": "psum", "pmin": "psum"}  # public ops that share a file
+
+
+def read(path):
+    return (ROOT / path).read_text()
+
+
+def test_the_list_is_complete():
+    assert [name for _, name, _ in ROWS] == _core.plan.collectives()
+    assert set(NATIVE.values()) == set(_core.plan.collectives())
+
+
+@pytest.mark.parametrize(("enumerator", "name", "handler"), ROWS)
+def test_every_collective_has_its_native_layers(enumerator, name, handler):
+    assert f"Table<Collective::{enumerator}>" in read(f"ffi/plan/{name}.cc")
+    assert f"{handler}Execute" in read(f"ffi/handlers/{name}.cc")
+    for path in (f"ffi/plan/{name}.cc", f"ffi/handlers/{name}.cc"):
+        assert path in read("CMakeLists.txt")
+    assert set(_core.cpu_targets()[f"jaxcomm_{name}"]) == {"instantiate", "execute"}
+    assert name in read("docs/algorithms.md")
+    assert _core.plan.algorithms(name)
+
+
+@pytest.mark.parametrize(("op", "native"), NATIVE.items())
+def test_every_op_has_its_python_layers(op, native):
+    function = getattr(jaxcomm, op)
+    assert op in jaxcomm.__all__
+    assert "Raises:" in function.__doc__ or "are those of psum" in function.__doc__
+    assert native in read(f"jaxcomm/ops/{FILES.get(op, op)}.py")
+    assert (ROOT / f"tests/ops/test_{op}.py").exists()
+    assert hasattr(reference, op)
+    assert f"`{op}`" in read("README.md")
+
+
+@pytest.mark.parametrize("op", [op for op in NATIVE if op != "barrier"])
+def test_every_op_takes_the_arguments_of_jax_lax(op):
+    """Same names, order, kinds and defaults, so that jax.lax is replaced one for one; then algorithm."""
+    ours, lax = (
+        [(p.name, p.kind, p.default) for p in inspect.signature(getattr(library, op)).parameters.values()]
+        for library in (jaxcomm, jax.lax)
+    )
+    assert ours[: len(lax)] == lax
+    assert ours[len(lax) :] == [("algorithm", inspect.Parameter.KEYWORD_ONLY, None)]
+
+
+@pytest.mark.parametrize("name", _core.plan.collectives())
+def test_every_algorithm_is_documented_with_its_source(name):
+    for algorithm, source in _core.plan.algorithms(name):
+        assert f"`{algorithm}`" in read("docs/algorithms.md")
+        assert source
+
+
+def test_the_plan_layer_sees_only_the_standard_library():
+    for path in (ROOT / "ffi/plan").iterdir():
+        includes = re.findall(r'#include ([<"][^>"]+)', path.read_text())
+        if path.stem == "plan_py":
+            continue
+        assert all(re.fullmatch(r'<[a-z_]+|"\w+\.h|"\.\./collectives\.def', i) for i in includes), path
+
+
+def test_nothing_right_of_the_handlers_sees_xla_or_python():
+    for folder in ("ffi/cpu", "ffi/common"):
+        for path in (ROOT / folder).iterdir():
+            assert not re.search(r"xla/|nanobind|handlers/", path.read_text()), path

@@ -1,0 +1,268 @@
+"""Bad input: an exception that names op and argument, when tracing where it can be known; at run time never a hang."""
+
+import functools
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from harness import OURS, on_ranks
+from jax.sharding import PartitionSpec as P
+
+X = np.zeros((8, 8, 6), np.float32)
+OPS = {
+    "all_to_all": lambda x, axes, **kw: OURS.all_to_all(x, axes, 0, 0, tiled=True, **kw),
+    "all_gather": OURS.all_gather,
+    "psum": OURS.psum,
+    "pmean": OURS.pmean,
+    "pmax": OURS.pmax,
+    "pmin": OURS.pmin,
+    "psum_scatter": lambda x, axes, **kw: OURS.psum_scatter(x, axes, tiled=True, **kw),
+    "ppermute": lambda x, axes, **kw: OURS.ppermute(x, axes, [(0, 1)], **kw),
+    "pbroadcast": lambda x, axes, **kw: OURS.pbroadcast(x, axes, 0, **kw),
+    "barrier": OURS.barrier,
+}
+GROUPED = [op for op in OPS if op not in ("ppermute", "pbroadcast")]
+
+
+def fails(error, match, body, mesh, x=X):
+    with pytest.raises(error, match=match):
+        jax.jit(on_ranks(body, mesh)).lower(x)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_wrong_axis_name(op, mesh):
+    message = rf"{op}: axis_name 'model' is not bound here: the axes of the enclosing shard_map are"
+    fails(NameError, message, lambda x: OPS[op](x, "model"), mesh)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_outside_shard_map(op):
+    with pytest.raises(
+        NameError, match=rf"{op}: axis_name 'gpu' is not bound here: there is no enclosing jax.shard_map"
+    ):
+        jax.jit(lambda x: OPS[op](x, "gpu")).lower(X[0])
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_unknown_algorithm(op, mesh):
+    message = rf"{op}: unknown algorithm 'fast'; known are direct"
+    fails(ValueError, message, lambda x: OPS[op](x, "gpu", algorithm="fast"), mesh)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if "hierarchical" in OURS.algorithms(op)])
+def test_algorithm_that_does_not_fit(op, mesh):
+    message = rf"{op} at test_errors.py:\d+ .*\"hierarchical\" needs several nodes of several ranks, got 1 nodes of 4"
+    fails(ValueError, message, lambda x: OPS[op](x, "gpu", algorithm="hierarchical"), mesh)
+
+
+@pytest.mark.parametrize("op", GROUPED)
+def test_bad_groups(op, mesh):
+    for groups, message in (
+        ([[0, 1]], r"must hold each index of 'gpu' \(0 to 3\) exactly once, got \(\(0, 1\),\)"),
+        ([[0, 1], [1, 2]], "exactly once"),
+        ([[0, 1, 2], [3]], r"equal sizes, got \[3, 1\]"),
+    ):
+        fails(
+            ValueError,
+            f"{op}: axis_index_groups .*{message}",
+            lambda x, g=groups: OPS[op](x, "gpu", axis_index_groups=g),
+            mesh,
+        )
+
+
+@pytest.mark.parametrize("op", GROUPED)
+def test_groups_that_are_no_lists_of_ranks(op, mesh):
+    for groups, message in (
+        (5, "must be lists of ranks, got 5"),
+        ([0, 1], r"must be lists of ranks, got \[0, 1\]"),
+        ([[0.0, 1.0], [2.0, 3.0]], "must be an integer, got 0.0"),
+        ([], r"must hold each index of 'gpu' \(0 to 3\) exactly once, got \(\)"),
+    ):
+        fails(
+            (TypeError, ValueError),
+            f"{op}: axis_index_groups {message}",
+            lambda x, g=groups: OPS[op](x, "gpu", axis_index_groups=g),
+            mesh,
+        )
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_axis_names_that_are_none(op, mesh):
+    call = OPS[op]
+    fails(ValueError, rf"{op}: axis_name \('gpu', 'gpu'\) names an axis twice", lambda x: call(x, ("gpu",) * 2), mesh)
+    fails(TypeError, f"{op}: axis_name must be a mesh axis or a tuple of them", lambda x: call(x, np.arange(2)), mesh)
+    if op not in ("psum", "pmean", "pmax", "pmin"):  # which take dimensions as well
+        fails(TypeError, f"{op}: axis_name must name mesh axes, got the integer 0", lambda x: call(x, (0, "gpu")), mesh)
+    fails(TypeError, f"{op}: axis_name must be known when tracing", lambda x: call(x, x[0, 0]), mesh)
+
+
+def test_dimensions_with_groups(mesh):
+    message = r"pmax: axis_index_groups can't be combined with dimensions \(0,\) in axis_name"
+    fails(ValueError, message, lambda x: OURS.pmax(x, ("gpu", 0), axis_index_groups=[[0, 1], [2, 3]]), mesh)
+
+
+def test_all_gather_to(mesh):
+    fails(ValueError, "all_gather: to must be 'varying', .* got 'x'", lambda x: OURS.all_gather(x, "gpu", to="x"), mesh)
+    message = "all_gather: to='invarying' can't be combined with axis_index_groups"
+    call = lambda x: OURS.all_gather(x, "gpu", to="invarying", axis_index_groups=[[0, 1], [2, 3]])  # noqa: E731
+    fails(NotImplementedError, message, call, mesh)
+
+
+def test_dimensions_sharded_over_an_explicit_axis():
+    """Cutting or joining such a dimension on each device by itself would give wrong values."""
+    mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+    for op, arguments, name in (
+        (OURS.all_to_all, {"split_axis": 1, "concat_axis": 0}, "split_axis"),
+        (OURS.all_to_all, {"split_axis": 0, "concat_axis": 1}, "concat_axis"),
+        (OURS.all_gather, {"axis": 1}, "axis"),
+        (OURS.psum_scatter, {"scatter_dimension": 1}, "scatter_dimension"),
+    ):
+        with jax.set_mesh(mesh):
+            x = jax.device_put(np.zeros((32, 8), np.float32), P("gpu", "node"))
+            call = functools.partial(op, axis_name="gpu", tiled=True, **arguments)
+            f = jax.shard_map(call, in_specs=P("gpu"), out_specs=P("gpu"), axis_names={"gpu"})
+            message = f"{op.__name__}: dimension {name}=1 is sharded over the explicit mesh axis 'node'; reshard it"
+            with pytest.raises(ValueError, match=message):
+                jax.jit(f).lower(x)
+
+
+def test_sizes_that_do_not_divide(mesh):
+    message = r"all_to_all: dimension split_axis=1 of an array of shape \(8, 6\) has size 6, .* 4 equal parts"
+    fails(ValueError, message, lambda x: OURS.all_to_all(x, "gpu", 1, 0, tiled=True), mesh)
+    message = r"all_to_all: dimension split_axis=0 .* must have size 4, one per rank of 'gpu', unless tiled=True; got 8"
+    fails(ValueError, message, lambda x: OURS.all_to_all(x, "gpu", 0, 0), mesh)
+    message = r"psum_scatter: dimension scatter_dimension=1 .* has size 6"
+    fails(ValueError, message, lambda x: OURS.psum_scatter(x, "gpu", scatter_dimension=1, tiled=True), mesh)
+    message = "all_gather: axis=3 is out of range for an array of 2 dimensions"
+    fails(ValueError, message, lambda x: OURS.all_gather(x, "gpu", axis=3, tiled=True), mesh)
+
+
+def test_tracers_where_values_are_needed(mesh):
+    def traced(call):
+        return lambda x: call(x, x[0, 0].astype(jnp.int32))
+
+    for match, call in (
+        ("all_to_all: split_axis must be known", lambda x, i: OURS.all_to_all(x, "gpu", i, 0, tiled=True)),
+        ("all_gather: axis must be known", lambda x, i: OURS.all_gather(x, "gpu", axis=i)),
+        ("pbroadcast: source must be known", lambda x, i: OURS.pbroadcast(x, "gpu", i)),
+        ("ppermute: perm must be known", lambda x, i: OURS.ppermute(x, "gpu", [(0, i)])),
+    ):
+        fails(TypeError, match, traced(call), mesh)
+
+
+def test_element_types(mesh):
+    fails(TypeError, "pmax: x has element type complex64, which has no order", lambda x: OURS.pmax(x + 1j, "gpu"), mesh)
+    message = "psum_scatter: x has element type bool, which has no sum"
+    fails(TypeError, message, lambda x: OURS.psum_scatter(x > 0, "gpu", tiled=True), mesh)
+    for op, call in OPS.items():
+        fails(
+            TypeError,
+            f"{op}: x has element type key",
+            lambda x, call=call: call(jax.random.split(jax.random.key(x[0, 0].astype(jnp.uint32)), 4), "gpu"),
+            mesh,
+        )
+
+
+def test_bad_permutations_and_sources(mesh):
+    for perm, message in (
+        ([(0, 1), (0, 2)], r"names a source twice: \[0, 0\]"),
+        ([(0, 1), (2, 1)], "names a destination twice"),
+        ([(0, 4)], "names a destination outside 0 to 3"),
+        ([(-1, 0)], "names a source outside 0 to 3"),
+        ([(0, 1, 2)], r"must be a list of \(source, destination\) pairs, got \[\(0, 1, 2\)\]"),
+    ):
+        fails(ValueError, f"ppermute: perm {message}", lambda x, p=perm: OURS.ppermute(x, "gpu", p), mesh)
+    for perm in (None, [0, 1], 5):
+        fails(TypeError, "ppermute: perm must be a list", lambda x, p=perm: OURS.ppermute(x, "gpu", p), mesh)
+    fails(TypeError, "pbroadcast: source must be an integer", lambda x: OURS.pbroadcast(x, "gpu", 1.5), mesh)
+    fails(
+        ValueError, "pbroadcast: source must be a rank from 0 to 3, got 4", lambda x: OURS.pbroadcast(x, "gpu", 4), mesh
+    )
+
+
+def test_barrier_without_arrays(mesh):
+    fails(ValueError, "barrier: x has no arrays", lambda x: (OURS.barrier({}, "gpu"), x), mesh)
+
+
+def test_maxima_have_no_derivative(mesh):
+    fails(
+        NotImplementedError, "pmax at test_errors.py", lambda x: jax.grad(lambda x: OURS.pmax(x, "gpu").sum())(x), mesh
+    )
+
+
+LATE = """
+    import time
+    import jax, jax.numpy as jnp, numpy as np
+    from jax import lax
+    from jax.sharding import PartitionSpec as P
+    import jaxcomm
+    jax.config.update("jax_num_cpu_devices", 8)
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    def program(body):
+        return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
+    x = jnp.ones(8, jnp.float32)
+    good = program(lambda x: jaxcomm.psum(x, "i"))
+    good(x).block_until_ready()
+    BAD
+    for _ in range(2):
+        begin = time.monotonic()
+        try:
+            bad(x).block_until_ready()
+        except jax.errors.JaxRuntimeError as error:
+            print("ERROR", time.monotonic() - begin, str(error).splitlines()[0])
+        else:
+            print("no error")
+        np.testing.assert_array_equal(good(x), np.full(8, 8))
+    print("ALIVE")
+"""
+ONLY_ONE = """
+    def body(x):
+        return lax.cond(lax.axis_index("i") == 7, lambda x: jaxcomm.psum(x, "i"), lambda x: x, x)
+    bad = program(body)
+"""
+CHAIN = """
+    def body(x):  # the others wait for XLA's collective, or for ours, that can't start
+        x = lax.cond(lax.axis_index("i") == 0, lambda x: x, lambda x: jaxcomm.psum(x, "i"), x)
+        return jaxcomm.all_to_all(jnp.tile(x, 8), "i", 0, 0, tiled=True)[:1]
+    bad = program(body)
+"""
+MISSING = """
+    def body(x):
+        skip = (lax.axis_index("i") == 2) | (lax.axis_index("i") == 5)
+        return lax.cond(skip, lambda x: x, lambda x: jaxcomm.psum(x, "i"), x)
+    bad = program(body)
+"""
+FEWER = """
+    def body(x):
+        count = jnp.where(lax.axis_index("i") == 3, 4, 5)
+        return lax.fori_loop(0, count, lambda _, x: jaxcomm.psum(x, "i") / 8, x)
+    bad = program(body)
+"""
+
+
+@pytest.mark.parametrize(
+    ("bad", "ranks"),
+    [(MISSING, "[2, 5]"), (FEWER, "[3]"), (ONLY_ONE, "[0, 1, 2, 3, 4, 5, 6]"), (CHAIN, "[0]")],
+    ids=["missing", "fewer calls", "only one", "chain"],
+)
+def test_late_ranks_are_named_and_the_process_lives_on(bad, ranks, tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(textwrap.dedent(LATE).replace("BAD", textwrap.dedent(bad)))
+    environment = {**os.environ, "JAXCOMM_TIMEOUT_S": "1"}
+    result = subprocess.run(
+        [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    lines = result.stdout.splitlines()
+    assert lines[-1:] == ["ALIVE"], result.stdout + result.stderr
+    source = script.read_text().splitlines()
+    call = max(number for number, text in enumerate(source, 1) if "jaxcomm.psum" in text)  # the last one is the bad one
+    for line in lines[:-1]:
+        word, seconds, message = line.split(" ", 2)
+        assert word == "ERROR" and 0.5 < float(seconds) < 10
+        assert f"psum at late.py:{call} " in message
+        assert f"ranks {ranks} did not arrive within 1 s (JAXCOMM_TIMEOUT_S)" in message

@@ -1,0 +1,84 @@
+"""From mesh axes to replica groups: pure functions, and the custom call that comes out."""
+
+import ast
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+from harness import OURS, on_ranks
+from jax import lax
+
+from jaxcomm._lowering import ranks_per_node, replica_groups
+
+
+@pytest.mark.parametrize(
+    ("axes", "groups", "rows"),
+    [
+        (("b",), None, [[0, 1, 2], [3, 4, 5]]),
+        (("a",), None, [[0, 3], [1, 4], [2, 5]]),
+        (("a", "b"), None, [[0, 1, 2, 3, 4, 5]]),
+        (("b", "a"), None, [[0, 3, 1, 4, 2, 5]]),
+        (("b",), ((2,), (0,), (1,)), [[2], [0], [1], [5], [3], [4]]),
+        (("a", "b"), ((0, 5), (1, 4), (3, 2)), [[0, 5], [1, 4], [3, 2]]),
+    ],
+)
+def test_groups_are_mesh_positions_in_the_order_of_the_axes(axes, groups, rows):
+    np.testing.assert_array_equal(replica_groups(("a", "b"), (2, 3), axes, groups), rows)
+
+
+@pytest.mark.parametrize("axes", [("b",), ("c", "a"), ("b", "c", "a")], ids=str)
+@pytest.mark.parametrize("whole", [True, False], ids=["whole", "halves"])
+def test_groups_are_those_of_jax(axes, whole):
+    sizes = {"a": 2, "b": 2, "c": 2}
+    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(jax.sharding.AxisType.Auto,) * 3)
+    size = math.prod(sizes[a] for a in axes)
+    # Without axis_index_groups, jax 0.12 writes down axes instead of ranks.
+    groups = (tuple(range(size)),) if whole else tuple((i, size - 1 - i) for i in range(size // 2))
+    f = on_ranks(lambda x: lax.all_gather(x, axes, axis_index_groups=groups), mesh)
+    text = jax.jit(f).lower(np.zeros((8, 1), np.float32)).as_text()
+    rows = re.search(r"replica_groups = dense<(.*?)>", text)[1]
+    ours = replica_groups(tuple(sizes), tuple(sizes.values()), axes, None if whole else groups)
+    np.testing.assert_array_equal(ours, ast.literal_eval(rows))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups", "expected"),
+    [
+        ((8,), None, 8),
+        ((2, 4), None, 4),
+        ((1, 8), None, 8),
+        ((8, 1), None, 8),
+        ((2, 2, 2), None, 2),
+        ((1,), None, 1),
+        ((2, 4), ((0, 1), (2, 3)), 2),
+    ],
+)
+def test_several_axes_declare_nodes(sizes, groups, expected):
+    assert ranks_per_node(sizes, groups) == expected
+
+
+def test_one_custom_call_per_op_and_no_reshard(mesh):
+    """What XLA compiles holds our call, no collective of its own and no copy of the operand."""
+    x = np.zeros((8, 16, 4), np.float32)
+    f = jax.jit(on_ranks(lambda x: OURS.all_to_all(x, ("node", "gpu"), 0, 1, tiled=True), mesh))
+    text = f.lower(x).compile().as_text()
+    assert text.count('custom_call_target="jaxcomm_all_to_all"') == 1
+    for word in ("all-to-all(", "all-gather(", "all-reduce(", "collective-permute(", " copy(", " transpose("):
+        assert word not in text
+
+
+def test_equal_calls_are_not_merged_and_unused_ones_vanish(line):
+    def body(x):
+        OURS.pmax(x, "gpu")  # unused
+        return OURS.psum(x, "gpu") + OURS.psum(x, "gpu")
+
+    text = jax.jit(on_ranks(body, line)).lower(np.zeros((8, 4), np.float32)).compile().as_text()
+    assert text.count('custom_call_target="jaxcomm_all_reduce"') == 2
+
+
+def test_a_group_of_one_needs_no_call():
+    mesh = jax.make_mesh((1, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    f = jax.jit(on_ranks(lambda x: OURS.psum(x, "a"), mesh))
+    assert "jaxcomm" not in f.lower(np.zeros((2, 4), np.float32)).as_text()

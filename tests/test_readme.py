@@ -1,0 +1,95 @@
+"""Documents against what they describe: code and output in the README, its tables, commands, links."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import jaxcomm
+from jaxcomm.bench import records, report
+from jaxcomm.explain import NATIVE
+
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")]
+RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
+
+
+def blocks(text, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def run_python(source, folder):
+    """Output of a program in a fresh interpreter, with JAX's settings at their defaults."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA"))}
+    environment["JAX_PLATFORMS"] = "cpu"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", source], capture_output=True, text=True, cwd=folder, env=environment,
+        timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_first_example(tmp_path):
+    example, output = blocks(README, "python")[0], blocks(README, "text")[0]
+    assert len(example.splitlines()) <= 15
+    assert run_python(example, tmp_path) == output
+
+
+def test_further_examples_run(tmp_path):
+    output = run_python("\n".join(blocks(README, "python")), tmp_path)
+    assert "psum over 2 node(s) of 4 rank(s)" in output
+
+
+def test_table_of_operations():
+    rows = re.findall(r"^\| (`.*?) \| (\w+) \| (`.*?) \|$", README, flags=re.MULTILINE)
+    listed = {}
+    for public, native, algorithms in rows:
+        for op in re.findall(r"`(\w+)`", public):
+            listed[op] = (native, tuple(re.findall(r"`(\w+)`", algorithms)))
+    assert listed == {op: (native, jaxcomm.algorithms(op)) for op, native in NATIVE.items()}
+
+
+def test_every_collective_is_in_the_export_list_of_the_limits():
+    text = (ROOT / "docs" / "limits.md").read_text()
+    assert set(re.findall(r"jaxcomm_[a-z_]+[a-z]", text)) == {f"jaxcomm_{native}" for native in NATIVE.values()}
+
+
+@pytest.mark.skipif(not RESULTS.exists(), reason="no benchmark results in this checkout")
+def test_benchmark_table_is_rendered_from_the_results(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text(README)
+    report.update_markdown(str(page), report.markdown(*records.load(str(RESULTS))))
+    assert page.read_text() == README
+
+
+def test_continuous_integration_runs_the_commands_that_are_quoted():
+    (quoted,) = blocks((ROOT / "CONTRIBUTING.md").read_text(), "bash")
+    run = re.findall(r"^step \d+ (.*)$", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
+    assert quoted.splitlines() == run
+
+
+def test_quoted_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, flags=re.MULTILINE))
+    for document in DOCUMENTS:
+        for target in re.findall(r"(?:^|`| {4})make ([a-z-]+)", document.read_text(), flags=re.MULTILINE):
+            assert target in targets, f"{document.name}: make {target}"
+
+
+def test_hooks_are_the_tools_of_make_lint():
+    makefile = (ROOT / "Makefile").read_text()
+    (recipe,) = re.findall(r"^lint:.*\n((?:\t.*\n)+)", makefile, flags=re.MULTILINE)
+    linted = re.findall(r"\$\(BIN\)/([\w-]+(?: (?:check|format))?)", recipe)
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    assert re.findall(r"entry: \.venv/bin/([\w-]+(?: (?:check|format))?)", hooks) == linted
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+        assert target.startswith("http") or (document.parent / target).exists(), target

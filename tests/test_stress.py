@@ -1,0 +1,257 @@
+"""Many calls at once: independent ones, loops, several programs in flight, mixed with XLA's own collectives.
+
+Guards against deadlocks (who completes whose promise, and on which thread) and against calls that meet the wrong call.
+JAXCOMM_STRESS_ROUNDS repeats everything. Each round has a deadline (conftest.py): a run that hangs ends with the name
+of the test and all stacks.
+"""
+
+import os
+import random
+import threading
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from harness import LAX, OURS, assert_same, on_ranks
+from jax import lax
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+ROUNDS = int(os.environ.get("JAXCOMM_STRESS_ROUNDS", "3"))
+BOTH = ("node", "gpu")
+SIZES = {"node": 2, "gpu": 4}
+IN_FLIGHT = 30  # beyond 32 launches XLA:CPU 0.10 runs out of threads, with its own collectives too
+AXES = ("node", "gpu", BOTH)
+pytestmark = pytest.mark.deadline(100)  # ten times what a quiet machine takes
+
+
+def oracle(op):
+    """An op on the stacked rows of all ranks, in NumPy: XLA takes long to compile a hundred of its own collectives."""
+
+    def call(x, axes, *args, **kwargs):
+        rows = x.reshape(2, 4, *x.shape[1:])
+        y = reference.on_mesh(lambda blocks: getattr(reference, op)(blocks, *args, **kwargs), rows, SIZES, axes)
+        return y.reshape(8, *y.shape[2:])
+
+    return call
+
+
+NUMPY = types.SimpleNamespace(**{op: oracle(op) for op in vars(LAX)})
+
+
+def repeat(steps, body, x):
+    if isinstance(x, np.ndarray):
+        for i in range(steps):
+            x = body(np.int32(i), x)
+        return x
+    return lax.fori_loop(0, steps, body, x)
+
+
+def exchange(library, x):
+    return library.all_to_all(x, BOTH, 0, 0, tiled=True)
+
+
+# Functions of the library for our calls, the library for XLA's, and the operand.
+
+
+def independent(ours, xla, x):
+    """200 calls that depend on nothing but the operand: devices reach them in any order."""
+    return [exchange(ours, x + i) for i in range(200)]
+
+
+def independent_groups(ours, xla, x):
+    """Other ops and groups over different axes at once."""
+    ops = [
+        lambda y, axes: ours.psum(y, axes),
+        lambda y, axes: ours.pmax(y, axes),
+        lambda y, axes: ours.psum_scatter(y, axes, tiled=True),
+        lambda y, axes: ours.all_gather(y, axes),
+        lambda y, axes: ours.ppermute(y, axes, [(0, 1), (1, 0)]),
+        lambda y, axes: ours.pbroadcast(y, axes, 1),
+        lambda y, axes: ours.barrier(y, axes),
+    ]
+    return [op(x + i, axes) for i in range(5) for op in ops for axes in AXES]
+
+
+def pairs(ours, xla, x):
+    """50 of ours, each followed by one of XLA's on its result."""
+    return [xla.all_to_all(exchange(ours, x + i), "gpu", 0, 0, tiled=True) for i in range(50)]
+
+
+def crossed(ours, xla, x):
+    """Two chains that swap: one goes through ours, the other through XLA's."""
+    y = x + 1
+    for i in range(50):
+        x, y = exchange(ours, x), exchange(xla, y)
+        if i % 8 == 7:
+            x, y = x + y, x - y
+    return x, y
+
+
+def beside_psum(ours, xla, x):
+    """50 of ours and 50 sums of XLA's, independent."""
+    return [exchange(ours, x + i) for i in range(50)], [xla.psum(x * i, BOTH) for i in range(50)]
+
+
+def loop(ours, xla, x):
+    return repeat(50, lambda i, x: exchange(xla, exchange(ours, x) + i), x)
+
+
+def nested_loops(ours, xla, x):
+    """One call site, many iterations under one run; groups of different nodes proceed at different speed."""
+
+    def inner(i, x):
+        return ours.all_to_all(x, "gpu", 0, 0, tiled=True) * 3 + i
+
+    return repeat(20, lambda i, x: exchange(ours, repeat(5, inner, x)) + i, x)
+
+
+def chain(ours, xla, x):
+    """Nothing but our calls, too few for XLA's concurrent executor."""
+    return exchange(ours, exchange(ours, exchange(ours, x)))
+
+
+PROGRAMS = [independent, independent_groups, pairs, crossed, beside_psum, loop, nested_loops, chain]
+
+
+def data(rng, count=1024):
+    return rng.integers(0, 1 << 20, (8, count)).astype(np.int32)  # integers wrap, so every order gives the same
+
+
+@pytest.fixture(scope="module")
+def compiled(mesh):
+    """Program -> compiled once: several tests run the same ones."""
+    return {p: jax.jit(on_ranks(lambda x, p=p: p(OURS, LAX, x), mesh)) for p in PROGRAMS}
+
+
+def wanted(program, x):
+    return program(NUMPY, NUMPY, x)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_calls_never_deadlock_and_never_mix(program, compiled, rng, alive):
+    x = data(rng)
+    want = wanted(program, x)
+    for _ in range(10 * ROUNDS):
+        alive()
+        assert_same(compiled[program](x), want)
+
+
+def test_programs_in_flight(compiled, mesh, rng, alive):
+    """Dispatch is asynchronous: thirty launches, ours between XLA's, before the first result is looked at."""
+    x = data(rng)
+    programs = [crossed, loop, nested_loops, chain, independent_groups]
+    wants = [wanted(p, x) for p in programs]
+    xla = jax.jit(on_ranks(lambda x: loop(LAX, LAX, x), mesh))
+    jax.block_until_ready([xla(x), *(compiled[p](x) for p in programs)])
+    for _ in range(ROUNDS):
+        alive()
+        results = [([compiled[p](x) for p in programs], xla(x)) for _ in range(IN_FLIGHT // 6)]
+        for ours, theirs in results:
+            assert_same(ours, wants)
+            assert_same(theirs, wants[1])
+
+
+def test_python_threads(compiled, rng, alive):
+    """Four threads launch three programs in different orders."""
+    xs = [data(rng) for _ in range(4)]
+    programs = [crossed, loop, chain]
+    wants = [[wanted(p, x) for p in programs] for x in xs]
+    jax.block_until_ready([compiled[p](xs[0]) for p in programs])
+    failures = []
+
+    def work(number):
+        try:
+            for round_ in range(4 * ROUNDS):
+                alive()
+                for i in random.Random(f"{number} {round_}").sample(range(3), 3):
+                    assert_same(compiled[programs[i]](xs[number]), wants[number][i])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_donated_buffers_in_flight(mesh, rng, alive):
+    """Each launch overwrites the operand of the one before, while that one may still run."""
+    x = data(rng, 8 * 4099)
+    f = jax.jit(on_ranks(lambda x: chain(OURS, LAX, x) + 1, mesh), donate_argnums=0)
+    for _ in range(2 * ROUNDS):
+        alive()
+        y = jax.device_put(x, NamedSharding(mesh, P(BOTH)))
+        for _ in range(IN_FLIGHT):
+            y = f(y)
+        assert_same(y, x + IN_FLIGHT)  # an exchange is its own inverse, and their number is even
+
+
+def random_program(seed):
+    """A directed graph of ops, a function of (library, row). The same seed gives the same program."""
+
+    def program(library, x):
+        choose = random.Random(seed)
+        values = [x]
+        for _ in range(30):
+            v = choose.choice(values[-4:])
+            axes = choose.choice(["node", "gpu", BOTH, ("gpu", "node")])
+            n = lax.axis_size(axes)
+            order = choose.sample(range(n), n)
+            groups = choose.choice([None, None, [order[: n // 2], order[n // 2 :]]])
+            size = n if groups is None else n // 2
+            op = choose.randrange(8)
+            if op == 0:
+                v = library.all_to_all(v, axes, 0, 0, axis_index_groups=groups, tiled=True)
+            elif op == 1:
+                v = library.psum(v, axes, axis_index_groups=groups)
+            elif op == 2:
+                v = library.all_gather(v[: len(v) // size], axes, axis_index_groups=groups, tiled=True)
+            elif op == 3:
+                v = jnp.tile(library.psum_scatter(v, axes, axis_index_groups=groups, tiled=True), size)
+            elif op == 4 and axes != ("gpu", "node"):  # jax.lax takes ranks in mesh order there, or refuses
+                v = library.ppermute(v, axes, list(zip(order, range(choose.randrange(n)), strict=False)))
+            elif op == 5:
+                v = library.pbroadcast(v, axes, choose.randrange(n))
+            elif op == 6:
+                v = library.barrier(v, axes)
+            else:
+                v = library.pmax(v, axes, axis_index_groups=groups)
+            values.append(v + choose.randrange(5))
+        return values
+
+    return program
+
+
+@pytest.mark.parametrize("seed", range(2 * ROUNDS))
+def test_random_programs(seed, mesh, rng, alive):
+    program = random_program(seed)
+    x = data(rng, choose_size(seed))
+    ours, theirs = (jax.jit(on_ranks(lambda x, lib=lib: program(lib, x), mesh, check_vma=False)) for lib in (OURS, LAX))
+    want = jax.tree.map(np.asarray, theirs(x))
+    for _ in range(5):
+        alive()
+        assert_same(ours(x), want)
+
+
+def choose_size(seed):
+    """Divisible by 8: a few elements, more than a page, more than one thread copies at a time."""
+    return (8, 1000, 8 * 8209)[seed % 3]
+
+
+def test_sums_have_the_same_bits_in_every_run(mesh, rng, alive):
+    """Who works on a call differs from run to run; the order of additions must not."""
+    x = rng.standard_normal((8, 300_000)).astype(np.float32)  # large enough for helpers
+    f = jax.jit(on_ranks(lambda x: (OURS.psum(x, BOTH), OURS.psum(x, BOTH, algorithm="direct")), mesh, check_vma=False))
+    first = jax.tree.map(np.asarray, f(x))
+    for result in first:
+        for row in result:
+            assert_same(row, result[0], bits=True)
+    for _ in range(4 * ROUNDS):
+        alive()
+        assert_same(f(x), first, bits=True)
