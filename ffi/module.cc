@@ -1,10 +1,15 @@
 // The Python module jaxcomm._core: FFI handlers as capsules, the plan layer, settings.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
+
+#include <array>
+#include <stdexcept>
 
 #include "cpu/completer.h"
 #include "cpu/meeting.h"
 #include "cpu/planner.h"
+#include "cpu/this_process.h"
 #include "handlers/call.h"
 #include "plan/plan_py.h"
 
@@ -45,6 +50,10 @@ nb::dict CpuStateType() {
   return type;
 }
 
+void RaiseIf(const std::string& error) {
+  if (!error.empty()) throw std::runtime_error(error);
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -53,11 +62,39 @@ NB_MODULE(_core, m) {
   m.def(
       "start_completer", [](int64_t num_devices) { Completer::Get().EnsureThreads(num_devices); },
       nb::arg("num_devices"), "Starts at least one completion thread per local device.");
+  m.def("end_program", &Meeting::EndProgram, "Tells that all call sites of a program have been made.");
+  m.def(
+      "start_process",
+      [](int32_t index, bool single_copy) {
+        ThisProcess& process = ThisProcess::Get();
+        RaiseIf(process.Start(index, single_copy));
+        const ProcessInfo& info = process.info();
+        nb::dict record;
+        record["pid"] = info.address.pid;
+        record["board_fd"] = info.address.board_fd;
+        record["token"] = nb::make_tuple(info.address.token[0], info.address.token[1]);
+        record["token_address"] = info.address.token_address;
+        record["single_copy"] = info.single_copy;
+        record["num_processors"] = info.num_processors;
+        return record;
+      },
+      nb::arg("index"), nb::arg("single_copy"),
+      "Lets other processes of this host reach this one. Returns what connect_process needs there.");
+  m.def(
+      "connect_process",
+      [](int32_t index, int32_t pid, int32_t board_fd, std::array<uint64_t, 2> token, uint64_t token_address,
+         bool single_copy, int64_t num_processors) {
+        RaiseIf(
+            ThisProcess::Get().Connect(index, {{pid, board_fd, token, token_address}, single_copy, num_processors}));
+      },
+      nb::arg("index"), nb::arg("pid"), nb::arg("board_fd"), nb::arg("token"), nb::arg("token_address"),
+      nb::arg("single_copy"), nb::arg("num_processors"), "Connects to another process of this host.");
   m.def("set_timeout", &Meeting::SetTimeout, nb::arg("seconds"), "Bounds every wait for a late rank.");
   nb::module_ plan = m.def_submodule("plan", "Plans: build, validate, cost, select.");
   BindPlan(plan);
-  plan.def("process_machine", &ProcessMachine, nb::arg("num_ranks"),
-           "The devices of this process, as the cost model sees them.");
+  plan.def(
+      "process_machine", [](int64_t num_ranks) { return HostMachine(num_ranks, NumProcessors()); },
+      nb::arg("num_ranks"), "Devices of this host, as the cost model sees them.");
 }
 
 }  // namespace jaxcomm

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-from jaxcomm._native import register
+from jaxcomm.distributed import register
 from jaxcomm.explain import algorithms, explain
 from jaxcomm.ops.all_gather import all_gather
 from jaxcomm.ops.all_to_all import all_to_all

@@ -12,9 +12,15 @@ class Config:
 
     Attributes:
       timeout_s: seconds that a rank waits for the others before its call ends in an error (JAXCOMM_TIMEOUT_S).
+      node_id: name of the node of this process, instead of what the kernel says (JAXCOMM_NODE_ID): processes share memory
+        exactly if their names are equal.
+      single_copy: whether processes of a node may read each other's memory (JAXCOMM_SINGLE_COPY, 0 or 1). If not, or if
+        the kernel forbids it, large buffers are copied through shared memory.
     """
 
     timeout_s: float = 30.0
+    node_id: str | None = None
+    single_copy: bool = True
 
 
 def _positive_float(name: str, default: float) -> float:
@@ -30,7 +36,18 @@ def _positive_float(name: str, default: float) -> float:
     return value
 
 
+def _flag(name: str, default: bool) -> bool:
+    text = os.environ.get(name, "1" if default else "0")
+    if text not in ("0", "1"):
+        raise ValueError(f"{name} must be 0 or 1, got {text!r}")
+    return text == "1"
+
+
 @functools.cache
 def config() -> Config:
     """The settings, from the environment at the first call."""
-    return Config(timeout_s=_positive_float("JAXCOMM_TIMEOUT_S", Config.timeout_s))
+    return Config(
+        timeout_s=_positive_float("JAXCOMM_TIMEOUT_S", Config.timeout_s),
+        node_id=os.environ.get("JAXCOMM_NODE_ID"),
+        single_copy=_flag("JAXCOMM_SINGLE_COPY", Config.single_copy),
+    )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _compat
+from jaxcomm import _compat, distributed
 from jaxcomm._core import plan
 from jaxcomm._native import register
 
@@ -71,7 +71,11 @@ def _call_attributes(mesh: Any, call: Call) -> dict[str, Any]:
         "group_size": np.int64(rows.shape[1]),
         "ranks_per_node": np.int64(ranks_per_node(sizes, call.groups)),
     }
-    return {"call": attributes, "groups": rows.reshape(-1).astype(np.int64)}
+    return {
+        "call": attributes,
+        "groups": rows.reshape(-1).astype(np.int64),
+        "processes": distributed.processes_of(mesh, rows),
+    }
 
 
 def _local_shape(aval: Any, mesh: Any) -> tuple:
@@ -106,12 +110,6 @@ def _check_algorithm(call: Call, collective: str, group_size: int, ranks_per_nod
         raise ValueError(f"{call.op} at {call.site}: {plan.select(request, call.algorithm, 1, machine).reason}")
 
 
-def _check_processes(mesh: Any, op: str) -> None:
-    # An AbstractMesh has no devices to look at.
-    if isinstance(mesh, jax.sharding.Mesh) and len({d.process_index for d in mesh.devices.flat}) > 1:
-        raise NotImplementedError(f"{op}: the mesh spans several processes; so far all devices must be of one process")
-
-
 def lower(
     ctx: Any,
     *xs: Any,
@@ -136,7 +134,6 @@ def lower(
     if not _compat.in_spmd_region(axis_context):
         raise NotImplementedError(f"{call.op} works inside jax.shard_map only (called at {call.site})")
     mesh = axis_context.mesh
-    _check_processes(mesh, call.op)
     register()
     common = _call_attributes(mesh, call)
     group_size = int(common["call"]["group_size"])

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <vector>
+
+#include "../transport/node.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -38,6 +41,23 @@ void CopyRows(char* dst, int64_t dst_stride, const char* src, int64_t src_stride
         std::memcpy(dst + i * dst_stride, src + i * src_stride, static_cast<size_t>(row_bytes));
       }
   }
+}
+
+bool CopyFromProcess(int32_t pid, Cursor to, Cursor from, int64_t bytes) {
+  constexpr size_t kBatch = 256;
+  constexpr int64_t kMaxPiece = 1 << 30;
+  std::vector<Piece> pieces;
+  while (bytes > 0) {
+    const int64_t piece = std::min({bytes, to.left_bytes(), from.left_bytes(), kMaxPiece});
+    pieces.push_back({to.at(), from.at(), piece});
+    to.Advance(piece);
+    from.Advance(piece);
+    bytes -= piece;
+    if (bytes > 0 && pieces.size() < kBatch && piece < kMaxPiece) continue;
+    if (!ReadFromProcess(pid, pieces.data(), static_cast<int>(pieces.size()))) return false;
+    pieces.clear();
+  }
+  return true;
 }
 
 }  // namespace
@@ -103,10 +123,11 @@ void CopyBytes(char* dst, const char* src, int64_t bytes, bool stream) {
   std::memcpy(dst, src, static_cast<size_t>(bytes));
 }
 
-void CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t src_offset, int64_t count,
+bool CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t src_offset, int64_t count,
                   int64_t item_bytes, bool stream) {
   Cursor to(dst, dst_offset, item_bytes);
   Cursor from(src, src_offset, item_bytes);
+  if (src.pid != 0) return CopyFromProcess(src.pid, to, from, count * item_bytes);
   for (int64_t bytes = count * item_bytes; bytes > 0;) {
     // Short runs on one side against a long one on the other: rows of one size, so no bookkeeping per run.
     Cursor& shorter = to.run_bytes() < from.run_bytes() ? to : from;
@@ -128,6 +149,7 @@ void CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t 
     from.Advance(piece);
     bytes -= piece;
   }
+  return true;
 }
 
 void ZeroElements(const View& dst, int64_t offset, int64_t count, int64_t item_bytes) {

@@ -20,6 +20,7 @@ struct Layout {
 struct View {
   char* base = nullptr;
   Layout layout;
+  int32_t pid = 0;  // of the process that the address is in; 0: this one
 };
 
 // Walks a view run by run from a logical offset.
@@ -52,8 +53,9 @@ class Cursor {
 // memcpy; `stream` writes past the caches, for destinations that nobody reads soon.
 void CopyBytes(char* dst, const char* src, int64_t bytes, bool stream);
 
-// Copies `count` elements from logical offset to logical offset. The two ranges must not overlap in memory.
-void CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t src_offset, int64_t count,
+// Copies `count` elements from logical offset to logical offset. The two ranges must not overlap in memory. `src` may
+// lie in another process: false if it can't be read there any more.
+bool CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t src_offset, int64_t count,
                   int64_t item_bytes, bool stream);
 
 void ZeroElements(const View& dst, int64_t offset, int64_t count, int64_t item_bytes);

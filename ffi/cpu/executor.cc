@@ -1,7 +1,6 @@
 #include "executor.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <limits>
 #include <utility>
 
@@ -28,6 +27,8 @@ class IeeeArithmetic {
 // Elements of a reduction whose sources are copied together first, because their runs are short.
 constexpr int64_t kGatherTile = 1024;
 constexpr int64_t kShortRunBytes = 256;
+// The same where sources lie in other processes: a call to the kernel each, and all of them stay in the cache.
+constexpr int64_t kRemoteTileBytes = 128 << 10;
 
 }  // namespace
 
@@ -56,20 +57,34 @@ Execution::Execution(std::shared_ptr<const Program> program, std::vector<RankBuf
       buffers_(std::move(buffers)),
       num_ranks_(static_cast<int32_t>(buffers_.size())),
       ranks_(buffers_.size()),
-      signals_(buffers_.size() * buffers_.size()),
-      waits_(buffers_.size() * buffers_.size()),
-      unfinished_(num_ranks_) {}
+      signals_(buffers_.size()),
+      waits_(buffers_.size() * buffers_.size()) {
+  size_t num_private = 0;
+  for (int32_t rank = 0; rank < num_ranks_; ++rank) {
+    if (buffers_[rank].local) local_.push_back(rank);
+    if (buffers_[rank].signals == nullptr) num_private += buffers_.size();
+  }
+  private_signals_ = std::vector<std::atomic<uint32_t>>(num_private);
+  std::atomic<uint32_t>* next_private = private_signals_.data();
+  for (int32_t rank = 0; rank < num_ranks_; ++rank) {
+    signals_[rank] = buffers_[rank].signals;
+    if (signals_[rank] != nullptr) continue;
+    signals_[rank] = next_private;
+    next_private += num_ranks_;
+  }
+  unfinished_.store(static_cast<int32_t>(local_.size()));
+}
 
 bool Execution::Work() {
   const IeeeArithmetic arithmetic;
-  const int32_t first = static_cast<int32_t>(next_helper_.fetch_add(1) % static_cast<uint32_t>(num_ranks_));
+  const size_t first = next_helper_.fetch_add(1) % local_.size();
   for (;;) {
     // A rank may be skipped here because its holder has just looked at it in vain. Whoever made that look vain no more
     // has raised progress_ before, so one of the two sees the change and looks again.
     const uint32_t seen = progress_.load();
     bool advanced = false;
-    for (int32_t i = 0; i < num_ranks_; ++i) {
-      const Progress progress = RunRank((first + i) % num_ranks_);
+    for (size_t i = 0; i < local_.size(); ++i) {
+      const Progress progress = RunRank(local_[(first + i) % local_.size()]);
       if (progress == Progress::kFinishedLast) return true;
       advanced |= progress == Progress::kSome;
     }
@@ -84,18 +99,23 @@ Execution::Progress Execution::RunRank(int32_t rank) {
   const size_t begin = state.next_step;
   bool blocked = false;
   while (state.next_step < plan.steps.size()) {
+    if (cancelled_.load(std::memory_order_relaxed)) {
+      blocked = true;
+      break;
+    }
     const Step& step = plan.steps[state.next_step];
     if (step.kind == StepKind::kWait) {
       uint32_t& count = waits_[static_cast<size_t>(rank) * num_ranks_ + step.peer];
-      const auto& signal = signals_[static_cast<size_t>(step.peer) * num_ranks_ + rank];
       // Acquires what the peer wrote. Sequentially consistent, for the argument about progress_ in Work().
-      if (signal.load() <= count) {
+      if (signals_[rank][step.peer].load() <= count) {
         blocked = true;
         break;
       }
       ++count;
-    } else {
-      RunStep(plan, step);
+    } else if (!RunStep(plan, step)) {
+      cancelled_.store(true);
+      blocked = true;
+      break;
     }
     ++state.next_step;
   }
@@ -119,51 +139,78 @@ View Execution::ViewOf(const Place& place) const {
   const RankBuffers& buffers = buffers_[place.rank];
   switch (place.space) {
     case Space::kInput:
-      return {const_cast<char*>(buffers.input), program_->input};
+      return {const_cast<char*>(buffers.input), program_->input, buffers.input_pid};
     case Space::kOutput:
-      return {buffers.output, program_->output};
+      return {buffers.output, program_->output, buffers.output_pid};
     case Space::kScratch:
       break;
   }
   return {buffers.scratch, Layout{}};
 }
 
-void Execution::RunStep(const Plan& plan, const Step& step) {
+bool Execution::Read(bool readable, int32_t pid) {
+  if (!readable) unreadable_pid_.store(pid);
+  return readable;
+}
+
+bool Execution::RunStep(const Plan& plan, const Step& step) {
   switch (step.kind) {
     case StepKind::kCopy:
     case StepKind::kPut:
-    case StepKind::kGet:
-      CopyElements(ViewOf(step.dst), step.dst.offset, ViewOf(step.src), step.src.offset, step.count,
-                   program_->item_bytes, program_->stream && step.dst.space == Space::kOutput);
-      return;
+    case StepKind::kGet: {
+      const View src = ViewOf(step.src);
+      return Read(CopyElements(ViewOf(step.dst), step.dst.offset, src, step.src.offset, step.count,
+                               program_->item_bytes, program_->stream && step.dst.space == Space::kOutput),
+                  src.pid);
+    }
     case StepKind::kReduce:
       return RunReduce(plan, step);
     case StepKind::kZero:
-      return ZeroElements(ViewOf(step.dst), step.dst.offset, step.count, program_->item_bytes);
+      ZeroElements(ViewOf(step.dst), step.dst.offset, step.count, program_->item_bytes);
+      return true;
     case StepKind::kSignal:
-      signals_[static_cast<size_t>(plan.rank) * num_ranks_ + step.peer].fetch_add(1);
-      return;
+      signals_[step.peer][plan.rank].fetch_add(1);
+      if (buffers_[step.peer].board != nullptr) buffers_[step.peer].board->Ring();
+      return true;
     case StepKind::kWait:
-      return;
+      return true;
   }
+  return true;
 }
 
-void Execution::RunReduce(const Plan& plan, const Step& step) {
+std::pair<int32_t, int32_t> Execution::WaitingPair() {
+  for (int32_t rank : local_) {
+    Rank& state = ranks_[rank];
+    if (state.busy.exchange(true)) continue;
+    const std::vector<Step>& steps = program_->plans[rank].steps;
+    const bool waits = state.next_step < steps.size() && steps[state.next_step].kind == StepKind::kWait;
+    const int32_t peer = waits ? steps[state.next_step].peer : -1;
+    state.busy.store(false);
+    if (waits) return {rank, peer};
+  }
+  return {-1, -1};
+}
+
+bool Execution::RunReduce(const Plan& plan, const Step& step) {
   const int64_t item_bytes = program_->item_bytes;
   const int num_sources = step.num_sources;
   const Place* sources = &plan.sources[step.first_source];
   std::vector<Cursor> cursors;
   cursors.reserve(num_sources);
   int64_t shortest = std::numeric_limits<int64_t>::max();
+  bool remote = false;
   for (int s = 0; s < num_sources; ++s) {
-    cursors.emplace_back(ViewOf(sources[s]), sources[s].offset, item_bytes);
+    const View view = ViewOf(sources[s]);
+    remote |= view.pid != 0;
+    cursors.emplace_back(view, sources[s].offset, item_bytes);
     shortest = std::min(shortest, cursors.back().run_bytes());
   }
-  Cursor to(ViewOf(step.dst), step.dst.offset, item_bytes);
+  const View dst = ViewOf(step.dst);
+  Cursor to(dst, step.dst.offset, item_bytes);
   shortest = std::min(shortest, to.run_bytes());
   std::vector<const void*> pointers(num_sources);
 
-  if (shortest >= kShortRunBytes) {
+  if (shortest >= kShortRunBytes && !remote) {
     for (int64_t bytes = step.count * item_bytes; bytes > 0;) {
       int64_t piece = std::min(bytes, to.left_bytes());
       for (const Cursor& cursor : cursors) piece = std::min(piece, cursor.left_bytes());
@@ -175,23 +222,34 @@ void Execution::RunReduce(const Plan& plan, const Step& step) {
       to.Advance(piece);
       bytes -= piece;
     }
-    return;
+    return true;
   }
 
-  const int64_t tile = std::min(kGatherTile, step.count);
-  std::vector<std::max_align_t> storage(
-      (static_cast<size_t>(num_sources * tile * item_bytes) + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t));
-  char* gathered = reinterpret_cast<char*>(storage.data());
+  // Tile by tile: what can't be read where it lies is copied together first. The last copy is that of the result.
+  const int64_t tile = std::min(remote ? kRemoteTileBytes / item_bytes : kGatherTile, step.count);
+  const std::unique_ptr<char[]> storage(new char[(num_sources + 1) * tile * item_bytes]);
+  char* const gathered = storage.get();
   for (int64_t done = 0; done < step.count; done += tile) {
     const int64_t size = std::min(tile, step.count - done);
     for (int s = 0; s < num_sources; ++s) {
+      const View src = ViewOf(sources[s]);
+      if (src.pid == 0 && src.layout.contiguous()) {
+        pointers[s] = src.base + (sources[s].offset + done) * item_bytes;
+        continue;
+      }
       char* own = gathered + s * tile * item_bytes;
-      CopyElements({own, Layout{}}, 0, ViewOf(sources[s]), sources[s].offset + done, size, item_bytes, false);
+      if (!Read(CopyElements({own, Layout{}}, 0, src, sources[s].offset + done, size, item_bytes, false), src.pid)) {
+        return false;
+      }
       pointers[s] = own;
     }
-    program_->reduce(gathered, pointers.data(), num_sources, size);  // source 0 is read before it is overwritten
-    CopyElements(ViewOf(step.dst), step.dst.offset + done, {gathered, Layout{}}, 0, size, item_bytes, false);
+    const bool in_place = dst.layout.contiguous();
+    char* result =
+        in_place ? dst.base + (step.dst.offset + done) * item_bytes : gathered + num_sources * tile * item_bytes;
+    program_->reduce(result, pointers.data(), num_sources, size);
+    if (!in_place) CopyElements(dst, step.dst.offset + done, {result, Layout{}}, 0, size, item_bytes, false);
   }
+  return true;
 }
 
 }  // namespace jaxcomm

@@ -1,15 +1,18 @@
-// Runs the plans of a whole group whose buffers all lie in this process.
+// Runs the plans of the ranks of this process. Other ranks of the group may be run by other processes of the host.
 //
 // Any number of threads may work on one execution. Each takes a rank that nobody works for, runs its steps until a wait
-// is not yet satisfied, and takes the next. Nobody ever sleeps: a thread that finds nothing to do leaves.
+// is not yet satisfied, and takes the next. Nobody ever sleeps: a thread that finds nothing to do leaves. If all ranks
+// are of this process, the work is done when the last thread leaves; else somebody has to come back.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "../plan/plan.h"
+#include "../transport/board.h"
 #include "copy.h"
 #include "reduce.h"
 
@@ -30,19 +33,34 @@ struct Program {
                                              ReduceFn reduce);
 };
 
+// Where a rank's buffers and counters are.
 struct RankBuffers {
   const char* input = nullptr;
   char* output = nullptr;
   char* scratch = nullptr;  // plans[rank].scratch_count elements
+  bool local = true;        // this process runs the rank
+  int32_t input_pid = 0;    // View::pid of input and output
+  int32_t output_pid = 0;
+  std::atomic<uint32_t>* signals = nullptr;  // counters of the signals to this rank, by sender; null: private ones
+  Board* board = nullptr;                    // of the process that runs it; null: this one
 };
 
 class Execution {
  public:
   Execution(std::shared_ptr<const Program> program, std::vector<RankBuffers> buffers);
 
-  // Runs what can be run. True for exactly one caller: the one that finished the last rank; all effects of all threads
-  // are then visible to it. A caller may leave while others still work.
+  // Runs what can be run. True for exactly one caller: the one that finished the last rank of this process; all effects
+  // of all threads are then visible to it. A caller may leave while others still work.
   bool Work();
+
+  // Makes all threads leave soon.
+  void Cancel() { cancelled_.store(true); }
+  // A process whose memory could not be read, or 0. The execution can't finish any more.
+  int32_t unreadable_pid() const { return unreadable_pid_.load(); }
+  // A pair of ranks of which the first waits for the second; -1 if none does. For messages.
+  std::pair<int32_t, int32_t> WaitingPair();
+  // Counts every stretch of steps.
+  uint32_t progress() const { return progress_.load(); }
 
  private:
   struct alignas(64) Rank {
@@ -53,17 +71,22 @@ class Execution {
 
   enum class Progress { kNone, kSome, kFinishedLast };
   Progress RunRank(int32_t rank);
-  void RunStep(const Plan& plan, const Step& step);
-  void RunReduce(const Plan& plan, const Step& step);
+  bool RunStep(const Plan& plan, const Step& step);  // false: the memory of unreadable_pid_ could not be read
+  bool RunReduce(const Plan& plan, const Step& step);
+  bool Read(bool readable, int32_t pid);
   View ViewOf(const Place& place) const;
 
   const std::shared_ptr<const Program> program_;
   const std::vector<RankBuffers> buffers_;
   const int32_t num_ranks_;
+  std::vector<int32_t> local_;  // ranks that this process runs
   std::vector<Rank> ranks_;
-  std::vector<std::atomic<uint32_t>> signals_;  // [from * n + to]
-  std::vector<uint32_t> waits_;                 // [to * n + from], guarded by to's `busy`
+  std::vector<std::atomic<uint32_t>> private_signals_;
+  std::vector<std::atomic<uint32_t>*> signals_;  // [to][from]
+  std::vector<uint32_t> waits_;                  // [to * n + from], guarded by to's `busy`
   std::atomic<int32_t> unfinished_;
+  std::atomic<bool> cancelled_{false};
+  std::atomic<int32_t> unreadable_pid_{0};
   std::atomic<uint32_t> progress_{0};     // raised after every stretch of steps
   std::atomic<uint32_t> next_helper_{0};  // where the next thread starts to look
 };

@@ -10,6 +10,9 @@
 
 namespace jaxcomm {
 
+// Below this much data one thread is done before a helper is awake.
+constexpr int64_t kHelpBytes = 1 << 20;
+
 class Helpers {
  public:
   // One thread less than processors. Never destroyed, like the Completer.

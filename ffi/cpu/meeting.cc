@@ -9,7 +9,10 @@
 #include <thread>
 #include <utility>
 
+#include "../common/hash.h"
 #include "helpers.h"
+#include "joint_call.h"
+#include "this_process.h"
 
 namespace jaxcomm {
 
@@ -19,6 +22,7 @@ struct Meeting::Round {
   Arrival first;
   int64_t num_arrived = 0;
   Clock::time_point deadline;
+  Key key;
   std::unique_ptr<char[]> scratch;
   std::unique_ptr<Execution> execution;
 };
@@ -27,9 +31,33 @@ namespace {
 
 std::atomic<double> timeout_s{30.0};
 
-// Below this much data one thread is done before a helper is awake.
-constexpr int64_t kHelpBytes = 1 << 20;
 constexpr int64_t kHugePageBytes = 2 << 20;
+
+// How long the thread of the last arrival waits for other processes by itself. Small collectives between processes that
+// arrive together take a few microseconds; waking another thread would take longer than that.
+constexpr auto kSpin = std::chrono::microseconds(100);
+constexpr auto kSpinBeforeYield = std::chrono::microseconds(2);
+
+// Numbers the call sites of a program that have equal attributes. XLA makes all call sites of a program on one thread.
+struct Numbering {
+  uint64_t program = 0;
+  std::map<uint64_t, uint64_t> count;
+};
+thread_local Numbering numbering;
+std::atomic<uint64_t> num_programs{0};
+
+uint64_t IdentityOf(const CallSpec& spec) {
+  uint64_t hash = Mix(Mix(Mix(0, spec.op), spec.site), spec.algorithm);
+  for (const int64_t rank : spec.groups) hash = Mix(hash, static_cast<uint64_t>(rank));
+  for (const int32_t source : spec.source_of) hash = Mix(hash, static_cast<uint64_t>(source));
+  for (const int64_t number :
+       {static_cast<int64_t>(spec.collective), static_cast<int64_t>(spec.reduce_op), spec.group_size,
+        spec.ranks_per_node, spec.input_run, spec.output_run, static_cast<int64_t>(spec.root)}) {
+    hash = Mix(hash, static_cast<uint64_t>(number));
+  }
+  if (numbering.program != num_programs.load()) numbering = {num_programs.load(), {}};
+  return Mix(hash, numbering.count[hash]++);
+}
 
 // Runs that have failed: devices that come late to another call of such a run are told at once.
 class FailedRuns {
@@ -129,6 +157,8 @@ std::shared_ptr<Meeting> Meeting::Make(CallSpec spec, std::string* error) {
     }
   }
   meeting->iterations_.resize(num_slots);
+  meeting->local_count_.assign(num_slots / meeting->spec_.group_size, meeting->spec_.group_size);
+  if (!meeting->spec_.processes.empty() && !meeting->CountLocal(error)) return nullptr;
   static const bool sweeping = [] {
     std::thread(SweepForever).detach();
     return true;
@@ -138,6 +168,31 @@ std::shared_ptr<Meeting> Meeting::Make(CallSpec spec, std::string* error) {
   TheRegistry().meetings.push_back(meeting);
   return meeting;
 }
+
+// Which ranks are of this process; whether it knows the others of its groups.
+bool Meeting::CountLocal(std::string* error) {
+  ThisProcess& process = ThisProcess::Get();
+  if (spec_.processes.size() != spec_.groups.size()) {
+    *error = spec_.op + ": " + std::to_string(spec_.processes.size()) + " processes for " +
+             std::to_string(spec_.groups.size()) + " ranks";
+    return false;
+  }
+  for (size_t group = 0; group < local_count_.size(); ++group) {
+    const auto begin = spec_.processes.begin() + static_cast<int64_t>(group) * spec_.group_size;
+    const auto end = begin + spec_.group_size;
+    local_count_[group] = std::count(begin, end, process.index());
+    if (local_count_[group] == 0) continue;
+    for (auto other = begin; other != end; ++other) {
+      if (process.connected(*other)) continue;
+      *error = spec_.op + ": process " + std::to_string(*other) + " is not connected; call jaxcomm.register()";
+      return false;
+    }
+  }
+  spec_.identity = IdentityOf(spec_);
+  return true;
+}
+
+void Meeting::EndProgram() { num_programs.fetch_add(1); }
 
 void Meeting::Arrive(const Arrival& arrival, std::unique_ptr<Completion> done) {
   AdviseHugePages(arrival.output, arrival.output_count * ItemBytes(arrival.dtype));
@@ -149,15 +204,13 @@ void Meeting::Arrive(const Arrival& arrival, std::unique_ptr<Completion> done) {
     return;
   }
   if (!round) return;  // not the last
+  const int64_t own_position = slots_.at(arrival.rank) % spec_.group_size;
+  if (Spans(std::get<2>(round->key))) return SetOut(round, own_position);
 
   const std::shared_ptr<const Program> program = ProgramFor(arrival, &error.message);
   if (!program) {
     error.message = Prefix() + error.message;
-    const auto shared = std::make_shared<const Error>(error);
-    std::vector<Completer::Item> items;
-    for (auto& completion : round->completions) items.push_back({std::move(completion), nullptr, shared});
-    Completer::Get().Push(std::move(items));
-    return;
+    return FailRound(*round, error);
   }
   int64_t scratch_bytes = 0;
   for (const Plan& plan : program->plans) scratch_bytes += plan.scratch_count * program->item_bytes;
@@ -173,7 +226,74 @@ void Meeting::Arrive(const Arrival& arrival, std::unique_ptr<Completion> done) {
   if (program->moved_bytes >= kHelpBytes) {
     Helpers::Get().Offer(spec_.group_size - 1, [self = shared_from_this(), round] { self->Work(round, -1); });
   }
-  Work(round, slots_.at(arrival.rank) % spec_.group_size);
+  Work(round, own_position);
+}
+
+void Meeting::FailRound(Round& round, const Error& error) {
+  const auto shared = std::make_shared<const Error>(error);
+  std::vector<Completer::Item> items;
+  for (auto& completion : round.completions) {
+    if (completion) items.push_back({std::move(completion), nullptr, shared});
+  }
+  Completer::Get().Push(std::move(items));
+}
+
+// All ranks of this process have arrived; now for the others.
+void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) {
+  const auto [run, iteration, group] = round->key;
+  Error error;
+  const std::shared_ptr<const JointProgram> program = JointProgramFor(round->first, group, &error.message);
+  if (!program) {
+    error.message = Prefix() + error.message;
+    FailRun(run, error);
+    return FailRound(*round, error);
+  }
+  JointCall::Spec spec;
+  spec.key = Mix(Mix(Mix(spec_.identity, static_cast<uint64_t>(run)), static_cast<uint64_t>(iteration)),
+                 static_cast<uint64_t>(group)) |
+             1;
+  spec.run = run;
+  spec.prefix = Prefix();
+  spec.what = spec_.op + " at " + spec_.site + " (" + Sizes(round->first) + ")";
+  spec.ranks.assign(spec_.groups.begin() + group * spec_.group_size,
+                    spec_.groups.begin() + (group + 1) * spec_.group_size);
+  spec.deadline = round->deadline;
+  spec.timeout_s = timeout_s.load();
+  const auto finish = [self = shared_from_this(), round](int64_t position, const std::shared_ptr<const Error>& why) {
+    if (!why) return self->Finish(*round, position);
+    FailRun(std::get<0>(round->key), *why);
+    self->FailRound(*round, *why);
+  };
+  ThisProcess& process = ThisProcess::Get();
+  const auto call =
+      std::make_shared<JointCall>(process.node(), process.index(), program, std::move(spec), round->buffers, finish);
+  call->Enter();
+  const Clock::time_point start = Clock::now();
+  for (Clock::time_point now = start; now - start < kSpin; now = Clock::now()) {
+    if (call->over() || call->Advance(own_position) == JointCall::Status::kOver) return;
+    if (now - start > kSpinBeforeYield) std::this_thread::yield();
+  }
+  process.progress().Add(call);
+  if (TheRegistry().failed_runs.Find(run, &error)) call->Fail(error);
+}
+
+std::shared_ptr<const JointProgram> Meeting::JointProgramFor(const Arrival& arrival, int64_t group,
+                                                             std::string* error) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = joint_programs_.find(group);
+    if (found != joint_programs_.end()) return found->second;
+  }
+  std::vector<int32_t> process_of(spec_.processes.begin() + group * spec_.group_size,
+                                  spec_.processes.begin() + (group + 1) * spec_.group_size);
+  bool single_copy = false;
+  const Reach reach = ThisProcess::Get().ReachOf(process_of, &single_copy);
+  const auto program = MakeProgram(spec_, reach, arrival.dtype, arrival.input_count, arrival.output_count, error);
+  if (!program) return nullptr;
+  auto joint = std::make_shared<const JointProgram>(program, std::move(process_of), single_copy, arrival.input_count,
+                                                    arrival.output_count);
+  std::lock_guard<std::mutex> lock(mutex_);
+  return joint_programs_.emplace(group, std::move(joint)).first->second;
 }
 
 // Books the arrival and takes `done`; leaves it where there is an error. Returns the round if it is complete now.
@@ -191,6 +311,7 @@ std::shared_ptr<Meeting::Round> Meeting::Join(const Arrival& arrival, std::uniqu
   std::shared_ptr<Round>& entry = open_[key];
   if (!entry) {
     entry = std::make_shared<Round>();
+    entry->key = key;
     entry->buffers.resize(spec_.group_size);
     entry->completions.resize(spec_.group_size);
     entry->first = arrival;
@@ -206,7 +327,7 @@ std::shared_ptr<Meeting::Round> Meeting::Join(const Arrival& arrival, std::uniqu
   }
   entry->buffers[position] = {arrival.input, arrival.output, nullptr};
   entry->completions[position] = std::move(done);
-  if (++entry->num_arrived < spec_.group_size) return nullptr;
+  if (++entry->num_arrived < local_count_[slot / spec_.group_size]) return nullptr;
   std::shared_ptr<Round> round = std::move(entry);
   open_.erase(key);
   return round;
@@ -228,7 +349,7 @@ void Meeting::Finish(Round& round, int64_t own_position) {
   for (size_t i = 0; i < round.completions.size(); ++i) {
     if (static_cast<int64_t>(i) == own_position) {
       own = std::move(round.completions[i]);
-    } else {
+    } else if (round.completions[i]) {
       items.push_back({std::move(round.completions[i]), pace_, nullptr});
     }
   }
@@ -242,7 +363,7 @@ std::shared_ptr<const Program> Meeting::ProgramFor(const Arrival& arrival, std::
     if (program_) return program_;  // shapes are static: one program per call site
   }
   std::shared_ptr<const Program> program =
-      MakeProgram(spec_, arrival.dtype, arrival.input_count, arrival.output_count, error);
+      MakeProgram(spec_, Reach(), arrival.dtype, arrival.input_count, arrival.output_count, error);
   std::lock_guard<std::mutex> lock(mutex_);
   if (!program_) program_ = program;
   return program;
@@ -263,7 +384,9 @@ std::unique_ptr<char[]> Meeting::TakeScratch(size_t bytes) {
 std::string Meeting::DescribeLate(const Round& round, const Key& key) const {
   std::vector<int64_t> missing, arrived;
   for (int64_t position = 0; position < spec_.group_size; ++position) {
-    const int64_t rank = spec_.groups[std::get<2>(key) * spec_.group_size + position];
+    const int64_t slot = std::get<2>(key) * spec_.group_size + position;
+    const int64_t rank = spec_.groups[slot];
+    if (!spec_.processes.empty() && spec_.processes[slot] != ThisProcess::Get().index()) continue;
     (round.completions[position] ? arrived : missing).push_back(rank);
   }
   char seconds[32];
@@ -293,6 +416,11 @@ void Meeting::FailRounds(int64_t run, const std::shared_ptr<const Error>& error)
 void Meeting::FailRun(int64_t run, const Error& error) {
   // First the mark, then the sweep: a device that arrives in between finds one or the other.
   TheRegistry().failed_runs.Add(run, error);
+  ThisProcess& process = ThisProcess::Get();
+  if (process.index() >= 0) {
+    process.PublishFailure(run, error.message);
+    process.progress().FailRun(run, error);
+  }
   const auto shared = std::make_shared<const Error>(error);
   std::vector<std::weak_ptr<Meeting>> meetings;
   {

@@ -1,4 +1,4 @@
-// Where the devices of one process meet for a collective.
+// Where the devices of one process meet for a collective, and where those of several processes set out for one.
 //
 // One Meeting per call site and executable. Calls are matched by identity (run, iteration of the call site within the
 // run, group), never by order of arrival: independent calls may run in any order on any device and never mix.
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "completer.h"
+#include "joint_program.h"
 #include "planner.h"
 
 namespace jaxcomm {
@@ -41,6 +42,10 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
   // this thread or, for the others, by the Completer; the buffers must stay valid until then.
   void Arrive(const Arrival& arrival, std::unique_ptr<Completion> done);
 
+  // Call sites are numbered within a program, in the order in which XLA makes them, which is the same in all processes.
+  // Tells that the program is complete.
+  static void EndProgram();
+
   // Seconds after the first arrival of a group at which those that arrived are told who is missing.
   static void SetTimeout(double seconds);
 
@@ -50,9 +55,14 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
   using Key = std::tuple<int64_t, int64_t, int64_t>;  // run, iteration, group
 
   explicit Meeting(CallSpec spec) : spec_(std::move(spec)) {}
+  bool CountLocal(std::string* error);
   std::shared_ptr<Round> Join(const Arrival& arrival, std::unique_ptr<Completion>& done, Error* error);
   void Work(const std::shared_ptr<Round>& round, int64_t own_position);
   void Finish(Round& round, int64_t own_position);
+  bool Spans(int64_t group) const { return local_count_[group] < spec_.group_size; }  // other processes too
+  void SetOut(const std::shared_ptr<Round>& round, int64_t own_position);
+  std::shared_ptr<const JointProgram> JointProgramFor(const Arrival& arrival, int64_t group, std::string* error);
+  void FailRound(Round& round, const Error& error);
   std::shared_ptr<const Program> ProgramFor(const Arrival& arrival, std::string* error);
   std::unique_ptr<char[]> TakeScratch(size_t bytes);
   std::string Prefix() const { return "jaxcomm: " + spec_.op + " at " + spec_.site + ": "; }
@@ -62,8 +72,9 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
   static void FailRun(int64_t run, const Error& error);  // all open and all later rounds of a run, of all call sites
   static void SweepForever();
 
-  const CallSpec spec_;
+  CallSpec spec_;                               // constant once made
   std::unordered_map<int64_t, int64_t> slots_;  // rank -> group * group_size + position
+  std::vector<int64_t> local_count_;            // by group: ranks of this process
   const std::shared_ptr<Pace> pace_ = std::make_shared<Pace>();
 
   std::mutex mutex_;  // guards what follows; held for bookkeeping only, never during work or completion
@@ -84,7 +95,8 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
   std::vector<Iterations> iterations_;  // by slot
   std::map<Key, std::shared_ptr<Round>> open_;
   std::shared_ptr<const Program> program_;
-  std::vector<std::unique_ptr<char[]>> scratch_;  // for reuse: fresh memory costs page faults
+  std::map<int64_t, std::shared_ptr<const JointProgram>> joint_programs_;  // by group
+  std::vector<std::unique_ptr<char[]>> scratch_;                           // for reuse: fresh memory costs page faults
 };
 
 }  // namespace jaxcomm

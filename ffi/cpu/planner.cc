@@ -36,21 +36,22 @@ Layout Blocks(int64_t count, int64_t block_count, int64_t run) {
 
 }  // namespace
 
-Machine ProcessMachine(int64_t num_ranks) {
+int64_t NumProcessors() { return std::max(1u, std::thread::hardware_concurrency()); }
+
+Machine HostMachine(int64_t num_ranks, int64_t num_processors) {
   // Measured with 2 threads on AMD EPYC (2026-11): 60 ns a step, 12 GB/s copied by one thread at sizes beyond the
   // caches.
-  const double processors = std::max(1u, std::thread::hardware_concurrency());
   Machine machine;
   machine.links[static_cast<int>(Link::kSelf)] = {60e-9, 12e9};
   machine.links[static_cast<int>(Link::kNode)] = {60e-9, 12e9};
   machine.links[static_cast<int>(Link::kNetwork)] = {60e-9, 12e9};
   machine.launch_s = 15e-6;
-  machine.ranks_per_processor = std::max(1.0, static_cast<double>(num_ranks) / processors);
+  machine.ranks_per_processor = std::max(1.0, static_cast<double>(num_ranks) / static_cast<double>(num_processors));
   return machine;
 }
 
-std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
-                                           std::string* error) {
+std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Reach& reach, DType dtype, int64_t input_count,
+                                           int64_t output_count, std::string* error) {
   const auto num_ranks = static_cast<int32_t>(spec.group_size);
   ReduceFn reduce = nullptr;
   if (Reduces(spec.collective)) {
@@ -65,11 +66,12 @@ std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, DType dtype, in
   request.geometry.ranks_per_node = static_cast<int32_t>(spec.ranks_per_node);
   request.geometry.num_nodes = num_ranks / request.geometry.ranks_per_node;
   request.geometry.all_addressable = true;
+  request.geometry.pull = !reach.one_process;
   request.block_count = BlockCount(spec.collective, num_ranks, input_count, output_count);
   request.root = spec.root;
   request.source_of = spec.source_of;
   const int64_t item_bytes = ItemBytes(dtype);
-  const Choice choice = Select(request, spec.algorithm, item_bytes, ProcessMachine(num_ranks));
+  const Choice choice = Select(request, spec.algorithm, item_bytes, HostMachine(num_ranks, reach.num_processors));
   if (choice.algorithm == nullptr) {
     *error = choice.reason;
     return nullptr;

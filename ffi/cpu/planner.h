@@ -19,8 +19,10 @@ struct CallSpec {
   std::string site;  // where the user called it, for messages
   Collective collective = Collective::kBarrier;
   ReduceOp reduce_op = ReduceOp::kSum;
-  std::string algorithm;        // empty: choose
-  std::vector<int64_t> groups;  // logical device ids, group after group
+  std::string algorithm;           // empty: choose
+  std::vector<int64_t> groups;     // logical device ids, group after group
+  std::vector<int32_t> processes;  // of these devices; empty: all are of this process
+  uint64_t identity = 0;           // of the call site: the same in all processes
   int64_t group_size = 1;
   int64_t ranks_per_node = 1;
   int64_t input_run = 0;  // Layout::run of blocked inputs and outputs, elements; 0: block after block
@@ -29,11 +31,20 @@ struct CallSpec {
   std::vector<int32_t> source_of;  // permute
 };
 
-// The devices of this process, as the cost model sees them.
-Machine ProcessMachine(int64_t num_ranks);
+// Processors that this process may use.
+int64_t NumProcessors();
+
+// Devices of one host, as the cost model sees them.
+Machine HostMachine(int64_t num_ranks, int64_t num_processors);
+
+// How the ranks of a group reach each other.
+struct Reach {
+  int64_t num_processors = NumProcessors();  // that they share
+  bool one_process = true;
+};
 
 // Null, and `error` filled in, if the type can't be reduced or no algorithm fits.
-std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
-                                           std::string* error);
+std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Reach& reach, DType dtype, int64_t input_count,
+                                           int64_t output_count, std::string* error);
 
 }  // namespace jaxcomm

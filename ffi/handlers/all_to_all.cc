@@ -4,9 +4,9 @@
 namespace jaxcomm {
 namespace {
 
-ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups groups, int64_t input_run,
-                                                     int64_t output_run) {
-  CallSpec spec = MakeSpec(Collective::kAllToAll, call, groups);
+ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups groups, Processes processes,
+                                                     int64_t input_run, int64_t output_run) {
+  CallSpec spec = MakeSpec(Collective::kAllToAll, call, groups, processes);
   spec.input_run = input_run;
   spec.output_run = output_run;
   return MakeState(std::move(spec));
@@ -15,9 +15,7 @@ ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AllToAllInstantiate, Instantiate,
-                              ffi::Ffi::BindInstantiate()
-                                  .Attr<CallAttributes>("call")
-                                  .Attr<Groups>("groups")
+                              BindCall()
                                   .Attr<int64_t>("input_run")     // Layout::run of x
                                   .Attr<int64_t>("output_run"));  // and of y
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AllToAllExecute, Execute, BindExecute());

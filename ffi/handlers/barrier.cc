@@ -4,8 +4,8 @@
 namespace jaxcomm {
 namespace {
 
-ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups groups) {
-  return MakeState(MakeSpec(Collective::kBarrier, call, groups));
+ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups groups, Processes processes) {
+  return MakeState(MakeSpec(Collective::kBarrier, call, groups, processes));
 }
 
 ffi::Future ExecuteBarrier(CallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::RemainingArgs xs,
@@ -27,8 +27,7 @@ ffi::Future ExecuteBarrier(CallState* state, ffi::RunId run, ffi::Buffer<ffi::S3
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierInstantiate, Instantiate,
-                              ffi::Ffi::BindInstantiate().Attr<CallAttributes>("call").Attr<Groups>("groups"));
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierInstantiate, Instantiate, BindCall());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierExecute, ExecuteBarrier,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::State<CallState>>()

@@ -63,13 +63,14 @@ std::optional<DType> FromFfi(ffi::DataType type) {
 
 }  // namespace
 
-CallSpec MakeSpec(Collective collective, const CallAttributes& call, Groups groups) {
+CallSpec MakeSpec(Collective collective, const CallAttributes& call, Groups groups, Processes processes) {
   CallSpec spec;
   spec.collective = collective;
   spec.op = call.op;
   spec.site = call.site;
   spec.algorithm = call.algorithm;
   spec.groups.assign(groups.begin(), groups.end());
+  spec.processes.assign(processes.begin(), processes.end());
   spec.group_size = call.group_size;
   spec.ranks_per_node = call.ranks_per_node;
   return spec;

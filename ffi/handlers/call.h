@@ -20,9 +20,10 @@ struct CallState {
   std::shared_ptr<Meeting> meeting;
 };
 
-// The attribute `call` that every collective has, a dictionary; `groups` comes beside it, since JAX takes arrays at the
-// top level only.
-using Groups = ffi::Span<const int64_t>;  // logical device ids, group after group
+// The attribute `call` that every collective has, a dictionary; two arrays come beside it, since JAX takes arrays at
+// the top level only.
+using Groups = ffi::Span<const int64_t>;     // logical device ids, group after group
+using Processes = ffi::Span<const int32_t>;  // of these devices; empty: all are of one process
 
 struct CallAttributes {
   std::string_view op;         // public name, for messages
@@ -32,7 +33,12 @@ struct CallAttributes {
   int64_t ranks_per_node;
 };
 
-CallSpec MakeSpec(Collective collective, const CallAttributes& call, Groups groups);
+CallSpec MakeSpec(Collective collective, const CallAttributes& call, Groups groups, Processes processes);
+
+// Of the stage Instantiate; further attributes follow.
+inline auto BindCall() {
+  return ffi::Ffi::BindInstantiate().Attr<CallAttributes>("call").Attr<Groups>("groups").Attr<Processes>("processes");
+}
 
 ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(CallSpec spec);
 

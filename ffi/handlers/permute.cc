@@ -4,9 +4,9 @@
 namespace jaxcomm {
 namespace {
 
-ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups groups,
+ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups groups, Processes processes,
                                                      ffi::Span<const int64_t> source_of) {
-  CallSpec spec = MakeSpec(Collective::kPermute, call, groups);
+  CallSpec spec = MakeSpec(Collective::kPermute, call, groups, processes);
   spec.source_of.assign(source_of.begin(), source_of.end());
   return MakeState(std::move(spec));
 }
@@ -15,8 +15,7 @@ ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     PermuteInstantiate, Instantiate,
-    ffi::Ffi::BindInstantiate().Attr<CallAttributes>("call").Attr<Groups>("groups").Attr<ffi::Span<const int64_t>>(
-        "source_of"));  // position, by position; -1: none
+    BindCall().Attr<ffi::Span<const int64_t>>("source_of"));  // position, by position; -1: none
 XLA_FFI_DEFINE_HANDLER_SYMBOL(PermuteExecute, Execute, BindExecute());
 
 }  // namespace jaxcomm

@@ -4,9 +4,9 @@
 namespace jaxcomm {
 namespace {
 
-ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups groups, int64_t input_run,
-                                                     int64_t reduce_op) {
-  CallSpec spec = MakeSpec(Collective::kReduceScatter, call, groups);
+ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups groups, Processes processes,
+                                                     int64_t input_run, int64_t reduce_op) {
+  CallSpec spec = MakeSpec(Collective::kReduceScatter, call, groups, processes);
   spec.input_run = input_run;
   spec.reduce_op = static_cast<ReduceOp>(reduce_op);
   return MakeState(std::move(spec));
@@ -15,9 +15,7 @@ ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ReduceScatterInstantiate, Instantiate,
-                              ffi::Ffi::BindInstantiate()
-                                  .Attr<CallAttributes>("call")
-                                  .Attr<Groups>("groups")
+                              BindCall()
                                   .Attr<int64_t>("input_run")    // Layout::run of x
                                   .Attr<int64_t>("reduce_op"));  // ReduceOp
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ReduceScatterExecute, Execute, BindExecute());

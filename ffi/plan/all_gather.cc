@@ -5,8 +5,9 @@
 namespace jaxcomm {
 namespace {
 
-// Direct: the own block goes to everybody. Nobody waits. n - 1 messages of b; but where the processor itself copies,
-// one chunk goes to everybody before the next, so that it is read from memory once and from the cache n - 1 times.
+// Direct: the own block goes to everybody, or is read by them. Nobody waits. n - 1 messages of b; but where the
+// processor itself copies, one chunk goes to everybody before the next, so that it is read from memory once and from
+// the cache n - 1 times.
 // Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
 Plan DirectAllGather(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
@@ -16,7 +17,12 @@ Plan DirectAllGather(const Request& request, int32_t rank) {
   for (int64_t c = 0; c < chunks; ++c) {
     const Range part = Part({0, b}, chunks, c);
     for (int32_t s = 0; s < n; ++s) {
-      plan.Move(plan.Input(part.begin), Builder::At((rank + s) % n, Space::kOutput, rank * b + part.begin), part.count);
+      const int32_t peer = (rank + s) % n;
+      if (Pulls(request.geometry, rank, peer)) {
+        plan.Move(Builder::At(peer, Space::kInput, part.begin), plan.Output(peer * b + part.begin), part.count);
+      } else {
+        plan.Move(plan.Input(part.begin), Builder::At(peer, Space::kOutput, rank * b + part.begin), part.count);
+      }
     }
   }
   return std::move(plan).Finish(0);

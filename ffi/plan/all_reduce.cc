@@ -7,11 +7,13 @@ namespace jaxcomm {
 namespace {
 
 // Direct, or two-shot: rank r sums piece r over all inputs, in rank order, and puts the result to everybody, chunk by
-// chunk, so that a sum is put from the cache. Nobody waits. (n - 1) * b / n read, and as much put, per rank.
+// chunk, so that a sum is put from the cache. Nobody waits. (n - 1) * b / n read, and as much put, per rank. Where
+// direct plans pull, everybody signals its sum and then reads the others'.
 // Source: pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (two-shot).
 Plan DirectAllReduce(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
-  const Range piece = Part({0, request.block_count}, n, rank);
+  const auto piece_of = [&](int32_t r) { return Part({0, request.block_count}, n, r); };
+  const Range piece = piece_of(rank);
   const int64_t chunks = NumChunks(piece.count, request.chunk_count);
   Builder plan(request, rank);
   std::vector<Place> sources(n);
@@ -19,8 +21,18 @@ Plan DirectAllReduce(const Request& request, int32_t rank) {
     const Range part = Part(piece, chunks, c);
     for (int32_t peer = 0; peer < n; ++peer) sources[peer] = Builder::At(peer, Space::kInput, part.begin);
     plan.Reduce(sources, plan.Output(part.begin), part.count);
-    for (int32_t s = 1; s < n; ++s) {
+    for (int32_t s = 1; s < n && !request.geometry.pull; ++s) {
       plan.Move(plan.Output(part.begin), Builder::At((rank + s) % n, Space::kOutput, part.begin), part.count);
+    }
+  }
+  if (request.geometry.pull) {
+    for (int32_t s = 1; s < n && piece.count > 0; ++s) plan.Signal((rank + s) % n);
+    for (int32_t s = 1; s < n; ++s) {
+      const int32_t peer = (rank + n - s) % n;
+      const Range theirs = piece_of(peer);
+      if (theirs.count == 0) continue;
+      plan.Wait(peer);
+      plan.Move(Builder::At(peer, Space::kOutput, theirs.begin), plan.Output(theirs.begin), theirs.count);
     }
   }
   return std::move(plan).Finish(0);

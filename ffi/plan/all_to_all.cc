@@ -5,15 +5,20 @@
 namespace jaxcomm {
 namespace {
 
-// Direct: everything is put straight to where it belongs; peers start at the own rank, so that no rank is everybody's
-// first target. Nobody waits. n - 1 messages of b. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+// Direct: everything is put straight to where it belongs, or read from there; peers start at the own rank, so that no
+// rank is everybody's first target. Nobody waits. n - 1 messages of b.
+// Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
 Plan DirectAllToAll(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const int64_t b = request.block_count;
   Builder plan(request, rank);
   for (int32_t s = 0; s < n; ++s) {
     const int32_t peer = (rank + s) % n;
-    plan.Move(plan.Input(peer * b), Builder::At(peer, Space::kOutput, rank * b), b);
+    if (Pulls(request.geometry, rank, peer)) {
+      plan.Move(Builder::At(peer, Space::kInput, rank * b), plan.Output(peer * b), b);
+    } else {
+      plan.Move(plan.Input(peer * b), Builder::At(peer, Space::kOutput, rank * b), b);
+    }
   }
   return std::move(plan).Finish(0);
 }

@@ -7,17 +7,23 @@ namespace {
 
 // Direct: the root puts to everybody. The others do nothing, which makes it the fastest where ranks share processors
 // and blocks are small. (n - 1) * b sent by the root; where the processor itself copies, chunk by chunk, as in
-// all_gather. Source: the flat tree of Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+// all_gather. Where direct plans pull, everybody reads from the root.
+// Source: the flat tree of Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
 Plan DirectBroadcast(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   Builder plan(request, rank);
+  if (Pulls(request.geometry, rank, request.root)) {
+    plan.Move(Builder::At(request.root, Space::kInput, 0), plan.Output(0), request.block_count);
+  }
   if (rank == request.root) {
     const Range block = {0, request.block_count};
     const int64_t chunks = NumChunks(block.count, request.geometry.all_addressable ? request.chunk_count : 0);
     for (int64_t c = 0; c < chunks; ++c) {
       const Range part = Part(block, chunks, c);
       for (int32_t s = 0; s < n; ++s) {
-        plan.Move(plan.Input(part.begin), Builder::At((rank + s) % n, Space::kOutput, part.begin), part.count);
+        const int32_t peer = (rank + s) % n;
+        if (Pulls(request.geometry, peer, rank)) continue;
+        plan.Move(plan.Input(part.begin), Builder::At(peer, Space::kOutput, part.begin), part.count);
       }
     }
   }

@@ -53,6 +53,11 @@ inline bool CanRead(const Geometry& geometry, int32_t reader, int32_t owner) {
   return geometry.all_addressable || geometry.node(reader) == geometry.node(owner);
 }
 
+// Whether a direct plan lets `reader` read what `owner` would else put to it. The same answer for both.
+inline bool Pulls(const Geometry& geometry, int32_t reader, int32_t owner) {
+  return geometry.pull && CanRead(geometry, reader, owner);
+}
+
 // Binomial tree over 0 .. n-1 with root 0: the subtree of v is v .. v + lowbit(v) - 1, so sums up the tree are in rank
 // order. Children in ascending order, which is ascending size of subtree.
 inline std::vector<int32_t> TreeChildren(int32_t v, int32_t n) {

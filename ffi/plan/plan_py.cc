@@ -105,12 +105,14 @@ std::string Show(const Plan& plan) {
 }
 
 Request MakeRequest(const std::string& collective, int32_t num_nodes, int32_t ranks_per_node, int64_t block_count,
-                    int64_t chunk_count, int32_t root, std::vector<int32_t> source_of, bool all_addressable) {
+                    int64_t chunk_count, int32_t root, std::vector<int32_t> source_of, bool all_addressable,
+                    bool pull) {
   Request request;
   request.collective = CollectiveOf(collective);
   request.geometry.num_nodes = num_nodes;
   request.geometry.ranks_per_node = ranks_per_node;
   request.geometry.all_addressable = all_addressable;
+  request.geometry.pull = pull;
   request.block_count = block_count;
   request.chunk_count = chunk_count;
   request.root = root;
@@ -157,12 +159,12 @@ void BindData(nb::module_& m) {
           "__init__",
           [](Request* self, const std::string& collective, int32_t num_nodes, int32_t ranks_per_node,
              int64_t block_count, int64_t chunk_count, int32_t root, std::vector<int32_t> source_of,
-             bool all_addressable) {
+             bool all_addressable, bool pull) {
             new (self) Request(MakeRequest(collective, num_nodes, ranks_per_node, block_count, chunk_count, root,
-                                           std::move(source_of), all_addressable));
+                                           std::move(source_of), all_addressable, pull));
           },
           "collective"_a, "num_nodes"_a = 1, "ranks_per_node"_a = 1, "block_count"_a = 0, "chunk_count"_a = 0,
-          "root"_a = 0, "source_of"_a = std::vector<int32_t>(), "all_addressable"_a = true)
+          "root"_a = 0, "source_of"_a = std::vector<int32_t>(), "all_addressable"_a = true, "pull"_a = false)
       .def_prop_ro("collective", [](const Request& request) { return Name(request.collective); })
       .def_prop_ro("num_nodes", [](const Request& request) { return request.geometry.num_nodes; })
       .def_prop_ro("ranks_per_node", [](const Request& request) { return request.geometry.ranks_per_node; })

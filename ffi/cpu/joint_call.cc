@@ -1,0 +1,340 @@
+#include "joint_call.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "helpers.h"
+
+namespace jaxcomm {
+
+JointCall::JointCall(Node& node, int32_t process, std::shared_ptr<const JointProgram> program, Spec spec,
+                     std::vector<RankBuffers> buffers, Finish finish)
+    : node_(node),
+      process_(process),
+      program_(std::move(program)),
+      spec_(std::move(spec)),
+      buffers_(std::move(buffers)),
+      finish_(std::move(finish)) {
+  for (const int32_t process : program_->process_of()) {
+    num_local_ += process == process_;
+    const auto same = [&](const Other& other) { return other.peer->process() == process; };
+    if (process == process_ || std::any_of(others_.begin(), others_.end(), same)) continue;
+    Other other;
+    other.peer = node_.Find(process);
+    others_.push_back(other);
+  }
+}
+
+void JointCall::Enter() {
+  std::string error;
+  if (!node_.Take(program_->block_bytes(process_), &block_, &error)) {
+    return Fail({Error::Kind::kInvalid, spec_.prefix + error});
+  }
+  for (int32_t position = 0; position < program_->num_ranks(); ++position) {
+    if (program_->process_of()[position] != process_) continue;
+    const RankBuffers& own = buffers_[position];
+    auto* addresses = reinterpret_cast<uint64_t*>(block_.data + program_->addresses(position));
+    addresses[0] = reinterpret_cast<uint64_t>(own.input);
+    addresses[1] = reinterpret_cast<uint64_t>(own.output);
+    auto* signals = reinterpret_cast<std::atomic<uint32_t>*>(block_.data + program_->signals(position));
+    for (int32_t from = 0; from < program_->num_ranks(); ++from) new (&signals[from]) std::atomic<uint32_t>(0);
+    if (program_->windowed(Space::kInput)) {
+      std::memcpy(block_.data + program_->window(Space::kInput, position), own.input,
+                  static_cast<size_t>(program_->input_bytes()));
+    }
+  }
+  {
+    std::lock_guard<std::mutex> lock(node_.board_mutex());
+    Board& board = node_.board();
+    if (board.Find(spec_.key) >= 0) {
+      error = "two calls that this process can't tell apart are in flight";
+    } else if ((slot_ = board.Reserve(spec_.key)) < 0) {
+      error = "too many collectives are in flight";
+    } else {
+      Slot& slot = board.slots[slot_];
+      slot.left.store(0);
+      slot.failed.store(0);
+      slot.memory = block_.memory;
+      slot.offset = block_.offset;
+      slot.fingerprint = program_->fingerprint();
+      std::strncpy(slot.what, spec_.what.c_str(), sizeof(slot.what) - 1);
+      board.Publish(slot_, spec_.key);
+    }
+  }
+  if (!error.empty()) {
+    node_.Give(block_);
+    return Fail({Error::Kind::kInvalid, spec_.prefix + error});
+  }
+  for (Other& other : others_) other.peer->board().Ring();
+}
+
+// With `claimed_` held.
+bool JointCall::FindOthers() {
+  bool all = true;
+  for (Other& other : others_) {
+    if (other.slot >= 0) continue;
+    const Board& board = other.peer->board();
+    const int slot = board.Find(spec_.key);
+    if (slot < 0) {
+      all = false;
+      continue;
+    }
+    const Slot& theirs = board.slots[slot];
+    std::string error;
+    if (theirs.fingerprint != program_->fingerprint()) {
+      error = "ranks " + RanksOf(process_) + " bring " + spec_.what + ", ranks " + RanksOf(other.peer->process()) +
+              " bring " + std::string(theirs.what, strnlen(theirs.what, sizeof(theirs.what)));
+    } else {
+      other.block = other.peer->BlockOf(theirs, &error);
+    }
+    other.slot = slot;  // from here on it has to be counted out
+    if (!error.empty()) {
+      Fail({Error::Kind::kInvalid, spec_.prefix + error});
+      return false;
+    }
+  }
+  return all;
+}
+
+// With `claimed_` held: all have entered.
+void JointCall::Begin() {
+  std::vector<RankBuffers> buffers = buffers_;
+  for (int32_t position = 0; position < program_->num_ranks(); ++position) {
+    const int32_t process = program_->process_of()[position];
+    RankBuffers& at = buffers[position];
+    char* block = block_.data;
+    at.local = process == process_;
+    if (!at.local) {
+      const auto other =
+          std::find_if(others_.begin(), others_.end(), [&](const Other& o) { return o.peer->process() == process; });
+      block = other->block;
+      at.board = &other->peer->board();
+      const auto* addresses = reinterpret_cast<const uint64_t*>(block + program_->addresses(position));
+      at.input = reinterpret_cast<const char*>(addresses[0]);
+      at.output = reinterpret_cast<char*>(addresses[1]);
+      at.input_pid = at.output_pid = other->peer->pid();
+      if (program_->windowed(Space::kInput)) {
+        at.input = block + program_->window(Space::kInput, position);
+        at.input_pid = 0;
+      }
+    }
+    if (program_->windowed(Space::kOutput)) {
+      at.output = block + program_->window(Space::kOutput, position);
+      at.output_pid = 0;
+    }
+    at.scratch = block + program_->window(Space::kScratch, position);
+    at.signals = reinterpret_cast<std::atomic<uint32_t>*>(block + program_->signals(position));
+  }
+  execution_ = std::make_unique<Execution>(program_->program(), std::move(buffers));
+}
+
+// Work for several threads.
+void JointCall::OfferHelp() {
+  if (program_->program()->moved_bytes < kHelpBytes) return;
+  Helpers::Get().Offer(num_local_ - 1, [self = shared_from_this()] {
+    while (self->Advance() == Status::kMoved) {
+    }
+  });
+}
+
+void JointCall::CountOut(Other& other) {
+  if (other.slot < 0 || other.left) return;
+  other.left = true;
+  Board& board = other.peer->board();
+  board.slots[other.slot].left.fetch_add(1);
+  board.Ring();
+}
+
+const JointCall::Other* JointCall::Failed() const {
+  for (const Other& other : others_) {
+    if (other.slot >= 0 && other.peer->board().slots[other.slot].failed.load() != 0) return &other;
+  }
+  return nullptr;
+}
+
+void JointCall::FailLike(const Other& other) {
+  std::string why;
+  if (!other.peer->board().FindFailure(spec_.run, &why)) why = "no reason known";
+  Fail({Error::Kind::kDeadline, spec_.prefix + "ranks " + RanksOf(other.peer->process()) + " gave up: " + why});
+}
+
+// Whether something happened.
+bool JointCall::Step() {
+  if (phase_.load() == Phase::kRunning) {
+    const uint32_t before = execution_->progress();
+    if (!execution_->Work()) {
+      if (const int32_t pid = execution_->unreadable_pid()) {
+        for (const Other& other : others_) {
+          if (other.peer->pid() != pid) continue;
+          Fail({Error::Kind::kDeadline, spec_.prefix + "the memory of ranks " + RanksOf(other.peer->process()) +
+                                            " can't be read: their process has ended or given up"});
+        }
+      }
+      return execution_->progress() != before;
+    }
+    // Whoever gives up may free its buffers at once: what was read from them counts only if it hasn't yet.
+    if (const Other* other = Failed()) {
+      FailLike(*other);
+      return false;
+    }
+    for (Other& other : others_) CountOut(other);
+    phase_.store(Phase::kLeaving);
+    return true;
+  }
+
+  if (claimed_.exchange(true)) return false;
+  bool moved = false;
+  if (phase_.load() == Phase::kEntering) {
+    if (!FindOthers()) {
+      // Not all are there, or they disagree.
+    } else if (const Other* other = Failed()) {
+      FailLike(*other);
+    } else {
+      Begin();
+      phase_.store(Phase::kRunning);
+      OfferHelp();
+      moved = true;
+    }
+  } else if (phase_.load() == Phase::kLeaving && AllLeft()) {
+    if (const Other* other = Failed()) {
+      FailLike(*other);
+    } else {
+      moved = Close();
+    }
+  }
+  claimed_.store(false);
+  return moved;
+}
+
+bool JointCall::AllLeft() const { return node_.board().slots[slot_].left.load() == others_.size(); }
+
+// Success, unless somebody has declared failure before.
+bool JointCall::Close() {
+  std::lock_guard<std::mutex> lock(error_mutex_);
+  if (error_ || (state_.load() & kDone) != 0) return false;
+  if (program_->windowed(Space::kOutput)) {
+    // Only now: peers may write to the window as long as they have not left.
+    for (int32_t position = 0; position < program_->num_ranks(); ++position) {
+      if (program_->process_of()[position] != process_) continue;
+      std::memcpy(buffers_[position].output, block_.data + program_->window(Space::kOutput, position),
+                  static_cast<size_t>(program_->output_bytes()));
+    }
+  }
+  node_.board().Free(slot_);
+  node_.Give(block_);
+  state_.fetch_or(kDone);
+  return true;
+}
+
+JointCall::Status JointCall::Advance(int64_t own_position) {
+  bool moved = false;
+  if ((state_.fetch_add(1) & (kDone | kFailed)) == 0) moved = Step();
+  if (Leave(own_position)) return Status::kOver;
+  return moved ? Status::kMoved : Status::kWaiting;
+}
+
+bool JointCall::Leave(int64_t own_position) {
+  const uint32_t state = state_.fetch_sub(1) - 1;
+  if ((state & kThreads) != 0 || (state & (kDone | kFailed)) == 0 || finished_.exchange(true)) return false;
+  std::shared_ptr<const Error> error;
+  {
+    std::lock_guard<std::mutex> lock(error_mutex_);
+    error = error_;
+  }
+  if (error) {
+    for (Other& other : others_) CountOut(other);
+  }
+  finish_(own_position, error);
+  return true;
+}
+
+void JointCall::Fail(const Error& error) {
+  state_.fetch_add(1);
+  {
+    std::lock_guard<std::mutex> lock(error_mutex_);
+    if (!error_ && (state_.load() & kDone) == 0) {
+      error_ = std::make_shared<const Error>(error);
+      if (execution_ && phase_.load() != Phase::kEntering) execution_->Cancel();
+      {
+        std::lock_guard<std::mutex> board_lock(node_.board_mutex());
+        node_.board().AddFailure(spec_.run, error.message);
+      }
+      if (slot_ >= 0) node_.board().slots[slot_].failed.store(1);
+      for (const Other& other : others_) other.peer->board().Ring();
+      state_.fetch_or(kFailed);
+    }
+  }
+  Leave(-1);
+}
+
+bool JointCall::Reclaim() {
+  if (slot_ < 0) return true;
+  // A process that has ended never counts itself out: what it might have written to stays unused for good.
+  if (!AllLeft()) return false;
+  node_.board().Free(slot_);
+  node_.Give(block_);
+  return true;
+}
+
+std::string JointCall::RanksOf(int32_t process) const {
+  std::string text;
+  for (int32_t position = 0; position < program_->num_ranks(); ++position) {
+    if (program_->process_of()[position] != process) continue;
+    text += (text.empty() ? "[" : ", ") + std::to_string(spec_.ranks[position]);
+  }
+  return text + "] (process " + std::to_string(process) + ")";
+}
+
+std::string JointCall::DescribeLate() const {
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%g", spec_.timeout_s);
+  const std::string within = std::string(" within ") + seconds + " s (JAXCOMM_TIMEOUT_S)";
+  const Phase phase = phase_.load();
+  if (phase == Phase::kRunning) {
+    const auto [rank, peer] = execution_->WaitingPair();
+    if (rank < 0) return "the collective did not end" + within;
+    return "rank " + std::to_string(spec_.ranks[rank]) + " got no signal from rank " +
+           std::to_string(spec_.ranks[peer]) + " (process " + std::to_string(program_->process_of()[peer]) + ")" +
+           within;
+  }
+  std::string late;
+  for (const Other& other : others_) {
+    const Board& board = other.peer->board();
+    const bool entered = board.Find(spec_.key) >= 0;
+    if (phase == Phase::kEntering && entered) continue;
+    late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(other.peer->process());
+    if (phase == Phase::kLeaving) continue;
+    std::string elsewhere;
+    for (int slot = 0; slot < Board::kNumSlots; ++slot) {
+      if (board.keys[slot].load() == 0 || board.slots[slot].failed.load() != 0) continue;
+      const char* what = board.slots[slot].what;
+      elsewhere +=
+          (elsewhere.empty() ? " in " : " and in ") + std::string(what, strnlen(what, sizeof(board.slots[slot].what)));
+      if (elsewhere.size() > 600) break;
+    }
+    late += elsewhere.empty() ? " in no collective" : elsewhere;
+  }
+  return (phase == Phase::kEntering ? "others did not enter" : "others did not leave") + within + ": " + late;
+}
+
+void JointCall::Check(Clock::time_point now) {
+  if ((state_.load() & (kDone | kFailed)) != 0) return;
+  bool ended = false;
+  for (const Other& other : others_) ended |= !other.peer->alive();
+  // Whoever has left all its calls may end. It counted itself out before, so this look comes after that.
+  if (phase_.load() == Phase::kLeaving && AllLeft()) return;
+  for (const Other& other : others_) {
+    std::string why;
+    if (ended && !other.peer->alive()) {
+      return Fail({Error::Kind::kDeadline,
+                   spec_.prefix + "the process of ranks " + RanksOf(other.peer->process()) + " has ended"});
+    }
+    if (other.peer->board().FindFailure(spec_.run, &why)) return FailLike(other);
+  }
+  if (now >= spec_.deadline) Fail({Error::Kind::kDeadline, spec_.prefix + DescribeLate()});
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,109 @@
+// One process's part in a collective that several processes of a host run together.
+//
+// enter    The call is put on the own board: a slot, and a block of shared memory with windows and signals.
+// entering Until every other process has put it on its board.
+// running  The plans of the own ranks; the other processes run theirs.
+// leaving  Every process counts itself out of every other's slot: its buffers are free once all have.
+//
+// Nothing here blocks. Any thread may call Advance(), many at once.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../transport/node.h"
+#include "completer.h"
+#include "joint_program.h"
+
+namespace jaxcomm {
+
+class JointCall : public std::enable_shared_from_this<JointCall> {
+ public:
+  using Clock = std::chrono::steady_clock;
+  // Called once, when nobody touches the group's buffers any more. own_position: as given to Advance().
+  using Finish = std::function<void(int64_t own_position, const std::shared_ptr<const Error>& error)>;
+
+  struct Spec {
+    uint64_t key = 0;            // the same in all processes, different for all calls in flight
+    int64_t run = 0;             // XLA's run id
+    std::string prefix;          // of messages
+    std::string what;            // for the messages of others
+    std::vector<int64_t> ranks;  // by position, for messages
+    Clock::time_point deadline;
+    double timeout_s = 0;
+  };
+  enum class Status { kWaiting, kMoved, kOver };
+
+  // `buffers` by position; null where another process runs the rank.
+  JointCall(Node& node, int32_t process, std::shared_ptr<const JointProgram> program, Spec spec,
+            std::vector<RankBuffers> buffers, Finish finish);
+
+  // Tells the other processes. Before the first Advance().
+  void Enter();
+  // kMoved: something happened, so look again. kOver: this was the last thread, and `finish` has been called.
+  Status Advance(int64_t own_position = -1);
+  // Gives up, if it isn't over; `finish` is called when the last thread has left.
+  void Fail(const Error& error);
+  // Looks at the clock and at whether the other processes live and go along. For the thread that waits.
+  void Check(Clock::time_point now);
+
+  int64_t run() const { return spec_.run; }
+  bool over() const { return finished_.load(); }
+  bool failed() const { return (state_.load() & kFailed) != 0; }
+  const JointProgram& program() const { return *program_; }
+
+  // After failure: whether all others are done with the slot and the block, which are then free.
+  bool Reclaim();
+
+ private:
+  enum class Phase : uint8_t { kEntering, kRunning, kLeaving };
+  struct Other {
+    Peer* peer = nullptr;
+    int slot = -1;
+    char* block = nullptr;
+    bool left = false;
+  };
+
+  bool Step();
+  bool FindOthers();
+  void Begin();
+  void OfferHelp();
+  void CountOut(Other& other);
+  bool AllLeft() const;
+  bool Close();
+  bool Leave(int64_t own_position);
+  const Other* Failed() const;  // another process that has given up
+  void FailLike(const Other& other);
+  std::string RanksOf(int32_t process) const;
+  std::string DescribeLate() const;
+
+  Node& node_;
+  const int32_t process_;
+  const std::shared_ptr<const JointProgram> program_;
+  const Spec spec_;
+  std::vector<RankBuffers> buffers_;  // as XLA gave them
+  const Finish finish_;
+
+  int64_t num_local_ = 0;
+  std::vector<Other> others_;
+  Block block_;
+  int slot_ = -1;
+  std::unique_ptr<Execution> execution_;
+  std::atomic<Phase> phase_{Phase::kEntering};
+  std::atomic<bool> claimed_{false};  // held by the thread that changes the phase
+
+  // Threads inside Advance() or Fail(), and how it ended. The last thread out finishes.
+  static constexpr uint32_t kDone = 1u << 30, kFailed = 1u << 31, kThreads = kDone - 1;
+  std::atomic<uint32_t> state_{0};
+  std::atomic<bool> finished_{false};
+  std::mutex error_mutex_;
+  std::shared_ptr<const Error> error_;
+};
+
+}  // namespace jaxcomm

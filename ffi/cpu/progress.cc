@@ -1,0 +1,116 @@
+#include "progress.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <utility>
+
+namespace jaxcomm {
+namespace {
+
+using Clock = JointCall::Clock;
+
+constexpr auto kSpin = std::chrono::microseconds(50);        // before it sleeps: about what waking costs
+constexpr auto kCheckEvery = std::chrono::milliseconds(20);  // deadlines, and whether the other processes live
+
+}  // namespace
+
+Progress::Progress(Node& node) : node_(node) {
+  std::thread([this] { Run(); }).detach();
+}
+
+void Progress::Add(std::shared_ptr<JointCall> call) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    added_.push_back(std::move(call));
+  }
+  changed_.notify_one();
+  node_.board().Ring();
+}
+
+void Progress::FailRun(int64_t run, const Error& error) {
+  std::vector<std::shared_ptr<JointCall>> calls;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto* list : {&added_, &calls_}) {
+      for (const auto& call : *list) {
+        if (call->run() == run) calls.push_back(call);
+      }
+    }
+  }
+  for (const auto& call : calls) call->Fail(error);
+}
+
+void Progress::Stop() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  stop_ = true;
+  changed_.notify_one();
+  node_.board().Ring();
+  while (!stopped_) changed_.wait(lock);
+}
+
+void Progress::Run() {
+  std::vector<std::shared_ptr<JointCall>> calls;
+  std::vector<std::shared_ptr<JointCall>> failed;  // whose slots others may still look at
+  Clock::time_point last_moved = Clock::now();
+  Clock::time_point next_check = last_moved + kCheckEvery;
+  bool announced = false;  // that it will sleep: one more look, then it does
+  uint32_t bell = 0;
+  for (;;) {
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      while (calls.empty() && added_.empty() && !stop_) {
+        node_.board().StayAwake();  // nobody has a reason to ring
+        announced = false;
+        changed_.wait(lock);
+        last_moved = Clock::now();
+      }
+      if (stop_) break;
+      for (auto& call : added_) calls.push_back(std::move(call));
+      added_.clear();
+      calls_ = calls;
+    }
+    bool moved = false;
+    const auto over = [&](const std::shared_ptr<JointCall>& call) {
+      JointCall::Status status;
+      while ((status = call->Advance()) == JointCall::Status::kMoved) moved = true;
+      return status == JointCall::Status::kOver || call->over();
+    };
+    for (auto& call : calls) {
+      if (!over(call)) continue;
+      moved = true;
+      if (call->failed()) failed.push_back(std::move(call));
+      call = nullptr;
+    }
+    calls.erase(std::remove(calls.begin(), calls.end(), nullptr), calls.end());
+
+    const Clock::time_point now = Clock::now();
+    if (now >= next_check) {
+      next_check = now + kCheckEvery;
+      node_.CheckAlive();
+      for (const auto& call : calls) call->Check(now);
+      failed.erase(std::remove_if(failed.begin(), failed.end(), [](const auto& call) { return call->Reclaim(); }),
+                   failed.end());
+    }
+    if (moved) {
+      last_moved = now;
+      continue;
+    }
+    if (now - last_moved < kSpin) {
+      sched_yield();
+    } else if (!announced) {
+      bell = node_.board().PrepareToSleep();
+      announced = true;
+    } else {
+      node_.board().Sleep(bell, std::chrono::nanoseconds(kCheckEvery).count());
+      announced = false;
+    }
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  stopped_ = true;
+  changed_.notify_all();
+}
+
+}  // namespace jaxcomm

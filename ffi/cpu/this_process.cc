@@ -1,0 +1,71 @@
+#include "this_process.h"
+
+#include <algorithm>
+
+namespace jaxcomm {
+
+ThisProcess& ThisProcess::Get() {
+  static auto* process = new ThisProcess;
+  return *process;
+}
+
+std::string ThisProcess::Start(int32_t index, bool allow_single_copy) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (index_ >= 0) return "";
+  const std::string error = node_.Open();
+  if (!error.empty()) return error;
+  info_.address = node_.address();
+  info_.single_copy = allow_single_copy && Node::AllowSingleCopy();
+  info_.num_processors = NumProcessors();
+  progress_ = std::make_unique<Progress>(node_);
+  index_ = index;
+  return "";
+}
+
+std::string ThisProcess::Connect(int32_t index, const ProcessInfo& info) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (index == index_ || others_.count(index) > 0) return "";
+  std::string error = node_.Connect(index, info.address);
+  if (!error.empty()) return error;
+  if (info.single_copy && info_.single_copy) {
+    uint64_t token[2] = {};
+    const Piece piece{reinterpret_cast<char*>(token), reinterpret_cast<const char*>(info.address.token_address),
+                      sizeof(token)};
+    if (!ReadFromProcess(info.address.pid, &piece, 1) || token[0] != info.address.token[0] ||
+        token[1] != info.address.token[1]) {
+      return "the memory of process " + std::to_string(info.address.pid) +
+             " can't be read (process_vm_readv); set JAXCOMM_SINGLE_COPY=0 in all processes";
+    }
+  }
+  others_.emplace(index, info);
+  return "";
+}
+
+bool ThisProcess::connected(int32_t index) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return index == index_ || others_.count(index) > 0;
+}
+
+Reach ThisProcess::ReachOf(const std::vector<int32_t>& processes, bool* single_copy) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Reach reach;
+  reach.one_process = false;
+  reach.num_processors = info_.num_processors;
+  *single_copy = info_.single_copy;
+  for (const int32_t process : processes) {
+    if (process == index_) continue;
+    const ProcessInfo& other = others_.at(process);
+    reach.num_processors = std::min(reach.num_processors, other.num_processors);
+    *single_copy &= other.single_copy;
+  }
+  return reach;
+}
+
+void ThisProcess::PublishFailure(int64_t run, const std::string& why) {
+  if (!node_.is_open()) return;
+  std::lock_guard<std::mutex> lock(node_.board_mutex());
+  std::string known;
+  if (!node_.board().FindFailure(run, &known)) node_.board().AddFailure(run, why);
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,189 @@
+#include "node.h"
+
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <new>
+
+namespace jaxcomm {
+namespace {
+
+constexpr uint64_t kSmallestBlock = 4096;
+constexpr uint64_t kMemoryBytes = 16 << 20;  // blocks of up to half of that share a memory
+constexpr int kMaxPieces = 512;
+
+uint64_t RoundUp(uint64_t bytes) {
+  uint64_t size = kSmallestBlock;
+  while (size < bytes) size *= 2;
+  return size;
+}
+
+}  // namespace
+
+Peer::Peer(int32_t process, const NodeAddress& address, int pidfd, std::unique_ptr<SharedMemory> board)
+    : process_(process), address_(address), pidfd_(pidfd), board_(std::move(board)) {}
+
+Peer::~Peer() { close(pidfd_); }
+
+bool Peer::CheckAlive() {
+  if (!alive()) return false;
+  pollfd ended{pidfd_, POLLIN, 0};
+  if (poll(&ended, 1, 0) > 0) alive_.store(false);
+  return alive();
+}
+
+char* Peer::BlockOf(const Slot& slot, std::string* error) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const uint32_t count = std::min<uint32_t>(board().num_memories.load(), Board::kMaxMemories);
+  if (slot.memory >= count) {
+    *error = "process " + std::to_string(process_) + " points to memory that it doesn't have";
+    return nullptr;
+  }
+  if (memories_.size() <= slot.memory) memories_.resize(slot.memory + 1);
+  std::unique_ptr<SharedMemory>& memory = memories_[slot.memory];
+  const Board::Memory& announced = board().memories[slot.memory];
+  if (!memory) memory = SharedMemory::Map(address_.pid, announced.fd, announced.bytes, error);
+  if (!memory) return nullptr;
+  return memory->data() + slot.offset;
+}
+
+std::string Node::Open() {
+  if (is_open()) return "";
+  std::string error;
+  std::unique_ptr<SharedMemory> memory = SharedMemory::Create(sizeof(Board), &error);
+  if (!memory) return error;
+  if (getrandom(address_.token.data(), sizeof(address_.token), 0) != sizeof(address_.token)) return "no random numbers";
+  address_.pid = getpid();
+  address_.board_fd = memory->fd();
+  address_.token_address = reinterpret_cast<uint64_t>(address_.token.data());
+  auto* board = new (memory->data()) Board;
+  board->token[0] = address_.token[0];
+  board->token[1] = address_.token[1];
+  board_memory_ = std::move(memory);
+  return "";
+}
+
+std::string Node::Connect(int32_t process, const NodeAddress& address) {
+  std::lock_guard<std::mutex> lock(peers_mutex_);
+  if (peers_.count(process) > 0) return "";
+  // First a handle on the process, then the look at its board: the handle can't be of a later process of that number.
+  const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, address.pid, 0));
+  if (pidfd < 0) return "process " + std::to_string(address.pid) + " can't be found: " + std::strerror(errno);
+  std::string error;
+  auto memory = SharedMemory::Map(address.pid, address.board_fd, sizeof(Board), &error);
+  if (memory) {
+    const auto* board = reinterpret_cast<const Board*>(memory->data());
+    if (board->magic != Board::kMagic || board->token[0] != address.token[0] || board->token[1] != address.token[1]) {
+      error = "process " + std::to_string(address.pid) + " is not the one that was announced";
+    }
+  }
+  if (!error.empty()) {
+    close(pidfd);
+    return error;
+  }
+  peers_.emplace(process, std::make_unique<Peer>(process, address, pidfd, std::move(memory)));
+  return "";
+}
+
+Peer* Node::Find(int32_t process) {
+  std::lock_guard<std::mutex> lock(peers_mutex_);
+  const auto found = peers_.find(process);
+  return found == peers_.end() ? nullptr : found->second.get();
+}
+
+void Node::CheckAlive() {
+  std::lock_guard<std::mutex> lock(peers_mutex_);
+  for (const auto& entry : peers_) entry.second->CheckAlive();
+}
+
+bool Node::AddMemory(uint64_t bytes, Block* block, std::string* error) {
+  if (memories_.size() == Board::kMaxMemories) {
+    *error = "more than " + std::to_string(Board::kMaxMemories) + " pieces of shared memory";
+    return false;
+  }
+  auto memory = SharedMemory::Create(bytes, error);
+  if (!memory) return false;
+  const auto number = static_cast<uint32_t>(memories_.size());
+  board().memories[number] = {memory->fd(), bytes};
+  board().num_memories.store(number + 1);
+  *block = {number, 0, bytes, memory->data()};
+  memories_.push_back(std::move(memory));
+  return true;
+}
+
+bool Node::Take(uint64_t bytes, Block* block, std::string* error) {
+  const uint64_t size = RoundUp(bytes);
+  std::lock_guard<std::mutex> lock(blocks_mutex_);
+  std::vector<Block>& free = free_[size];
+  if (!free.empty()) {
+    *block = free.back();
+    free.pop_back();
+    return true;
+  }
+  if (size > kMemoryBytes / 2) return AddMemory(size, block, error);
+  if (rest_.bytes < size) {
+    for (uint64_t piece = kMemoryBytes; piece >= kSmallestBlock; piece /= 2) {
+      // What is left goes to the lists; sizes are powers of two and so is every cut.
+      while (rest_.bytes >= piece) {
+        free_[piece].push_back({rest_.memory, rest_.offset, piece, rest_.data});
+        rest_.offset += piece;
+        rest_.data += piece;
+        rest_.bytes -= piece;
+      }
+    }
+    if (!AddMemory(kMemoryBytes, &rest_, error)) return false;
+  }
+  *block = {rest_.memory, rest_.offset, size, rest_.data};
+  rest_.offset += size;
+  rest_.data += size;
+  rest_.bytes -= size;
+  return true;
+}
+
+void Node::Give(const Block& block) {
+  std::lock_guard<std::mutex> lock(blocks_mutex_);
+  free_[block.bytes].push_back(block);
+}
+
+bool Node::AllowSingleCopy() {
+  int scope = 0;  // no Yama, no restriction
+  std::ifstream("/proc/sys/kernel/yama/ptrace_scope") >> scope;
+  if (scope == 1) prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
+  if (scope > 1) return false;
+  // Containers may forbid the call itself.
+  uint64_t from = 42, to = 0;
+  const Piece piece{reinterpret_cast<char*>(&to), reinterpret_cast<const char*>(&from), sizeof(from)};
+  return ReadFromProcess(getpid(), &piece, 1) && to == from;
+}
+
+bool ReadFromProcess(pid_t pid, const Piece* pieces, int num_pieces) {
+  iovec local[kMaxPieces], remote[kMaxPieces];
+  while (num_pieces > 0) {
+    const int count = std::min(num_pieces, kMaxPieces);
+    ssize_t bytes = 0;
+    for (int i = 0; i < count; ++i) {
+      local[i] = {pieces[i].to, static_cast<size_t>(pieces[i].bytes)};
+      remote[i] = {const_cast<char*>(pieces[i].from), static_cast<size_t>(pieces[i].bytes)};
+      bytes += pieces[i].bytes;
+    }
+    // Less than all only if the memory ends, or beyond 2 GiB in one call, which the callers' pieces don't reach.
+    if (process_vm_readv(pid, local, static_cast<unsigned long>(count), remote, static_cast<unsigned long>(count), 0) !=
+        bytes) {
+      return false;
+    }
+    pieces += count;
+    num_pieces -= count;
+  }
+  return true;
+}
+
+}  // namespace jaxcomm

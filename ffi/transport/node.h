@@ -1,0 +1,104 @@
+// The processes of one host that this one works with: their boards, their memory, and whether they live.
+#pragma once
+
+#include <sys/types.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "board.h"
+#include "shared_memory.h"
+
+namespace jaxcomm {
+
+// What a process must know to reach another: published by the other in jax.distributed's key-value store.
+struct NodeAddress {
+  int32_t pid = 0;
+  int32_t board_fd = -1;
+  std::array<uint64_t, 2> token = {};  // random; tells this board from any other
+  uint64_t token_address = 0;          // of a copy in the owner's private memory, to try single copies on
+};
+
+// A piece of shared memory, as its owner sees it.
+struct Block {
+  uint32_t memory = 0;  // Board::memories
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+  char* data = nullptr;
+};
+
+class Peer {
+ public:
+  Peer(int32_t process, const NodeAddress& address, int pidfd, std::unique_ptr<SharedMemory> board);
+  ~Peer();
+
+  int32_t process() const { return process_; }
+  pid_t pid() const { return address_.pid; }
+  Board& board() const { return *reinterpret_cast<Board*>(board_->data()); }
+  // Where a slot's block lies in this process; null, and `error` filled in, if it can't be mapped.
+  char* BlockOf(const Slot& slot, std::string* error);
+  // Asks the kernel. False once the process has ended.
+  bool CheckAlive();
+  bool alive() const { return alive_.load(); }
+
+ private:
+  const int32_t process_;
+  const NodeAddress address_;
+  const int pidfd_;
+  const std::unique_ptr<SharedMemory> board_;
+  std::atomic<bool> alive_{true};
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<SharedMemory>> memories_;
+};
+
+class Node {
+ public:
+  // Makes the own board. Empty, or what went wrong.
+  std::string Open();
+  bool is_open() const { return board_memory_ != nullptr; }
+  const NodeAddress& address() const { return address_; }
+  Board& board() const { return *reinterpret_cast<Board*>(board_memory_->data()); }
+  std::mutex& board_mutex() { return board_mutex_; }  // for what one thread of the owner does at a time
+
+  // Maps the board of another process. Empty, or what went wrong. Connecting again to the same process does nothing.
+  std::string Connect(int32_t process, const NodeAddress& address);
+  Peer* Find(int32_t process);  // null: not connected. Peers live as long as the node.
+  void CheckAlive();            // all peers
+
+  // At least `bytes` bytes of shared memory, aligned to a cache line. False, and `error` filled in, if there is none.
+  bool Take(uint64_t bytes, Block* block, std::string* error);
+  void Give(const Block& block);
+
+  // Whether the kernel lets processes of one user read each other's memory (process_vm_readv). Allows others to read
+  // this one where the kernel asks for that (Yama).
+  static bool AllowSingleCopy();
+
+ private:
+  bool AddMemory(uint64_t bytes, Block* block, std::string* error);
+
+  NodeAddress address_;
+  std::unique_ptr<SharedMemory> board_memory_;
+  std::mutex board_mutex_;
+  std::mutex peers_mutex_;
+  std::map<int32_t, std::unique_ptr<Peer>> peers_;
+  std::mutex blocks_mutex_;
+  std::vector<std::unique_ptr<SharedMemory>> memories_;
+  Block rest_;                                   // of the memory that blocks are cut from
+  std::map<uint64_t, std::vector<Block>> free_;  // by size, a power of two
+};
+
+// Reads from another process. False if it has ended or doesn't have such memory any more.
+struct Piece {
+  char* to;
+  const char* from;  // in the other process
+  int64_t bytes;
+};
+bool ReadFromProcess(pid_t pid, const Piece* pieces, int num_pieces);
+
+}  // namespace jaxcomm

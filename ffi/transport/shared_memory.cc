@@ -1,0 +1,72 @@
+#include "shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace jaxcomm {
+namespace {
+
+// Nobody may shrink the file under a mapping: a read past its end would kill the reader.
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+std::string Failure(const std::string& what) { return what + ": " + std::strerror(errno); }
+
+char* MapFile(int fd, size_t bytes) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  return data == MAP_FAILED ? nullptr : static_cast<char*>(data);
+}
+
+}  // namespace
+
+std::unique_ptr<SharedMemory> SharedMemory::Create(size_t bytes, std::string* error) {
+  const int fd = memfd_create("jaxcomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd < 0) {
+    *error = Failure("no anonymous shared memory (memfd_create)");
+    return nullptr;
+  }
+  char* data = nullptr;
+  const int no_space = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  if (no_space != 0) {
+    *error = "no room for " + std::to_string(bytes) + " bytes of shared memory: " + std::strerror(no_space);
+  } else if (fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
+    *error = Failure("shared memory can't be sealed");
+  } else if ((data = MapFile(fd, bytes)) == nullptr) {
+    *error = Failure("shared memory can't be mapped");
+  }
+  if (data == nullptr) {
+    close(fd);
+    return nullptr;
+  }
+  return std::unique_ptr<SharedMemory>(new SharedMemory(data, bytes, fd));
+}
+
+std::unique_ptr<SharedMemory> SharedMemory::Map(int pid, int fd, size_t bytes, std::string* error) {
+  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+  const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (own < 0) {
+    *error = Failure(path + " can't be opened");
+    return nullptr;
+  }
+  struct stat status{};
+  char* data = nullptr;
+  if (fstat(own, &status) != 0 || static_cast<size_t>(status.st_size) != bytes || fcntl(own, F_GET_SEALS) != kSeals) {
+    *error = path + " is not what was announced";
+  } else if ((data = MapFile(own, bytes)) == nullptr) {
+    *error = Failure(path + " can't be mapped");
+  }
+  close(own);
+  if (data == nullptr) return nullptr;
+  return std::unique_ptr<SharedMemory>(new SharedMemory(data, bytes, -1));
+}
+
+SharedMemory::~SharedMemory() {
+  munmap(data_, size_);
+  if (fd_ >= 0) close(fd_);
+}
+
+}  // namespace jaxcomm

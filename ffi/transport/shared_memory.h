@@ -1,0 +1,32 @@
+// Memory that processes of one host share: an anonymous file, which has no name anywhere and goes with its last user.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace jaxcomm {
+
+class SharedMemory {
+ public:
+  // Zeroed, all pages reserved: later use can't run out of memory. Null, and `error` filled in, if that fails.
+  static std::unique_ptr<SharedMemory> Create(size_t bytes, std::string* error);
+  // Maps what process `pid` of this host has open as `fd`. It must belong to the same user.
+  static std::unique_ptr<SharedMemory> Map(int pid, int fd, size_t bytes, std::string* error);
+  ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+  int fd() const { return fd_; }  // -1 after Map
+
+ private:
+  SharedMemory(char* data, size_t size, int fd) : data_(data), size_(size), fd_(fd) {}
+
+  char* data_;
+  size_t size_;
+  int fd_;
+};
+
+}  // namespace jaxcomm
