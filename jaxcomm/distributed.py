@@ -34,7 +34,8 @@ def register() -> None:
       RuntimeError: another process did not show up within JAXCOMM_TIMEOUT_S, can't be reached, or runs another version.
     """
     _native.register()
-    connect(range(jax.process_count()))
+    if jax.process_count() > 1:
+        connect(range(jax.process_count()))
 
 
 def _client() -> Any:
@@ -73,6 +74,7 @@ def _key(process: int) -> str:
 
 
 def _publish(client: Any) -> None:
+    """Once; before that, the native module takes every rank for its own."""
     own = jax.process_index()
     if own in _records:
         return
@@ -104,12 +106,11 @@ def connect(processes: Iterable[int]) -> None:
     """
     own = jax.process_index()
     with _lock:
-        missing = [p for p in processes if p != own and p not in _records]
-        if not missing:
-            return
         client = _client()
         _publish(client)
-        for process in missing:
+        for process in processes:
+            if process in _records:
+                continue
             record = _fetch(client, process)
             ours = _records[own]
             if record["version"] != ours["version"]:
@@ -118,8 +119,8 @@ def connect(processes: Iterable[int]) -> None:
                 )
             if record["node"] != ours["node"]:
                 raise NotImplementedError(
-                    f"jaxcomm: processes {own} and {process} are on different nodes ({ours['node']}, {record['node']}); "
-                    "so far all processes must be of one"
+                    f"jaxcomm: processes {own} and {process} are on different nodes ({ours['node']} and "
+                    f"{record['node']}); so far all processes must be of one"
                 )
             try:
                 _core.connect_process(process, **record["address"])

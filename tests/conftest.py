@@ -13,7 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-jax.config.update("jax_num_cpu_devices", 8)
+# tests/multiprocess/test_ops.py runs the same tests in several processes at once.
+NUM_PROCESSES = int(os.environ.get("JAXCOMM_TEST_PROCESSES", "1"))
+jax.config.update("jax_num_cpu_devices", 8 // NUM_PROCESSES)
+if NUM_PROCESSES > 1:
+    jax.distributed.initialize(num_processes=NUM_PROCESSES, process_id=int(os.environ["JAXCOMM_TEST_PROCESS"]))
 
 DEADLINE_S = 300
 _terminal = None

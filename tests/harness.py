@@ -1,10 +1,18 @@
-"""Runs a function of one rank's block on every rank of a mesh, with jaxcomm and with jax.lax."""
+"""Runs a function of one rank's block on every rank of a mesh, with jaxcomm and with jax.lax.
 
+Works in several processes too, which then all run the same tests: see tests/multiprocess/test_ops.py.
+"""
+
+import itertools
+import os
+import pathlib
+import pickle
 import types
 
 import jax
 import numpy as np
 from jax import lax
+from jax._src import distributed
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
@@ -37,6 +45,7 @@ def _barrier(x, axis_name, *, axis_index_groups=None):
     return jax.tree.map(lambda leaf: _varying(leaf, axis_name), x)
 
 
+_shared = itertools.count()
 OURS = jaxcomm
 LAX = types.SimpleNamespace(
     **{op: getattr(lax, op) for op in ("all_to_all", "all_gather", "psum", "pmean", "pmax", "pmin")},
@@ -58,8 +67,32 @@ def on_ranks(body, mesh, **options):
     return jax.shard_map(block, mesh=mesh, in_specs=spec, out_specs=spec, **options)
 
 
+def share(thing):
+    """What every process passes, in a list; all must call it at the same time."""
+    if jax.process_count() == 1:
+        return [thing]
+    number, folder = next(_shared), pathlib.Path(os.environ["JAXCOMM_TEST_FOLDER"])
+    (folder / f"{number}.{jax.process_index()}").write_bytes(pickle.dumps(thing))
+    distributed.global_state.client.wait_at_barrier(f"share {number}", 60_000)
+    (folder / f"{number - 1}.{jax.process_index()}").unlink(missing_ok=True)  # all have come this far, so all have read
+    return [pickle.loads((folder / f"{number}.{p}").read_bytes()) for p in range(jax.process_count())]
+
+
+def value(tree):
+    """The arrays' elements, those on devices of other processes too."""
+    if jax.process_count() == 1:
+        return jax.tree.map(np.asarray, tree)
+    leaves, structure = jax.tree.flatten(tree)
+    results = [np.empty(x.shape, x.dtype) for x in leaves]
+    for shards_of_leaves in share([[(s.index, np.asarray(s.data)) for s in x.addressable_shards] for x in leaves]):
+        for result, shards in zip(results, shards_of_leaves, strict=True):
+            for index, data in shards:
+                result[index] = data
+    return jax.tree.unflatten(structure, results)
+
+
 def run(body, mesh, *xs, **options):
-    return jax.tree.map(np.asarray, jax.jit(on_ranks(body, mesh, **options))(*xs))
+    return value(jax.jit(on_ranks(body, mesh, **options))(*xs))
 
 
 def assert_same(got, want, *, rtol=None, bits=False):

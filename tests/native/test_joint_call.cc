@@ -1,0 +1,405 @@
+// Collectives between processes, with several nodes of one test process in the place of processes: every algorithm with
+// one and with two copies, many calls at once in different orders, and every way in which a call can end badly.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../ffi/cpu/joint_call.h"
+#include "../../ffi/cpu/progress.h"
+#include "../../ffi/plan/algorithms.h"
+#include "check.h"
+#include "expected.h"
+
+namespace jaxcomm {
+namespace {
+
+using Clock = JointCall::Clock;
+
+// Nodes that know each other.
+class World {
+ public:
+  explicit World(int num_processes) {
+    for (int p = 0; p < num_processes; ++p) {
+      nodes_.push_back(std::make_unique<Node>());
+      CHECK(nodes_[p]->Open().empty());
+    }
+    for (int p = 0; p < num_processes; ++p) {
+      for (int q = 0; q < num_processes; ++q) {
+        if (p != q) CHECK(nodes_[p]->Connect(q, nodes_[q]->address()).empty());
+      }
+      progress_.push_back(std::make_unique<Progress>(*nodes_[p]));
+    }
+  }
+  ~World() {
+    for (auto& progress : progress_) progress->Stop();
+  }
+  Node& node(int process) { return *nodes_[process]; }
+  Progress& progress(int process) { return *progress_[process]; }
+
+ private:
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<std::unique_ptr<Progress>> progress_;
+};
+
+// How the parts of a call have ended.
+class Results {
+ public:
+  explicit Results(int num_processes) : errors_(num_processes), ended_(num_processes) {}
+  JointCall::Finish For(int process) {
+    return [this, process](int64_t, const std::shared_ptr<const Error>& error) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      CHECK(!ended_[process]);
+      ended_[process] = true;
+      if (error) errors_[process] = error->message;
+      ++num_ended_;
+      changed_.notify_all();
+    };
+  }
+  bool WaitFor(int count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(60), [&] { return num_ended_ >= count; });
+  }
+  std::string error(int process) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return errors_[process];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int num_ended_ = 0;
+  std::vector<std::string> errors_;
+  std::vector<bool> ended_;
+};
+
+// One collective over all processes of a world.
+struct Collective1 {
+  Request request;
+  std::shared_ptr<const JointProgram> program;
+  std::vector<int32_t> process_of;
+  Values inputs, outputs, expected;
+
+  Collective1(const Algorithm& algorithm, const Request& r, std::vector<int32_t> processes, bool single_copy,
+              std::mt19937& random)
+      : request(r), process_of(std::move(processes)) {
+    const int32_t n = request.geometry.num_ranks();
+    inputs.assign(n, std::vector<int32_t>(InputCount(request)));
+    outputs.assign(n, std::vector<int32_t>(OutputCount(request), -1));
+    for (auto& input : inputs) {
+      for (auto& value : input) value = static_cast<int32_t>(random());
+    }
+    expected = Expected(request, inputs);
+    const int64_t block_count = std::max<int64_t>(request.block_count, 1);
+    const auto layout = [&](int64_t count) {
+      return Layout{std::max<int64_t>(count / block_count, 1), block_count, block_count};
+    };
+    program = std::make_shared<const JointProgram>(
+        Program::Make(BuildAll(algorithm, request), layout(InputCount(request)), layout(OutputCount(request)),
+                      sizeof(int32_t), FindReduce(DType::kS32, ReduceOp::kSum)),
+        process_of, single_copy, InputCount(request), OutputCount(request));
+  }
+
+  std::shared_ptr<JointCall> CallOf(World& world, int32_t process, uint64_t key, Results& results,
+                                    double timeout_s = 60) {
+    JointCall::Spec spec;
+    spec.key = key;
+    spec.run = static_cast<int64_t>(key / 1000);
+    spec.prefix = "psum at test: ";
+    spec.what = "call " + std::to_string(key);
+    for (size_t r = 0; r < process_of.size(); ++r) spec.ranks.push_back(static_cast<int64_t>(r));
+    spec.timeout_s = timeout_s;
+    spec.deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+    std::vector<RankBuffers> buffers(process_of.size());
+    for (size_t r = 0; r < process_of.size(); ++r) {
+      if (process_of[r] != process) continue;
+      buffers[r].input = reinterpret_cast<const char*>(inputs[r].data());
+      buffers[r].output = reinterpret_cast<char*>(outputs[r].data());
+    }
+    return std::make_shared<JointCall>(world.node(process), process, program, std::move(spec), std::move(buffers),
+                                       results.For(process));
+  }
+};
+
+std::vector<int32_t> Split(int32_t num_ranks, int32_t num_processes, bool interleaved) {
+  std::vector<int32_t> process_of;
+  for (int32_t r = 0; r < num_ranks; ++r) {
+    process_of.push_back(interleaved ? r % num_processes : r * num_processes / num_ranks);
+  }
+  return process_of;
+}
+
+void EveryAlgorithm(World& world, int32_t num_processes, std::mt19937& random, uint64_t* key) {
+  const std::pair<int, int> shapes[] = {{1, 3}, {1, 8}, {2, 4}, {4, 2}, {1, 5}};
+#define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
+  for (const Collective collective : {
+#include "../../ffi/collectives.def"
+       }) {
+#undef JAXCOMM_COLLECTIVE
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      for (const auto& [nodes, ranks_per_node] : shapes) {
+        for (const int64_t block_count : {0, 7, 9000}) {
+          for (const bool pull : {true, false}) {
+            Request request;
+            request.collective = collective;
+            request.geometry = {nodes, ranks_per_node, true, pull};
+            request.block_count = collective == Collective::kBarrier ? 0 : block_count;
+            request.chunk_count = block_count / 3;
+            const int32_t n = request.geometry.num_ranks();
+            request.root = static_cast<int32_t>(random() % n);
+            for (int32_t r = 0; r < n && collective == Collective::kPermute; ++r) {
+              request.source_of.push_back(static_cast<int32_t>(random() % (n + 1)) - 1);
+            }
+            if (!algorithm.supports(request)) continue;
+            Collective1 one(algorithm, request, Split(n, num_processes, random() % 2), random() % 2, random);
+            Results results(num_processes);
+            ++*key;
+            for (int32_t p = 0; p < num_processes; ++p) {
+              auto call = one.CallOf(world, p, *key, results);
+              call->Enter();
+              world.progress(p).Add(call);
+            }
+            CHECK(results.WaitFor(num_processes));
+            for (int32_t p = 0; p < num_processes; ++p) CHECK(results.error(p).empty());
+            CHECK(one.outputs == one.expected);
+          }
+        }
+      }
+    }
+  }
+}
+
+const Algorithm& Named(Collective collective, const char* name) {
+  const Algorithm* algorithm = FindAlgorithm(collective, name);
+  CHECK(algorithm != nullptr);
+  return *algorithm;
+}
+
+Request Sum(int32_t num_ranks, int64_t block_count) {
+  Request request;
+  request.collective = Collective::kAllReduce;
+  request.geometry = {1, num_ranks, true, true};
+  request.block_count = block_count;
+  return request;
+}
+
+// Each process enters all calls in an order of its own, from several threads, some of which move the calls themselves.
+void ManyAtOnce(World& world, int32_t num_processes, std::mt19937& random, uint64_t* key) {
+  constexpr int kCalls = 40;
+  std::vector<std::unique_ptr<Collective1>> calls;
+  std::vector<std::unique_ptr<Results>> results;
+  const char* names[] = {"direct", "ring", "recursive_doubling", "root"};
+  for (int c = 0; c < kCalls; ++c) {
+    const int32_t n = num_processes * (1 + c % 2);
+    calls.push_back(std::make_unique<Collective1>(Named(Collective::kAllReduce, names[c % 4]),
+                                                  Sum(n, c % 3 == 0 ? 20000 : 50), Split(n, num_processes, c % 5 == 0),
+                                                  c % 2 == 0, random));
+    results.push_back(std::make_unique<Results>(num_processes));
+  }
+  const uint64_t first = *key + 1;
+  *key += kCalls;
+  std::vector<std::thread> threads;
+  for (int32_t p = 0; p < num_processes; ++p) {
+    for (int half = 0; half < 2; ++half) {
+      std::vector<int> order;
+      for (int c = half; c < kCalls; c += 2) order.push_back(c);
+      std::shuffle(order.begin(), order.end(), random);
+      threads.emplace_back([&, p, order] {
+        for (const int c : order) {
+          auto call = calls[c]->CallOf(world, p, first + c, *results[c]);
+          call->Enter();
+          for (int i = 0; i < c && !call->over(); ++i) call->Advance(0);
+          world.progress(p).Add(call);
+        }
+      });
+    }
+  }
+  for (auto& thread : threads) thread.join();
+  for (int c = 0; c < kCalls; ++c) {
+    CHECK(results[c]->WaitFor(num_processes));
+    for (int32_t p = 0; p < num_processes; ++p) CHECK(results[c]->error(p).empty());
+    CHECK(calls[c]->outputs == calls[c]->expected);
+  }
+}
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// A process that comes late, or never, or gives up, or brings something else: everybody gets an error that says so.
+void Failures(World& world, std::mt19937& random, uint64_t* key) {
+  const Algorithm& ring = Named(Collective::kAllReduce, "ring");
+  const auto next_run = [key] { return *key = (*key / 1000 + 1) * 1000; };
+  {  // process 2 never comes
+    Collective1 one(ring, Sum(3, 100), {0, 1, 2}, true, random);
+    Results results(3);
+    const uint64_t now = next_run();
+    std::vector<std::shared_ptr<JointCall>> calls;
+    for (int32_t p = 0; p < 2; ++p) {
+      calls.push_back(one.CallOf(world, p, now, results, 0.2));
+      calls[p]->Enter();
+      world.progress(p).Add(calls[p]);
+    }
+    CHECK(results.WaitFor(2));
+    int named = 0;
+    for (int32_t p = 0; p < 2; ++p) {
+      CHECK(Has(results.error(p), "psum at test: "));
+      named += Has(results.error(p), "[2] (process 2) in no collective");
+    }
+    CHECK(named >= 1);
+    // Then it comes, and is told at once; its part lets go of the others' memory.
+    auto late = one.CallOf(world, 2, now, results, 60);
+    late->Enter();
+    world.progress(2).Add(late);
+    CHECK(results.WaitFor(3));
+    CHECK(Has(results.error(2), "gave up"));
+    // The call is over for all: what it used is free again.
+    CHECK(calls[0]->Reclaim() || world.node(0).board().Find(now) < 0);
+  }
+  {  // one gives up while all run
+    Collective1 one(ring, Sum(3, 100), {0, 1, 2}, false, random);
+    Results results(3);
+    const uint64_t now = next_run();
+    std::vector<std::shared_ptr<JointCall>> calls;
+    for (int32_t p = 0; p < 3; ++p) calls.push_back(one.CallOf(world, p, now, results));
+    for (auto& call : calls) call->Enter();
+    calls[0]->Advance();  // one of three: nobody can be done
+    calls[1]->Fail({Error::Kind::kInvalid, "had enough"});
+    for (int32_t p = 0; p < 3; ++p) world.progress(p).Add(calls[p]);
+    CHECK(results.WaitFor(3));
+    CHECK(results.error(1) == "had enough");
+    for (const int32_t p : {0, 2}) CHECK(Has(results.error(p), "gave up: had enough"));
+  }
+  {  // two disagree about the size
+    Collective1 one(ring, Sum(2, 100), {0, 1}, true, random), other(ring, Sum(2, 101), {0, 1}, true, random);
+    Results results(2);
+    const uint64_t now = next_run();
+    auto a = one.CallOf(world, 0, now, results), b = other.CallOf(world, 1, now, results);
+    a->Enter();
+    b->Enter();
+    world.progress(0).Add(a);
+    world.progress(1).Add(b);
+    CHECK(results.WaitFor(2));
+    for (int32_t p = 0; p < 2; ++p) CHECK(Has(results.error(p), "bring") || Has(results.error(p), "gave up"));
+  }
+  {  // the same key twice
+    Collective1 one(ring, Sum(2, 100), {0, 1}, true, random);
+    Results results(2), more(2);
+    const uint64_t now = next_run();
+    auto a = one.CallOf(world, 0, now, results), again = one.CallOf(world, 0, now, more);
+    a->Enter();
+    again->Enter();
+    CHECK(more.WaitFor(1));
+    CHECK(Has(more.error(0), "can't tell apart"));
+    auto b = one.CallOf(world, 1, now, results);
+    b->Enter();
+    world.progress(0).Add(a);
+    world.progress(1).Add(b);
+    CHECK(results.WaitFor(2));
+    CHECK(Has(results.error(0), "gave up") || results.error(0).empty() || Has(results.error(1), "gave up"));
+  }
+  {  // an error of the whole run reaches its calls
+    Collective1 one(ring, Sum(2, 100), {0, 1}, true, random);
+    Results results(2);
+    const uint64_t now = next_run();
+    auto a = one.CallOf(world, 0, now, results);
+    a->Enter();
+    world.progress(0).Add(a);
+    world.progress(0).FailRun(static_cast<int64_t>(now / 1000), {Error::Kind::kInvalid, "elsewhere"});
+    CHECK(results.WaitFor(1));
+    CHECK(results.error(0) == "elsewhere");
+  }
+}
+
+void Boards() {
+  Node node;
+  CHECK(node.Open().empty());
+  Board& board = node.board();
+  // Keys that want the same places: as many as there are, then none.
+  int count = 0;
+  for (uint64_t i = 1;; ++i, ++count) {
+    const uint64_t key = i * Board::kBuckets;
+    const int slot = board.Reserve(key);
+    if (slot < 0) break;
+    board.Publish(slot, key);
+    CHECK(board.Find(key) == slot);
+  }
+  CHECK(count == Board::kWays * Board::kProbes);
+  CHECK(board.Find(12345) < 0);
+  std::string why;
+  CHECK(!board.FindFailure(7, &why));
+  board.AddFailure(7, "seven");
+  board.AddFailure(8, std::string(5000, 'x'));
+  CHECK(board.FindFailure(7, &why) && why == "seven");
+  CHECK(board.FindFailure(8, &why) && why == std::string(Board::kFailureWords * 8, 'x'));
+  for (int64_t run = 100; run < 100 + Board::kNumFailures; ++run) board.AddFailure(run, "later");
+  CHECK(!board.FindFailure(7, &why));
+}
+
+void Memory() {
+  Node node;
+  CHECK(node.Open().empty());
+  std::string error;
+  std::vector<Block> blocks;
+  for (const uint64_t bytes : {1, 4096, 4097, 100000, 5 << 20, 9 << 20, 20 << 20}) {
+    for (int i = 0; i < 3; ++i) {
+      Block block;
+      CHECK(node.Take(bytes, &block, &error));
+      CHECK(block.bytes >= bytes);
+      std::fill(block.data, block.data + block.bytes, static_cast<char>(blocks.size()));
+      blocks.push_back(block);
+    }
+  }
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    CHECK(blocks[i].data[0] == static_cast<char>(i) && blocks[i].data[blocks[i].bytes - 1] == static_cast<char>(i));
+  }
+  for (const Block& block : blocks) node.Give(block);
+  const uint32_t memories = node.board().num_memories.load();
+  for (int i = 0; i < 1000; ++i) {
+    Block block;
+    CHECK(node.Take(1 + i * 1000, &block, &error));
+    node.Give(block);
+  }
+  CHECK(node.board().num_memories.load() <= memories + 2);
+  // Strangers.
+  Node other;
+  CHECK(other.Open().empty());
+  NodeAddress address = node.address();
+  address.token[1] ^= 1;
+  CHECK(Has(other.Connect(1, address), "not the one that was announced"));
+  address = node.address();
+  address.board_fd = 0;
+  CHECK(!other.Connect(1, address).empty());
+  address.pid = 1 << 30;
+  CHECK(Has(other.Connect(1, address), "can't be found"));
+  CHECK(other.Connect(1, node.address()).empty());
+}
+
+}  // namespace
+}  // namespace jaxcomm
+
+int main() {
+  using namespace jaxcomm;
+  Boards();
+  Memory();
+  std::mt19937 random(11);
+  uint64_t key = 1000;
+  for (const int32_t num_processes : {2, 3}) {
+    World world(num_processes);
+    EveryAlgorithm(world, num_processes, random, &key);
+    std::printf("ok every algorithm, %d processes\n", num_processes);
+    for (int round = 0; round < 10; ++round) ManyAtOnce(world, num_processes, random, &key);
+    std::printf("ok many at once, %d processes\n", num_processes);
+  }
+  for (int round = 0; round < 20; ++round) {
+    World world(3);
+    Failures(world, random, &key);
+  }
+  std::printf("ok failures\n");
+  return 0;
+}
