@@ -65,6 +65,7 @@ def rank_environment(
     defaults = {
         "JAX_PLATFORMS": "cpu",
         "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, local)),  # of accelerators; no part in counting CPU devices
+        "JAX_ENABLE_PREEMPTION_SERVICE": "0",  # it would catch the SIGTERM that is to end the ranks
         "PYTHONUNBUFFERED": "1",  # lines appear when they are printed
     }
     environment = defaults | dict(base) | ours
