@@ -14,6 +14,7 @@ from jaxcomm import run
 
 pytestmark = pytest.mark.deadline(60)
 LIMIT_S = 30  # for anything that should take a moment
+WITH_SIGNALS = ("env", "--default-signal=HUP,INT")  # ignored, and so inherited, where tests run in the background
 OPTIONS = {"processes": 4, "devices": None, "nodes": None, "address": "127.0.0.1:1"}
 
 
@@ -25,8 +26,8 @@ def launch(tmp_path):
     def start(script, *options, arguments=(), launcher=(run.__file__,)):  # as a file it starts without jax
         (tmp_path / "script.py").write_text(textwrap.dedent(script))
         process = subprocess.Popen(
-            [sys.executable, *launcher, *options, "script.py", *arguments], cwd=tmp_path, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            [*WITH_SIGNALS, sys.executable, *launcher, *options, "script.py", *arguments], cwd=tmp_path,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         started.append(process)
         return process
@@ -165,14 +166,19 @@ STUBBORN = f"""{FAMILY}
     signal.signal(signal.SIGTERM, refuse)
     signal.signal(signal.SIGINT, refuse)
     print("ready")
+    open(f"ready{{rank}}", "w").close()
 """
 
 
 def test_ranks_that_ignore_sigterm_are_killed_after_a_grace_period(launch, tmp_path):
-    script = f"{STUBBORN}\n    if rank == 1: time.sleep(0.5); sys.exit(7)\n    while True: time.sleep(1)"
-    status, output, errors = finish(launch(script, "-n", "2", "--grace", "0.5"))
+    script = f"""{STUBBORN}
+    while rank == 0 or not os.path.exists("ready0"):
+        time.sleep(0.01)
+    sys.exit(7)
+    """
+    status, output, errors = finish(launch(script, "-n", "2", "--grace", "1"))
     assert (status, b"[0] got 15\n" in output) == (7, True)
-    assert errors == ["jaxcomm.run: rank 1 failed: exit code 7", "jaxcomm.run: killed after 0.5 s of grace: rank 0"]
+    assert errors == ["jaxcomm.run: rank 1 failed: exit code 7", "jaxcomm.run: killed after 1 s of grace: rank 0"]
     assert_gone(numbers(tmp_path, "rank*", 2) + numbers(tmp_path, "child*", 2))
 
 
@@ -218,8 +224,8 @@ def test_nothing_outlives_a_launcher_that_is_killed(launch, tmp_path):
 
 def test_timeout(launch, tmp_path):
     script = f"{FAMILY}\n    if rank: time.sleep(1000)"
-    status, _, errors = finish(launch(script, "-n", "3", "--timeout", "1"))
-    assert (status, errors) == (124, ["jaxcomm.run: --timeout 1 reached by rank 1, 2"])
+    status, _, errors = finish(launch(script, "-n", "3", "--timeout", "3"))
+    assert (status, errors) == (124, ["jaxcomm.run: --timeout 3 reached by rank 1, 2"])
     assert_gone(numbers(tmp_path, "rank*", 3) + numbers(tmp_path, "child*", 3))
 
 
@@ -278,7 +284,8 @@ JAX_SCRIPT = """
 @pytest.mark.parametrize("failing", [(), ("1",)], ids=["success", "failure"])
 def test_jax_needs_no_arguments(launch, failing):
     options = ("-n", "2", "--devices", "2", "--timeout", str(LIMIT_S), "--grace", "20")
-    process = launch(JAX_SCRIPT, *options, arguments=failing, launcher=("-m", "jaxcomm.run"))
+    launcher = (run.__file__,) if failing else ("-m", "jaxcomm.run")
+    process = launch(JAX_SCRIPT, *options, arguments=failing, launcher=launcher)
     output, errors = process.communicate(timeout=LIMIT_S + 20)
     assert process.returncode == (5 if failing else 0), errors.decode()
     said = re.findall(r"process \d.*", output.decode())
