@@ -29,15 +29,19 @@ Events = queue.SimpleQueue[tuple[int | None, int]]
 _output = threading.Lock()  # held while a line is written
 
 
-def _write(fd: int, line: bytes) -> None:
-    with _output:
-        while line:
-            line = line[os.write(fd, line) :]
+def _write(fd: int, line: bytes, limit_s: float = -1) -> None:
+    """Writes a line, unless other lines are in the way for longer than the limit; -1 is none."""
+    if _output.acquire(timeout=limit_s):
+        try:
+            while line:
+                line = line[os.write(fd, line) :]
+        finally:
+            _output.release()
 
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody reads it
-        _write(2, f"jaxcomm.run: {text}\n".encode())
+        _write(2, f"jaxcomm.run: {text}\n".encode(), limit_s=1)  # a reader who pauses must not keep ranks alive
 
 
 def rank_environment(

@@ -236,6 +236,11 @@ def test_job_ends_when_nobody_reads_its_output(launch):
     assert process.wait(LIMIT_S) == 128 + signal.SIGPIPE
 
 
+def test_paused_reader_does_not_stop_the_clock(launch):
+    process = launch("while True: print('line')", "-n", "1", "--timeout", "1")
+    assert process.wait(LIMIT_S) == 124
+
+
 def test_arguments_and_input(launch):
     script = "import sys; print(sys.argv[1:], repr(sys.stdin.read()))"
     status, output, _ = finish(launch(script, "-n", "1", arguments=["--lr", "1", "-n", "3", "--", "-m", "x"]))
