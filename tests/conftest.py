@@ -14,10 +14,10 @@ import pytest
 from jax.sharding import AxisType
 
 # tests/multiprocess/test_ops.py runs the same tests in several processes at once.
-NUM_PROCESSES = int(os.environ.get("JAXCOMM_TEST_PROCESSES", "1"))
+NUM_PROCESSES = int(os.environ["JAX_NUM_PROCESSES"]) if "JAXCOMM_TEST_FOLDER" in os.environ else 1
 jax.config.update("jax_num_cpu_devices", 8 // NUM_PROCESSES)
 if NUM_PROCESSES > 1:
-    jax.distributed.initialize(num_processes=NUM_PROCESSES, process_id=int(os.environ["JAXCOMM_TEST_PROCESS"]))
+    jax.distributed.initialize()
 
 DEADLINE_S = 300
 _terminal = None

@@ -317,7 +317,8 @@ std::string JointCall::DescribeLate() const {
     }
     late += elsewhere.empty() ? " in no collective" : elsewhere;
   }
-  return (phase == Phase::kEntering ? "others did not enter" : "others did not leave") + within + ": " + late;
+  return "ranks " + RanksOf(process_) + " in " + spec_.what + " were not " +
+         (phase == Phase::kEntering ? "joined" : "left") + within + " by " + late;
 }
 
 void JointCall::Check(Clock::time_point now) {

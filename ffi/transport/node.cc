@@ -30,9 +30,18 @@ uint64_t RoundUp(uint64_t bytes) {
 }  // namespace
 
 Peer::Peer(int32_t process, const NodeAddress& address, int pidfd, std::unique_ptr<SharedMemory> board)
-    : process_(process), address_(address), pidfd_(pidfd), board_(std::move(board)) {}
+    : process_(process),
+      address_(address),
+      pidfd_(pidfd),
+      board_memory_(std::move(board)),
+      board_(*reinterpret_cast<Board*>(board_memory_->data())) {}
 
-Peer::~Peer() { close(pidfd_); }
+Peer::Peer(int32_t process, Node& node)
+    : process_(process), address_(node.address()), pidfd_(-1), board_(node.board()), node_(&node) {}
+
+Peer::~Peer() {
+  if (pidfd_ >= 0) close(pidfd_);
+}
 
 bool Peer::CheckAlive() {
   if (!alive()) return false;
@@ -42,6 +51,7 @@ bool Peer::CheckAlive() {
 }
 
 char* Peer::BlockOf(const Slot& slot, std::string* error) {
+  if (node_ != nullptr) return node_->MemoryOf(slot.memory) + slot.offset;
   std::lock_guard<std::mutex> lock(mutex_);
   const uint32_t count = std::min<uint32_t>(board().num_memories.load(), Board::kMaxMemories);
   if (slot.memory >= count) {
@@ -92,6 +102,11 @@ std::string Node::Connect(int32_t process, const NodeAddress& address) {
   }
   peers_.emplace(process, std::make_unique<Peer>(process, address, pidfd, std::move(memory)));
   return "";
+}
+
+void Node::ConnectTo(int32_t process, Node& other) {
+  std::lock_guard<std::mutex> lock(peers_mutex_);
+  peers_.emplace(process, std::make_unique<Peer>(process, other));
 }
 
 Peer* Node::Find(int32_t process) {
@@ -152,6 +167,11 @@ bool Node::Take(uint64_t bytes, Block* block, std::string* error) {
 void Node::Give(const Block& block) {
   std::lock_guard<std::mutex> lock(blocks_mutex_);
   free_[block.bytes].push_back(block);
+}
+
+char* Node::MemoryOf(uint32_t number) {
+  std::lock_guard<std::mutex> lock(blocks_mutex_);
+  return memories_[number]->data();
 }
 
 bool Node::AllowSingleCopy() {

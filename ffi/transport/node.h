@@ -33,14 +33,17 @@ struct Block {
   char* data = nullptr;
 };
 
+class Node;
+
 class Peer {
  public:
   Peer(int32_t process, const NodeAddress& address, int pidfd, std::unique_ptr<SharedMemory> board);
+  Peer(int32_t process, Node& node);
   ~Peer();
 
   int32_t process() const { return process_; }
   pid_t pid() const { return address_.pid; }
-  Board& board() const { return *reinterpret_cast<Board*>(board_->data()); }
+  Board& board() const { return board_; }
   // Where a slot's block lies in this process; null, and `error` filled in, if it can't be mapped.
   char* BlockOf(const Slot& slot, std::string* error);
   // Asks the kernel. False once the process has ended.
@@ -51,7 +54,9 @@ class Peer {
   const int32_t process_;
   const NodeAddress address_;
   const int pidfd_;
-  const std::unique_ptr<SharedMemory> board_;
+  const std::unique_ptr<SharedMemory> board_memory_;
+  Board& board_;
+  Node* const node_ = nullptr;  // null: of another process
   std::atomic<bool> alive_{true};
   std::mutex mutex_;
   std::vector<std::unique_ptr<SharedMemory>> memories_;
@@ -68,12 +73,16 @@ class Node {
 
   // Maps the board of another process. Empty, or what went wrong. Connecting again to the same process does nothing.
   std::string Connect(int32_t process, const NodeAddress& address);
+  // For tests with several nodes in one process: the other's memory is used where it is. A second mapping of it would
+  // keep sanitizers from seeing what is ordered by what.
+  void ConnectTo(int32_t process, Node& other);
   Peer* Find(int32_t process);  // null: not connected. Peers live as long as the node.
   void CheckAlive();            // all peers
 
   // At least `bytes` bytes of shared memory, aligned to a cache line. False, and `error` filled in, if there is none.
   bool Take(uint64_t bytes, Block* block, std::string* error);
   void Give(const Block& block);
+  char* MemoryOf(uint32_t number);  // of the own ones
 
   // Whether the kernel lets processes of one user read each other's memory (process_vm_readv). Allows others to read
   // this one where the kernel asks for that (Yama).

@@ -32,7 +32,7 @@ class World {
     }
     for (int p = 0; p < num_processes; ++p) {
       for (int q = 0; q < num_processes; ++q) {
-        if (p != q) CHECK(nodes_[p]->Connect(q, nodes_[q]->address()).empty());
+        if (p != q) nodes_[p]->ConnectTo(q, *nodes_[q]);
       }
       progress_.push_back(std::make_unique<Progress>(*nodes_[p]));
     }
@@ -249,7 +249,7 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
     int named = 0;
     for (int32_t p = 0; p < 2; ++p) {
       CHECK(Has(results.error(p), "psum at test: "));
-      named += Has(results.error(p), "[2] (process 2) in no collective");
+      named += Has(results.error(p), "by ranks [2] (process 2) in no collective");
     }
     CHECK(named >= 1);
     // Then it comes, and is told at once; its part lets go of the others' memory.

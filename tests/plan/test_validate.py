@@ -58,11 +58,13 @@ def variants(collective, num_ranks, rng):
 @pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
 def test_every_plan_is_correct(collective, algorithm):
     rng = random.Random(0)
-    for (nodes, locals_), addressable in itertools.product(GEOMETRIES, (True, False)):
+    pulls = (False, True) if algorithm == "direct" else (False,)  # only direct plans heed it
+    for (nodes, locals_), addressable, pull in itertools.product(GEOMETRIES, (True, False), pulls):
         for variant in variants(collective, nodes * locals_, rng):
             for block, chunk in SIZES:
-                request = plan.Request(collective, nodes, locals_, block, chunk, all_addressable=addressable, **variant)
-                where = f"{nodes} x {locals_}, block {block}, chunk {chunk}, addressable {addressable}, {variant}"
+                reach = {"all_addressable": addressable, "pull": pull}
+                request = plan.Request(collective, nodes, locals_, block, chunk, **reach, **variant)
+                where = f"{nodes} x {locals_}, block {block}, chunk {chunk}, {reach}, {variant}"
                 supported = plan.supports(request, algorithm)
                 assert supported == expected_support(collective, algorithm, nodes, locals_, addressable), where
                 if supported:

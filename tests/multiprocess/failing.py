@@ -1,0 +1,227 @@
+"""Programs in which something goes wrong; test_failures.py runs each in several processes: failing.py <scenario>.
+
+Prints one JSON object a line: what happened, and when (time.monotonic(), which all processes of a machine share).
+"""
+
+import importlib.metadata
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+
+SCENARIOS = {}
+
+
+def scenario(function):
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def say(what, **more):
+    print(json.dumps({"what": what, "at": time.monotonic(), **more}), flush=True)
+
+
+def program(body, processes=None):
+    """body(block) on every device of the given processes, as a function without arguments; waits for the result."""
+    devices = [d for d in jax.devices() if processes is None or d.process_index in processes]
+    mesh = Mesh(np.array(devices), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jax.make_array_from_callback(
+        (len(devices), 8), NamedSharding(mesh, P("i")), lambda index: np.arange(len(devices) * 8.0).reshape(-1, 8)[index]
+    )
+    f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
+    return lambda: jax.block_until_ready(f(x))
+
+
+def psum(x):
+    return jaxcomm.psum(x, "i")
+
+
+def attempt(run):
+    """Runs what should fail. The call returns before the error shows up, hence the waiting in program()."""
+    try:
+        run()
+    except (jax.errors.JaxRuntimeError, RuntimeError) as error:
+        say("error", text=str(error))
+    else:
+        say("no error")
+
+
+def last_process_does(action, body=psum):
+    """body, but the last process first runs action() in the middle of the program."""
+    first = threading.Lock()  # of the devices
+
+    def act():
+        if jax.process_index() == jax.process_count() - 1 and first.acquire(blocking=False):
+            say("acts")
+            action()
+        return np.float32(0)
+
+    def culprit(x):
+        x = psum(x)  # all have come so far
+        return body(x + jax.pure_callback(act, jax.ShapeDtypeStruct((), np.float32)))
+
+    return program(culprit)
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@scenario
+def killed_in_a_collective():
+    attempt(last_process_does(kill))
+    survivors_work()
+
+
+def survivors_work():
+    """The others form a group of their own."""
+    others = range(jax.process_count() - 1)
+    result = program(psum, others)()
+    rows = np.arange(8.0 * sum(d.process_index in others for d in jax.devices())).reshape(-1, 8)
+    for shard in result.addressable_shards:
+        np.testing.assert_array_equal(np.asarray(shard.data)[0], rows.sum(0))
+    say("survivors work")
+
+
+@scenario
+def killed_between_collectives():
+    run = program(psum)
+    run()
+    if jax.process_index() == jax.process_count() - 1:
+        say("acts")
+        kill()
+    time.sleep(0.5)
+    attempt(run)
+    attempt(run)  # again: at once
+    survivors_work()
+
+
+@scenario
+def killed_during_bootstrap():
+    if jax.process_index() == jax.process_count() - 1:
+        say("acts")
+        kill()
+    attempt(lambda: program(psum)())
+    survivors_work()
+
+
+@scenario
+def killed_while_large_data_move():
+    """The others read the memory of the one that ends."""
+    def act():
+        say("acts")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    x = jnp.ones((1 << 22,), jnp.float32)
+
+    def body(block):
+        def step(i, total):
+            return jaxcomm.psum(total, "i") / jax.device_count()
+
+        return lax.fori_loop(0, 10000, step, x + block[0, 0])[None, :8]
+
+    run = program(body)
+    if jax.process_index() == jax.process_count() - 1:
+        threading.Timer(3.0, act).start()
+    attempt(run)
+    survivors_work()
+
+
+@scenario
+def stopped():
+    """SIGSTOP; the parent sends SIGCONT after the others have given up."""
+    run = last_process_does(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    attempt(run)
+    say("ready")
+    sys.stdin.readline()  # until all have failed
+    program(psum)()
+    say("works again")
+
+
+@scenario
+def different_ops():
+    if jax.process_index() == 0:
+        attempt(program(lambda x: jaxcomm.psum(x, "i")))
+    else:
+        attempt(program(lambda x: jaxcomm.pmax(x, "i")))
+    sys.stdin.readline()
+    program(psum)()
+    say("works again")
+
+
+@scenario
+def different_shapes():
+    size = 8 if jax.process_index() == 0 else 4
+    attempt(program(lambda x: jnp.resize(jaxcomm.psum(x[:, :size], "i"), (1, 8))))
+
+
+@scenario
+def different_dtypes():
+    dtype = np.float32 if jax.process_index() == 0 else np.int32
+    attempt(program(lambda x: jaxcomm.psum(x.astype(dtype), "i")))
+
+
+@scenario
+def different_orders():
+    def body(x):
+        first, second = (jaxcomm.psum, jaxcomm.pmax) if jax.process_index() == 0 else (jaxcomm.pmax, jaxcomm.psum)
+        return second(first(x, "i"), "i")
+
+    attempt(program(body))
+
+
+@scenario
+def different_trip_counts():
+    def body(x):
+        return lax.fori_loop(0, 3 + jax.process_index(), lambda i, x: jaxcomm.psum(x, "i"), x)
+
+    attempt(program(body))
+
+
+@scenario
+def different_numbers_of_runs():
+    run = program(psum)
+    for _ in range(3 - jax.process_index()):
+        attempt(run)
+    sys.stdin.readline()
+
+
+@scenario
+def another_version():
+    if jax.process_index() == 1:
+        importlib.metadata.version = lambda name: "99.0"
+    attempt(lambda: program(psum)())
+
+
+@scenario
+def no_descriptors_left():
+    """The kernel gives no more shared memory."""
+    program(psum)()
+    if jax.process_index() == 1:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    attempt(program(lambda x: jaxcomm.psum(jnp.ones((1, 1 << 22)) * x[:, :1], "i", algorithm="ring")[:, :8]))
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 2)
+    jax.config.update("jax_enable_recoverability", True)  # else JAX itself ends the survivors
+    jax.distributed.initialize(
+        os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
+    )
+    SCENARIOS[sys.argv[1]]()
+    say("end")
+    sys.stdin.readline()  # until all have come so far: JAX waits for the dead when a process ends
+    os._exit(0)
