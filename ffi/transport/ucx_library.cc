@@ -1,0 +1,80 @@
+#include "ucx_library.h"
+
+#include <dlfcn.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <vector>
+
+namespace jaxcomm {
+namespace {
+
+constexpr char kSystemLibrary[] = "libucp.so.0";
+
+// Null and a sentence if `path` is no library, or not one that can be used.
+const UcxLibrary* TryOpen(const std::string& path, std::string* error) {
+  const bool loaded = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD) != nullptr;
+  void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) {
+    *error = dlerror();
+    return nullptr;
+  }
+  // Some builds take over SIGSEGV and its like when they are loaded; a library must leave those to the program.
+  if (const auto restore = reinterpret_cast<void (*)()>(dlsym(handle, "ucs_debug_disable_signals"));
+      restore && !loaded) {
+    restore();
+  }
+  auto library = std::make_unique<UcxLibrary>();
+  library->path = path;
+  const char* missing = nullptr;
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(handle, name));
+    if (!function) missing = name;
+  };
+  void (*get_version)(unsigned*, unsigned*, unsigned*) = nullptr;
+  find(get_version, "ucp_get_version");
+  find(library->ucs_status_string, "ucs_status_string");
+#define JAXCOMM_FIND(name, result, arguments) find(library->name, #name);
+  JAXCOMM_UCP_FUNCTIONS(JAXCOMM_FIND)
+#undef JAXCOMM_FIND
+  if (get_version) get_version(&library->major, &library->minor, &library->release);
+  if (get_version && (library->major != ucp::kApiMajor || library->minor < ucp::kApiMinor)) {
+    *error = path + " is UCX " + library->version() + ", " + std::to_string(ucp::kApiMajor) + "." +
+             std::to_string(ucp::kApiMinor) + " or later of the same major version is needed";
+    return nullptr;
+  }
+  if (missing) {
+    *error = path + " has no function " + missing;
+    return nullptr;
+  }
+  return library.release();
+}
+
+}  // namespace
+
+std::string UcxLibrary::version() const {
+  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
+}
+
+const UcxLibrary* UcxLibrary::Open(const std::string& path, const std::string& fallback, std::string* error) {
+  static std::mutex mutex;
+  static auto* const opened = new std::map<std::string, const UcxLibrary*>;
+  std::lock_guard<std::mutex> lock(mutex);
+  std::string tried;
+  std::vector<std::string> candidates = {path};
+  if (path.empty()) candidates = {kSystemLibrary, fallback};
+  for (const std::string& candidate : candidates) {
+    if (candidate.empty()) continue;
+    const UcxLibrary*& library = (*opened)[candidate];
+    std::string why;
+    if (!library) library = TryOpen(candidate, &why);
+    if (library) return library;
+    tried += (tried.empty() ? "" : "; ") + why;
+  }
+  *error = "no usable UCX: " + tried + ". Install UCX 1.13 or later, or the wheel libucx-cu12";
+  return nullptr;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,27 @@
+// Finds and opens UCX.
+#pragma once
+
+#include <string>
+
+#include "ucp_abi.h"
+
+namespace jaxcomm {
+
+struct UcxLibrary {
+#define JAXCOMM_DECLARE(name, result, arguments) result(*name) arguments = nullptr;
+  JAXCOMM_UCP_FUNCTIONS(JAXCOMM_DECLARE)
+#undef JAXCOMM_DECLARE
+  const char* (*ucs_status_string)(ucp::Status status) = nullptr;
+
+  std::string path;
+  unsigned major = 0;
+  unsigned minor = 0;
+  unsigned release = 0;
+  std::string version() const;
+
+  // `path` if it is not empty; else the system's library if it is new enough; else `fallback`. Null and a sentence that
+  // says what was tried if none can be used. A library stays open until the process ends: UCX leaves threads and hooks.
+  static const UcxLibrary* Open(const std::string& path, const std::string& fallback, std::string* error);
+};
+
+}  // namespace jaxcomm
