@@ -57,9 +57,9 @@ class Inbox {
     Envelope::Kind kind = Envelope::kMessage;  // this: neither
   };
   // A message has come in. Its payload is at `data` until return, or it is `remote`, or there is none. Messages that
-  // are not of this run are dropped and counted.
-  void Arrive(const void* envelope, size_t envelope_bytes, size_t bytes, const void* data,
-              std::unique_ptr<RemotePayload> remote);
+  // are not of this run are dropped and counted. Returns what the network has to know.
+  Farewell Arrive(const void* envelope, size_t envelope_bytes, size_t bytes, const void* data,
+                  std::unique_ptr<RemotePayload> remote);
 
   void Accept(int process, uint64_t id, void* destination);
 

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cerrno>
 #include <cstring>
 #include <future>
 #include <mutex>
