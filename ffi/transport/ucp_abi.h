@@ -98,31 +98,32 @@ struct RequestParams {
   char reserved[128] = {};
 };
 
-// F(name, result, arguments): the functions, called as in `library.ucp_worker_progress(worker)`.
-#define JAXCOMM_UCP_FUNCTIONS(F)                                                                              \
-  F(ucp_config_read, Status, (const char* prefix, const char* file, Config* config))                          \
-  F(ucp_config_modify, Status, (Config config, const char* name, const char* value))                          \
-  F(ucp_config_release, void, (Config config))                                                                \
-  F(ucp_init_version, Status,                                                                                 \
-    (unsigned major, unsigned minor, const ContextParams* params, Config config, Context* context))           \
-  F(ucp_cleanup, void, (Context context))                                                                     \
-  F(ucp_worker_create, Status, (Context context, const WorkerParams* params, Worker* worker))                 \
-  F(ucp_worker_destroy, void, (Worker worker))                                                                \
-  F(ucp_worker_get_address, Status, (Worker worker, Address * *address, size_t* address_bytes))               \
-  F(ucp_worker_release_address, void, (Worker worker, Address * address))                                     \
-  F(ucp_worker_get_efd, Status, (Worker worker, int* fd))                                                     \
-  F(ucp_worker_arm, Status, (Worker worker))                                                                  \
-  F(ucp_worker_progress, unsigned, (Worker worker))                                                           \
-  F(ucp_worker_set_am_recv_handler, Status, (Worker worker, const HandlerParams* params))                     \
-  F(ucp_ep_create, Status, (Worker worker, const EndpointParams* params, Endpoint* endpoint))                 \
-  F(ucp_ep_close_nbx, void*, (Endpoint endpoint, const RequestParams* params))                                \
-  F(ucp_am_send_nbx, void*,                                                                                   \
-    (Endpoint endpoint, unsigned id, const void* header, size_t header_bytes, const void* data, size_t count, \
-     const RequestParams* params))                                                                            \
-  F(ucp_am_recv_data_nbx, void*,                                                                              \
-    (Worker worker, void* descriptor, void* destination, size_t count, const RequestParams* params))          \
-  F(ucp_am_data_release, void, (Worker worker, void* descriptor))                                             \
-  F(ucp_request_free, void, (void* request))
+struct Functions {
+  void (*ucp_get_version)(unsigned* major, unsigned* minor, unsigned* release) = nullptr;
+  const char* (*ucs_status_string)(Status status) = nullptr;
+  Status (*ucp_config_read)(const char* prefix, const char* file, Config* config) = nullptr;
+  Status (*ucp_config_modify)(Config config, const char* name, const char* value) = nullptr;
+  void (*ucp_config_release)(Config config) = nullptr;
+  Status (*ucp_init_version)(unsigned major, unsigned minor, const ContextParams* params, Config config,
+                             Context* context) = nullptr;
+  void (*ucp_cleanup)(Context context) = nullptr;
+  Status (*ucp_worker_create)(Context context, const WorkerParams* params, Worker* worker) = nullptr;
+  void (*ucp_worker_destroy)(Worker worker) = nullptr;
+  Status (*ucp_worker_get_address)(Worker worker, Address** address, size_t* address_bytes) = nullptr;
+  void (*ucp_worker_release_address)(Worker worker, Address* address) = nullptr;
+  Status (*ucp_worker_get_efd)(Worker worker, int* fd) = nullptr;
+  Status (*ucp_worker_arm)(Worker worker) = nullptr;
+  unsigned (*ucp_worker_progress)(Worker worker) = nullptr;
+  Status (*ucp_worker_set_am_recv_handler)(Worker worker, const HandlerParams* params) = nullptr;
+  Status (*ucp_ep_create)(Worker worker, const EndpointParams* params, Endpoint* endpoint) = nullptr;
+  void* (*ucp_ep_close_nbx)(Endpoint endpoint, const RequestParams* params) = nullptr;
+  void* (*ucp_am_send_nbx)(Endpoint endpoint, unsigned id, const void* header, size_t header_bytes, const void* data,
+                           size_t count, const RequestParams* params) = nullptr;
+  void* (*ucp_am_recv_data_nbx)(Worker worker, void* descriptor, void* destination, size_t count,
+                                const RequestParams* params) = nullptr;
+  void (*ucp_am_data_release)(Worker worker, void* descriptor) = nullptr;
+  void (*ucp_request_free)(void* request) = nullptr;
+};
 
 }  // namespace ucp
 }  // namespace jaxcomm

@@ -33,14 +33,31 @@ const UcxLibrary* TryOpen(const std::string& path, std::string* error) {
     function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(handle, name));
     if (!function) missing = name;
   };
-  void (*get_version)(unsigned*, unsigned*, unsigned*) = nullptr;
-  find(get_version, "ucp_get_version");
-  find(library->ucs_status_string, "ucs_status_string");
-#define JAXCOMM_FIND(name, result, arguments) find(library->name, #name);
-  JAXCOMM_UCP_FUNCTIONS(JAXCOMM_FIND)
+#define JAXCOMM_FIND(name) find(library->name, #name)
+  JAXCOMM_FIND(ucp_get_version);
+  JAXCOMM_FIND(ucs_status_string);
+  JAXCOMM_FIND(ucp_config_read);
+  JAXCOMM_FIND(ucp_config_modify);
+  JAXCOMM_FIND(ucp_config_release);
+  JAXCOMM_FIND(ucp_init_version);
+  JAXCOMM_FIND(ucp_cleanup);
+  JAXCOMM_FIND(ucp_worker_create);
+  JAXCOMM_FIND(ucp_worker_destroy);
+  JAXCOMM_FIND(ucp_worker_get_address);
+  JAXCOMM_FIND(ucp_worker_release_address);
+  JAXCOMM_FIND(ucp_worker_get_efd);
+  JAXCOMM_FIND(ucp_worker_arm);
+  JAXCOMM_FIND(ucp_worker_progress);
+  JAXCOMM_FIND(ucp_worker_set_am_recv_handler);
+  JAXCOMM_FIND(ucp_ep_create);
+  JAXCOMM_FIND(ucp_ep_close_nbx);
+  JAXCOMM_FIND(ucp_am_send_nbx);
+  JAXCOMM_FIND(ucp_am_recv_data_nbx);
+  JAXCOMM_FIND(ucp_am_data_release);
+  JAXCOMM_FIND(ucp_request_free);
 #undef JAXCOMM_FIND
-  if (get_version) get_version(&library->major, &library->minor, &library->release);
-  if (get_version && (library->major != ucp::kApiMajor || library->minor < ucp::kApiMinor)) {
+  if (library->ucp_get_version) library->ucp_get_version(&library->major, &library->minor, &library->release);
+  if (library->ucp_get_version && (library->major != ucp::kApiMajor || library->minor < ucp::kApiMinor)) {
     *error = path + " is UCX " + library->version() + ", " + std::to_string(ucp::kApiMajor) + "." +
              std::to_string(ucp::kApiMinor) + " or later of the same major version is needed";
     return nullptr;

@@ -7,12 +7,7 @@
 
 namespace jaxcomm {
 
-struct UcxLibrary {
-#define JAXCOMM_DECLARE(name, result, arguments) result(*name) arguments = nullptr;
-  JAXCOMM_UCP_FUNCTIONS(JAXCOMM_DECLARE)
-#undef JAXCOMM_DECLARE
-  const char* (*ucs_status_string)(ucp::Status status) = nullptr;
-
+struct UcxLibrary : ucp::Functions {
   std::string path;
   unsigned major = 0;
   unsigned minor = 0;
