@@ -70,6 +70,9 @@ class Inbox {
   // No further call to the receiver; messages are dropped.
   void Mute() { muted_ = true; }
 
+  // The peer has said farewell, or is lost.
+  bool left(int process) const { return peers_[process].left || peers_[process].lost; }
+
   // From any thread. A peer is lost from Lose, its farewell or a failed fetch on.
   bool lost(int process) const { return peers_[process].lost; }
   uint64_t messages(int process) const { return peers_[process].messages; }

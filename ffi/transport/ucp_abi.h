@@ -19,7 +19,6 @@ constexpr Status kOk = 0;
 constexpr Status kInProgress = 1;
 constexpr Status kBusy = -15;
 constexpr Status kCanceled = -16;
-constexpr Status kConnectionReset = -25;
 constexpr Status kLastError = -100;
 
 // What the functions that start something return: null (done), an error, or a request.
@@ -66,7 +65,7 @@ struct EndpointParams {
 };
 
 struct ReceivedParams {
-  static constexpr uint64_t kKeepable = 1u << 16, kRendezvous = 1u << 17;
+  static constexpr uint64_t kRendezvous = 1u << 17;
   uint64_t attributes;
   Endpoint reply;
 };

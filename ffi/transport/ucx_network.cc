@@ -351,6 +351,8 @@ void UcxNetwork::Run() {
     } else if (now - last_work >= spin) {
       Sleep();
       last_work = Clock::now();
+    } else {
+      std::this_thread::yield();  // perhaps what is waited for needs this processor
     }
   }
   Close();
@@ -418,7 +420,7 @@ void UcxNetwork::Finish(Outgoing* message, ucp::Status status) {
     peer.messages.fetch_add(1, std::memory_order_relaxed);
     peer.bytes.fetch_add(message->bytes, std::memory_order_relaxed);
   }
-  if (message->sent) message->sent(status == ucp::kOk);
+  if (message->sent) message->sent(status == ucp::kOk && !peers_[message->process].failed);
   delete message;
 }
 
@@ -499,7 +501,8 @@ void UcxNetwork::Close() {
   ProgressUntil(kFarewell, [this] {
     for (size_t process = 0; process < peers_.size(); ++process) {
       const Peer& peer = peers_[process];
-      if (peer.endpoint && !peer.farewell_seen && !inbox_.lost(static_cast<int>(process))) return false;
+      // Who has left itself has no use for the rest, and has been answered.
+      if (peer.endpoint && !peer.farewell_seen && !inbox_.left(static_cast<int>(process))) return false;
     }
     return true;
   });

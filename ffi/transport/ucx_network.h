@@ -15,7 +15,7 @@ struct UcxOptions {
   // UCX's names of interfaces to use and listen on, such as "eth0" or "mlx5_0:1,mlx5_1:1"; empty: all.
   std::string devices;
   // UCX_TLS; empty: what UCX itself would use. Default: all but memory shared within a host, which jaxcomm does itself.
-  std::string transports = "^sm,self,cuda,rocm,ze";
+  std::string transports = "^sm,self";
   // Larger payloads stay with the sender until they have a place.
   size_t eager_bytes = 16 << 10;
   // How long the progress thread looks for work before it sleeps.

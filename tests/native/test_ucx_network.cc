@@ -62,12 +62,12 @@ std::string ReadWhenThere(const std::string& path) {
   std::exit(1);
 }
 
-void Meet(const std::string& folder, TestProcess& self, int process, int peer) {
+void Meet(const std::string& folder, Network& self, int process, int peer) {
   const std::string path = folder + "/address" + std::to_string(process);
-  std::ofstream(path + ".new", std::ios::binary) << self.network().address();
+  std::ofstream(path + ".new", std::ios::binary) << self.address();
   CHECK(std::rename((path + ".new").c_str(), path.c_str()) == 0);
   std::string error;
-  if (!self.network().Connect(peer, ReadWhenThere(folder + "/address" + std::to_string(peer)), &error)) {
+  if (!self.Connect(peer, ReadWhenThere(folder + "/address" + std::to_string(peer)), &error)) {
     std::fprintf(stderr, "%s\n", error.c_str());
     std::exit(1);
   }
@@ -94,7 +94,7 @@ pid_t Spawn(const char* role, const char* folder) {
 int RunVictim(const std::string& folder) {
   TestProcess self(1, TestProcess::Place::kAtOnce);
   self.Join(MakeUcxNetwork(1, 2, 99, &self));
-  Meet(folder, self, 1, 0);
+  Meet(folder, self.network(), 1, 0);
   self.Send(0, 0, 0, 0);
   for (uint64_t index = 1; index <= 8; ++index) self.Send(0, 0, index, 64 << 20);
   for (;;) pause();
@@ -105,7 +105,7 @@ void CheckKilledPeer(TestProcess::Place place, int64_t delivered_before, const c
   TestProcess self(0, place);
   self.Join(MakeUcxNetwork(0, 2, 99, &self));
   const pid_t victim = Spawn("victim", folder.path);
-  Meet(folder.path, self, 0, 1);
+  Meet(folder.path, self.network(), 0, 1);
   CHECK(self.WaitDelivered(delivered_before));
   constexpr int kSends = 20;
   for (uint64_t index = 0; index < kSends; ++index) self.Send(1, 0, index, 8 << 20);
@@ -127,7 +127,7 @@ void CheckKilledPeer(TestProcess::Place place, int64_t delivered_before, const c
 int RunSilent(const std::string& folder) {
   TestProcess self(1);
   self.Join(MakeUcxNetwork(1, 2, 99, &self));
-  Meet(folder, self, 1, 0);
+  Meet(folder, self.network(), 1, 0);
   std::ofstream(folder + "/met");
   for (;;) pause();
 }
@@ -137,7 +137,7 @@ void CheckSilentPeer() {
   TestProcess self(0);
   self.Join(MakeUcxNetwork(0, 2, 99, &self));
   const pid_t victim = Spawn("silent", folder.path);
-  Meet(folder.path, self, 0, 1);
+  Meet(folder.path, self.network(), 0, 1);
   ReadWhenThere(std::string(folder.path) + "/met");
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
   kill(victim, SIGKILL);
@@ -230,93 +230,89 @@ void CheckStrangers() {
   std::printf("ok garbage at %d listening ports changes nothing\n", static_cast<int>(listeners.size()));
 }
 
-// Nothing but counting: for times.
+// Answers and counts in the progress thread, as the executor does: for times.
 class Counter : public Receiver {
  public:
   explicit Counter(size_t bytes) : buffer_(bytes) {}
+
+  void Join(std::unique_ptr<Network> network) { network_ = std::move(network); }
+  Network& network() { return *network_; }
+  char* data() { return buffer_.data(); }
+
+  // The next `count` messages of 8 bytes are each answered with 8 bytes.
+  void AnswerNext(int64_t count) { answers_ = count; }
+
+  void Wait(int64_t count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return delivered_ >= count || lost_; }));
+    CHECK(delivered_ >= count);
+  }
+  void WaitLost() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return lost_; }));
+  }
+
   void* OnMessage(const Message&) override { return buffer_.data(); }
   void OnDelivered(const Message& message) override {
-    delivered_.fetch_add(1, std::memory_order_release);
-    if (answer) network->Send(message.process, 0, nullptr, 0, buffer_.data(), answer_bytes, nullptr);
-  }
-  void OnPeerLost(int, const std::string& why) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    why_lost_ = why;
-    lost_ = true;
-  }
-  void Wait(int64_t count) {
-    const auto start = Clock::now();
-    while (delivered_.load(std::memory_order_acquire) < count) {
-      CHECK(!lost_ && Seconds(start) < 60);
-      if (delivered_.load() + 1 < count) std::this_thread::yield();
+    if (message.bytes == 8 && answers_ > 0 && answers_-- > 0) {
+      network_->Send(message.process, 0, nullptr, 0, buffer_.data(), 8, nullptr);
     }
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++delivered_;
+    changed_.notify_all();
   }
-  bool lost() const { return lost_; }
-
-  Network* network = nullptr;
-  std::atomic<bool> answer{false};
-  size_t answer_bytes = 0;
-  char* data() { return buffer_.data(); }
+  void OnPeerLost(int, const std::string&) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    lost_ = true;
+    changed_.notify_all();
+  }
 
  private:
   std::vector<char> buffer_;
-  std::atomic<int64_t> delivered_{0};
-  std::atomic<bool> lost_{false};
+  std::unique_ptr<Network> network_;
+  std::atomic<int64_t> answers_{0};
   std::mutex mutex_;
-  std::string why_lost_;
+  std::condition_variable changed_;
+  int64_t delivered_ = 0;
+  bool lost_ = false;
 };
 
 }  // namespace
 
-// Process 1 answers: 8 bytes with 8 bytes, and the last of a train of large messages with 0 bytes.
+// 8 bytes to and fro, then trains of large messages to process 1, which answers the last of each.
 int Measure(const std::string& folder, int process) {
+  constexpr int kTrips = 1000;
   constexpr size_t kLargest = 16 << 20;
+  const std::vector<std::pair<size_t, int>> trains = {{64 << 10, 200}, {1 << 20, 30}, {kLargest, 4}};
+  constexpr int kRepeats = 3;
   Counter self(kLargest);
-  std::unique_ptr<Network> network = MakeUcxNetwork(process, 2, 7, &self);
-  self.network = network.get();
-  {
-    const std::string path = folder + "/address" + std::to_string(process);
-    std::ofstream(path + ".new", std::ios::binary) << network->address();
-    CHECK(std::rename((path + ".new").c_str(), path.c_str()) == 0);
-    std::string error;
-    CHECK(network->Connect(1 - process, ReadWhenThere(folder + "/address" + std::to_string(1 - process)), &error));
-  }
-  const int trips = 500;
-  const std::vector<std::pair<size_t, int>> trains = {{64 << 10, 100}, {1 << 20, 30}, {16 << 20, 4}};
-  int64_t expected = 0;
+  self.Join(MakeUcxNetwork(process, 2, 7, &self));
+  self.AnswerNext(process == 1 ? kTrips : kTrips - 1);  // all but the last trip are begun by an answer
+  Meet(folder, self.network(), process, 1 - process);
+  const auto send = [&](size_t bytes) { self.network().Send(1 - process, 0, nullptr, 0, self.data(), bytes, nullptr); };
+  send(0);  // a peer that is heard has connected
+  int64_t expected = 1;
+  self.Wait(expected);
   if (process == 1) {
-    self.answer = true;
-    self.answer_bytes = 8;
-    self.Wait(expected += trips);
-    self.answer = false;
-    network->Send(0, 0, nullptr, 0, nullptr, 0, nullptr);
+    self.Wait(expected += kTrips);
     for (const auto& [bytes, count] : trains) {
-      for (int repeat = 0; repeat < 3; ++repeat) {
+      for (int repeat = 0; repeat < kRepeats; ++repeat) {
         self.Wait(expected += count);
-        network->Send(0, 0, nullptr, 0, nullptr, 0, nullptr);
+        send(0);
       }
     }
-    const auto start = Clock::now();
-    while (!self.lost() && Seconds(start) < 10) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    self.WaitLost();
     return 0;
   }
-  std::vector<double> half_trips_us;
-  for (int trip = 0; trip < trips; ++trip) {
-    const auto start = Clock::now();
-    network->Send(1, 0, nullptr, 0, self.data(), 8, nullptr);
-    self.Wait(++expected);
-    half_trips_us.push_back(Seconds(start) * 1e6 / 2);
-  }
-  std::sort(half_trips_us.begin(), half_trips_us.end());
-  std::printf("8 bytes: half round trip %.1f us (median), %.1f us (p99)\n", half_trips_us[trips / 2],
-              half_trips_us[trips * 99 / 100]);
-  self.Wait(++expected);
-  std::vector<char> data(kLargest, 1);
+  auto start = Clock::now();
+  send(8);
+  self.Wait(expected += kTrips);
+  std::printf("8 bytes: half round trip %.1f us\n", Seconds(start) * 1e6 / kTrips / 2);
   for (const auto& [bytes, count] : trains) {
     double best_s = 1e9;
-    for (int repeat = 0; repeat < 3; ++repeat) {
-      const auto start = Clock::now();
-      for (int i = 0; i < count; ++i) network->Send(1, 0, nullptr, 0, data.data(), bytes, nullptr);
+    for (int repeat = 0; repeat < kRepeats; ++repeat) {
+      start = Clock::now();
+      for (int i = 0; i < count; ++i) send(bytes);
       self.Wait(++expected);
       best_s = std::min(best_s, Seconds(start));
     }
