@@ -30,6 +30,7 @@ import time
 TOOLS = ("ip", "tc", "unshare", "nsenter", "mount")
 NAMESPACES = ("--net", "--mount", "--ipc", "--pid", "--uts")
 MTU_BYTES = 1500
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +64,9 @@ def why_not():
 def has_netem():
     """Whether the kernel delays packets itself."""
     with Hosts(1) as hosts:
-        result = subprocess.run(hosts.argv(0, ["tc", "qdisc", "add", "dev", "eth0", "root", "netem"]), capture_output=True)
+        result = subprocess.run(
+            hosts.argv(0, ["tc", "qdisc", "add", "dev", "eth0", "root", "netem"]), capture_output=True
+        )
         return result.returncode == 0
 
 
@@ -161,8 +164,7 @@ class Hosts:
         """Starts a process in new namespaces; it ends when the pipe from this process closes."""
         options = [*namespaces, "--fork", "--kill-child", *(["--mount-proc"] if "--pid" in namespaces else [])]
         script = f"{setup} && ip link set lo up && echo ready && exec cat"
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        anchor = subprocess.Popen(["unshare", *options, "sh", "-c", script], start_new_session=True, text=True, **pipes)
+        anchor = subprocess.Popen(["unshare", *options, "sh", "-c", script], start_new_session=True, text=True, **PIPES)
         self._anchors.append(anchor)
         if anchor.stdout.readline() != "ready\n":
             raise RuntimeError(f"unshare {' '.join(options)}: {anchor.stderr.read().strip()}")
@@ -171,7 +173,21 @@ class Hosts:
     def _plug(self, host, delayed):
         """A cable: eth0 of the host, its other end in the switch. A delayed one has a forwarding process in between."""
         port = f"port{host}"
-        self._in_switch("ip", "link", "add", port, "mtu", str(MTU_BYTES), "type", "veth", "peer", "name", "eth0", "netns", str(self._pids[host]))
+        self._in_switch(
+            "ip",
+            "link",
+            "add",
+            port,
+            "mtu",
+            str(MTU_BYTES),
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            str(self._pids[host]),
+        )
         self._ip(self._pids[host], "ip", "address", "add", f"{self.address(host)}/16", "dev", "eth0")
         self._ip(self._pids[host], "ip", "link", "set", "eth0", "up")
         into_bridge = port
@@ -200,10 +216,10 @@ class Hosts:
         if delay_s > 0:
             wire = [sys.executable, os.path.abspath(__file__), f"port{host}", f"late{host}", str(delay_s)]
             enter = ["nsenter", "--target", str(self._pids[-1]), "--net", "--"]
-            process = subprocess.Popen([*enter, *wire], start_new_session=True, stdout=subprocess.PIPE, text=True)
+            process = subprocess.Popen([*enter, *wire], start_new_session=True, text=True, **PIPES)
             self._started.append(process)
             if process.stdout.readline() != "ready\n":
-                raise RuntimeError("the process that delays packets did not start")
+                raise RuntimeError(f"the process that delays packets: {process.stderr.read().strip()}")
 
     def _in_switch(self, *argv):
         return self._ip(self._pids[-1], *argv)
@@ -229,15 +245,15 @@ def child_of(pid):
 def forward(near, far, delay_s):
     """Carries packets from interface ``near`` to ``far`` after ``delay_s``, and from ``far`` to ``near`` at once.
 
-    Packets carry the kernel's segmentation header: large ones pass whole.
+    Packets carry the kernel's segmentation header: large ones pass whole. Ends when standard input does.
     """
-    packet_vnet_hdr, packet_ignore_outgoing, pr_set_timerslack = 15, 23, 29
+    sol_packet, packet_vnet_hdr, packet_ignore_outgoing, pr_set_timerslack = 263, 15, 23, 29
     ctypes.CDLL(None).prctl(pr_set_timerslack, 1, 0, 0, 0)  # sleep no longer than asked for
     ends = []
     for name in (near, far):
         end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))  # all protocols
-        end.setsockopt(socket.SOL_PACKET, packet_vnet_hdr, 1)
-        end.setsockopt(socket.SOL_PACKET, packet_ignore_outgoing, 1)
+        end.setsockopt(sol_packet, packet_vnet_hdr, 1)
+        end.setsockopt(sol_packet, packet_ignore_outgoing, 1)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 20)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 << 20)
         end.bind((name, 0))
@@ -247,7 +263,9 @@ def forward(near, far, delay_s):
     waiting = collections.deque()
     while True:
         timeout_s = max(waiting[0][0] - time.monotonic(), 0) if waiting else None
-        readable = select.select(ends, [], [], timeout_s)[0]
+        readable = select.select([*ends, sys.stdin], [], [], timeout_s)[0]
+        if sys.stdin in readable:
+            return
         now = time.monotonic()
         while waiting and waiting[0][0] <= now:
             send(ends[1], waiting.popleft()[1])

@@ -217,7 +217,7 @@ inline size_t SomeSize(std::mt19937& random) {
 // Small and large messages on two channels, all pairs at once: each channel in order, every byte right.
 inline void CheckOrder(const MakeNetwork& make, TestProcess::Place place, const char* what) {
   constexpr int kProcesses = 3;
-  constexpr int kMessages = 60;
+  constexpr int kMessages = 40;
   Processes processes = JoinAll(make, kProcesses, place);
   std::vector<std::thread> senders;
   for (int p = 0; p < kProcesses; ++p) {

@@ -96,7 +96,7 @@ int RunVictim(const std::string& folder) {
   self.Join(MakeUcxNetwork(1, 2, 99, &self));
   Meet(folder, self.network(), 1, 0);
   self.Send(0, 0, 0, 0);
-  for (uint64_t index = 1; index <= 8; ++index) self.Send(0, 0, index, 64 << 20);
+  for (uint64_t index = 1; index <= 8; ++index) self.Send(0, 0, index, 16 << 20);
   for (;;) pause();
 }
 
@@ -108,7 +108,7 @@ void CheckKilledPeer(TestProcess::Place place, int64_t delivered_before, const c
   Meet(folder.path, self.network(), 0, 1);
   CHECK(self.WaitDelivered(delivered_before));
   constexpr int kSends = 20;
-  for (uint64_t index = 0; index < kSends; ++index) self.Send(1, 0, index, 8 << 20);
+  for (uint64_t index = 0; index < kSends; ++index) self.Send(1, 0, index, 4 << 20);
   kill(victim, SIGKILL);
   const auto start = Clock::now();
   CHECK(self.WaitLost(1));
