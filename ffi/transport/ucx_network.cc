@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <future>
 #include <mutex>
@@ -29,6 +30,13 @@ constexpr auto kSleep = std::chrono::seconds(1);           // bound of a sleep, 
 constexpr auto kFarewell = std::chrono::seconds(1);        // how long a peer may take to see that this process leaves
 constexpr auto kClosing = std::chrono::milliseconds(500);  // and UCX to end what it has begun
 constexpr char kAddressMagic[8] = "jaxcUCX";
+
+// UCX sends 8 KiB at a time over TCP unless told otherwise: 1.2 GB/s of large messages over loopback, with this 5.2
+// GB/s (16 MiB messages, UCX 1.22, two cores of an AMD EPYC guest, 2026-11).
+constexpr char kTcpSegment[] = "128k";
+
+// Empty, which means to leave it alone, where the user has set UCX's own variable.
+std::string UnlessSet(const char* variable, const char* value) { return std::getenv(variable) ? "" : value; }
 
 struct AddressHead {
   char magic[8] = {};
@@ -176,8 +184,11 @@ bool UcxNetwork::Open(std::string* error) {
   ucp::Config config = nullptr;
   ucp::Status status = ucx_->ucp_config_read(nullptr, nullptr, &config);
   if (status != ucp::kOk) return *error = StatusError("ucp_config_read", status), false;
-  const std::pair<const char*, const std::string&> settings[] = {{"TLS", options_.transports},
-                                                                 {"NET_DEVICES", options_.devices}};
+  const std::pair<const char*, std::string> settings[] = {
+      {"TLS", options_.transports},
+      {"NET_DEVICES", options_.devices},
+      {"TCP_TX_SEG_SIZE", UnlessSet("UCX_TCP_TX_SEG_SIZE", kTcpSegment)},
+      {"TCP_RX_SEG_SIZE", UnlessSet("UCX_TCP_RX_SEG_SIZE", kTcpSegment)}};
   for (const auto& [name, value] : settings) {
     if (!value.empty() && status == ucp::kOk) status = ucx_->ucp_config_modify(config, name, value.c_str());
   }

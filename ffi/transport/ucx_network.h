@@ -1,4 +1,9 @@
 // The network between hosts: UCX active messages, over InfiniBand, RoCE or TCP, whichever UCX finds.
+//
+// Over TCP, UCX listens at a port of every interface in `devices`. Connections that do not begin with UCX's magic
+// number are closed there, messages without the token are dropped here. In between lies UCX's own protocol, which
+// trusts its peers: whoever speaks its first bytes and then sends garbage can end the process. Networks have to be
+// closed to strangers, or `devices` restricted to those that are.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +21,8 @@ struct UcxOptions {
   std::string devices;
   // UCX_TLS; empty: what UCX itself would use. Default: all but memory shared within a host, which jaxcomm does itself.
   std::string transports = "^sm,self";
-  // Larger payloads stay with the sender until they have a place.
-  size_t eager_bytes = 16 << 10;
+  // Larger payloads stay with the sender until they have a place. 64 KiB over TCP: 4 GB/s eager, 3 GB/s not.
+  size_t eager_bytes = 64 << 10;
   // How long the progress thread looks for work before it sleeps.
   int64_t spin_us = 20;
 };

@@ -210,7 +210,7 @@ inline void LeaveAll(Processes& processes) {
 }
 
 inline size_t SomeSize(std::mt19937& random) {
-  constexpr size_t kSizes[] = {0, 0, 1, 8, 200, 1000, 1025, 5000, 16384, 16385, 70000, 300000, 1500000};
+  constexpr size_t kSizes[] = {0, 0, 1, 8, 200, 1000, 1025, 5000, 16384, 65536, 70000, 300000, 1500000};
   return kSizes[random() % (sizeof(kSizes) / sizeof(kSizes[0]))];
 }
 

@@ -190,7 +190,8 @@ int Dial(const Listener& listener) {
   return fd;
 }
 
-// Port scans and garbage at every port that UCX opened: messages of the run go on as if nothing had happened.
+// Port scans and garbage at every port that UCX opened: messages of the run go on as if nothing had happened. (Garbage
+// behind UCX's own magic number is another matter: see ucx_network.h.)
 void CheckStrangers() {
   Processes processes = JoinAll(MakeUcxNetwork, 2, TestProcess::Place::kAtOnce);
   processes[0]->Send(1, 0, 0, 100000);
