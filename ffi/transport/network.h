@@ -41,8 +41,9 @@ class Receiver {
   // The payload is in place, and all earlier messages of the sender's channel have been delivered.
   virtual void OnDelivered(const Message& message) = 0;
 
-  // Called at most once for a peer, which left, died or cannot be reached. Nothing is written to memory that was given
-  // for its messages from now on, no other call for it follows, and messages to it fail.
+  // Called at most once for a peer, which left, died or cannot be reached. (A cable that is cut shows only after
+  // minutes, or never if nothing is sent: the owner's own deadline comes first.) Nothing is written to memory that was
+  // given for its messages from now on, no other call for it follows, and messages to it fail.
   virtual void OnPeerLost(int process, const std::string& why) = 0;
 };
 

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <future>
 #include <mutex>
+#include <sstream>
 #include <thread>
 #include <unordered_set>
 #include <utility>
@@ -33,10 +34,18 @@ constexpr char kAddressMagic[8] = "jaxcUCX";
 
 // UCX sends 8 KiB at a time over TCP unless told otherwise: 1.2 GB/s of large messages over loopback, with this 5.2
 // GB/s (16 MiB messages, UCX 1.22, two cores of an AMD EPYC guest, 2026-11).
+// The user's own UCX_TCP_TX_SEG_SIZE and UCX_TCP_RX_SEG_SIZE win.
 constexpr char kTcpSegment[] = "128k";
+constexpr unsigned kMinorWithTransportPrefix = 17;
 
-// Empty, which means to leave it alone, where the user has set UCX's own variable.
-std::string UnlessSet(const char* variable, const char* value) { return std::getenv(variable) ? "" : value; }
+// Devices of InfiniBand and RoCE carry a port ("mlx5_0:1"), interfaces of the kernel do not.
+bool UsesTcp(const std::string& devices) {
+  std::istringstream names(devices.empty() ? "all" : devices);
+  for (std::string name; std::getline(names, name, ',');) {
+    if (name.find(':') == std::string::npos) return true;
+  }
+  return false;
+}
 
 struct AddressHead {
   char magic[8] = {};
@@ -184,13 +193,17 @@ bool UcxNetwork::Open(std::string* error) {
   ucp::Config config = nullptr;
   ucp::Status status = ucx_->ucp_config_read(nullptr, nullptr, &config);
   if (status != ucp::kOk) return *error = StatusError("ucp_config_read", status), false;
-  const std::pair<const char*, std::string> settings[] = {
-      {"TLS", options_.transports},
-      {"NET_DEVICES", options_.devices},
-      {"TCP_TX_SEG_SIZE", UnlessSet("UCX_TCP_TX_SEG_SIZE", kTcpSegment)},
-      {"TCP_RX_SEG_SIZE", UnlessSet("UCX_TCP_RX_SEG_SIZE", kTcpSegment)}};
+  std::vector<std::pair<std::string, std::string>> settings = {{"TLS", options_.transports},
+                                                               {"NET_DEVICES", options_.devices}};
+  // Names of settings of one transport came to carry its name. Where TCP is not used, UCX warns of them.
+  const std::string tcp = ucx_->minor < kMinorWithTransportPrefix ? "" : "TCP_";
+  for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
+    if (UsesTcp(options_.devices) && !std::getenv((std::string("UCX_TCP_") + name).c_str())) {
+      settings.emplace_back(tcp + name, kTcpSegment);
+    }
+  }
   for (const auto& [name, value] : settings) {
-    if (!value.empty() && status == ucp::kOk) status = ucx_->ucp_config_modify(config, name, value.c_str());
+    if (!value.empty() && status == ucp::kOk) status = ucx_->ucp_config_modify(config, name.c_str(), value.c_str());
   }
   ucp::ContextParams context_params;
   context_params.mask = ucp::ContextParams::kFeatures | ucp::ContextParams::kEstimatedNumEps;
