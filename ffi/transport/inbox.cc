@@ -1,6 +1,7 @@
 #include "inbox.h"
 
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 namespace jaxcomm {
@@ -55,6 +56,7 @@ Inbox::Farewell Inbox::Arrive(const void* envelope_data, size_t envelope_bytes, 
     Held& held = peer.held[sequence];
     held.envelope = envelope;
     held.bytes = bytes;
+    if (muted_) return {};
     held.data = Copy(data, bytes);
     held.remote = std::move(remote);
     return {};
@@ -97,7 +99,7 @@ void Inbox::Announce(Peer& peer, const Envelope& envelope, size_t bytes, const v
 void Inbox::Accept(int process, uint64_t id, void* destination) {
   Peer& peer = peers_[process];
   const auto it = peer.held.find(id);
-  if (peer.lost || it == peer.held.end() || id >= peer.next || it->second.placed) return;
+  if (peer.lost || muted_ || it == peer.held.end() || id >= peer.next || it->second.placed) return;
   Place(peer, id, destination);
 }
 
@@ -119,6 +121,7 @@ void Inbox::Place(Peer& peer, uint64_t sequence, void* destination) {
 
 void Inbox::Fetched(Peer& peer, uint64_t sequence, bool ok) {
   --peer.num_fetches;
+  if (muted_) return;
   if (peer.lost) return ReportIfQuiet(peer);
   const auto it = peer.held.find(sequence);
   if (!ok) return Lose(it->second.envelope.process, "a payload could not be fetched from it");
@@ -144,6 +147,19 @@ void Inbox::Deliver(Peer& peer, const Envelope& envelope, size_t bytes) {
   peer.messages.fetch_add(1, std::memory_order_relaxed);
   peer.bytes.fetch_add(bytes, std::memory_order_relaxed);
   if (!muted_) receiver_->OnDelivered(MessageOf(envelope, bytes));
+}
+
+void Inbox::Mute() {
+  muted_ = true;
+  for (Peer& peer : peers_) {
+    // Early messages keep their sequence, so that those behind them are not waited for.
+    for (auto it = peer.held.begin(); it != peer.held.end();) {
+      it->second.data.reset();
+      it->second.remote.reset();
+      it = it->first < peer.next ? peer.held.erase(it) : std::next(it);
+    }
+    peer.channels.clear();
+  }
 }
 
 void Inbox::Lose(int process, const std::string& why) {

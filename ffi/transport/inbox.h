@@ -67,8 +67,8 @@ class Inbox {
   // that has said farewell is reported when what it left here has been delivered.
   void Lose(int process, const std::string& why);
 
-  // No further call to the receiver; messages are dropped.
-  void Mute() { muted_ = true; }
+  // No further call to the receiver; what is held and what comes is dropped.
+  void Mute();
 
   // The peer has said farewell, or is lost.
   bool left(int process) const { return peers_[process].left || peers_[process].lost; }

@@ -329,6 +329,23 @@ inline void CheckLeaving(const MakeNetwork& make) {
   std::printf("ok a process leaves after its last message\n");
 }
 
+// Leaving while messages have no place yet, or are on their way: all memory comes back to the senders.
+inline void CheckLeavingEarly(const MakeNetwork& make) {
+  Processes processes = JoinAll(make, 2, TestProcess::Place::kLater);
+  constexpr uint64_t kMessages = 20;
+  for (uint64_t index = 0; index < kMessages; ++index) {
+    for (const int p : {0, 1}) processes[p]->Send(1 - p, index % 3, index / 3, 100000);
+  }
+  CHECK(processes[1]->WaitWaiting(kMessages));
+  processes[1]->AcceptAll();
+  processes[1]->Leave();
+  CHECK(processes[1]->WaitSent(kMessages));
+  CHECK(processes[0]->WaitLost(1));
+  CHECK(processes[0]->WaitSent(kMessages));
+  LeaveAll(processes);
+  std::printf("ok a process leaves in the middle\n");
+}
+
 // A process of another run is not heard.
 inline void CheckToken(const MakeNetwork& make) {
   TestProcess host(0), stranger(1);
@@ -359,6 +376,7 @@ inline void CheckContract(const MakeNetwork& make) {
   CheckChannels(make);
   CheckManyThreads(make);
   CheckLeaving(make);
+  CheckLeavingEarly(make);
   CheckToken(make);
 }
 

@@ -10,8 +10,9 @@ namespace {
 
 constexpr uint64_t kToken = 0x1234567890abcdef;
 
-// Fabrics outlive their networks: they are kept here until the test ends.
-std::unique_ptr<MemoryFabric> fabric;
+// A fabric outlives its networks: it is kept here until the next. Never destroyed by a failed check's exit, which may
+// run on its own thread.
+std::unique_ptr<MemoryFabric>& fabric = *new std::unique_ptr<MemoryFabric>;
 
 std::unique_ptr<Network> MakeMemoryNetwork(int process, int num_processes, uint64_t token, Receiver* receiver) {
   if (process == 0) {
