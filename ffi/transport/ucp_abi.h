@@ -1,8 +1,8 @@
 // The part of UCX's binary interface that jaxcomm calls, for a library that is opened at run time. Nothing of UCX is
 // needed to build.
 //
-// UCX reads only the fields whose bit is set in a structure's mask, and all that stands here is the same in 1.13 (the
-// oldest supported) and later. tests/native/test_ucp_abi.cc compares it with the headers of an installed UCX.
+// UCX reads only the fields whose bit is set in a structure's mask, and all that stands here is the same in 1.13 and
+// later. tests/native/test_ucp_abi.cc compares it with the headers of an installed UCX.
 #pragma once
 
 #include <cstddef>

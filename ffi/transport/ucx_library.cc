@@ -14,13 +14,15 @@ namespace {
 constexpr char kSystemLibrary[] = "libucp.so.0";
 
 // Null and a sentence if `path` is no library, or not one that can be used.
-const UcxLibrary* TryOpen(const std::string& path, std::string* error) {
+// `*stays`: it has been loaded all the same.
+const UcxLibrary* TryOpen(const std::string& path, bool* stays, std::string* error) {
   const bool loaded = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD) != nullptr;
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) {
     *error = dlerror();
     return nullptr;
   }
+  *stays = true;
   // Some builds take over SIGSEGV and its like when they are loaded; a library must leave those to the program.
   if (const auto restore = reinterpret_cast<void (*)()>(dlsym(handle, "ucs_debug_disable_signals"));
       restore && !loaded) {
@@ -57,9 +59,9 @@ const UcxLibrary* TryOpen(const std::string& path, std::string* error) {
   JAXCOMM_FIND(ucp_request_free);
 #undef JAXCOMM_FIND
   if (library->ucp_get_version) library->ucp_get_version(&library->major, &library->minor, &library->release);
-  if (library->ucp_get_version && (library->major != ucp::kApiMajor || library->minor < ucp::kApiMinor)) {
+  if (library->ucp_get_version && (library->major != ucp::kApiMajor || library->minor < kOldestUcxMinor)) {
     *error = path + " is UCX " + library->version() + ", " + std::to_string(ucp::kApiMajor) + "." +
-             std::to_string(ucp::kApiMinor) + " or later of the same major version is needed";
+             std::to_string(kOldestUcxMinor) + " or later of the same major version is needed";
     return nullptr;
   }
   if (missing) {
@@ -86,11 +88,18 @@ const UcxLibrary* UcxLibrary::Open(const std::string& path, const std::string& f
     if (candidate.empty()) continue;
     const UcxLibrary*& library = (*opened)[candidate];
     std::string why;
-    if (!library) library = TryOpen(candidate, &why);
+    bool stays = false;
+    if (!library) library = TryOpen(candidate, &stays, &why);
     if (library) return library;
     tried += (tried.empty() ? "" : "; ") + why;
+    // It cannot be unloaded, and the parts of the next candidate, which have the same names, would be taken from it.
+    if (stays && candidate == kSystemLibrary && !fallback.empty()) {
+      *error = tried + ". Set JAXCOMM_UCX_LIBRARY=" + fallback;
+      return nullptr;
+    }
   }
-  *error = "no usable UCX: " + tried + ". Install UCX 1.13 or later, or the wheel libucx-cu12";
+  *error = "no usable UCX: " + tried + ". Install UCX " + std::to_string(ucp::kApiMajor) + "." +
+           std::to_string(kOldestUcxMinor) + " or later, or the wheel libucx-cu12";
   return nullptr;
 }
 

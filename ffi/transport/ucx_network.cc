@@ -197,10 +197,7 @@ bool UcxNetwork::Open(std::string* error) {
   std::vector<std::pair<std::string, std::string>> settings = {{"TLS", options_.transports},
                                                                {"NET_DEVICES", options_.devices}};
   // Names of settings of one transport came to carry its name. Where TCP is not used, UCX warns of them.
-  const bool old = ucx_->minor < kMinorWithTransportPrefix;
-  const std::string tcp = old ? "" : "TCP_";
-  // UCX 1.13.1 aborts on its own assertion in one of eight tests that kill a peer amid puts; without puts, never seen.
-  if (old && UsesTcp(options_.devices)) settings.emplace_back("PUT_ENABLE", "n");
+  const std::string tcp = ucx_->minor < kMinorWithTransportPrefix ? "" : "TCP_";
   for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
     if (UsesTcp(options_.devices) && !std::getenv((std::string("UCX_TCP_") + name).c_str())) {
       settings.emplace_back(tcp + name, kTcpSegment);

@@ -15,7 +15,7 @@
 namespace jaxcomm {
 
 struct UcxOptions {
-  std::string library;           // path of libucp; empty: the system's, else `fallback_library`
+  std::string library;           // path of libucp; empty: the system's, or `fallback_library` if there is none
   std::string fallback_library;  // path, such as that in the libucx wheel; may be empty
   // UCX's names of interfaces to use and listen on, such as "eth0" or "mlx5_0:1,mlx5_1:1"; empty: all.
   std::string devices;
