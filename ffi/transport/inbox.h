@@ -1,0 +1,122 @@
+// Order and places of incoming messages, the same for every network: puts messages back into the order of Send, asks
+// the receiver where payloads go, and delivers each channel in order although large payloads take longer than small
+// ones.
+//
+// Used by the progress thread alone, but for the counters.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "network.h"
+
+namespace jaxcomm {
+
+// A payload that is still with its sender. Destroyed without Fetch: not wanted.
+class RemotePayload {
+ public:
+  virtual ~RemotePayload() = default;
+  // Writes it to `destination`, then calls `done` from the progress thread, possibly before returning. Called at most
+  // once. This object may be destroyed before `done` is called, and by it. Not ok is the same as a lost peer.
+  virtual void Fetch(void* destination, std::function<void(bool ok)> done) = 0;
+};
+
+// What travels in front of every message.
+struct Envelope {
+  enum Kind : uint16_t {
+    kMessage,
+    kFarewell,      // the sender's last message
+    kFarewellSeen,  // all messages of the one who left have come in; itself without a sequence
+  };
+  uint64_t token = 0;     // of the run
+  uint64_t sequence = 0;  // counts the messages of one process to another, from 0; Message::id
+  uint64_t channel = 0;
+  int32_t process = -1;  // the sender
+  uint16_t header_bytes = 0;
+  uint16_t kind = kMessage;
+  char header[kMaxHeaderBytes] = {};
+
+  size_t size_bytes() const { return offsetof(Envelope, header) + header_bytes; }
+};
+
+class Inbox {
+ public:
+  Inbox(Receiver* receiver, int process, int num_processes, uint64_t token);
+
+  // The peer has said farewell, or has seen ours.
+  struct Farewell {
+    int process = -1;
+    Envelope::Kind kind = Envelope::kMessage;  // this: neither
+  };
+  // A message has come in. Its payload is at `data` until return, or it is `remote`, or there is none. Messages that
+  // are not of this run are dropped and counted. Returns what the network has to know.
+  Farewell Arrive(const void* envelope, size_t envelope_bytes, size_t bytes, const void* data,
+                  std::unique_ptr<RemotePayload> remote);
+
+  void Accept(int process, uint64_t id, void* destination);
+
+  // Drops what has not been delivered and reports the peer lost, once no fetch from it is under way any more. A peer
+  // that has said farewell is reported when what it left here has been delivered.
+  void Lose(int process, const std::string& why);
+
+  // No further call to the receiver; what is held and what comes is dropped.
+  void Mute();
+
+  // The peer has said farewell, or is lost.
+  bool left(int process) const { return peers_[process].left || peers_[process].lost; }
+
+  // From any thread. A peer is lost from Lose, its farewell or a failed fetch on.
+  bool lost(int process) const { return peers_[process].lost; }
+  uint64_t messages(int process) const { return peers_[process].messages; }
+  uint64_t bytes(int process) const { return peers_[process].bytes; }
+  uint64_t rejected() const { return rejected_; }
+
+ private:
+  // A message that is early, has no place yet, is being fetched, or waits for an earlier one of its channel.
+  struct Held {
+    Envelope envelope;
+    size_t bytes = 0;
+    std::unique_ptr<char[]> data;
+    std::unique_ptr<RemotePayload> remote;
+    bool placed = false;
+    bool ready = false;    // payload in place
+    bool dropped = false;  // by the receiver
+  };
+  struct Peer {
+    uint64_t next = 0;  // sequence that is announced next; what is held from there on came early
+    std::map<uint64_t, Held> held;
+    std::unordered_map<uint64_t, std::deque<uint64_t>> channels;  // announced and held, by sequence; never empty
+    int64_t num_fetches = 0;
+    bool left = false;  // has said farewell
+    bool reported = false;
+    std::string why;
+    std::atomic<bool> lost{false};
+    std::atomic<uint64_t> messages{0};
+    std::atomic<uint64_t> bytes{0};
+  };
+
+  void Announce(Peer& peer, const Envelope& envelope, size_t bytes, const void* data,
+                std::unique_ptr<RemotePayload> remote);
+  void Place(Peer& peer, uint64_t sequence, void* destination);
+  void Fetched(Peer& peer, uint64_t sequence, bool ok);
+  void DeliverChannel(Peer& peer, uint64_t channel);
+  void Deliver(Peer& peer, const Envelope& envelope, size_t bytes);
+  void ReportIfQuiet(Peer& peer);
+
+  Receiver* const receiver_;
+  const int process_;
+  const uint64_t token_;
+  std::vector<Peer> peers_;
+  bool muted_ = false;
+  std::atomic<uint64_t> rejected_{0};
+};
+
+}  // namespace jaxcomm

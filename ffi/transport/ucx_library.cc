@@ -1,0 +1,106 @@
+#include "ucx_library.h"
+
+#include <dlfcn.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <type_traits>
+#include <vector>
+
+namespace jaxcomm {
+namespace {
+
+constexpr char kSystemLibrary[] = "libucp.so.0";
+
+// Null and a sentence if `path` is no library, or not one that can be used.
+// `*stays`: it has been loaded all the same.
+const UcxLibrary* TryOpen(const std::string& path, bool* stays, std::string* error) {
+  const bool loaded = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD) != nullptr;
+  void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!handle) {
+    *error = dlerror();
+    return nullptr;
+  }
+  *stays = true;
+  // Some builds take over SIGSEGV and its like when they are loaded; a library must leave those to the program.
+  if (const auto restore = reinterpret_cast<void (*)()>(dlsym(handle, "ucs_debug_disable_signals"));
+      restore && !loaded) {
+    restore();
+  }
+  auto library = std::make_unique<UcxLibrary>();
+  library->path = path;
+  const char* missing = nullptr;
+  const auto find = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::decay_t<decltype(function)>>(dlsym(handle, name));
+    if (!function) missing = name;
+  };
+#define JAXCOMM_FIND(name) find(library->name, #name)
+  JAXCOMM_FIND(ucp_get_version);
+  JAXCOMM_FIND(ucs_status_string);
+  JAXCOMM_FIND(ucp_config_read);
+  JAXCOMM_FIND(ucp_config_modify);
+  JAXCOMM_FIND(ucp_config_release);
+  JAXCOMM_FIND(ucp_init_version);
+  JAXCOMM_FIND(ucp_cleanup);
+  JAXCOMM_FIND(ucp_worker_create);
+  JAXCOMM_FIND(ucp_worker_destroy);
+  JAXCOMM_FIND(ucp_worker_get_address);
+  JAXCOMM_FIND(ucp_worker_release_address);
+  JAXCOMM_FIND(ucp_worker_get_efd);
+  JAXCOMM_FIND(ucp_worker_arm);
+  JAXCOMM_FIND(ucp_worker_progress);
+  JAXCOMM_FIND(ucp_worker_set_am_recv_handler);
+  JAXCOMM_FIND(ucp_ep_create);
+  JAXCOMM_FIND(ucp_ep_close_nbx);
+  JAXCOMM_FIND(ucp_am_send_nbx);
+  JAXCOMM_FIND(ucp_am_recv_data_nbx);
+  JAXCOMM_FIND(ucp_am_data_release);
+  JAXCOMM_FIND(ucp_request_free);
+#undef JAXCOMM_FIND
+  if (library->ucp_get_version) library->ucp_get_version(&library->major, &library->minor, &library->release);
+  if (library->ucp_get_version && (library->major != ucp::kApiMajor || library->minor < kOldestUcxMinor)) {
+    *error = path + " is UCX " + library->version() + ", " + std::to_string(ucp::kApiMajor) + "." +
+             std::to_string(kOldestUcxMinor) + " or later of the same major version is needed";
+    return nullptr;
+  }
+  if (missing) {
+    *error = path + " has no function " + missing;
+    return nullptr;
+  }
+  return library.release();
+}
+
+}  // namespace
+
+std::string UcxLibrary::version() const {
+  return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
+}
+
+const UcxLibrary* UcxLibrary::Open(const std::string& path, const std::string& fallback, std::string* error) {
+  static std::mutex mutex;
+  static auto* const opened = new std::map<std::string, const UcxLibrary*>;
+  std::lock_guard<std::mutex> lock(mutex);
+  std::string tried;
+  std::vector<std::string> candidates = {path};
+  if (path.empty()) candidates = {kSystemLibrary, fallback};
+  for (const std::string& candidate : candidates) {
+    if (candidate.empty()) continue;
+    const UcxLibrary*& library = (*opened)[candidate];
+    std::string why;
+    bool stays = false;
+    if (!library) library = TryOpen(candidate, &stays, &why);
+    if (library) return library;
+    tried += (tried.empty() ? "" : "; ") + why;
+    // It cannot be unloaded, and the parts of the next candidate, which have the same names, would be taken from it.
+    if (stays && candidate == kSystemLibrary && !fallback.empty()) {
+      *error = tried + ". Set JAXCOMM_UCX_LIBRARY=" + fallback;
+      return nullptr;
+    }
+  }
+  *error = "no usable UCX: " + tried + ". Install UCX " + std::to_string(ucp::kApiMajor) + "." +
+           std::to_string(kOldestUcxMinor) + " or later, or the wheel libucx-cu12";
+  return nullptr;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,34 @@
+// The network between hosts: UCX active messages, over InfiniBand, RoCE or TCP, whichever UCX finds.
+//
+// Over TCP, UCX listens at a port of every interface in `devices`. Connections that do not begin with UCX's magic
+// number are closed there, messages without the token are dropped here. In between lies UCX's own protocol, which
+// trusts its peers: whoever speaks its first bytes and then sends garbage can end the process. Networks have to be
+// closed to strangers, or `devices` restricted to those that are.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "network.h"
+
+namespace jaxcomm {
+
+struct UcxOptions {
+  std::string library;           // path of libucp; empty: the system's, or `fallback_library` if there is none
+  std::string fallback_library;  // path, such as that in the libucx wheel; may be empty
+  // UCX's names of interfaces to use and listen on, such as "eth0" or "mlx5_0:1,mlx5_1:1"; empty: all.
+  std::string devices;
+  // UCX_TLS; empty: what UCX itself would use. Default: all but memory shared within a host, which jaxcomm does itself.
+  std::string transports = "^sm,self";
+  // Larger payloads stay with the sender until they have a place. 64 KiB over TCP: 4 GB/s eager, 3 GB/s not.
+  size_t eager_bytes = 64 << 10;
+  // How long the progress thread looks for work before it sleeps.
+  int64_t spin_us = 20;
+};
+
+// Null and a sentence if UCX cannot be used. `token` is the same in all processes of a run and in no other run.
+std::unique_ptr<Network> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes, uint64_t token,
+                                        Receiver* receiver, std::string* error);
+
+}  // namespace jaxcomm

@@ -1,0 +1,346 @@
+// The network between hosts: the contract over TCP within this process, strangers at its ports, a peer that is killed.
+//
+// JAXCOMM_UCX_LIBRARY: path of libucp, as for users; else the system's. No UCX is a failure.
+// `test_ucx_network measure <folder> <process>`: one of two processes, on any two hosts that share the folder, that
+// measure latency and bandwidth; process 0 prints them.
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <sstream>
+
+#include "../../ffi/transport/ucx_network.h"
+#include "network_contract.h"
+
+namespace jaxcomm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
+
+std::unique_ptr<Network> MakeUcxNetwork(int process, int num_processes, uint64_t token, Receiver* receiver) {
+  UcxOptions options;
+  if (const char* path = std::getenv("JAXCOMM_UCX_LIBRARY")) options.library = path;
+  if (const char* devices = std::getenv("JAXCOMM_TEST_DEVICES")) options.devices = devices;
+  std::string error;
+  std::unique_ptr<Network> network = OpenUcxNetwork(options, process, num_processes, token, receiver, &error);
+  if (!network) std::fprintf(stderr, "%s\n", error.c_str());
+  CHECK(network);
+  return network;
+}
+
+void CheckErrors() {
+  TestProcess process(0);
+  UcxOptions options;
+  std::string error;
+  options.library = "/nowhere/libucp.so.0";
+  CHECK(!OpenUcxNetwork(options, 0, 2, 1, &process, &error));
+  CHECK(error.find("/nowhere/libucp.so.0") != std::string::npos && error.find("libucx-cu12") != std::string::npos);
+  options.library = "libc.so.6";  // a library, not UCX
+  CHECK(!OpenUcxNetwork(options, 0, 2, 1, &process, &error));
+  CHECK(error.find("has no function ucp_") != std::string::npos);
+  std::printf("ok what is not UCX is named\n");
+}
+
+// Addresses go through files, as they do through jax.distributed's store.
+std::string ReadWhenThere(const std::string& path) {
+  for (const auto start = Clock::now(); Seconds(start) < 30;) {
+    std::ifstream file(path, std::ios::binary);
+    if (file) return std::string(std::istreambuf_iterator<char>(file), {});
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  std::fprintf(stderr, "%s did not appear\n", path.c_str());
+  std::exit(1);
+}
+
+void Meet(const std::string& folder, Network& self, int process, int peer) {
+  const std::string path = folder + "/address" + std::to_string(process);
+  std::ofstream(path + ".new", std::ios::binary) << self.address();
+  CHECK(std::rename((path + ".new").c_str(), path.c_str()) == 0);
+  std::string error;
+  if (!self.Connect(peer, ReadWhenThere(folder + "/address" + std::to_string(peer)), &error)) {
+    std::fprintf(stderr, "%s\n", error.c_str());
+    std::exit(1);
+  }
+}
+
+struct Folder {
+  Folder() { CHECK(mkdtemp(path)); }
+  ~Folder() { [[maybe_unused]] const int rc = std::system((std::string("rm -rf ") + path).c_str()); }
+  char path[32] = "/tmp/jaxcomm_test.XXXXXX";
+};
+
+pid_t Spawn(const char* role, const char* folder) {
+  std::fflush(nullptr);
+  const pid_t pid = fork();
+  if (pid == 0) {
+    execl("/proc/self/exe", "test_ucx_network", role, folder, "1", nullptr);
+    _exit(127);
+  }
+  CHECK(pid > 0);
+  return pid;
+}
+
+// The other side of CheckKilledPeer: sends and receives until killed.
+int RunVictim(const std::string& folder) {
+  TestProcess self(1, TestProcess::Place::kAtOnce);
+  self.Join(MakeUcxNetwork(1, 2, 99, &self));
+  Meet(folder, self.network(), 1, 0);
+  self.Send(0, 0, 0, 0);
+  for (uint64_t index = 1; index <= 8; ++index) self.Send(0, 0, index, 16 << 20);
+  for (;;) pause();
+}
+
+void CheckKilledPeer(TestProcess::Place place, int64_t delivered_before, const char* what) {
+  Folder folder;
+  TestProcess self(0, place);
+  self.Join(MakeUcxNetwork(0, 2, 99, &self));
+  const pid_t victim = Spawn("victim", folder.path);
+  Meet(folder.path, self.network(), 0, 1);
+  CHECK(self.WaitDelivered(delivered_before));
+  constexpr int kSends = 20;
+  for (uint64_t index = 0; index < kSends; ++index) self.Send(1, 0, index, 4 << 20);
+  kill(victim, SIGKILL);
+  const auto start = Clock::now();
+  CHECK(self.WaitLost(1));
+  const double lost_s = Seconds(start);
+  CHECK(self.WaitSent(kSends));
+  CHECK(lost_s < 5);
+  self.AcceptAll();
+  self.Send(1, 0, kSends, 0);
+  CHECK(self.WaitSent(kSends + 1));
+  waitpid(victim, nullptr, 0);
+  std::printf("ok a peer is killed %s: told after %.0f ms (%s), %d of %d sends failed\n", what, lost_s * 1e3,
+              self.why_lost(1).c_str(), static_cast<int>(self.unsent()), kSends + 1);
+}
+
+// A connected peer with which nothing was ever exchanged.
+int RunSilent(const std::string& folder) {
+  TestProcess self(1);
+  self.Join(MakeUcxNetwork(1, 2, 99, &self));
+  Meet(folder, self.network(), 1, 0);
+  std::ofstream(folder + "/met");
+  for (;;) pause();
+}
+
+void CheckSilentPeer() {
+  Folder folder;
+  TestProcess self(0);
+  self.Join(MakeUcxNetwork(0, 2, 99, &self));
+  const pid_t victim = Spawn("silent", folder.path);
+  Meet(folder.path, self.network(), 0, 1);
+  ReadWhenThere(std::string(folder.path) + "/met");
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  kill(victim, SIGKILL);
+  const auto start = Clock::now();
+  CHECK(self.WaitLost(1));
+  waitpid(victim, nullptr, 0);
+  std::printf("ok a silent peer is killed: told after %.0f ms (%s)\n", Seconds(start) * 1e3, self.why_lost(1).c_str());
+}
+
+struct Listener {
+  in_addr address;
+  uint16_t port;
+};
+
+// The TCP sockets on which this process listens.
+std::vector<Listener> Listeners() {
+  std::set<std::string> inodes;
+  DIR* const fds = opendir("/proc/self/fd");
+  while (const dirent* entry = readdir(fds)) {
+    char target[64] = {};
+    const std::string path = std::string("/proc/self/fd/") + entry->d_name;
+    if (readlink(path.c_str(), target, sizeof(target) - 1) <= 0) continue;
+    if (std::strncmp(target, "socket:[", 8) == 0) inodes.insert(std::string(target + 8, std::strlen(target) - 9));
+  }
+  closedir(fds);
+  std::vector<Listener> listeners;
+  std::ifstream table("/proc/self/net/tcp");
+  std::string line;
+  std::getline(table, line);
+  while (std::getline(table, line)) {
+    std::istringstream words(line);
+    std::string number, local, remote, state, queues, timer, retransmits, uid, timeout, inode;
+    words >> number >> local >> remote >> state >> queues >> timer >> retransmits >> uid >> timeout >> inode;
+    if (state != "0A" || !inodes.count(inode)) continue;
+    Listener listener;
+    listener.address.s_addr = static_cast<in_addr_t>(std::stoul(local.substr(0, 8), nullptr, 16));
+    listener.port = static_cast<uint16_t>(std::stoul(local.substr(9), nullptr, 16));
+    listeners.push_back(listener);
+  }
+  return listeners;
+}
+
+int Dial(const Listener& listener) {
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr = listener.address;
+  address.sin_port = htons(listener.port);
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  CHECK(connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0);
+  return fd;
+}
+
+// Port scans and garbage at every port that UCX opened: messages of the run go on as if nothing had happened. (Garbage
+// behind UCX's own magic number is another matter: see ucx_network.h.)
+void CheckStrangers() {
+  Processes processes = JoinAll(MakeUcxNetwork, 2, TestProcess::Place::kAtOnce);
+  processes[0]->Send(1, 0, 0, 100000);
+  CHECK(processes[1]->WaitDelivered(1));
+  const std::vector<Listener> listeners = Listeners();
+  CHECK(!listeners.empty());
+  for (const Listener& listener : listeners) {
+    char text[INET_ADDRSTRLEN];
+    std::printf("listens at %s:%d\n", inet_ntop(AF_INET, &listener.address, text, sizeof(text)), listener.port);
+    CHECK(listener.address.s_addr != INADDR_ANY);
+  }
+  std::mt19937 random(11);
+  uint64_t index = 1;
+  std::vector<int> open;
+  for (int round = 0; round < 30; ++round) {
+    for (const Listener& listener : listeners) {
+      const int fd = Dial(listener);
+      const size_t bytes = round % 5 == 0 ? 0 : random() % (round % 5 == 1 ? 16 : 20000);
+      std::string garbage(bytes, '\0');
+      for (char& byte : garbage) byte = static_cast<char>(random());
+      if (round % 5 == 4) garbage = "GET / HTTP/1.1\r\nHost: jaxcomm\r\n\r\n";
+      send(fd, garbage.data(), garbage.size(), MSG_NOSIGNAL);
+      if (round % 3 == 0) {
+        open.push_back(fd);  // a stranger that stays
+      } else {
+        close(fd);
+      }
+    }
+    processes[0]->Send(1, 0, index++, 20000);
+    CHECK(processes[1]->WaitDelivered(static_cast<int64_t>(index)));
+  }
+  for (const int fd : open) close(fd);
+  processes[0]->Send(1, 0, index++, 2000000);
+  CHECK(processes[1]->WaitDelivered(static_cast<int64_t>(index)));
+  CHECK(processes[0]->why_lost(1).empty() && processes[1]->why_lost(0).empty());
+  LeaveAll(processes);
+  std::printf("ok garbage at %d listening ports changes nothing\n", static_cast<int>(listeners.size()));
+}
+
+// Answers and counts in the progress thread, as the executor does: for times.
+class Counter : public Receiver {
+ public:
+  explicit Counter(size_t bytes) : buffer_(bytes) {}
+
+  void Join(std::unique_ptr<Network> network) { network_ = std::move(network); }
+  Network& network() { return *network_; }
+  char* data() { return buffer_.data(); }
+
+  // The next `count` messages of 8 bytes are each answered with 8 bytes.
+  void AnswerNext(int64_t count) { answers_ = count; }
+
+  void Wait(int64_t count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return delivered_ >= count || lost_; }));
+    CHECK(delivered_ >= count);
+  }
+  void WaitLost() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    CHECK(changed_.wait_for(lock, std::chrono::seconds(60), [&] { return lost_; }));
+  }
+
+  void* OnMessage(const Message&) override { return buffer_.data(); }
+  void OnDelivered(const Message& message) override {
+    if (message.bytes == 8 && answers_ > 0 && answers_-- > 0) {
+      network_->Send(message.process, 0, nullptr, 0, buffer_.data(), 8, nullptr);
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    ++delivered_;
+    changed_.notify_all();
+  }
+  void OnPeerLost(int, const std::string&) override {
+    std::lock_guard<std::mutex> lock(mutex_);
+    lost_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::vector<char> buffer_;
+  std::unique_ptr<Network> network_;
+  std::atomic<int64_t> answers_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t delivered_ = 0;
+  bool lost_ = false;
+};
+
+}  // namespace
+
+// 8 bytes to and fro, then trains of large messages to process 1, which answers the last of each.
+int Measure(const std::string& folder, int process) {
+  constexpr int kTrips = 1000;
+  constexpr size_t kLargest = 16 << 20;
+  const std::vector<std::pair<size_t, int>> trains = {{64 << 10, 200}, {1 << 20, 30}, {kLargest, 4}};
+  constexpr int kRepeats = 3;
+  Counter self(kLargest);
+  self.Join(MakeUcxNetwork(process, 2, 7, &self));
+  self.AnswerNext(process == 1 ? kTrips : kTrips - 1);  // all but the last trip are begun by an answer
+  Meet(folder, self.network(), process, 1 - process);
+  const auto send = [&](size_t bytes) { self.network().Send(1 - process, 0, nullptr, 0, self.data(), bytes, nullptr); };
+  send(0);  // a peer that is heard has connected
+  int64_t expected = 1;
+  self.Wait(expected);
+  if (process == 1) {
+    self.Wait(expected += kTrips);
+    for (const auto& [bytes, count] : trains) {
+      for (int repeat = 0; repeat < kRepeats; ++repeat) {
+        self.Wait(expected += count);
+        send(0);
+      }
+    }
+    self.WaitLost();
+    return 0;
+  }
+  auto start = Clock::now();
+  send(8);
+  self.Wait(expected += kTrips);
+  std::printf("8 bytes: half round trip %.1f us\n", Seconds(start) * 1e6 / kTrips / 2);
+  for (const auto& [bytes, count] : trains) {
+    double best_s = 1e9;
+    for (int repeat = 0; repeat < kRepeats; ++repeat) {
+      start = Clock::now();
+      for (int i = 0; i < count; ++i) send(bytes);
+      self.Wait(++expected);
+      best_s = std::min(best_s, Seconds(start));
+    }
+    std::printf("%zu bytes: %.3f GB/s\n", bytes, static_cast<double>(bytes) * count / best_s / 1e9);
+  }
+  return 0;
+}
+
+}  // namespace jaxcomm
+
+int main(int argc, char** argv) {
+  using namespace jaxcomm;
+  setvbuf(stdout, nullptr, _IOLBF, 0);
+  const std::string role = argc > 2 ? argv[1] : "";
+  if (role == "victim") return RunVictim(argv[2]);
+  if (role == "silent") return RunSilent(argv[2]);
+  if (role == "measure") return Measure(argv[2], std::atoi(argv[3]));
+  CheckErrors();
+  CheckContract(MakeUcxNetwork);
+  CheckStrangers();
+  CheckSilentPeer();
+  CheckKilledPeer(TestProcess::Place::kAtOnce, 1, "while it sends");
+  CheckKilledPeer(TestProcess::Place::kLater, 1, "while its messages wait");
+  CheckKilledPeer(TestProcess::Place::kAtOnce, 9, "after its last message");
+  Folder folder;
+  const pid_t peer = Spawn("measure", folder.path);
+  Measure(folder.path, 0);
+  waitpid(peer, nullptr, 0);
+  return 0;
+}
