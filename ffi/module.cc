@@ -54,6 +54,29 @@ void RaiseIf(const std::string& error) {
   if (!error.empty()) throw std::runtime_error(error);
 }
 
+void BindNetwork(nb::module_& m) {
+  m.def(
+      "start_network",
+      [](const std::string& library, const std::string& fallback_library, const std::string& devices,
+         int32_t num_processes, uint64_t token) {
+        UcxOptions options;
+        options.library = library;
+        options.fallback_library = fallback_library;
+        options.devices = devices;
+        RaiseIf(ThisProcess::Get().StartNetwork(options, num_processes, token));
+        const std::string address = ThisProcess::Get().switchboard().network()->address();
+        return nb::bytes(address.data(), address.size());
+      },
+      nb::arg("library"), nb::arg("fallback_library"), nb::arg("devices"), nb::arg("num_processes"), nb::arg("token"),
+      "Makes this process reachable from other nodes. Returns the address for connect_network.");
+  m.def(
+      "connect_network",
+      [](int32_t index, nb::bytes address) {
+        RaiseIf(ThisProcess::Get().ConnectNetwork(index, std::string(address.c_str(), address.size())));
+      },
+      nb::arg("index"), nb::arg("address"), "Connects to a process of another node.");
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -65,9 +88,9 @@ NB_MODULE(_core, m) {
   m.def("end_program", &Meeting::EndProgram, "Tells that all call sites of a program have been made.");
   m.def(
       "start_process",
-      [](int32_t index, bool single_copy) {
+      [](int32_t index, const std::string& node, bool single_copy) {
         ThisProcess& process = ThisProcess::Get();
-        RaiseIf(process.Start(index, single_copy));
+        RaiseIf(process.Start(index, node, single_copy));
         const ProcessInfo& info = process.info();
         nb::dict record;
         record["pid"] = info.address.pid;
@@ -78,17 +101,18 @@ NB_MODULE(_core, m) {
         record["num_processors"] = info.num_processors;
         return record;
       },
-      nb::arg("index"), nb::arg("single_copy"),
+      nb::arg("index"), nb::arg("node"), nb::arg("single_copy"),
       "Lets other processes of this host reach this one. Returns what connect_process needs there.");
   m.def(
       "connect_process",
-      [](int32_t index, int32_t pid, int32_t board_fd, std::array<uint64_t, 2> token, uint64_t token_address,
+      [](int32_t index, const std::string& node, int32_t pid, int32_t board_fd, std::array<uint64_t, 2> token, uint64_t token_address,
          bool single_copy, int64_t num_processors) {
         RaiseIf(
-            ThisProcess::Get().Connect(index, {{pid, board_fd, token, token_address}, single_copy, num_processors}));
+            ThisProcess::Get().Connect(index, {node, {pid, board_fd, token, token_address}, single_copy, num_processors}));
       },
-      nb::arg("index"), nb::arg("pid"), nb::arg("board_fd"), nb::arg("token"), nb::arg("token_address"),
-      nb::arg("single_copy"), nb::arg("num_processors"), "Connects to another process of this host.");
+      nb::arg("index"), nb::arg("node"), nb::arg("pid"), nb::arg("board_fd"), nb::arg("token"), nb::arg("token_address"),
+      nb::arg("single_copy"), nb::arg("num_processors"), "Makes another process known, and connects to it if it is of this node.");
+  BindNetwork(m);
   m.def("set_timeout", &Meeting::SetTimeout, nb::arg("seconds"), "Bounds every wait for a late rank.");
   nb::module_ plan = m.def_submodule("plan", "Plans: build, validate, cost, select.");
   BindPlan(plan);

@@ -16,11 +16,16 @@ class Config:
         memory exactly if their names are equal.
       single_copy: whether processes of a node may read each other's memory (JAXCOMM_SINGLE_COPY, 0 or 1). If not, or if
         the kernel forbids it, large buffers are copied through shared memory.
+      ucx_library: path of the libucp to use between nodes (JAXCOMM_UCX_LIBRARY), instead of the system's or the wheel's.
+      network_devices: UCX's names of the interfaces to use and listen on (JAXCOMM_NETWORK_DEVICES), such as "eth0" or
+        "mlx5_0:1"; all if not set.
     """
 
     timeout_s: float = 30.0
     node_id: str | None = None
     single_copy: bool = True
+    ucx_library: str | None = None
+    network_devices: str | None = None
 
 
 def _positive_float(name: str, default: float) -> float:
@@ -50,4 +55,6 @@ def config() -> Config:
         timeout_s=_positive_float("JAXCOMM_TIMEOUT_S", Config.timeout_s),
         node_id=os.environ.get("JAXCOMM_NODE_ID"),
         single_copy=_flag("JAXCOMM_SINGLE_COPY", Config.single_copy),
+        ucx_library=os.environ.get("JAXCOMM_UCX_LIBRARY"),
+        network_devices=os.environ.get("JAXCOMM_NETWORK_DEVICES"),
     )

@@ -60,21 +60,25 @@ def ranks_per_node(axis_sizes: tuple, groups: tuple | None) -> int:
     return sizes[-1] if len(sizes) > 1 else math.prod(sizes)
 
 
-def _call_attributes(mesh: Any, call: Call) -> dict[str, Any]:
+def _call_attributes(mesh: Any, call: Call, collective: str) -> dict[str, Any]:
     """Attributes that every collective has. Arrays must stand at the top level, everything else is in `call`."""
     rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
     sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
+    layout = distributed.layout(mesh, rows)
+    per_node = layout.ranks_per_node or ranks_per_node(sizes, call.groups)
+    if call.algorithm is not None:
+        _check_algorithm(call, collective, rows.shape[1], per_node, layout.ranks_per_node is None)
     attributes = {
         "op": call.op,
         "site": call.site,
         "algorithm": call.algorithm or "",
         "group_size": np.int64(rows.shape[1]),
-        "ranks_per_node": np.int64(ranks_per_node(sizes, call.groups)),
+        "ranks_per_node": np.int64(per_node),
     }
     return {
         "call": attributes,
         "groups": rows.reshape(-1).astype(np.int64),
-        "processes": distributed.processes_of(mesh, rows),
+        "processes": layout.processes,
     }
 
 
@@ -101,10 +105,12 @@ def _in_bytes(dtype: Any) -> Any:
     return _IN_BYTES.get(str(dtype), dtype)
 
 
-def _check_algorithm(call: Call, collective: str, group_size: int, ranks_per_node: int) -> None:
+def _check_algorithm(call: Call, collective: str, group_size: int, ranks_per_node: int, one_node: bool) -> None:
     """Whether the algorithm takes such a group is known now; the executor would only say so at run time."""
     num_nodes = group_size // ranks_per_node
-    request = plan.Request(collective, num_nodes, ranks_per_node, source_of=range(group_size))
+    request = plan.Request(
+        collective, num_nodes, ranks_per_node, source_of=range(group_size), all_addressable=one_node
+    )
     if not plan.supports(request, call.algorithm):
         machine = plan.process_machine(group_size)
         raise ValueError(f"{call.op} at {call.site}: {plan.select(request, call.algorithm, 1, machine).reason}")
@@ -135,10 +141,8 @@ def lower(
         raise NotImplementedError(f"{call.op} works inside jax.shard_map only (called at {call.site})")
     mesh = axis_context.mesh
     register()
-    common = _call_attributes(mesh, call)
+    common = _call_attributes(mesh, call, target.removeprefix("jaxcomm_"))
     group_size = int(common["call"]["group_size"])
-    if call.algorithm is not None:
-        _check_algorithm(call, target.removeprefix("jaxcomm_"), group_size, int(common["call"]["ranks_per_node"]))
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):

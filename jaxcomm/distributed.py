@@ -1,13 +1,20 @@
 """Who else takes part: processes find each other through the key-value store of jax.distributed.
 
 Every process publishes a small record when it first needs another one: its node, a handle on its shared memory, a
-random token. Nothing else goes through the store. This is the only file that uses JAX's private distributed client.
+random token. Once there is a second node, also its network address. Nothing else goes through the store. This is the
+only file that uses JAX's private distributed client.
 """
 
+import base64
+import dataclasses
 import functools
 import importlib.metadata
+import importlib.util
+import itertools
 import json
 import os
+import pathlib
+import secrets
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -20,6 +27,7 @@ from jaxcomm._config import config
 
 _lock = threading.RLock()
 _records: dict[int, dict[str, Any]] = {}  # of the processes that this one knows, its own included
+_connected: set[int] = set()
 
 
 def register() -> None:
@@ -69,10 +77,6 @@ def node_id() -> str:
     return ":".join([boot, *map(str, namespaces), str(os.getuid())])
 
 
-def _key(process: int) -> str:
-    return f"jaxcomm/process/{process}"
-
-
 def _publish(client: Any) -> None:
     """Once; before that, the native module takes every rank for its own."""
     own = jax.process_index()
@@ -81,20 +85,60 @@ def _publish(client: Any) -> None:
     record = {
         "version": importlib.metadata.version("jaxcomm"),
         "node": node_id(),
-        "address": _core.start_process(own, config().single_copy),
+        "address": _core.start_process(own, node_id(), config().single_copy),
     }
-    client.key_value_set(_key(own), json.dumps(record))
+    client.key_value_set(f"jaxcomm/process/{own}", json.dumps(record))
     _records[own] = record
 
 
-def _fetch(client: Any, process: int) -> dict[str, Any]:
+def _fetch(client: Any, key: str, process: int) -> str:
     try:
-        return json.loads(client.blocking_key_value_get(_key(process), int(config().timeout_s * 1000)))
+        return client.blocking_key_value_get(f"jaxcomm/{key}/{process}", int(config().timeout_s * 1000))
     except jax.errors.JaxRuntimeError as error:
         raise RuntimeError(
             f"jaxcomm: process {process} did not show up within {config().timeout_s:g} s (JAXCOMM_TIMEOUT_S); "
-            f"all processes of a collective must compile it: {str(error).splitlines()[0]}"
+            f"all processes of a mesh must compile its collectives: {str(error).splitlines()[0]}"
         ) from error
+
+
+def _know(client: Any, processes: Iterable[int]) -> None:
+    """Reads the records of other processes."""
+    _publish(client)
+    own = jax.process_index()
+    for process in processes:
+        if process in _records:
+            continue
+        record = json.loads(_fetch(client, "process", process))
+        if record["version"] != (ours := _records[own]["version"]):
+            raise RuntimeError(f"jaxcomm: process {process} runs jaxcomm {record['version']}, process {own} {ours}")
+        _records[process] = record
+
+
+def _wheel_of_ucx() -> str:
+    spec = importlib.util.find_spec("libucx")
+    if spec is None or not spec.submodule_search_locations:
+        return ""
+    return str(pathlib.Path(spec.submodule_search_locations[0]) / "lib" / "libucp.so.0")
+
+
+@functools.cache
+def _start_network() -> None:
+    """Makes this process reachable from other nodes."""
+    client, own = _client(), jax.process_index()
+    try:
+        client.key_value_set("jaxcomm/token", str(secrets.randbits(64)))
+    except jax.errors.JaxRuntimeError:
+        pass  # another process was first
+    token = int(client.blocking_key_value_get("jaxcomm/token", int(config().timeout_s * 1000)))
+    library, devices = config().ucx_library or "", config().network_devices or ""
+    try:
+        address = _core.start_network(library, _wheel_of_ucx(), devices, jax.process_count(), token)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"jaxcomm: there are several nodes, but no network between them: {error}. "
+            "`pip install jaxcomm[hosts]` brings a UCX for TCP"
+        ) from error
+    client.key_value_set(f"jaxcomm/network/{own}", base64.b64encode(address).decode())
 
 
 def connect(processes: Iterable[int]) -> None:
@@ -102,48 +146,65 @@ def connect(processes: Iterable[int]) -> None:
 
     Raises:
       RuntimeError: as register().
-      NotImplementedError: a process of another node.
     """
     own = jax.process_index()
     with _lock:
         client = _client()
-        _publish(client)
-        for process in processes:
-            if process in _records:
-                continue
-            record = _fetch(client, process)
-            ours = _records[own]
-            if record["version"] != ours["version"]:
-                raise RuntimeError(
-                    f"jaxcomm: process {process} runs jaxcomm {record['version']}, process {own} {ours['version']}"
-                )
-            if record["node"] != ours["node"]:
-                raise NotImplementedError(
-                    f"jaxcomm: processes {own} and {process} are on different nodes ({ours['node']} and "
-                    f"{record['node']}); so far all processes must be of one"
-                )
+        new = [p for p in processes if p != own and p not in _connected]
+        _know(client, new)
+        node = _records[own]["node"]
+        if any(_records[process]["node"] != node for process in new):
+            _start_network()
+        for process in new:
+            record = _records[process]
             try:
-                _core.connect_process(process, **record["address"])
+                _core.connect_process(process, record["node"], **record["address"])
+                if record["node"] != node:
+                    _core.connect_network(process, base64.b64decode(_fetch(client, "network", process)))
             except RuntimeError as error:
                 raise RuntimeError(
-                    f"jaxcomm: process {process} can't be reached from process {own}: {error}. Processes that share "
-                    "no memory need different JAXCOMM_NODE_IDs"
+                    f"jaxcomm: process {process} can't be reached from process {own}: {error}. (Processes are of one "
+                    f"node if their names are equal, here {node!r}; JAXCOMM_NODE_ID sets another)"
                 ) from error
-            _records[process] = record
+            _connected.add(process)
 
 
-def processes_of(mesh: Any, rows: np.ndarray) -> np.ndarray:
-    """The process of each device of the replica groups `rows`; empty if all are of this one.
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How replica groups lie on processes and nodes; the same in all processes.
 
-    Connects to those that this process will work with.
+    Attributes:
+      processes: of each device, group after group; empty if all are of this process.
+      ranks_per_node: ranks of a group that share a node, if each group consists of whole nodes one after the other, all
+        with as many ranks; 1 if not; None if every group is of one node.
     """
+
+    processes: np.ndarray
+    ranks_per_node: int | None
+
+
+def ranks_per_node(nodes: Iterable[Any]) -> int:
+    """Of one group, given the node of each rank."""
+    nodes = list(nodes)
+    runs = [len(list(run)) for _, run in itertools.groupby(nodes)]
+    return runs[0] if len(set(runs)) == 1 and len(runs) == len(set(nodes)) else 1
+
+
+def layout(mesh: Any, rows: np.ndarray) -> Layout:
+    """Of the replica groups `rows`. Connects to the processes that this one will work with."""
+    nowhere_else = Layout(np.empty(0, np.int32), None)
     if jax.process_count() == 1:
-        return np.empty(0, np.int32)
+        return nowhere_else
     if not isinstance(mesh, jax.sharding.Mesh):
         raise NotImplementedError("with several processes jaxcomm needs a mesh of devices, not an AbstractMesh")
     processes = np.array([device.process_index for device in mesh.devices.flat], np.int32)[rows]
     own = jax.process_index()
     if (processes == own).all():
-        return np.empty(0, np.int32)
+        return nowhere_else
+    with _lock:
+        _know(_client(), sorted({int(p) for p in processes.flat}))
     connect(sorted({int(p) for row in processes if own in row for p in row}))
-    return processes.reshape(-1)
+    sizes = {ranks_per_node([_records[int(p)]["node"] for p in row]) for row in processes}
+    if sizes == {rows.shape[1]}:
+        return Layout(processes.reshape(-1), None)
+    return Layout(processes.reshape(-1), sizes.pop() if len(sizes) == 1 else 1)

@@ -159,6 +159,13 @@ bool Execution::RunStep(const Plan& plan, const Step& step) {
     case StepKind::kPut:
     case StepKind::kGet: {
       const View src = ViewOf(step.src);
+      if (Wire* wire = buffers_[step.dst.rank].wire) {
+        // A copy, because the next steps may overwrite what the network has not sent yet.
+        std::unique_ptr<char[]> data(new char[step.count * program_->item_bytes]);
+        CopyElements({data.get(), Layout{}}, 0, src, step.src.offset, step.count, program_->item_bytes, false);
+        wire->Put(step.dst, std::move(data), step.count);
+        return true;
+      }
       return Read(CopyElements(ViewOf(step.dst), step.dst.offset, src, step.src.offset, step.count,
                                program_->item_bytes, program_->stream && step.dst.space == Space::kOutput),
                   src.pid);
@@ -169,6 +176,10 @@ bool Execution::RunStep(const Plan& plan, const Step& step) {
       ZeroElements(ViewOf(step.dst), step.dst.offset, step.count, program_->item_bytes);
       return true;
     case StepKind::kSignal:
+      if (Wire* wire = buffers_[step.peer].wire) {
+        wire->Signal(plan.rank, step.peer);
+        return true;
+      }
       signals_[step.peer][plan.rank].fetch_add(1);
       if (buffers_[step.peer].board != nullptr) buffers_[step.peer].board->Ring();
       return true;

@@ -33,6 +33,14 @@ struct Program {
                                              ReduceFn reduce);
 };
 
+// The way to the ranks of other nodes.
+class Wire {
+ public:
+  virtual ~Wire() = default;
+  virtual void Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) = 0;
+  virtual void Signal(int32_t from, int32_t to) = 0;
+};
+
 // Where a rank's buffers and counters are.
 struct RankBuffers {
   const char* input = nullptr;
@@ -43,6 +51,7 @@ struct RankBuffers {
   int32_t output_pid = 0;
   std::atomic<uint32_t>* signals = nullptr;  // counters of the signals to this rank, by sender; null: private ones
   Board* board = nullptr;                    // of the process that runs it; null: this one
+  Wire* wire = nullptr;                      // not null: the rank is on another node, and nothing above is used
 };
 
 class Execution {

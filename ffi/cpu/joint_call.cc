@@ -10,21 +10,29 @@
 
 namespace jaxcomm {
 
-JointCall::JointCall(Node& node, int32_t process, std::shared_ptr<const JointProgram> program, Spec spec,
-                     std::vector<RankBuffers> buffers, Finish finish)
+JointCall::JointCall(Node& node, Switchboard* switchboard, int32_t process,
+                     std::shared_ptr<const JointProgram> program, Spec spec, std::vector<RankBuffers> buffers,
+                     Finish finish)
     : node_(node),
+      switchboard_(switchboard),
       process_(process),
       program_(std::move(program)),
       spec_(std::move(spec)),
       buffers_(std::move(buffers)),
       finish_(std::move(finish)) {
-  for (const int32_t process : program_->process_of()) {
+  const std::vector<int32_t>& process_of = program_->process_of();
+  const auto own = std::find(process_of.begin(), process_of.end(), process_) - process_of.begin();
+  for (int32_t position = 0; position < program_->num_ranks(); ++position) {
+    const int32_t process = process_of[position];
     num_local_ += process == process_;
-    const auto same = [&](const Other& other) { return other.peer->process() == process; };
-    if (process == process_ || std::any_of(others_.begin(), others_.end(), same)) continue;
-    Other other;
-    other.peer = node_.Find(process);
-    others_.push_back(other);
+    if (std::find(process_of.begin(), process_of.begin() + position, process) != process_of.begin() + position) continue;
+    if (program_->node_of()[position] != program_->node_of()[own]) {
+      distant_.push_back(process);
+    } else if (process != process_) {
+      Other other;
+      other.peer = node_.Find(process);
+      others_.push_back(other);
+    }
   }
 }
 
@@ -69,6 +77,7 @@ void JointCall::Enter() {
     return Fail({Error::Kind::kInvalid, spec_.prefix + error});
   }
   for (Other& other : others_) other.peer->board().Ring();
+  if (!distant_.empty()) switchboard_->Register(spec_.key, shared_from_this());
 }
 
 // With `claimed_` held.
@@ -107,6 +116,10 @@ void JointCall::Begin() {
     RankBuffers& at = buffers[position];
     char* block = block_.data;
     at.local = process == process_;
+    if (std::find(distant_.begin(), distant_.end(), process) != distant_.end()) {
+      at.wire = this;
+      continue;
+    }
     if (!at.local) {
       const auto other =
           std::find_if(others_.begin(), others_.end(), [&](const Other& o) { return o.peer->process() == process; });
@@ -181,6 +194,9 @@ bool JointCall::Step() {
       return false;
     }
     for (Other& other : others_) CountOut(other);
+    for (const int32_t process : distant_) {
+      switchboard_->SayLeft(process, spec_.key, program_->fingerprint(), spec_.what);
+    }
     phase_.store(Phase::kLeaving);
     return true;
   }
@@ -209,7 +225,9 @@ bool JointCall::Step() {
   return moved;
 }
 
-bool JointCall::AllLeft() const { return node_.board().slots[slot_].left.load() == others_.size(); }
+bool JointCall::AllLeft() const {
+  return node_.board().slots[slot_].left.load() == others_.size() && distant_left_.load() == distant_.size();
+}
 
 // Success, unless somebody has declared failure before.
 bool JointCall::Close() {
@@ -219,8 +237,10 @@ bool JointCall::Close() {
     // Only now: peers may write to the window as long as they have not left.
     for (int32_t position = 0; position < program_->num_ranks(); ++position) {
       if (program_->process_of()[position] != process_) continue;
-      std::memcpy(buffers_[position].output, block_.data + program_->window(Space::kOutput, position),
-                  static_cast<size_t>(program_->output_bytes()));
+      const int64_t item_bytes = program_->program()->item_bytes;
+      CopyElements({buffers_[position].output, program_->output_layout()}, 0,
+                   {block_.data + program_->window(Space::kOutput, position), Layout()}, 0,
+                   program_->output_bytes() / item_bytes, item_bytes, false);
     }
   }
   node_.board().Free(slot_);
@@ -247,6 +267,7 @@ bool JointCall::Leave(int64_t own_position) {
   if (error) {
     for (Other& other : others_) CountOut(other);
   }
+  if (!distant_.empty()) switchboard_->Unregister(spec_.key);
   finish_(own_position, error);
   return true;
 }
@@ -264,6 +285,7 @@ void JointCall::Fail(const Error& error) {
       }
       if (slot_ >= 0) node_.board().slots[slot_].failed.store(1);
       for (const Other& other : others_) other.peer->board().Ring();
+      for (const int32_t process : distant_) switchboard_->SayGivenUp(process, spec_.key, error.message);
       state_.fetch_or(kFailed);
     }
   }
@@ -272,11 +294,60 @@ void JointCall::Fail(const Error& error) {
 
 bool JointCall::Reclaim() {
   if (slot_ < 0) return true;
-  // A process that has ended never counts itself out: what it might have written to stays unused for good.
+  // A process that has ended never counts itself out: what it might have written to stays unused for good. So does what
+  // the network may still write to.
   if (!AllLeft()) return false;
   node_.board().Free(slot_);
   node_.Give(block_);
   return true;
+}
+
+void* JointCall::PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) {
+  if (rank < 0 || rank >= program_->num_ranks() || program_->process_of()[rank] != process_) return nullptr;
+  int64_t size = 0;
+  if (space == Space::kOutput && program_->windowed(space)) size = program_->output_bytes();
+  if (space == Space::kScratch) {
+    size = program_->program()->plans[rank].scratch_count * program_->program()->item_bytes;
+  }
+  if (offset_bytes < 0 || bytes > size || offset_bytes > size - bytes) return nullptr;
+  return block_.data + program_->window(space, rank) + offset_bytes;
+}
+
+void JointCall::OnSignal(int32_t from, int32_t to) {
+  const int32_t n = program_->num_ranks();
+  if (from < 0 || from >= n || to < 0 || to >= n || program_->process_of()[to] != process_) return;
+  reinterpret_cast<std::atomic<uint32_t>*>(block_.data + program_->signals(to))[from].fetch_add(1);
+  node_.board().Ring();
+}
+
+void JointCall::OnLeft(int32_t process, uint64_t fingerprint, const std::string& what) {
+  if (fingerprint != program_->fingerprint()) {
+    return Fail({Error::Kind::kInvalid, spec_.prefix + "ranks " + RanksOf(process_) + " bring " + spec_.what +
+                                            ", ranks " + RanksOf(process) + " bring " + what});
+  }
+  distant_left_.fetch_add(1);
+  node_.board().Ring();
+}
+
+void JointCall::OnGivenUp(int32_t process, const std::string& why) {
+  Fail({Error::Kind::kDeadline, spec_.prefix + "ranks " + RanksOf(process) + " gave up: " + why});
+}
+
+void JointCall::OnLost(int32_t process) {
+  if (std::find(distant_.begin(), distant_.end(), process) == distant_.end()) return;
+  if (phase_.load() == Phase::kLeaving && AllLeft()) return;
+  Fail({Error::Kind::kDeadline, spec_.prefix + "the process of ranks " + RanksOf(process) +
+                                    " can't be reached: " + switchboard_->Lost(process)});
+}
+
+void JointCall::Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) {
+  const int64_t item_bytes = program_->program()->item_bytes;
+  switchboard_->Put(program_->process_of()[to.rank], spec_.key, to, to.offset * item_bytes, std::move(data),
+                    count * item_bytes);
+}
+
+void JointCall::Signal(int32_t from, int32_t to) {
+  switchboard_->Signal(program_->process_of()[to], spec_.key, from, to);
 }
 
 std::string JointCall::RanksOf(int32_t process) const {
@@ -317,6 +388,9 @@ std::string JointCall::DescribeLate() const {
     }
     late += elsewhere.empty() ? " in no collective" : elsewhere;
   }
+  if (phase == Phase::kLeaving && distant_left_.load() < distant_.size()) {
+    for (const int32_t process : distant_) late += (late.empty() ? "one of ranks " : "; ranks ") + RanksOf(process);
+  }
   return "ranks " + RanksOf(process_) + " in " + spec_.what + " were not " +
          (phase == Phase::kEntering ? "joined" : "left") + within + " by " + late;
 }
@@ -327,6 +401,9 @@ void JointCall::Check(Clock::time_point now) {
   for (const Other& other : others_) ended |= !other.peer->alive();
   // Whoever has left all its calls may end. It counted itself out before, so this look comes after that.
   if (phase_.load() == Phase::kLeaving && AllLeft()) return;
+  for (const int32_t process : distant_) {
+    if (!switchboard_->Lost(process).empty()) return OnLost(process);
+  }
   for (const Other& other : others_) {
     std::string why;
     if (ended && !other.peer->alive()) {

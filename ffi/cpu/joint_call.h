@@ -1,9 +1,13 @@
-// One process's part in a collective that several processes of a host run together.
+// One process's part in a collective that several processes run together.
 //
+// With the processes of its node it works through shared memory:
 // enter    The call is put on the own board: a slot, and a block of shared memory with windows and signals.
 // entering Until every other process has put it on its board.
 // running  The plans of the own ranks; the other processes run theirs.
 // leaving  Every process counts itself out of every other's slot: its buffers are free once all have.
+//
+// To those of other nodes it sends messages (switchboard.h). They need not have entered: what comes early is kept there.
+// They say that they have left once they have sent all.
 //
 // Nothing here blocks. Any thread may call Advance(), many at once.
 #pragma once
@@ -20,10 +24,11 @@
 #include "../transport/node.h"
 #include "completer.h"
 #include "joint_program.h"
+#include "switchboard.h"
 
 namespace jaxcomm {
 
-class JointCall : public std::enable_shared_from_this<JointCall> {
+class JointCall : public Line, private Wire, public std::enable_shared_from_this<JointCall> {
  public:
   using Clock = std::chrono::steady_clock;
   // Called once, when nobody touches the group's buffers any more. own_position: as given to Advance().
@@ -40,9 +45,9 @@ class JointCall : public std::enable_shared_from_this<JointCall> {
   };
   enum class Status { kWaiting, kMoved, kOver };
 
-  // `buffers` by position; null where another process runs the rank.
-  JointCall(Node& node, int32_t process, std::shared_ptr<const JointProgram> program, Spec spec,
-            std::vector<RankBuffers> buffers, Finish finish);
+  // `buffers` by position; null where another process runs the rank. `switchboard` may be null if all are of one node.
+  JointCall(Node& node, Switchboard* switchboard, int32_t process, std::shared_ptr<const JointProgram> program,
+            Spec spec, std::vector<RankBuffers> buffers, Finish finish);
 
   // Tells the other processes. Before the first Advance().
   void Enter();
@@ -58,6 +63,12 @@ class JointCall : public std::enable_shared_from_this<JointCall> {
   bool failed() const { return (state_.load() & kFailed) != 0; }
   const JointProgram& program() const { return *program_; }
 
+  void* PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) override;
+  void OnSignal(int32_t from, int32_t to) override;
+  void OnLeft(int32_t process, uint64_t fingerprint, const std::string& what) override;
+  void OnGivenUp(int32_t process, const std::string& why) override;
+  void OnLost(int32_t process) override;
+
   // After failure: whether all others are done with the slot and the block, which are then free.
   bool Reclaim();
 
@@ -69,6 +80,9 @@ class JointCall : public std::enable_shared_from_this<JointCall> {
     char* block = nullptr;
     bool left = false;
   };
+
+  void Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) override;
+  void Signal(int32_t from, int32_t to) override;
 
   bool Step();
   bool FindOthers();
@@ -84,6 +98,7 @@ class JointCall : public std::enable_shared_from_this<JointCall> {
   std::string DescribeLate() const;
 
   Node& node_;
+  Switchboard* const switchboard_;
   const int32_t process_;
   const std::shared_ptr<const JointProgram> program_;
   const Spec spec_;
@@ -91,7 +106,9 @@ class JointCall : public std::enable_shared_from_this<JointCall> {
   const Finish finish_;
 
   int64_t num_local_ = 0;
-  std::vector<Other> others_;
+  std::vector<Other> others_;     // of this node
+  std::vector<int32_t> distant_;  // processes of other nodes
+  std::atomic<uint32_t> distant_left_{0};
   Block block_;
   int slot_ = -1;
   std::unique_ptr<Execution> execution_;

@@ -20,7 +20,7 @@ bool ShortRuns(const Layout& layout, int64_t item_bytes) {
   return !layout.contiguous() && layout.run * item_bytes < kShortRunBytes;
 }
 
-// What peers of other processes do to the buffers of the group.
+// What other processes do to the buffers of a process: those of its node in memory, the others by messages.
 struct Access {
   std::array<bool, 3> read = {};
   std::array<bool, 3> written = {};
@@ -29,7 +29,7 @@ struct Access {
 Access AccessOf(const Program& program, const std::vector<int32_t>& process_of) {
   Access access;
   for (const Plan& plan : program.plans) {
-    const auto foreign = [&](int32_t rank) { return process_of[rank] != process_of[plan.rank]; };
+    const auto foreign = [&](int32_t rank) { return process_of[rank] != process_of[plan.rank]; };  // reads: of the node
     for (const Step& step : plan.steps) {
       if (step.kind == StepKind::kPut && foreign(step.dst.rank)) {
         access.written[static_cast<size_t>(step.dst.space)] = true;
@@ -70,10 +70,12 @@ uint64_t Hash(const Program& program) {
 
 }  // namespace
 
-JointProgram::JointProgram(std::shared_ptr<const Program> program, std::vector<int32_t> process_of, bool single_copy,
-                           int64_t input_count, int64_t output_count)
+JointProgram::JointProgram(std::shared_ptr<const Program> program, std::vector<int32_t> process_of,
+                           std::vector<int32_t> node_of, bool single_copy, int64_t input_count, int64_t output_count)
     : program_(std::move(program)),
       process_of_(std::move(process_of)),
+      node_of_(std::move(node_of)),
+      output_layout_(program_->output),
       input_bytes_(input_count * program_->item_bytes),
       output_bytes_(output_count * program_->item_bytes),
       parts_(process_of_.size()) {
@@ -87,6 +89,12 @@ JointProgram::JointProgram(std::shared_ptr<const Program> program, std::vector<i
   constexpr auto kScratch = static_cast<size_t>(Space::kScratch);
   windowed_[kInput] = access.read[kInput] && !one_copy(program_->input);
   windowed_[kOutput] = access.written[kOutput] || (access.read[kOutput] && !one_copy(program_->output));
+  if (windowed_[kOutput]) {
+    auto in_order = std::make_shared<Program>(*program_);
+    in_order->output = Layout();
+    in_order->stream = false;  // windows are read at once
+    program_ = std::move(in_order);
+  }
   windowed_[kScratch] = true;  // our own memory: it may as well lie where peers reach it
 
   for (int32_t position = 0; position < num_ranks(); ++position) {

@@ -13,18 +13,22 @@ namespace jaxcomm {
 
 class JointProgram {
  public:
-  // process_of: by position in the group. single_copy: all processes may read each other's memory. Counts in elements.
-  JointProgram(std::shared_ptr<const Program> program, std::vector<int32_t> process_of, bool single_copy,
-               int64_t input_count, int64_t output_count);
+  // process_of, node_of: by position in the group. single_copy: processes of a node may read each other's memory. Counts
+  // in elements.
+  JointProgram(std::shared_ptr<const Program> program, std::vector<int32_t> process_of, std::vector<int32_t> node_of,
+               bool single_copy, int64_t input_count, int64_t output_count);
 
   const std::shared_ptr<const Program>& program() const { return program_; }
   const std::vector<int32_t>& process_of() const { return process_of_; }
+  const std::vector<int32_t>& node_of() const { return node_of_; }
   int32_t num_ranks() const { return static_cast<int32_t>(process_of_.size()); }
   int64_t input_bytes() const { return input_bytes_; }
   int64_t output_bytes() const { return output_bytes_; }
 
   // Peers never write to a buffer of XLA's, because its owner may give up and free it at any time. So an output that is
-  // written by peers, and every small buffer that they read, is copied to or from a window: a copy in a block.
+  // written by peers, and every small buffer that they read, is copied to or from a window: a copy in a block. In the
+  // window of an output, block follows block.
+  const Layout& output_layout() const { return output_layout_; }  // of XLA's buffer
   bool windowed(Space space) const { return windowed_[static_cast<size_t>(space)]; }
 
   // Of the block that a process brings.
@@ -47,6 +51,8 @@ class JointProgram {
 
   std::shared_ptr<const Program> program_;
   std::vector<int32_t> process_of_;
+  std::vector<int32_t> node_of_;
+  Layout output_layout_;
   int64_t input_bytes_;
   int64_t output_bytes_;
   std::array<bool, 3> windowed_ = {};

@@ -266,7 +266,7 @@ void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) 
   };
   ThisProcess& process = ThisProcess::Get();
   const auto call =
-      std::make_shared<JointCall>(process.node(), process.index(), program, std::move(spec), round->buffers, finish);
+      std::make_shared<JointCall>(process.node(), &process.switchboard(), process.index(), program, std::move(spec), round->buffers, finish);
   call->Enter();
   const Clock::time_point start = Clock::now();
   for (Clock::time_point now = start; now - start < kSpin; now = Clock::now()) {
@@ -287,11 +287,12 @@ std::shared_ptr<const JointProgram> Meeting::JointProgramFor(const Arrival& arri
   std::vector<int32_t> process_of(spec_.processes.begin() + group * spec_.group_size,
                                   spec_.processes.begin() + (group + 1) * spec_.group_size);
   bool single_copy = false;
-  const Reach reach = ThisProcess::Get().ReachOf(process_of, &single_copy);
+  std::vector<int32_t> node_of;
+  const Reach reach = ThisProcess::Get().ReachOf(process_of, &single_copy, &node_of);
   const auto program = MakeProgram(spec_, reach, arrival.dtype, arrival.input_count, arrival.output_count, error);
   if (!program) return nullptr;
-  auto joint = std::make_shared<const JointProgram>(program, std::move(process_of), single_copy, arrival.input_count,
-                                                    arrival.output_count);
+  auto joint = std::make_shared<const JointProgram>(program, std::move(process_of), std::move(node_of), single_copy,
+                                                    arrival.input_count, arrival.output_count);
   std::lock_guard<std::mutex> lock(mutex_);
   return joint_programs_.emplace(group, std::move(joint)).first->second;
 }

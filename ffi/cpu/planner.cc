@@ -38,13 +38,15 @@ Layout Blocks(int64_t count, int64_t block_count, int64_t run) {
 
 int64_t NumProcessors() { return std::max(1u, std::thread::hardware_concurrency()); }
 
-Machine HostMachine(int64_t num_ranks, int64_t num_processors) {
+Machine HostMachine(int64_t num_ranks, int64_t num_processors, bool one_node) {
   // Measured with 2 threads on AMD EPYC (2026-11): 60 ns a step, 12 GB/s copied by one thread at sizes beyond the
   // caches.
   Machine machine;
   machine.links[static_cast<int>(Link::kSelf)] = {60e-9, 12e9};
   machine.links[static_cast<int>(Link::kNode)] = {60e-9, 12e9};
   machine.links[static_cast<int>(Link::kNetwork)] = {60e-9, 12e9};
+  // Not measured here: what a message over TCP and a 10 Gbit/s network cost elsewhere.
+  if (!one_node) machine.links[static_cast<int>(Link::kNetwork)] = {20e-6, 1.2e9};
   machine.launch_s = 15e-6;
   machine.ranks_per_processor = std::max(1.0, static_cast<double>(num_ranks) / static_cast<double>(num_processors));
   return machine;
@@ -65,13 +67,13 @@ std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Reach& re
   request.collective = spec.collective;
   request.geometry.ranks_per_node = static_cast<int32_t>(spec.ranks_per_node);
   request.geometry.num_nodes = num_ranks / request.geometry.ranks_per_node;
-  request.geometry.all_addressable = true;
+  request.geometry.all_addressable = reach.one_node;
   request.geometry.pull = !reach.one_process;
   request.block_count = BlockCount(spec.collective, num_ranks, input_count, output_count);
   request.root = spec.root;
   request.source_of = spec.source_of;
   const int64_t item_bytes = ItemBytes(dtype);
-  const Choice choice = Select(request, spec.algorithm, item_bytes, HostMachine(num_ranks, reach.num_processors));
+  const Choice choice = Select(request, spec.algorithm, item_bytes, HostMachine(num_ranks, reach.num_processors, reach.one_node));
   if (choice.algorithm == nullptr) {
     *error = choice.reason;
     return nullptr;

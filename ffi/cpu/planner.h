@@ -34,13 +34,14 @@ struct CallSpec {
 // Processors that this process may use.
 int64_t NumProcessors();
 
-// Devices of one host, as the cost model sees them.
-Machine HostMachine(int64_t num_ranks, int64_t num_processors);
+// Devices of one host, or of several, as the cost model sees them.
+Machine HostMachine(int64_t num_ranks, int64_t num_processors, bool one_node = true);
 
 // How the ranks of a group reach each other.
 struct Reach {
   int64_t num_processors = NumProcessors();  // that they share
   bool one_process = true;
+  bool one_node = true;
 };
 
 // Null, and `error` filled in, if the type can't be reduced or no algorithm fits.

@@ -9,11 +9,12 @@ ThisProcess& ThisProcess::Get() {
   return *process;
 }
 
-std::string ThisProcess::Start(int32_t index, bool allow_single_copy) {
+std::string ThisProcess::Start(int32_t index, const std::string& node, bool allow_single_copy) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (index_ >= 0) return "";
   const std::string error = node_.Open();
   if (!error.empty()) return error;
+  info_.node = node;
   info_.address = node_.address();
   info_.single_copy = allow_single_copy && Node::AllowSingleCopy();
   info_.num_processors = NumProcessors();
@@ -25,7 +26,11 @@ std::string ThisProcess::Start(int32_t index, bool allow_single_copy) {
 std::string ThisProcess::Connect(int32_t index, const ProcessInfo& info) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (index == index_ || others_.count(index) > 0) return "";
-  std::string error = node_.Connect(index, info.address);
+  if (info.node != info_.node) {
+    others_.emplace(index, info);
+    return "";
+  }
+  const std::string error = node_.Connect(index, info.address);
   if (!error.empty()) return error;
   if (info.single_copy && info_.single_copy) {
     uint64_t token[2] = {};
@@ -46,18 +51,36 @@ bool ThisProcess::connected(int32_t index) {
   return index == index_ || others_.count(index) > 0;
 }
 
-Reach ThisProcess::ReachOf(const std::vector<int32_t>& processes, bool* single_copy) {
+std::string ThisProcess::StartNetwork(const UcxOptions& options, int32_t num_processes, uint64_t token) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (switchboard_.network() != nullptr) return "";
+  std::string error;
+  switchboard_.SetNetwork(OpenUcxNetwork(options, index_, num_processes, token, &switchboard_, &error));
+  return error;
+}
+
+std::string ThisProcess::ConnectNetwork(int32_t index, const std::string& address) {
+  std::string error;
+  switchboard_.network()->Connect(index, address, &error);
+  return error;
+}
+
+Reach ThisProcess::ReachOf(const std::vector<int32_t>& processes, bool* single_copy, std::vector<int32_t>* node_of) {
   std::lock_guard<std::mutex> lock(mutex_);
   Reach reach;
   reach.one_process = false;
   reach.num_processors = info_.num_processors;
   *single_copy = info_.single_copy;
+  std::vector<std::string> nodes;
   for (const int32_t process : processes) {
-    if (process == index_) continue;
-    const ProcessInfo& other = others_.at(process);
-    reach.num_processors = std::min(reach.num_processors, other.num_processors);
-    *single_copy &= other.single_copy;
+    const ProcessInfo& info = process == index_ ? info_ : others_.at(process);
+    reach.num_processors = std::min(reach.num_processors, info.num_processors);
+    *single_copy &= info.single_copy;
+    const auto found = std::find(nodes.begin(), nodes.end(), info.node);
+    node_of->push_back(static_cast<int32_t>(found - nodes.begin()));
+    if (found == nodes.end()) nodes.push_back(info.node);
   }
+  reach.one_node = nodes.size() == 1;
   return reach;
 }
 

@@ -49,7 +49,7 @@ class MemoryEndpoint : public Network {
     });
   }
 
-  Traffic traffic(int process) const override {
+  PeerTraffic traffic(int process) const override {
     const Peer& peer = peers_[process];
     return {peer.messages, peer.bytes, inbox_.messages(process), inbox_.bytes(process)};
   }

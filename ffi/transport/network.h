@@ -50,7 +50,7 @@ class Receiver {
 // `ok`: the data may be reused, and the message arrives unless the peer is lost. Not ok: the peer is lost.
 using SentFn = std::function<void(bool ok)>;
 
-struct Traffic {
+struct PeerTraffic {
   uint64_t messages_sent = 0;
   uint64_t bytes_sent = 0;  // payloads only, here and below
   uint64_t messages_received = 0;
@@ -78,7 +78,7 @@ class Network {
   // The place for a payload for which OnMessage returned null; null drops the message, which is then not delivered.
   virtual void Accept(int process, uint64_t id, void* destination) = 0;
 
-  virtual Traffic traffic(int process) const = 0;
+  virtual PeerTraffic traffic(int process) const = 0;
 
   // Messages that were dropped because they are not of this run.
   virtual uint64_t rejected() const = 0;

@@ -71,7 +71,7 @@ class UcxNetwork : public Network {
   void Send(int process, uint64_t channel, const void* header, size_t header_bytes, const void* data, size_t bytes,
             SentFn sent) override;
   void Accept(int process, uint64_t id, void* destination) override;
-  Traffic traffic(int process) const override;
+  PeerTraffic traffic(int process) const override;
   uint64_t rejected() const override { return inbox_.rejected(); }
 
  private:
@@ -343,7 +343,7 @@ void UcxNetwork::Accept(int process, uint64_t id, void* destination) {
   Do([this, process, id, destination] { inbox_.Accept(process, id, destination); });
 }
 
-Traffic UcxNetwork::traffic(int process) const {
+PeerTraffic UcxNetwork::traffic(int process) const {
   const Peer& peer = peers_[process];
   return {peer.messages, peer.bytes, inbox_.messages(process), inbox_.bytes(process)};
 }

@@ -248,8 +248,8 @@ inline void CheckOrder(const MakeNetwork& make, TestProcess::Place place, const 
     for (int q = 0; q < kProcesses; ++q) {
       if (p == q) continue;
       // Counted when sent and when delivered.
-      const Traffic sent = processes[p]->network().traffic(q);
-      const Traffic received = processes[q]->network().traffic(p);
+      const PeerTraffic sent = processes[p]->network().traffic(q);
+      const PeerTraffic received = processes[q]->network().traffic(p);
       CHECK(received.messages_received == 2 * kMessages);
       CHECK(sent.messages_sent == received.messages_received && sent.bytes_sent == received.bytes_received);
     }

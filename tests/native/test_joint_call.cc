@@ -103,7 +103,7 @@ struct Collective1 {
     program = std::make_shared<const JointProgram>(
         Program::Make(BuildAll(algorithm, request), layout(InputCount(request)), layout(OutputCount(request)),
                       sizeof(int32_t), FindReduce(DType::kS32, ReduceOp::kSum)),
-        process_of, single_copy, InputCount(request), OutputCount(request));
+        process_of, std::vector<int32_t>(process_of.size()), single_copy, InputCount(request), OutputCount(request));
   }
 
   std::shared_ptr<JointCall> CallOf(World& world, int32_t process, uint64_t key, Results& results,
@@ -123,7 +123,7 @@ struct Collective1 {
       buffers[r].input = reinterpret_cast<const char*>(inputs[r].data());
       buffers[r].output = reinterpret_cast<char*>(outputs[r].data());
     }
-    return std::make_shared<JointCall>(world.node(process), process, program, std::move(spec), std::move(buffers),
+    return std::make_shared<JointCall>(world.node(process), nullptr, process, program, std::move(spec), std::move(buffers),
                                        results.For(process));
   }
 };

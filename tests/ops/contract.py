@@ -7,6 +7,7 @@ another. The op is compared with jax.lax on the same random inputs, and with its
 import contextlib
 import functools
 import math
+import os
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
+from jaxcomm import _lowering, distributed
+from jaxcomm._core import plan
 from jaxcomm.explain import NATIVE
 
+NUM_NODES = int(os.environ.get("JAXCOMM_TEST_NODES", "1"))  # see tests/multiprocess/test_ops.py
+MESH = {"node": 2, "gpu": 4}  # of the fixture `mesh`
 BLOCK = (48, 8)  # divides into 1, 2, 3, 4, 6, 8 and 16 parts, and the second dimension into up to 8
 VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
 
@@ -117,17 +122,17 @@ def make_mesh(sizes, devices=None):
     return Mesh(devices.reshape(*sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
-def fitting(op, axis_sizes):
-    """The algorithms that take a group over axes of these sizes."""
-    names = []
-    for name in jaxcomm.algorithms(op):
-        try:
-            jaxcomm.explain(op, jax.ShapeDtypeStruct(BLOCK, np.float32), axis_sizes, algorithm=name)
-        except ValueError as error:
-            assert op in str(error)  # it says that the algorithm doesn't fit
-        else:
-            names.append(name)
-    return names
+def fitting(op, sizes, axes):
+    """The algorithms that take a group over these axes of a mesh {axis: size} of the first devices."""
+    rows = _lowering.replica_groups(tuple(sizes), tuple(sizes.values()), axes, None)
+    per_node = {distributed.ranks_per_node(row // (8 // NUM_NODES)) for row in rows}
+    one_node = per_node == {rows.shape[1]}
+    if one_node:
+        per_node = {_lowering.ranks_per_node(tuple(sizes[a] for a in axes), None)}
+    per_node = per_node.pop() if len(per_node) == 1 else 1
+    nodes, source_of = rows.shape[1] // per_node, range(rows.shape[1])
+    request = plan.Request(NATIVE[op], nodes, per_node, 8, source_of=source_of, all_addressable=one_node)
+    return [name for name in jaxcomm.algorithms(op) if plan.supports(request, name)]
 
 
 def any_bits(rng, shape, name):
@@ -149,6 +154,7 @@ class Contract:
     dtypes: tuple = ALL_DTYPES
     exact = True  # integers stay integers
     differentiable = True
+    rounds = False  # adds floats; between nodes in an order that depends on the plan
 
     @staticmethod
     def arguments(n):
@@ -193,7 +199,7 @@ class Contract:
     def test_every_algorithm_in_groups(self, rng, sizes, axes):
         """Integers, so that all algorithms agree in every bit. The selection table's choice is among them."""
         x = self.integers(rng, math.prod(sizes.values()))
-        names = [None, *fitting(self.op, tuple(sizes[a] for a in axes))]
+        names = [None, *fitting(self.op, sizes, axes)]
         got = run(lambda x: {str(a): self.call(OURS, x, axes, algorithm=a) for a in names}, make_mesh(sizes), x)
         assert len(names) > 1
         assert_same(got, dict.fromkeys(map(str, names), self.oracle(x, sizes, axes)), rtol=None if self.exact else 1e-6)
@@ -453,11 +459,12 @@ class Contract:
 
     def test_every_dtype(self, line, rng):
         """Ops that move data keep every bit; the others accumulate small floats in f32 and round once."""
+        names = [name for name in self.dtypes if not (self.rounds and NUM_NODES > 1) or name in INTEGERS]
         with jax.enable_x64(True):
-            x = {name: self.elements(rng, (8, 48), name) for name in self.dtypes}
+            x = {name: self.elements(rng, (8, 48), name) for name in names}
             got = run(functools.partial(self.call, OURS, axes="gpu"), line, x)
-            want = {name: self.oracle(x[name], line.shape, "gpu") for name in self.dtypes}
-        for name in self.dtypes:
+            want = {name: self.oracle(x[name], line.shape, "gpu") for name in names}
+        for name in names:
             assert_same({name: got[name]}, {name: want[name]}, bits=True)
 
 

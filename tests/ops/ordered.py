@@ -40,8 +40,8 @@ class Ordered:
         with np.errstate(invalid="ignore"), jax.enable_x64(True):
             two = np.repeat(pairs.T, 4, axis=0).astype(jnp.dtype(name))  # differs between nodes
             eight = np.where(np.arange(8)[:, None] == 5, pairs[:, 1], pairs[:, 0]).astype(jnp.dtype(name))
-            calls = [("node", a) for a in contract.fitting(self.op, (2,))]
-            calls += [(("node", "gpu"), a) for a in contract.fitting(self.op, (2, 4))]
+            calls = [("node", a) for a in contract.fitting(self.op, contract.MESH, ("node",))]
+            calls += [(("node", "gpu"), a) for a in contract.fitting(self.op, contract.MESH, ("node", "gpu"))]
 
             def body(x, y):
                 return [self.call(OURS, x if axes == "node" else y, axes, algorithm=a) for axes, a in calls]

@@ -14,6 +14,8 @@ DTYPES = tuple(name for name in contract.ALL_DTYPES if name != "bool")
 
 
 class Sums:
+    rounds = True
+
     def elements(self, rng, shape, name):
         """Sums of 8 are exact in f32, but not in 16 bits or less, where rounding once shows; integers wrap around."""
         dtype = jnp.dtype(name)
@@ -41,7 +43,7 @@ class Sums:
     def test_same_bits_in_every_run_and_program(self, mesh, rng, name):
         """Random floats, whose sum depends on the order: the plan fixes it, not the order of arrival."""
         x = rng.standard_normal((8, 8 * 1031)).astype(jnp.dtype(name))
-        names = contract.fitting(self.op, (2, 4))
+        names = contract.fitting(self.op, contract.MESH, ("node", "gpu"))
 
         def body(x):
             return {a: self.call(OURS, x, ("node", "gpu"), algorithm=a) for a in names}
@@ -53,7 +55,7 @@ class Sums:
 
     def test_within_rounding_of_the_exact_sum(self, mesh, rng):
         x = rng.standard_normal((8, 8 * 1031)).astype(np.float32)
-        names = contract.fitting(self.op, (2, 4))
+        names = contract.fitting(self.op, contract.MESH, ("node", "gpu"))
         got = run(lambda x: {a: self.call(OURS, x, ("node", "gpu"), algorithm=a) for a in names}, mesh, x)
         exact = self.oracle(x.astype(np.float64), mesh.shape, ("node", "gpu"))
         for result in got.values():
@@ -64,7 +66,7 @@ class Sums:
         for name in ("bfloat16", "float16"):
             x = rng.standard_normal((8, 8 * 1031)).astype(jnp.dtype(name))
             exact = self.oracle(x.astype(np.float64), mesh.shape, ("node", "gpu"))
-            names = contract.fitting(self.op, (2, 4))
+            names = contract.fitting(self.op, contract.MESH, ("node", "gpu"))
             got = run(lambda x, names=names: [self.call(OURS, x, ("node", "gpu"), algorithm=a) for a in names], mesh, x)
             bound = 2.0 ** -(jnp.finfo(x.dtype).nmant + 1) * np.abs(x.astype(np.float32)).sum(0).max()
             for algorithm, result in zip(names, got, strict=True):

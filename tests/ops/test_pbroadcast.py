@@ -21,7 +21,7 @@ class TestPbroadcast(contract.Contract):
 
     def test_every_algorithm_from_every_source(self, mesh, rng):
         x = rng.integers(-99, 99, (8, 1009)).astype(np.int32)
-        names = contract.fitting(self.op, (2, 4))
+        names = contract.fitting(self.op, contract.MESH, ("node", "gpu"))
 
         def body(x):
             return {f"{a} {s}": OURS.pbroadcast(x, ("node", "gpu"), s, algorithm=a) for a in names for s in range(8)}

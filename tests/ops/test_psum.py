@@ -16,7 +16,7 @@ class TestPsum(sums.Sums, contract.GroupsContract):
     @pytest.mark.parametrize("block", [(7,), (8 * 4099,), (1 << 18,)], ids=str)
     def test_same_bits_on_all_ranks(self, mesh, rng, block):
         x = rng.standard_normal((8, *block), np.float32)
-        names = contract.fitting(self.op, (2, 4))
+        names = contract.fitting(self.op, contract.MESH, ("node", "gpu"))
         got = run(lambda x: {a: OURS.psum(x, ("node", "gpu"), algorithm=a) for a in names}, mesh, x)
         for name, rows in got.items():
             assert_same({name: rows}, {name: np.stack([rows[0]] * 8)}, bits=True)

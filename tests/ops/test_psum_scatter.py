@@ -49,7 +49,7 @@ class TestPsumScatter(sums.Sums, contract.GroupsContract):
     def test_short_and_long_runs(self, mesh, rng):
         """Runs below and above the sizes at which the reduction gathers its operands first."""
         xs = [rng.integers(-99, 99, (8, 40, 16, width)).astype(np.int32) for width in (1, 5, 16, 1031)]
-        names = contract.fitting(self.op, (4,))
+        names = contract.fitting(self.op, contract.MESH, ("gpu",))
 
         def body(*xs):
             calls = [functools.partial(OURS.psum_scatter, scatter_dimension=1, tiled=True, algorithm=a) for a in names]

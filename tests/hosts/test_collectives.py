@@ -1,0 +1,92 @@
+"""Collectives between real network stacks: hosts of network namespaces, joined by links of 1 Gbit/s and 0.2 ms."""
+
+import json
+import os
+import pathlib
+import sys
+
+import netns
+import pytest
+
+RATE_BITS_PER_S, DELAY_S = 1e9, 0.2e-3
+pytestmark = [
+    pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not()),
+    pytest.mark.deadline(240),
+]
+
+
+class Run:
+    """collectives.py in all processes; devices[h][p]: devices of process p of host h."""
+
+    def __init__(self, hosts, what, devices):
+        self.hosts, self.processes = hosts, []
+        number = sum(map(len, devices))
+        for host, of_host in enumerate(devices):
+            for of_process in of_host:
+                environment = {
+                    **os.environ,
+                    "DEVICES": str(of_process),
+                    "JAX_COORDINATOR_ADDRESS": f"{hosts.address(0)}:23456",
+                    "JAX_NUM_PROCESSES": str(number),
+                    "JAX_PROCESS_ID": str(len(self.processes)),
+                    "JAXCOMM_NETWORK_DEVICES": "eth0",
+                }
+                script = pathlib.Path(__file__).with_name("collectives.py")
+                self.processes.append(
+                    hosts.start(host, [sys.executable, str(script), what], env=environment, text=True, **netns.PIPES)
+                )
+
+    def hear(self, process=0):
+        for line in self.processes[process].stdout:
+            if line.startswith("{"):
+                return json.loads(line)
+        return pytest.fail("".join(p.communicate()[1][-3000:] for p in self.processes))
+
+    def go_on(self):
+        for process in self.processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+    def finish(self):
+        self.go_on()
+        assert [process.wait(60) for process in self.processes] == [0] * len(self.processes)
+
+
+@pytest.mark.parametrize("devices", [[[2, 2], [2, 2]], [[3], [1, 1]], [[1], [1], [2]]], ids=str)
+def test_values(devices):
+    """Whole nodes, uneven ones, three hosts."""
+    with netns.Hosts(len(devices), rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
+        run = Run(hosts, "values", devices)
+        assert run.hear()["checked"] >= 30
+        run.finish()
+
+
+def test_hierarchy_pays_for_small_messages(capsys):
+    with netns.Hosts(2, rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
+        run = Run(hosts, "small_all_to_all", [[2, 2], [2, 2]])
+        seconds = run.hear()
+        run.finish()
+    with capsys.disabled():
+        print("\nall_to_all, 256 B a block:", {name: f"{s * 1e6:.0f} us" for name, s in seconds.items()})
+    assert seconds["hierarchical"] < seconds["pairwise"]
+
+
+def test_large_psum_fills_the_link(capsys):
+    with netns.Hosts(2, rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
+        run = Run(hosts, "large_psum", [[2, 2], [2, 2]])
+        for process in range(4):
+            assert run.hear(process) == {"ready": True}
+        before = hosts.counters(0)
+        run.go_on()
+        measured = [run.hear(process)["seconds"] for process in range(4)][0]
+        sent_bytes = (hosts.counters(0).sent_bytes - before.sent_bytes) / 5
+        run.go_on()
+        ring = run.hear()["seconds"]
+        run.finish()
+    plan_bytes = 16 << 20  # each host sends one buffer's worth in all
+    ideal_s = plan_bytes * 8 / RATE_BITS_PER_S
+    with capsys.disabled():
+        print(f"\npsum of 16 MiB: {measured * 1e3:.0f} ms, {measured / ideal_s:.2f} times the link's time; flat ring "
+              f"{ring * 1e3:.0f} ms; {sent_bytes / plan_bytes:.3f} times the plan's bytes sent")  # fmt: skip
+    assert plan_bytes <= sent_bytes < 1.1 * plan_bytes  # headers of packets, and acknowledgements
+    assert measured < 1.5 * ideal_s
