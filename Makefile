@@ -6,7 +6,7 @@ NATIVE := $(shell find ffi -name '*.cc' -o -name '*.h' -o -name '*.def')
 NATIVE_TESTS := $(wildcard tests/native/*)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup train test test-python test-native test-asan test-tsan bench lint format wheel clean
+.PHONY: help setup train test test-python test-native test-asan test-tsan stress bench lint format wheel clean
 
 help:
 	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
@@ -39,6 +39,10 @@ train: setup
 	$(BIN)/python -m models.moe.train $(TRAIN_ARGS)
 
 test: test-native test-python
+
+# Suspicious tests many times, and all op tests between processes: hours.
+stress: setup
+	JAXCOMM_STRESS_ROUNDS=20 $(BIN)/python -m pytest tests/test_stress.py tests/multiprocess $(PYTEST_ARGS)
 
 test-python: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

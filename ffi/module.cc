@@ -105,20 +105,22 @@ NB_MODULE(_core, m) {
       "Lets other processes of this host reach this one. Returns what connect_process needs there.");
   m.def(
       "connect_process",
-      [](int32_t index, const std::string& node, int32_t pid, int32_t board_fd, std::array<uint64_t, 2> token, uint64_t token_address,
-         bool single_copy, int64_t num_processors) {
-        RaiseIf(
-            ThisProcess::Get().Connect(index, {node, {pid, board_fd, token, token_address}, single_copy, num_processors}));
+      [](int32_t index, const std::string& node, int32_t pid, int32_t board_fd, std::array<uint64_t, 2> token,
+         uint64_t token_address, bool single_copy, int64_t num_processors) {
+        RaiseIf(ThisProcess::Get().Connect(index,
+                                           {node, {pid, board_fd, token, token_address}, single_copy, num_processors}));
       },
-      nb::arg("index"), nb::arg("node"), nb::arg("pid"), nb::arg("board_fd"), nb::arg("token"), nb::arg("token_address"),
-      nb::arg("single_copy"), nb::arg("num_processors"), "Makes another process known, and connects to it if it is of this node.");
+      nb::arg("index"), nb::arg("node"), nb::arg("pid"), nb::arg("board_fd"), nb::arg("token"),
+      nb::arg("token_address"), nb::arg("single_copy"), nb::arg("num_processors"),
+      "Makes another process known, and connects to it if it is of this node.");
   BindNetwork(m);
   m.def("set_timeout", &Meeting::SetTimeout, nb::arg("seconds"), "Bounds every wait for a late rank.");
   nb::module_ plan = m.def_submodule("plan", "Plans: build, validate, cost, select.");
   BindPlan(plan);
   plan.def(
-      "process_machine", [](int64_t num_ranks) { return HostMachine(num_ranks, NumProcessors()); },
-      nb::arg("num_ranks"), "Devices of this host, as the cost model sees them.");
+      "process_machine",
+      [](int64_t num_ranks, bool one_node) { return HostMachine(num_ranks, NumProcessors(), one_node); },
+      nb::arg("num_ranks"), nb::arg("one_node") = true, "Devices of this host, or of several, for the cost model.");
 }
 
 }  // namespace jaxcomm

@@ -11,7 +11,7 @@ from jaxcomm.ops.pbroadcast import pbroadcast
 from jaxcomm.ops.ppermute import ppermute
 from jaxcomm.ops.psum import pmax, pmean, pmin, psum
 from jaxcomm.ops.psum_scatter import psum_scatter
-from jaxcomm.topology import Topology, topology
+from jaxcomm.topology import Topology, make_mesh, topology
 
 __version__ = importlib.metadata.version("jaxcomm")
 
@@ -22,6 +22,7 @@ __all__ = [
     "all_to_all",
     "barrier",
     "explain",
+    "make_mesh",
     "pbroadcast",
     "pmax",
     "pmean",

@@ -108,9 +108,7 @@ def _in_bytes(dtype: Any) -> Any:
 def _check_algorithm(call: Call, collective: str, group_size: int, ranks_per_node: int, one_node: bool) -> None:
     """Whether the algorithm takes such a group is known now; the executor would only say so at run time."""
     num_nodes = group_size // ranks_per_node
-    request = plan.Request(
-        collective, num_nodes, ranks_per_node, source_of=range(group_size), all_addressable=one_node
-    )
+    request = plan.Request(collective, num_nodes, ranks_per_node, source_of=range(group_size), all_addressable=one_node)
     if not plan.supports(request, call.algorithm):
         machine = plan.process_machine(group_size)
         raise ValueError(f"{call.op} at {call.site}: {plan.select(request, call.algorithm, 1, machine).reason}")

@@ -169,6 +169,18 @@ def connect(processes: Iterable[int]) -> None:
             _connected.add(process)
 
 
+def nodes() -> list[list[int]]:
+    """The processes of each node, in the order of their first process; all processes must ask."""
+    if jax.process_count() == 1:
+        return [[0]]
+    with _lock:
+        _know(_client(), range(jax.process_count()))
+    by_name: dict[str, list[int]] = {}
+    for process in range(jax.process_count()):
+        by_name.setdefault(_records[process]["node"], []).append(process)
+    return list(by_name.values())
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """How replica groups lie on processes and nodes; the same in all processes.

@@ -1,10 +1,15 @@
 """Nodes, ranks and links, as the planner sees them."""
 
 import dataclasses
+import math
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import jax
+import numpy as np
 
+from jaxcomm import distributed
 from jaxcomm._core import plan
 
 
@@ -28,19 +33,23 @@ class Topology:
     """What the devices of this program can reach.
 
     Attributes:
-      num_nodes: sets of devices that share memory.
-      ranks_per_node: devices of each node.
+      nodes: processes of each node; they share memory.
+      ranks: devices of each node.
       processors: processors that this process may use.
       links: link classes with the figures that predictions use.
     """
 
-    num_nodes: int
-    ranks_per_node: int
+    nodes: tuple[tuple[int, ...], ...]
+    ranks: tuple[int, ...]
     processors: int
     links: tuple[Link, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.num_nodes} node(s) of {self.ranks_per_node} rank(s), {self.processors} processor(s)"]
+        lines = [f"{len(self.nodes)} node(s), {sum(self.ranks)} rank(s), {self.processors} processor(s)"]
+        lines += [
+            f"  node {number}: {ranks} rank(s) of process(es) {', '.join(map(str, processes))}"
+            for number, (processes, ranks) in enumerate(zip(self.nodes, self.ranks, strict=True))
+        ]
         lines += [
             f"  {link.name:8} {link.latency_s * 1e6:8.3f} us a step  {link.bytes_per_s / 1e9:8.1f} GB/s"
             for link in self.links
@@ -49,11 +58,47 @@ class Topology:
 
 
 def topology() -> Topology:
-    """Describes the CPU devices of this process: one node, since they share its memory.
+    """Describes the CPU devices of this program. With several processes, all must call it.
 
     Latencies and bandwidths are the constants that the selection table works with, not a measurement of this machine.
+
+    Raises:
+      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S.
     """
-    num_ranks = jax.local_device_count("cpu")
-    machine = plan.process_machine(num_ranks)
+    nodes = distributed.nodes()
+    devices = [device.process_index for device in jax.devices("cpu")]
+    ranks = [sum(map(devices.count, processes)) for processes in nodes]
+    machine = plan.process_machine(max(ranks), len(nodes) == 1)
     links = tuple(Link(name, latency_s, bytes_per_s) for name, latency_s, bytes_per_s in machine.links)
-    return Topology(1, num_ranks, len(os.sched_getaffinity(0)), links)
+    return Topology(tuple(map(tuple, nodes)), tuple(ranks), len(os.sched_getaffinity(0)), links)
+
+
+def make_mesh(
+    axis_shapes: Sequence[int],
+    axis_names: Sequence[str],
+    *,
+    devices: Sequence[jax.Device] | None = None,
+    axis_types: Any = None,
+) -> jax.sharding.Mesh:
+    """A mesh whose inner axes stay inside a node where sizes allow it. With several processes, all must call it.
+
+    Args:
+      axis_shapes: sizes of the axes, outermost first.
+      axis_names: their names.
+      devices: those to use; by default the first of all.
+      axis_types: as in jax.sharding.Mesh.
+
+    Returns:
+      A mesh over the devices in the order of nodes, processes and device numbers.
+
+    Raises:
+      ValueError: fewer devices than the mesh has places.
+      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S.
+    """
+    node_of = {process: number for number, processes in enumerate(distributed.nodes()) for process in processes}
+    devices = jax.devices() if devices is None else devices
+    if len(devices) < (size := math.prod(axis_shapes)):
+        raise ValueError(f"make_mesh: axis_shapes {tuple(axis_shapes)} need {size} devices, got {len(devices)}")
+    ordered = sorted(devices, key=lambda device: (node_of[device.process_index], device.process_index, device.id))
+    grid = np.array(ordered[:size]).reshape(axis_shapes)
+    return jax.sharding.Mesh(grid, tuple(axis_names), axis_types=axis_types)

@@ -64,6 +64,14 @@ def test_bad_arguments():
 
 def test_topology_describes_this_process():
     topology = jaxcomm.topology()
-    assert (topology.num_nodes, topology.ranks_per_node) == (1, jax.local_device_count("cpu"))
+    assert (topology.nodes, topology.ranks) == (((0,),), (jax.local_device_count("cpu"),))
     assert [link.name for link in topology.links] == ["self", "node", "network"]
     assert "GB/s" in str(topology)
+
+
+def test_mesh_keeps_the_order_of_devices():
+    mesh = jaxcomm.make_mesh((2, 3), ("node", "gpu"), devices=jax.devices()[::-1][:6])
+    assert mesh.axis_names == ("node", "gpu")
+    assert mesh.devices.tolist() == np.array(jax.devices()[2:]).reshape(2, 3).tolist()
+    with pytest.raises(ValueError, match="need 9 devices, got 8"):
+        jaxcomm.make_mesh((3, 3), ("node", "gpu"))

@@ -10,9 +10,8 @@
 
 namespace jaxcomm {
 
-JointCall::JointCall(Node& node, Switchboard* switchboard, int32_t process,
-                     std::shared_ptr<const JointProgram> program, Spec spec, std::vector<RankBuffers> buffers,
-                     Finish finish)
+JointCall::JointCall(Node& node, Switchboard* switchboard, int32_t process, std::shared_ptr<const JointProgram> program,
+                     Spec spec, std::vector<RankBuffers> buffers, Finish finish)
     : node_(node),
       switchboard_(switchboard),
       process_(process),
@@ -25,7 +24,8 @@ JointCall::JointCall(Node& node, Switchboard* switchboard, int32_t process,
   for (int32_t position = 0; position < program_->num_ranks(); ++position) {
     const int32_t process = process_of[position];
     num_local_ += process == process_;
-    if (std::find(process_of.begin(), process_of.begin() + position, process) != process_of.begin() + position) continue;
+    if (std::find(process_of.begin(), process_of.begin() + position, process) != process_of.begin() + position)
+      continue;
     if (program_->node_of()[position] != program_->node_of()[own]) {
       distant_.push_back(process);
     } else if (process != process_) {

@@ -6,8 +6,8 @@
 // running  The plans of the own ranks; the other processes run theirs.
 // leaving  Every process counts itself out of every other's slot: its buffers are free once all have.
 //
-// To those of other nodes it sends messages (switchboard.h). They need not have entered: what comes early is kept there.
-// They say that they have left once they have sent all.
+// To those of other nodes it sends messages (switchboard.h). They need not have entered: what comes early is kept
+// there. They say that they have left once they have sent all.
 //
 // Nothing here blocks. Any thread may call Advance(), many at once.
 #pragma once

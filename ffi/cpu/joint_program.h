@@ -13,8 +13,8 @@ namespace jaxcomm {
 
 class JointProgram {
  public:
-  // process_of, node_of: by position in the group. single_copy: processes of a node may read each other's memory. Counts
-  // in elements.
+  // process_of, node_of: by position in the group. single_copy: processes of a node may read each other's memory.
+  // Counts in elements.
   JointProgram(std::shared_ptr<const Program> program, std::vector<int32_t> process_of, std::vector<int32_t> node_of,
                bool single_copy, int64_t input_count, int64_t output_count);
 

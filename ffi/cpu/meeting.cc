@@ -265,8 +265,8 @@ void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) 
     self->FailRound(*round, *why);
   };
   ThisProcess& process = ThisProcess::Get();
-  const auto call =
-      std::make_shared<JointCall>(process.node(), &process.switchboard(), process.index(), program, std::move(spec), round->buffers, finish);
+  const auto call = std::make_shared<JointCall>(process.node(), &process.switchboard(), process.index(), program,
+                                                std::move(spec), round->buffers, finish);
   call->Enter();
   const Clock::time_point start = Clock::now();
   for (Clock::time_point now = start; now - start < kSpin; now = Clock::now()) {

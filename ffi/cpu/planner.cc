@@ -73,7 +73,8 @@ std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Reach& re
   request.root = spec.root;
   request.source_of = spec.source_of;
   const int64_t item_bytes = ItemBytes(dtype);
-  const Choice choice = Select(request, spec.algorithm, item_bytes, HostMachine(num_ranks, reach.num_processors, reach.one_node));
+  const Choice choice =
+      Select(request, spec.algorithm, item_bytes, HostMachine(num_ranks, reach.num_processors, reach.one_node));
   if (choice.algorithm == nullptr) {
     *error = choice.reason;
     return nullptr;

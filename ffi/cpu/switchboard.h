@@ -42,8 +42,8 @@ class Switchboard : public Receiver {
   // What still comes for `key` is dropped.
   void Unregister(uint64_t key);
 
-  void Put(int32_t process, uint64_t key, const Place& to, int64_t offset_bytes,
-           std::unique_ptr<char[]> data, int64_t bytes);
+  void Put(int32_t process, uint64_t key, const Place& to, int64_t offset_bytes, std::unique_ptr<char[]> data,
+           int64_t bytes);
   void Signal(int32_t process, uint64_t key, int32_t from, int32_t to);
   // This process has put and signalled all it had to.
   void SayLeft(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what);

@@ -18,8 +18,8 @@ namespace jaxcomm {
 
 // What a process tells the others before they work together.
 struct ProcessInfo {
-  std::string node;     // processes with equal names share memory
-  NodeAddress address;  // for those
+  std::string node;          // processes with equal names share memory
+  NodeAddress address;       // for those
   bool single_copy = false;  // others may read its memory, and it theirs
   int64_t num_processors = 1;
 };

@@ -107,7 +107,6 @@ def large_psum(mesh):
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", int(os.environ["DEVICES"]))
-    jax.config.update("jax_cpu_collectives_implementation", "none")  # nothing of XLA's between processes
     jax.distributed.initialize(
         os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
     )

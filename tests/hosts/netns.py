@@ -86,7 +86,13 @@ class Hosts:
         self._started = []
         try:
             for host in range(num_hosts):
-                self._anchor(NAMESPACES, f"mount -t tmpfs shm /dev/shm && hostname host{host}")
+                # Every host knows the others by name, as programs expect.
+                names = "".join(f"{self.address(h)} host{h}\\n" for h in range(num_hosts))
+                self._anchor(
+                    NAMESPACES,
+                    f"mount -t tmpfs shm /dev/shm && hostname host{host} && cd /dev/shm && "
+                    f"printf '127.0.0.1 localhost\\n{names}' > hosts && mount --bind hosts /etc/hosts && rm hosts",
+                )
             self._anchor(("--net",), "true")
             self._in_switch("ip", "link", "add", "bridge", "type", "bridge")
             self._in_switch("ip", "link", "set", "bridge", "up")

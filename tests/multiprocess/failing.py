@@ -38,7 +38,9 @@ def program(body, processes=None):
     devices = [d for d in jax.devices() if processes is None or d.process_index in processes]
     mesh = Mesh(np.array(devices), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     x = jax.make_array_from_callback(
-        (len(devices), 8), NamedSharding(mesh, P("i")), lambda index: np.arange(len(devices) * 8.0).reshape(-1, 8)[index]
+        (len(devices), 8),
+        NamedSharding(mesh, P("i")),
+        lambda index: np.arange(len(devices) * 8.0).reshape(-1, 8)[index],
     )
     f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
     return lambda: jax.block_until_ready(f(x))
@@ -120,6 +122,7 @@ def killed_during_bootstrap():
 @scenario
 def killed_while_large_data_move():
     """The others read the memory of the one that ends."""
+
     def act():
         say("acts")
         os.kill(os.getpid(), signal.SIGKILL)

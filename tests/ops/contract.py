@@ -18,10 +18,10 @@ from harness import LAX, OURS, assert_same, compare, lax_or_none, on_ranks, run,
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxcomm._core import plan
 
 import jaxcomm
 from jaxcomm import _lowering, distributed
-from jaxcomm._core import plan
 from jaxcomm.explain import NATIVE
 
 NUM_NODES = int(os.environ.get("JAXCOMM_TEST_NODES", "1"))  # see tests/multiprocess/test_ops.py

@@ -25,7 +25,9 @@ def requests(collective, algorithm):
         source_of[1] = -1
         count = block * ALL_REDUCE_FACTOR + 1 if collective == "all_reduce" else block
         # Only direct plans depend on who may read whom. Validate is less strict where everybody may.
-        for addressable, pull in itertools.product((True, False), repeat=2) if algorithm == "direct" else [(True, False)]:
+        for addressable, pull in (
+            itertools.product((True, False), repeat=2) if algorithm == "direct" else [(True, False)]
+        ):
             reach = {"all_addressable": addressable, "pull": pull}
             request = plan.Request(collective, nodes, locals_, count, chunk, num_ranks // 2, source_of, **reach)
             if plan.supports(request, algorithm):
