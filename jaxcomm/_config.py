@@ -16,7 +16,8 @@ class Config:
         memory exactly if their names are equal.
       single_copy: whether processes of a node may read each other's memory (JAXCOMM_SINGLE_COPY, 0 or 1). If not, or if
         the kernel forbids it, large buffers are copied through shared memory.
-      ucx_library: path of the libucp to use between nodes (JAXCOMM_UCX_LIBRARY), instead of the system's or the wheel's.
+      ucx_library: path of the libucp to use between nodes (JAXCOMM_UCX_LIBRARY), instead of the system's or the
+        wheel's.
       network_devices: UCX's names of the interfaces to use and listen on (JAXCOMM_NETWORK_DEVICES), such as "eth0" or
         "mlx5_0:1"; all if not set.
     """

@@ -1,7 +1,6 @@
 """Loads the native module and registers its FFI targets."""
 
 import functools
-from typing import Any
 
 import jax
 
@@ -12,7 +11,7 @@ from jaxcomm._config import config
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
-def _on_event(event: str, duration: float, **more: Any) -> None:
+def _on_event(event: str, duration_secs: float, **more: str | int) -> None:
     if event == _COMPILED:
         _core.end_program()
 

@@ -6,6 +6,7 @@ only file that uses JAX's private distributed client.
 """
 
 import base64
+import contextlib
 import dataclasses
 import functools
 import importlib.metadata
@@ -125,10 +126,8 @@ def _wheel_of_ucx() -> str:
 def _start_network() -> None:
     """Makes this process reachable from other nodes."""
     client, own = _client(), jax.process_index()
-    try:
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # another process was first
         client.key_value_set("jaxcomm/token", str(secrets.randbits(64)))
-    except jax.errors.JaxRuntimeError:
-        pass  # another process was first
     token = int(client.blocking_key_value_get("jaxcomm/token", int(config().timeout_s * 1000)))
     library, devices = config().ucx_library or "", config().network_devices or ""
     try:
