@@ -85,7 +85,6 @@ class Switchboard : public Receiver {
   void Tell(uint64_t key, std::function<void(Line&)> event);
   void* Trash(const Message& message);
 
-  std::unique_ptr<Network> network_;
   std::mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<Line>> lines_;
   std::unordered_map<uint64_t, Waiting> waiting_;
@@ -93,6 +92,7 @@ class Switchboard : public Receiver {
   std::deque<uint64_t> closed_order_;
   std::map<std::pair<int, uint64_t>, std::unique_ptr<char[]>> texts_;  // of the network's thread alone
   std::map<int32_t, std::string> lost_;
+  std::unique_ptr<Network> network_;  // last: it calls until it is destroyed
 };
 
 }  // namespace jaxcomm

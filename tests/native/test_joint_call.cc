@@ -14,6 +14,7 @@
 #include "../../ffi/cpu/joint_call.h"
 #include "../../ffi/cpu/progress.h"
 #include "../../ffi/plan/algorithms.h"
+#include "../../ffi/transport/memory_network.h"
 #include "check.h"
 #include "expected.h"
 
@@ -22,28 +23,49 @@ namespace {
 
 using Clock = JointCall::Clock;
 
-// Nodes that know each other.
+// Processes that know each other: through memory those of a node, the others through a network of uneven delays.
 class World {
  public:
-  explicit World(int num_processes) {
+  explicit World(int num_processes, int num_nodes = 1, uint64_t seed = 0) : num_nodes_(num_nodes) {
+    MemoryNetworkOptions options;
+    options.jitter_ns = 50'000;
+    options.seed = seed;
+    fabric_ = std::make_unique<MemoryFabric>(num_processes, options);
+    for (int p = 0; p < num_processes && num_nodes > 1; ++p) {
+      switchboards_.push_back(std::make_unique<Switchboard>());
+      switchboards_[p]->SetNetwork(fabric_->Attach(p, 42, switchboards_[p].get()));
+    }
     for (int p = 0; p < num_processes; ++p) {
       nodes_.push_back(std::make_unique<Node>());
       CHECK(nodes_[p]->Open().empty());
     }
     for (int p = 0; p < num_processes; ++p) {
       for (int q = 0; q < num_processes; ++q) {
-        if (p != q) nodes_[p]->ConnectTo(q, *nodes_[q]);
+        std::string error;
+        if (NodeOf(p, num_processes) != NodeOf(q, num_processes)) {
+          CHECK(switchboards_[p]->network()->Connect(q, switchboards_[q]->network()->address(), &error));
+        } else if (p != q) {
+          nodes_[p]->ConnectTo(q, *nodes_[q]);
+        }
       }
       progress_.push_back(std::make_unique<Progress>(*nodes_[p]));
     }
+    fabric_->Start();
   }
   ~World() {
+    switchboards_.clear();
     for (auto& progress : progress_) progress->Stop();
   }
+  int NodeOf(int process, int num_processes) const { return process * num_nodes_ / num_processes; }
+  MemoryFabric& fabric() { return *fabric_; }
+  Switchboard* switchboard(int process) { return switchboards_.empty() ? nullptr : switchboards_[process].get(); }
   Node& node(int process) { return *nodes_[process]; }
   Progress& progress(int process) { return *progress_[process]; }
 
  private:
+  const int num_nodes_;
+  std::unique_ptr<MemoryFabric> fabric_;
+  std::vector<std::unique_ptr<Switchboard>> switchboards_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::unique_ptr<Progress>> progress_;
 };
@@ -87,7 +109,7 @@ struct Collective1 {
   Values inputs, outputs, expected;
 
   Collective1(const Algorithm& algorithm, const Request& r, std::vector<int32_t> processes, bool single_copy,
-              std::mt19937& random)
+              std::mt19937& random, const World* world = nullptr, int32_t num_processes = 0)
       : request(r), process_of(std::move(processes)) {
     const int32_t n = request.geometry.num_ranks();
     inputs.assign(n, std::vector<int32_t>(InputCount(request)));
@@ -96,6 +118,10 @@ struct Collective1 {
       for (auto& value : input) value = static_cast<int32_t>(random());
     }
     expected = Expected(request, inputs);
+    std::vector<int32_t> node_of;
+    for (const int32_t process : process_of) {
+      node_of.push_back(world == nullptr ? 0 : world->NodeOf(process, num_processes));
+    }
     const int64_t block_count = std::max<int64_t>(request.block_count, 1);
     const auto layout = [&](int64_t count) {
       return Layout{std::max<int64_t>(count / block_count, 1), block_count, block_count};
@@ -103,7 +129,7 @@ struct Collective1 {
     program = std::make_shared<const JointProgram>(
         Program::Make(BuildAll(algorithm, request), layout(InputCount(request)), layout(OutputCount(request)),
                       sizeof(int32_t), FindReduce(DType::kS32, ReduceOp::kSum)),
-        process_of, std::vector<int32_t>(process_of.size()), single_copy, InputCount(request), OutputCount(request));
+        process_of, node_of, single_copy, InputCount(request), OutputCount(request));
   }
 
   std::shared_ptr<JointCall> CallOf(World& world, int32_t process, uint64_t key, Results& results,
@@ -123,7 +149,7 @@ struct Collective1 {
       buffers[r].input = reinterpret_cast<const char*>(inputs[r].data());
       buffers[r].output = reinterpret_cast<char*>(outputs[r].data());
     }
-    return std::make_shared<JointCall>(world.node(process), nullptr, process, program, std::move(spec),
+    return std::make_shared<JointCall>(world.node(process), world.switchboard(process), process, program, std::move(spec),
                                        std::move(buffers), results.For(process));
   }
 };
@@ -170,6 +196,50 @@ void EveryAlgorithm(World& world, int32_t num_processes, std::mt19937& random, u
             for (int32_t p = 0; p < num_processes; ++p) CHECK(results.error(p).empty());
             CHECK(one.outputs == one.expected);
           }
+        }
+      }
+    }
+  }
+}
+
+// Nodes of a plan are nodes or parts of them. Processes enter in any order, some of them late.
+void EveryAlgorithmBetweenNodes(World& world, int32_t num_processes, std::mt19937& random, uint64_t* key) {
+  const std::pair<int, int> shapes[] = {{2, 4}, {4, 2}, {8, 1}, {2, 2}};
+#define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
+  for (const Collective collective : {
+#include "../../ffi/collectives.def"
+       }) {
+#undef JAXCOMM_COLLECTIVE
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      for (const auto& [nodes, ranks_per_node] : shapes) {
+        for (const int64_t block_count : {0, 7, 9000}) {
+          Request request;
+          request.collective = collective;
+          request.geometry = {nodes, ranks_per_node, false, true};
+          request.block_count = collective == Collective::kBarrier ? 0 : block_count;
+          request.chunk_count = block_count / 3;
+          const int32_t n = request.geometry.num_ranks();
+          request.root = static_cast<int32_t>(random() % n);
+          for (int32_t r = 0; r < n && collective == Collective::kPermute; ++r) {
+            request.source_of.push_back(static_cast<int32_t>(random() % (n + 1)) - 1);
+          }
+          if (!algorithm.supports(request)) continue;
+          Collective1 one(algorithm, request, Split(n, num_processes, false), random() % 2, random, &world,
+                          num_processes);
+          Results results(num_processes);
+          ++*key;
+          std::vector<int32_t> order;
+          for (int32_t p = 0; p < num_processes; ++p) order.push_back(p);
+          std::shuffle(order.begin(), order.end(), random);
+          for (const int32_t p : order) {
+            auto call = one.CallOf(world, p, *key, results);
+            call->Enter();
+            world.progress(p).Add(call);
+            if (random() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
+          }
+          CHECK(results.WaitFor(num_processes));
+          for (int32_t p = 0; p < num_processes; ++p) CHECK(results.error(p).empty());
+          CHECK(one.outputs == one.expected);
         }
       }
     }
@@ -316,6 +386,42 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
   }
 }
 
+// A process of another node is lost, or gives up, or brings something else.
+void FailuresBetweenNodes(std::mt19937& random, uint64_t* key) {
+  const Algorithm& ring = Named(Collective::kAllReduce, "ring");
+  const auto has_all = [](Results& results, const std::string& part) {
+    for (const int32_t p : {0, 1}) CHECK(Has(results.error(p), part));
+  };
+  const auto request = [](int64_t block_count) {
+    Request flat = Sum(3, block_count);
+    flat.geometry = {3, 1, false, true};
+    return flat;
+  };
+  for (const char* kind : {"lost", "gives up", "never comes", "disagrees"}) {
+    World world(3, 3, *key);
+    Collective1 one(ring, request(100), {0, 1, 2}, false, random, &world, 3);
+    Collective1 other(Named(Collective::kAllReduce, "recursive_doubling"), request(100), {0, 1, 2}, false, random,
+                      &world, 3);
+    Results results(3);
+    const uint64_t now = *key = (*key / 1000 + 1) * 1000;
+    const bool disagrees = kind == std::string("disagrees");
+    std::vector<std::shared_ptr<JointCall>> calls;
+    for (int32_t p = 0; p < 3; ++p) {
+      calls.push_back((disagrees && p == 2 ? other : one).CallOf(world, p, now, results, 1));
+      if (p == 2 && kind != std::string("gives up") && !disagrees) break;
+      calls[p]->Enter();
+      if (p == 2 && !disagrees) calls[p]->Fail({Error::Kind::kInvalid, "had enough"});
+      world.progress(p).Add(calls[p]);
+    }
+    if (kind == std::string("lost")) world.fabric().Lose(2);
+    CHECK(results.WaitFor(2));
+    if (kind == std::string("lost")) has_all(results, "[2] (process 2)");
+    if (kind == std::string("gives up")) has_all(results, "had enough");
+    CHECK(results.WaitFor(kind == std::string("gives up") || disagrees ? 3 : 2));
+    for (const int32_t p : {0, 1}) CHECK(!results.error(p).empty());
+  }
+}
+
 void Boards() {
   Node node;
   CHECK(node.Open().empty());
@@ -396,6 +502,13 @@ int main() {
     for (int round = 0; round < 10; ++round) ManyAtOnce(world, num_processes, random, &key);
     std::printf("ok many at once, %d processes\n", num_processes);
   }
+  {
+    World world(4, 2, 5);
+    EveryAlgorithmBetweenNodes(world, 4, random, &key);
+    std::printf("ok every algorithm, 2 nodes of 2 processes\n");
+  }
+  for (int round = 0; round < 5; ++round) FailuresBetweenNodes(random, &key);
+  std::printf("ok failures between nodes\n");
   for (int round = 0; round < 20; ++round) {
     World world(3);
     Failures(world, random, &key);
