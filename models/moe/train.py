@@ -4,6 +4,7 @@ import collections
 import functools
 import json
 import math
+import os
 import pathlib
 import shutil
 import signal
@@ -37,6 +38,9 @@ def make_mesh(config):
             f"--nodes {config.nodes} --gpus {config.gpus}: can't be split evenly among {processes} processes"
         )
     if config.platform == "cpu":
+        # Threads of XLA: by default as many as the process has devices or cores. Their number decides how matrix
+        # products are split, and so the last bits (jax 0.12). With all devices counted, processes make no difference.
+        os.environ.setdefault("PJRT_NPROC", str(max(config.num_ranks, len(os.sched_getaffinity(0)))))
         try:
             jax.config.update("jax_num_cpu_devices", count)
             jax.config.update("jax_platforms", "cpu")
