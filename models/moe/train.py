@@ -1,4 +1,4 @@
-"""Trains the mixture of experts of model.py on text: ``python -m models.moe.train``."""
+"""Trains the mixture of experts of model.py on text: ``python -m models.moe.train``, in one process or several."""
 
 import collections
 import functools

@@ -119,7 +119,7 @@ def test_every_layout_continues_what_another_began(alone, launch, tmp_path):
     """1 process, then 2 of which one is killed, 4 of which one gets Ctrl-C, 1: the losses of an uninterrupted run."""
     out = tmp_path / "run"
     train_here(out, steps=3, sample=0)
-    resume = ["--resume", *flags(out=out, steps=12)]
+    resume = ["--resume", *flags(out=out, steps=12, eval_every=100)]  # saves time: nothing to compile for evaluation
 
     status, output = launch(2, WITH_SIGNAL, 7, 1, int(signal.SIGKILL), *resume)
     assert status == 128 + signal.SIGKILL, output
