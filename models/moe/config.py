@@ -20,7 +20,10 @@ class Config:
     # "direct" adds in the order of the ranks, as XLA does on CPUs: the curves of both libraries are then equal, while
     # other orders of summation let them drift apart after some hundred steps, as any rounding error does.
     psum: str = option("direct", 'algorithm of jaxcomm.psum; "" lets jaxcomm choose by size and topology')
-    platform: str = option("cpu", "JAX platform of the devices; cpu makes nodes * gpus devices out of the host")
+    platform: str = option(
+        "cpu",
+        "JAX platform of the devices; cpu makes nodes * gpus devices out of the host, or an equal part in each process",
+    )
     nodes: int = option(2, "outer mesh axis: nodes")
     gpus: int = option(4, "inner mesh axis: devices per node")
 

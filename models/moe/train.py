@@ -1,9 +1,10 @@
-"""Trains the mixture of experts of model.py on text: ``python -m models.moe.train``."""
+"""Trains the mixture of experts of model.py on text: ``python -m models.moe.train``, in one process or several."""
 
 import collections
 import functools
 import json
 import math
+import os
 import pathlib
 import shutil
 import signal
@@ -14,30 +15,45 @@ import types
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
 from . import config as config_lib
-from . import data
+from . import data, distributed
 from .model import AXES, generate
 from .step import init_state, make_eval, make_step
 
 
 def make_mesh(config):
-    """(nodes, gpus) mesh. On the cpu platform makes the devices, unless JAX has already started with enough."""
+    """(nodes, gpus) mesh, an equal part of it from each process, in their order: nodes keep together where they can.
+
+    On the cpu platform makes the devices, unless JAX has already started with enough.
+    """
+    processes = distributed.initialize()
+    count, rest = divmod(config.num_ranks, processes)
+    if rest:
+        raise ValueError(
+            f"--nodes {config.nodes} --gpus {config.gpus}: can't be split evenly among {processes} processes"
+        )
     if config.platform == "cpu":
+        # Threads of XLA: by default as many as the process has devices or cores. Their number decides how matrix
+        # products are split, and so the last bits (jax 0.12). With all devices counted, processes make no difference.
+        os.environ.setdefault("PJRT_NPROC", str(max(config.num_ranks, len(os.sched_getaffinity(0)))))
         try:
-            jax.config.update("jax_num_cpu_devices", config.num_ranks)
+            jax.config.update("jax_num_cpu_devices", count)
             jax.config.update("jax_platforms", "cpu")
         except RuntimeError:
             pass  # JAX has started with another number; the check below tells whether it suffices
-    devices = jax.devices(config.platform)
-    if len(devices) < config.num_ranks:
+    devices = [[d for d in jax.devices(config.platform) if d.process_index == p] for p in range(processes)]
+    fewest = min(map(len, devices))
+    if fewest < count:
         raise ValueError(
-            f"--nodes {config.nodes} --gpus {config.gpus}: need {config.num_ranks} devices, JAX has {len(devices)}"
+            f"--nodes {config.nodes} --gpus {config.gpus}: need {count} devices in each of {processes} processes, JAX "
+            f"has {fewest}"
         )
-    grid = np.array(devices[: config.num_ranks]).reshape(config.nodes, config.gpus)
+    grid = np.array([part[:count] for part in devices]).reshape(config.nodes, config.gpus)
     return Mesh(grid, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
 
@@ -57,27 +73,35 @@ def load_comm(config):
 
 
 class Run:
-    """State of a training run and what it leaves in ``config.out``: checkpoints, metrics.jsonl, loss.png."""
+    """State of a training run and what it leaves in ``config.out``: checkpoints, metrics.jsonl, loss.png.
+
+    Several processes each hold one, and call the same methods in the same order. All need to see the folder: each
+    writes its part of a checkpoint, and the first one all else.
+    """
 
     def __init__(self, config, resume=False):
         self.begin = time.monotonic()
         self.config = config
         self.out = pathlib.Path(config.out)
         self.mesh = make_mesh(config)
+        self.leads = jax.process_index() == 0
         comm = load_comm(config)
         self.train_text, self.heldout_text = data.load(config.data, config.heldout, config.seq + 1)
 
         self.graphdef, specs, init = init_state(config)
         self.train_step = make_step(config, self.mesh, self.graphdef, specs, comm)
         self.evaluate_batch = make_eval(config, self.mesh, self.graphdef, specs, comm)
+        self.any_process = distributed.make_any(self.mesh, comm)
         shardings = jax.tree.map(self.sharding, specs)
 
-        self.out.mkdir(parents=True, exist_ok=True)
-        if not resume:
-            shutil.rmtree(self.out / "checkpoints", ignore_errors=True)
-            for name in ("metrics.jsonl", "loss.png"):
-                (self.out / name).unlink(missing_ok=True)
-        config.save(self.out / "config.json")
+        if self.leads:
+            self.out.mkdir(parents=True, exist_ok=True)
+            if not resume:
+                shutil.rmtree(self.out / "checkpoints", ignore_errors=True)
+                for name in ("metrics.jsonl", "loss.png"):
+                    (self.out / name).unlink(missing_ok=True)
+            config.save(self.out / "config.json")
+        multihost_utils.sync_global_devices("folder is ready")
         self.checkpoints = ocp.CheckpointManager(
             (self.out / "checkpoints").absolute(), options=ocp.CheckpointManagerOptions(max_to_keep=2)
         )
@@ -104,15 +128,18 @@ class Run:
         self.state = self.checkpoints.restore(step, args=ocp.args.StandardRestore(target))
         lines = (self.out / "metrics.jsonl").read_text().splitlines()
         self.step, self.records = step, [r for r in map(json.loads, lines) if r["step"] <= step]
-        (self.out / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.records))
+        multihost_utils.sync_global_devices("metrics are read")
+        if self.leads:
+            (self.out / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in self.records))
 
     def log(self, **record):
         self.records.append({"step": self.step, **record})
-        with open(self.out / "metrics.jsonl", "a") as file:
-            file.write(json.dumps(self.records[-1]) + "\n")
+        if self.leads:
+            with open(self.out / "metrics.jsonl", "a") as file:
+                file.write(json.dumps(self.records[-1]) + "\n")
 
     def put(self, tokens):
-        return jax.device_put(tokens, self.sharding(P(AXES)))
+        return distributed.put(tokens, self.sharding(P(AXES)))
 
     def advance(self):
         """One training step -> its metrics as Python numbers."""
@@ -153,8 +180,11 @@ class Run:
         plt.close(fig)
 
     def sample(self):
-        device = self.mesh.devices.flat[0]
-        text = generate(self.config, self.graphdef, self.state[0], device)
+        """Generates text in the first process, which gets the experts of all; b"" in the others."""
+        params = multihost_utils.process_allgather(self.state[0], tiled=True)
+        if not self.leads:
+            return b""
+        text = generate(self.config, self.graphdef, params, self.mesh.devices.flat[0])
         (self.out / "sample.txt").write_bytes(text)
         return text
 
@@ -188,56 +218,70 @@ def train(run):
     """
     config = run.config
     size = sum(x.size for x in jax.tree.leaves(run.state[0]))
-    print(
+    say = functools.partial(print, flush=True) if run.leads else lambda *_: None
+    say(
         f"{size:,} parameters, {config.experts} experts per layer on {config.nodes} x {config.gpus} {config.platform} "
-        f"devices, collectives of {config.comm}; {len(run.train_text):,} bytes of text, {len(run.heldout_text):,} held "
-        "out. The first step compiles.",
-        flush=True,
+        f"devices in {jax.process_count()} processes, collectives of {config.comm}; {len(run.train_text):,} bytes of "
+        f"text, {len(run.heldout_text):,} held out. The first step compiles."
     )
     rates = collections.deque((r["tokens_per_s"] for r in run.records if "loss" in r), maxlen=20)
-    # Without a terminal a line now and then is enough.
-    bar = tqdm(total=config.steps, initial=run.step, unit="step", mininterval=0.5 if sys.stderr.isatty() else 10)
+    terminal, told = sys.stderr.isatty(), time.monotonic()
+    bar = tqdm(total=config.steps, initial=run.step, unit="step", mininterval=0.5, disable=not (terminal and run.leads))
+    stopped = False
     with Interrupt() as interrupt, bar:
-        while run.step < config.steps and not interrupt.asked:
+        while run.step < config.steps and not (stopped := run.any_process(interrupt.asked)):
             start = time.monotonic()
             metrics = run.advance()
             rates.append(config.batch * config.seq / (time.monotonic() - start))
             run.log(**metrics, tokens_per_s=round(rates[-1], 1))
             if not math.isfinite(metrics["loss"]):
                 raise FloatingPointError(f"loss {metrics['loss']} at step {run.step}: try a smaller --lr")
-            bar.set_postfix_str(f"loss {metrics['loss']:.3f}, {np.median(rates):,.0f} tokens/s", refresh=False)
+            progress = f"loss {metrics['loss']:.3f}, {np.median(rates):,.0f} tokens/s"
+            bar.set_postfix_str(progress, refresh=False)
             bar.update()
+            if not terminal and time.monotonic() - told > 10:  # whole lines: launchers pass on nothing else
+                say(f"step {run.step}: {progress}")
+                told = time.monotonic()
             if run.step < config.steps:
                 if run.step % config.eval_every == 0:
-                    bar.write(f"step {run.step}: held-out {run.evaluate()['heldout_bits_per_byte']:.3f} bits per byte")
+                    bits = run.evaluate()["heldout_bits_per_byte"]
+                    bar.clear()
+                    say(f"step {run.step}: held-out {bits:.3f} bits per byte")
                 if run.step % config.save_every == 0:
                     run.save()
     run.save()
+    run.checkpoints.close()
     losses = [record["loss"] for record in run.records if "loss" in record]
     summary = {"steps": run.step, "train_loss": float(np.mean(losses[-20:]))}
     summary["tokens_per_s"] = float(np.median(rates))
-    if interrupt.asked:
+    if stopped:
         summary["interrupted"] = True
     else:
         summary |= run.evaluate()
         summary["sample"] = run.sample() if config.sample else b""
-    run.plot()
-    run.checkpoints.close()
+    if run.leads:
+        run.plot()
     return summary | {"seconds": time.monotonic() - run.begin}
 
 
 def main(argv=None):
-    """Command line: trains, then prints the sample and one line of results. Returns the exit status."""
+    """Command line: trains, then prints the sample and one line of results. Returns the exit status.
+
+    Raises:
+      SystemExit: with a message, for options that can't work.
+    """
     config, resume = config_lib.parse(argv)
     try:
         run = Run(config, resume)
     except (ValueError, OSError, ImportError) as error:  # options that only the data or the machine can judge
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        sys.exit(f"error: {error}")
     summary = train(run)
-    if "interrupted" in summary:
+    status = 130 if "interrupted" in summary else 0
+    if not run.leads:
+        return status
+    if status:
         print(f"stopped after step {summary['steps']}; continue with --resume --out {config.out}")
-        return 130
+        return status
     if config.sample:
         print(f"--- sample ---\n{summary['sample'].decode(errors='replace')}\n--- end of sample ---")
     bits = summary["train_loss"] / math.log(2)
@@ -251,4 +295,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with distributed.prompt_failure():
+        status = main()
+    sys.exit(status)

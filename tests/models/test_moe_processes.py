@@ -1,0 +1,143 @@
+"""models/moe in several processes: the losses of one process, checkpoints for every layout, failure of all at once."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from jaxcomm import run as launcher
+from models.moe import train
+from models.moe.config import Config
+
+ROOT = pathlib.Path(__file__).parents[2]
+LIMIT_S = 120
+OPTIONS = {
+    "layers": 1, "width": 16, "heads": 2, "hidden": 16, "batch": 8, "seq": 16, "steps": 12, "warmup": 2,
+    "decay_steps": 20, "lr": 1e-2, "eval_every": 4, "eval_batches": 1, "save_every": 3, "sample": 8, "prompt": "def",
+    "data": str(ROOT / "models"),
+}  # fmt: skip
+
+# models.moe.train, but a process of its own gets a signal after a step: <step> <process> <signal> <options>.
+WITH_SIGNAL = """
+import os, sys
+import jax
+from models.moe import distributed, train
+
+step, process, signum = (int(sys.argv.pop(1)) for _ in range(3))
+advance = train.Run.advance
+
+def advance_and_signal(run):
+    metrics = advance(run)
+    if (run.step, jax.process_index()) == (step, process):
+        os.kill(os.getpid(), signum)
+    return metrics
+
+train.Run.advance = advance_and_signal
+with distributed.prompt_failure():
+    status = train.main()
+sys.exit(status)
+"""
+
+FAILS = """
+import time
+import jax
+from models.moe import distributed
+
+with distributed.prompt_failure():
+    distributed.initialize()
+    if jax.process_index() == 1:
+        raise ValueError("only here")
+    time.sleep(1000)
+"""
+
+pytestmark = pytest.mark.deadline(2 * LIMIT_S)
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Runs a script in several processes with 8 devices in all: (exit status, output)."""
+    (tmp_path / "models").symlink_to(ROOT / "models")  # a path to the root would hide an installed jaxcomm
+
+    def start(processes, script, *arguments):
+        command = ["-m", script]
+        if script != "models.moe.train":
+            (tmp_path / "script.py").write_text(script)
+            command = ["script.py"]
+        own = ("JAX", "OMPI", "PMI", "SLURM", "PJRT_NPROC")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        done = subprocess.run(
+            ["env", "--default-signal=INT", sys.executable, launcher.__file__, f"--processes={processes}",
+             f"--devices={8 // processes}", f"--timeout={LIMIT_S}", *command, *map(str, arguments)],
+            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S + 30,
+        )  # fmt: skip
+        return done.returncode, done.stdout.decode(errors="replace")
+
+    return start
+
+
+def flags(**options):
+    return [f"--{name}={value}" for name, value in options.items()]
+
+
+def train_here(out, resume=False, **options):
+    return train.train(train.Run(Config(**{**OPTIONS, **options, "out": str(out)}), resume))
+
+
+def metrics(out):
+    """What a run has logged, but for its speed."""
+    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in record.items() if name != "tokens_per_s"} for record in records]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Folder of an uninterrupted run in one process."""
+    out = tmp_path_factory.mktemp("alone")
+    train_here(out)
+    return out
+
+
+def test_two_processes_compute_what_one_does(alone, launch, tmp_path):
+    out = tmp_path / "run"
+    status, output = launch(2, "models.moe.train", *flags(**OPTIONS, out=out))
+    assert status == 0, output
+    assert metrics(out) == metrics(alone)  # bit for bit
+    assert (out / "sample.txt").read_bytes() == (alone / "sample.txt").read_bytes()
+    assert (out / "loss.png").exists()
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["12", "9"]
+    lines = output.splitlines()
+    assert sum("held-out" in line for line in lines) == 3  # two evaluations, the summary: told by one process only
+    assert not re.search(r"^\[1\] (?!.*\[Gloo\])\D", output, re.MULTILINE), output
+
+
+def test_every_layout_continues_what_another_began(alone, launch, tmp_path):
+    """1 process, then 2 of which one is killed, 4 of which one gets Ctrl-C, 1: the losses of an uninterrupted run."""
+    out = tmp_path / "run"
+    train_here(out, steps=3, sample=0)
+    resume = ["--resume", *flags(out=out, steps=12, eval_every=100)]  # saves time: nothing to compile for evaluation
+
+    status, output = launch(2, WITH_SIGNAL, 7, 1, int(signal.SIGKILL), *resume)
+    assert status == 128 + signal.SIGKILL, output
+    assert "rank 1 failed: SIGKILL" in output
+    assert [r["step"] for r in metrics(out)][-1] >= 6
+
+    status, output = launch(4, WITH_SIGNAL, 9, 3, int(signal.SIGINT), *resume)
+    assert status == 130, output
+    assert "[0] stopped after step 9" in output
+
+    summary = train_here(out, resume=True)
+    wanted = metrics(alone)
+    assert [r for r in metrics(out) if "loss" in r] == [r for r in wanted if "loss" in r]  # bit for bit
+    assert metrics(out)[-1] == wanted[-1]  # held-out text
+    assert summary["sample"] == (alone / "sample.txt").read_bytes()
+
+
+def test_an_error_in_one_process_ends_all(launch):
+    status, output = launch(2, FAILS)
+    assert status == 1, output
+    assert "ValueError: only here" in output and "rank 1 failed: exit code 1" in output
