@@ -149,8 +149,8 @@ struct Collective1 {
       buffers[r].input = reinterpret_cast<const char*>(inputs[r].data());
       buffers[r].output = reinterpret_cast<char*>(outputs[r].data());
     }
-    return std::make_shared<JointCall>(world.node(process), world.switchboard(process), process, program, std::move(spec),
-                                       std::move(buffers), results.For(process));
+    return std::make_shared<JointCall>(world.node(process), world.switchboard(process), process, program,
+                                       std::move(spec), std::move(buffers), results.For(process));
   }
 };
 
