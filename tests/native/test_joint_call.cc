@@ -414,10 +414,9 @@ void FailuresBetweenNodes(std::mt19937& random, uint64_t* key) {
       world.progress(p).Add(calls[p]);
     }
     if (kind == std::string("lost")) world.fabric().Lose(2);
-    CHECK(results.WaitFor(2));
+    CHECK(results.WaitFor(kind == std::string("gives up") || disagrees ? 3 : 2));
     if (kind == std::string("lost")) has_all(results, "[2] (process 2)");
     if (kind == std::string("gives up")) has_all(results, "had enough");
-    CHECK(results.WaitFor(kind == std::string("gives up") || disagrees ? 3 : 2));
     for (const int32_t p : {0, 1}) CHECK(!results.error(p).empty());
   }
 }
