@@ -28,7 +28,7 @@ int Board::Find(uint64_t key) const {
   for (int probe = 0; probe < kProbes; ++probe) {
     const int first = FirstSlot(key, probe);
     for (int way = 0; way < kWays; ++way) {
-      if (keys[first + way].load(std::memory_order_acquire) == key) return first + way;
+      if (keys[first + way].load() == key) return first + way;
     }
   }
   return -1;
@@ -77,8 +77,8 @@ bool Board::FindFailure(int64_t run, std::string* text) const {
 }
 
 void Board::Ring() {
-  // Pairs with PrepareToSleep: either the owner sees what was stored before, or we see that it sleeps.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // Either the owner, after PrepareToSleep, sees what was stored before, or this sees that it sleeps: keys, counters
+  // and `sleeping` are all stored and loaded in one total order (sequentially consistent).
   if (sleeping.load() == 0) return;
   bell.fetch_add(1);
   Futex(&bell, FUTEX_WAKE, INT_MAX, nullptr);
@@ -87,7 +87,6 @@ void Board::Ring() {
 uint32_t Board::PrepareToSleep() {
   const uint32_t seen = bell.load();
   sleeping.store(1);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
   return seen;
 }
 
