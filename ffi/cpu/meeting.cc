@@ -172,6 +172,10 @@ std::shared_ptr<Meeting> Meeting::Make(CallSpec spec, std::string* error) {
 // Which ranks are of this process; whether it knows the others of its groups.
 bool Meeting::CountLocal(std::string* error) {
   ThisProcess& process = ThisProcess::Get();
+  if (process.index() < 0) {
+    *error = spec_.op + ": this process has not been connected to the others; call jaxcomm.register()";
+    return false;
+  }
   if (spec_.processes.size() != spec_.groups.size()) {
     *error = spec_.op + ": " + std::to_string(spec_.processes.size()) + " processes for " +
              std::to_string(spec_.groups.size()) + " ranks";
