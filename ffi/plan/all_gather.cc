@@ -88,8 +88,8 @@ Plan BruckAllGather(const Request& request, int32_t rank) {
 }
 
 // Hierarchical: the own block goes over the rail to one rank of every other node, straight into its output, and from
-// there to its local peers. A stage is one chunk for one other node; the send of stage t + 1 is issued before the
-// forward of stage t waits. (G - 1) * b between nodes, G * (L - 1) * b in the node, no scratch.
+// there to its local peers, who are given it or told to read it. A stage is one chunk for one other node; the send of
+// stage t + 1 is issued before the forward of stage t waits. (G - 1) * b between nodes, G * (L - 1) * b in the node, no scratch.
 // Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane all-gather).
 Plan HierarchicalAllGather(const Request& request, int32_t rank) {
   const Geometry& geometry = request.geometry;
@@ -115,18 +115,37 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
       plan.Move(src, Builder::At(peer, Space::kOutput, offset), count);
     }
   };
-  const auto forward = [&](int64_t t) {
+  // What local rank l gets in a stage, in everybody's output.
+  const auto got = [&](int64_t t, int32_t l) {
     const Range part = Part({0, b}, chunks, t % chunks);
-    const auto from = static_cast<int32_t>((node + nodes - 1 - t / chunks) % nodes * locals + local);
-    plan.Wait(from);
-    spread(plan.Output(from * b + part.begin), from * b + part.begin, part.count);
+    const int64_t from = (node + nodes - 1 - t / chunks) % nodes * locals + l;
+    return Range{from * b + part.begin, part.count};
+  };
+  const auto forward = [&](int64_t t) {
+    const Range part = got(t, local);
+    plan.Wait(static_cast<int32_t>(part.begin / b));  // whose block it is
+    if (!geometry.pull) return spread(plan.Output(part.begin), part.begin, part.count);
+    for (int32_t i = 1; i < locals; ++i) plan.Signal(node * locals + (local + i) % locals);
+  };
+  const auto collect = [&](int64_t t) {
+    for (int32_t i = 1; i < locals && geometry.pull; ++i) {
+      const int32_t l = (local + locals - i) % locals;
+      const int32_t peer = node * locals + l;
+      const Range part = got(t, l);
+      plan.Wait(peer);
+      plan.Move(Builder::At(peer, Space::kOutput, part.begin), plan.Output(part.begin), part.count);
+    }
   };
 
   // The own node gets its chunks in between, while messages of other nodes are under way.
   const auto spread_own = [&](int64_t c) {
     const Range part = Part({0, b}, chunks, c);
     plan.Move(plan.Input(part.begin), plan.Output(rank * b + part.begin), part.count);
-    spread(plan.Input(part.begin), rank * b + part.begin, part.count);
+    if (!geometry.pull) return spread(plan.Input(part.begin), rank * b + part.begin, part.count);
+    for (int32_t i = 1; i < locals; ++i) {
+      const int32_t peer = node * locals + (local + locals - i) % locals;
+      plan.Move(Builder::At(peer, Space::kInput, part.begin), plan.Output(peer * b + part.begin), part.count);
+    }
   };
 
   if (stages > 0) send(0);
@@ -134,7 +153,9 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
     if (t + 1 < stages) send(t + 1);
     if (t < chunks) spread_own(t);
     forward(t);
+    if (t > 0) collect(t - 1);
   }
+  if (stages > 0) collect(stages - 1);
   return std::move(plan).Finish(0);
 }
 

@@ -254,8 +254,9 @@ Plan TreeAllReduce(const Request& request, int32_t rank) {
 
 // Hierarchical: piece l of the block belongs to rail l, and sub-piece g of it to node g. Rank (g, l) sums its node's
 // part of every (g', l) and puts it to that rank (scatter); adds G of them in node order and puts the result to its
-// rail and to its node (combine); and puts to its node what it gets from its rail (spread). Scatter of chunk c + 2 and
-// combine of chunk c + 1 are issued before the spread of chunk c waits. Three slots need no signals of their own:
+// rail and to its node (combine); and puts to its node what it gets from its rail (spread). Pulling ranks put nothing to
+// their node: after spread they tell it, and read what it has (collect). Scatter of chunk c + 2 and combine of chunk c +
+// 1 are issued before the spread of chunk c waits. Three slots need no signals of their own:
 // before scatter u a rank has spread chunk u - 3, for which every rail peer signalled its combine u - 3. Per rank 2 (G
 // - 1) * b / n between nodes; 2 (L - 1) * b / L in the node. Source: Cho et al. (BlueConnect), IBM J. Res. Dev. 63(6),
 // 2019, doi 10.1147/JRD.2019.2947013.
@@ -274,9 +275,10 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
   const int64_t slots = std::min(kSlots, chunks);
   Builder plan(request, rank);
 
-  const auto part_of = [&](int32_t g, int64_t c) {
-    return Part(Part(Part(block, locals, local), nodes, g), chunks, c);
+  const auto part_at = [&](int32_t l, int32_t g, int64_t c) {
+    return Part(Part(Part(block, locals, l), nodes, g), chunks, c);
   };
+  const auto part_of = [&](int32_t g, int64_t c) { return part_at(local, g, c); };
   const auto received = [&](int64_t c, int32_t from) { return (c % slots * nodes + from) * max_chunk; };
   const int64_t send_area = slots * nodes * max_chunk;
   int64_t sent = 0;
@@ -288,7 +290,7 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
     plan.Reduce(sources, to, part.count);
   };
   const auto put_to_node = [&](Range part) {
-    for (int32_t i = 1; i < locals; ++i) {
+    for (int32_t i = 1; i < locals && !geometry.pull; ++i) {
       const int32_t peer = node * locals + (local + i) % locals;
       plan.Move(plan.Output(part.begin), Builder::At(peer, Space::kOutput, part.begin), part.count);
     }
@@ -322,12 +324,25 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
       plan.Wait(rail_peer(-d));
       put_to_node(part_of((node + nodes - d) % nodes, c));
     }
+    for (int32_t i = 1; i < locals && geometry.pull; ++i) plan.Signal(node * locals + (local + i) % locals);
+  };
+  const auto collect = [&](int64_t c) {
+    for (int32_t i = 1; i < locals && geometry.pull; ++i) {
+      const int32_t l = (local + locals - i) % locals;
+      const int32_t peer = node * locals + l;
+      plan.Wait(peer);
+      for (int32_t g = 0; g < nodes; ++g) {
+        const Range part = part_at(l, g, c);
+        plan.Move(Builder::At(peer, Space::kOutput, part.begin), plan.Output(part.begin), part.count);
+      }
+    }
   };
 
-  for (int64_t i = 0; chunks > 0 && i < chunks + 2; ++i) {
+  for (int64_t i = 0; chunks > 0 && i < chunks + 3; ++i) {
     if (i < chunks) scatter(i);
     if (i >= 1 && i - 1 < chunks) combine(i - 1);
-    if (i >= 2) spread(i - 2);
+    if (i >= 2 && i - 2 < chunks) spread(i - 2);
+    if (i >= 3) collect(i - 3);
   }
   return std::move(plan).Finish(send_area + std::min(kSendSlots, (nodes - 1) * chunks) * max_chunk);
 }

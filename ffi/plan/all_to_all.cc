@@ -5,20 +5,24 @@
 namespace jaxcomm {
 namespace {
 
+// One block from its input to its output: put, or read.
+void Exchange(Builder& plan, const Request& request, int32_t rank, int32_t peer) {
+  const int64_t b = request.block_count;
+  if (Pulls(request.geometry, rank, peer)) {
+    plan.Move(Builder::At(peer, Space::kInput, rank * b), plan.Output(peer * b), b);
+  } else {
+    plan.Move(plan.Input(peer * b), Builder::At(peer, Space::kOutput, rank * b), b);
+  }
+}
+
 // Direct: everything is put straight to where it belongs, or read from there; peers start at the own rank, so that no
 // rank is everybody's first target. Nobody waits. n - 1 messages of b.
 // Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
 Plan DirectAllToAll(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
-  const int64_t b = request.block_count;
   Builder plan(request, rank);
   for (int32_t s = 0; s < n; ++s) {
-    const int32_t peer = (rank + s) % n;
-    if (Pulls(request.geometry, rank, peer)) {
-      plan.Move(Builder::At(peer, Space::kInput, rank * b), plan.Output(peer * b), b);
-    } else {
-      plan.Move(plan.Input(peer * b), Builder::At(peer, Space::kOutput, rank * b), b);
-    }
+    Exchange(plan, request, rank, (rank + s) % n);
   }
   return std::move(plan).Finish(0);
 }
@@ -140,8 +144,7 @@ Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
   }
   // The own node's blocks come last: nobody waits for them, and the last messages are still under way.
   for (int32_t i = 0; i < locals; ++i) {
-    const int32_t peer = node * locals + (local + i) % locals;
-    plan.Move(plan.Input(peer * b), Builder::At(peer, Space::kOutput, rank * b), b);
+    Exchange(plan, request, rank, node * locals + (local + i) % locals);
   }
   return std::move(plan).Finish(slots * locals * max_chunk);
 }

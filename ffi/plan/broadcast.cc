@@ -97,7 +97,8 @@ Plan RingBroadcast(const Request& request, int32_t rank) {
 }
 
 // Hierarchical: the root scatters L pieces in its node; piece l goes over rail l to all nodes by a binomial tree of
-// nodes; whoever gets a piece from another node, or from the root, puts it to its local peers. Pipelined by chunks.
+// nodes; whoever gets a piece from another node, or from the root, puts it to its local peers. Pulling ranks read: from
+// the root if it is of their node, else from the local peer that has told them. Pipelined by chunks.
 // Each rank of the root's node sends ceil(log2 G) * b / L between nodes. No scratch.
 // Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane broadcast).
 Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
@@ -113,12 +114,33 @@ Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
   const Range block = {0, request.block_count};
   const int64_t chunks = NumChunks(CeilDiv(block.count, locals), request.chunk_count);
   const bool is_root = rank == request.root;
+  const bool pull = geometry.pull;
   Builder plan(request, rank);
+  const auto part_of = [&](int32_t l, int64_t c) { return Part(Part(block, locals, l), chunks, c); };
+  const auto read_root = [&](Range part) {
+    plan.Move(Builder::At(request.root, Space::kInput, part.begin), plan.Output(part.begin), part.count);
+  };
+  const auto collect = [&](int64_t c) {
+    if (!pull || is_root) return;
+    for (int32_t i = 1; i < locals; ++i) {
+      const int32_t l = (local + locals - i) % locals;
+      const Range part = part_of(l, c);
+      if (v == 0) {
+        read_root(part);
+        continue;
+      }
+      const int32_t peer = node * locals + l;
+      plan.Wait(peer);
+      plan.Move(Builder::At(peer, Space::kOutput, part.begin), plan.Output(part.begin), part.count);
+    }
+  };
   for (int64_t c = 0; c < chunks; ++c) {
-    if (is_root) {
+    if (v == 0 && pull) {
+      if (!is_root) read_root(part_of(local, c));
+    } else if (is_root) {
       for (int32_t i = 1; i < locals; ++i) {
         const int32_t other = (local + i) % locals;
-        const Range part = Part(Part(block, locals, other), chunks, c);
+        const Range part = part_of(other, c);
         const int32_t peer = node * locals + other;
         plan.Move(plan.Input(part.begin), Builder::At(peer, Space::kOutput, part.begin), part.count);
         plan.Signal(peer);
@@ -126,7 +148,7 @@ Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
     } else {
       plan.Wait(v == 0 ? request.root : rail_peer(TreeParent(v)));
     }
-    const Range part = Part(Part(block, locals, local), chunks, c);
+    const Range part = part_of(local, c);
     const Place src = is_root ? plan.Input(part.begin) : plan.Output(part.begin);
     for (auto child = children.rbegin(); child != children.rend(); ++child) {
       plan.Move(src, Builder::At(rail_peer(*child), Space::kOutput, part.begin), part.count);
@@ -134,10 +156,15 @@ Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
     }
     for (int32_t i = 1; i < locals; ++i) {
       const int32_t peer = node * locals + (local + i) % locals;
-      if (peer == request.root) continue;  // has it all
-      plan.Move(src, Builder::At(peer, Space::kOutput, part.begin), part.count);
+      if (pull) {
+        if (v > 0) plan.Signal(peer);
+      } else if (peer != request.root) {  // which has it all
+        plan.Move(src, Builder::At(peer, Space::kOutput, part.begin), part.count);
+      }
     }
+    if (c > 0) collect(c - 1);
   }
+  if (chunks > 0) collect(chunks - 1);
   if (is_root) plan.Move(plan.Input(0), plan.Output(0), block.count);
   return std::move(plan).Finish(0);
 }

@@ -24,10 +24,9 @@ def requests(collective, algorithm):
         source_of = [(rank + 1) % num_ranks for rank in range(num_ranks)]
         source_of[1] = -1
         count = block * ALL_REDUCE_FACTOR + 1 if collective == "all_reduce" else block
-        # Only direct plans depend on who may read whom. Validate is less strict where everybody may.
-        for addressable, pull in (
-            itertools.product((True, False), repeat=2) if algorithm == "direct" else [(True, False)]
-        ):
+        # Only these depend on who may read whom. Validate is less strict where everybody may.
+        depends = algorithm in ("direct", "hierarchical")
+        for addressable, pull in itertools.product((True, False), repeat=2) if depends else [(True, False)]:
             reach = {"all_addressable": addressable, "pull": pull}
             request = plan.Request(collective, nodes, locals_, count, chunk, num_ranks // 2, source_of, **reach)
             if plan.supports(request, algorithm):
@@ -132,15 +131,21 @@ def shift_src(plans, request):
 
 
 def redirect(plans, request):
-    """To or from another rank, in every place where the step names it; of two ranks, the other is the own."""
+    """To or from another rank, in every place where the step names it; of two ranks, the other is the own.
+
+    What is read from an output may be read from any other rank that has it already.
+    """
 
     def edit(steps, i):
         step = steps[i]
+        if step.kind == "get" and step.src.space == "output":
+            return False
         step.peer = other_rank(step.peer, plans)
         if step.kind == "put":
             step.dst.rank = step.peer
         if step.kind == "get":
             step.src.rank = step.peer
+        return None
 
     yield from edits(plans, ("put", "get", "signal", "wait"), edit)
 

@@ -58,7 +58,7 @@ def variants(collective, num_ranks, rng):
 @pytest.mark.parametrize(("collective", "algorithm"), ALGORITHMS)
 def test_every_plan_is_correct(collective, algorithm):
     rng = random.Random(0)
-    pulls = (False, True) if algorithm == "direct" else (False,)  # only direct plans heed it
+    pulls = (False, True) if algorithm in ("direct", "hierarchical") else (False,)  # the others don't heed it
     for (nodes, locals_), addressable, pull in itertools.product(GEOMETRIES, (True, False), pulls):
         for variant in variants(collective, nodes * locals_, rng):
             for block, chunk in SIZES:
