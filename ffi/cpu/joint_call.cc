@@ -9,6 +9,13 @@
 #include "helpers.h"
 
 namespace jaxcomm {
+namespace {
+
+// After a failure, for the rest of payloads that are on their way into buffers. Then their senders are cut off, so that
+// the buffers are free.
+constexpr auto kPatience = std::chrono::milliseconds(500);
+
+}  // namespace
 
 JointCall::JointCall(Node& node, Switchboard* switchboard, int32_t process, std::shared_ptr<const JointProgram> program,
                      Spec spec, std::vector<RankBuffers> buffers, Finish finish)
@@ -294,9 +301,8 @@ void JointCall::Fail(const Error& error) {
 
 bool JointCall::Reclaim() {
   if (slot_ < 0) return true;
-  // A process that has ended never counts itself out: what it might have written to stays unused for good. So does what
-  // the network may still write to.
-  if (!AllLeft()) return false;
+  // A process that has ended never counts itself out: what it might have written to stays unused for good.
+  if (node_.board().slots[slot_].left.load() != others_.size()) return false;
   node_.board().Free(slot_);
   node_.Give(block_);
   return true;
@@ -305,13 +311,20 @@ bool JointCall::Reclaim() {
 void* JointCall::PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) {
   if (rank < 0 || rank >= program_->num_ranks() || program_->process_of()[rank] != process_) return nullptr;
   int64_t size = 0;
-  if (space == Space::kOutput && program_->windowed(space)) size = program_->output_bytes();
+  if (space == Space::kOutput) size = program_->output_bytes();
   if (space == Space::kScratch) {
     size = program_->program()->plans[rank].scratch_count * program_->program()->item_bytes;
   }
   if (offset_bytes < 0 || bytes > size || offset_bytes > size - bytes) return nullptr;
-  return block_.data + program_->window(space, rank) + offset_bytes;
+  if ((state_.fetch_add(1) & (kDone | kFailed)) != 0) {
+    Leave(-1);
+    return nullptr;
+  }
+  const bool direct = space == Space::kOutput && !program_->windowed(space);
+  return (direct ? buffers_[rank].output : block_.data + program_->window(space, rank)) + offset_bytes;
 }
+
+void JointCall::OnPlaced() { Leave(-1); }
 
 void JointCall::OnSignal(int32_t from, int32_t to) {
   const int32_t n = program_->num_ranks();
@@ -396,7 +409,12 @@ std::string JointCall::DescribeLate() const {
 }
 
 void JointCall::Check(Clock::time_point now) {
-  if ((state_.load() & (kDone | kFailed)) != 0) return;
+  const uint32_t state = state_.load();
+  if ((state & kFailed) != 0 && (state & kThreads) != 0) {
+    if (give_up_at_ == Clock::time_point{}) give_up_at_ = now + kPatience;
+    if (now >= give_up_at_ && switchboard_ != nullptr) switchboard_->Abandon(*this);
+  }
+  if ((state & (kDone | kFailed)) != 0) return;
   bool ended = false;
   for (const Other& other : others_) ended |= !other.peer->alive();
   // Whoever has left all its calls may end. It counted itself out before, so this look comes after that.

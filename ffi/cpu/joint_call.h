@@ -64,6 +64,7 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   const JointProgram& program() const { return *program_; }
 
   void* PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) override;
+  void OnPlaced() override;
   void OnSignal(int32_t from, int32_t to) override;
   void OnLeft(int32_t process, uint64_t fingerprint, const std::string& what) override;
   void OnGivenUp(int32_t process, const std::string& why) override;
@@ -115,12 +116,14 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   std::atomic<Phase> phase_{Phase::kEntering};
   std::atomic<bool> claimed_{false};  // held by the thread that changes the phase
 
-  // Threads inside Advance() or Fail(), and how it ended. The last thread out finishes.
+  // Threads inside Advance() or Fail() and payloads that the network may be writing, and how it ended. The last one out
+  // finishes.
   static constexpr uint32_t kDone = 1u << 30, kFailed = 1u << 31, kThreads = kDone - 1;
   std::atomic<uint32_t> state_{0};
   std::atomic<bool> finished_{false};
   std::mutex error_mutex_;
   std::shared_ptr<const Error> error_;
+  Clock::time_point give_up_at_{};  // the progress thread's: when it stops to wait for such payloads
 };
 
 }  // namespace jaxcomm

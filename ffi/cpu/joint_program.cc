@@ -20,19 +20,21 @@ bool ShortRuns(const Layout& layout, int64_t item_bytes) {
   return !layout.contiguous() && layout.run * item_bytes < kShortRunBytes;
 }
 
-// What other processes do to the buffers of a process: those of its node in memory, the others by messages.
+// What other processes do to the buffers of a process.
 struct Access {
-  std::array<bool, 3> read = {};
-  std::array<bool, 3> written = {};
+  std::array<bool, 3> read = {};     // by those of its node
+  std::array<bool, 3> written = {};  // by those of its node
+  std::array<bool, 3> sent = {};     // messages of other nodes go there
 };
 
-Access AccessOf(const Program& program, const std::vector<int32_t>& process_of) {
+Access AccessOf(const Program& program, const std::vector<int32_t>& process_of, const std::vector<int32_t>& node_of) {
   Access access;
   for (const Plan& plan : program.plans) {
-    const auto foreign = [&](int32_t rank) { return process_of[rank] != process_of[plan.rank]; };  // reads: of the node
+    const auto foreign = [&](int32_t rank) { return process_of[rank] != process_of[plan.rank]; };
     for (const Step& step : plan.steps) {
       if (step.kind == StepKind::kPut && foreign(step.dst.rank)) {
-        access.written[static_cast<size_t>(step.dst.space)] = true;
+        const bool near = node_of[step.dst.rank] == node_of[plan.rank];
+        (near ? access.written : access.sent)[static_cast<size_t>(step.dst.space)] = true;
       }
       if (step.kind == StepKind::kGet && foreign(step.src.rank))
         access.read[static_cast<size_t>(step.src.space)] = true;
@@ -79,7 +81,7 @@ JointProgram::JointProgram(std::shared_ptr<const Program> program, std::vector<i
       input_bytes_(input_count * program_->item_bytes),
       output_bytes_(output_count * program_->item_bytes),
       parts_(process_of_.size()) {
-  const Access access = AccessOf(*program_, process_of_);
+  const Access access = AccessOf(*program_, process_of_, node_of_);
   const auto one_copy = [&](const Layout& layout) {
     return single_copy && std::max(input_bytes_, output_bytes_) >= kSmallBytes &&
            !ShortRuns(layout, program_->item_bytes);
@@ -88,7 +90,8 @@ JointProgram::JointProgram(std::shared_ptr<const Program> program, std::vector<i
   constexpr auto kOutput = static_cast<size_t>(Space::kOutput);
   constexpr auto kScratch = static_cast<size_t>(Space::kScratch);
   windowed_[kInput] = access.read[kInput] && !one_copy(program_->input);
-  windowed_[kOutput] = access.written[kOutput] || (access.read[kOutput] && !one_copy(program_->output));
+  windowed_[kOutput] = access.written[kOutput] || (access.read[kOutput] && !one_copy(program_->output)) ||
+                       (access.sent[kOutput] && !program_->output.contiguous());
   if (windowed_[kOutput]) {
     auto in_order = std::make_shared<Program>(*program_);
     in_order->output = Layout();

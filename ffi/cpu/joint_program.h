@@ -26,8 +26,9 @@ class JointProgram {
   int64_t output_bytes() const { return output_bytes_; }
 
   // Peers never write to a buffer of XLA's, because its owner may give up and free it at any time. So an output that is
-  // written by peers, and every small buffer that they read, is copied to or from a window: a copy in a block. In the
-  // window of an output, block follows block.
+  // written by peers of the node, and every small buffer that they read, is copied to or from a window: a copy in a
+  // block. In the window of an output, block follows block. Messages of other nodes are received by the owner itself:
+  // straight into an output, if it lies in that order.
   const Layout& output_layout() const { return output_layout_; }  // of XLA's buffer
   bool windowed(Space space) const { return windowed_[static_cast<size_t>(space)]; }
 

@@ -24,9 +24,34 @@ void Switchboard::Register(uint64_t key, std::shared_ptr<Line> line) {
   // While puts wait, nothing after them in their channel is delivered: events came before, so their order is kept.
   for (const auto& event : waiting.events) event(*line);
   for (const WaitingPut& put : waiting.puts) {
-    network_->Accept(put.process, put.id,
-                     line->PlaceOf(put.header.to, put.header.space, put.header.offset_bytes, put.bytes));
+    network_->Accept(put.process, put.id, GivePlace(put.process, put.id, put.header, put.bytes, line));
   }
+}
+
+void* Switchboard::GivePlace(int process, uint64_t id, const Header& header, int64_t bytes,
+                         const std::shared_ptr<Line>& line) {
+  void* const place = line->PlaceOf(header.to, header.space, header.offset_bytes, bytes);
+  if (place != nullptr) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (lost_.count(process) == 0) {
+      placed_[{process, id}] = line;
+      return place;
+    }
+    lock.unlock();
+    line->OnPlaced();
+  }
+  return nullptr;
+}
+
+void Switchboard::Abandon(const Line& line) {
+  std::set<int> processes;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [id, of] : placed_) {
+      if (of.get() == &line) processes.insert(id.first);
+    }
+  }
+  for (const int process : processes) network_->Drop(process, "its data did not arrive in time");
 }
 
 void Switchboard::Unregister(uint64_t key) {
@@ -114,7 +139,7 @@ void* Switchboard::OnMessage(const Message& message) {
     }
     line = found->second;
   }
-  void* place = line->PlaceOf(header.to, header.space, header.offset_bytes, static_cast<int64_t>(message.bytes));
+  void* const place = GivePlace(message.process, message.id, header, static_cast<int64_t>(message.bytes), line);
   return place != nullptr ? place : Trash(message);
 }
 
@@ -145,8 +170,15 @@ void Switchboard::OnDelivered(const Message& message) {
   std::memcpy(&header, message.header, sizeof(header));
   const int32_t process = message.process;
   switch (header.kind) {
-    case Kind::kPut:
-      return;
+    case Kind::kPut: {
+      std::unique_lock<std::mutex> lock(mutex_);
+      const auto placed = placed_.find({process, message.id});
+      if (placed == placed_.end()) return;
+      const std::shared_ptr<Line> line = std::move(placed->second);
+      placed_.erase(placed);
+      lock.unlock();
+      return line->OnPlaced();
+    }
     case Kind::kSignal:
       return Tell(header.key, [header](Line& line) { line.OnSignal(header.from, header.to); });
     case Kind::kLeft:
@@ -158,12 +190,18 @@ void Switchboard::OnDelivered(const Message& message) {
 
 void Switchboard::OnPeerLost(int process, const std::string& why) {
   std::vector<std::shared_ptr<Line>> lines;
+  std::vector<std::shared_ptr<Line>> placed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     lost_[process] = why;
+    for (auto it = placed_.lower_bound({process, 0}); it != placed_.end() && it->first.first == process;) {
+      placed.push_back(std::move(it->second));
+      it = placed_.erase(it);
+    }
     for (const auto& entry : lines_) lines.push_back(entry.second);
   }
   for (const auto& line : lines) line->OnLost(process);
+  for (const auto& line : placed) line->OnPlaced();
 }
 
 }  // namespace jaxcomm

@@ -26,6 +26,7 @@ class Line {
  public:
   virtual ~Line() = default;
   virtual void* PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) = 0;  // null: there is none
+  virtual void OnPlaced() = 0;  // once for every place: nothing is written there any more
   virtual void OnSignal(int32_t from, int32_t to) = 0;
   virtual void OnLeft(int32_t process, uint64_t fingerprint, const std::string& what) = 0;
   virtual void OnGivenUp(int32_t process, const std::string& why) = 0;
@@ -48,6 +49,9 @@ class Switchboard : public Receiver {
   // This process has put and signalled all it had to.
   void SayLeft(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what);
   void SayGivenUp(int32_t process, uint64_t key, const std::string& why);
+
+  // Cuts off the processes whose payloads are on their way to places of the line: OnPlaced follows for all.
+  void Abandon(const Line& line);
 
   // Why another process can't be reached any more; empty if it can.
   std::string Lost(int32_t process);
@@ -82,6 +86,7 @@ class Switchboard : public Receiver {
 
   void Send(int32_t process, const Header& header, std::unique_ptr<char[]> data, int64_t bytes);
   void SendText(int32_t process, Header header, const std::string& text);
+  void* GivePlace(int process, uint64_t id, const Header& header, int64_t bytes, const std::shared_ptr<Line>& line);
   void Tell(uint64_t key, std::function<void(Line&)> event);
   void* Trash(const Message& message);
 
@@ -91,6 +96,7 @@ class Switchboard : public Receiver {
   std::set<uint64_t> closed_;  // keys of calls that are over, the latest
   std::deque<uint64_t> closed_order_;
   std::map<std::pair<int, uint64_t>, std::unique_ptr<char[]>> texts_;  // of the network's thread alone
+  std::map<std::pair<int, uint64_t>, std::shared_ptr<Line>> placed_;   // payloads on their way
   std::map<int32_t, std::string> lost_;
   std::unique_ptr<Network> network_;  // last: it calls until it is destroyed
 };

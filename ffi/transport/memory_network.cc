@@ -49,6 +49,16 @@ class MemoryEndpoint : public Network {
     });
   }
 
+  void Drop(int process, const std::string& why) override {
+    std::lock_guard<std::mutex> lock(fabric_->mutex_);
+    MemoryFabric* const fabric = fabric_;
+    const int self = process_;
+    fabric_->At(fabric_->now_ns_, [fabric, self, process, why] {
+      fabric->FailOutstanding([=](const auto& message) { return message.from == self && message.to == process; });
+      if (MemoryEndpoint* endpoint = fabric->endpoints_[self]) endpoint->inbox_.Lose(process, why);
+    });
+  }
+
   PeerTraffic traffic(int process) const override {
     const Peer& peer = peers_[process];
     return {peer.messages, peer.bytes, inbox_.messages(process), inbox_.bytes(process)};

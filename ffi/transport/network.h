@@ -78,6 +78,9 @@ class Network {
   // The place for a payload for which OnMessage returned null; null drops the message, which is then not delivered.
   virtual void Accept(int process, uint64_t id, void* destination) = 0;
 
+  // Ends the connection from this side, whatever is under way. OnPeerLost follows.
+  virtual void Drop(int process, const std::string& why) = 0;
+
   virtual PeerTraffic traffic(int process) const = 0;
 
   // Messages that were dropped because they are not of this run.

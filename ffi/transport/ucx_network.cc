@@ -71,6 +71,7 @@ class UcxNetwork : public Network {
   void Send(int process, uint64_t channel, const void* header, size_t header_bytes, const void* data, size_t bytes,
             SentFn sent) override;
   void Accept(int process, uint64_t id, void* destination) override;
+  void Drop(int process, const std::string& why) override;
   PeerTraffic traffic(int process) const override;
   uint64_t rejected() const override { return inbox_.rejected(); }
 
@@ -95,6 +96,7 @@ class UcxNetwork : public Network {
     ucp::Endpoint endpoint = nullptr;
     uint64_t sequence = 0;          // of the next message
     ucp::Status status = ucp::kOk;  // an error that has to be dealt with
+    std::string why;                // instead of UCX's words
     bool farewell_seen = false;
     std::atomic<bool> connected{false};
     std::atomic<bool> failed{false};
@@ -343,6 +345,14 @@ void UcxNetwork::Accept(int process, uint64_t id, void* destination) {
   Do([this, process, id, destination] { inbox_.Accept(process, id, destination); });
 }
 
+void UcxNetwork::Drop(int process, const std::string& why) {
+  Do([this, process, why] {
+    Peer& peer = peers_[process];
+    peer.why = why;
+    OnEndpointError(&peer, peer.endpoint, ucp::kCanceled);
+  });
+}
+
 PeerTraffic UcxNetwork::traffic(int process) const {
   const Peer& peer = peers_[process];
   return {peer.messages, peer.bytes, inbox_.messages(process), inbox_.bytes(process)};
@@ -510,7 +520,7 @@ bool UcxNetwork::HandleErrors() {
   for (size_t process = 0; process < peers_.size(); ++process) {
     Peer& peer = peers_[process];
     if (peer.status == ucp::kOk || !peer.endpoint) continue;
-    inbox_.Lose(static_cast<int>(process), ucx_->ucs_status_string(peer.status));
+    inbox_.Lose(static_cast<int>(process), peer.why.empty() ? ucx_->ucs_status_string(peer.status) : peer.why);
     ucp::RequestParams params;
     params.mask = ucp::RequestParams::kFlags;
     params.flags = ucp::RequestParams::kForce;
