@@ -261,7 +261,8 @@ Plan TreeAllReduce(const Request& request, int32_t rank) {
 // - 1) * b / n between nodes; 2 (L - 1) * b / L in the node. Source: Cho et al. (BlueConnect), IBM J. Res. Dev. 63(6),
 // 2019, doi 10.1147/JRD.2019.2947013.
 Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
-  constexpr int64_t kSlots = 3;
+  constexpr int64_t kAhead = 2;
+  constexpr int64_t kSlots = 2 * kAhead + 1;
   constexpr int64_t kSendSlots = 2;  // a put may still read one while the next sum goes to the other
   const Geometry& geometry = request.geometry;
   const int32_t nodes = geometry.num_nodes;
@@ -338,11 +339,12 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
     }
   };
 
-  for (int64_t i = 0; chunks > 0 && i < chunks + 3; ++i) {
-    if (i < chunks) scatter(i);
-    if (i >= 1 && i - 1 < chunks) combine(i - 1);
-    if (i >= 2 && i - 2 < chunks) spread(i - 2);
-    if (i >= 3) collect(i - 3);
+  const auto of_a_chunk = [chunks](int64_t c) { return c >= 0 && c < chunks; };
+  for (int64_t i = 0; chunks > 0 && i <= chunks + 2 * kAhead; ++i) {
+    if (of_a_chunk(i)) scatter(i);
+    if (of_a_chunk(i - kAhead)) combine(i - kAhead);
+    if (of_a_chunk(i - 2 * kAhead)) spread(i - 2 * kAhead);
+    if (of_a_chunk(i - 2 * kAhead - 1)) collect(i - 2 * kAhead - 1);
   }
   return std::move(plan).Finish(send_area + std::min(kSendSlots, (nodes - 1) * chunks) * max_chunk);
 }
