@@ -77,6 +77,30 @@ void BindNetwork(nb::module_& m) {
       nb::arg("index"), nb::arg("address"), "Connects to a process of another node.");
 }
 
+Reach ReachOf(const std::string& name) {
+  constexpr const char* kNames[kNumReaches] = {"process", "node", "network"};
+  for (int i = 0; i < kNumReaches; ++i) {
+    if (name == kNames[i]) return static_cast<Reach>(i);
+  }
+  throw nb::value_error("reach must be process, node or network");
+}
+
+void BindFigures(nb::module_& m) {
+  m.def(
+      "figures", [](const std::string& reach) { return Figures::Current().machines[static_cast<size_t>(ReachOf(reach))]; },
+      nb::arg("reach"), "The Machine that predictions for groups of this reach start from.");
+  m.def(
+      "set_figures",
+      [](const std::string& reach, const Machine& machine, double ranks_per_node) {
+        Figures figures = Figures::Current();
+        figures.machines[static_cast<size_t>(ReachOf(reach))] = machine;
+        if (ReachOf(reach) == Reach::kNetwork) figures.ranks_per_node = ranks_per_node;
+        Figures::Set(figures);
+      },
+      nb::arg("reach"), nb::arg("machine"), nb::arg("ranks_per_node") = 1.0,
+      "For all programs made from now on. ranks_per_node: that shared the link between nodes when it was measured.");
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
@@ -117,10 +141,14 @@ NB_MODULE(_core, m) {
   m.def("set_timeout", &Meeting::SetTimeout, nb::arg("seconds"), "Bounds every wait for a late rank.");
   nb::module_ plan = m.def_submodule("plan", "Plans: build, validate, cost, select.");
   BindPlan(plan);
+  BindFigures(m);
   plan.def(
-      "process_machine",
-      [](int64_t num_ranks, bool one_node) { return HostMachine(num_ranks, NumProcessors(), one_node); },
-      nb::arg("num_ranks"), nb::arg("one_node") = true, "Devices of this host, or of several, for the cost model.");
+      "machine_of",
+      [](const std::string& reach, int64_t num_ranks, int64_t ranks_per_node) {
+        return MachineOf(Figures::Current(), {ReachOf(reach), NumProcessors()}, num_ranks, ranks_per_node);
+      },
+      nb::arg("reach"), nb::arg("num_ranks"), nb::arg("ranks_per_node") = 1,
+      "A group as the cost model sees it. reach: process, node or network.");
 }
 
 }  // namespace jaxcomm

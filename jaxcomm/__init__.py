@@ -2,6 +2,7 @@
 
 import importlib.metadata
 
+from jaxcomm.calibrate import Calibration, calibrate
 from jaxcomm.distributed import register
 from jaxcomm.explain import algorithms, explain
 from jaxcomm.ops.all_gather import all_gather
@@ -16,11 +17,13 @@ from jaxcomm.topology import Topology, make_mesh, topology
 __version__ = importlib.metadata.version("jaxcomm")
 
 __all__ = [
+    "Calibration",
     "Topology",
     "algorithms",
     "all_gather",
     "all_to_all",
     "barrier",
+    "calibrate",
     "explain",
     "make_mesh",
     "pbroadcast",

@@ -20,6 +20,8 @@ class Config:
         wheel's.
       network_devices: UCX's names of the interfaces to use and listen on (JAXCOMM_NETWORK_DEVICES), such as "eth0" or
         "mlx5_0:1"; all if not set.
+      calibration: file that jaxcomm.calibrate() writes and later runs read (JAXCOMM_CALIBRATION), instead of
+        jaxcomm/calibration-<host>.json in the user's cache folder.
     """
 
     timeout_s: float = 30.0
@@ -27,6 +29,7 @@ class Config:
     single_copy: bool = True
     ucx_library: str | None = None
     network_devices: str | None = None
+    calibration: str | None = None
 
 
 def _positive_float(name: str, default: float) -> float:
@@ -58,4 +61,5 @@ def config() -> Config:
         single_copy=_flag("JAXCOMM_SINGLE_COPY", Config.single_copy),
         ucx_library=os.environ.get("JAXCOMM_UCX_LIBRARY"),
         network_devices=os.environ.get("JAXCOMM_NETWORK_DEVICES"),
+        calibration=os.environ.get("JAXCOMM_CALIBRATION"),
     )

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _compat, distributed
+from jaxcomm import _compat, distributed, figures
 from jaxcomm._core import plan
 from jaxcomm._native import register
 
@@ -110,7 +110,7 @@ def _check_algorithm(call: Call, collective: str, group_size: int, ranks_per_nod
     num_nodes = group_size // ranks_per_node
     request = plan.Request(collective, num_nodes, ranks_per_node, source_of=range(group_size), all_addressable=one_node)
     if not plan.supports(request, call.algorithm):
-        machine = plan.process_machine(group_size)
+        machine = plan.machine_of("process", group_size)
         raise ValueError(f"{call.op} at {call.site}: {plan.select(request, call.algorithm, 1, machine).reason}")
 
 
@@ -139,6 +139,7 @@ def lower(
         raise NotImplementedError(f"{call.op} works inside jax.shard_map only (called at {call.site})")
     mesh = axis_context.mesh
     register()
+    figures.load()
     common = _call_attributes(mesh, call, target.removeprefix("jaxcomm_"))
     group_size = int(common["call"]["group_size"])
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]

@@ -122,13 +122,26 @@ def _wheel_of_ucx() -> str:
     return str(pathlib.Path(spec.submodule_search_locations[0]) / "lib" / "libucp.so.0")
 
 
+def agree(key: str, text: str) -> str:
+    """What the first process that asked for this key has said. With one process, that is `text`."""
+    if jax.process_count() == 1:
+        return text
+    client = _client()
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # another process was first
+        client.key_value_set(f"jaxcomm/{key}", text)
+    return str(client.blocking_key_value_get(f"jaxcomm/{key}", int(config().timeout_s * 1000)))
+
+
+def hear(key: str, timeout_s: float) -> str:
+    """What some process has agreed to, or will within `timeout_s`."""
+    return str(_client().blocking_key_value_get(f"jaxcomm/{key}", int(timeout_s * 1000)))
+
+
 @functools.cache
 def _start_network() -> None:
     """Makes this process reachable from other nodes."""
     client, own = _client(), jax.process_index()
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # another process was first
-        client.key_value_set("jaxcomm/token", str(secrets.randbits(64)))
-    token = int(client.blocking_key_value_get("jaxcomm/token", int(config().timeout_s * 1000)))
+    token = int(agree("token", str(secrets.randbits(64))))
     library, devices = config().ucx_library or "", config().network_devices or ""
     try:
         address = _core.start_network(library, _wheel_of_ucx(), devices, jax.process_count(), token)

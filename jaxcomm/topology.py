@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import distributed
+from jaxcomm import distributed, figures
 from jaxcomm._core import plan
 
 
@@ -19,11 +19,13 @@ class Link:
 
     Attributes:
       name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes).
-      latency_s: seconds per step that uses it.
-      bytes_per_s: of one rank.
+      overhead_s: that the sender is busy with a step or a signal, beside its bytes.
+      latency_s: until it arrives, while the sender goes on.
+      bytes_per_s: of one rank while all work.
     """
 
     name: str
+    overhead_s: float
     latency_s: float
     bytes_per_s: float
 
@@ -37,12 +39,14 @@ class Topology:
       ranks: devices of each node.
       processors: processors that this process may use.
       links: link classes with the figures that predictions use.
+      calibrated: whether calibrate() has found these figures on this machine; if not, they are constants.
     """
 
     nodes: tuple[tuple[int, ...], ...]
     ranks: tuple[int, ...]
     processors: int
     links: tuple[Link, ...]
+    calibrated: bool
 
     def __str__(self) -> str:
         lines = [f"{len(self.nodes)} node(s), {sum(self.ranks)} rank(s), {self.processors} processor(s)"]
@@ -51,16 +55,18 @@ class Topology:
             for number, (processes, ranks) in enumerate(zip(self.nodes, self.ranks, strict=True))
         ]
         lines += [
-            f"  {link.name:8} {link.latency_s * 1e6:8.3f} us a step  {link.bytes_per_s / 1e9:8.1f} GB/s"
+            f"  {link.name:8} {link.overhead_s * 1e6:9.3f} us a step {link.latency_s * 1e6:9.3f} us latency "
+            f"{link.bytes_per_s / 1e9:9.3f} GB/s"
             for link in self.links
         ]
+        lines.append("  measured by calibrate()" if self.calibrated else "  constants; calibrate() measures")
         return "\n".join(lines)
 
 
 def topology() -> Topology:
     """Describes the CPU devices of this program. With several processes, all must call it.
 
-    Latencies and bandwidths are the constants that the selection table works with, not a measurement of this machine.
+    The figures of the links are those that the selection table works with for a group of all devices.
 
     Raises:
       RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S.
@@ -68,9 +74,15 @@ def topology() -> Topology:
     nodes = distributed.nodes()
     devices = [device.process_index for device in jax.devices("cpu")]
     ranks = [sum(map(devices.count, processes)) for processes in nodes]
-    machine = plan.process_machine(max(ranks), len(nodes) == 1)
-    links = tuple(Link(name, latency_s, bytes_per_s) for name, latency_s, bytes_per_s in machine.links)
-    return Topology(tuple(map(tuple, nodes)), tuple(ranks), len(os.sched_getaffinity(0)), links)
+    figures.load()
+    reach = "process" if len(set(devices)) == 1 else "node" if len(nodes) == 1 else "network"
+    machine = plan.machine_of(reach, len(devices), max(ranks))
+    links = tuple(
+        Link(name, overhead_s, latency_s, bytes_per_s) for name, overhead_s, bytes_per_s, latency_s in machine.links
+    )
+    return Topology(
+        tuple(map(tuple, nodes)), tuple(ranks), len(os.sched_getaffinity(0)), links, reach in figures.measured
+    )
 
 
 def make_mesh(

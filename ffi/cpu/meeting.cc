@@ -292,8 +292,8 @@ std::shared_ptr<const JointProgram> Meeting::JointProgramFor(const Arrival& arri
                                   spec_.processes.begin() + (group + 1) * spec_.group_size);
   bool single_copy = false;
   std::vector<int32_t> node_of;
-  const Reach reach = ThisProcess::Get().ReachOf(process_of, &single_copy, &node_of);
-  const auto program = MakeProgram(spec_, reach, arrival.dtype, arrival.input_count, arrival.output_count, error);
+  const Host host = ThisProcess::Get().HostOf(process_of, &single_copy, &node_of);
+  const auto program = MakeProgram(spec_, host, arrival.dtype, arrival.input_count, arrival.output_count, error);
   if (!program) return nullptr;
   auto joint = std::make_shared<const JointProgram>(program, std::move(process_of), std::move(node_of), single_copy,
                                                     arrival.input_count, arrival.output_count);
@@ -368,7 +368,7 @@ std::shared_ptr<const Program> Meeting::ProgramFor(const Arrival& arrival, std::
     if (program_) return program_;  // shapes are static: one program per call site
   }
   std::shared_ptr<const Program> program =
-      MakeProgram(spec_, Reach(), arrival.dtype, arrival.input_count, arrival.output_count, error);
+      MakeProgram(spec_, Host(), arrival.dtype, arrival.input_count, arrival.output_count, error);
   std::lock_guard<std::mutex> lock(mutex_);
   if (!program_) program_ = program;
   return program;

@@ -1,6 +1,7 @@
 #include "planner.h"
 
 #include <algorithm>
+#include <mutex>
 #include <thread>
 
 #include "../plan/select.h"
@@ -34,25 +35,53 @@ Layout Blocks(int64_t count, int64_t block_count, int64_t run) {
   return layout;
 }
 
-}  // namespace
-
-int64_t NumProcessors() { return std::max(1u, std::thread::hardware_concurrency()); }
-
-Machine HostMachine(int64_t num_ranks, int64_t num_processors, bool one_node) {
+Figures Constants() {
   // Measured with 2 threads on AMD EPYC (2026-11): 60 ns a step, 12 GB/s copied by one thread at sizes beyond the
   // caches.
   Machine machine;
-  machine.links[static_cast<int>(Link::kSelf)] = {60e-9, 12e9};
-  machine.links[static_cast<int>(Link::kNode)] = {60e-9, 12e9};
-  machine.links[static_cast<int>(Link::kNetwork)] = {60e-9, 12e9};
-  // Not measured here: what a message over TCP and a 10 Gbit/s network cost elsewhere.
-  if (!one_node) machine.links[static_cast<int>(Link::kNetwork)] = {20e-6, 1.2e9};
+  for (LinkModel& link : machine.links) link = {60e-9, 12e9, 0};
   machine.launch_s = 15e-6;
-  machine.ranks_per_processor = std::max(1.0, static_cast<double>(num_ranks) / static_cast<double>(num_processors));
+  Figures figures;
+  figures.machines.fill(machine);
+  // Not measured here: what a message over TCP and a 10 Gbit/s network cost elsewhere.
+  figures.machines[static_cast<size_t>(Reach::kNetwork)].links[static_cast<size_t>(Link::kNetwork)] = {20e-6, 1.2e9, 0};
+  return figures;
+}
+
+struct GuardedFigures {
+  std::mutex mutex;
+  Figures figures = Constants();
+};
+
+GuardedFigures& CurrentFigures() {
+  static auto* guarded = new GuardedFigures;
+  return *guarded;
+}
+
+}  // namespace
+
+Figures Figures::Current() {
+  std::lock_guard<std::mutex> lock(CurrentFigures().mutex);
+  return CurrentFigures().figures;
+}
+
+void Figures::Set(const Figures& figures) {
+  std::lock_guard<std::mutex> lock(CurrentFigures().mutex);
+  CurrentFigures().figures = figures;
+}
+
+int64_t NumProcessors() { return std::max(1u, std::thread::hardware_concurrency()); }
+
+Machine MachineOf(const Figures& figures, const Host& host, int64_t num_ranks, int64_t ranks_per_node) {
+  Machine machine = figures.machines[static_cast<size_t>(host.reach)];
+  const bool several = host.reach == Reach::kNetwork;
+  const auto sharing = static_cast<double>(several ? ranks_per_node : num_ranks);
+  machine.ranks_per_processor = std::max(1.0, sharing / static_cast<double>(host.num_processors));
+  if (several) machine.links[static_cast<size_t>(Link::kNetwork)].bytes_per_s *= figures.ranks_per_node / sharing;
   return machine;
 }
 
-std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Reach& reach, DType dtype, int64_t input_count,
+std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Host& host, DType dtype, int64_t input_count,
                                            int64_t output_count, std::string* error) {
   const auto num_ranks = static_cast<int32_t>(spec.group_size);
   ReduceFn reduce = nullptr;
@@ -67,14 +96,14 @@ std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Reach& re
   request.collective = spec.collective;
   request.geometry.ranks_per_node = static_cast<int32_t>(spec.ranks_per_node);
   request.geometry.num_nodes = num_ranks / request.geometry.ranks_per_node;
-  request.geometry.all_addressable = reach.one_node;
-  request.geometry.pull = !reach.one_process;
+  request.geometry.all_addressable = host.reach != Reach::kNetwork;
+  request.geometry.pull = host.reach != Reach::kProcess;
   request.block_count = BlockCount(spec.collective, num_ranks, input_count, output_count);
   request.root = spec.root;
   request.source_of = spec.source_of;
   const int64_t item_bytes = ItemBytes(dtype);
-  const Choice choice =
-      Select(request, spec.algorithm, item_bytes, HostMachine(num_ranks, reach.num_processors, reach.one_node));
+  const Choice choice = Select(request, spec.algorithm, item_bytes,
+                               MachineOf(spec.figures, host, num_ranks, request.geometry.ranks_per_node));
   if (choice.algorithm == nullptr) {
     *error = choice.reason;
     return nullptr;

@@ -1,6 +1,7 @@
 // From the attributes of a call site and the sizes of its buffers to a program.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,6 +13,20 @@
 #include "executor.h"
 
 namespace jaxcomm {
+
+// How the ranks of a group reach each other.
+enum class Reach : uint8_t { kProcess, kNode, kNetwork };  // one process; several of a node; several nodes
+constexpr int kNumReaches = 3;
+
+// What the cost model knows of this machine for each reach: constants, or what jaxcomm.calibrate() has found.
+struct Figures {
+  std::array<Machine, kNumReaches> machines;
+  // The link between nodes is shared by as many ranks of a node.
+  double ranks_per_node = 1;
+
+  static Figures Current();
+  static void Set(const Figures& figures);
+};
 
 // What the attributes of a custom call say.
 struct CallSpec {
@@ -29,23 +44,24 @@ struct CallSpec {
   int64_t output_run = 0;
   int32_t root = 0;                // broadcast
   std::vector<int32_t> source_of;  // permute
+  // Of the moment when the program was made, which is the same in the course of all processes.
+  Figures figures = Figures::Current();
 };
 
 // Processors that this process may use.
 int64_t NumProcessors();
 
-// Devices of one host, or of several, as the cost model sees them.
-Machine HostMachine(int64_t num_ranks, int64_t num_processors, bool one_node = true);
-
-// How the ranks of a group reach each other.
-struct Reach {
-  int64_t num_processors = NumProcessors();  // that they share
-  bool one_process = true;
-  bool one_node = true;
+// What a group's ranks share.
+struct Host {
+  Reach reach = Reach::kProcess;
+  int64_t num_processors = NumProcessors();  // of each node
 };
 
+// A group as the cost model sees it.
+Machine MachineOf(const Figures& figures, const Host& host, int64_t num_ranks, int64_t ranks_per_node);
+
 // Null, and `error` filled in, if the type can't be reduced or no algorithm fits.
-std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Reach& reach, DType dtype, int64_t input_count,
+std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Host& host, DType dtype, int64_t input_count,
                                            int64_t output_count, std::string* error);
 
 }  // namespace jaxcomm

@@ -65,23 +65,22 @@ std::string ThisProcess::ConnectNetwork(int32_t index, const std::string& addres
   return error;
 }
 
-Reach ThisProcess::ReachOf(const std::vector<int32_t>& processes, bool* single_copy, std::vector<int32_t>* node_of) {
+Host ThisProcess::HostOf(const std::vector<int32_t>& processes, bool* single_copy, std::vector<int32_t>* node_of) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Reach reach;
-  reach.one_process = false;
-  reach.num_processors = info_.num_processors;
+  Host host;
+  host.num_processors = info_.num_processors;
   *single_copy = info_.single_copy;
   std::vector<std::string> nodes;
   for (const int32_t process : processes) {
     const ProcessInfo& info = process == index_ ? info_ : others_.at(process);
-    reach.num_processors = std::min(reach.num_processors, info.num_processors);
+    host.num_processors = std::min(host.num_processors, info.num_processors);
     *single_copy &= info.single_copy;
     const auto found = std::find(nodes.begin(), nodes.end(), info.node);
     node_of->push_back(static_cast<int32_t>(found - nodes.begin()));
     if (found == nodes.end()) nodes.push_back(info.node);
   }
-  reach.one_node = nodes.size() == 1;
-  return reach;
+  host.reach = nodes.size() == 1 ? Reach::kNode : Reach::kNetwork;
+  return host;
 }
 
 void ThisProcess::PublishFailure(int64_t run, const std::string& why) {

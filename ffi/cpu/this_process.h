@@ -44,7 +44,7 @@ class ThisProcess {
   bool connected(int32_t index);
 
   // What all of these processes can do, and on which node each is: numbers from 0 on, in order of appearance.
-  Reach ReachOf(const std::vector<int32_t>& processes, bool* single_copy, std::vector<int32_t>* node_of);
+  Host HostOf(const std::vector<int32_t>& processes, bool* single_copy, std::vector<int32_t>* node_of);
   // Tells the others why this process has given up a run.
   void PublishFailure(int64_t run, const std::string& why);
 

@@ -18,6 +18,7 @@ constexpr size_t kMaxStepsPerRank = 8;
 struct Progress {
   double processor_s = 0;
   double network_s = 0;
+  double arrival_s = 0;  // of the last that it sent
   double work_s = 0;  // of the processor, without the time it waited
 };
 
@@ -54,18 +55,21 @@ class Model {
     std::array<Traffic, kNumLinks> traffic;
     Moves(plan, step, &traffic);
     for (size_t link = 0; link < kNumLinks; ++link) {
-      if (traffic[link].messages > 0) Use(link, static_cast<double>(traffic[link].bytes), progress);
+      if (traffic[link].messages == 0) continue;
+      const double end_s = Use(link, static_cast<double>(traffic[link].bytes), progress);
+      if (step.kind == StepKind::kPut) progress->arrival_s = end_s + machine_.links[link].latency_s;
     }
   }
 
   // Returns when the peer gets it.
   double RunSignal(const Plan& plan, const Step& step, Progress* progress) const {
-    return Use(LinkOf(plan.rank, step.peer), 0, progress);
+    const size_t link = LinkOf(plan.rank, step.peer);
+    return Use(link, 0, progress) + machine_.links[link].latency_s;
   }
 
  private:
   double Use(size_t link, double bytes, Progress* progress) const {
-    const double time_s = machine_.links[link].latency_s + bytes / machine_.links[link].bytes_per_s;
+    const double time_s = machine_.links[link].overhead_s + bytes / machine_.links[link].bytes_per_s;
     if (OnProcessor(link)) {
       progress->work_s += time_s * slowdown_;
       return progress->processor_s += time_s * slowdown_;
@@ -94,7 +98,9 @@ Cost Count(const Plan& plan, const Model& model, int64_t item_bytes) {
   return cost;
 }
 
-double End(const Progress& progress) { return std::max(progress.processor_s, progress.network_s); }
+double End(const Progress& progress) {
+  return std::max({progress.processor_s, progress.network_s, progress.arrival_s});
+}
 
 // All ranks, each on its own processor.
 std::vector<Progress> Simulate(const std::vector<Plan>& plans, const Model& model) {

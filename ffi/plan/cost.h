@@ -13,11 +13,12 @@ enum class Link : uint8_t { kSelf, kNode, kNetwork };  // own memory, peers of t
 constexpr int kNumLinks = 3;
 
 struct LinkModel {
-  double latency_s = 0;    // per step that uses the link, and per signal
+  double overhead_s = 0;   // that the sender is busy with a step or a signal, beside its bytes
   double bytes_per_s = 1;  // of one rank
+  double latency_s = 0;    // until the peer has it, while the sender goes on
 };
 
-// latency and bandwidth as one rank sees them when all ranks of the group work at once.
+// As one rank sees it when all ranks of the group work at once.
 struct Machine {
   std::array<LinkModel, kNumLinks> links;
   double launch_s = 0;  // once per call

@@ -178,19 +178,20 @@ void BindData(nb::module_& m) {
       .def_rw("source_of", &Request::source_of);
 }
 
-using LinkRow = std::tuple<std::string, double, double>;
+using LinkRow = std::tuple<std::string, double, double, double>;
 
 std::array<LinkRow, kNumLinks> GetLinks(const Machine& machine) {
   std::array<LinkRow, kNumLinks> rows;
   for (size_t i = 0; i < kNumLinks; ++i) {
-    rows[i] = {kLinks[i], machine.links[i].latency_s, machine.links[i].bytes_per_s};
+    const LinkModel& link = machine.links[i];
+    rows[i] = {kLinks[i], link.overhead_s, link.bytes_per_s, link.latency_s};
   }
   return rows;
 }
 
 void SetLinks(Machine& machine, const std::array<LinkRow, kNumLinks>& rows) {
-  for (const auto& [name, latency_s, bytes_per_s] : rows) {
-    machine.links[static_cast<size_t>(EnumOf<Link>(kLinks, "link", name))] = {latency_s, bytes_per_s};
+  for (const auto& [name, overhead_s, bytes_per_s, latency_s] : rows) {
+    machine.links[static_cast<size_t>(EnumOf<Link>(kLinks, "link", name))] = {overhead_s, bytes_per_s, latency_s};
   }
 }
 
@@ -203,7 +204,7 @@ void BindCost(nb::module_& m) {
             SetLinks(*self, links);
           },
           "links"_a, "launch_s"_a = 0.0, "ranks_per_processor"_a = 1.0)
-      .def_prop_rw("links", &GetLinks, &SetLinks, "(name, latency_s, bytes_per_s) of self, node and network.")
+      .def_prop_rw("links", &GetLinks, &SetLinks, "(name, overhead_s, bytes_per_s, latency_s) of self, node and network.")
       .def_rw("launch_s", &Machine::launch_s)
       .def_rw("ranks_per_processor", &Machine::ranks_per_processor);
   nb::class_<Traffic>(m, "Traffic")

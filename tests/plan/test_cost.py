@@ -14,7 +14,7 @@ B = BLOCK * ITEM_BYTES
 
 
 def machine(launch_s=0.0, ranks_per_processor=1.0, self_=(1e-7, 1e10), node=(1e-6, 1e11), network=(5e-6, 2e10)):
-    links = [("self", *self_), ("node", *node), ("network", *network)]
+    links = [(name, *(*link, 0.0)[:3]) for name, link in (("self", self_), ("node", node), ("network", network))]
     return plan.Machine(links, launch_s, ranks_per_processor)
 
 
@@ -256,7 +256,7 @@ SCRATCH_LIMITS = {
     ("all_reduce", "rabenseifner"): lambda n, G, L, b, c: 2 * b + ceil_log2(n),
     ("all_reduce", "recursive_doubling"): lambda n, G, L, b, c: (ceil_log2(n) + 1) * b,
     ("all_reduce", "tree"): lambda n, G, L, b, c: ceil_log2(n) * b,
-    ("all_reduce", "hierarchical"): lambda n, G, L, b, c: (3 * G + 2) * c,
+    ("all_reduce", "hierarchical"): lambda n, G, L, b, c: (5 * G + 2) * c,
 }
 
 
@@ -307,6 +307,17 @@ def test_time_of_a_chain_grows_with_its_length(num_ranks):
     cost = plan.cost(request, "ring", 4, machine(self_=FREE, network=network))
     expected = (num_ranks - 1) * link_time(network, B) + (num_ranks - 2) * network[0]
     assert cost.time_s == pytest.approx(expected)
+
+
+def test_latency_is_not_the_senders_time():
+    """Messages follow each other while the first is still under way; a chain waits for every one."""
+    network = (1e-6, 1e9, 1e-3)
+    direct = plan.Request("all_to_all", 8, 1, BLOCK, all_addressable=False)
+    used = machine(self_=FREE, network=network)
+    assert plan.cost(direct, "direct", 4, used).time_s == pytest.approx(link_time(network, 7 * B, 7) + 1e-3)
+    chain = plan.Request("broadcast", 8, 1, BLOCK, all_addressable=False)
+    expected = 7 * link_time(network, B) + 6 * network[0] + 7 * 1e-3
+    assert plan.cost(chain, "ring", 4, used).time_s == pytest.approx(expected)
 
 
 def test_time_of_a_chain_too_long_to_simulate():

@@ -6,15 +6,16 @@ from jaxcomm._core import plan
 COLLECTIVES = plan.collectives()
 
 
-def processors(ranks_per_processor, latency_s=6e-8, bytes_per_s=12e9):
+def processors(ranks_per_processor, overhead_s=6e-8, bytes_per_s=12e9):
     """Ranks of one process that share processors."""
-    links = [(name, latency_s, bytes_per_s) for name in ("self", "node", "network")]
+    links = [(name, overhead_s, bytes_per_s, 0.0) for name in ("self", "node", "network")]
     return plan.Machine(links, 15e-6, ranks_per_processor)
 
 
 def cluster():
     """One processor per rank, a fast network in the node and a slower one between nodes."""
-    return plan.Machine([("self", 1e-6, 2e12), ("node", 1e-6, 4e11), ("network", 5e-6, 5e10)], 5e-6, 1)
+    links = [("self", 1e-6, 2e12, 0.0), ("node", 1e-6, 4e11, 0.0), ("network", 5e-6, 5e10, 0.0)]
+    return plan.Machine(links, 5e-6, 1)
 
 
 def request(collective, nodes, locals_, block=1024, chunk=0, addressable=True):
@@ -124,7 +125,7 @@ def test_chunks_fit_a_cache_where_latency_is_low():
 
 
 def test_chunks_grow_with_latency():
-    links = [("self", 1e-7, 1e11), ("node", 1e-7, 1e11), ("network", 2e-5, 2e10)]
+    links = [("self", 1e-7, 1e11, 0.0), ("node", 1e-7, 1e11, 0.0), ("network", 2e-5, 2e10, 0.0)]
     far = plan.Machine(links, 0.0, 1)
     choice = plan.select(request("all_to_all", 2, 4, 1 << 22, addressable=False), "", 4, far)
     assert choice.request.chunk_count * 4 > 128 << 10

@@ -1,0 +1,66 @@
+"""The figures of the cost model: constants, or those that calibrate() has kept for this machine."""
+
+import functools
+import json
+import os
+import pathlib
+import platform
+import warnings
+from typing import Any
+
+from jaxcomm import _core, distributed
+from jaxcomm._config import config
+
+_FORMAT = 1
+measured: set[str] = set()  # reaches whose figures are no constants
+
+
+def path() -> pathlib.Path:
+    """Where figures are kept."""
+    if config().calibration is not None:
+        return pathlib.Path(config().calibration)
+    cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(cache) / "jaxcomm" / f"calibration-{platform.node() or 'localhost'}.json"
+
+
+def use(figures: dict[str, Any]) -> None:
+    """For all programs that this process compiles from now on."""
+    for reach, values in figures.items():
+        machine = _core.plan.Machine([tuple(row) for row in values["links"]], values["launch_s"], 1.0)
+        _core.set_figures(reach, machine, values["ranks_per_node"])
+        measured.add(reach)
+
+
+def keep(figures: dict[str, Any]) -> None:
+    """Writes them to path(), beside those of other reaches that are there already.
+
+    figures: reach -> {"links": rows of plan.Machine.links, "launch_s", "ranks_per_node"}.
+    """
+    before = json.loads(_kept() or "{}").get("figures", {})
+    kept = {"format": _FORMAT, "processors": len(os.sched_getaffinity(0)), "figures": before | figures}
+    path().parent.mkdir(parents=True, exist_ok=True)
+    new = path().with_name(f"{path().name}.{os.getpid()}")
+    new.write_text(json.dumps(kept, indent=1))
+    new.replace(path())  # readers see the old or the new
+
+
+def _kept() -> str:
+    """Text of the file; "" if there is none for such a machine."""
+    try:
+        kept = path().read_text()
+        content = json.loads(kept)
+        fits = content["format"] == _FORMAT and content["processors"] == len(os.sched_getaffinity(0))
+        return kept if fits else ""
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        warnings.warn(f"jaxcomm: {path()} can't be used, so predictions start from constants: {error}", stacklevel=2)
+        return ""
+
+
+@functools.cache
+def load() -> None:
+    """Uses what is kept for this machine, if anything is; with several processes, what the first of them has."""
+    kept = distributed.agree("figures", _kept() or "none")
+    if kept != "none":
+        use(json.loads(kept)["figures"])
