@@ -87,18 +87,13 @@ Reach ReachOf(const std::string& name) {
 
 void BindFigures(nb::module_& m) {
   m.def(
-      "figures", [](const std::string& reach) { return Figures::Current().machines[static_cast<size_t>(ReachOf(reach))]; },
-      nb::arg("reach"), "The Machine that predictions for groups of this reach start from.");
-  m.def(
       "set_figures",
-      [](const std::string& reach, const Machine& machine, double ranks_per_node) {
+      [](const std::string& reach, const Machine& machine) {
         Figures figures = Figures::Current();
         figures.machines[static_cast<size_t>(ReachOf(reach))] = machine;
-        if (ReachOf(reach) == Reach::kNetwork) figures.ranks_per_node = ranks_per_node;
         Figures::Set(figures);
       },
-      nb::arg("reach"), nb::arg("machine"), nb::arg("ranks_per_node") = 1.0,
-      "For all programs made from now on. ranks_per_node: that shared the link between nodes when it was measured.");
+      nb::arg("reach"), nb::arg("machine"), "For all programs made from now on.");
 }
 
 }  // namespace

@@ -196,7 +196,9 @@ def _with(machine: Any, free: Sequence[tuple[str, ...]], values: Sequence[float]
         else:
             for link in parameter[0].split("+"):
                 rows[link][_COLUMN[parameter[1]]] = value
-    return plan.Machine([tuple(row) for row in rows.values()], launch_s, machine.ranks_per_processor)
+    return plan.Machine(
+        [tuple(row) for row in rows.values()], launch_s, machine.ranks_per_processor, machine.shared_network
+    )
 
 
 def _fit(machine: Any, reach: str, measured: list[tuple[Any, str, Cell]]) -> Any:
@@ -249,8 +251,7 @@ def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[C
                 dataclasses.replace(cell, predicted_s=plan.cost(request, algorithm, 4, fitted).time_s)
                 for request, algorithm, cell in measured
             ]
-            per_node = float(group.ranks_per_node)
-            found = {"links": fitted.links, "launch_s": fitted.launch_s, "ranks_per_node": per_node}
+            found = {"links": fitted.links, "launch_s": fitted.launch_s}
             text = distributed.agree(key, json.dumps([found, [dataclasses.astuple(cell) for cell in cells]]))
         found, rows = json.loads(text or distributed.hear(key, _LIMIT_S))
         figures.use({group.reach: found})

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm import _check, _lowering
+from jaxcomm import _check, _lowering, figures
 from jaxcomm._core import plan
 
 # Public name (jax.lax) -> native name (ffi/collectives.def).
@@ -106,8 +106,10 @@ def explain(
     algorithm: str | None = None,
     source: int = 0,
     perm: Sequence[tuple[int, int]] | None = None,
+    reach: str = "process",
+    ranks_per_node: int | None = None,
 ) -> Explanation:
-    """Tells which plan an op would run on the devices of this process, why, and what it should cost.
+    """Tells which plan an op would run, why, and what it should cost.
 
     Args:
       op: public name, such as "all_to_all" or "psum".
@@ -116,6 +118,9 @@ def explain(
       algorithm: as in the op.
       source: rank that broadcasts (pbroadcast).
       perm: as in ppermute; None means a shift by one.
+      reach: how the ranks reach each other: "process" (devices of one process), "node" (of several processes on a node)
+        or "network" (of several nodes).
+      ranks_per_node: of the group; by default the innermost of several axes is a node.
 
     Returns:
       An Explanation; print it, or read its fields.
@@ -129,7 +134,9 @@ def explain(
     if not sizes or any(size < 1 for size in sizes):
         raise ValueError(f"{op}: axis_sizes must be positive, got {axis_sizes!r}")
     n = math.prod(sizes)
-    ranks_per_node = _lowering.ranks_per_node(sizes, None)
+    ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
+    if n % ranks_per_node:
+        raise ValueError(f"{op}: {n} ranks are not nodes of {ranks_per_node}")
     count, item_bytes = (0, 1) if op == "barrier" else (math.prod(x.shape), np.dtype(x.dtype).itemsize)
     if native in ("all_to_all", "reduce_scatter"):
         if count % n:
@@ -140,8 +147,12 @@ def explain(
         source_of = [-1] * n
         for src, dst in perm if perm is not None else [(r, (r + 1) % n) for r in range(n)]:
             source_of[dst] = src
-    request = plan.Request(native, n // ranks_per_node, ranks_per_node, count, root=source, source_of=source_of)
-    choice = plan.select(request, algorithm or "", item_bytes, plan.process_machine(n))
+    request = plan.Request(
+        native, n // ranks_per_node, ranks_per_node, count, root=source, source_of=source_of,
+        all_addressable=reach != "network", pull=reach != "process",
+    )  # fmt: skip
+    figures.load()
+    choice = plan.select(request, algorithm or "", item_bytes, plan.machine_of(reach, n, ranks_per_node))
     if choice.algorithm is None:
         raise ValueError(f"{op}: {choice.reason}")
     cost = choice.cost

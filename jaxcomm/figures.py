@@ -26,15 +26,15 @@ def path() -> pathlib.Path:
 def use(figures: dict[str, Any]) -> None:
     """For all programs that this process compiles from now on."""
     for reach, values in figures.items():
-        machine = _core.plan.Machine([tuple(row) for row in values["links"]], values["launch_s"], 1.0)
-        _core.set_figures(reach, machine, values["ranks_per_node"])
+        machine = _core.plan.Machine([tuple(row) for row in values["links"]], values["launch_s"], shared_network=True)
+        _core.set_figures(reach, machine)
         measured.add(reach)
 
 
 def keep(figures: dict[str, Any]) -> None:
     """Writes them to path(), beside those of other reaches that are there already.
 
-    figures: reach -> {"links": rows of plan.Machine.links, "launch_s", "ranks_per_node"}.
+    figures: reach -> {"links": rows of plan.Machine.links, "launch_s": seconds}.
     """
     before = json.loads(_kept() or "{}").get("figures", {})
     kept = {"format": _FORMAT, "processors": len(os.sched_getaffinity(0)), "figures": before | figures}

@@ -41,6 +41,7 @@ Figures Constants() {
   Machine machine;
   for (LinkModel& link : machine.links) link = {60e-9, 12e9, 0};
   machine.launch_s = 15e-6;
+  machine.shared_network = true;
   Figures figures;
   figures.machines.fill(machine);
   // Not measured here: what a message over TCP and a 10 Gbit/s network cost elsewhere.
@@ -74,10 +75,8 @@ int64_t NumProcessors() { return std::max(1u, std::thread::hardware_concurrency(
 
 Machine MachineOf(const Figures& figures, const Host& host, int64_t num_ranks, int64_t ranks_per_node) {
   Machine machine = figures.machines[static_cast<size_t>(host.reach)];
-  const bool several = host.reach == Reach::kNetwork;
-  const auto sharing = static_cast<double>(several ? ranks_per_node : num_ranks);
-  machine.ranks_per_processor = std::max(1.0, sharing / static_cast<double>(host.num_processors));
-  if (several) machine.links[static_cast<size_t>(Link::kNetwork)].bytes_per_s *= figures.ranks_per_node / sharing;
+  const int64_t sharing = host.reach == Reach::kNetwork ? ranks_per_node : num_ranks;
+  machine.ranks_per_processor = std::max(1.0, static_cast<double>(sharing) / static_cast<double>(host.num_processors));
   return machine;
 }
 

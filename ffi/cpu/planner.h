@@ -21,8 +21,6 @@ constexpr int kNumReaches = 3;
 // What the cost model knows of this machine for each reach: constants, or what jaxcomm.calibrate() has found.
 struct Figures {
   std::array<Machine, kNumReaches> machines;
-  // The link between nodes is shared by as many ranks of a node.
-  double ranks_per_node = 1;
 
   static Figures Current();
   static void Set(const Figures& figures);

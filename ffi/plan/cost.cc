@@ -2,7 +2,10 @@
 #include "cost.h"
 
 #include <algorithm>
+#include <functional>
+#include <queue>
 #include <unordered_map>
+#include <utility>
 
 #include "algorithms.h"
 
@@ -33,6 +36,15 @@ class Model {
     return static_cast<size_t>(near ? Link::kNode : Link::kNetwork);
   }
 
+  bool SharesLinks() const {
+    return machine_.shared_network && geometry_.ranks_per_node > 1 && geometry_.num_nodes > 1 &&
+           !geometry_.all_addressable;
+  }
+  // Which link to other nodes a rank uses.
+  size_t LinkNumber(int32_t rank) const {
+    return static_cast<size_t>(SharesLinks() ? geometry_.node(rank) : rank);
+  }
+
   // What is addressable is moved by the processor itself, across nodes too.
   bool OnProcessor(size_t link) const {
     return geometry_.all_addressable || link != static_cast<size_t>(Link::kNetwork);
@@ -51,31 +63,33 @@ class Model {
     }
   }
 
-  void RunData(const Plan& plan, const Step& step, Progress* progress) const {
+  // `link_s`: until when the link to other nodes is busy.
+  void RunData(const Plan& plan, const Step& step, Progress* progress, double* link_s) const {
     std::array<Traffic, kNumLinks> traffic;
     Moves(plan, step, &traffic);
     for (size_t link = 0; link < kNumLinks; ++link) {
       if (traffic[link].messages == 0) continue;
-      const double end_s = Use(link, static_cast<double>(traffic[link].bytes), progress);
+      const double end_s = Use(link, static_cast<double>(traffic[link].bytes), progress, link_s);
       if (step.kind == StepKind::kPut) progress->arrival_s = end_s + machine_.links[link].latency_s;
     }
   }
 
   // Returns when the peer gets it.
-  double RunSignal(const Plan& plan, const Step& step, Progress* progress) const {
+  double RunSignal(const Plan& plan, const Step& step, Progress* progress, double* link_s) const {
     const size_t link = LinkOf(plan.rank, step.peer);
-    return Use(link, 0, progress) + machine_.links[link].latency_s;
+    return Use(link, 0, progress, link_s) + machine_.links[link].latency_s;
   }
 
  private:
-  double Use(size_t link, double bytes, Progress* progress) const {
+  double Use(size_t link, double bytes, Progress* progress, double* link_s) const {
     const double time_s = machine_.links[link].overhead_s + bytes / machine_.links[link].bytes_per_s;
     if (OnProcessor(link)) {
       progress->work_s += time_s * slowdown_;
       return progress->processor_s += time_s * slowdown_;
     }
     // The processor only starts it; what was started earlier comes first.
-    return progress->network_s = std::max(progress->network_s, progress->processor_s) + time_s;
+    *link_s = std::max(*link_s, progress->processor_s) + time_s;
+    return progress->network_s = *link_s;
   }
 
   const Geometry& geometry_;
@@ -107,31 +121,51 @@ std::vector<Progress> Simulate(const std::vector<Plan>& plans, const Model& mode
   struct Channel {
     std::vector<double> arrivals_s;
     size_t received = 0;
+    bool waits = false;
   };
   const size_t n = plans.size();
   std::unordered_map<uint64_t, Channel> channels;
   std::vector<Progress> progress(n);
   std::vector<size_t> next(n, 0);
-  for (bool advanced = true; advanced;) {
-    advanced = false;
-    for (size_t rank = 0; rank < n; ++rank) {
-      const std::vector<Step>& steps = plans[rank].steps;
-      for (size_t& i = next[rank]; i < steps.size(); ++i, advanced = true) {
-        const auto peer = static_cast<size_t>(steps[i].peer);
-        if (steps[i].kind == StepKind::kWait) {
-          Channel& channel = channels[peer * n + rank];
-          if (channel.received == channel.arrivals_s.size()) break;
-          double& now_s = progress[rank].processor_s;
-          now_s = std::max(now_s, channel.arrivals_s[channel.received++]);
-        } else if (steps[i].kind == StepKind::kSignal) {
-          channels[rank * n + peer].arrivals_s.push_back(model.RunSignal(plans[rank], steps[i], &progress[rank]));
-        } else {
-          model.RunData(plans[rank], steps[i], &progress[rank]);
-        }
+  std::vector<double> links_s(n, 0);  // by rank, or by node where its ranks share one
+  // Where ranks share a link, the earliest goes on, so that they use it in order of time. A rank that waits in vain
+  // comes back with the signal.
+  using Turn = std::pair<double, size_t>;
+  std::priority_queue<Turn, std::vector<Turn>, std::greater<Turn>> turns;
+  for (size_t rank = 0; rank < n; ++rank) turns.push({0, rank});
+  while (!turns.empty()) {
+    const size_t rank = turns.top().second;
+    turns.pop();
+    const std::vector<Step>& steps = plans[rank].steps;
+    double& now_s = progress[rank].processor_s;
+    double& link_s = links_s[model.LinkNumber(plans[rank].rank)];
+    for (size_t& i = next[rank]; i < steps.size(); ++i) {
+      if (model.SharesLinks() && !turns.empty() && now_s > turns.top().first) {
+        turns.push({now_s, rank});
+        break;
+      }
+      const auto peer = static_cast<size_t>(steps[i].peer);
+      if (steps[i].kind == StepKind::kWait) {
+        Channel& channel = channels[peer * n + rank];
+        channel.waits = channel.received == channel.arrivals_s.size();
+        if (channel.waits) break;
+        now_s = std::max(now_s, channel.arrivals_s[channel.received++]);
+      } else if (steps[i].kind == StepKind::kSignal) {
+        Channel& channel = channels[rank * n + peer];
+        channel.arrivals_s.push_back(model.RunSignal(plans[rank], steps[i], &progress[rank], &link_s));
+        if (std::exchange(channel.waits, false)) turns.push({progress[peer].processor_s, peer});
+      } else {
+        model.RunData(plans[rank], steps[i], &progress[rank], &link_s);
       }
     }
   }
   return progress;
+}
+
+// A machine on which a rank has its own part of what its node shares.
+Machine Divided(Machine machine, const Geometry& geometry) {
+  if (machine.shared_network) machine.links[static_cast<size_t>(Link::kNetwork)].bytes_per_s /= geometry.ranks_per_node;
+  return machine;
 }
 
 // One rank among others like it: the i-th wait on a link ends when its own i-th signal over that link arrives.
@@ -139,6 +173,7 @@ Progress SimulateOne(const Plan& plan, const Model& model) {
   std::array<std::vector<double>, kNumLinks> arrivals_s;
   std::array<size_t, kNumLinks> received = {};
   Progress progress;
+  double link_s = 0;
   for (const Step& step : plan.steps) {
     if (step.kind == StepKind::kWait) {
       const size_t link = model.LinkOf(plan.rank, step.peer);
@@ -146,9 +181,9 @@ Progress SimulateOne(const Plan& plan, const Model& model) {
         progress.processor_s = std::max(progress.processor_s, arrivals_s[link][received[link]++]);
       }
     } else if (step.kind == StepKind::kSignal) {
-      arrivals_s[model.LinkOf(plan.rank, step.peer)].push_back(model.RunSignal(plan, step, &progress));
+      arrivals_s[model.LinkOf(plan.rank, step.peer)].push_back(model.RunSignal(plan, step, &progress, &link_s));
     } else {
-      model.RunData(plan, step, &progress);
+      model.RunData(plan, step, &progress, &link_s);
     }
   }
   return progress;
@@ -180,7 +215,8 @@ std::vector<Plan> BuildSample(const Algorithm& algorithm, const Request& request
 }  // namespace
 
 Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, const Machine& machine) {
-  const Model model(geometry, item_bytes, machine, machine.ranks_per_processor);
+  const Machine divided = Divided(machine, geometry);
+  const Model model(geometry, item_bytes, divided, machine.ranks_per_processor);
   Cost cost = Count(plan, model, item_bytes);
   cost.time_s = machine.launch_s + End(SimulateOne(plan, model));
   return cost;
@@ -195,7 +231,9 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
     progress = Simulate(plans, model);
   } else {
     plans = BuildSample(algorithm, request);
-    for (const Plan& plan : plans) progress.push_back(SimulateOne(plan, model));
+    const Machine divided = Divided(machine, request.geometry);
+    const Model alone(request.geometry, item_bytes, divided, 1);
+    for (const Plan& plan : plans) progress.push_back(SimulateOne(plan, alone));
     // A sample doesn't show how long a chain or how deep a tree of ranks is; the same plan without data does.
     Request skeleton = request;
     skeleton.block_count = std::min<int64_t>(request.block_count, 1);

@@ -14,16 +14,18 @@ constexpr int kNumLinks = 3;
 
 struct LinkModel {
   double overhead_s = 0;   // that the sender is busy with a step or a signal, beside its bytes
-  double bytes_per_s = 1;  // of one rank
+  double bytes_per_s = 1;  // of one rank, or of a node's shared link
   double latency_s = 0;    // until the peer has it, while the sender goes on
 };
 
-// As one rank sees it when all ranks of the group work at once.
+// self and node are as one rank sees them when all ranks of the group work at once.
 struct Machine {
   std::array<LinkModel, kNumLinks> links;
   double launch_s = 0;  // once per call
   // Ranks that one processor works for: time on kSelf and kNode is multiplied by it. 1 where each rank has its own.
   double ranks_per_processor = 1;
+  // The ranks of a node share one link to other nodes and take turns on it. If not, each has its own.
+  bool shared_network = false;
 };
 
 struct Traffic {

@@ -199,14 +199,16 @@ void BindCost(nb::module_& m) {
   nb::class_<Machine>(m, "Machine", "What the cost model knows of a machine.")
       .def(
           "__init__",
-          [](Machine* self, const std::array<LinkRow, kNumLinks>& links, double launch_s, double ranks_per_processor) {
-            new (self) Machine{{}, launch_s, ranks_per_processor};
+          [](Machine* self, const std::array<LinkRow, kNumLinks>& links, double launch_s, double ranks_per_processor,
+             bool shared_network) {
+            new (self) Machine{{}, launch_s, ranks_per_processor, shared_network};
             SetLinks(*self, links);
           },
-          "links"_a, "launch_s"_a = 0.0, "ranks_per_processor"_a = 1.0)
+          "links"_a, "launch_s"_a = 0.0, "ranks_per_processor"_a = 1.0, "shared_network"_a = false)
       .def_prop_rw("links", &GetLinks, &SetLinks, "(name, overhead_s, bytes_per_s, latency_s) of self, node and network.")
       .def_rw("launch_s", &Machine::launch_s)
-      .def_rw("ranks_per_processor", &Machine::ranks_per_processor);
+      .def_rw("ranks_per_processor", &Machine::ranks_per_processor)
+      .def_rw("shared_network", &Machine::shared_network);
   nb::class_<Traffic>(m, "Traffic")
       .def_ro("messages", &Traffic::messages)
       .def_ro("bytes", &Traffic::bytes)

@@ -320,6 +320,18 @@ def test_latency_is_not_the_senders_time():
     assert plan.cost(chain, "ring", 4, used).time_s == pytest.approx(expected)
 
 
+def test_ranks_of_a_node_take_turns_on_a_shared_link():
+    network = (1e-6, 1e9)
+    request = plan.Request("all_to_all", 2, 4, BLOCK, all_addressable=False)
+    own = machine(self_=FREE, node=FREE, network=network)
+    shared = plan.Machine(own.links, shared_network=True)
+    assert plan.cost(request, "direct", 4, own).time_s == pytest.approx(link_time(network, 4 * B, 4))
+    assert plan.cost(request, "direct", 4, shared).time_s == pytest.approx(link_time(network, 16 * B, 16))
+    # Whoever is alone has it all.
+    request = plan.Request("broadcast", 2, 4, BLOCK, all_addressable=False)
+    assert plan.cost(request, "tree", 4, shared).time_s == pytest.approx(plan.cost(request, "tree", 4, own).time_s)
+
+
 def test_time_of_a_chain_too_long_to_simulate():
     """The sampled ranks do two steps each; the skeleton without data shows the length of the chain."""
     request = plan.Request("broadcast", 200_000, 1, 64 * BLOCK, BLOCK, all_addressable=False)
