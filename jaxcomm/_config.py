@@ -21,7 +21,7 @@ class Config:
       network_devices: UCX's names of the interfaces to use and listen on (JAXCOMM_NETWORK_DEVICES), such as "eth0" or
         "mlx5_0:1"; all if not set.
       calibration: file that jaxcomm.calibrate() writes and later runs read (JAXCOMM_CALIBRATION), instead of
-        jaxcomm/calibration-<host>.json in the user's cache folder.
+        jaxcomm/calibration-<host>.json in the user's cache folder; none if empty.
     """
 
     timeout_s: float = 30.0

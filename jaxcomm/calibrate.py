@@ -86,7 +86,7 @@ class Calibration:
         for reach in dict.fromkeys(c.reach for c in self.cells):
             errors = [c.error for c in self.cells if c.reach == reach]
             lines.append(f"{reach}: median error {statistics.median(errors):.0%} of {len(errors)}")
-        return "\n".join([*lines, f"kept in {self.path}"])
+        return "\n".join([*lines, f"kept in {self.path}" if self.path else "not kept"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +97,14 @@ class _Group:
     mesh: Mesh
     ranks_per_node: int
 
+    def count(self, num_bytes: int) -> int:
+        """Elements of an operand of about that size, which divide into blocks."""
+        n = self.mesh.size
+        return max(num_bytes // 4 // n, 1) * n
+
     def request(self, op: str, num_bytes: int) -> Any:
         n = self.mesh.size
-        count = num_bytes // 4 // (n if op == "all_to_all" else 1) if op != "barrier" else 0
+        count = self.count(num_bytes) // (n if op == "all_to_all" else 1) if op != "barrier" else 0
         near = self.reach != "network"
         return plan.Request(
             _OPS[op][0], n // self.ranks_per_node, self.ranks_per_node, count,
@@ -139,10 +144,9 @@ def _median_s(group: _Group, op: str, algorithm: str, num_bytes: int, key: str) 
             x = _OPS[op][1](x, algorithm)
         return x
 
-    n = group.mesh.size
-    count = max(num_bytes // 4 // n * n, n)
+    total = group.mesh.size * group.count(num_bytes)
     sharding = NamedSharding(group.mesh, P("i"))
-    x = jax.make_array_from_callback((n * count,), sharding, lambda index: np.ones(n * count, np.int32)[index])
+    x = jax.make_array_from_callback((total,), sharding, lambda index: np.ones(total, np.int32)[index])
     f = jax.jit(jax.shard_map(chain, mesh=group.mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
 
     def once() -> float:
@@ -156,8 +160,8 @@ def _median_s(group: _Group, op: str, algorithm: str, num_bytes: int, key: str) 
     return statistics.median(once() for _ in range(repetitions))
 
 
-def _measure(group: _Group, key: str) -> list[tuple[Any, str, Cell]]:
-    """(request with its chunks, native algorithm, cell without prediction) of each."""
+def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[Any, str, Cell]]:
+    """(request with its chunks, native algorithm, cell without prediction) of each that is not among `done`."""
     machine, measured = group.machine(), []
     for op, num_bytes in itertools.product(_OPS, _SIZES):
         if op == "barrier" and num_bytes != _SIZES[0]:
@@ -168,6 +172,9 @@ def _measure(group: _Group, key: str) -> list[tuple[Any, str, Cell]]:
             if plan.supports(request, algorithm):
                 choices.append(plan.select(request, algorithm, 4, machine))
         for choice in sorted(choices, key=lambda choice: choice.cost.time_s)[:_ALGORITHMS]:
+            if (what := (op, num_bytes, choice.algorithm, choice.request.chunk_count)) in done:
+                continue
+            done.add(what)
             time_s = _median_s(group, op, choice.algorithm, num_bytes, f"{key}/{op}/{num_bytes}/{choice.algorithm}")
             cell = Cell(group.reach, op, choice.algorithm, num_bytes if op != "barrier" else 0, time_s, 0.0)
             measured.append((choice.request, choice.algorithm, cell))
@@ -184,7 +191,12 @@ _FREE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }  # fmt: skip
 _COLUMN = {"overhead_s": 1, "bytes_per_s": 2, "latency_s": 3}
+_PROGRESS = 1e-3  # a smaller gain ends the search of a step: figures that hardly matter don't run away
 _LEAST = {"overhead_s": 1e-8, "bytes_per_s": 1e5, "latency_s": 1e-9, "launch_s": 1e-6}
+_STARTS = [
+    {"overhead_s": overhead_s, "bytes_per_s": 1e9, "latency_s": latency_s, "launch_s": 2e-5}
+    for overhead_s, latency_s in ((1e-7, 1e-7), (1e-5, 1e-5), (1e-5, 1e-3), (1e-4, 1e-8))
+]
 
 
 def _with(machine: Any, free: Sequence[tuple[str, ...]], values: Sequence[float]) -> Any:
@@ -202,7 +214,7 @@ def _with(machine: Any, free: Sequence[tuple[str, ...]], values: Sequence[float]
 
 
 def _fit(machine: Any, reach: str, measured: list[tuple[Any, str, Cell]]) -> Any:
-    """The machine with the free figures that predict best: a pattern search over their logarithms."""
+    """The machine with the free figures that predict best: pattern searches over their logarithms."""
     free = _FREE[reach]
     if all(request.ranks_per_node == 1 for request, _, _ in measured):
         free = tuple(parameter for parameter in free if parameter[0] != "node")
@@ -216,23 +228,20 @@ def _fit(machine: Any, reach: str, measured: list[tuple[Any, str, Cell]]) -> Any
         # Most of all the typical error, but no cell may be far off.
         return sum(errors) / len(errors) + 0.3 * max(errors)
 
-    rows = {row[0]: row for row in machine.links}
-    values = []
-    for parameter in free:
-        start = (
-            machine.launch_s if parameter[0] == "launch_s" else rows[parameter[0].split("+")[0]][_COLUMN[parameter[1]]]
-        )
-        values.append(max(start, 10 * _LEAST[parameter[-1]]))
-    best, step = loss(values), 2.0
-    while step > 0.02:
-        improved = False
-        for i, factor in itertools.product(range(len(free)), (math.exp(step), math.exp(-step))):
-            trial = list(values)
-            trial[i] = max(trial[i] * factor, _LEAST[free[i][-1]])
-            if (now := loss(trial)) < best:
-                best, values, improved = now, trial, True
-        step = step if improved else step / 2
-    return _with(machine, free, values)
+    def search(values: list[float]) -> tuple[float, list[float]]:
+        best, step = loss(values), 2.0
+        while step > 0.02:
+            improved = False
+            for i, factor in itertools.product(range(len(free)), (math.exp(step), math.exp(-step))):
+                trial = list(values)
+                trial[i] = max(trial[i] * factor, _LEAST[free[i][-1]])
+                if (now := loss(trial)) < best - _PROGRESS:
+                    best, values, improved = now, trial, True
+            step = step if improved else step / 2
+        return best, values
+
+    starts = [[start[parameter[-1]] for parameter in free] for start in _STARTS]
+    return _with(machine, free, min(map(search, starts))[1])
 
 
 def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[Cell]]:
@@ -240,10 +249,11 @@ def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[C
     members = {device.process_index for device in group.mesh.devices.flat}
     first = group.mesh.devices.flat[0].process_index == jax.process_index()
     measured: list[tuple[Any, str, Cell]] = []
+    done: set[tuple[Any, ...]] = set()
     for round_ in range(2):  # better figures choose other chunks and algorithms
         key = f"calibrate/{number}/{group.reach}/{round_}"
         if jax.process_index() in members:
-            measured += _measure(group, key)
+            measured += _measure(group, key, done)
         text = ""
         if first:
             fitted = _fit(group.machine(), group.reach, measured)

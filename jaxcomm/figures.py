@@ -15,10 +15,11 @@ _FORMAT = 1
 measured: set[str] = set()  # reaches whose figures are no constants
 
 
-def path() -> pathlib.Path:
+def path() -> pathlib.Path | None:
     """Where figures are kept."""
-    if config().calibration is not None:
-        return pathlib.Path(config().calibration)
+    given = config().calibration
+    if given is not None:
+        return pathlib.Path(given) if given else None
     cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(cache) / "jaxcomm" / f"calibration-{platform.node() or 'localhost'}.json"
 
@@ -36,25 +37,29 @@ def keep(figures: dict[str, Any]) -> None:
 
     figures: reach -> {"links": rows of plan.Machine.links, "launch_s": seconds}.
     """
+    if (file := path()) is None:
+        return
     before = json.loads(_kept() or "{}").get("figures", {})
     kept = {"format": _FORMAT, "processors": len(os.sched_getaffinity(0)), "figures": before | figures}
-    path().parent.mkdir(parents=True, exist_ok=True)
-    new = path().with_name(f"{path().name}.{os.getpid()}")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(f"{file.name}.{os.getpid()}")
     new.write_text(json.dumps(kept, indent=1))
-    new.replace(path())  # readers see the old or the new
+    new.replace(file)  # readers see the old or the new
 
 
 def _kept() -> str:
     """Text of the file; "" if there is none for such a machine."""
+    if (file := path()) is None:
+        return ""
     try:
-        kept = path().read_text()
+        kept = file.read_text()
         content = json.loads(kept)
         fits = content["format"] == _FORMAT and content["processors"] == len(os.sched_getaffinity(0))
         return kept if fits else ""
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError) as error:
-        warnings.warn(f"jaxcomm: {path()} can't be used, so predictions start from constants: {error}", stacklevel=2)
+        warnings.warn(f"jaxcomm: {file} can't be used, so predictions start from constants: {error}", stacklevel=2)
         return ""
 
 

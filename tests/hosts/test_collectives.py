@@ -16,9 +16,9 @@ pytestmark = [
 
 
 class Run:
-    """collectives.py in all processes; devices[h][p]: devices of process p of host h."""
+    """A script of this folder in all processes; devices[h][p]: devices of process p of host h."""
 
-    def __init__(self, hosts, what, devices):
+    def __init__(self, hosts, what, devices, script="collectives.py"):
         self.hosts, self.processes = hosts, []
         number = sum(map(len, devices))
         for host, of_host in enumerate(devices):
@@ -31,10 +31,8 @@ class Run:
                     "JAX_PROCESS_ID": str(len(self.processes)),
                     "JAXCOMM_NETWORK_DEVICES": "eth0",
                 }
-                script = pathlib.Path(__file__).with_name("collectives.py")
-                self.processes.append(
-                    hosts.start(host, [sys.executable, str(script), what], env=environment, text=True, **netns.PIPES)
-                )
+                command = [sys.executable, str(pathlib.Path(__file__).with_name(script)), what]
+                self.processes.append(hosts.start(host, command, env=environment, text=True, **netns.PIPES))
 
     def hear(self, process=0):
         for line in self.processes[process].stdout:

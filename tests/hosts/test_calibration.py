@@ -1,0 +1,36 @@
+"""Calibration on a fast and on a slow link: what is predicted, and what is chosen because of it."""
+
+import statistics
+
+import netns
+import pytest
+from test_collectives import Run
+
+pytestmark = [
+    pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not()),
+    pytest.mark.deadline(300),
+]
+LINKS = {"unshaped": {}, "200 Mbit/s, 2 ms": {"rate_bits_per_s": 2e8, "delay_s": 2e-3}}
+
+
+def test_links_choose_the_algorithms(capsys, monkeypatch):
+    monkeypatch.setenv("JAXCOMM_CALIBRATION", "")
+    chosen = {}
+    for name, link in LINKS.items():
+        with netns.Hosts(3, **link) as hosts:
+            run = Run(hosts, "", [[1], [1], [1]], "calibration.py")
+            said = run.hear()
+            run.finish()
+        assert (said["calibrated_before"], said["calibrated"]) == (False, True)
+        cells = said["cells"]
+        errors = [max(c["measured_s"], c["predicted_s"]) / min(c["measured_s"], c["predicted_s"]) - 1 for c in cells]
+        with capsys.disabled():
+            print(f"\n{name}: {said['table'].splitlines()[-2]}; of other sizes {statistics.median(errors):.0%}")
+            for c, error in zip(cells, errors, strict=True):
+                print(f"  {c['op']:10} {c['bytes']:8} {c['algorithm']:19} measured {c['measured_s'] * 1e6:9.1f} us, "
+                      f"predicted {c['predicted_s'] * 1e6:9.1f} us, {error:.0%}")  # fmt: skip
+            print(said["topology"])
+        assert statistics.median(errors) < 0.6  # 0.25 on a quiet machine
+        chosen[name] = [c["algorithm"] for c in cells]
+    fast, slow = chosen.values()
+    assert fast != slow
