@@ -93,7 +93,8 @@ def measure_processes(argv: Sequence[str], args: argparse.Namespace, run: dict[s
             command = _command(processes, devices, mpi=any(side in sweep.MPI for side in against))
             environment = _environment(devices) | {FOLDER: name}
             for line in _lines([*command, "-m", "jaxcomm.bench", *argv], environment):
-                print(line, flush=True)
+                if not line.startswith("[Gloo]"):
+                    print(line, flush=True)
             results = records.load(str(folder / "records.json"))[1]
         if args.start_up:
             results += _start_up(max(processes for processes, _ in args.processes), args.start_up)
