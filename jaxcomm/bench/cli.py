@@ -174,7 +174,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         shapes = ["x".join(map(str, shape)) for shape in args.processes]
         parameters |= {"processes": shapes, "against": args.against, "start_up": args.start_up}
         run = records.context(argv, parameters)
-        results = launch.measure_processes(argv, args, run)
+        try:
+            results = launch.measure_processes(argv, args, run)
+        except RuntimeError as error:  # why, the processes have said
+            print(error, file=sys.stderr)
+            return 1
     print(report.summary(results))
     if args.plot:
         report.plot(args.plot, run, results)

@@ -72,7 +72,7 @@ def _lines(command: Sequence[str], environment: dict[str, str]) -> Any:
             process.terminate()  # both launchers then end their processes
             raise
     if process.returncode:
-        raise RuntimeError(f"{command[0]} ended with exit status {process.returncode}")
+        raise RuntimeError(f"{' '.join(command)} ended with exit status {process.returncode}")
 
 
 def applicable(against: Sequence[str], devices: int) -> list[str]:

