@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -54,7 +54,7 @@ def _environment(devices: int) -> dict[str, str]:
     }
 
 
-def _lines(command: Sequence[str], environment: dict[str, str]) -> Any:
+def _lines(command: Sequence[str], environment: dict[str, str]) -> Iterator[str]:
     """What the processes print, without jaxcomm.run's marks. Ends them if the reader does not read on.
 
     Raises:
