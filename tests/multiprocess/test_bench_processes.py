@@ -13,7 +13,7 @@ import pytest
 from jaxcomm.bench.cases import COLLECTIVES
 from jaxcomm.bench.team import Team
 
-LIMIT_S = 150
+LIMIT_S = 300  # for a machine that is busy with other things; alone it takes 20
 
 pytestmark = pytest.mark.deadline(LIMIT_S + 30)
 
