@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,7 @@ def applicable(against: Sequence[str], devices: int) -> list[str]:
 def measure_processes(argv: Sequence[str], args: argparse.Namespace, run: dict[str, Any]) -> list[Record]:
     """Runs this program in processes, once for every shape, and then measures how long they take to start."""
     results: list[Record] = []
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))  # end what has been started, too
     with tempfile.TemporaryDirectory(prefix="jaxcomm-bench-") as name:
         folder = pathlib.Path(name)
         for processes, devices in args.processes:
