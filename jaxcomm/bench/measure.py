@@ -3,12 +3,15 @@
 import concurrent.futures
 import dataclasses
 import gc
+import math
 import os
 import threading
 import time
 from collections.abc import Callable
 
 import numpy as np
+
+from jaxcomm.bench.team import Alone
 
 MIN_REPS = 30
 # A size above this may be measured fewer than MIN_REPS times, if --max-seconds says so.
@@ -17,6 +20,9 @@ _FEWEST_REPS = 5
 # A cell that has its MIN_REPS goes on for this long: short ops get many repetitions, long ones few.
 _ENOUGH_S = 1.5
 _WARM_UPS = 2
+# What takes less than this between processes is called once more before it is timed.
+_SHORT_US = 1000
+LIMIT = "limit"  # the side that is no contender
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,13 +92,17 @@ class CopyLimit:
         return max(self._pool.map(self._work, range(self._num_threads)))
 
 
-def stopwatch(function: Callable, x: object) -> Callable[[], float]:
-    """Microseconds from the call to the moment when the result is there on all devices."""
+def stopwatch(function: Callable, x: object, *, blocks: bool = False) -> Callable[[], float]:
+    """Microseconds from the call to the moment when the result is there on all devices.
+
+    blocks: the function returns no earlier than that; else its result is a jax.Array.
+    """
 
     def measure_us() -> float:
         begin = time.perf_counter_ns()
         y = function(x)
-        y.block_until_ready()
+        if not blocks:
+            y.block_until_ready()
         end = time.perf_counter_ns()
         del y  # the clock has stopped
         return (end - begin) / 1e3
@@ -100,10 +110,30 @@ def stopwatch(function: Callable, x: object) -> Callable[[], float]:
     return measure_us
 
 
+def _order(names: list[str], rep: int) -> list[str]:
+    """Everybody goes first in turn, and sees others go before it: nobody always finds the caches as the same has left
+    them. The limit comes last."""
+    contenders = [name for name in names if name != LIMIT]
+    first = rep % len(contenders)
+    turned = contenders[first:] + contenders[:first]
+    if rep // len(contenders) % 2:
+        turned.reverse()
+    return turned + [name for name in names if name == LIMIT]
+
+
 def alternate(
-    sides: dict[str, Callable[[], float]], *, reps: int, size_bytes: int, max_seconds: float | None
+    sides: dict[str, Callable[[], float]],
+    *,
+    reps: int,
+    size_bytes: int,
+    max_seconds: float | None,
+    team: Alone,
 ) -> dict[str, Times]:
     """Measures all sides in turn, over and over, so that each sees the same states of the machine.
+
+    All processes of the team call it alike. They start each repetition together; its time is that of the slowest. Short
+    ones follow a call that does not count: a side before that took milliseconds has left threads asleep and caches
+    cold, which costs a jit call without any communication 25 us (AMD EPYC, 2 cores, 2026-11), whoever comes next.
 
     Args:
       sides: name -> function that measures one repetition in microseconds.
@@ -111,26 +141,35 @@ def alternate(
       size_bytes: sizes above LONG_BYTES may stop earlier once `max_seconds` are spent.
       max_seconds: None for no such limit.
     """
-    names = list(sides)
-    times: dict[str, list[float]] = {name: [] for name in names}
-    for _ in range(_WARM_UPS):
-        for name in names:
+    times: dict[str, list[float]] = {name: [] for name in sides}
+
+    last_us = dict.fromkeys(sides, math.inf)
+
+    def take(name: str) -> float:
+        if team.size > 1 and team.align(last_us[name] < _SHORT_US):
             sides[name]()
+        team.align()
+        last_us[name] = sides[name]()
+        return last_us[name]
+
+    for _ in range(_WARM_UPS):
+        for name in sides:
+            take(name)
     gc_was_enabled = gc.isenabled()
     gc.disable()
     try:
         begin = time.monotonic()
         for rep in range(reps):
-            # The first two take turns in going first: neither always finds the caches as the other has left them.
-            for name in names if rep % 2 == 0 else [*names[1::-1], *names[2:]]:
-                times[name].append(sides[name]())
+            for name in _order(list(sides), rep):
+                times[name].append(take(name))
             spent_s = time.monotonic() - begin
-            if rep + 1 >= MIN_REPS and spent_s > _ENOUGH_S:
-                break
+            enough = rep + 1 >= MIN_REPS and spent_s > _ENOUGH_S
             out_of_time = max_seconds is not None and spent_s > max_seconds
-            if rep + 1 >= _FEWEST_REPS and size_bytes > LONG_BYTES and out_of_time:
+            too_long = rep + 1 >= _FEWEST_REPS and size_bytes > LONG_BYTES and out_of_time
+            if not team.align(not (enough or too_long)):
                 break
     finally:
         if gc_was_enabled:
             gc.enable()
-    return {name: Times(np.array(values)) for name, values in times.items()}
+    everybodys = team.gather(times)
+    return {name: Times(np.max([times[name] for times in everybodys], axis=0)) for name in sides}

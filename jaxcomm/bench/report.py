@@ -20,13 +20,16 @@ _COLUMNS = (
     ("busbw", "(GB/s)", 7),
     ("#wrong", "", 6),
     ("p99", "(us)", 10),
-    ("lax", "(us)", 10),
-    ("lax/ours", "", 8),
+    ("beside", "", 15),
+    ("other", "(us)", 10),
+    ("other p99", "(us)", 10),
+    ("other/ours", "", 10),
     ("ours/limit", "", 10),
     ("reps", "", 5),
 )
-_LEFT = ("type", "op", "mode", "algorithm")
+_LEFT = ("type", "op", "mode", "algorithm", "beside")
 _TABLE_SIZES = (KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
+_MODES = ("chain", "call")
 _MARKS = ("<!-- benchmark table: begin -->", "<!-- benchmark table: end -->")
 
 
@@ -53,22 +56,33 @@ def machine_line(run: dict[str, Any]) -> str:
     )
 
 
-def header(run: dict[str, Any]) -> str:
+def _shape(processes: int, ranks: int) -> str:
+    devices = ranks // processes
+    return f"{processes} processes x {devices} device{'s' if devices > 1 else ''}"
+
+
+def header(run: dict[str, Any], ranks: int, processes: int) -> str:
     p = run["parameters"]
     chain = f"chain: {p['chain']} dependent ops inside one jit, time per op" + (", isolated" if p["isolate"] else "")
-    lines = [
-        f"{run['command']}   ({run['started']})",
-        machine_line(run),
-        f"{p['ranks']} CPU devices as {p['axes']}; call: one op per jit call, host to host; {chain}",
-        "size: as in nccl-tests, per device. time, lax: medians; lax/ours above 1: jaxcomm is faster",
-        f"limit: {run['machine']['cores']} threads copy {p['ranks']} buffers of that size (call: into fresh memory)",
-    ]
+    modes = f"call: one op per jit call, host to host; {chain}"
+    lines = [f"{run['command']}   ({run['started']})", machine_line(run)]
+    if processes == 1:
+        lines += [
+            f"{ranks} CPU devices as {p['axes']}; {modes}",
+            "size: as in nccl-tests, per device. time, other: medians; other/ours above 1: jaxcomm is faster",
+            f"limit: {run['machine']['cores']} threads copy {ranks} buffers of that size (call: into fresh memory)",
+        ]
+    else:
+        lines += [
+            f"{_shape(processes, ranks)}; {modes}",
+            "size: as in nccl-tests, per device. time, other: medians over repetitions of the slowest process",
+        ]
     titles = _row(title for title, _, _ in _COLUMNS), _row(unit for _, unit, _ in _COLUMNS)
     return "\n".join("# " + line for line in lines) + "\n" + "\n".join("# " + title for title in titles)
 
 
 def line(r: Record) -> str:
-    missing = "none" if r.baseline is None else "-"
+    missing = "-" if r.time_us is None else "none"
     cells = (
         str(r.size_bytes),
         str(r.count),
@@ -81,7 +95,9 @@ def line(r: Record) -> str:
         _number(r.busbw_gb_per_s),
         str(r.wrong),
         _number(r.p99_us),
+        r.baseline or "",
         _number(r.baseline_time_us, missing),
+        _number(r.baseline_p99_us, missing),
         _number(r.speedup, missing),
         _number(r.over_limit),
         str(r.reps),
@@ -94,26 +110,40 @@ def _in_order(values: Iterable[Any]) -> list[Any]:
     return list(dict.fromkeys(values))
 
 
+def _worst_ratios(mode: str, op: str, rows: Sequence[Record]) -> str | None:
+    """Where ours does worst, beside each of the others and the limit."""
+    parts = []
+    others = _in_order(r.baseline for r in rows if r.speedup is not None)
+    for other in others:
+        slowest = min((r for r in rows if r.baseline == other and r.speedup), key=lambda r: r.speedup or 0)
+        name = "lax" if slowest.processes == 1 else other
+        parts.append(f"{name}/ours {slowest.speedup:6.2f} at {size_text(slowest.size_bytes)}")
+    limited = [r for r in rows if r.size_bytes >= MIB and r.over_limit is not None]
+    if limited:
+        farthest = max(limited, key=lambda r: r.over_limit or 0)
+        parts.append(f"ours/limit {farthest.over_limit:6.2f} at {size_text(farthest.size_bytes)}")
+    return f"  {mode:5} {op:12} " + "   ".join(parts) if parts else None
+
+
+def _shapes(records: Iterable[Record]) -> list[tuple[int, int]]:
+    return _in_order((r.processes, r.ranks) for r in records if r.mode in _MODES)
+
+
 def summary(records: Sequence[Record]) -> str:
     """Worst ratios per op and mode, and each target with a plain verdict."""
-    lines = ["", "Worst ratios (limit: from 1 MiB):"]
-    for mode in _in_order(r.mode for r in records):
-        for op in _in_order(r.op for r in records):
-            rows = [r for r in records if (r.op, r.mode) == (op, mode)]
-            slowest = min((r for r in rows if r.speedup is not None), key=lambda r: r.speedup or 0, default=None)
-            farthest = max(
-                (r for r in rows if r.size_bytes >= MIB and r.over_limit is not None),
-                key=lambda r: r.over_limit or 0,
-                default=None,
-            )
-            parts = []
-            if slowest:
-                parts.append(f"lax/ours {slowest.speedup:6.2f} at {size_text(slowest.size_bytes)}")
-            if farthest:
-                parts.append(f"ours/limit {farthest.over_limit:6.2f} at {size_text(farthest.size_bytes)}")
-            if parts:
-                lines.append(f"  {mode:5} {op:12} " + "   ".join(parts))
-    lines += ["", "Targets (stated for 8 devices on 2 cores, float32):"]
+    lines = []
+    for shape in _shapes(records):
+        several = f", {_shape(*shape)}" if shape[0] > 1 else ""
+        lines += ["", f"Worst ratios (limit: from 1 MiB){several}:"]
+        for mode in _in_order(r.mode for r in records):
+            for op in _in_order(r.op for r in records):
+                rows = [r for r in records if (r.op, r.mode, r.processes, r.ranks) == (op, mode, *shape)]
+                if text := _worst_ratios(mode, op, rows):
+                    lines.append(text)
+    for r in records:
+        if r.mode == "start":
+            lines += ["", _start_line(r)]
+    lines += ["", "Targets (stated for 2 cores, float32, and 8 devices in one process):"]
     for result in judge(records):
         worst = f" (worst: {result['worst']})" if result["worst"] else ""
         lines.append(f"  {result['verdict']:12} {result['target']}{worst}")
@@ -124,12 +154,44 @@ def summary(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
+def _start_line(r: Record) -> str:
+    ours_s, other_s = (r.time_us or 0) / 1e6, (r.baseline_time_us or 0) / 1e6
+    other = "gloo's first collective" if r.baseline == "gloo" else "jax.distributed's own start and a first program"
+    return (
+        f"Start of {r.processes} processes to the end of the first collective: {ours_s:.2f} s; {other}: "
+        f"{other_s:.2f} s ({r.reps} launches)."
+    )
+
+
 def _time_text(us: float) -> str:
     return f"{us:.1f} us" if us < 100 else f"{us:.0f} us" if us < 1000 else f"{us / 1e3:.1f} ms"
 
 
+def _ratio(r: Record) -> str:
+    text = "none" if r.speedup is None else f"{r.speedup:.1f}x"
+    return text if r.processes == 1 else f"{r.baseline} {text}"
+
+
+def _table(rows: Sequence[Record], sizes: Sequence[int]) -> list[str]:
+    out = ["| op | " + " | ".join(size_text(s) for s in sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
+    for op in _in_order(r.op for r in rows):
+        cells = []
+        for size in sizes:
+            # An op without data has one row: it goes into the first column.
+            found = [r for r in rows if r.op == op and r.size_bytes in (size, 0) and r.time_us is not None]
+            if not found or (found[0].size_bytes == 0 and size != sizes[0]):
+                cells.append("")
+                continue
+            cells.append(f"{_time_text(found[0].time_us or 0)} ({', '.join(map(_ratio, found))})")
+        out.append(f"| `{op}` | " + " | ".join(cells) + " |")
+    limits = {r.size_bytes: r.limit_us for r in rows if r.limit_us is not None}
+    if limits:
+        out.append("| copy limit | " + " | ".join(_time_text(limits[s]) if s in limits else "" for s in sizes) + " |")
+    return out
+
+
 def markdown(run: dict[str, Any], records: Sequence[Record]) -> str:
-    """One table per mode: our time, and how many times longer jax.lax takes."""
+    """One table per mode and shape: our time, and how many times longer the others take."""
     sizes = sorted({r.size_bytes for r in records if r.size_bytes} & set(_TABLE_SIZES))
     sizes = sizes or sorted({r.size_bytes for r in records if r.size_bytes})
     p = run["parameters"]
@@ -138,27 +200,17 @@ def markdown(run: dict[str, Any], records: Sequence[Record]) -> str:
         "call": "One op per `jit` call, host to host",
     }
     out = []
-    for mode in ("chain", "call"):
-        rows = [r for r in records if r.mode == mode]
-        if not rows:
-            continue
-        out += [f"{titles[mode]} (in brackets: time of `jax.lax` divided by it):", ""]
-        out += ["| op | " + " | ".join(size_text(s) for s in sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
-        for op in _in_order(r.op for r in rows):
-            cells = []
-            for size in sizes:
-                # An op without data has one row: it goes into the first column.
-                found = [r for r in rows if r.op == op and r.size_bytes in (size, 0) and r.time_us is not None]
-                if not found or (found[0].size_bytes == 0 and size != sizes[0]):
-                    cells.append("")
-                    continue
-                ratio = "none" if found[0].speedup is None else f"{found[0].speedup:.1f}x"
-                cells.append(f"{_time_text(found[0].time_us or 0)} ({ratio})")
-            out.append(f"| `{op}` | " + " | ".join(cells) + " |")
-        limits = {r.size_bytes: r.limit_us for r in rows if r.limit_us is not None}
-        out.append("| copy limit | " + " | ".join(_time_text(limits[s]) if s in limits else "" for s in sizes) + " |")
-        out.append("")
-    out.append(f"{p['ranks']} CPU devices, {p['dtype']}. {machine_line(run)}.")
+    for shape in _shapes(records):
+        for mode in _MODES:
+            rows = [r for r in records if r.mode == mode and (r.processes, r.ranks) == shape]
+            if not rows:
+                continue
+            title = titles[mode] if shape[0] == 1 else f"{_shape(*shape)}. {titles[mode]}"
+            others = "`jax.lax`" if shape[0] == 1 else "the others"
+            out += [f"{title} (in brackets: time of {others} divided by it):", "", *_table(rows, sizes), ""]
+    out += [_start_line(r) + "\n" for r in records if r.mode == "start"]
+    devices = f"{p['ranks']} CPU devices, " if "ranks" in p else ""
+    out.append(f"{devices}{p['dtype']}. {machine_line(run)}.")
     return "\n".join(out) + "\n"
 
 

