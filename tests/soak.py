@@ -92,7 +92,9 @@ class Step:
 
 
 def random_step(choose, sizes):
-    axes = tuple(choose.choice([[name] for name in sizes] + ([list(sizes), list(sizes)[::-1]] if len(sizes) > 1 else [])))
+    axes = tuple(
+        choose.choice([[name] for name in sizes] + ([list(sizes), list(sizes)[::-1]] if len(sizes) > 1 else []))
+    )
     n = int(np.prod([sizes[a] for a in axes]))
     op, groups, more = choose.choice(OPS), None, {}
     order = choose.sample(range(n), n)
@@ -198,11 +200,11 @@ class Program:
                 x = step.expect(x, self.sizes, self.dtype.type(i))
         want = x.reshape(rows.shape)
         for shard in result.addressable_shards:
-            got = np.asarray(shard.data)
-            if (got != want[shard.index]).any():
-                at = np.argwhere((got != want[shard.index])[0])[:, 0]
-                return (f"device {shard.device.id}: {len(at)} of {self.count} elements differ, from {at[0]} to {at[-1]}: "
-                        f"{got[0, at[:8]]} instead of {want[shard.index][0, at[:8]]}")  # fmt: skip
+            got, wanted = np.asarray(shard.data)[0], want[shard.index][0]
+            at = np.flatnonzero(got != wanted)
+            if len(at):
+                return (f"device {shard.device.id}: {len(at)} of {self.count} elements differ, from {at[0]} to "
+                        f"{at[-1]}: {got[at[:8]]} instead of {wanted[at[:8]]}")  # fmt: skip
         return ""
 
 
