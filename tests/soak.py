@@ -298,7 +298,7 @@ def main():
     args = parser.parse_args()
     # Every launch in flight holds a thread of XLA for each local device, and launches over different meshes pass each
     # other: with as many threads as devices, the default, all may end up with launches that wait for later ones.
-    os.environ.setdefault("PJRT_NPROC", str(IN_FLIGHT * 4))
+    os.environ["PJRT_NPROC"] = str(IN_FLIGHT * 4)
     jax.distributed.initialize()
     stopper = None
     if args.stops:
