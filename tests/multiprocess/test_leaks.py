@@ -11,8 +11,8 @@ import pytest
 
 GROUPS = 100
 PROGRAMS = 1000 if int(os.environ.get("JAXCOMM_STRESS_ROUNDS", "1")) > 1 else 300  # `make stress`
-# JAX itself keeps about 45 KiB of each mesh and XLA 1 KiB of each program, without any collective too (jax 0.12). A call
-# site that isn't dropped holds some KiB, and each program here has three.
+# JAX itself keeps about 45 KiB of each mesh and XLA 1 KiB of each program, without any collective too (jax 0.12). A
+# call site that isn't dropped holds some KiB, and each program here has three.
 MAX_PRIVATE_KIB = {"groups": 8 << 10, "programs": 3 << 10}
 
 
