@@ -6,12 +6,13 @@ NATIVE := $(shell find ffi -name '*.cc' -o -name '*.h' -o -name '*.def')
 NATIVE_TESTS := $(wildcard tests/native/*)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup train test test-python test-native test-asan test-tsan stress bench lint format wheel clean
+.PHONY: help setup train test test-python test-native test-asan test-tsan stress soak bench lint format wheel clean
 
 help:
 	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
 	@echo "make test       set up, then run all tests"
 	@echo "make stress     run the tests of concurrency and failure 20 times"
+	@echo "make soak       200,000 random collectives between processes that are stopped now and then (SOAK_ARGS=...)"
 	@echo "make test-asan  native tests under AddressSanitizer; test-tsan: under ThreadSanitizer"
 	@echo "make bench      compare the collectives with jax.lax (BENCH_ARGS=... for options)"
 	@echo "make lint       formatters, linters and the type checker; make format: apply the formatters"
@@ -47,6 +48,10 @@ test: test-native test-python
 # Suspicious tests many times, and all op tests between processes: hours.
 stress: setup $(VENV)/test-deps
 	JAXCOMM_STRESS_ROUNDS=20 $(BIN)/python -m pytest tests/test_stress.py tests/multiprocess $(PYTEST_ARGS)
+
+soak: setup $(VENV)/test-deps
+	$(BIN)/python -m jaxcomm.run -n 2 --devices 4 tests/soak.py --collectives 200000 --stops 2 $(SOAK_ARGS)
+	$(BIN)/python -m jaxcomm.run -n 4 --nodes 2 --devices 2 tests/soak.py --collectives 20000 --stops 2 $(SOAK_ARGS)
 
 test-python: setup $(VENV)/test-deps
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -62,6 +62,7 @@ void Progress::Run() {
     {
       std::unique_lock<std::mutex> lock(mutex_);
       while (calls.empty() && added_.empty() && !stop_) {
+        calls_.clear();             // what they hold may be that of a program that has been dropped
         node_.board().StayAwake();  // nobody has a reason to ring
         announced = false;
         changed_.wait(lock);

@@ -19,7 +19,11 @@ class Config:
     comm: str = option("jaxcomm", "library of the collectives", choices=("jaxcomm", "lax"))
     # "direct" adds in the order of the ranks, as XLA does on CPUs: the curves of both libraries are then equal, while
     # other orders of summation let them drift apart after some hundred steps, as any rounding error does.
-    psum: str = option("direct", 'algorithm of jaxcomm.psum; "" lets jaxcomm choose by size and topology')
+    psum: str = option(
+        "direct",
+        'algorithm of jaxcomm.psum; "" lets jaxcomm choose by size and topology; on several hosts direct, which reads '
+        "memory, becomes hierarchical",
+    )
     platform: str = option(
         "cpu",
         "JAX platform of the devices; cpu makes nodes * gpus devices out of the host, or an equal part in each process",

@@ -68,7 +68,12 @@ def load_comm(config):
     known = ("", *jaxcomm.algorithms("psum"))
     if config.psum not in known:
         raise ValueError(f"--psum: got {config.psum!r}, expected one of {known}")
-    psum = functools.partial(jaxcomm.psum, algorithm=config.psum or None)
+    algorithm = config.psum or None
+    ranks = jaxcomm.topology().ranks
+    if algorithm == "direct" and len(ranks) > 1:
+        # Nodes can't read each other's memory. This adds in the order in which one process does, with the same --nodes.
+        algorithm = "hierarchical" if len(set(ranks)) == 1 and ranks[0] > 1 else None
+    psum = functools.partial(jaxcomm.psum, algorithm=algorithm)
     return types.SimpleNamespace(all_to_all=jaxcomm.all_to_all, psum=psum)
 
 

@@ -1,26 +1,16 @@
 """models/moe in several processes: the losses of one process, checkpoints for every layout, failure of all at once."""
 
-import json
-import os
-import pathlib
 import re
 import signal
 import subprocess
 import sys
 
 import pytest
+from training import OPTIONS, environment, flags, folder_to_start_in, metrics, train_here
 
 from jaxcomm import run as launcher
-from models.moe import train
-from models.moe.config import Config
 
-ROOT = pathlib.Path(__file__).parents[2]
 LIMIT_S = 120
-OPTIONS = {
-    "layers": 1, "width": 16, "heads": 2, "hidden": 16, "batch": 8, "seq": 16, "steps": 12, "warmup": 2,
-    "decay_steps": 20, "lr": 1e-2, "eval_every": 4, "eval_batches": 1, "save_every": 3, "sample": 8, "prompt": "def",
-    "data": str(ROOT / "models"),
-}  # fmt: skip
 
 # models.moe.train, but a process of its own gets a signal after a step: <step> <process> <signal> <options>.
 WITH_SIGNAL = """
@@ -61,37 +51,21 @@ pytestmark = pytest.mark.deadline(2 * LIMIT_S)
 @pytest.fixture
 def launch(tmp_path):
     """Runs a script in several processes with 8 devices in all: (exit status, output)."""
-    (tmp_path / "models").symlink_to(ROOT / "models")  # a path to the root would hide an installed jaxcomm
+    folder_to_start_in(tmp_path)
 
     def start(processes, script, *arguments):
         command = ["-m", script]
         if script != "models.moe.train":
             (tmp_path / "script.py").write_text(script)
             command = ["script.py"]
-        own = ("JAX", "OMPI", "PMI", "SLURM", "PJRT_NPROC")
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
         done = subprocess.run(
             ["env", "--default-signal=INT", sys.executable, launcher.__file__, f"--processes={processes}",
              f"--devices={8 // processes}", f"--timeout={LIMIT_S}", *command, *map(str, arguments)],
-            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S + 30,
+            cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S + 30,
         )  # fmt: skip
         return done.returncode, done.stdout.decode(errors="replace")
 
     return start
-
-
-def flags(**options):
-    return [f"--{name}={value}" for name, value in options.items()]
-
-
-def train_here(out, resume=False, **options):
-    return train.train(train.Run(Config(**{**OPTIONS, **options, "out": str(out)}), resume))
-
-
-def metrics(out):
-    """What a run has logged, but for its speed."""
-    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in record.items() if name != "tokens_per_s"} for record in records]
 
 
 @pytest.fixture(scope="module")

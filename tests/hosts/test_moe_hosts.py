@@ -1,0 +1,84 @@
+"""models/moe on 2 hosts x 2 processes x 2 devices: the losses of one process, checkpoints that go either way.
+
+Hosts can't read each other's memory, so psum is hierarchical there: one process that asks for that adds in the same
+order, and the losses are equal bit for bit. The default of one process differs from them by rounding.
+"""
+
+import subprocess
+import sys
+
+import netns
+import pytest
+import training
+from training import OPTIONS, flags, metrics, train_here
+
+LIMIT_S = 200
+SHORT = {**OPTIONS, "steps": 6, "eval_every": 100}  # evaluates at the end only
+pytestmark = [
+    pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not()),
+    pytest.mark.deadline(3 * LIMIT_S),
+]
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    with netns.Hosts(2, rate_bits_per_s=1e9, delay_s=0.2e-3) as hosts:
+        yield hosts
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Folder of an uninterrupted run in one process."""
+    out = tmp_path_factory.mktemp("alone")
+    train_here(out, **SHORT, psum="hierarchical")
+    return out
+
+
+def train_on(hosts, folder, *arguments):
+    """models.moe.train in two processes of each host, which share nothing but files."""
+    training.folder_to_start_in(folder)
+    processes, outputs = [], []
+    for rank in range(4):
+        environment = {
+            **training.environment(),
+            "JAX_COORDINATOR_ADDRESS": f"{hosts.address(0)}:23456",
+            "JAX_NUM_PROCESSES": "4",
+            "JAX_PROCESS_ID": str(rank),
+            "JAXCOMM_NETWORK_DEVICES": "eth0",
+        }
+        outputs.append(folder / f"output {rank}")
+        with open(outputs[-1], "w") as output:
+            command = [sys.executable, "-m", "models.moe.train", *arguments]
+            processes.append(
+                hosts.start(rank // 2, command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            )
+    statuses = [process.wait(LIMIT_S) for process in processes]
+    assert statuses == [0] * 4, "\n".join(output.read_text()[-3000:] for output in outputs)
+
+
+def losses(out):
+    return [record["loss"] for record in metrics(out) if "loss" in record]
+
+
+def test_hosts_compute_what_one_process_does(alone, hosts, tmp_path):
+    out = tmp_path / "run"
+    before = hosts.counters(0).sent_bytes
+    train_on(hosts, tmp_path, *flags(**SHORT, out=out))
+    assert hosts.counters(0).sent_bytes - before > 300_000  # gradients of all steps
+    assert metrics(out) == metrics(alone)  # bit for bit
+    assert (out / "sample.txt").read_bytes() == (alone / "sample.txt").read_bytes()
+
+    with_direct = tmp_path / "direct"
+    train_here(with_direct, **SHORT)
+    assert losses(with_direct) == pytest.approx(losses(out), rel=1e-5)
+
+
+def test_hosts_and_one_process_continue_each_other(alone, hosts, tmp_path):
+    """1 process, then the hosts, then 1 process: the losses of an uninterrupted run."""
+    out = tmp_path / "run"
+    train_here(out, **{**SHORT, "steps": 2, "sample": 0}, psum="hierarchical")
+    train_on(hosts, tmp_path, "--resume", *flags(out=out, steps=4, sample=0, eval_every=100))
+    train_here(out, resume=True, **SHORT, psum="hierarchical")
+    assert losses(out) == losses(alone)  # bit for bit
+    assert metrics(out)[-1] == metrics(alone)[-1]  # held-out text
+    assert (out / "sample.txt").read_bytes() == (alone / "sample.txt").read_bytes()

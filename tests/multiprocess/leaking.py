@@ -1,0 +1,86 @@
+"""What test_leaks.py runs in each process: many groups, then many programs. Says what the process holds, in JSON.
+
+leaking.py <number of groups> <number of programs>
+"""
+
+import ctypes
+import gc
+import itertools
+import json
+import os
+import sys
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+
+
+def holds():
+    """Without what the C library keeps for reuse."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/status") as file:
+        status = dict(line.split(":", 1) for line in file)
+    with open("/proc/self/maps") as file:
+        mappings = len(file.readlines())
+    return {
+        "private_kib": int(status["RssAnon"].split()[0]),
+        "shared_kib": int(status["RssShmem"].split()[0]),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": int(status["Threads"]),
+        "mappings": mappings,
+    }
+
+
+def say(what):
+    print(json.dumps({"what": what, **holds()}), flush=True)
+
+
+def check(devices, count, factor):
+    """Compiles a program of three collectives over these devices, and runs it."""
+    mesh = Mesh(np.array(devices), ("i",), axis_types=(AxisType.Auto,))
+    x = np.arange(mesh.size * count, dtype=np.int32).reshape(mesh.size, count)
+
+    def body(x):
+        total = jaxcomm.psum(x, "i") * factor
+        return total + jaxcomm.pbroadcast(x, "i", 0) + jaxcomm.ppermute(x, "i", [(0, 0)])
+
+    placed = jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("i")), lambda index: x[index])
+    y = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))(placed)
+    want = x.sum(0) * factor + x[0]
+    for shard in y.addressable_shards:
+        first = shard.index[0].start == 0
+        np.testing.assert_array_equal(np.asarray(shard.data)[0], want + x[0] * first)
+
+
+def main(num_groups, num_programs):
+    jax.distributed.initialize()
+    devices = jax.devices()
+    # Groups of both processes, all sizes from 2 to 8: every device of the first with those that follow.
+    every = [
+        group
+        for size in range(2, len(devices) + 1)
+        for group in itertools.combinations(devices, size)
+        if len({device.process_index for device in group}) == 2
+    ]
+    groups = [every[i * len(every) // num_groups] for i in range(num_groups)]
+    for number in range(num_programs // 10):
+        check(devices, 8 * (1 + number % 20), number)
+    jax.clear_caches()
+    say("warm")
+    for number, group in enumerate(groups):
+        check(group, 8, number)
+    jax.clear_caches()
+    say("groups")
+    for number in range(num_programs):
+        check(devices, 8 * (1 + number % 20), number)
+        if number % 50 == 49:
+            jax.clear_caches()
+    say("programs")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

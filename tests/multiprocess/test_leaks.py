@@ -1,0 +1,36 @@
+"""What a process holds doesn't grow with the groups it has worked in, nor with the programs it has compiled."""
+
+import itertools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+GROUPS = 100
+PROGRAMS = 1000 if int(os.environ.get("JAXCOMM_STRESS_ROUNDS", "1")) > 1 else 300  # `make stress`
+# JAX itself keeps about 45 KiB of each mesh and XLA 1 KiB of each program, without any collective too (jax 0.12). A
+# call site that isn't dropped holds some KiB, and each program here has three.
+MAX_PRIVATE_KIB = {"groups": 8 << 10, "programs": 3 << 10}
+
+
+@pytest.mark.deadline(400)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_groups_and_programs_leave_nothing_behind(nodes):
+    script = pathlib.Path(__file__).with_name("leaking.py")
+    programs = PROGRAMS if nodes == 1 else PROGRAMS // 3
+    command = [sys.executable, "-m", "jaxcomm.run", "--processes", "2", "--nodes", str(nodes), "--devices", "4"]
+    command += [str(script), str(GROUPS), str(programs)]
+    done = subprocess.run(command, env={**os.environ}, capture_output=True, text=True, timeout=380)
+    assert done.returncode == 0, done.stderr[-4000:]
+    for process in range(2):
+        said = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith(f"[{process}] {{")]
+        assert [s["what"] for s in said] == ["warm", "groups", "programs"]
+        for before, after in itertools.pairwise(said):
+            assert after["descriptors"] <= before["descriptors"], said
+            assert after["threads"] <= before["threads"], said
+            assert after["mappings"] <= before["mappings"] + 20, said  # of the allocator, which comes and goes
+            assert after["shared_kib"] <= before["shared_kib"] + 1024, said
+            assert after["private_kib"] <= before["private_kib"] + MAX_PRIVATE_KIB[after["what"]], said

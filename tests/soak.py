@@ -1,0 +1,318 @@
+"""Random collectives for minutes, between ranks that come late or are stopped: every byte is checked, nothing grows.
+
+    python -m jaxcomm.run --processes 2 --devices 4 tests/soak.py --collectives 200000 --stops 2
+
+Every process makes the same programs and launches them in the same order, both from the seed: chains of collectives in
+loops, over different ops, algorithms, element types, sizes, meshes and groups, several launches in flight, each on
+fresh data. Results are those of NumPy, bit for bit: integers wrap around alike.
+"""
+
+import argparse
+import collections
+import ctypes
+import dataclasses
+import functools
+import gc
+import os
+import random
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import reference
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+
+OPS = ("all_to_all", "all_gather", "psum", "pmax", "pmin", "psum_scatter", "ppermute", "pbroadcast", "barrier")
+GROUPED = OPS[:6]  # take axis_index_groups, as does barrier, but that has no values to get wrong
+DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
+IN_FLIGHT = 12  # launches; beyond 32 XLA:CPU 0.10 runs out of threads
+WARM = 3  # rounds of all programs before anything is counted
+LONGEST_STOP_S = 0.5
+REPORT_EVERY_S = 10
+
+# What may be added between the end of the warm-up and the end. Mappings: of the allocator, which makes and drops them.
+MAX_GROWTH = {"private KiB": 5 << 10, "shared KiB": 5 << 10, "descriptors": 0, "threads": 0, "mappings": 40}
+
+# Stops its parent now and then: <pid> <seed> <mean seconds between>.
+STOPPER = f"""
+import os, random, signal, sys, time
+pid, choose, mean_s = int(sys.argv[1]), random.Random(sys.argv[2]), float(sys.argv[3])
+while True:
+    time.sleep(choose.expovariate(1 / mean_s))
+    for signum in (signal.SIGSTOP, signal.SIGCONT):
+        if os.getppid() != pid:
+            sys.exit()
+        os.kill(pid, signum)
+        if signum == signal.SIGSTOP:
+            time.sleep(choose.uniform(0.01, {LONGEST_STOP_S}))
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One collective of a chain; `more`: what only this op takes."""
+
+    op: str
+    axes: tuple
+    group_size: int
+    groups: list | None
+    algorithm: str | None
+    more: dict
+
+    def combine(self, x, y, i):
+        """Goes on with both the operand and the result, so that no later sum hides an earlier wrong value."""
+        if self.op == "all_gather":
+            y = (y * (2 * np.arange(self.group_size)[:, None] + 1).astype(x.dtype)).sum(0, dtype=x.dtype)
+        elif self.op == "psum_scatter":
+            y = (jnp if isinstance(y, jax.Array) else np).tile(y, self.group_size)
+        return x * 5 + y * 3 + i
+
+    def call(self, x, i):
+        options = {} if self.groups is None else {"axis_index_groups": self.groups}
+        if self.op == "all_to_all":
+            options |= {"split_axis": 0, "concat_axis": 0}
+        y = getattr(jaxcomm, self.op)(x, self.axes, algorithm=self.algorithm, **options, **self.more)
+        return self.combine(x, y, i)
+
+    def expect(self, x, sizes, i):
+        def oracle(blocks, **options):
+            if self.op == "all_to_all":
+                options |= {"split_axis": 0, "concat_axis": 0}
+            results = getattr(reference, self.op)(blocks, **options, **self.more)
+            return [self.combine(x, y, i) for x, y in zip(blocks, results, strict=True)]
+
+        return reference.on_mesh(oracle, x, sizes, self.axes, self.groups)
+
+
+def random_step(choose, sizes):
+    axes = tuple(
+        choose.choice([[name] for name in sizes] + ([list(sizes), list(sizes)[::-1]] if len(sizes) > 1 else []))
+    )
+    n = int(np.prod([sizes[a] for a in axes]))
+    op, groups, more = choose.choice(OPS), None, {}
+    order = choose.sample(range(n), n)
+    if op in GROUPED and len(axes) == 1 and n > 1 and choose.random() < 0.3:
+        size = choose.choice([d for d in range(2, n + 1) if n % d == 0])
+        groups = [order[i : i + size] for i in range(0, n, size)]
+        n = size
+    if op in ("all_to_all", "psum_scatter"):
+        more = {"tiled": True}
+    elif op == "ppermute":
+        more = {"perm": list(zip(order, range(choose.randint(1, n)), strict=False))}
+    elif op == "pbroadcast":
+        more = {"source": choose.randrange(n)}
+    algorithm = choose.choice([None, *jaxcomm.algorithms(op)])
+    return Step(op, axes, n, groups, algorithm, more)
+
+
+def random_mesh(choose, devices):
+    """All devices or some, of all processes mostly, in any order."""
+    kind = choose.choice(["line", "grid", "grid", "some", "some", "own"])
+    devices = list(devices)
+    if kind in ("line", "some") or choose.random() < 0.3:
+        choose.shuffle(devices)
+    if kind == "grid":
+        return Mesh(np.array(devices).reshape(2, -1), ("node", "gpu"), axis_types=(AxisType.Auto,) * 2)
+    if kind == "some":
+        devices = devices[: choose.randrange(2, len(devices))]
+    if kind == "own":
+        process = choose.randrange(jax.process_count())
+        devices = [d for d in devices if d.process_index == process]
+    return Mesh(np.array(devices), ("i",), axis_types=(AxisType.Auto,))
+
+
+class Program:
+    """A chain of collectives in a loop."""
+
+    def __init__(self, seed, number):
+        choose = random.Random(f"{seed} program {number}")
+        self.mesh = random_mesh(choose, jax.devices())
+        self.sizes = dict(self.mesh.shape)
+        self.steps = [random_step(choose, self.sizes) for _ in range(choose.randint(1, 3))]
+        self.dtype = np.dtype(choose.choice(DTYPES))
+        # A few elements, pages, more than one thread copies at a time; always blocks for every rank of a group.
+        blocks, self.trips = choose.choice([(1, 40), (3, 40), (61, 30), (1000, 12), (1021, 12), (16381, 3), (65536, 1)])
+        self.count = blocks * self.mesh.size
+        self.donates = choose.random() < 0.5
+        self.sharding = NamedSharding(self.mesh, P(self.mesh.axis_names))
+        self.here = any(d.process_index == jax.process_index() for d in self.mesh.devices.flat)
+        self.num_collectives = self.trips * len(self.steps)
+        while self.here:  # until all algorithms fit their groups; what the processes choose next is the same
+            try:
+                jax.block_until_ready(self.launch(*self.operands(seed, -1)))
+                break
+            except ValueError:
+                del self.compiled
+                self.steps = [
+                    dataclasses.replace(s, algorithm=choose.choice([None, *jaxcomm.algorithms(s.op)]))
+                    for s in self.steps
+                ]
+
+    def __str__(self):
+        devices = [d.id for d in self.mesh.devices.flat]
+        return (f"{self.trips} times {self.steps} on {self.count} x {self.dtype} of devices {devices} as {self.sizes}, "
+                f"donated: {self.donates}")  # fmt: skip
+
+    def operands(self, seed, number):
+        """Rows, and how long which rank waits in which trip: (row, (turns, trip, 0))."""
+        rng = np.random.default_rng((seed, number + 1))
+        n = self.mesh.size
+        rows = np.frombuffer(rng.bytes(n * self.count * self.dtype.itemsize), self.dtype).reshape(n, self.count)
+        late = np.zeros((n, 3), np.int32)
+        if rng.random() < 0.2:
+            late[rng.integers(n)] = rng.integers(3000), rng.integers(self.trips), 0
+        return rows, late
+
+    @functools.cached_property
+    def compiled(self):
+        def body(x, late):
+            def trip(i, x):
+                # Ends with the 0 it began with, which the compiler can't know.
+                turns = jnp.where(i == late[0, 1], late[0, 0], 0)
+                x = x + lax.fori_loop(0, turns, lambda _, z: z * 3, late[0, 2]).astype(x.dtype)
+                for step in self.steps:
+                    x = step.call(x, i.astype(x.dtype))
+                return x
+
+            return lax.fori_loop(0, self.trips, trip, x[0])[None]
+
+        specs = P(self.mesh.axis_names)
+        f = jax.shard_map(body, mesh=self.mesh, in_specs=(specs, specs), out_specs=specs, check_vma=False)
+        return jax.jit(f, donate_argnums=0 if self.donates else ())
+
+    def launch(self, rows, late):
+        return self.compiled(*(
+            jax.make_array_from_callback(x.shape, self.sharding, lambda index, x=x: x[index]) for x in (rows, late)
+        ))  # fmt: skip
+
+    def wrong(self, rows, result):
+        """What is wrong with the shards of this process, in words."""
+        x = rows.reshape(*self.sizes.values(), -1)
+        for i in range(self.trips):
+            for step in self.steps:
+                x = step.expect(x, self.sizes, self.dtype.type(i))
+        want = x.reshape(rows.shape)
+        for shard in result.addressable_shards:
+            got, wanted = np.asarray(shard.data)[0], want[shard.index][0]
+            at = np.flatnonzero(got != wanted)
+            if len(at):
+                return (f"device {shard.device.id}: {len(at)} of {self.count} elements differ, from {at[0]} to "
+                        f"{at[-1]}: {got[at[:8]]} instead of {wanted[at[:8]]}")  # fmt: skip
+        return ""
+
+
+def usage():
+    """What this process holds, without what the allocators keep for reuse."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/status") as file:
+        status = dict(line.split(":", 1) for line in file)
+    with open("/proc/self/maps") as file:
+        mappings = len(file.readlines())
+    return {
+        "private KiB": int(status["RssAnon"].split()[0]),
+        "shared KiB": int(status["RssShmem"].split()[0]),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": int(status["Threads"]),
+        "mappings": mappings,
+    }
+
+
+def fail(*lines):
+    print(*lines, sep="\n", flush=True)
+    os._exit(1)  # at once: the launcher ends the others. JAX's own way out waits for them.
+
+
+class Soak:
+    def __init__(self, seed, num_programs):
+        self.seed, self.programs = seed, [Program(seed, number) for number in range(num_programs)]
+        self.own = random.Random(f"{seed} process {jax.process_index()}")
+        self.number = self.num_collectives = 0  # of launches; of collectives
+        self.pending = collections.deque()
+
+    def launch(self, program):
+        self.num_collectives += program.num_collectives
+        self.number += 1
+        if not program.here:
+            return
+        rows, late = program.operands(self.seed, self.number)
+        self.pending.append((self.number, program, rows, program.launch(rows, late)))
+        if self.own.random() < 0.03:
+            time.sleep(self.own.random() * 0.02)
+
+    def check(self, most_pending):
+        while len(self.pending) > most_pending:
+            number, program, rows, result = self.pending.popleft()
+            try:
+                wrong = program.wrong(rows, result)
+            except jax.errors.JaxRuntimeError as error:
+                wrong = str(error)
+            if wrong:
+                fail(f"wrong, with --seed {self.seed}, in launch {number}: {wrong}", str(program))
+
+    def run(self, num_collectives):
+        begin = told = time.monotonic()
+        for i in range(WARM * len(self.programs)):
+            self.launch(self.programs[i % len(self.programs)])
+            self.check(IN_FLIGHT)
+        self.check(0)
+        warm, self.num_collectives = usage(), 0
+        print(f"warm after {time.monotonic() - begin:.0f} s: {warm}", flush=True)
+        while self.num_collectives < num_collectives:
+            choose = random.Random(f"{self.seed} launch {self.number}")
+            self.launch(choose.choice(self.programs))
+            self.check(choose.randint(0, IN_FLIGHT))
+            if time.monotonic() - told > REPORT_EVERY_S:
+                told = time.monotonic()
+                self.check(0)
+                print(f"{self.num_collectives} of {num_collectives} in {told - begin:.0f} s: {usage()}", flush=True)
+        self.check(0)
+        end = usage()
+        print(f"{self.num_collectives} collectives in {self.number} launches, {time.monotonic() - begin:.0f} s, all "
+              f"bytes right with --seed {self.seed}: {end}", flush=True)  # fmt: skip
+        if grown := {name: end[name] - warm[name] for name in warm if end[name] - warm[name] > MAX_GROWTH[name]}:
+            fail(f"grown with --seed {self.seed}: {grown}, at most {MAX_GROWTH}")
+
+
+def hold_no_free_memory():
+    """Has the C library return what is freed, so that the size of the process shows what it holds."""
+    mmap_threshold, arena_max = -3, -8
+    ctypes.CDLL(None).mallopt(mmap_threshold, 64 << 10)
+    ctypes.CDLL(None).mallopt(arena_max, 2)
+
+
+def main():
+    hold_no_free_memory()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--collectives", type=int, default=3000)
+    parser.add_argument("--programs", type=int, default=40)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--stops", type=float, default=0, help="mean seconds between stops of each process; 0: none")
+    args = parser.parse_args()
+    # Every launch in flight holds a thread of XLA for each local device, and launches over different meshes pass each
+    # other: with as many threads as devices, the default, all may end up with launches that wait for later ones.
+    os.environ["PJRT_NPROC"] = str(IN_FLIGHT * 4)
+    jax.distributed.initialize()
+    stopper = None
+    if args.stops:
+        me = str(os.getpid()), f"{args.seed} {jax.process_index()}", str(args.stops)
+        stopper = subprocess.Popen([sys.executable, "-c", STOPPER, *me], stdin=subprocess.DEVNULL)
+    try:
+        Soak(args.seed, args.programs).run(args.collectives)
+    except BaseException as error:
+        fail(f"{type(error).__name__} with --seed {args.seed}: {error}")
+    finally:
+        if stopper is not None:
+            stopper.kill()
+            stopper.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A small run of models/moe, for tests that compare one in several processes with one in this process."""
+
+import json
+import os
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+# Appended, so that an installed jaxcomm comes before its sources in the repository.
+sys.path.append(str(ROOT))
+
+from models.moe import train  # noqa: E402
+from models.moe.config import Config  # noqa: E402
+
+OPTIONS = {
+    "layers": 1, "width": 16, "heads": 2, "hidden": 16, "batch": 8, "seq": 16, "steps": 12, "warmup": 2,
+    "decay_steps": 20, "lr": 1e-2, "eval_every": 4, "eval_batches": 1, "save_every": 3, "sample": 8, "prompt": "def",
+    "data": str(ROOT / "models"),
+}  # fmt: skip
+
+
+def flags(**options):
+    return [f"--{name}={value}" for name, value in options.items()]
+
+
+def folder_to_start_in(path):
+    """Makes models/ importable there: a path to the root would hide an installed jaxcomm."""
+    (path / "models").symlink_to(ROOT / "models")
+    return path
+
+
+def environment():
+    """Without what the tests, or a launcher of theirs, have set for JAX."""
+    own = ("JAX", "OMPI", "PMI", "SLURM", "PJRT_NPROC")
+    return {name: value for name, value in os.environ.items() if not name.startswith(own)}
+
+
+def train_here(out, resume=False, **options):
+    return train.train(train.Run(Config(**{**OPTIONS, **options, "out": str(out)}), resume))
+
+
+def metrics(out):
+    """What a run has logged, but for its speed."""
+    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in record.items() if name != "tokens_per_s"} for record in records]
