@@ -34,6 +34,7 @@ JointCall::JointCall(Node& node, Switchboard* switchboard, int32_t process, std:
       others_.push_back(other);
     }
   }
+  has_left_.reset(new std::atomic<bool>[distant_.size()]());
 }
 
 void JointCall::Enter() {
@@ -65,6 +66,7 @@ void JointCall::Enter() {
       Slot& slot = board.slots[slot_];
       slot.left.store(0);
       slot.failed.store(0);
+      slot.over.store(0);
       slot.memory = block_.memory;
       slot.offset = block_.offset;
       slot.fingerprint = program_->fingerprint();
@@ -77,7 +79,8 @@ void JointCall::Enter() {
     return Fail({Error::Kind::kInvalid, spec_.prefix + error});
   }
   for (Other& other : others_) other.peer->board().Ring();
-  if (!distant_.empty()) switchboard_->Register(spec_.key, shared_from_this());
+  registered_ = !distant_.empty();
+  if (registered_) switchboard_->Register(spec_.key, shared_from_this());
 }
 
 // With `claimed_` held.
@@ -93,15 +96,12 @@ bool JointCall::FindOthers() {
     }
     const Slot& theirs = board.slots[slot];
     std::string error;
-    if (theirs.fingerprint != program_->fingerprint()) {
-      error = "ranks " + RanksOf(process_) + " bring " + spec_.what + ", ranks " + RanksOf(other.peer->process()) +
-              " bring " + std::string(theirs.what, strnlen(theirs.what, sizeof(theirs.what)));
-    } else {
-      other.block = other.peer->BlockOf(theirs, &error);
-    }
     other.slot = slot;  // from here on it has to be counted out
+    const std::string what(theirs.what, strnlen(theirs.what, sizeof(theirs.what)));
+    if (!Agrees(other.peer->process(), theirs.fingerprint, what)) return false;
+    other.block = other.peer->BlockOf(theirs, &error);
     if (!error.empty()) {
-      Fail({Error::Kind::kInvalid, spec_.prefix + error});
+      Fail(Wrong(Error::Kind::kInvalid, error));
       return false;
     }
   }
@@ -171,7 +171,7 @@ const JointCall::Other* JointCall::Failed() const {
 void JointCall::FailLike(const Other& other) {
   std::string why;
   if (!other.peer->board().FindFailure(spec_.run, &why)) why = "no reason known";
-  Fail({Error::Kind::kDeadline, spec_.prefix + "ranks " + RanksOf(other.peer->process()) + " gave up: " + why});
+  Fail(Wrong(Error::Kind::kDeadline, "ranks " + RanksOf(other.peer->process()) + " gave up: " + why));
 }
 
 // Whether something happened.
@@ -182,8 +182,8 @@ bool JointCall::Step() {
       if (const int32_t pid = execution_->unreadable_pid()) {
         for (const Other& other : others_) {
           if (other.peer->pid() != pid) continue;
-          Fail({Error::Kind::kDeadline, spec_.prefix + "the memory of ranks " + RanksOf(other.peer->process()) +
-                                            " can't be read: their process has ended or given up"});
+          Fail(Wrong(Error::Kind::kDeadline, "the memory of ranks " + RanksOf(other.peer->process()) +
+                                                 " can't be read: their process has ended or given up"));
         }
       }
       return execution_->progress() != before;
@@ -266,8 +266,10 @@ bool JointCall::Leave(int64_t own_position) {
   }
   if (error) {
     for (Other& other : others_) CountOut(other);
+    if (slot_ >= 0) node_.board().slots[slot_].over.store(1);
   }
-  if (!distant_.empty()) switchboard_->Unregister(spec_.key);
+  if (registered_) switchboard_->Unregister(spec_.key);
+  let_go_.store(true);
   finish_(own_position, error);
   return true;
 }
@@ -294,9 +296,15 @@ void JointCall::Fail(const Error& error) {
 
 bool JointCall::Reclaim() {
   if (slot_ < 0) return true;
-  // A process that has ended never counts itself out: what it might have written to stays unused for good. So does what
-  // the network may still write to.
-  if (!AllLeft()) return false;
+  if (!let_go_.load()) return false;
+  // From here on nobody finds the slot. Whoever has found it before had put the call on its own board before that.
+  node_.board().Retire(slot_);
+  for (const Other& other : others_) {
+    const Board& board = other.peer->board();
+    const int theirs = board.Find(spec_.key);
+    if (theirs >= 0 && board.slots[theirs].over.load() == 0 && other.peer->alive()) return false;
+  }
+  if (incoming_.load() != 0) return false;
   node_.board().Free(slot_);
   node_.Give(block_);
   return true;
@@ -310,34 +318,53 @@ void* JointCall::PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_
     size = program_->program()->plans[rank].scratch_count * program_->program()->item_bytes;
   }
   if (offset_bytes < 0 || bytes > size || offset_bytes > size - bytes) return nullptr;
+  // Either this sees that the call has failed, or Reclaim() sees that something is coming.
+  incoming_.fetch_add(1);
+  if (failed()) {
+    incoming_.fetch_sub(1);
+    return nullptr;
+  }
   return block_.data + program_->window(space, rank) + offset_bytes;
 }
 
 void JointCall::OnSignal(int32_t from, int32_t to) {
   const int32_t n = program_->num_ranks();
   if (from < 0 || from >= n || to < 0 || to >= n || program_->process_of()[to] != process_) return;
-  reinterpret_cast<std::atomic<uint32_t>*>(block_.data + program_->signals(to))[from].fetch_add(1);
+  incoming_.fetch_add(1);  // as in PlaceOf
+  if (!failed()) reinterpret_cast<std::atomic<uint32_t>*>(block_.data + program_->signals(to))[from].fetch_add(1);
+  incoming_.fetch_sub(1);
   node_.board().Ring();
 }
 
+bool JointCall::Agrees(int32_t process, uint64_t fingerprint, const std::string& what) {
+  if (fingerprint == program_->fingerprint()) return true;
+  Fail(Wrong(Error::Kind::kInvalid,
+             "ranks " + RanksOf(process_) + " bring " + spec_.what + ", ranks " + RanksOf(process) + " bring " + what));
+  return false;
+}
+
+void JointCall::OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) {
+  Agrees(process, fingerprint, what);
+}
+
 void JointCall::OnLeft(int32_t process, uint64_t fingerprint, const std::string& what) {
-  if (fingerprint != program_->fingerprint()) {
-    return Fail({Error::Kind::kInvalid, spec_.prefix + "ranks " + RanksOf(process_) + " bring " + spec_.what +
-                                            ", ranks " + RanksOf(process) + " bring " + what});
-  }
+  if (!Agrees(process, fingerprint, what)) return;
+  const auto sender = std::find(distant_.begin(), distant_.end(), process);
+  if (sender == distant_.end()) return;
+  has_left_[sender - distant_.begin()].store(true);
   distant_left_.fetch_add(1);
   node_.board().Ring();
 }
 
 void JointCall::OnGivenUp(int32_t process, const std::string& why) {
-  Fail({Error::Kind::kDeadline, spec_.prefix + "ranks " + RanksOf(process) + " gave up: " + why});
+  Fail(Wrong(Error::Kind::kDeadline, "ranks " + RanksOf(process) + " gave up: " + why));
 }
 
 void JointCall::OnLost(int32_t process) {
   if (std::find(distant_.begin(), distant_.end(), process) == distant_.end()) return;
   if (phase_.load() == Phase::kLeaving && AllLeft()) return;
-  Fail({Error::Kind::kDeadline, spec_.prefix + "the process of ranks " + RanksOf(process) +
-                                    " can't be reached: " + switchboard_->Lost(process)});
+  Fail(Wrong(Error::Kind::kDeadline,
+             "the process of ranks " + RanksOf(process) + " can't be reached: " + switchboard_->Lost(process)));
 }
 
 void JointCall::Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) {
@@ -348,6 +375,11 @@ void JointCall::Put(const Place& to, std::unique_ptr<char[]> data, int64_t count
 
 void JointCall::Signal(int32_t from, int32_t to) {
   switchboard_->Signal(program_->process_of()[to], spec_.key, from, to);
+}
+
+Error JointCall::Wrong(Error::Kind kind, const std::string& text) const {
+  constexpr const char* kPhases[] = {"entering", "running", "leaving"};
+  return {kind, spec_.prefix + "while " + kPhases[static_cast<int>(phase_.load())] + ", " + text};
 }
 
 std::string JointCall::RanksOf(int32_t process) const {
@@ -367,9 +399,11 @@ std::string JointCall::DescribeLate() const {
   if (phase == Phase::kRunning) {
     const auto [rank, peer] = execution_->WaitingPair();
     if (rank < 0) return "the collective did not end" + within;
+    const int32_t process = program_->process_of()[peer];
+    const bool distant = std::find(distant_.begin(), distant_.end(), process) != distant_.end();
     return "rank " + std::to_string(spec_.ranks[rank]) + " got no signal from rank " +
-           std::to_string(spec_.ranks[peer]) + " (process " + std::to_string(program_->process_of()[peer]) + ")" +
-           within;
+           std::to_string(spec_.ranks[peer]) + " (process " + std::to_string(process) + ")" +
+           (distant ? switchboard_->Elsewhere(process) : "") + within;
   }
   std::string late;
   for (const Other& other : others_) {
@@ -388,8 +422,8 @@ std::string JointCall::DescribeLate() const {
     }
     late += elsewhere.empty() ? " in no collective" : elsewhere;
   }
-  if (phase == Phase::kLeaving && distant_left_.load() < distant_.size()) {
-    for (const int32_t process : distant_) late += (late.empty() ? "one of ranks " : "; ranks ") + RanksOf(process);
+  for (size_t i = 0; i < distant_.size() && phase == Phase::kLeaving; ++i) {
+    if (!has_left_[i].load()) late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(distant_[i]);
   }
   return "ranks " + RanksOf(process_) + " in " + spec_.what + " were not " +
          (phase == Phase::kEntering ? "joined" : "left") + within + " by " + late;
@@ -407,12 +441,17 @@ void JointCall::Check(Clock::time_point now) {
   for (const Other& other : others_) {
     std::string why;
     if (ended && !other.peer->alive()) {
-      return Fail({Error::Kind::kDeadline,
-                   spec_.prefix + "the process of ranks " + RanksOf(other.peer->process()) + " has ended"});
+      return Fail(
+          Wrong(Error::Kind::kDeadline, "the process of ranks " + RanksOf(other.peer->process()) + " has ended"));
     }
     if (other.peer->board().FindFailure(spec_.run, &why)) return FailLike(other);
   }
-  if (now >= spec_.deadline) Fail({Error::Kind::kDeadline, spec_.prefix + DescribeLate()});
+  if (now >= spec_.deadline) return Fail(Wrong(Error::Kind::kDeadline, DescribeLate()));
+  // Only those who wait are told: a message more would slow down small collectives.
+  if (std::exchange(said_entered_, true)) return;
+  for (const int32_t process : distant_) {
+    switchboard_->SayEntered(process, spec_.key, program_->fingerprint(), spec_.what);
+  }
 }
 
 }  // namespace jaxcomm
