@@ -182,8 +182,13 @@ bool JointCall::Step() {
       if (const int32_t pid = execution_->unreadable_pid()) {
         for (const Other& other : others_) {
           if (other.peer->pid() != pid) continue;
-          Fail(Wrong(Error::Kind::kDeadline, "the memory of ranks " + RanksOf(other.peer->process()) +
-                                                 " can't be read: their process has ended or given up"));
+          std::string why;  // whoever gives up says so before its memory goes
+          if (other.peer->board().FindFailure(spec_.run, &why)) {
+            FailLike(other);
+          } else {
+            Fail(Wrong(Error::Kind::kDeadline, "the memory of ranks " + RanksOf(other.peer->process()) +
+                                                   " can't be read: their process has ended"));
+          }
         }
       }
       return execution_->progress() != before;
@@ -280,7 +285,7 @@ void JointCall::Fail(const Error& error) {
     std::lock_guard<std::mutex> lock(error_mutex_);
     if (!error_ && (state_.load() & kDone) == 0) {
       error_ = std::make_shared<const Error>(error);
-      if (execution_ && phase_.load() != Phase::kEntering) execution_->Cancel();
+      if (phase_.load() != Phase::kEntering) execution_->Cancel();  // before, nobody works on it, nor ever will
       {
         std::lock_guard<std::mutex> board_lock(node_.board_mutex());
         node_.board().AddFailure(spec_.run, error.message);
