@@ -25,12 +25,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import _core, _native
+from jaxcomm import _core, _interfaces, _native
 from jaxcomm._config import config
 
 _lock = threading.RLock()
 _records: dict[int, dict[str, Any]] = {}  # of the processes that this one knows, its own included
 _connected: set[int] = set()
+_coordinator: str | None = None  # its address, if initialize() has hidden it from JAX
 
 
 # JAX ends a process that has got no answer from the coordinator for so long. Must fit into 32 bits as milliseconds.
@@ -62,6 +63,8 @@ def initialize(coordinator_address: str | None = None, *args: Any, **kwargs: Any
     kwargs.setdefault("coordinator_bind_address", os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", address))
     kwargs.setdefault("heartbeat_timeout_seconds", _HEARTBEAT_TIMEOUT_S)
     jax.config.update("jax_enable_recoverability", True)
+    global _coordinator
+    _coordinator = address
     relay = _core.start_relay(host.strip("[]"), port)
     jax.distributed.initialize(f"unix-abstract:{relay}", *args, **kwargs)
     atexit.register(_part_from_coordinator)  # runs before what JAX has registered
@@ -192,6 +195,18 @@ def _wheel_of_ucx() -> str:
     return str(pathlib.Path(spec.submodule_search_locations[0]) / "lib" / "libucp.so.0")
 
 
+def _network_devices() -> str:
+    """UCX's names of the interfaces to use; empty if it shall use all."""
+    if (devices := config().network_devices) is not None:
+        return "" if devices == "all" else devices
+    if _interfaces.has_rdma():
+        return ""  # which of them are reached from where is UCX's knowledge
+    from jax._src import distributed
+
+    address = _coordinator or getattr(distributed.global_state, "coordinator_address", None)
+    return (address and _interfaces.towards(address)) or ""
+
+
 @functools.cache
 def _start_network() -> None:
     """Makes this process reachable from other nodes."""
@@ -199,7 +214,7 @@ def _start_network() -> None:
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # another process was first
         _store(client, "jaxcomm/token", str(secrets.randbits(64)))
     token = int(client.blocking_key_value_get("jaxcomm/token", int(config().timeout_s * 1000)))
-    library, devices = config().ucx_library or "", config().network_devices or ""
+    library, devices = config().ucx_library or "", _network_devices()
     try:
         address = _core.start_network(library, _wheel_of_ucx(), devices, jax.process_count(), token)
     except RuntimeError as error:

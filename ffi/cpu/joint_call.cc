@@ -406,9 +406,10 @@ std::string JointCall::DescribeLate() const {
     if (rank < 0) return "the collective did not end" + within;
     const int32_t process = program_->process_of()[peer];
     const bool distant = std::find(distant_.begin(), distant_.end(), process) != distant_.end();
-    return "rank " + std::to_string(spec_.ranks[rank]) + " got no signal from rank " +
+    const std::string elsewhere = distant ? switchboard_->Elsewhere(process) : "";
+    return "rank " + std::to_string(spec_.ranks[rank]) + " in " + spec_.what + " got no signal from rank " +
            std::to_string(spec_.ranks[peer]) + " (process " + std::to_string(process) + ")" +
-           (distant ? switchboard_->Elsewhere(process) : "") + within;
+           (elsewhere.empty() ? "" : ", which is" + elsewhere + ",") + within;
   }
   std::string late;
   for (const Other& other : others_) {

@@ -3,13 +3,12 @@
 The programs are those of tests/multiprocess. JAXCOMM_STRESS_ROUNDS repeats every test (`make stress`).
 """
 
-import os
 import re
 import signal
 
 import netns
 import pytest
-from ranks import DEADLINE_S, PROMPT_S, ROUNDS, SLACK_S, TIMEOUT_S, Rank, argv, environment, finish
+from ranks import PROMPT_S, ROUNDS, SLACK_S, TIMEOUT_S, Rank, argv, environment, finish
 
 RATE_BITS_PER_S, DELAY_S = 1e9, 0.2e-3
 ON_EACH = 2  # processes
@@ -46,7 +45,7 @@ def start(hosts):
 
 def check(text, *parts):
     """Op, call site, phase."""
-    assert re.search(r"psum at failing.py:\d+: while (entering|running|leaving), ", text), text
+    assert re.search(r"psum at failing.py:\d+ \(\w+\): while (entering|running|leaving), ", text), text
     for part in parts:
         assert part in text, text
 
@@ -94,7 +93,7 @@ def test_process_that_is_stopped_and_goes_on(start, round_):
 @pytest.mark.parametrize("scenario", ["link_cut_while_large_data_move", "link_cut_between_collectives"])
 def test_link_that_is_cut_and_mended(hosts, start, scenario, round_):
     ranks = start(scenario)
-    moved = {rank: rank.hear("ready")["at"] for rank in ranks}
+    {rank: rank.hear("ready")["at"] for rank in ranks}
     hosts.cut(1)
     if scenario == "link_cut_between_collectives":
         for rank in ranks:
@@ -125,7 +124,7 @@ def test_hosts_that_disagree_see_both_sides(start, scenario, round_):
     ranks = start(scenario)
     for rank in ranks:
         text = rank.hear("error")["text"]
-        assert re.search(r"p(sum|max) at failing.py:\d+: while ", text), text
+        assert re.search(r"p(sum|max) at failing.py:\d+ \(\w+\): while ", text), text
         for part in MISMATCHES[scenario]:
             assert part in text
     if scenario == "different_ops":

@@ -4,7 +4,9 @@ Here on one host, in tests/hosts/test_failures.py on two. It goes wrong in the l
 Prints one JSON object a line: what happened, and when (time.monotonic(), which all processes of a machine share).
 """
 
+import contextlib
 import importlib.metadata
+import ipaddress
 import json
 import os
 import resource
@@ -36,16 +38,18 @@ def say(what, **more):
 
 
 def program(body, processes=None):
-    """body(block) on every device of the given processes, as a function without arguments; waits for the result."""
+    """body(block) on every device of the given processes: a function of a row per device that waits for its result."""
     devices = [d for d in jax.devices() if processes is None or d.process_index in processes]
     mesh = Mesh(np.array(devices), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-    x = jax.make_array_from_callback(
-        (len(devices), 8),
-        NamedSharding(mesh, P("i")),
-        lambda index: np.arange(len(devices) * 8.0).reshape(-1, 8)[index],
-    )
     f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
-    return lambda: jax.block_until_ready(f(x))
+
+    def run(rows=None):
+        if rows is None:
+            rows = np.arange(len(devices) * 8.0).reshape(-1, 8)
+        x = jax.make_array_from_callback(rows.shape, NamedSharding(mesh, P("i")), lambda index: rows[index])
+        return jax.block_until_ready(f(x))
+
+    return run
 
 
 def psum(x):
@@ -210,6 +214,63 @@ def link_cut_between_collectives():
 
 def first_half():
     return jax.process_index() < jax.process_count() // 2
+
+
+def listening_ports():
+    """Where this process listens, as (family, address, port)."""
+    own = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            own.add(os.readlink(f"/proc/self/fd/{number}"))
+    found = []
+    for family, name in ((4, "tcp"), (6, "tcp6")):
+        with open(f"/proc/self/net/{name}") as lines:
+            for line in lines:
+                _, local, _, state, *_ = fields = line.split()
+                if state == "0A" and f"socket:[{fields[9]}]" in own:
+                    words, _, port = local.partition(":")
+                    raw = b"".join(bytes.fromhex(words[i : i + 8])[::-1] for i in range(0, len(words), 8))
+                    found.append((family, str(ipaddress.ip_address(raw)), int(port, 16)))
+    return found
+
+
+def network_key(process):
+    return f"jaxcomm/network/{process}"
+
+
+@scenario
+def watched_by_strangers():
+    """Collectives with checked values until the parent says so."""
+    own, processes = jax.process_index(), range(jax.process_count())
+    works(processes)
+    address = jaxcomm.distributed._client().blocking_key_value_get(network_key(own), 1000)
+    say("listens", ports=listening_ports(), address=address)
+    done = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.readline(), done.set()), daemon=True).start()
+    rows, run = np.arange(8.0 * jax.device_count()).reshape(-1, 8), program(lambda x: jaxcomm.pmax(x, "i"))
+    rounds, last = 0, False
+    while not last:
+        # All learn in the same round that one of them shall stop.
+        rows[:, 0] = done.is_set()
+        for shard in run(rows).addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data)[0, 1:], rows[-1, 1:])
+            last = bool(np.asarray(shard.data)[0, 0])
+        rounds += 1
+    say("right", rounds=rounds)
+
+
+@scenario
+def has_another_token():
+    """Is process 0 and 1 of a run of its own, whose messages go to those of the run under REAL_ADDRESSES."""
+    real, fetch = json.loads(os.environ["REAL_ADDRESSES"]), jaxcomm.distributed._fetch
+
+    def forged(client, key, process):
+        return real[process] if key == "network" else fetch(client, key, process)
+
+    jaxcomm.distributed._fetch = forged
+    attempt(lambda: program(psum)())
+    x = jnp.ones((1, 1 << 18), jnp.float32)
+    attempt(lambda: program(lambda block: jaxcomm.psum(x + block[:, :1], "i")[:, :8])())
 
 
 @scenario

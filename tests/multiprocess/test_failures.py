@@ -3,35 +3,12 @@
 JAXCOMM_STRESS_ROUNDS repeats every test (`make stress`).
 """
 
-import os
 import signal
-import socket
-import subprocess
 
 import pytest
-from ranks import DEADLINE_S, PIPES, PROMPT_S, ROUNDS, SLACK_S, TIMEOUT_S, Rank, argv, environment, finish
+from ranks import DEADLINE_S, PROMPT_S, ROUNDS, SLACK_S, TIMEOUT_S, finish
 
 pytestmark = [pytest.mark.deadline(300), pytest.mark.parametrize("round_", range(ROUNDS))]
-
-
-@pytest.fixture
-def start():
-    ranks = []
-
-    def start(scenario, processes, **more):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        for rank in range(processes):
-            env = environment(rank, processes, f"127.0.0.1:{port}", **more)
-            ranks.append(Rank(subprocess.Popen(argv(scenario), env=env, text=True, start_new_session=True, **PIPES)))
-        return ranks
-
-    before = set(os.listdir("/dev/shm"))
-    yield start
-    for rank in ranks:
-        rank.close()
-    assert set(os.listdir("/dev/shm")) <= before
 
 
 @pytest.mark.parametrize("scenario", ["killed_in_a_collective", "killed_while_large_data_move"])
