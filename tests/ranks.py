@@ -29,6 +29,7 @@ def environment(rank, processes, coordinator, **more):
     return {
         **os.environ,
         "JAX_COORDINATOR_ADDRESS": coordinator,
+        "JAX_COORDINATOR_BIND_ADDRESS": coordinator,  # JAX would listen on all interfaces
         "JAX_NUM_PROCESSES": str(processes),
         "JAX_PROCESS_ID": str(rank),
         "JAXCOMM_TIMEOUT_S": str(TIMEOUT_S),
