@@ -44,9 +44,12 @@ train: setup
 
 test: test-native test-python
 
-# Suspicious tests many times, and all op tests between processes: hours.
-stress: setup $(VENV)/test-deps
-	JAXCOMM_STRESS_ROUNDS=20 $(BIN)/python -m pytest tests/test_stress.py tests/multiprocess $(PYTEST_ARGS)
+# Suspicious tests and every failure 20 times in a row, and all op tests between processes: hours.
+stress: setup $(VENV)/test-deps build/native
+	$(BIN)/cmake --build build/native
+	$(BIN)/ctest --test-dir build/native --repeat until-fail:20 --output-on-failure -R 'meeting|joint_call|network'
+	JAXCOMM_STRESS_ROUNDS=20 $(BIN)/python -m pytest tests/test_stress.py tests/multiprocess \
+	  tests/hosts/test_failures.py $(PYTEST_ARGS)
 
 test-python: setup $(VENV)/test-deps
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -21,7 +21,11 @@ pytestmark = [
 
 @pytest.fixture
 def hosts():
+    """With nothing left in /dev/shm, which nobody needs."""
     with netns.Hosts(2, rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
+        for host in range(hosts.num_hosts):
+            fill = "mount -o remount,size=4k /dev/shm && head -c 4096 /dev/zero > /dev/shm/full"
+            hosts.run(host, ["sh", "-c", fill])
         yield hosts
 
 
@@ -32,13 +36,13 @@ def start(hosts):
     def start(scenario):
         processes = hosts.num_hosts * ON_EACH
         for rank in range(processes):
-            env = environment(rank, processes, f"{hosts.address(0)}:23456", JAXCOMM_NETWORK_DEVICES="eth0")
+            env = environment(rank, processes, f"{hosts.address(0)}:23456")
             ranks.append(Rank(hosts.start(rank // ON_EACH, argv(scenario), env=env, text=True, **netns.PIPES)))
         return ranks
 
     yield start
     for host in range(hosts.num_hosts):  # each has its own
-        assert hosts.run(host, ["ls", "/dev/shm"]) == ""
+        assert hosts.run(host, ["ls", "/dev/shm"]) == "full\n"
     for rank in ranks:
         rank.close()
 
