@@ -49,7 +49,7 @@ stress: setup $(VENV)/test-deps build/native
 	$(BIN)/cmake --build build/native
 	$(BIN)/ctest --test-dir build/native --repeat until-fail:20 --output-on-failure -R 'meeting|joint_call|network'
 	JAXCOMM_STRESS_ROUNDS=20 $(BIN)/python -m pytest tests/test_stress.py tests/multiprocess \
-	  tests/hosts/test_failures.py $(PYTEST_ARGS)
+	  tests/hosts/test_host_failures.py $(PYTEST_ARGS)
 
 test-python: setup $(VENV)/test-deps
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

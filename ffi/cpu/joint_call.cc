@@ -9,6 +9,11 @@
 #include "helpers.h"
 
 namespace jaxcomm {
+namespace {
+
+constexpr JointCall::Clock::duration kGrace = std::chrono::milliseconds(300);
+
+}  // namespace
 
 JointCall::JointCall(Node& node, Switchboard* switchboard, int32_t process, std::shared_ptr<const JointProgram> program,
                      Spec spec, std::vector<RankBuffers> buffers, Finish finish)
@@ -101,7 +106,8 @@ bool JointCall::FindOthers() {
     if (!Agrees(other.peer->process(), theirs.fingerprint, what)) return false;
     other.block = other.peer->BlockOf(theirs, &error);
     if (!error.empty()) {
-      Fail(Wrong(Error::Kind::kInvalid, error));
+      Fail(Wrong(Error::Kind::kDeadline,
+                 "the memory of ranks " + RanksOf(other.peer->process()) + " can't be mapped: " + error));
       return false;
     }
   }
@@ -452,7 +458,9 @@ void JointCall::Check(Clock::time_point now) {
     }
     if (other.peer->board().FindFailure(spec_.run, &why)) return FailLike(other);
   }
-  if (now >= spec_.deadline) return Fail(Wrong(Error::Kind::kDeadline, DescribeLate()));
+  // Whoever is waited for while running may itself wait for the one at fault, and is given time to say so.
+  const auto grace = phase_.load() == Phase::kRunning ? kGrace : Clock::duration::zero();
+  if (now >= spec_.deadline + grace) return Fail(Wrong(Error::Kind::kDeadline, DescribeLate()));
   // Only those who wait are told: a message more would slow down small collectives.
   if (std::exchange(said_entered_, true)) return;
   for (const int32_t process : distant_) {

@@ -1,6 +1,6 @@
 """Programs in which something goes wrong; tests run each in several processes: failing.py <scenario>.
 
-Here on one host, in tests/hosts/test_failures.py on two. It goes wrong in the last process, or in process VICTIM.
+Here on one host, in tests/hosts/test_host_failures.py on two. It goes wrong in the last process, or in process VICTIM.
 Prints one JSON object a line: what happened, and when (time.monotonic(), which all processes of a machine share).
 """
 
@@ -70,7 +70,7 @@ def victim_does(action, body=psum):
     """body, but the victim first runs action() in the middle of the program."""
     first = threading.Lock()  # of the devices
 
-    def act():
+    def act(_):
         if jax.process_index() == VICTIM and first.acquire(blocking=False):
             say("acts")
             action()
@@ -78,7 +78,7 @@ def victim_does(action, body=psum):
 
     def culprit(x):
         x = psum(x)  # all have come so far
-        return body(x + jax.pure_callback(act, jax.ShapeDtypeStruct((), np.float32)))
+        return body(x + jax.pure_callback(act, jax.ShapeDtypeStruct((), np.float32), x[0, 0]))
 
     return program(culprit)
 
