@@ -57,8 +57,8 @@ class World {
     fabric_->Start();
   }
   ~World() {
+    for (auto& progress : progress_) progress->Stop();  // it may be about to send something
     switchboards_.clear();
-    for (auto& progress : progress_) progress->Stop();
   }
   int NodeOf(int process, int num_processes) const { return process * num_nodes_ / num_processes; }
   MemoryFabric& fabric() { return *fabric_; }
