@@ -45,9 +45,12 @@ train: setup
 
 test: test-native test-python
 
-# Suspicious tests many times, and all op tests between processes: hours.
-stress: setup $(VENV)/test-deps
-	JAXCOMM_STRESS_ROUNDS=20 $(BIN)/python -m pytest tests/test_stress.py tests/multiprocess $(PYTEST_ARGS)
+# Suspicious tests and every failure 20 times in a row, and all op tests between processes: hours.
+stress: setup $(VENV)/test-deps build/native
+	$(BIN)/cmake --build build/native
+	$(BIN)/ctest --test-dir build/native --repeat until-fail:20 --output-on-failure -R 'meeting|joint_call|network'
+	JAXCOMM_STRESS_ROUNDS=20 $(BIN)/python -m pytest tests/test_stress.py tests/multiprocess \
+	  tests/hosts/test_host_failures.py $(PYTEST_ARGS)
 
 soak: setup $(VENV)/test-deps
 	$(BIN)/python -m jaxcomm.run -n 2 --devices 4 tests/soak.py --collectives 200000 --stops 2 $(SOAK_ARGS)

@@ -12,6 +12,7 @@
 #include "cpu/this_process.h"
 #include "handlers/call.h"
 #include "plan/plan_py.h"
+#include "transport/relay.h"
 
 namespace nb = nanobind;
 
@@ -133,6 +134,17 @@ NB_MODULE(_core, m) {
       nb::arg("token_address"), nb::arg("single_copy"), nb::arg("num_processors"),
       "Makes another process known, and connects to it if it is of this node.");
   BindNetwork(m);
+  m.def(
+      "start_relay",
+      [](const std::string& host, const std::string& port) {
+        std::string error;
+        const std::string name = StartRelay(host, port, &error);
+        RaiseIf(error);
+        return name;
+      },
+      nb::arg("host"), nb::arg("port"), "Relays to a server; returns the name of the abstract socket to connect to.");
+  m.def("relay_has_lost_server", &RelayHasLostServer,
+        "Whether the server of start_relay() had been there and has gone.");
   m.def("set_timeout", &Meeting::SetTimeout, nb::arg("seconds"), "Bounds every wait for a late rank.");
   nb::module_ plan = m.def_submodule("plan", "Plans: build, validate, cost, select.");
   BindPlan(plan);

@@ -19,7 +19,7 @@ class Config:
       ucx_library: path of the libucp to use between nodes (JAXCOMM_UCX_LIBRARY), instead of the system's or the
         wheel's.
       network_devices: UCX's names of the interfaces to use and listen on (JAXCOMM_NETWORK_DEVICES), such as "eth0" or
-        "mlx5_0:1"; all if not set.
+        "mlx5_0:1", or "all". If not set: the one through which the coordinator is reached; all on machines with RDMA.
       calibration: file that jaxcomm.calibrate() writes and later runs read (JAXCOMM_CALIBRATION), instead of
         jaxcomm/calibration-<host>.json in the user's cache folder; none if empty.
     """

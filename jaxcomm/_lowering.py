@@ -64,7 +64,10 @@ def _call_attributes(mesh: Any, call: Call, collective: str) -> dict[str, Any]:
     """Attributes that every collective has. Arrays must stand at the top level, everything else is in `call`."""
     rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
     sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
-    layout = distributed.layout(mesh, rows)
+    try:
+        layout = distributed.layout(mesh, rows)
+    except RuntimeError as error:  # the traceback shows the call, but a log may not show that
+        raise RuntimeError(f"jaxcomm: {call.op} at {call.site}: while compiling, {error}") from error
     per_node = layout.ranks_per_node or ranks_per_node(sizes, call.groups)
     if call.algorithm is not None:
         _check_algorithm(call, collective, rows.shape[1], per_node, layout.ranks_per_node is None)

@@ -5,8 +5,10 @@ random token. Once there is a second node, also its network address. Nothing els
 only file that uses JAX's private distributed client.
 """
 
+import atexit
 import base64
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import importlib.metadata
@@ -23,12 +25,62 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import _core, _native
+from jaxcomm import _core, _interfaces, _native
 from jaxcomm._config import config
 
 _lock = threading.RLock()
 _records: dict[int, dict[str, Any]] = {}  # of the processes that this one knows, its own included
 _connected: set[int] = set()
+_coordinator: str | None = None  # its address, if initialize() has hidden it from JAX
+
+
+# JAX ends a process that has got no answer from the coordinator for so long. Must fit into 32 bits as milliseconds.
+_HEARTBEAT_TIMEOUT_S = 1_000_000
+
+
+def initialize(coordinator_address: str | None = None, *args: Any, **kwargs: Any) -> None:
+    """jax.distributed.initialize() for programs that outlive their processes, process 0 among them.
+
+    JAX ends every process as soon as process 0, which holds the coordination service, has ended. Here its client talks
+    to the service through a relay in its own process, which keeps the end of the service from it: collectives with
+    process 0 raise, those without it work on. Only what needs the service fails, by its time limit: reaching a process
+    for the first time, barriers and other uses of `jax.distributed`. Sets `jax_enable_recoverability`, which does the
+    same for the end of other processes. All processes must use this function, or none.
+
+    Args:
+      coordinator_address: host:port of process 0; JAX_COORDINATOR_ADDRESS if not given. JAX does not detect it here.
+      args, kwargs: as jax.distributed.initialize(), with two other defaults. The service listens on the coordinator's
+        address only (coordinator_bind_address). heartbeat_timeout_seconds is 10^6: that long after the end of the
+        service, JAX ends the process after all.
+
+    Raises:
+      ValueError: no coordinator address.
+    """
+    address = coordinator_address or os.environ.get("JAX_COORDINATOR_ADDRESS")
+    host, colon, port = (address or "").rpartition(":")
+    if not colon:
+        raise ValueError(f"jaxcomm.distributed.initialize: coordinator_address must be host:port, got {address!r}")
+    kwargs.setdefault("coordinator_bind_address", os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", address))
+    kwargs.setdefault("heartbeat_timeout_seconds", _HEARTBEAT_TIMEOUT_S)
+    jax.config.update("jax_enable_recoverability", True)
+    global _coordinator
+    _coordinator = address
+    relay = _core.start_relay(host.strip("[]"), port)
+    jax.distributed.initialize(f"unix-abstract:{relay}", *args, **kwargs)
+    atexit.register(_part_from_coordinator)  # runs before what JAX has registered
+
+
+def _part_from_coordinator() -> None:
+    """When the process ends, JAX's client would take leave of the service, and wait five minutes for an answer."""
+    if not _core.relay_has_lost_server():
+        return
+    from jax._src import distributed
+
+    state = distributed.global_state
+    for name in ("preemption_sync_manager", "client"):
+        if (held := getattr(state, name, None)) is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # never destroyed, for its destructor takes leave too
+            setattr(state, name, None)
 
 
 def register() -> None:
@@ -78,6 +130,27 @@ def node_id() -> str:
     return ":".join([boot, *map(str, namespaces), str(os.getuid())])
 
 
+def _store(client: Any, key: str, value: str) -> None:
+    """JAX sets no limit to this, and without the coordinator there is no answer (initialize())."""
+    errors: list[Exception] = []
+
+    def store() -> None:
+        try:
+            client.key_value_set(key, value)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=store, daemon=True)
+    thread.start()
+    thread.join(config().timeout_s)
+    if thread.is_alive():
+        raise RuntimeError(
+            f"the coordinator (process 0) did not answer within {config().timeout_s:g} s (JAXCOMM_TIMEOUT_S)"
+        )
+    if errors:
+        raise errors[0]
+
+
 def _publish(client: Any) -> None:
     """Once; before that, the native module takes every rank for its own."""
     own = jax.process_index()
@@ -88,7 +161,7 @@ def _publish(client: Any) -> None:
         "node": node_id(),
         "address": _core.start_process(own, node_id(), config().single_copy),
     }
-    client.key_value_set(f"jaxcomm/process/{own}", json.dumps(record))
+    _store(client, f"jaxcomm/process/{own}", json.dumps(record))
     _records[own] = record
 
 
@@ -97,7 +170,7 @@ def _fetch(client: Any, key: str, process: int) -> str:
         return client.blocking_key_value_get(f"jaxcomm/{key}/{process}", int(config().timeout_s * 1000))
     except jax.errors.JaxRuntimeError as error:
         raise RuntimeError(
-            f"jaxcomm: process {process} did not show up within {config().timeout_s:g} s (JAXCOMM_TIMEOUT_S); "
+            f"process {process} did not show up within {config().timeout_s:g} s (JAXCOMM_TIMEOUT_S); "
             f"all processes of a mesh must compile its collectives: {str(error).splitlines()[0]}"
         ) from error
 
@@ -111,7 +184,7 @@ def _know(client: Any, processes: Iterable[int]) -> None:
             continue
         record = json.loads(_fetch(client, "process", process))
         if record["version"] != (ours := _records[own]["version"]):
-            raise RuntimeError(f"jaxcomm: process {process} runs jaxcomm {record['version']}, process {own} {ours}")
+            raise RuntimeError(f"process {process} runs jaxcomm {record['version']}, process {own} {ours}")
         _records[process] = record
 
 
@@ -128,7 +201,7 @@ def agree(key: str, text: str) -> str:
         return text
     client = _client()
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # another process was first
-        client.key_value_set(f"jaxcomm/{key}", text)
+        _store(client, f"jaxcomm/{key}", text)
     return str(client.blocking_key_value_get(f"jaxcomm/{key}", int(config().timeout_s * 1000)))
 
 
@@ -137,12 +210,24 @@ def hear(key: str, timeout_s: float) -> str:
     return str(_client().blocking_key_value_get(f"jaxcomm/{key}", int(timeout_s * 1000)))
 
 
+def _network_devices() -> str:
+    """UCX's names of the interfaces to use; empty if it shall use all."""
+    if (devices := config().network_devices) is not None:
+        return "" if devices == "all" else devices
+    if _interfaces.has_rdma():
+        return ""  # which of them are reached from where is UCX's knowledge
+    from jax._src import distributed
+
+    address = _coordinator or getattr(distributed.global_state, "coordinator_address", None)
+    return (address and _interfaces.towards(address)) or ""
+
+
 @functools.cache
 def _start_network() -> None:
     """Makes this process reachable from other nodes."""
     client, own = _client(), jax.process_index()
     token = int(agree("token", str(secrets.randbits(64))))
-    library, devices = config().ucx_library or "", config().network_devices or ""
+    library, devices = config().ucx_library or "", _network_devices()
     try:
         address = _core.start_network(library, _wheel_of_ucx(), devices, jax.process_count(), token)
     except RuntimeError as error:
@@ -150,7 +235,7 @@ def _start_network() -> None:
             f"jaxcomm: there are several nodes, but no network between them: {error}. "
             "`pip install jaxcomm[hosts]` brings a UCX for TCP"
         ) from error
-    client.key_value_set(f"jaxcomm/network/{own}", base64.b64encode(address).decode())
+    _store(client, f"jaxcomm/network/{own}", base64.b64encode(address).decode())
 
 
 def connect(processes: Iterable[int]) -> None:
@@ -175,7 +260,7 @@ def connect(processes: Iterable[int]) -> None:
                     _core.connect_network(process, base64.b64decode(_fetch(client, "network", process)))
             except RuntimeError as error:
                 raise RuntimeError(
-                    f"jaxcomm: process {process} can't be reached from process {own}: {error}. (Processes are of one "
+                    f"process {process} can't be reached from process {own}: {error}. (Processes are of one "
                     f"node if their names are equal, here {node!r}; JAXCOMM_NODE_ID sets another)"
                 ) from error
             _connected.add(process)

@@ -14,6 +14,7 @@ namespace {
 // After a failure, for the rest of payloads that are on their way into buffers. Then their senders are cut off, so that
 // the buffers are free.
 constexpr auto kPatience = std::chrono::milliseconds(500);
+constexpr JointCall::Clock::duration kGrace = std::chrono::milliseconds(300);
 
 }  // namespace
 
@@ -41,6 +42,7 @@ JointCall::JointCall(Node& node, Switchboard* switchboard, int32_t process, std:
       others_.push_back(other);
     }
   }
+  has_left_.reset(new std::atomic<bool>[distant_.size()]());
 }
 
 void JointCall::Enter() {
@@ -72,6 +74,7 @@ void JointCall::Enter() {
       Slot& slot = board.slots[slot_];
       slot.left.store(0);
       slot.failed.store(0);
+      slot.over.store(0);
       slot.memory = block_.memory;
       slot.offset = block_.offset;
       slot.fingerprint = program_->fingerprint();
@@ -84,7 +87,8 @@ void JointCall::Enter() {
     return Fail({Error::Kind::kInvalid, spec_.prefix + error});
   }
   for (Other& other : others_) other.peer->board().Ring();
-  if (!distant_.empty()) switchboard_->Register(spec_.key, shared_from_this());
+  registered_ = !distant_.empty();
+  if (registered_) switchboard_->Register(spec_.key, shared_from_this());
 }
 
 // With `claimed_` held.
@@ -100,15 +104,13 @@ bool JointCall::FindOthers() {
     }
     const Slot& theirs = board.slots[slot];
     std::string error;
-    if (theirs.fingerprint != program_->fingerprint()) {
-      error = "ranks " + RanksOf(process_) + " bring " + spec_.what + ", ranks " + RanksOf(other.peer->process()) +
-              " bring " + std::string(theirs.what, strnlen(theirs.what, sizeof(theirs.what)));
-    } else {
-      other.block = other.peer->BlockOf(theirs, &error);
-    }
     other.slot = slot;  // from here on it has to be counted out
+    const std::string what(theirs.what, strnlen(theirs.what, sizeof(theirs.what)));
+    if (!Agrees(other.peer->process(), theirs.fingerprint, what)) return false;
+    other.block = other.peer->BlockOf(theirs, &error);
     if (!error.empty()) {
-      Fail({Error::Kind::kInvalid, spec_.prefix + error});
+      Fail(Wrong(Error::Kind::kDeadline,
+                 "the memory of ranks " + RanksOf(other.peer->process()) + " can't be mapped: " + error));
       return false;
     }
   }
@@ -178,7 +180,7 @@ const JointCall::Other* JointCall::Failed() const {
 void JointCall::FailLike(const Other& other) {
   std::string why;
   if (!other.peer->board().FindFailure(spec_.run, &why)) why = "no reason known";
-  Fail({Error::Kind::kDeadline, spec_.prefix + "ranks " + RanksOf(other.peer->process()) + " gave up: " + why});
+  Fail(Wrong(Error::Kind::kDeadline, "ranks " + RanksOf(other.peer->process()) + " gave up: " + why));
 }
 
 // Whether something happened.
@@ -189,8 +191,13 @@ bool JointCall::Step() {
       if (const int32_t pid = execution_->unreadable_pid()) {
         for (const Other& other : others_) {
           if (other.peer->pid() != pid) continue;
-          Fail({Error::Kind::kDeadline, spec_.prefix + "the memory of ranks " + RanksOf(other.peer->process()) +
-                                            " can't be read: their process has ended or given up"});
+          std::string why;  // whoever gives up says so before its memory goes
+          if (other.peer->board().FindFailure(spec_.run, &why)) {
+            FailLike(other);
+          } else {
+            Fail(Wrong(Error::Kind::kDeadline, "the memory of ranks " + RanksOf(other.peer->process()) +
+                                                   " can't be read: their process has ended"));
+          }
         }
       }
       return execution_->progress() != before;
@@ -273,8 +280,10 @@ bool JointCall::Leave(int64_t own_position) {
   }
   if (error) {
     for (Other& other : others_) CountOut(other);
+    if (slot_ >= 0) node_.board().slots[slot_].over.store(1);
   }
-  if (!distant_.empty()) switchboard_->Unregister(spec_.key);
+  if (registered_) switchboard_->Unregister(spec_.key);
+  let_go_.store(true);
   finish_(own_position, error);
   return true;
 }
@@ -285,7 +294,7 @@ void JointCall::Fail(const Error& error) {
     std::lock_guard<std::mutex> lock(error_mutex_);
     if (!error_ && (state_.load() & kDone) == 0) {
       error_ = std::make_shared<const Error>(error);
-      if (execution_ && phase_.load() != Phase::kEntering) execution_->Cancel();
+      if (phase_.load() != Phase::kEntering) execution_->Cancel();  // before, nobody works on it, nor ever will
       {
         std::lock_guard<std::mutex> board_lock(node_.board_mutex());
         node_.board().AddFailure(spec_.run, error.message);
@@ -301,8 +310,14 @@ void JointCall::Fail(const Error& error) {
 
 bool JointCall::Reclaim() {
   if (slot_ < 0) return true;
-  // A process that has ended never counts itself out: what it might have written to stays unused for good.
-  if (node_.board().slots[slot_].left.load() != others_.size()) return false;
+  if (!let_go_.load()) return false;
+  // From here on nobody finds the slot. Whoever has found it before had put the call on its own board before that.
+  node_.board().Retire(slot_);
+  for (const Other& other : others_) {
+    const Board& board = other.peer->board();
+    const int theirs = board.Find(spec_.key);
+    if (theirs >= 0 && board.slots[theirs].over.load() == 0 && other.peer->alive()) return false;
+  }
   node_.board().Free(slot_);
   node_.Give(block_);
   return true;
@@ -324,33 +339,47 @@ void* JointCall::PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_
   return (direct ? buffers_[rank].output : block_.data + program_->window(space, rank)) + offset_bytes;
 }
 
-void JointCall::OnPlaced() { Leave(-1); }
+void JointCall::OnLanded() { Leave(-1); }
 
 void JointCall::OnSignal(int32_t from, int32_t to) {
   const int32_t n = program_->num_ranks();
   if (from < 0 || from >= n || to < 0 || to >= n || program_->process_of()[to] != process_) return;
-  reinterpret_cast<std::atomic<uint32_t>*>(block_.data + program_->signals(to))[from].fetch_add(1);
+  if ((state_.fetch_add(1) & (kDone | kFailed)) == 0) {
+    reinterpret_cast<std::atomic<uint32_t>*>(block_.data + program_->signals(to))[from].fetch_add(1);
+  }
+  Leave(-1);
   node_.board().Ring();
 }
 
+bool JointCall::Agrees(int32_t process, uint64_t fingerprint, const std::string& what) {
+  if (fingerprint == program_->fingerprint()) return true;
+  Fail(Wrong(Error::Kind::kInvalid,
+             "ranks " + RanksOf(process_) + " bring " + spec_.what + ", ranks " + RanksOf(process) + " bring " + what));
+  return false;
+}
+
+void JointCall::OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) {
+  Agrees(process, fingerprint, what);
+}
+
 void JointCall::OnLeft(int32_t process, uint64_t fingerprint, const std::string& what) {
-  if (fingerprint != program_->fingerprint()) {
-    return Fail({Error::Kind::kInvalid, spec_.prefix + "ranks " + RanksOf(process_) + " bring " + spec_.what +
-                                            ", ranks " + RanksOf(process) + " bring " + what});
-  }
+  if (!Agrees(process, fingerprint, what)) return;
+  const auto sender = std::find(distant_.begin(), distant_.end(), process);
+  if (sender == distant_.end()) return;
+  has_left_[sender - distant_.begin()].store(true);
   distant_left_.fetch_add(1);
   node_.board().Ring();
 }
 
 void JointCall::OnGivenUp(int32_t process, const std::string& why) {
-  Fail({Error::Kind::kDeadline, spec_.prefix + "ranks " + RanksOf(process) + " gave up: " + why});
+  Fail(Wrong(Error::Kind::kDeadline, "ranks " + RanksOf(process) + " gave up: " + why));
 }
 
 void JointCall::OnLost(int32_t process) {
   if (std::find(distant_.begin(), distant_.end(), process) == distant_.end()) return;
   if (phase_.load() == Phase::kLeaving && AllLeft()) return;
-  Fail({Error::Kind::kDeadline, spec_.prefix + "the process of ranks " + RanksOf(process) +
-                                    " can't be reached: " + switchboard_->Lost(process)});
+  Fail(Wrong(Error::Kind::kDeadline,
+             "the process of ranks " + RanksOf(process) + " can't be reached: " + switchboard_->Lost(process)));
 }
 
 void JointCall::Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) {
@@ -361,6 +390,11 @@ void JointCall::Put(const Place& to, std::unique_ptr<char[]> data, int64_t count
 
 void JointCall::Signal(int32_t from, int32_t to) {
   switchboard_->Signal(program_->process_of()[to], spec_.key, from, to);
+}
+
+Error JointCall::Wrong(Error::Kind kind, const std::string& text) const {
+  constexpr const char* kPhases[] = {"entering", "running", "leaving"};
+  return {kind, spec_.prefix + "while " + kPhases[static_cast<int>(phase_.load())] + ", " + text};
 }
 
 std::string JointCall::RanksOf(int32_t process) const {
@@ -380,9 +414,12 @@ std::string JointCall::DescribeLate() const {
   if (phase == Phase::kRunning) {
     const auto [rank, peer] = execution_->WaitingPair();
     if (rank < 0) return "the collective did not end" + within;
-    return "rank " + std::to_string(spec_.ranks[rank]) + " got no signal from rank " +
-           std::to_string(spec_.ranks[peer]) + " (process " + std::to_string(program_->process_of()[peer]) + ")" +
-           within;
+    const int32_t process = program_->process_of()[peer];
+    const bool distant = std::find(distant_.begin(), distant_.end(), process) != distant_.end();
+    const std::string elsewhere = distant ? switchboard_->Elsewhere(process) : "";
+    return "rank " + std::to_string(spec_.ranks[rank]) + " in " + spec_.what + " got no signal from rank " +
+           std::to_string(spec_.ranks[peer]) + " (process " + std::to_string(process) + ")" +
+           (elsewhere.empty() ? "" : ", which is" + elsewhere + ",") + within;
   }
   std::string late;
   for (const Other& other : others_) {
@@ -401,8 +438,8 @@ std::string JointCall::DescribeLate() const {
     }
     late += elsewhere.empty() ? " in no collective" : elsewhere;
   }
-  if (phase == Phase::kLeaving && distant_left_.load() < distant_.size()) {
-    for (const int32_t process : distant_) late += (late.empty() ? "one of ranks " : "; ranks ") + RanksOf(process);
+  for (size_t i = 0; i < distant_.size() && phase == Phase::kLeaving; ++i) {
+    if (!has_left_[i].load()) late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(distant_[i]);
   }
   return "ranks " + RanksOf(process_) + " in " + spec_.what + " were not " +
          (phase == Phase::kEntering ? "joined" : "left") + within + " by " + late;
@@ -425,12 +462,19 @@ void JointCall::Check(Clock::time_point now) {
   for (const Other& other : others_) {
     std::string why;
     if (ended && !other.peer->alive()) {
-      return Fail({Error::Kind::kDeadline,
-                   spec_.prefix + "the process of ranks " + RanksOf(other.peer->process()) + " has ended"});
+      return Fail(
+          Wrong(Error::Kind::kDeadline, "the process of ranks " + RanksOf(other.peer->process()) + " has ended"));
     }
     if (other.peer->board().FindFailure(spec_.run, &why)) return FailLike(other);
   }
-  if (now >= spec_.deadline) Fail({Error::Kind::kDeadline, spec_.prefix + DescribeLate()});
+  // Whoever is waited for while running may itself wait for the one at fault, and is given time to say so.
+  const auto grace = phase_.load() == Phase::kRunning ? kGrace : Clock::duration::zero();
+  if (now >= spec_.deadline + grace) return Fail(Wrong(Error::Kind::kDeadline, DescribeLate()));
+  // Only those who wait are told: a message more would slow down small collectives.
+  if (std::exchange(said_entered_, true)) return;
+  for (const int32_t process : distant_) {
+    switchboard_->SayEntered(process, spec_.key, program_->fingerprint(), spec_.what);
+  }
 }
 
 }  // namespace jaxcomm

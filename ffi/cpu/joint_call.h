@@ -7,7 +7,10 @@
 // leaving  Every process counts itself out of every other's slot: its buffers are free once all have.
 //
 // To those of other nodes it sends messages (switchboard.h). They need not have entered: what comes early is kept
-// there. They say that they have left once they have sent all.
+// there. They say that they have left once they have sent all, and what they bring; who waits long says that before.
+//
+// After a failure, slot and block are free once no other process can touch them: those of the node can't find the slot
+// any more and are over with their parts, never had any, or have ended; and no put of another node is on its way there.
 //
 // Nothing here blocks. Any thread may call Advance(), many at once.
 #pragma once
@@ -64,13 +67,14 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   const JointProgram& program() const { return *program_; }
 
   void* PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) override;
-  void OnPlaced() override;
+  void OnLanded() override;
   void OnSignal(int32_t from, int32_t to) override;
+  void OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) override;
   void OnLeft(int32_t process, uint64_t fingerprint, const std::string& what) override;
   void OnGivenUp(int32_t process, const std::string& why) override;
   void OnLost(int32_t process) override;
 
-  // After failure: whether all others are done with the slot and the block, which are then free.
+  // After failure, for one thread: whether all others are done with the slot and the block, which are then free.
   bool Reclaim();
 
  private:
@@ -95,6 +99,8 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   bool Leave(int64_t own_position);
   const Other* Failed() const;  // another process that has given up
   void FailLike(const Other& other);
+  Error Wrong(Error::Kind kind, const std::string& text) const;  // with op, call site and phase
+  bool Agrees(int32_t process, uint64_t fingerprint, const std::string& what);
   std::string RanksOf(int32_t process) const;
   std::string DescribeLate() const;
 
@@ -110,6 +116,9 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   std::vector<Other> others_;     // of this node
   std::vector<int32_t> distant_;  // processes of other nodes
   std::atomic<uint32_t> distant_left_{0};
+  std::unique_ptr<std::atomic<bool>[]> has_left_;  // for messages; as distant_
+  bool registered_ = false;                        // with the switchboard
+  bool said_entered_ = false;                      // of the thread that checks
   Block block_;
   int slot_ = -1;
   std::unique_ptr<Execution> execution_;
@@ -121,6 +130,7 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   static constexpr uint32_t kDone = 1u << 30, kFailed = 1u << 31, kThreads = kDone - 1;
   std::atomic<uint32_t> state_{0};
   std::atomic<bool> finished_{false};
+  std::atomic<bool> let_go_{false};  // after failure: of everything that belongs to others
   std::mutex error_mutex_;
   std::shared_ptr<const Error> error_;
   Clock::time_point give_up_at_{};  // the progress thread's: when it stops to wait for such payloads

@@ -274,7 +274,10 @@ void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) 
   call->Enter();
   const Clock::time_point start = Clock::now();
   for (Clock::time_point now = start; now - start < kSpin; now = Clock::now()) {
-    if (call->over() || call->Advance(own_position) == JointCall::Status::kOver) return;
+    if (call->over() || call->Advance(own_position) == JointCall::Status::kOver) {
+      if (call->failed()) process.progress().Add(call);  // what it used has yet to be reclaimed
+      return;
+    }
     if (now - start > kSpinBeforeYield) std::this_thread::yield();
   }
   process.progress().Add(call);

@@ -12,8 +12,9 @@ namespace {
 
 using Clock = JointCall::Clock;
 
-constexpr auto kSpin = std::chrono::microseconds(50);        // before it sleeps: about what waking costs
-constexpr auto kCheckEvery = std::chrono::milliseconds(20);  // deadlines, and whether the other processes live
+constexpr auto kSpin = std::chrono::microseconds(50);           // before it sleeps: about what waking costs
+constexpr auto kCheckEvery = std::chrono::milliseconds(20);     // deadlines, and whether the other processes live
+constexpr auto kReclaimEvery = std::chrono::milliseconds(100);  // while there is nothing else to do
 
 }  // namespace
 
@@ -65,7 +66,11 @@ void Progress::Run() {
         calls_.clear();             // what they hold may be that of a program that has been dropped
         node_.board().StayAwake();  // nobody has a reason to ring
         announced = false;
-        changed_.wait(lock);
+        if (failed.empty()) {
+          changed_.wait(lock);
+        } else if (changed_.wait_for(lock, kReclaimEvery) == std::cv_status::timeout) {
+          break;
+        }
         last_moved = Clock::now();
       }
       if (stop_) break;

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 namespace jaxcomm {
 namespace {
 
 constexpr size_t kMaxClosed = 1 << 14;
+constexpr size_t kMaxGivenUp = 1 << 10;
 
 }  // namespace
 
@@ -22,23 +24,23 @@ void Switchboard::Register(uint64_t key, std::shared_ptr<Line> line) {
     waiting_.erase(found);
   }
   // While puts wait, nothing after them in their channel is delivered: events came before, so their order is kept.
-  for (const auto& event : waiting.events) event(*line);
+  for (const WaitingEvent& waited : waiting.events) waited.event(*line);
   for (const WaitingPut& put : waiting.puts) {
     network_->Accept(put.process, put.id, GivePlace(put.process, put.id, put.header, put.bytes, line));
   }
 }
 
 void* Switchboard::GivePlace(int process, uint64_t id, const Header& header, int64_t bytes,
-                         const std::shared_ptr<Line>& line) {
+                             const std::shared_ptr<Line>& line) {
   void* const place = line->PlaceOf(header.to, header.space, header.offset_bytes, bytes);
   if (place != nullptr) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (lost_.count(process) == 0) {
-      placed_[{process, id}] = line;
+      landing_[{process, id}] = line;
       return place;
     }
     lock.unlock();
-    line->OnPlaced();
+    line->OnLanded();
   }
   return nullptr;
 }
@@ -47,7 +49,7 @@ void Switchboard::Abandon(const Line& line) {
   std::set<int> processes;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [id, of] : placed_) {
+    for (const auto& [id, of] : landing_) {
       if (of.get() == &line) processes.insert(id.first);
     }
   }
@@ -96,6 +98,14 @@ void Switchboard::SendText(int32_t process, Header header, const std::string& te
   Send(process, header, std::move(data), static_cast<int64_t>(text.size()));
 }
 
+void Switchboard::SayEntered(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what) {
+  Header header;
+  header.kind = Kind::kEntered;
+  header.key = key;
+  header.fingerprint = fingerprint;
+  SendText(process, header, what);
+}
+
 void Switchboard::SayLeft(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what) {
   Header header;
   header.kind = Kind::kLeft;
@@ -115,6 +125,18 @@ std::string Switchboard::Lost(int32_t process) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = lost_.find(process);
   return found == lost_.end() ? "" : found->second;
+}
+
+std::string Switchboard::Elsewhere(int32_t process) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::string text;
+  for (const auto& [key, waiting] : waiting_) {
+    const auto found = waiting.entered.find(process);
+    if (found == waiting.entered.end()) continue;
+    text += (text.empty() ? " in " : " and in ") + found->second;
+    if (text.size() > 600) break;
+  }
+  return text;
 }
 
 void* Switchboard::Trash(const Message& message) {
@@ -143,19 +165,60 @@ void* Switchboard::OnMessage(const Message& message) {
   return place != nullptr ? place : Trash(message);
 }
 
-void Switchboard::Tell(uint64_t key, std::function<void(Line&)> event) {
+void Switchboard::Land(const MessageId& id) {
+  std::shared_ptr<Line> line;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = landing_.find(id);
+    if (found == landing_.end()) return;
+    line = std::move(found->second);
+    landing_.erase(found);
+  }
+  line->OnLanded();
+}
+
+// The process has given up a call that this one has not entered. If it ever does, it learns so.
+void Switchboard::DropWaiting(uint64_t key, int32_t process) {
+  std::vector<WaitingPut> dropped;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto drop = [&](Waiting& waiting, bool all) {
+      const auto kept = std::partition(waiting.puts.begin(), waiting.puts.end(),
+                                       [&](const WaitingPut& put) { return !all && put.process != process; });
+      dropped.insert(dropped.end(), kept, waiting.puts.end());
+      waiting.puts.erase(kept, waiting.puts.end());
+    };
+    const auto found = waiting_.find(key);
+    if (found == waiting_.end()) return;
+    drop(found->second, false);
+    given_up_.push_back(key);
+    if (given_up_.size() > kMaxGivenUp) {
+      const auto oldest = waiting_.find(given_up_.front());
+      given_up_.pop_front();
+      if (oldest != waiting_.end()) {
+        drop(oldest->second, true);
+        waiting_.erase(oldest);
+      }
+    }
+  }
+  for (const WaitingPut& put : dropped) network_->Accept(put.process, put.id, nullptr);
+}
+
+void Switchboard::Tell(uint64_t key, WaitingEvent event, const std::function<void(Waiting&)>& note) {
   std::shared_ptr<Line> line;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (closed_.count(key) > 0) return;
     const auto found = lines_.find(key);
     if (found == lines_.end()) {
-      waiting_[key].events.push_back(std::move(event));
+      Waiting& waiting = waiting_[key];
+      waiting.events.push_back(std::move(event));
+      if (note) note(waiting);
       return;
     }
     line = found->second;
   }
-  event(*line);
+  event.event(*line);
 }
 
 void Switchboard::OnDelivered(const Message& message) {
@@ -170,38 +233,44 @@ void Switchboard::OnDelivered(const Message& message) {
   std::memcpy(&header, message.header, sizeof(header));
   const int32_t process = message.process;
   switch (header.kind) {
-    case Kind::kPut: {
-      std::unique_lock<std::mutex> lock(mutex_);
-      const auto placed = placed_.find({process, message.id});
-      if (placed == placed_.end()) return;
-      const std::shared_ptr<Line> line = std::move(placed->second);
-      placed_.erase(placed);
-      lock.unlock();
-      return line->OnPlaced();
-    }
+    case Kind::kPut:
+      return Land({message.process, message.id});
     case Kind::kSignal:
-      return Tell(header.key, [header](Line& line) { line.OnSignal(header.from, header.to); });
+      return Tell(header.key, {process, [header](Line& line) { line.OnSignal(header.from, header.to); }});
+    case Kind::kEntered:
+      return Tell(header.key, {process, [=](Line& line) { line.OnEntered(process, header.fingerprint, text); }},
+                  [&](Waiting& waiting) { waiting.entered[process] = text; });
     case Kind::kLeft:
-      return Tell(header.key, [=](Line& line) { line.OnLeft(process, header.fingerprint, text); });
+      return Tell(header.key, {process, [=](Line& line) { line.OnLeft(process, header.fingerprint, text); }});
     case Kind::kGivenUp:
-      return Tell(header.key, [=](Line& line) { line.OnGivenUp(process, text); });
+      Tell(header.key, {process, [=](Line& line) { line.OnGivenUp(process, text); }},
+           [&](Waiting& waiting) { waiting.entered.erase(process); });
+      return DropWaiting(header.key, process);
   }
 }
 
 void Switchboard::OnPeerLost(int process, const std::string& why) {
-  std::vector<std::shared_ptr<Line>> lines;
-  std::vector<std::shared_ptr<Line>> placed;
+  std::vector<std::shared_ptr<Line>> lines, landed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     lost_[process] = why;
-    for (auto it = placed_.lower_bound({process, 0}); it != placed_.end() && it->first.first == process;) {
-      placed.push_back(std::move(it->second));
-      it = placed_.erase(it);
-    }
     for (const auto& entry : lines_) lines.push_back(entry.second);
+    for (auto it = landing_.lower_bound({process, 0}); it != landing_.end() && it->first.first == process;) {
+      landed.push_back(std::move(it->second));
+      it = landing_.erase(it);
+    }
+    for (auto it = waiting_.begin(); it != waiting_.end();) {
+      Waiting& waiting = it->second;
+      waiting.entered.erase(process);
+      // Of no use: whoever enters the call learns of the loss.
+      const auto of_lost = [&](const auto& item) { return item.process == process; };
+      waiting.puts.erase(std::remove_if(waiting.puts.begin(), waiting.puts.end(), of_lost), waiting.puts.end());
+      waiting.events.erase(std::remove_if(waiting.events.begin(), waiting.events.end(), of_lost), waiting.events.end());
+      it = waiting.puts.empty() && waiting.events.empty() ? waiting_.erase(it) : std::next(it);
+    }
   }
+  for (const auto& line : landed) line->OnLanded();
   for (const auto& line : lines) line->OnLost(process);
-  for (const auto& line : placed) line->OnPlaced();
 }
 
 }  // namespace jaxcomm

@@ -18,6 +18,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
 struct alignas(64) Slot {
   std::atomic<uint32_t> left{0};    // peers that will not touch this slot, its block or the owner's buffers any more
   std::atomic<uint32_t> failed{0};  // the owner has given up
+  std::atomic<uint32_t> over{0};    // and touches nothing of its peers' any more
   uint32_t memory = 0;              // Board::memories
   uint64_t offset = 0;              // of the block in it
   uint64_t fingerprint = 0;         // of everything that all processes must agree on
@@ -34,6 +35,7 @@ struct Board {
   static constexpr int kMaxMemories = 1024;
   static constexpr int kNumFailures = 16;
   static constexpr int kFailureWords = 128;
+  static constexpr uint64_t kRetired = 2;  // no call's key: can't be found, but isn't free either
 
   struct Memory {
     int32_t fd = -1;
@@ -62,6 +64,7 @@ struct Board {
   int Reserve(uint64_t key) const;
   void Publish(int slot, uint64_t key) { keys[slot].store(key); }
   void Free(int slot) { keys[slot].store(0); }
+  void Retire(int slot) { keys[slot].store(kRetired); }
 
   // For the owner, one thread at a time.
   void AddFailure(int64_t run, const std::string& text);

@@ -1,11 +1,14 @@
 #include "inbox.h"
 
+#include <cstdio>
 #include <cstring>
 #include <iterator>
 #include <utility>
 
 namespace jaxcomm {
 namespace {
+
+constexpr auto kWarnEvery = std::chrono::minutes(1);
 
 Message MessageOf(const Envelope& envelope, size_t bytes) {
   Message message;
@@ -35,13 +38,13 @@ Inbox::Farewell Inbox::Arrive(const void* envelope_data, size_t envelope_bytes, 
   // Bytes of a stranger: nothing is believed before the token, and no number before it is checked.
   Envelope envelope;
   if (envelope_bytes < offsetof(Envelope, header) || envelope_bytes > sizeof(Envelope)) {
-    ++rejected_;
+    Reject();
     return {};
   }
   std::memcpy(&envelope, envelope_data, envelope_bytes);
   if (envelope.token != token_ || envelope.header_bytes > kMaxHeaderBytes || envelope.size_bytes() != envelope_bytes ||
       envelope.process < 0 || envelope.process >= static_cast<int64_t>(peers_.size()) || envelope.process == process_) {
-    ++rejected_;
+    Reject();
     return {};
   }
   if (envelope.kind == Envelope::kFarewellSeen) return {envelope.process, Envelope::kFarewellSeen};
@@ -49,7 +52,7 @@ Inbox::Farewell Inbox::Arrive(const void* envelope_data, size_t envelope_bytes, 
   if (peer.lost) return {};
   const uint64_t sequence = envelope.sequence;
   if (sequence < peer.next || peer.held.count(sequence)) {  // an earlier life of the process
-    ++rejected_;
+    Reject();
     return {};
   }
   if (sequence > peer.next) {
@@ -149,8 +152,26 @@ void Inbox::Deliver(Peer& peer, const Envelope& envelope, size_t bytes) {
   if (!muted_) receiver_->OnDelivered(MessageOf(envelope, bytes));
 }
 
+void Inbox::Reject() {
+  ++rejected_;
+  if (rejected_ == 1) first_rejected_ = Clock::now();
+  if (warned_ == 0 || Clock::now() - last_warning_ >= kWarnEvery) WarnOfRejected();
+}
+
+void Inbox::WarnOfRejected() {
+  last_warning_ = Clock::now();
+  warned_ = rejected_;
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(last_warning_ - first_rejected_).count();
+  std::fprintf(
+      stderr,
+      "jaxcomm: process %d has dropped %llu message(s) that are not of this run, the first %lld s ago: somebody "
+      "else uses its port, see docs/processes.md\n",
+      process_, static_cast<unsigned long long>(warned_), static_cast<long long>(seconds));
+}
+
 void Inbox::Mute() {
   muted_ = true;
+  if (rejected_ > warned_) WarnOfRejected();
   for (Peer& peer : peers_) {
     // Early messages keep their sequence, so that those behind them are not waited for.
     for (auto it = peer.held.begin(); it != peer.held.end();) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -57,7 +58,8 @@ class Inbox {
     Envelope::Kind kind = Envelope::kMessage;  // this: neither
   };
   // A message has come in. Its payload is at `data` until return, or it is `remote`, or there is none. Messages that
-  // are not of this run are dropped and counted. Returns what the network has to know.
+  // are not of this run are dropped and counted; a warning says so, at most once a minute. Returns what the network has
+  // to know.
   Farewell Arrive(const void* envelope, size_t envelope_bytes, size_t bytes, const void* data,
                   std::unique_ptr<RemotePayload> remote);
 
@@ -80,6 +82,8 @@ class Inbox {
   uint64_t rejected() const { return rejected_; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   // A message that is early, has no place yet, is being fetched, or waits for an earlier one of its channel.
   struct Held {
     Envelope envelope;
@@ -110,6 +114,8 @@ class Inbox {
   void DeliverChannel(Peer& peer, uint64_t channel);
   void Deliver(Peer& peer, const Envelope& envelope, size_t bytes);
   void ReportIfQuiet(Peer& peer);
+  void Reject();
+  void WarnOfRejected();
 
   Receiver* const receiver_;
   const int process_;
@@ -117,6 +123,8 @@ class Inbox {
   std::vector<Peer> peers_;
   bool muted_ = false;
   std::atomic<uint64_t> rejected_{0};
+  uint64_t warned_ = 0;  // of them
+  Clock::time_point first_rejected_, last_warning_;
 };
 
 }  // namespace jaxcomm

@@ -1,9 +1,12 @@
-"""Programs in which something goes wrong; test_failures.py runs each in several processes: failing.py <scenario>.
+"""Programs in which something goes wrong; tests run each in several processes: failing.py <scenario>.
 
+Here on one host, in tests/hosts/test_host_failures.py on two. It goes wrong in the last process, or in process VICTIM.
 Prints one JSON object a line: what happened, and when (time.monotonic(), which all processes of a machine share).
 """
 
+import contextlib
 import importlib.metadata
+import ipaddress
 import json
 import os
 import resource
@@ -22,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcomm
 
 SCENARIOS = {}
+VICTIM = int(os.environ.get("VICTIM", int(os.environ["JAX_NUM_PROCESSES"]) - 1))
 
 
 def scenario(function):
@@ -34,16 +38,18 @@ def say(what, **more):
 
 
 def program(body, processes=None):
-    """body(block) on every device of the given processes, as a function without arguments; waits for the result."""
+    """body(block) on every device of the given processes: a function of a row per device that waits for its result."""
     devices = [d for d in jax.devices() if processes is None or d.process_index in processes]
     mesh = Mesh(np.array(devices), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-    x = jax.make_array_from_callback(
-        (len(devices), 8),
-        NamedSharding(mesh, P("i")),
-        lambda index: np.arange(len(devices) * 8.0).reshape(-1, 8)[index],
-    )
     f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
-    return lambda: jax.block_until_ready(f(x))
+
+    def run(rows=None):
+        if rows is None:
+            rows = np.arange(len(devices) * 8.0).reshape(-1, 8)
+        x = jax.make_array_from_callback(rows.shape, NamedSharding(mesh, P("i")), lambda index: rows[index])
+        return jax.block_until_ready(f(x))
+
+    return run
 
 
 def psum(x):
@@ -60,19 +66,19 @@ def attempt(run):
         say("no error")
 
 
-def last_process_does(action, body=psum):
-    """body, but the last process first runs action() in the middle of the program."""
+def victim_does(action, body=psum):
+    """body, but the victim first runs action() in the middle of the program."""
     first = threading.Lock()  # of the devices
 
-    def act():
-        if jax.process_index() == jax.process_count() - 1 and first.acquire(blocking=False):
+    def act(_):
+        if jax.process_index() == VICTIM and first.acquire(blocking=False):
             say("acts")
             action()
         return np.float32(0)
 
     def culprit(x):
         x = psum(x)  # all have come so far
-        return body(x + jax.pure_callback(act, jax.ShapeDtypeStruct((), np.float32)))
+        return body(x + jax.pure_callback(act, jax.ShapeDtypeStruct((), np.float32), x[0, 0]))
 
     return program(culprit)
 
@@ -83,25 +89,31 @@ def kill():
 
 @scenario
 def killed_in_a_collective():
-    attempt(last_process_does(kill))
+    attempt(victim_does(kill))
     survivors_work()
 
 
 def survivors_work():
     """The others form a group of their own."""
-    others = range(jax.process_count() - 1)
-    result = program(psum, others)()
-    rows = np.arange(8.0 * sum(d.process_index in others for d in jax.devices())).reshape(-1, 8)
+    works([p for p in range(jax.process_count()) if p != VICTIM])
+    say("survivors work")
+
+
+def works(processes):
+    """Twice: the network's first messages after a failure are not the last."""
+    run = program(psum, processes)
+    run()
+    result = run()
+    rows = np.arange(8.0 * sum(d.process_index in processes for d in jax.devices())).reshape(-1, 8)
     for shard in result.addressable_shards:
         np.testing.assert_array_equal(np.asarray(shard.data)[0], rows.sum(0))
-    say("survivors work")
 
 
 @scenario
 def killed_between_collectives():
     run = program(psum)
     run()
-    if jax.process_index() == jax.process_count() - 1:
+    if jax.process_index() == VICTIM:
         say("acts")
         kill()
     time.sleep(0.5)
@@ -112,7 +124,7 @@ def killed_between_collectives():
 
 @scenario
 def killed_during_bootstrap():
-    if jax.process_index() == jax.process_count() - 1:
+    if jax.process_index() == VICTIM:
         say("acts")
         kill()
     attempt(lambda: program(psum)())
@@ -120,13 +132,16 @@ def killed_during_bootstrap():
 
 
 @scenario
-def killed_while_large_data_move():
-    """The others read the memory of the one that ends."""
-
-    def act():
+def coordinator_killed_during_bootstrap():
+    if jax.process_index() == VICTIM:
         say("acts")
-        os.kill(os.getpid(), signal.SIGKILL)
+        kill()
+    attempt(lambda: program(psum)())
+    attempt(lambda: program(psum, [1, 2])())
 
+
+def large_data_move():
+    """For as long as nothing happens."""
     x = jnp.ones((1 << 22,), jnp.float32)
 
     def body(block):
@@ -135,8 +150,19 @@ def killed_while_large_data_move():
 
         return lax.fori_loop(0, 10000, step, x + block[0, 0])[None, :8]
 
-    run = program(body)
-    if jax.process_index() == jax.process_count() - 1:
+    return program(body)
+
+
+@scenario
+def killed_while_large_data_move():
+    """The others read the memory of the one that ends."""
+
+    def act():
+        say("acts")
+        kill()
+
+    run = large_data_move()
+    if jax.process_index() == VICTIM:
         threading.Timer(3.0, act).start()
     attempt(run)
     survivors_work()
@@ -145,7 +171,7 @@ def killed_while_large_data_move():
 @scenario
 def stopped():
     """SIGSTOP; the parent sends SIGCONT after the others have given up."""
-    run = last_process_does(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+    run = victim_does(lambda: os.kill(os.getpid(), signal.SIGSTOP))
     attempt(run)
     say("ready")
     sys.stdin.readline()  # until all have failed
@@ -153,9 +179,103 @@ def stopped():
     say("works again")
 
 
+def own_host():
+    """The processes of this node."""
+    return next(node for node in jaxcomm.topology().nodes if jax.process_index() in node)
+
+
+@scenario
+def link_cut_while_large_data_move():
+    program(psum)()
+    works(own_host())
+    say("ready")
+    attempt(large_data_move())
+    works(own_host())
+    say("host works")
+    sys.stdin.readline()  # until the link is there again
+    works(range(jax.process_count()))
+    say("works again")
+
+
+@scenario
+def link_cut_between_collectives():
+    run = program(psum)
+    run()
+    say("ready")
+    sys.stdin.readline()  # until the link is cut
+    attempt(run)
+    attempt(run)
+    works(own_host())
+    say("host works")
+    sys.stdin.readline()
+    works(range(jax.process_count()))
+    say("works again")
+
+
+def first_half():
+    return jax.process_index() < jax.process_count() // 2
+
+
+def listening_ports():
+    """Where this process listens, as (family, address, port)."""
+    own = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            own.add(os.readlink(f"/proc/self/fd/{number}"))
+    found = []
+    for family, name in ((4, "tcp"), (6, "tcp6")):
+        with open(f"/proc/self/net/{name}") as lines:
+            for line in lines:
+                _, local, _, state, *_ = fields = line.split()
+                if state == "0A" and f"socket:[{fields[9]}]" in own:
+                    words, _, port = local.partition(":")
+                    raw = b"".join(bytes.fromhex(words[i : i + 8])[::-1] for i in range(0, len(words), 8))
+                    found.append((family, str(ipaddress.ip_address(raw)), int(port, 16)))
+    return found
+
+
+def network_key(process):
+    return f"jaxcomm/network/{process}"
+
+
+@scenario
+def watched_by_strangers():
+    """Collectives with checked values until the parent says so."""
+    own, processes = jax.process_index(), range(jax.process_count())
+    works(processes)
+    address = jaxcomm.distributed._client().blocking_key_value_get(network_key(own), 1000)
+    say("listens", ports=listening_ports(), address=address)
+    done = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.readline(), done.set()), daemon=True).start()
+    rows, run = np.arange(8.0 * jax.device_count()).reshape(-1, 8), program(lambda x: jaxcomm.pmax(x, "i"))
+    rounds, last = 0, False
+    while not last:
+        # All learn in the same round that one of them shall stop.
+        rows[:, 0] = done.is_set()
+        for shard in run(rows).addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data)[0, 1:], rows[-1, 1:])
+            last = bool(np.asarray(shard.data)[0, 0])
+        rounds += 1
+    say("right", rounds=rounds)
+
+
+@scenario
+def has_another_token():
+    """Is process 0 and 1 of a run of its own, whose messages go to those of the run under REAL_ADDRESSES."""
+    real, fetch = json.loads(os.environ["REAL_ADDRESSES"]), jaxcomm.distributed._fetch
+
+    def forged(client, key, process):
+        return real[process] if key == "network" else fetch(client, key, process)
+
+    jaxcomm.distributed._fetch = forged
+    attempt(lambda: program(psum)())
+    x = jnp.ones((1, 1 << 18), jnp.float32)
+    attempt(lambda: program(lambda block: jaxcomm.psum(x + block[:, :1], "i")[:, :8])())
+
+
 @scenario
 def different_ops():
-    if jax.process_index() == 0:
+    if first_half():
         attempt(program(lambda x: jaxcomm.psum(x, "i")))
     else:
         attempt(program(lambda x: jaxcomm.pmax(x, "i")))
@@ -166,20 +286,20 @@ def different_ops():
 
 @scenario
 def different_shapes():
-    size = 8 if jax.process_index() == 0 else 4
+    size = 8 if first_half() else 4
     attempt(program(lambda x: jnp.resize(jaxcomm.psum(x[:, :size], "i"), (1, 8))))
 
 
 @scenario
 def different_dtypes():
-    dtype = np.float32 if jax.process_index() == 0 else np.int32
+    dtype = np.float32 if first_half() else np.int32
     attempt(program(lambda x: jaxcomm.psum(x.astype(dtype), "i")))
 
 
 @scenario
 def different_orders():
     def body(x):
-        first, second = (jaxcomm.psum, jaxcomm.pmax) if jax.process_index() == 0 else (jaxcomm.pmax, jaxcomm.psum)
+        first, second = (jaxcomm.psum, jaxcomm.pmax) if first_half() else (jaxcomm.pmax, jaxcomm.psum)
         return second(first(x, "i"), "i")
 
     attempt(program(body))
@@ -221,10 +341,13 @@ if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_enable_recoverability", True)  # else JAX itself ends the survivors
-    jax.distributed.initialize(
+    initialize = jaxcomm.distributed.initialize if VICTIM == 0 else jax.distributed.initialize
+    initialize(
         os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
     )
     SCENARIOS[sys.argv[1]]()
     say("end")
-    sys.stdin.readline()  # until all have come so far: JAX waits for the dead when a process ends
-    os._exit(0)
+    sys.stdin.readline()  # until all have come so far
+    if VICTIM == 0:
+        sys.exit()
+    os._exit(0)  # JAX waits for the dead when a process ends

@@ -3,107 +3,12 @@
 JAXCOMM_STRESS_ROUNDS repeats every test (`make stress`).
 """
 
-import json
-import os
-import pathlib
-import queue
 import signal
-import socket
-import subprocess
-import sys
-import threading
 
 import pytest
+from ranks import DEADLINE_S, PROMPT_S, ROUNDS, SLACK_S, TIMEOUT_S, finish
 
-ROUNDS = int(os.environ.get("JAXCOMM_STRESS_ROUNDS", "1"))
-TIMEOUT_S = 3  # JAXCOMM_TIMEOUT_S of the processes
-PROMPT_S = 2  # until a dead process is noticed
-SLACK_S = 3  # for a busy machine
-DEADLINE_S = 20
-
-pytestmark = [pytest.mark.deadline(120), pytest.mark.parametrize("round_", range(ROUNDS))]
-
-
-class Rank:
-    """One process; its output as it comes."""
-
-    def __init__(self, name, environment):
-        script = pathlib.Path(__file__).with_name("failing.py")
-        self.process = subprocess.Popen(
-            [sys.executable, script, name], env=environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        self.said, self.errors = queue.Queue(), []
-        self._threads = [
-            threading.Thread(target=self._listen, daemon=True),
-            threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def _listen(self):
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                self.said.put(json.loads(line))
-        self.said.put(None)
-
-    def hear(self, what):
-        """The next thing it says, which must be this."""
-        try:
-            said = self.said.get(timeout=DEADLINE_S)
-        except queue.Empty:
-            pytest.fail(f"silent for {DEADLINE_S} s instead of: {what}")
-        assert said is not None, f"ended with {self.process.wait()} instead of: {what}\n{''.join(self.errors)}"
-        assert said["what"] == what, said
-        return said
-
-    def go_on(self):
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def close(self):
-        self.process.kill()
-        self.process.wait()
-        for thread in self._threads:
-            thread.join()
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            stream.close()
-
-
-@pytest.fixture
-def start():
-    ranks = []
-
-    def start(scenario, processes):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        for rank in range(processes):
-            environment = {
-                **os.environ,
-                "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-                "JAX_NUM_PROCESSES": str(processes),
-                "JAX_PROCESS_ID": str(rank),
-                "JAXCOMM_TIMEOUT_S": str(TIMEOUT_S),
-            }
-            ranks.append(Rank(scenario, environment))
-        return ranks
-
-    before = set(os.listdir("/dev/shm"))
-    yield start
-    for rank in ranks:
-        rank.close()
-    assert set(os.listdir("/dev/shm")) <= before
-
-
-def finish(ranks):
-    """They come to their end, and end as usual."""
-    for rank in ranks:
-        rank.hear("end")
-    for rank in ranks:
-        rank.go_on()
-    for rank in ranks:
-        assert rank.process.wait(DEADLINE_S) == 0, "".join(rank.errors)
+pytestmark = [pytest.mark.deadline(300), pytest.mark.parametrize("round_", range(ROUNDS))]
 
 
 @pytest.mark.parametrize("scenario", ["killed_in_a_collective", "killed_while_large_data_move"])
@@ -133,12 +38,51 @@ def test_process_that_is_killed_between_collectives(start, round_):
     finish(survivors)
 
 
+COORDINATOR = {"VICTIM": "0"}
+
+
+def test_coordinator_that_is_killed_in_a_collective(start, round_):
+    victim, *survivors = start("killed_in_a_collective", 3, **COORDINATOR)
+    killed = victim.hear("acts")["at"]
+    for rank in survivors:
+        error = rank.hear("error")
+        assert "psum at failing.py:" in error["text"]
+        assert "[0, 1] (process 0)" in error["text"]
+        assert error["at"] - killed < PROMPT_S + SLACK_S
+        rank.hear("survivors work")
+    finish(survivors)
+
+
+def test_coordinator_that_is_killed_between_collectives(start, round_):
+    victim, *survivors = start("killed_between_collectives", 3, **COORDINATOR)
+    victim.hear("acts")
+    for rank in survivors:
+        for _ in range(2):
+            assert "process of ranks [0, 1] (process 0) has ended" in rank.hear("error")["text"]
+        rank.hear("survivors work")
+    finish(survivors)
+
+
+def test_coordinator_that_is_killed_during_bootstrap(start, round_):
+    """The survivors can't find each other any more."""
+    victim, *survivors = start("coordinator_killed_during_bootstrap", 3, **COORDINATOR)
+    killed = victim.hear("acts")["at"]
+    for rank in survivors:
+        for attempt in range(2):
+            error = rank.hear("error")
+            assert "psum at failing.py:" in error["text"]
+            assert "within 3 s (JAXCOMM_TIMEOUT_S)" in error["text"]
+            assert error["at"] - killed < (attempt + 1) * (TIMEOUT_S + 2 * SLACK_S)
+    finish(survivors)
+
+
 def test_process_that_is_killed_during_bootstrap(start, round_):
     *survivors, victim = start("killed_during_bootstrap", 3)
     killed = victim.hear("acts")["at"]
     for rank in survivors:
         error = rank.hear("error")
-        assert "process 2 did not show up within 3 s (JAXCOMM_TIMEOUT_S)" in error["text"]
+        assert "psum at failing.py:" in error["text"]
+        assert "while compiling, process 2 did not show up within 3 s (JAXCOMM_TIMEOUT_S)" in error["text"]
         assert error["at"] - killed < TIMEOUT_S + 2 * SLACK_S
         rank.hear("survivors work")
     finish(survivors)

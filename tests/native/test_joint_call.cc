@@ -1,5 +1,9 @@
 // Collectives between processes, with several nodes of one test process in the place of processes: every algorithm with
 // one and with two copies, many calls at once in different orders, and every way in which a call can end badly.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -53,8 +57,8 @@ class World {
     fabric_->Start();
   }
   ~World() {
+    for (auto& progress : progress_) progress->Stop();  // it may be about to send something
     switchboards_.clear();
-    for (auto& progress : progress_) progress->Stop();
   }
   int NodeOf(int process, int num_processes) const { return process * num_nodes_ / num_processes; }
   MemoryFabric& fabric() { return *fabric_; }
@@ -138,7 +142,7 @@ struct Collective1 {
     spec.key = key;
     spec.run = static_cast<int64_t>(key / 1000);
     spec.prefix = "psum at test: ";
-    spec.what = "call " + std::to_string(key);
+    spec.what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";
     for (size_t r = 0; r < process_of.size(); ++r) spec.ranks.push_back(static_cast<int64_t>(r));
     spec.timeout_s = timeout_s;
     spec.deadline =
@@ -386,17 +390,18 @@ void FailuresBetweenNodes(std::mt19937& random, uint64_t* key) {
   for (const char* kind : {"lost", "gives up", "never comes", "disagrees"}) {
     World world(3, 3, *key);
     const bool disagrees = kind == std::string("disagrees");
-    // Nobody waits in a direct all_gather, so all get as far as telling what they have done.
-    const Algorithm& algorithm = disagrees ? Named(Collective::kAllGather, "direct") : ring;
+    // Nobody waits in a direct all_gather, so all get as far as telling what they have done. In a ring all wait.
+    const bool direct = disagrees && random() % 2;
+    const Algorithm& algorithm = direct ? Named(Collective::kAllGather, "direct") : ring;
     Request here = request(100), there = request(101);
-    here.collective = there.collective = disagrees ? Collective::kAllGather : Collective::kAllReduce;
+    here.collective = there.collective = direct ? Collective::kAllGather : Collective::kAllReduce;
     Collective1 one(algorithm, here, {0, 1, 2}, false, random, &world, 3);
     Collective1 other(algorithm, there, {0, 1, 2}, false, random, &world, 3);
     Results results(3);
     const uint64_t now = *key = (*key / 1000 + 1) * 1000;
     std::vector<std::shared_ptr<JointCall>> calls;
     for (int32_t p = 0; p < 3; ++p) {
-      calls.push_back((disagrees && p == 2 ? other : one).CallOf(world, p, now, results, 1));
+      calls.push_back((disagrees && p == 2 ? other : one).CallOf(world, p, now, results, disagrees ? 60 : 1));
       if (p == 2 && kind != std::string("gives up") && !disagrees) break;
       calls[p]->Enter();
       if (p == 2 && !disagrees) calls[p]->Fail({Error::Kind::kInvalid, "had enough"});
@@ -406,9 +411,103 @@ void FailuresBetweenNodes(std::mt19937& random, uint64_t* key) {
     CHECK(results.WaitFor(kind == std::string("gives up") || disagrees ? 3 : 2));
     if (kind == std::string("lost")) has_all(results, "[2] (process 2)");
     if (kind == std::string("gives up")) has_all(results, "had enough");
-    if (disagrees) has_all(results, "bring");
+    if (disagrees) {
+      for (int32_t p = 0; p < 3; ++p) {
+        CHECK(Has(results.error(p), " of 100 elements") && Has(results.error(p), " of 101 elements"));
+      }
+    }
     for (const int32_t p : {0, 1}) CHECK(!results.error(p).empty());
   }
+}
+
+bool BoardIsFree(const Board& board) {
+  return std::all_of(std::begin(board.keys), std::end(board.keys), [](const auto& key) { return key.load() == 0; });
+}
+
+// Calls that fail leave nothing behind, whether the others take part, come late, or never come.
+void FailuresAreReclaimed(int num_processes, int num_nodes, std::mt19937& random, uint64_t* key) {
+  constexpr int kRounds = 20, kCallsPerRound = 50;
+  World world(num_processes, num_nodes, 17);
+  Request request = Sum(num_processes, 20000);
+  if (num_nodes > 1) request.geometry = {num_nodes, num_processes / num_nodes, false, true};
+  uint32_t memories = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    const uint64_t run = *key = (*key / 1000 + 1) * 1000;
+    Collective1 one(Named(Collective::kAllReduce, num_nodes > 1 ? "hierarchical" : "ring"), request,
+                    Split(num_processes, num_processes, false), false, random, &world, num_processes);
+    std::vector<std::unique_ptr<Results>> results;
+    std::vector<std::shared_ptr<JointCall>> calls;
+    std::vector<int> num_entered(kCallsPerRound);
+    for (int c = 0; c < kCallsPerRound; ++c) {
+      results.push_back(std::make_unique<Results>(num_processes));
+      for (int32_t p = 0; p < num_processes; ++p) {
+        if (p > 0 && random() % 3 == 0) continue;
+        auto call = one.CallOf(world, p, run + c, *results[c], 0.01);
+        ++num_entered[c];
+        call->Enter();
+        if (random() % 2) call->Advance();
+        if (random() % 4 == 0) call->Fail({Error::Kind::kInvalid, "had enough"});
+        world.progress(p).Add(call);
+        if (random() % 16 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(random() % 20));
+      }
+    }
+    for (int c = 0; c < kCallsPerRound; ++c) CHECK(results[c]->WaitFor(num_entered[c]));
+    for (int32_t p = 0; p < num_processes; ++p) {
+      const Clock::time_point limit = Clock::now() + std::chrono::seconds(30);
+      while (!BoardIsFree(world.node(p).board())) {
+        CHECK(Clock::now() < limit);
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    }
+    if (round == kRounds / 2) memories = world.node(0).board().num_memories.load();
+  }
+  CHECK(world.node(0).board().num_memories.load() <= memories + 1);
+}
+
+// A process of the node that is killed in a call: the error names it, and what it could have touched is used again.
+void KilledProcess(std::mt19937& random, uint64_t* key) {
+  const Algorithm& ring = Named(Collective::kAllReduce, "ring");
+  Collective1 one(ring, Sum(2, 100), {0, 1}, false, random);
+  const uint64_t call_key = *key = (*key / 1000 + 1) * 1000;
+  int to_parent[2];
+  CHECK(pipe(to_parent) == 0);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {  // enters the call and does nothing more
+    Node node;
+    std::string error;
+    Block block;
+    bool ok = node.Open().empty() && node.Take(one.program->block_bytes(1), &block, &error);
+    const int number = node.board().Reserve(call_key);
+    Slot& slot = node.board().slots[number];
+    slot.memory = block.memory;
+    slot.offset = block.offset;
+    slot.fingerprint = one.program->fingerprint();
+    node.board().Publish(number, call_key);
+    const NodeAddress address = node.address();
+    ok = ok && write(to_parent[1], &address, sizeof(address)) == sizeof(address);
+    for (;;) pause();
+  }
+  NodeAddress address;
+  CHECK(read(to_parent[0], &address, sizeof(address)) == sizeof(address));
+  World world(1);
+  CHECK(world.node(0).Connect(1, address).empty());
+  Results results(1);
+  const auto call = one.CallOf(world, 0, call_key, results);
+  call->Enter();
+  world.progress(0).Add(call);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  CHECK(kill(child, SIGKILL) == 0);
+  CHECK(results.WaitFor(1));
+  CHECK(Has(results.error(0), "while running, the process of ranks [1] (process 1) has ended"));
+  const Clock::time_point limit = Clock::now() + std::chrono::seconds(30);
+  while (!BoardIsFree(world.node(0).board())) {
+    CHECK(Clock::now() < limit);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  CHECK(waitpid(child, nullptr, 0) == child);
+  close(to_parent[0]);
+  close(to_parent[1]);
 }
 
 void Boards() {
@@ -484,6 +583,8 @@ int main() {
   Memory();
   std::mt19937 random(11);
   uint64_t key = 1000;
+  KilledProcess(random, &key);  // first: it forks, which threads don't mix with
+  std::printf("ok killed process\n");
   for (const int32_t num_processes : {2, 3}) {
     World world(num_processes);
     EveryAlgorithm(world, num_processes, 1, random, &key);
@@ -499,6 +600,9 @@ int main() {
   }
   for (int round = 0; round < 5; ++round) FailuresBetweenNodes(random, &key);
   std::printf("ok failures between nodes\n");
+  FailuresAreReclaimed(3, 1, random, &key);
+  FailuresAreReclaimed(4, 2, random, &key);
+  std::printf("ok failures leave nothing behind\n");
   for (int round = 0; round < 20; ++round) {
     World world(3);
     Failures(world, random, &key);

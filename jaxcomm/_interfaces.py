@@ -1,0 +1,47 @@
+"""Which of this machine's network interfaces to listen on."""
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import socket
+import struct
+
+_SIOCGIFADDR = 0x8915
+
+
+def _addresses() -> dict[str, str]:
+    """IP address -> interface, for one IPv4 address an interface and all of IPv6."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has none
+                reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                found[socket.inet_ntoa(reply[20:24])] = name
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6") as lines:
+        for line in lines:
+            number, *_, name = line.split()
+            found[str(ipaddress.IPv6Address(bytes.fromhex(number)))] = name
+    return found
+
+
+def towards(address: str) -> str | None:
+    """The interface through which host:port is reached; None if it can't be told."""
+    host, _, port = address.rpartition(":")
+    try:
+        for family, kind, *_, target in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(target)  # sends nothing
+                own = probe.getsockname()[0].partition("%")[0]
+                if (name := _addresses().get(own)) is not None:
+                    return name
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def has_rdma() -> bool:
+    try:
+        return bool(os.listdir("/sys/class/infiniband"))
+    except OSError:
+        return False

@@ -1,0 +1,147 @@
+"""Failures between hosts: two namespaces of two processes with two devices each, joined by a link of 1 Gbit/s.
+
+The programs are those of tests/multiprocess. JAXCOMM_STRESS_ROUNDS repeats every test (`make stress`).
+"""
+
+import re
+import signal
+import time
+
+import netns
+import pytest
+from ranks import PROMPT_S, ROUNDS, SLACK_S, TIMEOUT_S, Rank, argv, environment, finish
+
+RATE_BITS_PER_S, DELAY_S = 1e9, 0.2e-3
+ON_EACH = 2  # processes
+pytestmark = [
+    pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not()),
+    pytest.mark.deadline(300),
+    pytest.mark.parametrize("round_", range(ROUNDS)),
+]
+
+
+@pytest.fixture
+def hosts():
+    """With nothing left in /dev/shm, which nobody needs."""
+    with netns.Hosts(2, rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
+        for host in range(hosts.num_hosts):
+            fill = "mount -o remount,size=64k /dev/shm && ! head -c 100000 /dev/zero 2> /dev/null > /dev/shm/full"
+            hosts.run(host, ["sh", "-c", fill])
+        yield hosts
+
+
+@pytest.fixture
+def start(hosts):
+    ranks = []
+
+    def start(scenario):
+        processes = hosts.num_hosts * ON_EACH
+        for rank in range(processes):
+            env = environment(rank, processes, f"{hosts.address(0)}:23456")
+            ranks.append(Rank(hosts.start(rank // ON_EACH, argv(scenario), env=env, text=True, **netns.PIPES)))
+        return ranks
+
+    yield start
+    for host in range(hosts.num_hosts):  # each has its own
+        assert hosts.run(host, ["ls", "/dev/shm"]) == "full\n"
+    for rank in ranks:
+        rank.close()
+
+
+def check(text, *parts):
+    """Op, call site, phase."""
+    assert re.search(r"psum at failing.py:\d+ \(.+?\): while (entering|running|leaving), ", text), text
+    for part in parts:
+        assert part in text, text
+
+
+@pytest.mark.parametrize("scenario", ["killed_in_a_collective", "killed_while_large_data_move"])
+def test_process_that_is_killed_in_a_collective(start, scenario, round_):
+    *survivors, victim = start(scenario)
+    killed = victim.hear("acts")["at"]
+    for rank in survivors:
+        error = rank.hear("error")
+        check(error["text"], "[6, 7] (process 3)")
+        assert error["at"] - killed < PROMPT_S + SLACK_S
+        rank.hear("survivors work")
+    finish(survivors)
+
+
+def test_process_that_is_killed_between_collectives(start, round_):
+    *survivors, victim = start("killed_between_collectives")
+    victim.hear("acts")
+    for rank in survivors:
+        for _ in range(2):
+            check(rank.hear("error")["text"], "[6, 7] (process 3)")
+        rank.hear("survivors work")
+    finish(survivors)
+
+
+def test_process_that_is_stopped_and_goes_on(start, round_):
+    *others, victim = ranks = start("stopped")
+    stopped = victim.hear("acts")["at"]
+    errors = [rank.hear("error") for rank in others]
+    for error in errors:
+        check(error["text"])
+        assert error["at"] - stopped < TIMEOUT_S + SLACK_S
+    # On its own host they know who is missing. The other host may reach its deadline before they have said so.
+    assert "(process 3)" in errors[2]["text"]
+    for rank in others:
+        rank.hear("ready")
+    victim.process.send_signal(signal.SIGCONT)
+    victim.hear("error")
+    victim.hear("ready")
+    for rank in ranks:
+        rank.go_on()
+    for rank in ranks:
+        rank.hear("works again")
+    finish(ranks)
+
+
+@pytest.mark.parametrize("scenario", ["link_cut_while_large_data_move", "link_cut_between_collectives"])
+def test_link_that_is_cut_and_mended(hosts, start, scenario, round_):
+    ranks = start(scenario)
+    for rank in ranks:
+        rank.hear("ready")
+    hosts.cut(1)
+    began = time.monotonic()
+    if scenario == "link_cut_between_collectives":
+        for rank in ranks:
+            rank.go_on()
+    for number, rank in enumerate(ranks):
+        for _ in range(2 if scenario == "link_cut_between_collectives" else 1):
+            error = rank.hear("error")
+            check(error["text"])
+            # Of the other host, as cause of it all.
+            assert re.search(r"\(process [23]\)" if number < ON_EACH else r"\(process [01]\)", error["text"]), error
+        rank.hear("host works")
+    hosts.restore(1)
+    time.sleep(time.monotonic() - began)  # TCP doubles the time between its attempts
+    for rank in ranks:
+        rank.go_on()
+    for rank in ranks:
+        rank.hear("works again")
+    finish(ranks)
+
+
+MISMATCHES = {
+    "different_ops": ("psum at", "pmax at"),
+    "different_shapes": ("8 -> 8 elements", "4 -> 4 elements"),
+}
+
+
+@pytest.mark.parametrize("scenario", MISMATCHES)
+def test_hosts_that_disagree_see_both_sides(start, scenario, round_):
+    ranks = start(scenario)
+    texts = [rank.hear("error")["text"] for rank in ranks]
+    for text in texts:
+        assert re.search(r"p(sum|max) at failing.py:\d+ \(.+?\): while ", text), text
+        assert "(process " in text
+    for part in MISMATCHES[scenario]:
+        assert any(part in text for text in texts), texts
+    if scenario == "different_ops":
+        for rank in ranks:
+            rank.go_on()
+        for rank in ranks:
+            rank.hear("works again")
+    finish(ranks)

@@ -1,0 +1,36 @@
+"""Processes on this host that run failing.py."""
+
+import os
+import socket
+import subprocess
+
+import pytest
+from ranks import PIPES, Rank, argv, environment
+
+
+def shared_files():
+    """Of anybody but Open MPI, which other tests may run at the same time."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sm_segment.")}
+
+
+@pytest.fixture
+def start():
+    ranks = []
+
+    def start(scenario, processes, nodes="", **more):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        started = []
+        for rank in range(processes):
+            node = {"JAXCOMM_NODE_ID": nodes[rank]} if nodes else {}
+            env = environment(rank, processes, f"127.0.0.1:{port}", **node, **more)
+            started.append(Rank(subprocess.Popen(argv(scenario), env=env, text=True, start_new_session=True, **PIPES)))
+        ranks.extend(started)
+        return started
+
+    before = shared_files()
+    yield start
+    for rank in ranks:
+        rank.close()
+    assert shared_files() <= before

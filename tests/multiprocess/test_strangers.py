@@ -1,0 +1,69 @@
+"""Bytes from strangers: they change nothing in a run, and are counted in a warning."""
+
+import json
+import os
+import re
+import socket
+
+import pytest
+from ranks import ROUNDS, finish
+
+pytestmark = [pytest.mark.deadline(300), pytest.mark.parametrize("round_", range(ROUNDS))]
+
+GARBAGE = (
+    b"",
+    b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)),  # begin of a TLS handshake
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(100),
+    b"\xff" * 100_000,
+    bytes(100_000),
+)
+
+
+def disturb(family, address, port):
+    """A scan, garbage, connections that are reset. Returns sockets that stay open, with nothing or little said."""
+    address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address).removeprefix("::ffff:")
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    half_open = []
+    for data in (*GARBAGE, os.urandom(1 << 16)):
+        for stays in (False, True):
+            stranger = socket.socket(family)
+            stranger.settimeout(1)
+            try:
+                stranger.connect((address, port))
+                stranger.sendall(data[:7] if stays else data)
+            except OSError:  # shown the door
+                stranger.close()
+                continue
+            half_open.append(stranger) if stays else stranger.close()
+    return half_open
+
+
+def test_strangers_change_nothing(start, round_):
+    ranks = start("watched_by_strangers", 2, nodes="ab")
+    said = [rank.hear("listens") for rank in ranks]
+    half_open = []
+    for one in said:
+        assert one["ports"]
+        for port in one["ports"]:
+            assert port[1] not in ("0.0.0.0", "::"), one  # the interfaces in use, no others
+            half_open += disturb(*port)
+    addresses = json.dumps([one["address"] for one in said])
+    forgers = start("has_another_token", 2, nodes="ab", REAL_ADDRESSES=addresses)
+    for forger in forgers:
+        for _ in range(2):
+            assert "psum at failing.py:" in forger.hear("error")["text"]
+    finish(forgers)
+    for rank in ranks:
+        rank.go_on()
+    for rank in ranks:
+        assert rank.hear("right")["rounds"] > 10
+    finish(ranks)
+    for stranger in half_open:
+        stranger.close()
+    for number, rank in enumerate(ranks):
+        warnings = re.findall(
+            r"jaxcomm: process (\d) has dropped (\d+) message\(s\) that are not of this run", "".join(rank.errors)
+        )
+        assert warnings and all(int(process) == number for process, _ in warnings), rank.errors
+        assert len(warnings) <= 3, warnings

@@ -1,0 +1,90 @@
+"""Processes that run multiprocess/failing.py, seen from the test that starts them."""
+
+import contextlib
+import json
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+ROUNDS = int(os.environ.get("JAXCOMM_STRESS_ROUNDS", "1"))
+TIMEOUT_S = 3  # JAXCOMM_TIMEOUT_S of the processes
+PROMPT_S = 2  # until a dead process is noticed
+SLACK_S = 3  # for a busy machine
+DEADLINE_S = 60  # to start, on a busy machine
+SCRIPT = pathlib.Path(__file__).with_name("multiprocess") / "failing.py"
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+
+
+def argv(scenario):
+    return [sys.executable, str(SCRIPT), scenario]
+
+
+def environment(rank, processes, coordinator, **more):
+    return {
+        **os.environ,
+        "JAX_COORDINATOR_ADDRESS": coordinator,
+        "JAX_COORDINATOR_BIND_ADDRESS": coordinator,  # JAX would listen on all interfaces
+        "JAX_NUM_PROCESSES": str(processes),
+        "JAX_PROCESS_ID": str(rank),
+        "JAXCOMM_TIMEOUT_S": str(TIMEOUT_S),
+        **more,
+    }
+
+
+class Rank:
+    """One process, started in a session of its own; its output as it comes."""
+
+    def __init__(self, process):
+        self.process = process
+        self.said, self.errors = queue.Queue(), []
+        self._threads = [
+            threading.Thread(target=self._listen, daemon=True),
+            threading.Thread(target=lambda: self.errors.extend(self.process.stderr), daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _listen(self):
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self.said.put(json.loads(line))
+        self.said.put(None)
+
+    def hear(self, what):
+        """The next thing it says, which must be this."""
+        try:
+            said = self.said.get(timeout=DEADLINE_S)
+        except queue.Empty:
+            pytest.fail(f"silent for {DEADLINE_S} s instead of: {what}")
+        assert said is not None, f"ended with {self.process.wait()} instead of: {what}\n{''.join(self.errors)}"
+        assert said["what"] == what, said
+        return said
+
+    def go_on(self):
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # what entered a namespace is a child
+        self.process.wait()
+        for thread in self._threads:
+            thread.join()
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            stream.close()
+
+
+def finish(ranks):
+    """They come to their end, and end as usual."""
+    for rank in ranks:
+        rank.hear("end")
+    for rank in ranks:
+        rank.go_on()
+    for rank in ranks:
+        assert rank.process.wait(DEADLINE_S) == 0, "".join(rank.errors)
