@@ -36,6 +36,7 @@ JointCall::JointCall(Node& node, Switchboard* switchboard, int32_t process, std:
       continue;
     if (program_->node_of()[position] != program_->node_of()[own]) {
       distant_.push_back(process);
+      num_awaited_ += program_->ends_unsignalled(process, process_);
     } else if (process != process_) {
       Other other;
       other.peer = node_.Find(process);
@@ -209,6 +210,7 @@ bool JointCall::Step() {
     }
     for (Other& other : others_) CountOut(other);
     for (const int32_t process : distant_) {
+      if (!program_->ends_unsignalled(process_, process)) continue;
       switchboard_->SayLeft(process, spec_.key, program_->fingerprint(), spec_.what);
     }
     phase_.store(Phase::kLeaving);
@@ -240,7 +242,7 @@ bool JointCall::Step() {
 }
 
 bool JointCall::AllLeft() const {
-  return node_.board().slots[slot_].left.load() == others_.size() && distant_left_.load() == distant_.size();
+  return node_.board().slots[slot_].left.load() == others_.size() && distant_left_.load() == num_awaited_;
 }
 
 // Success, unless somebody has declared failure before.
@@ -351,6 +353,13 @@ void JointCall::OnSignal(int32_t from, int32_t to) {
   node_.board().Ring();
 }
 
+// Both learn from each other what they bring.
+bool JointCall::OnSomething(uint64_t fingerprint) {
+  if (fingerprint == program_->fingerprint()) return true;
+  SayEntered();
+  return false;
+}
+
 bool JointCall::Agrees(int32_t process, uint64_t fingerprint, const std::string& what) {
   if (fingerprint == program_->fingerprint()) return true;
   Fail(Wrong(Error::Kind::kInvalid,
@@ -384,12 +393,12 @@ void JointCall::OnLost(int32_t process) {
 
 void JointCall::Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) {
   const int64_t item_bytes = program_->program()->item_bytes;
-  switchboard_->Put(program_->process_of()[to.rank], spec_.key, to, to.offset * item_bytes, std::move(data),
-                    count * item_bytes);
+  switchboard_->Put(program_->process_of()[to.rank], spec_.key, program_->fingerprint(), to, to.offset * item_bytes,
+                    std::move(data), count * item_bytes);
 }
 
 void JointCall::Signal(int32_t from, int32_t to) {
-  switchboard_->Signal(program_->process_of()[to], spec_.key, from, to);
+  switchboard_->Signal(program_->process_of()[to], spec_.key, program_->fingerprint(), from, to);
 }
 
 Error JointCall::Wrong(Error::Kind kind, const std::string& text) const {
@@ -439,7 +448,8 @@ std::string JointCall::DescribeLate() const {
     late += elsewhere.empty() ? " in no collective" : elsewhere;
   }
   for (size_t i = 0; i < distant_.size() && phase == Phase::kLeaving; ++i) {
-    if (!has_left_[i].load()) late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(distant_[i]);
+    if (program_->ends_unsignalled(distant_[i], process_) && !has_left_[i].load())
+      late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(distant_[i]);
   }
   return "ranks " + RanksOf(process_) + " in " + spec_.what + " were not " +
          (phase == Phase::kEntering ? "joined" : "left") + within + " by " + late;
@@ -471,7 +481,11 @@ void JointCall::Check(Clock::time_point now) {
   const auto grace = phase_.load() == Phase::kRunning ? kGrace : Clock::duration::zero();
   if (now >= spec_.deadline + grace) return Fail(Wrong(Error::Kind::kDeadline, DescribeLate()));
   // Only those who wait are told: a message more would slow down small collectives.
-  if (std::exchange(said_entered_, true)) return;
+  SayEntered();
+}
+
+void JointCall::SayEntered() {
+  if (said_entered_.exchange(true)) return;
   for (const int32_t process : distant_) {
     switchboard_->SayEntered(process, spec_.key, program_->fingerprint(), spec_.what);
   }

@@ -68,6 +68,7 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
 
   void* PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) override;
   void OnLanded() override;
+  bool OnSomething(uint64_t fingerprint) override;
   void OnSignal(int32_t from, int32_t to) override;
   void OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) override;
   void OnLeft(int32_t process, uint64_t fingerprint, const std::string& what) override;
@@ -100,6 +101,7 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   const Other* Failed() const;  // another process that has given up
   void FailLike(const Other& other);
   Error Wrong(Error::Kind kind, const std::string& text) const;  // with op, call site and phase
+  void SayEntered();
   bool Agrees(int32_t process, uint64_t fingerprint, const std::string& what);
   std::string RanksOf(int32_t process) const;
   std::string DescribeLate() const;
@@ -115,10 +117,11 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   int64_t num_local_ = 0;
   std::vector<Other> others_;     // of this node
   std::vector<int32_t> distant_;  // processes of other nodes
+  uint32_t num_awaited_ = 0;      // of these: whose last word is waited for
   std::atomic<uint32_t> distant_left_{0};
   std::unique_ptr<std::atomic<bool>[]> has_left_;  // for messages; as distant_
   bool registered_ = false;                        // with the switchboard
-  bool said_entered_ = false;                      // of the thread that checks
+  std::atomic<bool> said_entered_{false};
   Block block_;
   int slot_ = -1;
   std::unique_ptr<Execution> execution_;

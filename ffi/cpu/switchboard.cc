@@ -32,6 +32,7 @@ void Switchboard::Register(uint64_t key, std::shared_ptr<Line> line) {
 
 void* Switchboard::GivePlace(int process, uint64_t id, const Header& header, int64_t bytes,
                              const std::shared_ptr<Line>& line) {
+  if (!line->OnSomething(header.fingerprint)) return nullptr;
   void* const place = line->PlaceOf(header.to, header.space, header.offset_bytes, bytes);
   if (place != nullptr) {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -72,21 +73,23 @@ void Switchboard::Send(int32_t process, const Header& header, std::unique_ptr<ch
                  [owned = std::shared_ptr<char[]>(std::move(data))](bool) {});
 }
 
-void Switchboard::Put(int32_t process, uint64_t key, const Place& to, int64_t offset_bytes,
+void Switchboard::Put(int32_t process, uint64_t key, uint64_t fingerprint, const Place& to, int64_t offset_bytes,
                       std::unique_ptr<char[]> data, int64_t bytes) {
   Header header;
   header.kind = Kind::kPut;
   header.key = key;
+  header.fingerprint = fingerprint;
   header.to = to.rank;
   header.space = to.space;
   header.offset_bytes = offset_bytes;
   Send(process, header, std::move(data), bytes);
 }
 
-void Switchboard::Signal(int32_t process, uint64_t key, int32_t from, int32_t to) {
+void Switchboard::Signal(int32_t process, uint64_t key, uint64_t fingerprint, int32_t from, int32_t to) {
   Header header;
   header.kind = Kind::kSignal;
   header.key = key;
+  header.fingerprint = fingerprint;
   header.from = from;
   header.to = to;
   Send(process, header, nullptr, 0);
@@ -236,7 +239,9 @@ void Switchboard::OnDelivered(const Message& message) {
     case Kind::kPut:
       return Land({message.process, message.id});
     case Kind::kSignal:
-      return Tell(header.key, {process, [header](Line& line) { line.OnSignal(header.from, header.to); }});
+      return Tell(header.key, {process, [=](Line& line) {
+                                 if (line.OnSomething(header.fingerprint)) line.OnSignal(header.from, header.to);
+                               }});
     case Kind::kEntered:
       return Tell(header.key, {process, [=](Line& line) { line.OnEntered(process, header.fingerprint, text); }},
                   [&](Waiting& waiting) { waiting.entered[process] = text; });

@@ -28,6 +28,8 @@ class Line {
   virtual ~Line() = default;
   // Null: there is none. Otherwise OnLanded follows, when nothing writes there any more.
   virtual void* PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) = 0;
+  // Something comes from a process that brings this fingerprint to the call. Whether to believe it.
+  virtual bool OnSomething(uint64_t fingerprint) = 0;
   virtual void OnLanded() = 0;
   virtual void OnSignal(int32_t from, int32_t to) = 0;
   virtual void OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) = 0;
@@ -46,9 +48,9 @@ class Switchboard : public Receiver {
   // What still comes for `key` is dropped.
   void Unregister(uint64_t key);
 
-  void Put(int32_t process, uint64_t key, const Place& to, int64_t offset_bytes, std::unique_ptr<char[]> data,
-           int64_t bytes);
-  void Signal(int32_t process, uint64_t key, int32_t from, int32_t to);
+  void Put(int32_t process, uint64_t key, uint64_t fingerprint, const Place& to, int64_t offset_bytes,
+           std::unique_ptr<char[]> data, int64_t bytes);
+  void Signal(int32_t process, uint64_t key, uint64_t fingerprint, int32_t from, int32_t to);
   // What this process brings to the call. It need not be said unless the call takes long.
   void SayEntered(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what);
   // This process has put and signalled all it had to.
