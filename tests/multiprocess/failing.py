@@ -133,6 +133,9 @@ def killed_during_bootstrap():
 
 @scenario
 def coordinator_killed_during_bootstrap():
+    jax.devices()  # JAX's own part waits for minutes
+    jaxcomm.distributed._client().wait_at_barrier("back ends are up", 60_000)
+    time.sleep(0.1)  # the others have heard of it
     if jax.process_index() == VICTIM:
         say("acts")
         kill()
