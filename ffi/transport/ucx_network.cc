@@ -9,9 +9,11 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <future>
 #include <mutex>
 #include <sstream>
+#include <system_error>
 #include <thread>
 #include <unordered_set>
 #include <utility>
@@ -38,6 +40,11 @@ constexpr char kAddressMagic[8] = "jaxcUCX";
 constexpr char kTcpSegment[] = "128k";
 constexpr unsigned kMinorWithTransportPrefix = 17;
 
+bool HasRdma() {
+  std::error_code error;
+  return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
+}
+
 // Devices of InfiniBand and RoCE carry a port ("mlx5_0:1"), interfaces of the kernel do not.
 bool UsesTcp(const std::string& devices) {
   std::istringstream names(devices.empty() ? "all" : devices);
@@ -58,6 +65,7 @@ class UcxNetwork : public Network {
  public:
   UcxNetwork(const UcxOptions& options, int process, int num_processes, uint64_t token, Receiver* receiver)
       : options_(options),
+        eager_bytes_(options.eager_bytes > 0 ? options.eager_bytes : (HasRdma() ? 64 << 10 : 1 << 20)),
         process_(process),
         token_(token),
         inbox_(receiver, process, num_processes, token),
@@ -129,6 +137,7 @@ class UcxNetwork : public Network {
   static void OnFetched(void* request, ucp::Status status, size_t bytes, void* user_data);
 
   const UcxOptions options_;
+  const size_t eager_bytes_;
   const int process_;
   const uint64_t token_;
   const UcxLibrary* ucx_ = nullptr;
@@ -440,7 +449,7 @@ void UcxNetwork::Post(std::unique_ptr<Outgoing> owned) {
   if (message->envelope.kind != Envelope::kFarewellSeen) message->envelope.sequence = peer.sequence++;
   ucp::RequestParams params;
   params.mask = ucp::RequestParams::kCallback | ucp::RequestParams::kUserData | ucp::RequestParams::kFlags;
-  params.flags = message->bytes <= options_.eager_bytes ? ucp::RequestParams::kEager : ucp::RequestParams::kRendezvous;
+  params.flags = message->bytes <= eager_bytes_ ? ucp::RequestParams::kEager : ucp::RequestParams::kRendezvous;
   params.sent = OnSent;
   params.user_data = message;
   void* const request = ucx_->ucp_am_send_nbx(peer.endpoint, kMessageId, &message->envelope,

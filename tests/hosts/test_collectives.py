@@ -9,6 +9,7 @@ import netns
 import pytest
 
 RATE_BITS_PER_S, DELAY_S = 1e9, 0.2e-3
+CHAIN = 4  # of collectives.py
 pytestmark = [
     pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not()),
     pytest.mark.deadline(240),
@@ -69,7 +70,13 @@ def test_hierarchy_pays_for_small_messages(capsys):
     assert seconds["hierarchical"] < seconds["pairwise"]
 
 
-def test_large_psum_fills_the_link(capsys):
+def test_large_psum_fills_the_link(capsys, monkeypatch, tmp_path):
+    # As jaxcomm.calibrate() would keep it. The figures for memory are jaxcomm's own.
+    memory = ["self", 6e-8, 12e9, 0.0], ["node", 6e-8, 12e9, 0.0]
+    network = {"links": [*memory, ["network", 50e-6, RATE_BITS_PER_S / 8, DELAY_S]], "launch_s": 15e-6}
+    kept = {"format": 1, "processors": len(os.sched_getaffinity(0)), "figures": {"network": network}}
+    (tmp_path / "figures.json").write_text(json.dumps(kept))
+    monkeypatch.setenv("JAXCOMM_CALIBRATION", str(tmp_path / "figures.json"))
     with netns.Hosts(2, rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
         run = Run(hosts, "large_psum", [[2, 2], [2, 2]])
         for process in range(4):
@@ -77,7 +84,7 @@ def test_large_psum_fills_the_link(capsys):
         before = hosts.counters(0)
         run.go_on()
         measured, *_ = [run.hear(process)["seconds"] for process in range(4)]
-        sent_bytes = (hosts.counters(0).sent_bytes - before.sent_bytes) / 5
+        sent_bytes = (hosts.counters(0).sent_bytes - before.sent_bytes) / (5 * CHAIN)
         run.go_on()
         ring = run.hear()["seconds"]
         run.finish()
@@ -87,4 +94,4 @@ def test_large_psum_fills_the_link(capsys):
         print(f"\npsum of 16 MiB: {measured * 1e3:.0f} ms, {measured / ideal_s:.2f} times the link's time; flat ring "
               f"{ring * 1e3:.0f} ms; {sent_bytes / plan_bytes:.3f} times the plan's bytes sent")  # fmt: skip
     assert plan_bytes <= sent_bytes < 1.1 * plan_bytes  # headers of packets, and acknowledgements
-    assert measured < 5 * ideal_s  # what it takes here is printed above and stands in docs/processes.md
+    assert measured < 2 * ideal_s  # what it takes here is printed above and stands in docs/processes.md
