@@ -225,8 +225,8 @@ def _fit(machine: Any, reach: str, measured: list[tuple[Any, str, Cell]]) -> Any
             abs(math.log(plan.cost(request, algorithm, 4, used).time_s / cell.measured_s))
             for request, algorithm, cell in measured
         ]
-        # Most of all the typical error, but no cell may be far off.
-        return sum(errors) / len(errors) + 0.3 * max(errors)
+        # A cell that was disturbed, or that the model can't express, counts no more than one that is off by a factor e.
+        return sum(min(error, 1) for error in errors) / len(errors)
 
     def search(values: list[float]) -> tuple[float, list[float]]:
         best, step = loss(values), 2.0

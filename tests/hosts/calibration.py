@@ -32,6 +32,11 @@ def body(op, n):
     return chain
 
 
+def explain(n, op, num_bytes):
+    operand = jax.ShapeDtypeStruct((num_bytes // 4,), jnp.int32)
+    return jaxcomm.explain(op, operand, n, reach="network", ranks_per_node=1)
+
+
 def measure(mesh, op, num_bytes):
     n = mesh.size
     f = jax.jit(jax.shard_map(body(op, n), mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
@@ -41,8 +46,7 @@ def measure(mesh, op, num_bytes):
         begin = time.perf_counter()
         jax.block_until_ready(f(x))
         times.append((time.perf_counter() - begin) / CHAIN)
-    operand = jax.ShapeDtypeStruct((num_bytes // 4,), jnp.int32)
-    explained = jaxcomm.explain(op, operand, n, reach="network", ranks_per_node=1)
+    explained = explain(n, op, num_bytes)
     return {
         "op": op, "bytes": num_bytes, "algorithm": explained.algorithm, "predicted_s": explained.predicted_time_s,
         "measured_s": statistics.median(times[2:]),
@@ -59,9 +63,11 @@ if __name__ == "__main__":
     before = jaxcomm.topology()
     calibration = jaxcomm.calibrate()
     cells = [measure(mesh, *cell) for cell in CELLS]
+    choices = [f"psum {size}: {explain(mesh.size, 'psum', size).algorithm}" for size in (3 << k for k in range(6, 22))]
     if jax.process_index() == 0:
         print(json.dumps({
             "calibrated_before": before.calibrated, "calibrated": jaxcomm.topology().calibrated, "cells": cells,
+            "choices": choices,
             "table": str(calibration), "topology": str(jaxcomm.topology()),
         }), flush=True)  # fmt: skip
     sys.stdin.readline()
