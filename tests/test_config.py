@@ -9,6 +9,7 @@ read = config.__wrapped__  # what is behind the cache
 
 def test_defaults_and_values(monkeypatch):
     monkeypatch.delenv("JAXCOMM_TIMEOUT_S", raising=False)
+    monkeypatch.delenv("JAXCOMM_CALIBRATION", raising=False)
     assert read() == Config(timeout_s=30)
     monkeypatch.setenv("JAXCOMM_TIMEOUT_S", "2.5")
     assert read() == Config(timeout_s=2.5)

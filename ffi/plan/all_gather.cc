@@ -89,8 +89,8 @@ Plan BruckAllGather(const Request& request, int32_t rank) {
 
 // Hierarchical: the own block goes over the rail to one rank of every other node, straight into its output, and from
 // there to its local peers, who are given it or told to read it. A stage is one chunk for one other node; the send of
-// stage t + 1 is issued before the forward of stage t waits. (G - 1) * b between nodes, G * (L - 1) * b in the node, no scratch.
-// Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane all-gather).
+// stage t + 1 is issued before the forward of stage t waits. (G - 1) * b between nodes, G * (L - 1) * b in the node, no
+// scratch. Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane all-gather).
 Plan HierarchicalAllGather(const Request& request, int32_t rank) {
   const Geometry& geometry = request.geometry;
   const int32_t nodes = geometry.num_nodes;

@@ -254,10 +254,10 @@ Plan TreeAllReduce(const Request& request, int32_t rank) {
 
 // Hierarchical: piece l of the block belongs to rail l, and sub-piece g of it to node g. Rank (g, l) sums its node's
 // part of every (g', l) and puts it to that rank (scatter); adds G of them in node order and puts the result to its
-// rail and to its node (combine); and puts to its node what it gets from its rail (spread). Pulling ranks put nothing to
-// their node: after spread they tell it, and read what it has (collect). Scatter of chunk c + 4 and combine of chunk c +
-// 2 are issued before the spread of chunk c waits, so that a rank that comes late leaves no gap on the network. Five
-// slots need no signals of their own: before scatter u a rank has spread chunk u - 5, for which every rail peer
+// rail and to its node (combine); and puts to its node what it gets from its rail (spread). Pulling ranks put nothing
+// to their node: after spread they tell it, and read what it has (collect). Scatter of chunk c + 4 and combine of chunk
+// c + 2 are issued before the spread of chunk c waits, so that a rank that comes late leaves no gap on the network.
+// Five slots need no signals of their own: before scatter u a rank has spread chunk u - 5, for which every rail peer
 // signalled its combine u - 5. Per rank 2 (G - 1) * b / n between nodes; 2 (L - 1) * b / L in the node. Source: Cho et
 // al. (BlueConnect), IBM J. Res. Dev. 63(6), 2019, doi 10.1147/JRD.2019.2947013.
 Plan HierarchicalAllReduce(const Request& request, int32_t rank) {

@@ -22,7 +22,7 @@ struct Progress {
   double processor_s = 0;
   double network_s = 0;
   double arrival_s = 0;  // of the last that it sent
-  double work_s = 0;  // of the processor, without the time it waited
+  double work_s = 0;     // of the processor, without the time it waited
 };
 
 class Model {
@@ -41,9 +41,7 @@ class Model {
            !geometry_.all_addressable;
   }
   // Which link to other nodes a rank uses.
-  size_t LinkNumber(int32_t rank) const {
-    return static_cast<size_t>(SharesLinks() ? geometry_.node(rank) : rank);
-  }
+  size_t LinkNumber(int32_t rank) const { return static_cast<size_t>(SharesLinks() ? geometry_.node(rank) : rank); }
 
   // What is addressable is moved by the processor itself, across nodes too.
   bool OnProcessor(size_t link) const {

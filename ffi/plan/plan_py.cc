@@ -205,7 +205,8 @@ void BindCost(nb::module_& m) {
             SetLinks(*self, links);
           },
           "links"_a, "launch_s"_a = 0.0, "ranks_per_processor"_a = 1.0, "shared_network"_a = false)
-      .def_prop_rw("links", &GetLinks, &SetLinks, "(name, overhead_s, bytes_per_s, latency_s) of self, node and network.")
+      .def_prop_rw("links", &GetLinks, &SetLinks,
+                   "(name, overhead_s, bytes_per_s, latency_s) of self, node and network.")
       .def_rw("launch_s", &Machine::launch_s)
       .def_rw("ranks_per_processor", &Machine::ranks_per_processor)
       .def_rw("shared_network", &Machine::shared_network);

@@ -21,9 +21,9 @@ struct UcxOptions {
   std::string devices;
   // UCX_TLS; empty: what UCX itself would use. Default: all but memory shared within a host, which jaxcomm does itself.
   std::string transports = "^sm,self";
-  // Larger payloads stay with the sender until they have a place. 0: 64 KiB where there is RDMA, else 1 MiB, because the
-  // question and the answer before such a payload queue behind other data (psum of 16 MiB in chunks of 128 KiB over 1
-  // Gbit/s: 1.5 times the time of its bytes with them, 1.17 times without; 2026-11).
+  // Larger payloads stay with the sender until they have a place. 0: 64 KiB where there is RDMA, else 1 MiB, because
+  // the question and the answer before such a payload queue behind other data (psum of 16 MiB in chunks of 128 KiB over
+  // 1 Gbit/s: 1.5 times the time of its bytes with them, 1.17 times without; 2026-11).
   size_t eager_bytes = 0;
   // How long the progress thread looks for work before it sleeps.
   int64_t spin_us = 20;
