@@ -26,13 +26,20 @@ def _addresses() -> dict[str, str]:
 
 
 def towards(address: str) -> str | None:
-    """The interface through which host:port is reached; None if it can't be told."""
+    """The interface through which host:port is reached; None if it can't be told.
+
+    A host may have its own name lead to its loopback interface, through which no other reaches it: that counts only
+    where the address says nothing else, so that all processes are on this machine.
+    """
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")
     try:
-        for family, kind, *_, target in socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM):
+        for family, kind, *_, target in socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
                 probe.connect(target)  # sends nothing
                 own = probe.getsockname()[0].partition("%")[0]
+                if ipaddress.ip_address(own).is_loopback and own != host and host != "localhost":
+                    return None
                 if (name := _addresses().get(own)) is not None:
                     return name
     except (OSError, ValueError):

@@ -116,14 +116,18 @@ class _Group:
 
 
 def _groups() -> list[_Group]:
-    """Smallest reach first: of process 0, of its node, of all."""
+    """Smallest reach first: of the first process of several devices, of the first node of several processes, of all."""
     nodes = distributed.nodes()
     devices = jax.devices("cpu")
     found = []
-    if len(own := [d for d in devices if d.process_index == 0]) > 1:
-        found.append(("process", own))
-    if len(nodes[0]) > 1:
-        found.append(("node", [d for d in devices if d.process_index in nodes[0]]))
+    for process in range(jax.process_count()):
+        if len(own := [d for d in devices if d.process_index == process]) > 1:
+            found.append(("process", own))
+            break
+    for processes in nodes:
+        if len(processes) > 1:
+            found.append(("node", [d for d in devices if d.process_index in processes]))
+            break
     if len(nodes) > 1:
         node_of = {process: i for i, processes in enumerate(nodes) for process in processes}
         found.append(("network", sorted(devices, key=lambda d: (node_of[d.process_index], d.process_index, d.id))))
@@ -167,11 +171,14 @@ def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[
         if op == "barrier" and num_bytes != _SIZES[0]:
             continue
         request = group.request(op, num_bytes)
-        choices = []
+        choices = {}
         for algorithm, _ in plan.algorithms(request.collective):
             if plan.supports(request, algorithm):
-                choices.append(plan.select(request, algorithm, 4, machine))
-        for choice in sorted(choices, key=lambda choice: choice.cost.time_s)[:_ALGORITHMS]:
+                choices[algorithm] = plan.select(request, algorithm, 4, machine)
+        cheapest = sorted(choices, key=lambda algorithm: choices[algorithm].cost.time_s)[:_ALGORITHMS]
+        # Processes with different numbers of processors might choose differently.
+        for algorithm in json.loads(distributed.agree(f"{key}/{op}/{num_bytes}", json.dumps(cheapest))):
+            choice = choices[algorithm]
             if (what := (op, num_bytes, choice.algorithm, choice.request.chunk_count)) in done:
                 continue
             done.add(what)
@@ -181,10 +188,13 @@ def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[
     return measured
 
 
-# What can be fitted, and in which reach: (link, figure) or launch_s. The own memory is the same for all reaches.
+# What can be fitted, and in which reach: (links, figure) or launch_s. In one address space or node, declared nodes are
+# no further away than others.
 _FREE: dict[str, tuple[tuple[str, ...], ...]] = {
-    "process": (("launch_s",), ("self+node", "overhead_s"), ("self+node", "bytes_per_s")),
-    "node": (("launch_s",), ("node", "overhead_s"), ("node", "bytes_per_s"), ("node", "latency_s")),
+    "process": (("launch_s",), ("self+node+network", "overhead_s"), ("self+node+network", "bytes_per_s")),
+    "node": (
+        ("launch_s",), ("node+network", "overhead_s"), ("node+network", "bytes_per_s"), ("node+network", "latency_s"),
+    ),
     "network": (
         ("launch_s",), ("node", "overhead_s"), ("node", "bytes_per_s"), ("node", "latency_s"),
         ("network", "overhead_s"), ("network", "bytes_per_s"), ("network", "latency_s"),
@@ -217,7 +227,7 @@ def _fit(machine: Any, reach: str, measured: list[tuple[Any, str, Cell]]) -> Any
     """The machine with the free figures that predict best: pattern searches over their logarithms."""
     free = _FREE[reach]
     if all(request.ranks_per_node == 1 for request, _, _ in measured):
-        free = tuple(parameter for parameter in free if parameter[0] != "node")
+        free = tuple(parameter for parameter in free if parameter[0] != "node")  # nobody uses it
 
     def loss(values: Sequence[float]) -> float:
         used = _with(machine, free, values)
@@ -284,7 +294,8 @@ def calibrate(keep: bool = True) -> Calibration:
 
     Raises:
       OSError: the file can't be written.
-      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S.
+      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S, or one that measures has failed: those that wait
+        for it learn so after ten minutes.
     """
     figures.load()
     number = next(_numbers)
@@ -292,7 +303,7 @@ def calibrate(keep: bool = True) -> Calibration:
     for group in _groups():
         found[group.reach], more = _calibrate_group(group, number)
         cells += more
-    path = figures.path() if keep else None
+    path = figures.path() if keep and found else None
     if path is not None and any(jax.process_index() == processes[0] for processes in distributed.nodes()):
         figures.keep(found)
     return Calibration(tuple(cells), path)

@@ -94,7 +94,10 @@ def register() -> None:
     Raises:
       RuntimeError: another process did not show up within JAXCOMM_TIMEOUT_S, can't be reached, or runs another version.
     """
+    from jaxcomm import figures  # which need this module
+
     _native.register()
+    figures.load()
     if jax.process_count() > 1:
         connect(range(jax.process_count()))
 
@@ -196,18 +199,30 @@ def _wheel_of_ucx() -> str:
 
 
 def agree(key: str, text: str) -> str:
-    """What the first process that asked for this key has said. With one process, that is `text`."""
+    """What the first process that asked for this key has said. With one process, that is `text`.
+
+    Raises:
+      RuntimeError: the key-value store does not answer.
+    """
     if not jax.distributed.is_initialized():
         return text
     client = _client()
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # another process was first
         _store(client, f"jaxcomm/{key}", text)
-    return str(client.blocking_key_value_get(f"jaxcomm/{key}", int(config().timeout_s * 1000)))
+    return hear(key, config().timeout_s)
 
 
 def hear(key: str, timeout_s: float) -> str:
-    """What some process has agreed to, or will within `timeout_s`."""
-    return str(_client().blocking_key_value_get(f"jaxcomm/{key}", int(timeout_s * 1000)))
+    """What some process has agreed to, or will within `timeout_s`.
+
+    Raises:
+      RuntimeError: none has.
+    """
+    try:
+        return str(_client().blocking_key_value_get(f"jaxcomm/{key}", int(timeout_s * 1000)))
+    except jax.errors.JaxRuntimeError as error:
+        message = f"jaxcomm: no process has said {key} within {timeout_s:g} s: {str(error).splitlines()[0]}"
+        raise RuntimeError(message) from error
 
 
 def _network_devices() -> str:

@@ -126,7 +126,8 @@ def explain(
       An Explanation; print it, or read its fields.
 
     Raises:
-      ValueError: unknown op or algorithm, or sizes that don't fit.
+      ValueError: unknown op, algorithm or reach, or sizes that don't fit.
+      RuntimeError: with several processes, the coordination service does not answer.
     """
     native = _native(op)
     _check.algorithm(op, native, algorithm)

@@ -20,15 +20,21 @@ def path() -> pathlib.Path | None:
     given = config().calibration
     if given is not None:
         return pathlib.Path(given) if given else None
-    cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    except RuntimeError:  # there is no home
+        return None
     return pathlib.Path(cache) / "jaxcomm" / f"calibration-{platform.node() or 'localhost'}.json"
+
+
+def _machine(values: dict[str, Any]) -> Any:
+    return _core.plan.Machine([tuple(row) for row in values["links"]], values["launch_s"], shared_network=True)
 
 
 def use(figures: dict[str, Any]) -> None:
     """For all programs that this process compiles from now on."""
     for reach, values in figures.items():
-        machine = _core.plan.Machine([tuple(row) for row in values["links"]], values["launch_s"], shared_network=True)
-        _core.set_figures(reach, machine)
+        _core.set_figures(reach, _machine(values))
         measured.add(reach)
 
 
@@ -54,6 +60,8 @@ def _kept() -> str:
     try:
         kept = file.read_text()
         content = json.loads(kept)
+        for values in content["figures"].values():
+            _machine(values)
         fits = content["format"] == _FORMAT and content["processors"] == len(os.sched_getaffinity(0))
         return kept if fits else ""
     except FileNotFoundError:

@@ -21,7 +21,7 @@ class Link:
       name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes).
       overhead_s: that the sender is busy with a step or a signal, beside its bytes.
       latency_s: until it arrives, while the sender goes on.
-      bytes_per_s: of one rank while all work.
+      bytes_per_s: of one rank while all work; of the link that the ranks of a node share, for "network".
     """
 
     name: str
@@ -39,7 +39,8 @@ class Topology:
       ranks: devices of each node.
       processors: processors that this process may use.
       links: link classes with the figures that predictions use.
-      calibrated: whether calibrate() has found these figures on this machine; if not, they are constants.
+      calibrated: whether calibrate() has found these figures, on this machine or on that of another process of the
+        program; if not, they are constants.
     """
 
     nodes: tuple[tuple[int, ...], ...]

@@ -67,7 +67,9 @@ def test_reaches_are_kept_beside_each_other(kept):
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "[]", '{"format": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "nonsense", "[]", '{"format": 1}', '{"format": 1, "figures": {"node": {"links": [1]}}}']
+)
 def test_a_broken_file_is_said_and_ignored(kept, text):
     kept.parent.mkdir()
     kept.write_text(text)

@@ -33,7 +33,7 @@ constexpr int64_t kRemoteTileBytes = 128 << 10;
 }  // namespace
 
 std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, Layout input, Layout output, int64_t item_bytes,
-                                             ReduceFn reduce) {
+                                             ReduceFn reduce, int32_t type) {
   auto program = std::make_shared<Program>();
   for (const Plan& plan : plans) {
     for (const Step& step : plan.steps) {
@@ -48,6 +48,7 @@ std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, Layout inp
   program->input = input;
   program->output = output;
   program->item_bytes = item_bytes;
+  program->type = type;
   program->reduce = reduce;
   return program;
 }

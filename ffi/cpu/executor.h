@@ -24,13 +24,14 @@ struct Program {
   Layout input;
   Layout output;
   int64_t item_bytes = 1;
+  int32_t type = 0;           // tells programs apart that differ in nothing else
   ReduceFn reduce = nullptr;  // null where no plan has a reduce step
   int64_t moved_bytes = 0;    // by all data steps of all ranks, each source counted
   bool stream = false;        // write outputs past the caches
 
   // Fills in moved_bytes and stream.
   static std::shared_ptr<const Program> Make(std::vector<Plan> plans, Layout input, Layout output, int64_t item_bytes,
-                                             ReduceFn reduce);
+                                             ReduceFn reduce, int32_t type = 0);
 };
 
 // The way to the ranks of other nodes.

@@ -12,8 +12,10 @@ namespace jaxcomm {
 namespace {
 
 // After a failure, for the rest of payloads that are on their way into buffers. Then their senders are cut off, so that
-// the buffers are free.
+// the buffers are free. Enough for tens of megabytes over 1 Gbit/s.
 constexpr auto kPatience = std::chrono::milliseconds(500);
+// Beyond the deadline while running: whoever is waited for may itself wait for the one at fault, and is given time to
+// say so. A few looks at the clock and the way of a message.
 constexpr JointCall::Clock::duration kGrace = std::chrono::milliseconds(300);
 
 }  // namespace
@@ -36,7 +38,6 @@ JointCall::JointCall(Node& node, Switchboard* switchboard, int32_t process, std:
       continue;
     if (program_->node_of()[position] != program_->node_of()[own]) {
       distant_.push_back(process);
-      num_awaited_ += program_->ends_unsignalled(process, process_);
     } else if (process != process_) {
       Other other;
       other.peer = node_.Find(process);
@@ -210,7 +211,6 @@ bool JointCall::Step() {
     }
     for (Other& other : others_) CountOut(other);
     for (const int32_t process : distant_) {
-      if (!program_->ends_unsignalled(process_, process)) continue;
       switchboard_->SayLeft(process, spec_.key, program_->fingerprint(), spec_.what);
     }
     phase_.store(Phase::kLeaving);
@@ -242,7 +242,7 @@ bool JointCall::Step() {
 }
 
 bool JointCall::AllLeft() const {
-  return node_.board().slots[slot_].left.load() == others_.size() && distant_left_.load() == num_awaited_;
+  return node_.board().slots[slot_].left.load() == others_.size() && distant_left_.load() == distant_.size();
 }
 
 // Success, unless somebody has declared failure before.
@@ -448,8 +448,7 @@ std::string JointCall::DescribeLate() const {
     late += elsewhere.empty() ? " in no collective" : elsewhere;
   }
   for (size_t i = 0; i < distant_.size() && phase == Phase::kLeaving; ++i) {
-    if (program_->ends_unsignalled(distant_[i], process_) && !has_left_[i].load())
-      late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(distant_[i]);
+    if (!has_left_[i].load()) late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(distant_[i]);
   }
   return "ranks " + RanksOf(process_) + " in " + spec_.what + " were not " +
          (phase == Phase::kEntering ? "joined" : "left") + within + " by " + late;
@@ -477,7 +476,6 @@ void JointCall::Check(Clock::time_point now) {
     }
     if (other.peer->board().FindFailure(spec_.run, &why)) return FailLike(other);
   }
-  // Whoever is waited for while running may itself wait for the one at fault, and is given time to say so.
   const auto grace = phase_.load() == Phase::kRunning ? kGrace : Clock::duration::zero();
   if (now >= spec_.deadline + grace) return Fail(Wrong(Error::Kind::kDeadline, DescribeLate()));
   // Only those who wait are told: a message more would slow down small collectives.

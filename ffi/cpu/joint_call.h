@@ -117,7 +117,6 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   int64_t num_local_ = 0;
   std::vector<Other> others_;     // of this node
   std::vector<int32_t> distant_;  // processes of other nodes
-  uint32_t num_awaited_ = 0;      // of these: whose last word is waited for
   std::atomic<uint32_t> distant_left_{0};
   std::unique_ptr<std::atomic<bool>[]> has_left_;  // for messages; as distant_
   bool registered_ = false;                        // with the switchboard

@@ -47,28 +47,13 @@ Access AccessOf(const Program& program, const std::vector<int32_t>& process_of, 
   return access;
 }
 
-// Pairs of processes of different nodes: the first puts something to the second after its last signal, rank by rank.
-std::set<std::pair<int32_t, int32_t>> UnsignalledOf(const Program& program, const std::vector<int32_t>& process_of,
-                                                    const std::vector<int32_t>& node_of) {
-  std::set<std::pair<int32_t, int32_t>> pairs;
-  for (const Plan& plan : program.plans) {
-    std::set<int32_t> open;  // peers
-    for (const Step& step : plan.steps) {
-      if (step.kind == StepKind::kPut && node_of[step.dst.rank] != node_of[plan.rank]) open.insert(step.dst.rank);
-      if (step.kind == StepKind::kSignal) open.erase(step.peer);
-    }
-    for (const int32_t peer : open) pairs.insert({process_of[plan.rank], process_of[peer]});
-  }
-  return pairs;
-}
-
 uint64_t Hash(uint64_t hash, const Place& place) {
   return Mix(Mix(Mix(hash, static_cast<uint64_t>(place.rank)), static_cast<uint64_t>(place.space)),
              static_cast<uint64_t>(place.offset));
 }
 
 uint64_t Hash(const Program& program) {
-  uint64_t hash = Mix(0, static_cast<uint64_t>(program.item_bytes));
+  uint64_t hash = Mix(static_cast<uint64_t>(program.type), static_cast<uint64_t>(program.item_bytes));
   for (const Layout& layout : {program.input, program.output}) {
     for (const int64_t size : {layout.num_blocks, layout.block_count, layout.run}) {
       hash = Mix(hash, static_cast<uint64_t>(size));
@@ -95,8 +80,7 @@ JointProgram::JointProgram(std::shared_ptr<const Program> program, std::vector<i
       output_layout_(program_->output),
       input_bytes_(input_count * program_->item_bytes),
       output_bytes_(output_count * program_->item_bytes),
-      parts_(process_of_.size()),
-      unsignalled_(UnsignalledOf(*program_, process_of_, node_of_)) {
+      parts_(process_of_.size()) {
   const Access access = AccessOf(*program_, process_of_, node_of_);
   const auto one_copy = [&](const Layout& layout) {
     return single_copy && std::max(input_bytes_, output_bytes_) >= kSmallBytes &&

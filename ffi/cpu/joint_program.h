@@ -5,8 +5,6 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <set>
-#include <utility>
 #include <vector>
 
 #include "executor.h"
@@ -41,10 +39,6 @@ class JointProgram {
   uint64_t signals(int32_t position) const { return parts_[position].signals; }      // atomic<uint32_t>[num_ranks]
   uint64_t window(Space space, int32_t position) const { return parts_[position].windows[static_cast<size_t>(space)]; }
 
-  // Whether ranks of `from` put something to ranks of `to`, of another node, that no signal of theirs follows: then
-  // `to` has to be told when it is all there.
-  bool ends_unsignalled(int32_t from, int32_t to) const { return unsignalled_.count({from, to}) > 0; }
-
   // Of everything that all processes must agree on.
   uint64_t fingerprint() const { return fingerprint_; }
 
@@ -64,7 +58,6 @@ class JointProgram {
   int64_t output_bytes_;
   std::array<bool, 3> windowed_ = {};
   std::vector<Part> parts_;
-  std::set<std::pair<int32_t, int32_t>> unsignalled_;
   uint64_t fingerprint_;
 };
 

@@ -113,9 +113,9 @@ std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Host& hos
              " elements don't fit " + std::to_string(num_ranks) + " ranks";
     return nullptr;
   }
-  return Program::Make(BuildAll(*choice.algorithm, choice.request),
-                       Blocks(input_count, request.block_count, spec.input_run),
-                       Blocks(output_count, request.block_count, spec.output_run), item_bytes, reduce);
+  return Program::Make(
+      BuildAll(*choice.algorithm, choice.request), Blocks(input_count, request.block_count, spec.input_run),
+      Blocks(output_count, request.block_count, spec.output_run), item_bytes, reduce, static_cast<int32_t>(dtype));
 }
 
 }  // namespace jaxcomm

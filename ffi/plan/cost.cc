@@ -21,8 +21,7 @@ constexpr size_t kMaxStepsPerRank = 8;
 struct Progress {
   double processor_s = 0;
   double network_s = 0;
-  double arrival_s = 0;  // of the last that it sent
-  double work_s = 0;     // of the processor, without the time it waited
+  double work_s = 0;  // of the processor, without the time it waited
 };
 
 class Model {
@@ -67,8 +66,7 @@ class Model {
     Moves(plan, step, &traffic);
     for (size_t link = 0; link < kNumLinks; ++link) {
       if (traffic[link].messages == 0) continue;
-      const double end_s = Use(link, static_cast<double>(traffic[link].bytes), progress, link_s);
-      if (step.kind == StepKind::kPut) progress->arrival_s = end_s + machine_.links[link].latency_s;
+      Use(link, static_cast<double>(traffic[link].bytes), progress, link_s);
     }
   }
 
@@ -110,8 +108,12 @@ Cost Count(const Plan& plan, const Model& model, int64_t item_bytes) {
   return cost;
 }
 
-double End(const Progress& progress) {
-  return std::max({progress.processor_s, progress.network_s, progress.arrival_s});
+double End(const Progress& progress) { return std::max(progress.processor_s, progress.network_s); }
+
+// Until the last word of a rank, which follows its data, has reached the other nodes.
+double LastWord(const Geometry& geometry, const Machine& machine) {
+  const bool apart = geometry.num_nodes > 1 && !geometry.all_addressable;
+  return apart ? machine.links[static_cast<size_t>(Link::kNetwork)].latency_s : 0;
 }
 
 // All ranks, each on its own processor.
@@ -216,7 +218,7 @@ Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, cons
   const Machine divided = Divided(machine, geometry);
   const Model model(geometry, item_bytes, divided, machine.ranks_per_processor);
   Cost cost = Count(plan, model, item_bytes);
-  cost.time_s = machine.launch_s + End(SimulateOne(plan, model));
+  cost.time_s = machine.launch_s + End(SimulateOne(plan, model)) + LastWord(geometry, machine);
   return cost;
 }
 
@@ -253,7 +255,8 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
   Cost cost = Count(plans[busiest], model, item_bytes);
   // Ranks that share a processor take turns: it is busy for all of their work, and no less than the dependent steps
   // take.
-  cost.time_s = machine.launch_s + std::max(end_s, work_s * machine.ranks_per_processor);
+  cost.time_s =
+      machine.launch_s + std::max(end_s, work_s * machine.ranks_per_processor) + LastWord(request.geometry, machine);
   return cost;
 }
 

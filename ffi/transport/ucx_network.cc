@@ -114,7 +114,6 @@ class UcxNetwork : public Network {
 
   std::string StatusError(const char* what, ucp::Status status) const;
   void Do(std::function<void()> task);
-  void Enqueue(std::unique_ptr<Outgoing> message);
   void Wake();
 
   // The progress thread's.
