@@ -65,6 +65,7 @@ def _call_attributes(mesh: Any, call: Call, collective: str) -> dict[str, Any]:
     rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
     sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
     try:
+        figures.load()
         layout = distributed.layout(mesh, rows)
     except RuntimeError as error:  # the traceback shows the call, but a log may not show that
         raise RuntimeError(f"jaxcomm: {call.op} at {call.site}: while compiling, {error}") from error
@@ -142,7 +143,6 @@ def lower(
         raise NotImplementedError(f"{call.op} works inside jax.shard_map only (called at {call.site})")
     mesh = axis_context.mesh
     register()
-    figures.load()
     common = _call_attributes(mesh, call, target.removeprefix("jaxcomm_"))
     group_size = int(common["call"]["group_size"])
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]

@@ -30,7 +30,8 @@ def test_links_choose_the_algorithms(capsys, monkeypatch):
                 print(f"  {c['op']:10} {c['bytes']:8} {c['algorithm']:19} measured {c['measured_s'] * 1e6:9.1f} us, "
                       f"predicted {c['predicted_s'] * 1e6:9.1f} us, {error:.0%}")  # fmt: skip
             print(said["topology"])
-        assert statistics.median(errors) < 0.6  # 0.25 on a quiet machine
+        # 0.15 to 0.25 on a link that sets the pace; without one, processors do that here, and whoever else uses them.
+        assert statistics.median(errors) < (0.6 if link else 2)
         chosen[name] = said["choices"]
     fast, slow = map(set, chosen.values())
     with capsys.disabled():
