@@ -1,5 +1,6 @@
 """What test_calibration.py runs in every process: calibrates, then measures what it has not calibrated with."""
 
+import itertools
 import json
 import os
 import statistics
@@ -63,7 +64,12 @@ if __name__ == "__main__":
     before = jaxcomm.topology()
     calibration = jaxcomm.calibrate()
     cells = [measure(mesh, *cell) for cell in CELLS]
-    choices = [f"psum {size}: {explain(mesh.size, 'psum', size).algorithm}" for size in (3 << k for k in range(6, 22))]
+    # Of larger groups too: they have more to choose from.
+    groups = itertools.product(("psum", "all_to_all", "all_gather", "pbroadcast"), (mesh.size, 5, 8, 16), range(4, 20))
+    choices = [
+        f"{op} of {n << log_size} bytes, {n} ranks: {explain(n, op, n << log_size).algorithm}"
+        for op, n, log_size in groups
+    ]
     if jax.process_index() == 0:
         print(json.dumps({
             "calibrated_before": before.calibrated, "calibrated": jaxcomm.topology().calibrated, "cells": cells,

@@ -35,5 +35,5 @@ def test_links_choose_the_algorithms(capsys, monkeypatch):
         chosen[name] = said["choices"]
     fast, slow = map(set, chosen.values())
     with capsys.disabled():
-        print("chosen on one only:", *sorted(fast - slow), "|", *sorted(slow - fast))
+        print(f"chosen on one only: {len(fast - slow)} of {len(fast)}, such as", *sorted(fast - slow)[-1:])
     assert fast != slow
