@@ -12,7 +12,6 @@ import collections
 import ctypes
 import dataclasses
 import functools
-import gc
 import os
 import random
 import subprocess
@@ -26,6 +25,7 @@ import reference
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from usage import usage
 
 import jaxcomm
 
@@ -206,23 +206,6 @@ class Program:
                 return (f"device {shard.device.id}: {len(at)} of {self.count} elements differ, from {at[0]} to "
                         f"{at[-1]}: {got[at[:8]]} instead of {wanted[at[:8]]}")  # fmt: skip
         return ""
-
-
-def usage():
-    """What this process holds, without what the allocators keep for reuse."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/status") as file:
-        status = dict(line.split(":", 1) for line in file)
-    with open("/proc/self/maps") as file:
-        mappings = len(file.readlines())
-    return {
-        "private KiB": int(status["RssAnon"].split()[0]),
-        "shared KiB": int(status["RssShmem"].split()[0]),
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": int(status["Threads"]),
-        "mappings": mappings,
-    }
 
 
 def fail(*lines):

@@ -3,11 +3,9 @@
 leaking.py <number of groups> <number of programs>
 """
 
-import ctypes
-import gc
 import itertools
 import json
-import os
+import pathlib
 import sys
 
 import jax
@@ -17,26 +15,12 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 
-
-def holds():
-    """Without what the C library keeps for reuse."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    with open("/proc/self/status") as file:
-        status = dict(line.split(":", 1) for line in file)
-    with open("/proc/self/maps") as file:
-        mappings = len(file.readlines())
-    return {
-        "private_kib": int(status["RssAnon"].split()[0]),
-        "shared_kib": int(status["RssShmem"].split()[0]),
-        "descriptors": len(os.listdir("/proc/self/fd")),
-        "threads": int(status["Threads"]),
-        "mappings": mappings,
-    }
+sys.path.append(str(pathlib.Path(__file__).parents[1]))
+from usage import usage
 
 
 def say(what):
-    print(json.dumps({"what": what, **holds()}), flush=True)
+    print(json.dumps({"what": what, **usage()}), flush=True)
 
 
 def check(devices, count, factor):

@@ -32,5 +32,5 @@ def test_groups_and_programs_leave_nothing_behind(nodes):
             assert after["descriptors"] <= before["descriptors"], said
             assert after["threads"] <= before["threads"], said
             assert after["mappings"] <= before["mappings"] + 20, said  # of the allocator, which comes and goes
-            assert after["shared_kib"] <= before["shared_kib"] + 1024, said
-            assert after["private_kib"] <= before["private_kib"] + MAX_PRIVATE_KIB[after["what"]], said
+            assert after["shared KiB"] <= before["shared KiB"] + 1024, said
+            assert after["private KiB"] <= before["private KiB"] + MAX_PRIVATE_KIB[after["what"]], said
