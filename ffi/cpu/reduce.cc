@@ -1,11 +1,8 @@
 #include "reduce.h"
 
 #include <algorithm>
-#include <complex>
-#include <cstring>
-#include <type_traits>
 
-#include "small_float.h"
+#include "../include/jaxcomm/arithmetic.h"
 
 // One binary for all x86-64 machines: the loader picks the clone. Sanitizers don't support the mechanism (ifunc).
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
@@ -21,76 +18,16 @@ namespace {
 // Elements that are reduced over all sources before the next ones: accumulators stay in the first-level cache.
 constexpr int64_t kTile = 1024;
 
-template <typename T>
-struct Sum {
-  static T Apply(T a, T b) {
-    if constexpr (std::is_same_v<T, bool>) {
-      return a || b;
-    } else if constexpr (std::is_integral_v<T>) {  // wraps around; signed overflow would be undefined
-      using U = std::make_unsigned_t<T>;
-      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
-    } else {
-      return a + b;
-    }
-  }
-};
-
-template <typename T>
-using BitsT = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-
-template <typename T, bool kAnd>
-inline T Combine(T a, T b) {
-  BitsT<T> x, y;
-  std::memcpy(&x, &a, sizeof(T));
-  std::memcpy(&y, &b, sizeof(T));
-  x = kAnd ? x & y : x | y;
-  std::memcpy(&a, &x, sizeof(T));
-  return a;
-}
-
-// For floats, selects in the form of the processor's maximum, which takes the second operand where the two are equal or
-// unordered: both orders differ for zeros only, where `and` of the bits is +0 if one of them is (`or`: -0), and for
-// NaN, which the sum passes on.
-template <typename T>
-struct Max {
-  static T Apply(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>) {
-      const T larger = Combine<T, true>(a > b ? a : b, b > a ? b : a);
-      return __builtin_isunordered(a, b) ? a + b : larger;
-    }
-    return a > b ? a : b;
-  }
-};
-
-template <typename T>
-struct Min {
-  static T Apply(T a, T b) {
-    if constexpr (std::is_floating_point_v<T>) {
-      const T smaller = Combine<T, false>(a < b ? a : b, b < a ? b : a);
-      return __builtin_isunordered(a, b) ? a + b : smaller;
-    }
-    return a < b ? a : b;
-  }
-};
-
 // How a stored element becomes an accumulator and back. kBatches: several sources in one pass; pays where decoding is
 // cheaper than the traffic of the accumulator.
 template <typename T>
-struct Plain {
+struct Plain : arithmetic::Plain<T> {
   static constexpr bool kBatches = true;
-  using Storage = T;
-  using Acc = T;
-  static Acc Decode(Storage s) { return s; }
-  static Storage Encode(Acc a) { return a; }
 };
 
 template <typename Format>
-struct Widened {
+struct Widened : arithmetic::Widened<Format> {
   static constexpr bool kBatches = true;
-  using Storage = typename Format::Storage;
-  using Acc = float;
-  static Acc Decode(Storage s) { return Format::Decode(s); }
-  static Storage Encode(Acc a) { return Format::Encode(a); }
 };
 
 // 256 values: a table beats the arithmetic.
@@ -113,7 +50,7 @@ struct Widened8 {
 };
 
 // One pass over kNum sources: every element is loaded once and the accumulator stays in a register.
-template <typename Codec, template <typename> class Op, int kNum, bool kContinue>
+template <typename Codec, typename Op, int kNum, bool kContinue>
 inline __attribute__((always_inline)) void ReduceBatch(typename Codec::Acc* __restrict acc,
                                                        const typename Codec::Storage* const* sources, int64_t begin,
                                                        int64_t size) {
@@ -122,14 +59,14 @@ inline __attribute__((always_inline)) void ReduceBatch(typename Codec::Acc* __re
   for (int k = 0; k < kNum; ++k) s[k] = sources[k] + begin;
   for (int64_t i = 0; i < size; ++i) {
     Acc value = Codec::Decode(s[0][i]);
-    if constexpr (kContinue) value = Op<Acc>::Apply(acc[i], value);
+    if constexpr (kContinue) value = Op::Apply(acc[i], value);
 #pragma GCC unroll 8
-    for (int k = 1; k < kNum; ++k) value = Op<Acc>::Apply(value, Codec::Decode(s[k][i]));
+    for (int k = 1; k < kNum; ++k) value = Op::Apply(value, Codec::Decode(s[k][i]));
     acc[i] = value;
   }
 }
 
-template <typename Codec, template <typename> class Op>
+template <typename Codec, typename Op>
 inline __attribute__((always_inline)) void ReduceTiles(void* dst, const void* const* sources, int num_sources,
                                                        int64_t count) {
   using Storage = typename Codec::Storage;
@@ -161,15 +98,15 @@ inline __attribute__((always_inline)) void ReduceTiles(void* dst, const void* co
 // Clones can't be templates, hence one function per type and operation.
 #define JAXCOMM_REDUCE(name, ...)                                                                             \
   JAXCOMM_SIMD_CLONES void name##Sum(void* dst, const void* const* sources, int num_sources, int64_t count) { \
-    ReduceTiles<__VA_ARGS__, Sum>(dst, sources, num_sources, count);                                          \
+    ReduceTiles<__VA_ARGS__, arithmetic::Sum>(dst, sources, num_sources, count);                              \
   }
 #define JAXCOMM_REDUCE_ORDERED(name, ...)                                                                     \
   JAXCOMM_REDUCE(name, __VA_ARGS__)                                                                           \
   JAXCOMM_SIMD_CLONES void name##Max(void* dst, const void* const* sources, int num_sources, int64_t count) { \
-    ReduceTiles<__VA_ARGS__, Max>(dst, sources, num_sources, count);                                          \
+    ReduceTiles<__VA_ARGS__, arithmetic::Max>(dst, sources, num_sources, count);                              \
   }                                                                                                           \
   JAXCOMM_SIMD_CLONES void name##Min(void* dst, const void* const* sources, int num_sources, int64_t count) { \
-    ReduceTiles<__VA_ARGS__, Min>(dst, sources, num_sources, count);                                          \
+    ReduceTiles<__VA_ARGS__, arithmetic::Min>(dst, sources, num_sources, count);                              \
   }
 
 JAXCOMM_REDUCE_ORDERED(Bool, Plain<bool>)
@@ -185,8 +122,8 @@ JAXCOMM_REDUCE_ORDERED(F16, Widened<Float16>)
 JAXCOMM_REDUCE_ORDERED(BF16, Widened<BFloat16>)
 JAXCOMM_REDUCE_ORDERED(F32, Plain<float>)
 JAXCOMM_REDUCE_ORDERED(F64, Plain<double>)
-JAXCOMM_REDUCE(C64, Plain<std::complex<float>>)
-JAXCOMM_REDUCE(C128, Plain<std::complex<double>>)
+JAXCOMM_REDUCE(C64, Plain<arithmetic::Complex<float>>)
+JAXCOMM_REDUCE(C128, Plain<arithmetic::Complex<double>>)
 JAXCOMM_REDUCE_ORDERED(F8E5M2, Widened8<Float8E5M2>)
 JAXCOMM_REDUCE_ORDERED(F8E4M3FN, Widened8<Float8E4M3FN>)
 JAXCOMM_REDUCE_ORDERED(F8E4M3, Widened8<Float8E4M3>)

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../../ffi/cpu/reduce.h"
-#include "../../ffi/cpu/small_float.h"
+#include "../../ffi/include/jaxcomm/small_float.h"
 #include "check.h"
 
 namespace jaxcomm {

@@ -2,20 +2,20 @@
 // floating point specification 1.0 (E5M2, E4M3) and the FN/FNUZ variants of arXiv 2206.02915 and 2209.05433.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
+
+#include "portable.h"
 
 namespace jaxcomm {
 
-inline uint32_t BitsOf(float value) {
+JAXCOMM_BOTH uint32_t BitsOf(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof(bits));
   return bits;
 }
 
-inline float FloatOf(uint32_t bits) {
+JAXCOMM_BOTH float FloatOf(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof(value));
   return value;
@@ -23,9 +23,9 @@ inline float FloatOf(uint32_t bits) {
 
 struct BFloat16 {
   using Storage = uint16_t;
-  static float Decode(Storage s) { return FloatOf(static_cast<uint32_t>(s) << 16); }
+  JAXCOMM_BOTH static float Decode(Storage s) { return FloatOf(static_cast<uint32_t>(s) << 16); }
   // Branch-free, so that loops over it vectorise.
-  static Storage Encode(float value) {
+  JAXCOMM_BOTH static Storage Encode(float value) {
     const uint32_t bits = BitsOf(value);
     const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const uint32_t quiet_nan = (bits >> 16) | 0x40;
@@ -36,7 +36,7 @@ struct BFloat16 {
 // Selects instead of branches, so that loops over it vectorise; no operand is ever a subnormal f32.
 struct Float16 {
   using Storage = uint16_t;
-  static float Decode(Storage s) {
+  JAXCOMM_BOTH static float Decode(Storage s) {
     constexpr uint32_t kExponent = 0x7c00u << 13;
     const uint32_t magnitude = (s & 0x7fffu) << 13;
     const uint32_t rebiased = magnitude + ((127 - 15) << 23);
@@ -46,7 +46,7 @@ struct Float16 {
     bits = (magnitude & kExponent) == 0 ? BitsOf(subnormal) : bits;
     return FloatOf(bits | (s & 0x8000u) << 16);
   }
-  static Storage Encode(float value) {
+  JAXCOMM_BOTH static Storage Encode(float value) {
     constexpr uint32_t kMagic = ((127 - 15) + (23 - 10) + 1) << 23;  // adding it shifts a subnormal into place, rounded
     const uint32_t bits = BitsOf(value);
     const uint32_t magnitude = bits & 0x7fffffff;
@@ -81,26 +81,26 @@ struct Float8 {
                                        : kSpecial == Special::kFinite ? kMagnitude - 1
                                                                       : kMagnitude;
 
-  static float Decode(Storage s) {
+  JAXCOMM_BOTH static float Decode(Storage s) {
+    constexpr uint32_t kQuietNan = 0x7fc00000;
     const uint32_t magnitude = s & kMagnitude;
     const uint32_t exponent = magnitude >> kMantissaBits;
-    const uint32_t mantissa = magnitude & kMantissaOnes;
-    const float sign = s & kSign ? -1.0f : 1.0f;
+    const uint32_t sign = s & kSign ? 0x80000000u : 0;
     if constexpr (kSpecial == Special::kIeee) {
-      if (exponent == kExponentOnes) {
-        return mantissa ? std::numeric_limits<float>::quiet_NaN() : sign * std::numeric_limits<float>::infinity();
-      }
+      if (exponent == kExponentOnes) return FloatOf(magnitude & kMantissaOnes ? kQuietNan : sign | 0x7f800000u);
     } else if constexpr (kSpecial == Special::kFinite) {
-      if (magnitude == kMagnitude) return std::numeric_limits<float>::quiet_NaN();
+      if (magnitude == kMagnitude) return FloatOf(kQuietNan);
     } else {
-      if (s == kSign) return std::numeric_limits<float>::quiet_NaN();
+      if (s == kSign) return FloatOf(kQuietNan);
     }
-    if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), 1 - kBias - kMantissaBits);
-    return sign * std::ldexp(static_cast<float>(mantissa | (1u << kMantissaBits)),
-                             static_cast<int>(exponent) - kBias - kMantissaBits);
+    constexpr uint32_t kOne = 1u << kMantissaBits;  // the implicit one
+    const uint32_t mantissa = exponent == 0 ? magnitude : (magnitude & kMantissaOnes) | kOne;
+    // mantissa * 2^(max(exponent, 1) - bias - mantissa bits), both factors and the product exact.
+    const uint32_t scale = (exponent == 0 ? 1 : exponent) + 127 - kBias - kMantissaBits;
+    return FloatOf(sign | BitsOf(static_cast<float>(mantissa) * FloatOf(scale << 23)));
   }
 
-  static Storage Encode(float value) {
+  JAXCOMM_BOTH static Storage Encode(float value) {
     const uint32_t bits = BitsOf(value);
     const uint32_t sign = bits >> 31 ? kSign : 0;
     if ((bits & 0x7fffffff) > 0x7f800000) {
@@ -118,7 +118,7 @@ struct Float8 {
 
  private:
   // To nearest, ties to even; the carry out of the mantissa raises the exponent by itself.
-  static uint32_t RoundMagnitude(uint32_t bits) {
+  JAXCOMM_BOTH static uint32_t RoundMagnitude(uint32_t bits) {
     constexpr int kDropped = 23 - kMantissaBits;
     const int exponent = static_cast<int>(bits >> 23) - 127 + kBias;
     if (exponent >= 1) {

@@ -1,0 +1,288 @@
+#include "program.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "../plan/layout.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+// Channels begin at multiples of this, so that all of them can move 16 bytes at a time.
+constexpr int64_t kGrainBytes = 128;
+// Less than this is not worth another thread block, which pays for all signals again.
+constexpr int64_t kMinChannelBytes = 16 << 10;
+
+struct Access {
+  Place place;
+  int64_t count;
+  bool write;
+};
+
+bool Conflict(const Access& a, const Access& b) {
+  return (a.write || b.write) && a.place.rank == b.place.rank && a.place.space == b.place.space &&
+         a.place.offset < b.place.offset + b.count && b.place.offset < a.place.offset + a.count;
+}
+
+std::vector<Access> AccessesOf(const Plan& plan, const Step& step) {
+  std::vector<Access> accesses = {{step.dst, step.count, true}};
+  if (step.kind == StepKind::kReduce) {
+    for (int32_t s = 0; s < step.num_sources; ++s) {
+      accesses.push_back({plan.sources[step.first_source + s], step.count, false});
+    }
+  } else if (step.kind != StepKind::kZero) {
+    accesses.push_back({step.src, step.count, false});
+  }
+  return accesses;
+}
+
+bool Synchronizes(StepKind kind) { return kind == StepKind::kSignal || kind == StepKind::kWait; }
+
+// Signals and waits that follow each other and name different peers can be run at once.
+void Group(std::vector<ProgramStep>& steps) {
+  for (size_t i = 0; i < steps.size();) {
+    size_t end = i + 1;
+    if (Synchronizes(steps[i].step.kind)) {
+      std::set<int32_t> peers = {steps[i].step.peer};
+      while (end < steps.size() && steps[end].step.kind == steps[i].step.kind && !steps[end].flush &&
+             peers.insert(steps[end].step.peer).second) {
+        ++end;
+      }
+    }
+    steps[i].together = static_cast<int32_t>(end - i);
+    i = end;
+  }
+}
+
+void AddPhase(std::vector<ProgramStep>& steps, Phase phase, StepKind kind, const std::vector<int32_t>& peers) {
+  for (const int32_t peer : peers) {
+    ProgramStep step;
+    step.step.kind = kind;
+    step.step.peer = peer;
+    step.origin = phase;
+    steps.push_back(step);
+  }
+}
+
+// Pairs of ranks of different nodes of which one puts to the other.
+struct FarPuts {
+  std::vector<int32_t> from_own, to_own;            // peers that this rank puts to; that put to this rank
+  std::vector<int32_t> open_from_own, open_to_own;  // of these, where no signal of the plan follows the last put
+};
+
+FarPuts FindFarPuts(const std::vector<Plan>& plans, const Geometry& geometry, int32_t own) {
+  FarPuts found;
+  for (const Plan& plan : plans) {
+    std::map<int32_t, bool> open;  // by peer
+    for (const Step& step : plan.steps) {
+      if (step.kind == StepKind::kPut && geometry.node(step.peer) != geometry.node(plan.rank)) open[step.peer] = true;
+      if (step.kind == StepKind::kSignal && open.count(step.peer) > 0) open[step.peer] = false;
+    }
+    for (const auto& [peer, is_open] : open) {
+      if (plan.rank == own) {
+        found.from_own.push_back(peer);
+        if (is_open) found.open_from_own.push_back(peer);
+      } else if (peer == own) {
+        found.to_own.push_back(plan.rank);
+        if (is_open) found.open_to_own.push_back(plan.rank);
+      }
+    }
+  }
+  return found;
+}
+
+// A put to another node that the network may not have read from memory yet.
+struct FarPut {
+  int32_t peer;
+  Access source;
+};
+
+bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<FarPut>& sending) {
+  if (step.kind == StepKind::kWait || sending.empty()) return false;
+  if (step.kind == StepKind::kSignal) {
+    // The receiver of a signal has what was put to it before, but may overwrite what is on its way to others.
+    return std::any_of(sending.begin(), sending.end(), [&](const FarPut& put) { return put.peer != step.peer; });
+  }
+  const std::vector<Access> accesses = AccessesOf(plan, step);
+  return std::any_of(sending.begin(), sending.end(), [&](const FarPut& put) {
+    return std::any_of(accesses.begin(), accesses.end(),
+                       [&](const Access& access) { return Conflict(access, put.source); });
+  });
+}
+
+std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, int32_t rank) {
+  const Plan& plan = plans[rank];
+  const Geometry& geometry = request.geometry;
+  const FarPuts far = FindFarPuts(plans, geometry, rank);
+  std::vector<int32_t> near;
+  for (int32_t local = 0; local < geometry.ranks_per_node; ++local) {
+    const int32_t peer = geometry.node(plan.rank) * geometry.ranks_per_node + local;
+    if (peer != plan.rank) near.push_back(peer);
+  }
+  std::vector<ProgramStep> steps;
+  // Nothing to enter or leave where no memory is touched. The same for all ranks.
+  const bool moves = request.block_count > 0;
+  if (moves) {
+    AddPhase(steps, kEnter, StepKind::kSignal, near);
+    AddPhase(steps, kEnter, StepKind::kSignal, far.to_own);
+    AddPhase(steps, kEnter, StepKind::kWait, near);
+    AddPhase(steps, kEnter, StepKind::kWait, far.from_own);
+  }
+  std::vector<Access> open;     // since the last barrier of the thread block
+  std::vector<FarPut> sending;  // since the last flush
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    ProgramStep step;
+    step.step = plan.steps[i];
+    step.origin = static_cast<int32_t>(i);
+    step.flush = NeedsFlush(plan, step.step, sending);
+    if (step.flush) sending.clear();
+    if (Synchronizes(step.step.kind)) {
+      open.clear();
+    } else {
+      const std::vector<Access> accesses = AccessesOf(plan, step.step);
+      if (step.step.kind == StepKind::kPut && geometry.node(step.step.peer) != geometry.node(plan.rank)) {
+        sending.push_back({step.step.peer, accesses[1]});
+      }
+      for (const Access& access : accesses) {
+        for (const Access& earlier : open) step.sync = step.sync || Conflict(access, earlier);
+      }
+      if (step.sync) open.clear();
+      open.insert(open.end(), accesses.begin(), accesses.end());
+    }
+    steps.push_back(step);
+  }
+  if (moves) {
+    const size_t leave = steps.size();
+    AddPhase(steps, kLeave, StepKind::kSignal, near);
+    AddPhase(steps, kLeave, StepKind::kSignal, far.open_from_own);
+    if (steps.size() > leave) steps[leave].flush = !sending.empty();
+    AddPhase(steps, kLeave, StepKind::kWait, near);
+    AddPhase(steps, kLeave, StepKind::kWait, far.open_to_own);
+  }
+  Group(steps);
+  return steps;
+}
+
+// Marks a step as flat, and changes its offsets, if it touches no more than one block of each buffer and blocks lie one
+// after the other. `whole_count`: elements of a block of all channels.
+class Flattener {
+ public:
+  Flattener(int64_t block_count, int64_t whole_count, Runs runs)
+      : block_count_(block_count), whole_count_(whole_count), runs_(runs) {}
+
+  void Flatten(ProgramStep& step, std::vector<Place>& sources) const {
+    if (Synchronizes(step.step.kind)) return;
+    std::vector<Place*> places = {&step.step.dst};
+    if (step.step.kind == StepKind::kReduce) {
+      for (int32_t s = 0; s < step.step.num_sources; ++s) places.push_back(&sources[step.step.first_source + s]);
+    } else if (step.step.kind != StepKind::kZero) {
+      places.push_back(&step.step.src);
+    }
+    for (const Place* place : places) {
+      if (!InOneBlock(*place, step.step.count)) return;
+    }
+    step.flat = true;
+    for (Place* place : places) {
+      if (place->space == Space::kScratch) continue;
+      place->offset = place->offset / block_count_ * whole_count_ + place->offset % block_count_;
+    }
+  }
+
+ private:
+  bool InOneBlock(const Place& place, int64_t count) const {
+    if (place.space == Space::kScratch) return true;
+    const int64_t run = place.space == Space::kInput ? runs_.input : runs_.output;
+    return (run == 0 || run == whole_count_) && place.offset % block_count_ + count <= block_count_;
+  }
+
+  const int64_t block_count_;
+  const int64_t whole_count_;
+  const Runs runs_;
+};
+
+// Elements [begin, begin + count) of every block, for channel c.
+Range ChannelRange(int64_t block_count, int64_t item_bytes, int32_t num_channels, int32_t channel) {
+  const int64_t grain = std::max<int64_t>(kGrainBytes / item_bytes, 1);
+  const Range grains = jaxcomm::Part({0, CeilDiv(block_count, grain)}, num_channels, channel);
+  const int64_t begin = std::min(grains.begin * grain, block_count);
+  return {begin, std::min((grains.begin + grains.count) * grain, block_count) - begin};
+}
+
+cuda::Part PartOf(int64_t buffer_count, int64_t block_count, Range range, int64_t run) {
+  cuda::Part part;
+  part.count = range.count;
+  part.begin = range.begin;
+  part.num_blocks = std::max<int64_t>(block_count > 0 ? buffer_count / block_count : 1, 1);
+  part.run = run > 0 ? run : std::max<int64_t>(block_count, 1);
+  return part;
+}
+
+// What ranks touch of each other's buffers.
+void AddShares(const std::vector<Plan>& plans, RankProgram& program) {
+  for (const Plan& plan : plans) {
+    for (const Step& step : plan.steps) {
+      if (Synchronizes(step.kind)) continue;
+      for (const Access& access : AccessesOf(plan, step)) {
+        if (access.place.rank == plan.rank) continue;
+        program.shares_input = program.shares_input || access.place.space == Space::kInput;
+        program.shares_output = program.shares_output || access.place.space == Space::kOutput;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+int32_t NumChannels(int64_t block_bytes, int32_t max_channels) {
+  return static_cast<int32_t>(std::clamp<int64_t>(block_bytes / kMinChannelBytes, 1, max_channels));
+}
+
+int64_t ChannelCount(int64_t block_count, int64_t item_bytes, int32_t num_channels) {
+  int64_t largest = 0;
+  for (int32_t c = 0; c < num_channels; ++c) {
+    largest = std::max(largest, ChannelRange(block_count, item_bytes, num_channels, c).count);
+  }
+  return largest;
+}
+
+RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
+                            int32_t num_channels, int32_t rank) {
+  RankProgram program;
+  Request whole = choice.request;
+  whole.block_count = block_count;
+  int64_t built_for = -1;  // block count of the latest plan: most channels have the same
+  int64_t scratch_count = 0;
+  ChannelProgram channel;
+  for (int32_t c = 0; c < num_channels; ++c) {
+    const Range range = ChannelRange(block_count, item_bytes, num_channels, c);
+    if (range.count != built_for) {
+      Request request = choice.request;
+      request.block_count = range.count;
+      std::vector<Plan> plans = BuildAll(*choice.algorithm, request);
+      std::vector<ProgramStep> steps = StepsOf(plans, request, rank);
+      AddShares(plans, program);
+      Plan& plan = plans[rank];
+      const Flattener flattener(range.count, block_count, runs);
+      for (ProgramStep& step : steps) flattener.Flatten(step, plan.sources);
+      channel.first_step = static_cast<int32_t>(program.steps.size());
+      channel.num_steps = static_cast<int32_t>(steps.size());
+      channel.first_source = static_cast<int32_t>(program.sources.size());
+      program.steps.insert(program.steps.end(), steps.begin(), steps.end());
+      program.sources.insert(program.sources.end(), plan.sources.begin(), plan.sources.end());
+      scratch_count = plan.scratch_count;
+      built_for = range.count;
+    }
+    channel.input = PartOf(InputCount(whole), block_count, range, runs.input);
+    channel.output = PartOf(OutputCount(whole), block_count, range, runs.output);
+    channel.scratch_begin = program.scratch_count;
+    program.channels.push_back(channel);
+    const int64_t grain = std::max<int64_t>(kGrainBytes / item_bytes, 1);
+    program.scratch_count += CeilDiv(scratch_count, grain) * grain;
+  }
+  return program;
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

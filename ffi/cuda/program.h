@@ -1,0 +1,80 @@
+// A plan as the GPU walks it: for one rank, cut into channels, with what the kernel should not have to find out.
+//
+// The elements of every block are dealt out to channels, and each channel runs a plan of its own for its part, with
+// counters of its own. Thread block c of a rank meets thread block c of its peers and no other, so that nothing orders
+// the thread blocks of a rank among each other: they need no grid-wide barrier, and any number of them fits.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../plan/plan.h"
+#include "../plan/select.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// One channel's part of a buffer. Element i of the plan is element begin + i % count of block i / count; where that
+// lies in memory, see Layout in ffi/cpu/copy.h.
+struct Part {
+  int64_t count = 0;  // of every block
+  int64_t begin = 0;  // in every block
+  int64_t num_blocks = 1;
+  int64_t run = 0;  // elements of a block that lie side by side
+};
+
+// Steps that no plan has: all ranks of the node, and those of other nodes that send here, enter and leave.
+enum Phase : int32_t { kEnter = -1, kLeave = -2 };
+
+struct ProgramStep {
+  Step step;
+  int32_t origin = 0;    // position in the plan, or a Phase; for reports
+  int32_t together = 1;  // signals, waits: this one and the following ones that different threads may run at once
+  bool sync = false;     // data steps: needs what other threads have done since the last barrier of the thread block
+  // What has been put to other nodes must have been read from here before: this step overwrites it, or lets somebody
+  // know who might.
+  bool flush = false;
+  // Data steps: in every buffer, all elements lie side by side. Offsets are then those in memory, for a channel that
+  // begins at element 0; else they are those of the plan.
+  bool flat = false;
+};
+
+struct ChannelProgram {
+  int32_t first_step = 0;  // in RankProgram::steps
+  int32_t num_steps = 0;
+  int32_t first_source = 0;  // in RankProgram::sources
+  Part input;
+  Part output;
+  int64_t scratch_begin = 0;  // elements
+};
+
+// Plain data in vectors, so that it can be copied to the GPU as it is.
+struct RankProgram {
+  std::vector<ProgramStep> steps;
+  std::vector<Place> sources;
+  std::vector<ChannelProgram> channels;
+  int64_t scratch_count = 0;  // elements, of all channels
+  // What peers read or write, and so must lie in symmetric memory. Scratch always does.
+  bool shares_input = false;
+  bool shares_output = false;
+};
+
+// How blocks lie in memory: Layout::run of ffi/cpu/copy.h, 0: block after block.
+struct Runs {
+  int64_t input = 0;
+  int64_t output = 0;
+};
+
+// As many channels as there is work for, of at most `max_channels`.
+int32_t NumChannels(int64_t block_bytes, int32_t max_channels);
+
+// The program of `rank`. `choice` is for the elements that the largest channel has of a block: see ChannelCount.
+RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
+                            int32_t num_channels, int32_t rank);
+
+// Elements of a block that the largest channel gets.
+int64_t ChannelCount(int64_t block_count, int64_t item_bytes, int32_t num_channels);
+
+}  // namespace cuda
+}  // namespace jaxcomm

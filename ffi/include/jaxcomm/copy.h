@@ -1,0 +1,95 @@
+// Moving bytes with all threads of a block. Nothing here waits or orders: between a write and a read of another thread
+// there must be a __syncthreads(), between ranks a Signal and a Wait.
+#pragma once
+
+#include "comm.h"
+#include "sync.h"
+
+#if JAXCOMM_HAS_DEVICE
+namespace jaxcomm {
+namespace device {
+
+// The widest load and store.
+struct alignas(16) Bytes16 {
+  uint32_t words[4];
+};
+
+// Loads of a thread that are under way at once: enough to cover the latency of a peer's memory.
+constexpr int kUnroll = 8;
+
+template <typename Unit>
+JAXCOMM_DEVICE void CopyUnits(Unit* dst, const Unit* src, int64_t count) {
+  const auto num_threads = static_cast<int64_t>(blockDim.x);
+  auto i = static_cast<int64_t>(threadIdx.x);
+  for (; i + (kUnroll - 1) * num_threads < count; i += kUnroll * num_threads) {
+    Unit units[kUnroll];
+    JAXCOMM_UNROLL
+    for (int k = 0; k < kUnroll; ++k) units[k] = src[i + k * num_threads];
+    JAXCOMM_UNROLL
+    for (int k = 0; k < kUnroll; ++k) dst[i + k * num_threads] = units[k];
+  }
+  for (; i < count; i += num_threads) dst[i] = src[i];
+}
+
+// dst and src lie at the same distance from a multiple of sizeof(Unit).
+template <typename Unit>
+JAXCOMM_DEVICE void CopyAligned(char* dst, const char* src, int64_t bytes) {
+  const auto to_boundary = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(dst) & (sizeof(Unit) - 1));
+  const int64_t head = to_boundary < bytes ? to_boundary : bytes;
+  const int64_t units = (bytes - head) / static_cast<int64_t>(sizeof(Unit));
+  const int64_t body_end = head + units * static_cast<int64_t>(sizeof(Unit));
+  CopyUnits(dst, src, head);
+  CopyUnits(reinterpret_cast<Unit*>(dst + head), reinterpret_cast<const Unit*>(src + head), units);
+  CopyUnits(dst + body_end, src + body_end, bytes - body_end);
+}
+
+// Copies `bytes` bytes between addresses of any alignment, which must not overlap; as fast as their common alignment
+// allows: 16 bytes at a time where both are equally far from a multiple of 16.
+JAXCOMM_DEVICE void Copy(void* dst, const void* src, int64_t bytes) {
+  char* to = static_cast<char*>(dst);
+  const char* from = static_cast<const char*>(src);
+  const uintptr_t difference = reinterpret_cast<uintptr_t>(to) ^ reinterpret_cast<uintptr_t>(from);
+  if ((difference & 15) == 0) {
+    CopyAligned<Bytes16>(to, from, bytes);
+  } else if ((difference & 3) == 0) {
+    CopyAligned<uint32_t>(to, from, bytes);
+  } else {
+    CopyUnits(to, from, bytes);
+  }
+}
+
+// Sets bytes to zero.
+JAXCOMM_DEVICE void Zero(void* dst, int64_t bytes) {
+  char* to = static_cast<char*>(dst);
+  const auto to_boundary = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) & 15);
+  const int64_t head = to_boundary < bytes ? to_boundary : bytes;
+  const int64_t units = (bytes - head) / 16;
+  const auto num_threads = static_cast<int64_t>(blockDim.x);
+  const auto thread = static_cast<int64_t>(threadIdx.x);
+  for (int64_t i = thread; i < head; i += num_threads) to[i] = 0;
+  for (int64_t i = thread; i < units; i += num_threads) reinterpret_cast<Bytes16*>(to + head)[i] = Bytes16{};
+  for (int64_t i = head + units * 16 + thread; i < bytes; i += num_threads) to[i] = 0;
+}
+
+// Writes to the window of a peer of this node. The data has arrived for whoever waits for this rank's next signal.
+JAXCOMM_DEVICE void Put(const Window& window, int32_t peer, int64_t byte_offset, const void* src, int64_t bytes) {
+  Copy(window.At(peer, byte_offset), src, bytes);
+}
+
+// Reads from the window of a peer of this node. The peer must have signalled that the data is there, and must not
+// change it before this rank has signalled that it has read.
+JAXCOMM_DEVICE void Get(void* dst, const Window& window, int32_t peer, int64_t byte_offset, int64_t bytes) {
+  Copy(dst, window.At(peer, byte_offset), bytes);
+}
+
+// Put, then Signal by one thread, once all threads have written.
+JAXCOMM_DEVICE void PutSignal(const Comm& comm, int32_t channel, const Window& window, int32_t peer,
+                              int64_t byte_offset, const void* src, int64_t bytes) {
+  Put(window, peer, byte_offset, src, bytes);
+  __syncthreads();
+  if (threadIdx.x == 0) Signal(comm, channel, peer);
+}
+
+}  // namespace device
+}  // namespace jaxcomm
+#endif

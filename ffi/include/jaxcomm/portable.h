@@ -1,0 +1,78 @@
+// What is spelled differently by nvcc, by a host compiler and by the emulation of tests/cuda/emulation.h, which runs
+// the same kernels on the CPU. JAXCOMM_HAS_DEVICE is 1 where functions that run on the device are to be seen.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#include <cuda/atomic>
+#define JAXCOMM_HAS_DEVICE 1
+#define JAXCOMM_BOTH __host__ __device__ inline
+#define JAXCOMM_DEVICE __device__ inline
+#define JAXCOMM_KERNEL __global__
+#define JAXCOMM_UNROLL _Pragma("unroll")
+#elif defined(JAXCOMM_EMULATION)
+#include JAXCOMM_EMULATION
+#define JAXCOMM_HAS_DEVICE 1
+#define JAXCOMM_BOTH inline
+#define JAXCOMM_DEVICE inline
+#define JAXCOMM_KERNEL
+#define JAXCOMM_UNROLL
+#else
+#define JAXCOMM_HAS_DEVICE 0
+#define JAXCOMM_BOTH inline
+#endif
+
+#if JAXCOMM_HAS_DEVICE
+namespace jaxcomm {
+namespace device {
+
+// Visible to, and ordered for, all GPUs and the host.
+JAXCOMM_DEVICE uint64_t LoadAcquire(const uint64_t* word) {
+#if defined(__CUDACC__)
+  return cuda::atomic_ref<uint64_t, cuda::thread_scope_system>(*const_cast<uint64_t*>(word))
+      .load(cuda::memory_order_acquire);
+#else
+  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+#endif
+}
+
+JAXCOMM_DEVICE void StoreRelease(uint64_t* word, uint64_t value) {
+#if defined(__CUDACC__)
+  cuda::atomic_ref<uint64_t, cuda::thread_scope_system>(*word).store(value, cuda::memory_order_release);
+#else
+  __atomic_store_n(word, value, __ATOMIC_RELEASE);
+#endif
+}
+
+// True for the one caller that changes the word from `expected` to `desired`.
+JAXCOMM_DEVICE bool Claim(uint64_t* word, uint64_t expected, uint64_t desired) {
+#if defined(__CUDACC__)
+  return cuda::atomic_ref<uint64_t, cuda::thread_scope_system>(*word).compare_exchange_strong(
+      expected, desired, cuda::memory_order_relaxed);
+#else
+  return __atomic_compare_exchange_n(word, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+#endif
+}
+
+// A clock that all kernels of a GPU share.
+JAXCOMM_DEVICE uint64_t NowNs() {
+#if defined(__CUDACC__)
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+#else
+  return emulation::NowNs();
+#endif
+}
+
+// Between two looks at a word that another thread is to change.
+JAXCOMM_DEVICE void Pause() {
+#if !defined(__CUDACC__)
+  emulation::Pause();
+#endif
+}
+
+}  // namespace device
+}  // namespace jaxcomm
+#endif

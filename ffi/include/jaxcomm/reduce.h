@@ -1,0 +1,98 @@
+// dst = sources[0] op sources[1] op ..., left to right, with all threads of a block. Sources may lie at peers of the
+// node. The order is that of the sources, so every rank that passes the same order gets the same bits. Nothing here
+// waits or orders; see copy.h.
+#pragma once
+
+#include "arithmetic.h"
+#include "copy.h"
+
+#if JAXCOMM_HAS_DEVICE
+namespace jaxcomm {
+namespace device {
+
+// kLanes elements that are loaded and stored as one.
+template <typename Codec, int kLanes>
+struct alignas(sizeof(typename Codec::Storage) * kLanes) Unit {
+  typename Codec::Storage lanes[kLanes];
+};
+
+template <typename Codec, int kLanes>
+struct Accumulator {
+  typename Codec::Acc lanes[kLanes];
+
+  JAXCOMM_DEVICE void Set(const Unit<Codec, kLanes>& unit) {
+    JAXCOMM_UNROLL
+    for (int i = 0; i < kLanes; ++i) lanes[i] = Codec::Decode(unit.lanes[i]);
+  }
+  template <typename Op>
+  JAXCOMM_DEVICE void Add(const Unit<Codec, kLanes>& unit) {
+    JAXCOMM_UNROLL
+    for (int i = 0; i < kLanes; ++i)
+      lanes[i] = Op::Apply(lanes[i], static_cast<typename Codec::Acc>(Codec::Decode(unit.lanes[i])));
+  }
+  JAXCOMM_DEVICE Unit<Codec, kLanes> Get() const {
+    Unit<Codec, kLanes> unit;
+    JAXCOMM_UNROLL
+    for (int i = 0; i < kLanes; ++i) unit.lanes[i] = Codec::Encode(lanes[i]);
+    return unit;
+  }
+};
+
+// Elements begin .. begin + count of dst from those of source(0) .. source(num_sources - 1), kLanes at a time, which
+// must be as aligned as kLanes elements; kTile loads of a thread are under way at once.
+template <typename Codec, typename Op, int kLanes, int kTile, typename Source>
+JAXCOMM_DEVICE void ReduceUnits(typename Codec::Storage* dst, int num_sources, Source source, int64_t begin,
+                                int64_t count) {
+  using Units = Unit<Codec, kLanes>;
+  const auto num_threads = static_cast<int64_t>(blockDim.x);
+  const int64_t num_units = count / kLanes;
+  auto* to = reinterpret_cast<Units*>(dst + begin);
+  auto first = static_cast<int64_t>(threadIdx.x);
+  for (; first + (kTile - 1) * num_threads < num_units; first += kTile * num_threads) {
+    Accumulator<Codec, kLanes> sums[kTile];
+    const auto* own = reinterpret_cast<const Units*>(source(0) + begin) + first;
+    JAXCOMM_UNROLL
+    for (int k = 0; k < kTile; ++k) sums[k].Set(own[k * num_threads]);
+    for (int s = 1; s < num_sources; ++s) {
+      const auto* from = reinterpret_cast<const Units*>(source(s) + begin) + first;
+      Units units[kTile];
+      JAXCOMM_UNROLL
+      for (int k = 0; k < kTile; ++k) units[k] = from[k * num_threads];
+      JAXCOMM_UNROLL
+      for (int k = 0; k < kTile; ++k) sums[k].template Add<Op>(units[k]);
+    }
+    JAXCOMM_UNROLL
+    for (int k = 0; k < kTile; ++k) to[first + k * num_threads] = sums[k].Get();
+  }
+  for (; first < num_units; first += num_threads) {
+    Accumulator<Codec, kLanes> sum;
+    sum.Set(reinterpret_cast<const Units*>(source(0) + begin)[first]);
+    for (int s = 1; s < num_sources; ++s) {
+      sum.template Add<Op>(reinterpret_cast<const Units*>(source(s) + begin)[first]);
+    }
+    to[first] = sum.Get();
+  }
+}
+
+// `source` gives the address of an operand's first element. Codec: arithmetic::Plain<T> or arithmetic::Widened<Format>;
+// Op: arithmetic::Sum, Max, Min. dst may be one of the sources; otherwise they must not overlap.
+template <typename Codec, typename Op, typename Source>
+JAXCOMM_DEVICE void Reduce(typename Codec::Storage* dst, int num_sources, Source source, int64_t count) {
+  using Storage = typename Codec::Storage;
+  constexpr int kLanes = sizeof(Storage) >= 16 ? 1 : static_cast<int>(16 / sizeof(Storage));
+  constexpr int kTile = kLanes > 8 ? 1 : kLanes > 4 ? 2 : 4;
+  const auto position = [](const void* at) { return reinterpret_cast<uintptr_t>(at) & 15; };
+  bool aligned = sizeof(Storage) < 16;
+  for (int s = 0; s < num_sources; ++s) aligned = aligned && position(source(s)) == position(dst);
+  if (!aligned) return ReduceUnits<Codec, Op, 1, 4>(dst, num_sources, source, 0, count);
+  const auto to_boundary = static_cast<int64_t>((-position(dst) & 15) / sizeof(Storage));
+  const int64_t head = to_boundary < count ? to_boundary : count;
+  const int64_t body = (count - head) / kLanes * kLanes;
+  if (head > 0) ReduceUnits<Codec, Op, 1, 1>(dst, num_sources, source, 0, head);
+  ReduceUnits<Codec, Op, kLanes, kTile>(dst, num_sources, source, head, body);
+  if (head + body < count) ReduceUnits<Codec, Op, 1, 1>(dst, num_sources, source, head + body, count - head - body);
+}
+
+}  // namespace device
+}  // namespace jaxcomm
+#endif

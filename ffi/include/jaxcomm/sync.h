@@ -1,0 +1,81 @@
+// Signals, waits and barriers between the ranks of a node.
+//
+// A channel is one thread block of every rank: block c of a rank talks to block c of its peers and to no other. Two
+// kernels that may run at the same time on one communicator must use different channels.
+#pragma once
+
+#include "comm.h"
+
+#if JAXCOMM_HAS_DEVICE
+namespace jaxcomm {
+namespace device {
+
+// Adds one to the count of signals from this rank to `peer`. Called by one thread per peer. Release: whoever waits for
+// it sees what this thread did before, and what its block did before a __syncthreads() in front of the call.
+JAXCOMM_DEVICE void Signal(const Comm& comm, int32_t channel, int32_t peer) {
+  const int64_t row = static_cast<int64_t>(channel) * comm.local.size;
+  const uint64_t count = comm.signals.sent[row + peer] + 1;
+  comm.signals.sent[row + peer] = count;
+  StoreRelease(comm.signals.pad.At<uint64_t>(peer) + row + comm.local.rank, count);
+}
+
+// Tells the host why this kernel gives up. The first caller is heard.
+JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_t step, uint64_t expected,
+                         uint64_t seen) {
+  Report& report = *comm.report;
+  if (!Claim(&report.state, Report::kNone, Report::kClaimed)) return;
+  report.program = comm.program;
+  report.channel = channel;
+  report.step = step;
+  report.rank = comm.world.rank;
+  report.peer = comm.local.World(peer);
+  report.expected = expected;
+  report.seen = seen;
+  StoreRelease(&report.state, Report::kComplete);
+}
+
+// Waits until `peer` has signalled once more than this rank has waited for it. Called by one thread per peer. Acquire:
+// what the peer did before its signal is visible to this thread, and after a __syncthreads() to its block. False if
+// that took longer than Comm::timeout_ns, or if the host or another block of this rank has given up: then nothing may
+// be concluded about the peer, and the communicator is of no more use. `step` is for the report.
+JAXCOMM_DEVICE bool Wait(const Comm& comm, int32_t channel, int32_t peer, int32_t step = 0) {
+  constexpr int kLooksBetweenClocks = 64;
+  const int64_t row = static_cast<int64_t>(channel) * comm.local.size;
+  const uint64_t expected = comm.signals.received[row + peer] + 1;
+  const uint64_t* word = comm.signals.pad.At<uint64_t>(comm.local.rank) + row + peer;
+  uint64_t seen = LoadAcquire(word);
+  if (seen < expected) {
+    const uint64_t begin = NowNs();
+    for (;;) {
+      for (int i = 0; i < kLooksBetweenClocks && seen < expected; ++i) {
+        Pause();
+        seen = LoadAcquire(word);
+      }
+      if (seen >= expected) break;
+      if (LoadAcquire(&comm.report->abort) != 0 || LoadAcquire(&comm.report->state) != Report::kNone) return false;
+      if (NowNs() - begin < comm.timeout_ns) continue;
+      Fail(comm, channel, peer, step, expected, seen);
+      return false;
+    }
+  }
+  comm.signals.received[row + peer] = expected;
+  return true;
+}
+
+// All blocks `channel` of the node's ranks have come here. Called by all threads of the block. Acquire and release.
+JAXCOMM_DEVICE bool Barrier(const Comm& comm, int32_t channel, int32_t step = 0) {
+  __syncthreads();
+  bool reached = true;
+  const auto num_threads = static_cast<int32_t>(blockDim.x);
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < comm.local.size; i += num_threads) {
+    if (i != comm.local.rank) Signal(comm, channel, i);
+  }
+  for (auto i = static_cast<int32_t>(threadIdx.x); i < comm.local.size && reached; i += num_threads) {
+    if (i != comm.local.rank) reached = Wait(comm, channel, i, step);
+  }
+  return __syncthreads_or(!reached) == 0;
+}
+
+}  // namespace device
+}  // namespace jaxcomm
+#endif

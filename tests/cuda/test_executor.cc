@@ -1,0 +1,316 @@
+// The GPU's executor, emulated: every algorithm of every collective for 1 to 8 ranks in every split into nodes, all
+// element types, odd sizes, strided blocks; the same bits as the CPU's executor.
+//
+//   test_cuda_executor [reduced] [first seed]
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <string>
+
+#include "../../ffi/cpu/executor.h"
+#include "../../ffi/cuda/reductions.h"
+#include "../../ffi/plan/algorithms.h"
+#include "../native/check.h"
+#include "delayed_network.h"
+#include "virtual_ranks.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+using Bytes = std::vector<char>;
+
+// What every rank brings and what it gets. Its own threads fill its buffers when the kernel begins, take the result
+// when the plan is over and spoil the input and the scratch: whoever reads or writes too early or too late is found
+// out.
+struct Data {
+  std::vector<Bytes> inputs, outputs;  // by rank
+};
+
+void Spread(const RankArgs& args, const ChannelProgram& channel, bool input, const std::function<void(int64_t)>& f) {
+  const Part& part = input ? channel.input : channel.output;
+  Elements elements;
+  elements.part = part;
+  for (int64_t i = threadIdx.x; i < part.num_blocks * part.count; i += blockDim.x) {
+    f(elements.Position(i) * args.item_bytes);
+  }
+}
+
+template <typename Reduction, typename Network>
+void RunRank(const VirtualRanks::Call& call, Data& data, Network& network) {
+  const auto rank = static_cast<int32_t>(blockIdx.y);
+  const RankArgs& args = call.args[rank];
+  const ChannelProgram& channel = args.channels[blockIdx.x];
+  const int64_t item = args.item_bytes;
+  char* const input = call.inputs[rank];
+  char* const output = call.outputs[rank];
+  Spread(args, channel, true, [&](int64_t at) { std::memcpy(input + at, data.inputs[rank].data() + at, item); });
+  Spread(args, channel, false, [&](int64_t at) { std::memset(output + at, 0x5a, item); });
+  __syncthreads();
+  Walk<Network> walk(args, network, static_cast<int32_t>(blockIdx.x));
+  walk.template Run<Reduction>();
+  __syncthreads();
+  Spread(args, channel, false, [&](int64_t at) { std::memcpy(data.outputs[rank].data() + at, output + at, item); });
+  Spread(args, channel, true, [&](int64_t at) { std::memset(input + at, 0x77, item); });
+}
+
+template <typename Reduction>
+void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed, bool delayed) {
+  const auto num_ranks = static_cast<unsigned>(call.inputs.size());
+  const auto num_channels = static_cast<unsigned>(call.num_channels);
+  if (delayed) {
+    SlowLinks links(seed);
+    emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
+      DelayedNetwork network(call.network[blockIdx.y], links);
+      RunRank<Reduction>(call, data, network);
+    });
+    CHECK(links.empty());
+    return;
+  }
+  emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
+    PeerNetwork network(call.network[blockIdx.y]);
+    RunRank<Reduction>(call, data, network);
+  });
+}
+
+using Kernel = decltype(&Run<NoReduction>);
+
+Kernel FindKernel(DType dtype, ReduceOp op) {
+  using namespace arithmetic;
+#define JAXCOMM_CASE(type, codec, ordered)                                                     \
+  if (dtype == DType::type) {                                                                  \
+    if (op == ReduceOp::kSum) return &Run<Reduction<codec, Sum>>;                              \
+    if constexpr (ordered) {                                                                   \
+      return op == ReduceOp::kMax ? &Run<Reduction<codec, Max>> : &Run<Reduction<codec, Min>>; \
+    }                                                                                          \
+  }
+#if defined(JAXCOMM_TEST_ONE_TYPE)
+  if (dtype == DType::kS32 && op == ReduceOp::kSum) return &Run<Reduction<Plain<int32_t>, Sum>>;
+#else
+  JAXCOMM_REDUCTIONS(JAXCOMM_CASE)
+#endif
+#undef JAXCOMM_CASE
+  return &Run<NoReduction>;
+}
+
+struct Case {
+  const Algorithm* algorithm = nullptr;
+  Request request;  // of the whole collective
+  int64_t block_count = 0;
+  int64_t chunk_count = 0;
+  DType dtype = DType::kS32;
+  ReduceOp op = ReduceOp::kSum;
+  Runs runs;
+  int32_t num_channels = 1;
+  unsigned threads = 4;
+  int64_t shift = 0;
+  bool delayed = false;  // messages between nodes arrive late and in any order
+};
+
+// Element `i` of a block that lies in runs, and the other way round: what an array of (block_count / run, num_blocks,
+// run) elements is.
+int64_t InMemory(int64_t element, int64_t num_blocks, int64_t block_count, int64_t run) {
+  if (run == 0) return element;
+  const int64_t block = element / block_count, within = element % block_count;
+  return within / run * num_blocks * run + block * run + within % run;
+}
+
+// What the CPU's executor makes of it: one execution per channel, as the channels are independent.
+std::vector<Bytes> OnCpu(const Case& test, const std::vector<Bytes>& inputs) {
+  const int32_t n = test.request.geometry.num_ranks();
+  const int64_t item = ItemBytes(test.dtype);
+  const ReduceFn reduce = FindReduce(test.dtype, test.op);
+  const int64_t input_count = InputCount(test.request), output_count = OutputCount(test.request);
+  std::vector<Bytes> outputs(n, Bytes(output_count * item));
+  Choice choice;
+  choice.algorithm = test.algorithm;
+  choice.request = test.request;
+  const RankProgram layout = MakeRankProgram(choice, test.block_count, {}, item, test.num_channels, 0);
+  for (const ChannelProgram& channel : layout.channels) {
+    Request request = test.request;
+    request.block_count = channel.input.count;
+    if (request.block_count == 0) continue;
+    const std::vector<Plan> plans = BuildAll(*test.algorithm, request);
+    std::vector<Bytes> in(n), out(n), scratch(n);
+    std::vector<RankBuffers> buffers(n);
+    const auto move = [&](Bytes& all, Bytes& part, int64_t count, int64_t run, bool back) {
+      const int64_t num_blocks = std::max<int64_t>(count / test.block_count, 1);
+      for (int64_t i = 0; i < num_blocks * channel.input.count; ++i) {
+        const int64_t element =
+            i / channel.input.count * test.block_count + channel.input.begin + i % channel.input.count;
+        char* there = all.data() + InMemory(element, num_blocks, test.block_count, run) * item;
+        char* here = part.data() + i * item;
+        std::memcpy(back ? there : here, back ? here : there, item);
+      }
+    };
+    std::vector<Bytes> copies = inputs;
+    for (int32_t r = 0; r < n; ++r) {
+      in[r].resize(InputCount(request) * item);
+      out[r].resize(OutputCount(request) * item);
+      scratch[r].resize(plans[r].scratch_count * item);
+      move(copies[r], in[r], input_count, test.runs.input, false);
+      buffers[r] = {in[r].data(), out[r].data(), scratch[r].data()};
+    }
+    Execution execution(Program::Make(plans, {}, {}, item, reduce), buffers);
+    CHECK(execution.Work());
+    for (int32_t r = 0; r < n; ++r) move(outputs[r], out[r], output_count, test.runs.output, true);
+  }
+  return outputs;
+}
+
+// Any bits, but neither infinities nor NaN: which of two NaNs a sum passes on is up to the compiler.
+Bytes RandomBytes(DType dtype, int64_t bytes, std::mt19937_64& random) {
+  Bytes values(bytes);
+  for (char& byte : values) byte = static_cast<char>(dtype == DType::kBool ? random() % 2 : random());
+  int64_t width = ItemBytes(dtype);
+  if (dtype == DType::kC64 || dtype == DType::kC128) width /= 2;
+  const bool is_float = dtype >= DType::kF16;
+  for (int64_t i = width - 1; is_float && i < bytes; i += width) values[i] &= static_cast<char>(0xbf);
+  return values;
+}
+
+void Check(const Case& test, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const int32_t n = test.request.geometry.num_ranks();
+  const int64_t item = ItemBytes(test.dtype);
+  std::vector<Bytes> inputs;
+  for (int32_t r = 0; r < n; ++r) inputs.push_back(RandomBytes(test.dtype, InputCount(test.request) * item, random));
+  const std::vector<Bytes> expected = OnCpu(test, inputs);
+
+  HostMemory memory;
+  const VirtualRanks ranks(memory, test.request.geometry, test.num_channels, 1'000'000'000);
+  Choice choice;
+  choice.algorithm = test.algorithm;
+  choice.request = test.request;
+  const VirtualRanks::Call call =
+      ranks.Prepare(memory, choice, test.block_count, test.runs, item, test.num_channels, test.shift);
+  const Kernel kernel = FindKernel(test.dtype, test.op);
+  // Twice: counters go on from call to call.
+  for (uint64_t round = 0; round < 2; ++round) {
+    Data data{inputs, std::vector<Bytes>(n, Bytes(expected[0].size()))};
+    kernel(call, data, test.threads, seed + round, test.delayed);
+    for (int32_t r = 0; r < n; ++r) {
+      const bool same = data.outputs[r] == expected[r];
+      if (same && ranks.reports()[r].state == device::Report::kNone) continue;
+      const device::Report& report = ranks.reports()[r];
+      std::fprintf(
+          stderr,
+          "%s/%s, %d nodes of %d, %lld elements of %lld bytes, chunk %lld, %d channels of %u threads, runs %lld "
+          "and %lld, seed %llu, call %llu: rank %d %s (report: state %llu, step %d, peer %d)\n",
+          Name(test.request.collective), test.algorithm->name, test.request.geometry.num_nodes,
+          test.request.geometry.ranks_per_node, static_cast<long long>(test.block_count), static_cast<long long>(item),
+          static_cast<long long>(test.request.chunk_count), test.num_channels, test.threads,
+          static_cast<long long>(test.runs.input), static_cast<long long>(test.runs.output),
+          static_cast<unsigned long long>(seed), static_cast<unsigned long long>(round), r,
+          same ? "gave up" : "has other bits than the CPU", static_cast<unsigned long long>(report.state), report.step,
+          report.peer);
+      std::exit(1);
+    }
+  }
+}
+
+bool Reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
+}
+
+constexpr DType kTypes[] = {DType::kBool,       DType::kS8,        DType::kS16,    DType::kS32,
+                            DType::kS64,        DType::kU8,        DType::kU16,    DType::kU32,
+                            DType::kU64,        DType::kF16,       DType::kBF16,   DType::kF32,
+                            DType::kF64,        DType::kC64,       DType::kC128,   DType::kF8E5M2,
+                            DType::kF8E4M3FN,   DType::kF8E4M3,    DType::kF8E3M4, DType::kF8E4M3B11FNUZ,
+                            DType::kF8E5M2FNUZ, DType::kF8E4M3FNUZ};
+
+// A case of this algorithm and geometry, the rest by chance.
+Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, std::mt19937_64& random) {
+  Case test;
+  test.algorithm = &algorithm;
+  Request& request = test.request;
+  request.collective = collective;
+  request.geometry = geometry;
+  const int32_t n = geometry.num_ranks();
+  constexpr int64_t kCounts[] = {1, 2, 7, 64, 129, 1000, 1537};
+  test.block_count = collective == Collective::kBarrier ? 0 : kCounts[random() % 7];
+  request.block_count = test.block_count;
+  request.chunk_count = random() % 2 == 0 ? 0 : 1 + static_cast<int64_t>(random() % 400);
+  request.root = static_cast<int32_t>(random() % n);
+  if (collective == Collective::kPermute) {
+    for (int32_t r = 0; r < n; ++r) request.source_of.push_back(r);
+    std::shuffle(request.source_of.begin(), request.source_of.end(), random);
+    if (n > 2) request.source_of[random() % n] = -1;
+  }
+  test.dtype = kTypes[random() % std::size(kTypes)];
+  test.op = static_cast<ReduceOp>(random() % 3);
+#if defined(JAXCOMM_TEST_ONE_TYPE)
+  test.dtype = DType::kS32;
+  test.op = ReduceOp::kSum;
+#endif
+#if !defined(__SANITIZE_THREAD__)  // the double hands over by plain memory
+  test.delayed = geometry.num_nodes > 1 && random() % 2 == 0;
+#endif
+  if (FindReduce(test.dtype, test.op) == nullptr) test.op = ReduceOp::kSum;
+  test.num_channels = 1 + static_cast<int32_t>(random() % 3);
+  constexpr unsigned kThreads[] = {1, 2, 3, 8, 32};
+  test.threads = kThreads[random() % 5];
+  const auto run = [&] { return random() % 3 == 0 ? std::max<int64_t>(test.block_count / 7, 1) : 0; };
+  if (test.block_count % 7 == 0 && test.block_count > 0) test.runs = {run(), run()};
+  if (random() % 4 == 0) test.shift = ItemBytes(test.dtype) < 16 ? ItemBytes(test.dtype) : 0;
+  return test;
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm
+
+int main(int argc, char** argv) {
+  using namespace jaxcomm;
+  using namespace jaxcomm::cuda;
+  const bool reduced = argc > 1 && std::string(argv[1]) == "reduced";
+  uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  std::mt19937_64 random(seed);
+#define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
+  const Collective collectives[] = {
+#include "../../ffi/collectives.def"
+  };
+#undef JAXCOMM_COLLECTIVE
+  for (const Collective collective : collectives) {
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      int num_runs = 0;
+      for (int32_t n = 1; n <= 8; n += reduced ? 3 : 1) {
+        for (int32_t nodes = 1; nodes <= n; ++nodes) {
+          if (n % nodes != 0) continue;
+          for (const bool pull : {false, true}) {
+            for (int repeat = 0; repeat < (reduced ? 1 : Reduces(collective) ? 8 : 3); ++repeat) {
+              const Case test = Draw(algorithm, collective, {nodes, n / nodes, false, pull}, random);
+              if (!algorithm.supports(test.request)) continue;
+              Check(test, ++seed);
+              ++num_runs;
+            }
+          }
+        }
+      }
+      CHECK(num_runs > 0);
+      std::printf("ok %s/%s: %d cases\n", Name(collective), algorithm.name, num_runs);
+    }
+  }
+#if !defined(JAXCOMM_TEST_ONE_TYPE)
+  if (reduced) return 0;
+  // Every type and operation.
+  int num_reductions = 0;
+  for (const DType dtype : kTypes) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+      if (FindReduce(dtype, op) == nullptr) continue;
+      for (const Algorithm& algorithm : Algorithms(Collective::kAllReduce)) {
+        Case test = Draw(algorithm, Collective::kAllReduce, {1, 4, false, true}, random);
+        test.dtype = dtype;
+        test.op = op;
+        test.shift = 0;
+        if (!algorithm.supports(test.request)) continue;
+        Check(test, ++seed);
+      }
+      ++num_reductions;
+    }
+  }
+  std::printf("ok %d reductions\n", num_reductions);
+#endif
+  return 0;
+}
