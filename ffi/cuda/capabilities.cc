@@ -1,9 +1,6 @@
 #include "capabilities.h"
 
 #include <cuda_runtime_api.h>
-
-#include <vector>
-
 namespace jaxcomm {
 namespace {
 
@@ -24,7 +21,8 @@ class KeepDevice {
 
 }  // namespace
 
-std::string QueryCommunicator(const NcclLibrary& nccl, int num_devices, ncclCommProperties_t* properties) {
+std::string QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& devices,
+                              ncclCommProperties_t* properties) {
   if (std::string why = nccl.WhyNot("ncclCommQueryProperties"); !why.empty()) return why;
   KeepDevice keep;
   std::string failure;
@@ -38,14 +36,15 @@ std::string QueryCommunicator(const NcclLibrary& nccl, int num_devices, ncclComm
   ncclUniqueId id;
   check("ncclGetUniqueId", nccl.GetUniqueId(&id));
   if (!failure.empty()) return failure;
-  std::vector<ncclComm_t> communicators(num_devices, nullptr);
+  const int num_ranks = static_cast<int>(devices.size());
+  std::vector<ncclComm_t> communicators(num_ranks, nullptr);
   check("ncclGroupStart", nccl.GroupStart());
-  for (int device = 0; device < num_devices && failure.empty(); ++device) {
-    if (const cudaError_t status = cudaSetDevice(device); status != cudaSuccess) {
-      failure = "cudaSetDevice(" + std::to_string(device) + "): " + cudaGetErrorString(status);
+  for (int rank = 0; rank < num_ranks && failure.empty(); ++rank) {
+    if (const cudaError_t status = cudaSetDevice(devices[rank]); status != cudaSuccess) {
+      failure = "cudaSetDevice(" + std::to_string(devices[rank]) + "): " + cudaGetErrorString(status);
       break;
     }
-    check("ncclCommInitRank", nccl.CommInitRank(&communicators[device], num_devices, id, device));
+    check("ncclCommInitRank", nccl.CommInitRank(&communicators[rank], num_ranks, id, rank));
   }
   check("ncclGroupEnd", nccl.GroupEnd());
   if (failure.empty()) {

@@ -5,13 +5,15 @@
 #include <nccl_device/core.h>
 
 #include <string>
+#include <vector>
 
 #include "nccl_library.h"
 
 namespace jaxcomm {
 
-// Makes a communicator over devices 0..num_devices-1, asks for its properties, and destroys it. Takes seconds.
+// Makes a communicator over `devices`, asks for its properties, and destroys it. Takes seconds.
 // Returns an empty string, or what failed; then `*properties` means nothing.
-std::string QueryCommunicator(const NcclLibrary& nccl, int num_devices, ncclCommProperties_t* properties);
+std::string QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& devices,
+                              ncclCommProperties_t* properties);
 
 }  // namespace jaxcomm

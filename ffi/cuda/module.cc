@@ -84,13 +84,14 @@ nb::dict Nccl(const std::string& wheel_path) {
   return found;
 }
 
-nb::dict CommunicatorProperties(const std::string& wheel_path, int num_devices) {
+nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector<int>& devices) {
   const NcclLibrary& library = OpenNccl(wheel_path);
+  if (devices.empty()) throw std::invalid_argument("communicator_properties: devices is empty");
   ncclCommProperties_t properties;
   std::string failure;
   {
     nb::gil_scoped_release release;
-    failure = QueryCommunicator(library, num_devices, &properties);
+    failure = QueryCommunicator(library, devices, &properties);
   }
   if (!failure.empty()) throw std::runtime_error(failure);
   nb::dict result;
@@ -114,8 +115,8 @@ NB_MODULE(_cuda, m) {
         "Why this module's kernels can't run on a GPU; empty if they can. Starts the GPU.");
   m.def("nccl", &Nccl, nb::arg("wheel_path"),
         "Opens NCCL: path, version, optional functions that it lacks. Raises RuntimeError if it can't be used.");
-  m.def("communicator_properties", &CommunicatorProperties, nb::arg("wheel_path"), nb::arg("num_devices"),
-        "What a communicator over the first GPUs of this process can do. Takes seconds.");
+  m.def("communicator_properties", &CommunicatorProperties, nb::arg("wheel_path"), nb::arg("devices"),
+        "What a communicator over these GPUs, one rank each, can do. Takes seconds.");
 }
 
 }  // namespace jaxcomm
