@@ -50,12 +50,12 @@ else()
   jaxcomm_find_in_wheels(wheel_nvcc cu13/bin/nvcc)
   set(problem "there is no nvcc: install CUDA ${JAXCOMM_OLDEST_NVCC} or later, or set CUDACXX, or see docs/cuda.md for \
 the wheels to install")
-  foreach(nvcc IN LISTS JAXCOMM_NVCC wheel_nvcc)
-    if(EXISTS "${nvcc}")
-      jaxcomm_check_nvcc("${nvcc}" nvcc_version problem)
+  foreach(candidate IN LISTS JAXCOMM_NVCC wheel_nvcc)
+    if(EXISTS "${candidate}" AND NOT CMAKE_CUDA_COMPILER)
+      jaxcomm_check_nvcc("${candidate}" nvcc_version problem)
       if(NOT problem)
-        set(CMAKE_CUDA_COMPILER "${nvcc}")
-        break()
+        set(nvcc "${candidate}")
+        set(CMAKE_CUDA_COMPILER "${candidate}")
       endif()
     endif()
   endforeach()
@@ -97,12 +97,12 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
   endif()
 endif()
+message(STATUS "With jaxcomm._cuda: ${nvcc} ${nvcc_version} for ${CMAKE_CUDA_ARCHITECTURES}; headers of NCCL \
+${nccl_version} in ${JAXCOMM_NCCL_INCLUDE_DIR}")
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 enable_language(CUDA)  # no find_package(CUDAToolkit): it wants an unversioned libcudart.so, which the wheels lack
-message(STATUS "With jaxcomm._cuda: ${CMAKE_CUDA_COMPILER} ${CMAKE_CUDA_COMPILER_VERSION} for \
-${CMAKE_CUDA_ARCHITECTURES}; headers of NCCL ${nccl_version} in ${JAXCOMM_NCCL_INCLUDE_DIR}")
 
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/module.cc

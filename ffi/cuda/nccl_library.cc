@@ -1,6 +1,7 @@
 #include "nccl_library.h"
 
 #include <dlfcn.h>
+#include <link.h>
 
 #include <algorithm>
 #include <memory>
@@ -49,14 +50,12 @@ const NcclLibrary* TryOpen(const std::string& wheel_path, std::string* error) {
 #undef JAXCOMM_FIND_OPTIONAL
 #undef JAXCOMM_FIND_NEEDED
 #undef JAXCOMM_FIND
-  library->path = kLibrary;
-  Dl_info info;
-  if (library->GetVersion && dladdr(reinterpret_cast<void*>(library->GetVersion), &info) && info.dli_fname) {
-    library->path = info.dli_fname;
-  }
+  // Of a copy that was there before, only the name that everybody opens it by is known.
+  link_map* map = nullptr;
+  library->path = dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : kLibrary;
   // The version first: an old NCCL lacks functions too.
-  if (library->GetVersion && library->GetVersion(&library->version) == ncclSuccess &&
-      library->version < NCCL_VERSION_CODE) {
+  if (library->GetVersion) library->GetVersion(&library->version);
+  if (library->GetVersion && library->version < NCCL_VERSION_CODE) {
     *error = library->path + (loaded ? ", which this process had loaded before," : "") + " is NCCL " +
              NcclVersionText(library->version) + ", but jaxcomm was built with the headers of " +
              NcclVersionText(NCCL_VERSION_CODE) + ". " + WhatToInstall();
@@ -64,10 +63,6 @@ const NcclLibrary* TryOpen(const std::string& wheel_path, std::string* error) {
   }
   if (!lacks.empty()) {
     *error = library->path + " lacks " + lacks + ". " + WhatToInstall();
-    return nullptr;
-  }
-  if (library->version == 0) {
-    *error = library->path + " can't tell its version. " + WhatToInstall();
     return nullptr;
   }
   return library.release();
