@@ -2,11 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-NATIVE := $(shell find ffi -name '*.cc' -o -name '*.h' -o -name '*.def')
+NATIVE := $(shell find ffi cmake -type f ! -name '*.cu')
 NATIVE_TESTS := $(wildcard tests/native/*)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup train test test-python test-native test-asan test-tsan stress soak bench lint format wheel clean
+.PHONY: help setup train test test-python test-native test-asan test-tsan cuda stress soak bench lint format wheel clean
 
 help:
 	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
@@ -15,6 +15,7 @@ help:
 	@echo "make soak       200,000 random collectives between processes that are stopped now and then (SOAK_ARGS=...)"
 	@echo "make test-asan  native tests under AddressSanitizer; test-tsan: under ThreadSanitizer"
 	@echo "make bench      compare the collectives with jax.lax (BENCH_ARGS=... for options)"
+	@echo "make cuda       build the module for NVIDIA GPUs with the compiler from PyPI; needs no GPU and no driver"
 	@echo "make lint       formatters, linters and the type checker; make format: apply the formatters"
 	@echo "make wheel      build a wheel into dist/; make clean: remove everything that make has built"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=.venv312 the place of its environment"
@@ -24,7 +25,7 @@ help:
 $(VENV)/deps: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --upgrade pip
-	$(PIP) install "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
+	$(PIP) install "scikit-build-core>=0.11" "nanobind>=2.4" cmake ninja
 	$(PIP) install "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib
 	touch $@
 
@@ -39,6 +40,32 @@ $(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)
 	touch $@
 
 setup: $(VENV)/installed
+
+# The compiler and NCCL's headers, in a folder of their own: where tests run, JAX has no NVIDIA package.
+CUDA_WHEELS := build/cuda/wheels
+CUDA_BUILD := build/cuda/$(notdir $(VENV))
+CUDA_PACKAGES = import tomllib; settings = tomllib.load(open("pyproject.toml", "rb"))["tool"]["scikit-build"]; \
+  print(*settings["overrides"][0]["build"]["requires"])
+
+# cuobjdump, for the tests, is on PyPI from 13.2 on only.
+$(CUDA_WHEELS)/complete: pyproject.toml | $(VENV)/deps
+	rm -rf $(CUDA_WHEELS)
+	$(PIP) install --no-deps --target $(CUDA_WHEELS) "nvidia-cuda-cuobjdump==13.2.*" \
+	  $$($(BIN)/python -c '$(CUDA_PACKAGES)')
+	touch $@
+
+$(CUDA_BUILD)/configured: $(VENV)/deps $(CUDA_WHEELS)/complete
+	$(BIN)/cmake -S . -B $(CUDA_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAXCOMM_CUDA=ON -DJAXCOMM_WERROR=$(if $(CI),ON,OFF) \
+	  -DCMAKE_CUDA_COMPILER=$(abspath $(CUDA_WHEELS))/nvidia/cu13/bin/nvcc \
+	  -DJAXCOMM_NCCL_INCLUDE_DIR=$(abspath $(CUDA_WHEELS))/nvidia/nccl/include
+	touch $@
+
+# Beside jaxcomm._core. What pip doesn't know of it leaves there when jaxcomm is built anew.
+cuda: $(VENV)/installed $(CUDA_BUILD)/configured
+	$(BIN)/cmake --build $(CUDA_BUILD) --target _cuda
+	$(BIN)/cmake --install $(CUDA_BUILD) --component cuda \
+	  --prefix "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"
 
 train: setup
 	$(BIN)/python -m models.moe.train $(TRAIN_ARGS)
@@ -56,7 +83,7 @@ soak: setup $(VENV)/test-deps
 	$(BIN)/python -m jaxcomm.run -n 2 --devices 4 tests/soak.py --collectives 200000 --stops 2 $(SOAK_ARGS)
 	$(BIN)/python -m jaxcomm.run -n 4 --nodes 2 --devices 2 tests/soak.py --collectives 20000 --stops 2 $(SOAK_ARGS)
 
-test-python: setup $(VENV)/test-deps
+test-python: setup cuda $(VENV)/test-deps
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # One build folder per flavour of the native tests.
@@ -89,12 +116,12 @@ lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'ffi/*.cc' 'ffi/*.h' 'tests/native/*')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*')
 
 format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'ffi/*.cc' 'ffi/*.h' 'tests/native/*')
+	$(BIN)/clang-format -i $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*')
 
 wheel: $(VENV)/deps
 	$(PIP) wheel --no-deps -w dist .

@@ -5,6 +5,8 @@ import importlib.metadata
 from jaxcomm.calibrate import Calibration, calibrate
 from jaxcomm.distributed import register
 from jaxcomm.explain import algorithms, explain
+from jaxcomm.headers import get_cmake_dir, get_include
+from jaxcomm.info import Info, info
 from jaxcomm.ops.all_gather import all_gather
 from jaxcomm.ops.all_to_all import all_to_all
 from jaxcomm.ops.barrier import barrier
@@ -18,6 +20,7 @@ __version__ = importlib.metadata.version("jaxcomm")
 
 __all__ = [
     "Calibration",
+    "Info",
     "Topology",
     "algorithms",
     "all_gather",
@@ -25,6 +28,9 @@ __all__ = [
     "barrier",
     "calibrate",
     "explain",
+    "get_cmake_dir",
+    "get_include",
+    "info",
     "make_mesh",
     "pbroadcast",
     "pmax",

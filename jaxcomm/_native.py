@@ -1,6 +1,10 @@
-"""Loads the native module and registers its FFI targets."""
+"""Loads the native modules and registers their FFI targets."""
 
 import functools
+import importlib
+import importlib.util
+import pathlib
+from types import ModuleType
 
 import jax
 
@@ -26,3 +30,24 @@ def register() -> None:
     jax.monitoring.register_event_duration_secs_listener(_on_event)
     _core.set_timeout(config().timeout_s)
     _core.start_completer(num_devices)
+
+
+@functools.cache
+def cuda() -> ModuleType:
+    """The module for NVIDIA GPUs. It needs no driver to be imported.
+
+    Raises:
+      ImportError: jaxcomm was built without it, or it can't be loaded.
+    """
+    if importlib.util.find_spec("jaxcomm._cuda") is None:
+        raise ImportError("jaxcomm was built without CUDA: install it with JAXCOMM_CUDA=1 in the environment")
+    return importlib.import_module("jaxcomm._cuda")
+
+
+def nccl_wheel() -> str:
+    """NCCL's library in the wheel nvidia-nccl-cu12 or nvidia-nccl-cu13; "" if neither is installed."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        if (library := pathlib.Path(folder, "nccl", "lib", "libnccl.so.2")).exists():
+            return str(library)
+    return ""

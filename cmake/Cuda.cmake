@@ -1,0 +1,125 @@
+# The optional module jaxcomm._cuda. JAXCOMM_CUDA=ON demands it; AUTO builds it if nvcc and NCCL's headers are there.
+#
+# nvcc: CMAKE_CUDA_COMPILER, CUDACXX, the system's; else that of the wheels nvidia-cuda-nvcc and relatives in this Python.
+# Headers of NCCL: those of the nvidia-nccl wheel in this Python, or JAXCOMM_NCCL_INCLUDE_DIR. NCCL is never linked.
+set(JAXCOMM_OLDEST_NVCC 12.4)
+set(JAXCOMM_OLDEST_NCCL 23007)  # 2.30.7: the device API that the kernels are written for
+set(JAXCOMM_CUDA AUTO CACHE STRING "Build jaxcomm._cuda: AUTO (if nvcc and NCCL's headers are found), ON or OFF")
+set_property(CACHE JAXCOMM_CUDA PROPERTY STRINGS AUTO ON OFF)
+if(NOT JAXCOMM_CUDA)
+  return()
+endif()
+
+# Sets `var` to <a directory of the namespace package nvidia>/<path> of this Python, or to an empty string.
+function(jaxcomm_find_in_wheels var path)
+  execute_process(
+    COMMAND ${Python_EXECUTABLE} -c "
+import importlib.util, pathlib
+spec = importlib.util.find_spec('nvidia')
+places = [pathlib.Path(place, '${path}') for place in (spec.submodule_search_locations if spec else [])]
+print(next((str(place) for place in places if place.exists()), ''))"
+    OUTPUT_VARIABLE found OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+  set(${var} "${found}" PARENT_SCOPE)
+endfunction()
+
+# Sets `version` to that of an nvcc, and `problem` to a sentence if it can't be used.
+function(jaxcomm_check_nvcc nvcc version problem)
+  execute_process(COMMAND ${nvcc} --version OUTPUT_VARIABLE text ERROR_VARIABLE text RESULT_VARIABLE result)
+  set(${problem} "" PARENT_SCOPE)
+  if(text MATCHES "release ([0-9]+\\.[0-9]+)")
+    set(${version} ${CMAKE_MATCH_1} PARENT_SCOPE)
+    if(CMAKE_MATCH_1 VERSION_LESS JAXCOMM_OLDEST_NVCC)
+      set(${problem} "${nvcc} is of CUDA ${CMAKE_MATCH_1}; ${JAXCOMM_OLDEST_NVCC} or later is needed" PARENT_SCOPE)
+    endif()
+  else()
+    set(${problem} "${nvcc} --version names no release of CUDA (${result})" PARENT_SCOPE)
+  endif()
+endfunction()
+
+# What is given is used or refused; what is found must fit.
+set(problem "")
+if(CMAKE_CUDA_COMPILER)
+  set(nvcc "${CMAKE_CUDA_COMPILER}")
+  jaxcomm_check_nvcc("${nvcc}" nvcc_version problem)
+elseif(DEFINED ENV{CUDACXX})
+  separate_arguments(nvcc UNIX_COMMAND "$ENV{CUDACXX}")
+  list(GET nvcc 0 nvcc)
+  jaxcomm_check_nvcc("${nvcc}" nvcc_version problem)
+else()
+  find_program(JAXCOMM_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
+  jaxcomm_find_in_wheels(wheel_nvcc cu13/bin/nvcc)
+  set(problem "there is no nvcc: install CUDA ${JAXCOMM_OLDEST_NVCC} or later, or set CUDACXX, or see docs/cuda.md for \
+the wheels to install")
+  foreach(candidate IN LISTS JAXCOMM_NVCC wheel_nvcc)
+    if(EXISTS "${candidate}" AND NOT CMAKE_CUDA_COMPILER)
+      jaxcomm_check_nvcc("${candidate}" nvcc_version problem)
+      if(NOT problem)
+        set(nvcc "${candidate}")
+        set(CMAKE_CUDA_COMPILER "${candidate}")
+      endif()
+    endif()
+  endforeach()
+endif()
+
+if(NOT problem)
+  jaxcomm_find_in_wheels(wheel_nccl nccl/include)
+  find_path(JAXCOMM_NCCL_INCLUDE_DIR nccl_device.h HINTS "${wheel_nccl}")
+  if(NOT JAXCOMM_NCCL_INCLUDE_DIR)
+    set(problem "there are no headers of NCCL 2.30.7 or later: install nvidia-nccl-cu12 or nvidia-nccl-cu13, or set \
+JAXCOMM_NCCL_INCLUDE_DIR")
+  else()
+    file(STRINGS "${JAXCOMM_NCCL_INCLUDE_DIR}/nccl.h" nccl_version REGEX "define NCCL_VERSION_CODE")
+    string(REGEX REPLACE ".*NCCL_VERSION_CODE +([0-9]+).*" "\\1" nccl_version "${nccl_version}")
+    if(NOT nccl_version GREATER_EQUAL JAXCOMM_OLDEST_NCCL)
+      set(problem "${JAXCOMM_NCCL_INCLUDE_DIR} is of NCCL ${nccl_version}; ${JAXCOMM_OLDEST_NCCL} or later is needed")
+    endif()
+  endif()
+endif()
+
+if(problem AND JAXCOMM_CUDA STREQUAL "AUTO")
+  message(STATUS "Without jaxcomm._cuda: ${problem}")
+  return()
+elseif(problem)
+  message(FATAL_ERROR "JAXCOMM_CUDA=${JAXCOMM_CUDA}, but ${problem}")
+endif()
+
+# The wheels keep libraries in lib/, nvcc.profile says lib64/: without -L not even the check of the compiler links.
+get_filename_component(toolkit "${nvcc}" REALPATH)
+get_filename_component(toolkit "${toolkit}/../.." ABSOLUTE)
+if(EXISTS "${toolkit}/lib/libcudart_static.a" AND NOT EXISTS "${toolkit}/lib64")
+  set(CMAKE_CUDA_FLAGS_INIT "-L${toolkit}/lib")
+endif()
+# Machine code for each generation; PTX of the newest for those to come.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  if(nvcc_version VERSION_LESS 12.8)
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
+  else()
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 100-real 120)
+  endif()
+endif()
+message(STATUS "With jaxcomm._cuda: ${nvcc} ${nvcc_version} for ${CMAKE_CUDA_ARCHITECTURES}; headers of NCCL \
+${nccl_version} in ${JAXCOMM_NCCL_INCLUDE_DIR}")
+set(CMAKE_CUDA_STANDARD 17)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+enable_language(CUDA)  # no find_package(CUDAToolkit): it wants an unversioned libcudart.so, which the wheels lack
+
+nanobind_add_module(_cuda STABLE_ABI NB_STATIC
+  ffi/cuda/module.cc
+  ffi/cuda/capabilities.cc
+  ffi/cuda/code_check.cu
+  ffi/cuda/nccl_library.cc)
+target_include_directories(_cuda PRIVATE ffi/include)
+target_include_directories(_cuda SYSTEM PRIVATE
+  ${JAXCOMM_NCCL_INCLUDE_DIR} ${JAXLIB_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
+set_source_files_properties(ffi/cuda/module.cc PROPERTIES
+  COMPILE_DEFINITIONS "JAXCOMM_CUDA_ARCHITECTURES=\"${architectures}\"")
+target_compile_options(_cuda PRIVATE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${JAXCOMM_WERROR}>:-Werror>>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v -Xcompiler=-Wall,-Wextra $<$<BOOL:${JAXCOMM_WERROR}>:-Werror=all-warnings>>)
+set_target_properties(_cuda PROPERTIES
+  CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${CMAKE_CURRENT_SOURCE_DIR}/cmake/keep_ptxas.py"
+  CUDA_RUNTIME_LIBRARY Static)
+target_link_libraries(_cuda PRIVATE ${CMAKE_DL_LIBS})
+install(TARGETS _cuda LIBRARY DESTINATION jaxcomm COMPONENT cuda)

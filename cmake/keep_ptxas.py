@@ -1,0 +1,22 @@
+"""Compiler launcher: runs nvcc and keeps what ptxas says of registers and spills in <object>.ptxas."""
+
+import re
+import subprocess
+import sys
+
+# With -Xptxas -v, for each kernel and architecture; warnings and errors of ptxas begin otherwise.
+_REPORT = re.compile(r"ptxas info|\s+\d+ bytes stack frame")
+
+
+def main(command: list[str]) -> int:
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    lines = done.stderr.splitlines(keepends=True)
+    kept = [line for line in lines if _REPORT.match(line)]
+    sys.stderr.writelines(line for line in lines if not _REPORT.match(line))
+    if "-o" in command and done.returncode == 0:
+        with open(command[command.index("-o") + 1] + ".ptxas", "w") as report:
+            report.writelines(kept)
+    return done.returncode
+
+
+sys.exit(main(sys.argv[1:]))

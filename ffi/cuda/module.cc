@@ -1,0 +1,122 @@
+// The Python module jaxcomm._cuda: what was built, what the machine has, NCCL. It imports without a driver.
+#include <cuda_runtime_api.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+
+#include "capabilities.h"
+#include "code_check.h"
+#include "nccl_library.h"
+
+namespace nb = nanobind;
+
+namespace jaxcomm {
+namespace {
+
+const NcclLibrary& OpenNccl(const std::string& wheel_path) {
+  std::string error;
+  const NcclLibrary* library = NcclLibrary::Open(wheel_path, &error);
+  if (!library) throw std::runtime_error(error);
+  return *library;
+}
+
+void Check(const char* name, cudaError_t status) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // or the next call of somebody else would report it
+  throw std::runtime_error(std::string(name) + ": " + cudaGetErrorString(status));
+}
+
+nb::dict Built() {
+  nb::dict built;
+  built["cuda"] = CUDART_VERSION;
+  built["nccl"] = NCCL_VERSION_CODE;
+  built["architectures"] = JAXCOMM_CUDA_ARCHITECTURES;
+  return built;
+}
+
+int DriverVersion() {
+  int version = 0;
+  Check("cudaDriverGetVersion", cudaDriverGetVersion(&version));
+  return version;
+}
+
+nb::list Devices() {
+  int num_devices = 0;
+  Check("cudaGetDeviceCount", cudaGetDeviceCount(&num_devices));
+  nb::list devices;
+  for (int number = 0; number < num_devices; ++number) {
+    cudaDeviceProp properties;
+    Check("cudaGetDeviceProperties", cudaGetDeviceProperties(&properties, number));
+    nb::list peers;
+    for (int peer = 0; peer < num_devices; ++peer) {
+      int access = 0;
+      if (peer != number) Check("cudaDeviceCanAccessPeer", cudaDeviceCanAccessPeer(&access, number, peer));
+      if (access) peers.append(peer);
+    }
+    nb::dict device;
+    device["name"] = properties.name;
+    device["capability"] = nb::make_tuple(properties.major, properties.minor);
+    device["memory_bytes"] = properties.totalGlobalMem;
+    device["peers"] = peers;
+    devices.append(device);
+  }
+  return devices;
+}
+
+std::string CodeProblem(int device) {
+  int current = 0;
+  Check("cudaGetDevice", cudaGetDevice(&current));
+  Check("cudaSetDevice", cudaSetDevice(device));
+  const cudaError_t status = CheckCode();
+  cudaGetLastError();
+  Check("cudaSetDevice", cudaSetDevice(current));
+  return status == cudaSuccess ? "" : cudaGetErrorString(status);
+}
+
+nb::dict Nccl(const std::string& wheel_path) {
+  const NcclLibrary& library = OpenNccl(wheel_path);
+  nb::dict found;
+  found["path"] = library.path;
+  found["version"] = library.version;
+  found["missing"] = library.missing;
+  return found;
+}
+
+nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector<int>& devices) {
+  const NcclLibrary& library = OpenNccl(wheel_path);
+  if (devices.empty()) throw std::invalid_argument("communicator_properties: devices is empty");
+  ncclCommProperties_t properties;
+  std::string failure;
+  {
+    nb::gil_scoped_release release;
+    failure = QueryCommunicator(library, devices, &properties);
+  }
+  if (!failure.empty()) throw std::runtime_error(failure);
+  nb::dict result;
+  result["device_api"] = properties.deviceApiSupport;
+  result["multimem"] = properties.multimemSupport;
+  result["gin"] = static_cast<int>(properties.ginType);
+  result["railed_gin"] = static_cast<int>(properties.railedGinType);
+  result["num_lsa_teams"] = properties.nLsaTeams;
+  result["host_rma"] = properties.hostRmaSupport;
+  return result;
+}
+
+}  // namespace
+
+NB_MODULE(_cuda, m) {
+  m.doc() = "CUDA back end of jaxcomm";
+  m.def("built", &Built, "Versions of the CUDA runtime and of NCCL's headers, and the architectures with code.");
+  m.def("driver_version", &DriverVersion, "Newest CUDA that the driver serves, such as 13000; 0 without a driver.");
+  m.def("devices", &Devices, "One dict per GPU. Raises RuntimeError if there is none.");
+  m.def("code_problem", &CodeProblem, nb::arg("device"),
+        "Why this module's kernels can't run on a GPU; empty if they can. Starts the GPU.");
+  m.def("nccl", &Nccl, nb::arg("wheel_path"),
+        "Opens NCCL: path, version, optional functions that it lacks. Raises RuntimeError if it can't be used.");
+  m.def("communicator_properties", &CommunicatorProperties, nb::arg("wheel_path"), nb::arg("devices"),
+        "What a communicator over these GPUs, one rank each, can do. Takes seconds.");
+}
+
+}  // namespace jaxcomm

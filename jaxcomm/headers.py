@@ -1,0 +1,23 @@
+"""Where the headers of the device API are, for programs with kernels of their own."""
+
+import pathlib
+
+import jaxcomm
+
+
+def _find(path: str) -> str:
+    # In an editable installation, what CMake has installed is in another folder than the Python files.
+    for folder in jaxcomm.__path__:
+        if (found := pathlib.Path(folder, path)).exists():
+            return str(found.parent)
+    raise RuntimeError(f"jaxcomm has been installed without {path}: build it with CMake, as `pip install .` does")
+
+
+def get_include() -> str:
+    """The folder for the compiler's -I, so that `#include <jaxcomm/version.h>` works."""
+    return _find("include/jaxcomm")
+
+
+def get_cmake_dir() -> str:
+    """The folder for CMake's jaxcomm_ROOT: `find_package(jaxcomm CONFIG)` then defines the target jaxcomm::device."""
+    return _find("cmake/jaxcommConfig.cmake")

@@ -1,0 +1,102 @@
+"""What this process has to communicate with: versions, devices, links, capabilities."""
+
+import dataclasses
+import importlib.metadata
+import platform
+
+import jax
+
+from jaxcomm.info import _capabilities, _machine
+from jaxcomm.info._capabilities import Answer, version
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    """What info() has found. ``str()`` gives a text for people.
+
+    Attributes:
+      versions: of jaxcomm and what it works with; where something is missing, why.
+      devices: of this process, in JAX's order.
+      nvlink: whether NVLink joins GPUs of this host, and which.
+      nics: ports of RDMA devices of this host.
+      capabilities: name -> whether kernels and NCCL can do it on the GPUs of this process, and why.
+    """
+
+    versions: dict[str, str]
+    devices: tuple[str, ...]
+    nvlink: Answer
+    nics: tuple[str, ...]
+    capabilities: dict[str, Answer]
+
+    def __str__(self) -> str:
+        parts = {
+            "versions": [f"{name:26} {text}" for name, text in self.versions.items()],
+            "devices": list(self.devices),
+            "NVLink": [str(self.nvlink)],
+            "NICs": list(self.nics) or ["no device in /sys/class/infiniband"],
+            "capabilities": [f"{name:26} {answer}" for name, answer in self.capabilities.items()],
+        }
+        return "\n".join(line for title, lines in parts.items() for line in (title, *(f"  {text}" for text in lines)))
+
+
+def _driver(cuda: _capabilities.Cuda) -> str:
+    found, problem = _machine.driver()
+    served = cuda.module.driver_version() if cuda.module else 0
+    if not found and not served:
+        return f"no: {problem}"
+    return (found or "version unknown") + (f", serves CUDA {version(served, 1000)}" if served else "")
+
+
+def _versions(cuda: _capabilities.Cuda) -> dict[str, str]:
+    name, plugin = _capabilities.plugin()
+    module = f"no: {cuda.problem}"
+    if cuda.module:
+        built = cuda.module.built()
+        module = (
+            f"CUDA {version(built['cuda'], 1000)}, headers of NCCL {version(built['nccl'])}, "
+            f"architectures {built['architectures']}"
+        )
+    nccl = f"no: {cuda.nccl_problem}" if cuda.module else "not looked for without the CUDA module"
+    if cuda.nccl:
+        nccl = f"{version(cuda.nccl['version'])} from {cuda.nccl['path']}"
+    return {
+        "python": platform.python_version(),
+        "jaxcomm": importlib.metadata.version("jaxcomm"),
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "XLA FFI API": _capabilities.ffi_version("c_api.h", "XLA_FFI_API_MAJOR", "XLA_FFI_API_MINOR") or "unknown",
+        "CUDA plugin of JAX": f"{name} {plugin}" if name else "no: install jax[cuda12] or jax[cuda13]",
+        "CUDA module": module,
+        "NVIDIA driver": _driver(cuda),
+        "NCCL": nccl,
+    }
+
+
+def info(communicator: bool = False) -> Info:
+    """Describes this process and its machine. Missing hardware is told, never raised.
+
+    Starts JAX's back ends, as ``jax.devices()`` does, and loads NCCL if the CUDA module is there.
+
+    Args:
+      communicator: makes an NCCL communicator over the GPUs of this process for a moment and asks it. Takes seconds and
+        some memory of each GPU. Without it, what only a communicator knows is unknown.
+
+    Returns:
+      What was found; print it.
+    """
+    try:
+        devices = tuple(jax.local_devices())
+        names = tuple(f"{device.id}: {device.platform}, {device.device_kind}" for device in devices)
+    except RuntimeError as error:  # a back end that JAX_PLATFORMS demands is not there
+        devices, names = (), (f"none: {error}",)
+    cuda = _capabilities.find_cuda()
+    groups, sentence = _machine.nvlink()
+    joined = any(len(group) > 1 for group in groups) if groups else None if cuda.devices else False
+    nics = _machine.nics()
+    return Info(
+        _versions(cuda),
+        names,
+        Answer(joined, sentence),
+        nics,
+        _capabilities.capabilities(cuda, devices, nics, communicator),
+    )

@@ -1,0 +1,88 @@
+"""The module jaxcomm._cuda as `make cuda` builds it: imports without a driver, right architectures, no spills."""
+
+import importlib.util
+import pathlib
+import re
+import subprocess
+import sys
+
+import ptxas
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+MODULE = importlib.util.find_spec("jaxcomm._cuda")
+ARCHITECTURES = {"sm_80", "sm_90", "sm_100", "sm_120"}
+SOURCES = sorted(path.relative_to(ROOT) for path in (ROOT / "ffi").rglob("*.cu"))
+
+
+def run(*command):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def report(build, source):
+    return (build / "CMakeFiles" / "_cuda.dir" / f"{source}.o.ptxas").read_text()
+
+
+def test_imports_alone():
+    """No driver, no JAX, no other library of NVIDIA's: only what the module itself links."""
+    program = (
+        "import importlib.util as u, sys; s = u.spec_from_file_location('_cuda', sys.argv[1]); "
+        "m = u.module_from_spec(s); s.loader.exec_module(m); print(m.built(), m.driver_version() >= 0); "
+        "print([line for line in open('/proc/self/maps') if 'nccl' in line or 'cudart' in line])"
+    )
+    built, loaded = run(sys.executable, "-I", "-c", program, MODULE.origin).splitlines()
+    assert built == "{'cuda': 13000, 'nccl': 23007, 'architectures': '80-real 90-real 100-real 120'} True"
+    assert loaded == "[]"
+
+
+def test_is_of_this_build(build):
+    """A stale module would make all tests here say nothing."""
+    (built,) = build.glob("_cuda.*.so")
+    assert built.read_bytes() == pathlib.Path(MODULE.origin).read_bytes()
+
+
+def test_architectures(wheels):
+    listing = run(wheels / "cu13" / "bin" / "cuobjdump", "--list-elf", "--list-ptx", MODULE.origin)
+    assert set(re.findall(r"ELF file.*\.(sm_\d+)\.cubin", listing)) == ARCHITECTURES
+    assert set(re.findall(r"PTX file.*\.(sm_\d+)\.ptx", listing)) == {"sm_120"}
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=str)
+def test_no_kernel_spills_registers(build, source):
+    found = ptxas.kernels(report(build, source))
+    assert {kernel.architecture for kernel in found} == ARCHITECTURES
+    ptxas.check_no_spills(found)
+
+
+def test_a_spilling_kernel_is_found(wheels, tmp_path):
+    (tmp_path / "spill.cu").write_text(
+        """
+        __global__ void __launch_bounds__(1024, 2) Spill(float* values) {
+          float held[96];
+          for (int i = 0; i < 96; ++i) held[i] = values[i * 1024 + threadIdx.x];
+          __syncthreads();
+          for (int i = 0; i < 96; ++i) values[i * 1024 + threadIdx.x] = held[95 - i] * held[i];
+        }
+        """
+    )
+    compile = (wheels / "cu13" / "bin" / "nvcc", "-arch=sm_90", "-Xptxas=-v", "-c", tmp_path / "spill.cu")
+    run(sys.executable, ROOT / "cmake" / "keep_ptxas.py", *compile, "-o", tmp_path / "spill.o")
+    (kernel,) = ptxas.kernels((tmp_path / "spill.o.ptxas").read_text())
+    assert kernel.spill_bytes > 0
+    with pytest.raises(AssertionError, match=r"registers are spilled by .*Spill"):
+        ptxas.check_no_spills([kernel])
+
+
+def test_what_is_no_report_is_shown(wheels, tmp_path):
+    """Errors and warnings of the compiler reach its caller, and leave no report."""
+    (tmp_path / "wrong.cu").write_text("__global__ void Wrong() { nonsense; }")
+    done = subprocess.run(
+        (sys.executable, ROOT / "cmake" / "keep_ptxas.py", wheels / "cu13" / "bin" / "nvcc", "-c",
+         tmp_path / "wrong.cu", "-o", tmp_path / "wrong.o"),
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "nonsense" in done.stderr
+    assert not (tmp_path / "wrong.o.ptxas").exists()

@@ -1,0 +1,345 @@
+"""info(): what it says with and without module, driver, GPUs, NCCL, NVLink, NICs. It never raises for what is missing.
+
+Where there is no GPU, doubles of the module, of JAX's devices and of nvidia-smi stand in for them.
+"""
+
+import dataclasses
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import jaxcomm
+from jaxcomm import _native
+from jaxcomm.info import Answer, _capabilities, _machine
+
+LIBRARY = "/somewhere/libnccl.so.2"
+NAMES = ("kernels", "windows", "LSA", "multimem", "GIN", "host RMA")
+ASK = "unknown: only a communicator can tell: info(communicator=True)"
+
+
+class Module:
+    """jaxcomm._cuda on a machine with two H100, or with what the arguments say."""
+
+    def __init__(self, **changes):
+        self.driver, self.version, self.missing, self.failure, self.code = 13000, 23007, [], "", ""
+        self.gpus = [{"name": "H100", "capability": (9, 0), "memory_bytes": 1, "peers": [1 - n]} for n in range(2)]
+        self.properties = {
+            "device_api": True, "multimem": False, "gin": 3, "railed_gin": 3, "num_lsa_teams": 1, "host_rma": True,
+        }  # fmt: skip
+        self.__dict__ |= changes
+
+    def built(self):
+        return {"cuda": 13000, "nccl": 23007, "architectures": "90"}
+
+    def driver_version(self):
+        return self.driver
+
+    def devices(self):
+        return self.gpus
+
+    def code_problem(self, device):
+        return self.code
+
+    def nccl(self, wheel):
+        if not self.version:
+            raise RuntimeError("no NCCL: nowhere")
+        return {"path": LIBRARY, "version": self.version, "missing": self.missing}
+
+    def communicator_properties(self, wheel, devices):
+        assert devices == [0, 1]
+        if self.failure:
+            raise RuntimeError(self.failure)
+        return self.properties
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    local_hardware_id: int
+    platform: str = "gpu"
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """What capabilities() says of a machine, each answer as text."""
+    for name in ("NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def ask(module, nics=("mlx5_0",), communicator=False, devices=(Gpu(0), Gpu(1))):
+        monkeypatch.setattr(_native, "cuda", lambda: module)
+        found = _capabilities.capabilities(_capabilities.find_cuda(), devices, nics, communicator)
+        return {name: str(answer) for name, answer in found.items()}
+
+    return ask
+
+
+def test_this_machine():
+    found = jaxcomm.info()
+    assert isinstance(found, jaxcomm.Info)
+    assert found.versions["jaxcomm"] == jaxcomm.__version__
+    assert found.versions["jax"] == jax.__version__
+    assert tuple(map(int, found.versions["XLA FFI API"].split("."))) >= (0, 3)
+    assert len(found.devices) == len(jax.local_devices())
+    assert set(found.capabilities) == {*NAMES, "XLA collectives extension"}
+    assert all(answer.why for answer in found.capabilities.values())
+    for line in (*found.versions.values(), *found.devices, *map(str, found.capabilities.values())):
+        assert line in str(found)
+
+
+@pytest.mark.parametrize("program", ["import jaxcomm; jaxcomm.info()", "import jaxcomm.info; jaxcomm.info()"])
+def test_one_name_for_function_and_module(program):
+    subprocess.run((sys.executable, "-W", "error", "-c", program), check=True, timeout=120)
+
+
+def test_command():
+    done = subprocess.run(
+        (sys.executable, "-W", "error", "-m", "jaxcomm.info"), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    titles = [line for line in done.stdout.splitlines() if not line.startswith(" ")]
+    assert titles == ["versions", "devices", "NVLink", "NICs", "capabilities"]
+
+
+def test_a_back_end_that_is_not_there():
+    """JAX raises; info() says so, and the rest."""
+    done = subprocess.run(
+        (sys.executable, "-m", "jaxcomm.info"),
+        capture_output=True, text=True, timeout=120, env=os.environ | {"JAX_PLATFORMS": "nowhere"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "  none: Unable to initialize backend 'nowhere'" in done.stdout
+
+
+def test_built_without_cuda(monkeypatch):
+    def cuda():
+        raise ImportError("jaxcomm was built without CUDA")
+
+    monkeypatch.setattr(_native, "cuda", cuda)
+    found = jaxcomm.info()
+    assert found.versions["CUDA module"] == "no: jaxcomm was built without CUDA"
+    assert found.versions["NCCL"] == "not looked for without the CUDA module"
+    assert {str(found.capabilities[name]) for name in NAMES} == {"no: jaxcomm was built without CUDA"}
+
+
+def test_the_reason_for_a_missing_module(monkeypatch):
+    monkeypatch.setattr(_native.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="built without CUDA: install it with JAXCOMM_CUDA=1"):
+        _native.cuda.__wrapped__()
+    assert _native.nccl_wheel() == ""
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (Module(driver=0), "no: there is no NVIDIA driver"),
+        (Module(gpus=[]), "no: there is no GPU"),
+        (Module(version=0), "no: no NCCL: nowhere"),
+        (
+            Module(driver=12040),
+            "no: the driver serves CUDA 12.4, jaxcomm was built with 13.0: install a newer driver, or build with an "
+            "older CUDA",
+        ),
+    ],
+)
+def test_what_makes_everything_impossible(module, said, answers):
+    found = answers(module)
+    assert {found[name] for name in NAMES} == {said}
+
+
+def test_devices_that_fail(answers, monkeypatch):
+    module = Module()
+
+    def devices():
+        raise RuntimeError("cudaGetDeviceCount: initialization error")
+
+    module.devices = devices
+    assert answers(module)["windows"] == "no: cudaGetDeviceCount: initialization error"
+
+
+def test_jax_without_gpus(answers):
+    assert answers(Module(), devices=jax.local_devices())["windows"] == "unknown: JAX uses no GPU in this process"
+
+
+def test_nothing_speaks_against(answers):
+    found = answers(Module())
+    assert found["kernels"] == "yes: there is code for 90"
+    assert {found[name] for name in NAMES[1:]} == {ASK}
+
+
+@pytest.mark.parametrize(
+    ("changes", "impossible"),
+    [
+        ({"code": "no kernel image"}, {"kernels": "GPU 0: no kernel image; there is code for 90"}),
+        (
+            {"missing": ["ncclDevCommCreate"]},
+            dict.fromkeys(("LSA", "multimem", "GIN"), f"{LIBRARY} has no function ncclDevCommCreate"),
+        ),
+        (
+            {"version": 23203},
+            {"GIN": "kernels that use it need NCCL 2.30.7, with which they were built; here is 2.32.3"},
+        ),
+    ],
+)
+def test_what_rules_some_out(changes, impossible, answers):
+    found = answers(Module(**changes))
+    for name in NAMES:
+        assert found[name] == (f"no: {impossible[name]}" if name in impossible else answers(Module())[name])
+
+
+def test_gpus_that_cannot_reach_each_other(answers):
+    module = Module()
+    module.gpus[1]["peers"] = []
+    found = answers(module)
+    assert {found[name] for name in ("windows", "LSA", "multimem", "host RMA")} == {"no: GPU 1 can't reach GPU 0"}
+
+
+def test_old_gpus_and_drivers(answers):
+    module = Module(driver=12040)
+    module.built = lambda: {"cuda": 12040, "nccl": 23007, "architectures": "80"}
+    module.gpus[1]["capability"] = (8, 0)
+    found = answers(module)
+    assert found["multimem"] == "no: GPU 1 is older than Hopper"
+    assert found["host RMA"] == "no: it needs a driver of CUDA 12.5, here is 12.4"
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [("NCCL_WIN_ENABLE", "windows"), ("NCCL_CUMEM_ENABLE", "windows"), ("NCCL_NVLS_ENABLE", "multimem")],
+)
+def test_switched_off(name, capability, answers, monkeypatch):
+    monkeypatch.setenv(name, "0")
+    assert answers(Module())[capability] == f"no: {name}=0 is set"
+
+
+def test_gin_needs_a_nic_or_sockets(answers, monkeypatch, tmp_path):
+    nothing = "no: there is no device in /sys/class/infiniband"
+    assert answers(Module(), nics=())["GIN"] == nothing
+    module = Module(version=23203)
+    module.built = lambda: {"cuda": 13000, "nccl": 23203, "architectures": "90"}
+    monkeypatch.setattr(_capabilities, "_GDRDRV", tmp_path / "none")
+    assert answers(module, nics=())["GIN"] == nothing
+    monkeypatch.setattr(_capabilities, "_GDRDRV", tmp_path)
+    assert answers(module, nics=())["GIN"] == ASK
+
+
+def test_what_a_communicator_says(answers):
+    whose = "by a communicator of 2 GPU(s) of this process"
+    found = answers(Module(), communicator=True)
+    assert found["windows"] == f"yes: {whose}"
+    assert found["LSA"] == f"yes: 1 team(s), {whose}"
+    assert found["multimem"] == f"no: {whose}"
+    assert found["GIN"] == f"yes: GDAKI, on rails GDAKI, {whose}"
+    assert found["host RMA"] == f"yes: {whose}"
+    found = answers(Module(version=23203), communicator=True)
+    assert found["GIN"].startswith("no: GDAKI, on rails GDAKI, but kernels that use it need NCCL 2.30.7")
+    found = answers(Module(properties=Module().properties | {"gin": 0, "railed_gin": 5}), communicator=True)
+    assert found["GIN"] == f"yes: none, on rails kind 5, {whose}"
+
+
+def test_no_communicator_can_be_made(answers):
+    found = answers(Module(failure="ncclCommInitRank: unhandled cuda error"), communicator=True)
+    said = "unknown: no communicator could be made: ncclCommInitRank: unhandled cuda error"
+    assert {found[name] for name in NAMES[1:]} == {said}
+
+
+@pytest.fixture
+def smi(tmp_path, monkeypatch):
+    """Makes an nvidia-smi that prints the text for its first argument that starts so, or fails."""
+
+    def make(**texts):
+        for name, text in texts.items():
+            (tmp_path / name).write_text(text)
+        script = tmp_path / "nvidia-smi"
+        script.write_text(
+            f"#!/bin/sh\nfile={tmp_path}/$(echo \"$1\" | tr -cd a-z | cut -c1-5)\n"
+            "[ -f $file ] && exec cat $file\necho NVIDIA-SMI has failed; exit 9\n"
+        )  # fmt: skip
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    return make
+
+
+TOPOLOGY = """\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\x1b[0m
+GPU0\t X \tNV18\tSYS\tPXB\t0-55\t0
+GPU1\tNV18\t X \tSYS\tSYS\t0-55\t0
+GPU2\tSYS\tSYS\t X \tSYS\t0-55\t0
+NIC0\tPXB\tSYS\tSYS\t X \t\t
+
+Legend:
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+FABRIC = """<nvidia_smi_log><gpu><fabric><state>Completed</state><cliqueId>7</cliqueId>
+<clusterUuid>{}</clusterUuid></fabric></gpu><gpu><fabric><state>N/A</state></fabric></gpu></nvidia_smi_log>"""
+
+
+def test_nvlink(smi):
+    smi(topo=TOPOLOGY, q=FABRIC.format(_machine.NO_FABRIC), query="580.82.07\n580.82.07\n")
+    assert _machine.driver() == ("580.82.07", "")
+    assert _machine.nvlink() == (((0, 1), (2,)), "GPUs 0, 1; GPU 2 alone (NV18)")
+    smi(q=FABRIC.format("abc"))
+    assert _machine.nvlink()[1] == "GPUs 0, 1; GPU 2 alone (NV18), cluster abc clique 7"
+    smi(q="no XML")
+    assert _machine.nvlink()[1] == "GPUs 0, 1; GPU 2 alone (NV18)"
+    assert jaxcomm.info().nvlink == Answer(True, "GPUs 0, 1; GPU 2 alone (NV18)")
+    assert jaxcomm.info().versions["NVIDIA driver"].startswith("580.82.07")
+
+
+def test_a_single_gpu(smi):
+    smi(topo="\tGPU0\tCPU Affinity\nGPU0\t X \t0-15\n")
+    assert _machine.nvlink() == (((0,),), "GPU 0 alone")
+    assert jaxcomm.info().nvlink == Answer(False, "GPU 0 alone")
+
+
+def test_broken_nvidia_smi(smi):
+    smi()
+    assert _machine.nvlink() == ((), "nvidia-smi topo -m: NVIDIA-SMI has failed")
+    assert _machine.driver()[1].endswith("NVIDIA-SMI has failed")
+    smi(topo="No devices were found\n")
+    assert _machine.nvlink() == ((), "nvidia-smi topo -m shows no GPU")
+
+
+def test_no_nvidia_smi(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert _machine.nvlink() == ((), "there is no nvidia-smi")
+    assert _machine.driver() == ("", "there is no nvidia-smi")
+
+
+def test_nvidia_smi_that_hangs(smi, monkeypatch, tmp_path):
+    smi()
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(_machine, "_LIMIT_S", 0.2)
+    assert "timed out" in _machine.nvlink()[1]
+
+
+def test_nics(monkeypatch, tmp_path):
+    monkeypatch.setattr(_machine, "INFINIBAND", tmp_path / "infiniband")
+    assert _machine.nics() == ()
+    port = tmp_path / "infiniband" / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
+    (tmp_path / "mlx5_core").mkdir()
+    (tmp_path / "infiniband" / "mlx5_0" / "device").mkdir()
+    (tmp_path / "infiniband" / "mlx5_0" / "device" / "driver").symlink_to(tmp_path / "mlx5_core")
+    assert _machine.nics() == ("mlx5_0 port 1: mlx5_core, ACTIVE, 400 Gb/sec (4X NDR), ?",)
+    assert "  mlx5_0 port 1: mlx5_core" in str(jaxcomm.info())
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_collectives_extension_of_xla(header, monkeypatch, tmp_path):
+    assert str(_capabilities._xla_collectives()).startswith(("no: JAX has no plugin", "yes: 0."))
+    api = tmp_path / "xla" / "ffi" / "api"
+    api.mkdir(parents=True)
+    if header:
+        (api / "collectives_c_api.h").write_text(
+            "#define XLA_FFI_Extension_Collectives_MajorVersion 0\n"
+            "#define XLA_FFI_Extension_Collectives_MinorVersion 2\n"
+        )
+    monkeypatch.setattr(_capabilities, "plugin", lambda: ("jax-cuda13-plugin", "0.12.0"))
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    found = _capabilities._xla_collectives()
+    assert found.yes == header
+    assert found.why.startswith("0.2 by jaxlib's headers; jax-cuda13-plugin 0.12.0" if header else "jaxlib 0.1")
