@@ -33,6 +33,13 @@ std::string QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& d
     if (!nccl.GetLastError) return;
     if (const char* more = nccl.GetLastError(nullptr); more && *more) failure += std::string(" (") + more + ")";
   };
+  // Before the group: with a rank missing, the others would wait for it without end.
+  for (const int device : devices) {
+    if (const cudaError_t status = cudaSetDevice(device); status != cudaSuccess) {
+      cudaGetLastError();  // or the next call of somebody else would report it
+      return "cudaSetDevice(" + std::to_string(device) + "): " + cudaGetErrorString(status);
+    }
+  }
   ncclUniqueId id;
   check("ncclGetUniqueId", nccl.GetUniqueId(&id));
   if (!failure.empty()) return failure;
@@ -40,10 +47,7 @@ std::string QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& d
   std::vector<ncclComm_t> communicators(num_ranks, nullptr);
   check("ncclGroupStart", nccl.GroupStart());
   for (int rank = 0; rank < num_ranks && failure.empty(); ++rank) {
-    if (const cudaError_t status = cudaSetDevice(devices[rank]); status != cudaSuccess) {
-      failure = "cudaSetDevice(" + std::to_string(devices[rank]) + "): " + cudaGetErrorString(status);
-      break;
-    }
+    cudaSetDevice(devices[rank]);
     check("ncclCommInitRank", nccl.CommInitRank(&communicators[rank], num_ranks, id, rank));
   }
   check("ncclGroupEnd", nccl.GroupEnd());
