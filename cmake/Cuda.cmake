@@ -108,7 +108,9 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/module.cc
   ffi/cuda/capabilities.cc
   ffi/cuda/code_check.cu
-  ffi/cuda/nccl_library.cc)
+  ffi/cuda/executor.cu
+  ffi/cuda/nccl_library.cc
+  ffi/cuda/program.cc)
 target_include_directories(_cuda PRIVATE ffi/include)
 target_include_directories(_cuda SYSTEM PRIVATE
   ${JAXCOMM_NCCL_INCLUDE_DIR} ${JAXLIB_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
@@ -117,9 +119,9 @@ set_source_files_properties(ffi/cuda/module.cc PROPERTIES
   COMPILE_DEFINITIONS "JAXCOMM_CUDA_ARCHITECTURES=\"${architectures}\"")
 target_compile_options(_cuda PRIVATE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra $<$<BOOL:${JAXCOMM_WERROR}>:-Werror>>
-  $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v -Xcompiler=-Wall,-Wextra $<$<BOOL:${JAXCOMM_WERROR}>:-Werror=all-warnings>>)
+  $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v --threads=0 -Xcompiler=-Wall,-Wextra $<$<BOOL:${JAXCOMM_WERROR}>:-Werror=all-warnings>>)
 set_target_properties(_cuda PROPERTIES
   CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${CMAKE_CURRENT_SOURCE_DIR}/cmake/keep_ptxas.py"
   CUDA_RUNTIME_LIBRARY Static)
-target_link_libraries(_cuda PRIVATE ${CMAKE_DL_LIBS})
+target_link_libraries(_cuda PRIVATE jaxcomm_native ${CMAKE_DL_LIBS})
 install(TARGETS _cuda LIBRARY DESTINATION jaxcomm COMPONENT cuda)

@@ -1,11 +1,20 @@
 // Walks a RankProgram: one thread block per channel. The same text runs on the GPU and, emulated, on the CPU.
 #pragma once
 
+#include "../common/dtype.h"
 #include "../include/jaxcomm/device.h"
 #include "program.h"
+#include "reductions.h"
 
 namespace jaxcomm {
 namespace cuda {
+
+// What sums are made of. Programs that only move data have none.
+struct Operation {
+  bool reduces = false;
+  DType dtype = DType::kF32;
+  ReduceOp op = ReduceOp::kSum;
+};
 
 // One rank's call. Plain data; pointers are to memory of the device.
 struct RankArgs {
@@ -16,6 +25,7 @@ struct RankArgs {
   const ProgramStep* steps = nullptr;
   const Place* sources = nullptr;
   const ChannelProgram* channels = nullptr;
+  Operation operation;
   int32_t item_bytes = 1;
   int32_t ranks_per_node = 1;
 };
@@ -26,15 +36,6 @@ struct RankArgs {
 #if JAXCOMM_HAS_DEVICE
 namespace jaxcomm {
 namespace cuda {
-
-// Programs without a reduction.
-struct NoReduction {};
-
-template <typename Codec_, typename Op_>
-struct Reduction {
-  using Codec = Codec_;
-  using Op = Op_;
-};
 
 // How steps that name ranks of other nodes are carried out; this one for groups of one node. Put, Flush: called by all
 // threads of a block. Signal, Wait: by one thread per peer.
@@ -56,15 +57,17 @@ struct Elements {
   bool flat = false;
 
   // Where in the buffer the step's element i is.
-  JAXCOMM_DEVICE int64_t Position(int64_t i) const {
-    if (flat) return first + i;
+  JAXCOMM_DEVICE int64_t Position(int64_t i) const { return flat ? first + i : FindPosition(i); }
+  // How many of the step's elements from i on lie side by side; at most `most`.
+  JAXCOMM_DEVICE int64_t Side(int64_t i, int64_t most) const { return flat ? most : FindSide(i, most); }
+
+ private:
+  JAXCOMM_DEVICE_CALLED int64_t FindPosition(int64_t i) const {
     const int64_t number = first + i;
     const int64_t element = part.begin + number % part.count;
     return element / part.run * (part.num_blocks * part.run) + number / part.count * part.run + element % part.run;
   }
-  // How many of the step's elements from i on lie side by side; at most `most`.
-  JAXCOMM_DEVICE int64_t Side(int64_t i, int64_t most) const {
-    if (flat) return most;
+  JAXCOMM_DEVICE_CALLED int64_t FindSide(int64_t i, int64_t most) const {
     const int64_t in_part = (first + i) % part.count;
     const int64_t in_run = (part.begin + in_part) % part.run;
     int64_t side = part.count - in_part;
@@ -73,13 +76,125 @@ struct Elements {
   }
 };
 
+// The elements of `place`, which is in `step`.
+JAXCOMM_DEVICE Elements ElementsOf(const RankArgs& args, const ChannelProgram& program, const ProgramStep& step,
+                                   const Place& place) {
+  Elements elements;
+  const bool input = place.space == Space::kInput;
+  const device::Window& window = input ? args.input : place.space == Space::kOutput ? args.output : args.scratch;
+  elements.base = window.At(place.rank % args.ranks_per_node);  // of a rank of another node: not an address
+  elements.first = place.offset;
+  elements.flat = step.flat || place.space == Space::kScratch;
+  if (place.space == Space::kScratch) {
+    elements.first += program.scratch_begin;
+    return elements;
+  }
+  elements.part = input ? program.input : program.output;
+  if (step.flat) elements.first += elements.part.begin;
+  return elements;
+}
+
+// The operands of a reduce step.
+struct Operands {
+  const RankArgs& args;
+  const ChannelProgram& program;
+  const ProgramStep& step;
+  const Place* places;
+
+  // Where element i of operand s is.
+  JAXCOMM_DEVICE_CALLED const char* At(int s, int64_t i) const {
+    const Elements elements = ElementsOf(args, program, step, places[s]);
+    return elements.base + elements.Position(i) * args.item_bytes;
+  }
+};
+
+// Elements i .. i + count, which lie side by side in all operands.
+template <typename Codec, typename Op>
+JAXCOMM_DEVICE_CALLED void ReduceSide(char* dst, const Operands& operands, int64_t i, int64_t count) {
+  using Storage = typename Codec::Storage;
+  device::Reduce<Codec, Op>(
+      reinterpret_cast<Storage*>(dst), operands.step.step.num_sources,
+      [&](int s) { return reinterpret_cast<const Storage*>(operands.At(s, i)); }, count);
+}
+
+template <typename Codec, bool kOrdered>
+JAXCOMM_DEVICE void ReduceOfType(ReduceOp op, char* dst, const Operands& operands, int64_t i, int64_t count) {
+  if constexpr (kOrdered) {
+    if (op == ReduceOp::kMax) return ReduceSide<Codec, arithmetic::Max>(dst, operands, i, count);
+    if (op == ReduceOp::kMin) return ReduceSide<Codec, arithmetic::Min>(dst, operands, i, count);
+  }
+  ReduceSide<Codec, arithmetic::Sum>(dst, operands, i, count);
+}
+
+JAXCOMM_DEVICE void ReduceElements(const Elements& dst, const Operands& operands) {
+  using namespace arithmetic;
+  const Step& step = operands.step.step;
+  const Operation& operation = operands.args.operation;
+  for (int64_t i = 0; i < step.count;) {
+    int64_t side = dst.Side(i, step.count - i);
+    for (int32_t s = 0; s < step.num_sources && !operands.step.flat; ++s) {
+      side = ElementsOf(operands.args, operands.program, operands.step, operands.places[s]).Side(i, side);
+    }
+    char* const to = dst.base + dst.Position(i) * operands.args.item_bytes;
+    switch (operation.dtype) {
+#define JAXCOMM_CASE(type, codec, ordered)                             \
+  case DType::type:                                                    \
+    ReduceOfType<codec, ordered>(operation.op, to, operands, i, side); \
+    break;
+      JAXCOMM_REDUCTIONS(JAXCOMM_CASE)
+#undef JAXCOMM_CASE
+      default:
+        break;
+    }
+    i += side;
+  }
+}
+
+// Runs so short that a thread block has more threads than a run has units: every thread finds its own elements.
+template <typename Item>
+JAXCOMM_DEVICE_CALLED void MoveItems(const Elements& dst, const Elements& src, int64_t begin, int64_t count) {
+  for (int64_t i = begin + threadIdx.x; i < count; i += blockDim.x) {
+    reinterpret_cast<Item*>(dst.base)[dst.Position(i)] = reinterpret_cast<const Item*>(src.base)[src.Position(i)];
+  }
+}
+
+JAXCOMM_DEVICE_CALLED void MoveElements(const Elements& dst, const Elements& src, int64_t count, int64_t item_bytes) {
+  constexpr int64_t kShortRunBytes = 2048;
+  for (int64_t i = 0; i < count;) {
+    const int64_t side = src.Side(i, dst.Side(i, count - i));
+    if (side < count - i && side * item_bytes < kShortRunBytes) {
+      switch (item_bytes) {
+        case 1:
+          return MoveItems<uint8_t>(dst, src, i, count);
+        case 2:
+          return MoveItems<uint16_t>(dst, src, i, count);
+        case 4:
+          return MoveItems<uint32_t>(dst, src, i, count);
+        case 8:
+          return MoveItems<uint64_t>(dst, src, i, count);
+        default:
+          return MoveItems<device::Bytes16>(dst, src, i, count);
+      }
+    }
+    device::Copy(dst.base + dst.Position(i) * item_bytes, src.base + src.Position(i) * item_bytes, side * item_bytes);
+    i += side;
+  }
+}
+
+JAXCOMM_DEVICE_CALLED void ZeroElements(const Elements& dst, int64_t count, int64_t item_bytes) {
+  for (int64_t i = 0; i < count;) {
+    const int64_t side = dst.Side(i, count - i);
+    device::Zero(dst.base + dst.Position(i) * item_bytes, side * item_bytes);
+    i += side;
+  }
+}
+
 template <typename Network>
 class Walk {
  public:
   JAXCOMM_DEVICE Walk(const RankArgs& args, Network& network, int32_t channel)
       : args_(args), network_(network), channel_(channel), program_(args.channels[channel]) {}
 
-  template <typename Reduction>
   JAXCOMM_DEVICE void Run() {
     const ProgramStep* steps = args_.steps + program_.first_step;
     for (int32_t i = 0; i < program_.num_steps; ++i) {
@@ -102,7 +217,7 @@ class Walk {
         }
         default:
           if (step.sync) __syncthreads();
-          RunData<Reduction>(step);
+          RunData(step);
       }
     }
     network_.Flush(channel_);  // XLA may reuse the memory once the kernel has ended
@@ -127,36 +242,17 @@ class Walk {
     return Near(peer) ? device::Wait(args_.comm, channel_, Local(peer), origin) : network_.Wait(channel_, peer, origin);
   }
 
-  JAXCOMM_DEVICE Elements Of(const ProgramStep& step, const Place& place) const {
-    Elements elements;
-    const bool input = place.space == Space::kInput;
-    const device::Window& window = input ? args_.input : place.space == Space::kOutput ? args_.output : args_.scratch;
-    elements.base = window.At(Local(place.rank));  // of a rank of another node: not an address
-    elements.first = place.offset;
-    elements.flat = step.flat || place.space == Space::kScratch;
-    if (place.space == Space::kScratch) {
-      elements.first += program_.scratch_begin;
-      return elements;
-    }
-    elements.part = input ? program_.input : program_.output;
-    if (step.flat) elements.first += elements.part.begin;
-    return elements;
-  }
-
-  template <typename Reduction>
   JAXCOMM_DEVICE void RunData(const ProgramStep& step) {
-    const Elements dst = Of(step, step.step.dst);
+    const Elements dst = ElementsOf(args_, program_, step, step.step.dst);
     switch (step.step.kind) {
       case StepKind::kCopy:
       case StepKind::kGet:
-        return Move(dst, Of(step, step.step.src), step.step.count);
       case StepKind::kPut:
-        if (!Near(step.step.dst.rank)) return PutFar(dst, step.step.dst, Of(step, step.step.src), step.step.count);
-        return Move(dst, Of(step, step.step.src), step.step.count);
+        return Move(step, dst, ElementsOf(args_, program_, step, step.step.src));
       case StepKind::kZero:
-        return Clear(dst, step.step.count);
+        return ZeroElements(dst, step.step.count, args_.item_bytes);
       default:
-        if constexpr (!std::is_same_v<Reduction, NoReduction>) Reduce<Reduction>(step, dst);
+        ReduceElements(dst, {args_, program_, step, args_.sources + program_.first_source + step.step.first_source});
     }
   }
 
@@ -164,44 +260,9 @@ class Walk {
     return elements.base + elements.Position(i) * args_.item_bytes;
   }
 
-  JAXCOMM_DEVICE void Move(const Elements& dst, const Elements& src, int64_t count) const {
-    for (int64_t i = 0; i < count;) {
-      const int64_t side = src.Side(i, dst.Side(i, count - i));
-      if (side < count - i && side * args_.item_bytes < kShortRunBytes) return MoveShort(dst, src, i, count);
-      device::Copy(At(dst, i), At(src, i), side * args_.item_bytes);
-      i += side;
-    }
-  }
-
-  // Runs so short that a thread block has more threads than a run has units: every thread finds its own elements.
-  JAXCOMM_DEVICE void MoveShort(const Elements& dst, const Elements& src, int64_t begin, int64_t count) const {
-    switch (args_.item_bytes) {
-      case 1:
-        return MoveItems<uint8_t>(dst, src, begin, count);
-      case 2:
-        return MoveItems<uint16_t>(dst, src, begin, count);
-      case 4:
-        return MoveItems<uint32_t>(dst, src, begin, count);
-      case 8:
-        return MoveItems<uint64_t>(dst, src, begin, count);
-      default:
-        return MoveItems<device::Bytes16>(dst, src, begin, count);
-    }
-  }
-
-  template <typename Item>
-  JAXCOMM_DEVICE void MoveItems(const Elements& dst, const Elements& src, int64_t begin, int64_t count) const {
-    for (int64_t i = begin + Thread(); i < count; i += Threads()) {
-      *reinterpret_cast<Item*>(At(dst, i)) = *reinterpret_cast<const Item*>(At(src, i));
-    }
-  }
-
-  JAXCOMM_DEVICE void Clear(const Elements& dst, int64_t count) const {
-    for (int64_t i = 0; i < count;) {
-      const int64_t side = dst.Side(i, count - i);
-      device::Zero(At(dst, i), side * args_.item_bytes);
-      i += side;
-    }
+  JAXCOMM_DEVICE void Move(const ProgramStep& step, const Elements& dst, const Elements& src) {
+    if (!Near(step.step.dst.rank)) return PutFar(dst, step.step.dst, src, step.step.count);
+    MoveElements(dst, src, step.step.count, args_.item_bytes);
   }
 
   JAXCOMM_DEVICE void PutFar(const Elements& dst, const Place& place, const Elements& src, int64_t count) {
@@ -212,23 +273,6 @@ class Walk {
       i += side;
     }
   }
-
-  template <typename Reduction>
-  JAXCOMM_DEVICE void Reduce(const ProgramStep& step, const Elements& dst) const {
-    using Codec = typename Reduction::Codec;
-    using Storage = typename Codec::Storage;
-    const Place* sources = args_.sources + program_.first_source + step.step.first_source;
-    const int32_t num_sources = step.step.num_sources;
-    for (int64_t i = 0; i < step.step.count;) {
-      int64_t side = dst.Side(i, step.step.count - i);
-      for (int32_t s = 0; s < num_sources && !step.flat; ++s) side = Of(step, sources[s]).Side(i, side);
-      const auto source = [&](int s) { return reinterpret_cast<const Storage*>(At(Of(step, sources[s]), i)); };
-      device::Reduce<Codec, typename Reduction::Op>(reinterpret_cast<Storage*>(At(dst, i)), num_sources, source, side);
-      i += side;
-    }
-  }
-
-  static constexpr int64_t kShortRunBytes = 2048;
 
   const RankArgs& args_;
   Network& network_;

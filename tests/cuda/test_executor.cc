@@ -8,7 +8,6 @@
 #include <string>
 
 #include "../../ffi/cpu/executor.h"
-#include "../../ffi/cuda/reductions.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../native/check.h"
 #include "delayed_network.h"
@@ -36,7 +35,7 @@ void Spread(const RankArgs& args, const ChannelProgram& channel, bool input, con
   }
 }
 
-template <typename Reduction, typename Network>
+template <typename Network>
 void RunRank(const VirtualRanks::Call& call, Data& data, Network& network) {
   const auto rank = static_cast<int32_t>(blockIdx.y);
   const RankArgs& args = call.args[rank];
@@ -48,13 +47,12 @@ void RunRank(const VirtualRanks::Call& call, Data& data, Network& network) {
   Spread(args, channel, false, [&](int64_t at) { std::memset(output + at, 0x5a, item); });
   __syncthreads();
   Walk<Network> walk(args, network, static_cast<int32_t>(blockIdx.x));
-  walk.template Run<Reduction>();
+  walk.Run();
   __syncthreads();
   Spread(args, channel, false, [&](int64_t at) { std::memcpy(data.outputs[rank].data() + at, output + at, item); });
   Spread(args, channel, true, [&](int64_t at) { std::memset(input + at, 0x77, item); });
 }
 
-template <typename Reduction>
 void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed, bool delayed) {
   const auto num_ranks = static_cast<unsigned>(call.inputs.size());
   const auto num_channels = static_cast<unsigned>(call.num_channels);
@@ -62,35 +60,15 @@ void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t 
     SlowLinks links(seed);
     emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
       DelayedNetwork network(call.network[blockIdx.y], links);
-      RunRank<Reduction>(call, data, network);
+      RunRank(call, data, network);
     });
     CHECK(links.empty());
     return;
   }
   emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
     PeerNetwork network(call.network[blockIdx.y]);
-    RunRank<Reduction>(call, data, network);
+    RunRank(call, data, network);
   });
-}
-
-using Kernel = decltype(&Run<NoReduction>);
-
-Kernel FindKernel(DType dtype, ReduceOp op) {
-  using namespace arithmetic;
-#define JAXCOMM_CASE(type, codec, ordered)                                                     \
-  if (dtype == DType::type) {                                                                  \
-    if (op == ReduceOp::kSum) return &Run<Reduction<codec, Sum>>;                              \
-    if constexpr (ordered) {                                                                   \
-      return op == ReduceOp::kMax ? &Run<Reduction<codec, Max>> : &Run<Reduction<codec, Min>>; \
-    }                                                                                          \
-  }
-#if defined(JAXCOMM_TEST_ONE_TYPE)
-  if (dtype == DType::kS32 && op == ReduceOp::kSum) return &Run<Reduction<Plain<int32_t>, Sum>>;
-#else
-  JAXCOMM_REDUCTIONS(JAXCOMM_CASE)
-#endif
-#undef JAXCOMM_CASE
-  return &Run<NoReduction>;
 }
 
 struct Case {
@@ -169,6 +147,10 @@ Bytes RandomBytes(DType dtype, int64_t bytes, std::mt19937_64& random) {
   return values;
 }
 
+bool Reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
+}
+
 void Check(const Case& test, uint64_t seed) {
   std::mt19937_64 random(seed);
   const int32_t n = test.request.geometry.num_ranks();
@@ -183,12 +165,12 @@ void Check(const Case& test, uint64_t seed) {
   choice.algorithm = test.algorithm;
   choice.request = test.request;
   const VirtualRanks::Call call =
-      ranks.Prepare(memory, choice, test.block_count, test.runs, item, test.num_channels, test.shift);
-  const Kernel kernel = FindKernel(test.dtype, test.op);
+      ranks.Prepare(memory, choice, test.block_count, test.runs,
+                    {Reduces(test.request.collective), test.dtype, test.op}, test.num_channels, test.shift);
   // Twice: counters go on from call to call.
   for (uint64_t round = 0; round < 2; ++round) {
     Data data{inputs, std::vector<Bytes>(n, Bytes(expected[0].size()))};
-    kernel(call, data, test.threads, seed + round, test.delayed);
+    Run(call, data, test.threads, seed + round, test.delayed);
     for (int32_t r = 0; r < n; ++r) {
       const bool same = data.outputs[r] == expected[r];
       if (same && ranks.reports()[r].state == device::Report::kNone) continue;
@@ -207,10 +189,6 @@ void Check(const Case& test, uint64_t seed) {
       std::exit(1);
     }
   }
-}
-
-bool Reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
 }
 
 constexpr DType kTypes[] = {DType::kBool,       DType::kS8,        DType::kS16,    DType::kS32,

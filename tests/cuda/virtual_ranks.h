@@ -80,8 +80,9 @@ class VirtualRanks {
   };
 
   // Buffers of `stride` bytes per rank, which is a multiple of 16; `shift` bytes from a multiple of 16.
-  Call Prepare(Memory& memory, const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
+  Call Prepare(Memory& memory, const Choice& choice, int64_t block_count, Runs runs, Operation operation,
                int32_t num_channels, int64_t shift = 0) const {
+    const int64_t item_bytes = ItemBytes(operation.dtype);
     Request whole = choice.request;
     whole.block_count = block_count;
     Call call;
@@ -116,6 +117,7 @@ class VirtualRanks {
       args[r].steps = memory.Upload(programs[r].steps);
       args[r].sources = memory.Upload(programs[r].sources);
       args[r].channels = memory.Upload(programs[r].channels);
+      args[r].operation = operation;
       args[r].item_bytes = static_cast<int32_t>(item_bytes);
       args[r].ranks_per_node = per_node;
       network[r] = {CommOf(r, {r, n(), 0, 1}, far_, 0), input, output, scratch};

@@ -9,6 +9,7 @@
 #define JAXCOMM_HAS_DEVICE 1
 #define JAXCOMM_BOTH __host__ __device__ inline
 #define JAXCOMM_DEVICE __device__ inline
+#define JAXCOMM_DEVICE_CALLED __device__ __noinline__  // compiled once, not into every kernel
 #define JAXCOMM_KERNEL __global__
 #define JAXCOMM_UNROLL _Pragma("unroll")
 #elif defined(JAXCOMM_EMULATION)
@@ -16,6 +17,7 @@
 #define JAXCOMM_HAS_DEVICE 1
 #define JAXCOMM_BOTH inline
 #define JAXCOMM_DEVICE inline
+#define JAXCOMM_DEVICE_CALLED inline
 #define JAXCOMM_KERNEL
 #define JAXCOMM_UNROLL
 #else

@@ -79,18 +79,23 @@ JAXCOMM_DEVICE void ReduceUnits(typename Codec::Storage* dst, int num_sources, S
 template <typename Codec, typename Op, typename Source>
 JAXCOMM_DEVICE void Reduce(typename Codec::Storage* dst, int num_sources, Source source, int64_t count) {
   using Storage = typename Codec::Storage;
-  constexpr int kLanes = sizeof(Storage) >= 16 ? 1 : static_cast<int>(16 / sizeof(Storage));
-  constexpr int kTile = kLanes > 8 ? 1 : kLanes > 4 ? 2 : 4;
+  constexpr int kMostLanes = 8;  // of accumulators in registers
+  constexpr int kLanes = sizeof(Storage) >= 16  ? 1
+                         : sizeof(Storage) == 1 ? kMostLanes
+                                                : static_cast<int>(16 / sizeof(Storage));
+  constexpr int kTile = kLanes == kMostLanes ? 2 : 4;
   const auto position = [](const void* at) { return reinterpret_cast<uintptr_t>(at) & 15; };
   bool aligned = sizeof(Storage) < 16;
   for (int s = 0; s < num_sources; ++s) aligned = aligned && position(source(s)) == position(dst);
-  if (!aligned) return ReduceUnits<Codec, Op, 1, 4>(dst, num_sources, source, 0, count);
   const auto to_boundary = static_cast<int64_t>((-position(dst) & 15) / sizeof(Storage));
-  const int64_t head = to_boundary < count ? to_boundary : count;
+  const int64_t head = aligned && to_boundary < count ? to_boundary : count;
   const int64_t body = (count - head) / kLanes * kLanes;
-  if (head > 0) ReduceUnits<Codec, Op, 1, 1>(dst, num_sources, source, 0, head);
   ReduceUnits<Codec, Op, kLanes, kTile>(dst, num_sources, source, head, body);
-  if (head + body < count) ReduceUnits<Codec, Op, 1, 1>(dst, num_sources, source, head + body, count - head - body);
+  // What lies before and after; everything where alignments differ.
+  for (int64_t begin = 0, end = head; begin < count; begin = head + body, end = count) {
+    ReduceUnits<Codec, Op, 1, 4>(dst, num_sources, source, begin, end - begin);
+    if (end == count) break;
+  }
 }
 
 }  // namespace device
