@@ -146,6 +146,111 @@ void FailuresBetweenNodes(std::mt19937& random, uint64_t* key) {
   }
 }
 
+// Of two nodes, whose link carries so little that a large payload takes seconds of its time, which the test does not
+// let pass: payloads stay on their way.
+struct SlowLink {
+  static constexpr int64_t kBlock = 1'000'000, kSoon_ns = 1'000'000'000;
+  World world{2, 2, Options()};
+
+  static MemoryNetworkOptions Options() {
+    MemoryNetworkOptions options;
+    options.bytes_per_ns = 1e-3;
+    return options;
+  }
+  static Request Exchange(int32_t ranks_per_node, int64_t block_count) {
+    Request request;
+    request.collective = Collective::kAllGather;
+    request.geometry = {2, ranks_per_node, false, true};
+    request.block_count = block_count;
+    return request;
+  }
+  // The network's small messages go their way until the condition holds.
+  template <typename Condition>
+  void StepUntil(Condition condition) {
+    const Clock::time_point limit = Clock::now() + std::chrono::seconds(30);
+    while (!condition()) {
+      while (world.fabric().Step(kSoon_ns)) {
+      }
+      CHECK(Clock::now() < limit);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+};
+
+// Two nodes disagree, and what they send to each other is large: they learn of it before it could have arrived, fetch
+// none of it, and can still work together.
+void DisagreementOverSlowLink(std::mt19937& random, uint64_t* key) {
+  const Algorithm& direct = Named(Collective::kAllGather, "direct");
+  for (const bool late : {false, true}) {
+    SlowLink slow;
+    Collective1 one(direct, SlowLink::Exchange(1, SlowLink::kBlock), {0, 1}, false, random, &slow.world, 2);
+    Collective1 other(direct, SlowLink::Exchange(1, SlowLink::kBlock + 1), {0, 1}, false, random, &slow.world, 2);
+    Results results(2);
+    const uint64_t now = *key = (*key / 1000 + 1) * 1000;
+    for (const int32_t p : {0, 1}) {
+      auto call = (p == 0 ? one : other).CallOf(slow.world, p, now, results, 3);
+      call->Enter();
+      slow.world.progress(p).Add(call);
+      const auto sent = [&] { return slow.world.switchboard(0)->network()->traffic(1).bytes_sent > 0; };
+      if (late) slow.StepUntil(sent);
+    }
+    slow.StepUntil([&] { return results.num_ended() == 2; });
+    for (const int32_t p : {0, 1}) {
+      CHECK(Has(results.error(p), " of 1000000 elements") && Has(results.error(p), " of 1000001 elements"));
+      CHECK(slow.world.switchboard(p)->Lost(1 - p).empty());
+    }
+  }
+}
+
+// A call fails while a large payload is on its way into its result. The result is not given back before that has come,
+// or its sender has been cut off; nobody writes there afterwards.
+void FailureWhilePayloadLands(bool comes, std::mt19937& random, uint64_t* key) {
+  SlowLink slow;
+  World& world = slow.world;
+  // In this ring, each process forwards what it gets: none is through before that has come.
+  Collective1 one(Named(Collective::kAllGather, "ring"), SlowLink::Exchange(2, SlowLink::kBlock), {0, 0, 1, 1}, false,
+                  random, &world, 2);
+  Results results(2);
+  const uint64_t now = *key = (*key / 1000 + 1) * 1000;
+  std::vector<std::shared_ptr<JointCall>> calls;
+  for (const int32_t p : {0, 1}) {
+    calls.push_back(one.CallOf(world, p, now, results));
+    calls[p]->Enter();
+    world.progress(p).Add(calls[p]);
+  }
+  for (const int32_t p : {0, 1}) {
+    slow.StepUntil([&] { return world.switchboard(p)->network()->traffic(1 - p).bytes_sent > SlowLink::kBlock; });
+  }
+  while (world.fabric().Step(SlowLink::kSoon_ns)) {
+  }
+  const Clock::time_point failed_at = Clock::now();
+  calls[0]->Fail({Error::Kind::kInvalid, "had enough"});
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  CHECK(results.num_ended() == 0);
+  const auto lost = [&](int32_t p) { return world.switchboard(p)->Lost(1 - p); };
+  if (comes) {
+    while (world.fabric().Step()) {
+    }
+    CHECK(results.WaitFor(2));
+    for (const int32_t p : {0, 1}) CHECK(lost(p).empty());
+    CHECK(Has(results.error(1), "had enough"));
+  } else {
+    slow.StepUntil([&] { return results.num_ended() == 2; });
+    const auto took = Clock::now() - failed_at;
+    CHECK(took >= std::chrono::milliseconds(500) && took < std::chrono::seconds(5));
+    CHECK(lost(0) == "its data did not arrive in time");
+    CHECK(Has(results.error(1), "the process of ranks [0, 1] (process 0) can't be reached: the connection was lost"));
+    // The results are used for something else, while the rest of time passes.
+    for (auto& output : one.outputs) std::fill(output.begin(), output.end(), 7);
+    while (world.fabric().Step()) {
+    }
+    for (const auto& output : one.outputs) {
+      CHECK(std::all_of(output.begin(), output.end(), [](int32_t value) { return value == 7; }));
+    }
+  }
+  CHECK(results.error(0) == "had enough");
+}
+
 bool BoardIsFree(const Board& board) {
   return std::all_of(std::begin(board.keys), std::end(board.keys), [](const auto& key) { return key.load() == 0; });
 }
@@ -251,6 +356,8 @@ int main() {
   }
   std::printf("ok failures\n");
   for (int round = 0; round < 5; ++round) FailuresBetweenNodes(random, &key);
+  DisagreementOverSlowLink(random, &key);
+  for (const bool comes : {true, false}) FailureWhilePayloadLands(comes, random, &key);
   std::printf("ok failures between nodes\n");
   FailuresAreReclaimed(3, 1, random, &key);
   FailuresAreReclaimed(4, 2, random, &key);

@@ -97,6 +97,10 @@ class Results {
     std::unique_lock<std::mutex> lock(mutex_);
     return changed_.wait_for(lock, std::chrono::seconds(60), [&] { return num_ended_ >= count; });
   }
+  int num_ended() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return num_ended_;
+  }
   std::string error(int process) {
     std::lock_guard<std::mutex> lock(mutex_);
     return errors_[process];
