@@ -182,6 +182,32 @@ def stopped():
     say("works again")
 
 
+def sent_over_loopback():
+    """Bytes, of all processes together."""
+    with open("/proc/net/dev") as lines:
+        return next(int(line.split()[9]) for line in lines if line.split()[0] == "lo:")
+
+
+@scenario
+def stopped_while_its_data_lands():
+    """SIGSTOP of the sender, with a large payload on its way straight into a result. SIGCONT comes from the parent."""
+    program(psum)()
+    before = sent_over_loopback()
+
+    def stop_in_the_middle():
+        while sent_over_loopback() - before < 1 << 24:
+            time.sleep(1e-3)
+        say("acts")
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    if jax.process_index() == VICTIM:
+        threading.Thread(target=stop_in_the_middle).start()
+    attempt(program(lambda x: jaxcomm.ppermute(jnp.broadcast_to(x[:, :1], (1, 1 << 26)), "i", [(2, 0)])[:, :8]))
+    attempt(program(psum))
+    works([jax.process_index()])
+    say("each works alone")
+
+
 def own_host():
     """The processes of this node."""
     return next(node for node in jaxcomm.topology().nodes if jax.process_index() in node)
