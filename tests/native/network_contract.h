@@ -346,8 +346,8 @@ inline void CheckLeavingEarly(const MakeNetwork& make) {
   std::printf("ok a process leaves in the middle\n");
 }
 
-// A process cuts off a peer, a large payload of which is on its way: then nobody writes there any more, the peer is
-// told, and the others go on.
+// A process cuts off a peer, a large payload of which is on its way or has just come: then nobody writes there any
+// more, the peer is told, and the others go on.
 inline void CheckDrop(const MakeNetwork& make) {
   Processes processes = JoinAll(make, 3, TestProcess::Place::kLater);
   processes[0]->Send(1, 0, 0, 100'000'000);
@@ -357,7 +357,6 @@ inline void CheckDrop(const MakeNetwork& make) {
   processes[1]->network().Drop(0, "too slow");
   CHECK(processes[1]->WaitLost(0));
   CHECK(processes[1]->why_lost(0) == "too slow");
-  CHECK(processes[1]->delivered() == 1);
   const auto cut_off_at = std::chrono::steady_clock::now();
   CHECK(processes[0]->WaitLost(1));
   CHECK(std::chrono::steady_clock::now() - cut_off_at < std::chrono::seconds(10));
