@@ -75,7 +75,7 @@ test: test-native test-python
 # Suspicious tests and every failure 20 times in a row, and all op tests between processes: hours.
 stress: setup $(VENV)/test-deps build/native
 	$(BIN)/cmake --build build/native
-	$(BIN)/ctest --test-dir build/native --repeat until-fail:20 --output-on-failure -R 'meeting|joint_call|network'
+	$(BIN)/ctest --test-dir build/native --repeat until-fail:20 --output-on-failure -R 'meeting|node|joint|network'
 	JAXCOMM_STRESS_ROUNDS=20 $(BIN)/python -m pytest tests/test_stress.py tests/multiprocess \
 	  tests/hosts/test_host_failures.py $(PYTEST_ARGS)
 

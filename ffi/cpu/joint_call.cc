@@ -325,7 +325,10 @@ bool JointCall::Reclaim() {
   return true;
 }
 
-void* JointCall::PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) {
+// A process that brings something else says so in its next message, which an unwanted payload must not hold up. Nor may
+// it be on its way here when that makes the call fail: then it would have to be waited for, or its sender cut off.
+void* JointCall::PlaceOf(uint64_t fingerprint, int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) {
+  if (fingerprint != program_->fingerprint()) return nullptr;
   if (rank < 0 || rank >= program_->num_ranks() || program_->process_of()[rank] != process_) return nullptr;
   int64_t size = 0;
   if (space == Space::kOutput) size = program_->output_bytes();
@@ -351,13 +354,6 @@ void JointCall::OnSignal(int32_t from, int32_t to) {
   }
   Leave(-1);
   node_.board().Ring();
-}
-
-// Both learn from each other what they bring.
-bool JointCall::OnSomething(uint64_t fingerprint) {
-  if (fingerprint == program_->fingerprint()) return true;
-  SayEntered();
-  return false;
 }
 
 bool JointCall::Agrees(int32_t process, uint64_t fingerprint, const std::string& what) {
@@ -398,7 +394,7 @@ void JointCall::Put(const Place& to, std::unique_ptr<char[]> data, int64_t count
 }
 
 void JointCall::Signal(int32_t from, int32_t to) {
-  switchboard_->Signal(program_->process_of()[to], spec_.key, program_->fingerprint(), from, to);
+  switchboard_->Signal(program_->process_of()[to], spec_.key, from, to);
 }
 
 Error JointCall::Wrong(Error::Kind kind, const std::string& text) const {
@@ -479,11 +475,7 @@ void JointCall::Check(Clock::time_point now) {
   const auto grace = phase_.load() == Phase::kRunning ? kGrace : Clock::duration::zero();
   if (now >= spec_.deadline + grace) return Fail(Wrong(Error::Kind::kDeadline, DescribeLate()));
   // Only those who wait are told: a message more would slow down small collectives.
-  SayEntered();
-}
-
-void JointCall::SayEntered() {
-  if (said_entered_.exchange(true)) return;
+  if (std::exchange(said_entered_, true)) return;
   for (const int32_t process : distant_) {
     switchboard_->SayEntered(process, spec_.key, program_->fingerprint(), spec_.what);
   }

@@ -66,9 +66,8 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   bool failed() const { return (state_.load() & kFailed) != 0; }
   const JointProgram& program() const { return *program_; }
 
-  void* PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) override;
+  void* PlaceOf(uint64_t fingerprint, int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) override;
   void OnLanded() override;
-  bool OnSomething(uint64_t fingerprint) override;
   void OnSignal(int32_t from, int32_t to) override;
   void OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) override;
   void OnLeft(int32_t process, uint64_t fingerprint, const std::string& what) override;
@@ -101,7 +100,6 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   const Other* Failed() const;  // another process that has given up
   void FailLike(const Other& other);
   Error Wrong(Error::Kind kind, const std::string& text) const;  // with op, call site and phase
-  void SayEntered();
   bool Agrees(int32_t process, uint64_t fingerprint, const std::string& what);
   std::string RanksOf(int32_t process) const;
   std::string DescribeLate() const;
@@ -120,7 +118,6 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   std::atomic<uint32_t> distant_left_{0};
   std::unique_ptr<std::atomic<bool>[]> has_left_;  // for messages; as distant_
   bool registered_ = false;                        // with the switchboard
-  std::atomic<bool> said_entered_{false};
   Block block_;
   int slot_ = -1;
   std::unique_ptr<Execution> execution_;
@@ -135,7 +132,9 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   std::atomic<bool> let_go_{false};  // after failure: of everything that belongs to others
   std::mutex error_mutex_;
   std::shared_ptr<const Error> error_;
-  Clock::time_point give_up_at_{};  // the progress thread's: when it stops to wait for such payloads
+  // The progress thread's.
+  Clock::time_point give_up_at_{};  // when it stops to wait for such payloads
+  bool said_entered_ = false;
 };
 
 }  // namespace jaxcomm

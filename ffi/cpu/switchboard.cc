@@ -32,8 +32,7 @@ void Switchboard::Register(uint64_t key, std::shared_ptr<Line> line) {
 
 void* Switchboard::GivePlace(int process, uint64_t id, const Header& header, int64_t bytes,
                              const std::shared_ptr<Line>& line) {
-  if (!line->OnSomething(header.fingerprint)) return nullptr;
-  void* const place = line->PlaceOf(header.to, header.space, header.offset_bytes, bytes);
+  void* const place = line->PlaceOf(header.fingerprint, header.to, header.space, header.offset_bytes, bytes);
   if (place != nullptr) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (lost_.count(process) == 0) {
@@ -73,55 +72,46 @@ void Switchboard::Send(int32_t process, const Header& header, std::unique_ptr<ch
                  [owned = std::shared_ptr<char[]>(std::move(data))](bool) {});
 }
 
-void Switchboard::Put(int32_t process, uint64_t key, uint64_t fingerprint, const Place& to, int64_t offset_bytes,
-                      std::unique_ptr<char[]> data, int64_t bytes) {
+Switchboard::Header Switchboard::HeaderOf(Kind kind, uint64_t key, uint64_t fingerprint) {
   Header header;
-  header.kind = Kind::kPut;
+  header.kind = kind;
   header.key = key;
   header.fingerprint = fingerprint;
+  return header;
+}
+
+void Switchboard::Put(int32_t process, uint64_t key, uint64_t fingerprint, const Place& to, int64_t offset_bytes,
+                      std::unique_ptr<char[]> data, int64_t bytes) {
+  Header header = HeaderOf(Kind::kPut, key, fingerprint);
   header.to = to.rank;
   header.space = to.space;
   header.offset_bytes = offset_bytes;
   Send(process, header, std::move(data), bytes);
 }
 
-void Switchboard::Signal(int32_t process, uint64_t key, uint64_t fingerprint, int32_t from, int32_t to) {
-  Header header;
-  header.kind = Kind::kSignal;
-  header.key = key;
-  header.fingerprint = fingerprint;
+void Switchboard::Signal(int32_t process, uint64_t key, int32_t from, int32_t to) {
+  Header header = HeaderOf(Kind::kSignal, key);
   header.from = from;
   header.to = to;
   Send(process, header, nullptr, 0);
 }
 
-void Switchboard::SendText(int32_t process, Header header, const std::string& text) {
+void Switchboard::SendText(int32_t process, const Header& header, const std::string& text) {
   std::unique_ptr<char[]> data(new char[text.size()]);
   std::memcpy(data.get(), text.data(), text.size());
   Send(process, header, std::move(data), static_cast<int64_t>(text.size()));
 }
 
 void Switchboard::SayEntered(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what) {
-  Header header;
-  header.kind = Kind::kEntered;
-  header.key = key;
-  header.fingerprint = fingerprint;
-  SendText(process, header, what);
+  SendText(process, HeaderOf(Kind::kEntered, key, fingerprint), what);
 }
 
 void Switchboard::SayLeft(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what) {
-  Header header;
-  header.kind = Kind::kLeft;
-  header.key = key;
-  header.fingerprint = fingerprint;
-  SendText(process, header, what);
+  SendText(process, HeaderOf(Kind::kLeft, key, fingerprint), what);
 }
 
 void Switchboard::SayGivenUp(int32_t process, uint64_t key, const std::string& why) {
-  Header header;
-  header.kind = Kind::kGivenUp;
-  header.key = key;
-  SendText(process, header, why);
+  SendText(process, HeaderOf(Kind::kGivenUp, key), why);
 }
 
 std::string Switchboard::Lost(int32_t process) {
@@ -142,21 +132,27 @@ std::string Switchboard::Elsewhere(int32_t process) {
   return text;
 }
 
-void* Switchboard::Trash(const Message& message) {
+void* Switchboard::PlaceOfText(const Message& message) {
   auto& place = texts_[{message.process, message.id}];
   place.reset(new char[std::max<size_t>(message.bytes, 1)]);
   return place.get();
 }
 
+// Nobody waits for the payload, nor shall what follows it in its channel: a large one is not even fetched.
+void* Switchboard::Refuse(const Message& message) {
+  network_->Accept(message.process, message.id, nullptr);
+  return nullptr;
+}
+
 void* Switchboard::OnMessage(const Message& message) {
   Header header;
-  if (message.header_bytes != sizeof(header)) return Trash(message);
+  if (message.header_bytes != sizeof(header)) return Refuse(message);
   std::memcpy(&header, message.header, sizeof(header));
-  if (header.kind != Kind::kPut) return Trash(message);
+  if (header.kind != Kind::kPut) return PlaceOfText(message);
   std::shared_ptr<Line> line;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (closed_.count(header.key) > 0) return Trash(message);
+    if (closed_.count(header.key) > 0) return Refuse(message);
     const auto found = lines_.find(header.key);
     if (found == lines_.end()) {
       waiting_[header.key].puts.push_back({message.process, message.id, header, static_cast<int64_t>(message.bytes)});
@@ -165,7 +161,7 @@ void* Switchboard::OnMessage(const Message& message) {
     line = found->second;
   }
   void* const place = GivePlace(message.process, message.id, header, static_cast<int64_t>(message.bytes), line);
-  return place != nullptr ? place : Trash(message);
+  return place != nullptr ? place : Refuse(message);
 }
 
 void Switchboard::Land(const MessageId& id) {
@@ -239,9 +235,7 @@ void Switchboard::OnDelivered(const Message& message) {
     case Kind::kPut:
       return Land({message.process, message.id});
     case Kind::kSignal:
-      return Tell(header.key, {process, [=](Line& line) {
-                                 if (line.OnSomething(header.fingerprint)) line.OnSignal(header.from, header.to);
-                               }});
+      return Tell(header.key, {process, [=](Line& line) { line.OnSignal(header.from, header.to); }});
     case Kind::kEntered:
       return Tell(header.key, {process, [=](Line& line) { line.OnEntered(process, header.fingerprint, text); }},
                   [&](Waiting& waiting) { waiting.entered[process] = text; });

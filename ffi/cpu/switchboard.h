@@ -26,10 +26,9 @@ namespace jaxcomm {
 class Line {
  public:
   virtual ~Line() = default;
-  // Null: there is none. Otherwise OnLanded follows, when nothing writes there any more.
-  virtual void* PlaceOf(int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) = 0;
-  // Something comes from a process that brings this fingerprint to the call. Whether to believe it.
-  virtual bool OnSomething(uint64_t fingerprint) = 0;
+  // For a payload from a process that brings this fingerprint. Null: it is not wanted. Otherwise OnLanded follows, when
+  // nothing writes there any more.
+  virtual void* PlaceOf(uint64_t fingerprint, int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) = 0;
   virtual void OnLanded() = 0;
   virtual void OnSignal(int32_t from, int32_t to) = 0;
   virtual void OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) = 0;
@@ -50,7 +49,7 @@ class Switchboard : public Receiver {
 
   void Put(int32_t process, uint64_t key, uint64_t fingerprint, const Place& to, int64_t offset_bytes,
            std::unique_ptr<char[]> data, int64_t bytes);
-  void Signal(int32_t process, uint64_t key, uint64_t fingerprint, int32_t from, int32_t to);
+  void Signal(int32_t process, uint64_t key, int32_t from, int32_t to);
   // What this process brings to the call. It need not be said unless the call takes long.
   void SayEntered(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what);
   // This process has put and signalled all it had to.
@@ -99,13 +98,15 @@ class Switchboard : public Receiver {
   };
   using MessageId = std::pair<int, uint64_t>;
 
+  static Header HeaderOf(Kind kind, uint64_t key, uint64_t fingerprint = 0);
   void Send(int32_t process, const Header& header, std::unique_ptr<char[]> data, int64_t bytes);
-  void SendText(int32_t process, Header header, const std::string& text);
+  void SendText(int32_t process, const Header& header, const std::string& text);
   void* GivePlace(int process, uint64_t id, const Header& header, int64_t bytes, const std::shared_ptr<Line>& line);
   void Tell(uint64_t key, WaitingEvent event, const std::function<void(Waiting&)>& note = nullptr);
   void DropWaiting(uint64_t key, int32_t process);
   void Land(const MessageId& id);
-  void* Trash(const Message& message);
+  void* PlaceOfText(const Message& message);
+  void* Refuse(const Message& message);
 
   std::mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<Line>> lines_;

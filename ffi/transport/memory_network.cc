@@ -53,10 +53,9 @@ class MemoryEndpoint : public Network {
     std::lock_guard<std::mutex> lock(fabric_->mutex_);
     MemoryFabric* const fabric = fabric_;
     const int self = process_;
-    fabric_->At(fabric_->now_ns_, [fabric, self, process, why] {
-      fabric->FailOutstanding([=](const auto& message) { return message.from == self && message.to == process; });
-      if (MemoryEndpoint* endpoint = fabric->endpoints_[self]) endpoint->inbox_.Lose(process, why);
-    });
+    fabric->At(fabric->now_ns_, [fabric, self, process, why] { fabric->Break(self, process, why); });
+    fabric->At(fabric->now_ns_ + fabric->options_.loss_detection_ns,
+               [fabric, self, process] { fabric->Break(process, self, "the connection was lost"); });
   }
 
   PeerTraffic traffic(int process) const override {
@@ -202,11 +201,11 @@ void MemoryFabric::Detach(int process) {
   FailOutstanding([process](const Outstanding& message) { return message.from == process || message.to == process; });
 }
 
-bool MemoryFabric::Step() {
+bool MemoryFabric::Step(int64_t before_ns) {
   std::lock_guard<std::mutex> stepping(stepping_);
   std::unique_lock<std::mutex> lock(mutex_);
-  if (events_.empty()) return false;
   const auto first = events_.begin();
+  if (first == events_.end() || first->first.first >= before_ns) return false;
   now_ns_ = first->first.first;
   const std::function<void()> event = std::move(first->second);
   events_.erase(first);
@@ -259,7 +258,7 @@ void MemoryFabric::Inject(int process, std::string bytes) {
 }
 
 void MemoryFabric::At(int64_t time_ns, std::function<void()> event) {
-  events_.emplace(std::make_pair(time_ns, num_events_++), std::move(event));
+  events_.emplace(EventId(time_ns, num_events_++), std::move(event));
   changed_.notify_one();
 }
 
@@ -305,7 +304,13 @@ void MemoryFabric::Fetch(uint64_t id, void* destination, std::function<void(bool
   // Half a round trip for the request.
   const int64_t arrival_ns =
       Transmit(from, to, it->second.bytes) + options_.latency_ns + delay_ns_[from] + delay_ns_[to];
-  At(arrival_ns, [this, id, from, to, destination, done] {
+  const EventId arrival(arrival_ns, num_events_);
+  under_way_[arrival] = {from, to, done};
+  At(arrival_ns, [this, id, from, to, destination, done, arrival] {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      under_way_.erase(arrival);
+    }
     if (!endpoints_[to]) return;  // the inbox is gone, and with it what `done` belongs to
     Outstanding message;
     const bool ok = !lost_[from] && !lost_[to] && TakeOutstanding(id, &message);
@@ -315,6 +320,27 @@ void MemoryFabric::Fetch(uint64_t id, void* destination, std::function<void(bool
     }
     done(ok);
   });
+}
+
+// The process has no connection to the peer any more: its sends and fetches end.
+void MemoryFabric::Break(int process, int peer, const std::string& why) {
+  FailOutstanding([=](const auto& message) { return message.from == process && message.to == peer; });
+  MemoryEndpoint* const endpoint = endpoints_[process];
+  if (!endpoint) return;
+  endpoint->inbox_.Lose(peer, why);
+  std::vector<std::function<void(bool)>> ended;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto it = under_way_.begin(); it != under_way_.end();) {
+      const bool ends = it->second.from == peer && it->second.to == process;
+      if (ends) {
+        events_.erase(it->first);
+        ended.push_back(std::move(it->second.done));
+      }
+      it = ends ? under_way_.erase(it) : std::next(it);
+    }
+  }
+  for (const auto& done : ended) done(false);
 }
 
 }  // namespace jaxcomm

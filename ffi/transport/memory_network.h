@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,8 +39,9 @@ class MemoryFabric {
   // The network of one process; once per process.
   std::unique_ptr<Network> Attach(int process, uint64_t token, Receiver* receiver);
 
-  // Lets the next thing happen, in the calling thread, which is the progress thread meanwhile. False: nothing is left.
-  bool Step();
+  // Lets the next thing happen, in the calling thread, which is the progress thread meanwhile. False: nothing is left
+  // before that time.
+  bool Step(int64_t before_ns = std::numeric_limits<int64_t>::max());
   // From now on a thread steps as fast as it can.
   void Start();
   int64_t now_ns() const;
@@ -55,12 +57,19 @@ class MemoryFabric {
   friend class MemoryEndpoint;
   friend class MemoryPayload;
 
+  using EventId = std::pair<int64_t, uint64_t>;  // by time, then by order of their making
+
   struct Outstanding {  // a Send whose `sent` has not been called
     int from = -1;
     int to = -1;
     const void* data = nullptr;
     size_t bytes = 0;
     SentFn sent;
+  };
+  struct UnderWay {  // a payload that is being fetched
+    int from = -1;
+    int to = -1;
+    std::function<void(bool)> done;
   };
 
   // With mutex_ held.
@@ -70,6 +79,7 @@ class MemoryFabric {
   bool TakeOutstanding(uint64_t id, Outstanding* message);
   void FailOutstanding(const std::function<bool(const Outstanding&)>& which);
   void Fetch(uint64_t id, void* destination, std::function<void(bool)> done);
+  void Break(int process, int peer, const std::string& why);
   void Detach(int process);
 
   const int num_processes_;
@@ -80,13 +90,14 @@ class MemoryFabric {
   std::condition_variable changed_;
   int64_t now_ns_ = 0;
   uint64_t num_events_ = 0;
-  std::map<std::pair<int64_t, uint64_t>, std::function<void()>> events_;  // by time, then by order of their making
+  std::map<EventId, std::function<void()>> events_;
   std::mt19937_64 random_;
   std::vector<int64_t> link_free_ns_;  // [from * n + to]
   std::vector<int64_t> delay_ns_;
   std::vector<bool> lost_;
   std::vector<MemoryEndpoint*> endpoints_;
   std::map<uint64_t, Outstanding> outstanding_;
+  std::map<EventId, UnderWay> under_way_;  // by arrival
   uint64_t next_outstanding_ = 0;
   bool stop_ = false;
   std::thread thread_;

@@ -78,7 +78,7 @@ class Network {
   // The place for a payload for which OnMessage returned null; null drops the message, which is then not delivered.
   virtual void Accept(int process, uint64_t id, void* destination) = 0;
 
-  // Ends the connection from this side, whatever is under way. OnPeerLost follows.
+  // Ends the connection from this side, whatever is under way. OnPeerLost follows, here at once, and at the peer.
   virtual void Drop(int process, const std::string& why) = 0;
 
   virtual PeerTraffic traffic(int process) const = 0;

@@ -356,6 +356,9 @@ void UcxNetwork::Accept(int process, uint64_t id, void* destination) {
 void UcxNetwork::Drop(int process, const std::string& why) {
   Do([this, process, why] {
     Peer& peer = peers_[process];
+    // Said, because closing the own endpoint leaves the peer's as it is: UCX would find out after its keepalive of 20
+    // s.
+    PostControl(process, Envelope::kFarewell);
     peer.why = why;
     OnEndpointError(&peer, peer.endpoint, ucp::kCanceled);
   });

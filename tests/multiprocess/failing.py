@@ -11,6 +11,8 @@ import json
 import os
 import resource
 import signal
+import socket
+import struct
 import sys
 import threading
 import time
@@ -180,6 +182,46 @@ def stopped():
     sys.stdin.readline()  # until all have failed
     program(psum)()
     say("works again")
+
+
+def acknowledged_bytes():
+    """What has arrived of all that this process has sent by TCP."""
+    total = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(number))) as connection:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+                total += struct.unpack_from("Q", info, 120)[0]  # tcpi_bytes_acked
+    return total
+
+
+@scenario
+def stopped_while_its_data_lands():
+    """SIGSTOP of the sender, with a large payload on its way straight into a result. SIGCONT comes from the parent."""
+    send = program(lambda x: jaxcomm.ppermute(jnp.broadcast_to(x[:, :1], (1, 1 << 24)), "i", [(2, 0)])[:, :8])
+    send()  # compiled, and quick the next time
+    program(psum)()  # all has arrived
+    if jax.process_index() == VICTIM:
+
+        def run():  # whether the sender gets an error depends on the moment: others wait for its data, it for nobody's
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                send()
+
+        before = acknowledged_bytes()
+        sender = threading.Thread(target=run)
+        sender.start()
+        while acknowledged_bytes() - before < 1 << 22:
+            time.sleep(1e-3)
+        say("acts")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        sender.join()
+    else:
+        attempt(send)
+    attempt(program(psum))
+    works([jax.process_index()])
+    say("each works alone")
 
 
 def own_host():

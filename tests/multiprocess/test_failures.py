@@ -108,6 +108,21 @@ def test_process_that_is_stopped_and_goes_on(start, round_):
     finish(ranks)
 
 
+def test_sender_that_is_stopped_in_the_middle_is_cut_off(start, round_):
+    """Its part of the result is never written again; the two can't work together any more."""
+    receiver, sender = ranks = start("stopped_while_its_data_lands", 2, nodes="ab")
+    stopped = sender.hear("acts")["at"]
+    error = receiver.hear("error")
+    assert "ppermute at failing.py:" in error["text"] and "(process 1)" in error["text"]
+    assert TIMEOUT_S - 1 < error["at"] - stopped < TIMEOUT_S + SLACK_S
+    assert "(process 1) can't be reached: its data did not arrive in time" in receiver.hear("error")["text"]
+    receiver.hear("each works alone")
+    sender.process.send_signal(signal.SIGCONT)
+    assert "(process 0)" in sender.hear("error")["text"]
+    sender.hear("each works alone")
+    finish(ranks)
+
+
 MISMATCHES = {
     "different_ops": ("psum at", "pmax at"),
     "different_shapes": ("8 -> 8 elements", "4 -> 4 elements"),

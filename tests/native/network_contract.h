@@ -346,6 +346,32 @@ inline void CheckLeavingEarly(const MakeNetwork& make) {
   std::printf("ok a process leaves in the middle\n");
 }
 
+// A process cuts off a peer, a large payload of which is on its way or has just come: then nobody writes there any
+// more, the peer is told, and the others go on.
+inline void CheckDrop(const MakeNetwork& make) {
+  Processes processes = JoinAll(make, 3, TestProcess::Place::kLater);
+  processes[0]->Send(1, 0, 0, 100'000'000);
+  processes[0]->Send(1, 1, 0, 0);
+  CHECK(processes[1]->WaitWaiting(1) && processes[1]->WaitDelivered(1));
+  processes[1]->AcceptAll();
+  processes[1]->network().Drop(0, "too slow");
+  CHECK(processes[1]->WaitLost(0));
+  CHECK(processes[1]->why_lost(0) == "too slow");
+  const auto cut_off_at = std::chrono::steady_clock::now();
+  CHECK(processes[0]->WaitLost(1));
+  CHECK(std::chrono::steady_clock::now() - cut_off_at < std::chrono::seconds(10));
+  CHECK(processes[0]->WaitSent(2));  // with or without success
+  for (const int p : {0, 1}) {
+    const int64_t unsent = processes[p]->unsent();
+    processes[p]->Send(1 - p, 0, 1, 5000);
+    CHECK(processes[p]->WaitSent(p == 0 ? 3 : 1) && processes[p]->unsent() == unsent + 1);
+    processes[p]->Send(2, 0, 0, 0);
+  }
+  CHECK(processes[2]->WaitDelivered(2));
+  LeaveAll(processes);
+  std::printf("ok a peer is cut off in the middle of a payload\n");
+}
+
 // A process of another run is not heard.
 inline void CheckToken(const MakeNetwork& make) {
   TestProcess host(0), stranger(1);
@@ -377,6 +403,7 @@ inline void CheckContract(const MakeNetwork& make) {
   CheckManyThreads(make);
   CheckLeaving(make);
   CheckLeavingEarly(make);
+  CheckDrop(make);
   CheckToken(make);
 }
 

@@ -1,0 +1,194 @@
+// Several processes in one test program, with nodes in the place of processes, and collectives between them.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../ffi/cpu/joint_call.h"
+#include "../../ffi/cpu/progress.h"
+#include "../../ffi/plan/algorithms.h"
+#include "../../ffi/transport/memory_network.h"
+#include "check.h"
+#include "expected.h"
+
+namespace jaxcomm {
+
+using Clock = JointCall::Clock;
+
+// Processes that know each other: those of a node through memory, the others through a network.
+class World {
+ public:
+  // Of uneven delays.
+  explicit World(int num_processes, int num_nodes = 1, uint64_t seed = 0)
+      : World(num_processes, num_nodes, Uneven(seed)) {
+    fabric_->Start();
+  }
+  // Which the test steps.
+  World(int num_processes, int num_nodes, const MemoryNetworkOptions& options)
+      : num_nodes_(num_nodes), fabric_(std::make_unique<MemoryFabric>(num_processes, options)) {
+    for (int p = 0; p < num_processes && num_nodes > 1; ++p) {
+      switchboards_.push_back(std::make_unique<Switchboard>());
+      switchboards_[p]->SetNetwork(fabric_->Attach(p, 42, switchboards_[p].get()));
+    }
+    for (int p = 0; p < num_processes; ++p) {
+      nodes_.push_back(std::make_unique<Node>());
+      CHECK(nodes_[p]->Open().empty());
+    }
+    for (int p = 0; p < num_processes; ++p) {
+      for (int q = 0; q < num_processes; ++q) {
+        std::string error;
+        if (NodeOf(p, num_processes) != NodeOf(q, num_processes)) {
+          CHECK(switchboards_[p]->network()->Connect(q, switchboards_[q]->network()->address(), &error));
+        } else if (p != q) {
+          nodes_[p]->ConnectTo(q, *nodes_[q]);
+        }
+      }
+      progress_.push_back(std::make_unique<Progress>(*nodes_[p]));
+    }
+  }
+  ~World() {
+    for (auto& progress : progress_) progress->Stop();  // it may be about to send something
+    switchboards_.clear();
+  }
+  int NodeOf(int process, int num_processes) const { return process * num_nodes_ / num_processes; }
+  MemoryFabric& fabric() { return *fabric_; }
+  Switchboard* switchboard(int process) { return switchboards_.empty() ? nullptr : switchboards_[process].get(); }
+  Node& node(int process) { return *nodes_[process]; }
+  Progress& progress(int process) { return *progress_[process]; }
+
+ private:
+  static MemoryNetworkOptions Uneven(uint64_t seed) {
+    MemoryNetworkOptions options;
+    options.jitter_ns = 50'000;
+    options.seed = seed;
+    return options;
+  }
+
+  const int num_nodes_;
+  std::unique_ptr<MemoryFabric> fabric_;
+  std::vector<std::unique_ptr<Switchboard>> switchboards_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+  std::vector<std::unique_ptr<Progress>> progress_;
+};
+
+// How the parts of a call have ended.
+class Results {
+ public:
+  explicit Results(int num_processes) : errors_(num_processes), ended_(num_processes) {}
+  JointCall::Finish For(int process) {
+    return [this, process](int64_t, const std::shared_ptr<const Error>& error) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      CHECK(!ended_[process]);
+      ended_[process] = true;
+      if (error) errors_[process] = error->message;
+      ++num_ended_;
+      changed_.notify_all();
+    };
+  }
+  bool WaitFor(int count) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    return changed_.wait_for(lock, std::chrono::seconds(60), [&] { return num_ended_ >= count; });
+  }
+  int num_ended() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return num_ended_;
+  }
+  std::string error(int process) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return errors_[process];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int num_ended_ = 0;
+  std::vector<std::string> errors_;
+  std::vector<bool> ended_;
+};
+
+// One collective over all processes of a world.
+struct Collective1 {
+  Request request;
+  std::shared_ptr<const JointProgram> program;
+  std::vector<int32_t> process_of;
+  Values inputs, outputs, expected;
+
+  Collective1(const Algorithm& algorithm, const Request& r, std::vector<int32_t> processes, bool single_copy,
+              std::mt19937& random, const World* world = nullptr, int32_t num_processes = 0)
+      : request(r), process_of(std::move(processes)) {
+    const int32_t n = request.geometry.num_ranks();
+    inputs.assign(n, std::vector<int32_t>(InputCount(request)));
+    outputs.assign(n, std::vector<int32_t>(OutputCount(request), -1));
+    for (auto& input : inputs) {
+      for (auto& value : input) value = static_cast<int32_t>(random());
+    }
+    expected = Expected(request, inputs);
+    std::vector<int32_t> node_of;
+    for (const int32_t process : process_of) {
+      node_of.push_back(world == nullptr ? 0 : world->NodeOf(process, num_processes));
+    }
+    const int64_t block_count = std::max<int64_t>(request.block_count, 1);
+    const auto layout = [&](int64_t count) {
+      return Layout{std::max<int64_t>(count / block_count, 1), block_count, block_count};
+    };
+    program = std::make_shared<const JointProgram>(
+        Program::Make(BuildAll(algorithm, request), layout(InputCount(request)), layout(OutputCount(request)),
+                      sizeof(int32_t), FindReduce(DType::kS32, ReduceOp::kSum)),
+        process_of, node_of, single_copy, InputCount(request), OutputCount(request));
+  }
+
+  std::shared_ptr<JointCall> CallOf(World& world, int32_t process, uint64_t key, Results& results,
+                                    double timeout_s = 60) {
+    JointCall::Spec spec;
+    spec.key = key;
+    spec.run = static_cast<int64_t>(key / 1000);
+    spec.prefix = "psum at test: ";
+    spec.what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";
+    for (size_t r = 0; r < process_of.size(); ++r) spec.ranks.push_back(static_cast<int64_t>(r));
+    spec.timeout_s = timeout_s;
+    spec.deadline =
+        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+    std::vector<RankBuffers> buffers(process_of.size());
+    for (size_t r = 0; r < process_of.size(); ++r) {
+      if (process_of[r] != process) continue;
+      buffers[r].input = reinterpret_cast<const char*>(inputs[r].data());
+      buffers[r].output = reinterpret_cast<char*>(outputs[r].data());
+    }
+    return std::make_shared<JointCall>(world.node(process), world.switchboard(process), process, program,
+                                       std::move(spec), std::move(buffers), results.For(process));
+  }
+};
+
+inline std::vector<int32_t> Split(int32_t num_ranks, int32_t num_processes, bool interleaved) {
+  std::vector<int32_t> process_of;
+  for (int32_t r = 0; r < num_ranks; ++r) {
+    process_of.push_back(interleaved ? r % num_processes : r * num_processes / num_ranks);
+  }
+  return process_of;
+}
+
+inline const Algorithm& Named(Collective collective, const char* name) {
+  const Algorithm* algorithm = FindAlgorithm(collective, name);
+  CHECK(algorithm != nullptr);
+  return *algorithm;
+}
+
+inline Request Sum(int32_t num_ranks, int64_t block_count) {
+  Request request;
+  request.collective = Collective::kAllReduce;
+  request.geometry = {1, num_ranks, true, true};
+  request.block_count = block_count;
+  return request;
+}
+
+inline bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace jaxcomm
