@@ -73,10 +73,12 @@ class Execution {
   uint32_t progress() const { return progress_.load(); }
 
  private:
-  struct alignas(64) Rank {
+  struct Rank {
     std::atomic<bool> busy{false};  // held by the thread that runs this rank's steps; guards next_step
     std::atomic<bool> finished{false};
     size_t next_step = 0;
+    // The next rank's is in another cache line. Not by alignas, which asks for an aligned allocation in every call.
+    char unused[48];
   };
 
   enum class Progress { kNone, kSome, kFinishedLast };

@@ -50,7 +50,7 @@ JointCall::JointCall(Node& node, Switchboard* switchboard, int32_t process, std:
 void JointCall::Enter() {
   std::string error;
   if (!node_.Take(program_->block_bytes(process_), &block_, &error)) {
-    return Fail({Error::Kind::kInvalid, spec_.prefix + error});
+    return Fail({Error::Kind::kInvalid, spec_.names->prefix + error});
   }
   for (int32_t position = 0; position < program_->num_ranks(); ++position) {
     if (program_->process_of()[position] != process_) continue;
@@ -80,13 +80,16 @@ void JointCall::Enter() {
       slot.memory = block_.memory;
       slot.offset = block_.offset;
       slot.fingerprint = program_->fingerprint();
-      std::strncpy(slot.what, spec_.what.c_str(), sizeof(slot.what) - 1);
+      // No further than its end: the rest of the slot need not be fetched from the core that has read it.
+      const size_t length = std::min(spec_.names->what.size(), sizeof(slot.what) - 1);
+      std::memcpy(slot.what, spec_.names->what.data(), length);
+      slot.what[length] = 0;
       board.Publish(slot_, spec_.key);
     }
   }
   if (!error.empty()) {
     node_.Give(block_);
-    return Fail({Error::Kind::kInvalid, spec_.prefix + error});
+    return Fail({Error::Kind::kInvalid, spec_.names->prefix + error});
   }
   for (Other& other : others_) other.peer->board().Ring();
   registered_ = !distant_.empty();
@@ -107,8 +110,10 @@ bool JointCall::FindOthers() {
     const Slot& theirs = board.slots[slot];
     std::string error;
     other.slot = slot;  // from here on it has to be counted out
-    const std::string what(theirs.what, strnlen(theirs.what, sizeof(theirs.what)));
-    if (!Agrees(other.peer->process(), theirs.fingerprint, what)) return false;
+    if (theirs.fingerprint != program_->fingerprint()) {
+      const std::string what(theirs.what, strnlen(theirs.what, sizeof(theirs.what)));
+      return Agrees(other.peer->process(), theirs.fingerprint, what);
+    }
     other.block = other.peer->BlockOf(theirs, &error);
     if (!error.empty()) {
       Fail(Wrong(Error::Kind::kDeadline,
@@ -211,7 +216,7 @@ bool JointCall::Step() {
     }
     for (Other& other : others_) CountOut(other);
     for (const int32_t process : distant_) {
-      switchboard_->SayLeft(process, spec_.key, program_->fingerprint(), spec_.what);
+      switchboard_->SayLeft(process, spec_.key, program_->fingerprint(), spec_.names->what);
     }
     phase_.store(Phase::kLeaving);
     return true;
@@ -358,8 +363,8 @@ void JointCall::OnSignal(int32_t from, int32_t to) {
 
 bool JointCall::Agrees(int32_t process, uint64_t fingerprint, const std::string& what) {
   if (fingerprint == program_->fingerprint()) return true;
-  Fail(Wrong(Error::Kind::kInvalid,
-             "ranks " + RanksOf(process_) + " bring " + spec_.what + ", ranks " + RanksOf(process) + " bring " + what));
+  Fail(Wrong(Error::Kind::kInvalid, "ranks " + RanksOf(process_) + " bring " + spec_.names->what + ", ranks " +
+                                        RanksOf(process) + " bring " + what));
   return false;
 }
 
@@ -399,14 +404,14 @@ void JointCall::Signal(int32_t from, int32_t to) {
 
 Error JointCall::Wrong(Error::Kind kind, const std::string& text) const {
   constexpr const char* kPhases[] = {"entering", "running", "leaving"};
-  return {kind, spec_.prefix + "while " + kPhases[static_cast<int>(phase_.load())] + ", " + text};
+  return {kind, spec_.names->prefix + "while " + kPhases[static_cast<int>(phase_.load())] + ", " + text};
 }
 
 std::string JointCall::RanksOf(int32_t process) const {
   std::string text;
   for (int32_t position = 0; position < program_->num_ranks(); ++position) {
     if (program_->process_of()[position] != process) continue;
-    text += (text.empty() ? "[" : ", ") + std::to_string(spec_.ranks[position]);
+    text += (text.empty() ? "[" : ", ") + std::to_string(spec_.names->ranks[position]);
   }
   return text + "] (process " + std::to_string(process) + ")";
 }
@@ -422,9 +427,9 @@ std::string JointCall::DescribeLate() const {
     const int32_t process = program_->process_of()[peer];
     const bool distant = std::find(distant_.begin(), distant_.end(), process) != distant_.end();
     const std::string elsewhere = distant ? switchboard_->Elsewhere(process) : "";
-    return "rank " + std::to_string(spec_.ranks[rank]) + " in " + spec_.what + " got no signal from rank " +
-           std::to_string(spec_.ranks[peer]) + " (process " + std::to_string(process) + ")" +
-           (elsewhere.empty() ? "" : ", which is" + elsewhere + ",") + within;
+    return "rank " + std::to_string(spec_.names->ranks[rank]) + " in " + spec_.names->what +
+           " got no signal from rank " + std::to_string(spec_.names->ranks[peer]) + " (process " +
+           std::to_string(process) + ")" + (elsewhere.empty() ? "" : ", which is" + elsewhere + ",") + within;
   }
   std::string late;
   for (const Other& other : others_) {
@@ -446,7 +451,7 @@ std::string JointCall::DescribeLate() const {
   for (size_t i = 0; i < distant_.size() && phase == Phase::kLeaving; ++i) {
     if (!has_left_[i].load()) late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(distant_[i]);
   }
-  return "ranks " + RanksOf(process_) + " in " + spec_.what + " were not " +
+  return "ranks " + RanksOf(process_) + " in " + spec_.names->what + " were not " +
          (phase == Phase::kEntering ? "joined" : "left") + within + " by " + late;
 }
 
@@ -477,7 +482,7 @@ void JointCall::Check(Clock::time_point now) {
   // Only those who wait are told: a message more would slow down small collectives.
   if (std::exchange(said_entered_, true)) return;
   for (const int32_t process : distant_) {
-    switchboard_->SayEntered(process, spec_.key, program_->fingerprint(), spec_.what);
+    switchboard_->SayEntered(process, spec_.key, program_->fingerprint(), spec_.names->what);
   }
 }
 

@@ -31,6 +31,13 @@
 
 namespace jaxcomm {
 
+// Of a call site and group, for messages.
+struct CallNames {
+  std::string prefix;
+  std::string what;            // for the messages of others
+  std::vector<int64_t> ranks;  // by position
+};
+
 class JointCall : public Line, private Wire, public std::enable_shared_from_this<JointCall> {
  public:
   using Clock = std::chrono::steady_clock;
@@ -38,11 +45,9 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   using Finish = std::function<void(int64_t own_position, const std::shared_ptr<const Error>& error)>;
 
   struct Spec {
-    uint64_t key = 0;            // the same in all processes, different for all calls in flight
-    int64_t run = 0;             // XLA's run id
-    std::string prefix;          // of messages
-    std::string what;            // for the messages of others
-    std::vector<int64_t> ranks;  // by position, for messages
+    uint64_t key = 0;  // the same in all processes, different for all calls in flight
+    int64_t run = 0;   // XLA's run id
+    std::shared_ptr<const CallNames> names;
     Clock::time_point deadline;
     double timeout_s = 0;
   };

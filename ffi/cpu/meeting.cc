@@ -27,6 +27,12 @@ struct Meeting::Round {
   std::unique_ptr<Execution> execution;
 };
 
+// What all calls of a group with ranks of other processes share.
+struct Meeting::Joint {
+  std::shared_ptr<const JointProgram> program;
+  std::shared_ptr<const CallNames> names;
+};
+
 namespace {
 
 std::atomic<double> timeout_s{30.0};
@@ -246,8 +252,8 @@ void Meeting::FailRound(Round& round, const Error& error) {
 void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) {
   const auto [run, iteration, group] = round->key;
   Error error;
-  const std::shared_ptr<const JointProgram> program = JointProgramFor(round->first, group, &error.message);
-  if (!program) {
+  const Joint* joint = JointFor(round->first, group, &error.message);
+  if (joint == nullptr) {
     error.message = Prefix() + error.message;
     FailRun(run, error);
     return FailRound(*round, error);
@@ -257,10 +263,7 @@ void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) 
                  static_cast<uint64_t>(group)) |
              1;
   spec.run = run;
-  spec.prefix = Prefix();
-  spec.what = spec_.op + " at " + spec_.site + " (" + Sizes(round->first) + ")";
-  spec.ranks.assign(spec_.groups.begin() + group * spec_.group_size,
-                    spec_.groups.begin() + (group + 1) * spec_.group_size);
+  spec.names = joint->names;
   spec.deadline = round->deadline;
   spec.timeout_s = timeout_s.load();
   const auto finish = [self = shared_from_this(), round](int64_t position, const std::shared_ptr<const Error>& why) {
@@ -269,7 +272,7 @@ void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) 
     self->FailRound(*round, *why);
   };
   ThisProcess& process = ThisProcess::Get();
-  const auto call = std::make_shared<JointCall>(process.node(), &process.switchboard(), process.index(), program,
+  const auto call = std::make_shared<JointCall>(process.node(), &process.switchboard(), process.index(), joint->program,
                                                 std::move(spec), round->buffers, finish);
   call->Enter();
   const Clock::time_point start = Clock::now();
@@ -284,24 +287,28 @@ void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) 
   if (TheRegistry().failed_runs.Find(run, &error)) call->Fail(error);
 }
 
-std::shared_ptr<const JointProgram> Meeting::JointProgramFor(const Arrival& arrival, int64_t group,
-                                                             std::string* error) {
+// Null, and `error` filled in, if there is no program. Lives as long as the meeting.
+const Meeting::Joint* Meeting::JointFor(const Arrival& arrival, int64_t group, std::string* error) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = joint_programs_.find(group);
-    if (found != joint_programs_.end()) return found->second;
+    const auto found = joints_.find(group);
+    if (found != joints_.end()) return found->second.get();
   }
-  std::vector<int32_t> process_of(spec_.processes.begin() + group * spec_.group_size,
-                                  spec_.processes.begin() + (group + 1) * spec_.group_size);
+  const int64_t begin = group * spec_.group_size, end = begin + spec_.group_size;
+  std::vector<int32_t> process_of(spec_.processes.begin() + begin, spec_.processes.begin() + end);
   bool single_copy = false;
   std::vector<int32_t> node_of;
   const Host host = ThisProcess::Get().HostOf(process_of, &single_copy, &node_of);
   const auto program = MakeProgram(spec_, host, arrival.dtype, arrival.input_count, arrival.output_count, error);
   if (!program) return nullptr;
-  auto joint = std::make_shared<const JointProgram>(program, std::move(process_of), std::move(node_of), single_copy,
-                                                    arrival.input_count, arrival.output_count);
+  auto joint = std::make_shared<Joint>();
+  joint->program = std::make_shared<const JointProgram>(program, std::move(process_of), std::move(node_of), single_copy,
+                                                        arrival.input_count, arrival.output_count);
+  const std::string what = spec_.op + " at " + spec_.site + " (" + Sizes(arrival) + ")";
+  joint->names = std::make_shared<const CallNames>(
+      CallNames{Prefix(), what, {spec_.groups.begin() + begin, spec_.groups.begin() + end}});
   std::lock_guard<std::mutex> lock(mutex_);
-  return joint_programs_.emplace(group, std::move(joint)).first->second;
+  return joints_.emplace(group, std::move(joint)).first->second.get();
 }
 
 // Books the arrival and takes `done`; leaves it where there is an error. Returns the round if it is complete now.

@@ -51,6 +51,7 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
 
  private:
   struct Round;
+  struct Joint;
   using Clock = std::chrono::steady_clock;
   using Key = std::tuple<int64_t, int64_t, int64_t>;  // run, iteration, group
 
@@ -61,7 +62,7 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
   void Finish(Round& round, int64_t own_position);
   bool Spans(int64_t group) const { return local_count_[group] < spec_.group_size; }  // other processes too
   void SetOut(const std::shared_ptr<Round>& round, int64_t own_position);
-  std::shared_ptr<const JointProgram> JointProgramFor(const Arrival& arrival, int64_t group, std::string* error);
+  const Joint* JointFor(const Arrival& arrival, int64_t group, std::string* error);
   void FailRound(Round& round, const Error& error);
   std::shared_ptr<const Program> ProgramFor(const Arrival& arrival, std::string* error);
   std::unique_ptr<char[]> TakeScratch(size_t bytes);
@@ -95,8 +96,8 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
   std::vector<Iterations> iterations_;  // by slot
   std::map<Key, std::shared_ptr<Round>> open_;
   std::shared_ptr<const Program> program_;
-  std::map<int64_t, std::shared_ptr<const JointProgram>> joint_programs_;  // by group
-  std::vector<std::unique_ptr<char[]>> scratch_;                           // for reuse: fresh memory costs page faults
+  std::map<int64_t, std::shared_ptr<const Joint>> joints_;  // by group
+  std::vector<std::unique_ptr<char[]>> scratch_;            // for reuse: fresh memory costs page faults
 };
 
 }  // namespace jaxcomm

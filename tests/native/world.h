@@ -150,9 +150,11 @@ struct Collective1 {
     JointCall::Spec spec;
     spec.key = key;
     spec.run = static_cast<int64_t>(key / 1000);
-    spec.prefix = "psum at test: ";
-    spec.what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";
-    for (size_t r = 0; r < process_of.size(); ++r) spec.ranks.push_back(static_cast<int64_t>(r));
+    auto names = std::make_shared<CallNames>();
+    names->prefix = "psum at test: ";
+    names->what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";
+    for (size_t r = 0; r < process_of.size(); ++r) names->ranks.push_back(static_cast<int64_t>(r));
+    spec.names = std::move(names);
     spec.timeout_s = timeout_s;
     spec.deadline =
         Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
