@@ -81,10 +81,12 @@ class Walk {
 
   template <typename Reduction>
   JAXCOMM_DEVICE void Run() {
+    // Here, not in the first wait: networks have counters of their own.
+    if (__syncthreads_or(device::HasGivenUp(args_.comm, channel_)) != 0) return;
     const ProgramStep* steps = args_.steps + program_.first_step;
     for (int32_t i = 0; i < program_.num_steps; ++i) {
       const ProgramStep& step = steps[i];
-      if (step.flush && __syncthreads_or(!network_.Flush(channel_)) != 0) return;
+      if (step.flush && __syncthreads_or(!network_.Flush(channel_)) != 0) return device::GiveUp(args_.comm, channel_);
       switch (step.step.kind) {
         case StepKind::kSignal:
           __syncthreads();  // everything before has been written
@@ -97,7 +99,7 @@ class Walk {
             ok = WaitForPeer(steps[i + k].step.peer, steps[i + k].origin);
           }
           i += step.together - 1;
-          if (__syncthreads_or(!ok) != 0) return;
+          if (__syncthreads_or(!ok) != 0) return device::GiveUp(args_.comm, channel_);
           break;
         }
         default:

@@ -83,10 +83,15 @@ class DelayedNetwork {
     links_.Put({channel, rank(), to.rank}, window.At(to.rank, offset), src, bytes);
   }
   void Signal(int32_t channel, int32_t peer) { links_.Signal({channel, rank(), peer}); }
-  bool Wait(int32_t channel, int32_t peer, int32_t) {
+  bool Wait(int32_t channel, int32_t peer, int32_t origin) {
     const SlowLinks::Link link(channel, peer, rank());
     const uint64_t expected = links_.NextWait(link);
+    const uint64_t begin = emulation::NowNs();
     while (links_.Signals(link) < expected) {
+      if (emulation::NowNs() - begin > args_.comm.timeout_ns) {
+        device::Fail(args_.comm, channel, peer, origin, expected, links_.Signals(link));
+        return false;
+      }
       links_.Deliver();
       emulation::Pause();
     }
