@@ -38,8 +38,9 @@ struct Reduction {
 
 // How steps that name ranks of other nodes are carried out; this one for groups of one node. Put, Flush: called by all
 // threads of a block. Signal, Wait: by one thread per peer.
-//  Put     from memory of this rank to byte `offset` of the buffer that `to` is in. May return before it has read
-//          the memory, and arrives before the next signal to the same rank.
+//  Put     from memory of this rank to byte `offset` of the buffer that `to` is in. What other threads have written
+//          there comes before a __syncthreads(). May return before it has read the memory, and arrives before the next
+//          signal to the same rank.
 //  Flush   all puts of the channel have read their memory. False: gave up.
 struct NoNetwork {
   JAXCOMM_DEVICE static void Put(int32_t, const Place&, int64_t, const char*, int64_t) {}
@@ -207,7 +208,6 @@ class Walk {
   }
 
   JAXCOMM_DEVICE void PutFar(const Elements& dst, const Place& place, const Elements& src, int64_t count) {
-    __syncthreads();  // the network reads what all threads have written
     for (int64_t i = 0; i < count;) {
       const int64_t side = src.Side(i, dst.Side(i, count - i));
       network_.Put(channel_, place, dst.Position(i) * args_.item_bytes, At(src, i), side * args_.item_bytes);
