@@ -74,8 +74,7 @@ void Run(const Cell& cell, int repetitions, bool first) {
   const int32_t n = cell.geometry.num_ranks();
   const bool blocks = cell.collective == Collective::kAllToAll || cell.collective == Collective::kAllGather ||
                       cell.collective == Collective::kReduceScatter;
-  const Operation operation{cell.collective == Collective::kAllReduce || cell.collective == Collective::kReduceScatter,
-                            DType::kF32, ReduceOp::kSum};
+  const Operation operation{DType::kF32, ReduceOp::kSum};
   const int64_t item = ItemBytes(operation.dtype);
   const int64_t block_count = cell.rank_bytes / item / (blocks ? n : 1);
   const int32_t num_channels = NumChannels(block_count * item, MostChannels(n));

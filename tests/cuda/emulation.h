@@ -1,9 +1,9 @@
 // Runs kernels as plain C++ on the CPU: every CUDA thread is a fiber, all of them on one OS thread.
 //
-// A fiber runs until it comes to a barrier, or looks for a signal in vain. Which runs next is drawn at random, from a
-// seed: thread blocks run far ahead of each other, and a failure comes again with its seed. Time is the number of
-// switches. Under ThreadSanitizer every fiber counts as a thread, and switching orders nothing: accesses that only a
-// lucky order of fibers separates are reported.
+// A fiber runs until it comes to a barrier, looks at the clock, or looks for a signal in vain. Which runs next is drawn
+// at random, from a seed: thread blocks run far ahead of each other, and a failure comes again with its seed. Time is
+// the number of switches. Under ThreadSanitizer every fiber counts as a thread, and switching orders nothing: accesses
+// that only a lucky order of fibers separates are reported.
 //
 // Not covered: hardware that reorders more than data races show, warp primitives, PTX.
 #pragma once
@@ -58,7 +58,7 @@ constexpr size_t kStackBytes = 128 << 10;
 struct Machine {
   ucontext_t scheduler;
   void* sanitizer = nullptr;
-  Fiber* current = nullptr;
+  Fiber* current = nullptr;  // null while none runs
   uint64_t now_ns = 0;
 };
 
@@ -93,9 +93,13 @@ EMULATION_UNCHECKED static void SwitchToScheduler(Fiber::State state) {
 #endif
 }
 
-EMULATION_UNCHECKED static uint64_t NowNs() { return ++TheMachine().now_ns; }
-
 EMULATION_UNCHECKED static void Pause() { SwitchToScheduler(Fiber::kPaused); }
+
+// Others run before a fiber knows the time, so that what it saw before is out of date.
+EMULATION_UNCHECKED static uint64_t NowNs() {
+  if (TheMachine().current != nullptr) Pause();
+  return ++TheMachine().now_ns;
+}
 
 EMULATION_UNCHECKED static int Arrive(int value) {
   Fiber& self = Current();
@@ -168,6 +172,7 @@ EMULATION_UNCHECKED static void SwitchTo(Fiber& fiber) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
+  machine.current = nullptr;
   machine.now_ns += 100;
 }
 
