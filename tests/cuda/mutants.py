@@ -302,8 +302,9 @@ def main() -> int:
             )
             return bool(fault)
 
-        ok = all([check_sound(test) for test in tests])
-        ok = all(list(pool.map(check, mutants))) and ok
+        passing = pool.map(check_sound, tests)
+        noticed = pool.map(check, mutants)
+        ok = all([*passing, *noticed])
     return 0 if ok else 1
 
 
