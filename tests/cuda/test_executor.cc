@@ -1,7 +1,8 @@
-// The GPU's executor, emulated: every algorithm of every collective for 1 to 8 ranks in every split into nodes, all
-// element types, odd sizes, strided blocks; the same bits as the CPU's executor.
+// The GPU's executor: every algorithm of every collective for 1 to 8 ranks in every split into nodes, all element
+// types, odd sizes, strided blocks; the same bits as the CPU's executor. Emulated, or by nvcc on a GPU.
 //
 //   test_cuda_executor [reduced] [first seed]
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -11,66 +12,15 @@
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/builder.h"
 #include "../native/check.h"
-#include "delayed_network.h"
-#include "virtual_ranks.h"
+#if defined(__CUDACC__)
+#include "gpu.cuh"
+#else
+#include "emulated.h"
+#endif
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
-
-using Bytes = std::vector<char>;
-
-// What every rank brings and what it gets. Its own threads fill its buffers when the kernel begins, take the result
-// when the plan is over and spoil the input and the scratch: whoever reads or writes too early or too late is found
-// out.
-struct Data {
-  std::vector<Bytes> inputs, outputs;  // by rank
-};
-
-void Spread(const RankArgs& args, const ChannelProgram& channel, bool input, const std::function<void(int64_t)>& f) {
-  const Part& part = input ? channel.input : channel.output;
-  Elements elements;
-  elements.part = part;
-  for (int64_t i = threadIdx.x; i < part.num_blocks * part.count; i += blockDim.x) {
-    f(elements.Position(i) * args.item_bytes);
-  }
-}
-
-template <typename Network>
-void RunRank(const VirtualRanks::Call& call, Data& data, Network& network) {
-  const auto rank = static_cast<int32_t>(blockIdx.y);
-  const RankArgs& args = call.args[rank];
-  const ChannelProgram& channel = args.channels[blockIdx.x];
-  const int64_t item = args.item_bytes;
-  char* const input = call.inputs[rank];
-  char* const output = call.outputs[rank];
-  Spread(args, channel, true, [&](int64_t at) { std::memcpy(input + at, data.inputs[rank].data() + at, item); });
-  Spread(args, channel, false, [&](int64_t at) { std::memset(output + at, 0x5a, item); });
-  __syncthreads();
-  Walk<Network> walk(args, network, static_cast<int32_t>(blockIdx.x));
-  walk.Run();
-  __syncthreads();
-  Spread(args, channel, false, [&](int64_t at) { std::memcpy(data.outputs[rank].data() + at, output + at, item); });
-  Spread(args, channel, true, [&](int64_t at) { std::memset(input + at, 0x77, item); });
-}
-
-void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed, bool delayed) {
-  const auto num_ranks = static_cast<unsigned>(call.inputs.size());
-  const auto num_channels = static_cast<unsigned>(call.num_channels);
-  if (delayed) {
-    SlowLinks links(seed);
-    emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
-      DelayedNetwork network(call.network[blockIdx.y], links);
-      RunRank(call, data, network);
-    });
-    CHECK(links.empty());
-    return;
-  }
-  emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
-    PeerNetwork network(call.network[blockIdx.y]);
-    RunRank(call, data, network);
-  });
-}
 
 struct Case {
   const Algorithm* algorithm = nullptr;
@@ -160,7 +110,7 @@ void Check(const Case& test, uint64_t seed) {
   for (int32_t r = 0; r < n; ++r) inputs.push_back(RandomBytes(test.dtype, InputCount(test.request) * item, random));
   const std::vector<Bytes> expected = OnCpu(test, inputs);
 
-  HostMemory memory;
+  TestMemory memory;
   const VirtualRanks ranks(memory, test.request.geometry, test.num_channels, 200'000'000);
   Choice choice;
   choice.algorithm = test.algorithm;
@@ -217,7 +167,7 @@ void CheckOverwrite(uint64_t seed) {
   test.request.geometry = {2, 2, false, false};
   test.request.block_count = test.block_count = 100;
   test.dtype = DType::kF32;
-#if !defined(__SANITIZE_THREAD__)
+#if !defined(__SANITIZE_THREAD__) && !defined(__CUDACC__)
   test.delayed = true;
 #endif
   for (uint64_t i = 0; i < 10; ++i) Check(test, seed + i);
@@ -254,7 +204,7 @@ Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, 
   test.dtype = DType::kF32;  // bits depend on the order
   test.op = ReduceOp::kSum;
 #endif
-#if !defined(__SANITIZE_THREAD__)  // the double hands over by plain memory
+#if !defined(__SANITIZE_THREAD__) && !defined(__CUDACC__)  // the double hands over by plain memory of the host
   test.delayed = geometry.num_nodes > 1 && random() % 2 == 0;
 #endif
   if (FindReduce(test.dtype, test.op) == nullptr) test.op = ReduceOp::kSum;
