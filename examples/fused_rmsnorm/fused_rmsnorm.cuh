@@ -125,10 +125,10 @@ JAXCOMM_DEVICE void Run(const Args<Codec>& args) {
 #endif
 #if defined(__CUDACC__)
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 512;  // one block per multiprocessor, which may use all of its registers
 
 template <typename Codec>
-__global__ void __launch_bounds__(kThreads) Kernel(const __grid_constant__ Args<Codec> args) {
+__global__ void __launch_bounds__(kThreads, 1) Kernel(const __grid_constant__ Args<Codec> args) {
   Run(args);
 }
 
