@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -13,6 +14,7 @@ import jaxcomm
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = ROOT / "ffi" / "include" / "jaxcomm"
 HEADERS = sorted(path.name for path in SOURCES.iterdir())
+EXAMPLE = ROOT / "examples" / "fused_rmsnorm"
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 TOOLS = pathlib.Path(sys.executable).parent
 
@@ -57,11 +59,18 @@ def test_each_compiles_with_nvcc(user, toolkit, header):
     user(header, ".cu", toolkit / "bin" / "nvcc", "-arch=sm_90", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra")
 
 
+def test_the_page_quotes_the_example():
+    quoted = re.findall(r"^```cpp\n(.*?)^```$", (ROOT / "docs" / "device-api.md").read_text(), re.DOTALL | re.MULTILINE)
+    kernel = {line.strip() for line in (EXAMPLE / "fused_rmsnorm.cuh").read_text().splitlines()}
+    assert len(quoted) >= 5
+    assert {line.strip() for block in quoted for line in block.splitlines()} <= kernel
+
+
 def test_the_example_is_built_with_what_is_installed(toolkit, tmp_path):
     """Outside the tree, as its README says; kept reports tell that no kernel spills registers."""
     example, build = tmp_path / "example", tmp_path / "build"
     example.mkdir()
-    for source in (ROOT / "examples" / "fused_rmsnorm").iterdir():
+    for source in EXAMPLE.iterdir():
         (example / source.name).write_bytes(source.read_bytes())
     numbers = ";".join(f"{name.removeprefix('sm_')}-real" for name in ARCHITECTURES)
     run(
