@@ -1,4 +1,4 @@
-"""Breaks the executor of the GPU and its device API in one place at a time, and demands that the emulated tests notice.
+"""Breaks the GPU's executor, device API or example in one place at a time, and demands that the emulated tests notice.
 
     mutants.py --library build/thread/libjaxcomm_native.a --sanitize thread
 
@@ -23,6 +23,8 @@ LIMIT_S = 300  # of one compilation or run; a broken one may hang
 PORTABLE = "ffi/include/jaxcomm/portable.h"
 SYNC = "ffi/include/jaxcomm/sync.h"
 COPY = "ffi/include/jaxcomm/copy.h"
+BLOCK = "ffi/include/jaxcomm/block.h"
+EXAMPLE = "examples/fused_rmsnorm/fused_rmsnorm.cuh"
 EXECUTOR = "ffi/cuda/executor.cuh"
 PROGRAM = "ffi/cuda/program.cc"
 
@@ -175,6 +177,49 @@ THREAD = [
         "if (__syncthreads_or(!ok) != 0) return;",
         "failures",
     ),
+    Mutant(
+        "a sum over a block begins before its values are there",
+        BLOCK,
+        "  shared[thread] = value;\n  __syncthreads();",
+        "  shared[thread] = value;",
+        "device_api",
+    ),
+    Mutant(
+        "a sum over a block ends before its parts are there",
+        BLOCK,
+        "  __syncthreads();\n  float sum",
+        "  float sum",
+        "device_api",
+    ),
+    Mutant("the example's rounds share one half of the window", EXAMPLE, "round % 2", "round % 1", "example"),
+    Mutant(
+        "every call of the example begins with the same half",
+        EXAMPLE,
+        "if (threadIdx.x == 0) args.rounds[channel] = round;",
+        "",
+        "example",
+    ),
+    Mutant(
+        "the example reads before its peers have written",
+        EXAMPLE,
+        "if (!device::Barrier(args.comm, channel, static_cast<int32_t>(first))) return;",
+        "__syncthreads();",
+        "example",
+    ),
+    Mutant(
+        "the example's rows begin where others have not ended",
+        EXAMPLE,
+        "    __syncthreads();\n    for (int64_t token",
+        "    for (int64_t token",
+        "example",
+    ),
+    Mutant(
+        "the example counts rounds that others have not begun",
+        EXAMPLE,
+        "  __syncthreads();  // all threads have read the count\n",
+        "",
+        "example",
+    ),
 ]
 
 # Need a network that delays, which ThreadSanitizer does not follow.
@@ -222,7 +267,7 @@ class Build:
 
     def copy(self, name: str) -> pathlib.Path:
         tree = self.folder / name
-        for part in ("ffi", "tests/cuda", "tests/native"):
+        for part in ("ffi", "examples", "tests/cuda", "tests/native"):
             shutil.copytree(ROOT / part, tree / part)
         # The tests use one type; the others would take most of the time to compile.
         reductions = tree / "ffi" / "cuda" / "reductions.h"
@@ -233,7 +278,8 @@ class Build:
     def compile(self, tree: pathlib.Path, source: str) -> pathlib.Path:
         output = tree / (pathlib.Path(source).stem + ".o")
         define = f'-DJAXCOMM_EMULATION="{tree}/tests/cuda/emulation.h"'
-        command = [self.args.compiler, *self.flags, define, "-c", tree / source, "-o", output]
+        include = f"-I{tree}/ffi/include"
+        command = [self.args.compiler, *self.flags, define, include, "-c", tree / source, "-o", output]
         subprocess.run(command, check=True, timeout=LIMIT_S)
         return output
 

@@ -124,6 +124,20 @@ void TestMissingRank(uint64_t seed, int32_t size, int32_t channels, unsigned thr
   CHECK(emulation::NowNs() - begin < timeout_ns * 5 / 4);
 }
 
+// Whole numbers, so that every order gives the same. One sum after the other in the same memory.
+void TestBlockSum(uint64_t seed, unsigned threads) {
+  emulation::Launch(
+      2, 1, threads, seed,
+      [&] {
+        for (unsigned k = 0; k < 3; ++k) {
+          const auto value = static_cast<float>(threadIdx.x * (k + 1) + blockIdx.x);
+          const float sum = device::BlockSum(value, static_cast<float*>(device::DynamicShared()));
+          CHECK(sum == static_cast<float>(threads * (threads - 1) / 2 * (k + 1) + threads * blockIdx.x));
+        }
+      },
+      device::BlockSumBytes(threads));
+}
+
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
@@ -140,6 +154,7 @@ int main(int argc, char** argv) {
       }
     }
   }
+  for (const unsigned threads : {1u, 2u, 31u, 32u, 33u, 65u, 512u}) TestBlockSum(++seed, threads);
   std::printf("ok\n");
   return 0;
 }

@@ -75,6 +75,16 @@ JAXCOMM_DEVICE bool Claim(uint64_t* word, uint64_t expected, uint64_t desired) {
 #endif
 }
 
+// The block's shared memory, as many bytes as the kernel was started with; a multiple of 16. Undefined at first.
+JAXCOMM_DEVICE void* DynamicShared() {
+#if defined(__CUDACC__)
+  extern __shared__ __align__(16) unsigned char jaxcomm_dynamic_shared[];
+  return jaxcomm_dynamic_shared;
+#else
+  return emulation::DynamicShared();
+#endif
+}
+
 // A clock that all kernels of a GPU share.
 JAXCOMM_DEVICE uint64_t NowNs() {
 #if defined(__CUDACC__)
