@@ -65,7 +65,7 @@ class DeviceMemory : public Memory {
 };
 
 // blockIdx.y is the rank. Arguments in shared memory cost about what they do as parameters of a kernel.
-__global__ void __launch_bounds__(kThreads) WalkVirtualRanks(const RankArgs* args, const PeerNetworkArgs* networks) {
+__global__ void __launch_bounds__(kThreads, 1) WalkVirtualRanks(const RankArgs* args, const PeerNetworkArgs* networks) {
   __shared__ __align__(16) char own_args[sizeof(RankArgs)];
   __shared__ __align__(16) char own_network[sizeof(PeerNetworkArgs)];
   device::Copy(own_args, args + blockIdx.y, sizeof(RankArgs));

@@ -31,6 +31,10 @@ FEATURES = {
         ["native test_cuda_device_api", "thread test_cuda_device_api"],
         [],
     ),
+    "example of a user's kernel: residual + all_reduce + RMSNorm": (
+        ["native test_cuda_example", "thread test_cuda_example", "pytest tests/cuda/test_device_headers.py"],
+        [],
+    ),
 }
 
 HEAD = """# GPU back end: what has been shown
