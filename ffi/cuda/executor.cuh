@@ -43,7 +43,7 @@ namespace cuda {
 //          signal to the same rank.
 //  Flush   all puts of the channel have read their memory. False: gave up.
 struct NoNetwork {
-  JAXCOMM_DEVICE static void Put(int32_t, const Place&, int64_t, const char*, int64_t) {}
+  JAXCOMM_DEVICE static void Put(int32_t, const Place&, int64_t, const Place&, int64_t, int64_t) {}
   JAXCOMM_DEVICE static void Signal(int32_t, int32_t) {}
   JAXCOMM_DEVICE static bool Wait(int32_t, int32_t, int32_t) { return false; }
   JAXCOMM_DEVICE static bool Flush(int32_t) { return true; }
@@ -222,7 +222,8 @@ class Walk {
           RunData(step);
       }
     }
-    network_.Flush(channel_);  // XLA may reuse the memory once the kernel has ended
+    // XLA may reuse the memory once the kernel has ended.
+    if (__syncthreads_or(!network_.Flush(channel_)) != 0) device::GiveUp(args_.comm, channel_);
   }
 
  private:
@@ -263,14 +264,15 @@ class Walk {
   }
 
   JAXCOMM_DEVICE void Move(const ProgramStep& step, const Elements& dst, const Elements& src) {
-    if (!Near(step.step.dst.rank)) return PutFar(dst, step.step.dst, src, step.step.count);
+    if (!Near(step.step.dst.rank)) return PutFar(step.step, dst, src);
     MoveElements(dst, src, step.step.count, args_.item_bytes);
   }
 
-  JAXCOMM_DEVICE void PutFar(const Elements& dst, const Place& place, const Elements& src, int64_t count) {
-    for (int64_t i = 0; i < count;) {
-      const int64_t side = src.Side(i, dst.Side(i, count - i));
-      network_.Put(channel_, place, dst.Position(i) * args_.item_bytes, At(src, i), side * args_.item_bytes);
+  JAXCOMM_DEVICE void PutFar(const Step& step, const Elements& dst, const Elements& src) {
+    for (int64_t i = 0; i < step.count;) {
+      const int64_t side = src.Side(i, dst.Side(i, step.count - i));
+      network_.Put(channel_, step.dst, dst.Position(i) * args_.item_bytes, step.src, src.Position(i) * args_.item_bytes,
+                   side * args_.item_bytes);
       i += side;
     }
   }

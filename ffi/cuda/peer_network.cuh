@@ -13,6 +13,14 @@ struct PeerNetworkArgs {
   device::Window input;
   device::Window output;
   device::Window scratch;
+
+  // Byte `offset` of the buffer that `place` is in.
+  JAXCOMM_BOTH char* At(const Place& place, int64_t offset) const {
+    const device::Window& window = place.space == Space::kInput    ? input
+                                   : place.space == Space::kOutput ? output
+                                                                   : scratch;
+    return window.At(place.rank, offset);
+  }
 };
 
 }  // namespace cuda
@@ -26,11 +34,9 @@ class PeerNetwork {
  public:
   JAXCOMM_DEVICE explicit PeerNetwork(const PeerNetworkArgs& args) : args_(args) {}
 
-  JAXCOMM_DEVICE void Put(int32_t, const Place& to, int64_t offset, const char* src, int64_t bytes) const {
-    const device::Window& window = to.space == Space::kInput    ? args_.input
-                                   : to.space == Space::kOutput ? args_.output
-                                                                : args_.scratch;
-    device::Copy(window.At(to.rank, offset), src, bytes);
+  JAXCOMM_DEVICE void Put(int32_t, const Place& to, int64_t to_offset, const Place& from, int64_t from_offset,
+                          int64_t bytes) const {
+    device::Copy(args_.At(to, to_offset), args_.At(from, from_offset), bytes);
   }
   JAXCOMM_DEVICE void Signal(int32_t channel, int32_t peer) const { device::Signal(args_.comm, channel, peer); }
   JAXCOMM_DEVICE bool Wait(int32_t channel, int32_t peer, int32_t origin) const {

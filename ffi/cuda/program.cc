@@ -219,13 +219,14 @@ cuda::Part PartOf(int64_t buffer_count, int64_t block_count, Range range, int64_
   return part;
 }
 
-// What ranks touch of each other's buffers.
-void AddShares(const std::vector<Plan>& plans, RankProgram& program) {
+// What ranks touch of each other's buffers, and what the network reads from.
+void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankProgram& program) {
   for (const Plan& plan : plans) {
     for (const Step& step : plan.steps) {
       if (Synchronizes(step.kind)) continue;
       for (const Access& access : AccessesOf(plan, step)) {
-        if (access.place.rank == plan.rank) continue;
+        const bool far = step.kind == StepKind::kPut && geometry.node(step.peer) != geometry.node(plan.rank);
+        if (access.place.rank == plan.rank && !far) continue;
         program.shares_input = program.shares_input || access.place.space == Space::kInput;
         program.shares_output = program.shares_output || access.place.space == Space::kOutput;
       }
@@ -236,7 +237,7 @@ void AddShares(const std::vector<Plan>& plans, RankProgram& program) {
 }  // namespace
 
 int32_t NumChannels(int64_t block_bytes, int32_t max_channels) {
-  return static_cast<int32_t>(std::clamp<int64_t>(block_bytes / kMinChannelBytes, 1, max_channels));
+  return static_cast<int32_t>(std::clamp<int64_t>(block_bytes / kMinChannelBytes, 1, std::max(max_channels, 1)));
 }
 
 int64_t ChannelCount(int64_t block_count, int64_t item_bytes, int32_t num_channels) {
@@ -252,34 +253,41 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs
   RankProgram program;
   Request whole = choice.request;
   whole.block_count = block_count;
-  int64_t built_for = -1;  // block count of the latest plan: most channels have the same
-  int64_t scratch_count = 0;
-  ChannelProgram channel;
+  // What channels with as many elements of a block have in common.
+  struct Built {
+    int32_t first_step, num_steps, first_source;
+    int64_t scratch_count;
+  };
+  std::map<int64_t, Built> built;
   for (int32_t c = 0; c < num_channels; ++c) {
     const Range range = ChannelRange(block_count, item_bytes, num_channels, c);
-    if (range.count != built_for) {
+    if (built.count(range.count) == 0) {
       Request request = choice.request;
       request.block_count = range.count;
       std::vector<Plan> plans = BuildAll(*choice.algorithm, request);
       std::vector<ProgramStep> steps = StepsOf(plans, request, rank);
-      AddShares(plans, program);
+      AddShares(plans, request.geometry, program);
       Plan& plan = plans[rank];
       const Flattener flattener(range.count, block_count, runs);
       for (ProgramStep& step : steps) flattener.Flatten(step, plan.sources);
-      channel.first_step = static_cast<int32_t>(program.steps.size());
-      channel.num_steps = static_cast<int32_t>(steps.size());
-      channel.first_source = static_cast<int32_t>(program.sources.size());
+      int64_t scratch_count = 0;  // the same at all ranks: peers' scratch is addressed as the own
+      for (const Plan& any : plans) scratch_count = std::max(scratch_count, any.scratch_count);
+      built[range.count] = {static_cast<int32_t>(program.steps.size()), static_cast<int32_t>(steps.size()),
+                            static_cast<int32_t>(program.sources.size()), scratch_count};
       program.steps.insert(program.steps.end(), steps.begin(), steps.end());
       program.sources.insert(program.sources.end(), plan.sources.begin(), plan.sources.end());
-      scratch_count = plan.scratch_count;
-      built_for = range.count;
     }
+    const Built& found = built[range.count];
+    ChannelProgram channel;
+    channel.first_step = found.first_step;
+    channel.num_steps = found.num_steps;
+    channel.first_source = found.first_source;
     channel.input = PartOf(InputCount(whole), block_count, range, runs.input);
     channel.output = PartOf(OutputCount(whole), block_count, range, runs.output);
     channel.scratch_begin = program.scratch_count;
     program.channels.push_back(channel);
     const int64_t grain = std::max<int64_t>(kGrainBytes / item_bytes, 1);
-    program.scratch_count += CeilDiv(scratch_count, grain) * grain;
+    program.scratch_count += CeilDiv(found.scratch_count, grain) * grain;
   }
   return program;
 }

@@ -2,7 +2,7 @@
 //
 // The elements of every block are dealt out to channels, and each channel runs a plan of its own for its part, with
 // counters of its own. Thread block c of a rank meets thread block c of its peers and no other, so that nothing orders
-// the thread blocks of a rank among each other: they need no grid-wide barrier, and any number of them fits.
+// the thread blocks of a rank among each other, and they need no grid-wide barrier. They must all be resident at once.
 #pragma once
 
 #include <cstdint>
@@ -69,7 +69,8 @@ struct Runs {
 // As many channels as there is work for, of at most `max_channels`.
 int32_t NumChannels(int64_t block_bytes, int32_t max_channels);
 
-// The program of `rank`. `choice` is for the elements that the largest channel has of a block: see ChannelCount.
+// The program of `rank`. Where there are several nodes, not all ranks may be addressable. `choice` is for the elements
+// that the largest channel has of a block: see ChannelCount.
 RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
                             int32_t num_channels, int32_t rank);
 

@@ -78,12 +78,9 @@ class DelayedNetwork {
  public:
   DelayedNetwork(const PeerNetworkArgs& args, SlowLinks& links) : args_(args), links_(links) {}
 
-  void Put(int32_t channel, const Place& to, int64_t offset, const char* src, int64_t bytes) {
+  void Put(int32_t channel, const Place& to, int64_t to_offset, const Place& from, int64_t from_offset, int64_t bytes) {
     if (threadIdx.x != 0) return;
-    const device::Window& window = to.space == Space::kInput    ? args_.input
-                                   : to.space == Space::kOutput ? args_.output
-                                                                : args_.scratch;
-    links_.Put({channel, rank(), to.rank}, window.At(to.rank, offset), src, bytes);
+    links_.Put({channel, rank(), to.rank}, args_.At(to, to_offset), args_.At(from, from_offset), bytes);
   }
   void Signal(int32_t channel, int32_t peer) { links_.Signal({channel, rank(), peer}); }
   bool Wait(int32_t channel, int32_t peer, int32_t origin) {

@@ -237,7 +237,12 @@ PLAIN = [
         "Conflict(access, put.source)",
         "false && Conflict(access, put.source)",
     ),
-    Mutant("nothing is flushed at the end", EXECUTOR, "    network_.Flush(channel_);  // XLA", "    // XLA"),
+    Mutant(
+        "nothing is flushed at the end",
+        EXECUTOR,
+        "if (__syncthreads_or(!network_.Flush(channel_)) != 0) device",
+        "if (false) device",
+    ),
     Mutant("what needs a flush joins what doesn't", PROGRAM, " && !steps[end].flush &&", " &&"),
     Mutant(
         "nobody leaves between nodes",

@@ -8,8 +8,10 @@ Ends with a short table, and with status 1 if a step failed.
 
 import argparse
 import json
+import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -42,7 +44,7 @@ def steps(build: pathlib.Path) -> dict[str, tuple[list[str], int]]:
     return {
         "executor": ([executor], 180),
         "executor, memcheck": ([sanitizer, "--error-exitcode=1", executor, "reduced"], 120),
-        "executor, racecheck": ([sanitizer, "--tool=racecheck", "--error-exitcode=1", executor, "reduced"], 120),
+        "executor, synccheck": ([sanitizer, "--tool=synccheck", "--error-exitcode=1", executor, "reduced"], 120),
     }
 
 
@@ -50,12 +52,16 @@ def run(command: list[str], limit_s: int, log: pathlib.Path) -> tuple[bool, floa
     began = time.monotonic()
     with log.open("w") as file:
         try:
-            passed = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, timeout=limit_s).returncode == 0
-        except subprocess.TimeoutExpired:
-            print(f"did not end within {limit_s} s", file=file)
-            passed = False
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         except OSError as error:
             print(error, file=file)
+            return False, 0.0
+        try:
+            passed = process.wait(timeout=limit_s) == 0
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # what a sanitizer has started, too
+            process.wait()
+            print(f"did not end within {limit_s} s", file=file)
             passed = False
     return passed, time.monotonic() - began
 

@@ -39,6 +39,14 @@ def kernels(report):
     return found
 
 
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+
+
+def spill_bytes(report):
+    """Of all that a report names: kernels, and functions that they call."""
+    return sum(int(stores) + int(loads) for stores, loads in _SPILLS.findall(report))
+
+
 def check_no_spills(found):
     spilling = [kernel for kernel in found if kernel.spill_bytes]
     assert not spilling, "registers are spilled by " + "; ".join(map(str, spilling))

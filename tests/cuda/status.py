@@ -22,7 +22,7 @@ FEATURES = {
     "kernels compile for sm_80, 90, 100, 120; no spills": (["pytest tests/cuda/test_build.py"], []),
     "executor: all plans, types, sizes, nodes of one GPU or of several": (
         ["native test_cuda_executor", "thread test_cuda_executor"],
-        ["executor", "executor, memcheck", "executor, racecheck"],
+        ["executor", "executor, memcheck", "executor, synccheck"],
     ),
     "puts between nodes that arrive late and in any order": (["native test_cuda_executor"], []),
     "mutants of the executor are noticed": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),

@@ -51,9 +51,11 @@ def test_architectures(wheels):
 
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_no_kernel_spills_registers(build, source):
-    found = ptxas.kernels(report(build, source))
+    text = report(build, source)
+    found = ptxas.kernels(text)
     assert {kernel.architecture for kernel in found} == ARCHITECTURES
     ptxas.check_no_spills(found)
+    assert ptxas.spill_bytes(text) == 0  # functions that kernels call
 
 
 def test_a_spilling_kernel_is_found(wheels, tmp_path):

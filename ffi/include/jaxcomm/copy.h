@@ -20,15 +20,17 @@ constexpr int kUnroll = 8;
 template <typename Unit>
 JAXCOMM_DEVICE void CopyUnits(Unit* dst, const Unit* src, int64_t count) {
   const auto num_threads = static_cast<int64_t>(blockDim.x);
-  auto i = static_cast<int64_t>(threadIdx.x);
-  for (; i + (kUnroll - 1) * num_threads < count; i += kUnroll * num_threads) {
+  for (auto i = static_cast<int64_t>(threadIdx.x); i < count; i += kUnroll * num_threads) {
     Unit units[kUnroll];
     JAXCOMM_UNROLL
-    for (int k = 0; k < kUnroll; ++k) units[k] = src[i + k * num_threads];
+    for (int k = 0; k < kUnroll; ++k) {
+      if (i + k * num_threads < count) units[k] = src[i + k * num_threads];
+    }
     JAXCOMM_UNROLL
-    for (int k = 0; k < kUnroll; ++k) dst[i + k * num_threads] = units[k];
+    for (int k = 0; k < kUnroll; ++k) {
+      if (i + k * num_threads < count) dst[i + k * num_threads] = units[k];
+    }
   }
-  for (; i < count; i += num_threads) dst[i] = src[i];
 }
 
 // dst and src lie at the same distance from a multiple of sizeof(Unit).
@@ -51,8 +53,12 @@ JAXCOMM_DEVICE void Copy(void* dst, const void* src, int64_t bytes) {
   const uintptr_t difference = reinterpret_cast<uintptr_t>(to) ^ reinterpret_cast<uintptr_t>(from);
   if ((difference & 15) == 0) {
     CopyAligned<Bytes16>(to, from, bytes);
+  } else if ((difference & 7) == 0) {
+    CopyAligned<uint64_t>(to, from, bytes);
   } else if ((difference & 3) == 0) {
     CopyAligned<uint32_t>(to, from, bytes);
+  } else if ((difference & 1) == 0) {
+    CopyAligned<uint16_t>(to, from, bytes);
   } else {
     CopyUnits(to, from, bytes);
   }

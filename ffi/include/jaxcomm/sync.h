@@ -32,8 +32,8 @@ JAXCOMM_DEVICE void Signal(const Comm& comm, int32_t channel, int32_t peer) {
   if (HasGivenUp(comm, channel)) return;
   const int64_t row = Row(comm, channel);
   const uint64_t count = comm.signals.sent[row + peer] + 1;
-  comm.signals.sent[row + peer] = count;
   StoreRelease(comm.signals.pad.At<uint64_t>(peer) + row + comm.local.rank, count);
+  comm.signals.sent[row + peer] = count;  // after it: a release waits for the stores before
 }
 
 // Tells the host why this kernel gives up. The first caller is heard.
