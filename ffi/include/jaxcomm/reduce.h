@@ -47,33 +47,30 @@ JAXCOMM_DEVICE void ReduceUnits(typename Codec::Storage* dst, int num_sources, S
   const auto num_threads = static_cast<int64_t>(blockDim.x);
   const int64_t num_units = count / kLanes;
   auto* to = reinterpret_cast<Units*>(dst + begin);
-  for (auto first = static_cast<int64_t>(threadIdx.x); first < num_units; first += kTile * num_threads) {
-    // Two operands are under way at once; they are added in order.
+  auto first = static_cast<int64_t>(threadIdx.x);
+  for (; first + (kTile - 1) * num_threads < num_units; first += kTile * num_threads) {
     Accumulator<Codec, kLanes> sums[kTile];
-    Units units[2][kTile] = {};
-    for (int s = 0; s < num_sources; s += 2) {
-      const auto* even = reinterpret_cast<const Units*>(source(s) + begin) + first;
-      const bool is_last = s + 1 == num_sources;
-      const auto* odd = is_last ? even : reinterpret_cast<const Units*>(source(s + 1) + begin) + first;
+    const auto* own = reinterpret_cast<const Units*>(source(0) + begin) + first;
+    JAXCOMM_UNROLL
+    for (int k = 0; k < kTile; ++k) sums[k].Set(own[k * num_threads]);
+    for (int s = 1; s < num_sources; ++s) {
+      const auto* from = reinterpret_cast<const Units*>(source(s) + begin) + first;
+      Units units[kTile];
       JAXCOMM_UNROLL
-      for (int k = 0; k < kTile; ++k) {
-        if (first + k * num_threads < num_units) units[0][k] = even[k * num_threads];
-        if (first + k * num_threads < num_units && !is_last) units[1][k] = odd[k * num_threads];
-      }
+      for (int k = 0; k < kTile; ++k) units[k] = from[k * num_threads];
       JAXCOMM_UNROLL
-      for (int k = 0; k < kTile; ++k) {
-        if (s == 0) {
-          sums[k].Set(units[0][k]);
-        } else {
-          sums[k].template Add<Op>(units[0][k]);
-        }
-        if (!is_last) sums[k].template Add<Op>(units[1][k]);
-      }
+      for (int k = 0; k < kTile; ++k) sums[k].template Add<Op>(units[k]);
     }
     JAXCOMM_UNROLL
-    for (int k = 0; k < kTile; ++k) {
-      if (first + k * num_threads < num_units) to[first + k * num_threads] = sums[k].Get();
+    for (int k = 0; k < kTile; ++k) to[first + k * num_threads] = sums[k].Get();
+  }
+  for (; first < num_units; first += num_threads) {
+    Accumulator<Codec, kLanes> sum;
+    sum.Set(reinterpret_cast<const Units*>(source(0) + begin)[first]);
+    for (int s = 1; s < num_sources; ++s) {
+      sum.template Add<Op>(reinterpret_cast<const Units*>(source(s) + begin)[first]);
     }
+    to[first] = sum.Get();
   }
 }
 
