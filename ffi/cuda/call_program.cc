@@ -131,13 +131,17 @@ std::string PhaseText(int32_t step) {
   return "in step " + std::to_string(step);
 }
 
-std::string FailureText(const device::Report& report, const std::string& call, double timeout_s) {
+std::string TimeoutText(double timeout_s) {
   char seconds[32];
   std::snprintf(seconds, sizeof seconds, "%g", timeout_s);
+  return std::string(seconds) + " s (JAXCOMM_TIMEOUT_S)";
+}
+
+std::string FailureText(const device::Report& report, const std::string& call, double timeout_s) {
   return call + ": rank " + std::to_string(report.rank) + " gave up " + PhaseText(report.step) + ": rank " +
-         std::to_string(report.peer) + " did not signal within " + seconds + " s (JAXCOMM_TIMEOUT_S; channel " +
-         std::to_string(report.channel) + ", signal " + std::to_string(report.expected) + ", seen " +
-         std::to_string(report.seen) + ")";
+         std::to_string(report.peer) + " did not signal within " + TimeoutText(timeout_s) + "; channel " +
+         std::to_string(report.channel) + ", " + std::to_string(report.seen) + " signals seen of " +
+         std::to_string(report.expected);
 }
 
 }  // namespace cuda

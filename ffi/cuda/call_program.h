@@ -60,6 +60,9 @@ bool MakeWindow(const std::vector<char*>& addresses, device::Window* window, std
 // Where a program was: "when entering", "in step 3", "when leaving".
 std::string PhaseText(int32_t step);
 
+// "30 s (JAXCOMM_TIMEOUT_S)"
+std::string TimeoutText(double timeout_s);
+
 // Why a kernel gave up. `call`: op and place of the call.
 std::string FailureText(const device::Report& report, const std::string& call, double timeout_s);
 

@@ -1,7 +1,6 @@
 #include "communicator.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -55,12 +54,6 @@ class Deadline {
  private:
   const std::chrono::steady_clock::time_point end_;
 };
-
-std::string Seconds(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g s (JAXCOMM_TIMEOUT_S)", seconds);
-  return text;
-}
 
 }  // namespace
 
@@ -277,8 +270,8 @@ bool Communicator::WaitForStream(std::string* error) {
     const cudaError_t status = cudaStreamQuery(stream_);
     if (status != cudaErrorNotReady) return CheckCuda("cudaStreamQuery", status, error);
     if (!deadline.Wait()) {
-      *error =
-          "the other ranks of the group of " + std::to_string(size()) + " did not come within " + Seconds(timeout_s_);
+      *error = "the other ranks of the group of " + std::to_string(size()) + " did not come within " +
+               TimeoutText(timeout_s_);
       return false;
     }
   }
@@ -290,7 +283,7 @@ bool Communicator::Check(const char* name, ncclResult_t result, std::string* err
   while (result == ncclInProgress) {
     if (const ncclResult_t asked = nccl_.CommGetAsyncError(nccl_comm_, &result); asked != ncclSuccess) result = asked;
     if (result == ncclInProgress && !deadline.Wait()) {
-      *error = std::string(name) + " was not over within " + Seconds(timeout_s_);
+      *error = std::string(name) + " was not over within " + TimeoutText(timeout_s_);
       return false;
     }
   }
