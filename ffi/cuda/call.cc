@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "keep_device.h"
@@ -29,10 +30,42 @@ std::string Problem(const char* name, cudaError_t status) {
   return std::string(name) + ": " + cudaGetErrorString(status);
 }
 
-template <typename T>
-void TakeIfThere(const ffi::Dictionary& attributes, std::string_view name, T* value) {
-  if (!attributes.contains(name)) return;
-  if (const auto found = attributes.get<int64_t>(name)) *value = static_cast<T>(*found);
+// Attributes of one op or another, as ffi/handlers/<op>.cc binds them on the CPU.
+ffi::Error ReadOwnAttributes(const ffi::Dictionary& attributes, CallSpec* spec) {
+  ffi::Error error;
+  const auto take = [&](const char* name, auto* value) {
+    const auto found = attributes.get<int64_t>(name);
+    if (!found) error = ffi::Error::InvalidArgument(Where(*spec) + ": attribute " + name + " is missing or no int64");
+    if (found) *value = static_cast<std::remove_reference_t<decltype(*value)>>(*found);
+  };
+  switch (spec->collective) {
+    case Collective::kAllToAll:
+      take("input_run", &spec->input_run);
+      take("output_run", &spec->output_run);
+      break;
+    case Collective::kAllGather:
+      take("output_run", &spec->output_run);
+      break;
+    case Collective::kReduceScatter:
+      take("input_run", &spec->input_run);
+      take("reduce_op", &spec->reduce_op);
+      break;
+    case Collective::kAllReduce:
+      take("reduce_op", &spec->reduce_op);
+      break;
+    case Collective::kBroadcast:
+      take("root", &spec->root);
+      break;
+    case Collective::kPermute: {
+      const auto found = attributes.get<ffi::Span<const int64_t>>("source_of");
+      if (!found) return ffi::Error::InvalidArgument(Where(*spec) + ": attribute source_of is missing or no array");
+      spec->source_of.assign(found->begin(), found->end());
+      break;
+    }
+    case Collective::kBarrier:
+      break;
+  }
+  return error;
 }
 
 // What all handlers' operands and results are: the rank, which the communicator knows better; x; y. Of the barrier, any
@@ -75,15 +108,7 @@ ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes)
   auto state = std::make_unique<CallState>();
   CallSpec& spec = state->spec;
   spec = MakeSpec(collective, *call, *groups, Processes());
-  TakeIfThere(attributes, "input_run", &spec.input_run);
-  TakeIfThere(attributes, "output_run", &spec.output_run);
-  TakeIfThere(attributes, "reduce_op", &spec.reduce_op);
-  TakeIfThere(attributes, "root", &spec.root);
-  if (attributes.contains("source_of")) {
-    if (const auto found = attributes.get<ffi::Span<const int64_t>>("source_of")) {
-      spec.source_of.assign(found->begin(), found->end());
-    }
-  }
+  if (ffi::Error error = ReadOwnAttributes(attributes, &spec); !error.success()) return ffi::Unexpected(error);
   const auto num_devices = static_cast<int64_t>(spec.groups.size());
   if (spec.group_size < 1 || num_devices % spec.group_size != 0) {
     return ffi::Unexpected(

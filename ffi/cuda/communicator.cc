@@ -217,15 +217,16 @@ bool Communicator::Allocate(const char* what, int64_t bytes, device::Window* win
     return false;
   }
   ncclWindow_t registered = nullptr;
-  if (!Check("ncclCommWindowRegister",
-             nccl_.CommWindowRegister(nccl_comm_, memory, static_cast<size_t>(bytes), &registered,
-                                      NCCL_WIN_COLL_SYMMETRIC),
-             error)) {
-    return false;
+  if (Check("ncclCommWindowRegister",
+            nccl_.CommWindowRegister(nccl_comm_, memory, static_cast<size_t>(bytes), &registered,
+                                     NCCL_WIN_COLL_SYMMETRIC),
+            error) &&
+      registered == nullptr) {
+    *error = "NCCL gave no window for the " + std::string(what) +
+             ": the group's GPUs can't address each other's memory (see python -m jaxcomm.info --communicator)";
   }
   if (registered == nullptr) {
-    *error = "NCCL gave no window for the " + std::string(what) +
-             ": its GPUs can't address each other's memory (see python -m jaxcomm.info --communicator)";
+    nccl_.MemFree(memory);
     return false;
   }
   std::vector<char*> addresses;
