@@ -15,8 +15,9 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// What ncclMemAlloc gives is of whole pages of this size on all GPUs so far.
+// What ncclMemAlloc gives is of whole pages of this size on all GPUs so far; windows are of all of it.
 constexpr int64_t kPageBytes = 2 << 20;
+int64_t WholePages(int64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 // Small enough for the memory that XLA leaves to others, large enough for most calls of a model.
 constexpr int64_t kLeastArenaBytes = 32 << 20;
 
@@ -170,7 +171,8 @@ bool Communicator::MakeLocalMemory(std::string* error) {
 
 // The pad has memory of its own, which stays where it is when the arena grows.
 bool Communicator::MakeCounters(std::string* error) {
-  const int64_t bytes = static_cast<int64_t>(max_channels()) * size() * static_cast<int64_t>(sizeof(uint64_t));
+  const int64_t bytes =
+      WholePages(static_cast<int64_t>(max_channels()) * size() * static_cast<int64_t>(sizeof(uint64_t)));
   if (!Allocate("signals", bytes, &comm_.signals.pad, error) ||
       !CheckCuda("cudaMemsetAsync",
                  cudaMemsetAsync(comm_.signals.pad.At(rank()), 0, static_cast<size_t>(bytes), stream_), error)) {
@@ -186,8 +188,7 @@ bool Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* arena_
     KeepDevice keep;
     if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error)) return false;
     // Twice as much as the last: what old programs and CUDA graphs still use is never more than what the newest has.
-    const int64_t wanted = std::max({bytes, 2 * arena_bytes_, kLeastArenaBytes});
-    const int64_t whole = (wanted + kPageBytes - 1) / kPageBytes * kPageBytes;
+    const int64_t whole = WholePages(std::max({bytes, 2 * arena_bytes_, kLeastArenaBytes}));
     device::Window window;
     if (!Allocate("arena", whole, &window, error)) return false;
     arena_ = window;

@@ -179,17 +179,21 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
 }  // namespace
 
 const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
-  static NcclLibrary library;
-  library.version = NCCL_VERSION_CODE;
-  library.MemAlloc = &jaxcomm::MemAlloc;
-  library.MemFree = [](void*) { return ncclSuccess; };
-  library.AllGather = &jaxcomm::AllGather;
-  library.CommWindowRegister = &jaxcomm::WindowRegister;
-  library.GetLsaDevicePointer = &jaxcomm::LsaPointer;
-  library.CommQueryProperties = &jaxcomm::QueryProperties;
-  library.GetErrorString = [](ncclResult_t) { return "failed"; };
+  static const NcclLibrary library = [] {
+    NcclLibrary made;
+    made.version = NCCL_VERSION_CODE;
+    made.MemAlloc = &jaxcomm::MemAlloc;
+    made.MemFree = [](void*) { return ncclSuccess; };
+    made.AllGather = &jaxcomm::AllGather;
+    made.CommWindowRegister = &jaxcomm::WindowRegister;
+    made.GetLsaDevicePointer = &jaxcomm::LsaPointer;
+    made.CommQueryProperties = &jaxcomm::QueryProperties;
+    made.GetErrorString = [](ncclResult_t) { return "failed"; };
+    return made;
+  }();
   return &library;
 }
+
 std::string NcclLibrary::WhyNot(const std::string&) const { return ""; }
 
 namespace cuda {
@@ -350,7 +354,7 @@ void TestRefusals() {
   Refused(null, "NCCL gave no window");
   auto* full = new World(3);
   full->rank_without_memory = 2;
-  Refused(full, "rank 2 of the group has no 96 bytes of GPU memory left for the signals");
+  Refused(full, "rank 2 of the group has no 2097152 bytes of GPU memory left for the signals");
   auto* uneven = new World(3);
   uneven->spacing_error = 64;
   Refused(uneven, "not equally spaced");
