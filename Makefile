@@ -6,11 +6,12 @@ NATIVE := $(shell find ffi cmake -type f ! -name '*.cu')
 NATIVE_TESTS := $(wildcard tests/native/*)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: help setup train test test-python test-native test-asan test-tsan cuda stress soak bench lint format wheel clean
+.PHONY: help setup train test test-python test-native test-asan test-tsan cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel clean
 
 help:
 	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
 	@echo "make test       set up, then run all tests"
+	@echo "make test-gpu   tests that need a GPU, with what is installed; bench-gpu: timings. Records go to OUT=folder"
 	@echo "make stress     run the tests of concurrency and failure 20 times"
 	@echo "make soak       200,000 random collectives between processes that are stopped now and then (SOAK_ARGS=...)"
 	@echo "make test-asan  native tests under AddressSanitizer; test-tsan: under ThreadSanitizer"
@@ -84,7 +85,7 @@ soak: setup $(VENV)/test-deps
 	$(BIN)/python -m jaxcomm.run -n 4 --nodes 2 --devices 2 tests/soak.py --collectives 20000 --stops 2 $(SOAK_ARGS)
 
 test-python: setup cuda $(VENV)/test-deps
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(PYTEST_ARGS)
 
 # One build folder per flavour of the native tests.
 build/native build/address build/thread: $(VENV)/test-deps CMakeLists.txt
@@ -95,7 +96,7 @@ build/native build/address build/thread: $(VENV)/test-deps CMakeLists.txt
 
 test-native: build/native
 	$(BIN)/cmake --build build/native
-	$(BIN)/ctest --test-dir build/native --output-on-failure
+	$(BIN)/ctest --test-dir build/native --output-on-failure --output-junit ctest.xml
 
 test-asan: build/address
 	$(BIN)/cmake --build build/address
@@ -103,7 +104,26 @@ test-asan: build/address
 
 test-tsan: build/thread
 	$(BIN)/cmake --build build/thread
-	$(BIN)/ctest --test-dir build/thread --output-on-failure
+	$(BIN)/ctest --test-dir build/thread --output-on-failure --output-junit ctest.xml
+
+# On a machine with a GPU and CUDA 13; nothing is downloaded: nvcc, cmake and ninja must be there. Records go to OUT.
+OUT ?= build/gpu/records
+build/gpu/configured: CMakeLists.txt tests/cuda/CMakeLists.txt
+	cmake -S . -B build/gpu -G Ninja -DJAXCOMM_GPU_TESTS=ON
+	touch $@
+
+test-gpu: build/gpu/configured
+	cmake --build build/gpu --target test_gpu_executor
+	$(PYTHON) tests/cuda/on_gpu.py test build/gpu $(OUT)
+
+bench-gpu: build/gpu/configured
+	cmake --build build/gpu --target bench_virtual_ranks
+	$(PYTHON) tests/cuda/on_gpu.py bench build/gpu $(OUT)
+
+# After `make test test-tsan`: what they have shown, into docs/gpu-status.md.
+gpu-status:
+	$(BIN)/python tests/cuda/status.py $(addprefix --ctest ,$(wildcard build/native/ctest.xml build/thread/ctest.xml)) \
+	  $(addprefix --pytest ,$(wildcard build/pytest.xml))
 
 bench: setup
 	$(BIN)/python benchmarks/collectives.py $(BENCH_ARGS)
@@ -116,12 +136,12 @@ lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*' 'tests/cuda/*.cc' 'tests/cuda/*.h' 'examples/*.cu' 'examples/*.cuh')
 
 format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*')
+	$(BIN)/clang-format -i $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*' 'tests/cuda/*.cc' 'tests/cuda/*.h' 'examples/*.cu' 'examples/*.cuh')
 
 wheel: $(VENV)/deps
 	$(PIP) wheel --no-deps -w dist .

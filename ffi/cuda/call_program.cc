@@ -50,8 +50,8 @@ int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
 
 bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, int32_t rank,
                      int32_t max_channels, CallProgram* call, std::string* error) {
-  call->operation = {Reduces(spec.collective), dtype, spec.reduce_op};
-  if (call->operation.reduces && FindReduce(dtype, spec.reduce_op) == nullptr) {
+  call->operation = {dtype, spec.reduce_op};
+  if (Reduces(spec.collective) && FindReduce(dtype, spec.reduce_op) == nullptr) {
     *error = "elements of this type can't be reduced";
     return false;
   }

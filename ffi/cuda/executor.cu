@@ -5,7 +5,7 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-__global__ void __launch_bounds__(kThreads) WalkPlan(const __grid_constant__ RankArgs args) {
+__global__ void __launch_bounds__(kThreads, 1) WalkPlan(const __grid_constant__ RankArgs args) {
   NoNetwork network;
   Walk<NoNetwork> walk(args, network, static_cast<int32_t>(blockIdx.x));
   walk.Run();

@@ -9,9 +9,8 @@
 namespace jaxcomm {
 namespace cuda {
 
-// What sums are made of. Programs that only move data have none.
+// What a program's elements are, and what its reduce steps do with them.
 struct Operation {
-  bool reduces = false;
   DType dtype = DType::kF32;
   ReduceOp op = ReduceOp::kSum;
 };
@@ -39,8 +38,9 @@ namespace cuda {
 
 // How steps that name ranks of other nodes are carried out; this one for groups of one node. Put, Flush: called by all
 // threads of a block. Signal, Wait: by one thread per peer.
-//  Put     from memory of this rank to byte `offset` of the buffer that `to` is in. May return before it has read
-//          the memory, and arrives before the next signal to the same rank.
+//  Put     from memory of this rank to byte `offset` of the buffer that `to` is in. What other threads have written
+//          there comes before a __syncthreads(). May return before it has read the memory, and arrives before the next
+//          signal to the same rank.
 //  Flush   all puts of the channel have read their memory. False: gave up.
 struct NoNetwork {
   JAXCOMM_DEVICE static void Put(int32_t, const Place&, int64_t, const char*, int64_t) {}
@@ -196,10 +196,12 @@ class Walk {
       : args_(args), network_(network), channel_(channel), program_(args.channels[channel]) {}
 
   JAXCOMM_DEVICE void Run() {
+    // Here, not in the first wait: networks have counters of their own.
+    if (__syncthreads_or(device::HasGivenUp(args_.comm, channel_)) != 0) return;
     const ProgramStep* steps = args_.steps + program_.first_step;
     for (int32_t i = 0; i < program_.num_steps; ++i) {
       const ProgramStep& step = steps[i];
-      if (step.flush && __syncthreads_or(!network_.Flush(channel_)) != 0) return;
+      if (step.flush && __syncthreads_or(!network_.Flush(channel_)) != 0) return device::GiveUp(args_.comm, channel_);
       switch (step.step.kind) {
         case StepKind::kSignal:
           __syncthreads();  // everything before has been written
@@ -212,7 +214,7 @@ class Walk {
             ok = WaitForPeer(steps[i + k].step.peer, steps[i + k].origin);
           }
           i += step.together - 1;
-          if (__syncthreads_or(!ok) != 0) return;
+          if (__syncthreads_or(!ok) != 0) return device::GiveUp(args_.comm, channel_);
           break;
         }
         default:
@@ -266,7 +268,6 @@ class Walk {
   }
 
   JAXCOMM_DEVICE void PutFar(const Elements& dst, const Place& place, const Elements& src, int64_t count) {
-    __syncthreads();  // the network reads what all threads have written
     for (int64_t i = 0; i < count;) {
       const int64_t side = src.Side(i, dst.Side(i, count - i));
       network_.Put(channel_, place, dst.Position(i) * args_.item_bytes, At(src, i), side * args_.item_bytes);

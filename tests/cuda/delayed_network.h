@@ -20,18 +20,20 @@ class SlowLinks {
  public:
   using Link = std::tuple<int32_t, int32_t, int32_t>;  // channel, from, to
 
-  explicit SlowLinks(uint64_t seed) : random_(seed) {}
+  explicit SlowLinks(uint64_t seed) : random_(seed), lazy_(random_() % 2 == 0) {}
 
   void Put(Link link, char* dst, const char* src, int64_t bytes) { messages_[link].push_back({dst, src, bytes}); }
   void Signal(Link link) { messages_[link].push_back({nullptr, nullptr, 0}); }
   uint64_t Signals(Link link) { return signals_[link]; }
   uint64_t NextWait(Link link) { return ++waits_[link]; }
 
-  // Lets one message arrive.
-  void Deliver() {
+  // Lets one message arrive. Lazy links deliver what somebody waits for and nothing else: what `from` has sent to `to`;
+  // -1: to anybody.
+  void Deliver(int32_t channel, int32_t from, int32_t to) {
     std::vector<Link> busy;
     for (const auto& [link, messages] : messages_) {
-      if (!messages.empty()) busy.push_back(link);
+      const bool wanted = link == Link(channel, from, to < 0 ? std::get<2>(link) : to);
+      if (!messages.empty() && (wanted || !lazy_)) busy.push_back(link);
     }
     if (busy.empty()) return;
     const Link link = busy[random_() % busy.size()];
@@ -66,6 +68,7 @@ class SlowLinks {
     int64_t bytes;  // 0: a signal
   };
   std::mt19937_64 random_;
+  const bool lazy_;
   std::map<Link, std::deque<Message>> messages_;
   std::map<Link, uint64_t> signals_;  // that have arrived
   std::map<Link, uint64_t> waits_;
@@ -83,18 +86,23 @@ class DelayedNetwork {
     links_.Put({channel, rank(), to.rank}, window.At(to.rank, offset), src, bytes);
   }
   void Signal(int32_t channel, int32_t peer) { links_.Signal({channel, rank(), peer}); }
-  bool Wait(int32_t channel, int32_t peer, int32_t) {
+  bool Wait(int32_t channel, int32_t peer, int32_t origin) {
     const SlowLinks::Link link(channel, peer, rank());
     const uint64_t expected = links_.NextWait(link);
+    const uint64_t begin = emulation::NowNs();
     while (links_.Signals(link) < expected) {
-      links_.Deliver();
+      if (emulation::NowNs() - begin > args_.comm.timeout_ns) {
+        device::Fail(args_.comm, channel, peer, origin, expected, links_.Signals(link));
+        return false;
+      }
+      links_.Deliver(channel, peer, rank());
       emulation::Pause();
     }
     return true;
   }
   bool Flush(int32_t channel) {
     while (links_.Sending(channel, rank())) {
-      links_.Deliver();
+      links_.Deliver(channel, rank(), -1);
       emulation::Pause();
     }
     return true;

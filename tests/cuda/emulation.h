@@ -1,9 +1,9 @@
 // Runs kernels as plain C++ on the CPU: every CUDA thread is a fiber, all of them on one OS thread.
 //
-// A fiber runs until it comes to a barrier, or looks for a signal in vain. Which runs next is drawn at random, from a
-// seed: thread blocks run far ahead of each other, and a failure comes again with its seed. Time is the number of
-// switches. Under ThreadSanitizer every fiber counts as a thread, and switching orders nothing: accesses that only a
-// lucky order of fibers separates are reported.
+// A fiber runs until it comes to a barrier, looks at the clock, or looks for a signal in vain. Which runs next is drawn
+// at random, from a seed: thread blocks run far ahead of each other, and a failure comes again with its seed. Time is
+// the number of switches. Under ThreadSanitizer every fiber counts as a thread, and switching orders nothing: accesses
+// that only a lucky order of fibers separates are reported.
 //
 // Not covered: hardware that reorders more than data races show, warp primitives, PTX.
 #pragma once
@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
@@ -47,6 +48,7 @@ struct Fiber {
   void* sanitizer = nullptr;
   EmulatedIndex thread, block, block_dim, grid_dim;
   Barrier* barrier = nullptr;
+  char* shared = nullptr;
   enum State { kReady, kPaused, kBlocked, kDone } state = kReady;
   const std::function<void()>* body = nullptr;
   bool started = false;
@@ -58,7 +60,7 @@ constexpr size_t kStackBytes = 128 << 10;
 struct Machine {
   ucontext_t scheduler;
   void* sanitizer = nullptr;
-  Fiber* current = nullptr;
+  Fiber* current = nullptr;  // null while none runs
   uint64_t now_ns = 0;
 };
 
@@ -93,9 +95,15 @@ EMULATION_UNCHECKED static void SwitchToScheduler(Fiber::State state) {
 #endif
 }
 
-EMULATION_UNCHECKED static uint64_t NowNs() { return ++TheMachine().now_ns; }
-
 EMULATION_UNCHECKED static void Pause() { SwitchToScheduler(Fiber::kPaused); }
+
+// Others run before a fiber knows the time, so that what it saw before is out of date.
+EMULATION_UNCHECKED static uint64_t NowNs() {
+  if (TheMachine().current != nullptr) Pause();
+  return ++TheMachine().now_ns;
+}
+
+EMULATION_UNCHECKED static void* DynamicShared() { return Current().shared; }
 
 EMULATION_UNCHECKED static int Arrive(int value) {
   Fiber& self = Current();
@@ -168,6 +176,7 @@ EMULATION_UNCHECKED static void SwitchTo(Fiber& fiber) {
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
+  machine.current = nullptr;
   machine.now_ns += 100;
 }
 
@@ -175,17 +184,21 @@ EMULATION_UNCHECKED static Fiber::State StateOf(const Fiber& fiber) { return fib
 
 EMULATION_UNCHECKED static uint64_t RoundOf(const Barrier& barrier) { return barrier.round; }
 
-// Runs `body` in every thread of a grid of blocks_x * blocks_y blocks, all of which are resident at once.
+// Runs `body` in every thread of a grid of blocks_x * blocks_y blocks, all of which are resident at once. Each has
+// `shared_bytes` of shared memory, which as floats are NaN at first.
 inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint64_t seed,
-                   const std::function<void()>& body) {
+                   const std::function<void()>& body, size_t shared_bytes = 0) {
   std::mt19937_64 random(seed);
   const size_t num_blocks = static_cast<size_t>(blocks_x) * blocks_y;
   std::vector<Barrier> barriers(num_blocks);
+  std::vector<std::unique_ptr<char[]>> shared;
   std::vector<std::unique_ptr<Fiber>> fibers;
 #if defined(__SANITIZE_THREAD__)
   TheMachine().sanitizer = __tsan_get_current_fiber();
 #endif
   for (size_t block = 0; block < num_blocks; ++block) {
+    shared.emplace_back(new char[shared_bytes]);
+    std::memset(shared.back().get(), 0xff, shared_bytes);
     for (unsigned thread = 0; thread < threads; ++thread) {
       auto fiber = std::make_unique<Fiber>();
       fiber->thread = {thread, 0};
@@ -193,6 +206,7 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
       fiber->block_dim = {threads, 1};
       fiber->grid_dim = {blocks_x, blocks_y};
       fiber->barrier = &barriers[block];
+      fiber->shared = shared.back().get();
       fiber->body = &body;
       fiber->stack = TakeStack();
       MakeContext(*fiber);

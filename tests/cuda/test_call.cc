@@ -14,8 +14,6 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-using Bytes = std::vector<char>;
-
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 CallSpec SpecOf(Collective collective, int32_t num_ranks, const std::string& algorithm) {

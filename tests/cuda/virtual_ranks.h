@@ -14,6 +14,8 @@
 namespace jaxcomm {
 namespace cuda {
 
+using Bytes = std::vector<char>;
+
 // Zeroed memory that lives as long as this, and how to write it.
 class Memory {
  public:

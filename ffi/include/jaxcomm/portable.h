@@ -47,6 +47,24 @@ JAXCOMM_DEVICE void StoreRelease(uint64_t* word, uint64_t value) {
 #endif
 }
 
+// Between the threads of a block, and its successors in the stream; orders nothing.
+JAXCOMM_DEVICE uint64_t LoadRelaxed(const uint64_t* word) {
+#if defined(__CUDACC__)
+  return cuda::atomic_ref<uint64_t, cuda::thread_scope_block>(*const_cast<uint64_t*>(word))
+      .load(cuda::memory_order_relaxed);
+#else
+  return __atomic_load_n(word, __ATOMIC_RELAXED);
+#endif
+}
+
+JAXCOMM_DEVICE void StoreRelaxed(uint64_t* word, uint64_t value) {
+#if defined(__CUDACC__)
+  cuda::atomic_ref<uint64_t, cuda::thread_scope_block>(*word).store(value, cuda::memory_order_relaxed);
+#else
+  __atomic_store_n(word, value, __ATOMIC_RELAXED);
+#endif
+}
+
 // True for the one caller that changes the word from `expected` to `desired`.
 JAXCOMM_DEVICE bool Claim(uint64_t* word, uint64_t expected, uint64_t desired) {
 #if defined(__CUDACC__)
@@ -54,6 +72,16 @@ JAXCOMM_DEVICE bool Claim(uint64_t* word, uint64_t expected, uint64_t desired) {
       expected, desired, cuda::memory_order_relaxed);
 #else
   return __atomic_compare_exchange_n(word, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+#endif
+}
+
+// The block's shared memory, as many bytes as the kernel was started with; a multiple of 16. Undefined at first.
+JAXCOMM_DEVICE void* DynamicShared() {
+#if defined(__CUDACC__)
+  extern __shared__ __align__(16) unsigned char jaxcomm_dynamic_shared[];
+  return jaxcomm_dynamic_shared;
+#else
+  return emulation::DynamicShared();
 #endif
 }
 

@@ -10,10 +10,27 @@
 namespace jaxcomm {
 namespace device {
 
+// Where the counters of a channel begin.
+JAXCOMM_DEVICE int64_t Row(const Comm& comm, int32_t channel) {
+  return static_cast<int64_t>(channel) * comm.local.size;
+}
+
+// A channel that has given up neither signals nor waits ever again: peers, which may still wait for a signal that it
+// owes them, would take the first one of the next kernel for that. Kept as the count of what the rank has received from
+// itself, which is of no other use.
+JAXCOMM_DEVICE void GiveUp(const Comm& comm, int32_t channel) {
+  StoreRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank, 1);
+}
+
+JAXCOMM_DEVICE bool HasGivenUp(const Comm& comm, int32_t channel) {
+  return LoadRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank) != 0;
+}
+
 // Adds one to the count of signals from this rank to `peer`. Called by one thread per peer. Release: whoever waits for
 // it sees what this thread did before, and what its block did before a __syncthreads() in front of the call.
 JAXCOMM_DEVICE void Signal(const Comm& comm, int32_t channel, int32_t peer) {
-  const int64_t row = static_cast<int64_t>(channel) * comm.local.size;
+  if (HasGivenUp(comm, channel)) return;
+  const int64_t row = Row(comm, channel);
   const uint64_t count = comm.signals.sent[row + peer] + 1;
   comm.signals.sent[row + peer] = count;
   StoreRelease(comm.signals.pad.At<uint64_t>(peer) + row + comm.local.rank, count);
@@ -37,10 +54,11 @@ JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_
 // Waits until `peer` has signalled once more than this rank has waited for it. Called by one thread per peer. Acquire:
 // what the peer did before its signal is visible to this thread, and after a __syncthreads() to its block. False if
 // that took longer than Comm::timeout_ns, or if the host or another block of this rank has given up: then nothing may
-// be concluded about the peer, and the communicator is of no more use. `step` is for the report.
+// be concluded about the peer, and the channel has given up. `step` is for the report.
 JAXCOMM_DEVICE bool Wait(const Comm& comm, int32_t channel, int32_t peer, int32_t step = 0) {
   constexpr int kLooksBetweenClocks = 64;
-  const int64_t row = static_cast<int64_t>(channel) * comm.local.size;
+  if (HasGivenUp(comm, channel)) return false;
+  const int64_t row = Row(comm, channel);
   const uint64_t expected = comm.signals.received[row + peer] + 1;
   const uint64_t* word = comm.signals.pad.At<uint64_t>(comm.local.rank) + row + peer;
   uint64_t seen = LoadAcquire(word);
@@ -52,9 +70,10 @@ JAXCOMM_DEVICE bool Wait(const Comm& comm, int32_t channel, int32_t peer, int32_
         seen = LoadAcquire(word);
       }
       if (seen >= expected) break;
-      if (LoadAcquire(&comm.report->abort) != 0 || LoadAcquire(&comm.report->state) != Report::kNone) return false;
-      if (NowNs() - begin < comm.timeout_ns) continue;
-      Fail(comm, channel, peer, step, expected, seen);
+      const bool stop = LoadAcquire(&comm.report->abort) != 0 || LoadAcquire(&comm.report->state) != Report::kNone;
+      if (!stop && NowNs() - begin < comm.timeout_ns) continue;
+      if (!stop) Fail(comm, channel, peer, step, expected, seen);
+      GiveUp(comm, channel);
       return false;
     }
   }

@@ -1,0 +1,9 @@
+// The kernels as they are compiled, one per type.
+#include "fused_rmsnorm.cuh"
+
+namespace fused_rmsnorm {
+
+template cudaError_t Launch<F32>(const Args<F32>& args, int32_t channels, cudaStream_t stream);
+template cudaError_t Launch<BF16>(const Args<BF16>& args, int32_t channels, cudaStream_t stream);
+
+}  // namespace fused_rmsnorm

@@ -1,0 +1,146 @@
+// One kernel for three operations that follow one another in a tensor-parallel layer:
+//
+//   new_residual = residual + the sum of x over the ranks
+//   out          = new_residual / sqrt(mean(new_residual^2) + epsilon) * weight
+//
+// The rows of x, residual, out and new_residual are tokens. Sums are in f32 and in the order of the ranks, so all ranks
+// get the same bits. Nothing is used but the device API of jaxcomm: copy this file and change it.
+#pragma once
+
+#include <jaxcomm/device.h>
+
+#include <cmath>
+#include <cstdint>
+
+namespace fused_rmsnorm {
+
+namespace device = jaxcomm::device;
+namespace arithmetic = jaxcomm::arithmetic;
+
+// The types of the data, which are read and written as `Storage` and calculated with in f32.
+using F32 = arithmetic::Plain<float>;
+using BF16 = arithmetic::Widened<jaxcomm::BFloat16>;
+
+// What the kernel of one rank gets. The same on all ranks but for `comm`, addresses and data.
+template <typename Codec>
+struct Args {
+  using Storage = typename Codec::Storage;
+
+  device::Comm comm;           // the sum is over the ranks of comm.local
+  device::Window window;       // of comm.local: x lies here while peers read it. comm.arena will do
+  int64_t window_bytes = 0;    // of one rank
+  uint64_t* rounds = nullptr;  // [comm.signals.num_channels], of this rank alone. Zero at first; belongs to the window
+  const Storage* x = nullptr;  // [tokens, hidden], this rank's part of the sum
+  const Storage* residual = nullptr;  // [tokens, hidden], the same at all ranks
+  const Storage* weight = nullptr;    // [hidden]
+  Storage* out = nullptr;             // [tokens, hidden]; may be x
+  Storage* new_residual = nullptr;    // [tokens, hidden]; may be residual
+  int64_t tokens = 0;
+  int64_t hidden = 0;
+  float epsilon = 1e-6F;
+};
+
+// The window is cut into two halves per channel, wherever the channel's tokens are: only rounds of one channel use the
+// same memory.
+template <typename Codec>
+JAXCOMM_BOTH int64_t HalfBytes(const Args<Codec>& args) {
+  return args.window_bytes / args.comm.signals.num_channels / 2 / 16 * 16;
+}
+
+template <typename Codec>
+JAXCOMM_BOTH int64_t RowBytes(const Args<Codec>& args) {
+  return args.hidden * static_cast<int64_t>(sizeof(typename Codec::Storage));
+}
+
+// What is wrong with a call of `channels` thread blocks per rank; null if nothing.
+template <typename Codec>
+const char* FindProblem(const Args<Codec>& args, int32_t channels) {
+  if (args.comm.local.size != args.comm.world.size) return "fused_rmsnorm: the ranks must be of one node";
+  if (channels < 1 || channels > args.comm.signals.num_channels) {
+    return "fused_rmsnorm: channels must be at least 1 and at most those of the communicator";
+  }
+  if (args.tokens < 0 || args.hidden < 1) return "fused_rmsnorm: tokens must be at least 0, hidden at least 1";
+  if (HalfBytes(args) < RowBytes(args)) return "fused_rmsnorm: the window must hold two rows per channel";
+  return nullptr;
+}
+
+#if JAXCOMM_HAS_DEVICE
+
+// One token, from its new residual, which all threads see. Called by all threads of the block.
+template <typename Codec>
+JAXCOMM_DEVICE void Normalise(const Args<Codec>& args, int64_t token, float* shared) {
+  const auto* row = args.new_residual + token * args.hidden;
+  auto* out = args.out + token * args.hidden;
+  float squares = 0;
+  for (int64_t i = threadIdx.x; i < args.hidden; i += blockDim.x) {
+    const float value = Codec::Decode(row[i]);
+    squares += value * value;
+  }
+  const float mean = device::BlockSum(squares, shared) / static_cast<float>(args.hidden);
+  const float scale = 1.0F / sqrtf(mean + args.epsilon);
+  for (int64_t i = threadIdx.x; i < args.hidden; i += blockDim.x) {
+    out[i] = Codec::Encode(Codec::Decode(row[i]) * scale * Codec::Decode(args.weight[i]));
+  }
+}
+
+// Called by all threads of all blocks of the kernel, a block per channel; the number of blocks and threads is the same
+// on all ranks. Needs device::BlockSumBytes(threads) bytes of dynamic shared memory.
+//
+// A block goes through its tokens in rounds of as many as fit into half of its part of the window. The halves take
+// turns, from call to call too: that is what `rounds` counts. So a rank overwrites in round r + 2 what its peers read
+// in round r. It has then passed the barrier of round r + 1, to which a peer comes only when it has read all of round
+// r. One barrier per round is enough.
+//
+// If a peer does not come in time, the barrier says so in comm.report, and the kernel ends: out and new_residual are
+// then undefined, and the communicator is of no more use.
+template <typename Codec>
+JAXCOMM_DEVICE void Run(const Args<Codec>& args) {
+  using Storage = typename Codec::Storage;
+  auto* const shared = static_cast<float*>(device::DynamicShared());
+  const auto channel = static_cast<int32_t>(blockIdx.x);
+  const int64_t channels = gridDim.x;
+  const int64_t end = args.tokens * (channel + 1) / channels;
+  const int64_t most = HalfBytes(args) / RowBytes(args);
+  uint64_t round = args.rounds[channel];
+  for (int64_t first = args.tokens * channel / channels; first < end; first += most, ++round) {
+    const int64_t tokens = end - first < most ? end - first : most;
+    const int64_t half = 2 * channel + static_cast<int64_t>(round % 2);
+    const int64_t place = half * HalfBytes(args);
+    const int64_t begin = first * args.hidden;
+    device::Put(args.window, args.comm.local.rank, place, args.x + begin, tokens * RowBytes(args));
+    if (!device::Barrier(args.comm, channel, static_cast<int32_t>(first))) return;
+    device::Reduce<Codec, arithmetic::Sum>(
+        args.new_residual + begin, 1 + args.comm.local.size,
+        [&](int source) {
+          return source == 0 ? args.residual + begin : args.window.template At<const Storage>(source - 1, place);
+        },
+        tokens * args.hidden);
+    __syncthreads();
+    for (int64_t token = first; token < first + tokens; ++token) Normalise(args, token, shared);
+  }
+  __syncthreads();  // all threads have read the count
+  if (threadIdx.x == 0) args.rounds[channel] = round;
+}
+
+#endif
+#if defined(__CUDACC__)
+
+constexpr int kThreads = 512;  // one block per multiprocessor, which may use all of its registers
+
+template <typename Codec>
+__global__ void __launch_bounds__(kThreads, 1) Kernel(const __grid_constant__ Args<Codec> args) {
+  Run(args);
+}
+
+// Starts the kernel of this rank, which all ranks must do with the same number of channels. All blocks must be resident
+// at once on every GPU, as they wait for each other. Does not wait for the kernel; may be captured into a graph.
+template <typename Codec>
+cudaError_t Launch(const Args<Codec>& args, int32_t channels, cudaStream_t stream) {
+  if (FindProblem(args, channels) != nullptr) return cudaErrorInvalidValue;
+  Kernel<Codec><<<channels, kThreads, device::BlockSumBytes(kThreads), stream>>>(args);
+  return cudaGetLastError();
+}
+
+#endif
+
+}  // namespace fused_rmsnorm

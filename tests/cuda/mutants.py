@@ -1,0 +1,358 @@
+"""Breaks the GPU's executor, device API or example in one place at a time, and demands that the emulated tests notice.
+
+    mutants.py --library build/thread/libjaxcomm_native.a --sanitize thread
+
+One that survives shows code that nothing needs, or a test that is too weak.
+"""
+
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIMIT_S = 300  # of one compilation or run; a broken one may hang
+
+PORTABLE = "ffi/include/jaxcomm/portable.h"
+SYNC = "ffi/include/jaxcomm/sync.h"
+COPY = "ffi/include/jaxcomm/copy.h"
+BLOCK = "ffi/include/jaxcomm/block.h"
+EXAMPLE = "examples/fused_rmsnorm/fused_rmsnorm.cuh"
+EXECUTOR = "ffi/cuda/executor.cuh"
+PROGRAM = "ffi/cuda/program.cc"
+
+
+class Mutant(NamedTuple):
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str = "executor"
+
+
+# Noticed as a data race, or by what any flavour sees.
+THREAD = [
+    Mutant(
+        "a signal releases nothing",
+        PORTABLE,
+        "__atomic_store_n(word, value, __ATOMIC_RELEASE)",
+        "__atomic_store_n(word, value, __ATOMIC_RELAXED)",
+    ),
+    Mutant(
+        "a wait acquires nothing",
+        PORTABLE,
+        "__atomic_load_n(word, __ATOMIC_ACQUIRE)",
+        "__atomic_load_n(word, __ATOMIC_RELAXED)",
+    ),
+    Mutant("signals don't wait for other threads", EXECUTOR, "__syncthreads();  // everything before", "// before"),
+    Mutant("waits hold up one thread only", EXECUTOR, "if (__syncthreads_or(!ok) != 0)", "if (!ok)"),
+    Mutant("steps are not ordered", EXECUTOR, "if (step.sync) __syncthreads();", ""),
+    Mutant("reads conflict with nothing", PROGRAM, "(a.write || b.write)", "a.write && b.write"),
+    Mutant(
+        "nobody enters",
+        PROGRAM,
+        """    AddPhase(steps, kEnter, StepKind::kSignal, near);
+    AddPhase(steps, kEnter, StepKind::kSignal, far.to_own);
+    AddPhase(steps, kEnter, StepKind::kWait, near);
+    AddPhase(steps, kEnter, StepKind::kWait, far.from_own);
+""",
+        "",
+    ),
+    Mutant(
+        "nobody enters between nodes",
+        PROGRAM,
+        """    AddPhase(steps, kEnter, StepKind::kSignal, far.to_own);
+    AddPhase(steps, kEnter, StepKind::kWait, near);
+    AddPhase(steps, kEnter, StepKind::kWait, far.from_own);
+""",
+        "    AddPhase(steps, kEnter, StepKind::kWait, near);\n",
+    ),
+    Mutant(
+        "nobody leaves",
+        PROGRAM,
+        """    AddPhase(steps, kLeave, StepKind::kSignal, near);
+    AddPhase(steps, kLeave, StepKind::kSignal, far.open_from_own);
+    if (steps.size() > leave) steps[leave].flush = !sending.empty();
+    AddPhase(steps, kLeave, StepKind::kWait, near);
+    AddPhase(steps, kLeave, StepKind::kWait, far.open_to_own);
+""",
+        "    static_cast<void>(leave);\n",
+    ),
+    Mutant(
+        "waits are satisfied one signal early",
+        SYNC,
+        "comm.signals.received[row + peer] + 1;",
+        "comm.signals.received[row + peer];",
+    ),
+    Mutant("waits are not counted", SYNC, "comm.signals.received[row + peer] = expected;", ""),
+    Mutant("signals are not counted", SYNC, "comm.signals.sent[row + peer] = count;", ""),
+    Mutant(
+        "channels share counters",
+        SYNC,
+        "return static_cast<int64_t>(channel) * comm.local.size;",
+        "return channel * 0;",
+    ),
+    Mutant(
+        "one peer twice at once",
+        PROGRAM,
+        "peers.insert(steps[end].step.peer).second)",
+        "(peers.insert(steps[end].step.peer), true))",
+    ),
+    Mutant("channels begin at element 0", EXECUTOR, "part.begin + number % part.count", "number % part.count"),
+    Mutant(
+        "channels begin at element 0 of flat steps",
+        EXECUTOR,
+        "if (step.flat) elements.first += elements.part.begin;",
+        "",
+    ),
+    Mutant("channels share scratch", EXECUTOR, "elements.first += program_.scratch_begin;", ""),
+    Mutant(
+        "operands come in another order",
+        EXECUTOR,
+        "Of(step, sources[s]), i));",
+        "Of(step, sources[num_sources - 1 - s]), i));",
+    ),
+    Mutant(
+        "a put's signal overtakes other threads",
+        COPY,
+        "  __syncthreads();\n  if (threadIdx.x == 0) Signal",
+        "  if (threadIdx.x == 0) Signal",
+        "device_api",
+    ),
+    Mutant(
+        "a barrier's signals overtake other threads",
+        SYNC,
+        "  __syncthreads();\n  bool reached",
+        "  bool reached",
+        "device_api",
+    ),
+    Mutant(
+        "a barrier's waits hold up one thread only",
+        SYNC,
+        "return __syncthreads_or(!reached) == 0;",
+        "return reached;",
+        "device_api",
+    ),
+    Mutant("who has given up goes on signalling", SYNC, "  if (HasGivenUp(comm, channel)) return;\n", "", "device_api"),
+    Mutant(
+        "reports name the peer by its place in the node",
+        SYNC,
+        "report.peer = comm.local.World(peer);",
+        "report.peer = peer;",
+        "device_api",
+    ),
+    Mutant(
+        "every block reports",
+        SYNC,
+        "if (!Claim(&report.state, Report::kNone, Report::kClaimed)) return;",
+        "",
+        "failures",
+    ),
+    Mutant("nobody hears the host give up", SYNC, "LoadAcquire(&comm.report->abort) != 0 || ", "", "failures"),
+    Mutant(
+        "nobody hears other blocks give up",
+        SYNC,
+        " || LoadAcquire(&comm.report->state) != Report::kNone;",
+        ";",
+        "device_api",
+    ),
+    Mutant(
+        "kernels begin after others have given up",
+        EXECUTOR,
+        "if (__syncthreads_or(device::HasGivenUp(args_.comm, channel_)) != 0) return;",
+        "",
+        "failures",
+    ),
+    Mutant(
+        "only waits inside a node count as giving up",
+        EXECUTOR,
+        "if (__syncthreads_or(!ok) != 0) return device::GiveUp(args_.comm, channel_);",
+        "if (__syncthreads_or(!ok) != 0) return;",
+        "failures",
+    ),
+    Mutant(
+        "a sum over a block begins before its values are there",
+        BLOCK,
+        "  shared[thread] = value;\n  __syncthreads();",
+        "  shared[thread] = value;",
+        "device_api",
+    ),
+    Mutant(
+        "a sum over a block ends before its parts are there",
+        BLOCK,
+        "  __syncthreads();\n  float sum",
+        "  float sum",
+        "device_api",
+    ),
+    Mutant("the example's rounds share one half of the window", EXAMPLE, "round % 2", "round % 1", "example"),
+    Mutant(
+        "every call of the example begins with the same half",
+        EXAMPLE,
+        "if (threadIdx.x == 0) args.rounds[channel] = round;",
+        "",
+        "example",
+    ),
+    Mutant(
+        "the example reads before its peers have written",
+        EXAMPLE,
+        "if (!device::Barrier(args.comm, channel, static_cast<int32_t>(first))) return;",
+        "__syncthreads();",
+        "example",
+    ),
+    Mutant(
+        "the example's rows begin where others have not ended",
+        EXAMPLE,
+        "    __syncthreads();\n    for (int64_t token",
+        "    for (int64_t token",
+        "example",
+    ),
+    Mutant(
+        "the example counts rounds that others have not begun",
+        EXAMPLE,
+        "  __syncthreads();  // all threads have read the count\n",
+        "",
+        "example",
+    ),
+]
+
+# Need a network that delays, which ThreadSanitizer does not follow.
+PLAIN = [
+    Mutant("nothing is flushed before a step", EXECUTOR, "if (step.flush &&", "if (false &&"),
+    Mutant(
+        "nothing is flushed before signals to others",
+        PROGRAM,
+        "put.peer != step.peer",
+        "false && put.peer == step.peer",
+    ),
+    Mutant(
+        "nothing is flushed before own steps",
+        PROGRAM,
+        "Conflict(access, put.source)",
+        "false && Conflict(access, put.source)",
+    ),
+    Mutant("nothing is flushed at the end", EXECUTOR, "    network_.Flush(channel_);  // XLA", "    // XLA"),
+    Mutant("what needs a flush joins what doesn't", PROGRAM, " && !steps[end].flush &&", " &&"),
+    Mutant(
+        "nobody leaves between nodes",
+        PROGRAM,
+        """    AddPhase(steps, kLeave, StepKind::kSignal, far.open_from_own);
+    if (steps.size() > leave) steps[leave].flush = !sending.empty();
+    AddPhase(steps, kLeave, StepKind::kWait, near);
+    AddPhase(steps, kLeave, StepKind::kWait, far.open_to_own);
+""",
+        """    if (steps.size() > leave) steps[leave].flush = !sending.empty();
+    AddPhase(steps, kLeave, StepKind::kWait, near);
+""",
+    ),
+]
+
+
+class Build:
+    """Compiles tests from copies of the sources; objects that a mutant does not touch are shared."""
+
+    def __init__(self, args: argparse.Namespace, folder: pathlib.Path) -> None:
+        self.args = args
+        self.folder = folder
+        self.flags = ["-std=c++17", "-O1", "-pthread", "-DJAXCOMM_TEST_ONE_TYPE"]
+        if args.sanitize:
+            self.flags += [f"-fsanitize={args.sanitize}", "-g1"]
+        self.objects: dict[str, pathlib.Path] = {}
+
+    def copy(self, name: str) -> pathlib.Path:
+        tree = self.folder / name
+        for part in ("ffi", "examples", "tests/cuda", "tests/native"):
+            shutil.copytree(ROOT / part, tree / part)
+        # The tests use one type; the others would take most of the time to compile.
+        reductions = tree / "ffi" / "cuda" / "reductions.h"
+        text = re.sub(r"  JAXCOMM_REDUCTION\((?!kF32,).*\n", "", reductions.read_text())
+        reductions.write_text(text + "\n")
+        return tree
+
+    def compile(self, tree: pathlib.Path, source: str) -> pathlib.Path:
+        output = tree / (pathlib.Path(source).stem + ".o")
+        define = f'-DJAXCOMM_EMULATION="{tree}/tests/cuda/emulation.h"'
+        include = f"-I{tree}/ffi/include"
+        command = [self.args.compiler, *self.flags, define, include, "-c", tree / source, "-o", output]
+        subprocess.run(command, check=True, timeout=LIMIT_S)
+        return output
+
+    def link(self, tree: pathlib.Path, objects: list[pathlib.Path]) -> pathlib.Path:
+        output = tree / "test"
+        command = [self.args.compiler, *self.flags, *objects, self.args.library, "-ldl", "-o", output]
+        subprocess.run(command, check=True, timeout=LIMIT_S)
+        return output
+
+
+def run(program: pathlib.Path, test: str) -> str:
+    """What went wrong, in a few words; empty if nothing did."""
+    command = [program, "reduced"] if test == "executor" else [program]
+    environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return "stuck"
+    if done.returncode == 0:
+        return ""
+    telling = [line for line in done.stderr.splitlines() if line.strip("= ")]
+    return telling[0].strip()[:100] if telling else f"status {done.returncode}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", required=True, help="libjaxcomm_native.a, built with the same sanitizer")
+    parser.add_argument("--compiler", default="c++")
+    parser.add_argument("--sanitize", default="", choices=["", "thread"])
+    parser.add_argument("--only", default="", help="mutants whose names contain this")
+    args = parser.parse_args()
+    mutants = [mutant for mutant in (THREAD if args.sanitize else PLAIN) if args.only in mutant.name]
+    tests = sorted({mutant.test for mutant in mutants})
+
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        build = Build(args, pathlib.Path(folder))
+        tree = build.copy("sound")
+        sources = {test: f"tests/cuda/test_{test}.cc" for test in tests} | {"program": PROGRAM}
+        sound = dict(zip(sources, pool.map(lambda source: build.compile(tree, source), sources.values()), strict=True))
+
+        def check_sound(test: str) -> bool:
+            program = build.link(tree, [sound[test], sound["program"]]).rename(tree / f"test_{test}")
+            fault = run(program, test)
+            print(f"{'FAILS: ' + fault if fault else 'passes'}: test_{test} of the sources as they are", flush=True)
+            return not fault
+
+        def check(mutant: Mutant) -> bool:
+            began = time.monotonic()
+            copy = build.copy(mutant.name.replace(" ", "_"))
+            text = (copy / mutant.file).read_text()
+            if text.count(mutant.old) != 1:
+                print(f"NOT APPLICABLE: {mutant.name}: {mutant.file} has the text {text.count(mutant.old)} times")
+                return False
+            (copy / mutant.file).write_text(text.replace(mutant.old, mutant.new))
+            if mutant.file == PROGRAM:
+                objects = [sound[mutant.test], build.compile(copy, PROGRAM)]
+            else:
+                objects = [build.compile(copy, sources[mutant.test]), sound["program"]]
+            fault = run(build.link(copy, objects), mutant.test)
+            shutil.rmtree(copy)
+            print(
+                f"{'noticed' if fault else 'SURVIVES'}: {mutant.name} ({time.monotonic() - began:.0f} s): {fault}",
+                flush=True,
+            )
+            return bool(fault)
+
+        passing = pool.map(check_sound, tests)
+        noticed = pool.map(check, mutants)
+        ok = all([*passing, *noticed])
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

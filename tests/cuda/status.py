@@ -1,0 +1,112 @@
+"""Writes docs/gpu-status.md: which feature of the GPU back end has passed which ring, as test records show it.
+
+    python tests/cuda/status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as ring 1
+    python tests/cuda/status.py                                                                # from the stored records
+
+Records are in benchmarks/results/gpu: ring1.json is what the first form keeps of ctest's reports; test-gpu.json is
+what `make test-gpu` leaves. A feature has passed a ring if there is a record of each of its tests, and all passed.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+ROOT = pathlib.Path(__file__).parents[2]
+RECORDS = ROOT / "benchmarks" / "results" / "gpu"
+PAGE = ROOT / "docs" / "gpu-status.md"
+
+# Feature: (tests of ring 1, steps of ring 2). Ring 3 has no run.
+FEATURES = {
+    "kernels compile for sm_80, 90, 100, 120; no spills": (["pytest tests/cuda/test_build.py"], []),
+    "executor: all plans, types, sizes, nodes of one GPU or of several": (
+        ["native test_cuda_executor", "thread test_cuda_executor"],
+        ["executor", "executor, memcheck", "executor, racecheck"],
+    ),
+    "puts between nodes that arrive late and in any order": (["native test_cuda_executor"], []),
+    "mutants of the executor are noticed": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
+    "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
+    "device API: signal, wait, barrier, put, get, reduce": (
+        ["native test_cuda_device_api", "thread test_cuda_device_api"],
+        [],
+    ),
+    "example of a user's kernel: residual + all_reduce + RMSNorm": (
+        ["native test_cuda_example", "thread test_cuda_example", "pytest tests/cuda/test_device_headers.py"],
+        [],
+    ),
+}
+
+HEAD = """# GPU back end: what has been shown
+
+Ring 1: compiled by nvcc, and the same source run on the CPU by emulation. Ring 2: run on one GPU. Ring 3: many GPUs
+and hosts. This page is written by `tests/cuda/status.py` from the records in `benchmarks/results/gpu`; what is not
+marked has not been shown by any run that is recorded there.
+
+| feature | ring 1 | ring 2 | ring 3 |
+|---|---|---|---|
+"""
+
+
+def of_ctest(path: pathlib.Path) -> dict[str, bool]:
+    """{"<flavour> <test>": passed} of a report of ctest --output-junit; the flavour is the folder's name."""
+    return {
+        f"{path.parent.name} {case.get('name')}": case.get("status") == "run"
+        for case in ElementTree.parse(path).getroot().iter("testcase")
+    }
+
+
+def of_pytest(path: pathlib.Path) -> dict[str, bool]:
+    """{"pytest <file>": all passed} of a report of pytest --junit-xml; a skipped test has not passed."""
+    passed: dict[str, bool] = {}
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        name = "pytest " + case.get("classname", "").replace(".", "/") + ".py"
+        passed[name] = passed.get(name, True) and len([child for child in case if child.tag != "properties"]) == 0
+    return passed
+
+
+def mark(tests: list[str], record: dict) -> str:
+    results = [record.get("tests", {}).get(test) for test in tests]
+    if not tests or None in results:
+        return ""
+    return f"{'passed' if all(results) else 'FAILED'} ({record['commit'][:9]})"
+
+
+def page(ring1: dict, ring2: dict) -> str:
+    text = HEAD
+    for feature, (emulated, on_gpu) in FEATURES.items():
+        text += f"| {feature} | {mark(emulated, ring1)} | {mark(on_gpu, ring2)} | |\n"
+    if ring2:
+        text += f"\nRing 2: {ring2['device']}, driver {ring2['driver']}, CUDA {ring2['cuda']}.\n"
+    else:
+        text += "\nNo GPU has been at hand for ring 2 yet: `make test-gpu bench-gpu` are ready to run.\n"
+    return text
+
+
+def load(name: str) -> dict:
+    path = RECORDS / name
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ctest", type=pathlib.Path, action="append", default=[])
+    parser.add_argument("--pytest", type=pathlib.Path, action="append", default=[])
+    args = parser.parse_args()
+    if args.ctest or args.pytest:
+        wanted = {test for tests, _ in FEATURES.values() for test in tests}
+        found: dict[str, bool] = {}
+        for path in args.ctest:
+            found |= of_ctest(path)
+        for path in args.pytest:
+            found |= of_pytest(path)
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
+        tests = {test: found[test] for test in sorted(wanted & found.keys())}
+        record = {"commit": commit.stdout.strip(), "tests": tests}
+        RECORDS.mkdir(parents=True, exist_ok=True)
+        (RECORDS / "ring1.json").write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(page(load("ring1.json"), load("test-gpu.json")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+// Small kernels on the device API alone, as users write them, emulated.
+//
+//   test_cuda_device_api [first seed]
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "../../ffi/include/jaxcomm/device.h"
+#include "../native/check.h"
+#include "virtual_ranks.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+// The ranks of one node, every fourth of a larger group, with a window of `count` words each.
+struct Node {
+  Node(int32_t size, int32_t num_channels, int64_t count)
+      : counters(MakeCounters(memory, size, size, num_channels)),
+        reports(memory.Upload(std::vector<device::Report>(size))),
+        window({memory.Take(size * count * 4), count * 4}) {
+    for (int32_t r = 0; r < size; ++r) {
+      device::Comm comm;
+      comm.world = {2 + 4 * r, 4 * size, 0, 1};
+      comm.local = {r, size, 2, 4};
+      comm.signals = {{counters.pads, counters.pad_bytes}, counters.sent[r], counters.received[r], num_channels};
+      comm.timeout_ns = 10'000'000;
+      comm.report = reports + r;
+      comm.program = 7;
+      comms.push_back(comm);
+    }
+  }
+  uint32_t* At(int32_t rank) const { return window.At<uint32_t>(rank); }
+
+  HostMemory memory;
+  Counters counters;
+  device::Report* reports;
+  device::Window window;
+  std::vector<device::Comm> comms;
+};
+
+uint32_t Value(int32_t round, int32_t channel, int32_t rank, int64_t i) {
+  return static_cast<uint32_t>(((round * 8 + channel) * 8 + rank) * 100 + i);
+}
+
+// Everybody writes to its place at all peers; a barrier; everybody reads; a barrier before the next round.
+void TestBarrier(uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
+  constexpr int64_t kCount = 5;
+  const Node node(size, channels, channels * size * kCount);
+  emulation::Launch(channels, size, threads, seed, [&] {
+    const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
+    const device::Comm& comm = node.comms[rank];
+    for (int32_t round = 0; round < 4; ++round) {
+      uint32_t values[kCount];
+      for (int64_t i = 0; i < kCount; ++i) values[i] = Value(round, channel, rank, i);
+      for (int32_t peer = 0; peer < size; ++peer) {
+        device::Put(node.window, peer, (channel * size + rank) * kCount * 4, values, sizeof(values));
+      }
+      CHECK(device::Barrier(comm, channel));
+      for (int64_t i = threadIdx.x; i < size * kCount; i += blockDim.x) {
+        const auto from = static_cast<int32_t>(i / kCount);
+        CHECK(node.At(rank)[channel * size * kCount + i] == Value(round, channel, from, i % kCount));
+      }
+      CHECK(device::Barrier(comm, channel));
+    }
+  });
+  for (int32_t r = 0; r < size; ++r) CHECK(node.reports[r].state == device::Report::kNone);
+}
+
+// Round a ring: everybody puts to the next rank, which hands on what it got; then reads what the next one had at first.
+void TestRing(uint64_t seed, int32_t size, int32_t channels, unsigned threads, int64_t count) {
+  // A channel of a window: a place for the block of every rank, and one more.
+  const Node node(size, channels, channels * (size + 1) * count);
+  emulation::Launch(channels, size, threads, seed, [&] {
+    const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
+    const device::Comm& comm = node.comms[rank];
+    const int32_t next = (rank + 1) % size, prev = (rank + size - 1) % size;
+    const auto place = [&](int32_t block) { return (channel * (size + 1) + block) * count; };
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+      node.At(rank)[place(rank) + i] = Value(0, channel, rank, i);
+    }
+    __syncthreads();
+    for (int32_t s = 0; s + 1 < size; ++s) {
+      const int32_t block = (rank + size - s) % size, coming = (prev + size - s) % size;
+      device::PutSignal(comm, channel, node.window, next, place(block) * 4, node.At(rank) + place(block), count * 4);
+      CHECK(__syncthreads_or(threadIdx.x == 0 && !device::Wait(comm, channel, prev)) == 0);
+      for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+        CHECK(node.At(rank)[place(coming) + i] == Value(0, channel, coming, i));
+      }
+    }
+    CHECK(device::Barrier(comm, channel));
+    uint32_t* const copy = node.At(rank) + place(size);
+    device::Get(copy, node.window, next, place(next) * 4, count * 4);
+    __syncthreads();
+    for (int64_t i = threadIdx.x; i < count; i += blockDim.x) CHECK(copy[i] == Value(0, channel, next, i));
+  });
+  for (int32_t r = 0; r < size; ++r) CHECK(node.reports[r].state == device::Report::kNone);
+}
+
+// The last rank is not there. All threads of all others hear so, one of them reports, and no kernel signals again.
+// Channel 0 begins to wait before the others, which end when it does.
+void TestMissingRank(uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
+  const Node node(size, channels, 1);
+  const uint64_t begin = emulation::NowNs(), timeout_ns = node.comms[0].timeout_ns;
+  const auto kernel = [&] {
+    const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
+    while (channel > 0 && emulation::NowNs() < begin + timeout_ns / 2) emulation::Pause();
+    CHECK(!device::Barrier(node.comms[rank], channel, 42));
+  };
+  emulation::Launch(channels, size - 1, threads, seed, kernel);
+  CHECK(emulation::NowNs() - begin >= timeout_ns);
+  for (int32_t again = 0; again < 2; ++again) {
+    for (int32_t r = 0; r + 1 < size; ++r) {
+      const device::Report& report = node.reports[r];
+      CHECK(report.state == device::Report::kComplete && report.program == 7 && report.step == 42);
+      CHECK(report.rank == 2 + 4 * r && report.peer == 2 + 4 * (size - 1));
+      CHECK(report.channel >= 0 && report.channel < channels && report.expected == 1 && report.seen == 0);
+    }
+    for (int32_t channel = 0; channel < channels; ++channel) {
+      for (int32_t r = 0; r + 1 < size; ++r) CHECK(node.counters.sent[r][channel * size + size - 1] == 1);
+    }
+    if (again == 0) emulation::Launch(channels, size - 1, threads, seed, kernel);
+  }
+  CHECK(emulation::NowNs() - begin < timeout_ns * 5 / 4);
+}
+
+// Whole numbers, so that every order gives the same. One sum after the other in the same memory.
+void TestBlockSum(uint64_t seed, unsigned threads) {
+  emulation::Launch(
+      2, 1, threads, seed,
+      [&] {
+        for (unsigned k = 0; k < 3; ++k) {
+          const auto value = static_cast<float>(threadIdx.x * (k + 1) + blockIdx.x);
+          const float sum = device::BlockSum(value, static_cast<float*>(device::DynamicShared()));
+          CHECK(sum == static_cast<float>(threads * (threads - 1) / 2 * (k + 1) + threads * blockIdx.x));
+        }
+      },
+      device::BlockSumBytes(threads));
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm
+
+int main(int argc, char** argv) {
+  using namespace jaxcomm::cuda;
+  uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
+  for (const int32_t size : {2, 3, 6}) {
+    for (const int32_t channels : {1, 3}) {
+      for (const unsigned threads : {1u, 2u, 8u}) {
+        for (int repeat = 0; repeat < 5; ++repeat) TestBarrier(++seed, size, channels, threads);
+        for (const int64_t count : {1, 7, 300}) TestRing(++seed, size, channels, threads, count);
+        TestMissingRank(++seed, size, channels, threads);
+      }
+    }
+  }
+  for (const unsigned threads : {1u, 2u, 31u, 32u, 33u, 65u, 512u}) TestBlockSum(++seed, threads);
+  std::printf("ok\n");
+  return 0;
+}

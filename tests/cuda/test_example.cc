@@ -1,0 +1,235 @@
+// The kernel of examples/fused_rmsnorm, emulated: the same bits on all ranks, near to what double precision gives, call
+// after call on the same window.
+//
+//   test_cuda_example [first seed]
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "../../examples/fused_rmsnorm/fused_rmsnorm.cuh"
+#include "../native/check.h"
+#include "virtual_ranks.h"
+
+namespace fused_rmsnorm {
+namespace {
+
+using jaxcomm::cuda::Counters;
+using jaxcomm::cuda::HostMemory;
+using jaxcomm::cuda::MakeCounters;
+
+constexpr float kEpsilon = 1e-6F;
+constexpr uint64_t kTimeoutNs = 50'000'000;
+
+// All ranks of a communicator with a window, from one call to the next.
+struct Node {
+  Node(int32_t size, int32_t num_channels, int64_t window_bytes)
+      : size(size),
+        num_channels(num_channels),
+        window_bytes(window_bytes),
+        counters(MakeCounters(memory, size, size, num_channels)),
+        reports(memory.Upload(std::vector<device::Report>(size))),
+        window({memory.Take(size * window_bytes), window_bytes}) {
+    std::memset(window.base, 0xff, size * window_bytes);
+    for (int32_t r = 0; r < size; ++r) rounds.push_back(memory.Upload(std::vector<uint64_t>(num_channels)));
+  }
+
+  template <typename Codec>
+  Args<Codec> ArgsOf(int32_t rank) const {
+    Args<Codec> args;
+    args.comm.world = {rank, size, 0, 1};
+    args.comm.local = {rank, size, 0, 1};
+    args.comm.signals = {
+        {counters.pads, counters.pad_bytes}, counters.sent[rank], counters.received[rank], num_channels};
+    args.comm.timeout_ns = kTimeoutNs;
+    args.comm.report = reports + rank;
+    args.window = window;
+    args.window_bytes = window_bytes;
+    args.rounds = rounds[rank];
+    args.epsilon = kEpsilon;
+    return args;
+  }
+
+  const int32_t size;
+  const int32_t num_channels;
+  const int64_t window_bytes;
+  HostMemory memory;
+  const Counters counters;
+  device::Report* const reports;
+  const device::Window window;
+  std::vector<uint64_t*> rounds;  // by rank
+};
+
+// One call: what the ranks bring, and where the results go.
+template <typename Codec>
+struct Call {
+  using Storage = typename Codec::Storage;
+
+  Call(const Node& node, int64_t tokens, int64_t hidden, bool in_place, std::mt19937_64& random) {
+    std::uniform_real_distribution<float> values(-2, 2);
+    const auto draw = [&](int64_t count) {
+      std::vector<Storage> drawn(count);
+      for (Storage& value : drawn) value = Codec::Encode(values(random));
+      return drawn;
+    };
+    residual = draw(tokens * hidden);
+    weight = draw(hidden);
+    for (int32_t r = 0; r < node.size; ++r) {
+      x.push_back(draw(tokens * hidden));
+      Args<Codec> rank = node.ArgsOf<Codec>(r);
+      Storage* const own_x = memory.Upload(x[r]);
+      Storage* const own_residual = memory.Upload(residual);
+      rank.x = own_x;
+      rank.residual = own_residual;
+      rank.weight = memory.Upload(weight);
+      rank.out = in_place ? own_x : memory.Upload(x[r]);
+      rank.new_residual = in_place ? own_residual : memory.Upload(residual);
+      rank.tokens = tokens;
+      rank.hidden = hidden;
+      args.push_back(rank);
+    }
+  }
+
+  void Check() const {
+    const Args<Codec>& first = args[0];
+    const auto bytes = static_cast<size_t>(first.tokens * RowBytes(first));
+    for (const Args<Codec>& rank : args) {
+      CHECK(std::memcmp(rank.out, first.out, bytes) == 0);
+      CHECK(std::memcmp(rank.new_residual, first.new_residual, bytes) == 0);
+    }
+    for (int64_t i = 0; i < first.tokens * first.hidden; ++i) CheckResidual(i);
+    for (int64_t token = 0; token < first.tokens; ++token) CheckOut(token);
+  }
+
+  // n additions of f32, each of which rounds a sum that is at most that of the magnitudes; one rounding to store.
+  void CheckResidual(int64_t i) const {
+    double sum = Codec::Decode(residual[i]), magnitude = std::abs(sum);
+    float in_rank_order = Codec::Decode(residual[i]);
+    for (const std::vector<Storage>& part : x) {
+      const float term = Codec::Decode(part[i]);
+      sum += term;
+      magnitude += std::abs(term);
+      in_rank_order += term;
+    }
+    const double value = Codec::Decode(args[0].new_residual[i]);
+    const double tolerance = static_cast<double>(x.size()) * kAddition * magnitude;
+    CHECK(std::abs(value - sum) <= tolerance + kStore * (std::abs(sum) + tolerance));
+    CHECK(args[0].new_residual[i] == Codec::Encode(in_rank_order));
+  }
+
+  // From the new residual as it is stored. Relative errors: of the sum of `hidden` positive terms at most one rounding
+  // per term and one for its square; the square root halves that. Then mean, epsilon, root, quotient and two products.
+  void CheckOut(int64_t token) const {
+    const Args<Codec>& first = args[0];
+    const Storage* row = first.new_residual + token * first.hidden;
+    double squares = 0;
+    for (int64_t i = 0; i < first.hidden; ++i) squares += std::pow(Codec::Decode(row[i]), 2);
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(first.hidden) + kEpsilon);
+    const double tolerance = (static_cast<double>(first.hidden + 1) / 2 + 6) * kAddition + kStore;
+    for (int64_t i = 0; i < first.hidden; ++i) {
+      const double expected = Codec::Decode(row[i]) * scale * Codec::Decode(weight[i]);
+      const double value = Codec::Decode(first.out[token * first.hidden + i]);
+      CHECK(std::abs(value - expected) <= 1.01 * tolerance * std::abs(expected));
+    }
+  }
+
+  static constexpr double kAddition = 0x1p-24;                               // f32, to nearest
+  static constexpr double kStore = sizeof(Storage) == 2 ? 0x1p-8 : 0x1p-24;  // bf16, to nearest
+
+  HostMemory memory;
+  std::vector<Storage> residual, weight;
+  std::vector<std::vector<Storage>> x;  // by rank
+  std::vector<Args<Codec>> args;        // by rank
+};
+
+template <typename Codec>
+void LaunchAll(const Node& node, const std::vector<Call<Codec>>& calls, int32_t channels, unsigned threads,
+               uint64_t seed) {
+  for (const Call<Codec>& call : calls) CHECK(FindProblem(call.args[0], channels) == nullptr);
+  emulation::Launch(
+      channels, node.size, threads, seed,
+      [&] {
+        for (const Call<Codec>& call : calls) {
+          Run(call.args[blockIdx.y]);
+          __syncthreads();  // the block has ended before that of the next kernel begins
+        }
+      },
+      device::BlockSumBytes(threads));
+  for (int32_t r = 0; r < node.size; ++r) CHECK(node.reports[r].state == device::Report::kNone);
+  for (const Call<Codec>& call : calls) call.Check();
+}
+
+// Calls of changing shape, on a window that holds two to seven of the widest rows per channel: calls take none, one or
+// many rounds. Some calls run one after the other without a break, so that ranks are at different ones.
+template <typename Codec>
+void TestCalls(uint64_t seed, int32_t size) {
+  std::mt19937_64 random(seed);
+  constexpr int64_t kHidden[] = {1, 7, 32, 61, 128, 130};
+  constexpr int64_t kTokens[] = {0, 1, 2, 5, 16};
+  constexpr unsigned kBlocks[] = {1, 2, 3, 8, 33, 64};
+  const auto num_channels = static_cast<int32_t>(1 + random() % 3);
+  const int64_t widest = kHidden[random() % std::size(kHidden)];
+  const auto row_bytes = static_cast<int64_t>(widest * sizeof(typename Codec::Storage));
+  const auto more_rows = static_cast<int64_t>(random() % 6);
+  const int64_t window_bytes = num_channels * (2 * ((row_bytes + 15) / 16 * 16) + more_rows * row_bytes);
+  const Node node(size, num_channels, window_bytes);
+  for (int launch = 0; launch < 3; ++launch) {
+    const auto channels = static_cast<int32_t>(1 + random() % num_channels);
+    const unsigned threads = kBlocks[random() % std::size(kBlocks)];
+    std::vector<Call<Codec>> calls;
+    for (int i = 0; i < 4; ++i) {
+      const int64_t hidden = random() % 2 == 0 ? widest : 1 + static_cast<int64_t>(random() % widest);
+      calls.emplace_back(node, kTokens[random() % std::size(kTokens)], hidden, random() % 2 == 0, random);
+    }
+    LaunchAll(node, calls, channels, threads, ++seed * 1000);
+  }
+}
+
+// The last rank does not come. All others end and say who is missing.
+void TestMissingRank(uint64_t seed, int32_t size) {
+  std::mt19937_64 random(seed);
+  const Node node(size, 2, 1024);
+  const Call<F32> call(node, 8, 16, false, random);
+  emulation::Launch(2, size - 1, 8, seed, [&] { Run(call.args[blockIdx.y]); }, device::BlockSumBytes(8));
+  for (int32_t r = 0; r + 1 < size; ++r) {
+    const device::Report& report = node.reports[r];
+    CHECK(report.state == device::Report::kComplete && report.rank == r && report.peer == size - 1);
+  }
+}
+
+void TestProblems() {
+  const Node node(2, 3, 3 * 2 * 64);
+  const auto problem = [&](const std::function<void(Args<F32>&)>& spoil, int32_t channels = 3) {
+    Args<F32> args = node.ArgsOf<F32>(0);
+    args.tokens = 5;
+    args.hidden = 16;
+    spoil(args);
+    return FindProblem(args, channels) != nullptr;
+  };
+  CHECK(!problem([](Args<F32>&) {}));
+  CHECK(problem([](Args<F32>& args) { args.comm.local.size = 1; }));
+  CHECK(problem([](Args<F32>&) {}, 0));
+  CHECK(problem([](Args<F32>&) {}, 4));
+  CHECK(problem([](Args<F32>& args) { args.tokens = -1; }));
+  CHECK(problem([](Args<F32>& args) { args.hidden = 0; }));
+  CHECK(problem([](Args<F32>& args) { args.hidden = 17; }));
+}
+
+}  // namespace
+}  // namespace fused_rmsnorm
+
+int main(int argc, char** argv) {
+  using namespace fused_rmsnorm;
+  uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
+  for (int32_t size = 1; size <= 8; ++size) {
+    for (int repeat = 0; repeat < 4; ++repeat) {
+      TestCalls<F32>(++seed, size);
+      TestCalls<BF16>(++seed, size);
+    }
+  }
+  for (const int32_t size : {2, 3, 8}) TestMissingRank(++seed, size);
+  TestProblems();
+  std::printf("ok\n");
+  return 0;
+}

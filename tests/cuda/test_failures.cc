@@ -1,0 +1,392 @@
+// Kernels whose peers stop, come late, run other programs, or whose host gives up: all of them end in time, and what
+// they report is what a model of signals and waits says.
+//
+//   test_cuda_failures [first seed]
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <random>
+#include <tuple>
+#include <utility>
+
+#include "../../ffi/plan/algorithms.h"
+#include "../native/check.h"
+#include "virtual_ranks.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+constexpr Operation kSum{DType::kS32, ReduceOp::kSum};
+using Block = std::pair<int32_t, int32_t>;  // rank, channel
+
+// Where a thread block ends for good: it runs the calls before `call`, and of that one `num_steps` steps.
+struct Stop {
+  size_t call = 0;
+  int32_t num_steps = 0;
+};
+
+// One after the other, on the same counters.
+using Calls = std::vector<VirtualRanks::Call>;
+
+// Signals and waits of thread blocks that run until they can't. What orders them is counts that only grow, so this is
+// the one state in which they end up, whatever the schedule.
+class Model {
+ public:
+  Model(int32_t num_ranks, int32_t num_channels) : num_ranks_(num_ranks), num_channels_(num_channels) {}
+
+  // Runs `calls`, but of the blocks in `stops` only so much. Blocks that are stuck never go on.
+  void Run(const Calls& calls, const std::map<Block, Stop>& stops) {
+    std::map<Block, Stop> at;  // the call and step that comes next
+    for (int32_t rank = 0; rank < num_ranks_; ++rank) {
+      for (int32_t channel = 0; channel < num_channels_; ++channel) {
+        if (stuck_.count({rank, channel}) == 0) at[{rank, channel}] = {};
+      }
+    }
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (auto& [block, next] : at) {
+        while (!Done(calls, stops, block, next) && Advance(calls, block, next)) moved = true;
+      }
+    }
+    for (const auto& [block, next] : at) {
+      if (!Done(calls, stops, block, next)) stuck_[block] = Missing(calls, block, next);
+    }
+  }
+
+  // What the threads of stuck blocks may report.
+  const std::map<Block, std::vector<device::Report>>& stuck() const { return stuck_; }
+
+ private:
+  static const ChannelProgram& ProgramOf(const Calls& calls, const Block& block, const Stop& at) {
+    return calls[at.call].args[block.first].channels[block.second];
+  }
+  static const ProgramStep* StepsOf(const Calls& calls, const Block& block, const Stop& at) {
+    return calls[at.call].args[block.first].steps + ProgramOf(calls, block, at).first_step + at.num_steps;
+  }
+
+  static bool Done(const Calls& calls, const std::map<Block, Stop>& stops, const Block& block, const Stop& at) {
+    if (at.call == calls.size()) return true;
+    const auto stop = stops.find(block);
+    return stop != stops.end() &&
+           std::make_pair(at.call, at.num_steps) >= std::make_pair(stop->second.call, stop->second.num_steps);
+  }
+
+  bool Advance(const Calls& calls, const Block& block, Stop& at) {
+    const auto [rank, channel] = block;
+    if (at.num_steps < ProgramOf(calls, block, at).num_steps) {
+      const ProgramStep* steps = StepsOf(calls, block, at);
+      if (steps->step.kind == StepKind::kWait && !Missing(calls, block, at).empty()) return false;
+      for (int32_t k = 0; k < steps->together; ++k) {
+        const Step& step = steps[k].step;
+        if (step.kind == StepKind::kSignal) ++signals_[{channel, rank, step.peer}];
+        if (step.kind == StepKind::kWait) ++waits_[{channel, rank, step.peer}];
+      }
+      at.num_steps += steps->together;
+    }
+    if (at.num_steps == ProgramOf(calls, block, at).num_steps) at = {at.call + 1, 0};
+    return true;
+  }
+
+  std::vector<device::Report> Missing(const Calls& calls, const Block& block, const Stop& at) {
+    const auto [rank, channel] = block;
+    const ProgramStep* steps = StepsOf(calls, block, at);
+    std::vector<device::Report> missing;
+    for (int32_t k = 0; k < steps->together; ++k) {
+      device::Report report;
+      report.state = device::Report::kComplete;
+      report.program = calls[at.call].args[rank].comm.program;
+      report.channel = channel;
+      report.step = steps[k].origin;
+      report.rank = rank;
+      report.peer = steps[k].step.peer;
+      report.expected = waits_[{channel, rank, report.peer}] + 1;
+      report.seen = signals_[{channel, report.peer, rank}];
+      if (report.seen < report.expected) missing.push_back(report);
+    }
+    return missing;
+  }
+
+  using Counter = std::tuple<int32_t, int32_t, int32_t>;  // channel, of rank, for peer
+  const int32_t num_ranks_, num_channels_;
+  std::map<Counter, uint64_t> signals_, waits_;
+  std::map<Block, std::vector<device::Report>> stuck_;
+};
+
+bool Same(const device::Report& a, const device::Report& b) {
+  return a.state == b.state && a.program == b.program && a.channel == b.channel && a.step == b.step &&
+         a.rank == b.rank && a.peer == b.peer && a.expected == b.expected && a.seen == b.seen;
+}
+
+std::vector<Collective> AllCollectives() {
+#define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
+  return {
+#include "../../ffi/collectives.def"
+  };
+#undef JAXCOMM_COLLECTIVE
+}
+
+// A group that has run some calls without a fault, and is about to run them again with one.
+class Trial {
+ public:
+  explicit Trial(uint64_t seed) : random_(seed), geometry_(DrawGeometry()), model_(n(), num_channels_) {
+    for (int i = 0; i < 2; ++i) calls_.push_back(Prepare(DrawChoice()));
+    Number(1);
+    const uint64_t begin = emulation::NowNs();
+    Launch({}, begin);
+    duration_ns_ = emulation::NowNs() - begin;
+    model_.Run(calls_, {});
+    CHECK(model_.stuck().empty());
+    for (int32_t rank = 0; rank < n(); ++rank) CHECK(ranks_.reports()[rank].state == device::Report::kNone);
+    Number(calls_.size() + 1);
+    timeout_ns_ = 4 * (duration_ns_ + RoundNs());
+    ForAll([&](device::Comm& comm) { comm.timeout_ns = timeout_ns_; });
+  }
+
+  // A rank never starts, runs one call less, or stops at some step of some channel.
+  void StopSomewhere() {
+    const int32_t rank = Draw(n());
+    const int32_t kind = Draw(4);
+    std::map<Block, Stop> stops;
+    for (int32_t channel = 0; channel < num_channels_ && kind < 2; ++channel) {
+      stops[{rank, channel}] = {static_cast<size_t>(kind), 0};
+    }
+    if (kind >= 2) {
+      const int32_t channel = Draw(num_channels_);
+      stops[{rank, channel}] = {static_cast<size_t>(Draw(2)), 0};
+      Stop& stop = stops[{rank, channel}];
+      const RankArgs& args = calls_[stop.call].args[rank];
+      const ChannelProgram& program = args.channels[channel];
+      for (int32_t left = Draw(program.num_steps + 1); stop.num_steps < left;) {
+        stop.num_steps += args.steps[program.first_step + stop.num_steps].together;
+      }
+    }
+    const uint64_t begin = emulation::NowNs();
+    Launch(stops, begin);
+    model_.Run(calls_, stops);
+    CheckReports(begin, rank);
+  }
+
+  // A rank begins when the others have given up: it must find out.
+  void ComeLate() {
+    const int32_t rank = Draw(n());
+    std::map<Block, Stop> itself;
+    for (int32_t channel = 0; channel < num_channels_; ++channel) itself[{rank, channel}] = {};
+    const uint64_t begin = emulation::NowNs();
+    late_ = rank;
+    late_ns_ = 2 * (duration_ns_ + timeout_ns_) + RoundNs();
+    Launch({}, begin);
+    model_.Run(calls_, itself);
+    // Whoever was not stuck has ended.
+    std::map<Block, Stop> others;
+    for (const auto& [block, end] : ends_) {
+      if (block.first != rank) others[block] = {};
+    }
+    model_.Run(calls_, others);
+    CheckReports(begin, rank);
+  }
+
+  // One rank runs another algorithm than the others. Nobody moves data, as misled ranks would get in each other's way.
+  void DifferOnce() {
+    const int32_t rank = Draw(n());
+    Choice other = choices_.back();
+    const std::vector<Algorithm>& table = Algorithms(other.request.collective);
+    do {
+      other.algorithm = &table[Draw(static_cast<int32_t>(table.size()))];
+    } while (!other.algorithm->supports(other.request));
+    const VirtualRanks::Call call = Prepare(other);
+    calls_.back().args[rank] = call.args[rank];
+    calls_.back().network[rank] = call.network[rank];
+    for (int32_t r = 0; r < n(); ++r) DropData(calls_.back().args[r]);
+    Number(calls_.size() + 1);
+    ForAll([&](device::Comm& comm) { comm.timeout_ns = timeout_ns_; });
+    const uint64_t begin = emulation::NowNs();
+    Launch({}, begin);
+    model_.Run(calls_, {});
+    CheckReports(begin, rank);
+  }
+
+  // The host gives up long before the kernels would.
+  void Abort() {
+    const int32_t rank = Draw(n());
+    std::map<Block, Stop> stops;
+    for (int32_t channel = 0; channel < num_channels_; ++channel) stops[{rank, channel}] = {};
+    ForAll([&](device::Comm& comm) { comm.timeout_ns = 4 * timeout_ns_; });
+    const uint64_t begin = emulation::NowNs();
+    abort_ns_ = 2 * duration_ns_;
+    Launch(stops, begin);
+    for (const auto& [block, end] : ends_) CHECK(end - begin < 3 * duration_ns_ + RoundNs());
+    for (int32_t r = 0; r < n(); ++r) CHECK(ranks_.reports()[r].state == device::Report::kNone);
+  }
+
+  int num_reports() const { return num_reports_; }
+
+ private:
+  int32_t n() const { return geometry_.num_ranks(); }
+  int32_t Draw(int32_t below) { return static_cast<int32_t>(random_() % below); }
+
+  Geometry DrawGeometry() {
+    constexpr int32_t kShapes[][2] = {{1, 2}, {1, 3}, {1, 5}, {2, 2}, {2, 3}, {3, 1}};
+    const auto& shape = kShapes[Draw(static_cast<int32_t>(std::size(kShapes)))];
+    return {shape[0], shape[1], false, Draw(2) == 0};
+  }
+
+  Choice DrawChoice() {
+    const std::vector<Collective> collectives = AllCollectives();
+    for (;;) {
+      Choice choice;
+      Request& request = choice.request;
+      request.collective = collectives[Draw(static_cast<int32_t>(collectives.size()))];
+      request.geometry = geometry_;
+      request.block_count = request.collective == Collective::kBarrier ? 0 : 60 + Draw(100);
+      request.chunk_count = Draw(2) == 0 ? 0 : 7;
+      request.root = Draw(n());
+      if (request.collective == Collective::kPermute) {
+        for (int32_t r = 0; r < n(); ++r) request.source_of.push_back((r + 1) % n());
+      }
+      const std::vector<Algorithm>& table = Algorithms(request.collective);
+      choice.algorithm = &table[Draw(static_cast<int32_t>(table.size()))];
+      if (!choice.algorithm->supports(request)) continue;
+      choices_.push_back(choice);
+      return choice;
+    }
+  }
+
+  VirtualRanks::Call Prepare(const Choice& choice) {
+    return ranks_.Prepare(memory_, choice, choice.request.block_count, {}, kSum, num_channels_);
+  }
+
+  void ForAll(const std::function<void(device::Comm&)>& f) {
+    for (const VirtualRanks::Call& call : calls_) {
+      for (int32_t rank = 0; rank < n(); ++rank) {
+        f(call.args[rank].comm);
+        f(call.network[rank].comm);
+      }
+    }
+  }
+
+  void DropData(RankArgs& args) {
+    int32_t num_steps = 0;
+    for (int32_t channel = 0; channel < num_channels_; ++channel) {
+      num_steps = std::max(num_steps, args.channels[channel].first_step + args.channels[channel].num_steps);
+    }
+    std::vector<ProgramStep> steps(args.steps, args.steps + num_steps);
+    for (ProgramStep& step : steps) step.step.count = 0;
+    args.steps = memory_.Upload(steps);
+  }
+
+  // Numbers of calls, for reports.
+  void Number(uint64_t first) {
+    for (size_t i = 0; i < calls_.size(); ++i) {
+      for (int32_t rank = 0; rank < n(); ++rank) {
+        calls_[i].args[rank].comm.program = first + i;
+        calls_[i].network[rank].comm.program = first + i;
+      }
+    }
+  }
+
+  // How long a block may take, and more, to look for a signal as often as it does between looks at the clock.
+  uint64_t RoundNs() const { return uint64_t{100} * 64 * num_channels_ * (n() + 1) * threads_ * 4; }
+
+  // The ranks, and below them a row that is the host.
+  void Launch(const std::map<Block, Stop>& stops, uint64_t begin) {
+    for (int32_t rank = 0; rank < n(); ++rank) {
+      for (int32_t channel = 0; channel < num_channels_; ++channel) ends_[{rank, channel}] = begin;
+    }
+    emulation::Launch(num_channels_, n() + 1, threads_, random_(), [&] {
+      const Block block(static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(blockIdx.x));
+      if (block.first == n()) return Host(begin);
+      while (block.first == late_ && emulation::NowNs() < begin + late_ns_) emulation::Pause();
+      const auto stop = stops.find(block);
+      for (size_t i = 0; i < calls_.size(); ++i) {
+        RankArgs args = calls_[i].args[block.first];
+        if (stop != stops.end() && i > stop->second.call) break;
+        // The last call is cut short, here for this block alone.
+        std::vector<ChannelProgram> programs(args.channels, args.channels + num_channels_);
+        if (stop != stops.end() && i == stop->second.call) {
+          programs[block.second].num_steps = stop->second.num_steps;
+          args.channels = programs.data();
+        }
+        PeerNetwork network(calls_[i].network[block.first]);
+        Walk<PeerNetwork> walk(args, network, block.second);
+        walk.Run();
+        __syncthreads();
+      }
+      if (threadIdx.x == 0) ends_.at(block) = emulation::NowNs();
+    });
+  }
+
+  void Host(uint64_t begin) {
+    if (blockIdx.x != 0 || threadIdx.x != 0 || abort_ns_ == 0) return;
+    while (emulation::NowNs() < begin + abort_ns_) emulation::Pause();
+    for (int32_t rank = 0; rank < n(); ++rank) device::StoreRelease(&ranks_.reports()[rank].abort, 1);
+  }
+
+  // Ranks with a stuck block have reported one of these, and nobody else anything. One names the culprit, and all
+  // blocks have ended in time.
+  void CheckReports(uint64_t begin, int32_t culprit) {
+    bool named = model_.stuck().empty();
+    for (int32_t rank = 0; rank < n(); ++rank) {
+      std::vector<device::Report> possible;
+      for (const auto& [block, reports] : model_.stuck()) {
+        if (block.first == rank) possible.insert(possible.end(), reports.begin(), reports.end());
+      }
+      const device::Report& report = ranks_.reports()[rank];
+      if (possible.empty()) {
+        CHECK(report.state == device::Report::kNone);
+        continue;
+      }
+      ++num_reports_;
+      CHECK(std::any_of(possible.begin(), possible.end(), [&](const auto& other) { return Same(report, other); }));
+      const bool names = rank == culprit || report.peer == culprit;
+      CHECK(names || model_.stuck().count({report.peer, report.channel}) > 0);  // or whoever waits, too
+      named = named || names;
+    }
+    CHECK(named);
+    const uint64_t latest = duration_ns_ + timeout_ns_ + RoundNs();
+    for (const auto& [block, end] : ends_) {
+      CHECK(end - begin <= latest + (block.first == late_ ? late_ns_ : 0));
+    }
+  }
+
+  std::mt19937_64 random_;
+  const Geometry geometry_;
+  const int32_t num_channels_ = 1 + Draw(3);
+  const unsigned threads_ = 1 + static_cast<unsigned>(Draw(4));
+  HostMemory memory_;
+  const VirtualRanks ranks_{memory_, geometry_, num_channels_, 1'000'000'000'000};
+  std::vector<Choice> choices_;
+  Calls calls_;
+  Model model_;
+  uint64_t duration_ns_ = 0;
+  uint64_t timeout_ns_ = 0;
+  int32_t late_ = -1;
+  uint64_t late_ns_ = 0;
+  uint64_t abort_ns_ = 0;
+  std::map<Block, uint64_t> ends_;
+  int num_reports_ = 0;
+};
+
+void Repeat(const char* what, void (Trial::*fault)(), int times, uint64_t& seed) {
+  int num_reports = 0;
+  for (int i = 0; i < times; ++i) {
+    Trial trial(++seed);
+    (trial.*fault)();
+    num_reports += trial.num_reports();
+  }
+  std::printf("ok %s: %d trials, %d reports\n", what, times, num_reports);
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm
+
+int main(int argc, char** argv) {
+  using namespace jaxcomm::cuda;
+  uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
+  Repeat("a rank stops", &Trial::StopSomewhere, 200, seed);
+  Repeat("a rank comes late", &Trial::ComeLate, 50, seed);
+  Repeat("a rank runs another program", &Trial::DifferOnce, 100, seed);
+  Repeat("the host gives up", &Trial::Abort, 30, seed);
+  return 0;
+}
