@@ -106,11 +106,16 @@ enable_language(CUDA)  # no find_package(CUDAToolkit): it wants an unversioned l
 
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/module.cc
+  ffi/cuda/call.cc
+  ffi/cuda/call_program.cc
   ffi/cuda/capabilities.cc
   ffi/cuda/code_check.cu
+  ffi/cuda/communicator.cc
   ffi/cuda/executor.cu
   ffi/cuda/nccl_library.cc
-  ffi/cuda/program.cc)
+  ffi/cuda/program.cc
+  ffi/cuda/xla_collectives.cc
+  ffi/handlers/attributes.cc)
 target_include_directories(_cuda PRIVATE ffi/include)
 target_include_directories(_cuda SYSTEM PRIVATE
   ${JAXCOMM_NCCL_INCLUDE_DIR} ${JAXLIB_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})

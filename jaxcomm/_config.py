@@ -20,6 +20,7 @@ class Config:
         wheel's.
       network_devices: UCX's names of the interfaces to use and listen on (JAXCOMM_NETWORK_DEVICES), such as "eth0" or
         "mlx5_0:1", or "all". If not set: the one through which the coordinator is reached; all on machines with RDMA.
+      max_sms: multiprocessors of a GPU that one collective may keep busy (JAXCOMM_MAX_SMS); the same in all processes.
       calibration: file that jaxcomm.calibrate() writes and later runs read (JAXCOMM_CALIBRATION), instead of
         jaxcomm/calibration-<host>.json in the user's cache folder; none if empty.
     """
@@ -29,6 +30,7 @@ class Config:
     single_copy: bool = True
     ucx_library: str | None = None
     network_devices: str | None = None
+    max_sms: int = 32
     calibration: str | None = None
 
 
@@ -43,6 +45,13 @@ def _positive_float(name: str, default: float) -> float:
     if not (0 < value < math.inf):
         raise ValueError(f"{name} must be a positive number of seconds, got {text!r}")
     return value
+
+
+def _positive_int(name: str, default: int) -> int:
+    text = os.environ.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**31):
+        raise ValueError(f"{name} must be a positive integer, got {text!r}")
+    return int(text)
 
 
 def _flag(name: str, default: bool) -> bool:
@@ -61,5 +70,6 @@ def config() -> Config:
         single_copy=_flag("JAXCOMM_SINGLE_COPY", Config.single_copy),
         ucx_library=os.environ.get("JAXCOMM_UCX_LIBRARY"),
         network_devices=os.environ.get("JAXCOMM_NETWORK_DEVICES"),
+        max_sms=_positive_int("JAXCOMM_MAX_SMS", Config.max_sms),
         calibration=os.environ.get("JAXCOMM_CALIBRATION"),
     )

@@ -1,6 +1,7 @@
 """From mesh axes to replica groups to a custom call. The only file that sees MLIR."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from jax import lax
 
 from jaxcomm import _compat, distributed, figures
 from jaxcomm._core import plan
-from jaxcomm._native import register
+from jaxcomm._native import register, register_cuda
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,18 +61,29 @@ def ranks_per_node(axis_sizes: tuple, groups: tuple | None) -> int:
     return sizes[-1] if len(sizes) > 1 else math.prod(sizes)
 
 
-def _call_attributes(mesh: Any, call: Call, collective: str) -> dict[str, Any]:
-    """Attributes that every collective has. Arrays must stand at the top level, everything else is in `call`."""
-    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
-    sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
+def _place(mesh: Any, call: Call, rows: np.ndarray, platform: str) -> tuple[int, bool, dict[str, Any]]:
+    """Makes the back end ready. Returns ranks per node, whether a group is of one node, attributes of this platform."""
     try:
+        if platform == "cuda":
+            # NCCL knows which GPUs address each other's memory. So far they must all do so.
+            register_cuda()
+            return rows.shape[1], True, {}
+        register()
         figures.load()
         layout = distributed.layout(mesh, rows)
-    except RuntimeError as error:  # the traceback shows the call, but a log may not show that
+    except (ImportError, RuntimeError) as error:  # the traceback shows the call, but a log may not show that
         raise RuntimeError(f"jaxcomm: {call.op} at {call.site}: while compiling, {error}") from error
+    sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
     per_node = layout.ranks_per_node or ranks_per_node(sizes, call.groups)
+    return per_node, layout.ranks_per_node is None, {"processes": layout.processes}
+
+
+def _call_attributes(mesh: Any, call: Call, collective: str, platform: str) -> dict[str, Any]:
+    """Attributes that every collective has. Arrays must stand at the top level, everything else is in `call`."""
+    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
+    per_node, one_node, own = _place(mesh, call, rows, platform)
     if call.algorithm is not None:
-        _check_algorithm(call, collective, rows.shape[1], per_node, layout.ranks_per_node is None)
+        _check_algorithm(call, collective, rows.shape[1], per_node, one_node)
     attributes = {
         "op": call.op,
         "site": call.site,
@@ -82,7 +94,7 @@ def _call_attributes(mesh: Any, call: Call, collective: str) -> dict[str, Any]:
     return {
         "call": attributes,
         "groups": rows.reshape(-1).astype(np.int64),
-        "processes": layout.processes,
+        **own,
     }
 
 
@@ -118,9 +130,16 @@ def _check_algorithm(call: Call, collective: str, group_size: int, ranks_per_nod
         raise ValueError(f"{call.op} at {call.site}: {plan.select(request, call.algorithm, 1, machine).reason}")
 
 
+def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:
+    """Registers a lowering rule that takes the keyword `platform`, for all platforms that have handlers."""
+    for platform in ("cpu", "cuda"):
+        _compat.mlir.register_lowering(primitive, functools.partial(rule, platform=platform), platform=platform)
+
+
 def lower(
     ctx: Any,
     *xs: Any,
+    platform: str,
     call: Call,
     target: str,
     attributes: Callable[[Any, int], dict[str, Any]],
@@ -132,18 +151,19 @@ def lower(
     Args:
       ctx: lowering context; its avals give the shapes of operands and results.
       xs: operands.
+      platform: "cpu" or "cuda".
       target: FFI target.
       attributes: (first operand on one device, group size) -> attributes of the custom call, beyond those that every
         collective has.
-      alone: what a group of one rank computes; None calls the target there too.
+      alone: what a group of one rank computes; None calls the target there too. So does, on GPUs, an algorithm that the
+        user has asked for: how the handlers are tried out on a single GPU.
       in_place: alias every operand to the result of the same number.
     """
     axis_context = ctx.module_context.axis_context
     if not _compat.in_spmd_region(axis_context):
         raise NotImplementedError(f"{call.op} works inside jax.shard_map only (called at {call.site})")
     mesh = axis_context.mesh
-    register()
-    common = _call_attributes(mesh, call, target.removeprefix("jaxcomm_"))
+    common = _call_attributes(mesh, call, target.removeprefix("jaxcomm_"), platform)
     group_size = int(common["call"]["group_size"])
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]
 
@@ -162,7 +182,7 @@ def lower(
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
     def manual(*xs):
-        if group_size == 1 and alone is not None:
+        if group_size == 1 and alone is not None and not (platform == "cuda" and call.algorithm):
             return [alone(x, a.shape) for x, a in zip(xs, ctx.avals_out, strict=True)]
         if set(axis_context.manual_axes) == set(mesh.axis_names):
             return exchange(*xs)

@@ -33,6 +33,24 @@ def register() -> None:
 
 
 @functools.cache
+def register_cuda() -> None:
+    """Registers jaxcomm's FFI targets with the CUDA back end, if JAX has one. Lowering for GPUs works without.
+
+    Raises:
+      ImportError: there is a CUDA back end, but not jaxcomm's module for it.
+    """
+    try:
+        jax.local_devices(backend="cuda")
+    except RuntimeError:  # not installed, no GPU, or left out by JAX_PLATFORMS
+        return
+    module = cuda()
+    module.configure(config().timeout_s, config().max_sms)
+    jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="CUDA")
+    for name, stages in module.cuda_targets().items():
+        jax.ffi.register_ffi_target(name, stages, platform="CUDA")
+
+
+@functools.cache
 def cuda() -> ModuleType:
     """The module for NVIDIA GPUs. It needs no driver to be imported.
 

@@ -88,10 +88,11 @@ def define(
     def abstract_eval(x, *, call: Call, **params):
         return shape(x, call=call, **params)
 
-    def lower(ctx, x, *, call: Call, **params):
+    def lower(ctx, x, *, platform: str, call: Call, **params):
         return _lowering.lower(
             ctx,
             x,
+            platform=platform,
             call=call,
             target=f"jaxcomm_{name}",
             attributes=lambda x, n: attributes(x, n, **params),
@@ -107,7 +108,7 @@ def define(
         return batch(primitive.bind, x, d, call=call, **params)
 
     primitive.def_abstract_eval(abstract_eval)
-    _compat.mlir.register_lowering(primitive, lower, platform="cpu")
+    _lowering.register_rule(primitive, lower)
     if transpose is not None:
         _compat.ad.deflinear2(primitive, functools.partial(_transpose_rule, transpose))
     else:

@@ -84,7 +84,7 @@ def _part_from_coordinator() -> None:
 
 
 def register() -> None:
-    """Registers jaxcomm's FFI targets with the CPU back end and connects the processes of a jax.distributed program.
+    """Registers jaxcomm's FFI targets with JAX's back ends and connects the processes of a jax.distributed program.
 
     Lowering a jaxcomm op does this by itself. Call it in a program that only runs what was compiled or exported
     elsewhere (`jax.export.deserialize`, a serialized executable), in all processes at about the same time. Starts the
@@ -97,6 +97,10 @@ def register() -> None:
     from jaxcomm import figures  # which need this module
 
     _native.register()
+    with contextlib.suppress(
+        ImportError
+    ):  # GPUs without jaxcomm's module for them: an error once an op wants to run there
+        _native.register_cuda()
     figures.load()
     if jax.process_count() > 1:
         connect(range(jax.process_count()))

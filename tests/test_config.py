@@ -21,6 +21,15 @@ def test_read_once(monkeypatch):
     assert config() is first
 
 
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "many", "²", "99999999999"])
+def test_max_sms_is_a_positive_integer(text, monkeypatch):
+    monkeypatch.setenv("JAXCOMM_MAX_SMS", "8")
+    assert read().max_sms == 8
+    monkeypatch.setenv("JAXCOMM_MAX_SMS", text)
+    with pytest.raises(ValueError, match="JAXCOMM_MAX_SMS must be a positive integer"):
+        read()
+
+
 @pytest.mark.parametrize("text", ["", "soon", "0", "-1", "inf", "nan", "1 s"])
 def test_garbage_is_refused(text, monkeypatch):
     monkeypatch.setenv("JAXCOMM_TIMEOUT_S", text)

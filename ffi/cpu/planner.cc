@@ -9,10 +9,6 @@
 namespace jaxcomm {
 namespace {
 
-bool Reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
-}
-
 // Elements of one block, from the side of the call that holds exactly one.
 int64_t BlockCount(Collective collective, int64_t num_ranks, int64_t input_count, int64_t output_count) {
   switch (collective) {
@@ -80,6 +76,26 @@ Machine MachineOf(const Figures& figures, const Host& host, int64_t num_ranks, i
   return machine;
 }
 
+bool Reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
+}
+
+bool MakeRequest(const CallSpec& spec, const Geometry& geometry, int64_t input_count, int64_t output_count,
+                 Request* request, std::string* error) {
+  request->collective = spec.collective;
+  request->geometry = geometry;
+  request->block_count = BlockCount(spec.collective, spec.group_size, input_count, output_count);
+  request->root = spec.root;
+  request->source_of = spec.source_of;
+  if (spec.collective != Collective::kBarrier &&
+      (InputCount(*request) != input_count || OutputCount(*request) != output_count)) {
+    *error = "buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
+             " elements don't fit " + std::to_string(spec.group_size) + " ranks";
+    return false;
+  }
+  return true;
+}
+
 std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Host& host, DType dtype, int64_t input_count,
                                            int64_t output_count, std::string* error) {
   const auto num_ranks = static_cast<int32_t>(spec.group_size);
@@ -91,26 +107,18 @@ std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Host& hos
       return nullptr;
     }
   }
+  Geometry geometry;
+  geometry.ranks_per_node = static_cast<int32_t>(spec.ranks_per_node);
+  geometry.num_nodes = num_ranks / geometry.ranks_per_node;
+  geometry.all_addressable = host.reach != Reach::kNetwork;
+  geometry.pull = host.reach != Reach::kProcess;
   Request request;
-  request.collective = spec.collective;
-  request.geometry.ranks_per_node = static_cast<int32_t>(spec.ranks_per_node);
-  request.geometry.num_nodes = num_ranks / request.geometry.ranks_per_node;
-  request.geometry.all_addressable = host.reach != Reach::kNetwork;
-  request.geometry.pull = host.reach != Reach::kProcess;
-  request.block_count = BlockCount(spec.collective, num_ranks, input_count, output_count);
-  request.root = spec.root;
-  request.source_of = spec.source_of;
+  if (!MakeRequest(spec, geometry, input_count, output_count, &request, error)) return nullptr;
   const int64_t item_bytes = ItemBytes(dtype);
-  const Choice choice = Select(request, spec.algorithm, item_bytes,
-                               MachineOf(spec.figures, host, num_ranks, request.geometry.ranks_per_node));
+  const Choice choice =
+      Select(request, spec.algorithm, item_bytes, MachineOf(spec.figures, host, num_ranks, geometry.ranks_per_node));
   if (choice.algorithm == nullptr) {
     *error = choice.reason;
-    return nullptr;
-  }
-  if (spec.collective != Collective::kBarrier &&
-      (InputCount(choice.request) != input_count || OutputCount(choice.request) != output_count)) {
-    *error = "buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
-             " elements don't fit " + std::to_string(num_ranks) + " ranks";
     return nullptr;
   }
   return Program::Make(

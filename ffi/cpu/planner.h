@@ -58,6 +58,12 @@ struct Host {
 // A group as the cost model sees it.
 Machine MachineOf(const Figures& figures, const Host& host, int64_t num_ranks, int64_t ranks_per_node);
 
+bool Reduces(Collective collective);
+
+// What a call with buffers of so many elements asks of its group. False, and `error` filled in, if they don't fit.
+bool MakeRequest(const CallSpec& spec, const Geometry& geometry, int64_t input_count, int64_t output_count,
+                 Request* request, std::string* error);
+
 // Null, and `error` filled in, if the type can't be reduced or no algorithm fits.
 std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Host& host, DType dtype, int64_t input_count,
                                            int64_t output_count, std::string* error);

@@ -1,25 +1,10 @@
 #include "capabilities.h"
 
 #include <cuda_runtime_api.h>
+
+#include "keep_device.h"
+
 namespace jaxcomm {
-namespace {
-
-// The device that is current now is so again at the end.
-class KeepDevice {
- public:
-  KeepDevice() { known_ = cudaGetDevice(&device_) == cudaSuccess; }
-  ~KeepDevice() {
-    if (known_) cudaSetDevice(device_);
-  }
-  KeepDevice(const KeepDevice&) = delete;
-  KeepDevice& operator=(const KeepDevice&) = delete;
-
- private:
-  int device_ = 0;
-  bool known_ = false;
-};
-
-}  // namespace
 
 std::string QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& devices,
                               ncclCommProperties_t* properties) {

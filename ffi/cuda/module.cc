@@ -1,4 +1,5 @@
-// The Python module jaxcomm._cuda: what was built, what the machine has, NCCL. It imports without a driver.
+// The Python module jaxcomm._cuda: FFI handlers, what was built, what the machine has, NCCL. It imports without a
+// driver.
 #include <cuda_runtime_api.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
@@ -6,6 +7,7 @@
 
 #include <stdexcept>
 
+#include "call.h"
 #include "capabilities.h"
 #include "code_check.h"
 #include "nccl_library.h"
@@ -26,6 +28,34 @@ void Check(const char* name, cudaError_t status) {
   if (status == cudaSuccess) return;
   cudaGetLastError();  // or the next call of somebody else would report it
   throw std::runtime_error(std::string(name) + ": " + cudaGetErrorString(status));
+}
+
+nb::capsule Capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
+  return nb::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
+}
+
+// {"jaxcomm_<name>": {"instantiate": ..., "prepare": ..., ...}} for jax.ffi.register_ffi_target.
+nb::dict CudaTargets() {
+  nb::dict targets;
+#define JAXCOMM_COLLECTIVE(enumerator, name, Handler)             \
+  {                                                               \
+    nb::dict stages;                                              \
+    stages["instantiate"] = Capsule(&Cuda##Handler##Instantiate); \
+    stages["prepare"] = Capsule(&CudaPrepare);                    \
+    stages["initialize"] = Capsule(&CudaInitialize);              \
+    stages["execute"] = Capsule(&CudaExecute);                    \
+    targets["jaxcomm_" #name] = stages;                           \
+  }
+#include "../collectives.def"
+#undef JAXCOMM_COLLECTIVE
+  return targets;
+}
+
+nb::dict CudaStateType() {
+  nb::dict type;
+  type["type_id"] = nb::capsule(static_cast<void*>(&cuda::CallState::id), "xla._CUSTOM_CALL_TARGET");
+  type["type_info"] = nb::capsule(static_cast<void*>(&cuda::CallState::info), "xla._CUSTOM_CALL_TARGET");
+  return type;
 }
 
 nb::dict Built() {
@@ -108,6 +138,10 @@ nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector
 
 NB_MODULE(_cuda, m) {
   m.doc() = "CUDA back end of jaxcomm";
+  m.def("cuda_targets", &CudaTargets, "FFI handlers of the CUDA back end, by target name.");
+  m.def("cuda_state_type", &CudaStateType, "The type of the handlers' state, for jax.ffi.register_ffi_type.");
+  m.def("configure", &cuda::Communicator::Configure, nb::arg("timeout_s"), nb::arg("max_channels"),
+        "Bounds waits, and the SMs of one call. For all communicators that are first used from now on.");
   m.def("built", &Built, "Versions of the CUDA runtime and of NCCL's headers, and the architectures with code.");
   m.def("driver_version", &DriverVersion, "Newest CUDA that the driver serves, such as 13000; 0 without a driver.");
   m.def("devices", &Devices, "One dict per GPU. Raises RuntimeError if there is none.");

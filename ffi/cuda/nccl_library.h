@@ -20,6 +20,7 @@ namespace jaxcomm {
   F(CommAbort)                 \
   F(CommCount)                 \
   F(CommUserRank)              \
+  F(CommGetAsyncError)         \
   F(GroupStart)                \
   F(GroupEnd)                  \
   F(Send)                      \

@@ -3,6 +3,7 @@
 
 #include "../include/jaxcomm/arithmetic.h"
 
+#if JAXCOMM_HAS_DEVICE
 namespace jaxcomm {
 namespace cuda {
 
@@ -16,6 +17,7 @@ struct Called : arithmetic::Widened<Format> {
 
 }  // namespace cuda
 }  // namespace jaxcomm
+#endif
 
 // JAXCOMM_REDUCTION(dtype, codec, ordered). `ordered`: has a maximum and a minimum.
 #define JAXCOMM_REDUCTIONS(JAXCOMM_REDUCTION)                        \

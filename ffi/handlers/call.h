@@ -2,15 +2,11 @@
 #pragma once
 
 #include <memory>
-#include <string>
-#include <string_view>
 
 #include "../cpu/meeting.h"
-#include "xla/ffi/api/ffi.h"
+#include "attributes.h"
 
 namespace jaxcomm {
-
-namespace ffi = ::xla::ffi;
 
 // One per call site and executable, shared by the local devices. XLA makes it from the attributes, before the first
 // run.
@@ -19,21 +15,6 @@ struct CallState {
   static ffi::TypeInfo info;
   std::shared_ptr<Meeting> meeting;
 };
-
-// The attribute `call` that every collective has, a dictionary; two arrays come beside it, since JAX takes arrays at
-// the top level only.
-using Groups = ffi::Span<const int64_t>;     // logical device ids, group after group
-using Processes = ffi::Span<const int32_t>;  // of these devices; empty: all are of one process
-
-struct CallAttributes {
-  std::string_view op;         // public name, for messages
-  std::string_view site;       // file and line of the call, for messages
-  std::string_view algorithm;  // empty: choose
-  int64_t group_size;
-  int64_t ranks_per_node;
-};
-
-CallSpec MakeSpec(Collective collective, const CallAttributes& call, Groups groups, Processes processes);
 
 // Of the stage Instantiate; further attributes follow.
 inline auto BindCall() {
@@ -61,9 +42,3 @@ ffi::Future Arrive(Meeting& meeting, const Arrival& arrival);
 ffi::Future Failed(const Error& error);
 
 }  // namespace jaxcomm
-
-XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxcomm::CallAttributes, ::xla::ffi::StructMember<std::string_view>("op"),
-                                      ::xla::ffi::StructMember<std::string_view>("site"),
-                                      ::xla::ffi::StructMember<std::string_view>("algorithm"),
-                                      ::xla::ffi::StructMember<int64_t>("group_size"),
-                                      ::xla::ffi::StructMember<int64_t>("ranks_per_node"));

@@ -46,10 +46,11 @@ def barrier(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm:
     return jax.tree.unflatten(tree, barrier_p.bind(*leaves, call=call))
 
 
-def _lower(ctx, *xs, call):
+def _lower(ctx, *xs, platform, call):
     return _lowering.lower(
         ctx,
         *xs,
+        platform=platform,
         call=call,
         target="jaxcomm_barrier",
         attributes=lambda x, n: {},
@@ -73,6 +74,6 @@ def _batch(axis_data, args, dims, *, call):
 barrier_p = _compat.Primitive("jaxcomm_barrier")
 barrier_p.multiple_results = True
 barrier_p.def_abstract_eval(lambda *xs, call: [x.update(weak_type=False) for x in xs])
-_compat.mlir.register_lowering(barrier_p, _lower, platform="cpu")
+_lowering.register_rule(barrier_p, _lower)
 _compat.ad.primitive_jvps[barrier_p] = _jvp
 _compat.batching.fancy_primitive_batchers[barrier_p] = _batch

@@ -1,0 +1,148 @@
+#include "call_program.h"
+
+#include <cstdio>
+#include <cstring>
+
+#include "../cpu/reduce.h"
+#include "../plan/layout.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+constexpr int64_t kAlignBytes = 256;
+
+int64_t Aligned(int64_t bytes) { return CeilDiv(bytes, kAlignBytes) * kAlignBytes; }
+
+// One of `num_channels` channels, which share the bandwidth. Not measured: from data sheets of Hopper (memory 3 to 5
+// TB/s, NVLink 450 GB/s per direction), with a guess of what a thread block pays for a step and a signal.
+Machine ChannelMachine(int32_t num_channels) {
+  Machine machine;
+  machine.launch_s = 5e-6;
+  machine.links[static_cast<size_t>(Link::kSelf)] = {0.3e-6, 1.5e12 / num_channels, 0};
+  machine.links[static_cast<size_t>(Link::kNode)] = {0.5e-6, 350e9 / num_channels, 1e-6};
+  machine.links[static_cast<size_t>(Link::kNetwork)] = {2e-6, 40e9 / num_channels, 5e-6};
+  return machine;
+}
+
+ArenaLayout LayoutOf(const CallProgram& call) {
+  ArenaLayout layout;
+  const auto take = [&](int64_t bytes) {
+    const int64_t begin = layout.bytes;
+    layout.bytes += Aligned(bytes);
+    return begin;
+  };
+  if (call.program.shares_input) layout.input = take(call.input_bytes);
+  if (call.program.shares_output) layout.output = take(call.output_bytes);
+  layout.scratch = take(call.program.scratch_count * call.item_bytes);
+  return layout;
+}
+
+template <typename T>
+int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
+  const auto begin = static_cast<int64_t>(Aligned(static_cast<int64_t>(bytes.size())));
+  bytes.resize(begin + values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(bytes.data() + begin, values.data(), values.size() * sizeof(T));
+  return begin;
+}
+
+}  // namespace
+
+bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, int32_t rank,
+                     int32_t max_channels, CallProgram* call, std::string* error) {
+  call->operation = {dtype, spec.reduce_op};
+  if (Reduces(spec.collective) && FindReduce(dtype, spec.reduce_op) == nullptr) {
+    *error = "elements of this type can't be reduced";
+    return false;
+  }
+  call->item_bytes = ItemBytes(dtype);
+  call->input_bytes = input_count * call->item_bytes;
+  call->output_bytes = output_count * call->item_bytes;
+  Geometry geometry;
+  geometry.ranks_per_node = static_cast<int32_t>(spec.group_size);
+  geometry.pull = true;
+  Request request;
+  if (!MakeRequest(spec, geometry, input_count, output_count, &request, error)) return false;
+  const int64_t block_count = request.block_count;
+  const int32_t num_channels = NumChannels(block_count * call->item_bytes, max_channels);
+  request.block_count = ChannelCount(block_count, call->item_bytes, num_channels);
+  const Choice choice = Select(request, spec.algorithm, call->item_bytes, ChannelMachine(num_channels));
+  if (choice.algorithm == nullptr) {
+    *error = choice.reason + " (on GPUs all ranks of a group count as one node)";
+    return false;
+  }
+  const Runs runs = {spec.input_run, spec.output_run};
+  call->program = MakeRankProgram(choice, block_count, runs, call->item_bytes, num_channels, rank);
+  call->arena = LayoutOf(*call);
+  return true;
+}
+
+ProgramImage::ProgramImage(const RankProgram& program) {
+  Append(program.steps, bytes);
+  sources = Append(program.sources, bytes);
+  channels = Append(program.channels, bytes);
+}
+
+RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char* image, const ProgramImage& layout) {
+  RankArgs args;
+  args.comm = comm;
+  const auto in_arena = [&](int64_t begin) { return device::Window{comm.arena.base + begin, comm.arena.stride}; };
+  args.input = in_arena(call.arena.input);
+  args.output = in_arena(call.arena.output);
+  args.scratch = in_arena(call.arena.scratch);
+  args.steps = reinterpret_cast<const ProgramStep*>(image);
+  args.sources = reinterpret_cast<const Place*>(image + layout.sources);
+  args.channels = reinterpret_cast<const ChannelProgram*>(image + layout.channels);
+  args.operation = call.operation;
+  args.item_bytes = static_cast<int32_t>(call.item_bytes);
+  args.ranks_per_node = comm.local.size;
+  return args;
+}
+
+RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y) {
+  // Stride 0: whatever rank a step names, it is this one.
+  if (!call.program.shares_input) args.input = {static_cast<char*>(const_cast<void*>(x)), 0};
+  if (!call.program.shares_output) args.output = {static_cast<char*>(y), 0};
+  return args;
+}
+
+bool MakeWindow(const std::vector<char*>& addresses, device::Window* window, std::string* error) {
+  const auto address = [&](size_t i) { return reinterpret_cast<int64_t>(addresses[i]); };
+  window->base = addresses[0];
+  window->stride = addresses.size() > 1 ? address(1) - address(0) : 0;
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    if (addresses[i] == nullptr) {
+      *error = "the memory of rank " + std::to_string(i) + " has no address here";
+      return false;
+    }
+    if (address(i) - address(0) != static_cast<int64_t>(i) * window->stride) {
+      *error = "the ranks' memory is not equally spaced: rank " + std::to_string(i) + " is " +
+               std::to_string(address(i) - address(0)) + " bytes from rank 0, rank 1 is " +
+               std::to_string(window->stride);
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string PhaseText(int32_t step) {
+  if (step == kEnter) return "when entering";
+  if (step == kLeave) return "when leaving";
+  return "in step " + std::to_string(step);
+}
+
+std::string TimeoutText(double timeout_s) {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g", timeout_s);
+  return std::string(seconds) + " s (JAXCOMM_TIMEOUT_S)";
+}
+
+std::string FailureText(const device::Report& report, const std::string& call, double timeout_s) {
+  return call + ": rank " + std::to_string(report.rank) + " gave up " + PhaseText(report.step) + ": rank " +
+         std::to_string(report.peer) + " did not signal within " + TimeoutText(timeout_s) + "; channel " +
+         std::to_string(report.channel) + ", " + std::to_string(report.seen) + " signals seen of " +
+         std::to_string(report.expected);
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

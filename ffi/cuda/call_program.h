@@ -1,0 +1,70 @@
+// A call of a collective on a GPU, as far as it can be told without one: its program, where its buffers lie in the
+// arena, what the kernel gets, and what an error says.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "../cpu/planner.h"
+#include "executor.cuh"
+#include "program.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// Bytes from the start of a rank's arena. Input and output are there only if the program shares them; else the kernel
+// works in XLA's buffers. The same on all ranks.
+struct ArenaLayout {
+  int64_t input = 0;
+  int64_t output = 0;
+  int64_t scratch = 0;
+  int64_t bytes = 0;  // of all of it
+};
+
+struct CallProgram {
+  RankProgram program;
+  ArenaLayout arena;
+  Operation operation;
+  int64_t item_bytes = 1;
+  int64_t input_bytes = 0;
+  int64_t output_bytes = 0;
+
+  int32_t num_channels() const { return static_cast<int32_t>(program.channels.size()); }
+};
+
+// The program of `rank` of a group whose ranks all address each other's memory. At most `max_channels` channels. False,
+// and `error` filled in, if the buffers, the type or the algorithm don't fit.
+bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, int32_t rank,
+                     int32_t max_channels, CallProgram* call, std::string* error);
+
+// Where the vectors of a RankProgram are in memory of the device, one after the other in one allocation.
+struct ProgramImage {
+  explicit ProgramImage(const RankProgram& program);
+
+  std::vector<char> bytes;
+  int64_t sources = 0;  // where they begin; steps do at 0
+  int64_t channels = 0;
+};
+
+// What does not change from call to call: all but `input` and `output` where the program does not share them. `image`
+// is where a ProgramImage has been copied to.
+RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char* image, const ProgramImage& layout);
+// With this call's buffers of XLA's.
+RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y);
+
+// The window of memory that begins at addresses[i] at rank i. False, and `error` filled in, if these are not equally
+// spaced.
+bool MakeWindow(const std::vector<char*>& addresses, device::Window* window, std::string* error);
+
+// Where a program was: "when entering", "in step 3", "when leaving".
+std::string PhaseText(int32_t step);
+
+// "30 s (JAXCOMM_TIMEOUT_S)"
+std::string TimeoutText(double timeout_s);
+
+// Why a kernel gave up. `call`: op and place of the call.
+std::string FailureText(const device::Report& report, const std::string& call, double timeout_s);
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,317 @@
+#include "communicator.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <new>
+#include <thread>
+
+#include "call_program.h"
+#include "keep_device.h"
+#include "launch.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+// What ncclMemAlloc gives is of whole pages of this size on all GPUs so far; windows are of all of it.
+constexpr int64_t kPageBytes = 2 << 20;
+int64_t WholePages(int64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
+// Small enough for the memory that XLA leaves to others, large enough for most calls of a model.
+constexpr int64_t kLeastArenaBytes = 32 << 20;
+
+struct Shared {
+  std::mutex mutex;
+  double timeout_s = 30;
+  int32_t max_channels = 32;
+  std::vector<std::string> calls;  // by Comm::program
+};
+
+Shared& GetShared() {
+  static auto* shared = new Shared;
+  return *shared;
+}
+
+bool CheckCuda(const char* name, cudaError_t status, std::string* error) {
+  if (status == cudaSuccess) return true;
+  cudaGetLastError();  // or the next call of somebody else would report it
+  *error = std::string(name) + ": " + cudaGetErrorString(status);
+  return false;
+}
+
+class Deadline {
+ public:
+  explicit Deadline(double seconds)
+      : end_(std::chrono::steady_clock::now() + std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6))) {}
+
+  // False once it is over; else after a short while.
+  bool Wait() const {
+    if (std::chrono::steady_clock::now() > end_) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    return true;
+  }
+
+ private:
+  const std::chrono::steady_clock::time_point end_;
+};
+
+}  // namespace
+
+void Communicator::Configure(double timeout_s, int32_t max_channels) {
+  std::lock_guard<std::mutex> lock(GetShared().mutex);
+  GetShared().timeout_s = timeout_s;
+  GetShared().max_channels = max_channels;
+}
+
+uint64_t Communicator::AddCall(const std::string& text) {
+  std::lock_guard<std::mutex> lock(GetShared().mutex);
+  GetShared().calls.push_back(text);
+  return GetShared().calls.size() - 1;
+}
+
+Communicator* Communicator::Get(ncclComm_t nccl_comm, std::string* error) {
+  struct Entry {
+    std::mutex mutex;  // held while it is made: other devices make theirs at the same time
+    std::unique_ptr<Communicator> communicator;
+    std::string error;
+  };
+  static std::mutex mutex;
+  static auto* entries = new std::map<ncclComm_t, Entry>;
+  Entry* entry;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    entry = &(*entries)[nccl_comm];
+  }
+  std::lock_guard<std::mutex> lock(entry->mutex);
+  if (!entry->communicator && entry->error.empty()) {
+    // XLA has loaded the library that made the communicator.
+    if (const NcclLibrary* nccl = NcclLibrary::Open("", &entry->error)) {
+      entry->communicator.reset(new Communicator(*nccl, nccl_comm));
+      if (!entry->communicator->Make(&entry->error) && entry->error.empty()) entry->error = "unknown failure";
+    }
+  }
+  *error = entry->error;
+  return entry->error.empty() ? entry->communicator.get() : nullptr;
+}
+
+bool Communicator::Make(std::string* error) {
+  int32_t max_channels;
+  {
+    std::lock_guard<std::mutex> lock(GetShared().mutex);
+    timeout_s_ = GetShared().timeout_s;
+    max_channels = GetShared().max_channels;
+  }
+  comm_.timeout_ns = static_cast<uint64_t>(timeout_s_ * 1e9);
+  comm_.signals.num_channels = max_channels;
+  if (!QueryProperties(error)) return false;
+  KeepDevice keep;
+  if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error)) return false;
+  int num_sms = 0;
+  if (!CheckCuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_),
+                 error)) {
+    return false;
+  }
+  if (max_channels > num_sms) {
+    *error = "JAXCOMM_MAX_SMS is " + std::to_string(max_channels) + ", but GPU " + std::to_string(device_) + " has " +
+             std::to_string(num_sms) + " SMs";
+    return false;
+  }
+  return CheckCuda("kernels", LoadKernel(), error) && MakeLocalMemory(error) &&
+         Agree("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels), error) && MakeCounters(error);
+}
+
+bool Communicator::QueryProperties(std::string* error) {
+  for (const char* name : {"ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommQueryProperties",
+                           "ncclGetLsaDevicePointer"}) {
+    *error = nccl_.WhyNot(name);
+    if (!error->empty()) return false;
+  }
+  ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+  if (!Check("ncclCommQueryProperties", nccl_.CommQueryProperties(nccl_comm_, &properties), error)) return false;
+  if (!properties.deviceApiSupport) {
+    *error =
+        "the group's communicator has no windows: its GPUs can't address each other's memory, or NCCL_WIN_ENABLE "
+        "or NCCL_CUMEM_ENABLE is 0 (see python -m jaxcomm.info --communicator)";
+    return false;
+  }
+  if (properties.nLsaTeams != 1) {
+    *error = "the group's " + std::to_string(properties.nRanks) + " GPUs are of " +
+             std::to_string(properties.nLsaTeams) + " NVLink domains: between nodes not supported yet on GPUs";
+    return false;
+  }
+  device_ = properties.cudaDev;
+  comm_.world = {properties.rank, properties.nRanks, 0, 1};
+  comm_.local = comm_.world;
+  return true;
+}
+
+bool Communicator::MakeLocalMemory(std::string* error) {
+  const size_t words_bytes = static_cast<size_t>(size()) * sizeof(uint64_t);
+  const size_t counters_bytes = words_bytes * static_cast<size_t>(max_channels());
+  void* host = nullptr;
+  void* report = nullptr;
+  char* counters = nullptr;
+  if (!CheckCuda("cudaStreamCreate", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), error) ||
+      !CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, sizeof(device::Report) + words_bytes, cudaHostAllocMapped),
+                 error) ||
+      !CheckCuda("cudaHostGetDevicePointer", cudaHostGetDevicePointer(&report, host, 0), error) ||
+      !CheckCuda("cudaMalloc", cudaMalloc(&exchanged_, words_bytes + sizeof(uint64_t)), error) ||
+      !CheckCuda("cudaMalloc", cudaMalloc(&counters, 2 * counters_bytes), error) ||
+      !CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counters, 0, 2 * counters_bytes, stream_), error)) {
+    return false;
+  }
+  report_ = new (host) device::Report;
+  exchanged_on_host_ = reinterpret_cast<uint64_t*>(report_ + 1);
+  comm_.report = static_cast<device::Report*>(report);
+  comm_.signals.sent = reinterpret_cast<uint64_t*>(counters);
+  comm_.signals.received = reinterpret_cast<uint64_t*>(counters + counters_bytes);
+  return true;
+}
+
+// The pad has memory of its own, which stays where it is when the arena grows.
+bool Communicator::MakeCounters(std::string* error) {
+  const int64_t bytes =
+      WholePages(static_cast<int64_t>(max_channels()) * size() * static_cast<int64_t>(sizeof(uint64_t)));
+  if (!Allocate("signals", bytes, &comm_.signals.pad, error) ||
+      !CheckCuda("cudaMemsetAsync",
+                 cudaMemsetAsync(comm_.signals.pad.At(rank()), 0, static_cast<size_t>(bytes), stream_), error)) {
+    return false;
+  }
+  // After this, all pads are zero, and no kernel that signals can have been launched before it.
+  return Agree("signals", static_cast<uint64_t>(bytes), error);
+}
+
+bool Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes, std::string* error) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (bytes > arena_bytes_ || arena_bytes_ == 0) {
+    KeepDevice keep;
+    if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error)) return false;
+    // Twice as much as the last: what old programs and CUDA graphs still use is never more than what the newest has.
+    const int64_t whole = WholePages(std::max({bytes, 2 * arena_bytes_, kLeastArenaBytes}));
+    device::Window window;
+    if (!Allocate("arena", whole, &window, error)) return false;
+    arena_ = window;
+    arena_bytes_ = whole;
+  }
+  *arena = arena_;
+  *arena_bytes = arena_bytes_;
+  return true;
+}
+
+// A rank that has no memory says so, or the others would wait for it without end when they register theirs.
+bool Communicator::Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error) {
+  void* memory = nullptr;
+  std::string problem;
+  if (!Check("ncclMemAlloc", nccl_.MemAlloc(&memory, static_cast<size_t>(bytes)), &problem)) memory = nullptr;
+  std::vector<uint64_t> all;
+  if (!Exchange(memory != nullptr ? static_cast<uint64_t>(bytes) : 0, &all, error)) return false;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r] == static_cast<uint64_t>(bytes)) continue;
+    *error = "rank " + std::to_string(r) + " of the group " +
+             (all[r] == 0 ? "has no " + std::to_string(bytes) + " bytes of GPU memory left for the " + what +
+                                "; leave it some, for instance with XLA_PYTHON_CLIENT_MEM_FRACTION"
+                          : "wants " + std::to_string(all[r]) + " bytes for the " + what + ", this one " +
+                                std::to_string(bytes) + ": their programs differ");
+    if (!problem.empty()) *error += " (" + problem + ")";
+    if (memory != nullptr) nccl_.MemFree(memory);
+    return false;
+  }
+  ncclWindow_t registered = nullptr;
+  if (Check("ncclCommWindowRegister",
+            nccl_.CommWindowRegister(nccl_comm_, memory, static_cast<size_t>(bytes), &registered,
+                                     NCCL_WIN_COLL_SYMMETRIC),
+            error) &&
+      registered == nullptr) {
+    *error = "NCCL gave no window for the " + std::string(what) +
+             ": the group's GPUs can't address each other's memory (see python -m jaxcomm.info --communicator)";
+  }
+  if (registered == nullptr) {
+    nccl_.MemFree(memory);
+    return false;
+  }
+  std::vector<char*> addresses;
+  for (int32_t r = 0; r < size(); ++r) {
+    void* address = nullptr;
+    if (!Check("ncclGetLsaDevicePointer", nccl_.GetLsaDevicePointer(registered, 0, r, &address), error)) return false;
+    addresses.push_back(static_cast<char*>(address));
+  }
+  return MakeWindow(addresses, window, error);
+}
+
+// By NCCL rather than by signals of our own, which this is there to set up.
+bool Communicator::Exchange(uint64_t own, std::vector<uint64_t>* all, std::string* error) {
+  const size_t bytes = static_cast<size_t>(size()) * sizeof own;
+  if (!CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(exchanged_, &own, sizeof own, cudaMemcpyHostToDevice, stream_),
+                 error) ||
+      !Check("ncclAllGather", nccl_.AllGather(exchanged_, exchanged_ + 1, 1, ncclUint64, nccl_comm_, stream_), error) ||
+      !CheckCuda("cudaMemcpyAsync",
+                 cudaMemcpyAsync(exchanged_on_host_, exchanged_ + 1, bytes, cudaMemcpyDeviceToHost, stream_), error) ||
+      !WaitForStream(error)) {
+    return false;
+  }
+  all->assign(exchanged_on_host_, exchanged_on_host_ + size());
+  return true;
+}
+
+bool Communicator::Agree(const char* what, uint64_t own, std::string* error) {
+  std::vector<uint64_t> all;
+  if (!Exchange(own, &all, error)) return false;
+  for (size_t r = 0; r < all.size(); ++r) {
+    if (all[r] == own) continue;
+    *error = std::string(what) + " must be the same on all ranks, but is " + std::to_string(all[r]) + " on rank " +
+             std::to_string(r) + " and " + std::to_string(own) + " on rank " + std::to_string(rank());
+    return false;
+  }
+  return true;
+}
+
+bool Communicator::WaitForStream(std::string* error) {
+  const Deadline deadline(timeout_s_);
+  for (;;) {
+    const cudaError_t status = cudaStreamQuery(stream_);
+    if (status != cudaErrorNotReady) return CheckCuda("cudaStreamQuery", status, error);
+    if (!deadline.Wait()) {
+      *error = "the other ranks of the group of " + std::to_string(size()) + " did not come within " +
+               TimeoutText(timeout_s_);
+      return false;
+    }
+  }
+}
+
+// XLA may have made the communicator non-blocking: then a call is over when NCCL says so.
+bool Communicator::Check(const char* name, ncclResult_t result, std::string* error) {
+  const Deadline deadline(timeout_s_);
+  while (result == ncclInProgress) {
+    if (const ncclResult_t asked = nccl_.CommGetAsyncError(nccl_comm_, &result); asked != ncclSuccess) result = asked;
+    if (result == ncclInProgress && !deadline.Wait()) {
+      *error = std::string(name) + " was not over within " + TimeoutText(timeout_s_);
+      return false;
+    }
+  }
+  if (result == ncclSuccess) return true;
+  cudaGetLastError();  // as in CheckCuda
+  *error = std::string(name) + ": " + nccl_.GetErrorString(result);
+  if (nccl_.GetLastError) {
+    if (const char* more = nccl_.GetLastError(nccl_comm_); more && *more) *error += std::string(" (") + more + ")";
+  }
+  return false;
+}
+
+std::string Communicator::Failure() {
+  if (__atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) != device::Report::kComplete) return "";
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (failure_.empty()) {
+    std::string call = "a call";
+    {
+      std::lock_guard<std::mutex> shared_lock(GetShared().mutex);
+      const std::vector<std::string>& calls = GetShared().calls;
+      if (report_->program < calls.size()) call = calls[report_->program];
+    }
+    failure_ = FailureText(*report_, call, timeout_s_);
+  }
+  return failure_;
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,78 @@
+// What kernels need of an ncclComm_t of XLA's: symmetric memory, counters, a report.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../include/jaxcomm/comm.h"
+#include "nccl_library.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// One per ncclComm_t and process; never deleted, for executables and CUDA graphs keep its addresses, and XLA may have
+// destroyed the ncclComm_t before the end of the process.
+//
+// Whatever is said to be collective is called by all ranks of the communicator, in the same order, outside of the
+// capture of a CUDA graph. It waits for the other ranks, but no longer than the timeout; NCCL's own waits, when memory
+// is registered, are as long as NCCL's.
+class Communicator {
+ public:
+  // For all communicators made from now on. `max_channels` must be the same on all ranks.
+  static void Configure(double timeout_s, int32_t max_channels);
+
+  // Collective when it is called first for `nccl_comm`. Null, and `error` filled in, if that can't be used; then it is
+  // null ever after.
+  static Communicator* Get(ncclComm_t nccl_comm, std::string* error);
+
+  // Text for reports of calls that pass the result as device::Comm::program.
+  static uint64_t AddCall(const std::string& text);
+
+  // Symmetric memory of at least `bytes` at every rank, which stays what it is as long as the process: all calls with
+  // less share the newest. Collective. False: `error` is filled in.
+  bool Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes, std::string* error);
+
+  // Empty, or why a kernel has given up. Then this communicator is of no more use: the ranks' counters have parted.
+  std::string Failure();
+
+  const device::Comm& comm() const { return comm_; }  // without an arena
+  int32_t rank() const { return comm_.world.rank; }
+  int32_t size() const { return comm_.world.size; }
+  int32_t max_channels() const { return comm_.signals.num_channels; }
+  int device() const { return device_; }
+
+ private:
+  Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm) : nccl_(nccl), nccl_comm_(nccl_comm) {}
+
+  bool Make(std::string* error);
+  bool QueryProperties(std::string* error);
+  bool MakeLocalMemory(std::string* error);
+  bool MakeCounters(std::string* error);
+  bool Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error);
+  bool Exchange(uint64_t own, std::vector<uint64_t>* all, std::string* error);
+  bool Agree(const char* what, uint64_t own, std::string* error);
+  bool WaitForStream(std::string* error);
+  bool Check(const char* name, ncclResult_t result, std::string* error);
+
+  const NcclLibrary& nccl_;
+  const ncclComm_t nccl_comm_;
+  int device_ = 0;
+  double timeout_s_ = 0;
+  device::Comm comm_;
+  cudaStream_t stream_ = nullptr;          // for what is done before the first kernel
+  uint64_t* exchanged_ = nullptr;          // of the device: own word, then those of all ranks
+  uint64_t* exchanged_on_host_ = nullptr;  // those of all ranks
+  device::Report* report_ = nullptr;       // as the host addresses it
+
+  std::mutex mutex_;
+  device::Window arena_;
+  int64_t arena_bytes_ = 0;
+  std::string failure_;
+};
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,82 @@
+#include "xla_collectives.h"
+
+#include <cstring>
+
+namespace jaxcomm {
+namespace {
+
+constexpr char kNeeds[] = ": jaxcomm needs jax, jaxlib and JAX's CUDA plugin 0.11.2 or later on GPUs";
+// That of XLA's own collectives: a communicator more would cost memory and another order of launches.
+constexpr int64_t kCommunicationId = 0;
+
+xla_abi::FindExtension FinderOf(const XLA_FFI_Api* api) {
+  xla_abi::FindExtension find = nullptr;
+  if (api->struct_size < xla_abi::kFindExtensionOffset + sizeof find) return nullptr;
+  std::memcpy(&find, reinterpret_cast<const char*>(api) + xla_abi::kFindExtensionOffset, sizeof find);
+  return find;
+}
+
+std::vector<xla_abi::ReplicaGroup> Split(const std::vector<int64_t>& groups, int64_t group_size) {
+  std::vector<xla_abi::ReplicaGroup> split;
+  for (size_t i = 0; i < groups.size(); i += static_cast<size_t>(group_size)) {
+    split.push_back({groups.data() + i, static_cast<size_t>(group_size)});
+  }
+  return split;
+}
+
+}  // namespace
+
+XlaCollectives::XlaCollectives(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* context) : api_(api) {
+  const xla_abi::FindExtension find = FinderOf(api);
+  if (find == nullptr) {
+    missing_ = "XLA's FFI " + std::to_string(api->api_version.major_version) + "." +
+               std::to_string(api->api_version.minor_version) + " has no extensions" + kNeeds;
+    return;
+  }
+  xla_abi::FindExtensionArgs args = {sizeof args, nullptr, context, xla_abi::kCollectives, nullptr};
+  if (XLA_FFI_Error* error = find(&args)) {
+    missing_ = "XLA does not say whether it lends communicators: " + TakeText(error);
+    return;
+  }
+  if (args.extension == nullptr) {
+    missing_ = std::string("XLA lends no communicators to FFI handlers") + kNeeds;
+    return;
+  }
+  const xla_abi::Extension& found = *args.extension;
+  if (found.major_version != xla_abi::kCollectivesMajor || found.struct_size < sizeof(xla_abi::Collectives)) {
+    missing_ = "XLA's collectives extension is of version " + std::to_string(found.major_version) + "." +
+               std::to_string(found.minor_version) + ", which this jaxcomm does not know; install another version";
+    return;
+  }
+  extension_ = reinterpret_cast<const xla_abi::Collectives*>(args.extension);
+}
+
+std::string XlaCollectives::Request(const std::vector<int64_t>& groups, int64_t group_size) const {
+  if (extension_ == nullptr) return missing_;
+  const std::vector<xla_abi::ReplicaGroup> split = Split(groups, group_size);
+  xla_abi::RequestArgs args = {sizeof args,  nullptr,      xla_abi::kFlattenedIds,
+                               split.data(), split.size(), kCommunicationId};
+  XLA_FFI_Error* const error = extension_->request_communicator(extension_, &args);
+  return error == nullptr ? "" : "XLA has no communicator for the group: " + TakeText(error);
+}
+
+std::string XlaCollectives::Get(const std::vector<int64_t>& groups, int64_t group_size, void** communicator) const {
+  if (extension_ == nullptr) return missing_;
+  const std::vector<xla_abi::ReplicaGroup> split = Split(groups, group_size);
+  xla_abi::GetArgs args = {sizeof args,      nullptr, xla_abi::kFlattenedIds, split.data(), split.size(),
+                           kCommunicationId, nullptr};
+  if (XLA_FFI_Error* error = extension_->get_communicator(extension_, &args)) {
+    return "XLA does not lend the group's communicator: " + TakeText(error);
+  }
+  if (args.communicator == nullptr) return "XLA's communicator is null";
+  *communicator = args.communicator;
+  return "";
+}
+
+std::string XlaCollectives::TakeText(XLA_FFI_Error* error) const {
+  const std::string text = ::xla::ffi::internal::GetErrorMessage(api_, error);
+  ::xla::ffi::internal::DestroyError(api_, error);
+  return text;
+}
+
+}  // namespace jaxcomm

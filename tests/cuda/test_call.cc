@@ -1,0 +1,253 @@
+// Calls on GPUs, as far as they need none: every algorithm of every collective with its buffers in an arena as the
+// handlers lay them out, the kernel emulated; spacing of windows; texts of failures; what is refused.
+#include <cstring>
+#include <random>
+#include <string>
+
+#include "../../ffi/cpu/executor.h"
+#include "../../ffi/cuda/call_program.h"
+#include "../../ffi/plan/algorithms.h"
+#include "../native/check.h"
+#include "virtual_ranks.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+CallSpec SpecOf(Collective collective, int32_t num_ranks, const std::string& algorithm) {
+  CallSpec spec;
+  spec.op = Name(collective);
+  spec.collective = collective;
+  spec.algorithm = algorithm;
+  spec.group_size = num_ranks;
+  spec.ranks_per_node = num_ranks;
+  if (collective == Collective::kPermute) {
+    for (int32_t r = 0; r < num_ranks; ++r) spec.source_of.push_back((r + 1) % num_ranks);
+    if (num_ranks > 2) spec.source_of[1] = -1;
+  }
+  spec.root = num_ranks / 2;
+  return spec;
+}
+
+struct Counts {
+  int64_t input = 0, output = 0;
+};
+
+Counts CountsOf(Collective collective, int64_t num_ranks, int64_t block_count) {
+  Request request;
+  request.collective = collective;
+  request.geometry.ranks_per_node = static_cast<int32_t>(num_ranks);
+  request.block_count = block_count;
+  return {InputCount(request), OutputCount(request)};
+}
+
+// What the collective promises, in int32.
+std::vector<int32_t> Expected(const CallSpec& spec, const std::vector<std::vector<int32_t>>& inputs, int32_t rank,
+                              int64_t block_count) {
+  std::vector<int32_t> result;
+  const auto n = static_cast<int32_t>(inputs.size());
+  const auto block = [&](int32_t owner, int64_t number) {
+    const auto begin = inputs[owner].begin() + number * block_count;
+    result.insert(result.end(), begin, begin + block_count);
+  };
+  const auto sum = [&](int64_t number) {
+    result.assign(block_count, 0);
+    for (int32_t r = 0; r < n; ++r) {
+      for (int64_t i = 0; i < block_count; ++i) result[i] += inputs[r][number * block_count + i];
+    }
+  };
+  switch (spec.collective) {
+    case Collective::kAllToAll:
+      for (int32_t r = 0; r < n; ++r) block(r, rank);
+      break;
+    case Collective::kAllGather:
+      for (int32_t r = 0; r < n; ++r) block(r, 0);
+      break;
+    case Collective::kAllReduce:
+      sum(0);
+      break;
+    case Collective::kReduceScatter:
+      sum(rank);
+      break;
+    case Collective::kPermute:
+      if (spec.source_of[rank] >= 0) block(spec.source_of[rank], 0);
+      result.resize(block_count);
+      break;
+    case Collective::kBroadcast:
+      block(spec.root, 0);
+      break;
+    case Collective::kBarrier:
+      break;
+  }
+  return result;
+}
+
+// Every rank's arena in one run of memory, as windows are. Returns how many bytes of the arenas there were.
+int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels) {
+  const auto n = static_cast<int32_t>(spec.group_size);
+  const Counts counts = CountsOf(spec.collective, n, block_count);
+  std::vector<CallProgram> calls(n);
+  std::vector<std::vector<int32_t>> inputs, outputs;
+  for (int32_t r = 0; r < n; ++r) {
+    std::string error;
+    CHECK(MakeCallProgram(spec, DType::kS32, counts.input, counts.output, r, max_channels, &calls[r], &error));
+    // Ranks must agree on all of it without asking each other.
+    CHECK(calls[r].arena.bytes == calls[0].arena.bytes && calls[r].arena.input == calls[0].arena.input);
+    CHECK(calls[r].arena.output == calls[0].arena.output && calls[r].arena.scratch == calls[0].arena.scratch);
+    CHECK(calls[r].program.shares_input == calls[0].program.shares_input);
+    CHECK(calls[r].program.shares_output == calls[0].program.shares_output);
+    CHECK(calls[r].program.steps.empty() == calls[0].program.steps.empty());
+    CHECK(calls[r].num_channels() == calls[0].num_channels() && calls[r].num_channels() <= max_channels);
+    inputs.emplace_back(counts.input);
+    for (int64_t i = 0; i < counts.input; ++i) inputs[r][i] = static_cast<int32_t>(1000 * r + i);
+    outputs.emplace_back(counts.output, -1);
+  }
+  if (calls[0].program.steps.empty()) return 0;
+
+  HostMemory memory;
+  const Counters counters = MakeCounters(memory, n, n, max_channels);
+  const int64_t arena_bytes = calls[0].arena.bytes;
+  device::Window arena = {memory.Take(n * arena_bytes), arena_bytes};
+  std::vector<device::Report> reports(n);
+  std::vector<RankArgs> args;
+  for (int32_t r = 0; r < n; ++r) {
+    device::Comm comm;
+    comm.world = comm.local = {r, n, 0, 1};
+    comm.signals = {{counters.pads, counters.pad_bytes}, counters.sent[r], counters.received[r], max_channels};
+    comm.arena = arena;
+    comm.arena_bytes = arena_bytes;
+    comm.timeout_ns = 1'000'000'000;
+    comm.report = &reports[r];
+    const ProgramImage image(calls[r].program);
+    char* there = memory.Take(static_cast<int64_t>(image.bytes.size()));
+    memory.Write(there, image.bytes.data(), static_cast<int64_t>(image.bytes.size()));
+    args.push_back(WithBuffers(calls[r], MakeArgs(calls[r], comm, there, image), inputs[r].data(), outputs[r].data()));
+    if (calls[r].program.shares_input) std::memcpy(args[r].input.At(r), inputs[r].data(), calls[r].input_bytes);
+  }
+  emulation::Launch(static_cast<unsigned>(calls[0].num_channels()), static_cast<unsigned>(n), 4, 7, [&] {
+    NoNetwork network;
+    Walk<NoNetwork> walk(args[blockIdx.y], network, static_cast<int32_t>(blockIdx.x));
+    walk.Run();
+  });
+  for (int32_t r = 0; r < n; ++r) {
+    CHECK(reports[r].state == device::Report::kNone);
+    if (calls[r].program.shares_output) std::memcpy(outputs[r].data(), args[r].output.At(r), calls[r].output_bytes);
+    CHECK(outputs[r] == Expected(spec, inputs, r, block_count));
+  }
+  return arena_bytes;
+}
+
+void TestCallsInAnArena() {
+  int num_calls = 0;
+  for (int c = 0; c <= static_cast<int>(Collective::kBarrier); ++c) {
+    const auto collective = static_cast<Collective>(c);
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      for (const int32_t n : {1, 2, 4, 5}) {
+        const CallSpec spec = SpecOf(collective, n, algorithm.name);
+        Request request;
+        request.collective = collective;
+        request.geometry.ranks_per_node = n;
+        request.source_of = spec.source_of;
+        if (!algorithm.supports(request)) continue;
+        for (const int64_t block_count : {1, 7, 20000}) {  // 20000: several channels
+          RunCall(spec, collective == Collective::kBarrier ? 0 : block_count, 3);
+          ++num_calls;
+        }
+      }
+    }
+  }
+  CHECK(num_calls > 200);
+  std::printf("ok %d calls with buffers in an arena\n", num_calls);
+}
+
+void TestEmptyBuffers() {
+  for (int c = 0; c < static_cast<int>(Collective::kBarrier); ++c) {
+    CHECK(RunCall(SpecOf(static_cast<Collective>(c), 4, ""), 0, 32) == 0);
+  }
+  std::printf("ok calls of nothing need no kernel\n");
+}
+
+void TestArenaHoldsWhatIsShared() {
+  // Everybody reads everybody's input; results are written where XLA wants them.
+  CallProgram call;
+  std::string error;
+  CallSpec spec = SpecOf(Collective::kAllGather, 4, "direct");
+  CHECK(MakeCallProgram(spec, DType::kF32, 1000, 4000, 1, 32, &call, &error));
+  CHECK(call.program.shares_input && !call.program.shares_output);
+  CHECK(call.arena.input == 0 && call.arena.bytes == 4096);
+  const device::Window arena = {reinterpret_cast<char*>(1 << 20), 1 << 16};
+  device::Comm comm;
+  comm.local = {1, 4, 0, 1};
+  comm.arena = arena;
+  const ProgramImage image(call.program);
+  CHECK(image.sources % 256 == 0 && image.channels % 256 == 0);
+  char x, y;
+  const RankArgs args = WithBuffers(call, MakeArgs(call, comm, image.bytes.data(), image), &x, &y);
+  CHECK(args.input.At(3) == arena.At(3));
+  CHECK(args.output.At(3) == &y && args.output.At(0) == &y);
+  CHECK(args.ranks_per_node == 4);
+  std::printf("ok an arena holds what ranks share\n");
+}
+
+void TestWindows() {
+  device::Window window;
+  std::string error;
+  char* const base = reinterpret_cast<char*>(int64_t{1} << 40);
+  CHECK(MakeWindow({base}, &window, &error) && window.base == base && window.stride == 0);
+  const int64_t far = int64_t{6} << 32;
+  CHECK(MakeWindow({base, base + far, base + 2 * far}, &window, &error) && window.stride == far);
+  CHECK(MakeWindow({base, base - far, base - 2 * far}, &window, &error) && window.At(2) == base - 2 * far);
+  CHECK(!MakeWindow({base, base + far, base + 3 * far}, &window, &error) && Has(error, "not equally spaced: rank 2"));
+  CHECK(!MakeWindow({base, nullptr}, &window, &error) && Has(error, "memory of rank 1 has no address"));
+  std::printf("ok windows are equally spaced\n");
+}
+
+void TestFailureTexts() {
+  CHECK(PhaseText(kEnter) == "when entering" && PhaseText(kLeave) == "when leaving" && PhaseText(7) == "in step 7");
+  device::Report report;
+  report.step = 3;
+  report.rank = 2;
+  report.peer = 5;
+  report.channel = 1;
+  report.expected = 4;
+  report.seen = 3;
+  CHECK(FailureText(report, "psum at model.py:7 (step)", 2.5) ==
+        "psum at model.py:7 (step): rank 2 gave up in step 3: rank 5 did not signal within 2.5 s (JAXCOMM_TIMEOUT_S); "
+        "channel 1, 3 signals seen of 4");
+  std::printf("ok failures say who, where and how long\n");
+}
+
+std::string Refusal(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count) {
+  CallProgram call;
+  std::string error;
+  CHECK(!MakeCallProgram(spec, dtype, input_count, output_count, 0, 32, &call, &error));
+  return error;
+}
+
+void TestRefusals() {
+  CHECK(Has(Refusal(SpecOf(Collective::kAllGather, 4, "nonsense"), DType::kF32, 8, 32), "no algorithm \"nonsense\""));
+  const std::string far = Refusal(SpecOf(Collective::kAllReduce, 4, "hierarchical"), DType::kF32, 8, 8);
+  CHECK(Has(far, "needs several nodes of several ranks") && Has(far, "on GPUs all ranks of a group count as one node"));
+  CHECK(Has(Refusal(SpecOf(Collective::kAllToAll, 4, ""), DType::kF32, 10, 10), "don't fit 4 ranks"));
+  CHECK(Has(Refusal(SpecOf(Collective::kAllReduce, 4, ""), DType::kF8E8M0FNU, 8, 8), "can't be reduced"));
+  CallSpec maximum = SpecOf(Collective::kAllReduce, 4, "");
+  maximum.reduce_op = ReduceOp::kMax;
+  CHECK(Has(Refusal(maximum, DType::kC64, 8, 8), "can't be reduced"));
+  std::printf("ok what does not fit is refused\n");
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm
+
+int main() {
+  jaxcomm::cuda::TestCallsInAnArena();
+  jaxcomm::cuda::TestEmptyBuffers();
+  jaxcomm::cuda::TestArenaHoldsWhatIsShared();
+  jaxcomm::cuda::TestWindows();
+  jaxcomm::cuda::TestFailureTexts();
+  jaxcomm::cuda::TestRefusals();
+  return 0;
+}

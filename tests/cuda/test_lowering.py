@@ -1,0 +1,103 @@
+"""What is compiled for GPUs: one custom call per op, with the attributes that the handlers in ffi/cuda read."""
+
+import functools
+import re
+
+import jax
+import numpy as np
+import pytest
+from harness import OURS, on_ranks
+
+from jaxcomm import _native
+
+X = np.zeros((8, 16, 4), np.float32)
+
+# Call on one device's (16, 4); FFI target; what the custom call says beyond what all say.
+OPS = {
+    "all_to_all": (lambda x, **k: OURS.all_to_all(x, "gpu", 0, 1, tiled=True, **k), {"input_run": 16, "output_run": 4}),
+    "all_gather": (lambda x, **k: OURS.all_gather(x, "gpu", axis=1, tiled=True, **k), {"output_run": 4}),
+    "psum": (lambda x, **k: OURS.psum(x, "gpu", **k), {"reduce_op": 0}),
+    "pmax": (lambda x, **k: OURS.pmax(x, "gpu", **k), {"reduce_op": 1}),
+    "pmin": (lambda x, **k: OURS.pmin(x, "gpu", **k), {"reduce_op": 2}),
+    "psum_scatter": (
+        lambda x, **k: OURS.psum_scatter(x, "gpu", scatter_dimension=0, tiled=True, **k),
+        {"input_run": 16, "reduce_op": 0},
+    ),
+    "ppermute": (lambda x, **k: OURS.ppermute(x, "gpu", [(0, 1), (1, 2)], **k), {"source_of": "-1, 0, 1, -1"}),
+    "pbroadcast": (lambda x, **k: OURS.pbroadcast(x, "gpu", 2, **k), {"root": 2}),
+    "barrier": (lambda x, **k: OURS.barrier(x, "gpu", **k), {}),
+}
+TARGETS = {
+    "psum": "all_reduce",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "psum_scatter": "reduce_scatter",
+    "ppermute": "permute",
+    "pbroadcast": "broadcast",
+}
+
+
+def lowered(f, mesh, platforms=("cuda",)):
+    return jax.jit(on_ranks(f, mesh)).trace(X[: mesh.size]).lower(lowering_platforms=platforms).as_text()
+
+
+def test_every_collective_is_tried():
+    assert {TARGETS.get(op, op) for op in OPS} == {
+        name.removeprefix("jaxcomm_") for name in _native.cuda().cuda_targets()
+    }
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_one_call_with_the_attributes_that_the_handler_reads(mesh, op):
+    f, expected = OPS[op]
+    text = lowered(f, mesh)
+    calls = re.findall(r"stablehlo\.custom_call @(jaxcomm_\w+)\((.*?)\)(.*)", text)
+    assert [target for target, _, _ in calls] == [f"jaxcomm_{TARGETS.get(op, op)}"]
+    ((_, operands, attributes),) = calls
+    assert len(operands.split(",")) == 2, "the rank and x"
+    assert re.search(r"groups = dense<\[0, 1, 2, 3, 4, 5, 6, 7\]> : tensor<8xi64>", attributes)
+    call = re.search(r"call = \{(.*?)\}", attributes)[1]
+    assert "group_size = 4 : i64" in call
+    assert "ranks_per_node = 4 : i64" in call
+    assert f'op = "{op}"' in call
+    assert re.search(r'site = "[^"]*test_lowering\.py:\d+ ', call)
+    assert 'algorithm = ""' in call
+    assert "processes" not in attributes
+    assert "has_side_effect = true" in attributes
+    for name, value in expected.items():
+        written = f"dense<[{value}]>" if isinstance(value, str) else value
+        assert f"{name} = {written}" in attributes, name
+    assert ("output_operand_aliases" in attributes) == (op == "barrier")
+
+
+def test_declared_nodes_are_one_domain(mesh):
+    """NCCL knows at run time what addresses what; the handlers take all ranks of a group as one node."""
+    text = lowered(lambda x: OURS.psum(x, ("node", "gpu")), mesh)
+    assert "group_size = 8 : i64" in text
+    assert "ranks_per_node = 8 : i64" in text
+    with pytest.raises(ValueError, match=r"psum at .*: algorithm \"hierarchical\" needs several nodes"):
+        lowered(lambda x: OURS.psum(x, ("node", "gpu"), algorithm="hierarchical"), mesh)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op != "ppermute"])
+def test_a_group_of_one_is_called_only_when_an_algorithm_is_asked_for(op):
+    one = jax.make_mesh((1,), ("gpu",), axis_types=(jax.sharding.AxisType.Auto,))
+    f = OPS[op][0] if op != "pbroadcast" else lambda x, **k: OURS.pbroadcast(x, "gpu", 0, **k)
+    assert "jaxcomm_" not in lowered(f, one).replace("jit_jaxcomm", "")
+    text = lowered(functools.partial(f, algorithm="direct"), one)
+    assert len(re.findall(r"custom_call @jaxcomm_", text)) == 1
+
+
+def test_one_program_for_both_platforms(mesh):
+    """Each with its own attributes."""
+    text = lowered(lambda x: OURS.psum(x, ("node", "gpu")), mesh, platforms=("cpu", "cuda"))
+    assert len(re.findall(r"custom_call @jaxcomm_all_reduce", text)) == 2
+    assert sorted(re.findall(r"ranks_per_node = (\d)", text)) == ["4", "8"]
+    assert text.count("processes = ") == 1
+
+
+def test_what_runs_here_is_unchanged(mesh):
+    """The rule for GPUs does not get in the way of the CPU's."""
+    text = jax.jit(on_ranks(lambda x: OURS.psum(x, "gpu"), mesh)).lower(X).as_text()
+    assert len(re.findall(r"custom_call @jaxcomm_all_reduce", text)) == 1
+    assert "processes = " in text

@@ -1,0 +1,164 @@
+// ffi/cuda/xla_collectives.* against the header of a jaxlib that has the extension, and on doubles of runtimes with and
+// without it.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "../../ffi/cuda/xla_collectives.h"
+#include "../native/check.h"
+#include "xla/ffi/api/collectives_c_api.h"
+
+namespace jaxcomm {
+namespace {
+
+// A field of ours lies where XLA's lies and is as large.
+#define SAME_FIELD(theirs, their_field, ours, our_field)                                         \
+  static_assert(offsetof(theirs, their_field) == offsetof(ours, our_field), #theirs #our_field); \
+  static_assert(sizeof(theirs::their_field) == sizeof(ours::our_field), #theirs #our_field)
+
+static_assert(XLA_FFI_Extension_Collectives == xla_abi::kCollectives, "id");
+static_assert(XLA_FFI_Extension_Collectives_MajorVersion == xla_abi::kCollectivesMajor, "version");
+static_assert(XLA_FFI_GROUP_FLATTENED_ID == xla_abi::kFlattenedIds, "group mode");
+static_assert(offsetof(XLA_FFI_Api, XLA_FFI_InvokeContext_FindExtension) == xla_abi::kFindExtensionOffset, "function");
+
+SAME_FIELD(XLA_FFI_Extension, struct_size, xla_abi::Extension, struct_size);
+SAME_FIELD(XLA_FFI_Extension, id.extension_type, xla_abi::Extension, type);
+SAME_FIELD(XLA_FFI_Extension, id.major_version, xla_abi::Extension, major_version);
+SAME_FIELD(XLA_FFI_Extension, id.minor_version, xla_abi::Extension, minor_version);
+SAME_FIELD(XLA_FFI_Extension, next, xla_abi::Extension, next);
+
+using Find = XLA_FFI_InvokeContext_FindExtension_Args;
+SAME_FIELD(Find, struct_size, xla_abi::FindExtensionArgs, struct_size);
+SAME_FIELD(Find, extension_start, xla_abi::FindExtensionArgs, extension_start);
+SAME_FIELD(Find, ctx, xla_abi::FindExtensionArgs, context);
+SAME_FIELD(Find, extension_type, xla_abi::FindExtensionArgs, type);
+SAME_FIELD(Find, extension, xla_abi::FindExtensionArgs, extension);
+static_assert(sizeof(xla_abi::FindExtensionArgs) == XLA_FFI_InvokeContext_FindExtension_Args_STRUCT_SIZE, "size");
+
+SAME_FIELD(XLA_FFI_ReplicaGroup, ids, xla_abi::ReplicaGroup, ids);
+SAME_FIELD(XLA_FFI_ReplicaGroup, size, xla_abi::ReplicaGroup, size);
+static_assert(sizeof(XLA_FFI_ReplicaGroup) == sizeof(xla_abi::ReplicaGroup), "size");
+
+#define SAME_ARGS(theirs, ours)                               \
+  SAME_FIELD(theirs, struct_size, ours, struct_size);         \
+  SAME_FIELD(theirs, extension_start, ours, extension_start); \
+  SAME_FIELD(theirs, group_mode, ours, group_mode);           \
+  SAME_FIELD(theirs, groups, ours, groups);                   \
+  SAME_FIELD(theirs, num_groups, ours, num_groups);           \
+  SAME_FIELD(theirs, communication_id, ours, communication_id)
+SAME_ARGS(XLA_FFI_Communicator_Request_Args, xla_abi::RequestArgs);
+SAME_ARGS(XLA_FFI_Communicator_Get_Args, xla_abi::GetArgs);
+SAME_FIELD(XLA_FFI_Communicator_Get_Args, communicator, xla_abi::GetArgs, communicator);
+// XLA refuses arguments that are smaller than its own.
+static_assert(sizeof(xla_abi::RequestArgs) >= XLA_FFI_Communicator_Request_Args_STRUCT_SIZE, "size");
+static_assert(sizeof(xla_abi::GetArgs) >= XLA_FFI_Communicator_Get_Args_STRUCT_SIZE, "size");
+
+SAME_FIELD(XLA_FFI_Collectives_Extension, extension_base, xla_abi::Collectives, base);
+SAME_FIELD(XLA_FFI_Collectives_Extension, state, xla_abi::Collectives, state);
+SAME_FIELD(XLA_FFI_Collectives_Extension, request_communicator, xla_abi::Collectives, request_communicator);
+SAME_FIELD(XLA_FFI_Collectives_Extension, get_communicator, xla_abi::Collectives, get_communicator);
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+// A runtime, by the real header's types.
+struct Runtime {
+  XLA_FFI_Api api = {};
+  XLA_FFI_Collectives_Extension extension = {};
+  bool lends = true;
+  std::string refusal;  // of requests
+  std::vector<std::vector<int64_t>> groups;
+  int num_errors = 0;  // alive
+};
+Runtime* runtime = nullptr;
+
+const std::vector<std::vector<int64_t>> kGroups = {{0, 2}, {3, 1}};
+
+XLA_FFI_Error* NewError() {
+  ++runtime->num_errors;
+  return reinterpret_cast<XLA_FFI_Error*>(runtime);
+}
+
+std::vector<std::vector<int64_t>> Copied(const XLA_FFI_ReplicaGroup* groups, size_t num_groups) {
+  std::vector<std::vector<int64_t>> copied;
+  for (size_t i = 0; i < num_groups; ++i) copied.emplace_back(groups[i].ids, groups[i].ids + groups[i].size);
+  return copied;
+}
+
+Runtime MakeRuntime() {
+  Runtime made;
+  made.api.struct_size = XLA_FFI_Api_STRUCT_SIZE;
+  made.api.api_version.minor_version = 4;
+  made.api.XLA_FFI_Error_GetDetails = [](XLA_FFI_Error_GetDetails_Args* args) {
+    args->message = runtime->refusal.c_str();
+  };
+  made.api.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args*) { --runtime->num_errors; };
+  made.api.XLA_FFI_InvokeContext_FindExtension = [](XLA_FFI_InvokeContext_FindExtension_Args* args) {
+    CHECK(args->extension_type == XLA_FFI_Extension_Collectives);
+    args->extension = runtime->lends ? &runtime->extension.extension_base : nullptr;
+    return static_cast<XLA_FFI_Error*>(nullptr);
+  };
+  // As jaxlib 0.11.2 has it: without what 0.12 adds.
+  made.extension.extension_base.struct_size = offsetof(XLA_FFI_Collectives_Extension, request_window);
+  made.extension.extension_base.id = {XLA_FFI_Extension_Collectives, 0, 1};
+  made.extension.request_communicator = [](const XLA_FFI_Collectives_Extension* self,
+                                           XLA_FFI_Communicator_Request_Args* args) -> XLA_FFI_Error* {
+    CHECK(self == &runtime->extension && args->group_mode == XLA_FFI_GROUP_FLATTENED_ID);
+    runtime->groups = Copied(args->groups, args->num_groups);
+    return runtime->refusal.empty() ? nullptr : NewError();
+  };
+  made.extension.get_communicator = [](const XLA_FFI_Collectives_Extension*,
+                                       XLA_FFI_Communicator_Get_Args* args) -> XLA_FFI_Error* {
+    CHECK(Copied(args->groups, args->num_groups) == runtime->groups);
+    args->communicator = reinterpret_cast<XLA_FFI_Communicator*>(runtime);
+    return runtime->refusal.empty() ? nullptr : NewError();
+  };
+  return made;
+}
+
+std::string Asked(Runtime& of) {
+  runtime = &of;
+  const XlaCollectives collectives(&of.api, nullptr);
+  const std::string requested = collectives.Request({0, 2, 3, 1}, 2);
+  void* communicator = nullptr;
+  const std::string got = collectives.Get({0, 2, 3, 1}, 2, &communicator);
+  CHECK(of.num_errors == 0);
+  CHECK(requested.empty() == got.empty());
+  CHECK(!got.empty() || communicator == &of);
+  return requested;
+}
+
+void TestCommunicatorsAreLent() {
+  Runtime runtime_of_0_11_2 = MakeRuntime();
+  CHECK(Asked(runtime_of_0_11_2).empty());
+  CHECK(runtime_of_0_11_2.groups == kGroups);  // the order of ranks is that of the group
+  Runtime refuses = MakeRuntime();
+  refuses.refusal = "no device assignment";
+  CHECK(Asked(refuses) == "XLA has no communicator for the group: no device assignment");
+  std::printf("ok communicators are lent\n");
+}
+
+void TestOldRuntimesSayWhatToInstall() {
+  Runtime without_search = MakeRuntime();
+  without_search.api.struct_size = xla_abi::kFindExtensionOffset;
+  without_search.api.api_version.minor_version = 3;
+  CHECK(Has(Asked(without_search), "FFI 0.3 has no extensions"));
+  Runtime without_extension = MakeRuntime();
+  without_extension.lends = false;
+  CHECK(Has(Asked(without_extension), "CUDA plugin 0.11.2 or later"));
+  Runtime next_major = MakeRuntime();
+  next_major.extension.extension_base.id.major_version = 1;
+  CHECK(Has(Asked(next_major), "version 1.1"));
+  Runtime too_small = MakeRuntime();
+  too_small.extension.extension_base.struct_size = offsetof(XLA_FFI_Collectives_Extension, get_communicator);
+  CHECK(Has(Asked(too_small), "does not know"));
+  std::printf("ok other runtimes are refused\n");
+}
+
+}  // namespace
+}  // namespace jaxcomm
+
+int main() {
+  jaxcomm::TestCommunicatorsAreLent();
+  jaxcomm::TestOldRuntimesSayWhatToInstall();
+  return 0;
+}
