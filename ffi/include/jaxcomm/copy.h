@@ -20,17 +20,15 @@ constexpr int kUnroll = 8;
 template <typename Unit>
 JAXCOMM_DEVICE void CopyUnits(Unit* dst, const Unit* src, int64_t count) {
   const auto num_threads = static_cast<int64_t>(blockDim.x);
-  for (auto i = static_cast<int64_t>(threadIdx.x); i < count; i += kUnroll * num_threads) {
+  auto i = static_cast<int64_t>(threadIdx.x);
+  for (; i + (kUnroll - 1) * num_threads < count; i += kUnroll * num_threads) {
     Unit units[kUnroll];
     JAXCOMM_UNROLL
-    for (int k = 0; k < kUnroll; ++k) {
-      if (i + k * num_threads < count) units[k] = src[i + k * num_threads];
-    }
+    for (int k = 0; k < kUnroll; ++k) units[k] = src[i + k * num_threads];
     JAXCOMM_UNROLL
-    for (int k = 0; k < kUnroll; ++k) {
-      if (i + k * num_threads < count) dst[i + k * num_threads] = units[k];
-    }
+    for (int k = 0; k < kUnroll; ++k) dst[i + k * num_threads] = units[k];
   }
+  for (; i < count; i += num_threads) dst[i] = src[i];
 }
 
 // dst and src lie at the same distance from a multiple of sizeof(Unit).
