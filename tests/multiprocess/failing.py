@@ -116,9 +116,10 @@ def killed_between_collectives():
     run = program(psum)
     run()
     if jax.process_index() == VICTIM:
+        time.sleep(0.5)  # or what others still have to hear of the first collective dies with it
         say("acts")
         kill()
-    time.sleep(0.5)
+    time.sleep(1)
     attempt(run)
     attempt(run)  # again: at once
     survivors_work()
