@@ -112,12 +112,12 @@ THREAD = [
         "if (step.flat) elements.first += elements.part.begin;",
         "",
     ),
-    Mutant("channels share scratch", EXECUTOR, "elements.first += program_.scratch_begin;", ""),
+    Mutant("channels share scratch", EXECUTOR, "elements.first += program.scratch_begin;", ""),
     Mutant(
         "operands come in another order",
         EXECUTOR,
-        "Of(step, sources[s]), i));",
-        "Of(step, sources[num_sources - 1 - s]), i));",
+        "operands.At(s, i)",
+        "operands.At(operands.step.step.num_sources - 1 - s, i)",
     ),
     Mutant(
         "a put's signal overtakes other threads",
@@ -288,8 +288,7 @@ class Build:
         subprocess.run(command, check=True, timeout=LIMIT_S)
         return output
 
-    def link(self, tree: pathlib.Path, objects: list[pathlib.Path]) -> pathlib.Path:
-        output = tree / "test"
+    def link(self, output: pathlib.Path, objects: list[pathlib.Path]) -> pathlib.Path:
         command = [self.args.compiler, *self.flags, *objects, self.args.library, "-ldl", "-o", output]
         subprocess.run(command, check=True, timeout=LIMIT_S)
         return output
@@ -328,7 +327,7 @@ def main() -> int:
         sound = dict(zip(sources, pool.map(lambda source: build.compile(tree, source), sources.values()), strict=True))
 
         def check_sound(test: str) -> bool:
-            program = build.link(tree, [sound[test], sound["program"]]).rename(tree / f"test_{test}")
+            program = build.link(tree / f"test_{test}", [sound[test], sound["program"]])
             fault = run(program, test)
             print(f"{'FAILS: ' + fault if fault else 'passes'}: test_{test} of the sources as they are", flush=True)
             return not fault
@@ -345,7 +344,7 @@ def main() -> int:
                 objects = [sound[mutant.test], build.compile(copy, PROGRAM)]
             else:
                 objects = [build.compile(copy, sources[mutant.test]), sound["program"]]
-            fault = run(build.link(copy, objects), mutant.test)
+            fault = run(build.link(copy / "test", objects), mutant.test)
             shutil.rmtree(copy)
             print(
                 f"{'noticed' if fault else 'SURVIVES'}: {mutant.name} ({time.monotonic() - began:.0f} s): {fault}",

@@ -60,7 +60,7 @@ def test_one_call_with_the_attributes_that_the_handler_reads(mesh, op):
     assert "group_size = 4 : i64" in call
     assert "ranks_per_node = 4 : i64" in call
     assert f'op = "{op}"' in call
-    assert re.search(r'site = "[^"]*test_lowering\.py:\d+ ', call)
+    assert re.search(r'site = "[^"]*test_cuda_lowering\.py:\d+ ', call)
     assert 'algorithm = ""' in call
     assert "processes" not in attributes
     assert "has_side_effect = true" in attributes
