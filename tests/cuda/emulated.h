@@ -14,7 +14,7 @@ namespace cuda {
 using TestMemory = HostMemory;
 
 // What every rank brings and what it gets. Its own threads fill its buffers when the kernel begins, take the result
-// when the plan is over and spoil the input and the scratch: whoever reads or writes too early or too late is found
+// when the plan is over and spoil the input: whoever reads or writes too early or too late is found
 // out.
 struct Data {
   std::vector<Bytes> inputs, outputs;  // by rank

@@ -22,45 +22,28 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Memory of the GPU that the host may address while no kernel runs.
-class ManagedMemory : public Memory {
- public:
-  ~ManagedMemory() override {
-    for (void* block : blocks_) cudaFree(block);
-  }
-  char* Take(int64_t bytes) override {
-    void* block = nullptr;
-    CHECK_CUDA(cudaMallocManaged(&block, bytes > 0 ? bytes : 1));
-    CHECK_CUDA(cudaMemset(block, 0, bytes > 0 ? bytes : 1));
-    CHECK_CUDA(cudaDeviceSynchronize());
-    blocks_.push_back(block);
-    return static_cast<char*>(block);
-  }
-  void Write(void* to, const void* from, int64_t bytes) override { std::memcpy(to, from, bytes); }
-
- private:
-  std::vector<void*> blocks_;
-};
-
-// Memory of the GPU alone, as XLA's.
+// Memory of the GPU: its own, as XLA's, or managed, which the host may address while no kernel runs.
 class DeviceMemory : public Memory {
  public:
+  explicit DeviceMemory(bool managed = false) : managed_(managed) {}
   ~DeviceMemory() override {
     for (void* block : blocks_) cudaFree(block);
   }
   char* Take(int64_t bytes) override {
+    const size_t size = bytes > 0 ? bytes : 1;
     void* block = nullptr;
-    CHECK_CUDA(cudaMalloc(&block, bytes > 0 ? bytes : 1));
-    CHECK_CUDA(cudaMemset(block, 0, bytes > 0 ? bytes : 1));
+    CHECK_CUDA(managed_ ? cudaMallocManaged(&block, size) : cudaMalloc(&block, size));
+    CHECK_CUDA(cudaMemset(block, 0, size));
     CHECK_CUDA(cudaDeviceSynchronize());
     blocks_.push_back(block);
     return static_cast<char*>(block);
   }
   void Write(void* to, const void* from, int64_t bytes) override {
-    CHECK_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
+    CHECK_CUDA(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
   }
 
  private:
+  const bool managed_;
   std::vector<void*> blocks_;
 };
 
@@ -94,7 +77,9 @@ inline void LaunchVirtualRanks(const VirtualRanks::Call& call, int threads, cuda
   CHECK_CUDA(cudaLaunchCooperativeKernel(WalkVirtualRanks, grid, dim3(threads), parameters, 0, stream));
 }
 
-using TestMemory = ManagedMemory;
+struct TestMemory : DeviceMemory {
+  TestMemory() : DeviceMemory(true) {}
+};
 
 // What every rank brings and what it gets.
 struct Data {

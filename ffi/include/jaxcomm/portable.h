@@ -10,7 +10,6 @@
 #define JAXCOMM_BOTH __host__ __device__ inline
 #define JAXCOMM_DEVICE __device__ inline
 #define JAXCOMM_DEVICE_CALLED __device__ __noinline__  // compiled once, not into every kernel
-#define JAXCOMM_KERNEL __global__
 #define JAXCOMM_UNROLL _Pragma("unroll")
 #elif defined(JAXCOMM_EMULATION)
 #include JAXCOMM_EMULATION
@@ -18,7 +17,6 @@
 #define JAXCOMM_BOTH inline
 #define JAXCOMM_DEVICE inline
 #define JAXCOMM_DEVICE_CALLED inline
-#define JAXCOMM_KERNEL
 #define JAXCOMM_UNROLL
 #else
 #define JAXCOMM_HAS_DEVICE 0
