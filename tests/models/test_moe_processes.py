@@ -86,7 +86,8 @@ def test_two_processes_compute_what_one_does(alone, launch, tmp_path):
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["12", "9"]
     lines = output.splitlines()
     assert sum("held-out" in line for line in lines) == 3  # two evaluations, the summary: told by one process only
-    assert not re.search(r"^\[1\] (?!.*\[Gloo\])\D", output, re.MULTILINE), output
+    # Gloo's own lines, which may be broken anywhere, have none of these words.
+    assert not re.search(r"^\[1\] .*(step|loss|sample|parameters)", output, re.MULTILINE), output
 
 
 def test_every_layout_continues_what_another_began(alone, launch, tmp_path):
