@@ -108,22 +108,39 @@ struct Operands {
   }
 };
 
-// Elements i .. i + count, which lie side by side in all operands.
+// Less than this side by side keeps too few threads of a block busy: every thread finds its own elements then.
+constexpr int64_t kShortRunBytes = 2048;
+
+// Elements i .. i + count, which lie side by side in all buffers, or `scattered`.
 template <typename Codec, typename Op>
-JAXCOMM_DEVICE_CALLED void ReduceSide(char* dst, const Operands& operands, int64_t i, int64_t count) {
+JAXCOMM_DEVICE_CALLED void ReduceSide(const Elements& dst, const Operands& operands, int64_t i, int64_t count,
+                                      bool scattered) {
   using Storage = typename Codec::Storage;
-  device::Reduce<Codec, Op>(
-      reinterpret_cast<Storage*>(dst), operands.step.step.num_sources,
-      [&](int s) { return reinterpret_cast<const Storage*>(operands.At(s, i)); }, count);
+  using Item = device::Unit<Codec, 1>;
+  const int num_sources = operands.step.step.num_sources;
+  auto* const to = reinterpret_cast<Storage*>(dst.base);
+  if (!scattered) {
+    device::Reduce<Codec, Op>(
+        to + dst.Position(i), num_sources, [&](int s) { return reinterpret_cast<const Storage*>(operands.At(s, i)); },
+        count);
+    return;
+  }
+  for (int64_t e = i + threadIdx.x; e < i + count; e += blockDim.x) {
+    device::Accumulator<Codec, 1> sum;
+    sum.Set(*reinterpret_cast<const Item*>(operands.At(0, e)));
+    for (int s = 1; s < num_sources; ++s) sum.template Add<Op>(*reinterpret_cast<const Item*>(operands.At(s, e)));
+    reinterpret_cast<Item*>(to)[dst.Position(e)] = sum.Get();
+  }
 }
 
 template <typename Codec, bool kOrdered>
-JAXCOMM_DEVICE void ReduceOfType(ReduceOp op, char* dst, const Operands& operands, int64_t i, int64_t count) {
+JAXCOMM_DEVICE void ReduceOfType(ReduceOp op, const Elements& dst, const Operands& operands, int64_t i, int64_t count,
+                                 bool scattered) {
   if constexpr (kOrdered) {
-    if (op == ReduceOp::kMax) return ReduceSide<Codec, arithmetic::Max>(dst, operands, i, count);
-    if (op == ReduceOp::kMin) return ReduceSide<Codec, arithmetic::Min>(dst, operands, i, count);
+    if (op == ReduceOp::kMax) return ReduceSide<Codec, arithmetic::Max>(dst, operands, i, count, scattered);
+    if (op == ReduceOp::kMin) return ReduceSide<Codec, arithmetic::Min>(dst, operands, i, count, scattered);
   }
-  ReduceSide<Codec, arithmetic::Sum>(dst, operands, i, count);
+  ReduceSide<Codec, arithmetic::Sum>(dst, operands, i, count, scattered);
 }
 
 JAXCOMM_DEVICE void ReduceElements(const Elements& dst, const Operands& operands) {
@@ -135,11 +152,12 @@ JAXCOMM_DEVICE void ReduceElements(const Elements& dst, const Operands& operands
     for (int32_t s = 0; s < step.num_sources && !operands.step.flat; ++s) {
       side = ElementsOf(operands.args, operands.program, operands.step, operands.places[s]).Side(i, side);
     }
-    char* const to = dst.base + dst.Position(i) * operands.args.item_bytes;
+    const bool scattered = side < step.count - i && side * operands.args.item_bytes < kShortRunBytes;
+    if (scattered) side = step.count - i;
     switch (operation.dtype) {
-#define JAXCOMM_CASE(type, codec, ordered)                             \
-  case DType::type:                                                    \
-    ReduceOfType<codec, ordered>(operation.op, to, operands, i, side); \
+#define JAXCOMM_CASE(type, codec, ordered)                                         \
+  case DType::type:                                                                \
+    ReduceOfType<codec, ordered>(operation.op, dst, operands, i, side, scattered); \
     break;
       JAXCOMM_REDUCTIONS(JAXCOMM_CASE)
 #undef JAXCOMM_CASE
@@ -150,7 +168,6 @@ JAXCOMM_DEVICE void ReduceElements(const Elements& dst, const Operands& operands
   }
 }
 
-// Runs so short that a thread block has more threads than a run has units: every thread finds its own elements.
 template <typename Item>
 JAXCOMM_DEVICE_CALLED void MoveItems(const Elements& dst, const Elements& src, int64_t begin, int64_t count) {
   for (int64_t i = begin + threadIdx.x; i < count; i += blockDim.x) {
@@ -159,7 +176,6 @@ JAXCOMM_DEVICE_CALLED void MoveItems(const Elements& dst, const Elements& src, i
 }
 
 JAXCOMM_DEVICE_CALLED void MoveElements(const Elements& dst, const Elements& src, int64_t count, int64_t item_bytes) {
-  constexpr int64_t kShortRunBytes = 2048;
   for (int64_t i = 0; i < count;) {
     const int64_t side = src.Side(i, dst.Side(i, count - i));
     if (side < count - i && side * item_bytes < kShortRunBytes) {

@@ -224,6 +224,12 @@ THREAD = [
 
 # Need a network that delays, which ThreadSanitizer does not follow.
 PLAIN = [
+    Mutant(
+        "reductions of short runs leave out an operand",
+        EXECUTOR,
+        "for (int s = 1; s < num_sources; ++s) sum.template",
+        "for (int s = 2; s < num_sources; ++s) sum.template",
+    ),
     Mutant("nothing is flushed before a step", EXECUTOR, "if (step.flush &&", "if (false &&"),
     Mutant(
         "nothing is flushed before signals to others",

@@ -194,7 +194,7 @@ Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, 
   request.collective = collective;
   request.geometry = geometry;
   const int32_t n = geometry.num_ranks();
-  constexpr int64_t kCounts[] = {1, 2, 7, 64, 129, 1000, 1537};
+  constexpr int64_t kCounts[] = {1, 2, 7, 64, 129, 1001, 1540};
   test.block_count = collective == Collective::kBarrier ? 0 : kCounts[random() % 7];
   request.block_count = test.block_count;
   request.chunk_count = random() % 2 == 0 ? 0 : 1 + static_cast<int64_t>(random() % 400);
