@@ -114,6 +114,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/executor.cu
   ffi/cuda/nccl_library.cc
   ffi/cuda/program.cc
+  ffi/cuda/user_call.cc
   ffi/cuda/xla_collectives.cc
   ffi/handlers/attributes.cc)
 target_include_directories(_cuda PRIVATE ffi/include)

@@ -5,6 +5,7 @@ import importlib.metadata
 from jaxcomm.calibrate import Calibration, calibrate
 from jaxcomm.distributed import register
 from jaxcomm.explain import algorithms, explain
+from jaxcomm.ffi import ffi_call, register_ffi_target
 from jaxcomm.headers import get_cmake_dir, get_include
 from jaxcomm.info import Info, info
 from jaxcomm.ops.all_gather import all_gather
@@ -28,6 +29,7 @@ __all__ = [
     "barrier",
     "calibrate",
     "explain",
+    "ffi_call",
     "get_cmake_dir",
     "get_include",
     "info",
@@ -40,5 +42,6 @@ __all__ = [
     "psum",
     "psum_scatter",
     "register",
+    "register_ffi_target",
     "topology",
 ]

@@ -107,6 +107,15 @@ def algorithm(op: str, collective: str, name: str | None) -> str | None:
     return name
 
 
+def max_sms(op: str, value: Any) -> int | None:
+    if value is None:
+        return None
+    number = integer(op, "max_sms", value)
+    if isinstance(value, bool) or not 0 < number < 2**31:
+        raise ValueError(f"{op}: max_sms must be a positive integer, got {value!r}")
+    return number
+
+
 def divisible(op: str, name: str, index: int, shape: Sequence[int], parts: int, names: tuple) -> None:
     if shape[index] % parts:
         raise ValueError(

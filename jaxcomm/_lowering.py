@@ -25,6 +25,7 @@ class Call:
       axes: mesh axes that form the group, outermost first.
       groups: axis_index_groups, or None.
       algorithm: a name, or None to let the selection table choose.
+      max_sms: of a GPU, or None for JAXCOMM_MAX_SMS.
       site: where the user called the op, for messages.
     """
 
@@ -32,6 +33,7 @@ class Call:
     axes: tuple
     groups: tuple | None
     algorithm: str | None
+    max_sms: int | None
     site: str
 
     def over(self, axes: tuple) -> "Call":
@@ -90,6 +92,7 @@ def _call_attributes(mesh: Any, call: Call, collective: str, platform: str) -> d
         "algorithm": call.algorithm or "",
         "group_size": np.int64(rows.shape[1]),
         "ranks_per_node": np.int64(per_node),
+        "max_sms": np.int64(call.max_sms or 0),
     }
     return {
         "call": attributes,

@@ -33,8 +33,8 @@ def register() -> None:
 
 
 @functools.cache
-def register_cuda() -> None:
-    """Registers jaxcomm's FFI targets with the CUDA back end, if JAX has one. Lowering for GPUs works without.
+def register_cuda() -> bool:
+    """Registers jaxcomm's FFI targets with the CUDA back end. False if JAX has none; lowering for GPUs works without.
 
     Raises:
       ImportError: there is a CUDA back end, but not jaxcomm's module for it.
@@ -42,12 +42,14 @@ def register_cuda() -> None:
     try:
         jax.local_devices(backend="cuda")
     except RuntimeError:  # not installed, no GPU, or left out by JAX_PLATFORMS
-        return
+        return False
     module = cuda()
     module.configure(config().timeout_s, config().max_sms)
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="CUDA")
+    jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
+    return True
 
 
 @functools.cache

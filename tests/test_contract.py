@@ -50,13 +50,13 @@ def test_every_op_has_its_python_layers(op, native):
 
 @pytest.mark.parametrize("op", [op for op in NATIVE if op != "barrier"])
 def test_every_op_takes_the_arguments_of_jax_lax(op):
-    """Same names, order, kinds and defaults, so that jax.lax is replaced one for one; then algorithm."""
+    """Same names, order, kinds and defaults, so that jax.lax is replaced one for one; then ours."""
     ours, lax = (
         [(p.name, p.kind, p.default) for p in inspect.signature(getattr(library, op)).parameters.values()]
         for library in (jaxcomm, jax.lax)
     )
     assert ours[: len(lax)] == lax
-    assert ours[len(lax) :] == [("algorithm", inspect.Parameter.KEYWORD_ONLY, None)]
+    assert ours[len(lax) :] == [(name, inspect.Parameter.KEYWORD_ONLY, None) for name in ("algorithm", "max_sms")]
 
 
 @pytest.mark.parametrize("name", _core.plan.collectives())

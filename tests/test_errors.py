@@ -54,6 +54,16 @@ def test_unknown_algorithm(op, mesh):
     fails(ValueError, message, lambda x: OPS[op](x, "gpu", algorithm="fast"), mesh)
 
 
+@pytest.mark.parametrize("op", OPS)
+def test_max_sms_that_is_no_number_of_multiprocessors(op, mesh):
+    for value in (0, -1, True, 2**31):
+        message = f"{op}: max_sms must be a positive integer, got {value}"
+        fails(ValueError, message, lambda x, value=value: OPS[op](x, "gpu", max_sms=value), mesh)
+    fails(TypeError, f"{op}: max_sms must be an integer, got 1.5", lambda x: OPS[op](x, "gpu", max_sms=1.5), mesh)
+    message = f"{op}: max_sms must be known when tracing"
+    fails(TypeError, message, lambda x: OPS[op](x, "gpu", max_sms=x[0, 0].astype(int)), mesh)
+
+
 @pytest.mark.parametrize("op", [op for op in OPS if "hierarchical" in OURS.algorithms(op)])
 def test_algorithm_that_does_not_fit(op, mesh):
     message = rf"{op} at test_errors.py:\d+ .*\"hierarchical\" needs several nodes of several ranks, got 1 nodes of 4"

@@ -27,7 +27,7 @@ struct Args {
   using Storage = typename Codec::Storage;
 
   device::Comm comm;           // the sum is over the ranks of comm.local
-  device::Window window;       // of comm.local: x lies here while peers read it. comm.arena will do
+  device::Window window;       // of comm.local: x lies here while peers read it
   int64_t window_bytes = 0;    // of one rank
   uint64_t* rounds = nullptr;  // [comm.signals.num_channels], of this rank alone. Zero at first; belongs to the window
   const Storage* x = nullptr;  // [tokens, hidden], this rank's part of the sum
@@ -50,6 +50,39 @@ JAXCOMM_BOTH int64_t HalfBytes(const Args<Codec>& args) {
 template <typename Codec>
 JAXCOMM_BOTH int64_t RowBytes(const Args<Codec>& args) {
   return args.hidden * static_cast<int64_t>(sizeof(typename Codec::Storage));
+}
+
+// No more channels than tokens: the others would have nothing to do.
+inline int32_t Channels(int32_t max_channels, int64_t tokens) {
+  return static_cast<int32_t>(tokens < 1 ? 1 : tokens < max_channels ? tokens : max_channels);
+}
+
+// An arena holds the counts of rounds, then the window.
+inline int64_t CountsBytes(const device::Comm& comm) {
+  return (comm.signals.num_channels * static_cast<int64_t>(sizeof(uint64_t)) + 15) / 16 * 16;
+}
+
+// Enough for one round, but not for more than 1 MiB of it per channel.
+template <typename Codec>
+int64_t ArenaBytes(const device::Comm& comm, int32_t max_channels, int64_t tokens, int64_t hidden) {
+  constexpr int64_t kMostBytes = 1 << 20;
+  const int64_t row_bytes = hidden * static_cast<int64_t>(sizeof(typename Codec::Storage));
+  const int64_t channels = Channels(max_channels, tokens);
+  int64_t half_bytes = (tokens + channels - 1) / channels * row_bytes;
+  if (half_bytes > kMostBytes) half_bytes = kMostBytes;
+  if (half_bytes < row_bytes) half_bytes = row_bytes;
+  return CountsBytes(comm) + 2 * comm.signals.num_channels * ((half_bytes + 15) / 16 * 16);
+}
+
+// For an arena that was zero before the first call, and that no other kernel writes to.
+template <typename Codec>
+Args<Codec> WithArena(const device::Comm& comm) {
+  Args<Codec> args;
+  args.comm = comm;
+  args.window = {comm.arena.base + CountsBytes(comm), comm.arena.stride};
+  args.window_bytes = comm.arena_bytes - CountsBytes(comm);
+  args.rounds = comm.arena.At<uint64_t>(comm.local.rank);
+  return args;
 }
 
 // What is wrong with a call of `channels` thread blocks per rank; null if nothing.
@@ -130,6 +163,13 @@ constexpr int kThreads = 512;  // one block per multiprocessor, which may use al
 template <typename Codec>
 __global__ void __launch_bounds__(kThreads, 1) Kernel(const __grid_constant__ Args<Codec> args) {
   Run(args);
+}
+
+// Loads the kernel's code.
+template <typename Codec>
+cudaError_t Load() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, Kernel<Codec>);
 }
 
 // Starts the kernel of this rank, which all ranks must do with the same number of channels. All blocks must be resident

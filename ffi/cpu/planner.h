@@ -38,6 +38,7 @@ struct CallSpec {
   uint64_t identity = 0;           // of the call site: the same in all processes
   int64_t group_size = 1;
   int64_t ranks_per_node = 1;
+  int64_t max_sms = 0;    // of a GPU, each for a channel; 0: as many as there are
   int64_t input_run = 0;  // Layout::run of blocked inputs and outputs, elements; 0: block after block
   int64_t output_run = 0;
   int32_t root = 0;                // broadcast

@@ -188,6 +188,9 @@ std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator&
                        &made->call_, error)) {
     return nullptr;
   }
+  // Thread block c of a rank waits for thread block c of its peers.
+  const auto num_channels = static_cast<uint64_t>(made->call_.num_channels());
+  if (!communicator.Agree("the number of thread blocks (max_sms)", num_channels, error)) return nullptr;
   made->args_.comm = communicator.comm();
   device::Comm& comm = made->args_.comm;
   if (made->call_.arena.bytes > 0 &&

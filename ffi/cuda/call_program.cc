@@ -1,5 +1,6 @@
 #include "call_program.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -64,6 +65,7 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   Request request;
   if (!MakeRequest(spec, geometry, input_count, output_count, &request, error)) return false;
   const int64_t block_count = request.block_count;
+  if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
   const int32_t num_channels = NumChannels(block_count * call->item_bytes, max_channels);
   request.block_count = ChannelCount(block_count, call->item_bytes, num_channels);
   const Choice choice = Select(request, spec.algorithm, call->item_bytes, ChannelMachine(num_channels));

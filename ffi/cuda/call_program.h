@@ -33,8 +33,8 @@ struct CallProgram {
   int32_t num_channels() const { return static_cast<int32_t>(program.channels.size()); }
 };
 
-// The program of `rank` of a group whose ranks all address each other's memory. At most `max_channels` channels. False,
-// and `error` filled in, if the buffers, the type or the algorithm don't fit.
+// The program of `rank` of a group whose ranks all address each other's memory. At most `max_channels` channels, or
+// spec.max_sms if that is less. False, and `error` filled in, if the buffers, the type or the algorithm don't fit.
 bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, int32_t rank,
                      int32_t max_channels, CallProgram* call, std::string* error);
 

@@ -173,13 +173,14 @@ bool Communicator::MakeLocalMemory(std::string* error) {
 bool Communicator::MakeCounters(std::string* error) {
   const int64_t bytes =
       WholePages(static_cast<int64_t>(max_channels()) * size() * static_cast<int64_t>(sizeof(uint64_t)));
-  if (!Allocate("signals", bytes, &comm_.signals.pad, error) ||
-      !CheckCuda("cudaMemsetAsync",
-                 cudaMemsetAsync(comm_.signals.pad.At(rank()), 0, static_cast<size_t>(bytes), stream_), error)) {
-    return false;
-  }
-  // After this, all pads are zero, and no kernel that signals can have been launched before it.
-  return Agree("signals", static_cast<uint64_t>(bytes), error);
+  return Allocate("signals", bytes, &comm_.signals.pad, error) && Clear("signals", comm_.signals.pad, bytes, error);
+}
+
+// When this returns, the window is zero at all ranks, and no kernel that uses it can have been launched before.
+bool Communicator::Clear(const char* what, const device::Window& window, int64_t bytes, std::string* error) {
+  return CheckCuda("cudaMemsetAsync", cudaMemsetAsync(window.At(rank()), 0, static_cast<size_t>(bytes), stream_),
+                   error) &&
+         Agree(what, static_cast<uint64_t>(bytes), error);
 }
 
 bool Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes, std::string* error) {
@@ -196,6 +197,27 @@ bool Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* arena_
   }
   *arena = arena_;
   *arena_bytes = arena_bytes_;
+  return true;
+}
+
+bool Communicator::ReserveFor(const std::string& owner, int64_t bytes, device::Window* window, int64_t* window_bytes,
+                              std::string* error) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Owned& owned = owned_[owner];
+  if (bytes > owned.bytes) {
+    KeepDevice keep;
+    const std::string what = "window of " + owner;
+    Owned made;
+    made.bytes = WholePages(std::max(bytes, 2 * owned.bytes));
+    if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) ||
+        !Allocate(what.c_str(), made.bytes, &made.window, error) ||
+        !Clear(what.c_str(), made.window, made.bytes, error)) {
+      return false;
+    }
+    owned = made;
+  }
+  *window = owned.window;
+  *window_bytes = owned.bytes;
   return true;
 }
 

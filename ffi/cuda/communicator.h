@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -32,9 +33,17 @@ class Communicator {
   // Text for reports of calls that pass the result as device::Comm::program.
   static uint64_t AddCall(const std::string& text);
 
+  // Whether all ranks have come with the same number. Collective. False: `error` says who has another.
+  bool Agree(const char* what, uint64_t own, std::string* error);
+
   // Symmetric memory of at least `bytes` at every rank, which stays what it is as long as the process: all calls with
   // less share the newest. Collective. False: `error` is filled in.
   bool Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes, std::string* error);
+
+  // The same for calls of one owner alone, zero at first: what one kernel leaves there, the next one of this owner
+  // finds. Who asks for more than there is gets another window, and the old one stays with those who have it.
+  bool ReserveFor(const std::string& owner, int64_t bytes, device::Window* window, int64_t* window_bytes,
+                  std::string* error);
 
   // Empty, or why a kernel has given up. Then this communicator is of no more use: the ranks' counters have parted.
   std::string Failure();
@@ -52,9 +61,9 @@ class Communicator {
   bool QueryProperties(std::string* error);
   bool MakeLocalMemory(std::string* error);
   bool MakeCounters(std::string* error);
+  bool Clear(const char* what, const device::Window& window, int64_t bytes, std::string* error);
   bool Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error);
   bool Exchange(uint64_t own, std::vector<uint64_t>* all, std::string* error);
-  bool Agree(const char* what, uint64_t own, std::string* error);
   bool WaitForStream(std::string* error);
   bool Check(const char* name, ncclResult_t result, std::string* error);
 
@@ -68,9 +77,14 @@ class Communicator {
   uint64_t* exchanged_on_host_ = nullptr;  // those of all ranks
   device::Report* report_ = nullptr;       // as the host addresses it
 
+  struct Owned {
+    device::Window window;
+    int64_t bytes = 0;
+  };
   std::mutex mutex_;
   device::Window arena_;
   int64_t arena_bytes_ = 0;
+  std::map<std::string, Owned> owned_;  // the newest window of each owner
   std::string failure_;
 };
 

@@ -11,6 +11,7 @@
 #include "capabilities.h"
 #include "code_check.h"
 #include "nccl_library.h"
+#include "user_call.h"
 
 namespace nb = nanobind;
 
@@ -51,11 +52,21 @@ nb::dict CudaTargets() {
   return targets;
 }
 
-nb::dict CudaStateType() {
+// For jax.ffi.register_ffi_type.
+template <typename State>
+nb::dict StateType() {
   nb::dict type;
-  type["type_id"] = nb::capsule(static_cast<void*>(&cuda::CallState::id), "xla._CUSTOM_CALL_TARGET");
-  type["type_info"] = nb::capsule(static_cast<void*>(&cuda::CallState::info), "xla._CUSTOM_CALL_TARGET");
+  type["type_id"] = nb::capsule(static_cast<void*>(&State::id), "xla._CUSTOM_CALL_TARGET");
+  type["type_info"] = nb::capsule(static_cast<void*>(&State::info), "xla._CUSTOM_CALL_TARGET");
   return type;
+}
+
+// The stages of a user's target that are jaxcomm's.
+nb::dict UserStages() {
+  nb::dict stages;
+  stages["instantiate"] = Capsule(&CudaUserInstantiate);
+  stages["prepare"] = Capsule(&CudaUserPrepare);
+  return stages;
 }
 
 nb::dict Built() {
@@ -139,7 +150,12 @@ nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector
 NB_MODULE(_cuda, m) {
   m.doc() = "CUDA back end of jaxcomm";
   m.def("cuda_targets", &CudaTargets, "FFI handlers of the CUDA back end, by target name.");
-  m.def("cuda_state_type", &CudaStateType, "The type of the handlers' state, for jax.ffi.register_ffi_type.");
+  m.def("cuda_state_type", &StateType<cuda::CallState>, "The type of the handlers' state.");
+  m.def("user_stages", &UserStages, "Handlers of the first stages of a target whose other stages are a user's.");
+  m.def("user_state_type", &StateType<cuda::UserCallState>, "The type of the state of such targets.");
+  m.def(
+      "host_api", [] { return reinterpret_cast<uintptr_t>(&cuda::HostApi()); },
+      "Address of the table for jaxcomm_use_host_api in the user's library (jaxcomm/host.h).");
   m.def("configure", &cuda::Communicator::Configure, nb::arg("timeout_s"), nb::arg("max_channels"),
         "Bounds waits, and the SMs of one call. For all communicators that are first used from now on.");
   m.def("built", &Built, "Versions of the CUDA runtime and of NCCL's headers, and the architectures with code.");

@@ -46,6 +46,7 @@ CallSpec MakeSpec(Collective collective, const CallAttributes& call, Groups grou
   spec.processes.assign(processes.begin(), processes.end());
   spec.group_size = call.group_size;
   spec.ranks_per_node = call.ranks_per_node;
+  spec.max_sms = call.max_sms;
   return spec;
 }
 

@@ -23,6 +23,7 @@ struct CallAttributes {
   std::string_view algorithm;  // empty: choose
   int64_t group_size;
   int64_t ranks_per_node;
+  int64_t max_sms;  // of a GPU; 0: not said
 };
 
 CallSpec MakeSpec(Collective collective, const CallAttributes& call, Groups groups, Processes processes);
@@ -36,4 +37,5 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxcomm::CallAttributes, ::xla::ffi::Struc
                                       ::xla::ffi::StructMember<std::string_view>("site"),
                                       ::xla::ffi::StructMember<std::string_view>("algorithm"),
                                       ::xla::ffi::StructMember<int64_t>("group_size"),
-                                      ::xla::ffi::StructMember<int64_t>("ranks_per_node"));
+                                      ::xla::ffi::StructMember<int64_t>("ranks_per_node"),
+                                      ::xla::ffi::StructMember<int64_t>("max_sms"));

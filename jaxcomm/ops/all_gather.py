@@ -20,6 +20,7 @@ def all_gather(
     tiled: bool = False,
     to: str = "varying",
     algorithm: str | None = None,
+    max_sms: int | None = None,
 ) -> Any:
     """Collects one block per rank along ``axis``; every rank gets all blocks in rank order.
 
@@ -32,6 +33,8 @@ def all_gather(
       to: type of the result under check_vma=True, as in jax.lax.all_gather: "varying" or "invarying"; "reduced" is left
         to jax.lax.
       algorithm: a name from ``algorithms("all_gather")``; None lets the selection table choose.
+      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
+        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
     Returns:
       (..., n * d, ...) if tiled, else (..., n, d, ...); block r came from rank r.
@@ -57,7 +60,7 @@ def all_gather(
         return lax.all_gather(x, axes, axis=axis, tiled=tiled, to=to)
     if not axes:
         return x
-    call = Call(op, axes, groups, algorithm, _check.call_site())
+    call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
 
     def bind(leaf):
         _check.element_type(op, leaf)

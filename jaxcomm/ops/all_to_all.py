@@ -20,6 +20,7 @@ def all_to_all(
     axis_index_groups: Any = None,
     tiled: bool = False,
     algorithm: str | None = None,
+    max_sms: int | None = None,
 ) -> Any:
     """Cuts x into one block per rank, sends block j to rank j, and joins what arrives in rank order.
 
@@ -34,6 +35,8 @@ def all_to_all(
       axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
       tiled: keep the number of dimensions instead of removing ``split_axis`` and adding ``concat_axis``.
       algorithm: a name from ``algorithms("all_to_all")``; None lets the selection table choose.
+      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
+        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
     Returns:
       Arrays with ``split_axis`` divided and ``concat_axis`` multiplied by n (tiled), or with ``split_axis`` removed and
@@ -53,7 +56,7 @@ def all_to_all(
     groups = _check.groups(op, axis_index_groups, axes)
     _check.algorithm(op, op, algorithm)
     n = _check.group_size(axes, groups)
-    call = Call(op, axes, groups, algorithm, _check.call_site())
+    call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
 
     def bind(leaf):
         _check.element_type(op, leaf)

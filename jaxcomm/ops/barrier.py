@@ -9,7 +9,9 @@ from jaxcomm import _check, _compat, _lowering
 from jaxcomm._lowering import Call
 
 
-def barrier(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None) -> Any:
+def barrier(
+    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
+) -> Any:
     """Returns x once every rank of the group has arrived here.
 
     A barrier orders only what depends on its result: pass what must wait through it.
@@ -20,6 +22,8 @@ def barrier(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm:
         inside a node.
       axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
       algorithm: a name from ``algorithms("barrier")``; None lets the selection table choose.
+      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
+        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
     Returns:
       x, unchanged and not copied.
@@ -42,7 +46,7 @@ def barrier(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm:
     for leaf in leaves:
         _check.element_type(op, leaf)
     leaves = [_compat.make_varying(jnp.asarray(leaf), axes) for leaf in leaves]
-    call = Call(op, axes, groups, algorithm, _check.call_site())
+    call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
     return jax.tree.unflatten(tree, barrier_p.bind(*leaves, call=call))
 
 

@@ -13,7 +13,7 @@ from jaxcomm._primitive import define
 from jaxcomm.ops.psum import psum
 
 
-def pbroadcast(x: Any, axis_name: Any, source: int, *, algorithm: str | None = None) -> Any:
+def pbroadcast(x: Any, axis_name: Any, source: int, *, algorithm: str | None = None, max_sms: int | None = None) -> Any:
     """Copies x of rank ``source`` to every rank.
 
     Args:
@@ -22,6 +22,8 @@ def pbroadcast(x: Any, axis_name: Any, source: int, *, algorithm: str | None = N
         inside a node.
       source: rank along axis_name, 0 to n - 1; static.
       algorithm: a name from ``algorithms("pbroadcast")``; None lets the selection table choose.
+      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
+        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
     Returns:
       Arrays of the shapes of x.
@@ -41,7 +43,7 @@ def pbroadcast(x: Any, axis_name: Any, source: int, *, algorithm: str | None = N
     n = lax.axis_size(axes)
     if not 0 <= root < n:
         raise ValueError(f"{op}: source must be a rank from 0 to {n - 1}, got {root}")
-    call = Call(op, axes, None, algorithm, _check.call_site())
+    call = Call(op, axes, None, algorithm, _check.max_sms(op, max_sms), _check.call_site())
 
     def bind(leaf):
         _check.element_type(op, leaf)
@@ -60,7 +62,7 @@ def _attributes(x, n, *, source):
 
 def _transpose(ct, x, *, call, source):
     # All ranks' cotangents flow back to the source.
-    total = psum(ct, call.axes)
+    total = psum(ct, call.axes, max_sms=call.max_sms)
     return jnp.where(lax.axis_index(call.axes) == source, total, jnp.zeros_like(total))
 
 

@@ -11,7 +11,7 @@ from jaxcomm._lowering import Call
 from jaxcomm._primitive import define
 
 
-def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None) -> Any:
+def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None, max_sms: int | None = None) -> Any:
     """Sends x along the given (source, destination) pairs; ranks that receive nothing get zeros.
 
     Args:
@@ -19,6 +19,8 @@ def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None)
       axis_name: mesh axis, or tuple of axes, outermost first.
       perm: list of (source, destination) ranks; each rank at most once as source and once as destination.
       algorithm: a name from ``algorithms("ppermute")``; None lets the selection table choose.
+      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
+        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
     Returns:
       Arrays of the shapes of x.
@@ -48,7 +50,7 @@ def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None)
             raise ValueError(f"{op}: perm names a {what} twice: {ranks}")
         if any(not 0 <= r < n for r in ranks):
             raise ValueError(f"{op}: perm names a {what} outside 0 to {n - 1}: {ranks}")
-    call = Call(op, axes, None, algorithm, _check.call_site())
+    call = Call(op, axes, None, algorithm, _check.max_sms(op, max_sms), _check.call_site())
 
     def bind(leaf):
         _check.element_type(op, leaf)

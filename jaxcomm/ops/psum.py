@@ -15,7 +15,9 @@ from jaxcomm._primitive import ReduceOp, define, in_wider_type
 _POSITIONAL: dict[ReduceOp, Callable[..., Any]] = {ReduceOp.SUM: jnp.sum, ReduceOp.MAX: jnp.max, ReduceOp.MIN: jnp.min}
 
 
-def psum(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None) -> Any:
+def psum(
+    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
+) -> Any:
     """Sums x over the ranks of a group; every rank gets the sum, with the same bits everywhere and in every run.
 
     Args:
@@ -25,6 +27,8 @@ def psum(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: st
         inside a node. Under check_vma=False an integer names a dimension of x to sum over as well.
       axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
       algorithm: a name from ``algorithms("psum")``; None lets the selection table choose.
+      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
+        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
     Returns:
       Arrays of the shapes of x. 8- and 16-bit floats are accumulated in f32.
@@ -38,36 +42,42 @@ def psum(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: st
     Cost: 2 (n - 1) / n * bytes moved per rank where bandwidth counts; see docs/algorithms.md for the small sizes.
     Source: Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1; Patarasuk and Yuan, JPDC 69(2), 2009.
     """
-    return _all_reduce("psum", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm)
+    return _all_reduce("psum", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm, max_sms)
 
 
-def pmean(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None) -> Any:
+def pmean(
+    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
+) -> Any:
     """Averages x over the ranks of a group: psum divided by the group size.
 
     Arguments, errors and cost are those of psum. Integers give floats.
     """
-    sums = _all_reduce("pmean", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm)
+    sums = _all_reduce("pmean", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm, max_sms)
     n = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
     return jax.tree.map(lambda s: s / n, sums)
 
 
-def pmax(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None) -> Any:
+def pmax(
+    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
+) -> Any:
     """Takes the elementwise maximum of x over the ranks of a group; NaN where any rank has NaN.
 
     Arguments, errors and cost are those of psum, for real element types; there is no derivative, as in jax.lax.
     """
-    return _all_reduce("pmax", ReduceOp.MAX, x, axis_name, axis_index_groups, algorithm)
+    return _all_reduce("pmax", ReduceOp.MAX, x, axis_name, axis_index_groups, algorithm, max_sms)
 
 
-def pmin(x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None) -> Any:
+def pmin(
+    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
+) -> Any:
     """Takes the elementwise minimum of x over the ranks of a group; NaN where any rank has NaN.
 
     Arguments, errors and cost are those of psum, for real element types; there is no derivative, as in jax.lax.
     """
-    return _all_reduce("pmin", ReduceOp.MIN, x, axis_name, axis_index_groups, algorithm)
+    return _all_reduce("pmin", ReduceOp.MIN, x, axis_name, axis_index_groups, algorithm, max_sms)
 
 
-def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm):
+def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_sms):
     names = _check.axes(op, axis_name, dimensions=True)
     axes = tuple(a for a in names if not isinstance(a, int))
     positional = tuple(a for a in names if isinstance(a, int))
@@ -75,7 +85,7 @@ def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm):
         raise ValueError(f"{op}: axis_index_groups can't be combined with dimensions {positional} in axis_name")
     groups = _check.groups(op, axis_index_groups, axes)
     _check.algorithm(op, "all_reduce", algorithm)
-    call = Call(op, axes, groups, algorithm, _check.call_site())
+    call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
     summed = reduce_op == ReduceOp.SUM
 
     def bind(leaf):

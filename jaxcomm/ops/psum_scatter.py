@@ -19,6 +19,7 @@ def psum_scatter(
     axis_index_groups: Any = None,
     tiled: bool = False,
     algorithm: str | None = None,
+    max_sms: int | None = None,
 ) -> Any:
     """Sums x over the ranks of a group; rank r gets block r of the sum.
 
@@ -30,6 +31,8 @@ def psum_scatter(
       axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
       tiled: keep ``scatter_dimension`` (divided by n) instead of removing it.
       algorithm: a name from ``algorithms("psum_scatter")``; None lets the selection table choose.
+      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
+        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
     Returns:
       The block of the sum that belongs to this rank. 8- and 16-bit floats are accumulated in f32.
@@ -50,7 +53,7 @@ def psum_scatter(
     if not axes:
         return x
     n = _check.group_size(axes, groups)
-    call = Call(op, axes, groups, algorithm, _check.call_site())
+    call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
 
     def scatter(leaf, axis):
         return in_wider_type(lambda wide: reduce_scatter_p.bind(wide, call=call, axis=axis), leaf)

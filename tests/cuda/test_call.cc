@@ -162,6 +162,20 @@ void TestCallsInAnArena() {
   std::printf("ok %d calls with buffers in an arena\n", num_calls);
 }
 
+void TestMaxSms() {
+  CallSpec spec = SpecOf(Collective::kAllReduce, 4, "");
+  const auto channels = [&](int64_t max_sms) {
+    CallProgram call;
+    std::string error;
+    spec.max_sms = max_sms;
+    CHECK(MakeCallProgram(spec, DType::kF32, 1 << 22, 1 << 22, 1, 16, &call, &error));
+    return call.num_channels();
+  };
+  CHECK(channels(0) == 16 && channels(1) == 1 && channels(5) == 5);
+  CHECK(channels(17) == 16 && channels(int64_t{1} << 40) == 16);  // a communicator has no more channels
+  std::printf("ok max_sms bounds the channels of a call\n");
+}
+
 void TestEmptyBuffers() {
   for (int c = 0; c < static_cast<int>(Collective::kBarrier); ++c) {
     CHECK(RunCall(SpecOf(static_cast<Collective>(c), 4, ""), 0, 32) == 0);
@@ -244,6 +258,7 @@ void TestRefusals() {
 
 int main() {
   jaxcomm::cuda::TestCallsInAnArena();
+  jaxcomm::cuda::TestMaxSms();
   jaxcomm::cuda::TestEmptyBuffers();
   jaxcomm::cuda::TestArenaHoldsWhatIsShared();
   jaxcomm::cuda::TestWindows();

@@ -25,6 +25,7 @@
 #include "../../ffi/cuda/call.h"
 #include "../../ffi/cuda/launch.h"
 #include "../native/check.h"
+#include "doubles.h"
 
 namespace jaxcomm {
 namespace {
@@ -50,7 +51,7 @@ struct World {
     int num_arrived = 0;
   };
   struct Kernel {
-    std::vector<cuda::RankArgs> args;
+    std::vector<std::function<void()>> of_rank;
     int num_channels = 0;
     int num_arrived = 0;
     bool done = false;
@@ -196,39 +197,53 @@ const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
 
 std::string NcclLibrary::WhyNot(const std::string&) const { return ""; }
 
-namespace cuda {
-
-cudaError_t LoadKernel() { return cudaSuccess; }
-
 // The last rank to come runs the kernels of all.
-cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
+cudaError_t doubles::Launch(int32_t channels, unsigned threads, size_t shared_bytes, cudaStream_t stream,
+                            std::function<void()> of_rank) {
   Rank* const rank = own;
   const int number = rank->num_kernels++;
   auto sent = std::make_shared<bool>(false);
-  Of(stream).queue.push_back([rank, number, args, num_channels, sent] {
+  Of(stream).queue.push_back([=] {
     World& world = *rank->world;
     std::lock_guard<std::mutex> lock(world.mutex);
     World::Kernel& kernel = world.kernels[number];
-    kernel.args.resize(world.n);
+    kernel.of_rank.resize(world.n);
     if (!*sent) {
-      kernel.args[rank->rank] = args;
-      kernel.num_channels = num_channels;
+      kernel.of_rank[rank->rank] = of_rank;
+      CHECK(kernel.num_arrived == 0 || kernel.num_channels == channels);
+      kernel.num_channels = channels;
       ++kernel.num_arrived;
       *sent = true;
     }
     if (kernel.num_arrived == world.n && !kernel.done) {
       static std::mutex machine;  // there is one
       std::lock_guard<std::mutex> machine_lock(machine);
-      emulation::Launch(static_cast<unsigned>(kernel.num_channels), static_cast<unsigned>(world.n), 4, 1, [&] {
-        NoNetwork network;
-        Walk<NoNetwork> walk(kernel.args[blockIdx.y], network, static_cast<int32_t>(blockIdx.x));
-        walk.Run();
-      });
+      emulation::Launch(
+          static_cast<unsigned>(channels), static_cast<unsigned>(world.n), threads, 1,
+          [&] { kernel.of_rank[blockIdx.y](); }, shared_bytes);
       kernel.done = true;
     }
     return kernel.done;
   });
   return cudaSuccess;
+}
+
+cudaStream_t doubles::NewStream() { return reinterpret_cast<cudaStream_t>(new Stream); }
+
+void doubles::Wait(cudaStream_t stream) {
+  while (!Of(stream).Drain()) std::this_thread::yield();
+}
+
+namespace cuda {
+
+cudaError_t LoadKernel() { return cudaSuccess; }
+
+cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
+  return doubles::Launch(num_channels, 4, 0, stream, [args] {
+    NoNetwork network;
+    Walk<NoNetwork> walk(args, network, static_cast<int32_t>(blockIdx.x));
+    walk.Run();
+  });
 }
 
 namespace {
@@ -373,6 +388,11 @@ void TestRanksThatDiffer() {
     int64_t bytes = 0;
     CHECK(!communicator.Reserve(int64_t{40 + 8 * rank.rank} << 20, &arena, &bytes, &error));
     CHECK(Has(error, "their programs differ"));
+    CallSpec spec = SpecOf(Collective::kAllReduce, 2);
+    spec.max_sms = 2 + rank.rank;
+    CHECK(DeviceCall::Make(spec, communicator, DType::kF32, 1 << 22, 1 << 22, &error) == nullptr);
+    CHECK(Has(error, "(max_sms) must be the same on all ranks, but is " + std::to_string(3 - rank.rank) + " on rank " +
+                         std::to_string(1 - rank.rank)));
   });
   std::printf("ok ranks whose programs differ are told so\n");
 }
@@ -415,6 +435,12 @@ void TestFailuresLast() {
 
 }  // namespace
 }  // namespace cuda
+
+void doubles::OnRanks(int num_ranks, const std::function<void(int rank, void* nccl_comm)>& f) {
+  auto* world = new World(num_ranks);
+  cuda::OnRanks(*world, [&](Rank& rank) { f(rank.rank, &rank); });
+}
+
 }  // namespace jaxcomm
 
 extern "C" {
@@ -434,7 +460,7 @@ cudaError_t cudaFree(void* memory) { return std::free(memory), cudaSuccess; }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) { return cudaMalloc(memory, bytes); }
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) { return *device = host, cudaSuccess; }
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = reinterpret_cast<cudaStream_t>(new jaxcomm::Stream);
+  *stream = jaxcomm::doubles::NewStream();
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
@@ -461,5 +487,6 @@ int main() {
   jaxcomm::cuda::TestRanksThatDiffer();
   jaxcomm::cuda::TestARankThatDoesNotCome();
   jaxcomm::cuda::TestFailuresLast();
+  jaxcomm::TestUserCalls();
   return 0;
 }

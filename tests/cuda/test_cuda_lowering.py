@@ -59,6 +59,7 @@ def test_one_call_with_the_attributes_that_the_handler_reads(mesh, op):
     call = re.search(r"call = \{(.*?)\}", attributes)[1]
     assert "group_size = 4 : i64" in call
     assert "ranks_per_node = 4 : i64" in call
+    assert "max_sms = 0 : i64" in call
     assert f'op = "{op}"' in call
     assert re.search(r'site = "[^"]*test_cuda_lowering\.py:\d+ ', call)
     assert 'algorithm = ""' in call
@@ -68,6 +69,19 @@ def test_one_call_with_the_attributes_that_the_handler_reads(mesh, op):
         written = f"dense<[{value}]>" if isinstance(value, str) else value
         assert f"{name} = {written}" in attributes, name
     assert ("output_operand_aliases" in attributes) == (op == "barrier")
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_max_sms(op, mesh):
+    """Also of the calls that derivatives and batches make of it, on both platforms."""
+    f = functools.partial(OPS[op][0], max_sms=3)
+    found = re.findall(r"max_sms = (\d+) : i64", lowered(jax.vmap(f, 2, 2), mesh, platforms=("cpu", "cuda")))
+    assert found == ["3", "3"]
+    if op in ("pmax", "pmin"):  # without a derivative
+        return
+    text = lowered(lambda x: jax.grad(lambda x: (f(x) ** 2).sum())(x), mesh)
+    found = re.findall(r"max_sms = (\d+) : i64", text)
+    assert found == ["3"] * (1 if op in ("psum", "barrier") else 2)
 
 
 def test_declared_nodes_are_one_domain(mesh):

@@ -7,6 +7,7 @@ import pytest
 from jaxcomm import _native
 
 CALL = {"op": "psum", "site": "here.py:1", "algorithm": "", "group_size": np.int64(1), "ranks_per_node": np.int64(1)}
+CALL["max_sms"] = np.int64(0)
 OWN = {
     "all_to_all": {"input_run": np.int64(4), "output_run": np.int64(4)},
     "all_gather": {"output_run": np.int64(4)},

@@ -1,0 +1,521 @@
+// A user's handlers on doubles of XLA, CUDA and NCCL: those of examples/fused_rmsnorm, compiled as they are, are called
+// stage by stage as XLA would, and their kernel runs emulated.
+// Before the emulation, which takes words for itself that are names of parameters in them.
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <nccl_device/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+// Here only: the handlers are compiled as for a GPU's host.
+#define JAXCOMM_EMULATION JAXCOMM_TEST_EMULATION
+#include "../../examples/fused_rmsnorm/fused_rmsnorm.cuh"
+#include "../../ffi/cuda/call.h"
+#include "../../ffi/cuda/user_call.h"
+#include "../../ffi/cuda/xla_collectives_abi.h"
+#include "../native/check.h"
+#include "doubles.h"
+
+// Of the example.
+extern "C" {
+XLA_FFI_Error* FusedRmsnormInitializeF32(XLA_FFI_CallFrame*);
+XLA_FFI_Error* FusedRmsnormExecuteF32(XLA_FFI_CallFrame*);
+XLA_FFI_Error* FusedRmsnormInitializeBF16(XLA_FFI_CallFrame*);
+XLA_FFI_Error* FusedRmsnormExecuteBF16(XLA_FFI_CallFrame*);
+const char* jaxcomm_use_host_api(const jaxcomm::host::Api* api);
+}
+
+namespace fused_rmsnorm {
+namespace {
+
+thread_local int32_t channels_of_last_launch = 0;
+
+}  // namespace
+
+template <typename Codec>
+cudaError_t Load() {
+  return cudaSuccess;
+}
+
+template <typename Codec>
+cudaError_t Launch(const Args<Codec>& args, int32_t channels, cudaStream_t stream) {
+  constexpr unsigned kThreads = 8;
+  channels_of_last_launch = channels;
+  return jaxcomm::doubles::Launch(channels, kThreads, device::BlockSumBytes(kThreads), stream, [args] { Run(args); });
+}
+
+template cudaError_t Load<F32>();
+template cudaError_t Load<BF16>();
+template cudaError_t Launch<F32>(const Args<F32>& args, int32_t channels, cudaStream_t stream);
+template cudaError_t Launch<BF16>(const Args<BF16>& args, int32_t channels, cudaStream_t stream);
+
+}  // namespace fused_rmsnorm
+
+namespace jaxcomm {
+namespace {
+
+bool Has(const std::string& text, const std::string& part) {
+  if (text.find(part) == std::string::npos) std::fprintf(stderr, "%s: %s\n", part.c_str(), text.c_str());
+  return text.find(part) != std::string::npos;
+}
+
+// What XLA knows of a call on one device.
+struct Execution {
+  int32_t device = 0;
+  cudaStream_t stream = nullptr;
+  void* nccl_comm = nullptr;
+  void* state = nullptr;
+  bool requested = false;
+};
+
+// The table of XLA's functions, with room for what newer runtimes have behind it.
+struct Xla {
+  XLA_FFI_Api api;
+  char more[256];
+};
+
+template <typename Args>
+Execution& Of(Args* args) {
+  return *reinterpret_cast<Execution*>(args->ctx);
+}
+
+Xla MakeXla() {
+  Xla xla = {};
+  xla.api.struct_size = sizeof xla;
+  xla.api.XLA_FFI_Error_Create = [](XLA_FFI_Error_Create_Args* args) {
+    return reinterpret_cast<XLA_FFI_Error*>(new std::string(args->message));
+  };
+  xla.api.XLA_FFI_State_Set = [](XLA_FFI_State_Set_Args* args) -> XLA_FFI_Error* {
+    Of(args).state = args->state;
+    return nullptr;
+  };
+  xla.api.XLA_FFI_State_Get = [](XLA_FFI_State_Get_Args* args) -> XLA_FFI_Error* {
+    CHECK(args->type_id == &cuda::UserCallState::id);
+    args->state = Of(args).state;
+    return nullptr;
+  };
+  xla.api.XLA_FFI_Stream_Get = [](XLA_FFI_Stream_Get_Args* args) -> XLA_FFI_Error* {
+    args->stream = Of(args).stream;
+    return nullptr;
+  };
+  xla.api.XLA_FFI_DeviceOrdinal_Get = [](XLA_FFI_DeviceOrdinal_Get_Args* args) -> XLA_FFI_Error* {
+    args->device_ordinal = Of(args).device;
+    return nullptr;
+  };
+  // One extension per context, since it knows nothing of who asks.
+  const xla_abi::FindExtension find = [](xla_abi::FindExtensionArgs* args) -> XLA_FFI_Error* {
+    thread_local xla_abi::Collectives collectives;
+    collectives.base = {sizeof collectives, xla_abi::kCollectives, xla_abi::kCollectivesMajor, 1, nullptr};
+    collectives.state = args->context;
+    collectives.request_communicator = [](const xla_abi::Collectives* self, xla_abi::RequestArgs* args) {
+      CHECK(args->num_groups == 1);
+      static_cast<Execution*>(self->state)->requested = true;
+      return static_cast<XLA_FFI_Error*>(nullptr);
+    };
+    collectives.get_communicator = [](const xla_abi::Collectives* self, xla_abi::GetArgs* args) {
+      CHECK(static_cast<Execution*>(self->state)->requested);
+      args->communicator = static_cast<Execution*>(self->state)->nccl_comm;
+      return static_cast<XLA_FFI_Error*>(nullptr);
+    };
+    args->extension = &collectives.base;
+    return nullptr;
+  };
+  std::memcpy(reinterpret_cast<char*>(&xla) + xla_abi::kFindExtensionOffset, &find, sizeof find);
+  return xla;
+}
+
+// Attributes as XLA passes them: sorted by name.
+class Attributes {
+ public:
+  void Add(const std::string& name, XLA_FFI_AttrType type, std::shared_ptr<void> value) {
+    names_.push_back(std::make_shared<std::string>(name));
+    spans_.push_back(std::make_shared<XLA_FFI_ByteSpan>(XLA_FFI_ByteSpan{names_.back()->data(), name.size()}));
+    CHECK(names_.size() < 2 || *names_[names_.size() - 2] < name);
+    types_.push_back(type);
+    values_.push_back(std::move(value));
+  }
+  template <typename T>
+  void AddScalar(const std::string& name, XLA_FFI_DataType dtype, T value) {
+    auto kept = std::make_shared<std::pair<XLA_FFI_Scalar, T>>(XLA_FFI_Scalar{dtype, nullptr}, value);
+    kept->first.value = &kept->second;
+    Add(name, XLA_FFI_AttrType_SCALAR, kept);
+  }
+  void AddText(const std::string& name, const std::string& text) {
+    auto kept = std::make_shared<std::pair<XLA_FFI_ByteSpan, std::string>>(XLA_FFI_ByteSpan{}, text);
+    kept->first = {kept->second.data(), text.size()};
+    Add(name, XLA_FFI_AttrType_STRING, kept);
+  }
+  void AddArray(const std::string& name, const std::vector<int64_t>& values) {
+    auto kept = std::make_shared<std::pair<XLA_FFI_Array, std::vector<int64_t>>>(XLA_FFI_Array{}, values);
+    kept->first = {XLA_FFI_DataType_S64, values.size(), kept->second.data()};
+    Add(name, XLA_FFI_AttrType_ARRAY, kept);
+  }
+  void AddDictionary(const std::string& name, const Attributes& inner) {
+    struct Kept {
+      XLA_FFI_Attrs attrs;
+      Attributes inner;
+    };
+    auto kept = std::make_shared<Kept>();
+    kept->inner = inner;
+    kept->attrs = kept->inner.Get();
+    Add(name, XLA_FFI_AttrType_DICTIONARY, kept);
+  }
+  XLA_FFI_Attrs Get() {
+    name_pointers_.clear();
+    value_pointers_.clear();
+    for (const auto& span : spans_) name_pointers_.push_back(span.get());
+    for (const auto& value : values_) value_pointers_.push_back(value.get());
+    XLA_FFI_Attrs attrs = {};
+    attrs.struct_size = XLA_FFI_Attrs_STRUCT_SIZE;
+    attrs.size = static_cast<int64_t>(types_.size());
+    attrs.types = types_.data();
+    attrs.names = name_pointers_.data();
+    attrs.attrs = value_pointers_.data();
+    return attrs;
+  }
+
+ private:
+  std::vector<std::shared_ptr<std::string>> names_;
+  std::vector<std::shared_ptr<XLA_FFI_ByteSpan>> spans_;
+  std::vector<XLA_FFI_AttrType> types_;
+  std::vector<std::shared_ptr<void>> values_;
+  std::vector<XLA_FFI_ByteSpan*> name_pointers_;
+  std::vector<void*> value_pointers_;
+};
+
+struct Array {
+  void* data;
+  std::vector<int64_t> dims;
+};
+
+// Calls a handler; empty, or the text of its error.
+std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage, Execution& execution, Attributes attributes,
+                   XLA_FFI_DataType dtype, std::vector<Array> args, std::vector<Array> rets) {
+  static const Xla xla = MakeXla();
+  std::vector<XLA_FFI_Buffer> buffers;
+  for (std::vector<Array>* arrays : {&args, &rets}) {
+    for (Array& array : *arrays) {
+      XLA_FFI_Buffer buffer = {};
+      buffer.struct_size = XLA_FFI_Buffer_STRUCT_SIZE;
+      buffer.dtype = dtype;
+      buffer.data = array.data;
+      buffer.rank = static_cast<int64_t>(array.dims.size());
+      buffer.dims = array.dims.data();
+      buffers.push_back(buffer);
+    }
+  }
+  std::vector<void*> pointers;
+  for (XLA_FFI_Buffer& buffer : buffers) pointers.push_back(&buffer);
+  std::vector<XLA_FFI_ArgType> arg_types(args.size(), XLA_FFI_ArgType_BUFFER);
+  std::vector<XLA_FFI_RetType> ret_types(rets.size(), XLA_FFI_RetType_BUFFER);
+  XLA_FFI_CallFrame frame = {};
+  frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
+  frame.api = &xla.api;
+  frame.ctx = reinterpret_cast<XLA_FFI_ExecutionContext*>(&execution);
+  frame.stage = stage;
+  frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, static_cast<int64_t>(args.size()), arg_types.data(),
+                pointers.data()};
+  frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, static_cast<int64_t>(rets.size()), ret_types.data(),
+                pointers.data() + args.size()};
+  frame.attrs = attributes.Get();
+  XLA_FFI_Error* const error = handler(&frame);
+  if (error == nullptr) return "";
+  const std::unique_ptr<std::string> text(reinterpret_cast<std::string*>(error));
+  return *text;
+}
+
+// A call site of an executable: the target with its stages, and what jaxcomm.ffi_call says.
+struct Site {
+  XLA_FFI_Handler* initialize = &FusedRmsnormInitializeF32;
+  XLA_FFI_Handler* execute = &FusedRmsnormExecuteF32;
+  XLA_FFI_DataType dtype = XLA_FFI_DataType_F32;
+  std::string target = "fused_rmsnorm_F32";
+  int64_t tokens = 5, hidden = 33, max_sms = 0;
+  int num_ranks = 2;
+  void* state = nullptr;
+
+  Attributes AttributesOf() const {
+    Attributes call, all;
+    call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, num_ranks);
+    call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, max_sms);
+    call.AddText("site", "model.py:7");
+    call.AddText("target", target);
+    all.AddScalar("epsilon", XLA_FFI_DataType_F32, 1e-6F);
+    all.AddDictionary("jaxcomm", call);
+    std::vector<int64_t> groups;
+    for (int r = 0; r < num_ranks; ++r) groups.push_back(r);
+    all.AddArray("jaxcomm_groups", groups);
+    return all;
+  }
+
+  // Once per executable.
+  std::string Instantiate() {
+    Execution execution;
+    const std::string problem =
+        Invoke(&CudaUserInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE, execution, AttributesOf(), dtype, {}, {});
+    state = execution.state;
+    return problem;
+  }
+};
+
+struct Operands {
+  std::vector<float> x, residual, weight, out, new_residual;
+};
+
+float Value(int seed, int64_t i) { return static_cast<float>((seed * 37 + i * 11) % 17 - 8) / 4; }
+
+Operands OperandsOf(const Site& site, int rank, int seed) {
+  Operands operands;
+  for (int64_t i = 0; i < site.tokens * site.hidden; ++i) {
+    operands.x.push_back(Value(seed + 3 * rank, i));
+    operands.residual.push_back(Value(seed + 100, i));
+  }
+  for (int64_t i = 0; i < site.hidden; ++i) operands.weight.push_back(Value(seed + 200, i));
+  operands.out.assign(operands.x.size(), -1);
+  operands.new_residual.assign(operands.x.size(), -1);
+  return operands;
+}
+
+void CheckResults(const Site& site, const Operands& operands, int seed) {
+  for (int64_t token = 0; token < site.tokens; ++token) {
+    double squares = 0;
+    for (int64_t i = token * site.hidden; i < (token + 1) * site.hidden; ++i) {
+      float sum = operands.residual[i];
+      for (int r = 0; r < site.num_ranks; ++r) sum += Value(seed + 3 * r, i);
+      CHECK(operands.new_residual[i] == sum);
+      squares += static_cast<double>(sum) * sum;
+    }
+    const double scale = 1 / std::sqrt(squares / static_cast<double>(site.hidden) + 1e-6);
+    for (int64_t i = 0; i < site.hidden; ++i) {
+      const int64_t at = token * site.hidden + i;
+      const double expected = operands.new_residual[at] * scale * operands.weight[i];
+      CHECK(std::abs(operands.out[at] - expected) <= 1e-5 * (1 + std::abs(expected)));
+    }
+  }
+}
+
+std::vector<Array> ArgsOf(const Site& site, Operands& operands) {
+  const std::vector<int64_t> matrix = {site.tokens, site.hidden};
+  return {{operands.x.data(), matrix}, {operands.residual.data(), matrix}, {operands.weight.data(), {site.hidden}}};
+}
+
+std::vector<Array> RetsOf(const Site& site, Operands& operands) {
+  const std::vector<int64_t> matrix = {site.tokens, site.hidden};
+  return {{operands.out.data(), matrix}, {operands.new_residual.data(), matrix}};
+}
+
+// Stages Prepare and Initialize on one device.
+std::string Initialize(const Site& site, Execution& execution) {
+  Operands none = OperandsOf(site, 0, 0);
+  execution.state = site.state;
+  const std::string problem = Invoke(&CudaUserPrepare, XLA_FFI_ExecutionStage_PREPARE, execution, site.AttributesOf(),
+                                     site.dtype, ArgsOf(site, none), RetsOf(site, none));
+  if (!problem.empty()) return problem;
+  return Invoke(site.initialize, XLA_FFI_ExecutionStage_INITIALIZE, execution, site.AttributesOf(), site.dtype,
+                ArgsOf(site, none), RetsOf(site, none));
+}
+
+std::string Execute(const Site& site, Execution& execution, Operands& operands) {
+  execution.state = site.state;
+  return Invoke(site.execute, XLA_FFI_ExecutionStage_EXECUTE, execution, site.AttributesOf(), site.dtype,
+                ArgsOf(site, operands), RetsOf(site, operands));
+}
+
+cuda::UserCallState::OnDevice& On(const Site& site, int32_t device) {
+  return static_cast<cuda::UserCallState*>(site.state)->calls.at(device);
+}
+
+Execution ExecutionOf(int rank, void* nccl_comm) {
+  Execution execution;
+  execution.device = rank;
+  execution.nccl_comm = nccl_comm;
+  execution.stream = doubles::NewStream();
+  return execution;
+}
+
+// A sum of jaxcomm's own over the same communicator, put on the stream.
+struct Sum {
+  Sum(void* nccl_comm, int num_ranks) : x(3000, 1), y(3000) {
+    std::string error;
+    CallSpec spec;
+    spec.op = "psum";
+    spec.site = "model.py:8";
+    spec.collective = Collective::kAllReduce;
+    spec.group_size = num_ranks;
+    cuda::Communicator* communicator = cuda::Communicator::Get(static_cast<ncclComm_t>(nccl_comm), &error);
+    call = cuda::DeviceCall::Make(spec, *communicator, DType::kS32, 3000, 3000, &error);
+    CHECK(call != nullptr);
+  }
+  void Launch(cudaStream_t stream) { CHECK(call->Launch(x.data(), y.data(), stream).empty()); }
+  void Check(int num_ranks) const {
+    for (const int32_t value : y) CHECK(value == num_ranks);
+  }
+
+  std::unique_ptr<cuda::DeviceCall> call;
+  std::vector<int32_t> x, y;
+};
+
+void TestStages() {
+  for (const int n : {1, 2, 3}) {
+    cuda::Communicator::Configure(20, 3);
+    Site small, large;
+    small.num_ranks = large.num_ranks = n;
+    large.tokens = 9;
+    large.hidden = 70000;  // rows of more than the target's first arena
+    CHECK(small.Instantiate().empty() && large.Instantiate().empty());
+    doubles::OnRanks(n, [&](int rank, void* nccl_comm) {
+      Execution execution = ExecutionOf(rank, nccl_comm);
+      CHECK(Initialize(small, execution).empty());
+      const device::Comm first = On(small, rank).comm;
+      CHECK(On(small, rank).max_channels == 3);
+      // Of the target, and as it was.
+      for (int64_t i = 0; i < first.arena_bytes; ++i) CHECK(*first.arena.At(rank, i) == 0);
+      CHECK(Initialize(large, execution).empty() && Initialize(small, execution).empty());
+      CHECK(On(small, rank).comm.arena.base == first.arena.base);
+      CHECK(On(large, rank).comm.arena.base != first.arena.base);
+      Sum sum(nccl_comm, n);
+      // One after the other on one stream, as XLA does; nobody waits in between.
+      std::vector<std::pair<const Site*, Operands>> calls;
+      for (const Site* site : {&small, &large, &small, &small, &large}) {
+        calls.emplace_back(site, OperandsOf(*site, rank, static_cast<int>(calls.size())));
+      }
+      for (auto& [site, operands] : calls) {
+        CHECK(Execute(*site, execution, operands).empty());
+        sum.Launch(execution.stream);
+      }
+      doubles::Wait(execution.stream);
+      for (size_t i = 0; i < calls.size(); ++i) CheckResults(*calls[i].first, calls[i].second, static_cast<int>(i));
+      sum.Check(n);
+    });
+  }
+  std::printf("ok a user's kernel, stage by stage, between calls of jaxcomm's\n");
+}
+
+void TestSites() {
+  cuda::Communicator::Configure(20, 4);
+  Site one, limited, other;
+  limited.max_sms = 2;
+  other.target = "other";
+  other.initialize = &FusedRmsnormInitializeBF16;
+  other.execute = &FusedRmsnormExecuteBF16;
+  other.dtype = XLA_FFI_DataType_BF16;
+  for (Site* site : {&one, &limited, &other}) CHECK(site->Instantiate().empty());
+  doubles::OnRanks(2, [&](int rank, void* nccl_comm) {
+    Execution execution = ExecutionOf(rank, nccl_comm);
+    for (const Site* site : {&one, &limited, &other}) CHECK(Initialize(*site, execution).empty());
+    CHECK(On(one, rank).comm.arena.base == On(limited, rank).comm.arena.base);
+    CHECK(On(one, rank).comm.arena.base != On(other, rank).comm.arena.base);
+    CHECK(On(one, rank).comm.program != On(limited, rank).comm.program);
+    Operands operands = OperandsOf(limited, rank, 1);
+    CHECK(Execute(limited, execution, operands).empty());
+    CHECK(fused_rmsnorm::channels_of_last_launch == 2);
+    doubles::Wait(execution.stream);
+    CheckResults(limited, operands, 1);
+    operands = OperandsOf(one, rank, 2);
+    CHECK(Execute(one, execution, operands).empty());
+    CHECK(fused_rmsnorm::channels_of_last_launch == 4);
+    doubles::Wait(execution.stream);
+    // 5 x 33 of bf16 are zeros.
+    Operands zeros = OperandsOf(other, rank, 3);
+    for (auto* array : {&zeros.x, &zeros.residual, &zeros.weight}) std::fill(array->begin(), array->end(), 0.0F);
+    CHECK(Execute(other, execution, zeros).empty());
+    doubles::Wait(execution.stream);
+    CHECK(zeros.out[0] == 0 && zeros.new_residual[0] == 0);
+  });
+  std::printf("ok call sites and targets\n");
+}
+
+void TestProblems() {
+  cuda::Communicator::Configure(20, 4);
+  Site odd;
+  odd.num_ranks = 0;
+  CHECK(Has(odd.Instantiate(), "fused_rmsnorm_F32 at model.py:7: 0 devices are no groups of 0"));
+  Site site;
+  CHECK(site.Instantiate().empty());
+  doubles::OnRanks(2, [&](int rank, void* nccl_comm) {
+    Execution execution = ExecutionOf(rank, nccl_comm);
+    Operands operands = OperandsOf(site, rank, 1);
+    CHECK(Has(Execute(site, execution, operands), "has not asked for jaxcomm::host::Setup on GPU"));
+    Site differs = site;
+    differs.tokens = rank == 0 ? 1000 : 1;
+    differs.hidden = 30000;
+    CHECK(Has(Initialize(differs, execution), "for the window of fused_rmsnorm_F32, this one"));
+  });
+  Site of_rank[2];
+  for (int rank : {0, 1}) {
+    of_rank[rank].max_sms = 1 + rank;
+    CHECK(of_rank[rank].Instantiate().empty());
+  }
+  doubles::OnRanks(2, [&](int rank, void* nccl_comm) {
+    Execution execution = ExecutionOf(rank, nccl_comm);
+    CHECK(Has(Initialize(of_rank[rank], execution), "max_sms must be the same on all ranks, but is"));
+  });
+  std::printf("ok what can't work is refused\n");
+}
+
+void TestFailures() {
+  cuda::Communicator::Configure(20, 4);
+  Site site;
+  CHECK(site.Instantiate().empty());
+  doubles::OnRanks(2, [&](int rank, void* nccl_comm) {
+    Execution execution = ExecutionOf(rank, nccl_comm);
+    CHECK(Initialize(site, execution).empty());
+    Operands operands = OperandsOf(site, rank, 1);
+    CHECK(Execute(site, execution, operands).empty());
+    doubles::Wait(execution.stream);
+    const device::Comm& comm = On(site, rank).comm;
+    comm.report->program = comm.program;
+    comm.report->rank = rank;
+    comm.report->peer = 1 - rank;
+    comm.report->step = 17;
+    comm.report->state = device::Report::kComplete;
+    const std::string expected =
+        "fused_rmsnorm_F32 at model.py:7 can't run, since a call before it failed: "
+        "fused_rmsnorm_F32 at model.py:7: rank " +
+        std::to_string(rank) + " gave up in step 17: rank " + std::to_string(1 - rank);
+    CHECK(Has(Execute(site, execution, operands), expected));
+    CHECK(Has(Initialize(site, execution), expected));
+  });
+  std::printf("ok a kernel that has failed ends the calls after it\n");
+}
+
+void TestVersions() {
+  host::Api api = cuda::HostApi();
+  api.version += 100;  // another minor version
+  CHECK(jaxcomm_use_host_api(&api) == std::string(JAXCOMM_VERSION_TEXT));
+  api = cuda::HostApi();
+  api.call_bytes += 8;
+  CHECK(jaxcomm_use_host_api(&api) != nullptr);
+  api = cuda::HostApi();
+  api.struct_size -= 8;
+  CHECK(jaxcomm_use_host_api(&api) != nullptr);
+  Site site;
+  CHECK(site.Instantiate().empty());
+  Execution execution;
+  CHECK(Has(Initialize(site, execution), "has not been registered by jaxcomm.register_ffi_target"));
+  api = cuda::HostApi();
+  api.struct_size += 8;  // functions that these headers don't know
+  api.version += 1;
+  CHECK(jaxcomm_use_host_api(&api) == nullptr);
+  CHECK(jaxcomm_use_host_api(&cuda::HostApi()) == nullptr);
+  std::printf("ok libraries of other versions\n");
+}
+
+}  // namespace
+
+void TestUserCalls() {
+  cuda::UserCallState::id.type_id = 1;  // as XLA does when the type is registered
+  TestVersions();
+  TestStages();
+  TestSites();
+  TestProblems();
+  TestFailures();
+}
+
+}  // namespace jaxcomm
