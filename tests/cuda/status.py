@@ -35,6 +35,14 @@ FEATURES = {
         ["native test_cuda_example", "thread test_cuda_example", "pytest tests/cuda/test_device_headers.py"],
         [],
     ),
+    "handlers of users: communicator, arena, failures, versions; the example inside jit(shard_map)": (
+        [
+            "pytest tests/cuda/test_communicator.py",
+            "pytest tests/cuda/test_device_headers.py",
+            "pytest tests/test_ffi.py",
+        ],
+        [],
+    ),
 }
 
 HEAD = """# GPU back end: what has been shown

@@ -1,15 +1,21 @@
 """The installed headers of the device API: each compiles on its own, and with the example of a user's kernel."""
 
+import ctypes
+import importlib
 import os
 import pathlib
 import re
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import ptxas
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jaxcomm
+from jaxcomm import _native
 
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = ROOT / "ffi" / "include" / "jaxcomm"
@@ -37,7 +43,8 @@ def user(tmp_path):
     def compile(header, suffix, *command):
         source = tmp_path / f"user{suffix}"
         source.write_text(f"#include <jaxcomm/{header}>\n")
-        run(*command, "-std=c++17", "-I", jaxcomm.get_include(), "-c", source, "-o", tmp_path / "user.o")
+        include = ("-I", jaxcomm.get_include(), "-isystem", jax.ffi.include_dir())
+        run(*command, "-std=c++17", *include, "-c", source, "-o", tmp_path / "user.o")
 
     return compile
 
@@ -59,30 +66,118 @@ def test_each_compiles_with_nvcc(user, toolkit, header):
     user(header, ".cu", toolkit / "bin" / "nvcc", "-arch=sm_90", "-Werror=all-warnings", "-Xcompiler=-Wall,-Wextra")
 
 
-def test_the_page_quotes_the_example():
-    quoted = re.findall(r"^```cpp\n(.*?)^```$", (ROOT / "docs" / "device-api.md").read_text(), re.DOTALL | re.MULTILINE)
-    kernel = {line.strip() for line in (EXAMPLE / "fused_rmsnorm.cuh").read_text().splitlines()}
-    assert len(quoted) >= 5
-    assert {line.strip() for block in quoted for line in block.splitlines()} <= kernel
+@pytest.mark.parametrize(("language", "least"), [("cpp", 7), ("python", 2)])
+def test_the_page_quotes_the_example(language, least):
+    page = (ROOT / "docs" / "device-api.md").read_text()
+    quoted = re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    example = {line.strip() for path in EXAMPLE.iterdir() if path.is_file() for line in path.read_text().splitlines()}
+    assert len(quoted) >= least
+    assert {line.strip() for block in quoted for line in block.splitlines()} <= example
 
 
-def test_the_example_is_built_with_what_is_installed(toolkit, tmp_path):
-    """Outside the tree, as its README says; kept reports tell that no kernel spills registers."""
-    example, build = tmp_path / "example", tmp_path / "build"
-    example.mkdir()
+@pytest.fixture(scope="module")
+def example(toolkit, tmp_path_factory):
+    """Built outside the tree, as its README says."""
+    example, build = tmp_path_factory.mktemp("example"), tmp_path_factory.mktemp("build")
     for source in EXAMPLE.iterdir():
-        (example / source.name).write_bytes(source.read_bytes())
+        if source.is_file():
+            (example / source.name).write_bytes(source.read_bytes())
     numbers = ";".join(f"{name.removeprefix('sm_')}-real" for name in ARCHITECTURES)
     run(
         TOOLS / "cmake", "-S", example, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={TOOLS / 'ninja'}",
         f"-Djaxcomm_ROOT={jaxcomm.get_cmake_dir()}", f"-DCMAKE_CUDA_COMPILER={toolkit / 'bin' / 'nvcc'}",
+        f"-DPython_EXECUTABLE={sys.executable}",
         f"-DCMAKE_CUDA_ARCHITECTURES={numbers}",
         f"-DCMAKE_CUDA_FLAGS=-L{toolkit / 'lib'} -Xptxas=-v -Werror=all-warnings -Xcompiler=-Wall,-Wextra",
         f"-DCMAKE_CUDA_COMPILER_LAUNCHER={sys.executable};{ROOT / 'cmake' / 'keep_ptxas.py'}",
     )  # fmt: skip
     run(TOOLS / "cmake", "--build", build)
+    return example, build
+
+
+def test_no_kernel_of_the_example_spills_registers(example):
+    _, build = example
     (report,) = build.rglob("fused_rmsnorm.cu.o.ptxas")
     kernels = ptxas.kernels(report.read_text())
     compiled = sorted((kernel.architecture, "BFloat16" in kernel.name) for kernel in kernels)
     assert compiled == sorted((name, bf16) for name in ARCHITECTURES for bf16 in (False, True))
     ptxas.check_no_spills(kernels)
+
+
+@pytest.fixture
+def module(example, monkeypatch):
+    """The example's module for JAX, with its library."""
+    folder, build = example
+    monkeypatch.syspath_prepend(folder)
+    imported = importlib.import_module("fused_rmsnorm")
+    imported.register(build / "libfused_rmsnorm.so")
+    return imported
+
+
+def test_the_example_is_called_from_jax(module, mesh):
+    """As far as it goes without a GPU: what is compiled for one."""
+    arrays = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((16, 32), (4, 32), (32,))]
+
+    def body(x, residual, weight):
+        return module.fused_rmsnorm(x, residual, weight, "gpu", 1e-5)
+
+    for check_vma in (True, False):
+        specs = {"in_specs": (P("gpu"), P(), P()), "out_specs": P(), "check_vma": check_vma}
+        f = jax.jit(jax.shard_map(body, mesh=mesh, **specs))
+        text = f.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+        ((operands, attributes),) = re.findall(r"custom_call @fused_rmsnorm_BF16\((.*?)\)(.*)", text)
+        assert len(operands.split(",")) == 3
+        assert "epsilon = 9.99999974E-6 : f32" in attributes
+        assert re.search(r"jaxcomm_groups = dense<\[0, 1, 2, 3, 4, 5, 6, 7\]> : tensor<8xi64>", attributes)
+        call = re.search(r"jaxcomm = \{(.*?)\}", attributes)[1]
+        assert "group_size = 4 : i64" in call
+        assert "max_sms = 0 : i64" in call
+        assert re.search(r'site = "fused_rmsnorm\.py:\d+ \(fused_rmsnorm\)"', call)
+        assert 'target = "fused_rmsnorm_BF16"' in call
+        assert "has_side_effect = true" in attributes
+
+
+def test_the_state_of_a_call_is_made_from_its_attributes(module, example):
+    """By XLA:CPU, which has no stage Initialize: that is missed when the call runs."""
+    _native.register()
+    stages = _native.cuda().user_stages()
+    library = ctypes.CDLL(example[1] / "libfused_rmsnorm.so")
+    handler = jax.ffi.pycapsule(library.FusedRmsnormExecuteF32)
+    jax.ffi.register_ffi_type("jaxcomm_user_call", _native.cuda().user_state_type(), platform="cpu")
+    kept = {"instantiate": stages["instantiate"], "execute": handler}
+    jax.ffi.register_ffi_target("fused_rmsnorm_F32", kept, platform="cpu")
+    line = jax.make_mesh((1,), ("gpu",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def body(x, residual, weight):
+        return module.fused_rmsnorm(x, residual, weight, "gpu")
+
+    f = jax.jit(jax.shard_map(body, mesh=line, in_specs=P(), out_specs=P(), check_vma=False))
+    x = np.ones((4, 32), np.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="GPU"):
+        jax.block_until_ready(f(x, x, x[0]))
+    bad = jax.jit(
+        jax.shard_map(
+            lambda x: jax.ffi.ffi_call("fused_rmsnorm_F32", jax.typeof(x))(x),
+            mesh=line, in_specs=P(), out_specs=P(), check_vma=False,
+        )
+    )  # fmt: skip
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"not a call of jaxcomm\.ffi_call"):
+        bad(x)
+
+
+def test_a_library_that_does_not_fit(module, tmp_path):
+    source, path = tmp_path / "other.cc", tmp_path / "other.so"
+    handlers = {"initialize": "Handler", "execute": "Handler"}
+    source.write_text('extern "C" void Handler() {}\n')
+    compiler = (os.environ.get("CXX", "c++"), "-shared", "-fPIC", "-o")
+    run(*compiler, path, source)
+    with pytest.raises(AttributeError, match=r"nothing in it includes jaxcomm/host\.h"):
+        jaxcomm.register_ffi_target("other", ctypes.CDLL(path), **handlers)
+    with pytest.raises(AttributeError, match="Missing"):
+        jaxcomm.register_ffi_target("other", ctypes.CDLL(path), initialize="Missing", execute="Handler")
+    source.write_text(source.read_text() + 'extern "C" const char* jaxcomm_use_host_api(void*) { return "0.0.7"; }\n')
+    run(*compiler, tmp_path / "old.so", source)
+    with pytest.raises(
+        RuntimeError, match=r"old\.so was compiled with the headers of jaxcomm 0\.0\.7, but jaxcomm 0\."
+    ):
+        jaxcomm.register_ffi_target("other", ctypes.CDLL(tmp_path / "old.so"), **handlers)

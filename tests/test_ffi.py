@@ -1,0 +1,75 @@
+"""jaxcomm.ffi_call: what it refuses when tracing, and which ranks a call names."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from harness import on_ranks
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+
+X = np.zeros((8, 4), np.float32)
+
+
+def call(x, axis_name, **options):
+    return jaxcomm.ffi_call("mine", jax.ShapeDtypeStruct(x.shape, x.dtype), axis_name, **options)(x, flag=np.int32(1))
+
+
+def lowered(body, mesh, **options):
+    f = jax.jit(on_ranks(body, mesh, check_vma=False, **options))
+    return f.trace(X).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def groups(text):
+    return [[int(i) for i in found.split(", ")] for found in re.findall(r"jaxcomm_groups = dense<\[(.*?)\]>", text)]
+
+
+def test_ranks_in_the_order_of_the_axes(mesh):
+    assert groups(lowered(lambda x: call(x, "node"), mesh)) == [[0, 4, 1, 5, 2, 6, 3, 7]]
+    assert groups(lowered(lambda x: call(x, ("gpu", "node")), mesh)) == [[0, 4, 1, 5, 2, 6, 3, 7]]
+    text = lowered(lambda x: call(x, "gpu", axis_index_groups=[[3, 0], [1, 2]], max_sms=5), mesh)
+    assert groups(text) == [[3, 0, 1, 2, 7, 4, 5, 6]]
+    assert "group_size = 2 : i64" in text
+    assert "max_sms = 5 : i64" in text
+    assert "flag = 1 : i32" in text
+
+
+def test_further_options_are_those_of_jax(mesh):
+    text = lowered(lambda x: call(x, "gpu", has_side_effect=False, input_output_aliases={0: 0}), mesh)
+    assert "has_side_effect" not in text
+    assert "output_operand_alias" in text
+    batched = lowered(lambda x: jax.vmap(lambda x: call(x, "gpu", vmap_method="broadcast_all"))(x), mesh)
+    assert len(groups(batched)) == 1
+
+
+def test_operands_that_vary_over_different_axes(mesh):
+    """Which a custom call alone does not take."""
+
+    def body(x, same):
+        return jaxcomm.ffi_call("mine", jax.ShapeDtypeStruct((), jnp.float32), "gpu")(x, same, 1.0)
+
+    f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P("gpu"), P()), out_specs=P()))
+    assert groups(f.trace(X, X).lower(lowering_platforms=("cuda",)).as_text()) == [list(range(8))]
+
+
+def test_what_is_refused(mesh):
+    def fails(error, match, body, **options):
+        with pytest.raises(error, match=match):
+            lowered(body, mesh, **options)
+
+    fails(NameError, "mine: axis_name 'model' is not bound here", lambda x: call(x, "model"))
+    fails(ValueError, "mine: max_sms must be a positive integer, got 0", lambda x: call(x, "gpu", max_sms=0))
+    fails(ValueError, "mine: axis_index_groups .* exactly once", lambda x: call(x, "gpu", axis_index_groups=[[0]]))
+    fails(
+        NotImplementedError,
+        "mine: 'i' is an axis of vmap, expected one of a mesh",
+        lambda x: jax.vmap(lambda x: call(x, "i"), axis_name="i")(x),
+    )
+    f = jax.shard_map(
+        lambda x: call(x, "gpu"), mesh=mesh, in_specs=P("gpu"), out_specs=P("gpu"), axis_names={"gpu"}, check_vma=False
+    )
+    with pytest.raises(ValueError, match="mine: the mesh axis 'node' must be manual: name it in axis_names"):
+        jax.jit(f).lower(X)
