@@ -141,6 +141,7 @@ bool Communicator::QueryProperties(std::string* error) {
     return false;
   }
   device_ = properties.cudaDev;
+  multimem_ = properties.multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr;
   comm_.world = {properties.rank, properties.nRanks, 0, 1};
   comm_.local = comm_.world;
   return true;
@@ -200,29 +201,30 @@ bool Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* arena_
   return true;
 }
 
-bool Communicator::ReserveFor(const std::string& owner, int64_t bytes, device::Window* window, int64_t* window_bytes,
-                              std::string* error) {
+bool Communicator::ReserveFor(const std::string& owner, int64_t bytes, device::Comm* comm, std::string* error) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Owned& owned = owned_[owner];
-  if (bytes > owned.bytes) {
+  Arena& arena = arenas_[owner];
+  if (bytes > arena.bytes) {
     KeepDevice keep;
-    const std::string what = "window of " + owner;
-    Owned made;
-    made.bytes = WholePages(std::max(bytes, 2 * owned.bytes));
+    const std::string what = "arena of " + owner;
+    Arena made;
+    made.bytes = WholePages(std::max(bytes, 2 * arena.bytes));
     if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) ||
-        !Allocate(what.c_str(), made.bytes, &made.window, error) ||
+        !Allocate(what.c_str(), made.bytes, &made.window, error, &made.multicast) ||
         !Clear(what.c_str(), made.window, made.bytes, error)) {
       return false;
     }
-    owned = made;
+    arena = made;
   }
-  *window = owned.window;
-  *window_bytes = owned.bytes;
+  comm->arena = arena.window;
+  comm->arena_multicast = arena.multicast;
+  comm->arena_bytes = arena.bytes;
   return true;
 }
 
 // A rank that has no memory says so, or the others would wait for it without end when they register theirs.
-bool Communicator::Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error) {
+bool Communicator::Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error,
+                            device::Multicast* multicast) {
   void* memory = nullptr;
   std::string problem;
   if (!Check("ncclMemAlloc", nccl_.MemAlloc(&memory, static_cast<size_t>(bytes)), &problem)) memory = nullptr;
@@ -258,7 +260,22 @@ bool Communicator::Allocate(const char* what, int64_t bytes, device::Window* win
     if (!Check("ncclGetLsaDevicePointer", nccl_.GetLsaDevicePointer(registered, 0, r, &address), error)) return false;
     addresses.push_back(static_cast<char*>(address));
   }
-  return MakeWindow(addresses, window, error);
+  if (!MakeWindow(addresses, window, error)) return false;
+  return multicast == nullptr || FindMulticast(registered, multicast, error);
+}
+
+// Null unless all ranks have an address. NCCL 2.30 says which communicators can have one before it tries.
+bool Communicator::FindMulticast(ncclWindow_t registered, device::Multicast* multicast, std::string* error) {
+  if (!multimem_) return true;
+  void* address = nullptr;
+  std::string problem;
+  if (!Check("ncclGetLsaMultimemDevicePointer", nccl_.GetLsaMultimemDevicePointer(registered, 0, &address), &problem)) {
+    address = nullptr;
+  }
+  std::vector<uint64_t> all;
+  if (!Exchange(address != nullptr ? 1 : 0, &all, error)) return false;
+  if (std::count(all.begin(), all.end(), 1) == size()) multicast->base = static_cast<char*>(address);
+  return true;
 }
 
 // By NCCL rather than by signals of our own, which this is there to set up.

@@ -41,9 +41,8 @@ class Communicator {
   bool Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes, std::string* error);
 
   // The same for calls of one owner alone, zero at first: what one kernel leaves there, the next one of this owner
-  // finds. Who asks for more than there is gets another window, and the old one stays with those who have it.
-  bool ReserveFor(const std::string& owner, int64_t bytes, device::Window* window, int64_t* window_bytes,
-                  std::string* error);
+  // finds. Who asks for more than there is gets another arena, and the old one stays with those who have it.
+  bool ReserveFor(const std::string& owner, int64_t bytes, device::Comm* comm, std::string* error);
 
   // Empty, or why a kernel has given up. Then this communicator is of no more use: the ranks' counters have parted.
   std::string Failure();
@@ -62,7 +61,9 @@ class Communicator {
   bool MakeLocalMemory(std::string* error);
   bool MakeCounters(std::string* error);
   bool Clear(const char* what, const device::Window& window, int64_t bytes, std::string* error);
-  bool Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error);
+  bool Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error,
+                device::Multicast* multicast = nullptr);
+  bool FindMulticast(ncclWindow_t registered, device::Multicast* multicast, std::string* error);
   bool Exchange(uint64_t own, std::vector<uint64_t>* all, std::string* error);
   bool WaitForStream(std::string* error);
   bool Check(const char* name, ncclResult_t result, std::string* error);
@@ -70,6 +71,7 @@ class Communicator {
   const NcclLibrary& nccl_;
   const ncclComm_t nccl_comm_;
   int device_ = 0;
+  bool multimem_ = false;
   double timeout_s_ = 0;
   device::Comm comm_;
   cudaStream_t stream_ = nullptr;          // for what is done before the first kernel
@@ -77,14 +79,15 @@ class Communicator {
   uint64_t* exchanged_on_host_ = nullptr;  // those of all ranks
   device::Report* report_ = nullptr;       // as the host addresses it
 
-  struct Owned {
+  struct Arena {
     device::Window window;
+    device::Multicast multicast;
     int64_t bytes = 0;
   };
   std::mutex mutex_;
   device::Window arena_;
   int64_t arena_bytes_ = 0;
-  std::map<std::string, Owned> owned_;  // the newest window of each owner
+  std::map<std::string, Arena> arenas_;  // the newest one of each owner
   std::string failure_;
 };
 

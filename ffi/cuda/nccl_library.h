@@ -38,7 +38,8 @@ namespace jaxcomm {
   F(DevCommCreate)               \
   F(DevCommDestroy)              \
   F(CommQueryProperties)         \
-  F(GetLsaDevicePointer)
+  F(GetLsaDevicePointer)         \
+  F(GetLsaMultimemDevicePointer)
 
 struct NcclLibrary {
 #define JAXCOMM_DECLARE(name) decltype(&nccl##name) name = nullptr;

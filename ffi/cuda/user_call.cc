@@ -100,11 +100,9 @@ bool Reserve(host::CallData* data, int64_t bytes, host::OnError on_error, void* 
   std::string problem;
   // A window that is large enough stays: the executable and its CUDA graphs know its address.
   if (bytes > call.comm.arena_bytes) {
-    device::Comm comm = call.comm;
-    if (!call.communicator->ReserveFor(call.state->target, bytes, &comm.arena, &comm.arena_bytes, &problem)) {
+    if (!call.communicator->ReserveFor(call.state->target, bytes, &call.comm, &problem)) {
       return Complain(on_error, sink, call.state->Where() + ": " + problem);
     }
-    call.comm = comm;
   }
   Fill(call, data);
   return true;

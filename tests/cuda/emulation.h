@@ -252,6 +252,28 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
   }
 }
 
+// A multicast object: addresses that stand for those of several ranks. Nothing lies at the addresses themselves.
+struct Multicast {
+  char* base = nullptr;
+  int64_t bytes = 0;
+  std::vector<char*> replicas;
+};
+
+inline Multicast& TheMulticast() {
+  static Multicast multicast;
+  return multicast;
+}
+
+inline int NumReplicas(const void* address) {
+  const int64_t offset = static_cast<const char*>(address) - TheMulticast().base;
+  if (offset < 0 || offset >= TheMulticast().bytes) std::abort();
+  return static_cast<int>(TheMulticast().replicas.size());
+}
+
+inline void* Replica(void* address, int rank) {
+  return TheMulticast().replicas[rank] + (static_cast<char*>(address) - TheMulticast().base);
+}
+
 }  // namespace emulation
 
 #define threadIdx (::emulation::Current().thread)

@@ -38,6 +38,8 @@ struct World {
   int num_lsa_teams = 1;
   bool device_api = true;
   bool windows = true;
+  bool multimem = false;
+  int rank_without_multicast = -1;
   int rank_without_memory = -1;
   int64_t spacing_error = 0;
 
@@ -81,6 +83,8 @@ struct Registered {
   World::Mapping* mapping = nullptr;
   World* world = nullptr;
 };
+
+constexpr uintptr_t kMulticast = 0x123000;  // nothing lies there
 
 thread_local Rank* own = nullptr;  // of this thread
 
@@ -168,11 +172,20 @@ ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** add
   return ncclSuccess;
 }
 
+ncclResult_t MultimemPointer(ncclWindow_t window, size_t offset, void** address) {
+  const Registered& registered = *reinterpret_cast<Registered*>(window);
+  CHECK(registered.world->multimem);
+  if (registered.world->rank_without_multicast == own->rank) return ncclUnhandledCudaError;
+  *address = reinterpret_cast<void*>(kMulticast + offset);
+  return ncclSuccess;
+}
+
 ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) {
   properties->rank = Of(comm).rank;
   properties->nRanks = Of(comm).world->n;
   properties->cudaDev = Of(comm).rank;
   properties->deviceApiSupport = Of(comm).world->device_api;
+  properties->multimemSupport = Of(comm).world->multimem;
   properties->nLsaTeams = Of(comm).world->num_lsa_teams;
   return ncclSuccess;
 }
@@ -188,6 +201,7 @@ const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
     made.AllGather = &jaxcomm::AllGather;
     made.CommWindowRegister = &jaxcomm::WindowRegister;
     made.GetLsaDevicePointer = &jaxcomm::LsaPointer;
+    made.GetLsaMultimemDevicePointer = &jaxcomm::MultimemPointer;
     made.CommQueryProperties = &jaxcomm::QueryProperties;
     made.GetErrorString = [](ncclResult_t) { return "failed"; };
     return made;
@@ -327,6 +341,30 @@ void TestCallsShareACommunicator() {
     });
   }
   std::printf("ok calls share a communicator\n");
+}
+
+// For all ranks or for none.
+void TestMulticast() {
+  Communicator::Configure(20, 4);
+  const auto base = [](bool multimem, int rank_without) {
+    auto* world = new World(3);
+    world->multimem = multimem;
+    world->rank_without_multicast = rank_without;
+    std::vector<char*> bases(3);
+    OnRanks(*world, [&](Rank& rank) {
+      std::string error;
+      device::Comm comm;
+      CHECK(Get(rank, &error)->ReserveFor("mine", 100, &comm, &error));
+      CHECK(comm.arena_bytes >= 100 && comm.arena.At(0) != nullptr);
+      bases[rank.rank] = comm.arena_multicast.base;
+    });
+    CHECK(bases[0] == bases[1] && bases[1] == bases[2]);
+    return reinterpret_cast<uintptr_t>(bases[0]);
+  };
+  CHECK(base(true, -1) == kMulticast);
+  CHECK(base(true, 1) == 0);
+  CHECK(base(false, -1) == 0);
+  std::printf("ok multicast addresses\n");
 }
 
 void TestBuffersOfNothing() {
@@ -482,6 +520,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) { return Of(stream).Drain() ? c
 
 int main() {
   jaxcomm::cuda::TestCallsShareACommunicator();
+  jaxcomm::cuda::TestMulticast();
   jaxcomm::cuda::TestBuffersOfNothing();
   jaxcomm::cuda::TestRefusals();
   jaxcomm::cuda::TestRanksThatDiffer();

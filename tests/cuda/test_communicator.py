@@ -24,4 +24,4 @@ def test_communicators_on_doubles(build, wheels, tmp_path):
     assert built.returncode == 0, built.stderr
     done = subprocess.run([tmp_path / "test_communicator"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ok ") == 11
+    assert done.stdout.count("ok ") == 12

@@ -138,6 +138,44 @@ void TestBlockSum(uint64_t seed, unsigned threads) {
       device::BlockSumBytes(threads));
 }
 
+// A sum over all ranks: everybody adds up an equal part, and puts it to all. Whole numbers, so that the order does not
+// count.
+template <typename Codec>
+void TestMultimem(uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
+  using Storage = typename Codec::Storage;
+  constexpr int64_t kPartBytes = 48;
+  constexpr auto kPartCount = static_cast<int64_t>(kPartBytes / sizeof(Storage));
+  const int64_t bytes = channels * size * kPartBytes;
+  const Node node(size, channels, 2 * bytes / 4);  // operands, then sums
+  emulation::Multicast& multicast = emulation::TheMulticast();
+  multicast.base = reinterpret_cast<char*>(uintptr_t{0x1000});  // of no memory
+  multicast.bytes = 2 * bytes;
+  multicast.replicas.clear();
+  for (int32_t r = 0; r < size; ++r) multicast.replicas.push_back(node.window.At(r));
+  const device::Multicast window = {multicast.base};
+  const auto value = [](int32_t rank, int64_t i) { return static_cast<float>((rank * 5 + i) % 13 - 6); };
+  emulation::Launch(channels, size, threads, seed, [&] {
+    const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
+    const device::Comm& comm = node.comms[rank];
+    const int64_t begin = channel * size * kPartBytes;
+    auto* const own = node.window.At<Storage>(rank, begin);
+    for (int64_t i = threadIdx.x; i < size * kPartCount; i += blockDim.x) own[i] = Codec::Encode(value(rank, i));
+    CHECK(device::Barrier(comm, channel));
+    alignas(16) static char sums[8][4][kPartBytes];  // by rank and channel
+    char* const sum = sums[rank][channel];
+    device::MultimemReduce<Codec>(sum, window, begin + rank * kPartBytes, kPartBytes);
+    __syncthreads();
+    device::MultimemPut(window, bytes + begin + rank * kPartBytes, sum, kPartBytes);
+    CHECK(device::Barrier(comm, channel));
+    const auto* const all = node.window.At<const Storage>(rank, bytes + begin);
+    for (int64_t i = threadIdx.x; i < size * kPartCount; i += blockDim.x) {
+      float expected = 0;
+      for (int32_t r = 0; r < size; ++r) expected += value(r, i);
+      CHECK(Codec::Decode(all[i]) == expected);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
@@ -151,6 +189,9 @@ int main(int argc, char** argv) {
         for (int repeat = 0; repeat < 5; ++repeat) TestBarrier(++seed, size, channels, threads);
         for (const int64_t count : {1, 7, 300}) TestRing(++seed, size, channels, threads, count);
         TestMissingRank(++seed, size, channels, threads);
+        TestMultimem<jaxcomm::arithmetic::Plain<float>>(++seed, size, channels, threads);
+        TestMultimem<jaxcomm::arithmetic::Widened<jaxcomm::BFloat16>>(++seed, size, channels, threads);
+        TestMultimem<jaxcomm::arithmetic::Widened<jaxcomm::Float16>>(++seed, size, channels, threads);
       }
     }
   }

@@ -445,7 +445,7 @@ void TestProblems() {
     Site differs = site;
     differs.tokens = rank == 0 ? 1000 : 1;
     differs.hidden = 30000;
-    CHECK(Has(Initialize(differs, execution), "for the window of fused_rmsnorm_F32, this one"));
+    CHECK(Has(Initialize(differs, execution), "for the arena of fused_rmsnorm_F32, this one"));
   });
   Site of_rank[2];
   for (int rank : {0, 1}) {

@@ -30,6 +30,18 @@ struct Window {
   }
 };
 
+// Stands for the memory of all ranks of a node at once: what is stored arrives at every rank, what is loaded is the sum
+// of theirs (multimem.h). Null where GPUs, switches or NCCL don't offer that. Nothing else may be done with its
+// addresses.
+struct Multicast {
+  char* base = nullptr;
+
+  template <typename T = char>
+  JAXCOMM_BOTH T* At(int64_t byte_offset = 0) const {
+    return reinterpret_cast<T*>(base + byte_offset);
+  }
+};
+
 // Why a kernel gave up. Lies in memory that the host reads while kernels run.
 struct Report {
   enum State : uint64_t { kNone = 0, kClaimed = 1, kComplete = 2 };
@@ -60,7 +72,8 @@ struct Comm {
   Signals signals;
   Window arena;  // symmetric memory that the communicator owns
   int64_t arena_bytes = 0;
-  uint64_t timeout_ns = 0;  // of every wait
+  Multicast arena_multicast;  // the same memory
+  uint64_t timeout_ns = 0;    // of every wait
   Report* report = nullptr;
   uint64_t program = 0;  // number of the call, for reports
 };

@@ -1,0 +1,102 @@
+// One access to the memory of all ranks: NVSwitch adds up what it reads, and hands to everybody what is written. From
+// Hopper on, where Multicast::base is not null. Moves 16 bytes at a time: addresses and sizes are multiples of that.
+// Nothing here waits or orders; see copy.h.
+#pragma once
+
+#include <cstring>
+#include <iterator>
+#include <type_traits>
+
+#include "arithmetic.h"
+#include "copy.h"
+#include "small_float.h"
+
+#if JAXCOMM_HAS_DEVICE
+namespace jaxcomm {
+namespace device {
+
+// The sum of 16 bytes of elements over the ranks. f32, bf16 and f16; the two latter are added in f32 and rounded once.
+// The order is the switch's.
+template <typename Codec>
+JAXCOMM_DEVICE Bytes16 MulticastSum(const Bytes16* address) {
+  constexpr bool kF32 = std::is_same_v<Codec, arithmetic::Plain<float>>;
+  constexpr bool kBF16 = std::is_same_v<Codec, arithmetic::Widened<BFloat16>>;
+  static_assert(kF32 || kBF16 || std::is_same_v<Codec, arithmetic::Widened<Float16>>, "f32, bf16 or f16");
+  Bytes16 sum = {};
+#if !defined(__CUDACC__)
+  typename Codec::Storage elements[16 / sizeof(typename Codec::Storage)];
+  for (size_t i = 0; i < std::size(elements); ++i) {
+    float total = 0;
+    for (int r = 0; r < emulation::NumReplicas(address); ++r) {
+      const void* replica = emulation::Replica(const_cast<Bytes16*>(address), r);
+      total += Codec::Decode(static_cast<const typename Codec::Storage*>(replica)[i]);
+    }
+    elements[i] = Codec::Encode(total);
+  }
+  std::memcpy(&sum, elements, sizeof(sum));
+#elif __CUDA_ARCH__ >= 900
+  const auto at = __cvta_generic_to_global(address);
+  if constexpr (kF32) {
+    float parts[4];
+    asm volatile("multimem.ld_reduce.relaxed.sys.global.add.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(parts[0]), "=f"(parts[1]), "=f"(parts[2]), "=f"(parts[3])
+                 : "l"(at)
+                 : "memory");
+    for (int i = 0; i < 4; ++i) sum.words[i] = __float_as_uint(parts[i]);
+  } else if constexpr (kBF16) {
+    asm volatile("multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.bf16x2 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(sum.words[0]), "=r"(sum.words[1]), "=r"(sum.words[2]), "=r"(sum.words[3])
+                 : "l"(at)
+                 : "memory");
+  } else {
+    asm volatile("multimem.ld_reduce.relaxed.sys.global.add.acc::f32.v4.f16x2 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(sum.words[0]), "=r"(sum.words[1]), "=r"(sum.words[2]), "=r"(sum.words[3])
+                 : "l"(at)
+                 : "memory");
+  }
+#else
+  __trap();  // no such instruction, and so no Multicast
+#endif
+  return sum;
+}
+
+// Writes 16 bytes to the same place at all ranks.
+JAXCOMM_DEVICE void MulticastStore(Bytes16* address, const Bytes16& value) {
+#if !defined(__CUDACC__)
+  for (int r = 0; r < emulation::NumReplicas(address); ++r) {
+    *static_cast<Bytes16*>(emulation::Replica(address, r)) = value;
+  }
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("multimem.st.relaxed.sys.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(address)),
+               "f"(__uint_as_float(value.words[0])), "f"(__uint_as_float(value.words[1])),
+               "f"(__uint_as_float(value.words[2])), "f"(__uint_as_float(value.words[3]))
+               : "memory");
+#else
+  __trap();
+#endif
+}
+
+// dst = the sum over the ranks of what lies in their windows. Called by all threads of the block. Ranks that read the
+// same may get different bits: let one of them read, and put to the others.
+template <typename Codec>
+JAXCOMM_DEVICE void MultimemReduce(void* dst, const Multicast& window, int64_t byte_offset, int64_t bytes) {
+  const auto* from = window.At<const Bytes16>(byte_offset);
+  const int64_t end = bytes / static_cast<int64_t>(sizeof(Bytes16));
+  for (auto i = static_cast<int64_t>(threadIdx.x); i < end; i += blockDim.x) {
+    static_cast<Bytes16*>(dst)[i] = MulticastSum<Codec>(from + i);
+  }
+}
+
+// Writes to the windows of all ranks, this one's included. Called by all threads of the block. The data has arrived for
+// whoever waits for this rank's next signal.
+JAXCOMM_DEVICE void MultimemPut(const Multicast& window, int64_t byte_offset, const void* src, int64_t bytes) {
+  auto* to = window.At<Bytes16>(byte_offset);
+  const int64_t end = bytes / static_cast<int64_t>(sizeof(Bytes16));
+  for (auto i = static_cast<int64_t>(threadIdx.x); i < end; i += blockDim.x) {
+    MulticastStore(to + i, static_cast<const Bytes16*>(src)[i]);
+  }
+}
+
+}  // namespace device
+}  // namespace jaxcomm
+#endif
