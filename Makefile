@@ -136,12 +136,12 @@ lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*' 'tests/cuda/*.cc' 'tests/cuda/*.h' 'examples/*.cu' 'examples/*.cuh')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*' 'tests/cuda/*.cc' 'tests/cuda/*.h' 'examples/*.cc' 'examples/*.cu' 'examples/*.cuh')
 
 format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*' 'tests/cuda/*.cc' 'tests/cuda/*.h' 'examples/*.cu' 'examples/*.cuh')
+	$(BIN)/clang-format -i $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*' 'tests/cuda/*.cc' 'tests/cuda/*.h' 'examples/*.cc' 'examples/*.cu' 'examples/*.cuh')
 
 wheel: $(VENV)/deps
 	$(PIP) wheel --no-deps -w dist .

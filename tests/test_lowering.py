@@ -82,3 +82,10 @@ def test_a_group_of_one_needs_no_call():
     mesh = jax.make_mesh((1, 2), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     f = jax.jit(on_ranks(lambda x: OURS.psum(x, "a"), mesh))
     assert "jaxcomm" not in f.lower(np.zeros((2, 4), np.float32)).as_text()
+
+
+def test_max_sms_has_no_effect_on_cpus(line):
+    x = np.arange(8.0, dtype=np.float32).reshape(8, 1)
+    np.testing.assert_array_equal(
+        jax.jit(on_ranks(lambda x: OURS.psum(x, "gpu", max_sms=1), line))(x), np.full((8, 1), 28)
+    )

@@ -1,7 +1,7 @@
 """Compares the kernel with plain JAX, on all GPUs that there are.
 
-    python run.py build/libfused_rmsnorm.so
-    python -m jaxcomm.run -n 4 run.py build/libfused_rmsnorm.so    # in several processes
+python run.py build/libfused_rmsnorm.so
+python -m jaxcomm.run -n 4 run.py build/libfused_rmsnorm.so    # in several processes
 """
 
 import os

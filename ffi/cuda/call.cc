@@ -190,7 +190,7 @@ std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator&
   }
   // Thread block c of a rank waits for thread block c of its peers.
   const auto num_channels = static_cast<uint64_t>(made->call_.num_channels());
-  if (!communicator.Agree("the number of thread blocks (max_sms)", num_channels, error)) return nullptr;
+  if (!communicator.IsSameOnAllRanks("the number of thread blocks (max_sms)", num_channels, error)) return nullptr;
   made->args_.comm = communicator.comm();
   device::Comm& comm = made->args_.comm;
   if (made->call_.arena.bytes > 0 &&

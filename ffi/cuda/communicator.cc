@@ -184,6 +184,12 @@ bool Communicator::Clear(const char* what, const device::Window& window, int64_t
          Agree(what, static_cast<uint64_t>(bytes), error);
 }
 
+bool Communicator::IsSameOnAllRanks(const char* what, uint64_t own, std::string* error) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  KeepDevice keep;
+  return CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) && Agree(what, own, error);
+}
+
 bool Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes, std::string* error) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (bytes > arena_bytes_ || arena_bytes_ == 0) {
@@ -264,7 +270,7 @@ bool Communicator::Allocate(const char* what, int64_t bytes, device::Window* win
   return multicast == nullptr || FindMulticast(registered, multicast, error);
 }
 
-// Null unless all ranks have an address. NCCL 2.30 says which communicators can have one before it tries.
+// Null unless all ranks have an address.
 bool Communicator::FindMulticast(ncclWindow_t registered, device::Multicast* multicast, std::string* error) {
   if (!multimem_) return true;
   void* address = nullptr;

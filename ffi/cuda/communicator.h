@@ -34,7 +34,7 @@ class Communicator {
   static uint64_t AddCall(const std::string& text);
 
   // Whether all ranks have come with the same number. Collective. False: `error` says who has another.
-  bool Agree(const char* what, uint64_t own, std::string* error);
+  bool IsSameOnAllRanks(const char* what, uint64_t own, std::string* error);
 
   // Symmetric memory of at least `bytes` at every rank, which stays what it is as long as the process: all calls with
   // less share the newest. Collective. False: `error` is filled in.
@@ -65,6 +65,7 @@ class Communicator {
                 device::Multicast* multicast = nullptr);
   bool FindMulticast(ncclWindow_t registered, device::Multicast* multicast, std::string* error);
   bool Exchange(uint64_t own, std::vector<uint64_t>* all, std::string* error);
+  bool Agree(const char* what, uint64_t own, std::string* error);
   bool WaitForStream(std::string* error);
   bool Check(const char* name, ncclResult_t result, std::string* error);
 

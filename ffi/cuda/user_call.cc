@@ -74,7 +74,7 @@ std::string Started(UserCallState& state, const XlaCollectives& collectives, int
     if (state.max_sms > 0) {
       made.max_channels = static_cast<int32_t>(std::min<int64_t>(made.max_channels, state.max_sms));
     }
-    if (!communicator->Agree("max_sms", static_cast<uint64_t>(made.max_channels), &error)) {
+    if (!communicator->IsSameOnAllRanks("max_sms", static_cast<uint64_t>(made.max_channels), &error)) {
       return state.Where() + ": " + error;
     }
     std::lock_guard<std::mutex> lock(state.mutex);

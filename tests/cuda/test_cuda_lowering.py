@@ -75,7 +75,10 @@ def test_one_call_with_the_attributes_that_the_handler_reads(mesh, op):
 def test_max_sms(op, mesh):
     """Also of the calls that derivatives and batches make of it, on both platforms."""
     f = functools.partial(OPS[op][0], max_sms=3)
-    found = re.findall(r"max_sms = (\d+) : i64", lowered(lambda x: jax.vmap(f)(jax.numpy.stack([x, x])), mesh, platforms=("cpu", "cuda")))
+    found = re.findall(
+        r"max_sms = (\d+) : i64",
+        lowered(lambda x: jax.vmap(f)(jax.numpy.stack([x, x])), mesh, platforms=("cpu", "cuda")),
+    )
     assert found == ["3", "3"]
     if op in ("pmax", "pmin"):  # without a derivative
         return

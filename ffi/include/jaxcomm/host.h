@@ -20,13 +20,14 @@ __attribute__((visibility("hidden"))) inline const Api* api_of_library = nullptr
 
 inline void KeepText(void* sink, const char* text) { *static_cast<std::string*>(sink) = text; }
 
-// The communicator of this call's group, in the stage Initialize. A runtime that lends none, and a kernel of the group
-// that has failed, end the stage with an error, as for Call.
+// The communicator of this call's group, in the stage Initialize. All ranks must come, with their calls in the same
+// order; the first run on a device waits for the others. If there is no communicator, if the ranks differ, or if a rank
+// does not come within JAXCOMM_TIMEOUT_S, the stage ends with an error. So it does after a failure, as for Call.
 class Setup {
  public:
   explicit Setup(const CallData& data) : data_(data) {}
 
-  // Without an arena.
+  // With an arena once there has been a Reserve.
   const device::Comm& comm() const { return data_.comm; }
   // The most thread blocks that the call may launch: JAXCOMM_MAX_SMS, or less if the call says so. The same on all
   // ranks.
@@ -49,8 +50,8 @@ class Setup {
   CallData data_;
 };
 
-// The same in the stage Execute, with the arena. There is none of it, and the stage ends with an error, once a kernel
-// of this communicator has given up: the error names its call, the rank, and the peer that did not signal.
+// The same in the stage Execute, with the arena. Once a kernel of this communicator has given up, the stage ends with
+// an error instead, which names that kernel's call, the rank, and the peer that did not signal.
 class Call {
  public:
   explicit Call(const CallData& data) : data_(data) {}
