@@ -113,6 +113,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/communicator.cc
   ffi/cuda/executor.cu
   ffi/cuda/executor_gin.cu
+  ffi/cuda/gin.cc
   ffi/cuda/nccl_library.cc
   ffi/cuda/program.cc
   ffi/cuda/xla_collectives.cc

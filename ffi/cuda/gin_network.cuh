@@ -3,7 +3,8 @@
 //
 // A channel puts and signals on one context. A strong signal arrives after all that was put to the same rank on the
 // same context before, which is what the plan wants of a signal; a weak one would not. Signals and counters are never
-// reset: what has arrived is compared with counts of our own, which like them begin at zero.
+// reset: what has arrived is compared with counts of our own, which like them begin at zero. Walk sees to it that a
+// channel that has given up is silent.
 //
 // NCCL's own waits, flush among them, have no deadline. So every put raises a counter once its source has been read,
 // and signals and counters are read in loops of our own. What has no end is a put or signal for which NCCL's queue has
@@ -31,13 +32,11 @@ class GinNetwork {
 
   // By another thread than the puts before it, which a __syncthreads() separates from it.
   JAXCOMM_DEVICE_CALLED void Signal(int32_t channel, int32_t peer) const {
-    if (device::HasGivenUp(args_.comm, channel)) return;
     ContextOf(channel).signal(ncclTeamWorld(nccl_comm_), peer,
                               ncclGin_StrongSignalInc{SignalFrom(channel, args_.comm.local.rank)});
   }
 
   JAXCOMM_DEVICE_CALLED bool Wait(int32_t channel, int32_t peer, int32_t origin) const {
-    if (device::HasGivenUp(args_.comm, channel)) return false;
     uint64_t& received = args_.comm.signals.received[device::Row(args_.comm, channel) + peer];
     const uint64_t expected = received + 1;
     const ncclGin gin = ContextOf(channel);

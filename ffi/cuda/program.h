@@ -26,7 +26,7 @@ struct Part {
 
 // Steps that no plan has: all ranks of the node, and those of other nodes that send here, enter and leave; own puts to
 // other nodes are read.
-enum Phase : int32_t { kEnter = -1, kLeave = -2, kFlush = -3 };
+enum Phase : int32_t { kEnter = -1, kLeave = -2, kFlush = -5 };
 
 struct ProgramStep {
   Step step;
