@@ -25,13 +25,14 @@ class Gin {
   // Of the counts that Make wants: memory of the device, which is all zero before the first kernel.
   static int64_t CountBytes(int32_t num_channels, int32_t num_ranks);
 
-  // Collective, outside of the capture of a CUDA graph, waits for all ranks. As many channels as `comm` has signals for.
-  // Null, and `error` filled in, if NCCL fails.
+  // Collective, outside of the capture of a CUDA graph, waits for all ranks. As many channels as `comm` has signals
+  // for. Null, and `error` filled in, if NCCL fails.
   static std::unique_ptr<Gin> Make(const NcclLibrary& nccl, ncclComm_t nccl_comm, const device::Comm& comm,
                                    uint64_t* counts, const Check& check, std::string* error);
   ~Gin();
 
-  // For a call whose buffers lie as `layout` says in the memory that has been registered as `arena`. `comm` is the call's.
+  // For a call whose buffers lie as `layout` says in the memory that has been registered as `arena`. `comm` is the
+  // call's.
   GinNetworkArgs Args(const device::Comm& comm, ncclWindow_t arena, const ArenaLayout& layout) const;
 
   const ncclDevComm& nccl_comm() const { return *nccl_comm_; }

@@ -223,7 +223,8 @@ class Network {
     message.arrived = message.arrived || action.what == Action::kArrive;
     auto& messages = action.queue->messages;
     if (message.done()) {
-      messages.erase(std::find_if(messages.begin(), messages.end(), [&](const auto& m) { return m.get() == &message; }));
+      messages.erase(
+          std::find_if(messages.begin(), messages.end(), [&](const auto& m) { return m.get() == &message; }));
     }
   }
 

@@ -139,8 +139,8 @@ void Check(const Case& test, uint64_t seed) {
           Name(test.request.collective), test.algorithm->name, test.request.geometry.num_nodes,
           test.request.geometry.ranks_per_node, static_cast<long long>(test.block_count), static_cast<long long>(item),
           static_cast<long long>(test.request.chunk_count), test.num_channels, test.threads,
-          static_cast<long long>(test.runs.input), static_cast<long long>(test.runs.output),
-          test.gin ? "GIN, " : "", static_cast<unsigned long long>(seed), static_cast<unsigned long long>(round), r,
+          static_cast<long long>(test.runs.input), static_cast<long long>(test.runs.output), test.gin ? "GIN, " : "",
+          static_cast<unsigned long long>(seed), static_cast<unsigned long long>(round), r,
           same ? "gave up" : "has other bits than the CPU", static_cast<unsigned long long>(report.state), report.step,
           report.peer);
       std::exit(1);

@@ -1,12 +1,11 @@
 // What the host does for GIN, on a double of NCCL.
-#include "../../ffi/cuda/gin.h"
-
 #include <nccl_device/comm.h>
 #include <nccl_device/impl/comm__types.h>
 
 #include <cstdio>
 #include <cstdlib>
 
+#include "../../ffi/cuda/gin.h"
 #include "../native/check.h"
 
 namespace jaxcomm {

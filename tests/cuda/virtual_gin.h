@@ -4,10 +4,9 @@
 #include <deque>
 #include <vector>
 
+#include "../../ffi/cuda/gin_network.cuh"
 #include "gin_double.h"
 #include "virtual_ranks.h"
-
-#include "../../ffi/cuda/gin_network.cuh"
 
 namespace jaxcomm {
 namespace cuda {

@@ -51,8 +51,8 @@ JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_
   StoreRelease(&report.state, Report::kComplete);
 }
 
-// Waits until `read()` is at least `expected`. False if that took longer than Comm::timeout_ns, or if the host or another
-// block of this rank has given up; then the channel has given up. `peer` and `step` are for the report.
+// Waits until `read()` is at least `expected`. False if that took longer than Comm::timeout_ns, or if the host or
+// another block of this rank has given up; then the channel has given up. `peer` and `step` are for the report.
 template <typename Read>
 JAXCOMM_DEVICE bool WaitUntil(const Comm& comm, int32_t channel, int32_t peer, int32_t step, uint64_t expected,
                               Read read) {
