@@ -98,7 +98,7 @@ void TestStalledNetwork() {
     pair.Launch(2, seed, [&](int32_t rank, GinNetwork& network) {
       const auto channel = static_cast<int32_t>(blockIdx.x);
       if (rank == 0) {
-        network.Put(channel, kTo, 0, kFrom, 0, 1);
+        network.Put(channel, kTo, channel, kFrom, 0, 1);
         __syncthreads();
         CHECK(network.Flush(channel));
       }

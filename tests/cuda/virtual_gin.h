@@ -4,8 +4,10 @@
 #include <deque>
 #include <vector>
 
-#include "../../ffi/cuda/gin_network.cuh"
+// clang-format off: in this order, as NCCL's headers go before it
 #include "gin_double.h"
+#include "../../ffi/cuda/gin_network.cuh"
+// clang-format on
 #include "virtual_ranks.h"
 
 namespace jaxcomm {
