@@ -221,6 +221,7 @@ THREAD = [
         "",
         "example",
     ),
+    Mutant("every thread puts", GIN, "if (threadIdx.x == 0) {", "{"),
 ]
 
 # Show between nodes, in less time than under ThreadSanitizer.
@@ -285,7 +286,6 @@ PLAIN = [
     Mutant("GIN's signals are not counted", GIN, "    received = expected;\n", ""),
     Mutant("puts arrive at the window's begin", GIN, "to.offset + to_offset", "to_offset"),
     Mutant("puts come from the window's begin", GIN, "from.offset + from_offset", "from_offset"),
-    Mutant("every thread puts", GIN, "if (threadIdx.x == 0) {", "{"),
     Mutant(
         "nobody reports puts that are not read",
         GIN,
