@@ -112,6 +112,8 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/code_check.cu
   ffi/cuda/communicator.cc
   ffi/cuda/executor.cu
+  ffi/cuda/executor_gin.cu
+  ffi/cuda/gin.cc
   ffi/cuda/nccl_library.cc
   ffi/cuda/program.cc
   ffi/cuda/user_call.cc

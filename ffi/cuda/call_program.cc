@@ -140,6 +140,11 @@ std::string TimeoutText(double timeout_s) {
 }
 
 std::string FailureText(const device::Report& report, const std::string& call, double timeout_s) {
+  if (report.step == kFlush) {
+    return call + ": rank " + std::to_string(report.rank) + " gave up: the network took " +
+           std::to_string(report.seen) + " of " + std::to_string(report.expected) + " puts of channel " +
+           std::to_string(report.channel) + " within " + TimeoutText(timeout_s);
+  }
   return call + ": rank " + std::to_string(report.rank) + " gave up " + PhaseText(report.step) + ": rank " +
          std::to_string(report.peer) + " did not signal within " + TimeoutText(timeout_s) + "; channel " +
          std::to_string(report.channel) + ", " + std::to_string(report.seen) + " signals seen of " +

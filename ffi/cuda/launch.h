@@ -4,6 +4,9 @@
 #include <cuda_runtime_api.h>
 
 #include "executor.cuh"
+#include "gin_args.h"
+
+struct ncclDevComm;
 
 namespace jaxcomm {
 namespace cuda {
@@ -18,6 +21,12 @@ cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stre
 // Loads the kernel onto the current device now. Its first launch might wait until the device is idle, which it never
 // is while another kernel waits for a peer.
 cudaError_t LoadKernel();
+
+// As these, for a group of several nodes. `nccl_comm` must have NumGinSignals and NumGinCounters for at least as many
+// channels as counts are kept for, which are rows of `network`.
+cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const ncclDevComm& nccl_comm,
+                      int32_t num_channels, cudaStream_t stream);
+cudaError_t LoadGinKernel();
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "../native/check.h"
-#include "delayed_network.h"
+#include "virtual_gin.h"
 #include "virtual_ranks.h"
 
 namespace jaxcomm {
@@ -48,23 +48,39 @@ void RunRank(const VirtualRanks::Call& call, Data& data, Network& network) {
   Spread(args, channel, true, [&](int64_t at) { std::memset(input + at, 0x77, item); });
 }
 
-inline void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed, bool delayed) {
-  const auto num_ranks = static_cast<unsigned>(call.inputs.size());
-  const auto num_channels = static_cast<unsigned>(call.num_channels);
-  if (delayed) {
-    SlowLinks links(seed);
+// Ranks of other nodes by GIN, over a network that is as late as it may be, or as if their memory could be addressed.
+class TestNetwork {
+ public:
+  TestNetwork(const VirtualRanks& ranks, int32_t num_channels, bool gin, uint64_t seed)
+      : uses_gin_(gin), gin_(ranks.n(), num_channels, seed) {}
+
+  void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed) {
+    const auto num_ranks = static_cast<unsigned>(call.inputs.size());
+    const auto num_channels = static_cast<unsigned>(call.num_channels);
+    if (uses_gin_) {
+      const std::vector<GinNetworkArgs> args = gin_.Args(call);
+      gin_.network().Reopen();
+      emulation::Launch(num_channels, num_ranks + 1, threads, seed, [&] {
+        const unsigned rank = blockIdx.y;
+        if (rank == num_ranks) return gin_.Serve();
+        const ncclDevComm comm = gin_.CommOf(static_cast<int32_t>(rank));
+        GinNetwork network(args[rank], comm);
+        RunRank(call, data, network);
+        gin_.network().Leave();
+      });
+      CHECK(gin_.network().empty());
+      return;
+    }
     emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
-      DelayedNetwork network(call.network[blockIdx.y], links);
+      PeerNetwork network(call.network[blockIdx.y]);
       RunRank(call, data, network);
     });
-    CHECK(links.empty());
-    return;
   }
-  emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
-    PeerNetwork network(call.network[blockIdx.y]);
-    RunRank(call, data, network);
-  });
-}
+
+ private:
+  const bool uses_gin_;
+  VirtualGin gin_;
+};
 
 }  // namespace cuda
 }  // namespace jaxcomm

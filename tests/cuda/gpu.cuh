@@ -87,17 +87,21 @@ struct Data {
 };
 
 // As that of the emulation, which has no use for more than a few threads. Order is up to the GPU.
-inline void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t, bool) {
-  for (size_t r = 0; r < data.inputs.size(); ++r) {
-    std::memcpy(call.inputs[r], data.inputs[r].data(), data.inputs[r].size());
-    std::memset(call.outputs[r], 0x5a, data.outputs[r].size());
+struct TestNetwork {
+  TestNetwork(const VirtualRanks&, int32_t, bool, uint64_t) {}
+
+  static void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t) {
+    for (size_t r = 0; r < data.inputs.size(); ++r) {
+      std::memcpy(call.inputs[r], data.inputs[r].data(), data.inputs[r].size());
+      std::memset(call.outputs[r], 0x5a, data.outputs[r].size());
+    }
+    LaunchVirtualRanks(call, static_cast<int>(threads) * 16, nullptr);
+    CHECK_CUDA(cudaDeviceSynchronize());
+    for (size_t r = 0; r < data.inputs.size(); ++r) {
+      std::memcpy(data.outputs[r].data(), call.outputs[r], data.outputs[r].size());
+    }
   }
-  LaunchVirtualRanks(call, static_cast<int>(threads) * 16, nullptr);
-  CHECK_CUDA(cudaDeviceSynchronize());
-  for (size_t r = 0; r < data.inputs.size(); ++r) {
-    std::memcpy(data.outputs[r].data(), call.outputs[r], data.outputs[r].size());
-  }
-}
+};
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -27,6 +27,7 @@ BLOCK = "ffi/include/jaxcomm/block.h"
 EXAMPLE = "examples/fused_rmsnorm/fused_rmsnorm.cuh"
 EXECUTOR = "ffi/cuda/executor.cuh"
 PROGRAM = "ffi/cuda/program.cc"
+GIN = "ffi/cuda/gin_network.cuh"
 
 
 class Mutant(NamedTuple):
@@ -220,9 +221,10 @@ THREAD = [
         "",
         "example",
     ),
+    Mutant("every thread puts", GIN, "if (threadIdx.x == 0) {", "{"),
 ]
 
-# Need a network that delays, which ThreadSanitizer does not follow.
+# Show between nodes, in less time than under ThreadSanitizer.
 PLAIN = [
     Mutant(
         "reductions of short runs leave out an operand",
@@ -261,6 +263,35 @@ PLAIN = [
         """    if (steps.size() > leave) steps[leave].flush = !sending.empty();
     AddPhase(steps, kLeave, StepKind::kWait, near);
 """,
+    ),
+    Mutant("signals don't wait for puts", GIN, "ncclGin_StrongSignalInc{", "ncclGin_WeakSignalInc{"),
+    Mutant("puts are not counted", GIN, "    ++args_.puts[channel];\n", ""),
+    Mutant(
+        "nobody waits for puts to be read", GIN, "args_.puts[channel],", "args_.puts[channel] - args_.puts[channel],"
+    ),
+    Mutant(
+        "GIN's signals are the receiver's",
+        GIN,
+        "SignalFrom(channel, args_.comm.local.rank)",
+        "SignalFrom(channel, peer)",
+    ),
+    Mutant("channels share GIN's signals", GIN, "device::Row(args_.comm, channel) + sender", "0 * channel + sender"),
+    Mutant("channels share GIN's counters", GIN, "static_cast<ncclGinCounter_t>(channel)", "channel * 0"),
+    Mutant(
+        "signals take another context than puts",
+        GIN,
+        "    ContextOf(channel).signal(",
+        "    ContextOf(channel + 1).signal(",
+    ),
+    Mutant("GIN's signals are not counted", GIN, "    received = expected;\n", ""),
+    Mutant("puts arrive at the window's begin", GIN, "to.offset + to_offset", "to_offset"),
+    Mutant("puts come from the window's begin", GIN, "from.offset + from_offset", "from_offset"),
+    Mutant(
+        "nobody reports puts that are not read",
+        GIN,
+        "device::WaitUntil(args_.comm, channel, args_.comm.local.rank, kFlush",
+        "device::WaitUntil(args_.comm, channel, args_.comm.local.rank, kLeave",
+        "gin",
     ),
 ]
 

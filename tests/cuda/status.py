@@ -24,7 +24,11 @@ FEATURES = {
         ["native test_cuda_executor", "thread test_cuda_executor"],
         ["executor", "executor, memcheck", "executor, synccheck"],
     ),
-    "puts between nodes that arrive late and in any order": (["native test_cuda_executor"], []),
+    "GIN between nodes, on a double: puts are late, in any order; the network stops": (
+        ["native test_cuda_executor", "thread test_cuda_executor", "native test_cuda_gin", "thread test_cuda_gin"],
+        [],
+    ),
+    "GIN on the host: versions, device communicator": (["pytest tests/cuda/test_gin_host.py"], []),
     "mutants of the executor are noticed": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
     "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
     "device API: signal, wait, barrier, put, get, reduce": (

@@ -230,6 +230,10 @@ void TestFailureTexts() {
   CHECK(FailureText(report, "psum at model.py:7 (step)", 2.5) ==
         "psum at model.py:7 (step): rank 2 gave up in step 3: rank 5 did not signal within 2.5 s (JAXCOMM_TIMEOUT_S); "
         "channel 1, 3 signals seen of 4");
+  report.step = kFlush;
+  CHECK(FailureText(report, "psum at model.py:7 (step)", 2.5) ==
+        "psum at model.py:7 (step): rank 2 gave up: the network took 3 of 4 puts of channel 1 within 2.5 s "
+        "(JAXCOMM_TIMEOUT_S)");
   std::printf("ok failures say who, where and how long\n");
 }
 

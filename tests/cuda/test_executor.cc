@@ -33,7 +33,7 @@ struct Case {
   int32_t num_channels = 1;
   unsigned threads = 4;
   int64_t shift = 0;
-  bool delayed = false;  // messages between nodes arrive late and in any order
+  bool gin = false;  // between nodes
 };
 
 // Element `i` of a block that lies in runs, and the other way round: what an array of (block_count / run, num_blocks,
@@ -123,10 +123,11 @@ void Check(const Case& test, uint64_t seed) {
   choice.request = test.request;
   const VirtualRanks::Call call =
       ranks.Prepare(memory, choice, test.block_count, test.runs, {test.dtype, test.op}, test.num_channels, test.shift);
+  TestNetwork network(ranks, test.num_channels, test.gin, seed);
   // Twice: counters go on from call to call.
   for (uint64_t round = 0; round < 2; ++round) {
     Data data{inputs, std::vector<Bytes>(n, Bytes(expected[0].size()))};
-    Run(call, data, test.threads, seed + round, test.delayed);
+    network.Run(call, data, test.threads, seed + round);
     for (int32_t r = 0; r < n; ++r) {
       const bool same = data.outputs[r] == expected[r];
       if (same && ranks.reports()[r].state == device::Report::kNone) continue;
@@ -134,11 +135,11 @@ void Check(const Case& test, uint64_t seed) {
       std::fprintf(
           stderr,
           "%s/%s, %d nodes of %d, %lld elements of %lld bytes, chunk %lld, %d channels of %u threads, runs %lld "
-          "and %lld, seed %llu, call %llu: rank %d %s (report: state %llu, step %d, peer %d)\n",
+          "and %lld, %sseed %llu, call %llu: rank %d %s (report: state %llu, step %d, peer %d)\n",
           Name(test.request.collective), test.algorithm->name, test.request.geometry.num_nodes,
           test.request.geometry.ranks_per_node, static_cast<long long>(test.block_count), static_cast<long long>(item),
           static_cast<long long>(test.request.chunk_count), test.num_channels, test.threads,
-          static_cast<long long>(test.runs.input), static_cast<long long>(test.runs.output),
+          static_cast<long long>(test.runs.input), static_cast<long long>(test.runs.output), test.gin ? "GIN, " : "",
           static_cast<unsigned long long>(seed), static_cast<unsigned long long>(round), r,
           same ? "gave up" : "has other bits than the CPU", static_cast<unsigned long long>(report.state), report.step,
           report.peer);
@@ -173,9 +174,7 @@ void CheckOverwrite(uint64_t seed) {
   test.request.geometry = {2, 2, false, false};
   test.request.block_count = test.block_count = 100;
   test.dtype = DType::kF32;
-#if !defined(__SANITIZE_THREAD__) && !defined(__CUDACC__)
-  test.delayed = true;
-#endif
+  test.gin = true;
   for (uint64_t i = 0; i < 10; ++i) Check(test, seed + i);
 }
 
@@ -210,9 +209,7 @@ Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, 
   test.dtype = DType::kF32;  // bits depend on the order
   test.op = ReduceOp::kSum;
 #endif
-#if !defined(__SANITIZE_THREAD__) && !defined(__CUDACC__)  // the double hands over by plain memory of the host
-  test.delayed = geometry.num_nodes > 1 && random() % 2 == 0;
-#endif
+  test.gin = geometry.num_nodes > 1 && random() % 2 == 0;
   if (FindReduce(test.dtype, test.op) == nullptr) test.op = ReduceOp::kSum;
   test.num_channels = 1 + static_cast<int32_t>(random() % 3);
   constexpr unsigned kThreads[] = {1, 2, 3, 8, 32};

@@ -11,7 +11,7 @@
 
 #include "../../ffi/plan/algorithms.h"
 #include "../native/check.h"
-#include "virtual_ranks.h"
+#include "virtual_gin.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -286,16 +286,33 @@ class Trial {
   }
 
   // How long a block may take, and more, to look for a signal as often as it does between looks at the clock.
-  uint64_t RoundNs() const { return uint64_t{100} * 64 * num_channels_ * (n() + 1) * threads_ * 4; }
+  uint64_t RoundNs() const { return uint64_t{100} * 64 * num_channels_ * (n() + 2) * threads_ * 4; }
 
-  // The ranks, and below them a row that is the host.
+  void Walk(const RankArgs& args, const PeerNetworkArgs& peers, const GinNetworkArgs& gin, int32_t channel) {
+    if (!uses_gin_) {
+      PeerNetwork network(peers);
+      return cuda::Walk<PeerNetwork>(args, network, channel).Run();
+    }
+    const ncclDevComm comm = gin_.CommOf(args.comm.world.rank);
+    GinNetwork network(gin, comm);
+    cuda::Walk<GinNetwork>(args, network, channel).Run();
+  }
+
+  // The ranks, and below them a row that is the host and one that is the network.
   void Launch(const std::map<Block, Stop>& stops, uint64_t begin) {
+    std::vector<std::vector<GinNetworkArgs>> gin;
+    for (const VirtualRanks::Call& call : calls_) gin.push_back(gin_.Args(call));
+    gin_.network().Reopen();
     for (int32_t rank = 0; rank < n(); ++rank) {
       for (int32_t channel = 0; channel < num_channels_; ++channel) ends_[{rank, channel}] = begin;
     }
-    emulation::Launch(num_channels_, n() + 1, threads_, random_(), [&] {
+    emulation::Launch(num_channels_, n() + 2, threads_, random_(), [&] {
       const Block block(static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(blockIdx.x));
-      if (block.first == n()) return Host(begin);
+      if (block.first == n() + 1) return gin_.Serve();
+      if (block.first == n()) {
+        Host(begin);
+        return gin_.network().Leave();
+      }
       while (block.first == late_ && emulation::NowNs() < begin + late_ns_) emulation::Pause();
       const auto stop = stops.find(block);
       for (size_t i = 0; i < calls_.size(); ++i) {
@@ -307,12 +324,11 @@ class Trial {
           programs[block.second].num_steps = stop->second.num_steps;
           args.channels = programs.data();
         }
-        PeerNetwork network(calls_[i].network[block.first]);
-        Walk<PeerNetwork> walk(args, network, block.second);
-        walk.Run();
+        Walk(args, calls_[i].network[block.first], gin[i][block.first], block.second);
         __syncthreads();
       }
       if (threadIdx.x == 0) ends_.at(block) = emulation::NowNs();
+      gin_.network().Leave();
     });
   }
 
@@ -355,6 +371,8 @@ class Trial {
   const unsigned threads_ = 1 + static_cast<unsigned>(Draw(4));
   HostMemory memory_;
   const VirtualRanks ranks_{memory_, geometry_, num_channels_, 1'000'000'000'000};
+  const bool uses_gin_ = Draw(2) == 0;  // between nodes
+  VirtualGin gin_{n(), num_channels_, random_()};
   std::vector<Choice> choices_;
   Calls calls_;
   Model model_;

@@ -51,32 +51,38 @@ JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_
   StoreRelease(&report.state, Report::kComplete);
 }
 
-// Waits until `peer` has signalled once more than this rank has waited for it. Called by one thread per peer. Acquire:
-// what the peer did before its signal is visible to this thread, and after a __syncthreads() to its block. False if
-// that took longer than Comm::timeout_ns, or if the host or another block of this rank has given up: then nothing may
-// be concluded about the peer, and the channel has given up. `step` is for the report.
-JAXCOMM_DEVICE bool Wait(const Comm& comm, int32_t channel, int32_t peer, int32_t step = 0) {
+// Waits until `read()` is at least `expected`. False if that took longer than Comm::timeout_ns, or if the host or
+// another block of this rank has given up; then the channel has given up. `peer` and `step` are for the report.
+template <typename Read>
+JAXCOMM_DEVICE bool WaitUntil(const Comm& comm, int32_t channel, int32_t peer, int32_t step, uint64_t expected,
+                              Read read) {
   constexpr int kLooksBetweenClocks = 64;
+  uint64_t seen = read();
+  if (seen >= expected) return true;
+  const uint64_t begin = NowNs();
+  for (;;) {
+    for (int i = 0; i < kLooksBetweenClocks && seen < expected; ++i) {
+      Pause();
+      seen = read();
+    }
+    if (seen >= expected) return true;
+    const bool stop = LoadAcquire(&comm.report->abort) != 0 || LoadAcquire(&comm.report->state) != Report::kNone;
+    if (!stop && NowNs() - begin < comm.timeout_ns) continue;
+    if (!stop) Fail(comm, channel, peer, step, expected, seen);
+    GiveUp(comm, channel);
+    return false;
+  }
+}
+
+// Waits until `peer` has signalled once more than this rank has waited for it. Called by one thread per peer. Acquire:
+// what the peer did before its signal is visible to this thread, and after a __syncthreads() to its block. False as
+// WaitUntil: then nothing may be concluded about the peer. `step` is for the report.
+JAXCOMM_DEVICE bool Wait(const Comm& comm, int32_t channel, int32_t peer, int32_t step = 0) {
   if (HasGivenUp(comm, channel)) return false;
   const int64_t row = Row(comm, channel);
   const uint64_t expected = comm.signals.received[row + peer] + 1;
   const uint64_t* word = comm.signals.pad.At<uint64_t>(comm.local.rank) + row + peer;
-  uint64_t seen = LoadAcquire(word);
-  if (seen < expected) {
-    const uint64_t begin = NowNs();
-    for (;;) {
-      for (int i = 0; i < kLooksBetweenClocks && seen < expected; ++i) {
-        Pause();
-        seen = LoadAcquire(word);
-      }
-      if (seen >= expected) break;
-      const bool stop = LoadAcquire(&comm.report->abort) != 0 || LoadAcquire(&comm.report->state) != Report::kNone;
-      if (!stop && NowNs() - begin < comm.timeout_ns) continue;
-      if (!stop) Fail(comm, channel, peer, step, expected, seen);
-      GiveUp(comm, channel);
-      return false;
-    }
-  }
+  if (!WaitUntil(comm, channel, peer, step, expected, [&] { return LoadAcquire(word); })) return false;
   comm.signals.received[row + peer] = expected;
   return true;
 }

@@ -1,0 +1,64 @@
+#include "gin.h"
+
+// Here only: it has global names such as Put and None.
+#include <nccl_device/comm.h>
+#include <nccl_device/impl/comm__types.h>
+
+namespace jaxcomm {
+namespace cuda {
+
+Gin::Gin() : nccl_comm_(std::make_unique<ncclDevComm>()) {}
+Gin::~Gin() = default;
+
+std::string Gin::WhyNot(const NcclLibrary& nccl, const ncclCommProperties_t& properties) {
+  if (nccl.version != NCCL_VERSION_CODE) {
+    return "kernels that use GIN run with the NCCL that they were compiled for alone, " +
+           NcclVersionText(NCCL_VERSION_CODE) + ", but " + nccl.path + " is " + NcclVersionText(nccl.version) +
+           ": install that one, or build jaxcomm with the headers of this one";
+  }
+  if (std::string why = nccl.WhyNot("ncclDevCommCreate"); !why.empty()) return why;
+  if (properties.ginType != NCCL_GIN_TYPE_NONE) return "";
+  return properties.railedGinType != NCCL_GIN_TYPE_NONE
+             ? "GIN connects GPUs of the same rail only, which plans don't keep to: NCCL_CROSS_NIC is 0"
+             : "NCCL has no GIN between the group's nodes (see python -m jaxcomm.info)";
+}
+
+// Signals received from each rank, and puts.
+int64_t Gin::CountBytes(int32_t num_channels, int32_t num_ranks) {
+  return static_cast<int64_t>(num_channels) * (num_ranks + 1) * static_cast<int64_t>(sizeof(uint64_t));
+}
+
+std::unique_ptr<Gin> Gin::Make(const NcclLibrary& nccl, ncclComm_t nccl_comm, const device::Comm& comm,
+                               uint64_t* counts, const Check& check, std::string* error) {
+  const int32_t num_channels = comm.signals.num_channels;
+  ncclDevCommRequirements_t requirements = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+  requirements.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
+  requirements.ginSignalCount = NumGinSignals(num_channels, comm.world.size);
+  requirements.ginCounterCount = NumGinCounters(num_channels);
+  requirements.ginStrongSignalsRequired = true;
+  requirements.ginVaSignalsRequired = false;  // not all networks have them
+  std::unique_ptr<Gin> made(new Gin);
+  made->counts_ = counts;
+  // Where it lies must not change while a non-blocking communicator is at it.
+  if (!check("ncclDevCommCreate", nccl.DevCommCreate(nccl_comm, &requirements, made->nccl_comm_.get()), error)) {
+    return nullptr;
+  }
+  return made;
+}
+
+GinNetworkArgs Gin::Args(const device::Comm& comm, ncclWindow_t arena, const ArenaLayout& layout) const {
+  GinNetworkArgs args;
+  args.comm = comm;
+  args.comm.local = comm.world;
+  args.comm.signals = {};
+  args.comm.signals.received = counts_;
+  args.comm.signals.num_channels = comm.signals.num_channels;
+  args.puts = counts_ + static_cast<int64_t>(comm.signals.num_channels) * comm.world.size;
+  args.input = {arena, layout.input};
+  args.output = {arena, layout.output};
+  args.scratch = {arena, layout.scratch};
+  return args;
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,137 @@
+// GIN's double is as loose as GIN; and what a kernel does when the network stops. Collectives over GIN are in
+// test_executor.cc and test_failures.cc.
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <numeric>
+
+#include "../native/check.h"
+#include "virtual_gin.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+constexpr uint64_t kTimeoutNs = 1'000'000;
+constexpr int64_t kBytes = 100;
+
+// Two nodes of one rank, whose inputs and outputs are put by hand; rank 1 owns the second row of each.
+struct Pair {
+  explicit Pair(uint64_t seed, int32_t num_channels) : gin(2, num_channels, seed) {
+    call.network = memory.Upload(std::vector<PeerNetworkArgs>(2));
+    char* const inputs = memory.Take(2 * kBytes);
+    char* const outputs = memory.Take(2 * kBytes);
+    std::iota(inputs, inputs + kBytes, static_cast<char>(1));
+    for (int32_t r = 0; r < 2; ++r) {
+      PeerNetworkArgs& args = call.network[r];
+      args.comm.world = args.comm.local = {r, 2, 0, 1};
+      args.comm.signals.received = reinterpret_cast<uint64_t*>(memory.Take(num_channels * 2 * sizeof(uint64_t)));
+      args.comm.timeout_ns = kTimeoutNs;
+      args.comm.report = memory.Upload(std::vector<device::Report>(1));
+      args.input = {inputs, kBytes};
+      args.output = {outputs, kBytes};
+    }
+    args = gin.Args(call);
+  }
+
+  // Two ranks of a block per channel, and the network.
+  void Launch(int32_t num_channels, uint64_t seed, const std::function<void(int32_t rank, GinNetwork&)>& body) {
+    gin.network().Reopen();
+    emulation::Launch(num_channels, 3, 2, seed, [&] {
+      if (blockIdx.y == 2) return gin.Serve();
+      const auto rank = static_cast<int32_t>(blockIdx.y);
+      const ncclDevComm comm = gin.CommOf(rank);
+      GinNetwork network(args[rank], comm);
+      body(rank, network);
+      gin.network().Leave();
+    });
+  }
+
+  device::Report& report(int32_t rank) const { return *args[rank].comm.report; }
+  const char* arrived() const { return call.network[1].output.At(1); }
+
+  HostMemory memory;
+  VirtualRanks::Call call;
+  VirtualGin gin;
+  std::vector<GinNetworkArgs> args;
+};
+
+constexpr Place kFrom{0, Space::kInput, 0};
+constexpr Place kTo{1, Space::kOutput, 0};
+
+// Puts whose signal has arrived, but whose data has not; of 200.
+template <typename Signal>
+int Overtaken() {
+  int overtaken = 0;
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    Pair pair(seed, 1);
+    bool complete = true;
+    pair.Launch(1, seed, [&](int32_t rank, GinNetwork& network) {
+      const ncclDevComm comm = pair.gin.CommOf(rank);
+      const ncclGin gin(comm, 0);
+      if (rank == 0) {
+        network.Put(0, kTo, 0, kFrom, 0, kBytes);
+        if (threadIdx.x == 0) gin.signal(ncclTeamWorld(comm), 1, Signal{0});
+        CHECK(network.Flush(0));
+      } else if (threadIdx.x == 0) {
+        while (gin.readSignal(0) == 0) emulation::Pause();
+        for (int64_t i = 0; i < kBytes; ++i) complete = complete && pair.arrived()[i] == static_cast<char>(i + 1);
+      }
+    });
+    overtaken += complete ? 0 : 1;
+  }
+  return overtaken;
+}
+
+void TestSignals() {
+  CHECK(Overtaken<ncclGin_StrongSignalInc>() == 0);
+#if !defined(__SANITIZE_THREAD__)  // is a race, as it should be
+  CHECK(Overtaken<ncclGin_WeakSignalInc>() > 20);
+#endif
+  std::printf("ok strong signals wait for puts, weak ones don't\n");
+}
+
+// The network stops before it has read anything, or never signals. Whoever waits tells why, once, and in time.
+void TestStalledNetwork() {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    Pair pair(seed, 2);
+    pair.Launch(2, seed, [&](int32_t rank, GinNetwork& network) {
+      const auto channel = static_cast<int32_t>(blockIdx.x);
+      if (rank == 0) {
+        network.Put(channel, kTo, channel, kFrom, 0, 1);
+        __syncthreads();
+        CHECK(network.Flush(channel));
+      }
+    });
+    pair.gin.network().Stall();
+    uint64_t begin = emulation::NowNs();
+    pair.Launch(2, seed, [&](int32_t rank, GinNetwork& network) {
+      const auto channel = static_cast<int32_t>(blockIdx.x);
+      if (channel == 0) return;
+      if (rank == 0) {
+        for (int32_t i = 0; i < 3; ++i) network.Put(channel, kTo, i, kFrom, i, 1);
+        CHECK(__syncthreads_or(!network.Flush(channel)) != 0);
+      } else if (threadIdx.x == 0) {
+        CHECK(!network.Wait(channel, 0, 7));
+      }
+    });
+    CHECK(emulation::NowNs() - begin < 2 * kTimeoutNs);
+    const device::Report& sender = pair.report(0);
+    CHECK(sender.state == device::Report::kComplete && sender.step == kFlush && sender.channel == 1);
+    CHECK(sender.rank == 0 && sender.peer == 0 && sender.expected == 4 && sender.seen == 1);
+    const device::Report& receiver = pair.report(1);
+    CHECK(receiver.state == device::Report::kComplete && receiver.step == 7 && receiver.channel == 1);
+    CHECK(receiver.rank == 1 && receiver.peer == 0 && receiver.expected == 1 && receiver.seen == 0);
+  }
+  std::printf("ok nobody waits without end for a network that has stopped\n");
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm
+
+int main() {
+  jaxcomm::cuda::TestSignals();
+  jaxcomm::cuda::TestStalledNetwork();
+  return 0;
+}

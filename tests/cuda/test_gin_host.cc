@@ -1,0 +1,106 @@
+// What the host does for GIN, on a double of NCCL.
+#include <nccl_device/comm.h>
+#include <nccl_device/impl/comm__types.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "../../ffi/cuda/gin.h"
+#include "../native/check.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+ncclDevCommRequirements_t asked;
+ncclDevComm_t* made_at = nullptr;
+
+ncclResult_t DevCommCreate(ncclComm_t, const ncclDevCommRequirements_t* requirements, ncclDevComm_t* comm) {
+  asked = *requirements;
+  made_at = comm;
+  return ncclInProgress;
+}
+
+NcclLibrary Library() {
+  NcclLibrary nccl;
+  nccl.version = NCCL_VERSION_CODE;
+  nccl.path = "/lib/libnccl.so.2";
+  nccl.DevCommCreate = &DevCommCreate;
+  return nccl;
+}
+
+void TestRefusals() {
+  NcclLibrary nccl = Library();
+  ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+  properties.ginType = properties.railedGinType = NCCL_GIN_TYPE_PROXY;
+  CHECK(Gin::WhyNot(nccl, properties).empty());
+  properties.ginType = NCCL_GIN_TYPE_NONE;
+  CHECK(Has(Gin::WhyNot(nccl, properties), "NCCL_CROSS_NIC is 0"));
+  properties.railedGinType = NCCL_GIN_TYPE_NONE;
+  CHECK(Has(Gin::WhyNot(nccl, properties), "no GIN between the group's nodes"));
+  properties.ginType = NCCL_GIN_TYPE_GDAKI;
+  nccl.missing = {"ncclDevCommCreate"};
+  CHECK(Has(Gin::WhyNot(nccl, properties), "has no function ncclDevCommCreate"));
+  // Newer is as bad as older.
+  nccl = Library();
+  nccl.version = NCCL_VERSION_CODE + 1;
+  CHECK(Has(Gin::WhyNot(nccl, properties), "/lib/libnccl.so.2 is " + NcclVersionText(NCCL_VERSION_CODE + 1)));
+  std::printf("ok why there is no GIN\n");
+}
+
+device::Comm SomeComm() {
+  device::Comm comm;
+  comm.world = {5, 6, 0, 1};
+  comm.local = {1, 2, 4, 1};
+  comm.signals.num_channels = 7;
+  comm.timeout_ns = 123;
+  comm.program = 9;
+  return comm;
+}
+
+void TestMade() {
+  const NcclLibrary nccl = Library();
+  uint64_t counts[7 * 7];
+  CHECK(Gin::CountBytes(7, 6) == sizeof counts);
+  std::string error;
+  ncclResult_t checked = ncclSuccess;
+  const auto ends_as = [&](bool ok) {
+    return [&checked, ok](const char* name, ncclResult_t result, std::string* problem) {
+      CHECK(std::string(name) == "ncclDevCommCreate");
+      checked = result;
+      if (!ok) *problem = "no";
+      return ok;
+    };
+  };
+  CHECK(Gin::Make(nccl, nullptr, SomeComm(), counts, ends_as(false), &error) == nullptr && error == "no");
+  CHECK(checked == ncclInProgress);
+  const auto gin = Gin::Make(nccl, nullptr, SomeComm(), counts, ends_as(true), &error);
+  CHECK(gin != nullptr && &gin->nccl_comm() == made_at);
+  CHECK(asked.version == NCCL_VERSION_CODE && asked.ginConnectionType == NCCL_GIN_CONNECTION_FULL);
+  CHECK(asked.ginSignalCount == 7 * 6 && asked.ginCounterCount == 7 && asked.ginContextCount > 0);
+  CHECK(asked.ginStrongSignalsRequired && !asked.ginVaSignalsRequired);
+
+  ArenaLayout layout;
+  layout.output = 4096;
+  layout.scratch = 8192;
+  const auto window = reinterpret_cast<ncclWindow_t>(uintptr_t{64});
+  const GinNetworkArgs args = gin->Args(SomeComm(), window, layout);
+  CHECK(args.comm.local.rank == 5 && args.comm.local.size == 6 && args.comm.local.World(3) == 3);
+  CHECK(args.comm.timeout_ns == 123 && args.comm.program == 9);
+  CHECK(args.comm.signals.received == counts && args.puts == counts + 7 * 6);
+  CHECK(args.input.window == window && args.input.offset == 0);
+  CHECK(args.BufferOf({2, Space::kOutput, 0}).offset == 4096 && args.BufferOf({2, Space::kScratch, 0}).offset == 8192);
+  std::printf("ok what kernels get\n");
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm
+
+int main() {
+  jaxcomm::cuda::TestRefusals();
+  jaxcomm::cuda::TestMade();
+  return 0;
+}
