@@ -112,6 +112,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/code_check.cu
   ffi/cuda/communicator.cc
   ffi/cuda/executor.cu
+  ffi/cuda/flagged.cu
   ffi/cuda/nccl_library.cc
   ffi/cuda/program.cc
   ffi/cuda/xla_collectives.cc

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "executor.cuh"
+#include "flagged.cuh"
 
 namespace jaxcomm {
 namespace cuda {
@@ -14,10 +15,12 @@ constexpr int kThreads = 512;
 // One rank, a thread block per channel. Does not wait for the kernel; may be captured into a graph. All channels must
 // be resident at once on every rank: a thread block waits for those of its peers.
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream);
+cudaError_t Launch(const FlaggedArgs& args, cudaStream_t stream);
 
-// Loads the kernel onto the current device now. Its first launch might wait until the device is idle, which it never
-// is while another kernel waits for a peer.
+// Load the kernels onto the current device now. A first launch might wait until the device is idle, which it never is
+// while another kernel waits for a peer.
 cudaError_t LoadKernel();
+cudaError_t LoadFlaggedKernel();
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -24,8 +24,9 @@ struct Part {
   int64_t run = 0;  // elements of a block that lie side by side
 };
 
-// Steps that no plan has: all ranks of the node, and those of other nodes that send here, enter and leave.
-enum Phase : int32_t { kEnter = -1, kLeave = -2 };
+// Steps that no plan has: all ranks of the node, and those of other nodes that send here, enter and leave. kExchange:
+// all of a call that has no steps.
+enum Phase : int32_t { kEnter = -1, kLeave = -2, kExchange = -3 };
 
 struct ProgramStep {
   Step step;

@@ -212,17 +212,30 @@ std::vector<Plan> BuildSample(const Algorithm& algorithm, const Request& request
   return plans;
 }
 
+// A block to every peer, all at once; what comes is as much.
+Cost CostOfExchange(const Request& request, int64_t item_bytes, const Machine& machine) {
+  Cost cost;
+  const int64_t peers = request.geometry.num_ranks() - 1;
+  const int64_t bytes = peers * request.block_count * item_bytes;
+  cost.traffic[static_cast<size_t>(Link::kNode)] = {peers, bytes, 0};
+  const LinkModel& link = *machine.flagged;
+  cost.time_s = machine.launch_s + static_cast<double>(peers) * link.overhead_s +
+                static_cast<double>(bytes) / link.bytes_per_s + (peers > 0 ? link.latency_s : 0);
+  return cost;
+}
+
 }  // namespace
 
 Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, const Machine& machine) {
   const Machine divided = Divided(machine, geometry);
   const Model model(geometry, item_bytes, divided, machine.ranks_per_processor);
   Cost cost = Count(plan, model, item_bytes);
-  cost.time_s = machine.launch_s + End(SimulateOne(plan, model)) + LastWord(geometry, machine);
+  cost.time_s = machine.launch_s + machine.frame_s + End(SimulateOne(plan, model)) + LastWord(geometry, machine);
   return cost;
 }
 
 Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_bytes, const Machine& machine) {
+  if (algorithm.protocol == Protocol::kFlagged && machine.flagged) return CostOfExchange(request, item_bytes, machine);
   const Model model(request.geometry, item_bytes, machine, 1);
   std::vector<Plan> plans = BuildWithinLimit(algorithm, request);
   std::vector<Progress> progress;
@@ -255,8 +268,8 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
   Cost cost = Count(plans[busiest], model, item_bytes);
   // Ranks that share a processor take turns: it is busy for all of their work, and no less than the dependent steps
   // take.
-  cost.time_s =
-      machine.launch_s + std::max(end_s, work_s * machine.ranks_per_processor) + LastWord(request.geometry, machine);
+  cost.time_s = machine.launch_s + machine.frame_s + std::max(end_s, work_s * machine.ranks_per_processor) +
+                LastWord(request.geometry, machine);
   return cost;
 }
 

@@ -50,7 +50,7 @@ struct World {
     int num_arrived = 0;
   };
   struct Kernel {
-    std::vector<cuda::RankArgs> args;
+    std::vector<std::function<void(int32_t channel)>> of_ranks;
     int num_channels = 0;
     int num_arrived = 0;
     bool done = false;
@@ -66,6 +66,7 @@ struct Rank {
   int rank = 0;
   int num_gathers = 0, num_mappings = 0, num_kernels = 0;
   int num_allocations = 0;
+  int num_flagged = 0;  // calls of messages with flags
 };
 
 struct Stream {
@@ -199,19 +200,20 @@ std::string NcclLibrary::WhyNot(const std::string&) const { return ""; }
 namespace cuda {
 
 cudaError_t LoadKernel() { return cudaSuccess; }
+cudaError_t LoadFlaggedKernel() { return cudaSuccess; }
 
 // The last rank to come runs the kernels of all.
-cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
+cudaError_t Launch(std::function<void(int32_t channel)> kernel_of_rank, int32_t num_channels, cudaStream_t stream) {
   Rank* const rank = own;
   const int number = rank->num_kernels++;
   auto sent = std::make_shared<bool>(false);
-  Of(stream).queue.push_back([rank, number, args, num_channels, sent] {
+  Of(stream).queue.push_back([rank, number, kernel_of_rank, num_channels, sent] {
     World& world = *rank->world;
     std::lock_guard<std::mutex> lock(world.mutex);
     World::Kernel& kernel = world.kernels[number];
-    kernel.args.resize(world.n);
+    kernel.of_ranks.resize(world.n);
     if (!*sent) {
-      kernel.args[rank->rank] = args;
+      kernel.of_ranks[rank->rank] = kernel_of_rank;
       kernel.num_channels = num_channels;
       ++kernel.num_arrived;
       *sent = true;
@@ -219,16 +221,31 @@ cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stre
     if (kernel.num_arrived == world.n && !kernel.done) {
       static std::mutex machine;  // there is one
       std::lock_guard<std::mutex> machine_lock(machine);
-      emulation::Launch(static_cast<unsigned>(kernel.num_channels), static_cast<unsigned>(world.n), 4, 1, [&] {
-        NoNetwork network;
-        Walk<NoNetwork> walk(kernel.args[blockIdx.y], network, static_cast<int32_t>(blockIdx.x));
-        walk.Run();
-      });
+      emulation::Launch(static_cast<unsigned>(kernel.num_channels), static_cast<unsigned>(world.n), 4, 1,
+                        [&] { kernel.of_ranks[blockIdx.y](static_cast<int32_t>(blockIdx.x)); });
       kernel.done = true;
     }
     return kernel.done;
   });
   return cudaSuccess;
+}
+
+cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
+  const auto walk_plan = [args](int32_t channel) {
+    NoNetwork network;
+    Walk<NoNetwork> walk(args, network, channel);
+    walk.Run();
+  };
+  return Launch(walk_plan, num_channels, stream);
+}
+
+cudaError_t Launch(const FlaggedArgs& args, cudaStream_t stream) {
+  ++own->num_flagged;
+  const auto exchange = [args](int32_t channel) {
+    FlaggedCall call(args, channel);
+    call.Run();
+  };
+  return Launch(exchange, args.num_channels, stream);
 }
 
 namespace {
@@ -295,8 +312,12 @@ void TestCallsShareACommunicator() {
       CHECK(communicator->max_channels() == 4 && communicator->device() == rank.rank);
       CHECK(Get(rank, &error) == communicator);
       Sum(*communicator, 1);
+      CHECK(rank.num_allocations == 1);  // small calls need no arena
       Sum(*communicator, 1000);
+      CHECK(rank.num_flagged == 4);
       Sum(*communicator, 40000);  // several channels
+      Sum(*communicator, 1000);
+      CHECK(rank.num_flagged == 6);
       device::Window small, large, again;
       int64_t bytes = 0;
       CHECK(communicator->Reserve(1, &small, &bytes, &error));

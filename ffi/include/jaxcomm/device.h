@@ -4,5 +4,6 @@
 #include "block.h"
 #include "comm.h"
 #include "copy.h"
+#include "flagged.h"
 #include "reduce.h"
 #include "sync.h"
