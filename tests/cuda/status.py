@@ -26,6 +26,10 @@ FEATURES = {
     ),
     "puts between nodes that arrive late and in any order": (["native test_cuda_executor"], []),
     "mutants of the executor are noticed": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
+    "small messages that carry their own flags: four collectives, all types, sizes, strides": (
+        ["native test_cuda_flagged", "thread test_cuda_flagged"],
+        ["flagged"],
+    ),
     "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
     "device API: signal, wait, barrier, put, get, reduce": (
         ["native test_cuda_device_api", "thread test_cuda_device_api"],

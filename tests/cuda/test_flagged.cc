@@ -37,15 +37,10 @@ bool Ordered(DType dtype) { return FindReduce(dtype, ReduceOp::kMax) != nullptr;
 
 #if defined(__CUDACC__)
 constexpr uint64_t kDeadlineNs = 10'000'000'000;
-__global__ void __launch_bounds__(kThreads, 1) RunCalls(const MixedCall* calls, int32_t num_calls) {
-  for (int32_t i = 0; i < num_calls; ++i) {
-    RunMixed(calls[i], static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(blockIdx.x));
-    __syncthreads();
-  }
-}
 void Launch(const MixedCall* calls, int32_t num_calls, int32_t num_channels, int32_t num_ranks, unsigned threads,
             uint64_t) {
-  void* parameters[] = {&calls, &num_calls};
+  int32_t repetitions = 1;
+  void* parameters[] = {&calls, &num_calls, &repetitions};
   const dim3 grid(num_channels, num_ranks);
   CHECK_CUDA(cudaLaunchCooperativeKernel(RunCalls, grid, dim3(threads * 16), parameters, 0, nullptr));
   CHECK_CUDA(cudaDeviceSynchronize());

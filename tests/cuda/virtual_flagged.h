@@ -18,8 +18,8 @@ struct MixedCall {
   int32_t num_channels = 0;
 };
 
-// What a thread block does in a call.
 #if JAXCOMM_HAS_DEVICE
+// What a thread block does in a call.
 JAXCOMM_DEVICE void RunMixed(const MixedCall& call, int32_t rank, int32_t channel) {
   if (channel >= call.num_channels) return;
   if (call.flagged != nullptr) {
@@ -29,6 +29,17 @@ JAXCOMM_DEVICE void RunMixed(const MixedCall& call, int32_t rank, int32_t channe
   PeerNetwork network(call.network[rank]);
   Walk<PeerNetwork> walk(call.walked[rank], network, channel);
   walk.Run();
+}
+#endif
+
+#if defined(__CUDACC__)
+// blockIdx.y is the rank. All calls, `repetitions` times.
+__global__ void __launch_bounds__(kThreads, 1)
+    RunCalls(const MixedCall* calls, int32_t num_calls, int32_t repetitions) {
+  for (int32_t i = 0; i < num_calls * repetitions; ++i) {
+    RunMixed(calls[i % num_calls], static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(blockIdx.x));
+    __syncthreads();
+  }
 }
 #endif
 
