@@ -17,13 +17,15 @@ int64_t Aligned(int64_t bytes) { return CeilDiv(bytes, kAlignBytes) * kAlignByte
 
 // One of `num_channels` channels, which share the bandwidth. Not measured: from data sheets of Hopper (memory 3 to 5
 // TB/s, NVLink 450 GB/s per direction), with a guess of what a thread block pays for a step and a signal, and of what
-// entering, leaving and a copy into the arena cost. Flags take as many bytes as the data. `flagged`: blocks are small
-// enough for them.
-Machine ChannelMachine(int32_t num_channels, bool flagged) {
+// entering, leaving and a copy into the arena cost. Flags take as many bytes as the data. `flagged`, `twice`: blocks,
+// or pieces of them, are small enough for them.
+Machine ChannelMachine(int32_t num_channels, bool flagged, bool twice) {
   Machine machine;
   machine.launch_s = 5e-6;
   machine.frame_s = 5e-6;
-  if (flagged) machine.flagged = LinkModel{0.1e-6, 175e9 / num_channels, 1.5e-6};
+  const LinkModel flags = {0.1e-6, 175e9 / num_channels, 1.5e-6};
+  if (flagged) machine.flagged = flags;
+  if (twice) machine.flagged_twice = flags;
   machine.links[static_cast<size_t>(Link::kSelf)] = {0.3e-6, 1.5e12 / num_channels, 0};
   machine.links[static_cast<size_t>(Link::kNode)] = {0.5e-6, 350e9 / num_channels, 1e-6};
   machine.links[static_cast<size_t>(Link::kNetwork)] = {2e-6, 40e9 / num_channels, 5e-6};
@@ -71,8 +73,10 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   const int64_t block_count = request.block_count;
   const int32_t num_channels = NumChannels(block_count * call->item_bytes, max_channels);
   request.block_count = ChannelCount(block_count, call->item_bytes, num_channels);
-  const bool fits = FitsFlagged(block_count * call->item_bytes, max_channels);
-  const Choice choice = Select(request, spec.algorithm, call->item_bytes, ChannelMachine(num_channels, fits));
+  const int64_t block_bytes = block_count * call->item_bytes;
+  const Machine machine = ChannelMachine(num_channels, FitsFlagged(block_bytes, max_channels),
+                                         FitsFlagged(CeilDiv(block_bytes, spec.group_size), max_channels));
+  const Choice choice = Select(request, spec.algorithm, call->item_bytes, machine);
   if (choice.algorithm == nullptr) {
     *error = choice.reason + " (on GPUs all ranks of a group count as one node)";
     return false;
@@ -80,8 +84,10 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   const Runs runs = {spec.input_run, spec.output_run};
   if (choice.flagged) {
     request.block_count = block_count;
-    call->flagged = MakeFlaggedArgs(request, runs, call->operation,
-                                    NumFlaggedChannels(block_count * call->item_bytes, max_channels));
+    const bool twice = choice.algorithm->protocol == Protocol::kFlaggedTwice;
+    const int64_t message_bytes = twice ? CeilDiv(block_bytes, spec.group_size) : block_bytes;
+    call->flagged =
+        MakeFlaggedArgs(request, runs, call->operation, NumFlaggedChannels(message_bytes, max_channels), twice);
     return true;
   }
   call->program = MakeRankProgram(choice, block_count, runs, call->item_bytes, num_channels, rank);
@@ -89,19 +95,21 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   return true;
 }
 
-bool FitsFlagged(int64_t block_bytes, int32_t max_channels) {
-  return block_bytes > 0 && block_bytes <= int64_t{std::min(max_channels, kFlaggedChannels)} * kFlaggedBytes;
+bool FitsFlagged(int64_t message_bytes, int32_t max_channels) {
+  return message_bytes > 0 && message_bytes <= int64_t{std::min(max_channels, kFlaggedChannels)} * kFlaggedBytes;
 }
 
-int32_t NumFlaggedChannels(int64_t block_bytes, int32_t max_channels) {
-  const int64_t enough = CeilDiv(block_bytes, kFlaggedBytes / 2);
+int32_t NumFlaggedChannels(int64_t message_bytes, int32_t max_channels) {
+  const int64_t enough = CeilDiv(message_bytes, kFlaggedBytes / 2);
   return static_cast<int32_t>(std::clamp<int64_t>(enough, 1, std::min(max_channels, kFlaggedChannels)));
 }
 
-FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels) {
+FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels,
+                            bool two_shot) {
   FlaggedArgs args;
   args.num_channels = num_channels;
   args.reduces = Reduces(request.collective);
+  args.two_shot = two_shot;
   args.operation = operation;
   int64_t item_bytes = ItemBytes(operation.dtype), parts = 1;
   // Sums of complex numbers are those of their parts. What is not added up may as well be half an element.

@@ -43,12 +43,13 @@ struct CallProgram {
 bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, int32_t rank,
                      int32_t max_channels, CallProgram* call, std::string* error);
 
-// Whether blocks are small enough for messages with flags.
-bool FitsFlagged(int64_t block_bytes, int32_t max_channels);
+// Whether messages are small enough for flags.
+bool FitsFlagged(int64_t message_bytes, int32_t max_channels);
 // Then: as many channels as there is work for.
-int32_t NumFlaggedChannels(int64_t block_bytes, int32_t max_channels);
+int32_t NumFlaggedChannels(int64_t message_bytes, int32_t max_channels);
 // What does not change from call to call, but for the Comm.
-FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels);
+FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels,
+                            bool two_shot);
 FlaggedArgs WithBuffers(FlaggedArgs args, const void* x, void* y);
 
 // Where the vectors of a RankProgram are in memory of the device, one after the other in one allocation.

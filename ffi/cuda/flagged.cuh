@@ -1,6 +1,7 @@
-// Collectives of small blocks in one exchange of messages that carry their own flags: what Protocol::kFlagged means on
-// GPUs. Every rank sends each peer the block that the plan would have that peer read, and stores what comes, or adds it
-// up in rank order, as the plan does. Nobody enters or leaves: ranks touch no memory of each other's but the slots.
+// Collectives of small blocks in one or two exchanges of messages that carry their own flags: what Protocol::kFlagged
+// and kFlaggedTwice mean on GPUs. Every rank sends each peer what the plan would have that peer read, and stores what
+// comes, or adds it up in rank order, as the plan does. Nobody enters or leaves: ranks touch no memory of each other's
+// but the slots.
 #pragma once
 
 #include "../common/dtype.h"
@@ -42,6 +43,7 @@ struct FlaggedArgs {
   Operation operation;     // reduces only
   int32_t item_bytes = 1;  // 1, 2, 4 or 8: larger elements are taken as two
   bool reduces = false;    // one block of output, of the sums; else one from every rank
+  bool two_shot = false;   // reduces: every rank a piece of the block, and then sends it to all
 };
 
 }  // namespace cuda
@@ -123,69 +125,83 @@ struct UnitsOfBlock {
   }
 };
 
-// A thread block's part of a call: some units of every block.
+// A thread block's part of a call: some units of every block. Where a block has none of them, zeros are sent, and
+// nothing is stored.
 class FlaggedCall {
  public:
   JAXCOMM_DEVICE FlaggedCall(const FlaggedArgs& args, int32_t channel)
       : args_(args), comm_(args.comm), channel_(channel) {
-    const int32_t lanes = kUnitBytes / args.item_bytes;
-    const int32_t all = (args.block_count + lanes - 1) / lanes;
-    begin_ = all * channel / args.num_channels;
-    num_units_ = all * (channel + 1) / args.num_channels - begin_;
-    // A channel of nothing sends a unit of nothing, or its peers would know nothing of it.
-    num_sent_ = num_units_ > 0 ? num_units_ : 1;
+    const int32_t parts = args.num_channels * (args.two_shot ? comm_.local.size : 1);
+    const int32_t part_count = kUnitBytes / args.item_bytes * parts;
+    num_units_ = (args.block_count + part_count - 1) / part_count;
   }
 
   JAXCOMM_DEVICE void Run() {
     if (!device::BeginExchange(comm_, channel_, &exchange_)) return;
-    Send();
-    device::EndExchange(comm_, exchange_, args_.reduces ? Reduce() : Store());
+    Send([&](int32_t peer) { return Part{Input(peer), Begin(peer)}; });
+    bool received = args_.reduces ? Reduce() : Store();
+    received = device::EndExchange(comm_, exchange_, received);
+    if (!args_.two_shot || !received || !device::BeginExchange(comm_, channel_, &exchange_)) return;
+    Send([&](int32_t) { return Part{Output(0), Begin(rank())}; });
+    device::EndExchange(comm_, exchange_, Store());
   }
 
  private:
   JAXCOMM_DEVICE int32_t n() const { return comm_.local.size; }
   JAXCOMM_DEVICE int32_t rank() const { return comm_.local.rank; }
+  JAXCOMM_DEVICE static int32_t Thread() { return static_cast<int32_t>(threadIdx.x); }
+  JAXCOMM_DEVICE static int32_t Threads() { return static_cast<int32_t>(blockDim.x); }
   // The s-th peer; each rank begins with another.
   JAXCOMM_DEVICE int32_t Peer(int32_t s) const { return (rank() + 1 + s) % n(); }
+
+  // The first of the channel's units, in what a rank is in charge of: of a block, or of its piece of the one block.
+  JAXCOMM_DEVICE int32_t Begin(int32_t owner) const {
+    return ((args_.two_shot ? owner * args_.num_channels : 0) + channel_) * num_units_;
+  }
 
   // The block of this rank's input that is for `rank`.
   JAXCOMM_DEVICE UnitsOfBlock Input(int32_t rank) const {
     return {const_cast<char*>(args_.x), args_.input, args_.input.num > 1 ? rank : 0, args_.block_count,
             args_.item_bytes};
   }
-  JAXCOMM_DEVICE UnitsOfBlock Output(int32_t block) const {
-    return {args_.y, args_.output, block, args_.block_count, args_.item_bytes};
+  // Where a block of `rank` comes.
+  JAXCOMM_DEVICE UnitsOfBlock Output(int32_t rank) const {
+    return {args_.y, args_.output, args_.output.num > 1 ? rank : 0, args_.block_count, args_.item_bytes};
   }
 
-  JAXCOMM_DEVICE void Send() {
-    for (auto i = static_cast<int32_t>(threadIdx.x); i < num_sent_ * (n() - 1); i += static_cast<int32_t>(blockDim.x)) {
-      const int32_t peer = Peer(i / num_sent_), unit = i % num_sent_;
-      const uint64_t payload = num_units_ > 0 ? Input(peer).Load(begin_ + unit) : 0;
-      device::SendUnit(comm_, exchange_, peer, unit, payload);
+  struct Part {
+    UnitsOfBlock units;
+    int32_t begin;
+  };
+  template <typename Source>
+  JAXCOMM_DEVICE void Send(Source source) {
+    for (int32_t i = Thread(); i < num_units_ * (n() - 1); i += Threads()) {
+      const int32_t peer = Peer(i / num_units_), unit = i % num_units_;
+      const Part part = source(peer);
+      device::SendUnit(comm_, exchange_, peer, unit, part.units.Load(part.begin + unit));
     }
   }
 
   // Every thread waits for some units and stores them.
   JAXCOMM_DEVICE bool Store() {
-    const auto thread = static_cast<int32_t>(threadIdx.x), num_threads = static_cast<int32_t>(blockDim.x);
-    for (int32_t unit = thread; unit < num_units_; unit += num_threads) {
-      Output(rank()).Store(begin_ + unit, Input(rank()).Load(begin_ + unit));
+    for (int32_t unit = Thread(); unit < num_units_ && !args_.two_shot; unit += Threads()) {
+      Output(rank()).Store(Begin(rank()) + unit, Input(rank()).Load(Begin(rank()) + unit));
     }
-    const int32_t all = num_sent_ * (n() - 1);
-    for (int32_t first = thread; first < all; first += kFlaggedLoads * num_threads) {
-      const int32_t left = (all - first + num_threads - 1) / num_threads;
+    const int32_t all = num_units_ * (n() - 1);
+    for (int32_t first = Thread(); first < all; first += kFlaggedLoads * Threads()) {
+      const int32_t left = (all - first + Threads() - 1) / Threads();
       const int count = left < kFlaggedLoads ? left : kFlaggedLoads;
       const auto units = [&](int k) {
-        const int32_t i = first + k * num_threads;
-        return device::FlaggedUnit{Peer(i / num_sent_), i % num_sent_};
+        const int32_t i = first + k * Threads();
+        return device::FlaggedUnit{Peer(i / num_units_), i % num_units_};
       };
       uint64_t payloads[kFlaggedLoads];
       if (!device::ReceiveUnits<kFlaggedLoads>(comm_, exchange_, count, units, payloads, kExchange)) return false;
       JAXCOMM_UNROLL
       for (int k = 0; k < kFlaggedLoads; ++k) {
-        if (k >= count || num_units_ == 0) continue;
+        if (k >= count) continue;
         const device::FlaggedUnit from = units(k);
-        Output(from.peer).Store(begin_ + from.unit, payloads[k]);
+        Output(from.peer).Store(Begin(from.peer) + from.unit, payloads[k]);
       }
     }
     return true;
@@ -221,8 +237,8 @@ class FlaggedCall {
   JAXCOMM_DEVICE_CALLED bool ReduceUnits() {
     constexpr int kLanes = kUnitBytes / static_cast<int>(sizeof(typename Codec::Storage));
     using Lanes = device::Unit<Codec, kLanes>;
-    for (auto unit = static_cast<int32_t>(threadIdx.x); unit < num_sent_; unit += static_cast<int32_t>(blockDim.x)) {
-      const uint64_t own = num_units_ > 0 ? Input(rank()).Load(begin_ + unit) : 0;
+    for (int32_t unit = Thread(); unit < num_units_; unit += Threads()) {
+      const uint64_t own = Input(rank()).Load(Begin(rank()) + unit);
       device::Accumulator<Codec, kLanes> sum = {};
       for (int32_t first = 0; first < n(); first += kFlaggedLoads) {
         const int count = n() - first < kFlaggedLoads ? n() - first : kFlaggedLoads;
@@ -246,11 +262,10 @@ class FlaggedCall {
           }
         }
       }
-      if (num_units_ == 0) continue;
       const Lanes lanes = sum.Get();
       uint64_t payload;
       std::memcpy(&payload, &lanes, sizeof(payload));
-      Output(0).Store(begin_ + unit, payload);
+      Output(0).Store(Begin(rank()) + unit, payload);
     }
     return true;
   }
@@ -258,9 +273,7 @@ class FlaggedCall {
   const FlaggedArgs& args_;
   const device::Comm& comm_;
   const int32_t channel_;
-  int32_t begin_ = 0;      // the first unit of the channel's
-  int32_t num_units_ = 0;  // of every block
-  int32_t num_sent_ = 1;   // to every peer
+  int32_t num_units_ = 0;  // that a rank sends to each other in an exchange
   device::Exchange exchange_;
 };
 

@@ -10,9 +10,11 @@ namespace jaxcomm {
 
 // How a plan is carried out.
 enum class Protocol : uint8_t {
-  kSteps,    // step by step
-  kFlagged,  // where Machine::flagged says so, as one exchange of messages that carry their own flags, with the result
-             // of the plan, which has to be direct; elsewhere step by step
+  kSteps,  // step by step
+  // As an exchange of messages that carry their own flags, with the result of the plan, which has to be direct; where
+  // Machine::flagged says so, elsewhere step by step.
+  kFlagged,       // blocks
+  kFlaggedTwice,  // pieces of a block, one per rank; then the sums of these
 };
 
 struct Algorithm {

@@ -370,6 +370,8 @@ const std::vector<Algorithm>& Table<Collective::kAllReduce>() {
        HierarchicalAllReduce},
       {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, OneShotAllReduce,
        Protocol::kFlagged},
+      {"flagged_two_shot", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectAllReduce,
+       Protocol::kFlaggedTwice},
   };
   return table;
 }

@@ -29,8 +29,9 @@ struct Machine {
   bool shared_network = false;
   // What ranks do together before the first step of a plan and after the last.
   double frame_s = 0;
-  // Protocol::kFlagged: messages of a block of the request, to peers of the node. None: not for such a request.
+  // Protocol::kFlagged, kFlaggedTwice: messages to peers of the node. None: not for a request of this size.
   std::optional<LinkModel> flagged;
+  std::optional<LinkModel> flagged_twice;
 };
 
 struct Traffic {
@@ -53,6 +54,8 @@ Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, cons
 // time until the last one has finished. Where the plans of all ranks are too many steps to simulate, the time comes
 // from a sample of ranks.
 struct Algorithm;
+// How `machine` exchanges messages with flags, if that is how it carries out the algorithm.
+const std::optional<LinkModel>& FlaggedLink(const Algorithm& algorithm, const Machine& machine);
 Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_bytes, const Machine& machine);
 
 }  // namespace jaxcomm

@@ -34,7 +34,7 @@ constexpr Collective kCollectives[] = {
 };
 constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
 constexpr const char* kSpaces[] = {"input", "output", "scratch"};
-constexpr const char* kProtocols[] = {"steps", "flagged"};
+constexpr const char* kProtocols[] = {"steps", "flagged", "flagged_twice"};
 constexpr const char* kLinks[] = {"self", "node", "network"};
 
 Collective CollectiveOf(const std::string& name) {
@@ -199,13 +199,23 @@ void SetLinks(Machine& machine, const std::array<LinkRow, kNumLinks>& rows) {
   }
 }
 
+std::optional<FlaggedRow> GetFlagged(const std::optional<LinkModel>& link) {
+  if (!link) return std::nullopt;
+  return FlaggedRow{link->overhead_s, link->bytes_per_s, link->latency_s};
+}
+
+LinkModel ToLink(const FlaggedRow& row) {
+  const auto& [overhead_s, bytes_per_s, latency_s] = row;
+  return {overhead_s, bytes_per_s, latency_s};
+}
+
 void BindCost(nb::module_& m) {
   nb::class_<Machine>(m, "Machine", "What the cost model knows of a machine.")
       .def(
           "__init__",
           [](Machine* self, const std::array<LinkRow, kNumLinks>& links, double launch_s, double ranks_per_processor,
              bool shared_network) {
-            new (self) Machine{{}, launch_s, ranks_per_processor, shared_network, 0, std::nullopt};
+            new (self) Machine{{}, launch_s, ranks_per_processor, shared_network, 0, std::nullopt, std::nullopt};
             SetLinks(*self, links);
           },
           "links"_a, "launch_s"_a = 0.0, "ranks_per_processor"_a = 1.0, "shared_network"_a = false)
@@ -216,16 +226,13 @@ void BindCost(nb::module_& m) {
       .def_rw("shared_network", &Machine::shared_network)
       .def_rw("frame_s", &Machine::frame_s)
       .def_prop_rw(
-          "flagged",
-          [](const Machine& machine) -> std::optional<FlaggedRow> {
-            if (!machine.flagged) return std::nullopt;
-            return FlaggedRow{machine.flagged->overhead_s, machine.flagged->bytes_per_s, machine.flagged->latency_s};
-          },
-          [](Machine& machine, const FlaggedRow& row) {
-            const auto& [overhead_s, bytes_per_s, latency_s] = row;
-            machine.flagged = LinkModel{overhead_s, bytes_per_s, latency_s};
-          },
-          "(overhead_s, bytes_per_s, latency_s) of messages with flags; None: the machine has none.");
+          "flagged", [](const Machine& machine) { return GetFlagged(machine.flagged); },
+          [](Machine& machine, const FlaggedRow& row) { machine.flagged = ToLink(row); },
+          "(overhead_s, bytes_per_s, latency_s) of messages with flags; None: the machine has none.")
+      .def_prop_rw(
+          "flagged_twice", [](const Machine& machine) { return GetFlagged(machine.flagged_twice); },
+          [](Machine& machine, const FlaggedRow& row) { machine.flagged_twice = ToLink(row); },
+          "The same for algorithms of two exchanges.");
   nb::class_<Traffic>(m, "Traffic")
       .def_ro("messages", &Traffic::messages)
       .def_ro("bytes", &Traffic::bytes)
@@ -276,7 +283,8 @@ void BindPlan(nb::module_& m) {
         request.collective = CollectiveOf(collective);
         return kProtocols[static_cast<int>(AlgorithmOf(request, algorithm).protocol)];
       },
-      "collective"_a, "algorithm"_a, "\"steps\" or \"flagged\": how the algorithm is carried out where it can be.");
+      "collective"_a, "algorithm"_a,
+      "\"steps\", \"flagged\" or \"flagged_twice\": how the algorithm is carried out where it can be.");
   m.def(
       "supports",
       [](const Request& request, const std::string& algorithm) {

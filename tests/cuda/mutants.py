@@ -263,8 +263,13 @@ THREAD = [
     Mutant(
         "a sweep takes what is sent with it", FLAGGED, "  __syncthreads();  // before what is sent\n", "", "flagged"
     ),
+    Mutant("all pieces are the same", FLAGGED_CALL, "owner * args_.num_channels", "0", "flagged"),
     Mutant(
-        "channels of nothing send nothing", FLAGGED_CALL, "num_units_ > 0 ? num_units_ : 1", "num_units_", "flagged"
+        "sums are sent in the exchange of what is added up",
+        FLAGGED_CALL,
+        "|| !received || !device::BeginExchange(comm_, channel_, &exchange_)",
+        "|| !received",
+        "flagged",
     ),
     Mutant(
         "operands with flags come in another order",

@@ -67,9 +67,11 @@ void Randomize(char* values, DType dtype, int64_t bytes, std::mt19937_64& random
 }
 
 // What the CPU's executor makes of the plan that a flagged algorithm stands for.
-std::vector<Bytes> OnCpu(const Request& request, Runs runs, Operation operation, const std::vector<char*>& inputs) {
+std::vector<Bytes> OnCpu(const Request& request, Runs runs, Operation operation, bool two_shot,
+                         const std::vector<char*>& inputs) {
   const int64_t item = ItemBytes(operation.dtype);
-  const std::vector<Plan> plans = BuildAll(*FindAlgorithm(request.collective, "flagged"), request);
+  const char* name = two_shot ? "flagged_two_shot" : "flagged";
+  const std::vector<Plan> plans = BuildAll(*FindAlgorithm(request.collective, name), request);
   const auto layout = [&](int64_t count, int64_t run) {
     return Layout{count / request.block_count, request.block_count, run > 0 ? run : request.block_count};
   };
@@ -106,6 +108,7 @@ struct Drawn {
   Request request;
   Operation operation;
   Runs runs;
+  bool two_shot = false;
   FlaggedBuffers buffers;
   std::vector<Bytes> expected;
 };
@@ -119,8 +122,9 @@ Drawn Draw(Group& group, Collective collective, Operation operation, std::mt1993
   drawn.request.geometry = {1, group.n, true, true};
   if (operation.op != ReduceOp::kSum && !Ordered(operation.dtype)) operation.op = ReduceOp::kSum;
   drawn.operation = operation;
+  drawn.two_shot = collective == Collective::kAllReduce && random() % 2 == 0;
   const int64_t item = ItemBytes(operation.dtype);
-  const int64_t most = kUnits * 8 / item;
+  const int64_t most = kUnits * 8 / item * (drawn.two_shot ? group.n : 1);
   const int32_t num_channels = 1 + static_cast<int32_t>(random() % group.num_channels);
   const int64_t counts[] = {1, 2, 3, 7, 8, 21, most / 2, most - 1, most, most * num_channels};
   int64_t& count = drawn.request.block_count;
@@ -133,10 +137,10 @@ Drawn Draw(Group& group, Collective collective, Operation operation, std::mt1993
   const bool out = collective == Collective::kAllToAll || collective == Collective::kAllGather;
   if (random() % 2 == 0) drawn.runs = {in ? run() : 0, out ? run() : 0};
   const int64_t shift = random() % 2 == 0 && item < 16 ? item : 0;
-  drawn.buffers =
-      PrepareFlagged(group.memory, group.ranks, group.slots, drawn.request, drawn.runs, operation, num_channels, shift);
+  drawn.buffers = PrepareFlagged(group.memory, group.ranks, group.slots, drawn.request, drawn.runs, operation,
+                                 num_channels, shift, drawn.two_shot);
   for (char* input : drawn.buffers.inputs) Randomize(input, operation.dtype, InputCount(drawn.request) * item, random);
-  drawn.expected = OnCpu(drawn.request, drawn.runs, operation, drawn.buffers.inputs);
+  drawn.expected = OnCpu(drawn.request, drawn.runs, operation, drawn.two_shot, drawn.buffers.inputs);
   ++num_calls;
   return drawn;
 }
@@ -158,15 +162,16 @@ void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t pl
     const Bytes& expected = drawn.expected[r];
     const bool same = std::memcmp(drawn.buffers.outputs[r], expected.data(), expected.size()) == 0;
     if (same && group.report(r).state == device::Report::kNone) continue;
-    std::fprintf(stderr,
-                 "%s of %d ranks, %lld elements of type %d, operation %d, runs %lld and %lld, %d channels, seed %llu, "
-                 "call %zu: rank %d %s (report: state %llu, step %d, peer %d)\n",
-                 Name(drawn.request.collective), group.n, static_cast<long long>(drawn.request.block_count),
-                 static_cast<int>(drawn.operation.dtype), static_cast<int>(drawn.operation.op),
-                 static_cast<long long>(drawn.runs.input), static_cast<long long>(drawn.runs.output),
-                 drawn.buffers.call.num_channels, static_cast<unsigned long long>(seed), place, r,
-                 same ? "gave up" : "has other bits than the CPU",
-                 static_cast<unsigned long long>(group.report(r).state), group.report(r).step, group.report(r).peer);
+    std::fprintf(
+        stderr,
+        "%s%s of %d ranks, %lld elements of type %d, operation %d, runs %lld and %lld, %d channels, seed %llu, "
+        "call %zu: rank %d %s (report: state %llu, step %d, peer %d)\n",
+        Name(drawn.request.collective), drawn.two_shot ? " (two-shot)" : "", group.n,
+        static_cast<long long>(drawn.request.block_count), static_cast<int>(drawn.operation.dtype),
+        static_cast<int>(drawn.operation.op), static_cast<long long>(drawn.runs.input),
+        static_cast<long long>(drawn.runs.output), drawn.buffers.call.num_channels,
+        static_cast<unsigned long long>(seed), place, r, same ? "gave up" : "has other bits than the CPU",
+        static_cast<unsigned long long>(group.report(r).state), group.report(r).step, group.report(r).peer);
     std::exit(1);
   }
 }
@@ -242,7 +247,8 @@ void TestFlagsThatComeAgain(uint64_t seed) {
     drawn.buffers = PrepareFlagged(group.memory, group.ranks, group.slots, drawn.request, {}, drawn.operation, 2, 0);
     for (char* input : drawn.buffers.inputs) Randomize(input, DType::kF32, count * 4, random);
     drawn.runs = {};
-    drawn.expected = OnCpu(drawn.request, {}, drawn.operation, drawn.buffers.inputs);
+    drawn.two_shot = false;
+    drawn.expected = OnCpu(drawn.request, {}, drawn.operation, false, drawn.buffers.inputs);
     row.push_back(drawn);
   }
   std::vector<MixedCall> calls;

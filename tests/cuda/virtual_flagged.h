@@ -73,11 +73,11 @@ struct FlaggedBuffers {
 // Buffers that end where the data does; `shift` bytes from a multiple of 16.
 inline FlaggedBuffers PrepareFlagged(Memory& memory, const VirtualRanks& ranks, const VirtualSlots& slots,
                                      const Request& request, Runs runs, Operation operation, int32_t num_channels,
-                                     int64_t shift) {
+                                     int64_t shift, bool two_shot = false) {
   FlaggedBuffers made;
   std::vector<FlaggedArgs> args;
   for (int32_t r = 0; r < ranks.n(); ++r) {
-    FlaggedArgs own = MakeFlaggedArgs(request, runs, operation, num_channels);
+    FlaggedArgs own = MakeFlaggedArgs(request, runs, operation, num_channels, two_shot);
     const int64_t item = ItemBytes(operation.dtype);
     made.inputs.push_back(memory.Take(InputCount(request) * item + shift) + shift);
     made.outputs.push_back(memory.Take(OutputCount(request) * item + shift) + shift);

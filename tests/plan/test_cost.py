@@ -136,13 +136,13 @@ ONE_LEVEL = {
     ("barrier", "tree"): lambda n, r: ((0, 0, int(r > 0) + len(children(r, n))), 0, 0),
 }
 # Step by step, as here, those with flags are the plans that they stand for.
-for _collective, _direct in (
-    ("all_to_all", "direct"),
-    ("all_gather", "direct"),
-    ("all_reduce", "one_shot"),
-    ("reduce_scatter", "direct"),
-):
-    ONE_LEVEL[_collective, "flagged"] = ONE_LEVEL[_collective, _direct]
+ONE_LEVEL |= {
+    ("all_to_all", "flagged"): ONE_LEVEL["all_to_all", "direct"],
+    ("all_gather", "flagged"): ONE_LEVEL["all_gather", "direct"],
+    ("all_reduce", "flagged"): ONE_LEVEL["all_reduce", "one_shot"],
+    ("all_reduce", "flagged_two_shot"): ONE_LEVEL["all_reduce", "direct"],
+    ("reduce_scatter", "flagged"): ONE_LEVEL["reduce_scatter", "direct"],
+}
 
 
 # Two levels: (messages, bytes, signals) in the node and between nodes, bytes in own memory, bytes of scratch, of a rank
