@@ -138,11 +138,11 @@ class FlaggedCall {
 
   JAXCOMM_DEVICE void Run() {
     if (!device::BeginExchange(comm_, channel_, &exchange_)) return;
-    Send([&](int32_t peer) { return Part{Input(peer), Begin(peer)}; });
+    Send([&](int32_t peer) { return Piece{Input(peer), Begin(peer)}; });
     bool received = args_.reduces ? Reduce() : Store();
     received = device::EndExchange(comm_, exchange_, received);
     if (!args_.two_shot || !received || !device::BeginExchange(comm_, channel_, &exchange_)) return;
-    Send([&](int32_t) { return Part{Output(0), Begin(rank())}; });
+    Send([&](int32_t) { return Piece{Output(0), Begin(rank())}; });
     device::EndExchange(comm_, exchange_, Store());
   }
 
@@ -169,7 +169,7 @@ class FlaggedCall {
     return {args_.y, args_.output, args_.output.num > 1 ? rank : 0, args_.block_count, args_.item_bytes};
   }
 
-  struct Part {
+  struct Piece {
     UnitsOfBlock units;
     int32_t begin;
   };
@@ -177,8 +177,8 @@ class FlaggedCall {
   JAXCOMM_DEVICE void Send(Source source) {
     for (int32_t i = Thread(); i < num_units_ * (n() - 1); i += Threads()) {
       const int32_t peer = Peer(i / num_units_), unit = i % num_units_;
-      const Part part = source(peer);
-      device::SendUnit(comm_, exchange_, peer, unit, part.units.Load(part.begin + unit));
+      const Piece piece = source(peer);
+      device::SendUnit(comm_, exchange_, peer, unit, piece.units.Load(piece.begin + unit));
     }
   }
 
