@@ -113,11 +113,11 @@ build/gpu/configured: CMakeLists.txt tests/cuda/CMakeLists.txt
 	touch $@
 
 test-gpu: build/gpu/configured
-	cmake --build build/gpu --target test_gpu_executor
+	cmake --build build/gpu --target test_gpu_executor test_gpu_flagged
 	$(PYTHON) tests/cuda/on_gpu.py test build/gpu $(OUT)
 
 bench-gpu: build/gpu/configured
-	cmake --build build/gpu --target bench_virtual_ranks
+	cmake --build build/gpu --target bench_virtual_ranks bench_flagged
 	$(PYTHON) tests/cuda/on_gpu.py bench build/gpu $(OUT)
 
 # After `make test test-tsan`: what they have shown, into docs/gpu-status.md.

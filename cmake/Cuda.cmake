@@ -114,6 +114,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/executor.cu
   ffi/cuda/executor_gin.cu
   ffi/cuda/gin.cc
+  ffi/cuda/flagged.cu
   ffi/cuda/nccl_library.cc
   ffi/cuda/program.cc
   ffi/cuda/user_call.cc

@@ -173,7 +173,8 @@ def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[
         request = group.request(op, num_bytes)
         choices = {}
         for algorithm, _ in plan.algorithms(request.collective):
-            if plan.supports(request, algorithm):
+            # Those with flags run here as the plans that they stand for, which are in the table too.
+            if plan.supports(request, algorithm) and plan.protocol(request.collective, algorithm) == "steps":
                 choices[algorithm] = plan.select(request, algorithm, 4, machine)
         cheapest = sorted(choices, key=lambda algorithm: choices[algorithm].cost.time_s)[:_ALGORITHMS]
         # Processes with different numbers of processors might choose differently.

@@ -198,6 +198,10 @@ std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator&
     return nullptr;
   }
   comm.program = Communicator::AddCall(spec.op + " at " + spec.site);
+  if (made->call_.flagged) {
+    made->call_.flagged->comm = comm;
+    return made;
+  }
   if (!made->Upload(error)) return nullptr;
   return made;
 }
@@ -238,9 +242,12 @@ std::string DeviceCall::CheckAlignment(const void* x, const void* y) const {
 
 std::string DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) const {
   std::string problem = CheckAlignment(x, y);
-  if (!problem.empty() || call_.program.steps.empty()) return problem;  // a group or a buffer of nothing to exchange
+  if (!problem.empty() || call_.empty()) return problem;
   KeepDevice keep;
   problem = Problem("cudaSetDevice", cudaSetDevice(communicator_.device()));
+  if (call_.flagged && problem.empty()) {
+    return Problem("kernel", cuda::Launch(WithBuffers(*call_.flagged, x, y), stream));
+  }
   const int32_t rank = communicator_.rank();
   const auto copy = [&](void* to, const void* from, int64_t bytes) {
     if (!problem.empty() || bytes == 0) return;

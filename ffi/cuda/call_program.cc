@@ -16,10 +16,16 @@ constexpr int64_t kAlignBytes = 256;
 int64_t Aligned(int64_t bytes) { return CeilDiv(bytes, kAlignBytes) * kAlignBytes; }
 
 // One of `num_channels` channels, which share the bandwidth. Not measured: from data sheets of Hopper (memory 3 to 5
-// TB/s, NVLink 450 GB/s per direction), with a guess of what a thread block pays for a step and a signal.
-Machine ChannelMachine(int32_t num_channels) {
+// TB/s, NVLink 450 GB/s per direction), with a guess of what a thread block pays for a step and a signal, and of what
+// entering, leaving and a copy into the arena cost. Flags take as many bytes as the data. `flagged`, `twice`: blocks,
+// or pieces of them, are small enough for them.
+Machine ChannelMachine(int32_t num_channels, bool flagged, bool twice) {
   Machine machine;
   machine.launch_s = 5e-6;
+  machine.frame_s = 5e-6;
+  const LinkModel flags = {0.1e-6, 175e9 / num_channels, 1.5e-6};
+  if (flagged) machine.flagged = flags;
+  if (twice) machine.flagged_twice = flags;
   machine.links[static_cast<size_t>(Link::kSelf)] = {0.3e-6, 1.5e12 / num_channels, 0};
   machine.links[static_cast<size_t>(Link::kNode)] = {0.5e-6, 350e9 / num_channels, 1e-6};
   machine.links[static_cast<size_t>(Link::kNetwork)] = {2e-6, 40e9 / num_channels, 5e-6};
@@ -68,15 +74,58 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
   const int32_t num_channels = NumChannels(block_count * call->item_bytes, max_channels);
   request.block_count = ChannelCount(block_count, call->item_bytes, num_channels);
-  const Choice choice = Select(request, spec.algorithm, call->item_bytes, ChannelMachine(num_channels));
+  const int64_t block_bytes = block_count * call->item_bytes;
+  const Machine machine = ChannelMachine(num_channels, FitsFlagged(block_bytes, max_channels),
+                                         FitsFlagged(CeilDiv(block_bytes, spec.group_size), max_channels));
+  const Choice choice = Select(request, spec.algorithm, call->item_bytes, machine);
   if (choice.algorithm == nullptr) {
     *error = choice.reason + " (on GPUs all ranks of a group count as one node)";
     return false;
   }
   const Runs runs = {spec.input_run, spec.output_run};
+  if (choice.flagged) {
+    request.block_count = block_count;
+    const bool twice = choice.algorithm->protocol == Protocol::kFlaggedTwice;
+    const int64_t message_bytes = twice ? CeilDiv(block_bytes, spec.group_size) : block_bytes;
+    call->flagged =
+        MakeFlaggedArgs(request, runs, call->operation, NumFlaggedChannels(message_bytes, max_channels), twice);
+    return true;
+  }
   call->program = MakeRankProgram(choice, block_count, runs, call->item_bytes, num_channels, rank);
   call->arena = LayoutOf(*call);
   return true;
+}
+
+bool FitsFlagged(int64_t message_bytes, int32_t max_channels) {
+  return message_bytes > 0 && message_bytes <= int64_t{std::min(max_channels, kFlaggedChannels)} * kFlaggedBytes;
+}
+
+int32_t NumFlaggedChannels(int64_t message_bytes, int32_t max_channels) {
+  const int64_t enough = CeilDiv(message_bytes, kFlaggedBytes / 2);
+  return static_cast<int32_t>(std::clamp<int64_t>(enough, 1, std::min(max_channels, kFlaggedChannels)));
+}
+
+FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels,
+                            bool two_shot) {
+  FlaggedArgs args;
+  args.num_channels = num_channels;
+  args.reduces = Reduces(request.collective);
+  args.two_shot = two_shot;
+  args.operation = operation;
+  int64_t item_bytes = ItemBytes(operation.dtype), parts = 1;
+  // Sums of complex numbers are those of their parts. What is not added up may as well be half an element.
+  const bool complex = operation.dtype == DType::kC64 || operation.dtype == DType::kC128;
+  if (complex || item_bytes > 8) parts = 2;
+  if (complex) args.operation.dtype = operation.dtype == DType::kC64 ? DType::kF32 : DType::kF64;
+  const auto blocks = [&](int64_t count, int64_t run) {
+    return FlaggedBlocks{static_cast<int32_t>(count / request.block_count),
+                         static_cast<int32_t>((run > 0 ? run : request.block_count) * parts)};
+  };
+  args.input = blocks(InputCount(request), runs.input);
+  args.output = blocks(OutputCount(request), runs.output);
+  args.block_count = static_cast<int32_t>(request.block_count * parts);
+  args.item_bytes = static_cast<int32_t>(item_bytes / parts);
+  return args;
 }
 
 ProgramImage::ProgramImage(const RankProgram& program) {
@@ -98,6 +147,12 @@ RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char*
   args.operation = call.operation;
   args.item_bytes = static_cast<int32_t>(call.item_bytes);
   args.ranks_per_node = comm.local.size;
+  return args;
+}
+
+FlaggedArgs WithBuffers(FlaggedArgs args, const void* x, void* y) {
+  args.x = static_cast<const char*>(x);
+  args.y = static_cast<char*>(y);
   return args;
 }
 
@@ -130,6 +185,7 @@ bool MakeWindow(const std::vector<char*>& addresses, device::Window* window, std
 std::string PhaseText(int32_t step) {
   if (step == kEnter) return "when entering";
   if (step == kLeave) return "when leaving";
+  if (step == kExchange) return "in the exchange";
   return "in step " + std::to_string(step);
 }
 

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "../cpu/planner.h"
 #include "executor.cuh"
+#include "flagged.cuh"
 #include "program.h"
 
 namespace jaxcomm {
@@ -25,18 +27,30 @@ struct ArenaLayout {
 struct CallProgram {
   RankProgram program;
   ArenaLayout arena;
+  std::optional<FlaggedArgs> flagged;  // without a Comm: instead of a program and an arena
   Operation operation;
   int64_t item_bytes = 1;
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
 
   int32_t num_channels() const { return static_cast<int32_t>(program.channels.size()); }
+  // A group or a buffer of nothing to exchange.
+  bool empty() const { return program.steps.empty() && !flagged; }
 };
 
 // The program of `rank` of a group whose ranks all address each other's memory. At most `max_channels` channels, or
 // spec.max_sms if that is less. False, and `error` filled in, if the buffers, the type or the algorithm don't fit.
 bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, int32_t rank,
                      int32_t max_channels, CallProgram* call, std::string* error);
+
+// Whether messages are small enough for flags.
+bool FitsFlagged(int64_t message_bytes, int32_t max_channels);
+// Then: as many channels as there is work for.
+int32_t NumFlaggedChannels(int64_t message_bytes, int32_t max_channels);
+// What does not change from call to call, but for the Comm.
+FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels,
+                            bool two_shot);
+FlaggedArgs WithBuffers(FlaggedArgs args, const void* x, void* y);
 
 // Where the vectors of a RankProgram are in memory of the device, one after the other in one allocation.
 struct ProgramImage {

@@ -117,8 +117,9 @@ bool Communicator::Make(std::string* error) {
              std::to_string(num_sms) + " SMs";
     return false;
   }
-  return CheckCuda("kernels", LoadKernel(), error) && MakeLocalMemory(error) &&
-         Agree("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels), error) && MakeCounters(error);
+  return CheckCuda("kernels", LoadKernel(), error) && CheckCuda("kernels", LoadFlaggedKernel(), error) &&
+         MakeLocalMemory(error) && Agree("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels), error) &&
+         MakeCounters(error);
 }
 
 bool Communicator::QueryProperties(std::string* error) {
@@ -150,6 +151,7 @@ bool Communicator::QueryProperties(std::string* error) {
 bool Communicator::MakeLocalMemory(std::string* error) {
   const size_t words_bytes = static_cast<size_t>(size()) * sizeof(uint64_t);
   const size_t counters_bytes = words_bytes * static_cast<size_t>(max_channels());
+  const size_t epochs_bytes = static_cast<size_t>(max_channels()) * sizeof(uint64_t);
   void* host = nullptr;
   void* report = nullptr;
   char* counters = nullptr;
@@ -158,8 +160,8 @@ bool Communicator::MakeLocalMemory(std::string* error) {
                  error) ||
       !CheckCuda("cudaHostGetDevicePointer", cudaHostGetDevicePointer(&report, host, 0), error) ||
       !CheckCuda("cudaMalloc", cudaMalloc(&exchanged_, words_bytes + sizeof(uint64_t)), error) ||
-      !CheckCuda("cudaMalloc", cudaMalloc(&counters, 2 * counters_bytes), error) ||
-      !CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counters, 0, 2 * counters_bytes, stream_), error)) {
+      !CheckCuda("cudaMalloc", cudaMalloc(&counters, 2 * counters_bytes + epochs_bytes), error) ||
+      !CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counters, 0, 2 * counters_bytes + epochs_bytes, stream_), error)) {
     return false;
   }
   report_ = new (host) device::Report;
@@ -167,14 +169,23 @@ bool Communicator::MakeLocalMemory(std::string* error) {
   comm_.report = static_cast<device::Report*>(report);
   comm_.signals.sent = reinterpret_cast<uint64_t*>(counters);
   comm_.signals.received = reinterpret_cast<uint64_t*>(counters + counters_bytes);
+  comm_.slots.epochs = reinterpret_cast<uint64_t*>(counters + 2 * counters_bytes);
   return true;
 }
 
-// The pad has memory of its own, which stays where it is when the arena grows.
+// Signals and slots have memory of their own, which stays where it is when the arena grows.
 bool Communicator::MakeCounters(std::string* error) {
+  device::Slots& slots = comm_.slots;
+  slots.num_channels = std::min(max_channels(), kFlaggedChannels);
+  slots.num_units = kFlaggedUnits;
+  const int64_t slot_bytes = int64_t{2} * slots.num_channels * size() * slots.num_units * int64_t{sizeof(uint64_t[2])};
   const int64_t bytes =
-      WholePages(static_cast<int64_t>(max_channels()) * size() * static_cast<int64_t>(sizeof(uint64_t)));
-  return Allocate("signals", bytes, &comm_.signals.pad, error) && Clear("signals", comm_.signals.pad, bytes, error);
+      WholePages(slot_bytes + static_cast<int64_t>(max_channels()) * size() * static_cast<int64_t>(sizeof(uint64_t)));
+  device::Window& pad = comm_.signals.pad;
+  if (!Allocate("signals", bytes, &pad, error) || !Clear("signals", pad, bytes, error)) return false;
+  slots.pad = pad;
+  pad.base += slot_bytes;
+  return true;
 }
 
 // When this returns, the window is zero at all ranks, and no kernel that uses it can have been launched before.

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "executor.cuh"
+#include "flagged.cuh"
 #include "gin_args.h"
 
 struct ncclDevComm;
@@ -17,10 +18,12 @@ constexpr int kThreads = 512;
 // One rank, a thread block per channel. Does not wait for the kernel; may be captured into a graph. All channels must
 // be resident at once on every rank: a thread block waits for those of its peers.
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream);
+cudaError_t Launch(const FlaggedArgs& args, cudaStream_t stream);
 
-// Loads the kernel onto the current device now. Its first launch might wait until the device is idle, which it never
-// is while another kernel waits for a peer.
+// Load the kernels onto the current device now. A first launch might wait until the device is idle, which it never is
+// while another kernel waits for a peer.
 cudaError_t LoadKernel();
+cudaError_t LoadFlaggedKernel();
 
 // As these, for a group of several nodes. `nccl_comm` must have NumGinSignals and NumGinCounters for at least as many
 // channels as counts are kept for, which are rows of `network`.

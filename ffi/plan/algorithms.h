@@ -1,17 +1,28 @@
 // The table of algorithms: one row per way to carry out a collective.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "plan.h"
 
 namespace jaxcomm {
 
+// How a plan is carried out.
+enum class Protocol : uint8_t {
+  kSteps,  // step by step
+  // As an exchange of messages that carry their own flags, with the result of the plan, which has to be direct; where
+  // Machine::flagged says so, elsewhere step by step.
+  kFlagged,       // blocks
+  kFlaggedTwice,  // pieces of a block, one per rank; then the sums of these
+};
+
 struct Algorithm {
   const char* name;
   const char* source;                        // paper, DOI or upstream file
   bool (*supports)(const Request& request);  // geometry and sizes that `build` takes
   Plan (*build)(const Request& request, int32_t rank);
+  Protocol protocol = Protocol::kSteps;
 };
 
 // Rows in order of preference: on equal predicted cost the first wins.

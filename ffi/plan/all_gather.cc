@@ -172,6 +172,8 @@ const std::vector<Algorithm>& Table<Collective::kAllGather>() {
       {"ring", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
        RingAllGather},
       {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalAllGather},
+      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectAllGather,
+       Protocol::kFlagged},
   };
   return table;
 }

@@ -368,6 +368,10 @@ const std::vector<Algorithm>& Table<Collective::kAllReduce>() {
        TreeAllReduce},
       {"hierarchical", "Cho et al., IBM J. Res. Dev. 63(6), 2019, doi 10.1147/JRD.2019.2947013", SeveralNodes,
        HierarchicalAllReduce},
+      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, OneShotAllReduce,
+       Protocol::kFlagged},
+      {"flagged_two_shot", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectAllReduce,
+       Protocol::kFlaggedTwice},
   };
   return table;
 }

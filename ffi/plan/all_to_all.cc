@@ -162,6 +162,8 @@ const std::vector<Algorithm>& Table<Collective::kAllToAll>() {
       {"hierarchical",
        "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373; Hwang et al., MLSys 2023, arXiv:2206.03382", SeveralNodes,
        HierarchicalAllToAll},
+      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectAllToAll,
+       Protocol::kFlagged},
   };
   return table;
 }

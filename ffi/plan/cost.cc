@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "algorithms.h"
+#include "layout.h"
 
 namespace jaxcomm {
 namespace {
@@ -212,17 +213,41 @@ std::vector<Plan> BuildSample(const Algorithm& algorithm, const Request& request
   return plans;
 }
 
+// A block to every peer at once; or twice a piece of it.
+Cost CostOfExchange(const Request& request, int64_t item_bytes, const Machine& machine, const LinkModel& link,
+                    bool twice) {
+  Cost cost;
+  const int64_t n = request.geometry.num_ranks(), exchanges = twice ? 2 : 1;
+  const int64_t count = twice ? CeilDiv(request.block_count, n) : request.block_count;
+  Traffic& traffic = cost.traffic[static_cast<size_t>(Link::kNode)];
+  traffic.messages = exchanges * (n - 1);
+  traffic.bytes = traffic.messages * count * item_bytes;
+  const double latencies_s = static_cast<double>(n > 1 ? exchanges : 0) * link.latency_s;
+  cost.time_s = machine.launch_s + latencies_s + static_cast<double>(traffic.messages) * link.overhead_s +
+                static_cast<double>(traffic.bytes) / link.bytes_per_s;
+  return cost;
+}
+
 }  // namespace
+
+const std::optional<LinkModel>& FlaggedLink(const Algorithm& algorithm, const Machine& machine) {
+  static const std::optional<LinkModel> none;
+  if (algorithm.protocol == Protocol::kFlagged) return machine.flagged;
+  return algorithm.protocol == Protocol::kFlaggedTwice ? machine.flagged_twice : none;
+}
 
 Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, const Machine& machine) {
   const Machine divided = Divided(machine, geometry);
   const Model model(geometry, item_bytes, divided, machine.ranks_per_processor);
   Cost cost = Count(plan, model, item_bytes);
-  cost.time_s = machine.launch_s + End(SimulateOne(plan, model)) + LastWord(geometry, machine);
+  cost.time_s = machine.launch_s + machine.frame_s + End(SimulateOne(plan, model)) + LastWord(geometry, machine);
   return cost;
 }
 
 Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_bytes, const Machine& machine) {
+  if (const auto& link = FlaggedLink(algorithm, machine)) {
+    return CostOfExchange(request, item_bytes, machine, *link, algorithm.protocol == Protocol::kFlaggedTwice);
+  }
   const Model model(request.geometry, item_bytes, machine, 1);
   std::vector<Plan> plans = BuildWithinLimit(algorithm, request);
   std::vector<Progress> progress;
@@ -255,8 +280,8 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
   Cost cost = Count(plans[busiest], model, item_bytes);
   // Ranks that share a processor take turns: it is busy for all of their work, and no less than the dependent steps
   // take.
-  cost.time_s =
-      machine.launch_s + std::max(end_s, work_s * machine.ranks_per_processor) + LastWord(request.geometry, machine);
+  cost.time_s = machine.launch_s + machine.frame_s + std::max(end_s, work_s * machine.ranks_per_processor) +
+                LastWord(request.geometry, machine);
   return cost;
 }
 

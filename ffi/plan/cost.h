@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "plan.h"
@@ -26,6 +27,11 @@ struct Machine {
   double ranks_per_processor = 1;
   // The ranks of a node share one link to other nodes and take turns on it. If not, each has its own.
   bool shared_network = false;
+  // What ranks do together before the first step of a plan and after the last.
+  double frame_s = 0;
+  // Protocol::kFlagged, kFlaggedTwice: messages to peers of the node. None: not for a request of this size.
+  std::optional<LinkModel> flagged;
+  std::optional<LinkModel> flagged_twice;
 };
 
 struct Traffic {
@@ -44,9 +50,12 @@ struct Cost {
 // One rank, as if all ranks did the same at the same time: its waits end when its own signals would arrive.
 Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, const Machine& machine);
 
-// All ranks together: traffic, steps and scratch of the busiest rank, and the time until the last one has finished.
-// Where the plans of all ranks are too many steps to simulate, the time comes from a sample of ranks.
+// All ranks together, as `machine` carries out the algorithm: traffic, steps and scratch of the busiest rank, and the
+// time until the last one has finished. Where the plans of all ranks are too many steps to simulate, the time comes
+// from a sample of ranks.
 struct Algorithm;
+// How `machine` exchanges messages with flags, if that is how it carries out the algorithm.
+const std::optional<LinkModel>& FlaggedLink(const Algorithm& algorithm, const Machine& machine);
 Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_bytes, const Machine& machine);
 
 }  // namespace jaxcomm

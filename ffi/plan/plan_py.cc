@@ -1,12 +1,14 @@
 #include "plan_py.h"
 
 #include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <array>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -32,6 +34,7 @@ constexpr Collective kCollectives[] = {
 };
 constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
 constexpr const char* kSpaces[] = {"input", "output", "scratch"};
+constexpr const char* kProtocols[] = {"steps", "flagged", "flagged_twice"};
 constexpr const char* kLinks[] = {"self", "node", "network"};
 
 Collective CollectiveOf(const std::string& name) {
@@ -179,6 +182,7 @@ void BindData(nb::module_& m) {
 }
 
 using LinkRow = std::tuple<std::string, double, double, double>;
+using FlaggedRow = std::tuple<double, double, double>;
 
 std::array<LinkRow, kNumLinks> GetLinks(const Machine& machine) {
   std::array<LinkRow, kNumLinks> rows;
@@ -195,13 +199,23 @@ void SetLinks(Machine& machine, const std::array<LinkRow, kNumLinks>& rows) {
   }
 }
 
+std::optional<FlaggedRow> GetFlagged(const std::optional<LinkModel>& link) {
+  if (!link) return std::nullopt;
+  return FlaggedRow{link->overhead_s, link->bytes_per_s, link->latency_s};
+}
+
+LinkModel ToLink(const FlaggedRow& row) {
+  const auto& [overhead_s, bytes_per_s, latency_s] = row;
+  return {overhead_s, bytes_per_s, latency_s};
+}
+
 void BindCost(nb::module_& m) {
   nb::class_<Machine>(m, "Machine", "What the cost model knows of a machine.")
       .def(
           "__init__",
           [](Machine* self, const std::array<LinkRow, kNumLinks>& links, double launch_s, double ranks_per_processor,
              bool shared_network) {
-            new (self) Machine{{}, launch_s, ranks_per_processor, shared_network};
+            new (self) Machine{{}, launch_s, ranks_per_processor, shared_network, 0, std::nullopt, std::nullopt};
             SetLinks(*self, links);
           },
           "links"_a, "launch_s"_a = 0.0, "ranks_per_processor"_a = 1.0, "shared_network"_a = false)
@@ -209,7 +223,16 @@ void BindCost(nb::module_& m) {
                    "(name, overhead_s, bytes_per_s, latency_s) of self, node and network.")
       .def_rw("launch_s", &Machine::launch_s)
       .def_rw("ranks_per_processor", &Machine::ranks_per_processor)
-      .def_rw("shared_network", &Machine::shared_network);
+      .def_rw("shared_network", &Machine::shared_network)
+      .def_rw("frame_s", &Machine::frame_s)
+      .def_prop_rw(
+          "flagged", [](const Machine& machine) { return GetFlagged(machine.flagged); },
+          [](Machine& machine, const FlaggedRow& row) { machine.flagged = ToLink(row); },
+          "(overhead_s, bytes_per_s, latency_s) of messages with flags; None: the machine has none.")
+      .def_prop_rw(
+          "flagged_twice", [](const Machine& machine) { return GetFlagged(machine.flagged_twice); },
+          [](Machine& machine, const FlaggedRow& row) { machine.flagged_twice = ToLink(row); },
+          "The same for algorithms of two exchanges.");
   nb::class_<Traffic>(m, "Traffic")
       .def_ro("messages", &Traffic::messages)
       .def_ro("bytes", &Traffic::bytes)
@@ -233,6 +256,7 @@ void BindPlan(nb::module_& m) {
           "algorithm",
           [](const Choice& choice) { return choice.algorithm == nullptr ? nullptr : choice.algorithm->name; },
           "Name of the algorithm; None if there is none, for the given reason.")
+      .def_ro("flagged", &Choice::flagged)
       .def_ro("request", &Choice::request)
       .def_ro("cost", &Choice::cost)
       .def_ro("reason", &Choice::reason);
@@ -252,6 +276,15 @@ void BindPlan(nb::module_& m) {
         return rows;
       },
       "collective"_a, "(name, source) of every algorithm, in order of preference.");
+  m.def(
+      "protocol",
+      [](const std::string& collective, const std::string& algorithm) {
+        Request request;
+        request.collective = CollectiveOf(collective);
+        return kProtocols[static_cast<int>(AlgorithmOf(request, algorithm).protocol)];
+      },
+      "collective"_a, "algorithm"_a,
+      "\"steps\", \"flagged\" or \"flagged_twice\": how the algorithm is carried out where it can be.");
   m.def(
       "supports",
       [](const Request& request, const std::string& algorithm) {

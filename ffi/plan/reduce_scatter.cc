@@ -157,6 +157,8 @@ const std::vector<Algorithm>& Table<Collective::kReduceScatter>() {
        PowerOfTwoRanks, RecursiveHalvingReduceScatter},
       {"ring", "Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002", AnyGeometry, RingReduceScatter},
       {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalReduceScatter},
+      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectReduceScatter,
+       Protocol::kFlagged},
   };
   return table;
 }

@@ -87,8 +87,12 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
   const std::vector<Algorithm>& table = Algorithms(request.collective);
   Choice choice;
   choice.request = request;
+  const auto lacks_flags = [&](const Algorithm& algorithm) {
+    return algorithm.protocol != Protocol::kSteps && !FlaggedLink(algorithm, machine);
+  };
   const auto choose = [&](const Candidate& candidate) {
     choice.algorithm = candidate.algorithm;
+    choice.flagged = FlaggedLink(*candidate.algorithm, machine).has_value();
     choice.request = candidate.request;
     choice.cost = candidate.cost;
   };
@@ -106,13 +110,15 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
     } else {
       choose(Tune(*wanted, request, item_bytes, machine));
       choice.reason = "asked for";
+      if (lacks_flags(*wanted)) choice.reason += "; without flags here, step by step";
     }
     return choice;
   }
 
   std::vector<Candidate> candidates;
   for (const Algorithm& algorithm : table) {
-    if (algorithm.supports(request)) candidates.push_back(Tune(algorithm, request, item_bytes, machine));
+    if (algorithm.supports(request) && !lacks_flags(algorithm))
+      candidates.push_back(Tune(algorithm, request, item_bytes, machine));
   }
   if (candidates.empty()) {
     choice.reason = "no algorithm fits";

@@ -62,6 +62,7 @@ struct Machine {
   void* sanitizer = nullptr;
   Fiber* current = nullptr;  // null while none runs
   uint64_t now_ns = 0;
+  uint64_t coins = 1;
 };
 
 inline Machine& TheMachine() {
@@ -101,6 +102,13 @@ EMULATION_UNCHECKED static void Pause() { SwitchToScheduler(Fiber::kPaused); }
 EMULATION_UNCHECKED static uint64_t NowNs() {
   if (TheMachine().current != nullptr) Pause();
   return ++TheMachine().now_ns;
+}
+
+// For what hardware may do one way or the other.
+EMULATION_UNCHECKED static bool FlipCoin() {
+  uint64_t& coins = TheMachine().coins;
+  coins = coins * 6364136223846793005u + 1442695040888963407u;
+  return (coins >> 63) != 0;
 }
 
 EMULATION_UNCHECKED static void* DynamicShared() { return Current().shared; }

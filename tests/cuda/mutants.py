@@ -24,9 +24,12 @@ PORTABLE = "ffi/include/jaxcomm/portable.h"
 SYNC = "ffi/include/jaxcomm/sync.h"
 COPY = "ffi/include/jaxcomm/copy.h"
 BLOCK = "ffi/include/jaxcomm/block.h"
+FLAGGED = "ffi/include/jaxcomm/flagged.h"
+FLAGGED_CALL = "ffi/cuda/flagged.cuh"
 EXAMPLE = "examples/fused_rmsnorm/fused_rmsnorm.cuh"
 EXECUTOR = "ffi/cuda/executor.cuh"
 PROGRAM = "ffi/cuda/program.cc"
+CALL_PROGRAM = "ffi/cuda/call_program.cc"
 GIN = "ffi/cuda/gin_network.cuh"
 
 
@@ -192,6 +195,98 @@ THREAD = [
         "  float sum",
         "device_api",
     ),
+    Mutant("slots are not doubled", FLAGGED, "static_cast<int64_t>(exchange.epoch % 2)", "0", "flagged"),
+    Mutant("channels share slots", FLAGGED, "2 * int64_t{exchange.channel}", "0", "flagged"),
+    Mutant("senders share slots", FLAGGED, "half * comm.local.size + unit.peer", "half * comm.local.size", "flagged"),
+    Mutant(
+        "exchanges are not counted",
+        FLAGGED,
+        "if (threadIdx.x == 0) StoreRelaxed(comm.slots.epochs + exchange.channel, exchange.epoch);",
+        "",
+        "flagged",
+    ),
+    Mutant(
+        "exchanges are counted before all threads have begun them",
+        FLAGGED,
+        "if (__syncthreads_or(!received) != 0) return false;",
+        "if (!received) return false;",
+        "flagged",
+    ),
+    Mutant(
+        "only the first half's flag is looked at",
+        FLAGGED,
+        " && (second[k] >> 32) == exchange.flag()",
+        "",
+        "flagged",
+    ),
+    Mutant(
+        "only the second half's flag is looked at",
+        FLAGGED,
+        "(first[k] >> 32) == exchange.flag() && ",
+        "",
+        "flagged",
+    ),
+    Mutant(
+        "only the first unit of a batch must have come",
+        FLAGGED,
+        "if (!here) missing = k;",
+        "if (!here && k == 0) missing = k;",
+        "flagged",
+    ),
+    Mutant(
+        "who has given up goes on exchanging",
+        FLAGGED,
+        "if (__syncthreads_or(HasGivenUp(comm, channel)) != 0) return false;",
+        "__syncthreads();",
+        "flagged",
+    ),
+    Mutant(
+        "waits for units have no end",
+        FLAGGED,
+        "if (looks % kLooksBetweenClocks != 0) continue;",
+        "if (looks > 0) continue;",
+        "flagged",
+    ),
+    Mutant(
+        "reports name a peer that has come",
+        FLAGGED,
+        "units(missing < count ? missing : 0).peer",
+        "units(0).peer",
+        "flagged",
+    ),
+    Mutant(
+        "flags stay until they come again",
+        FLAGGED,
+        "if (!IsSwept(exchange->epoch)) return true;",
+        "if (exchange->epoch > 0) return true;",
+        "flagged",
+    ),
+    Mutant(
+        "a sweep takes what is sent with it", FLAGGED, "  __syncthreads();  // before what is sent\n", "", "flagged"
+    ),
+    Mutant("all pieces are the same", FLAGGED_CALL, "owner * args_.num_channels", "0", "flagged"),
+    Mutant(
+        "sums are sent in the exchange of what is added up",
+        FLAGGED_CALL,
+        "|| !received || !device::BeginExchange(comm_, channel_, &exchange_)",
+        "|| !received",
+        "flagged",
+    ),
+    Mutant(
+        "operands with flags come in another order",
+        FLAGGED_CALL,
+        "own : payloads[k];",
+        "own : payloads[count - 1 - k];",
+        "flagged",
+    ),
+    Mutant("a last unit is stored whole", FLAGGED_CALL, "last >= block_count || ", "", "flagged"),
+    Mutant(
+        "a unit of several runs is taken whole",
+        FLAGGED_CALL,
+        "first / blocks.run != last / blocks.run",
+        "false",
+        "flagged",
+    ),
     Mutant("the example's rounds share one half of the window", EXAMPLE, "round % 2", "round % 1", "example"),
     Mutant(
         "every call of the example begins with the same half",
@@ -333,7 +428,7 @@ class Build:
 
 def run(program: pathlib.Path, test: str) -> str:
     """What went wrong, in a few words; empty if nothing did."""
-    command = [program, "reduced"] if test == "executor" else [program]
+    command = [program, "reduced"] if test in ("executor", "flagged") else [program]
     environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
     try:
         done = subprocess.run(
@@ -360,11 +455,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
         build = Build(args, pathlib.Path(folder))
         tree = build.copy("sound")
-        sources = {test: f"tests/cuda/test_{test}.cc" for test in tests} | {"program": PROGRAM}
+        sources = {test: f"tests/cuda/test_{test}.cc" for test in tests}
+        sources |= {"program": PROGRAM, "call_program": CALL_PROGRAM}
         sound = dict(zip(sources, pool.map(lambda source: build.compile(tree, source), sources.values()), strict=True))
 
         def check_sound(test: str) -> bool:
-            program = build.link(tree / f"test_{test}", [sound[test], sound["program"]])
+            program = build.link(tree / f"test_{test}", [sound[test], sound["program"], sound["call_program"]])
             fault = run(program, test)
             print(f"{'FAILS: ' + fault if fault else 'passes'}: test_{test} of the sources as they are", flush=True)
             return not fault
@@ -378,9 +474,9 @@ def main() -> int:
                 return False
             (copy / mutant.file).write_text(text.replace(mutant.old, mutant.new))
             if mutant.file == PROGRAM:
-                objects = [sound[mutant.test], build.compile(copy, PROGRAM)]
+                objects = [sound[mutant.test], build.compile(copy, PROGRAM), sound["call_program"]]
             else:
-                objects = [build.compile(copy, sources[mutant.test]), sound["program"]]
+                objects = [build.compile(copy, sources[mutant.test]), sound["program"], sound["call_program"]]
             fault = run(build.link(copy / "test", objects), mutant.test)
             shutil.rmtree(copy)
             print(

@@ -43,6 +43,7 @@ def steps(build: pathlib.Path) -> dict[str, tuple[list[str], int]]:
     sanitizer = shutil.which("compute-sanitizer") or "compute-sanitizer"
     return {
         "executor": ([executor], 180),
+        "flagged": ([str(build / "tests" / "cuda" / "test_gpu_flagged")], 120),
         "executor, memcheck": ([sanitizer, "--error-exitcode=1", executor, "reduced"], 120),
         "executor, synccheck": ([sanitizer, "--tool=synccheck", "--error-exitcode=1", executor, "reduced"], 120),
     }

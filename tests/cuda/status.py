@@ -30,6 +30,10 @@ FEATURES = {
     ),
     "GIN on the host: versions, device communicator": (["pytest tests/cuda/test_gin_host.py"], []),
     "mutants of the executor are noticed": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
+    "small messages that carry their own flags: four collectives, all types, sizes, strides": (
+        ["native test_cuda_flagged", "thread test_cuda_flagged"],
+        ["flagged"],
+    ),
     "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
     "device API: signal, wait, barrier, put, get, reduce": (
         ["native test_cuda_device_api", "thread test_cuda_device_api"],

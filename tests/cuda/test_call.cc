@@ -8,7 +8,7 @@
 #include "../../ffi/cuda/call_program.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../native/check.h"
-#include "virtual_ranks.h"
+#include "virtual_flagged.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -98,20 +98,22 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels)
     CHECK(calls[r].arena.output == calls[0].arena.output && calls[r].arena.scratch == calls[0].arena.scratch);
     CHECK(calls[r].program.shares_input == calls[0].program.shares_input);
     CHECK(calls[r].program.shares_output == calls[0].program.shares_output);
-    CHECK(calls[r].program.steps.empty() == calls[0].program.steps.empty());
+    CHECK(calls[r].empty() == calls[0].empty() && calls[r].flagged.has_value() == calls[0].flagged.has_value());
     CHECK(calls[r].num_channels() == calls[0].num_channels() && calls[r].num_channels() <= max_channels);
     inputs.emplace_back(counts.input);
     for (int64_t i = 0; i < counts.input; ++i) inputs[r][i] = static_cast<int32_t>(1000 * r + i);
     outputs.emplace_back(counts.output, -1);
   }
-  if (calls[0].program.steps.empty()) return 0;
+  if (calls[0].empty()) return 0;
 
   HostMemory memory;
   const Counters counters = MakeCounters(memory, n, n, max_channels);
+  const VirtualSlots slots(memory, n, max_channels, kFlaggedUnits);
   const int64_t arena_bytes = calls[0].arena.bytes;
   device::Window arena = {memory.Take(n * arena_bytes), arena_bytes};
   std::vector<device::Report> reports(n);
   std::vector<RankArgs> args;
+  std::vector<FlaggedArgs> flagged;
   for (int32_t r = 0; r < n; ++r) {
     device::Comm comm;
     comm.world = comm.local = {r, n, 0, 1};
@@ -120,13 +122,25 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels)
     comm.arena_bytes = arena_bytes;
     comm.timeout_ns = 1'000'000'000;
     comm.report = &reports[r];
+    comm.slots = slots.Of(r);
+    if (calls[r].flagged) {
+      CHECK(calls[r].flagged->num_channels <= max_channels && calls[r].arena.bytes == 0);
+      flagged.push_back(WithBuffers(*calls[r].flagged, inputs[r].data(), outputs[r].data()));
+      flagged[r].comm = comm;
+      continue;
+    }
     const ProgramImage image(calls[r].program);
     char* there = memory.Take(static_cast<int64_t>(image.bytes.size()));
     memory.Write(there, image.bytes.data(), static_cast<int64_t>(image.bytes.size()));
     args.push_back(WithBuffers(calls[r], MakeArgs(calls[r], comm, there, image), inputs[r].data(), outputs[r].data()));
     if (calls[r].program.shares_input) std::memcpy(args[r].input.At(r), inputs[r].data(), calls[r].input_bytes);
   }
-  emulation::Launch(static_cast<unsigned>(calls[0].num_channels()), static_cast<unsigned>(n), 4, 7, [&] {
+  const int32_t num_channels = flagged.empty() ? calls[0].num_channels() : flagged[0].num_channels;
+  emulation::Launch(static_cast<unsigned>(num_channels), static_cast<unsigned>(n), 4, 7, [&] {
+    if (!flagged.empty()) {
+      FlaggedCall call(flagged[blockIdx.y], static_cast<int32_t>(blockIdx.x));
+      return call.Run();
+    }
     NoNetwork network;
     Walk<NoNetwork> walk(args[blockIdx.y], network, static_cast<int32_t>(blockIdx.x));
     walk.Run();
@@ -176,6 +190,33 @@ void TestMaxSms() {
   std::printf("ok max_sms bounds the channels of a call\n");
 }
 
+// By itself: for small blocks, of these collectives.
+void TestSmallCallsAreFlagged() {
+  const auto is_flagged = [](Collective collective, const char* algorithm, int64_t block_count, int32_t max_channels) {
+    const Counts counts = CountsOf(collective, 4, block_count);
+    CallProgram call;
+    std::string error;
+    CHECK(MakeCallProgram(SpecOf(collective, 4, algorithm), DType::kF32, counts.input, counts.output, 1, max_channels,
+                          &call, &error));
+    return call.flagged.has_value();
+  };
+  for (const Collective collective :
+       {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce, Collective::kReduceScatter}) {
+    CHECK(is_flagged(collective, "", 2, 32));
+    CHECK(!is_flagged(collective, "", 1 << 20, 32));
+    CHECK(!is_flagged(collective, "direct", 2, 32));
+    // What the slots take depends on the channels.
+    for (const int32_t max_channels : {1, 3, 8, 32}) {
+      const int64_t most = std::min(max_channels, kFlaggedChannels) * kFlaggedBytes / 4;
+      CHECK(is_flagged(collective, "flagged", most, max_channels));
+      CHECK(!is_flagged(collective, "flagged", most + 1, max_channels));
+    }
+  }
+  CHECK(!is_flagged(Collective::kBroadcast, "", 2, 32));
+  CHECK(NumFlaggedChannels(8, 32) == 1 && NumFlaggedChannels(4097, 32) == 2 && NumFlaggedChannels(65536, 3) == 3);
+  std::printf("ok small calls are flagged\n");
+}
+
 void TestEmptyBuffers() {
   for (int c = 0; c < static_cast<int>(Collective::kBarrier); ++c) {
     CHECK(RunCall(SpecOf(static_cast<Collective>(c), 4, ""), 0, 32) == 0);
@@ -220,6 +261,7 @@ void TestWindows() {
 
 void TestFailureTexts() {
   CHECK(PhaseText(kEnter) == "when entering" && PhaseText(kLeave) == "when leaving" && PhaseText(7) == "in step 7");
+  CHECK(PhaseText(kExchange) == "in the exchange");
   device::Report report;
   report.step = 3;
   report.rank = 2;
@@ -263,6 +305,7 @@ void TestRefusals() {
 int main() {
   jaxcomm::cuda::TestCallsInAnArena();
   jaxcomm::cuda::TestMaxSms();
+  jaxcomm::cuda::TestSmallCallsAreFlagged();
   jaxcomm::cuda::TestEmptyBuffers();
   jaxcomm::cuda::TestArenaHoldsWhatIsShared();
   jaxcomm::cuda::TestWindows();

@@ -69,6 +69,7 @@ struct Rank {
   int rank = 0;
   int num_gathers = 0, num_mappings = 0, num_kernels = 0;
   int num_allocations = 0;
+  int num_flagged = 0;  // calls of messages with flags
 };
 
 struct Stream {
@@ -251,12 +252,21 @@ void doubles::Wait(cudaStream_t stream) {
 namespace cuda {
 
 cudaError_t LoadKernel() { return cudaSuccess; }
+cudaError_t LoadFlaggedKernel() { return cudaSuccess; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
   return doubles::Launch(num_channels, 4, 0, stream, [args] {
     NoNetwork network;
     Walk<NoNetwork> walk(args, network, static_cast<int32_t>(blockIdx.x));
     walk.Run();
+  });
+}
+
+cudaError_t Launch(const FlaggedArgs& args, cudaStream_t stream) {
+  ++own->num_flagged;
+  return doubles::Launch(args.num_channels, 4, 0, stream, [args] {
+    FlaggedCall call(args, static_cast<int32_t>(blockIdx.x));
+    call.Run();
   });
 }
 
@@ -324,8 +334,12 @@ void TestCallsShareACommunicator() {
       CHECK(communicator->max_channels() == 4 && communicator->device() == rank.rank);
       CHECK(Get(rank, &error) == communicator);
       Sum(*communicator, 1);
+      CHECK(rank.num_allocations == 1);  // small calls need no arena
       Sum(*communicator, 1000);
+      CHECK(rank.num_flagged == 4);
       Sum(*communicator, 40000);  // several channels
+      Sum(*communicator, 1000);
+      CHECK(rank.num_flagged == 6);
       device::Window small, large, again;
       int64_t bytes = 0;
       CHECK(communicator->Reserve(1, &small, &bytes, &error));

@@ -7,16 +7,17 @@
 
 #include "../../ffi/include/jaxcomm/device.h"
 #include "../native/check.h"
-#include "virtual_ranks.h"
+#include "virtual_flagged.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// The ranks of one node, every fourth of a larger group, with a window of `count` words each.
+// The ranks of one node, every fourth of a larger group, with a window of `count` words each, and slots for a unit.
 struct Node {
   Node(int32_t size, int32_t num_channels, int64_t count)
       : counters(MakeCounters(memory, size, size, num_channels)),
+        slots(memory, size, num_channels, 1),
         reports(memory.Upload(std::vector<device::Report>(size))),
         window({memory.Take(size * count * 4), count * 4}) {
     for (int32_t r = 0; r < size; ++r) {
@@ -24,6 +25,7 @@ struct Node {
       comm.world = {2 + 4 * r, 4 * size, 0, 1};
       comm.local = {r, size, 2, 4};
       comm.signals = {{counters.pads, counters.pad_bytes}, counters.sent[r], counters.received[r], num_channels};
+      comm.slots = slots.Of(r);
       comm.timeout_ns = 10'000'000;
       comm.report = reports + r;
       comm.program = 7;
@@ -34,6 +36,7 @@ struct Node {
 
   HostMemory memory;
   Counters counters;
+  VirtualSlots slots;
   device::Report* reports;
   device::Window window;
   std::vector<device::Comm> comms;
@@ -95,6 +98,45 @@ void TestRing(uint64_t seed, int32_t size, int32_t channels, unsigned threads, i
     for (int64_t i = threadIdx.x; i < count; i += blockDim.x) CHECK(copy[i] == Value(0, channel, next, i));
   });
   for (int32_t r = 0; r < size; ++r) CHECK(node.reports[r].state == device::Report::kNone);
+}
+
+// A number from every rank to every other, by messages with flags, exchange after exchange: the page's example. Later
+// the last rank is not there.
+void TestNumbers(uint64_t seed, int32_t size, int32_t channels) {
+  const Node node(size, channels, 1);
+  const auto number_of = [](int32_t round, int32_t channel, int32_t rank) {
+    return uint64_t{Value(round, channel, rank, 0)} << 32 | Value(round, channel, rank, 1);
+  };
+  const auto threads = static_cast<unsigned>(size) + 1;
+  const auto give_numbers = [&](int32_t round) {
+    const auto channel = static_cast<int32_t>(blockIdx.x);
+    const device::Comm& comm = node.comms[blockIdx.y];
+    auto* const numbers = static_cast<uint64_t*>(device::DynamicShared());
+    const uint64_t number = number_of(round, channel, comm.local.rank);
+    device::Exchange exchange;
+    if (!device::BeginExchange(comm, channel, &exchange)) return false;
+    const int32_t rank = comm.local.rank, peer = static_cast<int32_t>(threadIdx.x);  // a thread per peer
+    const bool mine = peer < comm.local.size && peer != rank;
+    if (mine) device::SendUnit(comm, exchange, peer, 0, number);
+    uint64_t payload = number;
+    const auto units = [&](int) { return device::FlaggedUnit{peer, 0}; };
+    const bool received = !mine || device::ReceiveUnits<1>(comm, exchange, 1, units, &payload, 42);
+    if (peer < comm.local.size) numbers[peer] = payload;  // in shared memory
+    if (!device::EndExchange(comm, exchange, received)) return false;
+    for (int32_t r = 0; r < size; ++r) CHECK(numbers[r] == number_of(round, channel, r));
+    return true;
+  };
+  const size_t shared_bytes = size * sizeof(uint64_t);
+  const auto rounds = [&] {
+    for (int32_t round = 0; round < 5; ++round) CHECK(give_numbers(round));
+  };
+  emulation::Launch(channels, size, threads, seed, rounds, shared_bytes);
+  emulation::Launch(channels, size - 1, threads, seed, [&] { CHECK(!give_numbers(5)); }, shared_bytes);
+  for (int32_t r = 0; r + 1 < size; ++r) {
+    const device::Report& report = node.reports[r];
+    CHECK(report.state == device::Report::kComplete && report.step == 42 && report.expected == 6 && report.seen == 5);
+    CHECK(report.rank == 2 + 4 * r && report.peer == 2 + 4 * (size - 1));
+  }
 }
 
 // The last rank is not there. All threads of all others hear so, one of them reports, and no kernel signals again.
@@ -194,6 +236,9 @@ int main(int argc, char** argv) {
         TestMultimem<jaxcomm::arithmetic::Widened<jaxcomm::Float16>>(++seed, size, channels, threads);
       }
     }
+  }
+  for (const int32_t size : {2, 3, 6}) {
+    for (const int32_t channels : {1, 3}) TestNumbers(++seed, size, channels);
   }
   for (const unsigned threads : {1u, 2u, 31u, 32u, 33u, 65u, 512u}) TestBlockSum(++seed, threads);
   std::printf("ok\n");

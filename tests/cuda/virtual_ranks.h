@@ -129,6 +129,9 @@ class VirtualRanks {
     return call;
   }
 
+  // Of a group of one node.
+  device::Comm CommOfNode(int32_t rank) const { return CommOf(rank, {rank, n(), 0, 1}, near_, 0); }
+
   int32_t n() const { return geometry_.num_ranks(); }
   device::Report* reports() const { return reports_; }
   const Counters& near() const { return near_; }

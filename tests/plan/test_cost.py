@@ -135,6 +135,14 @@ ONE_LEVEL = {
     ("barrier", "dissemination"): lambda n, r: ((0, 0, ceil_log2(n)), 0, 0),
     ("barrier", "tree"): lambda n, r: ((0, 0, int(r > 0) + len(children(r, n))), 0, 0),
 }
+# Step by step, as here, those with flags are the plans that they stand for.
+ONE_LEVEL |= {
+    ("all_to_all", "flagged"): ONE_LEVEL["all_to_all", "direct"],
+    ("all_gather", "flagged"): ONE_LEVEL["all_gather", "direct"],
+    ("all_reduce", "flagged"): ONE_LEVEL["all_reduce", "one_shot"],
+    ("all_reduce", "flagged_two_shot"): ONE_LEVEL["all_reduce", "direct"],
+    ("reduce_scatter", "flagged"): ONE_LEVEL["reduce_scatter", "direct"],
+}
 
 
 # Two levels: (messages, bytes, signals) in the node and between nodes, bytes in own memory, bytes of scratch, of a rank

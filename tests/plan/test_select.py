@@ -32,7 +32,7 @@ def test_the_cheapest_is_chosen(collective):
             choice = plan.select(asked, "", 4, cluster())
             costs = {}
             for name, _ in plan.algorithms(collective):
-                if plan.supports(asked, name):
+                if plan.supports(asked, name) and plan.protocol(collective, name) == "steps":
                     alternative = plan.select(asked, name, 4, cluster())
                     costs[name] = alternative.cost.time_s
                     assert name in choice.reason
@@ -94,7 +94,52 @@ def test_what_is_asked_for_is_used():
     for collective in COLLECTIVES:
         for name, _ in plan.algorithms(collective):
             choice = plan.select(request(collective, 2, 4), name, 4, cluster())
-            assert (choice.algorithm, choice.reason) == (name, "asked for")
+            assert choice.algorithm == name
+            if plan.protocol(collective, name) == "steps":
+                assert choice.reason == "asked for"
+            else:
+                assert choice.reason == "asked for; without flags here, step by step"
+                assert not choice.flagged
+
+
+@pytest.mark.parametrize("collective", ["all_to_all", "all_gather", "all_reduce", "reduce_scatter"])
+def test_flags_are_for_machines_that_have_them(collective):
+    """They need no barriers, but twice the bytes: small blocks only."""
+    machine = cluster()
+    for flags in (None, (1e-7, 2e11, 1e-6)):
+        machine.frame_s = 5e-6
+        if flags:
+            machine.flagged = flags
+        assert machine.flagged == flags
+        for block, expected in ((16, flags is not None), (1 << 20, False)):
+            choice = plan.select(request(collective, 1, 8, block), "", 4, machine)
+            assert choice.flagged == (choice.algorithm == "flagged") == expected
+            assert ("flagged" in choice.reason) == (flags is not None)
+    asked = plan.select(request(collective, 1, 8, 1000), "flagged", 4, machine)
+    assert (asked.flagged, asked.reason) == (True, "asked for")
+    assert asked.cost.time_s == pytest.approx(5e-6 + 7 * 1e-7 + 7 * 4000 / 2e11 + 1e-6)  # cluster() launches in 5 us
+    assert (asked.cost.node.messages, asked.cost.node.bytes, asked.cost.node.signals) == (7, 7 * 4000, 0)
+    assert plan.select(request(collective, 1, 8, 0), "flagged", 4, machine).cost.node.bytes == 0
+    stepwise = plan.select(request(collective, 1, 8, 1000), "direct", 4, machine)
+    unframed = plan.select(request(collective, 1, 8, 1000), "direct", 4, cluster())
+    assert stepwise.cost.time_s == pytest.approx(unframed.cost.time_s + 5e-6)
+
+
+def test_two_exchanges_of_pieces_are_for_longer_blocks():
+    machine = cluster()
+    machine.frame_s = 1e-3
+    machine.flagged = machine.flagged_twice = (1e-7, 2e11, 1e-6)
+    assert plan.select(request("all_reduce", 1, 8, 16), "", 4, machine).algorithm == "flagged"
+    long = plan.select(request("all_reduce", 1, 8, 100_001), "", 4, machine)
+    assert (long.algorithm, long.flagged) == ("flagged_two_shot", True)
+    piece = 4 * 12_501
+    assert (long.cost.node.messages, long.cost.node.bytes) == (14, 14 * piece)
+    assert long.cost.time_s == pytest.approx(5e-6 + 14 * 1e-7 + 14 * piece / 2e11 + 2e-6)
+    # Blocks may be too long for one exchange, and pieces of them not.
+    machine = cluster()
+    machine.flagged_twice = (1e-7, 2e11, 1e-6)
+    assert not plan.select(request("all_reduce", 1, 8, 16), "flagged", 4, machine).flagged
+    assert plan.select(request("all_reduce", 1, 8, 16), "flagged_two_shot", 4, machine).flagged
 
 
 @pytest.mark.parametrize(

@@ -65,11 +65,21 @@ struct Signals {
   int32_t num_channels = 0;
 };
 
+// Where the messages of flagged.h arrive. Memory that nothing else ever writes to, all zero at first. What a sender
+// writes has one receiver, and stays until the sender's next exchange but one on the channel.
+struct Slots {
+  Window pad;                  // Flagged [channel][epoch % 2][sender][unit], for the owner
+  uint64_t* epochs = nullptr;  // [channel], exchanges that this rank has finished
+  int32_t num_channels = 0;
+  int32_t num_units = 0;  // from one sender
+};
+
 // One rank's handle of a communicator.
 struct Comm {
   Team world;
   Team local;  // ranks whose memory this one can address
   Signals signals;
+  Slots slots;
   Window arena;  // symmetric memory that the communicator owns
   int64_t arena_bytes = 0;
   Multicast arena_multicast;  // the same memory

@@ -4,6 +4,7 @@
 #include "block.h"
 #include "comm.h"
 #include "copy.h"
+#include "flagged.h"
 #include "multimem.h"
 #include "reduce.h"
 #include "sync.h"

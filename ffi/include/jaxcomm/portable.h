@@ -73,6 +73,27 @@ JAXCOMM_DEVICE bool Claim(uint64_t* word, uint64_t expected, uint64_t desired) {
 #endif
 }
 
+// Two words, each of which arrives whole; the other may arrive earlier or later. Visible to all GPUs; orders nothing.
+JAXCOMM_DEVICE void StorePair(uint64_t* pair, uint64_t first, uint64_t second) {
+#if defined(__CUDACC__)
+  asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(pair), "l"(first), "l"(second) : "memory");
+#else
+  const bool turned = emulation::FlipCoin();
+  __atomic_store_n(pair + turned, turned ? second : first, __ATOMIC_RELAXED);
+  emulation::Pause();
+  __atomic_store_n(pair + !turned, turned ? first : second, __ATOMIC_RELAXED);
+#endif
+}
+
+JAXCOMM_DEVICE void LoadPair(const uint64_t* pair, uint64_t* first, uint64_t* second) {
+#if defined(__CUDACC__)
+  asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(*first), "=l"(*second) : "l"(pair) : "memory");
+#else
+  *first = __atomic_load_n(pair, __ATOMIC_RELAXED);
+  *second = __atomic_load_n(pair + 1, __ATOMIC_RELAXED);
+#endif
+}
+
 // The block's shared memory, as many bytes as the kernel was started with; a multiple of 16. Undefined at first.
 JAXCOMM_DEVICE void* DynamicShared() {
 #if defined(__CUDACC__)

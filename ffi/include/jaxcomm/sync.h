@@ -51,12 +51,25 @@ JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_
   StoreRelease(&report.state, Report::kComplete);
 }
 
+// Looks at what a thread waits for, between two looks at the clock.
+constexpr int kLooksBetweenClocks = 64;
+
+// Asked by a thread that has waited since `begin_ns`. False: go on. True: Comm::timeout_ns are over, which the host has
+// been told, or the host or another block of this rank has given up. Then the channel has given up.
+JAXCOMM_DEVICE bool EndWait(const Comm& comm, int32_t channel, uint64_t begin_ns, int32_t peer, int32_t step,
+                            uint64_t expected, uint64_t seen) {
+  const bool stop = LoadAcquire(&comm.report->abort) != 0 || LoadAcquire(&comm.report->state) != Report::kNone;
+  if (!stop && NowNs() - begin_ns < comm.timeout_ns) return false;
+  if (!stop) Fail(comm, channel, peer, step, expected, seen);
+  GiveUp(comm, channel);
+  return true;
+}
+
 // Waits until `read()` is at least `expected`. False if that took longer than Comm::timeout_ns, or if the host or
 // another block of this rank has given up; then the channel has given up. `peer` and `step` are for the report.
 template <typename Read>
 JAXCOMM_DEVICE bool WaitUntil(const Comm& comm, int32_t channel, int32_t peer, int32_t step, uint64_t expected,
                               Read read) {
-  constexpr int kLooksBetweenClocks = 64;
   uint64_t seen = read();
   if (seen >= expected) return true;
   const uint64_t begin = NowNs();
@@ -66,11 +79,7 @@ JAXCOMM_DEVICE bool WaitUntil(const Comm& comm, int32_t channel, int32_t peer, i
       seen = read();
     }
     if (seen >= expected) return true;
-    const bool stop = LoadAcquire(&comm.report->abort) != 0 || LoadAcquire(&comm.report->state) != Report::kNone;
-    if (!stop && NowNs() - begin < comm.timeout_ns) continue;
-    if (!stop) Fail(comm, channel, peer, step, expected, seen);
-    GiveUp(comm, channel);
-    return false;
+    if (EndWait(comm, channel, begin, peer, step, expected, seen)) return false;
   }
 }
 
