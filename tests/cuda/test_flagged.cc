@@ -37,6 +37,7 @@ bool Ordered(DType dtype) { return FindReduce(dtype, ReduceOp::kMax) != nullptr;
 
 #if defined(__CUDACC__)
 constexpr uint64_t kDeadlineNs = 10'000'000'000;
+constexpr unsigned kManyThreads = 8;
 void Launch(const MixedCall* calls, int32_t num_calls, int32_t num_channels, int32_t num_ranks, unsigned threads,
             uint64_t) {
   int32_t repetitions = 1;
@@ -47,6 +48,7 @@ void Launch(const MixedCall* calls, int32_t num_calls, int32_t num_channels, int
 }
 #else
 constexpr uint64_t kDeadlineNs = 1'000'000'000;
+constexpr unsigned kManyThreads = 2 * kUnits;  // some have nothing to sweep
 void Launch(const MixedCall* calls, int32_t num_calls, int32_t num_channels, int32_t num_ranks, unsigned threads,
             uint64_t seed) {
   emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
@@ -230,7 +232,7 @@ void TestFlagsThatComeAgain(uint64_t seed) {
   constexpr uint64_t kSwept = device::kExchangesBetweenSweeps / 2;
   std::mt19937_64 random(seed);
   Group group(3, 2);
-  // Until then small messages, which leave most slots as they are; then large ones, on one channel.
+  // Until then smaller messages, which leave some slots as they are; then some that take all.
   for (int32_t r = 0; r < group.n; ++r) {
     for (int32_t channel = 0; channel < group.num_channels; ++channel) group.epoch(r, channel) = kSwept - 3;
   }
@@ -242,7 +244,8 @@ void TestFlagsThatComeAgain(uint64_t seed) {
   std::vector<Drawn> row;
   for (int i = 0; i < 10; ++i) {
     Drawn drawn = Draw(group, Collective::kAllReduce, {DType::kF32, ReduceOp::kSum}, random);
-    const int64_t count = i < 6 ? 1 : 100;  // exchanges kSwept - 2, ...; the seventh is `left`
+    // Exchanges kSwept - 2, ...; the third and the fourth are swept, the seventh is `left`.
+    const int64_t count = i == 2 || i == 3 ? 200 : i < 6 ? 1 : 256;
     drawn.request.block_count = count;
     drawn.buffers = PrepareFlagged(group.memory, group.ranks, group.slots, drawn.request, {}, drawn.operation, 2, 0);
     for (char* input : drawn.buffers.inputs) Randomize(input, DType::kF32, count * 4, random);
@@ -253,7 +256,8 @@ void TestFlagsThatComeAgain(uint64_t seed) {
   }
   std::vector<MixedCall> calls;
   for (const Drawn& drawn : row) calls.push_back(drawn.buffers.call);
-  Launch(group.memory.Upload(calls), static_cast<int32_t>(calls.size()), group.num_channels, group.n, 8, seed);
+  Launch(group.memory.Upload(calls), static_cast<int32_t>(calls.size()), group.num_channels, group.n, kManyThreads,
+         seed);
   for (size_t i = 0; i < row.size(); ++i) CheckDrawn(group, row[i], seed, i);
   CHECK(group.epoch(0, 0) == kSwept + 7);
 }

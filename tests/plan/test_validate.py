@@ -27,7 +27,7 @@ def expected_support(collective, algorithm, nodes, locals_, addressable):
     num_ranks = nodes * locals_
     if algorithm == "hierarchical":
         return nodes > 1 and locals_ > 1
-    if (collective, algorithm) in ONE_ADDRESS_SPACE:
+    if (collective, algorithm) in ONE_ADDRESS_SPACE or algorithm.startswith("flagged"):
         return addressable or nodes == 1
     if (collective, algorithm) in POWER_OF_TWO:
         return num_ranks & (num_ranks - 1) == 0
