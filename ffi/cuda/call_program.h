@@ -33,7 +33,9 @@ struct CallProgram {
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
 
-  int32_t num_channels() const { return static_cast<int32_t>(program.channels.size()); }
+  int32_t num_channels() const {
+    return flagged ? flagged->num_channels : static_cast<int32_t>(program.channels.size());
+  }
   // A group or a buffer of nothing to exchange.
   bool empty() const { return program.steps.empty() && !flagged; }
 };

@@ -124,7 +124,7 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels)
     comm.report = &reports[r];
     comm.slots = slots.Of(r);
     if (calls[r].flagged) {
-      CHECK(calls[r].flagged->num_channels <= max_channels && calls[r].arena.bytes == 0);
+      CHECK(calls[r].arena.bytes == 0);
       flagged.push_back(WithBuffers(*calls[r].flagged, inputs[r].data(), outputs[r].data()));
       flagged[r].comm = comm;
       continue;
@@ -135,8 +135,7 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels)
     args.push_back(WithBuffers(calls[r], MakeArgs(calls[r], comm, there, image), inputs[r].data(), outputs[r].data()));
     if (calls[r].program.shares_input) std::memcpy(args[r].input.At(r), inputs[r].data(), calls[r].input_bytes);
   }
-  const int32_t num_channels = flagged.empty() ? calls[0].num_channels() : flagged[0].num_channels;
-  emulation::Launch(static_cast<unsigned>(num_channels), static_cast<unsigned>(n), 4, 7, [&] {
+  emulation::Launch(static_cast<unsigned>(calls[0].num_channels()), static_cast<unsigned>(n), 4, 7, [&] {
     if (!flagged.empty()) {
       FlaggedCall call(flagged[blockIdx.y], static_cast<int32_t>(blockIdx.x));
       return call.Run();

@@ -442,9 +442,11 @@ void TestRanksThatDiffer() {
     CHECK(Has(error, "their programs differ"));
     CallSpec spec = SpecOf(Collective::kAllReduce, 2);
     spec.max_sms = 2 + rank.rank;
-    CHECK(DeviceCall::Make(spec, communicator, DType::kF32, 1 << 22, 1 << 22, &error) == nullptr);
-    CHECK(Has(error, "(max_sms) must be the same on all ranks, but is " + std::to_string(3 - rank.rank) + " on rank " +
-                         std::to_string(1 - rank.rank)));
+    for (const int64_t count : {1 << 22, 3000}) {  // a plan, messages with flags
+      CHECK(DeviceCall::Make(spec, communicator, DType::kF32, count, count, &error) == nullptr);
+      CHECK(Has(error, "(max_sms) must be the same on all ranks, but is " + std::to_string(3 - rank.rank) +
+                           " on rank " + std::to_string(1 - rank.rank)));
+    }
   });
   std::printf("ok ranks whose programs differ are told so\n");
 }
