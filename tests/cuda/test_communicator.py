@@ -20,7 +20,7 @@ def test_communicators_on_doubles(build, wheels, tmp_path):
     command += [ROOT / "examples/fused_rmsnorm/handler.cc", ROOT / "ffi/handlers/attributes.cc"]
     command += [ROOT / f"ffi/cuda/{name}.cc" for name in SOURCES]
     command += [build / "libjaxcomm_native.a", "-lpthread", "-ldl", "-o", tmp_path / "test_communicator"]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    built = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert built.returncode == 0, built.stderr
     done = subprocess.run([tmp_path / "test_communicator"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr

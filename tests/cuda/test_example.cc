@@ -1,10 +1,12 @@
-// The kernel of examples/fused_rmsnorm, emulated: the same bits on all ranks, near to what double precision gives, call
-// after call on the same window.
+// The kernel of examples/fused_rmsnorm, emulated, or with virtual ranks on one GPU: the same bits on all ranks, near to
+// what double precision gives, call after call on the same window.
 //
 //   test_cuda_example [first seed]
+//   test_gpu_example [first seed]
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -16,11 +18,76 @@ namespace fused_rmsnorm {
 namespace {
 
 using jaxcomm::cuda::Counters;
-using jaxcomm::cuda::HostMemory;
 using jaxcomm::cuda::MakeCounters;
 
 constexpr float kEpsilon = 1e-6F;
+
+#if defined(__CUDACC__)
+constexpr uint64_t kTimeoutNs = 2'000'000'000;
+
+void CheckCuda(cudaError_t status) {
+  if (status != cudaSuccess) std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(status));
+  CHECK(status == cudaSuccess);
+}
+
+// Which the host may address while no kernel runs.
+class TestMemory : public jaxcomm::cuda::Memory {
+ public:
+  ~TestMemory() override {
+    for (void* block : blocks_) cudaFree(block);
+  }
+  char* Take(int64_t bytes) override {
+    void* block = nullptr;
+    CheckCuda(cudaMallocManaged(&block, bytes > 0 ? bytes : 1));
+    std::memset(block, 0, bytes);
+    blocks_.push_back(block);
+    return static_cast<char*>(block);
+  }
+  void Write(void* to, const void* from, int64_t bytes) override { std::memcpy(to, from, bytes); }
+
+ private:
+  std::vector<void*> blocks_;
+};
+
+// args: [call][rank].
+template <typename Codec>
+__global__ void __launch_bounds__(kThreads, 1) RunRanks(const Args<Codec>* args, size_t num_calls, size_t num_ranks) {
+  for (size_t call = 0; call < num_calls; ++call) {
+    Run(args[call * num_ranks + blockIdx.y]);
+    __syncthreads();
+  }
+}
+#else
 constexpr uint64_t kTimeoutNs = 50'000'000;
+using TestMemory = jaxcomm::cuda::HostMemory;
+#endif
+
+// Kernels of the first `num_coming` of `num_ranks` ranks, one call after the other; all thread blocks are resident at
+// once. args: [call][rank].
+template <typename Codec>
+void RunAll(const std::vector<Args<Codec>>& args, int32_t num_ranks, int32_t num_coming, int32_t channels,
+            unsigned threads, [[maybe_unused]] uint64_t seed) {
+  size_t num_calls = args.size() / num_ranks;
+#if defined(__CUDACC__)
+  TestMemory memory;
+  const Args<Codec>* uploaded = memory.Upload(args);
+  size_t stride = num_ranks;
+  void* parameters[] = {&uploaded, &num_calls, &stride};
+  CheckCuda(cudaLaunchCooperativeKernel(RunRanks<Codec>, dim3(channels, num_coming), dim3(threads), parameters,
+                                        static_cast<size_t>(device::BlockSumBytes(threads)), nullptr));
+  CheckCuda(cudaDeviceSynchronize());
+#else
+  emulation::Launch(
+      channels, num_coming, threads, seed,
+      [&] {
+        for (size_t call = 0; call < num_calls; ++call) {
+          Run(args[call * num_ranks + blockIdx.y]);
+          __syncthreads();  // the block has ended before that of the next kernel begins
+        }
+      },
+      device::BlockSumBytes(threads));
+#endif
+}
 
 // All ranks of a communicator with a window, from one call to the next.
 struct Node {
@@ -54,7 +121,7 @@ struct Node {
   const int32_t size;
   const int32_t num_channels;
   const int64_t window_bytes;
-  HostMemory memory;
+  TestMemory memory;
   const Counters counters;
   device::Report* const reports;
   const device::Window window;
@@ -137,7 +204,7 @@ struct Call {
   static constexpr double kAddition = 0x1p-24;                               // f32, to nearest
   static constexpr double kStore = sizeof(Storage) == 2 ? 0x1p-8 : 0x1p-24;  // bf16, to nearest
 
-  HostMemory memory;
+  TestMemory memory;
   std::vector<Storage> residual, weight;
   std::vector<std::vector<Storage>> x;  // by rank
   std::vector<Args<Codec>> args;        // by rank
@@ -146,16 +213,12 @@ struct Call {
 template <typename Codec>
 void LaunchAll(const Node& node, const std::vector<Call<Codec>>& calls, int32_t channels, unsigned threads,
                uint64_t seed) {
-  for (const Call<Codec>& call : calls) CHECK(FindProblem(call.args[0], channels) == nullptr);
-  emulation::Launch(
-      channels, node.size, threads, seed,
-      [&] {
-        for (const Call<Codec>& call : calls) {
-          Run(call.args[blockIdx.y]);
-          __syncthreads();  // the block has ended before that of the next kernel begins
-        }
-      },
-      device::BlockSumBytes(threads));
+  std::vector<Args<Codec>> args;
+  for (const Call<Codec>& call : calls) {
+    CHECK(FindProblem(call.args[0], channels) == nullptr);
+    args.insert(args.end(), call.args.begin(), call.args.end());
+  }
+  RunAll(args, node.size, node.size, channels, threads, seed);
   for (int32_t r = 0; r < node.size; ++r) CHECK(node.reports[r].state == device::Report::kNone);
   for (const Call<Codec>& call : calls) call.Check();
 }
@@ -191,7 +254,7 @@ void TestMissingRank(uint64_t seed, int32_t size) {
   std::mt19937_64 random(seed);
   const Node node(size, 2, 1024);
   const Call<F32> call(node, 8, 16, false, random);
-  emulation::Launch(2, size - 1, 8, seed, [&] { Run(call.args[blockIdx.y]); }, device::BlockSumBytes(8));
+  RunAll(call.args, size, size - 1, 2, 8, seed);
   for (int32_t r = 0; r + 1 < size; ++r) {
     const device::Report& report = node.reports[r];
     CHECK(report.state == device::Report::kComplete && report.rank == r && report.peer == size - 1);
