@@ -115,7 +115,9 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/executor_gin.cu
   ffi/cuda/gin.cc
   ffi/cuda/flagged.cu
+  ffi/cuda/locate.cu
   ffi/cuda/nccl_library.cc
+  ffi/cuda/own_communicators.cc
   ffi/cuda/program.cc
   ffi/cuda/user_call.cc
   ffi/cuda/xla_collectives.cc

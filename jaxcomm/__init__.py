@@ -4,6 +4,7 @@ import importlib.metadata
 
 from jaxcomm.calibrate import Calibration, calibrate
 from jaxcomm.distributed import register
+from jaxcomm.errors import check
 from jaxcomm.explain import algorithms, explain
 from jaxcomm.ffi import ffi_call, register_ffi_target
 from jaxcomm.headers import get_cmake_dir, get_include
@@ -28,6 +29,7 @@ __all__ = [
     "all_to_all",
     "barrier",
     "calibrate",
+    "check",
     "explain",
     "ffi_call",
     "get_cmake_dir",

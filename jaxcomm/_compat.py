@@ -4,10 +4,14 @@ Written for jax 0.10.2 to 0.12. Nothing here is private (`jax._src`), but `jax.i
 stability.
 """
 
+import contextlib
+import re
 from typing import Any
 
 import jax
+import jaxlib
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
@@ -16,8 +20,11 @@ __all__ = [
     "ad",
     "batch_like",
     "batching",
+    "has_windows",
+    "in_collective_memory",
     "in_spmd_region",
     "is_tracer",
+    "lends_communicators",
     "make_varying",
     "mlir",
     "unbound_axis",
@@ -66,6 +73,26 @@ def unbound_axis(name: Any) -> bool:
 def in_spmd_region(axis_context: Any) -> bool:
     """Whether a lowering happens inside shard_map."""
     return isinstance(axis_context, mlir.SPMDAxisContext)
+
+
+def _jaxlib() -> tuple[int, ...]:
+    """Version of jaxlib, and so of its plugins."""
+    return tuple(int(part) for part in re.findall(r"\d+", jaxlib.__version__)[:3])
+
+
+def lends_communicators() -> bool:
+    """Whether XLA:GPU lends its communicators to FFI handlers."""
+    return _jaxlib() >= (0, 11, 2)
+
+
+def has_windows() -> bool:
+    """Whether XLA:GPU makes windows on its own buffers for FFI handlers."""
+    return _jaxlib() >= (0, 12)
+
+
+def in_collective_memory(operand: int, result: int) -> contextlib.AbstractContextManager:
+    """Has XLA:GPU place an operand and a result of the custom calls made inside where it can make windows."""
+    return set_xla_metadata(operands_memory_spaces=f"{{{operand}:1}}", results_memory_spaces=f"{{{result}:1}}")
 
 
 def batch_like(primitive: Any, axis_data: Any, x: Any, dimension: int | None, **params: Any) -> tuple:

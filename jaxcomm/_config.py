@@ -21,6 +21,8 @@ class Config:
       network_devices: UCX's names of the interfaces to use and listen on (JAXCOMM_NETWORK_DEVICES), such as "eth0" or
         "mlx5_0:1", or "all". If not set: the one through which the coordinator is reached; all on machines with RDMA.
       max_sms: multiprocessors of a GPU that one collective may keep busy (JAXCOMM_MAX_SMS); the same in all processes.
+      windows: whether GPUs read and write XLA's own buffers (JAXCOMM_WINDOWS, 0 or 1), from jax 0.12 on, instead of
+        copies of them; the same in all processes. docs/cuda.md says why it is off.
       calibration: file that jaxcomm.calibrate() writes and later runs read (JAXCOMM_CALIBRATION), instead of
         jaxcomm/calibration-<host>.json in the user's cache folder; none if empty.
     """
@@ -31,6 +33,7 @@ class Config:
     ucx_library: str | None = None
     network_devices: str | None = None
     max_sms: int = 32
+    windows: bool = False
     calibration: str | None = None
 
 
@@ -71,5 +74,6 @@ def config() -> Config:
         ucx_library=os.environ.get("JAXCOMM_UCX_LIBRARY"),
         network_devices=os.environ.get("JAXCOMM_NETWORK_DEVICES"),
         max_sms=_positive_int("JAXCOMM_MAX_SMS", Config.max_sms),
+        windows=_flag("JAXCOMM_WINDOWS", Config.windows),
         calibration=os.environ.get("JAXCOMM_CALIBRATION"),
     )

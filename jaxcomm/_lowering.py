@@ -1,5 +1,6 @@
 """From mesh axes to replica groups to a custom call. The only file that sees MLIR."""
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -12,6 +13,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _compat, distributed, figures
+from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._native import register, register_cuda
 
@@ -69,7 +71,12 @@ def _place(mesh: Any, call: Call, rows: np.ndarray, platform: str) -> tuple[int,
         if platform == "cuda":
             # NCCL knows which GPUs address each other's memory. So far they must all do so.
             register_cuda()
-            return rows.shape[1], True, {}
+            own: dict[str, Any] = {}
+            if not _compat.lends_communicators():
+                own["members"] = distributed.gpu_groups(mesh, rows)
+            elif config().windows and _compat.has_windows():
+                own["windows"] = np.int64(1)
+            return rows.shape[1], True, own
         register()
         figures.load()
         layout = distributed.layout(mesh, rows)
@@ -179,9 +186,10 @@ def lower(
         # on the primitive it would stop jax.checkpoint in 0.10.
         aliases = {i + 1: i for i in range(len(xs))} if in_place else None
         whole = [x.astype(_in_bytes(x.dtype)) for x in xs]
-        ys = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=aliases)(
-            rank, *whole, **common, **attributes(whole[0], group_size)
-        )
+        ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=aliases)
+        windows = "windows" in common and not in_place  # of the barrier nobody reads anything
+        with _compat.in_collective_memory(operand=1, result=0) if windows else contextlib.nullcontext():
+            ys = ffi_call(rank, *whole, **common, **attributes(whole[0], group_size))
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
     def manual(*xs):

@@ -1,14 +1,16 @@
 """Loads the native modules and registers their FFI targets."""
 
+import atexit
 import functools
 import importlib
 import importlib.util
+import os
 import pathlib
 from types import ModuleType
 
 import jax
 
-from jaxcomm import _core
+from jaxcomm import _core, errors
 from jaxcomm._config import config
 
 # JAX records it when XLA has compiled a program or has read one from the compilation cache.
@@ -38,17 +40,24 @@ def register_cuda() -> bool:
 
     Raises:
       ImportError: there is a CUDA back end, but not jaxcomm's module for it.
+      RuntimeError: a flag of XLA's makes collectives on GPUs overlap.
     """
     try:
         jax.local_devices(backend="cuda")
     except RuntimeError:  # not installed, no GPU, or left out by JAX_PLATFORMS
         return False
+    if "xla_gpu_command_buffer_scheduling_mode=CONCURRENT" in os.environ.get("XLA_FLAGS", ""):
+        raise RuntimeError(
+            "XLA_FLAGS has xla_gpu_command_buffer_scheduling_mode=CONCURRENT: collectives that don't depend on each "
+            "other would run at the same time, but share signals and memory"
+        )
     module = cuda()
     module.configure(config().timeout_s, config().max_sms)
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
+    atexit.register(errors.at_exit, module.failures)
     return True
 
 

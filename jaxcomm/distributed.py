@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
 import itertools
@@ -283,6 +284,40 @@ def connect(processes: Iterable[int]) -> None:
                     f"node if their names are equal, here {node!r}; JAXCOMM_NODE_ID sets another)"
                 ) from error
             _connected.add(process)
+
+
+@functools.cache
+def _know_gpu_group(members: tuple[tuple[int, int], ...]) -> None:
+    """Gets a group of GPUs, this process's among them, what its own communicator takes: a key of NCCL's.
+
+    The process of the first rank makes it. What waits in it for the others is of that process.
+    """
+    module, wheel, own = _native.cuda(), _native.nccl_wheel(), jax.process_index()
+    name = "nccl/" + hashlib.sha256(repr(members).encode()).hexdigest()
+    if members[0][0] == own:
+        key = module.unique_id(wheel)
+        if any(process != own for process, _ in members):
+            _store(_client(), f"jaxcomm/{name}", key.hex())
+    else:
+        key = bytes.fromhex(hear(name, config().timeout_s))
+    module.add_group(wheel, own, list(members), key)
+
+
+def gpu_groups(mesh: Any, rows: np.ndarray) -> np.ndarray:
+    """Process and number there of each GPU, group after group: for XLA that lends no communicators.
+
+    Raises:
+      RuntimeError: the process of a group's first rank did not compile the call within JAXCOMM_TIMEOUT_S.
+    """
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise NotImplementedError("with jaxlib before 0.11.2 jaxcomm needs a mesh of devices, not an AbstractMesh")
+    devices = mesh.devices.reshape(-1)
+    members = [[(device.process_index, device.local_hardware_id) for device in devices[row]] for row in rows]
+    if devices[0].platform == "gpu":  # else the call is only lowered for them
+        for group in members:
+            if any(process == jax.process_index() for process, _ in group):
+                _know_gpu_group(tuple(group))
+    return np.array(members, np.int32).reshape(-1)
 
 
 def nodes() -> list[list[int]]:

@@ -30,6 +30,16 @@ def test_max_sms_is_a_positive_integer(text, monkeypatch):
         read()
 
 
+def test_windows_are_asked_for(monkeypatch):
+    monkeypatch.delenv("JAXCOMM_WINDOWS", raising=False)
+    assert not read().windows
+    monkeypatch.setenv("JAXCOMM_WINDOWS", "1")
+    assert read().windows
+    monkeypatch.setenv("JAXCOMM_WINDOWS", "yes")
+    with pytest.raises(ValueError, match="JAXCOMM_WINDOWS must be 0 or 1"):
+        read()
+
+
 @pytest.mark.parametrize("text", ["", "soon", "0", "-1", "inf", "nan", "1 s"])
 def test_garbage_is_refused(text, monkeypatch):
     monkeypatch.setenv("JAXCOMM_TIMEOUT_S", text)

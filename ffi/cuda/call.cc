@@ -2,13 +2,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstdio>
 #include <optional>
 #include <type_traits>
 #include <utility>
 
 #include "keep_device.h"
 #include "launch.h"
-#include "xla_collectives.h"
+#include "launch_locate.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -109,6 +110,16 @@ ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes)
   CallSpec& spec = state->spec;
   spec = MakeSpec(collective, *call, *groups, Processes());
   if (ffi::Error error = ReadOwnAttributes(attributes, &spec); !error.success()) return ffi::Unexpected(error);
+  state->windows = attributes.get<int64_t>("windows").has_value();
+  // Process and number of every GPU of `groups`.
+  if (const auto members = attributes.get<ffi::Span<const int32_t>>("members")) {
+    if (members->size() != 2 * groups->size()) {
+      return ffi::Unexpected(Invalid(spec, "attribute members is not of two numbers for each device"));
+    }
+    for (size_t i = 0; i < members->size(); i += 2) {
+      state->members.push_back({members->begin()[i], members->begin()[i + 1]});
+    }
+  }
   const auto num_devices = static_cast<int64_t>(spec.groups.size());
   if (spec.group_size < 1 || num_devices % spec.group_size != 0) {
     return ffi::Unexpected(
@@ -117,8 +128,39 @@ ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes)
   return state;
 }
 
-ffi::Error Prepare(CallState* state, XlaCollectives collectives, ffi::RemainingArgs, ffi::RemainingRets) {
-  const std::string problem = collectives.Request(state->spec.groups, state->spec.group_size);
+// Once per process: it is slower, not wrong.
+void WarnOfCopies(const std::string& where, const std::string& why) {
+  static std::once_flag warned;
+  std::call_once(warned, [&] {
+    std::fprintf(stderr, "%s: JAXCOMM_WINDOWS=1, but buffers are copied: %s\n", where.c_str(), why.c_str());
+  });
+}
+
+// What peers use of the operand and the result. All ranks must come to the same, so it does not ask where they are.
+std::string RequestWindows(const CallSpec& spec, const XlaCollectives& collectives, const Buffers& buffers) {
+  CallProgram call;
+  std::string error;
+  if (!MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, 0,
+                       Communicator::ConfiguredChannels(), &call, &error)) {
+    return error;
+  }
+  std::vector<XlaCollectives::Buffer> shared;
+  if (call.program.shares_input) shared.push_back({buffers.x, call.input_bytes});
+  if (call.program.shares_output) shared.push_back({buffers.y, call.output_bytes});
+  if (!shared.empty() && !call.program.steps.empty()) {
+    error = collectives.RequestWindows(spec.groups, spec.group_size, shared);
+    if (!error.empty()) WarnOfCopies(Where(spec), error);
+  }
+  return "";
+}
+
+ffi::Error Prepare(CallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  std::string problem = RequestCommunicator(collectives, state->spec.groups, state->spec.group_size, state->members);
+  if (problem.empty() && state->windows) {
+    Buffers buffers;
+    problem = Decode(state->spec, args, rets, &buffers);
+    if (problem.empty()) problem = RequestWindows(state->spec, collectives, buffers);
+  }
   return problem.empty() ? ffi::Error::Success() : Invalid(state->spec, problem);
 }
 
@@ -129,21 +171,39 @@ DeviceCall* Find(CallState& state, int32_t device) {
   return found == state.calls.end() ? nullptr : found->second.get();
 }
 
+DeviceCall::XlaWindow WindowOf(const CallSpec& spec, const XlaCollectives& collectives, const void* buffer) {
+  DeviceCall::XlaWindow found;
+  void* window = nullptr;
+  const std::string problem = collectives.GetWindow(spec.groups, spec.group_size, buffer, &window, &found.offset);
+  if (!problem.empty()) WarnOfCopies(Where(spec), problem);
+  found.window = static_cast<ncclWindow_t>(window);
+  return found;
+}
+
+std::string LocateBuffers(const CallSpec& spec, const XlaCollectives& collectives, const Buffers& buffers,
+                          DeviceCall& call, cudaStream_t stream) {
+  DeviceCall::XlaWindow input, output;
+  if (call.shares_input()) input = WindowOf(spec, collectives, buffers.x);
+  if (call.shares_output()) output = WindowOf(spec, collectives, buffers.y);
+  return call.Locate(buffers.x, buffers.y, input, output, stream);
+}
+
 std::string Initialized(CallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers) {
   const CallSpec& spec = state.spec;
-  void* lent = nullptr;
-  std::string error = collectives.Get(spec.groups, spec.group_size, &lent);
+  ncclComm_t nccl_comm = nullptr;
+  std::string error = GetCommunicator(collectives, spec.groups, spec.group_size, state.members, device, &nccl_comm);
   if (!error.empty()) return error;
-  Communicator* const communicator = Communicator::Get(static_cast<ncclComm_t>(lent), &error);
+  Communicator* const communicator = Communicator::Get(nccl_comm, &error);
   if (communicator == nullptr) return error;
   const DeviceCall* const existing = Find(state, device);
   if (existing == nullptr || &existing->communicator() != communicator) {
     if (communicator->size() != spec.group_size) {
-      return "XLA's communicator has " + std::to_string(communicator->size()) + " ranks, the group " +
+      return "the group's communicator has " + std::to_string(communicator->size()) + " ranks, the group " +
              std::to_string(spec.group_size);
     }
     // Without the lock: the other devices of the group must do the same at the same time.
-    auto made = DeviceCall::Make(spec, *communicator, buffers.dtype, buffers.input_count, buffers.output_count, &error);
+    auto made = DeviceCall::Make(spec, *communicator, buffers.dtype, buffers.input_count, buffers.output_count, &error,
+                                 state.windows);
     if (!made) return error;
     std::lock_guard<std::mutex> lock(state.mutex);
     state.calls[device] = std::move(made);
@@ -158,14 +218,17 @@ ffi::Error FailureOf(const CallSpec& spec, Communicator& communicator) {
                     Where(spec) + " can't run, since a call before it failed: " + failure);
 }
 
-ffi::Error Initialize(CallState* state, XlaCollectives collectives, int32_t device, ffi::RemainingArgs args,
-                      ffi::RemainingRets rets) {
+ffi::Error Initialize(cudaStream_t stream, CallState* state, XlaCollectives collectives, int32_t device,
+                      ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Buffers buffers;
   std::string problem = Decode(state->spec, args, rets, &buffers);
   if (problem.empty()) problem = Initialized(*state, collectives, device, buffers);
   if (!problem.empty()) return Invalid(state->spec, problem);
+  DeviceCall& call = *Find(*state, device);
   // Of an earlier run. Execute looks too, but is not called for runs of a CUDA graph.
-  return FailureOf(state->spec, Find(*state, device)->communicator());
+  if (ffi::Error failure = FailureOf(state->spec, call.communicator()); !failure.success()) return failure;
+  if (state->windows) problem = LocateBuffers(state->spec, collectives, buffers, call, stream);
+  return problem.empty() ? ffi::Error::Success() : Invalid(state->spec, problem);
 }
 
 ffi::Error Execute(cudaStream_t stream, CallState* state, int32_t device, ffi::RemainingArgs args,
@@ -182,7 +245,8 @@ ffi::Error Execute(cudaStream_t stream, CallState* state, int32_t device, ffi::R
 }  // namespace
 
 std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator& communicator, DType dtype,
-                                             int64_t input_count, int64_t output_count, std::string* error) {
+                                             int64_t input_count, int64_t output_count, std::string* error,
+                                             bool moves) {
   std::unique_ptr<DeviceCall> made(new DeviceCall(communicator));
   if (!MakeCallProgram(spec, dtype, input_count, output_count, communicator.rank(), communicator.max_channels(),
                        &made->call_, error)) {
@@ -202,6 +266,8 @@ std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator&
     made->call_.flagged->comm = comm;
     return made;
   }
+  made->where_ = Where(spec);
+  made->moves_ = moves && (made->shares_input() || made->shares_output()) && !made->call_.program.steps.empty();
   if (!made->Upload(error)) return nullptr;
   return made;
 }
@@ -211,7 +277,9 @@ bool DeviceCall::Upload(std::string* error) {
   const ProgramImage image(call_.program);
   *error = Problem("cudaSetDevice", cudaSetDevice(communicator_.device()));
   if (!error->empty()) return false;
-  *error = Problem("cudaMalloc", cudaMalloc(&image_, image.bytes.size()));
+  const size_t image_bytes = (image.bytes.size() + sizeof(Location) - 1) / sizeof(Location) * sizeof(Location);
+  const size_t table_bytes = sizeof(int64_t) * static_cast<size_t>(communicator_.size());
+  *error = Problem("cudaMalloc", cudaMalloc(&image_, image_bytes + (moves_ ? sizeof(Location) + 2 * table_bytes : 0)));
   if (!error->empty()) return false;
   // Not the legacy default stream, which might wait for a kernel that waits for a peer.
   *error = Problem("cudaMemcpyAsync", cudaMemcpyAsync(image_, image.bytes.data(), image.bytes.size(),
@@ -220,7 +288,64 @@ bool DeviceCall::Upload(std::string* error) {
   *error = Problem("cudaStreamSynchronize", cudaStreamSynchronize(cudaStreamPerThread));
   if (!error->empty()) return false;
   args_ = MakeArgs(call_, args_.comm, image_, image);
-  return true;
+  if (!moves_) return true;
+  locate_.comm = args_.comm;
+  locate_.mail = communicator_.mail();
+  locate_.own = reinterpret_cast<const Location*>(image_ + image_bytes);
+  locate_.input_at = reinterpret_cast<int64_t*>(image_ + image_bytes + sizeof(Location));
+  locate_.output_at = locate_.input_at + communicator_.size();
+  // From the begin of the signals, as Locations are.
+  if (shares_input()) {
+    args_.input = args_.comm.signals.pad;
+    args_.input_at = locate_.input_at;
+  }
+  if (shares_output()) {
+    args_.output = args_.comm.signals.pad;
+    args_.output_at = locate_.output_at;
+  }
+  *error = Problem("kernels", LoadLocate());
+  return error->empty();
+}
+
+std::string DeviceCall::LocateBuffer(const char* name, const void* address, const XlaWindow& window, int64_t in_arena,
+                                     Shared* shared, int64_t* location) const {
+  std::string problem = "XLA gives no window";
+  const bool found = window.window != nullptr && communicator_.Locate(window.window, window.offset, location, &problem);
+  if (!shared->known) *shared = {true, found, address};
+  if (!found) WarnOfCopies(where_, std::string("of the ") + name + ": " + problem);
+  if (!shared->in_place) {
+    *location = communicator_.Locate(args_.comm.arena, in_arena);
+    return "";
+  }
+  shared->address = address;
+  if (found) return "";
+  return std::string("the ") + name + " was in a window of XLA's before, but is not now: " + problem;
+}
+
+std::string DeviceCall::Locate(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
+                               cudaStream_t stream) {
+  if (!moves_) return "";
+  Location location;
+  const bool first = !input_.known && !output_.known;
+  if (shares_input()) {
+    std::string problem = LocateBuffer("operand", x, input, call_.arena.input, &input_, &location.input);
+    if (!problem.empty()) return problem;
+  }
+  if (shares_output()) {
+    std::string problem = LocateBuffer("result", y, output, call_.arena.output, &output_, &location.output);
+    if (!problem.empty()) return problem;
+  }
+  if (!first && location.input == location_.input && location.output == location_.output) return "";
+  // In the order of the stream, and not as an argument of the kernel: runs before this one may still read it there, and
+  // a CUDA graph is not captured anew.
+  KeepDevice keep;
+  std::string problem = Problem("cudaSetDevice", cudaSetDevice(communicator_.device()));
+  if (problem.empty()) {
+    problem = Problem("cudaMemcpyAsync", cudaMemcpyAsync(const_cast<Location*>(locate_.own), &location, sizeof location,
+                                                         cudaMemcpyHostToDevice, stream));
+  }
+  if (problem.empty()) location_ = location;
+  return problem;
 }
 
 DeviceCall::~DeviceCall() {
@@ -245,20 +370,28 @@ std::string DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) cons
   if (!problem.empty() || call_.empty()) return problem;
   KeepDevice keep;
   problem = Problem("cudaSetDevice", cudaSetDevice(communicator_.device()));
-  if (call_.flagged && problem.empty()) {
-    return Problem("kernel", cuda::Launch(WithBuffers(*call_.flagged, x, y), stream));
-  }
   const int32_t rank = communicator_.rank();
   const auto copy = [&](void* to, const void* from, int64_t bytes) {
     if (!problem.empty() || bytes == 0) return;
     problem = Problem("cudaMemcpyAsync",
                       cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream));
   };
-  if (call_.program.shares_input) copy(args_.input.At(rank), x, call_.input_bytes);
+  if (moves_ && ((input_.in_place && x != input_.address) || (output_.in_place && y != output_.address))) {
+    return "XLA runs the call with other buffers than it has initialized it with";
+  }
+  if (problem.empty()) problem = communicator_.Begin(stream);
+  if (call_.flagged) {
+    if (problem.empty()) problem = Problem("kernel", cuda::Launch(WithBuffers(*call_.flagged, x, y), stream));
+    return problem.empty() ? communicator_.End(stream) : problem;
+  }
+  const device::Window& arena = args_.comm.arena;
+  if (shares_input() && !input_.in_place) copy(arena.At(rank, call_.arena.input), x, call_.input_bytes);
+  if (problem.empty() && moves_) problem = Problem("kernel", LaunchLocate(locate_, stream));
   if (problem.empty()) {
     problem = Problem("kernel", cuda::Launch(WithBuffers(call_, args_, x, y), call_.num_channels(), stream));
   }
-  if (call_.program.shares_output) copy(y, args_.output.At(rank), call_.output_bytes);
+  if (shares_output() && !output_.in_place) copy(y, arena.At(rank, call_.arena.output), call_.output_bytes);
+  if (problem.empty()) problem = communicator_.End(stream);
   return problem;
 }
 
@@ -278,6 +411,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(
     ffi::Ffi::BindPrepare().Ctx<ffi::State<cuda::CallState>>().Ctx<XlaCollectives>().RemainingArgs().RemainingRets());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaInitialize, cuda::Initialize,
                               ffi::Ffi::BindInitialize()
+                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
                                   .Ctx<ffi::State<cuda::CallState>>()
                                   .Ctx<XlaCollectives>()
                                   .Ctx<ffi::DeviceOrdinal>()

@@ -8,10 +8,13 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "../handlers/attributes.h"
 #include "call_program.h"
 #include "communicator.h"
+#include "locate.cuh"
+#include "own_communicators.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -19,20 +22,43 @@ namespace cuda {
 // A call site on one device.
 class DeviceCall {
  public:
-  // Collective: as Communicator::Reserve. Null, and `error` filled in, if it can't be made.
+  // Collective: as Communicator::Reserve. Null, and `error` filled in, if it can't be made. `moves`: ranks tell each
+  // other in every run where their buffers are, and Locate() comes before Launch(). The same on all ranks.
   static std::unique_ptr<DeviceCall> Make(const CallSpec& spec, Communicator& communicator, DType dtype,
-                                          int64_t input_count, int64_t output_count, std::string* error);
+                                          int64_t input_count, int64_t output_count, std::string* error,
+                                          bool moves = false);
   ~DeviceCall();
   DeviceCall(const DeviceCall&) = delete;
   DeviceCall& operator=(const DeviceCall&) = delete;
+
+  // Where XLA has put the buffers in this run; `input`, `output`: windows on them, null if there is none. Then, and
+  // where peers don't use the buffer, data goes through the arena, in this run and in all later ones: a CUDA graph that
+  // has been captured copies, or doesn't. Not captured; `stream` is that of the run. Returns what is wrong, or nothing.
+  struct XlaWindow {
+    ncclWindow_t window = nullptr;
+    int64_t offset = 0;
+  };
+  std::string Locate(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
+                     cudaStream_t stream);
 
   // Empty, or what is wrong. May be captured.
   std::string Launch(const void* x, void* y, cudaStream_t stream) const;
 
   Communicator& communicator() const { return communicator_; }
+  bool shares_input() const { return call_.program.shares_input; }
+  bool shares_output() const { return call_.program.shares_output; }
 
  private:
+  // A buffer that peers use.
+  struct Shared {
+    bool known = false;             // Locate() has been called
+    bool in_place = false;          // else in the arena
+    const void* address = nullptr;  // XLA's, of this run
+  };
+
   explicit DeviceCall(Communicator& communicator) : communicator_(communicator) {}
+  std::string LocateBuffer(const char* name, const void* address, const XlaWindow& window, int64_t in_arena,
+                           Shared* shared, int64_t* location) const;
   bool Upload(std::string* error);
   std::string CheckAlignment(const void* x, const void* y) const;
 
@@ -40,6 +66,11 @@ class DeviceCall {
   CallProgram call_;
   char* image_ = nullptr;  // of the device
   RankArgs args_;          // without XLA's buffers
+  std::string where_;
+  bool moves_ = false;
+  LocateArgs locate_;
+  Location location_;  // as the device has it
+  Shared input_, output_;
 };
 
 // One per call site and executable, shared by the local devices.
@@ -48,6 +79,8 @@ struct CallState {
   static ffi::TypeInfo info;
 
   CallSpec spec;
+  std::vector<Member> members;  // of the groups, if XLA lends no communicators
+  bool windows = false;         // buffers are in XLA's collective memory
   std::mutex mutex;
   std::map<int32_t, std::unique_ptr<DeviceCall>> calls;  // by local device
 };

@@ -186,6 +186,7 @@ std::string PhaseText(int32_t step) {
   if (step == kEnter) return "when entering";
   if (step == kLeave) return "when leaving";
   if (step == kExchange) return "in the exchange";
+  if (step == kLocate) return "when telling where its buffers are";
   return "in step " + std::to_string(step);
 }
 

@@ -1,15 +1,15 @@
 #include "communicator.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <memory>
 #include <new>
-#include <thread>
 
 #include "call_program.h"
+#include "deadline.h"
 #include "keep_device.h"
 #include "launch.h"
+#include "locate.cuh"
 
 namespace jaxcomm {
 namespace cuda {
@@ -26,6 +26,7 @@ struct Shared {
   double timeout_s = 30;
   int32_t max_channels = 32;
   std::vector<std::string> calls;  // by Comm::program
+  std::vector<Communicator*> communicators;
 };
 
 Shared& GetShared() {
@@ -40,28 +41,22 @@ bool CheckCuda(const char* name, cudaError_t status, std::string* error) {
   return false;
 }
 
-class Deadline {
- public:
-  explicit Deadline(double seconds)
-      : end_(std::chrono::steady_clock::now() + std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6))) {}
-
-  // False once it is over; else after a short while.
-  bool Wait() const {
-    if (std::chrono::steady_clock::now() > end_) return false;
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-    return true;
-  }
-
- private:
-  const std::chrono::steady_clock::time_point end_;
-};
-
 }  // namespace
 
 void Communicator::Configure(double timeout_s, int32_t max_channels) {
   std::lock_guard<std::mutex> lock(GetShared().mutex);
   GetShared().timeout_s = timeout_s;
   GetShared().max_channels = max_channels;
+}
+
+int32_t Communicator::ConfiguredChannels() {
+  std::lock_guard<std::mutex> lock(GetShared().mutex);
+  return GetShared().max_channels;
+}
+
+double Communicator::ConfiguredTimeout() {
+  std::lock_guard<std::mutex> lock(GetShared().mutex);
+  return GetShared().timeout_s;
 }
 
 uint64_t Communicator::AddCall(const std::string& text) {
@@ -72,8 +67,8 @@ uint64_t Communicator::AddCall(const std::string& text) {
 
 Communicator* Communicator::Get(ncclComm_t nccl_comm, std::string* error) {
   struct Entry {
-    std::mutex mutex;  // held while it is made: other devices make theirs at the same time
-    std::unique_ptr<Communicator> communicator;
+    std::mutex mutex;                      // held while it is made: other devices make theirs at the same time
+    Communicator* communicator = nullptr;  // never deleted
     std::string error;
   };
   static std::mutex mutex;
@@ -84,15 +79,41 @@ Communicator* Communicator::Get(ncclComm_t nccl_comm, std::string* error) {
     entry = &(*entries)[nccl_comm];
   }
   std::lock_guard<std::mutex> lock(entry->mutex);
-  if (!entry->communicator && entry->error.empty()) {
+  Communicator*& known = entry->communicator;
+  if (known != nullptr && known->tells_windows_ && !known->OwnsWindow()) known = nullptr;
+  if (known == nullptr && entry->error.empty()) {
     // XLA has loaded the library that made the communicator.
     if (const NcclLibrary* nccl = NcclLibrary::Open("", &entry->error)) {
-      entry->communicator.reset(new Communicator(*nccl, nccl_comm));
-      if (!entry->communicator->Make(&entry->error) && entry->error.empty()) entry->error = "unknown failure";
+      known = new Communicator(*nccl, nccl_comm);
+      if (!known->Make(&entry->error) && entry->error.empty()) entry->error = "unknown failure";
+      known->tells_windows_ = entry->error.empty() && known->OwnsWindow();
+    }
+    if (entry->error.empty()) {
+      std::lock_guard<std::mutex> shared_lock(GetShared().mutex);
+      GetShared().communicators.push_back(known);
     }
   }
   *error = entry->error;
-  return entry->error.empty() ? entry->communicator.get() : nullptr;
+  return entry->error.empty() ? known : nullptr;
+}
+
+bool Communicator::OwnsWindow() const {
+  void* memory = nullptr;
+  return nccl_.WinGetUserPtr != nullptr && nccl_.WinGetUserPtr(nccl_comm_, window_, &memory) == ncclSuccess &&
+         memory == memory_;
+}
+
+std::vector<std::string> Communicator::Failures() {
+  std::vector<Communicator*> communicators;
+  {
+    std::lock_guard<std::mutex> lock(GetShared().mutex);
+    communicators = GetShared().communicators;
+  }
+  std::vector<std::string> failures;
+  for (Communicator* const communicator : communicators) {
+    if (std::string failure = communicator->Failure(); !failure.empty()) failures.push_back(std::move(failure));
+  }
+  return failures;
 }
 
 bool Communicator::Make(std::string* error) {
@@ -103,7 +124,7 @@ bool Communicator::Make(std::string* error) {
     max_channels = GetShared().max_channels;
   }
   comm_.timeout_ns = static_cast<uint64_t>(timeout_s_ * 1e9);
-  comm_.signals.num_channels = max_channels;
+  comm_.signals.num_channels = max_channels + 1;
   if (!QueryProperties(error)) return false;
   KeepDevice keep;
   if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error)) return false;
@@ -150,7 +171,7 @@ bool Communicator::QueryProperties(std::string* error) {
 
 bool Communicator::MakeLocalMemory(std::string* error) {
   const size_t words_bytes = static_cast<size_t>(size()) * sizeof(uint64_t);
-  const size_t counters_bytes = words_bytes * static_cast<size_t>(max_channels());
+  const size_t counters_bytes = words_bytes * static_cast<size_t>(comm_.signals.num_channels);
   const size_t epochs_bytes = static_cast<size_t>(max_channels()) * sizeof(uint64_t);
   void* host = nullptr;
   void* report = nullptr;
@@ -173,18 +194,19 @@ bool Communicator::MakeLocalMemory(std::string* error) {
   return true;
 }
 
-// Signals and slots have memory of their own, which stays where it is when the arena grows.
+// Signals, slots and mail have memory of their own, which stays where it is when the arena grows.
 bool Communicator::MakeCounters(std::string* error) {
   device::Slots& slots = comm_.slots;
   slots.num_channels = std::min(max_channels(), kFlaggedChannels);
   slots.num_units = kFlaggedUnits;
   const int64_t slot_bytes = int64_t{2} * slots.num_channels * size() * slots.num_units * int64_t{sizeof(uint64_t[2])};
-  const int64_t bytes =
-      WholePages(slot_bytes + static_cast<int64_t>(max_channels()) * size() * static_cast<int64_t>(sizeof(uint64_t)));
+  const int64_t pad_bytes = static_cast<int64_t>(comm_.signals.num_channels) * size() * sizeof(uint64_t);
+  const int64_t bytes = WholePages(slot_bytes + pad_bytes + MailBytes(size()));
   device::Window& pad = comm_.signals.pad;
   if (!Allocate("signals", bytes, &pad, error) || !Clear("signals", pad, bytes, error)) return false;
   slots.pad = pad;
   pad.base += slot_bytes;
+  mail_ = {pad.base + pad_bytes, pad.stride};
   return true;
 }
 
@@ -199,6 +221,39 @@ bool Communicator::IsSameOnAllRanks(const char* what, uint64_t own, std::string*
   std::lock_guard<std::mutex> lock(mutex_);
   KeepDevice keep;
   return CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) && Agree(what, own, error);
+}
+
+namespace {
+
+// False also if nobody can tell.
+bool IsCaptured(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
+
+std::string Communicator::Begin(cudaStream_t stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::string error;
+  if (last_ != nullptr && last_stream_ != stream && !IsCaptured(stream)) {
+    CheckCuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, last_, 0), &error);
+  }
+  return error;
+}
+
+std::string Communicator::End(cudaStream_t stream) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::string error;
+  if (IsCaptured(stream)) return error;
+  if (last_ == nullptr &&
+      !CheckCuda("cudaEventCreate", cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), &error)) {
+    return error;
+  }
+  CheckCuda("cudaEventRecord", cudaEventRecord(last_, stream), &error);
+  last_stream_ = stream;
+  return error;
 }
 
 bool Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes, std::string* error) {
@@ -271,14 +326,24 @@ bool Communicator::Allocate(const char* what, int64_t bytes, device::Window* win
     nccl_.MemFree(memory);
     return false;
   }
+  if (window_ == nullptr) {  // the signals come first
+    window_ = registered;
+    memory_ = memory;
+  }
+  return Address(registered, 0, window, error) && (multicast == nullptr || FindMulticast(registered, multicast, error));
+}
+
+bool Communicator::Address(ncclWindow_t registered, int64_t offset, device::Window* window, std::string* error) const {
   std::vector<char*> addresses;
   for (int32_t r = 0; r < size(); ++r) {
     void* address = nullptr;
-    if (!Check("ncclGetLsaDevicePointer", nccl_.GetLsaDevicePointer(registered, 0, r, &address), error)) return false;
+    if (!Check("ncclGetLsaDevicePointer",
+               nccl_.GetLsaDevicePointer(registered, static_cast<size_t>(offset), r, &address), error)) {
+      return false;
+    }
     addresses.push_back(static_cast<char*>(address));
   }
-  if (!MakeWindow(addresses, window, error)) return false;
-  return multicast == nullptr || FindMulticast(registered, multicast, error);
+  return MakeWindow(addresses, window, error);
 }
 
 // Null unless all ranks have an address.
@@ -293,6 +358,24 @@ bool Communicator::FindMulticast(ncclWindow_t registered, device::Multicast* mul
   if (!Exchange(address != nullptr ? 1 : 0, &all, error)) return false;
   if (std::count(all.begin(), all.end(), 1) == size()) multicast->base = static_cast<char*>(address);
   return true;
+}
+
+// What NCCL says of peers is right only if their buffers lie as far from the begin of their windows as this rank's: it
+// is looked at for the distance between ranks, nothing else.
+bool Communicator::Locate(ncclWindow_t window, int64_t offset, int64_t* location, std::string* error) const {
+  device::Window addressed;
+  if (!Address(window, offset, &addressed, error)) return false;
+  if (size() > 1 && addressed.stride != comm_.signals.pad.stride) {
+    *error = "XLA's window is " + std::to_string(addressed.stride) + " bytes apart from rank to rank, jaxcomm's " +
+             std::to_string(comm_.signals.pad.stride);
+    return false;
+  }
+  *location = Locate(addressed, 0);
+  return true;
+}
+
+int64_t Communicator::Locate(const device::Window& arena, int64_t offset) const {
+  return arena.At(rank(), offset) - comm_.signals.pad.At(rank());
 }
 
 // By NCCL rather than by signals of our own, which this is there to set up.
@@ -336,7 +419,7 @@ bool Communicator::WaitForStream(std::string* error) {
 }
 
 // XLA may have made the communicator non-blocking: then a call is over when NCCL says so.
-bool Communicator::Check(const char* name, ncclResult_t result, std::string* error) {
+bool Communicator::Check(const char* name, ncclResult_t result, std::string* error) const {
   const Deadline deadline(timeout_s_);
   while (result == ncclInProgress) {
     if (const ncclResult_t asked = nccl_.CommGetAsyncError(nccl_comm_, &result); asked != ncclSuccess) result = asked;

@@ -1,4 +1,4 @@
-// What kernels need of an ncclComm_t of XLA's: symmetric memory, counters, a report.
+// What kernels need of an ncclComm_t: symmetric memory, counters, a report.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,10 +25,16 @@ class Communicator {
  public:
   // For all communicators made from now on. `max_channels` must be the same on all ranks.
   static void Configure(double timeout_s, int32_t max_channels);
+  static int32_t ConfiguredChannels();
+  static double ConfiguredTimeout();
 
   // Collective when it is called first for `nccl_comm`. Null, and `error` filled in, if that can't be used; then it is
-  // null ever after.
+  // null ever after. XLA destroys communicators when a process has died, and a new one may get the address of an old
+  // one: that is then made anew.
   static Communicator* Get(ncclComm_t nccl_comm, std::string* error);
+
+  // Why kernels have given up, of all communicators that have ever been made.
+  static std::vector<std::string> Failures();
 
   // Text for reports of calls that pass the result as device::Comm::program.
   static uint64_t AddCall(const std::string& text);
@@ -43,6 +49,19 @@ class Communicator {
   // The same for calls of one owner alone, zero at first: what one kernel leaves there, the next one of this owner
   // finds. Who asks for more than there is gets another arena, and the old one stays with those who have it.
   bool ReserveFor(const std::string& owner, int64_t bytes, device::Comm* comm, std::string* error);
+  // Where Locate's letters go.
+  const device::Window& mail() const { return mail_; }
+  // Where a buffer of this rank is: bytes from the begin of its signals. `window` is an ncclWindow_t on memory of
+  // XLA's, in which the buffer begins at `offset`; in the second form it is in the arena. False, and `error` filled in,
+  // if peers can't address it as they do the rest.
+  bool Locate(ncclWindow_t window, int64_t offset, int64_t* location, std::string* error) const;
+  int64_t Locate(const device::Window& arena, int64_t offset) const;
+
+  // Around what a call puts on `stream`: calls on other streams come one after the other, in the order in which the
+  // host has started them, since they share signals and arena. Not so in the capture of a CUDA graph, whose nodes XLA
+  // orders. Empty, or what is wrong.
+  std::string Begin(cudaStream_t stream);
+  std::string End(cudaStream_t stream);
 
   // Empty, or why a kernel has given up. Then this communicator is of no more use: the ranks' counters have parted.
   std::string Failure();
@@ -50,24 +69,29 @@ class Communicator {
   const device::Comm& comm() const { return comm_; }  // without an arena
   int32_t rank() const { return comm_.world.rank; }
   int32_t size() const { return comm_.world.size; }
-  int32_t max_channels() const { return comm_.signals.num_channels; }
+  // Channels for plans; one more is that of Locate (locate.cuh).
+  int32_t max_channels() const { return comm_.signals.num_channels - 1; }
   int device() const { return device_; }
 
  private:
   Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm) : nccl_(nccl), nccl_comm_(nccl_comm) {}
 
   bool Make(std::string* error);
+  // Whether NCCL knows the window of the signals as one of this ncclComm_t's.
+  bool OwnsWindow() const;
   bool QueryProperties(std::string* error);
   bool MakeLocalMemory(std::string* error);
   bool MakeCounters(std::string* error);
   bool Clear(const char* what, const device::Window& window, int64_t bytes, std::string* error);
   bool Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error,
                 device::Multicast* multicast = nullptr);
+  // Memory that begins `offset` bytes behind the begin of `registered`, at all ranks.
+  bool Address(ncclWindow_t registered, int64_t offset, device::Window* window, std::string* error) const;
   bool FindMulticast(ncclWindow_t registered, device::Multicast* multicast, std::string* error);
   bool Exchange(uint64_t own, std::vector<uint64_t>* all, std::string* error);
   bool Agree(const char* what, uint64_t own, std::string* error);
   bool WaitForStream(std::string* error);
-  bool Check(const char* name, ncclResult_t result, std::string* error);
+  bool Check(const char* name, ncclResult_t result, std::string* error) const;
 
   const NcclLibrary& nccl_;
   const ncclComm_t nccl_comm_;
@@ -75,6 +99,10 @@ class Communicator {
   bool multimem_ = false;
   double timeout_s_ = 0;
   device::Comm comm_;
+  device::Window mail_;
+  ncclWindow_t window_ = nullptr;          // of the signals
+  void* memory_ = nullptr;                 // that it is on
+  bool tells_windows_ = false;             // OwnsWindow() has been true
   cudaStream_t stream_ = nullptr;          // for what is done before the first kernel
   uint64_t* exchanged_ = nullptr;          // of the device: own word, then those of all ranks
   uint64_t* exchanged_on_host_ = nullptr;  // those of all ranks
@@ -86,6 +114,8 @@ class Communicator {
     int64_t bytes = 0;
   };
   std::mutex mutex_;
+  cudaEvent_t last_ = nullptr;  // end of the last call that was not captured
+  cudaStream_t last_stream_ = nullptr;
   device::Window arena_;
   int64_t arena_bytes_ = 0;
   std::map<std::string, Arena> arenas_;  // the newest one of each owner

@@ -21,6 +21,9 @@ struct RankArgs {
   device::Window input;  // of the ranks of the node; own only where the program does not share it
   device::Window output;
   device::Window scratch;
+  // By rank of the node: bytes from where `input` and `output` say to where the rank's memory is. Null: it is there.
+  const int64_t* input_at = nullptr;
+  const int64_t* output_at = nullptr;
   const ProgramStep* steps = nullptr;
   const Place* sources = nullptr;
   const ChannelProgram* channels = nullptr;
@@ -82,13 +85,15 @@ JAXCOMM_DEVICE Elements ElementsOf(const RankArgs& args, const ChannelProgram& p
   Elements elements;
   const bool input = place.space == Space::kInput;
   const device::Window& window = input ? args.input : place.space == Space::kOutput ? args.output : args.scratch;
-  elements.base = window.At(place.rank % args.ranks_per_node);  // of a rank of another node: not an address
+  const int32_t local_rank = place.rank % args.ranks_per_node;
+  elements.base = window.At(local_rank);  // of a rank of another node: not an address
   elements.first = place.offset;
   elements.flat = step.flat || place.space == Space::kScratch;
   if (place.space == Space::kScratch) {
     elements.first += program.scratch_begin;
     return elements;
   }
+  if (const int64_t* const at = input ? args.input_at : args.output_at) elements.base += at[local_rank];
   elements.part = input ? program.input : program.output;
   if (step.flat) elements.first += elements.part.begin;
   return elements;

@@ -2,15 +2,18 @@
 // driver.
 #include <cuda_runtime_api.h>
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <stdexcept>
 
 #include "call.h"
 #include "capabilities.h"
 #include "code_check.h"
 #include "nccl_library.h"
+#include "own_communicators.h"
 #include "user_call.h"
 
 namespace nb = nanobind;
@@ -125,6 +128,26 @@ nb::dict Nccl(const std::string& wheel_path) {
   return found;
 }
 
+nb::bytes UniqueId(const std::string& wheel_path) {
+  const NcclLibrary& library = OpenNccl(wheel_path);
+  ncclUniqueId key;
+  if (const ncclResult_t result = library.GetUniqueId(&key); result != ncclSuccess) {
+    throw std::runtime_error(std::string("ncclGetUniqueId: ") + library.GetErrorString(result));
+  }
+  return nb::bytes(key.internal, sizeof key.internal);
+}
+
+void AddGroup(const std::string& wheel_path, int own_process, const std::vector<std::pair<int, int>>& members,
+              const nb::bytes& key) {
+  OpenNccl(wheel_path);
+  ncclUniqueId copied;
+  if (key.size() != sizeof copied.internal) throw std::invalid_argument("add_group: key is of another size");
+  std::memcpy(copied.internal, key.data(), sizeof copied.internal);
+  std::vector<cuda::Member> group;
+  for (const auto& [process, device] : members) group.push_back({process, device});
+  cuda::OwnCommunicators::Add(own_process, group, copied);
+}
+
 nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector<int>& devices) {
   const NcclLibrary& library = OpenNccl(wheel_path);
   if (devices.empty()) throw std::invalid_argument("communicator_properties: devices is empty");
@@ -165,6 +188,10 @@ NB_MODULE(_cuda, m) {
         "Why this module's kernels can't run on a GPU; empty if they can. Starts the GPU.");
   m.def("nccl", &Nccl, nb::arg("wheel_path"),
         "Opens NCCL: path, version, optional functions that it lacks. Raises RuntimeError if it can't be used.");
+  m.def("failures", &cuda::Communicator::Failures, "Why calls on GPUs have given up, so far.");
+  m.def("unique_id", &UniqueId, nb::arg("wheel_path"), "A key with which processes make a communicator (NCCL).");
+  m.def("add_group", &AddGroup, nb::arg("wheel_path"), nb::arg("own_process"), nb::arg("members"), nb::arg("key"),
+        "For calls where XLA lends no communicators: process and number of each GPU of a group, and its key.");
   m.def("communicator_properties", &CommunicatorProperties, nb::arg("wheel_path"), nb::arg("devices"),
         "What a communicator over these GPUs, one rank each, can do. Takes seconds.");
 }

@@ -39,7 +39,8 @@ namespace jaxcomm {
   F(DevCommDestroy)              \
   F(CommQueryProperties)         \
   F(GetLsaDevicePointer)         \
-  F(GetLsaMultimemDevicePointer)
+  F(GetLsaMultimemDevicePointer) \
+  F(WinGetUserPtr)
 
 struct NcclLibrary {
 #define JAXCOMM_DECLARE(name) decltype(&nccl##name) name = nullptr;

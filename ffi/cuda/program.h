@@ -25,8 +25,9 @@ struct Part {
 };
 
 // Steps that no plan has: all ranks of the node, and those of other nodes that send here, enter and leave; own puts to
-// other nodes are read. kExchange: all of a call that has no steps.
-enum Phase : int32_t { kEnter = -1, kLeave = -2, kExchange = -3, kFlush = -5 };
+// other nodes are read. kExchange: all of a call that has no steps. kLocate: before the plan, the ranks of the node
+// tell each other where their buffers are.
+enum Phase : int32_t { kEnter = -1, kLeave = -2, kExchange = -3, kFlush = -5, kLocate = -6 };
 
 struct ProgramStep {
   Step step;

@@ -73,6 +73,48 @@ std::string XlaCollectives::Get(const std::vector<int64_t>& groups, int64_t grou
   return "";
 }
 
+const xla_abi::CollectivesWithWindows* XlaCollectives::WithWindows(std::string* problem) const {
+  *problem = missing_;
+  if (extension_ == nullptr) return nullptr;
+  const xla_abi::Extension& base = extension_->base;
+  if (base.minor_version < 2 || base.struct_size < sizeof(xla_abi::CollectivesWithWindows)) {
+    *problem = "XLA has windows on its buffers from jaxlib 0.12 on";
+    return nullptr;
+  }
+  return reinterpret_cast<const xla_abi::CollectivesWithWindows*>(extension_);
+}
+
+std::string XlaCollectives::RequestWindows(const std::vector<int64_t>& groups, int64_t group_size,
+                                           const std::vector<Buffer>& buffers) const {
+  std::string problem;
+  const xla_abi::CollectivesWithWindows* const extension = WithWindows(&problem);
+  if (extension == nullptr) return problem;
+  const std::vector<xla_abi::ReplicaGroup> split = Split(groups, group_size);
+  std::vector<xla_abi::Region> regions;
+  for (const Buffer& buffer : buffers) regions.push_back({buffer.address, static_cast<size_t>(buffer.bytes), 0});
+  xla_abi::RequestWindowArgs args = {sizeof args,  nullptr,          xla_abi::kFlattenedIds, split.data(),
+                                     split.size(), kCommunicationId, regions.data(),         regions.size()};
+  XLA_FFI_Error* const error = extension->request_window(extension_, &args);
+  return error == nullptr ? "" : "XLA makes no windows on its buffers: " + TakeText(error);
+}
+
+std::string XlaCollectives::GetWindow(const std::vector<int64_t>& groups, int64_t group_size, const void* buffer,
+                                      void** window, int64_t* offset) const {
+  std::string problem;
+  const xla_abi::CollectivesWithWindows* const extension = WithWindows(&problem);
+  if (extension == nullptr) return problem;
+  const std::vector<xla_abi::ReplicaGroup> split = Split(groups, group_size);
+  xla_abi::GetWindowArgs args = {
+      sizeof args, nullptr, xla_abi::kFlattenedIds, split.data(), split.size(), kCommunicationId, buffer, nullptr, 0};
+  if (XLA_FFI_Error* error = extension->get_window(extension_, &args)) {
+    return "XLA has no window on its buffer: " + TakeText(error);
+  }
+  if (args.window == nullptr) return "XLA's window is null";
+  *window = args.window;
+  *offset = static_cast<int64_t>(args.offset);
+  return "";
+}
+
 std::string XlaCollectives::TakeText(XLA_FFI_Error* error) const {
   const std::string text = ::xla::ffi::internal::GetErrorMessage(api_, error);
   ::xla::ffi::internal::DestroyError(api_, error);

@@ -18,7 +18,15 @@ namespace jaxcomm {
 // Lives no longer than the handler's call.
 class XlaCollectives {
  public:
+  struct Buffer {
+    const void* address;
+    int64_t bytes;
+  };
+
   XlaCollectives(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* context);
+
+  // Whether XLA lends communicators at all. If not, everything below says why.
+  bool Lends() const { return extension_ != nullptr; }
 
   // `groups`: logical device ids, group after group. Both return an empty string, or what is wrong.
   //
@@ -27,8 +35,22 @@ class XlaCollectives {
   // Stages Initialize and Execute: `*communicator` is an ncclComm_t on CUDA, owned by XLA.
   std::string Get(const std::vector<int64_t>& groups, int64_t group_size, void** communicator) const;
 
+  // Windows on XLA's own buffers, which must lie in XLA's collective memory. All ranks of the group must request those
+  // of the same operands and results of the same calls: XLA registers them together. An address in none of XLA's
+  // buffers is an error here; one in other memory is an error of the whole run, later.
+  //
+  // Stage Prepare, after Request.
+  std::string RequestWindows(const std::vector<int64_t>& groups, int64_t group_size,
+                             const std::vector<Buffer>& buffers) const;
+  // Stages Initialize and Execute: `*window` is an ncclWindow_t on CUDA, owned by XLA; of what is valid after this run
+  // nothing is known. The buffer is `*offset` bytes from its begin; other ranks' may be elsewhere in theirs.
+  std::string GetWindow(const std::vector<int64_t>& groups, int64_t group_size, const void* buffer, void** window,
+                        int64_t* offset) const;
+
  private:
   std::string TakeText(XLA_FFI_Error* error) const;
+  // Null, and why.
+  const xla_abi::CollectivesWithWindows* WithWindows(std::string* problem) const;
 
   const XLA_FFI_Api* api_;
   const xla_abi::Collectives* extension_ = nullptr;

@@ -12,7 +12,7 @@ namespace jaxcomm {
 namespace xla_abi {
 
 constexpr int64_t kCollectives = 129;
-constexpr int32_t kCollectivesMajor = 0;  // minor 1: communicators
+constexpr int32_t kCollectivesMajor = 0;  // minor 1: communicators; 2, from jaxlib 0.12 on: windows too
 
 struct Extension {
   size_t struct_size;
@@ -61,11 +61,47 @@ struct GetArgs {
   void* communicator;  // out; owned by XLA
 };
 
+struct Region {
+  const void* buffer;
+  size_t bytes;
+  uint64_t flags;
+};
+
+struct RequestWindowArgs {
+  size_t struct_size;
+  void* extension_start;
+  int group_mode;
+  const ReplicaGroup* groups;
+  size_t num_groups;
+  int64_t communication_id;
+  const Region* regions;
+  size_t num_regions;
+};
+
+struct GetWindowArgs {
+  size_t struct_size;
+  void* extension_start;
+  int group_mode;
+  const ReplicaGroup* groups;
+  size_t num_groups;
+  int64_t communication_id;
+  const void* buffer;
+  void* window;   // out; owned by XLA
+  size_t offset;  // out; of `buffer` in the window
+};
+
 struct Collectives {
   Extension base;
   void* state;
   XLA_FFI_Error* (*request_communicator)(const Collectives*, RequestArgs*);  // Prepare
   XLA_FFI_Error* (*get_communicator)(const Collectives*, GetArgs*);          // Initialize, Execute
+};
+
+// Of minor 2. Begins as Collectives does.
+struct CollectivesWithWindows {
+  Collectives communicators;
+  XLA_FFI_Error* (*request_window)(const Collectives*, RequestWindowArgs*);  // Prepare, after request_communicator
+  XLA_FFI_Error* (*get_window)(const Collectives*, GetWindowArgs*);          // Initialize, Execute
 };
 
 }  // namespace xla_abi

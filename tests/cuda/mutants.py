@@ -28,6 +28,7 @@ FLAGGED = "ffi/include/jaxcomm/flagged.h"
 FLAGGED_CALL = "ffi/cuda/flagged.cuh"
 EXAMPLE = "examples/fused_rmsnorm/fused_rmsnorm.cuh"
 EXECUTOR = "ffi/cuda/executor.cuh"
+LOCATE = "ffi/cuda/locate.cuh"
 PROGRAM = "ffi/cuda/program.cc"
 CALL_PROGRAM = "ffi/cuda/call_program.cc"
 GIN = "ffi/cuda/gin_network.cuh"
@@ -317,6 +318,27 @@ THREAD = [
         "example",
     ),
     Mutant("every thread puts", GIN, "if (threadIdx.x == 0) {", "{"),
+    Mutant(
+        "letters of two calls in one place",
+        LOCATE,
+        "static_cast<int64_t>(count % 2) * num_ranks + sender",
+        "static_cast<int64_t>(count % 1) * num_ranks + sender",
+        "locate",
+    ),
+    Mutant(
+        "addresses of another run are good enough",
+        LOCATE,
+        "for (int32_t c = thread; c < comm.signals.num_channels; c += num_threads) device::GiveUp(comm, c);",
+        "device::GiveUp(comm, channel);",
+        "locate",
+    ),
+    Mutant(
+        "who has given up goes on sending letters",
+        LOCATE,
+        "  if (__syncthreads_or(device::HasGivenUp(comm, channel)) != 0) return;\n",
+        "",
+        "locate",
+    ),
 ]
 
 # Show between nodes, in less time than under ThreadSanitizer.

@@ -35,6 +35,10 @@ FEATURES = {
         ["flagged"],
     ),
     "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
+    "buffers that move: ranks tell each other where theirs are": (
+        ["native test_cuda_locate", "thread test_cuda_locate", "pytest tests/cuda/test_communicator.py"],
+        [],
+    ),
     "device API: signal, wait, barrier, put, get, reduce": (
         ["native test_cuda_device_api", "thread test_cuda_device_api"],
         [],

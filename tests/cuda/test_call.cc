@@ -84,8 +84,9 @@ std::vector<int32_t> Expected(const CallSpec& spec, const std::vector<std::vecto
   return result;
 }
 
-// Every rank's arena in one run of memory, as windows are. Returns how many bytes of the arenas there were.
-int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels) {
+// Every rank's arena in one run of memory, as windows are; if `moved`, what ranks share lies elsewhere, wherever that
+// is. Returns how many bytes of the arenas there were.
+int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels, bool moved = false) {
   const auto n = static_cast<int32_t>(spec.group_size);
   const Counts counts = CountsOf(spec.collective, n, block_count);
   std::vector<CallProgram> calls(n);
@@ -133,7 +134,18 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels)
     char* there = memory.Take(static_cast<int64_t>(image.bytes.size()));
     memory.Write(there, image.bytes.data(), static_cast<int64_t>(image.bytes.size()));
     args.push_back(WithBuffers(calls[r], MakeArgs(calls[r], comm, there, image), inputs[r].data(), outputs[r].data()));
-    if (calls[r].program.shares_input) std::memcpy(args[r].input.At(r), inputs[r].data(), calls[r].input_bytes);
+    if (!moved && calls[r].program.shares_input) {
+      std::memcpy(args[r].input.At(r), inputs[r].data(), calls[r].input_bytes);
+    }
+  }
+  std::vector<int64_t> input_at, output_at;
+  for (int32_t r = 0; r < n; ++r) {
+    input_at.push_back(reinterpret_cast<char*>(inputs[r].data()) - args[0].comm.signals.pad.At(r));
+    output_at.push_back(reinterpret_cast<char*>(outputs[r].data()) - args[0].comm.signals.pad.At(r));
+  }
+  for (RankArgs& own : args) {
+    if (moved && calls[0].program.shares_input) own.input = own.comm.signals.pad, own.input_at = input_at.data();
+    if (moved && calls[0].program.shares_output) own.output = own.comm.signals.pad, own.output_at = output_at.data();
   }
   emulation::Launch(static_cast<unsigned>(calls[0].num_channels()), static_cast<unsigned>(n), 4, 7, [&] {
     if (!flagged.empty()) {
@@ -146,7 +158,8 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels)
   });
   for (int32_t r = 0; r < n; ++r) {
     CHECK(reports[r].state == device::Report::kNone);
-    if (calls[r].program.shares_output) std::memcpy(outputs[r].data(), args[r].output.At(r), calls[r].output_bytes);
+    if (!moved && calls[r].program.shares_output)
+      std::memcpy(outputs[r].data(), args[r].output.At(r), calls[r].output_bytes);
     CHECK(outputs[r] == Expected(spec, inputs, r, block_count));
   }
   return arena_bytes;
@@ -166,13 +179,14 @@ void TestCallsInAnArena() {
         if (!algorithm.supports(request)) continue;
         for (const int64_t block_count : {1, 7, 20000}) {  // 20000: several channels
           RunCall(spec, collective == Collective::kBarrier ? 0 : block_count, 3);
+          if (block_count != 20000) RunCall(spec, collective == Collective::kBarrier ? 0 : block_count, 3, true);
           ++num_calls;
         }
       }
     }
   }
   CHECK(num_calls > 200);
-  std::printf("ok %d calls with buffers in an arena\n", num_calls);
+  std::printf("ok %d calls with buffers in an arena, and elsewhere\n", num_calls);
 }
 
 void TestMaxSms() {
@@ -261,6 +275,7 @@ void TestWindows() {
 void TestFailureTexts() {
   CHECK(PhaseText(kEnter) == "when entering" && PhaseText(kLeave) == "when leaving" && PhaseText(7) == "in step 7");
   CHECK(PhaseText(kExchange) == "in the exchange");
+  CHECK(PhaseText(kLocate) == "when telling where its buffers are");
   device::Report report;
   report.step = 3;
   report.rank = 2;

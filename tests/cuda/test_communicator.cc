@@ -1,5 +1,5 @@
-// Communicators and calls of ffi/cuda on doubles of the CUDA runtime and of NCCL: ranks are threads, memory is the
-// host's, a stream is a queue, and the kernels of all ranks run emulated once all have come to them.
+// Communicators and calls of ffi/cuda on doubles of XLA, of the CUDA runtime and of NCCL: ranks are threads, memory is
+// the host's, a stream is a queue, and the kernels of all ranks run emulated once all have come to them.
 //
 // The doubles stand in for a machine whose GPUs address each other's memory. What they can't show is whether NCCL and
 // CUDA behave as they do.
@@ -7,7 +7,10 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 #include <nccl_device/core.h>
+#include <sys/mman.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,38 +21,48 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 // Here only: the sources under test are compiled as for a GPU's host.
 #define JAXCOMM_EMULATION JAXCOMM_TEST_EMULATION
 #include "../../ffi/cuda/call.h"
 #include "../../ffi/cuda/launch.h"
+#include "../../ffi/cuda/launch_locate.h"
 #include "../native/check.h"
 #include "doubles.h"
+#include "xla_double.h"
 
 namespace jaxcomm {
 namespace {
 
 // What the ranks of a communicator share.
 struct World {
-  explicit World(int num_ranks) : n(num_ranks) {}
+  explicit World(int num_ranks)
+      : n(num_ranks),
+        memory(static_cast<char*>(
+            mmap(nullptr, n * kStride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {}
 
   const int n;
+  char* const memory;
+  int64_t mapped = 4096;  // of each rank
   int num_lsa_teams = 1;
   bool device_api = true;
   bool windows = true;
   bool multimem = false;
   int rank_without_multicast = -1;
   int rank_without_memory = -1;
-  int64_t spacing_error = 0;
+  std::atomic<int64_t> spacing_error = 0;
+  int num_made = 0, num_aborted = 0;  // communicators
 
   struct Gather {
     std::vector<char> bytes;
     int num_arrived = 0;
   };
+  // All windows of a rank lie in one range of addresses, as NCCL has it.
+  static constexpr int64_t kStride = int64_t{1} << 30;
   struct Mapping {
-    std::vector<char> bytes;
-    int64_t stride = 0;
+    int64_t begin = 0;  // in the range of each rank
     int num_arrived = 0;
   };
   struct Kernel {
@@ -68,11 +81,15 @@ struct Rank {
   World* world = nullptr;
   int rank = 0;
   int num_gathers = 0, num_mappings = 0, num_kernels = 0;
+  int generation = 0;  // of the ncclComm_t at this address
   int num_allocations = 0;
   int num_flagged = 0;  // calls of messages with flags
+  bool tells_windows = true;
 };
 
 struct Stream {
+  bool captures = false;
+  int num_waits = 0, num_records = 0;       // of events
   std::deque<std::function<bool()>> queue;  // each tells whether it is over
   bool Drain() {
     while (!queue.empty() && queue.front()()) queue.pop_front();
@@ -81,7 +98,9 @@ struct Stream {
 };
 
 struct Registered {
-  World::Mapping* mapping = nullptr;
+  int64_t begin = 0;
+  void* memory = nullptr;
+  int generation = 0;
   World* world = nullptr;
 };
 
@@ -142,7 +161,7 @@ ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t,
 
 // Blocks until all ranks have come, as NCCL's does. Memory of the window is elsewhere than what was registered: nobody
 // may rely on more than NCCL promises.
-ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int flags) {
+ncclResult_t WindowRegister(ncclComm_t comm, void* memory, size_t bytes, ncclWindow_t* window, int flags) {
   CHECK(flags == NCCL_WIN_COLL_SYMMETRIC);
   Rank& rank = Of(comm);
   World& world = *rank.world;
@@ -151,25 +170,62 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
   auto* registered = new Registered;
   Keep(registered);
   registered->world = &world;
+  registered->memory = memory;
+  registered->generation = rank.generation;
   const int number = rank.num_mappings++;
   {
     std::lock_guard<std::mutex> lock(world.mutex);
     World::Mapping& mapping = world.mappings[number];
-    mapping.stride = static_cast<int64_t>(bytes) + 4096;
+    if (mapping.num_arrived++ == 0) {
+      mapping.begin = world.mapped;
+      world.mapped += static_cast<int64_t>(bytes) + 4096;
+    }
+    registered->begin = mapping.begin;
     // What it holds is not zero.
-    mapping.bytes.resize(mapping.stride * world.n + 4096, 0x5c);
-    ++mapping.num_arrived;
-    registered->mapping = &mapping;
+    std::memset(world.memory + rank.rank * World::kStride + mapping.begin, 0x5c, bytes);
   }
-  Until(world.mutex, [&] { return registered->mapping->num_arrived == world.n; });
+  Until(world.mutex, [&] { return world.mappings[number].num_arrived == world.n; });
   *window = reinterpret_cast<ncclWindow_t>(registered);
+  return ncclSuccess;
+}
+
+// Null for windows of others.
+ncclResult_t UserPointer(ncclComm_t comm, ncclWindow_t window, void** memory) {
+  const Registered& registered = *reinterpret_cast<Registered*>(window);
+  const bool own_window = Of(comm).tells_windows && registered.generation == Of(comm).generation;
+  *memory = own_window ? registered.memory : nullptr;
   return ncclSuccess;
 }
 
 ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address) {
   const Registered& registered = *reinterpret_cast<Registered*>(window);
-  *address = registered.mapping->bytes.data() + rank * registered.mapping->stride + offset +
-             (rank == 1 ? registered.world->spacing_error : 0);
+  *address = registered.world->memory + rank * World::kStride + registered.begin + offset +
+             (rank == 1 ? registered.world->spacing_error.load() : 0);
+  return ncclSuccess;
+}
+
+// Never blocks; over once all ranks have come.
+ncclResult_t InitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId key, int rank, ncclConfig_t* config) {
+  World* world = nullptr;
+  std::memcpy(&world, key.internal, sizeof world);
+  CHECK(config->blocking == 0 && num_ranks == world->n && rank == own->rank);
+  std::lock_guard<std::mutex> lock(world->mutex);
+  ++world->num_made;
+  *comm = reinterpret_cast<ncclComm_t>(own);
+  return ncclInProgress;
+}
+
+ncclResult_t AsyncError(ncclComm_t comm, ncclResult_t* result) {
+  World& world = *Of(comm).world;
+  std::lock_guard<std::mutex> lock(world.mutex);
+  *result = world.num_made == world.n ? ncclSuccess : ncclInProgress;
+  return ncclSuccess;
+}
+
+ncclResult_t Abort(ncclComm_t comm) {
+  World& world = *Of(comm).world;
+  std::lock_guard<std::mutex> lock(world.mutex);
+  ++world.num_aborted;
   return ncclSuccess;
 }
 
@@ -204,6 +260,10 @@ const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
     made.GetLsaDevicePointer = &jaxcomm::LsaPointer;
     made.GetLsaMultimemDevicePointer = &jaxcomm::MultimemPointer;
     made.CommQueryProperties = &jaxcomm::QueryProperties;
+    made.WinGetUserPtr = &jaxcomm::UserPointer;
+    made.CommInitRankConfig = &jaxcomm::InitRank;
+    made.CommGetAsyncError = &jaxcomm::AsyncError;
+    made.CommAbort = &jaxcomm::Abort;
     made.GetErrorString = [](ncclResult_t) { return "failed"; };
     return made;
   }();
@@ -253,6 +313,7 @@ namespace cuda {
 
 cudaError_t LoadKernel() { return cudaSuccess; }
 cudaError_t LoadFlaggedKernel() { return cudaSuccess; }
+cudaError_t LoadLocate() { return cudaSuccess; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
   return doubles::Launch(num_channels, 4, 0, stream, [args] {
@@ -260,6 +321,10 @@ cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stre
     Walk<NoNetwork> walk(args, network, static_cast<int32_t>(blockIdx.x));
     walk.Run();
   });
+}
+
+cudaError_t LaunchLocate(const LocateArgs& args, cudaStream_t stream) {
+  return doubles::Launch(1, 4, 0, stream, [args] { Locate(args); });
 }
 
 cudaError_t Launch(const FlaggedArgs& args, cudaStream_t stream) {
@@ -381,6 +446,277 @@ void TestMulticast() {
   std::printf("ok multicast addresses\n");
 }
 
+// XLA's collective memory: one window, in which every rank's buffers are elsewhere in every run.
+struct XlaMemory {
+  static constexpr int64_t kBytes = 1 << 20;
+
+  explicit XlaMemory(Rank& of) : rank(of) {
+    CHECK(WindowRegister(reinterpret_cast<ncclComm_t>(&rank), nullptr, kBytes, &window, NCCL_WIN_COLL_SYMMETRIC) ==
+          ncclSuccess);
+  }
+  int64_t InputOf(int32_t run) const { return 4096 * (1 + run) + 64 * rank.rank; }
+  int64_t OutputOf(int32_t run) const { return kBytes / 2 + 8192 * run + 256 * (rank.world->n - rank.rank); }
+  int32_t* At(int64_t offset) const {
+    void* address = nullptr;
+    LsaPointer(window, static_cast<size_t>(offset), rank.rank, &address);
+    return static_cast<int32_t*>(address);
+  }
+
+  Rank& rank;
+  ncclWindow_t window = nullptr;
+};
+
+// Runs of an all_reduce in which peers read the operands and write the results. Ranks `without_input` and
+// `without_output` have none in a window of XLA's.
+void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
+  Communicator::Configure(20, 4);
+  auto* world = new World(n);
+  OnRanks(*world, [&](Rank& rank) {
+    constexpr int64_t kCount = 700;
+    std::string error;
+    Communicator& communicator = *Get(rank, &error);
+    const XlaMemory memory(rank);
+    CallSpec spec = SpecOf(Collective::kAllReduce, n);
+    spec.algorithm = "direct";
+    const auto call = DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount, &error, true);
+    CHECK(call && (n == 1 || (call->shares_input() && call->shares_output())));
+    Stream stream;
+    const auto on_stream = reinterpret_cast<cudaStream_t>(&stream);
+    std::vector<int32_t> x_elsewhere(kCount), y_elsewhere(kCount);
+    for (int32_t run = 0; run < 6; ++run) {
+      DeviceCall::XlaWindow input = {memory.window, memory.InputOf(run / 2)};
+      DeviceCall::XlaWindow output = {memory.window, memory.OutputOf(run / 2)};
+      int32_t* x = memory.At(input.offset);
+      int32_t* y = memory.At(output.offset);
+      if (rank.rank == without_input) input = {}, x = x_elsewhere.data();
+      if (rank.rank == without_output) output = {}, y = y_elsewhere.data();
+      CHECK(call->Locate(x, y, input, output, on_stream).empty());
+      for (int32_t replay = 0; replay < 2; ++replay) {  // as a CUDA graph does it
+        for (int64_t i = 0; i < kCount; ++i) x[i] = static_cast<int32_t>(rank.rank + i + 10 * run + replay), y[i] = -1;
+        CHECK(call->Launch(x, y, on_stream).empty());
+        while (!stream.Drain()) std::this_thread::yield();
+        for (int64_t i = 0; i < kCount; ++i) CHECK(y[i] == n * (n - 1) / 2 + n * (i + 10 * run + replay));
+        for (int64_t i = 0; i < kCount; ++i) x[i] = y[i] = 0x77;  // of somebody else now
+      }
+    }
+    CHECK(communicator.Failure().empty());
+  });
+}
+
+void TestBuffersWhereXlaPutsThem() {
+  SumWhereXlaPutsIt(1, -1, -1);
+  SumWhereXlaPutsIt(3, -1, -1);
+  SumWhereXlaPutsIt(3, 1, -1);
+  SumWhereXlaPutsIt(3, -1, 2);
+  SumWhereXlaPutsIt(3, 0, 0);
+  std::printf("ok buffers where XLA puts them, of some ranks in the arena\n");
+}
+
+void TestWindowsThatChange() {
+  Communicator::Configure(20, 4);
+  auto* world = new World(2);
+  OnRanks(*world, [&](Rank& rank) {
+    std::string error;
+    Communicator& communicator = *Get(rank, &error);
+    const XlaMemory memory(rank);
+    CallSpec spec = SpecOf(Collective::kAllGather, 2);
+    spec.algorithm = "direct";
+    const auto call = DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, &error, true);
+    CHECK(call && call->shares_input() && !call->shares_output());
+    Stream stream;
+    const auto on_stream = reinterpret_cast<cudaStream_t>(&stream);
+    int32_t* const x = memory.At(64);
+    int32_t* const other = memory.At(128);
+    int32_t y[8] = {};
+    CHECK(call->Locate(x, y, {memory.window, 64}, {}, on_stream).empty());
+    CHECK(stream.queue.size() == 1);
+    CHECK(call->Locate(x, y, {memory.window, 64}, {}, on_stream).empty());
+    CHECK(stream.queue.size() == 1);  // nothing new to tell
+    // A plan that has been captured copies nothing.
+    CHECK(Has(call->Locate(x, y, {}, {}, on_stream), "the operand was in a window of XLA's before, but is not now"));
+    CHECK(Has(call->Launch(other, y, on_stream), "other buffers than it has initialized it with"));
+    // Peers can't find a window that is not spaced as the communicator's own.
+    Sum(communicator, 1);  // both ranks are here
+    world->spacing_error = 64;
+    const auto copies = DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, &error, true);
+    CHECK(copies->Locate(x, y, {memory.window, 64}, {}, on_stream).empty());
+    Sum(communicator, 1);
+    world->spacing_error = 0;
+    CHECK(copies->Launch(other, y, on_stream).empty());
+  });
+  std::printf("ok windows that change\n");
+}
+
+ncclUniqueId KeyOf(World* world) {
+  ncclUniqueId key;
+  std::memcpy(key.internal, &world, sizeof world);
+  return key;
+}
+
+// Of two groups, this process (number 3) has all GPUs of the second one.
+const std::vector<Member> kMembers = {{2, 1}, {2, 0}, {3, 1}, {3, 0}};
+
+void TestOwnCommunicators() {
+  Communicator::Configure(20, 4);
+  XLA_FFI_Api old = {};
+  old.struct_size = xla_abi::kFindExtensionOffset;  // as jaxlib 0.10.2 has it
+  const XlaCollectives lends_none(&old, nullptr);
+  const std::vector<int64_t> groups = {0, 1, 2, 3};
+  CHECK(Has(RequestCommunicator(lends_none, groups, 2, {}), "0.11.2 or later"));
+  CHECK(RequestCommunicator(lends_none, groups, 2, kMembers).empty());
+  ncclComm_t none = nullptr;
+  CHECK(Has(OwnCommunicators::Get(kMembers, 2, 5, &none), "not one of those that the call was compiled for"));
+  auto* world = new World(2);
+  OwnCommunicators::Add(3, {kMembers[2], kMembers[3]}, KeyOf(world));
+  OwnCommunicators::Add(3, {kMembers[2], kMembers[3]}, KeyOf(new World(7)));  // the first counts
+  OnRanks(*world, [&](Rank& rank) {
+    const int32_t device = 1 - rank.rank;  // ranks are as the group has them
+    for (int i = 0; i < 2; ++i) {
+      ncclComm_t nccl_comm = nullptr;
+      CHECK(GetCommunicator(lends_none, groups, 2, kMembers, device, &nccl_comm).empty());
+      CHECK(nccl_comm == reinterpret_cast<ncclComm_t>(&rank));
+    }
+    std::string error;
+    Sum(*Get(rank, &error), 100);
+  });
+  CHECK(world->num_made == 2 && world->num_aborted == 0);
+  CHECK(Has(OwnCommunicators::Get({{3, 0}, {3, 2}}, 2, 2, &none), "this process has not compiled the call"));
+
+  Communicator::Configure(0.1, 4);
+  auto* late = new World(2);
+  OwnCommunicators::Add(3, {{3, 0}, {4, 0}}, KeyOf(late));
+  OnRanks(*late, [&](Rank& rank) {
+    if (rank.rank == 1) return;
+    for (int i = 0; i < 2; ++i) {
+      ncclComm_t nccl_comm = nullptr;
+      CHECK(Has(OwnCommunicators::Get({{3, 0}, {4, 0}}, 2, 0, &nccl_comm), "did not come to make its communicator"));
+      CHECK(nccl_comm == nullptr);
+    }
+  });
+  CHECK(late->num_made == 1 && late->num_aborted == 1);
+  std::printf("ok communicators of our own\n");
+}
+
+// Three runs of a call by XLA's stages. Rank 1 has no collective memory.
+void RunByXla(bool windows, bool lends) {
+  constexpr int kRanks = 3;
+  constexpr int64_t kCount = 500;
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  auto* state = new CallState;  // of all devices
+  state->spec = SpecOf(Collective::kAllReduce, kRanks);
+  state->spec.algorithm = "direct";
+  state->spec.groups = {0, 1, 2};
+  state->windows = windows;
+  if (!lends) {
+    const int32_t process = windows ? 8 : 7;  // communicators are kept
+    state->members = {{process, 0}, {process, 1}, {process, 2}};
+    OwnCommunicators::Add(process, state->members, KeyOf(world));
+  }
+  OnRanks(*world, [&](Rank& rank) {
+    const XlaMemory memory(rank);
+    Stream stream;
+    XlaDouble xla;
+    xla.state = state;
+    xla.stream = &stream;
+    xla.device = rank.rank;
+    xla.has_extension = lends;
+    xla.communicator = &rank;
+    xla.window = memory.window;
+    xla.memory = reinterpret_cast<char*>(memory.At(0));
+    xla.memory_bytes = rank.rank == 1 ? 0 : XlaMemory::kBytes;
+    const auto stage = [&](auto handler, XLA_FFI_ExecutionStage at, int32_t* x, int32_t* y) {
+      return xla.Run(handler, at, x, kCount, y, kCount);
+    };
+    for (int32_t run = 0; run < 3; ++run) {
+      int32_t* const x = memory.At(memory.InputOf(run));
+      int32_t* const y = memory.At(memory.OutputOf(run));
+      CHECK(stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, y).empty());
+      CHECK(xla.num_communicators == lends);
+      CHECK(xla.regions.size() == (windows && lends ? 2 : 0));
+      if (windows && lends) {
+        CHECK(xla.regions[0].buffer == x && xla.regions[1].buffer == y && xla.regions[1].bytes == 4 * kCount);
+      }
+      if (run == 0) {
+        const std::string early = stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, y);
+        CHECK(Has(early, "XLA has not initialized the call on GPU"));
+      }
+      CHECK(stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, y).empty());
+      for (int64_t i = 0; i < kCount; ++i) x[i] = static_cast<int32_t>(rank.rank + i + run), y[i] = -1;
+      const size_t before = stream.queue.size();
+      CHECK(stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, y).empty());
+      // A kernel; one more, or copies, or both.
+      const bool copies = !windows || !lends || rank.rank == 1;
+      CHECK(stream.queue.size() - before == static_cast<size_t>(1 + (windows ? 1 : 0) + (copies ? 2 : 0)));
+      while (!stream.Drain()) std::this_thread::yield();
+      for (int64_t i = 0; i < kCount; ++i) CHECK(y[i] == kRanks * (kRanks - 1) / 2 + kRanks * (i + run));
+    }
+    std::string error;
+    device::Report& report = *Get(rank, &error)->comm().report;
+    report.state = device::Report::kComplete;
+    int32_t* const x = memory.At(memory.InputOf(0));
+    for (const auto& [handler, at] : {std::pair{&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE},
+                                      std::pair{&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE}}) {
+      CHECK(Has(stage(handler, at, x, x), "can't run, since a call before it failed"));
+    }
+  });
+}
+
+void TestStagesOfXla() {
+  CallState::id.type_id = 1;  // as registration does it
+  RunByXla(false, true);
+  RunByXla(true, true);
+  RunByXla(false, false);
+  RunByXla(true, false);
+  std::printf("ok calls by XLA's stages\n");
+}
+
+void TestNewCommunicatorsAtOldAddresses() {
+  Communicator::Configure(20, 4);
+  for (const bool tells : {true, false}) {
+    auto* world = new World(2);
+    OnRanks(*world, [&](Rank& rank) {
+      rank.tells_windows = tells;
+      std::string error;
+      Communicator* const first = Get(rank, &error);
+      Sum(*first, 100);
+      CHECK(Get(rank, &error) == first);
+      ++rank.generation;
+      Communicator* const second = Get(rank, &error);
+      CHECK((second == first) == !tells);  // an NCCL that doesn't tell is believed
+      CHECK(Get(rank, &error) == second);
+      Sum(*second, 100);
+    });
+  }
+  std::printf("ok new communicators at addresses of old ones\n");
+}
+
+void TestCallsOnTwoStreams() {
+  Communicator::Configure(20, 4);
+  auto* world = new World(1);
+  OnRanks(*world, [&](Rank& rank) {
+    std::string error;
+    Communicator& communicator = *Get(rank, &error);
+    Stream one, other, captured;
+    captured.captures = true;
+    const auto handle = [](Stream& stream) { return reinterpret_cast<cudaStream_t>(&stream); };
+    CHECK(communicator.Begin(handle(one)).empty() && communicator.End(handle(one)).empty());
+    CHECK(communicator.Begin(handle(one)).empty() && one.num_waits == 0);
+    CHECK(one.num_records == 1);
+    CHECK(communicator.Begin(handle(other)).empty() && other.num_waits == 1 && communicator.End(handle(other)).empty());
+    CHECK(communicator.Begin(handle(one)).empty() && one.num_waits == 1);
+    // What is captured waits for nothing, and nothing for it.
+    CHECK(communicator.Begin(handle(captured)).empty() && communicator.End(handle(captured)).empty());
+    CHECK(captured.num_waits == 0 && captured.num_records == 0);
+    CHECK(communicator.Begin(handle(other)).empty() && other.num_waits == 1);
+    // Each call does so.
+    const auto call = DeviceCall::Make(SpecOf(Collective::kAllReduce, 1), communicator, DType::kS32, 8, 8, &error);
+    int32_t x[8] = {}, y[8];
+    CHECK(call->Launch(x, y, handle(one)).empty() && one.num_waits == 2 && one.num_records == 2);
+  });
+  std::printf("ok calls on two streams follow each other\n");
+}
+
 void TestBuffersOfNothing() {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
@@ -477,7 +813,15 @@ void TestFailuresLast() {
     report.step = kEnter;
     report.state = device::Report::kClaimed;
     CHECK(communicator.Failure().empty());  // still being written
+    const auto num_known = [&] {
+      const std::vector<std::string> known = Communicator::Failures();
+      return std::count_if(known.begin(), known.end(), [&](const std::string& failure) {
+        return Has(failure, "there.py:3: rank " + std::to_string(rank.rank));
+      });
+    };
+    CHECK(num_known() == 0);
     report.state = device::Report::kComplete;
+    CHECK(num_known() == 1);
     const std::string me = std::to_string(rank.rank), peer = std::to_string(1 - rank.rank);
     for (int i = 0; i < 2; ++i) {
       CHECK(Has(communicator.Failure(), "psum at there.py:3: rank " + me + " gave up when entering: rank " + peer +
@@ -530,12 +874,30 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   Of(stream).queue.push_back([=] { return std::memcpy(to, staged->empty() ? source : staged->data(), bytes), true; });
   return cudaSuccess;
 }
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  *status = stream && Of(stream).captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  static int any;
+  return *event = reinterpret_cast<cudaEvent_t>(&any), cudaSuccess;
+}
+cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t stream) { return ++Of(stream).num_records, cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
+  return ++Of(stream).num_waits, cudaSuccess;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return Of(stream).Drain() ? cudaSuccess : cudaErrorNotReady; }
 }
 
 int main() {
   jaxcomm::cuda::TestCallsShareACommunicator();
+  jaxcomm::cuda::TestBuffersWhereXlaPutsThem();
+  jaxcomm::cuda::TestWindowsThatChange();
+  jaxcomm::cuda::TestOwnCommunicators();
+  jaxcomm::cuda::TestStagesOfXla();
+  jaxcomm::cuda::TestNewCommunicatorsAtOldAddresses();
+  jaxcomm::cuda::TestCallsOnTwoStreams();
   jaxcomm::cuda::TestMulticast();
   jaxcomm::cuda::TestBuffersOfNothing();
   jaxcomm::cuda::TestRefusals();

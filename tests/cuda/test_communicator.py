@@ -6,7 +6,7 @@ import pathlib
 import subprocess
 
 ROOT = pathlib.Path(__file__).parents[2]
-SOURCES = ["call", "call_program", "communicator", "program", "user_call", "xla_collectives"]
+SOURCES = ["call", "call_program", "communicator", "own_communicators", "program", "user_call", "xla_collectives"]
 
 
 def test_communicators_on_doubles(build, wheels, tmp_path):
@@ -24,4 +24,4 @@ def test_communicators_on_doubles(build, wheels, tmp_path):
     assert built.returncode == 0, built.stderr
     done = subprocess.run([tmp_path / "test_communicator"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ok ") == 12
+    assert done.stdout.count("ok ") == 18

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import OURS, on_ranks
 
-from jaxcomm import _native
+from jaxcomm import _compat, _config, _lowering, _native, distributed
 
 X = np.zeros((8, 16, 4), np.float32)
 
@@ -85,6 +85,105 @@ def test_max_sms(op, mesh):
     text = lowered(lambda x: jax.grad(lambda x: (f(x) ** 2).sum())(x), mesh)
     found = re.findall(r"max_sms = (\d+) : i64", text)
     assert found == ["3"] * (1 if op in ("psum", "barrier") else 2)
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """JAXCOMM_WINDOWS=1."""
+    jax.clear_caches()  # of lowerings without
+    monkeypatch.setattr(_lowering, "config", lambda: _config.Config(windows=True))
+    yield
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_buffers_in_collective_memory(mesh, op, windows, monkeypatch):
+    """From jax 0.12 on: operand 1, after the rank, and the result."""
+    monkeypatch.setattr(_compat, "has_windows", lambda: True)
+    text = lowered(OPS[op][0], mesh)
+    ((call, attributes),) = re.findall(r"(stablehlo\.custom_call @jaxcomm_\w+)\(.*?\)(.*)", text)
+    assert "windows = 1 : i64" in attributes
+    wanted = 'mhlo.frontend_attributes = {operands_memory_spaces = "{1:1}", results_memory_spaces = "{0:1}"}'
+    assert (wanted in attributes) == (op != "barrier"), call
+    assert text.count("memory_spaces") == (0 if op == "barrier" else 2), "of other operations"
+
+
+def test_no_windows_before_jax_0_12_nor_unasked(mesh, windows, monkeypatch):
+    f = OPS["psum"][0]
+    monkeypatch.setattr(_compat.jaxlib, "__version__", "0.11.2")
+    assert "windows" not in lowered(f, mesh)
+    assert "memory_spaces" not in lowered(f, mesh)
+    monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")
+    assert "memory_spaces" in lowered(f, mesh)
+    monkeypatch.undo()
+    jax.clear_caches()
+    assert "windows" not in lowered(f, mesh)
+    assert "memory_spaces" not in lowered(f, mesh)
+
+
+def test_no_windows_on_the_cpu(mesh, windows, monkeypatch):
+    monkeypatch.setattr(_compat, "has_windows", lambda: True)
+    text = lowered(OPS["psum"][0], mesh, platforms=("cpu", "cuda"))
+    assert len(re.findall(r"custom_call @jaxcomm_all_reduce", text)) == 2
+    assert text.count("operands_memory_spaces") == text.count("windows = 1") == 1
+
+
+@pytest.mark.parametrize(("jaxlib", "told"), [("0.10.2", True), ("0.11.1", True), ("0.11.2", False)])
+def test_gpus_are_told_where_xla_lends_no_communicators(mesh, jaxlib, told, monkeypatch):
+    """Process and number there of each, in the order of `groups`."""
+    monkeypatch.setattr(_compat.jaxlib, "__version__", jaxlib)
+    text = lowered(lambda x: OURS.psum(x, "node"), mesh)
+    assert re.search(r"groups = dense<\[0, 4, 1, 5, 2, 6, 3, 7\]> : tensor<8xi64>", text)
+    numbers = ", ".join(f"0, {mesh.devices.flat[i].local_hardware_id}" for i in (0, 4, 1, 5, 2, 6, 3, 7))
+    assert (f"members = dense<[{numbers}]> : tensor<16xi32>" in text) == told
+    assert ("members" in text) == told
+
+
+def test_keys_of_groups_that_this_process_shares(mesh, monkeypatch):
+    """The process of the first rank makes the key, the others hear it; only groups with a GPU of this process."""
+    added, said, made = [], {}, []
+
+    class Module:
+        def unique_id(self, wheel):
+            made.append(wheel)
+            return bytes([len(made)]) * 128
+
+        def add_group(self, wheel, own_process, members, key):
+            added.append((own_process, members, key))
+
+    class Gpu:
+        platform = "gpu"
+
+        def __init__(self, number):
+            self.process_index, self.local_hardware_id = divmod(number, 2)
+
+    class Mesh(jax.sharding.Mesh):
+        def __new__(cls):
+            return object.__new__(cls)
+
+        def __init__(self):
+            pass
+
+        devices = np.array([Gpu(i) for i in range(8)])
+
+    monkeypatch.setattr(distributed._native, "cuda", Module)
+    monkeypatch.setattr(distributed, "_client", lambda: said)
+    monkeypatch.setattr(distributed, "_store", dict.__setitem__)
+    monkeypatch.setattr(distributed, "hear", lambda key, timeout_s: (b"\7" * 128).hex())
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    distributed._know_gpu_group.cache_clear()
+    rows = np.array([[2, 3], [4, 5]])
+    for _ in range(2):
+        told = distributed.gpu_groups(Mesh(), rows)
+    assert told.tolist() == [1, 0, 1, 1, 2, 0, 2, 1]
+    assert added == [(1, [(1, 0), (1, 1)], b"\1" * 128)]
+    assert not said, "nobody else needs it"
+    distributed.gpu_groups(Mesh(), np.array([[2, 4]]))
+    assert [bytes.fromhex(key) for key in said.values()] == [b"\2" * 128]
+    distributed.gpu_groups(Mesh(), np.array([[1, 2]]))
+    assert added[2] == (1, [(0, 1), (1, 0)], b"\7" * 128)
+    assert len(made) == 2
+    distributed._know_gpu_group.cache_clear()
 
 
 def test_declared_nodes_are_one_domain(mesh):

@@ -2,6 +2,7 @@
 // without it.
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "../../ffi/cuda/xla_collectives.h"
@@ -58,6 +59,22 @@ SAME_FIELD(XLA_FFI_Collectives_Extension, state, xla_abi::Collectives, state);
 SAME_FIELD(XLA_FFI_Collectives_Extension, request_communicator, xla_abi::Collectives, request_communicator);
 SAME_FIELD(XLA_FFI_Collectives_Extension, get_communicator, xla_abi::Collectives, get_communicator);
 
+SAME_FIELD(XLA_FFI_CollectiveMemoryRegion, buffer, xla_abi::Region, buffer);
+SAME_FIELD(XLA_FFI_CollectiveMemoryRegion, byte_size, xla_abi::Region, bytes);
+SAME_FIELD(XLA_FFI_CollectiveMemoryRegion, flags, xla_abi::Region, flags);
+static_assert(sizeof(XLA_FFI_CollectiveMemoryRegion) == sizeof(xla_abi::Region), "size");
+SAME_ARGS(XLA_FFI_Window_Request_Args, xla_abi::RequestWindowArgs);
+SAME_FIELD(XLA_FFI_Window_Request_Args, regions, xla_abi::RequestWindowArgs, regions);
+SAME_FIELD(XLA_FFI_Window_Request_Args, num_regions, xla_abi::RequestWindowArgs, num_regions);
+SAME_ARGS(XLA_FFI_Window_Get_Args, xla_abi::GetWindowArgs);
+SAME_FIELD(XLA_FFI_Window_Get_Args, buffer, xla_abi::GetWindowArgs, buffer);
+SAME_FIELD(XLA_FFI_Window_Get_Args, window, xla_abi::GetWindowArgs, window);
+SAME_FIELD(XLA_FFI_Window_Get_Args, window_offset, xla_abi::GetWindowArgs, offset);
+static_assert(sizeof(xla_abi::RequestWindowArgs) >= XLA_FFI_Window_Request_Args_STRUCT_SIZE, "size");
+static_assert(sizeof(xla_abi::GetWindowArgs) >= XLA_FFI_Window_Get_Args_STRUCT_SIZE, "size");
+SAME_FIELD(XLA_FFI_Collectives_Extension, request_window, xla_abi::CollectivesWithWindows, request_window);
+SAME_FIELD(XLA_FFI_Collectives_Extension, get_window, xla_abi::CollectivesWithWindows, get_window);
+
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // A runtime, by the real header's types.
@@ -67,6 +84,8 @@ struct Runtime {
   bool lends = true;
   std::string refusal;  // of requests
   std::vector<std::vector<int64_t>> groups;
+  std::vector<XLA_FFI_CollectiveMemoryRegion> regions;
+  bool has_windows = true;
   int num_errors = 0;  // alive
 };
 Runtime* runtime = nullptr;
@@ -115,6 +134,31 @@ Runtime MakeRuntime() {
   return made;
 }
 
+Runtime MakeRuntimeWithWindows() {
+  Runtime made = MakeRuntime();
+  made.extension.extension_base.struct_size = XLA_FFI_Collectives_Extension_STRUCT_SIZE;
+  made.extension.extension_base.id.minor_version = 2;
+  made.extension.request_window = [](const XLA_FFI_Collectives_Extension* self,
+                                     XLA_FFI_Window_Request_Args* args) -> XLA_FFI_Error* {
+    CHECK(self == &runtime->extension && args->group_mode == XLA_FFI_GROUP_FLATTENED_ID);
+    CHECK(args->struct_size >= XLA_FFI_Window_Request_Args_STRUCT_SIZE);
+    CHECK(Copied(args->groups, args->num_groups) == kGroups);
+    runtime->regions.assign(args->regions, args->regions + args->num_regions);
+    return runtime->refusal.empty() ? nullptr : NewError();
+  };
+  made.extension.get_window = [](const XLA_FFI_Collectives_Extension*,
+                                 XLA_FFI_Window_Get_Args* args) -> XLA_FFI_Error* {
+    CHECK(Copied(args->groups, args->num_groups) == kGroups);
+    CHECK(args->struct_size >= XLA_FFI_Window_Get_Args_STRUCT_SIZE);
+    if (!runtime->refusal.empty()) return NewError();
+    CHECK(runtime->regions.size() == 1 && args->buffer == runtime->regions[0].buffer);
+    args->window = runtime->has_windows ? reinterpret_cast<XLA_FFI_Window*>(runtime) : nullptr;
+    args->window_offset = 4096;
+    return nullptr;
+  };
+  return made;
+}
+
 std::string Asked(Runtime& of) {
   runtime = &of;
   const XlaCollectives collectives(&of.api, nullptr);
@@ -135,6 +179,45 @@ void TestCommunicatorsAreLent() {
   refuses.refusal = "no device assignment";
   CHECK(Asked(refuses) == "XLA has no communicator for the group: no device assignment");
   std::printf("ok communicators are lent\n");
+}
+
+// What a request is answered, then the question for the window.
+std::pair<std::string, std::string> AskedForWindow(Runtime& of) {
+  runtime = &of;
+  const XlaCollectives collectives(&of.api, nullptr);
+  const char buffer = 0;
+  const std::string requested = collectives.RequestWindows({0, 2, 3, 1}, 2, {{&buffer, 1000}});
+  void* window = nullptr;
+  int64_t offset = 0;
+  const std::string got = collectives.GetWindow({0, 2, 3, 1}, 2, &buffer, &window, &offset);
+  CHECK(of.num_errors == 0);
+  CHECK(!requested.empty() || (of.regions.size() == 1 && of.regions[0].buffer == &buffer));
+  CHECK(!requested.empty() || (of.regions[0].byte_size == 1000 && of.regions[0].flags == 0));
+  CHECK(got.empty() ? window == &of && offset == 4096 : window == nullptr);
+  return {requested, got};
+}
+
+void TestWindowsOnBuffers() {
+  Runtime runtime_of_0_12 = MakeRuntimeWithWindows();
+  CHECK(Asked(runtime_of_0_12).empty());
+  CHECK(AskedForWindow(runtime_of_0_12) == std::make_pair(std::string(), std::string()));
+  Runtime null = MakeRuntimeWithWindows();
+  null.has_windows = false;
+  CHECK(AskedForWindow(null).first.empty() && AskedForWindow(null).second == "XLA's window is null");
+  Runtime refuses = MakeRuntimeWithWindows();
+  refuses.refusal = "no such buffer";
+  CHECK(AskedForWindow(refuses).first == "XLA makes no windows on its buffers: no such buffer");
+  CHECK(AskedForWindow(refuses).second == "XLA has no window on its buffer: no such buffer");
+  Runtime runtime_of_0_11_2 = MakeRuntime();
+  CHECK(Has(AskedForWindow(runtime_of_0_11_2).first, "from jaxlib 0.12 on"));
+  CHECK(Has(AskedForWindow(runtime_of_0_11_2).second, "from jaxlib 0.12 on"));
+  Runtime too_small = MakeRuntimeWithWindows();
+  too_small.extension.extension_base.struct_size = offsetof(XLA_FFI_Collectives_Extension, get_window);
+  CHECK(Has(AskedForWindow(too_small).first, "from jaxlib 0.12 on"));
+  Runtime none = MakeRuntimeWithWindows();
+  none.lends = false;
+  CHECK(Has(AskedForWindow(none).first, "lends no communicators"));
+  std::printf("ok windows on XLA's buffers\n");
 }
 
 void TestOldRuntimesSayWhatToInstall() {
@@ -159,6 +242,7 @@ void TestOldRuntimesSayWhatToInstall() {
 
 int main() {
   jaxcomm::TestCommunicatorsAreLent();
+  jaxcomm::TestWindowsOnBuffers();
   jaxcomm::TestOldRuntimesSayWhatToInstall();
   return 0;
 }

@@ -1,0 +1,66 @@
+"""jaxcomm.check(), on a double of the module; flags of XLA's that are refused."""
+
+import sys
+import types
+
+import jax
+import pytest
+
+import jaxcomm
+from jaxcomm import _native, errors
+
+FAILURES = ["psum at a.py:1: rank 0 gave up when leaving", "pmax at b.py:2: rank 3 gave up in step 1"]
+
+
+@pytest.fixture
+def failures(monkeypatch):
+    found: list[str] = []
+    monkeypatch.setitem(sys.modules, "jaxcomm._cuda", types.SimpleNamespace(failures=lambda: found))
+    monkeypatch.setattr(errors, "_told", set())
+    return found
+
+
+def test_no_failure_no_module(failures, monkeypatch):
+    jaxcomm.check()
+    monkeypatch.delitem(sys.modules, "jaxcomm._cuda")
+    jaxcomm.check()
+
+
+def test_failures_are_raised_every_time(failures):
+    failures += FAILURES
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as error:
+            jaxcomm.check()
+        assert str(error.value) == f"jaxcomm: {FAILURES[0]}\njaxcomm: {FAILURES[1]}"
+
+
+def test_what_nobody_has_asked_for_is_said_at_the_end(failures, capsys):
+    failures.append(FAILURES[0])
+    with pytest.raises(RuntimeError):
+        jaxcomm.check()
+    failures.append(FAILURES[1])
+    errors.at_exit(lambda: failures)
+    assert capsys.readouterr().err == f"jaxcomm: {FAILURES[1]}; results are undefined (jaxcomm.check)\n"
+
+
+def test_the_module_has_no_failure_without_a_gpu():
+    assert _native.cuda().failures() == []
+
+
+@pytest.mark.parametrize("flags", ["", "--xla_gpu_command_buffer_scheduling_mode=LHS", "CONCURRENT"])
+def test_collectives_that_may_overlap_are_refused(flags, monkeypatch):
+    class Reached(Exception):
+        pass
+
+    def cuda():
+        raise Reached
+
+    monkeypatch.setattr(jax, "local_devices", lambda backend: [])
+    monkeypatch.setattr(_native, "cuda", cuda)
+    expected: tuple = (Reached, None)
+    if flags == "CONCURRENT":
+        flags = "--xla_foo=1 --xla_gpu_command_buffer_scheduling_mode=CONCURRENT --xla_bar=2"
+        expected = (RuntimeError, "would run at the same time")
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    with pytest.raises(expected[0], match=expected[1]):
+        _native.register_cuda.__wrapped__()
