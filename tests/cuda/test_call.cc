@@ -140,8 +140,9 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
   }
   std::vector<int64_t> input_at, output_at;
   for (int32_t r = 0; r < n; ++r) {
-    input_at.push_back(reinterpret_cast<char*>(inputs[r].data()) - args[0].comm.signals.pad.At(r));
-    output_at.push_back(reinterpret_cast<char*>(outputs[r].data()) - args[0].comm.signals.pad.At(r));
+    const char* const pad = counters.pads + r * counters.pad_bytes;
+    input_at.push_back(reinterpret_cast<char*>(inputs[r].data()) - pad);
+    output_at.push_back(reinterpret_cast<char*>(outputs[r].data()) - pad);
   }
   for (RankArgs& own : args) {
     if (moved && calls[0].program.shares_input) own.input = own.comm.signals.pad, own.input_at = input_at.data();
@@ -158,8 +159,9 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
   });
   for (int32_t r = 0; r < n; ++r) {
     CHECK(reports[r].state == device::Report::kNone);
-    if (!moved && calls[r].program.shares_output)
+    if (!moved && calls[r].program.shares_output) {
       std::memcpy(outputs[r].data(), args[r].output.At(r), calls[r].output_bytes);
+    }
     CHECK(outputs[r] == Expected(spec, inputs, r, block_count));
   }
   return arena_bytes;
