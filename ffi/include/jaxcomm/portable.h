@@ -9,7 +9,8 @@
 #define JAXCOMM_HAS_DEVICE 1
 #define JAXCOMM_BOTH __host__ __device__ inline
 #define JAXCOMM_DEVICE __device__ inline
-#define JAXCOMM_DEVICE_CALLED __device__ __noinline__  // compiled once, not into every kernel
+// Compiled once per file, not into every kernel.
+#define JAXCOMM_DEVICE_CALLED __device__ __noinline__ inline
 #define JAXCOMM_UNROLL _Pragma("unroll")
 #elif defined(JAXCOMM_EMULATION)
 #include JAXCOMM_EMULATION
