@@ -11,7 +11,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 help:
 	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
 	@echo "make test       set up, then run all tests"
-	@echo "make test-gpu   tests that need a GPU, with what is installed; bench-gpu: timings. Records go to OUT=folder"
+	@echo "make test-gpu   tests that need a GPU, with what is installed; bench-gpu: timings. Records go to OUT=folder;"
+	@echo "                NCCL=folder takes NCCL 2.30.7 or later from there"
 	@echo "make stress     run the tests of concurrency and failure 20 times"
 	@echo "make soak       200,000 random collectives between processes that are stopped now and then (SOAK_ARGS=...)"
 	@echo "make test-asan  native tests under AddressSanitizer; test-tsan: under ThreadSanitizer"
@@ -106,19 +107,11 @@ test-tsan: build/thread
 	$(BIN)/cmake --build build/thread
 	$(BIN)/ctest --test-dir build/thread --output-on-failure --output-junit ctest.xml
 
-# On a machine with a GPU and CUDA 13; nothing is downloaded: nvcc, cmake and ninja must be there. Records go to OUT.
+# On a machine with a GPU, CUDA 13 and jax 0.11.2 or later, of which nothing is downloaded: docs/cuda.md. Each ends
+# within 8 minutes. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
 OUT ?= build/gpu/records
-build/gpu/configured: CMakeLists.txt tests/cuda/CMakeLists.txt
-	cmake -S . -B build/gpu -G Ninja -DJAXCOMM_GPU_TESTS=ON
-	touch $@
-
-test-gpu: build/gpu/configured
-	cmake --build build/gpu --target test_gpu_executor test_gpu_flagged
-	$(PYTHON) tests/cuda/on_gpu.py test build/gpu $(OUT)
-
-bench-gpu: build/gpu/configured
-	cmake --build build/gpu --target bench_virtual_ranks bench_flagged
-	$(PYTHON) tests/cuda/on_gpu.py bench build/gpu $(OUT)
+test-gpu bench-gpu:
+	$(PYTHON) tests/cuda/on_gpu.py $(@:-gpu=) build/gpu $(OUT) $(if $(NCCL),--nccl $(NCCL)) $(GPU_ARGS)
 
 # After `make test test-tsan`: what they have shown, into docs/gpu-status.md.
 gpu-status:
@@ -136,12 +129,12 @@ lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*' 'tests/cuda/*.cc' 'tests/cuda/*.h' 'examples/*.cc' 'examples/*.cu' 'examples/*.cuh')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*' 'tests/cuda/*.cc' 'tests/cuda/*.cuh' 'tests/cuda/*.h' 'benchmarks/*.cu' 'examples/*.cc' 'examples/*.cu' 'examples/*.cuh')
 
 format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*' 'tests/cuda/*.cc' 'tests/cuda/*.h' 'examples/*.cc' 'examples/*.cu' 'examples/*.cuh')
+	$(BIN)/clang-format -i $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*' 'tests/cuda/*.cc' 'tests/cuda/*.cuh' 'tests/cuda/*.h' 'benchmarks/*.cu' 'examples/*.cc' 'examples/*.cu' 'examples/*.cuh')
 
 wheel: $(VENV)/deps
 	$(PIP) wheel --no-deps -w dist .

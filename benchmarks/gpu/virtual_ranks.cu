@@ -1,10 +1,12 @@
-// Collectives among virtual ranks of one GPU, beside copies of as many bytes in the same memory: what the executor
-// makes of the memory's bandwidth, and what its signals cost. Writes JSON to the standard output.
+// Collectives among virtual ranks of one GPU, beside a copy of as many bytes as must be read and written: what the
+// executor makes of the memory's bandwidth, and what its signals cost. Prints a line of JSON per measurement.
 //
-//   virtual_ranks [repetitions]
+//   virtual_ranks [seconds]
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "../../ffi/plan/algorithms.h"
@@ -14,105 +16,271 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-struct Timing {
-  double median_us, least_us;
+// blockIdx.y is the rank. `times`, if given: when each thread block began and ended.
+__global__ void __launch_bounds__(kThreads, 1)
+    WalkVirtualRanks(const RankArgs* args, const PeerNetworkArgs* networks, uint64_t* times) {
+  __shared__ __align__(16) char shared[sizeof(SharedArgs)];
+  const unsigned block = blockIdx.y * gridDim.x + blockIdx.x;
+  if (times != nullptr && threadIdx.x == 0) times[2 * block] = device::NowNs();
+  const SharedArgs& own = TakeArgs(shared, args, networks);
+  PeerNetwork network(own.network);
+  Walk<PeerNetwork> walk(own.args, network, static_cast<int32_t>(blockIdx.x));
+  walk.Run();
+  if (times != nullptr && threadIdx.x == 0) times[2 * block + 1] = device::NowNs();
+}
+
+// Small whole numbers: sums of all ranks are exact.
+__host__ __device__ float Value(int64_t rank, int64_t element) { return static_cast<float>(rank * 16 + element % 13); }
+
+__global__ void Fill(float* input, int64_t count, int32_t rank) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{blockDim.x} * gridDim.x) {
+    input[i] = Value(rank, i);
+  }
+}
+
+__global__ void CountWrong(const float* output, Collective collective, int64_t block, int64_t count, int32_t rank,
+                           int32_t num_ranks, unsigned long long* wrong) {
+  for (int64_t i = blockIdx.x * int64_t{blockDim.x} + threadIdx.x; i < count; i += int64_t{blockDim.x} * gridDim.x) {
+    float expected = 0;
+    if (collective == Collective::kAllToAll) {
+      expected = Value(i / block, rank * block + i % block);
+    } else if (collective == Collective::kAllGather) {
+      expected = Value(i / block, i % block);
+    } else {
+      const int64_t element = collective == Collective::kReduceScatter ? rank * block + i : i;
+      for (int32_t r = 0; r < num_ranks; ++r) expected += Value(r, element);
+    }
+    if (output[i] != expected) atomicAdd(wrong, 1);
+  }
+}
+
+int32_t MostChannels(int32_t num_ranks) {
+  int device = 0, processors = 0, per_processor = 0;
+  CHECK_CUDA(cudaGetDevice(&device));
+  CHECK_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
+  CHECK_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, WalkVirtualRanks, kThreads, 0));
+  return processors * per_processor / num_ranks;
+}
+
+cudaError_t LaunchVirtualRanks(const VirtualRanks::Call& call, uint64_t* times, cudaStream_t stream) {
+  const dim3 grid(call.num_channels, static_cast<unsigned>(call.inputs.size()));
+  const RankArgs* args = call.args;
+  const PeerNetworkArgs* networks = call.network;
+  void* parameters[] = {&args, &networks, &times};
+  return cudaLaunchCooperativeKernel(WalkVirtualRanks, grid, dim3(kThreads), parameters, 0, stream);
+}
+
+double Median(std::vector<double>& values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Microseconds between two events around f on the stream.
+class Stopwatch {
+ public:
+  explicit Stopwatch(cudaStream_t stream) : stream_(stream) {
+    CHECK_CUDA(cudaEventCreate(&begin_));
+    CHECK_CUDA(cudaEventCreate(&end_));
+  }
+  template <typename F>
+  double Time(const F& f) {
+    CHECK_CUDA(cudaEventRecord(begin_, stream_));
+    f();
+    CHECK_CUDA(cudaEventRecord(end_, stream_));
+    CHECK_CUDA(cudaEventSynchronize(end_));
+    float milliseconds = 0;
+    CHECK_CUDA(cudaEventElapsedTime(&milliseconds, begin_, end_));
+    return milliseconds * 1e3;
+  }
+
+ private:
+  const cudaStream_t stream_;
+  cudaEvent_t begin_, end_;
 };
-
-Timing Summary(std::vector<float>& milliseconds) {
-  std::sort(milliseconds.begin(), milliseconds.end());
-  return {milliseconds[milliseconds.size() / 2] * 1e3, milliseconds[0] * 1e3};
-}
-
-// Runs all of them in turn, `repetitions` times, and times each by events on the stream.
-std::vector<Timing> Alternate(const std::vector<std::function<void(cudaStream_t)>>& runs, int repetitions) {
-  cudaStream_t stream;
-  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaEvent_t begin, end;
-  CHECK_CUDA(cudaEventCreate(&begin));
-  CHECK_CUDA(cudaEventCreate(&end));
-  std::vector<std::vector<float>> times(runs.size());
-  for (int repetition = -3; repetition < repetitions; ++repetition) {  // the first three don't count
-    for (size_t i = 0; i < runs.size(); ++i) {
-      CHECK_CUDA(cudaEventRecord(begin, stream));
-      runs[i](stream);
-      CHECK_CUDA(cudaEventRecord(end, stream));
-      CHECK_CUDA(cudaEventSynchronize(end));
-      float elapsed = 0;
-      CHECK_CUDA(cudaEventElapsedTime(&elapsed, begin, end));
-      if (repetition >= 0) times[i].push_back(elapsed);
-    }
-  }
-  std::vector<Timing> timings;
-  for (auto& time : times) timings.push_back(Summary(time));
-  CHECK_CUDA(cudaEventDestroy(begin));
-  CHECK_CUDA(cudaEventDestroy(end));
-  CHECK_CUDA(cudaStreamDestroy(stream));
-  return timings;
-}
-
-// Bytes that a program makes the memory read and write; all ranks.
-int64_t Traffic(const Choice& choice, int64_t item_bytes) {
-  int64_t bytes = 0;
-  for (const Plan& plan : BuildAll(*choice.algorithm, choice.request)) {
-    for (const Step& step : plan.steps) {
-      if (step.kind == StepKind::kSignal || step.kind == StepKind::kWait) continue;
-      const int64_t reads = step.kind == StepKind::kReduce ? step.num_sources : step.kind == StepKind::kZero ? 0 : 1;
-      bytes += (reads + 1) * step.count * item_bytes;
-    }
-  }
-  return bytes;
-}
 
 struct Cell {
   Collective collective;
   const char* algorithm;
   Geometry geometry;
-  int64_t rank_bytes;  // of the larger of a rank's buffers
+  int64_t rank_bytes;    // of the larger of a rank's buffers
+  int32_t channels = 0;  // 0: as many as there is work for
+  const char* what = "sweep";
 };
 
-void Run(const Cell& cell, int repetitions, bool first) {
-  const int32_t n = cell.geometry.num_ranks();
-  const bool blocks = cell.collective == Collective::kAllToAll || cell.collective == Collective::kAllGather ||
-                      cell.collective == Collective::kReduceScatter;
-  const Operation operation{DType::kF32, ReduceOp::kSum};
-  const int64_t item = ItemBytes(operation.dtype);
-  const int64_t block_count = cell.rank_bytes / item / (blocks ? n : 1);
-  const int32_t num_channels = NumChannels(block_count * item, MostChannels(n));
-  Choice choice;
-  choice.algorithm = FindAlgorithm(cell.collective, cell.algorithm);
-  choice.request.collective = cell.collective;
-  choice.request.geometry = cell.geometry;
-  choice.request.block_count = block_count;
-  choice.request.chunk_count = std::max<int64_t>((1 << 20) / item / num_channels, 1);
-  DeviceMemory memory;
-  VirtualRanks ranks(memory, cell.geometry, num_channels, 10'000'000'000);
-  // Reports are read by the host at the end only.
-  const VirtualRanks::Call call = ranks.Prepare(memory, choice, block_count, {}, operation, num_channels);
-  const int64_t traffic = Traffic(choice, item);
-  char* from = memory.Take(traffic / 2 + 16);
-  char* to = memory.Take(traffic / 2 + 16);
-  const std::vector<Timing> timings = Alternate(
-      {[&](cudaStream_t stream) { LaunchVirtualRanks(call, kThreads, stream); },
-       [&](cudaStream_t stream) {
-         CHECK_CUDA(cudaMemcpyAsync(to, from, std::max<int64_t>(traffic / 2, 1), cudaMemcpyDeviceToDevice, stream));
-       }},
-      repetitions);
-  std::vector<device::Report> reports(n);
-  CHECK_CUDA(cudaMemcpy(reports.data(), ranks.reports(), n * sizeof(device::Report), cudaMemcpyDeviceToHost));
-  for (const device::Report& report : reports) {
-    if (report.state == device::Report::kNone) continue;
-    std::fprintf(stderr, "%s/%s: rank %d gave up\n", Name(cell.collective), cell.algorithm, report.rank);
-    std::exit(1);
+// What one call needs, several times over: between two uses of the same memory, all of the L2 cache is used for other
+// memory.
+class Prepared {
+ public:
+  Prepared(const Cell& cell, int64_t cache_bytes) : cell_(cell), n_(cell.geometry.num_ranks()) {
+    const bool in_blocks = cell.collective == Collective::kAllToAll || cell.collective == Collective::kAllGather ||
+                           cell.collective == Collective::kReduceScatter;
+    const Operation operation{DType::kF32, ReduceOp::kSum};
+    block_ = cell.rank_bytes / kItem / (in_blocks ? n_ : 1);
+    num_channels_ = cell.channels > 0 ? cell.channels : NumChannels(block_ * kItem, MostChannels(n_));
+    Choice choice;
+    choice.algorithm = FindAlgorithm(cell.collective, cell.algorithm);
+    choice.request.collective = cell.collective;
+    choice.request.geometry = cell.geometry;
+    choice.request.block_count = block_;
+    choice.request.chunk_count = std::max<int64_t>((1 << 20) / kItem / num_channels_, 1);
+    inputs_ = InputCount(choice.request);
+    outputs_ = OutputCount(choice.request);
+    const int64_t least = std::max<int64_t>(n_ * (inputs_ + outputs_) * kItem, 1);
+    const int64_t sets = std::min<int64_t>(std::max<int64_t>(2 * cache_bytes / least, 1), 16);
+    ranks_ = std::make_unique<VirtualRanks>(memory_, cell.geometry, num_channels_, 10'000'000'000);
+    for (int64_t i = 0; i < sets; ++i) {
+      calls_.push_back(ranks_->Prepare(memory_, choice, block_, {}, operation, num_channels_));
+      copies_.push_back({memory_.Take(least / 2 + 16), memory_.Take(least / 2 + 16)});
+      for (int32_t r = 0; r < n_; ++r) {
+        Fill<<<256, 256>>>(reinterpret_cast<float*>(calls_.back().inputs[r]), inputs_, r);
+      }
+    }
+    CHECK_CUDA(cudaDeviceSynchronize());
   }
+
+  cudaError_t Walk(cudaStream_t stream, uint64_t* times = nullptr) {
+    return LaunchVirtualRanks(calls_[walks_++ % calls_.size()], times, stream);
+  }
+  // Moves as many bytes as the inputs and outputs of all ranks have.
+  void Copy(cudaStream_t stream) {
+    const auto& [from, to] = copies_[num_copies_++ % copies_.size()];
+    CHECK_CUDA(cudaMemcpyAsync(to, from, bytes() / 2, cudaMemcpyDeviceToDevice, stream));
+  }
+  // Of all ranks; the least that memory must read and write.
+  int64_t bytes() const { return n_ * (inputs_ + outputs_) * kItem; }
+  int32_t num_channels() const { return num_channels_; }
+  int32_t num_blocks() const { return num_channels_ * n_; }
+  size_t num_sets() const { return calls_.size(); }
+
+  // After all sets have been used.
+  int64_t CountWrongElements() {
+    auto* const wrong = reinterpret_cast<unsigned long long*>(memory_.Take(sizeof(unsigned long long)));
+    for (size_t set = 0; set < std::min(calls_.size(), walks_); ++set) {
+      for (int32_t r = 0; r < n_ && cell_.collective != Collective::kBarrier; ++r) {
+        CountWrong<<<256, 256>>>(reinterpret_cast<const float*>(calls_[set].outputs[r]), cell_.collective, block_,
+                                 outputs_, r, n_, wrong);
+      }
+    }
+    unsigned long long count = 0;
+    CHECK_CUDA(cudaMemcpy(&count, wrong, sizeof count, cudaMemcpyDeviceToHost));
+    for (const device::Report& report : Reports(*ranks_)) count += report.state != device::Report::kNone;
+    return static_cast<int64_t>(count);
+  }
+
+ private:
+  static constexpr int64_t kItem = sizeof(float);
+  const Cell cell_;
+  const int32_t n_;
+  DeviceMemory memory_;
+  int64_t block_, inputs_, outputs_;
+  int32_t num_channels_;
+  std::unique_ptr<VirtualRanks> ranks_;
+  std::vector<VirtualRanks::Call> calls_;
+  std::vector<std::pair<char*, char*>> copies_;
+  size_t walks_ = 0, num_copies_ = 0;
+};
+
+bool any_wrong = false;
+
+void Print(const Cell& cell, Prepared& prepared, const std::string& more) {
+  const int64_t wrong = prepared.CountWrongElements();
+  any_wrong |= wrong > 0;
   std::printf(
-      "%s    {\"op\": \"%s\", \"algorithm\": \"%s\", \"nodes\": %d, \"ranks_per_node\": %d, \"rank_bytes\": %lld, "
-      "\"channels\": %d, \"memory_bytes\": %lld, \"median_us\": %.2f, \"least_us\": %.2f, \"copy_median_us\": %.2f, "
-      "\"copy_least_us\": %.2f, \"of_copy\": %.3f}",
-      first ? "" : ",\n", Name(cell.collective), cell.algorithm, cell.geometry.num_nodes, cell.geometry.ranks_per_node,
-      static_cast<long long>(cell.rank_bytes), num_channels, static_cast<long long>(traffic), timings[0].median_us,
-      timings[0].least_us, timings[1].median_us, timings[1].least_us, timings[1].median_us / timings[0].median_us);
+      "{\"what\": \"%s\", \"op\": \"%s\", \"algorithm\": \"%s\", \"nodes\": %d, \"ranks_per_node\": %d, "
+      "\"rank_bytes\": %lld, \"channels\": %d, \"sets\": %zu, \"wrong\": %lld, %s}\n",
+      cell.what, Name(cell.collective), cell.algorithm, cell.geometry.num_nodes, cell.geometry.ranks_per_node,
+      static_cast<long long>(cell.rank_bytes), prepared.num_channels(), prepared.num_sets(),
+      static_cast<long long>(wrong), more.c_str());
   std::fflush(stdout);
 }
+
+template <typename... Values>
+std::string Format(const char* format, Values... values) {
+  char text[512];
+  std::snprintf(text, sizeof text, format, values...);
+  return text;
+}
+
+// Beside a copy, in turns.
+void MeasureBandwidth(const Cell& cell, int64_t cache_bytes, cudaStream_t stream) {
+  Prepared prepared(cell, cache_bytes);
+  Stopwatch stopwatch(stream);
+  // What takes no longer than launching it is measured many at a time.
+  const int together = prepared.bytes() < (8 << 20) ? 20 : 1;
+  const int repetitions = prepared.bytes() < (int64_t{1} << 30) ? 15 : 7;
+  std::vector<double> walks, copies;
+  for (int repetition = -2; repetition < repetitions; ++repetition) {  // the first two don't count
+    const double walk = stopwatch.Time([&] {
+      for (int i = 0; i < together; ++i) CHECK_CUDA(prepared.Walk(stream));
+    });
+    const double copy = stopwatch.Time([&] {
+      for (int i = 0; i < together; ++i) prepared.Copy(stream);
+    });
+    if (repetition < 0) continue;
+    walks.push_back(walk / together);
+    copies.push_back(copy / together);
+  }
+  const double walk = Median(walks), copy = Median(copies);
+  Print(cell, prepared,
+        Format("\"bytes\": %lld, \"median_us\": %.2f, \"least_us\": %.2f, \"copy_us\": %.2f, \"of_copy\": %.3f, "
+               "\"gb_per_s\": %.1f",
+               static_cast<long long>(prepared.bytes()), walk, walks[0], copy, copy / walk,
+               static_cast<double>(prepared.bytes()) / walk / 1e3));
+}
+
+// Microseconds of a CUDA graph of so many walks; -1 if it can't be captured.
+double MedianOfGraph(Prepared& prepared, int walks, cudaStream_t stream) {
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  bool captured = true;
+  for (int i = 0; i < walks; ++i) captured &= prepared.Walk(stream) == cudaSuccess;
+  captured &= cudaStreamEndCapture(stream, &graph) == cudaSuccess;
+  cudaGetLastError();
+  if (!captured) return -1;
+  CHECK_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  Stopwatch stopwatch(stream);
+  std::vector<double> runs;
+  for (int repetition = -3; repetition < 21; ++repetition) {
+    const double run = stopwatch.Time([&] { CHECK_CUDA(cudaGraphLaunch(executable, stream)); });
+    if (repetition >= 0) runs.push_back(run);
+  }
+  CHECK_CUDA(cudaGraphExecDestroy(executable));
+  CHECK_CUDA(cudaGraphDestroy(graph));
+  return Median(runs);
+}
+
+// Without the launch: from the first thread block's begin to the last one's end, and what one more kernel adds to a
+// CUDA graph.
+void MeasureLatency(const Cell& cell, cudaStream_t stream) {
+  Prepared prepared(cell, 0);
+  DeviceMemory memory;
+  const int32_t blocks = prepared.num_blocks();
+  auto* const times = reinterpret_cast<uint64_t*>(memory.Take(2 * blocks * sizeof(uint64_t)));
+  std::vector<uint64_t> read(2 * blocks);
+  std::vector<double> inside;
+  uint64_t resolution_ns = ~uint64_t{0}, last = 0;
+  for (int repetition = -5; repetition < 200; ++repetition) {
+    CHECK_CUDA(prepared.Walk(stream, times));
+    CHECK_CUDA(cudaStreamSynchronize(stream));
+    CHECK_CUDA(cudaMemcpy(read.data(), times, read.size() * sizeof(uint64_t), cudaMemcpyDeviceToHost));
+    uint64_t begin = ~uint64_t{0}, end = 0;
+    for (int32_t block = 0; block < blocks; ++block) {
+      begin = std::min(begin, read[2 * block]);
+      end = std::max(end, read[2 * block + 1]);
+    }
+    if (end != begin) resolution_ns = std::min(resolution_ns, end - begin);
+    if (begin != last && last != 0) resolution_ns = std::min(resolution_ns, begin - last);
+    last = end;
+    if (repetition >= 0) inside.push_back(static_cast<double>(end - begin) / 1e3);
+  }
+  const double few = MedianOfGraph(prepared, 50, stream), many = MedianOfGraph(prepared, 250, stream);
+  Print(cell, prepared,
+        Format("\"kernel_us\": %.3f, \"timer_step_ns\": %llu, \"in_graph_us\": %.3f", Median(inside),
+               static_cast<unsigned long long>(resolution_ns), few < 0 ? -1 : (many - few) / 200));
+}
+
+Geometry Near(int32_t n) { return {1, n, false, true}; }
 
 }  // namespace
 }  // namespace cuda
@@ -121,34 +289,61 @@ void Run(const Cell& cell, int repetitions, bool first) {
 int main(int argc, char** argv) {
   using namespace jaxcomm;
   using namespace jaxcomm::cuda;
-  const int repetitions = argc > 1 ? std::atoi(argv[1]) : 50;
+  const double seconds = argc > 1 ? std::atof(argv[1]) : 150;
+  const auto begin = std::chrono::steady_clock::now();
+  const auto late = [&](double share) {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > share * seconds;
+  };
   cudaDeviceProp properties;
   int driver = 0;
   CHECK_CUDA(cudaGetDeviceProperties(&properties, 0));
   CHECK_CUDA(cudaDriverGetVersion(&driver));
-  std::printf("{\"device\": \"%s\", \"driver_cuda\": %d, \"runtime_cuda\": %d, \"cells\": [\n", properties.name, driver,
-              CUDART_VERSION);
-  const auto near = [](int32_t n) { return Geometry{1, n, false, true}; };
-  const Geometry two_nodes{2, 4, false, true};
-  std::vector<Cell> cells;
-  for (const int64_t bytes : {int64_t{8}, int64_t{8} << 10, int64_t{1} << 20, int64_t{64} << 20}) {
-    for (const int32_t n : {2, 8}) {
-      cells.push_back({Collective::kAllReduce, "one_shot", near(n), bytes});
-      cells.push_back({Collective::kAllReduce, "direct", near(n), bytes});
-      cells.push_back({Collective::kAllReduce, "ring", near(n), bytes});
-      cells.push_back({Collective::kAllToAll, "direct", near(n), std::max<int64_t>(bytes, 4 * n)});
-      cells.push_back({Collective::kAllGather, "direct", near(n), std::max<int64_t>(bytes, 4 * n)});
-      cells.push_back({Collective::kReduceScatter, "direct", near(n), std::max<int64_t>(bytes, 4 * n)});
+  std::printf(
+      "{\"what\": \"device\", \"device\": \"%s\", \"driver_cuda\": %d, \"runtime_cuda\": %d, \"sms\": %d, "
+      "\"l2_bytes\": %d}\n",
+      properties.name, driver, CUDART_VERSION, properties.multiProcessorCount, properties.l2CacheSize);
+  cudaStream_t stream;
+  CHECK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  const int64_t cache = properties.l2CacheSize;
+  constexpr int64_t kMiB = 1 << 20;
+  const struct {
+    Collective collective;
+    const char* algorithm;
+  } kOps[] = {{Collective::kAllToAll, "direct"},
+              {Collective::kAllGather, "direct"},
+              {Collective::kAllReduce, "direct"},
+              {Collective::kReduceScatter, "direct"}};
+  for (const auto& [collective, algorithm] : kOps) {
+    MeasureBandwidth({collective, algorithm, Near(8), 64 * kMiB, 0, "target"}, cache, stream);
+  }
+  for (const int32_t n : {2, 4, 8}) {
+    for (const char* algorithm : {"one_shot", "direct", "recursive_doubling", "ring"}) {
+      MeasureLatency({Collective::kAllReduce, algorithm, Near(n), 8, 0, "latency"}, stream);
     }
-    cells.push_back({Collective::kAllToAll, "hierarchical", two_nodes, std::max<int64_t>(bytes, 32)});
-    cells.push_back({Collective::kAllReduce, "hierarchical", two_nodes, bytes});
+    MeasureLatency({Collective::kBarrier, "direct", Near(n), 0, 0, "latency"}, stream);
+    MeasureLatency({Collective::kAllToAll, "direct", Near(n), 4 * n, 0, "latency"}, stream);
   }
-  cells.push_back({Collective::kBarrier, "direct", near(8), 0});
-  bool first = true;
-  for (const Cell& cell : cells) {
-    Run(cell, repetitions, first);
-    first = false;
+  for (const auto& [collective, algorithm] : kOps) {
+    for (int32_t channels = 1; channels <= MostChannels(8); channels *= 2) {
+      MeasureBandwidth({collective, algorithm, Near(8), 64 * kMiB, channels, "channels"}, cache, stream);
+    }
   }
-  std::printf("\n]}\n");
-  return 0;
+  for (const int64_t bytes : {64 * kMiB, kMiB}) {
+    MeasureBandwidth({Collective::kAllToAll, "hierarchical", {2, 4, false, true}, bytes}, cache, stream);
+    MeasureBandwidth({Collective::kAllReduce, "hierarchical", {2, 4, false, true}, bytes}, cache, stream);
+    MeasureBandwidth({Collective::kAllReduce, "ring", Near(8), bytes}, cache, stream);
+  }
+  for (int64_t bytes = 1 << 10; bytes <= 256 * kMiB; bytes *= 4) {
+    for (const int32_t n : {2, 4, 8}) {
+      for (const auto& [collective, algorithm] : kOps) {
+        if (late(1)) {
+          std::printf("{\"what\": \"left out\", \"from_bytes\": %lld}\n", static_cast<long long>(bytes));
+          return any_wrong ? 1 : 0;
+        }
+        MeasureBandwidth({collective, algorithm, Near(n), bytes}, cache, stream);
+      }
+      if (bytes <= kMiB) MeasureBandwidth({Collective::kAllReduce, "one_shot", Near(n), bytes}, cache, stream);
+    }
+  }
+  return any_wrong ? 1 : 0;
 }

@@ -1,10 +1,8 @@
 // Runs a collective's kernel in the emulation.
 #pragma once
 
-#include <cstring>
-#include <functional>
-
 #include "../native/check.h"
+#include "spoiling.h"
 #include "virtual_gin.h"
 #include "virtual_ranks.h"
 
@@ -13,39 +11,19 @@ namespace cuda {
 
 using TestMemory = HostMemory;
 
-// What every rank brings and what it gets. Its own threads fill its buffers when the kernel begins, take the result
-// when the plan is over and spoil the input: whoever reads or writes too early or too late is found
-// out.
+// What every rank brings and what it gets.
 struct Data {
   std::vector<Bytes> inputs, outputs;  // by rank
 };
 
-inline void Spread(const RankArgs& args, const ChannelProgram& channel, bool input,
-                   const std::function<void(int64_t)>& f) {
-  const Part& part = input ? channel.input : channel.output;
-  Elements elements;
-  elements.part = part;
-  for (int64_t i = threadIdx.x; i < part.num_blocks * part.count; i += blockDim.x) {
-    f(elements.Position(i) * args.item_bytes);
-  }
+inline std::vector<device::Report> Reports(const VirtualRanks& ranks) {
+  return {ranks.reports(), ranks.reports() + ranks.n()};
 }
 
 template <typename Network>
 void RunRank(const VirtualRanks::Call& call, Data& data, Network& network) {
-  const auto rank = static_cast<int32_t>(blockIdx.y);
-  const RankArgs& args = call.args[rank];
-  const ChannelProgram& channel = args.channels[blockIdx.x];
-  const int64_t item = args.item_bytes;
-  char* const input = call.inputs[rank];
-  char* const output = call.outputs[rank];
-  Spread(args, channel, true, [&](int64_t at) { std::memcpy(input + at, data.inputs[rank].data() + at, item); });
-  Spread(args, channel, false, [&](int64_t at) { std::memset(output + at, 0x5a, item); });
-  __syncthreads();
-  Walk<Network> walk(args, network, static_cast<int32_t>(blockIdx.x));
-  walk.Run();
-  __syncthreads();
-  Spread(args, channel, false, [&](int64_t at) { std::memcpy(data.outputs[rank].data() + at, output + at, item); });
-  Spread(args, channel, true, [&](int64_t at) { std::memset(input + at, 0x77, item); });
+  const unsigned rank = blockIdx.y;
+  FillWalkSpoil(call.args[rank], network, {data.inputs[rank].data(), data.outputs[rank].data()});
 }
 
 // Ranks of other nodes by GIN, over a network that is as late as it may be, or as if their memory could be addressed.

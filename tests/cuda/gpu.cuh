@@ -1,5 +1,4 @@
-// Virtual ranks on a real GPU: one cooperative launch holds the thread blocks of all ranks, so that they are resident
-// together.
+// Memory of a GPU for virtual ranks.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,7 +21,6 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Memory of the GPU: its own, as XLA's, or managed, which the host may address while no kernel runs.
 class DeviceMemory : public Memory {
  public:
   explicit DeviceMemory(bool managed = false) : managed_(managed) {}
@@ -47,61 +45,30 @@ class DeviceMemory : public Memory {
   std::vector<void*> blocks_;
 };
 
-// blockIdx.y is the rank. Arguments in shared memory cost about what they do as parameters of a kernel.
-__global__ void __launch_bounds__(kThreads, 1) WalkVirtualRanks(const RankArgs* args, const PeerNetworkArgs* networks) {
-  __shared__ __align__(16) char own_args[sizeof(RankArgs)];
-  __shared__ __align__(16) char own_network[sizeof(PeerNetworkArgs)];
-  device::Copy(own_args, args + blockIdx.y, sizeof(RankArgs));
-  device::Copy(own_network, networks + blockIdx.y, sizeof(PeerNetworkArgs));
+// Which the host may address while no kernel runs.
+struct ManagedMemory : DeviceMemory {
+  ManagedMemory() : DeviceMemory(true) {}
+};
+
+// When no kernel runs.
+inline std::vector<device::Report> Reports(const VirtualRanks& ranks) {
+  std::vector<device::Report> reports(ranks.n());
+  CHECK_CUDA(
+      cudaMemcpy(reports.data(), ranks.reports(), reports.size() * sizeof(device::Report), cudaMemcpyDeviceToHost));
+  return reports;
+}
+
+// The arguments of a rank into shared memory, where they cost about what they do as parameters of a kernel.
+struct SharedArgs {
+  RankArgs args;
+  PeerNetworkArgs network;
+};
+__device__ inline const SharedArgs& TakeArgs(char* shared, const RankArgs* args, const PeerNetworkArgs* networks) {
+  device::Copy(shared + offsetof(SharedArgs, args), args + blockIdx.y, sizeof(RankArgs));
+  device::Copy(shared + offsetof(SharedArgs, network), networks + blockIdx.y, sizeof(PeerNetworkArgs));
   __syncthreads();
-  PeerNetwork network(*reinterpret_cast<const PeerNetworkArgs*>(own_network));
-  Walk<PeerNetwork> walk(*reinterpret_cast<const RankArgs*>(own_args), network, static_cast<int32_t>(blockIdx.x));
-  walk.Run();
+  return *reinterpret_cast<const SharedArgs*>(shared);
 }
-
-// Channels per rank that fit on this GPU at once.
-inline int32_t MostChannels(int32_t num_ranks) {
-  int device = 0, processors = 0, per_processor = 0;
-  CHECK_CUDA(cudaGetDevice(&device));
-  CHECK_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  CHECK_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, WalkVirtualRanks, kThreads, 0));
-  return processors * per_processor / num_ranks;
-}
-
-// Does not wait for the kernel.
-inline void LaunchVirtualRanks(const VirtualRanks::Call& call, int threads, cudaStream_t stream) {
-  const dim3 grid(call.num_channels, static_cast<unsigned>(call.inputs.size()));
-  const RankArgs* args = call.args;
-  const PeerNetworkArgs* networks = call.network;
-  void* parameters[] = {&args, &networks};
-  CHECK_CUDA(cudaLaunchCooperativeKernel(WalkVirtualRanks, grid, dim3(threads), parameters, 0, stream));
-}
-
-struct TestMemory : DeviceMemory {
-  TestMemory() : DeviceMemory(true) {}
-};
-
-// What every rank brings and what it gets.
-struct Data {
-  std::vector<Bytes> inputs, outputs;  // by rank
-};
-
-// As that of the emulation, which has no use for more than a few threads. Order is up to the GPU.
-struct TestNetwork {
-  TestNetwork(const VirtualRanks&, int32_t, bool, uint64_t) {}
-
-  static void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t) {
-    for (size_t r = 0; r < data.inputs.size(); ++r) {
-      std::memcpy(call.inputs[r], data.inputs[r].data(), data.inputs[r].size());
-      std::memset(call.outputs[r], 0x5a, data.outputs[r].size());
-    }
-    LaunchVirtualRanks(call, static_cast<int>(threads) * 16, nullptr);
-    CHECK_CUDA(cudaDeviceSynchronize());
-    for (size_t r = 0; r < data.inputs.size(); ++r) {
-      std::memcpy(data.outputs[r].data(), call.outputs[r], data.outputs[r].size());
-    }
-  }
-};
 
 }  // namespace cuda
 }  // namespace jaxcomm

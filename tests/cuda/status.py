@@ -3,8 +3,9 @@
     python tests/cuda/status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as ring 1
     python tests/cuda/status.py                                                                # from the stored records
 
-Records are in benchmarks/results/gpu: ring1.json is what the first form keeps of ctest's reports; test-gpu.json is
-what `make test-gpu` leaves. A feature has passed a ring if there is a record of each of its tests, and all passed.
+Records are in benchmarks/results/gpu: ring1.json is what the first form keeps of ctest's reports; test-gpu.json and
+bench-gpu.json are what `make test-gpu` and `make bench-gpu` leave. A feature has passed a ring if there is a record of
+each of its tests, and all passed.
 """
 
 import argparse
@@ -22,8 +23,9 @@ FEATURES = {
     "kernels compile for sm_80, 90, 100, 120; no spills": (["pytest tests/cuda/test_build.py"], []),
     "executor: all plans, types, sizes, nodes of one GPU or of several": (
         ["native test_cuda_executor", "thread test_cuda_executor"],
-        ["executor", "executor, memcheck", "executor, synccheck"],
+        ["executor", "executor, memcheck", "executor, racecheck", "executor, synccheck"],
     ),
+    "the production kernel, a stream per rank, buffers in use before and after": ([], ["executor, a stream per rank"]),
     "GIN between nodes, on a double: puts are late, in any order; the network stops": (
         ["native test_cuda_executor", "thread test_cuda_executor", "native test_cuda_gin", "thread test_cuda_gin"],
         [],
@@ -39,13 +41,23 @@ FEATURES = {
         ["native test_cuda_locate", "thread test_cuda_locate", "pytest tests/cuda/test_communicator.py"],
         [],
     ),
+    "inside JAX: all ops, types, loops, gradients, beside collectives of XLA": (
+        ["pytest tests/cuda/test_cuda_lowering.py", "pytest tests/cuda/test_handlers.py", "native test_cuda_call"],
+        ["JAX, 1 rank, command buffers off"],
+    ),
+    "the same in CUDA graphs": ([], ["JAX, 1 rank, command buffers on"]),
+    "the same between processes": (["pytest tests/cuda/test_communicator.py"], ["JAX, 2 ranks", "JAX, 4 ranks"]),
+    "the same between nodes": ([], ["JAX, 2 ranks as 2 nodes"]),
+    "errors: no windows, NCCL too old": ([], ["errors: no windows", "errors: old NCCL"]),
+    "errors: a process is killed": ([], ["errors: killed process"]),
+    "models/moe learns as on CPUs": ([], ["models/moe, 1 rank: losses", "models/moe, 2 ranks: losses"]),
     "device API: signal, wait, barrier, put, get, reduce": (
         ["native test_cuda_device_api", "thread test_cuda_device_api"],
         [],
     ),
     "example of a user's kernel: residual + all_reduce + RMSNorm": (
         ["native test_cuda_example", "thread test_cuda_example", "pytest tests/cuda/test_device_headers.py"],
-        [],
+        ["example, virtual ranks"],
     ),
     "handlers of users: communicator, arena, failures, versions; the example inside jit(shard_map)": (
         [
@@ -92,7 +104,20 @@ def mark(tests: list[str], record: dict) -> str:
     return f"{'passed' if all(results) else 'FAILED'} ({record['commit'][:9]})"
 
 
-def page(ring1: dict, ring2: dict) -> str:
+def measured(bench: dict) -> str:
+    """The targets of `make bench-gpu`, and what it has found."""
+    text = "\n| measured on one GPU | target | found |\n|---|---|---|\n"
+    for what, found in bench["targets"].items():
+        value = "" if found["value"] is None else f"{found['value']:g}{'' if found['met'] else ', not met'}"
+        text += f"| {what} | {found['target']} | {value} |\n"
+    return (
+        text + f"\n{bench['device']}, driver {bench['driver']}, CUDA {bench['cuda']}, commit {bench['commit'][:9]}.\n"
+    )
+
+
+def page(ring1: dict, ring2: dict, bench: dict) -> str:
+    if "cpu" in (ring2.get("platform"), bench.get("platform")):
+        raise ValueError("a rehearsal on CPUs shows nothing of a GPU")
     text = HEAD
     for feature, (emulated, on_gpu) in FEATURES.items():
         text += f"| {feature} | {mark(emulated, ring1)} | {mark(on_gpu, ring2)} | |\n"
@@ -100,7 +125,7 @@ def page(ring1: dict, ring2: dict) -> str:
         text += f"\nRing 2: {ring2['device']}, driver {ring2['driver']}, CUDA {ring2['cuda']}.\n"
     else:
         text += "\nNo GPU has been at hand for ring 2 yet: `make test-gpu bench-gpu` are ready to run.\n"
-    return text
+    return text + (measured(bench) if bench else "")
 
 
 def load(name: str) -> dict:
@@ -125,7 +150,7 @@ def main() -> None:
         record = {"commit": commit.stdout.strip(), "tests": tests}
         RECORDS.mkdir(parents=True, exist_ok=True)
         (RECORDS / "ring1.json").write_text(json.dumps(record, indent=1) + "\n")
-    PAGE.write_text(page(load("ring1.json"), load("test-gpu.json")))
+    PAGE.write_text(page(load("ring1.json"), load("test-gpu.json"), load("bench-gpu.json")))
 
 
 if __name__ == "__main__":

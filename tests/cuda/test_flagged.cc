@@ -14,6 +14,9 @@
 #include "../native/check.h"
 #if defined(__CUDACC__)
 #include "gpu.cuh"
+namespace jaxcomm::cuda {
+using TestMemory = ManagedMemory;
+}
 #else
 #include "emulated.h"
 #endif

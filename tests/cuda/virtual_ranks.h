@@ -76,6 +76,7 @@ class VirtualRanks {
 
   struct Call {
     RankArgs* args = nullptr;  // by rank
+    std::vector<RankArgs> args_on_host;
     PeerNetworkArgs* network = nullptr;
     std::vector<char*> inputs, outputs, scratch;  // by rank
     int32_t num_channels = 0;
@@ -125,6 +126,7 @@ class VirtualRanks {
       network[r] = {CommOf(r, {r, n(), 0, 1}, far_, 0), input, output, scratch};
     }
     call.args = memory.Upload(args);
+    call.args_on_host = args;
     call.network = memory.Upload(network);
     return call;
   }

@@ -1,0 +1,224 @@
+"""The collectives inside JAX, on all devices of the program: one process with one GPU, or several that share one.
+
+    JAX_PLATFORMS=cuda,cpu python -m pytest tests/cuda/gpu/in_jax.py    # ../on_gpu.py has the rest
+
+In a group of one the handler is called only for an `algorithm=`, so all tests name one.
+"""
+
+import ctypes
+import os
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from group import MESH, ON_GPU, OPS, RING, SIZE, algorithms, assert_rows, expected, numbers, on_ranks, put
+from jax import lax
+from report import note
+
+import jaxcomm
+from jaxcomm.explain import NATIVE
+
+# Without MPS, processes take turns on the GPU: each wait for another costs milliseconds.
+ROUNDS = int(os.environ.get("JAXCOMM_ROUNDS", "3000"))
+TYPES = (np.bool_, np.int8, np.uint16, np.int32, ml_dtypes.bfloat16, np.float16, np.float32, np.complex64)
+REDUCED = ("psum", "pmean", "pmax", "pmin", "psum_scatter")
+each_op = pytest.mark.parametrize("op", OPS)
+
+
+def first(op):
+    return next(name for name in algorithms(op) if name is not None)
+
+
+def test_what_is_here():
+    found = jaxcomm.info(communicator=SIZE == 1 and ON_GPU)
+    note("info", str(found).splitlines())
+    note("ranks", SIZE)
+    if ON_GPU:
+        assert found.capabilities["kernels"].yes, found.capabilities["kernels"]
+        assert found.capabilities["XLA collectives extension"].yes
+
+
+@each_op
+def test_every_algorithm(op):
+    """Values, and that the handlers were called for them."""
+    rows = numbers(1, (8 * SIZE, 6), np.int32 if op != "pmean" else np.float32)
+    names = algorithms(op)
+    f = on_ranks(lambda x: {str(name): OPS[op][0](jaxcomm, x, algorithm=name) for name in names})
+    compiled = f.lower(put(rows)).compile()
+    if ON_GPU or SIZE > 1:
+        assert compiled.as_text().count(f'custom_call_target="jaxcomm_{NATIVE[op]}"') == len(names)
+    want = expected(op, rows)
+    for _ in range(3):
+        assert_rows(compiled(put(rows)), dict.fromkeys(map(str, names), want))
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op not in ("barrier", "pbroadcast")])
+def test_as_jax_lax(op):
+    rows = numbers(2, (8 * SIZE, 5), np.float32)
+    ours = on_ranks(lambda x: OPS[op][0](jaxcomm, x, algorithm=first(op)))(put(rows))
+    theirs = on_ranks(lambda x: OPS[op][0](lax, x))(put(rows))
+    own = [(shard.index, np.asarray(shard.data)) for shard in theirs.addressable_shards]
+    for shard, (index, want) in zip(ours.addressable_shards, own, strict=True):
+        assert shard.index == index
+        np.testing.assert_array_equal(np.asarray(shard.data), want)
+
+
+@each_op
+def test_types(op):
+    def fits(dtype):
+        ordered = np.dtype(dtype).kind != "c"
+        return op not in REDUCED or (np.dtype(dtype) != np.bool_ and (ordered or op in ("psum", "psum_scatter")))
+
+    types = [dtype for dtype in TYPES if fits(dtype) and (op != "pmean" or np.dtype(dtype).kind in "fV")]
+    rows = {np.dtype(dtype).name: numbers(3, (8 * SIZE, 12), dtype) for dtype in types}
+    names = sorted(rows)
+    f = on_ranks(lambda *xs: {k: OPS[op][0](jaxcomm, x, algorithm=first(op)) for k, x in zip(names, xs, strict=True)})
+    assert_rows(f(*(put(rows[k]) for k in names)), {k: expected(op, rows[k]) for k in names})
+
+
+@each_op
+def test_sizes(op):
+    """Empty, prime, not a multiple of 16 bytes, and enough for all multiprocessors that a call may keep busy."""
+    # The empty one in a program of its own: beside another array it crashes the compiler of jaxlib 0.11.2 for CPUs.
+    for lengths in [(0,), (1, 127, 65536 + 13)]:
+        rows = [numbers(4, (8 * SIZE, k), np.int16 if op != "pmean" else np.float32) for k in lengths]
+        f = on_ranks(lambda *xs: [OPS[op][0](jaxcomm, x, algorithm=first(op)) for x in xs])
+        assert_rows(f(*map(put, rows)), [expected(op, x) for x in rows])
+
+
+def test_thousands_of_iterations():
+    """Counters go on from call to call, in one program."""
+    rows = numbers(5, (8 * SIZE, 33), np.int32)
+
+    def step(i, x):
+        x = jaxcomm.psum(x, "i", algorithm=first("psum")) * 3 + x + i
+        x = jaxcomm.ppermute(x, "i", RING, algorithm=first("ppermute"))
+        return jaxcomm.all_to_all(x, "i", 0, 0, tiled=True, algorithm=first("all_to_all")) % 4096
+
+    got = on_ranks(lambda x: lax.fori_loop(0, ROUNDS, step, x))(put(rows))
+    x = rows
+    for i in range(ROUNDS):
+        x = np.roll(x.sum(0) * 3 + x + np.int32(i), 1, 0)
+        x = x.reshape(SIZE, SIZE, 8, 33).transpose(1, 0, 2, 3).reshape(rows.shape) % 4096
+    note("iterations", ROUNDS)
+    assert_rows(got, x.astype(np.int32))
+
+
+def test_many_calls_of_one_program():
+    """What XLA does anew at each run: buffers elsewhere, graphs captured or replayed."""
+    f = on_ranks(lambda x: jaxcomm.psum(x + 1, "i", algorithm=first("psum")) % 1000)
+    x, rows = put(numbers(6, (257,), np.int32)), numbers(6, (257,), np.int32)
+    kept = []
+    for i in range(min(ROUNDS, 300)):
+        x, rows = f(x), np.stack([(rows + 1).sum(0) % 1000] * SIZE).astype(np.int32)
+        if i % 7 == 0:
+            kept.append(x)  # or XLA would use the same two buffers again and again
+    assert_rows(x, rows)
+
+
+def test_two_programs_take_turns():
+    a = on_ranks(lambda x: OPS["all_gather"][0](jaxcomm, x, algorithm=first("all_gather")))
+    b = on_ranks(lambda x: OPS["psum_scatter"][0](jaxcomm, x, algorithm=first("psum_scatter")))
+    rows = numbers(7, (8 * SIZE, 100), np.int32)
+    results = [(a(put(rows + i)), b(put(rows * i))) for i in range(20)]
+    for i, (gathered, scattered) in enumerate(results):
+        assert_rows(gathered, expected("all_gather", rows + np.int32(i)))
+        assert_rows(scattered, expected("psum_scatter", rows * np.int32(i)))
+
+
+def test_beside_collectives_of_xla():
+    """In one program, each needing the result of the one before, and some that need nothing of each other."""
+    rows = numbers(8, (8 * SIZE, 40), np.int32)
+
+    def body(x):
+        alone = lax.psum(x * 2, "i"), jaxcomm.psum(x * 5, "i", algorithm=first("psum"))
+        for i in range(6):
+            x = lax.psum(x + i, "i") % 50
+            x = jaxcomm.all_to_all(x, "i", 0, 0, tiled=True, algorithm=first("all_to_all"))
+            x = lax.ppermute(x, "i", RING)
+            x = jaxcomm.psum(x, "i", algorithm=first("psum")) % 70
+        return x, *alone
+
+    def by_lax(x):
+        alone = lax.psum(x * 2, "i"), lax.psum(x * 5, "i")
+        for i in range(6):
+            x = lax.psum(x + i, "i") % 50
+            x = lax.all_to_all(x, "i", 0, 0, tiled=True)
+            x = lax.ppermute(x, "i", RING)
+            x = lax.psum(x, "i") % 70
+        return x, *alone
+
+    f, reference = on_ranks(body), on_ranks(by_lax)
+    for i in range(5):
+        want = [[np.asarray(s.data) for s in y.addressable_shards] for y in reference(put(rows + i))]
+        got = [[np.asarray(s.data) for s in y.addressable_shards] for y in f(put(rows + i))]
+        for a, b in zip(got, want, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_gradient_of_a_scan():
+    def loss(library, x, **named):
+        def step(x, scale):
+            y = library.psum(jnp.sin(x) * scale, "i", **named.get("psum", {}))
+            return library.all_to_all(y * x, "i", 0, 0, tiled=True, **named.get("all_to_all", {})), None
+
+        return jnp.sum(lax.scan(step, x, jnp.arange(1.0, 5.0))[0])
+
+    x = put(np.linspace(-1, 1, SIZE * 8 * SIZE * 3, dtype=np.float32).reshape(SIZE, 8 * SIZE, 3))
+    named = {op: {"algorithm": first(op)} for op in ("psum", "all_to_all")}
+    got = on_ranks(jax.grad(lambda x: loss(jaxcomm, x, **named)))(x)
+    want = on_ranks(jax.grad(lambda x: loss(lax, x)))(x)
+    for a, b in zip(got.addressable_shards, want.addressable_shards, strict=True):
+        np.testing.assert_allclose(np.asarray(a.data), np.asarray(b.data), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(SIZE == 1, reason="a group of one needs no arena")
+def test_arena_grows_under_old_programs():
+    """At first it has 32 MiB. What was compiled before it grew goes on in the old one."""
+
+    def program(x):
+        return OPS["all_gather"][0](jaxcomm, x, algorithm=first("all_gather"))
+
+    small = numbers(9, (8 * SIZE, 64), np.int32)
+    old = on_ranks(program)
+    assert_rows(old(put(small)), expected("all_gather", small))
+    for megabytes in (24, 40, 90):
+        rows = numbers(megabytes, (8, megabytes << 15), np.int32)
+        assert_rows(on_ranks(program)(put(rows)), expected("all_gather", rows))
+        assert_rows(old(put(small + 1)), expected("all_gather", small + np.int32(1)))
+
+
+def test_donated_operand():
+    rows = numbers(10, (8 * SIZE, 999), np.int32)
+    body = on_ranks(lambda x: jaxcomm.psum(x + 1, "i", algorithm=first("psum")))
+    f = jax.jit(body, donate_argnums=0)
+    assert_rows(f(put(rows)), expected("psum", rows + np.int32(1)))
+    assert_rows(f(put(rows)), expected("psum", rows + np.int32(1)))
+
+
+def test_command_buffers():
+    """Whether XLA puts custom calls like ours into CUDA graphs, told by one that counts how often it is called."""
+    library = ctypes.CDLL(os.environ["JAXCOMM_EMPTY_CALL"])
+    library.EmptyCalls.restype = ctypes.c_int64
+    for platform in ("CUDA", "cpu"):
+        jax.ffi.register_ffi_target("jaxcomm_empty", jax.ffi.pycapsule(library.EmptyCall), platform=platform)
+
+    def body(x):
+        x = jaxcomm.psum(x, "i", algorithm=first("psum")) % 500
+        x = jax.ffi.ffi_call("jaxcomm_empty", jax.typeof(x), has_side_effect=True, input_output_aliases={0: 0})(x)
+        return jaxcomm.psum(x + 1, "i", algorithm=first("psum")) % 500
+
+    f, rows = on_ranks(body), numbers(11, (64,), np.int32)
+    x, runs = put(rows), 30
+    for _ in range(runs):
+        x = f(x)
+        rows = np.stack([((rows.sum(0) % 500 + 1) * SIZE) % 500] * SIZE).astype(np.int32)
+    assert_rows(x, rows)
+    calls = library.EmptyCalls() / len(MESH.local_devices)
+    note("calls of a handler in 30 runs", calls)
+    if os.environ["JAXCOMM_COMMAND_BUFFERS"] == "off" or not ON_GPU:
+        assert calls == runs
+    elif calls == runs:
+        pytest.skip("this XLA puts no custom calls into command buffers")

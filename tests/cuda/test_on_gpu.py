@@ -1,0 +1,362 @@
+"""What `make test-gpu` and `make bench-gpu` do, as far as it can be told without a GPU."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import on_gpu
+import pytest
+import runner
+import status
+
+ROOT = pathlib.Path(__file__).parents[2]
+GPU = ROOT / "tests" / "cuda" / "gpu"
+sys.path.append(str(GPU))
+import killed  # noqa: E402
+import losses  # noqa: E402
+
+
+def shell(name, script, limit_s=20, **more):
+    return runner.Part(name, ("/bin/sh", "-c", script), limit_s, **more)
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(*steps, total_s=60):
+        made = runner.Runner("name", tmp_path / "out", tmp_path / "work", {"device": "a GPU"}, total_s)
+        for step in steps:
+            made.run(*step) if isinstance(step, tuple) else made.run(step)
+        return made, json.loads((tmp_path / "out" / "name.json").read_text())
+
+    return run
+
+
+def test_a_part_that_fails_hangs_or_can_not_start_does_not_keep_others_from_running(run, tmp_path, capsys):
+    began = time.monotonic()
+    made, record = run(
+        shell("hangs", f"sleep 99 & echo $! > {tmp_path}/child; wait", 1),
+        shell("fails", "echo why; exit 3"),
+        runner.Part("not there", ("/no/such/program",), 5),
+        shell("works", "echo fine"),
+    )
+    assert time.monotonic() - began < 15
+    assert record["tests"] == {"hangs": False, "fails": False, "not there": False, "works": True}
+    assert record["parts"]["hangs"] == {"killed": True}
+    assert record["device"] == "a GPU"
+    child = int((tmp_path / "child").read_text())
+    with pytest.raises(ProcessLookupError):
+        for _ in range(100):
+            os.kill(child, 0)
+            time.sleep(0.05)
+    log = (tmp_path / "out" / "name.log").read_text()
+    assert "=== hangs" in log and "killed after" in log and "why" in log and "fine" in log
+    made.print_table()
+    table = capsys.readouterr().out.splitlines()[-4:]
+    assert [line.split()[0] for line in table] == ["FAILED", "FAILED", "FAILED", "passed"]
+
+
+def test_what_is_left_out_says_why(run):
+    _, record = run(
+        shell("no hardware", "true", missing="there is no GPU"),
+        shell("fails", "false"),
+        shell("builds on it", "true", after="fails"),
+        shell("builds on what was left out", "true", after="no hardware"),
+    )
+    assert record["tests"] == {"fails": False}
+    assert record["left_out"] == {
+        "no hardware": "there is no GPU",
+        "builds on it": "fails has not passed",
+        "builds on what was left out": "no hardware has not passed",
+    }
+
+
+def test_the_whole_has_a_limit_too(run):
+    began = time.monotonic()
+    _, record = run(shell("takes all", "sleep 30", 99), shell("comes late", "true"), total_s=6)
+    assert time.monotonic() - began < 12
+    assert record["tests"] == {"takes all": False}
+    assert record["left_out"] == {"comes late": "no time was left"}
+
+
+def test_parts_of_one_step_run_at_the_same_time(run, tmp_path):
+    # Each ends only when the other has begun.
+    script = f"touch {tmp_path}/%s; while [ ! -e {tmp_path}/%s ]; do sleep 0.05; done"
+    _, record = run((shell("a", script % ("a", "b"), 10), shell("b", script % ("b", "a"), 10)))
+    assert record["tests"] == {"a": True, "b": True}
+
+
+def test_a_part_may_run_beside_others(run, tmp_path):
+    made, _ = run()
+    started = made.begin(shell("in the background", f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; sleep 0.2"))
+    made.run(shell("go", f"touch {tmp_path}/go"), shell("waits", "sleep 2"))
+    made.end(started)
+    assert set(made.record["tests"].values()) == {True} and len(made.record["tests"]) == 3
+    assert made.record["seconds"]["in the background"] < 2  # its own time, not that of the others
+
+
+def test_lines_of_json_are_kept_also_of_a_part_that_is_killed(run):
+    made, record = run(
+        shell("keeps", """echo text; echo '{"x": 1}'; echo '{broken'; echo '{"x": 2}'; sleep 30""", 1, keep=True),
+        shell("has nothing to keep", "true", keep=True),
+    )
+    assert made.lines("keeps") == [{"x": 1}, {"x": 2}]
+    assert record["tests"] == {"keeps": False, "has nothing to keep": False}
+
+
+def test_reports_of_all_processes_count(run, tmp_path):
+    folder = tmp_path / "reports"
+
+    def line(**entry):
+        return json.dumps(entry)
+
+    first = [line(test="a", outcome="not ended"), line(test="a", outcome="passed"), line(note="ranks", value=2)]
+    second = [line(test="a", outcome="failed", reason="wrong"), line(test="b", outcome="not ended"), '{"test']
+    third = [line(test="c", outcome="skipped", reason="no nodes")]
+
+    def part(name, *processes):
+        texts = ["\n".join(lines) for lines in processes]
+        writes = " ".join(f"cat > {folder}/{i}.jsonl <<'END'\n{text}\nEND\n" for i, text in enumerate(texts))
+        return shell(name, writes, reports=folder)
+
+    _, record = run(part("good", first), part("bad", first, second), part("skipped", third), part("silent"))
+    assert record["tests"] == {"good": True, "bad": False, "silent": False}
+    assert record["parts"]["bad"] == {
+        "tests": {"a": "failed: wrong", "b": "not ended"},
+        "notes": {"ranks": 2},
+    }
+    assert record["left_out"] == {"skipped": "skipped: no nodes"}
+
+
+def test_logs_are_cut(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "LOG_BYTES", 40_000)
+    many = "i=0; while [ $i -lt 4000 ]; do echo line $i; i=$((i + 1)); done"
+    run(*(shell(str(i), many) for i in range(8)))
+    log = (tmp_path / "out" / "name.log").read_text()
+    assert len(log) < 60_000
+    assert log.count("line 3999") == 8
+
+
+# What is run.
+
+
+def fake_nccl(folder, headers, library):
+    """A folder like that of the wheel, whose library says a version; 0 leaves it out."""
+    (folder / "include").mkdir(parents=True)
+    (folder / "lib").mkdir()
+    (folder / "include" / "nccl.h").write_text(f"#define NCCL_VERSION_CODE {headers}\n")
+    if library:
+        source = f"int ncclGetVersion(int* version) {{ *version = {library}; return 0; }}"
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / "lib" / "libnccl.so.2")],
+            input=source, text=True, check=True,
+        )  # fmt: skip
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("headers", "library", "problem"),
+    [
+        (23007, 23007, ""),
+        (23007, 23203, ""),
+        (22809, 22809, "headers of NCCL 2.28.9"),
+        (23203, 23007, "libnccl.so.2 is 2.30.7"),
+        (23007, 0, "there is no libnccl.so.2"),
+    ],
+)
+def test_which_nccl_can_be_used(tmp_path, headers, library, problem):
+    fake_nccl(tmp_path / "nvidia" / "nccl", headers, library)
+    found = on_gpu.find_nccl(str(tmp_path), on_gpu.Nccl(None, given=False))
+    assert found.given
+    assert found.problem.startswith(problem) and bool(found.problem) == bool(problem)
+    assert on_gpu.Nccl(None, given=False).problem.startswith("no headers of NCCL")
+
+
+class Recorder:
+    """Takes parts instead of running them."""
+
+    def __init__(self):
+        self.parts, self.record = [], {"tests": {}}
+
+    def run(self, *parts):
+        self.parts += parts
+
+    begin = run
+
+    def end(self, parts):
+        assert parts is None
+
+
+def parts_of(machine):
+    recorders = {name: Recorder() for name in ("test", "bench")}
+    on_gpu.test(machine, recorders["test"])
+    on_gpu.bench(machine, recorders["bench"])
+    return {name: {part.name: part for part in recorder.parts} for name, recorder in recorders.items()}
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """With a GPU, by its own account, and an NCCL that was brought along."""
+    folder = fake_nccl(tmp_path / "nccl", 23007, 23007)
+    monkeypatch.setattr(on_gpu.shutil, "which", lambda name: None if "mps" in name else f"/bin/{name}")
+    made = on_gpu.Machine(tmp_path / "build", "cuda", str(folder))
+    made.no_gpu = ""
+    return made
+
+
+def test_with_a_gpu_and_nccl_nothing_is_left_out(machine):
+    for parts in parts_of(machine).values():
+        left_out = {name for name, part in parts.items() if part.missing}
+        assert left_out <= {"errors: old NCCL", "errors: no module"}  # these need what is not there
+        for part in parts.values():
+            assert part.after == "" or part.after in parts
+            for word in part.command:
+                if word.endswith((".py", ".cc")):
+                    assert pathlib.Path(word).exists(), word
+
+
+def test_without_a_gpu_no_part_but_the_builds_runs(machine):
+    machine.no_gpu = "there is no NVIDIA GPU"
+    for parts in parts_of(machine).values():
+        left = [name for name, part in parts.items() if not part.missing]
+        assert [name for name in left if not name.startswith("build") and not name.endswith("losses")] == []
+
+
+def test_without_a_new_nccl_the_record_says_what_to_bring(machine, tmp_path):
+    machine.nccl = on_gpu.Nccl(fake_nccl(tmp_path / "old", 22809, 22809), given=False)
+    parts = parts_of(machine)
+    for name in ("JAX, 1 rank, command buffers on", "JAX, 4 ranks", "models/moe, 1 rank: on the GPU"):
+        assert "NCCL 2.28.9" in parts["test"][name].missing and "NCCL=folder" in parts["test"][name].missing
+    assert not parts["test"]["errors: no module"].missing
+    assert not parts["test"]["executor"].missing
+    assert not parts["bench"][on_gpu.VIRTUAL_RANKS].missing
+    assert "-Ccmake.define.JAXCOMM_CUDA=OFF" in parts["test"]["build: jaxcomm"].command
+
+
+def test_the_nccl_that_was_brought_comes_first(machine):
+    machine.lay_overlay()
+    overlay = machine.work / "overlay"
+    assert (overlay / "nvidia" / "nccl" / "include" / "nccl.h").exists()
+    environment = machine.environment()
+    assert str(overlay) in environment["PYTHONPATH"].split(os.pathsep)
+    assert environment["LD_PRELOAD"] == str(machine.nccl.path)
+    own = machine.environment(on_gpu.Nccl(None, given=False))
+    assert str(overlay) not in own["PYTHONPATH"] and "LD_PRELOAD" not in own
+
+
+def test_status_names_parts_that_exist(machine):
+    parts = parts_of(machine)
+    for feature, (_, on_device) in status.FEATURES.items():
+        assert set(on_device) <= set(parts["test"]), feature
+
+
+# What the tests on a GPU conclude.
+
+
+FLAGGED = [(8, 8, 2.5), (8, 1024, 1.5), (2, 8, 0.5)]
+
+
+def test_targets_are_those_of_the_record():
+    virtual = [
+        {"what": "target", "op": "all_to_all", "of_copy": 0.91},
+        {"what": "target", "op": "all_reduce", "of_copy": 0.79},
+        {"what": "latency", "op": "all_reduce", "ranks_per_node": 8, "kernel_us": 6.5},
+        {"what": "latency", "op": "all_reduce", "ranks_per_node": 8, "kernel_us": 4.5},
+        {"what": "latency", "op": "all_reduce", "ranks_per_node": 2, "kernel_us": 1.0},
+    ]
+    flagged = [{"op": "all_reduce", "ranks": n, "block_bytes": size, "flagged_us": us} for n, size, us in FLAGGED]
+    host = [{"platform": "gpu", "us_above_empty": {"psum": 5.1}}]
+    found = on_gpu.targets(virtual, flagged, host)
+    assert [(t["value"], t["met"]) for t in found.values()] == [
+        (0.91, True), (None, None), (0.79, False), (2.5, True), (5.1, False)
+    ]  # fmt: skip
+    assert {
+        t["met"] for t in on_gpu.targets([], [], [{"platform": "cpu", "us_above_empty": {"psum": 1}}]).values()
+    } == {None}
+
+
+def test_verdict_on_the_survivors():
+    good = {"error": "jaxcomm: psum at x.py:1: psum at x.py:1: rank 0 gave up: rank 1 did not signal", "seconds": 5}
+    assert killed.verdict([good], 2) == ""
+    assert "said nothing" in killed.verdict([None], 2)
+    assert "no error within" in killed.verdict([{"error": "", "seconds": 30}], 2)
+    assert "does not name" in killed.verdict([{"error": "psum at x: rank 0 did not signal", "seconds": 5}], 2)
+    assert "does not name" in killed.verdict([good], 3)
+
+
+def test_comparison_of_losses():
+    def side(values):
+        return {"platform": "p", "ranks": 1, "steps": len(values), "ms_per_step": 1.0, "losses": values}
+
+    falling = [6 - i / 20 for i in range(40)]
+    assert losses.compare(side(falling), side(falling[:30]))["problem"] == ""
+    assert "first steps differ" in losses.compare(side(falling), side([x + 0.1 for x in falling]))["problem"]
+    assert "differ by up to" in losses.compare(side(falling), side([*falling[:39], 9]))["problem"]
+    assert "differ by up to" in losses.compare(side([*falling[:39], float("nan")]), side(falling))["problem"]
+    assert "only 3 steps" in losses.compare(side(falling), side(falling[:3]))["problem"]
+    assert "does not go down" in losses.compare(side([6.0] * 40), side([6.0] * 40))["problem"]
+
+
+# The tests inside JAX, rehearsed on CPU devices.
+
+
+@pytest.fixture(scope="module")
+def empty_call(tmp_path_factory):
+    import jax
+
+    library = tmp_path_factory.mktemp("empty") / "empty_call.so"
+    compiler = ["c++", "-std=c++17", "-O1", "-fPIC", "-shared", "-w", f"-I{jax.ffi.include_dir()}"]
+    subprocess.run([*compiler, GPU / "empty_call.cc", "-o", library], check=True)
+    return library
+
+
+def rehearse(tmp_path, empty_call, *command, launcher=()):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, (GPU, ROOT / "tests"))),
+        "PYTHONSAFEPATH": "1",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "1",
+        "JAXCOMM_REPORTS": str(tmp_path),
+        "JAXCOMM_EMPTY_CALL": str(empty_call),
+        "JAXCOMM_COMMAND_BUFFERS": "off",
+        "JAXCOMM_ROUNDS": "50",
+    }
+    return subprocess.run(
+        [sys.executable, *launcher, *command], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=250
+    )
+
+
+def test_rehearsal_in_one_process(tmp_path, empty_call):
+    done = rehearse(tmp_path, empty_call, *on_gpu.pytest_command("in_jax.py"))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    found = runner.read_reports(tmp_path)
+    assert len(found["tests"]) > 40
+    assert {name for name, outcome in found["tests"].items() if outcome != "passed"} == {
+        "in_jax.py::test_arena_grows_under_old_programs"
+    }
+    assert found["notes"]["ranks"] == 1 and found["notes"]["info"][0] == "versions"
+
+
+def test_rehearsal_in_two_processes(tmp_path, empty_call):
+    chosen = on_gpu.pytest_command("in_jax.py", "-k", "here or psum or thousands")
+    done = rehearse(tmp_path, empty_call, *chosen, launcher=("-m", "jaxcomm.run", "-n", "2"))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert {path.name for path in tmp_path.iterdir()} == {"0.jsonl", "1.jsonl"}
+    found = runner.read_reports(tmp_path)
+    assert found["notes"]["ranks"] == 2
+    assert set(found["tests"].values()) == {"passed"}
+
+
+def test_rehearsal_of_a_killed_process(tmp_path, empty_call):
+    done = rehearse(tmp_path, empty_call, str(GPU / "killed.py"), "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_rehearsal_of_the_host_cost(tmp_path, empty_call, monkeypatch):
+    done = rehearse(tmp_path, empty_call, str(ROOT / "benchmarks" / "gpu" / "host_cost.py"), str(empty_call))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = runner.objects(done.stdout.splitlines())
+    assert set(line["us_above_empty"]) == {"psum", "all_to_all", "barrier"}
