@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "../native/check.h"
+#include "two_streams.h"
 #include "virtual_gin.h"
 #include "virtual_ranks.h"
 
@@ -30,22 +31,39 @@ inline void Spread(const RankArgs& args, const ChannelProgram& channel, bool inp
   }
 }
 
-template <typename Network>
-void RunRank(const VirtualRanks::Call& call, Data& data, Network& network) {
+inline void RunRank(const VirtualRanks::Call& call, Data& data, const std::function<void()>& run) {
   const auto rank = static_cast<int32_t>(blockIdx.y);
   const RankArgs& args = call.args[rank];
-  const ChannelProgram& channel = args.channels[blockIdx.x];
+  const ChannelProgram& channel = call.parts[blockIdx.x];
   const int64_t item = args.item_bytes;
   char* const input = call.inputs[rank];
   char* const output = call.outputs[rank];
   Spread(args, channel, true, [&](int64_t at) { std::memcpy(input + at, data.inputs[rank].data() + at, item); });
   Spread(args, channel, false, [&](int64_t at) { std::memset(output + at, 0x5a, item); });
   __syncthreads();
-  Walk<Network> walk(args, network, static_cast<int32_t>(blockIdx.x));
-  walk.Run();
+  run();
   __syncthreads();
   Spread(args, channel, false, [&](int64_t at) { std::memcpy(data.outputs[rank].data() + at, output + at, item); });
   Spread(args, channel, true, [&](int64_t at) { std::memset(input + at, 0x77, item); });
+}
+
+template <typename Network>
+void RunKernel(const VirtualRanks::Call& call, Data& data, Network& network) {
+  RunRank(call, data, [&] {
+    Walk<Network> walk(call.args[blockIdx.y], network, static_cast<int32_t>(blockIdx.x));
+    walk.Run();
+  });
+}
+
+// The first stream of every rank is a thread block per channel, the second one more.
+inline void RunInRounds(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed) {
+  const auto num_ranks = static_cast<unsigned>(call.inputs.size());
+  const auto num_channels = static_cast<unsigned>(call.num_channels);
+  TwoStreams streams(call);
+  emulation::Launch(num_channels + 1, num_ranks, threads, seed, [&] {
+    if (blockIdx.x == num_channels) return streams.RunSecond();
+    RunRank(call, data, [&] { streams.RunFirst(); });
+  });
 }
 
 // Ranks of other nodes by GIN, over a network that is as late as it may be, or as if their memory could be addressed.
@@ -57,6 +75,7 @@ class TestNetwork {
   void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed) {
     const auto num_ranks = static_cast<unsigned>(call.inputs.size());
     const auto num_channels = static_cast<unsigned>(call.num_channels);
+    if (!call.rounds.empty()) return RunInRounds(call, data, threads, seed);
     if (uses_gin_) {
       const std::vector<GinNetworkArgs> args = gin_.Args(call);
       gin_.network().Reopen();
@@ -65,7 +84,7 @@ class TestNetwork {
         if (rank == num_ranks) return gin_.Serve();
         const ncclDevComm comm = gin_.CommOf(static_cast<int32_t>(rank));
         GinNetwork network(args[rank], comm);
-        RunRank(call, data, network);
+        RunKernel(call, data, network);
         gin_.network().Leave();
       });
       CHECK(gin_.network().empty());
@@ -73,7 +92,7 @@ class TestNetwork {
     }
     emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
       PeerNetwork network(call.network[blockIdx.y]);
-      RunRank(call, data, network);
+      RunKernel(call, data, network);
     });
   }
 
