@@ -8,7 +8,17 @@ import subprocess
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-SOURCES = ["call", "call_program", "communicator", "messenger", "own_communicators", "program", "rounds", "user_call", "xla_collectives"]
+SOURCES = [
+    "call",
+    "call_program",
+    "communicator",
+    "messenger",
+    "own_communicators",
+    "program",
+    "rounds",
+    "user_call",
+    "xla_collectives",
+]
 # Beside the test's own file. A user's handlers, as they are; their kernel is emulated.
 MORE = {"test_communicator": ["tests/cuda/test_user_calls.cc", "examples/fused_rmsnorm/handler.cc"]}
 
