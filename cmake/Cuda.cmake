@@ -116,10 +116,13 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/gin.cc
   ffi/cuda/flagged.cu
   ffi/cuda/locate.cu
+  ffi/cuda/messenger.cc
   ffi/cuda/nccl_library.cc
   ffi/cuda/own_communicators.cc
   ffi/cuda/program.cc
+  ffi/cuda/rounds.cc
   ffi/cuda/user_call.cc
+  ffi/cuda/watch.cu
   ffi/cuda/xla_collectives.cc
   ffi/handlers/attributes.cc)
 target_include_directories(_cuda PRIVATE ffi/include)

@@ -13,7 +13,7 @@ class Config:
     Attributes:
       timeout_s: seconds that a rank waits for the others before its call ends in an error (JAXCOMM_TIMEOUT_S).
       node_id: name of the node of this process, instead of what the kernel says (JAXCOMM_NODE_ID): processes share
-        memory exactly if their names are equal.
+        memory exactly if their names are equal. GPUs are of different nodes if their names differ.
       single_copy: whether processes of a node may read each other's memory (JAXCOMM_SINGLE_COPY, 0 or 1). If not, or if
         the kernel forbids it, large buffers are copied through shared memory.
       ucx_library: path of the libucp to use between nodes (JAXCOMM_UCX_LIBRARY), instead of the system's or the

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -69,7 +69,7 @@ def _place(mesh: Any, call: Call, rows: np.ndarray, platform: str) -> tuple[int,
     """Makes the back end ready. Returns ranks per node, whether a group is of one node, attributes of this platform."""
     try:
         if platform == "cuda":
-            # NCCL knows which GPUs address each other's memory. So far they must all do so.
+            # Which GPUs share a node is found at run time, by NCCL.
             register_cuda()
             own: dict[str, Any] = {}
             if not _compat.lends_communicators():
@@ -92,7 +92,9 @@ def _call_attributes(mesh: Any, call: Call, collective: str, platform: str) -> d
     rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
     per_node, one_node, own = _place(mesh, call, rows, platform)
     if call.algorithm is not None:
-        _check_algorithm(call, collective, rows.shape[1], per_node, one_node)
+        # Not known for GPUs: see _place.
+        possible = range(1, rows.shape[1] + 1) if platform == "cuda" else (per_node,)
+        _check_algorithm(call, collective, rows.shape[1], possible, one_node)
     attributes = {
         "op": call.op,
         "site": call.site,
@@ -131,13 +133,24 @@ def _in_bytes(dtype: Any) -> Any:
     return _IN_BYTES.get(str(dtype), dtype)
 
 
-def _check_algorithm(call: Call, collective: str, group_size: int, ranks_per_node: int, one_node: bool) -> None:
-    """Whether the algorithm takes such a group is known now; the executor would only say so at run time."""
-    num_nodes = group_size // ranks_per_node
-    request = plan.Request(collective, num_nodes, ranks_per_node, source_of=range(group_size), all_addressable=one_node)
-    if not plan.supports(request, call.algorithm):
-        machine = plan.machine_of("process", group_size)
-        raise ValueError(f"{call.op} at {call.site}: {plan.select(request, call.algorithm, 1, machine).reason}")
+def _check_algorithm(
+    call: Call, collective: str, group_size: int, ranks_per_node: Iterable[int], one_node: bool
+) -> None:
+    """Whether the algorithm takes such a group is known now; the executor would only say so at run time.
+
+    Args:
+      ranks_per_node: numbers that the group may turn out to have; what they don't divide is passed over.
+    """
+    for per_node in ranks_per_node:
+        if group_size % per_node == 0:
+            source_of = range(group_size)
+            request = plan.Request(
+                collective, group_size // per_node, per_node, source_of=source_of, all_addressable=one_node
+            )
+            if plan.supports(request, call.algorithm):
+                return
+    machine = plan.machine_of("process", group_size)
+    raise ValueError(f"{call.op} at {call.site}: {plan.select(request, call.algorithm, 1, machine).reason}")
 
 
 def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:

@@ -140,9 +140,11 @@ void WarnOfCopies(const std::string& where, const std::string& why) {
 std::string RequestWindows(const CallSpec& spec, const XlaCollectives& collectives, const Buffers& buffers) {
   CallProgram call;
   std::string error;
-  if (!MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, 0,
+  // As if they were of one node: between nodes windows are of no use. What does not fit, Initialize says.
+  const Seat seat = {0, static_cast<int32_t>(spec.group_size)};
+  if (!MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, seat,
                        Communicator::ConfiguredChannels(), &call, &error)) {
-    return error;
+    return "";
   }
   std::vector<XlaCollectives::Buffer> shared;
   if (call.program.shares_input) shared.push_back({buffers.x, call.input_bytes});
@@ -248,12 +250,12 @@ std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator&
                                              int64_t input_count, int64_t output_count, std::string* error,
                                              bool moves) {
   std::unique_ptr<DeviceCall> made(new DeviceCall(communicator));
-  if (!MakeCallProgram(spec, dtype, input_count, output_count, communicator.rank(), communicator.max_channels(),
+  if (!MakeCallProgram(spec, dtype, input_count, output_count, communicator.seat(), communicator.max_channels(),
                        &made->call_, error)) {
     return nullptr;
   }
   // Thread block c of a rank waits for thread block c of its peers.
-  const auto num_channels = static_cast<uint64_t>(made->call_.num_channels());
+  const auto num_channels = static_cast<uint64_t>(made->call_.num_channels);
   if (!communicator.IsSameOnAllRanks("the number of thread blocks (max_sms)", num_channels, error)) return nullptr;
   made->args_.comm = communicator.comm();
   device::Comm& comm = made->args_.comm;
@@ -267,8 +269,14 @@ std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator&
     return made;
   }
   made->where_ = Where(spec);
-  made->moves_ = moves && (made->shares_input() || made->shares_output()) && !made->call_.program.steps.empty();
+  made->moves_ = moves && communicator.messenger() == nullptr && (made->shares_input() || made->shares_output()) &&
+                 !made->call_.program.steps.empty();
   if (!made->Upload(error)) return nullptr;
+  Messenger* const messenger = communicator.messenger();
+  if (messenger != nullptr && (!messenger->Connect(made->call_.rounds, made->call_.item_bytes, comm.program, error) ||
+                               !messenger->MakeEvents(made->call_.rounds, &made->events_, error))) {
+    return nullptr;
+  }
   return made;
 }
 
@@ -352,6 +360,7 @@ DeviceCall::~DeviceCall() {
   if (image_ == nullptr) return;
   KeepDevice keep;
   cudaSetDevice(communicator_.device());
+  Messenger::Free(events_);
   cudaFree(image_);
   cudaGetLastError();  // the process may be at its end, and the driver gone
 }
@@ -370,7 +379,7 @@ std::string DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) cons
   if (!problem.empty() || call_.empty()) return problem;
   KeepDevice keep;
   problem = Problem("cudaSetDevice", cudaSetDevice(communicator_.device()));
-  const int32_t rank = communicator_.rank();
+  const int32_t rank = args_.comm.local.rank;
   const auto copy = [&](void* to, const void* from, int64_t bytes) {
     if (!problem.empty() || bytes == 0) return;
     problem = Problem("cudaMemcpyAsync",
@@ -388,7 +397,10 @@ std::string DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) cons
   if (shares_input() && !input_.in_place) copy(arena.At(rank, call_.arena.input), x, call_.input_bytes);
   if (problem.empty() && moves_) problem = Problem("kernel", LaunchLocate(locate_, stream));
   if (problem.empty()) {
-    problem = Problem("kernel", cuda::Launch(WithBuffers(call_, args_, x, y), call_.num_channels(), stream));
+    const RankArgs args = WithBuffers(call_, args_, x, y);
+    Messenger* const messenger = communicator_.messenger();
+    problem = messenger != nullptr ? messenger->Run(call_, args, events_, stream)
+                                   : Problem("kernel", cuda::Launch(args, call_.num_channels, stream));
   }
   if (shares_output() && !output_.in_place) copy(y, arena.At(rank, call_.arena.output), call_.output_bytes);
   if (problem.empty()) problem = communicator_.End(stream);

@@ -71,6 +71,7 @@ class DeviceCall {
   LocateArgs locate_;
   Location location_;  // as the device has it
   Shared input_, output_;
+  RoundEvents events_;  // of groups of several nodes
 };
 
 // One per call site and executable, shared by the local devices.

@@ -28,7 +28,8 @@ Machine ChannelMachine(int32_t num_channels, bool flagged, bool twice) {
   if (twice) machine.flagged_twice = flags;
   machine.links[static_cast<size_t>(Link::kSelf)] = {0.3e-6, 1.5e12 / num_channels, 0};
   machine.links[static_cast<size_t>(Link::kNode)] = {0.5e-6, 350e9 / num_channels, 1e-6};
-  machine.links[static_cast<size_t>(Link::kNetwork)] = {2e-6, 40e9 / num_channels, 5e-6};
+  // A round costs a few launches: a guess too, as are 400 Gbit/s per GPU.
+  machine.links[static_cast<size_t>(Link::kNetwork)] = {20e-6, 40e9 / num_channels, 5e-6};
   return machine;
 }
 
@@ -55,8 +56,8 @@ int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
 
 }  // namespace
 
-bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, int32_t rank,
-                     int32_t max_channels, CallProgram* call, std::string* error) {
+bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, Seat seat,
+                     int32_t max_channels, CallProgram* call, std::string* error, CutLimits limits) {
   call->operation = {dtype, spec.reduce_op};
   if (Reduces(spec.collective) && FindReduce(dtype, spec.reduce_op) == nullptr) {
     *error = "elements of this type can't be reduced";
@@ -66,20 +67,23 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   call->input_bytes = input_count * call->item_bytes;
   call->output_bytes = output_count * call->item_bytes;
   Geometry geometry;
-  geometry.ranks_per_node = static_cast<int32_t>(spec.group_size);
+  geometry.ranks_per_node = seat.ranks_per_node;
+  geometry.num_nodes = static_cast<int32_t>(spec.group_size) / seat.ranks_per_node;
+  geometry.all_addressable = geometry.num_nodes == 1;
   geometry.pull = true;
   Request request;
   if (!MakeRequest(spec, geometry, input_count, output_count, &request, error)) return false;
   const int64_t block_count = request.block_count;
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
   const int32_t num_channels = NumChannels(block_count * call->item_bytes, max_channels);
+  call->num_channels = num_channels;
   request.block_count = ChannelCount(block_count, call->item_bytes, num_channels);
   const int64_t block_bytes = block_count * call->item_bytes;
   const Machine machine = ChannelMachine(num_channels, FitsFlagged(block_bytes, max_channels),
                                          FitsFlagged(CeilDiv(block_bytes, spec.group_size), max_channels));
   const Choice choice = Select(request, spec.algorithm, call->item_bytes, machine);
   if (choice.algorithm == nullptr) {
-    *error = choice.reason + " (on GPUs all ranks of a group count as one node)";
+    *error = choice.reason + " (on GPUs a node is what NVLink connects: see docs/cuda.md)";
     return false;
   }
   const Runs runs = {spec.input_run, spec.output_run};
@@ -89,9 +93,13 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
     const int64_t message_bytes = twice ? CeilDiv(block_bytes, spec.group_size) : block_bytes;
     call->flagged =
         MakeFlaggedArgs(request, runs, call->operation, NumFlaggedChannels(message_bytes, max_channels), twice);
+    call->num_channels = call->flagged->num_channels;
     return true;
   }
-  call->program = MakeRankProgram(choice, block_count, runs, call->item_bytes, num_channels, rank);
+  call->program = geometry.num_nodes == 1
+                      ? MakeRankProgram(choice, block_count, runs, call->item_bytes, num_channels, seat.rank)
+                      : MakeRoundsProgram(choice, block_count, runs, call->item_bytes, num_channels, seat.rank, limits,
+                                          &call->rounds);
   call->arena = LayoutOf(*call);
   return true;
 }
@@ -147,6 +155,11 @@ RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char*
   args.operation = call.operation;
   args.item_bytes = static_cast<int32_t>(call.item_bytes);
   args.ranks_per_node = comm.local.size;
+  return args;
+}
+
+RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk) {
+  args.channels += static_cast<int64_t>(walk) * call.num_channels;
   return args;
 }
 

@@ -11,6 +11,7 @@
 #include "executor.cuh"
 #include "flagged.cuh"
 #include "program.h"
+#include "rounds.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -33,17 +34,23 @@ struct CallProgram {
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
 
-  int32_t num_channels() const {
-    return flagged ? flagged->num_channels : static_cast<int32_t>(program.channels.size());
-  }
+  Rounds rounds;             // of groups of several nodes
+  int32_t num_channels = 0;  // of a program or of flags
+
   // A group or a buffer of nothing to exchange.
-  bool empty() const { return program.steps.empty() && !flagged; }
+  bool empty() const { return program.steps.empty() && rounds.actions.empty() && !flagged; }
 };
 
-// The program of `rank` of a group whose ranks all address each other's memory. At most `max_channels` channels, or
-// spec.max_sms if that is less. False, and `error` filled in, if the buffers, the type or the algorithm don't fit.
-bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, int32_t rank,
-                     int32_t max_channels, CallProgram* call, std::string* error);
+// A rank's place in a group. Ranks of a node, which all address each other's memory, follow each other.
+struct Seat {
+  int32_t rank = 0;
+  int32_t ranks_per_node = 1;
+};
+
+// The program of one rank. At most `max_channels` channels, or spec.max_sms if that is less. False, and `error` filled
+// in, if the buffers, the type or the algorithm don't fit.
+bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, Seat seat,
+                     int32_t max_channels, CallProgram* call, std::string* error, CutLimits limits = {});
 
 // Whether messages are small enough for flags.
 bool FitsFlagged(int64_t message_bytes, int32_t max_channels);
@@ -66,6 +73,8 @@ struct ProgramImage {
 // What does not change from call to call: all but `input` and `output` where the program does not share them. `image`
 // is where a ProgramImage has been copied to.
 RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char* image, const ProgramImage& layout);
+// For walk `walk` of a program with rounds; without, there is one.
+RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk);
 // With this call's buffers of XLA's.
 RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y);
 

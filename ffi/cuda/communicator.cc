@@ -4,8 +4,9 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <utility>
 
-#include "call_program.h"
+#include "../common/hash.h"
 #include "deadline.h"
 #include "keep_device.h"
 #include "launch.h"
@@ -25,6 +26,7 @@ struct Shared {
   std::mutex mutex;
   double timeout_s = 30;
   int32_t max_channels = 32;
+  uint64_t node_name = 0;
   std::vector<std::string> calls;  // by Comm::program
   std::vector<Communicator*> communicators;
 };
@@ -43,10 +45,11 @@ bool CheckCuda(const char* name, cudaError_t status, std::string* error) {
 
 }  // namespace
 
-void Communicator::Configure(double timeout_s, int32_t max_channels) {
+void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id) {
   std::lock_guard<std::mutex> lock(GetShared().mutex);
   GetShared().timeout_s = timeout_s;
   GetShared().max_channels = max_channels;
+  GetShared().node_name = node_id.empty() ? 0 : Mix(1, std::string_view(node_id));
 }
 
 int32_t Communicator::ConfiguredChannels() {
@@ -122,6 +125,7 @@ bool Communicator::Make(std::string* error) {
     std::lock_guard<std::mutex> lock(GetShared().mutex);
     timeout_s_ = GetShared().timeout_s;
     max_channels = GetShared().max_channels;
+    node_name_ = GetShared().node_name;
   }
   comm_.timeout_ns = static_cast<uint64_t>(timeout_s_ * 1e9);
   comm_.signals.num_channels = max_channels + 1;
@@ -138,9 +142,17 @@ bool Communicator::Make(std::string* error) {
              std::to_string(num_sms) + " SMs";
     return false;
   }
-  return CheckCuda("kernels", LoadKernel(), error) && CheckCuda("kernels", LoadFlaggedKernel(), error) &&
-         MakeLocalMemory(error) && Agree("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels), error) &&
-         MakeCounters(error);
+  if (!CheckCuda("kernels", LoadKernel(), error) || !CheckCuda("kernels", LoadFlaggedKernel(), error) ||
+      !MakeExchange(error) || !Agree("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels), error) ||
+      !FindNodes(error) || !MakeLocalMemory(error) || !MakeCounters(error)) {
+    return false;
+  }
+  ncclComm_t network = nullptr;
+  if (comm_.local.size == size()) return true;
+  // Everybody again: what goes between nodes must not meet what XLA sends on its communicator.
+  if (!Split(0, &network, error)) return false;
+  messenger_ = Messenger::Make(nccl_, network, comm_, report_, timeout_s_, error);
+  return messenger_ != nullptr;
 }
 
 bool Communicator::QueryProperties(std::string* error) {
@@ -151,42 +163,93 @@ bool Communicator::QueryProperties(std::string* error) {
   }
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   if (!Check("ncclCommQueryProperties", nccl_.CommQueryProperties(nccl_comm_, &properties), error)) return false;
-  if (!properties.deviceApiSupport) {
-    *error =
-        "the group's communicator has no windows: its GPUs can't address each other's memory, or NCCL_WIN_ENABLE "
-        "or NCCL_CUMEM_ENABLE is 0 (see python -m jaxcomm.info --communicator)";
-    return false;
-  }
-  if (properties.nLsaTeams != 1) {
-    *error = "the group's " + std::to_string(properties.nRanks) + " GPUs are of " +
-             std::to_string(properties.nLsaTeams) + " NVLink domains: between nodes not supported yet on GPUs";
-    return false;
-  }
   device_ = properties.cudaDev;
   multimem_ = properties.multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr;
+  has_windows_ = properties.deviceApiSupport;
+  num_lsa_teams_ = properties.nLsaTeams;
   comm_.world = {properties.rank, properties.nRanks, 0, 1};
-  comm_.local = comm_.world;
+  return true;
+}
+
+// NCCL knows which ranks address each other's memory: it makes teams of equal size of ranks that follow each other. But
+// a communicator of several teams has windows only if the network allows GIN, and then still none between teams; hence
+// one communicator per node.
+bool Communicator::FindNodes(std::string* error) {
+  std::vector<uint64_t> names;
+  if (!Exchange(node_name_, &names, error)) return false;
+  const int32_t team_size = size() / num_lsa_teams_;
+  const auto node_of = [&](int32_t r) { return std::pair(names[r], r / team_size); };
+  std::vector<int32_t> lengths;
+  for (int32_t r = 0; r < size(); ++r) {
+    if (r == 0 || node_of(r) != node_of(r - 1)) lengths.push_back(0);
+    ++lengths.back();
+  }
+  // As on CPUs: where names make uneven nodes, every rank is one.
+  const bool even = std::all_of(lengths.begin(), lengths.end(), [&](int32_t length) { return length == lengths[0]; });
+  const int32_t ranks_per_node = even ? lengths[0] : 1;
+  bool connected = false;
+  if (!SplitNodes(ranks_per_node, &connected, error)) return false;
+  // GPUs of one host that can't address each other: all that they exchange goes the long way.
+  if (!connected && ranks_per_node > 1 && !SplitNodes(1, &connected, error)) return false;
+  if (connected) return true;
+  *error =
+      "GPUs of the group have no windows, not even on their own memory: NCCL_WIN_ENABLE or NCCL_CUMEM_ENABLE is 0, or "
+      "the driver is too old (see python -m jaxcomm.info --communicator)";
+  return false;
+}
+
+// `connected`: all nodes are, on all ranks.
+bool Communicator::SplitNodes(int32_t ranks_per_node, bool* connected, std::string* error) {
+  comm_.local = {rank() % ranks_per_node, ranks_per_node, rank() / ranks_per_node * ranks_per_node, 1};
+  node_comm_ = nccl_comm_;
+  bool own = has_windows_ && num_lsa_teams_ == 1;
+  if (ranks_per_node < size()) {
+    if (!Split(rank() / ranks_per_node, &node_comm_, error)) return false;
+    ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+    if (!Check("ncclCommQueryProperties", nccl_.CommQueryProperties(node_comm_, &properties), error)) return false;
+    own = properties.deviceApiSupport && properties.nLsaTeams == 1;
+  }
+  std::vector<uint64_t> all;
+  if (!Exchange(own ? 1 : 0, &all, error)) return false;
+  *connected = std::find(all.begin(), all.end(), 0) == all.end();
+  return true;
+}
+
+// Blocking, whatever XLA's is: all ranks have met just before.
+bool Communicator::Split(int32_t color, ncclComm_t* part, std::string* error) {
+  *error = nccl_.WhyNot("ncclCommSplit");
+  if (!error->empty()) return false;
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  return Check("ncclCommSplit", nccl_.CommSplit(nccl_comm_, color, rank(), part, &config), error);
+}
+
+bool Communicator::MakeExchange(std::string* error) {
+  const size_t words_bytes = static_cast<size_t>(size()) * sizeof(uint64_t);
+  void* host = nullptr;
+  if (!CheckCuda("cudaStreamCreate", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), error) ||
+      !CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, words_bytes, cudaHostAllocMapped), error) ||
+      !CheckCuda("cudaMalloc", cudaMalloc(&exchanged_, words_bytes + sizeof(uint64_t)), error)) {
+    return false;
+  }
+  exchanged_on_host_ = static_cast<uint64_t*>(host);
   return true;
 }
 
 bool Communicator::MakeLocalMemory(std::string* error) {
-  const size_t words_bytes = static_cast<size_t>(size()) * sizeof(uint64_t);
-  const size_t counters_bytes = words_bytes * static_cast<size_t>(comm_.signals.num_channels);
+  const size_t counters_bytes =
+      static_cast<size_t>(comm_.local.size) * sizeof(uint64_t) * static_cast<size_t>(comm_.signals.num_channels);
   const size_t epochs_bytes = static_cast<size_t>(max_channels()) * sizeof(uint64_t);
   void* host = nullptr;
   void* report = nullptr;
   char* counters = nullptr;
-  if (!CheckCuda("cudaStreamCreate", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), error) ||
-      !CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, sizeof(device::Report) + words_bytes, cudaHostAllocMapped),
-                 error) ||
+  if (!CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, sizeof(device::Report), cudaHostAllocMapped), error) ||
       !CheckCuda("cudaHostGetDevicePointer", cudaHostGetDevicePointer(&report, host, 0), error) ||
-      !CheckCuda("cudaMalloc", cudaMalloc(&exchanged_, words_bytes + sizeof(uint64_t)), error) ||
       !CheckCuda("cudaMalloc", cudaMalloc(&counters, 2 * counters_bytes + epochs_bytes), error) ||
       !CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counters, 0, 2 * counters_bytes + epochs_bytes, stream_), error)) {
     return false;
   }
   report_ = new (host) device::Report;
-  exchanged_on_host_ = reinterpret_cast<uint64_t*>(report_ + 1);
   comm_.report = static_cast<device::Report*>(report);
   comm_.signals.sent = reinterpret_cast<uint64_t*>(counters);
   comm_.signals.received = reinterpret_cast<uint64_t*>(counters + counters_bytes);
@@ -199,9 +262,10 @@ bool Communicator::MakeCounters(std::string* error) {
   device::Slots& slots = comm_.slots;
   slots.num_channels = std::min(max_channels(), kFlaggedChannels);
   slots.num_units = kFlaggedUnits;
-  const int64_t slot_bytes = int64_t{2} * slots.num_channels * size() * slots.num_units * int64_t{sizeof(uint64_t[2])};
-  const int64_t pad_bytes = static_cast<int64_t>(comm_.signals.num_channels) * size() * sizeof(uint64_t);
-  const int64_t bytes = WholePages(slot_bytes + pad_bytes + MailBytes(size()));
+  const int64_t num_ranks = comm_.local.size;
+  const int64_t slot_bytes = 2 * num_ranks * slots.num_channels * slots.num_units * int64_t{sizeof(uint64_t[2])};
+  const int64_t pad_bytes = num_ranks * comm_.signals.num_channels * int64_t{sizeof(uint64_t)};
+  const int64_t bytes = WholePages(slot_bytes + pad_bytes + MailBytes(comm_.local.size));
   device::Window& pad = comm_.signals.pad;
   if (!Allocate("signals", bytes, &pad, error) || !Clear("signals", pad, bytes, error)) return false;
   slots.pad = pad;
@@ -212,8 +276,8 @@ bool Communicator::MakeCounters(std::string* error) {
 
 // When this returns, the window is zero at all ranks, and no kernel that uses it can have been launched before.
 bool Communicator::Clear(const char* what, const device::Window& window, int64_t bytes, std::string* error) {
-  return CheckCuda("cudaMemsetAsync", cudaMemsetAsync(window.At(rank()), 0, static_cast<size_t>(bytes), stream_),
-                   error) &&
+  return CheckCuda("cudaMemsetAsync",
+                   cudaMemsetAsync(window.At(comm_.local.rank), 0, static_cast<size_t>(bytes), stream_), error) &&
          Agree(what, static_cast<uint64_t>(bytes), error);
 }
 
@@ -315,7 +379,7 @@ bool Communicator::Allocate(const char* what, int64_t bytes, device::Window* win
   }
   ncclWindow_t registered = nullptr;
   if (Check("ncclCommWindowRegister",
-            nccl_.CommWindowRegister(nccl_comm_, memory, static_cast<size_t>(bytes), &registered,
+            nccl_.CommWindowRegister(node_comm_, memory, static_cast<size_t>(bytes), &registered,
                                      NCCL_WIN_COLL_SYMMETRIC),
             error) &&
       registered == nullptr) {
@@ -335,7 +399,7 @@ bool Communicator::Allocate(const char* what, int64_t bytes, device::Window* win
 
 bool Communicator::Address(ncclWindow_t registered, int64_t offset, device::Window* window, std::string* error) const {
   std::vector<char*> addresses;
-  for (int32_t r = 0; r < size(); ++r) {
+  for (int32_t r = 0; r < comm_.local.size; ++r) {
     void* address = nullptr;
     if (!Check("ncclGetLsaDevicePointer",
                nccl_.GetLsaDevicePointer(registered, static_cast<size_t>(offset), r, &address), error)) {
@@ -438,16 +502,21 @@ bool Communicator::Check(const char* name, ncclResult_t result, std::string* err
 }
 
 std::string Communicator::Failure() {
-  if (__atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) != device::Report::kComplete) return "";
+  const bool reported = __atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) == device::Report::kComplete;
+  uint64_t call = 0;
+  std::string of_messages;
+  if (messenger_ && !reported) of_messages = messenger_->Failure(&call);
+  if (!reported && of_messages.empty()) return "";
   std::lock_guard<std::mutex> lock(mutex_);
   if (failure_.empty()) {
-    std::string call = "a call";
+    if (reported) call = report_->program;
+    std::string name = "a call";
     {
       std::lock_guard<std::mutex> shared_lock(GetShared().mutex);
       const std::vector<std::string>& calls = GetShared().calls;
-      if (report_->program < calls.size()) call = calls[report_->program];
+      if (call < calls.size()) name = calls[call];
     }
-    failure_ = FailureText(*report_, call, timeout_s_);
+    failure_ = reported ? FailureText(*report_, name, timeout_s_) : name + ": " + of_messages;
   }
   return failure_;
 }

@@ -5,11 +5,14 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "../include/jaxcomm/comm.h"
+#include "call_program.h"
+#include "messenger.h"
 #include "nccl_library.h"
 
 namespace jaxcomm {
@@ -23,8 +26,9 @@ namespace cuda {
 // is registered, are as long as NCCL's.
 class Communicator {
  public:
-  // For all communicators made from now on. `max_channels` must be the same on all ranks.
-  static void Configure(double timeout_s, int32_t max_channels);
+  // For all communicators made from now on. `max_channels` must be the same on all ranks. `node_id`: ranks whose names
+  // differ are of different nodes, whatever NVLink connects; empty: no name.
+  static void Configure(double timeout_s, int32_t max_channels, const std::string& node_id = "");
   static int32_t ConfiguredChannels();
   static double ConfiguredTimeout();
 
@@ -69,6 +73,8 @@ class Communicator {
   const device::Comm& comm() const { return comm_; }  // without an arena
   int32_t rank() const { return comm_.world.rank; }
   int32_t size() const { return comm_.world.size; }
+  Seat seat() const { return {rank(), comm_.local.size}; }
+  Messenger* messenger() const { return messenger_.get(); }  // null where all ranks are of one node
   // Channels for plans; one more is that of Locate (locate.cuh).
   int32_t max_channels() const { return comm_.signals.num_channels - 1; }
   int device() const { return device_; }
@@ -80,6 +86,10 @@ class Communicator {
   // Whether NCCL knows the window of the signals as one of this ncclComm_t's.
   bool OwnsWindow() const;
   bool QueryProperties(std::string* error);
+  bool MakeExchange(std::string* error);
+  bool FindNodes(std::string* error);
+  bool SplitNodes(int32_t ranks_per_node, bool* connected, std::string* error);
+  bool Split(int32_t color, ncclComm_t* part, std::string* error);
   bool MakeLocalMemory(std::string* error);
   bool MakeCounters(std::string* error);
   bool Clear(const char* what, const device::Window& window, int64_t bytes, std::string* error);
@@ -95,6 +105,10 @@ class Communicator {
 
   const NcclLibrary& nccl_;
   const ncclComm_t nccl_comm_;
+  ncclComm_t node_comm_ = nullptr;  // of the ranks of this node
+  int num_lsa_teams_ = 1;
+  bool has_windows_ = false;  // nccl_comm_
+  uint64_t node_name_ = 0;    // hash of its name, 0: none
   int device_ = 0;
   bool multimem_ = false;
   double timeout_s_ = 0;
@@ -113,6 +127,8 @@ class Communicator {
     device::Multicast multicast;
     int64_t bytes = 0;
   };
+  std::unique_ptr<Messenger> messenger_;
+
   std::mutex mutex_;
   cudaEvent_t last_ = nullptr;  // end of the last call that was not captured
   cudaStream_t last_stream_ = nullptr;

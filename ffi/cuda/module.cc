@@ -179,8 +179,9 @@ NB_MODULE(_cuda, m) {
   m.def(
       "host_api", [] { return reinterpret_cast<uintptr_t>(&cuda::HostApi()); },
       "Address of the table for jaxcomm_use_host_api in the user's library (jaxcomm/host.h).");
-  m.def("configure", &cuda::Communicator::Configure, nb::arg("timeout_s"), nb::arg("max_channels"),
-        "Bounds waits, and the SMs of one call. For all communicators that are first used from now on.");
+  m.def(
+      "configure", &cuda::Communicator::Configure, nb::arg("timeout_s"), nb::arg("max_channels"), nb::arg("node_id"),
+      "Bounds waits, and the SMs of one call; names the node. For all communicators that are first used from now on.");
   m.def("built", &Built, "Versions of the CUDA runtime and of NCCL's headers, and the architectures with code.");
   m.def("driver_version", &DriverVersion, "Newest CUDA that the driver serves, such as 13000; 0 without a driver.");
   m.def("devices", &Devices, "One dict per GPU. Raises RuntimeError if there is none.");

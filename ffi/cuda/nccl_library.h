@@ -31,6 +31,7 @@ namespace jaxcomm {
 #define JAXCOMM_NCCL_OPTIONAL(F) \
   F(GetLastError)                \
   F(CommInitRankConfig)          \
+  F(CommSplit)                   \
   F(MemAlloc)                    \
   F(MemFree)                     \
   F(CommWindowRegister)          \

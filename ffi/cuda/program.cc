@@ -4,14 +4,12 @@
 #include <map>
 #include <set>
 
-#include "../plan/layout.h"
+#include "steps.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// Channels begin at multiples of this, so that all of them can move 16 bytes at a time.
-constexpr int64_t kGrainBytes = 128;
 // Less than this is not worth another thread block, which pays for all signals again.
 constexpr int64_t kMinChannelBytes = 16 << 10;
 
@@ -112,6 +110,8 @@ bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<FarPut>& s
   });
 }
 
+}  // namespace
+
 std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, int32_t rank) {
   const Plan& plan = plans[rank];
   const Geometry& geometry = request.geometry;
@@ -165,6 +165,8 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
   return steps;
 }
 
+namespace {
+
 // Marks a step as flat, and changes its offsets, if it touches no more than one block of each buffer and blocks lie one
 // after the other. `whole_count`: elements of a block of all channels.
 class Flattener {
@@ -202,7 +204,14 @@ class Flattener {
   const Runs runs_;
 };
 
-// Elements [begin, begin + count) of every block, for channel c.
+}  // namespace
+
+void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64_t block_count, int64_t whole_count,
+             Runs runs) {
+  const Flattener flattener(block_count, whole_count, runs);
+  for (ProgramStep& step : steps) flattener.Flatten(step, sources);
+}
+
 Range ChannelRange(int64_t block_count, int64_t item_bytes, int32_t num_channels, int32_t channel) {
   const int64_t grain = std::max<int64_t>(kGrainBytes / item_bytes, 1);
   const Range grains = jaxcomm::Part({0, CeilDiv(block_count, grain)}, num_channels, channel);
@@ -219,7 +228,6 @@ cuda::Part PartOf(int64_t buffer_count, int64_t block_count, Range range, int64_
   return part;
 }
 
-// What ranks touch of each other's buffers, and what the network reads from.
 void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankProgram& program) {
   for (const Plan& plan : plans) {
     for (const Step& step : plan.steps) {
@@ -233,8 +241,6 @@ void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankPro
     }
   }
 }
-
-}  // namespace
 
 int32_t NumChannels(int64_t block_bytes, int32_t max_channels) {
   return static_cast<int32_t>(std::clamp<int64_t>(block_bytes / kMinChannelBytes, 1, std::max(max_channels, 1)));
@@ -268,8 +274,7 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs
       std::vector<ProgramStep> steps = StepsOf(plans, request, rank);
       AddShares(plans, request.geometry, program);
       Plan& plan = plans[rank];
-      const Flattener flattener(range.count, block_count, runs);
-      for (ProgramStep& step : steps) flattener.Flatten(step, plan.sources);
+      Flatten(steps, plan.sources, range.count, block_count, runs);
       int64_t scratch_count = 0;  // the same at all ranks: peers' scratch is addressed as the own
       for (const Plan& any : plans) scratch_count = std::max(scratch_count, any.scratch_count);
       built[range.count] = {static_cast<int32_t>(program.steps.size()), static_cast<int32_t>(steps.size()),

@@ -63,6 +63,10 @@ std::string Started(UserCallState& state, const XlaCollectives& collectives, int
     return state.Where() + ": XLA's communicator has " + std::to_string(communicator->size()) + " ranks, the group " +
            std::to_string(state.group_size);
   }
+  if (communicator->messenger() != nullptr) {
+    return state.Where() + ": the group's GPUs are of several nodes, and a kernel reaches those of its own only: " +
+           "call it over groups of " + std::to_string(communicator->seat().ranks_per_node) + " ranks";
+  }
   *call = Find(state, device);
   if (*call == nullptr || (*call)->communicator != communicator) {
     OnDevice made;

@@ -1,4 +1,4 @@
-// Runs kernels as plain C++ on the CPU: every CUDA thread is a fiber, all of them on one OS thread.
+// Runs kernels as plain C++ on the CPU: every CUDA thread is a fiber, all of a launch on one OS thread.
 //
 // A fiber runs until it comes to a barrier, looks at the clock, or looks for a signal in vain. Which runs next is drawn
 // at random, from a seed: thread blocks run far ahead of each other, and a failure comes again with its seed. Time is
@@ -19,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
 #if defined(__SANITIZE_THREAD__)
@@ -56,17 +57,19 @@ struct Fiber {
 
 constexpr size_t kStackBytes = 128 << 10;
 
-// What the fibers of a launch and the one that switches share. It never runs while a fiber does.
+// What the fibers of a launch and the one that switches share. It never runs while a fiber does. Each OS thread has its
+// own: a launch stays on the thread that made it.
 struct Machine {
   ucontext_t scheduler;
   void* sanitizer = nullptr;
   Fiber* current = nullptr;  // null while none runs
+  bool yields = false;       // to other OS threads, whose launches this one's waits for
   uint64_t now_ns = 0;
   uint64_t coins = 1;
 };
 
 inline Machine& TheMachine() {
-  static Machine machine;
+  static thread_local Machine machine;
   return machine;
 }
 
@@ -145,7 +148,7 @@ EMULATION_UNCHECKED static void Main() {
 
 // Stacks are kept: to map one costs more than most launches.
 inline std::vector<char*>& Stacks() {
-  static std::vector<char*> stacks;
+  static thread_local std::vector<char*> stacks;
   return stacks;
 }
 
@@ -248,6 +251,7 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
         std::abort();
       }
     }
+    if (!done && TheMachine().yields) std::this_thread::yield();
     if (!done) continue;
     running[at] = running.back();
     running.pop_back();

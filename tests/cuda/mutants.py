@@ -32,6 +32,7 @@ LOCATE = "ffi/cuda/locate.cuh"
 PROGRAM = "ffi/cuda/program.cc"
 CALL_PROGRAM = "ffi/cuda/call_program.cc"
 GIN = "ffi/cuda/gin_network.cuh"
+ROUNDS = "ffi/cuda/rounds.cc"
 
 
 class Mutant(NamedTuple):
@@ -410,6 +411,41 @@ PLAIN = [
         "device::WaitUntil(args_.comm, channel, args_.comm.local.rank, kLeave",
         "gin",
     ),
+    Mutant("what other nodes send is not waited for", ROUNDS, "if (far) rank.awaited =", "if (false) rank.awaited ="),
+    Mutant(
+        "packs don't wait until their slot has been sent",
+        ROUNDS,
+        "rank.awaited = std::max(rank.awaited, rank.round - num_slots_ + 1);",
+        "",
+    ),
+    Mutant(
+        "rounds don't wait for what they send",
+        ROUNDS,
+        "return channel.EndOf(round);",
+        "return round * 0 + channel.next;",
+    ),
+    Mutant(
+        "signals of the own node carry no level", ROUNDS, "rank.round + 1 : rank.level", "rank.round + 1 : 0", "rounds"
+    ),
+    Mutant("leaving has no level", ROUNDS, "std::max(leave.level, ranks_[r].level)", "leave.level + r * 0", "rounds"),
+    Mutant("channels keep to no common order", ROUNDS, ", channel.AtLevel(level)", ", channel.next", "rounds"),
+    Mutant(
+        "a segment takes what waits for a round",
+        ROUNDS,
+        "std::min(ends[c], channel.AtLevel(blocked))",
+        "std::max(begin, ends[c])",
+    ),
+    Mutant("segments run on with what is run together", ROUNDS, "    steps[i].together = end - i;\n", ""),
+    Mutant("all chunks are in one round", ROUNDS, "rank.filled >= round_count_ ? 1 : 0", "0", "rounds"),
+    Mutant("channels share a place in a message", ROUNDS, "parts[c + 1] += parts[c];", "parts[c + 1] += 0;"),
+    Mutant("signals without data are empty", ROUNDS, "std::max(parts.back(), grain)", "parts.back()", "rounds"),
+    Mutant(
+        "the end waits for no round",
+        ROUNDS,
+        "    if (!rounds_.empty()) Await(rounds_.back() + 1);\n",
+        "",
+        "rounds",
+    ),
 ]
 
 
@@ -478,11 +514,12 @@ def main() -> int:
         build = Build(args, pathlib.Path(folder))
         tree = build.copy("sound")
         sources = {test: f"tests/cuda/test_{test}.cc" for test in tests}
-        sources |= {"program": PROGRAM, "call_program": CALL_PROGRAM}
+        parts = {"program": PROGRAM, "call_program": CALL_PROGRAM, "cut": ROUNDS}  # not in a header
+        sources |= parts
         sound = dict(zip(sources, pool.map(lambda source: build.compile(tree, source), sources.values()), strict=True))
 
         def check_sound(test: str) -> bool:
-            program = build.link(tree / f"test_{test}", [sound[test], sound["program"], sound["call_program"]])
+            program = build.link(tree / f"test_{test}", [sound[name] for name in (test, *parts)])
             fault = run(program, test)
             print(f"{'FAILS: ' + fault if fault else 'passes'}: test_{test} of the sources as they are", flush=True)
             return not fault
@@ -495,11 +532,10 @@ def main() -> int:
                 print(f"NOT APPLICABLE: {mutant.name}: {mutant.file} has the text {text.count(mutant.old)} times")
                 return False
             (copy / mutant.file).write_text(text.replace(mutant.old, mutant.new))
-            if mutant.file == PROGRAM:
-                objects = [sound[mutant.test], build.compile(copy, PROGRAM), sound["call_program"]]
-            else:
-                objects = [build.compile(copy, sources[mutant.test]), sound["program"], sound["call_program"]]
-            fault = run(build.link(copy / "test", objects), mutant.test)
+            broken = next((name for name, file in parts.items() if file == mutant.file), mutant.test)
+            used = {name: sound[name] for name in (mutant.test, *parts)}
+            used[broken] = build.compile(copy, sources[broken])
+            fault = run(build.link(copy / "test", list(used.values())), mutant.test)
             shutil.rmtree(copy)
             print(
                 f"{'noticed' if fault else 'SURVIVES'}: {mutant.name} ({time.monotonic() - began:.0f} s): {fault}",

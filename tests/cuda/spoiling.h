@@ -27,19 +27,27 @@ JAXCOMM_DEVICE void Spread(const RankArgs& args, const Part& part, const F& f) {
   }
 }
 
-template <typename Network>
-JAXCOMM_DEVICE void FillWalkSpoil(const RankArgs& args, Network& network, const Staged& staged) {
-  const ChannelProgram& channel = args.channels[blockIdx.x];
+// `channel`: which elements these threads have.
+template <typename Run>
+JAXCOMM_DEVICE void FillRunSpoil(const RankArgs& args, const ChannelProgram& channel, const Staged& staged,
+                                 const Run& run) {
   char* const input = args.input.At(args.comm.local.rank);
   char* const output = args.output.At(args.comm.local.rank);
   Spread(args, channel.input, [&](int64_t byte) { input[byte] = staged.brought[byte]; });
   Spread(args, channel.output, [&](int64_t byte) { output[byte] = kUnwritten; });
   __syncthreads();
-  Walk<Network> walk(args, network, static_cast<int32_t>(blockIdx.x));
-  walk.Run();
+  run();
   __syncthreads();
   Spread(args, channel.output, [&](int64_t byte) { staged.got[byte] = output[byte]; });
   Spread(args, channel.input, [&](int64_t byte) { input[byte] = kSpoiled; });
+}
+
+template <typename Network>
+JAXCOMM_DEVICE void FillWalkSpoil(const RankArgs& args, Network& network, const Staged& staged) {
+  FillRunSpoil(args, args.channels[blockIdx.x], staged, [&] {
+    Walk<Network> walk(args, network, static_cast<int32_t>(blockIdx.x));
+    walk.Run();
+  });
 }
 
 }  // namespace cuda

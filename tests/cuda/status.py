@@ -31,6 +31,10 @@ FEATURES = {
         [],
     ),
     "GIN on the host: versions, device communicator": (["pytest tests/cuda/test_gin_host.py"], []),
+    "several nodes: rounds of NCCL's sends and receives, failures": (
+        ["native test_cuda_executor", "native test_cuda_rounds", "pytest tests/cuda/test_communicator.py"],
+        [],
+    ),
     "mutants of the executor are noticed": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
     "small messages that carry their own flags: four collectives, all types, sizes, strides": (
         ["native test_cuda_flagged", "thread test_cuda_flagged"],

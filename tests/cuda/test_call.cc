@@ -93,14 +93,14 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
   std::vector<std::vector<int32_t>> inputs, outputs;
   for (int32_t r = 0; r < n; ++r) {
     std::string error;
-    CHECK(MakeCallProgram(spec, DType::kS32, counts.input, counts.output, r, max_channels, &calls[r], &error));
+    CHECK(MakeCallProgram(spec, DType::kS32, counts.input, counts.output, {r, n}, max_channels, &calls[r], &error));
     // Ranks must agree on all of it without asking each other.
     CHECK(calls[r].arena.bytes == calls[0].arena.bytes && calls[r].arena.input == calls[0].arena.input);
     CHECK(calls[r].arena.output == calls[0].arena.output && calls[r].arena.scratch == calls[0].arena.scratch);
     CHECK(calls[r].program.shares_input == calls[0].program.shares_input);
     CHECK(calls[r].program.shares_output == calls[0].program.shares_output);
     CHECK(calls[r].empty() == calls[0].empty() && calls[r].flagged.has_value() == calls[0].flagged.has_value());
-    CHECK(calls[r].num_channels() == calls[0].num_channels() && calls[r].num_channels() <= max_channels);
+    CHECK(calls[r].num_channels == calls[0].num_channels && calls[r].num_channels <= max_channels);
     inputs.emplace_back(counts.input);
     for (int64_t i = 0; i < counts.input; ++i) inputs[r][i] = static_cast<int32_t>(1000 * r + i);
     outputs.emplace_back(counts.output, -1);
@@ -148,7 +148,7 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
     if (moved && calls[0].program.shares_input) own.input = own.comm.signals.pad, own.input_at = input_at.data();
     if (moved && calls[0].program.shares_output) own.output = own.comm.signals.pad, own.output_at = output_at.data();
   }
-  emulation::Launch(static_cast<unsigned>(calls[0].num_channels()), static_cast<unsigned>(n), 4, 7, [&] {
+  emulation::Launch(static_cast<unsigned>(calls[0].num_channels), static_cast<unsigned>(n), 4, 7, [&] {
     if (!flagged.empty()) {
       FlaggedCall call(flagged[blockIdx.y], static_cast<int32_t>(blockIdx.x));
       return call.Run();
@@ -197,8 +197,9 @@ void TestMaxSms() {
     CallProgram call;
     std::string error;
     spec.max_sms = max_sms;
-    CHECK(MakeCallProgram(spec, DType::kF32, 1 << 22, 1 << 22, 1, 16, &call, &error));
-    return call.num_channels();
+    CHECK(MakeCallProgram(spec, DType::kF32, 1 << 22, 1 << 22, {1, static_cast<int32_t>(spec.group_size)}, 16, &call,
+                          &error));
+    return call.num_channels;
   };
   CHECK(channels(0) == 16 && channels(1) == 1 && channels(5) == 5);
   CHECK(channels(17) == 16 && channels(int64_t{1} << 40) == 16);  // a communicator has no more channels
@@ -211,8 +212,8 @@ void TestSmallCallsAreFlagged() {
     const Counts counts = CountsOf(collective, 4, block_count);
     CallProgram call;
     std::string error;
-    CHECK(MakeCallProgram(SpecOf(collective, 4, algorithm), DType::kF32, counts.input, counts.output, 1, max_channels,
-                          &call, &error));
+    CHECK(MakeCallProgram(SpecOf(collective, 4, algorithm), DType::kF32, counts.input, counts.output, {1, 4},
+                          max_channels, &call, &error));
     return call.flagged.has_value();
   };
   for (const Collective collective :
@@ -244,7 +245,7 @@ void TestArenaHoldsWhatIsShared() {
   CallProgram call;
   std::string error;
   CallSpec spec = SpecOf(Collective::kAllGather, 4, "direct");
-  CHECK(MakeCallProgram(spec, DType::kF32, 1000, 4000, 1, 32, &call, &error));
+  CHECK(MakeCallProgram(spec, DType::kF32, 1000, 4000, {1, 4}, 32, &call, &error));
   CHECK(call.program.shares_input && !call.program.shares_output);
   CHECK(call.arena.input == 0 && call.arena.bytes == 4096);
   const device::Window arena = {reinterpret_cast<char*>(1 << 20), 1 << 16};
@@ -298,14 +299,15 @@ void TestFailureTexts() {
 std::string Refusal(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count) {
   CallProgram call;
   std::string error;
-  CHECK(!MakeCallProgram(spec, dtype, input_count, output_count, 0, 32, &call, &error));
+  CHECK(!MakeCallProgram(spec, dtype, input_count, output_count, {0, static_cast<int32_t>(spec.group_size)}, 32, &call,
+                         &error));
   return error;
 }
 
 void TestRefusals() {
   CHECK(Has(Refusal(SpecOf(Collective::kAllGather, 4, "nonsense"), DType::kF32, 8, 32), "no algorithm \"nonsense\""));
   const std::string far = Refusal(SpecOf(Collective::kAllReduce, 4, "hierarchical"), DType::kF32, 8, 8);
-  CHECK(Has(far, "needs several nodes of several ranks") && Has(far, "on GPUs all ranks of a group count as one node"));
+  CHECK(Has(far, "needs several nodes of several ranks") && Has(far, "on GPUs a node is what NVLink connects"));
   CHECK(Has(Refusal(SpecOf(Collective::kAllToAll, 4, ""), DType::kF32, 10, 10), "don't fit 4 ranks"));
   CHECK(Has(Refusal(SpecOf(Collective::kAllReduce, 4, ""), DType::kF8E8M0FNU, 8, 8), "can't be reduced"));
   CallSpec maximum = SpecOf(Collective::kAllReduce, 4, "");

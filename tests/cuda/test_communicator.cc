@@ -51,6 +51,7 @@ struct World {
   bool windows = true;
   bool multimem = false;
   int rank_without_multicast = -1;
+  bool split_fails = false;
   int rank_without_memory = -1;
   std::atomic<int64_t> spacing_error = 0;
   int num_made = 0, num_aborted = 0;  // communicators
@@ -264,6 +265,10 @@ const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
     made.CommInitRankConfig = &jaxcomm::InitRank;
     made.CommGetAsyncError = &jaxcomm::AsyncError;
     made.CommAbort = &jaxcomm::Abort;
+    made.CommSplit = [](ncclComm_t comm, int, int, ncclComm_t* part, ncclConfig_t*) {
+      *part = comm;
+      return Of(comm).world->split_fails ? ncclInternalError : ncclSuccess;
+    };
     made.GetErrorString = [](ncclResult_t) { return "failed"; };
     return made;
   }();
@@ -271,6 +276,13 @@ const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
 }
 
 std::string NcclLibrary::WhyNot(const std::string&) const { return ""; }
+
+// Several nodes: test_between_nodes.cc.
+cudaError_t cuda::LoadWatch() { return cudaErrorUnknown; }
+cudaError_t cuda::LaunchBegin(const device::Comm&, device::Progress*, uint64_t, cudaStream_t) {
+  return cudaErrorUnknown;
+}
+cudaError_t cuda::LaunchEnd(const device::Comm&, device::Progress*, cudaStream_t) { return cudaErrorUnknown; }
 
 // The last rank to come runs the kernels of all.
 cudaError_t doubles::Launch(int32_t channels, unsigned threads, size_t shared_bytes, cudaStream_t stream,
@@ -748,10 +760,11 @@ void TestRefusals() {
   Communicator::Configure(20, 4);
   auto* nodes = new World(2);
   nodes->num_lsa_teams = 2;
-  Refused(nodes, "between nodes not supported yet on GPUs");
+  nodes->split_fails = true;
+  Refused(nodes, "ncclCommSplit: failed");
   auto* plain = new World(2);
   plain->device_api = false;
-  Refused(plain, "has no windows");
+  Refused(plain, "have no windows");
   auto* null = new World(2);
   null->windows = false;
   Refused(null, "NCCL gave no window");
@@ -861,6 +874,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   *stream = jaxcomm::doubles::NewStream();
   return cudaSuccess;
 }
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) { return *lowest = *highest = 0, cudaSuccess; }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
   Of(stream).queue.push_back([=] { return std::memset(memory, value, bytes), true; });
   return cudaSuccess;
@@ -886,6 +903,7 @@ cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t stream) { return ++Of(stre
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
   return ++Of(stream).num_waits, cudaSuccess;
 }
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return Of(stream).Drain() ? cudaSuccess : cudaErrorNotReady; }
 }

@@ -186,13 +186,21 @@ def test_keys_of_groups_that_this_process_shares(mesh, monkeypatch):
     distributed._know_gpu_group.cache_clear()
 
 
-def test_declared_nodes_are_one_domain(mesh):
-    """NCCL knows at run time what addresses what; the handlers take all ranks of a group as one node."""
+@pytest.mark.parametrize("op", OPS)
+def test_nodes_are_not_known_yet(mesh, op):
+    """NCCL finds them at run time, so declared axes make no difference, and a plan for several nodes may fit."""
+    f = OPS[op][0]
     text = lowered(lambda x: OURS.psum(x, ("node", "gpu")), mesh)
     assert "group_size = 8 : i64" in text
     assert "ranks_per_node = 8 : i64" in text
+    if op == "ppermute":
+        return
+    assert 'algorithm = "hierarchical"' in lowered(functools.partial(f, algorithm="hierarchical"), mesh)
+
+
+def test_algorithms_that_fit_no_nodes_are_refused(mesh):
     with pytest.raises(ValueError, match=r"psum at .*: algorithm \"hierarchical\" needs several nodes"):
-        lowered(lambda x: OURS.psum(x, ("node", "gpu"), algorithm="hierarchical"), mesh)
+        lowered(lambda x: OURS.psum(x, "node", algorithm="hierarchical"), mesh)  # two ranks
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op != "ppermute"])

@@ -34,7 +34,9 @@ struct Case {
   int32_t num_channels = 1;
   unsigned threads = 4;
   int64_t shift = 0;
-  bool gin = false;  // between nodes
+  bool gin = false;        // between nodes
+  bool in_rounds = false;  // likewise: cut out of the kernels
+  CutLimits limits;
 };
 
 // Element `i` of a block that lies in runs, and the other way round: what an array of (block_count / run, num_blocks,
@@ -125,8 +127,8 @@ void Check(const Case& test, uint64_t seed) {
   Choice choice;
   choice.algorithm = test.algorithm;
   choice.request = test.request;
-  const VirtualRanks::Call call =
-      ranks.Prepare(memory, choice, test.block_count, test.runs, {test.dtype, test.op}, test.num_channels, test.shift);
+  const VirtualRanks::Call call = ranks.Prepare(memory, choice, test.block_count, test.runs, {test.dtype, test.op},
+                                                test.num_channels, test.shift, test.in_rounds ? &test.limits : nullptr);
   TestNetwork network(ranks, test.num_channels, test.gin, seed);
   // Twice: counters go on from call to call.
   for (uint64_t round = 0; round < 2; ++round) {
@@ -144,7 +146,10 @@ void Check(const Case& test, uint64_t seed) {
           Name(test.request.collective), test.algorithm->name, test.request.geometry.num_nodes,
           test.request.geometry.ranks_per_node, static_cast<long long>(test.block_count), static_cast<long long>(item),
           static_cast<long long>(test.request.chunk_count), test.num_channels, test.threads,
-          static_cast<long long>(test.runs.input), static_cast<long long>(test.runs.output), test.gin ? "GIN, " : "",
+          static_cast<long long>(test.runs.input), static_cast<long long>(test.runs.output),
+          test.gin         ? "GIN, "
+          : test.in_rounds ? "in rounds, "
+                           : "",
           static_cast<unsigned long long>(seed), static_cast<unsigned long long>(round), r,
           same ? "gave up" : "has other bits than the CPU", static_cast<unsigned long long>(report.state), report.step,
           report.peer);
@@ -215,6 +220,12 @@ Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, 
   test.op = ReduceOp::kSum;
 #endif
   test.gin = geometry.num_nodes > 1 && random() % 2 == 0;
+#if !defined(__CUDACC__)  // where messages need a host
+  test.in_rounds = geometry.num_nodes > 1 && !test.gin && random() % 2 == 0;
+  constexpr int64_t kRoundBytes[] = {1, 500, 1 << 20};
+  test.limits.round_bytes = kRoundBytes[random() % 3];
+  test.limits.num_slots = 1 + static_cast<int32_t>(random() % 3);
+#endif
   if (FindReduce(test.dtype, test.op) == nullptr) test.op = ReduceOp::kSum;
   test.num_channels = 1 + static_cast<int32_t>(random() % 3);
   constexpr unsigned kThreads[] = {1, 2, 3, 8, 32};

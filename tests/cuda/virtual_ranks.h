@@ -10,6 +10,7 @@
 #include "../../ffi/cuda/executor.cuh"
 #include "../../ffi/cuda/peer_network.cuh"
 #include "../../ffi/cuda/program.h"
+#include "../../ffi/cuda/rounds.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -80,11 +81,14 @@ class VirtualRanks {
     PeerNetworkArgs* network = nullptr;
     std::vector<char*> inputs, outputs, scratch;  // by rank
     int32_t num_channels = 0;
+    std::vector<ChannelProgram> parts;  // of input and output, by channel; the same at all ranks
+    std::vector<Rounds> rounds;         // by rank, if the call has been cut at its messages between nodes
   };
 
-  // Buffers of `stride` bytes per rank, which is a multiple of 16; `shift` bytes from a multiple of 16.
+  // Buffers of `stride` bytes per rank, which is a multiple of 16; `shift` bytes from a multiple of 16. `limits`: how
+  // the call is cut at its messages between nodes; null if kernels send them.
   Call Prepare(Memory& memory, const Choice& choice, int64_t block_count, Runs runs, Operation operation,
-               int32_t num_channels, int64_t shift = 0) const {
+               int32_t num_channels, int64_t shift = 0, const CutLimits* limits = nullptr) const {
     const int64_t item_bytes = ItemBytes(operation.dtype);
     Request whole = choice.request;
     whole.block_count = block_count;
@@ -93,9 +97,16 @@ class VirtualRanks {
     std::vector<RankProgram> programs;
     int64_t scratch_count = 0;
     for (int32_t r = 0; r < n(); ++r) {
-      programs.push_back(MakeRankProgram(choice, block_count, runs, item_bytes, num_channels, r));
+      if (limits != nullptr) {
+        call.rounds.emplace_back();
+        programs.push_back(
+            MakeRoundsProgram(choice, block_count, runs, item_bytes, num_channels, r, *limits, &call.rounds.back()));
+      } else {
+        programs.push_back(MakeRankProgram(choice, block_count, runs, item_bytes, num_channels, r));
+      }
       scratch_count = std::max(scratch_count, programs[r].scratch_count);
     }
+    call.parts = MakeRankProgram(choice, block_count, runs, item_bytes, num_channels, 0).channels;
     const auto take = [&](int64_t bytes, std::vector<char*>& by_rank) {
       const int64_t stride = (bytes + 15) / 16 * 16;
       char* base = memory.Take(n() * stride + shift) + shift;

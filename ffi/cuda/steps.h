@@ -1,0 +1,35 @@
+// What the programs of groups of one node (program.cc) and of several (rounds.cc) are made of.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "../plan/layout.h"
+#include "program.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// Channels begin at multiples of this, so that all of them can move 16 bytes at a time.
+constexpr int64_t kGrainBytes = 128;
+
+// The steps of one channel's plan, with those of entering and leaving. Of the other ranks' plans, only what is put to
+// other nodes counts.
+std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, int32_t rank);
+
+// Marks the steps as flat, and changes their offsets, that touch no more than one block of each buffer where blocks lie
+// one after the other. `block_count`, `whole_count`: elements of a block of the channel and of all channels.
+void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64_t block_count, int64_t whole_count,
+             Runs runs);
+
+// Elements [begin, begin + count) of every block, for one channel.
+Range ChannelRange(int64_t block_count, int64_t item_bytes, int32_t num_channels, int32_t channel);
+
+// That range in a buffer of `buffer_count` elements.
+Part PartOf(int64_t buffer_count, int64_t block_count, Range range, int64_t run);
+
+// What ranks touch of each other's buffers, and what the network reads from.
+void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankProgram& program);
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,688 @@
+// Communicators and calls of ffi/cuda between nodes, on doubles of the CUDA runtime and of NCCL: ranks are threads, and
+// so is each stream. Nothing but events orders two streams, and each kernel runs emulated on the thread of its stream,
+// so what the host forgets to order goes wrong. Messages go as NCCL's: matched in order between each two ranks of a
+// communicator, read until the receiver has them, waited for without end.
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+#include <nccl_device/core.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+// Here only: the sources under test are compiled as for a GPU's host.
+#define JAXCOMM_EMULATION JAXCOMM_TEST_EMULATION
+#include "../../ffi/cuda/call.h"
+#include "../../ffi/cuda/launch.h"
+#include "../../ffi/cuda/launch_locate.h"
+#include "../../ffi/plan/algorithms.h"
+#include "../native/check.h"
+
+namespace jaxcomm {
+namespace {
+
+// One for everything: what the doubles do is short. Never deleted: streams outlive the tests.
+auto& mutex = *new std::mutex;
+auto& changed = *new std::condition_variable;
+
+template <typename F>
+void Until(F condition) {
+  std::unique_lock<std::mutex> lock(mutex);
+  while (!condition()) changed.wait(lock);
+}
+
+template <typename F>
+void Locked(F change) {
+  std::lock_guard<std::mutex> lock(mutex);
+  change();
+  changed.notify_all();
+}
+
+// Where the ranks of a test are.
+struct Cluster {
+  std::vector<int> hosts;     // by rank
+  bool peers_in_host = true;  // GPUs of a host address each other
+  bool split_fails = false;
+};
+
+struct Message {
+  const void* from = nullptr;
+  size_t bytes = 0;
+  bool taken = false;
+};
+
+// What the ranks of a communicator share. Collective calls are counted by every rank for itself.
+struct Group {
+  const Cluster* cluster = nullptr;
+  std::vector<int> ranks;  // of the cluster
+  struct Meeting {
+    std::map<int, std::vector<char>> brought;  // by rank
+    std::map<int, std::vector<int>> parts;     // of a split: ranks of this group, by color
+    std::map<int, Group*> groups;
+    std::vector<char> memory;  // of a window
+  };
+  std::map<int, Meeting> meetings;
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> links;  // from, to
+
+  int n() const { return static_cast<int>(ranks.size()); }
+  int num_lsa_teams() const {
+    int size = 0, run = 1;
+    for (int r = 1; r <= n(); ++r) {
+      if (r < n() && cluster->hosts[ranks[r]] == cluster->hosts[ranks[r - 1]]) {
+        ++run;
+      } else {
+        size = std::gcd(size, run);
+        run = 1;
+      }
+    }
+    return n() / size;
+  }
+};
+
+struct Rank {
+  Group* group = nullptr;
+  int rank = 0;
+  std::atomic<int> num_meetings{0};
+  std::atomic<bool> aborted{false};
+};
+
+struct Stream {
+  std::deque<std::function<void()>> queue;
+  size_t num_running = 0;
+  std::thread thread;
+
+  Stream() {
+    thread = std::thread([this] {
+      emulation::TheMachine().yields = true;
+      std::minstd_rand random(std::random_device{}());
+      for (;;) {
+        std::function<void()> next;
+        Until([&] { return !queue.empty(); });
+        Locked([&] {
+          next = std::move(queue.front());
+          queue.pop_front();
+        });
+        if (random() % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+        next();
+        Locked([&] { --num_running; });
+      }
+    });
+    thread.detach();
+  }
+  void Push(std::function<void()> work) {
+    Locked([&] {
+      queue.push_back(std::move(work));
+      ++num_running;
+    });
+  }
+};
+
+struct Event {
+  uint64_t recorded = 0, over = 0;
+};
+
+// What the real ones keep until the end of the process.
+template <typename T>
+T* Keep(std::unique_ptr<T> made) {
+  static auto* kept = new std::vector<std::unique_ptr<T>>;
+  T* const raw = made.get();
+  Locked([&] { kept->push_back(std::move(made)); });
+  return raw;
+}
+
+Rank& Of(ncclComm_t comm) { return *reinterpret_cast<Rank*>(comm); }
+Stream& Of(cudaStream_t stream) { return *reinterpret_cast<Stream*>(stream); }
+Event& Of(cudaEvent_t event) { return *reinterpret_cast<Event*>(event); }
+
+ncclComm_t MakeRank(Group* group, int rank) {
+  auto made = std::make_unique<Rank>();
+  made->group = group;
+  made->rank = rank;
+  return reinterpret_cast<ncclComm_t>(Keep(std::move(made)));
+}
+
+ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
+  Rank& rank = Of(comm);
+  const int number = rank.num_meetings++;
+  const size_t bytes = count * sizeof(uint64_t);
+  Of(stream).Push([=, &rank] {
+    Group& group = *rank.group;
+    Group::Meeting* meeting = nullptr;
+    Locked([&] {
+      meeting = &group.meetings[number];
+      const char* bytes_from = static_cast<const char*>(from);
+      meeting->brought[rank.rank].assign(bytes_from, bytes_from + bytes);
+    });
+    Until([&] { return static_cast<int>(meeting->brought.size()) == group.n(); });
+    for (const auto& [r, brought] : meeting->brought)
+      std::memcpy(static_cast<char*>(to) + r * bytes, brought.data(), bytes);
+  });
+  return ncclSuccess;
+}
+
+ncclResult_t Split(ncclComm_t comm, int color, int key, ncclComm_t* part, ncclConfig_t* config) {
+  Rank& rank = Of(comm);
+  Group& group = *rank.group;
+  CHECK(config->blocking == 1 && key == rank.rank);
+  if (group.cluster->split_fails) return ncclInternalError;
+  Group::Meeting* meeting = nullptr;
+  Locked([&] {
+    meeting = &group.meetings[rank.num_meetings++];
+    meeting->parts[color].push_back(rank.rank);
+    meeting->brought[rank.rank];
+  });
+  Until([&] { return static_cast<int>(meeting->brought.size()) == group.n(); });
+  std::vector<int> members;
+  Group* made = nullptr;
+  Locked([&] {
+    members = meeting->parts[color];
+    std::sort(members.begin(), members.end());
+    Group*& shared = meeting->groups[color];
+    if (shared == nullptr) {
+      shared = new Group;
+      shared->cluster = group.cluster;
+      for (const int member : members) shared->ranks.push_back(group.ranks[member]);
+    }
+    made = shared;
+  });
+  *part = MakeRank(made, static_cast<int>(std::find(members.begin(), members.end(), rank.rank) - members.begin()));
+  return ncclSuccess;
+}
+
+struct Registered {
+  char* begin = nullptr;
+  int64_t stride = 0;
+};
+
+ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int) {
+  Rank& rank = Of(comm);
+  Group& group = *rank.group;
+  CHECK(group.num_lsa_teams() == 1);
+  auto registered = std::make_unique<Registered>();
+  registered->stride = static_cast<int64_t>(bytes) + 4096;
+  Group::Meeting* meeting = nullptr;
+  Locked([&] {
+    meeting = &group.meetings[rank.num_meetings++];
+    meeting->memory.resize(registered->stride * group.n(), 0x5c);
+    meeting->brought[rank.rank];
+  });
+  Until([&] { return static_cast<int>(meeting->brought.size()) == group.n(); });
+  registered->begin = meeting->memory.data();
+  *window = reinterpret_cast<ncclWindow_t>(Keep(std::move(registered)));
+  return ncclSuccess;
+}
+
+ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address) {
+  const Registered& registered = *reinterpret_cast<Registered*>(window);
+  *address = registered.begin + rank * registered.stride + offset;
+  return ncclSuccess;
+}
+
+ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) {
+  const Rank& rank = Of(comm);
+  properties->rank = rank.rank;
+  properties->nRanks = rank.group->n();
+  properties->cudaDev = 0;
+  properties->nLsaTeams = rank.group->num_lsa_teams();
+  properties->deviceApiSupport =
+      properties->nLsaTeams == 1 && (rank.group->cluster->peers_in_host || properties->nRanks == 1);
+  return ncclSuccess;
+}
+
+// Of the group that this thread is in.
+struct Transfer {
+  bool send;
+  char* memory;
+  size_t bytes;
+  int peer;
+  Rank* rank;
+  Stream* stream;
+};
+thread_local std::vector<Transfer> transfers;
+
+ncclResult_t Send(const void* from, size_t bytes, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+  CHECK(type == ncclInt8);
+  transfers.push_back({true, static_cast<char*>(const_cast<void*>(from)), bytes, peer, &Of(comm), &Of(stream)});
+  return ncclSuccess;
+}
+ncclResult_t Recv(void* to, size_t bytes, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+  CHECK(type == ncclInt8);
+  transfers.push_back({false, static_cast<char*>(to), bytes, peer, &Of(comm), &Of(stream)});
+  return ncclSuccess;
+}
+
+void RunGroup(const std::vector<Transfer>& group) {
+  std::vector<std::shared_ptr<Message>> sent;
+  for (const Transfer& transfer : group) {
+    if (!transfer.send) continue;
+    auto message = std::make_shared<Message>();
+    message->from = transfer.memory;
+    message->bytes = transfer.bytes;
+    sent.push_back(message);
+    Locked([&] { transfer.rank->group->links[{transfer.rank->rank, transfer.peer}].push_back(message); });
+  }
+  for (const Transfer& transfer : group) {
+    if (transfer.send) continue;
+    auto& link = [&]() -> auto& {
+      std::lock_guard<std::mutex> lock(mutex);
+      return transfer.rank->group->links[{transfer.peer, transfer.rank->rank}];
+    }();
+    Until([&] { return !link.empty() || transfer.rank->aborted; });
+    if (transfer.rank->aborted) return;
+    Locked([&] {
+      CHECK(link.front()->bytes == transfer.bytes);
+      std::memcpy(transfer.memory, link.front()->from, transfer.bytes);
+      link.front()->taken = true;
+      link.pop_front();
+    });
+  }
+  for (const auto& message : sent) Until([&] { return message->taken || group[0].rank->aborted; });
+}
+
+ncclResult_t GroupEnd() {
+  std::vector<Transfer> group;
+  group.swap(transfers);
+  if (!group.empty()) group[0].stream->Push([group] { RunGroup(group); });
+  return ncclSuccess;
+}
+
+ncclResult_t Abort(ncclComm_t comm) {
+  Locked([&] { Of(comm).aborted = true; });
+  return ncclSuccess;
+}
+
+}  // namespace
+
+const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
+  static const NcclLibrary library = [] {
+    NcclLibrary made;
+    made.version = NCCL_VERSION_CODE;
+    made.MemAlloc = [](void** memory, size_t) { return *memory = std::malloc(1), ncclSuccess; };
+    made.MemFree = [](void* memory) { return std::free(memory), ncclSuccess; };
+    made.AllGather = &jaxcomm::AllGather;
+    made.CommSplit = &jaxcomm::Split;
+    made.CommAbort = &jaxcomm::Abort;
+    made.CommWindowRegister = &jaxcomm::WindowRegister;
+    made.GetLsaDevicePointer = &jaxcomm::LsaPointer;
+    made.CommQueryProperties = &jaxcomm::QueryProperties;
+    made.GroupStart = [] { return ncclSuccess; };
+    made.GroupEnd = &jaxcomm::GroupEnd;
+    made.Send = &jaxcomm::Send;
+    made.Recv = &jaxcomm::Recv;
+    made.GetErrorString = [](ncclResult_t) { return "failed"; };
+    return made;
+  }();
+  return &library;
+}
+
+std::string NcclLibrary::WhyNot(const std::string&) const { return ""; }
+
+namespace cuda {
+
+cudaError_t LoadKernel() { return cudaSuccess; }
+cudaError_t LoadFlaggedKernel() { return cudaSuccess; }
+cudaError_t LoadWatch() { return cudaSuccess; }
+
+// For one node.
+cudaError_t Launch(const FlaggedArgs&, cudaStream_t) { return cudaErrorUnknown; }
+cudaError_t LaunchLocate(const LocateArgs&, cudaStream_t) { return cudaErrorUnknown; }
+cudaError_t LoadLocate() { return cudaSuccess; }
+
+cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
+  Of(stream).Push([=] {
+    emulation::Launch(static_cast<unsigned>(num_channels), 1, 2, 1, [&] {
+      NoNetwork network;
+      Walk<NoNetwork> walk(args, network, static_cast<int32_t>(blockIdx.x));
+      walk.Run();
+    });
+  });
+  return cudaSuccess;
+}
+
+cudaError_t LaunchBegin(const device::Comm& comm, device::Progress* progress, uint64_t round, cudaStream_t stream) {
+  Of(stream).Push([=] { emulation::Launch(1, 1, 1, 1, [&] { BeginRound(comm, *progress, round); }); });
+  return cudaSuccess;
+}
+
+cudaError_t LaunchEnd(const device::Comm& comm, device::Progress* progress, cudaStream_t stream) {
+  Of(stream).Push([=] { emulation::Launch(1, 1, 1, 1, [&] { EndRound(comm, *progress); }); });
+  return cudaSuccess;
+}
+
+namespace {
+
+bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::vector<int> Hosts(int num_nodes, int ranks_per_node) {
+  std::vector<int> hosts;
+  for (int r = 0; r < num_nodes * ranks_per_node; ++r) hosts.push_back(r / ranks_per_node);
+  return hosts;
+}
+
+// Runs `f` with the communicator that XLA would lend, once per rank, in threads of their own.
+void OnRanks(const Cluster& cluster, const std::function<void(ncclComm_t, int)>& f) {
+  auto group = std::make_unique<Group>();
+  group->cluster = &cluster;
+  for (size_t r = 0; r < cluster.hosts.size(); ++r) group->ranks.push_back(static_cast<int>(r));
+  Group* const shared = Keep(std::move(group));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < shared->n(); ++r) {
+    threads.emplace_back([&f, shared, r] { f(MakeRank(shared, r), r); });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+Stream& OwnStream() {
+  thread_local Stream* stream = Keep(std::make_unique<Stream>());
+  return *stream;
+}
+
+CallSpec SpecOf(Collective collective, int32_t num_ranks, const std::string& algorithm) {
+  CallSpec spec;
+  spec.op = Name(collective);
+  spec.site = "here.py:1";
+  spec.collective = collective;
+  spec.algorithm = algorithm;
+  spec.group_size = num_ranks;
+  spec.root = num_ranks / 2;
+  for (int32_t r = 0; collective == Collective::kPermute && r < num_ranks; ++r) {
+    spec.source_of.push_back((r + 1) % num_ranks);
+  }
+  return spec;
+}
+
+int32_t InputOf(int32_t rank, int64_t element, int round) {
+  return static_cast<int32_t>(1000003 * rank + 7 * element + round);
+}
+
+// Element i of the result.
+int32_t ResultOf(const CallSpec& spec, int32_t rank, int64_t i, int64_t block_count, int round) {
+  const auto n = static_cast<int32_t>(spec.group_size);
+  const auto sum = [&](int64_t element) {
+    uint32_t result = 0;
+    for (int32_t r = 0; r < n; ++r) result += static_cast<uint32_t>(InputOf(r, element, round));
+    return static_cast<int32_t>(result);
+  };
+  const int64_t within = i % block_count;
+  const auto block = static_cast<int32_t>(i / block_count);
+  switch (spec.collective) {
+    case Collective::kAllToAll:
+      return InputOf(block, rank * block_count + within, round);
+    case Collective::kAllGather:
+      return InputOf(block, within, round);
+    case Collective::kAllReduce:
+      return sum(i);
+    case Collective::kReduceScatter:
+      return sum(rank * block_count + i);
+    case Collective::kPermute:
+      return InputOf(spec.source_of[rank], i, round);
+    default:
+      return InputOf(spec.root, i, round);
+  }
+}
+
+void RunCalls(Communicator& communicator, const CallSpec& spec, int64_t block_count) {
+  Request request;
+  request.collective = spec.collective;
+  request.geometry.ranks_per_node = communicator.size();
+  request.block_count = block_count;
+  std::string error;
+  const auto call =
+      DeviceCall::Make(spec, communicator, DType::kS32, InputCount(request), OutputCount(request), &error);
+  if (!call) std::fprintf(stderr, "%s %s: %s\n", spec.op.c_str(), spec.algorithm.c_str(), error.c_str());
+  CHECK(call != nullptr);
+  Stream& stream = OwnStream();
+  // One behind the other, without waiting in between: buffers of one are still in use while the next is put there.
+  constexpr int kNumRounds = 2;
+  std::vector<std::vector<int32_t>> inputs, outputs;
+  for (int round = 0; round < kNumRounds; ++round) {
+    inputs.emplace_back(InputCount(request));
+    outputs.emplace_back(OutputCount(request), -1);
+    for (size_t i = 0; i < inputs.back().size(); ++i) inputs.back()[i] = InputOf(communicator.rank(), i, round);
+  }
+  for (int round = 0; round < kNumRounds; ++round) {
+    CHECK(call->Launch(inputs[round].data(), outputs[round].data(), reinterpret_cast<cudaStream_t>(&stream)).empty());
+  }
+  Until([&] { return stream.num_running == 0; });
+  CHECK(communicator.Failure().empty());
+  for (int round = 0; round < kNumRounds; ++round) {
+    for (size_t i = 0; i < outputs[round].size(); ++i) {
+      CHECK(outputs[round][i] == ResultOf(spec, communicator.rank(), i, block_count, round));
+    }
+  }
+}
+
+struct Shape {
+  std::vector<int> hosts;
+  int32_t ranks_per_node;  // that are found
+  bool peers_in_host = true;
+};
+
+void TestCalls() {
+  std::atomic<int> num_calls{0};
+  const std::vector<Shape> shapes = {
+      {Hosts(2, 1), 1}, {Hosts(2, 2), 2},  {Hosts(2, 3), 3},  {Hosts(2, 4), 4},        {Hosts(3, 2), 2},
+      {Hosts(4, 1), 1}, {{0, 0, 0, 1}, 1}, {{0, 1, 0, 1}, 1}, {{0, 0, 0, 0, 1, 1}, 2}, {Hosts(2, 2), 1, false},
+  };
+  for (const Shape& shape : shapes) {
+    Communicator::Configure(60, 3);
+    Cluster cluster;
+    cluster.hosts = shape.hosts;
+    cluster.peers_in_host = shape.peers_in_host;
+    OnRanks(cluster, [&](ncclComm_t comm, int) {
+      std::string error;
+      Communicator* const communicator = Communicator::Get(comm, &error);
+      if (communicator == nullptr) std::fprintf(stderr, "%s\n", error.c_str());
+      CHECK(communicator != nullptr && communicator->messenger() != nullptr);
+      CHECK(communicator->seat().ranks_per_node == shape.ranks_per_node);
+      Request request;
+      request.geometry.ranks_per_node = shape.ranks_per_node;
+      request.geometry.num_nodes = communicator->size() / shape.ranks_per_node;
+      request.geometry.all_addressable = false;
+      for (int c = 0; c <= static_cast<int>(Collective::kBarrier); ++c) {
+        request.collective = static_cast<Collective>(c);
+        for (const Algorithm& algorithm : Algorithms(request.collective)) {
+          const CallSpec spec = SpecOf(request.collective, communicator->size(), algorithm.name);
+          request.source_of = spec.source_of;
+          if (!algorithm.supports(request)) continue;
+          const bool large = std::string(algorithm.name) == "hierarchical" || c % 2 == 0;
+          RunCalls(*communicator, spec, request.collective == Collective::kBarrier ? 0 : large ? 9001 : 5);
+          ++num_calls;
+        }
+      }
+    });
+  }
+  CHECK(num_calls > 300);
+  std::printf("ok %d calls between nodes\n", num_calls.load());
+}
+
+// NCCL would make one node of them.
+void TestNamedNodes() {
+  for (const auto& [names, ranks_per_node] :
+       {std::pair{"aabb", 2}, {"aaaa", 4}, {"abab", 1}, {"aaab", 1}, {"abcd", 1}}) {
+    std::atomic<int> turn{0};
+    OnRanks({Hosts(1, 4)}, [&, names = names, ranks_per_node = ranks_per_node](ncclComm_t comm, int rank) {
+      // The name is the process's, so each rank has its own for as long as it takes to look.
+      while (turn < rank) std::this_thread::yield();
+      Communicator::Configure(60, 3, std::string(1, names[rank]));
+      std::thread next([&] {
+        while (Of(comm).num_meetings == 0) std::this_thread::yield();
+        ++turn;
+      });
+      std::string error;
+      Communicator* const communicator = Communicator::Get(comm, &error);
+      next.join();
+      CHECK(communicator != nullptr && communicator->seat().ranks_per_node == ranks_per_node);
+      CHECK((communicator->messenger() == nullptr) == (ranks_per_node == 4));
+    });
+  }
+  std::printf("ok names make nodes\n");
+}
+
+void TestSplitFails() {
+  Communicator::Configure(20, 3);
+  Cluster cluster = {Hosts(2, 2)};
+  cluster.split_fails = true;
+  OnRanks(cluster, [&](ncclComm_t comm, int) {
+    std::string error;
+    CHECK(Communicator::Get(comm, &error) == nullptr && Has(error, "ncclCommSplit: failed"));
+  });
+  std::printf("ok a split that fails is an error\n");
+}
+
+std::unique_ptr<DeviceCall> Sum(Communicator& communicator, int64_t count, std::string* error) {
+  return DeviceCall::Make(SpecOf(Collective::kAllReduce, communicator.size(), "hierarchical"), communicator,
+                          DType::kS32, count, count, error);
+}
+
+void TestARankThatDoesNotConnect() {
+  Communicator::Configure(0.3, 3);
+  OnRanks({Hosts(2, 2)}, [&](ncclComm_t comm, int rank) {
+    std::string error;
+    Communicator& communicator = *Communicator::Get(comm, &error);
+    device::Window arena;
+    int64_t bytes;
+    CHECK(communicator.Reserve(1, &arena, &bytes, &error));
+    if (rank == 3) return static_cast<void>(communicator.IsSameOnAllRanks("all", 1, &error));
+    const auto call = Sum(communicator, 100, &error);
+    CHECK((call == nullptr) == (rank == 1));  // of rank 3's rail
+    if (rank == 1) CHECK(Has(error, "rank 3 of other nodes did not come within 0.3 s (JAXCOMM_TIMEOUT_S)"));
+  });
+  std::printf("ok a rank that does not connect is named\n");
+}
+
+void TestProgramsThatDiffer() {
+  Communicator::Configure(20, 3);
+  OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
+    std::string error;
+    Communicator& communicator = *Communicator::Get(comm, &error);
+    const auto call = DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32,
+                                       100 + rank * 900, 100 + rank * 900, &error);
+    CHECK(!call && Has(error, "their programs differ"));
+  });
+  std::printf("ok programs that differ are told apart\n");
+}
+
+// Of a call that rank 3 does not come to. Rank 1 waits for its messages, rank 2 for its signals; rank 0, and whoever
+// learns nothing else, for what these two don't send any more.
+void TestARankThatDoesNotCome() {
+  Communicator::Configure(0.5, 3);
+  OnRanks({Hosts(2, 2)}, [&](ncclComm_t comm, int rank) {
+    std::string error;
+    Communicator& communicator = *Communicator::Get(comm, &error);
+    const auto call = Sum(communicator, 100, &error);
+    CHECK(call != nullptr);
+    if (rank == 3) return;
+    std::vector<int32_t> x(100), y(100);
+    Stream& stream = OwnStream();
+    CHECK(call->Launch(x.data(), y.data(), reinterpret_cast<cudaStream_t>(&stream)).empty());
+    Until([&] { return stream.num_running == 0; });
+    std::string failure;
+    for (int i = 0; failure.empty() && i < 500; ++i) {
+      failure = communicator.Failure();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    if (failure.empty()) std::fprintf(stderr, "rank %d has not failed\n", rank);
+    CHECK(Has(failure, "all_reduce at here.py:1: rank " + std::to_string(rank) + " gave up "));
+    CHECK(Has(failure, "within 0.5 s (JAXCOMM_TIMEOUT_S)"));
+    if (rank == 1) CHECK(Has(failure, "in round 0 of the messages between nodes: rank 3 did not come"));
+    if (rank == 2) CHECK(Has(failure, "when entering: rank 3 did not signal"));
+    // Later calls say so, and put nothing on a stream.
+    CHECK(!call->Launch(x.data(), y.data(), reinterpret_cast<cudaStream_t>(&stream)).empty() ||
+          Has(communicator.Failure(), "gave up"));
+    Until([&] { return stream.num_running == 0; });
+  });
+  std::printf("ok a rank that does not come ends in errors on all others\n");
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm
+
+extern "C" {
+using jaxcomm::Of;
+
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t) { return "failed"; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 132, cudaSuccess; }
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  *memory = std::malloc(bytes);
+  std::memset(*memory, 0x5c, bytes);  // what it holds is not zero
+  return cudaSuccess;
+}
+cudaError_t cudaFree(void* memory) { return std::free(memory), cudaSuccess; }
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) { return cudaMalloc(memory, bytes); }
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) { return *device = host, cudaSuccess; }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  *stream = reinterpret_cast<cudaStream_t>(jaxcomm::Keep(std::make_unique<jaxcomm::Stream>()));
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) { return *lowest = *highest = 0, cudaSuccess; }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
+  Of(stream).Push([=] { std::memset(memory, value, bytes); });
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (stream == cudaStreamPerThread) return std::memcpy(to, from, bytes), cudaSuccess;
+  // From the host's pageable memory, CUDA has read it when the call returns.
+  auto staged = std::make_shared<std::vector<char>>();
+  const char* source = static_cast<const char*>(from);
+  if (kind == cudaMemcpyHostToDevice) staged->assign(source, source + bytes);
+  Of(stream).Push([=] { std::memcpy(to, staged->empty() ? source : staged->data(), bytes); });
+  return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
+  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  std::lock_guard<std::mutex> lock(jaxcomm::mutex);
+  return Of(stream).num_running == 0 ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  *event = reinterpret_cast<cudaEvent_t>(jaxcomm::Keep(std::make_unique<jaxcomm::Event>()));
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  uint64_t number = 0;
+  jaxcomm::Locked([&] { number = ++Of(event).recorded; });
+  Of(stream).Push([=] { jaxcomm::Locked([&] { Of(event).over = number; }); });
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  uint64_t number = 0;
+  jaxcomm::Locked([&] { number = Of(event).recorded; });
+  Of(stream).Push([=] { jaxcomm::Until([&] { return Of(event).over >= number; }); });
+  return cudaSuccess;
+}
+}
+
+int main() {
+  jaxcomm::cuda::TestCalls();
+  jaxcomm::cuda::TestNamedNodes();
+  jaxcomm::cuda::TestSplitFails();
+  jaxcomm::cuda::TestARankThatDoesNotConnect();
+  jaxcomm::cuda::TestProgramsThatDiffer();
+  jaxcomm::cuda::TestARankThatDoesNotCome();
+  return 0;
+}
