@@ -269,9 +269,13 @@ std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator&
     return made;
   }
   made->where_ = Where(spec);
-  made->moves_ = moves && communicator.messenger() == nullptr && (made->shares_input() || made->shares_output()) &&
-                 !made->call_.program.steps.empty();
+  made->moves_ = moves && communicator.seat().ranks_per_node == communicator.size() &&
+                 (made->shares_input() || made->shares_output()) && !made->call_.program.steps.empty();
   if (!made->Upload(error)) return nullptr;
+  if (const Gin* const gin = communicator.gin()) {
+    const ncclWindow_t arena = made->call_.arena.bytes > 0 ? communicator.Registered(comm.arena) : nullptr;
+    made->gin_args_ = gin->Args(comm, arena, made->call_.arena);
+  }
   Messenger* const messenger = communicator.messenger();
   if (messenger != nullptr && (!messenger->Connect(made->call_.rounds, made->call_.item_bytes, comm.program, error) ||
                                !messenger->MakeEvents(made->call_.rounds, &made->events_, error))) {
@@ -398,9 +402,13 @@ std::string DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) cons
   if (problem.empty() && moves_) problem = Problem("kernel", LaunchLocate(locate_, stream));
   if (problem.empty()) {
     const RankArgs args = WithBuffers(call_, args_, x, y);
-    Messenger* const messenger = communicator_.messenger();
-    problem = messenger != nullptr ? messenger->Run(call_, args, events_, stream)
-                                   : Problem("kernel", cuda::Launch(args, call_.num_channels, stream));
+    if (Messenger* const messenger = communicator_.messenger()) {
+      problem = messenger->Run(call_, args, events_, stream);
+    } else if (const Gin* const gin = communicator_.gin()) {
+      problem = Problem("kernel", LaunchGin(args, gin_args_, gin->nccl_comm(), call_.num_channels, stream));
+    } else {
+      problem = Problem("kernel", cuda::Launch(args, call_.num_channels, stream));
+    }
   }
   if (shares_output() && !output_.in_place) copy(y, arena.At(rank, call_.arena.output), call_.output_bytes);
   if (problem.empty()) problem = communicator_.End(stream);

@@ -71,7 +71,8 @@ class DeviceCall {
   LocateArgs locate_;
   Location location_;  // as the device has it
   Shared input_, output_;
-  RoundEvents events_;  // of groups of several nodes
+  GinNetworkArgs gin_args_;  // of groups of several nodes with GIN
+  RoundEvents events_;       // of those without
 };
 
 // One per call site and executable, shared by the local devices.

@@ -96,7 +96,7 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
     call->num_channels = call->flagged->num_channels;
     return true;
   }
-  call->program = geometry.num_nodes == 1
+  call->program = geometry.num_nodes == 1 || seat.gin
                       ? MakeRankProgram(choice, block_count, runs, call->item_bytes, num_channels, seat.rank)
                       : MakeRoundsProgram(choice, block_count, runs, call->item_bytes, num_channels, seat.rank, limits,
                                           &call->rounds);

@@ -147,8 +147,9 @@ bool Communicator::Make(std::string* error) {
       !FindNodes(error) || !MakeLocalMemory(error) || !MakeCounters(error)) {
     return false;
   }
-  ncclComm_t network = nullptr;
   if (comm_.local.size == size()) return true;
+  if (all_gin_) return MakeGin(error);
+  ncclComm_t network = nullptr;
   // Everybody again: what goes between nodes must not meet what XLA sends on its communicator.
   if (!Split(0, &network, error)) return false;
   messenger_ = Messenger::Make(nccl_, network, comm_, report_, timeout_s_, error);
@@ -167,13 +168,14 @@ bool Communicator::QueryProperties(std::string* error) {
   multimem_ = properties.multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr;
   has_windows_ = properties.deviceApiSupport;
   num_lsa_teams_ = properties.nLsaTeams;
+  can_gin_ = Gin::Usable(nccl_, properties);
   comm_.world = {properties.rank, properties.nRanks, 0, 1};
   return true;
 }
 
 // NCCL knows which ranks address each other's memory: it makes teams of equal size of ranks that follow each other. But
-// a communicator of several teams has windows only if the network allows GIN, and then still none between teams; hence
-// one communicator per node.
+// a communicator of several teams has windows only if the network allows GIN. If kernels can't use that, each node gets
+// a communicator of its own.
 bool Communicator::FindNodes(std::string* error) {
   std::vector<uint64_t> names;
   if (!Exchange(node_name_, &names, error)) return false;
@@ -187,6 +189,14 @@ bool Communicator::FindNodes(std::string* error) {
   // As on CPUs: where names make uneven nodes, every rank is one.
   const bool even = std::all_of(lengths.begin(), lengths.end(), [&](int32_t length) { return length == lengths[0]; });
   const int32_t ranks_per_node = even ? lengths[0] : 1;
+  if (has_windows_ && num_lsa_teams_ > 1 && ranks_per_node == team_size) {
+    if (!AllCan(can_gin_, &all_gin_, error)) return false;
+    if (all_gin_) {
+      comm_.local = {rank() % team_size, team_size, rank() / team_size * team_size, 1};
+      node_comm_ = nccl_comm_;
+      return true;
+    }
+  }
   bool connected = false;
   if (!SplitNodes(ranks_per_node, &connected, error)) return false;
   // GPUs of one host that can't address each other: all that they exchange goes the long way.
@@ -209,9 +219,13 @@ bool Communicator::SplitNodes(int32_t ranks_per_node, bool* connected, std::stri
     if (!Check("ncclCommQueryProperties", nccl_.CommQueryProperties(node_comm_, &properties), error)) return false;
     own = properties.deviceApiSupport && properties.nLsaTeams == 1;
   }
-  std::vector<uint64_t> all;
-  if (!Exchange(own ? 1 : 0, &all, error)) return false;
-  *connected = std::find(all.begin(), all.end(), 0) == all.end();
+  return AllCan(own, connected, error);
+}
+
+bool Communicator::AllCan(bool own, bool* all, std::string* error) {
+  std::vector<uint64_t> answers;
+  if (!Exchange(own ? 1 : 0, &answers, error)) return false;
+  *all = std::find(answers.begin(), answers.end(), 0) == answers.end();
   return true;
 }
 
@@ -285,6 +299,21 @@ bool Communicator::IsSameOnAllRanks(const char* what, uint64_t own, std::string*
   std::lock_guard<std::mutex> lock(mutex_);
   KeepDevice keep;
   return CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) && Agree(what, own, error);
+}
+
+bool Communicator::MakeGin(std::string* error) {
+  const auto bytes = static_cast<size_t>(Gin::CountBytes(comm_.signals.num_channels, size()));
+  uint64_t* counts = nullptr;
+  if (!CheckCuda("kernels", LoadGinKernel(), error) || !CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes), error) ||
+      !CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, stream_), error)) {
+    return false;
+  }
+  const auto check = [this](const char* name, ncclResult_t result, std::string* problem) {
+    return Check(name, result, problem);
+  };
+  gin_ = Gin::Make(nccl_, nccl_comm_, comm_, counts, check, error);
+  // After this, all counts are zero.
+  return gin_ != nullptr && Agree("counts of GIN", bytes, error);
 }
 
 namespace {
@@ -394,7 +423,9 @@ bool Communicator::Allocate(const char* what, int64_t bytes, device::Window* win
     window_ = registered;
     memory_ = memory;
   }
-  return Address(registered, 0, window, error) && (multicast == nullptr || FindMulticast(registered, multicast, error));
+  if (!Address(registered, 0, window, error)) return false;
+  registered_[window->base] = registered;
+  return multicast == nullptr || FindMulticast(registered, multicast, error);
 }
 
 bool Communicator::Address(ncclWindow_t registered, int64_t offset, device::Window* window, std::string* error) const {
@@ -408,6 +439,11 @@ bool Communicator::Address(ncclWindow_t registered, int64_t offset, device::Wind
     addresses.push_back(static_cast<char*>(address));
   }
   return MakeWindow(addresses, window, error);
+}
+
+ncclWindow_t Communicator::Registered(const device::Window& arena) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return registered_.at(arena.base);
 }
 
 // Null unless all ranks have an address.

@@ -12,6 +12,7 @@
 
 #include "../include/jaxcomm/comm.h"
 #include "call_program.h"
+#include "gin.h"
 #include "messenger.h"
 #include "nccl_library.h"
 
@@ -67,14 +68,19 @@ class Communicator {
   std::string Begin(cudaStream_t stream);
   std::string End(cudaStream_t stream);
 
+  // What NCCL has registered `arena`, which is of Reserve, as.
+  ncclWindow_t Registered(const device::Window& arena);
+
   // Empty, or why a kernel has given up. Then this communicator is of no more use: the ranks' counters have parted.
   std::string Failure();
 
   const device::Comm& comm() const { return comm_; }  // without an arena
   int32_t rank() const { return comm_.world.rank; }
   int32_t size() const { return comm_.world.size; }
-  Seat seat() const { return {rank(), comm_.local.size}; }
-  Messenger* messenger() const { return messenger_.get(); }  // null where all ranks are of one node
+  Seat seat() const { return {rank(), comm_.local.size, gin_ != nullptr}; }
+  // What goes between nodes. Both are null where there is one.
+  const Gin* gin() const { return gin_.get(); }
+  Messenger* messenger() const { return messenger_.get(); }  // null where there is GIN
   // Channels for plans; one more is that of Locate (locate.cuh).
   int32_t max_channels() const { return comm_.signals.num_channels - 1; }
   int device() const { return device_; }
@@ -88,10 +94,12 @@ class Communicator {
   bool QueryProperties(std::string* error);
   bool MakeExchange(std::string* error);
   bool FindNodes(std::string* error);
+  bool AllCan(bool own, bool* all, std::string* error);
   bool SplitNodes(int32_t ranks_per_node, bool* connected, std::string* error);
   bool Split(int32_t color, ncclComm_t* part, std::string* error);
   bool MakeLocalMemory(std::string* error);
   bool MakeCounters(std::string* error);
+  bool MakeGin(std::string* error);
   bool Clear(const char* what, const device::Window& window, int64_t bytes, std::string* error);
   bool Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error,
                 device::Multicast* multicast = nullptr);
@@ -105,9 +113,11 @@ class Communicator {
 
   const NcclLibrary& nccl_;
   const ncclComm_t nccl_comm_;
-  ncclComm_t node_comm_ = nullptr;  // of the ranks of this node
+  ncclComm_t node_comm_ = nullptr;  // of the ranks of this node; with GIN, of all
   int num_lsa_teams_ = 1;
   bool has_windows_ = false;  // nccl_comm_
+  bool can_gin_ = false;      // this process
+  bool all_gin_ = false;      // all ranks, and nodes are what NCCL takes for them
   uint64_t node_name_ = 0;    // hash of its name, 0: none
   int device_ = 0;
   bool multimem_ = false;
@@ -127,6 +137,7 @@ class Communicator {
     device::Multicast multicast;
     int64_t bytes = 0;
   };
+  std::unique_ptr<Gin> gin_;
   std::unique_ptr<Messenger> messenger_;
 
   std::mutex mutex_;
@@ -134,7 +145,8 @@ class Communicator {
   cudaStream_t last_stream_ = nullptr;
   device::Window arena_;
   int64_t arena_bytes_ = 0;
-  std::map<std::string, Arena> arenas_;  // the newest one of each owner
+  std::map<std::string, Arena> arenas_;             // the newest one of each owner
+  std::map<const char*, ncclWindow_t> registered_;  // by Window::base
   std::string failure_;
 };
 

@@ -10,17 +10,9 @@ namespace cuda {
 Gin::Gin() : nccl_comm_(std::make_unique<ncclDevComm>()) {}
 Gin::~Gin() = default;
 
-std::string Gin::WhyNot(const NcclLibrary& nccl, const ncclCommProperties_t& properties) {
-  if (nccl.version != NCCL_VERSION_CODE) {
-    return "kernels that use GIN run with the NCCL that they were compiled for alone, " +
-           NcclVersionText(NCCL_VERSION_CODE) + ", but " + nccl.path + " is " + NcclVersionText(nccl.version) +
-           ": install that one, or build jaxcomm with the headers of this one";
-  }
-  if (std::string why = nccl.WhyNot("ncclDevCommCreate"); !why.empty()) return why;
-  if (properties.ginType != NCCL_GIN_TYPE_NONE) return "";
-  return properties.railedGinType != NCCL_GIN_TYPE_NONE
-             ? "GIN connects GPUs of the same rail only, which plans don't keep to: NCCL_CROSS_NIC is 0"
-             : "NCCL has no GIN between the group's nodes (see python -m jaxcomm.info)";
+// GIN on rails only, which NCCL_CROSS_NIC=0 leaves, is not enough for plans.
+bool Gin::Usable(const NcclLibrary& nccl, const ncclCommProperties_t& properties) {
+  return nccl.version == NCCL_VERSION_CODE && nccl.DevCommCreate != nullptr && properties.ginType != NCCL_GIN_TYPE_NONE;
 }
 
 // Signals received from each rank, and puts.

@@ -12,15 +12,15 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Made once per communicator, and as it never deleted.
+// Made once per communicator, and like it never deleted.
 class Gin {
  public:
   // Whether a call of NCCL has succeeded, once it is over. Fills in `error` if not.
   using Check = std::function<bool(const char* name, ncclResult_t result, std::string* error)>;
 
-  // Empty, or why this process can't use GIN on a communicator that has these properties. Another process might: ranks
-  // must agree before Make.
-  static std::string WhyNot(const NcclLibrary& nccl, const ncclCommProperties_t& properties);
+  // Whether this process can use GIN on a communicator that has these properties. Another one might not: ranks must
+  // agree before Make.
+  static bool Usable(const NcclLibrary& nccl, const ncclCommProperties_t& properties);
 
   // Of the counts that Make wants: memory of the device, which is all zero before the first kernel.
   static int64_t CountBytes(int32_t num_channels, int32_t num_ranks);

@@ -63,7 +63,7 @@ std::string Started(UserCallState& state, const XlaCollectives& collectives, int
     return state.Where() + ": XLA's communicator has " + std::to_string(communicator->size()) + " ranks, the group " +
            std::to_string(state.group_size);
   }
-  if (communicator->messenger() != nullptr) {
+  if (communicator->comm().local.size != communicator->size()) {
     return state.Where() + ": the group's GPUs are of several nodes, and a kernel reaches those of its own only: " +
            "call it over groups of " + std::to_string(communicator->seat().ranks_per_node) + " ranks";
   }

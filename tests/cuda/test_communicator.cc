@@ -29,6 +29,7 @@
 #include "../../ffi/cuda/call.h"
 #include "../../ffi/cuda/launch.h"
 #include "../../ffi/cuda/launch_locate.h"
+#include "../../ffi/cuda/peer_network.cuh"
 #include "../native/check.h"
 #include "doubles.h"
 #include "xla_double.h"
@@ -47,6 +48,8 @@ struct World {
   char* const memory;
   int64_t mapped = 4096;  // of each rank
   int num_lsa_teams = 1;
+  ncclGinType_t gin = NCCL_GIN_TYPE_NONE;
+  int rank_without_gin = -1;
   bool device_api = true;
   bool windows = true;
   bool multimem = false;
@@ -76,6 +79,11 @@ struct World {
   std::map<int, Gather> gathers;  // by number of the call, which every rank counts for itself
   std::map<int, Mapping> mappings;
   std::map<int, Kernel> kernels;
+  // What ranks have signalled to ranks of other nodes: by rank, [channel][the other].
+  std::vector<uint64_t> far_pads;
+  std::vector<std::vector<uint64_t>> far_sent;
+
+  int team_size() const { return n / num_lsa_teams; }
 };
 
 struct Rank {
@@ -86,6 +94,7 @@ struct Rank {
   int num_allocations = 0;
   int num_flagged = 0;  // calls of messages with flags
   bool tells_windows = true;
+  int num_gin = 0;  // device communicators
 };
 
 struct Stream {
@@ -103,6 +112,7 @@ struct Registered {
   void* memory = nullptr;
   int generation = 0;
   World* world = nullptr;
+  int first = 0;  // rank of the team
 };
 
 constexpr uintptr_t kMulticast = 0x123000;  // nothing lies there
@@ -173,6 +183,7 @@ ncclResult_t WindowRegister(ncclComm_t comm, void* memory, size_t bytes, ncclWin
   registered->world = &world;
   registered->memory = memory;
   registered->generation = rank.generation;
+  registered->first = rank.rank / world.team_size() * world.team_size();
   const int number = rank.num_mappings++;
   {
     std::lock_guard<std::mutex> lock(world.mutex);
@@ -200,7 +211,8 @@ ncclResult_t UserPointer(ncclComm_t comm, ncclWindow_t window, void** memory) {
 
 ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address) {
   const Registered& registered = *reinterpret_cast<Registered*>(window);
-  *address = registered.world->memory + rank * World::kStride + registered.begin + offset +
+  if (rank >= registered.world->team_size()) return ncclInvalidArgument;
+  *address = registered.world->memory + (registered.first + rank) * World::kStride + registered.begin + offset +
              (rank == 1 ? registered.world->spacing_error.load() : 0);
   return ncclSuccess;
 }
@@ -245,6 +257,7 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
   properties->deviceApiSupport = Of(comm).world->device_api;
   properties->multimemSupport = Of(comm).world->multimem;
   properties->nLsaTeams = Of(comm).world->num_lsa_teams;
+  properties->ginType = Of(comm).rank == Of(comm).world->rank_without_gin ? NCCL_GIN_TYPE_NONE : Of(comm).world->gin;
   return ncclSuccess;
 }
 
@@ -265,6 +278,11 @@ const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
     made.CommInitRankConfig = &jaxcomm::InitRank;
     made.CommGetAsyncError = &jaxcomm::AsyncError;
     made.CommAbort = &jaxcomm::Abort;
+    made.DevCommCreate = [](ncclComm_t comm, const ncclDevCommRequirements_t* requirements, ncclDevComm_t*) {
+      CHECK(requirements->ginSignalCount == 5 * Of(comm).world->n);
+      ++Of(comm).num_gin;
+      return ncclSuccess;
+    };
     made.CommSplit = [](ncclComm_t comm, int, int, ncclComm_t* part, ncclConfig_t*) {
       *part = comm;
       return Of(comm).world->split_fails ? ncclInternalError : ncclSuccess;
@@ -326,6 +344,7 @@ namespace cuda {
 cudaError_t LoadKernel() { return cudaSuccess; }
 cudaError_t LoadFlaggedKernel() { return cudaSuccess; }
 cudaError_t LoadLocate() { return cudaSuccess; }
+cudaError_t LoadGinKernel() { return cudaSuccess; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
   return doubles::Launch(num_channels, 4, 0, stream, [args] {
@@ -337,6 +356,36 @@ cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stre
 
 cudaError_t LaunchLocate(const LocateArgs& args, cudaStream_t stream) {
   return doubles::Launch(1, 4, 0, stream, [args] { Locate(args); });
+}
+
+// In place of GIN, a network that addresses all ranks' memory. GIN itself: test_gin.cc.
+cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncclDevComm&, int32_t num_channels,
+                      cudaStream_t stream) {
+  World& world = *own->world;
+  PeerNetworkArgs peers;
+  peers.comm = gin.comm;
+  const auto words = static_cast<size_t>(gin.comm.signals.num_channels) * world.n;
+  {
+    std::lock_guard<std::mutex> lock(world.mutex);
+    world.far_pads.resize(words * world.n);
+    world.far_sent.resize(world.n, std::vector<uint64_t>(words));
+  }
+  peers.comm.signals.pad = {reinterpret_cast<char*>(world.far_pads.data()),
+                            static_cast<int64_t>(words * sizeof(uint64_t))};
+  peers.comm.signals.sent = world.far_sent[own->rank].data();
+  const auto window = [](const GinBuffer& buffer) {
+    if (buffer.window == nullptr) return device::Window{};
+    const Registered& registered = *static_cast<Registered*>(buffer.window);
+    return device::Window{registered.world->memory + registered.begin + buffer.offset, World::kStride};
+  };
+  peers.input = window(gin.input);
+  peers.output = window(gin.output);
+  peers.scratch = window(gin.scratch);
+  for (int32_t c = 0; c < gin.comm.signals.num_channels; ++c) CHECK(gin.puts[c] == 0);
+  return doubles::Launch(num_channels, 4, 0, stream, [args, peers] {
+    PeerNetwork network(peers);
+    Walk<PeerNetwork>(args, network, static_cast<int32_t>(blockIdx.x)).Run();
+  });
 }
 
 cudaError_t Launch(const FlaggedArgs& args, cudaStream_t stream) {
@@ -436,7 +485,7 @@ void TestCallsShareACommunicator() {
 
 // For all ranks or for none.
 void TestMulticast() {
-  Communicator::Configure(20, 4);
+  Communicator::Configure(20, 4, "");
   const auto base = [](bool multimem, int rank_without) {
     auto* world = new World(3);
     world->multimem = multimem;
@@ -729,6 +778,56 @@ void TestCallsOnTwoStreams() {
   std::printf("ok calls on two streams follow each other\n");
 }
 
+// One communicator for NVLink inside of nodes and for GIN between them.
+void TestGinBetweenNodes() {
+  for (const auto& [n, nodes] : {std::pair{2, 2}, std::pair{4, 2}, std::pair{6, 3}}) {
+    Communicator::Configure(20, 4, "");
+    auto* world = new World(n);
+    world->num_lsa_teams = nodes;
+    world->gin = NCCL_GIN_TYPE_GDAKI;
+    world->split_fails = true;  // nobody wants other communicators
+    OnRanks(*world, [&, n = n](Rank& rank) {
+      std::string error;
+      Communicator* const communicator = Get(rank, &error);
+      CHECK(communicator != nullptr && communicator->gin() != nullptr && communicator->messenger() == nullptr);
+      CHECK(communicator->seat().ranks_per_node == world->team_size() && rank.num_gin == 1);
+      Sum(*communicator, 1);
+      Sum(*communicator, 1000);
+      Sum(*communicator, 40000);  // several channels
+      device::Window larger;
+      int64_t bytes = 0;
+      CHECK(communicator->Reserve(1, &larger, &bytes, &error) &&
+            communicator->Reserve(bytes + 1, &larger, &bytes, &error));
+      Sum(*communicator, 1000);  // in the new arena
+      const CallSpec spec = SpecOf(Collective::kBarrier, n);
+      const auto barrier = DeviceCall::Make(spec, *communicator, DType::kS32, 0, 0, &error);
+      Stream stream;
+      CHECK(barrier != nullptr && barrier->Launch(nullptr, nullptr, reinterpret_cast<cudaStream_t>(&stream)).empty());
+      while (!stream.Drain()) std::this_thread::yield();
+      CHECK(communicator->Failure().empty());
+    });
+  }
+  std::printf("ok GIN between nodes, NVLink inside\n");
+}
+
+// GIN is for all ranks or for none. Without it, each node gets a communicator, which here NCCL refuses.
+void TestGinForAllOrNone() {
+  Communicator::Configure(20, 4, "");
+  for (const bool on_rank_1 : {true, false}) {
+    auto* world = new World(4);
+    world->num_lsa_teams = 2;
+    world->gin = on_rank_1 ? NCCL_GIN_TYPE_PROXY : NCCL_GIN_TYPE_NONE;
+    world->rank_without_gin = 1;
+    world->split_fails = true;
+    OnRanks(*world, [&](Rank& rank) {
+      std::string error;
+      CHECK(Get(rank, &error) == nullptr && Has(error, "ncclCommSplit"));
+      CHECK(rank.num_gin == 0);
+    });
+  }
+  std::printf("ok GIN for all ranks or for none\n");
+}
+
 void TestBuffersOfNothing() {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
@@ -917,6 +1016,8 @@ int main() {
   jaxcomm::cuda::TestNewCommunicatorsAtOldAddresses();
   jaxcomm::cuda::TestCallsOnTwoStreams();
   jaxcomm::cuda::TestMulticast();
+  jaxcomm::cuda::TestGinBetweenNodes();
+  jaxcomm::cuda::TestGinForAllOrNone();
   jaxcomm::cuda::TestBuffersOfNothing();
   jaxcomm::cuda::TestRefusals();
   jaxcomm::cuda::TestRanksThatDiffer();

@@ -12,6 +12,7 @@ SOURCES = [
     "call",
     "call_program",
     "communicator",
+    "gin",
     "messenger",
     "own_communicators",
     "program",
@@ -23,7 +24,7 @@ SOURCES = [
 MORE = {"test_communicator": ["tests/cuda/test_user_calls.cc", "examples/fused_rmsnorm/handler.cc"]}
 
 
-@pytest.mark.parametrize(("name", "num_tests"), [("test_communicator", 18), ("test_between_nodes", 6)])
+@pytest.mark.parametrize(("name", "num_tests"), [("test_communicator", 20), ("test_between_nodes", 6)])
 def test_communicators_on_doubles(build, wheels, tmp_path, name, num_tests):
     jaxlib = pathlib.Path(importlib.util.find_spec("jaxlib").origin).parent
     headers = (jaxlib / "include", wheels / "nccl/include", wheels / "cu13/include")
