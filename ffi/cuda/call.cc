@@ -173,6 +173,12 @@ DeviceCall* Find(CallState& state, int32_t device) {
   return found == state.calls.end() ? nullptr : found->second.get();
 }
 
+std::string ProblemOf(CallState& state, int32_t device) {
+  std::lock_guard<std::mutex> lock(state.mutex);
+  const auto found = state.problems.find(device);
+  return found == state.problems.end() ? "" : found->second;
+}
+
 DeviceCall::XlaWindow WindowOf(const CallSpec& spec, const XlaCollectives& collectives, const void* buffer) {
   DeviceCall::XlaWindow found;
   void* window = nullptr;
@@ -213,31 +219,57 @@ std::string Initialized(CallState& state, const XlaCollectives& collectives, int
   return "";
 }
 
-ffi::Error FailureOf(const CallSpec& spec, Communicator& communicator) {
-  const std::string failure = communicator.Failure();
+ffi::Error FailureOf(const CallSpec& spec, const std::string& failure) {
   if (failure.empty()) return ffi::Error::Success();
   return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
                     Where(spec) + " can't run, since a call before it failed: " + failure);
 }
 
-ffi::Error Initialize(cudaStream_t stream, CallState* state, XlaCollectives collectives, int32_t device,
+// Why a run must not go on: a kernel of an earlier one has given up, on any of the local devices.
+std::string FailureBefore(CallState& state, int64_t run) {
+  constexpr size_t kRunsUnderWay = 8;
+  std::lock_guard<std::mutex> lock(state.mutex);
+  for (const CallState::Verdict& verdict : state.verdicts) {
+    if (verdict.run == run) return verdict.failure;
+  }
+  std::string failure;
+  for (const auto& [device, call] : state.calls) {
+    if (failure.empty()) failure = call->communicator().Failure();
+  }
+  state.verdicts.push_back({run, failure});
+  if (state.verdicts.size() > kRunsUnderWay) state.verdicts.pop_front();
+  return failure;
+}
+
+// After this stage, the local devices of a run meet. If only some of them came, because others have an error, XLA would
+// end the process: so all must get the same. What one device alone has an error of, it says in Execute.
+ffi::Error Initialize(cudaStream_t stream, CallState* state, XlaCollectives collectives, ffi::RunId run, int32_t device,
                       ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Buffers buffers;
   std::string problem = Decode(state->spec, args, rets, &buffers);
-  if (problem.empty()) problem = Initialized(*state, collectives, device, buffers);
   if (!problem.empty()) return Invalid(state->spec, problem);
+  // Execute looks too, but is not called for runs of a CUDA graph.
+  if (ffi::Error failure = FailureOf(state->spec, FailureBefore(*state, run.run_id)); !failure.success())
+    return failure;
+  if (!ProblemOf(*state, device).empty()) return ffi::Error::Success();
+  problem = Initialized(*state, collectives, device, buffers);
+  if (!problem.empty()) {
+    std::lock_guard<std::mutex> lock(state->mutex);
+    state->problems[device] = problem;
+    return ffi::Error::Success();
+  }
   DeviceCall& call = *Find(*state, device);
-  // Of an earlier run. Execute looks too, but is not called for runs of a CUDA graph.
-  if (ffi::Error failure = FailureOf(state->spec, call.communicator()); !failure.success()) return failure;
   if (state->windows) problem = LocateBuffers(state->spec, collectives, buffers, call, stream);
   return problem.empty() ? ffi::Error::Success() : Invalid(state->spec, problem);
 }
 
 ffi::Error Execute(cudaStream_t stream, CallState* state, int32_t device, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
+  if (const std::string problem = ProblemOf(*state, device); !problem.empty()) return Invalid(state->spec, problem);
   const DeviceCall* const call = Find(*state, device);
   if (call == nullptr) return Invalid(state->spec, "XLA has not initialized the call on GPU " + std::to_string(device));
-  if (ffi::Error failure = FailureOf(state->spec, call->communicator()); !failure.success()) return failure;
+  const std::string failed = call->communicator().Failure();
+  if (ffi::Error failure = FailureOf(state->spec, failed); !failure.success()) return failure;
   Buffers buffers;
   std::string problem = Decode(state->spec, args, rets, &buffers);
   if (problem.empty()) problem = call->Launch(buffers.x, buffers.y, stream);
@@ -434,6 +466,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaInitialize, cuda::Initialize,
                                   .Ctx<ffi::PlatformStream<cudaStream_t>>()
                                   .Ctx<ffi::State<cuda::CallState>>()
                                   .Ctx<XlaCollectives>()
+                                  .Ctx<ffi::RunId>()
                                   .Ctx<ffi::DeviceOrdinal>()
                                   .RemainingArgs()
                                   .RemainingRets());

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -85,6 +86,13 @@ struct CallState {
   bool windows = false;         // buffers are in XLA's collective memory
   std::mutex mutex;
   std::map<int32_t, std::unique_ptr<DeviceCall>> calls;  // by local device
+  std::map<int32_t, std::string> problems;               // by local device: why it has no call, and gets none
+  // Of the latest runs: empty, or why a call before it has failed. All local devices must come to the same.
+  struct Verdict {
+    int64_t run = 0;
+    std::string failure;
+  };
+  std::deque<Verdict> verdicts;
 };
 
 }  // namespace cuda

@@ -1,6 +1,7 @@
 #include "communicator.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <new>
@@ -83,13 +84,11 @@ Communicator* Communicator::Get(ncclComm_t nccl_comm, std::string* error) {
   }
   std::lock_guard<std::mutex> lock(entry->mutex);
   Communicator*& known = entry->communicator;
-  if (known != nullptr && known->tells_windows_ && !known->OwnsWindow()) known = nullptr;
   if (known == nullptr && entry->error.empty()) {
     // XLA has loaded the library that made the communicator.
     if (const NcclLibrary* nccl = NcclLibrary::Open("", &entry->error)) {
       known = new Communicator(*nccl, nccl_comm);
       if (!known->Make(&entry->error) && entry->error.empty()) entry->error = "unknown failure";
-      known->tells_windows_ = entry->error.empty() && known->OwnsWindow();
     }
     if (entry->error.empty()) {
       std::lock_guard<std::mutex> shared_lock(GetShared().mutex);
@@ -98,12 +97,6 @@ Communicator* Communicator::Get(ncclComm_t nccl_comm, std::string* error) {
   }
   *error = entry->error;
   return entry->error.empty() ? known : nullptr;
-}
-
-bool Communicator::OwnsWindow() const {
-  void* memory = nullptr;
-  return nccl_.WinGetUserPtr != nullptr && nccl_.WinGetUserPtr(nccl_comm_, window_, &memory) == ncclSuccess &&
-         memory == memory_;
 }
 
 std::vector<std::string> Communicator::Failures() {
@@ -150,8 +143,16 @@ bool Communicator::Make(std::string* error) {
   if (comm_.local.size == size()) return true;
   if (all_gin_) return MakeGin(error);
   ncclComm_t network = nullptr;
+  // Kernels that wait for their node must leave room for NCCL's, or no rank comes any further.
+  constexpr int32_t kSmsOfNccl = 34;
+  if (max_channels + kSmsOfNccl > num_sms) {
+    *error = "JAXCOMM_MAX_SMS is " + std::to_string(max_channels) + ", but between nodes " +
+             std::to_string(kSmsOfNccl) + " of the " + std::to_string(num_sms) + " SMs of GPU " +
+             std::to_string(device_) + " must be left to NCCL";
+    return false;
+  }
   // Everybody again: what goes between nodes must not meet what XLA sends on its communicator.
-  if (!Split(0, &network, error)) return false;
+  if (!MakePart(0, size(), &network, error)) return false;
   messenger_ = Messenger::Make(nccl_, network, comm_, report_, timeout_s_, error);
   return messenger_ != nullptr;
 }
@@ -214,7 +215,7 @@ bool Communicator::SplitNodes(int32_t ranks_per_node, bool* connected, std::stri
   node_comm_ = nccl_comm_;
   bool own = has_windows_ && num_lsa_teams_ == 1;
   if (ranks_per_node < size()) {
-    if (!Split(rank() / ranks_per_node, &node_comm_, error)) return false;
+    if (!MakePart(comm_.local.first, ranks_per_node, &node_comm_, error)) return false;
     ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
     if (!Check("ncclCommQueryProperties", nccl_.CommQueryProperties(node_comm_, &properties), error)) return false;
     own = properties.deviceApiSupport && properties.nLsaTeams == 1;
@@ -229,13 +230,29 @@ bool Communicator::AllCan(bool own, bool* all, std::string* error) {
   return true;
 }
 
-// Blocking, whatever XLA's is: all ranks have met just before.
-bool Communicator::Split(int32_t color, ncclComm_t* part, std::string* error) {
-  *error = nccl_.WhyNot("ncclCommSplit");
-  if (!error->empty()) return false;
+// A communicator of the `count` ranks from `first` on, this one among them; other ranks make others at the same time.
+// Not by ncclCommSplit: XLA's communicator shares what it has with those that are split from it, also the word that
+// aborts it (splitShare). Blocking: all ranks have met just before.
+bool Communicator::MakePart(int32_t first, int32_t count, ncclComm_t* part, std::string* error) {
+  ncclUniqueId key = {};
+  bool all_can =
+      nccl_.WhyNot("ncclCommInitRankConfig").empty() && (rank() != first || nccl_.GetUniqueId(&key) == ncclSuccess);
+  if (!AllCan(all_can, &all_can, error)) return false;
+  if (!all_can) {
+    *error = "ncclGetUniqueId or ncclCommInitRankConfig: failed, or missing, on a rank of the group";
+    return false;
+  }
+  uint64_t words[sizeof key / sizeof(uint64_t)];
+  std::memcpy(words, &key, sizeof words);
+  for (uint64_t& word : words) {
+    std::vector<uint64_t> of_ranks;
+    if (!Exchange(word, &of_ranks, error)) return false;
+    word = of_ranks[static_cast<size_t>(first)];
+  }
+  std::memcpy(&key, words, sizeof words);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
-  return Check("ncclCommSplit", nccl_.CommSplit(nccl_comm_, color, rank(), part, &config), error);
+  return Check("ncclCommInitRankConfig", nccl_.CommInitRankConfig(part, count, key, rank() - first, &config), error);
 }
 
 bool Communicator::MakeExchange(std::string* error) {
@@ -418,10 +435,6 @@ bool Communicator::Allocate(const char* what, int64_t bytes, device::Window* win
   if (registered == nullptr) {
     nccl_.MemFree(memory);
     return false;
-  }
-  if (window_ == nullptr) {  // the signals come first
-    window_ = registered;
-    memory_ = memory;
   }
   if (!Address(registered, 0, window, error)) return false;
   registered_[window->base] = registered;

@@ -34,8 +34,8 @@ class Communicator {
   static double ConfiguredTimeout();
 
   // Collective when it is called first for `nccl_comm`. Null, and `error` filled in, if that can't be used; then it is
-  // null ever after. XLA destroys communicators when a process has died, and a new one may get the address of an old
-  // one: that is then made anew.
+  // null ever after. If XLA replaces communicators, because a process has died, a new one must not get the address of
+  // an old one: NCCL has no question that tells them apart and is safe to ask.
   static Communicator* Get(ncclComm_t nccl_comm, std::string* error);
 
   // Why kernels have given up, of all communicators that have ever been made.
@@ -89,14 +89,12 @@ class Communicator {
   Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm) : nccl_(nccl), nccl_comm_(nccl_comm) {}
 
   bool Make(std::string* error);
-  // Whether NCCL knows the window of the signals as one of this ncclComm_t's.
-  bool OwnsWindow() const;
   bool QueryProperties(std::string* error);
   bool MakeExchange(std::string* error);
   bool FindNodes(std::string* error);
   bool AllCan(bool own, bool* all, std::string* error);
   bool SplitNodes(int32_t ranks_per_node, bool* connected, std::string* error);
-  bool Split(int32_t color, ncclComm_t* part, std::string* error);
+  bool MakePart(int32_t first, int32_t count, ncclComm_t* part, std::string* error);
   bool MakeLocalMemory(std::string* error);
   bool MakeCounters(std::string* error);
   bool MakeGin(std::string* error);
@@ -124,9 +122,6 @@ class Communicator {
   double timeout_s_ = 0;
   device::Comm comm_;
   device::Window mail_;
-  ncclWindow_t window_ = nullptr;          // of the signals
-  void* memory_ = nullptr;                 // that it is on
-  bool tells_windows_ = false;             // OwnsWindow() has been true
   cudaStream_t stream_ = nullptr;          // for what is done before the first kernel
   uint64_t* exchanged_ = nullptr;          // of the device: own word, then those of all ranks
   uint64_t* exchanged_on_host_ = nullptr;  // those of all ranks

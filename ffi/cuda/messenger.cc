@@ -79,6 +79,16 @@ bool Messenger::Allocate(std::string* error) {
 }
 
 bool Messenger::Connect(const Rounds& rounds, int64_t item_bytes, uint64_t call, std::string* error) {
+  if (!Greet(rounds, item_bytes, error)) {
+    Fail(call, *error);
+    return false;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Round& round : rounds.rounds) peers_[call].push_back(RanksText(PeersOf(round)));
+  return true;
+}
+
+bool Messenger::Greet(const Rounds& rounds, int64_t item_bytes, std::string* error) {
   const std::map<int32_t, uint64_t> sent = Hashes(rounds.rounds, &Round::sends, item_bytes);
   const std::map<int32_t, uint64_t> received = Hashes(rounds.rounds, &Round::receives, item_bytes);
   std::vector<uint64_t> words(2 * static_cast<size_t>(comm_.world.size));
@@ -92,6 +102,8 @@ bool Messenger::Connect(const Rounds& rounds, int64_t item_bytes, uint64_t call,
   const auto at = [&](int64_t word) { return greetings_ + word * static_cast<int64_t>(sizeof(uint64_t)); };
   {
     std::lock_guard<std::mutex> lock(enqueue_mutex_);
+    uint64_t failed_call;
+    if (*error = Failure(&failed_call); !error->empty()) return false;  // NCCL's communicator may be gone
     *error =
         Problem("cudaMemcpyAsync", cudaMemcpyAsync(greetings_, words.data(), bytes, cudaMemcpyHostToDevice, stream_));
     if (error->empty()) *error = Exchange(greeting, at, sizeof(uint64_t));
@@ -106,8 +118,6 @@ bool Messenger::Connect(const Rounds& rounds, int64_t item_bytes, uint64_t call,
              std::to_string(comm_.world.rank) + " expects: their programs differ";
     return false;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  for (const Round& round : rounds.rounds) peers_[call].push_back(RanksText(PeersOf(round)));
   return true;
 }
 
@@ -229,6 +239,7 @@ void Messenger::Watch() {
 void Messenger::Fail(uint64_t call, const std::string& text) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.empty()) return;  // of the thread that watches, or of a call that does not connect
     failed_call_ = call;
     failure_ = text.empty() ? "a kernel gave up" : text;
   }

@@ -38,6 +38,7 @@ class Messenger {
 
   // Connects to the peers that a call sends to or receives from, and compares what each of the two will send: all ranks
   // at the same time. `call`: number of the call, as device::Comm::program.
+  // If it fails, this is of no more use: what has been sent may be taken for the answer to another call.
   bool Connect(const Rounds& rounds, int64_t item_bytes, uint64_t call, std::string* error);
 
   bool MakeEvents(const Rounds& rounds, RoundEvents* events, std::string* error) const;
@@ -58,6 +59,7 @@ class Messenger {
   std::string Exchange(const Round& round, const std::function<char*(int64_t)>& at, int64_t item_bytes);
   std::string Post(const CallProgram& call, const RankArgs& args, int32_t number, const RoundEvents& events,
                    cudaStream_t stream);
+  bool Greet(const Rounds& rounds, int64_t item_bytes, std::string* error);
   bool WaitForConnections(const std::string& peers, std::string* error);
   void Watch();
   void Fail(uint64_t call, const std::string& text);

@@ -31,7 +31,6 @@ namespace jaxcomm {
 #define JAXCOMM_NCCL_OPTIONAL(F) \
   F(GetLastError)                \
   F(CommInitRankConfig)          \
-  F(CommSplit)                   \
   F(MemAlloc)                    \
   F(MemFree)                     \
   F(CommWindowRegister)          \
@@ -40,8 +39,7 @@ namespace jaxcomm {
   F(DevCommDestroy)              \
   F(CommQueryProperties)         \
   F(GetLsaDevicePointer)         \
-  F(GetLsaMultimemDevicePointer) \
-  F(WinGetUserPtr)
+  F(GetLsaMultimemDevicePointer)
 
 struct NcclLibrary {
 #define JAXCOMM_DECLARE(name) decltype(&nccl##name) name = nullptr;

@@ -57,6 +57,9 @@ struct Fiber {
 
 constexpr size_t kStackBytes = 128 << 10;
 
+// Of a launch: ten times what the longest of those takes that end.
+constexpr uint64_t kEndlessNs = 2'000'000'000;
+
 // What the fibers of a launch and the one that switches share. It never runs while a fiber does. Each OS thread has its
 // own: a launch stays on the thread that made it.
 struct Machine {
@@ -228,6 +231,7 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
     }
   }
   // One block at a time gets a stretch of turns, so that others fall far behind.
+  const uint64_t begin_ns = TheMachine().now_ns;
   std::vector<size_t> running(num_blocks);
   for (size_t block = 0; block < num_blocks; ++block) running[block] = block;
   while (!running.empty()) {
@@ -251,7 +255,12 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
         std::abort();
       }
     }
-    if (!done && TheMachine().yields) std::this_thread::yield();
+    if (TheMachine().yields) {
+      std::this_thread::yield();
+    } else if (TheMachine().now_ns - begin_ns > kEndlessNs) {
+      std::fprintf(stderr, "emulation: a launch does not end\n");
+      std::abort();
+    }
     if (!done) continue;
     running[at] = running.back();
     running.pop_back();

@@ -90,11 +90,9 @@ struct Rank {
   World* world = nullptr;
   int rank = 0;
   int num_gathers = 0, num_mappings = 0, num_kernels = 0;
-  int generation = 0;  // of the ncclComm_t at this address
   int num_allocations = 0;
   int num_flagged = 0;  // calls of messages with flags
-  bool tells_windows = true;
-  int num_gin = 0;  // device communicators
+  int num_gin = 0;      // device communicators
 };
 
 struct Stream {
@@ -109,8 +107,6 @@ struct Stream {
 
 struct Registered {
   int64_t begin = 0;
-  void* memory = nullptr;
-  int generation = 0;
   World* world = nullptr;
   int first = 0;  // rank of the team
 };
@@ -172,7 +168,7 @@ ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t,
 
 // Blocks until all ranks have come, as NCCL's does. Memory of the window is elsewhere than what was registered: nobody
 // may rely on more than NCCL promises.
-ncclResult_t WindowRegister(ncclComm_t comm, void* memory, size_t bytes, ncclWindow_t* window, int flags) {
+ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int flags) {
   CHECK(flags == NCCL_WIN_COLL_SYMMETRIC);
   Rank& rank = Of(comm);
   World& world = *rank.world;
@@ -181,8 +177,6 @@ ncclResult_t WindowRegister(ncclComm_t comm, void* memory, size_t bytes, ncclWin
   auto* registered = new Registered;
   Keep(registered);
   registered->world = &world;
-  registered->memory = memory;
-  registered->generation = rank.generation;
   registered->first = rank.rank / world.team_size() * world.team_size();
   const int number = rank.num_mappings++;
   {
@@ -201,14 +195,6 @@ ncclResult_t WindowRegister(ncclComm_t comm, void* memory, size_t bytes, ncclWin
   return ncclSuccess;
 }
 
-// Null for windows of others.
-ncclResult_t UserPointer(ncclComm_t comm, ncclWindow_t window, void** memory) {
-  const Registered& registered = *reinterpret_cast<Registered*>(window);
-  const bool own_window = Of(comm).tells_windows && registered.generation == Of(comm).generation;
-  *memory = own_window ? registered.memory : nullptr;
-  return ncclSuccess;
-}
-
 ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address) {
   const Registered& registered = *reinterpret_cast<Registered*>(window);
   if (rank >= registered.world->team_size()) return ncclInvalidArgument;
@@ -217,10 +203,11 @@ ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** add
   return ncclSuccess;
 }
 
-// Never blocks; over once all ranks have come.
+// Never blocks, unless told to; over once all ranks have come.
 ncclResult_t InitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId key, int rank, ncclConfig_t* config) {
   World* world = nullptr;
   std::memcpy(&world, key.internal, sizeof world);
+  if (config->blocking == 1) return *comm = reinterpret_cast<ncclComm_t>(own), ncclSuccess;  // of a node: as it is
   CHECK(config->blocking == 0 && num_ranks == world->n && rank == own->rank);
   std::lock_guard<std::mutex> lock(world->mutex);
   ++world->num_made;
@@ -274,7 +261,6 @@ const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
     made.GetLsaDevicePointer = &jaxcomm::LsaPointer;
     made.GetLsaMultimemDevicePointer = &jaxcomm::MultimemPointer;
     made.CommQueryProperties = &jaxcomm::QueryProperties;
-    made.WinGetUserPtr = &jaxcomm::UserPointer;
     made.CommInitRankConfig = &jaxcomm::InitRank;
     made.CommGetAsyncError = &jaxcomm::AsyncError;
     made.CommAbort = &jaxcomm::Abort;
@@ -283,9 +269,9 @@ const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
       ++Of(comm).num_gin;
       return ncclSuccess;
     };
-    made.CommSplit = [](ncclComm_t comm, int, int, ncclComm_t* part, ncclConfig_t*) {
-      *part = comm;
-      return Of(comm).world->split_fails ? ncclInternalError : ncclSuccess;
+    made.GetUniqueId = [](ncclUniqueId* key) {
+      std::memcpy(key->internal, &own->world, sizeof own->world);
+      return own->world->split_fails ? ncclInternalError : ncclSuccess;
     };
     made.GetErrorString = [](ncclResult_t) { return "failed"; };
     return made;
@@ -690,6 +676,7 @@ void RunByXla(bool windows, bool lends) {
       return xla.Run(handler, at, x, kCount, y, kCount);
     };
     for (int32_t run = 0; run < 3; ++run) {
+      xla.run = run;
       int32_t* const x = memory.At(memory.InputOf(run));
       int32_t* const y = memory.At(memory.OutputOf(run));
       CHECK(stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, y).empty());
@@ -715,6 +702,7 @@ void RunByXla(bool windows, bool lends) {
     std::string error;
     device::Report& report = *Get(rank, &error)->comm().report;
     report.state = device::Report::kComplete;
+    xla.run = 3;
     int32_t* const x = memory.At(memory.InputOf(0));
     for (const auto& [handler, at] : {std::pair{&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE},
                                       std::pair{&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE}}) {
@@ -732,24 +720,56 @@ void TestStagesOfXla() {
   std::printf("ok calls by XLA's stages\n");
 }
 
-void TestNewCommunicatorsAtOldAddresses() {
+// Two devices of a process, each a group of its own. XLA ends a process in which one of them fails to initialize alone.
+void TestLocalDevicesFailTogether() {
   Communicator::Configure(20, 4);
-  for (const bool tells : {true, false}) {
-    auto* world = new World(2);
-    OnRanks(*world, [&](Rank& rank) {
-      rank.tells_windows = tells;
-      std::string error;
-      Communicator* const first = Get(rank, &error);
-      Sum(*first, 100);
-      CHECK(Get(rank, &error) == first);
-      ++rank.generation;
-      Communicator* const second = Get(rank, &error);
-      CHECK((second == first) == !tells);  // an NCCL that doesn't tell is believed
-      CHECK(Get(rank, &error) == second);
-      Sum(*second, 100);
-    });
+  CallState state;
+  state.spec = SpecOf(Collective::kAllReduce, 1);
+  state.spec.groups = {0, 1};
+  struct Device {
+    World* world = new World(1);
+    Rank rank = {world, 0};
+    Stream stream;
+    XlaDouble xla;
+  };
+  Device devices[2];
+  int32_t x[4] = {}, y[4];
+  const auto stage = [&](int device, auto handler, XLA_FFI_ExecutionStage at, int64_t run) {
+    Device& of = devices[device];
+    own = &of.rank;
+    of.xla.state = &state;
+    of.xla.stream = &of.stream;
+    of.xla.device = device;
+    of.xla.run = run;
+    of.xla.communicator = &of.rank;
+    of.xla.num_communicators = 1;
+    return of.xla.Run(handler, at, x, 4, y, 4);
+  };
+  const auto initialize = [&](int device, int64_t run) {
+    return stage(device, &CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, run);
+  };
+  for (int device = 0; device < 2; ++device) CHECK(initialize(device, 0).empty());
+  CHECK(initialize(0, 1).empty());
+  std::string error;
+  Get(devices[1].rank, &error)->comm().report->state = device::Report::kComplete;
+  CHECK(initialize(1, 1).empty());  // as the other one
+  for (int device = 0; device < 2; ++device) CHECK(Has(initialize(device, 2), "a call before it failed"));
+
+  // What one device alone can't do.
+  CallState other;
+  other.spec = state.spec;
+  other.spec.group_size = 2;
+  Device& of = devices[0];
+  of.xla.state = &other;
+  own = &of.rank;
+  for (int64_t run = 3; run < 5; ++run) {
+    of.xla.run = run;
+    of.xla.num_communicators = 1;
+    CHECK(of.xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
+    const std::string late = of.xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4);
+    CHECK(Has(late, "the group's communicator has 1 ranks, the group 2"));
   }
-  std::printf("ok new communicators at addresses of old ones\n");
+  std::printf("ok local devices fail together\n");
 }
 
 void TestCallsOnTwoStreams() {
@@ -821,7 +841,7 @@ void TestGinForAllOrNone() {
     world->split_fails = true;
     OnRanks(*world, [&](Rank& rank) {
       std::string error;
-      CHECK(Get(rank, &error) == nullptr && Has(error, "ncclCommSplit"));
+      CHECK(Get(rank, &error) == nullptr && Has(error, "ncclGetUniqueId"));
       CHECK(rank.num_gin == 0);
     });
   }
@@ -860,7 +880,7 @@ void TestRefusals() {
   auto* nodes = new World(2);
   nodes->num_lsa_teams = 2;
   nodes->split_fails = true;
-  Refused(nodes, "ncclCommSplit: failed");
+  Refused(nodes, "ncclGetUniqueId");
   auto* plain = new World(2);
   plain->device_api = false;
   Refused(plain, "have no windows");
@@ -1013,7 +1033,7 @@ int main() {
   jaxcomm::cuda::TestWindowsThatChange();
   jaxcomm::cuda::TestOwnCommunicators();
   jaxcomm::cuda::TestStagesOfXla();
-  jaxcomm::cuda::TestNewCommunicatorsAtOldAddresses();
+  jaxcomm::cuda::TestLocalDevicesFailTogether();
   jaxcomm::cuda::TestCallsOnTwoStreams();
   jaxcomm::cuda::TestMulticast();
   jaxcomm::cuda::TestGinBetweenNodes();

@@ -18,6 +18,7 @@ struct XlaDouble {
   void* state = nullptr;  // of the handler
   void* stream = nullptr;
   int32_t device = 0;
+  int64_t run = 0;
   bool has_extension = true;
   void* communicator = nullptr;
   // Of collective memory; buffers that don't lie in it have no window.
@@ -45,6 +46,10 @@ struct XlaDouble {
     };
     table->XLA_FFI_DeviceOrdinal_Get = [](XLA_FFI_DeviceOrdinal_Get_Args* args) {
       args->device_ordinal = Of(args->ctx).device;
+      return static_cast<XLA_FFI_Error*>(nullptr);
+    };
+    table->XLA_FFI_RunId_Get = [](XLA_FFI_RunId_Get_Args* args) {
+      args->run_id = Of(args->ctx).run;
       return static_cast<XLA_FFI_Error*>(nullptr);
     };
     const xla_abi::FindExtension find = [](xla_abi::FindExtensionArgs* args) -> XLA_FFI_Error* {
