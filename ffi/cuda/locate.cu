@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kLocateThreads = 64;
 
-__global__ void __launch_bounds__(kLocateThreads) LocateBuffers(const __grid_constant__ LocateArgs args) {
+__global__ void __launch_bounds__(kLocateThreads, 1) LocateBuffers(const __grid_constant__ LocateArgs args) {
   Locate(args);
 }
 
