@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "../common/hash.h"
+#include "deadline.h"
 #include "keep_device.h"
 #include "launch.h"
 
@@ -122,15 +123,14 @@ bool Messenger::Greet(const Rounds& rounds, int64_t item_bytes, std::string* err
 }
 
 bool Messenger::WaitForConnections(const std::string& peers, std::string* error) {
-  const auto begin = std::chrono::steady_clock::now();
+  const Deadline deadline(timeout_s_);
   for (;;) {
     const cudaError_t status = cudaStreamQuery(stream_);
     if (status != cudaErrorNotReady) return (*error = Problem("cudaStreamQuery", status)).empty();
-    if (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() > timeout_s_) {
+    if (!deadline.Wait()) {
       *error = peers + " of other nodes did not come within " + TimeoutText(timeout_s_);
       return false;
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
 
