@@ -13,6 +13,7 @@
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/builder.h"
 #include "../native/check.h"
+#include "all_types.h"
 #if defined(__CUDACC__)
 #include "on_gpu.cuh"
 #else
@@ -187,13 +188,6 @@ void CheckOverwrite(uint64_t seed) {
   test.gin = true;
   for (uint64_t i = 0; i < 10; ++i) Check(test, seed + i);
 }
-
-constexpr DType kTypes[] = {DType::kBool,       DType::kS8,        DType::kS16,    DType::kS32,
-                            DType::kS64,        DType::kU8,        DType::kU16,    DType::kU32,
-                            DType::kU64,        DType::kF16,       DType::kBF16,   DType::kF32,
-                            DType::kF64,        DType::kC64,       DType::kC128,   DType::kF8E5M2,
-                            DType::kF8E4M3FN,   DType::kF8E4M3,    DType::kF8E3M4, DType::kF8E4M3B11FNUZ,
-                            DType::kF8E5M2FNUZ, DType::kF8E4M3FNUZ};
 
 // A case of this algorithm and geometry, the rest by chance.
 Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, std::mt19937_64& random) {

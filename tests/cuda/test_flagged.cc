@@ -12,6 +12,7 @@
 #include "../../ffi/cpu/executor.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../native/check.h"
+#include "all_types.h"
 #if defined(__CUDACC__)
 #include "gpu.cuh"
 namespace jaxcomm::cuda {
@@ -26,12 +27,6 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-constexpr DType kTypes[] = {DType::kBool,       DType::kS8,        DType::kS16,    DType::kS32,
-                            DType::kS64,        DType::kU8,        DType::kU16,    DType::kU32,
-                            DType::kU64,        DType::kF16,       DType::kBF16,   DType::kF32,
-                            DType::kF64,        DType::kC64,       DType::kC128,   DType::kF8E5M2,
-                            DType::kF8E4M3FN,   DType::kF8E4M3,    DType::kF8E3M4, DType::kF8E4M3B11FNUZ,
-                            DType::kF8E5M2FNUZ, DType::kF8E4M3FNUZ};
 constexpr Collective kFlagged[] = {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce,
                                    Collective::kReduceScatter};
 constexpr int32_t kUnits = 64;  // of slots: enough for what is drawn below
