@@ -1,19 +1,12 @@
 // Walks a RankProgram: one thread block per channel. The same text runs on the GPU and, emulated, on the CPU.
 #pragma once
 
-#include "../common/dtype.h"
 #include "../include/jaxcomm/device.h"
 #include "program.h"
 #include "reductions.h"
 
 namespace jaxcomm {
 namespace cuda {
-
-// What a program's elements are, and what its reduce steps do with them.
-struct Operation {
-  DType dtype = DType::kF32;
-  ReduceOp op = ReduceOp::kSum;
-};
 
 // One rank's call. Plain data; pointers are to memory of the device.
 struct RankArgs {
@@ -119,7 +112,7 @@ constexpr int64_t kShortRunBytes = 2048;
 // Elements i .. i + count, which lie side by side in all buffers, or `scattered`.
 template <typename Codec, typename Op>
 JAXCOMM_DEVICE_CALLED void ReduceSide(const Elements& dst, const Operands& operands, int64_t i, int64_t count,
-                                      bool scattered) {
+                                      bool scattered, Codec codec) {
   using Storage = typename Codec::Storage;
   using Item = device::Unit<Codec, 1>;
   const int num_sources = operands.step.step.num_sources;
@@ -127,31 +120,19 @@ JAXCOMM_DEVICE_CALLED void ReduceSide(const Elements& dst, const Operands& opera
   if (!scattered) {
     device::Reduce<Codec, Op>(
         to + dst.Position(i), num_sources, [&](int s) { return reinterpret_cast<const Storage*>(operands.At(s, i)); },
-        count);
+        count, codec);
     return;
   }
   for (int64_t e = i + threadIdx.x; e < i + count; e += blockDim.x) {
-    device::Accumulator<Codec, 1> sum;
+    device::Accumulator<Codec, 1> sum = {codec, {}};
     sum.Set(*reinterpret_cast<const Item*>(operands.At(0, e)));
     for (int s = 1; s < num_sources; ++s) sum.template Add<Op>(*reinterpret_cast<const Item*>(operands.At(s, e)));
     reinterpret_cast<Item*>(to)[dst.Position(e)] = sum.Get();
   }
 }
 
-template <typename Codec, bool kOrdered>
-JAXCOMM_DEVICE void ReduceOfType(ReduceOp op, const Elements& dst, const Operands& operands, int64_t i, int64_t count,
-                                 bool scattered) {
-  if constexpr (kOrdered) {
-    if (op == ReduceOp::kMax) return ReduceSide<Codec, arithmetic::Max>(dst, operands, i, count, scattered);
-    if (op == ReduceOp::kMin) return ReduceSide<Codec, arithmetic::Min>(dst, operands, i, count, scattered);
-  }
-  ReduceSide<Codec, arithmetic::Sum>(dst, operands, i, count, scattered);
-}
-
 JAXCOMM_DEVICE void ReduceElements(const Elements& dst, const Operands& operands) {
-  using namespace arithmetic;
   const Step& step = operands.step.step;
-  const Operation& operation = operands.args.operation;
   for (int64_t i = 0; i < step.count;) {
     int64_t side = dst.Side(i, step.count - i);
     for (int32_t s = 0; s < step.num_sources && !operands.step.flat; ++s) {
@@ -159,16 +140,9 @@ JAXCOMM_DEVICE void ReduceElements(const Elements& dst, const Operands& operands
     }
     const bool scattered = side < step.count - i && side * operands.args.item_bytes < kShortRunBytes;
     if (scattered) side = step.count - i;
-    switch (operation.dtype) {
-#define JAXCOMM_CASE(type, codec, ordered)                                         \
-  case DType::type:                                                                \
-    ReduceOfType<codec, ordered>(operation.op, dst, operands, i, side, scattered); \
-    break;
-      JAXCOMM_REDUCTIONS(JAXCOMM_CASE)
-#undef JAXCOMM_CASE
-      default:
-        break;
-    }
+    VisitReduction(operands.args.operation, [&](auto codec, auto op) {
+      ReduceSide<decltype(codec), decltype(op)>(dst, operands, i, side, scattered, codec);
+    });
     i += side;
   }
 }

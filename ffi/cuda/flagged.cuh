@@ -208,38 +208,24 @@ class FlaggedCall {
   }
 
   JAXCOMM_DEVICE bool Reduce() {
-    switch (args_.operation.dtype) {
-      using namespace arithmetic;
-#define JAXCOMM_CASE(type, codec, ordered) \
-  case DType::type:                        \
-    return ReduceOfType<codec, ordered>();
-      JAXCOMM_REDUCTIONS(JAXCOMM_CASE)
-#undef JAXCOMM_CASE
-      default:
-        return true;
-    }
-  }
-
-  template <typename Codec, bool kOrdered>
-  JAXCOMM_DEVICE bool ReduceOfType() {
-    if constexpr (sizeof(typename Codec::Storage) <= kUnitBytes) {
-      if constexpr (kOrdered) {
-        if (args_.operation.op == ReduceOp::kMax) return ReduceUnits<Codec, arithmetic::Max>();
-        if (args_.operation.op == ReduceOp::kMin) return ReduceUnits<Codec, arithmetic::Min>();
+    bool received = true;
+    VisitReduction(args_.operation, [&](auto codec, auto op) {
+      // Larger elements are taken as two.
+      if constexpr (sizeof(typename decltype(codec)::Storage) <= kUnitBytes) {
+        received = ReduceUnits<decltype(codec), decltype(op)>(codec);
       }
-      return ReduceUnits<Codec, arithmetic::Sum>();
-    }
-    return true;  // taken as two smaller elements
+    });
+    return received;
   }
 
   // Every thread waits for some units of all peers, and adds them up in rank order.
   template <typename Codec, typename Op>
-  JAXCOMM_DEVICE_CALLED bool ReduceUnits() {
+  JAXCOMM_DEVICE_CALLED bool ReduceUnits(Codec codec) {
     constexpr int kLanes = kUnitBytes / static_cast<int>(sizeof(typename Codec::Storage));
     using Lanes = device::Unit<Codec, kLanes>;
     for (int32_t unit = Thread(); unit < num_units_; unit += Threads()) {
       const uint64_t own = Input(rank()).Load(Begin(rank()) + unit);
-      device::Accumulator<Codec, kLanes> sum = {};
+      device::Accumulator<Codec, kLanes> sum = {codec, {}};
       for (int32_t first = 0; first < n(); first += kFlaggedLoads) {
         const int count = n() - first < kFlaggedLoads ? n() - first : kFlaggedLoads;
         // Nobody waits for itself: in place of the own unit, that of a neighbour is looked at once more.

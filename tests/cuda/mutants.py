@@ -466,8 +466,8 @@ class Build:
             shutil.copytree(ROOT / part, tree / part)
         # The tests use one type; the others would take most of the time to compile.
         reductions = tree / "ffi" / "cuda" / "reductions.h"
-        text = re.sub(r"  JAXCOMM_REDUCTION\((?!kF32,).*\n", "", reductions.read_text())
-        reductions.write_text(text + "\n")
+        text = re.sub(r"    JAXCOMM_CASE\((?!kF32,).*\n", "", reductions.read_text())
+        reductions.write_text(text)
         return tree
 
     def compile(self, tree: pathlib.Path, source: str) -> pathlib.Path:

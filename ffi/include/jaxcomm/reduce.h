@@ -18,22 +18,23 @@ struct alignas(sizeof(typename Codec::Storage) * kLanes) Unit {
 
 template <typename Codec, int kLanes>
 struct Accumulator {
+  Codec codec;
   typename Codec::Acc lanes[kLanes];
 
   JAXCOMM_DEVICE void Set(const Unit<Codec, kLanes>& unit) {
     JAXCOMM_UNROLL
-    for (int i = 0; i < kLanes; ++i) lanes[i] = Codec::Decode(unit.lanes[i]);
+    for (int i = 0; i < kLanes; ++i) lanes[i] = codec.Decode(unit.lanes[i]);
   }
   template <typename Op>
   JAXCOMM_DEVICE void Add(const Unit<Codec, kLanes>& unit) {
     JAXCOMM_UNROLL
     for (int i = 0; i < kLanes; ++i)
-      lanes[i] = Op::Apply(lanes[i], static_cast<typename Codec::Acc>(Codec::Decode(unit.lanes[i])));
+      lanes[i] = Op::Apply(lanes[i], static_cast<typename Codec::Acc>(codec.Decode(unit.lanes[i])));
   }
   JAXCOMM_DEVICE Unit<Codec, kLanes> Get() const {
     Unit<Codec, kLanes> unit;
     JAXCOMM_UNROLL
-    for (int i = 0; i < kLanes; ++i) unit.lanes[i] = Codec::Encode(lanes[i]);
+    for (int i = 0; i < kLanes; ++i) unit.lanes[i] = codec.Encode(lanes[i]);
     return unit;
   }
 };
@@ -42,7 +43,7 @@ struct Accumulator {
 // must be as aligned as kLanes elements; kTile loads of a thread are under way at once.
 template <typename Codec, typename Op, int kLanes, int kTile, typename Source>
 JAXCOMM_DEVICE void ReduceUnits(typename Codec::Storage* dst, int num_sources, Source source, int64_t begin,
-                                int64_t count) {
+                                int64_t count, Codec codec) {
   using Units = Unit<Codec, kLanes>;
   const auto num_threads = static_cast<int64_t>(blockDim.x);
   const int64_t num_units = count / kLanes;
@@ -52,7 +53,10 @@ JAXCOMM_DEVICE void ReduceUnits(typename Codec::Storage* dst, int num_sources, S
     Accumulator<Codec, kLanes> sums[kTile];
     const auto* own = reinterpret_cast<const Units*>(source(0) + begin) + first;
     JAXCOMM_UNROLL
-    for (int k = 0; k < kTile; ++k) sums[k].Set(own[k * num_threads]);
+    for (int k = 0; k < kTile; ++k) {
+      sums[k].codec = codec;
+      sums[k].Set(own[k * num_threads]);
+    }
     for (int s = 1; s < num_sources; ++s) {
       const auto* from = reinterpret_cast<const Units*>(source(s) + begin) + first;
       Units units[kTile];
@@ -65,7 +69,7 @@ JAXCOMM_DEVICE void ReduceUnits(typename Codec::Storage* dst, int num_sources, S
     for (int k = 0; k < kTile; ++k) to[first + k * num_threads] = sums[k].Get();
   }
   for (; first < num_units; first += num_threads) {
-    Accumulator<Codec, kLanes> sum;
+    Accumulator<Codec, kLanes> sum = {codec, {}};
     sum.Set(reinterpret_cast<const Units*>(source(0) + begin)[first]);
     for (int s = 1; s < num_sources; ++s) {
       sum.template Add<Op>(reinterpret_cast<const Units*>(source(s) + begin)[first]);
@@ -74,10 +78,12 @@ JAXCOMM_DEVICE void ReduceUnits(typename Codec::Storage* dst, int num_sources, S
   }
 }
 
-// `source` gives the address of an operand's first element. Codec: arithmetic::Plain<T> or arithmetic::Widened<Format>;
-// Op: arithmetic::Sum, Max, Min. dst may be one of the sources; otherwise they must not overlap.
+// `source` gives the address of an operand's first element. Codec: arithmetic::Plain<T> or arithmetic::Widened<Format>,
+// or one of yours, whose object may say at run time how to convert; Op: arithmetic::Sum, Max, Min. dst may be one of
+// the sources; otherwise they must not overlap.
 template <typename Codec, typename Op, typename Source>
-JAXCOMM_DEVICE void Reduce(typename Codec::Storage* dst, int num_sources, Source source, int64_t count) {
+JAXCOMM_DEVICE void Reduce(typename Codec::Storage* dst, int num_sources, Source source, int64_t count,
+                           Codec codec = {}) {
   using Storage = typename Codec::Storage;
   constexpr int kMostLanes = 8;  // of accumulators in registers
   constexpr int kLanes = sizeof(Storage) >= 16  ? 1
@@ -90,10 +96,10 @@ JAXCOMM_DEVICE void Reduce(typename Codec::Storage* dst, int num_sources, Source
   const auto to_boundary = static_cast<int64_t>((-position(dst) & 15) / sizeof(Storage));
   const int64_t head = aligned && to_boundary < count ? to_boundary : count;
   const int64_t body = (count - head) / kLanes * kLanes;
-  ReduceUnits<Codec, Op, kLanes, kTile>(dst, num_sources, source, head, body);
+  ReduceUnits<Codec, Op, kLanes, kTile>(dst, num_sources, source, head, body, codec);
   // What lies before and after; everything where alignments differ.
   for (int64_t begin = 0, end = head; begin < count; begin = head + body, end = count) {
-    ReduceUnits<Codec, Op, 1, 4>(dst, num_sources, source, begin, end - begin);
+    ReduceUnits<Codec, Op, 1, 4>(dst, num_sources, source, begin, end - begin, codec);
     if (end == count) break;
   }
 }
