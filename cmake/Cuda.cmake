@@ -111,6 +111,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/capabilities.cc
   ffi/cuda/code_check.cu
   ffi/cuda/communicator.cc
+  ffi/cuda/exchange.cc
   ffi/cuda/executor.cu
   ffi/cuda/executor_gin.cu
   ffi/cuda/gin.cc
@@ -118,9 +119,11 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/locate.cu
   ffi/cuda/messenger.cc
   ffi/cuda/nccl_library.cc
+  ffi/cuda/nodes.cc
   ffi/cuda/own_communicators.cc
   ffi/cuda/program.cc
   ffi/cuda/rounds.cc
+  ffi/cuda/symmetric_memory.cc
   ffi/cuda/user_call.cc
   ffi/cuda/watch.cu
   ffi/cuda/xla_collectives.cc

@@ -143,7 +143,7 @@ std::string RequestWindows(const CallSpec& spec, const XlaCollectives& collectiv
   // As if they were of one node: between nodes windows are of no use. What does not fit, Initialize says.
   const Seat seat = {0, static_cast<int32_t>(spec.group_size)};
   if (!MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, seat,
-                       Communicator::ConfiguredChannels(), &call, &error)) {
+                       Communicator::Configured().max_channels, &call, &error)) {
     return "";
   }
   std::vector<XlaCollectives::Buffer> shared;

@@ -7,14 +7,17 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "../include/jaxcomm/comm.h"
 #include "call_program.h"
+#include "exchange.h"
 #include "gin.h"
 #include "messenger.h"
 #include "nccl_library.h"
+#include "symmetric_memory.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -30,8 +33,12 @@ class Communicator {
   // For all communicators made from now on. `max_channels` must be the same on all ranks. `node_id`: ranks whose names
   // differ are of different nodes, whatever NVLink connects; empty: no name.
   static void Configure(double timeout_s, int32_t max_channels, const std::string& node_id = "");
-  static int32_t ConfiguredChannels();
-  static double ConfiguredTimeout();
+  struct Settings {
+    double timeout_s = 30;
+    int32_t max_channels = 32;
+    uint64_t node_name = 0;  // hash of the name, 0: none
+  };
+  static Settings Configured();
 
   // Collective when it is called first for `nccl_comm`. Null, and `error` filled in, if that can't be used; then it is
   // null ever after. If XLA replaces communicators, because a process has died, a new one must not get the address of
@@ -86,62 +93,38 @@ class Communicator {
   int device() const { return device_; }
 
  private:
-  Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm) : nccl_(nccl), nccl_comm_(nccl_comm) {}
+  Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings)
+      : nccl_(nccl), settings_(settings), exchange_(nccl, nccl_comm, settings.timeout_s) {}
 
   bool Make(std::string* error);
-  bool QueryProperties(std::string* error);
-  bool MakeExchange(std::string* error);
-  bool FindNodes(std::string* error);
-  bool AllCan(bool own, bool* all, std::string* error);
-  bool SplitNodes(int32_t ranks_per_node, bool* connected, std::string* error);
-  bool MakePart(int32_t first, int32_t count, ncclComm_t* part, std::string* error);
+  bool QueryProperties(ncclCommProperties_t* properties, std::string* error);
   bool MakeLocalMemory(std::string* error);
   bool MakeCounters(std::string* error);
   bool MakeGin(std::string* error);
-  bool Clear(const char* what, const device::Window& window, int64_t bytes, std::string* error);
-  bool Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error,
-                device::Multicast* multicast = nullptr);
-  // Memory that begins `offset` bytes behind the begin of `registered`, at all ranks.
-  bool Address(ncclWindow_t registered, int64_t offset, device::Window* window, std::string* error) const;
-  bool FindMulticast(ncclWindow_t registered, device::Multicast* multicast, std::string* error);
-  bool Exchange(uint64_t own, std::vector<uint64_t>* all, std::string* error);
-  bool Agree(const char* what, uint64_t own, std::string* error);
-  bool WaitForStream(std::string* error);
-  bool Check(const char* name, ncclResult_t result, std::string* error) const;
 
   const NcclLibrary& nccl_;
-  const ncclComm_t nccl_comm_;
-  ncclComm_t node_comm_ = nullptr;  // of the ranks of this node; with GIN, of all
-  int num_lsa_teams_ = 1;
-  bool has_windows_ = false;  // nccl_comm_
-  bool can_gin_ = false;      // this process
-  bool all_gin_ = false;      // all ranks, and nodes are what NCCL takes for them
-  uint64_t node_name_ = 0;    // hash of its name, 0: none
+  const Settings settings_;
   int device_ = 0;
-  bool multimem_ = false;
-  double timeout_s_ = 0;
   device::Comm comm_;
   device::Window mail_;
-  cudaStream_t stream_ = nullptr;          // for what is done before the first kernel
-  uint64_t* exchanged_ = nullptr;          // of the device: own word, then those of all ranks
-  uint64_t* exchanged_on_host_ = nullptr;  // those of all ranks
-  device::Report* report_ = nullptr;       // as the host addresses it
+  device::Report* report_ = nullptr;  // as the host addresses it
+  std::unique_ptr<Gin> gin_;
+  std::unique_ptr<Messenger> messenger_;
 
   struct Arena {
     device::Window window;
     device::Multicast multicast;
     int64_t bytes = 0;
   };
-  std::unique_ptr<Gin> gin_;
-  std::unique_ptr<Messenger> messenger_;
 
   std::mutex mutex_;
-  cudaEvent_t last_ = nullptr;  // end of the last call that was not captured
+  Exchange exchange_;
+  std::optional<SymmetricMemory> memory_;  // there is some once nodes are found
+  cudaEvent_t last_ = nullptr;             // end of the last call that was not captured
   cudaStream_t last_stream_ = nullptr;
   device::Window arena_;
   int64_t arena_bytes_ = 0;
-  std::map<std::string, Arena> arenas_;             // the newest one of each owner
-  std::map<const char*, ncclWindow_t> registered_;  // by Window::base
+  std::map<std::string, Arena> arenas_;  // the newest one of each owner
   std::string failure_;
 };
 

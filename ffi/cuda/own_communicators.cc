@@ -49,7 +49,7 @@ std::string Make(const Group& group, const ncclUniqueId& key, int32_t rank, int3
     cudaGetLastError();  // or the next call of somebody else would report it
     return std::string("cudaSetDevice: ") + cudaGetErrorString(status);
   }
-  const double timeout_s = Communicator::ConfiguredTimeout();
+  const double timeout_s = Communicator::Configured().timeout_s;
   const Deadline deadline(timeout_s);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;

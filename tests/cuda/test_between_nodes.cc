@@ -24,6 +24,8 @@
 #include <thread>
 #include <vector>
 
+#include "gpu_doubles.h"
+
 // Here only: the sources under test are compiled as for a GPU's host.
 #define JAXCOMM_EMULATION JAXCOMM_TEST_EMULATION
 #include "../../ffi/cuda/call.h"
@@ -98,7 +100,7 @@ struct Rank {
   std::atomic<bool> aborted{false};
 };
 
-struct Stream {
+struct Stream : StreamDouble {
   std::deque<std::function<void()>> queue;
   size_t num_running = 0;
   std::thread thread;
@@ -121,30 +123,30 @@ struct Stream {
     });
     thread.detach();
   }
-  void Push(std::function<void()> work) {
+  void Push(std::function<void()> work) override {
     Locked([&] {
       queue.push_back(std::move(work));
       ++num_running;
     });
   }
+  bool IsOver() override {
+    std::lock_guard<std::mutex> lock(mutex);
+    return num_running == 0;
+  }
+  void Record(Event& event) override {
+    uint64_t number = 0;
+    Locked([&] { number = ++event.recorded; });
+    Push([=, &event] { Locked([&] { event.over = number; }); });
+  }
+  void Wait(Event& event) override {
+    uint64_t number = 0;
+    Locked([&] { number = event.recorded; });
+    Push([=, &event] { Until([&] { return event.over >= number; }); });
+  }
 };
-
-struct Event {
-  uint64_t recorded = 0, over = 0;
-};
-
-// What the real ones keep until the end of the process.
-template <typename T>
-T* Keep(std::unique_ptr<T> made) {
-  static auto* kept = new std::vector<std::unique_ptr<T>>;
-  T* const raw = made.get();
-  Locked([&] { kept->push_back(std::move(made)); });
-  return raw;
-}
 
 Rank& Of(ncclComm_t comm) { return *reinterpret_cast<Rank*>(comm); }
-Stream& Of(cudaStream_t stream) { return *reinterpret_cast<Stream*>(stream); }
-Event& Of(cudaEvent_t event) { return *reinterpret_cast<Event*>(event); }
+Stream& Of(cudaStream_t stream) { return static_cast<Stream&>(AnyOf(stream)); }
 
 ncclComm_t MakeRank(Group* group, int rank) {
   auto made = std::make_unique<Rank>();
@@ -319,10 +321,7 @@ ncclResult_t Abort(ncclComm_t comm) {
 
 const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
   static const NcclLibrary library = [] {
-    NcclLibrary made;
-    made.version = NCCL_VERSION_CODE;
-    made.MemAlloc = [](void** memory, size_t) { return *memory = std::malloc(1), ncclSuccess; };
-    made.MemFree = [](void* memory) { return std::free(memory), ncclSuccess; };
+    NcclLibrary made = LibraryDouble();
     made.AllGather = &jaxcomm::AllGather;
     made.GetUniqueId = &jaxcomm::GetUniqueId;
     made.CommInitRankConfig = &jaxcomm::InitRank;
@@ -334,18 +333,14 @@ const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
     made.GroupEnd = &jaxcomm::GroupEnd;
     made.Send = &jaxcomm::Send;
     made.Recv = &jaxcomm::Recv;
-    made.GetErrorString = [](ncclResult_t) { return "failed"; };
     return made;
   }();
   return &library;
 }
 
-std::string NcclLibrary::WhyNot(const std::string&) const { return ""; }
+std::unique_ptr<StreamDouble> MakeStream() { return std::make_unique<Stream>(); }
 
 namespace cuda {
-
-cudaError_t LoadKernel() { return cudaSuccess; }
-cudaError_t LoadFlaggedKernel() { return cudaSuccess; }
 
 // With GIN: test_communicator.cc.
 cudaError_t LoadGinKernel() { return cudaErrorUnknown; }
@@ -357,7 +352,6 @@ cudaError_t LoadWatch() { return cudaSuccess; }
 // For one node.
 cudaError_t Launch(const FlaggedArgs&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t LaunchLocate(const LocateArgs&, cudaStream_t) { return cudaErrorUnknown; }
-cudaError_t LoadLocate() { return cudaSuccess; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
   Of(stream).Push([=] {
@@ -381,8 +375,6 @@ cudaError_t LaunchEnd(const device::Comm& comm, device::Progress* progress, cuda
 }
 
 namespace {
-
-bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 std::vector<int> Hosts(int num_nodes, int ranks_per_node) {
   std::vector<int> hosts;
@@ -476,7 +468,7 @@ void RunCalls(Communicator& communicator, const CallSpec& spec, int64_t block_co
     for (size_t i = 0; i < inputs.back().size(); ++i) inputs.back()[i] = InputOf(communicator.rank(), i, round);
   }
   for (int round = 0; round < kNumRounds; ++round) {
-    CHECK(call->Launch(inputs[round].data(), outputs[round].data(), reinterpret_cast<cudaStream_t>(&stream)).empty());
+    CHECK(call->Launch(inputs[round].data(), outputs[round].data(), stream.handle()).empty());
   }
   Until([&] { return stream.num_running == 0; });
   CHECK(communicator.Failure().empty());
@@ -616,7 +608,7 @@ void TestARankThatDoesNotCome() {
     if (rank == 3) return;
     std::vector<int32_t> x(100), y(100);
     Stream& stream = OwnStream();
-    CHECK(call->Launch(x.data(), y.data(), reinterpret_cast<cudaStream_t>(&stream)).empty());
+    CHECK(call->Launch(x.data(), y.data(), stream.handle()).empty());
     Until([&] { return stream.num_running == 0; });
     std::string failure;
     for (int i = 0; failure.empty() && i < 500; ++i) {
@@ -629,8 +621,7 @@ void TestARankThatDoesNotCome() {
     if (rank == 1) CHECK(Has(failure, "in round 0 of the messages between nodes: rank 3 did not come"));
     if (rank == 2) CHECK(Has(failure, "when entering: rank 3 did not signal"));
     // Later calls say so, and put nothing on a stream.
-    CHECK(!call->Launch(x.data(), y.data(), reinterpret_cast<cudaStream_t>(&stream)).empty() ||
-          Has(communicator.Failure(), "gave up"));
+    CHECK(!call->Launch(x.data(), y.data(), stream.handle()).empty() || Has(communicator.Failure(), "gave up"));
     Until([&] { return stream.num_running == 0; });
   });
   std::printf("ok a rank that does not come ends in errors on all others\n");
@@ -639,70 +630,6 @@ void TestARankThatDoesNotCome() {
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
-
-extern "C" {
-using jaxcomm::Of;
-
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
-const char* cudaGetErrorString(cudaError_t) { return "failed"; }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 132, cudaSuccess; }
-cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  *memory = std::malloc(bytes);
-  std::memset(*memory, 0x5c, bytes);  // what it holds is not zero
-  return cudaSuccess;
-}
-cudaError_t cudaFree(void* memory) { return std::free(memory), cudaSuccess; }
-cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) { return cudaMalloc(memory, bytes); }
-cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) { return *device = host, cudaSuccess; }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = reinterpret_cast<cudaStream_t>(jaxcomm::Keep(std::make_unique<jaxcomm::Stream>()));
-  return cudaSuccess;
-}
-cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) { return *lowest = *highest = 0, cudaSuccess; }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-  return cudaStreamCreateWithFlags(stream, flags);
-}
-cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
-  Of(stream).Push([=] { std::memset(memory, value, bytes); });
-  return cudaSuccess;
-}
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  if (stream == cudaStreamPerThread) return std::memcpy(to, from, bytes), cudaSuccess;
-  // From the host's pageable memory, CUDA has read it when the call returns.
-  auto staged = std::make_shared<std::vector<char>>();
-  const char* source = static_cast<const char*>(from);
-  if (kind == cudaMemcpyHostToDevice) staged->assign(source, source + bytes);
-  Of(stream).Push([=] { std::memcpy(to, staged->empty() ? source : staged->data(), bytes); });
-  return cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
-  return *status = cudaStreamCaptureStatusNone, cudaSuccess;
-}
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  std::lock_guard<std::mutex> lock(jaxcomm::mutex);
-  return Of(stream).num_running == 0 ? cudaSuccess : cudaErrorNotReady;
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  *event = reinterpret_cast<cudaEvent_t>(jaxcomm::Keep(std::make_unique<jaxcomm::Event>()));
-  return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  uint64_t number = 0;
-  jaxcomm::Locked([&] { number = ++Of(event).recorded; });
-  Of(stream).Push([=] { jaxcomm::Locked([&] { Of(event).over = number; }); });
-  return cudaSuccess;
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-  uint64_t number = 0;
-  jaxcomm::Locked([&] { number = Of(event).recorded; });
-  Of(stream).Push([=] { jaxcomm::Until([&] { return Of(event).over >= number; }); });
-  return cudaSuccess;
-}
-}
 
 int main() {
   jaxcomm::cuda::TestCalls();

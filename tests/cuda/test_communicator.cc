@@ -24,6 +24,8 @@
 #include <utility>
 #include <vector>
 
+#include "gpu_doubles.h"
+
 // Here only: the sources under test are compiled as for a GPU's host.
 #define JAXCOMM_EMULATION JAXCOMM_TEST_EMULATION
 #include "../../ffi/cuda/call.h"
@@ -95,14 +97,19 @@ struct Rank {
   int num_gin = 0;      // device communicators
 };
 
-struct Stream {
-  bool captures = false;
+struct Stream : StreamDouble {
   int num_waits = 0, num_records = 0;       // of events
   std::deque<std::function<bool()>> queue;  // each tells whether it is over
   bool Drain() {
     while (!queue.empty() && queue.front()()) queue.pop_front();
     return queue.empty();
   }
+  void Push(std::function<void()> work) override {
+    queue.push_back([work = std::move(work)] { return work(), true; });
+  }
+  bool IsOver() override { return Drain(); }
+  void Record(Event&) override { ++num_records; }
+  void Wait(Event&) override { ++num_waits; }
 };
 
 struct Registered {
@@ -115,16 +122,8 @@ constexpr uintptr_t kMulticast = 0x123000;  // nothing lies there
 
 thread_local Rank* own = nullptr;  // of this thread
 
-// What NCCL and CUDA would keep until the end of the process.
-void Keep(void* memory) {
-  static std::mutex mutex;
-  static auto* kept = new std::vector<void*>;
-  std::lock_guard<std::mutex> lock(mutex);
-  kept->push_back(memory);
-}
-
 Rank& Of(ncclComm_t comm) { return *reinterpret_cast<Rank*>(comm); }
-Stream& Of(cudaStream_t stream) { return *reinterpret_cast<Stream*>(stream); }
+Stream& Of(cudaStream_t stream) { return static_cast<Stream&>(AnyOf(stream)); }
 
 template <typename F>
 void Until(std::mutex& mutex, F condition) {
@@ -140,9 +139,7 @@ void Until(std::mutex& mutex, F condition) {
 ncclResult_t MemAlloc(void** memory, size_t) {
   ++own->num_allocations;
   if (own->world->rank_without_memory == own->rank) return ncclUnhandledCudaError;
-  *memory = std::malloc(1);  // nobody looks: bytes lie in windows
-  Keep(*memory);
-  return ncclSuccess;
+  return LibraryDouble().MemAlloc(memory, 1);
 }
 
 ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
@@ -174,8 +171,7 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
   World& world = *rank.world;
   *window = nullptr;
   if (!world.windows) return ncclSuccess;
-  auto* registered = new Registered;
-  Keep(registered);
+  auto* registered = Keep(std::make_unique<Registered>());
   registered->world = &world;
   registered->first = rank.rank / world.team_size() * world.team_size();
   const int number = rank.num_mappings++;
@@ -252,10 +248,8 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
 
 const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
   static const NcclLibrary library = [] {
-    NcclLibrary made;
-    made.version = NCCL_VERSION_CODE;
+    NcclLibrary made = LibraryDouble();
     made.MemAlloc = &jaxcomm::MemAlloc;
-    made.MemFree = [](void*) { return ncclSuccess; };
     made.AllGather = &jaxcomm::AllGather;
     made.CommWindowRegister = &jaxcomm::WindowRegister;
     made.GetLsaDevicePointer = &jaxcomm::LsaPointer;
@@ -273,13 +267,10 @@ const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
       std::memcpy(key->internal, &own->world, sizeof own->world);
       return own->world->split_fails ? ncclInternalError : ncclSuccess;
     };
-    made.GetErrorString = [](ncclResult_t) { return "failed"; };
     return made;
   }();
   return &library;
 }
-
-std::string NcclLibrary::WhyNot(const std::string&) const { return ""; }
 
 // Several nodes: test_between_nodes.cc.
 cudaError_t cuda::LoadWatch() { return cudaErrorUnknown; }
@@ -319,7 +310,9 @@ cudaError_t doubles::Launch(int32_t channels, unsigned threads, size_t shared_by
   return cudaSuccess;
 }
 
-cudaStream_t doubles::NewStream() { return reinterpret_cast<cudaStream_t>(new Stream); }
+std::unique_ptr<StreamDouble> MakeStream() { return std::make_unique<Stream>(); }
+
+cudaStream_t doubles::NewStream() { return Keep(MakeStream())->handle(); }
 
 void doubles::Wait(cudaStream_t stream) {
   while (!Of(stream).Drain()) std::this_thread::yield();
@@ -327,9 +320,6 @@ void doubles::Wait(cudaStream_t stream) {
 
 namespace cuda {
 
-cudaError_t LoadKernel() { return cudaSuccess; }
-cudaError_t LoadFlaggedKernel() { return cudaSuccess; }
-cudaError_t LoadLocate() { return cudaSuccess; }
 cudaError_t LoadGinKernel() { return cudaSuccess; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
@@ -384,8 +374,6 @@ cudaError_t Launch(const FlaggedArgs& args, cudaStream_t stream) {
 
 namespace {
 
-bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // Runs `f` once per rank, in threads of their own.
 void OnRanks(World& world, const std::function<void(Rank&)>& f) {
   static auto* ranks = new std::deque<Rank>;  // communicators are never deleted
@@ -429,7 +417,7 @@ void Sum(Communicator& communicator, int64_t count) {
   for (int32_t round = 0; round < 2; ++round) {
     std::vector<int32_t> x(count), y(count, -1);
     for (int64_t i = 0; i < count; ++i) x[i] = static_cast<int32_t>(communicator.rank() + i + round);
-    CHECK(call->Launch(x.data(), y.data(), reinterpret_cast<cudaStream_t>(&stream)).empty());
+    CHECK(call->Launch(x.data(), y.data(), stream.handle()).empty());
     while (!stream.Drain()) std::this_thread::yield();
     for (int64_t i = 0; i < count; ++i) CHECK(y[i] == n * (n - 1) / 2 + n * (i + round));
   }
@@ -528,7 +516,7 @@ void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
     const auto call = DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount, &error, true);
     CHECK(call && (n == 1 || (call->shares_input() && call->shares_output())));
     Stream stream;
-    const auto on_stream = reinterpret_cast<cudaStream_t>(&stream);
+    const auto on_stream = stream.handle();
     std::vector<int32_t> x_elsewhere(kCount), y_elsewhere(kCount);
     for (int32_t run = 0; run < 6; ++run) {
       DeviceCall::XlaWindow input = {memory.window, memory.InputOf(run / 2)};
@@ -571,7 +559,7 @@ void TestWindowsThatChange() {
     const auto call = DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, &error, true);
     CHECK(call && call->shares_input() && !call->shares_output());
     Stream stream;
-    const auto on_stream = reinterpret_cast<cudaStream_t>(&stream);
+    const auto on_stream = stream.handle();
     int32_t* const x = memory.At(64);
     int32_t* const other = memory.At(128);
     int32_t y[8] = {};
@@ -665,7 +653,7 @@ void RunByXla(bool windows, bool lends) {
     Stream stream;
     XlaDouble xla;
     xla.state = state;
-    xla.stream = &stream;
+    xla.stream = stream.handle();
     xla.device = rank.rank;
     xla.has_extension = lends;
     xla.communicator = &rank;
@@ -738,7 +726,7 @@ void TestLocalDevicesFailTogether() {
     Device& of = devices[device];
     own = &of.rank;
     of.xla.state = &state;
-    of.xla.stream = &of.stream;
+    of.xla.stream = of.stream.handle();
     of.xla.device = device;
     of.xla.run = run;
     of.xla.communicator = &of.rank;
@@ -780,20 +768,20 @@ void TestCallsOnTwoStreams() {
     Communicator& communicator = *Get(rank, &error);
     Stream one, other, captured;
     captured.captures = true;
-    const auto handle = [](Stream& stream) { return reinterpret_cast<cudaStream_t>(&stream); };
-    CHECK(communicator.Begin(handle(one)).empty() && communicator.End(handle(one)).empty());
-    CHECK(communicator.Begin(handle(one)).empty() && one.num_waits == 0);
+    CHECK(communicator.Begin(one.handle()).empty() && communicator.End(one.handle()).empty());
+    CHECK(communicator.Begin(one.handle()).empty() && one.num_waits == 0);
     CHECK(one.num_records == 1);
-    CHECK(communicator.Begin(handle(other)).empty() && other.num_waits == 1 && communicator.End(handle(other)).empty());
-    CHECK(communicator.Begin(handle(one)).empty() && one.num_waits == 1);
+    CHECK(communicator.Begin(other.handle()).empty() && other.num_waits == 1 &&
+          communicator.End(other.handle()).empty());
+    CHECK(communicator.Begin(one.handle()).empty() && one.num_waits == 1);
     // What is captured waits for nothing, and nothing for it.
-    CHECK(communicator.Begin(handle(captured)).empty() && communicator.End(handle(captured)).empty());
+    CHECK(communicator.Begin(captured.handle()).empty() && communicator.End(captured.handle()).empty());
     CHECK(captured.num_waits == 0 && captured.num_records == 0);
-    CHECK(communicator.Begin(handle(other)).empty() && other.num_waits == 1);
+    CHECK(communicator.Begin(other.handle()).empty() && other.num_waits == 1);
     // Each call does so.
     const auto call = DeviceCall::Make(SpecOf(Collective::kAllReduce, 1), communicator, DType::kS32, 8, 8, &error);
     int32_t x[8] = {}, y[8];
-    CHECK(call->Launch(x, y, handle(one)).empty() && one.num_waits == 2 && one.num_records == 2);
+    CHECK(call->Launch(x, y, one.handle()).empty() && one.num_waits == 2 && one.num_records == 2);
   });
   std::printf("ok calls on two streams follow each other\n");
 }
@@ -822,7 +810,7 @@ void TestGinBetweenNodes() {
       const CallSpec spec = SpecOf(Collective::kBarrier, n);
       const auto barrier = DeviceCall::Make(spec, *communicator, DType::kS32, 0, 0, &error);
       Stream stream;
-      CHECK(barrier != nullptr && barrier->Launch(nullptr, nullptr, reinterpret_cast<cudaStream_t>(&stream)).empty());
+      CHECK(barrier != nullptr && barrier->Launch(nullptr, nullptr, stream.handle()).empty());
       while (!stream.Drain()) std::this_thread::yield();
       CHECK(communicator->Failure().empty());
     });
@@ -972,60 +960,6 @@ void doubles::OnRanks(int num_ranks, const std::function<void(int rank, void* nc
 }
 
 }  // namespace jaxcomm
-
-extern "C" {
-using jaxcomm::Of;
-
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
-const char* cudaGetErrorString(cudaError_t) { return "failed"; }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 132, cudaSuccess; }
-cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  *memory = std::malloc(bytes);
-  std::memset(*memory, 0x5c, bytes);  // what it holds is not zero
-  return cudaSuccess;
-}
-cudaError_t cudaFree(void* memory) { return std::free(memory), cudaSuccess; }
-cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) { return cudaMalloc(memory, bytes); }
-cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) { return *device = host, cudaSuccess; }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = jaxcomm::doubles::NewStream();
-  return cudaSuccess;
-}
-cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) { return *lowest = *highest = 0, cudaSuccess; }
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
-  return cudaStreamCreateWithFlags(stream, flags);
-}
-cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
-  Of(stream).queue.push_back([=] { return std::memset(memory, value, bytes), true; });
-  return cudaSuccess;
-}
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  if (stream == cudaStreamPerThread) return std::memcpy(to, from, bytes), cudaSuccess;
-  // From the host's pageable memory, CUDA has read it when the call returns.
-  auto staged = std::make_shared<std::vector<char>>();
-  const char* source = static_cast<const char*>(from);
-  if (kind == cudaMemcpyHostToDevice) staged->assign(source, source + bytes);
-  Of(stream).queue.push_back([=] { return std::memcpy(to, staged->empty() ? source : staged->data(), bytes), true; });
-  return cudaSuccess;
-}
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  *status = stream && Of(stream).captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  static int any;
-  return *event = reinterpret_cast<cudaEvent_t>(&any), cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t stream) { return ++Of(stream).num_records, cudaSuccess; }
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
-  return ++Of(stream).num_waits, cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return Of(stream).Drain() ? cudaSuccess : cudaErrorNotReady; }
-}
 
 int main() {
   jaxcomm::cuda::TestCallsShareACommunicator();
