@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "check_cuda.h"
 #include "keep_device.h"
 #include "launch.h"
 #include "launch_locate.h"
@@ -23,12 +24,6 @@ std::string Where(const CallSpec& spec) { return "jaxcomm: " + spec.op + " at " 
 
 ffi::Error Invalid(const CallSpec& spec, const std::string& problem) {
   return ffi::Error::InvalidArgument(Where(spec) + ": " + problem);
-}
-
-std::string Problem(const char* name, cudaError_t status) {
-  if (status == cudaSuccess) return "";
-  cudaGetLastError();  // or the next call of somebody else would report it
-  return std::string(name) + ": " + cudaGetErrorString(status);
 }
 
 // Attributes of one op or another, as ffi/handlers/<op>.cc binds them on the CPU.

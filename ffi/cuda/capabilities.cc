@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "check_cuda.h"
 #include "keep_device.h"
 
 namespace jaxcomm {
@@ -20,10 +21,8 @@ std::string QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& d
   };
   // Before the group: with a rank missing, the others would wait for it without end.
   for (const int device : devices) {
-    if (const cudaError_t status = cudaSetDevice(device); status != cudaSuccess) {
-      cudaGetLastError();  // or the next call of somebody else would report it
-      return "cudaSetDevice(" + std::to_string(device) + "): " + cudaGetErrorString(status);
-    }
+    const std::string name = "cudaSetDevice(" + std::to_string(device) + ")";
+    if (std::string why = cuda::Problem(name, cudaSetDevice(device)); !why.empty()) return why;
   }
   ncclUniqueId id;
   check("ncclGetUniqueId", nccl.GetUniqueId(&id));

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "../common/hash.h"
+#include "check_cuda.h"
 #include "deadline.h"
 #include "keep_device.h"
 #include "launch.h"
@@ -16,12 +17,6 @@ namespace cuda {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(50);  // how often the thread looks
-
-std::string Problem(const char* name, cudaError_t status) {
-  if (status == cudaSuccess) return "";
-  cudaGetLastError();  // or the next call of somebody else would report it
-  return std::string(name) + ": " + cudaGetErrorString(status);
-}
 
 std::string RanksText(const std::set<int32_t>& ranks) {
   std::string text = ranks.size() == 1 ? "rank" : "ranks";

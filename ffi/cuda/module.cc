@@ -11,6 +11,7 @@
 
 #include "call.h"
 #include "capabilities.h"
+#include "check_cuda.h"
 #include "code_check.h"
 #include "nccl_library.h"
 #include "own_communicators.h"
@@ -29,9 +30,7 @@ const NcclLibrary& OpenNccl(const std::string& wheel_path) {
 }
 
 void Check(const char* name, cudaError_t status) {
-  if (status == cudaSuccess) return;
-  cudaGetLastError();  // or the next call of somebody else would report it
-  throw std::runtime_error(std::string(name) + ": " + cudaGetErrorString(status));
+  if (status != cudaSuccess) throw std::runtime_error(cuda::Problem(name, status));
 }
 
 nb::capsule Capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
@@ -113,10 +112,9 @@ std::string CodeProblem(int device) {
   int current = 0;
   Check("cudaGetDevice", cudaGetDevice(&current));
   Check("cudaSetDevice", cudaSetDevice(device));
-  const cudaError_t status = CheckCode();
-  cudaGetLastError();
+  const std::string problem = cuda::Problem("kernels", CheckCode());
   Check("cudaSetDevice", cudaSetDevice(current));
-  return status == cudaSuccess ? "" : cudaGetErrorString(status);
+  return problem;
 }
 
 nb::dict Nccl(const std::string& wheel_path) {

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "call_program.h"
+#include "check_cuda.h"
 #include "communicator.h"
 #include "deadline.h"
 #include "keep_device.h"
@@ -45,10 +46,7 @@ std::string Make(const Group& group, const ncclUniqueId& key, int32_t rank, int3
   if (nccl == nullptr) return error;
   if (error = nccl->WhyNot("ncclCommInitRankConfig"); !error.empty()) return error;
   KeepDevice keep;
-  if (const cudaError_t status = cudaSetDevice(device); status != cudaSuccess) {
-    cudaGetLastError();  // or the next call of somebody else would report it
-    return std::string("cudaSetDevice: ") + cudaGetErrorString(status);
-  }
+  if (error = Problem("cudaSetDevice", cudaSetDevice(device)); !error.empty()) return error;
   const double timeout_s = Communicator::Configured().timeout_s;
   const Deadline deadline(timeout_s);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
