@@ -119,6 +119,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/messenger.cc
   ffi/cuda/nccl_library.cc
   ffi/cuda/own_communicators.cc
+  ffi/cuda/packing.cc
   ffi/cuda/program.cc
   ffi/cuda/rounds.cc
   ffi/cuda/user_call.cc

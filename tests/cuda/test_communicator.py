@@ -15,6 +15,7 @@ SOURCES = [
     "gin",
     "messenger",
     "own_communicators",
+    "packing",
     "program",
     "rounds",
     "user_call",
