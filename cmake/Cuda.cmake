@@ -121,6 +121,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/nccl_library.cc
   ffi/cuda/nodes.cc
   ffi/cuda/own_communicators.cc
+  ffi/cuda/packing.cc
   ffi/cuda/program.cc
   ffi/cuda/rounds.cc
   ffi/cuda/symmetric_memory.cc

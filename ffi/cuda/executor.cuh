@@ -34,12 +34,12 @@ namespace cuda {
 
 // How steps that name ranks of other nodes are carried out; this one for groups of one node. Put, Flush: called by all
 // threads of a block. Signal, Wait: by one thread per peer.
-//  Put     from memory of this rank to byte `offset` of the buffer that `to` is in. What other threads have written
-//          there comes before a __syncthreads(). May return before it has read the memory, and arrives before the next
-//          signal to the same rank.
+//  Put     from memory of this rank to byte `offset` of the buffer that `to` is in; number `number` of its step. What
+//          other threads have written there comes before a __syncthreads(). May return before it has read the memory,
+//          and arrives before the next signal to the same rank, which a __syncthreads() goes before.
 //  Flush   all puts of the channel have read their memory. False: gave up.
 struct NoNetwork {
-  JAXCOMM_DEVICE static void Put(int32_t, const Place&, int64_t, const Place&, int64_t, int64_t) {}
+  JAXCOMM_DEVICE static void Put(int32_t, int32_t, const Place&, int64_t, const Place&, int64_t, int64_t) {}
   JAXCOMM_DEVICE static void Signal(int32_t, int32_t) {}
   JAXCOMM_DEVICE static bool Wait(int32_t, int32_t, int32_t) { return false; }
   JAXCOMM_DEVICE static bool Flush(int32_t) { return true; }
@@ -264,10 +264,11 @@ class Walk {
   }
 
   JAXCOMM_DEVICE void PutFar(const Step& step, const Elements& dst, const Elements& src) {
-    for (int64_t i = 0; i < step.count;) {
+    int64_t i = 0;
+    for (int32_t number = 0; i < step.count; ++number) {
       const int64_t side = src.Side(i, dst.Side(i, step.count - i));
-      network_.Put(channel_, step.dst, dst.Position(i) * args_.item_bytes, step.src, src.Position(i) * args_.item_bytes,
-                   side * args_.item_bytes);
+      network_.Put(channel_, number, step.dst, dst.Position(i) * args_.item_bytes, step.src,
+                   src.Position(i) * args_.item_bytes, side * args_.item_bytes);
       i += side;
     }
   }

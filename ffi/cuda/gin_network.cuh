@@ -8,7 +8,7 @@
 //
 // NCCL's own waits, flush among them, have no deadline. So every put raises a counter once its source has been read,
 // and signals and counters are read in loops of our own. What has no end is a put or signal for which NCCL's queue has
-// no room, as long as the network takes nothing out of it.
+// no room, as long as the network takes nothing out of it; programs don't have so many under way (packing.h).
 #pragma once
 
 #include "executor.cuh"
@@ -23,17 +23,23 @@ class GinNetwork {
   JAXCOMM_DEVICE GinNetwork(const GinNetworkArgs& args, const ncclDevComm& nccl_comm)
       : args_(args), nccl_comm_(nccl_comm) {}
 
-  JAXCOMM_DEVICE void Put(int32_t channel, const Place& to, int64_t to_offset, const Place& from, int64_t from_offset,
-                          int64_t bytes) const {
-    if (threadIdx.x == 0) {
+  // The puts of a step by one thread of each warp in turn: in NCCL's code threads wait for each other's places in a
+  // queue, which threads of one warp might do without end.
+  JAXCOMM_DEVICE void Put(int32_t channel, int32_t number, const Place& to, int64_t to_offset, const Place& from,
+                          int64_t from_offset, int64_t bytes) const {
+    const unsigned num_warps = (blockDim.x + warpSize - 1) / warpSize;
+    if (threadIdx.x == number % num_warps * warpSize) {
       PutByThread(channel, to.rank, args_.BufferOf(to), to_offset, args_.BufferOf(from), from_offset, bytes);
     }
+    if (threadIdx.x == 0) ++args_.puts[channel];
   }
 
-  // By another thread than the puts before it, which a __syncthreads() separates from it.
+  // By another thread than the puts before it, which a __syncthreads() separates from it. System scope: it also says
+  // that other GPUs of the node have read or written.
   JAXCOMM_DEVICE_CALLED void Signal(int32_t channel, int32_t peer) const {
     ContextOf(channel).signal(ncclTeamWorld(nccl_comm_), peer,
-                              ncclGin_StrongSignalInc{SignalFrom(channel, args_.comm.local.rank)});
+                              ncclGin_StrongSignalInc{SignalFrom(channel, args_.comm.local.rank)}, ncclCoopThread{},
+                              ncclGin_None{}, ::cuda::thread_scope_thread, ::cuda::thread_scope_system);
   }
 
   JAXCOMM_DEVICE_CALLED bool Wait(int32_t channel, int32_t peer, int32_t origin) const {
@@ -63,7 +69,6 @@ class GinNetwork {
                            static_cast<ncclWindow_t>(from.window), from.offset + from_offset, bytes, ncclGin_None{},
                            ncclGin_WeakCounterInc{CounterOf(channel)}, ncclCoopThread{}, ncclGin_None{},
                            ::cuda::thread_scope_thread, ::cuda::thread_scope_system);
-    ++args_.puts[channel];
   }
 
   // The same at all ranks. Channels may have to share one.

@@ -34,7 +34,7 @@ class PeerNetwork {
  public:
   JAXCOMM_DEVICE explicit PeerNetwork(const PeerNetworkArgs& args) : args_(args) {}
 
-  JAXCOMM_DEVICE void Put(int32_t, const Place& to, int64_t to_offset, const Place& from, int64_t from_offset,
+  JAXCOMM_DEVICE void Put(int32_t, int32_t, const Place& to, int64_t to_offset, const Place& from, int64_t from_offset,
                           int64_t bytes) const {
     device::Copy(args_.At(to, to_offset), args_.At(from, from_offset), bytes);
   }

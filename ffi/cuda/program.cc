@@ -1,9 +1,12 @@
 #include "program.h"
 
 #include <algorithm>
+#include <array>
+#include <deque>
 #include <map>
 #include <set>
 
+#include "packing.h"
 #include "steps.h"
 
 namespace jaxcomm {
@@ -95,24 +98,74 @@ FarPuts FindFarPuts(const std::vector<Plan>& plans, const Geometry& geometry, in
 struct FarPut {
   int32_t peer;
   Access source;
+  int64_t num_pieces;
 };
 
-bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<FarPut>& sending) {
-  if (step.kind == StepKind::kWait || sending.empty()) return false;
+bool Overwrites(const std::vector<Access>& accesses, const FarPut& put) {
+  return std::any_of(accesses.begin(), accesses.end(),
+                     [&](const Access& access) { return Conflict(access, put.source); });
+}
+
+// What other ranks write to the memory of rank `own` after it has signalled: by its last signal that comes before, as a
+// position in its plan. Runs the plans, any schedule of them: the k-th wait always meets the k-th signal.
+std::map<int32_t, std::vector<Access>> FindWritesBehindSignals(const std::vector<Plan>& plans, int32_t own) {
+  std::map<int32_t, std::vector<Access>> found;
+  std::vector<size_t> next(plans.size());
+  std::vector<int32_t> behind(plans.size(), -1);                  // by rank
+  std::map<std::array<int32_t, 2>, std::deque<int32_t>> signals;  // from, to: what they come after
+  // False: the rank has to wait for another.
+  const auto run = [&](const Plan& plan) {
+    const auto index = static_cast<int32_t>(next[plan.rank]);
+    const Step& step = plan.steps[index];
+    if (step.kind == StepKind::kSignal) {
+      signals[{plan.rank, step.peer}].push_back(plan.rank == own ? index : behind[plan.rank]);
+    } else if (step.kind == StepKind::kWait) {
+      std::deque<int32_t>& sent = signals[{step.peer, plan.rank}];
+      if (sent.empty()) return false;
+      behind[plan.rank] = std::max(behind[plan.rank], sent.front());
+      sent.pop_front();
+    } else if (plan.rank != own && step.dst.rank == own) {
+      found[behind[plan.rank]].push_back({step.dst, step.count, true});
+    }
+    ++next[plan.rank];
+    return true;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const Plan& plan : plans) {
+      while (next[plan.rank] < plan.steps.size() && run(plan)) moved = true;
+    }
+  }
+  return found;
+}
+
+// Whether puts under way must have been read before step `step`.
+bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<FarPut>& sending,
+                const std::vector<Access>& behind) {
+  if (step.kind == StepKind::kWait) return false;
   if (step.kind == StepKind::kSignal) {
-    // The receiver of a signal has what was put to it before, but may overwrite what is on its way to others.
-    return std::any_of(sending.begin(), sending.end(), [&](const FarPut& put) { return put.peer != step.peer; });
+    // The receiver of a signal has what was put to it before, but may overwrite what is on its way to others, or let
+    // somebody know who does.
+    return std::any_of(sending.begin(), sending.end(),
+                       [&](const FarPut& put) { return put.peer != step.peer && Overwrites(behind, put); });
   }
   const std::vector<Access> accesses = AccessesOf(plan, step);
-  return std::any_of(sending.begin(), sending.end(), [&](const FarPut& put) {
-    return std::any_of(accesses.begin(), accesses.end(),
-                       [&](const Access& access) { return Conflict(access, put.source); });
-  });
+  return std::any_of(sending.begin(), sending.end(), [&](const FarPut& put) { return Overwrites(accesses, put); });
+}
+
+// Whether there are too many puts under way for `put`.
+bool IsQueueFull(const std::vector<FarPut>& sending, const FarPut& put) {
+  int64_t num_pieces = put.num_pieces;
+  for (const FarPut& other : sending) {
+    if (other.peer == put.peer) num_pieces += other.num_pieces;
+  }
+  return num_pieces > kMostPutsUnderWay;
 }
 
 }  // namespace
 
-std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, int32_t rank) {
+std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, const Pieces& pieces,
+                                 int32_t rank) {
   const Plan& plan = plans[rank];
   const Geometry& geometry = request.geometry;
   const FarPuts far = FindFarPuts(plans, geometry, rank);
@@ -132,19 +185,23 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
   }
   std::vector<Access> open;     // since the last barrier of the thread block
   std::vector<FarPut> sending;  // since the last flush
+  std::map<int32_t, std::vector<Access>> behind;
+  if (!far.from_own.empty()) behind = FindWritesBehindSignals(plans, rank);
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     ProgramStep step;
     step.step = plan.steps[i];
     step.origin = static_cast<int32_t>(i);
-    step.flush = NeedsFlush(plan, step.step, sending);
+    const bool far_put = step.step.kind == StepKind::kPut && geometry.node(step.step.peer) != geometry.node(plan.rank);
+    FarPut put = {};
+    if (far_put) put = {step.step.peer, {step.step.src, step.step.count, false}, pieces.MostPuts(step.step)};
+    step.flush = !sending.empty() &&
+                 (NeedsFlush(plan, step.step, sending, behind[step.origin]) || (far_put && IsQueueFull(sending, put)));
     if (step.flush) sending.clear();
+    if (far_put) sending.push_back(put);
     if (Synchronizes(step.step.kind)) {
       open.clear();
     } else {
       const std::vector<Access> accesses = AccessesOf(plan, step.step);
-      if (step.step.kind == StepKind::kPut && geometry.node(step.step.peer) != geometry.node(plan.rank)) {
-        sending.push_back({step.step.peer, accesses[1]});
-      }
       for (const Access& access : accesses) {
         for (const Access& earlier : open) step.sync = step.sync || Conflict(access, earlier);
       }
@@ -154,10 +211,8 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
     steps.push_back(step);
   }
   if (moves) {
-    const size_t leave = steps.size();
     AddPhase(steps, kLeave, StepKind::kSignal, near);
     AddPhase(steps, kLeave, StepKind::kSignal, far.open_from_own);
-    if (steps.size() > leave) steps[leave].flush = !sending.empty();
     AddPhase(steps, kLeave, StepKind::kWait, near);
     AddPhase(steps, kLeave, StepKind::kWait, far.open_to_own);
   }
@@ -167,8 +222,8 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
 
 namespace {
 
-// Marks a step as flat, and changes its offsets, if it touches no more than one block of each buffer and blocks lie one
-// after the other. `whole_count`: elements of a block of all channels.
+// Marks a step as flat, and changes its offsets, if it touches no more than one block of each buffer, or the channel
+// has all of them, and blocks lie one after the other. `whole_count`: elements of a block of all channels.
 class Flattener {
  public:
   Flattener(int64_t block_count, int64_t whole_count, Runs runs)
@@ -183,7 +238,7 @@ class Flattener {
       places.push_back(&step.step.src);
     }
     for (const Place* place : places) {
-      if (!InOneBlock(*place, step.step.count)) return;
+      if (!IsFlat(*place, step.step.count)) return;
     }
     step.flat = true;
     for (Place* place : places) {
@@ -193,10 +248,11 @@ class Flattener {
   }
 
  private:
-  bool InOneBlock(const Place& place, int64_t count) const {
+  bool IsFlat(const Place& place, int64_t count) const {
     if (place.space == Space::kScratch) return true;
     const int64_t run = place.space == Space::kInput ? runs_.input : runs_.output;
-    return (run == 0 || run == whole_count_) && place.offset % block_count_ + count <= block_count_;
+    if (run != 0 && run != whole_count_) return false;
+    return block_count_ == whole_count_ || place.offset % block_count_ + count <= block_count_;
   }
 
   const int64_t block_count_;
@@ -255,7 +311,7 @@ int64_t ChannelCount(int64_t block_count, int64_t item_bytes, int32_t num_channe
 }
 
 RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
-                            int32_t num_channels, int32_t rank) {
+                            int32_t num_channels, int32_t rank, PackLimits limits) {
   RankProgram program;
   Request whole = choice.request;
   whole.block_count = block_count;
@@ -270,8 +326,14 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs
     if (built.count(range.count) == 0) {
       Request request = choice.request;
       request.block_count = range.count;
-      std::vector<Plan> plans = BuildAll(*choice.algorithm, request);
-      std::vector<ProgramStep> steps = StepsOf(plans, request, rank);
+      const Pieces pieces(range.count, block_count, runs);
+      PackedPlans packed =
+          PackFarPuts(BuildAll(*choice.algorithm, request), request.geometry, pieces, item_bytes, num_channels, limits);
+      std::vector<Plan>& plans = packed.plans;
+      std::vector<ProgramStep> steps = StepsOf(plans, request, pieces, rank);
+      for (ProgramStep& step : steps) {
+        if (step.origin >= 0) step.origin = packed.origins[rank][step.origin];
+      }
       AddShares(plans, request.geometry, program);
       Plan& plan = plans[rank];
       Flatten(steps, plan.sources, range.count, block_count, runs);

@@ -68,13 +68,21 @@ struct Runs {
   int64_t output = 0;
 };
 
+// What is packed before it is put to another node. Neither number has been measured.
+struct PackLimits {
+  // Pieces that on average are shorter: a network of 50 GB/s carries as much in the time that a message costs.
+  int64_t run_bytes = 32 << 10;
+  // What a rank keeps packed at once; but a put is never cut.
+  int64_t send_bytes = 16 << 20;
+};
+
 // As many channels as there is work for, of at most `max_channels`.
 int32_t NumChannels(int64_t block_bytes, int32_t max_channels);
 
 // The program of `rank`. Where there are several nodes, not all ranks may be addressable. `choice` is for the elements
 // that the largest channel has of a block: see ChannelCount.
 RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
-                            int32_t num_channels, int32_t rank);
+                            int32_t num_channels, int32_t rank, PackLimits limits = {});
 
 // Elements of a block that the largest channel gets.
 int64_t ChannelCount(int64_t block_count, int64_t item_bytes, int32_t num_channels);

@@ -347,7 +347,7 @@ class Scheduler {
 // What moves the parcels of a round to where they belong. `begin_of`: where the channel's part of a message is.
 template <typename BeginOf>
 std::vector<ProgramStep> UnpackSteps(const ChannelCut& cut, const std::vector<Link>& links, const Request& nothing,
-                                     int32_t rank, BeginOf begin_of) {
+                                     const Pieces& pieces, int32_t rank, BeginOf begin_of) {
   std::vector<Plan> plans(cut.plans.size());
   for (size_t r = 0; r < plans.size(); ++r) plans[r].rank = static_cast<int32_t>(r);
   for (const Link& link : links) {
@@ -362,7 +362,7 @@ std::vector<ProgramStep> UnpackSteps(const ChannelCut& cut, const std::vector<Li
       plans[rank].steps.push_back(step);
     }
   }
-  return StepsOf(plans, nothing, rank);
+  return StepsOf(plans, nothing, pieces, rank);
 }
 
 }  // namespace
@@ -409,6 +409,7 @@ RankProgram MakeRoundsProgram(const Choice& choice, int64_t block_count, Runs ru
   program.scratch_count += messages.count();
 
   // Steps, each channel's own: they name places of messages.
+  const auto pieces_of = [&](int32_t c) { return Pieces(counts[c], block_count, runs); };
   const auto in_channel = [&](int64_t in_messages, int32_t c) {
     return messages_begin + in_messages - layout[c].scratch_begin;
   };
@@ -418,7 +419,7 @@ RankProgram MakeRoundsProgram(const Choice& choice, int64_t block_count, Runs ru
     const ChannelCut& cut = *by_channel[c];
     const std::vector<Left>& left = cut.left[rank];
     ChannelSteps channel;
-    channel.steps = StepsOf(cut.plans, request_of(counts[c]), rank);
+    channel.steps = StepsOf(cut.plans, request_of(counts[c]), pieces_of(c), rank);
     int32_t entering = 0;
     for (ProgramStep& step : channel.steps) {
       if (step.origin == kEnter) ++entering;
@@ -463,7 +464,7 @@ RankProgram MakeRoundsProgram(const Choice& choice, int64_t block_count, Runs ru
     bool moves = false;
     for (int32_t c = 0; c < num_channels; ++c) {
       std::vector<ProgramStep> steps =
-          UnpackSteps(*by_channel[c], of_round, request_of(0), rank, [&](const Link& link) {
+          UnpackSteps(*by_channel[c], of_round, request_of(0), pieces_of(c), rank, [&](const Link& link) {
             return in_channel(messages.Received(link).begin + messages.ChannelOffset(link, c), c);
           });
       std::vector<Place> no_sources;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../plan/layout.h"
+#include "packing.h"
 #include "program.h"
 
 namespace jaxcomm {
@@ -14,11 +15,13 @@ namespace cuda {
 constexpr int64_t kGrainBytes = 128;
 
 // The steps of one channel's plan, with those of entering and leaving. Of the other ranks' plans, only what is put to
-// other nodes counts.
-std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, int32_t rank);
+// other nodes counts, and what is written to this rank's memory.
+std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, const Pieces& pieces,
+                                 int32_t rank);
 
-// Marks the steps as flat, and changes their offsets, that touch no more than one block of each buffer where blocks lie
-// one after the other. `block_count`, `whole_count`: elements of a block of the channel and of all channels.
+// Marks the steps as flat, and changes their offsets, that touch no more than one block of each buffer, or whose
+// channel has all of them, where blocks lie one after the other. `block_count`, `whole_count`: elements of a block of
+// the channel and of all channels.
 void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64_t block_count, int64_t whole_count,
              Runs runs);
 

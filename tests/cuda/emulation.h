@@ -297,6 +297,9 @@ inline void* Replica(void* address, int rank) {
 
 }  // namespace emulation
 
+// Of threads that run side by side. Few, so that small blocks have several warps.
+constexpr int warpSize = 2;
+
 #define threadIdx (::emulation::Current().thread)
 #define blockIdx (::emulation::Current().block)
 #define blockDim (::emulation::Current().block_dim)

@@ -2,6 +2,8 @@
 // more than GIN promises: a put's source is read late and in pieces, and the put arrives later still, in any order; a
 // strong signal arrives after the puts to the same rank on the same context that were before it, a weak one whenever it
 // likes; a counter says that the source has been read, nothing else. Contexts have signals and counters of their own.
+// It has no room for more puts from one rank to another than it was told of, and demands that what is put and signalled
+// is released for more than the GPU, as the network is not part of it.
 //
 // The network runs in thread blocks of its own: ThreadSanitizer sees its accesses as those of other threads, ordered by
 // what has been posted, by signals and by counters alone.
@@ -83,10 +85,11 @@ class Network {
     }
   };
 
-  Network(int num_contexts, uint32_t num_signals, uint32_t num_counters, uint64_t seed)
+  Network(int num_contexts, uint32_t num_signals, uint32_t num_counters, int64_t depth, uint64_t seed)
       : num_contexts_(num_contexts),
         num_signals_(num_signals),
         num_counters_(num_counters),
+        depth_(depth),
         random_(seed),
         lazy_(random_() % 2 == 0) {}
 
@@ -95,6 +98,10 @@ class Network {
     CHECK(link.context >= 0 && link.context < num_contexts_ && link.from != link.to);
     CHECK(message.id < (message.kind == Message::kPut ? num_counters_ : num_signals_));
     Queue& queue = queues_[link];
+    const auto puts = std::count_if(queue.messages.begin(), queue.messages.end(), [](const auto& before) {
+      return before->kind == Message::kPut && !before->counted;
+    });
+    CHECK(message.kind != Message::kPut || puts < depth_);
     queue.messages.push_back(std::make_unique<Message>(std::move(message)));
     Release(queue.messages.back().get());
   }
@@ -237,6 +244,7 @@ class Network {
 
   const int num_contexts_;
   const uint32_t num_signals_, num_counters_;
+  const int64_t depth_;  // puts of a link that have not been counted
   std::mt19937_64 random_;
   const bool lazy_;
   bool stalled_ = false;
@@ -291,8 +299,10 @@ class ncclGin {
   ncclGin(const ncclDevComm& comm, int context) : comm_(comm), context_(context) {}
 
   void put(ncclTeam, int peer, ncclWindow_t to, size_t to_offset, ncclWindow_t from, size_t from_offset, size_t bytes,
-           ncclGin_None, ncclGin_WeakCounterInc action, ncclCoopThread, ncclGin_None, cuda::thread_scope,
-           cuda::thread_scope) const {
+           ncclGin_None, ncclGin_WeakCounterInc action, ncclCoopThread = {}, ncclGin_None = {},
+           cuda::thread_scope given = cuda::thread_scope_thread,
+           cuda::thread_scope required = cuda::thread_scope_device) const {
+    CHECK(given == cuda::thread_scope_thread && required == cuda::thread_scope_system);
     gin_double::Message message;
     message.id = action.counter;
     message.src = from->base + comm_.rank * from->stride + from_offset;
@@ -302,7 +312,10 @@ class ncclGin {
   }
 
   template <typename Action>
-  void signal(ncclTeam, int peer, Action action) const {
+  void signal(ncclTeam, int peer, Action action, ncclCoopThread = {}, ncclGin_None = {},
+              cuda::thread_scope given = cuda::thread_scope_thread,
+              cuda::thread_scope required = cuda::thread_scope_device) const {
+    CHECK(given == cuda::thread_scope_thread && required == cuda::thread_scope_system);
     gin_double::Message message;
     message.kind = Action::kKind;
     message.id = action.signal;

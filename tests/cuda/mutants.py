@@ -32,6 +32,7 @@ LOCATE = "ffi/cuda/locate.cuh"
 PROGRAM = "ffi/cuda/program.cc"
 CALL_PROGRAM = "ffi/cuda/call_program.cc"
 GIN = "ffi/cuda/gin_network.cuh"
+PACKING = "ffi/cuda/packing.cc"
 ROUNDS = "ffi/cuda/rounds.cc"
 
 
@@ -85,11 +86,10 @@ THREAD = [
         PROGRAM,
         """    AddPhase(steps, kLeave, StepKind::kSignal, near);
     AddPhase(steps, kLeave, StepKind::kSignal, far.open_from_own);
-    if (steps.size() > leave) steps[leave].flush = !sending.empty();
     AddPhase(steps, kLeave, StepKind::kWait, near);
     AddPhase(steps, kLeave, StepKind::kWait, far.open_to_own);
 """,
-        "    static_cast<void>(leave);\n",
+        "",
     ),
     Mutant(
         "waits are satisfied one signal early",
@@ -318,7 +318,7 @@ THREAD = [
         "",
         "example",
     ),
-    Mutant("every thread puts", GIN, "if (threadIdx.x == 0) {", "{"),
+    Mutant("every thread puts", GIN, "if (threadIdx.x == number % num_warps * warpSize) {", "{"),
     Mutant(
         "letters of two calls in one place",
         LOCATE,
@@ -360,8 +360,8 @@ PLAIN = [
     Mutant(
         "nothing is flushed before own steps",
         PROGRAM,
-        "Conflict(access, put.source)",
-        "false && Conflict(access, put.source)",
+        "return Overwrites(accesses, put);",
+        "return put.peer * 0 != 0;",
     ),
     Mutant(
         "nothing is flushed at the end",
@@ -374,16 +374,65 @@ PLAIN = [
         "nobody leaves between nodes",
         PROGRAM,
         """    AddPhase(steps, kLeave, StepKind::kSignal, far.open_from_own);
-    if (steps.size() > leave) steps[leave].flush = !sending.empty();
     AddPhase(steps, kLeave, StepKind::kWait, near);
     AddPhase(steps, kLeave, StepKind::kWait, far.open_to_own);
 """,
-        """    if (steps.size() > leave) steps[leave].flush = !sending.empty();
-    AddPhase(steps, kLeave, StepKind::kWait, near);
-""",
+        "    AddPhase(steps, kLeave, StepKind::kWait, near);\n",
     ),
     Mutant("signals don't wait for puts", GIN, "ncclGin_StrongSignalInc{", "ncclGin_WeakSignalInc{"),
-    Mutant("puts are not counted", GIN, "    ++args_.puts[channel];\n", ""),
+    Mutant("puts are not counted", GIN, "    if (threadIdx.x == 0) ++args_.puts[channel];\n", ""),
+    Mutant("every thread counts puts", GIN, "if (threadIdx.x == 0) ++args_.puts[channel];", "++args_.puts[channel];"),
+    Mutant(
+        "puts are released for the GPU only",
+        GIN,
+        "ncclGin_WeakCounterInc{CounterOf(channel)}, ncclCoopThread{}, ncclGin_None{},\n"
+        "                           ::cuda::thread_scope_thread, ::cuda::thread_scope_system",
+        "ncclGin_WeakCounterInc{CounterOf(channel)}, ncclCoopThread{}, ncclGin_None{},\n"
+        "                           ::cuda::thread_scope_thread, ::cuda::thread_scope_device",
+    ),
+    Mutant(
+        "signals are released for the GPU only",
+        GIN,
+        "                              ncclGin_None{}, ::cuda::thread_scope_thread, ::cuda::thread_scope_system",
+        "                              ncclGin_None{}, ::cuda::thread_scope_thread, ::cuda::thread_scope_device",
+    ),
+    Mutant(
+        "others overwrite nothing", PROGRAM, "} else if (plan.rank != own && step.dst", "} else if (false && step.dst"
+    ),
+    Mutant(
+        "signals carry nothing on",
+        PROGRAM,
+        "plan.rank == own ? index : behind[plan.rank]",
+        "plan.rank == own ? index : -1",
+    ),
+    Mutant("queues have room for everything", PROGRAM, "num_pieces > kMostPutsUnderWay", "num_pieces < 0"),
+    Mutant("puts of many runs are not cut", PACKING, "pieces_.MostPuts(part) > kMostPutsUnderWay", "false"),
+    Mutant("parcels have one place", PACKING, "      end_[step.peer] += Aligned(step.count);\n", ""),
+    Mutant(
+        "parcels lie where their receiver sends from",
+        PACKING,
+        "sends_.back().begin + Aligned(sends_.back().count)",
+        "sends_.back().begin",
+    ),
+    Mutant(
+        "what is packed lies in the plan's scratch",
+        PACKING,
+        "sends_.push_back({Aligned(plan.scratch_count), ",
+        "sends_.push_back({0, ",
+    ),
+    Mutant("all that is packed has one place", PACKING, "        packed += Aligned(step.count);\n", ""),
+    Mutant(
+        "parcels are unpacked one signal early",
+        PACKING,
+        "num_received[step.peer]++, origin",
+        "++num_received[step.peer], origin",
+    ),
+    Mutant(
+        "parcels are unpacked before they have come",
+        PACKING,
+        "      Add(plan.rank, Synchronize(StepKind::kWait, peer), kLeave);\n",
+        "",
+    ),
     Mutant(
         "nobody waits for puts to be read", GIN, "args_.puts[channel],", "args_.puts[channel] - args_.puts[channel],"
     ),
@@ -514,7 +563,7 @@ def main() -> int:
         build = Build(args, pathlib.Path(folder))
         tree = build.copy("sound")
         sources = {test: f"tests/cuda/test_{test}.cc" for test in tests}
-        parts = {"program": PROGRAM, "call_program": CALL_PROGRAM, "cut": ROUNDS}  # not in a header
+        parts = {"packing": PACKING, "program": PROGRAM, "call_program": CALL_PROGRAM, "cut": ROUNDS}  # not in a header
         sources |= parts
         sound = dict(zip(sources, pool.map(lambda source: build.compile(tree, source), sources.values()), strict=True))
 

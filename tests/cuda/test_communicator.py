@@ -17,6 +17,7 @@ SOURCES = [
     "messenger",
     "nodes",
     "own_communicators",
+    "packing",
     "program",
     "rounds",
     "symmetric_memory",

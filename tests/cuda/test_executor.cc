@@ -38,6 +38,7 @@ struct Case {
   bool gin = false;        // between nodes
   bool in_rounds = false;  // likewise: cut out of the kernels
   CutLimits limits;
+  PackLimits pack;
 };
 
 // Element `i` of a block that lies in runs, and the other way round: what an array of (block_count / run, num_blocks,
@@ -128,8 +129,9 @@ void Check(const Case& test, uint64_t seed) {
   Choice choice;
   choice.algorithm = test.algorithm;
   choice.request = test.request;
-  const VirtualRanks::Call call = ranks.Prepare(memory, choice, test.block_count, test.runs, {test.dtype, test.op},
-                                                test.num_channels, test.shift, test.in_rounds ? &test.limits : nullptr);
+  const VirtualRanks::Call call =
+      ranks.Prepare(memory, choice, test.block_count, test.runs, {test.dtype, test.op}, test.num_channels, test.shift,
+                    test.in_rounds ? &test.limits : nullptr, test.pack);
   TestNetwork network(ranks, test.num_channels, test.gin, seed);
   // Twice: counters go on from call to call.
   for (uint64_t round = 0; round < 2; ++round) {
@@ -143,11 +145,12 @@ void Check(const Case& test, uint64_t seed) {
       std::fprintf(
           stderr,
           "%s/%s, %d nodes of %d, %lld elements of %lld bytes, chunk %lld, %d channels of %u threads, runs %lld "
-          "and %lld, %sseed %llu, call %llu: rank %d %s (report: state %llu, step %d, peer %d)\n",
+          "and %lld, packs less than %lld, %sseed %llu, call %llu: rank %d %s (report: state %llu, step %d, peer %d)\n",
           Name(test.request.collective), test.algorithm->name, test.request.geometry.num_nodes,
           test.request.geometry.ranks_per_node, static_cast<long long>(test.block_count), static_cast<long long>(item),
           static_cast<long long>(test.request.chunk_count), test.num_channels, test.threads,
           static_cast<long long>(test.runs.input), static_cast<long long>(test.runs.output),
+          static_cast<long long>(test.pack.run_bytes),
           test.gin         ? "GIN, "
           : test.in_rounds ? "in rounds, "
                            : "",
@@ -177,16 +180,67 @@ Plan Overwrite(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
+// As before, but the second signal goes on to who does so.
+Plan OverwriteByThird(const Request& request, int32_t rank) {
+  const int64_t b = request.block_count;
+  Builder plan(request, rank);
+  if (rank != 3) plan.Zero(plan.Output(0), b);
+  if (rank == 0) {
+    plan.Move(plan.Input(0), Builder::At(3, Space::kOutput, 0), b);
+    plan.Signal(3);
+    plan.Signal(1);
+  } else if (rank == 1) {
+    plan.Wait(0);
+    plan.Signal(2);
+  } else if (rank == 2) {
+    plan.Wait(1);
+    plan.Move(plan.Input(0), Builder::At(0, Space::kInput, 0), b);
+  } else if (rank == 3) {
+    plan.Wait(0);
+  }
+  return std::move(plan).Finish(0);
+}
+
 void CheckOverwrite(uint64_t seed) {
-  const Algorithm algorithm = {"overwrite", "", nullptr, Overwrite};
-  Case test;
-  test.algorithm = &algorithm;
-  test.request.collective = Collective::kPermute;
-  test.request.geometry = {2, 2, false, false};
-  test.request.block_count = test.block_count = 100;
-  test.dtype = DType::kF32;
-  test.gin = true;
-  for (uint64_t i = 0; i < 10; ++i) Check(test, seed + i);
+  for (const bool by_third : {false, true}) {
+    const Algorithm algorithm = {"overwrite", "", nullptr, by_third ? OverwriteByThird : Overwrite};
+    Case test;
+    test.algorithm = &algorithm;
+    test.request.collective = Collective::kPermute;
+    test.request.geometry = {2, by_third ? 3 : 2, false, false};
+    test.request.block_count = test.block_count = 100;
+    test.dtype = DType::kF32;
+    test.gin = true;
+    for (uint64_t i = 0; i < 10; ++i) Check(test, seed + i);
+  }
+}
+
+// Blocks in many runs, packed and not, with little scratch and enough.
+void CheckPacking(uint64_t seed) {
+  const std::pair<Collective, const char*> algorithms[] = {{Collective::kAllToAll, "direct"},
+                                                           {Collective::kAllToAll, "pairwise"},
+                                                           {Collective::kAllToAll, "hierarchical"},
+                                                           {Collective::kAllGather, "ring"}};
+  for (const auto& [collective, name] : algorithms) {
+    for (const PackLimits pack : {PackLimits{0, 0}, PackLimits{1 << 20, 0}, PackLimits{1 << 20, 1 << 20}}) {
+      for (const Runs runs : {Runs{11, 11}, Runs{0, 11}, Runs{11, 0}}) {
+        Case test;
+        test.algorithm = FindAlgorithm(collective, name);
+        test.request.collective = collective;
+        test.request.geometry = {2, 2, false, true};
+        test.block_count = test.request.block_count = 330;
+        if (collective == Collective::kAllGather) test.runs.output = runs.output;
+        if (collective == Collective::kAllToAll) test.runs = runs;
+        test.request.chunk_count = seed % 2 == 0 ? 0 : 40;
+        test.dtype = DType::kF32;
+        test.num_channels = 1 + static_cast<int32_t>(seed % 3);
+        test.threads = 5;
+        test.pack = pack;
+        test.gin = true;
+        Check(test, ++seed);
+      }
+    }
+  }
 }
 
 // A case of this algorithm and geometry, the rest by chance.
@@ -220,6 +274,8 @@ Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, 
   test.limits.round_bytes = kRoundBytes[random() % 3];
   test.limits.num_slots = 1 + static_cast<int32_t>(random() % 3);
 #endif
+  constexpr int64_t kPackedBytes[] = {0, 40, 32 << 10}, kSendBytes[] = {0, 1000, 16 << 20};
+  test.pack = {kPackedBytes[random() % 3], kSendBytes[random() % 3]};
   if (FindReduce(test.dtype, test.op) == nullptr) test.op = ReduceOp::kSum;
   test.num_channels = 1 + static_cast<int32_t>(random() % 3);
   constexpr unsigned kThreads[] = {1, 2, 3, 8, 32};
@@ -272,6 +328,7 @@ int main(int argc, char** argv) {
     }
   }
   CheckOverwrite(seed);
+  CheckPacking(seed);
 #if !defined(JAXCOMM_TEST_ONE_TYPE)
   if (reduced) return 0;
   // Every type and operation.

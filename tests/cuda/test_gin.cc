@@ -70,8 +70,11 @@ int Overtaken() {
       const ncclDevComm comm = pair.gin.CommOf(rank);
       const ncclGin gin(comm, 0);
       if (rank == 0) {
-        network.Put(0, kTo, 0, kFrom, 0, kBytes);
-        if (threadIdx.x == 0) gin.signal(ncclTeamWorld(comm), 1, Signal{0});
+        network.Put(0, 0, kTo, 0, kFrom, 0, kBytes);
+        if (threadIdx.x == 0) {
+          gin.signal(ncclTeamWorld(comm), 1, Signal{0}, ncclCoopThread{}, ncclGin_None{}, ::cuda::thread_scope_thread,
+                     ::cuda::thread_scope_system);
+        }
         CHECK(network.Flush(0));
       } else if (threadIdx.x == 0) {
         while (gin.readSignal(0) == 0) emulation::Pause();
@@ -98,7 +101,7 @@ void TestStalledNetwork() {
     pair.Launch(2, seed, [&](int32_t rank, GinNetwork& network) {
       const auto channel = static_cast<int32_t>(blockIdx.x);
       if (rank == 0) {
-        network.Put(channel, kTo, channel, kFrom, 0, 1);
+        network.Put(channel, 0, kTo, channel, kFrom, 0, 1);
         __syncthreads();
         CHECK(network.Flush(channel));
       }
@@ -109,7 +112,7 @@ void TestStalledNetwork() {
       const auto channel = static_cast<int32_t>(blockIdx.x);
       if (channel == 0) return;
       if (rank == 0) {
-        for (int32_t i = 0; i < 3; ++i) network.Put(channel, kTo, i, kFrom, i, 1);
+        for (int32_t i = 0; i < 3; ++i) network.Put(channel, i, kTo, i, kFrom, i, 1);
         CHECK(__syncthreads_or(!network.Flush(channel)) != 0);
       } else if (threadIdx.x == 0) {
         CHECK(!network.Wait(channel, 0, 7));

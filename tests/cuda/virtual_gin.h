@@ -7,6 +7,7 @@
 // clang-format off: in this order, as NCCL's headers go before it
 #include "gin_double.h"
 #include "../../ffi/cuda/gin_network.cuh"
+#include "../../ffi/cuda/packing.h"
 // clang-format on
 #include "virtual_ranks.h"
 
@@ -18,7 +19,8 @@ class VirtualGin {
  public:
   VirtualGin(int32_t num_ranks, int32_t num_channels, uint64_t seed)
       : num_contexts_(1 + static_cast<int32_t>(seed % 3)),
-        network_(num_contexts_, NumGinSignals(num_channels, num_ranks), NumGinCounters(num_channels), seed),
+        network_(num_contexts_, NumGinSignals(num_channels, num_ranks), NumGinCounters(num_channels),
+                 kMostPutsUnderWay * ((num_channels + num_contexts_ - 1) / num_contexts_), seed),
         puts_(num_ranks, std::vector<uint64_t>(num_channels)) {}
 
   // By rank; for as long as this lives.

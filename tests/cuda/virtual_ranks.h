@@ -86,9 +86,9 @@ class VirtualRanks {
   };
 
   // Buffers of `stride` bytes per rank, which is a multiple of 16; `shift` bytes from a multiple of 16. `limits`: how
-  // the call is cut at its messages between nodes; null if kernels send them.
+  // the call is cut at its messages between nodes; null if kernels send them, packed as `pack` says.
   Call Prepare(Memory& memory, const Choice& choice, int64_t block_count, Runs runs, Operation operation,
-               int32_t num_channels, int64_t shift = 0, const CutLimits* limits = nullptr) const {
+               int32_t num_channels, int64_t shift = 0, const CutLimits* limits = nullptr, PackLimits pack = {}) const {
     const int64_t item_bytes = ItemBytes(operation.dtype);
     Request whole = choice.request;
     whole.block_count = block_count;
@@ -102,7 +102,7 @@ class VirtualRanks {
         programs.push_back(
             MakeRoundsProgram(choice, block_count, runs, item_bytes, num_channels, r, *limits, &call.rounds.back()));
       } else {
-        programs.push_back(MakeRankProgram(choice, block_count, runs, item_bytes, num_channels, r));
+        programs.push_back(MakeRankProgram(choice, block_count, runs, item_bytes, num_channels, r, pack));
       }
       scratch_count = std::max(scratch_count, programs[r].scratch_count);
     }

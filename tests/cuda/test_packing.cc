@@ -1,0 +1,146 @@
+// What is put to other nodes: packed plans are still correct, packed where that is worth it, and nobody waits for the
+// network without need. That kernels run them right is in test_executor.cc.
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "../../ffi/cuda/packing.h"
+#include "../../ffi/plan/algorithms.h"
+#include "../../ffi/plan/validate.h"
+#include "../native/check.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+constexpr int64_t kItemBytes = 4;
+
+bool IsFar(const Geometry& geometry, const ProgramStep& step, int32_t rank) {
+  return step.step.kind == StepKind::kPut && geometry.node(step.step.peer) != geometry.node(rank);
+}
+
+// One channel of every plan there is.
+void TestPackedPlansAreCorrect() {
+  std::mt19937_64 random(1);
+#define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
+  const Collective collectives[] = {
+#include "../../ffi/collectives.def"
+  };
+#undef JAXCOMM_COLLECTIVE
+  int num_packed = 0;
+  for (const Collective collective : collectives) {
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      for (int i = 0; i < 300; ++i) {
+        Request request;
+        request.collective = collective;
+        const auto num_nodes = static_cast<int32_t>(2 + random() % 3);
+        request.geometry = {num_nodes, static_cast<int32_t>(1 + random() % 3), false, random() % 2 == 0};
+        const auto n = static_cast<uint64_t>(request.geometry.num_ranks());
+        request.block_count = collective == Collective::kBarrier ? 0 : static_cast<int64_t>(1 + random() % 200);
+        request.chunk_count = random() % 2 == 0 ? 0 : static_cast<int64_t>(1 + random() % 50);
+        request.root = static_cast<int32_t>(random() % n);
+        for (uint64_t r = 0; r < n; ++r) request.source_of.push_back(static_cast<int32_t>((r + 1 + i) % n));
+        if (!algorithm.supports(request)) continue;
+        const std::vector<Plan> plans = BuildAll(algorithm, request);
+        const auto whole_count = request.block_count * static_cast<int64_t>(1 + random() % 2);
+        const auto run = [&] { return random() % 3 == 0 ? int64_t{0} : static_cast<int64_t>(1 + random() % 40); };
+        const Pieces pieces(request.block_count, whole_count, {run(), run()});
+        const PackLimits limits = {static_cast<int64_t>(random() % 100), static_cast<int64_t>(random() % 3000)};
+        const PackedPlans packed = PackFarPuts(plans, request.geometry, pieces, kItemBytes, 1, limits);
+        for (size_t r = 0; r < n; ++r) {
+          CHECK(packed.origins[r].size() == packed.plans[r].steps.size());
+          if (packed.plans[r].scratch_count > plans[r].scratch_count) ++num_packed;
+        }
+        const std::string fault = Validate(packed.plans, request);
+        if (!fault.empty()) std::fprintf(stderr, "%s/%s: %s\n", Name(collective), algorithm.name, fault.c_str());
+        CHECK(fault.empty());
+      }
+    }
+  }
+  CHECK(num_packed > 1000);
+  std::printf("ok packed plans are correct\n");
+}
+
+RankProgram ProgramOf(Collective collective, const char* algorithm, Geometry geometry, int64_t block_count, Runs runs,
+                      int32_t num_channels, PackLimits limits = {}) {
+  Choice choice;
+  choice.algorithm = FindAlgorithm(collective, algorithm);
+  choice.request.collective = collective;
+  choice.request.geometry = geometry;
+  choice.request.geometry.pull = true;
+  choice.request.geometry.all_addressable = false;
+  choice.request.block_count = ChannelCount(block_count, kItemBytes, num_channels);
+  return MakeRankProgram(choice, block_count, runs, kItemBytes, num_channels, 0, limits);
+}
+
+// Blocks of 1 MiB: in runs of 64 bytes, which would be 16384 messages; in runs of 32 KiB; side by side.
+void TestWhatIsPacked() {
+  constexpr int64_t kCount = 1 << 18;
+  const Geometry geometry = {2, 2, false, true};
+  for (const int64_t run : {int64_t{16}, int64_t{8} << 10, int64_t{0}}) {
+    const RankProgram program = ProgramOf(Collective::kAllToAll, "direct", geometry, kCount, {run, run}, 2);
+    const bool packs = run == 16;
+    const Pieces pieces(kCount / 2, kCount, {run, run});
+    for (const ChannelProgram& channel : program.channels) {
+      int num_puts = 0, num_unpacked = 0;
+      for (int32_t i = 0; i < channel.num_steps; ++i) {
+        const ProgramStep& step = program.steps[channel.first_step + i];
+        const Step& s = step.step;
+        if (s.kind == StepKind::kCopy && s.src.space == Space::kScratch) ++num_unpacked;
+        if (!IsFar(geometry, step, 0)) continue;
+        ++num_puts;
+        CHECK((s.src.space == Space::kScratch) == packs && (s.dst.space == Space::kScratch) == packs);
+        CHECK(packs ? s.count == kCount / 2 : pieces.MostPuts(s) <= kMostPutsUnderWay);
+      }
+      CHECK(packs ? num_puts == 2 && num_unpacked == 2 : num_unpacked == 0);
+      CHECK(run != 0 || num_puts == 2);
+    }
+    CHECK(program.scratch_count == (packs ? 4 * kCount : 0));
+    CHECK(program.shares_input && program.shares_output == !packs);  // peers read the input
+  }
+  // What lies side by side at one end only is packed at the other.
+  const RankProgram gather = ProgramOf(Collective::kAllGather, "direct", {2, 1}, kCount, {0, 16}, 1);
+  CHECK(gather.scratch_count == kCount && gather.shares_input && !gather.shares_output);
+  const RankProgram scatter = ProgramOf(Collective::kAllToAll, "direct", {2, 1}, kCount, {16, 0}, 1);
+  CHECK(scatter.scratch_count == kCount && !scatter.shares_input && scatter.shares_output);
+  // Little scratch is enough, for what is sent.
+  const PackLimits little = {32 << 10, 1};
+  const RankProgram turns = ProgramOf(Collective::kAllToAll, "direct", {4, 1}, kCount, {16, 0}, 1, little);
+  CHECK(turns.scratch_count == kCount);
+  CHECK(ProgramOf(Collective::kAllToAll, "direct", {4, 1}, kCount, {16, 0}, 1).scratch_count == 3 * kCount);
+  std::printf("ok short runs are packed, long ones are not\n");
+}
+
+int CountFlushes(const RankProgram& program) {
+  int count = 0;
+  for (const ProgramStep& step : program.steps) count += step.flush ? 1 : 0;
+  return count;
+}
+
+void TestFlushes() {
+  // Nobody writes to what is sent, and a rank has few puts for each other.
+  for (const int64_t run : {int64_t{0}, int64_t{16}}) {
+    for (const char* algorithm : {"direct", "pairwise"}) {
+      CHECK(CountFlushes(ProgramOf(Collective::kAllToAll, algorithm, {8, 1}, 1 << 10, {run, run}, 1)) == 0);
+    }
+  }
+  CHECK(CountFlushes(ProgramOf(Collective::kAllGather, "direct", {8, 1}, 1 << 10, {}, 1)) == 0);
+  CHECK(CountFlushes(ProgramOf(Collective::kAllGather, "ring", {8, 1}, 1 << 10, {}, 1)) == 0);
+  // What is packed in turns must have been sent.
+  const PackLimits little = {32 << 10, 1};
+  CHECK(CountFlushes(ProgramOf(Collective::kAllToAll, "direct", {8, 1}, 1 << 10, {16, 16}, 1, little)) == 6);
+  // 64 runs of 32 KiB, eight at a time.
+  CHECK(CountFlushes(ProgramOf(Collective::kAllToAll, "direct", {2, 1}, 1 << 19, {8 << 10, 8 << 10}, 1)) >= 7);
+  std::printf("ok nobody waits for the network without need\n");
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm
+
+int main() {
+  jaxcomm::cuda::TestPackedPlansAreCorrect();
+  jaxcomm::cuda::TestWhatIsPacked();
+  jaxcomm::cuda::TestFlushes();
+  return 0;
+}
