@@ -420,7 +420,8 @@ PLAIN = [
         "sends_.push_back({Aligned(plan.scratch_count), ",
         "sends_.push_back({0, ",
     ),
-    Mutant("all that is packed has one place", PACKING, "        packed += Aligned(step.count);\n", ""),
+    Mutant("all that is packed has one place", PACKING, "        packed += Aligned(step.count);\n", "", "packing"),
+    Mutant("sends wait for each other", PROGRAM, " && Overwrites(behind, put)", "", "packing"),
     Mutant(
         "parcels are unpacked one signal early",
         PACKING,
@@ -563,7 +564,7 @@ def main() -> int:
         build = Build(args, pathlib.Path(folder))
         tree = build.copy("sound")
         sources = {test: f"tests/cuda/test_{test}.cc" for test in tests}
-        parts = {"packing": PACKING, "program": PROGRAM, "call_program": CALL_PROGRAM, "cut": ROUNDS}  # not in a header
+        parts = {"packer": PACKING, "program": PROGRAM, "call_program": CALL_PROGRAM, "cut": ROUNDS}  # not in a header
         sources |= parts
         sound = dict(zip(sources, pool.map(lambda source: build.compile(tree, source), sources.values()), strict=True))
 

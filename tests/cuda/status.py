@@ -30,6 +30,10 @@ FEATURES = {
         ["native test_cuda_executor", "thread test_cuda_executor", "native test_cuda_gin", "thread test_cuda_gin"],
         [],
     ),
+    "GIN: short runs are packed, sends don't wait for each other": (
+        ["native test_cuda_packing", "native test_cuda_executor"],
+        [],
+    ),
     "GIN on the host: versions, device communicator": (["pytest tests/cuda/test_gin_host.py"], []),
     "several nodes: rounds of NCCL's sends and receives, failures": (
         ["native test_cuda_executor", "native test_cuda_rounds", "pytest tests/cuda/test_communicator.py"],
