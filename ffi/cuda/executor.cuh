@@ -57,6 +57,21 @@ struct Elements {
   // How many of the step's elements from i on lie side by side; at most `most`.
   JAXCOMM_DEVICE int64_t Side(int64_t i, int64_t most) const { return flat ? most : FindSide(i, most); }
 
+  // Whether every `unit` elements, counted from the step's first, lie side by side and may be moved as one.
+  JAXCOMM_DEVICE bool InUnits(int64_t unit, int64_t item_bytes) const {
+    const int64_t bounds = flat ? first : first | part.count | part.begin | part.run;
+    return bounds % unit == 0 && reinterpret_cast<uintptr_t>(base) % (unit * item_bytes) == 0;
+  }
+  // With such units for elements.
+  JAXCOMM_DEVICE Elements OfUnits(int64_t unit) const {
+    Elements units = *this;
+    units.first /= unit;
+    units.part.count /= unit;
+    units.part.begin /= unit;
+    units.part.run /= unit;
+    return units;
+  }
+
  private:
   JAXCOMM_DEVICE_CALLED int64_t FindPosition(int64_t i) const {
     const int64_t number = first + i;
@@ -154,23 +169,36 @@ JAXCOMM_DEVICE_CALLED void MoveItems(const Elements& dst, const Elements& src, i
   }
 }
 
+// Elements begin .. count: 16 bytes at a time, or as many as runs and addresses allow. What a thread has to find out
+// for one item costs more than to move it.
+JAXCOMM_DEVICE_CALLED void MoveShortRuns(const Elements& dst, const Elements& src, int64_t begin, int64_t count,
+                                         int64_t item_bytes) {
+  int64_t unit = 16 / item_bytes;
+  while (unit > 1 &&
+         ((begin | count) % unit != 0 || !dst.InUnits(unit, item_bytes) || !src.InUnits(unit, item_bytes))) {
+    unit /= 2;
+  }
+  const Elements to = dst.OfUnits(unit), from = src.OfUnits(unit);
+  begin /= unit;
+  count /= unit;
+  switch (item_bytes * unit) {
+    case 1:
+      return MoveItems<uint8_t>(to, from, begin, count);
+    case 2:
+      return MoveItems<uint16_t>(to, from, begin, count);
+    case 4:
+      return MoveItems<uint32_t>(to, from, begin, count);
+    case 8:
+      return MoveItems<uint64_t>(to, from, begin, count);
+    default:
+      return MoveItems<device::Bytes16>(to, from, begin, count);
+  }
+}
+
 JAXCOMM_DEVICE_CALLED void MoveElements(const Elements& dst, const Elements& src, int64_t count, int64_t item_bytes) {
   for (int64_t i = 0; i < count;) {
     const int64_t side = src.Side(i, dst.Side(i, count - i));
-    if (side < count - i && side * item_bytes < kShortRunBytes) {
-      switch (item_bytes) {
-        case 1:
-          return MoveItems<uint8_t>(dst, src, i, count);
-        case 2:
-          return MoveItems<uint16_t>(dst, src, i, count);
-        case 4:
-          return MoveItems<uint32_t>(dst, src, i, count);
-        case 8:
-          return MoveItems<uint64_t>(dst, src, i, count);
-        default:
-          return MoveItems<device::Bytes16>(dst, src, i, count);
-      }
-    }
+    if (side < count - i && side * item_bytes < kShortRunBytes) return MoveShortRuns(dst, src, i, count, item_bytes);
     device::Copy(dst.base + dst.Position(i) * item_bytes, src.base + src.Position(i) * item_bytes, side * item_bytes);
     i += side;
   }
