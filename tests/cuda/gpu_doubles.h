@@ -102,7 +102,9 @@ cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t) { return "failed"; }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 132, cudaSuccess; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  return *value = jaxcomm::Fails("few SMs") ? 36 : 132, cudaSuccess;
+}
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
   return jaxcomm::Fails("cudaMalloc") ? cudaErrorMemoryAllocation : jaxcomm::Allocate(memory, bytes);

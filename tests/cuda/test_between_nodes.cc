@@ -640,12 +640,12 @@ void TestOneRankFails() {
   struct Kind {
     std::vector<int> hosts;
     bool gin;
-    int num_fallbacks;
+    int num_errors, num_fallbacks;
   };
-  for (const Kind& kind : {Kind{Hosts(1, 2), false, 0}, {Hosts(2, 1), false, 0}, {Hosts(2, 1), true, 4}}) {
+  for (const Kind& kind : {Kind{Hosts(1, 2), false, 14, 0}, {Hosts(2, 1), false, 22, 0}, {Hosts(2, 1), true, 12, 4}}) {
     int num_errors = 0, num_fallbacks = 0;
     for (const char* call :
-         {"kernels", "kernels of GIN", "cudaMalloc", "cudaHostAlloc", "cudaStreamCreate", "cudaMemsetAsync",
+         {"few SMs", "kernels", "kernels of GIN", "cudaMalloc", "cudaHostAlloc", "cudaStreamCreate", "cudaMemsetAsync",
           "cudaEventCreate", "ncclMemAlloc", "ncclCommWindowRegister", "ncclGetLsaDevicePointer",
           "ncclCommQueryProperties", "ncclCommInitRankConfig", "ncclDevCommCreate"}) {
       // The first ones come before ranks can tell each other anything.
@@ -659,10 +659,11 @@ void TestOneRankFails() {
         if (!reached) break;
         CHECK(errors[0].empty() == errors[1].empty());
         CHECK(errors[0].empty() || Has(errors[0], "rank 1 of the group "));
+        if (errors[0].empty() && call == std::string("few SMs")) break;  // enough without NCCL's own kernels
         ++(errors[0].empty() ? num_fallbacks : num_errors);
       }
     }
-    CHECK(num_errors > 10 && num_fallbacks == kind.num_fallbacks);
+    CHECK(num_errors == kind.num_errors && num_fallbacks == kind.num_fallbacks);
   }
   std::printf("ok what fails on one rank is an error on all, or another way is taken by all\n");
 }
