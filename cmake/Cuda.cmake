@@ -107,6 +107,7 @@ enable_language(CUDA)  # no find_package(CUDAToolkit): it wants an unversioned l
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/module.cc
   ffi/cuda/call.cc
+  ffi/cuda/call_names.cc
   ffi/cuda/call_program.cc
   ffi/cuda/capabilities.cc
   ffi/cuda/code_check.cu

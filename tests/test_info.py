@@ -27,7 +27,8 @@ class Module:
         self.driver, self.version, self.missing, self.failure, self.code = 13000, 23007, [], "", ""
         self.gpus = [{"name": "H100", "capability": (9, 0), "memory_bytes": 1, "peers": [1 - n]} for n in range(2)]
         self.properties = {
-            "device_api": True, "multimem": False, "gin": 3, "railed_gin": 3, "num_lsa_teams": 1, "host_rma": True,
+            "device_api": True, "multimem": False, "gin": 3, "railed_gin": 3, "gin_usable": True, "num_lsa_teams": 1,
+            "host_rma": True,
         }  # fmt: skip
         self.__dict__ |= changes
 
@@ -232,10 +233,13 @@ def test_what_a_communicator_says(answers):
     assert found["multimem"] == f"no: {whose}"
     assert found["GIN"] == f"yes: GDAKI, on rails GDAKI, {whose}"
     assert found["host RMA"] == f"yes: {whose}"
-    found = answers(Module(version=23203), communicator=True)
+    unusable = Module().properties | {"gin_usable": False}
+    found = answers(Module(version=23203, properties=unusable), communicator=True)
     assert found["GIN"].startswith("no: GDAKI, on rails GDAKI, but kernels that use it need NCCL 2.30.7")
-    found = answers(Module(properties=Module().properties | {"gin": 0, "railed_gin": 5}), communicator=True)
-    assert found["GIN"] == f"yes: none, on rails kind 5, {whose}"
+    found = answers(Module(properties=unusable | {"gin": 0, "railed_gin": 5}), communicator=True)
+    assert found["GIN"] == "no: none, on rails kind 5, but it is needed between all GPUs"
+    # What NCCL can use is not ruled out by what this machine seems to lack.
+    assert answers(Module(), communicator=True, nics=[])["GIN"].startswith("yes: GDAKI")
 
 
 def test_no_communicator_can_be_made(answers):

@@ -191,14 +191,17 @@ std::string LocateBuffers(const CallSpec& spec, const XlaCollectives& collective
   return call.Locate(buffers.x, buffers.y, input, output, stream);
 }
 
-std::string Initialized(CallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers) {
+std::string Initialized(CallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers,
+                        cudaStream_t stream) {
   const CallSpec& spec = state.spec;
   ncclComm_t nccl_comm = nullptr;
-  std::string error = GetCommunicator(collectives, spec.groups, spec.group_size, state.members, device, &nccl_comm);
+  const DeviceCall* const existing = Find(state, device);
+  std::string error;
+  if (existing == nullptr && !WaitForEarlier(stream, &error)) return error;
+  error = GetCommunicator(collectives, spec.groups, spec.group_size, state.members, device, &nccl_comm);
   if (!error.empty()) return error;
   Communicator* const communicator = Communicator::Get(nccl_comm, &error);
   if (communicator == nullptr) return error;
-  const DeviceCall* const existing = Find(state, device);
   if (existing == nullptr || &existing->communicator() != communicator) {
     if (communicator->size() != spec.group_size) {
       return "the group's communicator has " + std::to_string(communicator->size()) + " ranks, the group " +
@@ -209,7 +212,7 @@ std::string Initialized(CallState& state, const XlaCollectives& collectives, int
                                  state.windows);
     if (!made) return error;
     std::lock_guard<std::mutex> lock(state.mutex);
-    state.calls[device] = std::move(made);
+    state.calls[device].swap(made);  // the old one ends without the lock: to free its memory waits for the GPU
   }
   return "";
 }
@@ -247,7 +250,7 @@ ffi::Error Initialize(cudaStream_t stream, CallState* state, XlaCollectives coll
   if (ffi::Error failure = FailureOf(state->spec, FailureBefore(*state, run.run_id)); !failure.success())
     return failure;
   if (!ProblemOf(*state, device).empty()) return ffi::Error::Success();
-  problem = Initialized(*state, collectives, device, buffers);
+  problem = Initialized(*state, collectives, device, buffers, stream);
   if (!problem.empty()) {
     std::lock_guard<std::mutex> lock(state->mutex);
     state->problems[device] = problem;
@@ -276,7 +279,7 @@ ffi::Error Execute(cudaStream_t stream, CallState* state, int32_t device, ffi::R
 std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator& communicator, DType dtype,
                                              int64_t input_count, int64_t output_count, std::string* error,
                                              bool moves) {
-  std::unique_ptr<DeviceCall> made(new DeviceCall(communicator));
+  std::unique_ptr<DeviceCall> made(new DeviceCall(communicator, spec.op + " at " + spec.site));
   if (!MakeCallProgram(spec, dtype, input_count, output_count, communicator.seat(), communicator.max_channels(),
                        &made->call_, error)) {
     return nullptr;
@@ -290,7 +293,7 @@ std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator&
       !communicator.Reserve(made->call_.arena.bytes, &comm.arena, &comm.arena_bytes, error)) {
     return nullptr;
   }
-  comm.program = Communicator::AddCall(spec.op + " at " + spec.site);
+  comm.program = made->name_.number();
   if (made->call_.flagged) {
     made->call_.flagged->comm = comm;
     return made;
@@ -298,16 +301,16 @@ std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator&
   made->where_ = Where(spec);
   made->moves_ = moves && communicator.seat().ranks_per_node == communicator.size() &&
                  (made->shares_input() || made->shares_output()) && !made->call_.program.steps.empty();
-  if (!made->Upload(error)) return nullptr;
+  Messenger* const messenger = communicator.messenger();
+  const bool ready =
+      made->Upload(error) && (!messenger || messenger->MakeEvents(made->call_.rounds, &made->events_, error));
+  // Or others would wait for this rank: kernels for the timeout, NCCL without end.
+  if (!communicator.AllDone("when it copied its program to the GPU", ready, error)) return nullptr;
   if (const Gin* const gin = communicator.gin()) {
     const ncclWindow_t arena = made->call_.arena.bytes > 0 ? communicator.Registered(comm.arena) : nullptr;
     made->gin_args_ = gin->Args(comm, arena, made->call_.arena);
   }
-  Messenger* const messenger = communicator.messenger();
-  if (messenger != nullptr && (!messenger->Connect(made->call_.rounds, made->call_.item_bytes, comm.program, error) ||
-                               !messenger->MakeEvents(made->call_.rounds, &made->events_, error))) {
-    return nullptr;
-  }
+  if (messenger && !messenger->Connect(made->call_.rounds, made->call_.item_bytes, comm.program, error)) return nullptr;
   return made;
 }
 
@@ -388,6 +391,7 @@ std::string DeviceCall::Locate(const void* x, const void* y, const XlaWindow& in
 }
 
 DeviceCall::~DeviceCall() {
+  if (Messenger* const messenger = communicator_.messenger()) messenger->Forget(name_.number());
   if (image_ == nullptr) return;
   KeepDevice keep;
   cudaSetDevice(communicator_.device());

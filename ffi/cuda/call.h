@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "../handlers/attributes.h"
+#include "call_names.h"
 #include "call_program.h"
 #include "communicator.h"
 #include "locate.cuh"
@@ -57,13 +58,14 @@ class DeviceCall {
     const void* address = nullptr;  // XLA's, of this run
   };
 
-  explicit DeviceCall(Communicator& communicator) : communicator_(communicator) {}
+  DeviceCall(Communicator& communicator, const std::string& name) : communicator_(communicator), name_(name) {}
   std::string LocateBuffer(const char* name, const void* address, const XlaWindow& window, int64_t in_arena,
                            Shared* shared, int64_t* location) const;
   bool Upload(std::string* error);
   std::string CheckAlignment(const void* x, const void* y) const;
 
   Communicator& communicator_;
+  const CallName name_;
   CallProgram call_;
   char* image_ = nullptr;  // of the device
   RankArgs args_;          // without XLA's buffers

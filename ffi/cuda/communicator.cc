@@ -1,12 +1,14 @@
 #include "communicator.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <new>
 #include <utility>
 
 #include "../common/hash.h"
+#include "call_names.h"
 #include "check_cuda.h"
 #include "keep_device.h"
 #include "launch.h"
@@ -22,7 +24,6 @@ constexpr int64_t kLeastArenaBytes = 32 << 20;
 struct Shared {
   std::mutex mutex;
   Communicator::Settings settings;
-  std::vector<std::string> calls;  // by Comm::program
   std::vector<Communicator*> communicators;
 };
 
@@ -44,12 +45,6 @@ void Communicator::Configure(double timeout_s, int32_t max_channels, const std::
 Communicator::Settings Communicator::Configured() {
   std::lock_guard<std::mutex> lock(GetShared().mutex);
   return GetShared().settings;
-}
-
-uint64_t Communicator::AddCall(const std::string& text) {
-  std::lock_guard<std::mutex> lock(GetShared().mutex);
-  GetShared().calls.push_back(text);
-  return GetShared().calls.size() - 1;
 }
 
 Communicator* Communicator::Get(ncclComm_t nccl_comm, std::string* error) {
@@ -96,48 +91,60 @@ std::vector<std::string> Communicator::Failures() {
 }
 
 bool Communicator::Make(std::string* error) {
-  const int32_t max_channels = settings_.max_channels;
   comm_.timeout_ns = static_cast<uint64_t>(settings_.timeout_s * 1e9);
-  comm_.signals.num_channels = max_channels + 1;
+  comm_.signals.num_channels = settings_.max_channels + 1;
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   if (!QueryProperties(&properties, error)) return false;
   KeepDevice keep;
-  if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error)) return false;
-  int num_sms = 0;
-  if (!CheckCuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_),
-                 error)) {
+  // Until there is an exchange, no rank can tell the others that it has failed.
+  if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) || !exchange_.Make(rank(), size(), error)) {
     return false;
   }
-  if (max_channels > num_sms) {
-    *error = "JAXCOMM_MAX_SMS is " + std::to_string(max_channels) + ", but GPU " + std::to_string(device_) + " has " +
+  int num_sms = 0;
+  const bool ready = CheckCuda("cudaDeviceGetAttribute",
+                               cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_), error) &&
+                     CheckDevice(num_sms, error);
+  if (!exchange_.AllDone("when it loaded kernels", ready, error) ||
+      !exchange_.Agree("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels()), error)) {
+    return false;
+  }
+  const bool can_gin = Gin::Usable(nccl_, properties);
+  Nodes nodes;
+  if (!FindNodes(exchange_, properties, settings_.node_name, can_gin, &nodes, error)) return false;
+  if (nodes.gin && !MakeGin(error)) return false;
+  if (nodes.gin && !gin_ && !FindNodes(exchange_, properties, settings_.node_name, false, &nodes, error)) return false;
+  comm_.local = nodes.own;
+  memory_.emplace(exchange_, nodes, properties.multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr);
+  if (!exchange_.AllDone("when it made counters", MakeLocalMemory(error), error) || !MakeCounters(error)) return false;
+  return comm_.local.size == size() || gin_ || MakeMessenger(num_sms, error);
+}
+
+bool Communicator::CheckDevice(int num_sms, std::string* error) const {
+  if (max_channels() > num_sms) {
+    *error = "JAXCOMM_MAX_SMS is " + std::to_string(max_channels()) + ", but GPU " + std::to_string(device_) + " has " +
              std::to_string(num_sms) + " SMs";
     return false;
   }
-  Nodes nodes;
-  if (!CheckCuda("kernels", LoadKernel(), error) || !CheckCuda("kernels", LoadFlaggedKernel(), error) ||
-      !exchange_.Make(rank(), size(), error) ||
-      !exchange_.Agree("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels), error) ||
-      !FindNodes(exchange_, properties, settings_.node_name, &nodes, error)) {
-    return false;
-  }
-  comm_.local = nodes.own;
-  memory_.emplace(exchange_, nodes, properties.multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr);
-  if (!MakeLocalMemory(error) || !MakeCounters(error)) return false;
-  if (comm_.local.size == size()) return true;
-  if (nodes.gin) return MakeGin(error);
-  ncclComm_t network = nullptr;
+  return CheckCuda("kernels", LoadKernel(), error) && CheckCuda("kernels", LoadFlaggedKernel(), error);
+}
+
+bool Communicator::MakeMessenger(int num_sms, std::string* error) {
   // Kernels that wait for their node must leave room for NCCL's, or no rank comes any further.
   constexpr int32_t kSmsOfNccl = 34;
-  if (max_channels + kSmsOfNccl > num_sms) {
-    *error = "JAXCOMM_MAX_SMS is " + std::to_string(max_channels) + ", but between nodes " +
+  const bool room = max_channels() + kSmsOfNccl <= num_sms;
+  if (!room) {
+    *error = "JAXCOMM_MAX_SMS is " + std::to_string(max_channels()) + ", but between nodes " +
              std::to_string(kSmsOfNccl) + " of the " + std::to_string(num_sms) + " SMs of GPU " +
              std::to_string(device_) + " must be left to NCCL";
+  }
+  ncclComm_t network = nullptr;
+  // Everybody again: what goes between nodes must not meet what XLA sends on its communicator.
+  if (!exchange_.AllDone("when it looked for room for NCCL", room, error) ||
+      !MakePart(exchange_, 0, size(), &network, error)) {
     return false;
   }
-  // Everybody again: what goes between nodes must not meet what XLA sends on its communicator.
-  if (!MakePart(exchange_, 0, size(), &network, error)) return false;
   messenger_ = Messenger::Make(nccl_, network, comm_, report_, settings_.timeout_s, error);
-  return messenger_ != nullptr;
+  return exchange_.AllDone("when it made streams for messages", messenger_ != nullptr, error);
 }
 
 bool Communicator::QueryProperties(ncclCommProperties_t* properties, std::string* error) {
@@ -185,7 +192,7 @@ bool Communicator::MakeCounters(std::string* error) {
   const int64_t pad_bytes = num_ranks * comm_.signals.num_channels * int64_t{sizeof(uint64_t)};
   const int64_t bytes = WholePages(slot_bytes + pad_bytes + MailBytes(comm_.local.size));
   device::Window& pad = comm_.signals.pad;
-  if (!memory_->Allocate("signals", bytes, &pad, error) || !memory_->Clear("signals", pad, bytes, error)) return false;
+  if (!memory_->Allocate("signals", bytes, &pad, error) || !memory_->Clear(pad, bytes, error)) return false;
   slots.pad = pad;
   pad.base += slot_bytes;
   mail_ = {pad.base + pad_bytes, pad.stride};
@@ -198,19 +205,42 @@ bool Communicator::IsSameOnAllRanks(const char* what, uint64_t own, std::string*
   return CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) && exchange_.Agree(what, own, error);
 }
 
+bool Communicator::AllDone(const char* at, bool own, std::string* error) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  KeepDevice keep;
+  return CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) && exchange_.AllDone(at, own, error);
+}
+
+// What it can't make on all ranks, it makes on none: there are other ways between nodes. What NCCL has made where it
+// could stays. False: ranks have not met.
 bool Communicator::MakeGin(std::string* error) {
   const auto bytes = static_cast<size_t>(Gin::CountBytes(comm_.signals.num_channels, size()));
   uint64_t* counts = nullptr;
-  if (!CheckCuda("kernels", LoadGinKernel(), error) || !CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes), error) ||
-      !CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, exchange_.stream()), error)) {
-    return false;
-  }
-  const auto check = [this](const char* name, ncclResult_t result, std::string* problem) {
-    return exchange_.Check(name, result, problem);
-  };
-  gin_ = Gin::Make(nccl_, exchange_.nccl_comm(), comm_, counts, check, error);
+  std::string problem;
+  bool all_can = CheckCuda("kernels", LoadGinKernel(), &problem) &&
+                 CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes), &problem) &&
+                 CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, exchange_.stream()), &problem);
   // After this, all counts are zero.
-  return gin_ != nullptr && exchange_.Agree("counts of GIN", bytes, error);
+  if (!exchange_.AllCan(all_can, &all_can, error)) return false;
+  std::unique_ptr<Gin> made;
+  if (all_can) {
+    const auto check = [this](const char* name, ncclResult_t result, std::string* why) {
+      return exchange_.Check(name, result, why);
+    };
+    made = Gin::Make(nccl_, exchange_.nccl_comm(), comm_, counts, check, &problem);
+    if (!exchange_.AllCan(made != nullptr, &all_can, error)) return false;
+  }
+  if (all_can) {
+    gin_ = std::move(made);
+    return true;
+  }
+  cudaFree(counts);
+  static std::once_flag warned;
+  std::call_once(warned, [&] {
+    std::fprintf(stderr, "jaxcomm: no GIN between nodes: rank %d of %d: %s; NCCL sends and receives instead\n", rank(),
+                 size(), problem.empty() ? "another rank can't" : problem.c_str());
+  });
+  return true;
 }
 
 namespace {
@@ -273,7 +303,7 @@ bool Communicator::ReserveFor(const std::string& owner, int64_t bytes, device::C
     made.bytes = WholePages(std::max(bytes, 2 * arena.bytes));
     if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) ||
         !memory_->Allocate(what.c_str(), made.bytes, &made.window, error, &made.multicast) ||
-        !memory_->Clear(what.c_str(), made.window, made.bytes, error)) {
+        !memory_->Clear(made.window, made.bytes, error)) {
       return false;
     }
     arena = made;
@@ -312,16 +342,11 @@ std::string Communicator::Failure() {
   uint64_t call = 0;
   std::string of_messages;
   if (messenger_ && !reported) of_messages = messenger_->Failure(&call);
-  if (!reported && of_messages.empty()) return "";
+  if (!reported && of_messages.empty()) return exchange_.Failure();
   std::lock_guard<std::mutex> lock(mutex_);
   if (failure_.empty()) {
     if (reported) call = report_->program;
-    std::string name = "a call";
-    {
-      std::lock_guard<std::mutex> shared_lock(GetShared().mutex);
-      const std::vector<std::string>& calls = GetShared().calls;
-      if (call < calls.size()) name = calls[call];
-    }
+    const std::string name = CallName::Of(call);
     failure_ = reported ? FailureText(*report_, name, settings_.timeout_s) : name + ": " + of_messages;
   }
   return failure_;

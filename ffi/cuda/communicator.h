@@ -48,11 +48,10 @@ class Communicator {
   // Why kernels have given up, of all communicators that have ever been made.
   static std::vector<std::string> Failures();
 
-  // Text for reports of calls that pass the result as device::Comm::program.
-  static uint64_t AddCall(const std::string& text);
-
   // Whether all ranks have come with the same number. Collective. False: `error` says who has another.
   bool IsSameOnAllRanks(const char* what, uint64_t own, std::string* error);
+  // Whether all ranks are done with what each does alone; `error`, and `at`: as Exchange::AllDone. Collective.
+  bool AllDone(const char* at, bool own, std::string* error);
 
   // Symmetric memory of at least `bytes` at every rank, which stays what it is as long as the process: all calls with
   // less share the newest. Collective. False: `error` is filled in.
@@ -78,7 +77,8 @@ class Communicator {
   // What NCCL has registered `arena`, which is of Reserve, as.
   ncclWindow_t Registered(const device::Window& arena);
 
-  // Empty, or why a kernel has given up. Then this communicator is of no more use: the ranks' counters have parted.
+  // Empty, or why a kernel has given up, or why ranks have not met. Then this communicator is of no more use: the
+  // ranks' counters have parted.
   std::string Failure();
 
   const device::Comm& comm() const { return comm_; }  // without an arena
@@ -98,9 +98,11 @@ class Communicator {
 
   bool Make(std::string* error);
   bool QueryProperties(ncclCommProperties_t* properties, std::string* error);
+  bool CheckDevice(int num_sms, std::string* error) const;
   bool MakeLocalMemory(std::string* error);
   bool MakeCounters(std::string* error);
   bool MakeGin(std::string* error);
+  bool MakeMessenger(int num_sms, std::string* error);
 
   const NcclLibrary& nccl_;
   const Settings settings_;

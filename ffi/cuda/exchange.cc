@@ -24,6 +24,17 @@ bool Exchange::Make(int32_t rank, int32_t size, std::string* error) {
 }
 
 bool Exchange::Gather(uint64_t own, std::vector<uint64_t>* all, std::string* error) {
+  if (const std::string failure = Failure(); !failure.empty()) {
+    *error = "ranks did not meet before: " + failure;
+    return false;
+  }
+  if (Try(own, all, error)) return true;
+  std::lock_guard<std::mutex> lock(mutex_);
+  failure_ = *error;
+  return false;
+}
+
+bool Exchange::Try(uint64_t own, std::vector<uint64_t>* all, std::string* error) {
   const size_t bytes = static_cast<size_t>(size_) * sizeof own;
   if (!CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(words_, &own, sizeof own, cudaMemcpyHostToDevice, stream_),
                  error) ||
@@ -56,6 +67,25 @@ bool Exchange::AllCan(bool own, bool* all, std::string* error) {
   return true;
 }
 
+bool Exchange::AllDone(const char* at, bool own, std::string* error) {
+  std::vector<uint64_t> answers;
+  std::string failure;
+  if (!Gather(own ? 1 : 0, &answers, &failure)) {
+    if (own) *error = failure;
+    return false;
+  }
+  const auto failed = std::find(answers.begin(), answers.end(), 0);
+  if (own && failed != answers.end()) {
+    *error = "rank " + std::to_string(failed - answers.begin()) + " of the group failed " + at + "; its error says why";
+  }
+  return failed == answers.end();
+}
+
+std::string Exchange::Failure() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
+}
+
 bool Exchange::WaitForStream(std::string* error) {
   const Deadline deadline(timeout_s_);
   for (;;) {
@@ -85,6 +115,10 @@ bool Exchange::Check(const char* name, ncclResult_t result, std::string* error) 
     if (const char* more = nccl_.GetLastError(nccl_comm_); more && *more) *error += std::string(" (") + more + ")";
   }
   return false;
+}
+
+bool WaitForEarlier(cudaStream_t stream, std::string* error) {
+  return CheckCuda("cudaStreamSynchronize", cudaStreamSynchronize(stream), error);
 }
 
 }  // namespace cuda

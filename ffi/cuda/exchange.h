@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -15,7 +16,9 @@ namespace cuda {
 
 // One per communicator, never deleted, as that is. One thread at a time.
 //
-// What is collective is called by all ranks, in the same order, and waits for them no longer than the timeout.
+// What is collective is called by all ranks, in the same order, and waits for them no longer than the timeout. If that
+// fails here, others may have gone on, and the next word of theirs would be taken for the answer to another question:
+// so all that comes after fails too.
 class Exchange {
  public:
   Exchange(const NcclLibrary& nccl, ncclComm_t nccl_comm, double timeout_s)
@@ -35,6 +38,14 @@ class Exchange {
   // `all`: whether every rank can. Collective.
   bool AllCan(bool own, bool* all, std::string* error);
 
+  // Whether all ranks are done with what each does alone. Collective, and comes before what would wait for a rank that
+  // is not. False: `error` is what is in it already if this one is not, else says who: "rank 2 of the group failed
+  // <at>".
+  bool AllDone(const char* at, bool own, std::string* error);
+
+  // Empty, or what has failed: then there is nothing more to be had from other ranks. Any thread.
+  std::string Failure() const;
+
   // Whether a call of NCCL on the communicator has succeeded, once it is over: XLA may have made it non-blocking.
   bool Check(const char* name, ncclResult_t result, std::string* error) const;
 
@@ -47,6 +58,7 @@ class Exchange {
   cudaStream_t stream() const { return stream_; }
 
  private:
+  bool Try(uint64_t own, std::vector<uint64_t>* all, std::string* error);
   bool WaitForStream(std::string* error);
 
   const NcclLibrary& nccl_;
@@ -57,7 +69,15 @@ class Exchange {
   cudaStream_t stream_ = nullptr;
   uint64_t* words_ = nullptr;          // of the device: own word, then those of all ranks
   uint64_t* words_on_host_ = nullptr;  // those of all ranks
+
+  mutable std::mutex mutex_;
+  std::string failure_;
 };
+
+// Waits until what has been put on `stream` before is over, before a run's first collective call: or the deadlines of
+// all ranks would count what each is still busy with. What is there ends: it may wait for what peers have put on their
+// streams before they come here, as all ranks start the same programs in the same order, and kernels of ours give up.
+bool WaitForEarlier(cudaStream_t stream, std::string* error);
 
 }  // namespace cuda
 }  // namespace jaxcomm

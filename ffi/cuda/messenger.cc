@@ -84,6 +84,11 @@ bool Messenger::Connect(const Rounds& rounds, int64_t item_bytes, uint64_t call,
   return true;
 }
 
+void Messenger::Forget(uint64_t call) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  peers_.erase(call);
+}
+
 bool Messenger::Greet(const Rounds& rounds, int64_t item_bytes, std::string* error) {
   const std::map<int32_t, uint64_t> sent = Hashes(rounds.rounds, &Round::sends, item_bytes);
   const std::map<int32_t, uint64_t> received = Hashes(rounds.rounds, &Round::receives, item_bytes);

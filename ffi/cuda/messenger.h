@@ -41,6 +41,9 @@ class Messenger {
   // If it fails, this is of no more use: what has been sent may be taken for the answer to another call.
   bool Connect(const Rounds& rounds, int64_t item_bytes, uint64_t call, std::string* error);
 
+  // After the last run of the call.
+  void Forget(uint64_t call);
+
   bool MakeEvents(const Rounds& rounds, RoundEvents* events, std::string* error) const;
   static void Free(const RoundEvents& events);
 

@@ -13,6 +13,7 @@
 #include "capabilities.h"
 #include "check_cuda.h"
 #include "code_check.h"
+#include "gin.h"
 #include "nccl_library.h"
 #include "own_communicators.h"
 #include "user_call.h"
@@ -160,6 +161,7 @@ nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector
   result["device_api"] = properties.deviceApiSupport;
   result["multimem"] = properties.multimemSupport;
   result["gin"] = static_cast<int>(properties.ginType);
+  result["gin_usable"] = cuda::Gin::Usable(library, properties);
   result["railed_gin"] = static_cast<int>(properties.railedGinType);
   result["num_lsa_teams"] = properties.nLsaTeams;
   result["host_rma"] = properties.hostRmaSupport;

@@ -5,13 +5,11 @@
 #include <utility>
 #include <vector>
 
-#include "gin.h"
-
 namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// `connected`: all nodes are, on all ranks.
+// `connected`: all nodes are, on all ranks. If not, it leaves nothing behind.
 bool SplitNodes(Exchange& exchange, const ncclCommProperties_t& all, int32_t ranks_per_node, Nodes* nodes,
                 bool* connected, std::string* error) {
   const int32_t rank = exchange.rank();
@@ -22,10 +20,13 @@ bool SplitNodes(Exchange& exchange, const ncclCommProperties_t& all, int32_t ran
     if (!MakePart(exchange, nodes->own.first, ranks_per_node, &nodes->comm, error)) return false;
     ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
     const ncclResult_t asked = exchange.nccl().CommQueryProperties(nodes->comm, &properties);
-    if (!exchange.Check("ncclCommQueryProperties", asked, error)) return false;
+    const bool known = exchange.Check("ncclCommQueryProperties", asked, error);
+    if (!exchange.AllDone("when it asked NCCL for its node", known, error)) return false;
     own = properties.deviceApiSupport && properties.nLsaTeams == 1;
   }
-  return exchange.AllCan(own, connected, error);
+  if (!exchange.AllCan(own, connected, error)) return false;
+  if (!*connected && ranks_per_node < exchange.size()) exchange.nccl().CommAbort(nodes->comm);
+  return true;
 }
 
 }  // namespace
@@ -33,7 +34,7 @@ bool SplitNodes(Exchange& exchange, const ncclCommProperties_t& all, int32_t ran
 // NCCL knows which ranks address each other's memory: it makes teams of equal size of ranks that follow each other. But
 // a communicator of several teams has windows only if the network allows GIN. If kernels can't use that, each node gets
 // a communicator of its own.
-bool FindNodes(Exchange& exchange, const ncclCommProperties_t& properties, uint64_t name, Nodes* nodes,
+bool FindNodes(Exchange& exchange, const ncclCommProperties_t& properties, uint64_t name, bool can_gin, Nodes* nodes,
                std::string* error) {
   std::vector<uint64_t> names;
   if (!exchange.Gather(name, &names, error)) return false;
@@ -48,7 +49,7 @@ bool FindNodes(Exchange& exchange, const ncclCommProperties_t& properties, uint6
   const bool even = std::all_of(lengths.begin(), lengths.end(), [&](int32_t length) { return length == lengths[0]; });
   const int32_t ranks_per_node = even ? lengths[0] : 1;
   if (properties.deviceApiSupport && properties.nLsaTeams > 1 && ranks_per_node == team_size) {
-    if (!exchange.AllCan(Gin::Usable(exchange.nccl(), properties), &nodes->gin, error)) return false;
+    if (!exchange.AllCan(can_gin, &nodes->gin, error)) return false;
     if (nodes->gin) {
       const int32_t rank = exchange.rank();
       nodes->own = {rank % team_size, team_size, rank / team_size * team_size, 1};
@@ -89,8 +90,9 @@ bool MakePart(Exchange& exchange, int32_t first, int32_t count, ncclComm_t* part
   std::memcpy(&key, words, sizeof words);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
-  const ncclResult_t made = nccl.CommInitRankConfig(part, count, key, exchange.rank() - first, &config);
-  return exchange.Check("ncclCommInitRankConfig", made, error);
+  const ncclResult_t asked = nccl.CommInitRankConfig(part, count, key, exchange.rank() - first, &config);
+  const bool made = exchange.Check("ncclCommInitRankConfig", asked, error);
+  return exchange.AllDone("in ncclCommInitRankConfig", made, error);
 }
 
 }  // namespace cuda

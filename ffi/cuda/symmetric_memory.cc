@@ -37,19 +37,18 @@ bool SymmetricMemory::Allocate(const char* what, int64_t bytes, device::Window* 
     *error = "NCCL gave no window for the " + std::string(what) +
              ": the group's GPUs can't address each other's memory (see python -m jaxcomm.info --communicator)";
   }
-  if (registered == nullptr) {
-    nccl.MemFree(memory);
-    return false;
-  }
-  if (!Address(registered, 0, window, error)) return false;
+  const bool addressed = registered != nullptr && Address(registered, 0, window, error);
+  if (registered == nullptr) nccl.MemFree(memory);
+  if (!exchange_.AllDone("when it registered memory with NCCL", addressed, error)) return false;
   registered_[window->base] = registered;
   return multicast == nullptr || FindMulticast(registered, multicast, error);
 }
 
-bool SymmetricMemory::Clear(const char* what, const device::Window& window, int64_t bytes, std::string* error) {
+bool SymmetricMemory::Clear(const device::Window& window, int64_t bytes, std::string* error) {
   void* const own = window.At(nodes_.own.rank);
-  return CheckCuda("cudaMemsetAsync", cudaMemsetAsync(own, 0, static_cast<size_t>(bytes), exchange_.stream()), error) &&
-         exchange_.Agree(what, static_cast<uint64_t>(bytes), error);
+  const bool begun =
+      CheckCuda("cudaMemsetAsync", cudaMemsetAsync(own, 0, static_cast<size_t>(bytes), exchange_.stream()), error);
+  return exchange_.AllDone("when it cleared memory", begun, error);
 }
 
 bool SymmetricMemory::Address(ncclWindow_t registered, int64_t offset, device::Window* window,

@@ -31,7 +31,7 @@ class SymmetricMemory {
 
   // When this returns, the window is zero at all ranks, and no kernel that uses it can have been launched before.
   // Collective.
-  bool Clear(const char* what, const device::Window& window, int64_t bytes, std::string* error);
+  bool Clear(const device::Window& window, int64_t bytes, std::string* error);
 
   // What begins `offset` bytes behind the begin of `registered`, at all ranks of the node.
   bool Address(ncclWindow_t registered, int64_t offset, device::Window* window, std::string* error) const;

@@ -73,7 +73,8 @@ std::string Started(UserCallState& state, const XlaCollectives& collectives, int
     made.state = &state;
     made.communicator = communicator;
     made.comm = communicator->comm();
-    made.comm.program = Communicator::AddCall(state.target + " at " + state.site);
+    made.name = std::make_shared<CallName>(state.target + " at " + state.site);
+    made.comm.program = made.name->number();
     made.max_channels = communicator->max_channels();
     if (state.max_sms > 0) {
       made.max_channels = static_cast<int32_t>(std::min<int64_t>(made.max_channels, state.max_sms));
@@ -93,6 +94,11 @@ bool Start(const void* api, void* context, host::CallData* data, host::OnError o
   const auto state = given.Get<ffi::State<UserCallState>>(&problem);
   const auto device = given.Get<ffi::DeviceOrdinal>(&problem);
   if (!problem.empty()) return Complain(on_error, sink, problem);
+  if (Find(**state, *device) == nullptr) {
+    const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>(&problem);
+    if (!problem.empty()) return Complain(on_error, sink, problem);
+    if (!WaitForEarlier(*stream, &problem)) return Complain(on_error, sink, (*state)->Where() + ": " + problem);
+  }
   OnDevice* call = nullptr;
   problem = Started(**state, XlaCollectives(given.api, given.context), *device, &call);
   if (problem.empty()) Fill(*call, data);

@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "../include/jaxcomm/host_api.h"
+#include "call_names.h"
 #include "communicator.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -35,6 +37,7 @@ struct UserCallState {
   struct OnDevice {
     const UserCallState* state = nullptr;
     Communicator* communicator = nullptr;
+    std::shared_ptr<const CallName> name;
     device::Comm comm;
     int32_t max_channels = 0;
   };

@@ -192,8 +192,9 @@ def _asked(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict[str,
         return dict.fromkeys(names, Answer(None, f"no communicator could be made: {error}"))
     whose = f"by a communicator of {len(numbers)} GPU(s) of this process"
     kind, railed = (_GIN_KINDS.get(found[key], f"kind {found[key]}") for key in ("gin", "railed_gin"))
-    gin = Answer(bool(found["gin"] or found["railed_gin"]), f"{kind}, on rails {railed}, {whose}")
-    if gin.yes and (problem := _gin_problem(cuda, nics)):
+    gin = Answer(True, f"{kind}, on rails {railed}, {whose}")
+    if not found["gin_usable"]:
+        problem = _lacks(cuda, "ncclDevCommCreate") or _gin_problem(cuda, nics) or "it is needed between all GPUs"
         gin = Answer(False, f"{kind}, on rails {railed}, but {problem}")
     return {
         "windows": Answer(found["device_api"], whose),

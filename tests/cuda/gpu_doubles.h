@@ -13,12 +13,24 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "../../ffi/cuda/nccl_library.h"
 
 namespace jaxcomm {
+
+// Fails on this thread, which is a rank: one call of this name, after `skipped` others.
+struct Fault {
+  std::string call;
+  int skipped = 0;
+};
+inline thread_local Fault fault;
+inline bool Fails(const char* call) { return fault.call == call && fault.skipped-- == 0; }
+
+// What happens before memory is freed.
+inline thread_local std::function<void()> before_free;
 
 struct Event {
   uint64_t recorded = 0, over = 0;
@@ -52,12 +64,20 @@ T* Keep(std::unique_ptr<T> made) {
 inline StreamDouble& AnyOf(cudaStream_t stream) { return *reinterpret_cast<StreamDouble*>(stream); }
 inline Event& Of(cudaEvent_t event) { return *reinterpret_cast<Event*>(event); }
 
+inline cudaError_t Allocate(void** memory, size_t bytes) {
+  *memory = std::malloc(bytes);
+  std::memset(*memory, 0x5c, bytes);  // what it holds is not zero
+  return cudaSuccess;
+}
+
 // Without what needs other ranks.
 inline NcclLibrary LibraryDouble() {
   NcclLibrary made;
   made.version = NCCL_VERSION_CODE;
   // Nobody looks: bytes lie in windows.
-  made.MemAlloc = [](void** memory, size_t) { return *memory = std::malloc(1), ncclSuccess; };
+  made.MemAlloc = [](void** memory, size_t) {
+    return Fails("ncclMemAlloc") ? ncclUnhandledCudaError : (*memory = std::malloc(1), ncclSuccess);
+  };
   made.MemFree = [](void* memory) { return std::free(memory), ncclSuccess; };
   made.GetErrorString = [](ncclResult_t) { return "failed"; };
   return made;
@@ -69,7 +89,7 @@ inline bool Has(const std::string& text, const std::string& part) { return text.
 
 namespace cuda {
 
-cudaError_t LoadKernel() { return cudaSuccess; }
+cudaError_t LoadKernel() { return Fails("kernels") ? cudaErrorUnknown : cudaSuccess; }
 cudaError_t LoadFlaggedKernel() { return cudaSuccess; }
 cudaError_t LoadLocate() { return cudaSuccess; }
 
@@ -82,17 +102,23 @@ cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
 cudaError_t cudaSetDevice(int) { return cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t) { return "failed"; }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = 132, cudaSuccess; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  return *value = jaxcomm::Fails("few SMs") ? 36 : 132, cudaSuccess;
+}
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
-  *memory = std::malloc(bytes);
-  std::memset(*memory, 0x5c, bytes);  // what it holds is not zero
-  return cudaSuccess;
+  return jaxcomm::Fails("cudaMalloc") ? cudaErrorMemoryAllocation : jaxcomm::Allocate(memory, bytes);
 }
-cudaError_t cudaFree(void* memory) { return std::free(memory), cudaSuccess; }
-cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) { return cudaMalloc(memory, bytes); }
+cudaError_t cudaFree(void* memory) {
+  if (jaxcomm::before_free) jaxcomm::before_free();
+  return std::free(memory), cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  return jaxcomm::Fails("cudaHostAlloc") ? cudaErrorMemoryAllocation : jaxcomm::Allocate(memory, bytes);
+}
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) { return *device = host, cudaSuccess; }
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
+  if (jaxcomm::Fails("cudaMemsetAsync")) return cudaErrorUnknown;
   jaxcomm::AnyOf(stream).Push([=] { std::memset(memory, value, bytes); });
   return cudaSuccess;
 }
@@ -107,6 +133,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  if (jaxcomm::Fails("cudaStreamCreate")) return cudaErrorUnknown;
   *stream = jaxcomm::Keep(jaxcomm::MakeStream())->handle();
   return cudaSuccess;
 }
@@ -119,12 +146,16 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   *status = captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  while (stream != cudaStreamPerThread && !jaxcomm::AnyOf(stream).IsOver()) std::this_thread::yield();
+  return cudaSuccess;
+}
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return jaxcomm::AnyOf(stream).IsOver() ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  if (jaxcomm::Fails("cudaEventCreate")) return cudaErrorUnknown;
   *event = reinterpret_cast<cudaEvent_t>(jaxcomm::Keep(std::make_unique<jaxcomm::Event>()));
   return cudaSuccess;
 }

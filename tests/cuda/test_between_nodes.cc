@@ -59,6 +59,10 @@ struct Cluster {
   std::vector<int> hosts;     // by rank
   bool peers_in_host = true;  // GPUs of a host address each other
   bool init_fails = false;
+  bool gin = false;                          // NCCL has it between nodes
+  mutable std::atomic<int> num_aborted = 0;  // communicators
+
+  Cluster(std::vector<int> of_ranks) : hosts(std::move(of_ranks)) {}
 };
 
 struct Message {
@@ -211,6 +215,7 @@ ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclC
     meeting->brought[rank];
   });
   Until([&] { return static_cast<int>(meeting->brought.size()) == n; });
+  if (Fails("ncclCommInitRankConfig")) return ncclInternalError;
   *made = MakeRank(group, rank);
   return ncclSuccess;
 }
@@ -218,14 +223,17 @@ ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclC
 struct Registered {
   char* begin = nullptr;
   int64_t stride = 0;
+  int first = 0;  // rank of the team
 };
 
 ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int) {
   Rank& rank = Of(comm);
   Group& group = *rank.group;
-  CHECK(group.num_lsa_teams() == 1);
+  CHECK(group.num_lsa_teams() == 1 || group.cluster->gin);
   auto registered = std::make_unique<Registered>();
   registered->stride = static_cast<int64_t>(bytes) + 4096;
+  registered->first = rank.rank - rank.rank % (group.n() / group.num_lsa_teams());
+  const bool fails = Fails("ncclCommWindowRegister");
   Group::Meeting* meeting = nullptr;
   Locked([&] {
     meeting = &group.meetings[rank.num_meetings++];
@@ -233,6 +241,7 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
     meeting->brought[rank.rank];
   });
   Until([&] { return static_cast<int>(meeting->brought.size()) == group.n(); });
+  if (fails) return ncclUnhandledCudaError;
   registered->begin = meeting->memory.data();
   *window = reinterpret_cast<ncclWindow_t>(Keep(std::move(registered)));
   return ncclSuccess;
@@ -240,19 +249,35 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
 
 ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address) {
   const Registered& registered = *reinterpret_cast<Registered*>(window);
-  *address = registered.begin + rank * registered.stride + offset;
+  if (Fails("ncclGetLsaDevicePointer")) return ncclInternalError;
+  *address = registered.begin + (registered.first + rank) * registered.stride + offset;
   return ncclSuccess;
 }
 
 ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) {
+  if (Fails("ncclCommQueryProperties")) return ncclInternalError;
   const Rank& rank = Of(comm);
   properties->rank = rank.rank;
   properties->nRanks = rank.group->n();
   properties->cudaDev = 0;
   properties->nLsaTeams = rank.group->num_lsa_teams();
-  properties->deviceApiSupport =
-      properties->nLsaTeams == 1 && (rank.group->cluster->peers_in_host || properties->nRanks == 1);
+  const bool connected = properties->nLsaTeams == 1 || rank.group->cluster->gin;
+  properties->deviceApiSupport = connected && (rank.group->cluster->peers_in_host || properties->nRanks == 1);
+  properties->ginType = rank.group->cluster->gin ? NCCL_GIN_TYPE_PROXY : NCCL_GIN_TYPE_NONE;
   return ncclSuccess;
+}
+
+// Waits for all ranks, also those where it fails.
+ncclResult_t DevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t*, ncclDevComm_t*) {
+  const bool fails = Fails("ncclDevCommCreate");
+  Rank& rank = Of(comm);
+  Group::Meeting* meeting = nullptr;
+  Locked([&] {
+    meeting = &rank.group->meetings[rank.num_meetings++];
+    meeting->brought[rank.rank];
+  });
+  Until([&] { return static_cast<int>(meeting->brought.size()) == rank.group->n(); });
+  return fails ? ncclInvalidUsage : ncclSuccess;
 }
 
 // Of the group that this thread is in.
@@ -314,6 +339,7 @@ ncclResult_t GroupEnd() {
 
 ncclResult_t Abort(ncclComm_t comm) {
   Locked([&] { Of(comm).aborted = true; });
+  ++Of(comm).group->cluster->num_aborted;
   return ncclSuccess;
 }
 
@@ -326,6 +352,7 @@ const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
     made.GetUniqueId = &jaxcomm::GetUniqueId;
     made.CommInitRankConfig = &jaxcomm::InitRank;
     made.CommAbort = &jaxcomm::Abort;
+    made.DevCommCreate = &jaxcomm::DevCommCreate;
     made.CommWindowRegister = &jaxcomm::WindowRegister;
     made.GetLsaDevicePointer = &jaxcomm::LsaPointer;
     made.CommQueryProperties = &jaxcomm::QueryProperties;
@@ -342,8 +369,8 @@ std::unique_ptr<StreamDouble> MakeStream() { return std::make_unique<Stream>(); 
 
 namespace cuda {
 
-// With GIN: test_communicator.cc.
-cudaError_t LoadGinKernel() { return cudaErrorUnknown; }
+// Calls with GIN: test_communicator.cc.
+cudaError_t LoadGinKernel() { return Fails("kernels of GIN") ? cudaErrorUnknown : cudaSuccess; }
 cudaError_t LaunchGin(const RankArgs&, const GinNetworkArgs&, const ncclDevComm&, int32_t, cudaStream_t) {
   return cudaErrorUnknown;
 }
@@ -493,8 +520,7 @@ void TestCalls() {
   };
   for (const Shape& shape : shapes) {
     Communicator::Configure(60, 3);
-    Cluster cluster;
-    cluster.hosts = shape.hosts;
+    Cluster cluster(shape.hosts);
     cluster.peers_in_host = shape.peers_in_host;
     OnRanks(cluster, [&](ncclComm_t comm, int) {
       std::string error;
@@ -518,6 +544,8 @@ void TestCalls() {
         }
       }
     });
+    // Of nodes that NCCL does not take for such.
+    CHECK(cluster.num_aborted == (shape.peers_in_host ? 0 : static_cast<int>(shape.hosts.size())));
   }
   CHECK(num_calls > 300);
   std::printf("ok %d calls between nodes\n", num_calls.load());
@@ -528,7 +556,7 @@ void TestNamedNodes() {
   for (const auto& [names, ranks_per_node] :
        {std::pair{"aabb", 2}, {"aaaa", 4}, {"abab", 1}, {"aaab", 1}, {"abcd", 1}}) {
     std::atomic<int> turn{0};
-    OnRanks({Hosts(1, 4)}, [&, names = names, ranks_per_node = ranks_per_node](ncclComm_t comm, int rank) {
+    OnRanks(Hosts(1, 4), [&, names = names, ranks_per_node = ranks_per_node](ncclComm_t comm, int rank) {
       // The name is the process's, so each rank has its own for as long as it takes to look.
       while (turn < rank) std::this_thread::yield();
       Communicator::Configure(60, 3, std::string(1, names[rank]));
@@ -548,7 +576,7 @@ void TestNamedNodes() {
 
 void TestInitFails() {
   Communicator::Configure(20, 3);
-  Cluster cluster = {Hosts(2, 2)};
+  Cluster cluster(Hosts(2, 2));
   cluster.init_fails = true;
   OnRanks(cluster, [&](ncclComm_t comm, int) {
     std::string error;
@@ -564,13 +592,16 @@ std::unique_ptr<DeviceCall> Sum(Communicator& communicator, int64_t count, std::
 
 void TestARankThatDoesNotConnect() {
   Communicator::Configure(3, 3);
-  OnRanks({Hosts(2, 2)}, [&](ncclComm_t comm, int rank) {
+  OnRanks(Hosts(2, 2), [&](ncclComm_t comm, int rank) {
     std::string error;
     Communicator& communicator = *Communicator::Get(comm, &error);
     device::Window arena;
     int64_t bytes;
     CHECK(communicator.Reserve(1, &arena, &bytes, &error));
-    if (rank == 3) return static_cast<void>(communicator.IsSameOnAllRanks("all", 1, &error));
+    if (rank == 3) {
+      CHECK(communicator.IsSameOnAllRanks("all", 1, &error) && communicator.AllDone("here", true, &error));
+      return;
+    }
     const auto call = Sum(communicator, 100, &error);
     CHECK((call == nullptr) == (rank == 1));  // of rank 3's rail
     if (rank != 1) return;
@@ -584,9 +615,80 @@ void TestARankThatDoesNotConnect() {
   std::printf("ok a rank that does not connect is named\n");
 }
 
+// What two ranks are told when `of_rank_1` happens. `reached`: it has.
+std::vector<std::string> MakeWithFault(const Cluster& cluster, double timeout_s, const Fault& of_rank_1,
+                                       bool* reached) {
+  Communicator::Configure(timeout_s, 3);
+  std::vector<std::string> errors(2);
+  std::vector<int> ways(2);
+  OnRanks(cluster, [&](ncclComm_t comm, int rank) {
+    if (rank == 1) fault = of_rank_1;
+    Communicator* const communicator = Communicator::Get(comm, &errors[rank]);
+    if (communicator != nullptr) {
+      DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), *communicator, DType::kS32, 99, 99, &errors[rank]);
+      ways[rank] = (communicator->gin() ? 1 : 0) + (communicator->messenger() ? 2 : 0);
+    }
+    if (rank == 1) *reached = fault.skipped < 0;
+    fault = {};
+  });
+  CHECK(ways[0] == ways[1]);
+  return errors;
+}
+
+// Everything that one rank does alone fails, one after the other: then all ranks have an error, or none.
+void TestOneRankFails() {
+  struct Kind {
+    std::vector<int> hosts;
+    bool gin;
+    int num_errors, num_fallbacks;
+  };
+  for (const Kind& kind : {Kind{Hosts(1, 2), false, 14, 0}, {Hosts(2, 1), false, 22, 0}, {Hosts(2, 1), true, 12, 4}}) {
+    int num_errors = 0, num_fallbacks = 0;
+    for (const char* call :
+         {"few SMs", "kernels", "kernels of GIN", "cudaMalloc", "cudaHostAlloc", "cudaStreamCreate", "cudaMemsetAsync",
+          "cudaEventCreate", "ncclMemAlloc", "ncclCommWindowRegister", "ncclGetLsaDevicePointer",
+          "ncclCommQueryProperties", "ncclCommInitRankConfig", "ncclDevCommCreate"}) {
+      // The first ones come before ranks can tell each other anything.
+      const bool early = call == std::string("cudaMalloc") || call == std::string("cudaHostAlloc") ||
+                         call == std::string("cudaStreamCreate") || call == std::string("ncclCommQueryProperties");
+      for (int skipped = early ? 1 : 0;; ++skipped) {
+        Cluster& cluster = *Keep(std::make_unique<Cluster>(kind.hosts));
+        cluster.gin = kind.gin;
+        bool reached = false;
+        const std::vector<std::string> errors = MakeWithFault(cluster, 60, {call, skipped}, &reached);
+        if (!reached) break;
+        CHECK(errors[0].empty() == errors[1].empty());
+        CHECK(errors[0].empty() || Has(errors[0], "rank 1 of the group "));
+        if (errors[0].empty() && call == std::string("few SMs")) break;  // enough without NCCL's own kernels
+        ++(errors[0].empty() ? num_fallbacks : num_errors);
+      }
+    }
+    CHECK(num_errors == kind.num_errors && num_fallbacks == kind.num_fallbacks);
+  }
+  std::printf("ok what fails on one rank is an error on all, or another way is taken by all\n");
+}
+
+// As where the network has no strong signals: NCCL finds out when it is asked to make what kernels need.
+void TestGinThatFails() {
+  Communicator::Configure(60, 3);
+  for (const bool everywhere : {true, false}) {
+    Cluster& cluster = *Keep(std::make_unique<Cluster>(Hosts(2, 2)));
+    cluster.gin = true;
+    OnRanks(cluster, [&](ncclComm_t comm, int rank) {
+      if (everywhere || rank == 2) fault = {"ncclDevCommCreate"};
+      std::string error;
+      Communicator* const communicator = Communicator::Get(comm, &error);
+      CHECK(communicator != nullptr && communicator->gin() == nullptr && communicator->messenger() != nullptr);
+      CHECK(communicator->seat().ranks_per_node == 2 && !communicator->seat().gin);
+      RunCalls(*communicator, SpecOf(Collective::kAllReduce, 4, "hierarchical"), 1000);
+    });
+  }
+  std::printf("ok messages where GIN fails\n");
+}
+
 void TestProgramsThatDiffer() {
   Communicator::Configure(20, 3);
-  OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
+  OnRanks(Hosts(2, 1), [&](ncclComm_t comm, int rank) {
     std::string error;
     Communicator& communicator = *Communicator::Get(comm, &error);
     const auto call = DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32,
@@ -600,7 +702,7 @@ void TestProgramsThatDiffer() {
 // learns nothing else, for what these two don't send any more.
 void TestARankThatDoesNotCome() {
   Communicator::Configure(3, 3);
-  OnRanks({Hosts(2, 2)}, [&](ncclComm_t comm, int rank) {
+  OnRanks(Hosts(2, 2), [&](ncclComm_t comm, int rank) {
     std::string error;
     Communicator& communicator = *Communicator::Get(comm, &error);
     const auto call = Sum(communicator, 100, &error);
@@ -636,7 +738,9 @@ int main() {
   jaxcomm::cuda::TestNamedNodes();
   jaxcomm::cuda::TestInitFails();
   jaxcomm::cuda::TestARankThatDoesNotConnect();
+  jaxcomm::cuda::TestGinThatFails();
   jaxcomm::cuda::TestProgramsThatDiffer();
   jaxcomm::cuda::TestARankThatDoesNotCome();
+  jaxcomm::cuda::TestOneRankFails();
   return 0;
 }

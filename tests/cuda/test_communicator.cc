@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -57,7 +58,6 @@ struct World {
   bool multimem = false;
   int rank_without_multicast = -1;
   bool split_fails = false;
-  int rank_without_memory = -1;
   std::atomic<int64_t> spacing_error = 0;
   int num_made = 0, num_aborted = 0;  // communicators
 
@@ -93,8 +93,9 @@ struct Rank {
   int rank = 0;
   int num_gathers = 0, num_mappings = 0, num_kernels = 0;
   int num_allocations = 0;
-  int num_flagged = 0;  // calls of messages with flags
-  int num_gin = 0;      // device communicators
+  int num_flagged = 0;           // calls of messages with flags
+  int num_gin = 0;               // device communicators
+  StreamDouble* busy = nullptr;  // keeps the GPU from doing anything else
 };
 
 struct Stream : StreamDouble {
@@ -138,7 +139,6 @@ void Until(std::mutex& mutex, F condition) {
 
 ncclResult_t MemAlloc(void** memory, size_t) {
   ++own->num_allocations;
-  if (own->world->rank_without_memory == own->rank) return ncclUnhandledCudaError;
   return LibraryDouble().MemAlloc(memory, 1);
 }
 
@@ -148,6 +148,7 @@ ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t,
   const size_t bytes = count * sizeof(uint64_t);
   auto sent = std::make_shared<bool>(false);
   Of(stream).queue.push_back([&rank, number, bytes, from, to, sent] {
+    if (rank.busy != nullptr && !rank.busy->IsOver()) return false;
     std::lock_guard<std::mutex> lock(rank.world->mutex);
     World::Gather& gather = rank.world->gathers[number];
     gather.bytes.resize(bytes * rank.world->n);
@@ -852,8 +853,9 @@ void TestBuffersOfNothing() {
 }
 
 // All ranks are told what is wrong, at the first use and ever after.
-void Refused(World* world, const std::string& expected) {
+void Refused(World* world, const std::string& expected, const Fault& of_rank_2 = {}) {
   OnRanks(*world, [&](Rank& rank) {
+    if (rank.rank == 2) fault = of_rank_2;
     for (int i = 0; i < 2; ++i) {
       std::string error;
       CHECK(Get(rank, &error) == nullptr);
@@ -875,9 +877,8 @@ void TestRefusals() {
   auto* null = new World(2);
   null->windows = false;
   Refused(null, "NCCL gave no window");
-  auto* full = new World(3);
-  full->rank_without_memory = 2;
-  Refused(full, "rank 2 of the group has no 2097152 bytes of GPU memory left for the signals");
+  Refused(new World(3), "rank 2 of the group has no 2097152 bytes of GPU memory left for the signals",
+          {"ncclMemAlloc"});
   auto* uneven = new World(3);
   uneven->spacing_error = 64;
   Refused(uneven, "not equally spaced");
@@ -919,6 +920,119 @@ void TestARankThatDoesNotCome() {
   std::printf("ok a rank that does not come is not waited for without end\n");
 }
 
+// What it has sent may be there when the other one comes, who then goes on.
+void TestRanksThatDidNotMeet() {
+  Communicator::Configure(0.2, 4);
+  auto* world = new World(2);
+  std::atomic<int> turn{0};
+  OnRanks(*world, [&](Rank& rank) {
+    std::string error;
+    Communicator& communicator = *Get(rank, &error);
+    Communicator& other = *Get(*new Rank{new World(1), 0}, &error);
+    if (rank.rank == 1) {
+      while (turn < 1) std::this_thread::yield();
+      CHECK(communicator.IsSameOnAllRanks("a", 1, &error));
+      return;
+    }
+    CHECK(!communicator.IsSameOnAllRanks("a", 1, &error));
+    const std::string late = "the other ranks of the group of 2 did not come within 0.2 s";
+    CHECK(Has(error, late));
+    turn = 1;
+    const int before = rank.num_gathers;
+    device::Window arena;
+    int64_t bytes = 0;
+    for (int i = 0; i < 2; ++i) {
+      CHECK(!communicator.IsSameOnAllRanks("b", 1, &error) && Has(error, "ranks did not meet before: " + late));
+      CHECK(!communicator.Reserve(1, &arena, &bytes, &error) && Has(error, "ranks did not meet before: " + late));
+      CHECK(!communicator.AllDone("here", true, &error) && Has(error, "ranks did not meet before: " + late));
+      CHECK(Has(communicator.Failure(), late));
+    }
+    CHECK(rank.num_gathers == before);
+    CHECK(other.Failure().empty());
+  });
+  std::printf("ok ranks that did not meet don't go on as if they had\n");
+}
+
+// Of GPUs that have work for longer than the timeout, first runs still find all ranks.
+void TestWorkBeforeIsNotCounted() {
+  Communicator::Configure(0.5, 4);
+  auto* world = new World(2);
+  CallState states[2];
+  for (CallState& state : states) {
+    state.spec = SpecOf(Collective::kAllReduce, 2);
+    state.spec.groups = {0, 1};
+  }
+  OnRanks(*world, [&](Rank& rank) {
+    Stream stream;
+    rank.busy = &stream;
+    for (CallState& state : states) {
+      const auto begin = std::chrono::steady_clock::now();
+      stream.queue.push_back([=] { return std::chrono::steady_clock::now() - begin > std::chrono::seconds(1); });
+      XlaDouble xla;
+      xla.state = &state;
+      xla.stream = stream.handle();
+      xla.device = rank.rank;
+      xla.communicator = &rank;
+      xla.num_communicators = 1;
+      int32_t x[4] = {1, 2, 3, 4}, y[4] = {};
+      CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
+      CHECK(xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4).empty());
+      doubles::Wait(stream.handle());
+      CHECK(y[3] == 8);
+    }
+    rank.busy = nullptr;
+  });
+  std::printf("ok what a GPU had to do before is not counted\n");
+}
+
+// To free memory waits for the GPU, and so perhaps for another device that needs the lock.
+void TestReplacedCallsEndWithoutTheLock() {
+  Communicator::Configure(20, 4);
+  CallState state;
+  state.spec = SpecOf(Collective::kAllReduce, 1);
+  state.spec.algorithm = "direct";
+  state.spec.groups = {0};
+  int num_freed = 0;
+  for (int run = 0; run < 2; ++run) {
+    Rank& rank = *new Rank{new World(1), 0};
+    own = &rank;
+    Stream stream;
+    XlaDouble xla;
+    xla.state = &state;
+    xla.stream = stream.handle();
+    xla.run = run;
+    xla.communicator = &rank;
+    xla.num_communicators = 1;
+    before_free = [&] {
+      std::thread([&] {
+        CHECK(state.mutex.try_lock());
+        state.mutex.unlock();
+      }).join();
+      ++num_freed;
+    };
+    int32_t x[4] = {}, y[4];
+    CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
+    before_free = nullptr;
+    CHECK(num_freed == run);
+  }
+  std::printf("ok calls that are replaced end without the lock\n");
+}
+
+void TestNamesOfCalls() {
+  auto first = std::make_unique<CallName>("first");
+  const uint64_t number = first->number();
+  std::vector<std::unique_ptr<CallName>> others;
+  for (int i = 0; i < 1000; ++i) others.push_back(std::make_unique<CallName>("other"));
+  first.reset();
+  CHECK(CallName::Of(number) == "first");  // who asks late
+  const uint64_t lasting = others[0]->number();
+  for (size_t i = 1; i < others.size(); ++i) others[i].reset();
+  CHECK(CallName::Of(number) == "a call");
+  CHECK(CallName::Of(lasting) == "other" && lasting != number);
+  CHECK(CallName("next").number() > lasting);
+  std::printf("ok names of calls that have ended are forgotten\n");
+}
+
 void TestFailuresLast() {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
@@ -927,7 +1041,8 @@ void TestFailuresLast() {
     Communicator& communicator = *Get(rank, &error);
     Sum(communicator, 10);
     device::Report& report = *communicator.comm().report;
-    report.program = Communicator::AddCall("psum at there.py:3");
+    const CallName name("psum at there.py:3");
+    report.program = name.number();
     report.rank = rank.rank;
     report.peer = 1 - rank.rank;
     report.step = kEnter;
@@ -976,6 +1091,10 @@ int main() {
   jaxcomm::cuda::TestRefusals();
   jaxcomm::cuda::TestRanksThatDiffer();
   jaxcomm::cuda::TestARankThatDoesNotCome();
+  jaxcomm::cuda::TestRanksThatDidNotMeet();
+  jaxcomm::cuda::TestWorkBeforeIsNotCounted();
+  jaxcomm::cuda::TestReplacedCallsEndWithoutTheLock();
+  jaxcomm::cuda::TestNamesOfCalls();
   jaxcomm::cuda::TestFailuresLast();
   jaxcomm::TestUserCalls();
   return 0;

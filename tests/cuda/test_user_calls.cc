@@ -408,7 +408,14 @@ void TestSites() {
   for (Site* site : {&one, &limited, &other}) CHECK(site->Instantiate().empty());
   doubles::OnRanks(2, [&](int rank, void* nccl_comm) {
     Execution execution = ExecutionOf(rank, nccl_comm);
+    // What the GPU had to do before is over when ranks begin to wait for each other, at the first run only.
+    char over = 0;
+    cudaMemsetAsync(&over, 1, 1, execution.stream);
     for (const Site* site : {&one, &limited, &other}) CHECK(Initialize(*site, execution).empty());
+    CHECK(over == 1);
+    cudaMemsetAsync(&over, 2, 1, execution.stream);
+    CHECK(Initialize(one, execution).empty() && over == 1);
+    doubles::Wait(execution.stream);
     CHECK(On(one, rank).comm.arena.base == On(limited, rank).comm.arena.base);
     CHECK(On(one, rank).comm.arena.base != On(other, rank).comm.arena.base);
     CHECK(On(one, rank).comm.program != On(limited, rank).comm.program);
