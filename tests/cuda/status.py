@@ -39,6 +39,10 @@ FEATURES = {
         ["native test_cuda_executor", "native test_cuda_rounds", "pytest tests/cuda/test_communicator.py"],
         [],
     ),
+    "first runs: what one rank can't do is an error on all; rounds where NCCL has no GIN after all": (
+        ["pytest tests/cuda/test_communicator.py"],
+        [],
+    ),
     "mutants of the executor are noticed": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
     "small messages that carry their own flags: four collectives, all types, sizes, strides": (
         ["native test_cuda_flagged", "thread test_cuda_flagged"],
