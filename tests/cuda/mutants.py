@@ -350,6 +350,10 @@ PLAIN = [
         "for (int s = 1; s < num_sources; ++s) sum.template",
         "for (int s = 2; s < num_sources; ++s) sum.template",
     ),
+    Mutant(
+        "units are longer than runs", EXECUTOR, "flat ? first : first | part.count | part.begin | part.run", "first"
+    ),
+    Mutant("units lie anywhere", EXECUTOR, " && reinterpret_cast<uintptr_t>(base) % (unit * item_bytes) == 0", ""),
     Mutant("nothing is flushed before a step", EXECUTOR, "if (step.flush &&", "if (false &&"),
     Mutant(
         "nothing is flushed before signals to others",
