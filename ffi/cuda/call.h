@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -83,6 +84,8 @@ struct CallState {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
 
+  const DeviceGroups& Groups();
+
   CallSpec spec;
   std::vector<Member> members;  // of the groups, if XLA lends no communicators
   bool windows = false;         // buffers are in XLA's collective memory
@@ -95,6 +98,14 @@ struct CallState {
     std::string failure;
   };
   std::deque<Verdict> verdicts;
+
+  // What is the same in all runs, since shapes are; found in the first one.
+  std::once_flag split_once, shared_once;
+  std::optional<DeviceGroups> split;
+  struct {
+    int64_t input_bytes = 0;  // of the buffer, if peers use it; else 0
+    int64_t output_bytes = 0;
+  } shared;
 };
 
 }  // namespace cuda

@@ -181,6 +181,7 @@ NB_MODULE(_cuda, m) {
       "Address of the table for jaxcomm_use_host_api in the user's library (jaxcomm/host.h).");
   m.def(
       "configure", &cuda::Communicator::Configure, nb::arg("timeout_s"), nb::arg("max_channels"), nb::arg("node_id"),
+      nb::arg("windows"),
       "Bounds waits, and the SMs of one call; names the node. For all communicators that are first used from now on.");
   m.def("built", &Built, "Versions of the CUDA runtime and of NCCL's headers, and the architectures with code.");
   m.def("driver_version", &DriverVersion, "Newest CUDA that the driver serves, such as 13000; 0 without a driver.");

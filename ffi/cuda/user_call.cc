@@ -4,8 +4,6 @@
 #include <memory>
 #include <optional>
 
-#include "xla_collectives.h"
-
 namespace jaxcomm {
 namespace cuda {
 
@@ -55,7 +53,7 @@ std::string FailureOf(const OnDevice& call) {
 
 std::string Started(UserCallState& state, const XlaCollectives& collectives, int32_t device, OnDevice** call) {
   void* lent = nullptr;
-  std::string error = collectives.Get(state.groups, state.group_size, &lent);
+  std::string error = collectives.Get(*state.split, &lent);
   if (!error.empty()) return state.Where() + ": " + error;
   Communicator* const communicator = Communicator::Get(static_cast<ncclComm_t>(lent), &error);
   if (communicator == nullptr) return state.Where() + ": " + error;
@@ -151,11 +149,12 @@ ffi::ErrorOr<std::unique_ptr<UserCallState>> Instantiate(ffi::Dictionary attribu
                                                        " devices are no groups of " +
                                                        std::to_string(state->group_size)));
   }
+  state->split.emplace(state->groups, state->group_size);
   return state;
 }
 
 ffi::Error Prepare(UserCallState* state, XlaCollectives collectives, ffi::RemainingArgs, ffi::RemainingRets) {
-  const std::string problem = collectives.Request(state->groups, state->group_size);
+  const std::string problem = collectives.Request(*state->split);
   return problem.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(state->Where() + ": " + problem);
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "call_names.h"
 #include "communicator.h"
 #include "xla/ffi/api/ffi.h"
+#include "xla_collectives.h"
 
 namespace jaxcomm {
 
@@ -47,6 +49,7 @@ struct UserCallState {
   std::string target, site;
   std::vector<int64_t> groups;  // logical device ids, group after group
   int64_t group_size = 1;
+  std::optional<DeviceGroups> split;  // these
   int64_t max_sms = 0;
   std::mutex mutex;
   std::map<int32_t, OnDevice> calls;  // by local device
