@@ -231,18 +231,14 @@ ffi::Error FailureOf(const CallSpec& spec, const std::string& failure) {
 
 // Why a run must not go on: a kernel of an earlier one has given up, on any of the local devices.
 std::string FailureBefore(CallState& state, int64_t run) {
-  constexpr size_t kRunsUnderWay = 8;
-  std::lock_guard<std::mutex> lock(state.mutex);
-  for (const CallState::Verdict& verdict : state.verdicts) {
-    if (verdict.run == run) return verdict.failure;
-  }
-  std::string failure;
-  for (const auto& [device, call] : state.calls) {
-    if (failure.empty()) failure = call->communicator().Failure();
-  }
-  state.verdicts.push_back({run, failure});
-  if (state.verdicts.size() > kRunsUnderWay) state.verdicts.pop_front();
-  return failure;
+  return state.verdicts.Of(run, [&] {
+    std::lock_guard<std::mutex> lock(state.mutex);
+    std::string failure;
+    for (const auto& [device, call] : state.calls) {
+      if (failure.empty()) failure = call->communicator().Failure();
+    }
+    return failure;
+  });
 }
 
 // After this stage, the local devices of a run meet. If only some of them came, because others have an error, XLA would

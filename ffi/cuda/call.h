@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +17,7 @@
 #include "communicator.h"
 #include "locate.cuh"
 #include "own_communicators.h"
+#include "verdicts.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -92,12 +92,7 @@ struct CallState {
   std::mutex mutex;
   std::map<int32_t, std::unique_ptr<DeviceCall>> calls;  // by local device
   std::map<int32_t, std::string> problems;               // by local device: why it has no call, and gets none
-  // Of the latest runs: empty, or why a call before it has failed. All local devices must come to the same.
-  struct Verdict {
-    int64_t run = 0;
-    std::string failure;
-  };
-  std::deque<Verdict> verdicts;
+  Verdicts verdicts;
 
   // What is the same in all runs, since shapes are; found in the first one.
   std::once_flag split_once, shared_once;
