@@ -117,7 +117,7 @@ class Explanation:
             f"on GPUs   {'walk of the plan' if self.protocol == 'steps' else 'messages with flags'}, {self.sms} SM(s)",
             f"  launch {self.launch_s * 1e6:.3f} us, frame {self.frame_s * 1e6:.3f} us",
             *(f"  {link}" for link in self.links),
-            "  Not measured with jaxcomm: figures of other libraries, ceilings and guesses (docs/algorithms.md), or given.",
+            "  Not measured with jaxcomm: figures of others, ceilings and guesses (docs/algorithms.md), or given.",
         ]
 
 
