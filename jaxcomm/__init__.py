@@ -16,13 +16,14 @@ from jaxcomm.ops.pbroadcast import pbroadcast
 from jaxcomm.ops.ppermute import ppermute
 from jaxcomm.ops.psum import pmax, pmean, pmin, psum
 from jaxcomm.ops.psum_scatter import psum_scatter
-from jaxcomm.topology import Topology, make_mesh, topology
+from jaxcomm.topology import Link, Topology, make_mesh, topology
 
 __version__ = importlib.metadata.version("jaxcomm")
 
 __all__ = [
     "Calibration",
     "Info",
+    "Link",
     "Topology",
     "algorithms",
     "all_gather",

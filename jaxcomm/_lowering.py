@@ -13,7 +13,6 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _compat, distributed, figures
-from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._native import register, register_cuda
 
@@ -74,7 +73,7 @@ def _place(mesh: Any, call: Call, rows: np.ndarray, platform: str) -> tuple[int,
             own: dict[str, Any] = {}
             if not _compat.lends_communicators():
                 own["members"] = distributed.gpu_groups(mesh, rows)
-            elif config().windows and _compat.has_windows():
+            elif _compat.has_windows() and distributed.windows(mesh):
                 own["windows"] = np.int64(1)
             return rows.shape[1], True, own
         register()

@@ -52,7 +52,7 @@ def register_cuda() -> bool:
             "other would run at the same time, but share signals and memory"
         )
     module = cuda()
-    module.configure(config().timeout_s, config().max_sms, config().node_id or "")
+    module.configure(config().timeout_s, config().max_sms, config().node_id or "", config().windows)
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():

@@ -320,6 +320,33 @@ def gpu_groups(mesh: Any, rows: np.ndarray) -> np.ndarray:
     return np.array(members, np.int32).reshape(-1)
 
 
+_windows: dict[int, str] = {}  # "1" or "0", of the processes that this one knows
+
+
+def windows(mesh: Any) -> bool:
+    """Whether XLA is to make windows on its buffers: JAXCOMM_WINDOWS=1 in all processes of the mesh.
+
+    XLA makes them in all processes together and waits without end for one that wants none, before jaxcomm's handlers
+    meet. So processes that want them look at the others first; that settings differ is said in the first run, on all
+    ranks (ffi/cuda/communicator.cc). Processes that want none wait for nobody.
+
+    Raises:
+      RuntimeError: this process wants windows, and another one did not compile its call within JAXCOMM_TIMEOUT_S.
+    """
+    wanted = config().windows
+    devices = list(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else []
+    if jax.process_count() == 1 or not devices or devices[0].platform != "gpu":
+        return wanted
+    with _lock:
+        own = jax.process_index()
+        if own not in _windows:
+            _windows[own] = str(int(wanted))
+            _store(_client(), f"jaxcomm/windows/{own}", _windows[own])
+        for process in sorted({device.process_index for device in devices} - _windows.keys()) if wanted else []:
+            _windows[process] = _fetch(_client(), "windows", process)
+        return wanted and all(_windows[device.process_index] == "1" for device in devices)
+
+
 def nodes() -> list[list[int]]:
     """The processes of each node, in the order of their first process; all processes must ask."""
     if jax.process_count() == 1:

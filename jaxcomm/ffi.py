@@ -20,8 +20,9 @@ def register_ffi_target(name: str, library: ctypes.CDLL, *, initialize: str, exe
     Args:
       name: of the target, for ffi_call. Calls of one target share an arena (jaxcomm::host::Setup::Reserve).
       library: what holds the handlers, as ctypes.CDLL(path); it must stay loaded.
-      initialize: symbol of the handler for the stage Initialize.
-      execute: symbol of the handler for the stage Execute.
+      initialize: symbol of the handler for the stage Initialize. If it fails, Execute says so: XLA ends a process in
+        which one of several devices fails in Initialize alone.
+      execute: symbol of the handler for the stage Execute, which must have jaxcomm::host::Call.
 
     Raises:
       AttributeError: the library has no such symbol, or nothing in it includes jaxcomm/host.h.
@@ -41,8 +42,9 @@ def register_ffi_target(name: str, library: ctypes.CDLL, *, initialize: str, exe
             f"{importlib.metadata.version('jaxcomm')} is installed: compile it again"
         )
     if _native.register_cuda():
-        stages = {stage: jax.ffi.pycapsule(handler) for stage, handler in handlers.items()}
-        jax.ffi.register_ffi_target(name, module.user_stages() | stages, platform="CUDA")
+        module.set_user_initialize(name, ctypes.cast(handlers["initialize"], ctypes.c_void_p).value)
+        stages = module.user_stages() | {"execute": jax.ffi.pycapsule(handlers["execute"])}
+        jax.ffi.register_ffi_target(name, stages, platform="CUDA")
 
 
 def ffi_call(

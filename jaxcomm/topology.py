@@ -18,7 +18,8 @@ class Link:
     """One class of link.
 
     Attributes:
-      name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes).
+      name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes); on GPUs also "flagged"
+        (messages with flags to peers of the node).
       overhead_s: that the sender is busy with a step or a signal, beside its bytes.
       latency_s: until it arrives, while the sender goes on.
       bytes_per_s: of one rank while all work; of the link that the ranks of a node share, for "network".
@@ -28,6 +29,12 @@ class Link:
     overhead_s: float
     latency_s: float
     bytes_per_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name:8} {self.overhead_s * 1e6:9.3f} us a step {self.latency_s * 1e6:9.3f} us latency "
+            f"{self.bytes_per_s / 1e9:9.3f} GB/s"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +62,15 @@ class Topology:
             f"  node {number}: {ranks} rank(s) of process(es) {', '.join(map(str, processes))}"
             for number, (processes, ranks) in enumerate(zip(self.nodes, self.ranks, strict=True))
         ]
-        lines += [
-            f"  {link.name:8} {link.overhead_s * 1e6:9.3f} us a step {link.latency_s * 1e6:9.3f} us latency "
-            f"{link.bytes_per_s / 1e9:9.3f} GB/s"
-            for link in self.links
-        ]
+        lines += [f"  {link}" for link in self.links]
         lines.append("  measured by calibrate()" if self.calibrated else "  constants; calibrate() measures")
         return "\n".join(lines)
+
+
+def links_of(machine: Any) -> tuple[Link, ...]:
+    """Those of a plan.Machine."""
+    rows = [*machine.links, *([("flagged", *machine.flagged)] if machine.flagged else [])]
+    return tuple(Link(name, overhead_s, latency_s, bytes_per_s) for name, overhead_s, bytes_per_s, latency_s in rows)
 
 
 def topology() -> Topology:
@@ -78,12 +87,9 @@ def topology() -> Topology:
     figures.load()
     reach = "process" if len(set(devices)) == 1 else "node" if len(nodes) == 1 else "network"
     machine = plan.machine_of(reach, len(devices), max(ranks))
-    links = tuple(
-        Link(name, overhead_s, latency_s, bytes_per_s) for name, overhead_s, bytes_per_s, latency_s in machine.links
-    )
-    return Topology(
-        tuple(map(tuple, nodes)), tuple(ranks), len(os.sched_getaffinity(0)), links, reach in figures.measured
-    )
+    processors = len(os.sched_getaffinity(0))
+    calibrated = reach in figures.measured
+    return Topology(tuple(map(tuple, nodes)), tuple(ranks), processors, links_of(machine), calibrated)
 
 
 def make_mesh(

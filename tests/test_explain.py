@@ -1,5 +1,8 @@
 """explain, algorithms and topology: what they say must be what runs."""
 
+import dataclasses
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,6 +65,97 @@ def test_bad_arguments():
         jaxcomm.explain("psum_scatter", operand(6), 6, algorithm="recursive_halving")
     with pytest.raises(ValueError, match=r"psum: axis_sizes must be positive"):
         jaxcomm.explain("psum", operand(8), (2, 0))
+
+
+def on_gpus(op, count, axis_sizes, **more):
+    return jaxcomm.explain(op, operand(count), axis_sizes, platform="cuda", **more)
+
+
+def test_small_blocks_on_gpus_by_hand():
+    """Seven messages of 4000 bytes; as many bytes of flags."""
+    small = on_gpus("psum", 1000, 8)
+    assert (small.algorithm, small.protocol, small.sms) == ("flagged", "flagged", 1)
+    assert (small.messages["node"], small.bytes["node"], small.bytes["network"]) == (7, 2 * 7 * 4000, 0)
+    by_hand = 2.2e-6 + 7 * (0.03e-6 + 4000 / 175e9) + 1.5e-6
+    assert small.predicted_time_s == pytest.approx(by_hand)
+    assert "messages with flags, 1 SM(s)" in str(small)
+    assert "Not measured with jaxcomm" in str(small)
+    # Pieces of 64 KiB, twice, in slots of 8 channels.
+    twice = on_gpus("psum", 8 << 14, 8, algorithm="flagged_two_shot")
+    assert (twice.protocol, twice.sms, twice.bytes["node"]) == ("flagged_twice", 8, 2 * 14 * 65536)
+
+
+def test_a_walk_on_gpus_by_hand():
+    """A block of 4 MiB, dealt out to 32 thread blocks with a 32nd of the bandwidth each."""
+    walk = on_gpus("all_gather", 1 << 20, 8, algorithm="direct")
+    assert (walk.protocol, walk.sms) == ("steps", 32)
+    assert (walk.messages["node"], walk.bytes["node"]) == (7 * 32, 7 * (4 << 20))
+    part = (4 << 20) / 32
+    by_hand = 2.2e-6 + 5e-6 + (0.3e-6 + part / (1.5e12 / 32)) + 7 * (0.5e-6 + part / (350e9 / 32))
+    assert walk.predicted_time_s == pytest.approx(by_hand)
+    assert on_gpus("all_gather", 1 << 20, 8, algorithm="direct", max_sms=4).sms == 4
+
+
+def test_between_nodes_of_gpus_by_hand():
+    """One message over the network, then its last word."""
+    put = on_gpus("ppermute", 1024, 2, ranks_per_node=1)
+    assert (put.num_nodes, put.messages["network"], put.bytes["network"]) == (2, 1, 4096)
+    assert put.predicted_time_s == pytest.approx(2.2e-6 + 5e-6 + 1e-6 + 4096 / 48e9 + 7e-6)
+    rounds = on_gpus("ppermute", 1024, 2, ranks_per_node=1, gin=False)
+    assert rounds.predicted_time_s == pytest.approx(2.2e-6 + 5e-6 + 11e-6 + 4096 / 48e9 + 5e-6)
+    # Two nodes of four, blocks of 64 KiB on four channels: each puts for itself; a round takes them together.
+    for gin, messages in ((True, 4), (False, 1)):
+        rail = on_gpus("all_to_all", 8 << 14, (2, 4), gin=gin)
+        assert (rail.algorithm, rail.sms) == ("hierarchical", 4)
+        assert (rail.messages["network"], rail.bytes["network"]) == (messages, 4 * 65536)
+        assert (rail.messages["node"], rail.bytes["node"]) == (6 * 4, 6 * 65536)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_figures_that_are_given(platform):
+    """They change what is predicted, not what is chosen."""
+    arguments = {"platform": platform, "ranks_per_node": 1}
+    if platform == "cpu":
+        arguments["reach"] = "network"
+    asked = jaxcomm.explain("ppermute", operand(1024), 2, **arguments)
+    network = dataclasses.replace(
+        next(link for link in asked.links if link.name == "network"),
+        overhead_s=2e-6, latency_s=10e-6, bytes_per_s=96e9,
+    )  # fmt: skip
+    given = jaxcomm.explain("ppermute", operand(1024), 2, links=[network], launch_s=1.0, frame_s=2.0, **arguments)
+    assert given.predicted_time_s == pytest.approx(3 + 2e-6 + 4096 / 96e9 + 10e-6, rel=1e-9)
+    assert network in given.links
+    assert (given.launch_s, given.frame_s) == (1.0, 2.0)
+    assert (given.algorithm, given.reason, given.messages) == (asked.algorithm, asked.reason, asked.messages)
+    assert (given.sms > 0) == (platform == "cuda")
+
+
+@pytest.mark.parametrize("op", NATIVE)
+def test_100000_gpus(op):
+    """In about a second of a processor, so that one can try things out."""
+    began = time.process_time()
+    many = on_gpus(op, 3_200_000, (12500, 8))
+    assert time.process_time() - began < 8
+    assert (many.num_nodes, many.ranks_per_node) == (12500, 8)
+    assert 0 < many.predicted_time_s < 100
+    if op == "all_to_all":  # G - 1 messages of L blocks of 128 bytes
+        assert (many.messages["network"], many.bytes["network"]) == (12499, 12499 * 8 * 128)
+        assert (many.messages["node"], many.bytes["node"]) == (12500 * 7, 12500 * 7 * 128)
+    if op == "ppermute":
+        assert many.bytes["network"] == 12_800_000
+
+
+def test_bad_arguments_of_gpus():
+    with pytest.raises(ValueError, match="psum: platform must be 'cpu' or 'cuda', got 'gpu'"):
+        jaxcomm.explain("psum", operand(8), 8, platform="gpu")
+    with pytest.raises(ValueError, match="psum: reach is of CPU devices"):
+        on_gpus("psum", 8, 8, reach="node")
+    with pytest.raises(ValueError, match="psum: links must be of self, node, network, got 'flagged'"):
+        jaxcomm.explain("psum", operand(8), 8, links=[jaxcomm.Link("flagged", 0, 0, 1)])
+    with pytest.raises(ValueError, match="psum: times must not be negative"):
+        on_gpus("psum", 8, 8, links=[jaxcomm.Link("node", 0, -1, 1)])
+    with pytest.raises(ValueError, match="max_sms must be a positive integer"):
+        on_gpus("psum", 8, 8, max_sms=0)
 
 
 def test_topology_describes_this_process():

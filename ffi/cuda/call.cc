@@ -132,31 +132,37 @@ void WarnOfCopies(const std::string& where, const std::string& why) {
 }
 
 // What peers use of the operand and the result. All ranks must come to the same, so it does not ask where they are.
-std::string RequestWindows(const CallSpec& spec, const XlaCollectives& collectives, const Buffers& buffers) {
+void FindShared(CallState& state, const Buffers& buffers) {
+  const CallSpec& spec = state.spec;
   CallProgram call;
   std::string error;
   // As if they were of one node: between nodes windows are of no use. What does not fit, Initialize says.
   const Seat seat = {0, static_cast<int32_t>(spec.group_size)};
   if (!MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, seat,
-                       Communicator::Configured().max_channels, &call, &error)) {
-    return "";
+                       Communicator::Configured().max_channels, &call, &error) ||
+      call.program.steps.empty()) {
+    return;
   }
+  if (call.program.shares_input) state.shared.input_bytes = call.input_bytes;
+  if (call.program.shares_output) state.shared.output_bytes = call.output_bytes;
+}
+
+void RequestWindows(CallState& state, const XlaCollectives& collectives, const Buffers& buffers) {
+  std::call_once(state.shared_once, [&] { FindShared(state, buffers); });
   std::vector<XlaCollectives::Buffer> shared;
-  if (call.program.shares_input) shared.push_back({buffers.x, call.input_bytes});
-  if (call.program.shares_output) shared.push_back({buffers.y, call.output_bytes});
-  if (!shared.empty() && !call.program.steps.empty()) {
-    error = collectives.RequestWindows(spec.groups, spec.group_size, shared);
-    if (!error.empty()) WarnOfCopies(Where(spec), error);
-  }
-  return "";
+  if (state.shared.input_bytes > 0) shared.push_back({buffers.x, state.shared.input_bytes});
+  if (state.shared.output_bytes > 0) shared.push_back({buffers.y, state.shared.output_bytes});
+  if (shared.empty()) return;
+  const std::string error = collectives.RequestWindows(state.Groups(), shared);
+  if (!error.empty()) WarnOfCopies(Where(state.spec), error);
 }
 
 ffi::Error Prepare(CallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  std::string problem = RequestCommunicator(collectives, state->spec.groups, state->spec.group_size, state->members);
+  std::string problem = RequestCommunicator(collectives, state->Groups(), state->members);
   if (problem.empty() && state->windows) {
     Buffers buffers;
     problem = Decode(state->spec, args, rets, &buffers);
-    if (problem.empty()) problem = RequestWindows(state->spec, collectives, buffers);
+    if (problem.empty()) RequestWindows(*state, collectives, buffers);
   }
   return problem.empty() ? ffi::Error::Success() : Invalid(state->spec, problem);
 }
@@ -174,20 +180,20 @@ std::string ProblemOf(CallState& state, int32_t device) {
   return found == state.problems.end() ? "" : found->second;
 }
 
-DeviceCall::XlaWindow WindowOf(const CallSpec& spec, const XlaCollectives& collectives, const void* buffer) {
+DeviceCall::XlaWindow WindowOf(CallState& state, const XlaCollectives& collectives, const void* buffer) {
   DeviceCall::XlaWindow found;
   void* window = nullptr;
-  const std::string problem = collectives.GetWindow(spec.groups, spec.group_size, buffer, &window, &found.offset);
-  if (!problem.empty()) WarnOfCopies(Where(spec), problem);
+  const std::string problem = collectives.GetWindow(state.Groups(), buffer, &window, &found.offset);
+  if (!problem.empty()) WarnOfCopies(Where(state.spec), problem);
   found.window = static_cast<ncclWindow_t>(window);
   return found;
 }
 
-std::string LocateBuffers(const CallSpec& spec, const XlaCollectives& collectives, const Buffers& buffers,
-                          DeviceCall& call, cudaStream_t stream) {
+std::string LocateBuffers(CallState& state, const XlaCollectives& collectives, const Buffers& buffers, DeviceCall& call,
+                          cudaStream_t stream) {
   DeviceCall::XlaWindow input, output;
-  if (call.shares_input()) input = WindowOf(spec, collectives, buffers.x);
-  if (call.shares_output()) output = WindowOf(spec, collectives, buffers.y);
+  if (call.shares_input()) input = WindowOf(state, collectives, buffers.x);
+  if (call.shares_output()) output = WindowOf(state, collectives, buffers.y);
   return call.Locate(buffers.x, buffers.y, input, output, stream);
 }
 
@@ -198,7 +204,7 @@ std::string Initialized(CallState& state, const XlaCollectives& collectives, int
   const DeviceCall* const existing = Find(state, device);
   std::string error;
   if (existing == nullptr && !WaitForEarlier(stream, &error)) return error;
-  error = GetCommunicator(collectives, spec.groups, spec.group_size, state.members, device, &nccl_comm);
+  error = GetCommunicator(collectives, state.Groups(), state.members, device, &nccl_comm);
   if (!error.empty()) return error;
   Communicator* const communicator = Communicator::Get(nccl_comm, &error);
   if (communicator == nullptr) return error;
@@ -225,18 +231,14 @@ ffi::Error FailureOf(const CallSpec& spec, const std::string& failure) {
 
 // Why a run must not go on: a kernel of an earlier one has given up, on any of the local devices.
 std::string FailureBefore(CallState& state, int64_t run) {
-  constexpr size_t kRunsUnderWay = 8;
-  std::lock_guard<std::mutex> lock(state.mutex);
-  for (const CallState::Verdict& verdict : state.verdicts) {
-    if (verdict.run == run) return verdict.failure;
-  }
-  std::string failure;
-  for (const auto& [device, call] : state.calls) {
-    if (failure.empty()) failure = call->communicator().Failure();
-  }
-  state.verdicts.push_back({run, failure});
-  if (state.verdicts.size() > kRunsUnderWay) state.verdicts.pop_front();
-  return failure;
+  return state.verdicts.Of(run, [&] {
+    std::lock_guard<std::mutex> lock(state.mutex);
+    std::string failure;
+    for (const auto& [device, call] : state.calls) {
+      if (failure.empty()) failure = call->communicator().Failure();
+    }
+    return failure;
+  });
 }
 
 // After this stage, the local devices of a run meet. If only some of them came, because others have an error, XLA would
@@ -257,7 +259,7 @@ ffi::Error Initialize(cudaStream_t stream, CallState* state, XlaCollectives coll
     return ffi::Error::Success();
   }
   DeviceCall& call = *Find(*state, device);
-  if (state->windows) problem = LocateBuffers(state->spec, collectives, buffers, call, stream);
+  if (state->windows) problem = LocateBuffers(*state, collectives, buffers, call, stream);
   return problem.empty() ? ffi::Error::Success() : Invalid(state->spec, problem);
 }
 
@@ -275,6 +277,11 @@ ffi::Error Execute(cudaStream_t stream, CallState* state, int32_t device, ffi::R
 }
 
 }  // namespace
+
+const DeviceGroups& CallState::Groups() {
+  std::call_once(split_once, [this] { split.emplace(spec.groups, spec.group_size); });
+  return *split;
+}
 
 std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator& communicator, DType dtype,
                                              int64_t input_count, int64_t output_count, std::string* error,

@@ -4,10 +4,10 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +17,7 @@
 #include "communicator.h"
 #include "locate.cuh"
 #include "own_communicators.h"
+#include "verdicts.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -83,18 +84,23 @@ struct CallState {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
 
+  const DeviceGroups& Groups();
+
   CallSpec spec;
   std::vector<Member> members;  // of the groups, if XLA lends no communicators
   bool windows = false;         // buffers are in XLA's collective memory
   std::mutex mutex;
   std::map<int32_t, std::unique_ptr<DeviceCall>> calls;  // by local device
   std::map<int32_t, std::string> problems;               // by local device: why it has no call, and gets none
-  // Of the latest runs: empty, or why a call before it has failed. All local devices must come to the same.
-  struct Verdict {
-    int64_t run = 0;
-    std::string failure;
-  };
-  std::deque<Verdict> verdicts;
+  Verdicts verdicts;
+
+  // What is the same in all runs, since shapes are; found in the first one.
+  std::once_flag split_once, shared_once;
+  std::optional<DeviceGroups> split;
+  struct {
+    int64_t input_bytes = 0;  // of the buffer, if peers use it; else 0
+    int64_t output_bytes = 0;
+  } shared;
 };
 
 }  // namespace cuda

@@ -15,24 +15,6 @@ constexpr int64_t kAlignBytes = 256;
 
 int64_t Aligned(int64_t bytes) { return CeilDiv(bytes, kAlignBytes) * kAlignBytes; }
 
-// One of `num_channels` channels, which share the bandwidth. Not measured: from data sheets of Hopper (memory 3 to 5
-// TB/s, NVLink 450 GB/s per direction), with a guess of what a thread block pays for a step and a signal, and of what
-// entering, leaving and a copy into the arena cost. Flags take as many bytes as the data. `flagged`, `twice`: blocks,
-// or pieces of them, are small enough for them.
-Machine ChannelMachine(int32_t num_channels, bool flagged, bool twice) {
-  Machine machine;
-  machine.launch_s = 5e-6;
-  machine.frame_s = 5e-6;
-  const LinkModel flags = {0.1e-6, 175e9 / num_channels, 1.5e-6};
-  if (flagged) machine.flagged = flags;
-  if (twice) machine.flagged_twice = flags;
-  machine.links[static_cast<size_t>(Link::kSelf)] = {0.3e-6, 1.5e12 / num_channels, 0};
-  machine.links[static_cast<size_t>(Link::kNode)] = {0.5e-6, 350e9 / num_channels, 1e-6};
-  // A round costs a few launches: a guess too, as are 400 Gbit/s per GPU.
-  machine.links[static_cast<size_t>(Link::kNetwork)] = {20e-6, 40e9 / num_channels, 5e-6};
-  return machine;
-}
-
 ArenaLayout LayoutOf(const CallProgram& call) {
   ArenaLayout layout;
   const auto take = [&](int64_t bytes) {
@@ -75,25 +57,17 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   if (!MakeRequest(spec, geometry, input_count, output_count, &request, error)) return false;
   const int64_t block_count = request.block_count;
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
-  const int32_t num_channels = NumChannels(block_count * call->item_bytes, max_channels);
-  call->num_channels = num_channels;
-  request.block_count = ChannelCount(block_count, call->item_bytes, num_channels);
-  const int64_t block_bytes = block_count * call->item_bytes;
-  const Machine machine = ChannelMachine(num_channels, FitsFlagged(block_bytes, max_channels),
-                                         FitsFlagged(CeilDiv(block_bytes, spec.group_size), max_channels));
-  const Choice choice = Select(request, spec.algorithm, call->item_bytes, machine);
+  const Selection selection = SelectForGpus(request, spec.algorithm, call->item_bytes, max_channels, seat.gin);
+  const Choice& choice = selection.choice;
+  const int32_t num_channels = call->num_channels = selection.num_channels;
   if (choice.algorithm == nullptr) {
     *error = choice.reason + " (on GPUs a node is what NVLink connects: see docs/cuda.md)";
     return false;
   }
   const Runs runs = {spec.input_run, spec.output_run};
   if (choice.flagged) {
-    request.block_count = block_count;
     const bool twice = choice.algorithm->protocol == Protocol::kFlaggedTwice;
-    const int64_t message_bytes = twice ? CeilDiv(block_bytes, spec.group_size) : block_bytes;
-    call->flagged =
-        MakeFlaggedArgs(request, runs, call->operation, NumFlaggedChannels(message_bytes, max_channels), twice);
-    call->num_channels = call->flagged->num_channels;
+    call->flagged = MakeFlaggedArgs(request, runs, call->operation, num_channels, twice);
     return true;
   }
   call->program = geometry.num_nodes == 1 || seat.gin
@@ -102,15 +76,6 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
                                           &call->rounds);
   call->arena = LayoutOf(*call);
   return true;
-}
-
-bool FitsFlagged(int64_t message_bytes, int32_t max_channels) {
-  return message_bytes > 0 && message_bytes <= int64_t{std::min(max_channels, kFlaggedChannels)} * kFlaggedBytes;
-}
-
-int32_t NumFlaggedChannels(int64_t message_bytes, int32_t max_channels) {
-  const int64_t enough = CeilDiv(message_bytes, kFlaggedBytes / 2);
-  return static_cast<int32_t>(std::clamp<int64_t>(enough, 1, std::min(max_channels, kFlaggedChannels)));
 }
 
 FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels,

@@ -12,6 +12,7 @@
 #include "flagged.cuh"
 #include "program.h"
 #include "rounds.h"
+#include "selection.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -53,10 +54,6 @@ struct Seat {
 bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, Seat seat,
                      int32_t max_channels, CallProgram* call, std::string* error, CutLimits limits = {});
 
-// Whether messages are small enough for flags.
-bool FitsFlagged(int64_t message_bytes, int32_t max_channels);
-// Then: as many channels as there is work for.
-int32_t NumFlaggedChannels(int64_t message_bytes, int32_t max_channels);
 // What does not change from call to call, but for the Comm.
 FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels,
                             bool two_shot);

@@ -34,12 +34,13 @@ Shared& GetShared() {
 
 }  // namespace
 
-void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id) {
+void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id, bool windows) {
   std::lock_guard<std::mutex> lock(GetShared().mutex);
   Communicator::Settings& settings = GetShared().settings;
   settings.timeout_s = timeout_s;
   settings.max_channels = max_channels;
   settings.node_name = node_id.empty() ? 0 : Mix(1, std::string_view(node_id));
+  settings.windows = windows;
 }
 
 Communicator::Settings Communicator::Configured() {
@@ -105,7 +106,8 @@ bool Communicator::Make(std::string* error) {
                                cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_), error) &&
                      CheckDevice(num_sms, error);
   if (!exchange_.AllDone("when it loaded kernels", ready, error) ||
-      !exchange_.Agree("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels()), error)) {
+      !exchange_.Agree("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels()), error) ||
+      !exchange_.Agree("JAXCOMM_WINDOWS", settings_.windows ? 1 : 0, error)) {
     return false;
   }
   const bool can_gin = Gin::Usable(nccl_, properties);

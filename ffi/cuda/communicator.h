@@ -30,13 +30,14 @@ namespace cuda {
 // is registered, are as long as NCCL's.
 class Communicator {
  public:
-  // For all communicators made from now on. `max_channels` must be the same on all ranks. `node_id`: ranks whose names
-  // differ are of different nodes, whatever NVLink connects; empty: no name.
-  static void Configure(double timeout_s, int32_t max_channels, const std::string& node_id = "");
+  // For all communicators made from now on. `max_channels` and `windows` (JAXCOMM_WINDOWS) must be the same on all
+  // ranks. `node_id`: ranks whose names differ are of different nodes, whatever NVLink connects; empty: no name.
+  static void Configure(double timeout_s, int32_t max_channels, const std::string& node_id = "", bool windows = false);
   struct Settings {
     double timeout_s = 30;
     int32_t max_channels = 32;
     uint64_t node_name = 0;  // hash of the name, 0: none
+    bool windows = false;
   };
   static Settings Configured();
 

@@ -69,6 +69,7 @@ nb::dict UserStages() {
   nb::dict stages;
   stages["instantiate"] = Capsule(&CudaUserInstantiate);
   stages["prepare"] = Capsule(&CudaUserPrepare);
+  stages["initialize"] = Capsule(&CudaUserInitialize);
   return stages;
 }
 
@@ -174,13 +175,20 @@ NB_MODULE(_cuda, m) {
   m.doc() = "CUDA back end of jaxcomm";
   m.def("cuda_targets", &CudaTargets, "FFI handlers of the CUDA back end, by target name.");
   m.def("cuda_state_type", &StateType<cuda::CallState>, "The type of the handlers' state.");
-  m.def("user_stages", &UserStages, "Handlers of the first stages of a target whose other stages are a user's.");
+  m.def("user_stages", &UserStages, "Handlers of all stages but Execute of a target whose handlers are a user's.");
+  m.def(
+      "set_user_initialize",
+      [](const std::string& target, uintptr_t handler) {
+        cuda::SetUserInitialize(target, reinterpret_cast<XLA_FFI_Handler*>(handler));
+      },
+      nb::arg("target"), nb::arg("handler"), "The address of the user's handler that the stage Initialize calls.");
   m.def("user_state_type", &StateType<cuda::UserCallState>, "The type of the state of such targets.");
   m.def(
       "host_api", [] { return reinterpret_cast<uintptr_t>(&cuda::HostApi()); },
       "Address of the table for jaxcomm_use_host_api in the user's library (jaxcomm/host.h).");
   m.def(
       "configure", &cuda::Communicator::Configure, nb::arg("timeout_s"), nb::arg("max_channels"), nb::arg("node_id"),
+      nb::arg("windows"),
       "Bounds waits, and the SMs of one call; names the node. For all communicators that are first used from now on.");
   m.def("built", &Built, "Versions of the CUDA runtime and of NCCL's headers, and the architectures with code.");
   m.def("driver_version", &DriverVersion, "Newest CUDA that the driver serves, such as 13000; 0 without a driver.");

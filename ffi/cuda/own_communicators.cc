@@ -118,19 +118,19 @@ std::string OwnCommunicators::Get(const std::vector<Member>& groups, int64_t gro
   return entry->error;
 }
 
-std::string RequestCommunicator(const XlaCollectives& collectives, const std::vector<int64_t>& groups,
-                                int64_t group_size, const std::vector<Member>& members) {
+std::string RequestCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
+                                const std::vector<Member>& members) {
   if (!collectives.Lends() && !members.empty()) return "";
-  return collectives.Request(groups, group_size);
+  return collectives.Request(groups);
 }
 
-std::string GetCommunicator(const XlaCollectives& collectives, const std::vector<int64_t>& groups, int64_t group_size,
+std::string GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
                             const std::vector<Member>& members, int32_t device, ncclComm_t* nccl_comm) {
   if (!collectives.Lends() && !members.empty()) {
-    return OwnCommunicators::Get(members, group_size, device, nccl_comm);
+    return OwnCommunicators::Get(members, groups.group_size(), device, nccl_comm);
   }
   void* lent = nullptr;
-  std::string error = collectives.Get(groups, group_size, &lent);
+  std::string error = collectives.Get(groups, &lent);
   *nccl_comm = static_cast<ncclComm_t>(lent);
   return error;
 }

@@ -40,9 +40,9 @@ class OwnCommunicators {
 
 // Of a call. `members`: of all groups, in the order of their ids; empty if the lowering counted on XLA. Stages Prepare,
 // Initialize. Empty, or what is wrong.
-std::string RequestCommunicator(const XlaCollectives& collectives, const std::vector<int64_t>& groups,
-                                int64_t group_size, const std::vector<Member>& members);
-std::string GetCommunicator(const XlaCollectives& collectives, const std::vector<int64_t>& groups, int64_t group_size,
+std::string RequestCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
+                                const std::vector<Member>& members);
+std::string GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
                             const std::vector<Member>& members, int32_t device, ncclComm_t* nccl_comm);
 
 }  // namespace cuda

@@ -13,9 +13,6 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// Less than this is not worth another thread block, which pays for all signals again.
-constexpr int64_t kMinChannelBytes = 16 << 10;
-
 struct Access {
   Place place;
   int64_t count;
@@ -268,13 +265,6 @@ void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64
   for (ProgramStep& step : steps) flattener.Flatten(step, sources);
 }
 
-Range ChannelRange(int64_t block_count, int64_t item_bytes, int32_t num_channels, int32_t channel) {
-  const int64_t grain = std::max<int64_t>(kGrainBytes / item_bytes, 1);
-  const Range grains = jaxcomm::Part({0, CeilDiv(block_count, grain)}, num_channels, channel);
-  const int64_t begin = std::min(grains.begin * grain, block_count);
-  return {begin, std::min((grains.begin + grains.count) * grain, block_count) - begin};
-}
-
 cuda::Part PartOf(int64_t buffer_count, int64_t block_count, Range range, int64_t run) {
   cuda::Part part;
   part.count = range.count;
@@ -296,18 +286,6 @@ void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankPro
       }
     }
   }
-}
-
-int32_t NumChannels(int64_t block_bytes, int32_t max_channels) {
-  return static_cast<int32_t>(std::clamp<int64_t>(block_bytes / kMinChannelBytes, 1, std::max(max_channels, 1)));
-}
-
-int64_t ChannelCount(int64_t block_count, int64_t item_bytes, int32_t num_channels) {
-  int64_t largest = 0;
-  for (int32_t c = 0; c < num_channels; ++c) {
-    largest = std::max(largest, ChannelRange(block_count, item_bytes, num_channels, c).count);
-  }
-  return largest;
 }
 
 RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,

@@ -76,16 +76,10 @@ struct PackLimits {
   int64_t send_bytes = 16 << 20;
 };
 
-// As many channels as there is work for, of at most `max_channels`.
-int32_t NumChannels(int64_t block_bytes, int32_t max_channels);
-
 // The program of `rank`. Where there are several nodes, not all ranks may be addressable. `choice` is for the elements
 // that the largest channel has of a block: see ChannelCount.
 RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
                             int32_t num_channels, int32_t rank, PackLimits limits = {});
-
-// Elements of a block that the largest channel gets.
-int64_t ChannelCount(int64_t block_count, int64_t item_bytes, int32_t num_channels);
 
 }  // namespace cuda
 }  // namespace jaxcomm

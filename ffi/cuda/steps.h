@@ -7,6 +7,7 @@
 #include "../plan/layout.h"
 #include "packing.h"
 #include "program.h"
+#include "selection.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -25,10 +26,7 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
 void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64_t block_count, int64_t whole_count,
              Runs runs);
 
-// Elements [begin, begin + count) of every block, for one channel.
-Range ChannelRange(int64_t block_count, int64_t item_bytes, int32_t num_channels, int32_t channel);
-
-// That range in a buffer of `buffer_count` elements.
+// The range of every block in a buffer of `buffer_count` elements.
 Part PartOf(int64_t buffer_count, int64_t block_count, Range range, int64_t run);
 
 // What ranks touch of each other's buffers, and what the network reads from.

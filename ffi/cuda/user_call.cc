@@ -4,8 +4,6 @@
 #include <memory>
 #include <optional>
 
-#include "xla_collectives.h"
-
 namespace jaxcomm {
 namespace cuda {
 
@@ -36,6 +34,22 @@ bool Complain(host::OnError on_error, void* sink, const std::string& problem) {
   return problem.empty();
 }
 
+struct Initializers {
+  std::mutex mutex;
+  std::map<std::string, XLA_FFI_Handler*> of_target;
+};
+
+Initializers& GetInitializers() {
+  static auto* initializers = new Initializers;
+  return *initializers;
+}
+
+std::string ProblemOf(UserCallState& state, int32_t device) {
+  std::lock_guard<std::mutex> lock(state.mutex);
+  const auto found = state.problems.find(device);
+  return found == state.problems.end() ? "" : found->second;
+}
+
 OnDevice* Find(UserCallState& state, int32_t device) {
   std::lock_guard<std::mutex> lock(state.mutex);
   const auto found = state.calls.find(device);
@@ -55,7 +69,7 @@ std::string FailureOf(const OnDevice& call) {
 
 std::string Started(UserCallState& state, const XlaCollectives& collectives, int32_t device, OnDevice** call) {
   void* lent = nullptr;
-  std::string error = collectives.Get(state.groups, state.group_size, &lent);
+  std::string error = collectives.Get(*state.split, &lent);
   if (!error.empty()) return state.Where() + ": " + error;
   Communicator* const communicator = Communicator::Get(static_cast<ncclComm_t>(lent), &error);
   if (communicator == nullptr) return state.Where() + ": " + error;
@@ -124,6 +138,7 @@ bool FindCall(const void* api, void* context, host::CallData* data, host::OnErro
   const auto state = given.Get<ffi::State<UserCallState>>(&problem);
   const auto device = given.Get<ffi::DeviceOrdinal>(&problem);
   if (!problem.empty()) return Complain(on_error, sink, problem);
+  if (problem = ProblemOf(**state, *device); !problem.empty()) return Complain(on_error, sink, problem);
   OnDevice* const call = Find(**state, *device);
   if (call == nullptr) {
     return Complain(on_error, sink,
@@ -151,15 +166,45 @@ ffi::ErrorOr<std::unique_ptr<UserCallState>> Instantiate(ffi::Dictionary attribu
                                                        " devices are no groups of " +
                                                        std::to_string(state->group_size)));
   }
+  state->split.emplace(state->groups, state->group_size);
+  std::lock_guard<std::mutex> lock(GetInitializers().mutex);
+  const auto found = GetInitializers().of_target.find(state->target);
+  if (found != GetInitializers().of_target.end()) state->initialize = found->second;
   return state;
 }
 
 ffi::Error Prepare(UserCallState* state, XlaCollectives collectives, ffi::RemainingArgs, ffi::RemainingRets) {
-  const std::string problem = collectives.Request(state->groups, state->group_size);
+  const std::string problem = collectives.Request(*state->split);
   return problem.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(state->Where() + ": " + problem);
 }
 
+// All local devices get the same: see Verdicts.
+ffi::Error Begin(UserCallState* state, ffi::RunId run, ffi::RemainingArgs, ffi::RemainingRets) {
+  if (state->initialize == nullptr) {
+    return ffi::Error::InvalidArgument(state->Where() +
+                                       ": the target has not been registered by jaxcomm.register_ffi_target");
+  }
+  const std::string failure = state->verdicts.Of(run.run_id, [&] {
+    std::lock_guard<std::mutex> lock(state->mutex);
+    std::string found;
+    for (const auto& [device, call] : state->calls) {
+      if (found.empty()) found = FailureOf(call);
+    }
+    return found;
+  });
+  return failure.empty() ? ffi::Error::Success() : ffi::Error(ffi::ErrorCode::kDeadlineExceeded, failure);
+}
+
+bool AsksForMetadata(const XLA_FFI_CallFrame& frame) {
+  return frame.extension_start != nullptr && frame.extension_start->type == XLA_FFI_Extension_Metadata;
+}
+
 }  // namespace
+
+void SetUserInitialize(const std::string& target, XLA_FFI_Handler* initialize) {
+  std::lock_guard<std::mutex> lock(GetInitializers().mutex);
+  GetInitializers().of_target[target] = initialize;
+}
 
 const host::Api& HostApi() {
   static const host::Api api = {sizeof(host::Api), sizeof(host::CallData), JAXCOMM_VERSION, &Start, &Reserve,
@@ -176,5 +221,29 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaUserPrepare, cuda::Prepare,
                                   .Ctx<XlaCollectives>()
                                   .RemainingArgs()
                                   .RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaUserBegin, cuda::Begin,
+                              ffi::Ffi::BindInitialize()
+                                  .Ctx<ffi::State<cuda::UserCallState>>()
+                                  .Ctx<ffi::RunId>()
+                                  .RemainingArgs()
+                                  .RemainingRets());
+
+// What one device alone can't do, and only its user knows, it says in Execute: jaxcomm::host::Call ends the stage.
+extern "C" XLA_FFI_Error* CudaUserInitialize(XLA_FFI_CallFrame* frame) {
+  XLA_FFI_Error* const refused = CudaUserBegin(frame);
+  if (refused != nullptr || cuda::AsksForMetadata(*frame)) return refused;
+  const cuda::Context given = {frame->api, frame->ctx};
+  std::string problem;
+  cuda::UserCallState& state = **given.Get<ffi::State<cuda::UserCallState>>(&problem);  // CudaUserBegin has got it too
+  const auto device = given.Get<ffi::DeviceOrdinal>(&problem);
+  if (device && !cuda::ProblemOf(state, *device).empty()) return nullptr;
+  XLA_FFI_Error* const error = state.initialize(frame);
+  if (error == nullptr || !device) return error;
+  problem = ::xla::ffi::internal::GetErrorMessage(frame->api, error);
+  ::xla::ffi::internal::DestroyError(frame->api, error);
+  std::lock_guard<std::mutex> lock(state.mutex);
+  state.problems[*device] = problem;
+  return nullptr;
+}
 
 }  // namespace jaxcomm

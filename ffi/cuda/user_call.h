@@ -1,11 +1,13 @@
-// Calls of targets whose handlers are a user's: the stages Instantiate and Prepare, which are the same for all, and the
-// table behind jaxcomm/host.h, by which the user's own stages get at the group's communicator.
+// Calls of targets whose handlers are a user's: the stages Instantiate and Prepare, which are the same for all; what
+// stands around the user's Initialize; and the table behind jaxcomm/host.h, by which the user's own stages get at the
+// group's communicator.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,7 +15,9 @@
 #include "../include/jaxcomm/host_api.h"
 #include "call_names.h"
 #include "communicator.h"
+#include "verdicts.h"
 #include "xla/ffi/api/ffi.h"
+#include "xla_collectives.h"
 
 namespace jaxcomm {
 
@@ -47,10 +51,17 @@ struct UserCallState {
   std::string target, site;
   std::vector<int64_t> groups;  // logical device ids, group after group
   int64_t group_size = 1;
+  std::optional<DeviceGroups> split;  // these
   int64_t max_sms = 0;
+  XLA_FFI_Handler* initialize = nullptr;  // the user's
+  Verdicts verdicts;
   std::mutex mutex;
-  std::map<int32_t, OnDevice> calls;  // by local device
+  std::map<int32_t, OnDevice> calls;        // by local device
+  std::map<int32_t, std::string> problems;  // by local device: why Initialize has failed there, and is not called again
 };
+
+// The user's handler for Initialize in the calls of a target that XLA instantiates from now on.
+void SetUserInitialize(const std::string& target, XLA_FFI_Handler* initialize);
 
 const host::Api& HostApi();
 
@@ -65,4 +76,5 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(jaxcomm::UserCallAttributes, ::xla::ffi::S
 extern "C" {
 XLA_FFI_Error* CudaUserInstantiate(XLA_FFI_CallFrame*);
 XLA_FFI_Error* CudaUserPrepare(XLA_FFI_CallFrame*);
+XLA_FFI_Error* CudaUserInitialize(XLA_FFI_CallFrame*);
 }

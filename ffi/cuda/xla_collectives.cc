@@ -16,15 +16,12 @@ xla_abi::FindExtension FinderOf(const XLA_FFI_Api* api) {
   return find;
 }
 
-std::vector<xla_abi::ReplicaGroup> Split(const std::vector<int64_t>& groups, int64_t group_size) {
-  std::vector<xla_abi::ReplicaGroup> split;
-  for (size_t i = 0; i < groups.size(); i += static_cast<size_t>(group_size)) {
-    split.push_back({groups.data() + i, static_cast<size_t>(group_size)});
-  }
-  return split;
-}
-
 }  // namespace
+
+DeviceGroups::DeviceGroups(const std::vector<int64_t>& ids, int64_t group_size) : group_size_(group_size) {
+  const auto size = static_cast<size_t>(group_size);
+  for (size_t i = 0; i < ids.size(); i += size) split_.push_back({ids.data() + i, size});
+}
 
 XlaCollectives::XlaCollectives(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* context) : api_(api) {
   const xla_abi::FindExtension find = FinderOf(api);
@@ -51,18 +48,18 @@ XlaCollectives::XlaCollectives(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext*
   extension_ = reinterpret_cast<const xla_abi::Collectives*>(args.extension);
 }
 
-std::string XlaCollectives::Request(const std::vector<int64_t>& groups, int64_t group_size) const {
+std::string XlaCollectives::Request(const DeviceGroups& groups) const {
   if (extension_ == nullptr) return missing_;
-  const std::vector<xla_abi::ReplicaGroup> split = Split(groups, group_size);
+  const std::vector<xla_abi::ReplicaGroup>& split = groups.split();
   xla_abi::RequestArgs args = {sizeof args,  nullptr,      xla_abi::kFlattenedIds,
                                split.data(), split.size(), kCommunicationId};
   XLA_FFI_Error* const error = extension_->request_communicator(extension_, &args);
   return error == nullptr ? "" : "XLA has no communicator for the group: " + TakeText(error);
 }
 
-std::string XlaCollectives::Get(const std::vector<int64_t>& groups, int64_t group_size, void** communicator) const {
+std::string XlaCollectives::Get(const DeviceGroups& groups, void** communicator) const {
   if (extension_ == nullptr) return missing_;
-  const std::vector<xla_abi::ReplicaGroup> split = Split(groups, group_size);
+  const std::vector<xla_abi::ReplicaGroup>& split = groups.split();
   xla_abi::GetArgs args = {sizeof args,      nullptr, xla_abi::kFlattenedIds, split.data(), split.size(),
                            kCommunicationId, nullptr};
   if (XLA_FFI_Error* error = extension_->get_communicator(extension_, &args)) {
@@ -84,12 +81,11 @@ const xla_abi::CollectivesWithWindows* XlaCollectives::WithWindows(std::string* 
   return reinterpret_cast<const xla_abi::CollectivesWithWindows*>(extension_);
 }
 
-std::string XlaCollectives::RequestWindows(const std::vector<int64_t>& groups, int64_t group_size,
-                                           const std::vector<Buffer>& buffers) const {
+std::string XlaCollectives::RequestWindows(const DeviceGroups& groups, const std::vector<Buffer>& buffers) const {
   std::string problem;
   const xla_abi::CollectivesWithWindows* const extension = WithWindows(&problem);
   if (extension == nullptr) return problem;
-  const std::vector<xla_abi::ReplicaGroup> split = Split(groups, group_size);
+  const std::vector<xla_abi::ReplicaGroup>& split = groups.split();
   std::vector<xla_abi::Region> regions;
   for (const Buffer& buffer : buffers) regions.push_back({buffer.address, static_cast<size_t>(buffer.bytes), 0});
   xla_abi::RequestWindowArgs args = {sizeof args,  nullptr,          xla_abi::kFlattenedIds, split.data(),
@@ -98,12 +94,12 @@ std::string XlaCollectives::RequestWindows(const std::vector<int64_t>& groups, i
   return error == nullptr ? "" : "XLA makes no windows on its buffers: " + TakeText(error);
 }
 
-std::string XlaCollectives::GetWindow(const std::vector<int64_t>& groups, int64_t group_size, const void* buffer,
-                                      void** window, int64_t* offset) const {
+std::string XlaCollectives::GetWindow(const DeviceGroups& groups, const void* buffer, void** window,
+                                      int64_t* offset) const {
   std::string problem;
   const xla_abi::CollectivesWithWindows* const extension = WithWindows(&problem);
   if (extension == nullptr) return problem;
-  const std::vector<xla_abi::ReplicaGroup> split = Split(groups, group_size);
+  const std::vector<xla_abi::ReplicaGroup>& split = groups.split();
   xla_abi::GetWindowArgs args = {
       sizeof args, nullptr, xla_abi::kFlattenedIds, split.data(), split.size(), kCommunicationId, buffer, nullptr, 0};
   if (XLA_FFI_Error* error = extension->get_window(extension_, &args)) {

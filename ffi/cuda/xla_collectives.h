@@ -15,6 +15,20 @@
 
 namespace jaxcomm {
 
+// Groups of a call as XLA takes them, made once: 100,000 GPUs may be 12,500 groups, too many for every run.
+class DeviceGroups {
+ public:
+  // `ids`: logical device ids, group after group; they must stay where they are.
+  DeviceGroups(const std::vector<int64_t>& ids, int64_t group_size);
+
+  int64_t group_size() const { return group_size_; }
+  const std::vector<xla_abi::ReplicaGroup>& split() const { return split_; }
+
+ private:
+  int64_t group_size_;
+  std::vector<xla_abi::ReplicaGroup> split_;
+};
+
 // Lives no longer than the handler's call.
 class XlaCollectives {
  public:
@@ -28,24 +42,22 @@ class XlaCollectives {
   // Whether XLA lends communicators at all. If not, everything below says why.
   bool Lends() const { return extension_ != nullptr; }
 
-  // `groups`: logical device ids, group after group. Both return an empty string, or what is wrong.
+  // Both return an empty string, or what is wrong.
   //
   // Stage Prepare: XLA will have the communicator of this device's group ready when the stage Initialize comes.
-  std::string Request(const std::vector<int64_t>& groups, int64_t group_size) const;
+  std::string Request(const DeviceGroups& groups) const;
   // Stages Initialize and Execute: `*communicator` is an ncclComm_t on CUDA, owned by XLA.
-  std::string Get(const std::vector<int64_t>& groups, int64_t group_size, void** communicator) const;
+  std::string Get(const DeviceGroups& groups, void** communicator) const;
 
   // Windows on XLA's own buffers, which must lie in XLA's collective memory. All ranks of the group must request those
   // of the same operands and results of the same calls: XLA registers them together. An address in none of XLA's
   // buffers is an error here; one in other memory is an error of the whole run, later.
   //
   // Stage Prepare, after Request.
-  std::string RequestWindows(const std::vector<int64_t>& groups, int64_t group_size,
-                             const std::vector<Buffer>& buffers) const;
+  std::string RequestWindows(const DeviceGroups& groups, const std::vector<Buffer>& buffers) const;
   // Stages Initialize and Execute: `*window` is an ncclWindow_t on CUDA, owned by XLA; of what is valid after this run
   // nothing is known. The buffer is `*offset` bytes from its begin; other ranks' may be elsewhere in theirs.
-  std::string GetWindow(const std::vector<int64_t>& groups, int64_t group_size, const void* buffer, void** window,
-                        int64_t* offset) const;
+  std::string GetWindow(const DeviceGroups& groups, const void* buffer, void** window, int64_t* offset) const;
 
  private:
   std::string TakeText(XLA_FFI_Error* error) const;

@@ -190,10 +190,40 @@ Progress SimulateOne(const Plan& plan, const Model& model) {
   return progress;
 }
 
-// The plans of all ranks; none if they have too many steps.
-std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& request) {
+// The rank that sends most to other nodes.
+int32_t BusiestSource(const Request& request) {
+  std::vector<int32_t> sent(static_cast<size_t>(request.geometry.num_ranks()), 0);
+  for (size_t r = 0; r < sent.size(); ++r) {
+    const int32_t source = request.source_of[r];
+    const bool far = source >= 0 && request.geometry.node(source) != request.geometry.node(static_cast<int32_t>(r));
+    if (far) ++sent[static_cast<size_t>(source)];
+  }
+  return static_cast<int32_t>(std::max_element(sent.begin(), sent.end()) - sent.begin());
+}
+
+// The ends of a chain, roots of trees and their neighbours differ from the rest.
+std::vector<Plan> BuildSample(const Algorithm& algorithm, const Request& request) {
   const int32_t n = request.geometry.num_ranks();
+  int32_t root = request.collective == Collective::kBroadcast ? request.root : 0;
+  if (request.collective == Collective::kPermute) root = BusiestSource(request);
+  std::vector<Plan> plans;
+  for (int32_t distance : {0, 1, n / 2, n - 1}) plans.push_back(algorithm.build(request, (root + distance) % n));
+  return plans;
+}
+
+// The plans of all ranks; none if they have too many steps, or take too long to make: each plan of a permutation looks
+// at all of it.
+std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& request,
+                                   const std::vector<Plan>& sample) {
+  constexpr int32_t kMaxPermuted = 1 << 13;
+  const int32_t n = request.geometry.num_ranks();
+  if (request.collective == Collective::kPermute && n > kMaxPermuted) return {};
   const size_t max_steps = std::max(kMaxSteps, kMaxStepsPerRank * static_cast<size_t>(n));
+  // Far too many, if all but one of the sample say so: then none need be made.
+  std::vector<size_t> sampled;
+  for (const Plan& plan : sample) sampled.push_back(plan.steps.size());
+  std::sort(sampled.begin(), sampled.end());
+  if (sampled[1] > 2 * max_steps / static_cast<size_t>(n)) return {};
   std::vector<Plan> plans;
   size_t num_steps = 0;
   for (int32_t rank = 0; rank < n; ++rank) {
@@ -201,15 +231,6 @@ std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& re
     num_steps += plans.back().steps.size();
     if (num_steps > max_steps) return {};
   }
-  return plans;
-}
-
-// The ends of a chain, roots of trees and their neighbours differ from the rest.
-std::vector<Plan> BuildSample(const Algorithm& algorithm, const Request& request) {
-  const int32_t n = request.geometry.num_ranks();
-  const int32_t root = request.collective == Collective::kBroadcast ? request.root : 0;
-  std::vector<Plan> plans;
-  for (int32_t distance : {0, 1, n / 2, n - 1}) plans.push_back(algorithm.build(request, (root + distance) % n));
   return plans;
 }
 
@@ -249,13 +270,14 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
     return CostOfExchange(request, item_bytes, machine, *link, algorithm.protocol == Protocol::kFlaggedTwice);
   }
   const Model model(request.geometry, item_bytes, machine, 1);
-  std::vector<Plan> plans = BuildWithinLimit(algorithm, request);
+  const std::vector<Plan> sample = BuildSample(algorithm, request);
+  std::vector<Plan> plans = BuildWithinLimit(algorithm, request, sample);
   std::vector<Progress> progress;
   double least_s = 0;
   if (!plans.empty()) {
     progress = Simulate(plans, model);
   } else {
-    plans = BuildSample(algorithm, request);
+    plans = sample;
     const Machine divided = Divided(machine, request.geometry);
     const Model alone(request.geometry, item_bytes, divided, 1);
     for (const Plan& plan : plans) progress.push_back(SimulateOne(plan, alone));
@@ -263,7 +285,8 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
     Request skeleton = request;
     skeleton.block_count = std::min<int64_t>(request.block_count, 1);
     skeleton.chunk_count = 0;
-    for (const Progress& rank : Simulate(BuildWithinLimit(algorithm, skeleton), model)) {
+    for (const Progress& rank :
+         Simulate(BuildWithinLimit(algorithm, skeleton, BuildSample(algorithm, skeleton)), model)) {
       least_s = std::max(least_s, End(rank));
     }
   }
@@ -278,6 +301,7 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
     if (effort(i) > effort(busiest)) busiest = i;
   }
   Cost cost = Count(plans[busiest], model, item_bytes);
+  cost.rank = plans[busiest].rank;
   // Ranks that share a processor take turns: it is busy for all of their work, and no less than the dependent steps
   // take.
   cost.time_s = machine.launch_s + machine.frame_s + std::max(end_s, work_s * machine.ranks_per_processor) +

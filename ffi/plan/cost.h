@@ -45,6 +45,7 @@ struct Cost {
   int64_t steps = 0;
   int64_t scratch_bytes = 0;
   double time_s = 0;
+  int32_t rank = 0;  // whose traffic, steps and scratch these are
 };
 
 // One rank, as if all ranks did the same at the same time: its waits end when its own signals would arrive.

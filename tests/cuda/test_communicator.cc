@@ -597,9 +597,10 @@ void TestOwnCommunicators() {
   XLA_FFI_Api old = {};
   old.struct_size = xla_abi::kFindExtensionOffset;  // as jaxlib 0.10.2 has it
   const XlaCollectives lends_none(&old, nullptr);
-  const std::vector<int64_t> groups = {0, 1, 2, 3};
-  CHECK(Has(RequestCommunicator(lends_none, groups, 2, {}), "0.11.2 or later"));
-  CHECK(RequestCommunicator(lends_none, groups, 2, kMembers).empty());
+  const std::vector<int64_t> ids = {0, 1, 2, 3};
+  const DeviceGroups groups(ids, 2);
+  CHECK(Has(RequestCommunicator(lends_none, groups, {}), "0.11.2 or later"));
+  CHECK(RequestCommunicator(lends_none, groups, kMembers).empty());
   ncclComm_t none = nullptr;
   CHECK(Has(OwnCommunicators::Get(kMembers, 2, 5, &none), "not one of those that the call was compiled for"));
   auto* world = new World(2);
@@ -609,7 +610,7 @@ void TestOwnCommunicators() {
     const int32_t device = 1 - rank.rank;  // ranks are as the group has them
     for (int i = 0; i < 2; ++i) {
       ncclComm_t nccl_comm = nullptr;
-      CHECK(GetCommunicator(lends_none, groups, 2, kMembers, device, &nccl_comm).empty());
+      CHECK(GetCommunicator(lends_none, groups, kMembers, device, &nccl_comm).empty());
       CHECK(nccl_comm == reinterpret_cast<ncclComm_t>(&rank));
     }
     std::string error;
@@ -707,6 +708,29 @@ void TestStagesOfXla() {
   RunByXla(false, false);
   RunByXla(true, false);
   std::printf("ok calls by XLA's stages\n");
+}
+
+// All later runs use what the first one has found, whatever it would find now: no run plans again.
+void TestPrepareFindsOnce() {
+  Communicator::Configure(20, 4);
+  CallState state;
+  state.spec = SpecOf(Collective::kAllReduce, 2);
+  state.spec.algorithm = "direct";
+  state.spec.groups = {0, 2, 1, 3};
+  state.windows = true;
+  XlaDouble xla;
+  xla.state = &state;
+  int32_t x[4], y[4];
+  for (int run = 0; run < 3; ++run) {
+    CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x + run, 1, y + run, 1).empty());
+    CHECK(xla.num_groups == 2 && xla.groups[0].size == 2 && xla.groups[1].size == 2);
+    CHECK(xla.groups[1].ids[0] == 1 && xla.groups[1].ids[1] == 3);
+    CHECK(xla.regions.size() == 2 && xla.regions[0].bytes == 4 && xla.regions[1].bytes == 4);
+    CHECK(xla.regions[0].buffer == x + run && xla.regions[1].buffer == y + run);
+    state.spec.algorithm = "none of this name";
+    state.spec.group_size = 1;
+  }
+  std::printf("ok what is prepared is found once\n");
 }
 
 // Two devices of a process, each a group of its own. XLA ends a process in which one of them fails to initialize alone.
@@ -908,6 +932,34 @@ void TestRanksThatDiffer() {
   std::printf("ok ranks whose programs differ are told so\n");
 }
 
+// Settings of the environment. Rank 1 gets others when rank 0 has read its own.
+void TestSettingsThatDiffer() {
+  struct Settings {
+    int32_t channels;
+    bool windows;
+  };
+  const auto differ = [](Settings of_0, Settings of_1, const std::string& on_0, const std::string& on_1) {
+    Communicator::Configure(20, of_0.channels, "", of_0.windows);
+    auto* world = new World(2);
+    OnRanks(*world, [&](Rank& rank) {
+      if (rank.rank == 1) {
+        Until(world->mutex, [&] { return world->gathers[0].num_arrived == 1; });
+        Communicator::Configure(20, of_1.channels, "", of_1.windows);
+      }
+      for (int i = 0; i < 2; ++i) {
+        std::string error;
+        CHECK(Get(rank, &error) == nullptr);
+        CHECK(Has(error, rank.rank == 0 ? on_0 : on_1));
+      }
+    });
+  };
+  differ({4, true}, {5, true}, "JAXCOMM_MAX_SMS must be the same on all ranks, but is 5 on rank 1 and 4 on rank 0",
+         "JAXCOMM_MAX_SMS must be the same on all ranks, but is 4 on rank 0 and 5 on rank 1");
+  differ({4, true}, {4, false}, "JAXCOMM_WINDOWS must be the same on all ranks, but is 0 on rank 1 and 1 on rank 0",
+         "JAXCOMM_WINDOWS must be the same on all ranks, but is 1 on rank 0 and 0 on rank 1");
+  std::printf("ok ranks whose settings differ are told so\n");
+}
+
 void TestARankThatDoesNotCome() {
   Communicator::Configure(0.2, 4);
   auto* world = new World(2);
@@ -1082,6 +1134,7 @@ int main() {
   jaxcomm::cuda::TestWindowsThatChange();
   jaxcomm::cuda::TestOwnCommunicators();
   jaxcomm::cuda::TestStagesOfXla();
+  jaxcomm::cuda::TestPrepareFindsOnce();
   jaxcomm::cuda::TestLocalDevicesFailTogether();
   jaxcomm::cuda::TestCallsOnTwoStreams();
   jaxcomm::cuda::TestMulticast();
@@ -1090,6 +1143,7 @@ int main() {
   jaxcomm::cuda::TestBuffersOfNothing();
   jaxcomm::cuda::TestRefusals();
   jaxcomm::cuda::TestRanksThatDiffer();
+  jaxcomm::cuda::TestSettingsThatDiffer();
   jaxcomm::cuda::TestARankThatDoesNotCome();
   jaxcomm::cuda::TestRanksThatDidNotMeet();
   jaxcomm::cuda::TestWorkBeforeIsNotCounted();

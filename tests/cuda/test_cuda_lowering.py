@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import OURS, on_ranks
 
-from jaxcomm import _compat, _config, _lowering, _native, distributed
+from jaxcomm import _compat, _config, _native, distributed
 
 X = np.zeros((8, 16, 4), np.float32)
 
@@ -35,6 +35,27 @@ TARGETS = {
     "ppermute": "permute",
     "pbroadcast": "broadcast",
 }
+
+
+class Gpu:
+    """A GPU, as far as lowering looks at it; two per process."""
+
+    platform = "gpu"
+
+    def __init__(self, number):
+        self.process_index, self.local_hardware_id = divmod(number, 2)
+
+
+class Gpus(jax.sharding.Mesh):
+    def __new__(cls, count):
+        return object.__new__(cls)
+
+    def __init__(self, count):
+        self.gpus = np.array([Gpu(i) for i in range(count)])
+
+    @property
+    def devices(self):
+        return self.gpus
 
 
 def lowered(f, mesh, platforms=("cuda",)):
@@ -91,7 +112,7 @@ def test_max_sms(op, mesh):
 def windows(monkeypatch):
     """JAXCOMM_WINDOWS=1."""
     jax.clear_caches()  # of lowerings without
-    monkeypatch.setattr(_lowering, "config", lambda: _config.Config(windows=True))
+    monkeypatch.setattr(distributed, "config", lambda: _config.Config(windows=True))
     yield
     jax.clear_caches()
 
@@ -151,21 +172,6 @@ def test_keys_of_groups_that_this_process_shares(mesh, monkeypatch):
         def add_group(self, wheel, own_process, members, key):
             added.append((own_process, members, key))
 
-    class Gpu:
-        platform = "gpu"
-
-        def __init__(self, number):
-            self.process_index, self.local_hardware_id = divmod(number, 2)
-
-    class Mesh(jax.sharding.Mesh):
-        def __new__(cls):
-            return object.__new__(cls)
-
-        def __init__(self):
-            pass
-
-        devices = np.array([Gpu(i) for i in range(8)])
-
     monkeypatch.setattr(distributed._native, "cuda", Module)
     monkeypatch.setattr(distributed, "_client", lambda: said)
     monkeypatch.setattr(distributed, "_store", dict.__setitem__)
@@ -174,16 +180,42 @@ def test_keys_of_groups_that_this_process_shares(mesh, monkeypatch):
     distributed._know_gpu_group.cache_clear()
     rows = np.array([[2, 3], [4, 5]])
     for _ in range(2):
-        told = distributed.gpu_groups(Mesh(), rows)
+        told = distributed.gpu_groups(Gpus(8), rows)
     assert told.tolist() == [1, 0, 1, 1, 2, 0, 2, 1]
     assert added == [(1, [(1, 0), (1, 1)], b"\1" * 128)]
     assert not said, "nobody else needs it"
-    distributed.gpu_groups(Mesh(), np.array([[2, 4]]))
+    distributed.gpu_groups(Gpus(8), np.array([[2, 4]]))
     assert [bytes.fromhex(key) for key in said.values()] == [b"\2" * 128]
-    distributed.gpu_groups(Mesh(), np.array([[1, 2]]))
+    distributed.gpu_groups(Gpus(8), np.array([[1, 2]]))
     assert added[2] == (1, [(0, 1), (1, 0)], b"\7" * 128)
     assert len(made) == 2
     distributed._know_gpu_group.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "expected"),
+    [(True, "1 1", True), (True, "0 1", False), (True, "1 0", False), (False, "1 1", False)],
+)
+def test_windows_are_wanted_by_all_or_made_for_none(monkeypatch, own, others, expected):
+    """XLA would wait without end for a process that wants none."""
+    of_others = dict(zip((0, 2), others.split(), strict=True))
+    said, asked = {}, []
+
+    def fetch(client, key, process):
+        asked.append((key, process))
+        return of_others[process]
+
+    monkeypatch.setattr(distributed, "_windows", {})
+    monkeypatch.setattr(distributed, "_client", lambda: said)
+    monkeypatch.setattr(distributed, "_store", dict.__setitem__)
+    monkeypatch.setattr(distributed, "_fetch", fetch)
+    monkeypatch.setattr(distributed, "config", lambda: _config.Config(windows=own))
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    for _ in range(2):
+        assert distributed.windows(Gpus(6)) == expected
+    assert said == {"jaxcomm/windows/1": str(int(own))}
+    assert asked == ([("windows", 0), ("windows", 2)] if own else []), "each once, and not of process 3"
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -72,6 +72,7 @@ struct Execution {
   void* nccl_comm = nullptr;
   void* state = nullptr;
   bool requested = false;
+  int64_t run = 0;
 };
 
 // The table of XLA's functions, with room for what newer runtimes have behind it.
@@ -83,6 +84,21 @@ struct Xla {
 template <typename Args>
 Execution& Of(Args* args) {
   return *reinterpret_cast<Execution*>(args->ctx);
+}
+
+template <typename Args>
+void TextOf(Args* args) {
+  args->message = reinterpret_cast<std::string*>(args->error)->c_str();
+}
+
+// The function has another name from jaxlib 0.12 on.
+template <typename Api>
+auto SetTexts(Api& api, int) -> decltype(void(api.XLA_FFI_Error_GetMessage)) {
+  api.XLA_FFI_Error_GetMessage = &TextOf;
+}
+template <typename Api>
+void SetTexts(Api& api, long) {
+  api.XLA_FFI_Error_GetDetails = &TextOf;
 }
 
 Xla MakeXla() {
@@ -107,6 +123,14 @@ Xla MakeXla() {
   xla.api.XLA_FFI_DeviceOrdinal_Get = [](XLA_FFI_DeviceOrdinal_Get_Args* args) -> XLA_FFI_Error* {
     args->device_ordinal = Of(args).device;
     return nullptr;
+  };
+  xla.api.XLA_FFI_RunId_Get = [](XLA_FFI_RunId_Get_Args* args) -> XLA_FFI_Error* {
+    args->run_id = Of(args).run;
+    return nullptr;
+  };
+  SetTexts(xla.api, 0);
+  xla.api.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args* args) {
+    delete reinterpret_cast<std::string*>(args->error);
   };
   // One extension per context, since it knows nothing of who asks.
   const xla_abi::FindExtension find = [](xla_abi::FindExtensionArgs* args) -> XLA_FFI_Error* {
@@ -257,6 +281,7 @@ struct Site {
   // Once per executable.
   std::string Instantiate() {
     Execution execution;
+    cuda::SetUserInitialize(target, initialize);
     const std::string problem =
         Invoke(&CudaUserInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE, execution, AttributesOf(), dtype, {}, {});
     state = execution.state;
@@ -314,10 +339,11 @@ std::vector<Array> RetsOf(const Site& site, Operands& operands) {
 std::string Initialize(const Site& site, Execution& execution) {
   Operands none = OperandsOf(site, 0, 0);
   execution.state = site.state;
+  ++execution.run;
   const std::string problem = Invoke(&CudaUserPrepare, XLA_FFI_ExecutionStage_PREPARE, execution, site.AttributesOf(),
                                      site.dtype, ArgsOf(site, none), RetsOf(site, none));
   if (!problem.empty()) return problem;
-  return Invoke(site.initialize, XLA_FFI_ExecutionStage_INITIALIZE, execution, site.AttributesOf(), site.dtype,
+  return Invoke(&CudaUserInitialize, XLA_FFI_ExecutionStage_INITIALIZE, execution, site.AttributesOf(), site.dtype,
                 ArgsOf(site, none), RetsOf(site, none));
 }
 
@@ -452,7 +478,8 @@ void TestProblems() {
     Site differs = site;
     differs.tokens = rank == 0 ? 1000 : 1;
     differs.hidden = 30000;
-    CHECK(Has(Initialize(differs, execution), "for the arena of fused_rmsnorm_F32, this one"));
+    CHECK(Initialize(differs, execution).empty());
+    CHECK(Has(Execute(differs, execution, operands), "for the arena of fused_rmsnorm_F32, this one"));
   });
   Site of_rank[2];
   for (int rank : {0, 1}) {
@@ -461,7 +488,9 @@ void TestProblems() {
   }
   doubles::OnRanks(2, [&](int rank, void* nccl_comm) {
     Execution execution = ExecutionOf(rank, nccl_comm);
-    CHECK(Has(Initialize(of_rank[rank], execution), "max_sms must be the same on all ranks, but is"));
+    CHECK(Initialize(of_rank[rank], execution).empty());
+    Operands operands = OperandsOf(of_rank[rank], rank, 1);
+    CHECK(Has(Execute(of_rank[rank], execution, operands), "max_sms must be the same on all ranks, but is"));
   });
   std::printf("ok what can't work is refused\n");
 }
@@ -487,9 +516,70 @@ void TestFailures() {
         "fused_rmsnorm_F32 at model.py:7: rank " +
         std::to_string(rank) + " gave up in step 17: rank " + std::to_string(1 - rank);
     CHECK(Has(Execute(site, execution, operands), expected));
-    CHECK(Has(Initialize(site, execution), expected));
   });
   std::printf("ok a kernel that has failed ends the calls after it\n");
+}
+
+int num_initialized[2];
+
+XLA_FFI_Error* InitializeOnDevice0(XLA_FFI_CallFrame* frame) {
+  const int32_t device = Of(frame).device;
+  ++num_initialized[device];
+  if (device == 0) return nullptr;
+  return reinterpret_cast<XLA_FFI_Error*>(new std::string("no kernel for this GPU"));
+}
+
+// XLA ends a process in which one of several devices fails in Initialize alone.
+void TestLocalDevicesFailTogether() {
+  cuda::Communicator::Configure(20, 4);
+  Site site;
+  CHECK(site.Instantiate().empty());
+  Execution executions[2];
+  doubles::OnRanks(2, [&](int rank, void* nccl_comm) {
+    executions[rank] = ExecutionOf(rank, nccl_comm);
+    CHECK(Initialize(site, executions[rank]).empty());
+  });
+  CHECK(Initialize(site, executions[0]).empty());
+  device::Report& report = *On(site, 1).comm.report;
+  report.program = On(site, 1).comm.program;
+  report.state = device::Report::kComplete;
+  CHECK(Initialize(site, executions[1]).empty());  // as on the other one
+  for (Execution& execution : executions) {
+    CHECK(
+        Has(Initialize(site, execution), "can't run, since a call before it failed: fused_rmsnorm_F32 at model.py:7"));
+  }
+
+  // What one device alone can't do.
+  Site other;
+  other.target = "other";
+  other.initialize = &InitializeOnDevice0;
+  CHECK(other.Instantiate().empty());
+  for (int run = 1; run <= 2; ++run) {
+    for (Execution& execution : executions) CHECK(Initialize(other, execution).empty());
+    CHECK(num_initialized[0] == run && num_initialized[1] == 1);
+    Operands operands = OperandsOf(other, 1, 1);
+    CHECK(Has(Execute(other, executions[1], operands), "no kernel for this GPU"));
+    CHECK(Has(Execute(other, executions[0], operands), "has not asked for jaxcomm::host::Setup on GPU 0"));
+  }
+  std::printf("ok a user's handlers fail on all local devices\n");
+}
+
+// The double's XLA does not ask; XLA does, when the target is registered.
+void TestMetadata() {
+  XLA_FFI_Api_Version version = {};
+  XLA_FFI_Metadata metadata = {};
+  metadata.struct_size = XLA_FFI_Metadata_STRUCT_SIZE;
+  metadata.api_version = version;
+  XLA_FFI_Metadata_Extension extension = {};
+  extension.extension_base.struct_size = XLA_FFI_Metadata_Extension_STRUCT_SIZE;
+  extension.extension_base.type = XLA_FFI_Extension_Metadata;
+  extension.metadata = &metadata;
+  XLA_FFI_CallFrame frame = {};
+  frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
+  frame.extension_start = &extension.extension_base;
+  CHECK(CudaUserInitialize(&frame) == nullptr);
+  CHECK(metadata.api_version.minor_version == XLA_FFI_API_MINOR);
+  std::printf("ok what XLA asks about handlers\n");
 }
 
 void TestVersions() {
@@ -505,7 +595,9 @@ void TestVersions() {
   Site site;
   CHECK(site.Instantiate().empty());
   Execution execution;
-  CHECK(Has(Initialize(site, execution), "has not been registered by jaxcomm.register_ffi_target"));
+  Operands operands = OperandsOf(site, 0, 1);
+  CHECK(Initialize(site, execution).empty());
+  CHECK(Has(Execute(site, execution, operands), "has not been registered by jaxcomm.register_ffi_target"));
   api = cuda::HostApi();
   api.struct_size += 8;  // functions that these headers don't know
   api.version += 1;
@@ -523,6 +615,8 @@ void TestUserCalls() {
   TestSites();
   TestProblems();
   TestFailures();
+  TestLocalDevicesFailTogether();
+  TestMetadata();
 }
 
 }  // namespace jaxcomm

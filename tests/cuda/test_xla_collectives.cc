@@ -90,6 +90,7 @@ struct Runtime {
 };
 Runtime* runtime = nullptr;
 
+const std::vector<int64_t> kIds = {0, 2, 3, 1};
 const std::vector<std::vector<int64_t>> kGroups = {{0, 2}, {3, 1}};
 
 XLA_FFI_Error* NewError() {
@@ -162,9 +163,10 @@ Runtime MakeRuntimeWithWindows() {
 std::string Asked(Runtime& of) {
   runtime = &of;
   const XlaCollectives collectives(&of.api, nullptr);
-  const std::string requested = collectives.Request({0, 2, 3, 1}, 2);
+  const DeviceGroups groups(kIds, 2);
+  const std::string requested = collectives.Request(groups);
   void* communicator = nullptr;
-  const std::string got = collectives.Get({0, 2, 3, 1}, 2, &communicator);
+  const std::string got = collectives.Get(groups, &communicator);
   CHECK(of.num_errors == 0);
   CHECK(requested.empty() == got.empty());
   CHECK(!got.empty() || communicator == &of);
@@ -185,11 +187,12 @@ void TestCommunicatorsAreLent() {
 std::pair<std::string, std::string> AskedForWindow(Runtime& of) {
   runtime = &of;
   const XlaCollectives collectives(&of.api, nullptr);
+  const DeviceGroups groups(kIds, 2);
   const char buffer = 0;
-  const std::string requested = collectives.RequestWindows({0, 2, 3, 1}, 2, {{&buffer, 1000}});
+  const std::string requested = collectives.RequestWindows(groups, {{&buffer, 1000}});
   void* window = nullptr;
   int64_t offset = 0;
-  const std::string got = collectives.GetWindow({0, 2, 3, 1}, 2, &buffer, &window, &offset);
+  const std::string got = collectives.GetWindow(groups, &buffer, &window, &offset);
   CHECK(of.num_errors == 0);
   CHECK(!requested.empty() || (of.regions.size() == 1 && of.regions[0].buffer == &buffer));
   CHECK(!requested.empty() || (of.regions[0].byte_size == 1000 && of.regions[0].flags == 0));

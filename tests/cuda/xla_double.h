@@ -28,6 +28,8 @@ struct XlaDouble {
 
   // What it is asked for, in one run.
   int num_communicators = 0;
+  const xla_abi::ReplicaGroup* groups = nullptr;  // the caller's
+  size_t num_groups = 0;
   std::vector<xla_abi::Region> regions;
 
   XlaDouble() {
@@ -61,8 +63,11 @@ struct XlaDouble {
     extension_.communicators.base = {sizeof extension_, xla_abi::kCollectives, 0, 2, nullptr};
     extension_.communicators.state = this;
     extension_.communicators.request_communicator = [](const xla_abi::Collectives* collectives,
-                                                       xla_abi::RequestArgs*) -> XLA_FFI_Error* {
-      ++Of(collectives).num_communicators;
+                                                       xla_abi::RequestArgs* args) -> XLA_FFI_Error* {
+      XlaDouble& self = Of(collectives);
+      ++self.num_communicators;
+      self.groups = args->groups;
+      self.num_groups = args->num_groups;
       return nullptr;
     };
     extension_.communicators.get_communicator = [](const xla_abi::Collectives* collectives,

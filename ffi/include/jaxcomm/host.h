@@ -22,7 +22,8 @@ inline void KeepText(void* sink, const char* text) { *static_cast<std::string*>(
 
 // The communicator of this call's group, in the stage Initialize. All ranks must come, with their calls in the same
 // order; the first run on a device waits for the others. If there is no communicator, if the ranks differ, or if a rank
-// does not come within JAXCOMM_TIMEOUT_S, the stage ends with an error. So it does after a failure, as for Call.
+// does not come within JAXCOMM_TIMEOUT_S, the stage ends with an error. So it does after a failure, as for Call. XLA
+// would end a process in which one of several devices does so alone: jaxcomm keeps errors of this stage for Call.
 class Setup {
  public:
   explicit Setup(const CallData& data) : data_(data) {}
@@ -50,8 +51,9 @@ class Setup {
   CallData data_;
 };
 
-// The same in the stage Execute, with the arena. Once a kernel of this communicator has given up, the stage ends with
-// an error instead, which names that kernel's call, the rank, and the peer that did not signal.
+// The same in the stage Execute, with the arena. If Initialize has failed on this device, the stage ends with its
+// error. Once a kernel of this communicator has given up, it ends with one that names that kernel's call, the rank, and
+// the peer that did not signal.
 class Call {
  public:
   explicit Call(const CallData& data) : data_(data) {}
