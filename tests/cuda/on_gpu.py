@@ -347,8 +347,10 @@ def shared_part(
     own, pretend = machine.ranks | mps, []
     if mps:
         own["JAXCOMM_ROUNDS"] = "2000"
-        if nodes == 1:  # else kernels leave 34 SMs to NCCL, of those that the process may use
-            own["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // ranks)
+    elif nodes > 1:  # a call takes many turns
+        own["JAXCOMM_ROUNDS"] = "50"
+    if mps and nodes == 1:  # between nodes kernels leave 34 SMs to NCCL, of those that the process may use
+        own["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // ranks)
     if nodes > 1:
         own["JAXCOMM_NODES"] = str(nodes)
         pretend = ["--nodes", str(nodes)] if machine.platform == "cpu" else []
