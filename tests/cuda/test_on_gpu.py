@@ -82,10 +82,9 @@ def test_the_whole_has_a_limit_too(run):
     assert time.monotonic() - began < 12
     assert record["tests"] == {"takes all": False}
     assert re.fullmatch("after [5-9] s: no time was left for all parts", record["parts"]["takes all"]["killed"])
-    assert record["left_out"] == {
-        "begins only if it can end": "no time was left: it takes about 20 s, and 6 s were left",
-        "comes late": "no time was left: it takes about 5 s, and 0 s were left",
-    }
+    first, second = record["left_out"].values()
+    assert re.fullmatch("no time was left: it takes about 20 s, and [456] s were left", first)
+    assert second == "no time was left: it takes about 5 s, and 0 s were left"
 
 
 def test_parts_of_one_step_run_at_the_same_time(run, tmp_path):
