@@ -27,6 +27,7 @@ class Part:
       reports: folder where it writes lines of JSON (gpu/report.py): what each of its tests has shown.
       keep: whether the lines of its output that are JSON objects belong into the record; there must be one.
       after: part that must have passed before.
+      takes_s: seconds that it should take. It is left out if so many are not left.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Part:
     reports: pathlib.Path | None = None
     keep: bool = False
     after: str = ""
+    takes_s: int = 5
 
 
 def read_reports(folder: pathlib.Path) -> dict:
@@ -134,8 +136,9 @@ class Runner:
             reason = part.missing
             if not reason and part.after and not self.record["tests"].get(part.after):
                 reason = f"{part.after} has not passed"
-            if not reason and self.left_s() < 5:
-                reason = "no time was left"
+            left_s = max(self.left_s() / self._patience, 0)
+            if not reason and left_s < part.takes_s:
+                reason = f"no time was left: it takes about {part.takes_s} s, and {left_s:.0f} s were left"
             if reason:
                 self.record["left_out"][part.name] = reason
                 continue
@@ -172,13 +175,15 @@ class Runner:
         part, process, log, began = started.part, started.process, started.log, started.began
         passed, result = False, {}
         if process is not None:
-            limit_s = max(min(began + part.limit_s * self._patience, self._end) - time.monotonic(), 0)
+            own_end = began + part.limit_s * self._patience
+            limit_s = max(min(own_end, self._end) - time.monotonic(), 0)
             try:
                 passed = process.wait(timeout=limit_s) == 0
             except subprocess.TimeoutExpired:
+                why = "its limit" if own_end <= self._end else "no time was left for all parts"
+                result["killed"] = f"after {time.monotonic() - began:.0f} s: {why}"
                 with log.open("a") as file:
-                    print(f"\nkilled after {time.monotonic() - began:.0f} s", file=file)
-                result["killed"] = True
+                    print(f"\nkilled {result['killed']}", file=file)
             finally:
                 _kill(process)
         lines = log.read_text(errors="replace").splitlines()

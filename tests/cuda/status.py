@@ -59,11 +59,11 @@ FEATURES = {
     ),
     "the same in CUDA graphs": ([], ["JAX, 1 rank, command buffers on"]),
     "the same between processes": (["pytest tests/cuda/test_communicator.py"], ["JAX, 2 ranks", "JAX, 4 ranks"]),
-    "the same between nodes": ([], ["JAX, 2 ranks as 2 nodes"]),
+    "the same between nodes": ([], ["JAX, 2 ranks as 2 nodes", "JAX, 4 ranks as 2 nodes"]),
     "errors: no windows, NCCL too old": ([], ["errors: no windows", "errors: old NCCL"]),
     "errors: a process is killed": ([], ["errors: killed process"]),
     "models/moe learns as on CPUs": ([], ["models/moe, 1 rank: losses", "models/moe, 2 ranks: losses"]),
-    "device API: signal, wait, barrier, put, get, reduce": (
+    "device API: signal, wait, barrier, put, get, reduce; on a GPU only as far as the example uses it": (
         ["native test_cuda_device_api", "thread test_cuda_device_api"],
         [],
     ),
@@ -77,7 +77,7 @@ FEATURES = {
             "pytest tests/cuda/test_device_headers.py",
             "pytest tests/test_ffi.py",
         ],
-        [],
+        ["example, inside JAX"],
     ),
 }
 

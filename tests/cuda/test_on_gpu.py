@@ -1,8 +1,10 @@
 """What `make test-gpu` and `make bench-gpu` do, as far as it can be told without a GPU."""
 
+import ast
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -44,7 +46,7 @@ def test_a_part_that_fails_hangs_or_can_not_start_does_not_keep_others_from_runn
     )
     assert time.monotonic() - began < 15
     assert record["tests"] == {"hangs": False, "fails": False, "not there": False, "works": True}
-    assert record["parts"]["hangs"] == {"killed": True}
+    assert record["parts"]["hangs"] == {"killed": "after 1 s: its limit"}
     assert record["device"] == "a GPU"
     child = int((tmp_path / "child").read_text())
     with pytest.raises(ProcessLookupError):
@@ -75,10 +77,14 @@ def test_what_is_left_out_says_why(run):
 
 def test_the_whole_has_a_limit_too(run):
     began = time.monotonic()
-    _, record = run(shell("takes all", "sleep 30", 99), shell("comes late", "true"), total_s=6)
+    too_long = shell("begins only if it can end", "true", takes_s=20)
+    _, record = run(too_long, shell("takes all", "sleep 30", 99), shell("comes late", "true"), total_s=6)
     assert time.monotonic() - began < 12
     assert record["tests"] == {"takes all": False}
-    assert record["left_out"] == {"comes late": "no time was left"}
+    assert re.fullmatch("after [5-9] s: no time was left for all parts", record["parts"]["takes all"]["killed"])
+    first, second = record["left_out"].values()
+    assert re.fullmatch("no time was left: it takes about 20 s, and [456] s were left", first)
+    assert second == "no time was left: it takes about 5 s, and 0 s were left"
 
 
 def test_parts_of_one_step_run_at_the_same_time(run, tmp_path):
@@ -175,24 +181,31 @@ def test_which_nccl_can_be_used(tmp_path, headers, library, problem):
 
 
 class Recorder:
-    """Takes parts instead of running them."""
+    """Takes parts instead of running them. `now_s`: when they would have ended."""
 
     def __init__(self):
-        self.parts, self.record = [], {"tests": {}}
+        self.parts, self.record, self.now_s = [], {"tests": {}}, 0
 
     def run(self, *parts):
+        self.end(self.begin(*parts))
+
+    def begin(self, *parts):
         self.parts += parts
+        return [self.now_s + part.takes_s for part in parts]
 
-    begin = run
-
-    def end(self, parts):
-        assert parts is None
+    def end(self, ends_s):
+        self.now_s = max([self.now_s, *ends_s])
 
 
-def parts_of(machine):
+def recorders_of(machine):
     recorders = {name: Recorder() for name in ("test", "bench")}
     on_gpu.test(machine, recorders["test"])
     on_gpu.bench(machine, recorders["bench"])
+    return recorders
+
+
+def parts_of(machine):
+    recorders = recorders_of(machine)
     return {name: {part.name: part for part in recorder.parts} for name, recorder in recorders.items()}
 
 
@@ -215,6 +228,15 @@ def test_with_a_gpu_and_nccl_nothing_is_left_out(machine):
             for word in part.command:
                 if word.endswith((".py", ".cc")):
                     assert pathlib.Path(word).exists(), word
+
+
+def test_there_is_time_for_all_parts(machine):
+    recorders = recorders_of(machine)
+    for recorder in recorders.values():
+        assert recorder.now_s <= on_gpu.TOTAL_S
+        assert all(part.takes_s <= part.limit_s for part in recorder.parts)
+    names = [part.name for part in recorders["test"].parts]
+    assert names.index("JAX, 4 ranks as 2 nodes") < names.index("models/moe, 1 rank: on the GPU")
 
 
 def test_without_a_gpu_no_part_but_the_builds_runs(machine):
@@ -267,14 +289,14 @@ def test_targets_are_those_of_the_record():
         {"what": "latency", "op": "all_reduce", "ranks_per_node": 2, "kernel_us": 1.0},
     ]
     flagged = [{"op": "all_reduce", "ranks": n, "block_bytes": size, "flagged_us": us} for n, size, us in FLAGGED]
-    host = [{"platform": "gpu", "us_above_empty": {"psum": 5.1}}]
+    host = [{"platform": "gpu", "until it returns": {"us_above_empty": {"psum": 5.1}}}]
     found = on_gpu.targets(virtual, flagged, host)
     assert [(t["value"], t["met"]) for t in found.values()] == [
         (0.91, True), (None, None), (0.79, False), (2.5, True), (5.1, False)
     ]  # fmt: skip
-    assert {
-        t["met"] for t in on_gpu.targets([], [], [{"platform": "cpu", "us_above_empty": {"psum": 1}}]).values()
-    } == {None}
+    no_host = [{"platform": "cpu", "until it returns": {"us_above_empty": {"psum": 1}}}]
+    no_host.append({"platform": "gpu", "until it is done": {"us_above_empty": {"psum": 1}}})
+    assert {t["met"] for t in on_gpu.targets([], [], no_host).values()} == {None}
 
 
 def test_verdict_on_the_survivors():
@@ -299,6 +321,22 @@ def test_comparison_of_losses():
     assert "does not go down" in losses.compare(side([6.0] * 40), side([6.0] * 40))["problem"]
 
 
+def test_demanded_errors_are_in_the_sources():
+    sources = [path for folder in ("ffi", "jaxcomm") for path in (ROOT / folder).rglob("*") if path.suffix != ".so"]
+    text = "".join(path.read_text() for path in sources if path.suffix in (".cc", ".h", ".py"))
+    text = re.sub(r'"\n\s*"', "", text)  # literals that go on in the next line
+    demanded = []
+    for node in ast.walk(ast.parse((GPU / "errors.py").read_text())):
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
+            demanded.append(ast.literal_eval(node.left))
+        elif isinstance(node, ast.keyword) and node.arg == "match":
+            demanded += ast.literal_eval(node.value).split(".*")
+    # The beginning of all errors, and the place of a call.
+    rest = [one for one in demanded if not one.startswith("jaxcomm: psum at") and "errors" not in one]
+    assert len(rest) >= 5
+    assert [one for one in rest if one.removeprefix(": ") not in text] == []
+
+
 # The tests inside JAX, rehearsed on CPU devices.
 
 
@@ -312,7 +350,7 @@ def empty_call(tmp_path_factory):
     return library
 
 
-def rehearse(tmp_path, empty_call, *command, launcher=()):
+def rehearse(tmp_path, empty_call, *command, launcher=(), **more):
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, (GPU, ROOT / "tests"))),
@@ -323,6 +361,7 @@ def rehearse(tmp_path, empty_call, *command, launcher=()):
         "JAXCOMM_EMPTY_CALL": str(empty_call),
         "JAXCOMM_COMMAND_BUFFERS": "off",
         "JAXCOMM_ROUNDS": "50",
+        **more,
     }
     return subprocess.run(
         [sys.executable, *launcher, *command], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=250
@@ -330,12 +369,15 @@ def rehearse(tmp_path, empty_call, *command, launcher=()):
 
 
 def test_rehearsal_in_one_process(tmp_path, empty_call):
-    done = rehearse(tmp_path, empty_call, *on_gpu.pytest_command("in_jax.py"))
+    state, flags = list(on_gpu.COMMAND_BUFFERS.items())[-1]
+    more = {"JAXCOMM_COMMAND_BUFFERS": state, "XLA_FLAGS": flags}  # XLA refuses flags that it doesn't know
+    done = rehearse(tmp_path, empty_call, *on_gpu.pytest_command("in_jax.py"), **more)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     found = runner.read_reports(tmp_path)
     assert len(found["tests"]) > 40
     assert {name for name, outcome in found["tests"].items() if outcome != "passed"} == {
-        "in_jax.py::test_arena_grows_under_old_programs"
+        "in_jax.py::test_arena_grows_under_old_programs",
+        "in_jax.py::test_nodes_are_several",
     }
     assert found["notes"]["ranks"] == 1 and found["notes"]["info"][0] == "versions"
 
@@ -350,6 +392,18 @@ def test_rehearsal_in_two_processes(tmp_path, empty_call):
     assert set(found["tests"].values()) == {"passed"}
 
 
+def test_rehearsal_of_two_nodes(tmp_path, empty_call):
+    some = on_gpu.pytest_command("in_jax.py", "-k", "nodes or thousands")
+    launcher = ("-m", "jaxcomm.run", "-n", "4", "--nodes", "2")
+    done = rehearse(tmp_path, empty_call, *some, launcher=launcher, JAXCOMM_NODES="2")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert set(runner.read_reports(tmp_path)["tests"].values()) == {"passed"}
+    # One node for two, as it would be if NCCL went by something else than NCCL_HOSTID.
+    nodes = on_gpu.pytest_command("in_jax.py", "-k", "nodes")
+    done = rehearse(tmp_path, empty_call, *nodes, launcher=("-m", "jaxcomm.run", "-n", "2"), JAXCOMM_NODES="2")
+    assert done.returncode == 1 and "failed" in done.stdout, done.stdout + done.stderr
+
+
 def test_rehearsal_of_a_killed_process(tmp_path, empty_call):
     done = rehearse(tmp_path, empty_call, str(GPU / "killed.py"), "2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -359,4 +413,17 @@ def test_rehearsal_of_the_host_cost(tmp_path, empty_call, monkeypatch):
     done = rehearse(tmp_path, empty_call, str(ROOT / "benchmarks" / "gpu" / "host_cost.py"), str(empty_call))
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = runner.objects(done.stdout.splitlines())
-    assert set(line["us_above_empty"]) == {"psum", "all_to_all", "barrier"}
+    for until in line.keys() - {"what", "platform"}:
+        assert set(line[until]["us_above_empty"]) == {"psum", "all_to_all", "barrier"}
+    assert "until it is done" in line
+
+
+def test_rehearsal_of_the_example(wheels, tmp_path, machine):
+    """Built and registered as on a GPU, without which no call can follow."""
+    toolkit = wheels / "cu13"
+    environment = machine.environment(on_gpu.Nccl(None, given=False), JAX_PLATFORMS="cpu")
+    environment |= {"CUDACXX": str(toolkit / "bin" / "nvcc"), "CUDAFLAGS": f"-L{toolkit / 'lib'}"}
+    part = on_gpu.example_part(machine)
+    done = subprocess.run(part.command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=250)
+    assert done.returncode != 0
+    assert "registered" in done.stderr, done.stdout + done.stderr

@@ -1,6 +1,7 @@
 """All devices of the program as one group, in one process or several, and what every rank must get.
 
-Each process checks the rows of its own devices. JAX_PLATFORMS=cpu rehearses the tests without a GPU.
+Each process checks the rows of its own devices. JAX_PLATFORMS=cpu rehearses the tests without a GPU. With
+JAXCOMM_NODES=n, NCCL takes the processes for n hosts; on CPUs, python -m jaxcomm.run --nodes n does the like.
 """
 
 import os
@@ -15,8 +16,10 @@ from jaxcomm._core import plan
 import jaxcomm
 from jaxcomm.explain import NATIVE
 
-if "JAXCOMM_HOSTS_APART" in os.environ:
-    os.environ["NCCL_HOSTID"] = os.environ["JAX_PROCESS_ID"]
+NODES = int(os.environ.get("JAXCOMM_NODES", "1"))
+if NODES > 1:
+    processes_per_node = int(os.environ["JAX_NUM_PROCESSES"]) // NODES
+    os.environ["NCCL_HOSTID"] = str(int(os.environ["JAX_PROCESS_ID"]) // processes_per_node)
 if "JAX_COORDINATOR_ADDRESS" in os.environ:
     jax.distributed.initialize()
 SIZE = jax.device_count()
@@ -57,9 +60,8 @@ OPS = {
 
 def algorithms(op):
     """Those that take the group. None, the table's choice, is among them where that calls the handler at all."""
-    together = ON_GPU or jax.process_count() == 1
-    per_node = SIZE if together else jax.local_device_count()
-    request = plan.Request(NATIVE[op], SIZE // per_node, per_node, 8, source_of=range(SIZE), all_addressable=together)
+    nodes = NODES if ON_GPU or NODES > 1 else jax.process_count()
+    request = plan.Request(NATIVE[op], nodes, SIZE // nodes, 8, source_of=range(SIZE), all_addressable=nodes == 1)
     names = [name for name in jaxcomm.algorithms(op) if plan.supports(request, name)]
     return ([None] if SIZE > 1 else []) + names
 

@@ -1,0 +1,56 @@
+"""The programs that test and time kernels on a GPU go through the front ends of nvcc and of the host's compiler."""
+
+import concurrent.futures
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+TOOLS = pathlib.Path(sys.executable).parent
+TESTS = [f"tests/cuda/test_{name}.cc" for name in ("executor", "flagged", "example")]
+BENCHMARKS = [f"benchmarks/gpu/{name}.cu" for name in ("virtual_ranks", "flagged", "nccl_ranks")]
+
+
+def run(*command, **more):
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, **more)
+
+
+@pytest.fixture(scope="module")
+def compiled(wheels, tmp_path_factory):
+    """{source: what its command did}, with the commands that CMake would use, less all optimisation."""
+    folder = tmp_path_factory.mktemp("programs")
+    toolkit = wheels / "cu13"
+    done = run(
+        TOOLS / "cmake", "-S", ROOT, "-B", folder, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={TOOLS / 'ninja'}",
+        "-DJAXCOMM_GPU_TESTS=ON", "-DCMAKE_CUDA_ARCHITECTURES=90", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
+        f"-DCMAKE_CUDA_COMPILER={toolkit / 'bin' / 'nvcc'}", f"-DCMAKE_CUDA_FLAGS=-L{toolkit / 'lib'}",
+        f"-DJAXCOMM_NCCL_INCLUDE_DIR={wheels / 'nccl' / 'include'}",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    entries = json.loads((folder / "compile_commands.json").read_text())
+    commands = {
+        str(pathlib.Path(entry["file"]).resolve().relative_to(ROOT)): shlex.split(entry["command"])
+        for entry in entries
+        if "nvcc" in entry["command"]
+    }
+
+    def compile(source):
+        quick = ("-fdevice-syntax-only", "-Xcompiler=-O0", "-o", folder / f"{pathlib.Path(source).stem}.o")
+        return run(*commands[source], *quick, cwd=folder)
+
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return dict(zip(commands, pool.map(compile, commands), strict=True))
+
+
+def test_no_other_program_is_there(compiled):
+    assert sorted(compiled) == sorted(TESTS + BENCHMARKS)
+
+
+@pytest.mark.parametrize("source", TESTS + BENCHMARKS)
+def test_it_compiles(compiled, source):
+    assert compiled[source].returncode == 0, compiled[source].stderr[-4000:]
