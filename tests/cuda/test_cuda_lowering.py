@@ -46,16 +46,19 @@ class Gpu:
         self.process_index, self.local_hardware_id = divmod(number, 2)
 
 
-class Gpus(jax.sharding.Mesh):
-    def __new__(cls, count):
-        return object.__new__(cls)
+def gpus(count):
+    """A mesh of them."""
 
-    def __init__(self, count):
-        self.gpus = np.array([Gpu(i) for i in range(count)])
+    class Mesh(jax.sharding.Mesh):
+        def __new__(cls):
+            return object.__new__(cls)
 
-    @property
-    def devices(self):
-        return self.gpus
+        def __init__(self):
+            pass
+
+        devices = np.array([Gpu(i) for i in range(count)])
+
+    return Mesh()
 
 
 def lowered(f, mesh, platforms=("cuda",)):
@@ -180,13 +183,13 @@ def test_keys_of_groups_that_this_process_shares(mesh, monkeypatch):
     distributed._know_gpu_group.cache_clear()
     rows = np.array([[2, 3], [4, 5]])
     for _ in range(2):
-        told = distributed.gpu_groups(Gpus(8), rows)
+        told = distributed.gpu_groups(gpus(8), rows)
     assert told.tolist() == [1, 0, 1, 1, 2, 0, 2, 1]
     assert added == [(1, [(1, 0), (1, 1)], b"\1" * 128)]
     assert not said, "nobody else needs it"
-    distributed.gpu_groups(Gpus(8), np.array([[2, 4]]))
+    distributed.gpu_groups(gpus(8), np.array([[2, 4]]))
     assert [bytes.fromhex(key) for key in said.values()] == [b"\2" * 128]
-    distributed.gpu_groups(Gpus(8), np.array([[1, 2]]))
+    distributed.gpu_groups(gpus(8), np.array([[1, 2]]))
     assert added[2] == (1, [(0, 1), (1, 0)], b"\7" * 128)
     assert len(made) == 2
     distributed._know_gpu_group.cache_clear()
@@ -213,7 +216,7 @@ def test_windows_are_wanted_by_all_or_made_for_none(monkeypatch, own, others, ex
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     for _ in range(2):
-        assert distributed.windows(Gpus(6)) == expected
+        assert distributed.windows(gpus(6)) == expected
     assert said == {"jaxcomm/windows/1": str(int(own))}
     assert asked == ([("windows", 0), ("windows", 2)] if own else []), "each once, and not of process 3"
 

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "../../ffi/cuda/packing.h"
+#include "../../ffi/cuda/selection.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/validate.h"
 #include "../native/check.h"
