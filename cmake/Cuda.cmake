@@ -119,6 +119,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/flagged.cu
   ffi/cuda/locate.cu
   ffi/cuda/messenger.cc
+  ffi/cuda/multimem.cu
   ffi/cuda/nccl_library.cc
   ffi/cuda/nodes.cc
   ffi/cuda/own_communicators.cc

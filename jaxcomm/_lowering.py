@@ -93,7 +93,7 @@ def _call_attributes(mesh: Any, call: Call, collective: str, platform: str) -> d
     if call.algorithm is not None:
         # Not known for GPUs: see _place.
         possible = range(1, rows.shape[1] + 1) if platform == "cuda" else (per_node,)
-        _check_algorithm(call, collective, rows.shape[1], possible, one_node)
+        _check_algorithm(call, collective, rows.shape[1], possible, one_node, platform == "cuda")
     attributes = {
         "op": call.op,
         "site": call.site,
@@ -133,19 +133,21 @@ def _in_bytes(dtype: Any) -> Any:
 
 
 def _check_algorithm(
-    call: Call, collective: str, group_size: int, ranks_per_node: Iterable[int], one_node: bool
+    call: Call, collective: str, group_size: int, ranks_per_node: Iterable[int], one_node: bool, multimem: bool
 ) -> None:
     """Whether the algorithm takes such a group is known now; the executor would only say so at run time.
 
     Args:
       ranks_per_node: numbers that the group may turn out to have; what they don't divide is passed over.
+      multimem: whether the group may turn out to have NVLink SHARP.
     """
     for per_node in ranks_per_node:
         if group_size % per_node == 0:
             source_of = range(group_size)
             request = plan.Request(
-                collective, group_size // per_node, per_node, source_of=source_of, all_addressable=one_node
-            )
+                collective, group_size // per_node, per_node, source_of=source_of, all_addressable=one_node,
+                multimem=multimem,
+            )  # fmt: skip
             if plan.supports(request, call.algorithm):
                 return
     machine = plan.machine_of("process", group_size)

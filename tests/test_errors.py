@@ -70,6 +70,12 @@ def test_algorithm_that_does_not_fit(op, mesh):
     fails(ValueError, message, lambda x: OPS[op](x, "gpu", algorithm="hierarchical"), mesh)
 
 
+@pytest.mark.parametrize("op", [op for op in OPS if "multimem" in OURS.algorithms(op)])
+def test_algorithm_that_needs_gpus(op, mesh):
+    message = rf"{op} at test_errors.py:\d+ .*\"multimem\" needs one node of GPUs with NVLink SHARP, got 1 nodes of 4 "
+    fails(ValueError, message, lambda x: OPS[op](x, "gpu", algorithm="multimem"), mesh)
+
+
 @pytest.mark.parametrize("op", GROUPED)
 def test_bad_groups(op, mesh):
     for groups, message in (

@@ -26,6 +26,9 @@ ffi::Error Invalid(const CallSpec& spec, const std::string& problem) {
   return ffi::Error::InvalidArgument(Where(spec) + ": " + problem);
 }
 
+// Owner of the arena of calls by multimem. No handler of a user's has this name.
+constexpr const char* kMultimemArena = "jaxcomm: multimem";
+
 // Attributes of one op or another, as ffi/handlers/<op>.cc binds them on the CPU.
 ffi::Error ReadOwnAttributes(const ffi::Dictionary& attributes, CallSpec* spec) {
   ffi::Error error;
@@ -300,9 +303,19 @@ std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator&
       !communicator.Reserve(made->call_.arena.bytes, &comm.arena, &comm.arena_bytes, error)) {
     return nullptr;
   }
+  if (made->call_.multimem) {
+    // Not the arena of plans, which has no such address.
+    if (!communicator.ReserveFor(kMultimemArena, MultimemBytes(*made->call_.multimem), &comm, error)) return nullptr;
+    if (comm.arena_multicast.base == nullptr) {
+      *error =
+          "algorithm \"multimem\" needs NVLink SHARP, which the group's GPUs, their switch or NCCL don't offer (see "
+          "python -m jaxcomm.info --communicator)";
+      return nullptr;
+    }
+  }
   comm.program = made->name_.number();
-  if (made->call_.flagged) {
-    made->call_.flagged->comm = comm;
+  if (made->call_.flagged || made->call_.multimem) {
+    (made->call_.flagged ? made->call_.flagged->comm : made->call_.multimem->comm) = comm;
     return made;
   }
   made->where_ = Where(spec);
@@ -431,10 +444,12 @@ std::string DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) cons
     return "XLA runs the call with other buffers than it has initialized it with";
   }
   if (problem.empty()) problem = communicator_.Begin(stream);
-  if (call_.flagged) {
-    if (problem.empty()) problem = Problem("kernel", cuda::Launch(WithBuffers(*call_.flagged, x, y), stream));
-    return problem.empty() ? communicator_.End(stream) : problem;
+  if (problem.empty() && call_.flagged) {
+    problem = Problem("kernel", cuda::Launch(WithBuffers(*call_.flagged, x, y), stream));
+  } else if (problem.empty() && call_.multimem) {
+    problem = Problem("kernel", cuda::Launch(WithBuffers(*call_.multimem, x, y), stream));
   }
+  if (call_.flagged || call_.multimem) return problem.empty() ? communicator_.End(stream) : problem;
   const device::Window& arena = args_.comm.arena;
   if (shares_input() && !input_.in_place) copy(arena.At(rank, call_.arena.input), x, call_.input_bytes);
   if (problem.empty() && moves_) problem = Problem("kernel", LaunchLocate(locate_, stream));

@@ -6,6 +6,7 @@
 
 #include "../cpu/reduce.h"
 #include "../plan/layout.h"
+#include "steps.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -26,6 +27,11 @@ ArenaLayout LayoutOf(const CallProgram& call) {
   if (call.program.shares_output) layout.output = take(call.output_bytes);
   layout.scratch = take(call.program.scratch_count * call.item_bytes);
   return layout;
+}
+
+bool SumsByMultimem(Operation operation) {
+  const DType dtype = operation.dtype;
+  return operation.op == ReduceOp::kSum && (dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16);
 }
 
 template <typename T>
@@ -53,6 +59,7 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   geometry.num_nodes = static_cast<int32_t>(spec.group_size) / seat.ranks_per_node;
   geometry.all_addressable = geometry.num_nodes == 1;
   geometry.pull = true;
+  geometry.multimem = true;  // if it turns out to be missing, there is no memory for it
   Request request;
   if (!MakeRequest(spec, geometry, input_count, output_count, &request, error)) return false;
   const int64_t block_count = request.block_count;
@@ -65,6 +72,16 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
     return false;
   }
   const Runs runs = {spec.input_run, spec.output_run};
+  const bool multimem = choice.algorithm->protocol == Protocol::kMultimem;
+  if (multimem && Reduces(spec.collective) && !SumsByMultimem(call->operation)) {
+    *error = "algorithm \"multimem\" needs f32, bf16 or f16 to add up, nothing else";
+    return false;
+  }
+  if (multimem && block_count > 0) {
+    request.block_count = block_count;
+    call->multimem = MakeMultimemArgs(request, runs, dtype, num_channels);
+    return true;
+  }
   if (choice.flagged) {
     const bool twice = choice.algorithm->protocol == Protocol::kFlaggedTwice;
     call->flagged = MakeFlaggedArgs(request, runs, call->operation, num_channels, twice);
@@ -101,6 +118,19 @@ FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operati
   return args;
 }
 
+MultimemArgs MakeMultimemArgs(const Request& request, Runs runs, DType dtype, int32_t num_channels) {
+  MultimemArgs args;
+  const Range block = {0, request.block_count};
+  args.input = PartOf(InputCount(request), request.block_count, block, runs.input);
+  args.output = PartOf(OutputCount(request), request.block_count, block, runs.output);
+  args.dtype = dtype;
+  args.item_bytes = static_cast<int32_t>(ItemBytes(dtype));
+  args.num_channels = num_channels;
+  args.reduces = Reduces(request.collective);
+  args.to_all = request.collective != Collective::kReduceScatter;
+  return args;
+}
+
 ProgramImage::ProgramImage(const RankProgram& program) {
   Append(program.steps, bytes);
   sources = Append(program.sources, bytes);
@@ -129,6 +159,12 @@ RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk) {
 }
 
 FlaggedArgs WithBuffers(FlaggedArgs args, const void* x, void* y) {
+  args.x = static_cast<const char*>(x);
+  args.y = static_cast<char*>(y);
+  return args;
+}
+
+MultimemArgs WithBuffers(MultimemArgs args, const void* x, void* y) {
   args.x = static_cast<const char*>(x);
   args.y = static_cast<char*>(y);
   return args;

@@ -10,6 +10,7 @@
 #include "../cpu/planner.h"
 #include "executor.cuh"
 #include "flagged.cuh"
+#include "multimem.cuh"
 #include "program.h"
 #include "rounds.h"
 #include "selection.h"
@@ -29,17 +30,19 @@ struct ArenaLayout {
 struct CallProgram {
   RankProgram program;
   ArenaLayout arena;
-  std::optional<FlaggedArgs> flagged;  // without a Comm: instead of a program and an arena
+  // Without a Comm. Instead of a program and an arena; kMultimem has an arena of its own.
+  std::optional<FlaggedArgs> flagged;
+  std::optional<MultimemArgs> multimem;
   Operation operation;
   int64_t item_bytes = 1;
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
 
   Rounds rounds;             // of groups of several nodes
-  int32_t num_channels = 0;  // of a program or of flags
+  int32_t num_channels = 0;  // of whatever there is
 
   // A group or a buffer of nothing to exchange.
-  bool empty() const { return program.steps.empty() && rounds.actions.empty() && !flagged; }
+  bool empty() const { return program.steps.empty() && rounds.actions.empty() && !flagged && !multimem; }
 };
 
 // A rank's place in a group. Ranks of a node, which all address each other's memory, follow each other.
@@ -58,6 +61,10 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
 FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels,
                             bool two_shot);
 FlaggedArgs WithBuffers(FlaggedArgs args, const void* x, void* y);
+
+// The same for calls by multimem.
+MultimemArgs MakeMultimemArgs(const Request& request, Runs runs, DType dtype, int32_t num_channels);
+MultimemArgs WithBuffers(MultimemArgs args, const void* x, void* y);
 
 // Where the vectors of a RankProgram are in memory of the device, one after the other in one allocation.
 struct ProgramImage {

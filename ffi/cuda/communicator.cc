@@ -127,7 +127,8 @@ bool Communicator::CheckDevice(int num_sms, std::string* error) const {
              std::to_string(num_sms) + " SMs";
     return false;
   }
-  return CheckCuda("kernels", LoadKernel(), error) && CheckCuda("kernels", LoadFlaggedKernel(), error);
+  return CheckCuda("kernels", LoadKernel(), error) && CheckCuda("kernels", LoadFlaggedKernel(), error) &&
+         CheckCuda("kernels", LoadMultimemKernel(), error);
 }
 
 bool Communicator::MakeMessenger(int num_sms, std::string* error) {

@@ -6,6 +6,7 @@
 #include "executor.cuh"
 #include "flagged.cuh"
 #include "gin_args.h"
+#include "multimem.cuh"
 
 struct ncclDevComm;
 
@@ -19,11 +20,13 @@ constexpr int kThreads = 512;
 // be resident at once on every rank: a thread block waits for those of its peers.
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream);
 cudaError_t Launch(const FlaggedArgs& args, cudaStream_t stream);
+cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream);
 
 // Load the kernels onto the current device now. A first launch might wait until the device is idle, which it never is
 // while another kernel waits for a peer.
 cudaError_t LoadKernel();
 cudaError_t LoadFlaggedKernel();
+cudaError_t LoadMultimemKernel();
 
 // As these, for a group of several nodes. `nccl_comm` must have NumGinSignals and NumGinCounters for at least as many
 // channels as counts are kept for, which are rows of `network`.

@@ -65,11 +65,12 @@ bool SymmetricMemory::Address(ncclWindow_t registered, int64_t offset, device::W
 }
 
 bool SymmetricMemory::FindMulticast(ncclWindow_t registered, device::Multicast* multicast, std::string* error) {
-  if (!multimem_) return true;
   void* address = nullptr;
   std::string problem;
-  const ncclResult_t found = exchange_.nccl().GetLsaMultimemDevicePointer(registered, 0, &address);
-  if (!exchange_.Check("ncclGetLsaMultimemDevicePointer", found, &problem)) address = nullptr;
+  if (multimem_) {
+    const ncclResult_t found = exchange_.nccl().GetLsaMultimemDevicePointer(registered, 0, &address);
+    if (!exchange_.Check("ncclGetLsaMultimemDevicePointer", found, &problem)) address = nullptr;
+  }
   bool all_can = false;
   if (!exchange_.AllCan(address != nullptr, &all_can, error)) return false;
   if (all_can) multicast->base = static_cast<char*>(address);

@@ -58,6 +58,10 @@ bool OneAddressSpace(const Request& request) {
   return WellFormed(request) && (request.geometry.all_addressable || request.geometry.num_nodes == 1);
 }
 
+bool OneNodeWithMultimem(const Request& request) {
+  return WellFormed(request) && request.geometry.num_nodes == 1 && request.geometry.multimem;
+}
+
 bool PowerOfTwoRanks(const Request& request) {
   return WellFormed(request) && IsPowerOfTwo(request.geometry.num_ranks());
 }

@@ -15,6 +15,9 @@ enum class Protocol : uint8_t {
   // Machine::flagged says so, elsewhere step by step.
   kFlagged,       // blocks
   kFlaggedTwice,  // pieces of a block, one per rank; then the sums of these
+  // By a switch that reads from, and writes to, all ranks at once. Sums are in the order of the switch, not in the
+  // plan's. Only where it is asked for.
+  kMultimem,
 };
 
 struct Algorithm {

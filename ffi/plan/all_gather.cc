@@ -174,6 +174,8 @@ const std::vector<Algorithm>& Table<Collective::kAllGather>() {
       {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalAllGather},
       {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectAllGather,
        Protocol::kFlagged},
+      {"multimem", "NVIDIA/nccl:src/device/symmetric/all_gather.cuh (multimem)", OneNodeWithMultimem, DirectAllGather,
+       Protocol::kMultimem},
   };
   return table;
 }

@@ -372,6 +372,8 @@ const std::vector<Algorithm>& Table<Collective::kAllReduce>() {
        Protocol::kFlagged},
       {"flagged_two_shot", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectAllReduce,
        Protocol::kFlaggedTwice},
+      {"multimem", "NVIDIA/nccl:src/device/symmetric/all_reduce.cuh (multimem)", OneNodeWithMultimem, DirectAllReduce,
+       Protocol::kMultimem},
   };
   return table;
 }

@@ -71,6 +71,7 @@ inline int32_t TreeParent(int32_t v) { return v & (v - 1); }
 bool WellFormed(const Request& request);
 bool AnyGeometry(const Request& request);
 bool OneAddressSpace(const Request& request);  // everybody may read everybody
+bool OneNodeWithMultimem(const Request& request);
 bool PowerOfTwoRanks(const Request& request);
 bool SeveralNodes(const Request& request);  // of several ranks
 

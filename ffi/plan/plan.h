@@ -69,6 +69,7 @@ struct Geometry {
   int32_t ranks_per_node = 1;
   bool all_addressable = true;  // every rank may read every other's memory, across nodes too (one process, one host)
   bool pull = false;            // ranks of a node read from each other instead of writing to each other (processes)
+  bool multimem = false;        // of a node: a switch adds up what it reads from all ranks, and writes to all
 
   int32_t num_ranks() const { return num_nodes * ranks_per_node; }
   int32_t node(int32_t rank) const { return rank / ranks_per_node; }

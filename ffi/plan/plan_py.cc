@@ -34,7 +34,7 @@ constexpr Collective kCollectives[] = {
 };
 constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
 constexpr const char* kSpaces[] = {"input", "output", "scratch"};
-constexpr const char* kProtocols[] = {"steps", "flagged", "flagged_twice"};
+constexpr const char* kProtocols[] = {"steps", "flagged", "flagged_twice", "multimem"};
 constexpr const char* kLinks[] = {"self", "node", "network"};
 
 Collective CollectiveOf(const std::string& name) {
@@ -108,14 +108,15 @@ std::string Show(const Plan& plan) {
 }
 
 Request MakeRequest(const std::string& collective, int32_t num_nodes, int32_t ranks_per_node, int64_t block_count,
-                    int64_t chunk_count, int32_t root, std::vector<int32_t> source_of, bool all_addressable,
-                    bool pull) {
+                    int64_t chunk_count, int32_t root, std::vector<int32_t> source_of, bool all_addressable, bool pull,
+                    bool multimem) {
   Request request;
   request.collective = CollectiveOf(collective);
   request.geometry.num_nodes = num_nodes;
   request.geometry.ranks_per_node = ranks_per_node;
   request.geometry.all_addressable = all_addressable;
   request.geometry.pull = pull;
+  request.geometry.multimem = multimem;
   request.block_count = block_count;
   request.chunk_count = chunk_count;
   request.root = root;
@@ -162,12 +163,13 @@ void BindData(nb::module_& m) {
           "__init__",
           [](Request* self, const std::string& collective, int32_t num_nodes, int32_t ranks_per_node,
              int64_t block_count, int64_t chunk_count, int32_t root, std::vector<int32_t> source_of,
-             bool all_addressable, bool pull) {
+             bool all_addressable, bool pull, bool multimem) {
             new (self) Request(MakeRequest(collective, num_nodes, ranks_per_node, block_count, chunk_count, root,
-                                           std::move(source_of), all_addressable, pull));
+                                           std::move(source_of), all_addressable, pull, multimem));
           },
           "collective"_a, "num_nodes"_a = 1, "ranks_per_node"_a = 1, "block_count"_a = 0, "chunk_count"_a = 0,
-          "root"_a = 0, "source_of"_a = std::vector<int32_t>(), "all_addressable"_a = true, "pull"_a = false)
+          "root"_a = 0, "source_of"_a = std::vector<int32_t>(), "all_addressable"_a = true, "pull"_a = false,
+          "multimem"_a = false)
       .def_prop_ro("collective", [](const Request& request) { return Name(request.collective); })
       .def_prop_ro("num_nodes", [](const Request& request) { return request.geometry.num_nodes; })
       .def_prop_ro("ranks_per_node", [](const Request& request) { return request.geometry.ranks_per_node; })
@@ -284,7 +286,7 @@ void BindPlan(nb::module_& m) {
         return kProtocols[static_cast<int>(AlgorithmOf(request, algorithm).protocol)];
       },
       "collective"_a, "algorithm"_a,
-      "\"steps\", \"flagged\" or \"flagged_twice\": how the algorithm is carried out where it can be.");
+      "\"steps\", \"flagged\", \"flagged_twice\" or \"multimem\": how the algorithm is carried out where it can be.");
   m.def(
       "supports",
       [](const Request& request, const std::string& algorithm) {

@@ -159,6 +159,8 @@ const std::vector<Algorithm>& Table<Collective::kReduceScatter>() {
       {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalReduceScatter},
       {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectReduceScatter,
        Protocol::kFlagged},
+      {"multimem", "NVIDIA/nccl:src/device/symmetric/reduce_scatter.cuh (multimem)", OneNodeWithMultimem,
+       DirectReduceScatter, Protocol::kMultimem},
   };
   return table;
 }

@@ -77,8 +77,10 @@ std::string WhyNot(const Algorithm& algorithm, const Request& request) {
   if (algorithm.supports == PowerOfTwoRanks) needs = "a power of two of ranks";
   if (algorithm.supports == OneAddressSpace) needs = "ranks that may read each other's memory";
   if (algorithm.supports == SeveralNodes) needs = "several nodes of several ranks";
+  const bool multimem = algorithm.supports == OneNodeWithMultimem;
+  if (multimem) needs = "one node of GPUs with NVLink SHARP";
   return "needs " + needs + ", got " + std::to_string(geometry.num_nodes) + " nodes of " +
-         std::to_string(geometry.ranks_per_node) + " ranks";
+         std::to_string(geometry.ranks_per_node) + " ranks" + (multimem && !geometry.multimem ? " without" : "");
 }
 
 }  // namespace
@@ -88,7 +90,8 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
   Choice choice;
   choice.request = request;
   const auto lacks_flags = [&](const Algorithm& algorithm) {
-    return algorithm.protocol != Protocol::kSteps && !FlaggedLink(algorithm, machine);
+    return (algorithm.protocol == Protocol::kFlagged || algorithm.protocol == Protocol::kFlaggedTwice) &&
+           !FlaggedLink(algorithm, machine);
   };
   const auto choose = [&](const Candidate& candidate) {
     choice.algorithm = candidate.algorithm;
@@ -117,7 +120,7 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
 
   std::vector<Candidate> candidates;
   for (const Algorithm& algorithm : table) {
-    if (algorithm.supports(request) && !lacks_flags(algorithm))
+    if (algorithm.supports(request) && !lacks_flags(algorithm) && algorithm.protocol != Protocol::kMultimem)
       candidates.push_back(Tune(algorithm, request, item_bytes, machine));
   }
   if (candidates.empty()) {

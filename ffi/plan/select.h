@@ -19,7 +19,7 @@ struct Choice {
 // `name` empty: the supported algorithm of lowest predicted cost; but the hierarchical one, unless it is out of all
 // proportion, where the request declares several nodes of several ranks. Otherwise that algorithm, or an explanation of
 // why it can't be used. chunk_count 0 is filled in. Algorithms with flags are chosen only where the machine
-// has it; asked for, they run step by step elsewhere.
+// has it; asked for, they run step by step elsewhere. Those by multimem are never chosen, only asked for.
 Choice Select(Request request, const std::string& name, int64_t item_bytes, const Machine& machine);
 
 }  // namespace jaxcomm

@@ -91,6 +91,7 @@ namespace cuda {
 
 cudaError_t LoadKernel() { return Fails("kernels") ? cudaErrorUnknown : cudaSuccess; }
 cudaError_t LoadFlaggedKernel() { return cudaSuccess; }
+cudaError_t LoadMultimemKernel() { return cudaSuccess; }
 cudaError_t LoadLocate() { return cudaSuccess; }
 
 }  // namespace cuda

@@ -26,6 +26,7 @@ COPY = "ffi/include/jaxcomm/copy.h"
 BLOCK = "ffi/include/jaxcomm/block.h"
 FLAGGED = "ffi/include/jaxcomm/flagged.h"
 FLAGGED_CALL = "ffi/cuda/flagged.cuh"
+MULTIMEM = "ffi/cuda/multimem.cuh"
 EXAMPLE = "examples/fused_rmsnorm/fused_rmsnorm.cuh"
 EXECUTOR = "ffi/cuda/executor.cuh"
 LOCATE = "ffi/cuda/locate.cuh"
@@ -289,6 +290,62 @@ THREAD = [
         "false",
         "flagged",
     ),
+    Mutant(
+        "nobody enters before the switch is asked",
+        MULTIMEM,
+        "if (!device::Barrier(comm_, channel_, kEnter)) return;",
+        "__syncthreads();",
+        "multimem",
+    ),
+    Mutant(
+        "nobody waits for what the switch hands out",
+        MULTIMEM,
+        "if (!device::Barrier(comm_, channel_, kLeave)) return;",
+        "__syncthreads();",
+        "multimem",
+    ),
+    Mutant(
+        "who could not leave takes a result away",
+        MULTIMEM,
+        "if (!device::Barrier(comm_, channel_, kLeave)) return;",
+        "device::Barrier(comm_, channel_, kLeave);",
+        "multimem",
+    ),
+    Mutant(
+        "who has given up brings operands",
+        MULTIMEM,
+        "if (__syncthreads_or(device::HasGivenUp(comm_, channel_)) != 0) return;",
+        "__syncthreads();",
+        "multimem",
+    ),
+    Mutant(
+        "all ranks add up the same piece in the switch",
+        MULTIMEM,
+        "Share(units_, comm_.local.size, comm_.local.rank)",
+        "Share(units_, comm_.local.size, 0)",
+        "multimem",
+    ),
+    Mutant(
+        "channels share units of the arena",
+        MULTIMEM,
+        "Share({0, MultimemUnits(args)}, args.num_channels, channel)",
+        "Share({0, MultimemUnits(args)}, 1, 0)",
+        "multimem",
+    ),
+    Mutant(
+        "a last unit that is not full is left out",
+        MULTIMEM,
+        "args.item_bytes + kMultimemUnitBytes - 1) /",
+        "args.item_bytes) /",
+        "multimem",
+    ),
+    Mutant(
+        "what is for all stays with one rank",
+        MULTIMEM,
+        "device::MulticastStore(all + unit, value);",
+        "own[unit] = value;",
+        "multimem",
+    ),
     Mutant("the example's rounds share one half of the window", EXAMPLE, "round % 2", "round % 1", "example"),
     Mutant(
         "every call of the example begins with the same half",
@@ -540,7 +597,7 @@ class Build:
 
 def run(program: pathlib.Path, test: str) -> str:
     """What went wrong, in a few words; empty if nothing did."""
-    command = [program, "reduced"] if test in ("executor", "flagged") else [program]
+    command = [program, "reduced"] if test in ("executor", "flagged", "multimem") else [program]
     environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
     try:
         done = subprocess.run(

@@ -48,6 +48,10 @@ FEATURES = {
         ["native test_cuda_flagged", "thread test_cuda_flagged"],
         ["flagged"],
     ),
+    "multimem, on request: sums and gathers through a switch; one GPU has none, so no ring 2": (
+        ["native test_cuda_multimem", "thread test_cuda_multimem", "pytest tests/cuda/test_communicator.py"],
+        [],
+    ),
     "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
     "buffers that move: ranks tell each other where theirs are": (
         ["native test_cuda_locate", "thread test_cuda_locate", "pytest tests/cuda/test_communicator.py"],

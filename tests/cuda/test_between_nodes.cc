@@ -378,6 +378,7 @@ cudaError_t LoadWatch() { return cudaSuccess; }
 
 // For one node.
 cudaError_t Launch(const FlaggedArgs&, cudaStream_t) { return cudaErrorUnknown; }
+cudaError_t Launch(const MultimemArgs&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t LaunchLocate(const LocateArgs&, cudaStream_t) { return cudaErrorUnknown; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {

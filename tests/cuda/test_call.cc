@@ -233,6 +233,37 @@ void TestSmallCallsAreFlagged() {
   std::printf("ok small calls are flagged\n");
 }
 
+// Only who asks for it gets it.
+void TestCallsByMultimem() {
+  const auto make = [](Collective collective, const char* algorithm, DType dtype, int64_t block_count, Seat seat,
+                       CallProgram* call, std::string* error, int64_t max_sms = 0) {
+    const Counts counts = CountsOf(collective, 4, block_count);
+    CallSpec spec = SpecOf(collective, 4, algorithm);
+    spec.max_sms = max_sms;
+    return MakeCallProgram(spec, dtype, counts.input, counts.output, seat, 32, call, error);
+  };
+  for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
+    CallProgram asked, other, bounded, nothing, refused;
+    std::string error;
+    CHECK(make(collective, "multimem", DType::kBF16, 100'001, {1, 4}, &asked, &error));
+    CHECK(asked.multimem && !asked.flagged && !asked.empty() && asked.arena.bytes == 0);
+    CHECK(asked.num_channels > 2 && asked.multimem->num_channels == asked.num_channels);
+    // Blocks in whole units of 16 bytes.
+    const int64_t num_blocks = collective == Collective::kAllReduce ? 1 : 4;
+    CHECK(MultimemBytes(*asked.multimem) == num_blocks * 200'016);
+    CHECK(make(collective, "multimem", DType::kF32, 100'001, {1, 4}, &bounded, &error, 2) && bounded.num_channels == 2);
+    CHECK(make(collective, "", DType::kF32, 100'001, {1, 4}, &other, &error) && !other.multimem);
+    CHECK(make(collective, "multimem", DType::kF32, 0, {1, 4}, &nothing, &error) && nothing.empty());
+    CHECK(!make(collective, "multimem", DType::kF32, 8, {1, 2}, &refused, &error));
+    CHECK(Has(error, "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 2 nodes of 2 ranks"));
+    CHECK(Has(error, "on GPUs a node is what NVLink connects"));
+    const bool takes_integers = make(collective, "multimem", DType::kS32, 8, {1, 4}, &refused, &error);
+    CHECK(takes_integers == !Reduces(collective));
+    CHECK(takes_integers || Has(error, "algorithm \"multimem\" needs f32, bf16 or f16 to add up"));
+  }
+  std::printf("ok calls by multimem\n");
+}
+
 void TestEmptyBuffers() {
   for (int c = 0; c < static_cast<int>(Collective::kBarrier); ++c) {
     CHECK(RunCall(SpecOf(static_cast<Collective>(c), 4, ""), 0, 32) == 0);
@@ -324,6 +355,7 @@ int main() {
   jaxcomm::cuda::TestCallsInAnArena();
   jaxcomm::cuda::TestMaxSms();
   jaxcomm::cuda::TestSmallCallsAreFlagged();
+  jaxcomm::cuda::TestCallsByMultimem();
   jaxcomm::cuda::TestEmptyBuffers();
   jaxcomm::cuda::TestArenaHoldsWhatIsShared();
   jaxcomm::cuda::TestWindows();

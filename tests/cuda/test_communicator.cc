@@ -56,7 +56,7 @@ struct World {
   bool device_api = true;
   bool windows = true;
   bool multimem = false;
-  int rank_without_multicast = -1;
+  int rank_without_multimem = -1, rank_without_multicast = -1;
   bool split_fails = false;
   std::atomic<int64_t> spacing_error = 0;
   int num_made = 0, num_aborted = 0;  // communicators
@@ -94,6 +94,7 @@ struct Rank {
   int num_gathers = 0, num_mappings = 0, num_kernels = 0;
   int num_allocations = 0;
   int num_flagged = 0;           // calls of messages with flags
+  int num_multimem = 0;          // calls by multimem
   int num_gin = 0;               // device communicators
   StreamDouble* busy = nullptr;  // keeps the GPU from doing anything else
 };
@@ -119,7 +120,7 @@ struct Registered {
   int first = 0;  // rank of the team
 };
 
-constexpr uintptr_t kMulticast = 0x123000;  // nothing lies there
+constexpr uintptr_t kMulticast = 0x123000;  // of all that a rank has mapped; nothing lies there
 
 thread_local Rank* own = nullptr;  // of this thread
 
@@ -230,7 +231,7 @@ ncclResult_t MultimemPointer(ncclWindow_t window, size_t offset, void** address)
   const Registered& registered = *reinterpret_cast<Registered*>(window);
   CHECK(registered.world->multimem);
   if (registered.world->rank_without_multicast == own->rank) return ncclUnhandledCudaError;
-  *address = reinterpret_cast<void*>(kMulticast + offset);
+  *address = reinterpret_cast<void*>(kMulticast + registered.begin + offset);
   return ncclSuccess;
 }
 
@@ -239,7 +240,7 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
   properties->nRanks = Of(comm).world->n;
   properties->cudaDev = Of(comm).rank;
   properties->deviceApiSupport = Of(comm).world->device_api;
-  properties->multimemSupport = Of(comm).world->multimem;
+  properties->multimemSupport = Of(comm).world->multimem && Of(comm).rank != Of(comm).world->rank_without_multimem;
   properties->nLsaTeams = Of(comm).world->num_lsa_teams;
   properties->ginType = Of(comm).rank == Of(comm).world->rank_without_gin ? NCCL_GIN_TYPE_NONE : Of(comm).world->gin;
   return ncclSuccess;
@@ -373,6 +374,14 @@ cudaError_t Launch(const FlaggedArgs& args, cudaStream_t stream) {
   });
 }
 
+cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream) {
+  ++own->num_multimem;
+  return doubles::Launch(args.num_channels, 4, 0, stream, [args] {
+    MultimemCall call(args, static_cast<int32_t>(blockIdx.x));
+    call.Run();
+  });
+}
+
 namespace {
 
 // Runs `f` once per rank, in threads of their own.
@@ -461,10 +470,11 @@ void TestCallsShareACommunicator() {
 // For all ranks or for none.
 void TestMulticast() {
   Communicator::Configure(20, 4, "");
-  const auto base = [](bool multimem, int rank_without) {
+  const auto has_address = [](bool multimem, int without_support, int without_address) {
     auto* world = new World(3);
     world->multimem = multimem;
-    world->rank_without_multicast = rank_without;
+    world->rank_without_multimem = without_support;
+    world->rank_without_multicast = without_address;
     std::vector<char*> bases(3);
     OnRanks(*world, [&](Rank& rank) {
       std::string error;
@@ -474,12 +484,79 @@ void TestMulticast() {
       bases[rank.rank] = comm.arena_multicast.base;
     });
     CHECK(bases[0] == bases[1] && bases[1] == bases[2]);
-    return reinterpret_cast<uintptr_t>(bases[0]);
+    return reinterpret_cast<uintptr_t>(bases[0]) > kMulticast;
   };
-  CHECK(base(true, -1) == kMulticast);
-  CHECK(base(true, 1) == 0);
-  CHECK(base(false, -1) == 0);
+  CHECK(has_address(true, -1, -1));
+  CHECK(!has_address(true, -1, 1));
+  CHECK(!has_address(true, 2, -1));
+  CHECK(!has_address(false, -1, -1));
   std::printf("ok multicast addresses\n");
+}
+
+// Sums, blocks of them and gathers, in an arena of their own that grows; and what users hear where there is none.
+void TestCallsByMultimem() {
+  constexpr int kRanks = 3;
+  Communicator::Configure(20, 4, "");
+  const auto spec_of = [](Collective collective) {
+    CallSpec spec = SpecOf(collective, kRanks);
+    spec.algorithm = "multimem";
+    return spec;
+  };
+  auto* world = new World(kRanks);
+  world->multimem = true;
+  emulation::Multicast& multicast = emulation::TheMulticast();
+  multicast.base = reinterpret_cast<char*>(kMulticast);
+  multicast.bytes = World::kStride;
+  multicast.replicas.clear();
+  for (int r = 0; r < kRanks; ++r) multicast.replicas.push_back(world->memory + r * World::kStride);
+  OnRanks(*world, [&](Rank& rank) {
+    std::string error;
+    Communicator& communicator = *Get(rank, &error);
+    const int before = rank.num_allocations;
+    std::vector<std::unique_ptr<DeviceCall>> calls;  // those with a smaller arena go on using it
+    const auto value = [](int r, int64_t i) { return static_cast<float>(r + i % 50); };
+    for (const int64_t count : {5, 200'001, 5}) {
+      for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
+        const int64_t input_count = collective == Collective::kReduceScatter ? kRanks * count : count;
+        const int64_t output_count = collective == Collective::kAllGather ? kRanks * count : count;
+        calls.push_back(
+            DeviceCall::Make(spec_of(collective), communicator, DType::kF32, input_count, output_count, &error));
+        CHECK(calls.back() != nullptr && !calls.back()->shares_input() && !calls.back()->shares_output());
+        std::vector<float> x(input_count), y(output_count, -1);
+        for (int64_t i = 0; i < input_count; ++i) x[i] = value(rank.rank, i);
+        for (const auto& call : {calls.front().get(), calls.back().get()}) {
+          if (call == calls.front().get() && (collective != Collective::kAllReduce || count != 5)) continue;
+          Stream stream;
+          CHECK(call->Launch(x.data(), y.data(), reinterpret_cast<cudaStream_t>(&stream)).empty());
+          CHECK(stream.queue.size() == 1);  // no copies
+          while (!stream.Drain()) std::this_thread::yield();
+          for (int64_t i = 0; i < output_count; ++i) {
+            float expected = 0;
+            if (collective == Collective::kAllGather) expected = value(static_cast<int>(i / count), i % count);
+            const int64_t at = collective == Collective::kReduceScatter ? rank.rank * count + i : i;
+            for (int r = 0; r < kRanks && collective != Collective::kAllGather; ++r) expected += value(r, at);
+            CHECK(y[i] == expected);
+          }
+        }
+      }
+    }
+    CHECK(rank.num_multimem == 11 && rank.num_allocations == before + 2);
+    CallSpec maximum = spec_of(Collective::kAllReduce);
+    maximum.reduce_op = ReduceOp::kMax;
+    CHECK(DeviceCall::Make(maximum, communicator, DType::kF32, 5, 5, &error) == nullptr);
+    CHECK(Has(error, "needs f32, bf16 or f16 to add up, nothing else"));
+  });
+  auto* without = new World(kRanks);
+  without->multimem = true;
+  without->rank_without_multicast = 1;
+  OnRanks(*without, [&](Rank& rank) {
+    std::string error;
+    Communicator& communicator = *Get(rank, &error);
+    CHECK(DeviceCall::Make(spec_of(Collective::kAllReduce), communicator, DType::kF32, 5, 5, &error) == nullptr);
+    CHECK(Has(error, "algorithm \"multimem\" needs NVLink SHARP, which the group's GPUs, their switch or NCCL"));
+    Sum(communicator, 1000);  // all else goes on
+  });
+  std::printf("ok calls by multimem\n");
 }
 
 // XLA's collective memory: one window, in which every rank's buffers are elsewhere in every run.
@@ -1138,6 +1215,7 @@ int main() {
   jaxcomm::cuda::TestLocalDevicesFailTogether();
   jaxcomm::cuda::TestCallsOnTwoStreams();
   jaxcomm::cuda::TestMulticast();
+  jaxcomm::cuda::TestCallsByMultimem();
   jaxcomm::cuda::TestGinBetweenNodes();
   jaxcomm::cuda::TestGinForAllOrNone();
   jaxcomm::cuda::TestBuffersOfNothing();

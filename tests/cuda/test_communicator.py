@@ -32,7 +32,7 @@ MORE = {"test_communicator": ["tests/cuda/test_user_calls.cc", "examples/fused_r
 @pytest.mark.parametrize(
     ("name", "num_tests", "warning"),
     [
-        ("test_communicator", 28, "buffers are copied: of the operand: XLA gives no window"),
+        ("test_communicator", 29, "buffers are copied: of the operand: XLA gives no window"),
         ("test_between_nodes", 8, "no GIN between nodes: rank"),
     ],
 )

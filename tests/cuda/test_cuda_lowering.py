@@ -233,6 +233,16 @@ def test_nodes_are_not_known_yet(mesh, op):
     assert 'algorithm = "hierarchical"' in lowered(functools.partial(f, algorithm="hierarchical"), mesh)
 
 
+@pytest.mark.parametrize("op", [op for op in OPS if "multimem" in OURS.algorithms(op)])
+def test_multimem_is_for_gpus(mesh, op):
+    """Whether they have it is known at run time. On CPUs there is none."""
+    f = functools.partial(OPS[op][0], algorithm="multimem")
+    assert 'algorithm = "multimem"' in lowered(f, mesh)
+    message = rf"{op} at .*: algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 1 nodes of 4 ranks w"
+    with pytest.raises(ValueError, match=message):
+        lowered(f, mesh, platforms=("cpu",))
+
+
 def test_algorithms_that_fit_no_nodes_are_refused(mesh):
     with pytest.raises(ValueError, match=r"psum at .*: algorithm \"hierarchical\" needs several nodes"):
         lowered(lambda x: OURS.psum(x, "node", algorithm="hierarchical"), mesh)  # two ranks

@@ -315,7 +315,7 @@ int main(int argc, char** argv) {
           if (n % nodes != 0) continue;
           for (const bool pull : {false, true}) {
             for (int repeat = 0; repeat < (reduced ? 1 : Reduces(collective) ? 8 : 3); ++repeat) {
-              const Case test = Draw(algorithm, collective, {nodes, n / nodes, false, pull}, random);
+              const Case test = Draw(algorithm, collective, {nodes, n / nodes, false, pull, true}, random);
               if (!algorithm.supports(test.request)) continue;
               Check(test, ++seed);
               ++num_runs;
@@ -337,7 +337,7 @@ int main(int argc, char** argv) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
       if (FindReduce(dtype, op) == nullptr) continue;
       for (const Algorithm& algorithm : Algorithms(Collective::kAllReduce)) {
-        Case test = Draw(algorithm, Collective::kAllReduce, {1, 4, false, true}, random);
+        Case test = Draw(algorithm, Collective::kAllReduce, {1, 4, false, true, true}, random);
         test.dtype = dtype;
         test.op = op;
         test.shift = 0;

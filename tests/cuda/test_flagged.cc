@@ -9,10 +9,10 @@
 #include <random>
 #include <string>
 
-#include "../../ffi/cpu/executor.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../native/check.h"
 #include "all_types.h"
+#include "on_cpu.h"
 #if defined(__CUDACC__)
 #include "gpu.cuh"
 namespace jaxcomm::cuda {
@@ -64,27 +64,6 @@ void Randomize(char* values, DType dtype, int64_t bytes, std::mt19937_64& random
   int64_t width = ItemBytes(dtype);
   if (dtype == DType::kC64 || dtype == DType::kC128) width /= 2;
   for (int64_t i = width - 1; dtype >= DType::kF16 && i < bytes; i += width) values[i] &= static_cast<char>(0xbf);
-}
-
-// What the CPU's executor makes of the plan that a flagged algorithm stands for.
-std::vector<Bytes> OnCpu(const Request& request, Runs runs, Operation operation, bool two_shot,
-                         const std::vector<char*>& inputs) {
-  const int64_t item = ItemBytes(operation.dtype);
-  const char* name = two_shot ? "flagged_two_shot" : "flagged";
-  const std::vector<Plan> plans = BuildAll(*FindAlgorithm(request.collective, name), request);
-  const auto layout = [&](int64_t count, int64_t run) {
-    return Layout{count / request.block_count, request.block_count, run > 0 ? run : request.block_count};
-  };
-  const int64_t output_count = OutputCount(request);
-  std::vector<Bytes> outputs(inputs.size(), Bytes(output_count * item));
-  std::vector<RankBuffers> buffers;
-  for (size_t r = 0; r < inputs.size(); ++r) buffers.push_back({inputs[r], outputs[r].data(), nullptr});
-  const ReduceFn reduce = Reduces(request.collective) ? FindReduce(operation.dtype, operation.op) : nullptr;
-  Execution execution(
-      Program::Make(plans, layout(InputCount(request), runs.input), layout(output_count, runs.output), item, reduce),
-      buffers);
-  CHECK(execution.Work());
-  return outputs;
 }
 
 // A group of one node whose slots have some history.
@@ -140,7 +119,8 @@ Drawn Draw(Group& group, Collective collective, Operation operation, std::mt1993
   drawn.buffers = PrepareFlagged(group.memory, group.ranks, group.slots, drawn.request, drawn.runs, operation,
                                  num_channels, shift, drawn.two_shot);
   for (char* input : drawn.buffers.inputs) Randomize(input, operation.dtype, InputCount(drawn.request) * item, random);
-  drawn.expected = OnCpu(drawn.request, drawn.runs, operation, drawn.two_shot, drawn.buffers.inputs);
+  drawn.expected = OnCpu(drawn.two_shot ? "flagged_two_shot" : "flagged", drawn.request, drawn.runs, operation,
+                         drawn.buffers.inputs);
   ++num_calls;
   return drawn;
 }
@@ -249,7 +229,7 @@ void TestFlagsThatComeAgain(uint64_t seed) {
     for (char* input : drawn.buffers.inputs) Randomize(input, DType::kF32, count * 4, random);
     drawn.runs = {};
     drawn.two_shot = false;
-    drawn.expected = OnCpu(drawn.request, {}, drawn.operation, false, drawn.buffers.inputs);
+    drawn.expected = OnCpu("flagged", drawn.request, {}, drawn.operation, drawn.buffers.inputs);
     row.push_back(drawn);
   }
   std::vector<MixedCall> calls;

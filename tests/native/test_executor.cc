@@ -82,6 +82,7 @@ int main() {
           request.collective = collective;
           request.geometry.num_nodes = nodes;
           request.geometry.ranks_per_node = ranks_per_node;
+          request.geometry.multimem = true;
           request.block_count = collective == Collective::kBarrier ? 0 : block_count;
           request.chunk_count = chunk_count;
           const int32_t n = nodes * ranks_per_node;

@@ -135,13 +135,16 @@ ONE_LEVEL = {
     ("barrier", "dissemination"): lambda n, r: ((0, 0, ceil_log2(n)), 0, 0),
     ("barrier", "tree"): lambda n, r: ((0, 0, int(r > 0) + len(children(r, n))), 0, 0),
 }
-# Step by step, as here, those with flags are the plans that they stand for.
+# Step by step, as here, those with flags and by multimem are the plans that they stand for.
 ONE_LEVEL |= {
     ("all_to_all", "flagged"): ONE_LEVEL["all_to_all", "direct"],
     ("all_gather", "flagged"): ONE_LEVEL["all_gather", "direct"],
     ("all_reduce", "flagged"): ONE_LEVEL["all_reduce", "one_shot"],
     ("all_reduce", "flagged_two_shot"): ONE_LEVEL["all_reduce", "direct"],
     ("reduce_scatter", "flagged"): ONE_LEVEL["reduce_scatter", "direct"],
+    ("all_gather", "multimem"): ONE_LEVEL["all_gather", "direct"],
+    ("all_reduce", "multimem"): ONE_LEVEL["all_reduce", "direct"],
+    ("reduce_scatter", "multimem"): ONE_LEVEL["reduce_scatter", "direct"],
 }
 
 
@@ -209,7 +212,7 @@ def test_there_is_a_formula_for_every_algorithm():
 def test_one_level(collective, algorithm):
     for n in range(1, 9):
         for nodes, locals_ in ((1, n), (n, 1)):
-            request = plan.Request(collective, nodes, locals_, BLOCK, source_of=shift(collective, n))
+            request = plan.Request(collective, nodes, locals_, BLOCK, source_of=shift(collective, n), multimem=True)
             if not plan.supports(request, algorithm):
                 continue
             for rank in range(n):

@@ -27,7 +27,7 @@ def requests(collective, algorithm):
         # Only these depend on who may read whom. Validate is less strict where everybody may.
         depends = algorithm in ("direct", "hierarchical")
         for addressable, pull in itertools.product((True, False), repeat=2) if depends else [(True, False)]:
-            reach = {"all_addressable": addressable, "pull": pull}
+            reach = {"all_addressable": addressable, "pull": pull, "multimem": True}
             request = plan.Request(collective, nodes, locals_, count, chunk, num_ranks // 2, source_of, **reach)
             if plan.supports(request, algorithm):
                 yield request

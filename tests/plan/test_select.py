@@ -18,10 +18,10 @@ def cluster():
     return plan.Machine(links, 5e-6, 1)
 
 
-def request(collective, nodes, locals_, block=1024, chunk=0, addressable=True):
+def request(collective, nodes, locals_, block=1024, chunk=0, addressable=True, multimem=False):
     num_ranks = nodes * locals_
     source_of = [(rank + 1) % num_ranks for rank in range(num_ranks)] if collective == "permute" else []
-    return plan.Request(collective, nodes, locals_, block, chunk, 0, source_of, addressable)
+    return plan.Request(collective, nodes, locals_, block, chunk, 0, source_of, addressable, multimem=multimem)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -93,9 +93,11 @@ def test_much_scratch_is_avoided():
 def test_what_is_asked_for_is_used():
     for collective in COLLECTIVES:
         for name, _ in plan.algorithms(collective):
-            choice = plan.select(request(collective, 2, 4), name, 4, cluster())
+            multimem = plan.protocol(collective, name) == "multimem"
+            nodes, locals_ = (1, 8) if multimem else (2, 4)
+            choice = plan.select(request(collective, nodes, locals_, multimem=multimem), name, 4, cluster())
             assert choice.algorithm == name
-            if plan.protocol(collective, name) == "steps":
+            if multimem or plan.protocol(collective, name) == "steps":
                 assert choice.reason == "asked for"
             else:
                 assert choice.reason == "asked for; without flags here, step by step"
@@ -140,6 +142,23 @@ def test_two_exchanges_of_pieces_are_for_longer_blocks():
     machine.flagged_twice = (1e-7, 2e11, 1e-6)
     assert not plan.select(request("all_reduce", 1, 8, 16), "flagged", 4, machine).flagged
     assert plan.select(request("all_reduce", 1, 8, 16), "flagged_two_shot", 4, machine).flagged
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "reduce_scatter"])
+def test_sums_in_a_switch_are_never_chosen(collective):
+    """Their order is not the plan's: only who asks for them gets them."""
+    for block in (1, 1 << 20):
+        with_switch = plan.select(request(collective, 1, 8, block, multimem=True), "", 4, cluster())
+        without = plan.select(request(collective, 1, 8, block), "", 4, cluster())
+        assert (with_switch.algorithm, with_switch.reason) == (without.algorithm, without.reason)
+        assert "multimem" not in with_switch.reason
+    for nodes, locals_, multimem, reason in (
+        (1, 8, False, "got 1 nodes of 8 ranks without"),
+        (2, 4, True, "got 2 nodes of 4 ranks"),
+    ):
+        asked = plan.select(request(collective, nodes, locals_, multimem=multimem), "multimem", 4, cluster())
+        assert asked.algorithm is None
+        assert asked.reason == f'algorithm "multimem" needs one node of GPUs with NVLink SHARP, {reason}'
 
 
 @pytest.mark.parametrize(

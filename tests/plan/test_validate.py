@@ -27,6 +27,8 @@ def expected_support(collective, algorithm, nodes, locals_, addressable):
     num_ranks = nodes * locals_
     if algorithm == "hierarchical":
         return nodes > 1 and locals_ > 1
+    if algorithm == "multimem":
+        return nodes == 1
     if (collective, algorithm) in ONE_ADDRESS_SPACE or algorithm.startswith("flagged"):
         return addressable or nodes == 1
     if (collective, algorithm) in POWER_OF_TWO:
@@ -62,7 +64,7 @@ def test_every_plan_is_correct(collective, algorithm):
     for (nodes, locals_), addressable, pull in itertools.product(GEOMETRIES, (True, False), pulls):
         for variant in variants(collective, nodes * locals_, rng):
             for block, chunk in SIZES:
-                reach = {"all_addressable": addressable, "pull": pull}
+                reach = {"all_addressable": addressable, "pull": pull, "multimem": True}
                 request = plan.Request(collective, nodes, locals_, block, chunk, **reach, **variant)
                 where = f"{nodes} x {locals_}, block {block}, chunk {chunk}, {reach}, {variant}"
                 supported = plan.supports(request, algorithm)
@@ -76,7 +78,9 @@ def test_every_plan_is_correct(collective, algorithm):
 def test_larger_groups(collective, algorithm, nodes, locals_):
     for block, chunk in ((1000, 0), (1000, 64)):
         source_of = list(reversed(range(nodes * locals_))) if collective == "permute" else []
-        request = plan.Request(collective, nodes, locals_, block, chunk, source_of=source_of, all_addressable=False)
+        request = plan.Request(
+            collective, nodes, locals_, block, chunk, source_of=source_of, all_addressable=False, multimem=True
+        )
         if plan.supports(request, algorithm):
             assert plan.check(request, algorithm) == ""
 
