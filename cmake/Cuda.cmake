@@ -126,6 +126,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/packing.cc
   ffi/cuda/program.cc
   ffi/cuda/rounds.cc
+  ffi/cuda/stop_word.cc
   ffi/cuda/symmetric_memory.cc
   ffi/cuda/user_call.cc
   ffi/cuda/watch.cu

@@ -125,7 +125,7 @@ JAXCOMM_DEVICE void Normalise(const Args<Codec>& args, int64_t token, float* sha
 // r. One barrier per round is enough.
 //
 // If a peer does not come in time, the barrier says so in comm.report, and the kernel ends: out and new_residual are
-// then undefined, and the communicator is of no more use.
+// then undefined, and the communicator is of no more use. Kernels behind it do nothing.
 template <typename Codec>
 JAXCOMM_DEVICE void Run(const Args<Codec>& args) {
   using Storage = typename Codec::Storage;
@@ -134,6 +134,7 @@ JAXCOMM_DEVICE void Run(const Args<Codec>& args) {
   const int64_t channels = gridDim.x;
   const int64_t end = args.tokens * (channel + 1) / channels;
   const int64_t most = HalfBytes(args) / RowBytes(args);
+  if (!device::MayBegin(args.comm)) return;
   uint64_t round = args.rounds[channel];
   for (int64_t first = args.tokens * channel / channels; first < end; first += most, ++round) {
     const int64_t tokens = end - first < most ? end - first : most;

@@ -232,11 +232,11 @@ ffi::Error FailureOf(const CallSpec& spec, const std::string& failure) {
                     Where(spec) + " can't run, since a call before it failed: " + failure);
 }
 
-// Why a run must not go on: a kernel of an earlier one has given up, on any of the local devices.
+// Why a run must not go on: a kernel of the process has given up, or ranks have not met.
 std::string FailureBefore(CallState& state, int64_t run) {
   return state.verdicts.Of(run, [&] {
+    std::string failure = Communicator::FirstFailure();
     std::lock_guard<std::mutex> lock(state.mutex);
-    std::string failure;
     for (const auto& [device, call] : state.calls) {
       if (failure.empty()) failure = call->communicator().Failure();
     }
@@ -271,8 +271,7 @@ ffi::Error Execute(cudaStream_t stream, CallState* state, int32_t device, ffi::R
   if (const std::string problem = ProblemOf(*state, device); !problem.empty()) return Invalid(state->spec, problem);
   const DeviceCall* const call = Find(*state, device);
   if (call == nullptr) return Invalid(state->spec, "XLA has not initialized the call on GPU " + std::to_string(device));
-  const std::string failed = call->communicator().Failure();
-  if (ffi::Error failure = FailureOf(state->spec, failed); !failure.success()) return failure;
+  if (ffi::Error failure = FailureOf(state->spec, call->communicator().WhyNot()); !failure.success()) return failure;
   Buffers buffers;
   std::string problem = Decode(state->spec, args, rets, &buffers);
   if (problem.empty()) problem = call->Launch(buffers.x, buffers.y, stream);
@@ -434,12 +433,6 @@ std::string DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) cons
   if (!problem.empty() || call_.empty()) return problem;
   KeepDevice keep;
   problem = Problem("cudaSetDevice", cudaSetDevice(communicator_.device()));
-  const int32_t rank = args_.comm.local.rank;
-  const auto copy = [&](void* to, const void* from, int64_t bytes) {
-    if (!problem.empty() || bytes == 0) return;
-    problem = Problem("cudaMemcpyAsync",
-                      cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, stream));
-  };
   if (moves_ && ((input_.in_place && x != input_.address) || (output_.in_place && y != output_.address))) {
     return "XLA runs the call with other buffers than it has initialized it with";
   }
@@ -450,11 +443,12 @@ std::string DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) cons
     problem = Problem("kernel", cuda::Launch(WithBuffers(*call_.multimem, x, y), stream));
   }
   if (call_.flagged || call_.multimem) return problem.empty() ? communicator_.End(stream) : problem;
-  const device::Window& arena = args_.comm.arena;
-  if (shares_input() && !input_.in_place) copy(arena.At(rank, call_.arena.input), x, call_.input_bytes);
   if (problem.empty() && moves_) problem = Problem("kernel", LaunchLocate(locate_, stream));
   if (problem.empty()) {
-    const RankArgs args = WithBuffers(call_, args_, x, y);
+    RankArgs args = WithBuffers(call_, args_, x, y);
+    const auto in_arena = [&](int64_t offset) { return args.comm.arena.At(args.comm.local.rank, offset); };
+    if (shares_input() && !input_.in_place) args.copy_in = {in_arena(call_.arena.input), static_cast<const char*>(x)};
+    if (shares_output() && !output_.in_place) args.copy_out = {static_cast<char*>(y), in_arena(call_.arena.output)};
     if (Messenger* const messenger = communicator_.messenger()) {
       problem = messenger->Run(call_, args, events_, stream);
     } else if (const Gin* const gin = communicator_.gin()) {
@@ -463,7 +457,6 @@ std::string DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) cons
       problem = Problem("kernel", cuda::Launch(args, call_.num_channels, stream));
     }
   }
-  if (shares_output() && !output_.in_place) copy(y, arena.At(rank, call_.arena.output), call_.output_bytes);
   if (problem.empty()) problem = communicator_.End(stream);
   return problem;
 }

@@ -1,5 +1,5 @@
 // The XLA handlers of all collectives on GPUs. Stages: Instantiate reads the attributes, Prepare asks XLA for the
-// group's communicator, Initialize makes what the call needs at its first run on a device, Execute puts copies and one
+// group's communicator, Initialize makes what the call needs at its first run on a device, Execute puts one
 // kernel on XLA's stream: no allocation, no waiting, so that it can be captured into a CUDA graph.
 #pragma once
 

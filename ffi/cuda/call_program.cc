@@ -155,6 +155,7 @@ RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char*
 
 RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk) {
   args.channels += static_cast<int64_t>(walk) * call.num_channels;
+  args.copy_in = args.copy_out = {};
   return args;
 }
 

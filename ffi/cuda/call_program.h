@@ -78,7 +78,7 @@ struct ProgramImage {
 // What does not change from call to call: all but `input` and `output` where the program does not share them. `image`
 // is where a ProgramImage has been copied to.
 RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char* image, const ProgramImage& layout);
-// For walk `walk` of a program with rounds; without, there is one.
+// For walk `walk` of a program with rounds; without, there is one. Copies nothing.
 RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk);
 // With this call's buffers of XLA's.
 RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y);

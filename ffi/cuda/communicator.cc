@@ -13,6 +13,7 @@
 #include "keep_device.h"
 #include "launch.h"
 #include "locate.cuh"
+#include "stop_word.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -25,6 +26,7 @@ struct Shared {
   std::mutex mutex;
   Communicator::Settings settings;
   std::vector<Communicator*> communicators;
+  std::string first_failure;
 };
 
 Shared& GetShared() {
@@ -78,14 +80,33 @@ Communicator* Communicator::Get(ncclComm_t nccl_comm, std::string* error) {
   return entry->error.empty() ? known : nullptr;
 }
 
-std::vector<std::string> Communicator::Failures() {
-  std::vector<Communicator*> communicators;
-  {
-    std::lock_guard<std::mutex> lock(GetShared().mutex);
-    communicators = GetShared().communicators;
+namespace {
+
+std::vector<Communicator*> AllCommunicators() {
+  std::lock_guard<std::mutex> lock(GetShared().mutex);
+  return GetShared().communicators;
+}
+
+}  // namespace
+
+std::string Communicator::FirstFailure() {
+  uint64_t first_ns = UINT64_MAX;
+  std::string first;
+  for (Communicator* const communicator : AllCommunicators()) {
+    uint64_t time_ns = 0;
+    const std::string failure = communicator->KernelFailure(&time_ns);
+    if (failure.empty() || (!first.empty() && time_ns >= first_ns)) continue;
+    first = failure;
+    first_ns = time_ns;
   }
+  std::lock_guard<std::mutex> lock(GetShared().mutex);
+  if (GetShared().first_failure.empty()) GetShared().first_failure = first;
+  return GetShared().first_failure;
+}
+
+std::vector<std::string> Communicator::Failures() {
   std::vector<std::string> failures;
-  for (Communicator* const communicator : communicators) {
+  for (Communicator* const communicator : AllCommunicators()) {
     if (std::string failure = communicator->Failure(); !failure.empty()) failures.push_back(std::move(failure));
   }
   return failures;
@@ -179,10 +200,11 @@ bool Communicator::MakeLocalMemory(std::string* error) {
   }
   report_ = new (host) device::Report;
   comm_.report = static_cast<device::Report*>(report);
+  comm_.stopped = StopWord(device_, error);
   comm_.signals.sent = reinterpret_cast<uint64_t*>(counters);
   comm_.signals.received = reinterpret_cast<uint64_t*>(counters + counters_bytes);
   comm_.slots.epochs = reinterpret_cast<uint64_t*>(counters + 2 * counters_bytes);
-  return true;
+  return comm_.stopped != nullptr;
 }
 
 // Signals, slots and mail have memory of their own, which stays where it is when the arena grows.
@@ -341,12 +363,24 @@ int64_t Communicator::Locate(const device::Window& arena, int64_t offset) const 
 }
 
 std::string Communicator::Failure() {
+  uint64_t time_ns;
+  const std::string failure = KernelFailure(&time_ns);
+  return failure.empty() ? exchange_.Failure() : failure;
+}
+
+std::string Communicator::WhyNot() {
+  const std::string first = FirstFailure();
+  return first.empty() ? Failure() : first;
+}
+
+std::string Communicator::KernelFailure(uint64_t* time_ns) {
   const bool reported = __atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) == device::Report::kComplete;
   uint64_t call = 0;
   std::string of_messages;
   if (messenger_ && !reported) of_messages = messenger_->Failure(&call);
-  if (!reported && of_messages.empty()) return exchange_.Failure();
-  std::lock_guard<std::mutex> lock(mutex_);
+  if (!reported && of_messages.empty()) return "";
+  *time_ns = reported ? report_->time_ns : UINT64_MAX;
+  std::lock_guard<std::mutex> lock(failure_mutex_);
   if (failure_.empty()) {
     if (reported) call = report_->program;
     const std::string name = CallName::Of(call);

@@ -48,6 +48,10 @@ class Communicator {
 
   // Why kernels have given up, of all communicators that have ever been made.
   static std::vector<std::string> Failures();
+  // Empty, or why a kernel has given up, on any communicator of the process: that which did so first, as far as can be
+  // told; from then on always the same. Then nothing of the process may go on: what the kernel has left in a buffer may
+  // be the operand of any other call. Not so of ranks that have not met: no kernel has run.
+  static std::string FirstFailure();
 
   // Whether all ranks have come with the same number. Collective. False: `error` says who has another.
   bool IsSameOnAllRanks(const char* what, uint64_t own, std::string* error);
@@ -81,6 +85,8 @@ class Communicator {
   // Empty, or why a kernel has given up, or why ranks have not met. Then this communicator is of no more use: the
   // ranks' counters have parted.
   std::string Failure();
+  // Empty, or why no call may run on it: FirstFailure(), or its own.
+  std::string WhyNot();
 
   const device::Comm& comm() const { return comm_; }  // without an arena
   int32_t rank() const { return comm_.world.rank; }
@@ -97,6 +103,9 @@ class Communicator {
   Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings)
       : nccl_(nccl), settings_(settings), exchange_(nccl, nccl_comm, settings.timeout_s) {}
 
+  // Failure(), of kernels and messages. `time_ns`: when, on the GPU's clock; later than all others if no kernel says
+  // so.
+  std::string KernelFailure(uint64_t* time_ns);
   bool Make(std::string* error);
   bool QueryProperties(ncclCommProperties_t* properties, std::string* error);
   bool CheckDevice(int num_sms, std::string* error) const;
@@ -128,6 +137,8 @@ class Communicator {
   device::Window arena_;
   int64_t arena_bytes_ = 0;
   std::map<std::string, Arena> arenas_;  // the newest one of each owner
+
+  std::mutex failure_mutex_;  // not the other one, under which calls wait for other ranks
   std::string failure_;
 };
 

@@ -8,6 +8,12 @@
 namespace jaxcomm {
 namespace cuda {
 
+// A buffer that the kernel copies, laid out alike at both places. Nothing if `to` is null.
+struct BufferCopy {
+  char* to = nullptr;
+  const char* from = nullptr;
+};
+
 // One rank's call. Plain data; pointers are to memory of the device.
 struct RankArgs {
   device::Comm comm;
@@ -17,6 +23,10 @@ struct RankArgs {
   // By rank of the node: bytes from where `input` and `output` say to where the rank's memory is. Null: it is there.
   const int64_t* input_at = nullptr;
   const int64_t* output_at = nullptr;
+  // Of XLA's buffers and the rank's own part of `input` and `output`: before it enters, after it has left. Peers of a
+  // channel read and write elements of that channel alone, so each copies its own, and no channel waits for another.
+  BufferCopy copy_in;
+  BufferCopy copy_out;
   const ProgramStep* steps = nullptr;
   const Place* sources = nullptr;
   const ChannelProgram* channels = nullptr;
@@ -212,6 +222,24 @@ JAXCOMM_DEVICE_CALLED void ZeroElements(const Elements& dst, int64_t count, int6
   }
 }
 
+// The channel's elements of a buffer. A row is a run of every block: rows that the channel has whole lie side by side.
+JAXCOMM_DEVICE_CALLED void CopyPart(const BufferCopy& copy, const Part& part, int64_t item_bytes) {
+  const int64_t end = part.begin + part.count;
+  for (int64_t element = part.begin; element < end;) {
+    const int64_t in_run = element % part.run;
+    const int64_t left = end - element;
+    const bool whole = in_run == 0 && left >= part.run;
+    const int64_t rest = part.run - in_run < left ? part.run - in_run : left;
+    const int64_t count = whole ? left / part.run * part.run : rest;  // of each block
+    const int64_t first = (element - in_run) * part.num_blocks + in_run;
+    for (int64_t block = 0; block < (whole ? 1 : part.num_blocks); ++block) {
+      const int64_t at = (first + block * part.run) * item_bytes;
+      device::Copy(copy.to + at, copy.from + at, (whole ? count * part.num_blocks : count) * item_bytes);
+    }
+    element += count;
+  }
+}
+
 template <typename Network>
 class Walk {
  public:
@@ -220,7 +248,11 @@ class Walk {
 
   JAXCOMM_DEVICE void Run() {
     // Here, not in the first wait: networks have counters of their own.
-    if (__syncthreads_or(device::HasGivenUp(args_.comm, channel_)) != 0) return;
+    if (!device::MayBegin(args_.comm)) return;
+    if (args_.copy_in.to != nullptr) {
+      CopyPart(args_.copy_in, program_.input, args_.item_bytes);
+      __syncthreads();
+    }
     const ProgramStep* steps = args_.steps + program_.first_step;
     for (int32_t i = 0; i < program_.num_steps; ++i) {
       const ProgramStep& step = steps[i];
@@ -246,7 +278,8 @@ class Walk {
       }
     }
     // XLA may reuse the memory once the kernel has ended.
-    if (__syncthreads_or(!network_.Flush(channel_)) != 0) device::GiveUp(args_.comm, channel_);
+    if (__syncthreads_or(!network_.Flush(channel_)) != 0) return device::GiveUp(args_.comm, channel_);
+    if (args_.copy_out.to != nullptr) CopyPart(args_.copy_out, program_.output, args_.item_bytes);
   }
 
  private:

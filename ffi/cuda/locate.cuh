@@ -46,8 +46,8 @@ JAXCOMM_DEVICE int64_t Slot(uint64_t count, int32_t sender, int32_t num_ranks) {
   return static_cast<int64_t>(count % 2) * num_ranks + sender;
 }
 
-// Called by all threads of one block. If a rank has not come in time, all channels of this one have given up: the plan
-// must not run with the addresses of another run.
+// Called by all threads of one block. If a rank has not come in time, this one has given up, and the plan does not run:
+// it would with the addresses of another run.
 JAXCOMM_DEVICE void Locate(const LocateArgs& args) {
   const device::Comm& comm = args.comm;
   const int32_t channel = LocateChannel(comm);
@@ -56,7 +56,7 @@ JAXCOMM_DEVICE void Locate(const LocateArgs& args) {
   const int32_t rank = comm.local.rank;
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const auto num_threads = static_cast<int32_t>(blockDim.x);
-  if (__syncthreads_or(device::HasGivenUp(comm, channel)) != 0) return;
+  if (!device::MayBegin(comm)) return;
   const Location own = *args.own;
   for (int32_t peer = thread; peer < num_ranks; peer += num_threads) {
     if (peer == rank) {
@@ -76,8 +76,6 @@ JAXCOMM_DEVICE void Locate(const LocateArgs& args) {
     args.input_at[peer] = theirs.input;
     args.output_at[peer] = theirs.output;
   }
-  if (__syncthreads_or(!reached) == 0) return;
-  for (int32_t c = thread; c < comm.signals.num_channels; c += num_threads) device::GiveUp(comm, c);
 }
 
 }  // namespace cuda

@@ -17,6 +17,8 @@ namespace cuda {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(50);  // how often the thread looks
+// How long it lets a call of NCCL's go on that another thread is in. Begin holds back for longer what must not be sent.
+constexpr auto kPatience = std::chrono::milliseconds(500);
 
 std::string RanksText(const std::set<int32_t>& ranks) {
   std::string text = ranks.size() == 1 ? "rank" : "ranks";
@@ -151,6 +153,8 @@ void Messenger::Free(const RoundEvents& events) {
 }
 
 std::string Messenger::Exchange(const Round& round, const std::function<char*(int64_t)>& at, int64_t item_bytes) {
+  std::lock_guard<std::timed_mutex> lock(nccl_mutex_);
+  if (closed_) return "messages between nodes: NCCL's communicator has been aborted";
   ncclResult_t result = nccl_.GroupStart();
   for (const Message& message : round.sends) {
     if (result != ncclSuccess) break;
@@ -190,10 +194,15 @@ std::string Messenger::Run(const CallProgram& call, const RankArgs& args, const 
   std::lock_guard<std::mutex> lock(enqueue_mutex_);
   uint64_t failed_call;
   std::string problem = Failure(&failed_call);  // NCCL's communicator may be gone
+  bool copied_in = false;
   for (const Action& action : call.rounds.actions) {
     if (!problem.empty()) break;
     if (action.kind == Action::kWalk) {
-      problem = Problem("kernel", Launch(OfWalk(call, args, action.number), call.num_channels, stream));
+      RankArgs walk = OfWalk(call, args, action.number);
+      if (!copied_in) walk.copy_in = args.copy_in;
+      if (&action == &call.rounds.actions.back()) walk.copy_out = args.copy_out;
+      copied_in = true;
+      problem = Problem("kernel", Launch(walk, call.num_channels, stream));
     } else if (action.kind == Action::kPost) {
       problem = Post(call, args, action.number, events, stream);
     } else {
@@ -214,8 +223,13 @@ void Messenger::Watch() {
   auto since = std::chrono::steady_clock::now();
   for (;;) {
     std::this_thread::sleep_for(kLook);
+    const bool held = __atomic_load_n(&progress_->held, __ATOMIC_ACQUIRE) != 0;  // comes after a report
     if (__atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) == device::Report::kComplete) {
       return Fail(report_->program, "");  // the report says why
+    }
+    if (held) {
+      return Fail(__atomic_load_n(&progress_->call, __ATOMIC_RELAXED),
+                  "has sent nothing to other nodes, since a kernel of another communicator gave up on this GPU");
     }
     const auto now = std::chrono::steady_clock::now();
     const uint64_t seen = __atomic_load_n(&progress_->count, __ATOMIC_ACQUIRE);
@@ -244,8 +258,13 @@ void Messenger::Fail(uint64_t call, const std::string& text) {
     failure_ = text.empty() ? "a kernel gave up" : text;
   }
   __atomic_store_n(&report_->abort, 1, __ATOMIC_RELEASE);  // what this rank has for its node has no meaning either
-  std::lock_guard<std::mutex> lock(enqueue_mutex_);
+  closed_ = true;
+  std::unique_lock<std::timed_mutex> lock(nccl_mutex_, kPatience);
   __atomic_store_n(&progress_->aborting, 1, __ATOMIC_RELEASE);
+  if (!lock) {
+    nccl_.CommRevoke(network_, NCCL_REVOKE_DEFAULT);
+    lock.lock();
+  }
   nccl_.CommAbort(network_);
 }
 

@@ -2,11 +2,15 @@
 // beside the stream with the kernels.
 //
 // NCCL waits for a peer without end. So a thread watches: if a round takes longer than the timeout, or a kernel has
-// given up, it aborts NCCL's communicator, and the calls that come after say why.
+// given up, it aborts NCCL's communicator, and the calls that come after say why. It waits for nobody who waits for it:
+// CUDA's queue of launches may be full until it has aborted, and hold up a thread in a launch. So launches of kernels
+// are made without the lock that it takes. NCCL's own are made with it, as NCCL allows one thread at a time; if such a
+// call does not return, the thread revokes the communicator first, which sets the same word and frees nothing.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -77,7 +81,9 @@ class Messenger {
   device::Progress* progress_on_device_ = nullptr;
   char* greetings_ = nullptr;  // of the device: sent to each rank, then received from each
 
-  std::mutex enqueue_mutex_;  // NCCL takes one thread at a time
+  std::mutex enqueue_mutex_;         // calls one after the other
+  std::timed_mutex nccl_mutex_;      // held in each call of NCCL's, and for nothing else
+  std::atomic<bool> closed_{false};  // nobody begins a call of NCCL's any more
   mutable std::mutex mutex_;
   std::map<uint64_t, std::vector<std::string>> peers_;  // whom each round of a call is with, for people
   uint64_t failed_call_ = 0;

@@ -63,7 +63,7 @@ class MultimemCall {
         own_block_(args.reduces && args.to_all ? 0 : comm_.local.rank) {}
 
   JAXCOMM_DEVICE void Run() {
-    if (__syncthreads_or(device::HasGivenUp(comm_, channel_)) != 0) return;
+    if (!device::MayBegin(comm_)) return;
     for (int64_t block = 0; block < args_.input.num_blocks; ++block) {
       const int64_t place = args_.input.num_blocks > 1 ? block : own_block_;
       Move(InArena(place), InBuffer(const_cast<char*>(args_.x), args_.input, block));

@@ -18,6 +18,7 @@ namespace jaxcomm {
   F(CommInitRank)              \
   F(CommDestroy)               \
   F(CommAbort)                 \
+  F(CommRevoke)                \
   F(CommCount)                 \
   F(CommUserRank)              \
   F(CommGetAsyncError)         \

@@ -288,6 +288,10 @@ class Scheduler {
     WalkTo([](const ChannelSteps& channel) { return channel.size(); });
     // The caller's stream must not end before what it has begun.
     if (!rounds_.empty()) Await(rounds_.back() + 1);
+    // What copies the result (Rounds) comes after all of them.
+    if (program_.shares_output && result_.actions.back().kind != Action::kWalk) {
+      result_.actions.push_back({Action::kWalk, AddWalk(program_, layout_)});
+    }
   }
 
  private:

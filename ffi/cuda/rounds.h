@@ -62,7 +62,9 @@ struct Action {
   int32_t number = 0;
 };
 
-// Walk w of channel c is RankProgram::channels[w * num_channels + c].
+// Walk w of channel c is RankProgram::channels[w * num_channels + c]. Where peers read the operand, the first walk of
+// the actions copies it to where they do (RankArgs::copy_in); where they write the result, the last action is a walk,
+// which copies that (copy_out).
 struct Rounds {
   std::vector<Round> rounds;  // of this rank
   std::vector<Action> actions;

@@ -63,7 +63,7 @@ void Fill(OnDevice& call, host::CallData* data) {
 }
 
 std::string FailureOf(const OnDevice& call) {
-  const std::string failure = call.communicator->Failure();
+  const std::string failure = call.communicator->WhyNot();
   return failure.empty() ? "" : call.state->Where() + " can't run, since a call before it failed: " + failure;
 }
 

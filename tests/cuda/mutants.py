@@ -173,10 +173,27 @@ THREAD = [
     Mutant(
         "kernels begin after others have given up",
         EXECUTOR,
-        "if (__syncthreads_or(device::HasGivenUp(args_.comm, channel_)) != 0) return;",
+        "if (!device::MayBegin(args_.comm)) return;",
         "",
         "failures",
     ),
+    Mutant(
+        "kernels begin in channels that have not given up",
+        EXECUTOR,
+        "if (!device::MayBegin(args_.comm)) return;",
+        "if (__syncthreads_or(device::HasGivenUp(args_.comm, channel_)) != 0) return;",
+        "failures",
+    ),
+    Mutant("a kernel that gives up stops nothing else", SYNC, "  Stop(comm);\n", "", "failures"),
+    Mutant(
+        "steps begin before other threads have copied the operand",
+        EXECUTOR,
+        "args_.item_bytes);\n      __syncthreads();",
+        "args_.item_bytes);",
+        "failures",
+    ),
+    Mutant("channels copy one block", EXECUTOR, "(whole ? 1 : part.num_blocks)", "1", "call"),
+    Mutant("channels copy no whole rows", EXECUTOR, "(whole ? count * part.num_blocks : count)", "count", "call"),
     Mutant(
         "only waits inside a node count as giving up",
         EXECUTOR,
@@ -239,7 +256,7 @@ THREAD = [
     Mutant(
         "who has given up goes on exchanging",
         FLAGGED,
-        "if (__syncthreads_or(HasGivenUp(comm, channel)) != 0) return false;",
+        "if (!MayBegin(comm)) return false;",
         "__syncthreads();",
         "flagged",
     ),
@@ -375,6 +392,13 @@ THREAD = [
         "",
         "example",
     ),
+    Mutant(
+        "the example begins after others have given up",
+        EXAMPLE,
+        "  if (!device::MayBegin(args.comm)) return;\n",
+        "",
+        "example",
+    ),
     Mutant("every thread puts", GIN, "if (threadIdx.x == number % num_warps * warpSize) {", "{"),
     Mutant(
         "letters of two calls in one place",
@@ -384,16 +408,9 @@ THREAD = [
         "locate",
     ),
     Mutant(
-        "addresses of another run are good enough",
-        LOCATE,
-        "for (int32_t c = thread; c < comm.signals.num_channels; c += num_threads) device::GiveUp(comm, c);",
-        "device::GiveUp(comm, channel);",
-        "locate",
-    ),
-    Mutant(
         "who has given up goes on sending letters",
         LOCATE,
-        "  if (__syncthreads_or(device::HasGivenUp(comm, channel)) != 0) return;\n",
+        "  if (!device::MayBegin(comm)) return;\n",
         "",
         "locate",
     ),
@@ -427,8 +444,8 @@ PLAIN = [
     Mutant(
         "nothing is flushed at the end",
         EXECUTOR,
-        "if (__syncthreads_or(!network_.Flush(channel_)) != 0) device",
-        "if (false) device",
+        "if (__syncthreads_or(!network_.Flush(channel_)) != 0) return device",
+        "if (false) return device",
     ),
     Mutant("what needs a flush joins what doesn't", PROGRAM, " && !steps[end].flush &&", " &&"),
     Mutant(

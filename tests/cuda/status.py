@@ -53,6 +53,10 @@ FEATURES = {
         [],
     ),
     "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
+    "nothing begins after a kernel has given up, on its GPU and in its process; late ranks get no other data": (
+        ["native test_cuda_failures", "thread test_cuda_failures", "pytest tests/cuda/test_communicator.py"],
+        [],
+    ),
     "buffers that move: ranks tell each other where theirs are": (
         ["native test_cuda_locate", "thread test_cuda_locate", "pytest tests/cuda/test_communicator.py"],
         [],

@@ -33,6 +33,7 @@
 #include "../../ffi/cuda/launch_locate.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../native/check.h"
+#include "alone.h"
 
 namespace jaxcomm {
 namespace {
@@ -102,6 +103,7 @@ struct Rank {
   int rank = 0;
   std::atomic<int> num_meetings{0};
   std::atomic<bool> aborted{false};
+  std::atomic<bool> in_call{false};  // of NCCL's, which must not meet another one
 };
 
 struct Stream : StreamDouble {
@@ -259,7 +261,7 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
   const Rank& rank = Of(comm);
   properties->rank = rank.rank;
   properties->nRanks = rank.group->n();
-  properties->cudaDev = 0;
+  properties->cudaDev = rank.group->ranks[rank.rank];
   properties->nLsaTeams = rank.group->num_lsa_teams();
   const bool connected = properties->nLsaTeams == 1 || rank.group->cluster->gin;
   properties->deviceApiSupport = connected && (rank.group->cluster->peers_in_host || properties->nRanks == 1);
@@ -330,16 +332,35 @@ void RunGroup(const std::vector<Transfer>& group) {
   for (const auto& message : sent) Until([&] { return message->taken || group[0].rank->aborted; });
 }
 
+// Called by launches of this thread: of kernels, and of NCCL's.
+thread_local std::function<void()> before_launch, before_group;
+// Of communicators.
+std::atomic<int> num_aborted{0}, num_revoked{0};
+
 ncclResult_t GroupEnd() {
   std::vector<Transfer> group;
   group.swap(transfers);
-  if (!group.empty()) group[0].stream->Push([group] { RunGroup(group); });
+  if (group.empty()) return ncclSuccess;
+  Rank& rank = *group[0].rank;
+  CHECK(!rank.in_call.exchange(true));
+  if (before_group) before_group();
+  group[0].stream->Push([group] { RunGroup(group); });
+  rank.in_call = false;
   return ncclSuccess;
 }
 
 ncclResult_t Abort(ncclComm_t comm) {
+  CHECK(!Of(comm).in_call);
   Locked([&] { Of(comm).aborted = true; });
   ++Of(comm).group->cluster->num_aborted;
+  ++num_aborted;
+  return ncclSuccess;
+}
+
+ncclResult_t Revoke(ncclComm_t comm, int flags) {
+  CHECK(flags == NCCL_REVOKE_DEFAULT);
+  Locked([&] { Of(comm).aborted = true; });
+  ++num_revoked;
   return ncclSuccess;
 }
 
@@ -353,6 +374,7 @@ const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
     made.CommInitRankConfig = &jaxcomm::InitRank;
     made.CommAbort = &jaxcomm::Abort;
     made.DevCommCreate = &jaxcomm::DevCommCreate;
+    made.CommRevoke = &jaxcomm::Revoke;
     made.CommWindowRegister = &jaxcomm::WindowRegister;
     made.GetLsaDevicePointer = &jaxcomm::LsaPointer;
     made.CommQueryProperties = &jaxcomm::QueryProperties;
@@ -382,6 +404,7 @@ cudaError_t Launch(const MultimemArgs&, cudaStream_t) { return cudaErrorUnknown;
 cudaError_t LaunchLocate(const LocateArgs&, cudaStream_t) { return cudaErrorUnknown; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
+  if (before_launch) before_launch();
   Of(stream).Push([=] {
     emulation::Launch(static_cast<unsigned>(num_channels), 1, 2, 1, [&] {
       NoNetwork network;
@@ -730,18 +753,121 @@ void TestARankThatDoesNotCome() {
   std::printf("ok a rank that does not come ends in errors on all others\n");
 }
 
+// Rank 3 comes to a call when all others have given up, with runs behind it: what they brought to the call is still
+// there, and they have heard of each other's failure at most.
+void TestRunsBehindAGiveUp() {
+  Communicator::Configure(3, 3);
+  std::atomic<int> num_over{0};
+  OnRanks({Hosts(2, 2)}, [&](ncclComm_t comm, int rank) {
+    constexpr int64_t kCount = 9001;
+    std::string error;
+    Communicator& communicator = *Communicator::Get(comm, &error);
+    const auto call = Sum(communicator, kCount, &error);
+    CHECK(call && call->shares_input());
+    device::Window arena;
+    int64_t bytes;
+    CHECK(communicator.Reserve(1, &arena, &bytes, &error));
+    const auto* in_arena = arena.At<int32_t>(communicator.comm().local.rank);  // where the operand begins
+    Stream& stream = OwnStream();
+    std::vector<std::vector<int32_t>> x;
+    std::vector<int32_t> y(kCount);
+    for (int run = 0; run < 4; ++run) x.emplace_back(kCount, 1000 * run + rank);
+    const auto launch = [&](int run) { return call->Launch(x[run].data(), y.data(), stream.handle()); };
+    CHECK(launch(0).empty());
+    Until([&] { return stream.num_running == 0; });
+    CHECK(y == std::vector<int32_t>(kCount, 6) && in_arena[kCount - 1] == rank);
+    if (rank == 3) {
+      while (num_over < 3) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      CHECK(launch(1).empty());
+      Until([&] { return stream.num_running == 0; });
+    } else {
+      for (int run = 1; run < 4; ++run) CHECK(launch(run).empty());
+      Until([&] { return stream.num_running == 0; });
+      ++num_over;
+    }
+    CHECK(std::equal(x[1].begin(), x[1].end(), in_arena));
+    std::string failure;
+    for (int i = 0; failure.empty() && i < 500; ++i) {
+      failure = communicator.Failure();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    CHECK(!failure.empty());
+  });
+  std::printf("ok runs behind a call that is given up bring nothing\n");
+}
+
+// On the GPU of rank 0, and on another communicator: what it would send to the other node has no meaning.
+void TestAGiveUpElsewhereOnTheGpu() {
+  Communicator::Configure(3, 3);
+  OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
+    std::string error;
+    Communicator& communicator = *Communicator::Get(comm, &error);
+    const auto call =
+        DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32, 100, 100, &error);
+    CHECK(call != nullptr);
+    std::vector<int32_t> x(100, 1), y(100);
+    Stream& stream = OwnStream();
+    if (rank == 0) device::Stop(communicator.comm());
+    CHECK(call->Launch(x.data(), y.data(), stream.handle()).empty());
+    Until([&] { return stream.num_running == 0; });
+    std::string failure;
+    for (int i = 0; failure.empty() && i < 500; ++i) {
+      failure = communicator.Failure();
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    CHECK(Has(failure, rank == 0 ? "all_reduce at here.py:1: has sent nothing to other nodes"
+                                 : "in round 0 of the messages between nodes: rank 0 did not come"));
+  });
+  std::printf("ok a GPU on which something gave up sends nothing\n");
+}
+
+// Rank 1 does not come. Rank 0 goes on starting calls until CUDA takes no more launches, which are a kernel's or
+// `in_nccl`, before the round that stands still has been aborted.
+void TestAFullQueueOfLaunches(bool in_nccl) {
+  Communicator::Configure(3, 3);
+  OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
+    std::string error;
+    Communicator& communicator = *Communicator::Get(comm, &error);
+    const auto call =
+        DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32, 100, 100, &error);
+    CHECK(call != nullptr);
+    if (rank == 1) return;
+    std::vector<int32_t> x(100), y(100);
+    Stream& stream = OwnStream();
+    const auto launch = [&] { return call->Launch(x.data(), y.data(), stream.handle()); };
+    CHECK(launch().empty());
+    (in_nccl ? before_group : before_launch) = [] {
+      const auto begin = std::chrono::steady_clock::now();
+      while (num_aborted + num_revoked == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));  // nobody aborts
+      }
+    };
+    CHECK(Has(launch(), "NCCL's communicator has been aborted"));  // in this round, or before the next
+    Until([&] { return stream.num_running == 0; });
+    for (int i = 0; num_aborted == 0 && i < 500; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    CHECK(num_aborted == 1 && num_revoked == (in_nccl ? 1 : 0));
+    CHECK(Has(communicator.Failure(), "in round 0 of the messages between nodes: rank 1 did not come"));
+  });
+  std::printf("ok a full queue of launches%s does not keep a round from being aborted\n", in_nccl ? " in NCCL" : "");
+}
+
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
 
 int main() {
-  jaxcomm::cuda::TestCalls();
-  jaxcomm::cuda::TestNamedNodes();
-  jaxcomm::cuda::TestInitFails();
-  jaxcomm::cuda::TestARankThatDoesNotConnect();
-  jaxcomm::cuda::TestGinThatFails();
-  jaxcomm::cuda::TestProgramsThatDiffer();
-  jaxcomm::cuda::TestARankThatDoesNotCome();
-  jaxcomm::cuda::TestOneRankFails();
+  using jaxcomm::Alone;
+  Alone(jaxcomm::cuda::TestCalls);
+  Alone(jaxcomm::cuda::TestNamedNodes);
+  Alone(jaxcomm::cuda::TestInitFails);
+  Alone(jaxcomm::cuda::TestARankThatDoesNotConnect);
+  Alone(jaxcomm::cuda::TestGinThatFails);
+  Alone(jaxcomm::cuda::TestProgramsThatDiffer);
+  Alone(jaxcomm::cuda::TestARankThatDoesNotCome);
+  Alone(jaxcomm::cuda::TestOneRankFails);
+  Alone(jaxcomm::cuda::TestRunsBehindAGiveUp);
+  Alone(jaxcomm::cuda::TestAGiveUpElsewhereOnTheGpu);
+  for (const bool in_nccl : {false, true}) Alone([&] { jaxcomm::cuda::TestAFullQueueOfLaunches(in_nccl); });
   return 0;
 }

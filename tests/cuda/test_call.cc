@@ -6,6 +6,7 @@
 
 #include "../../ffi/cpu/executor.h"
 #include "../../ffi/cuda/call_program.h"
+#include "../../ffi/cuda/steps.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../native/check.h"
 #include "virtual_flagged.h"
@@ -113,6 +114,7 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
   const int64_t arena_bytes = calls[0].arena.bytes;
   device::Window arena = {memory.Take(n * arena_bytes), arena_bytes};
   std::vector<device::Report> reports(n);
+  std::vector<uint64_t> stopped(n);
   std::vector<RankArgs> args;
   std::vector<FlaggedArgs> flagged;
   for (int32_t r = 0; r < n; ++r) {
@@ -123,6 +125,7 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
     comm.arena_bytes = arena_bytes;
     comm.timeout_ns = 1'000'000'000;
     comm.report = &reports[r];
+    comm.stopped = &stopped[r];
     comm.slots = slots.Of(r);
     if (calls[r].flagged) {
       CHECK(calls[r].arena.bytes == 0);
@@ -134,9 +137,9 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
     char* there = memory.Take(static_cast<int64_t>(image.bytes.size()));
     memory.Write(there, image.bytes.data(), static_cast<int64_t>(image.bytes.size()));
     args.push_back(WithBuffers(calls[r], MakeArgs(calls[r], comm, there, image), inputs[r].data(), outputs[r].data()));
-    if (!moved && calls[r].program.shares_input) {
-      std::memcpy(args[r].input.At(r), inputs[r].data(), calls[r].input_bytes);
-    }
+    const auto as_bytes = [](std::vector<int32_t>& data) { return reinterpret_cast<char*>(data.data()); };
+    if (!moved && calls[r].program.shares_input) args[r].copy_in = {args[r].input.At(r), as_bytes(inputs[r])};
+    if (!moved && calls[r].program.shares_output) args[r].copy_out = {as_bytes(outputs[r]), args[r].output.At(r)};
   }
   std::vector<int64_t> input_at, output_at;
   for (int32_t r = 0; r < n; ++r) {
@@ -159,9 +162,6 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
   });
   for (int32_t r = 0; r < n; ++r) {
     CHECK(reports[r].state == device::Report::kNone);
-    if (!moved && calls[r].program.shares_output) {
-      std::memcpy(outputs[r].data(), args[r].output.At(r), calls[r].output_bytes);
-    }
     CHECK(outputs[r] == Expected(spec, inputs, r, block_count));
   }
   return arena_bytes;
@@ -189,6 +189,38 @@ void TestCallsInAnArena() {
   }
   CHECK(num_calls > 200);
   std::printf("ok %d calls with buffers in an arena, and elsewhere\n", num_calls);
+}
+
+// Each channel copies its own elements, wherever they lie, and no byte of any other.
+void TestChannelsCopyTheirOwn() {
+  int num_copies = 0;
+  for (const auto& [block_count, run] :
+       {std::pair{1, 1}, {7, 7}, {600, 1}, {600, 600}, {600, 30}, {600, 150}, {1024, 128}, {4000, 2000}}) {
+    for (const int32_t num_blocks : {1, 2, 5}) {
+      for (const int64_t item_bytes : {1, 4, 16}) {
+        const int64_t bytes = num_blocks * block_count * item_bytes;
+        HostMemory memory;
+        char* const from = memory.Take(bytes);
+        char* const to = memory.Take(bytes + item_bytes) + item_bytes;
+        for (int64_t i = 0; i < bytes; ++i) from[i] = static_cast<char>(1 + i % 127);
+        std::vector<char> expected(bytes);
+        for (int32_t channel = 0; channel < 3; ++channel) {
+          Elements elements;
+          elements.part =
+              PartOf(num_blocks * block_count, block_count, ChannelRange(block_count, item_bytes, 3, channel), run);
+          for (int64_t i = 0; i < num_blocks * elements.part.count; ++i) {
+            const int64_t at = elements.Position(i) * item_bytes;
+            std::memcpy(expected.data() + at, from + at, item_bytes);
+          }
+          emulation::Launch(1, 1, 4, 1, [&] { CopyPart({to, from}, elements.part, item_bytes); });
+          CHECK(std::equal(expected.begin(), expected.end(), to));
+          ++num_copies;
+        }
+        CHECK(std::equal(expected.begin(), expected.end(), from));  // all of it
+      }
+    }
+  }
+  std::printf("ok %d copies of the elements of a channel\n", num_copies);
 }
 
 void TestMaxSms() {
@@ -353,6 +385,7 @@ void TestRefusals() {
 
 int main() {
   jaxcomm::cuda::TestCallsInAnArena();
+  jaxcomm::cuda::TestChannelsCopyTheirOwn();
   jaxcomm::cuda::TestMaxSms();
   jaxcomm::cuda::TestSmallCallsAreFlagged();
   jaxcomm::cuda::TestCallsByMultimem();

@@ -28,6 +28,7 @@ struct Node {
       comm.slots = slots.Of(r);
       comm.timeout_ns = 10'000'000;
       comm.report = reports + r;
+      comm.stopped = memory.Upload(std::vector<uint64_t>(1));
       comm.program = 7;
       comms.push_back(comm);
     }

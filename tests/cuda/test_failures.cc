@@ -30,7 +30,8 @@ struct Stop {
 using Calls = std::vector<VirtualRanks::Call>;
 
 // Signals and waits of thread blocks that run until they can't. What orders them is counts that only grow, so this is
-// the one state in which they end up, whatever the schedule.
+// the one state in which they end up, whatever the schedule. A rank's next call begins when all of its blocks have
+// ended the one before; if one of them is stuck, and so gives up, it does nothing.
 class Model {
  public:
   Model(int32_t num_ranks, int32_t num_channels) : num_ranks_(num_ranks), num_channels_(num_channels) {}
@@ -46,11 +47,14 @@ class Model {
     for (bool moved = true; moved;) {
       moved = false;
       for (auto& [block, next] : at) {
-        while (!Done(calls, stops, block, next) && Advance(calls, block, next)) moved = true;
+        while (!Done(calls, stops, block, next) && MayGoOn(calls, stops, at, block) && Advance(calls, block, next)) {
+          moved = true;
+        }
       }
     }
     for (const auto& [block, next] : at) {
-      if (!Done(calls, stops, block, next)) stuck_[block] = Missing(calls, block, next);
+      if (Done(calls, stops, block, next) || !MayGoOn(calls, stops, at, block)) continue;
+      stuck_[block] = Missing(calls, block, next);
     }
   }
 
@@ -70,6 +74,18 @@ class Model {
     const auto stop = stops.find(block);
     return stop != stops.end() &&
            std::make_pair(at.call, at.num_steps) >= std::make_pair(stop->second.call, stop->second.num_steps);
+  }
+
+  // No block of the rank is still at a call before that of `block`.
+  bool MayGoOn(const Calls& calls, const std::map<Block, Stop>& stops, const std::map<Block, Stop>& at,
+               const Block& block) const {
+    const size_t call = at.at(block).call;
+    for (int32_t channel = 0; channel < num_channels_ && call > 0; ++channel) {
+      const Block mate(block.first, channel);
+      const auto found = at.find(mate);
+      if (found == at.end() || (found->second.call < call && !Done(calls, stops, mate, found->second))) return false;
+    }
+    return true;
   }
 
   bool Advance(const Calls& calls, const Block& block, Stop& at) {
@@ -219,6 +235,40 @@ class Trial {
     for (int32_t r = 0; r < n(); ++r) CHECK(ranks_.reports()[r].state == device::Report::kNone);
   }
 
+  // A rank stops for a while in the middle of a call, until others have given up and are through with the calls behind
+  // it. What a rank has got of a call without giving up must be right: that rank too, which finds the others' signals.
+  void PauseInBetween() {
+    calls_.push_back(calls_[0]);
+    calls_.back().args = memory_.Upload(std::vector<RankArgs>(calls_[0].args, calls_[0].args + n()));
+    ShareAnArena();
+    Launch({}, emulation::NowNs());
+    const auto expected = results_;
+    const int32_t rank = Draw(n());
+    for (int32_t channel = 0; channel < num_channels_; ++channel) {
+      const RankArgs& args = calls_[0].args[rank];
+      const ChannelProgram& program = args.channels[channel];
+      int32_t& pause = pauses_[{rank, channel}];
+      for (int32_t left = Draw(program.num_steps + 1); pause < left;) {
+        pause += args.steps[program.first_step + pause].together;
+      }
+    }
+    for (auto& of_call : results_) {
+      for (auto& result : of_call) result.assign(result.size(), -1);
+    }
+    ForAll([&](device::Comm& comm) { comm.timeout_ns = timeout_ns_; });
+    late_ns_ = 2 * (duration_ns_ + timeout_ns_) + RoundNs();
+    Launch({}, emulation::NowNs());
+    for (size_t i = 0; i < calls_.size(); ++i) {
+      for (int32_t r = 0; r < n(); ++r) {
+        if (!passed_.at({i, r})) continue;
+        CHECK(results_[i][r] == expected[i][r]);
+        const bool others_gave_up = *calls_[0].args[(r + 1) % n()].comm.stopped != 0;
+        if (i == 0 && r == rank && others_gave_up) ++num_reports_;
+      }
+    }
+  }
+
+  // Reports of ranks that gave up; of PauseInBetween, ranks that could go on where others had given up.
   int num_reports() const { return num_reports_; }
 
  private:
@@ -242,7 +292,8 @@ class Trial {
       request.chunk_count = Draw(2) == 0 ? 0 : 7;
       request.root = Draw(n());
       if (request.collective == Collective::kPermute) {
-        for (int32_t r = 0; r < n(); ++r) request.source_of.push_back((r + 1) % n());
+        const int32_t shift = Draw(2);  // 0: ranks whose node is theirs alone meet nobody
+        for (int32_t r = 0; r < n(); ++r) request.source_of.push_back((r + shift) % n());
       }
       const std::vector<Algorithm>& table = Algorithms(request.collective);
       choice.algorithm = &table[Draw(static_cast<int32_t>(table.size()))];
@@ -261,6 +312,38 @@ class Trial {
       for (int32_t rank = 0; rank < n(); ++rank) {
         f(call.args[rank].comm);
         f(call.network[rank].comm);
+      }
+    }
+  }
+
+  // As calls on a communicator do, with operands and results elsewhere.
+  void ShareAnArena() {
+    int64_t bytes = 0;
+    for (const VirtualRanks::Call& call : calls_) {
+      bytes = std::max(bytes, call.args->input.stride + call.args->output.stride + call.args->scratch.stride);
+    }
+    char* const arena = memory_.Take(n() * bytes);
+    results_.resize(calls_.size());
+    for (size_t i = 0; i < calls_.size(); ++i) {
+      for (int32_t r = 0; r < n(); ++r) {
+        RankArgs& args = calls_[i].args[r];
+        PeerNetworkArgs& network = calls_[i].network[r];
+        std::vector<int32_t> operand(args.input.stride / sizeof(int32_t));
+        for (int32_t& value : operand) value = Draw(1 << 20);
+        results_[i].emplace_back(args.output.stride / sizeof(int32_t), -1);
+        int64_t offset = 0;
+        const auto move = [&](device::Window& of_node, device::Window& of_all) {
+          const int64_t taken = of_node.stride;
+          of_node = {arena + args.comm.local.first * bytes + offset, bytes};
+          of_all = {arena + offset, bytes};
+          offset += taken;
+        };
+        move(args.input, network.input);
+        move(args.output, network.output);
+        move(args.scratch, network.scratch);
+        const int32_t local = args.comm.local.rank;
+        args.copy_in = {args.input.At(local), reinterpret_cast<const char*>(memory_.Upload(operand))};
+        args.copy_out = {reinterpret_cast<char*>(results_[i][r].data()), args.output.At(local)};
       }
     }
   }
@@ -298,13 +381,43 @@ class Trial {
     cuda::Walk<GinNetwork>(args, network, channel).Run();
   }
 
+  // With a pause before step `pause` of the channel.
+  void WalkSlowly(RankArgs args, const PeerNetworkArgs& peers, const GinNetworkArgs& gin, int32_t channel,
+                  int32_t pause, uint64_t end) {
+    std::vector<ChannelProgram> programs(args.channels, args.channels + num_channels_);
+    const ChannelProgram whole = programs[channel];
+    const BufferCopy copy_out = std::exchange(args.copy_out, {});
+    args.channels = programs.data();
+    programs[channel].num_steps = pause;
+    Walk(args, peers, gin, channel);
+    while (emulation::NowNs() < end) emulation::Pause();
+    programs[channel].first_step = whole.first_step + pause;
+    programs[channel].num_steps = whole.num_steps - pause;
+    args.copy_in = {};
+    args.copy_out = copy_out;
+    Walk(args, peers, gin, channel);
+  }
+
+  // A kernel begins when all blocks of the one before it have ended.
+  void EndCall(size_t call, int32_t rank, uint64_t& num_ended) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      __atomic_fetch_add(&num_ended, 1, __ATOMIC_ACQ_REL);
+      while (device::LoadAcquire(&num_ended) < (call + 1) * num_channels_) emulation::Pause();
+      if (blockIdx.x == 0) passed_.at({call, rank}) = device::LoadAcquire(calls_[call].args[rank].comm.stopped) == 0;
+    }
+    __syncthreads();
+  }
+
   // The ranks, and below them a row that is the host and one that is the network.
   void Launch(const std::map<Block, Stop>& stops, uint64_t begin) {
     std::vector<std::vector<GinNetworkArgs>> gin;
     for (const VirtualRanks::Call& call : calls_) gin.push_back(gin_.Args(call));
     gin_.network().Reopen();
+    std::vector<uint64_t> num_ended(n());  // thread blocks of all calls, by rank
     for (int32_t rank = 0; rank < n(); ++rank) {
       for (int32_t channel = 0; channel < num_channels_; ++channel) ends_[{rank, channel}] = begin;
+      for (size_t i = 0; i < calls_.size(); ++i) passed_[{i, rank}] = false;
     }
     emulation::Launch(num_channels_, n() + 2, threads_, random_(), [&] {
       const Block block(static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(blockIdx.x));
@@ -317,15 +430,24 @@ class Trial {
       const auto stop = stops.find(block);
       for (size_t i = 0; i < calls_.size(); ++i) {
         RankArgs args = calls_[i].args[block.first];
-        if (stop != stops.end() && i > stop->second.call) break;
+        if (stop != stops.end() && i > stop->second.call) {
+          EndCall(i, block.first, num_ended[block.first]);
+          continue;
+        }
         // The last call is cut short, here for this block alone.
         std::vector<ChannelProgram> programs(args.channels, args.channels + num_channels_);
         if (stop != stops.end() && i == stop->second.call) {
           programs[block.second].num_steps = stop->second.num_steps;
           args.channels = programs.data();
         }
-        Walk(args, calls_[i].network[block.first], gin[i][block.first], block.second);
-        __syncthreads();
+        const auto pause = pauses_.find(block);
+        if (i == 0 && pause != pauses_.end()) {
+          WalkSlowly(args, calls_[i].network[block.first], gin[i][block.first], block.second, pause->second,
+                     begin + late_ns_);
+        } else {
+          Walk(args, calls_[i].network[block.first], gin[i][block.first], block.second);
+        }
+        EndCall(i, block.first, num_ended[block.first]);
       }
       if (threadIdx.x == 0) ends_.at(block) = emulation::NowNs();
       gin_.network().Leave();
@@ -355,7 +477,9 @@ class Trial {
       ++num_reports_;
       CHECK(std::any_of(possible.begin(), possible.end(), [&](const auto& other) { return Same(report, other); }));
       const bool names = rank == culprit || report.peer == culprit;
-      CHECK(names || model_.stuck().count({report.peer, report.channel}) > 0);  // or whoever waits, too
+      const auto& stuck = model_.stuck();  // or whoever waits, too, and so begins nothing more
+      CHECK(names ||
+            std::any_of(stuck.begin(), stuck.end(), [&](const auto& b) { return b.first.first == report.peer; }));
       named = named || names;
     }
     CHECK(named);
@@ -382,10 +506,13 @@ class Trial {
   uint64_t late_ns_ = 0;
   uint64_t abort_ns_ = 0;
   std::map<Block, uint64_t> ends_;
+  std::map<Block, int32_t> pauses_;                         // steps of the first call before which a block pauses
+  std::map<std::pair<size_t, int32_t>, bool> passed_;       // by call and rank: nothing has given up so far
+  std::vector<std::vector<std::vector<int32_t>>> results_;  // by call and rank
   int num_reports_ = 0;
 };
 
-void Repeat(const char* what, void (Trial::*fault)(), int times, uint64_t& seed) {
+int Repeat(const char* what, void (Trial::*fault)(), int times, uint64_t& seed) {
   int num_reports = 0;
   for (int i = 0; i < times; ++i) {
     Trial trial(++seed);
@@ -393,6 +520,7 @@ void Repeat(const char* what, void (Trial::*fault)(), int times, uint64_t& seed)
     num_reports += trial.num_reports();
   }
   std::printf("ok %s: %d trials, %d reports\n", what, times, num_reports);
+  return num_reports;
 }
 
 }  // namespace
@@ -406,5 +534,6 @@ int main(int argc, char** argv) {
   Repeat("a rank comes late", &Trial::ComeLate, 50, seed);
   Repeat("a rank runs another program", &Trial::DifferOnce, 100, seed);
   Repeat("the host gives up", &Trial::Abort, 30, seed);
+  CHECK(Repeat("a rank pauses", &Trial::PauseInBetween, 200, seed) > 20);
   return 0;
 }

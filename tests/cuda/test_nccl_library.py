@@ -77,7 +77,7 @@ def opened(tmp_path):
 
 def test_names():
     assert NEEDED[0] == "ncclGetVersion"
-    assert len(NEEDED) + len(OPTIONAL) == 25
+    assert len(NEEDED) + len(OPTIONAL) == 26
 
 
 def test_the_loaded_copy_comes_first(fake, opened):

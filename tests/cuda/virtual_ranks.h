@@ -73,7 +73,8 @@ class VirtualRanks {
         timeout_ns_(timeout_ns),
         near_(MakeCounters(memory, n(), geometry.ranks_per_node, num_channels)),
         far_(MakeCounters(memory, n(), n(), num_channels)),
-        reports_(memory.Upload(std::vector<device::Report>(n()))) {}
+        reports_(memory.Upload(std::vector<device::Report>(n()))),
+        stopped_(memory.Upload(std::vector<uint64_t>(n()))) {}
 
   struct Call {
     RankArgs* args = nullptr;  // by rank
@@ -160,6 +161,7 @@ class VirtualRanks {
     comm.signals.num_channels = num_channels_;
     comm.timeout_ns = timeout_ns_;
     comm.report = reports_ + rank;
+    comm.stopped = stopped_ + rank;
     return comm;
   }
 
@@ -169,6 +171,7 @@ class VirtualRanks {
   const Counters near_;
   const Counters far_;
   device::Report* const reports_;
+  uint64_t* const stopped_;  // of a GPU per rank
 };
 
 }  // namespace cuda

@@ -54,6 +54,7 @@ struct Report {
   int32_t peer = 0;       // that did not signal
   uint64_t expected = 0;  // count of the peer's signals
   uint64_t seen = 0;
+  uint64_t time_ns = 0;  // of the GPU's clock
 };
 
 // Counters of the signals between the ranks of a node. A counter has one writer, so a signal is a store. Counts go on
@@ -85,6 +86,8 @@ struct Comm {
   Multicast arena_multicast;  // the same memory
   uint64_t timeout_ns = 0;    // of every wait
   Report* report = nullptr;
+  // One word per GPU and process, of all communicators: not zero once a kernel there has given up.
+  uint64_t* stopped = nullptr;
   uint64_t program = 0;  // number of the call, for reports
 };
 

@@ -56,10 +56,9 @@ JAXCOMM_DEVICE bool IsSwept(uint64_t epoch) {
   return (epoch % kExchangesBetweenSweeps) / 2 == kExchangesBetweenSweeps / 4;
 }
 
-// Begins the channel's next exchange. Called by all threads of the block. False: the channel has given up, and the
-// kernel must send nothing.
+// Begins the channel's next exchange. Called by all threads of the block. False: the kernel must end, see MayBegin.
 JAXCOMM_DEVICE bool BeginExchange(const Comm& comm, int32_t channel, Exchange* exchange) {
-  if (__syncthreads_or(HasGivenUp(comm, channel)) != 0) return false;
+  if (!MayBegin(comm)) return false;
   exchange->channel = channel;
   exchange->epoch = LoadRelaxed(comm.slots.epochs + channel) + 1;
   if (!IsSwept(exchange->epoch)) return true;

@@ -15,15 +15,27 @@ JAXCOMM_DEVICE int64_t Row(const Comm& comm, int32_t channel) {
   return static_cast<int64_t>(channel) * comm.local.size;
 }
 
+// Nothing begins on this GPU any more, on any communicator of the process: MayBegin.
+JAXCOMM_DEVICE void Stop(const Comm& comm) { StoreRelease(comm.stopped, 1); }
+
 // A channel that has given up neither signals nor waits ever again: peers, which may still wait for a signal that it
 // owes them, would take the first one of the next kernel for that. Kept as the count of what the rank has received from
-// itself, which is of no other use.
+// itself, which is of no other use. And nothing comes after the kernel.
 JAXCOMM_DEVICE void GiveUp(const Comm& comm, int32_t channel) {
   StoreRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank, 1);
+  Stop(comm);
 }
 
 JAXCOMM_DEVICE bool HasGivenUp(const Comm& comm, int32_t channel) {
   return LoadRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank) != 0;
+}
+
+// Whether no kernel of this process has given up on this GPU. Called by all threads of a block, before the kernel
+// writes to memory that peers read: a peer of the kernel that gave up may be late, and still read what that has left
+// there. False: the kernel must end. Its operands may be of a kernel that gave up, and its results have no meaning
+// either.
+JAXCOMM_DEVICE bool MayBegin(const Comm& comm) {
+  return __syncthreads_or(threadIdx.x == 0 && LoadAcquire(comm.stopped) != 0) == 0;
 }
 
 // Adds one to the count of signals from this rank to `peer`. Called by one thread per peer. Release: whoever waits for
@@ -48,6 +60,7 @@ JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_
   report.peer = comm.local.World(peer);
   report.expected = expected;
   report.seen = seen;
+  report.time_ns = NowNs();
   StoreRelease(&report.state, Report::kComplete);
 }
 

@@ -1,0 +1,28 @@
+// Tests of what lasts as long as a process, such as the failure of a call.
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "../native/check.h"
+
+namespace jaxcomm {
+
+// Runs `test` in a process of its own. No other thread may be running.
+template <typename Test>
+void Alone(Test test) {
+  std::fflush(stdout);
+  const pid_t child = fork();
+  CHECK(child >= 0);
+  if (child == 0) {
+    test();
+    std::fflush(stdout);
+    _exit(0);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+}  // namespace jaxcomm
