@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "../../ffi/cuda/selection.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../tests/cuda/gpu.cuh"
 
