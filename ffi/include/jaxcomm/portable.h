@@ -31,8 +31,8 @@ namespace device {
 // Visible to, and ordered for, all GPUs and the host.
 JAXCOMM_DEVICE uint64_t LoadAcquire(const uint64_t* word) {
 #if defined(__CUDACC__)
-  return cuda::atomic_ref<uint64_t, cuda::thread_scope_system>(*const_cast<uint64_t*>(word))
-      .load(cuda::memory_order_acquire);
+  return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system>(*const_cast<uint64_t*>(word))
+      .load(::cuda::memory_order_acquire);
 #else
   return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 #endif
@@ -40,7 +40,7 @@ JAXCOMM_DEVICE uint64_t LoadAcquire(const uint64_t* word) {
 
 JAXCOMM_DEVICE void StoreRelease(uint64_t* word, uint64_t value) {
 #if defined(__CUDACC__)
-  cuda::atomic_ref<uint64_t, cuda::thread_scope_system>(*word).store(value, cuda::memory_order_release);
+  ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system>(*word).store(value, ::cuda::memory_order_release);
 #else
   __atomic_store_n(word, value, __ATOMIC_RELEASE);
 #endif
@@ -49,8 +49,8 @@ JAXCOMM_DEVICE void StoreRelease(uint64_t* word, uint64_t value) {
 // Between the threads of a block, and its successors in the stream; orders nothing.
 JAXCOMM_DEVICE uint64_t LoadRelaxed(const uint64_t* word) {
 #if defined(__CUDACC__)
-  return cuda::atomic_ref<uint64_t, cuda::thread_scope_block>(*const_cast<uint64_t*>(word))
-      .load(cuda::memory_order_relaxed);
+  return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_block>(*const_cast<uint64_t*>(word))
+      .load(::cuda::memory_order_relaxed);
 #else
   return __atomic_load_n(word, __ATOMIC_RELAXED);
 #endif
@@ -58,7 +58,7 @@ JAXCOMM_DEVICE uint64_t LoadRelaxed(const uint64_t* word) {
 
 JAXCOMM_DEVICE void StoreRelaxed(uint64_t* word, uint64_t value) {
 #if defined(__CUDACC__)
-  cuda::atomic_ref<uint64_t, cuda::thread_scope_block>(*word).store(value, cuda::memory_order_relaxed);
+  ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_block>(*word).store(value, ::cuda::memory_order_relaxed);
 #else
   __atomic_store_n(word, value, __ATOMIC_RELAXED);
 #endif
@@ -67,8 +67,8 @@ JAXCOMM_DEVICE void StoreRelaxed(uint64_t* word, uint64_t value) {
 // True for the one caller that changes the word from `expected` to `desired`.
 JAXCOMM_DEVICE bool Claim(uint64_t* word, uint64_t expected, uint64_t desired) {
 #if defined(__CUDACC__)
-  return cuda::atomic_ref<uint64_t, cuda::thread_scope_system>(*word).compare_exchange_strong(
-      expected, desired, cuda::memory_order_relaxed);
+  return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system>(*word).compare_exchange_strong(
+      expected, desired, ::cuda::memory_order_relaxed);
 #else
   return __atomic_compare_exchange_n(word, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
 #endif
