@@ -331,7 +331,7 @@ THREAD = [
     Mutant(
         "who has given up brings operands",
         MULTIMEM,
-        "if (__syncthreads_or(device::HasGivenUp(comm_, channel_)) != 0) return;",
+        "if (!device::MayBegin(comm_)) return;",
         "__syncthreads();",
         "multimem",
     ),
