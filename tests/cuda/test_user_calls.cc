@@ -22,6 +22,7 @@
 #include "../../ffi/cuda/user_call.h"
 #include "../../ffi/cuda/xla_collectives_abi.h"
 #include "../native/check.h"
+#include "alone.h"
 #include "doubles.h"
 
 // Of the example.
@@ -619,8 +620,8 @@ void TestUserCalls() {
   TestStages();
   TestSites();
   TestProblems();
-  TestFailures();
-  TestLocalDevicesFailTogether();
+  Alone(TestFailures);
+  Alone(TestLocalDevicesFailTogether);
   TestMetadata();
 }
 
