@@ -144,5 +144,5 @@ target_compile_options(_cuda PRIVATE
 set_target_properties(_cuda PROPERTIES
   CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${CMAKE_CURRENT_SOURCE_DIR}/cmake/keep_ptxas.py"
   CUDA_RUNTIME_LIBRARY Static)
-target_link_libraries(_cuda PRIVATE jaxcomm_native ${CMAKE_DL_LIBS})
+target_link_libraries(_cuda PRIVATE jaxcomm_plans)
 install(TARGETS _cuda LIBRARY DESTINATION jaxcomm COMPONENT cuda)

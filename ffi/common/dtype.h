@@ -57,4 +57,10 @@ constexpr int64_t ItemBytes(DType dtype) {
 
 enum class ReduceOp : uint8_t { kSum, kMax, kMin };
 
+// E8M0 has no zero, and complex numbers have no order.
+constexpr bool CanReduce(DType dtype, ReduceOp op) {
+  const bool complex = dtype == DType::kC64 || dtype == DType::kC128;
+  return dtype != DType::kF8E8M0FNU && (!complex || op == ReduceOp::kSum);
+}
+
 }  // namespace jaxcomm

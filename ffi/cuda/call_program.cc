@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstring>
 
-#include "../cpu/reduce.h"
 #include "../plan/layout.h"
 #include "steps.h"
 
@@ -47,7 +46,7 @@ int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
 bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, Seat seat,
                      int32_t max_channels, CallProgram* call, std::string* error, CutLimits limits) {
   call->operation = {dtype, spec.reduce_op};
-  if (Reduces(spec.collective) && FindReduce(dtype, spec.reduce_op) == nullptr) {
+  if (Reduces(spec.collective) && !CanReduce(dtype, spec.reduce_op)) {
     *error = "elements of this type can't be reduced";
     return false;
   }

@@ -265,7 +265,9 @@ void Messenger::Fail(uint64_t call, const std::string& text) {
     nccl_.CommRevoke(network_, NCCL_REVOKE_DEFAULT);
     lock.lock();
   }
-  nccl_.CommAbort(network_);
+  lock.unlock();  // whoever comes now finds it closed
+  // It does not return before all CUDA graphs that use the communicator are gone: nobody waits for it.
+  std::thread([nccl = &nccl_, network = network_] { nccl->CommAbort(network); }).detach();
 }
 
 }  // namespace cuda

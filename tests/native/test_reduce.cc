@@ -110,6 +110,12 @@ void CheckOneRounding() {
 
 int main() {
   using namespace jaxcomm;
+  for (int type = 0; type <= static_cast<int>(DType::kF8E8M0FNU); ++type) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+      const auto dtype = static_cast<DType>(type);
+      CHECK(CanReduce(dtype, op) == (FindReduce(dtype, op) != nullptr));
+    }
+  }
   CheckEveryPattern<BFloat16>("bf16");
   CheckEveryPattern<Float16>("f16");
   CheckEveryPattern<Float8E5M2>("f8e5m2");
