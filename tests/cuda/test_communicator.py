@@ -46,7 +46,8 @@ def test_communicators_on_doubles(build, wheels, tmp_path, name, num_tests, warn
     command += [ROOT / f"tests/cuda/{name}.cc", ROOT / "ffi/handlers/attributes.cc"]
     command += [ROOT / more for more in MORE.get(name, [])]
     command += [ROOT / f"ffi/cuda/{name}.cc" for name in SOURCES]
-    command += [build / "libjaxcomm_native.a", "-lpthread", "-ldl", "-o", tmp_path / name]
+    command += sorted((build / "CMakeFiles" / "jaxcomm_plans.dir").rglob("*.o"))
+    command += ["-lpthread", "-ldl", "-o", tmp_path / name]
     built = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert built.returncode == 0, built.stderr
     done = subprocess.run([tmp_path / name], capture_output=True, text=True, timeout=400)
