@@ -31,13 +31,13 @@ MORE = {"test_communicator": ["tests/cuda/test_user_calls.cc", "examples/fused_r
 
 
 @pytest.mark.parametrize(
-    ("name", "num_tests", "warning"),
+    ("name", "num_tests", "warning", "processes"),
     [
-        ("test_communicator", 31, "buffers are copied: of the operand: XLA gives no window"),
-        ("test_between_nodes", 12, "no GIN between nodes: rank"),
+        ("test_communicator", 31, "buffers are copied: of the operand: XLA gives no window", 2),
+        ("test_between_nodes", 12, "no GIN between nodes: rank", 2),
     ],
 )
-def test_communicators_on_doubles(build, wheels, tmp_path, name, num_tests, warning):
+def test_communicators_on_doubles(build, wheels, tmp_path, name, num_tests, warning, processes):
     jaxlib = pathlib.Path(importlib.util.find_spec("jaxlib").origin).parent
     headers = (jaxlib / "include", wheels / "nccl/include", wheels / "cu13/include")
     command = [os.environ.get("CXX", "c++"), "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror"]
@@ -53,4 +53,4 @@ def test_communicators_on_doubles(build, wheels, tmp_path, name, num_tests, warn
     done = subprocess.run([tmp_path / name], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("ok ") == num_tests
-    assert done.stderr.count(warning) == 1  # once per process
+    assert done.stderr.count(warning) == processes  # once in each that has a reason
