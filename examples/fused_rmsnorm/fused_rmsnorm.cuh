@@ -135,7 +135,8 @@ JAXCOMM_DEVICE void Run(const Args<Codec>& args) {
   const int64_t end = args.tokens * (channel + 1) / channels;
   const int64_t most = HalfBytes(args) / RowBytes(args);
   if (!device::MayBegin(args.comm)) return;
-  uint64_t round = args.rounds[channel];
+  const uint64_t rounds_before = args.rounds[channel];
+  uint64_t round = rounds_before;
   for (int64_t first = args.tokens * channel / channels; first < end; first += most, ++round) {
     const int64_t tokens = end - first < most ? end - first : most;
     const int64_t half = 2 * channel + static_cast<int64_t>(round % 2);
@@ -152,8 +153,8 @@ JAXCOMM_DEVICE void Run(const Args<Codec>& args) {
     __syncthreads();
     for (int64_t token = first; token < first + tokens; ++token) Normalise(args, token, shared);
   }
-  __syncthreads();  // all threads have read the count
-  if (threadIdx.x == 0) args.rounds[channel] = round;
+  // All threads have read the count before the barrier of a round, if there was one.
+  if (threadIdx.x == 0 && round != rounds_before) args.rounds[channel] = round;
 }
 
 #endif

@@ -367,7 +367,7 @@ THREAD = [
     Mutant(
         "every call of the example begins with the same half",
         EXAMPLE,
-        "if (threadIdx.x == 0) args.rounds[channel] = round;",
+        "if (threadIdx.x == 0 && round != rounds_before) args.rounds[channel] = round;",
         "",
         "example",
     ),
@@ -383,13 +383,6 @@ THREAD = [
         EXAMPLE,
         "    __syncthreads();\n    for (int64_t token",
         "    for (int64_t token",
-        "example",
-    ),
-    Mutant(
-        "the example counts rounds that others have not begun",
-        EXAMPLE,
-        "  __syncthreads();  // all threads have read the count\n",
-        "",
         "example",
     ),
     Mutant(
