@@ -585,9 +585,9 @@ class Build:
         tree = self.folder / name
         for part in ("ffi", "examples", "tests/cuda", "tests/native"):
             shutil.copytree(ROOT / part, tree / part)
-        # The tests use one type; the others would take most of the time to compile.
+        # The tests use two types; the others would take most of the time to compile.
         reductions = tree / "ffi" / "cuda" / "reductions.h"
-        text = re.sub(r"    JAXCOMM_CASE\((?!kF32,).*\n", "", reductions.read_text())
+        text = re.sub(r"    JAXCOMM_CASE\((?!kF32,|kS32,).*\n", "", reductions.read_text())
         reductions.write_text(text)
         return tree
 
