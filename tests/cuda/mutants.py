@@ -185,22 +185,8 @@ THREAD = [
         "failures",
     ),
     Mutant("a kernel that gives up stops nothing else", SYNC, "  Stop(comm);\n", "", "failures"),
-    Mutant(
-        "steps begin before other threads have copied the operand",
-        EXECUTOR,
-        "args_.item_bytes);\n      __syncthreads();",
-        "args_.item_bytes);",
-        "failures",
-    ),
     Mutant("channels copy one block", EXECUTOR, "(whole ? 1 : part.num_blocks)", "1", "call"),
     Mutant("channels copy no whole rows", EXECUTOR, "(whole ? count * part.num_blocks : count)", "count", "call"),
-    Mutant(
-        "only waits inside a node count as giving up",
-        EXECUTOR,
-        "if (__syncthreads_or(!ok) != 0) return device::GiveUp(args_.comm, channel_);",
-        "if (__syncthreads_or(!ok) != 0) return;",
-        "failures",
-    ),
     Mutant(
         "a sum over a block begins before its values are there",
         BLOCK,
