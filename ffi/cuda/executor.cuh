@@ -254,9 +254,10 @@ class Walk {
       __syncthreads();
     }
     const ProgramStep* steps = args_.steps + program_.first_step;
+    // Who waits in vain, in a flush too, has given up for the channel.
     for (int32_t i = 0; i < program_.num_steps; ++i) {
       const ProgramStep& step = steps[i];
-      if (step.flush && __syncthreads_or(!network_.Flush(channel_)) != 0) return device::GiveUp(args_.comm, channel_);
+      if (step.flush && __syncthreads_or(!network_.Flush(channel_)) != 0) return;
       switch (step.step.kind) {
         case StepKind::kSignal:
           __syncthreads();  // everything before has been written
@@ -269,7 +270,7 @@ class Walk {
             ok = WaitForPeer(steps[i + k].step.peer, steps[i + k].origin);
           }
           i += step.together - 1;
-          if (__syncthreads_or(!ok) != 0) return device::GiveUp(args_.comm, channel_);
+          if (__syncthreads_or(!ok) != 0) return;
           break;
         }
         default:
@@ -278,7 +279,7 @@ class Walk {
       }
     }
     // XLA may reuse the memory once the kernel has ended.
-    if (__syncthreads_or(!network_.Flush(channel_)) != 0) return device::GiveUp(args_.comm, channel_);
+    if (__syncthreads_or(!network_.Flush(channel_)) != 0) return;
     if (args_.copy_out.to != nullptr) CopyPart(args_.copy_out, program_.output, args_.item_bytes);
   }
 

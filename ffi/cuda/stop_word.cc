@@ -5,6 +5,8 @@
 #include <map>
 #include <mutex>
 
+#include "check_cuda.h"
+
 namespace jaxcomm {
 namespace cuda {
 
@@ -23,8 +25,7 @@ uint64_t* StopWord(int device, std::string* error) {
   }
   if (status == cudaSuccess) status = cudaStreamSynchronize(cudaStreamPerThread);
   if (status == cudaSuccess) return word = static_cast<uint64_t*>(made);
-  cudaGetLastError();  // or the next call of somebody else would report it
-  *error = std::string("a word of GPU memory: ") + cudaGetErrorString(status);
+  *error = Problem("a word of GPU memory", status);
   return nullptr;
 }
 

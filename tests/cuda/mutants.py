@@ -185,6 +185,13 @@ THREAD = [
         "failures",
     ),
     Mutant("a kernel that gives up stops nothing else", SYNC, "  Stop(comm);\n", "", "failures"),
+    Mutant(
+        "steps begin before other threads have copied the operand",
+        EXECUTOR,
+        "args_.item_bytes);\n      __syncthreads();",
+        "args_.item_bytes);",
+        "call",
+    ),
     Mutant("channels copy one block", EXECUTOR, "(whole ? 1 : part.num_blocks)", "1", "call"),
     Mutant("channels copy no whole rows", EXECUTOR, "(whole ? count * part.num_blocks : count)", "count", "call"),
     Mutant(
@@ -423,8 +430,8 @@ PLAIN = [
     Mutant(
         "nothing is flushed at the end",
         EXECUTOR,
-        "if (__syncthreads_or(!network_.Flush(channel_)) != 0) return device",
-        "if (false) return device",
+        "    if (__syncthreads_or(!network_.Flush(channel_)) != 0) return;\n    if (args_.copy_out",
+        "    if (args_.copy_out",
     ),
     Mutant("what needs a flush joins what doesn't", PROGRAM, " && !steps[end].flush &&", " &&"),
     Mutant(
