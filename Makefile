@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find ffi cmake -type f ! -name '*.cu')
-NATIVE_TESTS := $(wildcard tests/native/*)
+NATIVE_TESTS := $(wildcard tests/*.cc' 'tests/*.h)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .PHONY: help setup train test test-python test-native test-asan test-tsan cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel clean
@@ -129,12 +129,12 @@ lint: $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*' 'tests/cuda/*.cc' 'tests/cuda/*.cuh' 'tests/cuda/*.h' 'benchmarks/*.cu' 'examples/*.cc' 'examples/*.cu' 'examples/*.cuh')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files '*.cc' '*.cu' '*.cuh' '*.h')
 
 format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files 'ffi/*.cc' 'ffi/*.cu' 'ffi/*.cuh' 'ffi/*.h' 'tests/native/*' 'tests/cuda/*.cc' 'tests/cuda/*.cuh' 'tests/cuda/*.h' 'benchmarks/*.cu' 'examples/*.cc' 'examples/*.cu' 'examples/*.cuh')
+	$(BIN)/clang-format -i $$(git ls-files '*.cc' '*.cu' '*.cuh' '*.h')
 
 wheel: $(VENV)/deps
 	$(PIP) wheel --no-deps -w dist .

@@ -24,8 +24,32 @@ DEADLINE_S = 300
 _terminal = None
 
 
+def pytest_addoption(parser):
+    parser.addoption("--size", choices=["default", "full", "stress"], default="default", help="which tests run")
+    parser.addoption("--shard", default="", help="i/n: of the tests marked full only the i-th of n parts, by name")
+
+
+def pytest_collection_modifyitems(config, items):
+    size, shard = config.getoption("--size"), config.getoption("--shard")
+    part, parts = map(int, shard.split("/")) if shard else (0, 0)
+
+    def runs(item):
+        if size != "stress" and item.get_closest_marker("stress"):
+            return False
+        full = item.get_closest_marker("full") is not None
+        if parts:
+            return full and zlib.crc32(item.nodeid.encode()) % parts == part - 1
+        return size != "default" or not full
+
+    if left_out := [item for item in items if not runs(item)]:
+        items[:] = [item for item in items if runs(item)]
+        config.hook.pytest_deselected(items=left_out)
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "deadline(seconds): the run ends when this test, or a round of it, takes longer")
+    config.addinivalue_line("markers", "full: not in `make test`, but in `make test-all`")
+    config.addinivalue_line("markers", "stress: only in `make stress`")
     global _terminal
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         _terminal = os.fdopen(os.dup(2), "w")

@@ -2,7 +2,7 @@
 // needed to build.
 //
 // UCX reads only the fields whose bit is set in a structure's mask, and all that stands here is the same in 1.13 and
-// later. tests/native/test_ucp_abi.cc compares it with the headers of an installed UCX.
+// later. tests/transport/test_ucp_abi.cc compares it with the headers of an installed UCX.
 #pragma once
 
 #include <cstddef>

@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-#include "../native/check.h"
+#include "../check.h"
 
 namespace jaxcomm {
 

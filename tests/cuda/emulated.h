@@ -1,7 +1,7 @@
 // Runs a collective's kernel in the emulation.
 #pragma once
 
-#include "../native/check.h"
+#include "../check.h"
 #include "spoiling.h"
 #include "two_streams.h"
 #include "virtual_gin.h"

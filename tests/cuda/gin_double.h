@@ -20,7 +20,7 @@
 #include <tuple>
 #include <vector>
 
-#include "../native/check.h"
+#include "../check.h"
 #include "emulation.h"
 
 #if defined(__SANITIZE_THREAD__)

@@ -576,7 +576,7 @@ class Build:
 
     def copy(self, name: str) -> pathlib.Path:
         tree = self.folder / name
-        for part in ("ffi", "examples", "tests/cuda", "tests/native"):
+        for part in ("ffi", "examples", "tests/cuda", "tests/check.h"):
             shutil.copytree(ROOT / part, tree / part)
         # The tests use two types; the others would take most of the time to compile.
         reductions = tree / "ffi" / "cuda" / "reductions.h"

@@ -7,7 +7,7 @@
 #include "../../ffi/cpu/planner.h"
 #include "../../ffi/cpu/reduce.h"
 #include "../../ffi/plan/algorithms.h"
-#include "../native/check.h"
+#include "../check.h"
 #include "virtual_ranks.h"
 
 namespace jaxcomm {

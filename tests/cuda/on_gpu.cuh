@@ -6,7 +6,7 @@
 #include <random>
 
 #include "../../ffi/cuda/executor.cu"  // WalkPlan: kernels that share functions are compiled together
-#include "../native/check.h"
+#include "../check.h"
 #include "gpu.cuh"
 #include "spoiling.h"
 

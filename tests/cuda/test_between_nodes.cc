@@ -32,7 +32,7 @@
 #include "../../ffi/cuda/launch.h"
 #include "../../ffi/cuda/launch_locate.h"
 #include "../../ffi/plan/algorithms.h"
-#include "../native/check.h"
+#include "../check.h"
 #include "alone.h"
 
 namespace jaxcomm {

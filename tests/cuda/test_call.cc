@@ -8,7 +8,7 @@
 #include "../../ffi/cuda/call_program.h"
 #include "../../ffi/cuda/steps.h"
 #include "../../ffi/plan/algorithms.h"
-#include "../native/check.h"
+#include "../check.h"
 #include "virtual_flagged.h"
 
 namespace jaxcomm {

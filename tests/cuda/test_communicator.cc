@@ -33,7 +33,7 @@
 #include "../../ffi/cuda/launch.h"
 #include "../../ffi/cuda/launch_locate.h"
 #include "../../ffi/cuda/peer_network.cuh"
-#include "../native/check.h"
+#include "../check.h"
 #include "alone.h"
 #include "doubles.h"
 #include "xla_double.h"

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../../ffi/include/jaxcomm/device.h"
-#include "../native/check.h"
+#include "../check.h"
 #include "virtual_flagged.h"
 
 namespace jaxcomm {

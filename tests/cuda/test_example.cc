@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "../../examples/fused_rmsnorm/fused_rmsnorm.cuh"
-#include "../native/check.h"
+#include "../check.h"
 #include "virtual_ranks.h"
 
 namespace fused_rmsnorm {

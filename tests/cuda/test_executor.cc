@@ -12,7 +12,7 @@
 #include "../../ffi/cpu/executor.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/builder.h"
-#include "../native/check.h"
+#include "../check.h"
 #include "all_types.h"
 #if defined(__CUDACC__)
 #include "on_gpu.cuh"

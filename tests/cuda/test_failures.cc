@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "../../ffi/plan/algorithms.h"
-#include "../native/check.h"
+#include "../check.h"
 #include "virtual_gin.h"
 
 namespace jaxcomm {

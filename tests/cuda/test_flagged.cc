@@ -10,7 +10,7 @@
 #include <string>
 
 #include "../../ffi/plan/algorithms.h"
-#include "../native/check.h"
+#include "../check.h"
 #include "all_types.h"
 #include "on_cpu.h"
 #if defined(__CUDACC__)

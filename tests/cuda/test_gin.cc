@@ -5,7 +5,7 @@
 #include <functional>
 #include <numeric>
 
-#include "../native/check.h"
+#include "../check.h"
 #include "virtual_gin.h"
 
 namespace jaxcomm {

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "../../ffi/cuda/gin.h"
-#include "../native/check.h"
+#include "../check.h"
 
 namespace jaxcomm {
 namespace cuda {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "../../ffi/cuda/locate.cuh"
-#include "../native/check.h"
+#include "../check.h"
 #include "virtual_ranks.h"
 
 namespace jaxcomm {

@@ -11,7 +11,7 @@
 
 #include "../../ffi/cuda/call_program.h"
 #include "../../ffi/plan/algorithms.h"
-#include "../native/check.h"
+#include "../check.h"
 #include "all_types.h"
 #include "emulated.h"
 #include "on_cpu.h"

@@ -8,7 +8,7 @@
 #include "../../ffi/cuda/selection.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/validate.h"
-#include "../native/check.h"
+#include "../check.h"
 
 namespace jaxcomm {
 namespace cuda {

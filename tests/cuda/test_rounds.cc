@@ -10,7 +10,7 @@
 #include "../../ffi/cuda/rounds.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/layout.h"
-#include "../native/check.h"
+#include "../check.h"
 
 namespace jaxcomm {
 namespace cuda {

@@ -21,7 +21,7 @@
 #include "../../ffi/cuda/call.h"
 #include "../../ffi/cuda/user_call.h"
 #include "../../ffi/cuda/xla_collectives_abi.h"
-#include "../native/check.h"
+#include "../check.h"
 #include "alone.h"
 #include "doubles.h"
 

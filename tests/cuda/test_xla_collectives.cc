@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "../../ffi/cuda/xla_collectives.h"
-#include "../native/check.h"
+#include "../check.h"
 #include "xla/ffi/api/collectives_c_api.h"
 
 namespace jaxcomm {

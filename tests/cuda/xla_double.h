@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "../../ffi/cuda/xla_collectives_abi.h"
-#include "../native/check.h"
+#include "../check.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace jaxcomm {

@@ -16,8 +16,8 @@
 #include "../../ffi/cpu/progress.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/transport/memory_network.h"
-#include "check.h"
-#include "expected.h"
+#include "../check.h"
+#include "../plan/expected.h"
 
 namespace jaxcomm {
 

@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "../../ffi/cpu/copy.h"
-#include "check.h"
+#include "../check.h"
 
 namespace jaxcomm {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "../../ffi/cpu/meeting.h"
-#include "check.h"
+#include "../check.h"
 
 namespace jaxcomm {
 namespace {

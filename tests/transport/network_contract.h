@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "../../ffi/transport/network.h"
-#include "check.h"
+#include "../check.h"
 
 namespace jaxcomm {
 

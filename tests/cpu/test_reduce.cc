@@ -7,7 +7,7 @@
 
 #include "../../ffi/cpu/reduce.h"
 #include "../../ffi/include/jaxcomm/small_float.h"
-#include "check.h"
+#include "../check.h"
 
 namespace jaxcomm {
 namespace {

@@ -10,7 +10,7 @@
 #include "../../ffi/plan/cost.h"
 #include "../../ffi/plan/select.h"
 #include "../../ffi/plan/validate.h"
-#include "check.h"
+#include "../check.h"
 
 namespace jaxcomm {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "../../ffi/transport/node.h"
-#include "check.h"
+#include "../check.h"
 
 namespace jaxcomm {
 namespace {

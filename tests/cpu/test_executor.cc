@@ -7,8 +7,8 @@
 
 #include "../../ffi/cpu/executor.h"
 #include "../../ffi/plan/algorithms.h"
-#include "check.h"
-#include "expected.h"
+#include "../check.h"
+#include "../plan/expected.h"
 
 namespace jaxcomm {
 namespace {

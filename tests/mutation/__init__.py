@@ -1,0 +1,1 @@
+"""Mistakes put into the sources on purpose, and whether tests notice."""

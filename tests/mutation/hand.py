@@ -1,0 +1,13 @@
+"""Mistakes written by hand: lists of Mutant in the modules hand_*.py."""
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """A text that stands exactly once in a file of the repository, and what it becomes."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
