@@ -90,7 +90,7 @@ soak: setup $(VENV)/test-deps
 	$(BIN)/python -m jaxcomm.run -n 2 --devices 4 tests/soak.py --collectives 200000 --stops 2 $(SOAK_ARGS)
 	$(BIN)/python -m jaxcomm.run -n 4 --nodes 2 --devices 2 tests/soak.py --collectives 20000 --stops 2 $(SOAK_ARGS)
 
-test-python: setup cuda $(VENV)/test-deps
+test-python: setup $(if $(findstring --ignore=tests/cuda,$(PYTEST_ARGS)),,cuda) $(VENV)/test-deps
 	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(PYTEST_ARGS)
 
 # Every test but those that repeat what could race; with SHARD=i/n the i-th part of what `make test` leaves out.
@@ -105,19 +105,20 @@ test-all: setup $(VENV)/test-deps
 	  status=$$?; $(BIN)/python tests/slowest.py build/ctest-all.xml build/pytest-all.xml; exit $$status
 comma := ,
 
-# One build folder per flavour of the native tests.
-build/native build/address build/thread: $(VENV)/test-deps CMakeLists.txt
+# One build folder per flavour of the native tests, and per environment, whose jaxlib they are built with.
+NATIVE_BUILD := build/native$(patsubst .venv%,%,$(VENV))
+$(NATIVE_BUILD) build/address build/thread: $(VENV)/test-deps CMakeLists.txt
 	$(BIN)/cmake -S . -B $@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python \
 	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $@)) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF)
 	touch $@
 
 .PHONY: build-native
-build-native: build/native
-	$(BIN)/cmake --build build/native
+build-native: $(NATIVE_BUILD)
+	$(BIN)/cmake --build $(NATIVE_BUILD)
 
 test-native: build-native
-	$(BIN)/ctest --test-dir build/native -LE full --output-on-failure --output-junit ctest.xml
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -LE full --output-on-failure --output-junit ctest.xml $(CTEST_ARGS)
 
 test-asan: build/address
 	$(BIN)/cmake --build build/address
