@@ -15,7 +15,7 @@ namespace {
 // Nearest representable value by search over all patterns, ties to the even pattern: independent of Encode's
 // arithmetic.
 template <typename Format>
-void CheckEveryPattern(const char* name) {
+void CheckEveryPattern() {
   using Storage = typename Format::Storage;
   const int num_patterns = 1 << (8 * sizeof(Storage));
   for (int i = 0; i < num_patterns; ++i) {
@@ -38,11 +38,10 @@ void CheckEveryPattern(const char* name) {
     CHECK(Format::Encode(std::nextafter(middle, 0.0f)) == static_cast<Storage>(i));
     CHECK(Format::Encode(std::nextafter(middle, INFINITY)) == static_cast<Storage>(i + 1));
   }
-  std::printf("ok %s: every pattern, every midpoint\n", name);
 }
 
 template <typename T>
-void CheckPlain(DType dtype, const char* name) {
+void CheckPlain(DType dtype) {
   std::mt19937 random(1);
   for (int64_t count : {0, 1, 7, 2048, 5000}) {
     for (int num_sources : {1, 2, 8}) {
@@ -73,10 +72,9 @@ void CheckPlain(DType dtype, const char* name) {
       CHECK(sources[0] == sum);
     }
   }
-  std::printf("ok %s: sum, max, min\n", name);
 }
 
-void CheckFloatCorners() {
+TEST_CASE("NaN and signed zeros") {
   const float nan = NAN;
   const float values[][3] = {{1, nan, 2}, {nan, 1, 2}, {1, 2, nan}, {-0.0f, 0.0f, -0.0f}, {0.0f, -0.0f, 0.0f}};
   for (const auto& row : values) {
@@ -92,50 +90,50 @@ void CheckFloatCorners() {
       CHECK(std::isnan(smallest));
     }
   }
-  std::printf("ok f32: NaN and signed zeros\n");
 }
 
-void CheckOneRounding() {
+TEST_CASE("a reduction rounds once") {
   // 256 + 1 + 1: bf16 has 8 bits, so rounding after each addition would lose both ones.
   const uint16_t a = BFloat16::Encode(256), b = BFloat16::Encode(1);
   const void* pointers[] = {&a, &b, &b};
   uint16_t out;
   FindReduce(DType::kBF16, ReduceOp::kSum)(&out, pointers, 3, 1);
   CHECK(BFloat16::Decode(out) == 258);
-  std::printf("ok bf16: one rounding per reduction\n");
 }
 
-}  // namespace
-}  // namespace jaxcomm
-
-int main() {
-  using namespace jaxcomm;
+TEST_CASE("the types that can be reduced have a function") {
   for (int type = 0; type <= static_cast<int>(DType::kF8E8M0FNU); ++type) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
       const auto dtype = static_cast<DType>(type);
       CHECK(CanReduce(dtype, op) == (FindReduce(dtype, op) != nullptr));
     }
   }
-  CheckEveryPattern<BFloat16>("bf16");
-  CheckEveryPattern<Float16>("f16");
-  CheckEveryPattern<Float8E5M2>("f8e5m2");
-  CheckEveryPattern<Float8E4M3>("f8e4m3");
-  CheckEveryPattern<Float8E3M4>("f8e3m4");
-  CheckEveryPattern<Float8E4M3FN>("f8e4m3fn");
-  CheckEveryPattern<Float8E4M3B11FNUZ>("f8e4m3b11fnuz");
-  CheckEveryPattern<Float8E5M2FNUZ>("f8e5m2fnuz");
-  CheckEveryPattern<Float8E4M3FNUZ>("f8e4m3fnuz");
-  CheckPlain<int8_t>(DType::kS8, "s8");
-  CheckPlain<int16_t>(DType::kS16, "s16");
-  CheckPlain<int32_t>(DType::kS32, "s32");
-  CheckPlain<int64_t>(DType::kS64, "s64");
-  CheckPlain<uint8_t>(DType::kU8, "u8");
-  CheckPlain<uint16_t>(DType::kU16, "u16");
-  CheckPlain<uint32_t>(DType::kU32, "u32");
-  CheckPlain<uint64_t>(DType::kU64, "u64");
-  CheckPlain<float>(DType::kF32, "f32");
-  CheckPlain<double>(DType::kF64, "f64");
-  CheckFloatCorners();
-  CheckOneRounding();
-  return 0;
 }
+
+TEST_CASE("every pattern of small floats and every midpoint between two") {
+  CheckEveryPattern<BFloat16>();
+  CheckEveryPattern<Float16>();
+  CheckEveryPattern<Float8E5M2>();
+  CheckEveryPattern<Float8E4M3>();
+  CheckEveryPattern<Float8E3M4>();
+  CheckEveryPattern<Float8E4M3FN>();
+  CheckEveryPattern<Float8E4M3B11FNUZ>();
+  CheckEveryPattern<Float8E5M2FNUZ>();
+  CheckEveryPattern<Float8E4M3FNUZ>();
+}
+
+TEST_CASE("sum, maximum and minimum of every plain type") {
+  CheckPlain<int8_t>(DType::kS8);
+  CheckPlain<int16_t>(DType::kS16);
+  CheckPlain<int32_t>(DType::kS32);
+  CheckPlain<int64_t>(DType::kS64);
+  CheckPlain<uint8_t>(DType::kU8);
+  CheckPlain<uint16_t>(DType::kU16);
+  CheckPlain<uint32_t>(DType::kU32);
+  CheckPlain<uint64_t>(DType::kU64);
+  CheckPlain<float>(DType::kF32);
+  CheckPlain<double>(DType::kF64);
+}
+
+}  // namespace
+}  // namespace jaxcomm

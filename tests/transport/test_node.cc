@@ -12,7 +12,7 @@ namespace {
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-void Boards() {
+TEST_CASE("boards keep calls and failures") {
   Node node;
   CHECK(node.Open().empty());
   Board& board = node.board();
@@ -37,7 +37,7 @@ void Boards() {
   CHECK(!board.FindFailure(7, &why));
 }
 
-void Memory() {
+TEST_CASE("memory is cut and used again") {
   Node node;
   CHECK(node.Open().empty());
   std::string error;
@@ -62,8 +62,12 @@ void Memory() {
     node.Give(block);
   }
   CHECK(node.board().num_memories.load() <= memories + 2);
-  // Strangers.
-  Node other;
+}
+
+TEST_CASE("strangers are refused") {
+  Node node, other;
+  std::string error;
+  CHECK(node.Open().empty());
   CHECK(other.Open().empty());
   NodeAddress address = node.address();
   address.token[1] ^= 1;
@@ -78,9 +82,3 @@ void Memory() {
 
 }  // namespace
 }  // namespace jaxcomm
-
-int main() {
-  jaxcomm::Boards();
-  jaxcomm::Memory();
-  return 0;
-}
