@@ -3,6 +3,7 @@
 #include <complex>
 #include <cstring>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "../../ffi/cpu/reduce.h"
@@ -41,21 +42,72 @@ void CheckEveryPattern() {
 }
 
 template <typename T>
+T Sum(T a, T b) {
+  if constexpr (std::is_floating_point<T>::value) {
+    return a + b;
+  } else {
+    return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  }
+}
+
+template <typename T>
+void CheckComplex(DType dtype) {
+  using Number = std::complex<T>;
+  for (const int num_sources : {1, 3, 6, 9}) {
+    std::vector<std::vector<Number>> sources;
+    std::vector<const void*> pointers;
+    std::vector<Number> sum(11), out(11);
+    for (int s = 0; s < num_sources; ++s) {
+      sources.emplace_back();
+      for (int i = 0; i < 11; ++i) sources[s].push_back({static_cast<T>(i - s), static_cast<T>(100 * s + i)});
+      for (int i = 0; i < 11; ++i) sum[i] += sources[s][i];
+    }
+    for (const auto& source : sources) pointers.push_back(source.data());
+    FindReduce(dtype, ReduceOp::kSum)(out.data(), pointers.data(), num_sources, 11);
+    CHECK(out == sum);
+  }
+}
+
+TEST_CASE("sums of complex numbers") {
+  CheckComplex<float>(DType::kC64);
+  CheckComplex<double>(DType::kC128);
+}
+
+// As lax.psum: any of them; maximum and minimum: any and all.
+TEST_CASE("sums, maxima and minima of truth values") {
+  for (int bits = 0; bits < 8; ++bits) {
+    const uint8_t values[3] = {static_cast<uint8_t>(bits & 1), static_cast<uint8_t>(bits >> 1 & 1),
+                               static_cast<uint8_t>(bits >> 2)};
+    const void* pointers[] = {&values[0], &values[1], &values[2]};
+    uint8_t sum, largest, smallest;
+    FindReduce(DType::kBool, ReduceOp::kSum)(&sum, pointers, 3, 1);
+    FindReduce(DType::kBool, ReduceOp::kMax)(&largest, pointers, 3, 1);
+    FindReduce(DType::kBool, ReduceOp::kMin)(&smallest, pointers, 3, 1);
+    CHECK(sum == (bits != 0) && largest == (bits != 0) && smallest == (bits == 7));
+  }
+}
+
+template <typename T>
 void CheckPlain(DType dtype) {
   std::mt19937 random(1);
+  std::uniform_int_distribution<uint64_t> wide;
   for (int64_t count : {0, 1, 7, 2048, 5000}) {
-    for (int num_sources : {1, 2, 8}) {
+    for (int num_sources : {1, 2, 3, 4, 5, 7, 8, 9, 12, 14}) {
       std::vector<std::vector<T>> sources(num_sources, std::vector<T>(count));
       std::vector<const void*> pointers;
       for (auto& source : sources) {
-        for (auto& value : source) value = static_cast<T>(static_cast<int>(random() % 16));
+        // Every bit of integers, which wrap around; of floats, numbers that are summed exactly.
+        for (auto& value : source) {
+          value = static_cast<T>(std::is_floating_point<T>::value ? static_cast<int>(random() % 33) - 16
+                                                                  : static_cast<int64_t>(wide(random)));
+        }
         pointers.push_back(source.data());
       }
       std::vector<T> sum(count), largest(count), smallest(count);
       for (int64_t i = 0; i < count; ++i) {
         sum[i] = largest[i] = smallest[i] = sources[0][i];
         for (int s = 1; s < num_sources; ++s) {
-          sum[i] = static_cast<T>(sum[i] + sources[s][i]);
+          sum[i] = Sum(sum[i], sources[s][i]);
           if (sources[s][i] > largest[i]) largest[i] = sources[s][i];
           if (sources[s][i] < smallest[i]) smallest[i] = sources[s][i];
         }
