@@ -266,9 +266,8 @@ MUTANTS = [
     Mutant(
         "the last error of a run is its cause",
         MEETING,
-        "    for (const auto& entry : runs_) {\n      if (entry.first == run) return;  // the first error is the cause\n"
-        "    }\n    runs_.emplace_back(run, error);",
-        "    runs_.emplace_front(run, error);",
+        "      if (entry.first == run) return;  // the first error is the cause\n    }\n    runs_.emplace_back(run, error);",
+        "      (void)entry;\n    }\n    runs_.emplace_front(run, error);",
         "test_meeting",
     ),
     Mutant(
@@ -418,8 +417,13 @@ MUTANTS = [
         "board->token[0] != address.token[0]) {",
         "test_node",
     ),
-    Mutant("what is left of a memory is lost", NODE, "      while (rest_.bytes >= piece) {", "      while (false) {",
-           "test_node"),
+    Mutant(
+        "what is left of a memory is lost",
+        NODE,
+        "      while (rest_.bytes >= piece) {",
+        "      while (false) {",
+        "test_node",
+    ),
     Mutant(
         "blocks of a memory begin at its start",
         NODE,
@@ -428,9 +432,19 @@ MUTANTS = [
         "test_node test_joint_endings test_joint_call",
     ),
     Mutant("a bell that nobody hears", BOARD, "  bell.fetch_add(1);\n", "", "test_node"),
-    Mutant("microseconds for nanoseconds", BOARD, "max_ns / 1'000'000'000, max_ns %", "max_ns / 1'000'000, max_ns %",
-           "test_node"),
+    Mutant(
+        "microseconds for nanoseconds",
+        BOARD,
+        "max_ns / 1'000'000'000, max_ns %",
+        "max_ns / 1'000'000, max_ns %",
+        "test_node",
+    ),
     Mutant("a failure is found before it is written", BOARD, "version == 0 || failure", "failure", "test_node"),
-    Mutant("the last bytes of a reason are lost", BOARD, "    if (word * 8 < text.size())",
-           "    if (word * 8 + 8 <= text.size())", "test_node"),
+    Mutant(
+        "the last bytes of a reason are lost",
+        BOARD,
+        "    if (word * 8 < text.size())",
+        "    if (word * 8 + 8 <= text.size())",
+        "test_node",
+    ),
 ]
