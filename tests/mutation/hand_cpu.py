@@ -266,7 +266,8 @@ MUTANTS = [
     Mutant(
         "the last error of a run is its cause",
         MEETING,
-        "      if (entry.first == run) return;  // the first error is the cause\n    }\n    runs_.emplace_back(run, error);",
+        "      if (entry.first == run) return;  // the first error is the cause\n    }\n"
+        "    runs_.emplace_back(run, error);",
         "      (void)entry;\n    }\n    runs_.emplace_front(run, error);",
         "test_meeting",
     ),
