@@ -211,7 +211,7 @@ MUTANTS = [
         PROGRAM,
         "windowed_[kOutput] = access.written[kOutput] || (",
         "windowed_[kOutput] = (",
-        "test_joint_call",
+        "test_joint_endings",
     ),
     # Meetings.
     Mutant(
