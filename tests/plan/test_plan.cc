@@ -137,6 +137,18 @@ TEST_CASE("direct comes first, names are found, and no collective has an algorit
   }
 }
 
+TEST_CASE("algorithms with flags or in a switch have the plans of others") {
+  for (Collective collective : kCollectives) {
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      bool found = false;
+      for (const Algorithm& other : Algorithms(collective)) {
+        found = found || (other.build == algorithm.build && other.protocol == Protocol::kSteps);
+      }
+      CHECK(found);
+    }
+  }
+}
+
 TEST_CASE("inputs and outputs have the sizes of the collective") {
   struct Row {
     Collective collective;
