@@ -16,7 +16,7 @@ ON_EACH = 2  # processes
 pytestmark = [
     pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not()),
     pytest.mark.deadline(300),
-    pytest.mark.parametrize("round_", range(ROUNDS)),
+    pytest.mark.parametrize("round_", ROUNDS),
 ]
 
 
