@@ -53,7 +53,7 @@ def main(num_groups, num_programs, calls):
         if len({device.process_index for device in group}) == 2
     ]
     groups = [every[i * len(every) // num_groups] for i in range(num_groups)]
-    for number in range(max(num_programs // 10, 4)):
+    for number in range(max(num_programs // 10, 12)):
         check(devices, 8 * (1 + number % 20), number, calls)
     jax.clear_caches()
     say("warm")
