@@ -1,0 +1,101 @@
+"""Copies of the repository below build/mutants, and tests run in them with limits."""
+
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build/mutants"
+MEMORY_BYTES = 8 << 30  # of the data of a process; a mutant may allocate for ever
+FILE_BYTES = 256 << 20
+BIN = pathlib.Path(sys.executable).parent
+
+
+def files():
+    """Those of the repository, new ones included."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    return [name for name in listed if (ROOT / name).is_file()]
+
+
+def put(path, content):
+    """Writes only what differs, so that no more than needed is built anew."""
+    if not path.exists() or path.read_bytes() != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def copy(tree, changed=None):
+    """Makes `tree` a copy of the repository, with {path in it: bytes} `changed`."""
+    changed = changed or {}
+    names = set(files())
+    for name in names:
+        put(tree / name, changed.get(name, (ROOT / name).read_bytes()))
+        mode = (ROOT / name).stat().st_mode
+        if (tree / name).stat().st_mode != mode:
+            (tree / name).chmod(mode)
+    for path in tree.rglob("*"):
+        name = str(path.relative_to(tree))
+        if path.is_file() and name not in names and path.suffix in (".cc", ".h", ".py", ".txt") and "build/" not in name:
+            path.unlink()
+    # What `make cuda` has fetched, and where the tests look for it.
+    wheels = ROOT / "build/cuda/wheels"
+    if wheels.exists() and not (tree / "build/cuda/wheels").exists():
+        (tree / "build/cuda").mkdir(parents=True, exist_ok=True)
+        (tree / "build/cuda/wheels").symlink_to(wheels)
+
+
+def _limit():
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def run(command, cwd, limit_s, environment=None, log=None):
+    """(whether it passed, seconds). It and its children are ended after `limit_s`."""
+    began = time.monotonic()
+    output = open(log, "wb") if log else subprocess.DEVNULL
+    process = subprocess.Popen(
+        list(map(str, command)),
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_limit,
+    )
+    try:
+        passed = process.wait(limit_s) == 0
+    except subprocess.TimeoutExpired:
+        passed = False
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        if log:
+            output.close()
+    return passed, time.monotonic() - began
+
+
+# A copy's own jaxcomm instead of that which is installed: the finder of an editable install comes before any path.
+SITE = """import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
+"""
+
+
+def python_environment(tree):
+    """In which Python imports jaxcomm, models and tests of `tree`."""
+    put(tree / "build/site/sitecustomize.py", SITE.encode())
+    return {"PYTHONPATH": f"{tree / 'build/site'}{os.pathsep}{tree}", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def pytest(arguments):
+    return [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
