@@ -16,11 +16,12 @@ def main():
     parser.add_argument("--seed", default="1", help="chooses them")
     parser.add_argument("--match", help="instead: those whose 'file:line: change' contains this")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--native", action="store_true", help="leaves the Python tests out, which take long to build for")
     parser.add_argument("--record", action="store_true", help="writes the results into record.csv")
     options = parser.parse_args()
     results = []
     for folder in options.folder or cxx.TESTS:
-        found = cxx.run(folder, options.per_folder, options.seed, options.jobs, options.match)
+        found = cxx.run(folder, options.per_folder, options.seed, options.jobs, options.match, not options.native)
         results += found
         record.write(results, trees.BUILD / "results.csv")
         if options.record:
