@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import subprocess
+import threading
 from typing import NamedTuple
 
 from . import record, syntax, trees
@@ -24,13 +25,14 @@ class Tests(NamedTuple):
 
 PSUM = "tests/ops/test_psum.py"
 TESTS = {
-    "ffi/plan": Tests(("plan",), ("tests/plan",)),
+    "ffi/plan": Tests(("plan",), ("tests/plan/test_select.py", "tests/plan/test_cost.py", "tests/plan/test_validate.py")),
     "ffi/cpu": Tests(("cpu", "transport")),
     "ffi/transport": Tests(("transport", "cpu")),
     "ffi/common": Tests(("plan", "cpu"), ("tests/ops/test_psum.py",)),
     "ffi/handlers": Tests((), ("tests/ops", "tests/test_errors.py", "tests/test_compilation.py")),
     "ffi/cuda": Tests(("cuda",)),
 }
+PYTEST_SECONDS = 30  # at most of each file for each mutant, the cheapest tests first
 NOT_RUN = re.compile(r"mutants")  # a test that breaks the code itself
 
 
@@ -44,12 +46,22 @@ class Mutant(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """One run of a test program, of a case of it, or of pytest."""
+    """One run of a test program, of a case of it, or a file of pytest."""
 
     name: str
     command: tuple
     folder: str
     environment: dict
+    pytest: bool = False
+
+
+class Coverage(NamedTuple):
+    """Of a unit without a mutant: seconds, the switches asked, and for pytest (name, seconds, switches) of its tests."""
+
+    seconds: float
+    reached: set
+    outside: set = frozenset()
+    tests: tuple = ()
 
 
 class Schemata:
@@ -75,8 +87,14 @@ class Schemata:
                 text = source.line_text(edit.begin)
                 self.mutants.append(Mutant(number, name, source.line(edit.begin), edit.kind, text, edit.change))
                 self.edits[number] = (path, i)
-        self.dropped = set()
+        self.dropped = self.remembered()
         self.numbers = (len(self.sources) + 1) * NUMBERS_PER_FILE
+
+    def remembered(self):
+        """Those that did not compile the last time."""
+        path = self.place / "dropped.json"
+        known = {tuple(key) for key in json.loads(path.read_text())} if path.exists() else set()
+        return {mutant.number for mutant in self.mutants if mutant[1:] in known}
 
     def write(self):
         changed = {}
@@ -126,6 +144,8 @@ class Schemata:
             print(f"{self.folder}: {dropped} mutants do not compile", flush=True)
             if not dropped:
                 break
+            kept = [mutant[1:] for mutant in self.mutants if mutant.number in self.dropped]
+            (self.place / "dropped.json").write_text(json.dumps(kept))
             self.write()
         raise SystemExit(f"{self.folder}: see {self.place / name}.log")
 
@@ -145,26 +165,23 @@ class Schemata:
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
             environment = trees.python_environment(self.tree)
             for arguments in tests.python:
-                units.append(Unit(arguments, tuple(trees.pytest(arguments.split(" "))), str(self.tree), environment))
+                units.append(Unit(arguments, tuple(trees.pytest(arguments.split(" "))), str(self.tree), environment, True))
         return units
 
     def programs(self, folders):
         command = [trees.BIN / "ctest", "--test-dir", self.place / "native", "--show-only=json-v1"]
-        listed = json.loads(subprocess.run(list(map(str, command)), capture_output=True, text=True).stdout)
+        listed = subprocess.run(list(map(str, command)), capture_output=True, text=True).stdout
         chosen = []
-        for test in listed["tests"]:
-            properties = {entry["name"]: entry["value"] for entry in test["properties"]}
-            folder = pathlib.Path(test.get("command", ["/"])[0]).parent.name
-            if folder in folders and "full" not in properties.get("LABELS", []) and not NOT_RUN.search(test["name"]):
-                chosen.append({**test, "properties": properties})
+        for test in trees.parse_tests(listed):
+            here = pathlib.Path(test["command"][0]).parent.name in folders
+            if here and "full" not in test["labels"] and not NOT_RUN.search(test["name"]):
+                chosen.append(test)
         return chosen
 
     def units(self, test):
         """One for each case, where the program can list them."""
         program, *arguments = test["command"]
-        properties = test["properties"]
-        environment = dict(entry.split("=", 1) for entry in properties.get("ENVIRONMENT", []))
-        folder = properties.get("WORKING_DIRECTORY", str(self.place))
+        environment, folder = test["environment"], str(self.place)
         name = f"tests/{pathlib.Path(program).parent.name}/{test['name']}"
         try:
             done = subprocess.run([program, "--list"], capture_output=True, cwd=folder, timeout=30)
@@ -178,34 +195,59 @@ class Schemata:
 
 
 def cover(schemata, units):
-    """Runs each unit without a mutant: {unit: (seconds, switches that it asks)}."""
+    """Runs each unit without a mutant: {its name: Coverage}."""
     covered = {}
     for unit in units:
-        path = schemata.place / "coverage"
+        path, tests, log = (schemata.place / name for name in ("coverage", "tests.json", "test.log"))
         path.write_bytes(bytes(schemata.numbers))
+        tests.unlink(missing_ok=True)
         environment = {**unit.environment, "JAXCOMM_MUTANT_COVERAGE": str(path)}
-        log = schemata.place / "test.log"
-        passed, seconds = trees.run(unit.command, unit.folder, 900, environment, log)
+        command = unit.command
+        if unit.pytest:
+            environment["JAXCOMM_MUTANT_TESTS"] = str(tests)
+            command = (*command, "-p", "mutation.per_test")
+        passed, seconds = trees.run(command, unit.folder, 900, environment, log)
         if not passed:
             print(f"{unit.name} fails without a mutant:\n{log.read_text(errors='replace')[-2000:]}", flush=True)
             continue
-        covered[unit.name] = (seconds, {i for i, byte in enumerate(path.read_bytes()) if byte})
-        print(f"{seconds:7.1f} s  {len(covered[unit.name][1]):6} reached  {unit.name}", flush=True)
+        reached = {i for i, byte in enumerate(path.read_bytes()) if byte}
+        covered[unit.name] = Coverage(seconds, reached)
+        if unit.pytest:
+            found = json.loads(tests.read_text())
+            each = tuple((name, duration, set(switches)) for name, duration, switches in found["tests"])
+            outside = set(found["outside"])
+            covered[unit.name] = Coverage(seconds, outside.union(*(test[2] for test in each)), outside, each)
+        print(f"{seconds:7.1f} s  {len(covered[unit.name].reached):6} reached  {unit.name}", flush=True)
     return covered
 
 
+def command(unit, coverage, number):
+    """(what runs the tests of a unit that reach a switch, their usual seconds)."""
+    if not unit.pytest:
+        return unit.command, coverage.seconds
+    reaching = [test for test in coverage.tests if number in test[2] or number in coverage.outside]
+    chosen, total = [], 0.0
+    for name, seconds, _ in sorted(reaching, key=lambda test: test[1]):
+        if not chosen or total + seconds < PYTEST_SECONDS:
+            chosen.append(name)
+            total += seconds
+    start = coverage.seconds - sum(test[1] for test in coverage.tests)
+    return trees.pytest(chosen), start + total
+
+
 def judge(mutant, units, covered, folder):
-    """Runs the tests that reach a mutant, cheapest first."""
-    reaching = [unit for unit in units if unit.name in covered and mutant.number in covered[unit.name][1]]
-    reaching.sort(key=lambda unit: covered[unit.name][0])
+    """Runs the tests that reach a mutant, cheapest first, programs before pytest."""
+    reaching = [unit for unit in units if unit.name in covered and mutant.number in covered[unit.name].reached]
+    reaching.sort(key=lambda unit: (unit.pytest, 0 if unit.pytest else covered[unit.name].seconds))
     total, caught = 0.0, ""
     for unit in reaching:
-        normal = covered[unit.name][0]
+        words, normal = command(unit, covered[unit.name], mutant.number)
         environment = {**unit.environment, "JAXCOMM_MUTANT": str(mutant.number)}
-        passed, seconds = trees.run(unit.command, unit.folder, 3 * normal + 10, environment)
+        log = pathlib.Path(unit.folder).parent / f"{threading.get_ident()}.log" if unit.pytest else None
+        passed, seconds = trees.run(words, unit.folder, 3 * normal + 10, environment, log)
         total += seconds
         if not passed:
-            caught = unit.name
+            caught = trees.failed(log) or unit.name
             break
     result = record.CAUGHT if caught else record.SURVIVED if reaching else record.NOT_REACHED
     return record.Result(folder, *mutant[1:], result, caught, round(total, 1))
@@ -217,7 +259,7 @@ def run(folder, count, seed, jobs=2, only=None, python=True):
     units = schemata.build(python)
     covered = cover(schemata, units)
     mutants = [mutant for mutant in schemata.mutants if mutant.number not in schemata.dropped]
-    reached = set().union(*(switches for _, switches in covered.values())) if covered else set()
+    reached = set().union(*(coverage.reached for coverage in covered.values()))
     print(f"{folder}: {len(mutants)} mutants, {sum(m.number in reached for m in mutants)} reached", flush=True)
     chosen = record.sample(mutants, count, seed, lambda mutant: mutant.kind, lambda mutant: (mutant.file, *mutant[4:]))
     if only:

@@ -48,9 +48,11 @@ def write(results, path=RECORD):
         writer.writerows(sorted(results))
 
 
-def merge(results, folders, path=RECORD):
-    """Into the record: `results` stand for all that it had of `folders`."""
-    write([*(old for old in read(path) if old.folder not in folders), *results], path)
+def merge(results, path=RECORD):
+    """Into the record: `results` stand for all that it had of their folders, made by hand or generated."""
+    replaced = {(result.folder, result.kind == "hand") for result in results}
+    kept = [old for old in read(path) if (old.folder, old.kind == "hand") not in replaced]
+    write([*kept, *results], path)
 
 
 def equivalents():
@@ -74,8 +76,7 @@ def sample(mutants, count, seed, kind, key):
     kinds = {}
     for mutant in sorted(mutants, key=lambda mutant: order(seed, *key(mutant))):
         kinds.setdefault(kind(mutant), []).append(mutant)
-    chosen = [mutants[: max(1, count * len(mutants) // sum(map(len, kinds.values())))] for mutants in ()]
-    shares = {name: count * len(group) / sum(map(len, kinds.values())) for name, group in kinds.items()}
+    shares = {name: count * len(group) / len(mutants) for name, group in kinds.items()}
     quotas = {name: int(share) for name, share in shares.items()}
     by_rest = sorted(kinds, key=lambda name: (quotas[name] - shares[name], name))
     for name in by_rest[: count - sum(quotas.values())]:

@@ -1,11 +1,14 @@
 """Copies of the repository below build/mutants, and tests run in them with limits."""
 
+import json
 import os
 import pathlib
+import re
 import resource
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -94,8 +97,32 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ 
 def python_environment(tree):
     """In which Python imports jaxcomm, models and tests of `tree`."""
     put(tree / "build/site/sitecustomize.py", SITE.encode())
-    return {"PYTHONPATH": f"{tree / 'build/site'}{os.pathsep}{tree}", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {"PYTHONPATH": os.pathsep.join(map(str, (tree / "build/site", tree, tree / "tests"))), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def pytest(arguments):
     return [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
+
+
+def failed(log):
+    """The test that a run of pytest says to have failed, if it says so."""
+    found = re.search(r"^FAILED (\S+)", log.read_text(errors="replace"), re.MULTILINE) if log else None
+    return found.group(1) if found else ""
+
+
+def parse_tests(listing):
+    """Of `ctest --show-only=json-v1`: name, command, environment, folder and labels of the tests that are built."""
+    found = []
+    for test in json.loads(listing)["tests"]:
+        if "command" in test:
+            properties = {entry["name"]: entry["value"] for entry in test["properties"]}
+            environment = dict(entry.split("=", 1) for entry in properties.get("ENVIRONMENT", []))
+            labels = properties.get("LABELS", [])
+            command = test["command"]
+            found.append({"name": test["name"], "command": command, "environment": environment, "labels": labels})
+    return found
+
+
+def installed():
+    """Where the built module _core is."""
+    return pathlib.Path(sysconfig.get_path("platlib")) / "jaxcomm"
