@@ -48,7 +48,11 @@ class Runner:
     def configure(self, name, *options):
         if not (self.place / name / "build.ninja").exists():
             command = [trees.BIN / "cmake", "-S", self.tree, "-B", self.place / name, "-G", "Ninja", *options]
-            command += [f"-DCMAKE_MAKE_PROGRAM={trees.BIN / 'ninja'}", "-DCMAKE_BUILD_TYPE=Mutants", "-DJAXCOMM_CUDA=OFF"]
+            command += [
+                f"-DCMAKE_MAKE_PROGRAM={trees.BIN / 'ninja'}",
+                "-DCMAKE_BUILD_TYPE=Mutants",
+                "-DJAXCOMM_CUDA=OFF",
+            ]
             command += [f"-DPython_EXECUTABLE={trees.BIN / 'python'}", "-DCMAKE_CXX_FLAGS=-O1 -g0 -DNDEBUG -w"]
             subprocess.run(list(map(str, command)), check=True, capture_output=True)
 
@@ -76,7 +80,9 @@ class Runner:
         if not self.ninja("native", names):
             return None
         listed = subprocess.run(
-            [trees.BIN / "ctest", "--test-dir", self.place / "native", "--show-only=json-v1"], capture_output=True, text=True
+            [trees.BIN / "ctest", "--test-dir", self.place / "native", "--show-only=json-v1"],
+            capture_output=True,
+            text=True,
         )
         found = []
         for test in trees.parse_tests(listed.stdout):
@@ -118,7 +124,9 @@ class Runner:
         text = re.sub(r"\s+", " ", mutant.old).strip()[:100]
         result = record.SURVIVED if passed else record.CAUGHT
         tests = "" if passed else mutant.tests
-        return record.Result(folder(mutant), mutant.file, line, "hand", text, mutant.name, result, tests, round(seconds, 1))
+        return record.Result(
+            folder(mutant), mutant.file, line, "hand", text, mutant.name, result, tests, round(seconds, 1)
+        )
 
 
 def run(count, seed, jobs=2, only=None, names=None):

@@ -1,6 +1,7 @@
 """Operators of cosmic-ray that we use, and two of our own: deletion of a statement, swap of neighbouring arguments."""
 
 import ast
+import itertools
 import pathlib
 import re
 from typing import NamedTuple
@@ -19,7 +20,9 @@ class DeleteStatement(Operator):
             return
         statement = node.children[0]
         calls = statement.type in ("power", "atom_expr") and statement.children[-1].type == "trailer"
-        assigns = statement.type == "expr_stmt" and re.match(r"[\w.]+(\.\w+|\[.*\])\s*=[^=]|\w+\s*[-+*|]=", statement.get_code())
+        assigns = statement.type == "expr_stmt" and re.match(
+            r"[\w.]+(\.\w+|\[.*\])\s*=[^=]|\w+\s*[-+*|]=", statement.get_code()
+        )
         if calls or assigns or statement.type == "raise_stmt":
             yield (statement.start_pos, statement.end_pos)
 
@@ -40,7 +43,7 @@ class SwapArguments(Operator):
         if node.type != "arglist":
             return []
         arguments = node.children[::2]
-        pairs = zip(arguments, arguments[1:], strict=False)
+        pairs = itertools.pairwise(arguments)
         return [(a, b) for a, b in pairs if a.type == b.type == "name" and a.value != b.value]
 
     def mutation_positions(self, node):
@@ -58,12 +61,14 @@ class SwapArguments(Operator):
 
 
 # One replacement for each: a test that notices one mostly notices the others.
-BINARY = "Add_Sub Sub_Add Mul_Add Div_Mul FloorDiv_Mul Mod_Sub LShift_RShift RShift_LShift BitAnd_BitOr BitOr_BitAnd Pow_Mul"
+BINARY = (
+    "Add_Sub Sub_Add Mul_Add Div_Mul FloorDiv_Mul Mod_Sub LShift_RShift RShift_LShift BitAnd_BitOr BitOr_BitAnd Pow_Mul"
+)
 COMPARISON = "Eq_NotEq NotEq_Eq Lt_LtE LtE_Lt Gt_GtE GtE_Gt Is_IsNot IsNot_Is"
 OTHERS = (
     "ReplaceUnaryOperator_USub_UAdd ReplaceUnaryOperator_Delete_Not AddNot ReplaceTrueWithFalse ReplaceFalseWithTrue "
-    "ReplaceAndWithOr ReplaceOrWithAnd ReplaceBreakWithContinue ReplaceContinueWithBreak ExceptionReplacer NumberReplacer "
-    "RemoveDecorator ZeroIterationForLoop"
+    "ReplaceAndWithOr ReplaceOrWithAnd ReplaceBreakWithContinue ReplaceContinueWithBreak ExceptionReplacer "
+    "NumberReplacer RemoveDecorator ZeroIterationForLoop"
 )
 NAMES = [f"ReplaceBinaryOperator_{name}" for name in BINARY.split()]
 NAMES += [f"ReplaceComparisonOperator_{name}" for name in COMPARISON.split()]
@@ -85,6 +90,10 @@ class Mutant(NamedTuple):
     change: str
     node: int
     place: int
+
+    @property
+    def key(self):
+        return self.file, self.text, self.change
 
 
 def _nodes(node):
@@ -119,7 +128,9 @@ def mutants(root, name):
         for kind, operator in OPERATORS.items():
             for j, (begin, end) in enumerate(operator.mutation_positions(node)):
                 text = lines[begin[0] - 1].strip()
-                skipped = '__name__ == "__main__"' in text or "TYPE_CHECKING" in text or (kind, j) == ("NumberReplacer", 1)
+                skipped = (
+                    '__name__ == "__main__"' in text or "TYPE_CHECKING" in text or (kind, j) == ("NumberReplacer", 1)
+                )
                 if skipped or _static(node):
                     continue
                 what = " ".join(source[starts[begin[0] - 1] + begin[1] : starts[end[0] - 1] + end[1]].split())

@@ -38,4 +38,6 @@ class Recorder:
 
 def pytest_configure(config):
     if "JAXCOMM_MUTANT_TESTS" in os.environ:
-        config.pluginmanager.register(Recorder(os.environ["JAXCOMM_MUTANT_COVERAGE"], os.environ.pop("JAXCOMM_MUTANT_TESTS")))
+        config.pluginmanager.register(
+            Recorder(os.environ["JAXCOMM_MUTANT_COVERAGE"], os.environ.pop("JAXCOMM_MUTANT_TESTS"))
+        )

@@ -101,7 +101,7 @@ def generate(folder):
 def run(folder, count, seed, jobs=2, only=None):
     every = generate(folder)
     print(f"{folder}: {len(every)} mutants", flush=True)
-    chosen = record.sample(every, count, seed, lambda mutant: mutant.kind, lambda m: (m.file, m.line, m.text, m.change))
+    chosen = record.sample(every, count, seed, lambda mutant: mutant.kind, lambda mutant: mutant.key)
     if only:
         chosen = [mutant for mutant in every if only in f"{mutant.file}:{mutant.line}: {mutant.change}"]
     runner = Runner(jobs)

@@ -38,7 +38,10 @@ def read(path=RECORD):
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return [Result(**{**row, "line": int(row["line"]), "seconds": float(row["seconds"])}) for row in csv.DictReader(file)]
+        return [
+            Result(**{**row, "line": int(row["line"]), "seconds": float(row["seconds"])})
+            for row in csv.DictReader(file)
+        ]
 
 
 def write(results, path=RECORD):
@@ -89,18 +92,17 @@ def sample(mutants, count, seed, kind, key):
 def table(results):
     """Mutants of each folder, how many were caught, and the rate among those that change something."""
     known = equivalents()
-    lines = [f"{'folder':<20} {'mutants':>8} {'caught':>7} {'survived':>9} {'not reached':>12} {'equivalent':>11} {'rate':>6}"]
+    rows = [("folder", "mutants", "caught", "survived", "not reached", "equivalent", "rate")]
     for folder in [*sorted({result.folder for result in results}), "all"]:
         own = [result for result in results if folder in (result.folder, "all")]
         caught = sum(result.caught for result in own)
         equivalent = sum(result.key in known for result in own if not result.caught)
-        missed = [result for result in own if not result.caught and result.key not in known]
-        unreached = sum(result.result == NOT_REACHED for result in missed)
-        counted = caught + len(missed)
+        left = missed(own)
+        unreached = sum(result.result == NOT_REACHED for result in left)
+        counted = caught + len(left)
         rate = f"{100 * caught / counted:.0f} %" if counted else "-"
-        lines.append(
-            f"{folder:<20} {len(own):>8} {caught:>7} {len(missed) - unreached:>9} {unreached:>12} {equivalent:>11} {rate:>6}"
-        )
+        rows.append((folder, len(own), caught, len(left) - unreached, unreached, equivalent, rate))
+    lines = [f"{row[0]:<18}" + "".join(f"{cell!s:>13}" for cell in row[1:]) for row in rows]
     return "\n".join(lines)
 
 

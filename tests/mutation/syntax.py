@@ -4,6 +4,7 @@ An edit replaces a range of a file by texts and inner ranges, which are rendered
 they are, so that what the compiler says of the rewritten source holds for the original.
 """
 
+import itertools
 import pathlib
 import re
 import subprocess
@@ -119,7 +120,9 @@ class Source:
         if self.in_macro(edit.begin, edit.end):
             return
         for other in self.edits:
-            crossing = other.begin < edit.begin < other.end < edit.end or edit.begin < other.begin < edit.end < other.end
+            crossing = (
+                other.begin < edit.begin < other.end < edit.end or edit.begin < other.begin < edit.end < other.end
+            )
             if crossing:
                 return
             # Inside of another: only where that one lets it be.
@@ -261,7 +264,12 @@ class Walker:
             return
         end = span[1] + after.end()
         what = "deletion" if cursor.kind.is_expression() else "jump"
-        self.add((span[0], end), ["{ if (!jm::On({id})) { ", (span[0], end), " } }"], what, f"delete {short(self.text(cursor))}")
+        self.add(
+            (span[0], end),
+            ["{ if (!jm::On({id})) { ", (span[0], end), " } }"],
+            what,
+            f"delete {short(self.text(cursor))}",
+        )
 
     def condition(self, cursor):
         span = self.range(cursor)
@@ -358,7 +366,9 @@ class Walker:
                 head = f"jm::{function.capitalize()}{match.group(2) or ''}({{id}}, "
                 rest = (first[0], cursor.extent.end.offset)
                 if self.source.text(begin, first[0]).endswith("("):
-                    self.add((begin, rest[1]), [head, rest], "minmax", f"{short(text)}: std::{function} becomes the other")
+                    self.add(
+                        (begin, rest[1]), [head, rest], "minmax", f"{short(text)}: std::{function} becomes the other"
+                    )
             return
         if cursor.spelling.startswith("operator"):
             if cursor.spelling in ("operator==", "operator!=", "operator<") and not condition:
@@ -377,7 +387,7 @@ class Walker:
         def name(cursor):
             return cursor.type.get_canonical().spelling.replace("const ", "").rstrip("& ")
 
-        for first, second in zip(arguments, arguments[1:], strict=False):
+        for first, second in itertools.pairwise(arguments):
             if {first.kind, second.kind} & {CursorKind.LAMBDA_EXPR, CursorKind.INIT_LIST_EXPR}:
                 continue
             texts = [one_line(self.text(argument)) for argument in (first, second)]
@@ -396,7 +406,7 @@ class Walker:
             self.add((begin, end), parts, "swap", change)
 
 
-def read(units, wanted, definitions=("JAXCOMM_CUDA_ARCHITECTURES=\"\"",)):
+def read(units, wanted, definitions=('JAXCOMM_CUDA_ARCHITECTURES=""',)):
     """{path: Source} of the files in `wanted` that the translation units `units` include, with all edits."""
     arguments = ["-x", "c++", "-std=c++17", *(f"-D{definition}" for definition in definitions)]
     for folder in include_folders():

@@ -1,5 +1,6 @@
 """Copies of the repository below build/mutants, and tests run in them with limits."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -44,7 +45,12 @@ def copy(tree, changed=None):
             (tree / name).chmod(mode)
     for path in tree.rglob("*"):
         name = str(path.relative_to(tree))
-        if path.is_file() and name not in names and path.suffix in (".cc", ".h", ".py", ".txt") and "build/" not in name:
+        if (
+            path.is_file()
+            and name not in names
+            and path.suffix in (".cc", ".h", ".py", ".txt")
+            and "build/" not in name
+        ):
             path.unlink()
     # What `make cuda` has fetched, and where the tests look for it.
     wheels = ROOT / "build/cuda/wheels"
@@ -62,7 +68,7 @@ def _limit():
 def run(command, cwd, limit_s, environment=None, log=None):
     """(whether it passed, seconds). It and its children are ended after `limit_s`."""
     began = time.monotonic()
-    output = open(log, "wb") if log else subprocess.DEVNULL
+    output = open(log or os.devnull, "wb")  # noqa: SIM115: closed below
     process = subprocess.Popen(
         list(map(str, command)),
         cwd=cwd,
@@ -78,13 +84,10 @@ def run(command, cwd, limit_s, environment=None, log=None):
     except subprocess.TimeoutExpired:
         passed = False
     finally:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait()
-        if log:
-            output.close()
+        output.close()
     return passed, time.monotonic() - began
 
 
@@ -97,7 +100,10 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ 
 def python_environment(tree):
     """In which Python imports jaxcomm, models and tests of `tree`."""
     put(tree / "build/site/sitecustomize.py", SITE.encode())
-    return {"PYTHONPATH": os.pathsep.join(map(str, (tree / "build/site", tree, tree / "tests"))), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {
+        "PYTHONPATH": os.pathsep.join(map(str, (tree / "build/site", tree, tree / "tests"))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 def pytest(arguments):
