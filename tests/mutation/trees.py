@@ -68,7 +68,7 @@ def _limit():
 def run(command, cwd, limit_s, environment=None, log=None):
     """(whether it passed, seconds). It and its children are ended after `limit_s`."""
     began = time.monotonic()
-    output = open(log or os.devnull, "wb")  # noqa: SIM115: closed below
+    output = open(log or os.devnull, "wb")  # noqa: SIM115 (closed below)
     process = subprocess.Popen(
         list(map(str, command)),
         cwd=cwd,
