@@ -115,11 +115,15 @@ TEST_CASE("what comes for a call that is over is dropped, and holds up nothing")
   all.boards[1].Unregister(kKey);
   for (const int64_t bytes : {kSmall, kLarge}) all.Put(0, bytes, 0, 'a');
   all.boards[0].Signal(1, kKey, 3, 5);
+  all.boards[0].SayEntered(1, kKey, kFingerprint, "psum");
+  all.Drain();
+  CHECK(all.boards[1].Elsewhere(0).empty());  // nothing is kept
   all.boards[0].SayGivenUp(1, kKey, "had enough");
   all.boards[0].Signal(1, kKey + 1, 3, 5);
   all.Drain();
   CHECK(notes->said.empty() && notes->buffer[0] == '-' && notes.use_count() == 1);
   CHECK((next->News() == Said{"signal from 3 to 5"}));
+  CHECK(all.boards[1].network()->traffic(0).messages_received == 4);  // all but the payloads, which hold up nothing
   CHECK(all.boards[1].network()->traffic(0).bytes_received < kLarge);
 }
 
