@@ -16,9 +16,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 PLACES = "algorithm or groups or sizes or dtype or axes or donation or equal or later or eager or ahead or bits"
 PLANS = "algorithm or sizes or dtype"
 PATHS = "sizes or dtype"
-# Processes, nodes, single copies, tests of the default size and of others. With two copies, ranks of one node are spread
-# over more processes than there are processors. Nodes are those of JAXCOMM_NODE_ID: processes of different ones use the
-# network, if on one machine.
+# Processes, nodes, single copies, tests of the default size, of others. With two copies, ranks of one node are spread
+# over more processes than there are processors. Nodes are those of JAXCOMM_NODE_ID: processes of different ones use
+# the network, if on one machine.
 CASES = {
     "2 x 4": (2, 1, "1", f"{PLANS} or index_groups or donation or later", PLACES),
     "4 x 2, two copies": (4, 1, "0", PATHS, PLANS),

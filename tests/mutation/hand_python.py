@@ -89,13 +89,13 @@ MUTANTS = [
         "jaxcomm/_check.py",
         "if not -ndim <= index < ndim:",
         "if not -ndim <= index <= ndim:",
-        "tests/test_errors.py::test_sizes_that_do_not_divide",
+        "tests/test_errors.py::test_dimensions_out_of_range",
     ),
     Mutant(
         "expected and arrived sizes swapped",
         "jaxcomm/_check.py",
-        'must have size {parts}, one per rank "\n            f"of {_show(names)}, unless tiled=True; got {shape[index]}"',
-        'must have size {shape[index]}, one per rank "\n            f"of {_show(names)}, unless tiled=True; got {parts}"',
+        'must have size {parts}, one per rank "',
+        'must have size {shape[index]}, one per rank "',
         "tests/test_errors.py::test_sizes_that_do_not_divide",
     ),
     Mutant(
