@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import itertools
 import json
 import pathlib
 import subprocess
@@ -135,6 +136,19 @@ def test_the_fit_finds_the_machine_that_was_measured():
     assert fitted.launch_s == pytest.approx(true.launch_s, rel=0.2)
     assert fitted.links[1][2] == pytest.approx(2e9, rel=0.2)  # bytes a second
     assert fitted.links[2][1:3] == fitted.links[1][1:3]
+
+
+def test_what_is_measured_is_what_is_predicted(monkeypatch):
+    """By a clock that goes on by 8 s between two looks: the time of one call of a chain, of the bytes asked for."""
+    (group,) = calibration._groups()
+    ticks = itertools.count(0, 8)
+    monkeypatch.setattr(calibration, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks)))
+    assert calibration._median_s(group, "psum", "direct", 1024, "key") == 8 / calibration._CHAIN
+    assert next(ticks) == 2 * 8 * (2 + 1 + 3)  # two to warm up, one to know how often, three times
+    for op in ("psum", "all_to_all"):
+        for num_bytes, count in ((1, 8), (256, 64), (1000, 248), (1 << 20, 1 << 18)):
+            assert (group.count(num_bytes), group.request(op, num_bytes).input_count) == (count, count)
+    assert group.request("barrier", 1 << 20).input_count == 0
 
 
 def test_figures_go_into_their_places():
