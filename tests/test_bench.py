@@ -99,7 +99,10 @@ def test_wrong_data_is_counted(name, monkeypatch, capsys):
     real = getattr(jaxcomm, name)
     monkeypatch.setattr(jaxcomm, name, lambda *args, **options: real(*args, **options) * 0)
     assert bench.main(["--op", name, "--end", "256", "--mode", "call", "--check-only"]) == 1
-    assert int(re.search(r"(\d+) wrong elements", capsys.readouterr().out)[1]) >= 60
+    # Of all devices, each of which has 64 elements or, of what is scattered, 8; a few are meant to be zero.
+    num_elements = 8 * (8 if name == "psum_scatter" else 64)
+    wrong = int(re.search(r"(\d+) wrong elements", capsys.readouterr().out)[1])
+    assert 0.9 * num_elements < wrong <= num_elements
 
 
 def test_a_chain_that_does_nothing_is_noticed(monkeypatch):
