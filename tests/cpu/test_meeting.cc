@@ -8,61 +8,20 @@
 #include <thread>
 #include <vector>
 
-#include "../../ffi/cpu/meeting.h"
-#include "../check.h"
+#include "arrivals.h"
 
 namespace jaxcomm {
 namespace {
 
-// What a test waits for: a count of completions, with a deadline.
-class Counter {
- public:
-  void Add(const Error* error) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ++count_;
-    if (error) errors_.push_back(error->message);
-    changed_.notify_all();
-  }
-  bool WaitFor(int count) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(60), [&] { return count_ >= count; });
-  }
-  std::vector<std::string> errors() {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return errors_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int count_ = 0;
-  std::vector<std::string> errors_;
-};
-
-class CountCompletion : public Completion {
- public:
-  explicit CountCompletion(Counter& counter) : counter_(counter) {}
-  void Succeed() override { counter_.Add(nullptr); }
-  void Fail(const Error& error) override { counter_.Add(&error); }
-
- private:
-  Counter& counter_;
-};
-
-CallSpec Spec(Collective collective, int64_t num_ranks, int64_t group_size, const char* op) {
-  CallSpec spec;
-  spec.op = op;
-  spec.site = "test_meeting.cc";
-  spec.collective = collective;
-  spec.group_size = group_size;
-  spec.ranks_per_node = group_size;
-  for (int64_t r = 0; r < num_ranks; ++r) spec.groups.push_back(r);
-  return spec;
+// Of every case: threads for all devices, and no deadline that a slow machine could meet.
+void Prepare() {
+  Completer::Get().EnsureThreads(8);
+  Meeting::SetTimeout(60);
 }
 
 // Devices are threads that arrive at every site of every run without waiting for earlier ones, each in its own order of
 // sites. Every output must be that of its own site, run and iteration.
-void StressIndependentCalls(int round) {
+void IndependentCalls(int round) {
   constexpr int64_t kRanks = 8;
   constexpr int kSites = 12;
   constexpr int kIterations = 5;
@@ -150,12 +109,12 @@ class BlockingCompletion : public Completion {
   const int wait_for_;
 };
 
-void StressBlockingContinuations() {
+void ContinuationsThatWait(int num_rounds) {
   constexpr int kRanks = 8;
   std::string error;
   const auto site = Meeting::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum"), &error);
   std::vector<float> in(kRanks, 1), out(kRanks);
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < num_rounds; ++round) {
     const bool blocking = round % 3 == 0;
     // The last to arrive completes its own promise at once, in its own call: that one doesn't wait.
     Counter inside, finished;
@@ -175,8 +134,29 @@ void StressBlockingContinuations() {
   }
 }
 
+TEST_CASE("independent calls arrive in any order") {
+  Prepare();
+  for (int round = 0; round < 5; ++round) IndependentCalls(round);
+}
+
+TEST_CASE("independent calls arrive in any order, many rounds [full]") {
+  Prepare();
+  for (int round = 5; round < 60; ++round) IndependentCalls(round);
+}
+
+TEST_CASE("continuations wait for each other") {
+  Prepare();
+  ContinuationsThatWait(500);
+}
+
+TEST_CASE("continuations wait for each other, many rounds [full]") {
+  Prepare();
+  ContinuationsThatWait(6000);
+}
+
 // Every device alternates between two runs of one call site, the second half of the devices in the other order.
-void CheckInterleavedRuns() {
+TEST_CASE("two runs that interleave on every device") {
+  Prepare();
   constexpr int kRanks = 4;
   std::string error;
   const auto site = Meeting::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum"), &error);
@@ -206,10 +186,10 @@ void CheckInterleavedRuns() {
       }
     }
   }
-  std::printf("ok two runs that interleave on every device\n");
 }
 
-void CheckMissingDevices() {
+TEST_CASE("late devices are named, the run is refused, the next one works") {
+  Prepare();
   Meeting::SetTimeout(0.3);
   std::string error;
   const auto late = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "psum"), &error);
@@ -235,20 +215,21 @@ void CheckMissingDevices() {
     CHECK(message.find("psum at test_meeting.cc") != std::string::npos);
     CHECK(message.find("ranks [1, 2] did not arrive within 0.3 s") != std::string::npos);
   }
+  Meeting::SetTimeout(60);
   Counter straggler;
-  arrive(*late, 1000, 2, straggler);  // the failed run refuses it at once
-  CHECK(straggler.WaitFor(1));
-  CHECK(straggler.errors().size() == 1);
+  arrive(*late, 1000, 2, straggler);  // the failed run refuses it at once, and gives the first reason
+  arrive(*other, 1000, 0, straggler);
+  CHECK(straggler.count() == 2);
+  for (const auto& message : straggler.errors()) CHECK(message == errors[0]);
   Counter next;
   for (int64_t rank = 0; rank < 4; ++rank) arrive(*late, 1001, rank, next);  // the next run works
   CHECK(next.WaitFor(4));
   CHECK(next.errors().empty());
   CHECK(out[0] == 4 && out[3] == 4);
-  Meeting::SetTimeout(60);
-  std::printf("ok late devices are named, the run is refused, the next one works\n");
 }
 
-void CheckMismatch() {
+TEST_CASE("ranks that disagree see both sides") {
+  Prepare();
   std::string error;
   const auto site = Meeting::Make(Spec(Collective::kAllReduce, 2, 2, "psum"), &error);
   std::vector<float> in(8, 1), out(8);
@@ -266,28 +247,13 @@ void CheckMismatch() {
   const auto errors = counter.errors();
   CHECK(errors.size() == 2);
   for (const auto& message : errors) {
-    CHECK(message.find("rank 1 brings 4 -> 4 elements of 4 bytes, rank 0 8 -> 8") != std::string::npos);
+    CHECK(message.find("rank 1 brings 4 -> 4 elements of float32, rank 0 8 -> 8 ") != std::string::npos);
   }
   CallSpec overlapping = Spec(Collective::kAllReduce, 2, 2, "psum");
   overlapping.groups = {0, 0};
   CHECK(Meeting::Make(overlapping, &error) == nullptr);
   CHECK(error.find("rank 0 is in two groups") != std::string::npos);
-  std::printf("ok ranks that disagree see both sides\n");
 }
 
 }  // namespace
 }  // namespace jaxcomm
-
-int main() {
-  using namespace jaxcomm;
-  Completer::Get().EnsureThreads(8);
-  Meeting::SetTimeout(60);
-  for (int round = 0; round < 30; ++round) StressIndependentCalls(round);
-  std::printf("ok 30 rounds of 480 calls that arrive in any order\n");
-  StressBlockingContinuations();
-  std::printf("ok 3000 rounds whose continuations wait for each other\n");
-  CheckInterleavedRuns();
-  CheckMissingDevices();
-  CheckMismatch();
-  return 0;
-}

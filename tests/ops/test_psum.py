@@ -1,12 +1,13 @@
 """psum. Beyond the contract: what is summed in which precision, and the same bits on all ranks and in every run."""
 
+import collective
 import contract
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import sums
-from harness import OURS, assert_same, compare, run
+from harness import OURS, assert_same, compare, run, value
 from jax.sharding import PartitionSpec as P
 
 
@@ -16,7 +17,7 @@ class TestPsum(sums.Sums, contract.GroupsContract):
     @pytest.mark.parametrize("block", [(7,), (8 * 4099,), (1 << 18,)], ids=str)
     def test_same_bits_on_all_ranks(self, mesh, rng, block):
         x = rng.standard_normal((8, *block), np.float32)
-        names = contract.fitting(self.op, contract.MESH, ("node", "gpu"))
+        names = collective.fitting(self.op, collective.MESH, ("node", "gpu"))
         got = run(lambda x: {a: OURS.psum(x, ("node", "gpu"), algorithm=a) for a in names}, mesh, x)
         for name, rows in got.items():
             assert_same({name: rows}, {name: np.stack([rows[0]] * 8)}, bits=True)
@@ -29,12 +30,54 @@ class TestPsum(sums.Sums, contract.GroupsContract):
 
         compare(body, mesh, self.integers(rng))
 
-    @contract.VMA
+    @collective.VMA
     def test_constants_among_traced_leaves(self, mesh, rng, check_vma):
         def body(library, x):
             return library.psum((x, 2.0, np.ones(3, np.float32)), "gpu")
 
         compare(body, mesh, self.integers(rng), check_vma=check_vma)
+
+    def test_constants_in_groups(self, mesh, rng):
+        def body(library, x):
+            return x * library.psum(1.0, "gpu", axis_index_groups=[[0, 1], [2, 3]])
+
+        assert_same(compare(body, mesh, x := self.integers(rng), check_vma=False), 2 * x)
+
+    @pytest.mark.parametrize("op", ["psum", "pmean", "pmax", "pmin"])
+    def test_results_of_groups_vary(self, mesh, rng, op):
+        """One group's result is not that of another: it may not leave shard_map as the same on all ranks."""
+        x = self.integers(rng)
+
+        def outcome(groups, out_spec):
+            f = jax.shard_map(
+                lambda x: getattr(OURS, op)(x, "gpu", axis_index_groups=groups), mesh=mesh,
+                in_specs=P(("node", "gpu")), out_specs=out_spec,
+            )  # fmt: skip
+            return jax.eval_shape(f, x).shape
+
+        assert outcome(None, P("node")) == (2, *x.shape[1:])  # over the other axis it varies in any case
+        with pytest.raises(ValueError, match=r"varying|out_specs"):
+            outcome(None, P())
+        assert outcome([[0, 1], [2, 3]], P(("node", "gpu"))) == x.shape
+        with pytest.raises(ValueError, match=r"varying|out_specs"):
+            outcome([[0, 1], [2, 3]], P("node"))
+
+    def test_a_pending_sum_is_finished_as_jax_does(self, rng):
+        """Types tell shares of a sum from copies: psum of shares adds them up, and its gradient is a copy."""
+        mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+        x = rng.integers(-9, 9, (16,)).astype(np.float32)
+
+        def outcome(library):
+            def body(x):
+                return library.psum(jax.lax.pcast(x, "gpu", to="unreduced"), "gpu")
+
+            f = jax.shard_map(body, in_specs=P(("node", "gpu")), out_specs=P("node"))
+            return jax.value_and_grad(lambda x: jnp.sum(jnp.sin(f(x))))(x)
+
+        with jax.set_mesh(mesh):
+            x = jax.device_put(x, P(("node", "gpu")))
+            ours, lax = value(jax.jit(lambda x: (outcome(OURS), outcome(jax.lax)))(x))
+        assert_same(ours, lax)
 
     def test_dimensions_in_axis_name(self, mesh, rng):
         x = rng.integers(-9, 9, (8, 3, 5)).astype(np.float32)

@@ -1,0 +1,80 @@
+// Runs a collective's kernel in the emulation.
+#pragma once
+
+#include "../../check.h"
+#include "spoiling.h"
+#include "two_streams.h"
+#include "virtual_gin.h"
+#include "virtual_ranks.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+using TestMemory = HostMemory;
+
+inline void PrepareDevice() {}  // as on_gpu.cuh has it
+
+// What every rank brings and what it gets.
+struct Data {
+  std::vector<Bytes> inputs, outputs;  // by rank
+};
+
+inline std::vector<device::Report> Reports(const VirtualRanks& ranks) {
+  return {ranks.reports(), ranks.reports() + ranks.n()};
+}
+
+inline Staged StagedOf(Data& data) { return {data.inputs[blockIdx.y].data(), data.outputs[blockIdx.y].data()}; }
+
+template <typename Network>
+void RunKernel(const VirtualRanks::Call& call, Data& data, Network& network) {
+  FillWalkSpoil(call.args[blockIdx.y], network, StagedOf(data));
+}
+
+// The first stream of every rank is a thread block per channel, the second one more.
+inline void RunInRounds(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed) {
+  const auto num_ranks = static_cast<unsigned>(call.inputs.size());
+  const auto num_channels = static_cast<unsigned>(call.num_channels);
+  TwoStreams streams(call);
+  emulation::Launch(num_channels + 1, num_ranks, threads, seed, [&] {
+    if (blockIdx.x == num_channels) return streams.RunSecond();
+    FillRunSpoil(call.args[blockIdx.y], call.parts[blockIdx.x], StagedOf(data), [&] { streams.RunFirst(); });
+  });
+}
+
+// Ranks of other nodes by GIN, over a network that is as late as it may be, or as if their memory could be addressed.
+class TestNetwork {
+ public:
+  TestNetwork(const VirtualRanks& ranks, int32_t num_channels, bool gin, uint64_t seed)
+      : uses_gin_(gin), gin_(ranks.n(), num_channels, seed) {}
+
+  void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed) {
+    const auto num_ranks = static_cast<unsigned>(call.inputs.size());
+    const auto num_channels = static_cast<unsigned>(call.num_channels);
+    if (!call.rounds.empty()) return RunInRounds(call, data, threads, seed);
+    if (uses_gin_) {
+      const std::vector<GinNetworkArgs> args = gin_.Args(call);
+      gin_.network().Reopen();
+      emulation::Launch(num_channels, num_ranks + 1, threads, seed, [&] {
+        const unsigned rank = blockIdx.y;
+        if (rank == num_ranks) return gin_.Serve();
+        const ncclDevComm comm = gin_.CommOf(static_cast<int32_t>(rank));
+        GinNetwork network(args[rank], comm);
+        RunKernel(call, data, network);
+        gin_.network().Leave();
+      });
+      CHECK(gin_.network().empty());
+      return;
+    }
+    emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
+      PeerNetwork network(call.network[blockIdx.y]);
+      RunKernel(call, data, network);
+    });
+  }
+
+ private:
+  const bool uses_gin_;
+  VirtualGin gin_;
+};
+
+}  // namespace cuda
+}  // namespace jaxcomm

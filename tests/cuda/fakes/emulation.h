@@ -1,0 +1,338 @@
+// Runs kernels as plain C++ on the CPU: every CUDA thread is a fiber, all of a launch on one OS thread.
+//
+// A fiber runs until it comes to a barrier, looks at the clock, or looks for a signal in vain. Which runs next is drawn
+// at random, from a seed: thread blocks run far ahead of each other, and a failure comes again with its seed. Time is
+// the number of switches. Under ThreadSanitizer every fiber counts as a thread, and switching orders nothing: accesses
+// that only a lucky order of fibers separates are reported.
+//
+// Not covered: hardware that reorders more than data races show, warp primitives, PTX.
+#pragma once
+
+#include <setjmp.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+// swapcontext calls the kernel for the mask of signals, which takes most of the time of an emulated kernel. longjmp does
+// not, but must not be one that checks where it jumps to.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) || (defined(_FORTIFY_SOURCE) && _FORTIFY_SOURCE > 0)
+#define EMULATION_JUMPS 0
+#else
+#define EMULATION_JUMPS 1
+#endif
+
+struct EmulatedIndex {
+  unsigned x = 0, y = 0;
+};
+
+namespace emulation {
+
+// Of a thread block. The count orders what its threads did before with what they do after.
+struct Barrier {
+  int arrived = 0;  // in this round
+  int any = 0;      // __syncthreads_or: of this round
+  int result = 0;   // of the last round
+  uint64_t round = 0;
+};
+
+struct Fiber {
+  ucontext_t context;  // to begin with
+#if EMULATION_JUMPS
+  jmp_buf place;  // to go on from
+#endif
+  char* stack = nullptr;
+  void* sanitizer = nullptr;
+  EmulatedIndex thread, block, block_dim, grid_dim;
+  Barrier* barrier = nullptr;
+  char* shared = nullptr;
+  enum State { kReady, kPaused, kBlocked, kDone } state = kReady;
+  const std::function<void()>* body = nullptr;
+  bool started = false;
+};
+
+constexpr size_t kStackBytes = 128 << 10;
+
+// Of a launch: ten times what the longest of those takes that end.
+constexpr uint64_t kEndlessNs = 2'000'000'000;
+
+// What the fibers of a launch and the one that switches share. It never runs while a fiber does. Each OS thread has its
+// own: a launch stays on the thread that made it.
+struct Machine {
+#if EMULATION_JUMPS
+  jmp_buf scheduler;
+#else
+  ucontext_t scheduler;
+#endif
+  void* sanitizer = nullptr;
+  Fiber* current = nullptr;  // null while none runs
+  bool yields = false;       // to other OS threads, whose launches this one's waits for
+  uint64_t now_ns = 0;
+  uint64_t switch_ns = 100;  // that a switch takes
+  uint64_t coins = 1;
+};
+
+inline Machine& TheMachine() {
+  static thread_local Machine machine;
+  return machine;
+}
+
+// Fields of Machine, Fiber and Barrier are handed over by switching, which ThreadSanitizer must not take for order.
+#if defined(__SANITIZE_THREAD__)
+#define EMULATION_UNCHECKED __attribute__((no_sanitize("thread"), noinline))
+#else
+#define EMULATION_UNCHECKED inline
+#endif
+
+EMULATION_UNCHECKED static Fiber& Current() { return *TheMachine().current; }
+
+EMULATION_UNCHECKED static void SwitchToScheduler(Fiber::State state) {
+  Fiber& self = Current();
+  self.state = state;
+#if defined(__SANITIZE_THREAD__)
+  // The last switch of a fiber orders all that it did before what comes after the launch.
+  __tsan_switch_to_fiber(TheMachine().sanitizer, state == Fiber::kDone ? 0 : __tsan_switch_to_fiber_no_sync);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  void* fake = nullptr;
+  __sanitizer_start_switch_fiber(state == Fiber::kDone ? nullptr : &fake, nullptr, 0);
+#endif
+#if EMULATION_JUMPS
+  if (_setjmp(self.place) == 0) _longjmp(TheMachine().scheduler, 1);
+#else
+  swapcontext(&self.context, &TheMachine().scheduler);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+}
+
+EMULATION_UNCHECKED static void Pause() { SwitchToScheduler(Fiber::kPaused); }
+
+// Others run before a fiber knows the time, so that what it saw before is out of date.
+EMULATION_UNCHECKED static uint64_t NowNs() {
+  if (TheMachine().current != nullptr) Pause();
+  return ++TheMachine().now_ns;
+}
+
+// For what hardware may do one way or the other.
+EMULATION_UNCHECKED static bool FlipCoin() {
+  uint64_t& coins = TheMachine().coins;
+  coins = coins * 6364136223846793005u + 1442695040888963407u;
+  return (coins >> 63) != 0;
+}
+
+EMULATION_UNCHECKED static void* DynamicShared() { return Current().shared; }
+
+EMULATION_UNCHECKED static int Arrive(int value) {
+  Fiber& self = Current();
+  Barrier& barrier = *self.barrier;
+#if defined(__SANITIZE_THREAD__)
+  __tsan_release(&barrier);
+#endif
+  barrier.any |= value;
+  const uint64_t round = barrier.round;
+  if (++barrier.arrived == static_cast<int>(self.block_dim.x)) {
+    barrier.arrived = 0;
+    barrier.result = barrier.any;
+    barrier.any = 0;
+    ++barrier.round;
+  }
+  while (barrier.round == round) SwitchToScheduler(Fiber::kBlocked);
+#if defined(__SANITIZE_THREAD__)
+  __tsan_acquire(&barrier);
+#endif
+  return barrier.result;
+}
+
+EMULATION_UNCHECKED static void Main() {
+  Fiber& self = Current();
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
+#endif
+  (*self.body)();
+  SwitchToScheduler(Fiber::kDone);
+}
+
+// Stacks are kept: to map one costs more than most launches.
+inline std::vector<char*>& Stacks() {
+  static thread_local std::vector<char*> stacks;
+  return stacks;
+}
+
+inline char* TakeStack() {
+  if (Stacks().empty()) {
+    void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (stack == MAP_FAILED) std::abort();
+    return static_cast<char*>(stack);
+  }
+  char* stack = Stacks().back();
+  Stacks().pop_back();
+  return stack;
+}
+
+inline void MakeContext(Fiber& fiber) {
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack;
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = nullptr;
+  makecontext(&fiber.context, Main, 0);
+}
+
+EMULATION_UNCHECKED static void SwitchTo(Fiber& fiber) {
+  Machine& machine = TheMachine();
+  machine.current = &fiber;
+  fiber.state = Fiber::kReady;
+#if defined(__SANITIZE_THREAD__)
+  __tsan_switch_to_fiber(fiber.sanitizer, fiber.started ? __tsan_switch_to_fiber_no_sync : 0);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  void* fake = nullptr;
+  __sanitizer_start_switch_fiber(&fake, fiber.stack, kStackBytes);
+#endif
+#if EMULATION_JUMPS
+  if (_setjmp(machine.scheduler) == 0) {
+    if (fiber.started) _longjmp(fiber.place, 1);
+    fiber.started = true;
+    setcontext(&fiber.context);
+  }
+#else
+  fiber.started = true;
+  swapcontext(&machine.scheduler, &fiber.context);
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+  TheMachine().current = nullptr;
+  TheMachine().now_ns += TheMachine().switch_ns;
+}
+
+EMULATION_UNCHECKED static Fiber::State StateOf(const Fiber& fiber) { return fiber.state; }
+
+EMULATION_UNCHECKED static uint64_t RoundOf(const Barrier& barrier) { return barrier.round; }
+
+// Runs `body` in every thread of a grid of blocks_x * blocks_y blocks, all of which are resident at once. Each has
+// `shared_bytes` of shared memory, which as floats are NaN at first.
+inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint64_t seed,
+                   const std::function<void()>& body, size_t shared_bytes = 0) {
+  std::mt19937_64 random(seed);
+  const size_t num_blocks = static_cast<size_t>(blocks_x) * blocks_y;
+  std::vector<Barrier> barriers(num_blocks);
+  std::vector<std::unique_ptr<char[]>> shared;
+  std::vector<std::unique_ptr<Fiber>> fibers;
+#if defined(__SANITIZE_THREAD__)
+  TheMachine().sanitizer = __tsan_get_current_fiber();
+#endif
+  for (size_t block = 0; block < num_blocks; ++block) {
+    shared.emplace_back(new char[shared_bytes]);
+    std::memset(shared.back().get(), 0xff, shared_bytes);
+    for (unsigned thread = 0; thread < threads; ++thread) {
+      auto fiber = std::make_unique<Fiber>();
+      fiber->thread = {thread, 0};
+      fiber->block = {static_cast<unsigned>(block % blocks_x), static_cast<unsigned>(block / blocks_x)};
+      fiber->block_dim = {threads, 1};
+      fiber->grid_dim = {blocks_x, blocks_y};
+      fiber->barrier = &barriers[block];
+      fiber->shared = shared.back().get();
+      fiber->body = &body;
+      fiber->stack = TakeStack();
+      MakeContext(*fiber);
+#if defined(__SANITIZE_THREAD__)
+      fiber->sanitizer = __tsan_create_fiber(0);
+#endif
+      fibers.push_back(std::move(fiber));
+    }
+  }
+  // One block at a time gets a stretch of turns, so that others fall far behind.
+  const uint64_t begin_ns = TheMachine().now_ns;
+  std::vector<size_t> running(num_blocks);
+  for (size_t block = 0; block < num_blocks; ++block) running[block] = block;
+  while (!running.empty()) {
+    const size_t at = random() % running.size();
+    const size_t first = running[at] * threads;
+    bool done = false;
+    for (uint64_t stretch = 1 + random() % 8; stretch > 0 && !done; --stretch) {
+      done = true;
+      bool blocked = true;
+      const uint64_t round = RoundOf(barriers[running[at]]);
+      const auto offset = static_cast<unsigned>(random() % threads);
+      for (unsigned i = 0; i < threads; ++i) {
+        Fiber& fiber = *fibers[first + (i + offset) % threads];
+        if (StateOf(fiber) == Fiber::kDone) continue;
+        SwitchTo(fiber);
+        done = done && StateOf(fiber) == Fiber::kDone;
+        blocked = blocked && StateOf(fiber) == Fiber::kBlocked;
+      }
+      if (blocked && !done && RoundOf(barriers[running[at]]) == round) {
+        std::fprintf(stderr, "emulation: a thread block waits in __syncthreads() for threads that have ended\n");
+        std::abort();
+      }
+    }
+    if (TheMachine().yields) {
+      std::this_thread::yield();
+    } else if (TheMachine().now_ns - begin_ns > kEndlessNs) {
+      std::fprintf(stderr, "emulation: a launch does not end\n");
+      std::abort();
+    }
+    if (!done) continue;
+    running[at] = running.back();
+    running.pop_back();
+  }
+  for (auto& fiber : fibers) {
+    Stacks().push_back(fiber->stack);
+#if defined(__SANITIZE_THREAD__)
+    __tsan_destroy_fiber(fiber->sanitizer);
+#endif
+  }
+}
+
+// A multicast object: addresses that stand for those of several ranks. Nothing lies at the addresses themselves.
+struct Multicast {
+  char* base = nullptr;
+  int64_t bytes = 0;
+  std::vector<char*> replicas;
+};
+
+inline Multicast& TheMulticast() {
+  static Multicast multicast;
+  return multicast;
+}
+
+inline int NumReplicas(const void* address) {
+  const int64_t offset = static_cast<const char*>(address) - TheMulticast().base;
+  if (offset < 0 || offset >= TheMulticast().bytes) std::abort();
+  return static_cast<int>(TheMulticast().replicas.size());
+}
+
+inline void* Replica(void* address, int rank) {
+  return TheMulticast().replicas[rank] + (static_cast<char*>(address) - TheMulticast().base);
+}
+
+}  // namespace emulation
+
+// Of threads that run side by side. Few, so that small blocks have several warps.
+constexpr int warpSize = 2;
+
+#define threadIdx (::emulation::Current().thread)
+#define blockIdx (::emulation::Current().block)
+#define blockDim (::emulation::Current().block_dim)
+#define gridDim (::emulation::Current().grid_dim)
+
+inline void __syncthreads() { ::emulation::Arrive(0); }
+inline int __syncthreads_or(int value) { return ::emulation::Arrive(value != 0); }

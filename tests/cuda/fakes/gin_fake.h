@@ -1,0 +1,333 @@
+// Stands in for the slice of NCCL's GIN that gin_network.cuh uses, under the same names, over a network that does no
+// more than GIN promises: a put's source is read late and in pieces, and the put arrives later still, in any order; a
+// strong signal arrives after the puts to the same rank on the same context that were before it, a weak one whenever it
+// likes; a counter says that the source has been read, nothing else. Contexts have signals and counters of their own.
+// It has no room for more puts from one rank to another than it was told of, and demands that what is put and signalled
+// is released for more than the GPU, as the network is not part of it.
+//
+// The network runs in thread blocks of its own: ThreadSanitizer sees its accesses as those of other threads, ordered by
+// what has been posted, by signals and by counters alone.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <memory>
+#include <random>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "../../check.h"
+#include "emulation.h"
+
+#if defined(__SANITIZE_THREAD__)
+extern "C" void AnnotateIgnoreReadsBegin(const char* file, int line);
+extern "C" void AnnotateIgnoreReadsEnd(const char* file, int line);
+extern "C" void AnnotateIgnoreWritesBegin(const char* file, int line);
+extern "C" void AnnotateIgnoreWritesEnd(const char* file, int line);
+#endif
+
+namespace gin_fake {
+
+// The fake's own books, which its users must not seem to share.
+class Unchecked {
+ public:
+#if defined(__SANITIZE_THREAD__)
+  Unchecked() {
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  }
+  ~Unchecked() {
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  }
+#else
+  Unchecked() {}
+#endif
+  Unchecked(const Unchecked&) = delete;
+};
+
+inline void Release([[maybe_unused]] void* token) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_release(token);
+#endif
+}
+
+inline void Acquire([[maybe_unused]] void* token) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_acquire(token);
+#endif
+}
+
+struct Message {
+  enum Kind { kPut, kStrongSignal, kWeakSignal } kind = kPut;
+  uint32_t id = 0;  // of the counter of a put, or of the signal
+  const char* src = nullptr;
+  char* dst = nullptr;
+  size_t bytes = 0;
+
+  std::vector<char> data;
+  bool busy = false;  // some thread of the network is at it
+  bool read = false, counted = false, arrived = false;
+
+  bool done() const { return arrived && (kind != kPut || counted); }
+};
+
+class Network {
+ public:
+  struct Link {
+    int context, from, to;
+    bool operator<(const Link& other) const {
+      return std::tie(context, from, to) < std::tie(other.context, other.from, other.to);
+    }
+  };
+
+  Network(int num_contexts, uint32_t num_signals, uint32_t num_counters, int64_t depth, uint64_t seed)
+      : num_contexts_(num_contexts),
+        num_signals_(num_signals),
+        num_counters_(num_counters),
+        depth_(depth),
+        random_(seed),
+        lazy_(random_() % 2 == 0) {}
+
+  void Post(Link link, Message message) {
+    const Unchecked unchecked;
+    CHECK(link.context >= 0 && link.context < num_contexts_ && link.from != link.to);
+    CHECK(message.id < (message.kind == Message::kPut ? num_counters_ : num_signals_));
+    Queue& queue = queues_[link];
+    const auto puts = std::count_if(queue.messages.begin(), queue.messages.end(), [](const auto& before) {
+      return before->kind == Message::kPut && !before->counted;
+    });
+    CHECK(message.kind != Message::kPut || puts < depth_);
+    queue.messages.push_back(std::make_unique<Message>(std::move(message)));
+    Release(queue.messages.back().get());
+  }
+
+  uint64_t ReadSignal(int context, int rank, uint32_t id) { return Read({true, context, rank, id}); }
+  uint64_t ReadCounter(int context, int rank, uint32_t id) { return Read({false, context, rank, id}); }
+
+  // What the network's threads do until as many threads as there are users have left.
+  void Serve(int num_users) {
+    while (num_left() < num_users) {
+      const Action action = Next();
+      if (action.message != nullptr) CarryOut(action);
+      emulation::Pause();
+    }
+  }
+  void Leave() {
+    const Unchecked unchecked;
+    ++num_left_;
+  }
+  void Reopen() { num_left_ = 0; }
+
+  // From now on nothing moves.
+  void Stall() { stalled_ = true; }
+
+  bool empty() const {
+    return std::all_of(queues_.begin(), queues_.end(), [](const auto& entry) { return entry.second.messages.empty(); });
+  }
+
+ private:
+  using Word = std::tuple<bool, int, int, uint32_t>;  // a signal, not a counter; context; owner; id
+  struct Queue {
+    std::deque<std::unique_ptr<Message>> messages;  // in the order of posting
+    char arrivals = 0;                              // what has arrived comes before strong signals
+  };
+  struct Action {
+    Link link;
+    Queue* queue = nullptr;
+    Message* message = nullptr;
+    enum What { kRead, kCount, kArrive } what = kRead;
+  };
+
+  int num_left() const {
+    const Unchecked unchecked;
+    return num_left_;
+  }
+
+  uint64_t Read(Word word) {
+    uint64_t* value;
+    {
+      const Unchecked unchecked;
+      CHECK(std::get<3>(word) < (std::get<0>(word) ? num_signals_ : num_counters_));
+      wanted_.insert(word);
+      value = &words_[word];
+    }
+    return __atomic_load_n(value, __ATOMIC_ACQUIRE);
+  }
+
+  void Increase(Word word) {
+    uint64_t* value;
+    {
+      const Unchecked unchecked;
+      wanted_.erase(word);
+      value = &words_[word];
+    }
+    __atomic_fetch_add(value, 1, __ATOMIC_ACQ_REL);
+  }
+
+  // A lazy network carries out what somebody looks for, and nothing else.
+  bool Wanted(Word word) const { return !lazy_ || wanted_.count(word) > 0; }
+
+  Action Next() {
+    const Unchecked unchecked;
+    std::vector<Action> possible;
+    for (auto& [link, queue] : queues_) {
+      // All puts before a signal that is wanted are.
+      size_t reach = lazy_ ? 0 : queue.messages.size();
+      for (size_t i = reach; i < queue.messages.size(); ++i) {
+        const Message& message = *queue.messages[i];
+        if (message.kind != Message::kPut && Wanted({true, link.context, link.to, message.id})) reach = i + 1;
+      }
+      bool open = false;  // a put that has not arrived
+      for (size_t i = 0; i < queue.messages.size(); ++i) {
+        Message& message = *queue.messages[i];
+        const bool put = message.kind == Message::kPut;
+        const bool arrives = i < reach && !message.arrived && !(message.kind == Message::kStrongSignal && open);
+        const bool counts = put && (i < reach || Wanted({false, link.context, link.from, message.id}));
+        const auto may = [&](bool allowed, Action::What what) {
+          if (allowed && !message.busy) possible.push_back({link, &queue, &message, what});
+        };
+        may(put && !message.read && counts, Action::kRead);
+        may(put && message.read && !message.counted && counts, Action::kCount);
+        may(arrives && (!put || message.read), Action::kArrive);
+        open = open || (put && !message.arrived);
+      }
+    }
+    if (possible.empty() || stalled_) return {};
+    const Action action = possible[random_() % possible.size()];
+    action.message->busy = true;
+    return action;
+  }
+
+  void CarryOut(const Action& action) {
+    Message& message = *action.message;
+    const auto& [context, from, to] = action.link;
+    Acquire(&message);
+    if (action.what == Action::kRead) {
+      {
+        const Unchecked unchecked;
+        message.data.resize(message.bytes);
+      }
+      Copy(message.data.data(), message.src, message.bytes);
+    } else if (action.what == Action::kCount) {
+      Increase({false, context, from, message.id});
+    } else if (message.kind == Message::kPut) {
+      Copy(message.dst, message.data.data(), message.bytes);
+      Release(&action.queue->arrivals);
+    } else {
+      if (message.kind == Message::kStrongSignal) Acquire(&action.queue->arrivals);
+      Increase({true, context, to, message.id});
+    }
+    Release(&message);
+    const Unchecked unchecked;
+    message.busy = false;
+    message.read = message.read || action.what == Action::kRead;
+    message.counted = message.counted || action.what == Action::kCount;
+    message.arrived = message.arrived || action.what == Action::kArrive;
+    auto& messages = action.queue->messages;
+    if (message.done()) {
+      messages.erase(
+          std::find_if(messages.begin(), messages.end(), [&](const auto& m) { return m.get() == &message; }));
+    }
+  }
+
+  // Others run in between.
+  static void Copy(char* dst, const char* src, size_t bytes) {
+    std::memcpy(dst, src, bytes / 2);
+    emulation::Pause();
+    std::memcpy(dst + bytes / 2, src + bytes / 2, bytes - bytes / 2);
+  }
+
+  const int num_contexts_;
+  const uint32_t num_signals_, num_counters_;
+  const int64_t depth_;  // puts of a link that have not been counted
+  std::mt19937_64 random_;
+  const bool lazy_;
+  bool stalled_ = false;
+  int num_left_ = 0;
+  std::map<Link, Queue> queues_;
+  std::map<Word, uint64_t> words_;
+  std::set<Word> wanted_;  // have been looked at since they last grew
+};
+
+}  // namespace gin_fake
+
+// What follows is named as NCCL names it.
+namespace cuda {
+enum thread_scope { thread_scope_system, thread_scope_device, thread_scope_block, thread_scope_thread };
+}
+
+using ncclGinSignal_t = uint32_t;
+using ncclGinCounter_t = uint32_t;
+
+// Memory of the same size at all ranks, the next rank's `stride` bytes after that of the one before.
+struct ncclWindow_vidmem {
+  char* base;
+  int64_t stride;
+};
+using ncclWindow_t = ncclWindow_vidmem*;
+
+struct ncclDevComm {
+  int rank = 0;
+  uint32_t ginContextCount = 0;
+  gin_fake::Network* network = nullptr;
+};
+
+struct ncclTeam {};  // the world
+inline ncclTeam ncclTeamWorld(const ncclDevComm&) { return {}; }
+
+struct ncclCoopThread {};
+struct ncclGin_None {};
+struct ncclGin_WeakCounterInc {
+  ncclGinCounter_t counter;
+};
+struct ncclGin_StrongSignalInc {
+  ncclGinSignal_t signal;
+  static constexpr auto kKind = gin_fake::Message::kStrongSignal;
+};
+struct ncclGin_WeakSignalInc {
+  ncclGinSignal_t signal;
+  static constexpr auto kKind = gin_fake::Message::kWeakSignal;
+};
+
+class ncclGin {
+ public:
+  ncclGin(const ncclDevComm& comm, int context) : comm_(comm), context_(context) {}
+
+  void put(ncclTeam, int peer, ncclWindow_t to, size_t to_offset, ncclWindow_t from, size_t from_offset, size_t bytes,
+           ncclGin_None, ncclGin_WeakCounterInc action, ncclCoopThread = {}, ncclGin_None = {},
+           cuda::thread_scope given = cuda::thread_scope_thread,
+           cuda::thread_scope required = cuda::thread_scope_device) const {
+    CHECK(given == cuda::thread_scope_thread && required == cuda::thread_scope_system);
+    gin_fake::Message message;
+    message.id = action.counter;
+    message.src = from->base + comm_.rank * from->stride + from_offset;
+    message.dst = to->base + peer * to->stride + to_offset;
+    message.bytes = bytes;
+    comm_.network->Post({context_, comm_.rank, peer}, std::move(message));
+  }
+
+  template <typename Action>
+  void signal(ncclTeam, int peer, Action action, ncclCoopThread = {}, ncclGin_None = {},
+              cuda::thread_scope given = cuda::thread_scope_thread,
+              cuda::thread_scope required = cuda::thread_scope_device) const {
+    CHECK(given == cuda::thread_scope_thread && required == cuda::thread_scope_system);
+    gin_fake::Message message;
+    message.kind = Action::kKind;
+    message.id = action.signal;
+    comm_.network->Post({context_, comm_.rank, peer}, std::move(message));
+  }
+
+  uint64_t readSignal(ncclGinSignal_t signal) const { return comm_.network->ReadSignal(context_, comm_.rank, signal); }
+  uint64_t readCounter(ncclGinCounter_t counter) const {
+    return comm_.network->ReadCounter(context_, comm_.rank, counter);
+  }
+
+ private:
+  const ncclDevComm& comm_;
+  const int context_;
+};

@@ -1,0 +1,54 @@
+// A walk of a rank whose own threads fill its buffers when the kernel begins, take the result when the plan is over and
+// spoil the input: whoever reads or writes too early or too late is found out.
+#pragma once
+
+#include "../../../ffi/cuda/executor.cuh"
+
+namespace jaxcomm {
+namespace cuda {
+
+// Laid out as the rank's input and output.
+struct Staged {
+  const char* brought = nullptr;
+  char* got = nullptr;
+};
+
+constexpr char kUnwritten = 0x5a;
+constexpr char kSpoiled = 0x77;
+
+// f(byte) for every byte that this thread has of the channel's part of a buffer.
+template <typename F>
+JAXCOMM_DEVICE void Spread(const RankArgs& args, const Part& part, const F& f) {
+  Elements elements;
+  elements.part = part;
+  for (int64_t i = threadIdx.x; i < part.num_blocks * part.count; i += blockDim.x) {
+    const int64_t at = elements.Position(i) * args.item_bytes;
+    for (int64_t byte = at; byte < at + args.item_bytes; ++byte) f(byte);
+  }
+}
+
+// `channel`: which elements these threads have.
+template <typename Run>
+JAXCOMM_DEVICE void FillRunSpoil(const RankArgs& args, const ChannelProgram& channel, const Staged& staged,
+                                 const Run& run) {
+  char* const input = args.input.At(args.comm.local.rank);
+  char* const output = args.output.At(args.comm.local.rank);
+  Spread(args, channel.input, [&](int64_t byte) { input[byte] = staged.brought[byte]; });
+  Spread(args, channel.output, [&](int64_t byte) { output[byte] = kUnwritten; });
+  __syncthreads();
+  run();
+  __syncthreads();
+  Spread(args, channel.output, [&](int64_t byte) { staged.got[byte] = output[byte]; });
+  Spread(args, channel.input, [&](int64_t byte) { input[byte] = kSpoiled; });
+}
+
+template <typename Network>
+JAXCOMM_DEVICE void FillWalkSpoil(const RankArgs& args, Network& network, const Staged& staged) {
+  FillRunSpoil(args, args.channels[blockIdx.x], staged, [&] {
+    Walk<Network> walk(args, network, static_cast<int32_t>(blockIdx.x));
+    walk.Run();
+  });
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

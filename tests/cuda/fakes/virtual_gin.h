@@ -1,0 +1,64 @@
+// GIN between the emulated ranks of a group, and the network's own thread blocks.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+// clang-format off: in this order, as NCCL's headers go before it
+#include "gin_fake.h"
+#include "../../../ffi/cuda/gin_network.cuh"
+#include "../../../ffi/cuda/packing.h"
+// clang-format on
+#include "virtual_ranks.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// Outlives calls, as the counts of signals do.
+class VirtualGin {
+ public:
+  VirtualGin(int32_t num_ranks, int32_t num_channels, uint64_t seed)
+      : num_contexts_(1 + static_cast<int32_t>(seed % 3)),
+        network_(num_contexts_, NumGinSignals(num_channels, num_ranks), NumGinCounters(num_channels),
+                 kMostPutsUnderWay * ((num_channels + num_contexts_ - 1) / num_contexts_), seed),
+        puts_(num_ranks, std::vector<uint64_t>(num_channels)) {}
+
+  // By rank; for as long as this lives.
+  std::vector<GinNetworkArgs> Args(const VirtualRanks::Call& call) {
+    std::vector<GinNetworkArgs> args(puts_.size());
+    for (size_t r = 0; r < args.size(); ++r) {
+      const PeerNetworkArgs& peers = call.network[r];
+      args[r].comm = peers.comm;
+      args[r].puts = puts_[r].data();
+      args[r].input = BufferIn(peers.input, 16);
+      args[r].output = BufferIn(peers.output, 48);
+      args[r].scratch = BufferIn(peers.scratch, 0);
+    }
+    return args;
+  }
+
+  ncclDevComm CommOf(int32_t rank) { return {rank, static_cast<uint32_t>(num_contexts_), &network_}; }
+
+  gin_fake::Network& network() { return network_; }
+
+  // By the threads of the last row of a launch. The others leave when they have ended.
+  void Serve() {
+    constexpr unsigned kThreads = 2;  // of a block that are busy
+    if (threadIdx.x < kThreads) network_.Serve(static_cast<int>((gridDim.y - 1) * gridDim.x * blockDim.x));
+  }
+
+ private:
+  // Windows begin somewhere before the buffers.
+  GinBuffer BufferIn(const device::Window& buffer, int64_t offset) {
+    windows_.push_back({buffer.base - offset, buffer.stride});
+    return {&windows_.back(), offset};
+  }
+
+  const int32_t num_contexts_;
+  gin_fake::Network network_;
+  std::vector<std::vector<uint64_t>> puts_;
+  std::deque<ncclWindow_vidmem> windows_;
+};
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,178 @@
+// All ranks of a group in one memory and one launch: what the kernels need, for one collective. Memory is that of the
+// emulation or of a GPU.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "../../../ffi/cuda/executor.cuh"
+#include "../../../ffi/cuda/peer_network.cuh"
+#include "../../../ffi/cuda/program.h"
+#include "../../../ffi/cuda/rounds.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+using Bytes = std::vector<char>;
+
+// Zeroed memory that lives as long as this, and how to write it.
+class Memory {
+ public:
+  virtual ~Memory() = default;
+  virtual char* Take(int64_t bytes) = 0;
+  virtual void Write(void* to, const void* from, int64_t bytes) = 0;
+
+  template <typename T>
+  T* Upload(const std::vector<T>& values) {
+    const auto bytes = static_cast<int64_t>(values.size() * sizeof(T));
+    char* to = Take(bytes);
+    if (bytes > 0) Write(to, values.data(), bytes);
+    return reinterpret_cast<T*>(to);
+  }
+};
+
+class HostMemory : public Memory {
+ public:
+  char* Take(int64_t bytes) override {
+    // Exactly as large as asked for, so that sanitizers see what lies outside. operator new aligns to 16.
+    blocks_.push_back(std::unique_ptr<char[]>(new char[bytes > 0 ? bytes : 1]()));
+    return blocks_.back().get();
+  }
+  void Write(void* to, const void* from, int64_t bytes) override { std::memcpy(to, from, bytes); }
+
+ private:
+  std::vector<std::unique_ptr<char[]>> blocks_;
+};
+
+// Counters outlive calls, as those of a communicator do.
+struct Counters {
+  std::vector<uint64_t*> sent, received;  // by rank
+  char* pads = nullptr;
+  int64_t pad_bytes = 0;  // from the pad of a rank to that of the next
+};
+
+inline Counters MakeCounters(Memory& memory, int32_t num_ranks, int32_t team_size, int32_t num_channels) {
+  Counters counters;
+  counters.pad_bytes = static_cast<int64_t>(num_channels) * team_size * sizeof(uint64_t);
+  counters.pads = memory.Take(num_ranks * counters.pad_bytes);
+  for (int32_t r = 0; r < num_ranks; ++r) {
+    counters.sent.push_back(reinterpret_cast<uint64_t*>(memory.Take(counters.pad_bytes)));
+    counters.received.push_back(reinterpret_cast<uint64_t*>(memory.Take(counters.pad_bytes)));
+  }
+  return counters;
+}
+
+// A group whose ranks are played by the rows of one launch.
+class VirtualRanks {
+ public:
+  VirtualRanks(Memory& memory, Geometry geometry, int32_t num_channels, uint64_t timeout_ns)
+      : geometry_(geometry),
+        num_channels_(num_channels),
+        timeout_ns_(timeout_ns),
+        near_(MakeCounters(memory, n(), geometry.ranks_per_node, num_channels)),
+        far_(MakeCounters(memory, n(), n(), num_channels)),
+        reports_(memory.Upload(std::vector<device::Report>(n()))),
+        stopped_(memory.Upload(std::vector<uint64_t>(n()))) {}
+
+  struct Call {
+    RankArgs* args = nullptr;  // by rank
+    std::vector<RankArgs> args_on_host;
+    PeerNetworkArgs* network = nullptr;
+    std::vector<char*> inputs, outputs, scratch;  // by rank
+    int32_t num_channels = 0;
+    std::vector<ChannelProgram> parts;  // of input and output, by channel; the same at all ranks
+    std::vector<Rounds> rounds;         // by rank, if the call has been cut at its messages between nodes
+  };
+
+  // Buffers of `stride` bytes per rank, which is a multiple of 16; `shift` bytes from a multiple of 16. `limits`: how
+  // the call is cut at its messages between nodes; null if kernels send them, packed as `pack` says.
+  Call Prepare(Memory& memory, const Choice& choice, int64_t block_count, Runs runs, Operation operation,
+               int32_t num_channels, int64_t shift = 0, const CutLimits* limits = nullptr, PackLimits pack = {}) const {
+    const int64_t item_bytes = ItemBytes(operation.dtype);
+    Request whole = choice.request;
+    whole.block_count = block_count;
+    Call call;
+    call.num_channels = num_channels;
+    std::vector<RankProgram> programs;
+    int64_t scratch_count = 0;
+    for (int32_t r = 0; r < n(); ++r) {
+      if (limits != nullptr) {
+        call.rounds.emplace_back();
+        programs.push_back(
+            MakeRoundsProgram(choice, block_count, runs, item_bytes, num_channels, r, *limits, &call.rounds.back()));
+      } else {
+        programs.push_back(MakeRankProgram(choice, block_count, runs, item_bytes, num_channels, r, pack));
+      }
+      scratch_count = std::max(scratch_count, programs[r].scratch_count);
+    }
+    call.parts = MakeRankProgram(choice, block_count, runs, item_bytes, num_channels, 0).channels;
+    const auto take = [&](int64_t bytes, std::vector<char*>& by_rank) {
+      const int64_t stride = (bytes + 15) / 16 * 16;
+      char* base = memory.Take(n() * stride + shift) + shift;
+      for (int32_t r = 0; r < n(); ++r) by_rank.push_back(base + r * stride);
+      return device::Window{base, stride};
+    };
+    const device::Window input = take(InputCount(whole) * item_bytes, call.inputs);
+    const device::Window output = take(OutputCount(whole) * item_bytes, call.outputs);
+    const device::Window scratch = take(scratch_count * item_bytes, call.scratch);
+    const int32_t per_node = geometry_.ranks_per_node;
+    std::vector<RankArgs> args(n());
+    std::vector<PeerNetworkArgs> network(n());
+    for (int32_t r = 0; r < n(); ++r) {
+      const int32_t first = r / per_node * per_node;
+      const auto of_node = [&](const device::Window& all) {
+        return device::Window{all.base + first * all.stride, all.stride};
+      };
+      args[r].comm = CommOf(r, {r - first, per_node, first, 1}, near_, first);
+      args[r].input = of_node(input);
+      args[r].output = of_node(output);
+      args[r].scratch = of_node(scratch);
+      args[r].steps = memory.Upload(programs[r].steps);
+      args[r].sources = memory.Upload(programs[r].sources);
+      args[r].channels = memory.Upload(programs[r].channels);
+      args[r].operation = operation;
+      args[r].item_bytes = static_cast<int32_t>(item_bytes);
+      args[r].ranks_per_node = per_node;
+      network[r] = {CommOf(r, {r, n(), 0, 1}, far_, 0), input, output, scratch};
+    }
+    call.args = memory.Upload(args);
+    call.args_on_host = args;
+    call.network = memory.Upload(network);
+    return call;
+  }
+
+  // Of a group of one node.
+  device::Comm CommOfNode(int32_t rank) const { return CommOf(rank, {rank, n(), 0, 1}, near_, 0); }
+
+  int32_t n() const { return geometry_.num_ranks(); }
+  device::Report* reports() const { return reports_; }
+  const Counters& near() const { return near_; }
+
+ private:
+  device::Comm CommOf(int32_t rank, device::Team local, const Counters& counters, int32_t first) const {
+    device::Comm comm;
+    comm.world = {rank, n(), 0, 1};
+    comm.local = local;
+    comm.signals.pad = {counters.pads + first * counters.pad_bytes, counters.pad_bytes};
+    comm.signals.sent = counters.sent[rank];
+    comm.signals.received = counters.received[rank];
+    comm.signals.num_channels = num_channels_;
+    comm.timeout_ns = timeout_ns_;
+    comm.report = reports_ + rank;
+    comm.stopped = stopped_ + rank;
+    return comm;
+  }
+
+  const Geometry geometry_;
+  const int32_t num_channels_;
+  const uint64_t timeout_ns_;
+  const Counters near_;
+  const Counters far_;
+  device::Report* const reports_;
+  uint64_t* const stopped_;  // of a GPU per rank
+};
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,38 @@
+"""Ring 2: builds examples/fused_rmsnorm against the installed jaxcomm, outside the tree, and runs it on the GPUs.
+
+    python tests/cuda/tools/example_on_gpu.py <architecture> [processes]    # 90, or native
+
+Needs what the example's README names, cmake and ninja. With a second number it runs in as many processes, one GPU each.
+"""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import jaxcomm
+
+EXAMPLE = pathlib.Path(__file__).parents[3] / "examples" / "fused_rmsnorm"
+
+
+def main() -> None:
+    architecture, *processes = sys.argv[1:]
+    # As users have it: Python finds what lies beside the script.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    with tempfile.TemporaryDirectory() as folder:
+        copy = shutil.copytree(EXAMPLE, pathlib.Path(folder, "example"))
+        build = pathlib.Path(folder, "build")
+        run = (copy / "run.py", build / "libfused_rmsnorm.so")
+        for command in (
+            ("cmake", "-S", copy, "-B", build, "-G", "Ninja", f"-DCMAKE_CUDA_ARCHITECTURES={architecture}",
+             f"-Djaxcomm_ROOT={jaxcomm.get_cmake_dir()}", f"-DPython_EXECUTABLE={sys.executable}"),
+            ("cmake", "--build", build),
+            (sys.executable, *(("-m", "jaxcomm.run", "-n", *processes) if processes else ()), *run),
+        ):  # fmt: skip
+            subprocess.run(command, check=True, cwd=folder, env=environment)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,563 @@
+"""Ring 2: runs what needs a GPU, part by part, each with a limit, and writes a record as JSON and all output.
+
+    python tests/cuda/tools/on_gpu.py test build/gpu out     # `make test-gpu`: out/test-gpu.json and out/test-gpu.log
+    python tests/cuda/tools/on_gpu.py bench build/gpu out    # `make bench-gpu`: out/bench-gpu.json and out/bench-gpu.log
+    python tests/cuda/tools/on_gpu.py test build/gpu out --platform cpu --nccl folder    # rehearses it without a GPU
+
+Nothing is downloaded. Ends within 8 minutes, with a short table, and with status 1 if a part failed. How long parts
+take (takes_s) is guessed, for a machine with 16 processors; it decides what still begins when time runs out.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from runner import Part, Runner
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+GPU = ROOT / "tests" / "cuda" / "gpu"
+TOTAL_S = 465
+OLDEST_NCCL = 23007  # of ../../cmake/Cuda.cmake
+SHARES_GPU = 23000  # the first NCCL that takes several ranks on one GPU
+COMMAND_BUFFERS = {
+    "off": "--xla_gpu_enable_command_buffer=",
+    "on": "--xla_gpu_graph_min_graph_size=1 --xla_gpu_enable_command_buffer="
+    "FUSION,CUBLAS,CUBLASLT,CUDNN,COLLECTIVES,CUSTOM_CALL,CONDITIONAL,WHILE,DYNAMIC_SLICE_FUSION",
+}
+NCCL_VERSION = """import ctypes, sys
+version = ctypes.c_int()
+ctypes.CDLL(sys.argv[1]).ncclGetVersion(ctypes.byref(version))
+print(version.value)"""
+PROBE = """import ctypes
+cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0 and cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0"""
+
+
+def output(*command: str, environment: dict[str, str] | None = None, text: str = "", limit_s: float = 60) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, input=text, timeout=limit_s, cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"unknown: {error}"
+    return done.stdout.strip() if done.returncode == 0 else f"unknown: {done.stderr.strip()[-300:]}"
+
+
+def version_text(version: int) -> str:
+    return f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+
+
+class Nccl:
+    """NCCL in a folder that has include/ and lib/; versions are 0 where there is none.
+
+    Attributes:
+      given: the user has brought it along, instead of JAX's own.
+    """
+
+    def __init__(self, folder: pathlib.Path | None, given: bool):
+        self.folder, self.given, self.headers, self.library = folder, given, 0, 0
+        if folder is None:
+            return
+        with contextlib.suppress(OSError):
+            found = re.search(r"define NCCL_VERSION_CODE +(\d+)", (folder / "include" / "nccl.h").read_text())
+            self.headers = int(found[1]) if found else 0
+        said = output(sys.executable, "-c", NCCL_VERSION, str(self.path))
+        self.library = int(said) if said.isdigit() else 0
+
+    @property
+    def path(self) -> pathlib.Path:
+        assert self.folder is not None
+        return self.folder / "lib" / "libnccl.so.2"
+
+    @property
+    def problem(self) -> str:
+        """Why jaxcomm._cuda can't be built with it and run; empty if it can."""
+        bring = "Bring NCCL 2.30.7 or later along: make test-gpu NCCL=folder (docs/cuda.md)"
+        if self.headers < OLDEST_NCCL:
+            found = f"headers of NCCL {version_text(self.headers)}" if self.headers else "no headers of NCCL"
+            return f"{found} in {self.folder}, 2.30.7 or later are needed to build jaxcomm._cuda. {bring}"
+        if self.library < self.headers:
+            found = f"libnccl.so.2 is {version_text(self.library)}" if self.library else "there is no libnccl.so.2"
+            return f"{found} in {self.folder}, its headers are {version_text(self.headers)}. {bring}"
+        return ""
+
+    def __str__(self) -> str:
+        return f"{version_text(self.library)}, headers {version_text(self.headers)}, {self.folder}"
+
+
+def jax_nccl() -> Nccl:
+    spec = importlib.util.find_spec("nvidia")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        if (folder := pathlib.Path(place, "nccl")).exists():
+            return Nccl(folder, given=False)
+    return Nccl(None, given=False)
+
+
+def find_nccl(given: str, own: Nccl) -> Nccl:
+    """That in the folder (of `pip install --target`, or include/ and lib/), else JAX's own."""
+    if not given:
+        return own
+    root = pathlib.Path(given).resolve()
+    for folder in (root / "nvidia" / "nccl", root / "nccl", root):
+        if (folder / "include" / "nccl.h").exists():
+            return Nccl(folder, given=True)
+    raise SystemExit(f"NCCL={given}: there is no include/nccl.h, nor nvidia/nccl/include/nccl.h")
+
+
+def package(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+class Machine:
+    """Where this runs, and the environments of what runs there."""
+
+    def __init__(self, build: pathlib.Path, platform: str, nccl: str):
+        self.build, self.platform = build, platform
+        self.work = build / "work"
+        self.empty_call = str(self.work / "empty_call.so")
+        self.own_nccl = jax_nccl()
+        self.nccl = find_nccl(nccl, self.own_nccl)
+        name, _, rest = output(
+            "nvidia-smi", "--query-gpu=name,driver_version,compute_cap", "--format=csv,noheader"
+        ).partition(", ")  # fmt: skip
+        self.name, (self.driver, _, capability) = name, rest.partition(", ")
+        self.capability = capability.splitlines()[0].replace(".", "") if capability else "90"
+        self.no_gpu = "there is no NVIDIA GPU: " + name if name.startswith("unknown") else ""
+        # One thread block per multiprocessor that all ranks may use together leaves most to NCCL and XLA.
+        self.ranks = {
+            "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+            "NCCL_NVLS_ENABLE": "0",
+            "NCCL_MAX_CTAS": "2",
+            "NCCL_CUMEM_HOST_ENABLE": "0",  # containers may forbid what it needs
+            "NCCL_SOCKET_IFNAME": "lo",
+            "NCCL_DEBUG": "WARN",
+            "JAX_LOCAL_DEVICE_IDS": "0",
+            "JAXCOMM_MAX_SMS": "8",
+            "JAXCOMM_TIMEOUT_S": "40",  # ranks compile at different speeds
+            "JAXCOMM_ROUNDS": "200",
+        }
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "device": self.name,
+            "driver": self.driver,
+            "cuda": output("nvcc", "--version").rpartition("release ")[2].partition(",")[0],
+            "nccl": str(self.nccl),
+            "nccl_of_jax": str(self.own_nccl),
+            "jax": package("jax"),
+            "jaxlib": package("jaxlib"),
+            "plugin": package("jax-cuda13-plugin"),
+            "python": sys.version.split()[0],
+            "processors": len(os.sched_getaffinity(0)),
+            "platform": self.platform,
+            "mps": shutil.which("nvidia-cuda-mps-control") or "no nvidia-cuda-mps-control",
+            "gdrdrv": os.path.exists("/dev/gdrdrv"),
+            "commit": os.environ.get("COMMIT") or output("git", "rev-parse", "HEAD"),
+            "command": shlex.join(sys.argv),
+        }
+
+    def environment(self, nccl: Nccl | None = None, **more: str) -> dict[str, str]:
+        """For programs that import what was built here, JAX and the tests."""
+        nccl = nccl or self.nccl
+        path = [self.work / "site", self.work / "overlay", GPU, ROOT / "tests", ROOT]
+        if not nccl.given:
+            path.remove(self.work / "overlay")
+        # Both, so that whoever looks for NCCL, by the package's folder or by name, finds the one that was brought.
+        preload = {"LD_PRELOAD": str(nccl.path)} if nccl.given and self.platform == "cuda" else {}
+        return {
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
+            "PYTHONSAFEPATH": "1",  # or this folder's jaxcomm would be imported, which has no native module
+            "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "JAX_PLATFORMS": "cuda,cpu" if self.platform == "cuda" else "cpu",
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "JAXCOMM_CALIBRATION": "",
+            "JAXCOMM_EMPTY_CALL": self.empty_call,
+            "JAXCOMM_COMMAND_BUFFERS": "as XLA has them",
+            **preload,
+            **more,
+        }
+
+    def lay_overlay(self) -> None:
+        """A folder in which Python finds the NCCL that was brought as nvidia.nccl."""
+        if self.nccl.given:
+            link = self.work / "overlay" / "nvidia" / "nccl"
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.unlink(missing_ok=True)
+            link.symlink_to(self.nccl.folder)
+
+    def builds(self, *targets: str) -> list[Part]:
+        """What the parts of a run need, all at the same time."""
+        programs = self.build / "programs"
+        jobs = str(max(len(os.sched_getaffinity(0)) // 2, 1))
+        configure = [
+            "cmake", "-S", str(ROOT), "-B", str(programs), "-DJAXCOMM_GPU_TESTS=ON",
+            f"-DCMAKE_CUDA_ARCHITECTURES={self.capability}",
+        ]  # fmt: skip
+        configure += ["-G", "Ninja"] if shutil.which("ninja") else []
+        if self.nccl.headers >= SHARES_GPU:
+            configure.append(f"-DJAXCOMM_NCCL_INCLUDE_DIR={self.nccl.folder}/include")
+        compile_programs = ["cmake", "--build", str(programs), "-j", jobs, "--target", *targets]
+        cuda = ["OFF"] if self.nccl.problem else ["ON"]
+        if not self.nccl.problem:
+            cuda.append(f"-Ccmake.define.JAXCOMM_NCCL_INCLUDE_DIR={self.nccl.folder}/include")
+            cuda.append(f"-Ccmake.define.CMAKE_CUDA_ARCHITECTURES={self.capability}")
+        install = [
+            sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--no-build-isolation",
+            "--no-cache-dir", "--disable-pip-version-check", "--upgrade", "--target", str(self.work / "site"),
+            f"-Cbuild-dir={self.build / 'module'}", f"-Ccmake.define.JAXCOMM_CUDA={cuda[0]}", *cuda[1:], str(ROOT),
+        ]  # fmt: skip
+        find = "import jax; print(jax.ffi.include_dir())"
+        empty = f'exec c++ -std=c++17 -O2 -fPIC -shared -w -I"$("$0" -c "{find}")" "$1" -o "$2"'
+        environment = {"PATH": self.environment()["PATH"], "CMAKE_BUILD_PARALLEL_LEVEL": jobs}
+        both = f"{shlex.join(configure)} && exec {shlex.join(compile_programs)}"
+        return [
+            Part("build: programs", ("/bin/sh", "-c", both), 330, environment, takes_s=120),
+            Part("build: jaxcomm", tuple(install), 240, environment, takes_s=90),
+            Part(
+                "build: empty call",
+                ("/bin/sh", "-c", empty, sys.executable, str(GPU / "empty_call.cc"), self.empty_call),
+                60,
+                environment,
+            ),
+        ]
+
+    def program(self, name: str) -> str:
+        return str(self.build / "programs" / "tests" / "cuda" / "gpu" / name)
+
+    @contextlib.contextmanager
+    def mps(self, record: dict) -> Iterator[dict[str, str]]:
+        """NVIDIA's server that lets processes run on the GPU at the same time: its environment, empty without it."""
+        folder = self.work / "mps"
+        control = shutil.which("nvidia-cuda-mps-control")
+        if self.platform != "cuda" or self.no_gpu or control is None:
+            yield {}
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        environment = {"CUDA_MPS_PIPE_DIRECTORY": str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
+        with (folder / "control.log").open("w") as log:
+            daemon = subprocess.Popen(
+                [control, "-f"], env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+            try:
+                probed = output(sys.executable, "-c", PROBE, environment=environment, limit_s=30)
+                servers = output(control, environment=environment, text="get_server_list\n", limit_s=10)
+                works = not probed and servers.split()[:1] and servers.split()[0].isdigit()
+                record["mps"] = "used" if works else f"did not start: {probed} {servers}"
+                yield environment if works else {}
+            finally:
+                output(control, environment=environment, text="quit -t 2\n", limit_s=10)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(daemon.pid, 9)
+                daemon.wait()
+
+
+def kernel_parts(machine: Machine) -> list[Part]:
+    """Kernels without JAX: virtual ranks in one launch, and the production kernel with a stream per rank."""
+    missing = machine.no_gpu or ("needs a GPU" if machine.platform == "cpu" else "")
+    executor = machine.program("test_gpu_executor")
+    flagged = machine.program("test_gpu_flagged")
+    programs = {
+        "executor": ("/bin/sh", "-c", '"$0" && exec "$0" --full "in all shapes" "every type"', executor),
+        "executor, a stream per rank": (executor, "--full", "a stream per rank"),
+        "flagged": ("/bin/sh", "-c", '"$0" && exec "$0" --full', flagged),
+        "example, virtual ranks": (machine.program("test_gpu_example"),),
+    }
+    return [
+        Part(name, command, 120, takes_s=40, missing=missing, after="build: programs")
+        for name, command in programs.items()
+    ]
+
+
+def sanitizer_parts(machine: Machine) -> list[Part]:
+    sanitizer = shutil.which("compute-sanitizer")
+    missing = machine.no_gpu or ("needs a GPU" if machine.platform == "cpu" else "")
+    missing = missing or ("" if sanitizer else "there is no compute-sanitizer")
+    executor = machine.program("test_gpu_executor")
+    return [
+        Part(
+            f"executor, {tool}",
+            (sanitizer or "compute-sanitizer", f"--tool={tool}", "--error-exitcode=1", executor),
+            150,
+            takes_s=80,
+            missing=missing,
+            after="build: programs",
+        )
+        for tool in ("memcheck", "racecheck", "synccheck")
+    ]
+
+
+def pytest_command(file: str, *more: str) -> tuple[str, ...]:
+    # Neither the fixtures of tests/conftest.py, which are for CPU devices, nor warnings of versions yet to come.
+    options = ("-p", "report", "--noconftest", "-p", "no:cacheprovider", "-o", "filterwarnings=", "-q")
+    return ("-m", "pytest", *options, str(GPU / file), *more)
+
+
+def pytest_part(
+    machine: Machine, name: str, command: tuple[str, ...], limit_s: int, takes_s: int, missing: str,
+    environment: dict[str, str],
+) -> Part:  # fmt: skip
+    folder = machine.work / "reports" / re.sub(r"\W+", "-", name)
+    environment = environment | {"JAXCOMM_REPORTS": str(folder)}
+    return Part(name, command, limit_s, environment, missing, folder, after="build: jaxcomm", takes_s=takes_s)
+
+
+def jax_missing(machine: Machine) -> str:
+    if machine.platform == "cpu":
+        return ""
+    return machine.no_gpu or machine.nccl.problem
+
+
+def one_rank_parts(machine: Machine) -> list[Part]:
+    return [
+        pytest_part(
+            machine, f"JAX, 1 rank, command buffers {state}", (sys.executable, *pytest_command("in_jax.py")), 160,
+            120, jax_missing(machine), machine.environment(XLA_FLAGS=flags, JAXCOMM_COMMAND_BUFFERS=state),
+        )
+        for state, flags in COMMAND_BUFFERS.items()
+    ]  # fmt: skip
+
+
+def shared_missing(machine: Machine) -> str:
+    """Why processes can't share the GPU."""
+    if missing := jax_missing(machine):
+        return missing
+    if machine.platform == "cuda" and machine.nccl.library < SHARES_GPU:
+        return f"NCCL {version_text(machine.nccl.library)} takes no two ranks on one GPU, 2.30 or later does"
+    return ""
+
+
+def shared_part(
+    machine: Machine, ranks: int, takes_s: int, mps: dict[str, str], some: str = "", nodes: int = 1
+) -> Part:
+    """Processes that share the GPU; with several nodes, NCCL takes them for so many hosts. `some`: of the tests."""
+    own, pretend = machine.ranks | mps, []
+    if mps:
+        own["JAXCOMM_ROUNDS"] = "2000"
+    elif nodes > 1:  # a call takes many turns
+        own["JAXCOMM_ROUNDS"] = "50"
+    if mps and nodes == 1:  # between nodes kernels leave 34 SMs to NCCL, of those that the process may use
+        own["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // ranks)
+    if nodes > 1:
+        own["JAXCOMM_NODES"] = str(nodes)
+        pretend = ["--nodes", str(nodes)] if machine.platform == "cpu" else []
+    launcher = (sys.executable, "-m", "jaxcomm.run", "-n", str(ranks), *pretend, "--grace", "2")
+    command = (*launcher, *pytest_command("in_jax.py", *(["-k", some] if some else [])))
+    name = f"JAX, {ranks} ranks" + f" as {nodes} nodes" * (nodes > 1)
+    return pytest_part(machine, name, command, 130, takes_s, shared_missing(machine), machine.environment(**own))
+
+
+def shared_parts(machine: Machine, mps: dict[str, str]) -> list[list[Part]]:
+    """In steps, whose parts run side by side."""
+    some = "algorithm or thousands or beside"
+    between = f"{some} or buffers or nodes"
+    return [
+        [shared_part(machine, 2, 80, mps), shared_part(machine, 2, 60, mps, between, nodes=2)],
+        [shared_part(machine, 4, 40, mps, f"{some} or grows")],
+        [shared_part(machine, 4, 50, mps, between, nodes=2)],
+    ]
+
+
+def error_parts(machine: Machine) -> list[Part]:
+    """What users are told, each in an environment that lacks something else."""
+
+    def part(name: str, test: str, missing: str, nccl: Nccl | None = None, **more: str) -> Part:
+        command = (sys.executable, *pytest_command("errors.py", "-k", test))
+        return pytest_part(machine, name, command, 60, 30, missing, machine.environment(nccl, **more))
+
+    needs_gpu = "needs a GPU" if machine.platform == "cpu" else machine.no_gpu
+    no_module = machine.nccl.problem
+    old = "" if machine.own_nccl.library and machine.own_nccl.library < machine.nccl.headers else (
+        f"JAX's own NCCL is {version_text(machine.own_nccl.library)}, not older than the headers"
+    )  # fmt: skip
+    has_module = "" if no_module else "the module could be built"
+    return [
+        part("errors: no windows", "no_windows", needs_gpu or no_module, NCCL_WIN_ENABLE="0"),
+        part("errors: old NCCL", "old_nccl", needs_gpu or no_module or old, machine.own_nccl),
+        part("errors: no module", "no_module", needs_gpu or has_module),
+    ]
+
+
+def killed_part(machine: Machine) -> Part:
+    command = (sys.executable, str(GPU / "killed.py"), "2")
+    environment = machine.environment(**machine.ranks)  # no MPS: a killed client may take the server with it
+    missing, built = shared_missing(machine), "build: jaxcomm"
+    return Part("errors: killed process", command, 110, environment, missing, keep=True, after=built, takes_s=40)
+
+
+def training_parts(machine: Machine, ranks: int, mps: dict[str, str]) -> list[list[Part]]:
+    """models/moe on the GPU and, at the same time, on as many CPU devices; then the comparison."""
+    script, seconds = str(GPU / "losses.py"), "12"
+    folder = machine.work / f"training-{ranks}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    losses = {side: str(folder / f"{side}.json") for side in ("gpu", "cpu")}
+    name = f"models/moe, {ranks} rank" + "s" * (ranks > 1)
+    own = {"JAXCOMM_LOSSES": losses["gpu"], "JAXCOMM_TRAINING_FOLDER": str(folder / "gpu")}
+    arguments = (script, seconds, str(ranks))
+    command: tuple[str, ...] = (sys.executable, *arguments)
+    environment, missing = machine.environment(**own), jax_missing(machine)
+    if ranks > 1:
+        command = (sys.executable, "-m", "jaxcomm.run", "-n", str(ranks), *arguments)
+        environment, missing = machine.environment(**machine.ranks, **own, **mps), shared_missing(machine)
+    cpu = machine.environment(JAX_PLATFORMS="cpu", JAXCOMM_LOSSES=losses["cpu"])
+    cpu.pop("LD_PRELOAD", None)
+    compare = (sys.executable, script, "compare", losses["gpu"], losses["cpu"])
+    built = "build: jaxcomm"
+    return [
+        [
+            Part(f"{name}: on the GPU", command, 110, environment, missing, after=built, takes_s=50),
+            Part(f"{name}: on the CPU", (sys.executable, *arguments), 110, cpu, missing, after=built, takes_s=50),
+        ],
+        [Part(f"{name}: losses", compare, 30, machine.environment(), keep=True, after=f"{name}: on the GPU")],
+    ]
+
+
+def bench_parts(machine: Machine) -> list[Part]:
+    missing = machine.no_gpu or ("needs a GPU" if machine.platform == "cpu" else "")
+    old = "" if machine.nccl.headers >= SHARES_GPU else (
+        f"NCCL {version_text(machine.nccl.library)} takes no two ranks on one GPU, 2.30 or later does"
+    )  # fmt: skip
+    built = "build: programs"
+    parts = [Part(VIRTUAL_RANKS, (machine.program("bench_virtual_ranks"), "130"), 170, {}, missing, None, True, built)]
+    parts.append(Part(FLAGGED, (machine.program("bench_flagged"),), 40, {}, missing, None, True, built))
+    for state, flags in COMMAND_BUFFERS.items():
+        command = (sys.executable, str(ROOT / "benchmarks" / "gpu" / "host_cost.py"), machine.empty_call)
+        environment = machine.environment(XLA_FLAGS=flags)
+        name = f"{HOST_COST}, command buffers {state}"
+        parts.append(Part(name, command, 60, environment, jax_missing(machine), None, True, "build: jaxcomm"))
+    for ranks, ctas in ((2, 16), (4, 4), (8, 2)):  # more may hang: all thread blocks of all ranks must be resident
+        library = str(machine.nccl.path) if machine.nccl.folder else ""
+        command = (machine.program("bench_nccl_ranks"), library, str(ranks))
+        environment = {**machine.ranks, "NCCL_MAX_CTAS": str(ctas), "CUDA_MODULE_LOADING": "EAGER"}
+        parts.append(Part(f"NCCL, {ranks} ranks", command, 40, environment, missing or old, None, True, built))
+    return parts
+
+
+VIRTUAL_RANKS = "virtual ranks"
+FLAGGED = "small messages with flags"
+HOST_COST = "host cost"
+# (what, the least or most that it should be): of the copy's bandwidth, microseconds
+TARGETS = {
+    "all_to_all, 64 MiB per rank, 8 ranks: of the bandwidth of a copy": (">=", 0.9),
+    "all_gather, 64 MiB per rank, 8 ranks: of the bandwidth of a copy": (">=", 0.9),
+    "all_reduce, 64 MiB per rank, 8 ranks: of the bandwidth of a copy": (">=", 0.8),
+    "all_reduce of 8 bytes, 8 ranks: us in the kernel": ("<=", 5.0),
+    "psum of 8 bytes in a jitted chain: us until it returns, above an empty call": ("<=", 5.0),
+}
+
+
+def targets(virtual: list[dict], flagged: list[dict], host: list[dict]) -> dict[str, dict]:
+    """What was measured of each; None if it was not."""
+    shares = {line["op"]: line["of_copy"] for line in virtual if line["what"] == "target"}
+    latencies = [
+        line["kernel_us"]
+        for line in virtual
+        if line["what"] == "latency" and line["op"] == "all_reduce" and line["ranks_per_node"] == 8
+    ]
+    latencies += [
+        line["flagged_us"]
+        for line in flagged
+        if line["op"] == "all_reduce" and line["ranks"] == 8 and line["block_bytes"] == 8
+    ]
+    values = [shares.get(op) for op in ("all_to_all", "all_gather", "all_reduce")]
+    returned = [line["until it returns"] for line in host if line["platform"] != "cpu" and "until it returns" in line]
+    above_empty = [times["us_above_empty"]["psum"] for times in returned]
+    values += [min(latencies, default=None), min(above_empty, default=None)]
+    found = {}
+    for (what, (sign, bound)), value in zip(TARGETS.items(), values, strict=True):
+        met = None if value is None else value >= bound if sign == ">=" else value <= bound
+        found[what] = {"value": value, "target": f"{sign} {bound:g}", "met": met}
+    return found
+
+
+def print_measured(runner: Runner) -> None:
+    """The sweep for 8 ranks, NCCL beside it, then the targets."""
+    sweep = {
+        (line["op"], line["rank_bytes"]): line
+        for line in runner.lines(VIRTUAL_RANKS)
+        if line["what"] in ("sweep", "target") and line["ranks_per_node"] == 8 and line["algorithm"] == "direct"
+    }
+    nccl = {(line["op"], line["rank_bytes"]): line["median_us"] for line in runner.lines("NCCL, 8 ranks")}
+    for (op, size), line in sweep.items():
+        beside = f"{nccl[op, size]:10.1f} us NCCL" if (op, size) in nccl else ""
+        print(f"{op:16}{size:>10} B{line['median_us']:10.1f} us{line['of_copy']:7.2f} of a copy{beside}")
+    for what, found in runner.record["targets"].items():
+        verdict = {True: "met", False: "NOT MET", None: "not measured"}[found["met"]]
+        print(f"{verdict:13}{found['value'] if found['value'] is not None else '-':>8} {found['target']:>7}  {what}")
+
+
+def bench(machine: Machine, runner: Runner) -> None:
+    machine.lay_overlay()
+    programs = ("bench_virtual_ranks", "bench_flagged")
+    runner.run(*machine.builds(*programs, *["bench_nccl_ranks"] * (machine.nccl.headers >= SHARES_GPU)))
+    for part in bench_parts(machine):
+        runner.run(part)
+
+
+def example_part(machine: Machine) -> Part:
+    """A user's kernel, built against what was installed here, called from jit on one rank."""
+    missing = "needs a GPU" if machine.platform == "cpu" else jax_missing(machine)
+    command = (sys.executable, str(ROOT / "tests" / "cuda" / "tools" / "example_on_gpu.py"), machine.capability)
+    environment, built = machine.environment(), "build: jaxcomm"
+    return Part("example, inside JAX", command, 150, environment, missing, after=built, takes_s=70)
+
+
+def test(machine: Machine, runner: Runner) -> None:
+    machine.lay_overlay()
+    programs, *others = machine.builds("test_gpu_executor", "test_gpu_flagged", "test_gpu_example")
+    compiling = runner.begin(programs)  # takes longest
+    runner.run(*others)
+    # Here no process waits for another, so they may take turns on the GPU.
+    inside_jax = runner.begin(*one_rank_parts(machine), *error_parts(machine), example_part(machine))
+    runner.end(compiling)
+    runner.run(*kernel_parts(machine), *sanitizer_parts(machine))
+    runner.end(inside_jax)
+    with machine.mps(runner.record) as mps:
+        for step in shared_parts(machine, mps):
+            runner.run(*step)
+        one, two = training_parts(machine, 1, {}), training_parts(machine, 2, mps)
+        runner.run(killed_part(machine), *one[0], *two[0])
+        runner.run(*one[1], *two[1])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["test", "bench"])
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--nccl", default="", help="folder with NCCL 2.30.7 or later, if that of JAX is older")
+    parser.add_argument("--platform", choices=["cuda", "cpu"], default="cuda", help="cpu: rehearse what can be")
+    parser.add_argument("--patience", type=float, default=1, help="multiplies all limits, for slow machines")
+    args = parser.parse_args()
+    machine = Machine(args.build.resolve(), args.platform, args.nccl)
+    runner = Runner(f"{args.what}-gpu", args.out, machine.work, machine.facts(), TOTAL_S, args.patience)
+    try:
+        (test if args.what == "test" else bench)(machine, runner)
+    finally:
+        if args.what == "bench":
+            host = runner.lines(f"{HOST_COST}, command buffers off")
+            runner.record["targets"] = targets(runner.lines(VIRTUAL_RANKS), runner.lines(FLAGGED), host)
+        runner.save()
+        runner.print_table()
+        if args.what == "bench":
+            print_measured(runner)
+    return 0 if runner.record["tests"] and all(runner.record["tests"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Writes docs/gpu-status.md: which feature of the GPU back end has passed which ring, as test records show it.
+
+    python tests/cuda/tools/status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as ring 1
+    python tests/cuda/tools/status.py                                                                # from the stored records
+
+Records are in benchmarks/results/gpu: ring1.json is what the first form keeps of ctest's reports; test-gpu.json and
+bench-gpu.json are what `make test-gpu` and `make bench-gpu` leave. A feature has passed a ring if there is a record of
+each of its tests, and all passed.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import xml.etree.ElementTree as ElementTree
+
+ROOT = pathlib.Path(__file__).parents[3]
+RECORDS = ROOT / "benchmarks" / "results" / "gpu"
+PAGE = ROOT / "docs" / "gpu-status.md"
+
+# Feature: (tests of ring 1, steps of ring 2). Ring 3 has no run.
+FEATURES = {
+    "kernels compile for sm_80, 90, 100, 120; no spills": (["pytest tests/cuda/test_build.py"], []),
+    "executor: all plans, types, sizes, nodes of one GPU or of several": (
+        ["native test_cuda_executor", "thread test_cuda_executor"],
+        ["executor", "executor, memcheck", "executor, racecheck", "executor, synccheck"],
+    ),
+    "the production kernel, a stream per rank, buffers in use before and after": ([], ["executor, a stream per rank"]),
+    "GIN between nodes, on a double: puts are late, in any order; the network stops": (
+        ["native test_cuda_executor", "thread test_cuda_executor", "native test_cuda_gin", "thread test_cuda_gin"],
+        [],
+    ),
+    "GIN: short runs are packed, sends don't wait for each other": (
+        ["native test_cuda_packing", "native test_cuda_executor"],
+        [],
+    ),
+    "GIN on the host: versions, device communicator": (["pytest tests/cuda/test_gin_host.py"], []),
+    "several nodes: rounds of NCCL's sends and receives, failures": (
+        ["native test_cuda_executor", "native test_cuda_rounds", "pytest tests/cuda/test_communicator.py"],
+        [],
+    ),
+    "first runs: what one rank can't do is an error on all; rounds where NCCL has no GIN after all": (
+        ["pytest tests/cuda/test_communicator.py"],
+        [],
+    ),
+    "mutants of the executor are noticed": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
+    "small messages that carry their own flags: four collectives, all types, sizes, strides": (
+        ["native test_cuda_flagged", "thread test_cuda_flagged"],
+        ["flagged"],
+    ),
+    "multimem, on request: sums and gathers through a switch; one GPU has none, so no ring 2": (
+        ["native test_cuda_multimem", "thread test_cuda_multimem", "pytest tests/cuda/test_communicator.py"],
+        [],
+    ),
+    "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
+    "nothing begins after a kernel has given up, on its GPU and in its process; late ranks get no other data": (
+        ["native test_cuda_failures", "thread test_cuda_failures", "pytest tests/cuda/test_communicator.py"],
+        [],
+    ),
+    "buffers that move: ranks tell each other where theirs are": (
+        ["native test_cuda_locate", "thread test_cuda_locate", "pytest tests/cuda/test_communicator.py"],
+        [],
+    ),
+    "inside JAX: all ops, types, loops, gradients, beside collectives of XLA": (
+        ["pytest tests/cuda/test_cuda_lowering.py", "pytest tests/cuda/test_handlers.py", "native test_cuda_call"],
+        ["JAX, 1 rank, command buffers off"],
+    ),
+    "the same in CUDA graphs": ([], ["JAX, 1 rank, command buffers on"]),
+    "the same between processes": (["pytest tests/cuda/test_communicator.py"], ["JAX, 2 ranks", "JAX, 4 ranks"]),
+    "the same between nodes": ([], ["JAX, 2 ranks as 2 nodes", "JAX, 4 ranks as 2 nodes"]),
+    "errors: no windows, NCCL too old": ([], ["errors: no windows", "errors: old NCCL"]),
+    "errors: a process is killed": ([], ["errors: killed process"]),
+    "models/moe learns as on CPUs": ([], ["models/moe, 1 rank: losses", "models/moe, 2 ranks: losses"]),
+    "device API: signal, wait, barrier, put, get, reduce; on a GPU only as far as the example uses it": (
+        ["native test_cuda_device_api", "thread test_cuda_device_api"],
+        [],
+    ),
+    "example of a user's kernel: residual + all_reduce + RMSNorm": (
+        ["native test_cuda_example", "thread test_cuda_example", "pytest tests/cuda/test_device_headers.py"],
+        ["example, virtual ranks"],
+    ),
+    "handlers of users: communicator, arena, failures, versions; the example inside jit(shard_map)": (
+        [
+            "pytest tests/cuda/test_communicator.py",
+            "pytest tests/cuda/test_device_headers.py",
+            "pytest tests/test_ffi.py",
+        ],
+        ["example, inside JAX"],
+    ),
+}
+
+HEAD = """# GPU back end: what has been shown
+
+Ring 1: compiled by nvcc, and the same source run on the CPU by emulation. Ring 2: run on one GPU. Ring 3: many GPUs
+and hosts. This page is written by `tests/cuda/tools/status.py` from the records in `benchmarks/results/gpu`; what is not
+marked has not been shown by any run that is recorded there.
+
+| feature | ring 1 | ring 2 | ring 3 |
+|---|---|---|---|
+"""
+
+
+def of_ctest(path: pathlib.Path) -> dict[str, bool]:
+    """{"<flavour> <test>": passed} of a report of ctest --output-junit; the flavour is the folder's name."""
+    return {
+        f"{path.parent.name} {case.get('name')}": case.get("status") == "run"
+        for case in ElementTree.parse(path).getroot().iter("testcase")
+    }
+
+
+def of_pytest(path: pathlib.Path) -> dict[str, bool]:
+    """{"pytest <file>": all passed} of a report of pytest --junit-xml; a skipped test has not passed."""
+    passed: dict[str, bool] = {}
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        name = "pytest " + case.get("classname", "").replace(".", "/") + ".py"
+        passed[name] = passed.get(name, True) and len([child for child in case if child.tag != "properties"]) == 0
+    return passed
+
+
+def mark(tests: list[str], record: dict) -> str:
+    results = [record.get("tests", {}).get(test) for test in tests]
+    if not tests or None in results:
+        return ""
+    return f"{'passed' if all(results) else 'FAILED'} ({record['commit'][:9]})"
+
+
+def measured(bench: dict) -> str:
+    """The targets of `make bench-gpu`, and what it has found."""
+    text = "\n| measured on one GPU | target | found |\n|---|---|---|\n"
+    for what, found in bench["targets"].items():
+        value = "" if found["value"] is None else f"{found['value']:g}{'' if found['met'] else ', not met'}"
+        text += f"| {what} | {found['target']} | {value} |\n"
+    return (
+        text + f"\n{bench['device']}, driver {bench['driver']}, CUDA {bench['cuda']}, commit {bench['commit'][:9]}.\n"
+    )
+
+
+def page(ring1: dict, ring2: dict, bench: dict) -> str:
+    if "cpu" in (ring2.get("platform"), bench.get("platform")):
+        raise ValueError("a rehearsal on CPUs shows nothing of a GPU")
+    text = HEAD
+    for feature, (emulated, on_gpu) in FEATURES.items():
+        text += f"| {feature} | {mark(emulated, ring1)} | {mark(on_gpu, ring2)} | |\n"
+    if ring2:
+        text += f"\nRing 2: {ring2['device']}, driver {ring2['driver']}, CUDA {ring2['cuda']}.\n"
+    else:
+        text += "\nNo GPU has been at hand for ring 2 yet: `make test-gpu bench-gpu` are ready to run.\n"
+    return text + (measured(bench) if bench else "")
+
+
+def load(name: str) -> dict:
+    path = RECORDS / name
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ctest", type=pathlib.Path, action="append", default=[])
+    parser.add_argument("--pytest", type=pathlib.Path, action="append", default=[])
+    args = parser.parse_args()
+    if args.ctest or args.pytest:
+        wanted = {test for tests, _ in FEATURES.values() for test in tests}
+        found: dict[str, bool] = {}
+        for path in args.ctest:
+            found |= of_ctest(path)
+        for path in args.pytest:
+            found |= of_pytest(path)
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
+        tests = {test: found[test] for test in sorted(wanted & found.keys())}
+        record = {"commit": commit.stdout.strip(), "tests": tests}
+        RECORDS.mkdir(parents=True, exist_ok=True)
+        (RECORDS / "ring1.json").write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(page(load("ring1.json"), load("test-gpu.json"), load("bench-gpu.json")))
+
+
+if __name__ == "__main__":
+    main()
