@@ -141,10 +141,10 @@ OUT ?= build/gpu/records
 test-gpu bench-gpu:
 	$(PYTHON) tests/cuda/tools/on_gpu.py $(@:-gpu=) build/gpu $(OUT) $(if $(NCCL),--nccl $(NCCL)) $(GPU_ARGS)
 
-# After `make test test-tsan`: what they have shown, into docs/gpu-status.md.
+# After `make test-all test-tsan`: what they have shown, into docs/gpu-status.md.
 gpu-status:
-	$(BIN)/python tests/cuda/tools/status.py $(addprefix --ctest ,$(wildcard build/native/ctest.xml build/thread/ctest.xml)) \
-	  $(addprefix --pytest ,$(wildcard build/pytest.xml))
+	$(BIN)/python tests/cuda/tools/status.py $(addprefix --ctest ,$(wildcard build/ctest-all.xml build/thread/ctest.xml)) \
+	  $(addprefix --pytest ,$(wildcard build/pytest-all.xml))
 
 bench: setup
 	$(BIN)/python benchmarks/collectives.py $(BENCH_ARGS)

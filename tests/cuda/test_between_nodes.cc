@@ -1,11 +1,10 @@
 // Communicators and calls of ffi/cuda between nodes without GIN: rounds of NCCL's messages, and how they fail.
-#include "fakes/cluster.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 
 #include "../../ffi/plan/algorithms.h"
+#include "fakes/cluster.h"
 
 namespace jaxcomm {
 namespace cuda {

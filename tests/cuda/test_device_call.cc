@@ -1,9 +1,9 @@
 // Calls on a communicator: where their buffers are, and through a switch.
-#include "fakes/machine.h"
-
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "fakes/machine.h"
 
 namespace jaxcomm {
 namespace cuda {
