@@ -104,7 +104,7 @@ not marked has not been shown by any run that is recorded there.
 
 
 def of_ctest(path: pathlib.Path) -> dict[str, bool]:
-    """{"<flavour> <test>": passed} of a report of ctest --output-junit. The folder names the flavour; build/ is native."""
+    """{"<flavour> <test>": passed} of ctest --output-junit; the folder is the flavour, or build/ for native."""
     flavour = "native" if path.parent.name == "build" else path.parent.name
     return {
         f"{flavour} {case.get('name')}": case.get("status") == "run"
