@@ -1,11 +1,10 @@
 // Communicators and calls of ffi/cuda between nodes without GIN: rounds of NCCL's messages, and how they fail.
-#include "fakes/cluster.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 
 #include "../../ffi/plan/algorithms.h"
+#include "fakes/cluster.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -248,7 +247,7 @@ ALONE_TEST_CASE("what fails on one rank is an error on all, or another way is ta
 }
 
 // As where the network has no strong signals: NCCL finds out when it is asked to make what kernels need.
-ALONE_TEST_CASE("messages where GIN fails") {
+void GinFails() {
   Communicator::Configure(kLong, 3);
   for (const bool everywhere : {true, false}) {
     Cluster& cluster = *Keep(std::make_unique<Cluster>(Hosts(2, 2)));
@@ -262,6 +261,12 @@ ALONE_TEST_CASE("messages where GIN fails") {
       RunCalls(*communicator, SpecOf(Collective::kAllReduce, 4, "hierarchical"), 1000);
     });
   }
+}
+
+TEST_CASE("messages where GIN fails") {
+  const std::string said = Alone(GinFails);
+  CHECK(Count(said, "jaxcomm: no GIN between nodes: rank ") == 1);  // in a process
+  CHECK(Count(said, " of 4: ") == 1);
 }
 
 ALONE_TEST_CASE("programs that differ are told apart") {
@@ -344,6 +349,26 @@ ALONE_TEST_CASE("runs behind a call that is given up bring nothing") {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     CHECK(!failure.empty());
+  });
+}
+
+ALONE_TEST_CASE("nothing is late while nothing is under way") {
+  Communicator::Configure(3, 3);
+  OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int) {
+    std::string error;
+    Communicator& communicator = *Communicator::Get(comm, &error);
+    const auto call =
+        DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32, 100, 100, &error);
+    CHECK(call != nullptr);
+    Stream& stream = OwnStream();
+    for (int run = 0; run < 2; ++run) {
+      std::vector<int32_t> x(100, 1 + run), y(100);
+      if (run > 0) std::this_thread::sleep_for(std::chrono::seconds(4));
+      CHECK(call->Launch(x.data(), y.data(), stream.handle()).empty());
+      Until([&] { return stream.num_running == 0; });
+      CHECK(y == std::vector<int32_t>(100, 2 + 2 * run));
+      CHECK(communicator.Failure().empty());
+    }
   });
 }
 

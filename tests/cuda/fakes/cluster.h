@@ -1,6 +1,7 @@
 // A fake of several hosts: ranks are threads, and so is each stream. Nothing but events orders two streams, and each
-// kernel runs emulated on the thread of its stream, so what the host forgets to order goes wrong. Messages go as NCCL's:
-// matched in order between each two ranks of a communicator, read until the receiver has them, waited for without end.
+// kernel runs emulated on the thread of its stream, so what the host forgets to order goes wrong. Messages go as
+// NCCL's: matched in order between each two ranks of a communicator, read until the receiver has them, waited for
+// without end.
 #pragma once
 
 #include "gpu_fake.h"

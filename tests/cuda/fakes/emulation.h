@@ -30,8 +30,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// swapcontext calls the kernel for the mask of signals, which takes most of the time of an emulated kernel. longjmp does
-// not, but must not be one that checks where it jumps to.
+// swapcontext calls the kernel for the mask of signals, which takes most of the time of an emulated kernel. longjmp
+// does not, but must not be one that checks where it jumps to.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) || (defined(_FORTIFY_SOURCE) && _FORTIFY_SOURCE > 0)
 #define EMULATION_JUMPS 0
 #else

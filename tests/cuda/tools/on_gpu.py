@@ -1,8 +1,8 @@
 """Ring 2: runs what needs a GPU, part by part, each with a limit, and writes a record as JSON and all output.
 
-    python tests/cuda/tools/on_gpu.py test build/gpu out     # `make test-gpu`: out/test-gpu.json and out/test-gpu.log
-    python tests/cuda/tools/on_gpu.py bench build/gpu out    # `make bench-gpu`: out/bench-gpu.json and out/bench-gpu.log
-    python tests/cuda/tools/on_gpu.py test build/gpu out --platform cpu --nccl folder    # rehearses it without a GPU
+    on_gpu.py test build/gpu out     # `make test-gpu`: out/test-gpu.json and out/test-gpu.log
+    on_gpu.py bench build/gpu out    # `make bench-gpu`: out/bench-gpu.json and out/bench-gpu.log
+    on_gpu.py test build/gpu out --platform cpu --nccl folder    # rehearses it without a GPU
 
 Nothing is downloaded. Ends within 8 minutes, with a short table, and with status 1 if a part failed. How long parts
 take (takes_s) is guessed, for a machine with 16 processors; it decides what still begins when time runs out.
