@@ -194,7 +194,7 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
   std::string error;
   const auto late = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "psum"), &error);
   const auto other = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "pmax"), &error);
-  std::vector<float> in(4, 1), out(4);
+  std::vector<float> in(10, 1), out(10);
   const auto arrive = [&](Meeting& meeting, int64_t run, int64_t rank, Counter& counter) {
     Arrival arrival;
     arrival.run = run;
@@ -218,6 +218,9 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
   Meeting::SetTimeout(60);
   Counter straggler;
   arrive(*late, 1000, 2, straggler);  // the failed run refuses it at once, and gives the first reason
+  Counter stranger;
+  arrive(*late, 1000, 9, stranger);
+  CHECK(stranger.count() == 1 && stranger.errors()[0].find("rank 9 is in no group") != std::string::npos);
   arrive(*other, 1000, 0, straggler);
   CHECK(straggler.count() == 2);
   for (const auto& message : straggler.errors()) CHECK(message == errors[0]);
