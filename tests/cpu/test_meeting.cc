@@ -204,6 +204,10 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
     arrival.input_count = arrival.output_count = 1;
     meeting.Arrive(arrival, std::make_unique<CountCompletion>(counter));
   };
+  Meeting::SetTimeout(60);
+  Counter patient;  // a run that waits for longer
+  for (const int64_t rank : {0, 1, 2}) arrive(*other, 999, rank, patient);
+  Meeting::SetTimeout(0.3);
   Counter counter;
   arrive(*late, 1000, 0, counter);
   arrive(*late, 1000, 3, counter);
@@ -224,6 +228,9 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
   arrive(*other, 1000, 0, straggler);
   CHECK(straggler.count() == 2);
   for (const auto& message : straggler.errors()) CHECK(message == errors[0]);
+  CHECK(patient.count() == 0);  // the failure was of the one run
+  arrive(*other, 999, 3, patient);
+  CHECK(patient.WaitFor(4) && patient.errors().empty());
   Counter next;
   for (int64_t rank = 0; rank < 4; ++rank) arrive(*late, 1001, rank, next);  // the next run works
   CHECK(next.WaitFor(4));
