@@ -707,7 +707,7 @@ MUTANTS = [
         "a queue that blocks is not noticed",
         "ffi/cpu/completer.cc",
         "    if (!queue_.empty()) work_.notify_all();",
-        "    if (!queue_.empty()) work_.notify_one();",
+        "    if (!queue_.empty() && num_idle_ == 0) work_.notify_all();",
         "test_meeting",
     ),
     Mutant(
@@ -765,7 +765,7 @@ MUTANTS = [
         "ffi/handlers/call.cc",
         "error.kind == Error::Kind::kDeadline ?",
         "error.kind == Error::Kind::kInvalid ?",
-        "tests/test_errors.py tests/cpu",
+        "tests/multiprocess/test_call_sites.py",
     ),
     Mutant(
         "sums of subnormals in jit are zero",
