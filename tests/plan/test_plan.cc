@@ -87,6 +87,20 @@ TEST_CASE("there is no step to spare in a plan") {
   }
 }
 
+TEST_CASE("a block for everybody is cut into chunks only where the processor copies it") {
+  for (Collective collective : {Collective::kAllGather, Collective::kBroadcast}) {
+    const Plan near = Build("direct", Ask(collective, 4, 1, 10, 5))[0];
+    CHECK(near.steps.size() == 8);
+    for (size_t i = 0; i < 8; ++i) {  // the first chunk to everybody, then the second
+      CHECK(near.steps[i].count == 5 && near.steps[i].src.offset == (i < 4 ? 0 : 5));
+      CHECK(near.steps[i].dst.rank == static_cast<int32_t>(i % 4));
+    }
+    const Plan apart = Build("direct", AskApart(collective, 4, 1, 10, 5))[0];
+    CHECK(apart.steps.size() == 4);
+    for (const Step& step : apart.steps) CHECK(step.count == 10);
+  }
+}
+
 TEST_CASE("permutations of all kinds are correct") {
   const Algorithm& direct = *FindAlgorithm(Collective::kPermute, "direct");
   for (const std::vector<int32_t>& source_of : std::vector<std::vector<int32_t>>{
