@@ -253,6 +253,9 @@ TEST_CASE("groups too large to simulate take as long as their samples and their 
   // A chain of 100,000 in 100 chunks: as long as a chain for one element of 4 bytes.
   CheckTime("chain", CostOf("ring", AskApart(Collective::kBroadcast, 100000, 1, 1000, 10), 4, machine).time_s,
             99999 * (7e-6 + 4 / 5e8) + 99998 * (7e-6 + 2e-5) + 2e-5);
+  // The last rank of a sample: all of its messages but the first wrap.
+  const Cost last = CostOf("bruck", AskApart(Collective::kAllGather, 40000, 1, 1), 4, machine);
+  CHECK(last.rank == 39999 && last.traffic[2].messages == 16 + 15);
   // A permutation of more than 8192 ranks: the rank that sends most to other nodes.
   Request request = AskApart(Collective::kPermute, 5000, 2, 1000);
   for (int32_t rank = 0; rank < 10000; ++rank) request.source_of[static_cast<size_t>(rank)] = rank;
