@@ -455,13 +455,6 @@ MUTANTS = [
         "tests/test_lowering.py",
     ),
     Mutant(
-        "types of the first operand only",
-        "jaxcomm/ffi.py",
-        "frozenset().union(*(_compat.varying_axes(x) for x in xs))",
-        "_compat.varying_axes(xs[0])",
-        "tests/test_ffi.py",
-    ),
-    Mutant(
         "limit of the environment not told to the native module",
         "jaxcomm/_native.py",
         "    _core.set_timeout(config().timeout_s)\n",
