@@ -14,7 +14,8 @@ import pytest
 from harness import OURS, on_ranks
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm import errors
+from jaxcomm import _native, errors
+from jaxcomm._config import Config
 
 X = np.zeros((8, 8, 6), np.float32)
 OPS = {
@@ -226,6 +227,25 @@ def test_maxima_have_no_derivative(mesh):
     fails(
         NotImplementedError, "pmax at test_errors.py", lambda x: jax.grad(lambda x: OURS.pmax(x, "gpu").sum())(x), mesh
     )
+
+
+def test_the_native_module_learns_limit_and_devices(monkeypatch):
+    limits, devices, heard, ended = [], [], [], []
+    native = types.SimpleNamespace(
+        cpu_state_type=dict, cpu_targets=dict, set_timeout=limits.append, start_completer=devices.append,
+        end_program=lambda: ended.append(True),
+    )  # fmt: skip
+    monkeypatch.setattr(_native, "_core", native)
+    monkeypatch.setattr(_native, "config", lambda: Config(timeout_s=2.5))
+    monkeypatch.setattr(jax.ffi, "register_ffi_type", lambda *types, **platform: None)
+    monkeypatch.setattr(jax.monitoring, "register_event_duration_secs_listener", heard.append)
+    _native.register.__wrapped__()
+    assert (limits, devices) == ([2.5], [jax.local_device_count()])
+    (listener,) = heard
+    listener("/jax/core/compile/jaxpr_trace_duration", 1.0)
+    assert not ended
+    listener("/jax/core/compile/backend_compile_duration", 1.0, fun_name="f")
+    assert ended == [True]
 
 
 def test_failures_are_raised_and_said_once(monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """From mesh axes to replica groups: pure functions, and the custom call that comes out."""
 
 import ast
+import itertools
 import math
 import re
 
@@ -143,6 +144,13 @@ def test_small_elements_travel_in_bytes():
         assert held.itemsize == 1 and str(held) in ("int8", "uint8", "float8_e4m3fn")
         np.testing.assert_array_equal(values.astype(held).astype(np.float32), values.astype(np.float32))
         assert jnp.dtype(_primitive._WIDER[name]).itemsize == 4
+
+
+def test_dimensions_move_behind_a_batch_dimension_that_is_inserted():
+    for dimension, batch in itertools.product(range(3), range(4)):
+        names = ["a", "b", "c"]
+        names.insert(batch, "batch")
+        assert names[_primitive.shift(dimension, batch)] == "abc"[dimension]
 
 
 def test_one_custom_call_per_op_and_no_reshard(mesh):

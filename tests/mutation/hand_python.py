@@ -455,18 +455,11 @@ MUTANTS = [
         "tests/test_lowering.py",
     ),
     Mutant(
-        "types of the first operand only",
-        "jaxcomm/ffi.py",
-        "frozenset().union(*(_compat.varying_axes(x) for x in xs))",
-        "_compat.varying_axes(xs[0])",
-        "tests/test_ffi.py",
-    ),
-    Mutant(
         "limit of the environment not told to the native module",
         "jaxcomm/_native.py",
         "    _core.set_timeout(config().timeout_s)\n",
         "",
-        "tests/test_errors.py::test_late_ranks_are_named_and_the_process_lives_on",
+        "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
     ),
     Mutant(
         "rank in the group instead of the place in the mesh",
@@ -481,5 +474,19 @@ MUTANTS = [
         'kept = distributed.agree("figures", _kept() or "none")',
         'kept = _kept() or distributed.agree("figures", "none")',
         "tests/test_calibrate.py",
+    ),
+    Mutant(
+        "end of a program heard after tracing",
+        "jaxcomm/_native.py",
+        "    if event == _COMPILED:\n",
+        '    if event.startswith("/jax/core/compile"):\n',
+        "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
+    ),
+    Mutant(
+        "helpers for one device only",
+        "jaxcomm/_native.py",
+        'num_devices = jax.local_device_count("cpu")',
+        "num_devices = 1",
+        "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
     ),
 ]
