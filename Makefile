@@ -46,7 +46,9 @@ setup: $(VENV)/installed
 
 # The compiler and NCCL's headers, in a folder of their own: where tests run, JAX has no NVIDIA package.
 CUDA_WHEELS := build/cuda/wheels
-CUDA_BUILD := build/cuda/$(notdir $(VENV))
+# For all generations of GPUs, or as CMake's CMAKE_CUDA_ARCHITECTURES says.
+CUDA_ARCHITECTURES ?=
+CUDA_BUILD := build/cuda/$(notdir $(VENV))$(CUDA_ARCHITECTURES:%=-%)
 CUDA_PACKAGES = import tomllib; settings = tomllib.load(open("pyproject.toml", "rb"))["tool"]["scikit-build"]; \
   print(*settings["overrides"][0]["build"]["requires"])
 
@@ -61,7 +63,8 @@ $(CUDA_BUILD)/configured: $(VENV)/deps $(CUDA_WHEELS)/complete
 	$(BIN)/cmake -S . -B $(CUDA_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAXCOMM_CUDA=ON -DJAXCOMM_WERROR=$(if $(CI),ON,OFF) \
 	  -DCMAKE_CUDA_COMPILER=$(abspath $(CUDA_WHEELS))/nvidia/cu13/bin/nvcc \
-	  -DJAXCOMM_NCCL_INCLUDE_DIR=$(abspath $(CUDA_WHEELS))/nvidia/nccl/include
+	  -DJAXCOMM_NCCL_INCLUDE_DIR=$(abspath $(CUDA_WHEELS))/nvidia/nccl/include \
+	  $(CUDA_ARCHITECTURES:%=-DCMAKE_CUDA_ARCHITECTURES=%)
 	touch $@
 
 # Beside jaxcomm._core. What pip doesn't know of it leaves there when jaxcomm is built anew.
@@ -76,7 +79,8 @@ train: setup
 # What is compiled comes first, then native and Python tests side by side.
 test:
 	$(MAKE) --no-print-directory -j3 setup $(VENV)/test-deps $(CUDA_WHEELS)/complete
-	$(MAKE) --no-print-directory cuda build-native
+	$(MAKE) --no-print-directory cuda CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES)
+	$(MAKE) --no-print-directory build-native
 	$(MAKE) --no-print-directory -j2 test-native test-python
 
 # Suspicious tests and every failure 20 times in a row, and all op tests between processes: hours.
@@ -89,7 +93,11 @@ soak: setup $(VENV)/test-deps
 	$(BIN)/python -m jaxcomm.run -n 2 --devices 4 tests/soak.py --collectives 200000 --stops 2 $(SOAK_ARGS)
 	$(BIN)/python -m jaxcomm.run -n 4 --nodes 2 --devices 2 tests/soak.py --collectives 20000 --stops 2 $(SOAK_ARGS)
 
-test-python: setup $(if $(findstring --ignore=tests/cuda,$(PYTEST_ARGS)),,cuda) $(VENV)/test-deps
+# PTX of one generation of GPUs. What ptxas makes of it, and of the others, takes twenty times as long, and is of the
+# full size.
+TEST_ARCHITECTURES := 90-virtual
+test-python: setup $(VENV)/test-deps
+	$(if $(findstring --ignore=tests/cuda,$(PYTEST_ARGS)),,$(MAKE) --no-print-directory cuda CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES))
 	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(PYTEST_ARGS)
 
 # Every test but those that repeat what could race; with SHARD=i/n the i-th part of what `make test` leaves out.
@@ -107,9 +115,9 @@ comma := ,
 # One build folder per flavour of the native tests, and per environment, whose jaxlib they are built with.
 NATIVE_BUILD := build/native$(patsubst .venv%,%,$(VENV))
 NATIVE_BUILDS := $(NATIVE_BUILD) build/address build/thread
-$(NATIVE_BUILDS:=/build.ninja): $(VENV)/test-deps CMakeLists.txt
+$(NATIVE_BUILDS:=/build.ninja): $(VENV)/test-deps $(CUDA_WHEELS)/complete CMakeLists.txt
 	$(BIN)/cmake -S . -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
-	  -DPython_EXECUTABLE=$(abspath $(BIN))/python \
+	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAXCOMM_CUDA_WHEELS=$(abspath $(CUDA_WHEELS)) \
 	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $(@D))) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF)
 	touch $@
 
@@ -128,16 +136,24 @@ test-tsan: build/thread/build.ninja
 	$(BIN)/cmake --build build/thread
 	$(BIN)/ctest --test-dir build/thread -LE full --output-on-failure --output-junit ctest.xml
 
+$(VENV)/mutation: $(VENV)/test-deps
+	$(PIP) libclang cosmic-ray
+	touch $@
+
+# Mistakes put into the sources, one at a time, and whether tests notice: tests/mutation/README.md.
+mutants: setup $(VENV)/mutation $(CUDA_WHEELS)/complete
+	$(BIN)/python tests/mutation/run.py $(MUTANTS_ARGS)
+
 # On a machine with a GPU, CUDA 13 and jax 0.11.2 or later, of which nothing is downloaded: docs/cuda.md. Each ends
 # within 8 minutes. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
 OUT ?= build/gpu/records
 test-gpu bench-gpu:
-	$(PYTHON) tests/cuda/on_gpu.py $(@:-gpu=) build/gpu $(OUT) $(if $(NCCL),--nccl $(NCCL)) $(GPU_ARGS)
+	$(PYTHON) tests/cuda/tools/on_gpu.py $(@:-gpu=) build/gpu $(OUT) $(if $(NCCL),--nccl $(NCCL)) $(GPU_ARGS)
 
-# After `make test test-tsan`: what they have shown, into docs/gpu-status.md.
+# After `make test-all test-tsan`: what they have shown, into docs/gpu-status.md.
 gpu-status:
-	$(BIN)/python tests/cuda/status.py $(addprefix --ctest ,$(wildcard build/native/ctest.xml build/thread/ctest.xml)) \
-	  $(addprefix --pytest ,$(wildcard build/pytest.xml))
+	$(BIN)/python tests/cuda/tools/status.py $(addprefix --ctest ,$(wildcard build/ctest-all.xml build/thread/ctest.xml)) \
+	  $(addprefix --pytest ,$(wildcard build/pytest-all.xml))
 
 bench: setup
 	$(BIN)/python benchmarks/collectives.py $(BENCH_ARGS)

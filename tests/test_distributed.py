@@ -156,32 +156,6 @@ def test_no_coordinator(told, address):
     assert not told
 
 
-LISTENS = """
-import socket, sys
-import jaxcomm
-from jaxcomm import distributed
-distributed.initialize(sys.argv[1], 1, 0)
-port = int(sys.argv[1].rpartition(":")[2])
-for name in ("tcp", "tcp6"):
-    for line in open(f"/proc/net/{name}").read().splitlines()[1:]:
-        _, local, _, state, *_ = line.split()
-        address, _, number = local.rpartition(":")
-        if state == "0A" and int(number, 16) == port:
-            print("LISTENS", name, address)
-"""
-
-
-def test_the_service_really_listens_there_only():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_COORD", "OMPI"))}
-    command = [sys.executable, "-c", LISTENS, f"127.0.0.1:{port}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    (address,) = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("LISTENS")]
-    assert address in ("0100007F", "0000000000000000FFFF00000100007F"), done.stderr  # 127.0.0.1, for IPv4 or IPv6
-
-
 # Records of processes.
 
 
@@ -331,3 +305,31 @@ def test_layout_needs_devices(world):
     world("aa")
     with pytest.raises(NotImplementedError, match="AbstractMesh"):
         distributed.layout(mesh_of([0, 1]).abstract_mesh, np.array([[0, 1]]))
+
+
+# A real one.
+
+LISTENS = """
+import socket, sys
+import jaxcomm
+from jaxcomm import distributed
+distributed.initialize(sys.argv[1], 1, 0)
+port = int(sys.argv[1].rpartition(":")[2])
+for name in ("tcp", "tcp6"):
+    for line in open(f"/proc/net/{name}").read().splitlines()[1:]:
+        _, local, _, state, *_ = line.split()
+        address, _, number = local.rpartition(":")
+        if state == "0A" and int(number, 16) == port:
+            print("LISTENS", name, address)
+"""
+
+
+def test_the_service_really_listens_there_only(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_COORD", "OMPI"))}
+    command = [sys.executable, "-c", LISTENS, f"127.0.0.1:{port}"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    (address,) = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("LISTENS")]
+    assert address in ("0100007F", "0000000000000000FFFF00000100007F"), done.stderr  # 127.0.0.1, for IPv4 or IPv6

@@ -1,19 +1,31 @@
 """What `make cuda` leaves behind; the tests here need nothing else, no GPU and no driver."""
 
+import importlib.util
 import pathlib
 import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "cuda" / "tools"))  # what `make` runs, and its parts
 
 
 @pytest.fixture(scope="session")
 def build():
-    """The build folder of this environment."""
-    folder = ROOT / "build" / "cuda" / pathlib.Path(sys.prefix).name
-    assert (folder / "CMakeCache.txt").exists(), f"{folder} is not there: run `make cuda`"
-    return folder
+    """The build folder of the installed module: a stale one would make tests say nothing."""
+    spec = importlib.util.find_spec("jaxcomm._cuda")
+    assert spec is not None, "there is no jaxcomm._cuda: run `make cuda`"
+    module = pathlib.Path(spec.origin).read_bytes()
+    folders = (ROOT / "build" / "cuda").glob(f"{pathlib.Path(sys.prefix).name}*")
+    found = [folder for folder in folders if any(path.read_bytes() == module for path in folder.glob("_cuda.*.so"))]
+    assert found, f"{spec.origin} is of no build in {ROOT}/build/cuda: run `make cuda`"
+    return found[0]
+
+
+@pytest.fixture(scope="session")
+def architectures(request):
+    """Generations of GPUs that the tests of this size compile for."""
+    return ("sm_90",) if request.config.getoption("--size") == "default" else ("sm_80", "sm_90", "sm_100", "sm_120")
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,12 @@
 // After a kernel has given up: what is said, and what no longer begins.
-#include "fakes/machine.h"
-#include "fakes/xla_fake.h"
-
 #include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "fakes/machine.h"
+#include "fakes/xla_fake.h"
 
 namespace jaxcomm {
 namespace cuda {

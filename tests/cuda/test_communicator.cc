@@ -1,11 +1,10 @@
 // Communicators of one machine or of GIN: which there are, what calls share of one, in what order they run.
-#include "fakes/machine.h"
-
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../../ffi/cuda/own_communicators.h"
+#include "fakes/machine.h"
 
 namespace jaxcomm {
 namespace cuda {

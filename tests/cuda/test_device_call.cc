@@ -1,9 +1,9 @@
 // Calls on a communicator: where their buffers are, and through a switch.
-#include "fakes/machine.h"
-
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "fakes/machine.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -113,12 +113,17 @@ void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
   });
 }
 
-ALONE_TEST_CASE("buffers where XLA puts them, of some ranks in the arena") {
-  SumWhereXlaPutsIt(1, -1, -1);
-  SumWhereXlaPutsIt(3, -1, -1);
-  SumWhereXlaPutsIt(3, 1, -1);
-  SumWhereXlaPutsIt(3, -1, 2);
-  SumWhereXlaPutsIt(3, 0, 0);
+TEST_CASE("buffers where XLA puts them, of some ranks in the arena") {
+  const std::string said = Alone([] {
+    SumWhereXlaPutsIt(1, -1, -1);
+    SumWhereXlaPutsIt(3, -1, -1);
+    SumWhereXlaPutsIt(3, 1, -1);
+    SumWhereXlaPutsIt(3, -1, 2);
+    SumWhereXlaPutsIt(3, 0, 0);
+  });
+  // Once in a process, whatever the ranks and calls.
+  CHECK(Count(said, "buffers are copied") == 1);
+  CHECK(Count(said, "JAXCOMM_WINDOWS=1, but buffers are copied: of the operand: XLA gives no window\n") == 1);
 }
 
 ALONE_TEST_CASE("windows that change") {

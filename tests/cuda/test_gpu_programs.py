@@ -1,8 +1,6 @@
 """The programs that test and time kernels on a GPU go through the front ends of nvcc and of the host's compiler."""
 
-import concurrent.futures
 import json
-import os
 import pathlib
 import shlex
 import subprocess
@@ -21,8 +19,8 @@ def run(*command, **more):
 
 
 @pytest.fixture(scope="module")
-def compiled(wheels, tmp_path_factory):
-    """{source: what its command did}, with the commands that CMake would use, less all optimisation."""
+def programs(wheels, tmp_path_factory):
+    """The commands that CMake would use, by source, and the folder in which they run."""
     folder = tmp_path_factory.mktemp("programs")
     toolkit = wheels / "cu13"
     done = run(
@@ -39,18 +37,20 @@ def compiled(wheels, tmp_path_factory):
         if "nvcc" in entry["command"]
     }
 
-    def compile(source):
-        quick = ("-fdevice-syntax-only", "-Xcompiler=-O0", "-o", folder / f"{pathlib.Path(source).stem}.o")
-        return run(*commands[source], *quick, cwd=folder)
-
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        return dict(zip(commands, pool.map(compile, commands), strict=True))
+    return commands, folder
 
 
-def test_no_other_program_is_there(compiled):
-    assert sorted(compiled) == sorted(TESTS + BENCHMARKS)
+def test_no_other_program_is_there(programs):
+    assert sorted(programs[0]) == sorted(TESTS + BENCHMARKS)
 
 
-@pytest.mark.parametrize("source", TESTS + BENCHMARKS)
-def test_it_compiles(compiled, source):
-    assert compiled[source].returncode == 0, compiled[source].stderr[-4000:]
+# All of them take minutes; the first has most in common with the others.
+@pytest.mark.parametrize(
+    "source", [TESTS[0], *(pytest.param(source, marks=pytest.mark.full) for source in TESTS[1:] + BENCHMARKS)]
+)
+def test_it_compiles(programs, source):
+    """Without optimisation."""
+    commands, folder = programs
+    quick = ("-fdevice-syntax-only", "-Xcompiler=-O0", "-o", folder / f"{pathlib.Path(source).stem}.o")
+    done = run(*commands[source], *quick, cwd=folder)
+    assert done.returncode == 0, done.stderr[-4000:]

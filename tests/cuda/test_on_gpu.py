@@ -368,6 +368,7 @@ def rehearse(tmp_path, empty_call, *command, launcher=(), **more):
     )
 
 
+@pytest.mark.full
 def test_rehearsal_in_one_process(tmp_path, empty_call):
     state, flags = list(on_gpu.COMMAND_BUFFERS.items())[-1]
     more = {"JAXCOMM_COMMAND_BUFFERS": state, "XLA_FLAGS": flags}  # XLA refuses flags that it doesn't know
@@ -392,6 +393,7 @@ def test_rehearsal_in_two_processes(tmp_path, empty_call):
     assert set(found["tests"].values()) == {"passed"}
 
 
+@pytest.mark.full
 def test_rehearsal_of_two_nodes(tmp_path, empty_call):
     some = on_gpu.pytest_command("in_jax.py", "-k", "nodes or thousands")
     launcher = ("-m", "jaxcomm.run", "-n", "4", "--nodes", "2")
@@ -418,6 +420,7 @@ def test_rehearsal_of_the_host_cost(tmp_path, empty_call, monkeypatch):
     assert "until it is done" in line
 
 
+@pytest.mark.full
 def test_rehearsal_of_the_example(wheels, tmp_path, machine):
     """Built and registered as on a GPU, without which no call can follow."""
     toolkit = wheels / "cu13"

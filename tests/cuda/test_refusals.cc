@@ -1,8 +1,8 @@
 // What communicators refuse, on all ranks alike: what can't work, ranks that differ, ranks that don't come.
-#include "fakes/machine.h"
-
 #include <atomic>
 #include <string>
+
+#include "fakes/machine.h"
 
 namespace jaxcomm {
 namespace cuda {

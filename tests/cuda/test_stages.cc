@@ -1,13 +1,12 @@
 // XLA's stages of a call: what is prepared, initialized and executed, and on which devices it fails.
-#include "fakes/machine.h"
-#include "fakes/xla_fake.h"
-
 #include <chrono>
 #include <string>
 #include <thread>
 #include <utility>
 
 #include "../../ffi/cuda/own_communicators.h"
+#include "fakes/machine.h"
+#include "fakes/xla_fake.h"
 
 namespace jaxcomm {
 namespace cuda {

@@ -1,7 +1,7 @@
 // A user's handlers on fakes of XLA, CUDA and NCCL: those of examples/fused_rmsnorm, compiled as they are, are called
 // stage by stage as XLA would, and their kernel runs emulated.
 #include "fakes/machine.h"
-
+// Behind CUDA's headers: see gpu_fake.h.
 #include <algorithm>
 #include <atomic>
 #include <cmath>

@@ -1,8 +1,10 @@
-"""The tests of the ops, run by several processes of this host at once: 8 devices in all, the same contract.
+"""Collectives between processes of this host, 8 devices in all.
 
-Every process runs every test and sees the results of all ranks (harness.share), so all pass or fail together.
+The default size checks values with tests/hosts/collectives.py. The full size runs the tests of the ops: every process
+runs every test and sees the results of all ranks (harness.share), so all pass or fail together.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -22,12 +24,25 @@ CASES = {
     "4 x 2, two copies": (4, 1, "0", PLANS),
     "2 nodes x 2 x 2": (4, 2, "1", PLANS),
 }
-EVERYTHING = int(os.environ.get("JAXCOMM_STRESS_ROUNDS", "1")) > 1
 
 
+@pytest.mark.deadline(500)
+@pytest.mark.parametrize(("processes", "nodes", "single_copy"), [(4, 2, "1"), (2, 1, "0")])
+def test_values(processes, nodes, single_copy):
+    """Devices of one process, processes of one node, nodes: in one group. Then with two copies."""
+    environment = {**os.environ, "JAXCOMM_SINGLE_COPY": single_copy, "DEVICES": str(8 // processes)}
+    command = [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--nodes", str(nodes)]
+    command += ["tests/hosts/collectives.py", "values"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=450)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (said,) = (json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("[0] {"))
+    assert said["checked"] >= 30
+
+
+@pytest.mark.full
 @pytest.mark.deadline(1500)
 @pytest.mark.parametrize("case", CASES)
-def test_contract_holds_between_processes(case, tmp_path):
+def test_contract_holds_between_processes(case, tmp_path, request):
     processes, nodes, single_copy, selection = CASES[case]
     environment = {
         **os.environ,
@@ -38,7 +53,8 @@ def test_contract_holds_between_processes(case, tmp_path):
     # Each process sets its number of devices itself. No plugin may write to a common folder.
     command = [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--nodes", str(nodes)]
     command += ["-m", "pytest", "tests/ops", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
-    command += [] if EVERYTHING else ["-k", selection]
+    command += ["--size", "full"]
+    command += [] if request.config.getoption("--size") == "stress" else ["-k", selection]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1400)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     ends = re.findall(r"^\[\d+\] (\d+) passed", done.stdout, re.MULTILINE)

@@ -64,6 +64,21 @@ TEST_CASE("times on one level are those of LogGP") {
   }
 }
 
+TEST_CASE("one rank by itself takes as long as all, where all do the same") {
+  const Machine machine = MakeMachine(kFree, kNode, kNetwork);
+  for (const Formula& formula : Formulas()) {
+    const std::string name = formula.algorithm;
+    if (name == "root" || name == "tree" || formula.collective == Collective::kBroadcast) continue;
+    Request request = Ask(formula.collective, 1, 8, formula.collective == Collective::kBarrier ? 0 : 800);
+    if (formula.collective == Collective::kPermute) request.source_of[0] = 7;
+    const Algorithm& algorithm = *FindAlgorithm(formula.collective, formula.algorithm);
+    for (int32_t rank : {0, 5}) {
+      CheckTime(formula.algorithm, CostOf(algorithm.build(request, rank), request.geometry, 4, machine).time_s,
+                formula.time_s(8, 3200, kNode));
+    }
+  }
+}
+
 TEST_CASE("empty blocks cost nothing but the launch") {
   ForEachAlgorithm(0, [](const Algorithm& algorithm, const Request& request) {
     if (request.collective == Collective::kBarrier) return;
@@ -140,6 +155,13 @@ TEST_CASE("ranks of a node share its link to other nodes") {
   // In one address space there is no such link.
   CheckTime("one address space", CostOf(direct, Ask(Collective::kAllToAll, 3, 4, 1000), 4, machine).time_s,
             8 * (7e-6 + 4000 / 5e8));
+}
+
+TEST_CASE("ranks of a node use its link in the order of time") {
+  // Rank 0 puts to rank 1 first, which takes 1 ms; rank 1 begins with the other node, two messages of 10 ms.
+  Machine machine = MakeMachine(kFree, {1e-3, 1e30, 0}, {1e-2, 1e30, 0});
+  machine.shared_network = true;
+  CheckTime("direct", CostOf("direct", AskApart(Collective::kAllToAll, 2, 2, 1000), 4, machine).time_s, 4e-2);
 }
 
 TEST_CASE("ranks that share a processor take turns, but wait at the same time") {
@@ -239,6 +261,11 @@ TEST_CASE("groups too large to simulate take as long as their samples and their 
   const Cost cost = CostOf("direct", request, 4, machine);
   CHECK(cost.rank == 9000);
   CheckTime("permute", cost.time_s, 40 * (7e-6 + 4000 / 5e8) + 2e-5);
+  // What stays in a node doesn't count.
+  request = AskApart(Collective::kPermute, 10, 1000, 1000);
+  for (int32_t rank = 0; rank < 10000; ++rank) request.source_of[static_cast<size_t>(rank)] = rank < 900 ? 42 : rank;
+  for (int32_t rank = 3000; rank < 3020; ++rank) request.source_of[static_cast<size_t>(rank)] = 7000;
+  CHECK(CostOf("direct", request, 4, machine).rank == 7000);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // A fake of several hosts: ranks are threads, and so is each stream. Nothing but events orders two streams, and each
-// kernel runs emulated on the thread of its stream, so what the host forgets to order goes wrong. Messages go as NCCL's:
-// matched in order between each two ranks of a communicator, read until the receiver has them, waited for without end.
+// kernel runs emulated on the thread of its stream, so what the host forgets to order goes wrong. Messages go as
+// NCCL's: matched in order between each two ranks of a communicator, read until the receiver has them, waited for
+// without end.
 #pragma once
 
 #include "gpu_fake.h"
@@ -96,6 +97,7 @@ struct Rank {
 
 struct Stream : FakeStream {
   std::deque<std::function<void()>> queue;
+  std::condition_variable pushed;  // of its own: the streams of tests that are over wait, too
   size_t num_running = 0;
   std::thread thread;
 
@@ -105,6 +107,7 @@ struct Stream : FakeStream {
       queue.push_back(std::move(work));
       ++num_running;
     });
+    pushed.notify_one();
   }
   bool IsOver() override {
     std::lock_guard<std::mutex> lock(mutex);

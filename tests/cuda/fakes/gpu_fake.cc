@@ -74,9 +74,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   while (stream != cudaStreamPerThread && !AnyOf(stream).IsOver()) std::this_thread::yield();
   return cudaSuccess;
 }
-cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return AnyOf(stream).IsOver() ? cudaSuccess : cudaErrorNotReady;
-}
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return AnyOf(stream).IsOver() ? cudaSuccess : cudaErrorNotReady; }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   if (Fails("cudaEventCreate")) return cudaErrorUnknown;

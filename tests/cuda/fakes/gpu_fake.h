@@ -1,6 +1,6 @@
-// Fakes of the CUDA runtime, and of what of NCCL needs no other rank, for programs in which ranks are threads and memory
-// is the host's. What a stream does is up to the program: machine.h, cluster.h. Goes before emulation.h, which takes
-// words for itself that are names of parameters in the headers here.
+// Fakes of the CUDA runtime, and of what of NCCL needs no other rank, for programs in which ranks are threads and
+// memory is the host's. What a stream does is up to the program: machine.h, cluster.h. Goes before emulation.h, which
+// takes words for itself that are names of parameters in the headers here.
 #pragma once
 
 #include <cuda_runtime_api.h>

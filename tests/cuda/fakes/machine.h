@@ -80,9 +80,9 @@ struct Rank {
   int rank = 0;
   int num_gathers = 0, num_mappings = 0, num_kernels = 0;
   int num_allocations = 0;
-  int num_flagged = 0;           // calls of messages with flags
-  int num_multimem = 0;          // calls by multimem
-  int num_gin = 0;               // device communicators
+  int num_flagged = 0;         // calls of messages with flags
+  int num_multimem = 0;        // calls by multimem
+  int num_gin = 0;             // device communicators
   FakeStream* busy = nullptr;  // keeps the GPU from doing anything else
 };
 

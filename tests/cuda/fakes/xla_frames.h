@@ -168,8 +168,9 @@ struct Array {
 };
 
 // Calls a handler; empty, or the text of its error.
-inline std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage, CallOnDevice& execution, Attributes attributes,
-                   XLA_FFI_DataType dtype, std::vector<Array> args, std::vector<Array> rets) {
+inline std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage, CallOnDevice& execution,
+                          Attributes attributes, XLA_FFI_DataType dtype, std::vector<Array> args,
+                          std::vector<Array> rets) {
   static const Xla xla = MakeXla();
   cuda::UserCallState::id.type_id = 1;  // as XLA does when the type is registered
   std::vector<XLA_FFI_Buffer> buffers;

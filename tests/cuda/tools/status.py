@@ -1,7 +1,7 @@
 """Writes docs/gpu-status.md: which feature of the GPU back end has passed which ring, as test records show it.
 
-    python tests/cuda/status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as ring 1
-    python tests/cuda/status.py                                                                # from the stored records
+    status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as ring 1
+    status.py                                                                # from the stored records
 
 Records are in benchmarks/results/gpu: ring1.json is what the first form keeps of ctest's reports; test-gpu.json and
 bench-gpu.json are what `make test-gpu` and `make bench-gpu` leave. A feature has passed a ring if there is a record of
@@ -14,7 +14,7 @@ import pathlib
 import subprocess
 import xml.etree.ElementTree as ElementTree
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 RECORDS = ROOT / "benchmarks" / "results" / "gpu"
 PAGE = ROOT / "docs" / "gpu-status.md"
 
@@ -22,11 +22,11 @@ PAGE = ROOT / "docs" / "gpu-status.md"
 FEATURES = {
     "kernels compile for sm_80, 90, 100, 120; no spills": (["pytest tests/cuda/test_build.py"], []),
     "executor: all plans, types, sizes, nodes of one GPU or of several": (
-        ["native test_cuda_executor", "thread test_cuda_executor"],
+        ["native test_cuda_executor", "native test_cuda_executor.full", "thread test_cuda_executor"],
         ["executor", "executor, memcheck", "executor, racecheck", "executor, synccheck"],
     ),
     "the production kernel, a stream per rank, buffers in use before and after": ([], ["executor, a stream per rank"]),
-    "GIN between nodes, on a double: puts are late, in any order; the network stops": (
+    "GIN between nodes, on a fake: puts are late, in any order; the network stops": (
         ["native test_cuda_executor", "thread test_cuda_executor", "native test_cuda_gin", "thread test_cuda_gin"],
         [],
     ),
@@ -34,31 +34,31 @@ FEATURES = {
         ["native test_cuda_packing", "native test_cuda_executor"],
         [],
     ),
-    "GIN on the host: versions, device communicator": (["pytest tests/cuda/test_gin_host.py"], []),
+    "GIN on the host: versions, device communicator": (["native test_cuda_gin_host"], []),
     "several nodes: rounds of NCCL's sends and receives, failures": (
-        ["native test_cuda_executor", "native test_cuda_rounds", "pytest tests/cuda/test_communicator.py"],
+        ["native test_cuda_executor", "native test_cuda_rounds", "native test_cuda_between_nodes"],
         [],
     ),
     "first runs: what one rank can't do is an error on all; rounds where NCCL has no GIN after all": (
-        ["pytest tests/cuda/test_communicator.py"],
+        ["native test_cuda_between_nodes"],
         [],
     ),
-    "mutants of the executor are noticed": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
+    "mutants of the executor are noticed": (["native test_cuda_mutants.full", "thread test_cuda_mutants.full"], []),
     "small messages that carry their own flags: four collectives, all types, sizes, strides": (
-        ["native test_cuda_flagged", "thread test_cuda_flagged"],
+        ["native test_cuda_flagged", "native test_cuda_flagged.full", "thread test_cuda_flagged"],
         ["flagged"],
     ),
     "multimem, on request: sums and gathers through a switch; one GPU has none, so no ring 2": (
-        ["native test_cuda_multimem", "thread test_cuda_multimem", "pytest tests/cuda/test_communicator.py"],
+        ["native test_cuda_multimem", "thread test_cuda_multimem", "native test_cuda_device_call"],
         [],
     ),
     "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
     "nothing begins after a kernel has given up, on its GPU and in its process; late ranks get no other data": (
-        ["native test_cuda_failures", "thread test_cuda_failures", "pytest tests/cuda/test_communicator.py"],
+        ["native test_cuda_failures", "thread test_cuda_failures", "native test_cuda_call_failures"],
         [],
     ),
     "buffers that move: ranks tell each other where theirs are": (
-        ["native test_cuda_locate", "thread test_cuda_locate", "pytest tests/cuda/test_communicator.py"],
+        ["native test_cuda_locate", "thread test_cuda_locate", "native test_cuda_device_call"],
         [],
     ),
     "inside JAX: all ops, types, loops, gradients, beside collectives of XLA": (
@@ -66,7 +66,10 @@ FEATURES = {
         ["JAX, 1 rank, command buffers off"],
     ),
     "the same in CUDA graphs": ([], ["JAX, 1 rank, command buffers on"]),
-    "the same between processes": (["pytest tests/cuda/test_communicator.py"], ["JAX, 2 ranks", "JAX, 4 ranks"]),
+    "the same between processes": (
+        ["native test_cuda_communicator", "native test_cuda_stages"],
+        ["JAX, 2 ranks", "JAX, 4 ranks"],
+    ),
     "the same between nodes": ([], ["JAX, 2 ranks as 2 nodes", "JAX, 4 ranks as 2 nodes"]),
     "errors: no windows, NCCL too old": ([], ["errors: no windows", "errors: old NCCL"]),
     "errors: a process is killed": ([], ["errors: killed process"]),
@@ -81,7 +84,7 @@ FEATURES = {
     ),
     "handlers of users: communicator, arena, failures, versions; the example inside jit(shard_map)": (
         [
-            "pytest tests/cuda/test_communicator.py",
+            "native test_cuda_user_calls",
             "pytest tests/cuda/test_device_headers.py",
             "pytest tests/test_ffi.py",
         ],
@@ -92,8 +95,8 @@ FEATURES = {
 HEAD = """# GPU back end: what has been shown
 
 Ring 1: compiled by nvcc, and the same source run on the CPU by emulation. Ring 2: run on one GPU. Ring 3: many GPUs
-and hosts. This page is written by `tests/cuda/status.py` from the records in `benchmarks/results/gpu`; what is not
-marked has not been shown by any run that is recorded there.
+and hosts. This page is written by `tests/cuda/tools/status.py` from the records in `benchmarks/results/gpu`; what is
+not marked has not been shown by any run that is recorded there.
 
 | feature | ring 1 | ring 2 | ring 3 |
 |---|---|---|---|
@@ -101,9 +104,10 @@ marked has not been shown by any run that is recorded there.
 
 
 def of_ctest(path: pathlib.Path) -> dict[str, bool]:
-    """{"<flavour> <test>": passed} of a report of ctest --output-junit; the flavour is the folder's name."""
+    """{"<flavour> <test>": passed} of ctest --output-junit; the folder is the flavour, or build/ for native."""
+    flavour = "native" if path.parent.name == "build" else path.parent.name
     return {
-        f"{path.parent.name} {case.get('name')}": case.get("status") == "run"
+        f"{flavour} {case.get('name')}": case.get("status") == "run"
         for case in ElementTree.parse(path).getroot().iter("testcase")
     }
 

@@ -1,0 +1,163 @@
+"""Mutants of what goes between nodes, and of programs: noticed in less time without ThreadSanitizer."""
+
+from kernel_mutant import EXECUTOR, GIN, PACKING, PROGRAM, ROUNDS, Mutant
+
+# Show between nodes, in less time than under ThreadSanitizer.
+PLAIN = [
+    Mutant(
+        "reductions of short runs leave out an operand",
+        EXECUTOR,
+        "for (int s = 1; s < num_sources; ++s) sum.template",
+        "for (int s = 2; s < num_sources; ++s) sum.template",
+    ),
+    Mutant(
+        "units are longer than runs", EXECUTOR, "flat ? first : first | part.count | part.begin | part.run", "first"
+    ),
+    Mutant("units lie anywhere", EXECUTOR, " && reinterpret_cast<uintptr_t>(base) % (unit * item_bytes) == 0", ""),
+    Mutant("nothing is flushed before a step", EXECUTOR, "if (step.flush &&", "if (false &&"),
+    Mutant(
+        "nothing is flushed before signals to others",
+        PROGRAM,
+        "put.peer != step.peer",
+        "false && put.peer == step.peer",
+    ),
+    Mutant(
+        "nothing is flushed before own steps",
+        PROGRAM,
+        "return Overwrites(accesses, put);",
+        "return put.peer * 0 != 0;",
+    ),
+    Mutant(
+        "nothing is flushed at the end",
+        EXECUTOR,
+        "    if (__syncthreads_or(!network_.Flush(channel_)) != 0) return;\n    if (args_.copy_out",
+        "    if (args_.copy_out",
+    ),
+    Mutant("what needs a flush joins what doesn't", PROGRAM, " && !steps[end].flush &&", " &&"),
+    Mutant(
+        "nobody leaves between nodes",
+        PROGRAM,
+        """    AddPhase(steps, kLeave, StepKind::kSignal, far.open_from_own);
+    AddPhase(steps, kLeave, StepKind::kWait, near);
+    AddPhase(steps, kLeave, StepKind::kWait, far.open_to_own);
+""",
+        "    AddPhase(steps, kLeave, StepKind::kWait, near);\n",
+    ),
+    Mutant("signals don't wait for puts", GIN, "ncclGin_StrongSignalInc{", "ncclGin_WeakSignalInc{"),
+    Mutant("puts are not counted", GIN, "    if (threadIdx.x == 0) ++args_.puts[channel];\n", ""),
+    Mutant("every thread counts puts", GIN, "if (threadIdx.x == 0) ++args_.puts[channel];", "++args_.puts[channel];"),
+    Mutant(
+        "puts are released for the GPU only",
+        GIN,
+        "ncclGin_WeakCounterInc{CounterOf(channel)}, ncclCoopThread{}, ncclGin_None{},\n"
+        "                           ::cuda::thread_scope_thread, ::cuda::thread_scope_system",
+        "ncclGin_WeakCounterInc{CounterOf(channel)}, ncclCoopThread{}, ncclGin_None{},\n"
+        "                           ::cuda::thread_scope_thread, ::cuda::thread_scope_device",
+    ),
+    Mutant(
+        "signals are released for the GPU only",
+        GIN,
+        "                              ncclGin_None{}, ::cuda::thread_scope_thread, ::cuda::thread_scope_system",
+        "                              ncclGin_None{}, ::cuda::thread_scope_thread, ::cuda::thread_scope_device",
+    ),
+    Mutant(
+        "others overwrite nothing", PROGRAM, "} else if (plan.rank != own && step.dst", "} else if (false && step.dst"
+    ),
+    Mutant(
+        "signals carry nothing on",
+        PROGRAM,
+        "plan.rank == own ? index : behind[plan.rank]",
+        "plan.rank == own ? index : -1",
+    ),
+    Mutant("queues have room for everything", PROGRAM, "num_pieces > kMostPutsUnderWay", "num_pieces < 0"),
+    Mutant("puts of many runs are not cut", PACKING, "pieces_.MostPuts(part) > kMostPutsUnderWay", "false"),
+    Mutant("parcels have one place", PACKING, "      end_[step.peer] += Aligned(step.count);\n", ""),
+    Mutant(
+        "parcels lie where their receiver sends from",
+        PACKING,
+        "sends_.back().begin + Aligned(sends_.back().count)",
+        "sends_.back().begin",
+    ),
+    Mutant(
+        "what is packed lies in the plan's scratch",
+        PACKING,
+        "sends_.push_back({Aligned(plan.scratch_count), ",
+        "sends_.push_back({0, ",
+    ),
+    Mutant("all that is packed has one place", PACKING, "        packed += Aligned(step.count);\n", "", "packing"),
+    Mutant("sends wait for each other", PROGRAM, " && Overwrites(behind, put)", "", "packing"),
+    Mutant(
+        "parcels are unpacked one signal early",
+        PACKING,
+        "num_received[step.peer]++, origin",
+        "++num_received[step.peer], origin",
+    ),
+    Mutant(
+        "parcels are unpacked before they have come",
+        PACKING,
+        "      Add(plan.rank, Synchronize(StepKind::kWait, peer), kLeave);\n",
+        "",
+    ),
+    Mutant(
+        "nobody waits for puts to be read", GIN, "args_.puts[channel],", "args_.puts[channel] - args_.puts[channel],"
+    ),
+    Mutant(
+        "GIN's signals are the receiver's",
+        GIN,
+        "SignalFrom(channel, args_.comm.local.rank)",
+        "SignalFrom(channel, peer)",
+    ),
+    Mutant("channels share GIN's signals", GIN, "device::Row(args_.comm, channel) + sender", "0 * channel + sender"),
+    Mutant("channels share GIN's counters", GIN, "static_cast<ncclGinCounter_t>(channel)", "channel * 0"),
+    Mutant(
+        "signals take another context than puts",
+        GIN,
+        "    ContextOf(channel).signal(",
+        "    ContextOf(channel + 1).signal(",
+    ),
+    Mutant("GIN's signals are not counted", GIN, "    received = expected;\n", ""),
+    Mutant("puts arrive at the window's begin", GIN, "to.offset + to_offset", "to_offset"),
+    Mutant("puts come from the window's begin", GIN, "from.offset + from_offset", "from_offset"),
+    Mutant(
+        "nobody reports puts that are not read",
+        GIN,
+        "device::WaitUntil(args_.comm, channel, args_.comm.local.rank, kFlush",
+        "device::WaitUntil(args_.comm, channel, args_.comm.local.rank, kLeave",
+        "gin",
+    ),
+    Mutant("what other nodes send is not waited for", ROUNDS, "if (far) rank.awaited =", "if (false) rank.awaited ="),
+    Mutant(
+        "packs don't wait until their slot has been sent",
+        ROUNDS,
+        "rank.awaited = std::max(rank.awaited, rank.round - num_slots_ + 1);",
+        "",
+    ),
+    Mutant(
+        "rounds don't wait for what they send",
+        ROUNDS,
+        "return channel.EndOf(round);",
+        "return round * 0 + channel.next;",
+    ),
+    Mutant(
+        "signals of the own node carry no level", ROUNDS, "rank.round + 1 : rank.level", "rank.round + 1 : 0", "rounds"
+    ),
+    Mutant("leaving has no level", ROUNDS, "std::max(leave.level, ranks_[r].level)", "leave.level + r * 0", "rounds"),
+    Mutant("channels keep to no common order", ROUNDS, ", channel.AtLevel(level)", ", channel.next", "rounds"),
+    Mutant(
+        "a segment takes what waits for a round",
+        ROUNDS,
+        "std::min(ends[c], channel.AtLevel(blocked))",
+        "std::max(begin, ends[c])",
+    ),
+    Mutant("segments run on with what is run together", ROUNDS, "    steps[i].together = end - i;\n", ""),
+    Mutant("all chunks are in one round", ROUNDS, "rank.filled >= round_count_ ? 1 : 0", "0", "rounds"),
+    Mutant("channels share a place in a message", ROUNDS, "parts[c + 1] += parts[c];", "parts[c + 1] += 0;"),
+    Mutant("signals without data are empty", ROUNDS, "std::max(parts.back(), grain)", "parts.back()", "rounds"),
+    Mutant(
+        "the end waits for no round",
+        ROUNDS,
+        "    if (!rounds_.empty()) Await(rounds_.back() + 1);\n",
+        "",
+        "rounds",
+    ),
+]
