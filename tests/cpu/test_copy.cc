@@ -39,6 +39,21 @@ void CheckCopies(int64_t item_bytes, bool stream) {
   }
 }
 
+TEST_CASE("zeros in every layout") {
+  constexpr int64_t kTotal = 72;
+  for (const int64_t run : {1, 3, 8, 24}) {
+    const Layout layout{3, 24, run};
+    for (int64_t offset = 0; offset < kTotal; offset += 5) {
+      for (const int64_t count : {int64_t{0}, int64_t{1}, (kTotal - offset) / 2, kTotal - offset}) {
+        std::vector<int32_t> data(kTotal, -1), expected(kTotal, -1);
+        for (int64_t i = 0; i < count; ++i) expected[Index(layout, offset + i)] = 0;
+        ZeroElements({reinterpret_cast<char*>(data.data()), layout}, offset, count, sizeof(int32_t));
+        CHECK(data == expected);
+      }
+    }
+  }
+}
+
 TEST_CASE("copies of elements of every size") {
   for (const int64_t item_bytes : {1, 2, 4, 8, 16}) CheckCopies(item_bytes, false);
 }

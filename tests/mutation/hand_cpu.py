@@ -647,13 +647,6 @@ MUTANTS = [
         "test_ucx_network",
     ),
     Mutant(
-        "sends to a peer that failed succeed",
-        UCX,
-        "    if (owned->sent) owned->sent(false);\n    return;\n  }\n  Outgoing",
-        "    if (owned->sent) owned->sent(true);\n    return;\n  }\n  Outgoing",
-        "test_ucx_network",
-    ),
-    Mutant(
         "another version of UCX is spoken to",
         UCX,
         "if (head.version[0] != ucx_->major || head.version[1] != ucx_->minor) {",
