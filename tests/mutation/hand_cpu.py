@@ -306,7 +306,7 @@ MUTANTS = [
         MEETING,
         "      next += program->plans[i].scratch_count * program->item_bytes;\n",
         "",
-        "test_meeting",
+        "test_planner",
     ),
     Mutant(
         "elements of other types are not a disagreement",
@@ -395,10 +395,10 @@ MUTANTS = [
         "test_copy",
     ),
     Mutant(
-        "pieces of a batch of reads are read again",
+        "the last batch of reads is not done",
         COPY,
-        "    pieces.clear();\n",
-        "    if (pieces.size() < kBatch) pieces.clear();\n",
+        "    if (bytes > 0 && pieces.size() < kBatch && piece < kMaxPiece) continue;",
+        "    if (pieces.size() < kBatch && piece < kMaxPiece) continue;",
         "test_copy",
     ),
     # Nodes and boards.
