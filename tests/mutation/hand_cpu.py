@@ -293,15 +293,6 @@ MUTANTS = [
         "test_meeting",
     ),
     Mutant(
-        "scratch is used again while the round runs",
-        MEETING,
-        "  round->execution = std::make_unique<Execution>(program, round->buffers);\n",
-        "  round->execution = std::make_unique<Execution>(program, round->buffers);\n"
-        "  if (round->scratch) {\n    std::lock_guard<std::mutex> lock(mutex_);\n"
-        "    scratch_.push_back(std::move(round->scratch));\n  }\n",
-        "test_meeting",
-    ),
-    Mutant(
         "ranks of a round share the scratch of the first",
         MEETING,
         "      next += program->plans[i].scratch_count * program->item_bytes;\n",
@@ -364,13 +355,6 @@ MUTANTS = [
         "      char* own = gathered + s * tile * item_bytes;",
         "      char* own = gathered + s * size * item_bytes / 2;",
         "test_executor test_joint_call",
-    ),
-    Mutant(
-        "a failed read of a reduction is a success",
-        EXECUTOR,
-        "        return false;\n      }\n      pointers[s] = own;",
-        "      }\n      pointers[s] = own;",
-        "test_joint_endings",
     ),
     # Copies.
     Mutant(
@@ -752,13 +736,6 @@ MUTANTS = [
         "  spec.input_run = input_run;\n  spec.output_run = output_run;\n",
         "  spec.input_run = output_run;\n  spec.output_run = input_run;\n",
         "tests/ops/test_all_to_all.py",
-    ),
-    Mutant(
-        "a late peer is an invalid argument",
-        "ffi/handlers/call.cc",
-        "error.kind == Error::Kind::kDeadline ?",
-        "error.kind == Error::Kind::kInvalid ?",
-        "tests/multiprocess/test_call_sites.py",
     ),
     Mutant(
         "sums of subnormals in jit are zero",
