@@ -1,4 +1,6 @@
 // Call sites of two processes: which calls belong together. Every case forks both, so this program has no threads.
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -38,6 +40,7 @@ void InTwoProcesses(const std::function<void(int32_t process, const std::functio
     children[p] = fork();
     CHECK(children[p] >= 0);
     if (children[p] > 0) continue;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // also if a check ends the test
     close(sockets[1 - p]);
     Completer::Get().EnsureThreads(4);
     Meeting::SetTimeout(30);

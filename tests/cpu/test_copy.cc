@@ -1,8 +1,11 @@
 // Strided copies against element-by-element indexing.
+#include <unistd.h>
+
 #include <cstring>
 #include <vector>
 
 #include "../../ffi/cpu/copy.h"
+#include "../../ffi/transport/node.h"
 #include "../check.h"
 
 namespace jaxcomm {
@@ -15,8 +18,8 @@ int64_t Index(const Layout& layout, int64_t offset) {
   return (run * layout.num_blocks + block) * layout.run + within;
 }
 
-void CheckCopies(int64_t item_bytes, bool stream) {
-  const int64_t num_blocks = 3, block_count = 24;
+void CheckCopies(int64_t item_bytes, bool stream, int32_t pid = 0) {
+  const int64_t num_blocks = 3, block_count = pid == 0 ? 24 : 120;
   const int64_t total = num_blocks * block_count;
   std::vector<char> src(total * item_bytes);
   for (size_t i = 0; i < src.size(); ++i) src[i] = static_cast<char>(i * 7 + 1);
@@ -31,9 +34,29 @@ void CheckCopies(int64_t item_bytes, bool stream) {
             std::memcpy(&expected[Index(to, dst_offset + i) * item_bytes], &src[Index(from, offset + i) * item_bytes],
                         item_bytes);
           }
-          CopyElements({dst.data(), to}, dst_offset, {src.data(), from}, offset, count, item_bytes, stream);
+          CopyElements({dst.data(), to}, dst_offset, {src.data(), from, pid}, offset, count, item_bytes, stream);
           CHECK(dst == expected);
         }
+      }
+    }
+  }
+}
+
+// As from another process, in more pieces than one call to the kernel takes.
+TEST_CASE("copies from a process") {
+  if (Node::AllowSingleCopy()) CheckCopies(4, false, getpid());
+}
+
+TEST_CASE("zeros in every layout") {
+  constexpr int64_t kTotal = 72;
+  for (const int64_t run : {1, 3, 8, 24}) {
+    const Layout layout{3, 24, run};
+    for (int64_t offset = 0; offset < kTotal; offset += 5) {
+      for (const int64_t count : {int64_t{0}, int64_t{1}, (kTotal - offset) / 2, kTotal - offset}) {
+        std::vector<int32_t> data(kTotal, -1), expected(kTotal, -1);
+        for (int64_t i = 0; i < count; ++i) expected[Index(layout, offset + i)] = 0;
+        ZeroElements({reinterpret_cast<char*>(data.data()), layout}, offset, count, sizeof(int32_t));
+        CHECK(data == expected);
       }
     }
   }

@@ -1,4 +1,6 @@
 // Every algorithm of every collective, run by one and by many threads on the same execution, against expected values.
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <random>
@@ -11,6 +13,7 @@
 
 #include "../../ffi/cpu/executor.h"
 #include "../../ffi/plan/algorithms.h"
+#include "../../ffi/transport/node.h"
 #include "../check.h"
 #include "../plan/expected.h"
 
@@ -96,6 +99,41 @@ TEST_CASE("every algorithm by one and by many threads") {
         }
       }
       CHECK(num_runs > 0);
+    }
+  }
+}
+
+// Sources that can't be read where they lie are copied tile by tile: short runs, and memory of other processes.
+TEST_CASE("reductions of more than a tile") {
+  constexpr int32_t kRanks = 2;
+  const bool single_copy = Node::AllowSingleCopy();
+  for (const bool remote : {false, true}) {
+    if (remote && !single_copy) continue;
+    const int64_t block = remote ? 40'001 : 2'100, run = remote ? block : 3;
+    Request request;
+    request.collective = Collective::kReduceScatter;
+    request.geometry.ranks_per_node = kRanks;
+    request.geometry.pull = true;
+    request.block_count = block;
+    const auto program =
+        Program::Make(BuildAll(*FindAlgorithm(Collective::kReduceScatter, "direct"), request), {kRanks, block, run},
+                      {1, block, block}, sizeof(int32_t), FindReduce(DType::kS32, ReduceOp::kSum));
+    Values in(kRanks), out(kRanks, std::vector<int32_t>(block, -1));
+    std::vector<std::vector<int32_t>> scratch(kRanks);
+    std::vector<RankBuffers> buffers(kRanks);
+    for (int32_t r = 0; r < kRanks; ++r) {
+      for (int64_t i = 0; i < kRanks * block; ++i) in[r].push_back(static_cast<int32_t>(i * (r + 1)));
+      scratch[r].resize(program->plans[r].scratch_count);
+      buffers[r] = {reinterpret_cast<const char*>(in[r].data()), reinterpret_cast<char*>(out[r].data()),
+                    reinterpret_cast<char*>(scratch[r].data())};
+      if (remote) buffers[r].input_pid = getpid();
+    }
+    CHECK(Execution(program, buffers).Work());
+    for (int32_t r = 0; r < kRanks; ++r) {
+      for (int64_t i = 0; i < block; ++i) {
+        const int64_t at = (i / run * kRanks + r) * run + i % run;  // rows of `run` columns for each rank
+        CHECK(out[r][i] == 3 * at);
+      }
     }
   }
 }

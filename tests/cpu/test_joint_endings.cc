@@ -268,10 +268,12 @@ TEST_CASE("a failure of the run elsewhere in a process is found by those who wai
 TEST_CASE("memory of a peer that can't be read") {
   if (!Node::AllowSingleCopy()) return;
   constexpr int64_t kCount = 50'000;
-  for (const bool says_why : {true, false}) {
+  for (const auto& [collective, says_why] : {std::pair<Collective, bool>{Collective::kAllGather, true},
+                                             {Collective::kAllGather, false},
+                                             {Collective::kAllReduce, false}}) {
     Request request = Sum(2, kCount);
-    request.collective = Collective::kAllGather;
-    Pair pair(Named(Collective::kAllGather, "direct"), request, true);
+    request.collective = collective;
+    Pair pair(Named(collective, "direct"), request, true);
     CHECK(!pair.one.program->windowed(Space::kInput));
     pair.Enter(1000);
     void* const gone = mmap(nullptr, kCount * sizeof(int32_t), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

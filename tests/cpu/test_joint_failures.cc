@@ -1,6 +1,7 @@
 // Every way in which a collective between processes can end badly: all get an error that says why, and nothing is left
 // behind.
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -32,6 +33,7 @@ struct Participant {
     pid = fork();
     CHECK(pid >= 0);
     if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // also if a check ends the test
       Node node;
       std::string error;
       Block block;

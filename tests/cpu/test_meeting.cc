@@ -259,6 +259,22 @@ TEST_CASE("ranks that disagree see both sides") {
   for (const auto& message : errors) {
     CHECK(message.find("rank 1 brings 4 -> 4 elements of float32, rank 0 8 -> 8 ") != std::string::npos);
   }
+  Counter types;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    Arrival arrival;
+    arrival.run = 2001;
+    arrival.rank = rank;
+    arrival.input = reinterpret_cast<const char*>(in.data());
+    arrival.output = reinterpret_cast<char*>(out.data());
+    arrival.dtype = rank == 0 ? DType::kF32 : DType::kS32;
+    arrival.input_count = arrival.output_count = 4;
+    site->Arrive(arrival, std::make_unique<CountCompletion>(types));
+  }
+  CHECK(types.WaitFor(2) && types.errors().size() == 2);
+  for (const auto& message : types.errors()) {
+    CHECK(message.find("rank 1 brings 4 -> 4 elements of int32, rank 0 4 -> 4 elements of float32") !=
+          std::string::npos);
+  }
   CallSpec overlapping = Spec(Collective::kAllReduce, 2, 2, "psum");
   overlapping.groups = {0, 0};
   CHECK(Meeting::Make(overlapping, &error) == nullptr);

@@ -118,6 +118,7 @@ TEST_CASE("what comes for a call that is over is dropped, and holds up nothing")
   all.boards[0].SayEntered(1, kKey, kFingerprint, "psum");
   all.Drain();
   CHECK(all.boards[1].Elsewhere(0).empty());  // nothing is kept
+  CHECK(all.boards[1].network()->traffic(0).messages_received == 2);
   all.boards[0].SayGivenUp(1, kKey, "had enough");
   all.boards[0].Signal(1, kKey + 1, 3, 5);
   all.Drain();

@@ -1,6 +1,7 @@
 // What a process shows the others of its node: its board, and the memory of its calls.
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -31,6 +32,7 @@ Child SpawnNode() {
   child.pid = fork();
   CHECK(child.pid >= 0);
   if (child.pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // also if a check ends the test
     Node node;
     if (!node.Open().empty()) _exit(1);
     Slot& slot = node.board().slots[0];
@@ -160,6 +162,7 @@ TEST_CASE("boards keep calls and failures") {
   CHECK(!board.FindFailure(7, &why));
   board.AddFailure(7, "seven");
   board.AddFailure(8, std::string(5000, 'x'));
+  CHECK(!board.FindFailure(0, &why));  // what is in places that nobody has written
   CHECK(board.FindFailure(7, &why) && why == "seven");
   CHECK(board.FindFailure(8, &why) && why == std::string(Board::kFailureWords * 8, 'x'));
   for (int64_t run = 100; run < 100 + Board::kNumFailures; ++run) board.AddFailure(run, "later");
@@ -196,6 +199,18 @@ TEST_CASE("memory is cut and used again") {
     node.Give(block);
   }
   CHECK(node.board().num_memories.load() <= memories + 2);
+}
+
+TEST_CASE("what is left of a memory is used for smaller blocks") {
+  Node node;
+  CHECK(node.Open().empty());
+  std::string error;
+  Block block;
+  for (const uint64_t bytes : {4 << 10, 8 << 20, 8 << 20}) CHECK(node.Take(bytes, &block, &error));
+  CHECK(block.memory == 1);  // of 16 MiB; the first has 8 MiB left, but for a page
+  for (uint64_t bytes = 4 << 20; bytes >= 4 << 10; bytes /= 2) {
+    CHECK(node.Take(bytes, &block, &error) && block.memory == 0 && block.bytes == bytes);
+  }
 }
 
 TEST_CASE("strangers are refused") {
