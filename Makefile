@@ -136,6 +136,14 @@ test-tsan: build/thread/build.ninja
 	$(BIN)/cmake --build build/thread
 	$(BIN)/ctest --test-dir build/thread -LE full --output-on-failure --output-junit ctest.xml
 
+$(VENV)/mutation: $(VENV)/test-deps
+	$(PIP) libclang cosmic-ray
+	touch $@
+
+# Mistakes put into the sources, one at a time, and whether tests notice: tests/mutation/README.md.
+mutants: setup $(VENV)/mutation $(CUDA_WHEELS)/complete
+	$(BIN)/python tests/mutation/run.py $(MUTANTS_ARGS)
+
 # On a machine with a GPU, CUDA 13 and jax 0.11.2 or later, of which nothing is downloaded: docs/cuda.md. Each ends
 # within 8 minutes. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
 OUT ?= build/gpu/records

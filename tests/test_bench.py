@@ -68,7 +68,14 @@ def record(**fields):
 
 
 # Data.
-@pytest.mark.parametrize("arguments", [("--axes", "2x4"), ("--devices", "6"), ("--axes", "3x2", "--isolate")])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(("--axes", "2x4"), marks=pytest.mark.full),
+        pytest.param(("--devices", "6"), marks=pytest.mark.full),
+        ("--axes", "3x2", "--isolate"),
+    ],
+)
 def test_both_libraries_agree_with_the_oracles(arguments, tmp_path):
     status, run = check("--begin", "256", "--end", "1K", "--chain", "3", *arguments, path=tmp_path / "r.json")
     assert status == 0
@@ -76,18 +83,26 @@ def test_both_libraries_agree_with_the_oracles(arguments, tmp_path):
     assert [(r["wrong"], r["baseline_wrong"]) for r in run["records"]] == [(0, 0)] * len(run["records"])
 
 
-@pytest.mark.parametrize("dtype", cases.DTYPES)
+@pytest.mark.parametrize(
+    "dtype",
+    [d if d in ("int8", "bfloat16") else pytest.param(d, marks=pytest.mark.full) for d in cases.DTYPES],
+)
 def test_sums_are_exact_in_every_dtype(dtype, tmp_path):
     status, _ = check("--op", "psum", "psum_scatter", "--end", "256", "--dtype", dtype, path=tmp_path / "r.json")
     assert status == 0
 
 
-@pytest.mark.parametrize("name", SIZED)
+@pytest.mark.parametrize(
+    "name", [op if op in ("psum", "all_to_all") else pytest.param(op, marks=pytest.mark.full) for op in SIZED]
+)
 def test_wrong_data_is_counted(name, monkeypatch, capsys):
     real = getattr(jaxcomm, name)
     monkeypatch.setattr(jaxcomm, name, lambda *args, **options: real(*args, **options) * 0)
     assert bench.main(["--op", name, "--end", "256", "--mode", "call", "--check-only"]) == 1
-    assert int(re.search(r"(\d+) wrong elements", capsys.readouterr().out)[1]) >= 60
+    # Of all devices, each of which has 64 elements or, of what is scattered, 8; a few are meant to be zero.
+    num_elements = 8 * (8 if name == "psum_scatter" else 64)
+    wrong = int(re.search(r"(\d+) wrong elements", capsys.readouterr().out)[1])
+    assert 0.9 * num_elements < wrong <= num_elements
 
 
 def test_a_chain_that_does_nothing_is_noticed(monkeypatch):
@@ -132,7 +147,9 @@ def test_no_exact_sum_is_an_error():
 
 
 # Programs.
-@pytest.mark.parametrize("name", HLO)
+@pytest.mark.parametrize(
+    "name", [op if op in ("psum", "ppermute") else pytest.param(op, marks=pytest.mark.full) for op in HLO]
+)
 def test_the_compiler_does_not_shorten_the_chain_of_the_baseline(name):
     group = cli._make_group((8,))
     collective = COLLECTIVES[name]
@@ -175,6 +192,32 @@ def test_sides_take_turns():
     assert len(times["ours"].us) == len(times["limit"].us) == 30
     timed = seen[measure._WARM_UPS * 3 :]
     assert timed[:6] == ["ours", "lax", "limit", "lax", "ours", "limit"]
+
+
+class Pair(Alone):
+    """The first of two processes, whose other one takes longer now and then."""
+
+    size = 2
+
+    def __init__(self):
+        self.asked = []
+
+    def align(self, go_on=True):
+        self.asked.append(go_on)
+        return go_on
+
+    def gather(self, thing):
+        return [thing, {name: [5.0 if i % 3 else 0.5 for i in range(len(us))] for name, us in thing.items()}]
+
+
+def test_times_are_those_of_the_slowest_process():
+    calls = []
+    times = measure.alternate(
+        {"ours": lambda: calls.append(0) or 1.0}, reps=30, size_bytes=1, max_seconds=None, team=Pair()
+    )
+    assert list(times["ours"].us) == [5.0 if i % 3 else 1.0 for i in range(30)]
+    # Each repetition of a short op follows calls that do not count, but for the very first, which nobody knows.
+    assert len(calls) == (measure._WARM_UPS + 30) * (1 + measure._UNCOUNTED) - measure._UNCOUNTED
 
 
 def test_each_side_goes_first_and_follows_others():
@@ -326,7 +369,11 @@ def test_bad_arguments(argv, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["-m", "jaxcomm.bench"], [str(ROOT / "benchmarks" / "collectives.py")]])
+@pytest.mark.parametrize(
+    "command",
+    [["-m", "jaxcomm.bench"], pytest.param([str(ROOT / "benchmarks" / "collectives.py")], marks=pytest.mark.full)],
+    ids=["module", "script"],
+)
 def test_commands(command, tmp_path):
     arguments = ["--op", "psum", "--end", "256", "--devices", "4", "--check-only"]
     environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import itertools
 import json
 import pathlib
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import jaxcomm
 from jaxcomm import _config, _core, figures
 
+links_of = importlib.import_module("jaxcomm.topology").links_of
 calibration = importlib.import_module("jaxcomm.calibrate")
 OPERAND = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
 
@@ -134,6 +136,49 @@ def test_the_fit_finds_the_machine_that_was_measured():
     assert fitted.launch_s == pytest.approx(true.launch_s, rel=0.2)
     assert fitted.links[1][2] == pytest.approx(2e9, rel=0.2)  # bytes a second
     assert fitted.links[2][1:3] == fitted.links[1][1:3]
+
+
+def test_what_is_measured_is_what_is_predicted(monkeypatch):
+    """By a clock that goes on by 8 s between two looks: the time of one call of a chain, of the bytes asked for."""
+    (group,) = calibration._groups()
+    ticks = itertools.count(0, 8)
+    monkeypatch.setattr(calibration, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks)))
+    assert calibration._median_s(group, "psum", "direct", 1024, "key") == 8 / calibration._CHAIN
+    assert next(ticks) == 2 * 8 * (2 + 1 + 3)  # two to warm up, one to know how often, three times
+    for op in ("psum", "all_to_all"):
+        for num_bytes, count in ((1, 8), (256, 64), (1000, 248), (1 << 20, 1 << 18)):
+            assert (group.count(num_bytes), group.request(op, num_bytes).input_count) == (count, count)
+    assert group.request("barrier", 1 << 20).input_count == 0
+
+
+def test_figures_go_into_their_places():
+    machine = _core.plan.Machine([("self", 1.0, 2.0, 3.0), ("node", 4.0, 5.0, 6.0), ("network", 7.0, 8.0, 9.0)], 10.0)
+    fitted = calibration._with(machine, calibration._FREE["node"], (11.0, 12.0, 13.0, 14.0))
+    assert fitted.launch_s == 11
+    own, *others = links_of(fitted)
+    assert own == jaxcomm.Link("self", overhead_s=1, bytes_per_s=2, latency_s=3)
+    for link in others:
+        assert link == jaxcomm.Link(link.name, overhead_s=12, bytes_per_s=13, latency_s=14)
+
+
+def test_all_processes_use_the_figures_of_one(kept, monkeypatch):
+    """Else they would plan differently, and hang."""
+    asked = []
+
+    def agree(key, text):
+        asked.append(text)
+        return (
+            json.dumps({"figures": {"process": {"links": rows(1e8), "launch_s": 1e-5}}}) if len(asked) > 1 else "none"
+        )
+
+    monkeypatch.setattr(figures.distributed, "agree", agree)
+    figures.load()
+    assert asked == ["none"] and not figures.measured
+    figures.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    figures.load.cache_clear()
+    figures.load()
+    assert json.loads(asked[1])["figures"]["process"]["links"] == rows(1e6)
+    assert _core.plan.machine_of("process", 1).links[1][2] == 1e8
 
 
 def test_errors_of_cells_and_their_median():

@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import types
 
 import jax
@@ -156,32 +157,6 @@ def test_no_coordinator(told, address):
     assert not told
 
 
-LISTENS = """
-import socket, sys
-import jaxcomm
-from jaxcomm import distributed
-distributed.initialize(sys.argv[1], 1, 0)
-port = int(sys.argv[1].rpartition(":")[2])
-for name in ("tcp", "tcp6"):
-    for line in open(f"/proc/net/{name}").read().splitlines()[1:]:
-        _, local, _, state, *_ = line.split()
-        address, _, number = local.rpartition(":")
-        if state == "0A" and int(number, 16) == port:
-            print("LISTENS", name, address)
-"""
-
-
-def test_the_service_really_listens_there_only():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_COORD", "OMPI"))}
-    command = [sys.executable, "-c", LISTENS, f"127.0.0.1:{port}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
-    (address,) = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("LISTENS")]
-    assert address in ("0100007F", "0000000000000000FFFF00000100007F"), done.stderr  # 127.0.0.1, for IPv4 or IPv6
-
-
 # Records of processes.
 
 
@@ -197,12 +172,13 @@ def test_processes_of_one_node_share_memory(world):
 
 
 def test_processes_of_other_nodes_are_reached_through_the_network(world):
-    at = world("bab")
+    at = world("baba")
     at.store.values["jaxcomm/token"] = "12345"  # another process was first
-    distributed.connect([0, 1, 2])
-    assert at.native.called("start_network") == [(3, 12345)]
+    distributed.connect([0, 1, 2, 3])
+    assert at.native.called("start_network") == [(4, 12345)]
     assert at.store.values["jaxcomm/network/1"] == "AG1pbmU="
-    assert at.native.called("connect_process") == [(0, "b", {"token": 0}), (2, "b", {"token": 2})]
+    others = [(0, "b", {"token": 0}), (2, "b", {"token": 2}), (3, "a", {"token": 3})]
+    assert at.native.called("connect_process") == others
     assert at.native.called("connect_network") == [(0, b"\x00\xff"), (2, b"\x00\xff")]
 
 
@@ -249,13 +225,19 @@ def test_the_first_to_ask_decides(world):
 
 
 def test_a_store_that_does_not_answer(world, monkeypatch):
-    at = world("aa")
-    monkeypatch.setattr(distributed, "config", lambda: _config.Config(timeout_s=0.01))
-    ended = distributed.threading.Event()
-    at.store.key_value_set = lambda key, value: ended.wait(60)
-    with pytest.raises(RuntimeError, match=r"^the coordinator \(process 0\) did not answer within 0.01 s"):
-        distributed.agree("color", "red")
-    ended.set()
+    at, ended, limits = world("aa"), threading.Event(), []
+
+    class Thread(threading.Thread):
+        def join(self, timeout=None):
+            limits.append(timeout)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed, "threading", types.SimpleNamespace(Thread=Thread))
+        at.store.key_value_set = lambda key, value: ended.wait()
+        with pytest.raises(RuntimeError, match=r"^the coordinator \(process 0\) did not answer within 2.5 s"):
+            distributed.agree("color", "red")
+        ended.set()
+    assert limits == [2.5]
 
     def fail(key, value):
         raise OSError("broken")
@@ -317,6 +299,7 @@ def test_topology_of_several_nodes(world, monkeypatch):
         ("aabb", [0, 1, 2, 3], [[0, 1, 2, 3]], ([0, 1, 2, 3], 2), [0, 2, 3]),
         ("aabb", [0, 1, 2, 3], [[0, 2, 1, 3]], ([0, 2, 1, 3], 1), [0, 2, 3]),
         ("aabb", [0, 1, 2, 3], [[0, 1], [2, 3]], ([0, 1, 2, 3], None), [0]),
+        ("aabb", [0, 1, 2, 3, 0, 1], [[0, 1, 2, 3, 4, 5]], ([0, 1, 2, 3, 0, 1], 1), [0, 2, 3]),
         ("aabb", [0, 1, 2, 3, 0, 2], [[0, 1], [4, 5]], ([0, 1, 0, 2], 1), [0]),  # of one node, and of two
     ],
 )
@@ -331,3 +314,31 @@ def test_layout_needs_devices(world):
     world("aa")
     with pytest.raises(NotImplementedError, match="AbstractMesh"):
         distributed.layout(mesh_of([0, 1]).abstract_mesh, np.array([[0, 1]]))
+
+
+# A real one.
+
+LISTENS = """
+import socket, sys
+import jaxcomm
+from jaxcomm import distributed
+distributed.initialize(sys.argv[1], 1, 0)
+port = int(sys.argv[1].rpartition(":")[2])
+for name in ("tcp", "tcp6"):
+    for line in open(f"/proc/net/{name}").read().splitlines()[1:]:
+        _, local, _, state, *_ = line.split()
+        address, _, number = local.rpartition(":")
+        if state == "0A" and int(number, 16) == port:
+            print("LISTENS", name, address)
+"""
+
+
+def test_the_service_really_listens_there_only(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_COORD", "OMPI"))}
+    command = [sys.executable, "-c", LISTENS, f"127.0.0.1:{port}"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    (address,) = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("LISTENS")]
+    assert address in ("0100007F", "0000000000000000FFFF00000100007F"), done.stderr  # 127.0.0.1, for IPv4 or IPv6

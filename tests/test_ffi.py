@@ -51,8 +51,9 @@ def test_operands_that_vary_over_different_axes(mesh):
     def body(x, same):
         return jaxcomm.ffi_call("mine", jax.ShapeDtypeStruct((), jnp.float32), "gpu")(x, same, 1.0)
 
-    f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(P("gpu"), P()), out_specs=P()))
-    assert groups(f.trace(X, X).lower(lowering_platforms=("cuda",)).as_text()) == [list(range(8))]
+    for in_specs in ((P("gpu"), P()), (P(), P("gpu")), (P("gpu"), P("node"))):
+        f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=P()))
+        assert groups(f.trace(X, X).lower(lowering_platforms=("cuda",)).as_text()) == [list(range(8))]
 
 
 def test_what_is_refused(mesh):

@@ -89,6 +89,7 @@ def test_this_machine():
         assert line in str(found)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("program", ["import jaxcomm; jaxcomm.info()", "import jaxcomm.info; jaxcomm.info()"])
 def test_one_name_for_function_and_module(program):
     subprocess.run((sys.executable, "-W", "error", "-c", program), check=True, timeout=120)
@@ -103,6 +104,7 @@ def test_command():
     assert titles == ["versions", "devices", "NVLink", "NICs", "capabilities"]
 
 
+@pytest.mark.full
 def test_a_back_end_that_is_not_there():
     """JAX raises; info() says so, and the rest."""
     done = subprocess.run(

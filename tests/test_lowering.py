@@ -1,6 +1,7 @@
 """From mesh axes to replica groups: pure functions, and the custom call that comes out."""
 
 import ast
+import itertools
 import math
 import re
 
@@ -11,7 +12,7 @@ import pytest
 from harness import OURS, on_ranks
 from jax import lax
 
-from jaxcomm import _lowering, _primitive
+from jaxcomm import _lowering, _primitive, distributed
 from jaxcomm._lowering import ranks_per_node, replica_groups
 
 
@@ -91,6 +92,41 @@ def test_attributes_of_a_call(mesh):
     assert [call["reduce_op"] for call in (near, groups)] == [0, 2]
 
 
+@pytest.mark.parametrize(("found", "ranks"), [(None, 4), (2, 2), (1, 1)])
+def test_nodes_of_processes_come_before_those_of_axes(mesh, monkeypatch, found, ranks):
+    """Axes declare nodes only inside one: memory of others can't be read."""
+    places = []
+
+    def layout(mesh, rows):
+        places.append(rows)
+        return distributed.Layout(np.arange(8, dtype=np.int32), found)
+
+    monkeypatch.setattr(_lowering.distributed, "layout", layout)
+    (call,) = calls(lambda x: OURS.psum(x, ("node", "gpu")), mesh)
+    assert call["ranks_per_node"] == ranks
+    np.testing.assert_array_equal(places, [[range(8)]])
+    text = (
+        jax.jit(on_ranks(lambda x: OURS.psum(x, ("node", "gpu")), mesh)).lower(np.zeros((8, 1), np.float32)).as_text()
+    )
+    assert "processes = dense<[0, 1, 2, 3, 4, 5, 6, 7]>" in text
+    if found is None:
+        calls(lambda x: OURS.psum(x, ("node", "gpu"), algorithm="one_shot"), mesh)
+    else:
+        with pytest.raises(ValueError, match=r"psum at test_lowering.py:.*one_shot"):
+            calls(lambda x: OURS.psum(x, ("node", "gpu"), algorithm="one_shot"), mesh)
+
+
+def test_errors_of_processes_name_the_call(mesh, monkeypatch):
+    def layout(mesh, rows):
+        raise RuntimeError("process 3 did not show up")
+
+    monkeypatch.setattr(_lowering.distributed, "layout", layout)
+    with pytest.raises(
+        RuntimeError, match=r"^jaxcomm: psum at test_lowering.py:\d+ \(<lambda>\): while compiling, process 3"
+    ):
+        calls(lambda x: OURS.psum(x, "gpu"), mesh)
+
+
 def test_an_algorithm_sees_the_nodes_of_the_call(mesh):
     """Which its message counts: two nodes of four, or four of two."""
     for axes, groups in ((("node", "gpu"), "2 nodes of 4"), (("gpu", "node"), "4 nodes of 2")):
@@ -108,6 +144,13 @@ def test_small_elements_travel_in_bytes():
         assert held.itemsize == 1 and str(held) in ("int8", "uint8", "float8_e4m3fn")
         np.testing.assert_array_equal(values.astype(held).astype(np.float32), values.astype(np.float32))
         assert jnp.dtype(_primitive._WIDER[name]).itemsize == 4
+
+
+def test_dimensions_move_behind_a_batch_dimension_that_is_inserted():
+    for dimension, batch in itertools.product(range(3), range(4)):
+        names = ["a", "b", "c"]
+        names.insert(batch, "batch")
+        assert names[_primitive.shift(dimension, batch)] == "abc"[dimension]
 
 
 def test_one_custom_call_per_op_and_no_reshard(mesh):

@@ -12,8 +12,8 @@ import pytest
 
 from jaxcomm import run
 
-pytestmark = pytest.mark.deadline(60)
-LIMIT_S = 30  # for anything that should take a moment
+pytestmark = pytest.mark.deadline(200)
+LIMIT_S = 100  # for anything that should take a moment
 WITH_SIGNALS = ("env", "--default-signal=HUP,INT")  # ignored, and so inherited, where tests run in the background
 OPTIONS = {"processes": 4, "devices": None, "nodes": None, "address": "127.0.0.1:1"}
 
@@ -58,7 +58,7 @@ def numbers(folder, pattern, count):
 
 
 def assert_gone(pids):
-    until = time.monotonic() + LIMIT_S
+    until = time.monotonic() + 20  # they have been killed
     while alive := [pid for pid in pids if _runs(pid)]:
         assert time.monotonic() < until, f"still there: {alive}"
         time.sleep(0.01)
@@ -225,7 +225,8 @@ def test_nothing_outlives_a_launcher_that_is_killed(launch, tmp_path):
 def test_timeout(launch, tmp_path):
     script = f"{FAMILY}\n    if rank: time.sleep(1000)"
     status, _, errors = finish(launch(script, "-n", "3", "--timeout", "3"))
-    assert (status, errors) == (124, ["jaxcomm.run: --timeout 3 reached by rank 1, 2"])
+    assert status == 124
+    assert re.fullmatch("jaxcomm.run: --timeout 3 reached by rank (0, )?1, 2", *errors)  # on a busy machine by 0 too
     assert_gone(numbers(tmp_path, "rank*", 3) + numbers(tmp_path, "child*", 3))
 
 
@@ -286,7 +287,9 @@ JAX_SCRIPT = """
 """
 
 
-@pytest.mark.parametrize("failing", [(), ("1",)], ids=["success", "failure"])
+@pytest.mark.parametrize(
+    "failing", [pytest.param((), marks=pytest.mark.full, id="success"), pytest.param(("1",), id="failure")]
+)
 def test_jax_needs_no_arguments(launch, failing):
     options = ("-n", "2", "--devices", "2", "--timeout", str(LIMIT_S), "--grace", "20")
     launcher = (run.__file__,) if failing else ("-m", "jaxcomm.run")

@@ -70,8 +70,8 @@ void Switchboard::Send(int32_t process, const Header& header, std::unique_ptr<ch
   const char* payload = data.get();
   // What is said of a call as a whole must not wait behind payloads that nobody wants yet, perhaps never. Keys are odd.
   const bool aside = header.kind == Kind::kEntered || header.kind == Kind::kGivenUp;
-  network_->Send(process, aside ? header.key ^ 1 : header.key, &header, sizeof(header), payload, static_cast<size_t>(bytes),
-                 [owned = std::shared_ptr<char[]>(std::move(data))](bool) {});
+  network_->Send(process, aside ? header.key ^ 1 : header.key, &header, sizeof(header), payload,
+                 static_cast<size_t>(bytes), [owned = std::shared_ptr<char[]>(std::move(data))](bool) {});
 }
 
 Switchboard::Header Switchboard::HeaderOf(Kind kind, uint64_t key, uint64_t fingerprint) {

@@ -194,7 +194,7 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
   std::string error;
   const auto late = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "psum"), &error);
   const auto other = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "pmax"), &error);
-  std::vector<float> in(4, 1), out(4);
+  std::vector<float> in(10, 1), out(10);
   const auto arrive = [&](Meeting& meeting, int64_t run, int64_t rank, Counter& counter) {
     Arrival arrival;
     arrival.run = run;
@@ -204,6 +204,10 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
     arrival.input_count = arrival.output_count = 1;
     meeting.Arrive(arrival, std::make_unique<CountCompletion>(counter));
   };
+  Meeting::SetTimeout(60);
+  Counter patient;  // a run that waits for longer
+  for (const int64_t rank : {0, 1, 2}) arrive(*other, 999, rank, patient);
+  Meeting::SetTimeout(0.3);
   Counter counter;
   arrive(*late, 1000, 0, counter);
   arrive(*late, 1000, 3, counter);
@@ -218,9 +222,15 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
   Meeting::SetTimeout(60);
   Counter straggler;
   arrive(*late, 1000, 2, straggler);  // the failed run refuses it at once, and gives the first reason
+  Counter stranger;
+  arrive(*late, 1000, 9, stranger);
+  CHECK(stranger.count() == 1 && stranger.errors()[0].find("rank 9 is in no group") != std::string::npos);
   arrive(*other, 1000, 0, straggler);
   CHECK(straggler.count() == 2);
   for (const auto& message : straggler.errors()) CHECK(message == errors[0]);
+  CHECK(patient.count() == 0);  // the failure was of the one run
+  arrive(*other, 999, 3, patient);
+  CHECK(patient.WaitFor(4) && patient.errors().empty());
   Counter next;
   for (int64_t rank = 0; rank < 4; ++rank) arrive(*late, 1001, rank, next);  // the next run works
   CHECK(next.WaitFor(4));

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "../../ffi/cpu/planner.h"
+#include "../../ffi/plan/algorithms.h"
 #include "arrivals.h"
 
 namespace jaxcomm {
@@ -90,6 +91,29 @@ TEST_CASE("sums of the own columns, largest and smallest") {
         }
       }
     }
+  }
+}
+
+// Ranks that run in turns, each with scratch of its own.
+TEST_CASE("sums by every algorithm that fits one process") {
+  for (const int64_t ranks_per_node : {4, 2}) {
+    int num_algorithms = 0;
+    for (const Algorithm& algorithm : Algorithms(Collective::kAllReduce)) {
+      CallSpec spec = SpecOf(Collective::kAllReduce);
+      spec.ranks_per_node = ranks_per_node;
+      spec.algorithm = algorithm.name;
+      const Run run = Call(spec, kRows * kColumns);
+      if (!run.errors.empty()) continue;  // it needs other machines
+      ++num_algorithms;
+      for (int64_t r = 0; r < kRanks; ++r) {
+        for (int64_t i = 0; i < kRows * kColumns; ++i) {
+          const int32_t first = Value(0, i / kColumns, i % kColumns);
+          const int32_t last = Value(kRanks - 1, i / kColumns, i % kColumns);
+          CHECK(run.out[r][i] == static_cast<int32_t>(kRanks) * (first + last) / 2);
+        }
+      }
+    }
+    CHECK(num_algorithms >= 4);
   }
 }
 

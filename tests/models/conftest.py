@@ -17,8 +17,13 @@ from models.moe import train
 from models.moe.config import Config
 
 
-@pytest.fixture(scope="package", autouse=True)
-def _quick_compilation(request, tmp_path_factory):
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module", autouse=True)  # a package's would last to the end of the session
+def _quick_compilation(request, cache):
     """These tests compile for most of their time, and the same programs again and again.
 
     `--size full` compiles as users do.
@@ -28,7 +33,7 @@ def _quick_compilation(request, tmp_path_factory):
         return
     settings = {
         "jax_disable_most_optimizations": True,
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("cache")),
+        "jax_compilation_cache_dir": cache,
         "jax_persistent_cache_min_compile_time_secs": 0.1,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
@@ -63,7 +68,7 @@ def tiny(tmp_path):
     return dataclasses.replace(TINY, out=str(tmp_path / "run"))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def alone(tmp_path_factory, _quick_compilation):
     """Folder, Run and summary of an uninterrupted run in this process."""
     out = tmp_path_factory.mktemp("alone")

@@ -323,6 +323,7 @@ def watched_by_strangers():
             np.testing.assert_array_equal(np.asarray(shard.data)[0, 1:], rows[-1, 1:])
             last = bool(np.asarray(shard.data)[0, 0])
         rounds += 1
+        time.sleep(0.02)  # leaves processors to the strangers
     say("right", rounds=rounds)
 
 

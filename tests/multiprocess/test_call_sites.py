@@ -1,4 +1,4 @@
-"""Programs that not all processes compile as often: which call sites belong together."""
+"""Which call sites of two processes belong together, and what they are told if those differ."""
 
 import subprocess
 import sys
@@ -19,6 +19,17 @@ def program():
     return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P()))
 
 for step in range(3):
+    if step == 2:  # not the same type
+        own = x.astype("int32" if jax.process_index() else "float32")
+        try:
+            jax.block_until_ready(program()(own))
+            raise SystemExit("no error")
+        except jax.errors.JaxRuntimeError as error:
+            text = str(error)
+        assert "1 -> 1" in text or "2 -> 2" in text, text
+        assert "elements of int32" in text and "elements of float32" in text, text
+        # Who sees the difference says that; who hears of it waited for the other.
+        assert ("DEADLINE_EXCEEDED" if "gave up" in text else "INVALID_ARGUMENT") in text, text
     if step == 1 and jax.process_index() == 1:
         program().lower(x).compile()
     y = program()(x)
@@ -27,7 +38,8 @@ print("right", flush=True)
 """
 
 
-def test_a_program_that_one_process_alone_compiles_once_more_changes_nothing(tmp_path):
+def test_programs_of_two_processes(tmp_path):
+    """One alone compiles one once more, which changes nothing; they call one with different types, which both see."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "jaxcomm.run", "--processes", "2", "--devices", "1", script]

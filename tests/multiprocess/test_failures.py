@@ -1,9 +1,10 @@
 """What goes wrong in one process ends in an error that names it in every other, and in nothing else.
 
-A launch costs seconds, so failures after which all processes live follow each other in one (test_all_live_on). The full
-size has each by itself; `make stress` repeats every test.
+A launch costs seconds, so failures after which all processes live follow each other in one, and what mostly waits runs
+side by side. The full size has each by itself; `make stress` repeats every test.
 """
 
+import concurrent.futures
 import re
 import signal
 
@@ -65,7 +66,7 @@ def all_work_again(ranks):
         rank.hear("works again")
 
 
-def test_all_live_on(start, round_):
+def all_live_on(start):
     """After each failure collectives of both processes are right."""
     mismatches = ["different_shapes", "different_dtypes", "different_orders"]
     scenarios = [*mismatches, "different_numbers_of_runs", "no_descriptors_left", "stopped"]
@@ -82,7 +83,7 @@ def test_all_live_on(start, round_):
     finish(ranks)
 
 
-def test_one_after_the_other_is_killed(start, round_):
+def one_after_the_other_is_killed(start):
     """The last in a collective, then the first, which coordinates, between two."""
     first, second, third = start("one_after_the_other_is_killed", 3, **COORDINATOR, **LONG)
     killed = third.hear("acts")["at"]
@@ -105,6 +106,44 @@ def test_one_after_the_other_is_killed(start, round_):
     assert errors[1]["at"] - errors[0]["at"] < PROMPT_S
     second.hear("survivors work")
     finish([second])
+
+
+def killed_during_bootstrap(start):
+    *survivors, victim = start("killed_during_bootstrap", 3)
+    killed = victim.hear("acts")["at"]
+    for rank in survivors:
+        error = rank.hear("error")
+        assert "psum at failing.py:" in error["text"]
+        assert f"while compiling, process 2 did not show up within {TIMEOUT_S} s (JAXCOMM_TIMEOUT_S)" in error["text"]
+        assert error["at"] - killed < TIMEOUT_S + SLACK_S
+        rank.hear("survivors work")
+    finish(survivors)
+
+
+def sender_is_stopped_in_the_middle(start):
+    """Its part of the result is never written again; the two can't work together any more."""
+    receiver, sender = ranks = start("stopped_while_its_data_lands", 2, nodes="ab")
+    stopped = sender.hear("acts")["at"]
+    error = receiver.hear("error")
+    assert "ppermute at failing.py:" in error["text"] and "(process 1)" in error["text"]
+    assert TIMEOUT_S - 1 < error["at"] - stopped < TIMEOUT_S + SLACK_S
+    assert "(process 1) can't be reached: its data did not arrive in time" in receiver.hear("error")["text"]
+    receiver.hear("each works alone")
+    sender.process.send_signal(signal.SIGCONT)
+    assert "(process 0)" in sender.hear("error")["text"]
+    sender.hear("each works alone")
+    finish(ranks)
+
+
+@pytest.mark.parametrize(
+    "checks",
+    [(all_live_on, one_after_the_other_is_killed), (killed_during_bootstrap, sender_is_stopped_in_the_middle)],
+    ids=lambda checks: "-".join(check.__name__ for check in checks),
+)
+def test_side_by_side(start, checks, round_):
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for future in [pool.submit(check, start) for check in checks]:
+            future.result()
 
 
 @pytest.mark.full
@@ -174,38 +213,11 @@ def test_coordinator_that_is_killed_during_bootstrap(start, round_):
     finish(survivors)
 
 
-def test_process_that_is_killed_during_bootstrap(start, round_):
-    *survivors, victim = start("killed_during_bootstrap", 3)
-    killed = victim.hear("acts")["at"]
-    for rank in survivors:
-        error = rank.hear("error")
-        assert "psum at failing.py:" in error["text"]
-        assert f"while compiling, process 2 did not show up within {TIMEOUT_S} s (JAXCOMM_TIMEOUT_S)" in error["text"]
-        assert error["at"] - killed < TIMEOUT_S + SLACK_S
-        rank.hear("survivors work")
-    finish(survivors)
-
-
 @pytest.mark.full
 def test_process_that_is_stopped_and_goes_on(start, round_):
     *others, victim = ranks = start("stopped works_again", 3)
     hear_of_stopped(others, victim)
     all_work_again(ranks)
-    finish(ranks)
-
-
-def test_sender_that_is_stopped_in_the_middle_is_cut_off(start, round_):
-    """Its part of the result is never written again; the two can't work together any more."""
-    receiver, sender = ranks = start("stopped_while_its_data_lands", 2, nodes="ab")
-    stopped = sender.hear("acts")["at"]
-    error = receiver.hear("error")
-    assert "ppermute at failing.py:" in error["text"] and "(process 1)" in error["text"]
-    assert TIMEOUT_S - 1 < error["at"] - stopped < TIMEOUT_S + SLACK_S
-    assert "(process 1) can't be reached: its data did not arrive in time" in receiver.hear("error")["text"]
-    receiver.hear("each works alone")
-    sender.process.send_signal(signal.SIGCONT)
-    assert "(process 0)" in sender.hear("error")["text"]
-    sender.hear("each works alone")
     finish(ranks)
 
 

@@ -11,12 +11,12 @@ import pytest
 
 # Groups, programs, how often a program calls each of three collectives.
 CASES = [
-    (1, 20, 20, 20),
+    (1, 10, 40, 5),
     *(pytest.param(*case, marks=pytest.mark.full) for case in [(1, 100, 300, 1), (2, 100, 100, 1)]),
     *(pytest.param(*case, marks=pytest.mark.stress) for case in [(1, 100, 1000, 1), (2, 100, 333, 1)]),
 ]
-# JAX itself keeps about 45 KiB of each mesh and XLA 1 KiB of each program, without any collective too (jax 0.12). A
-# call site that isn't dropped holds some KiB, and each program here has at least three.
+# JAX itself keeps about 45 KiB of each mesh, of each program 1 KiB or, if it has 15 calls, 40: without jaxcomm too (jax
+# 0.12 and 0.10). A call site that isn't dropped holds some KiB, and each program here has at least three.
 MAX_PRIVATE_KIB = {"groups": 8 << 10, "programs": 3 << 10}
 
 

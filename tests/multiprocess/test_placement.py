@@ -135,9 +135,10 @@ def test_a_process_that_cannot_be_reached_is_named(cluster, monkeypatch):
     monkeypatch.setattr(distributed._core, "connect_process", fail)
     with pytest.raises(RuntimeError, match=r"process 0 can't be reached from process 1: no way.*here 'a'"):
         distributed.connect([0])
-    monkeypatch.setattr(distributed._core, "connect_process", lambda *args, **more: None)
-    distributed.connect([0])  # tried again
-    assert distributed._connected == {0}
+    tried = []
+    monkeypatch.setattr(distributed._core, "connect_process", lambda process, node, of: tried.append(process))
+    distributed.connect([0])
+    assert tried == [0] and distributed._connected == {0}
 
 
 def test_first_that_speaks_decides(cluster, monkeypatch):

@@ -28,7 +28,7 @@ def disturb(family, address, port):
     for data in (*GARBAGE, os.urandom(1 << 16)):
         for stays in (False, True):
             stranger = socket.socket(family)
-            stranger.settimeout(1)
+            stranger.settimeout(0.2)
             try:
                 stranger.connect((address, port))
                 stranger.sendall(data[:7] if stays else data)

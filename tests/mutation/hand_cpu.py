@@ -175,7 +175,7 @@ MUTANTS = [
         JOINT,
         "  if (phase_.load() == Phase::kLeaving && AllLeft()) return;\n  for (const int32_t process : distant_) {",
         "  for (const int32_t process : distant_) {",
-        "test_joint_endings",
+        "test_joint_failures",
     ),
     # Joint programs.
     Mutant(
@@ -499,10 +499,10 @@ MUTANTS = [
         "test_switchboard",
     ),
     Mutant(
-        "a call is told of what came before it twice",
+        "what came before a call is kept when it is there",
         SWITCHBOARD,
-        "    waiting_.erase(found);\n  }\n  // While",
-        "  }\n  // While",
+        "    waiting = std::move(found->second);\n    waiting_.erase(found);\n",
+        "    waiting = found->second;\n",
         "test_switchboard",
     ),
     Mutant(
@@ -707,7 +707,7 @@ MUTANTS = [
         "a queue that blocks is not noticed",
         "ffi/cpu/completer.cc",
         "    if (!queue_.empty()) work_.notify_all();",
-        "    if (!queue_.empty()) work_.notify_one();",
+        "    if (!queue_.empty() && num_idle_ == 0) work_.notify_all();",
         "test_meeting",
     ),
     Mutant(
@@ -765,7 +765,7 @@ MUTANTS = [
         "ffi/handlers/call.cc",
         "error.kind == Error::Kind::kDeadline ?",
         "error.kind == Error::Kind::kInvalid ?",
-        "tests/test_errors.py tests/cpu",
+        "tests/multiprocess/test_call_sites.py",
     ),
     Mutant(
         "sums of subnormals in jit are zero",

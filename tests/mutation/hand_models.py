@@ -5,6 +5,8 @@ from mutation.hand import Mutant
 STEP = "tests/models/test_moe_step.py::test_step_is_that_of_one_device"
 RUNS = "tests/models/test_moe_runs.py"
 MODEL, TRAIN = "models/moe/model.py", "models/moe/train.py"
+RUN, CASES, DISTRIBUTED = "jaxcomm/run.py", "jaxcomm/bench/cases.py", "jaxcomm/distributed.py"
+PLACEMENT = "tests/multiprocess/test_placement.py"
 
 MUTANTS = [
     Mutant(
@@ -106,5 +108,109 @@ MUTANTS = [
         "training text is held out too", "models/moe/data.py",
         "[name for name in names if name not in held]", "list(names)",
         "tests/models/test_moe_options.py::test_split_is_disjoint_complete_and_stable",
+    ),
+    Mutant(
+        "neighbours are on different nodes", RUN, "str(rank * nodes // processes)", "str(rank % nodes)",
+        "tests/test_run.py::test_every_rank_finds_the_others_and_its_node",
+    ),
+    Mutant(
+        "local devices of every rank start at 0", RUN,
+        "range(rank * (devices or 1), (rank + 1) * (devices or 1))", "range(0, devices or 1)",
+        "tests/test_run.py::test_every_rank_finds_the_others_and_its_node",
+    ),
+    Mutant(
+        "the environment overrules the options", RUN, "defaults | dict(base) | ours", "defaults | ours | dict(base)",
+        "tests/test_run.py::test_options_overrule_the_environment_and_that_overrules_defaults",
+    ),
+    Mutant(
+        "signals as negative exit codes", RUN, "return signal.Signals(-code).name, 128 - code",
+        "return signal.Signals(-code).name, -code",
+        "tests/test_run.py::test_first_failure_ends_all_and_gives_the_exit_code",
+    ),
+    Mutant(
+        "a later failure decides the exit code", RUN, "if code and not status:", "if code:",
+        "tests/test_run.py::test_ranks_that_ignore_sigterm_are_killed_after_a_grace_period "
+        "tests/test_run.py::test_first_failure_ends_all_and_gives_the_exit_code",
+    ),
+    Mutant(
+        "children of ranks live on", RUN, "            os.killpg(guard.pid, signal.SIGKILL)\n",
+        "            guard.kill()\n", "tests/test_run.py::test_children_of_ranks_that_succeed_end_with_the_job",
+    ),
+    Mutant(
+        "an unfinished line stays unfinished", RUN, 'b"" if line.endswith(b"\\n") else b"\\n"', 'b""',
+        "tests/test_run.py::test_lines_get_a_prefix_and_keep_their_bytes_and_stream",
+    ),
+    Mutant(
+        "Ctrl-C arrives as SIGTERM", RUN, "signal.SIGTERM if code == signal.SIGPIPE else code", "signal.SIGTERM",
+        "tests/test_run.py::test_signals_are_passed_on",
+    ),
+    Mutant(
+        "bytes of the bus as those of the algorithm", CASES,
+        "bus_factor=lambda n: 2 * (n - 1) / n,\n            growth",
+        "bus_factor=lambda n: (n - 1) / n,\n            growth",
+        "tests/test_bench.py::test_sizes_are_those_of_nccl_tests",
+    ),
+    Mutant(
+        "sizes are not rounded to whole blocks", CASES, "max(size_bytes // itemsize // n, 1) * n",
+        "max(size_bytes // itemsize, n)", "tests/test_bench.py::test_sizes_are_those_of_nccl_tests",
+    ),
+    Mutant(
+        "wrong elements of the first device only", CASES,
+        "        wrong += count_wrong_of_rank(shard.data, expected, rank)",
+        "        wrong = wrong or count_wrong_of_rank(shard.data, expected, rank) * (rank == 0)",
+        "tests/test_bench.py::test_wrong_data_is_counted",
+    ),
+    Mutant(
+        "a chain's time is not divided", "jaxcomm/bench/measure.py", "return Times(self.us / chain)", "return self",
+        "tests/test_bench.py::test_median_and_p99",
+    ),
+    Mutant(
+        "time of the fastest process", "jaxcomm/bench/measure.py",
+        "Times(np.max([times[name] for times in everybodys], axis=0))",
+        "Times(np.min([times[name] for times in everybodys], axis=0))",
+        "tests/test_bench.py::test_times_are_those_of_the_slowest_process",
+    ),
+    Mutant(
+        "the same side always goes first", "jaxcomm/bench/measure.py", "first = rep % len(contenders)", "first = 0",
+        "tests/test_bench.py::test_each_side_goes_first_and_follows_others",
+    ),
+    Mutant(
+        "upper bounds as lower ones", "jaxcomm/bench/records.py", "sign = -1 if self.upper else 1", "sign = 1",
+        "tests/test_bench.py::test_targets",
+    ),
+    Mutant(
+        "nodes in the order of their names", DISTRIBUTED, "return list(by_name.values())",
+        "return [by_name[name] for name in sorted(by_name)]",
+        f"{PLACEMENT}::test_nodes_come_in_the_order_of_their_first_process",
+    ),
+    Mutant(
+        "nodes that a group visits twice", DISTRIBUTED,
+        "return runs[0] if len(set(runs)) == 1 and len(runs) == len(set(nodes)) else 1",
+        "return runs[0] if len(set(runs)) == 1 else 1",
+        "tests/multiprocess/test_nodes.py::test_ranks_per_node_of_a_group",
+    ),
+    Mutant(
+        "ranks of a group in the order of the mesh", DISTRIBUTED,
+        "np.int32)[rows]\n    own", "np.int32)[np.sort(rows)]\n    own", f"{PLACEMENT}::test_layout",
+    ),
+    Mutant(
+        "the first group stands for all", DISTRIBUTED, "sizes.pop() if len(sizes) == 1 else 1", "max(sizes)",
+        f"{PLACEMENT}::test_layout",
+    ),
+    Mutant(
+        "connected before it is", DISTRIBUTED,
+        "            record = _records[process]\n            try:\n",
+        "            record = _records[process]\n            _connected.add(process)\n            try:\n",
+        f"{PLACEMENT}::test_a_process_that_cannot_be_reached_is_named",
+    ),
+    Mutant(
+        "milliseconds as seconds", DISTRIBUTED,
+        'f"jaxcomm/{key}/{process}", int(config().timeout_s * 1000))',
+        'f"jaxcomm/{key}/{process}", int(config().timeout_s))',
+        f"{PLACEMENT}::test_a_process_that_does_not_show_up_is_named",
+    ),
+    Mutant(
+        "versions are not compared", DISTRIBUTED, 'if record["version"] != (ours := _records[own]["version"]):',
+        'if (ours := _records[own]["version"]) != _records[own]["version"]:', f"{PLACEMENT}::test_versions_must_agree",
     ),
 ]  # fmt: skip

@@ -280,7 +280,7 @@ MUTANTS = [
         TESTS,
     ),
     Mutant(
-        "the sender waits for the latency",
+        "a signal arrives after an overhead instead of the latency",
         COST,
         "return Use(link, 0, progress, link_s) + machine_.links[link].latency_s;",
         "return Use(link, 0, progress, link_s) + machine_.links[link].overhead_s;",

@@ -103,7 +103,7 @@ MUTANTS = [
         "jaxcomm/_primitive.py",
         "(batch_dimension <= dimension)",
         "(batch_dimension < dimension)",
-        f"{T}psum_scatter.py::TestPsumScatter::test_transformations",
+        "tests/test_lowering.py",
     ),
     Mutant(
         "all_gather invariant over axes that were not gathered",

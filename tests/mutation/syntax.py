@@ -305,7 +305,8 @@ class Walker:
         name, other = BINARY[gap]
         kind = "relation" if gap in RELATIONS else "arithmetic"
         change = f"{texts[0]} {gap} {texts[1]}: {gap} becomes {other}"
-        self.add(span, [f"jm::{name}({{id}}, ", left, ", ", right, ")"], kind, change)
+        lines = "\n" * self.source.text(left[1], right[0]).count("\n")
+        self.add(span, [f"jm::{name}({{id}}, ", left, ", " + lines, right, ")"], kind, change)
 
     def visit_compound_assignment_operator(self, cursor, children, condition):
         if len(children) != 2:

@@ -157,6 +157,13 @@ TEST_CASE("ranks of a node share its link to other nodes") {
             8 * (7e-6 + 4000 / 5e8));
 }
 
+TEST_CASE("ranks of a node use its link in the order of time") {
+  // Rank 0 puts to rank 1 first, which takes 1 ms; rank 1 begins with the other node, two messages of 10 ms.
+  Machine machine = MakeMachine(kFree, {1e-3, 1e30, 0}, {1e-2, 1e30, 0});
+  machine.shared_network = true;
+  CheckTime("direct", CostOf("direct", AskApart(Collective::kAllToAll, 2, 2, 1000), 4, machine).time_s, 4e-2);
+}
+
 TEST_CASE("ranks that share a processor take turns, but wait at the same time") {
   const LinkModel node = {3e-6, 2e9, 1};  // a second of latency
   for (double sharing : {1.0, 2.5, 8.0}) {
@@ -246,6 +253,9 @@ TEST_CASE("groups too large to simulate take as long as their samples and their 
   // A chain of 100,000 in 100 chunks: as long as a chain for one element of 4 bytes.
   CheckTime("chain", CostOf("ring", AskApart(Collective::kBroadcast, 100000, 1, 1000, 10), 4, machine).time_s,
             99999 * (7e-6 + 4 / 5e8) + 99998 * (7e-6 + 2e-5) + 2e-5);
+  // The last rank of a sample: all of its messages but the first wrap.
+  const Cost last = CostOf("bruck", AskApart(Collective::kAllGather, 40000, 1, 1), 4, machine);
+  CHECK(last.rank == 39999 && last.traffic[2].messages == 16 + 15);
   // A permutation of more than 8192 ranks: the rank that sends most to other nodes.
   Request request = AskApart(Collective::kPermute, 5000, 2, 1000);
   for (int32_t rank = 0; rank < 10000; ++rank) request.source_of[static_cast<size_t>(rank)] = rank;
@@ -254,6 +264,11 @@ TEST_CASE("groups too large to simulate take as long as their samples and their 
   const Cost cost = CostOf("direct", request, 4, machine);
   CHECK(cost.rank == 9000);
   CheckTime("permute", cost.time_s, 40 * (7e-6 + 4000 / 5e8) + 2e-5);
+  // What stays in a node doesn't count.
+  request = AskApart(Collective::kPermute, 10, 1000, 1000);
+  for (int32_t rank = 0; rank < 10000; ++rank) request.source_of[static_cast<size_t>(rank)] = rank < 900 ? 42 : rank;
+  for (int32_t rank = 3000; rank < 3020; ++rank) request.source_of[static_cast<size_t>(rank)] = 7000;
+  CHECK(CostOf("direct", request, 4, machine).rank == 7000);
 }
 
 }  // namespace

@@ -57,6 +57,65 @@ void CheckPlans(const Algorithm& algorithm, Request request) {
   }
 }
 
+TEST_CASE("there is no step to spare in a plan") {
+  for (Collective collective : kCollectives) {
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      if (algorithm.protocol != Protocol::kSteps) continue;  // the plans of another row
+      for (const auto& [nodes, locals] : {std::pair{1, 4}, {1, 5}, {2, 2}, {3, 2}}) {
+        for (int reach = 0; reach < 4; ++reach) {
+          Request request = Ask(collective, nodes, locals, collective == Collective::kAllReduce ? 25 : 3, 2);
+          request.geometry.all_addressable = reach & 1;
+          request.geometry.pull = reach & 2;
+          request.root = nodes * locals - 1;
+          if (!algorithm.supports(request)) continue;
+          const std::vector<Plan> plans = BuildAll(algorithm, request);
+          CHECK(Validate(plans, request).empty());
+          for (size_t rank = 0; rank < plans.size(); ++rank) {
+            std::vector<Plan> broken = plans;
+            for (size_t i = 0; i < plans[rank].steps.size(); ++i) {
+              broken[rank].steps.erase(broken[rank].steps.begin() + static_cast<std::ptrdiff_t>(i));
+              const bool refused = !Validate(broken, request).empty();
+              if (!refused)
+                std::fprintf(stderr, "%s %s, rank %zu, step %zu\n", Name(collective), algorithm.name, rank, i);
+              CHECK(refused);
+              broken[rank].steps = plans[rank].steps;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a block for everybody is cut into chunks only where the processor copies it") {
+  for (Collective collective : {Collective::kAllGather, Collective::kBroadcast}) {
+    const Plan near = Build("direct", Ask(collective, 4, 1, 10, 5))[0];
+    CHECK(near.steps.size() == 8);
+    for (size_t i = 0; i < 8; ++i) {  // the first chunk to everybody, then the second
+      CHECK(near.steps[i].count == 5 && near.steps[i].src.offset == (i < 4 ? 0 : 5));
+      CHECK(near.steps[i].dst.rank == static_cast<int32_t>(i % 4));
+    }
+    const Plan apart = Build("direct", AskApart(collective, 4, 1, 10, 5))[0];
+    CHECK(apart.steps.size() == 4);
+    for (const Step& step : apart.steps) CHECK(step.count == 10);
+  }
+}
+
+TEST_CASE("permutations of all kinds are correct") {
+  const Algorithm& direct = *FindAlgorithm(Collective::kPermute, "direct");
+  for (const std::vector<int32_t>& source_of : std::vector<std::vector<int32_t>>{
+           {3, 2, 1, 0}, {1, 2, 3, 0}, {0, 1, 2, 3}, {2, 2, 2, 2}, {-1, -1, -1, -1}, {-1, 3, -1, 3}, {1, -1, 0, 0}}) {
+    for (const auto& [nodes, locals] : {std::pair{1, 4}, {4, 1}, {2, 2}}) {
+      for (bool apart : {false, true}) {
+        Request request = Ask(Collective::kPermute, nodes, locals, 5);
+        request.geometry.all_addressable = !apart;
+        request.source_of = source_of;
+        CheckPlans(direct, request);
+      }
+    }
+  }
+}
+
 TEST_CASE("every algorithm is correct for small groups") {
   for (Collective collective : kCollectives) {
     for (const Algorithm& algorithm : Algorithms(collective)) {
@@ -64,7 +123,9 @@ TEST_CASE("every algorithm is correct for small groups") {
            {std::pair{1, 1}, {1, 2}, {2, 1}, {1, 5}, {6, 1}, {1, 8}, {2, 3}, {3, 2}, {4, 4}, {5, 3}}) {
         for (const auto& [block, chunk] : {std::pair{0, 0}, {1, 0}, {67, 0}, {67, 5}, {4096, 300}}) {
           for (bool apart : {false, true}) {
-            Request request = Ask(collective, nodes, locals, block, chunk);
+            // Each rank has a part of the block of an all_reduce, which is cut into more chunks than there are slots.
+            const bool split = collective == Collective::kAllReduce && chunk == 5;
+            Request request = Ask(collective, nodes, locals, split ? block * nodes * locals : block, chunk);
             request.geometry.all_addressable = !apart;
             request.geometry.multimem = true;
             request.root = nodes * locals / 2;
@@ -176,6 +237,7 @@ TEST_CASE("requests are well formed up to their limits") {
     return fits;
   };
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  CHECK(fits(Request()) && Request().geometry.num_ranks() == 1);
   CHECK(fits(Ask(Collective::kAllToAll, 1, 4, kMost / 16)) && !fits(Ask(Collective::kAllToAll, 1, 4, kMost / 16 + 1)));
   CHECK(fits(Ask(Collective::kBarrier, 46340, 46340, 0)) && !fits(Ask(Collective::kBarrier, 46341, 46341, 0)));
   CHECK(!fits(Ask(Collective::kBarrier, 0, 4, 0)) && !fits(Ask(Collective::kBarrier, 4, 0, 0)));

@@ -92,6 +92,13 @@ TEST_CASE("what is read again may not be overwritten after the first read") {
   Expect("", WrittenAgain({Wait(0), kOn, keep, Signal(0)}, 1), kBroadcast);
   Expect("rank 0, step 4 " + fault, WrittenAgain({Wait(0), kOn, Signal(0), keep}, 1), kBroadcast);
   Expect("", WrittenAgain({Wait(0), kOn, Signal(0), keep, Signal(0)}, 2), kBroadcast);
+  // All of it is read, and a part of it written again.
+  Expect("rank 0, step 4 (put 1): writes output [2, 4) of rank 1, which rank 1 may not have read yet",
+         Group({{kOwn, kDown, Signal(1), Wait(1), Put(Output(1, 2), Input(0, 2), 2)}, {Wait(0), Signal(0), kOn}, {}}),
+         kBroadcast);
+  Expect("rank 0, step 4 (put 1): writes output [0, 2) of rank 1, which rank 1 may not have read yet",
+         Group({{kOwn, kDown, Signal(1), Wait(1), Put(Output(1), Input(0), 2)}, {Wait(0), Signal(0), kOn}, {}}),
+         kBroadcast);
   // Twice, the second time only a part.
   Expect("rank 0, step 4 (put 1): writes output [1, 3) of rank 1, which rank 1 may not have read yet",
          WrittenAgain({Wait(0), kOn, Signal(0), Copy(Scratch(1), Output(1, 1), 2)}, 1), kBroadcast);
@@ -204,6 +211,22 @@ TEST_CASE("sums count every rank once") {
   Expect("", plans({Input(1), Scratch(0)}, {Copy(Scratch(0), Input(0), 3), last}), request);
   Expect("rank 0, step 2 (reduce): adds elements of different offsets",
          plans({Input(1), Scratch(0)}, {Copy(Scratch(0), Input(0, 1), 3), last}), request);
+}
+
+TEST_CASE("sums of more than 64 ranks count every rank once") {
+  const Request request = Ask(Collective::kAllReduce, 1, 70, 4);
+  const std::vector<Plan> plans = Build("one_shot", request);
+  Expect("", plans, request);
+  for (size_t operand : {63, 64, 69}) {
+    std::vector<Plan> without = plans, twice = plans;
+    for (Plan& plan : without) {
+      plan.sources.erase(plan.sources.begin() + static_cast<std::ptrdiff_t>(operand));
+      --plan.steps[0].num_sources;
+    }
+    Expect("output [0, 4) of rank 0 ends with the wrong contents", without, request);
+    twice[1].sources[operand] = twice[1].sources[operand - 1];
+    Expect("rank 1, step 0 (reduce): adds the same rank's input twice, or zeros", twice, request);
+  }
 }
 
 TEST_CASE("sums have the same order on all ranks") {
