@@ -35,8 +35,10 @@ ALONE_TEST_CASE("calls share a communicator") {
       const int before = rank.num_allocations;
       CHECK(communicator->Reserve(1000, &again, &bytes, &error) && again.base == small.base);
       CHECK(rank.num_allocations == before);
-      // An arena that is too small stays where it is, for those who have it.
+      // An arena that is too small stays where it is, for those who have it. All of them take less than the newest one.
+      const int64_t of_small = bytes;
       CHECK(communicator->Reserve(bytes + 1, &large, &bytes, &error) && rank.num_allocations == before + 1);
+      CHECK(bytes >= 2 * of_small);
       CHECK(large.base != small.base);
       CHECK(communicator->Reserve(bytes, &again, &bytes, &error) && again.base == large.base);
       Sum(*communicator, 1000);
@@ -59,6 +61,8 @@ ALONE_TEST_CASE("multicast addresses") {
       device::Comm comm;
       CHECK(Get(rank, &error)->ReserveFor("mine", 100, &comm, &error));
       CHECK(comm.arena_bytes >= 100 && comm.arena.At(0) != nullptr);
+      const int64_t of_first = comm.arena_bytes;
+      CHECK(Get(rank, &error)->ReserveFor("mine", of_first + 1, &comm, &error) && comm.arena_bytes >= 2 * of_first);
       bases[rank.rank] = comm.arena_multicast.base;
     });
     CHECK(bases[0] == bases[1] && bases[1] == bases[2]);

@@ -10,6 +10,7 @@
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
 #include "fakes/seed.h"
+#include "fakes/signal_model.h"
 #include "fakes/virtual_gin.h"
 
 namespace jaxcomm {
@@ -17,117 +18,6 @@ namespace cuda {
 namespace {
 
 constexpr Operation kSum{DType::kS32, ReduceOp::kSum};
-using Block = std::pair<int32_t, int32_t>;  // rank, channel
-
-// Where a thread block ends for good: it runs the calls before `call`, and of that one `num_steps` steps.
-struct Stop {
-  size_t call = 0;
-  int32_t num_steps = 0;
-};
-
-// One after the other, on the same counters.
-using Calls = std::vector<VirtualRanks::Call>;
-
-// Signals and waits of thread blocks that run until they can't. What orders them is counts that only grow, so this is
-// the one state in which they end up, whatever the schedule. A rank's next call begins when all of its blocks have
-// ended the one before; if one of them is stuck, and so gives up, it does nothing.
-class Model {
- public:
-  Model(int32_t num_ranks, int32_t num_channels) : num_ranks_(num_ranks), num_channels_(num_channels) {}
-
-  // Runs `calls`, but of the blocks in `stops` only so much. Blocks that are stuck never go on.
-  void Run(const Calls& calls, const std::map<Block, Stop>& stops) {
-    std::map<Block, Stop> at;  // the call and step that comes next
-    for (int32_t rank = 0; rank < num_ranks_; ++rank) {
-      for (int32_t channel = 0; channel < num_channels_; ++channel) {
-        if (stuck_.count({rank, channel}) == 0) at[{rank, channel}] = {};
-      }
-    }
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (auto& [block, next] : at) {
-        while (!Done(calls, stops, block, next) && MayGoOn(calls, stops, at, block) && Advance(calls, block, next)) {
-          moved = true;
-        }
-      }
-    }
-    for (const auto& [block, next] : at) {
-      if (Done(calls, stops, block, next) || !MayGoOn(calls, stops, at, block)) continue;
-      stuck_[block] = Missing(calls, block, next);
-    }
-  }
-
-  // What the threads of stuck blocks may report.
-  const std::map<Block, std::vector<device::Report>>& stuck() const { return stuck_; }
-
- private:
-  static const ChannelProgram& ProgramOf(const Calls& calls, const Block& block, const Stop& at) {
-    return calls[at.call].args[block.first].channels[block.second];
-  }
-  static const ProgramStep* StepsOf(const Calls& calls, const Block& block, const Stop& at) {
-    return calls[at.call].args[block.first].steps + ProgramOf(calls, block, at).first_step + at.num_steps;
-  }
-
-  static bool Done(const Calls& calls, const std::map<Block, Stop>& stops, const Block& block, const Stop& at) {
-    if (at.call == calls.size()) return true;
-    const auto stop = stops.find(block);
-    return stop != stops.end() &&
-           std::make_pair(at.call, at.num_steps) >= std::make_pair(stop->second.call, stop->second.num_steps);
-  }
-
-  // No block of the rank is still at a call before that of `block`.
-  bool MayGoOn(const Calls& calls, const std::map<Block, Stop>& stops, const std::map<Block, Stop>& at,
-               const Block& block) const {
-    const size_t call = at.at(block).call;
-    for (int32_t channel = 0; channel < num_channels_ && call > 0; ++channel) {
-      const Block mate(block.first, channel);
-      const auto found = at.find(mate);
-      if (found == at.end() || (found->second.call < call && !Done(calls, stops, mate, found->second))) return false;
-    }
-    return true;
-  }
-
-  bool Advance(const Calls& calls, const Block& block, Stop& at) {
-    const auto [rank, channel] = block;
-    if (at.num_steps < ProgramOf(calls, block, at).num_steps) {
-      const ProgramStep* steps = StepsOf(calls, block, at);
-      if (steps->step.kind == StepKind::kWait && !Missing(calls, block, at).empty()) return false;
-      for (int32_t k = 0; k < steps->together; ++k) {
-        const Step& step = steps[k].step;
-        if (step.kind == StepKind::kSignal) ++signals_[{channel, rank, step.peer}];
-        if (step.kind == StepKind::kWait) ++waits_[{channel, rank, step.peer}];
-      }
-      at.num_steps += steps->together;
-    }
-    if (at.num_steps == ProgramOf(calls, block, at).num_steps) at = {at.call + 1, 0};
-    return true;
-  }
-
-  std::vector<device::Report> Missing(const Calls& calls, const Block& block, const Stop& at) {
-    const auto [rank, channel] = block;
-    const ProgramStep* steps = StepsOf(calls, block, at);
-    std::vector<device::Report> missing;
-    for (int32_t k = 0; k < steps->together; ++k) {
-      device::Report report;
-      report.state = device::Report::kComplete;
-      report.program = calls[at.call].args[rank].comm.program;
-      report.channel = channel;
-      report.step = steps[k].origin;
-      report.rank = rank;
-      report.peer = steps[k].step.peer;
-      report.expected = waits_[{channel, rank, report.peer}] + 1;
-      report.seen = signals_[{channel, report.peer, rank}];
-      if (report.seen < report.expected) missing.push_back(report);
-    }
-    return missing;
-  }
-
-  using Counter = std::tuple<int32_t, int32_t, int32_t>;  // channel, of rank, for peer
-  const int32_t num_ranks_, num_channels_;
-  std::map<Counter, uint64_t> signals_, waits_;
-  std::map<Block, std::vector<device::Report>> stuck_;
-};
-
 bool Same(const device::Report& a, const device::Report& b) {
   return a.state == b.state && a.program == b.program && a.channel == b.channel && a.step == b.step &&
          a.rank == b.rank && a.peer == b.peer && a.expected == b.expected && a.seen == b.seen;

@@ -260,7 +260,7 @@ MUTANTS = [
         "test_cuda_call",
     ),
     Mutant(
-        "a call has channels for bytes of all its blocks' ranks",
+        "a call has one channel more than its bytes are worth",
         SELECTION,
         "block_bytes / kMinChannelBytes, 1, std::max(max_channels, 1)",
         "block_bytes / kMinChannelBytes + 1, 1, std::max(max_channels, 1)",
@@ -285,13 +285,6 @@ MUTANTS = [
         MESSENGER,
         'problem = Problem("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, events.packed, 0));',
         'problem = "";',
-        "test_cuda_between_nodes",
-    ),
-    Mutant(
-        "the operand is copied for every segment",
-        MESSENGER,
-        "      copied_in = true;\n",
-        "",
         "test_cuda_between_nodes",
     ),
     Mutant(

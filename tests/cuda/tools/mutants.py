@@ -72,7 +72,7 @@ def run(program: pathlib.Path) -> str:
         return "stuck"
     if done.returncode == 0:
         return ""
-    telling = [line for line in done.stderr.splitlines() if line.strip("= ")]
+    telling = [line for line in done.stderr.splitlines() if line.strip("= ") and not line.endswith(" ...")]
     return telling[0].strip()[:100] if telling else f"status {done.returncode}"
 
 
