@@ -1,13 +1,11 @@
 """Mutants written by hand: each is put into a copy, what depends on it is built, and its tests run."""
 
 import importlib
-import os
 import pathlib
 import re
 import shlex
-import subprocess
 
-from . import record, trees
+from . import record, schemata, trees
 from .hand import Mutant
 
 LIMIT_S = 600  # of a test; a mutant may hang, but few do
@@ -38,36 +36,22 @@ def folder(mutant):
 class Runner:
     """A copy of the repository with builds of its own, which are kept."""
 
-    def __init__(self, jobs):
-        self.place, self.jobs = trees.BUILD / "hand", jobs
-        self.tree = self.place / "tree"
-        trees.copy(self.tree)
-        self.normal = {}
-        self.environment = {**os.environ, "CCACHE_BASEDIR": str(self.place), "CCACHE_NOHASHDIR": "1"}
+    def __init__(self, jobs, build=None):
+        self.build = build or schemata.Build(trees.BUILD / "hand", [], jobs=jobs)
+        self.place, self.tree = self.build.place, self.build.tree
+        self.normal, self.configured = {}, set()
 
-    def configure(self, name, *options):
-        if not (self.place / name / "build.ninja").exists():
-            command = [trees.BIN / "cmake", "-S", self.tree, "-B", self.place / name, "-G", "Ninja", *options]
-            command += [
-                f"-DCMAKE_MAKE_PROGRAM={trees.BIN / 'ninja'}",
-                "-DCMAKE_BUILD_TYPE=Mutants",
-                "-DJAXCOMM_CUDA=OFF",
-            ]
-            command += [f"-DPython_EXECUTABLE={trees.BIN / 'python'}", "-DCMAKE_CXX_FLAGS=-O1 -g0 -DNDEBUG -w"]
-            subprocess.run(list(map(str, command)), check=True, capture_output=True)
-
-    def ninja(self, name, targets):
+    def ninja(self, name, targets, *options):
         """Whether the targets could be built."""
-        command = [trees.BIN / "ninja", "-C", self.place / name, "-j", self.jobs, *targets]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=self.environment)
-        (self.place / f"{name}.log").write_text(done.stdout)
-        return done.returncode == 0
+        if name not in self.configured:
+            self.build.cmake(name, *options)
+            self.configured.add(name)
+        return self.build.ninja(name, targets)[0]
 
     def runs(self, mutant):
         """[(command, folder, environment)], or None if it does not compile."""
         if ".py" in mutant.tests:
             if mutant.file.startswith("ffi/"):
-                self.configure("module")
                 if not self.ninja("module", ["_core"]):
                     return None
                 built = next((self.place / "module").glob("_core*.so"))
@@ -75,20 +59,11 @@ class Runner:
                 built = next(trees.installed().glob("_core*.so"))
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
             return [(trees.pytest(shlex.split(mutant.tests)), self.tree, trees.python_environment(self.tree))]
-        self.configure("native", "-DJAXCOMM_NATIVE_TESTS=ON")
         names = mutant.tests.split()
-        if not self.ninja("native", names):
+        if not self.ninja("native", names, "-DJAXCOMM_NATIVE_TESTS=ON"):
             return None
-        listed = subprocess.run(
-            [trees.BIN / "ctest", "--test-dir", self.place / "native", "--show-only=json-v1"],
-            capture_output=True,
-            text=True,
-        )
-        found = []
-        for test in trees.parse_tests(listed.stdout):
-            if test["name"] in names:
-                found.append((test["command"], self.place, test["environment"]))
-        return found
+        tests = [test for test in self.build.programs() if test["name"] in names]
+        return [(test["command"], self.place, test["environment"]) for test in tests]
 
     def passes(self, mutant):
         """Whether its tests pass with the tree as it is; None if it does not compile."""
@@ -119,7 +94,8 @@ class Runner:
         finally:
             (self.tree / mutant.file).write_text(original)
         if passed is None:
-            print(f"{mutant.name}: does not compile", flush=True)
+            print(f"{mutant.name}: does not compile:\n{(self.place / 'native.log').read_text()[-1500:]}", flush=True)
+            return None
         line = original[: original.index(mutant.old)].count("\n") + 1
         text = re.sub(r"\s+", " ", mutant.old).strip()[:100]
         result = record.SURVIVED if passed else record.CAUGHT
@@ -129,7 +105,7 @@ class Runner:
         )
 
 
-def run(count, seed, jobs=2, only=None, names=None):
+def run(count, seed, jobs=2, only=None, names=None, build=None):
     if wrong := faults():
         raise SystemExit("\n".join(wrong))
     every = mutants()
@@ -138,7 +114,7 @@ def run(count, seed, jobs=2, only=None, names=None):
         chosen = [mutant for mutant in every if mutant.name in names]
     if only:
         chosen = [mutant for mutant in every if only in f"{mutant.file}: {mutant.name}"]
-    runner, results = Runner(jobs), []
+    runner, results = Runner(jobs, build), []
     for mutant in sorted(chosen, key=lambda mutant: mutant.file):
         result = runner.judge(mutant)
         if result:

@@ -3,12 +3,15 @@
 One copy of the tree, with the generated mutants as switches; only the programs that these need are built.
 """
 
+import contextlib
 import re
 
 from . import cxx, hand_run, operators, python, record, schemata, trees
 
 SHARES = {"cxx": 11, "python": 6, "hand": 3}
 SLOW_S = 15  # mutants that took longer are not taken
+SPARE = 5  # some may name programs that are gone
+LIMIT_S = 300  # of a test without a mutant
 SLOW_TO_BUILD = re.compile(r"test_cuda_(executor|flagged|multimem)|test_communicator|test_between_nodes")
 
 
@@ -30,9 +33,30 @@ def choose(count, seed, folders):
     return {name: (by_kind[name], wanted[name]) for name in SHARES}
 
 
+def program(row):
+    """The test program that a row names, or nothing."""
+    found = re.match(r"tests/\w+/(\w+)(:|$)", row.test)
+    return found.group(1) if found else ""
+
+
+def whole(unit):
+    """A unit of all cases of the program."""
+    return unit._replace(command=unit.command[:1])
+
+
+@contextlib.contextmanager
+def changed(path, text):
+    before = path.read_bytes()
+    path.write_text(text)
+    try:
+        yield
+    finally:
+        path.write_bytes(before)
+
+
 class Runner:
     def __init__(self, jobs):
-        self.jobs, self.results, self.ok = jobs, [], {}
+        self.jobs, self.results, self.ok, self.build = jobs, [], {}, None
         self.place = trees.BUILD / "sample"
 
     def verdict(self, row, passed, seconds):
@@ -40,12 +64,28 @@ class Runner:
         print(f"{result:<10} {seconds:6.1f} s  {row.file}:{row.line}: {row.change}  [{row.test}]", flush=True)
         self.results.append(row._replace(result=result, seconds=round(seconds, 1)))
 
+    def judge(self, row, candidates, environment=None, prepare=None):
+        """With the first candidate, (command, folder, environment), that passes without the mutant."""
+        for command, folder, own in candidates:
+            key = tuple(map(str, command))
+            if key not in self.ok:
+                passed, seconds = trees.run(command, folder, LIMIT_S, own)
+                self.ok[key] = seconds if passed else None
+            if self.ok[key] is not None:
+                with prepare or contextlib.nullcontext():
+                    limit_s = 3 * self.ok[key] + 10
+                    return self.verdict(row, *trees.run(command, folder, limit_s, {**own, **(environment or {})}))
+        print(f"{row.test}: not there, or fails without a mutant", flush=True)
+        return self.results.append(row._replace(result=record.SURVIVED))
+
     def cxx(self, rows, wanted):
-        """Those that the sources still have."""
+        """Those that the sources and tests still have."""
         chosen, parts = [], {}
         for row in rows:
-            if len(chosen) == wanted:
+            if len(chosen) == wanted + SPARE:
                 break
+            if ".py" in row.test and not (trees.ROOT / row.test.split("::")[0]).exists():
+                continue
             if row.folder not in parts:
                 first = max((part.end for part in parts.values()), default=0)
                 parts[row.folder] = schemata.Sources(row.folder, first)
@@ -54,52 +94,59 @@ class Runner:
                 chosen.append((row, match[0]))
         if not chosen:
             return
-        build = schemata.Build(self.place, [*parts.values()], {mutant.number for _, mutant in chosen}, self.jobs)
-        programs = {re.match(r"tests/\w+/(\w+)", row.test).group(1) for row, _ in chosen if ".py" not in row.test}
-        units = build.native(sorted(programs)) if programs else []
-        if modules := {row.test for row, _ in chosen if ".py" in row.test}:
-            units += build.python(sorted(modules))
+        numbers = {mutant.number for _, mutant in chosen}
+        self.build = build = schemata.Build(self.place, [*parts.values()], numbers, self.jobs)
+        build.cmake("native", "-DJAXCOMM_NATIVE_TESTS=ON")
+        targets = (self.place / "native/build.ninja").read_text()
+        chosen = [pair for pair in chosen if not program(pair[0]) or f"\nbuild {program(pair[0])}: phony" in targets]
+        chosen = chosen[:wanted]
+        programs = sorted({program(row) for row, _ in chosen} - {""})
+        units = {unit.name: unit for unit in build.native(programs)} if programs else {}
+        modules = sorted(
+            {test for row, _ in chosen if ".py" in row.test for test in (row.test, row.test.split("::")[0])}
+        )
+        if modules:
+            units |= {unit.name: unit for unit in build.python(modules)}
         for row, mutant in chosen:
-            unit = next((unit for unit in units if unit.name == row.test), None)
-            if not unit or not self.usual(unit):
-                print(f"{row.test}: not there, or fails without a mutant", flush=True)
-                self.results.append(row._replace(result=record.SURVIVED))
-                continue
-            environment = {**unit.environment, "JAXCOMM_MUTANT": str(mutant.number)}
-            self.verdict(row, *trees.run(unit.command, unit.folder, 3 * self.ok[unit.name] + 10, environment))
-
-    def usual(self, unit):
-        """Whether it passes without a mutant."""
-        if unit.name not in self.ok:
-            passed, seconds = trees.run(unit.command, unit.folder, 300, unit.environment)
-            self.ok[unit.name] = seconds if passed else None
-        return self.ok[unit.name] is not None
+            candidates = [units[row.test]] if row.test in units else []
+            if program(row):  # its cases may have other names now
+                same = [unit for name, unit in units.items() if name.split(":")[0] == row.test.split(":")[0]]
+                candidates += [whole(unit) for unit in same[:1]]
+            else:
+                candidates.append(units[row.test.split("::")[0]])
+            left = {"JAXCOMM_MUTANT": str(mutant.number)} if mutant in build.left() else {}
+            self.judge(row, [(unit.command, unit.folder, unit.environment) for unit in candidates], left)
 
     def python(self, rows, wanted):
         if not wanted:
             return
         runner = python.Runner(1)
         tree = runner.trees.get()
+        environment = trees.python_environment(tree)
         for row in rows:
             if wanted == 0:
                 break
-            if not (trees.ROOT / row.file).exists():
+            test = row.test.split("::")[0]
+            if not (trees.ROOT / row.file).exists() or not (trees.ROOT / test).exists():
                 continue
             match = [mutant for mutant in operators.mutants(trees.ROOT, row.file) if mutant.key == row.key]
             code = operators.apply(trees.ROOT, match[0]) if match else None
             if code is None:
                 continue
             wanted -= 1
-            if row.test not in self.ok:
-                passed, seconds = runner.pytest(tree, row.test, 300)
-                self.ok[row.test] = seconds if passed else None
-            if self.ok[row.test] is None:
-                print(f"{row.test}: not there, or fails without a mutant", flush=True)
-                self.results.append(row._replace(result=record.SURVIVED))
-                continue
-            (tree / row.file).write_text(code)
-            self.verdict(row, *runner.pytest(tree, row.test, 3 * self.ok[row.test] + 10))
-            (tree / row.file).write_bytes((trees.ROOT / row.file).read_bytes())
+            candidates = [(trees.pytest([name]), tree, environment) for name in (row.test, test)]
+            self.judge(row, candidates, prepare=changed(tree / row.file, code))
+
+    def hand(self, rows, wanted):
+        """In the copy that has the generated ones, none of which is switched on."""
+        build = self.build or schemata.Build(self.place, [], jobs=self.jobs)
+        mutants = {mutant.name: mutant for mutant in hand_run.mutants()}
+        rows = [row for row in rows if row.change in mutants]
+        rows = [row for row in rows if (build.tree / row.file).read_text().count(mutants[row.change].old) == 1]
+        runner = hand_run.Runner(self.jobs, build)
+        for row in rows[:wanted]:
+            result = runner.judge(mutants[row.change])
+            self.verdict(row, *((not result.caught, result.seconds) if result else (True, 0.0)))
 
 
 def run(count, seed, folders, jobs=2, only=None):
@@ -107,9 +154,5 @@ def run(count, seed, folders, jobs=2, only=None):
     for name, (rows, wanted) in choose(count, seed, folders).items():
         if only not in (None, name):
             continue
-        if name == "hand":
-            names = {row.change for row in rows[:wanted]}
-            runner.results += hand_run.run(0, seed, jobs, names=names) if names else []
-        else:
-            getattr(runner, name)(rows, wanted)
+        getattr(runner, name)(rows, wanted)
     return runner.results

@@ -70,7 +70,7 @@ class Build:
     def __init__(self, place, parts, numbers=None, jobs=2):
         self.place, self.tree, self.parts, self.jobs = place, place / "tree", parts, jobs
         self.mutants = [m for part in parts for m in part.mutants if numbers is None or m.number in numbers]
-        self.end = max(part.end for part in parts)
+        self.end = max((part.end for part in parts), default=0)
         self.place.mkdir(parents=True, exist_ok=True)
         known = self.place / "dropped.json"  # what did not compile the last time
         remembered = {tuple(key) for key in json.loads(known.read_text())} if known.exists() else set()
@@ -122,16 +122,21 @@ class Build:
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
 
+    def ninja(self, name, targets, *options):
+        """(whether the targets could be built, what was said)."""
+        environment = {**os.environ, "CCACHE_BASEDIR": str(self.place), "CCACHE_NOHASHDIR": "1"}
+        command = [trees.BIN / "ninja", "-C", self.place / name, "-j", self.jobs, *options, *targets]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment)
+        (self.place / f"{name}.log").write_text(done.stdout)
+        return done.returncode == 0, done.stdout
+
     def compile(self, name, targets):
         """Until all that is left compiles."""
-        environment = {**os.environ, "CCACHE_BASEDIR": str(self.place), "CCACHE_NOHASHDIR": "1"}
-        command = [trees.BIN / "ninja", "-C", self.place / name, "-k", "0", "-j", self.jobs, *targets]
         for _ in range(12):
-            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment)
-            if done.returncode == 0:
+            built, said = self.ninja(name, targets, "-k", "0")
+            if built:
                 return
-            (self.place / f"{name}.log").write_text(done.stdout)
-            dropped = self.drop(done.stdout)
+            dropped = self.drop(said)
             print(f"{self.place.name}: {dropped} mutants do not compile", flush=True)
             if not dropped:
                 break
@@ -142,15 +147,18 @@ class Build:
         """Builds these targets. The units of the programs of `folders` of tests/, or of all that are built."""
         self.cmake("native", "-DJAXCOMM_NATIVE_TESTS=ON")
         self.compile("native", targets)
-        command = [trees.BIN / "ctest", "--test-dir", self.place / "native", "--show-only=json-v1"]
-        listed = subprocess.run(list(map(str, command)), capture_output=True, text=True).stdout
         units = []
-        for test in trees.parse_tests(listed):
-            program = pathlib.Path(test["command"][0])
-            here = program.exists() and (folders is None or program.parent.name in folders)
+        for test in self.programs():
+            here = folders is None or pathlib.Path(test["command"][0]).parent.name in folders
             if here and "full" not in test["labels"] and not NOT_RUN.search(test["name"]):
                 units += self.cases(test)
         return units
+
+    def programs(self):
+        """CTest's tests whose programs are built."""
+        command = [trees.BIN / "ctest", "--test-dir", self.place / "native", "--show-only=json-v1"]
+        listed = subprocess.run(list(map(str, command)), capture_output=True, text=True).stdout
+        return [test for test in trees.parse_tests(listed) if pathlib.Path(test["command"][0]).exists()]
 
     def cases(self, test):
         """A unit for each case, where the program can list them."""

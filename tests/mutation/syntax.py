@@ -335,7 +335,11 @@ class Walker:
         self.number(cursor)
 
     def visit_floating_literal(self, cursor, children, condition):
-        self.number(cursor)
+        span = self.range(cursor)
+        text = self.text(cursor)
+        if re.fullmatch(r"[\d.][\w.+-]*", text) and float(text.rstrip("fFlL")) != 0:
+            change = f"twice {self.marked(span)}"
+            self.add(span, ["(", span, " * (1 + jm::On({id})))"], "literal", change)
 
     def number(self, cursor):
         span = self.range(cursor)
