@@ -6,6 +6,7 @@
 
 #include "../../ffi/cpu/executor.h"
 #include "../../ffi/cuda/call_program.h"
+#include "../../ffi/cuda/selection.h"
 #include "../../ffi/cuda/steps.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
@@ -219,6 +220,12 @@ TEST_CASE("copies of the elements of a channel") {
       }
     }
   }
+}
+
+TEST_CASE("a channel for each 16 KiB of a block") {
+  CHECK(NumChannels(0, 8) == 1 && NumChannels((32 << 10) - 1, 8) == 1);
+  CHECK(NumChannels(32 << 10, 8) == 2 && NumChannels(96 << 10, 8) == 6);
+  CHECK(NumChannels(1 << 30, 8) == 8 && NumChannels(1 << 30, 0) == 1);
 }
 
 TEST_CASE("max_sms bounds the channels of a call") {
