@@ -390,7 +390,8 @@ class Walker:
         """Neighbours of the same type."""
 
         def name(cursor):
-            return cursor.type.get_canonical().spelling.replace("const ", "").rstrip("& ")
+            spelling = cursor.type.get_canonical().spelling.rstrip("& ")
+            return spelling if "*" in spelling else spelling.replace("const ", "")
 
         for first, second in itertools.pairwise(arguments):
             if {first.kind, second.kind} & {CursorKind.LAMBDA_EXPR, CursorKind.INIT_LIST_EXPR}:
