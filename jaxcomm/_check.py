@@ -101,7 +101,7 @@ def group_size(names: tuple, rows: tuple | None) -> int:
 def algorithm(op: str, collective: str, name: str | None) -> str | None:
     if name is None:
         return None
-    known = [row[0] for row in plan.algorithms(collective)]
+    known = [*(row[0] for row in plan.algorithms(collective)), "xla"]
     if name not in known:
         raise ValueError(f"{op}: unknown algorithm {name!r}; known are {', '.join(known)}")
     return name

@@ -23,6 +23,8 @@ class Config:
       max_sms: multiprocessors of a GPU that one collective may keep busy (JAXCOMM_MAX_SMS); the same in all processes.
       windows: whether GPUs read and write XLA's own buffers (JAXCOMM_WINDOWS, 0 or 1), from jax 0.12 on, instead of
         copies of them; the same in all processes. docs/cuda.md says why it is off.
+      algorithm: "xla" lowers every collective to XLA's own (JAXCOMM_ALGORITHM), whatever the calls ask for; the same in
+        all processes.
       calibration: file that jaxcomm.calibrate() writes and later runs read (JAXCOMM_CALIBRATION), instead of
         jaxcomm/calibration-<host>.json in the user's cache folder; none if empty.
     """
@@ -34,6 +36,7 @@ class Config:
     network_devices: str | None = None
     max_sms: int = 32
     windows: bool = False
+    algorithm: str | None = None
     calibration: str | None = None
 
 
@@ -64,6 +67,13 @@ def _flag(name: str, default: bool) -> bool:
     return text == "1"
 
 
+def _algorithm() -> str | None:
+    text = os.environ.get("JAXCOMM_ALGORITHM") or None
+    if text not in (None, "xla"):
+        raise ValueError(f"JAXCOMM_ALGORITHM must be 'xla' or not set, got {text!r}")
+    return text
+
+
 @functools.cache
 def config() -> Config:
     """The settings, from the environment at the first call."""
@@ -75,5 +85,6 @@ def config() -> Config:
         network_devices=os.environ.get("JAXCOMM_NETWORK_DEVICES"),
         max_sms=_positive_int("JAXCOMM_MAX_SMS", Config.max_sms),
         windows=_flag("JAXCOMM_WINDOWS", Config.windows),
+        algorithm=_algorithm(),
         calibration=os.environ.get("JAXCOMM_CALIBRATION"),
     )

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _compat, distributed, figures
+from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._native import register, register_cuda
 
@@ -155,9 +157,30 @@ def _check_algorithm(
 
 
 def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:
-    """Registers a lowering rule that takes the keyword `platform`, for all platforms that have handlers."""
+    """Registers a lowering rule that takes the keyword `platform`: "cpu", "cuda", or "other", which has no handlers."""
     for platform in ("cpu", "cuda"):
         _compat.mlir.register_lowering(primitive, functools.partial(rule, platform=platform), platform=platform)
+    _compat.mlir.register_lowering(primitive, functools.partial(rule, platform="other"))
+
+
+@functools.cache
+def _log_platform() -> None:
+    logging.getLogger("jaxcomm").warning("jaxcomm has no collectives for this platform: XLA's own are used")
+
+
+def _uses_xla(call: Call, platform: str) -> bool:
+    """Whether a call becomes XLA's own collective."""
+    if "xla" in (call.algorithm, config().algorithm):
+        return True
+    if platform != "other":
+        return False
+    if call.algorithm is not None:
+        raise NotImplementedError(
+            f"{call.op} at {call.site}: algorithm {call.algorithm!r} runs on CPU and CUDA only; leave it out, or pass "
+            "algorithm='xla'"
+        )
+    _log_platform()
+    return True
 
 
 def lower(
@@ -168,25 +191,29 @@ def lower(
     target: str,
     attributes: Callable[[Any, int], dict[str, Any]],
     alone: Callable[..., Any] | None,
+    xla: Callable[..., Any],
     in_place: bool = False,
 ) -> Any:
-    """Lowers one collective to one custom call per device.
+    """Lowers one collective to one custom call per device, or to XLA's own collective.
 
     Args:
       ctx: lowering context; its avals give the shapes of operands and results.
       xs: operands.
-      platform: "cpu" or "cuda".
+      platform: "cpu", "cuda" or "other".
       target: FFI target.
       attributes: (first operand on one device, group size) -> attributes of the custom call, beyond those that every
         collective has.
       alone: what a group of one rank computes; None calls the target there too. So does, on GPUs, an algorithm that the
         user has asked for: how the handlers are tried out on a single GPU.
+      xla: the same computation by collectives of jax.lax, (*xs) -> results.
       in_place: alias every operand to the result of the same number.
     """
     axis_context = ctx.module_context.axis_context
     if not _compat.in_spmd_region(axis_context):
         raise NotImplementedError(f"{call.op} works inside jax.shard_map only (called at {call.site})")
     mesh = axis_context.mesh
+    if _uses_xla(call, platform):
+        return _compat.mlir.lower_fun(xla, multiple_results=True)(ctx, *xs)
     common = _call_attributes(mesh, call, target.removeprefix("jaxcomm_"), platform)
     group_size = int(common["call"]["group_size"])
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]

@@ -123,8 +123,18 @@ def _batch_named(bind, axis_data, x, d, *, call, axis):
     )
 
 
+def _xla(x, *, call, axis):
+    return lax.all_gather(x, call.axes, axis_index_groups=call.groups, axis=axis, tiled=True)
+
+
 all_gather_p = define(
-    "all_gather", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+    "all_gather",
+    shape=_shape,
+    attributes=_attributes,
+    transpose=_transpose,
+    batch=_batch,
+    batch_named=_batch_named,
+    xla=_xla,
 )
 all_gather_invariant_p = define(
     "all_gather",
@@ -133,4 +143,5 @@ all_gather_invariant_p = define(
     transpose=_transpose_invariant,
     batch=_batch,
     batch_named=_batch_named,
+    xla=_xla,
 )

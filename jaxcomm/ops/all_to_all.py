@@ -116,6 +116,16 @@ def _batch_named(bind, axis_data, x, d, *, call, **params):
     )
 
 
+def _xla(x, *, call, split_axis, concat_axis):
+    return lax.all_to_all(x, call.axes, split_axis, concat_axis, axis_index_groups=call.groups, tiled=True)
+
+
 all_to_all_p = define(
-    "all_to_all", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+    "all_to_all",
+    shape=_shape,
+    attributes=_attributes,
+    transpose=_transpose,
+    batch=_batch,
+    batch_named=_batch_named,
+    xla=_xla,
 )

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxcomm import _check, _compat, _lowering
 from jaxcomm._lowering import Call
@@ -59,8 +60,19 @@ def _lower(ctx, *xs, platform, call):
         target="jaxcomm_barrier",
         attributes=lambda x, n: {},
         alone=lambda x, shape: x,
+        xla=lambda *xs: _xla(xs, call),
         in_place=True,
     )
+
+
+def _xla(xs, call):
+    # Not a constant, which XLA would sum up when it compiles.
+    arrived = (
+        lax.psum(lax.axis_index(call.axes), call.axes)
+        if call.groups is None
+        else _compat.psum_of_groups(lax.axis_index(call.axes), call.axes, call.groups)
+    )
+    return lax.optimization_barrier((*xs, arrived))[:-1]
 
 
 def _jvp(primals, tangents, *, call):

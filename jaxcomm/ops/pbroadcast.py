@@ -83,6 +83,17 @@ def _batch_named(bind, axis_data, x, d, *, call, source):
     return bind(x, call=call.over(rest), source=int(rest_source)), None
 
 
+def _xla(x, *, call, source):
+    # XLA has no broadcast on CPU; a masked sum would lose the sign of zeros.
+    return lax.index_in_dim(lax.all_gather(x, call.axes), source, keepdims=False)
+
+
 broadcast_p = define(
-    "broadcast", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+    "broadcast",
+    shape=_shape,
+    attributes=_attributes,
+    transpose=_transpose,
+    batch=_batch,
+    batch_named=_batch_named,
+    xla=_xla,
 )

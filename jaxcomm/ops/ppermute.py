@@ -89,6 +89,18 @@ def _batch_named(bind, axis_data, x, d, *, call, perm):
     return lax.concatenate(rows, d), d
 
 
+def _xla(x, *, call, perm):
+    # jax.lax takes ranks in the order of the mesh, whatever the order of the axes, or refuses others.
+    in_mesh = tuple(a for a in jax.sharding.get_abstract_mesh().axis_names if a in call.axes)
+    sizes = {a: lax.axis_size(a) for a in in_mesh}
+
+    def renumber(rank):
+        where = dict(zip(call.axes, np.unravel_index(rank, [sizes[a] for a in call.axes]), strict=True))
+        return int(np.ravel_multi_index([where[a] for a in in_mesh], list(sizes.values())))
+
+    return lax.ppermute(x, in_mesh, [(renumber(s), renumber(d)) for s, d in perm])
+
+
 permute_p = define(
     "permute",
     shape=_shape,
@@ -96,5 +108,6 @@ permute_p = define(
     transpose=_transpose,
     batch=_batch,
     batch_named=_batch_named,
+    xla=_xla,
     alone=None,  # an empty perm gives zeros
 )

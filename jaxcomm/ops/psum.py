@@ -96,7 +96,7 @@ def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_s
         leaf = jnp.asarray(leaf)
         _check.element_type(op, leaf, ordered=not summed)
         if _compat.unreduced_axes(leaf):
-            return _JAX_OWN[op](leaf, names, axis_index_groups=groups)
+            return _LAX[reduce_op](leaf, names, axis_index_groups=groups)
         if summed and leaf.dtype == np.bool_:
             leaf = leaf.astype(np.int32)
         if positional:
@@ -110,7 +110,7 @@ def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_s
     return jax.tree.map(bind, x)
 
 
-_JAX_OWN: dict[str, Callable[..., Any]] = {"psum": lax.psum, "pmean": lax.psum, "pmax": lax.pmax, "pmin": lax.pmin}
+_LAX: dict[ReduceOp, Callable[..., Any]] = {ReduceOp.SUM: lax.psum, ReduceOp.MAX: lax.pmax, ReduceOp.MIN: lax.pmin}
 
 
 def _shape(x, *, call, reduce_op):
@@ -148,10 +148,22 @@ def _batch_named(bind, axis_data, x, d, *, call, reduce_op):
     return (bind(x, call=call.over(rest), reduce_op=reduce_op) if rest else x), None
 
 
+def _xla(x, *, call, reduce_op):
+    if reduce_op == ReduceOp.SUM and call.groups is not None:  # lax.psum refuses groups where types track what varies
+        return _compat.psum_of_groups(x, call.axes, call.groups)
+    return _LAX[reduce_op](x, call.axes, axis_index_groups=call.groups)
+
+
 all_reduce_p = define(
-    "all_reduce", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+    "all_reduce",
+    shape=_shape,
+    attributes=_attributes,
+    transpose=_transpose,
+    batch=_batch,
+    batch_named=_batch_named,
+    xla=_xla,
 )
 # Maxima and minima: not linear, and without a derivative as in jax.lax.
 all_reduce_ordered_p = define(
-    "all_reduce", shape=_shape, attributes=_attributes, transpose=None, batch=_batch, batch_named=_batch_named
+    "all_reduce", shape=_shape, attributes=_attributes, transpose=None, batch=_batch, batch_named=_batch_named, xla=_xla
 )

@@ -106,6 +106,16 @@ def _batch_named(bind, axis_data, x, d, *, call, axis):
     return total.reshape(*total.shape[:axis], n, total.shape[axis] // n, *total.shape[axis + 1 :]), axis
 
 
+def _xla(x, *, call, axis):
+    return lax.psum_scatter(x, call.axes, axis_index_groups=call.groups, scatter_dimension=axis, tiled=True)
+
+
 reduce_scatter_p = define(
-    "reduce_scatter", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+    "reduce_scatter",
+    shape=_shape,
+    attributes=_attributes,
+    transpose=_transpose,
+    batch=_batch,
+    batch_named=_batch_named,
+    xla=_xla,
 )
