@@ -213,7 +213,12 @@ def lower(
         raise NotImplementedError(f"{call.op} works inside jax.shard_map only (called at {call.site})")
     mesh = axis_context.mesh
     if _uses_xla(call, platform):
-        return _compat.mlir.lower_fun(xla, multiple_results=True)(ctx, *xs)
+
+        def whole(*xs):
+            ys = xla(*(x.astype(_in_bytes(x.dtype)) for x in xs))
+            return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
+
+        return _compat.mlir.lower_fun(whole, multiple_results=True)(ctx, *xs)
     common = _call_attributes(mesh, call, target.removeprefix("jaxcomm_"), platform)
     group_size = int(common["call"]["group_size"])
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]

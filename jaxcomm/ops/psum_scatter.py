@@ -63,6 +63,8 @@ def psum_scatter(
         if leaf.dtype == np.bool_:
             raise TypeError(f"{op}: x has element type bool, which has no sum; convert it to an integer type")
         axis = _check.dimension(op, "scatter_dimension", scatter_dimension, leaf.ndim)
+        if _compat.unreduced_axes(leaf):  # typed as a pending sum
+            return lax.psum_scatter(leaf, axes, scatter_dimension=axis, axis_index_groups=groups, tiled=tiled)
         leaf = _compat.make_varying(leaf, axes)
         if tiled:
             _check.divisible(op, "scatter_dimension", axis, leaf.shape, n, axes)
