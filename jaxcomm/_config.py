@@ -11,7 +11,10 @@ class Config:
     """Settings of this process.
 
     Attributes:
-      timeout_s: seconds that a rank waits for the others before its call ends in an error (JAXCOMM_TIMEOUT_S).
+      timeout_s: seconds that a rank waits for others that live but are late, because they compile or write a checkpoint,
+        before its call ends in an error (JAXCOMM_TIMEOUT_S).
+      warn_s: seconds after which a line on standard error names the op and the missing ranks, and again each time that
+        the wait has doubled (JAXCOMM_WARN_S). CPUs only.
       node_id: name of the node of this process, instead of what the kernel says (JAXCOMM_NODE_ID): processes share
         memory exactly if their names are equal. GPUs are of different nodes if their names differ.
       single_copy: whether processes of a node may read each other's memory (JAXCOMM_SINGLE_COPY, 0 or 1). If not, or if
@@ -29,7 +32,8 @@ class Config:
         jaxcomm/calibration-<host>.json in the user's cache folder; none if empty.
     """
 
-    timeout_s: float = 30.0
+    timeout_s: float = 600.0
+    warn_s: float = 30.0
     node_id: str | None = None
     single_copy: bool = True
     ucx_library: str | None = None
@@ -79,6 +83,7 @@ def config() -> Config:
     """The settings, from the environment at the first call."""
     return Config(
         timeout_s=_positive_float("JAXCOMM_TIMEOUT_S", Config.timeout_s),
+        warn_s=_positive_float("JAXCOMM_WARN_S", Config.warn_s),
         node_id=os.environ.get("JAXCOMM_NODE_ID"),
         single_copy=_flag("JAXCOMM_SINGLE_COPY", Config.single_copy),
         ucx_library=os.environ.get("JAXCOMM_UCX_LIBRARY"),

@@ -210,7 +210,7 @@ void CheckInterleavedRuns() {
 }
 
 void CheckMissingDevices() {
-  Meeting::SetTimeout(0.3);
+  Meeting::SetLimits({0.3, 30});
   std::string error;
   const auto late = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "psum"), &error);
   const auto other = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "pmax"), &error);
@@ -244,7 +244,7 @@ void CheckMissingDevices() {
   CHECK(next.WaitFor(4));
   CHECK(next.errors().empty());
   CHECK(out[0] == 4 && out[3] == 4);
-  Meeting::SetTimeout(60);
+  Meeting::SetLimits({60, 30});
   std::printf("ok late devices are named, the run is refused, the next one works\n");
 }
 
@@ -281,7 +281,7 @@ void CheckMismatch() {
 int main() {
   using namespace jaxcomm;
   Completer::Get().EnsureThreads(8);
-  Meeting::SetTimeout(60);
+  Meeting::SetLimits({60, 30});
   for (int round = 0; round < 30; ++round) StressIndependentCalls(round);
   std::printf("ok 30 rounds of 480 calls that arrive in any order\n");
   StressBlockingContinuations();
