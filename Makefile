@@ -80,9 +80,8 @@ test:
 	$(MAKE) --no-print-directory -j2 test-native test-python
 
 # Suspicious tests and every failure 20 times in a row, and all op tests between processes: hours.
-stress: setup $(VENV)/test-deps build/native
-	$(BIN)/cmake --build build/native
-	$(BIN)/ctest --test-dir build/native --repeat until-fail:20 --output-on-failure -R 'meeting|node|joint|network'
+stress: setup $(VENV)/test-deps build-native
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --repeat until-fail:20 --output-on-failure -R 'meeting|node|joint|network'
 	JAXCOMM_STRESS_ROUNDS=20 $(BIN)/python -m pytest tests/test_stress.py tests/multiprocess \
 	  tests/hosts/test_host_failures.py $(PYTEST_ARGS)
 
@@ -98,8 +97,8 @@ shard_number = $(firstword $(subst /, ,$(SHARD)))
 shard_count = $(lastword $(subst /, ,$(SHARD)))
 test-all: setup $(VENV)/test-deps
 	$(MAKE) --no-print-directory cuda build-native
-	$(BIN)/cmake --build build/native --target full_tests
-	$(BIN)/ctest --test-dir build/native --output-on-failure --output-junit $(abspath build/ctest-all.xml) \
+	$(BIN)/cmake --build $(NATIVE_BUILD) --target full_tests
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --output-junit $(abspath build/ctest-all.xml) \
 	  $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
 	$(BIN)/python -m pytest --size full $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml $(PYTEST_ARGS); \
 	  status=$$?; $(BIN)/python tests/slowest.py build/ctest-all.xml build/pytest-all.xml; exit $$status
@@ -107,24 +106,25 @@ comma := ,
 
 # One build folder per flavour of the native tests, and per environment, whose jaxlib they are built with.
 NATIVE_BUILD := build/native$(patsubst .venv%,%,$(VENV))
-$(NATIVE_BUILD) build/address build/thread: $(VENV)/test-deps CMakeLists.txt
-	$(BIN)/cmake -S . -B $@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
+NATIVE_BUILDS := $(NATIVE_BUILD) build/address build/thread
+$(NATIVE_BUILDS:=/build.ninja): $(VENV)/test-deps CMakeLists.txt
+	$(BIN)/cmake -S . -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python \
-	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $@)) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF)
+	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $(@D))) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF)
 	touch $@
 
 .PHONY: build-native
-build-native: $(NATIVE_BUILD)
+build-native: $(NATIVE_BUILD)/build.ninja
 	$(BIN)/cmake --build $(NATIVE_BUILD)
 
 test-native: build-native
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -LE full --output-on-failure --output-junit ctest.xml $(CTEST_ARGS)
 
-test-asan: build/address
+test-asan: build/address/build.ninja
 	$(BIN)/cmake --build build/address
 	$(BIN)/ctest --test-dir build/address -LE full --output-on-failure
 
-test-tsan: build/thread
+test-tsan: build/thread/build.ninja
 	$(BIN)/cmake --build build/thread
 	$(BIN)/ctest --test-dir build/thread -LE full --output-on-failure --output-junit ctest.xml
 

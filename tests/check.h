@@ -37,7 +37,7 @@ int RunCases(int argc, char** argv);
 #define JAXCOMM_CONCAT2(a, b) a##b
 #define JAXCOMM_CONCAT(a, b) JAXCOMM_CONCAT2(a, b)
 #define TEST_CASE(name) JAXCOMM_TEST_CASE(name, JAXCOMM_CONCAT(TestCase, __LINE__))
-#define JAXCOMM_TEST_CASE(name, function)                      \
-  static void function();                                      \
-  static ::jaxcomm::test::Case function##Case(name, function); \
+#define JAXCOMM_TEST_CASE(name, function)                                       \
+  static void function();                                                       \
+  static ::jaxcomm::test::Case JAXCOMM_CONCAT(function, _case)(name, function); \
   static void function()

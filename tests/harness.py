@@ -119,7 +119,7 @@ def lax_or_none(program, mesh, *xs, **options):
 
 
 def compare(program, mesh, *xs, rtol=None, **options):
-    """Runs program(library, row, ...) on every rank with both libraries. Returns our result."""
-    got = run(lambda *blocks: program(OURS, *blocks), mesh, *xs, **options)
-    assert_same(got, run(lambda *blocks: program(LAX, *blocks), mesh, *xs, **options), rtol=rtol)
+    """Runs program(library, row, ...) on every rank with both libraries, in one program. Returns our result."""
+    got, want = run(lambda *blocks: [program(library, *blocks) for library in (OURS, LAX)], mesh, *xs, **options)
+    assert_same(got, want, rtol=rtol)
     return got

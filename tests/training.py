@@ -17,6 +17,7 @@ OPTIONS = {
     "decay_steps": 20, "lr": 1e-2, "eval_every": 4, "eval_batches": 1, "save_every": 3, "sample": 8, "prompt": "def",
     "data": str(ROOT / "models"),
 }  # fmt: skip
+TINY = Config(**OPTIONS)
 
 
 def flags(**options):

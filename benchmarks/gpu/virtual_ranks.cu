@@ -11,7 +11,7 @@
 
 #include "../../ffi/cuda/selection.h"
 #include "../../ffi/plan/algorithms.h"
-#include "../../tests/cuda/gpu.cuh"
+#include "../../tests/cuda/gpu/gpu.cuh"
 
 namespace jaxcomm {
 namespace cuda {

@@ -32,7 +32,9 @@ class Values {
   int32_t Leaf(int32_t rank) const { return rank; }
   int32_t Zero() const { return num_ranks_; }
   // The sum of `operands` from left to right; -1 if it isn't a sum of inputs in which each rank counts at most once.
+  // Of one operand it is the operand.
   int32_t Sum(const std::vector<int32_t>& operands) {
+    if (operands.size() == 1) return operands[0];
     const auto found = sums_.find(operands);
     if (found != sums_.end()) return found->second;
     std::vector<uint64_t> all(ranks_[0].size());

@@ -184,7 +184,8 @@ class Transformer(nnx.Module):
     """Predicts the next byte."""
 
     def __init__(self, config, rngs):
-        self.embed = nnx.Embed(VOCAB, config.width, rngs=rngs)
+        # Else nnx.Embed casts to the type in which parameters are made, and all activations after it.
+        self.embed = nnx.Embed(VOCAB, config.width, dtype=config.dtype, rngs=rngs)
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.layers)])
         self.norm = nnx.RMSNorm(config.width, rngs=rngs)
         self.head = nnx.Linear(config.width, VOCAB, use_bias=False, rngs=rngs)

@@ -37,10 +37,15 @@ void CheckCopies(int64_t item_bytes, bool stream) {
       }
     }
   }
-  std::printf("ok copies of %d-byte elements%s\n", static_cast<int>(item_bytes), stream ? ", streamed" : "");
 }
 
-void CheckLargeStreams() {
+TEST_CASE("copies of elements of every size") {
+  for (const int64_t item_bytes : {1, 2, 4, 8, 16}) CheckCopies(item_bytes, false);
+}
+
+TEST_CASE("streamed copies of elements") { CheckCopies(4, true); }
+
+TEST_CASE("streamed copies at every alignment") {
   for (int64_t bytes : {4095, 4096, 4097, 100000, 1 << 20}) {
     for (int64_t shift : {0, 1, 13, 63}) {
       std::vector<char> src(bytes + 64), dst(bytes + 128, 0), expected(bytes + 128, 0);
@@ -50,15 +55,7 @@ void CheckLargeStreams() {
       CHECK(dst == expected);
     }
   }
-  std::printf("ok streamed copies at every alignment\n");
 }
 
 }  // namespace
 }  // namespace jaxcomm
-
-int main() {
-  for (int64_t item_bytes : {1, 2, 4, 8, 16}) jaxcomm::CheckCopies(item_bytes, false);
-  jaxcomm::CheckCopies(4, true);
-  jaxcomm::CheckLargeStreams();
-  return 0;
-}

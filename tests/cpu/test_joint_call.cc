@@ -14,7 +14,9 @@ namespace {
 
 // Within a node with and without pulling plans. Between nodes, those of a plan are nodes or parts of them, and
 // processes enter in any order, some of them late.
-void EveryAlgorithm(World& world, int32_t num_processes, int32_t num_nodes, std::mt19937& random, uint64_t* key) {
+void EveryAlgorithm(World& world, int32_t num_processes, int32_t num_nodes) {
+  std::mt19937 random(11);
+  uint64_t key = 1000;
   const std::pair<int, int> shapes[] = {{1, 3}, {1, 8}, {2, 4}, {4, 2}, {1, 5}, {8, 1}, {2, 2}};
 #define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
   for (const Collective collective : {
@@ -41,12 +43,12 @@ void EveryAlgorithm(World& world, int32_t num_processes, int32_t num_nodes, std:
             Collective1 one(algorithm, request, Split(n, num_processes, interleaved), random() % 2, random, &world,
                             num_processes);
             Results results(num_processes);
-            ++*key;
+            ++key;
             std::vector<int32_t> order;
             for (int32_t p = 0; p < num_processes; ++p) order.push_back(p);
             std::shuffle(order.begin(), order.end(), random);
             for (const int32_t p : order) {
-              auto call = one.CallOf(world, p, *key, results);
+              auto call = one.CallOf(world, p, key, results);
               call->Enter();
               world.progress(p).Add(call);
               if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 500));
@@ -62,7 +64,7 @@ void EveryAlgorithm(World& world, int32_t num_processes, int32_t num_nodes, std:
 }
 
 // Each process enters all calls in an order of its own, from several threads, some of which move the calls themselves.
-void ManyAtOnce(World& world, int32_t num_processes, std::mt19937& random, uint64_t* key) {
+void ManyAtOnce(World& world, int32_t num_processes, std::mt19937& random, uint64_t first) {
   constexpr int kCalls = 40;
   std::vector<std::unique_ptr<Collective1>> calls;
   std::vector<std::unique_ptr<Results>> results;
@@ -74,8 +76,6 @@ void ManyAtOnce(World& world, int32_t num_processes, std::mt19937& random, uint6
                                                   c % 2 == 0, random));
     results.push_back(std::make_unique<Results>(num_processes));
   }
-  const uint64_t first = *key + 1;
-  *key += kCalls;
   std::vector<std::thread> threads;
   for (int32_t p = 0; p < num_processes; ++p) {
     for (int half = 0; half < 2; ++half) {
@@ -100,15 +100,41 @@ void ManyAtOnce(World& world, int32_t num_processes, std::mt19937& random, uint6
   }
 }
 
+void ManyAtOnce(int num_rounds, unsigned seed) {
+  for (const int32_t num_processes : {2, 3}) {
+    World world(num_processes);
+    std::mt19937 random(seed);
+    for (int round = 0; round < num_rounds; ++round) ManyAtOnce(world, num_processes, random, 1000 + 100 * round);
+  }
+}
+
+TEST_CASE("every algorithm between processes of a node") {
+  for (const int32_t num_processes : {2, 3}) {
+    World world(num_processes);
+    EveryAlgorithm(world, num_processes, 1);
+  }
+}
+
+TEST_CASE("every algorithm between two nodes of two processes") {
+  World world(4, 2, 5);
+  EveryAlgorithm(world, 4, 2);
+}
+
+TEST_CASE("many calls at once") { ManyAtOnce(3, 11); }
+
+TEST_CASE("many calls at once, many rounds [full]") { ManyAtOnce(50, 12); }
+
 // Nobody keeps a call that is over: it holds on to its call site, which may be that of a program that has been dropped.
-void CallsAreLetGo(World& world, int32_t num_processes, std::mt19937& random, uint64_t* key) {
+TEST_CASE("calls that are over are let go") {
+  constexpr int32_t num_processes = 3;
+  World world(num_processes);
+  std::mt19937 random(11);
   Collective1 one(Named(Collective::kAllReduce, "ring"), Sum(num_processes, 50),
                   Split(num_processes, num_processes, false), false, random);
   Results results(num_processes);
-  ++*key;
   std::vector<std::weak_ptr<JointCall>> calls;
   for (int32_t p = 0; p < num_processes; ++p) {
-    auto call = one.CallOf(world, p, *key, results);
+    auto call = one.CallOf(world, p, 1000, results);
     calls.push_back(call);
     call->Enter();
     world.progress(p).Add(std::move(call));
@@ -123,23 +149,3 @@ void CallsAreLetGo(World& world, int32_t num_processes, std::mt19937& random, ui
 
 }  // namespace
 }  // namespace jaxcomm
-
-int main() {
-  using namespace jaxcomm;
-  std::mt19937 random(11);
-  uint64_t key = 1000;
-  for (const int32_t num_processes : {2, 3}) {
-    World world(num_processes);
-    EveryAlgorithm(world, num_processes, 1, random, &key);
-    std::printf("ok every algorithm, %d processes\n", num_processes);
-    for (int round = 0; round < 10; ++round) ManyAtOnce(world, num_processes, random, &key);
-    std::printf("ok many at once, %d processes\n", num_processes);
-    CallsAreLetGo(world, num_processes, random, &key);
-  }
-  {
-    World world(4, 2, 5);
-    EveryAlgorithm(world, 4, 2, random, &key);
-    std::printf("ok every algorithm, 2 nodes of 2 processes\n");
-  }
-  return 0;
-}

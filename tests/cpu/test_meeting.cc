@@ -14,6 +14,12 @@
 namespace jaxcomm {
 namespace {
 
+// Of every case: threads for all devices, and no deadline that a slow machine could meet.
+void Prepare() {
+  Completer::Get().EnsureThreads(8);
+  Meeting::SetLimits({60, 30});
+}
+
 // What a test waits for: a count of completions, with a deadline.
 class Counter {
  public:
@@ -62,7 +68,7 @@ CallSpec Spec(Collective collective, int64_t num_ranks, int64_t group_size, cons
 
 // Devices are threads that arrive at every site of every run without waiting for earlier ones, each in its own order of
 // sites. Every output must be that of its own site, run and iteration.
-void StressIndependentCalls(int round) {
+void IndependentCalls(int round) {
   constexpr int64_t kRanks = 8;
   constexpr int kSites = 12;
   constexpr int kIterations = 5;
@@ -150,12 +156,12 @@ class BlockingCompletion : public Completion {
   const int wait_for_;
 };
 
-void StressBlockingContinuations() {
+void ContinuationsThatWait(int num_rounds) {
   constexpr int kRanks = 8;
   std::string error;
   const auto site = Meeting::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum"), &error);
   std::vector<float> in(kRanks, 1), out(kRanks);
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < num_rounds; ++round) {
     const bool blocking = round % 3 == 0;
     // The last to arrive completes its own promise at once, in its own call: that one doesn't wait.
     Counter inside, finished;
@@ -175,8 +181,29 @@ void StressBlockingContinuations() {
   }
 }
 
+TEST_CASE("independent calls arrive in any order") {
+  Prepare();
+  for (int round = 0; round < 5; ++round) IndependentCalls(round);
+}
+
+TEST_CASE("independent calls arrive in any order, many rounds [full]") {
+  Prepare();
+  for (int round = 5; round < 60; ++round) IndependentCalls(round);
+}
+
+TEST_CASE("continuations wait for each other") {
+  Prepare();
+  ContinuationsThatWait(500);
+}
+
+TEST_CASE("continuations wait for each other, many rounds [full]") {
+  Prepare();
+  ContinuationsThatWait(6000);
+}
+
 // Every device alternates between two runs of one call site, the second half of the devices in the other order.
-void CheckInterleavedRuns() {
+TEST_CASE("two runs that interleave on every device") {
+  Prepare();
   constexpr int kRanks = 4;
   std::string error;
   const auto site = Meeting::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum"), &error);
@@ -206,10 +233,10 @@ void CheckInterleavedRuns() {
       }
     }
   }
-  std::printf("ok two runs that interleave on every device\n");
 }
 
-void CheckMissingDevices() {
+TEST_CASE("late devices are named, the run is refused, the next one works") {
+  Prepare();
   Meeting::SetLimits({0.3, 30});
   std::string error;
   const auto late = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "psum"), &error);
@@ -244,11 +271,10 @@ void CheckMissingDevices() {
   CHECK(next.WaitFor(4));
   CHECK(next.errors().empty());
   CHECK(out[0] == 4 && out[3] == 4);
-  Meeting::SetLimits({60, 30});
-  std::printf("ok late devices are named, the run is refused, the next one works\n");
 }
 
-void CheckMismatch() {
+TEST_CASE("ranks that disagree see both sides") {
+  Prepare();
   std::string error;
   const auto site = Meeting::Make(Spec(Collective::kAllReduce, 2, 2, "psum"), &error);
   std::vector<float> in(8, 1), out(8);
@@ -272,22 +298,7 @@ void CheckMismatch() {
   overlapping.groups = {0, 0};
   CHECK(Meeting::Make(overlapping, &error) == nullptr);
   CHECK(error.find("rank 0 is in two groups") != std::string::npos);
-  std::printf("ok ranks that disagree see both sides\n");
 }
 
 }  // namespace
 }  // namespace jaxcomm
-
-int main() {
-  using namespace jaxcomm;
-  Completer::Get().EnsureThreads(8);
-  Meeting::SetLimits({60, 30});
-  for (int round = 0; round < 30; ++round) StressIndependentCalls(round);
-  std::printf("ok 30 rounds of 480 calls that arrive in any order\n");
-  StressBlockingContinuations();
-  std::printf("ok 3000 rounds whose continuations wait for each other\n");
-  CheckInterleavedRuns();
-  CheckMissingDevices();
-  CheckMismatch();
-  return 0;
-}

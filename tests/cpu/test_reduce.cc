@@ -3,6 +3,7 @@
 #include <complex>
 #include <cstring>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "../../ffi/cpu/reduce.h"
@@ -15,7 +16,7 @@ namespace {
 // Nearest representable value by search over all patterns, ties to the even pattern: independent of Encode's
 // arithmetic.
 template <typename Format>
-void CheckEveryPattern(const char* name) {
+void CheckEveryPattern() {
   using Storage = typename Format::Storage;
   const int num_patterns = 1 << (8 * sizeof(Storage));
   for (int i = 0; i < num_patterns; ++i) {
@@ -38,25 +39,75 @@ void CheckEveryPattern(const char* name) {
     CHECK(Format::Encode(std::nextafter(middle, 0.0f)) == static_cast<Storage>(i));
     CHECK(Format::Encode(std::nextafter(middle, INFINITY)) == static_cast<Storage>(i + 1));
   }
-  std::printf("ok %s: every pattern, every midpoint\n", name);
 }
 
 template <typename T>
-void CheckPlain(DType dtype, const char* name) {
+T Sum(T a, T b) {
+  if constexpr (std::is_floating_point<T>::value) {
+    return a + b;
+  } else {
+    return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  }
+}
+
+template <typename T>
+void CheckComplex(DType dtype) {
+  using Number = std::complex<T>;
+  for (const int num_sources : {1, 3, 6, 9}) {
+    std::vector<std::vector<Number>> sources;
+    std::vector<const void*> pointers;
+    std::vector<Number> sum(11), out(11);
+    for (int s = 0; s < num_sources; ++s) {
+      sources.emplace_back();
+      for (int i = 0; i < 11; ++i) sources[s].push_back({static_cast<T>(i - s), static_cast<T>(100 * s + i)});
+      for (int i = 0; i < 11; ++i) sum[i] += sources[s][i];
+    }
+    for (const auto& source : sources) pointers.push_back(source.data());
+    FindReduce(dtype, ReduceOp::kSum)(out.data(), pointers.data(), num_sources, 11);
+    CHECK(out == sum);
+  }
+}
+
+TEST_CASE("sums of complex numbers") {
+  CheckComplex<float>(DType::kC64);
+  CheckComplex<double>(DType::kC128);
+}
+
+// As lax.psum: any of them; maximum and minimum: any and all.
+TEST_CASE("sums, maxima and minima of truth values") {
+  for (int bits = 0; bits < 8; ++bits) {
+    const uint8_t values[3] = {static_cast<uint8_t>(bits & 1), static_cast<uint8_t>(bits >> 1 & 1),
+                               static_cast<uint8_t>(bits >> 2)};
+    const void* pointers[] = {&values[0], &values[1], &values[2]};
+    uint8_t sum, largest, smallest;
+    FindReduce(DType::kBool, ReduceOp::kSum)(&sum, pointers, 3, 1);
+    FindReduce(DType::kBool, ReduceOp::kMax)(&largest, pointers, 3, 1);
+    FindReduce(DType::kBool, ReduceOp::kMin)(&smallest, pointers, 3, 1);
+    CHECK(sum == (bits != 0) && largest == (bits != 0) && smallest == (bits == 7));
+  }
+}
+
+template <typename T>
+void CheckPlain(DType dtype) {
   std::mt19937 random(1);
+  std::uniform_int_distribution<uint64_t> wide;
   for (int64_t count : {0, 1, 7, 2048, 5000}) {
-    for (int num_sources : {1, 2, 8}) {
+    for (int num_sources : {1, 2, 3, 4, 5, 7, 8, 9, 12, 14}) {
       std::vector<std::vector<T>> sources(num_sources, std::vector<T>(count));
       std::vector<const void*> pointers;
       for (auto& source : sources) {
-        for (auto& value : source) value = static_cast<T>(static_cast<int>(random() % 16));
+        // Every bit of integers, which wrap around; of floats, numbers that are summed exactly.
+        for (auto& value : source) {
+          value = static_cast<T>(std::is_floating_point<T>::value ? static_cast<int>(random() % 33) - 16
+                                                                  : static_cast<int64_t>(wide(random)));
+        }
         pointers.push_back(source.data());
       }
       std::vector<T> sum(count), largest(count), smallest(count);
       for (int64_t i = 0; i < count; ++i) {
         sum[i] = largest[i] = smallest[i] = sources[0][i];
         for (int s = 1; s < num_sources; ++s) {
-          sum[i] = static_cast<T>(sum[i] + sources[s][i]);
+          sum[i] = Sum(sum[i], sources[s][i]);
           if (sources[s][i] > largest[i]) largest[i] = sources[s][i];
           if (sources[s][i] < smallest[i]) smallest[i] = sources[s][i];
         }
@@ -73,10 +124,9 @@ void CheckPlain(DType dtype, const char* name) {
       CHECK(sources[0] == sum);
     }
   }
-  std::printf("ok %s: sum, max, min\n", name);
 }
 
-void CheckFloatCorners() {
+TEST_CASE("NaN and signed zeros") {
   const float nan = NAN;
   const float values[][3] = {{1, nan, 2}, {nan, 1, 2}, {1, 2, nan}, {-0.0f, 0.0f, -0.0f}, {0.0f, -0.0f, 0.0f}};
   for (const auto& row : values) {
@@ -92,50 +142,50 @@ void CheckFloatCorners() {
       CHECK(std::isnan(smallest));
     }
   }
-  std::printf("ok f32: NaN and signed zeros\n");
 }
 
-void CheckOneRounding() {
+TEST_CASE("a reduction rounds once") {
   // 256 + 1 + 1: bf16 has 8 bits, so rounding after each addition would lose both ones.
   const uint16_t a = BFloat16::Encode(256), b = BFloat16::Encode(1);
   const void* pointers[] = {&a, &b, &b};
   uint16_t out;
   FindReduce(DType::kBF16, ReduceOp::kSum)(&out, pointers, 3, 1);
   CHECK(BFloat16::Decode(out) == 258);
-  std::printf("ok bf16: one rounding per reduction\n");
 }
 
-}  // namespace
-}  // namespace jaxcomm
-
-int main() {
-  using namespace jaxcomm;
+TEST_CASE("the types that can be reduced have a function") {
   for (int type = 0; type <= static_cast<int>(DType::kF8E8M0FNU); ++type) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
       const auto dtype = static_cast<DType>(type);
       CHECK(CanReduce(dtype, op) == (FindReduce(dtype, op) != nullptr));
     }
   }
-  CheckEveryPattern<BFloat16>("bf16");
-  CheckEveryPattern<Float16>("f16");
-  CheckEveryPattern<Float8E5M2>("f8e5m2");
-  CheckEveryPattern<Float8E4M3>("f8e4m3");
-  CheckEveryPattern<Float8E3M4>("f8e3m4");
-  CheckEveryPattern<Float8E4M3FN>("f8e4m3fn");
-  CheckEveryPattern<Float8E4M3B11FNUZ>("f8e4m3b11fnuz");
-  CheckEveryPattern<Float8E5M2FNUZ>("f8e5m2fnuz");
-  CheckEveryPattern<Float8E4M3FNUZ>("f8e4m3fnuz");
-  CheckPlain<int8_t>(DType::kS8, "s8");
-  CheckPlain<int16_t>(DType::kS16, "s16");
-  CheckPlain<int32_t>(DType::kS32, "s32");
-  CheckPlain<int64_t>(DType::kS64, "s64");
-  CheckPlain<uint8_t>(DType::kU8, "u8");
-  CheckPlain<uint16_t>(DType::kU16, "u16");
-  CheckPlain<uint32_t>(DType::kU32, "u32");
-  CheckPlain<uint64_t>(DType::kU64, "u64");
-  CheckPlain<float>(DType::kF32, "f32");
-  CheckPlain<double>(DType::kF64, "f64");
-  CheckFloatCorners();
-  CheckOneRounding();
-  return 0;
 }
+
+TEST_CASE("every pattern of small floats and every midpoint between two") {
+  CheckEveryPattern<BFloat16>();
+  CheckEveryPattern<Float16>();
+  CheckEveryPattern<Float8E5M2>();
+  CheckEveryPattern<Float8E4M3>();
+  CheckEveryPattern<Float8E3M4>();
+  CheckEveryPattern<Float8E4M3FN>();
+  CheckEveryPattern<Float8E4M3B11FNUZ>();
+  CheckEveryPattern<Float8E5M2FNUZ>();
+  CheckEveryPattern<Float8E4M3FNUZ>();
+}
+
+TEST_CASE("sum, maximum and minimum of every plain type") {
+  CheckPlain<int8_t>(DType::kS8);
+  CheckPlain<int16_t>(DType::kS16);
+  CheckPlain<int32_t>(DType::kS32);
+  CheckPlain<int64_t>(DType::kS64);
+  CheckPlain<uint8_t>(DType::kU8);
+  CheckPlain<uint16_t>(DType::kU16);
+  CheckPlain<uint32_t>(DType::kU32);
+  CheckPlain<uint64_t>(DType::kU64);
+  CheckPlain<float>(DType::kF32);
+  CheckPlain<double>(DType::kF64);
+}
+
+}  // namespace
+}  // namespace jaxcomm

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -146,10 +147,10 @@ struct Collective1 {
   }
 
   std::shared_ptr<JointCall> CallOf(World& world, int32_t process, uint64_t key, Results& results,
-                                    double timeout_s = 60) {
+                                    double timeout_s = 60, int64_t run = -1) {
     JointCall::Spec spec;
     spec.key = key;
-    spec.run = static_cast<int64_t>(key / 1000);
+    spec.run = run >= 0 ? run : static_cast<int64_t>(key / 1000);
     auto names = std::make_shared<CallNames>();
     names->prefix = "psum at test: ";
     names->what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";

@@ -9,7 +9,7 @@
 #include "../../ffi/cuda/steps.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
-#include "virtual_flagged.h"
+#include "fakes/virtual_flagged.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -167,7 +167,7 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
   return arena_bytes;
 }
 
-void TestCallsInAnArena() {
+TEST_CASE("calls with buffers in an arena, and elsewhere") {
   int num_calls = 0;
   for (int c = 0; c <= static_cast<int>(Collective::kBarrier); ++c) {
     const auto collective = static_cast<Collective>(c);
@@ -188,11 +188,10 @@ void TestCallsInAnArena() {
     }
   }
   CHECK(num_calls > 200);
-  std::printf("ok %d calls with buffers in an arena, and elsewhere\n", num_calls);
 }
 
 // Each channel copies its own elements, wherever they lie, and no byte of any other.
-void TestChannelsCopyTheirOwn() {
+TEST_CASE("copies of the elements of a channel") {
   int num_copies = 0;
   for (const auto& [block_count, run] :
        {std::pair{1, 1}, {7, 7}, {600, 1}, {600, 600}, {600, 30}, {600, 150}, {1024, 128}, {4000, 2000}}) {
@@ -220,10 +219,9 @@ void TestChannelsCopyTheirOwn() {
       }
     }
   }
-  std::printf("ok %d copies of the elements of a channel\n", num_copies);
 }
 
-void TestMaxSms() {
+TEST_CASE("max_sms bounds the channels of a call") {
   CallSpec spec = SpecOf(Collective::kAllReduce, 4, "");
   const auto channels = [&](int64_t max_sms) {
     CallProgram call;
@@ -235,11 +233,10 @@ void TestMaxSms() {
   };
   CHECK(channels(0) == 16 && channels(1) == 1 && channels(5) == 5);
   CHECK(channels(17) == 16 && channels(int64_t{1} << 40) == 16);  // a communicator has no more channels
-  std::printf("ok max_sms bounds the channels of a call\n");
 }
 
 // By itself: for small blocks, of these collectives.
-void TestSmallCallsAreFlagged() {
+TEST_CASE("small calls are flagged") {
   const auto is_flagged = [](Collective collective, const char* algorithm, int64_t block_count, int32_t max_channels) {
     const Counts counts = CountsOf(collective, 4, block_count);
     CallProgram call;
@@ -262,11 +259,10 @@ void TestSmallCallsAreFlagged() {
   }
   CHECK(!is_flagged(Collective::kBroadcast, "", 2, 32));
   CHECK(NumFlaggedChannels(8, 32) == 1 && NumFlaggedChannels(4097, 32) == 2 && NumFlaggedChannels(65536, 3) == 3);
-  std::printf("ok small calls are flagged\n");
 }
 
 // Only who asks for it gets it.
-void TestCallsByMultimem() {
+TEST_CASE("calls by multimem") {
   const auto make = [](Collective collective, const char* algorithm, DType dtype, int64_t block_count, Seat seat,
                        CallProgram* call, std::string* error, int64_t max_sms = 0) {
     const Counts counts = CountsOf(collective, 4, block_count);
@@ -293,17 +289,15 @@ void TestCallsByMultimem() {
     CHECK(takes_integers == !Reduces(collective));
     CHECK(takes_integers || Has(error, "algorithm \"multimem\" needs f32, bf16 or f16 to add up"));
   }
-  std::printf("ok calls by multimem\n");
 }
 
-void TestEmptyBuffers() {
+TEST_CASE("calls of nothing need no kernel") {
   for (int c = 0; c < static_cast<int>(Collective::kBarrier); ++c) {
     CHECK(RunCall(SpecOf(static_cast<Collective>(c), 4, ""), 0, 32) == 0);
   }
-  std::printf("ok calls of nothing need no kernel\n");
 }
 
-void TestArenaHoldsWhatIsShared() {
+TEST_CASE("an arena holds what ranks share") {
   // Everybody reads everybody's input; results are written where XLA wants them.
   CallProgram call;
   std::string error;
@@ -322,10 +316,9 @@ void TestArenaHoldsWhatIsShared() {
   CHECK(args.input.At(3) == arena.At(3));
   CHECK(args.output.At(3) == &y && args.output.At(0) == &y);
   CHECK(args.ranks_per_node == 4);
-  std::printf("ok an arena holds what ranks share\n");
 }
 
-void TestWindows() {
+TEST_CASE("windows are equally spaced") {
   device::Window window;
   std::string error;
   char* const base = reinterpret_cast<char*>(int64_t{1} << 40);
@@ -335,10 +328,9 @@ void TestWindows() {
   CHECK(MakeWindow({base, base - far, base - 2 * far}, &window, &error) && window.At(2) == base - 2 * far);
   CHECK(!MakeWindow({base, base + far, base + 3 * far}, &window, &error) && Has(error, "not equally spaced: rank 2"));
   CHECK(!MakeWindow({base, nullptr}, &window, &error) && Has(error, "memory of rank 1 has no address"));
-  std::printf("ok windows are equally spaced\n");
 }
 
-void TestFailureTexts() {
+TEST_CASE("failures say who, where and how long") {
   CHECK(PhaseText(kEnter) == "when entering" && PhaseText(kLeave) == "when leaving" && PhaseText(7) == "in step 7");
   CHECK(PhaseText(kExchange) == "in the exchange");
   CHECK(PhaseText(kLocate) == "when telling where its buffers are");
@@ -356,7 +348,6 @@ void TestFailureTexts() {
   CHECK(FailureText(report, "psum at model.py:7 (step)", 2.5) ==
         "psum at model.py:7 (step): rank 2 gave up: the network took 3 of 4 puts of channel 1 within 2.5 s "
         "(JAXCOMM_TIMEOUT_S)");
-  std::printf("ok failures say who, where and how long\n");
 }
 
 std::string Refusal(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count) {
@@ -367,7 +358,7 @@ std::string Refusal(const CallSpec& spec, DType dtype, int64_t input_count, int6
   return error;
 }
 
-void TestRefusals() {
+TEST_CASE("what does not fit is refused") {
   CHECK(Has(Refusal(SpecOf(Collective::kAllGather, 4, "nonsense"), DType::kF32, 8, 32), "no algorithm \"nonsense\""));
   const std::string far = Refusal(SpecOf(Collective::kAllReduce, 4, "hierarchical"), DType::kF32, 8, 8);
   CHECK(Has(far, "needs several nodes of several ranks") && Has(far, "on GPUs a node is what NVLink connects"));
@@ -376,23 +367,8 @@ void TestRefusals() {
   CallSpec maximum = SpecOf(Collective::kAllReduce, 4, "");
   maximum.reduce_op = ReduceOp::kMax;
   CHECK(Has(Refusal(maximum, DType::kC64, 8, 8), "can't be reduced"));
-  std::printf("ok what does not fit is refused\n");
 }
 
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
-
-int main() {
-  jaxcomm::cuda::TestCallsInAnArena();
-  jaxcomm::cuda::TestChannelsCopyTheirOwn();
-  jaxcomm::cuda::TestMaxSms();
-  jaxcomm::cuda::TestSmallCallsAreFlagged();
-  jaxcomm::cuda::TestCallsByMultimem();
-  jaxcomm::cuda::TestEmptyBuffers();
-  jaxcomm::cuda::TestArenaHoldsWhatIsShared();
-  jaxcomm::cuda::TestWindows();
-  jaxcomm::cuda::TestFailureTexts();
-  jaxcomm::cuda::TestRefusals();
-  return 0;
-}

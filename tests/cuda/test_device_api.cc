@@ -1,13 +1,12 @@
 // Small kernels on the device API alone, as users write them, emulated.
-//
-//   test_cuda_device_api [first seed]
 #include <cstdlib>
 #include <random>
 #include <vector>
 
 #include "../../ffi/include/jaxcomm/device.h"
 #include "../check.h"
-#include "virtual_flagged.h"
+#include "fakes/seed.h"
+#include "fakes/virtual_flagged.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -219,29 +218,51 @@ void TestMultimem(uint64_t seed, int32_t size, int32_t channels, unsigned thread
   });
 }
 
-}  // namespace
-}  // namespace cuda
-}  // namespace jaxcomm
-
-int main(int argc, char** argv) {
-  using namespace jaxcomm::cuda;
-  uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
+// Runs `f` with a seed for each group, number of channels and of threads.
+template <typename F>
+void ForAllShapes(F f) {
+  uint64_t seed = FirstSeed();
   for (const int32_t size : {2, 3, 6}) {
     for (const int32_t channels : {1, 3}) {
-      for (const unsigned threads : {1u, 2u, 8u}) {
-        for (int repeat = 0; repeat < 5; ++repeat) TestBarrier(++seed, size, channels, threads);
-        for (const int64_t count : {1, 7, 300}) TestRing(++seed, size, channels, threads, count);
-        TestMissingRank(++seed, size, channels, threads);
-        TestMultimem<jaxcomm::arithmetic::Plain<float>>(++seed, size, channels, threads);
-        TestMultimem<jaxcomm::arithmetic::Widened<jaxcomm::BFloat16>>(++seed, size, channels, threads);
-        TestMultimem<jaxcomm::arithmetic::Widened<jaxcomm::Float16>>(++seed, size, channels, threads);
-      }
+      for (const unsigned threads : {1u, 2u, 8u}) f(seed += 10, size, channels, threads);
     }
   }
+}
+
+TEST_CASE("a barrier") {
+  ForAllShapes([](uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
+    for (int repeat = 0; repeat < 5; ++repeat) TestBarrier(seed + repeat, size, channels, threads);
+  });
+}
+
+TEST_CASE("puts round a ring") {
+  ForAllShapes([](uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
+    for (const int64_t count : {1, 7, 300}) TestRing(++seed, size, channels, threads, count);
+  });
+}
+
+TEST_CASE("a rank that is missing") { ForAllShapes(TestMissingRank); }
+
+TEST_CASE("sums through a switch") {
+  ForAllShapes([](uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
+    TestMultimem<arithmetic::Plain<float>>(seed, size, channels, threads);
+    TestMultimem<arithmetic::Widened<BFloat16>>(seed + 1, size, channels, threads);
+    TestMultimem<arithmetic::Widened<Float16>>(seed + 2, size, channels, threads);
+  });
+}
+
+TEST_CASE("numbers with flags") {
+  uint64_t seed = FirstSeed();
   for (const int32_t size : {2, 3, 6}) {
     for (const int32_t channels : {1, 3}) TestNumbers(++seed, size, channels);
   }
-  for (const unsigned threads : {1u, 2u, 31u, 32u, 33u, 65u, 512u}) TestBlockSum(++seed, threads);
-  std::printf("ok\n");
-  return 0;
 }
+
+TEST_CASE("the sum of a block") {
+  uint64_t seed = FirstSeed();
+  for (const unsigned threads : {1u, 2u, 31u, 32u, 33u, 65u, 512u}) TestBlockSum(++seed, threads);
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,8 +1,5 @@
 // The kernel of examples/fused_rmsnorm, emulated, or with virtual ranks on one GPU: the same bits on all ranks, near to
 // what double precision gives, call after call on the same window.
-//
-//   test_cuda_example [first seed]
-//   test_gpu_example [first seed]
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -12,7 +9,8 @@
 
 #include "../../examples/fused_rmsnorm/fused_rmsnorm.cuh"
 #include "../check.h"
-#include "virtual_ranks.h"
+#include "fakes/seed.h"
+#include "fakes/virtual_ranks.h"
 
 namespace fused_rmsnorm {
 namespace {
@@ -270,7 +268,7 @@ void TestMissingRank(uint64_t seed, int32_t size) {
   CHECK(std::memcmp(before.data(), node.window.base, bytes) == 0);
 }
 
-void TestProblems() {
+TEST_CASE("what a call must look like") {
   const Node node(2, 3, 3 * 2 * 64);
   const auto problem = [&](const std::function<void(Args<F32>&)>& spoil, int32_t channels = 3) {
     Args<F32> args = node.ArgsOf<F32>(0);
@@ -288,20 +286,21 @@ void TestProblems() {
   CHECK(problem([](Args<F32>& args) { args.hidden = 17; }));
 }
 
+template <typename Codec>
+void TestAllSizes(uint64_t seed, int repeats) {
+  for (int32_t size = 1; size <= 8; ++size) {
+    for (int repeat = 0; repeat < repeats; ++repeat) TestCalls<Codec>(seed += 10, size);
+  }
+}
+
+TEST_CASE("calls of f32") { TestAllSizes<F32>(jaxcomm::FirstSeed(), 4); }
+
+TEST_CASE("calls of bf16") { TestAllSizes<BF16>(jaxcomm::FirstSeed() + 1000, 4); }
+
+TEST_CASE("a rank that is missing") {
+  uint64_t seed = jaxcomm::FirstSeed();
+  for (const int32_t size : {2, 3, 8}) TestMissingRank(++seed, size);
+}
+
 }  // namespace
 }  // namespace fused_rmsnorm
-
-int main(int argc, char** argv) {
-  using namespace fused_rmsnorm;
-  uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
-  for (int32_t size = 1; size <= 8; ++size) {
-    for (int repeat = 0; repeat < 4; ++repeat) {
-      TestCalls<F32>(++seed, size);
-      TestCalls<BF16>(++seed, size);
-    }
-  }
-  for (const int32_t size : {2, 3, 8}) TestMissingRank(++seed, size);
-  TestProblems();
-  std::printf("ok\n");
-  return 0;
-}

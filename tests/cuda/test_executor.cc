@@ -1,8 +1,5 @@
 // The GPU's executor: every algorithm of every collective for 1 to 8 ranks in every split into nodes, all element
 // types, odd sizes, strided blocks; the same bits as the CPU's executor. Emulated, or by nvcc on a GPU.
-//
-//   test_cuda_executor [reduced] [first seed]
-//   test_gpu_executor [reduced | streams] [first seed]      streams: the production kernel, and a stream per rank
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -13,11 +10,12 @@
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/builder.h"
 #include "../check.h"
-#include "all_types.h"
+#include "fakes/all_types.h"
+#include "fakes/seed.h"
 #if defined(__CUDACC__)
-#include "on_gpu.cuh"
+#include "gpu/on_gpu.cuh"
 #else
-#include "emulated.h"
+#include "fakes/emulated.h"
 #endif
 
 namespace jaxcomm {
@@ -286,27 +284,16 @@ Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, 
   return test;
 }
 
-}  // namespace
-}  // namespace cuda
-}  // namespace jaxcomm
-
-int main(int argc, char** argv) {
-  using namespace jaxcomm;
-  using namespace jaxcomm::cuda;
-  const bool reduced = argc > 1 && std::string(argv[1]) == "reduced";
-#if defined(__CUDACC__)
-  a_stream_per_rank = argc > 1 && std::string(argv[1]) == "streams";
+// Every algorithm for groups of these sizes in every split into nodes; reductions more often, as types differ.
+void TestPlans(const std::vector<int32_t>& sizes, int repeats, int repeats_of_reductions) {
   PrepareDevice();
-#endif
-  uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  uint64_t seed = FirstSeed();
   std::mt19937_64 random(seed);
 #define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
   const Collective collectives[] = {
 #include "../../ffi/collectives.def"
   };
 #undef JAXCOMM_COLLECTIVE
-  const std::vector<int32_t> sizes =
-      reduced ? std::vector<int32_t>{1, 4, 6} : std::vector<int32_t>{1, 2, 3, 4, 5, 6, 7, 8};
   for (const Collective collective : collectives) {
     for (const Algorithm& algorithm : Algorithms(collective)) {
       int num_runs = 0;
@@ -314,7 +301,7 @@ int main(int argc, char** argv) {
         for (int32_t nodes = 1; nodes <= n; ++nodes) {
           if (n % nodes != 0) continue;
           for (const bool pull : {false, true}) {
-            for (int repeat = 0; repeat < (reduced ? 1 : Reduces(collective) ? 8 : 3); ++repeat) {
+            for (int repeat = 0; repeat < (Reduces(collective) ? repeats_of_reductions : repeats); ++repeat) {
               const Case test = Draw(algorithm, collective, {nodes, n / nodes, false, pull, true}, random);
               if (!algorithm.supports(test.request)) continue;
               Check(test, ++seed);
@@ -324,15 +311,30 @@ int main(int argc, char** argv) {
         }
       }
       CHECK(num_runs > 0);
-      std::printf("ok %s/%s: %d cases\n", Name(collective), algorithm.name, num_runs);
     }
   }
-  CheckOverwrite(seed);
-  CheckPacking(seed);
-#if !defined(JAXCOMM_TEST_ONE_TYPE)
-  if (reduced) return 0;
-  // Every type and operation.
-  int num_reductions = 0;
+}
+
+void TestAllPlans() { TestPlans({1, 2, 3, 4, 5, 6, 7, 8}, 3, 8); }
+
+TEST_CASE("plans, in some shapes") { TestPlans({1, 4, 6}, 1, 1); }
+
+TEST_CASE("signals that overwrite what is on its way") {
+  PrepareDevice();
+  CheckOverwrite(FirstSeed());
+}
+
+TEST_CASE("blocks in runs, packed and not") {
+  PrepareDevice();
+  CheckPacking(FirstSeed());
+}
+
+TEST_CASE("plans, in all shapes [full]") { TestAllPlans(); }
+
+TEST_CASE("every type and operation [full]") {
+  PrepareDevice();
+  uint64_t seed = FirstSeed();
+  std::mt19937_64 random(seed);
   for (const DType dtype : kTypes) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
       if (FindReduce(dtype, op) == nullptr) continue;
@@ -344,10 +346,18 @@ int main(int argc, char** argv) {
         if (!algorithm.supports(test.request)) continue;
         Check(test, ++seed);
       }
-      ++num_reductions;
     }
   }
-  std::printf("ok %d reductions\n", num_reductions);
-#endif
-  return 0;
 }
+
+#if defined(__CUDACC__)
+TEST_CASE("plans, a stream per rank [full]") {
+  a_stream_per_rank = true;
+  TestAllPlans();
+  a_stream_per_rank = false;
+}
+#endif
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm

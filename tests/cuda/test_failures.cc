@@ -1,7 +1,5 @@
 // Kernels whose peers stop, come late, run other programs, or whose host gives up: all of them end in time, and what
 // they report is what a model of signals and waits says.
-//
-//   test_cuda_failures [first seed]
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -11,7 +9,8 @@
 
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
-#include "virtual_gin.h"
+#include "fakes/seed.h"
+#include "fakes/virtual_gin.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -512,28 +511,27 @@ class Trial {
   int num_reports_ = 0;
 };
 
-int Repeat(const char* what, void (Trial::*fault)(), int times, uint64_t& seed) {
+// Returns how many ranks have given up.
+int Repeat(void (Trial::*fault)(), int times, uint64_t first_seed) {
   int num_reports = 0;
   for (int i = 0; i < times; ++i) {
-    Trial trial(++seed);
+    Trial trial(FirstSeed() + first_seed + i);
     (trial.*fault)();
     num_reports += trial.num_reports();
   }
-  std::printf("ok %s: %d trials, %d reports\n", what, times, num_reports);
   return num_reports;
 }
+
+TEST_CASE("a rank stops") { CHECK(Repeat(&Trial::StopSomewhere, 200, 0) > 100); }
+
+TEST_CASE("a rank comes late") { CHECK(Repeat(&Trial::ComeLate, 50, 200) > 20); }
+
+TEST_CASE("a rank runs another program") { Repeat(&Trial::DifferOnce, 100, 250); }
+
+TEST_CASE("the host gives up") { Repeat(&Trial::Abort, 30, 350); }
+
+TEST_CASE("a rank pauses") { CHECK(Repeat(&Trial::PauseInBetween, 200, 380) > 20); }
 
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
-
-int main(int argc, char** argv) {
-  using namespace jaxcomm::cuda;
-  uint64_t seed = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
-  Repeat("a rank stops", &Trial::StopSomewhere, 200, seed);
-  Repeat("a rank comes late", &Trial::ComeLate, 50, seed);
-  Repeat("a rank runs another program", &Trial::DifferOnce, 100, seed);
-  Repeat("the host gives up", &Trial::Abort, 30, seed);
-  CHECK(Repeat("a rank pauses", &Trial::PauseInBetween, 200, seed) > 20);
-  return 0;
-}

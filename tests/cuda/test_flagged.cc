@@ -1,27 +1,27 @@
 // Messages that carry their own flags: collectives on them have the same bits as the CPU's executor, in long rows of
 // calls of all kinds and sizes on the same slots, walked plans in between; and kernels whose peers don't come end in
 // time. Emulated, or by nvcc on a GPU.
-//
-//   test_cuda_flagged [reduced] [first seed]
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
+#include <vector>
 
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
-#include "all_types.h"
-#include "on_cpu.h"
+#include "fakes/all_types.h"
+#include "fakes/on_cpu.h"
+#include "fakes/seed.h"
 #if defined(__CUDACC__)
-#include "gpu.cuh"
+#include "gpu/gpu.cuh"
 namespace jaxcomm::cuda {
 using TestMemory = ManagedMemory;
 }
 #else
-#include "emulated.h"
+#include "fakes/emulated.h"
 #endif
-#include "virtual_flagged.h"
+#include "fakes/virtual_flagged.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -326,27 +326,34 @@ void TestAbort(uint64_t seed) {
 }
 #endif
 
+void TestSizes(uint64_t seed, const std::vector<int32_t>& sizes, int repeats) {
+  for (const int32_t n : sizes) {
+    for (int repeat = 0; repeat < repeats; ++repeat) TestRows(seed += 2, n, n < 9 ? 12 : 4);
+  }
+}
+
+TEST_CASE("calls in a row") { TestSizes(FirstSeed(), {2, 4, 9}, 3); }
+
+TEST_CASE("flags that come again") {
+  for (int repeat = 0; repeat < 3; ++repeat) TestFlagsThatComeAgain(FirstSeed() + 1000 + repeat);
+}
+
+#if !defined(__CUDACC__)
+TEST_CASE("a rank that does not come, or late") {
+  for (int repeat = 0; repeat < 10; ++repeat) TestMissingRank(FirstSeed() + 2000 + 3 * repeat, repeat % 2 == 1);
+}
+
+TEST_CASE("the host gives up") {
+  for (int repeat = 0; repeat < 3; ++repeat) TestAbort(FirstSeed() + 3000 + repeat);
+}
+#endif
+
+TEST_CASE("calls in a row, groups of all sizes [full]") {
+  TestSizes(FirstSeed() + 4000, {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}, 10);
+}
+
+TEST_CASE("every type and operation [full]") { TestEveryType(FirstSeed() + 5000); }
+
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
-
-int main(int argc, char** argv) {
-  using namespace jaxcomm::cuda;
-  const bool reduced = argc > 1 && std::string(argv[1]) == "reduced";
-  uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  for (const int32_t n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 17}) {
-    if (reduced && n != 2 && n != 4 && n != 9) continue;
-    for (int repeat = 0; repeat < (reduced ? 3 : 10); ++repeat) TestRows(seed += 2, n, n < 9 ? 12 : 4);
-  }
-  for (int repeat = 0; repeat < 3; ++repeat) TestFlagsThatComeAgain(++seed);
-#if !defined(JAXCOMM_TEST_ONE_TYPE)
-  if (!reduced) TestEveryType(seed += 10);
-#endif
-  std::printf("ok %d calls\n", num_calls);
-#if !defined(__CUDACC__)
-  for (int repeat = 0; repeat < 10; ++repeat) TestMissingRank(seed += 3, repeat % 2 == 1);
-  for (int repeat = 0; repeat < 3; ++repeat) TestAbort(++seed);
-  std::printf("ok kernels whose peers don't come\n");
-#endif
-  return 0;
-}

@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "../check.h"
-#include "virtual_gin.h"
+#include "fakes/virtual_gin.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -87,16 +87,15 @@ int Overtaken() {
   return overtaken;
 }
 
-void TestSignals() {
+TEST_CASE("strong signals wait for puts, weak ones don't") {
   CHECK(Overtaken<ncclGin_StrongSignalInc>() == 0);
 #if !defined(__SANITIZE_THREAD__)  // is a race, as it should be
   CHECK(Overtaken<ncclGin_WeakSignalInc>() > 20);
 #endif
-  std::printf("ok strong signals wait for puts, weak ones don't\n");
 }
 
 // The network stops before it has read anything, or never signals. Whoever waits tells why, once, and in time.
-void TestStalledNetwork() {
+TEST_CASE("nobody waits without end for a network that has stopped") {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     Pair pair(seed, 2);
     pair.Launch(2, seed, [&](int32_t rank, GinNetwork& network) {
@@ -127,15 +126,8 @@ void TestStalledNetwork() {
     CHECK(receiver.state == device::Report::kComplete && receiver.step == 7 && receiver.channel == 1);
     CHECK(receiver.rank == 1 && receiver.peer == 0 && receiver.expected == 1 && receiver.seen == 0);
   }
-  std::printf("ok nobody waits without end for a network that has stopped\n");
 }
 
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
-
-int main() {
-  jaxcomm::cuda::TestSignals();
-  jaxcomm::cuda::TestStalledNetwork();
-  return 0;
-}

@@ -1,4 +1,4 @@
-// What the host does for GIN, on a double of NCCL.
+// What the host does for GIN, on a fake of NCCL.
 #include <nccl_device/comm.h>
 #include <nccl_device/impl/comm__types.h>
 
@@ -28,7 +28,7 @@ NcclLibrary Library() {
   return nccl;
 }
 
-void TestUsable() {
+TEST_CASE("where GIN can be used") {
   NcclLibrary nccl = Library();
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   properties.ginType = properties.railedGinType = NCCL_GIN_TYPE_PROXY;
@@ -42,7 +42,6 @@ void TestUsable() {
   nccl = Library();
   nccl.version = NCCL_VERSION_CODE + 1;
   CHECK(!Gin::Usable(nccl, properties));
-  std::printf("ok where GIN can be used\n");
 }
 
 device::Comm SomeComm() {
@@ -55,7 +54,7 @@ device::Comm SomeComm() {
   return comm;
 }
 
-void TestMade() {
+TEST_CASE("what kernels get") {
   const NcclLibrary nccl = Library();
   uint64_t counts[7 * 7];
   CHECK(Gin::CountBytes(7, 6) == sizeof counts);
@@ -87,15 +86,8 @@ void TestMade() {
   CHECK(args.comm.signals.received == counts && args.puts == counts + 7 * 6);
   CHECK(args.input.window == window && args.input.offset == 0);
   CHECK(args.BufferOf({2, Space::kOutput, 0}).offset == 4096 && args.BufferOf({2, Space::kScratch, 0}).offset == 8192);
-  std::printf("ok what kernels get\n");
 }
 
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
-
-int main() {
-  jaxcomm::cuda::TestUsable();
-  jaxcomm::cuda::TestMade();
-  return 0;
-}

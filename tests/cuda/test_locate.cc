@@ -5,7 +5,7 @@
 
 #include "../../ffi/cuda/locate.cuh"
 #include "../check.h"
-#include "virtual_ranks.h"
+#include "fakes/virtual_ranks.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -43,7 +43,7 @@ struct Ranks {
 
 Location Expected(int32_t rank, int32_t call) { return {1000000 * call + rank, -1000000 * call - rank}; }
 
-void TestEveryCallHasItsOwn() {
+TEST_CASE("series of calls") {
   constexpr int32_t kCalls = 5;
   int num_runs = 0;
   for (const int32_t n : {1, 2, 3, 8}) {
@@ -67,10 +67,9 @@ void TestEveryCallHasItsOwn() {
       ++num_runs;
     }
   }
-  std::printf("ok %d series of calls\n", num_runs);
 }
 
-void TestARankThatDoesNotCome() {
+TEST_CASE("a rank whose peer does not come keeps away from all plans") {
   Ranks ranks(3, 4, 100'000);
   emulation::Launch(1, 3, 4, 1, [&] {
     if (blockIdx.y != 1) Locate(ranks.args[blockIdx.y]);
@@ -87,15 +86,8 @@ void TestARankThatDoesNotCome() {
     emulation::Launch(1, 1, 4, 1, [&] { Locate(ranks.args[r]); });
     CHECK(ranks.counters.sent[r][3 * 3 + (r + 1) % 3] == sent && ranks.input_at[r][r] != 77);
   }
-  std::printf("ok a rank whose peer does not come keeps away from all plans\n");
 }
 
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
-
-int main() {
-  jaxcomm::cuda::TestEveryCallHasItsOwn();
-  jaxcomm::cuda::TestARankThatDoesNotCome();
-  return 0;
-}

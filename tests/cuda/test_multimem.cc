@@ -1,8 +1,6 @@
 // Calls through a switch that adds up and multicasts, emulated: results of long rows of calls of all kinds and sizes on
 // the same arena, walked plans in between; and kernels whose peers don't come end in time. Data is of whole numbers, so
 // that the switch's order does not count.
-//
-//   test_cuda_multimem [reduced] [first seed]
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -12,9 +10,10 @@
 #include "../../ffi/cuda/call_program.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
-#include "all_types.h"
-#include "emulated.h"
-#include "on_cpu.h"
+#include "fakes/all_types.h"
+#include "fakes/emulated.h"
+#include "fakes/on_cpu.h"
+#include "fakes/seed.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -180,15 +179,12 @@ void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t pl
   }
 }
 
-int num_calls = 0;
-
 // Ranks run ahead of each other, as far as entering and leaving let them.
 void RunRow(const Group& group, const std::vector<Drawn>& row, uint64_t seed, unsigned threads) {
   Stream stream(group, row);
   emulation::Launch(static_cast<unsigned>(group.num_channels), static_cast<unsigned>(group.n), threads, seed,
                     [&] { stream.Run(static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(blockIdx.x)); });
   for (size_t i = 0; i < row.size(); ++i) CheckDrawn(group, row[i], seed, i);
-  num_calls += static_cast<int>(row.size());
 }
 
 void TestRows(uint64_t seed, int32_t n, int length) {
@@ -303,22 +299,26 @@ void TestAbort(uint64_t seed) {
   for (int32_t r = 0; r < group.n; ++r) CHECK(group.report(r).state == device::Report::kNone);
 }
 
+void TestSizes(uint64_t seed, const std::vector<int32_t>& sizes, int repeats) {
+  for (const int32_t n : sizes) {
+    for (int repeat = 0; repeat < repeats; ++repeat) TestRows(seed += 2, n, 8);
+  }
+}
+
+TEST_CASE("calls in a row") { TestSizes(FirstSeed(), {2, 5}, 3); }
+
+TEST_CASE("every type") { TestEveryType(FirstSeed() + 1000); }
+
+TEST_CASE("a rank that does not come, or late") {
+  for (int repeat = 0; repeat < 10; ++repeat) TestMissingRank(FirstSeed() + 2000 + 3 * repeat, repeat % 2 == 1);
+}
+
+TEST_CASE("the host gives up") {
+  for (int repeat = 0; repeat < 3; ++repeat) TestAbort(FirstSeed() + 3000 + repeat);
+}
+
+TEST_CASE("calls in a row, groups of all sizes [full]") { TestSizes(FirstSeed() + 4000, {1, 2, 3, 4, 5, 6, 7, 8}, 10); }
+
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
-
-int main(int argc, char** argv) {
-  using namespace jaxcomm::cuda;
-  const bool reduced = argc > 1 && std::string(argv[1]) == "reduced";
-  uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
-  for (const int32_t n : {1, 2, 3, 4, 5, 6, 7, 8}) {
-    if (reduced && n != 2 && n != 5) continue;
-    for (int repeat = 0; repeat < (reduced ? 3 : 10); ++repeat) TestRows(seed += 2, n, 8);
-  }
-  if (!reduced) TestEveryType(seed += 2);
-  std::printf("ok %d calls\n", num_calls);
-  for (int repeat = 0; repeat < 10; ++repeat) TestMissingRank(seed += 3, repeat % 2 == 1);
-  for (int repeat = 0; repeat < 3; ++repeat) TestAbort(++seed);
-  std::printf("ok kernels whose peers don't come\n");
-  return 0;
-}

@@ -21,7 +21,7 @@ bool IsFar(const Geometry& geometry, const ProgramStep& step, int32_t rank) {
 }
 
 // One channel of every plan there is.
-void TestPackedPlansAreCorrect() {
+TEST_CASE("packed plans are correct") {
   std::mt19937_64 random(1);
 #define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
   const Collective collectives[] = {
@@ -59,7 +59,6 @@ void TestPackedPlansAreCorrect() {
     }
   }
   CHECK(num_packed > 1000);
-  std::printf("ok packed plans are correct\n");
 }
 
 RankProgram ProgramOf(Collective collective, const char* algorithm, Geometry geometry, int64_t block_count, Runs runs,
@@ -75,7 +74,7 @@ RankProgram ProgramOf(Collective collective, const char* algorithm, Geometry geo
 }
 
 // Blocks of 1 MiB: in runs of 64 bytes, which would be 16384 messages; in runs of 32 KiB; side by side.
-void TestWhatIsPacked() {
+TEST_CASE("short runs are packed, long ones are not") {
   constexpr int64_t kCount = 1 << 18;
   const Geometry geometry = {2, 2, false, true};
   for (const int64_t run : {int64_t{16}, int64_t{8} << 10, int64_t{0}}) {
@@ -109,7 +108,6 @@ void TestWhatIsPacked() {
   const RankProgram turns = ProgramOf(Collective::kAllToAll, "direct", {4, 1}, kCount, {16, 0}, 1, little);
   CHECK(turns.scratch_count == kCount);
   CHECK(ProgramOf(Collective::kAllToAll, "direct", {4, 1}, kCount, {16, 0}, 1).scratch_count == 3 * kCount);
-  std::printf("ok short runs are packed, long ones are not\n");
 }
 
 int CountFlushes(const RankProgram& program) {
@@ -118,7 +116,7 @@ int CountFlushes(const RankProgram& program) {
   return count;
 }
 
-void TestFlushes() {
+TEST_CASE("nobody waits for the network without need") {
   // Nobody writes to what is sent, and a rank has few puts for each other.
   for (const int64_t run : {int64_t{0}, int64_t{16}}) {
     for (const char* algorithm : {"direct", "pairwise"}) {
@@ -132,16 +130,8 @@ void TestFlushes() {
   CHECK(CountFlushes(ProgramOf(Collective::kAllToAll, "direct", {8, 1}, 1 << 10, {16, 16}, 1, little)) == 6);
   // 64 runs of 32 KiB, eight at a time.
   CHECK(CountFlushes(ProgramOf(Collective::kAllToAll, "direct", {2, 1}, 1 << 19, {8 << 10, 8 << 10}, 1)) >= 7);
-  std::printf("ok nobody waits for the network without need\n");
 }
 
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
-
-int main() {
-  jaxcomm::cuda::TestPackedPlansAreCorrect();
-  jaxcomm::cuda::TestWhatIsPacked();
-  jaxcomm::cuda::TestFlushes();
-  return 0;
-}

@@ -139,7 +139,7 @@ void CheckShape(const Cut& cut) {
   }
 }
 
-void TestEveryPlan() {
+TEST_CASE("plans come to their end") {
   int num_cuts = 0;
   for (int c = 0; c <= static_cast<int>(Collective::kBarrier); ++c) {
     Request request;
@@ -170,7 +170,6 @@ void TestEveryPlan() {
     }
   }
   CHECK(num_cuts > 1000);
-  std::printf("ok %d plans come to their end\n", num_cuts);
 }
 
 // Rounds that are under way while steps of plans run that come before another round.
@@ -197,7 +196,7 @@ int32_t NumOverlapped(const RankProgram& program, const Rounds& rounds, int32_t 
   return overlapped;
 }
 
-void TestChunksOverlap() {
+TEST_CASE("chunks are under way while the next are made") {
   constexpr int32_t kChunks = 8;
   for (const Collective collective :
        {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce, Collective::kReduceScatter}) {
@@ -214,10 +213,9 @@ void TestChunksOverlap() {
       CHECK(static_cast<int32_t>(cut.rounds[r].rounds.size()) >= kChunks && overlapped >= kChunks / 2);
     }
   }
-  std::printf("ok chunks are under way while the next are made\n");
 }
 
-void TestSmallMessagesTravelTogether() {
+TEST_CASE("small messages travel together") {
   Request request;
   request.collective = Collective::kAllToAll;
   request.geometry = {4, 2, false, true};
@@ -237,11 +235,10 @@ void TestSmallMessagesTravelTogether() {
       }
     }
   }
-  std::printf("ok small messages travel together\n");
 }
 
 // Messages of one round lie side by side, those of rounds that are under way at the same time in different slots.
-void TestSlots() {
+TEST_CASE("messages have their places") {
   Request request;
   request.collective = Collective::kAllToAll;
   request.geometry = {3, 2, false, true};
@@ -266,17 +263,8 @@ void TestSlots() {
       CHECK(cut.programs[r].scratch_count == cut.programs[0].scratch_count);
     }
   }
-  std::printf("ok messages have their places\n");
 }
 
 }  // namespace
 }  // namespace cuda
 }  // namespace jaxcomm
-
-int main() {
-  jaxcomm::cuda::TestEveryPlan();
-  jaxcomm::cuda::TestChunksOverlap();
-  jaxcomm::cuda::TestSmallMessagesTravelTogether();
-  jaxcomm::cuda::TestSlots();
-  return 0;
-}

@@ -1,9 +1,6 @@
-// A user's handlers on doubles of XLA, CUDA and NCCL: those of examples/fused_rmsnorm, compiled as they are, are called
+// A user's handlers on fakes of XLA, CUDA and NCCL: those of examples/fused_rmsnorm, compiled as they are, are called
 // stage by stage as XLA would, and their kernel runs emulated.
-// Before the emulation, which takes words for itself that are names of parameters in them.
-#include <cuda_runtime_api.h>
-#include <nccl.h>
-#include <nccl_device/core.h>
+#include "fakes/machine.h"
 
 #include <algorithm>
 #include <atomic>
@@ -15,15 +12,9 @@
 #include <utility>
 #include <vector>
 
-// Here only: the handlers are compiled as for a GPU's host.
-#define JAXCOMM_EMULATION JAXCOMM_TEST_EMULATION
 #include "../../examples/fused_rmsnorm/fused_rmsnorm.cuh"
-#include "../../ffi/cuda/call.h"
 #include "../../ffi/cuda/user_call.h"
-#include "../../ffi/cuda/xla_collectives_abi.h"
-#include "../check.h"
-#include "alone.h"
-#include "doubles.h"
+#include "fakes/xla_frames.h"
 
 // Of the example.
 extern "C" {
@@ -50,7 +41,7 @@ template <typename Codec>
 cudaError_t Launch(const Args<Codec>& args, int32_t channels, cudaStream_t stream) {
   constexpr unsigned kThreads = 8;
   channels_of_last_launch = channels;
-  return jaxcomm::doubles::Launch(channels, kThreads, device::BlockSumBytes(kThreads), stream, [args] { Run(args); });
+  return jaxcomm::fake::Launch(channels, kThreads, device::BlockSumBytes(kThreads), stream, [args] { Run(args); });
 }
 
 template cudaError_t Load<F32>();
@@ -63,199 +54,7 @@ template cudaError_t Launch<BF16>(const Args<BF16>& args, int32_t channels, cuda
 namespace jaxcomm {
 namespace {
 
-bool Has(const std::string& text, const std::string& part) {
-  if (text.find(part) == std::string::npos) std::fprintf(stderr, "%s: %s\n", part.c_str(), text.c_str());
-  return text.find(part) != std::string::npos;
-}
-
-// What XLA knows of a call on one device.
-struct Execution {
-  int32_t device = 0;
-  cudaStream_t stream = nullptr;
-  void* nccl_comm = nullptr;
-  void* state = nullptr;
-  bool requested = false;
-  int64_t run = 0;
-};
-
-// The table of XLA's functions, with room for what newer runtimes have behind it.
-struct Xla {
-  XLA_FFI_Api api;
-  char more[256];
-};
-
-template <typename Args>
-Execution& Of(Args* args) {
-  return *reinterpret_cast<Execution*>(args->ctx);
-}
-
-template <typename Args>
-void TextOf(Args* args) {
-  args->message = reinterpret_cast<std::string*>(args->error)->c_str();
-}
-
-// The function has another name from jaxlib 0.12 on.
-template <typename Api>
-auto SetTexts(Api& api, int) -> decltype(void(api.XLA_FFI_Error_GetMessage)) {
-  api.XLA_FFI_Error_GetMessage = &TextOf;
-}
-template <typename Api>
-void SetTexts(Api& api, long) {
-  api.XLA_FFI_Error_GetDetails = &TextOf;
-}
-
-Xla MakeXla() {
-  Xla xla = {};
-  xla.api.struct_size = sizeof xla;
-  xla.api.XLA_FFI_Error_Create = [](XLA_FFI_Error_Create_Args* args) {
-    return reinterpret_cast<XLA_FFI_Error*>(new std::string(args->message));
-  };
-  xla.api.XLA_FFI_State_Set = [](XLA_FFI_State_Set_Args* args) -> XLA_FFI_Error* {
-    Of(args).state = args->state;
-    return nullptr;
-  };
-  xla.api.XLA_FFI_State_Get = [](XLA_FFI_State_Get_Args* args) -> XLA_FFI_Error* {
-    CHECK(args->type_id == &cuda::UserCallState::id);
-    args->state = Of(args).state;
-    return nullptr;
-  };
-  xla.api.XLA_FFI_Stream_Get = [](XLA_FFI_Stream_Get_Args* args) -> XLA_FFI_Error* {
-    args->stream = Of(args).stream;
-    return nullptr;
-  };
-  xla.api.XLA_FFI_DeviceOrdinal_Get = [](XLA_FFI_DeviceOrdinal_Get_Args* args) -> XLA_FFI_Error* {
-    args->device_ordinal = Of(args).device;
-    return nullptr;
-  };
-  xla.api.XLA_FFI_RunId_Get = [](XLA_FFI_RunId_Get_Args* args) -> XLA_FFI_Error* {
-    args->run_id = Of(args).run;
-    return nullptr;
-  };
-  SetTexts(xla.api, 0);
-  xla.api.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args* args) {
-    delete reinterpret_cast<std::string*>(args->error);
-  };
-  // One extension per context, since it knows nothing of who asks.
-  const xla_abi::FindExtension find = [](xla_abi::FindExtensionArgs* args) -> XLA_FFI_Error* {
-    thread_local xla_abi::Collectives collectives;
-    collectives.base = {sizeof collectives, xla_abi::kCollectives, xla_abi::kCollectivesMajor, 1, nullptr};
-    collectives.state = args->context;
-    collectives.request_communicator = [](const xla_abi::Collectives* self, xla_abi::RequestArgs* args) {
-      CHECK(args->num_groups == 1);
-      static_cast<Execution*>(self->state)->requested = true;
-      return static_cast<XLA_FFI_Error*>(nullptr);
-    };
-    collectives.get_communicator = [](const xla_abi::Collectives* self, xla_abi::GetArgs* args) {
-      CHECK(static_cast<Execution*>(self->state)->requested);
-      args->communicator = static_cast<Execution*>(self->state)->nccl_comm;
-      return static_cast<XLA_FFI_Error*>(nullptr);
-    };
-    args->extension = &collectives.base;
-    return nullptr;
-  };
-  std::memcpy(reinterpret_cast<char*>(&xla) + xla_abi::kFindExtensionOffset, &find, sizeof find);
-  return xla;
-}
-
-// Attributes as XLA passes them: sorted by name.
-class Attributes {
- public:
-  void Add(const std::string& name, XLA_FFI_AttrType type, std::shared_ptr<void> value) {
-    names_.push_back(std::make_shared<std::string>(name));
-    spans_.push_back(std::make_shared<XLA_FFI_ByteSpan>(XLA_FFI_ByteSpan{names_.back()->data(), name.size()}));
-    CHECK(names_.size() < 2 || *names_[names_.size() - 2] < name);
-    types_.push_back(type);
-    values_.push_back(std::move(value));
-  }
-  template <typename T>
-  void AddScalar(const std::string& name, XLA_FFI_DataType dtype, T value) {
-    auto kept = std::make_shared<std::pair<XLA_FFI_Scalar, T>>(XLA_FFI_Scalar{dtype, nullptr}, value);
-    kept->first.value = &kept->second;
-    Add(name, XLA_FFI_AttrType_SCALAR, kept);
-  }
-  void AddText(const std::string& name, const std::string& text) {
-    auto kept = std::make_shared<std::pair<XLA_FFI_ByteSpan, std::string>>(XLA_FFI_ByteSpan{}, text);
-    kept->first = {kept->second.data(), text.size()};
-    Add(name, XLA_FFI_AttrType_STRING, kept);
-  }
-  void AddArray(const std::string& name, const std::vector<int64_t>& values) {
-    auto kept = std::make_shared<std::pair<XLA_FFI_Array, std::vector<int64_t>>>(XLA_FFI_Array{}, values);
-    kept->first = {XLA_FFI_DataType_S64, values.size(), kept->second.data()};
-    Add(name, XLA_FFI_AttrType_ARRAY, kept);
-  }
-  void AddDictionary(const std::string& name, const Attributes& inner) {
-    struct Kept {
-      XLA_FFI_Attrs attrs;
-      Attributes inner;
-    };
-    auto kept = std::make_shared<Kept>();
-    kept->inner = inner;
-    kept->attrs = kept->inner.Get();
-    Add(name, XLA_FFI_AttrType_DICTIONARY, kept);
-  }
-  XLA_FFI_Attrs Get() {
-    name_pointers_.clear();
-    value_pointers_.clear();
-    for (const auto& span : spans_) name_pointers_.push_back(span.get());
-    for (const auto& value : values_) value_pointers_.push_back(value.get());
-    XLA_FFI_Attrs attrs = {};
-    attrs.struct_size = XLA_FFI_Attrs_STRUCT_SIZE;
-    attrs.size = static_cast<int64_t>(types_.size());
-    attrs.types = types_.data();
-    attrs.names = name_pointers_.data();
-    attrs.attrs = value_pointers_.data();
-    return attrs;
-  }
-
- private:
-  std::vector<std::shared_ptr<std::string>> names_;
-  std::vector<std::shared_ptr<XLA_FFI_ByteSpan>> spans_;
-  std::vector<XLA_FFI_AttrType> types_;
-  std::vector<std::shared_ptr<void>> values_;
-  std::vector<XLA_FFI_ByteSpan*> name_pointers_;
-  std::vector<void*> value_pointers_;
-};
-
-struct Array {
-  void* data;
-  std::vector<int64_t> dims;
-};
-
-// Calls a handler; empty, or the text of its error.
-std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage, Execution& execution, Attributes attributes,
-                   XLA_FFI_DataType dtype, std::vector<Array> args, std::vector<Array> rets) {
-  static const Xla xla = MakeXla();
-  std::vector<XLA_FFI_Buffer> buffers;
-  for (std::vector<Array>* arrays : {&args, &rets}) {
-    for (Array& array : *arrays) {
-      XLA_FFI_Buffer buffer = {};
-      buffer.struct_size = XLA_FFI_Buffer_STRUCT_SIZE;
-      buffer.dtype = dtype;
-      buffer.data = array.data;
-      buffer.rank = static_cast<int64_t>(array.dims.size());
-      buffer.dims = array.dims.data();
-      buffers.push_back(buffer);
-    }
-  }
-  std::vector<void*> pointers;
-  for (XLA_FFI_Buffer& buffer : buffers) pointers.push_back(&buffer);
-  std::vector<XLA_FFI_ArgType> arg_types(args.size(), XLA_FFI_ArgType_BUFFER);
-  std::vector<XLA_FFI_RetType> ret_types(rets.size(), XLA_FFI_RetType_BUFFER);
-  XLA_FFI_CallFrame frame = {};
-  frame.struct_size = XLA_FFI_CallFrame_STRUCT_SIZE;
-  frame.api = &xla.api;
-  frame.ctx = reinterpret_cast<XLA_FFI_ExecutionContext*>(&execution);
-  frame.stage = stage;
-  frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, static_cast<int64_t>(args.size()), arg_types.data(),
-                pointers.data()};
-  frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, static_cast<int64_t>(rets.size()), ret_types.data(),
-                pointers.data() + args.size()};
-  frame.attrs = attributes.Get();
-  XLA_FFI_Error* const error = handler(&frame);
-  if (error == nullptr) return "";
-  const std::unique_ptr<std::string> text(reinterpret_cast<std::string*>(error));
-  return *text;
-}
+using namespace fake;
 
 // A call site of an executable: the target with its stages, and what jaxcomm.ffi_call says.
 struct Site {
@@ -266,6 +65,7 @@ struct Site {
   int64_t tokens = 5, hidden = 33, max_sms = 0;
   int num_ranks = 2;
   void* state = nullptr;
+  bool registered = true;  // by jaxcomm.register_ffi_target, which gives the library jaxcomm's functions
 
   Attributes AttributesOf() const {
     Attributes call, all;
@@ -283,7 +83,8 @@ struct Site {
 
   // Once per executable.
   std::string Instantiate() {
-    Execution execution;
+    CallOnDevice execution;
+    if (registered) CHECK(jaxcomm_use_host_api(&cuda::HostApi()) == nullptr);
     cuda::SetUserInitialize(target, initialize);
     const std::string problem =
         Invoke(&CudaUserInstantiate, XLA_FFI_ExecutionStage_INSTANTIATE, execution, AttributesOf(), dtype, {}, {});
@@ -339,7 +140,7 @@ std::vector<Array> RetsOf(const Site& site, Operands& operands) {
 }
 
 // Stages Prepare and Initialize on one device.
-std::string Initialize(const Site& site, Execution& execution) {
+std::string Initialize(const Site& site, CallOnDevice& execution) {
   Operands none = OperandsOf(site, 0, 0);
   execution.state = site.state;
   ++execution.run;
@@ -350,7 +151,7 @@ std::string Initialize(const Site& site, Execution& execution) {
                 ArgsOf(site, none), RetsOf(site, none));
 }
 
-std::string Execute(const Site& site, Execution& execution, Operands& operands) {
+std::string Execute(const Site& site, CallOnDevice& execution, Operands& operands) {
   execution.state = site.state;
   return Invoke(site.execute, XLA_FFI_ExecutionStage_EXECUTE, execution, site.AttributesOf(), site.dtype,
                 ArgsOf(site, operands), RetsOf(site, operands));
@@ -360,11 +161,11 @@ cuda::UserCallState::OnDevice& On(const Site& site, int32_t device) {
   return static_cast<cuda::UserCallState*>(site.state)->calls.at(device);
 }
 
-Execution ExecutionOf(int rank, void* nccl_comm) {
-  Execution execution;
+CallOnDevice ExecutionOf(int rank, void* nccl_comm) {
+  CallOnDevice execution;
   execution.device = rank;
   execution.nccl_comm = nccl_comm;
-  execution.stream = doubles::NewStream();
+  execution.stream = fake::NewStream();
   return execution;
 }
 
@@ -390,7 +191,7 @@ struct Sum {
   std::vector<int32_t> x, y;
 };
 
-void TestStages() {
+ALONE_TEST_CASE("a user's kernel, stage by stage, between calls of jaxcomm's") {
   for (const int n : {1, 2, 3}) {
     cuda::Communicator::Configure(20, 3);
     Site small, large;
@@ -398,8 +199,8 @@ void TestStages() {
     large.tokens = 9;
     large.hidden = 70000;  // rows of more than the target's first arena
     CHECK(small.Instantiate().empty() && large.Instantiate().empty());
-    doubles::OnRanks(n, [&](int rank, void* nccl_comm) {
-      Execution execution = ExecutionOf(rank, nccl_comm);
+    fake::OnRanks(n, [&](int rank, void* nccl_comm) {
+      CallOnDevice execution = ExecutionOf(rank, nccl_comm);
       CHECK(Initialize(small, execution).empty());
       const device::Comm first = On(small, rank).comm;
       CHECK(On(small, rank).max_channels == 3);
@@ -418,15 +219,14 @@ void TestStages() {
         CHECK(Execute(*site, execution, operands).empty());
         sum.Launch(execution.stream);
       }
-      doubles::Wait(execution.stream);
+      fake::Wait(execution.stream);
       for (size_t i = 0; i < calls.size(); ++i) CheckResults(*calls[i].first, calls[i].second, static_cast<int>(i));
       sum.Check(n);
     });
   }
-  std::printf("ok a user's kernel, stage by stage, between calls of jaxcomm's\n");
 }
 
-void TestSites() {
+ALONE_TEST_CASE("call sites and targets") {
   cuda::Communicator::Configure(20, 4);
   Site one, limited, other;
   limited.max_sms = 2;
@@ -435,8 +235,8 @@ void TestSites() {
   other.execute = &FusedRmsnormExecuteBF16;
   other.dtype = XLA_FFI_DataType_BF16;
   for (Site* site : {&one, &limited, &other}) CHECK(site->Instantiate().empty());
-  doubles::OnRanks(2, [&](int rank, void* nccl_comm) {
-    Execution execution = ExecutionOf(rank, nccl_comm);
+  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
+    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
     // What the GPU had to do before is over when ranks begin to wait for each other, at the first run only.
     char over = 0;
     cudaMemsetAsync(&over, 1, 1, execution.stream);
@@ -444,38 +244,37 @@ void TestSites() {
     CHECK(over == 1);
     cudaMemsetAsync(&over, 2, 1, execution.stream);
     CHECK(Initialize(one, execution).empty() && over == 1);
-    doubles::Wait(execution.stream);
+    fake::Wait(execution.stream);
     CHECK(On(one, rank).comm.arena.base == On(limited, rank).comm.arena.base);
     CHECK(On(one, rank).comm.arena.base != On(other, rank).comm.arena.base);
     CHECK(On(one, rank).comm.program != On(limited, rank).comm.program);
     Operands operands = OperandsOf(limited, rank, 1);
     CHECK(Execute(limited, execution, operands).empty());
     CHECK(fused_rmsnorm::channels_of_last_launch == 2);
-    doubles::Wait(execution.stream);
+    fake::Wait(execution.stream);
     CheckResults(limited, operands, 1);
     operands = OperandsOf(one, rank, 2);
     CHECK(Execute(one, execution, operands).empty());
     CHECK(fused_rmsnorm::channels_of_last_launch == 4);
-    doubles::Wait(execution.stream);
+    fake::Wait(execution.stream);
     // 5 x 33 of bf16 are zeros.
     Operands zeros = OperandsOf(other, rank, 3);
     for (auto* array : {&zeros.x, &zeros.residual, &zeros.weight}) std::fill(array->begin(), array->end(), 0.0F);
     CHECK(Execute(other, execution, zeros).empty());
-    doubles::Wait(execution.stream);
+    fake::Wait(execution.stream);
     CHECK(zeros.out[0] == 0 && zeros.new_residual[0] == 0);
   });
-  std::printf("ok call sites and targets\n");
 }
 
-void TestProblems() {
+ALONE_TEST_CASE("what can't work is refused") {
   cuda::Communicator::Configure(20, 4);
   Site odd;
   odd.num_ranks = 0;
   CHECK(Has(odd.Instantiate(), "fused_rmsnorm_F32 at model.py:7: 0 devices are no groups of 0"));
   Site site;
   CHECK(site.Instantiate().empty());
-  doubles::OnRanks(2, [&](int rank, void* nccl_comm) {
-    Execution execution = ExecutionOf(rank, nccl_comm);
+  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
+    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
     Operands operands = OperandsOf(site, rank, 1);
     CHECK(Has(Execute(site, execution, operands), "has not asked for jaxcomm::host::Setup on GPU"));
     Site differs = site;
@@ -489,26 +288,25 @@ void TestProblems() {
     of_rank[rank].max_sms = 1 + rank;
     CHECK(of_rank[rank].Instantiate().empty());
   }
-  doubles::OnRanks(2, [&](int rank, void* nccl_comm) {
-    Execution execution = ExecutionOf(rank, nccl_comm);
+  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
+    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
     CHECK(Initialize(of_rank[rank], execution).empty());
     Operands operands = OperandsOf(of_rank[rank], rank, 1);
     CHECK(Has(Execute(of_rank[rank], execution, operands), "max_sms must be the same on all ranks, but is"));
   });
-  std::printf("ok what can't work is refused\n");
 }
 
-void TestFailures() {
+ALONE_TEST_CASE("a kernel that has failed ends the calls after it") {
   cuda::Communicator::Configure(20, 4);
   Site site;
   CHECK(site.Instantiate().empty());
   std::atomic<bool> failed{false};
-  doubles::OnRanks(2, [&](int rank, void* nccl_comm) {
-    Execution execution = ExecutionOf(rank, nccl_comm);
+  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
+    CallOnDevice execution = ExecutionOf(rank, nccl_comm);
     CHECK(Initialize(site, execution).empty());
     Operands operands = OperandsOf(site, rank, 1);
     CHECK(Execute(site, execution, operands).empty());
-    doubles::Wait(execution.stream);
+    fake::Wait(execution.stream);
     if (rank == 0) {
       const device::Comm& comm = On(site, rank).comm;
       comm.report->program = comm.program;
@@ -523,7 +321,6 @@ void TestFailures() {
         "fused_rmsnorm_F32 at model.py:7: rank 0 gave up in step 17: rank 1";
     CHECK(Has(Execute(site, execution, operands), expected));
   });
-  std::printf("ok a kernel that has failed ends the calls after it\n");
 }
 
 int num_initialized[2];
@@ -536,12 +333,12 @@ XLA_FFI_Error* InitializeOnDevice0(XLA_FFI_CallFrame* frame) {
 }
 
 // XLA ends a process in which one of several devices fails in Initialize alone.
-void TestLocalDevicesFailTogether() {
+ALONE_TEST_CASE("a user's handlers fail on all local devices") {
   cuda::Communicator::Configure(20, 4);
   Site site;
   CHECK(site.Instantiate().empty());
-  Execution executions[2];
-  doubles::OnRanks(2, [&](int rank, void* nccl_comm) {
+  CallOnDevice executions[2];
+  fake::OnRanks(2, [&](int rank, void* nccl_comm) {
     executions[rank] = ExecutionOf(rank, nccl_comm);
     CHECK(Initialize(site, executions[rank]).empty());
   });
@@ -550,7 +347,7 @@ void TestLocalDevicesFailTogether() {
   report.program = On(site, 1).comm.program;
   report.state = device::Report::kComplete;
   CHECK(Initialize(site, executions[1]).empty());  // as on the other one
-  for (Execution& execution : executions) {
+  for (CallOnDevice& execution : executions) {
     CHECK(
         Has(Initialize(site, execution), "can't run, since a call before it failed: fused_rmsnorm_F32 at model.py:7"));
   }
@@ -561,17 +358,16 @@ void TestLocalDevicesFailTogether() {
   other.initialize = &InitializeOnDevice0;
   CHECK(other.Instantiate().empty());
   for (int run = 1; run <= 2; ++run) {
-    for (Execution& execution : executions) CHECK(Initialize(other, execution).empty());
+    for (CallOnDevice& execution : executions) CHECK(Initialize(other, execution).empty());
     CHECK(num_initialized[0] == run && num_initialized[1] == 1);
     Operands operands = OperandsOf(other, 1, 1);
     CHECK(Has(Execute(other, executions[1], operands), "no kernel for this GPU"));
     CHECK(Has(Execute(other, executions[0], operands), "has not asked for jaxcomm::host::Setup on GPU 0"));
   }
-  std::printf("ok a user's handlers fail on all local devices\n");
 }
 
-// The double's XLA does not ask; XLA does, when the target is registered.
-void TestMetadata() {
+// The fake XLA does not ask; XLA does, when the target is registered.
+ALONE_TEST_CASE("what XLA asks about handlers") {
   XLA_FFI_Api_Version version = {};
   XLA_FFI_Metadata metadata = {};
   metadata.struct_size = XLA_FFI_Metadata_STRUCT_SIZE;
@@ -585,10 +381,9 @@ void TestMetadata() {
   frame.extension_start = &extension.extension_base;
   CHECK(CudaUserInitialize(&frame) == nullptr);
   CHECK(metadata.api_version.minor_version == XLA_FFI_API_MINOR);
-  std::printf("ok what XLA asks about handlers\n");
 }
 
-void TestVersions() {
+ALONE_TEST_CASE("libraries of other versions") {
   host::Api api = cuda::HostApi();
   api.version += 100;  // another minor version
   CHECK(jaxcomm_use_host_api(&api) == std::string(JAXCOMM_VERSION_TEXT));
@@ -599,8 +394,9 @@ void TestVersions() {
   api.struct_size -= 8;
   CHECK(jaxcomm_use_host_api(&api) != nullptr);
   Site site;
+  site.registered = false;
   CHECK(site.Instantiate().empty());
-  Execution execution;
+  CallOnDevice execution;
   Operands operands = OperandsOf(site, 0, 1);
   CHECK(Initialize(site, execution).empty());
   CHECK(Has(Execute(site, execution, operands), "has not been registered by jaxcomm.register_ffi_target"));
@@ -609,20 +405,7 @@ void TestVersions() {
   api.version += 1;
   CHECK(jaxcomm_use_host_api(&api) == nullptr);
   CHECK(jaxcomm_use_host_api(&cuda::HostApi()) == nullptr);
-  std::printf("ok libraries of other versions\n");
 }
 
 }  // namespace
-
-void TestUserCalls() {
-  cuda::UserCallState::id.type_id = 1;  // as XLA does when the type is registered
-  TestVersions();
-  TestStages();
-  TestSites();
-  TestProblems();
-  Alone(TestFailures);
-  Alone(TestLocalDevicesFailTogether);
-  TestMetadata();
-}
-
 }  // namespace jaxcomm

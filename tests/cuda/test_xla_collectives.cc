@@ -173,14 +173,13 @@ std::string Asked(Runtime& of) {
   return requested;
 }
 
-void TestCommunicatorsAreLent() {
+TEST_CASE("communicators are lent") {
   Runtime runtime_of_0_11_2 = MakeRuntime();
   CHECK(Asked(runtime_of_0_11_2).empty());
   CHECK(runtime_of_0_11_2.groups == kGroups);  // the order of ranks is that of the group
   Runtime refuses = MakeRuntime();
   refuses.refusal = "no device assignment";
   CHECK(Asked(refuses) == "XLA has no communicator for the group: no device assignment");
-  std::printf("ok communicators are lent\n");
 }
 
 // What a request is answered, then the question for the window.
@@ -200,7 +199,7 @@ std::pair<std::string, std::string> AskedForWindow(Runtime& of) {
   return {requested, got};
 }
 
-void TestWindowsOnBuffers() {
+TEST_CASE("windows on XLA's buffers") {
   Runtime runtime_of_0_12 = MakeRuntimeWithWindows();
   CHECK(Asked(runtime_of_0_12).empty());
   CHECK(AskedForWindow(runtime_of_0_12) == std::make_pair(std::string(), std::string()));
@@ -220,10 +219,9 @@ void TestWindowsOnBuffers() {
   Runtime none = MakeRuntimeWithWindows();
   none.lends = false;
   CHECK(Has(AskedForWindow(none).first, "lends no communicators"));
-  std::printf("ok windows on XLA's buffers\n");
 }
 
-void TestOldRuntimesSayWhatToInstall() {
+TEST_CASE("other runtimes are refused") {
   Runtime without_search = MakeRuntime();
   without_search.api.struct_size = xla_abi::kFindExtensionOffset;
   without_search.api.api_version.minor_version = 3;
@@ -237,15 +235,7 @@ void TestOldRuntimesSayWhatToInstall() {
   Runtime too_small = MakeRuntime();
   too_small.extension.extension_base.struct_size = offsetof(XLA_FFI_Collectives_Extension, get_communicator);
   CHECK(Has(Asked(too_small), "does not know"));
-  std::printf("ok other runtimes are refused\n");
 }
 
 }  // namespace
 }  // namespace jaxcomm
-
-int main() {
-  jaxcomm::TestCommunicatorsAreLent();
-  jaxcomm::TestWindowsOnBuffers();
-  jaxcomm::TestOldRuntimesSayWhatToInstall();
-  return 0;
-}

@@ -1,7 +1,71 @@
-"""Makes the example models importable, which are not part of the installed package."""
+"""Small options for models/moe, a run of them that nothing interrupts, and quick compilation."""
 
+import dataclasses
+import os
 import pathlib
 import sys
 
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+from training import OPTIONS, TINY
+
 # Appended, so that an installed jaxcomm comes before its sources in the repository.
 sys.path.append(str(pathlib.Path(__file__).parents[2]))
+
+from models.moe import train
+from models.moe.config import Config
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _quick_compilation(request, tmp_path_factory):
+    """These tests compile for most of their time, and the same programs again and again.
+
+    `--size full` compiles as users do.
+    """
+    if request.config.getoption("--size") != "default":
+        yield
+        return
+    settings = {
+        "jax_disable_most_optimizations": True,
+        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("cache")),
+        "jax_persistent_cache_min_compile_time_secs": 0.1,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }
+    before = {name: jax.config.values[name] for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)  # of processes that tests start
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+        del os.environ[name.upper()]
+    compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="session")
+def mesh():
+    return train.make_mesh(TINY)
+
+
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    for number in range(30):
+        lines = [f"def function_{number}_{line}(x):\n    return x + {line * number}\n" for line in range(20)]
+        (folder / f"file_{number}.txt").write_text("\n".join(lines))
+    return folder
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return dataclasses.replace(TINY, out=str(tmp_path / "run"))
+
+
+@pytest.fixture(scope="package")
+def alone(tmp_path_factory, _quick_compilation):
+    """Folder, Run and summary of an uninterrupted run in this process."""
+    out = tmp_path_factory.mktemp("alone")
+    run = train.Run(Config(**{**OPTIONS, "out": str(out)}), resume=False)
+    return out, run, train.train(run)

@@ -1,15 +1,11 @@
-"""models/moe: routing and layer against plain oracles, gradients against one device, resume, data, command line.
+"""The layers of models/moe: routing and experts against plain oracles, gradients against one device.
 
 Guards against the ways in which a distributed mixture of experts goes wrong without failing: gradients scaled by the
-number of ranks, tokens returned to the wrong place, the wrong token dropped, a continued run that drifts.
+number of ranks, tokens returned to the wrong place, the wrong token dropped.
 """
 
 import dataclasses
 import functools
-import json
-import os
-import pathlib
-import signal
 
 import jax
 import jax.numpy as jnp
@@ -17,51 +13,20 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
+from training import TINY
 
 import jaxcomm
-from models.moe import config as config_lib
-from models.moe import data, train
 from models.moe import model as model_lib
 from models.moe import step as step_lib
-from models.moe.config import Config
 from models.moe.model import AXES, TOP_K
 
 COMMS = {"jaxcomm": jaxcomm, "lax": jax.lax}
-TINY = Config(
-    layers=1, width=16, heads=2, hidden=16, batch=8, seq=16, steps=6, warmup=2, decay_steps=20, lr=1e-2,
-    eval_every=4, eval_batches=1, save_every=4, sample=8, prompt="def",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def mesh():
-    return train.make_mesh(TINY)
-
-
-@pytest.fixture(scope="module")
-def text_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    for number in range(30):
-        lines = [f"def function_{number}_{line}(x):\n    return x + {line * number}\n" for line in range(20)]
-        (folder / f"file_{number}.txt").write_text("\n".join(lines))
-    return folder
-
-
-@pytest.fixture
-def tiny(tmp_path, text_folder):
-    return dataclasses.replace(TINY, data=str(text_folder), out=str(tmp_path / "run"))
-
-
-def train_run(config, resume=False):
-    return train.train(train.Run(config, resume))
-
-
-def losses(out):
-    records = map(json.loads, (pathlib.Path(out) / "metrics.jsonl").read_text().splitlines())
-    return {record["step"]: record["loss"] for record in records if "loss" in record}
 
 
 # Routing.
+
+
+route = jax.jit(model_lib.route, static_argnums=1)
 
 
 def route_oracle(logits, capacity):
@@ -81,7 +46,7 @@ def route_oracle(logits, capacity):
 def test_first_choices_come_before_second_ones():
     # Tokens 0 and 1 prefer expert 0, then 1; tokens 2 and 3 the other way around; there are three slots at each.
     logits = jnp.log(jnp.array([[0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.3, 0.6, 0.1]]))
-    routing = model_lib.route(logits, 3)
+    routing = route(logits, 3)
     # Expert 0 serves tokens 0, 1, then the second choice of token 2; that of token 3 is dropped. Expert 1 alike.
     np.testing.assert_array_equal(routing.slot, [[0, 5], [1, 9], [3, 2], [4, 9]])
     np.testing.assert_array_equal(routing.token, [0, 1, 2, 2, 3, 0, 4, 4, 4])
@@ -89,11 +54,14 @@ def test_first_choices_come_before_second_ones():
     assert routing.stats.dropped == 2 / 8
 
 
-@pytest.mark.parametrize("capacity", [1, 3, 7, 40])
-@pytest.mark.parametrize("experts", [2, 8, 13])
+@pytest.mark.parametrize(
+    ("experts", "capacity"),
+    [(e, c) if (e, c) in [(2, 40), (8, 7), (13, 3)] else pytest.param(e, c, marks=pytest.mark.full)
+     for e in (2, 8, 13) for c in (1, 3, 7, 40)],
+)  # fmt: skip
 def test_route_matches_the_loop(capacity, experts):
     logits = np.random.default_rng([capacity, experts]).normal(size=(40, experts)).astype(np.float32)
-    routing = model_lib.route(jnp.asarray(logits), capacity)
+    routing = route(logits, capacity)
     kept, slot, expert = route_oracle(logits, capacity)
     np.testing.assert_array_equal(routing.slot, np.where(kept, expert * capacity + slot, experts * capacity))
     token_in = np.full(experts * capacity, 40)
@@ -108,8 +76,8 @@ def test_route_matches_the_loop(capacity, experts):
 
 def test_balance_is_one_when_even_and_high_when_not():
     even = 20 * jnp.eye(8)
-    assert model_lib.route(even, 8).stats.balance == pytest.approx(1)
-    assert model_lib.route(jnp.tile(even[:1], (8, 1)), 8).stats.balance == pytest.approx(8)
+    assert route(even, 8).stats.balance == pytest.approx(1)
+    assert route(jnp.tile(even[:1], (8, 1)), 8).stats.balance == pytest.approx(8)
 
 
 # The layer, distributed, against every expert applied to every token on one device.
@@ -125,8 +93,16 @@ def dense_layer(params, x, kept, expert):
     return (jnp.take_along_axis(results, expert[:, :, None], axis=1) * weight[:, :, None]).sum(1)
 
 
-@pytest.mark.parametrize(("comm", "check_vma"), [("jaxcomm", True), ("jaxcomm", False), ("lax", True)])
-@pytest.mark.parametrize(("experts", "factor"), [(8, None), (16, 0.75), (8, 1.0)])
+LAYERS = [(comm, check_vma, experts, factor)
+          for comm, check_vma in (("jaxcomm", True), ("jaxcomm", False), ("lax", True))
+          for experts, factor in ((8, None), (16, 0.75), (8, 1.0))]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("comm", "check_vma", "experts", "factor"),
+    [case if case[::2] in [("jaxcomm", 16)] and case[1] else pytest.param(*case, marks=pytest.mark.full)
+     for case in LAYERS],
+)  # fmt: skip
 def test_layer_matches_dense_reference(mesh, comm, check_vma, experts, factor):
     ranks, tokens = 8, 12
     config = dataclasses.replace(TINY, experts=experts)
@@ -169,6 +145,7 @@ def test_layer_matches_dense_reference(mesh, comm, check_vma, experts, factor):
         close(grads[name], expected[name], err_msg=name)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("comm", COMMS)
 def test_gradients_of_the_model_match_one_device(mesh, comm):
     """The model on 8 ranks against the mean loss of the 8 groups of tokens on one device that holds all experts."""
@@ -196,181 +173,3 @@ def test_gradients_of_the_model_match_one_device(mesh, comm):
         name = jax.tree_util.keystr(path)
         assert np.abs(want).max() > 0, name
         np.testing.assert_allclose(grad, want, rtol=1e-3, atol=1e-6, err_msg=name)
-
-
-def test_every_expert_is_on_one_device_only():
-    _, specs, init = step_lib.init_state(TINY)
-    shapes = jax.eval_shape(init)
-    for spec, shape in zip(jax.tree.leaves(specs), jax.tree.leaves(shapes), strict=True):
-        assert spec == (P(AXES) if len(shape.shape) == 3 else P())
-
-
-# Whole runs.
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory, text_folder):
-    """Options and summary of an uninterrupted run."""
-    config = dataclasses.replace(TINY, data=str(text_folder), out=str(tmp_path_factory.mktemp("whole")))
-    return config, train_run(config)
-
-
-def test_resumed_run_has_the_same_losses(whole, tiny):
-    uninterrupted, summary = whole
-    assert summary["steps"] == len(losses(uninterrupted.out)) == 6
-    train_run(dataclasses.replace(tiny, steps=3, sample=0))
-    config, resume = config_lib.parse(["--resume", "--out", tiny.out, "--steps", "6", "--sample", str(tiny.sample)])
-    assert resume and config == tiny
-    resumed = train_run(config, resume)
-    assert losses(tiny.out) == losses(uninterrupted.out)  # bit for bit
-    assert resumed["heldout_bits_per_byte"] == summary["heldout_bits_per_byte"]
-    assert resumed["sample"] == summary["sample"]
-
-
-def test_jaxcomm_and_lax_give_the_same_losses(whole, tiny):
-    ours, _ = whole
-    train_run(dataclasses.replace(tiny, comm="lax", sample=0))
-    assert ours.comm == "jaxcomm"
-    assert losses(ours.out) == losses(tiny.out)  # bit for bit: the default --psum adds in XLA's order
-
-
-def test_loss_falls_and_files_are_written(tiny, capsys):
-    argv = []
-    for name, value in dataclasses.asdict(dataclasses.replace(tiny, steps=25)).items():
-        argv += [f"--{name}", str(value)]
-    assert train.main(argv) == 0
-    values = list(losses(tiny.out).values())
-    assert len(values) == 25
-    assert np.mean(values[-3:]) < 0.75 * values[0]
-    out = pathlib.Path(tiny.out)
-    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert (out / "checkpoints" / "25").is_dir()
-    printed = capsys.readouterr().out
-    for part in ("25 steps", "held-out", "tokens/s", str(out)):
-        assert part in printed.splitlines()[-1]
-    sample = (out / "sample.txt").read_bytes()
-    assert sample.startswith(b"def") and len(sample) == 3 + tiny.sample
-
-
-def test_ctrl_c_ends_the_step_and_saves(whole, tiny, monkeypatch):
-    advance = train.Run.advance
-
-    def advance_and_interrupt(run):
-        metrics = advance(run)
-        if run.step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return metrics
-
-    monkeypatch.setattr(train.Run, "advance", advance_and_interrupt)
-    assert train_run(tiny)["interrupted"]
-    assert list(losses(tiny.out).values()) == list(losses(whole[0].out).values())[:2]
-    assert (pathlib.Path(tiny.out) / "checkpoints" / "2").is_dir()
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_step_is_the_same_in_every_mode(mesh, dtype):
-    """jax.lax and jaxcomm with the algorithms of its choice, with and without check_vma."""
-    config = dataclasses.replace(TINY, dtype=dtype)
-    graphdef, specs, init = step_lib.init_state(config)
-    init = jax.jit(init)
-    tokens = jax.random.randint(jax.random.key(2), (config.batch, config.seq + 1), 0, 256)
-    results = []
-    for comm, check_vma in [(jax.lax, True), (jaxcomm, True), (jaxcomm, False)]:
-        step = step_lib.make_step(config, mesh, graphdef, specs, comm, check_vma)
-        results.append(jax.tree.leaves(step(init(), tokens)))
-    for expected, *others in zip(*results, strict=True):
-        for other in others:
-            np.testing.assert_allclose(np.asarray(other), np.asarray(expected), rtol=1e-4, atol=1e-6)
-
-
-def test_greedy_sample_takes_the_likeliest_byte(tiny):
-    run = train.Run(dataclasses.replace(tiny, temperature=0.0, sample=30))
-    text = np.frombuffer(run.sample(), np.uint8).astype(np.int32)
-    assert text.shape == (33,)
-    params = jax.device_get(run.state[0])
-    likeliest = jax.jit(lambda window: nnx.merge(run.graphdef, params)(window[None])[0][0].argmax(-1))
-    for start in range(len(text) - tiny.seq):
-        first = len(tiny.prompt) - 1 if start == 0 else tiny.seq - 1  # with less than a window of text: all places
-        window = text[start : start + tiny.seq + 1]
-        np.testing.assert_array_equal(window[first + 1 :], likeliest(window[:-1])[first:])
-
-
-# Data.
-
-
-def test_split_is_disjoint_complete_and_stable(text_folder):
-    names = list(data.read_folder(text_folder))
-    training, heldout = data.split_names(names, 0.2)
-    assert training and heldout and sorted(training + heldout) == names
-    fewer = [name for name in names if name != heldout[0]]
-    assert data.split_names(fewer, 0.2) == (training, heldout[1:])
-    assert data.split_names(["a", "b"], 1e-9)[1] and data.split_names(["a", "b"], 1 - 1e-9)[0]
-
-
-def test_standard_library_is_found_and_split():
-    contents = data.read_folder()
-    assert len(contents) > 100 and all(name.endswith(".py") for name in contents)
-    training, heldout = data.split_names(list(contents), 0.05)
-    assert 0.02 < len(heldout) / len(contents) < 0.1
-    assert not set(training) & set(heldout)
-
-
-def test_binary_and_hidden_files_are_no_text(tmp_path):
-    for name, text in {"b": b"bb", "a": b"aa", ".hidden": b"x", "image": b"\x89\0"}.items():
-        (tmp_path / name).write_bytes(text)
-    assert data.read_folder(tmp_path) == {"a": b"aa", "b": b"bb"}
-    training, heldout = data.load(tmp_path, 0.5, 2)
-    assert {bytes(training), bytes(heldout)} == {b"aa", b"bb"}
-
-
-def test_batches_depend_on_seed_and_step_only():
-    text = np.arange(200, dtype=np.uint8)
-    batch = functools.partial(data.train_batch, text, 4, 10)
-    np.testing.assert_array_equal(batch(1, 2), batch(1, 2))
-    assert (batch(1, 2) != batch(1, 3)).any() and (batch(1, 2) != batch(2, 2)).any()
-    assert (np.diff(batch(1, 2), axis=1) == 1).all()
-    assert data.heldout_batches(text, 4, 10, 3).max() == 199
-
-
-# Errors.
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--experts", "12"], "--experts: got 12, expected a multiple of 2 nodes x 4 gpus = 8 devices"),
-        (["--batch", "9"], "--batch: got 9"),
-        (["--steps", "0"], "--steps: got 0, expected at least 1"),
-        (["--lr", "-1"], "--lr: got -1.0, expected above 0"),
-        (["--heads", "3"], "--width: got 128, expected a multiple of 2 * heads = 6"),
-        (["--comm", "mpi"], "invalid choice: 'mpi'"),
-        (["--resume", "--out", "does/not/exist"], "no run to continue"),
-    ],
-)
-def test_bad_options_are_named(argv, message, capsys):
-    with pytest.raises(SystemExit):
-        config_lib.parse(argv)
-    assert message in capsys.readouterr().err
-
-
-def test_resume_refuses_another_model(tiny):
-    pathlib.Path(tiny.out).mkdir()
-    tiny.save(pathlib.Path(tiny.out) / "config.json")
-    with pytest.raises(ValueError, match="--width: got 32, but the run to resume has 16"):
-        config_lib.load(pathlib.Path(tiny.out) / "config.json", {"width": 32})
-
-
-def test_unknown_algorithm_is_named(tiny):
-    with pytest.raises(ValueError, match="--psum: got 'fast', expected one of"):
-        train.load_comm(dataclasses.replace(tiny, psum="fast"))
-
-
-def test_bad_data_is_named(tmp_path):
-    with pytest.raises(ValueError, match="is not a folder"):
-        data.load(str(tmp_path / "missing"), 0.1, 10)
-    with pytest.raises(ValueError, match="0 text files in"):
-        data.load(str(tmp_path), 0.1, 10)
-    for name in "ab":
-        (tmp_path / name).write_text("short")
-    with pytest.raises(ValueError, match="5 bytes of training text, expected at least 10"):
-        data.load(str(tmp_path), 0.1, 10)

@@ -1,4 +1,7 @@
-"""Tests of ops may not lean on implicit promotion: what works here works for users who have switched it off."""
+"""Tests of ops may not lean on implicit promotion: what works here works for users who have switched it off.
+
+Where an op runs the code of another one, the default size has a sample of its tests.
+"""
 
 import jax
 import pytest
@@ -8,3 +11,11 @@ import pytest
 def _strict():
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        sample = getattr(getattr(item, "cls", None), "sample", ())
+        if sample and item.originalname.removeprefix("test_") not in sample:
+            item.add_marker(pytest.mark.full)

@@ -3,7 +3,7 @@
 import functools
 import itertools
 
-import contract
+import collective
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,16 +11,18 @@ import pytest
 from harness import LAX, OURS, assert_same, compare, run
 from jax import lax
 
-FLOATS = [*contract.SMALL_FLOATS[1:], "float32", "float64"]  # four bits hold neither NaN nor infinity
+COMMON = ["float8_e4m3fn", "bfloat16", "float32"]
+RARE = [name for name in (*collective.SMALL_FLOATS[1:], "float16", "float64") if name not in COMMON]  # 4 bits: no NaN
+FLOATS = COMMON + [pytest.param(name, marks=pytest.mark.full) for name in dict.fromkeys(RARE)]
 
 
 class Ordered:
     differentiable = False
-    dtypes = tuple(name for name in contract.ALL_DTYPES if not name.startswith("complex"))
+    dtypes = tuple(name for name in collective.ALL_DTYPES if not name.startswith("complex"))
 
     def elements(self, rng, shape, name):
         """All values but NaN, whose payload is nobody's promise, and what is subnormal in f32, which XLA makes zero."""
-        x = contract.any_bits(rng, shape, name)
+        x = collective.any_bits(rng, shape, name)
         if "float" not in name:
             return x
         with np.errstate(invalid="ignore"):
@@ -40,14 +42,13 @@ class Ordered:
         with np.errstate(invalid="ignore"), jax.enable_x64(True):
             two = np.repeat(pairs.T, 4, axis=0).astype(jnp.dtype(name))  # differs between nodes
             eight = np.where(np.arange(8)[:, None] == 5, pairs[:, 1], pairs[:, 0]).astype(jnp.dtype(name))
-            calls = [("node", a) for a in contract.fitting(self.op, contract.MESH, ("node",))]
-            calls += [(("node", "gpu"), a) for a in contract.fitting(self.op, contract.MESH, ("node", "gpu"))]
+            calls = [("node", a) for a in collective.fitting(self.op, collective.MESH, ("node",))]
+            calls += [(("node", "gpu"), a) for a in collective.fitting(self.op, collective.MESH, ("node", "gpu"))]
 
             def body(x, y):
                 return [self.call(OURS, x if axes == "node" else y, axes, algorithm=a) for axes, a in calls]
 
-            got = run(body, mesh, two, eight)
-            from_lax = run(functools.partial(self.call, LAX, axes="node"), mesh, two)
+            got, from_lax = run(lambda x, y: (body(x, y), self.call(LAX, x, "node")), mesh, two, eight)
         pairs = pairs.astype(jnp.dtype(name)).astype(np.float64)
         nan = np.isnan(pairs).any(1)
         lesser_zero = np.signbit(pairs).all(1) if self.op == "pmax" else np.signbit(pairs).any(1)
@@ -60,7 +61,7 @@ class Ordered:
 
     def test_stabilised_softmax(self, mesh, rng):
         """The usual place of a maximum in a loss: behind stop_gradient."""
-        x = rng.standard_normal((8, *contract.BLOCK), np.float32)
+        x = rng.standard_normal((8, *collective.BLOCK), np.float32)
 
         def body(library, x):
             def loss(x):
@@ -71,6 +72,7 @@ class Ordered:
 
         compare(body, mesh, x, rtol=1e-5)
 
+    @pytest.mark.full
     def test_dtypes_of_lax(self, mesh, rng):
         with jax.enable_x64(True):
             names = [name for name in self.dtypes if "int2" not in name]  # which jax.lax can't lower

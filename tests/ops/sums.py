@@ -1,8 +1,6 @@
 """Tests that psum, pmean and psum_scatter share: precision, overflow, and the same bits in every run."""
 
-import functools
-
-import contract
+import collective
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,10 @@ import pytest
 import reference
 from harness import LAX, OURS, assert_same, run
 
-DTYPES = tuple(name for name in contract.ALL_DTYPES if name != "bool")
+DTYPES = tuple(name for name in collective.ALL_DTYPES if name != "bool")
+ALL_DTYPES = [pytest.param(axes, collective.ALL_DTYPES, marks=pytest.mark.full) for axes in ("gpu", ("node", "gpu"))]
+LAX_IDS = ["common", "all", "nodes"]
+RUNS = ["bfloat16", "float32", *(pytest.param(name, marks=pytest.mark.full) for name in ("float16", "float8_e4m3fn"))]
 
 
 class Sums:
@@ -19,31 +20,35 @@ class Sums:
     def elements(self, rng, shape, name):
         """Sums of 8 are exact in f32, but not in 16 bits or less, where rounding once shows; integers wrap around."""
         dtype = jnp.dtype(name)
-        if name == "bool" or name in contract.INTEGERS:
-            return contract.any_bits(rng, shape, name)
+        if name == "bool" or name in collective.INTEGERS:
+            return collective.any_bits(rng, shape, name)
         if name == "float8_e8m0fnu":  # powers of two only
             return np.exp2(rng.integers(-3, 4, shape).astype(np.float32)).astype(dtype)
         steps = 2 ** min(8, jnp.finfo(dtype).nmant + 1)
         values = rng.integers(-steps, steps, shape).astype(np.float32) / (steps // 2)
         return values.astype(dtype) * dtype.type(1 + 1j if dtype.kind == "c" else 1)
 
-    @pytest.mark.parametrize("axes", ["gpu", ("node", "gpu")], ids=str)
-    def test_dtypes_of_lax(self, mesh, rng, axes):
+    @pytest.mark.parametrize(
+        ("axes", "dtypes"), [("gpu", collective.COMMON), *ALL_DTYPES], ids=["common", "all", "far"]
+    )
+    def test_dtypes_of_lax(self, mesh, rng, axes, dtypes):
         """Where no rounding happens, types and values are those of jax.lax."""
         with jax.enable_x64(True):
-            names = [name for name in self.dtypes if "int2" not in name]  # jax.lax ends the process on some of these
+            names = [name for name in self.dtypes if name in dtypes and "int2" not in name]  # which end jax.lax
             x = {name: rng.integers(0, 3, (8, 48)).astype(jnp.dtype(name)) for name in names}
-            x = {name: np.ones_like(value) if name == "float8_e8m0fnu" else value for name, value in x.items()}
-            x["float4_e2m1fn"] = x["float4_e2m1fn"] * 0 + (np.arange(8) == 3).astype(x["float4_e2m1fn"].dtype)[:, None]
-            got, want = (run(functools.partial(self.call, lib, axes=axes), mesh, x) for lib in (OURS, LAX))
+            if "float4_e2m1fn" in names:
+                x["float8_e8m0fnu"] = np.ones_like(x["float8_e8m0fnu"])
+                four = x["float4_e2m1fn"]
+                x["float4_e2m1fn"] = four * 0 + (np.arange(8) == 3).astype(four.dtype)[:, None]
+            got, want = run(lambda x: [self.call(library, x, axes) for library in (OURS, LAX)], mesh, x)
         for name in names:
             assert_same({name: got[name]}, {name: want[name]})
 
-    @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32", "float8_e4m3fn"])
+    @pytest.mark.parametrize("name", RUNS)
     def test_same_bits_in_every_run_and_program(self, mesh, rng, name):
         """Random floats, whose sum depends on the order: the plan fixes it, not the order of arrival."""
         x = rng.standard_normal((8, 8 * 1031)).astype(jnp.dtype(name))
-        names = contract.fitting(self.op, contract.MESH, ("node", "gpu"))
+        names = collective.fitting(self.op, collective.MESH, ("node", "gpu"))
 
         def body(x):
             return {a: self.call(OURS, x, ("node", "gpu"), algorithm=a) for a in names}
@@ -55,7 +60,7 @@ class Sums:
 
     def test_within_rounding_of_the_exact_sum(self, mesh, rng):
         x = rng.standard_normal((8, 8 * 1031)).astype(np.float32)
-        names = contract.fitting(self.op, contract.MESH, ("node", "gpu"))
+        names = collective.fitting(self.op, collective.MESH, ("node", "gpu"))
         got = run(lambda x: {a: self.call(OURS, x, ("node", "gpu"), algorithm=a) for a in names}, mesh, x)
         exact = self.oracle(x.astype(np.float64), mesh.shape, ("node", "gpu"))
         for result in got.values():
@@ -66,7 +71,7 @@ class Sums:
         for name in ("bfloat16", "float16"):
             x = rng.standard_normal((8, 8 * 1031)).astype(jnp.dtype(name))
             exact = self.oracle(x.astype(np.float64), mesh.shape, ("node", "gpu"))
-            names = contract.fitting(self.op, contract.MESH, ("node", "gpu"))
+            names = collective.fitting(self.op, collective.MESH, ("node", "gpu"))
             got = run(lambda x, names=names: [self.call(OURS, x, ("node", "gpu"), algorithm=a) for a in names], mesh, x)
             bound = 2.0 ** -(jnp.finfo(x.dtype).nmant + 1) * np.abs(x.astype(np.float32)).sum(0).max()
             for algorithm, result in zip(names, got, strict=True):

@@ -1,5 +1,6 @@
 """all_gather. Beyond the contract: where the new or joined axis lies, and results typed as equal on all ranks."""
 
+import collective
 import contract
 import harness
 import jax
@@ -21,7 +22,7 @@ class TestAllGather(contract.GroupsContract):
 
     variant = {"axis": 1, "tiled": False}  # noqa: RUF012
 
-    @contract.VMA
+    @collective.VMA
     @pytest.mark.parametrize("axes", ["gpu", ("node", "gpu")], ids=str)
     def test_every_axis(self, mesh, rng, axes, check_vma):
         x = rng.integers(-99, 99, (8, 3, 5, 7)).astype(np.int16)

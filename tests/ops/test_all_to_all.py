@@ -2,6 +2,7 @@
 
 import itertools
 
+import collective
 import contract
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ class TestAllToAll(contract.GroupsContract):
 
     variant = {"split_axis": 1, "concat_axis": 0}  # noqa: RUF012
 
-    @contract.VMA
+    @collective.VMA
     @pytest.mark.parametrize("axes", ["gpu", ("node", "gpu")], ids=str)
     @pytest.mark.parametrize("tiled", [True, False], ids=["tiled", "untiled"])
     def test_every_split_and_concat_axis(self, mesh, rng, axes, tiled, check_vma):

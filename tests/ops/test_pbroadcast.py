@@ -1,5 +1,6 @@
 """pbroadcast. Beyond the contract: every source. XLA:CPU has no such op: harness.py has what jax.lax says it is."""
 
+import collective
 import contract
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ class TestPbroadcast(contract.Contract):
 
     def test_every_algorithm_from_every_source(self, mesh, rng):
         x = rng.integers(-99, 99, (8, 1009)).astype(np.int32)
-        names = contract.fitting(self.op, contract.MESH, ("node", "gpu"))
+        names = collective.fitting(self.op, collective.MESH, ("node", "gpu"))
 
         def body(x):
             return {f"{a} {s}": OURS.pbroadcast(x, ("node", "gpu"), s, algorithm=a) for a in names for s in range(8)}

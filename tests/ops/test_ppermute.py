@@ -1,5 +1,6 @@
 """ppermute. Beyond the contract: any partial permutation, in any form that jax.lax takes."""
 
+import collective
 import contract
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ class TestPpermute(contract.Contract):
     def arguments(n):
         return {"perm": [(i, (i + 1) % n) for i in range(n) if i != 2]}
 
-    @contract.VMA
+    @collective.VMA
     def test_partial_permutations(self, mesh, rng, check_vma):
         x = self.integers(rng)
 

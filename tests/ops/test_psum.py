@@ -1,5 +1,6 @@
 """psum. Beyond the contract: what is summed in which precision, and the same bits on all ranks and in every run."""
 
+import collective
 import contract
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ class TestPsum(sums.Sums, contract.GroupsContract):
     @pytest.mark.parametrize("block", [(7,), (8 * 4099,), (1 << 18,)], ids=str)
     def test_same_bits_on_all_ranks(self, mesh, rng, block):
         x = rng.standard_normal((8, *block), np.float32)
-        names = contract.fitting(self.op, contract.MESH, ("node", "gpu"))
+        names = collective.fitting(self.op, collective.MESH, ("node", "gpu"))
         got = run(lambda x: {a: OURS.psum(x, ("node", "gpu"), algorithm=a) for a in names}, mesh, x)
         for name, rows in got.items():
             assert_same({name: rows}, {name: np.stack([rows[0]] * 8)}, bits=True)
@@ -29,7 +30,7 @@ class TestPsum(sums.Sums, contract.GroupsContract):
 
         compare(body, mesh, self.integers(rng))
 
-    @contract.VMA
+    @collective.VMA
     def test_constants_among_traced_leaves(self, mesh, rng, check_vma):
         def body(library, x):
             return library.psum((x, 2.0, np.ones(3, np.float32)), "gpu")

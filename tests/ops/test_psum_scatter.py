@@ -2,6 +2,7 @@
 
 import functools
 
+import collective
 import contract
 import jax
 import numpy as np
@@ -22,7 +23,7 @@ class TestPsumScatter(sums.Sums, contract.GroupsContract):
 
     variant = {"scatter_dimension": 1}  # noqa: RUF012
 
-    @contract.VMA
+    @collective.VMA
     @pytest.mark.parametrize("axes", ["gpu", ("node", "gpu")], ids=str)
     def test_every_dimension(self, mesh, rng, axes, check_vma):
         n = 4 if axes == "gpu" else 8
@@ -49,7 +50,7 @@ class TestPsumScatter(sums.Sums, contract.GroupsContract):
     def test_short_and_long_runs(self, mesh, rng):
         """Runs below and above the sizes at which the reduction gathers its operands first."""
         xs = [rng.integers(-99, 99, (8, 40, 16, width)).astype(np.int32) for width in (1, 5, 16, 1031)]
-        names = contract.fitting(self.op, contract.MESH, ("gpu",))
+        names = collective.fitting(self.op, collective.MESH, ("gpu",))
 
         def body(*xs):
             calls = [functools.partial(OURS.psum_scatter, scatter_dimension=1, tiled=True, algorithm=a) for a in names]

@@ -39,7 +39,7 @@ Machine MakeMachine() {
   return machine;
 }
 
-void TestBuilderPicksTheKind() {
+TEST_CASE("a builder picks the kind of a step") {
   const Request request = MakeRequest(Collective::kAllReduce, 1, 3, 8);
   Builder builder(request, 1);
   builder.Move(builder.Input(0), builder.Output(0), 8);
@@ -59,7 +59,7 @@ void TestBuilderPicksTheKind() {
   CHECK(plan.sources.size() == 2 && plan.steps[4].first_source == 0 && plan.steps[4].num_sources == 2);
 }
 
-void TestEveryAlgorithmIsCorrect() {
+TEST_CASE("every algorithm is correct for a few geometries") {
   for (Collective collective : kCollectives) {
     CHECK(std::strcmp(Algorithms(collective)[0].name, "direct") == 0);
     for (const Algorithm& algorithm : Algorithms(collective)) {
@@ -81,7 +81,7 @@ void TestEveryAlgorithmIsCorrect() {
   }
 }
 
-void TestFaultsAreFound() {
+TEST_CASE("no step of a ring can be left out") {
   const Request request = MakeRequest(Collective::kAllGather, 1, 4, 16);
   const Algorithm& ring = *FindAlgorithm(Collective::kAllGather, "ring");
   const std::vector<Plan> plans = BuildAll(ring, request);
@@ -95,7 +95,7 @@ void TestFaultsAreFound() {
   CHECK(!Validate({}, request).empty());
 }
 
-void TestCostOfRing() {
+TEST_CASE("cost of a ring") {
   const Request request = MakeRequest(Collective::kAllGather, 1, 4, 1000);
   const Algorithm& ring = *FindAlgorithm(Collective::kAllGather, "ring");
   const Cost cost = CostOf(ring, request, 4, MakeMachine());
@@ -105,7 +105,7 @@ void TestCostOfRing() {
   CHECK(cost.time_s > 0);
 }
 
-void TestSelection() {
+TEST_CASE("selection") {
   const Machine machine = MakeMachine();
   const Choice hierarchical = Select(MakeRequest(Collective::kAllToAll, 2, 4, 1 << 20), "", 4, machine);
   CHECK(std::strcmp(hierarchical.algorithm->name, "hierarchical") == 0);
@@ -118,18 +118,3 @@ void TestSelection() {
 
 }  // namespace
 }  // namespace jaxcomm
-
-int main() {
-  const std::pair<const char*, void (*)()> cases[] = {
-      {"builder picks the kind of a step", jaxcomm::TestBuilderPicksTheKind},
-      {"every algorithm is correct", jaxcomm::TestEveryAlgorithmIsCorrect},
-      {"faults are found", jaxcomm::TestFaultsAreFound},
-      {"cost of a ring", jaxcomm::TestCostOfRing},
-      {"selection", jaxcomm::TestSelection},
-  };
-  for (const auto& [name, run] : cases) {
-    run();
-    std::printf("ok  %s\n", name);
-  }
-  return 0;
-}

@@ -215,7 +215,7 @@ inline size_t SomeSize(std::mt19937& random) {
 }
 
 // Small and large messages on two channels, all pairs at once: each channel in order, every byte right.
-inline void CheckOrder(const MakeNetwork& make, TestProcess::Place place, const char* what) {
+inline void CheckOrder(const MakeNetwork& make, TestProcess::Place place) {
   constexpr int kProcesses = 3;
   constexpr int kMessages = 40;
   Processes processes = JoinAll(make, kProcesses, place);
@@ -255,7 +255,6 @@ inline void CheckOrder(const MakeNetwork& make, TestProcess::Place place, const 
     }
   }
   LeaveAll(processes);
-  std::printf("ok order of small and large messages, %s\n", what);
 }
 
 // A message without a place holds up its own channel and nothing else.
@@ -284,7 +283,6 @@ inline void CheckChannels(const MakeNetwork& make) {
     CHECK(processes[0]->unsent() == 0);
     LeaveAll(processes);
   }
-  std::printf("ok channels pass each other, unwanted messages are dropped\n");
 }
 
 // Every thread has its own channel to every peer.
@@ -306,7 +304,6 @@ inline void CheckManyThreads(const MakeNetwork& make) {
   for (std::thread& thread : threads) thread.join();
   for (auto& process : processes) CHECK(process->WaitDelivered(kThreads * kMessages));
   LeaveAll(processes);
-  std::printf("ok %d threads send at once\n", kProcesses * kThreads);
 }
 
 // A process leaves at once after its last message, which still arrives; then its peers are told.
@@ -326,7 +323,6 @@ inline void CheckLeaving(const MakeNetwork& make) {
   processes[1]->Send(2, 0, 0, 0);  // the others go on
   CHECK(processes[2]->WaitDelivered(1));
   LeaveAll(processes);
-  std::printf("ok a process leaves after its last message\n");
 }
 
 // Leaving while messages have no place yet, or are on their way: all memory comes back to the senders.
@@ -343,7 +339,6 @@ inline void CheckLeavingEarly(const MakeNetwork& make) {
   CHECK(processes[0]->WaitLost(1));
   CHECK(processes[0]->WaitSent(kMessages));
   LeaveAll(processes);
-  std::printf("ok a process leaves in the middle\n");
 }
 
 // A process cuts off a peer, a large payload of which is on its way or has just come: then nobody writes there any
@@ -359,7 +354,7 @@ inline void CheckDrop(const MakeNetwork& make) {
   CHECK(processes[1]->why_lost(0) == "too slow");
   const auto cut_off_at = std::chrono::steady_clock::now();
   CHECK(processes[0]->WaitLost(1));
-  CHECK(std::chrono::steady_clock::now() - cut_off_at < std::chrono::seconds(10));
+  CHECK(std::chrono::steady_clock::now() - cut_off_at < std::chrono::seconds(15));
   CHECK(processes[0]->WaitSent(2));  // with or without success
   for (const int p : {0, 1}) {
     const int64_t unsent = processes[p]->unsent();
@@ -369,7 +364,6 @@ inline void CheckDrop(const MakeNetwork& make) {
   }
   CHECK(processes[2]->WaitDelivered(2));
   LeaveAll(processes);
-  std::printf("ok a peer is cut off in the middle of a payload\n");
 }
 
 // A process of another run is not heard.
@@ -392,19 +386,6 @@ inline void CheckToken(const MakeNetwork& make) {
   CHECK(host.delivered() == 0);
   CHECK(!host.network().Connect(1, "garbage", &error) && error.find("process 1") != std::string::npos);
   stranger.Leave();
-  std::printf("ok a wrong token is refused and counted\n");
-}
-
-inline void CheckContract(const MakeNetwork& make) {
-  CheckOrder(make, TestProcess::Place::kAtOnce, "places known");
-  CheckOrder(make, TestProcess::Place::kLater, "places given later");
-  CheckOrder(make, TestProcess::Place::kMixed, "some of each");
-  CheckChannels(make);
-  CheckManyThreads(make);
-  CheckLeaving(make);
-  CheckLeavingEarly(make);
-  CheckDrop(make);
-  CheckToken(make);
 }
 
 }  // namespace jaxcomm

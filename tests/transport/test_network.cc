@@ -62,14 +62,31 @@ std::vector<std::string> Trace(uint64_t seed, int64_t jitter_ns) {
   return trace;
 }
 
-void CheckDeterminism() {
+TEST_CASE("order of small and large messages") {
+  for (const auto place : {TestProcess::Place::kAtOnce, TestProcess::Place::kLater, TestProcess::Place::kMixed}) {
+    CheckOrder(MakeMemoryNetwork, place);
+  }
+}
+
+TEST_CASE("channels pass each other, unwanted messages are dropped") { CheckChannels(MakeMemoryNetwork); }
+
+TEST_CASE("many threads send at once") { CheckManyThreads(MakeMemoryNetwork); }
+
+TEST_CASE("a process leaves after its last message") { CheckLeaving(MakeMemoryNetwork); }
+
+TEST_CASE("a process leaves in the middle") { CheckLeavingEarly(MakeMemoryNetwork); }
+
+TEST_CASE("a peer is cut off in the middle of a payload") { CheckDrop(MakeMemoryNetwork); }
+
+TEST_CASE("a wrong token is refused and counted") { CheckToken(MakeMemoryNetwork); }
+
+TEST_CASE("the seed fixes what happens") {
   CHECK(Trace(1, 200'000) == Trace(1, 200'000));
   CHECK(Trace(1, 200'000) != Trace(2, 200'000));
-  std::printf("ok the seed fixes what happens\n");
 }
 
 // Time of a transfer: latency + bytes / bandwidth; a slow peer's messages take longer, others pass them.
-void CheckTime() {
+TEST_CASE("latency, bandwidth and delay") {
   MemoryNetworkOptions options;
   options.latency_ns = 1000;
   options.bytes_per_ns = 0.5;
@@ -87,11 +104,10 @@ void CheckTime() {
   Drain(fabric);
   CHECK(delivered.size() == 3 && delivered[1].first == 1 && delivered[2].first == 0);
   CHECK(delivered[2].second == 201000 + 5'001'000);
-  std::printf("ok latency, bandwidth and delay\n");
 }
 
 // A process dies while large payloads of it are waited for, on their way, or neither.
-void CheckLoss() {
+TEST_CASE("a process dies at any moment") {
   for (int steps = 0; steps < 60; ++steps) {
     MemoryNetworkOptions options;
     options.jitter_ns = 10'000;
@@ -124,10 +140,9 @@ void CheckLoss() {
     processes[1]->Leave();
     CHECK(processes[1]->WaitSent(10));
   }
-  std::printf("ok a process dies at any moment\n");
 }
 
-void CheckStrangers() {
+TEST_CASE("bytes of strangers are refused and counted") {
   MemoryFabric fabric(2, {});
   Processes processes = JoinAll(OnFabric(fabric), 2, TestProcess::Place::kAtOnce);
   std::mt19937 random(3);
@@ -143,36 +158,7 @@ void CheckStrangers() {
   Drain(fabric);
   CHECK(processes[0]->network().rejected() == injected);
   CHECK(processes[0]->delivered() == 1 && processes[0]->why_lost(1).empty());
-  std::printf("ok bytes of strangers are refused and counted\n");
-}
-
-void CheckSpeed() {
-  const auto start = std::chrono::steady_clock::now();
-  constexpr int kProcesses = 8;
-  constexpr uint64_t kRounds = 2000;
-  MemoryFabric fabric(kProcesses, {});
-  Processes processes = JoinAll(OnFabric(fabric), kProcesses, TestProcess::Place::kAtOnce);
-  for (uint64_t round = 0; round < kRounds; ++round) {
-    for (int p = 0; p < kProcesses; ++p) processes[p]->Send((p + 1) % kProcesses, 0, round, 64);
-    Drain(fabric);
-  }
-  for (auto& process : processes) CHECK(process->delivered() == static_cast<int64_t>(kRounds));
-  const double s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  std::printf("ok %d rounds of %d messages: %.2f us a message\n", static_cast<int>(kRounds), kProcesses,
-              s * 1e6 / (kRounds * kProcesses));
 }
 
 }  // namespace
 }  // namespace jaxcomm
-
-int main() {
-  using namespace jaxcomm;
-  CheckContract(MakeMemoryNetwork);
-  fabric.reset();
-  CheckDeterminism();
-  CheckTime();
-  CheckLoss();
-  CheckStrangers();
-  CheckSpeed();
-  return 0;
-}

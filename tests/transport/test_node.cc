@@ -1,5 +1,11 @@
 // What a process shows the others of its node: its board, and the memory of its calls.
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -12,7 +18,121 @@ namespace {
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-void Boards() {
+struct Child {
+  pid_t pid = -1;
+  NodeAddress address;
+};
+
+// A process with a node that does nothing. For cases before those that start threads.
+Child SpawnNode() {
+  int to_parent[2];
+  CHECK(pipe(to_parent) == 0);
+  Child child;
+  child.pid = fork();
+  CHECK(child.pid >= 0);
+  if (child.pid == 0) {
+    Node node;
+    if (!node.Open().empty()) _exit(1);
+    Slot& slot = node.board().slots[0];
+    slot.memory = 3;  // which it doesn't have
+    const NodeAddress address = node.address();
+    if (write(to_parent[1], &address, sizeof(address)) != sizeof(address)) _exit(1);
+    for (;;) pause();
+  }
+  CHECK(read(to_parent[0], &child.address, sizeof(child.address)) == sizeof(child.address));
+  close(to_parent[0]);
+  close(to_parent[1]);
+  return child;
+}
+
+TEST_CASE("a process is alive until it ends") {
+  const Child child = SpawnNode();
+  Node node;
+  CHECK(node.Open().empty());
+  CHECK(node.Find(1) == nullptr);
+  CHECK(node.Connect(1, child.address).empty());
+  CHECK(node.Connect(1, child.address).empty());  // again: the same peer
+  Peer* const peer = node.Find(1);
+  CHECK(peer != nullptr && peer->process() == 1 && peer->pid() == child.pid && node.Find(2) == nullptr);
+  node.CheckAlive();
+  CHECK(peer->alive());
+  std::string error;
+  CHECK(peer->BlockOf(peer->board().slots[0], &error) == nullptr);
+  CHECK(Has(error, "process 1 points to memory that it doesn't have"));
+  CHECK(kill(child.pid, SIGKILL) == 0);
+  CHECK(waitpid(child.pid, nullptr, 0) == child.pid);
+  CHECK(peer->alive());  // as far as anybody has looked
+  node.CheckAlive();
+  CHECK(!peer->alive() && !peer->CheckAlive());
+  peer->board().Ring();  // its board stays
+}
+
+// Memory that another process can read as far as a page that it can't: the kernel then reads less than it was asked.
+struct HalfReadable {
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  char* data = static_cast<char*>(mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  HalfReadable() {
+    CHECK(data != MAP_FAILED);
+    std::fill(data, data + page, 'x');
+    CHECK(mprotect(data + page, page, PROT_NONE) == 0);
+  }
+  ~HalfReadable() { munmap(data, 2 * page); }
+};
+
+TEST_CASE("a read from a process is whole or fails") {
+  if (!Node::AllowSingleCopy()) return;  // the kernel forbids such reads
+  const HalfReadable from;
+  std::vector<char> to(2 * from.page);
+  const int32_t self = getpid();
+  const Piece first{to.data(), from.data, from.page}, second{to.data() + from.page, from.data + from.page, 1};
+  const Piece across{to.data(), from.data + from.page - 8, 16};
+  CHECK(ReadFromProcess(self, &first, 1) && to[from.page - 1] == 'x' && to[from.page] == 0);
+  CHECK(!ReadFromProcess(self, &second, 1));
+  CHECK(!ReadFromProcess(self, &across, 1));
+  const Piece both[] = {first, second};
+  CHECK(!ReadFromProcess(self, both, 2));
+  CHECK(ReadFromProcess(self, nullptr, 0));
+}
+
+TEST_CASE("a read of more pieces than one call takes") {
+  if (!Node::AllowSingleCopy()) return;
+  constexpr int kPieces = 1500;
+  std::vector<int32_t> from(2 * kPieces), to(kPieces, -1);
+  for (int i = 0; i < 2 * kPieces; ++i) from[i] = i;
+  std::vector<Piece> pieces;
+  for (int i = 0; i < kPieces; ++i) {
+    pieces.push_back({reinterpret_cast<char*>(&to[i]), reinterpret_cast<const char*>(&from[2 * i]), sizeof(int32_t)});
+  }
+  CHECK(ReadFromProcess(getpid(), pieces.data(), kPieces));
+  for (int i = 0; i < kPieces; ++i) CHECK(to[i] == 2 * i);
+  const HalfReadable unreadable;
+  for (const int bad : {0, 511, 512, 1023, 1024, kPieces - 1}) {
+    std::vector<Piece> some = pieces;
+    some[bad].from = unreadable.data + unreadable.page;
+    CHECK(!ReadFromProcess(getpid(), some.data(), kPieces));
+  }
+}
+
+TEST_CASE("a bell that has rung ends the sleep at once, a silent one after its time") {
+  using Clock = std::chrono::steady_clock;
+  Node node;
+  CHECK(node.Open().empty());
+  Board& board = node.board();
+  board.Ring();  // nobody sleeps
+  uint32_t seen = board.PrepareToSleep();
+  board.Ring();  // between the announcement and the sleep
+  const auto began = Clock::now();
+  board.Sleep(seen, 60'000'000'000);
+  CHECK(Clock::now() - began < std::chrono::seconds(30));
+  CHECK(board.sleeping.load() == 0);
+  seen = board.PrepareToSleep();
+  const auto again = Clock::now();
+  board.Sleep(seen, 60'000'000);
+  CHECK(Clock::now() - again >= std::chrono::milliseconds(60));
+  CHECK(Clock::now() - again < std::chrono::seconds(30));
+}
+
+TEST_CASE("boards keep calls and failures") {
   Node node;
   CHECK(node.Open().empty());
   Board& board = node.board();
@@ -26,6 +146,15 @@ void Boards() {
     CHECK(board.Find(key) == slot);
   }
   CHECK(count == Board::kWays * Board::kProbes);
+  for (const uint64_t i : {1, 20}) {  // of the first and of a later probe
+    const uint64_t key = i * Board::kBuckets;
+    const int slot = board.Find(key);
+    board.Retire(slot);
+    CHECK(board.Find(key) < 0 && board.Reserve(key) < 0);
+    board.Free(slot);
+    CHECK(board.Find(key) < 0 && board.Reserve(key) == slot);
+    board.Publish(slot, key);
+  }
   CHECK(board.Find(12345) < 0);
   std::string why;
   CHECK(!board.FindFailure(7, &why));
@@ -35,9 +164,14 @@ void Boards() {
   CHECK(board.FindFailure(8, &why) && why == std::string(Board::kFailureWords * 8, 'x'));
   for (int64_t run = 100; run < 100 + Board::kNumFailures; ++run) board.AddFailure(run, "later");
   CHECK(!board.FindFailure(7, &why));
+  CHECK(board.FindFailure(100 + Board::kNumFailures - 1, &why) && why == "later");
+  CHECK(!board.FindFailure(0, &why));
+  board.AddFailure(200, "eight by");
+  board.AddFailure(201, "");
+  CHECK(board.FindFailure(200, &why) && why == "eight by" && board.FindFailure(201, &why) && why.empty());
 }
 
-void Memory() {
+TEST_CASE("memory is cut and used again") {
   Node node;
   CHECK(node.Open().empty());
   std::string error;
@@ -62,8 +196,12 @@ void Memory() {
     node.Give(block);
   }
   CHECK(node.board().num_memories.load() <= memories + 2);
-  // Strangers.
-  Node other;
+}
+
+TEST_CASE("strangers are refused") {
+  Node node, other;
+  std::string error;
+  CHECK(node.Open().empty());
   CHECK(other.Open().empty());
   NodeAddress address = node.address();
   address.token[1] ^= 1;
@@ -78,9 +216,3 @@ void Memory() {
 
 }  // namespace
 }  // namespace jaxcomm
-
-int main() {
-  jaxcomm::Boards();
-  jaxcomm::Memory();
-  return 0;
-}

@@ -39,7 +39,7 @@ std::unique_ptr<Network> MakeUcxNetwork(int process, int num_processes, uint64_t
   return network;
 }
 
-void CheckErrors() {
+TEST_CASE("what is not UCX is named") {
   TestProcess process(0);
   UcxOptions options;
   std::string error;
@@ -49,8 +49,25 @@ void CheckErrors() {
   options.library = "libc.so.6";  // a library, not UCX
   CHECK(!OpenUcxNetwork(options, 0, 2, 1, &process, &error));
   CHECK(error.find("has no function ucp_") != std::string::npos);
-  std::printf("ok what is not UCX is named\n");
 }
+
+TEST_CASE("order of small and large messages") {
+  for (const auto place : {TestProcess::Place::kAtOnce, TestProcess::Place::kLater, TestProcess::Place::kMixed}) {
+    CheckOrder(MakeUcxNetwork, place);
+  }
+}
+
+TEST_CASE("channels pass each other, unwanted messages are dropped") { CheckChannels(MakeUcxNetwork); }
+
+TEST_CASE("many threads send at once") { CheckManyThreads(MakeUcxNetwork); }
+
+TEST_CASE("a process leaves after its last message") { CheckLeaving(MakeUcxNetwork); }
+
+TEST_CASE("a process leaves in the middle") { CheckLeavingEarly(MakeUcxNetwork); }
+
+TEST_CASE("a peer is cut off in the middle of a payload") { CheckDrop(MakeUcxNetwork); }
+
+TEST_CASE("a wrong token is refused and counted") { CheckToken(MakeUcxNetwork); }
 
 // Addresses go through files, as they do through jax.distributed's store.
 std::string ReadWhenThere(const std::string& path) {
@@ -101,7 +118,7 @@ int RunVictim(const std::string& folder) {
   for (;;) pause();
 }
 
-void CheckKilledPeer(TestProcess::Place place, int64_t delivered_before, const char* what) {
+void CheckKilledPeer(TestProcess::Place place, int64_t delivered_before) {
   Folder folder;
   TestProcess self(0, place);
   self.Join(MakeUcxNetwork(0, 2, 99, &self));
@@ -115,14 +132,20 @@ void CheckKilledPeer(TestProcess::Place place, int64_t delivered_before, const c
   CHECK(self.WaitLost(1));
   const double lost_s = Seconds(start);
   CHECK(self.WaitSent(kSends));
-  CHECK(lost_s < 5);
+  CHECK(lost_s < 15);  // UCX's own keepalive takes 20 s
   self.AcceptAll();
   self.Send(1, 0, kSends, 0);
   CHECK(self.WaitSent(kSends + 1));
   waitpid(victim, nullptr, 0);
-  std::printf("ok a peer is killed %s: told after %.0f ms (%s), %d of %d sends failed\n", what, lost_s * 1e3,
-              self.why_lost(1).c_str(), static_cast<int>(self.unsent()), kSends + 1);
+  std::printf("told after %.0f ms (%s), %d of %d sends failed\n", lost_s * 1e3, self.why_lost(1).c_str(),
+              static_cast<int>(self.unsent()), kSends + 1);
 }
+
+TEST_CASE("a peer is killed while it sends") { CheckKilledPeer(TestProcess::Place::kAtOnce, 1); }
+
+TEST_CASE("a peer is killed while its messages wait") { CheckKilledPeer(TestProcess::Place::kLater, 1); }
+
+TEST_CASE("a peer is killed after its last message") { CheckKilledPeer(TestProcess::Place::kAtOnce, 9); }
 
 // A connected peer with which nothing was ever exchanged.
 int RunSilent(const std::string& folder) {
@@ -133,7 +156,7 @@ int RunSilent(const std::string& folder) {
   for (;;) pause();
 }
 
-void CheckSilentPeer() {
+TEST_CASE("a silent peer is killed") {
   Folder folder;
   TestProcess self(0);
   self.Join(MakeUcxNetwork(0, 2, 99, &self));
@@ -145,7 +168,7 @@ void CheckSilentPeer() {
   const auto start = Clock::now();
   CHECK(self.WaitLost(1));
   waitpid(victim, nullptr, 0);
-  std::printf("ok a silent peer is killed: told after %.0f ms (%s)\n", Seconds(start) * 1e3, self.why_lost(1).c_str());
+  std::printf("told after %.0f ms (%s)\n", Seconds(start) * 1e3, self.why_lost(1).c_str());
 }
 
 struct Listener {
@@ -193,7 +216,7 @@ int Dial(const Listener& listener) {
 
 // Port scans and garbage at every port that UCX opened: messages of the run go on as if nothing had happened. (Garbage
 // behind UCX's own magic number is another matter: see ucx_network.h.)
-void CheckStrangers() {
+TEST_CASE("garbage at the listening ports changes nothing") {
   Processes processes = JoinAll(MakeUcxNetwork, 2, TestProcess::Place::kAtOnce);
   processes[0]->Send(1, 0, 0, 100000);
   CHECK(processes[1]->WaitDelivered(1));
@@ -229,7 +252,6 @@ void CheckStrangers() {
   CHECK(processes[1]->WaitDelivered(static_cast<int64_t>(index)));
   CHECK(processes[0]->why_lost(1).empty() && processes[1]->why_lost(0).empty());
   LeaveAll(processes);
-  std::printf("ok garbage at %d listening ports changes nothing\n", static_cast<int>(listeners.size()));
 }
 
 // Answers and counts in the progress thread, as the executor does: for times.
@@ -279,8 +301,6 @@ class Counter : public Receiver {
   bool lost_ = false;
 };
 
-}  // namespace
-
 // 8 bytes to and fro, then trains of large messages to process 1, which answers the last of each.
 int Measure(const std::string& folder, int process) {
   constexpr int kTrips = 1000;
@@ -323,6 +343,14 @@ int Measure(const std::string& folder, int process) {
   return 0;
 }
 
+TEST_CASE("latency and bandwidth [full]") {
+  Folder folder;
+  const pid_t peer = Spawn("measure", folder.path);
+  CHECK(Measure(folder.path, 0) == 0);
+  waitpid(peer, nullptr, 0);
+}
+
+}  // namespace
 }  // namespace jaxcomm
 
 int main(int argc, char** argv) {
@@ -332,16 +360,5 @@ int main(int argc, char** argv) {
   if (role == "victim") return RunVictim(argv[2]);
   if (role == "silent") return RunSilent(argv[2]);
   if (role == "measure") return Measure(argv[2], std::atoi(argv[3]));
-  CheckErrors();
-  CheckContract(MakeUcxNetwork);
-  CheckStrangers();
-  CheckSilentPeer();
-  CheckKilledPeer(TestProcess::Place::kAtOnce, 1, "while it sends");
-  CheckKilledPeer(TestProcess::Place::kLater, 1, "while its messages wait");
-  CheckKilledPeer(TestProcess::Place::kAtOnce, 9, "after its last message");
-  Folder folder;
-  const pid_t peer = Spawn("measure", folder.path);
-  Measure(folder.path, 0);
-  waitpid(peer, nullptr, 0);
-  return 0;
+  return test::RunCases(argc, argv);
 }

@@ -1,4 +1,4 @@
-// A double of XLA:GPU: runs the stages of a handler for one call on one device, with or without its extension for
+// A fake of XLA:GPU: runs the stages of a handler for one call on one device, with or without its extension for
 // collectives.
 #pragma once
 
@@ -7,13 +7,15 @@
 #include <utility>
 #include <vector>
 
-#include "../../ffi/cuda/xla_collectives_abi.h"
-#include "../check.h"
+#include "../../../ffi/cuda/call.h"
+#include "../../../ffi/cuda/xla_collectives_abi.h"
+#include "../../check.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace jaxcomm {
+namespace fake {
 
-struct XlaDouble {
+struct FakeXla {
   // What XLA knows.
   void* state = nullptr;  // of the handler
   void* stream = nullptr;
@@ -32,7 +34,8 @@ struct XlaDouble {
   size_t num_groups = 0;
   std::vector<xla_abi::Region> regions;
 
-  XlaDouble() {
+  FakeXla() {
+    cuda::CallState::id.type_id = 1;  // as registration does it
     auto* table = reinterpret_cast<XLA_FFI_Api*>(api_);
     table->struct_size = sizeof api_;
     table->XLA_FFI_Error_Create = [](XLA_FFI_Error_Create_Args* args) {
@@ -55,7 +58,7 @@ struct XlaDouble {
       return static_cast<XLA_FFI_Error*>(nullptr);
     };
     const xla_abi::FindExtension find = [](xla_abi::FindExtensionArgs* args) -> XLA_FFI_Error* {
-      XlaDouble& self = Of(args->context);
+      FakeXla& self = Of(args->context);
       args->extension = self.has_extension ? &self.extension_.communicators.base : nullptr;
       return nullptr;
     };
@@ -64,7 +67,7 @@ struct XlaDouble {
     extension_.communicators.state = this;
     extension_.communicators.request_communicator = [](const xla_abi::Collectives* collectives,
                                                        xla_abi::RequestArgs* args) -> XLA_FFI_Error* {
-      XlaDouble& self = Of(collectives);
+      FakeXla& self = Of(collectives);
       ++self.num_communicators;
       self.groups = args->groups;
       self.num_groups = args->num_groups;
@@ -83,7 +86,7 @@ struct XlaDouble {
     };
     extension_.get_window = [](const xla_abi::Collectives* collectives,
                                xla_abi::GetWindowArgs* args) -> XLA_FFI_Error* {
-      const XlaDouble& self = Of(collectives);
+      const FakeXla& self = Of(collectives);
       const int64_t offset = static_cast<const char*>(args->buffer) - self.memory;
       for (const xla_abi::Region& region : self.regions) {
         if (region.buffer != args->buffer || offset < 0 || offset >= self.memory_bytes) continue;
@@ -93,7 +96,7 @@ struct XlaDouble {
       return nullptr;
     };
   }
-  XlaDouble(const XlaDouble&) = delete;
+  FakeXla(const FakeXla&) = delete;
 
   // Runs one stage of a call with s32 operand and result, after the rank. Returns the handler's error.
   std::string Run(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*), XLA_FFI_ExecutionStage stage, void* x, int64_t x_count,
@@ -137,11 +140,12 @@ struct XlaDouble {
   }
 
  private:
-  static XlaDouble& Of(XLA_FFI_ExecutionContext* context) { return *reinterpret_cast<XlaDouble*>(context); }
-  static XlaDouble& Of(const xla_abi::Collectives* collectives) { return *static_cast<XlaDouble*>(collectives->state); }
+  static FakeXla& Of(XLA_FFI_ExecutionContext* context) { return *reinterpret_cast<FakeXla*>(context); }
+  static FakeXla& Of(const xla_abi::Collectives* collectives) { return *static_cast<FakeXla*>(collectives->state); }
 
   alignas(XLA_FFI_Api) char api_[1024] = {};  // of any version
   xla_abi::CollectivesWithWindows extension_ = {};
 };
 
+}  // namespace fake
 }  // namespace jaxcomm

@@ -1,7 +1,7 @@
 // Runs a collective's kernel in the emulation.
 #pragma once
 
-#include "../check.h"
+#include "../../check.h"
 #include "spoiling.h"
 #include "two_streams.h"
 #include "virtual_gin.h"
@@ -11,6 +11,8 @@ namespace jaxcomm {
 namespace cuda {
 
 using TestMemory = HostMemory;
+
+inline void PrepareDevice() {}  // as on_gpu.cuh has it
 
 // What every rank brings and what it gets.
 struct Data {

@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "../../ffi/cuda/launch.h"
-#include "virtual_ranks.h"
+#include "../../../ffi/cuda/launch.h"
+#include "../fakes/virtual_ranks.h"
 
 #define CHECK_CUDA(call)                                                                              \
   do {                                                                                                \

@@ -5,9 +5,9 @@
 #include <vector>
 
 // clang-format off: in this order, as NCCL's headers go before it
-#include "gin_double.h"
-#include "../../ffi/cuda/gin_network.cuh"
-#include "../../ffi/cuda/packing.h"
+#include "gin_fake.h"
+#include "../../../ffi/cuda/gin_network.cuh"
+#include "../../../ffi/cuda/packing.h"
 // clang-format on
 #include "virtual_ranks.h"
 
@@ -39,7 +39,7 @@ class VirtualGin {
 
   ncclDevComm CommOf(int32_t rank) { return {rank, static_cast<uint32_t>(num_contexts_), &network_}; }
 
-  gin_double::Network& network() { return network_; }
+  gin_fake::Network& network() { return network_; }
 
   // By the threads of the last row of a launch. The others leave when they have ended.
   void Serve() {
@@ -55,7 +55,7 @@ class VirtualGin {
   }
 
   const int32_t num_contexts_;
-  gin_double::Network network_;
+  gin_fake::Network network_;
   std::vector<std::vector<uint64_t>> puts_;
   std::deque<ncclWindow_vidmem> windows_;
 };

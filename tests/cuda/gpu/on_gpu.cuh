@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <random>
 
-#include "../../ffi/cuda/executor.cu"  // WalkPlan: kernels that share functions are compiled together
-#include "../check.h"
+#include "../../../ffi/cuda/executor.cu"  // WalkPlan: kernels that share functions are compiled together
+#include "../../check.h"
+#include "../fakes/spoiling.h"
 #include "gpu.cuh"
-#include "spoiling.h"
 
 namespace jaxcomm {
 namespace cuda {

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "../../ffi/cuda/call_program.h"
+#include "../../../ffi/cuda/call_program.h"
 #include "virtual_ranks.h"
 
 namespace jaxcomm {

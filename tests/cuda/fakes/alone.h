@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-#include "../check.h"
+#include "../../check.h"
 
 namespace jaxcomm {
 
@@ -26,3 +26,10 @@ void Alone(Test test) {
 }
 
 }  // namespace jaxcomm
+
+// A TEST_CASE in a process of its own.
+#define ALONE_TEST_CASE(name) JAXCOMM_ALONE_TEST_CASE(name, JAXCOMM_CONCAT(AloneCase, __LINE__))
+#define JAXCOMM_ALONE_TEST_CASE(name, function)                                                                \
+  static void function();                                                                                      \
+  static ::jaxcomm::test::Case JAXCOMM_CONCAT(function, _case)(name, [] { ::jaxcomm::Alone(function); });      \
+  static void function()

@@ -1,7 +1,7 @@
 // Every element type that can be reduced.
 #pragma once
 
-#include "../../ffi/common/dtype.h"
+#include "../../../ffi/common/dtype.h"
 
 namespace jaxcomm {
 

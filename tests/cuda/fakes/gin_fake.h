@@ -20,7 +20,7 @@
 #include <tuple>
 #include <vector>
 
-#include "../check.h"
+#include "../../check.h"
 #include "emulation.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -30,9 +30,9 @@ extern "C" void AnnotateIgnoreWritesBegin(const char* file, int line);
 extern "C" void AnnotateIgnoreWritesEnd(const char* file, int line);
 #endif
 
-namespace gin_double {
+namespace gin_fake {
 
-// The double's own books, which its users must not seem to share.
+// The fake's own books, which its users must not seem to share.
 class Unchecked {
  public:
 #if defined(__SANITIZE_THREAD__)
@@ -254,7 +254,7 @@ class Network {
   std::set<Word> wanted_;  // have been looked at since they last grew
 };
 
-}  // namespace gin_double
+}  // namespace gin_fake
 
 // What follows is named as NCCL names it.
 namespace cuda {
@@ -274,7 +274,7 @@ using ncclWindow_t = ncclWindow_vidmem*;
 struct ncclDevComm {
   int rank = 0;
   uint32_t ginContextCount = 0;
-  gin_double::Network* network = nullptr;
+  gin_fake::Network* network = nullptr;
 };
 
 struct ncclTeam {};  // the world
@@ -287,11 +287,11 @@ struct ncclGin_WeakCounterInc {
 };
 struct ncclGin_StrongSignalInc {
   ncclGinSignal_t signal;
-  static constexpr auto kKind = gin_double::Message::kStrongSignal;
+  static constexpr auto kKind = gin_fake::Message::kStrongSignal;
 };
 struct ncclGin_WeakSignalInc {
   ncclGinSignal_t signal;
-  static constexpr auto kKind = gin_double::Message::kWeakSignal;
+  static constexpr auto kKind = gin_fake::Message::kWeakSignal;
 };
 
 class ncclGin {
@@ -303,7 +303,7 @@ class ncclGin {
            cuda::thread_scope given = cuda::thread_scope_thread,
            cuda::thread_scope required = cuda::thread_scope_device) const {
     CHECK(given == cuda::thread_scope_thread && required == cuda::thread_scope_system);
-    gin_double::Message message;
+    gin_fake::Message message;
     message.id = action.counter;
     message.src = from->base + comm_.rank * from->stride + from_offset;
     message.dst = to->base + peer * to->stride + to_offset;
@@ -316,7 +316,7 @@ class ncclGin {
               cuda::thread_scope given = cuda::thread_scope_thread,
               cuda::thread_scope required = cuda::thread_scope_device) const {
     CHECK(given == cuda::thread_scope_thread && required == cuda::thread_scope_system);
-    gin_double::Message message;
+    gin_fake::Message message;
     message.kind = Action::kKind;
     message.id = action.signal;
     comm_.network->Post({context_, comm_.rank, peer}, std::move(message));

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <vector>
 
-#include "../check.h"
+#include "../../check.h"
 #include "virtual_ranks.h"
 
 namespace jaxcomm {

@@ -3,11 +3,11 @@
 
 #include <vector>
 
-#include "../../ffi/cpu/executor.h"
-#include "../../ffi/cpu/planner.h"
-#include "../../ffi/cpu/reduce.h"
-#include "../../ffi/plan/algorithms.h"
-#include "../check.h"
+#include "../../../ffi/cpu/executor.h"
+#include "../../../ffi/cpu/planner.h"
+#include "../../../ffi/cpu/reduce.h"
+#include "../../../ffi/plan/algorithms.h"
+#include "../../check.h"
 #include "virtual_ranks.h"
 
 namespace jaxcomm {

@@ -1,0 +1,389 @@
+// How a collective between processes ends, step by step: the test moves the parts itself, so nothing depends on time.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "world.h"
+
+namespace jaxcomm {
+namespace {
+
+// Two processes of a node. Rank 0 is of process 1, and rank 1 of process 0.
+struct Pair {
+  World world{2};
+  std::mt19937 random{11};
+  Collective1 one;
+  Results results{2};
+  std::shared_ptr<JointCall> calls[2];
+
+  explicit Pair(const Algorithm& algorithm, const Request& request, bool single_copy = false)
+      : one(algorithm, request, {1, 0}, single_copy, random) {}
+  // The ranks write to each other, and none waits: what ends the call is that all have left.
+  static Request Exchange(int64_t block_count) {
+    Request request = Sum(2, block_count);
+    request.collective = Collective::kAllGather;
+    request.geometry.pull = false;
+    return request;
+  }
+  static Pair Direct() { return Pair(Named(Collective::kAllGather, "direct"), Exchange(100)); }
+  static Pair Ring() { return Pair(Named(Collective::kAllReduce, "ring"), Sum(2, 100)); }
+
+  void Enter(uint64_t key, double timeout_s = 60) {
+    for (const int p : {0, 1}) {
+      calls[p] = one.CallOf(world, p, key, results, timeout_s);
+      calls[p]->Enter();
+    }
+  }
+  // Until it has to wait. Whether it is over.
+  bool Move(int process) {
+    JointCall::Status status;
+    while ((status = calls[process]->Advance()) == JointCall::Status::kMoved) {
+    }
+    return status == JointCall::Status::kOver;
+  }
+  // Runs the call that has been entered to its good end.
+  void Succeed() {
+    for (auto& output : one.outputs) std::fill(output.begin(), output.end(), -1);
+    const int before = results.num_ended();
+    for (int turn = 0; turn < 50 && results.num_ended() < before + 2; ++turn) Move(turn % 2);
+    CHECK(results.num_ended() == before + 2 && one.outputs == one.expected);
+    for (const int p : {0, 1}) CHECK(results.error(p).empty() && calls[p]->over() && !calls[p]->failed());
+  }
+};
+
+const Error kEnough{Error::Kind::kInvalid, "had enough"};
+
+TEST_CASE("a result is given back when all others have left, and not before") {
+  Pair pair = Pair::Direct();
+  const Values before = pair.one.outputs;
+  pair.Enter(1000);
+  CHECK(!pair.Move(0) && !pair.Move(0));
+  CHECK(pair.results.num_ended() == 0 && pair.one.outputs == before);
+  CHECK(pair.Move(1));  // all have written: this one is through
+  CHECK(pair.results.num_ended() == 1 && pair.one.outputs[0] == pair.one.expected[0]);
+  CHECK(pair.one.outputs[1] == before[1]);
+  CHECK(pair.Move(0));
+  CHECK(pair.results.num_ended() == 2 && pair.one.outputs == pair.one.expected);
+  for (const int p : {0, 1}) CHECK(pair.results.error(p).empty());
+}
+
+// Whoever gives up counts itself out of the others' slots: that alone doesn't mean that it has put its data there.
+TEST_CASE("a peer that gives up before its put is noticed after the own work") {
+  Pair pair = Pair::Direct();
+  pair.Enter(1000);
+  CHECK(pair.calls[1]->Advance() == JointCall::Status::kMoved);  // it has found the other
+  CHECK(!pair.Move(0));                                          // this one has done its work
+  pair.calls[1]->Fail(kEnough);
+  CHECK(pair.results.num_ended() == 1);
+  CHECK(pair.Move(0));
+  CHECK(pair.results.error(0) == "psum at test: while leaving, ranks [0] (process 1) gave up: had enough");
+  CHECK(pair.results.error(1) == "had enough");
+}
+
+TEST_CASE("a peer that gives up before it has found the others is noticed on entering") {
+  Pair pair = Pair::Direct();
+  pair.Enter(1000);
+  pair.calls[1]->Fail(kEnough);
+  CHECK(pair.Move(0));
+  CHECK(pair.results.error(0) == "psum at test: while entering, ranks [0] (process 1) gave up: had enough");
+}
+
+TEST_CASE("a peer that gives up after its work is noticed") {
+  Pair pair = Pair::Direct();
+  pair.Enter(1000);
+  CHECK(!pair.Move(1));  // it has counted itself out
+  pair.calls[1]->Fail(kEnough);
+  CHECK(pair.Move(0));
+  CHECK(Has(pair.results.error(0), "gave up: had enough"));
+}
+
+TEST_CASE("only the first failure counts, and none after success") {
+  Pair pair = Pair::Ring();
+  pair.Enter(1000);
+  pair.calls[0]->Fail(kEnough);
+  pair.calls[0]->Fail({Error::Kind::kInvalid, "more than enough"});
+  CHECK(pair.results.error(0) == "had enough");
+  CHECK(pair.Move(1) && Has(pair.results.error(1), "had enough"));
+  pair.calls[1]->Fail({Error::Kind::kInvalid, "more than enough"});
+  CHECK(Has(pair.results.error(1), "had enough"));
+
+  Pair good = Pair::Ring();
+  good.Enter(1000);
+  good.Succeed();
+  const std::shared_ptr<JointCall> old = good.calls[0];
+  good.Enter(1000);  // in the same slot
+  old->Fail(kEnough);
+  CHECK(!old->failed() && good.results.error(0).empty());
+  CHECK(good.world.node(0).board().slots[good.world.node(0).board().Find(1000)].failed.load() == 0);
+}
+
+// A slot and a block that are used again remember nothing of the call before.
+TEST_CASE("one slot serves calls that succeed and calls that fail in turn") {
+  for (const bool direct : {true, false}) {
+    World world(2);
+    std::mt19937 random(11);
+    const uint64_t key = 1000;
+    for (int round = 0; round < 6; ++round) {
+      Collective1 one(Named(direct ? Collective::kAllGather : Collective::kAllReduce, direct ? "direct" : "ring"),
+                      direct ? Pair::Exchange(100) : Sum(2, 100), {1, 0}, false, random);
+      Results results(2);
+      std::shared_ptr<JointCall> calls[2];
+      // A run of its own, whose failure the next does not find: the key, which the slot follows from, stays.
+      for (const int p : {0, 1}) calls[p] = one.CallOf(world, p, key, results, 60, round);
+      for (const auto& call : calls) call->Enter();
+      const auto move = [&](int p) {
+        while (calls[p]->Advance() == JointCall::Status::kMoved) {
+        }
+      };
+      Board& board = world.node(0).board();
+      const int slot = board.Find(key);
+      CHECK(slot >= 0);
+      if (round % 3 != 2) {
+        move(0);
+        CHECK(results.num_ended() == 0);
+        for (int turn = 1; turn < 50 && results.num_ended() < 2; ++turn) move(turn % 2);
+        CHECK(results.num_ended() == 2 && one.outputs == one.expected);
+        for (const int p : {0, 1}) CHECK(results.error(p).empty());
+      } else {
+        CHECK(calls[1]->Advance() == JointCall::Status::kMoved);
+        calls[0]->Fail(kEnough);
+        CHECK(results.num_ended() == 1);
+        CHECK(!calls[0]->Reclaim());  // the other may still touch it
+        CHECK(board.Find(key) < 0 && board.keys[slot].load() != 0);
+        move(1);
+        calls[1]->Check(Clock::now());  // who waits for a signal finds it out by looking
+        CHECK(results.num_ended() == 2 && Has(results.error(1), "gave up: had enough"));
+        for (const int p : {1, 0}) CHECK(calls[p]->Reclaim());
+      }
+      CHECK(board.keys[slot].load() == 0);
+    }
+    for (const int p : {0, 1}) CHECK(world.node(p).board().num_memories.load() == 1);
+  }
+}
+
+// What a peer that failed may still read or write isn't given to others, whichever of the two failed first.
+TEST_CASE("a block is free again when the last of its users is done") {
+  Pair pair = Pair::Ring();
+  pair.Enter(1000);
+  const auto block_of = [&](int process) {
+    Board& board = pair.world.node(process).board();
+    return board.slots[board.Find(1000)].offset;
+  };
+  const uint64_t offset = block_of(0);
+  const auto next = [&] {
+    Block block;
+    std::string error;
+    CHECK(pair.world.node(0).Take(pair.one.program->block_bytes(0), &block, &error));
+    return block;
+  };
+  for (const int p : {0, 1}) CHECK(pair.calls[p]->Advance() == JointCall::Status::kMoved);
+  pair.calls[0]->Fail(kEnough);
+  CHECK(!pair.calls[0]->Reclaim());
+  const Block other = next();
+  CHECK(other.offset != offset);
+  pair.Move(1);
+  pair.calls[1]->Check(Clock::now());
+  CHECK(pair.results.num_ended() == 2 && pair.calls[0]->Reclaim());
+  const Block same = next();
+  CHECK(same.offset == offset);
+}
+
+TEST_CASE("a deadline is the given one, with some grace for those who run") {
+  const auto ms = [](int64_t count) { return std::chrono::milliseconds(count); };
+  Pair pair = Pair::Ring();
+  const auto began = Clock::now();
+  pair.calls[0] = pair.one.CallOf(pair.world, 0, 1000, pair.results, 500);
+  pair.calls[0]->Enter();
+  CHECK(!pair.Move(0));
+  pair.calls[0]->Check(began + ms(499'900));
+  CHECK(pair.results.num_ended() == 0);
+  pair.calls[0]->Check(Clock::now() + ms(500'001));
+  CHECK(pair.results.error(0) ==
+        "psum at test: while entering, ranks [1] (process 0) in call 1000 of 100 elements were not joined within 500 s "
+        "(JAXCOMM_TIMEOUT_S) by ranks [0] (process 1) in no collective");
+
+  Pair running = Pair::Ring();
+  running.Enter(1000, 500);
+  CHECK(!running.Move(0));
+  const auto entered = Clock::now();
+  running.calls[0]->Check(entered + ms(500'001));
+  CHECK(running.results.num_ended() == 0);
+  running.calls[0]->Check(entered + ms(501'000));
+  CHECK(running.results.error(0) ==
+        "psum at test: while running, rank 1 in call 1000 of 100 elements got no signal from rank 0 (process 1) within "
+        "500 s (JAXCOMM_TIMEOUT_S)");
+  CHECK(running.calls[0]->failed());
+
+  Pair leaving = Pair::Direct();
+  leaving.Enter(1000, 500);
+  CHECK(!leaving.Move(0));
+  leaving.calls[0]->Check(Clock::now() + ms(499'000));
+  CHECK(leaving.results.num_ended() == 0);
+  leaving.calls[0]->Check(Clock::now() + ms(500'001));
+  CHECK(leaving.results.error(0) ==
+        "psum at test: while leaving, ranks [1] (process 0) in call 1000 of 100 elements were not left within 500 s "
+        "(JAXCOMM_TIMEOUT_S) by ranks [0] (process 1)");
+}
+
+TEST_CASE("a late process is named with the calls in which it is") {
+  Pair pair = Pair::Ring();
+  Results more(2);
+  pair.calls[0] = pair.one.CallOf(pair.world, 0, 1000, pair.results);
+  pair.calls[1] = pair.one.CallOf(pair.world, 1, 2000, more);
+  for (const auto& call : pair.calls) call->Enter();
+  CHECK(!pair.Move(0) && !pair.Move(1));
+  pair.calls[0]->Check(Clock::now() + std::chrono::seconds(70));
+  CHECK(Has(pair.results.error(0), "by ranks [0] (process 1) in call 2000 of 100 elements"));
+}
+
+TEST_CASE("a failure of the run elsewhere in a process is found by those who wait") {
+  Pair pair = Pair::Ring();
+  pair.Enter(1000);
+  CHECK(!pair.Move(0));
+  for (const auto& [run, found] : {std::pair<int64_t, bool>{2, false}, {1, true}}) {
+    pair.world.node(1).board().AddFailure(run, "another call failed");
+    pair.calls[0]->Check(Clock::now());
+    CHECK(pair.results.num_ended() == found);
+  }
+  CHECK(pair.results.error(0) == "psum at test: while running, ranks [0] (process 1) gave up: another call failed");
+}
+
+// Large buffers are read where they lie, which fails if their owner has ended or has given up and freed them.
+TEST_CASE("memory of a peer that can't be read") {
+  if (!Node::AllowSingleCopy()) return;
+  constexpr int64_t kCount = 50'000;
+  for (const bool says_why : {true, false}) {
+    Request request = Sum(2, kCount);
+    request.collective = Collective::kAllGather;
+    Pair pair(Named(Collective::kAllGather, "direct"), request, true);
+    CHECK(!pair.one.program->windowed(Space::kInput));
+    pair.Enter(1000);
+    void* const gone = mmap(nullptr, kCount * sizeof(int32_t), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(gone != MAP_FAILED);
+    // Where the others look for the input of process 1.
+    Peer* const peer = pair.world.node(0).Find(1);
+    const Board& board = peer->board();
+    std::string error;
+    char* const block = peer->BlockOf(board.slots[board.Find(1000)], &error);
+    *reinterpret_cast<uint64_t*>(block + pair.one.program->addresses(0)) = reinterpret_cast<uint64_t>(gone);
+    if (says_why) pair.world.node(1).board().AddFailure(1, "had enough");
+    CHECK(pair.Move(0));
+    CHECK(pair.results.error(0) ==
+          (says_why ? "psum at test: while running, ranks [0] (process 1) gave up: had enough"
+                    : "psum at test: while running, the memory of ranks [0] (process 1) can't be read: their process "
+                      "has ended"));
+    munmap(gone, kCount * sizeof(int32_t));
+  }
+}
+
+// What the network asks of a call on its own thread.
+TEST_CASE("payloads and signals of other nodes go where they may, or nowhere") {
+  World world(2, 2);
+  std::mt19937 random(11);
+  Request request;
+  request.collective = Collective::kAllGather;
+  request.geometry = {2, 2, false, true};
+  request.block_count = 10;
+  for (const bool reduce : {false, true}) {
+    if (reduce) request.collective = Collective::kAllReduce;
+    Collective1 one(Named(request.collective, "ring"), request, {0, 0, 1, 1}, false, random, &world, 2);
+    Results results(2);
+    const auto call = one.CallOf(world, 0, reduce ? 2000 : 1000, results);
+    call->Enter();
+    const uint64_t fingerprint = one.program->fingerprint();
+    const int64_t size = one.program->output_bytes();
+    const auto place = [&](int32_t rank, Space space, int64_t offset, int64_t bytes, uint64_t brings) {
+      void* const at = call->PlaceOf(brings, rank, space, offset, bytes);
+      if (at != nullptr) call->OnLanded();
+      return static_cast<char*>(at);
+    };
+    char* const first = place(1, Space::kOutput, 0, size, fingerprint);
+    CHECK(first != nullptr);
+    if (!one.program->windowed(Space::kOutput)) CHECK(first == reinterpret_cast<char*>(one.outputs[1].data()));
+    CHECK(place(1, Space::kOutput, 8, size - 8, fingerprint) == first + 8);
+    CHECK(place(0, Space::kOutput, 0, size, fingerprint) != first);
+    CHECK(place(1, Space::kOutput, 8, size - 7, fingerprint) == nullptr);
+    CHECK(place(1, Space::kOutput, 0, size + 1, fingerprint) == nullptr);
+    CHECK(place(1, Space::kOutput, -1, 1, fingerprint) == nullptr);
+    CHECK(place(1, Space::kInput, 0, 1, fingerprint) == nullptr);
+    CHECK(place(2, Space::kOutput, 0, size, fingerprint) == nullptr);  // of the other process
+    CHECK(place(4, Space::kOutput, 0, size, fingerprint) == nullptr);
+    CHECK(place(-1, Space::kOutput, 0, size, fingerprint) == nullptr);
+    CHECK(place(1, Space::kOutput, 0, size, fingerprint + 1) == nullptr);
+    for (int32_t r = 0; r < 2; ++r) {
+      const int64_t scratch = one.program->program()->plans[r].scratch_count * 4;
+      if (scratch > 0) CHECK(place(r, Space::kScratch, scratch - 4, 4, fingerprint) != nullptr);
+      CHECK(place(r, Space::kScratch, scratch, 4, fingerprint) == nullptr);
+    }
+    for (const int32_t rank : {-1, 2, 4}) call->OnSignal(0, rank);
+    for (const int32_t rank : {-1, 4}) call->OnSignal(rank, 0);
+    CHECK(results.num_ended() == 0);
+    // A payload that has a place keeps the call from ending.
+    CHECK(call->PlaceOf(fingerprint, 1, Space::kOutput, 0, size) != nullptr);
+    call->Fail(kEnough);
+    CHECK(results.num_ended() == 0);
+    CHECK(call->PlaceOf(fingerprint, 1, Space::kOutput, 0, size) == nullptr);
+    CHECK(results.num_ended() == 0);
+    call->OnLanded();
+    CHECK(results.num_ended() == 1 && results.error(0) == "had enough");
+  }
+}
+
+// Programs that differ in anything that all must agree on have different fingerprints.
+TEST_CASE("fingerprints tell programs apart") {
+  const auto fingerprint = [](const std::function<void(Program&)>& change) {
+    const auto plain = Program::Make(BuildAll(Named(Collective::kAllReduce, "ring"), Sum(2, 100)), {1, 100, 100},
+                                     {1, 100, 100}, 4, FindReduce(DType::kS32, ReduceOp::kSum), 3);
+    auto program = std::make_shared<Program>(*plain);
+    change(*program);
+    return JointProgram(program, {0, 1}, {0, 0}, false, 100, 100).fingerprint();
+  };
+  const auto reduce_step = [](Program& program) -> Step& {
+    for (Step& step : program.plans[1].steps) {
+      if (step.num_sources > 0) return step;
+    }
+    CHECK(false);
+    return program.plans[1].steps[0];
+  };
+  const uint64_t plain = fingerprint([](Program&) {});
+  CHECK(plain == fingerprint([](Program&) {}));
+  const std::vector<std::function<void(Program&)>> changes = {
+      [](Program& p) { p.type = 4; },
+      [](Program& p) { p.item_bytes = 8; },
+      [](Program& p) { p.input.num_blocks = 2; },
+      [](Program& p) { p.input.block_count = 50; },
+      [](Program& p) { p.input.run = 10; },
+      [](Program& p) { p.plans[0].scratch_count += 1; },
+      [](Program& p) { p.plans[1].steps[0].kind = StepKind::kZero; },
+      [](Program& p) { p.plans[1].steps[0].peer += 1; },
+      [](Program& p) { p.plans[1].steps[0].count += 1; },
+      [](Program& p) { p.plans[1].steps[0].dst.offset += 1; },
+      [](Program& p) { p.plans[1].steps[0].src.offset += 1; },
+      [](Program& p) { p.plans[1].steps[0].src.space = Space::kScratch; },
+      [](Program& p) { p.plans[1].steps.pop_back(); },
+      [&](Program& p) { p.plans[1].sources[reduce_step(p).first_source].offset += 1; },
+      [&](Program& p) { p.plans[1].sources[reduce_step(p).first_source].rank ^= 1; },
+      [](Program& p) { std::swap(p.plans[0], p.plans[1]); },
+  };
+  std::vector<uint64_t> all = {plain};
+  for (const auto& change : changes) all.push_back(fingerprint(change));
+  std::sort(all.begin(), all.end());
+  CHECK(std::unique(all.begin(), all.end()) == all.end());
+  // Who sees windows and who doesn't can't work together either.
+  Request request = Sum(2, 20'000);
+  request.collective = Collective::kAllGather;
+  std::mt19937 random(11);
+  const Algorithm& direct = Named(Collective::kAllGather, "direct");
+  const Collective1 reads(direct, request, {0, 1}, true, random), copies(direct, request, {0, 1}, false, random);
+  CHECK(!reads.program->windowed(Space::kInput) && copies.program->windowed(Space::kInput));
+  CHECK(reads.program->fingerprint() != copies.program->fingerprint());
+}
+
+}  // namespace
+}  // namespace jaxcomm

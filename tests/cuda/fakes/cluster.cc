@@ -1,0 +1,331 @@
+// The functions of cluster.h, with the kernels. Compiled with JAXCOMM_EMULATION.
+#include "cluster.h"
+
+#include <chrono>
+#include <cstring>
+#include <random>
+
+#include "../../../ffi/cuda/launch.h"
+#include "../../../ffi/cuda/launch_locate.h"
+
+namespace jaxcomm {
+namespace fake {
+
+Stream::Stream() {
+  thread = std::thread([this] {
+    emulation::TheMachine().yields = true;
+    std::minstd_rand random(std::random_device{}());
+    for (;;) {
+      std::function<void()> next;
+      Until([&] { return !queue.empty(); });
+      Locked([&] {
+        next = std::move(queue.front());
+        queue.pop_front();
+      });
+      if (random() % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+      next();
+      Locked([&] { --num_running; });
+    }
+  });
+  thread.detach();
+}
+
+namespace {
+
+ncclComm_t MakeRank(Group* group, int rank) {
+  auto made = std::make_unique<Rank>();
+  made->group = group;
+  made->rank = rank;
+  return reinterpret_cast<ncclComm_t>(Keep(std::move(made)));
+}
+
+// Who this thread is in the group that XLA has made.
+thread_local Rank* own = nullptr;
+
+ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
+  Rank& rank = Of(comm);
+  const int number = rank.num_meetings++;
+  const size_t bytes = count * sizeof(uint64_t);
+  Of(stream).Push([=, &rank] {
+    Group& group = *rank.group;
+    Group::Meeting* meeting = nullptr;
+    Locked([&] {
+      meeting = &group.meetings[number];
+      const char* bytes_from = static_cast<const char*>(from);
+      meeting->brought[rank.rank].assign(bytes_from, bytes_from + bytes);
+    });
+    Until([&] { return static_cast<int>(meeting->brought.size()) == group.n(); });
+    for (const auto& [r, brought] : meeting->brought)
+      std::memcpy(static_cast<char*>(to) + r * bytes, brought.data(), bytes);
+  });
+  return ncclSuccess;
+}
+
+std::map<uint64_t, Group*>& Groups() {  // by key
+  static auto* groups = new std::map<uint64_t, Group*>;
+  return *groups;
+}
+
+ncclResult_t GetUniqueId(ncclUniqueId* key) {
+  static std::atomic<uint64_t> number{0};
+  const uint64_t words[16] = {++number, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, number};
+  static_assert(sizeof words == sizeof *key);
+  std::memcpy(key, words, sizeof words);
+  return ncclSuccess;
+}
+
+ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclConfig_t* config) {
+  uint64_t words[16];
+  std::memcpy(words, &key, sizeof words);
+  CHECK(config->blocking == 1 && words[0] != 0 && words[0] == words[15]);
+  if (own->group->cluster->init_fails) return ncclInternalError;
+  Group* group = nullptr;
+  Group::Meeting* meeting = nullptr;
+  Locked([&] {
+    Group*& shared = Groups()[words[0]];
+    if (shared == nullptr) {
+      shared = new Group;
+      shared->cluster = own->group->cluster;
+      shared->ranks.resize(n);
+    }
+    group = shared;
+    CHECK(group->n() == n && rank < n);
+    group->ranks[rank] = own->group->ranks[own->rank];
+    meeting = &group->meetings[-1];
+    meeting->brought[rank];
+  });
+  Until([&] { return static_cast<int>(meeting->brought.size()) == n; });
+  if (Fails("ncclCommInitRankConfig")) return ncclInternalError;
+  *made = MakeRank(group, rank);
+  return ncclSuccess;
+}
+
+struct Registered {
+  char* begin = nullptr;
+  int64_t stride = 0;
+  int first = 0;  // rank of the team
+};
+
+ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int) {
+  Rank& rank = Of(comm);
+  Group& group = *rank.group;
+  CHECK(group.num_lsa_teams() == 1 || group.cluster->gin);
+  auto registered = std::make_unique<Registered>();
+  registered->stride = static_cast<int64_t>(bytes) + 4096;
+  registered->first = rank.rank - rank.rank % (group.n() / group.num_lsa_teams());
+  const bool fails = Fails("ncclCommWindowRegister");
+  Group::Meeting* meeting = nullptr;
+  Locked([&] {
+    meeting = &group.meetings[rank.num_meetings++];
+    meeting->memory.resize(registered->stride * group.n(), 0x5c);
+    meeting->brought[rank.rank];
+  });
+  Until([&] { return static_cast<int>(meeting->brought.size()) == group.n(); });
+  if (fails) return ncclUnhandledCudaError;
+  registered->begin = meeting->memory.data();
+  *window = reinterpret_cast<ncclWindow_t>(Keep(std::move(registered)));
+  return ncclSuccess;
+}
+
+ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address) {
+  const Registered& registered = *reinterpret_cast<Registered*>(window);
+  if (Fails("ncclGetLsaDevicePointer")) return ncclInternalError;
+  *address = registered.begin + (registered.first + rank) * registered.stride + offset;
+  return ncclSuccess;
+}
+
+ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) {
+  if (Fails("ncclCommQueryProperties")) return ncclInternalError;
+  const Rank& rank = Of(comm);
+  properties->rank = rank.rank;
+  properties->nRanks = rank.group->n();
+  properties->cudaDev = rank.group->ranks[rank.rank];
+  properties->nLsaTeams = rank.group->num_lsa_teams();
+  const bool connected = properties->nLsaTeams == 1 || rank.group->cluster->gin;
+  properties->deviceApiSupport = connected && (rank.group->cluster->peers_in_host || properties->nRanks == 1);
+  properties->ginType = rank.group->cluster->gin ? NCCL_GIN_TYPE_PROXY : NCCL_GIN_TYPE_NONE;
+  return ncclSuccess;
+}
+
+// Waits for all ranks, also those where it fails.
+ncclResult_t DevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t*, ncclDevComm_t*) {
+  const bool fails = Fails("ncclDevCommCreate");
+  Rank& rank = Of(comm);
+  Group::Meeting* meeting = nullptr;
+  Locked([&] {
+    meeting = &rank.group->meetings[rank.num_meetings++];
+    meeting->brought[rank.rank];
+  });
+  Until([&] { return static_cast<int>(meeting->brought.size()) == rank.group->n(); });
+  return fails ? ncclInvalidUsage : ncclSuccess;
+}
+
+// Of the group that this thread is in.
+struct Transfer {
+  bool send;
+  char* memory;
+  size_t bytes;
+  int peer;
+  Rank* rank;
+  Stream* stream;
+};
+thread_local std::vector<Transfer> transfers;
+
+ncclResult_t Send(const void* from, size_t bytes, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+  CHECK(type == ncclInt8);
+  transfers.push_back({true, static_cast<char*>(const_cast<void*>(from)), bytes, peer, &Of(comm), &Of(stream)});
+  return ncclSuccess;
+}
+ncclResult_t Recv(void* to, size_t bytes, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+  CHECK(type == ncclInt8);
+  transfers.push_back({false, static_cast<char*>(to), bytes, peer, &Of(comm), &Of(stream)});
+  return ncclSuccess;
+}
+
+void RunGroup(const std::vector<Transfer>& group) {
+  std::vector<std::shared_ptr<Message>> sent;
+  for (const Transfer& transfer : group) {
+    if (!transfer.send) continue;
+    auto message = std::make_shared<Message>();
+    message->from = transfer.memory;
+    message->bytes = transfer.bytes;
+    sent.push_back(message);
+    Locked([&] { transfer.rank->group->links[{transfer.rank->rank, transfer.peer}].push_back(message); });
+  }
+  for (const Transfer& transfer : group) {
+    if (transfer.send) continue;
+    auto& link = [&]() -> auto& {
+      std::lock_guard<std::mutex> lock(mutex);
+      return transfer.rank->group->links[{transfer.peer, transfer.rank->rank}];
+    }();
+    Until([&] { return !link.empty() || transfer.rank->aborted; });
+    if (transfer.rank->aborted) return;
+    Locked([&] {
+      CHECK(link.front()->bytes == transfer.bytes);
+      std::memcpy(transfer.memory, link.front()->from, transfer.bytes);
+      link.front()->taken = true;
+      link.pop_front();
+    });
+  }
+  for (const auto& message : sent) Until([&] { return message->taken || group[0].rank->aborted; });
+}
+
+ncclResult_t GroupEnd() {
+  std::vector<Transfer> group;
+  group.swap(transfers);
+  if (group.empty()) return ncclSuccess;
+  Rank& rank = *group[0].rank;
+  CHECK(!rank.in_call.exchange(true));
+  if (before_group) before_group();
+  group[0].stream->Push([group] { RunGroup(group); });
+  rank.in_call = false;
+  return ncclSuccess;
+}
+
+ncclResult_t Abort(ncclComm_t comm) {
+  CHECK(!Of(comm).in_call);
+  Locked([&] { Of(comm).aborted = true; });
+  ++Of(comm).group->cluster->num_aborted;
+  ++num_aborted;
+  return ncclSuccess;
+}
+
+ncclResult_t Revoke(ncclComm_t comm, int flags) {
+  CHECK(flags == NCCL_REVOKE_DEFAULT);
+  Locked([&] { Of(comm).aborted = true; });
+  ++num_revoked;
+  return ncclSuccess;
+}
+
+}  // namespace
+
+std::unique_ptr<FakeStream> MakeStream() { return std::make_unique<Stream>(); }
+
+std::vector<int> Hosts(int num_nodes, int ranks_per_node) {
+  std::vector<int> hosts;
+  for (int r = 0; r < num_nodes * ranks_per_node; ++r) hosts.push_back(r / ranks_per_node);
+  return hosts;
+}
+
+void OnRanks(const Cluster& cluster, const std::function<void(ncclComm_t, int)>& f) {
+  auto group = std::make_unique<Group>();
+  group->cluster = &cluster;
+  for (size_t r = 0; r < cluster.hosts.size(); ++r) group->ranks.push_back(static_cast<int>(r));
+  Group* const shared = Keep(std::move(group));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < shared->n(); ++r) {
+    threads.emplace_back([&f, shared, r] {
+      const ncclComm_t comm = MakeRank(shared, r);
+      own = &Of(comm);
+      f(comm, r);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+Stream& OwnStream() {
+  thread_local Stream* stream = Keep(std::make_unique<Stream>());
+  return *stream;
+}
+
+}  // namespace fake
+
+const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
+  static const NcclLibrary library = [] {
+    NcclLibrary made = fake::FakeLibrary();
+    made.AllGather = &fake::AllGather;
+    made.GetUniqueId = &fake::GetUniqueId;
+    made.CommInitRankConfig = &fake::InitRank;
+    made.CommAbort = &fake::Abort;
+    made.DevCommCreate = &fake::DevCommCreate;
+    made.CommRevoke = &fake::Revoke;
+    made.CommWindowRegister = &fake::WindowRegister;
+    made.GetLsaDevicePointer = &fake::LsaPointer;
+    made.CommQueryProperties = &fake::QueryProperties;
+    made.GroupStart = [] { return ncclSuccess; };
+    made.GroupEnd = &fake::GroupEnd;
+    made.Send = &fake::Send;
+    made.Recv = &fake::Recv;
+    return made;
+  }();
+  return &library;
+}
+
+namespace cuda {
+
+// Calls with GIN: machine.h.
+cudaError_t LoadGinKernel() { return fake::Fails("kernels of GIN") ? cudaErrorUnknown : cudaSuccess; }
+cudaError_t LaunchGin(const RankArgs&, const GinNetworkArgs&, const ncclDevComm&, int32_t, cudaStream_t) {
+  return cudaErrorUnknown;
+}
+cudaError_t LoadWatch() { return cudaSuccess; }
+
+// For one node.
+cudaError_t Launch(const FlaggedArgs&, cudaStream_t) { return cudaErrorUnknown; }
+cudaError_t Launch(const MultimemArgs&, cudaStream_t) { return cudaErrorUnknown; }
+cudaError_t LaunchLocate(const LocateArgs&, cudaStream_t) { return cudaErrorUnknown; }
+
+cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
+  if (fake::before_launch) fake::before_launch();
+  fake::Of(stream).Push([=] {
+    emulation::Launch(static_cast<unsigned>(num_channels), 1, 2, 1, [&] {
+      NoNetwork network;
+      Walk<NoNetwork> walk(args, network, static_cast<int32_t>(blockIdx.x));
+      walk.Run();
+    });
+  });
+  return cudaSuccess;
+}
+
+cudaError_t LaunchBegin(const device::Comm& comm, device::Progress* progress, uint64_t round, cudaStream_t stream) {
+  fake::Of(stream).Push([=] { emulation::Launch(1, 1, 1, 1, [&] { BeginRound(comm, *progress, round); }); });
+  return cudaSuccess;
+}
+
+cudaError_t LaunchEnd(const device::Comm& comm, device::Progress* progress, cudaStream_t stream) {
+  fake::Of(stream).Push([=] { emulation::Launch(1, 1, 1, 1, [&] { EndRound(comm, *progress); }); });
+  return cudaSuccess;
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

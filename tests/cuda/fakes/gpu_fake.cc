@@ -1,0 +1,95 @@
+// The functions of gpu_fake.h's CUDA runtime.
+#include "gpu_fake.h"
+
+#include "../../../ffi/cuda/launch.h"
+#include "../../../ffi/cuda/launch_locate.h"
+
+namespace jaxcomm {
+
+std::string NcclLibrary::WhyNot(const std::string&) const { return ""; }
+
+namespace cuda {
+
+cudaError_t LoadKernel() { return fake::Fails("kernels") ? cudaErrorUnknown : cudaSuccess; }
+cudaError_t LoadFlaggedKernel() { return cudaSuccess; }
+cudaError_t LoadMultimemKernel() { return cudaSuccess; }
+cudaError_t LoadLocate() { return cudaSuccess; }
+
+}  // namespace cuda
+}  // namespace jaxcomm
+
+using namespace jaxcomm::fake;
+
+extern "C" {
+
+cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaGetLastError() { return cudaSuccess; }
+const char* cudaGetErrorString(cudaError_t) { return "failed"; }
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  return *value = Fails("few SMs") ? 36 : 132, cudaSuccess;
+}
+
+cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  return Fails("cudaMalloc") ? cudaErrorMemoryAllocation : Allocate(memory, bytes);
+}
+cudaError_t cudaFree(void* memory) {
+  if (before_free) before_free();
+  return std::free(memory), cudaSuccess;
+}
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  return Fails("cudaHostAlloc") ? cudaErrorMemoryAllocation : Allocate(memory, bytes);
+}
+cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) { return *device = host, cudaSuccess; }
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
+  if (Fails("cudaMemsetAsync")) return cudaErrorUnknown;
+  AnyOf(stream).Push([=] { std::memset(memory, value, bytes); });
+  return cudaSuccess;
+}
+cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  if (stream == cudaStreamPerThread) return std::memcpy(to, from, bytes), cudaSuccess;
+  // From the host's pageable memory, CUDA has read it when the call returns.
+  auto staged = std::make_shared<std::vector<char>>();
+  const char* source = static_cast<const char*>(from);
+  if (kind == cudaMemcpyHostToDevice) staged->assign(source, source + bytes);
+  AnyOf(stream).Push([=] { std::memcpy(to, staged->empty() ? source : staged->data(), bytes); });
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  if (Fails("cudaStreamCreate")) return cudaErrorUnknown;
+  *stream = Keep(MakeStream())->handle();
+  return cudaSuccess;
+}
+cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) { return *lowest = *highest = 0, cudaSuccess; }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int) {
+  return cudaStreamCreateWithFlags(stream, flags);
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
+  const bool captures = stream != nullptr && AnyOf(stream).captures;
+  *status = captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  while (stream != cudaStreamPerThread && !AnyOf(stream).IsOver()) std::this_thread::yield();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return AnyOf(stream).IsOver() ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  if (Fails("cudaEventCreate")) return cudaErrorUnknown;
+  *event = reinterpret_cast<cudaEvent_t>(Keep(std::make_unique<Event>()));
+  return cudaSuccess;
+}
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  AnyOf(stream).Record(Of(event));
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+  AnyOf(stream).Wait(Of(event));
+  return cudaSuccess;
+}
+}

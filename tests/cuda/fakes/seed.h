@@ -1,0 +1,14 @@
+// The first seed of a test by chance: JAXCOMM_TEST_SEED, for other schedules and data than everybody's.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+
+namespace jaxcomm {
+
+inline uint64_t FirstSeed() {
+  const char* given = std::getenv("JAXCOMM_TEST_SEED");
+  return given != nullptr ? std::strtoull(given, nullptr, 10) : 1;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,157 @@
+// After a kernel has given up: what is said, and what no longer begins.
+#include "fakes/machine.h"
+#include "fakes/xla_fake.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+using namespace fake;
+
+ALONE_TEST_CASE("names of calls that have ended are forgotten") {
+  auto first = std::make_unique<CallName>("first");
+  const uint64_t number = first->number();
+  std::vector<std::unique_ptr<CallName>> others;
+  for (int i = 0; i < 1000; ++i) others.push_back(std::make_unique<CallName>("other"));
+  first.reset();
+  CHECK(CallName::Of(number) == "first");  // who asks late
+  const uint64_t lasting = others[0]->number();
+  for (size_t i = 1; i < others.size(); ++i) others[i].reset();
+  CHECK(CallName::Of(number) == "a call");
+  CHECK(CallName::Of(lasting) == "other" && lasting != number);
+  CHECK(CallName("next").number() > lasting);
+}
+
+ALONE_TEST_CASE("failures last") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(2);
+  OnRanks(*world, [&](Rank& rank) {
+    std::string error;
+    Communicator& communicator = *Get(rank, &error);
+    Sum(communicator, 10);
+    device::Report& report = *communicator.comm().report;
+    const CallName name("psum at there.py:3");
+    report.program = name.number();
+    report.rank = rank.rank;
+    report.peer = 1 - rank.rank;
+    report.step = kEnter;
+    report.state = device::Report::kClaimed;
+    CHECK(communicator.Failure().empty());  // still being written
+    const auto num_known = [&] {
+      const std::vector<std::string> known = Communicator::Failures();
+      return std::count_if(known.begin(), known.end(), [&](const std::string& failure) {
+        return Has(failure, "there.py:3: rank " + std::to_string(rank.rank));
+      });
+    };
+    CHECK(num_known() == 0);
+    report.state = device::Report::kComplete;
+    CHECK(num_known() == 1);
+    const std::string me = std::to_string(rank.rank), peer = std::to_string(1 - rank.rank);
+    for (int i = 0; i < 2; ++i) {
+      CHECK(Has(communicator.Failure(), "psum at there.py:3: rank " + me + " gave up when entering: rank " + peer +
+                                            " did not signal within 20 s"));
+    }
+  });
+}
+
+// Kernels have given up, with runs behind them. A peer may be late, and still read from the arena what it found there;
+// and whatever comes next on these GPUs may have the result of such a kernel for its operand.
+ALONE_TEST_CASE("nothing comes after a kernel that has given up") {
+  constexpr int64_t kCount = 40000;  // several channels
+  Communicator::Configure(20, 4);
+  auto* other_world = new World(2);
+  OnRanks(*new World(2), [&](Rank& rank) {
+    Rank& other_rank = *new Rank{other_world, rank.rank};  // of the same GPU
+    Stream stream;
+    const auto on_stream = stream.handle();
+    const auto make = [&](Rank& of, const char* algorithm, int64_t count) {
+      own = &of;
+      CallSpec spec = SpecOf(Collective::kAllReduce, 2);
+      spec.algorithm = algorithm;
+      std::string error;
+      auto call = DeviceCall::Make(spec, *Get(of, &error), DType::kS32, count, count, &error);
+      CHECK(call != nullptr);
+      return call;
+    };
+    const auto call = make(rank, "direct", kCount);
+    const auto flagged = make(rank, "flagged", 2);
+    const auto other = make(other_rank, "direct", kCount);
+    CHECK(call->shares_input() && call->shares_output());
+    const auto run = [&](Rank& of, const DeviceCall& launched, const std::vector<int32_t>& x) {
+      own = &of;
+      std::vector<int32_t> y(kCount, -1);
+      for (int i = 0; i < 3; ++i) CHECK(launched.Launch(x.data(), y.data(), on_stream).empty());
+      while (!stream.Drain()) std::this_thread::yield();
+      return y;
+    };
+    const std::vector<int32_t> untouched(kCount, -1);
+    CHECK(run(rank, *call, std::vector<int32_t>(kCount, 1 + rank.rank)) == std::vector<int32_t>(kCount, 3));
+    CHECK(run(other_rank, *other, std::vector<int32_t>(kCount, 5)) == std::vector<int32_t>(kCount, 10));
+
+    device::GiveUp(call->communicator().comm(), 1);
+    std::string error;
+    device::Window arena;
+    int64_t bytes = 0;
+    CHECK(call->communicator().Reserve(1, &arena, &bytes, &error));
+    const std::vector<char> before(arena.At(rank.rank), arena.At(rank.rank) + bytes);
+    const std::vector<int32_t> next(kCount, 77);
+    CHECK(run(rank, *call, next) == untouched && run(rank, *flagged, next) == untouched);
+    CHECK(std::equal(before.begin(), before.end(), arena.At(rank.rank)));
+    CHECK(run(other_rank, *other, next) == untouched);
+  });
+}
+
+// Calls on two communicators that have nothing in common but the process. The first to fail is named, for good.
+ALONE_TEST_CASE("one failure ends all calls of the process") {
+  Communicator::Configure(20, 4);
+  CallState state;
+  state.spec = SpecOf(Collective::kAllReduce, 1);
+  state.spec.groups = {0};
+  Rank ranks[3];
+  Stream stream;
+  FakeXla xla;
+  xla.state = &state;
+  xla.stream = &stream;
+  xla.communicator = &ranks[0];
+  int32_t x[4] = {}, y[4];
+  const auto stage = [&](auto handler, XLA_FFI_ExecutionStage at, int64_t run) {
+    xla.run = run;
+    xla.num_communicators = 1;
+    return xla.Run(handler, at, x, 4, y, 4);
+  };
+  const auto fail = [&](Rank& rank, const char* call, uint64_t time_ns) {
+    std::string error;
+    device::Report& report = *Get(rank, &error)->comm().report;
+    report.program = CallName(call).number();  // known a while longer
+    report.time_ns = time_ns;
+    report.state = device::Report::kComplete;
+  };
+  for (Rank& rank : ranks) {
+    own = &rank;
+    rank.world = new World(1);
+    std::string error;
+    CHECK(Get(rank, &error) != nullptr);
+  }
+  own = &ranks[0];
+  CHECK(stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, 1).empty());
+  CHECK(Communicator::FirstFailure().empty());
+  fail(ranks[1], "psum at second.py:1", 2000);
+  fail(ranks[2], "psum at first.py:1", 1000);
+  for (const auto& [handler, at] : {std::pair{&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE},
+                                    std::pair{&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE}}) {
+    CHECK(Has(stage(handler, at, 2), "here.py:1 can't run, since a call before it failed: psum at first.py:1: rank 0"));
+  }
+  fail(ranks[0], "psum at last.py:1", 1);  // told too late
+  CHECK(Has(stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, 3), "failed: psum at first.py:1"));
+  CHECK(Communicator::Failures().size() == 3);
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,229 @@
+// XLA's stages of a call: what is prepared, initialized and executed, and on which devices it fails.
+#include "fakes/machine.h"
+#include "fakes/xla_fake.h"
+
+#include <chrono>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "../../ffi/cuda/own_communicators.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+using namespace fake;
+
+// Three runs of a call by XLA's stages. Rank 1 has no collective memory.
+void RunByXla(bool windows, bool lends) {
+  constexpr int kRanks = 3;
+  constexpr int64_t kCount = 500;
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  auto* state = new CallState;  // of all devices
+  state->spec = SpecOf(Collective::kAllReduce, kRanks);
+  state->spec.algorithm = "direct";
+  state->spec.groups = {0, 1, 2};
+  state->windows = windows;
+  if (!lends) {
+    const int32_t process = windows ? 8 : 7;  // communicators are kept
+    state->members = {{process, 0}, {process, 1}, {process, 2}};
+    OwnCommunicators::Add(process, state->members, KeyOf(world));
+  }
+  OnRanks(*world, [&](Rank& rank) {
+    const XlaMemory memory(rank);
+    Stream stream;
+    FakeXla xla;
+    xla.state = state;
+    xla.stream = stream.handle();
+    xla.device = rank.rank;
+    xla.has_extension = lends;
+    xla.communicator = &rank;
+    xla.window = memory.window;
+    xla.memory = reinterpret_cast<char*>(memory.At(0));
+    xla.memory_bytes = rank.rank == 1 ? 0 : XlaMemory::kBytes;
+    const auto stage = [&](auto handler, XLA_FFI_ExecutionStage at, int32_t* x, int32_t* y) {
+      return xla.Run(handler, at, x, kCount, y, kCount);
+    };
+    for (int32_t run = 0; run < 3; ++run) {
+      xla.run = run;
+      int32_t* const x = memory.At(memory.InputOf(run));
+      int32_t* const y = memory.At(memory.OutputOf(run));
+      CHECK(stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, y).empty());
+      CHECK(xla.num_communicators == lends);
+      CHECK(xla.regions.size() == (windows && lends ? 2 : 0));
+      if (windows && lends) {
+        CHECK(xla.regions[0].buffer == x && xla.regions[1].buffer == y && xla.regions[1].bytes == 4 * kCount);
+      }
+      if (run == 0) {
+        const std::string early = stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, y);
+        CHECK(Has(early, "XLA has not initialized the call on GPU"));
+      }
+      CHECK(stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, y).empty());
+      for (int64_t i = 0; i < kCount; ++i) x[i] = static_cast<int32_t>(rank.rank + i + run), y[i] = -1;
+      const size_t before = stream.queue.size();
+      CHECK(stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, y).empty());
+      // One kernel, which copies what must be copied; with windows, one before it.
+      CHECK(stream.queue.size() - before == static_cast<size_t>(windows ? 2 : 1));
+      while (!stream.Drain()) std::this_thread::yield();
+      for (int64_t i = 0; i < kCount; ++i) CHECK(y[i] == kRanks * (kRanks - 1) / 2 + kRanks * (i + run));
+    }
+    std::string error;
+    device::Report& report = *Get(rank, &error)->comm().report;
+    report.state = device::Report::kComplete;
+    xla.run = 3;
+    int32_t* const x = memory.At(memory.InputOf(0));
+    for (const auto& [handler, at] : {std::pair{&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE},
+                                      std::pair{&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE}}) {
+      CHECK(Has(stage(handler, at, x, x), "can't run, since a call before it failed"));
+    }
+  });
+}
+
+ALONE_TEST_CASE("calls by XLA's stages") {
+  for (const bool windows : {false, true}) {
+    for (const bool lends : {true, false}) Alone([&] { RunByXla(windows, lends); });
+  }
+}
+
+// All later runs use what the first one has found, whatever it would find now: no run plans again.
+ALONE_TEST_CASE("what is prepared is found once") {
+  Communicator::Configure(20, 4);
+  CallState state;
+  state.spec = SpecOf(Collective::kAllReduce, 2);
+  state.spec.algorithm = "direct";
+  state.spec.groups = {0, 2, 1, 3};
+  state.windows = true;
+  FakeXla xla;
+  xla.state = &state;
+  int32_t x[4], y[4];
+  for (int run = 0; run < 3; ++run) {
+    CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x + run, 1, y + run, 1).empty());
+    CHECK(xla.num_groups == 2 && xla.groups[0].size == 2 && xla.groups[1].size == 2);
+    CHECK(xla.groups[1].ids[0] == 1 && xla.groups[1].ids[1] == 3);
+    CHECK(xla.regions.size() == 2 && xla.regions[0].bytes == 4 && xla.regions[1].bytes == 4);
+    CHECK(xla.regions[0].buffer == x + run && xla.regions[1].buffer == y + run);
+    state.spec.algorithm = "none of this name";
+    state.spec.group_size = 1;
+  }
+}
+
+// Two devices of a process, each a group of its own. XLA ends a process in which one of them fails to initialize alone.
+ALONE_TEST_CASE("local devices fail together") {
+  Communicator::Configure(20, 4);
+  CallState state;
+  state.spec = SpecOf(Collective::kAllReduce, 1);
+  state.spec.groups = {0, 1};
+  struct Device {
+    World* world = new World(1);
+    Rank rank = {world, 0};
+    Stream stream;
+    FakeXla xla;
+  };
+  Device devices[2];
+  int32_t x[4] = {}, y[4];
+  const auto stage = [&](int device, auto handler, XLA_FFI_ExecutionStage at, int64_t run) {
+    Device& of = devices[device];
+    own = &of.rank;
+    of.xla.state = &state;
+    of.xla.stream = of.stream.handle();
+    of.xla.device = device;
+    of.xla.run = run;
+    of.xla.communicator = &of.rank;
+    of.xla.num_communicators = 1;
+    return of.xla.Run(handler, at, x, 4, y, 4);
+  };
+  const auto initialize = [&](int device, int64_t run) {
+    return stage(device, &CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, run);
+  };
+  for (int device = 0; device < 2; ++device) CHECK(initialize(device, 0).empty());
+
+  // What one device alone can't do.
+  CallState other;
+  other.spec = state.spec;
+  other.spec.group_size = 2;
+  Device& of = devices[0];
+  of.xla.state = &other;
+  own = &of.rank;
+  for (int64_t run = 1; run < 3; ++run) {
+    of.xla.run = run;
+    of.xla.num_communicators = 1;
+    CHECK(of.xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
+    const std::string late = of.xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4);
+    CHECK(Has(late, "the group's communicator has 1 ranks, the group 2"));
+  }
+
+  CHECK(initialize(0, 1).empty());
+  std::string error;
+  Get(devices[1].rank, &error)->comm().report->state = device::Report::kComplete;
+  CHECK(initialize(1, 1).empty());  // as the other one
+  for (int device = 0; device < 2; ++device) CHECK(Has(initialize(device, 2), "a call before it failed"));
+}
+
+// Of GPUs that have work for longer than the timeout, first runs still find all ranks.
+ALONE_TEST_CASE("what a GPU had to do before is not counted") {
+  Communicator::Configure(0.5, 4);
+  auto* world = new World(2);
+  CallState states[2];
+  for (CallState& state : states) {
+    state.spec = SpecOf(Collective::kAllReduce, 2);
+    state.spec.groups = {0, 1};
+  }
+  OnRanks(*world, [&](Rank& rank) {
+    Stream stream;
+    rank.busy = &stream;
+    for (CallState& state : states) {
+      const auto begin = std::chrono::steady_clock::now();
+      stream.queue.push_back([=] { return std::chrono::steady_clock::now() - begin > std::chrono::seconds(1); });
+      FakeXla xla;
+      xla.state = &state;
+      xla.stream = stream.handle();
+      xla.device = rank.rank;
+      xla.communicator = &rank;
+      xla.num_communicators = 1;
+      int32_t x[4] = {1, 2, 3, 4}, y[4] = {};
+      CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
+      CHECK(xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4).empty());
+      fake::Wait(stream.handle());
+      CHECK(y[3] == 8);
+    }
+    rank.busy = nullptr;
+  });
+}
+
+// To free memory waits for the GPU, and so perhaps for another device that needs the lock.
+ALONE_TEST_CASE("calls that are replaced end without the lock") {
+  Communicator::Configure(20, 4);
+  CallState state;
+  state.spec = SpecOf(Collective::kAllReduce, 1);
+  state.spec.algorithm = "direct";
+  state.spec.groups = {0};
+  int num_freed = 0;
+  for (int run = 0; run < 2; ++run) {
+    Rank& rank = *new Rank{new World(1), 0};
+    own = &rank;
+    Stream stream;
+    FakeXla xla;
+    xla.state = &state;
+    xla.stream = stream.handle();
+    xla.run = run;
+    xla.communicator = &rank;
+    xla.num_communicators = 1;
+    before_free = [&] {
+      std::thread([&] {
+        CHECK(state.mutex.try_lock());
+        state.mutex.unlock();
+      }).join();
+      ++num_freed;
+    };
+    int32_t x[4] = {}, y[4];
+    CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
+    before_free = nullptr;
+    CHECK(num_freed == run);
+  }
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm

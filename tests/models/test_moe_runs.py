@@ -1,0 +1,201 @@
+"""Whole runs of models/moe: what they learn from, checkpoints, continuation, evaluation, samples, files."""
+
+import dataclasses
+import json
+import math
+import os
+import signal
+import types
+
+import jax
+import numpy as np
+import plain
+import pytest
+from flax import nnx
+from training import OPTIONS, TINY, flags, metrics, train_here
+
+import jaxcomm
+from models.moe import config as config_lib
+from models.moe import data, train
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.fixture
+def after_step(monkeypatch):
+    """after_step(n, action) calls it when step n is done, before it is logged."""
+    advance, actions = train.Run.advance, {}
+
+    def advance_and_act(run):
+        found = advance(run)
+        actions.pop(run.step, lambda: None)()
+        return found
+
+    monkeypatch.setattr(train.Run, "advance", advance_and_act)
+    return actions.__setitem__
+
+
+def checkpoints(out):
+    return sorted(int(path.name) for path in (out / "checkpoints").iterdir())
+
+
+def test_interrupted_run_continues_where_it_was_saved(alone, tmp_path, after_step):
+    """Ctrl-C after step 2, then a crash two steps after the checkpoint of step 3."""
+    wanted, _, summary = alone
+    out = tmp_path / "run"
+    after_step(2, lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert train_here(out)["interrupted"]
+    assert checkpoints(out) == [2]
+    assert metrics(out) == metrics(wanted)[:2]
+
+    def crash():
+        raise Crash
+
+    after_step(6, crash)
+    with pytest.raises(Crash):
+        train_here(out, resume=True)
+    assert [record["step"] for record in metrics(out)] == [1, 2, 3, 4, 4, 5]
+    assert checkpoints(out) == [2, 3]
+
+    config, resume = config_lib.parse(["--resume", "--out", str(out), "--eval_every", "4"])
+    assert resume and config == dataclasses.replace(TINY, out=str(out))
+    resumed = train.train(train.Run(config, resume))
+    assert metrics(out) == metrics(wanted)  # bit for bit, evaluations included
+    assert checkpoints(out) == [9, 12]
+    for name in ("steps", "train_loss", "heldout_bits_per_byte", "sample"):
+        assert resumed[name] == summary[name]
+
+
+@pytest.mark.full
+def test_jaxcomm_and_lax_give_the_same_losses(alone, tmp_path):
+    train_here(tmp_path / "run", comm="lax", sample=0)
+    assert alone[1].config.comm == "jaxcomm"
+    assert metrics(tmp_path / "run") == metrics(alone[0])  # bit for bit: the default --psum adds in XLA's order
+
+
+def test_evaluation_is_that_of_one_device(alone):
+    """On windows spread over the text that is held out, with the parameters that were saved last."""
+    out, run, summary = alone
+    text = run.heldout_text
+    starts = [(len(text) - TINY.seq - 1) * i // (TINY.batch - 1) for i in range(TINY.batch)]
+    tokens = np.stack([text[start : start + TINY.seq + 1] for start in starts]).astype(np.int32)
+    params = jax.device_put(jax.device_get(run.state[0]), jax.devices()[0])
+    found = jax.jit(plain.metrics, static_argnums=(2, 3))(params, tokens, TINY, TINY.eval_capacity)
+    assert summary["heldout_bits_per_byte"] == pytest.approx(float(found["loss"]) / math.log(2), rel=1e-5)
+    assert summary["heldout_dropped"] == pytest.approx(float(found["dropped"]), abs=1e-6)
+    losses = [record["loss"] for record in metrics(out) if "loss" in record]
+    assert len(losses) == TINY.steps == summary["steps"]
+    assert summary["train_loss"] == pytest.approx(np.mean(losses))
+
+
+def test_each_step_learns_from_other_windows():
+    text, seen = np.arange(250, dtype=np.uint8), []
+
+    def train_step(state, tokens):
+        seen.append(tokens)
+        return state, {}
+
+    run = types.SimpleNamespace(
+        config=TINY, train_text=text, step=0, state=None, put=lambda tokens: tokens, train_step=train_step
+    )
+    for _ in range(3):
+        train.Run.advance(run)
+    assert run.step == 3
+    run.step = 1
+    train.Run.advance(run)  # as a run that is continued there
+    np.testing.assert_array_equal(seen[3], seen[1])
+    run.config, run.step = dataclasses.replace(TINY, seed=1), 0
+    train.Run.advance(run)
+    for tokens in seen:
+        assert tokens.shape == (TINY.batch, TINY.seq + 1)
+        assert (np.diff(tokens, axis=1) == 1).all() and len(set(tokens[:, 0])) > 1
+    starts = {tuple(tokens[:, 0]) for tokens in seen}
+    assert len(starts) == 4
+
+
+def test_loss_falls_and_files_are_written(tmp_path, text_folder, capsys):
+    out = tmp_path / "run"
+    options = {**OPTIONS, "data": text_folder, "out": out, "steps": 25, "eval_every": 100, "save_every": 100}
+    assert train.main(flags(**options)) == 0
+    values = [record["loss"] for record in metrics(out) if "loss" in record]
+    assert len(values) == 25
+    assert np.mean(values[-3:]) < 0.75 * values[0]
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert checkpoints(out) == [25]
+    printed = capsys.readouterr().out
+    for part in ("25 steps", "held-out", "tokens/s", str(out)):
+        assert part in printed.splitlines()[-1]
+    sample = (out / "sample.txt").read_bytes()
+    assert sample.startswith(b"def") and len(sample) == 3 + TINY.sample
+    options = json.loads((out / "config.json").read_text())
+    assert options["steps"] == 25 and options["data"] == str(text_folder)
+
+
+def test_sample_follows_the_scores_of_the_model(alone, tmp_path, monkeypatch):
+    """Without temperature, or nearly so, each byte is the likeliest."""
+    _, run, _ = alone
+    monkeypatch.setattr(run, "out", tmp_path)
+    params = jax.device_get(run.state[0])
+    likeliest = jax.jit(lambda window: nnx.merge(run.graphdef, params)(window[None])[0][0].argmax(-1))
+    for temperature in (0.0, 1e-3):
+        monkeypatch.setattr(run, "config", dataclasses.replace(TINY, temperature=temperature, sample=30))
+        text = np.frombuffer(run.sample(), np.uint8).astype(np.int32)
+        assert text.shape == (33,)
+        for start in range(len(text) - TINY.seq):
+            first = len(TINY.prompt) - 1 if start == 0 else TINY.seq - 1  # with less than a window of text: all places
+            window = text[start : start + TINY.seq + 1]
+            np.testing.assert_array_equal(window[first + 1 :], likeliest(window[:-1])[first:])
+
+
+@pytest.mark.parametrize(
+    ("ranks", "asked", "chosen"),
+    [
+        ([8], "direct", "direct"),
+        ([4, 4], "direct", "hierarchical"),
+        ([3, 5], "direct", None),
+        ([1, 1], "direct", None),
+        ([4, 4], "ring", "ring"),
+        ([8], "", None),
+    ],
+)
+def test_direct_sums_need_one_node(ranks, asked, chosen, monkeypatch):
+    """Nodes can't read each other's memory; the hierarchy of equal nodes adds in the order of one process."""
+    monkeypatch.setattr(jaxcomm, "topology", lambda: types.SimpleNamespace(ranks=ranks))
+    monkeypatch.setattr(jaxcomm, "psum", lambda x, axes, algorithm: algorithm)
+    assert train.load_comm(dataclasses.replace(TINY, psum=asked)).psum(0, "i") == chosen
+
+
+def test_unknown_algorithm_is_named():
+    with pytest.raises(ValueError, match="--psum: got 'fast', expected one of"):
+        train.load_comm(dataclasses.replace(TINY, psum="fast"))
+
+
+def test_resume_needs_a_checkpoint(tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    config = dataclasses.replace(TINY, out=str(out))
+    config.save(out / "config.json")
+    with pytest.raises(ValueError, match="--resume: no checkpoint in"):
+        train.Run(config, resume=True)
+
+
+def test_batches_depend_on_seed_and_step_only():
+    text = np.arange(200, dtype=np.uint8)
+    draw = [data.train_batch(text, 4, 10, seed, step) for seed, step in [(1, 2), (1, 2), (1, 3), (2, 2)]]
+    np.testing.assert_array_equal(draw[0], draw[1])
+    assert (draw[0] != draw[2]).any() and (draw[0] != draw[3]).any()
+    assert all((np.diff(tokens, axis=1) == 1).all() for tokens in draw)
+
+
+def test_windows_reach_both_ends_of_the_text():
+    text = np.arange(12, dtype=np.uint8)
+    drawn = data.train_batch(text, 200, 10, 1, 0)
+    assert set(drawn[:, 0]) == {0, 1, 2}
+    assert data.train_batch(text, 2, 12, 1, 0).tolist() == [list(range(12))] * 2
+    text = np.arange(210, dtype=np.uint8)
+    held = data.heldout_batches(text, 4, 10, 3)
+    assert held.shape == (3, 4, 10) and held.dtype == np.int32
+    assert (np.diff(held, axis=2) == 1).all()
+    np.testing.assert_array_equal(held[:, :, 0].reshape(-1), np.arange(12) * 200 // 11)

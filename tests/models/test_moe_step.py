@@ -1,0 +1,152 @@
+"""The training step and the evaluation of models/moe on 8 ranks against the same model on one device (plain.py).
+
+Guards against ways in which all distributed modes agree on a wrong result: a gradient or a norm that counts something
+once per rank, the wrong capacity, a dropped part of the loss, an optimiser that is not AdamW.
+"""
+
+import dataclasses
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import plain
+import pytest
+from jax.sharding import PartitionSpec as P
+from training import TINY
+
+import jaxcomm
+from models.moe import step as step_lib
+from models.moe.model import AXES
+
+COMMS = {"jaxcomm": jaxcomm, "lax": jax.lax}
+CONFIG = dataclasses.replace(
+    TINY, layers=2, batch=16, capacity=1.0, eval_capacity=1.5, balance=0.5, weight_decay=0.5, clip=2.0
+)
+
+
+def some_tokens(seed):
+    return jax.random.randint(jax.random.key(seed), (CONFIG.batch, CONFIG.seq + 1), 0, 256)
+
+
+def close(value, expected, scale=None, name=""):
+    """To rounding, in units of the largest value."""
+    expected = np.asarray(expected)
+    scale = np.abs(expected).max() if scale is None else scale
+    np.testing.assert_allclose(np.asarray(value), expected, rtol=1e-3, atol=1e-5 * scale, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("comm", "check_vma"),
+    [("jaxcomm", True), *(pytest.param(*mode, marks=pytest.mark.full) for mode in [("jaxcomm", False), ("lax", True)])],
+)
+def test_step_is_that_of_one_device(mesh, comm, check_vma):
+    """Two steps: gradients of the first are clipped, those of the second are not."""
+    graphdef, specs, init = step_lib.init_state(CONFIG)
+    step = step_lib.make_step(CONFIG, mesh, graphdef, specs, COMMS[comm], check_vma)
+    grads_of = jax.jit(lambda params, tokens: plain.grads(params, tokens, CONFIG))
+    state = jax.jit(init)()
+    adamw = plain.AdamW(CONFIG, jax.tree.leaves(state[0]))
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state[0])]
+    # In the first batch all bytes are equal, and so are the signs of what the ranks find.
+    for tokens, clipped in ((0 * some_tokens(2) + 65, True), (some_tokens(3), False)):
+        wanted, grads = jax.device_get(grads_of(state[0], tokens))
+        norm, grads = plain.clip(jax.tree.leaves(grads), CONFIG.clip)
+        assert norm > 1.2 * CONFIG.clip if clipped else norm < CONFIG.clip / 1.2
+        adamw.params = [np.asarray(x, np.float64) for x in jax.tree.leaves(state[0])]
+        adamw.update(grads)
+        state, metrics = step(state, tokens)
+        assert set(metrics) == {"loss", "balance", "dropped", "grad_norm"} and wanted["dropped"] > 0
+        for name, value in {**wanted, "grad_norm": norm}.items():
+            assert float(metrics[name]) == pytest.approx(float(value), rel=1e-4), name
+        adam = state[1][0]
+        results = (jax.tree.leaves(x) for x in (state[0], adam.mu, adam.nu))
+        for i, (name, params, mean, square) in enumerate(zip(names, *results, strict=True)):
+            assert np.abs(adamw.mean[i]).max() > 0, name
+            close(mean, adamw.mean[i], name=name)
+            close(square, adamw.square[i], name=name)
+            # Where a gradient is nothing but rounding, so is the direction of its step.
+            sure = np.sqrt(adamw.square[i]) > 1e-3 * np.sqrt(adamw.square[i]).max()
+            rate = plain.rate(CONFIG, adamw.step - 1)
+            close(np.asarray(params)[sure], adamw.params[i][sure], scale=100 * rate, name=name)
+
+
+def test_evaluation_has_its_own_capacity(mesh):
+    graphdef, specs, init = step_lib.init_state(CONFIG)
+    params, tokens = jax.jit(init)()[0], some_tokens(4)
+    of_one_device = jax.jit(plain.metrics, static_argnums=(2, 3))
+    expected = of_one_device(params, tokens, CONFIG, CONFIG.eval_capacity)
+    assert 0 < expected["dropped"] < of_one_device(params, tokens, CONFIG, CONFIG.capacity)["dropped"]
+    metrics = step_lib.make_eval(CONFIG, mesh, graphdef, specs, jaxcomm)(params, tokens)
+    assert set(metrics) == set(expected)
+    for name, value in expected.items():
+        assert float(metrics[name]) == pytest.approx(float(value), rel=1e-5), name
+
+
+def test_optimizer_is_adamw_with_warm_up_and_cosine():
+    config = dataclasses.replace(TINY, lr=0.5, warmup=3, decay_steps=9, weight_decay=0.1)
+    rng = np.random.default_rng(5)
+    params = {"matrix": rng.normal(size=(2, 3)), "vector": rng.normal(size=3)}
+    params = {name: jnp.asarray(x, jnp.float32) for name, x in params.items()}
+    optimizer = step_lib.make_optimizer(config)
+    state = optimizer.init(params)
+    oracle = plain.AdamW(config, params.values())
+    update = jax.jit(optimizer.update)
+    for _ in range(12):
+        grads = {name: jnp.asarray(rng.normal(size=x.shape), jnp.float32) for name, x in params.items()}
+        oracle.params = [np.asarray(x, np.float64) for x in params.values()]
+        before = list(oracle.params)
+        oracle.update(grads.values())
+        updates, state = update(grads, state, params)
+        for change, old, new in zip(updates.values(), before, oracle.params, strict=True):
+            np.testing.assert_allclose(change, new - old, rtol=1e-4, atol=1e-6)
+        params = {name: x + updates[name] for name, x in params.items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_travel_in_the_type_of_the_activations(mesh, dtype):
+    """Two exchanges a layer, and as many for the gradient; what is summed over ranks stays float32."""
+    config = dataclasses.replace(TINY, dtype=dtype)
+    graphdef, specs, init = step_lib.init_state(config)
+    exchanged, summed = [], []
+
+    def all_to_all(x, *args, **options):
+        exchanged.append(x.dtype.name)
+        return jax.lax.all_to_all(x, *args, **options)
+
+    def psum(x, axes):
+        summed.extend(leaf.dtype.name for leaf in jax.tree.leaves(x))
+        return jax.lax.psum(x, axes)
+
+    comm = types.SimpleNamespace(all_to_all=all_to_all, psum=psum)
+    step = step_lib.make_step(config, mesh, graphdef, specs, comm)
+    state = jax.eval_shape(init)
+    tokens = jax.ShapeDtypeStruct((config.batch, config.seq + 1), jnp.int32)
+    new, _ = jax.eval_shape(step, state, tokens)
+    assert exchanged == [dtype] * 2
+    assert set(summed) == {"float32"}
+    assert jax.tree.map(lambda x: x.dtype, new) == jax.tree.map(lambda x: x.dtype, state)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_step_is_the_same_in_every_mode(mesh, dtype):
+    """jax.lax and jaxcomm with the algorithms of its choice, with and without check_vma."""
+    config = dataclasses.replace(TINY, dtype=dtype)
+    graphdef, specs, init = step_lib.init_state(config)
+    init = jax.jit(init)
+    tokens = some_tokens(2)[: config.batch]
+    results = []
+    for comm, check_vma in [(jax.lax, True), (jaxcomm, True), (jaxcomm, False)]:
+        step = step_lib.make_step(config, mesh, graphdef, specs, comm, check_vma)
+        results.append(jax.tree.leaves(step(init(), tokens)))
+    for expected, *others in zip(*results, strict=True):
+        for other in others:
+            np.testing.assert_allclose(np.asarray(other), np.asarray(expected), rtol=1e-4, atol=1e-6)
+
+
+def test_every_expert_is_on_one_device_only():
+    _, specs, init = step_lib.init_state(TINY)
+    shapes = jax.eval_shape(init)
+    for spec, shape in zip(jax.tree.leaves(specs), jax.tree.leaves(shapes), strict=True):
+        assert spec == (P(AXES) if len(shape.shape) == 3 else P())

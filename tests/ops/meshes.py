@@ -1,0 +1,123 @@
+"""Part of the contract: groups over any axes of any mesh, in any order of devices."""
+
+import contextlib
+import functools
+import math
+
+import collective
+import jax
+import numpy as np
+import pytest
+from collective import VMA, make_mesh
+from harness import LAX, OURS, assert_same, compare, on_ranks, run, value
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+AXES = ["gpu", "node", ("node", "gpu"), ("gpu", "node"), ("gpu",)]
+# A group of one, of all, of a number that is no power of two, of nodes in each order of the axes, of axes far apart.
+GROUPS = [
+    ({"a": 8, "b": 1}, ("b",)),
+    ({"a": 1, "b": 8}, ("b",)),
+    ({"a": 1, "b": 3}, ("b",)),
+    ({"a": 2, "b": 4}, ("b", "a")),
+    ({"a": 2, "b": 3}, ("a", "b")),
+    ({"a": 2, "b": 2, "c": 2}, ("c", "a")),
+]
+MORE_GROUPS = [
+    ({"a": 4, "b": 2}, ("b",)),
+    ({"a": 2, "b": 4}, ("b",)),
+    ({"a": 6}, ("a",)),
+    ({"a": 2, "b": 4}, ("a", "b")),
+    ({"a": 2, "b": 2, "c": 2}, ("a", "b", "c")),
+]
+ALL_GROUPS = GROUPS + [pytest.param(*case, marks=pytest.mark.full) for case in MORE_GROUPS]
+PARTLY_MANUAL = [
+    pytest.param(AxisType.Auto, False, id="auto-no_vma"),
+    pytest.param(AxisType.Explicit, True, id="explicit-vma"),
+    pytest.param(AxisType.Auto, True, id="auto-vma", marks=pytest.mark.full),
+    pytest.param(AxisType.Explicit, False, id="explicit-no_vma", marks=pytest.mark.full),
+]
+
+
+class Meshes(collective.Collective):
+    @VMA
+    def test_axes(self, mesh, rng, check_vma):
+        x = self.integers(rng)
+
+        def body(x):
+            ours = {str(axes): self.call(OURS, x, axes) for axes in AXES}
+            # There jax.lax 0.10 takes ranks in the order of the mesh, and 0.12 refuses.
+            known = [axes for axes in AXES if not (self.op == "ppermute" and axes == ("gpu", "node"))]
+            return ours, {str(axes): self.call(LAX, x, axes) for axes in known}
+
+        ours, lax = run(body, mesh, x, check_vma=check_vma)
+        assert_same(ours, {str(axes): self.oracle(x, mesh.shape, axes) for axes in AXES})
+        assert_same({axes: ours[axes] for axes in lax}, lax)
+
+    @pytest.mark.parametrize(("sizes", "axes"), ALL_GROUPS, ids=str)
+    def test_every_algorithm_in_groups(self, rng, sizes, axes):
+        """Integers, so that all algorithms agree in every bit. The selection table's choice is among them."""
+        x = self.integers(rng, math.prod(sizes.values()))
+        names = [None, *collective.fitting(self.op, sizes, axes)]
+        got = run(lambda x: {str(a): self.call(OURS, x, axes, algorithm=a) for a in names}, make_mesh(sizes), x)
+        assert len(names) > 1
+        assert_same(got, dict.fromkeys(map(str, names), self.oracle(x, sizes, axes)), rtol=None if self.exact else 1e-6)
+
+    def test_axes_of_size_one(self, rng):
+        x, sizes = self.integers(rng), {"one": 1, "gpu": 8, "uno": 1}
+        choices = [("one", "gpu"), ("gpu", "uno"), "one", ("one", "uno")]
+
+        def body(library, x):
+            return {str(axes): self.call(library, x, axes) for axes in choices}
+
+        got = compare(body, make_mesh(sizes), x)
+        assert_same(got, {str(axes): self.oracle(x, sizes, axes) for axes in choices})
+
+    def test_permuted_devices(self, rng):
+        x, sizes = self.integers(rng), {"node": 2, "gpu": 4}
+        permuted = make_mesh(sizes, [jax.devices()[i] for i in (5, 2, 7, 0, 3, 6, 1, 4)])
+        got = compare(functools.partial(self.call, axes=("node", "gpu")), permuted, x)
+        assert_same(got, self.oracle(x, sizes, ("node", "gpu")))
+
+    @pytest.mark.parametrize(("kind", "check_vma"), PARTLY_MANUAL)
+    def test_partly_manual_mesh(self, rng, kind, check_vma):
+        """The axis node is not manual: x is sharded over it all the same."""
+        x, w = self.integers(rng, 4 * 48, (3, 6)), np.float32(3)
+
+        def outcome(library, kind, outcomes):
+            mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(kind, kind))
+            f = jax.shard_map(
+                lambda x: self.call(library, x, "gpu")[None], mesh=mesh, in_specs=P("gpu"), out_specs=P("gpu"),
+                axis_names={"gpu"}, check_vma=check_vma,
+            )  # fmt: skip
+            with jax.set_mesh(mesh) if kind == AxisType.Explicit else contextlib.nullcontext():
+                placed = jax.device_put(x, NamedSharding(mesh, P("gpu", None, "node")))
+                results = jax.jit(lambda x: outcomes(f, x))(placed)
+                return value(results), jax.tree.map(lambda y: jax.typeof(y).sharding.spec, results)
+
+        def gradient(f, x):
+            return jax.grad(lambda x: jax.numpy.sum(jax.numpy.sin(f(w * x))))(x) if self.differentiable else x
+
+        (result, ours), specs = outcome(OURS, kind, lambda f, x: (f(x + 1), gradient(f, x)))
+        assert_same(result, self.oracle(x.reshape(4, 48, 3, 6) + 1, {"gpu": 4}, "gpu"))
+        assert kind != AxisType.Explicit or specs[0] == P("gpu", None, None, "node")
+        # jax.lax does not take every op on explicit axes.
+        assert_same(ours, outcome(LAX, AxisType.Auto, gradient)[0], rtol=1e-5)
+
+    def test_mesh_of_explicit_axes(self, rng):
+        x, sizes = self.integers(rng), {"node": 2, "gpu": 4}
+        mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(AxisType.Explicit,) * 2)
+        placed = jax.device_put(x, NamedSharding(mesh, P(("node", "gpu"))))
+        with jax.set_mesh(mesh):
+            got = run(functools.partial(self.call, OURS, axes=("node", "gpu")), mesh, placed)
+        assert_same(got, self.oracle(x, sizes, ("node", "gpu")))
+
+    def test_mesh_without_devices(self, mesh, rng):
+        x = self.integers(rng)
+        f = on_ranks(functools.partial(self.call, OURS, axes="gpu"), mesh.abstract_mesh)
+        if jax.process_count() > 1:  # nothing tells then which devices are of which process
+            with pytest.raises(NotImplementedError, match="AbstractMesh"):
+                jax.jit(f)(jax.device_put(x, NamedSharding(mesh, P(("node", "gpu")))))
+            return
+        got = jax.jit(f)(jax.device_put(x, NamedSharding(mesh, P(("node", "gpu")))))
+        assert_same(value(got), self.oracle(x, mesh.shape, "gpu"))

@@ -1,0 +1,59 @@
+"""Part of the contract: element types, sizes, pytrees."""
+
+import functools
+
+import collective
+import jax
+import numpy as np
+import pytest
+from collective import INTEGERS, VMA
+from harness import LAX, OURS, assert_same, compare, run, value
+from jax.sharding import PartitionSpec as P
+
+# Per rank, in two bytes an element: empty, one element a block, a prime, more than a tile of the reductions, 1 MiB.
+SIZES = [
+    [(0,), (8, 0), (8,), (16, 1), (8, 7), (8, 4099), (1 << 19,)],
+    pytest.param([(65528, 11)], marks=pytest.mark.full),
+]
+RARE = pytest.param([name for name in collective.ALL_DTYPES if name not in collective.COMMON], marks=pytest.mark.full)
+
+
+class Values(collective.Collective):
+    @VMA
+    def test_pytree(self, mesh, rng, check_vma):
+        tree = {"a": self.integers(rng), "b": (rng.integers(0, 9, (8, 8, 2)), None), "c": []}
+        tree["b"] = (tree["b"][0].astype(np.int32), None)
+        got = compare(functools.partial(self.call, axes="gpu"), mesh, tree, check_vma=check_vma)
+        assert_same(got["b"][0], self.oracle(tree["b"][0], mesh.shape, "gpu"))
+
+    @pytest.mark.parametrize("blocks", SIZES, ids=["up to 1 MiB", "more"])
+    def test_sizes(self, mesh, rng, blocks):
+        xs = [rng.integers(-64, 64, (8, *block)).astype(np.int16) for block in blocks]
+        got = run(lambda *xs: [[self.call(OURS, x, axes) for axes in ("gpu", ("node", "gpu"))] for x in xs], mesh, *xs)
+        for x, results in zip(xs, got, strict=True):
+            assert_same(results, [self.oracle(x, mesh.shape, axes) for axes in ("gpu", ("node", "gpu"))])
+
+    @VMA
+    def test_operand_that_is_the_same_on_all_ranks(self, mesh, rng, check_vma):
+        x = self.integers(rng)[0]
+        f = jax.shard_map(
+            lambda x: [self.call(library, x, ("node", "gpu"))[None] for library in (OURS, LAX)], mesh=mesh,
+            in_specs=P(), out_specs=P(("node", "gpu")), check_vma=check_vma,
+        )  # fmt: skip
+        want = self.oracle(np.stack([x] * 8), mesh.shape, ("node", "gpu"))
+        assert_same(value(jax.jit(f)(x)), [want, want])
+
+    def elements(self, rng, shape, name):
+        return collective.any_bits(rng, shape, name)
+
+    @pytest.mark.parametrize("dtypes", [collective.COMMON, RARE], ids=["common", "rare"])
+    def test_every_dtype(self, line, rng, dtypes):
+        """Ops that move data keep every bit; the others accumulate small floats in f32 and round once."""
+        names = [name for name in self.dtypes if name in dtypes]
+        names = [name for name in names if not (self.rounds and collective.NUM_NODES > 1) or name in INTEGERS]
+        with jax.enable_x64(True):
+            x = {name: self.elements(rng, (8, 48), name) for name in names}
+            got = run(functools.partial(self.call, OURS, axes="gpu"), line, x)
+            want = {name: self.oracle(x[name], line.shape, "gpu") for name in names}
+        for name in names:
+            assert_same({name: got[name]}, {name: want[name]}, bits=True)

@@ -1,0 +1,245 @@
+// Predicted times are those of closed formulas, in bytes and seconds.
+#include <cmath>
+
+#include "../../ffi/plan/cost.h"
+#include "formulas.h"
+#include "written.h"
+
+namespace jaxcomm {
+namespace {
+
+constexpr LinkModel kFree = {0, 1e30, 0};
+constexpr LinkModel kNode = {3e-6, 2e9, 5e-6};
+constexpr LinkModel kNetwork = {7e-6, 5e8, 2e-5};
+
+Machine MakeMachine(LinkModel self, LinkModel node, LinkModel network) {
+  Machine machine;
+  machine.links = {self, node, network};
+  return machine;
+}
+
+Cost CostOf(const char* algorithm, const Request& request, int64_t item_bytes, const Machine& machine) {
+  const Algorithm* found = FindAlgorithm(request.collective, algorithm);
+  CHECK(found != nullptr && found->supports(request));
+  return CostOf(*found, request, item_bytes, machine);
+}
+
+void CheckTime(const char* what, double got_s, double expected_s) {
+  const bool close = std::abs(got_s - expected_s) <= 1e-9 * expected_s;
+  if (!close) std::fprintf(stderr, "%s: %.9g s, expected %.9g s\n", what, got_s, expected_s);
+  CHECK(close);
+}
+
+// Calls visit(algorithm, request) for all algorithms, on one and on two levels.
+template <typename Visit>
+void ForEachAlgorithm(int64_t block_count, Visit visit) {
+  for (int i = 0; i <= static_cast<int>(Collective::kBarrier); ++i) {
+    for (const Algorithm& algorithm : Algorithms(static_cast<Collective>(i))) {
+      for (const auto& [nodes, locals] : {std::pair{1, 8}, {8, 1}, {2, 4}}) {
+        const Request request = AskApart(static_cast<Collective>(i), nodes, locals, block_count, 64);
+        if (algorithm.supports(request)) visit(algorithm, request);
+      }
+    }
+  }
+}
+
+TEST_CASE("times on one level are those of LogGP") {
+  for (const Formula& formula : Formulas()) {
+    for (int32_t n : {2, 4, 8, 16}) {
+      for (int64_t block_count : {0, 16, 16000}) {
+        const double bytes = 4 * static_cast<double>(block_count);
+        if (bytes == 0 && formula.collective != Collective::kBarrier) continue;
+        CheckTime(formula.algorithm,
+                  CostOf(formula.algorithm, Ask(formula.collective, 1, n, block_count), 4,
+                         MakeMachine(kFree, kNode, kNetwork))
+                      .time_s,
+                  formula.time_s(n, bytes, kNode));
+        // The last word of a rank takes a latency more.
+        const Request apart = AskApart(formula.collective, n, 1, block_count);
+        if (!FindAlgorithm(formula.collective, formula.algorithm)->supports(apart)) continue;
+        CheckTime(formula.algorithm, CostOf(formula.algorithm, apart, 4, MakeMachine(kFree, kNode, kNetwork)).time_s,
+                  formula.time_s(n, bytes, kNetwork) + kNetwork.latency_s);
+      }
+    }
+  }
+}
+
+TEST_CASE("empty blocks cost nothing but the launch") {
+  ForEachAlgorithm(0, [](const Algorithm& algorithm, const Request& request) {
+    if (request.collective == Collective::kBarrier) return;
+    Machine machine = MakeMachine(kNode, kNode, kNetwork);
+    machine.launch_s = 1e-3;
+    machine.frame_s = 1e-4;
+    const Cost cost = CostOf(algorithm, request, 4, machine);
+    CHECK(cost.traffic[1].bytes == 0 && cost.traffic[2].bytes == 0);
+    if (cost.steps == 0) CheckTime(algorithm.name, cost.time_s, 1.1e-3 + (request.geometry.num_nodes > 1 ? 2e-5 : 0));
+  });
+}
+
+TEST_CASE("copies in the own memory take their time") {
+  const LinkModel self = {2e-6, 4e9, 0};
+  const Machine machine = MakeMachine(self, kNode, kNetwork);
+  const double copy_s = 2e-6 + 4000 / 4e9, message_s = 3e-6 + 4000 / 2e9;
+  CheckTime("all_to_all", CostOf("direct", Ask(Collective::kAllToAll, 1, 8, 1000), 4, machine).time_s,
+            copy_s + 7 * message_s);
+  // A reduce: one local operand, and seven read from peers in one step.
+  CheckTime("reduce_scatter", CostOf("direct", Ask(Collective::kReduceScatter, 1, 8, 1000), 4, machine).time_s,
+            copy_s + 3e-6 + 7 * 4000 / 2e9);
+  // Two local operands, each time but the first.
+  CheckTime("ring", CostOf("ring", Ask(Collective::kReduceScatter, 1, 8, 1000), 4, machine).time_s,
+            7 * (message_s + 3e-6 + 5e-6) + 7 * (2e-6 + 8000 / 4e9));
+}
+
+TEST_CASE("chunks follow each other down a chain") {
+  const Machine machine = MakeMachine(kFree, kNode, kNetwork);
+  for (int32_t n : {3, 7}) {
+    for (int64_t chunks : {1, 2, 10}) {
+      const double step_s = 3e-6 + 4 * 1000 / 2e9, signal_s = 3e-6;
+      const auto hops = static_cast<double>(n - 2);
+      CheckTime("ring", CostOf("ring", Ask(Collective::kBroadcast, 1, n, chunks * 1000, 1000), 4, machine).time_s,
+                (static_cast<double>(chunks) - 1 + hops) * (step_s + signal_s) + hops * 5e-6 + step_s);
+    }
+  }
+}
+
+TEST_CASE("a barrier of nodes goes over both links") {
+  const Machine machine = MakeMachine(kFree, kNode, kNetwork);
+  for (int32_t nodes : {2, 3, 8}) {
+    for (int32_t locals : {2, 5}) {
+      const double rounds = std::ceil(std::log2(nodes));
+      const double node_s = (3e-6 + 5e-6) + (locals - 1) * 3e-6 + 5e-6;
+      CheckTime("barrier", CostOf("hierarchical", AskApart(Collective::kBarrier, nodes, locals, 0), 4, machine).time_s,
+                node_s + rounds * (7e-6 + 2e-5) + 2e-5);
+    }
+  }
+}
+
+TEST_CASE("the network runs beside the processor, but not in one address space") {
+  // 4 peers of the node and 8 of other nodes, after a copy of the own block.
+  const Machine machine = MakeMachine(kFree, kNode, kNetwork);
+  const double node_s = 3e-6 + 4000 / 2e9, network_s = 7e-6 + 4000 / 5e8;
+  CheckTime("one address space", CostOf("direct", Ask(Collective::kAllToAll, 3, 4, 1000), 4, machine).time_s,
+            3 * node_s + 8 * network_s);
+  // The first rank of a node puts to its 3 peers first; the last one starts with the other nodes.
+  const Algorithm& direct = *FindAlgorithm(Collective::kAllToAll, "direct");
+  const Request request = AskApart(Collective::kAllToAll, 3, 4, 1000);
+  CheckTime("rank 0", CostOf(direct.build(request, 0), request.geometry, 4, machine).time_s,
+            3 * node_s + 8 * network_s + 2e-5);
+  CheckTime("rank 3", CostOf(direct.build(request, 3), request.geometry, 4, machine).time_s, 8 * network_s + 2e-5);
+  CheckTime("all", CostOf(direct, request, 4, machine).time_s, 3 * node_s + 8 * network_s + 2e-5);
+}
+
+TEST_CASE("ranks of a node share its link to other nodes") {
+  Machine machine = MakeMachine(kFree, kFree, {7e-6, 5e8, 0});
+  machine.shared_network = true;
+  const Algorithm& direct = *FindAlgorithm(Collective::kAllToAll, "direct");
+  const Request request = AskApart(Collective::kAllToAll, 3, 4, 1000);
+  CheckTime("all", CostOf(direct, request, 4, machine).time_s, 4 * 8 * (7e-6 + 4000 / 5e8));
+  // Of one rank alone nobody knows when the others use it: it has a fourth of it.
+  CheckTime("one", CostOf(direct.build(request, 5), request.geometry, 4, machine).time_s, 8 * (7e-6 + 4 * 4000 / 5e8));
+  // In one address space there is no such link.
+  CheckTime("one address space", CostOf(direct, Ask(Collective::kAllToAll, 3, 4, 1000), 4, machine).time_s,
+            8 * (7e-6 + 4000 / 5e8));
+}
+
+TEST_CASE("ranks that share a processor take turns, but wait at the same time") {
+  const LinkModel node = {3e-6, 2e9, 1};  // a second of latency
+  for (double sharing : {1.0, 2.5, 8.0}) {
+    Machine machine = MakeMachine(kFree, node, kNetwork);
+    machine.ranks_per_processor = sharing;
+    machine.launch_s = 0.125;
+    machine.frame_s = 0.25;
+    const double message_s = 3e-6 + 4000 / 2e9;
+    CheckTime("direct", CostOf("direct", Ask(Collective::kAllToAll, 1, 8, 1000), 4, machine).time_s,
+              0.375 + sharing * 7 * message_s);
+    // Of 8 ranks 7 wait while one works: its time, until their work together is longer.
+    CheckTime("broadcast", CostOf("direct", Ask(Collective::kBroadcast, 1, 8, 1000), 4, machine).time_s,
+              0.375 + std::max(1.0, sharing / 8) * 7 * message_s);
+    CheckTime("dissemination", CostOf("dissemination", Ask(Collective::kBarrier, 1, 8, 0), 4, machine).time_s,
+              0.375 + 3 * (3e-6 + 1));
+  }
+}
+
+TEST_CASE("an exchange with flags has a formula of its own") {
+  Machine machine = MakeMachine(kNode, kNode, kNetwork);
+  machine.launch_s = 1e-3;
+  machine.frame_s = 1e-1;  // only around steps
+  machine.flagged = LinkModel{1e-6, 1e9, 3e-6};
+  machine.flagged_twice = LinkModel{2e-6, 2e9, 5e-6};
+  const Request request = Ask(Collective::kAllReduce, 1, 8, 1001);
+  CheckTime("flagged", CostOf("flagged", request, 4, machine).time_s, 1e-3 + 3e-6 + 7 * (1e-6 + 4004 / 1e9));
+  CheckTime("flagged_two_shot", CostOf("flagged_two_shot", request, 4, machine).time_s,
+            1e-3 + 2 * 5e-6 + 14 * (2e-6 + 4 * 126 / 2e9));  // ceil(1001 / 8) = 126
+  const Request alone = Ask(Collective::kAllReduce, 1, 1, 1001);
+  CheckTime("alone", CostOf("flagged", alone, 4, machine).time_s, 1e-3);
+  machine.flagged.reset();
+  CHECK(CostOf("flagged", request, 4, machine).time_s == CostOf("one_shot", request, 4, machine).time_s);
+  CHECK(CostOf("flagged_two_shot", request, 4, machine).time_s < 1e-1);
+}
+
+TEST_CASE("sizes are bytes: items of twice the size are as many bytes in half as many items") {
+  const Machine machine = MakeMachine(kNode, kNode, kNetwork);
+  for (const Formula& formula : Formulas()) {
+    if (formula.collective == Collective::kBarrier) continue;
+    const Cost small = CostOf(formula.algorithm, Ask(formula.collective, 1, 8, 4096), 2, machine);
+    const Cost large = CostOf(formula.algorithm, Ask(formula.collective, 1, 8, 512), 16, machine);
+    CheckTime(formula.algorithm, small.time_s, large.time_s);
+    CHECK(small.scratch_bytes == large.scratch_bytes && small.traffic[1].bytes == large.traffic[1].bytes);
+    CHECK(small.traffic[0].bytes == large.traffic[0].bytes && small.steps == large.steps);
+  }
+}
+
+TEST_CASE("more bytes, less bandwidth, more overhead or more latency never make a call faster") {
+  const Machine machine = MakeMachine({1e-6, 1e9, 0}, kNode, kNetwork);
+  ForEachAlgorithm(640, [&](const Algorithm& algorithm, const Request& request) {
+    const double time_s = CostOf(algorithm, request, 4, machine).time_s;
+    if (request.collective != Collective::kBarrier) CHECK(CostOf(algorithm, request, 5, machine).time_s > time_s);
+    for (size_t link = 0; link < kNumLinks; ++link) {
+      Machine slower = machine;
+      slower.links[link].bytes_per_s /= 2;
+      CHECK(CostOf(algorithm, request, 4, slower).time_s >= time_s);
+      slower = machine;
+      slower.links[link].overhead_s *= 2;
+      CHECK(CostOf(algorithm, request, 4, slower).time_s >= time_s);
+      slower = machine;
+      slower.links[link].latency_s += 1e-6;
+      CHECK(CostOf(algorithm, request, 4, slower).time_s >= time_s);
+    }
+    Machine slower = machine;
+    slower.launch_s = 1e-3;
+    CheckTime(algorithm.name, CostOf(algorithm, request, 4, slower).time_s, time_s + 1e-3);
+  });
+}
+
+TEST_CASE("costs are of the rank that works most") {
+  const Machine machine = MakeMachine(kNode, kNode, kNetwork);
+  Request request = AskApart(Collective::kBroadcast, 8, 1, 1000);
+  request.root = 5;
+  const Cost cost = CostOf("direct", request, 4, machine);
+  CHECK(cost.rank == 5 && cost.steps == 8);
+  CHECK(cost.traffic[2].messages == 7 && cost.traffic[2].bytes == 7 * 4000 && cost.traffic[2].signals == 0);
+  CHECK(cost.traffic[0].messages == 1 && cost.traffic[0].bytes == 4000);
+}
+
+TEST_CASE("groups too large to simulate take as long as their samples and their longest chain") {
+  const Machine machine = MakeMachine(kFree, kNode, kNetwork);
+  // 3000 ranks of 2999 messages each are more than half a million steps; all ranks are alike, so it is exact.
+  CheckTime("direct", CostOf("direct", AskApart(Collective::kAllToAll, 3000, 1, 1000), 4, machine).time_s,
+            2999 * (7e-6 + 4000 / 5e8) + 2e-5);
+  CheckTime("ring", CostOf("ring", AskApart(Collective::kAllGather, 3000, 1, 1000), 4, machine).time_s,
+            2999 * (7e-6 + 4000 / 5e8) + 2998 * (7e-6 + 2e-5) + 2e-5);
+  // A chain of 100,000 in 100 chunks: as long as a chain for one element of 4 bytes.
+  CheckTime("chain", CostOf("ring", AskApart(Collective::kBroadcast, 100000, 1, 1000, 10), 4, machine).time_s,
+            99999 * (7e-6 + 4 / 5e8) + 99998 * (7e-6 + 2e-5) + 2e-5);
+  // A permutation of more than 8192 ranks: the rank that sends most to other nodes.
+  Request request = AskApart(Collective::kPermute, 5000, 2, 1000);
+  for (int32_t rank = 0; rank < 10000; ++rank) request.source_of[static_cast<size_t>(rank)] = rank;
+  for (int32_t rank = 100; rank < 140; ++rank) request.source_of[static_cast<size_t>(rank)] = 9000;
+  for (int32_t rank = 200; rank < 220; ++rank) request.source_of[static_cast<size_t>(rank)] = 7000;
+  const Cost cost = CostOf("direct", request, 4, machine);
+  CHECK(cost.rank == 9000);
+  CheckTime("permute", cost.time_s, 40 * (7e-6 + 4000 / 5e8) + 2e-5);
+}
+
+}  // namespace
+}  // namespace jaxcomm

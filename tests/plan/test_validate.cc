@@ -1,0 +1,346 @@
+// Validate on plans written by hand: each is one step away from another that has the opposite fate. Every fault that it
+// can report stands here, word for word.
+#include <limits>
+
+#include "written.h"
+
+namespace jaxcomm {
+namespace {
+
+const Request kBroadcast = Ask(Collective::kBroadcast, 1, 3, 4);  // rank 0 to ranks 1 and 2
+const Step kOwn = Copy(Output(0), Input(0), 4);
+const Step kDown = Put(Output(1), Input(0), 4);
+const Step kOn = Put(Output(2), Output(1), 4);
+
+// The first step of rank 0 is `step`, of an otherwise correct group with 3 elements of scratch.
+void ExpectStep(const std::string& fault, const Step& step, const Request& request = kBroadcast) {
+  static const char* const kinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
+  const std::string kind = kinds[static_cast<int>(step.kind)];
+  const std::string peer = step.peer >= 0 ? " " + std::to_string(step.peer) : "";
+  Expect("rank 0, step 0 (" + kind + peer + "): " + fault, Group({{step}, {}, {}}, 3), request);
+}
+
+TEST_CASE("a chain needs a signal behind its put, and only that") {
+  Expect("", Group({{kDown, Signal(1), kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
+  Expect("", Group({{kOwn, kDown, Signal(1)}, {Wait(0), kOn}, {}}), kBroadcast);
+  const std::string early = "(put 2): reads output [0, 4) of rank 1, which rank 0 may not have written yet";
+  Expect("rank 1, step 0 " + early, Group({{kDown, kOwn}, {kOn}, {}}), kBroadcast);
+  Expect("rank 1, step 1 " + early, Group({{Signal(1), kDown, kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
+  Expect("rank 1, step 0 " + early, Group({{kDown, Signal(1), kOwn}, {kOn, Wait(0)}, {}}), kBroadcast);
+}
+
+TEST_CASE("the k-th wait is for the k-th signal") {
+  const Step first = Put(Output(1), Input(0), 2), second = Put(Output(1, 2), Input(0, 2), 2);
+  const Step first_on = Put(Output(2), Output(1), 2), second_on = Put(Output(2, 2), Output(1, 2), 2);
+  const std::vector<Step> down = {first, Signal(1), second, Signal(1), kOwn};
+  Expect("", Group({down, {Wait(0), first_on, Wait(0), second_on}, {}}), kBroadcast);
+  Expect("rank 1, step 1 (put 2): reads output [2, 4) of rank 1, which rank 0 may not have written yet",
+         Group({down, {Wait(0), second_on, Wait(0), first_on}, {}}), kBroadcast);
+}
+
+TEST_CASE("an order goes through other ranks") {
+  // Rank 1 hears of the put from rank 2, which heard of it from rank 0.
+  const std::vector<std::vector<Step>> steps = {{kDown, Signal(2), kOwn}, {Wait(2), kOn}, {Wait(0), Signal(1)}};
+  Expect("", Group(steps), kBroadcast);
+  Expect("rank 1, step 1 (put 2): reads output [0, 4) of rank 1, which rank 0 may not have written yet",
+         Group({steps[0], steps[1], {Signal(1), Wait(0)}}), kBroadcast);
+}
+
+TEST_CASE("waits and signals must match") {
+  Expect("rank 1, step 0 (wait 0): waits for ever", Group({{kDown, kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
+  Expect("rank 0, step 0 (wait 1): waits for ever", Group({{Wait(1), Signal(1)}, {Wait(0), Signal(0)}, {}}),
+         kBroadcast);
+  Expect("rank 1 never waits for a signal of rank 0", Group({{kDown, Signal(1), Signal(1), kOwn}, {Wait(0), kOn}, {}}),
+         kBroadcast);
+  Expect("rank 2 never waits for a signal of rank 1", Group({{kDown, Signal(1), kOwn}, {Wait(0), kOn, Signal(2)}, {}}),
+         kBroadcast);
+}
+
+TEST_CASE("nothing is read before it is written") {
+  Expect("rank 1, step 0 (put 2): reads output [0, 4) of rank 1, which nothing has written", Group({{kOwn}, {kOn}, {}}),
+         kBroadcast);
+  Expect("rank 1, step 1 (put 2): reads output [3, 4) of rank 1, which nothing has written",
+         Group({{Put(Output(1), Input(0), 3), Signal(1), kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
+}
+
+TEST_CASE("two writes need an order") {
+  const Step read = Get(Output(1), Input(0), 4);
+  Expect("rank 1, step 0 (get 0): writes output [0, 4) of rank 1, which rank 0 may write later",
+         Group({{kDown, kOwn}, {read}, {Get(Output(2), Input(0), 4)}}), kBroadcast);
+  Expect("", Group({{kDown, Signal(1), kOwn}, {Wait(0), read}, {Get(Output(2), Input(0), 4)}}), kBroadcast);
+  // Only the last element is written twice.
+  Expect("rank 1, step 0 (get 0): writes output [3, 4) of rank 1, which rank 0 may write later",
+         Group({{Put(Output(1, 3), Input(0, 3), 1), kOwn}, {read}, {Get(Output(2), Input(0), 4)}}), kBroadcast);
+}
+
+// Rank 1 passes its output on and reads it, in an order; then rank 0 writes it again.
+std::vector<Plan> WrittenAgain(std::vector<Step> reader, int num_waits) {
+  std::vector<Step> writer = {kOwn, kDown, Signal(1)};
+  for (int i = 0; i < num_waits; ++i) writer.push_back(Wait(1));
+  writer.push_back(kDown);
+  return Group({writer, std::move(reader), {}}, 4);
+}
+
+TEST_CASE("what is read again may not be overwritten after the first read") {
+  const Step keep = Copy(Scratch(1), Output(1), 4);
+  const std::string fault = "(put 1): writes output [0, 4) of rank 1, which rank 1 may not have read yet";
+  Expect("", WrittenAgain({Wait(0), kOn, Signal(0)}, 1), kBroadcast);
+  Expect("rank 1, step 1 (put 2): reads output [0, 4) of rank 1, which rank 0 may not have written yet",
+         WrittenAgain({Wait(0), kOn}, 0), kBroadcast);
+  Expect("rank 0, step 4 " + fault, WrittenAgain({Wait(0), Signal(0), kOn}, 1), kBroadcast);
+  // Twice: the signal must follow the second read, not just the first.
+  Expect("", WrittenAgain({Wait(0), kOn, keep, Signal(0)}, 1), kBroadcast);
+  Expect("rank 0, step 4 " + fault, WrittenAgain({Wait(0), kOn, Signal(0), keep}, 1), kBroadcast);
+  Expect("", WrittenAgain({Wait(0), kOn, Signal(0), keep, Signal(0)}, 2), kBroadcast);
+  // Twice, the second time only a part.
+  Expect("rank 0, step 4 (put 1): writes output [1, 3) of rank 1, which rank 1 may not have read yet",
+         WrittenAgain({Wait(0), kOn, Signal(0), Copy(Scratch(1), Output(1, 1), 2)}, 1), kBroadcast);
+}
+
+TEST_CASE("every reader must be done before the next write") {
+  // Ranks 1 and 2 read scratch of rank 0, which then changes it.
+  const Step fill = Copy(Scratch(0), Input(0), 4), again = Zero(Scratch(0), 4);
+  const auto plans = [&](std::vector<Step> rest) {
+    std::vector<Step> first = {kOwn, fill, Signal(1), Signal(2)};
+    first.insert(first.end(), rest.begin(), rest.end());
+    const auto reads = [](int32_t rank) {
+      return std::vector<Step>{Wait(0), Get(Output(rank), Scratch(0), 4), Signal(0)};
+    };
+    return Group({first, reads(1), reads(2)}, 4);
+  };
+  Expect("", plans({Wait(1), Wait(2), again}), kBroadcast);
+  Expect("", plans({Wait(2), Wait(1), again}), kBroadcast);
+  const std::string fault = "(zero): writes scratch [0, 4) of rank 0, which rank ";
+  Expect("rank 0, step 5 " + fault + "2 may not have read yet", plans({Wait(1), again, Wait(2)}), kBroadcast);
+  Expect("rank 0, step 5 " + fault + "1 may not have read yet", plans({Wait(2), again, Wait(1)}), kBroadcast);
+}
+
+TEST_CASE("outputs must be whole and right") {
+  Expect("output [0, 4) of rank 2 is never written", Group({{kDown, kOwn}, {}, {}}), kBroadcast);
+  Expect("output [3, 4) of rank 2 is never written", Group({{kDown, kOwn, Put(Output(2), Input(0), 3)}, {}, {}}),
+         kBroadcast);
+  const Step to_2 = Put(Output(2), Input(0), 4);
+  Expect("", Group({{kDown, kOwn, to_2}, {}, {}}), kBroadcast);
+  Expect("output [0, 4) of rank 0 ends with the wrong contents", Group({{kDown, Zero(Output(0), 4), to_2}, {}, {}}),
+         kBroadcast);
+  Expect("output [0, 4) of rank 1 ends with the wrong contents",
+         Group({{kOwn, to_2}, {Copy(Output(1), Input(1), 4)}, {}}), kBroadcast);
+  // The right elements in wrong places: the middle two exchanged.
+  const std::vector<Step> exchanged = {kOwn,
+                                       kDown,
+                                       Put(Output(2), Input(0), 1),
+                                       Put(Output(2, 1), Input(0, 2), 1),
+                                       Put(Output(2, 2), Input(0, 1), 1),
+                                       Put(Output(2, 3), Input(0, 3), 1)};
+  Expect("output [1, 2) of rank 2 ends with the wrong contents", Group({exchanged, {}, {}}), kBroadcast);
+}
+
+TEST_CASE("what comes from nobody must be zeros") {
+  const Request request = Ask(Collective::kPermute, 1, 2, 4);  // of rank 0 to rank 1; rank 0 gets zeros
+  Expect("", Group({{Zero(Output(0), 4), kDown}, {}}), request);
+  Expect(
+      "",
+      Group({{Zero(Scratch(0), 2), Copy(Output(0, 2), Scratch(0), 2), Copy(Output(0), Scratch(0), 2), kDown}, {}}, 2),
+      request);
+  Expect("output [0, 4) of rank 0 is never written", Group({{kDown}, {}}), request);
+  Expect("output [0, 4) of rank 0 ends with the wrong contents", Group({{kOwn, kDown}, {}}), request);
+}
+
+TEST_CASE("puts across the network arrive with the next signal to their target") {
+  // Rank 0 puts to rank 1 but signals rank 2, which signals rank 1: in order, yet not in the order of a network.
+  const std::vector<std::vector<Step>> around = {{kDown, Signal(2), kOwn}, {Wait(2), kOn}, {Wait(0), Signal(1)}};
+  const std::string fault =
+      "rank 1, step 1 (put 2): reads output [0, 4) of rank 1, which rank 0 may not have written yet";
+  Expect("", Group(around), Ask(Collective::kBroadcast, 3, 1, 4));
+  Expect(fault, Group(around), AskApart(Collective::kBroadcast, 3, 1, 4));
+  // With a signal of its own, before or behind the other, it may be read.
+  for (const auto& first :
+       {std::vector<Step>{kDown, Signal(1), Signal(2), kOwn}, {kDown, Signal(2), Signal(1), kOwn}}) {
+    Expect("", Group({first, {Wait(0), Wait(2), kOn}, around[2]}), AskApart(Collective::kBroadcast, 3, 1, 4));
+  }
+  // The signal before the put says nothing of it.
+  Expect(fault, Group({{Signal(1), kDown, Signal(1), kOwn}, {Wait(0), kOn, Wait(0)}, {}}),
+         AskApart(Collective::kBroadcast, 3, 1, 4));
+  // A neighbour of the target may read it once the target knows that it is there, and not because the sender knows.
+  const std::vector<Step> root = {kOwn, kDown, Put(Output(2), Input(0), 4), Signal(2), Signal(3)};
+  const Step read = Get(Output(3), Output(2), 4);
+  Expect("", Group({root, {}, {Wait(0), Signal(3)}, {Wait(0), Wait(2), read}}),
+         AskApart(Collective::kBroadcast, 2, 2, 4));
+  Expect("", Group({root, {}, {Wait(0)}, {Wait(0), read}}), Ask(Collective::kBroadcast, 2, 2, 4));
+  Expect("rank 3, step 1 (get 2): reads output [0, 4) of rank 2, which rank 0 may not have written yet",
+         Group({root, {}, {Wait(0)}, {Wait(0), read}}), AskApart(Collective::kBroadcast, 2, 2, 4));
+}
+
+TEST_CASE("memory of other nodes is not read") {
+  const Request one_space = Ask(Collective::kBroadcast, 2, 1, 4), apart = AskApart(Collective::kBroadcast, 2, 1, 4);
+  const std::vector<Plan> read = Group({{kOwn}, {Get(Output(1), Input(0), 4)}});
+  Expect("", read, one_space);
+  Expect("rank 1, step 0 (get 0): reads from another node", read, apart);
+  Expect("", Group({{kOwn, kDown}, {}}), apart);
+
+  const Request sum = Ask(Collective::kAllReduce, 1, 2, 4);
+  const std::vector<Plan> sums = Build("one_shot", sum);
+  Expect("", sums, sum);
+  Expect("rank 0, step 0 (reduce): reads from another node", sums, AskApart(Collective::kAllReduce, 2, 1, 4));
+}
+
+TEST_CASE("sums count every rank once") {
+  const Request request = Ask(Collective::kAllReduce, 1, 2, 4);
+  const auto plans = [](std::vector<Place> sources, std::vector<Step> before = {}) {
+    before.push_back(Reduce(Output(0), 0, static_cast<int32_t>(sources.size()), 4));
+    before.push_back(Put(Output(1), Output(0), 4));
+    std::vector<Plan> group = Group({before, {}}, 8);
+    group[0].sources = std::move(sources);
+    return group;
+  };
+  Expect("", plans({Input(0), Input(1)}), request);
+  Expect("", plans({Input(1), Input(0)}), request);
+  const std::string twice = "adds the same rank's input twice, or zeros";
+  Expect("rank 0, step 0 (reduce): " + twice, plans({Input(0), Input(0)}), request);
+  Expect("rank 0, step 0 (reduce): " + twice, plans({Input(0), Input(1), Input(0)}), request);
+  Expect("rank 0, step 1 (reduce): " + twice, plans({Input(0), Scratch(0), Input(1)}, {Zero(Scratch(0), 4)}), request);
+  Expect("output [0, 4) of rank 0 ends with the wrong contents", plans({Input(0)}), request);
+  const Step last = Copy(Scratch(0, 3), Input(0, 3), 1);
+  Expect("", plans({Input(1), Scratch(0)}, {Copy(Scratch(0), Input(0), 3), last}), request);
+  Expect("rank 0, step 2 (reduce): adds elements of different offsets",
+         plans({Input(1), Scratch(0)}, {Copy(Scratch(0), Input(0, 1), 3), last}), request);
+}
+
+TEST_CASE("sums have the same order on all ranks") {
+  const Request request = Ask(Collective::kAllReduce, 1, 3, 4);
+  std::vector<Plan> plans = Build("one_shot", request);
+  Expect("", plans, request);
+  std::swap(plans[2].sources[0], plans[2].sources[1]);
+  Expect("ranks 0 and 2 add in different orders", plans, request);
+  for (Plan& plan : plans) plan.sources = {Input(2), Input(0), Input(1)};
+  Expect("", plans, request);
+  // 0 + (1 + 2) isn't (0 + 1) + 2.
+  plans = Group({{Reduce(Output(0), 0, 3, 4)}, {}, {Reduce(Scratch(2), 0, 2, 4), Reduce(Output(2), 2, 2, 4)}}, 4);
+  plans[1].steps = {Reduce(Output(1), 0, 3, 4)};
+  plans[0].sources = plans[1].sources = {Input(0), Input(1), Input(2)};
+  plans[2].sources = {Input(0), Input(1), Scratch(2), Input(2)};
+  Expect("ranks 0 and 2 add in different orders", plans, request);
+  // Of a part of the block only.
+  plans = Build("one_shot", request);
+  plans[1].steps = {Reduce(Output(1), 0, 3, 1), Reduce(Output(1, 1), 3, 3, 3)};
+  plans[1].sources = {Input(0), Input(1), Input(2), Input(0, 1), Input(1, 1), Input(2, 1)};
+  Expect("", plans, request);
+  std::swap(plans[1].sources[4], plans[1].sources[5]);
+  Expect("ranks 0 and 1 add in different orders", plans, request);
+}
+
+TEST_CASE("a reduce of one operand is a copy") {
+  const Request request = Ask(Collective::kBroadcast, 1, 2, 4);
+  std::vector<Plan> plans = Group({{Reduce(Output(0), 0, 1, 4)}, {Get(Output(1), Input(0), 4)}});
+  plans[0].sources = {Input(0)};
+  Expect("", plans, request);
+  const Request permute = Ask(Collective::kPermute, 1, 2, 4);
+  plans = Group({{Zero(Scratch(0), 4), Reduce(Output(0), 0, 1, 4), kDown}, {}}, 4);
+  plans[0].sources = {Scratch(0)};
+  Expect("", plans, permute);
+}
+
+TEST_CASE("a barrier hears of everybody") {
+  const Request request = Ask(Collective::kBarrier, 1, 3, 0);
+  Expect("", Group({{Signal(1), Wait(2)}, {Wait(0), Signal(2), Wait(2)}, {Wait(1), Signal(0), Signal(1)}}), request);
+  Expect("rank 0 may end before rank 1 has begun", Group({{Signal(1)}, {Wait(0), Signal(2)}, {Wait(1)}}), request);
+  Expect("rank 1 may end before rank 2 has begun",
+         Group({{Signal(1), Wait(2)}, {Wait(0), Signal(2)}, {Wait(1), Signal(0)}}), request);
+}
+
+TEST_CASE("groups and requests must fit") {
+  const std::vector<Plan> chain = Group({{kDown, Signal(1), kOwn}, {Wait(0), kOn}, {}});
+  Expect("", chain, kBroadcast);
+  Request request = kBroadcast;
+  request.root = 3;
+  Expect("the request is not well formed", chain, request);
+  Expect("got 2 plans for 3 ranks", {chain[0], chain[1]}, kBroadcast);
+  Expect("got 0 plans for 3 ranks", {}, kBroadcast);
+  for (int i = 0; i < 3; ++i) {
+    std::vector<Plan> plans = chain;
+    if (i == 0) plans[1].rank = 2;
+    if (i == 1) plans[1].num_ranks = 4;
+    if (i == 2) plans[1].scratch_count = -1;
+    Expect("plan 1 has wrong rank, num_ranks or scratch_count", plans, kBroadcast);
+  }
+}
+
+TEST_CASE("peers are other ranks") {
+  for (StepKind kind : {StepKind::kPut, StepKind::kGet, StepKind::kSignal, StepKind::kWait}) {
+    for (int32_t peer : {-1, 0, 3})
+      ExpectStep("the peer is not another rank", Move(kind, peer, Output(0), Input(0), 1));
+  }
+}
+
+TEST_CASE("data steps say what moves from where to where") {
+  for (int64_t count : {0, -1}) {
+    ExpectStep("moves no elements", Put(Output(1), Input(0), count));
+    ExpectStep("moves no elements", Zero(Output(0), count));
+  }
+  ExpectStep("dst is at the wrong rank", Move(StepKind::kPut, 1, Output(2), Input(0), 4));
+  ExpectStep("dst is at the wrong rank", Move(StepKind::kGet, 1, Output(1), Input(1), 4));
+  ExpectStep("dst is at the wrong rank", Copy(Output(1), Input(0), 4));
+  ExpectStep("dst is at the wrong rank", Zero(Output(1), 4));
+  ExpectStep("src is at the wrong rank", Copy(Output(0), Input(1), 4));
+  ExpectStep("src is at the wrong rank", Put(Output(1), Input(1), 4));
+  ExpectStep("src is at the wrong rank", Move(StepKind::kGet, 1, Output(0), Input(2), 4));
+  ExpectStep("writes to an input", Put(Input(1), Input(0), 4));
+  ExpectStep("writes to an input", Zero(Input(0), 4));
+  ExpectStep("reads from no rank", Copy(Output(0), Input(-1), 4));
+  ExpectStep("reads from no rank", Copy(Output(0), Input(3), 4));
+  ExpectStep("unknown space", Copy({0, static_cast<Space>(3), 0}, Input(0), 4));
+}
+
+TEST_CASE("nothing lies outside of its buffer") {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const std::string last = std::to_string(kMost);
+  ExpectStep("output [1, 5) of rank 1 is outside of its 4 elements", Put(Output(1, 1), Input(0), 4));
+  ExpectStep("output [-1, 3) of rank 1 is outside of its 4 elements", Put(Output(1, -1), Input(0), 4));
+  ExpectStep("input [1, 5) of rank 0 is outside of its 4 elements", Put(Output(1), Input(0, 1), 4));
+  ExpectStep("scratch [0, 4) of rank 1 is outside of its 3 elements", Put(Scratch(1), Input(0), 4));
+  ExpectStep("scratch [3, 4) of rank 0 is outside of its 3 elements", Zero(Scratch(0, 3), 1));
+  ExpectStep("output [0, " + last + ") of rank 0 is outside of its 4 elements", Copy(Output(0), Input(0), kMost));
+  // All of it is inside. What counts is the scratch of the rank that owns it.
+  std::vector<Plan> plans = Group({{kDown, kOwn, Put(Output(2), Input(0), 4)}, {}, {}});
+  plans[0].steps.push_back(Put(Scratch(2, 1), Input(0), 4));
+  plans[0].scratch_count = 9;
+  plans[2].scratch_count = 5;
+  Expect("", plans, kBroadcast);
+  plans[2].scratch_count = 4;
+  Expect("rank 0, step 3 (put 2): scratch [1, 5) of rank 2 is outside of its 4 elements", plans, kBroadcast);
+}
+
+TEST_CASE("a step doesn't write what it reads") {
+  ExpectStep("dst overlaps a source", Copy(Output(0, 1), Output(0), 3));
+  ExpectStep("dst overlaps a source", Copy(Output(0), Output(0, 1), 3));
+  ExpectStep("dst overlaps a source", Copy(Output(0), Output(0), 4));
+  ExpectStep("reads output [0, 2) of rank 0, which nothing has written", Copy(Output(0, 2), Output(0), 2));
+  ExpectStep("reads output [2, 4) of rank 0, which nothing has written", Copy(Output(0), Output(0, 2), 2));
+  ExpectStep("reads scratch [0, 2) of rank 0, which nothing has written", Copy(Output(0), Scratch(0), 2));
+}
+
+TEST_CASE("operands of a reduce are among the plan's sources") {
+  const Request request = Ask(Collective::kAllReduce, 1, 2, 4);
+  const auto expect = [&](const std::string& fault, Step step, std::vector<Place> sources) {
+    std::vector<Plan> plans = Group({{Copy(Scratch(0, 4), Input(0), 3), step}, {}}, 8);
+    plans[0].sources = std::move(sources);
+    Expect("rank 0, step 1 (reduce): " + fault, plans, request);
+  };
+  const std::string outside = "operands outside of the plan's sources";
+  expect(outside, Reduce(Output(0), 0, 0, 4), {Input(0), Input(1)});
+  expect(outside, Reduce(Output(0), -1, 2, 4), {Input(0), Input(1)});
+  expect(outside, Reduce(Output(0), 1, 2, 4), {Input(0), Input(1)});
+  expect(outside, Reduce(Output(0), 0, 3, 4), {Input(0), Input(1)});
+  expect("reads from no rank", Reduce(Output(0), 0, 2, 4), {Input(0), Input(2)});
+  expect("input [1, 5) of rank 1 is outside of its 4 elements", Reduce(Output(0), 0, 2, 4), {Input(0), Input(1, 1)});
+  // One may add to what is there, but not beside it.
+  expect("dst overlaps a source", Reduce(Scratch(0, 4), 0, 2, 3), {Input(0), Scratch(0, 3)});
+  std::vector<Plan> plans = Group({{Copy(Output(0), Input(0), 4), Reduce(Output(0), 0, 2, 4)}, {Wait(0)}});
+  plans[0].sources = {Output(0), Input(1)};
+  plans[0].steps.push_back(Signal(1));
+  plans[1].steps.push_back(Get(Output(1), Output(0), 4));
+  Expect("", plans, request);
+}
+
+}  // namespace
+}  // namespace jaxcomm

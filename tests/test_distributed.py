@@ -1,0 +1,333 @@
+"""How processes meet: what is told to JAX and to the key-value store, and what other processes say there.
+
+The store, the native module and the other processes are fakes; tests/multiprocess has real ones.
+"""
+
+import dataclasses
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm import _config, distributed
+
+topology = importlib.import_module("jaxcomm.topology")  # the function has the same name
+VERSION = jaxcomm.__version__
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    id: int
+    process_index: int
+    platform: str = "cpu"
+    device_kind: str = "fake"
+
+
+class Store:
+    """The key-value store of jax.distributed. Nothing comes later than what is there."""
+
+    def __init__(self):
+        self.values, self.asked = {}, {}
+
+    def key_value_set(self, key, value):
+        if key in self.values:
+            raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: {key}")
+        self.values[key] = value
+
+    def blocking_key_value_get(self, key, timeout_ms):
+        self.asked[key] = timeout_ms
+        if key not in self.values:
+            raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}\nsecond line")
+        return self.values[key]
+
+
+class Native:
+    """jaxcomm._core, as far as processes meet."""
+
+    def __init__(self):
+        self.calls = []
+
+    def start_process(self, *arguments):
+        self.calls.append(("start_process", *arguments))
+        return {"token": 7}
+
+    def connect_process(self, process, node, **address):
+        self.calls.append(("connect_process", process, node, address))
+
+    def start_network(self, library, wheel, devices, processes, token):
+        self.calls.append(("start_network", processes, token))
+        return b"\x00mine"
+
+    def connect_network(self, process, address):
+        self.calls.append(("connect_network", process, address))
+
+    def called(self, name):
+        return [call[1:] for call in self.calls if call[0] == name]
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """This is process 1; a function says on which node each process is, and what they have published."""
+    store, native = Store(), Native()
+    monkeypatch.setattr(distributed, "_client", lambda: store)
+    monkeypatch.setattr(distributed, "_core", native)
+    monkeypatch.setattr(distributed, "_records", {})
+    monkeypatch.setattr(distributed, "_connected", set())
+    monkeypatch.setattr(distributed, "config", lambda: _config.Config(timeout_s=2.5, single_copy=False))
+    monkeypatch.setattr(distributed, "_network_devices", lambda: "")
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    distributed._start_network.cache_clear()
+
+    def start(nodes, version=VERSION):
+        monkeypatch.setattr(jax, "process_count", lambda: len(nodes))
+        monkeypatch.setattr(distributed, "node_id", lambda: nodes[1])
+        for process, node in enumerate(nodes):
+            if process != 1:
+                record = f'{{"version": "{version}", "node": "{node}", "address": {{"token": {process}}}}}'
+                store.values[f"jaxcomm/process/{process}"] = record
+                store.values[f"jaxcomm/network/{process}"] = "AP8="  # bytes 0 and 255
+        return types.SimpleNamespace(store=store, native=native)
+
+    yield start
+    distributed._start_network.cache_clear()
+
+
+def mesh_of(processes):
+    devices = [Device(i, process) for i, process in enumerate(processes)]
+    return jax.sharding.Mesh(np.array(devices), ("i",))
+
+
+# The coordinator.
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What initialize() tells the relay and JAX."""
+    said = {}
+
+    def initialize(*args, **kwargs):
+        said.update(args=args, kwargs=kwargs)
+
+    def start_relay(host, port):
+        said["relay"] = host, port
+        return "name"
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(distributed._core, "start_relay", start_relay)
+    monkeypatch.setattr(jax.config, "update", lambda name, value: said.update({name: value}))
+    monkeypatch.setattr(distributed.atexit, "register", lambda function: None)
+    monkeypatch.setattr(distributed, "_coordinator", None)
+    monkeypatch.delenv("JAX_COORDINATOR_BIND_ADDRESS", raising=False)
+    monkeypatch.delenv("JAX_COORDINATOR_ADDRESS", raising=False)
+    return said
+
+
+def test_the_service_listens_on_the_address_of_the_coordinator_only(told, monkeypatch):
+    distributed.initialize("10.1.2.3:4567", 2, process_id=1)
+    assert told["relay"] == ("10.1.2.3", "4567")
+    assert told["args"] == ("unix-abstract:name", 2)
+    assert told["kwargs"] == {
+        "process_id": 1, "coordinator_bind_address": "10.1.2.3:4567", "heartbeat_timeout_seconds": 1_000_000,
+    }  # fmt: skip
+    assert told["jax_enable_recoverability"] is True
+    assert distributed._coordinator == "10.1.2.3:4567"
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "[fe80::1]:80")
+    distributed.initialize()
+    assert (told["relay"], told["kwargs"]["coordinator_bind_address"]) == (("fe80::1", "80"), "[fe80::1]:80")
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "0.0.0.0:80")
+    distributed.initialize()
+    assert told["kwargs"]["coordinator_bind_address"] == "0.0.0.0:80"
+    distributed.initialize(coordinator_bind_address="10.0.0.1:80", heartbeat_timeout_seconds=5)
+    assert told["kwargs"] == {"coordinator_bind_address": "10.0.0.1:80", "heartbeat_timeout_seconds": 5}
+
+
+@pytest.mark.parametrize("address", [None, "host"])
+def test_no_coordinator(told, address):
+    with pytest.raises(ValueError, match=f"coordinator_address must be host:port, got {address!r}"):
+        distributed.initialize(address)
+    assert not told
+
+
+LISTENS = """
+import socket, sys
+import jaxcomm
+from jaxcomm import distributed
+distributed.initialize(sys.argv[1], 1, 0)
+port = int(sys.argv[1].rpartition(":")[2])
+for name in ("tcp", "tcp6"):
+    for line in open(f"/proc/net/{name}").read().splitlines()[1:]:
+        _, local, _, state, *_ = line.split()
+        address, _, number = local.rpartition(":")
+        if state == "0A" and int(number, 16) == port:
+            print("LISTENS", name, address)
+"""
+
+
+def test_the_service_really_listens_there_only():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_COORD", "OMPI"))}
+    command = [sys.executable, "-c", LISTENS, f"127.0.0.1:{port}"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    (address,) = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("LISTENS")]
+    assert address in ("0100007F", "0000000000000000FFFF00000100007F"), done.stderr  # 127.0.0.1, for IPv4 or IPv6
+
+
+# Records of processes.
+
+
+def test_processes_of_one_node_share_memory(world):
+    at = world("aab")
+    distributed.connect([0, 1])
+    assert at.native.calls == [("start_process", 1, "a", False), ("connect_process", 0, "a", {"token": 0})]
+    own = at.store.values["jaxcomm/process/1"]
+    assert own == f'{{"version": "{VERSION}", "node": "a", "address": {{"token": 7}}}}'
+    assert at.store.asked == {"jaxcomm/process/0": 2500}  # milliseconds
+    distributed.connect([0, 1])
+    assert len(at.native.calls) == 2
+
+
+def test_processes_of_other_nodes_are_reached_through_the_network(world):
+    at = world("bab")
+    at.store.values["jaxcomm/token"] = "12345"  # another process was first
+    distributed.connect([0, 1, 2])
+    assert at.native.called("start_network") == [(3, 12345)]
+    assert at.store.values["jaxcomm/network/1"] == "AG1pbmU="
+    assert at.native.called("connect_process") == [(0, "b", {"token": 0}), (2, "b", {"token": 2})]
+    assert at.native.called("connect_network") == [(0, b"\x00\xff"), (2, b"\x00\xff")]
+
+
+def test_a_process_that_does_not_come(world):
+    at = world("aaa")
+    del at.store.values["jaxcomm/process/2"]
+    message = (
+        r"^process 2 did not show up within 2.5 s \(JAXCOMM_TIMEOUT_S\); all processes of a mesh must compile its "
+        r"collectives: DEADLINE_EXCEEDED: jaxcomm/process/2$"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        distributed.connect([0, 2])
+    assert not at.native.called("connect_process")
+
+
+def test_a_process_that_can_not_be_reached(world):
+    at = world("aa")
+
+    def fail(*arguments, **address):
+        raise RuntimeError("no permission")
+
+    at.native.connect_process = fail
+    with pytest.raises(RuntimeError, match=r"^process 0 can't be reached from process 1: no permission\. .* here 'a'"):
+        distributed.connect([0])
+    del at.native.connect_process  # it is tried again
+    distributed.connect([0])
+    assert len(at.native.called("connect_process")) == 1
+
+
+def test_a_process_with_another_version(world):
+    world("aa", version="9.9")
+    with pytest.raises(RuntimeError, match=f"^process 0 runs jaxcomm 9.9, process 1 {VERSION}$"):
+        distributed.connect([0])
+
+
+def test_the_first_to_ask_decides(world):
+    at = world("aa")
+    assert distributed.agree("color", "red") == "red"
+    assert distributed.agree("color", "blue") == "red"
+    assert at.store.asked == {"jaxcomm/color": 2500}
+    with pytest.raises(RuntimeError, match=r"^jaxcomm: no process has said shape within 0\.25 s: DEADLINE"):
+        distributed.hear("shape", 0.25)
+    assert at.store.asked["jaxcomm/shape"] == 250
+
+
+def test_a_store_that_does_not_answer(world, monkeypatch):
+    at = world("aa")
+    monkeypatch.setattr(distributed, "config", lambda: _config.Config(timeout_s=0.01))
+    ended = distributed.threading.Event()
+    at.store.key_value_set = lambda key, value: ended.wait(60)
+    with pytest.raises(RuntimeError, match=r"^the coordinator \(process 0\) did not answer within 0.01 s"):
+        distributed.agree("color", "red")
+    ended.set()
+
+    def fail(key, value):
+        raise OSError("broken")
+
+    at.store.key_value_set = fail
+    with pytest.raises(OSError, match="broken"):
+        distributed.agree("color", "red")
+
+
+def test_names_of_nodes(monkeypatch):
+    """Processes share memory only if boot, namespaces of processes and users, and user are the same."""
+    name = distributed.node_id.__wrapped__
+    monkeypatch.setattr(distributed, "config", lambda: _config.Config())
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    pid, user = (os.stat(f"/proc/self/ns/{space}").st_ino for space in ("pid", "user"))
+    assert name() == f"{boot}:{pid}:{user}:{os.getuid()}"
+    monkeypatch.setattr(distributed, "config", lambda: _config.Config(node_id="mine"))
+    assert name() == "JAXCOMM_NODE_ID=mine"
+
+
+# Nodes, groups and meshes.
+
+
+def test_nodes_in_the_order_of_their_first_process(world):
+    world("babac")
+    assert distributed.nodes() == [[0, 2], [1, 3], [4]]
+
+
+def test_mesh_in_the_order_of_nodes(world):
+    """Inner axes stay inside a node, however the processes are numbered."""
+    world("abab")
+    devices = [Device(100 - i, i % 4) for i in range(8)]
+    mesh = topology.make_mesh((2, 4), ("node", "gpu"), devices=devices)
+    assert [[(d.process_index, d.id) for d in row] for row in mesh.devices] == [
+        [(0, 96), (0, 100), (2, 94), (2, 98)],
+        [(1, 95), (1, 99), (3, 93), (3, 97)],
+    ]
+
+
+def test_topology_of_several_nodes(world, monkeypatch):
+    world("aba")
+    monkeypatch.setattr(jax, "devices", lambda platform: [Device(i, i % 3) for i in range(9)] + [Device(9, 1)])
+    monkeypatch.setattr(topology.figures, "load", lambda: None)
+    found = topology.topology()
+    assert (found.nodes, found.ranks) == (((0, 2), (1,)), (6, 4))
+    lines = str(found).splitlines()
+    assert lines[0] == f"2 node(s), 10 rank(s), {len(os.sched_getaffinity(0))} processor(s)"
+    assert lines[1:3] == ["  node 0: 6 rank(s) of process(es) 0, 2", "  node 1: 4 rank(s) of process(es) 1"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "processes", "rows", "expected", "connected"),
+    [
+        ("aa", [1, 1, 1, 1], [[0, 1], [2, 3]], ([], None), []),  # all of this process
+        ("aa", [0, 0, 1, 1], [[0, 1], [2, 3]], ([0, 0, 1, 1], None), []),  # no group with others
+        ("aab", [0, 1, 0, 1], [[0, 1], [3, 2]], ([0, 1, 1, 0], None), [0]),
+        ("bab", [0, 1, 2, 1], [[0, 1], [2, 3]], ([0, 1, 2, 1], 1), [0, 2]),
+        ("aabb", [0, 1, 2, 3], [[0, 1, 2, 3]], ([0, 1, 2, 3], 2), [0, 2, 3]),
+        ("aabb", [0, 1, 2, 3], [[0, 2, 1, 3]], ([0, 2, 1, 3], 1), [0, 2, 3]),
+        ("aabb", [0, 1, 2, 3], [[0, 1], [2, 3]], ([0, 1, 2, 3], None), [0]),
+        ("aabb", [0, 1, 2, 3, 0, 2], [[0, 1], [4, 5]], ([0, 1, 0, 2], 1), [0]),  # of one node, and of two
+    ],
+)
+def test_layout_of_groups(world, nodes, processes, rows, expected, connected):
+    at = world(nodes)
+    found = distributed.layout(mesh_of(processes), np.array(rows))
+    assert (found.processes.tolist(), found.ranks_per_node) == expected
+    assert [call[0] for call in at.native.called("connect_process")] == connected
+
+
+def test_layout_needs_devices(world):
+    world("aa")
+    with pytest.raises(NotImplementedError, match="AbstractMesh"):
+        distributed.layout(mesh_of([0, 1]).abstract_mesh, np.array([[0, 1]]))
