@@ -186,7 +186,7 @@ def _get(client: Any, key: str, timeout_s: float, late: str) -> str:
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error) or warn_s >= timeout_s:
                 raise
-        print(f"jaxcomm: warning: {late} within {warn_s:g} s; an error follows after {timeout_s:g} s", file=sys.stderr)
+        print(f"warning: jaxcomm: {late} within {warn_s:g} s; an error follows after {timeout_s:g} s", file=sys.stderr)
         warn_s *= 2
 
 
