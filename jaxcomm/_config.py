@@ -11,8 +11,8 @@ class Config:
     """Settings of this process.
 
     Attributes:
-      timeout_s: seconds that a rank waits for others that live but are late, because they compile or write a checkpoint,
-        before its call ends in an error (JAXCOMM_TIMEOUT_S).
+      timeout_s: seconds that a rank waits for others that live but are late, because they compile or write a
+        checkpoint, before its call ends in an error (JAXCOMM_TIMEOUT_S).
       warn_s: seconds after which a line on standard error names the op and the missing ranks, and again each time that
         the wait has doubled (JAXCOMM_WARN_S). CPUs only.
       node_id: name of the node of this process, instead of what the kernel says (JAXCOMM_NODE_ID): processes share

@@ -88,9 +88,8 @@ def _place(mesh: Any, call: Call, rows: np.ndarray, platform: str) -> tuple[int,
     return per_node, layout.ranks_per_node is None, {"processes": layout.processes}
 
 
-def _call_attributes(mesh: Any, call: Call, collective: str, platform: str) -> dict[str, Any]:
+def _call_attributes(mesh: Any, call: Call, rows: np.ndarray, collective: str, platform: str) -> dict[str, Any]:
     """Attributes that every collective has. Arrays must stand at the top level, everything else is in `call`."""
-    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
     per_node, one_node, own = _place(mesh, call, rows, platform)
     if call.algorithm is not None:
         # Not known for GPUs: see _place.
@@ -212,15 +211,10 @@ def lower(
     if not _compat.in_spmd_region(axis_context):
         raise NotImplementedError(f"{call.op} works inside jax.shard_map only (called at {call.site})")
     mesh = axis_context.mesh
-    if _uses_xla(call, platform):
-
-        def whole(*xs):
-            ys = xla(*(x.astype(_in_bytes(x.dtype)) for x in xs))
-            return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
-
-        return _compat.mlir.lower_fun(whole, multiple_results=True)(ctx, *xs)
-    common = _call_attributes(mesh, call, target.removeprefix("jaxcomm_"), platform)
-    group_size = int(common["call"]["group_size"])
+    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
+    group_size = rows.shape[1]
+    uses_xla = _uses_xla(call, platform)
+    common = {} if uses_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform)
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):
@@ -238,15 +232,22 @@ def lower(
             ys = ffi_call(rank, *whole, **common, **attributes(whole[0], group_size))
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
+    def exchange_by_xla(*xs):
+        if not any(math.prod(out.shape) for out in out_types):  # XLA refuses some of these
+            return [jnp.zeros(out.shape, a.dtype) for out, a in zip(out_types, ctx.avals_out, strict=True)]
+        ys = xla(*(x.astype(_in_bytes(x.dtype)) for x in xs))
+        return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
+
     def manual(*xs):
+        run = exchange_by_xla if uses_xla else exchange
         if group_size == 1 and alone is not None and not (platform == "cuda" and call.algorithm):
             return [alone(x, a.shape) for x, a in zip(xs, ctx.avals_out, strict=True)]
         if set(axis_context.manual_axes) == set(mesh.axis_names):
-            return exchange(*xs)
+            return run(*xs)
         # Neither axis_index nor a side effect can be used over an axis that is not manual, so make the rest manual too.
         # The types tell how explicit axes shard the operands; over automatic axes these are gathered.
         in_specs = tuple(jax.typeof(x).sharding.spec for x in xs)
         out_specs = [a.sharding.spec for a in ctx.avals_out]
-        return jax.shard_map(exchange, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*xs)
+        return jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*xs)
 
     return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)
