@@ -1,9 +1,12 @@
 """Calibration in one process: what is found, kept, read again and used."""
 
+import dataclasses
 import importlib
 import json
+import pathlib
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -22,10 +25,11 @@ def kept(tmp_path, monkeypatch):
     path = tmp_path / "folder" / "figures.json"
     monkeypatch.setattr(figures, "config", lambda: _config.Config(calibration=str(path)))
     monkeypatch.setattr(figures, "measured", set())
-    before = _core.plan.machine_of("process", 1)
+    before = {reach: _core.plan.machine_of(reach, 1) for reach in ("process", "network")}
     figures.load.cache_clear()
     yield path
-    _core.set_figures("process", before)
+    for reach, machine in before.items():
+        _core.set_figures(reach, machine)
     figures.load.cache_clear()
 
 
@@ -67,6 +71,79 @@ def test_reaches_are_kept_beside_each_other(kept):
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
 
 
+def test_new_figures_of_a_reach_replace_its_old_ones(kept):
+    figures.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    figures.keep({"process": {"links": rows(1e7), "launch_s": 3e-5}})
+    assert json.loads(kept.read_text())["figures"] == {"process": {"links": rows(1e7), "launch_s": 3e-5}}
+
+
+@pytest.mark.parametrize(("process", "keeps"), [(0, True), (1, False), (2, True), (3, False)])
+def test_the_first_process_of_each_node_keeps_the_figures(kept, monkeypatch, process, keeps):
+    """Nodes need not share a home."""
+    found = {"links": rows(1e6), "launch_s": 1e-5}
+    monkeypatch.setattr(calibration, "_groups", lambda: [types.SimpleNamespace(reach="network")])
+    monkeypatch.setattr(calibration, "_calibrate_group", lambda group, number: (found, []))
+    monkeypatch.setattr(calibration.distributed, "nodes", lambda: [[0, 1], [2, 3]])
+    monkeypatch.setattr(jax, "process_index", lambda: process)
+    assert jaxcomm.calibrate().path == kept
+    assert kept.exists() == keeps
+    kept.unlink(missing_ok=True)
+    assert jaxcomm.calibrate(keep=False).path is None
+    assert not kept.exists()
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    id: int
+    process_index: int
+    platform: str = "cpu"
+    device_kind: str = "fake"
+
+
+def test_groups_that_measure(monkeypatch):
+    """The first process of several devices, the first node of several processes, and all, by node and process."""
+
+    def groups(nodes, processes):
+        devices = [Device(i, process) for i, process in enumerate(processes)]
+        monkeypatch.setattr(calibration.distributed, "nodes", lambda: nodes)
+        monkeypatch.setattr(jax, "devices", lambda platform: devices)
+        monkeypatch.setattr(jax, "process_count", lambda: max(processes) + 1)
+        return [(g.reach, [d.id for d in g.mesh.devices.flat], g.ranks_per_node) for g in calibration._groups()]
+
+    assert groups([[0]], [0]) == []
+    assert groups([[0]], [0, 0]) == [("process", [0, 1], 2)]
+    assert groups([[0, 1]], [0, 1, 1]) == [("process", [1, 2], 2), ("node", [0, 1, 2], 3)]
+    far = groups([[0], [1, 3], [2]], [0, 1, 2, 3])
+    assert far == [("node", [1, 3], 2), ("network", [0, 1, 3, 2], 1)]
+    assert groups([[0, 2], [1, 3]], [0, 1, 2, 3])[1:] == [("network", [0, 2, 1, 3], 2)]
+
+
+def test_the_fit_finds_the_machine_that_was_measured():
+    """From times that the cost model itself gives to a machine with other figures than those it starts from."""
+    start = _core.plan.machine_of("process", 8)
+    true = _core.plan.Machine([tuple(row) for row in rows(2e9)], 7e-6, start.ranks_per_processor, True)
+    measured = []
+    for collective, algorithm in (("all_reduce", "direct"), ("all_reduce", "ring"), ("all_to_all", "direct")):
+        for count in (64, 1 << 14, 1 << 19):
+            request = _core.plan.Request(collective, 1, 8, count // (8 if collective == "all_to_all" else 1))
+            time_s = _core.plan.cost(request, algorithm, 4, true).time_s
+            measured.append((request, algorithm, calibration.Cell("process", "psum", algorithm, 4 * count, time_s, 0)))
+    fitted = calibration._fit(start, "process", measured)
+    for request, algorithm, cell in measured:
+        assert _core.plan.cost(request, algorithm, 4, fitted).time_s == pytest.approx(cell.measured_s, rel=0.1)
+    assert fitted.launch_s == pytest.approx(true.launch_s, rel=0.2)
+    assert fitted.links[1][2] == pytest.approx(2e9, rel=0.2)  # bytes a second
+    assert fitted.links[2][1:3] == fitted.links[1][1:3]
+
+
+def test_errors_of_cells_and_their_median():
+    cells = [calibration.Cell("node", "psum", "ring", 1024, *times) for times in ((1e-6, 2e-6), (3e-6, 2e-6), (1, 1))]
+    assert [cell.error for cell in cells] == [1, 0.5, 0]
+    lines = str(calibration.Calibration(tuple(cells), None)).splitlines()
+    assert lines[1].split() == ["node", "psum", "ring", "1024", "1.0", "us", "2.0", "us", "100%"]
+    assert lines[-2:] == ["node: median error 50% of 3", "not kept"]
+
+
 @pytest.mark.parametrize(
     "text", ["", "nonsense", "[]", '{"format": 1}', '{"format": 1, "figures": {"node": {"links": [1]}}}']
 )
@@ -81,9 +158,25 @@ def test_a_broken_file_is_said_and_ignored(kept, text):
 def test_figures_of_another_machine_are_ignored(kept):
     figures.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
     content = json.loads(kept.read_text())
-    kept.write_text(json.dumps(content | {"processors": 1000}))
-    figures.load()
-    assert not jaxcomm.topology().calibrated
+    for change in ({"processors": 1000}, {"format": 2}):
+        kept.write_text(json.dumps(content | change))
+        figures.load()
+        assert not jaxcomm.topology().calibrated
+        figures.load.cache_clear()
+
+
+def test_where_figures_are_kept(monkeypatch, tmp_path):
+    def path(calibration, **environment):
+        monkeypatch.setattr(figures, "config", lambda: _config.Config(calibration=calibration))
+        for name in ("XDG_CACHE_HOME", "HOME"):
+            monkeypatch.setenv(name, environment.get(name, ""))
+        return figures.path()
+
+    monkeypatch.setattr(figures.platform, "node", lambda: "host")
+    assert path("/given", XDG_CACHE_HOME="/cache") == pathlib.Path("/given")
+    assert path("") is None
+    assert path(None, XDG_CACHE_HOME="/cache") == pathlib.Path("/cache/jaxcomm/calibration-host.json")
+    assert path(None, HOME="/home/me") == pathlib.Path("/home/me/.cache/jaxcomm/calibration-host.json")
 
 
 def test_the_environment_names_the_file(tmp_path):

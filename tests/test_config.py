@@ -1,5 +1,7 @@
 """Environment variables: read once, and refused where they make no sense."""
 
+import dataclasses
+
 import pytest
 
 from jaxcomm._config import Config, config
@@ -13,6 +15,29 @@ def test_defaults_and_values(monkeypatch):
     assert read() == Config(timeout_s=30)
     monkeypatch.setenv("JAXCOMM_TIMEOUT_S", "2.5")
     assert read() == Config(timeout_s=2.5)
+
+
+VARIABLES = {
+    "JAXCOMM_TIMEOUT_S": ("7", "timeout_s", 7.0, 30.0),
+    "JAXCOMM_NODE_ID": ("n", "node_id", "n", None),
+    "JAXCOMM_SINGLE_COPY": ("0", "single_copy", False, True),
+    "JAXCOMM_UCX_LIBRARY": ("/u", "ucx_library", "/u", None),
+    "JAXCOMM_NETWORK_DEVICES": ("eth1", "network_devices", "eth1", None),
+    "JAXCOMM_MAX_SMS": ("5", "max_sms", 5, 32),
+    "JAXCOMM_WINDOWS": ("1", "windows", True, False),
+    "JAXCOMM_CALIBRATION": ("/c", "calibration", "/c", None),
+}
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_each_variable_sets_its_field(variable, monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    defaults = {field: default for _, field, _, default in VARIABLES.values()}
+    assert dataclasses.asdict(read()) == defaults
+    text, field, value, _ = VARIABLES[variable]
+    monkeypatch.setenv(variable, text)
+    assert dataclasses.asdict(read()) == defaults | {field: value}
 
 
 def test_read_once(monkeypatch):

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ import numpy as np
 import pytest
 from harness import OURS, on_ranks
 from jax.sharding import PartitionSpec as P
+
+from jaxcomm import errors
 
 X = np.zeros((8, 8, 6), np.float32)
 OPS = {
@@ -209,6 +212,26 @@ def test_maxima_have_no_derivative(mesh):
     fails(
         NotImplementedError, "pmax at test_errors.py", lambda x: jax.grad(lambda x: OURS.pmax(x, "gpu").sum())(x), mesh
     )
+
+
+def test_failures_are_raised_and_said_once(monkeypatch, capsys):
+    """By check(); what nobody has asked for is said at the end."""
+    failures = ["first"]
+    module = types.SimpleNamespace(failures=lambda: failures)
+    monkeypatch.setattr(errors, "_told", set())
+    monkeypatch.delitem(sys.modules, "jaxcomm._cuda", raising=False)
+    OURS.check()  # no GPUs, no failures
+    monkeypatch.setitem(sys.modules, "jaxcomm._cuda", module)
+    with pytest.raises(RuntimeError, match=r"\Ajaxcomm: first\Z"):
+        OURS.check()
+    failures.append("second")
+    errors.at_exit(module.failures)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "jaxcomm: second; results are undefined (jaxcomm.check)\n")
+    with pytest.raises(RuntimeError, match=r"\Ajaxcomm: first\njaxcomm: second\Z"):
+        OURS.check()
+    errors.at_exit(module.failures)
+    assert not capsys.readouterr().err
 
 
 LATE = """

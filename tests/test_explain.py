@@ -45,8 +45,43 @@ def test_bytes_follow_the_formulas():
     assert (two_levels.messages["network"], two_levels.bytes["network"]) == (1, 4 * 32)
 
 
-def test_item_size_counts():
-    assert jaxcomm.explain("psum", operand(64, jnp.bfloat16), 4).input_bytes == 128
+B = 64 * 3 * 4  # bytes of an operand, among 8 ranks
+BYTES = {  # of the operand and the result of a rank, and what a rank moves between ranks if all do it directly
+    "all_to_all": (B, B, 7 * B // 8),
+    "all_gather": (B, 8 * B, 7 * B),
+    "psum": (B, B, 2 * 7 * B // 8),
+    "pmean": (B, B, 2 * 7 * B // 8),
+    "pmax": (B, B, 2 * 7 * B // 8),
+    "pmin": (B, B, 2 * 7 * B // 8),
+    "psum_scatter": (B, B // 8, 7 * B // 8),
+    "ppermute": (B, B, B),
+    "pbroadcast": (B, B, 7 * B),
+    "barrier": (0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("op", NATIVE)
+def test_bytes_of_every_op(op):
+    for dtype, factor in ((jnp.float32, 1), (jnp.int8, 0.25), (jnp.complex128, 4)):
+        direct = jaxcomm.explain(op, jax.ShapeDtypeStruct((64, 3), dtype), 8, algorithm="direct")
+        assert (direct.num_nodes, direct.ranks_per_node) == (1, 8)
+        found = direct.input_bytes, direct.output_bytes, direct.bytes["node"]
+        assert found == tuple(factor * value for value in BYTES[op])
+        assert direct.signals == {"self": 0, "node": 7 if op == "barrier" else 0, "network": 0}
+    assert f"{direct.op} over 1 node(s) of 8 rank(s): {found[0]} -> {found[1]} bytes per rank" in str(direct)
+    assert f"predicted {direct.predicted_time_s * 1e6:.1f} us" in str(direct)
+
+
+def test_steps_are_those_of_the_arguments():
+    to = jaxcomm.explain("ppermute", operand(64), 4, perm=[(0, 2), (3, 1)])
+    assert "get 1.output[0] = 3.input[0] x64" in to.steps_text(1)
+    assert "get 2.output[0] = 0.input[0] x64" in to.steps_text(2)
+    assert "zero 0.output[0] x64" in to.steps_text(0)
+    shift = jaxcomm.explain("ppermute", operand(64), 4)
+    assert "get 0.output[0] = 3.input[0] x64" in shift.steps_text(0)
+    root = jaxcomm.explain("pbroadcast", operand(64), 4, source=2, algorithm="direct")
+    puts = [root.steps_text(rank).count("2.input") for rank in range(4)]
+    assert puts[2] > 0 and all("0.input" not in root.steps_text(rank) for rank in range(4))
 
 
 def test_large_sums_are_cut_into_chunks():
@@ -94,6 +129,7 @@ def test_a_walk_on_gpus_by_hand():
     by_hand = 2.2e-6 + 5e-6 + (0.3e-6 + part / (1.5e12 / 32)) + 7 * (0.5e-6 + part / (350e9 / 32))
     assert walk.predicted_time_s == pytest.approx(by_hand)
     assert on_gpus("all_gather", 1 << 20, 8, algorithm="direct", max_sms=4).sms == 4
+    assert on_gpus("all_gather", 1 << 20, 8, algorithm="direct", max_sms=1000).sms == 32  # JAXCOMM_MAX_SMS
 
 
 def test_between_nodes_of_gpus_by_hand():
@@ -130,7 +166,10 @@ def test_figures_that_are_given(platform):
     assert (given.sms > 0) == (platform == "cuda")
 
 
-@pytest.mark.parametrize("op", NATIVE)
+MANY = ("all_to_all", "psum", "ppermute", "barrier")
+
+
+@pytest.mark.parametrize("op", [op if op in MANY else pytest.param(op, marks=pytest.mark.full) for op in NATIVE])
 def test_100000_gpus(op):
     """In about a second of a processor, so that one can try things out."""
     began = time.process_time()
@@ -152,6 +191,10 @@ def test_bad_arguments_of_gpus():
         on_gpus("psum", 8, 8, reach="node")
     with pytest.raises(ValueError, match="psum: links must be of self, node, network, got 'flagged'"):
         jaxcomm.explain("psum", operand(8), 8, links=[jaxcomm.Link("flagged", 0, 0, 1)])
+    with pytest.raises(ValueError, match=r"psum: links must be of self, node, network, flagged, got 'wire'"):
+        on_gpus("psum", 8, 8, links=[jaxcomm.Link("wire", 0, 0, 1)])
+    with pytest.raises(ValueError, match="psum: times must not be negative, nor bandwidths 0 or less"):
+        on_gpus("psum", 8, 8, links=[jaxcomm.Link("node", 0, 0, 0)])
     with pytest.raises(ValueError, match="psum: times must not be negative"):
         on_gpus("psum", 8, 8, links=[jaxcomm.Link("node", 0, -1, 1)])
     with pytest.raises(ValueError, match="max_sms must be a positive integer"):
@@ -163,6 +206,8 @@ def test_topology_describes_this_process():
     assert (topology.nodes, topology.ranks) == (((0,),), (jax.local_device_count("cpu"),))
     assert [link.name for link in topology.links] == ["self", "node", "network"]
     assert "GB/s" in str(topology)
+    link = jaxcomm.Link("wire", overhead_s=1.5e-6, latency_s=20e-6, bytes_per_s=3e9)
+    assert str(link).split() == ["wire", "1.500", "us", "a", "step", "20.000", "us", "latency", "3.000", "GB/s"]
 
 
 def test_mesh_keeps_the_order_of_devices():

@@ -5,11 +5,13 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from harness import OURS, on_ranks
 from jax import lax
 
+from jaxcomm import _lowering, _primitive
 from jaxcomm._lowering import ranks_per_node, replica_groups
 
 
@@ -57,6 +59,55 @@ def test_groups_are_those_of_jax(axes, whole):
 )
 def test_several_axes_declare_nodes(sizes, groups, expected):
     assert ranks_per_node(sizes, groups) == expected
+
+
+def calls(body, mesh, x=None):
+    """The attributes of each custom call, as the handlers get them."""
+    text = jax.jit(on_ranks(body, mesh)).lower(np.zeros((8, 8), np.float32) if x is None else x).as_text()
+    found = []
+    for config in re.findall(r"custom_call @jaxcomm.*mhlo.backend_config = (.*), operand_layouts", text):
+        numbers = {name: int(number) for name, number in re.findall(r"(\w+) = (\d+) : i64", config)}
+        found.append(numbers | dict(re.findall(r'(\w+) = "(.*?)"', config)))
+        groups = re.search(r"groups = dense<\[(.*?)\]>", config)
+        found[-1]["groups"] = [int(i) for i in groups[1].split(", ")]
+    return found
+
+
+def test_attributes_of_a_call(mesh):
+    def body(x):
+        y = OURS.psum(x, ("gpu", "node"), algorithm="ring", max_sms=3)
+        return y + OURS.psum(x, ("node", "gpu")) + OURS.pmin(x, "gpu", axis_index_groups=[[2, 1], [0, 3]])
+
+    near, far, groups = calls(body, mesh)
+    # Axes in the order of the call: the last one is the node.
+    assert (near["group_size"], near["ranks_per_node"], near["algorithm"], near["max_sms"]) == (8, 2, "ring", 3)
+    assert (far["group_size"], far["ranks_per_node"], far["algorithm"], far["max_sms"]) == (8, 4, "", 0)
+    assert (groups["group_size"], groups["ranks_per_node"]) == (2, 2)
+    assert near["groups"] == [0, 4, 1, 5, 2, 6, 3, 7] and far["groups"] == list(range(8))
+    assert groups["groups"] == [2, 1, 0, 3, 6, 5, 4, 7]
+    assert [call["op"] for call in (near, far, groups)] == ["psum", "psum", "pmin"]
+    line = body.__code__.co_firstlineno
+    assert [call["site"] for call in (near, far)] == [f"test_lowering.py:{line + i} (body)" for i in (1, 2)]
+    assert [call["reduce_op"] for call in (near, groups)] == [0, 2]
+
+
+def test_an_algorithm_sees_the_nodes_of_the_call(mesh):
+    """Which its message counts: two nodes of four, or four of two."""
+    for axes, groups in ((("node", "gpu"), "2 nodes of 4"), (("gpu", "node"), "4 nodes of 2")):
+        with pytest.raises(ValueError, match=f"got {groups}"):
+            calls(lambda x, axes=axes: OURS.psum(x, axes, algorithm="multimem"), mesh)
+
+
+def test_small_elements_travel_in_bytes():
+    """XLA packs them, and no executor adds them up."""
+    small = ["int2", "int4", "uint2", "uint4", "float4_e2m1fn"]
+    for name in small:
+        assert jnp.dtype(name).name == name
+        held = jnp.dtype(_lowering._in_bytes(jnp.dtype(name)))
+        values = np.arange(-8, 8).astype(jnp.dtype(name))
+        assert held.itemsize == 1 and str(held) in ("int8", "uint8", "float8_e4m3fn")
+        np.testing.assert_array_equal(values.astype(held).astype(np.float32), values.astype(np.float32))
+        assert jnp.dtype(_primitive._WIDER[name]).itemsize == 4
 
 
 def test_one_custom_call_per_op_and_no_reshard(mesh):

@@ -1,6 +1,7 @@
 // Element types, as the executors need them: a size, and the types that can be reduced.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace jaxcomm {
@@ -53,6 +54,37 @@ constexpr int64_t ItemBytes(DType dtype) {
     default:
       return 1;
   }
+}
+
+// As NumPy and ml_dtypes say, for messages.
+constexpr const char* Name(DType dtype) {
+  constexpr const char* kNames[] = {
+      "bool",
+      "int8",
+      "int16",
+      "int32",
+      "int64",
+      "uint8",
+      "uint16",
+      "uint32",
+      "uint64",
+      "float16",
+      "bfloat16",
+      "float32",
+      "float64",
+      "complex64",
+      "complex128",
+      "float8_e5m2",
+      "float8_e4m3fn",
+      "float8_e4m3",
+      "float8_e3m4",
+      "float8_e4m3b11fnuz",
+      "float8_e5m2fnuz",
+      "float8_e4m3fnuz",
+      "float8_e8m0fnu",
+  };
+  static_assert(sizeof(kNames) / sizeof(kNames[0]) == static_cast<size_t>(DType::kF8E8M0FNU) + 1, "one name per type");
+  return kNames[static_cast<size_t>(dtype)];
 }
 
 enum class ReduceOp : uint8_t { kSum, kMax, kMin };

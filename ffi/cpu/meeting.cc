@@ -130,7 +130,7 @@ std::string List(const std::vector<int64_t>& numbers) {
 
 std::string Sizes(const Arrival& arrival) {
   return std::to_string(arrival.input_count) + " -> " + std::to_string(arrival.output_count) + " elements of " +
-         std::to_string(ItemBytes(arrival.dtype)) + " bytes";
+         Name(arrival.dtype);
 }
 
 }  // namespace

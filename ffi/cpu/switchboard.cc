@@ -68,7 +68,9 @@ void Switchboard::Unregister(uint64_t key) {
 
 void Switchboard::Send(int32_t process, const Header& header, std::unique_ptr<char[]> data, int64_t bytes) {
   const char* payload = data.get();
-  network_->Send(process, header.key, &header, sizeof(header), payload, static_cast<size_t>(bytes),
+  // What is said of a call as a whole must not wait behind payloads that nobody wants yet, perhaps never. Keys are odd.
+  const bool aside = header.kind == Kind::kEntered || header.kind == Kind::kGivenUp;
+  network_->Send(process, aside ? header.key ^ 1 : header.key, &header, sizeof(header), payload, static_cast<size_t>(bytes),
                  [owned = std::shared_ptr<char[]>(std::move(data))](bool) {});
 }
 
@@ -155,7 +157,9 @@ void* Switchboard::OnMessage(const Message& message) {
     if (closed_.count(header.key) > 0) return Refuse(message);
     const auto found = lines_.find(header.key);
     if (found == lines_.end()) {
-      waiting_[header.key].puts.push_back({message.process, message.id, header, static_cast<int64_t>(message.bytes)});
+      Waiting& waiting = waiting_[header.key];
+      if (waiting.given_up.count(message.process) > 0) return Refuse(message);
+      waiting.puts.push_back({message.process, message.id, header, static_cast<int64_t>(message.bytes)});
       return nullptr;
     }
     line = found->second;
@@ -190,6 +194,7 @@ void Switchboard::DropWaiting(uint64_t key, int32_t process) {
     const auto found = waiting_.find(key);
     if (found == waiting_.end()) return;
     drop(found->second, false);
+    found->second.given_up.insert(process);
     given_up_.push_back(key);
     if (given_up_.size() > kMaxGivenUp) {
       const auto oldest = waiting_.find(given_up_.front());

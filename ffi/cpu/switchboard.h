@@ -1,5 +1,5 @@
 // Connects calls of this process with their parts on other nodes: puts, signals and farewells of a call travel as
-// messages of the network, each call on a channel of its own.
+// messages of the network, each call on a channel of its own; what is said of the call as a whole, on another.
 //
 // Messages may come before this process has entered the call. Then puts wait, small ones here and large ones with their
 // sender, and signals are counted, until the call registers. What comes for calls that it never enters is dropped once
@@ -95,6 +95,7 @@ class Switchboard : public Receiver {
     std::vector<WaitingPut> puts;
     std::vector<WaitingEvent> events;
     std::map<int32_t, std::string> entered;  // what processes bring that have not given up
+    std::set<int32_t> given_up;
   };
   using MessageId = std::pair<int, uint64_t>;
 

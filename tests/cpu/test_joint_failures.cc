@@ -21,41 +21,89 @@ bool BoardIsFree(const Board& board) {
   return std::all_of(std::begin(board.keys), std::end(board.keys), [](const auto& key) { return key.load() == 0; });
 }
 
-// A process of the node that is killed in a call: the error names it, and what it could have touched is used again.
-TEST_CASE("a process is killed in a call") {  // first: it forks, which threads don't mix with
-  std::mt19937 random(11);
-  const uint64_t call_key = 1000;
-  const Algorithm& ring = Named(Collective::kAllReduce, "ring");
-  Collective1 one(ring, Sum(2, 100), {0, 1}, false, random);
-  int to_parent[2];
-  CHECK(pipe(to_parent) == 0);
-  const pid_t child = fork();
-  CHECK(child >= 0);
-  if (child == 0) {  // enters the call and does nothing more
-    Node node;
-    std::string error;
-    Block block;
-    bool ok = node.Open().empty() && node.Take(one.program->block_bytes(1), &block, &error);
-    const int number = node.board().Reserve(call_key);
-    Slot& slot = node.board().slots[number];
-    slot.memory = block.memory;
-    slot.offset = block.offset;
-    slot.fingerprint = one.program->fingerprint();
-    node.board().Publish(number, call_key);
-    const NodeAddress address = node.address();
-    ok = ok && write(to_parent[1], &address, sizeof(address)) == sizeof(address);
-    for (;;) pause();
-  }
+// Another process of the node, which enters a call as process 1 and does nothing more. Before threads are started.
+struct Participant {
+  pid_t pid = -1;
   NodeAddress address;
-  CHECK(read(to_parent[0], &address, sizeof(address)) == sizeof(address));
+
+  Participant(const Collective1& one, uint64_t key) {
+    int to_parent[2];
+    CHECK(pipe(to_parent) == 0);
+    pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+      Node node;
+      std::string error;
+      Block block;
+      if (!node.Open().empty() || !node.Take(one.program->block_bytes(1), &block, &error)) _exit(1);
+      const int number = node.board().Reserve(key);
+      Slot& slot = node.board().slots[number];
+      slot.memory = block.memory;
+      slot.offset = block.offset;
+      slot.fingerprint = one.program->fingerprint();
+      node.board().Publish(number, key);
+      if (write(to_parent[1], &node.address(), sizeof(NodeAddress)) != sizeof(NodeAddress)) _exit(1);
+      for (;;) pause();
+    }
+    NodeAddress received;
+    CHECK(read(to_parent[0], &received, sizeof(received)) == sizeof(received));
+    address = received;
+    close(to_parent[0]);
+    close(to_parent[1]);
+  }
+  void Kill() const {
+    CHECK(kill(pid, SIGKILL) == 0);
+    CHECK(waitpid(pid, nullptr, 0) == pid);
+  }
+};
+
+// First: they fork, which threads don't mix with. The world comes after that.
+void KilledInCall(bool has_left) {
+  std::mt19937 random(11);
+  const uint64_t key = 1000;
+  Request request = Sum(2, 100);
+  request.collective = Collective::kAllGather;
+  request.geometry.pull = false;
+  Collective1 one(Named(Collective::kAllGather, "direct"), request, {0, 1}, false, random);
+  const Participant other(one, key);
   World world(1);
-  CHECK(world.node(0).Connect(1, address).empty());
+  CHECK(world.node(0).Connect(1, other.address).empty());
   Results results(1);
-  const auto call = one.CallOf(world, 0, call_key, results);
+  const auto call = one.CallOf(world, 0, key, results);
   call->Enter();
+  while (call->Advance() == JointCall::Status::kMoved) {
+  }
+  Board& board = world.node(0).board();
+  if (has_left) board.slots[board.Find(key)].left.fetch_add(1);
+  call->Check(Clock::now());
+  CHECK(results.num_ended() == 0);
+  other.Kill();
+  world.node(0).CheckAlive();
+  call->Check(Clock::now());
+  if (has_left) {  // it has done all it had to: its end is no failure
+    CHECK(results.num_ended() == 0);
+    CHECK(call->Advance() == JointCall::Status::kOver && results.error(0).empty());
+  } else {
+    CHECK(results.error(0) == "psum at test: while leaving, the process of ranks [1] (process 1) has ended");
+    CHECK(call->Reclaim());  // nobody is left who could touch it
+  }
+  CHECK(BoardIsFree(board));
+}
+
+TEST_CASE("a process is killed in a call: the others learn it, and use its memory again") {
+  std::mt19937 random(11);
+  const uint64_t key = 1000;
+  Collective1 one(Named(Collective::kAllReduce, "ring"), Sum(2, 100), {0, 1}, false, random);
+  const Participant other(one, key);
+  World world(1);
+  CHECK(world.node(0).Connect(1, other.address).empty());
+  Results results(1);
+  const auto call = one.CallOf(world, 0, key, results);
+  call->Enter();
+  while (call->Advance() == JointCall::Status::kMoved) {
+  }
   world.progress(0).Add(call);
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  CHECK(kill(child, SIGKILL) == 0);
+  other.Kill();
   CHECK(results.WaitFor(1));
   CHECK(Has(results.error(0), "the process of ranks [1] (process 1) has ended"));
   const Clock::time_point limit = Clock::now() + std::chrono::seconds(30);
@@ -63,10 +111,11 @@ TEST_CASE("a process is killed in a call") {  // first: it forks, which threads 
     CHECK(Clock::now() < limit);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  CHECK(waitpid(child, nullptr, 0) == child);
-  close(to_parent[0]);
-  close(to_parent[1]);
 }
+
+TEST_CASE("a process is killed before it has left a call") { KilledInCall(false); }
+
+TEST_CASE("a process ends after it has left a call") { KilledInCall(true); }
 
 // A process that comes late, or never, or gives up, or brings something else: everybody gets an error that says so.
 void Failures(World& world, std::mt19937& random, uint64_t* key) {

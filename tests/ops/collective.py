@@ -19,7 +19,9 @@ from jaxcomm.explain import NATIVE
 NUM_NODES = int(os.environ.get("JAXCOMM_TEST_NODES", "1"))  # see tests/multiprocess/test_ops.py
 MESH = {"node": 2, "gpu": 4}  # of the fixture `mesh`
 BLOCK = (48, 8)  # divides into 1, 2, 3, 4, 6, 8 and 16 parts, and the second dimension into up to 8
+NO_VMA = pytest.param(False, marks=pytest.mark.full)
 VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
+MOSTLY_VMA = pytest.mark.parametrize("check_vma", [True, NO_VMA], ids=["vma", "no_vma"])  # the types hardly matter
 INTEGERS = (
     "int2", "uint2", "int4", "int8", "int16", "int32", "int64", "uint4", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip

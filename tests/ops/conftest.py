@@ -13,6 +13,15 @@ def _strict():
         yield
 
 
+@pytest.fixture(autouse=True)
+def _compiled_quickly(request):
+    """In the default size without LLVM's optimizations, which take a quarter of the time of these tests."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", request.config.getoption("--size") == "default")
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:

@@ -72,6 +72,15 @@ class Ordered:
 
         compare(body, mesh, x, rtol=1e-5)
 
+    def test_dimensions_in_axis_name(self, mesh, rng):
+        x = rng.integers(-99, 99, (8, 3, 5)).astype(np.float32)
+        choices = [("gpu", 0), (1, "node"), (0, 1), 1]
+
+        def body(library, x):
+            return {str(axes): getattr(library, self.op)(x, axes) for axes in choices}
+
+        compare(body, mesh, x, check_vma=False)
+
     @pytest.mark.full
     def test_dtypes_of_lax(self, mesh, rng):
         with jax.enable_x64(True):

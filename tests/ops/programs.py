@@ -6,7 +6,6 @@ import collective
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from harness import OURS, assert_same, compare, on_ranks, value
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -15,7 +14,7 @@ from jaxcomm.explain import NATIVE
 
 
 class Programs(collective.Collective):
-    @pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.full)], ids=["vma", "no_vma"])
+    @collective.MOSTLY_VMA
     def test_eager(self, mesh, rng, check_vma):
         x = self.integers(rng)
         got = on_ranks(functools.partial(self.call, OURS, axes=("node", "gpu")), mesh, check_vma=check_vma)(x)

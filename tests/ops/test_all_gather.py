@@ -22,7 +22,7 @@ class TestAllGather(contract.GroupsContract):
 
     variant = {"axis": 1, "tiled": False}  # noqa: RUF012
 
-    @collective.VMA
+    @collective.MOSTLY_VMA
     @pytest.mark.parametrize("axes", ["gpu", ("node", "gpu")], ids=str)
     def test_every_axis(self, mesh, rng, axes, check_vma):
         x = rng.integers(-99, 99, (8, 3, 5, 7)).astype(np.int16)
@@ -56,6 +56,26 @@ class TestAllGather(contract.GroupsContract):
             return harness.value((y, pull(jax.numpy.cos(y)), jax.vmap(f, 1, 1)(np.stack([x, 2 * x], 1))))
 
         assert_same(outcome(OURS), outcome(harness.LAX), rtol=1e-6)
+
+    def test_result_typed_as_equal_over_its_own_axes_only(self, mesh, rng):
+        x = rng.integers(-9, 9, (16, 3)).astype(np.float32)
+
+        def gathered(axes, out_specs):
+            def body(x):
+                return OURS.all_gather(x, axes, tiled=True, to="invarying")
+
+            return jax.shard_map(body, mesh=mesh, in_specs=P(("node", "gpu")), out_specs=out_specs)
+
+        assert_same(harness.value(jax.jit(gathered("gpu", P("node")))(x)), x)
+        with pytest.raises(ValueError, match=r"varying|out_specs"):
+            jax.eval_shape(gathered("gpu", P()), x)
+        inner = jax.grad(lambda x: jax.numpy.sum(gathered("gpu", P("node"))(x) * w))
+        w = rng.integers(-9, 9, (16, 3)).astype(np.float32)
+        assert_same(harness.value(jax.jit(inner)(x)), w)
+
+    def test_no_axes(self, mesh, rng):
+        x = self.integers(rng)
+        assert_same(run(lambda x: OURS.all_gather(x, (), tiled=True), mesh, x), x)
 
     def test_result_typed_as_reduced_is_that_of_lax(self, rng):
         mesh = jax.make_mesh((8,), ("gpu",), axis_types=(jax.sharding.AxisType.Explicit,))

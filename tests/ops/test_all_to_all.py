@@ -18,7 +18,7 @@ class TestAllToAll(contract.GroupsContract):
 
     variant = {"split_axis": 1, "concat_axis": 0}  # noqa: RUF012
 
-    @collective.VMA
+    @collective.MOSTLY_VMA
     @pytest.mark.parametrize("axes", ["gpu", ("node", "gpu")], ids=str)
     @pytest.mark.parametrize("tiled", [True, False], ids=["tiled", "untiled"])
     def test_every_split_and_concat_axis(self, mesh, rng, axes, tiled, check_vma):
@@ -29,7 +29,8 @@ class TestAllToAll(contract.GroupsContract):
         def body(library, x):
             return {str(pair): library.all_to_all(x, axes, *pair, tiled=tiled) for pair in pairs}
 
-        got = compare(body, mesh, x, check_vma=check_vma)
+        # XLA takes seconds to compile so many of its own.
+        got = run(lambda x: body(OURS, x), mesh, x) if check_vma else compare(body, mesh, x, check_vma=False)
         for split, concat in pairs:
             want = self.oracle(x, mesh.shape, axes, split_axis=split, concat_axis=concat, tiled=tiled)
             assert_same({(split, concat): got[str((split, concat))]}, {(split, concat): want})

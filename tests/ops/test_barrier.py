@@ -52,6 +52,17 @@ class TestBarrier(contract.GroupsContract):
         }
         assert_same(run(lambda x: OURS.barrier(x, "gpu"), mesh, x), x)
 
+    def test_over_an_axis_of_vmap_the_others_wait(self, mesh, rng):
+        x = self.integers(rng, block=(2, 6))
+
+        def body(x, axes):
+            return jax.vmap(lambda x: OURS.barrier(x, axes), axis_name="i")(x)
+
+        for axes, calls in (("i", 0), (("gpu", "i"), 1), ("gpu", 1)):
+            f = jax.jit(on_ranks(lambda x, axes=axes: body(x, axes), mesh))
+            assert f.lower(x).as_text().count("@jaxcomm_barrier(") == calls
+        assert_same(run(lambda x: body(x, ("gpu", "i")), mesh, x), x)
+
     def test_operand_is_usable_afterwards(self, mesh, rng):
         """The result is aliased to the operand: XLA must copy where both live on."""
         x = self.integers(rng)

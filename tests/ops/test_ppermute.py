@@ -2,6 +2,7 @@
 
 import collective
 import contract
+import jax
 import numpy as np
 import pytest
 from harness import OURS, assert_same, compare, run
@@ -34,6 +35,17 @@ class TestPpermute(contract.Contract):
         got = compare(body, mesh, x, check_vma=check_vma)
         for name, perm in PERMUTATIONS.items():
             assert_same({name: got[name]}, {name: self.oracle(x, mesh.shape, ("node", "gpu"), perm=perm)})
+
+    def test_group_of_one(self, mesh, rng):
+        """Not always the operand: who gets nothing gets zeros."""
+        x, alone = self.integers(rng), collective.make_mesh({"one": 1, "gpu": 8})
+        got = run(lambda x: [OURS.ppermute(x, "one", perm) for perm in ([], [(0, 0)])], alone, x)
+        assert_same(got, [0 * x, x])
+
+    def test_partial_permutation_over_an_axis_of_vmap(self, mesh, rng):
+        x, perm = rng.integers(-99, 99, (8, 3, 5)).astype(np.float32), [(2, 0), (0, 2)]
+        got = run(jax.vmap(lambda x: OURS.ppermute(x, "i", perm), axis_name="i"), mesh, x)
+        assert_same(got, np.stack([x[:, 2], 0 * x[:, 1], x[:, 0]], 1))
 
     @pytest.mark.parametrize("form", [list, tuple, np.array, iter, np.int8])
     def test_forms_of_perm(self, mesh, rng, form):

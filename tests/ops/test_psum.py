@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import sums
-from harness import OURS, assert_same, compare, run
+from harness import OURS, assert_same, compare, run, value
 from jax.sharding import PartitionSpec as P
 
 
@@ -36,6 +36,48 @@ class TestPsum(sums.Sums, contract.GroupsContract):
             return library.psum((x, 2.0, np.ones(3, np.float32)), "gpu")
 
         compare(body, mesh, self.integers(rng), check_vma=check_vma)
+
+    def test_constants_in_groups(self, mesh, rng):
+        def body(library, x):
+            return x * library.psum(1.0, "gpu", axis_index_groups=[[0, 1], [2, 3]])
+
+        assert_same(compare(body, mesh, x := self.integers(rng), check_vma=False), 2 * x)
+
+    @pytest.mark.parametrize("op", ["psum", "pmean", "pmax", "pmin"])
+    def test_results_of_groups_vary(self, mesh, rng, op):
+        """One group's result is not that of another: it may not leave shard_map as the same on all ranks."""
+        x = self.integers(rng)
+
+        def outcome(groups, out_spec):
+            f = jax.shard_map(
+                lambda x: getattr(OURS, op)(x, "gpu", axis_index_groups=groups), mesh=mesh,
+                in_specs=P(("node", "gpu")), out_specs=out_spec,
+            )  # fmt: skip
+            return jax.eval_shape(f, x).shape
+
+        assert outcome(None, P("node")) == (2, *x.shape[1:])  # over the other axis it varies in any case
+        with pytest.raises(ValueError, match=r"varying|out_specs"):
+            outcome(None, P())
+        assert outcome([[0, 1], [2, 3]], P(("node", "gpu"))) == x.shape
+        with pytest.raises(ValueError, match=r"varying|out_specs"):
+            outcome([[0, 1], [2, 3]], P("node"))
+
+    def test_a_pending_sum_is_finished_as_jax_does(self, rng):
+        """Types tell shares of a sum from copies: psum of shares adds them up, and its gradient is a copy."""
+        mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
+        x = rng.integers(-9, 9, (16,)).astype(np.float32)
+
+        def outcome(library):
+            def body(x):
+                return library.psum(jax.lax.pcast(x, "gpu", to="unreduced"), "gpu")
+
+            f = jax.shard_map(body, in_specs=P(("node", "gpu")), out_specs=P("node"))
+            return jax.value_and_grad(lambda x: jnp.sum(jnp.sin(f(x))))(x)
+
+        with jax.set_mesh(mesh):
+            x = jax.device_put(x, P(("node", "gpu")))
+            ours, lax = value(jax.jit(lambda x: (outcome(OURS), outcome(jax.lax)))(x))
+        assert_same(ours, lax)
 
     def test_dimensions_in_axis_name(self, mesh, rng):
         x = rng.integers(-9, 9, (8, 3, 5)).astype(np.float32)

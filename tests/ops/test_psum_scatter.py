@@ -23,7 +23,7 @@ class TestPsumScatter(sums.Sums, contract.GroupsContract):
 
     variant = {"scatter_dimension": 1}  # noqa: RUF012
 
-    @collective.VMA
+    @collective.MOSTLY_VMA
     @pytest.mark.parametrize("axes", ["gpu", ("node", "gpu")], ids=str)
     def test_every_dimension(self, mesh, rng, axes, check_vma):
         n = 4 if axes == "gpu" else 8

@@ -55,13 +55,15 @@ def nested_jit(f, x):
 DERIVATIVES = {
     "grad": lambda f, x: jax.value_and_grad(loss(f))(x),
     "jvp": lambda f, x: jax.jvp(lambda x: f(jnp.sin(x)), (x,), (jnp.cos(x),)),
-    "linearize": lambda f, x: (lambda y, df: (y, df(jnp.cos(x)), df(2 * x)))(*jax.linearize(f, x)),
-    "vjp": lambda f, x: (lambda y, pull: (y, pull(jnp.cos(y))))(*jax.vjp(f, x)),
-    "jvp of grad": lambda f, x: jax.jvp(jax.grad(loss(f)), (x,), (jnp.cos(x),)),
     "grad of checkpoint": lambda f, x: jax.grad(loss(jax.checkpoint(lambda x: jnp.sin(f(jnp.sin(x))))))(x),
     "grad of vmap": lambda f, x: jax.grad(loss(jax.vmap(f)))(stack(x, 0)),
     "vmap of grad": lambda f, x: jax.vmap(jax.grad(loss(f)), 2, 1)(stack(x, 2)),
     "grad of scan": lambda f, x: jax.grad(loss(lambda x: lax.scan(jax.checkpoint(carry(f)), x, SCALES)[0]))(x),
+}
+MORE_DERIVATIVES = {
+    "linearize": lambda f, x: (lambda y, df: (y, df(jnp.cos(x)), df(2 * x)))(*jax.linearize(f, x)),
+    "vjp": lambda f, x: (lambda y, pull: (y, pull(jnp.cos(y))))(*jax.vjp(f, x)),
+    "jvp of grad": lambda f, x: jax.jvp(jax.grad(loss(f)), (x,), (jnp.cos(x),)),
 }
 TRANSFORMATIONS = {
     "jit": lambda f, x: f(x),
@@ -70,13 +72,23 @@ TRANSFORMATIONS = {
     "vmap 2 to 1": lambda f, x: jax.vmap(f, 2, 1)(stack(x, 2)),
     "vmap of vmap": lambda f, x: jax.vmap(jax.vmap(f, 2), 0)(stack(stack(x, 2), 0)),
     "vmap of a constant": lambda f, x: jax.vmap(lambda s: f(x) * s)(jnp.asarray(SCALES)),
-    "checkpoint": lambda f, x: jax.checkpoint(lambda x: jnp.sin(f(jnp.sin(x))))(x),
     "scan": lambda f, x: lax.scan(carry(f), x, SCALES),
-    "scan unrolled": lambda f, x: lax.scan(carry(f), x, SCALES, unroll=True),
     "while": while_loop,
     "cond": cond,
     "nested jit": nested_jit,
 }
+MORE_TRANSFORMATIONS = {
+    "checkpoint": lambda f, x: jax.checkpoint(lambda x: jnp.sin(f(jnp.sin(x))))(x),
+    "scan unrolled": lambda f, x: lax.scan(carry(f), x, SCALES, unroll=True),
+}
+TRANSFORMATION_TABLES = [
+    pytest.param(TRANSFORMATIONS, id="each rule"),
+    pytest.param(MORE_TRANSFORMATIONS, id="more", marks=pytest.mark.full),
+]
+DERIVATIVE_TABLES = [
+    pytest.param(DERIVATIVES, id="each rule"),
+    pytest.param(MORE_DERIVATIVES, id="more", marks=pytest.mark.full),
+]
 
 
 SETTINGS = [("gpu", True), (("node", "gpu"), False)]
@@ -91,19 +103,21 @@ class Transformations(collective.Collective):
         return {name: transformation(call, x) for name, transformation in table.items()}
 
     @pytest.mark.parametrize(("axes", "check_vma"), SETTINGS, ids=["vma", "no_vma"])
-    def test_transformations(self, mesh, rng, axes, check_vma):
+    @pytest.mark.parametrize("table", TRANSFORMATION_TABLES)
+    def test_transformations(self, mesh, rng, table, axes, check_vma):
         x = rng.standard_normal((8, *BLOCK), np.float32)
-        program = functools.partial(self.applied, table=TRANSFORMATIONS, axes=axes, check_vma=check_vma)
+        program = functools.partial(self.applied, table=table, axes=axes, check_vma=check_vma)
         compare(program, mesh, x, rtol=1e-5, check_vma=check_vma)
 
     @pytest.mark.parametrize(("axes", "check_vma"), SETTINGS, ids=["vma", "no_vma"])
-    def test_derivatives(self, mesh, rng, axes, check_vma):
+    @pytest.mark.parametrize("table", DERIVATIVE_TABLES)
+    def test_derivatives(self, mesh, rng, table, axes, check_vma):
         x = rng.standard_normal((8, *BLOCK), np.float32)
         if self.differentiable:
-            program = functools.partial(self.applied, table=DERIVATIVES, axes=axes, check_vma=check_vma)
+            program = functools.partial(self.applied, table=table, axes=axes, check_vma=check_vma)
             compare(program, mesh, x, rtol=1e-4, check_vma=check_vma)
             return
-        for name, derivative in DERIVATIVES.items():
+        for name, derivative in table.items():
             program = functools.partial(self.applied, OURS, table={name: derivative}, axes=axes, check_vma=check_vma)
             with pytest.raises(NotImplementedError, match=f"{self.op} at collective.py:.* has no derivative"):
                 jax.eval_shape(on_ranks(program, mesh, check_vma=check_vma), x)

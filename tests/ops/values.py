@@ -19,7 +19,7 @@ RARE = pytest.param([name for name in collective.ALL_DTYPES if name not in colle
 
 
 class Values(collective.Collective):
-    @VMA
+    @collective.MOSTLY_VMA
     def test_pytree(self, mesh, rng, check_vma):
         tree = {"a": self.integers(rng), "b": (rng.integers(0, 9, (8, 8, 2)), None), "c": []}
         tree["b"] = (tree["b"][0].astype(np.int32), None)

@@ -64,6 +64,21 @@ TEST_CASE("times on one level are those of LogGP") {
   }
 }
 
+TEST_CASE("one rank by itself takes as long as all, where all do the same") {
+  const Machine machine = MakeMachine(kFree, kNode, kNetwork);
+  for (const Formula& formula : Formulas()) {
+    const std::string name = formula.algorithm;
+    if (name == "root" || name == "tree" || formula.collective == Collective::kBroadcast) continue;
+    Request request = Ask(formula.collective, 1, 8, formula.collective == Collective::kBarrier ? 0 : 800);
+    if (formula.collective == Collective::kPermute) request.source_of[0] = 7;
+    const Algorithm& algorithm = *FindAlgorithm(formula.collective, formula.algorithm);
+    for (int32_t rank : {0, 5}) {
+      CheckTime(formula.algorithm, CostOf(algorithm.build(request, rank), request.geometry, 4, machine).time_s,
+                formula.time_s(8, 3200, kNode));
+    }
+  }
+}
+
 TEST_CASE("empty blocks cost nothing but the launch") {
   ForEachAlgorithm(0, [](const Algorithm& algorithm, const Request& request) {
     if (request.collective == Collective::kBarrier) return;

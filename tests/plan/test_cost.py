@@ -302,15 +302,6 @@ def test_time_of_direct_all_to_all():
         assert plan.cost(request, "direct", 4, shared, rank).time_s == pytest.approx(1e-5 + 4 * expected)
 
 
-def test_time_of_ring_all_gather_counts_signals():
-    node = (1e-6, 1e9)
-    request = plan.Request("all_gather", 1, 8, BLOCK)
-    expected = link_time(node, 7 * B, 7 + 6)
-    for rank in (-1, 3):
-        cost = plan.cost(request, "ring", 4, machine(self_=FREE, node=node), rank)
-        assert cost.time_s == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("num_ranks", [2, 5, 100, 3000])
 def test_time_of_a_chain_grows_with_its_length(num_ranks):
     network = (1e-6, 1e9)
@@ -318,17 +309,6 @@ def test_time_of_a_chain_grows_with_its_length(num_ranks):
     cost = plan.cost(request, "ring", 4, machine(self_=FREE, network=network))
     expected = (num_ranks - 1) * link_time(network, B) + (num_ranks - 2) * network[0]
     assert cost.time_s == pytest.approx(expected)
-
-
-def test_latency_is_not_the_senders_time():
-    """Messages follow each other while the first is still under way; a chain waits for every one."""
-    network = (1e-6, 1e9, 1e-3)
-    direct = plan.Request("all_to_all", 8, 1, BLOCK, all_addressable=False)
-    used = machine(self_=FREE, network=network)
-    assert plan.cost(direct, "direct", 4, used).time_s == pytest.approx(link_time(network, 7 * B, 7) + 1e-3)
-    chain = plan.Request("broadcast", 8, 1, BLOCK, all_addressable=False)
-    expected = 7 * link_time(network, B) + 6 * network[0] + 7 * 1e-3
-    assert plan.cost(chain, "ring", 4, used).time_s == pytest.approx(expected)
 
 
 def test_ranks_of_a_node_take_turns_on_a_shared_link():
@@ -382,9 +362,9 @@ def test_a_hundred_thousand_ranks(collective, algorithm):
     request = plan.Request(collective, 12_500, 8, 1 << 10, 1 << 10, source_of=source_of, all_addressable=addressable)
     if plan.supports(request, algorithm):
         for rank in (0, 77_777):
-            start_s = time.perf_counter()
+            start_s = time.thread_time()
             assert plan.cost(request, algorithm, 4, machine(), rank).time_s >= 0
-            assert time.perf_counter() - start_s < 5  # a fraction of a second, on a machine with nothing else to do
+            assert time.thread_time() - start_s < 5  # a fraction of a second of this thread
 
 
 def test_rank_must_exist():

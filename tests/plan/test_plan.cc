@@ -1,16 +1,16 @@
-// The plan layer without Python: builder, table of algorithms, validation, cost and selection.
+// Builder, requests and the table of algorithms.
 #include <cstdio>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/builder.h"
-#include "../../ffi/plan/cost.h"
-#include "../../ffi/plan/select.h"
-#include "../../ffi/plan/validate.h"
-#include "../check.h"
+#include "../../ffi/plan/layout.h"
+#include "written.h"
 
 namespace jaxcomm {
 namespace {
@@ -21,26 +21,8 @@ constexpr Collective kCollectives[] = {
 #undef JAXCOMM_COLLECTIVE
 };
 
-Request MakeRequest(Collective collective, int32_t num_nodes, int32_t ranks_per_node, int64_t block_count) {
-  Request request;
-  request.collective = collective;
-  request.geometry.num_nodes = num_nodes;
-  request.geometry.ranks_per_node = ranks_per_node;
-  request.block_count = block_count;
-  if (collective == Collective::kPermute) {
-    for (int32_t rank = 0; rank < request.geometry.num_ranks(); ++rank) request.source_of.push_back(rank - 1);
-  }
-  return request;
-}
-
-Machine MakeMachine() {
-  Machine machine;
-  machine.links = {LinkModel{1e-7, 1e10}, LinkModel{1e-6, 1e10}, LinkModel{5e-6, 1e9}};
-  return machine;
-}
-
 TEST_CASE("a builder picks the kind of a step") {
-  const Request request = MakeRequest(Collective::kAllReduce, 1, 3, 8);
+  const Request request = Ask(Collective::kAllReduce, 1, 3, 8);
   Builder builder(request, 1);
   builder.Move(builder.Input(0), builder.Output(0), 8);
   builder.Move(builder.Input(0), Builder::At(2, Space::kScratch, 4), 8);
@@ -59,61 +41,175 @@ TEST_CASE("a builder picks the kind of a step") {
   CHECK(plan.sources.size() == 2 && plan.steps[4].first_source == 0 && plan.steps[4].num_sources == 2);
 }
 
-TEST_CASE("every algorithm is correct for a few geometries") {
+// Validates all plans that the algorithm makes for the request, if it takes it.
+void CheckPlans(const Algorithm& algorithm, Request request) {
+  for (bool pull : {false, true}) {
+    request.geometry.pull = pull;
+    if (!algorithm.supports(request)) continue;
+    const std::string fault = Validate(BuildAll(algorithm, request), request);
+    if (!fault.empty()) {
+      std::fprintf(stderr, "%s %s, %d nodes of %d, block %lld, chunk %lld, pull %d: %s\n", Name(request.collective),
+                   algorithm.name, request.geometry.num_nodes, request.geometry.ranks_per_node,
+                   static_cast<long long>(request.block_count), static_cast<long long>(request.chunk_count), pull,
+                   fault.c_str());
+    }
+    CHECK(fault.empty());
+  }
+}
+
+TEST_CASE("every algorithm is correct for small groups") {
+  for (Collective collective : kCollectives) {
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      for (const auto& [nodes, locals] :
+           {std::pair{1, 1}, {1, 2}, {2, 1}, {1, 5}, {6, 1}, {1, 8}, {2, 3}, {3, 2}, {4, 4}, {5, 3}}) {
+        for (const auto& [block, chunk] : {std::pair{0, 0}, {1, 0}, {67, 0}, {67, 5}, {4096, 300}}) {
+          for (bool apart : {false, true}) {
+            Request request = Ask(collective, nodes, locals, block, chunk);
+            request.geometry.all_addressable = !apart;
+            request.geometry.multimem = true;
+            request.root = nodes * locals / 2;
+            CheckPlans(algorithm, request);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every algorithm is correct for more ranks than a word has bits") {
+  for (Collective collective : kCollectives) {
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      for (const auto& [nodes, locals] : {std::pair{1, 70}, {23, 3}, {32, 2}, {65, 1}}) {
+        CheckPlans(algorithm, AskApart(collective, nodes, locals, 1000, 300));
+      }
+    }
+  }
+}
+
+TEST_CASE("algorithms are for the geometries that they name") {
+  struct Row {
+    Collective collective;
+    const char* algorithm;
+    bool (*takes)(int nodes, int locals, bool addressable);
+  };
+  static const auto power = [](int n) { return (n & (n - 1)) == 0; };
+  const auto one_space = [](int nodes, int, bool addressable) { return addressable || nodes == 1; };
+  const auto power_of_two = [](int nodes, int locals, bool) { return power(nodes * locals); };
+  const auto several = [](int nodes, int locals, bool) { return nodes > 1 && locals > 1; };
+  const Row rows[] = {
+      {Collective::kAllReduce, "direct", one_space},
+      {Collective::kAllReduce, "root", one_space},
+      {Collective::kAllReduce, "one_shot", one_space},
+      {Collective::kAllReduce, "flagged", one_space},
+      {Collective::kReduceScatter, "direct", one_space},
+      {Collective::kBroadcast, "scatter_all_gather", one_space},
+      {Collective::kAllGather, "recursive_doubling", power_of_two},
+      {Collective::kReduceScatter, "recursive_halving", power_of_two},
+      {Collective::kAllToAll, "hierarchical", several},
+      {Collective::kAllReduce, "multimem", [](int nodes, int, bool) { return nodes == 1; }},
+      {Collective::kAllReduce, "ring", [](int, int, bool) { return true; }},
+  };
+  for (const Row& row : rows) {
+    for (int nodes : {1, 2, 3, 8}) {
+      for (int locals : {1, 2, 3, 4}) {
+        for (bool addressable : {false, true}) {
+          Request request = Ask(row.collective, nodes, locals, 8);
+          request.geometry.all_addressable = addressable;
+          request.geometry.multimem = true;
+          const Algorithm& algorithm = *FindAlgorithm(row.collective, row.algorithm);
+          CHECK(algorithm.supports(request) == row.takes(nodes, locals, addressable));
+          request.block_count = -1;
+          CHECK(!algorithm.supports(request));
+        }
+      }
+    }
+  }
+  CHECK(!FindAlgorithm(Collective::kAllReduce, "multimem")->supports(Ask(Collective::kAllReduce, 1, 8, 8)));
+}
+
+TEST_CASE("direct comes first, names are found, and no collective has an algorithm twice") {
   for (Collective collective : kCollectives) {
     CHECK(std::strcmp(Algorithms(collective)[0].name, "direct") == 0);
     for (const Algorithm& algorithm : Algorithms(collective)) {
       CHECK(FindAlgorithm(collective, algorithm.name) == &algorithm);
-      for (int32_t num_nodes : {1, 2, 3}) {
-        for (int32_t ranks_per_node : {1, 2, 4}) {
-          for (int64_t chunk_count : {0, 5}) {
-            Request request = MakeRequest(collective, num_nodes, ranks_per_node, 67);
-            request.chunk_count = chunk_count;
-            if (!algorithm.supports(request)) continue;
-            const std::string fault = Validate(BuildAll(algorithm, request), request);
-            if (!fault.empty()) std::fprintf(stderr, "%s %s: %s\n", Name(collective), algorithm.name, fault.c_str());
-            CHECK(fault.empty());
-          }
-        }
-      }
     }
     CHECK(FindAlgorithm(collective, "none") == nullptr);
   }
 }
 
-TEST_CASE("no step of a ring can be left out") {
-  const Request request = MakeRequest(Collective::kAllGather, 1, 4, 16);
-  const Algorithm& ring = *FindAlgorithm(Collective::kAllGather, "ring");
-  const std::vector<Plan> plans = BuildAll(ring, request);
-  for (size_t rank = 0; rank < plans.size(); ++rank) {
-    for (size_t i = 0; i < plans[rank].steps.size(); ++i) {
-      std::vector<Plan> broken = plans;
-      broken[rank].steps.erase(broken[rank].steps.begin() + static_cast<std::ptrdiff_t>(i));
-      CHECK(!Validate(broken, request).empty());
+TEST_CASE("algorithms with flags or in a switch have the plans of others") {
+  for (Collective collective : kCollectives) {
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      bool found = false;
+      for (const Algorithm& other : Algorithms(collective)) {
+        found = found || (other.build == algorithm.build && other.protocol == Protocol::kSteps);
+      }
+      CHECK(found);
     }
   }
-  CHECK(!Validate({}, request).empty());
 }
 
-TEST_CASE("cost of a ring") {
-  const Request request = MakeRequest(Collective::kAllGather, 1, 4, 1000);
-  const Algorithm& ring = *FindAlgorithm(Collective::kAllGather, "ring");
-  const Cost cost = CostOf(ring, request, 4, MakeMachine());
-  const Traffic& node = cost.traffic[static_cast<size_t>(Link::kNode)];
-  CHECK(node.messages == 3 && node.bytes == 3 * 4000 && node.signals == 2);
-  CHECK(cost.traffic[static_cast<size_t>(Link::kSelf)].bytes == 4000);
-  CHECK(cost.time_s > 0);
+TEST_CASE("inputs and outputs have the sizes of the collective") {
+  struct Row {
+    Collective collective;
+    const char* name;
+    int64_t input, output;
+  };
+  const Row rows[] = {
+      {Collective::kAllToAll, "all_to_all", 60, 60},  {Collective::kAllGather, "all_gather", 10, 60},
+      {Collective::kAllReduce, "all_reduce", 10, 10}, {Collective::kReduceScatter, "reduce_scatter", 60, 10},
+      {Collective::kPermute, "permute", 10, 10},      {Collective::kBroadcast, "broadcast", 10, 10},
+      {Collective::kBarrier, "barrier", 0, 0},
+  };
+  for (const Row& row : rows) {
+    const Request request = Ask(row.collective, 2, 3, row.collective == Collective::kBarrier ? 0 : 10);
+    CHECK(std::strcmp(Name(row.collective), row.name) == 0);
+    CHECK(InputCount(request) == row.input && OutputCount(request) == row.output);
+  }
+  CHECK(std::size(rows) == std::size(kCollectives));
 }
 
-TEST_CASE("selection") {
-  const Machine machine = MakeMachine();
-  const Choice hierarchical = Select(MakeRequest(Collective::kAllToAll, 2, 4, 1 << 20), "", 4, machine);
-  CHECK(std::strcmp(hierarchical.algorithm->name, "hierarchical") == 0);
-  CHECK(hierarchical.request.chunk_count > 0);
-  const Choice asked = Select(MakeRequest(Collective::kAllToAll, 2, 4, 1), "bruck", 4, machine);
-  CHECK(std::strcmp(asked.algorithm->name, "bruck") == 0 && asked.reason == "asked for");
-  const Choice none = Select(MakeRequest(Collective::kAllToAll, 2, 4, 1), "fast", 4, machine);
-  CHECK(none.algorithm == nullptr && !none.reason.empty());
+TEST_CASE("requests are well formed up to their limits") {
+  const auto fits = [](const Request& request) {
+    const bool fits = WellFormed(request);
+    CHECK(AnyGeometry(request) == fits);
+    return fits;
+  };
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  CHECK(fits(Ask(Collective::kAllToAll, 1, 4, kMost / 16)) && !fits(Ask(Collective::kAllToAll, 1, 4, kMost / 16 + 1)));
+  CHECK(fits(Ask(Collective::kBarrier, 46340, 46340, 0)) && !fits(Ask(Collective::kBarrier, 46341, 46341, 0)));
+  CHECK(!fits(Ask(Collective::kBarrier, 0, 4, 0)) && !fits(Ask(Collective::kBarrier, 4, 0, 0)));
+  CHECK(!fits(Ask(Collective::kAllGather, 1, 4, -1)) && !fits(Ask(Collective::kAllGather, 1, 4, 1, -1)));
+  Request request = Ask(Collective::kBroadcast, 1, 4, 1);
+  for (int32_t root : {-1, 0, 3, 4}) {
+    request.root = root;
+    CHECK(fits(request) == (root == 0 || root == 3));
+  }
+  request = Ask(Collective::kPermute, 1, 4, 1);
+  for (int32_t source : {-2, -1, 3, 4}) {
+    request.source_of[3] = source;
+    CHECK(fits(request) == (source == -1 || source == 3));
+  }
+  request.source_of = {0, 1, 2};
+  CHECK(!fits(request));
+}
+
+TEST_CASE("parts of a run cover it and differ by one element at most") {
+  for (int64_t count : {0, 1, 7, 100}) {
+    for (int64_t n : {1, 3, 8, 150}) {
+      int64_t next = 5;
+      for (int64_t i = 0; i < n; ++i) {
+        const Range part = Part({5, count}, n, i);
+        CHECK(part.begin == next && (part.count == count / n || part.count == count / n + 1));
+        CHECK(part.count <= CeilDiv(count, n));
+        next += part.count;
+      }
+      CHECK(next == 5 + count);
+    }
+  }
+  CHECK(NumChunks(0, 4) == 0 && NumChunks(8, 4) == 2 && NumChunks(9, 4) == 3 && NumChunks(9, 0) == 1);
+  CHECK(MaxChunk(9, 3) == 3 && MaxChunk(10, 3) == 4 && MaxChunk(0, 0) == 0);
+  CHECK(CeilLog2(1) == 0 && CeilLog2(2) == 1 && CeilLog2(3) == 2 && CeilLog2(4) == 2 && CeilLog2(5) == 3);
 }
 
 }  // namespace

@@ -384,7 +384,10 @@ inline void CheckToken(const MakeNetwork& make) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   CHECK(host.delivered() == 0);
-  CHECK(!host.network().Connect(1, "garbage", &error) && error.find("process 1") != std::string::npos);
+  for (const std::string& address : {std::string("garbage"), std::string(), host.network().address()}) {
+    error.clear();
+    CHECK(!host.network().Connect(1, address, &error) && error.find("process 1") != std::string::npos);
+  }
   stranger.Leave();
 }
 

@@ -69,6 +69,19 @@ TEST_CASE("a peer is cut off in the middle of a payload") { CheckDrop(MakeUcxNet
 
 TEST_CASE("a wrong token is refused and counted") { CheckToken(MakeUcxNetwork); }
 
+TEST_CASE("another version of UCX is refused") {
+  TestProcess one(0), other(1);
+  one.Join(MakeUcxNetwork(0, 2, 1, &one));
+  other.Join(MakeUcxNetwork(1, 2, 1, &other));
+  constexpr size_t kMajor = 12, kMinor = 16;  // behind the magic number and the process
+  for (const size_t at : {kMajor, kMinor}) {
+    std::string address = other.network().address(), error;
+    ++address[at];
+    CHECK(!one.network().Connect(1, address, &error));
+    CHECK(error.find("process 1 has UCX") != std::string::npos && error.find("the same UCX") != std::string::npos);
+  }
+}
+
 // Addresses go through files, as they do through jax.distributed's store.
 std::string ReadWhenThere(const std::string& path) {
   for (const auto start = Clock::now(); Seconds(start) < 30;) {

@@ -1,0 +1,234 @@
+// Call sites of two processes: which calls belong together. Every case forks both, so this program has no threads.
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "../../ffi/cpu/this_process.h"
+#include "arrivals.h"
+
+namespace jaxcomm {
+namespace {
+
+// What crosses between the two before they work together; in production the key-value store of jax.distributed.
+struct Announcement {
+  NodeAddress address;
+  bool single_copy = false;
+  int64_t num_processors = 0;
+};
+
+template <typename T>
+T Exchange(int socket, const T& own) {
+  T theirs{};
+  CHECK(write(socket, &own, sizeof(own)) == sizeof(own));
+  CHECK(read(socket, &theirs, sizeof(theirs)) == sizeof(theirs));  // nothing: the other has failed
+  return theirs;
+}
+
+// Runs body(process, meet) in two processes that are connected; meet() returns when both have called it.
+void InTwoProcesses(const std::function<void(int32_t process, const std::function<void()>& meet)>& body) {
+  int sockets[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+  pid_t children[2];
+  for (int32_t p = 0; p < 2; ++p) {
+    std::fflush(nullptr);
+    children[p] = fork();
+    CHECK(children[p] >= 0);
+    if (children[p] > 0) continue;
+    close(sockets[1 - p]);
+    Completer::Get().EnsureThreads(4);
+    Meeting::SetTimeout(30);
+    ThisProcess& self = ThisProcess::Get();
+    CHECK(self.Start(p, "node", true).empty());
+    const Announcement theirs =
+        Exchange(sockets[p], Announcement{self.info().address, self.info().single_copy, self.info().num_processors});
+    const ProcessInfo other{"node", theirs.address, theirs.single_copy, theirs.num_processors};
+    CHECK(!self.connected(1 - p));
+    CHECK(self.Connect(1 - p, other).empty() && self.connected(1 - p));
+    const auto meet = [&] { Exchange(sockets[p], 'm'); };
+    meet();
+    body(p, meet);
+    meet();  // the other may still read from this one
+    _exit(0);
+  }
+  for (const int socket : sockets) close(socket);
+  for (const pid_t child : children) {
+    int status = 0;
+    CHECK(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+}
+
+// Of ranks 0 and 1, one in each process.
+std::shared_ptr<Meeting> PairSite(Collective collective = Collective::kAllReduce) {
+  CallSpec spec = Spec(collective, 2, 2, "psum");
+  spec.processes = {0, 1};
+  std::string error;
+  auto site = Meeting::Make(std::move(spec), &error);
+  if (!site) std::fprintf(stderr, "%s\n", error.c_str());
+  CHECK(site != nullptr);
+  return site;
+}
+
+// A rank's part in one call, of one s32.
+struct Part {
+  std::vector<int32_t> in, out;
+  Counter counter;
+  explicit Part(int32_t value, size_t num_outputs = 1) : in{value}, out(num_outputs, -1) {}
+  void Arrive(Meeting& site, int64_t run, int64_t rank) {
+    Arrival arrival;
+    arrival.run = run;
+    arrival.rank = rank;
+    arrival.input = reinterpret_cast<const char*>(in.data());
+    arrival.output = reinterpret_cast<char*>(out.data());
+    arrival.dtype = DType::kS32;
+    arrival.input_count = static_cast<int64_t>(in.size());
+    arrival.output_count = static_cast<int64_t>(out.size());
+    site.Arrive(arrival, std::make_unique<CountCompletion>(counter));
+  }
+  void Expect(const std::vector<int32_t>& expected) {
+    CHECK(counter.WaitFor(1));
+    for (const std::string& error : counter.errors()) std::fprintf(stderr, "%s\n", error.c_str());
+    CHECK(counter.errors().empty() && out == expected);
+  }
+};
+
+TEST_CASE("a program that one process alone compiles once more changes nothing") {
+  InTwoProcesses([](int32_t p, const std::function<void()>&) {
+    for (int program = 0; program < 3; ++program) {
+      const auto site = PairSite();
+      Meeting::EndProgram();
+      if (p == 1 && program == 1) {
+        for (int again = 0; again < 2; ++again) {
+          PairSite();
+          Meeting::EndProgram();
+        }
+      }
+      Part part(10 + p);
+      part.Arrive(*site, 100 + program, p);
+      part.Expect({21});
+    }
+  });
+}
+
+TEST_CASE("equal call sites of one program are told apart by their order") {
+  InTwoProcesses([](int32_t p, const std::function<void()>& meet) {
+    const auto first = PairSite(), second = PairSite();
+    Meeting::EndProgram();
+    Part a(1 + p), b(100 + p);
+    // The processes come to them in different orders, and both are under way at once.
+    if (p == 0) {
+      a.Arrive(*first, 100, p);
+    } else {
+      b.Arrive(*second, 100, p);
+    }
+    meet();
+    if (p == 0) {
+      b.Arrive(*second, 100, p);
+    } else {
+      a.Arrive(*first, 100, p);
+    }
+    a.Expect({3});
+    b.Expect({201});
+  });
+}
+
+TEST_CASE("runs and iterations of a call site are told apart") {
+  InTwoProcesses([](int32_t p, const std::function<void()>& meet) {
+    const auto site = PairSite();
+    Part parts[4] = {Part(1 + p), Part(10 + p), Part(100 + p), Part(1000 + p)};
+    // Two iterations of two runs; process 0 is in all of them before process 1 comes to the first.
+    const auto arrive = [&] {
+      for (const int i : {0, 1}) parts[i].Arrive(*site, 500, p);
+      for (const int i : {2, 3}) parts[i].Arrive(*site, 600, p);
+    };
+    if (p == 0) arrive();
+    meet();
+    if (p == 1) arrive();
+    for (int i = 0; i < 4; ++i) parts[i].Expect({std::vector<int32_t>{3, 21, 201, 2001}[i]});
+  });
+}
+
+TEST_CASE("groups of a call site are told apart, each in its own order") {
+  InTwoProcesses([](int32_t p, const std::function<void()>& meet) {
+    CallSpec spec = Spec(Collective::kAllGather, 4, 2, "all_gather");
+    spec.groups = {0, 2, 3, 1};  // of which 0 and 1 are of process 0
+    spec.processes = {0, 1, 1, 0};
+    std::string error;
+    const auto site = Meeting::Make(std::move(spec), &error);
+    CHECK(site != nullptr);
+    Part low(10 + 2 * p, 2), high(11 + 2 * p, 2);  // ranks 2p and 2p + 1
+    if (p == 0) {
+      low.Arrive(*site, 100, 0);
+      high.Arrive(*site, 100, 1);
+    }
+    meet();
+    if (p == 1) {
+      high.Arrive(*site, 100, 3);
+      low.Arrive(*site, 100, 2);
+    }
+    low.Expect({10, 12});
+    high.Expect({13, 11});
+  });
+}
+
+TEST_CASE("processes that bring different types see both") {
+  InTwoProcesses([](int32_t p, const std::function<void()>&) {
+    const auto site = PairSite();
+    Counter counter;
+    float in = 1, out = 0;
+    Arrival arrival;
+    arrival.run = 100;
+    arrival.rank = p;
+    arrival.input = reinterpret_cast<const char*>(&in);
+    arrival.output = reinterpret_cast<char*>(&out);
+    arrival.dtype = p == 0 ? DType::kF32 : DType::kS32;
+    arrival.input_count = arrival.output_count = 1;
+    site->Arrive(arrival, std::make_unique<CountCompletion>(counter));
+    CHECK(counter.WaitFor(1) && counter.errors().size() == 1);
+    const std::string message = counter.errors()[0];
+    for (const char* part :
+         {"[0] (process 0) bring", "[1] (process 1) bring", "1 -> 1 elements of float32", "1 -> 1 elements of int32"}) {
+      if (message.find(part) == std::string::npos) std::fprintf(stderr, "%s\n", message.c_str());
+      CHECK(message.find(part) != std::string::npos);
+    }
+  });
+}
+
+TEST_CASE("what the processes of a group have in common") {
+  InTwoProcesses([](int32_t p, const std::function<void()>&) {
+    ThisProcess& self = ThisProcess::Get();
+    ProcessInfo far = self.info();  // of another node: no memory is shared
+    far.node = "far";
+    far.num_processors = 1;
+    CHECK(self.Connect(7, far).empty());
+    far.single_copy = false;
+    CHECK(self.Connect(8, far).empty());
+    bool single_copy = false;
+    std::vector<int32_t> node_of;
+    Host host = self.HostOf({1, 0, 1}, &single_copy, &node_of);
+    CHECK(host.reach == Reach::kNode && single_copy == self.info().single_copy);
+    CHECK(host.num_processors == self.info().num_processors && (node_of == std::vector<int32_t>{0, 0, 0}));
+    node_of.clear();
+    host = self.HostOf({7, p, 7, 1 - p}, &single_copy, &node_of);
+    CHECK(host.reach == Reach::kNetwork && single_copy == self.info().single_copy);
+    CHECK(host.num_processors == 1 && (node_of == std::vector<int32_t>{0, 1, 0, 1}));
+    node_of.clear();
+    self.HostOf({p, 8}, &single_copy, &node_of);
+    CHECK(!single_copy);
+    // Who isn't connected is named before anything runs.
+    CallSpec spec = Spec(Collective::kAllReduce, 2, 2, "psum");
+    spec.processes = {p, 9};
+    std::string error;
+    CHECK(Meeting::Make(spec, &error) == nullptr &&
+          error == "psum: process 9 is not connected; call jaxcomm.register()");
+    spec.processes = {p};
+    CHECK(Meeting::Make(spec, &error) == nullptr && error == "psum: 1 processes for 2 ranks");
+  });
+}
+
+}  // namespace
+}  // namespace jaxcomm

@@ -1,0 +1,196 @@
+// From the attributes of a call site and the sizes of its buffers to a plan: against definitions by rows and columns.
+#include <string>
+#include <vector>
+
+#include "../../ffi/cpu/planner.h"
+#include "arrivals.h"
+
+namespace jaxcomm {
+namespace {
+
+constexpr int64_t kRanks = 4, kRows = 6, kColumns = 8;
+
+struct Run {
+  std::vector<std::vector<int32_t>> out;
+  std::vector<std::string> errors;
+};
+
+// One call of all ranks, in one process: int32 matrices of `rows` x `columns`, element (i, j) of rank r is value(r, i,
+// j).
+int32_t Value(int64_t rank, int64_t row, int64_t column) {
+  return static_cast<int32_t>(10000 * rank + 100 * row + column + 1);
+}
+
+Run Call(CallSpec spec, int64_t output_count, DType dtype = DType::kS32) {
+  Completer::Get().EnsureThreads(kRanks);
+  Meeting::SetTimeout(60);
+  std::string error;
+  const auto site = Meeting::Make(std::move(spec), &error);
+  CHECK(site != nullptr);
+  std::vector<std::vector<int32_t>> in(kRanks);
+  Run run;
+  run.out.assign(kRanks, std::vector<int32_t>(output_count, -1));
+  Counter counter;
+  static int64_t number = 0;
+  ++number;
+  for (int64_t r = 0; r < kRanks; ++r) {
+    for (int64_t i = 0; i < kRows; ++i) {
+      for (int64_t j = 0; j < kColumns; ++j) in[r].push_back(Value(r, i, j));
+    }
+    Arrival arrival;
+    arrival.run = number;
+    arrival.rank = r;
+    arrival.input = reinterpret_cast<const char*>(in[r].data());
+    arrival.output = reinterpret_cast<char*>(run.out[r].data());
+    arrival.dtype = dtype;
+    arrival.input_count = kRows * kColumns;
+    arrival.output_count = output_count;
+    site->Arrive(arrival, std::make_unique<CountCompletion>(counter));
+  }
+  CHECK(counter.WaitFor(kRanks));
+  run.errors = counter.errors();
+  return run;
+}
+
+std::vector<std::vector<int32_t>> CallWell(const CallSpec& spec, int64_t output_count) {
+  const Run run = Call(spec, output_count);
+  for (const std::string& error : run.errors) std::fprintf(stderr, "%s\n", error.c_str());
+  CHECK(run.errors.empty());
+  return run.out;
+}
+
+CallSpec SpecOf(Collective collective) { return Spec(collective, kRanks, kRanks, "op"); }
+
+TEST_CASE("columns of all ranks side by side") {
+  CallSpec spec = SpecOf(Collective::kAllGather);
+  spec.output_run = kColumns;  // the output has rows of kRanks * kColumns
+  const auto out = CallWell(spec, kRanks * kRows * kColumns);
+  for (int64_t r = 0; r < kRanks; ++r) {
+    for (int64_t i = 0; i < kRows; ++i) {
+      for (int64_t j = 0; j < kRanks * kColumns; ++j) {
+        CHECK(out[r][i * kRanks * kColumns + j] == Value(j / kColumns, i, j % kColumns));
+      }
+    }
+  }
+}
+
+TEST_CASE("sums of the own columns, largest and smallest") {
+  constexpr int64_t kOwn = kColumns / kRanks;
+  for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+    CallSpec spec = SpecOf(Collective::kReduceScatter);
+    spec.reduce_op = op;
+    spec.input_run = kOwn;
+    const auto out = CallWell(spec, kRows * kOwn);
+    for (int64_t r = 0; r < kRanks; ++r) {
+      for (int64_t i = 0; i < kRows; ++i) {
+        for (int64_t j = 0; j < kOwn; ++j) {
+          const int32_t first = Value(0, i, r * kOwn + j), last = Value(kRanks - 1, i, r * kOwn + j);
+          const int32_t sum = static_cast<int32_t>(kRanks) * (first + last) / 2;  // an arithmetic series
+          CHECK(out[r][i * kOwn + j] == (op == ReduceOp::kSum ? sum : op == ReduceOp::kMax ? last : first));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("columns become rows") {
+  constexpr int64_t kOwn = kColumns / kRanks;
+  CallSpec spec = SpecOf(Collective::kAllToAll);
+  spec.input_run = kOwn;  // split along columns, joined along rows
+  auto out = CallWell(spec, kRows * kColumns);
+  for (int64_t r = 0; r < kRanks; ++r) {
+    for (int64_t i = 0; i < kRanks * kRows; ++i) {
+      for (int64_t j = 0; j < kOwn; ++j) {
+        CHECK(out[r][i * kOwn + j] == Value(i / kRows, i % kRows, r * kOwn + j));
+      }
+    }
+  }
+  constexpr int64_t kPart = 3;  // rows of two: split along rows of a matrix of (4 * 3) x 4, joined along columns
+  spec.input_run = 0;
+  spec.output_run = 4;
+  out = CallWell(spec, kRows * kColumns);
+  for (int64_t r = 0; r < kRanks; ++r) {
+    for (int64_t i = 0; i < kPart; ++i) {
+      for (int64_t j = 0; j < kRanks * 4; ++j) {
+        const int64_t from = r * kPart * 4 + i * 4 + j % 4;  // in rank j / 4's input
+        CHECK(out[r][i * kRanks * 4 + j] == Value(j / 4, from / kColumns, from % kColumns));
+      }
+    }
+  }
+}
+
+TEST_CASE("one rank's rows for all, and rows that move") {
+  CallSpec spec = SpecOf(Collective::kBroadcast);
+  spec.root = 2;
+  auto out = CallWell(spec, kRows * kColumns);
+  for (int64_t r = 0; r < kRanks; ++r) CHECK(out[r][kColumns + 3] == Value(2, 1, 3));
+  spec = SpecOf(Collective::kPermute);
+  spec.source_of = {3, -1, 0, 1};
+  out = CallWell(spec, kRows * kColumns);
+  for (int64_t r = 0; r < kRanks; ++r) {
+    const int32_t expected = spec.source_of[r] < 0 ? 0 : Value(spec.source_of[r], 1, 3);
+    CHECK(out[r][kColumns + 3] == expected);
+  }
+}
+
+TEST_CASE("calls that can't be are told why") {
+  const auto error_of = [](const CallSpec& spec, int64_t output_count, DType dtype = DType::kS32) {
+    const Run run = Call(spec, output_count, dtype);
+    CHECK(run.errors.size() == kRanks);
+    for (const std::string& error : run.errors) CHECK(error == run.errors[0]);
+    return run.errors[0];
+  };
+  const std::string prefix = "jaxcomm: op at test_meeting.cc: ";
+  CHECK(error_of(SpecOf(Collective::kAllGather), 7) == prefix + "buffers of 48 and 7 elements don't fit 4 ranks");
+  CHECK(error_of(SpecOf(Collective::kReduceScatter), 13) == prefix + "buffers of 48 and 13 elements don't fit 4 ranks");
+  CallSpec spec = SpecOf(Collective::kAllReduce);
+  spec.reduce_op = ReduceOp::kMax;
+  CHECK(error_of(spec, 48, DType::kC64) == prefix + "elements of this type can't be reduced");
+  spec.reduce_op = ReduceOp::kSum;
+  CHECK(error_of(spec, 48, DType::kF8E8M0FNU) == prefix + "elements of this type can't be reduced");
+  spec.algorithm = "no such";
+  CHECK(error_of(spec, 48).find("no such") != std::string::npos);
+  const auto make = [](CallSpec bad) {
+    std::string error;
+    CHECK(Meeting::Make(std::move(bad), &error) == nullptr);
+    return error;
+  };
+  CHECK(make(Spec(Collective::kAllReduce, 4, 3, "op")) == "op: 4 ranks are no groups of 3");
+  CHECK(make(Spec(Collective::kAllReduce, 4, 0, "op")) == "op: 4 ranks are no groups of 0");
+  spec = SpecOf(Collective::kAllReduce);
+  spec.ranks_per_node = 3;
+  CHECK(make(spec) == "op: groups of 4 are no nodes of 3");
+  spec.ranks_per_node = 0;
+  CHECK(make(spec) == "op: groups of 4 are no nodes of 0");
+  std::string error;
+  const auto site = Meeting::Make(SpecOf(Collective::kBarrier), &error);
+  Counter counter;
+  Arrival stranger;
+  stranger.run = 999;
+  stranger.rank = 4;
+  site->Arrive(stranger, std::make_unique<CountCompletion>(counter));
+  CHECK(counter.WaitFor(1) && counter.errors()[0] == prefix + "rank 4 is in no group");
+}
+
+// Ranks that share a processor take turns. In one process and on one node, all of a group share; between nodes, those
+// of a node.
+TEST_CASE("the machine of a group") {
+  Figures figures;
+  for (int reach = 0; reach < kNumReaches; ++reach) figures.machines[reach].launch_s = reach + 1;
+  Host host;
+  host.num_processors = 4;
+  const auto per_processor = [&](Reach reach, int64_t ranks, int64_t ranks_per_node) {
+    host.reach = reach;
+    const Machine machine = MachineOf(figures, host, ranks, ranks_per_node);
+    CHECK(machine.launch_s == static_cast<double>(reach) + 1);
+    return machine.ranks_per_processor;
+  };
+  CHECK(per_processor(Reach::kProcess, 16, 8) == 4);
+  CHECK(per_processor(Reach::kNode, 16, 8) == 4);
+  CHECK(per_processor(Reach::kNetwork, 16, 8) == 2);
+  CHECK(per_processor(Reach::kNetwork, 16, 6) == 1.5);
+  CHECK(per_processor(Reach::kProcess, 2, 2) == 1);  // never less: idle processors don't help
+}
+
+}  // namespace
+}  // namespace jaxcomm

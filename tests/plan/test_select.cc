@@ -1,0 +1,247 @@
+// The choice follows from formulas.h: what is chosen at both sides of every crossover, and in which chunks.
+#include <cmath>
+#include <cstring>
+
+#include "../../ffi/plan/select.h"
+#include "formulas.h"
+#include "written.h"
+
+namespace jaxcomm {
+namespace {
+
+constexpr LinkModel kFree = {0, 1e30, 0};
+
+Machine MakeMachine(LinkModel self, LinkModel node, LinkModel network) {
+  Machine machine;
+  machine.links = {self, node, network};
+  return machine;
+}
+
+bool IsNamed(const Choice& choice, const char* name) {
+  const char* chosen = choice.algorithm == nullptr ? "none" : choice.algorithm->name;
+  if (std::strcmp(chosen, name) != 0)
+    std::fprintf(stderr, "expected %s: %s, %s\n", name, chosen, choice.reason.c_str());
+  return std::strcmp(chosen, name) == 0;
+}
+
+// The first algorithm of the table whose formula is within 5 percent of the least; "" where that is a close call.
+std::string Formulated(const Request& request, double bytes, const LinkModel& link) {
+  const int32_t n = request.geometry.num_ranks();
+  std::vector<std::pair<const char*, double>> times_s;
+  double least_s = 1e30;
+  for (const Algorithm& algorithm : Algorithms(request.collective)) {
+    if (!algorithm.supports(request) || algorithm.protocol != Protocol::kSteps) continue;
+    for (const Formula& formula : Formulas()) {
+      if (formula.collective != request.collective || std::strcmp(formula.algorithm, algorithm.name) != 0) continue;
+      const double last_word_s = request.geometry.num_nodes > 1 ? link.latency_s : 0;
+      times_s.push_back({algorithm.name, formula.time_s(n, bytes, link) + last_word_s});
+      least_s = std::min(least_s, times_s.back().second);
+    }
+  }
+  for (const auto& [name, time_s] : times_s) {
+    if (std::abs(time_s / least_s - 1.05) < 1e-6) return "";
+    if (time_s <= 1.05 * least_s) return name;
+  }
+  return "";
+}
+
+// Chooses for blocks of 4 bytes to 4 MB in steps of a fourth, and expects what the formulas say.
+void CheckChoices(Collective collective, int32_t num_nodes, int32_t ranks_per_node, const LinkModel& link,
+                  const std::vector<std::string>& expected) {
+  std::vector<std::string> chosen;
+  for (double count = 64; count < 1e6; count *= 1.25) {
+    const auto block_count = static_cast<int64_t>(count) / 64 * 64;  // so that pieces are equal
+    const Request request = AskApart(collective, num_nodes, ranks_per_node, block_count, block_count);
+    const std::string name = Formulated(request, 4 * static_cast<double>(block_count), link);
+    if (name.empty()) continue;
+    CHECK(IsNamed(Select(request, "", 4, MakeMachine(kFree, link, link)), name.c_str()));
+    if (chosen.empty() || chosen.back() != name) chosen.push_back(name);
+  }
+  CHECK(chosen == expected);
+}
+
+TEST_CASE("at both sides of a crossover the formula's choice is taken") {
+  const LinkModel low = {2e-6, 1e9, 1e-6}, high = {2e-6, 1e9, 2e-5};
+  CheckChoices(Collective::kAllReduce, 16, 1, low, {"recursive_doubling", "rabenseifner"});
+  CheckChoices(Collective::kAllReduce, 16, 1, high, {"recursive_doubling", "rabenseifner"});
+  CheckChoices(Collective::kAllReduce, 1, 16, low, {"one_shot", "recursive_doubling", "direct"});
+  CheckChoices(Collective::kAllToAll, 16, 1, low, {"bruck", "direct"});
+  CheckChoices(Collective::kAllGather, 16, 1, low, {"recursive_doubling", "direct"});
+  CheckChoices(Collective::kAllGather, 16, 1, high, {"direct"});
+  CheckChoices(Collective::kReduceScatter, 16, 1, low, {"recursive_halving"});
+  CheckChoices(Collective::kBroadcast, 16, 1, low, {"tree"});
+  CheckChoices(Collective::kBroadcast, 1, 16, high, {"direct", "scatter_all_gather"});
+}
+
+TEST_CASE("what nearly takes least is chosen if it comes first in the table") {
+  // 4 nodes, links without overhead, b / beta = 1 ms: direct broadcast takes 3 ms + lambda, tree 2 ms + 2 lambda.
+  const auto choose = [](double latency_s) {
+    const LinkModel link = {0, 4e6, latency_s};
+    return Select(AskApart(Collective::kBroadcast, 4, 1, 1000, 1000), "", 4, MakeMachine(kFree, link, link));
+  };
+  CHECK(IsNamed(choose(0.80e-3), "tree"));    // direct takes 5.6 percent more
+  CHECK(IsNamed(choose(0.83e-3), "direct"));  // 4.6 percent more
+  CHECK(std::abs(choose(0.80e-3).cost.time_s - 3.6e-3) < 1e-12);
+}
+
+TEST_CASE("declared nodes count unless the plan for them takes ten times as long") {
+  int hierarchical = 0, others = 0;
+  for (double latency_s = 1e-8; latency_s < 1e-4; latency_s *= 3) {
+    const LinkModel link = {1e-6, 1e9, latency_s};
+    const Machine machine = MakeMachine(kFree, link, link);
+    const Request request = AskApart(Collective::kAllReduce, 64, 2, 1, 1);
+    double least_s = 1e30;
+    int fitting = 0;
+    for (const char* name : {"recursive_doubling", "rabenseifner", "ring", "tree", "hierarchical"}) {
+      least_s = std::min(least_s, Select(request, name, 4, machine).cost.time_s);
+      ++fitting;
+    }
+    const double ratio = Select(request, "hierarchical", 4, machine).cost.time_s / least_s;
+    const Choice choice = Select(request, "", 4, machine);
+    if (ratio < 10) {
+      CHECK(IsNamed(choice, "hierarchical"));
+      CHECK(choice.reason.rfind("made for 64 nodes of 2 ranks: ", 0) == 0);
+      ++hierarchical;
+    } else {
+      CHECK(choice.cost.time_s <= 1.05 * least_s);
+      CHECK(choice.reason.rfind("lowest predicted cost of " + std::to_string(fitting) + ": ", 0) == 0);
+      ++others;
+    }
+  }
+  CHECK(hierarchical > 3 && others > 3);
+}
+
+TEST_CASE("plans with more than 64 MiB of scratch come after those with less") {
+  const LinkModel link = {1e-6, 1e9, 1e-6};
+  const Machine machine = MakeMachine(kFree, link, link);
+  const auto choose = [&](int64_t block_count, int64_t chunk_count) {
+    return Select(AskApart(Collective::kReduceScatter, 8, 1, block_count, chunk_count), "", 4, machine);
+  };
+  // Recursive halving keeps 7 blocks of 4-byte items: 2396745 of them are the last that fit. The ring keeps 8 chunks.
+  const Choice fits = choose(2396745, 1000000), large = choose(2396746, 1000000);
+  CHECK(IsNamed(fits, "recursive_halving") && fits.cost.scratch_bytes == 67108860);
+  CHECK(IsNamed(large, "ring") && large.reason.find("(too much scratch)") != std::string::npos);
+  CHECK(fits.reason.find("scratch") == std::string::npos);
+  CHECK(IsNamed(choose(2396746, 2396746), "recursive_halving"));  // both keep too much
+  CHECK(IsNamed(Select(AskApart(Collective::kReduceScatter, 8, 1, 2396746), "recursive_halving", 4, machine),
+                "recursive_halving"));
+}
+
+TEST_CASE("chunks are 128 KiB, 1 MiB or 8 MiB, as a chain of them takes least") {
+  constexpr int64_t kBytes = 64 << 20;
+  constexpr int32_t kRanks = 16;
+  std::vector<int64_t> chosen;
+  for (double overhead_s = 1e-8; overhead_s < 1e-1; overhead_s *= 1.3) {
+    const LinkModel link = {overhead_s, 1e10, 0};
+    double least_s = 1e30;
+    const auto time_s = [&](int64_t chunk_bytes) {
+      const double step_s = overhead_s + static_cast<double>(chunk_bytes) / 1e10;
+      return (static_cast<double>(kBytes / chunk_bytes) + kRanks - 3) * (step_s + overhead_s) + step_s;
+    };
+    for (int64_t bytes : {128 << 10, 1 << 20, 8 << 20}) least_s = std::min(least_s, time_s(bytes));
+    int64_t expected = 0;
+    bool close = false;
+    for (int64_t bytes : {8 << 20, 1 << 20, 128 << 10}) {
+      close = close || std::abs(time_s(bytes) / least_s - 1.05) < 1e-6;
+      if (time_s(bytes) <= 1.05 * least_s) expected = bytes;
+    }
+    if (close) continue;
+    for (int64_t item_bytes : {1, 4, 16}) {
+      const Request request = Ask(Collective::kBroadcast, 1, kRanks, kBytes / item_bytes);
+      const Choice choice = Select(request, "ring", item_bytes, MakeMachine(kFree, link, link));
+      CHECK(choice.request.chunk_count * item_bytes == expected);
+      CHECK(std::abs(choice.cost.time_s / time_s(expected) - 1) < 1e-9);
+    }
+    if (chosen.empty() || chosen.back() != expected) chosen.push_back(expected);
+  }
+  CHECK((chosen == std::vector<int64_t>{128 << 10, 1 << 20, 8 << 20}));
+}
+
+TEST_CASE("a plan has at most 2^17 chunks, those of all ranks together") {
+  const LinkModel link = {1e-9, 1e9, 0};
+  const Machine machine = MakeMachine(link, link, link);
+  for (int32_t n : {2, 8, 512}) {
+    for (int64_t block_bytes : {int64_t{1} << 40, int64_t{1} << 36, (int64_t{1} << 36) + 1}) {
+      const Request request = AskApart(Collective::kBroadcast, 1, n, block_bytes);
+      const Choice choice = Select(request, "direct", 1, machine);
+      // Chunks of 128 KiB would be best, or the smallest of which there are so few.
+      const int64_t most = (1 << 17) / n;
+      const int64_t least_count = (block_bytes + most - 1) / most;
+      CHECK(choice.request.chunk_count >= std::max<int64_t>(128 << 10, least_count));
+      CHECK(choice.request.chunk_count <= std::max<int64_t>(8 << 20, least_count));
+      CHECK((block_bytes + choice.request.chunk_count - 1) / choice.request.chunk_count <= most);
+    }
+  }
+  // More ranks than that: whole blocks.
+  const Choice whole = Select(AskApart(Collective::kBroadcast, 200000, 1, 1 << 24), "tree", 1, machine);
+  CHECK(whole.request.chunk_count == 1 << 24);
+}
+
+TEST_CASE("a prescribed chunk is kept, and one is filled in where there is nothing to cut") {
+  const LinkModel link = {1e-6, 1e9, 1e-6};
+  const Machine machine = MakeMachine(link, link, link);
+  for (const char* name : {"", "ring"}) {
+    CHECK(Select(Ask(Collective::kAllReduce, 1, 8, 1 << 20, 777), name, 4, machine).request.chunk_count == 777);
+    CHECK(Select(Ask(Collective::kAllReduce, 1, 8, 10), name, 4, machine).request.chunk_count == 32 << 10);
+    CHECK(Select(Ask(Collective::kAllReduce, 1, 8, 0), name, 4, machine).request.chunk_count > 0);
+  }
+  CHECK(Select(Ask(Collective::kBarrier, 1, 8, 0), "", 0, machine).request.chunk_count > 0);
+}
+
+TEST_CASE("the reason names every candidate with its time, the least first") {
+  Machine machine = MakeMachine(kFree, {1e-6, 1e30, 5e-7}, {});
+  machine.launch_s = 1e-5;
+  const Choice choice = Select(Ask(Collective::kAllGather, 1, 8, 4, 4), "", 4, machine);
+  CHECK(IsNamed(choice, "recursive_doubling") && !choice.flagged);
+  // 3 messages and 2 signals; 7 messages; 3 messages, of which two wrap, and 2 signals; 7 messages and 6 signals.
+  const std::string expected =
+      "lowest predicted cost of 4: recursive_doubling 16.0 us, direct 17.0 us, bruck 18.0 us, ring 26.0 us";
+  if (choice.reason != expected) std::fprintf(stderr, "%s\n", choice.reason.c_str());
+  CHECK(choice.reason == expected);
+}
+
+TEST_CASE("what can't be had is explained") {
+  const Machine machine = MakeMachine(kFree, kFree, kFree);
+  const auto reason = [&](const Request& request, const char* name) {
+    const Choice choice = Select(request, name, 4, machine);
+    CHECK(choice.algorithm == nullptr);
+    return choice.reason;
+  };
+  CHECK(reason(Ask(Collective::kAllGather, 2, 3, 8), "recursive_doubling") ==
+        "algorithm \"recursive_doubling\" needs a power of two of ranks, got 2 nodes of 3 ranks");
+  CHECK(reason(Ask(Collective::kAllGather, 6, 1, 8), "hierarchical") ==
+        "algorithm \"hierarchical\" needs several nodes of several ranks, got 6 nodes of 1 ranks");
+  CHECK(reason(AskApart(Collective::kAllReduce, 2, 3, 8), "one_shot") ==
+        "algorithm \"one_shot\" needs ranks that may read each other's memory, got 2 nodes of 3 ranks");
+  CHECK(reason(Ask(Collective::kAllReduce, 1, 6, 8), "multimem") ==
+        "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 1 nodes of 6 ranks without");
+  CHECK(reason(Ask(Collective::kBarrier, 1, 6, 0), "fast") ==
+        "no algorithm \"fast\"; there are direct, dissemination, tree, hierarchical");
+  Request request = Ask(Collective::kBroadcast, 1, 6, 8);
+  request.root = 6;
+  CHECK(reason(request, "") == "sizes, root or permutation don't fit 1 nodes of 6 ranks");
+}
+
+TEST_CASE("flags are used only where the machine has them, and a switch only where it is asked for") {
+  const LinkModel link = {1e-6, 1e9, 1e-6};
+  Machine machine = MakeMachine(kFree, link, link);
+  Request request = Ask(Collective::kAllReduce, 1, 8, 16);
+  request.geometry.multimem = true;
+  Choice choice = Select(request, "flagged", 4, machine);
+  CHECK(!choice.flagged && choice.reason == "asked for; without flags here, step by step");
+  CHECK(Select(request, "", 4, machine).reason.find("flagged") == std::string::npos);
+  machine.flagged = LinkModel{1e-9, 1e12, 1e-9};
+  choice = Select(request, "", 4, machine);
+  CHECK(IsNamed(choice, "flagged") && choice.flagged);
+  CHECK(choice.reason.find("flagged_two_shot") == std::string::npos);
+  CHECK(choice.reason.find("multimem") == std::string::npos);
+  choice = Select(request, "flagged", 4, machine);
+  CHECK(choice.flagged && choice.reason == "asked for");
+  choice = Select(request, "direct", 4, machine);
+  CHECK(!choice.flagged && choice.reason == "asked for");
+  choice = Select(request, "multimem", 4, machine);
+  CHECK(IsNamed(choice, "multimem") && !choice.flagged && choice.reason == "asked for");
+}
+
+}  // namespace
+}  // namespace jaxcomm
