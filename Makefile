@@ -132,11 +132,11 @@ test-tsan: build/thread/build.ninja
 # within 8 minutes. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
 OUT ?= build/gpu/records
 test-gpu bench-gpu:
-	$(PYTHON) tests/cuda/on_gpu.py $(@:-gpu=) build/gpu $(OUT) $(if $(NCCL),--nccl $(NCCL)) $(GPU_ARGS)
+	$(PYTHON) tests/cuda/tools/on_gpu.py $(@:-gpu=) build/gpu $(OUT) $(if $(NCCL),--nccl $(NCCL)) $(GPU_ARGS)
 
 # After `make test test-tsan`: what they have shown, into docs/gpu-status.md.
 gpu-status:
-	$(BIN)/python tests/cuda/status.py $(addprefix --ctest ,$(wildcard build/native/ctest.xml build/thread/ctest.xml)) \
+	$(BIN)/python tests/cuda/tools/status.py $(addprefix --ctest ,$(wildcard build/native/ctest.xml build/thread/ctest.xml)) \
 	  $(addprefix --pytest ,$(wildcard build/pytest.xml))
 
 bench: setup

@@ -1,11 +1,10 @@
 """Many calls at once: independent ones, loops, several programs in flight, mixed with XLA's own collectives.
 
 Guards against deadlocks (who completes whose promise, and on which thread) and against calls that meet the wrong call.
-JAXCOMM_STRESS_ROUNDS repeats everything. Each round has a deadline (conftest.py): a run that hangs ends with the name
+`--size` says how often. Each round has a deadline (conftest.py): a run that hangs ends with the name
 of the test and all stacks.
 """
 
-import os
 import random
 import threading
 import types
@@ -20,7 +19,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-ROUNDS = int(os.environ.get("JAXCOMM_STRESS_ROUNDS", "3"))
+ROUNDS = {"default": 1, "full": 3, "stress": 20}
 BOTH = ("node", "gpu")
 SIZES = {"node": 2, "gpu": 4}
 IN_FLIGHT = 30  # beyond 32 launches XLA:CPU 0.10 runs out of threads, with its own collectives too
@@ -117,6 +116,11 @@ def chain(ours, xla, x):
 PROGRAMS = [independent, independent_groups, pairs, crossed, beside_psum, loop, nested_loops, chain]
 
 
+@pytest.fixture
+def rounds(request):
+    return ROUNDS[request.config.getoption("--size")]
+
+
 def data(rng, count=1024):
     return rng.integers(0, 1 << 20, (8, count)).astype(np.int32)  # integers wrap, so every order gives the same
 
@@ -132,22 +136,22 @@ def wanted(program, x):
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
-def test_calls_never_deadlock_and_never_mix(program, compiled, rng, alive):
+def test_calls_never_deadlock_and_never_mix(program, compiled, rng, alive, rounds):
     x = data(rng)
     want = wanted(program, x)
-    for _ in range(10 * ROUNDS):
+    for _ in range(10 * rounds):
         alive()
         assert_same(compiled[program](x), want)
 
 
-def test_programs_in_flight(compiled, mesh, rng, alive):
+def test_programs_in_flight(compiled, mesh, rng, alive, rounds):
     """Dispatch is asynchronous: thirty launches, ours between XLA's, before the first result is looked at."""
     x = data(rng)
     programs = [crossed, loop, nested_loops, chain, independent_groups]
     wants = [wanted(p, x) for p in programs]
     xla = jax.jit(on_ranks(lambda x: loop(LAX, LAX, x), mesh))
     jax.block_until_ready([xla(x), *(compiled[p](x) for p in programs)])
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         alive()
         results = [([compiled[p](x) for p in programs], xla(x)) for _ in range(IN_FLIGHT // 6)]
         for ours, theirs in results:
@@ -155,7 +159,7 @@ def test_programs_in_flight(compiled, mesh, rng, alive):
             assert_same(theirs, wants[1])
 
 
-def test_python_threads(compiled, rng, alive):
+def test_python_threads(compiled, rng, alive, rounds):
     """Four threads launch three programs in different orders."""
     xs = [data(rng) for _ in range(4)]
     programs = [crossed, loop, chain]
@@ -165,7 +169,7 @@ def test_python_threads(compiled, rng, alive):
 
     def work(number):
         try:
-            for round_ in range(4 * ROUNDS):
+            for round_ in range(4 * rounds):
                 alive()
                 for i in random.Random(f"{number} {round_}").sample(range(3), 3):
                     assert_same(compiled[programs[i]](xs[number]), wants[number][i])
@@ -180,11 +184,11 @@ def test_python_threads(compiled, rng, alive):
     assert not failures
 
 
-def test_donated_buffers_in_flight(mesh, rng, alive):
+def test_donated_buffers_in_flight(mesh, rng, alive, rounds):
     """Each launch overwrites the operand of the one before, while that one may still run."""
     x = data(rng, 8 * 4099)
     f = jax.jit(on_ranks(lambda x: chain(OURS, LAX, x) + 1, mesh), donate_argnums=0)
-    for _ in range(2 * ROUNDS):
+    for _ in range(2 * rounds):
         alive()
         y = jax.device_put(x, NamedSharding(mesh, P(BOTH)))
         for _ in range(IN_FLIGHT):
@@ -228,7 +232,14 @@ def random_program(seed):
     return program
 
 
-@pytest.mark.parametrize("seed", range(2 * ROUNDS))
+SEEDS = [
+    *range(2),
+    *(pytest.param(seed, marks=pytest.mark.full) for seed in range(2, 2 * ROUNDS["full"])),
+    *(pytest.param(seed, marks=pytest.mark.stress) for seed in range(2 * ROUNDS["full"], 2 * ROUNDS["stress"])),
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_programs(seed, mesh, rng, alive):
     program = random_program(seed)
     x = data(rng, choose_size(seed))
@@ -244,7 +255,7 @@ def choose_size(seed):
     return (8, 1000, 8 * 8209)[seed % 3]
 
 
-def test_sums_have_the_same_bits_in_every_run(mesh, rng, alive):
+def test_sums_have_the_same_bits_in_every_run(mesh, rng, alive, rounds):
     """Who works on a call differs from run to run; the order of additions must not."""
     x = rng.standard_normal((8, 300_000)).astype(np.float32)  # large enough for helpers
     f = jax.jit(on_ranks(lambda x: (OURS.psum(x, BOTH), OURS.psum(x, BOTH, algorithm="direct")), mesh, check_vma=False))
@@ -252,6 +263,6 @@ def test_sums_have_the_same_bits_in_every_run(mesh, rng, alive):
     for result in first:
         for row in result:
             assert_same(row, result[0], bits=True)
-    for _ in range(4 * ROUNDS):
+    for _ in range(4 * rounds):
         alive()
         assert_same(f(x), first, bits=True)

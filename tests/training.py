@@ -31,9 +31,10 @@ def folder_to_start_in(path):
 
 
 def environment():
-    """Without what the tests, or a launcher of theirs, have set for JAX."""
-    own = ("JAX", "OMPI", "PMI", "SLURM", "PJRT_NPROC")
-    return {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    """Without what the tests, or a launcher of theirs, have set for JAX, but compiling as this process does."""
+    own, compilation = ("JAX", "OMPI", "PMI", "SLURM", "PJRT_NPROC"), ("COMPILATION_CACHE", "PERSISTENT_CACHE", "DISABLE")
+    kept = tuple(f"JAX_{name}" for name in compilation)
+    return {name: value for name, value in os.environ.items() if name.startswith(kept) or not name.startswith(own)}
 
 
 def train_here(out, resume=False, **options):

@@ -1,4 +1,4 @@
-// Steps between nodes by GIN, NCCL's puts from a kernel: needs NCCL's headers, or the tests' double of them, included
+// Steps between nodes by GIN, NCCL's puts from a kernel: needs NCCL's headers, or the tests' fake of them, included
 // before this.
 //
 // A channel puts and signals on one context. A strong signal arrives after all that was put to the same rank on the

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "cuda" / "tools"))  # what `make` runs, and its parts
 
 
 @pytest.fixture(scope="session")

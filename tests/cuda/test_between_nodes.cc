@@ -13,6 +13,8 @@ namespace {
 
 using namespace fake;
 
+constexpr double kLong = 10'000;  // seconds, for what must succeed
+
 CallSpec SpecOf(Collective collective, int32_t num_ranks, const std::string& algorithm) {
   CallSpec spec;
   spec.op = Name(collective);
@@ -101,7 +103,7 @@ ALONE_TEST_CASE("calls between nodes") {
       {Hosts(4, 1), 1}, {{0, 0, 0, 1}, 1}, {{0, 1, 0, 1}, 1}, {{0, 0, 0, 0, 1, 1}, 2}, {Hosts(2, 2), 1, false},
   };
   for (const Shape& shape : shapes) {
-    Communicator::Configure(60, 3);
+    Communicator::Configure(kLong, 3);
     Cluster cluster(shape.hosts);
     cluster.peers_in_host = shape.peers_in_host;
     OnRanks(cluster, [&](ncclComm_t comm, int) {
@@ -140,7 +142,7 @@ ALONE_TEST_CASE("names make nodes") {
     OnRanks(Hosts(1, 4), [&, names = names, ranks_per_node = ranks_per_node](ncclComm_t comm, int rank) {
       // The name is the process's, so each rank has its own for as long as it takes to look.
       while (turn < rank) std::this_thread::yield();
-      Communicator::Configure(60, 3, std::string(1, names[rank]));
+      Communicator::Configure(kLong, 3, std::string(1, names[rank]));
       std::thread next([&] {
         while (Of(comm).num_meetings == 0) std::this_thread::yield();
         ++turn;
@@ -155,7 +157,7 @@ ALONE_TEST_CASE("names make nodes") {
 }
 
 ALONE_TEST_CASE("a communicator that can't be made is an error") {
-  Communicator::Configure(20, 3);
+  Communicator::Configure(kLong, 3);
   Cluster cluster(Hosts(2, 2));
   cluster.init_fails = true;
   OnRanks(cluster, [&](ncclComm_t comm, int) {
@@ -233,7 +235,7 @@ ALONE_TEST_CASE("what fails on one rank is an error on all, or another way is ta
         Cluster& cluster = *Keep(std::make_unique<Cluster>(kind.hosts));
         cluster.gin = kind.gin;
         bool reached = false;
-        const std::vector<std::string> errors = MakeWithFault(cluster, 60, {call, skipped}, &reached);
+        const std::vector<std::string> errors = MakeWithFault(cluster, kLong, {call, skipped}, &reached);
         if (!reached) break;
         CHECK(errors[0].empty() == errors[1].empty());
         CHECK(errors[0].empty() || Has(errors[0], "rank 1 of the group "));
@@ -247,7 +249,7 @@ ALONE_TEST_CASE("what fails on one rank is an error on all, or another way is ta
 
 // As where the network has no strong signals: NCCL finds out when it is asked to make what kernels need.
 ALONE_TEST_CASE("messages where GIN fails") {
-  Communicator::Configure(60, 3);
+  Communicator::Configure(kLong, 3);
   for (const bool everywhere : {true, false}) {
     Cluster& cluster = *Keep(std::make_unique<Cluster>(Hosts(2, 2)));
     cluster.gin = true;
@@ -263,7 +265,7 @@ ALONE_TEST_CASE("messages where GIN fails") {
 }
 
 ALONE_TEST_CASE("programs that differ are told apart") {
-  Communicator::Configure(20, 3);
+  Communicator::Configure(kLong, 3);
   OnRanks(Hosts(2, 1), [&](ncclComm_t comm, int rank) {
     std::string error;
     Communicator& communicator = *Communicator::Get(comm, &error);

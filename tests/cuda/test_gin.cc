@@ -1,4 +1,4 @@
-// GIN's double is as loose as GIN; and what a kernel does when the network stops. Collectives over GIN are in
+// GIN's fake is as loose as GIN; and what a kernel does when the network stops. Collectives over GIN are in
 // test_executor.cc and test_failures.cc.
 #include <cstdio>
 #include <cstdlib>

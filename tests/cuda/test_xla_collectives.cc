@@ -1,4 +1,4 @@
-// ffi/cuda/xla_collectives.* against the header of a jaxlib that has the extension, and on doubles of runtimes with and
+// ffi/cuda/xla_collectives.* against the header of a jaxlib that has the extension, and on fakes of runtimes with and
 // without it.
 #include <cstdio>
 #include <string>

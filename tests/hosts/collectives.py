@@ -15,10 +15,17 @@ import jaxcomm
 CHAIN = 4
 
 
-def program(body, mesh, x):
+def place(x, sharding):
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+
+ROWS = P("i")
+
+
+def program(body, mesh, x, spec=ROWS):
     """Of x, with a row per rank: a function without arguments, which waits for its result."""
-    placed = jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("i")), lambda index: x[index])
-    f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
+    placed = place(x, NamedSharding(mesh, spec))
+    f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     return lambda: jax.block_until_ready(f(placed))
 
 
@@ -27,35 +34,81 @@ def same(result, want):
     return all(np.array_equal(np.asarray(shard.data), want[shard.index]) for shard in result.addressable_shards)
 
 
+def every_op(mesh, count, all_algorithms):
+    """With every algorithm that fits, or the one that is chosen, against NumPy; integers, so that sums are exact."""
+    n, checked = mesh.size, 0
+    x = np.random.default_rng(3).integers(-64, 64, (n, count)).astype(np.float32)
+    blocks = x.reshape(n, n, -1)
+    cases = {
+        "all_to_all": (lambda x, a: jaxcomm.all_to_all(x.reshape(n, -1), "i", 0, 0, algorithm=a).reshape(1, -1),
+                       blocks.swapaxes(0, 1).reshape(n, -1)),
+        "all_gather": (lambda x, a: jaxcomm.all_gather(x[0], "i", algorithm=a).reshape(1, -1),
+                       np.tile(x.reshape(1, -1), (n, 1))),
+        "psum": (lambda x, a: jaxcomm.psum(x, "i", algorithm=a), np.tile(x.sum(0), (n, 1))),
+        "pmax": (lambda x, a: jaxcomm.pmax(x, "i", algorithm=a), np.tile(x.max(0), (n, 1))),
+        "psum_scatter": (lambda x, a: jaxcomm.psum_scatter(x.reshape(n, -1), "i", tiled=True, algorithm=a),
+                         blocks.sum(0)),
+        "ppermute": (lambda x, a: jaxcomm.ppermute(x, "i", [(r, (r + 1) % n) for r in range(n)], algorithm=a),
+                     np.roll(x, 1, 0)),
+        "pbroadcast": (lambda x, a: jaxcomm.pbroadcast(x, "i", n - 1, algorithm=a), np.tile(x[-1:], (n, 1))),
+        "barrier": (lambda x, a: jaxcomm.barrier(x, "i", algorithm=a), x),
+    }  # fmt: skip
+    for op, (body, want) in cases.items():
+        for algorithm in (None, *(jaxcomm.algorithms(op) if all_algorithms else ())):
+            try:
+                run = program(lambda x, body=body, a=algorithm: body(x, a), mesh, x)
+                results = [run() for _ in range(3)]
+            except ValueError as error:
+                assert op in str(error)  # it doesn't fit
+                continue
+            checked += 1
+            assert all(same(result, want) for result in results), (op, algorithm, count)
+    return checked
+
+
+def groups_and_orders(mesh):
+    """Groups across processes, axes in either order, other element types, an operand that is donated or empty."""
+    n, rng = mesh.size, np.random.default_rng(4)
+    x = rng.integers(-9, 9, (n, 4 * n)).astype(np.float32)
+    # Neighbours are in different groups, ranks in another order than the devices.
+    groups = [list(range(first, n, n // 2))[::-1] for first in range(n // 2)]
+    pairs = np.empty((n, 2, 4 * n), np.float32)
+    for group in groups:
+        pairs[group] = x[group]
+    f = program(lambda x: jaxcomm.all_gather(x[0], "i", axis_index_groups=groups).reshape(1, 2, -1), mesh, x)
+    assert same(f(), pairs), "all_gather in groups"
+    total = np.empty_like(x)
+    for group in groups:
+        total[group] = x[group].sum(0)
+    assert same(program(lambda x: jaxcomm.psum(x, "i", axis_index_groups=groups), mesh, x)(), total), "psum in groups"
+
+    grid = jax.sharding.Mesh(mesh.devices.reshape(2, -1), ("a", "b"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    for axes in (("a", "b"), ("b", "a"), ("b",)):
+        rows = x.reshape(2, n // 2, -1)
+        order = rows if axes[0] == "a" else rows.swapaxes(0, 1)
+        want = np.tile(order.reshape(1, n, -1), (n, 1, 1)) if len(axes) == 2 else np.repeat(rows, n // 2, 0)
+        f = program(lambda x, axes=axes: jaxcomm.all_gather(x[0], axes)[None], grid, x, P(("a", "b")))
+        assert same(f(), want), f"all_gather over {axes}"
+
+    small = rng.integers(-3, 4, (n, 37)).astype(np.int8)
+    for dtype in ("int8", "bfloat16", "complex64"):
+        f = program(lambda x, dtype=dtype: jaxcomm.psum(x.astype(dtype), "i").real.astype(np.int8), mesh, small)
+        assert same(f(), np.tile(small.sum(0, dtype=np.int8), (n, 1))), dtype
+    assert same(program(lambda x: jaxcomm.psum(x, "i"), mesh, x[:, :0])(), x[:, :0]), "empty"
+
+    placed = place(x, NamedSharding(mesh, P("i")))
+    step = jax.shard_map(lambda x: jaxcomm.ppermute(x, "i", [(r, (r + 1) % n) for r in range(n)]), mesh=mesh,
+                         in_specs=P("i"), out_specs=P("i"))  # fmt: skip
+    step = jax.jit(step, donate_argnums=0)
+    for _ in range(2 * n + 1):
+        placed = step(placed)
+    assert same(placed, np.roll(x, 1, 0)), "donated"
+
+
 def values(mesh):
-    """Every op with every algorithm that fits, against NumPy; integers, so that sums are exact."""
-    n, rng, checked = mesh.size, np.random.default_rng(3), 0
-    for count in (n, 1000 * n):
-        x = rng.integers(-64, 64, (n, count)).astype(np.float32)
-        blocks = x.reshape(n, n, -1)
-        cases = {
-            "all_to_all": (lambda x, a: jaxcomm.all_to_all(x.reshape(n, -1), "i", 0, 0, algorithm=a).reshape(1, -1),
-                           blocks.swapaxes(0, 1).reshape(n, -1)),
-            "all_gather": (lambda x, a: jaxcomm.all_gather(x[0], "i", algorithm=a).reshape(1, -1),
-                           np.tile(x.reshape(1, -1), (n, 1))),
-            "psum": (lambda x, a: jaxcomm.psum(x, "i", algorithm=a), np.tile(x.sum(0), (n, 1))),
-            "psum_scatter": (lambda x, a: jaxcomm.psum_scatter(x.reshape(n, -1), "i", tiled=True, algorithm=a),
-                             blocks.sum(0)),
-            "ppermute": (lambda x, a: jaxcomm.ppermute(x, "i", [(r, (r + 1) % n) for r in range(n)], algorithm=a),
-                         np.roll(x, 1, 0)),
-            "pbroadcast": (lambda x, a: jaxcomm.pbroadcast(x, "i", n - 1, algorithm=a), np.tile(x[-1:], (n, 1))),
-            "barrier": (lambda x, a: jaxcomm.barrier(x, "i", algorithm=a), x),
-        }  # fmt: skip
-        for op, (body, want) in cases.items():
-            for algorithm in (None, *jaxcomm.algorithms(op)):
-                try:
-                    run = program(lambda x, body=body, a=algorithm: body(x, a), mesh, x)
-                    results = [run() for _ in range(3)]
-                except ValueError as error:
-                    assert op in str(error)  # it doesn't fit
-                    continue
-                checked += 1
-                assert all(same(result, want) for result in results), (op, algorithm, count)
+    """SIZE=full: small operands with every algorithm too."""
+    checked = every_op(mesh, mesh.size, os.environ.get("SIZE") == "full") + every_op(mesh, 1000 * mesh.size, True)
+    groups_and_orders(mesh)
     return {"checked": checked}
 
 

@@ -1,6 +1,6 @@
 """Failures between hosts: two namespaces of two processes with two devices each, joined by a link of 1 Gbit/s.
 
-The programs are those of tests/multiprocess. JAXCOMM_STRESS_ROUNDS repeats every test (`make stress`).
+The programs are those of tests/multiprocess. `make stress` repeats every test.
 """
 
 import re
@@ -9,14 +9,14 @@ import time
 
 import netns
 import pytest
-from ranks import PROMPT_S, ROUNDS, SLACK_S, TIMEOUT_S, Rank, argv, environment, finish
+from ranks import LONG, PROMPT_S, ROUNDS, SLACK_S, TIMEOUT_S, Rank, argv, environment, finish
 
 RATE_BITS_PER_S, DELAY_S = 1e9, 0.2e-3
 ON_EACH = 2  # processes
 pytestmark = [
     pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not()),
     pytest.mark.deadline(300),
-    pytest.mark.parametrize("round_", range(ROUNDS)),
+    pytest.mark.parametrize("round_", ROUNDS),
 ]
 
 
@@ -34,11 +34,11 @@ def hosts():
 def start(hosts):
     ranks = []
 
-    def start(scenario):
+    def start(scenarios, **more):
         processes = hosts.num_hosts * ON_EACH
         for rank in range(processes):
-            env = environment(rank, processes, f"{hosts.address(0)}:23456")
-            ranks.append(Rank(hosts.start(rank // ON_EACH, argv(scenario), env=env, text=True, **netns.PIPES)))
+            env = environment(rank, processes, f"{hosts.address(0)}:23456", **more)
+            ranks.append(Rank(hosts.start(rank // ON_EACH, argv(scenarios), env=env, text=True, **netns.PIPES)))
         return ranks
 
     yield start
@@ -55,20 +55,22 @@ def check(text, *parts):
         assert part in text, text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scenario", ["killed_in_a_collective", "killed_while_large_data_move"])
 def test_process_that_is_killed_in_a_collective(start, scenario, round_):
-    *survivors, victim = start(scenario)
+    *survivors, victim = start(scenario, **LONG)
     killed = victim.hear("acts")["at"]
     for rank in survivors:
         error = rank.hear("error")
         check(error["text"], "[6, 7] (process 3)")
-        assert error["at"] - killed < PROMPT_S + SLACK_S
+        assert error["at"] - killed < PROMPT_S
         rank.hear("survivors work")
     finish(survivors)
 
 
+@pytest.mark.full
 def test_process_that_is_killed_between_collectives(start, round_):
-    *survivors, victim = start("killed_between_collectives")
+    *survivors, victim = start("killed_between_collectives", **LONG)
     victim.hear("acts")
     for rank in survivors:
         for _ in range(2):
@@ -77,8 +79,9 @@ def test_process_that_is_killed_between_collectives(start, round_):
     finish(survivors)
 
 
+@pytest.mark.full
 def test_process_that_is_stopped_and_goes_on(start, round_):
-    *others, victim = ranks = start("stopped")
+    *others, victim = ranks = start("stopped works_again")
     stopped = victim.hear("acts")["at"]
     errors = [rank.hear("error") for rank in others]
     for error in errors:
@@ -86,11 +89,8 @@ def test_process_that_is_stopped_and_goes_on(start, round_):
         assert error["at"] - stopped < TIMEOUT_S + SLACK_S
     # On its own host they know who is missing. The other host may reach its deadline before they have said so.
     assert "(process 3)" in errors[2]["text"]
-    for rank in others:
-        rank.hear("ready")
     victim.process.send_signal(signal.SIGCONT)
     victim.hear("error")
-    victim.hear("ready")
     for rank in ranks:
         rank.go_on()
     for rank in ranks:
@@ -98,7 +98,10 @@ def test_process_that_is_stopped_and_goes_on(start, round_):
     finish(ranks)
 
 
-@pytest.mark.parametrize("scenario", ["link_cut_while_large_data_move", "link_cut_between_collectives"])
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param("link_cut_while_large_data_move", marks=pytest.mark.full), "link_cut_between_collectives"],
+)
 def test_link_that_is_cut_and_mended(hosts, start, scenario, round_):
     ranks = start(scenario)
     for rank in ranks:
@@ -130,18 +133,18 @@ MISMATCHES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("scenario", MISMATCHES)
 def test_hosts_that_disagree_see_both_sides(start, scenario, round_):
-    ranks = start(scenario)
+    ranks = start(f"{scenario} works_again")
     texts = [rank.hear("error")["text"] for rank in ranks]
     for text in texts:
         assert re.search(r"p(sum|max) at failing.py:\d+ \(.+?\): while ", text), text
         assert "(process " in text
     for part in MISMATCHES[scenario]:
         assert any(part in text for text in texts), texts
-    if scenario == "different_ops":
-        for rank in ranks:
-            rank.go_on()
-        for rank in ranks:
-            rank.hear("works again")
+    for rank in ranks:
+        rank.go_on()
+    for rank in ranks:
+        rank.hear("works again")
     finish(ranks)

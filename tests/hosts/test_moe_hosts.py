@@ -15,6 +15,7 @@ from training import OPTIONS, flags, metrics, train_here
 LIMIT_S = 200
 SHORT = {**OPTIONS, "steps": 6, "eval_every": 100}  # evaluates at the end only
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not()),
     pytest.mark.deadline(3 * LIMIT_S),
 ]

@@ -48,6 +48,7 @@ def measure(**shape):
         return trip_s, bytes_per_s, hosts.counters(0), hosts.counters(1)
 
 
+@pytest.mark.full
 def test_hosts_talk_and_their_links_count():
     _, _, server, client = measure()
     assert 16 << 20 <= client.sent_bytes <= 1.1 * (16 << 20)
@@ -57,6 +58,7 @@ def test_hosts_talk_and_their_links_count():
     )  # segments as the kernel handles them: up to 64 KiB, and more with large buffers
 
 
+@pytest.mark.full
 def test_links_have_the_rate():
     trip_s, bytes_per_s, _, _ = measure(rate_bits_per_s=2e8)
     # Sockets and the shaper's burst hold a part of what was sent.
@@ -64,6 +66,7 @@ def test_links_have_the_rate():
     assert trip_s < 5e-3
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("delay_s", [1e-3, 10e-3])
 def test_links_have_the_delay(delay_s):
     trip_s, _, _, _ = measure(rate_bits_per_s=1e9, delay_s=delay_s)
@@ -126,6 +129,7 @@ def test_nothing_is_left_after_close():
     wait_until_gone(made)
 
 
+@pytest.mark.full
 def test_nothing_is_left_after_a_failure(monkeypatch):
     before = network_namespaces()
     made = set()
@@ -141,6 +145,7 @@ def test_nothing_is_left_after_a_failure(monkeypatch):
     wait_until_gone(made)
 
 
+@pytest.mark.full
 def test_nothing_is_left_when_the_test_is_killed():
     before = network_namespaces()
     script = f"""
@@ -167,6 +172,7 @@ def test_why_not_says_what_is_missing(monkeypatch):
     assert netns.why_not.__wrapped__() == "network namespaces need root"
 
 
+@pytest.mark.full
 def test_a_failing_command_is_shown():
     with netns.Hosts(1) as hosts:
         with pytest.raises(RuntimeError, match=r"host 0: .* ended with 3: oops"):

@@ -68,16 +68,25 @@ def launch(tmp_path):
     return start
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """Folder of an uninterrupted run in one process."""
-    out = tmp_path_factory.mktemp("alone")
-    train_here(out)
-    return out
-
-
 def test_two_processes_compute_what_one_does(alone, launch, tmp_path):
-    out = tmp_path / "run"
+    """Two processes until one of them gets Ctrl-C, then one: everything is as in one process from the start."""
+    out, (wanted, _, summary) = tmp_path / "run", alone
+    options = flags(**{**OPTIONS, "eval_every": 100}, out=out)
+    status, output = launch(2, WITH_SIGNAL, 5, 1, int(signal.SIGINT), *options)
+    assert status == 130, output
+    assert "[0] stopped after step 5" in output
+    resumed = train_here(out, resume=True, eval_every=100)
+    losses = [[record for record in metrics(folder) if "loss" in record] for folder in (out, wanted)]
+    assert losses[0] == losses[1]  # bit for bit
+    assert metrics(out)[-1] == metrics(wanted)[-1]  # held-out text
+    assert resumed["sample"] == summary["sample"]
+    # Gloo's own lines, which may be broken anywhere, have none of these words.
+    assert not re.search(r"^\[1\] .*(step|parameters)", output, re.MULTILINE), output
+
+
+@pytest.mark.full
+def test_two_processes_finish_what_one_does(alone, launch, tmp_path):
+    out, alone = tmp_path / "run", alone[0]
     status, output = launch(2, "models.moe.train", *flags(**OPTIONS, out=out))
     assert status == 0, output
     assert metrics(out) == metrics(alone)  # bit for bit
@@ -90,9 +99,10 @@ def test_two_processes_compute_what_one_does(alone, launch, tmp_path):
     assert not re.search(r"^\[1\] .*(step|loss|sample|parameters)", output, re.MULTILINE), output
 
 
+@pytest.mark.full
 def test_every_layout_continues_what_another_began(alone, launch, tmp_path):
     """1 process, then 2 of which one is killed, 4 of which one gets Ctrl-C, 1: the losses of an uninterrupted run."""
-    out = tmp_path / "run"
+    out, alone = tmp_path / "run", alone[0]
     train_here(out, steps=3, sample=0)
     resume = ["--resume", *flags(out=out, steps=12, eval_every=100)]  # saves time: nothing to compile for evaluation
 

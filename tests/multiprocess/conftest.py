@@ -17,7 +17,7 @@ def shared_files():
 def start():
     ranks = []
 
-    def start(scenario, processes, nodes="", **more):
+    def start(scenarios, processes, nodes="", **more):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -25,7 +25,7 @@ def start():
         for rank in range(processes):
             node = {"JAXCOMM_NODE_ID": nodes[rank]} if nodes else {}
             env = environment(rank, processes, f"127.0.0.1:{port}", **node, **more)
-            started.append(Rank(subprocess.Popen(argv(scenario), env=env, text=True, start_new_session=True, **PIPES)))
+            started.append(Rank(subprocess.Popen(argv(scenarios), env=env, text=True, start_new_session=True, **PIPES)))
         ranks.extend(started)
         return started
 

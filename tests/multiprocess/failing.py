@@ -1,4 +1,4 @@
-"""Programs in which something goes wrong; tests run each in several processes: failing.py <scenario>.
+"""Programs in which something goes wrong; tests run them in several processes: failing.py <scenario>...
 
 Here on one host, in tests/hosts/test_host_failures.py on two. It goes wrong in the last process, or in process VICTIM.
 Prints one JSON object a line: what happened, and when (time.monotonic(), which all processes of a machine share).
@@ -68,19 +68,19 @@ def attempt(run):
         say("no error")
 
 
-def victim_does(action, body=psum):
-    """body, but the victim first runs action() in the middle of the program."""
+def victim_does(action, victim=VICTIM):
+    """psum, but the victim first runs action() in the middle of the program."""
     first = threading.Lock()  # of the devices
 
     def act(_):
-        if jax.process_index() == VICTIM and first.acquire(blocking=False):
+        if jax.process_index() == victim and first.acquire(blocking=False):
             say("acts")
             action()
         return np.float32(0)
 
     def culprit(x):
         x = psum(x)  # all have come so far
-        return body(x + jax.pure_callback(act, jax.ShapeDtypeStruct((), np.float32), x[0, 0]))
+        return psum(x + jax.pure_callback(act, jax.ShapeDtypeStruct((), np.float32), x[0, 0]))
 
     return program(culprit)
 
@@ -126,6 +126,25 @@ def killed_between_collectives():
 
 
 @scenario
+def one_after_the_other_is_killed():
+    """The last in the middle of a program, then the first between two."""
+    attempt(victim_does(kill, jax.process_count() - 1))
+    works([0, 1])
+    say("survivors work")
+    run = program(psum, [0, 1])
+    run()
+    sys.stdin.readline()  # until all have come so far
+    if jax.process_index() == 0:
+        say("acts")
+        kill()
+    sys.stdin.readline()  # until it has ended
+    attempt(run)
+    attempt(run)  # again: at once
+    works([1])
+    say("survivors work")
+
+
+@scenario
 def killed_during_bootstrap():
     if jax.process_index() == VICTIM:
         say("acts")
@@ -136,9 +155,7 @@ def killed_during_bootstrap():
 
 @scenario
 def coordinator_killed_during_bootstrap():
-    jax.devices()  # JAX's own part waits for minutes
-    jaxcomm.distributed._client().wait_at_barrier("back ends are up", 60_000)
-    time.sleep(0.1)  # the others have heard of it
+    time.sleep(0.1)  # the others have heard that all are there
     if jax.process_index() == VICTIM:
         say("acts")
         kill()
@@ -176,12 +193,16 @@ def killed_while_large_data_move():
 
 @scenario
 def stopped():
-    """SIGSTOP; the parent sends SIGCONT after the others have given up."""
+    """SIGSTOP; the parent sends SIGCONT when the others have failed."""
     run = victim_does(lambda: os.kill(os.getpid(), signal.SIGSTOP))
     attempt(run)
-    say("ready")
+
+
+@scenario
+def works_again():
+    """Follows others, after which all processes are there."""
     sys.stdin.readline()  # until all have failed
-    program(psum)()
+    works(range(jax.process_count()))
     say("works again")
 
 
@@ -325,9 +346,6 @@ def different_ops():
         attempt(program(lambda x: jaxcomm.psum(x, "i")))
     else:
         attempt(program(lambda x: jaxcomm.pmax(x, "i")))
-    sys.stdin.readline()
-    program(psum)()
-    say("works again")
 
 
 @scenario
@@ -364,7 +382,6 @@ def different_numbers_of_runs():
     run = program(psum)
     for _ in range(3 - jax.process_index()):
         attempt(run)
-    sys.stdin.readline()
 
 
 @scenario
@@ -378,9 +395,11 @@ def another_version():
 def no_descriptors_left():
     """The kernel gives no more shared memory."""
     program(psum)()
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if jax.process_index() == 1:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     attempt(program(lambda x: jaxcomm.psum(jnp.ones((1, 1 << 22)) * x[:, :1], "i", algorithm="ring")[:, :8]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 if __name__ == "__main__":
@@ -391,7 +410,10 @@ if __name__ == "__main__":
     initialize(
         os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
     )
-    SCENARIOS[sys.argv[1]]()
+    jax.devices()  # JAX's own part waits for minutes
+    jaxcomm.distributed._client().wait_at_barrier("back ends are up", 100_000)
+    for name in sys.argv[1:]:
+        SCENARIOS[name]()
     say("end")
     sys.stdin.readline()  # until all have come so far
     if VICTIM == 0:

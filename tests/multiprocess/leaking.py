@@ -1,6 +1,6 @@
 """What test_leaks.py runs in each process: many groups, then many programs. Says what the process holds, in JSON.
 
-leaking.py <number of groups> <number of programs>
+leaking.py <number of groups> <number of programs> <calls of each collective in a program>
 """
 
 import itertools
@@ -23,24 +23,26 @@ def say(what):
     print(json.dumps({"what": what, **usage()}), flush=True)
 
 
-def check(devices, count, factor):
-    """Compiles a program of three collectives over these devices, and runs it."""
+def check(devices, count, factor, calls=1):
+    """Compiles a program of three collectives over these devices, each called so many times, and runs it."""
     mesh = Mesh(np.array(devices), ("i",), axis_types=(AxisType.Auto,))
     x = np.arange(mesh.size * count, dtype=np.int32).reshape(mesh.size, count)
 
     def body(x):
-        total = jaxcomm.psum(x, "i") * factor
-        return total + jaxcomm.pbroadcast(x, "i", 0) + jaxcomm.ppermute(x, "i", [(0, 0)])
+        def call(x):
+            return jaxcomm.psum(x, "i") * factor + jaxcomm.pbroadcast(x, "i", 0) + jaxcomm.ppermute(x, "i", [(0, 0)])
+
+        return sum(call(x + i) for i in range(calls))
 
     placed = jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("i")), lambda index: x[index])
     y = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))(placed)
-    want = x.sum(0) * factor + x[0]
     for shard in y.addressable_shards:
-        first = shard.index[0].start == 0
-        np.testing.assert_array_equal(np.asarray(shard.data)[0], want + x[0] * first)
+        rank = shard.index[0].start or 0
+        want = sum((x + i).sum(0) * factor + (x[0] + i) * (1 + (rank == 0)) for i in range(calls))
+        np.testing.assert_array_equal(np.asarray(shard.data)[0], want)
 
 
-def main(num_groups, num_programs):
+def main(num_groups, num_programs, calls):
     jax.distributed.initialize()
     devices = jax.devices()
     # Groups of both processes, all sizes from 2 to 8: every device of the first with those that follow.
@@ -51,8 +53,8 @@ def main(num_groups, num_programs):
         if len({device.process_index for device in group}) == 2
     ]
     groups = [every[i * len(every) // num_groups] for i in range(num_groups)]
-    for number in range(num_programs // 10):
-        check(devices, 8 * (1 + number % 20), number)
+    for number in range(max(num_programs // 10, 12)):
+        check(devices, 8 * (1 + number % 20), number, calls)
     jax.clear_caches()
     say("warm")
     for number, group in enumerate(groups):
@@ -60,9 +62,10 @@ def main(num_groups, num_programs):
     jax.clear_caches()
     say("groups")
     for number in range(num_programs):
-        check(devices, 8 * (1 + number % 20), number)
+        check(devices, 8 * (1 + number % 20), number, calls)
         if number % 50 == 49:
             jax.clear_caches()
+    jax.clear_caches()
     say("programs")
 
 

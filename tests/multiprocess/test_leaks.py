@@ -9,20 +9,23 @@ import sys
 
 import pytest
 
-GROUPS = 100
-PROGRAMS = 1000 if int(os.environ.get("JAXCOMM_STRESS_ROUNDS", "1")) > 1 else 300  # `make stress`
+# Groups, programs, how often a program calls each of three collectives.
+CASES = [
+    (1, 20, 20, 20),
+    *(pytest.param(*case, marks=pytest.mark.full) for case in [(1, 100, 300, 1), (2, 100, 100, 1)]),
+    *(pytest.param(*case, marks=pytest.mark.stress) for case in [(1, 100, 1000, 1), (2, 100, 333, 1)]),
+]
 # JAX itself keeps about 45 KiB of each mesh and XLA 1 KiB of each program, without any collective too (jax 0.12). A
-# call site that isn't dropped holds some KiB, and each program here has three.
+# call site that isn't dropped holds some KiB, and each program here has at least three.
 MAX_PRIVATE_KIB = {"groups": 8 << 10, "programs": 3 << 10}
 
 
 @pytest.mark.deadline(400)
-@pytest.mark.parametrize("nodes", [1, 2])
-def test_groups_and_programs_leave_nothing_behind(nodes):
+@pytest.mark.parametrize(("nodes", "groups", "programs", "calls"), CASES)
+def test_groups_and_programs_leave_nothing_behind(nodes, groups, programs, calls):
     script = pathlib.Path(__file__).with_name("leaking.py")
-    programs = PROGRAMS if nodes == 1 else PROGRAMS // 3
     command = [sys.executable, "-m", "jaxcomm.run", "--processes", "2", "--nodes", str(nodes), "--devices", "4"]
-    command += [str(script), str(GROUPS), str(programs)]
+    command += [str(script), str(groups), str(programs), str(calls)]
     done = subprocess.run(command, env={**os.environ}, capture_output=True, text=True, timeout=380)
     assert done.returncode == 0, done.stderr[-4000:]
     for process in range(2):

@@ -1,8 +1,10 @@
-"""The tests of the ops, run by several processes of this host at once: 8 devices in all, the same contract.
+"""Collectives between processes of this host, 8 devices in all.
 
-Every process runs every test and sees the results of all ranks (harness.share), so all pass or fail together.
+The default size checks values with tests/hosts/collectives.py. The full size runs the tests of the ops: every process
+runs every test and sees the results of all ranks (harness.share), so all pass or fail together.
 """
 
+import json
 import os
 import pathlib
 import re
@@ -15,23 +17,33 @@ ROOT = pathlib.Path(__file__).parents[2]
 # What depends on where ranks and their memory are; the rest is the same for JAX. `make stress` runs everything.
 PLACES = "algorithm or groups or sizes or dtype or axes or donation or equal or later or eager or ahead or bits"
 PLANS = "algorithm or sizes or dtype"
-PATHS = "sizes or dtype"
-# Processes, nodes, single copies, tests of the default size and of others. With two copies, ranks of one node are spread
-# over more processes than there are processors. Nodes are those of JAXCOMM_NODE_ID: processes of different ones use the
-# network, if on one machine.
+# Processes, nodes, single copies, tests. With two copies, ranks of one node are spread over more processes than there
+# are processors. Nodes are those of JAXCOMM_NODE_ID: processes of different ones use the network, if on one machine.
 CASES = {
-    "2 x 4": (2, 1, "1", f"{PLANS} or index_groups or donation or later", PLACES),
-    "4 x 2, two copies": (4, 1, "0", PATHS, PLANS),
-    "2 nodes x 2 x 2": (4, 2, "1", PLANS, PLANS),
+    "2 x 4": (2, 1, "1", PLACES),
+    "4 x 2, two copies": (4, 1, "0", PLANS),
+    "2 nodes x 2 x 2": (4, 2, "1", PLANS),
 }
-EVERYTHING = int(os.environ.get("JAXCOMM_STRESS_ROUNDS", "1")) > 1
 
 
+@pytest.mark.deadline(500)
+@pytest.mark.parametrize(("processes", "nodes", "single_copy"), [(4, 2, "1"), (2, 1, "0")])
+def test_values(processes, nodes, single_copy):
+    """Devices of one process, processes of one node, nodes: in one group. Then with two copies."""
+    environment = {**os.environ, "JAXCOMM_SINGLE_COPY": single_copy, "DEVICES": str(8 // processes)}
+    command = [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--nodes", str(nodes)]
+    command += ["tests/hosts/collectives.py", "values"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=450)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    (said,) = (json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("[0] {"))
+    assert said["checked"] >= 30
+
+
+@pytest.mark.full
 @pytest.mark.deadline(1500)
 @pytest.mark.parametrize("case", CASES)
 def test_contract_holds_between_processes(case, tmp_path, request):
-    processes, nodes, single_copy, *selections = CASES[case]
-    size = request.config.getoption("--size")
+    processes, nodes, single_copy, selection = CASES[case]
     environment = {
         **os.environ,
         "JAXCOMM_TEST_FOLDER": str(tmp_path),
@@ -41,9 +53,9 @@ def test_contract_holds_between_processes(case, tmp_path, request):
     # Each process sets its number of devices itself. No plugin may write to a common folder.
     command = [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--nodes", str(nodes)]
     command += ["-m", "pytest", "tests/ops", "-x", "-q", "--no-header", "-p", "no:cacheprovider"]
-    command += ["--size", size]
-    command += [] if EVERYTHING else ["-k", selections[size != "default"]]
+    command += ["--size", "full"]
+    command += [] if request.config.getoption("--size") == "stress" else ["-k", selection]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1400)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     ends = re.findall(r"^\[\d+\] (\d+) passed", done.stdout, re.MULTILINE)
-    assert len(ends) == processes and len(set(ends)) == 1 and int(ends[0]) >= 20
+    assert len(ends) == processes and len(set(ends)) == 1 and int(ends[0]) > 150

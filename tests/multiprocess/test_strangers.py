@@ -8,7 +8,7 @@ import socket
 import pytest
 from ranks import ROUNDS, finish
 
-pytestmark = [pytest.mark.deadline(300), pytest.mark.parametrize("round_", range(ROUNDS))]
+pytestmark = [pytest.mark.deadline(300), pytest.mark.parametrize("round_", ROUNDS)]
 
 GARBAGE = (
     b"",

@@ -14,14 +14,17 @@ namespace fake {
 Stream::Stream() {
   thread = std::thread([this] {
     emulation::TheMachine().yields = true;
+    // Ranks that spin take turns on few cores: a deadline of seconds is over after millions of switches.
+    emulation::TheMachine().switch_ns = 1000;
     std::minstd_rand random(std::random_device{}());
     for (;;) {
       std::function<void()> next;
-      Until([&] { return !queue.empty(); });
-      Locked([&] {
+      {
+        std::unique_lock<std::mutex> lock(mutex);
+        while (queue.empty()) pushed.wait(lock);
         next = std::move(queue.front());
         queue.pop_front();
-      });
+      }
       if (random() % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
       next();
       Locked([&] { --num_running; });

@@ -96,6 +96,7 @@ struct Rank {
 
 struct Stream : FakeStream {
   std::deque<std::function<void()>> queue;
+  std::condition_variable pushed;  // of its own: the streams of tests that are over wait, too
   size_t num_running = 0;
   std::thread thread;
 
@@ -105,6 +106,7 @@ struct Stream : FakeStream {
       queue.push_back(std::move(work));
       ++num_running;
     });
+    pushed.notify_one();
   }
   bool IsOver() override {
     std::lock_guard<std::mutex> lock(mutex);

@@ -8,6 +8,7 @@
 // Not covered: hardware that reorders more than data races show, warp primitives, PTX.
 #pragma once
 
+#include <setjmp.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 
@@ -29,6 +30,14 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
+// swapcontext calls the kernel for the mask of signals, which takes most of the time of an emulated kernel. longjmp does
+// not, but must not be one that checks where it jumps to.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) || (defined(_FORTIFY_SOURCE) && _FORTIFY_SOURCE > 0)
+#define EMULATION_JUMPS 0
+#else
+#define EMULATION_JUMPS 1
+#endif
+
 struct EmulatedIndex {
   unsigned x = 0, y = 0;
 };
@@ -44,7 +53,10 @@ struct Barrier {
 };
 
 struct Fiber {
-  ucontext_t context;
+  ucontext_t context;  // to begin with
+#if EMULATION_JUMPS
+  jmp_buf place;  // to go on from
+#endif
   char* stack = nullptr;
   void* sanitizer = nullptr;
   EmulatedIndex thread, block, block_dim, grid_dim;
@@ -63,11 +75,16 @@ constexpr uint64_t kEndlessNs = 2'000'000'000;
 // What the fibers of a launch and the one that switches share. It never runs while a fiber does. Each OS thread has its
 // own: a launch stays on the thread that made it.
 struct Machine {
+#if EMULATION_JUMPS
+  jmp_buf scheduler;
+#else
   ucontext_t scheduler;
+#endif
   void* sanitizer = nullptr;
   Fiber* current = nullptr;  // null while none runs
   bool yields = false;       // to other OS threads, whose launches this one's waits for
   uint64_t now_ns = 0;
+  uint64_t switch_ns = 100;  // that a switch takes
   uint64_t coins = 1;
 };
 
@@ -96,7 +113,11 @@ EMULATION_UNCHECKED static void SwitchToScheduler(Fiber::State state) {
   void* fake = nullptr;
   __sanitizer_start_switch_fiber(state == Fiber::kDone ? nullptr : &fake, nullptr, 0);
 #endif
+#if EMULATION_JUMPS
+  if (_setjmp(self.place) == 0) _longjmp(TheMachine().scheduler, 1);
+#else
   swapcontext(&self.context, &TheMachine().scheduler);
+#endif
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
@@ -185,13 +206,21 @@ EMULATION_UNCHECKED static void SwitchTo(Fiber& fiber) {
   void* fake = nullptr;
   __sanitizer_start_switch_fiber(&fake, fiber.stack, kStackBytes);
 #endif
+#if EMULATION_JUMPS
+  if (_setjmp(machine.scheduler) == 0) {
+    if (fiber.started) _longjmp(fiber.place, 1);
+    fiber.started = true;
+    setcontext(&fiber.context);
+  }
+#else
   fiber.started = true;
   swapcontext(&machine.scheduler, &fiber.context);
+#endif
 #if defined(__SANITIZE_ADDRESS__)
   __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
 #endif
-  machine.current = nullptr;
-  machine.now_ns += 100;
+  TheMachine().current = nullptr;
+  TheMachine().now_ns += TheMachine().switch_ns;
 }
 
 EMULATION_UNCHECKED static Fiber::State StateOf(const Fiber& fiber) { return fiber.state; }

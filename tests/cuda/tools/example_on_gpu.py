@@ -1,6 +1,6 @@
 """Ring 2: builds examples/fused_rmsnorm against the installed jaxcomm, outside the tree, and runs it on the GPUs.
 
-    python tests/cuda/example_on_gpu.py <architecture> [processes]    # 90, or native
+    python tests/cuda/tools/example_on_gpu.py <architecture> [processes]    # 90, or native
 
 Needs what the example's README names, cmake and ninja. With a second number it runs in as many processes, one GPU each.
 """
@@ -14,7 +14,7 @@ import tempfile
 
 import jaxcomm
 
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "fused_rmsnorm"
+EXAMPLE = pathlib.Path(__file__).parents[3] / "examples" / "fused_rmsnorm"
 
 
 def main() -> None:

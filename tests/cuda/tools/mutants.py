@@ -17,7 +17,7 @@ import tempfile
 import time
 from typing import NamedTuple
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 LIMIT_S = 300  # of one compilation or run; a broken one may hang
 
 PORTABLE = "ffi/include/jaxcomm/portable.h"

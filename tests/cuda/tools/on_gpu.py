@@ -1,8 +1,8 @@
 """Ring 2: runs what needs a GPU, part by part, each with a limit, and writes a record as JSON and all output.
 
-    python tests/cuda/on_gpu.py test build/gpu out     # `make test-gpu`: out/test-gpu.json and out/test-gpu.log
-    python tests/cuda/on_gpu.py bench build/gpu out    # `make bench-gpu`: out/bench-gpu.json and out/bench-gpu.log
-    python tests/cuda/on_gpu.py test build/gpu out --platform cpu --nccl folder    # rehearses it without a GPU
+    python tests/cuda/tools/on_gpu.py test build/gpu out     # `make test-gpu`: out/test-gpu.json and out/test-gpu.log
+    python tests/cuda/tools/on_gpu.py bench build/gpu out    # `make bench-gpu`: out/bench-gpu.json and out/bench-gpu.log
+    python tests/cuda/tools/on_gpu.py test build/gpu out --platform cpu --nccl folder    # rehearses it without a GPU
 
 Nothing is downloaded. Ends within 8 minutes, with a short table, and with status 1 if a part failed. How long parts
 take (takes_s) is guessed, for a machine with 16 processors; it decides what still begins when time runs out.
@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 from runner import Part, Runner
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 GPU = ROOT / "tests" / "cuda" / "gpu"
 TOTAL_S = 465
 OLDEST_NCCL = 23007  # of ../../cmake/Cuda.cmake
@@ -235,7 +235,7 @@ class Machine:
         ]
 
     def program(self, name: str) -> str:
-        return str(self.build / "programs" / "tests" / "cuda" / name)
+        return str(self.build / "programs" / "tests" / "cuda" / "gpu" / name)
 
     @contextlib.contextmanager
     def mps(self, record: dict) -> Iterator[dict[str, str]]:
@@ -270,10 +270,11 @@ def kernel_parts(machine: Machine) -> list[Part]:
     """Kernels without JAX: virtual ranks in one launch, and the production kernel with a stream per rank."""
     missing = machine.no_gpu or ("needs a GPU" if machine.platform == "cpu" else "")
     executor = machine.program("test_gpu_executor")
+    flagged = machine.program("test_gpu_flagged")
     programs = {
-        "executor": (executor,),
-        "executor, a stream per rank": (executor, "streams"),
-        "flagged": (machine.program("test_gpu_flagged"),),
+        "executor": ("/bin/sh", "-c", '"$0" && exec "$0" --full "in all shapes" "every type"', executor),
+        "executor, a stream per rank": (executor, "--full", "a stream per rank"),
+        "flagged": ("/bin/sh", "-c", '"$0" && exec "$0" --full', flagged),
         "example, virtual ranks": (machine.program("test_gpu_example"),),
     }
     return [
@@ -290,7 +291,7 @@ def sanitizer_parts(machine: Machine) -> list[Part]:
     return [
         Part(
             f"executor, {tool}",
-            (sanitizer or "compute-sanitizer", f"--tool={tool}", "--error-exitcode=1", executor, "reduced"),
+            (sanitizer or "compute-sanitizer", f"--tool={tool}", "--error-exitcode=1", executor),
             150,
             takes_s=80,
             missing=missing,
@@ -511,7 +512,7 @@ def bench(machine: Machine, runner: Runner) -> None:
 def example_part(machine: Machine) -> Part:
     """A user's kernel, built against what was installed here, called from jit on one rank."""
     missing = "needs a GPU" if machine.platform == "cpu" else jax_missing(machine)
-    command = (sys.executable, str(ROOT / "tests" / "cuda" / "example_on_gpu.py"), machine.capability)
+    command = (sys.executable, str(ROOT / "tests" / "cuda" / "tools" / "example_on_gpu.py"), machine.capability)
     environment, built = machine.environment(), "build: jaxcomm"
     return Part("example, inside JAX", command, 150, environment, missing, after=built, takes_s=70)
 

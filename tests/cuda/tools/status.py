@@ -1,7 +1,7 @@
 """Writes docs/gpu-status.md: which feature of the GPU back end has passed which ring, as test records show it.
 
-    python tests/cuda/status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as ring 1
-    python tests/cuda/status.py                                                                # from the stored records
+    python tests/cuda/tools/status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as ring 1
+    python tests/cuda/tools/status.py                                                                # from the stored records
 
 Records are in benchmarks/results/gpu: ring1.json is what the first form keeps of ctest's reports; test-gpu.json and
 bench-gpu.json are what `make test-gpu` and `make bench-gpu` leave. A feature has passed a ring if there is a record of
@@ -14,7 +14,7 @@ import pathlib
 import subprocess
 import xml.etree.ElementTree as ElementTree
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).parents[3]
 RECORDS = ROOT / "benchmarks" / "results" / "gpu"
 PAGE = ROOT / "docs" / "gpu-status.md"
 
@@ -92,7 +92,7 @@ FEATURES = {
 HEAD = """# GPU back end: what has been shown
 
 Ring 1: compiled by nvcc, and the same source run on the CPU by emulation. Ring 2: run on one GPU. Ring 3: many GPUs
-and hosts. This page is written by `tests/cuda/status.py` from the records in `benchmarks/results/gpu`; what is not
+and hosts. This page is written by `tests/cuda/tools/status.py` from the records in `benchmarks/results/gpu`; what is not
 marked has not been shown by any run that is recorded there.
 
 | feature | ring 1 | ring 2 | ring 3 |

@@ -1,0 +1,169 @@
+"""Where the ranks of a group are, from the records of their processes; a store in this process stands in for JAX's."""
+
+import json
+import threading
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from jaxcomm import _core, distributed
+
+
+class Store:
+    """The client of jax.distributed's key-value store."""
+
+    def __init__(self):
+        self.values, self.asked = {}, []
+
+    def key_value_set(self, key, value):
+        if key in self.values:
+            raise jax.errors.JaxRuntimeError(f"ALREADY_EXISTS: {key}")
+        self.values[key] = value
+
+    def blocking_key_value_get(self, key, timeout_ms):
+        self.asked.append((key, timeout_ms))
+        if key not in self.values:
+            raise jax.errors.JaxRuntimeError(f"DEADLINE_EXCEEDED: {key}\nmore")
+        return self.values[key]
+
+
+class Mesh:
+    """Of devices that other processes have."""
+
+    def __init__(self, processes):
+        self.devices = np.array([types.SimpleNamespace(process_index=p, platform="cpu") for p in processes])
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """cluster("aabb", 1): this is process 1 of four, of which 0 and 1 are on node a. Returns (store, connections)."""
+
+    def make(nodes, own):
+        store, connected = Store(), []
+        for process, node in enumerate(nodes):
+            record = {"version": "1.0", "node": node, "address": {"of": process}}
+            store.key_value_set(f"jaxcomm/process/{process}", json.dumps(record))
+        monkeypatch.setattr(distributed, "_records", {own: {"version": "1.0", "node": nodes[own], "address": {}}})
+        monkeypatch.setattr(distributed, "_connected", set())
+        monkeypatch.setattr(distributed, "_client", lambda: store)
+        monkeypatch.setattr(distributed, "_start_network", lambda: connected.append("network started"))
+        monkeypatch.setattr(jax, "process_count", lambda: len(nodes))
+        monkeypatch.setattr(jax, "process_index", lambda: own)
+        monkeypatch.setattr(jax.sharding, "Mesh", Mesh)
+        core = types.SimpleNamespace(
+            connect_process=lambda process, node, of: connected.append((process, node, of)),
+            connect_network=lambda process, address: connected.append((process, address)),
+        )
+        monkeypatch.setattr(distributed, "_core", core)
+        return store, connected
+
+    return make
+
+
+def test_nodes_come_in_the_order_of_their_first_process(cluster):
+    cluster("babc", 2)
+    assert distributed.nodes() == [[0, 2], [1], [3]]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "devices", "rows", "ranks_per_node"),
+    [
+        ("aabb", [0, 1, 2, 3], [[0, 1, 2, 3]], 2),
+        ("aabb", [0, 2, 1, 3], [[0, 1, 2, 3]], 1),  # neighbours are on different nodes
+        ("aabb", [0, 1, 2, 3], [[0, 1], [2, 3]], None),  # each group is of one node
+        ("aabb", [0, 1, 2, 3], [[0, 2], [1, 3]], 1),
+        ("aaab", [0, 1, 2, 3], [[0, 1], [2, 3]], 1),  # groups that differ
+        ("aaaa", [0, 1, 2, 3], [[0, 1, 2, 3]], None),
+        ("ab", [0, 0, 1, 1], [[0, 1, 2, 3]], 2),
+        ("ab", [0, 0, 1, 1], [[3, 2, 1, 0]], 2),
+    ],
+)
+def test_layout(cluster, nodes, devices, rows, ranks_per_node):
+    store, _ = cluster(nodes, 1)
+    store.values |= {f"jaxcomm/network/{process}": "" for process in range(len(nodes))}
+    rows = np.array(rows)
+    found = distributed.layout(Mesh(devices), rows)
+    assert found.ranks_per_node == ranks_per_node
+    np.testing.assert_array_equal(found.processes, np.array(devices)[rows].reshape(-1))
+
+
+def test_groups_of_this_process_alone_need_no_other(cluster):
+    store, connected = cluster("aabb", 1)
+    found = distributed.layout(Mesh([1, 1]), np.array([[0, 1]]))
+    assert (len(found.processes), found.ranks_per_node) == (0, None)
+    assert store.asked == connected == []
+
+
+def test_connects_to_the_processes_of_its_groups_once(cluster):
+    """To those of another node through the network too."""
+    store, connected = cluster("aabb", 1)
+    store.values["jaxcomm/network/3"] = "aGVyZQ=="
+    mesh = Mesh([0, 1, 2, 3])
+    for _ in range(2):
+        distributed.layout(mesh, np.array([[0, 2], [1, 3]]))
+    assert connected == ["network started", (3, "b", 3), (3, b"here")]
+    distributed.layout(mesh, np.array([[0, 1], [2, 3]]))
+    assert connected[3:] == [(0, "a", 0)]
+
+
+def test_versions_must_agree(cluster):
+    store, _ = cluster("aa", 1)
+    record = json.loads(store.values["jaxcomm/process/0"])
+    store.values["jaxcomm/process/0"] = json.dumps({**record, "version": "99.0"})
+    with pytest.raises(RuntimeError, match=r"process 0 runs jaxcomm 99\.0, process 1 1\.0"):
+        distributed.connect([0, 1])
+    assert distributed._connected == set()
+
+
+def test_a_process_that_does_not_show_up_is_named(cluster):
+    store, _ = cluster("aa", 1)
+    del store.values["jaxcomm/process/0"]
+    timeout_s = distributed.config().timeout_s
+    with pytest.raises(RuntimeError, match=rf"process 0 did not show up within {timeout_s:g} s .*DEADLINE_EXCEEDED"):
+        distributed.connect([0, 1])
+    assert store.asked == [("jaxcomm/process/0", int(timeout_s * 1000))]
+
+
+def test_a_process_that_cannot_be_reached_is_named(cluster, monkeypatch):
+    cluster("aa", 1)
+
+    def fail(process, node, of):
+        raise RuntimeError("no way")
+
+    monkeypatch.setattr(distributed._core, "connect_process", fail)
+    with pytest.raises(RuntimeError, match=r"process 0 can't be reached from process 1: no way.*here 'a'"):
+        distributed.connect([0])
+    monkeypatch.setattr(distributed._core, "connect_process", lambda *args, **more: None)
+    distributed.connect([0])  # tried again
+    assert distributed._connected == {0}
+
+
+def test_first_that_speaks_decides(cluster, monkeypatch):
+    cluster("aa", 1)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    assert distributed.agree("token", "1") == "1"
+    assert distributed.agree("token", "2") == "1"
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
+    assert distributed.agree("token", "2") == "2"
+
+
+def test_a_coordinator_that_does_not_answer(monkeypatch):
+    ended = threading.Event()
+    client = types.SimpleNamespace(key_value_set=lambda key, value: ended.wait(100))
+    monkeypatch.setattr(distributed, "config", lambda: types.SimpleNamespace(timeout_s=0.1))
+    with pytest.raises(RuntimeError, match=r"process 0\) did not answer within 0.1 s \(JAXCOMM_TIMEOUT_S\)"):
+        distributed._store(client, "key", "value")
+    ended.set()
+
+    def fail(key, value):
+        raise OSError("oops")
+
+    monkeypatch.setattr(distributed, "config", lambda: types.SimpleNamespace(timeout_s=100))
+    with pytest.raises(OSError, match="oops"):
+        distributed._store(types.SimpleNamespace(key_value_set=fail), "key", "value")
+
+
+def test_the_real_module_has_what_the_fake_has():
+    assert all(callable(getattr(_core, name)) for name in ("connect_process", "connect_network"))

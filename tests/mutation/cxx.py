@@ -1,0 +1,121 @@
+"""Mutants of the C++ sources, generated from the syntax, all in one build: which ones do the tests catch?"""
+
+import concurrent.futures
+import json
+import pathlib
+import threading
+from typing import NamedTuple
+
+from . import record, schemata, trees
+
+
+class Tests(NamedTuple):
+    """What runs for a folder: CTest's programs of folders of tests/, then pytest, each entry a run of its own."""
+
+    native: tuple
+    python: tuple = ()
+
+
+PLAN = ("tests/plan/test_select.py", "tests/plan/test_cost.py", "tests/plan/test_validate.py")
+TESTS = {
+    "ffi/plan": Tests(("plan",), PLAN),
+    "ffi/cpu": Tests(("cpu", "transport")),
+    "ffi/transport": Tests(("transport", "cpu")),
+    "ffi/common": Tests(("plan", "cpu"), ("tests/ops/test_psum.py",)),
+    "ffi/handlers": Tests((), ("tests/ops", "tests/test_errors.py", "tests/test_compilation.py")),
+    "ffi/cuda": Tests(("cuda",)),
+}
+PYTEST_SECONDS = 30  # at most of each file for each mutant, the cheapest tests first
+
+
+class Coverage(NamedTuple):
+    """Of a unit without a mutant: seconds, switches asked, and for pytest (name, seconds, switches) of its tests."""
+
+    seconds: float
+    reached: set
+    outside: set = frozenset()
+    tests: tuple = ()
+
+
+def cover(build, units):
+    """Runs each unit without a mutant: {its name: Coverage}."""
+    covered = {}
+    for unit in units:
+        path, tests, log = (build.place / name for name in ("coverage", "tests.json", "test.log"))
+        path.write_bytes(bytes(build.end))
+        tests.unlink(missing_ok=True)
+        environment = {**unit.environment, "JAXCOMM_MUTANT_COVERAGE": str(path)}
+        command = unit.command
+        if unit.pytest:
+            environment["JAXCOMM_MUTANT_TESTS"] = str(tests)
+            command = (*command, "-p", "mutation.per_test")
+        passed, seconds = trees.run(command, unit.folder, 900, environment, log)
+        if not passed:
+            print(f"{unit.name} fails without a mutant:\n{log.read_text(errors='replace')[-2000:]}", flush=True)
+            continue
+        reached = {i for i, byte in enumerate(path.read_bytes()) if byte}
+        covered[unit.name] = Coverage(seconds, reached)
+        if unit.pytest:
+            found = json.loads(tests.read_text())
+            each = tuple((name, duration, set(switches)) for name, duration, switches in found["tests"])
+            outside = set(found["outside"])
+            covered[unit.name] = Coverage(seconds, outside.union(*(test[2] for test in each)), outside, each)
+        print(f"{seconds:7.1f} s  {len(covered[unit.name].reached):6} reached  {unit.name}", flush=True)
+    return covered
+
+
+def command(unit, coverage, number):
+    """(what runs the tests of a unit that reach a switch, their usual seconds)."""
+    if not unit.pytest:
+        return unit.command, coverage.seconds
+    reaching = [test for test in coverage.tests if number in test[2] or number in coverage.outside]
+    chosen, total = [], 0.0
+    for name, seconds, _ in sorted(reaching, key=lambda test: test[1]):
+        if not chosen or total + seconds < PYTEST_SECONDS:
+            chosen.append(name)
+            total += seconds
+    start = coverage.seconds - sum(test[1] for test in coverage.tests)
+    return trees.pytest(chosen), start + total
+
+
+def judge(mutant, units, covered, folder):
+    """Runs the tests that reach a mutant, cheapest first, programs before pytest."""
+    reaching = [unit for unit in units if unit.name in covered and mutant.number in covered[unit.name].reached]
+    reaching.sort(key=lambda unit: (unit.pytest, 0 if unit.pytest else covered[unit.name].seconds))
+    total, caught = 0.0, ""
+    for unit in reaching:
+        words, normal = command(unit, covered[unit.name], mutant.number)
+        environment = {**unit.environment, "JAXCOMM_MUTANT": str(mutant.number)}
+        log = pathlib.Path(unit.folder).parent / f"{threading.get_ident()}.log" if unit.pytest else None
+        passed, seconds = trees.run(words, unit.folder, 3 * normal + 10, environment, log)
+        total += seconds
+        if not passed:
+            caught = trees.failed(log) or unit.name
+            break
+    result = record.CAUGHT if caught else record.SURVIVED if reaching else record.NOT_REACHED
+    return record.Result(folder, *mutant[1:], result, caught, round(total, 1))
+
+
+def run(folder, count, seed, jobs=2, only=None, python=True):
+    """Results of `count` mutants of a folder, of all with 0, or of those whose file, line and change contain `only`."""
+    tests = TESTS[folder]
+    build = schemata.Build(trees.BUILD / folder.replace("/", "-"), [schemata.Sources(folder)], jobs=jobs)
+    units = []
+    if tests.native:
+        units += build.native([f"tests/{name}/all" for name in tests.native], tests.native)
+    if tests.python and python:
+        units += build.python(tests.python)
+    covered = cover(build, units)
+    mutants = build.left()
+    reached = set().union(*(coverage.reached for coverage in covered.values()))
+    print(f"{folder}: {len(mutants)} mutants, {sum(m.number in reached for m in mutants)} reached", flush=True)
+    chosen = record.sample(mutants, count, seed, lambda mutant: mutant.kind, lambda mutant: mutant.key)
+    if only:
+        chosen = [mutant for mutant in mutants if only in f"{mutant.file}:{mutant.line}: {mutant.change}"]
+    results = []
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for result in pool.map(lambda mutant: judge(mutant, units, covered, folder), chosen):
+            results.append(result)
+            if not result.caught:
+                print(record.describe(result), flush=True)
+    return results

@@ -1,0 +1,150 @@
+"""Mutants written by hand: each is put into a copy, what depends on it is built, and its tests run."""
+
+import importlib
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+
+from . import record, trees
+from .hand import Mutant
+
+LIMIT_S = 600  # of a test; a mutant may hang, but few do
+
+
+def mutants():
+    """Those of all modules hand_*.py."""
+    names = sorted(path.stem for path in record.HERE.glob("hand_*.py") if path.stem != "hand_run")
+    modules = [importlib.import_module(f"mutation.{name}") for name in names]
+    return [mutant for module in modules for mutant in module.MUTANTS]
+
+
+def faults():
+    """Of mutants that no longer fit the sources."""
+    found = []
+    for mutant in mutants():
+        times = (trees.ROOT / mutant.file).read_text().count(mutant.old)
+        if times != 1:
+            found.append(f"{mutant.file}: {mutant.name}: its text stands {times} times in the file, not once")
+    return found
+
+
+def folder(mutant):
+    parts = pathlib.Path(mutant.file).parent.parts
+    return "/".join(parts[:2]) or parts[0]
+
+
+class Runner:
+    """A copy of the repository with builds of its own, which are kept."""
+
+    def __init__(self, jobs):
+        self.place, self.jobs = trees.BUILD / "hand", jobs
+        self.tree = self.place / "tree"
+        trees.copy(self.tree)
+        self.normal = {}
+        self.environment = {**os.environ, "CCACHE_BASEDIR": str(self.place), "CCACHE_NOHASHDIR": "1"}
+
+    def configure(self, name, *options):
+        if not (self.place / name / "build.ninja").exists():
+            command = [trees.BIN / "cmake", "-S", self.tree, "-B", self.place / name, "-G", "Ninja", *options]
+            command += [
+                f"-DCMAKE_MAKE_PROGRAM={trees.BIN / 'ninja'}",
+                "-DCMAKE_BUILD_TYPE=Mutants",
+                "-DJAXCOMM_CUDA=OFF",
+            ]
+            command += [f"-DPython_EXECUTABLE={trees.BIN / 'python'}", "-DCMAKE_CXX_FLAGS=-O1 -g0 -DNDEBUG -w"]
+            subprocess.run(list(map(str, command)), check=True, capture_output=True)
+
+    def ninja(self, name, targets):
+        """Whether the targets could be built."""
+        command = [trees.BIN / "ninja", "-C", self.place / name, "-j", self.jobs, *targets]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=self.environment)
+        (self.place / f"{name}.log").write_text(done.stdout)
+        return done.returncode == 0
+
+    def runs(self, mutant):
+        """[(command, folder, environment)], or None if it does not compile."""
+        if ".py" in mutant.tests:
+            if mutant.file.startswith("ffi/"):
+                self.configure("module")
+                if not self.ninja("module", ["_core"]):
+                    return None
+                built = next((self.place / "module").glob("_core*.so"))
+            else:
+                built = next(trees.installed().glob("_core*.so"))
+            trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
+            return [(trees.pytest(shlex.split(mutant.tests)), self.tree, trees.python_environment(self.tree))]
+        self.configure("native", "-DJAXCOMM_NATIVE_TESTS=ON")
+        names = mutant.tests.split()
+        if not self.ninja("native", names):
+            return None
+        listed = subprocess.run(
+            [trees.BIN / "ctest", "--test-dir", self.place / "native", "--show-only=json-v1"],
+            capture_output=True,
+            text=True,
+        )
+        found = []
+        for test in trees.parse_tests(listed.stdout):
+            if test["name"] in names:
+                found.append((test["command"], self.place, test["environment"]))
+        return found
+
+    def passes(self, mutant):
+        """Whether its tests pass with the tree as it is; None if it does not compile."""
+        runs = self.runs(mutant)
+        if not runs:
+            return None, 0.0
+        total = 0.0
+        for command, place, environment in runs:
+            passed, seconds = trees.run(command, place, LIMIT_S, environment, self.place / "test.log")
+            total += seconds
+            if not passed:
+                return False, total
+        return True, total
+
+    def judge(self, mutant):
+        if mutant.tests not in self.normal:
+            self.normal[mutant.tests] = self.passes(mutant)[0]
+        if not self.normal[mutant.tests]:
+            log = (self.place / "test.log").read_text(errors="replace")[-1500:]
+            print(f"{mutant.name}: {mutant.tests} fails, or is not built, without it\n{log}", flush=True)
+            return None
+        original = (self.tree / mutant.file).read_text()
+        if original.count(mutant.old) != 1:
+            raise SystemExit(f"{mutant.file}: {mutant.name}: its text does not stand there exactly once")
+        (self.tree / mutant.file).write_text(original.replace(mutant.old, mutant.new))
+        try:
+            passed, seconds = self.passes(mutant)
+        finally:
+            (self.tree / mutant.file).write_text(original)
+        if passed is None:
+            print(f"{mutant.name}: does not compile", flush=True)
+        line = original[: original.index(mutant.old)].count("\n") + 1
+        text = re.sub(r"\s+", " ", mutant.old).strip()[:100]
+        result = record.SURVIVED if passed else record.CAUGHT
+        tests = "" if passed else mutant.tests
+        return record.Result(
+            folder(mutant), mutant.file, line, "hand", text, mutant.name, result, tests, round(seconds, 1)
+        )
+
+
+def run(count, seed, jobs=2, only=None, names=None):
+    if wrong := faults():
+        raise SystemExit("\n".join(wrong))
+    every = mutants()
+    chosen = record.sample(every, count, seed, folder, lambda mutant: mutant[:2])
+    if names is not None:
+        chosen = [mutant for mutant in every if mutant.name in names]
+    if only:
+        chosen = [mutant for mutant in every if only in f"{mutant.file}: {mutant.name}"]
+    runner, results = Runner(jobs), []
+    for mutant in sorted(chosen, key=lambda mutant: mutant.file):
+        result = runner.judge(mutant)
+        if result:
+            results.append(result)
+            print(f"{result.result:<10} {result.seconds:7.1f} s  {mutant.file}: {mutant.name}", flush=True)
+    return results
+
+
+__all__ = ["Mutant", "faults", "folder", "mutants", "run"]

@@ -1,0 +1,43 @@
+"""A plugin of pytest: which switches of mutants does each test ask? Into the file JAXCOMM_MUTANT_TESTS, as JSON."""
+
+import json
+import mmap
+import os
+import time
+
+import pytest
+
+
+class Recorder:
+    def __init__(self, path, output):
+        self.output = output
+        with open(path, "r+b") as file:
+            self.bytes = mmap.mmap(file.fileno(), 0)
+        self.tests = []
+        self.outside = set()
+
+    def take(self):
+        """What was asked since the last time."""
+        reached = {i for i, byte in enumerate(self.bytes[:]) if byte}
+        self.bytes[:] = bytes(len(self.bytes))
+        return reached
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        self.outside |= self.take()
+        began = time.monotonic()
+        result = yield
+        self.tests.append((item.nodeid, time.monotonic() - began, sorted(self.take())))
+        return result
+
+    def pytest_sessionfinish(self):
+        self.outside |= self.take()
+        with open(self.output, "w") as file:
+            json.dump({"outside": sorted(self.outside), "tests": self.tests}, file)
+
+
+def pytest_configure(config):
+    if "JAXCOMM_MUTANT_TESTS" in os.environ:
+        config.pluginmanager.register(
+            Recorder(os.environ["JAXCOMM_MUTANT_COVERAGE"], os.environ.pop("JAXCOMM_MUTANT_TESTS"))
+        )

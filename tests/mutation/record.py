@@ -1,0 +1,115 @@
+"""What became of mutants: a CSV, tables, and the list of those that change nothing."""
+
+import csv
+import hashlib
+import pathlib
+import random
+import tomllib
+from typing import NamedTuple
+
+HERE = pathlib.Path(__file__).parent
+RECORD = HERE / "record.csv"
+SURVIVED, NOT_REACHED, CAUGHT = "survived", "not reached", "caught"
+
+
+class Result(NamedTuple):
+    """A mutant and what became of it. `text` is the line, `change` what was done to it, `test` what caught it."""
+
+    folder: str
+    file: str
+    line: int
+    kind: str
+    text: str
+    change: str
+    result: str
+    test: str = ""
+    seconds: float = 0
+
+    @property
+    def key(self):
+        return self.file, self.text, self.change
+
+    @property
+    def caught(self):
+        return self.result == CAUGHT
+
+
+def read(path=RECORD):
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return [
+            Result(**{**row, "line": int(row["line"]), "seconds": float(row["seconds"])})
+            for row in csv.DictReader(file)
+        ]
+
+
+def write(results, path=RECORD):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Result._fields)
+        writer.writerows(sorted(results))
+
+
+def merge(results, path=RECORD):
+    """Into the record: `results` stand for all that it had of their folders, made by hand or generated."""
+    replaced = {(result.folder, result.kind == "hand") for result in results}
+    kept = [old for old in read(path) if (old.folder, old.kind == "hand") not in replaced]
+    write([*kept, *results], path)
+
+
+def equivalents():
+    """{(file, text, change): why}, of equivalent/*.toml."""
+    known = {}
+    for path in sorted((HERE / "equivalent").glob("*.toml")):
+        for entry in tomllib.loads(path.read_text()).get("equivalent", []):
+            known[entry["file"], entry["text"], entry["change"]] = entry["why"]
+    return known
+
+
+def order(seed, *parts):
+    """A number for each mutant that depends on its text and the seed only."""
+    return hashlib.sha256("\0".join(map(str, (seed, *parts))).encode()).hexdigest()
+
+
+def sample(mutants, count, seed, kind, key):
+    """`count` of them, of every kind its share, the same for the same seed."""
+    if not count or count >= len(mutants):
+        return list(mutants)
+    kinds = {}
+    for mutant in sorted(mutants, key=lambda mutant: order(seed, *key(mutant))):
+        kinds.setdefault(kind(mutant), []).append(mutant)
+    shares = {name: count * len(group) / len(mutants) for name, group in kinds.items()}
+    quotas = {name: int(share) for name, share in shares.items()}
+    by_rest = sorted(kinds, key=lambda name: (quotas[name] - shares[name], name))
+    for name in by_rest[: count - sum(quotas.values())]:
+        quotas[name] += 1
+    chosen = [mutant for name, group in sorted(kinds.items()) for mutant in group[: quotas[name]]]
+    random.Random(str(seed)).shuffle(chosen)
+    return chosen
+
+
+def table(results):
+    """Mutants of each folder, how many were caught, and the rate among those that change something."""
+    known = equivalents()
+    rows = [("folder", "mutants", "caught", "survived", "not reached", "equivalent", "rate")]
+    for folder in [*sorted({result.folder for result in results}), "all"]:
+        own = [result for result in results if folder in (result.folder, "all")]
+        caught = sum(result.caught for result in own)
+        equivalent = sum(result.key in known for result in own if not result.caught)
+        left = missed(own)
+        unreached = sum(result.result == NOT_REACHED for result in left)
+        counted = caught + len(left)
+        rate = f"{100 * caught / counted:.0f} %" if counted else "-"
+        rows.append((folder, len(own), caught, len(left) - unreached, unreached, equivalent, rate))
+    lines = [f"{row[0]:<18}" + "".join(f"{cell!s:>13}" for cell in row[1:]) for row in rows]
+    return "\n".join(lines)
+
+
+def missed(results):
+    known = equivalents()
+    return [result for result in results if not result.caught and result.key not in known]
+
+
+def describe(result):
+    return f"{result.file}:{result.line}: {result.result}: {result.change}\n    {result.text}"

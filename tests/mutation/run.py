@@ -1,0 +1,71 @@
+"""Puts mistakes into the sources and tells which the tests catch. See README.md beside it."""
+
+import argparse
+import pathlib
+import subprocess
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from mutation import cxx, hand_run, python, record, sample, trees
+
+KINDS = ("cxx", "python", "hand")
+
+
+def commit():
+    """The hash of the last one."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=trees.ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=KINDS, help="mutants of this kind")
+    parser.add_argument(
+        "--folder", action="append", help="of the sources, for example ffi/plan; several times for several"
+    )
+    parser.add_argument("--all", action="store_true", help="all mutants, instead of a sample of each folder")
+    parser.add_argument("--sample", type=int, metavar="N", help="instead: N of those that the record says are caught")
+    parser.add_argument("--per-folder", type=int, default=60, metavar="N", help="generated mutants of each folder")
+    parser.add_argument("--seed", help="chooses them: 1, or with --sample the last commit's hash")
+    parser.add_argument("--match", help="instead: those whose 'file:line: change' contains this")
+    parser.add_argument("--jobs", type=int, default=2, help="compilers and tests at a time")
+    parser.add_argument(
+        "--native", action="store_true", help="leaves out Python tests of C++, which take long to build for"
+    )
+    parser.add_argument("--record", action="store_true", help="writes the results into record.csv")
+    options = parser.parse_args()
+    count = 0 if options.all else options.per_folder
+    folders = options.folder or [*cxx.TESTS, *python.FOLDERS]
+    results = []
+    if options.sample:
+        seed = options.seed or commit()
+        print(f"{options.sample} mutants, chosen by {seed}", flush=True)
+        results = sample.run(options.sample, seed, folders, options.jobs, options.only)
+        print(record.table(results))
+        return 0 if all(result.caught for result in results) else 1
+    seed = options.seed or "1"
+
+    def done(found):
+        results.extend(found)
+        record.write(results, trees.BUILD / "results.csv")
+        if options.record:
+            record.merge(found)
+
+    for folder in folders:
+        if folder in cxx.TESTS and options.only in (None, "cxx"):
+            done(cxx.run(folder, count, seed, options.jobs, options.match, not options.native))
+        elif folder in python.FOLDERS and options.only in (None, "python"):
+            done(python.run(folder, count, seed, options.jobs, options.match))
+    if options.only in (None, "hand"):
+        chosen = [mutant.name for mutant in hand_run.mutants() if hand_run.folder(mutant) in folders]
+        done(hand_run.run(0, seed, options.jobs, options.match, chosen))
+    missed = record.missed(results)
+    for result in missed:
+        print(record.describe(result))
+    print(record.table(results))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""Generated mutants of C++ as switches in a copy of the repository, and its builds."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+from typing import NamedTuple
+
+from . import syntax, trees
+
+NUMBERS_PER_FILE = 5000
+DEVICE = re.compile(r"JAXCOMM_(DEVICE|BOTH|EMULATION)|__device__|__global__")
+NOT_RUN = re.compile(r"mutants")  # a test that breaks the code itself
+
+
+class Mutant(NamedTuple):
+    number: int
+    file: str
+    line: int
+    kind: str
+    text: str
+    change: str
+
+    @property
+    def key(self):
+        return self.file, self.text, self.change
+
+
+class Unit(NamedTuple):
+    """One run of a test program, of a case of it, or of pytest."""
+
+    name: str
+    command: tuple
+    folder: str
+    environment: dict
+    pytest: bool = False
+
+
+def relative(path):
+    return str(pathlib.Path(path).relative_to(trees.ROOT))
+
+
+class Sources:
+    """The mutants of a folder. `first` is the number of its first file's first one."""
+
+    def __init__(self, folder, first=0):
+        paths = [path for path in sorted((trees.ROOT / folder).iterdir()) if path.suffix in (".cc", ".h")]
+        paths = [path for path in paths if not (path.suffix == ".h" and DEVICE.search(path.read_text()))]
+        units = [path for path in paths if path.suffix == ".cc"]
+        if not units:  # headers only: whoever includes them
+            units = sorted((trees.ROOT / "ffi/cpu").glob("*.cc"))
+        self.sources = syntax.read(units, {str(path) for path in paths})
+        self.mutants, self.edits = [], {}
+        for index, (path, source) in enumerate(sorted(self.sources.items())):
+            seen = {}
+            for i, edit in enumerate(source.edits[:NUMBERS_PER_FILE]):
+                number = first + index * NUMBERS_PER_FILE + i
+                text = source.line_text(edit.begin)
+                times = seen[text, edit.change] = seen.get((text, edit.change), 0) + 1
+                change = edit.change + (f" #{times}" if times > 1 else "")
+                self.mutants.append(Mutant(number, relative(path), source.line(edit.begin), edit.kind, text, change))
+                self.edits[number] = (path, i)
+        self.end = first + (len(self.sources) + 1) * NUMBERS_PER_FILE
+
+
+class Build:
+    """A copy of the repository in which all mutants of `parts`, or those of these numbers, are switches."""
+
+    def __init__(self, place, parts, numbers=None, jobs=2):
+        self.place, self.tree, self.parts, self.jobs = place, place / "tree", parts, jobs
+        self.mutants = [m for part in parts for m in part.mutants if numbers is None or m.number in numbers]
+        self.end = max(part.end for part in parts)
+        self.place.mkdir(parents=True, exist_ok=True)
+        known = self.place / "dropped.json"  # what did not compile the last time
+        remembered = {tuple(key) for key in json.loads(known.read_text())} if known.exists() else set()
+        self.dropped = {mutant.number for mutant in self.mutants if mutant.key in remembered}
+        self.write()
+
+    def left(self):
+        return [mutant for mutant in self.mutants if mutant.number not in self.dropped]
+
+    def write(self):
+        changed = {}
+        numbers = {mutant.number for mutant in self.left()}
+        for part in self.parts:
+            for path, source in part.sources.items():
+                chosen = {i: n for n, (file, i) in part.edits.items() if file == path and n in numbers}
+                changed[relative(path)] = source.render(chosen).encode()
+        trees.copy(self.tree, changed)
+
+    def drop(self, output):
+        """Forgets the mutants on the lines that the compiler complains of. Returns how many."""
+        before = len(self.dropped)
+        for pattern in (r"^(\S+?):(\d+)(?::\d+)?: (?:fatal )?error: ", r"(\S+?\.(?:cc|h)):(\d+)"):
+            found = set()
+            for match in re.finditer(pattern, output, re.MULTILINE):
+                path = os.path.normpath(os.path.join(self.place / "native", match.group(1)))
+                if path.startswith(str(self.tree)):
+                    found.add((os.path.relpath(path, self.tree), int(match.group(2))))
+            numbers = {mutant.number for mutant in self.left()}
+            for part in self.parts:
+                for number, (path, i) in part.edits.items():
+                    source = part.sources[path]
+                    lines = source.inserting_lines(source.edits[i]) if number in numbers else ()
+                    if any((relative(path), line) in found for line in lines):
+                        self.dropped.add(number)
+            if len(self.dropped) > before:
+                break
+        kept = [mutant.key for mutant in self.mutants if mutant.number in self.dropped]
+        (self.place / "dropped.json").write_text(json.dumps(kept))
+        return len(self.dropped) - before
+
+    def cmake(self, name, *options):
+        flags = f"-O1 -g0 -DNDEBUG -w -include {self.tree / 'tests/mutation/switches.h'}"
+        command = [trees.BIN / "cmake", "-S", self.tree, "-B", self.place / name, "-G", "Ninja"]
+        command += [f"-DCMAKE_MAKE_PROGRAM={trees.BIN / 'ninja'}", "-DCMAKE_BUILD_TYPE=Mutants"]
+        command += [f"-DPython_EXECUTABLE={trees.BIN / 'python'}", f"-DCMAKE_CXX_FLAGS={flags}", "-DJAXCOMM_CUDA=OFF"]
+        done = subprocess.run([*map(str, command), *options], capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(done.stdout + done.stderr)
+
+    def compile(self, name, targets):
+        """Until all that is left compiles."""
+        environment = {**os.environ, "CCACHE_BASEDIR": str(self.place), "CCACHE_NOHASHDIR": "1"}
+        command = [trees.BIN / "ninja", "-C", self.place / name, "-k", "0", "-j", self.jobs, *targets]
+        for _ in range(12):
+            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment)
+            if done.returncode == 0:
+                return
+            (self.place / f"{name}.log").write_text(done.stdout)
+            dropped = self.drop(done.stdout)
+            print(f"{self.place.name}: {dropped} mutants do not compile", flush=True)
+            if not dropped:
+                break
+            self.write()
+        raise SystemExit(f"{self.place.name}: see {self.place / name}.log")
+
+    def native(self, targets, folders=None):
+        """Builds these targets. The units of the programs of `folders` of tests/, or of all that are built."""
+        self.cmake("native", "-DJAXCOMM_NATIVE_TESTS=ON")
+        self.compile("native", targets)
+        command = [trees.BIN / "ctest", "--test-dir", self.place / "native", "--show-only=json-v1"]
+        listed = subprocess.run(list(map(str, command)), capture_output=True, text=True).stdout
+        units = []
+        for test in trees.parse_tests(listed):
+            program = pathlib.Path(test["command"][0])
+            here = program.exists() and (folders is None or program.parent.name in folders)
+            if here and "full" not in test["labels"] and not NOT_RUN.search(test["name"]):
+                units += self.cases(test)
+        return units
+
+    def cases(self, test):
+        """A unit for each case, where the program can list them."""
+        program, environment, folder = test["command"][0], test["environment"], str(self.place)
+        name = f"tests/{pathlib.Path(program).parent.name}/{test['name']}"
+        try:
+            done = subprocess.run([program, "--list"], capture_output=True, cwd=folder, timeout=30)
+            cases = [case for case in done.stdout.splitlines() if case]
+        except subprocess.TimeoutExpired:  # it knows no options and runs everything
+            cases = []
+        contents = pathlib.Path(program).read_bytes()
+        if not cases or not all(case in contents for case in cases):
+            return [Unit(name, tuple(test["command"]), folder, environment)]
+        return [Unit(f"{name}: {case.decode()}", (program, case.decode()), folder, environment) for case in cases]
+
+    def python(self, arguments):
+        """Builds the module _core. A unit for each string of arguments of pytest."""
+        self.cmake("module")
+        self.compile("module", ["_core"])
+        built = next((self.place / "module").glob("_core*.so"))
+        trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
+        environment = trees.python_environment(self.tree)
+        return [
+            Unit(each, tuple(trees.pytest(each.split(" "))), str(self.tree), environment, True) for each in arguments
+        ]

@@ -1,0 +1,134 @@
+"""Copies of the repository below build/mutants, and tests run in them with limits."""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import resource
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = ROOT / "build/mutants"
+MEMORY_BYTES = 8 << 30  # of the data of a process; a mutant may allocate for ever
+FILE_BYTES = 256 << 20
+BIN = pathlib.Path(sys.executable).parent
+
+
+def files():
+    """Those of the repository, new ones included."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    return [name for name in listed if (ROOT / name).is_file()]
+
+
+def put(path, content):
+    """Writes only what differs, so that no more than needed is built anew."""
+    if not path.exists() or path.read_bytes() != content:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def copy(tree, changed=None):
+    """Makes `tree` a copy of the repository, with {path in it: bytes} `changed`."""
+    changed = changed or {}
+    names = set(files())
+    for name in names:
+        put(tree / name, changed.get(name, (ROOT / name).read_bytes()))
+        mode = (ROOT / name).stat().st_mode
+        if (tree / name).stat().st_mode != mode:
+            (tree / name).chmod(mode)
+    for path in tree.rglob("*"):
+        name = str(path.relative_to(tree))
+        if (
+            path.is_file()
+            and name not in names
+            and path.suffix in (".cc", ".h", ".py", ".txt")
+            and "build/" not in name
+        ):
+            path.unlink()
+    # What `make cuda` has fetched, and where the tests look for it.
+    wheels = ROOT / "build/cuda/wheels"
+    if wheels.exists() and not (tree / "build/cuda/wheels").exists():
+        (tree / "build/cuda").mkdir(parents=True, exist_ok=True)
+        (tree / "build/cuda/wheels").symlink_to(wheels)
+
+
+def _limit():
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def run(command, cwd, limit_s, environment=None, log=None):
+    """(whether it passed, seconds). It and its children are ended after `limit_s`."""
+    began = time.monotonic()
+    output = open(log or os.devnull, "wb")  # noqa: SIM115 (closed below)
+    process = subprocess.Popen(
+        list(map(str, command)),
+        cwd=cwd,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=_limit,
+    )
+    try:
+        passed = process.wait(limit_s) == 0
+    except subprocess.TimeoutExpired:
+        passed = False
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        output.close()
+    return passed, time.monotonic() - began
+
+
+# A copy's own jaxcomm instead of that which is installed: the finder of an editable install comes before any path.
+SITE = """import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
+"""
+
+
+def python_environment(tree):
+    """In which Python imports jaxcomm, models and tests of `tree`."""
+    put(tree / "build/site/sitecustomize.py", SITE.encode())
+    return {
+        "PYTHONPATH": os.pathsep.join(map(str, (tree / "build/site", tree, tree / "tests"))),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def pytest(arguments):
+    return [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
+
+
+def failed(log):
+    """The test that a run of pytest says to have failed, if it says so."""
+    found = re.search(r"^FAILED (\S+)", log.read_text(errors="replace"), re.MULTILINE) if log else None
+    return found.group(1) if found else ""
+
+
+def parse_tests(listing):
+    """Of `ctest --show-only=json-v1`: name, command, environment, folder and labels of the tests that are built."""
+    found = []
+    for test in json.loads(listing)["tests"]:
+        if "command" in test:
+            properties = {entry["name"]: entry["value"] for entry in test["properties"]}
+            environment = dict(entry.split("=", 1) for entry in properties.get("ENVIRONMENT", []))
+            labels = properties.get("LABELS", [])
+            command = test["command"]
+            found.append({"name": test["name"], "command": command, "environment": environment, "labels": labels})
+    return found
+
+
+def installed():
+    """Where the built module _core is."""
+    return pathlib.Path(sysconfig.get_path("platlib")) / "jaxcomm"
