@@ -40,7 +40,7 @@ void InTwoProcesses(const std::function<void(int32_t process, const std::functio
     if (children[p] > 0) continue;
     close(sockets[1 - p]);
     Completer::Get().EnsureThreads(4);
-    Meeting::SetTimeout(30);
+    Meeting::SetLimits({30, 60});
     ThisProcess& self = ThisProcess::Get();
     CHECK(self.Start(p, "node", true).empty());
     const Announcement theirs =

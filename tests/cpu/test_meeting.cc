@@ -215,7 +215,7 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
     CHECK(message.find("psum at test_meeting.cc") != std::string::npos);
     CHECK(message.find("ranks [1, 2] did not arrive within 0.3 s") != std::string::npos);
   }
-  Meeting::SetTimeout(60);
+  Meeting::SetLimits({60, 60});
   Counter straggler;
   arrive(*late, 1000, 2, straggler);  // the failed run refuses it at once, and gives the first reason
   arrive(*other, 1000, 0, straggler);
