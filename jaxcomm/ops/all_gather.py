@@ -32,7 +32,8 @@ def all_gather(
       tiled: join along ``axis`` instead of adding a dimension.
       to: type of the result under check_vma=True, as in jax.lax.all_gather: "varying" or "invarying"; "reduced" is left
         to jax.lax.
-      algorithm: a name from ``algorithms("all_gather")``; None lets the selection table choose.
+      algorithm: a name from ``algorithms("all_gather")``, or "xla" for XLA's own collective; None lets the
+        selection table choose.
       max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
         None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 

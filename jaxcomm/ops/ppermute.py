@@ -18,7 +18,8 @@ def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None,
       x: pytree of arrays of the same shape and dtype on every rank.
       axis_name: mesh axis, or tuple of axes, outermost first.
       perm: list of (source, destination) ranks; each rank at most once as source and once as destination.
-      algorithm: a name from ``algorithms("ppermute")``; None lets the selection table choose.
+      algorithm: a name from ``algorithms("ppermute")``, or "xla" for XLA's own collective; None lets the
+        selection table choose.
       max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
         None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 

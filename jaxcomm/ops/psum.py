@@ -29,7 +29,8 @@ def psum(
         inside a node. Under check_vma=False an integer names a dimension of x to sum over as well.
       axis_index_groups: lists of ranks that form the groups; None means one group of all. Groups of unequal sizes are
         left to jax.lax, and so are arrays typed as pending sums (unreduced).
-      algorithm: a name from ``algorithms("psum")``; None lets the selection table choose.
+      algorithm: a name from ``algorithms("psum")``, or "xla" for XLA's own collective; None lets the
+        selection table choose.
       max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
         None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 

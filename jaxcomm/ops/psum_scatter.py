@@ -30,7 +30,8 @@ def psum_scatter(
         counts from the end.
       axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
       tiled: keep ``scatter_dimension`` (divided by n) instead of removing it.
-      algorithm: a name from ``algorithms("psum_scatter")``; None lets the selection table choose.
+      algorithm: a name from ``algorithms("psum_scatter")``, or "xla" for XLA's own collective; None lets the
+        selection table choose.
       max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
         None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
