@@ -147,7 +147,10 @@ NB_MODULE(_core, m) {
       nb::arg("host"), nb::arg("port"), "Relays to a server; returns the name of the abstract socket to connect to.");
   m.def("relay_has_lost_server", &RelayHasLostServer,
         "Whether the server of start_relay() had been there and has gone.");
-  m.def("set_timeout", &Meeting::SetTimeout, nb::arg("seconds"), "Bounds every wait for a late rank.");
+  m.def(
+      "set_wait_limits", [](double timeout_s, double warn_s) { Meeting::SetLimits({timeout_s, warn_s}); },
+      nb::arg("timeout_s"), nb::arg("warn_s"),
+      "Bounds every wait for a late rank; a line on standard error comes before.");
   nb::module_ plan = m.def_submodule("plan", "Plans: build, validate, cost, select.");
   BindPlan(plan);
   BindFigures(m);

@@ -66,7 +66,7 @@ def axes(op: str, axis_name: Any, *, dimensions: bool = False) -> tuple:
             inside = (
                 f"the axes of the enclosing shard_map are {tuple(mesh_axes)}"
                 if mesh_axes
-                else ("there is no enclosing jax.shard_map")
+                else "there is no enclosing jax.shard_map; call it under jax.shard_map"
             )
             raise NameError(f"{op}: axis_name {name!r} is not bound here: {inside}")
     if len(set(names)) != len(names):
@@ -74,8 +74,8 @@ def axes(op: str, axis_name: Any, *, dimensions: bool = False) -> tuple:
     return names
 
 
-def groups(op: str, axis_index_groups: Any, names: tuple) -> tuple | None:
-    """axis_index_groups as tuples: a partition of the axis into groups of equal size."""
+def groups(op: str, axis_index_groups: Any, names: tuple, *, unequal: bool = False) -> tuple | None:
+    """axis_index_groups as tuples: a partition of the axis into groups, of equal size unless `unequal`."""
     if axis_index_groups is None:
         return None
     static(op, "axis_index_groups", axis_index_groups)
@@ -89,9 +89,13 @@ def groups(op: str, axis_index_groups: Any, names: tuple) -> tuple | None:
         raise ValueError(
             f"{op}: axis_index_groups must hold each index of {_show(names)} (0 to {size - 1}) exactly once, got {rows}"
         )
-    if len({len(row) for row in rows}) != 1:
+    if len({len(row) for row in rows}) != 1 and not unequal:
         raise ValueError(f"{op}: axis_index_groups must have equal sizes, got {[len(row) for row in rows]}")
     return rows
+
+
+def equal_sizes(rows: tuple | None) -> bool:
+    return rows is None or len({len(row) for row in rows}) == 1
 
 
 def group_size(names: tuple, rows: tuple | None) -> int:
@@ -101,7 +105,7 @@ def group_size(names: tuple, rows: tuple | None) -> int:
 def algorithm(op: str, collective: str, name: str | None) -> str | None:
     if name is None:
         return None
-    known = [row[0] for row in plan.algorithms(collective)]
+    known = [*(row[0] for row in plan.algorithms(collective)), "xla"]
     if name not in known:
         raise ValueError(f"{op}: unknown algorithm {name!r}; known are {', '.join(known)}")
     return name

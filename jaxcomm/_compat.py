@@ -27,6 +27,7 @@ __all__ = [
     "lends_communicators",
     "make_varying",
     "mlir",
+    "psum_of_groups",
     "unbound_axis",
     "unreduced_axes",
     "varying_axes",
@@ -59,6 +60,12 @@ def make_varying(x: Any, axes: tuple) -> Any:
     # An axis index varies exactly over its own axis, and over nothing where types don't track this.
     missing = tuple(a for a in axes if varying_axes(lax.axis_index(a)) - varying_axes(x))
     return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def psum_of_groups(x: Any, axes: tuple, groups: tuple) -> Any:
+    """jax.lax.psum with axis_index_groups, where it refuses them too: under check_vma=True."""
+    y = lax.psum_p.bind(x, axes=axes, axis_index_groups=groups)
+    return y[0] if lax.psum_p.multiple_results else y
 
 
 def unbound_axis(name: Any) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _compat, distributed, figures
+from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._native import register, register_cuda
 
@@ -86,9 +88,8 @@ def _place(mesh: Any, call: Call, rows: np.ndarray, platform: str) -> tuple[int,
     return per_node, layout.ranks_per_node is None, {"processes": layout.processes}
 
 
-def _call_attributes(mesh: Any, call: Call, collective: str, platform: str) -> dict[str, Any]:
+def _call_attributes(mesh: Any, call: Call, rows: np.ndarray, collective: str, platform: str) -> dict[str, Any]:
     """Attributes that every collective has. Arrays must stand at the top level, everything else is in `call`."""
-    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
     per_node, one_node, own = _place(mesh, call, rows, platform)
     if call.algorithm is not None:
         # Not known for GPUs: see _place.
@@ -155,9 +156,30 @@ def _check_algorithm(
 
 
 def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:
-    """Registers a lowering rule that takes the keyword `platform`, for all platforms that have handlers."""
+    """Registers a lowering rule that takes the keyword `platform`: "cpu", "cuda", or "other", which has no handlers."""
     for platform in ("cpu", "cuda"):
         _compat.mlir.register_lowering(primitive, functools.partial(rule, platform=platform), platform=platform)
+    _compat.mlir.register_lowering(primitive, functools.partial(rule, platform="other"))
+
+
+@functools.cache
+def _log_platform() -> None:
+    logging.getLogger("jaxcomm").warning("jaxcomm has no collectives for this platform: XLA's own are used")
+
+
+def _uses_xla(call: Call, platform: str) -> bool:
+    """Whether a call becomes XLA's own collective."""
+    if "xla" in (call.algorithm, config().algorithm):
+        return True
+    if platform != "other":
+        return False
+    if call.algorithm is not None:
+        raise NotImplementedError(
+            f"{call.op} at {call.site}: algorithm {call.algorithm!r} runs on CPU and CUDA only; leave it out, or pass "
+            "algorithm='xla'"
+        )
+    _log_platform()
+    return True
 
 
 def lower(
@@ -168,27 +190,31 @@ def lower(
     target: str,
     attributes: Callable[[Any, int], dict[str, Any]],
     alone: Callable[..., Any] | None,
+    xla: Callable[..., Any],
     in_place: bool = False,
 ) -> Any:
-    """Lowers one collective to one custom call per device.
+    """Lowers one collective to one custom call per device, or to XLA's own collective.
 
     Args:
       ctx: lowering context; its avals give the shapes of operands and results.
       xs: operands.
-      platform: "cpu" or "cuda".
+      platform: "cpu", "cuda" or "other".
       target: FFI target.
       attributes: (first operand on one device, group size) -> attributes of the custom call, beyond those that every
         collective has.
       alone: what a group of one rank computes; None calls the target there too. So does, on GPUs, an algorithm that the
         user has asked for: how the handlers are tried out on a single GPU.
+      xla: the same computation by collectives of jax.lax, (*xs) -> results.
       in_place: alias every operand to the result of the same number.
     """
     axis_context = ctx.module_context.axis_context
     if not _compat.in_spmd_region(axis_context):
         raise NotImplementedError(f"{call.op} works inside jax.shard_map only (called at {call.site})")
     mesh = axis_context.mesh
-    common = _call_attributes(mesh, call, target.removeprefix("jaxcomm_"), platform)
-    group_size = int(common["call"]["group_size"])
+    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
+    group_size = rows.shape[1]
+    uses_xla = _uses_xla(call, platform)
+    common = {} if uses_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform)
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):
@@ -206,15 +232,22 @@ def lower(
             ys = ffi_call(rank, *whole, **common, **attributes(whole[0], group_size))
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
+    def exchange_by_xla(*xs):
+        if not any(math.prod(out.shape) for out in out_types):  # XLA refuses some of these
+            return [jnp.zeros(out.shape, a.dtype) for out, a in zip(out_types, ctx.avals_out, strict=True)]
+        ys = xla(*(x.astype(_in_bytes(x.dtype)) for x in xs))
+        return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
+
     def manual(*xs):
+        run = exchange_by_xla if uses_xla else exchange
         if group_size == 1 and alone is not None and not (platform == "cuda" and call.algorithm):
             return [alone(x, a.shape) for x, a in zip(xs, ctx.avals_out, strict=True)]
         if set(axis_context.manual_axes) == set(mesh.axis_names):
-            return exchange(*xs)
+            return run(*xs)
         # Neither axis_index nor a side effect can be used over an axis that is not manual, so make the rest manual too.
         # The types tell how explicit axes shard the operands; over automatic axes these are gathered.
         in_specs = tuple(jax.typeof(x).sharding.spec for x in xs)
         out_specs = [a.sharding.spec for a in ctx.avals_out]
-        return jax.shard_map(exchange, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*xs)
+        return jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*xs)
 
     return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)

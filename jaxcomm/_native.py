@@ -30,7 +30,7 @@ def register() -> None:
     for name, stages in _core.cpu_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="cpu")
     jax.monitoring.register_event_duration_secs_listener(_on_event)
-    _core.set_timeout(config().timeout_s)
+    _core.set_wait_limits(config().timeout_s, config().warn_s)
     _core.start_completer(num_devices)
 
 

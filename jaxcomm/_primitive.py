@@ -69,6 +69,7 @@ def define(
     transpose: Callable[..., Any] | None,
     batch: Callable[..., Any],
     batch_named: Callable[..., Any],
+    xla: Callable[..., Any],
     alone: Callable[..., Any] | None = reshape_alone,
 ) -> _compat.Primitive:
     """A primitive of one operand and one result, with parameters `call` (a Call) and whatever the rules name.
@@ -81,6 +82,7 @@ def define(
       batch: vmap over a dimension, (bind, x, dimension, call, **params) -> (y, dimension); bind is the primitive's.
       batch_named: vmap over one of the named axes, (bind, axis_data, x, dimension, call, **params) -> (y, dimension or
         None).
+      xla: the same by a collective of jax.lax, (x, call, **params) -> y.
       alone: what a group of one rank computes, (x, shape) -> y; None calls the FFI target there too.
     """
     primitive = _compat.Primitive(f"jaxcomm_{name}")
@@ -97,6 +99,7 @@ def define(
             target=f"jaxcomm_{name}",
             attributes=lambda x, n: attributes(x, n, **params),
             alone=alone,
+            xla=lambda x: [xla(x, call=call, **params)],
         )
 
     def batch_rule(axis_data, args, dimensions, *, call: Call, **params):

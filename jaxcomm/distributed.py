@@ -19,7 +19,9 @@ import json
 import os
 import pathlib
 import secrets
+import sys
 import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -173,9 +175,24 @@ def _publish(client: Any) -> None:
     _records[own] = record
 
 
+def _get(client: Any, key: str, timeout_s: float, late: str) -> str:
+    """The value of a key, once there is one. `late` goes to standard error after JAXCOMM_WARN_S and each doubling."""
+    began, warn_s = time.monotonic(), config().warn_s
+    while True:
+        waited_s = time.monotonic() - began
+        try:
+            limit_s = min(warn_s, timeout_s) - waited_s
+            return str(client.blocking_key_value_get(f"jaxcomm/{key}", max(int(limit_s * 1000), 1)))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error) or warn_s >= timeout_s:
+                raise
+        print(f"warning: jaxcomm: {late} within {warn_s:g} s; an error follows after {timeout_s:g} s", file=sys.stderr)
+        warn_s *= 2
+
+
 def _fetch(client: Any, key: str, process: int) -> str:
     try:
-        return client.blocking_key_value_get(f"jaxcomm/{key}/{process}", int(config().timeout_s * 1000))
+        return _get(client, f"{key}/{process}", config().timeout_s, f"process {process} did not show up")
     except jax.errors.JaxRuntimeError as error:
         raise RuntimeError(
             f"process {process} did not show up within {config().timeout_s:g} s (JAXCOMM_TIMEOUT_S); "
@@ -224,7 +241,7 @@ def hear(key: str, timeout_s: float) -> str:
       RuntimeError: none has.
     """
     try:
-        return str(_client().blocking_key_value_get(f"jaxcomm/{key}", int(timeout_s * 1000)))
+        return _get(_client(), key, timeout_s, f"no process has said {key}")
     except jax.errors.JaxRuntimeError as error:
         message = f"jaxcomm: no process has said {key} within {timeout_s:g} s: {str(error).splitlines()[0]}"
         raise RuntimeError(message) from error

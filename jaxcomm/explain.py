@@ -34,7 +34,7 @@ def _native(op: str) -> str:
 
 
 def algorithms(op: str) -> tuple[str, ...]:
-    """Names that the keyword ``algorithm`` of an op takes, in order of preference.
+    """Names of plans that the keyword ``algorithm`` of an op takes, in order of preference; "xla" comes on top.
 
     Not every algorithm fits every group: recursive halving wants a power of two of ranks, a hierarchical plan several
     nodes of several ranks.
@@ -186,6 +186,8 @@ def explain(
     """
     native = _native(op)
     _check.algorithm(op, native, algorithm)
+    if algorithm == "xla":
+        raise ValueError(f"{op}: algorithm 'xla' has no plan: it is XLA's own collective")
     sizes = (axis_sizes,) if isinstance(axis_sizes, int) else tuple(axis_sizes)
     if not sizes or any(size < 1 for size in sizes):
         raise ValueError(f"{op}: axis_sizes must be positive, got {axis_sizes!r}")

@@ -12,19 +12,21 @@ read = config.__wrapped__  # what is behind the cache
 def test_defaults_and_values(monkeypatch):
     monkeypatch.delenv("JAXCOMM_TIMEOUT_S", raising=False)
     monkeypatch.delenv("JAXCOMM_CALIBRATION", raising=False)
-    assert read() == Config(timeout_s=30)
+    assert read() == Config(timeout_s=600, warn_s=30)
     monkeypatch.setenv("JAXCOMM_TIMEOUT_S", "2.5")
     assert read() == Config(timeout_s=2.5)
 
 
 VARIABLES = {
-    "JAXCOMM_TIMEOUT_S": ("7", "timeout_s", 7.0, 30.0),
+    "JAXCOMM_TIMEOUT_S": ("7", "timeout_s", 7.0, 600.0),
+    "JAXCOMM_WARN_S": ("2", "warn_s", 2.0, 30.0),
     "JAXCOMM_NODE_ID": ("n", "node_id", "n", None),
     "JAXCOMM_SINGLE_COPY": ("0", "single_copy", False, True),
     "JAXCOMM_UCX_LIBRARY": ("/u", "ucx_library", "/u", None),
     "JAXCOMM_NETWORK_DEVICES": ("eth1", "network_devices", "eth1", None),
     "JAXCOMM_MAX_SMS": ("5", "max_sms", 5, 32),
     "JAXCOMM_WINDOWS": ("1", "windows", True, False),
+    "JAXCOMM_ALGORITHM": ("xla", "algorithm", "xla", None),
     "JAXCOMM_CALIBRATION": ("/c", "calibration", "/c", None),
 }
 

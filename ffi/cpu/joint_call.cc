@@ -416,10 +416,7 @@ std::string JointCall::RanksOf(int32_t process) const {
   return text + "] (process " + std::to_string(process) + ")";
 }
 
-std::string JointCall::DescribeLate() const {
-  char seconds[32];
-  std::snprintf(seconds, sizeof(seconds), "%g", spec_.timeout_s);
-  const std::string within = std::string(" within ") + seconds + " s (JAXCOMM_TIMEOUT_S)";
+std::string JointCall::DescribeLate(const std::string& within) const {
   const Phase phase = phase_.load();
   if (phase == Phase::kRunning) {
     const auto [rank, peer] = execution_->WaitingPair();
@@ -478,7 +475,10 @@ void JointCall::Check(Clock::time_point now) {
     if (other.peer->board().FindFailure(spec_.run, &why)) return FailLike(other);
   }
   const auto grace = phase_.load() == Phase::kRunning ? kGrace : Clock::duration::zero();
-  if (now >= spec_.deadline + grace) return Fail(Wrong(Error::Kind::kDeadline, DescribeLate()));
+  if (wait_.Expired(now, grace)) return Fail(Wrong(Error::Kind::kDeadline, DescribeLate(wait_.WithinTimeout())));
+  if (wait_.WarningDue(now)) {
+    wait_.Warn([&](const std::string& within) { return Wrong(Error::Kind::kDeadline, DescribeLate(within)).message; });
+  }
   // Only those who wait are told: a message more would slow down small collectives.
   if (std::exchange(said_entered_, true)) return;
   for (const int32_t process : distant_) {

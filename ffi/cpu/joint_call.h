@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "../transport/node.h"
+#include "bounded_wait.h"
 #include "completer.h"
 #include "joint_program.h"
 #include "switchboard.h"
@@ -48,8 +49,7 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
     uint64_t key = 0;  // the same in all processes, different for all calls in flight
     int64_t run = 0;   // XLA's run id
     std::shared_ptr<const CallNames> names;
-    Clock::time_point deadline;
-    double timeout_s = 0;
+    BoundedWait wait;  // since the first device of this process arrived
   };
   enum class Status { kWaiting, kMoved, kOver };
 
@@ -107,7 +107,7 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   Error Wrong(Error::Kind kind, const std::string& text) const;  // with op, call site and phase
   bool Agrees(int32_t process, uint64_t fingerprint, const std::string& what);
   std::string RanksOf(int32_t process) const;
-  std::string DescribeLate() const;
+  std::string DescribeLate(const std::string& within) const;
 
   Node& node_;
   Switchboard* const switchboard_;
@@ -140,6 +140,7 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   // The progress thread's.
   Clock::time_point give_up_at_{};  // when it stops to wait for such payloads
   bool said_entered_ = false;
+  BoundedWait wait_{spec_.wait};
 };
 
 }  // namespace jaxcomm

@@ -21,7 +21,7 @@ struct Meeting::Round {
   std::vector<std::unique_ptr<Completion>> completions;  // by position; null: not arrived
   Arrival first;
   int64_t num_arrived = 0;
-  Clock::time_point deadline;
+  BoundedWait wait;
   Key key;
   std::unique_ptr<char[]> scratch;
   std::unique_ptr<Execution> execution;
@@ -35,7 +35,9 @@ struct Meeting::Joint {
 
 namespace {
 
-std::atomic<double> timeout_s{30.0};
+std::atomic<double> timeout_s{WaitLimits{}.timeout_s}, warn_s{WaitLimits{}.warn_s};
+
+BoundedWait Begin() { return {BoundedWait::Clock::now(), {timeout_s.load(), warn_s.load()}}; }
 
 constexpr int64_t kHugePageBytes = 2 << 20;
 
@@ -142,7 +144,10 @@ int64_t Meeting::Iterations::Next(int64_t run) {
   return 0;
 }
 
-void Meeting::SetTimeout(double seconds) { timeout_s.store(seconds); }
+void Meeting::SetLimits(const WaitLimits& limits) {
+  timeout_s.store(limits.timeout_s);
+  warn_s.store(limits.warn_s);
+}
 
 std::shared_ptr<Meeting> Meeting::Make(CallSpec spec, std::string* error) {
   const auto num_slots = static_cast<int64_t>(spec.groups.size());
@@ -264,8 +269,7 @@ void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) 
              1;
   spec.run = run;
   spec.names = joint->names;
-  spec.deadline = round->deadline;
-  spec.timeout_s = timeout_s.load();
+  spec.wait = round->wait;
   const auto finish = [self = shared_from_this(), round](int64_t position, const std::shared_ptr<const Error>& why) {
     if (!why) return self->Finish(*round, position);
     FailRun(std::get<0>(round->key), *why);
@@ -330,8 +334,7 @@ std::shared_ptr<Meeting::Round> Meeting::Join(const Arrival& arrival, std::uniqu
     entry->buffers.resize(spec_.group_size);
     entry->completions.resize(spec_.group_size);
     entry->first = arrival;
-    entry->deadline =
-        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s.load()));
+    entry->wait = Begin();
   }
   const Arrival& first = entry->first;
   if (first.dtype != arrival.dtype || first.input_count != arrival.input_count ||
@@ -396,7 +399,7 @@ std::unique_ptr<char[]> Meeting::TakeScratch(size_t bytes) {
   return std::unique_ptr<char[]>(new char[bytes]);  // all rounds of a call site need the same size
 }
 
-std::string Meeting::DescribeLate(const Round& round, const Key& key) const {
+std::string Meeting::DescribeLate(const Round& round, const Key& key, const std::string& within) const {
   std::vector<int64_t> missing, arrived;
   for (int64_t position = 0; position < spec_.group_size; ++position) {
     const int64_t slot = std::get<2>(key) * spec_.group_size + position;
@@ -404,10 +407,7 @@ std::string Meeting::DescribeLate(const Round& round, const Key& key) const {
     if (!spec_.processes.empty() && spec_.processes[slot] != ThisProcess::Get().index()) continue;
     (round.completions[position] ? arrived : missing).push_back(rank);
   }
-  char seconds[32];
-  std::snprintf(seconds, sizeof(seconds), "%g", timeout_s.load());
-  return Prefix() + "ranks " + List(missing) + " did not arrive within " + seconds +
-         " s (JAXCOMM_TIMEOUT_S) of the first of ranks " + List(arrived);
+  return Prefix() + "ranks " + List(missing) + " did not arrive" + within + " of the first of ranks " + List(arrived);
 }
 
 void Meeting::FailRounds(int64_t run, const std::shared_ptr<const Error>& error) {
@@ -452,8 +452,11 @@ void Meeting::FailExpired(Clock::time_point now) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [key, round] : open_) {
-      if (now >= round->deadline) {
-        failed.emplace_back(std::get<0>(key), Error{Error::Kind::kDeadline, DescribeLate(*round, key)});
+      if (round->wait.Expired(now)) {
+        const std::string text = DescribeLate(*round, key, round->wait.WithinTimeout());
+        failed.emplace_back(std::get<0>(key), Error{Error::Kind::kDeadline, text});
+      } else if (round->wait.WarningDue(now)) {
+        round->wait.Warn([&](const std::string& within) { return DescribeLate(*round, key, within); });
       }
     }
   }

@@ -16,6 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "bounded_wait.h"
 #include "completer.h"
 #include "joint_program.h"
 #include "planner.h"
@@ -46,8 +47,8 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
   // Tells that the program is complete.
   static void EndProgram();
 
-  // Seconds after the first arrival of a group at which those that arrived are told who is missing.
-  static void SetTimeout(double seconds);
+  // How long the first of a group to arrive waits for the others.
+  static void SetLimits(const WaitLimits& limits);
 
  private:
   struct Round;
@@ -67,7 +68,7 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
   std::shared_ptr<const Program> ProgramFor(const Arrival& arrival, std::string* error);
   std::unique_ptr<char[]> TakeScratch(size_t bytes);
   std::string Prefix() const { return "jaxcomm: " + spec_.op + " at " + spec_.site + ": "; }
-  std::string DescribeLate(const Round& round, const Key& key) const;
+  std::string DescribeLate(const Round& round, const Key& key, const std::string& within) const;
   void FailRounds(int64_t run, const std::shared_ptr<const Error>& error);
   void FailExpired(Clock::time_point now);
   static void FailRun(int64_t run, const Error& error);  // all open and all later rounds of a run, of all call sites

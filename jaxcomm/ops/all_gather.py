@@ -32,7 +32,8 @@ def all_gather(
       tiled: join along ``axis`` instead of adding a dimension.
       to: type of the result under check_vma=True, as in jax.lax.all_gather: "varying" or "invarying"; "reduced" is left
         to jax.lax.
-      algorithm: a name from ``algorithms("all_gather")``; None lets the selection table choose.
+      algorithm: a name from ``algorithms("all_gather")``, or "xla" for XLA's own collective; None lets the
+        selection table choose.
       max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
         None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
@@ -123,8 +124,18 @@ def _batch_named(bind, axis_data, x, d, *, call, axis):
     )
 
 
+def _xla(x, *, call, axis):
+    return lax.all_gather(x, call.axes, axis_index_groups=call.groups, axis=axis, tiled=True)
+
+
 all_gather_p = define(
-    "all_gather", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+    "all_gather",
+    shape=_shape,
+    attributes=_attributes,
+    transpose=_transpose,
+    batch=_batch,
+    batch_named=_batch_named,
+    xla=_xla,
 )
 all_gather_invariant_p = define(
     "all_gather",
@@ -133,4 +144,5 @@ all_gather_invariant_p = define(
     transpose=_transpose_invariant,
     batch=_batch,
     batch_named=_batch_named,
+    xla=_xla,
 )

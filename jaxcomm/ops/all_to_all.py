@@ -34,7 +34,8 @@ def all_to_all(
         dimension after ``split_axis`` has been removed (not tiled).
       axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
       tiled: keep the number of dimensions instead of removing ``split_axis`` and adding ``concat_axis``.
-      algorithm: a name from ``algorithms("all_to_all")``; None lets the selection table choose.
+      algorithm: a name from ``algorithms("all_to_all")``, or "xla" for XLA's own collective; None lets the
+        selection table choose.
       max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
         None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
@@ -116,6 +117,16 @@ def _batch_named(bind, axis_data, x, d, *, call, **params):
     )
 
 
+def _xla(x, *, call, split_axis, concat_axis):
+    return lax.all_to_all(x, call.axes, split_axis, concat_axis, axis_index_groups=call.groups, tiled=True)
+
+
 all_to_all_p = define(
-    "all_to_all", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+    "all_to_all",
+    shape=_shape,
+    attributes=_attributes,
+    transpose=_transpose,
+    batch=_batch,
+    batch_named=_batch_named,
+    xla=_xla,
 )

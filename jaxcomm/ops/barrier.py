@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxcomm import _check, _compat, _lowering
 from jaxcomm._lowering import Call
@@ -21,7 +22,8 @@ def barrier(
       axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost one stays
         inside a node.
       axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
-      algorithm: a name from ``algorithms("barrier")``; None lets the selection table choose.
+      algorithm: a name from ``algorithms("barrier")``, or "xla" for XLA's own collective; None lets the
+        selection table choose.
       max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
         None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
@@ -59,8 +61,16 @@ def _lower(ctx, *xs, platform, call):
         target="jaxcomm_barrier",
         attributes=lambda x, n: {},
         alone=lambda x, shape: x,
+        xla=lambda *xs: _xla(xs, call),
         in_place=True,
     )
+
+
+def _xla(xs, call):
+    # A sum that no compiler knows, and results that depend on it: XLA drops collectives that nothing uses.
+    rank = lax.axis_index(call.axes)
+    total = lax.psum(rank, call.axes) if call.groups is None else _compat.psum_of_groups(rank, call.axes, call.groups)
+    return [jnp.where(total >= 0, x, jnp.zeros_like(x)) for x in xs]
 
 
 def _jvp(primals, tangents, *, call):

@@ -21,7 +21,8 @@ def pbroadcast(x: Any, axis_name: Any, source: int, *, algorithm: str | None = N
       axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost one stays
         inside a node.
       source: rank along axis_name, 0 to n - 1; static.
-      algorithm: a name from ``algorithms("pbroadcast")``; None lets the selection table choose.
+      algorithm: a name from ``algorithms("pbroadcast")``, or "xla" for XLA's own collective; None lets the
+        selection table choose.
       max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
         None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
@@ -83,6 +84,17 @@ def _batch_named(bind, axis_data, x, d, *, call, source):
     return bind(x, call=call.over(rest), source=int(rest_source)), None
 
 
+def _xla(x, *, call, source):
+    # XLA has no broadcast on CPU; a masked sum would lose the sign of zeros.
+    return lax.index_in_dim(lax.all_gather(x, call.axes), source, keepdims=False)
+
+
 broadcast_p = define(
-    "broadcast", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+    "broadcast",
+    shape=_shape,
+    attributes=_attributes,
+    transpose=_transpose,
+    batch=_batch,
+    batch_named=_batch_named,
+    xla=_xla,
 )

@@ -18,7 +18,8 @@ def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None,
       x: pytree of arrays of the same shape and dtype on every rank.
       axis_name: mesh axis, or tuple of axes, outermost first.
       perm: list of (source, destination) ranks; each rank at most once as source and once as destination.
-      algorithm: a name from ``algorithms("ppermute")``; None lets the selection table choose.
+      algorithm: a name from ``algorithms("ppermute")``, or "xla" for XLA's own collective; None lets the
+        selection table choose.
       max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
         None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
@@ -89,6 +90,18 @@ def _batch_named(bind, axis_data, x, d, *, call, perm):
     return lax.concatenate(rows, d), d
 
 
+def _xla(x, *, call, perm):
+    # jax.lax takes ranks in the order of the mesh, whatever the order of the axes, or refuses others.
+    in_mesh = tuple(a for a in jax.sharding.get_abstract_mesh().axis_names if a in call.axes)
+    sizes = {a: lax.axis_size(a) for a in in_mesh}
+
+    def renumber(rank):
+        where = dict(zip(call.axes, np.unravel_index(rank, [sizes[a] for a in call.axes]), strict=True))
+        return int(np.ravel_multi_index([where[a] for a in in_mesh], list(sizes.values())))
+
+    return lax.ppermute(x, in_mesh, [(renumber(s), renumber(d)) for s, d in perm])
+
+
 permute_p = define(
     "permute",
     shape=_shape,
@@ -96,5 +109,6 @@ permute_p = define(
     transpose=_transpose,
     batch=_batch,
     batch_named=_batch_named,
+    xla=_xla,
     alone=None,  # an empty perm gives zeros
 )

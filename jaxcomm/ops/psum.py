@@ -27,8 +27,10 @@ def psum(
         when tracing is multiplied by the group size without communication.
       axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost one stays
         inside a node. Under check_vma=False an integer names a dimension of x to sum over as well.
-      axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
-      algorithm: a name from ``algorithms("psum")``; None lets the selection table choose.
+      axis_index_groups: lists of ranks that form the groups; None means one group of all. Groups of unequal sizes are
+        left to jax.lax, and so are arrays typed as pending sums (unreduced).
+      algorithm: a name from ``algorithms("psum")``, or "xla" for XLA's own collective; None lets the
+        selection table choose.
       max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
         None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
@@ -85,7 +87,7 @@ def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_s
     positional = tuple(a for a in names if isinstance(a, int))
     if positional and axis_index_groups is not None:
         raise ValueError(f"{op}: axis_index_groups can't be combined with dimensions {positional} in axis_name")
-    groups = _check.groups(op, axis_index_groups, axes)
+    groups = _check.groups(op, axis_index_groups, axes, unequal=op != "pmean")  # jax.lax divides by the first's size
     _check.algorithm(op, "all_reduce", algorithm)
     call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
     summed = reduce_op == ReduceOp.SUM
@@ -95,8 +97,8 @@ def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_s
             return lax.psum(leaf, names, axis_index_groups=groups)  # known now: no communication
         leaf = jnp.asarray(leaf)
         _check.element_type(op, leaf, ordered=not summed)
-        if _compat.unreduced_axes(leaf):
-            return _JAX_OWN[op](leaf, names, axis_index_groups=groups)
+        if _compat.unreduced_axes(leaf) or not _check.equal_sizes(groups):
+            return _LAX[reduce_op](leaf, names, axis_index_groups=groups)
         if summed and leaf.dtype == np.bool_:
             leaf = leaf.astype(np.int32)
         if positional:
@@ -110,7 +112,7 @@ def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_s
     return jax.tree.map(bind, x)
 
 
-_JAX_OWN: dict[str, Callable[..., Any]] = {"psum": lax.psum, "pmean": lax.psum, "pmax": lax.pmax, "pmin": lax.pmin}
+_LAX: dict[ReduceOp, Callable[..., Any]] = {ReduceOp.SUM: lax.psum, ReduceOp.MAX: lax.pmax, ReduceOp.MIN: lax.pmin}
 
 
 def _shape(x, *, call, reduce_op):
@@ -148,10 +150,22 @@ def _batch_named(bind, axis_data, x, d, *, call, reduce_op):
     return (bind(x, call=call.over(rest), reduce_op=reduce_op) if rest else x), None
 
 
+def _xla(x, *, call, reduce_op):
+    if reduce_op == ReduceOp.SUM and call.groups is not None:  # lax.psum refuses groups where types track what varies
+        return _compat.psum_of_groups(x, call.axes, call.groups)
+    return _LAX[reduce_op](x, call.axes, axis_index_groups=call.groups)
+
+
 all_reduce_p = define(
-    "all_reduce", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+    "all_reduce",
+    shape=_shape,
+    attributes=_attributes,
+    transpose=_transpose,
+    batch=_batch,
+    batch_named=_batch_named,
+    xla=_xla,
 )
 # Maxima and minima: not linear, and without a derivative as in jax.lax.
 all_reduce_ordered_p = define(
-    "all_reduce", shape=_shape, attributes=_attributes, transpose=None, batch=_batch, batch_named=_batch_named
+    "all_reduce", shape=_shape, attributes=_attributes, transpose=None, batch=_batch, batch_named=_batch_named, xla=_xla
 )

@@ -30,7 +30,8 @@ def psum_scatter(
         counts from the end.
       axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
       tiled: keep ``scatter_dimension`` (divided by n) instead of removing it.
-      algorithm: a name from ``algorithms("psum_scatter")``; None lets the selection table choose.
+      algorithm: a name from ``algorithms("psum_scatter")``, or "xla" for XLA's own collective; None lets the
+        selection table choose.
       max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
         None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
 
@@ -63,6 +64,8 @@ def psum_scatter(
         if leaf.dtype == np.bool_:
             raise TypeError(f"{op}: x has element type bool, which has no sum; convert it to an integer type")
         axis = _check.dimension(op, "scatter_dimension", scatter_dimension, leaf.ndim)
+        if _compat.unreduced_axes(leaf):  # typed as a pending sum
+            return lax.psum_scatter(leaf, axes, scatter_dimension=axis, axis_index_groups=groups, tiled=tiled)
         leaf = _compat.make_varying(leaf, axes)
         if tiled:
             _check.divisible(op, "scatter_dimension", axis, leaf.shape, n, axes)
@@ -106,6 +109,16 @@ def _batch_named(bind, axis_data, x, d, *, call, axis):
     return total.reshape(*total.shape[:axis], n, total.shape[axis] // n, *total.shape[axis + 1 :]), axis
 
 
+def _xla(x, *, call, axis):
+    return lax.psum_scatter(x, call.axes, axis_index_groups=call.groups, scatter_dimension=axis, tiled=True)
+
+
 reduce_scatter_p = define(
-    "reduce_scatter", shape=_shape, attributes=_attributes, transpose=_transpose, batch=_batch, batch_named=_batch_named
+    "reduce_scatter",
+    shape=_shape,
+    attributes=_attributes,
+    transpose=_transpose,
+    batch=_batch,
+    batch_named=_batch_named,
+    xla=_xla,
 )

@@ -43,7 +43,7 @@ void InTwoProcesses(const std::function<void(int32_t process, const std::functio
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // also if a check ends the test
     close(sockets[1 - p]);
     Completer::Get().EnsureThreads(4);
-    Meeting::SetTimeout(30);
+    Meeting::SetLimits({30, 60});
     ThisProcess& self = ThisProcess::Get();
     CHECK(self.Start(p, "node", true).empty());
     const Announcement theirs =

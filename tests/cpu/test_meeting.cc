@@ -16,7 +16,7 @@ namespace {
 // Of every case: threads for all devices, and no deadline that a slow machine could meet.
 void Prepare() {
   Completer::Get().EnsureThreads(8);
-  Meeting::SetTimeout(60);
+  Meeting::SetLimits({60, 30});
 }
 
 // Devices are threads that arrive at every site of every run without waiting for earlier ones, each in its own order of
@@ -190,7 +190,7 @@ TEST_CASE("two runs that interleave on every device") {
 
 TEST_CASE("late devices are named, the run is refused, the next one works") {
   Prepare();
-  Meeting::SetTimeout(0.3);
+  Meeting::SetLimits({0.3, 30});
   std::string error;
   const auto late = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "psum"), &error);
   const auto other = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "pmax"), &error);
@@ -219,7 +219,7 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
     CHECK(message.find("psum at test_meeting.cc") != std::string::npos);
     CHECK(message.find("ranks [1, 2] did not arrive within 0.3 s") != std::string::npos);
   }
-  Meeting::SetTimeout(60);
+  Meeting::SetLimits({60, 60});
   Counter straggler;
   arrive(*late, 1000, 2, straggler);  // the failed run refuses it at once, and gives the first reason
   Counter stranger;

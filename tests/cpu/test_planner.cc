@@ -24,7 +24,7 @@ int32_t Value(int64_t rank, int64_t row, int64_t column) {
 
 Run Call(CallSpec spec, int64_t output_count, DType dtype = DType::kS32) {
   Completer::Get().EnsureThreads(kRanks);
-  Meeting::SetTimeout(60);
+  Meeting::SetLimits({60, 60});
   std::string error;
   const auto site = Meeting::Make(std::move(spec), &error);
   CHECK(site != nullptr);

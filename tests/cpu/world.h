@@ -156,9 +156,7 @@ struct Collective1 {
     names->what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";
     for (size_t r = 0; r < process_of.size(); ++r) names->ranks.push_back(static_cast<int64_t>(r));
     spec.names = std::move(names);
-    spec.timeout_s = timeout_s;
-    spec.deadline =
-        Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s));
+    spec.wait = BoundedWait(Clock::now(), {timeout_s, 2 * timeout_s});
     std::vector<RankBuffers> buffers(process_of.size());
     for (size_t r = 0; r < process_of.size(); ++r) {
       if (process_of[r] != process) continue;

@@ -1,0 +1,58 @@
+// How long ranks that live are waited for, and when a line on standard error says that they are late.
+#pragma once
+
+#include <chrono>
+#include <cstdio>
+#include <string>
+
+namespace jaxcomm {
+
+struct WaitLimits {
+  double timeout_s = 600;  // JAXCOMM_TIMEOUT_S
+  double warn_s = 30;      // JAXCOMM_WARN_S
+};
+
+// One wait. For one thread at a time.
+class BoundedWait {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  BoundedWait() = default;
+  BoundedWait(Clock::time_point began, const WaitLimits& limits)
+      : began_(began), timeout_s_(limits.timeout_s), warn_s_(limits.warn_s), next_warning_s_(limits.warn_s) {}
+
+  bool Expired(Clock::time_point now) const { return Seconds(now) >= timeout_s_; }
+  bool Expired(Clock::time_point now, Clock::duration grace) const { return Expired(now - grace); }
+
+  // Whether a warning is due: after warn_s, then each time the wait has doubled.
+  bool WarningDue(Clock::time_point now) {
+    if (Seconds(now) < next_warning_s_) return false;
+    while (next_warning_s_ <= Seconds(now)) next_warning_s_ *= 2;
+    return true;
+  }
+
+  // " within 600 s (JAXCOMM_TIMEOUT_S)"
+  std::string WithinTimeout() const { return Within(timeout_s_, "JAXCOMM_TIMEOUT_S"); }
+
+  // A line on standard error. `late` makes the text from the words for the time that has gone by.
+  template <typename Late>
+  void Warn(const Late& late) const {
+    const double warned_s = next_warning_s_ / 2;  // what WarningDue() found
+    const std::string text = late(Within(warned_s, warned_s == warn_s_ ? "JAXCOMM_WARN_S" : ""));
+    std::fprintf(stderr, "warning: %s; an error follows after %g s (JAXCOMM_TIMEOUT_S)\n", text.c_str(),
+                 timeout_s_);
+  }
+
+ private:
+  double Seconds(Clock::time_point now) const { return std::chrono::duration<double>(now - began_).count(); }
+  static std::string Within(double seconds, const char* variable) {
+    char text[64];
+    std::snprintf(text, sizeof(text), *variable != 0 ? " within %g s (%s)" : " within %g s", seconds, variable);
+    return text;
+  }
+
+  Clock::time_point began_{};
+  double timeout_s_ = 0, warn_s_ = 0, next_warning_s_ = 0;
+};
+
+}  // namespace jaxcomm

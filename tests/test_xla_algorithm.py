@@ -1,0 +1,169 @@
+"""algorithm="xla": XLA's own collectives, asked for, set for a whole program, or on platforms without handlers."""
+
+import functools
+import logging
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from harness import LAX, OURS, assert_same, on_ranks, run
+
+from jaxcomm import _config, _lowering
+
+ROOT = pathlib.Path(__file__).parents[1]
+GROUPS = [[0, 2], [3, 1]]
+# Arguments of each op on a block of (8, 8) in groups of 8, what XLA calls it, and whether it takes groups.
+OPS = {
+    "psum": ({}, "all_reduce", True),
+    "pmean": ({}, "all_reduce", True),
+    "pmax": ({}, "all_reduce", True),
+    "pmin": ({}, "all_reduce", True),
+    "psum_scatter": ({"scatter_dimension": 1, "tiled": True}, "reduce_scatter", True),
+    "all_gather": ({"axis": 1}, "all_gather", True),
+    "all_to_all": ({"split_axis": 1, "concat_axis": 0, "tiled": True}, "all_to_all", True),
+    "ppermute": ({"perm": [(0, 3), (3, 5), (2, 0)]}, "collective_permute", False),
+    "pbroadcast": ({"source": 3}, "all_gather", False),
+    "barrier": ({}, "all_reduce", True),
+}
+NODES = ("node", "gpu")
+
+
+def lowered(mesh, op, platform, algorithm=None, axes=NODES):
+    x = jax.ShapeDtypeStruct((8, 8, 8), "float32")
+    f = jax.jit(on_ranks(lambda x: getattr(OURS, op)(x, axes, algorithm=algorithm, **OPS[op][0]), mesh))
+    return f.trace(x).lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_values_groups_and_derivatives_are_those_of_lax(mesh, rng, op):
+    arguments, _, takes_groups = OPS[op]
+    x = rng.standard_normal((8, 8, 8)).astype(np.float32)
+
+    def body(library, x):
+        more = {"algorithm": "xla"} if library is OURS else {}
+        f = functools.partial(getattr(library, op), axis_name=NODES, **arguments, **more)
+        results = {"value": f(x), "vmap": jax.vmap(f)(jnp.stack([x, 2 * x]))}
+        if op not in ("pmax", "pmin"):
+            results["gradient"] = jax.grad(lambda x: jnp.sum(jnp.sin(f(x))))(x)
+        if takes_groups:
+            results["groups"] = getattr(library, op)(x, "gpu", axis_index_groups=GROUPS, **arguments, **more)
+        return results
+
+    for check_vma in (True, False):
+        if check_vma and op in ("psum", "pmean"):
+            continue  # jax.lax refuses groups there: next test
+        got, want = (run(functools.partial(body, library), mesh, x, check_vma=check_vma) for library in (OURS, LAX))
+        assert_same(got, want, rtol=1e-6)
+
+
+def test_sums_of_groups_where_types_track_what_varies(mesh):
+    x = np.arange(8, dtype=np.float32)
+    got = run(lambda x: OURS.psum(x, "gpu", axis_index_groups=GROUPS, algorithm="xla"), mesh, x)
+    np.testing.assert_array_equal(got, [2, 4, 2, 4, 10, 12, 10, 12])
+
+
+def test_ranks_follow_the_order_of_the_axes(mesh):
+    """jax.lax.ppermute would take that of the mesh."""
+    x = np.arange(8, dtype=np.int32)
+    got = run(lambda x: OURS.ppermute(x, ("gpu", "node"), [(1, 2)], algorithm="xla"), mesh, x)
+    np.testing.assert_array_equal(got, [0, 4, 0, 0, 0, 0, 0, 0])  # rank 2 g + n is device 4 n + g
+
+
+@pytest.mark.parametrize("platform", ["tpu", "rocm"])
+@pytest.mark.parametrize("op", OPS)
+def test_other_platforms_get_xlas_collectives(mesh, op, platform):
+    text = lowered(mesh, op, platform)
+    assert f"stablehlo.{OPS[op][1]}" in text
+    assert "jaxcomm_" not in re.sub(r"loc\(.*|module @\S+", "", text)
+
+
+def test_other_platforms_are_logged_once(mesh, caplog):
+    _lowering._log_platform.cache_clear()
+    with caplog.at_level(logging.WARNING, logger="jaxcomm"):
+        for op in ("psum", "pmax"):
+            lowered(mesh, op, "tpu")
+    assert [record.getMessage() for record in caplog.records] == [
+        "jaxcomm has no collectives for this platform: XLA's own are used"
+    ]
+    with pytest.raises(NotImplementedError, match=r"psum at .*algorithm 'ring' runs on CPU and CUDA only"):
+        lowered(mesh, "psum", "tpu", "ring")
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_asked_for(mesh, platform):
+    assert "stablehlo.all_reduce" in lowered(mesh, "psum", platform, "xla")
+    assert "jaxcomm_all_reduce" in lowered(mesh, "psum", platform, "ring", axes="gpu")
+
+
+def test_set_for_the_whole_program(mesh, monkeypatch):
+    """Also for calls that ask for something else."""
+    monkeypatch.setenv("JAXCOMM_ALGORITHM", "xla")
+    _config.config.cache_clear()
+    try:
+        assert "jaxcomm_all_reduce" not in lowered(mesh, "psum", "cpu", "ring", axes="gpu")
+    finally:
+        monkeypatch.undo()
+        _config.config.cache_clear()
+
+
+def test_barrier_is_not_left_out(mesh):
+    """Nothing uses what the ranks send each other."""
+    text = (
+        jax.jit(on_ranks(lambda x: OURS.barrier(x, "gpu", algorithm="xla"), mesh))
+        .lower(np.zeros(8))
+        .compile()
+        .as_text()
+    )
+    assert "all-reduce" in text
+
+
+def test_unequal_groups(mesh, rng):
+    x = rng.integers(-9, 9, (8, 5)).astype(np.float32)
+    groups = [[0, 2, 1], [3]]
+    for op, numpy in (("psum", np.sum), ("pmax", np.max), ("pmin", np.min)):
+        got = run(lambda x, op=op: getattr(OURS, op)(x, "gpu", axis_index_groups=groups), mesh, x, check_vma=False)
+        rows = x.reshape(2, 4, 5)
+        want = np.concatenate([np.repeat(numpy(rows[:, :3], 1, keepdims=True), 3, 1), rows[:, 3:]], 1)
+        np.testing.assert_array_equal(got, want.reshape(8, 5))
+    for op in ("pmean", "all_gather", "barrier"):
+        with pytest.raises(ValueError, match=r"axis_index_groups must have equal sizes, got \[3, 1\]"):
+            run(lambda x, op=op: getattr(OURS, op)(x, "gpu", axis_index_groups=groups), mesh, x, check_vma=False)
+
+
+def test_pending_sums_are_scattered(rng):
+    """Weights sharded over the ranks, gathered for use, with the gradient written by hand (FSDP)."""
+    mesh = jax.make_mesh((8,), ("gpu",), axis_types=(jax.sharding.AxisType.Explicit,))
+    w, x = rng.standard_normal((16, 3)), rng.standard_normal((8, 16))
+
+    @jax.custom_vjp
+    def gather(w):
+        return OURS.all_gather(w, "gpu", tiled=True, to="reduced")
+
+    gather.defvjp(lambda w: (gather(w), None), lambda _, ct: (OURS.psum_scatter(ct, "gpu", tiled=True),))
+
+    def loss(w, x):
+        return jnp.sum((x @ gather(w)) ** 2)[None]
+
+    P = jax.sharding.PartitionSpec
+    with jax.set_mesh(mesh), jax.enable_x64(True):
+        f = jax.shard_map(loss, in_specs=(P("gpu"), P("gpu")), out_specs=P("gpu"))
+        got = jax.jit(jax.grad(lambda w, x: jnp.sum(f(w, x))))(jax.device_put(w, P("gpu")), jax.device_put(x, P("gpu")))
+    np.testing.assert_allclose(np.asarray(got), 2 * x.T @ (x @ w), rtol=1e-12)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("op", [op for op in OPS if op != "pmean"])
+def test_contract_with_xlas_collectives(op):
+    """All that users of JAX are owed but bits, special values and the number of calls, which are XLA's."""
+    ours = "test_one_custom_call or merged or special_values or round_once or every_dtype or dtypes"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--size", "full", f"tests/ops/test_{op}.py", "-k", f"not ({ours})"],
+        cwd=ROOT, env=os.environ | {"JAXCOMM_ALGORITHM": "xla"}, capture_output=True, text=True, timeout=1200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
