@@ -86,7 +86,7 @@ test:
 # Suspicious tests and every failure 20 times in a row, and all op tests between processes: hours.
 stress: setup $(VENV)/test-deps build-native
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --repeat until-fail:20 --output-on-failure -R 'meeting|node|joint|network'
-	JAXCOMM_STRESS_ROUNDS=20 $(BIN)/python -m pytest tests/test_stress.py tests/multiprocess \
+	$(BIN)/python -m pytest --size stress tests/test_stress.py tests/multiprocess \
 	  tests/hosts/test_host_failures.py $(PYTEST_ARGS)
 
 soak: setup $(VENV)/test-deps

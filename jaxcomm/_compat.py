@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jaxlib
 from jax import lax
+from jax.experimental.compilation_cache import compilation_cache
 from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -24,6 +25,7 @@ __all__ = [
     "in_collective_memory",
     "in_spmd_region",
     "is_tracer",
+    "leave_compilation_cache",
     "lends_communicators",
     "make_varying",
     "mlir",
@@ -66,6 +68,16 @@ def psum_of_groups(x: Any, axes: tuple, groups: tuple) -> Any:
     """jax.lax.psum with axis_index_groups, where it refuses them too: under check_vma=True."""
     y = lax.psum_p.bind(x, axes=axes, axis_index_groups=groups)
     return y[0] if lax.psum_p.multiple_results else y
+
+
+def leave_compilation_cache() -> bool:
+    """Has JAX no longer use its persistent compilation cache. False if it doesn't anyway."""
+    settings: Any = jax.config
+    if not (settings.jax_enable_compilation_cache and settings.jax_compilation_cache_dir):
+        return False
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # or it would go on as it began
+    return True
 
 
 def unbound_axis(name: Any) -> bool:

@@ -16,6 +16,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
+import logging
 import os
 import pathlib
 import secrets
@@ -28,7 +29,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import _core, _interfaces, _native
+from jaxcomm import _compat, _core, _interfaces, _native
 from jaxcomm._config import config
 
 _lock = threading.RLock()
@@ -397,6 +398,18 @@ def ranks_per_node(nodes: Iterable[Any]) -> int:
     return runs[0] if len(set(runs)) == 1 and len(runs) == len(set(nodes)) else 1
 
 
+@functools.cache
+def _leave_compilation_cache() -> None:
+    """Processes tell launches apart by XLA's run ids, which an executable from the cache numbers differently.
+
+    JAX lets process 0 alone write the cache, and on CPUs process 0 alone finds its entries.
+    """
+    if _compat.leave_compilation_cache():
+        logging.getLogger("jaxcomm").warning(
+            "JAX's persistent compilation cache is switched off: collectives between processes of CPUs can't use it"
+        )
+
+
 def layout(mesh: Any, rows: np.ndarray) -> Layout:
     """Of the replica groups `rows`. Connects to the processes that this one will work with."""
     nowhere_else = Layout(np.empty(0, np.int32), None)
@@ -408,6 +421,7 @@ def layout(mesh: Any, rows: np.ndarray) -> Layout:
     own = jax.process_index()
     if (processes == own).all():
         return nowhere_else
+    _leave_compilation_cache()
     with _lock:
         _know(_client(), sorted({int(p) for p in processes.flat}))
     connect(sorted({int(p) for row in processes if own in row for p in row}))
