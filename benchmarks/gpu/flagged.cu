@@ -6,8 +6,8 @@
 #include <cstdlib>
 
 #include "../../ffi/plan/algorithms.h"
-#include "../../tests/cuda/gpu/gpu.cuh"
 #include "../../tests/cuda/fakes/virtual_flagged.h"
+#include "../../tests/cuda/gpu/gpu.cuh"
 
 namespace jaxcomm {
 namespace cuda {

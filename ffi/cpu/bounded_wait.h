@@ -39,8 +39,7 @@ class BoundedWait {
   void Warn(const Late& late) const {
     const double warned_s = next_warning_s_ / 2;  // what WarningDue() found
     const std::string text = late(Within(warned_s, warned_s == warn_s_ ? "JAXCOMM_WARN_S" : ""));
-    std::fprintf(stderr, "warning: %s; an error follows after %g s (JAXCOMM_TIMEOUT_S)\n", text.c_str(),
-                 timeout_s_);
+    std::fprintf(stderr, "warning: %s; an error follows after %g s (JAXCOMM_TIMEOUT_S)\n", text.c_str(), timeout_s_);
   }
 
  private:

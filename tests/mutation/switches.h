@@ -1,7 +1,7 @@
 // Run-time switches of mutants: what rewritten sources call. The compiler is told to include this file first.
 //
-// JAXCOMM_MUTANT=<number> switches one mutant on. JAXCOMM_MUTANT_COVERAGE=<file> marks, one byte each, the switches that
-// any process has asked; the file exists and is long enough.
+// JAXCOMM_MUTANT=<number> switches one mutant on. JAXCOMM_MUTANT_COVERAGE=<file> marks, one byte each, the switches
+// that any process has asked; the file exists and is long enough.
 #pragma once
 
 #include <fcntl.h>
@@ -53,11 +53,11 @@ inline bool On(int id) {
 }
 
 // Both operands are evaluated, as without a mutant.
-#define JM_ARITHMETIC(name, op, other)                                       \
-  template <typename A, typename B>                                          \
-  inline auto name(int id, const A& a, const B& b) -> decltype(a op b) {     \
-    if (On(id)) return static_cast<decltype(a op b)>(a other b);             \
-    return a op b;                                                           \
+#define JM_ARITHMETIC(name, op, other)                                   \
+  template <typename A, typename B>                                      \
+  inline auto name(int id, const A& a, const B& b) -> decltype(a op b) { \
+    if (On(id)) return static_cast<decltype(a op b)>(a other b);         \
+    return a op b;                                                       \
   }
 JM_ARITHMETIC(Add, +, -)
 JM_ARITHMETIC(Subtract, -, +)

@@ -1,5 +1,5 @@
-// What is spelled differently by nvcc, by a host compiler and by the emulation of tests/cuda/fakes/emulation.h, which runs
-// the same kernels on the CPU. JAXCOMM_HAS_DEVICE is 1 where functions that run on the device are to be seen.
+// What is spelled differently by nvcc, by a host compiler and by the emulation of tests/cuda/fakes/emulation.h, which
+// runs the same kernels on the CPU. JAXCOMM_HAS_DEVICE is 1 where functions that run on the device are to be seen.
 #pragma once
 
 #include <cstdint>
