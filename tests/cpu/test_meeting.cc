@@ -204,10 +204,10 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
     arrival.input_count = arrival.output_count = 1;
     meeting.Arrive(arrival, std::make_unique<CountCompletion>(counter));
   };
-  Meeting::SetTimeout(60);
+  Meeting::SetLimits({60, 60});
   Counter patient;  // a run that waits for longer
   for (const int64_t rank : {0, 1, 2}) arrive(*other, 999, rank, patient);
-  Meeting::SetTimeout(0.3);
+  Meeting::SetLimits({0.3, 60});
   Counter counter;
   arrive(*late, 1000, 0, counter);
   arrive(*late, 1000, 3, counter);
