@@ -69,7 +69,7 @@ $(CUDA_BUILD)/configured: $(VENV)/deps $(CUDA_WHEELS)/complete
 
 # Beside jaxcomm._core. What pip doesn't know of it leaves there when jaxcomm is built anew.
 cuda: $(VENV)/installed $(CUDA_BUILD)/configured
-	$(BIN)/cmake --build $(CUDA_BUILD) --target _cuda
+	MAKEFLAGS= $(BIN)/cmake --build $(CUDA_BUILD) --target _cuda
 	$(BIN)/cmake --install $(CUDA_BUILD) --component cuda \
 	  --prefix "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"
 
@@ -123,7 +123,7 @@ $(NATIVE_BUILDS:=/build.ninja): $(VENV)/test-deps $(CUDA_WHEELS)/complete CMakeL
 
 .PHONY: build-native
 build-native: $(NATIVE_BUILD)/build.ninja
-	$(BIN)/cmake --build $(NATIVE_BUILD)
+	MAKEFLAGS= $(BIN)/cmake --build $(NATIVE_BUILD)
 
 test-native: build-native
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -LE full --output-on-failure --output-junit ctest.xml $(CTEST_ARGS)
