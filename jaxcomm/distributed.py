@@ -17,6 +17,7 @@ import importlib.util
 import itertools
 import json
 import logging
+import math
 import os
 import pathlib
 import secrets
@@ -183,7 +184,7 @@ def _get(client: Any, key: str, timeout_s: float, late: str) -> str:
         waited_s = time.monotonic() - began
         try:
             limit_s = min(warn_s, timeout_s) - waited_s
-            return str(client.blocking_key_value_get(f"jaxcomm/{key}", max(int(limit_s * 1000), 1)))
+            return str(client.blocking_key_value_get(f"jaxcomm/{key}", max(math.ceil(limit_s * 1000), 1)))
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error) or warn_s >= timeout_s:
                 raise

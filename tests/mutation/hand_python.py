@@ -457,7 +457,7 @@ MUTANTS = [
     Mutant(
         "limit of the environment not told to the native module",
         "jaxcomm/_native.py",
-        "    _core.set_timeout(config().timeout_s)\n",
+        "    _core.set_wait_limits(config().timeout_s, config().warn_s)\n",
         "",
         "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
     ),
