@@ -12,7 +12,7 @@ SHARES = {"cxx": 11, "python": 6, "hand": 3}
 SLOW_S = 15  # mutants that took longer are not taken
 SPARE = 5  # some may name programs that are gone
 LIMIT_S = 300  # of a test without a mutant
-SLOW_TO_BUILD = re.compile(r"test_cuda_(executor|flagged|multimem)|test_communicator|test_between_nodes")
+SLOW_TO_BUILD = re.compile(r"test_cuda_")
 
 
 def kind(result):
