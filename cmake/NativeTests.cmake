@@ -25,6 +25,7 @@ function(jaxcomm_native_test name)
   endforeach()
   add_executable(${name} ${ARG_UNPARSED_ARGUMENTS} $<TARGET_OBJECTS:jaxcomm_test_cases> ${main})
   target_link_libraries(${name} PRIVATE jaxcomm_native ${ARG_LIBRARIES})
+  target_compile_options(${name} PRIVATE -O1)  # compiling takes longer than running
   if(default OR NOT full)
     add_test(NAME ${name} COMMAND ${name} ${ARG_ARGUMENTS})
     set_tests_properties(${name} PROPERTIES TIMEOUT 600)
