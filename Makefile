@@ -139,7 +139,7 @@ test-tsan: build/thread/build.ninja
 	$(BIN)/ctest --test-dir build/thread -LE full --output-on-failure --output-junit ctest.xml
 
 $(VENV)/mutation: $(VENV)/test-deps
-	$(PIP) libclang cosmic-ray
+	$(PIP) libclang cosmic-ray parso
 	touch $@
 
 # Mistakes put into the sources, one at a time, and whether tests notice: tests/mutation/README.md.
