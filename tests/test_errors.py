@@ -329,5 +329,6 @@ def test_late_ranks_are_named_and_the_process_lives_on(tmp_path):
         _, body, seconds, message = line.split(" ", 3)
         (call,) = [number for number, text in enumerate(source, 1) if text.endswith(f"# {body}")]
         assert float(seconds) > 0.9
+        assert message.startswith("DEADLINE_EXCEEDED: ")
         assert f"psum at late.py:{call} " in message
         assert f"ranks {ABSENT[body]} did not arrive within 1 s (JAXCOMM_TIMEOUT_S)" in message

@@ -8,8 +8,6 @@
 namespace jaxcomm {
 namespace {
 
-constexpr auto kWarnEvery = std::chrono::minutes(1);
-
 Message MessageOf(const Envelope& envelope, size_t bytes) {
   Message message;
   message.process = envelope.process;
@@ -30,8 +28,8 @@ std::unique_ptr<char[]> Copy(const void* data, size_t bytes) {
 
 }  // namespace
 
-Inbox::Inbox(Receiver* receiver, int process, int num_processes, uint64_t token)
-    : receiver_(receiver), process_(process), token_(token), peers_(num_processes) {}
+Inbox::Inbox(Receiver* receiver, int process, int num_processes, uint64_t token, Clock::duration warn_every)
+    : receiver_(receiver), process_(process), token_(token), warn_every_(warn_every), peers_(num_processes) {}
 
 Inbox::Farewell Inbox::Arrive(const void* envelope_data, size_t envelope_bytes, size_t bytes, const void* data,
                               std::unique_ptr<RemotePayload> remote) {
@@ -155,7 +153,7 @@ void Inbox::Deliver(Peer& peer, const Envelope& envelope, size_t bytes) {
 void Inbox::Reject() {
   ++rejected_;
   if (rejected_ == 1) first_rejected_ = Clock::now();
-  if (warned_ == 0 || Clock::now() - last_warning_ >= kWarnEvery) WarnOfRejected();
+  if (warned_ == 0 || Clock::now() - last_warning_ >= warn_every_) WarnOfRejected();
 }
 
 void Inbox::WarnOfRejected() {

@@ -50,7 +50,10 @@ struct Envelope {
 
 class Inbox {
  public:
-  Inbox(Receiver* receiver, int process, int num_processes, uint64_t token);
+  using Clock = std::chrono::steady_clock;
+
+  Inbox(Receiver* receiver, int process, int num_processes, uint64_t token,
+        Clock::duration warn_every = std::chrono::minutes(1));
 
   // The peer has said farewell, or has seen ours.
   struct Farewell {
@@ -58,8 +61,8 @@ class Inbox {
     Envelope::Kind kind = Envelope::kMessage;  // this: neither
   };
   // A message has come in. Its payload is at `data` until return, or it is `remote`, or there is none. Messages that
-  // are not of this run are dropped and counted; a warning says so, at most once a minute. Returns what the network has
-  // to know.
+  // are not of this run are dropped and counted; a warning says so, at most once in `warn_every`. Returns what the
+  // network has to know.
   Farewell Arrive(const void* envelope, size_t envelope_bytes, size_t bytes, const void* data,
                   std::unique_ptr<RemotePayload> remote);
 
@@ -82,8 +85,6 @@ class Inbox {
   uint64_t rejected() const { return rejected_; }
 
  private:
-  using Clock = std::chrono::steady_clock;
-
   // A message that is early, has no place yet, is being fetched, or waits for an earlier one of its channel.
   struct Held {
     Envelope envelope;
@@ -120,6 +121,7 @@ class Inbox {
   Receiver* const receiver_;
   const int process_;
   const uint64_t token_;
+  const Clock::duration warn_every_;
   std::vector<Peer> peers_;
   bool muted_ = false;
   std::atomic<uint64_t> rejected_{0};

@@ -85,8 +85,8 @@ class Node {
   char* MemoryOf(uint32_t number);  // of the own ones
 
   // Whether the kernel lets processes of one user read each other's memory (process_vm_readv). Allows others to read
-  // this one where the kernel asks for that (Yama).
-  static bool AllowSingleCopy();
+  // this one where the kernel asks for that (Yama, whose setting is in `scope_file`).
+  static bool AllowSingleCopy(const char* scope_file = "/proc/sys/kernel/yama/ptrace_scope");
 
  private:
   bool AddMemory(uint64_t bytes, Block* block, std::string* error);

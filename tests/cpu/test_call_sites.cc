@@ -201,6 +201,30 @@ TEST_CASE("processes that bring different types see both") {
   });
 }
 
+// Of two processes that wait in different calls of a run, either fails it.
+TEST_CASE("a failure in one process ends all calls of the run in both") {
+  for (const int32_t failing : {0, 1}) {
+    InTwoProcesses([failing](int32_t p, const std::function<void()>& meet) {
+      const auto first = PairSite(), second = PairSite();
+      Meeting::EndProgram();
+      Part part(1), next(10 + p);
+      part.Arrive(p == failing ? *first : *second, 100, p);
+      meet();
+      CHECK(part.counter.count() == 0);
+      meet();
+      if (p == failing) {
+        Part stranger(1);
+        stranger.Arrive(*first, 100, 9);
+        CHECK(stranger.counter.WaitFor(1));
+      }
+      CHECK(part.counter.WaitFor(1) && part.counter.errors().size() == 1);
+      CHECK(part.counter.errors()[0].find("rank 9 is in no group") != std::string::npos);
+      next.Arrive(*first, 101, p);  // the next run works
+      next.Expect({21});
+    });
+  }
+}
+
 TEST_CASE("what the processes of a group have in common") {
   InTwoProcesses([](int32_t p, const std::function<void()>&) {
     ThisProcess& self = ThisProcess::Get();

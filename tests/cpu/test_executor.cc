@@ -1,4 +1,5 @@
 // Every algorithm of every collective, run by one and by many threads on the same execution, against expected values.
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -136,6 +137,40 @@ TEST_CASE("reductions of more than a tile") {
       }
     }
   }
+}
+
+// A peer that gives up may free its buffers at any time.
+TEST_CASE("a reduction of memory that can't be read does not end well") {
+  if (!Node::AllowSingleCopy()) return;
+  constexpr int64_t kBlock = 40'001;
+  Request request;
+  request.collective = Collective::kReduceScatter;
+  request.geometry.ranks_per_node = 2;
+  request.geometry.pull = true;
+  request.block_count = kBlock;
+  const auto program =
+      Program::Make(BuildAll(*FindAlgorithm(Collective::kReduceScatter, "direct"), request), {2, kBlock, kBlock},
+                    {1, kBlock, kBlock}, sizeof(int32_t), FindReduce(DType::kS32, ReduceOp::kSum));
+  const std::vector<int32_t> in(2 * kBlock, 1);
+  std::vector<int32_t> out(kBlock, -1);
+  void* const gone = mmap(nullptr, in.size() * sizeof(int32_t), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(gone != MAP_FAILED);
+  std::vector<RankBuffers> buffers(2);
+  buffers[0].input = reinterpret_cast<const char*>(in.data());
+  buffers[0].output = reinterpret_cast<char*>(out.data());
+  buffers[1].input = static_cast<const char*>(gone);
+  buffers[1].input_pid = getpid();
+  buffers[1].local = false;
+  // The other rank has said that its input is there.
+  std::vector<std::atomic<uint32_t>> from(2), to(2);
+  for (auto& signal : from) signal.store(1);
+  buffers[0].signals = from.data();
+  buffers[1].signals = to.data();
+  Execution execution(program, buffers);
+  CHECK(!execution.Work());
+  CHECK(execution.unreadable_pid() == getpid());
+  CHECK(!execution.Work() && to[0].load() <= 1);  // nor does it tell the other that it has read
+  munmap(gone, in.size() * sizeof(int32_t));
 }
 
 #if defined(__x86_64__)

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "standard_error.h"
 #include "world.h"
 
 namespace jaxcomm {
@@ -250,6 +251,43 @@ TEST_CASE("a late process is named with the calls in which it is") {
   CHECK(!pair.Move(0) && !pair.Move(1));
   pair.calls[0]->Check(Clock::now() + std::chrono::seconds(70));
   CHECK(Has(pair.results.error(0), "by ranks [0] (process 1) in call 2000 of 100 elements"));
+}
+
+TEST_CASE("a line on standard error names who is late, then after each time twice as long") {
+  Pair pair = Pair::Ring();
+  pair.calls[0] = pair.one.CallOf(pair.world, 0, 1000, pair.results, 600, -1, 100);
+  pair.calls[0]->Enter();
+  CHECK(!pair.Move(0));
+  const Clock::time_point began = Clock::now();
+  std::string text;
+  {
+    const StandardError error;
+    for (const int seconds : {10, 150, 190, 250}) pair.calls[0]->Check(began + std::chrono::seconds(seconds));
+    text = error.text();
+  }
+  const std::string late =
+      "warning: psum at test: while entering, ranks [1] (process 0) in call 1000 of 100 elements were not joined ";
+  const std::string by =
+      " by ranks [0] (process 1) in no collective; an error follows after 600 s (JAXCOMM_TIMEOUT_S)\n";
+  CHECK(text == late + "within 100 s (JAXCOMM_WARN_S)" + by + late + "within 200 s" + by);
+  CHECK(pair.results.num_ended() == 0);
+}
+
+TEST_CASE("of the processes of a call, those that have entered are not called late") {
+  World world(3);
+  std::mt19937 random(11);
+  Collective1 one(Named(Collective::kAllReduce, "ring"), Sum(3, 100), {0, 1, 2}, false, random);
+  Results results(3);
+  std::vector<std::shared_ptr<JointCall>> calls;
+  for (const int p : {0, 1}) {
+    calls.push_back(one.CallOf(world, p, 1000, results));
+    calls[p]->Enter();
+  }
+  CHECK(calls[0]->Advance() != JointCall::Status::kOver);
+  calls[0]->Check(Clock::now() + std::chrono::seconds(70));
+  CHECK(results.error(0) ==
+        "psum at test: while entering, ranks [0] (process 0) in call 1000 of 100 elements were not joined within 60 s "
+        "(JAXCOMM_TIMEOUT_S) by ranks [2] (process 2) in no collective");
 }
 
 TEST_CASE("a failure of the run elsewhere in a process is found by those who wait") {

@@ -1,14 +1,20 @@
 // Stress: many call sites, runs and iterations at once, devices in random order and with random delays; late devices.
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "arrivals.h"
+#include "standard_error.h"
 
 namespace jaxcomm {
 namespace {
@@ -188,6 +194,99 @@ TEST_CASE("two runs that interleave on every device") {
   }
 }
 
+// A page of memory that stops the first thread that touches it until it is let go.
+class Gate {
+ public:
+  explicit Gate(size_t bytes) : bytes_(bytes) {
+    page_ = static_cast<char*>(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    CHECK(page_ != MAP_FAILED);
+    current = this;
+    struct sigaction action = {};
+    action.sa_sigaction = OnFault;
+    action.sa_flags = SA_SIGINFO;
+    CHECK(sigaction(SIGSEGV, &action, &before_) == 0);
+  }
+  ~Gate() {
+    sigaction(SIGSEGV, &before_, nullptr);
+    munmap(page_, bytes_);
+  }
+  char* data() const { return page_; }
+  bool reached() const { return reached_.load(); }
+  void LetGo() { let_go_.store(true); }
+
+ private:
+  static void OnFault(int, siginfo_t* info, void*) {
+    const char* const at = static_cast<const char*>(info->si_addr);
+    if (at < current->page_ || at >= current->page_ + current->bytes_) {
+      sigaction(SIGSEGV, &current->before_, nullptr);  // comes again
+      return;
+    }
+    current->reached_.store(true);
+    while (!current->let_go_.load()) usleep(100);
+    mprotect(current->page_, current->bytes_, PROT_READ | PROT_WRITE);
+  }
+  static inline Gate* current = nullptr;
+  const size_t bytes_;
+  char* page_ = nullptr;
+  struct sigaction before_ = {};
+  std::atomic<bool> reached_{false}, let_go_{false};
+};
+
+// The first run stops where it writes a rank's output; the second runs to its end meanwhile.
+TEST_CASE("two runs of a call site at once have scratch of their own") {
+  Prepare();
+  constexpr int64_t kRanks = 4, kCount = 64;
+  const auto value = [](int64_t run, int64_t rank, int64_t i) {
+    return static_cast<int32_t>(100'000 * run + 1000 * rank + i);
+  };
+  int64_t run = 7000;
+  for (const char* algorithm : {"ring", "tree", "recursive_doubling", "rabenseifner", "hierarchical"}) {
+    for (int64_t held = 0; held < kRanks; ++held) {
+      CallSpec spec = Spec(Collective::kAllReduce, kRanks, kRanks, "psum");
+      spec.algorithm = algorithm;
+      if (algorithm == std::string("hierarchical")) spec.ranks_per_node = 2;
+      std::string error;
+      const auto site = Meeting::Make(spec, &error);
+      Gate gate(kCount * sizeof(int32_t));
+      std::vector<std::vector<int32_t>> in[2], out[2];
+      for (auto& outputs : out) outputs.assign(kRanks, std::vector<int32_t>(kCount, -1));
+      Counter counters[2];
+      const auto arrive = [&](int which) {
+        for (int64_t rank = 0; rank < kRanks; ++rank) {
+          std::vector<int32_t>& input = in[which].emplace_back();
+          for (int64_t i = 0; i < kCount; ++i) input.push_back(value(which, rank, i));
+          Arrival arrival;
+          arrival.run = run + which;
+          arrival.rank = rank;
+          arrival.input = reinterpret_cast<const char*>(input.data());
+          char* const own = reinterpret_cast<char*>(out[which][rank].data());
+          arrival.output = which == 0 && rank == held ? gate.data() : own;
+          arrival.dtype = DType::kS32;
+          arrival.input_count = arrival.output_count = kCount;
+          site->Arrive(arrival, std::make_unique<CountCompletion>(counters[which]));
+        }
+      };
+      std::thread first([&] { arrive(0); });
+      while (!gate.reached()) std::this_thread::yield();
+      arrive(1);
+      CHECK(counters[1].WaitFor(kRanks) && counters[0].count() == 0);
+      gate.LetGo();
+      first.join();
+      CHECK(counters[0].WaitFor(kRanks));
+      run += 2;
+      std::memcpy(out[0][held].data(), gate.data(), kCount * sizeof(int32_t));
+      for (int which = 0; which < 2; ++which) {
+        CHECK(counters[which].errors().empty());
+        for (const auto& output : out[which]) {
+          for (int64_t i = 0; i < kCount; ++i) {
+            CHECK(output[i] == value(which, 0, i) + value(which, 1, i) + value(which, 2, i) + value(which, 3, i));
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("late devices are named, the run is refused, the next one works") {
   Prepare();
   Meeting::SetLimits({0.3, 30});
@@ -236,6 +335,40 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
   CHECK(next.WaitFor(4));
   CHECK(next.errors().empty());
   CHECK(out[0] == 4 && out[3] == 4);
+}
+
+TEST_CASE("a line on standard error names devices that are late, which are waited for") {
+  Prepare();
+  Meeting::SetLimits({60, 0.2});
+  std::string error, text;
+  const auto site = Meeting::Make(Spec(Collective::kAllReduce, 3, 3, "psum"), &error);
+  std::vector<float> in(3, 1), out(3);
+  Counter counter;
+  const auto arrive = [&](int64_t rank) {
+    Arrival arrival;
+    arrival.run = 8000;
+    arrival.rank = rank;
+    arrival.input = reinterpret_cast<const char*>(&in[rank]);
+    arrival.output = reinterpret_cast<char*>(&out[rank]);
+    arrival.input_count = arrival.output_count = 1;
+    site->Arrive(arrival, std::make_unique<CountCompletion>(counter));
+  };
+  {
+    const StandardError standard_error;
+    arrive(1);
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (text.find('\n') == std::string::npos && std::chrono::steady_clock::now() < limit) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      text = standard_error.text();
+    }
+  }
+  CHECK(text.find("warning: jaxcomm: psum at test_meeting.cc: ranks [0, 2] did not arrive within ") == 0);
+  CHECK(text.find(" of the first of ranks [1]; an error follows after 60 s (JAXCOMM_TIMEOUT_S)\n") !=
+        std::string::npos);
+  CHECK(counter.count() == 0);
+  Meeting::SetLimits({60, 30});
+  for (const int64_t rank : {0, 2}) arrive(rank);
+  CHECK(counter.WaitFor(3) && counter.errors().empty() && out == std::vector<float>(3, 3));
 }
 
 TEST_CASE("ranks that disagree see both sides") {

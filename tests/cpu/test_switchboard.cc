@@ -242,6 +242,18 @@ TEST_CASE("what is kept of calls that are never entered has a limit") {
   CHECK((second->News() == Said{"0 entered with psum", "0 gave up: had enough"}));
 }
 
+TEST_CASE("of the calls that are over, the latest are known") {
+  Processes all;
+  constexpr uint64_t kKnown = 1 << 14, kForgotten = 2;
+  for (uint64_t key = 1; key <= kKnown + kForgotten; ++key) all.boards[1].Unregister(key);
+  for (uint64_t key = 1; key <= kForgotten + 1; ++key) {
+    all.boards[0].SayEntered(1, key, kFingerprint, "psum");
+    all.Drain();
+    const std::string in = all.boards[1].Elsewhere(0);  // what comes for the known is dropped
+    CHECK(in == (key == 1 ? " in psum" : " in psum and in psum"));
+  }
+}
+
 // As long a header as ours, of another kind, and shorter ones: nobody but us sends such, and they change nothing.
 TEST_CASE("messages with a header of another size are refused") {
   Processes all;

@@ -147,7 +147,7 @@ struct Collective1 {
   }
 
   std::shared_ptr<JointCall> CallOf(World& world, int32_t process, uint64_t key, Results& results,
-                                    double timeout_s = 60, int64_t run = -1) {
+                                    double timeout_s = 60, int64_t run = -1, double warn_s = 1e6) {
     JointCall::Spec spec;
     spec.key = key;
     spec.run = run >= 0 ? run : static_cast<int64_t>(key / 1000);
@@ -156,7 +156,7 @@ struct Collective1 {
     names->what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";
     for (size_t r = 0; r < process_of.size(); ++r) names->ranks.push_back(static_cast<int64_t>(r));
     spec.names = std::move(names);
-    spec.wait = BoundedWait(Clock::now(), {timeout_s, 2 * timeout_s});
+    spec.wait = BoundedWait(Clock::now(), {timeout_s, warn_s});
     std::vector<RankBuffers> buffers(process_of.size());
     for (size_t r = 0; r < process_of.size(); ++r) {
       if (process_of[r] != process) continue;

@@ -306,7 +306,23 @@ MUTANTS = [
         "  if (first",
         "test_meeting",
     ),
+    Mutant(
+        "scratch is given back while the round still runs",
+        MEETING,
+        "  round->execution = std::make_unique<Execution>(program, round->buffers);\n",
+        "  round->execution = std::make_unique<Execution>(program, round->buffers);\n"
+        "  if (round->scratch) {\n    std::lock_guard<std::mutex> lock(mutex_);\n"
+        "    scratch_.push_back(std::move(round->scratch));\n  }\n",
+        "test_meeting",
+    ),
     # Execution.
+    Mutant(
+        "a reduction goes on with what could not be read",
+        EXECUTOR,
+        "size, item_bytes, false), src.pid)) {\n        return false;\n",
+        "size, item_bytes, false), src.pid)) {\n        return true;\n",
+        "test_executor",
+    ),
     Mutant(
         "arithmetic of the thread",
         EXECUTOR,
@@ -743,5 +759,12 @@ MUTANTS = [
         "  const IeeeArithmetic arithmetic;\n",
         "",
         "tests/cpu/test_subnormals.py",
+    ),
+    Mutant(
+        "deadlines are told as invalid arguments",
+        "ffi/handlers/call.cc",
+        "Error::Kind::kDeadline ? ffi::ErrorCode::kDeadlineExceeded : ffi::ErrorCode::kInvalidArgument",
+        "Error::Kind::kDeadline ? ffi::ErrorCode::kInvalidArgument : ffi::ErrorCode::kDeadlineExceeded",
+        "tests/test_errors.py -k late_ranks",
     ),
 ]

@@ -1,4 +1,7 @@
 // Order and places of what comes in, message by message: the test is the wire.
+#include <unistd.h>
+
+#include <cstdio>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -117,6 +120,42 @@ TEST_CASE("messages that come twice, or not of this run, are refused and counted
   }
   wire.Send(whole);
   CHECK((wire.notes.News() == Said{"1 in 0", "2 in 0"}) && wire.inbox.rejected() == refused);
+}
+
+// What is written to stderr meanwhile.
+std::string Warnings(const std::function<void()>& act) {
+  std::FILE* const file = std::tmpfile();
+  const int saved = dup(STDERR_FILENO);
+  CHECK(file != nullptr && saved >= 0 && dup2(fileno(file), STDERR_FILENO) >= 0);
+  act();
+  CHECK(dup2(saved, STDERR_FILENO) >= 0 && close(saved) == 0);
+  std::rewind(file);
+  std::string text(10000, 0);
+  text.resize(std::fread(text.data(), 1, text.size(), file));
+  std::fclose(file);
+  return text;
+}
+
+// How many messages each line of a warning says to have been dropped.
+std::vector<int> Dropped(const std::string& text) {
+  std::vector<int> counts;
+  const std::string before = "process 0 has dropped ";
+  for (size_t at = text.find(before); at != std::string::npos; at = text.find(before, at + 1)) {
+    counts.push_back(std::stoi(text.substr(at + before.size())));
+  }
+  return counts;
+}
+
+TEST_CASE("refused messages are warned of at once, then from time to time, and all of them at the end") {
+  const auto refuse = [](Inbox& inbox) {
+    for (int i = 0; i < 3; ++i) inbox.Arrive("x", 1, 0, nullptr, nullptr);
+  };
+  Notes notes;
+  Inbox usual(&notes, 0, 3, kToken), always(&notes, 0, 3, kToken, Inbox::Clock::duration::zero());
+  CHECK((Dropped(Warnings([&] { refuse(usual); })) == std::vector<int>{1}));
+  CHECK((Dropped(Warnings([&] { usual.Mute(); })) == std::vector<int>{3}));
+  CHECK((Dropped(Warnings([&] { refuse(always); })) == std::vector<int>{1, 2, 3}));
+  CHECK(Warnings([&] { always.Mute(); }).empty());
 }
 
 TEST_CASE("a payload without a place holds up its channel alone") {

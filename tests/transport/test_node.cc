@@ -1,4 +1,5 @@
 // What a process shows the others of its node: its board, and the memory of its calls.
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -8,6 +9,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -69,6 +71,21 @@ TEST_CASE("a process is alive until it ends") {
   peer->board().Ring();  // its board stays
 }
 
+TEST_CASE("a process without stdin connects: its first descriptor is 0") {
+  const Child child = SpawnNode();
+  const int saved = dup(STDIN_FILENO);  // -1: there is none
+  close(STDIN_FILENO);
+  {
+    Node connecting;
+    CHECK(connecting.Connect(1, child.address).empty());
+    CHECK(fcntl(STDIN_FILENO, F_GETFD) >= 0);  // the handle on the child
+    CHECK(connecting.Find(1)->CheckAlive());
+  }
+  CHECK(fcntl(STDIN_FILENO, F_GETFD) < 0);
+  if (saved >= 0) CHECK(dup2(saved, STDIN_FILENO) == STDIN_FILENO && close(saved) == 0);
+  CHECK(kill(child.pid, SIGKILL) == 0 && waitpid(child.pid, nullptr, 0) == child.pid);
+}
+
 // Memory that another process can read as far as a page that it can't: the kernel then reads less than it was asked.
 struct HalfReadable {
   const int64_t page = sysconf(_SC_PAGESIZE);
@@ -96,6 +113,19 @@ TEST_CASE("a read from a process is whole or fails") {
   CHECK(ReadFromProcess(self, nullptr, 0));
 }
 
+TEST_CASE("Yama's setting decides whether processes may read each other") {
+  const bool allowed = Node::AllowSingleCopy("/nowhere");  // by the rest of the kernel
+  char path[] = "/tmp/jaxcomm_test.XXXXXX";
+  const int fd = mkstemp(path);
+  CHECK(fd >= 0);
+  for (const char scope : {'0', '1', '2', '3'}) {
+    CHECK(pwrite(fd, &scope, 1, 0) == 1);
+    CHECK(Node::AllowSingleCopy(path) == (allowed && scope <= '1'));
+  }
+  close(fd);
+  unlink(path);
+}
+
 TEST_CASE("a read of more pieces than one call takes") {
   if (!Node::AllowSingleCopy()) return;
   constexpr int kPieces = 1500;
@@ -120,7 +150,9 @@ TEST_CASE("a bell that has rung ends the sleep at once, a silent one after its t
   Node node;
   CHECK(node.Open().empty());
   Board& board = node.board();
-  board.Ring();  // nobody sleeps
+  const uint32_t silent = board.bell.load();
+  board.Ring();  // nobody sleeps: no need for a call of the kernel
+  CHECK(board.bell.load() == silent);
   uint32_t seen = board.PrepareToSleep();
   board.Ring();  // between the announcement and the sleep
   const auto began = Clock::now();
@@ -129,8 +161,8 @@ TEST_CASE("a bell that has rung ends the sleep at once, a silent one after its t
   CHECK(board.sleeping.load() == 0);
   seen = board.PrepareToSleep();
   const auto again = Clock::now();
-  board.Sleep(seen, 60'000'000);
-  CHECK(Clock::now() - again >= std::chrono::milliseconds(60));
+  board.Sleep(seen, 1'000'000'000);  // a second and no nanoseconds
+  CHECK(Clock::now() - again >= std::chrono::seconds(1));
   CHECK(Clock::now() - again < std::chrono::seconds(30));
 }
 
@@ -210,6 +242,7 @@ TEST_CASE("what is left of a memory is used for smaller blocks") {
   CHECK(block.memory == 1);  // of 16 MiB; the first has 8 MiB left, but for a page
   for (uint64_t bytes = 4 << 20; bytes >= 4 << 10; bytes /= 2) {
     CHECK(node.Take(bytes, &block, &error) && block.memory == 0 && block.bytes == bytes);
+    CHECK(block.data == node.MemoryOf(0) + block.offset);  // peers know the offset only
   }
 }
 

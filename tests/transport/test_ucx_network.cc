@@ -69,6 +69,34 @@ TEST_CASE("a peer is cut off in the middle of a payload") { CheckDrop(MakeUcxNet
 
 TEST_CASE("a wrong token is refused and counted") { CheckToken(MakeUcxNetwork); }
 
+// Whether all threads of this process but the calling one sleep.
+bool OthersSleep() {
+  const std::string self = std::to_string(gettid());
+  const std::unique_ptr<DIR, int (*)(DIR*)> tasks(opendir("/proc/self/task"), closedir);
+  CHECK(tasks);
+  while (const dirent* entry = readdir(tasks.get())) {
+    const std::string task = entry->d_name;
+    if (task == "." || task == ".." || task == self) continue;
+    std::ifstream stat("/proc/self/task/" + task + "/stat");
+    const std::string text(std::istreambuf_iterator<char>(stat), {});
+    const size_t name = text.rfind(')');  // then a space and the state
+    if (name != std::string::npos && text.substr(name + 2, 1) != "S") return false;
+  }
+  return true;
+}
+
+TEST_CASE("a network without work sleeps") {
+  TestProcess one(0), other(1);
+  one.Join(MakeUcxNetwork(0, 2, 1, &one));
+  other.Join(MakeUcxNetwork(1, 2, 1, &other));
+  const auto start = Clock::now();
+  for (int times = 0; times < 10;) {  // in a row: no chance
+    times = OthersSleep() ? times + 1 : 0;
+    CHECK(Seconds(start) < 60);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
 TEST_CASE("another version of UCX is refused") {
   TestProcess one(0), other(1);
   one.Join(MakeUcxNetwork(0, 2, 1, &one));

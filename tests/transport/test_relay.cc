@@ -1,0 +1,117 @@
+// The relay between a client in this process and a TCP server that is late, answers, and goes.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "../../ffi/transport/relay.h"
+#include "../check.h"
+
+namespace jaxcomm {
+namespace {
+
+// What should come in time fails after a minute.
+int Patient(int fd) {
+  const timeval limit{60, 0};
+  CHECK(fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) == 0);
+  return fd;
+}
+
+int Connect(const std::string& name) {
+  const int fd = Patient(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, name.data(), name.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  CHECK(connect(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0);
+  return fd;
+}
+
+void Send(int fd, const std::string& text) {
+  for (size_t sent = 0; sent < text.size();) {
+    const ssize_t bytes = send(fd, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+    CHECK(bytes > 0);
+    sent += static_cast<size_t>(bytes);
+  }
+}
+
+std::string Receive(int fd, size_t bytes) {
+  std::string text(bytes, 0);
+  CHECK(recv(fd, text.data(), bytes, MSG_WAITALL) == static_cast<ssize_t>(bytes));
+  return text;
+}
+
+bool Ended(int fd) {
+  char byte;
+  return recv(fd, &byte, 1, 0) == 0;
+}
+
+// More than sockets hold, so that it travels in parts.
+std::string Long(int seed) {
+  std::string text(8 << 20, 0);
+  for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>((i * 7 + i / 251) + static_cast<size_t>(seed));
+  return text;
+}
+
+TEST_CASE("a relay waits for its server, carries bytes, and never breaks the connection when the server has gone") {
+  // A port that is taken, but where nobody listens yet.
+  const int listener = Patient(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  CHECK(bind(listener, reinterpret_cast<const sockaddr*>(&address), length) == 0);
+  CHECK(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) == 0);
+  std::string error;
+  const std::string name = StartRelay("127.0.0.1", std::to_string(ntohs(address.sin_port)), &error);
+  CHECK(!name.empty() && error.empty());
+  const int early = Connect(name);
+  CHECK(Ended(early) && !RelayHasLostServer());
+  close(early);
+
+  CHECK(listen(listener, 16) == 0);
+  const int client = Connect(name);
+  const int server = Patient(accept(listener, nullptr, nullptr));
+  Send(client, "question");
+  CHECK(Receive(server, 8) == "question");
+  Send(server, "answer");
+  CHECK(Receive(client, 6) == "answer");
+  const std::string there = Long(1), back = Long(2);
+  std::thread sending_there([&] { Send(client, there); });
+  std::thread sending_back([&] { Send(server, back); });
+  std::thread receiving([&] { CHECK(Receive(server, there.size()) == there); });
+  CHECK(Receive(client, back.size()) == back);
+  sending_there.join();
+  sending_back.join();
+  receiving.join();
+  close(client);  // which loses nothing
+  CHECK(Ended(server));
+  close(server);
+
+  const int abandoned = Connect(name);
+  const int going = Patient(accept(listener, nullptr, nullptr));
+  Send(abandoned, "question");
+  CHECK(Receive(going, 8) == "question");
+  CHECK(!RelayHasLostServer());
+  close(going);
+  for (int i = 0; i < 60'000 && !RelayHasLostServer(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  CHECK(RelayHasLostServer());
+  const int late = Connect(name);
+  Send(late, "question");
+  Send(abandoned, "question");
+  pollfd fds[] = {{abandoned, POLLIN, 0}, {late, POLLIN, 0}, {listener, POLLIN, 0}};
+  CHECK(poll(fds, 3, 100) == 0);  // no answer, no end, and no new connection to the server
+  for (const int fd : {abandoned, late, listener}) close(fd);
+}
+
+}  // namespace
+}  // namespace jaxcomm
