@@ -102,7 +102,8 @@ test-python: setup $(VENV)/test-deps
 	$(if $(findstring --ignore=tests/cuda,$(PYTEST_ARGS)),,$(MAKE) --no-print-directory cuda CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES))
 	$(PYTEST) --junit-xml=build/pytest.xml $(PYTEST_ARGS)
 
-# Every test but those that repeat what could race; with SHARD=i/n the i-th part of what `make test` leaves out.
+# Every test but those that repeat what could race; with SHARD=i/n the i-th part of what `make test` leaves out, without
+# those that time something, which otherwise come last, one at a time.
 shard_number = $(firstword $(subst /, ,$(SHARD)))
 shard_count = $(lastword $(subst /, ,$(SHARD)))
 test-all: setup $(VENV)/test-deps
@@ -110,8 +111,9 @@ test-all: setup $(VENV)/test-deps
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target full_tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --output-junit $(abspath build/ctest-all.xml) \
 	  $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
-	$(PYTEST) --size full $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml $(PYTEST_ARGS); \
+	$(PYTEST) --size full -m "not timing" $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml $(PYTEST_ARGS); \
 	  status=$$?; $(BIN)/python tests/slowest.py build/ctest-all.xml build/pytest-all.xml; exit $$status
+	$(if $(SHARD),,$(BIN)/python -m pytest --size full -m timing)
 comma := ,
 
 # One build folder per flavour of the native tests, and per environment, whose jaxlib they are built with.

@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(config, items):
             return False
         full = item.get_closest_marker("full") is not None
         if parts:
-            return full and zlib.crc32(item.nodeid.encode()) % parts == part - 1
+            return full and not item.get_closest_marker("timing") and zlib.crc32(item.nodeid.encode()) % parts == part - 1
         return size != "default" or not full
 
     if left_out := [item for item in items if not runs(item)]:
@@ -50,6 +50,7 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "deadline(seconds): the run ends when this test, or a round of it, takes longer")
     config.addinivalue_line("markers", "full: not in `make test`, but in `make test-all`")
     config.addinivalue_line("markers", "stress: only in `make stress`")
+    config.addinivalue_line("markers", "timing: full, and on a machine that does nothing else; never in a shard")
     global _terminal
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         _terminal = os.fdopen(os.dup(2), "w")

@@ -7,6 +7,7 @@ import pytest
 from test_collectives import Run
 
 pytestmark = [
+    pytest.mark.timing,
     pytest.mark.full,
     pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not()),
     pytest.mark.deadline(300),

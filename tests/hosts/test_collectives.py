@@ -67,6 +67,7 @@ def test_values(devices, request, monkeypatch):
 
 
 @pytest.mark.full
+@pytest.mark.timing
 def test_hierarchy_pays_for_small_messages(capsys):
     with netns.Hosts(2, rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
         run = Run(hosts, "small_all_to_all", [[2, 2], [2, 2]])
@@ -78,6 +79,7 @@ def test_hierarchy_pays_for_small_messages(capsys):
 
 
 @pytest.mark.full
+@pytest.mark.timing
 def test_large_psum_fills_the_link(capsys, monkeypatch, tmp_path):
     # As jaxcomm.calibrate() would keep it. The figures for memory are jaxcomm's own.
     memory = ["self", 6e-8, 12e9, 0.0], ["node", 6e-8, 12e9, 0.0]

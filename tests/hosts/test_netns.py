@@ -59,6 +59,7 @@ def test_hosts_talk_and_their_links_count():
 
 
 @pytest.mark.full
+@pytest.mark.timing
 def test_links_have_the_rate():
     trip_s, bytes_per_s, _, _ = measure(rate_bits_per_s=2e8)
     # Sockets and the shaper's burst hold a part of what was sent.
@@ -67,6 +68,7 @@ def test_links_have_the_rate():
 
 
 @pytest.mark.full
+@pytest.mark.timing
 @pytest.mark.parametrize("delay_s", [1e-3, 10e-3])
 def test_links_have_the_delay(delay_s):
     trip_s, _, _, _ = measure(rate_bits_per_s=1e9, delay_s=delay_s)

@@ -12,6 +12,7 @@ import pytest
 BINARY = Path(__file__).parents[2] / "build" / "native" / "test_ucx_network"
 
 pytestmark = [
+    pytest.mark.timing,
     pytest.mark.full,
     pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not()),
     # On CI the native tests have been built before, so this fails there instead.
