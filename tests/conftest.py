@@ -38,7 +38,8 @@ def pytest_collection_modifyitems(config, items):
             return False
         full = item.get_closest_marker("full") is not None
         if parts:
-            return full and not item.get_closest_marker("timing") and zlib.crc32(item.nodeid.encode()) % parts == part - 1
+            timing = item.get_closest_marker("timing")
+            return full and not timing and zlib.crc32(item.nodeid.encode()) % parts == part - 1
         return size != "default" or not full
 
     if left_out := [item for item in items if not runs(item)]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import netns
 import pytest
 
-BINARY = Path(__file__).parents[2] / "build" / "native" / "test_ucx_network"
+BINARY = Path(__file__).parents[2] / "build" / "native" / "tests" / "transport" / "test_ucx_network"
 
 pytestmark = [
     pytest.mark.timing,
