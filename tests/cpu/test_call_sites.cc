@@ -178,6 +178,20 @@ TEST_CASE("groups of a call site are told apart, each in its own order") {
   });
 }
 
+TEST_CASE("results that are larger than inputs, and written by the other process") {
+  InTwoProcesses([](int32_t p, const std::function<void()>&) {
+    CallSpec spec = Spec(Collective::kAllGather, 2, 2, "all_gather");
+    spec.processes = {0, 1};
+    spec.algorithm = "ring";
+    std::string error;
+    const auto site = Meeting::Make(std::move(spec), &error);
+    CHECK(site != nullptr);
+    Part part(10 + p, 2);
+    part.Arrive(*site, 100, p);
+    part.Expect({10, 11});
+  });
+}
+
 TEST_CASE("processes that bring different types see both") {
   InTwoProcesses([](int32_t p, const std::function<void()>&) {
     const auto site = PairSite();
