@@ -256,8 +256,12 @@ TEST_CASE("groups too large to simulate take as long as their samples and their 
   // The last rank of a sample: all of its messages but the first wrap.
   const Cost last = CostOf("bruck", AskApart(Collective::kAllGather, 40000, 1, 1), 4, machine);
   CHECK(last.rank == 39999 && last.traffic[2].messages == 16 + 15);
+  // The root of a broadcast, wherever it is.
+  Request request = AskApart(Collective::kBroadcast, 40000, 1, 1000, 10);
+  request.root = 777;
+  CHECK(CostOf("tree", request, 4, machine).rank == 777);
   // A permutation of more than 8192 ranks: the rank that sends most to other nodes.
-  Request request = AskApart(Collective::kPermute, 5000, 2, 1000);
+  request = AskApart(Collective::kPermute, 5000, 2, 1000);
   for (int32_t rank = 0; rank < 10000; ++rank) request.source_of[static_cast<size_t>(rank)] = rank;
   for (int32_t rank = 100; rank < 140; ++rank) request.source_of[static_cast<size_t>(rank)] = 9000;
   for (int32_t rank = 200; rank < 220; ++rank) request.source_of[static_cast<size_t>(rank)] = 7000;

@@ -88,6 +88,13 @@ def test_larger_groups(collective, algorithm, nodes, locals_):
             assert plan.check(request, algorithm) == ""
 
 
+def test_names_of_what_makes_a_request():
+    values = {"num_nodes": 2, "ranks_per_node": 3, "block_count": 4, "chunk_count": 5, "root": 1}
+    values |= {"source_of": [5] * 6, "all_addressable": False}
+    request = plan.Request("permute", **values)
+    assert {name: getattr(request, name) for name in values} == values
+
+
 def test_malformed_requests_are_refused():
     malformed = [
         plan.Request("barrier", 0, 4),

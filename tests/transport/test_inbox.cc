@@ -151,7 +151,10 @@ TEST_CASE("refused messages are warned of at once, then from time to time, and a
     for (int i = 0; i < 3; ++i) inbox.Arrive("x", 1, 0, nullptr, nullptr);
   };
   Notes notes;
-  Inbox usual(&notes, 0, 3, kToken), always(&notes, 0, 3, kToken, Inbox::Clock::duration::zero());
+  using Duration = Inbox::Clock::duration;
+  Inbox usual(&notes, 0, 3, kToken), once(&notes, 0, 3, kToken, Duration::max());
+  Inbox always(&notes, 0, 3, kToken, Duration::zero());
+  CHECK((Dropped(Warnings([&] { refuse(once); })) == std::vector<int>{1}));  // even if the clock has just begun
   CHECK((Dropped(Warnings([&] { refuse(usual); })) == std::vector<int>{1}));
   CHECK((Dropped(Warnings([&] { usual.Mute(); })) == std::vector<int>{3}));
   CHECK((Dropped(Warnings([&] { refuse(always); })) == std::vector<int>{1, 2, 3}));
