@@ -342,3 +342,23 @@ def test_the_service_really_listens_there_only(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     (address,) = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("LISTENS")]
     assert address in ("0100007F", "0000000000000000FFFF00000100007F"), done.stderr  # 127.0.0.1, for IPv4 or IPv6
+
+
+def test_a_wait_for_a_key_warns_and_then_ends(monkeypatch, capsys):
+    clock, limits_ms = [0.0], []
+
+    class Silent:
+        def blocking_key_value_get(self, key, timeout_ms):
+            limits_ms.append(timeout_ms)
+            clock[0] += timeout_ms / 1000
+            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: nobody has set it")
+
+    monkeypatch.setattr(distributed.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(distributed, "config", lambda: _config.Config(timeout_s=100, warn_s=30))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="nobody has set it"):
+        distributed._get(Silent(), "process/1", 100, "process 1 did not show up")
+    assert limits_ms == [30_000, 30_000, 40_000]
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: jaxcomm: process 1 did not show up within {waited_s} s; an error follows after 100 s"
+        for waited_s in (30, 60)
+    ]

@@ -205,8 +205,8 @@ MUTANTS = [
     ),
     Mutant(
         "milliseconds as seconds", DISTRIBUTED,
-        'f"jaxcomm/{key}/{process}", int(config().timeout_s * 1000))',
-        'f"jaxcomm/{key}/{process}", int(config().timeout_s))',
+        "max(math.ceil(limit_s * 1000), 1)",
+        "max(math.ceil(limit_s), 1)",
         f"{PLACEMENT}::test_a_process_that_does_not_show_up_is_named",
     ),
     Mutant(

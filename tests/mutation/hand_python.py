@@ -80,8 +80,8 @@ MUTANTS = [
     Mutant(
         "sizes of groups not compared",
         "jaxcomm/_check.py",
-        "if len({len(row) for row in rows}) != 1:",
-        "if len({len(row) for row in rows}) == 0:",
+        "if len({len(row) for row in rows}) != 1 and not unequal:",
+        "if len({len(row) for row in rows}) == 0 and not unequal:",
         "tests/test_errors.py::test_bad_groups",
     ),
     Mutant(
@@ -150,17 +150,17 @@ MUTANTS = [
         "tests/test_distributed.py",
     ),
     Mutant(
-        "seconds taken for milliseconds",
+        "a wait ends at the first warning",
         "jaxcomm/distributed.py",
-        'f"jaxcomm/{key}/{process}", int(config().timeout_s * 1000)',
-        'f"jaxcomm/{key}/{process}", int(config().timeout_s)',
+        '"DEADLINE_EXCEEDED" not in str(error) or warn_s >= timeout_s',
+        '"DEADLINE_EXCEEDED" not in str(error) or warn_s <= timeout_s',
         "tests/test_distributed.py",
     ),
     Mutant(
-        "milliseconds of what some process says",
+        "a wait begins anew after each warning",
         "jaxcomm/distributed.py",
-        'f"jaxcomm/{key}", int(timeout_s * 1000)',
-        'f"jaxcomm/{key}", int(timeout_s)',
+        "limit_s = min(warn_s, timeout_s) - waited_s",
+        "limit_s = min(warn_s, timeout_s)",
         "tests/test_distributed.py",
     ),
     Mutant(
