@@ -1,12 +1,10 @@
-"""Mistakes in ffi/cpu, ffi/transport, ffi/handlers and ffi/common, of the kind that a careful author makes."""
+"""Mistakes in ffi/cpu, ffi/handlers and ffi/common, of the kind that a careful author makes."""
 
 from mutation.hand import Mutant
 
 MEETING, JOINT, PROGRAM = "ffi/cpu/meeting.cc", "ffi/cpu/joint_call.cc", "ffi/cpu/joint_program.cc"
 EXECUTOR, COPY, SWITCHBOARD = "ffi/cpu/executor.cc", "ffi/cpu/copy.cc", "ffi/cpu/switchboard.cc"
-NODE, BOARD, INBOX, UCX = (f"ffi/transport/{name}.cc" for name in ("node", "board", "inbox", "ucx_network"))
 
-MUTANTS = [
     # Joint calls: phases, endings, what is used again.
     Mutant(
         "closes without a look at the peers' failures",
@@ -401,53 +399,6 @@ MUTANTS = [
         "    if (pieces.size() < kBatch && piece < kMaxPiece) continue;",
         "test_copy",
     ),
-    # Nodes and boards.
-    Mutant("a short read is a success", NODE, " !=\n        bytes) {", " < 0) {", "test_node"),
-    Mutant("the second call reads the first pieces", NODE, "    pieces += count;\n", "", "test_node"),
-    Mutant(
-        "who can't be polled has ended",
-        NODE,
-        "if (poll(&ended, 1, 0) > 0)",
-        "if (poll(&ended, 1, 0) >= 0)",
-        "test_node test_joint_failures",
-    ),
-    Mutant(
-        "a stranger with half the token is let in",
-        NODE,
-        "board->token[0] != address.token[0] || board->token[1] != address.token[1]) {",
-        "board->token[0] != address.token[0]) {",
-        "test_node",
-    ),
-    Mutant(
-        "what is left of a memory is lost",
-        NODE,
-        "      while (rest_.bytes >= piece) {",
-        "      while (false) {",
-        "test_node",
-    ),
-    Mutant(
-        "blocks of a memory begin at its start",
-        NODE,
-        "  rest_.offset += size;\n  rest_.data += size;\n  rest_.bytes -= size;\n  return true;",
-        "  rest_.data += size;\n  rest_.bytes -= size;\n  return true;",
-        "test_node test_joint_endings test_joint_call",
-    ),
-    Mutant("a bell that nobody hears", BOARD, "  bell.fetch_add(1);\n", "", "test_node"),
-    Mutant(
-        "microseconds for nanoseconds",
-        BOARD,
-        "max_ns / 1'000'000'000, max_ns %",
-        "max_ns / 1'000'000, max_ns %",
-        "test_node",
-    ),
-    Mutant("a failure is found before it is written", BOARD, "version == 0 || failure", "failure", "test_node"),
-    Mutant(
-        "the last bytes of a reason are lost",
-        BOARD,
-        "    if (word * 8 < text.size())",
-        "    if (word * 8 + 8 <= text.size())",
-        "test_node",
-    ),
     # Switchboards and inboxes.
     Mutant(
         "word that a call is given up waits behind its payloads",
@@ -546,119 +497,6 @@ MUTANTS = [
         "  header.offset_bytes = offset_bytes;\n",
         "",
         "test_switchboard",
-    ),
-    Mutant(
-        "early messages are not announced",
-        INBOX,
-        "    ++peer.next;\n    Announce(peer, held.envelope",
-        "    Announce(peer, held.envelope",
-        "test_inbox",
-    ),
-    Mutant(
-        "an early message points into the network's buffer",
-        INBOX,
-        "    held.data = Copy(data, bytes);\n    held.remote = std::move(remote);\n    return {};",
-        "    held.remote = std::move(remote);\n    return {};",
-        "test_inbox",
-    ),
-    Mutant(
-        "a message that comes twice is delivered twice",
-        INBOX,
-        "  if (sequence < peer.next || peer.held.count(sequence)) {",
-        "  if (peer.held.count(sequence)) {",
-        "test_inbox",
-    ),
-    Mutant(
-        "a message without payload passes one that waits",
-        INBOX,
-        "  if (ready && !peer.channels.count(envelope.channel)) return",
-        "  if (ready) return",
-        "test_inbox",
-    ),
-    Mutant(
-        "a payload is given two places",
-        INBOX,
-        "it == peer.held.end() || id >= peer.next || it->second.placed) return;",
-        "it == peer.held.end() || id >= peer.next) return;",
-        "test_inbox",
-    ),
-    Mutant(
-        "an unwanted message is delivered",
-        INBOX,
-        "    if (!first->second.dropped) Deliver",
-        "    Deliver",
-        "test_inbox",
-    ),
-    Mutant(
-        "a peer is reported lost while it still writes",
-        INBOX,
-        "  if (peer.num_fetches > 0 || peer.reported) return;",
-        "  if (peer.reported) return;",
-        "test_inbox",
-    ),
-    Mutant(
-        "a fetch that failed is a success",
-        INBOX,
-        '  if (!ok) return Lose(it->second.envelope.process, "a payload could not be fetched from it");\n',
-        "",
-        "test_inbox",
-    ),
-    Mutant(
-        "what came before a farewell is dropped",
-        INBOX,
-        "    if (all_here) return;\n",
-        "",
-        "test_inbox",
-    ),
-    Mutant(
-        "a muted inbox forgets early numbers",
-        INBOX,
-        "      it = it->first < peer.next ? peer.held.erase(it) : std::next(it);",
-        "      it = peer.held.erase(it);",
-        "test_inbox",
-    ),
-    Mutant(
-        "a stranger may say it is this process",
-        INBOX,
-        " || envelope.process == process_) {",
-        ") {",
-        "test_inbox",
-    ),
-    # UCX.
-    Mutant(
-        "small data is said to be sent before it is copied",
-        UCX,
-        "    message->data = message->copy.get();\n",
-        "",
-        "test_ucx_network",
-    ),
-    Mutant(
-        "a peer that is cut off is not told",
-        UCX,
-        "    PostControl(process, Envelope::kFarewell);\n    peer.why = why;",
-        "    peer.why = why;",
-        "test_ucx_network",
-    ),
-    Mutant(
-        "whatever has been fetched is right",
-        UCX,
-        "fetch->done(status == ucp::kOk);",
-        "fetch->done(true);",
-        "test_ucx_network",
-    ),
-    Mutant(
-        "another version of UCX is spoken to",
-        UCX,
-        "if (head.version[0] != ucx_->major || head.version[1] != ucx_->minor) {",
-        "if (head.version[0] != ucx_->major) {",
-        "test_ucx_network",
-    ),
-    Mutant(
-        "the address of another process is taken",
-        UCX,
-        " || head.process != process ||",
-        " ||",
-        "test_ucx_network",
     ),
     # Plans of call sites, processes, threads that complete.
     Mutant(
