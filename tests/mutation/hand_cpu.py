@@ -5,6 +5,7 @@ from mutation.hand import Mutant
 MEETING, JOINT, PROGRAM = "ffi/cpu/meeting.cc", "ffi/cpu/joint_call.cc", "ffi/cpu/joint_program.cc"
 EXECUTOR, COPY, SWITCHBOARD = "ffi/cpu/executor.cc", "ffi/cpu/copy.cc", "ffi/cpu/switchboard.cc"
 
+MUTANTS = [
     # Joint calls: phases, endings, what is used again.
     Mutant(
         "closes without a look at the peers' failures",

@@ -4,6 +4,7 @@ from mutation.hand import Mutant
 
 NODE, BOARD, INBOX, UCX = (f"ffi/transport/{name}.cc" for name in ("node", "board", "inbox", "ucx_network"))
 
+MUTANTS = [
     # Nodes and boards.
     Mutant("a short read is a success", NODE, " !=\n        bytes) {", " < 0) {", "test_node"),
     Mutant("the second call reads the first pieces", NODE, "    pieces += count;\n", "", "test_node"),
