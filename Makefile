@@ -8,7 +8,7 @@ PIP := $(BIN)/uv pip install -q --python $(BIN)/python
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 SHARD ?=
 
-.PHONY: help setup train test test-all test-python test-native test-asan test-tsan mutants cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel clean
+.PHONY: help setup train test test-all test-python test-native test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel clean
 
 help:
 	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
@@ -110,7 +110,7 @@ test-all: setup $(VENV)/test-deps
 	$(MAKE) --no-print-directory cuda build-native
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target full_tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --output-junit $(abspath build/ctest-all.xml) \
-	  $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
+	  -LE mutants $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
 	$(PYTEST) --size full -m "not timing" $(if $(SHARD),--shard $(SHARD)) --junit-xml=build/pytest-all.xml $(PYTEST_ARGS); \
 	  status=$$?; $(BIN)/python tests/slowest.py build/ctest-all.xml build/pytest-all.xml; exit $$status
 	$(if $(SHARD),,$(BIN)/python -m pytest --size full -m timing)
@@ -130,15 +130,15 @@ build-native: $(NATIVE_BUILD)/build.ninja
 	MAKEFLAGS= $(BIN)/cmake --build $(NATIVE_BUILD)
 
 test-native: build-native
-	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -LE full --output-on-failure --output-junit ctest.xml $(CTEST_ARGS)
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -LE 'full|mutants' --output-on-failure --output-junit ctest.xml $(CTEST_ARGS)
 
 test-asan: build/address/build.ninja
 	$(BIN)/cmake --build build/address
-	$(BIN)/ctest --test-dir build/address -LE full --output-on-failure
+	$(BIN)/ctest --test-dir build/address -LE 'full|mutants' --output-on-failure
 
 test-tsan: build/thread/build.ninja
 	$(BIN)/cmake --build build/thread
-	$(BIN)/ctest --test-dir build/thread -LE full --output-on-failure --output-junit ctest.xml
+	$(BIN)/ctest --test-dir build/thread -LE 'full|mutants' --output-on-failure --output-junit ctest.xml
 
 $(VENV)/mutation: $(VENV)/test-deps
 	$(PIP) libclang cosmic-ray parso
@@ -148,6 +148,12 @@ $(VENV)/mutation: $(VENV)/test-deps
 mutants: setup $(VENV)/mutation $(CUDA_WHEELS)/complete
 	$(BIN)/python tests/mutation/run.py $(MUTANTS_ARGS)
 
+# The same for kernels, in emulation, without a sanitizer and under ThreadSanitizer.
+mutants-of-kernels: build-native build/thread/build.ninja
+	$(BIN)/cmake --build build/thread
+	for flavour in native thread; do $(BIN)/ctest --test-dir build/$$flavour -L mutants --output-on-failure \
+	  --output-junit mutants.xml || exit; done
+
 # On a machine with a GPU, CUDA 13 and jax 0.11.2 or later, of which nothing is downloaded: docs/cuda.md. Each ends
 # within 8 minutes. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
 OUT ?= build/gpu/records
@@ -156,7 +162,8 @@ test-gpu bench-gpu:
 
 # After `make test-all test-tsan`: what they have shown, into docs/gpu-status.md.
 gpu-status:
-	$(BIN)/python tests/cuda/tools/status.py $(addprefix --ctest ,$(wildcard build/ctest-all.xml build/thread/ctest.xml)) \
+	$(BIN)/python tests/cuda/tools/status.py $(addprefix --ctest ,$(wildcard build/ctest-all.xml build/*/mutants.xml \
+	  build/thread/ctest.xml)) \
 	  $(addprefix --pytest ,$(wildcard build/pytest-all.xml))
 
 bench: setup

@@ -43,7 +43,7 @@ FEATURES = {
         ["native test_cuda_between_nodes"],
         [],
     ),
-    "mutants of the executor are noticed": (["native test_cuda_mutants.full", "thread test_cuda_mutants.full"], []),
+    "mutants of the executor are noticed": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
     "small messages that carry their own flags: four collectives, all types, sizes, strides": (
         ["native test_cuda_flagged", "native test_cuda_flagged.full", "thread test_cuda_flagged"],
         ["flagged"],
