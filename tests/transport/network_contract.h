@@ -126,7 +126,7 @@ class TestProcess : public Receiver {
 
   bool WaitUntil(const std::function<bool()>& reached) {
     std::unique_lock<std::mutex> lock(mutex_);
-    return changed_.wait_for(lock, std::chrono::seconds(30), reached);
+    return changed_.wait_for(lock, std::chrono::seconds(100), reached);
   }
   bool WaitDelivered(int64_t count) {
     return WaitUntil([&] { return delivered_ >= count; });
@@ -354,7 +354,7 @@ inline void CheckDrop(const MakeNetwork& make) {
   CHECK(processes[1]->why_lost(0) == "too slow");
   const auto cut_off_at = std::chrono::steady_clock::now();
   CHECK(processes[0]->WaitLost(1));
-  CHECK(std::chrono::steady_clock::now() - cut_off_at < std::chrono::seconds(15));
+  CHECK(std::chrono::steady_clock::now() - cut_off_at < std::chrono::seconds(100));
   CHECK(processes[0]->WaitSent(2));  // with or without success
   for (const int p : {0, 1}) {
     const int64_t unsent = processes[p]->unsent();
@@ -378,7 +378,7 @@ inline void CheckToken(const MakeNetwork& make) {
   stranger.Send(0, 0, 1, 100);
   stranger.Send(0, 0, 2, 100000);
   CHECK(stranger.WaitSent(3));
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(100);
   while (host.network().rejected() < 3) {
     CHECK(std::chrono::steady_clock::now() < deadline);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
