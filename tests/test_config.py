@@ -67,6 +67,13 @@ def test_windows_are_asked_for(monkeypatch):
         read()
 
 
+@pytest.mark.parametrize("text", ["ring", "XLA", " xla"])
+def test_only_xla_is_set_for_a_whole_program(text, monkeypatch):
+    monkeypatch.setenv("JAXCOMM_ALGORITHM", text)
+    with pytest.raises(ValueError, match="JAXCOMM_ALGORITHM must be 'xla' or not set, got "):
+        read()
+
+
 @pytest.mark.parametrize("text", ["", "soon", "0", "-1", "inf", "nan", "1 s"])
 def test_garbage_is_refused(text, monkeypatch):
     monkeypatch.setenv("JAXCOMM_TIMEOUT_S", text)

@@ -68,7 +68,7 @@ void Switchboard::Unregister(uint64_t key) {
 
 void Switchboard::Send(int32_t process, const Header& header, std::unique_ptr<char[]> data, int64_t bytes) {
   const char* payload = data.get();
-  // What is said of a call as a whole must not wait behind payloads that nobody wants yet, perhaps never. Keys are odd.
+  // Messages about a whole call must not wait behind payloads that the receiver may never ask for. Keys are odd.
   const bool aside = header.kind == Kind::kEntered || header.kind == Kind::kGivenUp;
   network_->Send(process, aside ? header.key ^ 1 : header.key, &header, sizeof(header), payload,
                  static_cast<size_t>(bytes), [owned = std::shared_ptr<char[]>(std::move(data))](bool) {});
