@@ -120,6 +120,7 @@ class Build:
         command = [trees.BIN / "cmake", "-S", self.tree, "-B", self.place / name, "-G", "Ninja"]
         command += [f"-DCMAKE_MAKE_PROGRAM={trees.BIN / 'ninja'}", "-DCMAKE_BUILD_TYPE=Mutants"]
         command += [f"-DPython_EXECUTABLE={trees.BIN / 'python'}", f"-DCMAKE_CXX_FLAGS={flags}", "-DJAXCOMM_CUDA=OFF"]
+        command.append(f"-DJAXCOMM_CUDA_WHEELS={trees.ROOT / 'build/cuda/wheels'}")
         done = subprocess.run([*map(str, command), *options], capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
