@@ -102,6 +102,7 @@ void BindFigures(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_core, m) {
+  m.attr("xla_ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("cpu_targets", &CpuTargets, "FFI handlers of the CPU back end, by target name.");
   m.def("cpu_state_type", &CpuStateType, "The type of the handlers' state, for jax.ffi.register_ffi_type.");
   m.def(
