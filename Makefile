@@ -134,11 +134,11 @@ test-native: build-native
 
 test-asan: build/address/build.ninja
 	$(BIN)/cmake --build build/address
-	$(BIN)/ctest --test-dir build/address -LE 'full|mutants' --output-on-failure
+	$(BIN)/ctest --test-dir build/address --parallel 2 -LE 'full|mutants' --output-on-failure
 
 test-tsan: build/thread/build.ninja
 	$(BIN)/cmake --build build/thread
-	$(BIN)/ctest --test-dir build/thread -LE 'full|mutants' --output-on-failure --output-junit ctest.xml
+	$(BIN)/ctest --test-dir build/thread --parallel 2 -LE 'full|mutants' --output-on-failure --output-junit ctest.xml
 
 $(VENV)/mutation: $(VENV)/test-deps
 	$(PIP) libclang cosmic-ray parso
