@@ -11,9 +11,9 @@
 #include "cpu/meeting.h"
 #include "cpu/planner.h"
 #include "cpu/this_process.h"
-#include "cuda/selection.h"
 #include "handlers/call.h"
 #include "plan/plan_py.h"
+#include "plan/select_for_gpus.h"
 #include "transport/relay.h"
 
 namespace nb = nanobind;
@@ -162,13 +162,13 @@ NB_MODULE(_core, m) {
       },
       nb::arg("reach"), nb::arg("num_ranks"), nb::arg("ranks_per_node") = 1,
       "A group as the cost model sees it. reach: process, node or network.");
-  nb::class_<cuda::Selection>(plan, "Selection", "What a call on GPUs runs.")
-      .def_ro("choice", &cuda::Selection::choice)
-      .def_ro("num_channels", &cuda::Selection::num_channels);
-  plan.def("gpu_machine", &cuda::GpuMachine, nb::arg("gin"), "A GPU as the cost model sees it.");
-  plan.def("select_for_gpus", &cuda::SelectForGpus, nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"),
+  nb::class_<Selection>(plan, "Selection", "What a call on GPUs runs.")
+      .def_ro("choice", &Selection::choice)
+      .def_ro("num_channels", &Selection::num_channels);
+  plan.def("gpu_machine", &GpuMachine, nb::arg("gin"), "A GPU as the cost model sees it.");
+  plan.def("select_for_gpus", &SelectForGpus, nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"),
            nb::arg("max_channels"), nb::arg("gin"), "As select, with the channels that a GPU walks.");
-  plan.def("cost_on_gpus", &cuda::CostOnGpus, nb::arg("request"), nb::arg("selection"), nb::arg("item_bytes"),
+  plan.def("cost_on_gpus", &CostOnGpus, nb::arg("request"), nb::arg("selection"), nb::arg("item_bytes"),
            nb::arg("gpu") = nb::none(), nb::arg("gin") = true,
            "Cost of what has been selected, of all channels of a GPU.");
 }

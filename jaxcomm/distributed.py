@@ -347,7 +347,7 @@ def windows(mesh: Any) -> bool:
 
     XLA makes them in all processes together and waits without end for one that wants none, before jaxcomm's handlers
     meet. So processes that want them look at the others first; that settings differ is said in the first run, on all
-    ranks (ffi/cuda/communicator.cc). Processes that want none wait for nobody.
+    ranks (ffi/cuda/runtime/communicator.cc). Processes that want none wait for nobody.
 
     Raises:
       RuntimeError: this process wants windows, and another one did not compile its call within JAXCOMM_TIMEOUT_S.

@@ -9,14 +9,14 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "call.h"
-#include "capabilities.h"
-#include "check_cuda.h"
-#include "code_check.h"
-#include "gin.h"
-#include "nccl_library.h"
-#include "own_communicators.h"
-#include "user_call.h"
+#include "cuda/kernels/code_check.h"
+#include "cuda/nccl/capabilities.h"
+#include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/gin.h"
+#include "cuda/nccl/nccl_library.h"
+#include "cuda/runtime/own_communicators.h"
+#include "cuda/xla/call.h"
+#include "cuda/xla/user_call.h"
 
 namespace nb = nanobind;
 
@@ -50,7 +50,7 @@ nb::dict CudaTargets() {
     stages["execute"] = Capsule(&CudaExecute);                    \
     targets["jaxcomm_" #name] = stages;                           \
   }
-#include "../collectives.def"
+#include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
   return targets;
 }

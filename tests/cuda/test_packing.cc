@@ -4,9 +4,9 @@
 #include <cstdlib>
 #include <random>
 
-#include "../../ffi/cuda/packing.h"
-#include "../../ffi/cuda/selection.h"
+#include "../../ffi/cuda/program/packing.h"
 #include "../../ffi/plan/algorithms.h"
+#include "../../ffi/plan/select_for_gpus.h"
 #include "../../ffi/plan/validate.h"
 #include "../check.h"
 

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "../../../ffi/cuda/user_call.h"
-#include "../../../ffi/cuda/xla_collectives_abi.h"
+#include "../../../ffi/cuda/xla/user_call.h"
+#include "../../../ffi/cuda/xla/xla_collectives_abi.h"
 #include "../../check.h"
 
 namespace jaxcomm {
