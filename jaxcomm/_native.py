@@ -10,7 +10,7 @@ from types import ModuleType
 
 import jax
 
-from jaxcomm import _core, errors
+from jaxcomm import _core, _errors
 from jaxcomm._config import config
 
 # JAX records it when XLA has compiled a program or has read one from the compilation cache.
@@ -57,7 +57,7 @@ def register_cuda() -> bool:
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
-    atexit.register(errors.at_exit, module.failures)
+    atexit.register(_errors.at_exit, module.failures)
     return True
 
 
