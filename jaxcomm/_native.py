@@ -11,7 +11,7 @@ from types import ModuleType
 
 import jax
 
-from jaxcomm import _core, _ffi_version, errors
+from jaxcomm import _core, _errors, _ffi_version
 from jaxcomm._config import config
 
 _ffi_version.check(_core.xla_ffi_api_version)
@@ -60,7 +60,7 @@ def register_cuda() -> bool:
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
-    atexit.register(errors.at_exit, module.failures)
+    atexit.register(_errors.at_exit, module.failures)
     return True
 
 

@@ -18,8 +18,8 @@ TESTS = {
     "jaxcomm/_native.py": ["tests/test_headers.py", "tests/cuda/test_cuda_lowering.py", "tests/test_errors.py"],
     "jaxcomm/_primitive.py": ["tests/ops/test_psum.py", "tests/ops/test_all_gather.py", "tests/test_errors.py"],
     "jaxcomm/distributed.py": ["tests/test_distributed.py", "tests/multiprocess/test_launchers.py"],
-    "jaxcomm/figures.py": ["tests/plan/test_cost.py", "tests/test_calibrate.py", "tests/test_explain.py"],
-    "jaxcomm/topology.py": ["tests/test_explain.py", "tests/test_lowering.py", "tests/test_distributed.py"],
+    "jaxcomm/_cost_params.py": ["tests/plan/test_cost.py", "tests/test_calibrate.py", "tests/test_explain.py"],
+    "jaxcomm/_topology.py": ["tests/test_explain.py", "tests/test_lowering.py", "tests/test_distributed.py"],
     "jaxcomm/ops/psum.py": ["tests/ops/test_psum.py", "tests/ops/test_pmean.py", "tests/ops/test_pmax.py"],
     "jaxcomm/ops/": ["tests/ops/test_{0}.py", "tests/test_errors.py", "tests/test_contract.py"],
     "jaxcomm/bench/": ["tests/test_bench.py"],
@@ -34,7 +34,7 @@ def tests(name):
     """The pytest arguments of a module."""
     for start, arguments in TESTS.items():
         if name.startswith(start):
-            filled = [argument.format(pathlib.Path(name).stem) for argument in arguments]
+            filled = [argument.format(pathlib.Path(name).stem.lstrip("_")) for argument in arguments]
             return [argument for argument in filled if (trees.ROOT / argument.split("::")[0].split(" ")[0]).exists()]
     return []
 
