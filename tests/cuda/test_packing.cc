@@ -52,9 +52,9 @@ TEST_CASE("packed plans are correct") {
           CHECK(packed.origins[r].size() == packed.plans[r].steps.size());
           if (packed.plans[r].scratch_count > plans[r].scratch_count) ++num_packed;
         }
-        const std::string fault = Validate(packed.plans, request);
-        if (!fault.empty()) std::fprintf(stderr, "%s/%s: %s\n", Name(collective), algorithm.name, fault.c_str());
-        CHECK(fault.empty());
+        const Status valid = Validate(packed.plans, request);
+        if (!valid.ok()) std::fprintf(stderr, "%s/%s: %s\n", Name(collective), algorithm.name, valid.message().c_str());
+        CHECK(valid.ok());
       }
     }
   }

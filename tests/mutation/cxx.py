@@ -21,7 +21,7 @@ TESTS = {
     "ffi/plan": Tests(("plan",), PLAN),
     "ffi/cpu": Tests(("cpu", "transport")),
     "ffi/transport": Tests(("transport", "cpu")),
-    "ffi/common": Tests(("plan", "cpu"), ("tests/ops/test_psum.py",)),
+    "ffi/common": Tests(("common", "plan", "cpu"), ("tests/ops/test_psum.py",)),
     "ffi/handlers": Tests((), ("tests/ops", "tests/test_errors.py", "tests/test_compilation.py")),
     "ffi/cuda": Tests(("cuda",)),
 }

@@ -60,7 +60,12 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   geometry.pull = true;
   geometry.multimem = true;  // if it turns out to be missing, there is no memory for it
   Request request;
-  if (!MakeRequest(spec, geometry, input_count, output_count, &request, error)) return false;
+  const StatusOr<Request> made = MakeRequest(spec, geometry, input_count, output_count);
+  if (!made.ok()) {
+    *error = made.status().message();
+    return false;
+  }
+  request = *made;
   const int64_t block_count = request.block_count;
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
   const Selection selection = SelectForGpus(request, spec.algorithm, call->item_bytes, max_channels, seat.gin);
