@@ -83,6 +83,12 @@ bool MakeRequest(const CallSpec& spec, const Geometry& geometry, int64_t input_c
              " elements don't fit " + std::to_string(spec.group_size) + " ranks";
     return false;
   }
+  for (const int64_t run : {spec.input_run, spec.output_run}) {
+    if (run <= 0 || request->block_count % run == 0) continue;
+    *error = "blocks of " + std::to_string(request->block_count) + " elements cannot be split into runs of " +
+             std::to_string(run);
+    return false;
+  }
   return true;
 }
 
