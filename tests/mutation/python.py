@@ -1,12 +1,14 @@
 """Mutants of the Python sources, made by operators of cosmic-ray, and whether the tests of their module catch them."""
 
+import ast
 import concurrent.futures
+import json
 import pathlib
 import queue
+from typing import NamedTuple
 
-from . import operators, record, trees
+from . import forks, operators, record, trees
 
-OP_TESTS = "tests/ops/test_{0}.py"
 # Tests of a module, one pytest run each, those that find most first. {0} is the module's name.
 TESTS = {
     "jaxcomm/__init__.py": ["tests/test_contract.py"],
@@ -27,6 +29,8 @@ TESTS = {
     "jaxcomm/": ["tests/test_{0}.py"],
     "models/moe/": ["tests/models/test_moe_step.py", "tests/models/test_moe_options.py", "tests/models/test_moe.py"],
 }
+IMPORTS = {"models/": ("flax.nnx", "optax", "orbax.checkpoint", "tqdm")}  # before the tests, once
+SECONDS = 30  # of the tests of a file for one mutant, the cheapest first
 FOLDERS = ("jaxcomm", "jaxcomm/ops", "jaxcomm/bench", "jaxcomm/info", "models/moe")
 
 
@@ -39,52 +43,110 @@ def tests(name):
     return []
 
 
-class Runner:
-    """Copies of the repository, one for each job."""
+class Coverage(NamedTuple):
+    """Of pytest without a mutant: seconds outside the tests, and (name, seconds, lines reached) of each test."""
 
-    def __init__(self, jobs):
-        self.limits = {}
-        self.trees = queue.Queue()
-        built = sorted(trees.installed().glob("_core*.so"))[0]
+    start: float
+    outside: set
+    tests: tuple
+
+
+def places(name, line):
+    """The lines of a file that run where a mutant on `line` does; none where that is when the module is imported."""
+    found = None
+    for node in ast.walk(ast.parse((trees.ROOT / name).read_text())):
+        if isinstance(node, ast.stmt):
+            first = min([node.lineno, *(mark.lineno for mark in getattr(node, "decorator_list", ()))])
+            if first <= line <= node.end_lineno and (found is None or first >= found[0]):
+                found = first, node
+    if found is None or isinstance(found[1], (ast.ClassDef, ast.FunctionDef)):
+        return set()
+    return {line, found[0]}
+
+
+def copy(number):
+    """A copy of the repository with the installed module _core."""
+    tree = trees.BUILD / f"python-{number}"
+    built = sorted(trees.installed().glob("_core*.so"))[0]
+    trees.copy(tree)
+    trees.put(tree / "jaxcomm" / built.name, built.read_bytes())
+    return tree
+
+
+class Runner:
+    """Copies of the repository, one for each job, and a process in each that runs pytest."""
+
+    def __init__(self, jobs, imports=()):
+        self.covered = {}
+        self.trees, self.pytest = queue.Queue(), {}
         for job in range(jobs):
-            tree = trees.BUILD / f"python-{job}"
-            trees.copy(tree)
-            trees.put(tree / "jaxcomm" / built.name, built.read_bytes())
+            tree = copy(job)
+            self.pytest[tree] = forks.Pytest(tree, imports)
             self.trees.put(tree)
 
-    def pytest(self, tree, argument, limit_s):
-        log = tree.with_suffix(".log")
-        return trees.run(trees.pytest(argument.split(" ")), tree, limit_s, trees.python_environment(tree), log)
+    def close(self):
+        for pytest in self.pytest.values():
+            pytest.close()
 
     def prepare(self, mutants):
-        """Without a mutant: how long do the tests take?"""
+        """Without a mutant: which lines does each test run, and how long does it take?"""
         tree = self.trees.get()
+        self.first, end = {}, 0
+        for name in sorted({mutant.file for mutant in mutants}):
+            self.first[name] = end
+            end += (trees.ROOT / name).read_text().count("\n") + 2
+        marks, found, log = (tree.with_suffix(suffix) for suffix in (".marks", ".json", ".log"))
+        environment = {
+            "JAXCOMM_MUTANT_LINES": json.dumps({str(tree / name): number for name, number in self.first.items()}),
+            "JAXCOMM_MUTANT_COVERAGE": str(marks),
+            "JAXCOMM_MUTANT_TESTS": str(found),
+        }
         for argument in sorted({argument for mutant in mutants for argument in tests(mutant.file)}):
-            passed, seconds = self.pytest(tree, argument, 900)
+            marks.write_bytes(bytes(end))
+            arguments = ["-p", "mutation.per_test", *argument.split(" ")]
+            passed, seconds = self.pytest[tree].run(arguments, 900, log, environment)
             print(f"{seconds:7.1f} s  {argument}{'' if passed else ' fails without a mutant'}", flush=True)
             if passed:
-                self.limits[argument] = seconds
+                said = json.loads(found.read_text())
+                each = tuple((name, duration, set(lines)) for name, duration, lines in said["tests"])
+                start = max(0, seconds - sum(test[1] for test in each))
+                self.covered[argument] = Coverage(start, set(said["outside"]), each)
             else:
-                print(tree.with_suffix(".log").read_text(errors="replace")[-1500:])
+                print(log.read_text(errors="replace")[-1500:])
         self.trees.put(tree)
+
+    def reaching(self, mutant, coverage):
+        """(names of the tests of a file that run the mutant's line, the cheapest first; their seconds)."""
+        first = self.first[mutant.file]
+        numbers = {first + line for line in places(mutant.file, mutant.line)}
+        every = not numbers or numbers & coverage.outside
+        chosen, total = [], 0.0
+        for name, seconds, lines in sorted(coverage.tests, key=lambda test: test[1]):
+            if (every or numbers & lines) and (not chosen or total + seconds < SECONDS):
+                chosen.append(name)
+                total += seconds
+        return chosen, coverage.start + total
 
     def judge(self, mutant, folder):
         code = operators.apply(trees.ROOT, mutant)
         if code is None:
             return None
         tree = self.trees.get()
-        path = tree / mutant.file
+        path, log = tree / mutant.file, tree.with_suffix(".log")
         path.write_text(code)
         total, caught, ran = 0.0, "", 0
         try:
             for argument in tests(mutant.file):
-                if argument not in self.limits:
+                if argument not in self.covered:
                     continue
-                passed, seconds = self.pytest(tree, argument, 3 * self.limits[argument] + 10)
+                chosen, usual = self.reaching(mutant, self.covered[argument])
+                if not chosen:
+                    continue
+                passed, seconds = self.pytest[tree].run(chosen, 3 * usual + 10, log)
                 total += seconds
                 ran += 1
                 if not passed:
-                    caught = trees.failed(tree.with_suffix(".log")) or argument
+                    caught = trees.failed(log) or argument
                     break
         finally:
             path.write_bytes((trees.ROOT / mutant.file).read_bytes())
@@ -104,7 +166,7 @@ def run(folder, count, seed, jobs=2, only=None):
     chosen = record.sample(every, count, seed, lambda mutant: mutant.kind, lambda mutant: mutant.key)
     if only:
         chosen = [mutant for mutant in every if only in f"{mutant.file}:{mutant.line}: {mutant.change}"]
-    runner = Runner(jobs)
+    runner = Runner(jobs, [name for start, names in IMPORTS.items() if folder.startswith(start) for name in names])
     runner.prepare(chosen)
     results = []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -113,4 +175,5 @@ def run(folder, count, seed, jobs=2, only=None):
                 results.append(result)
             if result and not result.caught:
                 print(record.describe(result), flush=True)
+    runner.close()
     return results
