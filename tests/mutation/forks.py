@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 
-from . import trees
+from . import lines, trees
 
 MODULES = ("numpy", "pytest", "jax.numpy", "jax.experimental.compilation_cache.compilation_cache", "jax.export")
 
@@ -46,9 +46,7 @@ def _child(request):
         for fd, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
             os.dup2(fd, target)
         os.environ.update(request["environment"])
-        if "JAXCOMM_MUTANT_LINES" in os.environ:
-            from . import lines
-
+        if lines.VARIABLE in os.environ:
             lines.start()
         import pytest
 

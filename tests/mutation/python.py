@@ -7,7 +7,7 @@ import pathlib
 import queue
 from typing import NamedTuple
 
-from . import forks, operators, record, trees
+from . import forks, lines, operators, record, trees
 
 # Tests of a module, one pytest run each, those that find most first. {0} is the module's name.
 TESTS = {
@@ -24,10 +24,14 @@ TESTS = {
     "jaxcomm/topology.py": ["tests/test_explain.py", "tests/test_lowering.py", "tests/test_distributed.py"],
     "jaxcomm/ops/psum.py": ["tests/ops/test_psum.py", "tests/ops/test_pmean.py", "tests/ops/test_pmax.py"],
     "jaxcomm/ops/": ["tests/ops/test_{0}.py", "tests/test_errors.py", "tests/test_contract.py"],
-    "jaxcomm/bench/": ["tests/test_bench.py"],
+    "jaxcomm/bench/": ["tests/test_bench.py", "tests/multiprocess/test_bench_processes.py"],
     "jaxcomm/info/": ["tests/test_info.py"],
     "jaxcomm/": ["tests/test_{0}.py"],
-    "models/moe/": ["tests/models/test_moe_step.py", "tests/models/test_moe_options.py", "tests/models/test_moe.py"],
+    "models/moe/train.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_runs.py"],
+    "models/moe/distributed.py": ["tests/models/test_moe_runs.py", "tests/models/test_moe_processes.py"],
+    "models/moe/config.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_runs.py"],
+    "models/moe/data.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_runs.py"],
+    "models/moe/": ["tests/models/test_moe_step.py", "tests/models/test_moe.py", "tests/models/test_moe_runs.py"],
 }
 IMPORTS = {"models/": ("flax.nnx", "optax", "orbax.checkpoint", "tqdm")}  # before the tests, once
 SECONDS = 30  # of the tests of a file for one mutant, the cheapest first
@@ -44,24 +48,24 @@ def tests(name):
 
 
 class Coverage(NamedTuple):
-    """Of pytest without a mutant: seconds outside the tests, and (name, seconds, lines reached) of each test."""
+    """Of pytest without a mutant: seconds outside the tests, and (name, seconds, statements reached) of each test."""
 
     start: float
     outside: set
     tests: tuple
 
 
-def places(name, line):
-    """The lines of a file that run where a mutant on `line` does; none where that is when the module is imported."""
+def place(name, line):
+    """The first line of the statement that holds a mutant; None if that defines something for other modules to run."""
     found = None
     for node in ast.walk(ast.parse((trees.ROOT / name).read_text())):
         if isinstance(node, ast.stmt):
-            first = min([node.lineno, *(mark.lineno for mark in getattr(node, "decorator_list", ()))])
+            first = lines.first_line(node)
             if first <= line <= node.end_lineno and (found is None or first >= found[0]):
                 found = first, node
     if found is None or isinstance(found[1], (ast.ClassDef, ast.FunctionDef)):
-        return set()
-    return {line, found[0]}
+        return None
+    return found[0]
 
 
 def copy(number):
@@ -89,7 +93,7 @@ class Runner:
             pytest.close()
 
     def prepare(self, mutants):
-        """Without a mutant: which lines does each test run, and how long does it take?"""
+        """Without a mutant: which statements does each test run, and how long does it take?"""
         tree = self.trees.get()
         self.first, end = {}, 0
         for name in sorted({mutant.file for mutant in mutants}):
@@ -97,7 +101,9 @@ class Runner:
             end += (trees.ROOT / name).read_text().count("\n") + 2
         marks, found, log = (tree.with_suffix(suffix) for suffix in (".marks", ".json", ".log"))
         environment = {
-            "JAXCOMM_MUTANT_LINES": json.dumps({str(tree / name): number for name, number in self.first.items()}),
+            lines.VARIABLE: json.dumps(
+                {"marks": str(marks), "first": {str(tree / name): number for name, number in self.first.items()}}
+            ),
             "JAXCOMM_MUTANT_COVERAGE": str(marks),
             "JAXCOMM_MUTANT_TESTS": str(found),
         }
@@ -108,7 +114,7 @@ class Runner:
             print(f"{seconds:7.1f} s  {argument}{'' if passed else ' fails without a mutant'}", flush=True)
             if passed:
                 said = json.loads(found.read_text())
-                each = tuple((name, duration, set(lines)) for name, duration, lines in said["tests"])
+                each = tuple((name, duration, set(numbers)) for name, duration, numbers in said["tests"])
                 start = max(0, seconds - sum(test[1] for test in each))
                 self.covered[argument] = Coverage(start, set(said["outside"]), each)
             else:
@@ -116,13 +122,13 @@ class Runner:
         self.trees.put(tree)
 
     def reaching(self, mutant, coverage):
-        """(names of the tests of a file that run the mutant's line, the cheapest first; their seconds)."""
-        first = self.first[mutant.file]
-        numbers = {first + line for line in places(mutant.file, mutant.line)}
-        every = not numbers or numbers & coverage.outside
+        """(names of the tests of a file that run the mutant's statement, the cheapest first; their seconds)."""
+        line = place(mutant.file, mutant.line)
+        number = None if line is None else self.first[mutant.file] + line
+        every = number is None or number in coverage.outside
         chosen, total = [], 0.0
-        for name, seconds, lines in sorted(coverage.tests, key=lambda test: test[1]):
-            if (every or numbers & lines) and (not chosen or total + seconds < SECONDS):
+        for name, seconds, reached in sorted(coverage.tests, key=lambda test: test[1]):
+            if (every or number in reached) and (not chosen or total + seconds < SECONDS):
                 chosen.append(name)
                 total += seconds
         return chosen, coverage.start + total

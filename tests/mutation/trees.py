@@ -96,7 +96,7 @@ def run(command, cwd, limit_s, environment=None, log=None):
 SITE = """import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
 import os
-if "JAXCOMM_MUTANT_LINES" in os.environ:
+if "MUTANT_LINES" in os.environ:
     from mutation import lines
     lines.start()
 """
