@@ -5,10 +5,10 @@
 #include <string>
 
 #include "../../ffi/cpu/executor.h"
-#include "../../ffi/cuda/call_program.h"
-#include "../../ffi/cuda/selection.h"
-#include "../../ffi/cuda/steps.h"
+#include "../../ffi/cuda/program/call_program.h"
+#include "../../ffi/cuda/program/steps.h"
 #include "../../ffi/plan/algorithms.h"
+#include "../../ffi/plan/select_for_gpus.h"
 #include "../check.h"
 #include "fakes/virtual_flagged.h"
 

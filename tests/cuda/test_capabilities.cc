@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "../../ffi/cuda/capabilities.h"
+#include "../../ffi/cuda/nccl/capabilities.h"
 #include "fakes/machine.h"
 
 namespace jaxcomm {

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../ffi/cuda/own_communicators.h"
+#include "../../ffi/cuda/runtime/own_communicators.h"
 #include "fakes/machine.h"
 
 namespace jaxcomm {

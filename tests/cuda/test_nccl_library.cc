@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "../../ffi/cuda/nccl_library.h"
+#include "../../ffi/cuda/nccl/nccl_library.h"
 #include "../check.h"
 #include "fakes/alone.h"
 

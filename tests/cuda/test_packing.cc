@@ -6,10 +6,10 @@
 #include <random>
 #include <set>
 
-#include "../../ffi/cuda/packing.h"
-#include "../../ffi/cuda/selection.h"
-#include "../../ffi/cuda/steps.h"
+#include "../../ffi/cuda/program/packing.h"
+#include "../../ffi/cuda/program/steps.h"
 #include "../../ffi/plan/algorithms.h"
+#include "../../ffi/plan/select_for_gpus.h"
 #include "../../ffi/plan/validate.h"
 #include "../check.h"
 
@@ -74,9 +74,9 @@ TEST_CASE("packed plans are correct") {
           CHECK(!adds || open.count(static_cast<int32_t>(r)) > 0);
           if (packed.plans[r].scratch_count > plans[r].scratch_count) ++num_packed;
         }
-        const std::string fault = Validate(packed.plans, request);
-        if (!fault.empty()) std::fprintf(stderr, "%s/%s: %s\n", Name(collective), algorithm.name, fault.c_str());
-        CHECK(fault.empty());
+        const Status valid = Validate(packed.plans, request);
+        if (!valid.ok()) std::fprintf(stderr, "%s/%s: %s\n", Name(collective), algorithm.name, valid.message().c_str());
+        CHECK(valid.ok());
       }
     }
   }

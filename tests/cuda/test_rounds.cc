@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../../ffi/cuda/rounds.h"
+#include "../../ffi/cuda/program/rounds.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/layout.h"
 #include "../check.h"

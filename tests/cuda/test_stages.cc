@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "../../ffi/cuda/own_communicators.h"
+#include "../../ffi/cuda/runtime/own_communicators.h"
 #include "fakes/machine.h"
 #include "fakes/xla_fake.h"
 

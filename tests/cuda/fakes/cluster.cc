@@ -5,8 +5,8 @@
 #include <cstring>
 #include <random>
 
-#include "../../../ffi/cuda/launch.h"
-#include "../../../ffi/cuda/launch_locate.h"
+#include "../../../ffi/cuda/kernels/launch.h"
+#include "../../../ffi/cuda/kernels/launch_locate.h"
 
 namespace jaxcomm {
 namespace fake {

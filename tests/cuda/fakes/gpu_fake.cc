@@ -1,8 +1,8 @@
 // The functions of gpu_fake.h's CUDA runtime.
 #include "gpu_fake.h"
 
-#include "../../../ffi/cuda/launch.h"
-#include "../../../ffi/cuda/launch_locate.h"
+#include "../../../ffi/cuda/kernels/launch.h"
+#include "../../../ffi/cuda/kernels/launch_locate.h"
 
 namespace jaxcomm {
 

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../../ffi/cuda/nccl_library.h"
+#include "../../../ffi/cuda/nccl/nccl_library.h"
 
 namespace jaxcomm {
 namespace fake {

@@ -1,9 +1,9 @@
 // The functions of machine.h, with the kernels. Compiled with JAXCOMM_EMULATION.
 #include "machine.h"
 
-#include "../../../ffi/cuda/launch.h"
-#include "../../../ffi/cuda/launch_locate.h"
-#include "../../../ffi/cuda/peer_network.cuh"
+#include "../../../ffi/cuda/kernels/launch.h"
+#include "../../../ffi/cuda/kernels/launch_locate.h"
+#include "../../../ffi/cuda/kernels/peer_network.cuh"
 
 namespace jaxcomm {
 namespace fake {

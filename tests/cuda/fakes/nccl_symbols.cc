@@ -3,7 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../../../ffi/cuda/nccl_library.h"
+#include "../../../ffi/cuda/nccl/nccl_library.h"
 
 namespace {
 

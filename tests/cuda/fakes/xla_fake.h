@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "../../../ffi/cuda/call.h"
-#include "../../../ffi/cuda/xla_collectives_abi.h"
+#include "../../../ffi/cuda/xla/call.h"
+#include "../../../ffi/cuda/xla/xla_collectives_abi.h"
 #include "../../check.h"
 #include "xla/ffi/api/c_api.h"
 #include "xla_errors.h"
