@@ -55,7 +55,8 @@ std::string Refusal(const std::string& wheel) {
 }
 
 TEST_CASE("versions of NCCL as people write them") {
-  CHECK(NcclVersionText(23007) == "2.30.7" && NcclVersionText(22809) == "2.28.9" && NcclVersionText(30112) == "3.1.12");
+  CHECK(NcclVersionText(23007) == "2.30.7" && NcclVersionText(20000) == "2.0.0" && NcclVersionText(22809) == "2.28.9" &&
+        NcclVersionText(30112) == "3.1.12");
 }
 
 ALONE_TEST_CASE("the loaded copy comes first, and stays") {
