@@ -16,7 +16,7 @@ TESTS = {
     "jaxcomm/_compat.py": ["tests/test_compat.py", "tests/ops/test_psum.py", "tests/test_errors.py"],
     "jaxcomm/_config.py": ["tests/test_config.py", "tests/test_errors.py"],
     "jaxcomm/_interfaces.py": ["tests/test_interfaces.py"],
-    "jaxcomm/_lowering.py": ["tests/test_lowering.py", "tests/test_compilation.py", "tests/ops/test_psum.py"],
+    "jaxcomm/_lowering.py": ["tests/test_lowering.py", "tests/cuda/test_cuda_lowering.py", "tests/ops/test_psum.py"],
     "jaxcomm/_native.py": ["tests/test_headers.py", "tests/cuda/test_cuda_lowering.py", "tests/test_errors.py"],
     "jaxcomm/_primitive.py": ["tests/ops/test_psum.py", "tests/ops/test_all_gather.py", "tests/test_errors.py"],
     "jaxcomm/distributed.py": [
