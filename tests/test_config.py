@@ -13,8 +13,9 @@ def test_defaults_and_values(monkeypatch):
     monkeypatch.delenv("JAXCOMM_TIMEOUT_S", raising=False)
     monkeypatch.delenv("JAXCOMM_CALIBRATION", raising=False)
     assert read() == Config(timeout_s=600, warn_s=30)
-    monkeypatch.setenv("JAXCOMM_TIMEOUT_S", "2.5")
-    assert read() == Config(timeout_s=2.5)
+    for seconds in (0.25, 2.5):
+        monkeypatch.setenv("JAXCOMM_TIMEOUT_S", str(seconds))
+        assert read() == Config(timeout_s=seconds)
 
 
 VARIABLES = {
