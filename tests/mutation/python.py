@@ -48,7 +48,7 @@ def tests(name):
     """The pytest arguments of a module."""
     for start, arguments in TESTS.items():
         if name.startswith(start):
-            filled = [argument.format(pathlib.Path(name).stem) for argument in arguments]
+            filled = [argument.format(pathlib.Path(name).stem.lstrip("_")) for argument in arguments]
             return [argument for argument in filled if (trees.ROOT / argument.split("::")[0].split(" ")[0]).exists()]
     return []
 
