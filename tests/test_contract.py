@@ -1,7 +1,9 @@
 """The repository's promise: one word finds every layer, and no layer is missing."""
 
+import importlib
 import inspect
 import pathlib
+import pkgutil
 import re
 
 import jax
@@ -11,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm import _core
-from jaxcomm.explain import NATIVE
+from jaxcomm._explain import NATIVE
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROWS = re.findall(r"^JAXCOMM_COLLECTIVE\((\w+), (\w+), (\w+)\)", (ROOT / "ffi/collectives.def").read_text(), re.M)
@@ -100,3 +102,14 @@ def test_nothing_right_of_the_handlers_sees_xla_or_python():
     for folder in ("ffi/cpu", "ffi/common"):
         for path in (ROOT / folder).iterdir():
             assert not re.search(r"xla/|nanobind|handlers/", path.read_text()), path
+
+
+def test_public_names_are_functions_and_types():
+    """Implementation modules are private, so that importing one can't replace the function of the same name."""
+    modules = {module.name for module in pkgutil.iter_modules(jaxcomm.__path__)}
+    public = {name for name in modules if not name.startswith("_")}
+    assert public == {"bench", "distributed", "info", "ops", "run"}
+    assert public & set(jaxcomm.__all__) == {"info"}
+    importlib.import_module("jaxcomm.info")
+    for name in jaxcomm.__all__:
+        assert not inspect.ismodule(getattr(jaxcomm, name)), name

@@ -139,7 +139,7 @@ def test_built_without_cuda(monkeypatch):
 
 def test_the_reason_for_a_missing_module(monkeypatch):
     monkeypatch.setattr(_native.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="built without CUDA: install it with JAXCOMM_CUDA=1"):
+    with pytest.raises(ImportError, match="CUDA module is missing: install jaxcomm-cuda13"):
         _native.cuda.__wrapped__()
     assert _native.nccl_wheel() == ""
 
