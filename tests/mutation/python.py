@@ -41,7 +41,7 @@ TESTS = {
     "models/moe/": ["tests/models/test_moe_step.py", "tests/models/test_moe.py", "tests/models/test_moe_runs.py"],
 }
 IMPORTS = {"models/": ("flax.nnx", "optax", "orbax.checkpoint", "tqdm")}  # before the tests, once
-SECONDS = 30  # of the tests of a file for one mutant, the cheapest first
+SECONDS = 60  # of the tests of a file for one mutant, the cheapest first
 FOLDERS = ("jaxcomm", "jaxcomm/ops", "jaxcomm/bench", "jaxcomm/info", "models/moe")
 
 
