@@ -7,10 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "../../../ffi/cuda/user_call.h"
-#include "../../../ffi/cuda/xla_collectives_abi.h"
+#include "../../../ffi/cuda/xla/user_call.h"
+#include "../../../ffi/cuda/xla/xla_collectives_abi.h"
 #include "../../check.h"
 #include "xla_attributes.h"
+#include "xla_errors.h"
 
 namespace jaxcomm {
 namespace fake {
@@ -36,27 +37,10 @@ CallOnDevice& Of(Args* args) {
   return *reinterpret_cast<CallOnDevice*>(args->ctx);
 }
 
-template <typename Args>
-void TextOf(Args* args) {
-  args->message = reinterpret_cast<std::string*>(args->error)->c_str();
-}
-
-// The function has another name from jaxlib 0.12 on.
-template <typename Api>
-auto SetTexts(Api& api, int) -> decltype(void(api.XLA_FFI_Error_GetMessage)) {
-  api.XLA_FFI_Error_GetMessage = &TextOf;
-}
-template <typename Api>
-void SetTexts(Api& api, long) {
-  api.XLA_FFI_Error_GetDetails = &TextOf;
-}
-
 inline Xla MakeXla() {
   Xla xla = {};
   xla.api.struct_size = sizeof xla;
-  xla.api.XLA_FFI_Error_Create = [](XLA_FFI_Error_Create_Args* args) {
-    return reinterpret_cast<XLA_FFI_Error*>(new std::string(args->message));
-  };
+  SetErrors(xla.api);
   xla.api.XLA_FFI_State_Set = [](XLA_FFI_State_Set_Args* args) -> XLA_FFI_Error* {
     Of(args).state = args->state;
     return nullptr;
@@ -77,10 +61,6 @@ inline Xla MakeXla() {
   xla.api.XLA_FFI_RunId_Get = [](XLA_FFI_RunId_Get_Args* args) -> XLA_FFI_Error* {
     args->run_id = Of(args).run;
     return nullptr;
-  };
-  SetTexts(xla.api, 0);
-  xla.api.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args* args) {
-    delete reinterpret_cast<std::string*>(args->error);
   };
   // One extension per context, since it knows nothing of who asks.
   const xla_abi::FindExtension find = [](xla_abi::FindExtensionArgs* args) -> XLA_FFI_Error* {
@@ -141,6 +121,10 @@ inline std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage
   frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, static_cast<int64_t>(rets.size()), ret_types.data(),
                 pointers.data() + args.size()};
   frame.attrs = attributes.Get();
+  XLA_FFI_Extension_Base unknown = {};  // of a newer XLA
+  unknown.struct_size = sizeof unknown;
+  unknown.type = static_cast<XLA_FFI_Extension_Type>(XLA_FFI_Extension_Metadata + 1);
+  frame.extension_start = &unknown;
   XLA_FFI_Error* const error = handler(&frame);
   if (error == nullptr) return "";
   const std::unique_ptr<std::string> text(reinterpret_cast<std::string*>(error));
