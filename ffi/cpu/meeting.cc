@@ -54,15 +54,9 @@ struct Numbering {
 thread_local Numbering numbering;
 std::atomic<uint64_t> num_programs{0};
 
+// The same in all processes for the same call site.
 uint64_t IdentityOf(const CallSpec& spec) {
-  uint64_t hash = Mix(Mix(Mix(0, spec.op), spec.site), spec.algorithm);
-  for (const int64_t rank : spec.groups) hash = Mix(hash, static_cast<uint64_t>(rank));
-  for (const int32_t source : spec.source_of) hash = Mix(hash, static_cast<uint64_t>(source));
-  for (const int64_t number :
-       {static_cast<int64_t>(spec.collective), static_cast<int64_t>(spec.reduce_op), spec.group_size,
-        spec.ranks_per_node, spec.input_run, spec.output_run, static_cast<int64_t>(spec.root)}) {
-    hash = Mix(hash, static_cast<uint64_t>(number));
-  }
+  const uint64_t hash = HashAttributes(spec);
   if (numbering.program != num_programs.load()) numbering = {num_programs.load(), {}};
   return Mix(hash, numbering.count[hash]++);
 }
@@ -203,7 +197,7 @@ bool Meeting::CountLocal(std::string* error) {
       return false;
     }
   }
-  spec_.identity = IdentityOf(spec_);
+  identity_ = IdentityOf(spec_);
   return true;
 }
 
@@ -264,7 +258,7 @@ void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) 
     return FailRound(*round, error);
   }
   JointCall::Spec spec;
-  spec.key = Mix(Mix(Mix(spec_.identity, static_cast<uint64_t>(run)), static_cast<uint64_t>(iteration)),
+  spec.key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run)), static_cast<uint64_t>(iteration)),
                  static_cast<uint64_t>(group)) |
              1;
   spec.run = run;
@@ -303,7 +297,8 @@ const Meeting::Joint* Meeting::JointFor(const Arrival& arrival, int64_t group, s
   bool single_copy = false;
   std::vector<int32_t> node_of;
   const Host host = ThisProcess::Get().HostOf(process_of, &single_copy, &node_of);
-  const auto program = MakeProgram(spec_, host, arrival.dtype, arrival.input_count, arrival.output_count, error);
+  const auto program =
+      MakeProgram(spec_, figures_, host, arrival.dtype, arrival.input_count, arrival.output_count, error);
   if (!program) return nullptr;
   auto joint = std::make_shared<Joint>();
   joint->program = std::make_shared<const JointProgram>(program, std::move(process_of), std::move(node_of), single_copy,
@@ -381,7 +376,7 @@ std::shared_ptr<const Program> Meeting::ProgramFor(const Arrival& arrival, std::
     if (program_) return program_;  // shapes are static: one program per call site
   }
   std::shared_ptr<const Program> program =
-      MakeProgram(spec_, Host(), arrival.dtype, arrival.input_count, arrival.output_count, error);
+      MakeProgram(spec_, figures_, Host(), arrival.dtype, arrival.input_count, arrival.output_count, error);
   std::lock_guard<std::mutex> lock(mutex_);
   if (!program_) program_ = program;
   return program;

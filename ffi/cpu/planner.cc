@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "../plan/select.h"
+#include "plan/request.h"
+#include "plan/select.h"
 
 namespace jaxcomm {
 namespace {
@@ -17,24 +18,19 @@ Layout Blocks(int64_t count, int64_t block_count, int64_t run) {
 
 }  // namespace
 
-std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Host& host, DType dtype, int64_t input_count,
-                                           int64_t output_count, std::string* error) {
-  const auto num_ranks = static_cast<int32_t>(spec.group_size);
+std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Figures& figures, const Host& host, DType dtype,
+                                           int64_t input_count, int64_t output_count, std::string* error) {
   if (Reduces(spec.collective) && !CanReduce(dtype, spec.reduce_op)) {
     *error = "elements of this type can't be reduced";
     return nullptr;
   }
   const ReduceFn reduce = Reduces(spec.collective) ? FindReduce(dtype, spec.reduce_op) : nullptr;
-  Geometry geometry;
-  geometry.ranks_per_node = static_cast<int32_t>(spec.ranks_per_node);
-  geometry.num_nodes = num_ranks / geometry.ranks_per_node;
-  geometry.all_addressable = host.reach != Reach::kNetwork;
-  geometry.pull = host.reach != Reach::kProcess;
+  const Geometry geometry = CpuGeometry(host.reach, spec.group_size, spec.ranks_per_node);
   Request request;
   if (!MakeRequest(spec, geometry, input_count, output_count, &request, error)) return nullptr;
   const int64_t item_bytes = ItemBytes(dtype);
   const Choice choice =
-      Select(request, spec.algorithm, item_bytes, MachineOf(spec.figures, host, num_ranks, geometry.ranks_per_node));
+      Select(request, spec.algorithm, item_bytes, MachineOf(figures, host, spec.group_size, spec.ranks_per_node));
   if (choice.algorithm == nullptr) {
     *error = choice.reason;
     return nullptr;

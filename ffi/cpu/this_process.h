@@ -10,7 +10,7 @@
 
 #include "../transport/node.h"
 #include "../transport/ucx_network.h"
-#include "planner.h"
+#include "cost_params.h"
 #include "progress.h"
 #include "switchboard.h"
 

@@ -502,14 +502,14 @@ MUTANTS = [
     # Plans of call sites, processes, threads that complete.
     Mutant(
         "a block of reduce_scatter is the whole input",
-        "ffi/cpu/request.cc",
+        "ffi/plan/request.cc",
         "    case Collective::kReduceScatter:\n      return output_count;",
         "    case Collective::kReduceScatter:\n      return input_count;",
         "test_planner",
     ),
     Mutant(
         "ranks of all nodes share a processor",
-        "ffi/cpu/request.cc",
+        "ffi/cpu/cost_params.cc",
         "host.reach == Reach::kNetwork ? ranks_per_node : num_ranks",
         "host.reach == Reach::kProcess ? ranks_per_node : num_ranks",
         "test_planner",

@@ -6,6 +6,7 @@
 
 #include "cuda/program/steps.h"
 #include "plan/layout.h"
+#include "plan/request.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -53,12 +54,8 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   call->item_bytes = ItemBytes(dtype);
   call->input_bytes = input_count * call->item_bytes;
   call->output_bytes = output_count * call->item_bytes;
-  Geometry geometry;
-  geometry.ranks_per_node = seat.ranks_per_node;
-  geometry.num_nodes = static_cast<int32_t>(spec.group_size) / seat.ranks_per_node;
-  geometry.all_addressable = geometry.num_nodes == 1;
-  geometry.pull = true;
-  geometry.multimem = true;  // if it turns out to be missing, there is no memory for it
+  // If multimem turns out to be missing, there is no memory for it.
+  const Geometry geometry = GpuGeometry(spec.group_size, seat.ranks_per_node, true);
   Request request;
   if (!MakeRequest(spec, geometry, input_count, output_count, &request, error)) return false;
   const int64_t block_count = request.block_count;

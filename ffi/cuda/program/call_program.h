@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/planner.h"
+#include "common/call_spec.h"
 #include "cuda/program/kernel_args.h"
 #include "cuda/program/program.h"
 #include "cuda/program/rounds.h"

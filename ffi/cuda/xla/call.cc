@@ -15,7 +15,7 @@ ffi::TypeInfo CallState::info = ffi::MakeTypeInfo<CallState>();
 namespace {
 
 ffi::Error Invalid(const CallSpec& spec, const std::string& problem) {
-  return ffi::Error::InvalidArgument(Where(spec) + ": " + problem);
+  return ffi::Error::InvalidArgument(spec.Where() + ": " + problem);
 }
 
 // Attributes of one op or another, as ffi/handlers/<op>.cc binds them on the CPU.
@@ -23,7 +23,7 @@ ffi::Error ReadOwnAttributes(const ffi::Dictionary& attributes, CallSpec* spec) 
   ffi::Error error;
   const auto take = [&](const char* name, auto* value) {
     const auto found = attributes.get<int64_t>(name);
-    if (!found) error = ffi::Error::InvalidArgument(Where(*spec) + ": attribute " + name + " is missing or no int64");
+    if (!found) error = ffi::Error::InvalidArgument(spec->Where() + ": attribute " + name + " is missing or no int64");
     if (found) *value = static_cast<std::remove_reference_t<decltype(*value)>>(*found);
   };
   switch (spec->collective) {
@@ -46,7 +46,7 @@ ffi::Error ReadOwnAttributes(const ffi::Dictionary& attributes, CallSpec* spec) 
       break;
     case Collective::kPermute: {
       const auto found = attributes.get<ffi::Span<const int64_t>>("source_of");
-      if (!found) return ffi::Error::InvalidArgument(Where(*spec) + ": attribute source_of is missing or no array");
+      if (!found) return ffi::Error::InvalidArgument(spec->Where() + ": attribute source_of is missing or no array");
       spec->source_of.assign(found->begin(), found->end());
       break;
     }
@@ -138,7 +138,7 @@ void RequestWindows(CallState& state, const XlaCollectives& collectives, const B
   if (state.shared.output_bytes > 0) shared.push_back({buffers.y, state.shared.output_bytes});
   if (shared.empty()) return;
   const std::string error = collectives.RequestWindows(state.Groups(), shared);
-  if (!error.empty()) WarnOfCopies(Where(state.spec), error);
+  if (!error.empty()) WarnOfCopies(state.spec.Where(), error);
 }
 
 ffi::Error Prepare(CallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
@@ -168,7 +168,7 @@ DeviceCall::XlaWindow WindowOf(CallState& state, const XlaCollectives& collectiv
   DeviceCall::XlaWindow found;
   void* window = nullptr;
   const std::string problem = collectives.GetWindow(state.Groups(), buffer, &window, &found.offset);
-  if (!problem.empty()) WarnOfCopies(Where(state.spec), problem);
+  if (!problem.empty()) WarnOfCopies(state.spec.Where(), problem);
   found.window = static_cast<ncclWindow_t>(window);
   return found;
 }
@@ -210,7 +210,7 @@ std::string Initialized(CallState& state, const XlaCollectives& collectives, int
 ffi::Error FailureOf(const CallSpec& spec, const std::string& failure) {
   if (failure.empty()) return ffi::Error::Success();
   return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
-                    Where(spec) + " can't run, since a call before it failed: " + failure);
+                    spec.Where() + " can't run, since a call before it failed: " + failure);
 }
 
 // Why a run must not go on: a kernel of the process has given up, or ranks have not met.
