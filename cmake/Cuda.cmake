@@ -146,4 +146,6 @@ set_target_properties(_cuda PROPERTIES
   CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${CMAKE_CURRENT_SOURCE_DIR}/cmake/keep_ptxas.py"
   CUDA_RUNTIME_LIBRARY Static)
 target_link_libraries(_cuda PRIVATE jaxcomm_plans)
-install(TARGETS _cuda LIBRARY DESTINATION jaxcomm COMPONENT cuda)
+target_link_options(_cuda PRIVATE ${portable})
+set(JAXCOMM_CUDA_DESTINATION jaxcomm CACHE STRING "Python package that gets the module _cuda")
+install(TARGETS _cuda LIBRARY DESTINATION ${JAXCOMM_CUDA_DESTINATION} COMPONENT cuda)

@@ -173,6 +173,7 @@ nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector
 
 NB_MODULE(_cuda, m) {
   m.doc() = "CUDA back end of jaxcomm";
+  m.attr("xla_ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("cuda_targets", &CudaTargets, "FFI handlers of the CUDA back end, by target name.");
   m.def("cuda_state_type", &StateType<cuda::CallState>, "The type of the handlers' state.");
   m.def("user_stages", &UserStages, "Handlers of all stages but Execute of a target whose handlers are a user's.");

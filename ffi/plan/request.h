@@ -3,9 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 
 #include "common/call_spec.h"
+#include "common/status.h"
 #include "plan.h"
 
 namespace jaxcomm {
@@ -19,8 +19,8 @@ Geometry CpuGeometry(Reach reach, int64_t num_ranks, int64_t ranks_per_node);
 // `ranks_per_node`: GPUs that address each other's memory. `multimem`: whether a node may have NVLink SHARP.
 Geometry GpuGeometry(int64_t num_ranks, int64_t ranks_per_node, bool multimem);
 
-// What a call with buffers of so many elements asks of its group. False, and `error` filled in, if they don't fit.
-bool MakeRequest(const CallSpec& spec, const Geometry& geometry, int64_t input_count, int64_t output_count,
-                 Request* request, std::string* error);
+// What a call with buffers of so many elements asks of its group. Fails if they don't fit.
+StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, int64_t input_count,
+                              int64_t output_count);
 
 }  // namespace jaxcomm

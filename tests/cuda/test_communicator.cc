@@ -47,6 +47,11 @@ ALONE_TEST_CASE("calls share a communicator") {
   }
 }
 
+TEST_CASE("memory comes in whole pages of 2 MiB") {
+  CHECK(WholePages(0) == 0 && WholePages(1) == 2 << 20 && WholePages(2 << 20) == 2 << 20);
+  CHECK(WholePages((2 << 20) + 1) == 4 << 20 && WholePages((4 << 20) - 1) == 4 << 20);
+}
+
 // For all ranks or for none.
 ALONE_TEST_CASE("multicast addresses") {
   Communicator::Configure(20, 4, "");

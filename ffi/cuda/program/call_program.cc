@@ -56,8 +56,12 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   call->output_bytes = output_count * call->item_bytes;
   // If multimem turns out to be missing, there is no memory for it.
   const Geometry geometry = GpuGeometry(spec.group_size, seat.ranks_per_node, true);
-  Request request;
-  if (!MakeRequest(spec, geometry, input_count, output_count, &request, error)) return false;
+  const StatusOr<Request> made = MakeRequest(spec, geometry, input_count, output_count);
+  if (!made.ok()) {
+    *error = made.status().message();
+    return false;
+  }
+  const Request& request = *made;
   const int64_t block_count = request.block_count;
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
   const Selection selection = SelectForGpus(request, spec.algorithm, call->item_bytes, max_channels, seat.gin);
@@ -74,7 +78,6 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
     return false;
   }
   if (multimem && block_count > 0) {
-    request.block_count = block_count;
     call->multimem = MakeMultimemArgs(request, runs, dtype, num_channels);
     return true;
   }

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm import distributed, figures
+from jaxcomm import _cost_params, distributed
 from jaxcomm._core import plan
 from jaxcomm.ops.all_to_all import all_to_all
 from jaxcomm.ops.barrier import barrier
@@ -271,7 +271,7 @@ def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[C
             found = {"links": fitted.links, "launch_s": fitted.launch_s}
             text = distributed.agree(key, json.dumps([found, [dataclasses.astuple(cell) for cell in cells]]))
         found, rows = json.loads(text or distributed.hear(key, _LIMIT_S))
-        figures.use({group.reach: found})
+        _cost_params.use({group.reach: found})
     return found, [Cell(*row) for row in rows]
 
 
@@ -294,13 +294,13 @@ def calibrate(keep: bool = True) -> Calibration:
       RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S, or one that measures has failed: those that wait
         for it learn so after ten minutes.
     """
-    figures.load()
+    _cost_params.load()
     number = next(_numbers)
     found, cells = {}, []
     for group in _groups():
         found[group.reach], more = _calibrate_group(group, number)
         cells += more
-    path = figures.path() if keep and found else None
+    path = _cost_params.path() if keep and found else None
     if path is not None and any(jax.process_index() == processes[0] for processes in distributed.nodes()):
-        figures.keep(found)
+        _cost_params.keep(found)
     return Calibration(tuple(cells), path)

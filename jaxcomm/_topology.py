@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import distributed, figures
+from jaxcomm import _cost_params, distributed
 from jaxcomm._core import plan
 
 
@@ -84,11 +84,11 @@ def topology() -> Topology:
     nodes = distributed.nodes()
     devices = [device.process_index for device in jax.devices("cpu")]
     ranks = [sum(map(devices.count, processes)) for processes in nodes]
-    figures.load()
+    _cost_params.load()
     reach = "process" if len(set(devices)) == 1 else "node" if len(nodes) == 1 else "network"
     machine = plan.machine_of(reach, len(devices), max(ranks))
     processors = len(os.sched_getaffinity(0))
-    calibrated = reach in figures.measured
+    calibrated = reach in _cost_params.measured
     return Topology(tuple(map(tuple, nodes)), tuple(ranks), processors, links_of(machine), calibrated)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm import _check, _lowering, figures
+from jaxcomm import _check, _cost_params, _lowering
 from jaxcomm._config import config
 from jaxcomm._core import plan
-from jaxcomm.topology import Link, links_of
+from jaxcomm._topology import Link, links_of
 
 # Public name (jax.lax) -> native name (ffi/collectives.def).
 NATIVE = {
@@ -218,7 +218,7 @@ def explain(
         choice, sms = selection.choice, selection.num_channels
         machine = plan.gpu_machine(gin)
     else:
-        figures.load()
+        _cost_params.load()
         machine = plan.machine_of(reach or "process", n, ranks_per_node)
         request = plan.cpu_request(native, reach or "process", n, ranks_per_node, **of_call)
         choice, sms = plan.select(request, algorithm or "", item_bytes, machine), 0
