@@ -120,6 +120,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/nccl/nccl_library.cc
   ffi/cuda/nccl/nodes.cc
   ffi/cuda/nccl/symmetric_memory.cc
+  ffi/cuda/nccl/wait_for_stream.cc
   ffi/cuda/program/call_program.cc
   ffi/cuda/program/packing.cc
   ffi/cuda/program/program.cc

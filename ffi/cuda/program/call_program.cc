@@ -64,7 +64,7 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   const Request& request = *made;
   const int64_t block_count = request.block_count;
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
-  const Selection selection = SelectForGpus(request, spec.algorithm, call->item_bytes, max_channels, seat.gin);
+  const Selection selection = SelectForGpus(request, spec.algorithm, call->item_bytes, max_channels, seat.inter_node);
   const Choice& choice = selection.choice;
   const int32_t num_channels = call->num_channels = selection.num_channels;
   if (choice.algorithm == nullptr) {
@@ -86,7 +86,7 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
     call->flagged = MakeFlaggedArgs(request, runs, call->operation, num_channels, twice);
     return true;
   }
-  call->program = geometry.num_nodes == 1 || seat.gin
+  call->program = geometry.num_nodes == 1 || seat.inter_node == InterNode::kGin
                       ? MakeRankProgram(choice, block_count, runs, call->item_bytes, num_channels, seat.rank)
                       : MakeRoundsProgram(choice, block_count, runs, call->item_bytes, num_channels, seat.rank, limits,
                                           &call->rounds);
