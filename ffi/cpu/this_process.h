@@ -11,7 +11,7 @@
 #include "../common/status.h"
 #include "../transport/node.h"
 #include "../transport/ucx_network.h"
-#include "planner.h"
+#include "cost_params.h"
 #include "progress.h"
 #include "switchboard.h"
 

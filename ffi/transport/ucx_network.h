@@ -14,6 +14,9 @@
 
 namespace jaxcomm {
 
+// Whether this host has devices of InfiniBand or RoCE.
+bool HasRdma();
+
 struct UcxOptions {
   std::string library;           // path of libucp; empty: the system's, or `fallback_library` if there is none
   std::string fallback_library;  // path, such as that in the libucx wheel; may be empty

@@ -107,10 +107,6 @@ Bytes RandomBytes(DType dtype, int64_t bytes, std::mt19937_64& random) {
   return values;
 }
 
-bool Reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
-}
-
 void Check(const Case& test, uint64_t seed) {
 #if defined(__CUDACC__)
   if (a_stream_per_rank && test.request.geometry.num_nodes > 1) return;  // it has no network
