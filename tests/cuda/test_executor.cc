@@ -201,7 +201,7 @@ Plan OverwriteByThird(const Request& request, int32_t rank) {
 
 void CheckOverwrite(uint64_t seed) {
   for (const bool by_third : {false, true}) {
-    const Algorithm algorithm = {"overwrite", "", nullptr, by_third ? OverwriteByThird : Overwrite};
+    const Algorithm algorithm = {"overwrite", "", {}, by_third ? OverwriteByThird : Overwrite};
     Case test;
     test.algorithm = &algorithm;
     test.request.collective = Collective::kPermute;
