@@ -1,6 +1,7 @@
 // Plans of all_gather: every rank ends with block r of every rank r, in rank order.
 #include "builder.h"
 #include "layout.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -148,14 +149,11 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
     }
   };
 
-  if (stages > 0) send(0);
-  for (int64_t t = 0; t < stages; ++t) {
-    if (t + 1 < stages) send(t + 1);
+  const auto forward_all = [&](int64_t t) {
     if (t < chunks) spread_own(t);
     forward(t);
-    if (t > 0) collect(t - 1);
-  }
-  if (stages > 0) collect(stages - 1);
+  };
+  RunPipeline(stages, {{0, send}, {1, forward_all}, {2, collect}});
   return std::move(plan).Finish(0);
 }
 

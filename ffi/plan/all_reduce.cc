@@ -2,6 +2,7 @@
 // the same on all ranks, so the result is the same to the bit.
 #include "builder.h"
 #include "layout.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -339,13 +340,7 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
     }
   };
 
-  const auto of_a_chunk = [chunks](int64_t c) { return c >= 0 && c < chunks; };
-  for (int64_t i = 0; chunks > 0 && i <= chunks + 2 * kAhead; ++i) {
-    if (of_a_chunk(i)) scatter(i);
-    if (of_a_chunk(i - kAhead)) combine(i - kAhead);
-    if (of_a_chunk(i - 2 * kAhead)) spread(i - 2 * kAhead);
-    if (of_a_chunk(i - 2 * kAhead - 1)) collect(i - 2 * kAhead - 1);
-  }
+  RunPipeline(chunks, {{0, scatter}, {kAhead, combine}, {2 * kAhead, spread}, {2 * kAhead + 1, collect}});
   return std::move(plan).Finish(send_area + std::min(kSendSlots, (nodes - 1) * chunks) * max_chunk);
 }
 

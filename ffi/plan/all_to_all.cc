@@ -1,6 +1,7 @@
 // Plans of all_to_all: block j of rank r goes to block r of rank j.
 #include "builder.h"
 #include "layout.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -137,11 +138,7 @@ Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
     }
   };
 
-  if (stages > 0) gather(0);
-  for (int64_t t = 0; t < stages; ++t) {
-    if (t + 1 < stages) gather(t + 1);
-    send(t);
-  }
+  RunPipeline(stages, {{0, gather}, {1, send}});
   // The own node's blocks come last: nobody waits for them, and the last messages are still under way.
   for (int32_t i = 0; i < locals; ++i) {
     Exchange(plan, request, rank, node * locals + (local + i) % locals);

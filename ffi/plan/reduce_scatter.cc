@@ -1,6 +1,7 @@
 // Plans of reduce_scatter: rank r ends with the sum of everybody's block r.
 #include "builder.h"
 #include "layout.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -138,11 +139,7 @@ Plan HierarchicalReduceScatter(const Request& request, int32_t rank) {
     plan.Reduce(sources, plan.Output(part.begin), part.count);
   };
 
-  if (chunks > 0) scatter(0);
-  for (int64_t c = 0; c < chunks; ++c) {
-    if (c + 1 < chunks) scatter(c + 1);
-    finish(c);
-  }
+  RunPipeline(chunks, {{0, scatter}, {1, finish}});
   return std::move(plan).Finish(send_area + std::min(kSendSlots, (nodes - 1) * chunks) * max_chunk);
 }
 
