@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "../../ffi/cpu/switchboard.h"
-#include "../../ffi/transport/memory_network.h"
 #include "../check.h"
+#include "../transport/memory_network.h"
 
 namespace jaxcomm {
 namespace {
