@@ -12,9 +12,9 @@
 #include "cpu/meeting.h"
 #include "cpu/planner.h"
 #include "cpu/this_process.h"
-#include "cuda/selection.h"
 #include "handlers/call.h"
 #include "plan/plan_py.h"
+#include "plan/select_for_gpus.h"
 #include "transport/relay.h"
 
 namespace nb = nanobind;
@@ -103,6 +103,7 @@ void BindFigures(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_core, m) {
+  m.attr("xla_ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("cpu_targets", &CpuTargets, "FFI handlers of the CPU back end, by target name.");
   m.def("cpu_state_type", &CpuStateType, "The type of the handlers' state, for jax.ffi.register_ffi_type.");
   m.def(
@@ -161,13 +162,13 @@ NB_MODULE(_core, m) {
       },
       nb::arg("reach"), nb::arg("num_ranks"), nb::arg("ranks_per_node") = 1,
       "A group as the cost model sees it. reach: process, node or network.");
-  nb::class_<cuda::Selection>(plan, "Selection", "What a call on GPUs runs.")
-      .def_ro("choice", &cuda::Selection::choice)
-      .def_ro("num_channels", &cuda::Selection::num_channels);
-  plan.def("gpu_machine", &cuda::GpuMachine, nb::arg("gin"), "A GPU as the cost model sees it.");
-  plan.def("select_for_gpus", &cuda::SelectForGpus, nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"),
+  nb::class_<Selection>(plan, "Selection", "What a call on GPUs runs.")
+      .def_ro("choice", &Selection::choice)
+      .def_ro("num_channels", &Selection::num_channels);
+  plan.def("gpu_machine", &GpuMachine, nb::arg("gin"), "A GPU as the cost model sees it.");
+  plan.def("select_for_gpus", &SelectForGpus, nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"),
            nb::arg("max_channels"), nb::arg("gin"), "As select, with the channels that a GPU walks.");
-  plan.def("cost_on_gpus", &cuda::CostOnGpus, nb::arg("request"), nb::arg("selection"), nb::arg("item_bytes"),
+  plan.def("cost_on_gpus", &CostOnGpus, nb::arg("request"), nb::arg("selection"), nb::arg("item_bytes"),
            nb::arg("gpu") = nb::none(), nb::arg("gin") = true,
            "Cost of what has been selected, of all channels of a GPU.");
 }

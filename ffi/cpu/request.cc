@@ -83,6 +83,11 @@ StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, in
     return InvalidArgumentError("buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
                                 " elements don't fit " + std::to_string(spec.group_size) + " ranks");
   }
+  for (const int64_t run : {spec.input_run, spec.output_run}) {
+    if (run <= 0 || request.block_count % run == 0) continue;
+    return InvalidArgumentError("blocks of " + std::to_string(request.block_count) +
+                                " elements cannot be split into runs of " + std::to_string(run));
+  }
   return request;
 }
 

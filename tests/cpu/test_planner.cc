@@ -165,6 +165,14 @@ TEST_CASE("calls that can't be are told why") {
   const std::string prefix = "jaxcomm: op at test_meeting.cc: ";
   CHECK(error_of(SpecOf(Collective::kAllGather), 7) == prefix + "buffers of 48 and 7 elements don't fit 4 ranks");
   CHECK(error_of(SpecOf(Collective::kReduceScatter), 13) == prefix + "buffers of 48 and 13 elements don't fit 4 ranks");
+  for (const int64_t run : {5, 24}) {  // no divisor of the block of 12, and more than the block
+    CallSpec blocked = SpecOf(Collective::kAllToAll);
+    blocked.input_run = run;
+    const std::string why = prefix + "blocks of 12 elements cannot be split into runs of " + std::to_string(run);
+    CHECK(error_of(blocked, 48) == why);
+    std::swap(blocked.input_run, blocked.output_run);
+    CHECK(error_of(blocked, 48) == why);
+  }
   CallSpec spec = SpecOf(Collective::kAllReduce);
   spec.reduce_op = ReduceOp::kMax;
   CHECK(error_of(spec, 48, DType::kC64) == prefix + "elements of this type can't be reduced");

@@ -45,7 +45,7 @@ class Sources:
     """The mutants of a folder. `first` is the number of its first file's first one."""
 
     def __init__(self, folder, first=0):
-        paths = [path for path in sorted((trees.ROOT / folder).iterdir()) if path.suffix in (".cc", ".h")]
+        paths = [path for path in sorted((trees.ROOT / folder).rglob("*")) if path.suffix in (".cc", ".h")]
         paths = [path for path in paths if not (path.suffix == ".h" and DEVICE.search(path.read_text()))]
         units = [path for path in paths if path.suffix == ".cc"]
         if not units:  # headers only: whoever includes them

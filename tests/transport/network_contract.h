@@ -310,6 +310,7 @@ inline void CheckLeaving(const MakeNetwork& make) {
   Processes processes = JoinAll(make, 3, TestProcess::Place::kLater);
   for (uint64_t index = 0; index < 100; ++index) processes[0]->Send(1, 0, index, index % 5 * 50);
   processes[0]->Leave();
+  for (const int peer : {1, 2}) CHECK(processes[0]->why_lost(peer).empty());  // it is told nothing more
   CHECK(processes[1]->WaitWaiting(80));
   CHECK(processes[2]->WaitLost(0));
   processes[1]->AcceptAll();

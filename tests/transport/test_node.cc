@@ -10,10 +10,12 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "../../ffi/transport/node.h"
+#include "../../ffi/transport/shared_memory.h"
 #include "../check.h"
 
 namespace jaxcomm {
@@ -238,6 +240,34 @@ TEST_CASE("what is left of a memory is used for smaller blocks") {
     CHECK(block.memory == 0 && block.bytes == bytes);
     CHECK(block.data == node.MemoryOf(0) + block.offset);  // peers know the offset only
   }
+}
+
+TEST_CASE("memory that the system does not have is an error") {
+  Node node;
+  CHECK(node.Open().empty());
+  Block block;
+  std::string error;
+  CHECK(!node.Take(uint64_t{1} << 63, &block, &error) && Has(error, "no room for 9223372036854775808 bytes"));
+  CHECK(node.Take(100, &block, &error));  // the next one is there
+}
+
+int NumFiles() {
+  int count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+TEST_CASE("mapped memory needs no descriptor") {
+  std::string error;
+  const auto memory = SharedMemory::Create(4096, &error);
+  CHECK(memory);
+  const int before = NumFiles();
+  const auto mapped = SharedMemory::Map(getpid(), memory->fd(), 4096, &error);
+  CHECK(mapped && NumFiles() == before);
+  memory->data()[7] = 'x';
+  CHECK(mapped->data()[7] == 'x');
+  CHECK(!SharedMemory::Map(getpid(), memory->fd(), 8192, &error) && Has(error, "is not what was announced"));
+  CHECK(NumFiles() == before);
 }
 
 TEST_CASE("strangers are refused") {

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <future>
 #include <set>
 #include <sstream>
 
@@ -61,6 +62,21 @@ TEST_CASE("a process leaves after its last message") { CheckLeaving(MakeUcxNetwo
 TEST_CASE("a process leaves in the middle") { CheckLeavingEarly(MakeUcxNetwork); }
 
 TEST_CASE("a peer is cut off in the middle of a payload") { CheckDrop(MakeUcxNetwork); }
+
+// Its memory comes back.
+TEST_CASE("a message to a peer that has just been cut off is not sent") {
+  Processes processes = JoinAll(MakeUcxNetwork, 2, TestProcess::Place::kAtOnce);
+  std::vector<char> data(5000);  // more than a network copies
+  std::promise<bool> sent;
+  processes[1]->on_delivered = [&](const Message&) {  // both are queued while the progress thread is in this call
+    processes[1]->network().Drop(0, "enough");
+    processes[1]->network().Send(0, 0, nullptr, 0, data.data(), data.size(), [&](bool ok) { sent.set_value(ok); });
+  };
+  processes[0]->Send(1, 0, 0, 0);
+  auto done = sent.get_future();
+  CHECK(done.wait_for(std::chrono::seconds(100)) == std::future_status::ready && !done.get());
+  LeaveAll(processes);
+}
 
 TEST_CASE("a wrong token is refused and counted") { CheckToken(MakeUcxNetwork); }
 
