@@ -1,7 +1,7 @@
 """Everything that depends on the JAX version or on JAX API that may change.
 
-Written for jax 0.10.2 to 0.12. Nothing here is private (`jax._src`), but `jax.interpreters` and `jax.extend` promise no
-stability.
+Written for jax 0.10.2 to 0.12. `jax.interpreters` and `jax.extend` promise no stability. Two functions read private
+state (`jax._src`) and return False where they do not find it; _kv_store.py uses the private distributed client.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from jax.interpreters import ad, batching, mlir
 __all__ = [
     "Primitive",
     "ad",
+    "back_ends_have_started",
     "batch_like",
     "batching",
     "has_windows",
@@ -29,6 +30,7 @@ __all__ = [
     "lends_communicators",
     "make_varying",
     "mlir",
+    "on_cloud_tpu",
     "psum_of_groups",
     "unbound_axis",
     "unreduced_axes",
@@ -78,6 +80,27 @@ def leave_compilation_cache() -> bool:
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # or it would go on as it began
     return True
+
+
+def back_ends_have_started() -> bool:
+    """Whether JAX has started its back ends; asking it for devices would start them."""
+    try:
+        from jax._src import xla_bridge
+
+        return bool(xla_bridge.backends_are_initialized())
+    except (ImportError, AttributeError):
+        return False
+
+
+def on_cloud_tpu() -> bool:
+    """Whether JAX is about to use the TPUs of this machine."""
+    try:
+        from jax._src import cloud_tpu_init
+
+        platforms = getattr(jax.config, "jax_platforms", None) or "tpu"
+        return bool(cloud_tpu_init.running_in_cloud_tpu_vm) and "tpu" in platforms
+    except (ImportError, AttributeError):
+        return False
 
 
 def unbound_axis(name: Any) -> bool:

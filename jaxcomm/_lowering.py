@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _compat, _cost_params, distributed
+from jaxcomm import _bootstrap, _compat, _cost_params, _placement
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._native import register, register_cuda
@@ -68,24 +68,25 @@ def ranks_per_node(axis_sizes: tuple, groups: tuple | None) -> int:
 
 def _place(mesh: Any, call: Call, rows: np.ndarray, platform: str) -> tuple[int, bool, dict[str, Any]]:
     """Makes the back end ready. Returns ranks per node, whether a group is of one node, attributes of this platform."""
+    _bootstrap.warn_if_alone()
     try:
         if platform == "cuda":
             # Which GPUs share a node is found at run time, by NCCL.
             register_cuda()
             own: dict[str, Any] = {}
             if not _compat.lends_communicators():
-                own["members"] = distributed.gpu_groups(mesh, rows)
-            elif _compat.has_windows() and distributed.windows(mesh):
+                own["members"] = _placement.gpu_groups(mesh, rows)
+            elif _compat.has_windows() and _bootstrap.symmetric_buffers(mesh):
                 own["windows"] = np.int64(1)
             return rows.shape[1], True, own
         register()
         _cost_params.load()
-        layout = distributed.layout(mesh, rows)
+        placement = _placement.placement(mesh, rows)
     except (ImportError, RuntimeError) as error:  # the traceback shows the call, but a log may not show that
         raise RuntimeError(f"jaxcomm: {call.op} at {call.site}: while compiling, {error}") from error
     sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
-    per_node = layout.ranks_per_node or ranks_per_node(sizes, call.groups)
-    return per_node, layout.ranks_per_node is None, {"processes": layout.processes}
+    per_node = placement.ranks_per_node or ranks_per_node(sizes, call.groups)
+    return per_node, placement.ranks_per_node is None, {"processes": placement.processes}
 
 
 def _call_attributes(mesh: Any, call: Call, rows: np.ndarray, collective: str, platform: str) -> dict[str, Any]:

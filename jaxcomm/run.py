@@ -47,15 +47,15 @@ def _say(text: str) -> None:
 def rank_environment(
     base: Mapping[str, str], rank: int, *, processes: int, devices: int | None, nodes: int | None, address: str
 ) -> dict[str, str]:
-    """The environment of one rank, in which ``jax.distributed.initialize()`` needs no arguments.
+    """The environment of one rank, in which ``jaxcomm.distributed.initialize()`` needs no arguments.
 
-    JAX reads the coordinator's address, but has no variables of its own for rank and number of processes (0.10.2 to
-    0.12). It does detect Open MPI 4, by the three OMPI variables below, and looks for that before all else.
+    Nor does ``jax.distributed.initialize()``: JAX reads the coordinator's address, but has no variables of its own for
+    rank and number of processes (0.10.2 to 0.12). It detects Open MPI 4 first, by the three OMPI variables below.
     """
     ours = {
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_COORDINATOR_BIND_ADDRESS": address,  # JAX would listen to the whole network
-        "JAX_NUM_PROCESSES": str(processes),  # these two are for scripts
+        "JAX_NUM_PROCESSES": str(processes),  # these two are for jaxcomm
         "JAX_PROCESS_ID": str(rank),
         "OMPI_MCA_orte_hnp_uri": "0.0;none",  # makes JAX look; what it says is not used, as there is an address
         "OMPI_COMM_WORLD_SIZE": str(processes),
@@ -202,8 +202,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jaxcomm.run",
         usage="%(prog)s -n PROCESSES [options] (script.py | -m module) [arguments]",
-        description="Starts a script in several processes on this machine. In each, jax.distributed.initialize() "
-        "needs no arguments. The first failure ends all; its exit code is returned.",
+        description="Starts a script in several processes on this machine. In each, "
+        "jaxcomm.distributed.initialize() needs no arguments. The first failure ends all; its exit code is returned.",
         allow_abbrev=False,
     )
     parser.add_argument("-n", "--processes", type=_positive(int), required=True)
