@@ -31,7 +31,7 @@ help:
 $(VENV)/deps: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip --disable-pip-version-check -q install uv
-	$(PIP) "scikit-build-core>=0.11" "nanobind>=2.4" cmake ninja "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib
+	$(PIP) "scikit-build-core>=0.11" "nanobind>=2.9.2" cmake ninja "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib
 	touch $@
 
 # The wheels of Open MPI and MPICH, for the tests of docs/clusters.md, both want to be bin/mpirun; hence the prefix.
@@ -42,6 +42,7 @@ $(VENV)/test-deps: $(VENV)/deps
 
 $(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)
 	PATH=$(abspath $(BIN)):$$PATH $(PIP) --no-build-isolation --no-deps -e .
+	cp -r "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/jaxcomm/_core" jaxcomm/  # for mypy
 	touch $@
 
 setup: $(VENV)/installed
@@ -188,4 +189,4 @@ wheel: $(VENV)/deps
 	$(BIN)/python -m pip --disable-pip-version-check -q wheel --no-deps -w dist .
 
 clean:
-	rm -rf $(VENV) build dist runs
+	rm -rf $(VENV) build dist runs jaxcomm/_core

@@ -24,6 +24,7 @@ import jax
 
 from jaxcomm import _compat, _core, _cost_params, _interfaces, _kv_store, _native
 from jaxcomm._config import config
+from jaxcomm._typing import AnyMesh
 
 _lock = threading.RLock()
 _records: dict[int, dict[str, Any]] = {}  # of the processes that have been read, this one's included
@@ -198,7 +199,7 @@ def join_gpu_group(members: tuple[tuple[int, int], ...]) -> None:
 _symmetric_buffers: dict[int, str] = {}  # "1" or "0", of the processes that have been read
 
 
-def symmetric_buffers(mesh: Any) -> bool:
+def symmetric_buffers(mesh: AnyMesh) -> bool:
     """Whether XLA shall make windows on its buffers: JAXCOMM_WINDOWS=1 in all processes of the mesh.
 
     XLA makes windows in all processes together, before jaxcomm's handlers run, and waits for all of them without a

@@ -16,6 +16,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxcomm._typing import AxisNames, Groups
+
 __all__ = [
     "Primitive",
     "ad",
@@ -59,14 +61,14 @@ def with_varying(aval: Any, axes: frozenset) -> Any:
     return aval.update(manual_axis_type=aval.manual_axis_type.update(varying=axes))
 
 
-def make_varying(x: Any, axes: tuple) -> Any:
+def make_varying(x: Any, axes: AxisNames) -> Any:
     """Types `x` as varying over `axes`. Does nothing under check_vma=False and for names that vmap introduced."""
     # An axis index varies exactly over its own axis, and over nothing where types don't track this.
     missing = tuple(a for a in axes if varying_axes(lax.axis_index(a)) - varying_axes(x))
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def psum_of_groups(x: Any, axes: tuple, groups: tuple) -> Any:
+def psum_of_groups(x: Any, axes: AxisNames, groups: Groups) -> Any:
     """jax.lax.psum with axis_index_groups, where it refuses them too: under check_vma=True."""
     y = lax.psum_p.bind(x, axes=axes, axis_index_groups=groups)
     return y[0] if lax.psum_p.multiple_results else y

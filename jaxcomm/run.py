@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO
 
 TIMED_OUT = 124  # what timeout(1) returns
 LONGEST_LINE_BYTES = 1 << 20  # longer ones are cut, so that a rank can't fill this process's memory
@@ -94,7 +95,7 @@ def _process_group() -> Iterator[int]:
             guard.wait()
 
 
-def _relay(pipe, fd: int, prefix: bytes, events: Events) -> None:
+def _relay(pipe: IO[bytes], fd: int, prefix: bytes, events: Events) -> None:
     """Copies a pipe to ``fd`` by whole lines, each behind ``prefix``. An unfinished last line is ended."""
     open_ = True
     while line := pipe.readline(LONGEST_LINE_BYTES):
@@ -184,11 +185,11 @@ def _supervise(group: int, processes: int, events: Events, *, timeout_s: float |
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+        return int(s.getsockname()[1])
 
 
-def _positive(kind):
-    def parse(text: str):
+def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
         value = kind(text)
         if not 0 < value < threading.TIMEOUT_MAX:
             raise ValueError
