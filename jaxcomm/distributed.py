@@ -2,13 +2,14 @@
 
 import atexit
 import contextlib
+import functools
 import ipaddress
 import os
 import pathlib
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -40,7 +41,8 @@ def initialize(
     0, which holds the coordination service, has ended. Here JAX's client reaches the service through a relay in its own
     process, whose connection stays open. Collectives with a dead process raise; those without it work on. Only uses of
     the service fail, by their time limits: barriers of `jax.distributed`, and first contact between two processes. Sets
-    `jax_enable_recoverability`. At a normal end, process 0 waits for the others; at an uncaught exception it does not.
+    `jax_enable_recoverability`. At a normal end, processes wait for each other; after an uncaught exception, a process
+    ends at once.
 
     Args:
       coordinator_address: host:port of process 0; the port must be free there. Detected under torchrun and Slurm, and
@@ -53,7 +55,7 @@ def initialize(
       options: as in jax.distributed.initialize(), with two other defaults. The service listens on the coordinator's
         address only (coordinator_bind_address), or on all addresses where the coordinator's name leads to a loopback
         address on its own host. heartbeat_timeout_seconds is 10^6: JAX ends the process that long after the service has
-        ended. shutdown_timeout_seconds, 300 by default, bounds the wait of process 0 at its end.
+        ended. shutdown_timeout_seconds, 300 by default, bounds the wait at the end of a process.
 
     Returns:
       The number of processes.
@@ -116,26 +118,39 @@ def initialize(
 
 
 def _leave(own: int, size: int, limit_s: float) -> None:
-    """At the end of the process. The service ends with process 0, so that waits until no other process needs it.
+    """At the end of a process: waits until all have come to theirs, as JAX does without recoverability.
 
-    JAX's own barrier at this point does not wait for recoverable processes.
+    The service ends with process 0, so others must not need it any more. And a launcher that takes the first end of a
+    process for a failure must find all of them at theirs.
     """
     if not jax.distributed.is_initialized():
         return
-    if own != 0:
-        if not _core.relay_has_lost_server():
-            with contextlib.suppress(Exception):  # process 0 is ending too
-                _kv_store.kv_set(f"exit/{own}", "", timeout_s=10)
-        _kv_store.detach()
-    elif not hasattr(sys, "last_value"):  # no uncaught exception
-        client, deadline = _kv_store.client(), time.monotonic() + limit_s
-        for process in range(1, size):
-            while (left_s := deadline - time.monotonic()) > 0:
-                with contextlib.suppress(jax.errors.JaxRuntimeError):
-                    client.blocking_key_value_get(f"jaxcomm/exit/{process}", max(1, int(1000 * min(left_s, 0.5))))
-                    break
-                if _has_died(client, process):
-                    break
+    client, deadline = _kv_store.client(), time.monotonic() + limit_s
+    waits = not hasattr(sys, "last_value")  # no uncaught exception
+    if own == 0:
+        if waits:
+            for process in range(1, size):
+                _wait(client, f"exit/{process}", deadline, functools.partial(_has_died, client, process))
+        with contextlib.suppress(Exception):
+            _kv_store.kv_set("exit/0", "", timeout_s=10)
+        return
+    if not _core.relay_has_lost_server():
+        with contextlib.suppress(Exception):  # process 0 may be gone now
+            _kv_store.kv_set(f"exit/{own}", "", timeout_s=10)
+            if waits:
+                _wait(client, "exit/0", deadline, _core.relay_has_lost_server)
+    _kv_store.detach()
+
+
+def _wait(client: _kv_store.Client, key: str, deadline: float, in_vain: Callable[[], bool]) -> None:
+    """Returns once the key is set, at the deadline, when it is in vain, or when the service has gone."""
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            client.blocking_key_value_get(f"jaxcomm/{key}", max(1, int(1000 * min(left_s, 0.5))))
+            return
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error) or in_vain():
+                return
 
 
 def _has_died(client: _kv_store.Client, process: int) -> bool:

@@ -324,13 +324,15 @@ def test_address_of_the_service(monkeypatch, host, leads_to, expected):
 class Client:
     """The key-value store, where some keys never come."""
 
+    error = "DEADLINE_EXCEEDED"
+
     def __init__(self, values):
         self.values, self.asked = values, []
 
     def blocking_key_value_get(self, key, timeout_ms):
         self.asked.append((key, timeout_ms))
         if key not in self.values:
-            raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+            raise jax.errors.JaxRuntimeError(self.error)
         return self.values[key]
 
 
@@ -367,18 +369,21 @@ def pid(number, kernel=None):
     return f"{kernel or _bootstrap.kernel_id()} {number}"
 
 
-def test_process_0_waits_for_the_others(leave, monkeypatch):
+@pytest.fixture
+def no_exception(monkeypatch):
     monkeypatch.delattr(sys, "last_value", raising=False)
+
+
+def test_process_0_waits_for_the_others(leave, monkeypatch, no_exception):
     done = {"jaxcomm/exit/1": "", "jaxcomm/exit/2": ""}
-    assert leave(0, done) == (0, [])
+    assert leave(0, done) == (0, ["exit/0"])
     living = {"jaxcomm/exit/1": "", "jaxcomm/pid/2": pid(os.getpid())}
     assert leave(0, living)[0] == pytest.approx(10, abs=0.01)
     monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
-    assert leave(0, living)[0] == 0, "after an uncaught exception"
+    assert leave(0, living) == (0, ["exit/0"]), "after an uncaught exception"
 
 
-def test_process_0_waits_for_no_dead_one_of_its_host(leave, monkeypatch):
-    monkeypatch.delattr(sys, "last_value", raising=False)
+def test_process_0_waits_for_no_dead_one_of_its_host(leave, no_exception):
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie
     assert leave(0, {"jaxcomm/exit/1": "", "jaxcomm/pid/2": pid(child.pid)})[0] == 0.5
@@ -388,10 +393,19 @@ def test_process_0_waits_for_no_dead_one_of_its_host(leave, monkeypatch):
     assert leave(0, elsewhere)[0] == pytest.approx(10, abs=0.01)
 
 
-def test_the_others_detach(leave):
+def test_the_others_wait_for_process_0_and_detach(leave, monkeypatch, no_exception):
     """JAX's own disconnection ends a process by SIGABRT if process 0 is a moment faster."""
-    assert leave(2, {}) == (0, ["exit/2", "detached"])
+    assert leave(2, {"jaxcomm/exit/0": ""}) == (0, ["exit/2", "detached"])
+    waited_s, done = leave(2, {})
+    assert waited_s == pytest.approx(10, abs=0.01) and done == ["exit/2", "detached"]
     assert leave(2, {}, lost=True) == (0, ["detached"])
+    monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
+    assert leave(2, {}) == (0, ["exit/2", "detached"])
+
+
+def test_a_service_that_ends_ends_the_wait(leave, monkeypatch, no_exception):
+    monkeypatch.setattr(Client, "error", "UNAVAILABLE")
+    assert leave(2, {})[0] == 0.5
 
 
 # Real ones.
@@ -448,31 +462,23 @@ def test_a_script_that_never_calls_it(tmp_path):
 ENDS = """
 import sys, time
 import jax
-from jaxcomm import distributed
+from jaxcomm import _kv_store, distributed
 distributed.initialize()
-rank = jax.process_index()
-print("rank", rank, flush=True)
-if "late" in sys.argv and rank == 1:
-    time.sleep(1.5)  # process 0 has long come to its end
-    print("still served", distributed._kv_store.kv_agree("late", "yes"), flush=True)
+rank, late = jax.process_index(), int(sys.argv[1])
+if rank == late:
+    time.sleep(1.5)  # the other has long come to its end
+    print("still served", _kv_store.kv_agree("late", "yes"), flush=True)
+else:
+    print("ends", flush=True)
+    sys.exit(3)
 """
 
 
-def test_process_0_serves_until_the_last_has_ended(tmp_path):
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_normal_end_waits_for_all(tmp_path, late):
+    """jaxcomm.run would otherwise end the late one when the other returns 3."""
     (tmp_path / "script.py").write_text(ENDS)
-    command = [
-        sys.executable,
-        "-m",
-        "jaxcomm.run",
-        "-n",
-        "2",
-        "--devices",
-        "1",
-        "--timeout",
-        "100",
-        "script.py",
-        "late",
-    ]
+    command = [sys.executable, "-m", "jaxcomm.run", "-n", "2", "--timeout", "100", "script.py", str(late)]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["[0] rank 0", "[1] rank 1", "[1] still served yes"]
+    assert done.returncode == 3, done.stderr
+    assert set(done.stdout.splitlines()) == {f"[{1 - late}] ends", f"[{late}] still served yes"}
