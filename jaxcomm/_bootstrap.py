@@ -204,7 +204,7 @@ def symmetric_buffers(mesh: AnyMesh) -> bool:
 
     XLA makes windows in all processes together, before jaxcomm's handlers run, and waits for all of them without a
     limit. So a process with the setting reads that of the others first. A process without it does not wait. The first
-    execution raises on all ranks if settings differ (ffi/cuda/communicator.cc).
+    execution raises on all ranks if settings differ (ffi/cuda/runtime/communicator.cc).
 
     Raises:
       RuntimeError: this process has the setting, and another one did not compile its call within JAXCOMM_TIMEOUT_S.

@@ -9,6 +9,7 @@ import re
 import jax
 import pytest
 import reference
+from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm import _core
@@ -59,6 +60,27 @@ def test_every_op_takes_the_arguments_of_jax_lax(op):
     )
     assert ours[: len(lax)] == lax
     assert ours[len(lax) :] == [(name, inspect.Parameter.KEYWORD_ONLY, None) for name in ("algorithm", "max_sms")]
+
+
+@pytest.mark.parametrize("op", NATIVE)
+def test_results_are_weakly_typed_where_those_of_jax_lax_are(op, line):
+    """Otherwise a Python number that has travelled widens the small types that it meets."""
+    arguments = {"ppermute": ([(0, 1)],), "all_to_all": (0, 0), "pbroadcast": (1,)}.get(op, ())
+    found = []
+
+    def body(x):
+        weak = jax.lax.broadcast(2.0, (8,))
+        assert jax.typeof(weak).weak_type
+        ours = getattr(jaxcomm, op)(weak, ("gpu",), *arguments)
+        # A barrier, which jax.lax lacks, returns its operand.
+        lax = weak if op == "barrier" else getattr(jax.lax, op)(weak, ("gpu",), *arguments)
+        found.extend(map(jax.typeof, (ours, lax)))
+        return x
+
+    x = jax.ShapeDtypeStruct((8,), "float32")
+    jax.eval_shape(jax.shard_map(body, mesh=line, in_specs=P("gpu"), out_specs=P("gpu"), check_vma=False), x)
+    ours, lax = found
+    assert (ours.shape, ours.dtype, ours.weak_type) == (lax.shape, lax.dtype, lax.weak_type)
 
 
 @pytest.mark.parametrize("name", _core.plan.collectives())

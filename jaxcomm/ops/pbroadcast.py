@@ -55,7 +55,7 @@ def pbroadcast(
 
 
 def _shape(x, *, call, source):
-    return x.update(weak_type=False)
+    return x
 
 
 def _attributes(x, n, *, source):
