@@ -20,6 +20,8 @@ def names(stub):
     for node in ast.parse(stub.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             found.add(node.name)
+        elif isinstance(node, ast.AnnAssign):
+            found.add(node.target.id)
         elif isinstance(node, ast.ImportFrom) and node.module is None:  # from . import x
             found |= {alias.name for alias in node.names}
     return found
