@@ -45,6 +45,7 @@ $(VENV)/test-deps: $(VENV)/deps
 
 $(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)
 	PATH=$(abspath $(BIN)):$$PATH $(PIP) --no-build-isolation --no-deps -e .
+	cp -r "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/jaxcomm/_core" jaxcomm/  # for mypy
 	touch $@
 
 setup: $(VENV)/installed
@@ -211,4 +212,4 @@ PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir $(WHEEL_DIR) 
 endef
 
 clean:
-	rm -rf $(VENV) build dist runs
+	rm -rf $(VENV) build dist runs jaxcomm/_core

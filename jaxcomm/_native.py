@@ -9,6 +9,7 @@ import os
 import pathlib
 import threading
 from types import ModuleType
+from typing import Any
 
 import jax
 
@@ -57,7 +58,8 @@ class _Compilations:
 def register() -> None:
     """Registers jaxcomm's FFI targets with the CPU back end, which this starts."""
     num_devices = jax.local_device_count("cpu")
-    jax.ffi.register_ffi_type("jaxcomm_call", _core.cpu_state_type(), platform="cpu")
+    state_type: Any = _core.cpu_state_type()
+    jax.ffi.register_ffi_type("jaxcomm_call", state_type, platform="cpu")
     for name, stages in _core.cpu_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="cpu")
     compilations = _Compilations()
