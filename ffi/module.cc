@@ -65,7 +65,7 @@ void BindNetwork(nb::module_& m) {
       "start_network",
       [](const std::string& library, const std::string& fallback_library, const std::string& devices,
          int32_t num_processes, uint64_t token) {
-        UcxOptions options;
+        NetworkOptions options;
         options.library = library;
         options.fallback_library = fallback_library;
         options.devices = devices;

@@ -5,6 +5,7 @@ import inspect
 import pathlib
 import pkgutil
 import re
+import tomllib
 
 import jax
 import pytest
@@ -99,3 +100,16 @@ def test_public_names_are_functions_and_types():
     importlib.import_module("jaxcomm.info")
     for name in jaxcomm.__all__:
         assert not inspect.ismodule(getattr(jaxcomm, name)), name
+
+
+def test_mutants_fit_the_sources():
+    """Mutants by hand replace a text that stands once in its file; equivalent ones name a line. Files move."""
+    mutation = ROOT / "tests/mutation"
+    for path in sorted(mutation.glob("hand_*.py")):
+        if path.stem == "hand_run":  # runs them
+            continue
+        for mutant in importlib.import_module(f"mutation.{path.stem}").MUTANTS:
+            assert read(mutant.file).count(mutant.old) == 1, (mutant.file, mutant.name)
+    for path in sorted(mutation.glob("equivalent/*.toml")):
+        for entry in tomllib.loads(path.read_text())["equivalent"]:
+            assert any(entry["text"] in line for line in read(entry["file"]).splitlines()), (path.name, entry)

@@ -199,7 +199,7 @@ Plan OverwriteByThird(const Request& request, int32_t rank) {
 
 void CheckOverwrite(uint64_t seed) {
   for (Plan (*build)(const Request&, int32_t) : {Overwrite, OverwriteByThird<1>, OverwriteByThird<2>}) {
-    const Algorithm algorithm = {"overwrite", "", nullptr, build};
+    const Algorithm algorithm = {"overwrite", "", {}, build};
     Case test;
     test.algorithm = &algorithm;
     test.request.collective = Collective::kPermute;

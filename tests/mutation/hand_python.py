@@ -478,8 +478,8 @@ MUTANTS = [
     Mutant(
         "end of a program heard after tracing",
         "jaxcomm/_native.py",
-        "    if event == _COMPILED:\n",
-        '    if event.startswith("/jax/core/compile"):\n',
+        "        if event != _COMPILE:\n",
+        '        if not event.startswith("/jax/core/compile"):\n',
         "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
     ),
     Mutant(
