@@ -9,7 +9,7 @@ _told: set[str] = set()  # failures that check() has raised
 def check() -> None:
     """Raises if a collective on a GPU of this process has failed; to be called once results are there.
 
-    On GPUs a collective that gives up can tell XLA only at the next one on the same communicator, which raises. Of the
+    On GPUs a collective that aborts can tell XLA only at the next one on the same communicator, which raises. Of the
     last one of a program there is none: its result is undefined, and nobody says so. Call this after
     `jax.block_until_ready`, before results are used outside of JAX. What nobody has asked for is written to standard
     error when the process ends. On CPU the collectives themselves raise.

@@ -18,8 +18,8 @@ class Link:
     """One class of link.
 
     Attributes:
-      name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes); on GPUs also "flagged"
-        (messages with flags to peers of the node).
+      name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes); on GPUs also "ll"
+        (LL messages to peers of the node).
       overhead_s: that the sender is busy with a step or a signal, beside its bytes.
       latency_s: until it arrives, while the sender goes on.
       bytes_per_s: of one rank while all work; of the link that the ranks of a node share, for "network".
@@ -45,8 +45,8 @@ class Topology:
       nodes: processes of each node; they share memory.
       ranks: devices of each node.
       processors: processors that this process may use.
-      links: link classes with the figures that predictions use.
-      calibrated: whether calibrate() has found these figures, on this machine or on that of another process of the
+      links: link classes with the parameters that predictions use.
+      calibrated: whether calibrate() has found these parameters, on this machine or on that of another process of the
         program; if not, they are constants.
     """
 
@@ -69,14 +69,14 @@ class Topology:
 
 def links_of(machine: Any) -> tuple[Link, ...]:
     """Those of a plan.Machine."""
-    rows = [*machine.links, *([("flagged", *machine.flagged)] if machine.flagged else [])]
+    rows = [*machine.links, *([("ll", *machine.ll)] if machine.ll else [])]
     return tuple(Link(name, overhead_s, latency_s, bytes_per_s) for name, overhead_s, bytes_per_s, latency_s in rows)
 
 
 def topology() -> Topology:
     """Describes the CPU devices of this program. With several processes, all must call it.
 
-    The figures of the links are those that the selection table works with for a group of all devices.
+    The parameters of the links are those that the selection table works with for a group of all devices.
 
     Raises:
       RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S.
@@ -85,10 +85,10 @@ def topology() -> Topology:
     devices = [device.process_index for device in jax.devices("cpu")]
     ranks = [sum(map(devices.count, processes)) for processes in nodes]
     _cost_params.load()
-    reach = "process" if len(set(devices)) == 1 else "node" if len(nodes) == 1 else "network"
-    machine = plan.machine_of(reach, len(devices), max(ranks))
+    scope = "process" if len(set(devices)) == 1 else "node" if len(nodes) == 1 else "network"
+    machine = plan.machine_of(scope, len(devices), max(ranks))
     processors = len(os.sched_getaffinity(0))
-    calibrated = reach in _cost_params.measured
+    calibrated = scope in _cost_params.measured
     return Topology(tuple(map(tuple, nodes)), tuple(ranks), processors, links_of(machine), calibrated)
 
 

@@ -1,10 +1,10 @@
-"""Writes docs/gpu-status.md: which feature of the GPU back end has passed which ring, as test records show it.
+"""Writes docs/gpu-status.md: which feature of the GPU back end has passed which level, as test records show it.
 
-    status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as ring 1
+    status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as level 1
     status.py                                                                # from the stored records
 
-Records are in benchmarks/results/gpu: ring1.json is what the first form keeps of ctest's reports; test-gpu.json and
-bench-gpu.json are what `make test-gpu` and `make bench-gpu` leave. A feature has passed a ring if there is a record of
+Records are in benchmarks/results/gpu: level1.json is what the first form keeps of ctest's reports; test-gpu.json and
+bench-gpu.json are what `make test-gpu` and `make bench-gpu` leave. A feature has passed a level if there is a record of
 each of its tests, and all passed.
 """
 
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 RECORDS = ROOT / "benchmarks" / "results" / "gpu"
 PAGE = ROOT / "docs" / "gpu-status.md"
 
-# Feature: (tests of ring 1, steps of ring 2). Ring 3 has no run.
+# Feature: (tests of level 1, steps of level 2). Level 3 has no run.
 FEATURES = {
     "kernels compile for sm_80, 90, 100, 120; no spills": (["pytest tests/cuda/test_build.py"], []),
     "executor: all plans, types, sizes, nodes of one GPU or of several": (
@@ -36,7 +36,7 @@ FEATURES = {
     ),
     "GIN on the host: versions, device communicator": (["native test_cuda_gin_host"], []),
     "several nodes: rounds of NCCL's sends and receives, failures": (
-        ["native test_cuda_executor", "native test_cuda_rounds", "native test_cuda_between_nodes"],
+        ["native test_cuda_executor", "native test_cuda_send_recv_schedule", "native test_cuda_between_nodes"],
         [],
     ),
     "first runs: what one rank can't do is an error on all; rounds where NCCL has no GIN after all": (
@@ -44,21 +44,21 @@ FEATURES = {
         [],
     ),
     "mutants of the executor are noticed": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
-    "small messages that carry their own flags: four collectives, all types, sizes, strides": (
-        ["native test_cuda_flagged", "native test_cuda_flagged.full", "thread test_cuda_flagged"],
-        ["flagged"],
+    "LL messages: four collectives, all types, sizes, strides": (
+        ["native test_cuda_ll", "native test_cuda_ll.full", "thread test_cuda_ll"],
+        ["ll"],
     ),
-    "multimem, on request: sums and gathers through a switch; one GPU has none, so no ring 2": (
+    "multimem, on request: sums and gathers through a switch; one GPU has none, so no level 2": (
         ["native test_cuda_multimem", "thread test_cuda_multimem", "native test_cuda_device_call"],
         [],
     ),
     "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
-    "nothing begins after a kernel has given up, on its GPU and in its process; late ranks get no other data": (
+    "nothing begins after a kernel has aborted, on its GPU and in its process; late ranks get no other data": (
         ["native test_cuda_failures", "thread test_cuda_failures", "native test_cuda_call_failures"],
         [],
     ),
     "buffers that move: ranks tell each other where theirs are": (
-        ["native test_cuda_locate", "thread test_cuda_locate", "native test_cuda_device_call"],
+        ["native test_cuda_exchange_offsets", "thread test_cuda_exchange_offsets", "native test_cuda_device_call"],
         [],
     ),
     "inside JAX: all ops, types, loops, gradients, beside collectives of XLA": (
@@ -94,11 +94,11 @@ FEATURES = {
 
 HEAD = """# GPU back end: what has been shown
 
-Ring 1: compiled by nvcc, and the same source run on the CPU by emulation. Ring 2: run on one GPU. Ring 3: many GPUs
+Level 1: compiled by nvcc, and the same source run on the CPU by emulation. Level 2: run on one GPU. Level 3: many GPUs
 and hosts. This page is written by `tests/cuda/tools/status.py` from the records in `benchmarks/results/gpu`; what is
 not marked has not been shown by any run that is recorded there.
 
-| feature | ring 1 | ring 2 | ring 3 |
+| feature | level 1 | level 2 | level 3 |
 |---|---|---|---|
 """
 
@@ -148,7 +148,7 @@ def page(ring1: dict, ring2: dict, bench: dict) -> str:
     if ring2:
         text += f"\nRing 2: {ring2['device']}, driver {ring2['driver']}, CUDA {ring2['cuda']}.\n"
     else:
-        text += "\nNo GPU has been at hand for ring 2 yet: `make test-gpu bench-gpu` are ready to run.\n"
+        text += "\nNo GPU has been at hand for level 2 yet: `make test-gpu bench-gpu` are ready to run.\n"
     return text + (measured(bench) if bench else "")
 
 
@@ -173,8 +173,8 @@ def main() -> None:
         tests = {test: found[test] for test in sorted(wanted & found.keys())}
         record = {"commit": commit.stdout.strip(), "tests": tests}
         RECORDS.mkdir(parents=True, exist_ok=True)
-        (RECORDS / "ring1.json").write_text(json.dumps(record, indent=1) + "\n")
-    PAGE.write_text(page(load("ring1.json"), load("test-gpu.json"), load("bench-gpu.json")))
+        (RECORDS / "level1.json").write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(page(load("level1.json"), load("test-gpu.json"), load("bench-gpu.json")))
 
 
 if __name__ == "__main__":
