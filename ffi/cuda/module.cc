@@ -1,5 +1,5 @@
-// The Python module jaxcomm._cuda: FFI handlers, what was built, what the machine has, NCCL. It imports without a
-// driver.
+// The Python module jaxcomm._cuda: FFI handlers, versions of the build, properties of the machine, NCCL. Its import
+// needs no driver.
 #include <cuda_runtime_api.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
@@ -9,6 +9,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "common/status.h"
 #include "cuda/kernels/code_check.h"
 #include "cuda/nccl/capabilities.h"
 #include "cuda/nccl/check_cuda.h"
@@ -23,15 +24,16 @@ namespace nb = nanobind;
 namespace jaxcomm {
 namespace {
 
-const NcclLibrary& OpenNccl(const std::string& wheel_path) {
-  std::string error;
-  const NcclLibrary* library = NcclLibrary::Open(wheel_path, &error);
-  if (!library) throw std::runtime_error(error);
-  return *library;
+void Check(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.message());
 }
 
-void Check(const char* name, cudaError_t status) {
-  if (status != cudaSuccess) throw std::runtime_error(cuda::Problem(name, status));
+void Check(const char* name, cudaError_t result) { Check(cuda::CheckCuda(name, result)); }
+
+const NcclLibrary& OpenNccl(const std::string& wheel_path) {
+  const StatusOr<const NcclLibrary*> library = NcclLibrary::Open(wheel_path);
+  Check(library.status());
+  return **library;
 }
 
 nb::capsule Capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
@@ -64,7 +66,7 @@ nb::dict StateType() {
   return type;
 }
 
-// The stages of a user's target that are jaxcomm's.
+// The stages of a user's target that jaxcomm implements.
 nb::dict UserStages() {
   nb::dict stages;
   stages["instantiate"] = Capsule(&CudaUserInstantiate);
@@ -114,9 +116,9 @@ std::string CodeProblem(int device) {
   int current = 0;
   Check("cudaGetDevice", cudaGetDevice(&current));
   Check("cudaSetDevice", cudaSetDevice(device));
-  const std::string problem = cuda::Problem("kernels", CheckCode());
+  const Status status = cuda::CheckCuda("kernels", CheckCode());
   Check("cudaSetDevice", cudaSetDevice(current));
-  return problem;
+  return status.message();
 }
 
 nb::dict Nccl(const std::string& wheel_path) {
@@ -151,13 +153,12 @@ void AddGroup(const std::string& wheel_path, int own_process, const std::vector<
 nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector<int>& devices) {
   const NcclLibrary& library = OpenNccl(wheel_path);
   if (devices.empty()) throw std::invalid_argument("communicator_properties: devices is empty");
-  ncclCommProperties_t properties;
-  std::string failure;
-  {
+  const StatusOr<ncclCommProperties_t> queried = [&] {
     nb::gil_scoped_release release;
-    failure = QueryCommunicator(library, devices, &properties);
-  }
-  if (!failure.empty()) throw std::runtime_error(failure);
+    return QueryCommunicator(library, devices);
+  }();
+  Check(queried.status());
+  const ncclCommProperties_t& properties = *queried;
   nb::dict result;
   result["device_api"] = properties.deviceApiSupport;
   result["multimem"] = properties.multimemSupport;
@@ -176,34 +177,35 @@ NB_MODULE(_cuda, m) {
   m.attr("xla_ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("cuda_targets", &CudaTargets, "FFI handlers of the CUDA back end, by target name.");
   m.def("cuda_state_type", &StateType<cuda::GpuCallState>, "The type of the handlers' state.");
-  m.def("user_stages", &UserStages, "Handlers of all stages but Execute of a target whose handlers are a user's.");
+  m.def("user_stages", &UserStages, "Handlers of all stages but Execute, for targets with handlers of a user.");
   m.def(
       "set_user_initialize",
       [](const std::string& target, uintptr_t handler) {
         cuda::SetUserInitialize(target, reinterpret_cast<XLA_FFI_Handler*>(handler));
       },
-      nb::arg("target"), nb::arg("handler"), "The address of the user's handler that the stage Initialize calls.");
+      nb::arg("target"), nb::arg("handler"), "Sets the address of the user's handler that the stage Initialize calls.");
   m.def("user_state_type", &StateType<cuda::UserCallState>, "The type of the state of such targets.");
   m.def(
       "host_api", [] { return reinterpret_cast<uintptr_t>(&cuda::HostApi()); },
       "Address of the table for jaxcomm_use_host_api in the user's library (jaxcomm/host.h).");
-  m.def(
-      "configure", &cuda::Communicator::Configure, nb::arg("timeout_s"), nb::arg("max_channels"), nb::arg("node_id"),
-      nb::arg("windows"),
-      "Bounds waits, and the SMs of one call; names the node. For all communicators that are first used from now on.");
+  m.def("configure", &cuda::Communicator::Configure, nb::arg("timeout_s"), nb::arg("max_channels"), nb::arg("node_id"),
+        nb::arg("windows"),
+        "Sets the timeout, the SMs of one call and the node's name, for all communicators that are made from now on.");
   m.def("built", &Built, "Versions of the CUDA runtime and of NCCL's headers, and the architectures with code.");
-  m.def("driver_version", &DriverVersion, "Newest CUDA that the driver serves, such as 13000; 0 without a driver.");
+  m.def("driver_version", &DriverVersion, "Newest CUDA that the driver supports, such as 13000; 0 without a driver.");
   m.def("devices", &Devices, "One dict per GPU. Raises RuntimeError if there is none.");
   m.def("code_problem", &CodeProblem, nb::arg("device"),
-        "Why this module's kernels can't run on a GPU; empty if they can. Starts the GPU.");
+        "Why this module's kernels can't run on a GPU; empty if they can. Initializes the GPU.");
   m.def("nccl", &Nccl, nb::arg("wheel_path"),
         "Opens NCCL: path, version, optional functions that it lacks. Raises RuntimeError if it can't be used.");
-  m.def("failures", &cuda::Communicator::Failures, "Why calls on GPUs have aborted, so far.");
-  m.def("unique_id", &UniqueId, nb::arg("wheel_path"), "A key with which processes make a communicator (NCCL).");
+  m.def("failures", &cuda::Communicator::Failures, "The errors of calls on GPUs that have aborted so far.");
+  m.def("unique_id", &UniqueId, nb::arg("wheel_path"),
+        "A key with which processes make a communicator (ncclUniqueId).");
   m.def("add_group", &AddGroup, nb::arg("wheel_path"), nb::arg("own_process"), nb::arg("members"), nb::arg("key"),
-        "For calls where XLA provides no communicators: process and number of each GPU of a group, and its key.");
+        "Adds a group for calls where XLA provides no communicators: process and number of each of its GPUs, and its "
+        "key.");
   m.def("communicator_properties", &CommunicatorProperties, nb::arg("wheel_path"), nb::arg("devices"),
-        "What a communicator over these GPUs, one rank each, can do. Takes seconds.");
+        "Properties of a communicator over these GPUs, one rank each. Takes seconds.");
 }
 
 }  // namespace jaxcomm

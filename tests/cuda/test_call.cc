@@ -86,6 +86,11 @@ std::vector<int32_t> Expected(const CallSpec& spec, const std::vector<std::vecto
   return result;
 }
 
+CallProgram Made(const StatusOr<CallProgram>& call) {
+  CHECK(call.ok());
+  return *call;
+}
+
 // Every rank's arena in one run of memory, as windows are; if `moved`, what ranks share lies elsewhere, wherever that
 // is. Returns how many bytes of the arenas there were.
 int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels, bool moved = false) {
@@ -94,8 +99,7 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
   std::vector<CallProgram> calls(n);
   std::vector<std::vector<int32_t>> inputs, outputs;
   for (int32_t r = 0; r < n; ++r) {
-    std::string error;
-    CHECK(MakeCallProgram(spec, DType::kS32, counts.input, counts.output, {r, n}, max_channels, &calls[r], &error));
+    calls[r] = Made(MakeCallProgram(spec, DType::kS32, counts.input, counts.output, {r, n}, max_channels));
     // Ranks must agree on all of it without asking each other.
     CHECK(calls[r].arena.bytes == calls[0].arena.bytes && calls[r].arena.input == calls[0].arena.input);
     CHECK(calls[r].arena.output == calls[0].arena.output && calls[r].arena.scratch == calls[0].arena.scratch);
@@ -245,12 +249,9 @@ TEST_CASE("large calls between nodes take as long as their bytes") {
 TEST_CASE("max_sms bounds the channels of a call") {
   CallSpec spec = SpecOf(Collective::kAllReduce, 4, "");
   const auto channels = [&](int64_t max_sms) {
-    CallProgram call;
-    std::string error;
     spec.max_sms = max_sms;
-    CHECK(MakeCallProgram(spec, DType::kF32, 1 << 22, 1 << 22, {1, static_cast<int32_t>(spec.group_size)}, 16, &call,
-                          &error));
-    return call.num_channels;
+    const RankPlacement placement = {1, static_cast<int32_t>(spec.group_size)};
+    return Made(MakeCallProgram(spec, DType::kF32, 1 << 22, 1 << 22, placement, 16)).num_channels;
   };
   CHECK(channels(0) == 16 && channels(1) == 1 && channels(5) == 5);
   CHECK(channels(17) == 16 && channels(int64_t{1} << 40) == 16);  // a communicator has no more channels
@@ -260,11 +261,8 @@ TEST_CASE("max_sms bounds the channels of a call") {
 TEST_CASE("small calls use LL") {
   const auto is_ll = [](Collective collective, const char* algorithm, int64_t block_count, int32_t max_channels) {
     const Counts counts = CountsOf(collective, 4, block_count);
-    CallProgram call;
-    std::string error;
-    CHECK(MakeCallProgram(SpecOf(collective, 4, algorithm), DType::kF32, counts.input, counts.output, {1, 4},
-                          max_channels, &call, &error));
-    return call.ll.has_value();
+    const CallSpec spec = SpecOf(collective, 4, algorithm);
+    return Made(MakeCallProgram(spec, DType::kF32, counts.input, counts.output, {1, 4}, max_channels)).ll.has_value();
   };
   for (const Collective collective :
        {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce, Collective::kReduceScatter}) {
@@ -285,30 +283,28 @@ TEST_CASE("small calls use LL") {
 // Only who asks for it gets it.
 TEST_CASE("calls by multimem") {
   const auto make = [](Collective collective, const char* algorithm, DType dtype, int64_t block_count,
-                       RankPlacement placement, CallProgram* call, std::string* error, int64_t max_sms = 0) {
+                       RankPlacement placement, int64_t max_sms = 0) {
     const Counts counts = CountsOf(collective, 4, block_count);
     CallSpec spec = SpecOf(collective, 4, algorithm);
     spec.max_sms = max_sms;
-    return MakeCallProgram(spec, dtype, counts.input, counts.output, placement, 32, call, error);
+    return MakeCallProgram(spec, dtype, counts.input, counts.output, placement, 32);
   };
   for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
-    CallProgram asked, other, bounded, nothing, refused;
-    std::string error;
-    CHECK(make(collective, "multimem", DType::kBF16, 100'001, {1, 4}, &asked, &error));
+    const CallProgram asked = Made(make(collective, "multimem", DType::kBF16, 100'001, {1, 4}));
     CHECK(asked.multimem && !asked.ll && !asked.empty() && asked.arena.bytes == 0);
     CHECK(asked.num_channels > 2 && asked.multimem->num_channels == asked.num_channels);
     // Blocks in whole units of 16 bytes.
     const int64_t num_blocks = collective == Collective::kAllReduce ? 1 : 4;
     CHECK(MultimemBytes(*asked.multimem) == num_blocks * 200'016);
-    CHECK(make(collective, "multimem", DType::kF32, 100'001, {1, 4}, &bounded, &error, 2) && bounded.num_channels == 2);
-    CHECK(make(collective, "", DType::kF32, 100'001, {1, 4}, &other, &error) && !other.multimem);
-    CHECK(make(collective, "multimem", DType::kF32, 0, {1, 4}, &nothing, &error) && nothing.empty());
-    CHECK(!make(collective, "multimem", DType::kF32, 8, {1, 2}, &refused, &error));
+    CHECK(Made(make(collective, "multimem", DType::kF32, 100'001, {1, 4}, 2)).num_channels == 2);
+    CHECK(!Made(make(collective, "", DType::kF32, 100'001, {1, 4})).multimem);
+    CHECK(Made(make(collective, "multimem", DType::kF32, 0, {1, 4})).empty());
+    const std::string error = make(collective, "multimem", DType::kF32, 8, {1, 2}).status().message();
     CHECK(Has(error, "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 2 nodes of 2 ranks"));
     CHECK(Has(error, "on GPUs a node is what NVLink connects"));
-    const bool takes_integers = make(collective, "multimem", DType::kS32, 8, {1, 4}, &refused, &error);
-    CHECK(takes_integers == !Reduces(collective));
-    CHECK(takes_integers || Has(error, "algorithm \"multimem\" needs f32, bf16 or f16 to add up"));
+    const StatusOr<CallProgram> integers = make(collective, "multimem", DType::kS32, 8, {1, 4});
+    CHECK(integers.ok() == !Reduces(collective));
+    CHECK(integers.ok() || Has(integers.status().message(), "algorithm \"multimem\" needs f32, bf16 or f16 to add up"));
   }
 }
 
@@ -320,10 +316,8 @@ TEST_CASE("calls of nothing need no kernel") {
 
 TEST_CASE("an arena holds what ranks share") {
   // Everybody reads everybody's input; results are written where XLA wants them.
-  CallProgram call;
-  std::string error;
-  CallSpec spec = SpecOf(Collective::kAllGather, 4, "direct");
-  CHECK(MakeCallProgram(spec, DType::kF32, 1000, 4000, {1, 4}, 32, &call, &error));
+  const CallSpec spec = SpecOf(Collective::kAllGather, 4, "direct");
+  const CallProgram call = Made(MakeCallProgram(spec, DType::kF32, 1000, 4000, {1, 4}, 32));
   CHECK(call.program.shares_input && !call.program.shares_output);
   CHECK(call.arena.input == 0 && call.arena.bytes == 4096);
   const device::Window arena = {reinterpret_cast<char*>(1 << 20), 1 << 16};
@@ -340,15 +334,13 @@ TEST_CASE("an arena holds what ranks share") {
 }
 
 TEST_CASE("windows are equally spaced") {
-  device::Window window;
-  std::string error;
   char* const base = reinterpret_cast<char*>(int64_t{1} << 40);
-  CHECK(MakeWindow({base}, &window, &error) && window.base == base && window.stride == 0);
+  CHECK(MakeWindow({base})->base == base && MakeWindow({base})->stride == 0);
   const int64_t far = int64_t{6} << 32;
-  CHECK(MakeWindow({base, base + far, base + 2 * far}, &window, &error) && window.stride == far);
-  CHECK(MakeWindow({base, base - far, base - 2 * far}, &window, &error) && window.At(2) == base - 2 * far);
-  CHECK(!MakeWindow({base, base + far, base + 3 * far}, &window, &error) && Has(error, "not equally spaced: rank 2"));
-  CHECK(!MakeWindow({base, nullptr}, &window, &error) && Has(error, "memory of rank 1 has no address"));
+  CHECK(MakeWindow({base, base + far, base + 2 * far})->stride == far);
+  CHECK(MakeWindow({base, base - far, base - 2 * far})->At(2) == base - 2 * far);
+  CHECK(Has(MakeWindow({base, base + far, base + 3 * far}).status().message(), "not equally spaced: rank 2"));
+  CHECK(Has(MakeWindow({base, nullptr}).status().message(), "memory of rank 1 has no address"));
 }
 
 TEST_CASE("failures say who, where and how long") {
@@ -373,11 +365,8 @@ TEST_CASE("failures say who, where and how long") {
 }
 
 std::string Refusal(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count) {
-  CallProgram call;
-  std::string error;
-  CHECK(!MakeCallProgram(spec, dtype, input_count, output_count, {0, static_cast<int32_t>(spec.group_size)}, 32, &call,
-                         &error));
-  return error;
+  const RankPlacement placement = {0, static_cast<int32_t>(spec.group_size)};
+  return MakeCallProgram(spec, dtype, input_count, output_count, placement, 32).status().message();
 }
 
 TEST_CASE("what does not fit is refused") {

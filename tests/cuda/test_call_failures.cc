@@ -32,8 +32,7 @@ ALONE_TEST_CASE("failures last") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
-    std::string error;
-    Communicator& communicator = *Get(rank, &error);
+    Communicator& communicator = *Ok(Get(rank));
     Sum(communicator, 10);
     device::Report& report = *communicator.comm().report;
     const CallName name("psum at there.py:3");
@@ -42,7 +41,7 @@ ALONE_TEST_CASE("failures last") {
     report.peer = 1 - rank.rank;
     report.step = kEntryBarrier;
     report.state = device::Report::kClaimed;
-    CHECK(communicator.Failure().empty());  // still being written
+    CHECK(communicator.Failure().ok());  // still being written
     const auto num_known = [&] {
       const std::vector<std::string> known = Communicator::Failures();
       return std::count_if(known.begin(), known.end(), [&](const std::string& failure) {
@@ -74,10 +73,7 @@ ALONE_TEST_CASE("nothing comes after a kernel that has aborted") {
       own = &of;
       CallSpec spec = SpecOf(Collective::kAllReduce, 2);
       spec.algorithm = algorithm;
-      std::string error;
-      auto call = DeviceCall::Make(spec, *Get(of, &error), DType::kS32, count, count, &error);
-      CHECK(call != nullptr);
-      return call;
+      return Ok(DeviceCall::Make(spec, *Ok(Get(of)), DType::kS32, count, count));
     };
     const auto call = make(rank, "direct", kCount);
     const auto ll = make(rank, "ll", 2);
@@ -86,7 +82,7 @@ ALONE_TEST_CASE("nothing comes after a kernel that has aborted") {
     const auto run = [&](Rank& of, const DeviceCall& launched, const std::vector<int32_t>& x) {
       own = &of;
       std::vector<int32_t> y(kCount, -1);
-      for (int i = 0; i < 3; ++i) CHECK(launched.Launch(x.data(), y.data(), on_stream).empty());
+      for (int i = 0; i < 3; ++i) CHECK(launched.Launch(x.data(), y.data(), on_stream).ok());
       while (!stream.Drain()) std::this_thread::yield();
       return y;
     };
@@ -95,10 +91,9 @@ ALONE_TEST_CASE("nothing comes after a kernel that has aborted") {
     CHECK(run(other_rank, *other, std::vector<int32_t>(kCount, 5)) == std::vector<int32_t>(kCount, 10));
 
     device::AbortChannel(call->communicator().comm(), 1);
-    std::string error;
     device::Window arena;
     int64_t bytes = 0;
-    CHECK(call->communicator().Reserve(1, &arena, &bytes, &error));
+    CHECK(call->communicator().Reserve(1, &arena, &bytes).ok());
     const std::vector<char> before(arena.At(rank.rank), arena.At(rank.rank) + bytes);
     const std::vector<int32_t> next(kCount, 77);
     CHECK(run(rank, *call, next) == untouched && run(rank, *ll, next) == untouched);
@@ -126,8 +121,7 @@ ALONE_TEST_CASE("one failure ends all calls of the process") {
     return xla.Run(handler, at, x, 4, y, 4);
   };
   const auto fail = [&](Rank& rank, const char* call, uint64_t time_ns) {
-    std::string error;
-    device::Report& report = *Get(rank, &error)->comm().report;
+    device::Report& report = *Ok(Get(rank))->comm().report;
     report.call_id = CallName(call).number();  // known a while longer
     report.time_ns = time_ns;
     report.state = device::Report::kComplete;
@@ -135,12 +129,11 @@ ALONE_TEST_CASE("one failure ends all calls of the process") {
   for (Rank& rank : ranks) {
     own = &rank;
     rank.world = new World(1);
-    std::string error;
-    CHECK(Get(rank, &error) != nullptr);
+    CHECK(Get(rank).ok());
   }
   own = &ranks[0];
   CHECK(stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, 1).empty());
-  CHECK(Communicator::FirstFailure().empty());
+  CHECK(Communicator::FirstFailure().ok());
   fail(ranks[1], "psum at second.py:1", 2000);
   fail(ranks[2], "psum at first.py:1", 1000);
   for (const auto& [handler, at] : {std::pair{&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE},

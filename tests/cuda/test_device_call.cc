@@ -28,8 +28,7 @@ ALONE_TEST_CASE("calls by multimem") {
   multicast.replicas.clear();
   for (int r = 0; r < kRanks; ++r) multicast.replicas.push_back(world->memory + r * World::kStride);
   OnRanks(*world, [&](Rank& rank) {
-    std::string error;
-    Communicator& communicator = *Get(rank, &error);
+    Communicator& communicator = *Ok(Get(rank));
     const int before = rank.num_allocations;
     std::vector<std::unique_ptr<DeviceCall>> calls;  // those with a smaller arena go on using it
     const auto value = [](int r, int64_t i) { return static_cast<float>(r + i % 50); };
@@ -38,14 +37,14 @@ ALONE_TEST_CASE("calls by multimem") {
         const int64_t input_count = collective == Collective::kReduceScatter ? kRanks * count : count;
         const int64_t output_count = collective == Collective::kAllGather ? kRanks * count : count;
         calls.push_back(
-            DeviceCall::Make(spec_of(collective), communicator, DType::kF32, input_count, output_count, &error));
-        CHECK(calls.back() != nullptr && !calls.back()->shares_input() && !calls.back()->shares_output());
+            Ok(DeviceCall::Make(spec_of(collective), communicator, DType::kF32, input_count, output_count)));
+        CHECK(!calls.back()->shares_input() && !calls.back()->shares_output());
         std::vector<float> x(input_count), y(output_count, -1);
         for (int64_t i = 0; i < input_count; ++i) x[i] = value(rank.rank, i);
         for (const auto& call : {calls.front().get(), calls.back().get()}) {
           if (call == calls.front().get() && (collective != Collective::kAllReduce || count != 5)) continue;
           Stream stream;
-          CHECK(call->Launch(x.data(), y.data(), reinterpret_cast<cudaStream_t>(&stream)).empty());
+          CHECK(call->Launch(x.data(), y.data(), reinterpret_cast<cudaStream_t>(&stream)).ok());
           CHECK(stream.queue.size() == 1);  // no copies
           while (!stream.Drain()) std::this_thread::yield();
           for (int64_t i = 0; i < output_count; ++i) {
@@ -61,17 +60,16 @@ ALONE_TEST_CASE("calls by multimem") {
     CHECK(rank.num_multimem == 11 && rank.num_allocations == before + 2);
     CallSpec maximum = spec_of(Collective::kAllReduce);
     maximum.reduce_op = ReduceOp::kMax;
-    CHECK(DeviceCall::Make(maximum, communicator, DType::kF32, 5, 5, &error) == nullptr);
-    CHECK(Has(error, "needs f32, bf16 or f16 to add up, nothing else"));
+    CHECK(Has(DeviceCall::Make(maximum, communicator, DType::kF32, 5, 5).status(),
+              "needs f32, bf16 or f16 to add up, nothing else"));
   });
   auto* without = new World(kRanks);
   without->multimem = true;
   without->rank_without_multicast = 1;
   OnRanks(*without, [&](Rank& rank) {
-    std::string error;
-    Communicator& communicator = *Get(rank, &error);
-    CHECK(DeviceCall::Make(spec_of(Collective::kAllReduce), communicator, DType::kF32, 5, 5, &error) == nullptr);
-    CHECK(Has(error, "algorithm \"multimem\" needs NVLink SHARP, which the group's GPUs, their switch or NCCL"));
+    Communicator& communicator = *Ok(Get(rank));
+    CHECK(Has(DeviceCall::Make(spec_of(Collective::kAllReduce), communicator, DType::kF32, 5, 5).status(),
+              "algorithm \"multimem\" needs NVLink SHARP, which the group's GPUs, their switch or NCCL"));
     Sum(communicator, 1000);  // all else goes on
   });
 }
@@ -83,12 +81,11 @@ void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
   auto* world = new World(n);
   OnRanks(*world, [&](Rank& rank) {
     constexpr int64_t kCount = 700;
-    std::string error;
-    Communicator& communicator = *Get(rank, &error);
+    Communicator& communicator = *Ok(Get(rank));
     const XlaMemory memory(rank);
     CallSpec spec = SpecOf(Collective::kAllReduce, n);
     spec.algorithm = "direct";
-    const auto call = DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount, &error, true);
+    const auto call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, kCount, kCount, true));
     CHECK(call && (n == 1 || (call->shares_input() && call->shares_output())));
     Stream stream;
     const auto on_stream = stream.handle();
@@ -100,16 +97,16 @@ void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
       int32_t* y = memory.At(output.offset);
       if (rank.rank == without_input) input = {}, x = x_elsewhere.data();
       if (rank.rank == without_output) output = {}, y = y_elsewhere.data();
-      CHECK(call->ExchangeOffsets(x, y, input, output, on_stream).empty());
+      CHECK(call->ExchangeOffsets(x, y, input, output, on_stream).ok());
       for (int32_t replay = 0; replay < 2; ++replay) {  // as a CUDA graph does it
         for (int64_t i = 0; i < kCount; ++i) x[i] = static_cast<int32_t>(rank.rank + i + 10 * run + replay), y[i] = -1;
-        CHECK(call->Launch(x, y, on_stream).empty());
+        CHECK(call->Launch(x, y, on_stream).ok());
         while (!stream.Drain()) std::this_thread::yield();
         for (int64_t i = 0; i < kCount; ++i) CHECK(y[i] == n * (n - 1) / 2 + n * (i + 10 * run + replay));
         for (int64_t i = 0; i < kCount; ++i) x[i] = y[i] = 0x77;  // of somebody else now
       }
     }
-    CHECK(communicator.Failure().empty());
+    CHECK(communicator.Failure().ok());
   });
 }
 
@@ -130,21 +127,20 @@ ALONE_TEST_CASE("windows that change") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
-    std::string error;
-    Communicator& communicator = *Get(rank, &error);
+    Communicator& communicator = *Ok(Get(rank));
     const XlaMemory memory(rank);
     CallSpec spec = SpecOf(Collective::kAllGather, 2);
     spec.algorithm = "direct";
-    const auto call = DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, &error, true);
+    const auto call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, true));
     CHECK(call && call->shares_input() && !call->shares_output());
     Stream stream;
     const auto on_stream = stream.handle();
     int32_t* const x = memory.At(64);
     int32_t* const other = memory.At(128);
     int32_t y[8] = {};
-    CHECK(call->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).empty());
+    CHECK(call->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).ok());
     CHECK(stream.queue.size() == 1);
-    CHECK(call->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).empty());
+    CHECK(call->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).ok());
     CHECK(stream.queue.size() == 1);  // nothing new to tell
     // A plan that has been captured copies nothing.
     CHECK(Has(call->ExchangeOffsets(x, y, {}, {}, on_stream),
@@ -153,11 +149,11 @@ ALONE_TEST_CASE("windows that change") {
     // Peers can't find a window that is not spaced as the communicator's own.
     Sum(communicator, 1);  // both ranks are here
     world->spacing_error = 64;
-    const auto copies = DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, &error, true);
-    CHECK(copies->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).empty());
+    const auto copies = Ok(DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, true));
+    CHECK(copies->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).ok());
     Sum(communicator, 1);
     world->spacing_error = 0;
-    CHECK(copies->Launch(other, y, on_stream).empty());
+    CHECK(copies->Launch(other, y, on_stream).ok());
   });
 }
 
@@ -165,14 +161,15 @@ ALONE_TEST_CASE("buffers of nothing, buffers that are not aligned") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
-    std::string error;
-    Communicator& communicator = *Get(rank, &error);
-    const auto call = DeviceCall::Make(SpecOf(Collective::kAllReduce, 2), communicator, DType::kF32, 0, 0, &error);
-    CHECK(call && call->Launch(nullptr, nullptr, nullptr).empty());
-    const auto aligned = DeviceCall::Make(SpecOf(Collective::kAllReduce, 2), communicator, DType::kF32, 1, 1, &error);
+    Communicator& communicator = *Ok(Get(rank));
+    const auto call = Ok(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2), communicator, DType::kF32, 0, 0));
+    CHECK(call && call->Launch(nullptr, nullptr, nullptr).ok());
+    const auto aligned = Ok(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2), communicator, DType::kF32, 1, 1));
     alignas(4) char buffer[16];
-    CHECK(aligned->Launch(buffer + 1, buffer, nullptr) == "the operand is not aligned to its elements of 4 bytes");
-    CHECK(aligned->Launch(buffer, buffer + 2, nullptr) == "the result is not aligned to its elements of 4 bytes");
+    CHECK(aligned->Launch(buffer + 1, buffer, nullptr).message() ==
+          "the operand is not aligned to its elements of 4 bytes");
+    CHECK(aligned->Launch(buffer, buffer + 2, nullptr).message() ==
+          "the result is not aligned to its elements of 4 bytes");
     CHECK(Has(aligned->Launch(buffer + 1, buffer + 2, nullptr), "the operand is not aligned"));
   });
 }

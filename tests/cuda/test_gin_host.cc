@@ -58,20 +58,20 @@ TEST_CASE("what kernels get") {
   const NcclLibrary nccl = Library();
   uint64_t counts[7 * 7];
   CHECK(Gin::CountBytes(7, 6) == sizeof counts);
-  std::string error;
   ncclResult_t checked = ncclSuccess;
   const auto ends_as = [&](bool ok) {
-    return [&checked, ok](const char* name, ncclResult_t result, std::string* problem) {
+    return [&checked, ok](const char* name, ncclResult_t result) {
       CHECK(std::string(name) == "ncclDevCommCreate");
       checked = result;
-      if (!ok) *problem = "no";
-      return ok;
+      return ok ? OkStatus() : UnavailableError("no");
     };
   };
-  CHECK(Gin::Make(nccl, nullptr, SomeComm(), counts, ends_as(false), &error) == nullptr && error == "no");
+  CHECK(Gin::Make(nccl, nullptr, SomeComm(), counts, ends_as(false)).status().message() == "no");
   CHECK(checked == ncclInProgress);
-  const auto gin = Gin::Make(nccl, nullptr, SomeComm(), counts, ends_as(true), &error);
-  CHECK(gin != nullptr && &gin->nccl_comm() == made_at);
+  const auto made = Gin::Make(nccl, nullptr, SomeComm(), counts, ends_as(true));
+  CHECK(made.ok());
+  const std::unique_ptr<Gin>& gin = *made;
+  CHECK(&gin->nccl_comm() == made_at);
   CHECK(asked.version == NCCL_VERSION_CODE && asked.ginConnectionType == NCCL_GIN_CONNECTION_FULL);
   CHECK(asked.ginSignalCount == 7 * 6 && asked.ginCounterCount == 7 && asked.ginContextCount > 0);
   CHECK(asked.ginStrongSignalsRequired && !asked.ginVaSignalsRequired);

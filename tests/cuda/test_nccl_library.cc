@@ -49,9 +49,9 @@ std::string MakeLibrary(const Folder& folder, const std::string& name, const std
 void SetVersion(int version) { setenv("FAKE_NCCL_VERSION", std::to_string(version).c_str(), 1); }
 
 std::string Refusal(const std::string& wheel) {
-  std::string error;
-  CHECK(NcclLibrary::Open(wheel, &error) == nullptr);
-  return error;
+  const StatusOr<const NcclLibrary*> opened = NcclLibrary::Open(wheel);
+  CHECK(!opened.ok());
+  return opened.status().message();
 }
 
 TEST_CASE("versions of NCCL as people write them") {
@@ -64,11 +64,12 @@ ALONE_TEST_CASE("the loaded copy comes first, and stays") {
   SetVersion(NCCL_VERSION_CODE);
   const std::string loaded = MakeLibrary(folder, "loaded"), wheel = MakeLibrary(folder, "wheel");
   CHECK(dlopen(loaded.c_str(), RTLD_NOW | RTLD_LOCAL) != nullptr);
-  std::string error;
-  const NcclLibrary* const opened = NcclLibrary::Open(wheel, &error);
-  CHECK(opened != nullptr && opened->path == loaded && opened->version == NCCL_VERSION_CODE);
-  CHECK(opened->missing.empty() && opened->WhyNot("ncclMemAlloc").empty());
-  CHECK(NcclLibrary::Open("", &error) == opened && error.empty());
+  const StatusOr<const NcclLibrary*> found = NcclLibrary::Open(wheel);
+  CHECK(found.ok());
+  const NcclLibrary* const opened = *found;
+  CHECK(opened->path == loaded && opened->version == NCCL_VERSION_CODE);
+  CHECK(opened->missing.empty() && opened->Require("ncclMemAlloc").ok());
+  CHECK(*NcclLibrary::Open("") == opened);
 #define IS_FOUND(name) \
   CHECK(reinterpret_cast<void*>(opened->name) == dlsym(dlopen(loaded.c_str(), RTLD_NOW), "nccl" #name));
   JAXCOMM_NCCL_NEEDED(IS_FOUND)
@@ -80,12 +81,13 @@ ALONE_TEST_CASE("then the wheel, also a newer one") {
   const Folder folder;
   SetVersion(NCCL_VERSION_CODE + 100);
   const std::string wheel = MakeLibrary(folder, "wheel", {"ncclMemAlloc", "ncclDevCommCreate"});
-  std::string error;
-  const NcclLibrary* const opened = NcclLibrary::Open(wheel, &error);
-  CHECK(opened != nullptr && opened->path == wheel && opened->version == NCCL_VERSION_CODE + 100);
+  const StatusOr<const NcclLibrary*> found = NcclLibrary::Open(wheel);
+  CHECK(found.ok());
+  const NcclLibrary* const opened = *found;
+  CHECK(opened->path == wheel && opened->version == NCCL_VERSION_CODE + 100);
   CHECK(opened->missing == std::vector<std::string>({"ncclMemAlloc", "ncclDevCommCreate"}));
-  CHECK(opened->MemAlloc == nullptr && opened->MemFree != nullptr && opened->WhyNot("ncclMemFree").empty());
-  CHECK(opened->WhyNot("ncclMemAlloc") ==
+  CHECK(opened->MemAlloc == nullptr && opened->MemFree != nullptr && opened->Require("ncclMemFree").ok());
+  CHECK(opened->Require("ncclMemAlloc").message() ==
         wheel + " (NCCL " + NcclVersionText(NCCL_VERSION_CODE + 100) + ") has no function ncclMemAlloc");
 }
 

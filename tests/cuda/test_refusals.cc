@@ -15,10 +15,9 @@ void Refused(World* world, const std::string& expected, const Fault& of_rank_2 =
   OnRanks(*world, [&](Rank& rank) {
     if (rank.rank == 2) fault = of_rank_2;
     for (int i = 0; i < 2; ++i) {
-      std::string error;
-      CHECK(Get(rank, &error) == nullptr);
-      if (!Has(error, expected)) std::fprintf(stderr, "rank %d: %s\n", rank.rank, error.c_str());
-      CHECK(Has(error, expected));
+      const Status refused = Get(rank).status();
+      if (!Has(refused, expected)) std::fprintf(stderr, "rank %d: %s\n", rank.rank, refused.message().c_str());
+      CHECK(Has(refused, expected));
     }
   });
 }
@@ -40,8 +39,7 @@ ALONE_TEST_CASE("what can't work is refused") {
   // The rank that has none adds NCCL's reason.
   OnRanks(*new World(3), [](Rank& rank) {
     if (rank.rank == 2) fault = {"ncclMemAlloc"};
-    std::string error;
-    CHECK(Get(rank, &error) == nullptr);
+    const std::string error = Get(rank).status().message();
     const std::string end = rank.rank == 2 ? "MEM_FRACTION (ncclMemAlloc: failed)" : "XLA_PYTHON_CLIENT_MEM_FRACTION";
     CHECK(error.size() > end.size() && error.substr(error.size() - end.size()) == end);
   });
@@ -61,16 +59,18 @@ ALONE_TEST_CASE("an exchange that fails ends what needs it") {
     world->multimem = true;
     OnRanks(*world, [&](Rank& rank) {
       fault = {"ncclAllGather", num_failed};
-      std::string error;
-      if (Communicator* const communicator = Get(rank, &error)) {
+      const StatusOr<Communicator*> communicator = Get(rank);
+      Status status = communicator.status();
+      if (status.ok()) {
         CallSpec spec = SpecOf(Collective::kAllReduce, 1);
         for (const char* algorithm : {"direct", "multimem"}) {
           spec.algorithm = algorithm;
-          if (!DeviceCall::Make(spec, *communicator, DType::kF32, 1000, 1000, &error)) break;
+          status = DeviceCall::Make(spec, **communicator, DType::kF32, 1000, 1000).status();
+          if (!status.ok()) break;
         }
       }
       reached = fault.skipped < 0;
-      CHECK(error == (reached ? "ncclAllGather: failed" : ""));
+      CHECK(status.message() == (reached ? "ncclAllGather: failed" : ""));
     });
     if (reached) ++num_failed;
   }
@@ -80,21 +80,19 @@ ALONE_TEST_CASE("an exchange that fails ends what needs it") {
 ALONE_TEST_CASE("a GPU that can't be chosen is an error") {
   Communicator::Configure(20, 4);
   OnRanks(*new World(1), [](Rank& rank) {
-    std::string error;
-    Communicator& communicator = *Get(rank, &error);
+    Communicator& communicator = *Ok(Get(rank));
     device::Window arena;
     device::Comm comm;
     int64_t bytes = 0;
     const auto refused = [&](auto call) {
       fault = {"cudaSetDevice"};
-      error.clear();
-      return !call() && error == "cudaSetDevice: failed";
+      return call().message() == "cudaSetDevice: failed";
     };
-    CHECK(refused([&] { return communicator.Reserve(1, &arena, &bytes, &error); }));
-    CHECK(refused([&] { return communicator.ReserveFor("mine", 1, &comm, &error); }));
-    CHECK(refused([&] { return communicator.IsSameOnAllRanks("a", 1, &error); }));
-    CHECK(refused([&] { return communicator.AllDone("here", true, &error); }));
-    CHECK(communicator.Reserve(1, &arena, &bytes, &error));
+    CHECK(refused([&] { return communicator.Reserve(1, &arena, &bytes); }));
+    CHECK(refused([&] { return communicator.ReserveFor("mine", 1, &comm); }));
+    CHECK(refused([&] { return communicator.CheckSameOnAllRanks("a", 1); }));
+    CHECK(refused([&] { return communicator.AllDone("here", OkStatus()); }));
+    CHECK(communicator.Reserve(1, &arena, &bytes).ok());
   });
 }
 
@@ -102,18 +100,16 @@ ALONE_TEST_CASE("ranks whose programs differ are told so") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
-    std::string error;
-    Communicator& communicator = *Get(rank, &error);
+    Communicator& communicator = *Ok(Get(rank));
     device::Window arena;
     int64_t bytes = 0;
-    CHECK(!communicator.Reserve(int64_t{40 + 8 * rank.rank} << 20, &arena, &bytes, &error));
-    CHECK(Has(error, "their programs differ"));
+    CHECK(Has(communicator.Reserve(int64_t{40 + 8 * rank.rank} << 20, &arena, &bytes), "their programs differ"));
     CallSpec spec = SpecOf(Collective::kAllReduce, 2);
     spec.max_sms = 2 + rank.rank;
     for (const int64_t count : {1 << 22, 3000}) {  // a plan, LL messages
-      CHECK(DeviceCall::Make(spec, communicator, DType::kF32, count, count, &error) == nullptr);
-      CHECK(Has(error, "(max_sms) must be the same on all ranks, but is " + std::to_string(3 - rank.rank) +
-                           " on rank " + std::to_string(1 - rank.rank)));
+      CHECK(Has(DeviceCall::Make(spec, communicator, DType::kF32, count, count).status(),
+                "(max_sms) must be the same on all ranks, but is " + std::to_string(3 - rank.rank) + " on rank " +
+                    std::to_string(1 - rank.rank)));
     }
   });
 }
@@ -133,9 +129,7 @@ ALONE_TEST_CASE("ranks whose settings differ are told so") {
         Communicator::Configure(20, of_1.channels, "", of_1.windows);
       }
       for (int i = 0; i < 2; ++i) {
-        std::string error;
-        CHECK(Get(rank, &error) == nullptr);
-        CHECK(Has(error, rank.rank == 0 ? on_0 : on_1));
+        CHECK(Has(Get(rank).status(), rank.rank == 0 ? on_0 : on_1));
       }
     });
   };
@@ -151,9 +145,7 @@ ALONE_TEST_CASE("a rank that does not come is not waited for without end") {
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
     if (rank.rank == 1) return;
-    std::string error;
-    CHECK(Get(rank, &error) == nullptr);
-    CHECK(Has(error, "did not come within 0.2 s (JAXCOMM_TIMEOUT_S)"));
+    CHECK(Has(Get(rank).status(), "did not come within 0.2 s (JAXCOMM_TIMEOUT_S)"));
   });
 }
 
@@ -163,29 +155,27 @@ ALONE_TEST_CASE("ranks that did not meet don't go on as if they had") {
   auto* world = new World(2);
   std::atomic<int> turn{0};
   OnRanks(*world, [&](Rank& rank) {
-    std::string error;
-    Communicator& communicator = *Get(rank, &error);
-    Communicator& other = *Get(*new Rank{new World(1), 0}, &error);
+    Communicator& communicator = *Ok(Get(rank));
+    Communicator& other = *Ok(Get(*new Rank{new World(1), 0}));
     if (rank.rank == 1) {
       while (turn < 1) std::this_thread::yield();
-      CHECK(communicator.IsSameOnAllRanks("a", 1, &error));
+      CHECK(communicator.CheckSameOnAllRanks("a", 1).ok());
       return;
     }
-    CHECK(!communicator.IsSameOnAllRanks("a", 1, &error));
     const std::string late = "the other ranks of the group of 2 did not come within 0.2 s";
-    CHECK(Has(error, late));
+    CHECK(Has(communicator.CheckSameOnAllRanks("a", 1), late));
     turn = 1;
     const int before = rank.num_gathers;
     device::Window arena;
     int64_t bytes = 0;
     for (int i = 0; i < 2; ++i) {
-      CHECK(!communicator.IsSameOnAllRanks("b", 1, &error) && Has(error, "ranks did not meet before: " + late));
-      CHECK(!communicator.Reserve(1, &arena, &bytes, &error) && Has(error, "ranks did not meet before: " + late));
-      CHECK(!communicator.AllDone("here", true, &error) && Has(error, "ranks did not meet before: " + late));
+      CHECK(Has(communicator.CheckSameOnAllRanks("b", 1), "ranks did not meet before: " + late));
+      CHECK(Has(communicator.Reserve(1, &arena, &bytes), "ranks did not meet before: " + late));
+      CHECK(Has(communicator.AllDone("here", OkStatus()), "ranks did not meet before: " + late));
       CHECK(Has(communicator.Failure(), late));
     }
     CHECK(rank.num_gathers == before);
-    CHECK(other.Failure().empty());
+    CHECK(other.Failure().ok());
   });
 }
 

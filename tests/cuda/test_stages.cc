@@ -65,8 +65,7 @@ void RunByXla(bool windows, bool provides, int bare) {
       while (!stream.Drain()) std::this_thread::yield();
       for (int64_t i = 0; i < kCount; ++i) CHECK(y[i] == kRanks * (kRanks - 1) / 2 + kRanks * (i + run));
     }
-    std::string error;
-    device::Report& report = *Get(rank, &error)->comm().report;
+    device::Report& report = *Ok(Get(rank))->comm().report;
     report.state = device::Report::kComplete;
     xla.run = 3;
     int32_t* const x = memory.At(memory.InputOf(0));
@@ -193,8 +192,7 @@ ALONE_TEST_CASE("local devices fail together") {
   }
 
   CHECK(initialize(0, 1).empty());
-  std::string error;
-  Get(devices[1].rank, &error)->comm().report->state = device::Report::kComplete;
+  Ok(Get(devices[1].rank))->comm().report->state = device::Report::kComplete;
   CHECK(initialize(1, 1).empty());  // as the other one
   for (int device = 0; device < 2; ++device) CHECK(Has(initialize(device, 2), "a call before it failed"));
 }

@@ -172,17 +172,15 @@ CallOnDevice ExecutionOf(int rank, void* nccl_comm) {
 // A sum of jaxcomm's own over the same communicator, put on the stream.
 struct Sum {
   Sum(void* nccl_comm, int num_ranks) : x(3000, 1), y(3000) {
-    std::string error;
     CallSpec spec;
     spec.op = "psum";
     spec.site = "model.py:8";
     spec.collective = Collective::kAllReduce;
     spec.group_size = num_ranks;
-    cuda::Communicator* communicator = cuda::Communicator::Get(static_cast<ncclComm_t>(nccl_comm), &error);
-    call = cuda::DeviceCall::Make(spec, *communicator, DType::kS32, 3000, 3000, &error);
-    CHECK(call != nullptr);
+    cuda::Communicator* communicator = Ok(cuda::Communicator::Get(static_cast<ncclComm_t>(nccl_comm)));
+    call = Ok(cuda::DeviceCall::Make(spec, *communicator, DType::kS32, 3000, 3000));
   }
-  void Launch(cudaStream_t stream) { CHECK(call->Launch(x.data(), y.data(), stream).empty()); }
+  void Launch(cudaStream_t stream) { CHECK(call->Launch(x.data(), y.data(), stream).ok()); }
   void Check(int num_ranks) const {
     for (const int32_t value : y) CHECK(value == num_ranks);
   }

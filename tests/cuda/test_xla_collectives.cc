@@ -164,13 +164,12 @@ std::string Asked(Runtime& of) {
   runtime = &of;
   const XlaCollectives collectives(&of.api, nullptr);
   const DeviceGroups groups(kIds, 2);
-  const std::string requested = collectives.Request(groups);
-  void* communicator = nullptr;
-  const std::string got = collectives.Get(groups, &communicator);
+  const Status requested = collectives.Request(groups);
+  const StatusOr<void*> communicator = collectives.Get(groups);
   CHECK(of.num_errors == 0);
-  CHECK(requested.empty() == got.empty());
-  CHECK(!got.empty() || communicator == &of);
-  return requested;
+  CHECK(requested.ok() == communicator.ok());
+  CHECK(!communicator.ok() || *communicator == &of);
+  return requested.message();
 }
 
 TEST_CASE("communicators are provided") {
@@ -188,15 +187,13 @@ std::pair<std::string, std::string> AskedForWindow(Runtime& of) {
   const XlaCollectives collectives(&of.api, nullptr);
   const DeviceGroups groups(kIds, 2);
   const char buffer = 0;
-  const std::string requested = collectives.RequestWindows(groups, {{&buffer, 1000}});
-  void* window = nullptr;
-  int64_t offset = 0;
-  const std::string got = collectives.GetWindow(groups, &buffer, &window, &offset);
+  const std::string requested = collectives.RequestWindows(groups, {{&buffer, 1000}}).message();
+  const StatusOr<XlaCollectives::Window> got = collectives.GetWindow(groups, &buffer);
   CHECK(of.num_errors == 0);
   CHECK(!requested.empty() || (of.regions.size() == 1 && of.regions[0].buffer == &buffer));
   CHECK(!requested.empty() || (of.regions[0].byte_size == 1000 && of.regions[0].flags == 0));
-  CHECK(got.empty() ? window == &of && offset == 4096 : window == nullptr);
-  return {requested, got};
+  CHECK(!got.ok() || (got->window == &of && got->offset == 4096));
+  return {requested, got.status().message()};
 }
 
 TEST_CASE("windows on XLA's buffers") {

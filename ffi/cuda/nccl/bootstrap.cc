@@ -1,6 +1,8 @@
 #include "cuda/nccl/bootstrap.h"
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/deadline.h"
@@ -10,104 +12,92 @@
 namespace jaxcomm {
 namespace cuda {
 
-bool Bootstrap::Make(int32_t rank, int32_t size, std::string* error) {
+Status Bootstrap::Make(int32_t rank, int32_t size) {
   rank_ = rank;
   size_ = size;
   const size_t bytes = static_cast<size_t>(size) * sizeof(uint64_t);
   void* host = nullptr;
-  if (!CheckCuda("cudaStreamCreate", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), error) ||
-      !CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, bytes, cudaHostAllocMapped), error) ||
-      !CheckCuda("cudaMalloc", cudaMalloc(&words_, bytes + sizeof(uint64_t)), error)) {
-    return false;
-  }
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaStreamCreate", cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, bytes, cudaHostAllocMapped)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&words_, bytes + sizeof(uint64_t))));
   words_on_host_ = static_cast<uint64_t*>(host);
-  return true;
+  return OkStatus();
 }
 
-bool Bootstrap::AllGather(uint64_t own, std::vector<uint64_t>* all, std::string* error) {
-  if (const std::string failure = Failure(); !failure.empty()) {
-    *error = "ranks did not meet before: " + failure;
-    return false;
-  }
-  if (TryAllGather(own, all, error)) return true;
+StatusOr<std::vector<uint64_t>> Bootstrap::AllGather(uint64_t own) {
+  JAXCOMM_RETURN_IF_ERROR(WithPrefix("ranks did not meet before: ", Failure()));
+  StatusOr<std::vector<uint64_t>> all = TryAllGather(own);
+  if (all.ok()) return all;
   std::lock_guard<std::mutex> lock(mutex_);
-  failure_ = *error;
-  return false;
+  failure_ = all.status();
+  return all;
 }
 
-bool Bootstrap::TryAllGather(uint64_t own, std::vector<uint64_t>* all, std::string* error) {
+StatusOr<std::vector<uint64_t>> Bootstrap::TryAllGather(uint64_t own) {
   const size_t bytes = static_cast<size_t>(size_) * sizeof own;
-  if (!CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(words_, &own, sizeof own, cudaMemcpyHostToDevice, stream_),
-                 error) ||
-      !Check("ncclAllGather", nccl_.AllGather(words_, words_ + 1, 1, ncclUint64, nccl_comm_, stream_), error) ||
-      !CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(words_on_host_, words_ + 1, bytes, cudaMemcpyDeviceToHost, stream_),
-                 error) ||
-      !WaitForStream(stream_, timeout_s_, "the other ranks of the group of " + std::to_string(size_), error)) {
-    return false;
-  }
-  all->assign(words_on_host_, words_on_host_ + size_);
-  return true;
+  JAXCOMM_RETURN_IF_ERROR(
+      CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(words_, &own, sizeof own, cudaMemcpyHostToDevice, stream_)));
+  JAXCOMM_RETURN_IF_ERROR(
+      Check("ncclAllGather", nccl_.AllGather(words_, words_ + 1, 1, ncclUint64, nccl_comm_, stream_)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda(
+      "cudaMemcpyAsync", cudaMemcpyAsync(words_on_host_, words_ + 1, bytes, cudaMemcpyDeviceToHost, stream_)));
+  JAXCOMM_RETURN_IF_ERROR(
+      WaitForStream(stream_, timeout_s_, "the other ranks of the group of " + std::to_string(size_)));
+  return std::vector<uint64_t>(words_on_host_, words_on_host_ + size_);
 }
 
-bool Bootstrap::CheckEqual(const char* what, uint64_t own, std::string* error) {
-  std::vector<uint64_t> all;
-  if (!AllGather(own, &all, error)) return false;
+Status Bootstrap::CheckEqual(const char* what, uint64_t own) {
+  const StatusOr<std::vector<uint64_t>> gathered = AllGather(own);
+  JAXCOMM_RETURN_IF_ERROR(gathered.status());
+  const std::vector<uint64_t>& all = *gathered;
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r] == own) continue;
-    *error = std::string(what) + " must be the same on all ranks, but is " + std::to_string(all[r]) + " on rank " +
-             std::to_string(r) + " and " + std::to_string(own) + " on rank " + std::to_string(rank_);
-    return false;
+    return InvalidArgumentError(std::string(what) + " must be the same on all ranks, but is " + std::to_string(all[r]) +
+                                " on rank " + std::to_string(r) + " and " + std::to_string(own) + " on rank " +
+                                std::to_string(rank_));
   }
-  return true;
+  return OkStatus();
 }
 
-bool Bootstrap::AllTrue(bool own, bool* all, std::string* error) {
-  std::vector<uint64_t> answers;
-  if (!AllGather(own ? 1 : 0, &answers, error)) return false;
-  *all = std::find(answers.begin(), answers.end(), 0) == answers.end();
-  return true;
+StatusOr<bool> Bootstrap::AllTrue(bool own) {
+  const StatusOr<std::vector<uint64_t>> answers = AllGather(own ? 1 : 0);
+  JAXCOMM_RETURN_IF_ERROR(answers.status());
+  return std::find(answers->begin(), answers->end(), 0) == answers->end();
 }
 
-bool Bootstrap::AllDone(const char* at, bool own, std::string* error) {
-  std::vector<uint64_t> answers;
-  std::string failure;
-  if (!AllGather(own ? 1 : 0, &answers, &failure)) {
-    if (own) *error = failure;
-    return false;
-  }
-  const auto failed = std::find(answers.begin(), answers.end(), 0);
-  if (own && failed != answers.end()) {
-    *error = "rank " + std::to_string(failed - answers.begin()) + " of the group failed " + at + "; its error says why";
-  }
-  return failed == answers.end();
+Status Bootstrap::AllDone(const char* at, const Status& own) {
+  const StatusOr<std::vector<uint64_t>> answers = AllGather(own.ok() ? 1 : 0);
+  JAXCOMM_RETURN_IF_ERROR(own);
+  JAXCOMM_RETURN_IF_ERROR(answers.status());
+  const auto failed = std::find(answers->begin(), answers->end(), 0);
+  if (failed == answers->end()) return OkStatus();
+  return UnavailableError("rank " + std::to_string(failed - answers->begin()) + " of the group failed " + at +
+                          "; its error says why");
 }
 
-std::string Bootstrap::Failure() const {
+Status Bootstrap::Failure() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return failure_;
 }
 
-bool Bootstrap::Check(const char* name, ncclResult_t result, std::string* error) const {
+Status Bootstrap::Check(const char* name, ncclResult_t result) const {
   const Deadline deadline(timeout_s_);
   while (result == ncclInProgress) {
     if (const ncclResult_t asked = nccl_.CommGetAsyncError(nccl_comm_, &result); asked != ncclSuccess) result = asked;
     if (result == ncclInProgress && !deadline.Wait()) {
-      *error = std::string(name) + " was not over within " + TimeoutText(timeout_s_);
-      return false;
+      return DeadlineExceededError(std::string(name) + " was not over within " + TimeoutText(timeout_s_));
     }
   }
-  if (result == ncclSuccess) return true;
+  if (result == ncclSuccess) return OkStatus();
   cudaGetLastError();  // as in CheckCuda
-  *error = std::string(name) + ": " + nccl_.GetErrorString(result);
+  std::string text = std::string(name) + ": " + nccl_.GetErrorString(result);
   if (nccl_.GetLastError) {
-    if (const char* more = nccl_.GetLastError(nccl_comm_); more && *more) *error += std::string(" (") + more + ")";
+    if (const char* more = nccl_.GetLastError(nccl_comm_); more && *more) text += std::string(" (") + more + ")";
   }
-  return false;
+  return UnavailableError(std::move(text));
 }
 
-bool WaitForEarlier(cudaStream_t stream, std::string* error) {
-  return CheckCuda("cudaStreamSynchronize", cudaStreamSynchronize(stream), error);
-}
+Status WaitForEarlier(cudaStream_t stream) { return CheckCuda("cudaStreamSynchronize", cudaStreamSynchronize(stream)); }
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -6,19 +6,19 @@
 
 #include <cstdint>
 #include <mutex>
-#include <string>
 #include <vector>
 
+#include "common/status.h"
 #include "cuda/nccl/nccl_library.h"
 
 namespace jaxcomm {
 namespace cuda {
 
-// One per communicator, never deleted, as that is. One thread at a time.
+// One per communicator. Never deleted, like the communicator. One thread at a time.
 //
-// What is collective is called by all ranks, in the same order, and waits for them no longer than the timeout. If that
-// fails here, others may have gone on, and the next word of theirs would be taken for the answer to another question:
-// so all that comes after fails too.
+// All ranks make the collective calls in the same order. A collective call waits for the other ranks no longer than the
+// timeout. After one failure all later calls fail: other ranks may have continued, and their next word would be matched
+// with a different call.
 class Bootstrap {
  public:
   Bootstrap(const NcclLibrary& nccl, ncclComm_t nccl_comm, double timeout_s)
@@ -26,39 +26,40 @@ class Bootstrap {
   Bootstrap(const Bootstrap&) = delete;
   Bootstrap& operator=(const Bootstrap&) = delete;
 
-  // On the current device. Before all that is collective.
-  bool Make(int32_t rank, int32_t size, std::string* error);
+  // Allocates memory and a stream on the current device. Comes before all collective calls.
+  Status Make(int32_t rank, int32_t size);
 
-  // Gathers one word of every rank. Collective. False: `error` is filled in.
-  bool AllGather(uint64_t own, std::vector<uint64_t>* all, std::string* error);
+  // Gathers one word of every rank, in rank order. Collective.
+  StatusOr<std::vector<uint64_t>> AllGather(uint64_t own);
 
-  // Whether all ranks have come with the same number. Collective. False: `error` says who has another.
-  bool CheckEqual(const char* what, uint64_t own, std::string* error);
+  // An error that names both ranks if two ranks pass different values of `what`. Collective.
+  Status CheckEqual(const char* what, uint64_t own);
 
-  // `all`: whether every rank can. Collective.
-  bool AllTrue(bool own, bool* all, std::string* error);
+  // Whether every rank passes true. Collective.
+  StatusOr<bool> AllTrue(bool own);
 
-  // Whether all ranks are done with what each does alone. Collective, and comes before what would wait for a rank that
-  // is not. False: `error` is what is in it already if this one is not, else says who: "rank 2 of the group failed
-  // <at>".
-  bool AllDone(const char* at, bool own, std::string* error);
+  // Whether a local step has succeeded on all ranks. `own`: the outcome on this rank, returned if it is an error. Else
+  // the error of another rank is "rank 2 of the group failed <at>". Collective. Comes before calls that would wait for
+  // a rank that has failed.
+  Status AllDone(const char* at, const Status& own);
 
-  // Empty, or what has failed: then there is nothing more to be had from other ranks. Any thread.
-  std::string Failure() const;
+  // The failure after which all collective calls fail. Any thread.
+  Status Failure() const;
 
-  // Whether a call of NCCL on the communicator has succeeded, once it is over: XLA may have made it non-blocking.
-  bool Check(const char* name, ncclResult_t result, std::string* error) const;
+  // Waits for the end of a call of NCCL on the communicator, which XLA may have made non-blocking, and returns its
+  // outcome.
+  Status Check(const char* name, ncclResult_t result) const;
 
   const NcclLibrary& nccl() const { return nccl_; }
   ncclComm_t nccl_comm() const { return nccl_comm_; }
   int32_t rank() const { return rank_; }
   int32_t size() const { return size_; }
   double timeout_s() const { return timeout_s_; }
-  // What is put here is over when a collective call returns.
+  // Work enqueued here has ended when the next collective call returns.
   cudaStream_t stream() const { return stream_; }
 
  private:
-  bool TryAllGather(uint64_t own, std::vector<uint64_t>* all, std::string* error);
+  StatusOr<std::vector<uint64_t>> TryAllGather(uint64_t own);
 
   const NcclLibrary& nccl_;
   const ncclComm_t nccl_comm_;
@@ -66,17 +67,17 @@ class Bootstrap {
   int32_t rank_ = 0;
   int32_t size_ = 0;
   cudaStream_t stream_ = nullptr;
-  uint64_t* words_ = nullptr;          // of the device: own word, then those of all ranks
+  uint64_t* words_ = nullptr;          // device memory: own word, then those of all ranks
   uint64_t* words_on_host_ = nullptr;  // those of all ranks
 
   mutable std::mutex mutex_;
-  std::string failure_;
+  Status failure_;
 };
 
-// Waits until what has been put on `stream` before is over, before a run's first collective call: or the deadlines of
-// all ranks would count what each is still busy with. What is there ends: it may wait for what peers have put on their
-// streams before they come here, as all ranks start the same programs in the same order, and kernels of ours abort.
-bool WaitForEarlier(cudaStream_t stream, std::string* error);
+// Waits for the earlier work on `stream`, before the first collective call of a run: the timeout of the other ranks
+// must not cover that work. The wait ends: earlier work may depend on earlier work of peers, but all ranks start the
+// same programs in the same order, and jaxcomm's kernels abort.
+Status WaitForEarlier(cudaStream_t stream);
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -1,31 +1,28 @@
-// What a call of the CUDA runtime says.
+// Errors of the CUDA runtime as a Status.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <string>
+#include <utility>
+
+#include "common/status.h"
 
 namespace jaxcomm {
 namespace cuda {
 
-// Empty if there is none.
-inline std::string Problem(const std::string& name, cudaError_t status) {
-  if (status == cudaSuccess) return "";
-  cudaGetLastError();  // or the next call of somebody else would report it
-  std::string text = name + ": " + cudaGetErrorString(status);
-  if (status == cudaErrorInsufficientDriver) {
+// `name`: the call that returned `result`, or the operation it belongs to.
+inline Status CheckCuda(const std::string& name, cudaError_t result) {
+  if (result == cudaSuccess) return OkStatus();
+  cudaGetLastError();  // clears the error, which an unrelated later call would report
+  std::string text = name + ": " + cudaGetErrorString(result);
+  if (result == cudaErrorInsufficientDriver) {
     text += "; jaxcomm._cuda was built with CUDA " + std::to_string(CUDART_VERSION / 1000) + "." +
             std::to_string(CUDART_VERSION % 1000 / 10) + ": update the driver, or build with an older CUDA";
-  } else if (status == cudaErrorNoKernelImageForDevice || status == cudaErrorUnsupportedPtxVersion) {
+  } else if (result == cudaErrorNoKernelImageForDevice || result == cudaErrorUnsupportedPtxVersion) {
     text += "; jaxcomm._cuda has no code for this GPU: build with CMAKE_CUDA_ARCHITECTURES=native";
   }
-  return text;
-}
-
-inline bool CheckCuda(const char* name, cudaError_t status, std::string* error) {
-  if (status == cudaSuccess) return true;
-  *error = Problem(name, status);
-  return false;
+  return UnavailableError(std::move(text));
 }
 
 }  // namespace cuda

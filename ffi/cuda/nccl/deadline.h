@@ -12,7 +12,7 @@ class Deadline {
   explicit Deadline(double seconds)
       : end_(std::chrono::steady_clock::now() + std::chrono::microseconds(static_cast<int64_t>(seconds * 1e6))) {}
 
-  // False once it is over; else after a short while.
+  // Sleeps for a short while. False, at once, after the deadline.
   bool Wait() const {
     if (std::chrono::steady_clock::now() > end_) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(50));

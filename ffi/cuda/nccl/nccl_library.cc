@@ -17,8 +17,8 @@ std::string WhatToInstall() {
          " or later of the wheel that JAX's plugin uses, nvidia-nccl-cu12 or nvidia-nccl-cu13, never both";
 }
 
-// A handle, or null and what was tried. `*loaded`: it was there before.
-void* Find(const std::string& wheel_path, bool* loaded, std::string* error) {
+// A handle, or an error that lists the attempts. `*loaded`: the process had loaded the library before.
+StatusOr<void*> Find(const std::string& wheel_path, bool* loaded) {
   void* handle = dlopen(kLibrary, RTLD_NOW | RTLD_NOLOAD);
   *loaded = handle != nullptr;
   if (handle) return handle;
@@ -28,14 +28,14 @@ void* Find(const std::string& wheel_path, bool* loaded, std::string* error) {
     if ((handle = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL))) return handle;
     tried += (tried.empty() ? "" : "; ") + std::string(dlerror());
   }
-  *error = "no NCCL: " + tried + ". " + WhatToInstall();
-  return nullptr;
+  return UnavailableError("no NCCL: " + tried + ". " + WhatToInstall());
 }
 
-const NcclLibrary* TryOpen(const std::string& wheel_path, std::string* error) {
+StatusOr<const NcclLibrary*> TryOpen(const std::string& wheel_path) {
   bool loaded = false;
-  void* const handle = Find(wheel_path, &loaded, error);
-  if (!handle) return nullptr;
+  const StatusOr<void*> found = Find(wheel_path, &loaded);
+  JAXCOMM_RETURN_IF_ERROR(found.status());
+  void* const handle = *found;
   auto library = std::make_unique<NcclLibrary>();
   std::string lacks;
 #define JAXCOMM_FIND(name) library->name = reinterpret_cast<decltype(library->name)>(dlsym(handle, "nccl" #name));
@@ -50,21 +50,17 @@ const NcclLibrary* TryOpen(const std::string& wheel_path, std::string* error) {
 #undef JAXCOMM_FIND_OPTIONAL
 #undef JAXCOMM_FIND_NEEDED
 #undef JAXCOMM_FIND
-  // Of a copy that was there before, only the name that everybody opens it by is known.
+  // Fallback: the name by which the loader finds the library.
   link_map* map = nullptr;
   library->path = dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : kLibrary;
-  // The version first: an old NCCL lacks functions too.
+  // The version comes first, because an old NCCL lacks functions too.
   if (library->GetVersion) library->GetVersion(&library->version);
   if (library->GetVersion && library->version < NCCL_VERSION_CODE) {
-    *error = library->path + (loaded ? ", which this process had loaded before," : "") + " is NCCL " +
-             NcclVersionText(library->version) + ", but jaxcomm was built with the headers of " +
-             NcclVersionText(NCCL_VERSION_CODE) + ". " + WhatToInstall();
-    return nullptr;
+    return UnavailableError(library->path + (loaded ? ", which this process had loaded before," : "") + " is NCCL " +
+                            NcclVersionText(library->version) + ", but jaxcomm was built with the headers of " +
+                            NcclVersionText(NCCL_VERSION_CODE) + ". " + WhatToInstall());
   }
-  if (!lacks.empty()) {
-    *error = library->path + " lacks " + lacks + ". " + WhatToInstall();
-    return nullptr;
-  }
+  if (!lacks.empty()) return UnavailableError(library->path + " lacks " + lacks + ". " + WhatToInstall());
   return library.release();
 }
 
@@ -75,16 +71,20 @@ std::string NcclVersionText(int version) {
          std::to_string(version % 100);
 }
 
-std::string NcclLibrary::WhyNot(const std::string& name) const {
-  if (std::find(missing.begin(), missing.end(), name) == missing.end()) return "";
-  return path + " (NCCL " + NcclVersionText(version) + ") has no function " + name;
+Status NcclLibrary::Require(const std::string& name) const {
+  if (std::find(missing.begin(), missing.end(), name) == missing.end()) return OkStatus();
+  return UnavailableError(path + " (NCCL " + NcclVersionText(version) + ") has no function " + name);
 }
 
-const NcclLibrary* NcclLibrary::Open(const std::string& wheel_path, std::string* error) {
+StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string& wheel_path) {
   static std::mutex mutex;
-  static const NcclLibrary* opened = nullptr;  // never deleted: NCCL leaves threads
+  static const NcclLibrary* opened = nullptr;  // never deleted: NCCL's threads outlive its communicators
   std::lock_guard<std::mutex> lock(mutex);
-  if (!opened) opened = TryOpen(wheel_path, error);
+  if (!opened) {
+    const StatusOr<const NcclLibrary*> found = TryOpen(wheel_path);
+    JAXCOMM_RETURN_IF_ERROR(found.status());
+    opened = *found;
+  }
   return opened;
 }
 

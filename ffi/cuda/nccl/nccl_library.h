@@ -1,4 +1,4 @@
-// Finds and opens NCCL at run time. Nothing links it: the copy to use is the one that JAX has loaded, because an
+// Finds and opens NCCL at run time. Nothing links NCCL: jaxcomm must use the copy that JAX has loaded, because an
 // ncclComm_t is valid only in the copy that made it.
 #pragma once
 
@@ -8,9 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "common/status.h"
+
 namespace jaxcomm {
 
-// Without these NCCL is refused.
+// NCCL is refused if one of these is missing.
 #define JAXCOMM_NCCL_NEEDED(F) \
   F(GetVersion)                \
   F(GetErrorString)            \
@@ -28,7 +30,7 @@ namespace jaxcomm {
   F(Recv)                      \
   F(AllGather)
 
-// Null where a build of NCCL lacks them; NcclLibrary::WhyNot then says so.
+// Null in builds of NCCL that lack them; NcclLibrary::Require then returns the error.
 #define JAXCOMM_NCCL_OPTIONAL(F) \
   F(GetLastError)                \
   F(CommInitRankConfig)          \
@@ -47,18 +49,18 @@ struct NcclLibrary {
   JAXCOMM_NCCL_NEEDED(JAXCOMM_DECLARE)
   JAXCOMM_NCCL_OPTIONAL(JAXCOMM_DECLARE)
 #undef JAXCOMM_DECLARE
-  std::string path;                  // the file it is in
-  int version = 0;                   // as ncclGetVersion gives it; at least NCCL_VERSION_CODE
+  std::string path;                  // file of the library
+  int version = 0;                   // as ncclGetVersion returns it; at least NCCL_VERSION_CODE
   std::vector<std::string> missing;  // names of optional functions that are null
 
-  // Empty, or why `name`, such as "ncclDevCommCreate", is null.
-  std::string WhyNot(const std::string& name) const;
+  // An error if the optional function `name`, such as "ncclDevCommCreate", is null.
+  Status Require(const std::string& name) const;
 
   // The copy that this process has loaded; else `wheel_path`, the file of the nvidia-nccl wheel, if it is not empty and
-  // can be loaded; else what the loader finds. Null and a sentence that says what to install if there is none, or if
-  // the one found is older than the headers that this module was built with. A copy that is found stays loaded.
+  // can be loaded; else the copy that the loader finds. The error, if there is no copy or if it is older than the
+  // headers that this module was built with, names the package to install. A copy that is found stays loaded.
   // Thread-safe.
-  static const NcclLibrary* Open(const std::string& wheel_path, std::string* error);
+  static StatusOr<const NcclLibrary*> Open(const std::string& wheel_path);
 };
 
 // 23007 -> "2.30.7"

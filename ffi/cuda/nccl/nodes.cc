@@ -9,35 +9,37 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// `connected`: all nodes are, on all ranks. If not, it leaves nothing behind.
-bool SplitNodes(Bootstrap& bootstrap, const ncclCommProperties_t& all, int32_t ranks_per_node, Nodes* nodes,
-                bool* connected, std::string* error) {
+// Whether all nodes have addressable memory, on all ranks. If not, destroys the communicator that it made.
+StatusOr<bool> SplitNodes(Bootstrap& bootstrap, const ncclCommProperties_t& all, int32_t ranks_per_node, Nodes* nodes) {
   const int32_t rank = bootstrap.rank();
   nodes->own = {rank % ranks_per_node, ranks_per_node, rank / ranks_per_node * ranks_per_node, 1};
   nodes->comm = bootstrap.nccl_comm();
   bool own = all.deviceApiSupport && all.nLsaTeams == 1;
   if (ranks_per_node < bootstrap.size()) {
-    if (!MakeSubCommunicator(bootstrap, nodes->own.first, ranks_per_node, &nodes->comm, error)) return false;
+    const StatusOr<ncclComm_t> made = MakeSubCommunicator(bootstrap, nodes->own.first, ranks_per_node);
+    JAXCOMM_RETURN_IF_ERROR(made.status());
+    nodes->comm = *made;
     ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
     const ncclResult_t asked = bootstrap.nccl().CommQueryProperties(nodes->comm, &properties);
-    const bool known = bootstrap.Check("ncclCommQueryProperties", asked, error);
-    if (!bootstrap.AllDone("when it asked NCCL for its node", known, error)) return false;
+    const Status known = bootstrap.Check("ncclCommQueryProperties", asked);
+    JAXCOMM_RETURN_IF_ERROR(bootstrap.AllDone("when it asked NCCL for its node", known));
     own = properties.deviceApiSupport && properties.nLsaTeams == 1;
   }
-  if (!bootstrap.AllTrue(own, connected, error)) return false;
+  const StatusOr<bool> connected = bootstrap.AllTrue(own);
+  JAXCOMM_RETURN_IF_ERROR(connected.status());
   if (!*connected && ranks_per_node < bootstrap.size()) bootstrap.nccl().CommAbort(nodes->comm);
-  return true;
+  return connected;
 }
 
 }  // namespace
 
-// NCCL knows which ranks address each other's memory: it makes teams of equal size of ranks that follow each other. But
-// a communicator of several teams has windows only if the network allows GIN. If kernels can't use that, each node gets
-// a communicator of its own.
-bool FindNodes(Bootstrap& bootstrap, const ncclCommProperties_t& properties, uint64_t name, bool can_gin, Nodes* nodes,
-               std::string* error) {
-  std::vector<uint64_t> names;
-  if (!bootstrap.AllGather(name, &names, error)) return false;
+// NCCL forms LSA teams of equal size from consecutive ranks that address each other's memory. But a communicator of
+// several teams has windows only if the network supports GIN. If kernels can't use GIN, each node gets a communicator
+// of its own.
+StatusOr<Nodes> FindNodes(Bootstrap& bootstrap, const ncclCommProperties_t& properties, uint64_t name, bool can_gin) {
+  const StatusOr<std::vector<uint64_t>> gathered = bootstrap.AllGather(name);
+  JAXCOMM_RETURN_IF_ERROR(gathered.status());
+  const std::vector<uint64_t>& names = *gathered;
   const int32_t team_size = bootstrap.size() / properties.nLsaTeams;
   const auto node_of = [&](int32_t r) { return std::pair(names[r], r / team_size); };
   std::vector<int32_t> lengths;
@@ -45,54 +47,61 @@ bool FindNodes(Bootstrap& bootstrap, const ncclCommProperties_t& properties, uin
     if (r == 0 || node_of(r) != node_of(r - 1)) lengths.push_back(0);
     ++lengths.back();
   }
-  // As on CPUs: where names make uneven nodes, every rank is one.
+  // As on CPUs: if the nodes would be uneven, every rank is a node of its own.
   const bool even = std::all_of(lengths.begin(), lengths.end(), [&](int32_t length) { return length == lengths[0]; });
   const int32_t ranks_per_node = even ? lengths[0] : 1;
+  Nodes nodes;
   if (properties.deviceApiSupport && properties.nLsaTeams > 1 && ranks_per_node == team_size) {
-    if (!bootstrap.AllTrue(can_gin, &nodes->gin, error)) return false;
-    if (nodes->gin) {
+    const StatusOr<bool> gin = bootstrap.AllTrue(can_gin);
+    JAXCOMM_RETURN_IF_ERROR(gin.status());
+    if (*gin) {
       const int32_t rank = bootstrap.rank();
-      nodes->own = {rank % team_size, team_size, rank / team_size * team_size, 1};
-      nodes->comm = bootstrap.nccl_comm();
-      return true;
+      nodes.own = {rank % team_size, team_size, rank / team_size * team_size, 1};
+      nodes.comm = bootstrap.nccl_comm();
+      nodes.gin = true;
+      return nodes;
     }
   }
-  bool connected = false;
-  if (!SplitNodes(bootstrap, properties, ranks_per_node, nodes, &connected, error)) return false;
-  // GPUs of one host that can't address each other: all that they exchange goes the long way.
-  if (!connected && ranks_per_node > 1 && !SplitNodes(bootstrap, properties, 1, nodes, &connected, error)) return false;
-  if (connected) return true;
-  *error =
+  StatusOr<bool> connected = SplitNodes(bootstrap, properties, ranks_per_node, &nodes);
+  JAXCOMM_RETURN_IF_ERROR(connected.status());
+  if (!*connected && ranks_per_node > 1) {
+    // GPUs of one host that can't address each other's memory: each becomes a node, and all data goes through NCCL.
+    connected = SplitNodes(bootstrap, properties, 1, &nodes);
+    JAXCOMM_RETURN_IF_ERROR(connected.status());
+  }
+  if (*connected) return nodes;
+  return UnavailableError(
       "GPUs of the group have no windows, not even on their own memory: NCCL_WIN_ENABLE or NCCL_CUMEM_ENABLE is 0, or "
-      "the driver is too old (see python -m jaxcomm.info --communicator)";
-  return false;
+      "the driver is too old (see python -m jaxcomm.info --communicator)");
 }
 
-// Not by ncclCommSplit: XLA's communicator shares what it has with those that are split from it, also the word that
-// aborts it (splitShare). Blocking, for all ranks have met just before.
-bool MakeSubCommunicator(Bootstrap& bootstrap, int32_t first, int32_t count, ncclComm_t* part, std::string* error) {
+// Not ncclCommSplit: XLA's communicator shares resources with its splits (splitShare), also its abort flag. The new
+// communicator is blocking: all ranks have met just before.
+StatusOr<ncclComm_t> MakeSubCommunicator(Bootstrap& bootstrap, int32_t first, int32_t count) {
   const NcclLibrary& nccl = bootstrap.nccl();
   ncclUniqueId key = {};
-  bool all_can = nccl.WhyNot("ncclCommInitRankConfig").empty() &&
-                 (bootstrap.rank() != first || nccl.GetUniqueId(&key) == ncclSuccess);
-  if (!bootstrap.AllTrue(all_can, &all_can, error)) return false;
-  if (!all_can) {
-    *error = "ncclGetUniqueId or ncclCommInitRankConfig: failed, or missing, on a rank of the group";
-    return false;
+  const bool own_can = nccl.Require("ncclCommInitRankConfig").ok() &&
+                       (bootstrap.rank() != first || nccl.GetUniqueId(&key) == ncclSuccess);
+  const StatusOr<bool> all_can = bootstrap.AllTrue(own_can);
+  JAXCOMM_RETURN_IF_ERROR(all_can.status());
+  if (!*all_can) {
+    return UnavailableError("ncclGetUniqueId or ncclCommInitRankConfig: failed, or missing, on a rank of the group");
   }
   uint64_t words[sizeof key / sizeof(uint64_t)];
   std::memcpy(words, &key, sizeof words);
   for (uint64_t& word : words) {
-    std::vector<uint64_t> of_ranks;
-    if (!bootstrap.AllGather(word, &of_ranks, error)) return false;
-    word = of_ranks[static_cast<size_t>(first)];
+    const StatusOr<std::vector<uint64_t>> of_ranks = bootstrap.AllGather(word);
+    JAXCOMM_RETURN_IF_ERROR(of_ranks.status());
+    word = (*of_ranks)[static_cast<size_t>(first)];
   }
   std::memcpy(&key, words, sizeof words);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
-  const ncclResult_t asked = nccl.CommInitRankConfig(part, count, key, bootstrap.rank() - first, &config);
-  const bool made = bootstrap.Check("ncclCommInitRankConfig", asked, error);
-  return bootstrap.AllDone("in ncclCommInitRankConfig", made, error);
+  ncclComm_t made = nullptr;
+  const ncclResult_t asked = nccl.CommInitRankConfig(&made, count, key, bootstrap.rank() - first, &config);
+  const Status done = bootstrap.Check("ncclCommInitRankConfig", asked);
+  JAXCOMM_RETURN_IF_ERROR(bootstrap.AllDone("in ncclCommInitRankConfig", done));
+  return made;
 }
 
 }  // namespace cuda

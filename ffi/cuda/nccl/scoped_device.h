@@ -1,11 +1,11 @@
-// Changes the current device for a while.
+// Keeps the current CUDA device over a scope that changes it.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace jaxcomm {
 
-// The device that is current now is so again at the end.
+// Restores, at the end of the scope, the device that was current at its begin.
 class ScopedDevice {
  public:
   ScopedDevice() { known_ = cudaGetDevice(&device_) == cudaSuccess; }

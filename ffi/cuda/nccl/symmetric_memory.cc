@@ -1,6 +1,7 @@
 #include "cuda/nccl/symmetric_memory.h"
 
-#include <algorithm>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/nccl/check_cuda.h"
@@ -9,73 +10,78 @@
 namespace jaxcomm {
 namespace cuda {
 
-// A rank that has no memory says so, or the others would wait for it without end when they register theirs.
-bool SymmetricMemory::Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error,
-                               device::Multicast* multicast) {
+// A rank without memory reports it to all ranks, which would otherwise wait for it forever when they register theirs.
+StatusOr<device::Window> SymmetricMemory::Allocate(const char* what, int64_t bytes, device::Multicast* multicast) {
   const NcclLibrary& nccl = bootstrap_.nccl();
   const auto own = static_cast<uint64_t>(bytes);
   void* memory = nullptr;
-  std::string problem;
-  if (!bootstrap_.Check("ncclMemAlloc", nccl.MemAlloc(&memory, own), &problem)) memory = nullptr;
-  std::vector<uint64_t> all;
-  if (!bootstrap_.AllGather(memory != nullptr ? own : 0, &all, error)) return false;
+  const Status allocated = bootstrap_.Check("ncclMemAlloc", nccl.MemAlloc(&memory, own));
+  if (!allocated.ok()) memory = nullptr;
+  const StatusOr<std::vector<uint64_t>> gathered = bootstrap_.AllGather(memory != nullptr ? own : 0);
+  JAXCOMM_RETURN_IF_ERROR(gathered.status());
+  const std::vector<uint64_t>& all = *gathered;
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r] == own) continue;
-    *error = "rank " + std::to_string(r) + " of the group " +
-             (all[r] == 0 ? "has no " + std::to_string(bytes) + " bytes of GPU memory left for the " + what +
-                                "; leave it some, for instance with XLA_PYTHON_CLIENT_MEM_FRACTION"
-                          : "wants " + std::to_string(all[r]) + " bytes for the " + what + ", this one " +
-                                std::to_string(bytes) + ": their programs differ");
-    if (!problem.empty()) *error += " (" + problem + ")";
+    std::string text = "rank " + std::to_string(r) + " of the group " +
+                       (all[r] == 0 ? "has no " + std::to_string(bytes) + " bytes of GPU memory left for the " + what +
+                                          "; leave it some, for instance with XLA_PYTHON_CLIENT_MEM_FRACTION"
+                                    : "wants " + std::to_string(all[r]) + " bytes for the " + what + ", this one " +
+                                          std::to_string(bytes) + ": their programs differ");
+    if (!allocated.ok()) text += " (" + allocated.message() + ")";
     if (memory != nullptr) nccl.MemFree(memory);
-    return false;
+    return Status(all[r] == 0 ? StatusCode::kUnavailable : StatusCode::kInvalidArgument, std::move(text));
   }
   ncclWindow_t registered = nullptr;
-  if (bootstrap_.Check("ncclCommWindowRegister",
-                       nccl.CommWindowRegister(nodes_.comm, memory, own, &registered, NCCL_WIN_COLL_SYMMETRIC),
-                       error) &&
-      registered == nullptr) {
-    *error = "NCCL gave no window for the " + std::string(what) +
-             ": the group's GPUs can't address each other's memory (see python -m jaxcomm.info --communicator)";
-  }
-  const bool addressed = registered != nullptr && Address(registered, 0, window, error);
+  const StatusOr<device::Window> window = Register(what, memory, own, &registered);
   if (registered == nullptr) nccl.MemFree(memory);
-  if (!bootstrap_.AllDone("when it registered memory with NCCL", addressed, error)) return false;
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it registered memory with NCCL", window.status()));
   registered_[window->base] = registered;
-  return multicast == nullptr || FindMulticast(registered, multicast, error);
+  if (multicast != nullptr) JAXCOMM_RETURN_IF_ERROR(FindMulticast(registered, multicast));
+  return window;
 }
 
-bool SymmetricMemory::Clear(const device::Window& window, int64_t bytes, std::string* error) {
+StatusOr<device::Window> SymmetricMemory::Register(const char* what, void* memory, uint64_t bytes,
+                                                   ncclWindow_t* registered) {
+  const ncclResult_t asked =
+      bootstrap_.nccl().CommWindowRegister(nodes_.comm, memory, bytes, registered, NCCL_WIN_COLL_SYMMETRIC);
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.Check("ncclCommWindowRegister", asked));
+  if (*registered == nullptr) {
+    return UnavailableError(
+        "NCCL gave no window for the " + std::string(what) +
+        ": the group's GPUs can't address each other's memory (see python -m jaxcomm.info --communicator)");
+  }
+  return Address(*registered, 0);
+}
+
+Status SymmetricMemory::Clear(const device::Window& window, int64_t bytes) {
   void* const own = window.At(nodes_.own.rank);
-  const bool begun =
-      CheckCuda("cudaMemsetAsync", cudaMemsetAsync(own, 0, static_cast<size_t>(bytes), bootstrap_.stream()), error);
-  return bootstrap_.AllDone("when it cleared memory", begun, error);
+  const Status begun =
+      CheckCuda("cudaMemsetAsync", cudaMemsetAsync(own, 0, static_cast<size_t>(bytes), bootstrap_.stream()));
+  return bootstrap_.AllDone("when it cleared memory", begun);
 }
 
-bool SymmetricMemory::Address(ncclWindow_t registered, int64_t offset, device::Window* window,
-                              std::string* error) const {
+StatusOr<device::Window> SymmetricMemory::Address(ncclWindow_t registered, int64_t offset) const {
   std::vector<char*> addresses;
   for (int32_t r = 0; r < nodes_.own.size; ++r) {
     void* address = nullptr;
     const ncclResult_t found =
         bootstrap_.nccl().GetLsaDevicePointer(registered, static_cast<size_t>(offset), r, &address);
-    if (!bootstrap_.Check("ncclGetLsaDevicePointer", found, error)) return false;
+    JAXCOMM_RETURN_IF_ERROR(bootstrap_.Check("ncclGetLsaDevicePointer", found));
     addresses.push_back(static_cast<char*>(address));
   }
-  return MakeWindow(addresses, window, error);
+  return MakeWindow(addresses);
 }
 
-bool SymmetricMemory::FindMulticast(ncclWindow_t registered, device::Multicast* multicast, std::string* error) {
+Status SymmetricMemory::FindMulticast(ncclWindow_t registered, device::Multicast* multicast) {
   void* address = nullptr;
-  std::string problem;
   if (multimem_) {
     const ncclResult_t found = bootstrap_.nccl().GetLsaMultimemDevicePointer(registered, 0, &address);
-    if (!bootstrap_.Check("ncclGetLsaMultimemDevicePointer", found, &problem)) address = nullptr;
+    if (!bootstrap_.Check("ncclGetLsaMultimemDevicePointer", found).ok()) address = nullptr;
   }
-  bool all_can = false;
-  if (!bootstrap_.AllTrue(address != nullptr, &all_can, error)) return false;
-  if (all_can) multicast->base = static_cast<char*>(address);
-  return true;
+  const StatusOr<bool> all_can = bootstrap_.AllTrue(address != nullptr);
+  JAXCOMM_RETURN_IF_ERROR(all_can.status());
+  if (*all_can) multicast->base = static_cast<char*>(address);
+  return OkStatus();
 }
 
 }  // namespace cuda

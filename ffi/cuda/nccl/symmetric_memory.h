@@ -1,12 +1,12 @@
-// Memory of the same size at every rank, which the ranks of a node address: windows of NCCL.
+// Symmetric memory: windows of NCCL, of the same size at every rank, which all ranks of a node address.
 #pragma once
 
 #include <nccl.h>
 
 #include <cstdint>
 #include <map>
-#include <string>
 
+#include "common/status.h"
 #include "cuda/nccl/bootstrap.h"
 #include "cuda/nccl/nodes.h"
 #include "include/jaxcomm/comm.h"
@@ -14,33 +14,35 @@
 namespace jaxcomm {
 namespace cuda {
 
-// What ncclMemAlloc gives is of whole pages of this size on all GPUs so far; windows are of all of it.
+// ncclMemAlloc allocates whole pages of this size on all GPUs so far. Windows cover whole pages.
 constexpr int64_t kPageBytes = 2 << 20;
 inline int64_t WholePages(int64_t bytes) { return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes; }
 
-// Of one communicator. Nothing is ever freed, for executables and CUDA graphs keep its addresses. One thread at a time.
+// The symmetric memory of one communicator. Never freed, because executables and CUDA graphs keep its addresses. One
+// thread at a time.
 class SymmetricMemory {
  public:
   SymmetricMemory(Bootstrap& bootstrap, const Nodes& nodes, bool multimem)
       : bootstrap_(bootstrap), nodes_(nodes), multimem_(multimem) {}
 
-  // Collective for all ranks of the bootstrap; NCCL's own wait, in which it registers memory, is as long as NCCL's.
-  // `multicast` is null unless all ranks have an address. False: `error` is filled in.
-  bool Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error,
-                device::Multicast* multicast = nullptr);
+  // Allocates and registers `bytes` at every rank. `what`: the purpose, for errors. Fills in `multicast`, if given,
+  // only if all ranks have a multicast address. Collective for all ranks of the bootstrap; NCCL bounds the wait in
+  // which it registers memory, not the timeout.
+  StatusOr<device::Window> Allocate(const char* what, int64_t bytes, device::Multicast* multicast = nullptr);
 
-  // When this returns, the window is zero at all ranks, and no kernel that uses it can have been launched before.
-  // Collective.
-  bool Clear(const device::Window& window, int64_t bytes, std::string* error);
+  // Zeroes the window. When this returns, the window is zero at all ranks. Collective. Comes before the launch of any
+  // kernel that uses the window.
+  Status Clear(const device::Window& window, int64_t bytes);
 
-  // What begins `offset` bytes behind the begin of `registered`, at all ranks of the node.
-  bool Address(ncclWindow_t registered, int64_t offset, device::Window* window, std::string* error) const;
+  // The memory that begins `offset` bytes after the begin of `registered`, at all ranks of the node.
+  StatusOr<device::Window> Address(ncclWindow_t registered, int64_t offset) const;
 
-  // What NCCL has registered `window`, which is of Allocate, as.
+  // NCCL's handle of `window`, which Allocate() returned.
   ncclWindow_t Registered(const device::Window& window) const { return registered_.at(window.base); }
 
  private:
-  bool FindMulticast(ncclWindow_t registered, device::Multicast* multicast, std::string* error);
+  StatusOr<device::Window> Register(const char* what, void* memory, uint64_t bytes, ncclWindow_t* registered);
+  Status FindMulticast(ncclWindow_t registered, device::Multicast* multicast);
 
   Bootstrap& bootstrap_;
   const Nodes nodes_;

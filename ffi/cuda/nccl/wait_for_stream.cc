@@ -7,14 +7,12 @@
 namespace jaxcomm {
 namespace cuda {
 
-bool WaitForStream(cudaStream_t stream, double timeout_s, const std::string& late, std::string* error) {
+Status WaitForStream(cudaStream_t stream, double timeout_s, const std::string& late) {
   const Deadline deadline(timeout_s);
   for (;;) {
-    const cudaError_t status = cudaStreamQuery(stream);
-    if (status != cudaErrorNotReady) return CheckCuda("cudaStreamQuery", status, error);
-    if (deadline.Wait()) continue;
-    *error = late + " did not come within " + TimeoutText(timeout_s);
-    return false;
+    const cudaError_t result = cudaStreamQuery(stream);
+    if (result != cudaErrorNotReady) return CheckCuda("cudaStreamQuery", result);
+    if (!deadline.Wait()) return DeadlineExceededError(late + " did not come within " + TimeoutText(timeout_s));
   }
 }
 

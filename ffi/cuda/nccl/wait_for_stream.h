@@ -5,12 +5,14 @@
 
 #include <string>
 
+#include "common/status.h"
+
 namespace jaxcomm {
 namespace cuda {
 
-// Waits until all that has been put on `stream` has ended. False: `error` is filled in; after the timeout it names
-// `late`, whom the stream waits for.
-bool WaitForStream(cudaStream_t stream, double timeout_s, const std::string& late, std::string* error);
+// Waits until all work that was enqueued on `stream` has ended. `late`: the ranks that the work waits for; the error
+// after a timeout names them.
+Status WaitForStream(cudaStream_t stream, double timeout_s, const std::string& late);
 
 }  // namespace cuda
 }  // namespace jaxcomm

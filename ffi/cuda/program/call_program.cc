@@ -44,56 +44,50 @@ int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
 
 }  // namespace
 
-bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
-                     RankPlacement placement, int32_t max_channels, CallProgram* call, std::string* error,
-                     SplitLimits limits) {
-  call->operation = {dtype, spec.reduce_op};
+StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                                      RankPlacement placement, int32_t max_channels, SplitLimits limits) {
+  CallProgram call;
+  call.operation = {dtype, spec.reduce_op};
   if (Reduces(spec.collective) && !CanReduce(dtype, spec.reduce_op)) {
-    *error = "elements of this type can't be reduced";
-    return false;
+    return InvalidArgumentError("elements of this type can't be reduced");
   }
-  call->item_bytes = ItemBytes(dtype);
-  call->input_bytes = input_count * call->item_bytes;
-  call->output_bytes = output_count * call->item_bytes;
+  call.item_bytes = ItemBytes(dtype);
+  call.input_bytes = input_count * call.item_bytes;
+  call.output_bytes = output_count * call.item_bytes;
   // If multimem turns out to be missing, there is no memory for it.
   const Geometry geometry = GpuGeometry(spec.group_size, placement.ranks_per_node, true);
   const StatusOr<Request> made = MakeRequest(spec, geometry, input_count, output_count);
-  if (!made.ok()) {
-    *error = made.status().message();
-    return false;
-  }
+  JAXCOMM_RETURN_IF_ERROR(made.status());
   const Request& request = *made;
   const int64_t block_count = request.block_count;
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
   const Selection selection =
-      SelectForGpus(request, spec.algorithm, call->item_bytes, max_channels, placement.inter_node);
+      SelectForGpus(request, spec.algorithm, call.item_bytes, max_channels, placement.inter_node);
   const Choice& choice = selection.choice;
-  const int32_t num_channels = call->num_channels = selection.num_channels;
+  const int32_t num_channels = call.num_channels = selection.num_channels;
   if (choice.algorithm == nullptr) {
-    *error = choice.reason + " (on GPUs a node is what NVLink connects: see docs/cuda.md)";
-    return false;
+    return InvalidArgumentError(choice.reason + " (on GPUs a node is what NVLink connects: see docs/cuda.md)");
   }
   const Runs runs = {spec.input_run, spec.output_run};
   const bool multimem = choice.algorithm->protocol == Protocol::kMultimem;
-  if (multimem && Reduces(spec.collective) && !SumsByMultimem(call->operation)) {
-    *error = "algorithm \"multimem\" needs f32, bf16 or f16 to add up, nothing else";
-    return false;
+  if (multimem && Reduces(spec.collective) && !SumsByMultimem(call.operation)) {
+    return InvalidArgumentError("algorithm \"multimem\" needs f32, bf16 or f16 to add up, nothing else");
   }
   if (multimem && block_count > 0) {
-    call->multimem = MakeMultimemArgs(request, runs, dtype, num_channels);
-    return true;
+    call.multimem = MakeMultimemArgs(request, runs, dtype, num_channels);
+    return call;
   }
   if (choice.ll) {
     const bool twice = choice.algorithm->protocol == Protocol::kLlTwoShot;
-    call->ll = MakeLlArgs(request, runs, call->operation, num_channels, twice);
-    return true;
+    call.ll = MakeLlArgs(request, runs, call.operation, num_channels, twice);
+    return call;
   }
-  call->program = geometry.num_nodes == 1 || placement.inter_node == InterNode::kGin
-                      ? MakeRankProgram(choice, block_count, runs, call->item_bytes, num_channels, placement.rank)
-                      : MakeSendRecvProgram(choice, block_count, runs, call->item_bytes, num_channels, placement.rank,
-                                            limits, &call->schedule);
-  call->arena = LayoutOf(*call);
-  return true;
+  call.program = geometry.num_nodes == 1 || placement.inter_node == InterNode::kGin
+                     ? MakeRankProgram(choice, block_count, runs, call.item_bytes, num_channels, placement.rank)
+                     : MakeSendRecvProgram(choice, block_count, runs, call.item_bytes, num_channels, placement.rank,
+                                           limits, &call.schedule);
+  call.arena = LayoutOf(call);
+  return call;
 }
 
 LlArgs MakeLlArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels, bool two_shot) {
@@ -178,23 +172,22 @@ RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void
   return args;
 }
 
-bool MakeWindow(const std::vector<char*>& addresses, device::Window* window, std::string* error) {
+StatusOr<device::Window> MakeWindow(const std::vector<char*>& addresses) {
   const auto address = [&](size_t i) { return reinterpret_cast<int64_t>(addresses[i]); };
-  window->base = addresses[0];
-  window->stride = addresses.size() > 1 ? address(1) - address(0) : 0;
+  device::Window window;
+  window.base = addresses[0];
+  window.stride = addresses.size() > 1 ? address(1) - address(0) : 0;
   for (size_t i = 0; i < addresses.size(); ++i) {
     if (addresses[i] == nullptr) {
-      *error = "the memory of rank " + std::to_string(i) + " has no address here";
-      return false;
+      return UnavailableError("the memory of rank " + std::to_string(i) + " has no address here");
     }
-    if (address(i) - address(0) != static_cast<int64_t>(i) * window->stride) {
-      *error = "the ranks' memory is not equally spaced: rank " + std::to_string(i) + " is " +
-               std::to_string(address(i) - address(0)) + " bytes from rank 0, rank 1 is " +
-               std::to_string(window->stride);
-      return false;
+    if (address(i) - address(0) != static_cast<int64_t>(i) * window.stride) {
+      return UnavailableError("the ranks' memory is not equally spaced: rank " + std::to_string(i) + " is " +
+                              std::to_string(address(i) - address(0)) + " bytes from rank 0, rank 1 is " +
+                              std::to_string(window.stride));
     }
   }
-  return true;
+  return window;
 }
 
 std::string PhaseText(int32_t step) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/call_spec.h"
+#include "common/status.h"
 #include "cuda/program/kernel_args.h"
 #include "cuda/program/program.h"
 #include "cuda/program/send_recv_schedule.h"
@@ -50,11 +51,10 @@ struct RankPlacement {
   InterNode inter_node = InterNode::kSendRecv;
 };
 
-// The program of one rank. At most `max_channels` channels, or spec.max_sms if that is less. False, and `error` filled
-// in, if the buffers, the type or the algorithm don't fit.
-bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
-                     RankPlacement placement, int32_t max_channels, CallProgram* call, std::string* error,
-                     SplitLimits limits = {});
+// The program of one rank. At most `max_channels` channels, or spec.max_sms if that is less. An error if the buffers,
+// the type or the algorithm don't fit.
+StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                                      RankPlacement placement, int32_t max_channels, SplitLimits limits = {});
 
 // What does not change from call to call, but for the Comm.
 LlArgs MakeLlArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels, bool two_shot);
@@ -81,9 +81,8 @@ RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk);
 // With this call's buffers of XLA's.
 RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y);
 
-// The window of memory that begins at addresses[i] at rank i. False, and `error` filled in, if these are not equally
-// spaced.
-bool MakeWindow(const std::vector<char*>& addresses, device::Window* window, std::string* error);
+// The window of memory that begins at addresses[i] at rank i. An error if the addresses are not equally spaced.
+StatusOr<device::Window> MakeWindow(const std::vector<char*>& addresses);
 
 // Where a program was: "in the entry barrier", "in step 3", "in the exit barrier".
 std::string PhaseText(int32_t step);

@@ -10,7 +10,7 @@
 namespace jaxcomm {
 namespace cuda {
 
-uint64_t* AbortFlag(int device, std::string* error) {
+StatusOr<uint64_t*> AbortFlag(int device) {
   static std::mutex mutex;
   static auto* words = new std::map<int, uint64_t*>;
   std::lock_guard<std::mutex> lock(mutex);
@@ -19,14 +19,13 @@ uint64_t* AbortFlag(int device, std::string* error) {
   const uint64_t zero = 0;
   void* made = nullptr;
   cudaError_t status = cudaMalloc(&made, sizeof zero);
-  // Not the legacy default stream, which might wait for a kernel that waits for a peer.
+  // Not on the legacy default stream, which might wait for a kernel that waits for a peer.
   if (status == cudaSuccess) {
     status = cudaMemcpyAsync(made, &zero, sizeof zero, cudaMemcpyHostToDevice, cudaStreamPerThread);
   }
   if (status == cudaSuccess) status = cudaStreamSynchronize(cudaStreamPerThread);
-  if (status == cudaSuccess) return word = static_cast<uint64_t*>(made);
-  *error = Problem("a word of GPU memory", status);
-  return nullptr;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("a word of GPU memory", status));
+  return word = static_cast<uint64_t*>(made);
 }
 
 }  // namespace cuda

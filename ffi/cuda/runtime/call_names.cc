@@ -11,7 +11,7 @@ namespace {
 struct Names {
   std::mutex mutex;
   std::map<uint64_t, std::string> names;
-  std::deque<uint64_t> ended;  // that are known yet
+  std::deque<uint64_t> ended;  // calls that have ended and still have a name
   uint64_t next = 0;
 };
 

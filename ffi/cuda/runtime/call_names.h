@@ -1,4 +1,4 @@
-// What people call a call by, for reports that know it by device::Comm::call_id.
+// Readable names of calls, for reports of kernels, which identify a call by device::Comm::call_id.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,8 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Known as long as this lives, and a while longer: somebody may ask only then why a kernel has aborted.
+// The name can be looked up while this object lives, and for a while after that: the reason of an abort may be read
+// only then.
 class CallName {
  public:
   explicit CallName(const std::string& text);
@@ -15,10 +16,10 @@ class CallName {
   CallName(const CallName&) = delete;
   CallName& operator=(const CallName&) = delete;
 
-  // Of no other call of the process, also later on.
+  // Unique in the process. Never used again.
   uint64_t number() const { return number_; }
 
-  // "a call" if it is not known any more.
+  // "a call" after the name has been dropped.
   static std::string Of(uint64_t number);
 
  private:

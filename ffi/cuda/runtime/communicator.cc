@@ -5,6 +5,8 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "common/hash.h"
@@ -19,14 +21,14 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// Small enough for the memory that XLA leaves to others, large enough for most calls of a model.
+// Small enough for the memory that XLA leaves free, large enough for most calls of a model.
 constexpr int64_t kLeastArenaBytes = 32 << 20;
 
 struct Shared {
   std::mutex mutex;
   Communicator::Settings settings;
   std::vector<Communicator*> communicators;
-  std::string first_failure;
+  Status first_failure;
 };
 
 Shared& GetShared() {
@@ -50,11 +52,10 @@ Communicator::Settings Communicator::Configured() {
   return GetShared().settings;
 }
 
-Communicator* Communicator::Get(ncclComm_t nccl_comm, std::string* error) {
+StatusOr<Communicator*> Communicator::Get(ncclComm_t nccl_comm) {
   struct Entry {
-    std::mutex mutex;                      // held while it is made: other devices make theirs at the same time
-    Communicator* communicator = nullptr;  // never deleted
-    std::string error;
+    std::mutex mutex;  // held while the communicator is made: other devices make theirs at the same time
+    std::optional<StatusOr<Communicator*>> made;  // never deleted
   };
   static std::mutex mutex;
   static auto* entries = new std::map<ncclComm_t, Entry>;
@@ -64,20 +65,19 @@ Communicator* Communicator::Get(ncclComm_t nccl_comm, std::string* error) {
     entry = &(*entries)[nccl_comm];
   }
   std::lock_guard<std::mutex> lock(entry->mutex);
-  Communicator*& known = entry->communicator;
-  if (known == nullptr && entry->error.empty()) {
-    // XLA has loaded the library that made the communicator.
-    if (const NcclLibrary* nccl = NcclLibrary::Open("", &entry->error)) {
-      known = new Communicator(*nccl, nccl_comm, Configured());
-      if (!known->Make(&entry->error) && entry->error.empty()) entry->error = "unknown failure";
-    }
-    if (entry->error.empty()) {
+  if (!entry->made) {
+    entry->made = [&]() -> StatusOr<Communicator*> {
+      // XLA has loaded the library that made the communicator.
+      const StatusOr<const NcclLibrary*> nccl = NcclLibrary::Open("");
+      JAXCOMM_RETURN_IF_ERROR(nccl.status());
+      auto* const made = new Communicator(**nccl, nccl_comm, Configured());
+      JAXCOMM_RETURN_IF_ERROR(made->Make());
       std::lock_guard<std::mutex> shared_lock(GetShared().mutex);
-      GetShared().communicators.push_back(known);
-    }
+      GetShared().communicators.push_back(made);
+      return made;
+    }();
   }
-  *error = entry->error;
-  return entry->error.empty() ? known : nullptr;
+  return *entry->made;
 }
 
 namespace {
@@ -89,126 +89,128 @@ std::vector<Communicator*> AllCommunicators() {
 
 }  // namespace
 
-std::string Communicator::FirstFailure() {
+Status Communicator::FirstFailure() {
   uint64_t first_ns = UINT64_MAX;
-  std::string first;
+  Status first;
   for (Communicator* const communicator : AllCommunicators()) {
     uint64_t time_ns = 0;
-    const std::string failure = communicator->KernelFailure(&time_ns);
-    if (failure.empty() || (!first.empty() && time_ns >= first_ns)) continue;
+    const Status failure = communicator->KernelFailure(&time_ns);
+    if (failure.ok() || (!first.ok() && time_ns >= first_ns)) continue;
     first = failure;
     first_ns = time_ns;
   }
   std::lock_guard<std::mutex> lock(GetShared().mutex);
-  if (GetShared().first_failure.empty()) GetShared().first_failure = first;
+  if (GetShared().first_failure.ok()) GetShared().first_failure = first;
   return GetShared().first_failure;
 }
 
 std::vector<std::string> Communicator::Failures() {
   std::vector<std::string> failures;
   for (Communicator* const communicator : AllCommunicators()) {
-    if (std::string failure = communicator->Failure(); !failure.empty()) failures.push_back(std::move(failure));
+    if (const Status failure = communicator->Failure(); !failure.ok()) failures.push_back(failure.message());
   }
   return failures;
 }
 
-bool Communicator::Make(std::string* error) {
+Status Communicator::Make() {
   comm_.timeout_ns = static_cast<uint64_t>(settings_.timeout_s * 1e9);
   comm_.signals.num_channels = settings_.max_channels + 1;
-  ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
-  if (!QueryProperties(&properties, error)) return false;
+  const StatusOr<ncclCommProperties_t> properties = QueryProperties();
+  JAXCOMM_RETURN_IF_ERROR(properties.status());
   ScopedDevice keep;
-  // Until there is a bootstrap, no rank can tell the others that it has failed.
-  if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) || !bootstrap_.Make(rank(), size(), error)) {
-    return false;
-  }
+  // Before bootstrap_.Make(), a rank can't report a failure to the other ranks.
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.Make(rank(), size()));
   int num_sms = 0;
-  const bool ready = CheckCuda("cudaDeviceGetAttribute",
-                               cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_), error) &&
-                     CheckDevice(num_sms, error);
-  if (!bootstrap_.AllDone("when it loaded kernels", ready, error) ||
-      !bootstrap_.CheckEqual("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels()), error) ||
-      !bootstrap_.CheckEqual("JAXCOMM_SYMMETRIC_BUFFERS", settings_.windows ? 1 : 0, error)) {
-    return false;
+  Status ready =
+      CheckCuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_));
+  if (ready.ok()) ready = CheckDevice(num_sms);
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it loaded kernels", ready));
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels())));
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_SYMMETRIC_BUFFERS", settings_.windows ? 1 : 0));
+  const bool can_gin = Gin::Usable(nccl_, *properties);
+  StatusOr<Nodes> nodes = FindNodes(bootstrap_, *properties, settings_.node_name, can_gin);
+  JAXCOMM_RETURN_IF_ERROR(nodes.status());
+  if (nodes->gin) JAXCOMM_RETURN_IF_ERROR(MakeGin());
+  if (nodes->gin && !gin_) {
+    nodes = FindNodes(bootstrap_, *properties, settings_.node_name, false);
+    JAXCOMM_RETURN_IF_ERROR(nodes.status());
   }
-  const bool can_gin = Gin::Usable(nccl_, properties);
-  Nodes nodes;
-  if (!FindNodes(bootstrap_, properties, settings_.node_name, can_gin, &nodes, error)) return false;
-  if (nodes.gin && !MakeGin(error)) return false;
-  if (nodes.gin && !gin_ && !FindNodes(bootstrap_, properties, settings_.node_name, false, &nodes, error)) return false;
-  comm_.local = nodes.own;
-  memory_.emplace(bootstrap_, nodes, properties.multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr);
-  if (!bootstrap_.AllDone("when it made counters", MakeLocalMemory(error), error) || !MakeCounters(error)) return false;
-  return comm_.local.size == size() || gin_ || MakeSendRecvProxy(num_sms, error);
+  comm_.local = nodes->own;
+  memory_.emplace(bootstrap_, *nodes, properties->multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr);
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it made counters", MakeLocalMemory()));
+  JAXCOMM_RETURN_IF_ERROR(MakeCounters());
+  return comm_.local.size == size() || gin_ ? OkStatus() : MakeSendRecvProxy(num_sms);
 }
 
-bool Communicator::CheckDevice(int num_sms, std::string* error) const {
+Status Communicator::CheckDevice(int num_sms) const {
   if (max_channels() > num_sms) {
-    *error = "JAXCOMM_MAX_SMS is " + std::to_string(max_channels()) + ", but GPU " + std::to_string(device_) + " has " +
-             std::to_string(num_sms) + " SMs";
-    return false;
+    return InvalidArgumentError("JAXCOMM_MAX_SMS is " + std::to_string(max_channels()) + ", but GPU " +
+                                std::to_string(device_) + " has " + std::to_string(num_sms) + " SMs");
   }
-  return CheckCuda("kernels", LoadKernel(), error) && CheckCuda("kernels", LoadLlKernel(), error) &&
-         CheckCuda("kernels", LoadMultimemKernel(), error);
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadKernel()));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadLlKernel()));
+  return CheckCuda("kernels", LoadMultimemKernel());
 }
 
-bool Communicator::MakeSendRecvProxy(int num_sms, std::string* error) {
-  // Kernels that wait for their node must leave room for NCCL's, or no rank comes any further.
+Status Communicator::MakeSendRecvProxy(int num_sms) {
+  // Kernels that wait for their node must leave SMs to NCCL's kernels, or the ranks block each other.
   constexpr int32_t kSmsOfNccl = 34;
-  const bool room = max_channels() + kSmsOfNccl <= num_sms;
-  if (!room) {
-    *error = "JAXCOMM_MAX_SMS is " + std::to_string(max_channels()) + ", but between nodes " +
-             std::to_string(kSmsOfNccl) + " of the " + std::to_string(num_sms) + " SMs of GPU " +
-             std::to_string(device_) + " must be left to NCCL";
+  Status room;
+  if (max_channels() + kSmsOfNccl > num_sms) {
+    room = InvalidArgumentError("JAXCOMM_MAX_SMS is " + std::to_string(max_channels()) + ", but between nodes " +
+                                std::to_string(kSmsOfNccl) + " of the " + std::to_string(num_sms) + " SMs of GPU " +
+                                std::to_string(device_) + " must be left to NCCL");
   }
-  ncclComm_t network = nullptr;
-  // Everybody again: what goes between nodes must not meet what XLA sends on its communicator.
-  if (!bootstrap_.AllDone("when it looked for room for NCCL", room, error) ||
-      !MakeSubCommunicator(bootstrap_, 0, size(), &network, error)) {
-    return false;
-  }
-  send_recv_proxy_ = SendRecvProxy::Make(nccl_, network, comm_, report_, settings_.timeout_s, error);
-  return bootstrap_.AllDone("when it made streams for messages", send_recv_proxy_ != nullptr, error);
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it looked for room for NCCL", room));
+  // A second communicator of all ranks: messages between nodes must not mix with XLA's messages on its communicator.
+  const StatusOr<ncclComm_t> network = MakeSubCommunicator(bootstrap_, 0, size());
+  JAXCOMM_RETURN_IF_ERROR(network.status());
+  StatusOr<std::unique_ptr<SendRecvProxy>> made =
+      SendRecvProxy::Make(nccl_, *network, comm_, report_, settings_.timeout_s);
+  if (made.ok()) send_recv_proxy_ = *std::move(made);
+  return bootstrap_.AllDone("when it made streams for messages", made.status());
 }
 
-bool Communicator::QueryProperties(ncclCommProperties_t* properties, std::string* error) {
+StatusOr<ncclCommProperties_t> Communicator::QueryProperties() {
   for (const char* name : {"ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommQueryProperties",
                            "ncclGetLsaDevicePointer"}) {
-    *error = nccl_.WhyNot(name);
-    if (!error->empty()) return false;
+    JAXCOMM_RETURN_IF_ERROR(nccl_.Require(name));
   }
-  const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), properties);
-  if (!bootstrap_.Check("ncclCommQueryProperties", asked, error)) return false;
-  device_ = properties->cudaDev;
-  comm_.world = {properties->rank, properties->nRanks, 0, 1};
-  return true;
+  ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+  const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), &properties);
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.Check("ncclCommQueryProperties", asked));
+  device_ = properties.cudaDev;
+  comm_.world = {properties.rank, properties.nRanks, 0, 1};
+  return properties;
 }
 
-bool Communicator::MakeLocalMemory(std::string* error) {
+Status Communicator::MakeLocalMemory() {
   const size_t counters_bytes =
       static_cast<size_t>(comm_.local.size) * sizeof(uint64_t) * static_cast<size_t>(comm_.signals.num_channels);
   const size_t epochs_bytes = static_cast<size_t>(max_channels()) * sizeof(uint64_t);
+  const size_t all_bytes = 2 * counters_bytes + epochs_bytes;
   void* host = nullptr;
   void* report = nullptr;
   char* counters = nullptr;
-  if (!CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, sizeof(device::Report), cudaHostAllocMapped), error) ||
-      !CheckCuda("cudaHostGetDevicePointer", cudaHostGetDevicePointer(&report, host, 0), error) ||
-      !CheckCuda("cudaMalloc", cudaMalloc(&counters, 2 * counters_bytes + epochs_bytes), error) ||
-      !CheckCuda("cudaMemsetAsync",
-                 cudaMemsetAsync(counters, 0, 2 * counters_bytes + epochs_bytes, bootstrap_.stream()), error)) {
-    return false;
-  }
+  JAXCOMM_RETURN_IF_ERROR(
+      CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, sizeof(device::Report), cudaHostAllocMapped)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaHostGetDevicePointer", cudaHostGetDevicePointer(&report, host, 0)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&counters, all_bytes)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counters, 0, all_bytes, bootstrap_.stream())));
   report_ = new (host) device::Report;
   comm_.report = static_cast<device::Report*>(report);
-  comm_.abort_flag = AbortFlag(device_, error);
   comm_.signals.sent = reinterpret_cast<uint64_t*>(counters);
   comm_.signals.received = reinterpret_cast<uint64_t*>(counters + counters_bytes);
   comm_.ll_slots.epochs = reinterpret_cast<uint64_t*>(counters + 2 * counters_bytes);
-  return comm_.abort_flag != nullptr;
+  const StatusOr<uint64_t*> abort_flag = AbortFlag(device_);
+  JAXCOMM_RETURN_IF_ERROR(abort_flag.status());
+  comm_.abort_flag = *abort_flag;
+  return OkStatus();
 }
 
-// Signals, LL slots and the offset table have memory of their own, which stays where it is when the arena grows.
-bool Communicator::MakeCounters(std::string* error) {
+// Signals, LL slots and the offset table have memory of their own, which does not move when the arena grows.
+Status Communicator::MakeCounters() {
   device::LlSlots& slots = comm_.ll_slots;
   slots.num_channels = std::min(max_channels(), kLlChannels);
   slots.num_units = kLlUnits;
@@ -216,61 +218,64 @@ bool Communicator::MakeCounters(std::string* error) {
   const int64_t slot_bytes = 2 * num_ranks * slots.num_channels * slots.num_units * int64_t{sizeof(uint64_t[2])};
   const int64_t pad_bytes = num_ranks * comm_.signals.num_channels * int64_t{sizeof(uint64_t)};
   const int64_t bytes = WholePages(slot_bytes + pad_bytes + OffsetTableBytes(comm_.local.size));
+  const StatusOr<device::Window> allocated = memory_->Allocate("signals", bytes);
+  JAXCOMM_RETURN_IF_ERROR(allocated.status());
+  JAXCOMM_RETURN_IF_ERROR(memory_->Clear(*allocated, bytes));
   device::Window& pad = comm_.signals.pad;
-  if (!memory_->Allocate("signals", bytes, &pad, error) || !memory_->Clear(pad, bytes, error)) return false;
-  slots.pad = pad;
+  slots.pad = pad = *allocated;
   pad.base += slot_bytes;
   offset_table_ = {pad.base + pad_bytes, pad.stride};
-  return true;
+  return OkStatus();
 }
 
-bool Communicator::IsSameOnAllRanks(const char* what, uint64_t own, std::string* error) {
+Status Communicator::CheckSameOnAllRanks(const char* what, uint64_t own) {
   std::lock_guard<std::mutex> lock(mutex_);
   ScopedDevice keep;
-  return CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) && bootstrap_.CheckEqual(what, own, error);
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
+  return bootstrap_.CheckEqual(what, own);
 }
 
-bool Communicator::AllDone(const char* at, bool own, std::string* error) {
+Status Communicator::AllDone(const char* at, const Status& own) {
   std::lock_guard<std::mutex> lock(mutex_);
   ScopedDevice keep;
-  return CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) && bootstrap_.AllDone(at, own, error);
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
+  return bootstrap_.AllDone(at, own);
 }
 
-// What it can't make on all ranks, it makes on none: there are other ways between nodes. What NCCL has made where it
-// could stays. False: ranks have not met.
-bool Communicator::MakeGin(std::string* error) {
+// GIN is made on all ranks or on none; without it, NCCL sends and receives between nodes. Where NCCL could make its
+// part, that part is kept. An error: ranks did not meet.
+Status Communicator::MakeGin() {
   const auto bytes = static_cast<size_t>(Gin::CountBytes(comm_.signals.num_channels, size()));
   uint64_t* counts = nullptr;
-  std::string problem;
-  bool all_can = CheckCuda("kernels", LoadGinKernel(), &problem) &&
-                 CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes), &problem) &&
-                 CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, bootstrap_.stream()), &problem);
-  // After this, all counts are zero.
-  if (!bootstrap_.AllTrue(all_can, &all_can, error)) return false;
-  std::unique_ptr<Gin> made;
-  if (all_can) {
-    const auto check = [this](const char* name, ncclResult_t result, std::string* why) {
-      return bootstrap_.Check(name, result, why);
-    };
-    made = Gin::Make(nccl_, bootstrap_.nccl_comm(), comm_, counts, check, &problem);
-    if (!bootstrap_.AllTrue(made != nullptr, &all_can, error)) return false;
-  }
-  if (all_can) {
-    gin_ = std::move(made);
-    return true;
+  Status own = CheckCuda("kernels", LoadGinKernel());
+  if (own.ok()) own = CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes));
+  if (own.ok()) own = CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, bootstrap_.stream()));
+  // When this returns, all counts are zero.
+  StatusOr<bool> all_can = bootstrap_.AllTrue(own.ok());
+  JAXCOMM_RETURN_IF_ERROR(all_can.status());
+  if (*all_can) {
+    const auto check = [this](const char* name, ncclResult_t result) { return bootstrap_.Check(name, result); };
+    StatusOr<std::unique_ptr<Gin>> made = Gin::Make(nccl_, bootstrap_.nccl_comm(), comm_, counts, check);
+    own = made.status();
+    all_can = bootstrap_.AllTrue(made.ok());
+    JAXCOMM_RETURN_IF_ERROR(all_can.status());
+    if (*all_can) {
+      gin_ = *std::move(made);
+      return OkStatus();
+    }
   }
   cudaFree(counts);
   static std::once_flag warned;
   std::call_once(warned, [&] {
     std::fprintf(stderr, "jaxcomm: no GIN between nodes: rank %d of %d: %s; NCCL sends and receives instead\n", rank(),
-                 size(), problem.empty() ? "another rank can't" : problem.c_str());
+                 size(), own.ok() ? "another rank can't" : own.message().c_str());
   });
-  return true;
+  return OkStatus();
 }
 
 namespace {
 
-// False also if nobody can tell.
+// False also if CUDA reports no status.
 bool IsCaptured(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
@@ -279,46 +284,43 @@ bool IsCaptured(cudaStream_t stream) {
 
 }  // namespace
 
-std::string Communicator::Begin(cudaStream_t stream) {
+Status Communicator::Begin(cudaStream_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::string error;
   if (last_ != nullptr && last_stream_ != stream && !IsCaptured(stream)) {
-    CheckCuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, last_, 0), &error);
+    return CheckCuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, last_, 0));
   }
-  return error;
+  return OkStatus();
 }
 
-std::string Communicator::End(cudaStream_t stream) {
+Status Communicator::End(cudaStream_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);
-  std::string error;
-  if (IsCaptured(stream)) return error;
-  if (last_ == nullptr &&
-      !CheckCuda("cudaEventCreate", cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), &error)) {
-    return error;
+  if (IsCaptured(stream)) return OkStatus();
+  if (last_ == nullptr) {
+    JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaEventCreate", cudaEventCreateWithFlags(&last_, cudaEventDisableTiming)));
   }
-  CheckCuda("cudaEventRecord", cudaEventRecord(last_, stream), &error);
   last_stream_ = stream;
-  return error;
+  return CheckCuda("cudaEventRecord", cudaEventRecord(last_, stream));
 }
 
-bool Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes, std::string* error) {
+Status Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (bytes > arena_bytes_ || arena_bytes_ == 0) {
     ScopedDevice keep;
-    if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error)) return false;
-    // Twice as much as the last: what old programs and CUDA graphs still use is never more than what the newest has.
+    JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
+    // At least twice the last size: all old arenas, which old programs and CUDA graphs still use, then take no more
+    // memory than the newest.
     const int64_t whole = WholePages(std::max({bytes, 2 * arena_bytes_, kLeastArenaBytes}));
-    device::Window window;
-    if (!memory_->Allocate("arena", whole, &window, error)) return false;
-    arena_ = window;
+    const StatusOr<device::Window> window = memory_->Allocate("arena", whole);
+    JAXCOMM_RETURN_IF_ERROR(window.status());
+    arena_ = *window;
     arena_bytes_ = whole;
   }
   *arena = arena_;
   *arena_bytes = arena_bytes_;
-  return true;
+  return OkStatus();
 }
 
-bool Communicator::ReserveFor(const std::string& owner, int64_t bytes, device::Comm* comm, std::string* error) {
+Status Communicator::ReserveFor(const std::string& owner, int64_t bytes, device::Comm* comm) {
   std::lock_guard<std::mutex> lock(mutex_);
   Arena& arena = arenas_[owner];
   if (bytes > arena.bytes) {
@@ -326,17 +328,17 @@ bool Communicator::ReserveFor(const std::string& owner, int64_t bytes, device::C
     const std::string what = "arena of " + owner;
     Arena made;
     made.bytes = WholePages(std::max(bytes, 2 * arena.bytes));
-    if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) ||
-        !memory_->Allocate(what.c_str(), made.bytes, &made.window, error, &made.multicast) ||
-        !memory_->Clear(made.window, made.bytes, error)) {
-      return false;
-    }
+    JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
+    const StatusOr<device::Window> window = memory_->Allocate(what.c_str(), made.bytes, &made.multicast);
+    JAXCOMM_RETURN_IF_ERROR(window.status());
+    made.window = *window;
+    JAXCOMM_RETURN_IF_ERROR(memory_->Clear(made.window, made.bytes));
     arena = made;
   }
   comm->arena = arena.window;
   comm->arena_multicast = arena.multicast;
   comm->arena_bytes = arena.bytes;
-  return true;
+  return OkStatus();
 }
 
 ncclWindow_t Communicator::Registered(const device::Window& arena) {
@@ -344,47 +346,47 @@ ncclWindow_t Communicator::Registered(const device::Window& arena) {
   return memory_->Registered(arena);
 }
 
-// What NCCL says of peers is right only if their buffers lie as far from the begin of their windows as this rank's: it
-// is looked at for the distance between ranks, nothing else.
-bool Communicator::OffsetOf(ncclWindow_t window, int64_t offset, int64_t* buffer_offset, std::string* error) const {
-  device::Window addressed;
-  if (!memory_->Address(window, offset, &addressed, error)) return false;
-  if (size() > 1 && addressed.stride != comm_.signals.pad.stride) {
-    *error = "XLA's window is " + std::to_string(addressed.stride) + " bytes apart from rank to rank, jaxcomm's " +
-             std::to_string(comm_.signals.pad.stride);
-    return false;
+// NCCL computes the addresses of peers' buffers from this rank's offset, but the buffers of peers begin elsewhere in
+// their windows. So only the distance between ranks is used.
+StatusOr<int64_t> Communicator::OffsetOf(ncclWindow_t window, int64_t offset) const {
+  const StatusOr<device::Window> addressed = memory_->Address(window, offset);
+  JAXCOMM_RETURN_IF_ERROR(addressed.status());
+  const int64_t stride = addressed->stride;
+  if (size() > 1 && stride != comm_.signals.pad.stride) {
+    return UnavailableError("XLA's window is " + std::to_string(stride) + " bytes apart from rank to rank, jaxcomm's " +
+                            std::to_string(comm_.signals.pad.stride));
   }
-  *buffer_offset = OffsetOf(addressed, 0);
-  return true;
+  return OffsetOf(*addressed, 0);
 }
 
 int64_t Communicator::OffsetOf(const device::Window& arena, int64_t offset) const {
   return arena.At(rank(), offset) - comm_.signals.pad.At(rank());
 }
 
-std::string Communicator::Failure() {
+Status Communicator::Failure() {
   uint64_t time_ns;
-  const std::string failure = KernelFailure(&time_ns);
-  return failure.empty() ? bootstrap_.Failure() : failure;
+  JAXCOMM_RETURN_IF_ERROR(KernelFailure(&time_ns));
+  return bootstrap_.Failure();
 }
 
-std::string Communicator::WhyNot() {
-  const std::string first = FirstFailure();
-  return first.empty() ? Failure() : first;
+Status Communicator::CheckUsable() {
+  JAXCOMM_RETURN_IF_ERROR(FirstFailure());
+  return Failure();
 }
 
-std::string Communicator::KernelFailure(uint64_t* time_ns) {
+Status Communicator::KernelFailure(uint64_t* time_ns) {
   const bool reported = __atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) == device::Report::kComplete;
   uint64_t call = 0;
-  std::string of_messages;
+  Status of_messages;
   if (send_recv_proxy_ && !reported) of_messages = send_recv_proxy_->Failure(&call);
-  if (!reported && of_messages.empty()) return "";
+  if (!reported && of_messages.ok()) return OkStatus();
   *time_ns = reported ? report_->time_ns : UINT64_MAX;
   std::lock_guard<std::mutex> lock(failure_mutex_);
-  if (failure_.empty()) {
+  if (failure_.ok()) {
     if (reported) call = report_->call_id;
     const std::string name = CallName::Of(call);
-    failure_ = reported ? FailureText(*report_, name, settings_.timeout_s) : name + ": " + of_messages;
+    failure_ = reported ? DeadlineExceededError(FailureText(*report_, name, settings_.timeout_s))
+                        : WithPrefix(name + ": ", of_messages);
   }
   return failure_;
 }

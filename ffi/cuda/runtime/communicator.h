@@ -1,4 +1,4 @@
-// What kernels need of an ncclComm_t: symmetric memory, counters, a report.
+// Resources of kernels for one ncclComm_t: symmetric memory, counters, a report.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/status.h"
 #include "cuda/nccl/bootstrap.h"
 #include "cuda/nccl/gin.h"
 #include "cuda/nccl/nccl_library.h"
@@ -22,16 +23,17 @@
 namespace jaxcomm {
 namespace cuda {
 
-// One per ncclComm_t and process; never deleted, for executables and CUDA graphs keep its addresses, and XLA may have
-// destroyed the ncclComm_t before the end of the process.
+// One per ncclComm_t and process. Never deleted: executables and CUDA graphs keep its addresses, and XLA may destroy
+// the ncclComm_t before the end of the process.
 //
-// Whatever is said to be collective is called by all ranks of the communicator, in the same order, outside of the
-// capture of a CUDA graph. It waits for the other ranks, but no longer than the timeout; NCCL's own waits, when memory
-// is registered, are as long as NCCL's.
+// All ranks of the communicator make the collective calls in the same order, outside of the capture of a CUDA graph. A
+// collective call waits for the other ranks no longer than the timeout; only NCCL bounds the waits in which it
+// registers memory.
 class Communicator {
  public:
-  // For all communicators made from now on. `max_channels` and `windows` (JAXCOMM_SYMMETRIC_BUFFERS) must be the same
-  // on all ranks. `node_id`: ranks whose names differ are of different nodes, whatever NVLink connects; empty: no name.
+  // Sets what all communicators made from now on use. `max_channels` and `windows` (JAXCOMM_SYMMETRIC_BUFFERS) must be
+  // the same on all ranks. `node_id`: ranks whose names differ are on different nodes, even if NVLink connects them;
+  // empty: no name.
   static void Configure(double timeout_s, int32_t max_channels, const std::string& node_id = "", bool windows = false);
   struct Settings {
     double timeout_s = 30;
@@ -41,61 +43,62 @@ class Communicator {
   };
   static Settings Configured();
 
-  // Collective when it is called first for `nccl_comm`. Null, and `error` filled in, if that can't be used; then it is
-  // null ever after. If XLA replaces communicators, because a process has died, a new one must not get the address of
-  // an old one: NCCL has no question that tells them apart and is safe to ask.
-  static Communicator* Get(ncclComm_t nccl_comm, std::string* error);
+  // Collective at the first call for `nccl_comm`. Its outcome is final, also an error. If XLA replaces communicators
+  // because a process has died, a new one must not get the address of an old one: NCCL has no safe way to distinguish
+  // them.
+  static StatusOr<Communicator*> Get(ncclComm_t nccl_comm);
 
-  // Why kernels have aborted, of all communicators that have ever been made.
+  // The failures of all communicators of the process, for people.
   static std::vector<std::string> Failures();
-  // Empty, or why a kernel has aborted, on any communicator of the process: that which did so first, as far as can be
-  // told; from then on always the same. Then nothing of the process may go on: what the kernel has left in a buffer may
-  // be the operand of any other call. Not so of ranks that have not met: no kernel has run.
-  static std::string FirstFailure();
+  // The first abort of a kernel on any communicator of the process, by the time of the GPU's clock. Does not change
+  // once it is an error. After it no call of the process may run: any operand may hold data that the kernel left
+  // incomplete. Ranks that did not meet are no such failure, because no kernel has run.
+  static Status FirstFailure();
 
-  // Whether all ranks have come with the same number. Collective. False: `error` says who has another.
-  bool IsSameOnAllRanks(const char* what, uint64_t own, std::string* error);
-  // Whether all ranks are done with what each does alone; `error`, and `at`: as Bootstrap::AllDone. Collective.
-  bool AllDone(const char* at, bool own, std::string* error);
+  // An error that names both ranks if two ranks pass different values of `what`. Collective.
+  Status CheckSameOnAllRanks(const char* what, uint64_t own);
+  // As Bootstrap::AllDone. Collective.
+  Status AllDone(const char* at, const Status& own);
 
-  // Symmetric memory of at least `bytes` at every rank, which stays what it is as long as the process: all calls with
-  // less share the newest. Collective. False: `error` is filled in.
-  bool Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes, std::string* error);
+  // Symmetric memory of at least `bytes` at every rank, which lives as long as the process. Calls that need no more
+  // than the newest arena share it. Collective.
+  Status Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes);
 
-  // The same for calls of one owner alone, zero at first: what one kernel leaves there, the next one of this owner
-  // finds. Who asks for more than there is gets another arena, and the old one stays with those who have it.
-  bool ReserveFor(const std::string& owner, int64_t bytes, device::Comm* comm, std::string* error);
+  // Sets the arena of `comm` to memory for the calls of one owner only. It is zero at first, and keeps its contents
+  // between kernels. A request for more than the owner has makes another arena; calls with the old one keep it.
+  // Collective.
+  Status ReserveFor(const std::string& owner, int64_t bytes, device::Comm* comm);
   // Offset table, which the other ranks of the node write.
   const device::Window& offset_table() const { return offset_table_; }
-  // Where a buffer of this rank is: bytes from the begin of its signals. `window` is an ncclWindow_t on memory of
-  // XLA's, in which the buffer begins at `offset`; in the second form it is in the arena. False, and `error` filled in,
-  // if peers can't address it as they do the rest.
-  bool OffsetOf(ncclWindow_t window, int64_t offset, int64_t* buffer_offset, std::string* error) const;
+  // The place of a buffer of this rank, in bytes from the begin of its signals. First form: the buffer begins at
+  // `offset` in `window`, an ncclWindow_t on XLA's memory; an error if peers can't address it at the distance between
+  // ranks that jaxcomm's windows have. Second form: the buffer is in the arena.
+  StatusOr<int64_t> OffsetOf(ncclWindow_t window, int64_t offset) const;
   int64_t OffsetOf(const device::Window& arena, int64_t offset) const;
 
-  // Around what a call puts on `stream`: calls on other streams come one after the other, in the order in which the
-  // host has started them, since they share signals and arena. Not so in the capture of a CUDA graph, whose nodes XLA
-  // orders. Empty, or what is wrong.
-  std::string Begin(cudaStream_t stream);
-  std::string End(cudaStream_t stream);
+  // Called before and after a call enqueues its work on `stream`. Calls on different streams share signals and arena,
+  // so they run one after the other, in the order in which the host enqueued them. During the capture of a CUDA graph
+  // these do nothing, because XLA orders its nodes.
+  Status Begin(cudaStream_t stream);
+  Status End(cudaStream_t stream);
 
-  // What NCCL has registered `arena`, which is of Reserve, as.
+  // NCCL's handle of `arena`, which Reserve() returned.
   ncclWindow_t Registered(const device::Window& arena);
 
-  // Empty, or why a kernel has aborted, or why ranks have not met. Then this communicator is of no more use: the
-  // ranks' counters have parted.
-  std::string Failure();
-  // Empty, or why no call may run on it: FirstFailure(), or its own.
-  std::string WhyNot();
+  // The abort of a kernel, or the error of ranks that did not meet. After it this communicator can't be used any more:
+  // the counters of its ranks differ.
+  Status Failure();
+  // An error if no call may run on this communicator: FirstFailure(), or its own Failure().
+  Status CheckUsable();
 
   const device::Comm& comm() const { return comm_; }  // without an arena
   int32_t rank() const { return comm_.world.rank; }
   int32_t size() const { return comm_.world.size; }
   RankPlacement placement() const { return {rank(), comm_.local.size, gin_ ? InterNode::kGin : InterNode::kSendRecv}; }
-  // What goes between nodes. Both are null where there is one.
+  // The transport between nodes. Both are null in a group of one node.
   const Gin* gin() const { return gin_.get(); }
-  SendRecvProxy* send_recv_proxy() const { return send_recv_proxy_.get(); }  // null where there is GIN
-  // Channels for plans; one more is that of ExchangeOffsets (exchange_offsets.cuh).
+  SendRecvProxy* send_recv_proxy() const { return send_recv_proxy_.get(); }  // null with GIN
+  // Channels for plans. ExchangeOffsets (exchange_offsets.cuh) has one more.
   int32_t max_channels() const { return comm_.signals.num_channels - 1; }
   int device() const { return device_; }
 
@@ -103,16 +106,16 @@ class Communicator {
   Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings)
       : nccl_(nccl), settings_(settings), bootstrap_(nccl, nccl_comm, settings.timeout_s) {}
 
-  // Failure(), of kernels and messages. `time_ns`: when, on the GPU's clock; later than all others if no kernel says
-  // so.
-  std::string KernelFailure(uint64_t* time_ns);
-  bool Make(std::string* error);
-  bool QueryProperties(ncclCommProperties_t* properties, std::string* error);
-  bool CheckDevice(int num_sms, std::string* error) const;
-  bool MakeLocalMemory(std::string* error);
-  bool MakeCounters(std::string* error);
-  bool MakeGin(std::string* error);
-  bool MakeSendRecvProxy(int num_sms, std::string* error);
+  // Failure() of kernels and of messages between nodes. `time_ns`: its time on the GPU's clock; UINT64_MAX if no kernel
+  // has reported it.
+  Status KernelFailure(uint64_t* time_ns);
+  Status Make();
+  StatusOr<ncclCommProperties_t> QueryProperties();
+  Status CheckDevice(int num_sms) const;
+  Status MakeLocalMemory();
+  Status MakeCounters();
+  Status MakeGin();
+  Status MakeSendRecvProxy(int num_sms);
 
   const NcclLibrary& nccl_;
   const Settings settings_;
@@ -131,15 +134,15 @@ class Communicator {
 
   std::mutex mutex_;
   Bootstrap bootstrap_;
-  std::optional<SymmetricMemory> memory_;  // there is some once nodes are found
+  std::optional<SymmetricMemory> memory_;  // set once the nodes are known
   cudaEvent_t last_ = nullptr;             // end of the last call that was not captured
   cudaStream_t last_stream_ = nullptr;
   device::Window arena_;
   int64_t arena_bytes_ = 0;
-  std::map<std::string, Arena> arenas_;  // the newest one of each owner
+  std::map<std::string, Arena> arenas_;  // the newest of each owner
 
-  std::mutex failure_mutex_;  // not the other one, under which calls wait for other ranks
-  std::string failure_;
+  std::mutex failure_mutex_;  // separate, because calls wait for other ranks under mutex_
+  Status failure_;
 };
 
 }  // namespace cuda

@@ -15,7 +15,7 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// Owner of the arena of calls by multimem. No handler of a user's has this name.
+// Owner of the arena of multimem calls. No target of a user has this name.
 constexpr const char* kMultimemArena = "jaxcomm: multimem";
 
 }  // namespace
@@ -27,31 +27,29 @@ void WarnOfCopies(const std::string& where, const std::string& why) {
   });
 }
 
-std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator& communicator, DType dtype,
-                                             int64_t input_count, int64_t output_count, std::string* error,
-                                             bool exchanges_offsets) {
+StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Communicator& communicator, DType dtype,
+                                                       int64_t input_count, int64_t output_count,
+                                                       bool exchanges_offsets) {
   std::unique_ptr<DeviceCall> made(new DeviceCall(communicator, spec.op + " at " + spec.site));
-  if (!MakeCallProgram(spec, dtype, input_count, output_count, communicator.placement(), communicator.max_channels(),
-                       &made->call_, error)) {
-    return nullptr;
-  }
+  StatusOr<CallProgram> call =
+      MakeCallProgram(spec, dtype, input_count, output_count, communicator.placement(), communicator.max_channels());
+  JAXCOMM_RETURN_IF_ERROR(call.status());
+  made->call_ = *std::move(call);
   // Thread block c of a rank waits for thread block c of its peers.
   const auto num_channels = static_cast<uint64_t>(made->call_.num_channels);
-  if (!communicator.IsSameOnAllRanks("the number of thread blocks (max_sms)", num_channels, error)) return nullptr;
+  JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the number of thread blocks (max_sms)", num_channels));
   made->args_.comm = communicator.comm();
   device::Comm& comm = made->args_.comm;
-  if (made->call_.arena.bytes > 0 &&
-      !communicator.Reserve(made->call_.arena.bytes, &comm.arena, &comm.arena_bytes, error)) {
-    return nullptr;
+  if (made->call_.arena.bytes > 0) {
+    JAXCOMM_RETURN_IF_ERROR(communicator.Reserve(made->call_.arena.bytes, &comm.arena, &comm.arena_bytes));
   }
   if (made->call_.multimem) {
-    // Not the arena of plans, which has no such address.
-    if (!communicator.ReserveFor(kMultimemArena, MultimemBytes(*made->call_.multimem), &comm, error)) return nullptr;
+    // Not the arena of plans, which has no multicast address.
+    JAXCOMM_RETURN_IF_ERROR(communicator.ReserveFor(kMultimemArena, MultimemBytes(*made->call_.multimem), &comm));
     if (comm.arena_multicast.base == nullptr) {
-      *error =
+      return UnavailableError(
           "algorithm \"multimem\" needs NVLink SHARP, which the group's GPUs, their switch or NCCL don't offer (see "
-          "python -m jaxcomm.info --communicator)";
-      return nullptr;
+          "python -m jaxcomm.info --communicator)");
     }
   }
   comm.call_id = made->name_.number();
@@ -63,45 +61,41 @@ std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator&
   made->exchanges_offsets_ = exchanges_offsets && communicator.placement().ranks_per_node == communicator.size() &&
                              (made->shares_input() || made->shares_output()) && !made->call_.program.steps.empty();
   SendRecvProxy* const send_recv_proxy = communicator.send_recv_proxy();
-  const bool ready = made->Upload(error) &&
-                     (!send_recv_proxy || send_recv_proxy->MakeEvents(made->call_.schedule, &made->events_, error));
-  // Or others would wait for this rank: kernels for the timeout, NCCL without end.
-  if (!communicator.AllDone("when it copied its program to the GPU", ready, error)) return nullptr;
+  Status ready = made->Upload();
+  if (ready.ok() && send_recv_proxy) ready = send_recv_proxy->MakeEvents(made->call_.schedule, &made->events_);
+  // After a failure here, the other ranks would wait for this rank: kernels for the timeout, NCCL forever.
+  JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it copied its program to the GPU", ready));
   if (const Gin* const gin = communicator.gin()) {
     const ncclWindow_t arena = made->call_.arena.bytes > 0 ? communicator.Registered(comm.arena) : nullptr;
     made->gin_args_ = gin->Args(comm, arena, made->call_.arena);
   }
-  if (send_recv_proxy && !send_recv_proxy->Connect(made->call_.schedule, made->call_.item_bytes, comm.call_id, error))
-    return nullptr;
+  if (send_recv_proxy) {
+    JAXCOMM_RETURN_IF_ERROR(send_recv_proxy->Connect(made->call_.schedule, made->call_.item_bytes, comm.call_id));
+  }
   return made;
 }
 
-bool DeviceCall::Upload(std::string* error) {
+Status DeviceCall::Upload() {
   ScopedDevice keep;
   const ProgramImage image(call_.program);
-  *error = Problem("cudaSetDevice", cudaSetDevice(communicator_.device()));
-  if (!error->empty()) return false;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
   const size_t image_bytes =
       (image.bytes.size() + sizeof(BufferOffsets) - 1) / sizeof(BufferOffsets) * sizeof(BufferOffsets);
   const size_t table_bytes = sizeof(int64_t) * static_cast<size_t>(communicator_.size());
-  *error =
-      Problem("cudaMalloc",
-              cudaMalloc(&image_, image_bytes + (exchanges_offsets_ ? sizeof(BufferOffsets) + 2 * table_bytes : 0)));
-  if (!error->empty()) return false;
-  // Not the legacy default stream, which might wait for a kernel that waits for a peer.
-  *error = Problem("cudaMemcpyAsync", cudaMemcpyAsync(image_, image.bytes.data(), image.bytes.size(),
-                                                      cudaMemcpyHostToDevice, cudaStreamPerThread));
-  if (!error->empty()) return false;
-  *error = Problem("cudaStreamSynchronize", cudaStreamSynchronize(cudaStreamPerThread));
-  if (!error->empty()) return false;
+  const size_t offset_bytes = exchanges_offsets_ ? sizeof(BufferOffsets) + 2 * table_bytes : 0;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&image_, image_bytes + offset_bytes)));
+  // Not on the legacy default stream, which might wait for a kernel that waits for a peer.
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(image_, image.bytes.data(), image.bytes.size(),
+                                                                       cudaMemcpyHostToDevice, cudaStreamPerThread)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaStreamSynchronize", cudaStreamSynchronize(cudaStreamPerThread)));
   args_ = MakeArgs(call_, args_.comm, image_, image);
-  if (!exchanges_offsets_) return true;
+  if (!exchanges_offsets_) return OkStatus();
   offset_args_.comm = args_.comm;
   offset_args_.offset_table = communicator_.offset_table();
   offset_args_.own = reinterpret_cast<const BufferOffsets*>(image_ + image_bytes);
   offset_args_.input_at = reinterpret_cast<int64_t*>(image_ + image_bytes + sizeof(BufferOffsets));
   offset_args_.output_at = offset_args_.input_at + communicator_.size();
-  // From the begin of the signals, as BufferOffsets are.
+  // Relative to the begin of the signals, as BufferOffsets are.
   if (shares_input()) {
     args_.input = args_.comm.signals.pad;
     args_.input_at = offset_args_.input_at;
@@ -110,50 +104,46 @@ bool DeviceCall::Upload(std::string* error) {
     args_.output = args_.comm.signals.pad;
     args_.output_at = offset_args_.output_at;
   }
-  *error = Problem("kernels", LoadExchangeOffsets());
-  return error->empty();
+  return CheckCuda("kernels", LoadExchangeOffsets());
 }
 
-std::string DeviceCall::FindOffset(const char* name, const void* address, const XlaWindow& window, int64_t in_arena,
-                                   Shared* shared, int64_t* buffer_offset) const {
-  std::string problem = "XLA gives no window";
-  const bool found =
-      window.window != nullptr && communicator_.OffsetOf(window.window, window.offset, buffer_offset, &problem);
-  if (!shared->known) *shared = {true, found, address};
-  if (!found) WarnOfCopies(where_, std::string("of the ") + name + ": " + problem);
-  if (!shared->in_place) {
-    *buffer_offset = communicator_.OffsetOf(args_.comm.arena, in_arena);
-    return "";
-  }
+StatusOr<int64_t> DeviceCall::FindOffset(const char* name, const void* address, const XlaWindow& window,
+                                         int64_t in_arena, Shared* shared) const {
+  const StatusOr<int64_t> found = window.window != nullptr ? communicator_.OffsetOf(window.window, window.offset)
+                                                           : StatusOr<int64_t>(UnavailableError("XLA gives no window"));
+  if (!shared->known) *shared = {true, found.ok(), address};
+  if (!found.ok()) WarnOfCopies(where_, std::string("of the ") + name + ": " + found.status().message());
+  if (!shared->in_place) return communicator_.OffsetOf(args_.comm.arena, in_arena);
   shared->address = address;
-  if (found) return "";
-  return std::string("the ") + name + " was in a window of XLA's before, but is not now: " + problem;
+  if (found.ok()) return found;
+  return WithPrefix(std::string("the ") + name + " was in a window of XLA's before, but is not now: ", found.status());
 }
 
-std::string DeviceCall::ExchangeOffsets(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
-                                        cudaStream_t stream) {
-  if (!exchanges_offsets_) return "";
+Status DeviceCall::ExchangeOffsets(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
+                                   cudaStream_t stream) {
+  if (!exchanges_offsets_) return OkStatus();
   BufferOffsets offsets;
   const bool first = !input_.known && !output_.known;
   if (shares_input()) {
-    std::string problem = FindOffset("operand", x, input, call_.arena.input, &input_, &offsets.input);
-    if (!problem.empty()) return problem;
+    const StatusOr<int64_t> found = FindOffset("operand", x, input, call_.arena.input, &input_);
+    JAXCOMM_RETURN_IF_ERROR(found.status());
+    offsets.input = *found;
   }
   if (shares_output()) {
-    std::string problem = FindOffset("result", y, output, call_.arena.output, &output_, &offsets.output);
-    if (!problem.empty()) return problem;
+    const StatusOr<int64_t> found = FindOffset("result", y, output, call_.arena.output, &output_);
+    JAXCOMM_RETURN_IF_ERROR(found.status());
+    offsets.output = *found;
   }
-  if (!first && offsets.input == offsets_.input && offsets.output == offsets_.output) return "";
-  // In the order of the stream, and not as an argument of the kernel: runs before this one may still read it there, and
-  // a CUDA graph is not captured anew.
+  if (!first && offsets.input == offsets_.input && offsets.output == offsets_.output) return OkStatus();
+  // Copied in the order of the stream, because earlier runs may still read the old offsets. Not an argument of the
+  // kernel, because a captured CUDA graph keeps its arguments.
   ScopedDevice keep;
-  std::string problem = Problem("cudaSetDevice", cudaSetDevice(communicator_.device()));
-  if (problem.empty()) {
-    problem = Problem("cudaMemcpyAsync", cudaMemcpyAsync(const_cast<BufferOffsets*>(offset_args_.own), &offsets,
-                                                         sizeof offsets, cudaMemcpyHostToDevice, stream));
-  }
-  if (problem.empty()) offsets_ = offsets;
-  return problem;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
+  JAXCOMM_RETURN_IF_ERROR(
+      CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(const_cast<BufferOffsets*>(offset_args_.own), &offsets,
+                                                   sizeof offsets, cudaMemcpyHostToDevice, stream)));
+  offsets_ = offsets;
+  return OkStatus();
 }
 
 DeviceCall::~DeviceCall() {
@@ -163,49 +153,47 @@ DeviceCall::~DeviceCall() {
   cudaSetDevice(communicator_.device());
   SendRecvProxy::Free(events_);
   cudaFree(image_);
-  cudaGetLastError();  // the process may be at its end, and the driver gone
+  cudaGetLastError();  // the driver may be gone at the end of the process
 }
 
-std::string DeviceCall::CheckAlignment(const void* x, const void* y) const {
+Status DeviceCall::CheckAlignment(const void* x, const void* y) const {
   for (const auto& [name, address] : {std::pair{"operand", x}, std::pair{"result", y}}) {
     if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(call_.item_bytes) == 0) continue;
-    return std::string("the ") + name + " is not aligned to its elements of " + std::to_string(call_.item_bytes) +
-           " bytes";
+    return InvalidArgumentError(std::string("the ") + name + " is not aligned to its elements of " +
+                                std::to_string(call_.item_bytes) + " bytes");
   }
-  return "";
+  return OkStatus();
 }
 
-std::string DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) const {
-  std::string problem = CheckAlignment(x, y);
-  if (!problem.empty() || call_.empty()) return problem;
+Status DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) const {
+  JAXCOMM_RETURN_IF_ERROR(CheckAlignment(x, y));
+  if (call_.empty()) return OkStatus();
   ScopedDevice keep;
-  problem = Problem("cudaSetDevice", cudaSetDevice(communicator_.device()));
+  const cudaError_t selected = cudaSetDevice(communicator_.device());
   if (exchanges_offsets_ && ((input_.in_place && x != input_.address) || (output_.in_place && y != output_.address))) {
-    return "XLA runs the call with other buffers than it has initialized it with";
+    return InvalidArgumentError("XLA runs the call with other buffers than it has initialized it with");
   }
-  if (problem.empty()) problem = communicator_.Begin(stream);
-  if (problem.empty() && call_.ll) {
-    problem = Problem("kernel", cuda::Launch(WithBuffers(*call_.ll, x, y), stream));
-  } else if (problem.empty() && call_.multimem) {
-    problem = Problem("kernel", cuda::Launch(WithBuffers(*call_.multimem, x, y), stream));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", selected));
+  JAXCOMM_RETURN_IF_ERROR(communicator_.Begin(stream));
+  JAXCOMM_RETURN_IF_ERROR(Enqueue(x, y, stream));
+  return communicator_.End(stream);
+}
+
+Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream) const {
+  if (call_.ll) return CheckCuda("kernel", cuda::Launch(WithBuffers(*call_.ll, x, y), stream));
+  if (call_.multimem) return CheckCuda("kernel", cuda::Launch(WithBuffers(*call_.multimem, x, y), stream));
+  if (exchanges_offsets_) JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", LaunchExchangeOffsets(offset_args_, stream)));
+  RankArgs args = WithBuffers(call_, args_, x, y);
+  const auto in_arena = [&](int64_t offset) { return args.comm.arena.At(args.comm.local.rank, offset); };
+  if (shares_input() && !input_.in_place) args.copy_in = {in_arena(call_.arena.input), static_cast<const char*>(x)};
+  if (shares_output() && !output_.in_place) args.copy_out = {static_cast<char*>(y), in_arena(call_.arena.output)};
+  if (SendRecvProxy* const send_recv_proxy = communicator_.send_recv_proxy()) {
+    return send_recv_proxy->Run(call_, args, events_, stream);
   }
-  if (call_.ll || call_.multimem) return problem.empty() ? communicator_.End(stream) : problem;
-  if (problem.empty() && exchanges_offsets_) problem = Problem("kernel", LaunchExchangeOffsets(offset_args_, stream));
-  if (problem.empty()) {
-    RankArgs args = WithBuffers(call_, args_, x, y);
-    const auto in_arena = [&](int64_t offset) { return args.comm.arena.At(args.comm.local.rank, offset); };
-    if (shares_input() && !input_.in_place) args.copy_in = {in_arena(call_.arena.input), static_cast<const char*>(x)};
-    if (shares_output() && !output_.in_place) args.copy_out = {static_cast<char*>(y), in_arena(call_.arena.output)};
-    if (SendRecvProxy* const send_recv_proxy = communicator_.send_recv_proxy()) {
-      problem = send_recv_proxy->Run(call_, args, events_, stream);
-    } else if (const Gin* const gin = communicator_.gin()) {
-      problem = Problem("kernel", LaunchGin(args, gin_args_, gin->nccl_comm(), call_.num_channels, stream));
-    } else {
-      problem = Problem("kernel", cuda::Launch(args, call_.num_channels, stream));
-    }
+  if (const Gin* const gin = communicator_.gin()) {
+    return CheckCuda("kernel", LaunchGin(args, gin_args_, gin->nccl_comm(), call_.num_channels, stream));
   }
-  if (problem.empty()) problem = communicator_.End(stream);
-  return problem;
+  return CheckCuda("kernel", cuda::Launch(args, call_.num_channels, stream));
 }
 
 }  // namespace cuda

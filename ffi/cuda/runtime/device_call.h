@@ -1,4 +1,4 @@
-// A call site on one GPU: its program there, its buffers, and what a run puts on the stream.
+// A call site on one GPU: its program, its buffers, and the work that a run enqueues on the stream.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <string>
 
 #include "common/call_spec.h"
+#include "common/status.h"
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/program/call_program.h"
 #include "cuda/runtime/call_names.h"
@@ -14,33 +15,33 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Prints once per process that JAXCOMM_SYMMETRIC_BUFFERS=1 has no effect on a buffer. Copies are slower, not wrong.
+// Prints, once per process, that JAXCOMM_SYMMETRIC_BUFFERS=1 has no effect on a buffer. Copies are slower, but correct.
 void WarnOfCopies(const std::string& where, const std::string& why);
 
-// A call site on one device.
 class DeviceCall {
  public:
-  // Collective: as Communicator::Reserve. Null, and `error` filled in, if it can't be made. `moves`: ranks tell each
-  // other in every run where their buffers are, and ExchangeOffsets() comes before Launch(). The same on all ranks.
-  static std::unique_ptr<DeviceCall> Make(const CallSpec& spec, Communicator& communicator, DType dtype,
-                                          int64_t input_count, int64_t output_count, std::string* error,
-                                          bool exchanges_offsets = false);
+  // Collective, as Communicator::Reserve. `exchanges_offsets`: ranks exchange the places of their buffers in every run,
+  // and ExchangeOffsets() comes before Launch(). The same on all ranks.
+  static StatusOr<std::unique_ptr<DeviceCall>> Make(const CallSpec& spec, Communicator& communicator, DType dtype,
+                                                    int64_t input_count, int64_t output_count,
+                                                    bool exchanges_offsets = false);
   ~DeviceCall();
   DeviceCall(const DeviceCall&) = delete;
   DeviceCall& operator=(const DeviceCall&) = delete;
 
-  // Where XLA has put the buffers in this run; `input`, `output`: windows on them, null if there is none. Then, and
-  // where peers don't use the buffer, data goes through the arena, in this run and in all later ones: a CUDA graph that
-  // has been captured copies, or doesn't. Not captured; `stream` is that of the run. Returns what is wrong, or nothing.
+  // A buffer of XLA as peers address it. Null if XLA gives no window.
   struct XlaWindow {
     ncclWindow_t window = nullptr;
     int64_t offset = 0;
   };
-  std::string ExchangeOffsets(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
-                              cudaStream_t stream);
+  // Sets the places of the buffers in this run. The first run decides for each buffer that peers use: without a window
+  // its data goes through the arena, in this run and in all later ones, because a captured CUDA graph can't change from
+  // copies to none or back. `stream`: of the run. Not captured.
+  Status ExchangeOffsets(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
+                         cudaStream_t stream);
 
-  // Empty, or what is wrong. May be captured.
-  std::string Launch(const void* x, void* y, cudaStream_t stream) const;
+  // Enqueues the call on `stream`. May be captured.
+  Status Launch(const void* x, void* y, cudaStream_t stream) const;
 
   Communicator& communicator() const { return communicator_; }
   bool shares_input() const { return call_.program.shares_input; }
@@ -50,28 +51,29 @@ class DeviceCall {
   // A buffer that peers use.
   struct Shared {
     bool known = false;             // ExchangeOffsets() has been called
-    bool in_place = false;          // else in the arena
-    const void* address = nullptr;  // XLA's, of this run
+    bool in_place = false;          // else its data goes through the arena
+    const void* address = nullptr;  // in XLA's memory, in this run
   };
 
   DeviceCall(Communicator& communicator, const std::string& name) : communicator_(communicator), name_(name) {}
-  std::string FindOffset(const char* name, const void* address, const XlaWindow& window, int64_t in_arena,
-                         Shared* shared, int64_t* buffer_offset) const;
-  bool Upload(std::string* error);
-  std::string CheckAlignment(const void* x, const void* y) const;
+  StatusOr<int64_t> FindOffset(const char* name, const void* address, const XlaWindow& window, int64_t in_arena,
+                               Shared* shared) const;
+  Status Upload();
+  Status CheckAlignment(const void* x, const void* y) const;
+  Status Enqueue(const void* x, void* y, cudaStream_t stream) const;
 
   Communicator& communicator_;
   const CallName name_;
   CallProgram call_;
-  char* image_ = nullptr;  // of the device
+  char* image_ = nullptr;  // device memory
   RankArgs args_;          // without XLA's buffers
   std::string where_;
   bool exchanges_offsets_ = false;
   ExchangeOffsetsArgs offset_args_;
-  BufferOffsets offsets_;  // as the device has it
+  BufferOffsets offsets_;  // the copy on the device
   Shared input_, output_;
-  GinNetworkArgs gin_args_;  // of groups of several nodes with GIN
-  RoundEvents events_;       // of those without
+  GinNetworkArgs gin_args_;  // for groups of several nodes with GIN
+  RoundEvents events_;       // for groups of several nodes without GIN
 };
 
 }  // namespace cuda

@@ -6,6 +6,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/deadline.h"
@@ -20,11 +23,10 @@ namespace {
 
 using Group = std::vector<Member>;
 
-// Of one GPU of this process.
+// One GPU of this process.
 struct Entry {
-  std::mutex mutex;  // held while it is made: other GPUs make theirs at the same time
-  ncclComm_t nccl_comm = nullptr;
-  std::string error;
+  std::mutex mutex;  // held during Make(): other GPUs make theirs at the same time
+  std::optional<StatusOr<ncclComm_t>> made;
 };
 
 struct Known {
@@ -39,14 +41,14 @@ Known& GetKnown() {
   return *known;
 }
 
-// Not blocking: NCCL waits for the other ranks without end.
-std::string Make(const Group& group, const ncclUniqueId& key, int32_t rank, int32_t device, ncclComm_t* made) {
-  std::string error;
-  const NcclLibrary* const nccl = NcclLibrary::Open("", &error);
-  if (nccl == nullptr) return error;
-  if (error = nccl->WhyNot("ncclCommInitRankConfig"); !error.empty()) return error;
+// Non-blocking, because NCCL would wait for the other ranks forever.
+StatusOr<ncclComm_t> Make(const Group& group, const ncclUniqueId& key, int32_t rank, int32_t device) {
+  const StatusOr<const NcclLibrary*> opened = NcclLibrary::Open("");
+  JAXCOMM_RETURN_IF_ERROR(opened.status());
+  const NcclLibrary* const nccl = *opened;
+  JAXCOMM_RETURN_IF_ERROR(nccl->Require("ncclCommInitRankConfig"));
   ScopedDevice keep;
-  if (error = Problem("cudaSetDevice", cudaSetDevice(device)); !error.empty()) return error;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device)));
   const double timeout_s = Communicator::Configured().timeout_s;
   const Deadline deadline(timeout_s);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -58,18 +60,15 @@ std::string Make(const Group& group, const ncclUniqueId& key, int32_t rank, int3
     if (const ncclResult_t asked = nccl->CommGetAsyncError(nccl_comm, &result); asked != ncclSuccess) result = asked;
     if (result == ncclInProgress && !deadline.Wait()) {
       nccl->CommAbort(nccl_comm);
-      return "the other ranks of the group of " + std::to_string(group.size()) +
-             " did not come to make its communicator within " + TimeoutText(timeout_s);
+      return DeadlineExceededError("the other ranks of the group of " + std::to_string(group.size()) +
+                                   " did not come to make its communicator within " + TimeoutText(timeout_s));
     }
   }
-  if (result == ncclSuccess) {
-    *made = nccl_comm;
-    return "";
-  }
-  cudaGetLastError();
-  error = std::string("ncclCommInitRankConfig: ") + nccl->GetErrorString(result);
+  if (result == ncclSuccess) return nccl_comm;
+  cudaGetLastError();  // as in CheckCuda
+  std::string text = std::string("ncclCommInitRankConfig: ") + nccl->GetErrorString(result);
   if (nccl_comm != nullptr) nccl->CommAbort(nccl_comm);
-  return error;
+  return UnavailableError(std::move(text));
 }
 
 }  // namespace
@@ -81,8 +80,7 @@ void OwnCommunicators::Add(int32_t own_process, const std::vector<Member>& group
   known.keys.emplace(group, key);
 }
 
-std::string OwnCommunicators::Get(const std::vector<Member>& groups, int64_t group_size, int32_t device,
-                                  ncclComm_t* nccl_comm) {
+StatusOr<ncclComm_t> OwnCommunicators::Get(const std::vector<Member>& groups, int64_t group_size, int32_t device) {
   Known& known = GetKnown();
   Group group;
   ncclUniqueId key;
@@ -92,8 +90,9 @@ std::string OwnCommunicators::Get(const std::vector<Member>& groups, int64_t gro
     std::lock_guard<std::mutex> lock(known.mutex);
     const auto own = std::find(groups.begin(), groups.end(), Member{known.own_process, device});
     if (own == groups.end()) {
-      return "GPU " + std::to_string(device) + " of process " + std::to_string(known.own_process) +
-             " is not one of those that the call was compiled for; XLA before jaxlib 0.11.2 does not tell which it is";
+      return InvalidArgumentError(
+          "GPU " + std::to_string(device) + " of process " + std::to_string(known.own_process) +
+          " is not one of those that the call was compiled for; XLA before jaxlib 0.11.2 does not tell which it is");
     }
     const int64_t position = own - groups.begin();
     const auto first = groups.begin() + position / group_size * group_size;
@@ -101,9 +100,9 @@ std::string OwnCommunicators::Get(const std::vector<Member>& groups, int64_t gro
     rank = static_cast<int32_t>(position % group_size);
     const auto found = known.keys.find(group);
     if (found == known.keys.end()) {
-      return "this process has not compiled the call, and XLA before jaxlib 0.11.2 provides no communicators: install "
-             "jax, "
-             "jaxlib and JAX's CUDA plugin 0.11.2 or later";
+      return UnavailableError(
+          "this process has not compiled the call, and XLA before jaxlib 0.11.2 provides no communicators: install "
+          "jax, jaxlib and JAX's CUDA plugin 0.11.2 or later");
     }
     key = found->second;
     std::unique_ptr<Entry>& slot = known.entries[{group, rank}];
@@ -111,11 +110,8 @@ std::string OwnCommunicators::Get(const std::vector<Member>& groups, int64_t gro
     entry = slot.get();
   }
   std::lock_guard<std::mutex> lock(entry->mutex);
-  if (entry->nccl_comm == nullptr && entry->error.empty()) {
-    entry->error = Make(group, key, rank, device, &entry->nccl_comm);
-  }
-  *nccl_comm = entry->nccl_comm;
-  return entry->error;
+  if (!entry->made) entry->made = Make(group, key, rank, device);
+  return *entry->made;
 }
 
 }  // namespace cuda

@@ -8,13 +8,14 @@
 #include <nccl.h>
 
 #include <cstdint>
-#include <string>
 #include <vector>
+
+#include "common/status.h"
 
 namespace jaxcomm {
 namespace cuda {
 
-// A GPU: its process, and its number there.
+// A GPU: its process, and its number in that process.
 struct Member {
   int32_t process = 0;
   int32_t device = 0;
@@ -27,13 +28,13 @@ struct Member {
 
 class OwnCommunicators {
  public:
-  // For groups of GPUs that this process shares. What has been said of a group first is kept.
+  // Adds the key of a group that has GPUs of this process. The first key of a group is kept.
   static void Add(int32_t own_process, const std::vector<Member>& group, const ncclUniqueId& key);
 
-  // Of the group that the GPU is in. Made at the first call, which waits for the group's other GPUs, no longer than the
-  // timeout; what comes of it is final. Every GPU of a process must come in a thread of its own. Empty, or what is
-  // wrong.
-  static std::string Get(const std::vector<Member>& groups, int64_t group_size, int32_t device, ncclComm_t* nccl_comm);
+  // The communicator of the GPU's group. The first call makes it, together with the group's other GPUs, and waits for
+  // them no longer than the timeout. Its outcome is final, also an error. Each GPU of a process needs a thread of its
+  // own.
+  static StatusOr<ncclComm_t> Get(const std::vector<Member>& groups, int64_t group_size, int32_t device);
 };
 
 }  // namespace cuda

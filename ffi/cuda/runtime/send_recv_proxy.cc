@@ -15,8 +15,9 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(50);  // how often the thread looks
-// How long it lets a call of NCCL's go on that another thread is in. Begin holds back for longer what must not be sent.
+constexpr auto kLook = std::chrono::milliseconds(50);  // period of the watchdog
+// How long the watchdog waits for a call of NCCL in another thread. LaunchBegin's kernel holds back for longer what
+// must not be sent.
 constexpr auto kPatience = std::chrono::milliseconds(500);
 
 std::string RanksText(const std::set<int32_t>& ranks) {
@@ -32,7 +33,7 @@ std::set<int32_t> PeersOf(const Round& round) {
   return peers;
 }
 
-// Of all that one rank sends to another.
+// Hashes of the sizes of all transfers between this rank and each peer.
 std::map<int32_t, uint64_t> Hashes(const std::vector<Round>& rounds, std::vector<Transfer> Round::* messages,
                                    int64_t item_bytes) {
   std::map<int32_t, uint64_t> hashes;  // by peer
@@ -47,43 +48,43 @@ std::map<int32_t, uint64_t> Hashes(const std::vector<Round>& rounds, std::vector
 
 }  // namespace
 
-std::unique_ptr<SendRecvProxy> SendRecvProxy::Make(const NcclLibrary& nccl, ncclComm_t network,
-                                                   const device::Comm& comm, device::Report* report, double timeout_s,
-                                                   std::string* error) {
+StatusOr<std::unique_ptr<SendRecvProxy>> SendRecvProxy::Make(const NcclLibrary& nccl, ncclComm_t network,
+                                                             const device::Comm& comm, device::Report* report,
+                                                             double timeout_s) {
   std::unique_ptr<SendRecvProxy> made(new SendRecvProxy(nccl, network, comm, report, timeout_s));
-  if (!made->Allocate(error)) return nullptr;
+  JAXCOMM_RETURN_IF_ERROR(made->Allocate());
   std::thread([send_recv_proxy = made.get()] { send_recv_proxy->RunWatchdog(); }).detach();
   return made;
 }
 
-bool SendRecvProxy::Allocate(std::string* error) {
+Status SendRecvProxy::Allocate() {
   void* host = nullptr;
-  const auto check = [&](const char* name, cudaError_t status) { return (*error = Problem(name, status)).empty(); };
-  // Streams of unlike priority share no queue of the hardware, where one would wait for the other: the next segment may
-  // be what others need before they can send.
+  // Streams of different priority share no queue of the hardware. In a shared queue one stream would wait for the
+  // other, although peers may need this rank's next segment before they can send.
   int lowest = 0, highest = 0;
   const size_t handshake_bytes = 2 * static_cast<size_t>(comm_.world.size) * sizeof(uint64_t);
-  if (!check("kernels", LoadWatchdog()) ||
-      !check("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&lowest, &highest)) ||
-      !check("cudaStreamCreate", cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest)) ||
-      !check("cudaHostAlloc", cudaHostAlloc(&host, sizeof(device::WatchdogState), cudaHostAllocMapped)) ||
-      !check("cudaHostGetDevicePointer",
-             cudaHostGetDevicePointer(reinterpret_cast<void**>(&state_on_device_), host, 0)) ||
-      !check("cudaMalloc", cudaMalloc(&handshake_, handshake_bytes))) {
-    return false;
-  }
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadWatchdog()));
+  JAXCOMM_RETURN_IF_ERROR(
+      CheckCuda("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&lowest, &highest)));
+  JAXCOMM_RETURN_IF_ERROR(
+      CheckCuda("cudaStreamCreate", cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest)));
+  JAXCOMM_RETURN_IF_ERROR(
+      CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, sizeof(device::WatchdogState), cudaHostAllocMapped)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaHostGetDevicePointer",
+                                    cudaHostGetDevicePointer(reinterpret_cast<void**>(&state_on_device_), host, 0)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&handshake_, handshake_bytes)));
   state_ = new (host) device::WatchdogState;
-  return true;
+  return OkStatus();
 }
 
-bool SendRecvProxy::Connect(const SendRecvSchedule& schedule, int64_t item_bytes, uint64_t call, std::string* error) {
-  if (!Handshake(schedule, item_bytes, error)) {
-    Fail(call, *error);
-    return false;
+Status SendRecvProxy::Connect(const SendRecvSchedule& schedule, int64_t item_bytes, uint64_t call) {
+  if (Status status = Handshake(schedule, item_bytes); !status.ok()) {
+    Fail(call, status.message());
+    return status;
   }
   std::lock_guard<std::mutex> lock(mutex_);
   for (const Round& round : schedule.rounds) peers_[call].push_back(RanksText(PeersOf(round)));
-  return true;
+  return OkStatus();
 }
 
 void SendRecvProxy::Forget(uint64_t call) {
@@ -91,7 +92,7 @@ void SendRecvProxy::Forget(uint64_t call) {
   peers_.erase(call);
 }
 
-bool SendRecvProxy::Handshake(const SendRecvSchedule& schedule, int64_t item_bytes, std::string* error) {
+Status SendRecvProxy::Handshake(const SendRecvSchedule& schedule, int64_t item_bytes) {
   const std::map<int32_t, uint64_t> sent = Hashes(schedule.rounds, &Round::sends, item_bytes);
   const std::map<int32_t, uint64_t> received = Hashes(schedule.rounds, &Round::receives, item_bytes);
   std::vector<uint64_t> words(2 * static_cast<size_t>(comm_.world.size));
@@ -106,32 +107,32 @@ bool SendRecvProxy::Handshake(const SendRecvSchedule& schedule, int64_t item_byt
   {
     std::lock_guard<std::mutex> lock(enqueue_mutex_);
     uint64_t failed_call;
-    if (*error = Failure(&failed_call); !error->empty()) return false;  // NCCL's communicator may be gone
-    *error =
-        Problem("cudaMemcpyAsync", cudaMemcpyAsync(handshake_, words.data(), bytes, cudaMemcpyHostToDevice, stream_));
-    if (error->empty()) *error = SendRecv(handshake, at, sizeof(uint64_t));
+    JAXCOMM_RETURN_IF_ERROR(Failure(&failed_call));  // NCCL's communicator may be gone
+    JAXCOMM_RETURN_IF_ERROR(CheckCuda(
+        "cudaMemcpyAsync", cudaMemcpyAsync(handshake_, words.data(), bytes, cudaMemcpyHostToDevice, stream_)));
+    JAXCOMM_RETURN_IF_ERROR(SendRecv(handshake, at, sizeof(uint64_t)));
     const std::string peers = RanksText(PeersOf(handshake)) + " of other nodes";
-    if (!error->empty() || !WaitForStream(stream_, timeout_s_, peers, error)) return false;
-    *error =
-        Problem("cudaMemcpyAsync", cudaMemcpyAsync(words.data(), handshake_, bytes, cudaMemcpyDeviceToHost, stream_));
-    if (!error->empty() || !WaitForStream(stream_, timeout_s_, peers, error)) return false;
+    JAXCOMM_RETURN_IF_ERROR(WaitForStream(stream_, timeout_s_, peers));
+    JAXCOMM_RETURN_IF_ERROR(CheckCuda(
+        "cudaMemcpyAsync", cudaMemcpyAsync(words.data(), handshake_, bytes, cudaMemcpyDeviceToHost, stream_)));
+    JAXCOMM_RETURN_IF_ERROR(WaitForStream(stream_, timeout_s_, peers));
   }
   for (const auto& [peer, hash] : received) {
     if (words[static_cast<size_t>(comm_.world.size) + peer] == hash) continue;
-    *error = "rank " + std::to_string(peer) + " sends other messages between nodes than rank " +
-             std::to_string(comm_.world.rank) + " expects: their programs differ";
-    return false;
+    return InvalidArgumentError("rank " + std::to_string(peer) + " sends other messages between nodes than rank " +
+                                std::to_string(comm_.world.rank) + " expects: their programs differ");
   }
-  return true;
+  return OkStatus();
 }
 
-bool SendRecvProxy::MakeEvents(const SendRecvSchedule& schedule, RoundEvents* events, std::string* error) const {
-  const auto make = [&](cudaEvent_t* event) {
-    return (*error = Problem("cudaEventCreate", cudaEventCreateWithFlags(event, cudaEventDisableTiming))).empty();
+Status SendRecvProxy::MakeEvents(const SendRecvSchedule& schedule, RoundEvents* events) const {
+  const auto make = [](cudaEvent_t* event) {
+    return CheckCuda("cudaEventCreate", cudaEventCreateWithFlags(event, cudaEventDisableTiming));
   };
   events->over.resize(schedule.rounds.size());
-  return make(&events->packed) &&
-         std::all_of(events->over.begin(), events->over.end(), [&](cudaEvent_t& event) { return make(&event); });
+  JAXCOMM_RETURN_IF_ERROR(make(&events->packed));
+  for (cudaEvent_t& event : events->over) JAXCOMM_RETURN_IF_ERROR(make(&event));
+  return OkStatus();
 }
 
 void SendRecvProxy::Free(const RoundEvents& events) {
@@ -141,9 +142,9 @@ void SendRecvProxy::Free(const RoundEvents& events) {
   }
 }
 
-std::string SendRecvProxy::SendRecv(const Round& round, const std::function<char*(int64_t)>& at, int64_t item_bytes) {
+Status SendRecvProxy::SendRecv(const Round& round, const std::function<char*(int64_t)>& at, int64_t item_bytes) {
   std::lock_guard<std::timed_mutex> lock(nccl_mutex_);
-  if (closed_) return "messages between nodes: NCCL's communicator has been aborted";
+  if (closed_) return UnavailableError("messages between nodes: NCCL's communicator has been aborted");
   ncclResult_t result = nccl_.GroupStart();
   for (const Transfer& transfer : round.sends) {
     if (result != ncclSuccess) break;
@@ -157,51 +158,51 @@ std::string SendRecvProxy::SendRecv(const Round& round, const std::function<char
   }
   const ncclResult_t ended = nccl_.GroupEnd();
   if (result == ncclSuccess) result = ended;
-  return result == ncclSuccess ? "" : std::string("messages between nodes: ") + nccl_.GetErrorString(result);
+  if (result == ncclSuccess) return OkStatus();
+  return UnavailableError(std::string("messages between nodes: ") + nccl_.GetErrorString(result));
 }
 
-std::string SendRecvProxy::Post(const CallProgram& call, const RankArgs& args, int32_t number,
-                                const RoundEvents& events, cudaStream_t stream) {
+Status SendRecvProxy::Post(const CallProgram& call, const RankArgs& args, int32_t number, const RoundEvents& events,
+                           cudaStream_t stream) {
   const Round& round = call.schedule.rounds[number];
-  std::string problem = Problem("cudaEventRecord", cudaEventRecord(events.packed, stream));
-  if (problem.empty()) problem = Problem("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, events.packed, 0));
-  if (problem.empty()) problem = Problem("kernel", LaunchBegin(args.comm, state_on_device_, number + 1, stream_));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaEventRecord", cudaEventRecord(events.packed, stream)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, events.packed, 0)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", LaunchBegin(args.comm, state_on_device_, number + 1, stream_)));
   char* const scratch = args.scratch.At(args.comm.local.rank);
-  if (problem.empty()) {
-    problem = SendRecv(round, [&](int64_t item) { return scratch + item * call.item_bytes; }, call.item_bytes);
+  const auto at = [&](int64_t item) { return scratch + item * call.item_bytes; };
+  JAXCOMM_RETURN_IF_ERROR(SendRecv(round, at, call.item_bytes));
+  if (round.unpack >= 0) {
+    const cudaError_t launched = Launch(OfWalk(call, args, round.unpack), call.num_channels, stream_);
+    JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", launched));
   }
-  if (problem.empty() && round.unpack >= 0) {
-    problem = Problem("kernel", Launch(OfWalk(call, args, round.unpack), call.num_channels, stream_));
-  }
-  if (problem.empty()) problem = Problem("kernel", LaunchEnd(args.comm, state_on_device_, stream_));
-  if (problem.empty()) problem = Problem("cudaEventRecord", cudaEventRecord(events.over[number], stream_));
-  return problem;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", LaunchEnd(args.comm, state_on_device_, stream_)));
+  return CheckCuda("cudaEventRecord", cudaEventRecord(events.over[number], stream_));
 }
 
-std::string SendRecvProxy::Run(const CallProgram& call, const RankArgs& args, const RoundEvents& events,
-                               cudaStream_t stream) {
+Status SendRecvProxy::Run(const CallProgram& call, const RankArgs& args, const RoundEvents& events,
+                          cudaStream_t stream) {
   std::lock_guard<std::mutex> lock(enqueue_mutex_);
   uint64_t failed_call;
-  std::string problem = Failure(&failed_call);  // NCCL's communicator may be gone
+  JAXCOMM_RETURN_IF_ERROR(Failure(&failed_call));  // NCCL's communicator may be gone
   bool copied_in = false;
   for (const Action& action : call.schedule.actions) {
-    if (!problem.empty()) break;
     if (action.kind == Action::kWalk) {
       RankArgs walk = OfWalk(call, args, action.number);
       if (!copied_in) walk.copy_in = args.copy_in;
       if (&action == &call.schedule.actions.back()) walk.copy_out = args.copy_out;
       copied_in = true;
-      problem = Problem("kernel", Launch(walk, call.num_channels, stream));
+      JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", Launch(walk, call.num_channels, stream)));
     } else if (action.kind == Action::kPost) {
-      problem = Post(call, args, action.number, events, stream);
+      JAXCOMM_RETURN_IF_ERROR(Post(call, args, action.number, events, stream));
     } else {
-      problem = Problem("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, events.over[action.number], 0));
+      JAXCOMM_RETURN_IF_ERROR(
+          CheckCuda("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, events.over[action.number], 0)));
     }
   }
-  return problem;
+  return OkStatus();
 }
 
-std::string SendRecvProxy::Failure(uint64_t* call) const {
+Status SendRecvProxy::Failure(uint64_t* call) const {
   std::lock_guard<std::mutex> lock(mutex_);
   *call = failed_call_;
   return failure_;
@@ -212,9 +213,9 @@ void SendRecvProxy::RunWatchdog() {
   auto since = std::chrono::steady_clock::now();
   for (;;) {
     std::this_thread::sleep_for(kLook);
-    const bool held = __atomic_load_n(&state_->held, __ATOMIC_ACQUIRE) != 0;  // comes after a report
+    const bool held = __atomic_load_n(&state_->held, __ATOMIC_ACQUIRE) != 0;  // set after a report
     if (__atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) == device::Report::kComplete) {
-      return Fail(report_->call_id, "");  // the report says why
+      return Fail(report_->call_id, "");  // the report holds the reason
     }
     if (held) {
       return Fail(__atomic_load_n(&state_->call, __ATOMIC_RELAXED),
@@ -242,11 +243,11 @@ void SendRecvProxy::RunWatchdog() {
 void SendRecvProxy::Fail(uint64_t call, const std::string& text) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_.empty()) return;  // of the thread that watches, or of a call that does not connect
+    if (!failure_.ok()) return;  // set by the watchdog or by Connect()
     failed_call_ = call;
-    failure_ = text.empty() ? "a kernel aborted" : text;
+    failure_ = DeadlineExceededError(text.empty() ? "a kernel aborted" : text);
   }
-  __atomic_store_n(&report_->abort, 1, __ATOMIC_RELEASE);  // what this rank has for its node has no meaning either
+  __atomic_store_n(&report_->abort, 1, __ATOMIC_RELEASE);  // the ranks of the node must not use this rank's data either
   closed_ = true;
   std::unique_lock<std::timed_mutex> lock(nccl_mutex_, kPatience);
   __atomic_store_n(&state_->aborting, 1, __ATOMIC_RELEASE);
@@ -254,8 +255,8 @@ void SendRecvProxy::Fail(uint64_t call, const std::string& text) {
     nccl_.CommRevoke(network_, NCCL_REVOKE_DEFAULT);
     lock.lock();
   }
-  lock.unlock();  // whoever comes now finds it closed
-  // It does not return before all CUDA graphs that use the communicator are gone: nobody waits for it.
+  lock.unlock();  // a call of NCCL that begins now finds closed_
+  // Detached: ncclCommAbort returns only after all CUDA graphs that use the communicator are gone.
   std::thread([nccl = &nccl_, network = network_] { nccl->CommAbort(network); }).detach();
 }
 

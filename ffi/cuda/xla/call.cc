@@ -17,8 +17,12 @@ ffi::Error Invalid(const CallSpec& spec, const std::string& problem) {
   return ffi::Error::InvalidArgument(spec.Where() + ": " + problem);
 }
 
-// What all handlers' operands and results are: the rank, which the communicator knows better; x; y. Of the barrier, any
-// number of arrays that are passed on.
+ffi::Error ToFfi(const CallSpec& spec, const Status& status) {
+  return status.ok() ? ffi::Error::Success() : Invalid(spec, status.message());
+}
+
+// Operands and results of all handlers: the rank, which is ignored because the communicator has it; x; y. The barrier
+// has any number of arrays, which it passes on.
 struct Buffers {
   DType dtype = DType::kU8;
   const void* x = nullptr;
@@ -27,25 +31,28 @@ struct Buffers {
   int64_t output_count = 0;
 };
 
-std::string Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::RemainingRets rets, Buffers* buffers) {
-  if (args.size() != rets.size() + 1) return "one result per operand expected";
+StatusOr<Buffers> Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  Buffers buffers;
+  if (args.size() != rets.size() + 1) return InvalidArgumentError("one result per operand expected");
   for (size_t i = 0; i < rets.size(); ++i) {
     const auto x = args.get<ffi::AnyBuffer>(i + 1);
     auto y = rets.get<ffi::AnyBuffer>(i);
-    if (!x || !y) return "operands and results must be arrays";
+    if (!x || !y) return InvalidArgumentError("operands and results must be arrays");
     if (spec.collective == Collective::kBarrier) {
-      if (x->untyped_data() != (*y)->untyped_data()) return "results must be aliased to operands";
+      if (x->untyped_data() != (*y)->untyped_data()) return InvalidArgumentError("results must be aliased to operands");
       continue;
     }
     const std::optional<DType> dtype = FromFfi(x->element_type());
-    if (!dtype) return "unsupported element type " + std::to_string(static_cast<int>(x->element_type()));
-    buffers->dtype = *dtype;
-    buffers->x = x->untyped_data();
-    buffers->y = (*y)->untyped_data();
-    buffers->input_count = static_cast<int64_t>(x->element_count());
-    buffers->output_count = static_cast<int64_t>((*y)->element_count());
+    if (!dtype) {
+      return InvalidArgumentError("unsupported element type " + std::to_string(static_cast<int>(x->element_type())));
+    }
+    buffers.dtype = *dtype;
+    buffers.x = x->untyped_data();
+    buffers.y = (*y)->untyped_data();
+    buffers.input_count = static_cast<int64_t>(x->element_count());
+    buffers.output_count = static_cast<int64_t>((*y)->element_count());
   }
-  return "";
+  return buffers;
 }
 
 template <Collective collective>
@@ -73,20 +80,16 @@ ffi::ErrorOr<std::unique_ptr<GpuCallState>> Instantiate(ffi::Dictionary attribut
   return state;
 }
 
-// What peers use of the operand and the result. All ranks must come to the same, so it does not ask where they are.
+// Finds which of operand and result peers use. All ranks must find the same, so it does not depend on placement.
 void FindShared(GpuCallState& state, const Buffers& buffers) {
   const CallSpec& spec = state.spec;
-  CallProgram call;
-  std::string error;
-  // As if they were of one node: between nodes windows are of no use. What does not fit, Initialize says.
+  // As if all ranks were on one node: between nodes windows have no use. Initialize reports errors.
   const RankPlacement placement = {0, static_cast<int32_t>(spec.group_size)};
-  if (!MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, placement,
-                       Communicator::Configured().max_channels, &call, &error) ||
-      call.program.steps.empty()) {
-    return;
-  }
-  if (call.program.shares_input) state.shared.input_bytes = call.input_bytes;
-  if (call.program.shares_output) state.shared.output_bytes = call.output_bytes;
+  const StatusOr<CallProgram> call = MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count,
+                                                     placement, Communicator::Configured().max_channels);
+  if (!call.ok() || call->program.steps.empty()) return;
+  if (call->program.shares_input) state.shared.input_bytes = call->input_bytes;
+  if (call->program.shares_output) state.shared.output_bytes = call->output_bytes;
 }
 
 void RequestWindows(GpuCallState& state, const XlaCollectives& collectives, const Buffers& buffers) {
@@ -95,18 +98,18 @@ void RequestWindows(GpuCallState& state, const XlaCollectives& collectives, cons
   if (state.shared.input_bytes > 0) shared.push_back({buffers.x, state.shared.input_bytes});
   if (state.shared.output_bytes > 0) shared.push_back({buffers.y, state.shared.output_bytes});
   if (shared.empty()) return;
-  const std::string error = collectives.RequestWindows(state.Groups(), shared);
-  if (!error.empty()) WarnOfCopies(state.spec.Where(), error);
+  const Status status = collectives.RequestWindows(state.Groups(), shared);
+  if (!status.ok()) WarnOfCopies(state.spec.Where(), status.message());
 }
 
 ffi::Error Prepare(GpuCallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  std::string problem = RequestCommunicator(collectives, state->Groups(), state->members);
-  if (problem.empty() && state->windows) {
-    Buffers buffers;
-    problem = Decode(state->spec, args, rets, &buffers);
-    if (problem.empty()) RequestWindows(*state, collectives, buffers);
+  Status status = RequestCommunicator(collectives, state->Groups(), state->members);
+  if (status.ok() && state->windows) {
+    const StatusOr<Buffers> buffers = Decode(state->spec, args, rets);
+    status = buffers.status();
+    if (status.ok()) RequestWindows(*state, collectives, *buffers);
   }
-  return problem.empty() ? ffi::Error::Success() : Invalid(state->spec, problem);
+  return ToFfi(state->spec, status);
 }
 
 // The call site on this device; null before Initialize.
@@ -116,105 +119,99 @@ DeviceCall* Find(GpuCallState& state, int32_t device) {
   return found == state.calls.end() ? nullptr : found->second.get();
 }
 
-std::string ProblemOf(GpuCallState& state, int32_t device) {
+Status ProblemOf(GpuCallState& state, int32_t device) {
   std::lock_guard<std::mutex> lock(state.mutex);
   const auto found = state.problems.find(device);
-  return found == state.problems.end() ? "" : found->second;
+  return found == state.problems.end() ? OkStatus() : found->second;
 }
 
 DeviceCall::XlaWindow WindowOf(GpuCallState& state, const XlaCollectives& collectives, const void* buffer) {
-  DeviceCall::XlaWindow found;
-  void* window = nullptr;
-  const std::string problem = collectives.GetWindow(state.Groups(), buffer, &window, &found.offset);
-  if (!problem.empty()) WarnOfCopies(state.spec.Where(), problem);
-  found.window = static_cast<ncclWindow_t>(window);
-  return found;
+  const StatusOr<XlaCollectives::Window> found = collectives.GetWindow(state.Groups(), buffer);
+  if (found.ok()) return {static_cast<ncclWindow_t>(found->window), found->offset};
+  WarnOfCopies(state.spec.Where(), found.status().message());
+  return {};
 }
 
-std::string FindOffsets(GpuCallState& state, const XlaCollectives& collectives, const Buffers& buffers,
-                        DeviceCall& call, cudaStream_t stream) {
+Status FindOffsets(GpuCallState& state, const XlaCollectives& collectives, const Buffers& buffers, DeviceCall& call,
+                   cudaStream_t stream) {
   DeviceCall::XlaWindow input, output;
   if (call.shares_input()) input = WindowOf(state, collectives, buffers.x);
   if (call.shares_output()) output = WindowOf(state, collectives, buffers.y);
   return call.ExchangeOffsets(buffers.x, buffers.y, input, output, stream);
 }
 
-std::string Initialized(GpuCallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers,
-                        cudaStream_t stream) {
+// Makes the call site on this device, unless it exists for the run's communicator.
+Status MakeCall(GpuCallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers,
+                cudaStream_t stream) {
   const CallSpec& spec = state.spec;
-  ncclComm_t nccl_comm = nullptr;
   const DeviceCall* const existing = Find(state, device);
-  std::string error;
-  if (existing == nullptr && !WaitForEarlier(stream, &error)) return error;
-  error = GetCommunicator(collectives, state.Groups(), state.members, device, &nccl_comm);
-  if (!error.empty()) return error;
-  Communicator* const communicator = Communicator::Get(nccl_comm, &error);
-  if (communicator == nullptr) return error;
-  if (existing == nullptr || &existing->communicator() != communicator) {
-    if (communicator->size() != spec.group_size) {
-      return "the group's communicator has " + std::to_string(communicator->size()) + " ranks, the group " +
-             std::to_string(spec.group_size);
-    }
-    // Without the lock: the other devices of the group must do the same at the same time.
-    auto made = DeviceCall::Make(spec, *communicator, buffers.dtype, buffers.input_count, buffers.output_count, &error,
-                                 state.windows);
-    if (!made) return error;
-    std::lock_guard<std::mutex> lock(state.mutex);
-    state.calls[device].swap(made);  // the old one ends without the lock: to free its memory waits for the GPU
+  if (existing == nullptr) JAXCOMM_RETURN_IF_ERROR(WaitForEarlier(stream));
+  const StatusOr<ncclComm_t> nccl_comm = GetCommunicator(collectives, state.Groups(), state.members, device);
+  JAXCOMM_RETURN_IF_ERROR(nccl_comm.status());
+  const StatusOr<Communicator*> found = Communicator::Get(*nccl_comm);
+  JAXCOMM_RETURN_IF_ERROR(found.status());
+  Communicator* const communicator = *found;
+  if (existing != nullptr && &existing->communicator() == communicator) return OkStatus();
+  if (communicator->size() != spec.group_size) {
+    return InvalidArgumentError("the group's communicator has " + std::to_string(communicator->size()) +
+                                " ranks, the group " + std::to_string(spec.group_size));
   }
-  return "";
+  // Without the lock: the other devices of the group must do the same at the same time.
+  StatusOr<std::unique_ptr<DeviceCall>> made =
+      DeviceCall::Make(spec, *communicator, buffers.dtype, buffers.input_count, buffers.output_count, state.windows);
+  JAXCOMM_RETURN_IF_ERROR(made.status());
+  std::lock_guard<std::mutex> lock(state.mutex);
+  state.calls[device].swap(*made);  // `made` is declared before the lock: freeing the old call waits for the GPU
+  return OkStatus();
 }
 
-ffi::Error FailureOf(const CallSpec& spec, const std::string& failure) {
-  if (failure.empty()) return ffi::Error::Success();
+ffi::Error FailureOf(const CallSpec& spec, const Status& failure) {
+  if (failure.ok()) return ffi::Error::Success();
   return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
-                    spec.Where() + " can't run, since a call before it failed: " + failure);
+                    spec.Where() + " can't run, since a call before it failed: " + failure.message());
 }
 
-// Why an execution must not go on: a kernel of the process has aborted, or ranks have not met.
-std::string FailureBefore(GpuCallState& state, int64_t run) {
+// An error if a run must not continue: a kernel of the process has aborted, or ranks did not meet.
+Status FailureBefore(GpuCallState& state, int64_t run) {
   return state.run_status.Of(run, [&] {
-    std::string failure = Communicator::FirstFailure();
+    Status failure = Communicator::FirstFailure();
     std::lock_guard<std::mutex> lock(state.mutex);
     for (const auto& [device, call] : state.calls) {
-      if (failure.empty()) failure = call->communicator().Failure();
+      if (failure.ok()) failure = call->communicator().Failure();
     }
     return failure;
   });
 }
 
-// After this stage, the local devices of a run meet. If only some of them came, because others have an error, XLA would
-// end the process: so all must get the same. What one device alone has an error of, it says in Execute.
+// The local devices of a run meet after this stage. XLA would end the process if only some of them returned an error,
+// so an error here must be the same on all of them. Errors of one device are deferred to Execute.
 ffi::Error Initialize(cudaStream_t stream, GpuCallState* state, XlaCollectives collectives, ffi::RunId run,
                       int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  Buffers buffers;
-  std::string problem = Decode(state->spec, args, rets, &buffers);
-  if (!problem.empty()) return Invalid(state->spec, problem);
-  // Execute looks too, but is not called for runs of a CUDA graph.
+  const StatusOr<Buffers> buffers = Decode(state->spec, args, rets);
+  if (!buffers.ok()) return ToFfi(state->spec, buffers.status());
+  // Execute checks too, but XLA does not call it for the replay of a CUDA graph.
   if (ffi::Error failure = FailureOf(state->spec, FailureBefore(*state, run.run_id)); !failure.success())
     return failure;
-  if (!ProblemOf(*state, device).empty()) return ffi::Error::Success();
-  problem = Initialized(*state, collectives, device, buffers, stream);
-  if (!problem.empty()) {
+  if (!ProblemOf(*state, device).ok()) return ffi::Error::Success();
+  if (const Status problem = MakeCall(*state, collectives, device, *buffers, stream); !problem.ok()) {
     std::lock_guard<std::mutex> lock(state->mutex);
     state->problems[device] = problem;
     return ffi::Error::Success();
   }
-  DeviceCall& call = *Find(*state, device);
-  if (state->windows) problem = FindOffsets(*state, collectives, buffers, call, stream);
-  return problem.empty() ? ffi::Error::Success() : Invalid(state->spec, problem);
+  if (!state->windows) return ffi::Error::Success();
+  return ToFfi(state->spec, FindOffsets(*state, collectives, *buffers, *Find(*state, device), stream));
 }
 
 ffi::Error Execute(cudaStream_t stream, GpuCallState* state, int32_t device, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
-  if (const std::string problem = ProblemOf(*state, device); !problem.empty()) return Invalid(state->spec, problem);
+  if (const Status problem = ProblemOf(*state, device); !problem.ok()) return ToFfi(state->spec, problem);
   const DeviceCall* const call = Find(*state, device);
   if (call == nullptr) return Invalid(state->spec, "XLA has not initialized the call on GPU " + std::to_string(device));
-  if (ffi::Error failure = FailureOf(state->spec, call->communicator().WhyNot()); !failure.success()) return failure;
-  Buffers buffers;
-  std::string problem = Decode(state->spec, args, rets, &buffers);
-  if (problem.empty()) problem = call->Launch(buffers.x, buffers.y, stream);
-  return problem.empty() ? ffi::Error::Success() : Invalid(state->spec, problem);
+  if (ffi::Error failure = FailureOf(state->spec, call->communicator().CheckUsable()); !failure.success())
+    return failure;
+  const StatusOr<Buffers> buffers = Decode(state->spec, args, rets);
+  if (!buffers.ok()) return ToFfi(state->spec, buffers.status());
+  return ToFfi(state->spec, call->Launch(buffers->x, buffers->y, stream));
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
-// The XLA handlers of all collectives on GPUs. Stages: Instantiate reads the attributes, Prepare asks XLA for the
-// group's communicator, Initialize makes what the call needs at its first run on a device, Execute puts one
-// kernel on XLA's stream: no allocation, no waiting, so that it can be captured into a CUDA graph.
+// The XLA handlers of all collectives on GPUs. Stages: Instantiate reads the attributes. Prepare requests the group's
+// communicator from XLA. Initialize makes the DeviceCall at the first run on a device. Execute enqueues the call on
+// XLA's stream; it neither allocates nor waits, so that it can be captured into a CUDA graph.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <string>
 #include <vector>
 
 #include "common/attributes.h"
+#include "common/status.h"
 #include "cuda/runtime/device_call.h"
 #include "cuda/xla/call_communicator.h"
 #include "cuda/xla/run_status.h"
@@ -32,14 +32,14 @@ struct GpuCallState {
   bool windows = false;         // buffers are in XLA's collective memory
   std::mutex mutex;
   std::map<int32_t, std::unique_ptr<DeviceCall>> calls;  // by local device
-  std::map<int32_t, std::string> problems;               // by local device: why it has no call, and gets none
+  std::map<int32_t, Status> problems;                    // by local device: why its call can't be made, ever
   RunStatus run_status;
 
-  // What is the same in all runs, since shapes are; found in the first one.
+  // Found in the first run. The same in all runs, because the shapes are.
   std::once_flag split_once, shared_once;
   std::optional<DeviceGroups> split;
   struct {
-    int64_t input_bytes = 0;  // of the buffer, if peers use it; else 0
+    int64_t input_bytes = 0;  // size of the buffer; 0 if peers don't use it
     int64_t output_bytes = 0;
   } shared;
 };
@@ -51,7 +51,7 @@ extern "C" {
 #define JAXCOMM_COLLECTIVE(enumerator, name, Handler) XLA_FFI_Error* Cuda##Handler##Instantiate(XLA_FFI_CallFrame*);
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
-// The same for all collectives.
+// One handler for all collectives.
 XLA_FFI_Error* CudaPrepare(XLA_FFI_CallFrame*);
 XLA_FFI_Error* CudaInitialize(XLA_FFI_CallFrame*);
 XLA_FFI_Error* CudaExecute(XLA_FFI_CallFrame*);

@@ -3,21 +3,20 @@
 namespace jaxcomm {
 namespace cuda {
 
-std::string RequestCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
-                                const std::vector<Member>& members) {
-  if (!collectives.Provides() && !members.empty()) return "";
+Status RequestCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
+                           const std::vector<Member>& members) {
+  if (!collectives.Provides() && !members.empty()) return OkStatus();
   return collectives.Request(groups);
 }
 
-std::string GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
-                            const std::vector<Member>& members, int32_t device, ncclComm_t* nccl_comm) {
+StatusOr<ncclComm_t> GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
+                                     const std::vector<Member>& members, int32_t device) {
   if (!collectives.Provides() && !members.empty()) {
-    return OwnCommunicators::Get(members, groups.group_size(), device, nccl_comm);
+    return OwnCommunicators::Get(members, groups.group_size(), device);
   }
-  void* from_xla = nullptr;
-  std::string error = collectives.Get(groups, &from_xla);
-  *nccl_comm = static_cast<ncclComm_t>(from_xla);
-  return error;
+  const StatusOr<void*> from_xla = collectives.Get(groups);
+  JAXCOMM_RETURN_IF_ERROR(from_xla.status());
+  return static_cast<ncclComm_t>(*from_xla);
 }
 
 }  // namespace cuda

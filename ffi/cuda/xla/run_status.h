@@ -1,12 +1,13 @@
-// Whether a run may go on. Its local devices must all get the same answer: they meet after the stage Initialize, and
-// XLA ends the process if some of them have ended in an error there.
+// Whether a run may continue. All local devices of the run must get the same answer: they meet after the stage
+// Initialize, and XLA ends the process if only some of them return an error there.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <mutex>
-#include <string>
+
+#include "common/status.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -14,9 +15,9 @@ namespace cuda {
 // One per call site and executable.
 class RunStatus {
  public:
-  // Empty, or why a call before this run has failed: what `find` has said on the first device of the run that asked.
+  // An error if a call before this run has failed: the result of `find` on the first device of the run.
   template <typename F>
-  std::string Of(int64_t run_id, F find) {
+  Status Of(int64_t run_id, F find) {
     constexpr size_t kRunsUnderWay = 8;
     std::lock_guard<std::mutex> lock(mutex_);
     for (const Entry& entry : entries_) {
@@ -30,7 +31,7 @@ class RunStatus {
  private:
   struct Entry {
     int64_t run_id = 0;
-    std::string failure;
+    Status failure;
   };
   std::mutex mutex_;
   std::deque<Entry> entries_;

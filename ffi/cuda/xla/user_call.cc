@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
 
 namespace jaxcomm {
 namespace cuda {
@@ -14,24 +16,24 @@ namespace {
 
 using OnDevice = UserCallState::OnDevice;
 
-// What a handler of the user's was called with, as far as this needs it. Null, and `problem` filled in, if XLA does not
-// say.
+// The arguments of a call of the user's handler that jaxcomm needs.
 struct Context {
   const XLA_FFI_Api* api;
   XLA_FFI_ExecutionContext* context;
 
   template <typename T>
-  auto Get(std::string* problem) const {
+  StatusOr<typename ffi::CtxDecoding<T>::Type> Get() const {
     ffi::DiagnosticEngine diagnostic;
     auto value = ffi::CtxDecoding<T>::Decode(api, context, diagnostic);
-    if (!value) *problem = "jaxcomm: not a call of jaxcomm.ffi_call: " + diagnostic.Result();
-    return value;
+    if (!value) return InvalidArgumentError("jaxcomm: not a call of jaxcomm.ffi_call: " + diagnostic.Result());
+    return *std::move(value);
   }
 };
 
-bool Complain(host::OnError on_error, void* sink, const std::string& problem) {
-  if (!problem.empty()) on_error(sink, problem.c_str());
-  return problem.empty();
+// Passes an error to the user's library. Whether there was none.
+bool Report(host::OnError on_error, void* sink, const Status& status) {
+  if (!status.ok()) on_error(sink, status.message().c_str());
+  return status.ok();
 }
 
 struct Initializers {
@@ -44,10 +46,10 @@ Initializers& GetInitializers() {
   return *initializers;
 }
 
-std::string ProblemOf(UserCallState& state, int32_t device) {
+Status ProblemOf(UserCallState& state, int32_t device) {
   std::lock_guard<std::mutex> lock(state.mutex);
   const auto found = state.problems.find(device);
-  return found == state.problems.end() ? "" : found->second;
+  return found == state.problems.end() ? OkStatus() : found->second;
 }
 
 OnDevice* Find(UserCallState& state, int32_t device) {
@@ -62,91 +64,103 @@ void Fill(OnDevice& call, host::CallData* data) {
   data->call = &call;
 }
 
-std::string FailureOf(const OnDevice& call) {
-  const std::string failure = call.communicator->WhyNot();
-  return failure.empty() ? "" : call.state->Where() + " can't run, since a call before it failed: " + failure;
+Status FailureOf(const OnDevice& call) {
+  return WithPrefix(call.state->Where() + " can't run, since a call before it failed: ",
+                    call.communicator->CheckUsable());
 }
 
-std::string Started(UserCallState& state, const XlaCollectives& collectives, int32_t device, OnDevice** call) {
-  void* from_xla = nullptr;
-  std::string error = collectives.Get(*state.split, &from_xla);
-  if (!error.empty()) return state.Where() + ": " + error;
-  Communicator* const communicator = Communicator::Get(static_cast<ncclComm_t>(from_xla), &error);
-  if (communicator == nullptr) return state.Where() + ": " + error;
+// The call on this device, made if it does not exist for the run's communicator. Errors are without the call's name.
+StatusOr<OnDevice*> FindOrMake(UserCallState& state, const XlaCollectives& collectives, int32_t device) {
+  const StatusOr<void*> from_xla = collectives.Get(*state.split);
+  JAXCOMM_RETURN_IF_ERROR(from_xla.status());
+  const StatusOr<Communicator*> found = Communicator::Get(static_cast<ncclComm_t>(*from_xla));
+  JAXCOMM_RETURN_IF_ERROR(found.status());
+  Communicator* const communicator = *found;
   if (communicator->size() != state.group_size) {
-    return state.Where() + ": XLA's communicator has " + std::to_string(communicator->size()) + " ranks, the group " +
-           std::to_string(state.group_size);
+    return InvalidArgumentError("XLA's communicator has " + std::to_string(communicator->size()) +
+                                " ranks, the group " + std::to_string(state.group_size));
   }
   if (communicator->comm().local.size != communicator->size()) {
-    return state.Where() + ": the group's GPUs are of several nodes, and a kernel reaches those of its own only: " +
-           "call it over groups of " + std::to_string(communicator->placement().ranks_per_node) + " ranks";
+    return InvalidArgumentError(
+        "the group's GPUs are of several nodes, and a kernel reaches those of its own only: call it over groups of " +
+        std::to_string(communicator->placement().ranks_per_node) + " ranks");
   }
-  *call = Find(state, device);
-  if (*call == nullptr || (*call)->communicator != communicator) {
-    OnDevice made;
-    made.state = &state;
-    made.communicator = communicator;
-    made.comm = communicator->comm();
-    made.name = std::make_shared<CallName>(state.target + " at " + state.site);
-    made.comm.call_id = made.name->number();
-    made.max_channels = communicator->max_channels();
-    if (state.max_sms > 0) {
-      made.max_channels = static_cast<int32_t>(std::min<int64_t>(made.max_channels, state.max_sms));
-    }
-    if (!communicator->IsSameOnAllRanks("max_sms", static_cast<uint64_t>(made.max_channels), &error)) {
-      return state.Where() + ": " + error;
-    }
-    std::lock_guard<std::mutex> lock(state.mutex);
-    *call = &(state.calls[device] = made);
+  OnDevice* const call = Find(state, device);
+  if (call != nullptr && call->communicator == communicator) return call;
+  OnDevice made;
+  made.state = &state;
+  made.communicator = communicator;
+  made.comm = communicator->comm();
+  made.name = std::make_shared<CallName>(state.target + " at " + state.site);
+  made.comm.call_id = made.name->number();
+  made.max_channels = communicator->max_channels();
+  if (state.max_sms > 0) {
+    made.max_channels = static_cast<int32_t>(std::min<int64_t>(made.max_channels, state.max_sms));
   }
-  return FailureOf(**call);
+  JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameOnAllRanks("max_sms", static_cast<uint64_t>(made.max_channels)));
+  std::lock_guard<std::mutex> lock(state.mutex);
+  return &(state.calls[device] = made);
 }
+
+Status TryStart(const Context& given, host::CallData* data) {
+  const auto state = given.Get<ffi::State<UserCallState>>();
+  JAXCOMM_RETURN_IF_ERROR(state.status());
+  const auto device = given.Get<ffi::DeviceOrdinal>();
+  JAXCOMM_RETURN_IF_ERROR(device.status());
+  const std::string prefix = (*state)->Where() + ": ";
+  if (Find(**state, *device) == nullptr) {
+    const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>();
+    JAXCOMM_RETURN_IF_ERROR(stream.status());
+    JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, WaitForEarlier(*stream)));
+  }
+  const StatusOr<OnDevice*> call = FindOrMake(**state, XlaCollectives(given.api, given.context), *device);
+  JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, call.status()));
+  JAXCOMM_RETURN_IF_ERROR(FailureOf(**call));
+  Fill(**call, data);
+  return OkStatus();
+}
+
+Status TryReserve(host::CallData* data, int64_t bytes) {
+  auto& call = *static_cast<OnDevice*>(data->call);
+  // A window that is large enough stays, because the executable and its CUDA graphs keep its address.
+  if (bytes > call.comm.arena_bytes) {
+    const Status reserved = call.communicator->ReserveFor(call.state->target, bytes, &call.comm);
+    JAXCOMM_RETURN_IF_ERROR(WithPrefix(call.state->Where() + ": ", reserved));
+  }
+  Fill(call, data);
+  return OkStatus();
+}
+
+Status TryFindCall(const Context& given, host::CallData* data) {
+  const auto state = given.Get<ffi::State<UserCallState>>();
+  JAXCOMM_RETURN_IF_ERROR(state.status());
+  const auto device = given.Get<ffi::DeviceOrdinal>();
+  JAXCOMM_RETURN_IF_ERROR(device.status());
+  JAXCOMM_RETURN_IF_ERROR(ProblemOf(**state, *device));
+  OnDevice* const call = Find(**state, *device);
+  if (call == nullptr) {
+    return InvalidArgumentError((*state)->Where() +
+                                ": the stage Initialize has not asked for jaxcomm::host::Setup on GPU " +
+                                std::to_string(*device));
+  }
+  Fill(*call, data);
+  return FailureOf(*call);
+}
+
+// The functions of host::Api.
 
 bool Start(const void* api, void* context, host::CallData* data, host::OnError on_error, void* sink) {
   const Context given = {static_cast<const XLA_FFI_Api*>(api), static_cast<XLA_FFI_ExecutionContext*>(context)};
-  std::string problem;
-  const auto state = given.Get<ffi::State<UserCallState>>(&problem);
-  const auto device = given.Get<ffi::DeviceOrdinal>(&problem);
-  if (!problem.empty()) return Complain(on_error, sink, problem);
-  if (Find(**state, *device) == nullptr) {
-    const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>(&problem);
-    if (!problem.empty()) return Complain(on_error, sink, problem);
-    if (!WaitForEarlier(*stream, &problem)) return Complain(on_error, sink, (*state)->Where() + ": " + problem);
-  }
-  OnDevice* call = nullptr;
-  problem = Started(**state, XlaCollectives(given.api, given.context), *device, &call);
-  if (problem.empty()) Fill(*call, data);
-  return Complain(on_error, sink, problem);
+  return Report(on_error, sink, TryStart(given, data));
 }
 
 bool Reserve(host::CallData* data, int64_t bytes, host::OnError on_error, void* sink) {
-  auto& call = *static_cast<OnDevice*>(data->call);
-  std::string problem;
-  // A window that is large enough stays: the executable and its CUDA graphs know its address.
-  if (bytes > call.comm.arena_bytes) {
-    if (!call.communicator->ReserveFor(call.state->target, bytes, &call.comm, &problem)) {
-      return Complain(on_error, sink, call.state->Where() + ": " + problem);
-    }
-  }
-  Fill(call, data);
-  return true;
+  return Report(on_error, sink, TryReserve(data, bytes));
 }
 
 bool FindCall(const void* api, void* context, host::CallData* data, host::OnError on_error, void* sink) {
   const Context given = {static_cast<const XLA_FFI_Api*>(api), static_cast<XLA_FFI_ExecutionContext*>(context)};
-  std::string problem;
-  const auto state = given.Get<ffi::State<UserCallState>>(&problem);
-  const auto device = given.Get<ffi::DeviceOrdinal>(&problem);
-  if (!problem.empty()) return Complain(on_error, sink, problem);
-  if (problem = ProblemOf(**state, *device); !problem.empty()) return Complain(on_error, sink, problem);
-  OnDevice* const call = Find(**state, *device);
-  if (call == nullptr) {
-    return Complain(on_error, sink,
-                    (*state)->Where() + ": the stage Initialize has not asked for jaxcomm::host::Setup on GPU " +
-                        std::to_string(*device));
-  }
-  Fill(*call, data);
-  return Complain(on_error, sink, FailureOf(*call));
+  return Report(on_error, sink, TryFindCall(given, data));
 }
 
 ffi::ErrorOr<std::unique_ptr<UserCallState>> Instantiate(ffi::Dictionary attributes) {
@@ -174,25 +188,25 @@ ffi::ErrorOr<std::unique_ptr<UserCallState>> Instantiate(ffi::Dictionary attribu
 }
 
 ffi::Error Prepare(UserCallState* state, XlaCollectives collectives, ffi::RemainingArgs, ffi::RemainingRets) {
-  const std::string problem = collectives.Request(*state->split);
-  return problem.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(state->Where() + ": " + problem);
+  const Status status = collectives.Request(*state->split);
+  return status.ok() ? ffi::Error::Success() : ffi::Error::InvalidArgument(state->Where() + ": " + status.message());
 }
 
-// All local devices get the same: see RunStatus.
+// All local devices of a run get the same result (RunStatus).
 ffi::Error Begin(UserCallState* state, ffi::RunId run, ffi::RemainingArgs, ffi::RemainingRets) {
   if (state->initialize == nullptr) {
     return ffi::Error::InvalidArgument(state->Where() +
                                        ": the target has not been registered by jaxcomm.register_ffi_target");
   }
-  const std::string failure = state->run_status.Of(run.run_id, [&] {
+  const Status failure = state->run_status.Of(run.run_id, [&] {
     std::lock_guard<std::mutex> lock(state->mutex);
-    std::string found;
+    Status found;
     for (const auto& [device, call] : state->calls) {
-      if (found.empty()) found = FailureOf(call);
+      if (found.ok()) found = FailureOf(call);
     }
     return found;
   });
-  return failure.empty() ? ffi::Error::Success() : ffi::Error(ffi::ErrorCode::kDeadlineExceeded, failure);
+  return failure.ok() ? ffi::Error::Success() : ffi::Error(ffi::ErrorCode::kDeadlineExceeded, failure.message());
 }
 
 bool AsksForMetadata(const XLA_FFI_CallFrame& frame) {
@@ -228,21 +242,20 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaUserBegin, cuda::Begin,
                                   .RemainingArgs()
                                   .RemainingRets());
 
-// What one device alone can't do, and only its user knows, it says in Execute: jaxcomm::host::Call ends the stage.
+// An error of the user's Initialize on one device is deferred to Execute, where jaxcomm::host::Call returns it.
 extern "C" XLA_FFI_Error* CudaUserInitialize(XLA_FFI_CallFrame* frame) {
   XLA_FFI_Error* const refused = CudaUserBegin(frame);
   if (refused != nullptr || cuda::AsksForMetadata(*frame)) return refused;
   const cuda::Context given = {frame->api, frame->ctx};
-  std::string problem;
-  cuda::UserCallState& state = **given.Get<ffi::State<cuda::UserCallState>>(&problem);  // CudaUserBegin has got it too
-  const auto device = given.Get<ffi::DeviceOrdinal>(&problem);
-  if (device && !cuda::ProblemOf(state, *device).empty()) return nullptr;
+  cuda::UserCallState& state = **given.Get<ffi::State<cuda::UserCallState>>();  // no error: CudaUserBegin has it too
+  const auto device = given.Get<ffi::DeviceOrdinal>();
+  if (device.ok() && !cuda::ProblemOf(state, *device).ok()) return nullptr;
   XLA_FFI_Error* const error = state.initialize(frame);
-  if (error == nullptr || !device) return error;
-  problem = ::xla::ffi::internal::GetErrorMessage(frame->api, error);
+  if (error == nullptr || !device.ok()) return error;
+  Status problem = UnavailableError(::xla::ffi::internal::GetErrorMessage(frame->api, error));
   ::xla::ffi::internal::DestroyError(frame->api, error);
   std::lock_guard<std::mutex> lock(state.mutex);
-  state.problems[*device] = problem;
+  state.problems[*device] = std::move(problem);
   return nullptr;
 }
 

@@ -1,5 +1,5 @@
-// Calls of targets whose handlers are a user's: the stages Instantiate and Prepare, which are the same for all; what
-// stands around the user's Initialize; and the table behind jaxcomm/host.h, by which the user's own stages get at the
+// Calls of targets with handlers of a user: the stages Instantiate and Prepare, which all targets share; a wrapper of
+// the user's Initialize; and the function table behind jaxcomm/host.h, which gives the user's stages access to the
 // group's communicator.
 #pragma once
 
@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/status.h"
 #include "cuda/runtime/call_names.h"
 #include "cuda/runtime/communicator.h"
 #include "cuda/xla/run_status.h"
@@ -23,12 +24,12 @@ namespace jaxcomm {
 
 namespace ffi = ::xla::ffi;
 
-// The attribute `jaxcomm` of jaxcomm.ffi_call; the ranks come beside it, as `jaxcomm_groups`.
+// The attribute `jaxcomm` of jaxcomm.ffi_call. The ranks are a second attribute, `jaxcomm_groups`.
 struct UserCallAttributes {
   std::string_view target;
   std::string_view site;
   int64_t group_size;
-  int64_t max_sms;  // 0: as many as the communicator has
+  int64_t max_sms;  // 0: no limit but the communicator's
 };
 
 namespace cuda {
@@ -51,16 +52,16 @@ struct UserCallState {
   std::string target, site;
   std::vector<int64_t> groups;  // logical device ids, group after group
   int64_t group_size = 1;
-  std::optional<DeviceGroups> split;  // these
+  std::optional<DeviceGroups> split;  // the same, for XLA
   int64_t max_sms = 0;
   XLA_FFI_Handler* initialize = nullptr;  // the user's
   RunStatus run_status;
   std::mutex mutex;
-  std::map<int32_t, OnDevice> calls;        // by local device
-  std::map<int32_t, std::string> problems;  // by local device: why Initialize has failed there, and is not called again
+  std::map<int32_t, OnDevice> calls;   // by local device
+  std::map<int32_t, Status> problems;  // by local device: the error of the user's Initialize, which is not called again
 };
 
-// The user's handler for Initialize in the calls of a target that XLA instantiates from now on.
+// Sets the user's handler for Initialize, for calls of the target that XLA instantiates from now on.
 void SetUserInitialize(const std::string& target, XLA_FFI_Handler* initialize);
 
 const host::Api& HostApi();

@@ -1,5 +1,5 @@
-// What jaxcomm uses of XLA's collectives extension (id 129, in xla/ffi/api/collectives_c_api.h of jaxlib 0.11.2 and
-// later), declared by layout: the module is built with the headers of jaxlib 0.10.2, which don't have it.
+// The part of XLA's collectives extension that jaxcomm uses (id 129, in xla/ffi/api/collectives_c_api.h of jaxlib
+// 0.11.2 and later), declared by layout: the module is built with the headers of jaxlib 0.10.2, which lack it.
 // tests/cuda/test_xla_collectives.cc compares this with the real header.
 #pragma once
 
@@ -30,7 +30,7 @@ struct FindExtensionArgs {
   const Extension* extension;  // out; null if there is none
 };
 
-// The field of XLA_FFI_Api behind the last one of API 0.3. A runtime has it if its struct_size reaches so far.
+// The field of XLA_FFI_Api after the last field of API 0.3. A runtime has it if its struct_size includes it.
 using FindExtension = XLA_FFI_Error* (*)(FindExtensionArgs*);
 constexpr size_t kFindExtensionOffset =
     offsetof(XLA_FFI_Api, XLA_FFI_DeviceOrdinal_Get) + sizeof(XLA_FFI_Api::XLA_FFI_DeviceOrdinal_Get);
@@ -97,7 +97,7 @@ struct Collectives {
   XLA_FFI_Error* (*get_communicator)(const Collectives*, GetArgs*);          // Initialize, Execute
 };
 
-// Of minor 2. Begins as Collectives does.
+// Minor version 2. Its first member is that of minor version 1.
 struct CollectivesWithWindows {
   Collectives communicators;
   XLA_FFI_Error* (*request_window)(const Collectives*, RequestWindowArgs*);  // Prepare, after request_communicator

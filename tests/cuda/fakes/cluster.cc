@@ -274,7 +274,7 @@ Stream& OwnStream() {
 
 }  // namespace fake
 
-const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
+StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
   static const NcclLibrary library = [] {
     NcclLibrary made = fake::FakeLibrary();
     made.AllGather = &fake::AllGather;

@@ -6,7 +6,7 @@
 
 namespace jaxcomm {
 
-std::string NcclLibrary::WhyNot(const std::string&) const { return ""; }
+Status NcclLibrary::Require(const std::string&) const { return OkStatus(); }
 
 namespace cuda {
 

@@ -8,6 +8,7 @@
 #include <nccl_device/core.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "../../../ffi/cuda/nccl/nccl_library.h"
+#include "../../check.h"
 
 namespace jaxcomm {
 namespace fake {
@@ -90,6 +92,15 @@ inline NcclLibrary FakeLibrary() {
 }
 
 inline bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+inline bool Has(const Status& status, const std::string& part) { return Has(status.message(), part); }
+
+// The value of a call that must not fail.
+template <typename T>
+T Ok(StatusOr<T> result) {
+  if (!result.ok()) std::fprintf(stderr, "%s\n", result.status().message().c_str());
+  CHECK(result.ok());
+  return *std::move(result);
+}
 
 }  // namespace fake
 }  // namespace jaxcomm

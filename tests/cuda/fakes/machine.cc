@@ -191,9 +191,7 @@ void OnRanks(int num_ranks, const std::function<void(int rank, void* nccl_comm)>
   OnRanks(*new World(num_ranks), [&](Rank& rank) { f(rank.rank, &rank); });
 }
 
-cuda::Communicator* Get(Rank& rank, std::string* error) {
-  return cuda::Communicator::Get(reinterpret_cast<ncclComm_t>(&rank), error);
-}
+StatusOr<cuda::Communicator*> Get(Rank& rank) { return cuda::Communicator::Get(reinterpret_cast<ncclComm_t>(&rank)); }
 
 CallSpec SpecOf(Collective collective, int32_t num_ranks) {
   CallSpec spec;
@@ -206,15 +204,13 @@ CallSpec SpecOf(Collective collective, int32_t num_ranks) {
 
 void Sum(cuda::Communicator& communicator, int64_t count) {
   const auto n = static_cast<int32_t>(communicator.size());
-  std::string error;
   const auto call =
-      cuda::DeviceCall::Make(SpecOf(Collective::kAllReduce, n), communicator, DType::kS32, count, count, &error);
-  CHECK(call != nullptr);
+      Ok(cuda::DeviceCall::Make(SpecOf(Collective::kAllReduce, n), communicator, DType::kS32, count, count));
   Stream stream;
   for (int32_t round = 0; round < 2; ++round) {
     std::vector<int32_t> x(count), y(count, -1);
     for (int64_t i = 0; i < count; ++i) x[i] = static_cast<int32_t>(communicator.rank() + i + round);
-    CHECK(call->Launch(x.data(), y.data(), stream.handle()).empty());
+    CHECK(call->Launch(x.data(), y.data(), stream.handle()).ok());
     while (!stream.Drain()) std::this_thread::yield();
     for (int64_t i = 0; i < count; ++i) CHECK(y[i] == n * (n - 1) / 2 + n * (i + round));
   }
@@ -222,7 +218,7 @@ void Sum(cuda::Communicator& communicator, int64_t count) {
 
 }  // namespace fake
 
-const NcclLibrary* NcclLibrary::Open(const std::string&, std::string*) {
+StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
   static const NcclLibrary library = [] {
     NcclLibrary made = fake::FakeLibrary();
     made.MemAlloc = &fake::MemAlloc;

@@ -148,7 +148,7 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
 cudaStream_t NewStream();
 void Wait(cudaStream_t stream);
 
-cuda::Communicator* Get(Rank& rank, std::string* error);
+StatusOr<cuda::Communicator*> Get(Rank& rank);
 CallSpec SpecOf(Collective collective, int32_t num_ranks);
 // A sum over all ranks of `count` elements, twice.
 void Sum(cuda::Communicator& communicator, int64_t count);
