@@ -25,7 +25,7 @@ class Config:
         "mlx5_0:1", or "all". If not set: the one through which the coordinator is reached; all on machines with RDMA.
       max_sms: multiprocessors of a GPU that one collective may keep busy (JAXCOMM_MAX_SMS); the same in all processes.
       windows: whether GPUs read and write XLA's own buffers (JAXCOMM_WINDOWS, 0 or 1), from jax 0.12 on, instead of
-        copies of them; the same in all processes. docs/cuda.md says why it is off.
+        copies of them; the same in all processes. docs/guide/gpus.md says why it is off.
       algorithm: "xla" lowers every collective to XLA's own (JAXCOMM_ALGORITHM), whatever the calls ask for; the same in
         all processes.
       calibration: file that jaxcomm.calibrate() writes and later runs read (JAXCOMM_CALIBRATION), instead of

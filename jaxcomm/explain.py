@@ -60,7 +60,7 @@ class Explanation:
       scratch_bytes: of each rank.
       messages, bytes, signals: initiated by the rank that takes longest, by link class ("self", "node", "network"). On
         GPUs "node" is NVLink; bytes of messages with flags are twice those of the data.
-      predicted_time_s: by the cost model of docs/algorithms.md.
+      predicted_time_s: by the cost model of docs/internals/cost-model.md.
       platform: "cpu" or "cuda".
       protocol: "steps", or on GPUs "flagged" or "flagged_twice": one exchange of messages with flags, or two.
       sms: multiprocessors of a GPU that the call keeps busy, a thread block each; 0 on CPUs.
@@ -117,7 +117,7 @@ class Explanation:
             f"on GPUs   {'walk of the plan' if self.protocol == 'steps' else 'messages with flags'}, {self.sms} SM(s)",
             f"  launch {self.launch_s * 1e6:.3f} us, frame {self.frame_s * 1e6:.3f} us",
             *(f"  {link}" for link in self.links),
-            "  Not measured with jaxcomm: figures of others, ceilings and guesses (docs/algorithms.md), or given.",
+            "  Not measured with jaxcomm: published values, ceilings, guesses (docs/internals/cost-model.md) or given.",
         ]
 
 

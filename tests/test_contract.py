@@ -33,7 +33,7 @@ def test_every_collective_has_its_native_layers(enumerator, name, handler):
     for path in (f"ffi/plan/{name}.cc", f"ffi/handlers/{name}.cc"):
         assert path in read("CMakeLists.txt")
     assert set(_core.cpu_targets()[f"jaxcomm_{name}"]) == {"instantiate", "execute"}
-    assert name in read("docs/algorithms.md")
+    assert name in read("docs/reference/algorithms.md")
     assert _core.plan.algorithms(name)
 
 
@@ -62,7 +62,7 @@ def test_every_op_takes_the_arguments_of_jax_lax(op):
 @pytest.mark.parametrize("name", _core.plan.collectives())
 def test_every_algorithm_is_documented_with_its_source(name):
     for algorithm, source in _core.plan.algorithms(name):
-        assert f"`{algorithm}`" in read("docs/algorithms.md")
+        assert f"`{algorithm}`" in read("docs/reference/algorithms.md")
         assert source
 
 

@@ -21,7 +21,7 @@ RANK_AND_SIZE = [
 
 
 def initialize():
-    """Joins the other processes, as docs/clusters.md says, before JAX starts. Returns how many there are.
+    """Joins the other processes, as docs/guide/clusters.md says, before JAX starts. Returns how many there are.
 
     Without JAX_COORDINATOR_ADDRESS in the environment this process is alone.
     """

@@ -1,4 +1,4 @@
-"""Writes docs/gpu-status.md: which feature of the GPU back end has passed which ring, as test records show it.
+"""Writes docs/development/gpu-status.md: which features of the GPU back end have passed which ring of tests.
 
     status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as ring 1
     status.py                                                                # from the stored records
@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).parents[3]
 RECORDS = ROOT / "benchmarks" / "results" / "gpu"
-PAGE = ROOT / "docs" / "gpu-status.md"
+PAGE = ROOT / "docs" / "development" / "gpu-status.md"
 
 # Feature: (tests of ring 1, steps of ring 2). Ring 3 has no run.
 FEATURES = {
@@ -92,13 +92,18 @@ FEATURES = {
     ),
 }
 
-HEAD = """# GPU back end: what has been shown
+HEAD = """# Status of the GPU back end
 
-Ring 1: compiled by nvcc, and the same source run on the CPU by emulation. Ring 2: run on one GPU. Ring 3: many GPUs
-and hosts. This page is written by `tests/cuda/tools/status.py` from the records in `benchmarks/results/gpu`; what is
-not marked has not been shown by any run that is recorded there.
+This page shows the test results of each feature of the CUDA back end. `tests/cuda/tools/status.py` writes it from the
+records in `benchmarks/results/gpu`. An empty field means that no recorded run has tested the feature.
 
-| feature | ring 1 | ring 2 | ring 3 |
+- Level 1: compiled by nvcc, and the same source run on the CPU by emulation.
+- Level 2: run on one GPU.
+- Level 3: run on many GPUs and hosts.
+
+[Tests of the CUDA back end](tests.md#tests-of-the-cuda-back-end) lists the commands.
+
+| feature | level 1 | level 2 | level 3 |
 |---|---|---|---|
 """
 
@@ -148,7 +153,7 @@ def page(ring1: dict, ring2: dict, bench: dict) -> str:
     if ring2:
         text += f"\nRing 2: {ring2['device']}, driver {ring2['driver']}, CUDA {ring2['cuda']}.\n"
     else:
-        text += "\nNo GPU has been at hand for ring 2 yet: `make test-gpu bench-gpu` are ready to run.\n"
+        text += "\nNothing has run on a GPU yet: no GPU was available for level 2.\n"
     return text + (measured(bench) if bench else "")
 
 
