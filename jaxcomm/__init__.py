@@ -2,12 +2,13 @@
 
 import importlib.metadata
 
-from jaxcomm.calibrate import Calibration, calibrate
+from jaxcomm._calibrate import Calibration, calibrate
+from jaxcomm._errors import check
+from jaxcomm._explain import algorithms, explain
+from jaxcomm._ffi import ffi_call, register_ffi_target
+from jaxcomm._headers import get_cmake_dir, get_include
+from jaxcomm._topology import Link, Topology, make_mesh, topology
 from jaxcomm.distributed import register
-from jaxcomm.errors import check
-from jaxcomm.explain import algorithms, explain
-from jaxcomm.ffi import ffi_call, register_ffi_target
-from jaxcomm.headers import get_cmake_dir, get_include
 from jaxcomm.info import Info, info
 from jaxcomm.ops.all_gather import all_gather
 from jaxcomm.ops.all_to_all import all_to_all
@@ -16,7 +17,6 @@ from jaxcomm.ops.pbroadcast import pbroadcast
 from jaxcomm.ops.ppermute import ppermute
 from jaxcomm.ops.psum import pmax, pmean, pmin, psum
 from jaxcomm.ops.psum_scatter import psum_scatter
-from jaxcomm.topology import Link, Topology, make_mesh, topology
 
 __version__ = importlib.metadata.version("jaxcomm")
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _compat, distributed, figures
+from jaxcomm import _compat, _cost_params, distributed
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._native import register, register_cuda
@@ -79,7 +79,7 @@ def _place(mesh: Any, call: Call, rows: np.ndarray, platform: str) -> tuple[int,
                 own["windows"] = np.int64(1)
             return rows.shape[1], True, own
         register()
-        figures.load()
+        _cost_params.load()
         layout = distributed.layout(mesh, rows)
     except (ImportError, RuntimeError) as error:  # the traceback shows the call, but a log may not show that
         raise RuntimeError(f"jaxcomm: {call.op} at {call.site}: while compiling, {error}") from error

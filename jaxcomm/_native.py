@@ -3,6 +3,7 @@
 import atexit
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import pathlib
@@ -10,8 +11,10 @@ from types import ModuleType
 
 import jax
 
-from jaxcomm import _core, errors
+from jaxcomm import _core, _errors, _ffi_version
 from jaxcomm._config import config
+
+_ffi_version.check(_core.xla_ffi_api_version)
 
 # JAX records it when XLA has compiled a program or has read one from the compilation cache.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -57,7 +60,7 @@ def register_cuda() -> bool:
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
-    atexit.register(errors.at_exit, module.failures)
+    atexit.register(_errors.at_exit, module.failures)
     return True
 
 
@@ -66,11 +69,19 @@ def cuda() -> ModuleType:
     """The module for NVIDIA GPUs. It needs no driver to be imported.
 
     Raises:
-      ImportError: jaxcomm was built without it, or it can't be loaded.
+      ImportError: it is not installed, does not fit jaxcomm or jaxlib, or cannot be loaded.
     """
-    if importlib.util.find_spec("jaxcomm._cuda") is None:
-        raise ImportError("jaxcomm was built without CUDA: install it with JAXCOMM_CUDA=1 in the environment")
-    return importlib.import_module("jaxcomm._cuda")
+    if importlib.util.find_spec("jaxcomm._cuda"):  # built from source
+        module = importlib.import_module("jaxcomm._cuda")
+    elif importlib.util.find_spec("jaxcomm_cuda13"):
+        own, package = (importlib.metadata.version(name) for name in ("jaxcomm", "jaxcomm-cuda13"))
+        if own != package:
+            raise ImportError(f"jaxcomm-cuda13 {package} needs jaxcomm {package}, found {own}: install equal versions")
+        module = importlib.import_module("jaxcomm_cuda13._cuda")
+    else:
+        raise ImportError("jaxcomm's CUDA module is missing: install jaxcomm-cuda13, or build with JAXCOMM_CUDA=1")
+    _ffi_version.check(module.xla_ffi_api_version)
+    return module
 
 
 def nccl_wheel() -> str:

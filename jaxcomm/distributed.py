@@ -99,14 +99,14 @@ def register() -> None:
     Raises:
       RuntimeError: another process did not show up within JAXCOMM_TIMEOUT_S, can't be reached, or runs another version.
     """
-    from jaxcomm import figures  # which need this module
+    from jaxcomm import _cost_params  # needs this module
 
     _native.register()
     with contextlib.suppress(
         ImportError
     ):  # GPUs without jaxcomm's module for them: an error once an op wants to run there
         _native.register_cuda()
-    figures.load()
+    _cost_params.load()
     if jax.process_count() > 1:
         connect(range(jax.process_count()))
 
@@ -347,7 +347,7 @@ def windows(mesh: Any) -> bool:
 
     XLA makes them in all processes together and waits without end for one that wants none, before jaxcomm's handlers
     meet. So processes that want them look at the others first; that settings differ is said in the first run, on all
-    ranks (ffi/cuda/communicator.cc). Processes that want none wait for nobody.
+    ranks (ffi/cuda/runtime/communicator.cc). Processes that want none wait for nobody.
 
     Raises:
       RuntimeError: this process wants windows, and another one did not compile its call within JAXCOMM_TIMEOUT_S.

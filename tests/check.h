@@ -7,6 +7,9 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
+
+#include "../ffi/common/status.h"
 
 // Ends the test program with the condition's text and place if it does not hold. For any thread.
 #define CHECK(condition)                                                             \
@@ -18,6 +21,15 @@
   } while (false)
 
 namespace jaxcomm {
+
+// The value; ends the test program with the reason if there is none.
+template <typename T>
+T ValueOf(StatusOr<T> made) {
+  if (!made.ok()) std::fprintf(stderr, "%s\n", made.status().message().c_str());
+  CHECK(made.ok());
+  return *std::move(made);
+}
+
 namespace test {
 
 // Adds itself to the list of cases, in the order of the file. Lives as long as the program.

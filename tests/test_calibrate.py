@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import pytest
 
 import jaxcomm
-from jaxcomm import _config, _core, figures
+from jaxcomm import _config, _core, _cost_params
 
-links_of = importlib.import_module("jaxcomm.topology").links_of
-calibration = importlib.import_module("jaxcomm.calibrate")
+links_of = importlib.import_module("jaxcomm._topology").links_of
+calibration = importlib.import_module("jaxcomm._calibrate")
 OPERAND = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
 
 
@@ -25,14 +25,14 @@ OPERAND = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
 def kept(tmp_path, monkeypatch):
     """A file of its own, and the figures of before afterwards."""
     path = tmp_path / "folder" / "figures.json"
-    monkeypatch.setattr(figures, "config", lambda: _config.Config(calibration=str(path)))
-    monkeypatch.setattr(figures, "measured", set())
+    monkeypatch.setattr(_cost_params, "config", lambda: _config.Config(calibration=str(path)))
+    monkeypatch.setattr(_cost_params, "measured", set())
     before = {reach: _core.plan.machine_of(reach, 1) for reach in ("process", "network")}
-    figures.load.cache_clear()
+    _cost_params.load.cache_clear()
     yield path
     for reach, machine in before.items():
         _core.set_figures(reach, machine)
-    figures.load.cache_clear()
+    _cost_params.load.cache_clear()
 
 
 def rows(bytes_per_s):
@@ -59,23 +59,23 @@ def test_what_is_measured_is_used_and_kept(kept, monkeypatch):
 
 def test_figures_are_read_again(kept):
     before = predicted_s()
-    figures.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    _cost_params.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
     assert predicted_s() == before  # they are read once
-    figures.load.cache_clear()
+    _cost_params.load.cache_clear()
     assert predicted_s() > 100 * before
     assert jaxcomm.topology().calibrated
 
 
 def test_reaches_are_kept_beside_each_other(kept):
-    figures.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
-    figures.keep({"network": {"links": rows(1e7), "launch_s": 2e-5}})
+    _cost_params.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    _cost_params.keep({"network": {"links": rows(1e7), "launch_s": 2e-5}})
     assert set(json.loads(kept.read_text())["figures"]) == {"process", "network"}
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
 
 
 def test_new_figures_of_a_reach_replace_its_old_ones(kept):
-    figures.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
-    figures.keep({"process": {"links": rows(1e7), "launch_s": 3e-5}})
+    _cost_params.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    _cost_params.keep({"process": {"links": rows(1e7), "launch_s": 3e-5}})
     assert json.loads(kept.read_text())["figures"] == {"process": {"links": rows(1e7), "launch_s": 3e-5}}
 
 
@@ -171,12 +171,12 @@ def test_all_processes_use_the_figures_of_one(kept, monkeypatch):
             json.dumps({"figures": {"process": {"links": rows(1e8), "launch_s": 1e-5}}}) if len(asked) > 1 else "none"
         )
 
-    monkeypatch.setattr(figures.distributed, "agree", agree)
-    figures.load()
-    assert asked == ["none"] and not figures.measured
-    figures.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
-    figures.load.cache_clear()
-    figures.load()
+    monkeypatch.setattr(_cost_params.distributed, "agree", agree)
+    _cost_params.load()
+    assert asked == ["none"] and not _cost_params.measured
+    _cost_params.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    _cost_params.load.cache_clear()
+    _cost_params.load()
     assert json.loads(asked[1])["figures"]["process"]["links"] == rows(1e6)
     assert _core.plan.machine_of("process", 1).links[1][2] == 1e8
 
@@ -196,28 +196,28 @@ def test_a_broken_file_is_said_and_ignored(kept, text):
     kept.parent.mkdir()
     kept.write_text(text)
     with pytest.warns(UserWarning, match=f"{kept.name} can't be used"):
-        figures.load()
+        _cost_params.load()
     assert not jaxcomm.topology().calibrated
 
 
 def test_figures_of_another_machine_are_ignored(kept):
-    figures.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    _cost_params.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
     content = json.loads(kept.read_text())
     for change in ({"processors": 1000}, {"format": 2}):
         kept.write_text(json.dumps(content | change))
-        figures.load()
+        _cost_params.load()
         assert not jaxcomm.topology().calibrated
-        figures.load.cache_clear()
+        _cost_params.load.cache_clear()
 
 
 def test_where_figures_are_kept(monkeypatch, tmp_path):
     def path(calibration, **environment):
-        monkeypatch.setattr(figures, "config", lambda: _config.Config(calibration=calibration))
+        monkeypatch.setattr(_cost_params, "config", lambda: _config.Config(calibration=calibration))
         for name in ("XDG_CACHE_HOME", "HOME"):
             monkeypatch.setenv(name, environment.get(name, ""))
-        return figures.path()
+        return _cost_params.path()
 
-    monkeypatch.setattr(figures.platform, "node", lambda: "host")
+    monkeypatch.setattr(_cost_params.platform, "node", lambda: "host")
     assert path("/given", XDG_CACHE_HOME="/cache") == pathlib.Path("/given")
     assert path("") is None
     assert path(None, XDG_CACHE_HOME="/cache") == pathlib.Path("/cache/jaxcomm/calibration-host.json")

@@ -18,7 +18,7 @@ from jax.experimental import serialize_executable
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm.explain import NATIVE
+from jaxcomm._explain import NATIVE
 
 BOTH = ("node", "gpu")
 

@@ -1,16 +1,19 @@
 """The repository's promise: one word finds every layer, and no layer is missing."""
 
+import importlib
 import inspect
 import pathlib
+import pkgutil
 import re
 
 import jax
 import pytest
 import reference
+from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm import _core
-from jaxcomm.explain import NATIVE
+from jaxcomm._explain import NATIVE
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROWS = re.findall(r"^JAXCOMM_COLLECTIVE\((\w+), (\w+), (\w+)\)", (ROOT / "ffi/collectives.def").read_text(), re.M)
@@ -59,6 +62,27 @@ def test_every_op_takes_the_arguments_of_jax_lax(op):
     assert ours[len(lax) :] == [(name, inspect.Parameter.KEYWORD_ONLY, None) for name in ("algorithm", "max_sms")]
 
 
+@pytest.mark.parametrize("op", NATIVE)
+def test_results_are_weakly_typed_where_those_of_jax_lax_are(op, line):
+    """Otherwise a Python number that has travelled widens the small types that it meets."""
+    arguments = {"ppermute": ([(0, 1)],), "all_to_all": (0, 0), "pbroadcast": (1,)}.get(op, ())
+    found = []
+
+    def body(x):
+        weak = jax.lax.broadcast(2.0, (8,))
+        assert jax.typeof(weak).weak_type
+        ours = getattr(jaxcomm, op)(weak, ("gpu",), *arguments)
+        # A barrier, which jax.lax lacks, returns its operand.
+        lax = weak if op == "barrier" else getattr(jax.lax, op)(weak, ("gpu",), *arguments)
+        found.extend(map(jax.typeof, (ours, lax)))
+        return x
+
+    x = jax.ShapeDtypeStruct((8,), "float32")
+    jax.eval_shape(jax.shard_map(body, mesh=line, in_specs=P("gpu"), out_specs=P("gpu"), check_vma=False), x)
+    ours, lax = found
+    assert (ours.shape, ours.dtype, ours.weak_type) == (lax.shape, lax.dtype, lax.weak_type)
+
+
 @pytest.mark.parametrize("name", _core.plan.collectives())
 def test_every_algorithm_is_documented_with_its_source(name):
     for algorithm, source in _core.plan.algorithms(name):
@@ -78,3 +102,14 @@ def test_nothing_right_of_the_handlers_sees_xla_or_python():
     for folder in ("ffi/cpu", "ffi/common"):
         for path in (ROOT / folder).iterdir():
             assert not re.search(r"xla/|nanobind|handlers/", path.read_text()), path
+
+
+def test_public_names_are_functions_and_types():
+    """Implementation modules are private, so that importing one can't replace the function of the same name."""
+    modules = {module.name for module in pkgutil.iter_modules(jaxcomm.__path__)}
+    public = {name for name in modules if not name.startswith("_")}
+    assert public == {"bench", "distributed", "info", "ops", "run"}
+    assert public & set(jaxcomm.__all__) == {"info"}
+    importlib.import_module("jaxcomm.info")
+    for name in jaxcomm.__all__:
+        assert not inspect.ismodule(getattr(jaxcomm, name)), name

@@ -19,7 +19,7 @@ import pytest
 import jaxcomm
 from jaxcomm import _config, distributed
 
-topology = importlib.import_module("jaxcomm.topology")  # the function has the same name
+topology = importlib.import_module("jaxcomm._topology")  # the function has the same name
 VERSION = jaxcomm.__version__
 
 
@@ -281,7 +281,7 @@ def test_mesh_in_the_order_of_nodes(world):
 def test_topology_of_several_nodes(world, monkeypatch):
     world("aba")
     monkeypatch.setattr(jax, "devices", lambda platform: [Device(i, i % 3) for i in range(9)] + [Device(9, 1)])
-    monkeypatch.setattr(topology.figures, "load", lambda: None)
+    monkeypatch.setattr(topology._cost_params, "load", lambda: None)
     found = topology.topology()
     assert (found.nodes, found.ranks) == (((0, 2), (1,)), (6, 4))
     lines = str(found).splitlines()

@@ -14,7 +14,7 @@ import pytest
 from harness import OURS, on_ranks
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm import _native, errors
+from jaxcomm import _errors, _native
 from jaxcomm._config import Config
 
 X = np.zeros((8, 8, 6), np.float32)
@@ -252,19 +252,19 @@ def test_failures_are_raised_and_said_once(monkeypatch, capsys):
     """By check(); what nobody has asked for is said at the end."""
     failures = ["first"]
     module = types.SimpleNamespace(failures=lambda: failures)
-    monkeypatch.setattr(errors, "_told", set())
+    monkeypatch.setattr(_errors, "_told", set())
     monkeypatch.delitem(sys.modules, "jaxcomm._cuda", raising=False)
     OURS.check()  # no GPUs, no failures
     monkeypatch.setitem(sys.modules, "jaxcomm._cuda", module)
     with pytest.raises(RuntimeError, match=r"\Ajaxcomm: first\Z"):
         OURS.check()
     failures.append("second")
-    errors.at_exit(module.failures)
+    _errors.at_exit(module.failures)
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "jaxcomm: second; results are undefined (jaxcomm.check)\n")
     with pytest.raises(RuntimeError, match=r"\Ajaxcomm: first\njaxcomm: second\Z"):
         OURS.check()
-    errors.at_exit(module.failures)
+    _errors.at_exit(module.failures)
     assert not capsys.readouterr().err
 
 

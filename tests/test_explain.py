@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm.explain import NATIVE
+from jaxcomm._explain import NATIVE
 
 
 def operand(count, dtype=jnp.float32):

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
@@ -115,6 +116,16 @@ def test_a_back_end_that_is_not_there():
     assert "  none: Unable to initialize backend 'nowhere'" in done.stdout
 
 
+def test_devices_that_jax_cannot_start(monkeypatch):
+    def local_devices():
+        raise RuntimeError("Unable to initialize backend 'nowhere'")
+
+    monkeypatch.setattr(jax, "local_devices", local_devices)
+    found = jaxcomm.info()
+    assert found.devices == ("none: Unable to initialize backend 'nowhere'",)
+    assert found.versions["jax"] == jax.__version__
+
+
 def test_built_without_cuda(monkeypatch):
     def cuda():
         raise ImportError("jaxcomm was built without CUDA")
@@ -128,7 +139,7 @@ def test_built_without_cuda(monkeypatch):
 
 def test_the_reason_for_a_missing_module(monkeypatch):
     monkeypatch.setattr(_native.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="built without CUDA: install it with JAXCOMM_CUDA=1"):
+    with pytest.raises(ImportError, match="CUDA module is missing: install jaxcomm-cuda13"):
         _native.cuda.__wrapped__()
     assert _native.nccl_wheel() == ""
 
@@ -291,6 +302,24 @@ def test_nvlink(smi):
     assert _machine.nvlink()[1] == "GPUs 0, 1; GPU 2 alone (NV18)"
     assert jaxcomm.info().nvlink == Answer(True, "GPUs 0, 1; GPU 2 alone (NV18)")
     assert jaxcomm.info().versions["NVIDIA driver"].startswith("580.82.07")
+
+
+def test_a_machine_with_gpus(smi, monkeypatch, tmp_path):
+    """The whole of info(), with a communicator and without, beside a driver, two GPUs and no NIC."""
+    smi(topo=TOPOLOGY, query="580.82.07\n580.82.07\n")
+    gpus = [types.SimpleNamespace(id=i, local_hardware_id=i, platform="gpu", device_kind="H100") for i in range(2)]
+    monkeypatch.setattr(jax, "local_devices", lambda: gpus)
+    monkeypatch.setattr(_native, "cuda", Module)
+    monkeypatch.setattr(_machine, "INFINIBAND", tmp_path / "none")
+    found = jaxcomm.info()
+    assert found.devices == ("0: gpu, H100", "1: gpu, H100")
+    assert found.versions["NVIDIA driver"] == "580.82.07, serves CUDA 13.0"
+    assert found.versions["CUDA module"] == "CUDA 13.0, headers of NCCL 2.30.7, architectures 90"
+    assert found.versions["NCCL"] == f"2.30.7 from {LIBRARY}"
+    assert str(found.capabilities["windows"]) == ASK
+    assert str(found.capabilities["GIN"]) == "no: there is no device in /sys/class/infiniband"
+    asked = jaxcomm.info(communicator=True).capabilities
+    assert str(asked["windows"]) == "yes: by a communicator of 2 GPU(s) of this process"
 
 
 def test_a_single_gpu(smi):

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 import jaxcomm
+from jaxcomm._explain import NATIVE
 from jaxcomm.bench import records, report
-from jaxcomm.explain import NATIVE
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -9,8 +9,8 @@
 #include <memory>
 #include <string>
 
-#include "../../ffi/cuda/selection.h"
 #include "../../ffi/plan/algorithms.h"
+#include "../../ffi/plan/select_for_gpus.h"
 #include "../../tests/cuda/gpu/gpu.cuh"
 
 namespace jaxcomm {

@@ -68,8 +68,8 @@ void Completer::Run() {
 }
 
 void Completer::Complete(Item item) {
-  if (item.error) {
-    item.completion->Fail(*item.error);
+  if (!item.status.ok()) {
+    item.completion->Fail(item.status);
     return;
   }
   const Clock::time_point start = Clock::now();

@@ -13,23 +13,18 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <vector>
 
-namespace jaxcomm {
+#include "../common/status.h"
 
-struct Error {
-  enum class Kind : uint8_t { kDeadline, kInvalid };
-  Kind kind = Kind::kInvalid;
-  std::string message;
-};
+namespace jaxcomm {
 
 // The promise of one device. Exactly one of the two is called, once, with no lock held.
 class Completion {
  public:
   virtual ~Completion() = default;
   virtual void Succeed() = 0;
-  virtual void Fail(const Error& error) = 0;
+  virtual void Fail(const Status& error) = 0;
 };
 
 // How long the programs behind a call site run before they next wait; a moving average, nanoseconds.
@@ -41,8 +36,8 @@ class Completer {
  public:
   struct Item {
     std::unique_ptr<Completion> completion;
-    std::shared_ptr<Pace> pace;          // null where there is an error
-    std::shared_ptr<const Error> error;  // null: success
+    std::shared_ptr<Pace> pace;  // null where there is an error
+    Status status;
   };
 
   // Never destroyed: threads may still be inside XLA when static destructors run.

@@ -48,10 +48,9 @@ JointCall::JointCall(Node& node, Switchboard* switchboard, int32_t process, std:
 }
 
 void JointCall::Enter() {
-  std::string error;
-  if (!node_.Take(program_->block_bytes(process_), &block_, &error)) {
-    return Fail({Error::Kind::kInvalid, spec_.names->prefix + error});
-  }
+  const StatusOr<Block> block = node_.Take(program_->block_bytes(process_));
+  if (!block.ok()) return Fail(InvalidArgumentError(spec_.names->prefix + block.status().message()));
+  block_ = *block;
   for (int32_t position = 0; position < program_->num_ranks(); ++position) {
     if (program_->process_of()[position] != process_) continue;
     const RankBuffers& own = buffers_[position];
@@ -65,6 +64,7 @@ void JointCall::Enter() {
                   static_cast<size_t>(program_->input_bytes()));
     }
   }
+  std::string error;
   {
     std::lock_guard<std::mutex> lock(node_.board_mutex());
     Board& board = node_.board();
@@ -89,7 +89,7 @@ void JointCall::Enter() {
   }
   if (!error.empty()) {
     node_.Give(block_);
-    return Fail({Error::Kind::kInvalid, spec_.names->prefix + error});
+    return Fail(InvalidArgumentError(spec_.names->prefix + error));
   }
   for (Other& other : others_) other.peer->board().Ring();
   registered_ = !distant_.empty();
@@ -108,18 +108,18 @@ bool JointCall::FindOthers() {
       continue;
     }
     const Slot& theirs = board.slots[slot];
-    std::string error;
     other.slot = slot;  // from here on it has to be counted out
     if (theirs.fingerprint != program_->fingerprint()) {
       const std::string what(theirs.what, strnlen(theirs.what, sizeof(theirs.what)));
       return Agrees(other.peer->process(), theirs.fingerprint, what);
     }
-    other.block = other.peer->BlockOf(theirs, &error);
-    if (!error.empty()) {
-      Fail(Wrong(Error::Kind::kDeadline,
-                 "the memory of ranks " + RanksOf(other.peer->process()) + " can't be mapped: " + error));
+    const StatusOr<char*> block = other.peer->BlockOf(theirs);
+    if (!block.ok()) {
+      Fail(Wrong(StatusCode::kDeadlineExceeded, "the memory of ranks " + RanksOf(other.peer->process()) +
+                                                    " can't be mapped: " + block.status().message()));
       return false;
     }
+    other.block = *block;
   }
   return all;
 }
@@ -164,7 +164,7 @@ void JointCall::Begin() {
 void JointCall::OfferHelp() {
   if (program_->program()->moved_bytes < kHelpBytes) return;
   Helpers::Get().Offer(num_local_ - 1, [self = shared_from_this()] {
-    while (self->Advance() == Status::kMoved) {
+    while (self->Advance() == AdvanceResult::kMoved) {
     }
   });
 }
@@ -185,9 +185,8 @@ const JointCall::Other* JointCall::Failed() const {
 }
 
 void JointCall::FailLike(const Other& other) {
-  std::string why;
-  if (!other.peer->board().FindFailure(spec_.run, &why)) why = "no reason known";
-  Fail(Wrong(Error::Kind::kDeadline, "ranks " + RanksOf(other.peer->process()) + " gave up: " + why));
+  const std::string why = other.peer->board().FindFailure(spec_.run).value_or("no reason known");
+  Fail(Wrong(StatusCode::kDeadlineExceeded, "ranks " + RanksOf(other.peer->process()) + " gave up: " + why));
 }
 
 // Whether something happened.
@@ -198,12 +197,12 @@ bool JointCall::Step() {
       if (const int32_t pid = execution_->unreadable_pid()) {
         for (const Other& other : others_) {
           if (other.peer->pid() != pid) continue;
-          std::string why;  // whoever gives up says so before its memory goes
-          if (other.peer->board().FindFailure(spec_.run, &why)) {
+          // A process publishes why it aborts before it frees its memory.
+          if (other.peer->board().FindFailure(spec_.run)) {
             FailLike(other);
           } else {
-            Fail(Wrong(Error::Kind::kDeadline, "the memory of ranks " + RanksOf(other.peer->process()) +
-                                                   " can't be read: their process has ended"));
+            Fail(Wrong(StatusCode::kDeadlineExceeded, "the memory of ranks " + RanksOf(other.peer->process()) +
+                                                          " can't be read: their process has ended"));
           }
         }
       }
@@ -253,7 +252,7 @@ bool JointCall::AllLeft() const {
 // Success, unless somebody has declared failure before.
 bool JointCall::Close() {
   std::lock_guard<std::mutex> lock(error_mutex_);
-  if (error_ || (state_.load() & kDone) != 0) return false;
+  if (!error_.ok() || (state_.load() & kDone) != 0) return false;
   if (program_->windowed(Space::kOutput)) {
     // Only now: peers may write to the window as long as they have not left.
     for (int32_t position = 0; position < program_->num_ranks(); ++position) {
@@ -270,45 +269,45 @@ bool JointCall::Close() {
   return true;
 }
 
-JointCall::Status JointCall::Advance(int64_t own_position) {
+JointCall::AdvanceResult JointCall::Advance(int64_t own_position) {
   bool moved = false;
   if ((state_.fetch_add(1) & (kDone | kFailed)) == 0) moved = Step();
-  if (Leave(own_position)) return Status::kOver;
-  return moved ? Status::kMoved : Status::kWaiting;
+  if (Leave(own_position)) return AdvanceResult::kOver;
+  return moved ? AdvanceResult::kMoved : AdvanceResult::kWaiting;
 }
 
 bool JointCall::Leave(int64_t own_position) {
   const uint32_t state = state_.fetch_sub(1) - 1;
   if ((state & kThreads) != 0 || (state & (kDone | kFailed)) == 0 || finished_.exchange(true)) return false;
-  std::shared_ptr<const Error> error;
+  Status status;
   {
     std::lock_guard<std::mutex> lock(error_mutex_);
-    error = error_;
+    status = error_;
   }
-  if (error) {
+  if (!status.ok()) {
     for (Other& other : others_) CountOut(other);
     if (slot_ >= 0) node_.board().slots[slot_].over.store(1);
   }
   if (registered_) switchboard_->Unregister(spec_.key);
   let_go_.store(true);
-  finish_(own_position, error);
+  finish_(own_position, status);
   return true;
 }
 
-void JointCall::Fail(const Error& error) {
+void JointCall::Fail(const Status& error) {
   state_.fetch_add(1);
   {
     std::lock_guard<std::mutex> lock(error_mutex_);
-    if (!error_ && (state_.load() & kDone) == 0) {
-      error_ = std::make_shared<const Error>(error);
+    if (error_.ok() && (state_.load() & kDone) == 0) {
+      error_ = error;
       if (phase_.load() != Phase::kEntering) execution_->Cancel();  // before, nobody works on it, nor ever will
       {
         std::lock_guard<std::mutex> board_lock(node_.board_mutex());
-        node_.board().AddFailure(spec_.run, error.message);
+        node_.board().AddFailure(spec_.run, error.message());
       }
       if (slot_ >= 0) node_.board().slots[slot_].failed.store(1);
       for (const Other& other : others_) other.peer->board().Ring();
-      for (const int32_t process : distant_) switchboard_->SayGivenUp(process, spec_.key, error.message);
+      for (const int32_t process : distant_) switchboard_->SayGivenUp(process, spec_.key, error.message());
       state_.fetch_or(kFailed);
     }
   }
@@ -363,8 +362,8 @@ void JointCall::OnSignal(int32_t from, int32_t to) {
 
 bool JointCall::Agrees(int32_t process, uint64_t fingerprint, const std::string& what) {
   if (fingerprint == program_->fingerprint()) return true;
-  Fail(Wrong(Error::Kind::kInvalid, "ranks " + RanksOf(process_) + " bring " + spec_.names->what + ", ranks " +
-                                        RanksOf(process) + " bring " + what));
+  Fail(Wrong(StatusCode::kInvalidArgument, "ranks " + RanksOf(process_) + " bring " + spec_.names->what + ", ranks " +
+                                               RanksOf(process) + " bring " + what));
   return false;
 }
 
@@ -382,13 +381,13 @@ void JointCall::OnLeft(int32_t process, uint64_t fingerprint, const std::string&
 }
 
 void JointCall::OnGivenUp(int32_t process, const std::string& why) {
-  Fail(Wrong(Error::Kind::kDeadline, "ranks " + RanksOf(process) + " gave up: " + why));
+  Fail(Wrong(StatusCode::kDeadlineExceeded, "ranks " + RanksOf(process) + " gave up: " + why));
 }
 
 void JointCall::OnLost(int32_t process) {
   if (std::find(distant_.begin(), distant_.end(), process) == distant_.end()) return;
   if (phase_.load() == Phase::kLeaving && AllLeft()) return;
-  Fail(Wrong(Error::Kind::kDeadline,
+  Fail(Wrong(StatusCode::kDeadlineExceeded,
              "the process of ranks " + RanksOf(process) + " can't be reached: " + switchboard_->Lost(process)));
 }
 
@@ -402,9 +401,9 @@ void JointCall::Signal(int32_t from, int32_t to) {
   switchboard_->Signal(program_->process_of()[to], spec_.key, from, to);
 }
 
-Error JointCall::Wrong(Error::Kind kind, const std::string& text) const {
+Status JointCall::Wrong(StatusCode code, const std::string& text) const {
   constexpr const char* kPhases[] = {"entering", "running", "leaving"};
-  return {kind, spec_.names->prefix + "while " + kPhases[static_cast<int>(phase_.load())] + ", " + text};
+  return {code, spec_.names->prefix + "while " + kPhases[static_cast<int>(phase_.load())] + ", " + text};
 }
 
 std::string JointCall::RanksOf(int32_t process) const {
@@ -467,17 +466,18 @@ void JointCall::Check(Clock::time_point now) {
     if (!switchboard_->Lost(process).empty()) return OnLost(process);
   }
   for (const Other& other : others_) {
-    std::string why;
     if (ended && !other.peer->alive()) {
-      return Fail(
-          Wrong(Error::Kind::kDeadline, "the process of ranks " + RanksOf(other.peer->process()) + " has ended"));
+      return Fail(Wrong(StatusCode::kDeadlineExceeded,
+                        "the process of ranks " + RanksOf(other.peer->process()) + " has ended"));
     }
-    if (other.peer->board().FindFailure(spec_.run, &why)) return FailLike(other);
+    if (other.peer->board().FindFailure(spec_.run)) return FailLike(other);
   }
   const auto grace = phase_.load() == Phase::kRunning ? kGrace : Clock::duration::zero();
-  if (wait_.Expired(now, grace)) return Fail(Wrong(Error::Kind::kDeadline, DescribeLate(wait_.WithinTimeout())));
+  if (wait_.Expired(now, grace)) return Fail(Wrong(StatusCode::kDeadlineExceeded, DescribeLate(wait_.WithinTimeout())));
   if (wait_.WarningDue(now)) {
-    wait_.Warn([&](const std::string& within) { return Wrong(Error::Kind::kDeadline, DescribeLate(within)).message; });
+    wait_.Warn([&](const std::string& within) {
+      return Wrong(StatusCode::kDeadlineExceeded, DescribeLate(within)).message();
+    });
   }
   // Only those who wait are told: a message more would slow down small collectives.
   if (std::exchange(said_entered_, true)) return;

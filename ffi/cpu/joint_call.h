@@ -43,7 +43,7 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
  public:
   using Clock = std::chrono::steady_clock;
   // Called once, when nobody touches the group's buffers any more. own_position: as given to Advance().
-  using Finish = std::function<void(int64_t own_position, const std::shared_ptr<const Error>& error)>;
+  using Finish = std::function<void(int64_t own_position, const Status& status)>;
 
   struct Spec {
     uint64_t key = 0;  // the same in all processes, different for all calls in flight
@@ -51,7 +51,7 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
     std::shared_ptr<const CallNames> names;
     BoundedWait wait;  // since the first device of this process arrived
   };
-  enum class Status { kWaiting, kMoved, kOver };
+  enum class AdvanceResult { kWaiting, kMoved, kOver };
 
   // `buffers` by position; null where another process runs the rank. `switchboard` may be null if all are of one node.
   JointCall(Node& node, Switchboard* switchboard, int32_t process, std::shared_ptr<const JointProgram> program,
@@ -60,9 +60,9 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   // Tells the other processes. Before the first Advance().
   void Enter();
   // kMoved: something happened, so look again. kOver: this was the last thread, and `finish` has been called.
-  Status Advance(int64_t own_position = -1);
+  AdvanceResult Advance(int64_t own_position = -1);
   // Gives up, if it isn't over; `finish` is called when the last thread has left.
-  void Fail(const Error& error);
+  void Fail(const Status& error);
   // Looks at the clock and at whether the other processes live and go along. For the thread that waits.
   void Check(Clock::time_point now);
 
@@ -104,7 +104,7 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   bool Leave(int64_t own_position);
   const Other* Failed() const;  // another process that has given up
   void FailLike(const Other& other);
-  Error Wrong(Error::Kind kind, const std::string& text) const;  // with op, call site and phase
+  Status Wrong(StatusCode code, const std::string& text) const;  // with op, call site and phase
   bool Agrees(int32_t process, uint64_t fingerprint, const std::string& what);
   std::string RanksOf(int32_t process) const;
   std::string DescribeLate(const std::string& within) const;
@@ -136,7 +136,7 @@ class JointCall : public Line, private Wire, public std::enable_shared_from_this
   std::atomic<bool> finished_{false};
   std::atomic<bool> let_go_{false};  // after failure: of everything that belongs to others
   std::mutex error_mutex_;
-  std::shared_ptr<const Error> error_;
+  Status error_;  // success until the call has failed
   // The progress thread's.
   Clock::time_point give_up_at_{};  // when it stops to wait for such payloads
   bool said_entered_ = false;

@@ -70,7 +70,7 @@ uint64_t IdentityOf(const CallSpec& spec) {
 // Runs that have failed: devices that come late to another call of such a run are told at once.
 class FailedRuns {
  public:
-  void Add(int64_t run, const Error& error) {
+  void Add(int64_t run, const Status& error) {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& entry : runs_) {
       if (entry.first == run) return;  // the first error is the cause
@@ -79,20 +79,19 @@ class FailedRuns {
     if (runs_.size() > 16) runs_.pop_front();
     any_.store(true, std::memory_order_release);
   }
-  bool Find(int64_t run, Error* error) {
-    if (!any_.load(std::memory_order_acquire)) return false;
+  // Success if the run has not failed.
+  Status Find(int64_t run) {
+    if (!any_.load(std::memory_order_acquire)) return OkStatus();
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [failed, why] : runs_) {
-      if (failed != run) continue;
-      *error = why;
-      return true;
+      if (failed == run) return why;
     }
-    return false;
+    return OkStatus();
   }
 
  private:
   std::mutex mutex_;
-  std::deque<std::pair<int64_t, Error>> runs_;
+  std::deque<std::pair<int64_t, Status>> runs_;
   std::atomic<bool> any_{false};
 };
 
@@ -149,27 +148,26 @@ void Meeting::SetLimits(const WaitLimits& limits) {
   warn_s.store(limits.warn_s);
 }
 
-std::shared_ptr<Meeting> Meeting::Make(CallSpec spec, std::string* error) {
+StatusOr<std::shared_ptr<Meeting>> Meeting::Make(CallSpec spec) {
   const auto num_slots = static_cast<int64_t>(spec.groups.size());
   if (spec.group_size <= 0 || num_slots % spec.group_size != 0) {
-    *error = spec.op + ": " + std::to_string(num_slots) + " ranks are no groups of " + std::to_string(spec.group_size);
-    return nullptr;
+    return InvalidArgumentError(spec.op + ": " + std::to_string(num_slots) + " ranks are no groups of " +
+                                std::to_string(spec.group_size));
   }
   if (spec.ranks_per_node <= 0 || spec.group_size % spec.ranks_per_node != 0) {
-    *error = spec.op + ": groups of " + std::to_string(spec.group_size) + " are no nodes of " +
-             std::to_string(spec.ranks_per_node);
-    return nullptr;
+    return InvalidArgumentError(spec.op + ": groups of " + std::to_string(spec.group_size) + " are no nodes of " +
+                                std::to_string(spec.ranks_per_node));
   }
   std::shared_ptr<Meeting> meeting(new Meeting(std::move(spec)));
   for (int64_t slot = 0; slot < num_slots; ++slot) {
     if (!meeting->slots_.emplace(meeting->spec_.groups[slot], slot).second) {
-      *error = meeting->spec_.op + ": rank " + std::to_string(meeting->spec_.groups[slot]) + " is in two groups";
-      return nullptr;
+      return InvalidArgumentError(meeting->spec_.op + ": rank " + std::to_string(meeting->spec_.groups[slot]) +
+                                  " is in two groups");
     }
   }
   meeting->iterations_.resize(num_slots);
   meeting->local_count_.assign(num_slots / meeting->spec_.group_size, meeting->spec_.group_size);
-  if (!meeting->spec_.processes.empty() && !meeting->CountLocal(error)) return nullptr;
+  if (!meeting->spec_.processes.empty()) JAXCOMM_RETURN_IF_ERROR(meeting->CountLocal());
   static const bool sweeping = [] {
     std::thread(SweepForever).detach();
     return true;
@@ -181,16 +179,15 @@ std::shared_ptr<Meeting> Meeting::Make(CallSpec spec, std::string* error) {
 }
 
 // Which ranks are of this process; whether it knows the others of its groups.
-bool Meeting::CountLocal(std::string* error) {
+Status Meeting::CountLocal() {
   ThisProcess& process = ThisProcess::Get();
   if (process.index() < 0) {
-    *error = spec_.op + ": this process has not been connected to the others; call jaxcomm.register()";
-    return false;
+    return InvalidArgumentError(spec_.op +
+                                ": this process has not been connected to the others; call jaxcomm.register()");
   }
   if (spec_.processes.size() != spec_.groups.size()) {
-    *error = spec_.op + ": " + std::to_string(spec_.processes.size()) + " processes for " +
-             std::to_string(spec_.groups.size()) + " ranks";
-    return false;
+    return InvalidArgumentError(spec_.op + ": " + std::to_string(spec_.processes.size()) + " processes for " +
+                                std::to_string(spec_.groups.size()) + " ranks");
   }
   for (size_t group = 0; group < local_count_.size(); ++group) {
     const auto begin = spec_.processes.begin() + static_cast<int64_t>(group) * spec_.group_size;
@@ -199,34 +196,32 @@ bool Meeting::CountLocal(std::string* error) {
     if (local_count_[group] == 0) continue;
     for (auto other = begin; other != end; ++other) {
       if (process.connected(*other)) continue;
-      *error = spec_.op + ": process " + std::to_string(*other) + " is not connected; call jaxcomm.register()";
-      return false;
+      return InvalidArgumentError(spec_.op + ": process " + std::to_string(*other) +
+                                  " is not connected; call jaxcomm.register()");
     }
   }
   spec_.identity = IdentityOf(spec_);
-  return true;
+  return OkStatus();
 }
 
 void Meeting::EndProgram() { num_programs.fetch_add(1); }
 
 void Meeting::Arrive(const Arrival& arrival, std::unique_ptr<Completion> done) {
   AdviseHugePages(arrival.output, arrival.output_count * ItemBytes(arrival.dtype));
-  Error error;
-  const std::shared_ptr<Round> round = Join(arrival, done, &error);
-  if (done) {  // not taken: it can't take part
-    FailRun(arrival.run, error);
-    done->Fail(error);
+  const StatusOr<std::shared_ptr<Round>> joined = Join(arrival, done);
+  if (!joined.ok()) {
+    FailRun(arrival.run, joined.status());
+    done->Fail(joined.status());
     return;
   }
+  const std::shared_ptr<Round>& round = *joined;
   if (!round) return;  // not the last
   const int64_t own_position = slots_.at(arrival.rank) % spec_.group_size;
   if (Spans(std::get<2>(round->key))) return SetOut(round, own_position);
 
-  const std::shared_ptr<const Program> program = ProgramFor(arrival, &error.message);
-  if (!program) {
-    error.message = Prefix() + error.message;
-    return FailRound(*round, error);
-  }
+  const StatusOr<std::shared_ptr<const Program>> made = ProgramFor(arrival);
+  if (!made.ok()) return FailRound(*round, WithPrefix(Prefix(), made.status()));
+  const std::shared_ptr<const Program>& program = *made;
   int64_t scratch_bytes = 0;
   for (const Plan& plan : program->plans) scratch_bytes += plan.scratch_count * program->item_bytes;
   if (scratch_bytes > 0) {
@@ -244,11 +239,10 @@ void Meeting::Arrive(const Arrival& arrival, std::unique_ptr<Completion> done) {
   Work(round, own_position);
 }
 
-void Meeting::FailRound(Round& round, const Error& error) {
-  const auto shared = std::make_shared<const Error>(error);
+void Meeting::FailRound(Round& round, const Status& error) {
   std::vector<Completer::Item> items;
   for (auto& completion : round.completions) {
-    if (completion) items.push_back({std::move(completion), nullptr, shared});
+    if (completion) items.push_back({std::move(completion), nullptr, error});
   }
   Completer::Get().Push(std::move(items));
 }
@@ -256,13 +250,13 @@ void Meeting::FailRound(Round& round, const Error& error) {
 // All ranks of this process have arrived; now for the others.
 void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) {
   const auto [run, iteration, group] = round->key;
-  Error error;
-  const Joint* joint = JointFor(round->first, group, &error.message);
-  if (joint == nullptr) {
-    error.message = Prefix() + error.message;
+  const StatusOr<const Joint*> made = JointFor(round->first, group);
+  if (!made.ok()) {
+    const Status error = WithPrefix(Prefix(), made.status());
     FailRun(run, error);
     return FailRound(*round, error);
   }
+  const Joint* const joint = *made;
   JointCall::Spec spec;
   spec.key = Mix(Mix(Mix(spec_.identity, static_cast<uint64_t>(run)), static_cast<uint64_t>(iteration)),
                  static_cast<uint64_t>(group)) |
@@ -270,10 +264,10 @@ void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) 
   spec.run = run;
   spec.names = joint->names;
   spec.wait = round->wait;
-  const auto finish = [self = shared_from_this(), round](int64_t position, const std::shared_ptr<const Error>& why) {
-    if (!why) return self->Finish(*round, position);
-    FailRun(std::get<0>(round->key), *why);
-    self->FailRound(*round, *why);
+  const auto finish = [self = shared_from_this(), round](int64_t position, const Status& status) {
+    if (status.ok()) return self->Finish(*round, position);
+    FailRun(std::get<0>(round->key), status);
+    self->FailRound(*round, status);
   };
   ThisProcess& process = ThisProcess::Get();
   const auto call = std::make_shared<JointCall>(process.node(), &process.switchboard(), process.index(), joint->program,
@@ -281,18 +275,18 @@ void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) 
   call->Enter();
   const Clock::time_point start = Clock::now();
   for (Clock::time_point now = start; now - start < kSpin; now = Clock::now()) {
-    if (call->over() || call->Advance(own_position) == JointCall::Status::kOver) {
+    if (call->over() || call->Advance(own_position) == JointCall::AdvanceResult::kOver) {
       if (call->failed()) process.progress().Add(call);  // what it used has yet to be reclaimed
       return;
     }
     if (now - start > kSpinBeforeYield) std::this_thread::yield();
   }
   process.progress().Add(call);
-  if (TheRegistry().failed_runs.Find(run, &error)) call->Fail(error);
+  if (const Status failed = TheRegistry().failed_runs.Find(run); !failed.ok()) call->Fail(failed);
 }
 
-// Null, and `error` filled in, if there is no program. Lives as long as the meeting.
-const Meeting::Joint* Meeting::JointFor(const Arrival& arrival, int64_t group, std::string* error) {
+// Lives as long as the meeting.
+StatusOr<const Meeting::Joint*> Meeting::JointFor(const Arrival& arrival, int64_t group) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = joints_.find(group);
@@ -303,11 +297,11 @@ const Meeting::Joint* Meeting::JointFor(const Arrival& arrival, int64_t group, s
   bool single_copy = false;
   std::vector<int32_t> node_of;
   const Host host = ThisProcess::Get().HostOf(process_of, &single_copy, &node_of);
-  const auto program = MakeProgram(spec_, host, arrival.dtype, arrival.input_count, arrival.output_count, error);
-  if (!program) return nullptr;
+  const auto program = MakeProgram(spec_, host, arrival.dtype, arrival.input_count, arrival.output_count);
+  if (!program.ok()) return program.status();
   auto joint = std::make_shared<Joint>();
-  joint->program = std::make_shared<const JointProgram>(program, std::move(process_of), std::move(node_of), single_copy,
-                                                        arrival.input_count, arrival.output_count);
+  joint->program = std::make_shared<const JointProgram>(*program, std::move(process_of), std::move(node_of),
+                                                        single_copy, arrival.input_count, arrival.output_count);
   const std::string what = spec_.op + " at " + spec_.site + " (" + Sizes(arrival) + ")";
   joint->names = std::make_shared<const CallNames>(
       CallNames{Prefix(), what, {spec_.groups.begin() + begin, spec_.groups.begin() + end}});
@@ -315,17 +309,16 @@ const Meeting::Joint* Meeting::JointFor(const Arrival& arrival, int64_t group, s
   return joints_.emplace(group, std::move(joint)).first->second.get();
 }
 
-// Books the arrival and takes `done`; leaves it where there is an error. Returns the round if it is complete now.
-std::shared_ptr<Meeting::Round> Meeting::Join(const Arrival& arrival, std::unique_ptr<Completion>& done, Error* error) {
+// Books the arrival and takes `done`, unless it fails. Returns the round if it is complete now, else null.
+StatusOr<std::shared_ptr<Meeting::Round>> Meeting::Join(const Arrival& arrival, std::unique_ptr<Completion>& done) {
   const auto found = slots_.find(arrival.rank);
   if (found == slots_.end()) {
-    error->message = Prefix() + "rank " + std::to_string(arrival.rank) + " is in no group";
-    return nullptr;
+    return InvalidArgumentError(Prefix() + "rank " + std::to_string(arrival.rank) + " is in no group");
   }
   const int64_t slot = found->second;
   const int64_t position = slot % spec_.group_size;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (TheRegistry().failed_runs.Find(arrival.run, error)) return nullptr;
+  JAXCOMM_RETURN_IF_ERROR(TheRegistry().failed_runs.Find(arrival.run));
   const Key key(arrival.run, iterations_[slot].Next(arrival.run), slot / spec_.group_size);
   std::shared_ptr<Round>& entry = open_[key];
   if (!entry) {
@@ -339,13 +332,12 @@ std::shared_ptr<Meeting::Round> Meeting::Join(const Arrival& arrival, std::uniqu
   const Arrival& first = entry->first;
   if (first.dtype != arrival.dtype || first.input_count != arrival.input_count ||
       first.output_count != arrival.output_count) {
-    error->message = Prefix() + "rank " + std::to_string(arrival.rank) + " brings " + Sizes(arrival) + ", rank " +
-                     std::to_string(first.rank) + " " + Sizes(first);
-    return nullptr;
+    return InvalidArgumentError(Prefix() + "rank " + std::to_string(arrival.rank) + " brings " + Sizes(arrival) +
+                                ", rank " + std::to_string(first.rank) + " " + Sizes(first));
   }
   entry->buffers[position] = {arrival.input, arrival.output, nullptr};
   entry->completions[position] = std::move(done);
-  if (++entry->num_arrived < local_count_[slot / spec_.group_size]) return nullptr;
+  if (++entry->num_arrived < local_count_[slot / spec_.group_size]) return std::shared_ptr<Round>();
   std::shared_ptr<Round> round = std::move(entry);
   open_.erase(key);
   return round;
@@ -368,22 +360,22 @@ void Meeting::Finish(Round& round, int64_t own_position) {
     if (static_cast<int64_t>(i) == own_position) {
       own = std::move(round.completions[i]);
     } else if (round.completions[i]) {
-      items.push_back({std::move(round.completions[i]), pace_, nullptr});
+      items.push_back({std::move(round.completions[i]), pace_, OkStatus()});
     }
   }
   if (own) own->Succeed();
   Completer::Get().Push(std::move(items));
 }
 
-std::shared_ptr<const Program> Meeting::ProgramFor(const Arrival& arrival, std::string* error) {
+StatusOr<std::shared_ptr<const Program>> Meeting::ProgramFor(const Arrival& arrival) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (program_) return program_;  // shapes are static: one program per call site
   }
-  std::shared_ptr<const Program> program =
-      MakeProgram(spec_, Host(), arrival.dtype, arrival.input_count, arrival.output_count, error);
+  StatusOr<std::shared_ptr<const Program>> program =
+      MakeProgram(spec_, Host(), arrival.dtype, arrival.input_count, arrival.output_count);
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!program_) program_ = program;
+  if (program.ok() && !program_) program_ = *program;
   return program;
 }
 
@@ -410,7 +402,7 @@ std::string Meeting::DescribeLate(const Round& round, const Key& key, const std:
   return Prefix() + "ranks " + List(missing) + " did not arrive" + within + " of the first of ranks " + List(arrived);
 }
 
-void Meeting::FailRounds(int64_t run, const std::shared_ptr<const Error>& error) {
+void Meeting::FailRounds(int64_t run, const Status& error) {
   std::vector<Completer::Item> items;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -428,33 +420,32 @@ void Meeting::FailRounds(int64_t run, const std::shared_ptr<const Error>& error)
   Completer::Get().Push(std::move(items));
 }
 
-void Meeting::FailRun(int64_t run, const Error& error) {
+void Meeting::FailRun(int64_t run, const Status& error) {
   // First the mark, then the sweep: a device that arrives in between finds one or the other.
   TheRegistry().failed_runs.Add(run, error);
   ThisProcess& process = ThisProcess::Get();
   if (process.index() >= 0) {
-    process.PublishFailure(run, error.message);
+    process.PublishFailure(run, error.message());
     process.progress().FailRun(run, error);
   }
-  const auto shared = std::make_shared<const Error>(error);
   std::vector<std::weak_ptr<Meeting>> meetings;
   {
     std::lock_guard<std::mutex> lock(TheRegistry().mutex);
     meetings = TheRegistry().meetings;
   }
   for (const auto& weak : meetings) {
-    if (const auto meeting = weak.lock()) meeting->FailRounds(run, shared);
+    if (const auto meeting = weak.lock()) meeting->FailRounds(run, error);
   }
 }
 
 void Meeting::FailExpired(Clock::time_point now) {
-  std::vector<std::pair<int64_t, Error>> failed;
+  std::vector<std::pair<int64_t, Status>> failed;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& [key, round] : open_) {
       if (round->wait.Expired(now)) {
-        const std::string text = DescribeLate(*round, key, round->wait.WithinTimeout());
-        failed.emplace_back(std::get<0>(key), Error{Error::Kind::kDeadline, text});
+        failed.emplace_back(std::get<0>(key),
+                            DeadlineExceededError(DescribeLate(*round, key, round->wait.WithinTimeout())));
       } else if (round->wait.WarningDue(now)) {
         round->wait.Warn([&](const std::string& within) { return DescribeLate(*round, key, within); });
       }

@@ -36,8 +36,8 @@ struct Arrival {
 
 class Meeting : public std::enable_shared_from_this<Meeting> {
  public:
-  // Null, and `error` filled in, if the groups are not a partition into groups of equal size.
-  static std::shared_ptr<Meeting> Make(CallSpec spec, std::string* error);
+  // Fails if the groups are not a partition into groups of equal size.
+  static StatusOr<std::shared_ptr<Meeting>> Make(CallSpec spec);
 
   // Never blocks. The last of a group to arrive does the work, with helpers if there is much. `done` is completed on
   // this thread or, for the others, by the Completer; the buffers must stay valid until then.
@@ -57,21 +57,21 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
   using Key = std::tuple<int64_t, int64_t, int64_t>;  // run, iteration, group
 
   explicit Meeting(CallSpec spec) : spec_(std::move(spec)) {}
-  bool CountLocal(std::string* error);
-  std::shared_ptr<Round> Join(const Arrival& arrival, std::unique_ptr<Completion>& done, Error* error);
+  Status CountLocal();
+  StatusOr<std::shared_ptr<Round>> Join(const Arrival& arrival, std::unique_ptr<Completion>& done);
   void Work(const std::shared_ptr<Round>& round, int64_t own_position);
   void Finish(Round& round, int64_t own_position);
   bool Spans(int64_t group) const { return local_count_[group] < spec_.group_size; }  // other processes too
   void SetOut(const std::shared_ptr<Round>& round, int64_t own_position);
-  const Joint* JointFor(const Arrival& arrival, int64_t group, std::string* error);
-  void FailRound(Round& round, const Error& error);
-  std::shared_ptr<const Program> ProgramFor(const Arrival& arrival, std::string* error);
+  StatusOr<const Joint*> JointFor(const Arrival& arrival, int64_t group);
+  void FailRound(Round& round, const Status& error);
+  StatusOr<std::shared_ptr<const Program>> ProgramFor(const Arrival& arrival);
   std::unique_ptr<char[]> TakeScratch(size_t bytes);
   std::string Prefix() const { return "jaxcomm: " + spec_.op + " at " + spec_.site + ": "; }
   std::string DescribeLate(const Round& round, const Key& key, const std::string& within) const;
-  void FailRounds(int64_t run, const std::shared_ptr<const Error>& error);
+  void FailRounds(int64_t run, const Status& error);
   void FailExpired(Clock::time_point now);
-  static void FailRun(int64_t run, const Error& error);  // all open and all later rounds of a run, of all call sites
+  static void FailRun(int64_t run, const Status& error);  // all open and all later rounds of a run, of all call sites
   static void SweepForever();
 
   CallSpec spec_;                               // constant once made

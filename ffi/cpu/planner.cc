@@ -17,12 +17,11 @@ Layout Blocks(int64_t count, int64_t block_count, int64_t run) {
 
 }  // namespace
 
-std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Host& host, DType dtype, int64_t input_count,
-                                           int64_t output_count, std::string* error) {
+StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const Host& host, DType dtype,
+                                                     int64_t input_count, int64_t output_count) {
   const auto num_ranks = static_cast<int32_t>(spec.group_size);
   if (Reduces(spec.collective) && !CanReduce(dtype, spec.reduce_op)) {
-    *error = "elements of this type can't be reduced";
-    return nullptr;
+    return InvalidArgumentError("elements of this type can't be reduced");
   }
   const ReduceFn reduce = Reduces(spec.collective) ? FindReduce(dtype, spec.reduce_op) : nullptr;
   Geometry geometry;
@@ -30,18 +29,15 @@ std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Host& hos
   geometry.num_nodes = num_ranks / geometry.ranks_per_node;
   geometry.all_addressable = host.reach != Reach::kNetwork;
   geometry.pull = host.reach != Reach::kProcess;
-  Request request;
-  if (!MakeRequest(spec, geometry, input_count, output_count, &request, error)) return nullptr;
+  const StatusOr<Request> request = MakeRequest(spec, geometry, input_count, output_count);
+  if (!request.ok()) return request.status();
   const int64_t item_bytes = ItemBytes(dtype);
   const Choice choice =
-      Select(request, spec.algorithm, item_bytes, MachineOf(spec.figures, host, num_ranks, geometry.ranks_per_node));
-  if (choice.algorithm == nullptr) {
-    *error = choice.reason;
-    return nullptr;
-  }
+      Select(*request, spec.algorithm, item_bytes, MachineOf(spec.figures, host, num_ranks, geometry.ranks_per_node));
+  if (choice.algorithm == nullptr) return InvalidArgumentError(choice.reason);
   return Program::Make(
-      BuildAll(*choice.algorithm, choice.request), Blocks(input_count, request.block_count, spec.input_run),
-      Blocks(output_count, request.block_count, spec.output_run), item_bytes, reduce, static_cast<int32_t>(dtype));
+      BuildAll(*choice.algorithm, choice.request), Blocks(input_count, request->block_count, spec.input_run),
+      Blocks(output_count, request->block_count, spec.output_run), item_bytes, reduce, static_cast<int32_t>(dtype));
 }
 
 }  // namespace jaxcomm

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../common/dtype.h"
+#include "../common/status.h"
 #include "../plan/cost.h"
 #include "../plan/plan.h"
 #include "executor.h"
@@ -61,12 +62,12 @@ Machine MachineOf(const Figures& figures, const Host& host, int64_t num_ranks, i
 
 bool Reduces(Collective collective);
 
-// What a call with buffers of so many elements asks of its group. False, and `error` filled in, if they don't fit.
-bool MakeRequest(const CallSpec& spec, const Geometry& geometry, int64_t input_count, int64_t output_count,
-                 Request* request, std::string* error);
+// What a call with buffers of so many elements asks of its group. Fails if they don't fit.
+StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, int64_t input_count,
+                              int64_t output_count);
 
-// Null, and `error` filled in, if the type can't be reduced or no algorithm fits.
-std::shared_ptr<const Program> MakeProgram(const CallSpec& spec, const Host& host, DType dtype, int64_t input_count,
-                                           int64_t output_count, std::string* error);
+// Fails if the type can't be reduced or no algorithm fits.
+StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const Host& host, DType dtype,
+                                                     int64_t input_count, int64_t output_count);
 
 }  // namespace jaxcomm

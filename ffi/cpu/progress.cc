@@ -31,7 +31,7 @@ void Progress::Add(std::shared_ptr<JointCall> call) {
   node_.board().Ring();
 }
 
-void Progress::FailRun(int64_t run, const Error& error) {
+void Progress::FailRun(int64_t run, const Status& error) {
   std::vector<std::shared_ptr<JointCall>> calls;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -80,9 +80,9 @@ void Progress::Run() {
     }
     bool moved = false;
     const auto over = [&](const std::shared_ptr<JointCall>& call) {
-      JointCall::Status status;
-      while ((status = call->Advance()) == JointCall::Status::kMoved) moved = true;
-      return status == JointCall::Status::kOver || call->over();
+      JointCall::AdvanceResult result;
+      while ((result = call->Advance()) == JointCall::AdvanceResult::kMoved) moved = true;
+      return result == JointCall::AdvanceResult::kOver || call->over();
     };
     for (auto& call : calls) {
       if (!over(call)) continue;

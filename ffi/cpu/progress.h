@@ -18,7 +18,7 @@ class Progress {
 
   void Add(std::shared_ptr<JointCall> call);
   // Fails all calls of a run.
-  void FailRun(int64_t run, const Error& error);
+  void FailRun(int64_t run, const Status& error);
   // Returns when the thread has ended. Calls in flight stay where they are.
   void Stop();
 

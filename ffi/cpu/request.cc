@@ -70,20 +70,25 @@ bool Reduces(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
 }
 
-bool MakeRequest(const CallSpec& spec, const Geometry& geometry, int64_t input_count, int64_t output_count,
-                 Request* request, std::string* error) {
-  request->collective = spec.collective;
-  request->geometry = geometry;
-  request->block_count = BlockCount(spec.collective, spec.group_size, input_count, output_count);
-  request->root = spec.root;
-  request->source_of = spec.source_of;
+StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, int64_t input_count,
+                              int64_t output_count) {
+  Request request;
+  request.collective = spec.collective;
+  request.geometry = geometry;
+  request.block_count = BlockCount(spec.collective, spec.group_size, input_count, output_count);
+  request.root = spec.root;
+  request.source_of = spec.source_of;
   if (spec.collective != Collective::kBarrier &&
-      (InputCount(*request) != input_count || OutputCount(*request) != output_count)) {
-    *error = "buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
-             " elements don't fit " + std::to_string(spec.group_size) + " ranks";
-    return false;
+      (InputCount(request) != input_count || OutputCount(request) != output_count)) {
+    return InvalidArgumentError("buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
+                                " elements don't fit " + std::to_string(spec.group_size) + " ranks");
   }
-  return true;
+  for (const int64_t run : {spec.input_run, spec.output_run}) {
+    if (run <= 0 || request.block_count % run == 0) continue;
+    return InvalidArgumentError("blocks of " + std::to_string(request.block_count) +
+                                " elements cannot be split into runs of " + std::to_string(run));
+  }
+  return request;
 }
 
 }  // namespace jaxcomm

@@ -9,41 +9,39 @@ ThisProcess& ThisProcess::Get() {
   return *process;
 }
 
-std::string ThisProcess::Start(int32_t index, const std::string& node, bool allow_single_copy) {
+Status ThisProcess::Start(int32_t index, const std::string& node, bool allow_single_copy) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (index_ >= 0) return "";
-  const std::string error = node_.Open();
-  if (!error.empty()) return error;
+  if (index_ >= 0) return OkStatus();
+  JAXCOMM_RETURN_IF_ERROR(node_.Open());
   info_.node = node;
   info_.address = node_.address();
   info_.single_copy = allow_single_copy && Node::AllowSingleCopy();
   info_.num_processors = NumProcessors();
   progress_ = std::make_unique<Progress>(node_);
   index_ = index;
-  return "";
+  return OkStatus();
 }
 
-std::string ThisProcess::Connect(int32_t index, const ProcessInfo& info) {
+Status ThisProcess::Connect(int32_t index, const ProcessInfo& info) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (index == index_ || others_.count(index) > 0) return "";
+  if (index == index_ || others_.count(index) > 0) return OkStatus();
   if (info.node != info_.node) {
     others_.emplace(index, info);
-    return "";
+    return OkStatus();
   }
-  const std::string error = node_.Connect(index, info.address);
-  if (!error.empty()) return error;
+  JAXCOMM_RETURN_IF_ERROR(node_.Connect(index, info.address));
   if (info.single_copy && info_.single_copy) {
     uint64_t token[2] = {};
     const Piece piece{reinterpret_cast<char*>(token), reinterpret_cast<const char*>(info.address.token_address),
                       sizeof(token)};
     if (!ReadFromProcess(info.address.pid, &piece, 1) || token[0] != info.address.token[0] ||
         token[1] != info.address.token[1]) {
-      return "the memory of process " + std::to_string(info.address.pid) +
-             " can't be read (process_vm_readv); set JAXCOMM_SINGLE_COPY=0 in all processes";
+      return UnavailableError("the memory of process " + std::to_string(info.address.pid) +
+                              " can't be read (process_vm_readv); set JAXCOMM_SINGLE_COPY=0 in all processes");
     }
   }
   others_.emplace(index, info);
-  return "";
+  return OkStatus();
 }
 
 bool ThisProcess::connected(int32_t index) {
@@ -51,18 +49,17 @@ bool ThisProcess::connected(int32_t index) {
   return index == index_ || others_.count(index) > 0;
 }
 
-std::string ThisProcess::StartNetwork(const UcxOptions& options, int32_t num_processes, uint64_t token) {
+Status ThisProcess::StartNetwork(const UcxOptions& options, int32_t num_processes, uint64_t token) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (switchboard_.network() != nullptr) return "";
-  std::string error;
-  switchboard_.SetNetwork(OpenUcxNetwork(options, index_, num_processes, token, &switchboard_, &error));
-  return error;
+  if (switchboard_.network() != nullptr) return OkStatus();
+  StatusOr<std::unique_ptr<Network>> network = OpenUcxNetwork(options, index_, num_processes, token, &switchboard_);
+  if (!network.ok()) return network.status();
+  switchboard_.SetNetwork(*std::move(network));
+  return OkStatus();
 }
 
-std::string ThisProcess::ConnectNetwork(int32_t index, const std::string& address) {
-  std::string error;
-  switchboard_.network()->Connect(index, address, &error);
-  return error;
+Status ThisProcess::ConnectNetwork(int32_t index, const std::string& address) {
+  return switchboard_.network()->Connect(index, address);
 }
 
 Host ThisProcess::HostOf(const std::vector<int32_t>& processes, bool* single_copy, std::vector<int32_t>* node_of) {
@@ -86,8 +83,7 @@ Host ThisProcess::HostOf(const std::vector<int32_t>& processes, bool* single_cop
 void ThisProcess::PublishFailure(int64_t run, const std::string& why) {
   if (!node_.is_open()) return;
   std::lock_guard<std::mutex> lock(node_.board_mutex());
-  std::string known;
-  if (!node_.board().FindFailure(run, &known)) node_.board().AddFailure(run, why);
+  if (!node_.board().FindFailure(run)) node_.board().AddFailure(run, why);
 }
 
 }  // namespace jaxcomm

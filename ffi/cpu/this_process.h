@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "../common/status.h"
 #include "../transport/node.h"
 #include "../transport/ucx_network.h"
 #include "planner.h"
@@ -28,13 +29,13 @@ class ThisProcess {
  public:
   static ThisProcess& Get();  // never destroyed: threads may still run when static destructors do
 
-  // Empty, or what went wrong. `index` is JAX's; starting again does nothing.
-  std::string Start(int32_t index, const std::string& node, bool allow_single_copy);
+  // `index` is JAX's. Starting again does nothing.
+  Status Start(int32_t index, const std::string& node, bool allow_single_copy);
   // To processes of other nodes, the network has to be connected too.
-  std::string Connect(int32_t index, const ProcessInfo& info);
+  Status Connect(int32_t index, const ProcessInfo& info);
   // Makes this process reachable from other nodes. Starting again does nothing.
-  std::string StartNetwork(const UcxOptions& options, int32_t num_processes, uint64_t token);
-  std::string ConnectNetwork(int32_t index, const std::string& address);
+  Status StartNetwork(const UcxOptions& options, int32_t num_processes, uint64_t token);
+  Status ConnectNetwork(int32_t index, const std::string& address);
 
   int32_t index() const { return index_; }  // -1: not started
   const ProcessInfo& info() const { return info_; }

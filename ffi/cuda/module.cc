@@ -9,14 +9,14 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "call.h"
-#include "capabilities.h"
-#include "check_cuda.h"
-#include "code_check.h"
-#include "gin.h"
-#include "nccl_library.h"
-#include "own_communicators.h"
-#include "user_call.h"
+#include "cuda/kernels/code_check.h"
+#include "cuda/nccl/capabilities.h"
+#include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/gin.h"
+#include "cuda/nccl/nccl_library.h"
+#include "cuda/runtime/own_communicators.h"
+#include "cuda/xla/call.h"
+#include "cuda/xla/user_call.h"
 
 namespace nb = nanobind;
 
@@ -50,7 +50,7 @@ nb::dict CudaTargets() {
     stages["execute"] = Capsule(&CudaExecute);                    \
     targets["jaxcomm_" #name] = stages;                           \
   }
-#include "../collectives.def"
+#include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
   return targets;
 }
@@ -173,6 +173,7 @@ nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector
 
 NB_MODULE(_cuda, m) {
   m.doc() = "CUDA back end of jaxcomm";
+  m.attr("xla_ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("cuda_targets", &CudaTargets, "FFI handlers of the CUDA back end, by target name.");
   m.def("cuda_state_type", &StateType<cuda::CallState>, "The type of the handlers' state.");
   m.def("user_stages", &UserStages, "Handlers of all stages but Execute of a target whose handlers are a user's.");

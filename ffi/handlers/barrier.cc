@@ -10,13 +10,12 @@ ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups
 
 ffi::Future ExecuteBarrier(CallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::RemainingArgs xs,
                            ffi::RemainingRets ys) {
-  if (xs.size() != ys.size())
-    return Failed({Error::Kind::kInvalid, "jaxcomm: barrier: one result per operand expected"});
+  if (xs.size() != ys.size()) return Failed(InvalidArgumentError("jaxcomm: barrier: one result per operand expected"));
   for (size_t i = 0; i < xs.size(); ++i) {
     auto x = xs.get<ffi::AnyBuffer>(i);
     auto y = ys.get<ffi::AnyBuffer>(i);
     if (!x || !y || x->untyped_data() != (*y)->untyped_data()) {
-      return Failed({Error::Kind::kInvalid, "jaxcomm: barrier: results must be aliased to operands"});
+      return Failed(InvalidArgumentError("jaxcomm: barrier: results must be aliased to operands"));
     }
   }
   Arrival arrival;

@@ -10,17 +10,17 @@ ffi::TypeInfo CallState::info = ffi::MakeTypeInfo<CallState>();
 
 namespace {
 
-ffi::Error ToFfi(const Error& error) {
-  return ffi::Error(
-      error.kind == Error::Kind::kDeadline ? ffi::ErrorCode::kDeadlineExceeded : ffi::ErrorCode::kInvalidArgument,
-      error.message);
+ffi::Error ToFfi(const Status& error) {
+  return ffi::Error(error.code() == StatusCode::kDeadlineExceeded ? ffi::ErrorCode::kDeadlineExceeded
+                                                                  : ffi::ErrorCode::kInvalidArgument,
+                    error.message());
 }
 
 class PromiseCompletion : public Completion {
  public:
   explicit PromiseCompletion(ffi::Promise promise) : promise_(std::move(promise)) {}
   void Succeed() override { promise_.SetAvailable(); }
-  void Fail(const Error& error) override { promise_.SetError(ToFfi(error)); }
+  void Fail(const Status& error) override { promise_.SetError(ToFfi(error)); }
 
  private:
   ffi::Promise promise_;
@@ -29,14 +29,14 @@ class PromiseCompletion : public Completion {
 }  // namespace
 
 ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(CallSpec spec) {
-  std::string error;
+  StatusOr<std::shared_ptr<Meeting>> meeting = Meeting::Make(std::move(spec));
+  if (!meeting.ok()) return ffi::Unexpected(ffi::Error::InvalidArgument("jaxcomm: " + meeting.status().message()));
   auto state = std::make_unique<CallState>();
-  state->meeting = Meeting::Make(std::move(spec), &error);
-  if (!state->meeting) return ffi::Unexpected(ffi::Error::InvalidArgument("jaxcomm: " + error));
+  state->meeting = *std::move(meeting);
   return state;
 }
 
-ffi::Future Failed(const Error& error) {
+ffi::Future Failed(const Status& error) {
   ffi::Promise promise;
   ffi::Future future(promise);
   promise.SetError(ToFfi(error));
@@ -54,8 +54,8 @@ ffi::Future Execute(CallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank
                     ffi::Result<ffi::AnyBuffer> y) {
   const std::optional<DType> dtype = FromFfi(x.element_type());
   if (!dtype) {
-    return Failed({Error::Kind::kInvalid,
-                   "jaxcomm: unsupported element type " + std::to_string(static_cast<int>(x.element_type()))});
+    return Failed(InvalidArgumentError("jaxcomm: unsupported element type " +
+                                       std::to_string(static_cast<int>(x.element_type()))));
   }
   Arrival arrival;
   arrival.run = run.run_id;

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "../common/status.h"
 #include "../cpu/meeting.h"
 #include "attributes.h"
 
@@ -39,6 +40,6 @@ inline auto BindExecute() {
 // Takes part in the meeting; the future is the completion.
 ffi::Future Arrive(Meeting& meeting, const Arrival& arrival);
 
-ffi::Future Failed(const Error& error);
+ffi::Future Failed(const Status& error);
 
 }  // namespace jaxcomm

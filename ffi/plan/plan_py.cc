@@ -299,11 +299,14 @@ void BindPlan(nb::module_& m) {
         return BuildAll(SupportedAlgorithm(request, algorithm), request);
       },
       "request"_a, "algorithm"_a, "The plans of all ranks.");
-  m.def("validate", &Validate, "plans"_a, "request"_a, "Empty if the plans are correct, else the first fault.");
+  m.def(
+      "validate",
+      [](const std::vector<Plan>& plans, const Request& request) { return Validate(plans, request).message(); },
+      "plans"_a, "request"_a, "Empty if the plans are correct, else the first fault.");
   m.def(
       "check",
       [](const Request& request, const std::string& algorithm) {
-        return Validate(BuildAll(SupportedAlgorithm(request, algorithm), request), request);
+        return Validate(BuildAll(SupportedAlgorithm(request, algorithm), request), request).message();
       },
       "request"_a, "algorithm"_a, "build and validate, without a copy of the plans.");
   m.def(

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "../common/status.h"
 #include "layout.h"
 #include "plan.h"
 
@@ -18,9 +19,8 @@ inline std::string Interval(const Place& place, int64_t begin, int64_t end) {
          std::to_string(end) + ") of rank " + std::to_string(place.rank);
 }
 
-// Empty if elements [offset, offset + count) of the place's buffer exist.
-inline std::string BoundsFault(const std::vector<Plan>& plans, const Request& request, const Place& place,
-                               int64_t count) {
+// Whether elements [offset, offset + count) of the place's buffer exist.
+inline Status CheckBounds(const std::vector<Plan>& plans, const Request& request, const Place& place, int64_t count) {
   int64_t size = 0;
   switch (place.space) {
     case Space::kInput:
@@ -33,49 +33,51 @@ inline std::string BoundsFault(const std::vector<Plan>& plans, const Request& re
       size = plans[static_cast<size_t>(place.rank)].scratch_count;
       break;
     default:
-      return "unknown space";
+      return InvalidArgumentError("unknown space");
   }
-  if (place.offset >= 0 && count <= size && place.offset <= size - count) return "";
-  return Interval(place, place.offset, place.offset + count) + " is outside of its " + std::to_string(size) +
-         " elements";
+  if (place.offset >= 0 && count <= size && place.offset <= size - count) return OkStatus();
+  return InvalidArgumentError(Interval(place, place.offset, place.offset + count) + " is outside of its " +
+                              std::to_string(size) + " elements");
 }
 
-// Empty if `step` is one that rank `rank` may have: kinds fit places, ranks exist and may be read, buffers are large
+// Whether `step` is one that rank `rank` may have: kinds fit places, ranks exist and may be read, buffers are large
 // enough, and what is written is not also read, except by a reduce onto one of its operands.
-inline std::string StepFault(const std::vector<Plan>& plans, const Request& request, int32_t rank, const Step& step) {
+inline Status CheckStep(const std::vector<Plan>& plans, const Request& request, int32_t rank, const Step& step) {
   const Plan& plan = plans[static_cast<size_t>(rank)];
   const auto is_rank = [&](int32_t r) { return r >= 0 && r < request.geometry.num_ranks(); };
   const bool has_peer = step.kind == StepKind::kPut || step.kind == StepKind::kGet || step.kind == StepKind::kSignal ||
                         step.kind == StepKind::kWait;
-  if (has_peer && (!is_rank(step.peer) || step.peer == rank)) return "the peer is not another rank";
-  if (step.kind == StepKind::kSignal || step.kind == StepKind::kWait) return "";
-  if (step.count <= 0) return "moves no elements";
-  if (step.dst.rank != (step.kind == StepKind::kPut ? step.peer : rank)) return "dst is at the wrong rank";
-  if (step.dst.space == Space::kInput) return "writes to an input";
-  std::string fault = BoundsFault(plans, request, step.dst, step.count);
-  if (!fault.empty() || step.kind == StepKind::kZero) return fault;
+  if (has_peer && (!is_rank(step.peer) || step.peer == rank))
+    return InvalidArgumentError("the peer is not another rank");
+  if (step.kind == StepKind::kSignal || step.kind == StepKind::kWait) return OkStatus();
+  if (step.count <= 0) return InvalidArgumentError("moves no elements");
+  if (step.dst.rank != (step.kind == StepKind::kPut ? step.peer : rank))
+    return InvalidArgumentError("dst is at the wrong rank");
+  if (step.dst.space == Space::kInput) return InvalidArgumentError("writes to an input");
+  JAXCOMM_RETURN_IF_ERROR(CheckBounds(plans, request, step.dst, step.count));
+  if (step.kind == StepKind::kZero) return OkStatus();
 
   const bool reduces = step.kind == StepKind::kReduce;
   std::vector<Place> sources = {step.src};
   if (reduces) {
     const auto num_places = static_cast<int64_t>(plan.sources.size());
     if (step.num_sources < 1 || step.first_source < 0 || step.first_source > num_places - step.num_sources) {
-      return "operands outside of the plan's sources";
+      return InvalidArgumentError("operands outside of the plan's sources");
     }
     sources.assign(plan.sources.begin() + step.first_source,
                    plan.sources.begin() + step.first_source + step.num_sources);
   }
   for (const Place& src : sources) {
-    if (!is_rank(src.rank)) return "reads from no rank";
-    if (!reduces && src.rank != (step.kind == StepKind::kGet ? step.peer : rank)) return "src is at the wrong rank";
-    if (!CanRead(request.geometry, rank, src.rank)) return "reads from another node";
-    fault = BoundsFault(plans, request, src, step.count);
-    if (!fault.empty()) return fault;
+    if (!is_rank(src.rank)) return InvalidArgumentError("reads from no rank");
+    if (!reduces && src.rank != (step.kind == StepKind::kGet ? step.peer : rank))
+      return InvalidArgumentError("src is at the wrong rank");
+    if (!CanRead(request.geometry, rank, src.rank)) return InvalidArgumentError("reads from another node");
+    JAXCOMM_RETURN_IF_ERROR(CheckBounds(plans, request, src, step.count));
     const bool overlaps = src.rank == step.dst.rank && src.space == step.dst.space &&
                           src.offset < step.dst.offset + step.count && step.dst.offset < src.offset + step.count;
-    if (overlaps && !(reduces && src.offset == step.dst.offset)) return "dst overlaps a source";
+    if (overlaps && !(reduces && src.offset == step.dst.offset)) return InvalidArgumentError("dst overlaps a source");
   }
-  return "";
+  return OkStatus();
 }
 
 }  // namespace jaxcomm

@@ -25,14 +25,10 @@ class Validator {
   Validator(const std::vector<Plan>& plans, const Request& request)
       : plans_(plans), request_(request), geometry_(request.geometry), values_(request.geometry.num_ranks()) {}
 
-  std::string Run() {
-    if (!CheckSteps() || !Schedule()) return fault_;
-    if (request_.collective == Collective::kBarrier) {
-      CheckBarrier();
-    } else {
-      CheckOutputs();
-    }
-    return fault_;
+  Status Run() {
+    JAXCOMM_RETURN_IF_ERROR(CheckSteps());
+    JAXCOMM_RETURN_IF_ERROR(Schedule());
+    return request_.collective == Collective::kBarrier ? CheckBarrier() : CheckOutputs();
   }
 
  private:
@@ -42,11 +38,8 @@ class Validator {
     std::vector<int32_t> received;  // the receiver's own time when it waited for each
   };
 
-  bool Fault(const std::string& text) {
-    fault_ = text;
-    return false;
-  }
-  bool Fault(int32_t rank, size_t step, const std::string& text) {
+  static Status Fault(const std::string& text) { return InvalidArgumentError(text); }
+  Status Fault(int32_t rank, size_t step, const std::string& text) const {
     const Step& s = plans_[Index(rank)].steps[step];
     return Fault("rank " + std::to_string(rank) + ", step " + std::to_string(step) + " (" +
                  kKinds[static_cast<int>(s.kind)] + (s.peer >= 0 ? " " + std::to_string(s.peer) : "") + "): " + text);
@@ -55,7 +48,7 @@ class Validator {
   Memory& At(const Place& place) { return memory_[Index(place.rank) * 3 + static_cast<size_t>(place.space)]; }
 
   // What can be seen without running anything: kinds, places, bounds.
-  bool CheckSteps() {
+  Status CheckSteps() {
     const int32_t n = geometry_.num_ranks();
     if (!WellFormed(request_)) return Fault("the request is not well formed");
     if (plans_.size() != Index(n)) {
@@ -72,15 +65,15 @@ class Validator {
     }
     for (int32_t rank = 0; rank < n; ++rank) {
       for (size_t i = 0; i < plans_[Index(rank)].steps.size(); ++i) {
-        const std::string fault = StepFault(plans_, request_, rank, plans_[Index(rank)].steps[i]);
-        if (!fault.empty()) return Fault(rank, i, fault);
+        const Status status = CheckStep(plans_, request_, rank, plans_[Index(rank)].steps[i]);
+        if (!status.ok()) return Fault(rank, i, status.message());
       }
     }
-    return true;
+    return OkStatus();
   }
 
   // Runs every rank until it waits, round and round; one schedule stands for all.
-  bool Schedule() {
+  Status Schedule() {
     const int32_t n = geometry_.num_ranks();
     clocks_.assign(Index(n), Clock(Index(n), 0));
     std::vector<size_t> next(Index(n), 0);
@@ -91,7 +84,7 @@ class Validator {
         const std::vector<Step>& steps = plans_[Index(rank)].steps;
         for (size_t& i = next[Index(rank)]; i < steps.size(); ++i, advanced = true) {
           if (steps[i].kind == StepKind::kWait && !Receive(rank, steps[i].peer)) break;
-          if (!RunStep(rank, i)) return false;
+          JAXCOMM_RETURN_IF_ERROR(RunStep(rank, i));
         }
       }
     }
@@ -106,7 +99,7 @@ class Validator {
                      std::to_string(pair.first));
       }
     }
-    return true;
+    return OkStatus();
   }
 
   bool Receive(int32_t rank, int32_t peer) {
@@ -119,34 +112,34 @@ class Validator {
     return true;
   }
 
-  bool RunStep(int32_t rank, size_t index) {
+  Status RunStep(int32_t rank, size_t index) {
     const Plan& plan = plans_[Index(rank)];
     const Step& step = plan.steps[index];
     std::vector<Piece> pieces;
     switch (step.kind) {
       case StepKind::kWait:
-        return true;
+        return OkStatus();
       case StepKind::kSignal: {
         Clock& clock = clocks_[Index(rank)];
         channels_[{rank, step.peer}].sent.push_back(clock);
         ++clock[Index(rank)];  // what follows is not covered by the signal
-        return true;
+        return OkStatus();
       }
       case StepKind::kZero:
         pieces = {{0, step.count, {values_.Zero(), 0}}};
         break;
       case StepKind::kReduce: {
-        if (!Read(rank, index, plan.sources[Index(step.first_source)], &pieces)) return false;
+        JAXCOMM_RETURN_IF_ERROR(Read(rank, index, plan.sources[Index(step.first_source)], &pieces));
         std::vector<std::vector<Piece>> operands = {std::move(pieces)};
         for (int32_t i = 1; i < step.num_sources; ++i) {
           operands.emplace_back();
-          if (!Read(rank, index, plan.sources[Index(step.first_source + i)], &operands.back())) return false;
+          JAXCOMM_RETURN_IF_ERROR(Read(rank, index, plan.sources[Index(step.first_source + i)], &operands.back()));
         }
-        if (!Sum(rank, index, operands, &pieces)) return false;
+        JAXCOMM_RETURN_IF_ERROR(Sum(rank, index, operands, &pieces));
         break;
       }
       default:
-        if (!Read(rank, index, step.src, &pieces)) return false;
+        JAXCOMM_RETURN_IF_ERROR(Read(rank, index, step.src, &pieces));
     }
     return Write(rank, index, pieces);
   }
@@ -165,11 +158,11 @@ class Validator {
     return Knows(rank, {owner, channel->second.received[signal]});
   }
 
-  bool Read(int32_t rank, size_t index, const Place& src, std::vector<Piece>* pieces) {
+  Status Read(int32_t rank, size_t index, const Place& src, std::vector<Piece>* pieces) {
     const int64_t count = plans_[Index(rank)].steps[index].count;
     if (src.space == Space::kInput) {  // final before the first step, never written
       *pieces = {{0, count, {values_.Leaf(src.rank), src.offset}}};
-      return true;
+      return OkStatus();
     }
     std::string fault;
     pieces->clear();
@@ -192,7 +185,7 @@ class Validator {
       if (content.value != values_.Zero()) content.shift += src.offset;
       Append({begin - src.offset, run.end - src.offset, content}, pieces);
     });
-    return fault.empty() || Fault(rank, index, fault);
+    return fault.empty() ? OkStatus() : Fault(rank, index, fault);
   }
 
   static void Append(const Piece& piece, std::vector<Piece>* pieces) {
@@ -206,7 +199,7 @@ class Validator {
     pieces->push_back(piece);
   }
 
-  bool Sum(int32_t rank, size_t index, const std::vector<std::vector<Piece>>& operands, std::vector<Piece>* sums) {
+  Status Sum(int32_t rank, size_t index, const std::vector<std::vector<Piece>>& operands, std::vector<Piece>* sums) {
     const int64_t count = plans_[Index(rank)].steps[index].count;
     std::vector<size_t> at(operands.size(), 0);
     std::vector<int32_t> values(operands.size());
@@ -226,10 +219,10 @@ class Validator {
       for (size_t i = 0; i < operands.size(); ++i) at[i] += operands[i][at[i]].end == end;
       begin = end;
     }
-    return true;
+    return OkStatus();
   }
 
-  bool Write(int32_t rank, size_t index, const std::vector<Piece>& pieces) {
+  Status Write(int32_t rank, size_t index, const std::vector<Piece>& pieces) {
     const Step& step = plans_[Index(rank)].steps[index];
     const Place& dst = step.dst;
     Memory& memory = At(dst);
@@ -256,10 +249,10 @@ class Validator {
       if (run.content.value != values_.Zero()) run.content.shift -= dst.offset;
       memory.Replace(dst.offset + piece.begin, run);
     }
-    return true;
+    return OkStatus();
   }
 
-  bool CheckBarrier() {
+  Status CheckBarrier() {
     for (size_t rank = 0; rank < clocks_.size(); ++rank) {
       for (size_t peer = 0; peer < clocks_.size(); ++peer) {
         if (clocks_[rank][peer] < 1) {
@@ -267,7 +260,7 @@ class Validator {
         }
       }
     }
-    return true;
+    return OkStatus();
   }
 
   // What the output of `rank` must hold at the end, block by block. Value -1 stands for a sum of everybody.
@@ -302,7 +295,7 @@ class Validator {
     return promise;
   }
 
-  bool CheckOutputs() {
+  Status CheckOutputs() {
     std::vector<Piece> first;  // all_reduce: the sums of rank 0
     for (int32_t rank = 0; rank < geometry_.num_ranks(); ++rank) {
       std::vector<Piece> sums;
@@ -332,7 +325,7 @@ class Validator {
         return Fault("ranks 0 and " + std::to_string(rank) + " add in different orders");
       }
     }
-    return true;
+    return OkStatus();
   }
 
   const std::vector<Plan>& plans_;
@@ -342,11 +335,10 @@ class Validator {
   std::vector<Memory> memory_;  // input, output and scratch of rank 0, of rank 1, ...
   std::vector<Clock> clocks_;
   std::map<std::pair<int32_t, int32_t>, Channel> channels_;
-  std::string fault_;
 };
 
 }  // namespace
 
-std::string Validate(const std::vector<Plan>& plans, const Request& request) { return Validator(plans, request).Run(); }
+Status Validate(const std::vector<Plan>& plans, const Request& request) { return Validator(plans, request).Run(); }
 
 }  // namespace jaxcomm

@@ -11,14 +11,14 @@
 // another.
 #pragma once
 
-#include <string>
 #include <vector>
 
+#include "../common/status.h"
 #include "plan.h"
 
 namespace jaxcomm {
 
-// Empty if the plans are correct, else the first fault found: rank, step and what is wrong.
-std::string Validate(const std::vector<Plan>& plans, const Request& request);
+// Success if the plans are correct, else the first fault found: rank, step and what is wrong.
+Status Validate(const std::vector<Plan>& plans, const Request& request);
 
 }  // namespace jaxcomm

@@ -59,8 +59,8 @@ void Board::AddFailure(int64_t run, const std::string& text) {
   num_failures.store(number + 1);
 }
 
-bool Board::FindFailure(int64_t run, std::string* text) const {
-  if (num_failures.load() == 0) return false;
+std::optional<std::string> Board::FindFailure(int64_t run) const {
+  if (num_failures.load() == 0) return std::nullopt;
   for (const Failure& failure : failures) {
     const uint32_t version = failure.version.load();
     if (version % 2 != 0 || version == 0 || failure.run.load() != run) continue;
@@ -70,10 +70,9 @@ bool Board::FindFailure(int64_t run, std::string* text) const {
       std::memcpy(copy + word * 8, &bytes, 8);
     }
     if (failure.version.load() != version) continue;
-    text->assign(copy, strnlen(copy, sizeof(copy)));
-    return true;
+    return std::string(copy, strnlen(copy, sizeof(copy)));
   }
-  return false;
+  return std::nullopt;
 }
 
 void Board::Ring() {

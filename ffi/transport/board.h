@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace jaxcomm {
@@ -68,8 +69,8 @@ struct Board {
 
   // For the owner, one thread at a time.
   void AddFailure(int64_t run, const std::string& text);
-  // Whether the owner has given up a run, and why.
-  bool FindFailure(int64_t run, std::string* text) const;
+  // Why the owner has aborted a run; none if it has not.
+  std::optional<std::string> FindFailure(int64_t run) const;
 
   // Wakes the owner if it sleeps. Everything stored before is visible to it.
   void Ring();

@@ -22,13 +22,12 @@ class MemoryEndpoint : public Network {
 
   std::string address() const override { return "memory:" + std::to_string(process_); }
 
-  bool Connect(int process, const std::string& address, std::string* error) override {
+  Status Connect(int process, const std::string& address) override {
     if (process < 0 || process >= fabric_->num_processes_ || address != "memory:" + std::to_string(process)) {
-      *error = "process " + std::to_string(process) + " cannot have the address '" + address + "'";
-      return false;
+      return InvalidArgumentError("process " + std::to_string(process) + " cannot have the address '" + address + "'");
     }
     peers_[process].connected = true;
-    return true;
+    return OkStatus();
   }
 
   void Send(int process, uint64_t channel, const void* header, size_t header_bytes, const void* data, size_t bytes,

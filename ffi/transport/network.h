@@ -13,6 +13,8 @@
 #include <functional>
 #include <string>
 
+#include "../common/status.h"
+
 namespace jaxcomm {
 
 // The largest header. Payloads have no limit.
@@ -66,9 +68,9 @@ class Network {
   // Opaque bytes that a peer gives to its Connect.
   virtual std::string address() const = 0;
 
-  // Must come before the first Send to the process; a process that has not connected yet may receive. False and a
-  // sentence if the address cannot be used. Not from a Receiver's call.
-  virtual bool Connect(int process, const std::string& address, std::string* error) = 0;
+  // Must come before the first Send to the process; a process that has not connected yet may receive. Fails if the
+  // address cannot be used. Not from a Receiver's call.
+  virtual Status Connect(int process, const std::string& address) = 0;
 
   // Copies the header. `data` stays valid until `sent` is called, exactly once: by the progress thread, or by Send
   // itself if the data was small enough to copy or the peer is not there. `sent` may be null. Never blocks.

@@ -50,28 +50,32 @@ bool Peer::CheckAlive() {
   return alive();
 }
 
-char* Peer::BlockOf(const Slot& slot, std::string* error) {
+StatusOr<char*> Peer::BlockOf(const Slot& slot) {
   if (node_ != nullptr) return node_->MemoryOf(slot.memory) + slot.offset;
   std::lock_guard<std::mutex> lock(mutex_);
   const uint32_t count = std::min<uint32_t>(board().num_memories.load(), Board::kMaxMemories);
   if (slot.memory >= count) {
-    *error = "process " + std::to_string(process_) + " points to memory that it doesn't have";
-    return nullptr;
+    return UnavailableError("process " + std::to_string(process_) + " points to memory that it doesn't have");
   }
   if (memories_.size() <= slot.memory) memories_.resize(slot.memory + 1);
   std::unique_ptr<SharedMemory>& memory = memories_[slot.memory];
   const Board::Memory& announced = board().memories[slot.memory];
-  if (!memory) memory = SharedMemory::Map(address_.pid, announced.fd, announced.bytes, error);
-  if (!memory) return nullptr;
+  if (!memory) {
+    StatusOr<std::unique_ptr<SharedMemory>> mapped = SharedMemory::Map(address_.pid, announced.fd, announced.bytes);
+    if (!mapped.ok()) return mapped.status();
+    memory = *std::move(mapped);
+  }
   return memory->data() + slot.offset;
 }
 
-std::string Node::Open() {
-  if (is_open()) return "";
-  std::string error;
-  std::unique_ptr<SharedMemory> memory = SharedMemory::Create(sizeof(Board), &error);
-  if (!memory) return error;
-  if (getrandom(address_.token.data(), sizeof(address_.token), 0) != sizeof(address_.token)) return "no random numbers";
+Status Node::Open() {
+  if (is_open()) return OkStatus();
+  StatusOr<std::unique_ptr<SharedMemory>> made = SharedMemory::Create(sizeof(Board));
+  if (!made.ok()) return made.status();
+  std::unique_ptr<SharedMemory> memory = *std::move(made);
+  if (getrandom(address_.token.data(), sizeof(address_.token), 0) != sizeof(address_.token)) {
+    return UnavailableError("no random numbers");
+  }
   address_.pid = getpid();
   address_.board_fd = memory->fd();
   address_.token_address = reinterpret_cast<uint64_t>(address_.token.data());
@@ -79,29 +83,31 @@ std::string Node::Open() {
   board->token[0] = address_.token[0];
   board->token[1] = address_.token[1];
   board_memory_ = std::move(memory);
-  return "";
+  return OkStatus();
 }
 
-std::string Node::Connect(int32_t process, const NodeAddress& address) {
+Status Node::Connect(int32_t process, const NodeAddress& address) {
   std::lock_guard<std::mutex> lock(peers_mutex_);
-  if (peers_.count(process) > 0) return "";
+  if (peers_.count(process) > 0) return OkStatus();
   // First a handle on the process, then the look at its board: the handle can't be of a later process of that number.
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, address.pid, 0));
-  if (pidfd < 0) return "process " + std::to_string(address.pid) + " can't be found: " + std::strerror(errno);
-  std::string error;
-  auto memory = SharedMemory::Map(address.pid, address.board_fd, sizeof(Board), &error);
-  if (memory) {
-    const auto* board = reinterpret_cast<const Board*>(memory->data());
+  if (pidfd < 0) {
+    return UnavailableError("process " + std::to_string(address.pid) + " can't be found: " + std::strerror(errno));
+  }
+  StatusOr<std::unique_ptr<SharedMemory>> memory = SharedMemory::Map(address.pid, address.board_fd, sizeof(Board));
+  Status status = memory.status();
+  if (memory.ok()) {
+    const auto* board = reinterpret_cast<const Board*>((*memory)->data());
     if (board->magic != Board::kMagic || board->token[0] != address.token[0] || board->token[1] != address.token[1]) {
-      error = "process " + std::to_string(address.pid) + " is not the one that was announced";
+      status = UnavailableError("process " + std::to_string(address.pid) + " is not the one that was announced");
     }
   }
-  if (!error.empty()) {
+  if (!status.ok()) {
     close(pidfd);
-    return error;
+    return status;
   }
-  peers_.emplace(process, std::make_unique<Peer>(process, address, pidfd, std::move(memory)));
-  return "";
+  peers_.emplace(process, std::make_unique<Peer>(process, address, pidfd, *std::move(memory)));
+  return OkStatus();
 }
 
 void Node::ConnectTo(int32_t process, Node& other) {
@@ -120,31 +126,29 @@ void Node::CheckAlive() {
   for (const auto& entry : peers_) entry.second->CheckAlive();
 }
 
-bool Node::AddMemory(uint64_t bytes, Block* block, std::string* error) {
+StatusOr<Block> Node::AddMemory(uint64_t bytes) {
   if (memories_.size() == Board::kMaxMemories) {
-    *error = "more than " + std::to_string(Board::kMaxMemories) + " pieces of shared memory";
-    return false;
+    return UnavailableError("more than " + std::to_string(Board::kMaxMemories) + " pieces of shared memory");
   }
-  auto memory = SharedMemory::Create(bytes, error);
-  if (!memory) return false;
+  StatusOr<std::unique_ptr<SharedMemory>> memory = SharedMemory::Create(bytes);
+  if (!memory.ok()) return memory.status();
   const auto number = static_cast<uint32_t>(memories_.size());
-  board().memories[number] = {memory->fd(), bytes};
+  board().memories[number] = {(*memory)->fd(), bytes};
   board().num_memories.store(number + 1);
-  *block = {number, 0, bytes, memory->data()};
-  memories_.push_back(std::move(memory));
-  return true;
+  memories_.push_back(*std::move(memory));
+  return Block{number, 0, bytes, memories_.back()->data()};
 }
 
-bool Node::Take(uint64_t bytes, Block* block, std::string* error) {
+StatusOr<Block> Node::Take(uint64_t bytes) {
   const uint64_t size = RoundUp(bytes);
   std::lock_guard<std::mutex> lock(blocks_mutex_);
   std::vector<Block>& free = free_[size];
   if (!free.empty()) {
-    *block = free.back();
+    const Block block = free.back();
     free.pop_back();
-    return true;
+    return block;
   }
-  if (size > kMemoryBytes / 2) return AddMemory(size, block, error);
+  if (size > kMemoryBytes / 2) return AddMemory(size);
   if (rest_.bytes < size) {
     for (uint64_t piece = kMemoryBytes; piece >= kSmallestBlock; piece /= 2) {
       // What is left goes to the lists; sizes are powers of two and so is every cut.
@@ -155,13 +159,15 @@ bool Node::Take(uint64_t bytes, Block* block, std::string* error) {
         rest_.bytes -= piece;
       }
     }
-    if (!AddMemory(kMemoryBytes, &rest_, error)) return false;
+    const StatusOr<Block> added = AddMemory(kMemoryBytes);
+    if (!added.ok()) return added.status();
+    rest_ = *added;
   }
-  *block = {rest_.memory, rest_.offset, size, rest_.data};
+  const Block block = {rest_.memory, rest_.offset, size, rest_.data};
   rest_.offset += size;
   rest_.data += size;
   rest_.bytes -= size;
-  return true;
+  return block;
 }
 
 void Node::Give(const Block& block) {

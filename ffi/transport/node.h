@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "../common/status.h"
 #include "board.h"
 #include "shared_memory.h"
 
@@ -44,8 +45,8 @@ class Peer {
   int32_t process() const { return process_; }
   pid_t pid() const { return address_.pid; }
   Board& board() const { return board_; }
-  // Where a slot's block lies in this process; null, and `error` filled in, if it can't be mapped.
-  char* BlockOf(const Slot& slot, std::string* error);
+  // Where a slot's block lies in this process.
+  StatusOr<char*> BlockOf(const Slot& slot);
   // Asks the kernel. False once the process has ended.
   bool CheckAlive();
   bool alive() const { return alive_.load(); }
@@ -64,23 +65,23 @@ class Peer {
 
 class Node {
  public:
-  // Makes the own board. Empty, or what went wrong.
-  std::string Open();
+  // Makes the own board.
+  Status Open();
   bool is_open() const { return board_memory_ != nullptr; }
   const NodeAddress& address() const { return address_; }
   Board& board() const { return *reinterpret_cast<Board*>(board_memory_->data()); }
   std::mutex& board_mutex() { return board_mutex_; }  // for what one thread of the owner does at a time
 
-  // Maps the board of another process. Empty, or what went wrong. Connecting again to the same process does nothing.
-  std::string Connect(int32_t process, const NodeAddress& address);
+  // Maps the board of another process. Connecting again to the same process does nothing.
+  Status Connect(int32_t process, const NodeAddress& address);
   // For tests with several nodes in one process: the other's memory is used where it is. A second mapping of it would
   // keep sanitizers from seeing what is ordered by what.
   void ConnectTo(int32_t process, Node& other);
   Peer* Find(int32_t process);  // null: not connected. Peers live as long as the node.
   void CheckAlive();            // all peers
 
-  // At least `bytes` bytes of shared memory, aligned to a cache line. False, and `error` filled in, if there is none.
-  bool Take(uint64_t bytes, Block* block, std::string* error);
+  // At least `bytes` bytes of shared memory, aligned to a cache line.
+  StatusOr<Block> Take(uint64_t bytes);
   void Give(const Block& block);
   char* MemoryOf(uint32_t number);  // of the own ones
 
@@ -89,7 +90,7 @@ class Node {
   static bool AllowSingleCopy(const char* scope_file = "/proc/sys/kernel/yama/ptrace_scope");
 
  private:
-  bool AddMemory(uint64_t bytes, Block* block, std::string* error);
+  StatusOr<Block> AddMemory(uint64_t bytes);
 
   NodeAddress address_;
   std::unique_ptr<SharedMemory> board_memory_;

@@ -94,9 +94,9 @@ void Serve(SharedSocket client, const std::string& host, const std::string& port
 
 bool RelayHasLostServer() { return lost; }
 
-std::string StartRelay(const std::string& host, const std::string& port, std::string* error) {
+StatusOr<std::string> StartRelay(const std::string& host, const std::string& port) {
   uint64_t number = 0;
-  if (getrandom(&number, sizeof(number), 0) != sizeof(number)) return *error = "no random numbers", "";
+  if (getrandom(&number, sizeof(number), 0) != sizeof(number)) return UnavailableError("no random numbers");
   char name[32];
   std::snprintf(name, sizeof(name), "jaxcomm-%016llx", static_cast<unsigned long long>(number));
   sockaddr_un address{};
@@ -106,7 +106,7 @@ std::string StartRelay(const std::string& host, const std::string& port, std::st
   const auto listener = std::make_shared<Socket>(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (listener->fd() < 0 || bind(listener->fd(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
       listen(listener->fd(), 16) != 0) {
-    return *error = std::string("no Unix socket: ") + std::strerror(errno), "";
+    return UnavailableError(std::string("no Unix socket: ") + std::strerror(errno));
   }
   std::thread([listener, host, port] {
     for (;;) {
@@ -118,7 +118,7 @@ std::string StartRelay(const std::string& host, const std::string& port, std::st
       }
     }
   }).detach();
-  return name;
+  return std::string(name);
 }
 
 }  // namespace jaxcomm

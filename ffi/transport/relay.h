@@ -6,12 +6,14 @@
 
 #include <string>
 
+#include "../common/status.h"
+
 namespace jaxcomm {
 
 // Listens on an abstract Unix socket for this user, from threads of its own, for as long as the process lives. Returns
-// the name of the socket, or "" and fills in `error`. While the server can't be reached for the first time, connections
-// are closed, so that the client tries again. Can be called once.
-std::string StartRelay(const std::string& host, const std::string& port, std::string* error);
+// the name of the socket. While the server can't be reached for the first time, connections are closed, so that the
+// client tries again. Can be called once.
+StatusOr<std::string> StartRelay(const std::string& host, const std::string& port);
 
 // Whether the server had been reached and has gone.
 bool RelayHasLostServer();

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string>
 
 namespace jaxcomm {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 // Nobody may shrink the file under a mapping: a read past its end would kill the reader.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
-std::string Failure(const std::string& what) { return what + ": " + std::strerror(errno); }
+Status LastError(const std::string& what) { return UnavailableError(what + ": " + std::strerror(errno)); }
 
 char* MapFile(int fd, size_t bytes) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -23,44 +24,41 @@ char* MapFile(int fd, size_t bytes) {
 
 }  // namespace
 
-std::unique_ptr<SharedMemory> SharedMemory::Create(size_t bytes, std::string* error) {
+StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(size_t bytes) {
   const int fd = memfd_create("jaxcomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) {
-    *error = Failure("no anonymous shared memory (memfd_create)");
-    return nullptr;
-  }
+  if (fd < 0) return LastError("no anonymous shared memory (memfd_create)");
   char* data = nullptr;
+  Status status;
   const int no_space = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
   if (no_space != 0) {
-    *error = "no room for " + std::to_string(bytes) + " bytes of shared memory: " + std::strerror(no_space);
+    status = UnavailableError("no room for " + std::to_string(bytes) +
+                              " bytes of shared memory: " + std::strerror(no_space));
   } else if (fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
-    *error = Failure("shared memory can't be sealed");
+    status = LastError("shared memory can't be sealed");
   } else if ((data = MapFile(fd, bytes)) == nullptr) {
-    *error = Failure("shared memory can't be mapped");
+    status = LastError("shared memory can't be mapped");
   }
-  if (data == nullptr) {
+  if (!status.ok()) {
     close(fd);
-    return nullptr;
+    return status;
   }
   return std::unique_ptr<SharedMemory>(new SharedMemory(data, bytes, fd));
 }
 
-std::unique_ptr<SharedMemory> SharedMemory::Map(int pid, int fd, size_t bytes, std::string* error) {
+StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Map(int pid, int fd, size_t bytes) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (own < 0) {
-    *error = Failure(path + " can't be opened");
-    return nullptr;
-  }
-  struct stat status{};
+  if (own < 0) return LastError(path + " can't be opened");
+  struct stat file{};
   char* data = nullptr;
-  if (fstat(own, &status) != 0 || static_cast<size_t>(status.st_size) != bytes || fcntl(own, F_GET_SEALS) != kSeals) {
-    *error = path + " is not what was announced";
+  Status status;
+  if (fstat(own, &file) != 0 || static_cast<size_t>(file.st_size) != bytes || fcntl(own, F_GET_SEALS) != kSeals) {
+    status = UnavailableError(path + " is not what was announced");
   } else if ((data = MapFile(own, bytes)) == nullptr) {
-    *error = Failure(path + " can't be mapped");
+    status = LastError(path + " can't be mapped");
   }
   close(own);
-  if (data == nullptr) return nullptr;
+  if (!status.ok()) return status;
   return std::unique_ptr<SharedMemory>(new SharedMemory(data, bytes, -1));
 }
 

@@ -3,16 +3,17 @@
 
 #include <cstddef>
 #include <memory>
-#include <string>
+
+#include "../common/status.h"
 
 namespace jaxcomm {
 
 class SharedMemory {
  public:
-  // Zeroed, all pages reserved: later use can't run out of memory. Null, and `error` filled in, if that fails.
-  static std::unique_ptr<SharedMemory> Create(size_t bytes, std::string* error);
+  // Zeroed, all pages reserved: later use can't run out of memory.
+  static StatusOr<std::unique_ptr<SharedMemory>> Create(size_t bytes);
   // Maps what process `pid` of this host has open as `fd`. It must belong to the same user.
-  static std::unique_ptr<SharedMemory> Map(int pid, int fd, size_t bytes, std::string* error);
+  static StatusOr<std::unique_ptr<SharedMemory>> Map(int pid, int fd, size_t bytes);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;

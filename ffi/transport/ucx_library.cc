@@ -13,15 +13,11 @@ namespace {
 
 constexpr char kSystemLibrary[] = "libucp.so.0";
 
-// Null and a sentence if `path` is no library, or not one that can be used.
-// `*stays`: it has been loaded all the same.
-const UcxLibrary* TryOpen(const std::string& path, bool* stays, std::string* error) {
+// Fails if `path` is no library, or not one that can be used. `*stays`: it has been loaded all the same.
+StatusOr<const UcxLibrary*> TryOpen(const std::string& path, bool* stays) {
   const bool loaded = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD) != nullptr;
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (!handle) {
-    *error = dlerror();
-    return nullptr;
-  }
+  if (!handle) return UnavailableError(dlerror());
   *stays = true;
   // Some builds take over SIGSEGV and its like when they are loaded; a library must leave those to the program.
   if (const auto restore = reinterpret_cast<void (*)()>(dlsym(handle, "ucs_debug_disable_signals"));
@@ -60,15 +56,11 @@ const UcxLibrary* TryOpen(const std::string& path, bool* stays, std::string* err
 #undef JAXCOMM_FIND
   if (library->ucp_get_version) library->ucp_get_version(&library->major, &library->minor, &library->release);
   if (library->ucp_get_version && (library->major != ucp::kApiMajor || library->minor < kOldestUcxMinor)) {
-    *error = path + " is UCX " + library->version() + ", " + std::to_string(ucp::kApiMajor) + "." +
-             std::to_string(kOldestUcxMinor) + " or later of the same major version is needed";
-    return nullptr;
+    return UnavailableError(path + " is UCX " + library->version() + ", " + std::to_string(ucp::kApiMajor) + "." +
+                            std::to_string(kOldestUcxMinor) + " or later of the same major version is needed");
   }
-  if (missing) {
-    *error = path + " has no function " + missing;
-    return nullptr;
-  }
-  return library.release();
+  if (missing) return UnavailableError(path + " has no function " + missing);
+  return static_cast<const UcxLibrary*>(library.release());
 }
 
 }  // namespace
@@ -77,7 +69,7 @@ std::string UcxLibrary::version() const {
   return std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(release);
 }
 
-const UcxLibrary* UcxLibrary::Open(const std::string& path, const std::string& fallback, std::string* error) {
+StatusOr<const UcxLibrary*> UcxLibrary::Open(const std::string& path, const std::string& fallback) {
   static std::mutex mutex;
   static auto* const opened = new std::map<std::string, const UcxLibrary*>;
   std::lock_guard<std::mutex> lock(mutex);
@@ -86,21 +78,19 @@ const UcxLibrary* UcxLibrary::Open(const std::string& path, const std::string& f
   if (path.empty()) candidates = {kSystemLibrary, fallback};
   for (const std::string& candidate : candidates) {
     if (candidate.empty()) continue;
-    const UcxLibrary*& library = (*opened)[candidate];
-    std::string why;
+    const auto found = opened->find(candidate);
+    if (found != opened->end()) return found->second;
     bool stays = false;
-    if (!library) library = TryOpen(candidate, &stays, &why);
-    if (library) return library;
-    tried += (tried.empty() ? "" : "; ") + why;
+    const StatusOr<const UcxLibrary*> library = TryOpen(candidate, &stays);
+    if (library.ok()) return opened->emplace(candidate, *library).first->second;
+    tried += (tried.empty() ? "" : "; ") + library.status().message();
     // It cannot be unloaded, and the parts of the next candidate, which have the same names, would be taken from it.
     if (stays && candidate == kSystemLibrary && !fallback.empty()) {
-      *error = tried + ". Set JAXCOMM_UCX_LIBRARY=" + fallback;
-      return nullptr;
+      return UnavailableError(tried + ". Set JAXCOMM_UCX_LIBRARY=" + fallback);
     }
   }
-  *error = "no usable UCX: " + tried + ". Install UCX " + std::to_string(ucp::kApiMajor) + "." +
-           std::to_string(kOldestUcxMinor) + " or later, or the wheel libucx-cu12";
-  return nullptr;
+  return UnavailableError("no usable UCX: " + tried + ". Install UCX " + std::to_string(ucp::kApiMajor) + "." +
+                          std::to_string(kOldestUcxMinor) + " or later, or the wheel libucx-cu12");
 }
 
 }  // namespace jaxcomm

@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "../common/status.h"
 #include "ucp_abi.h"
 
 namespace jaxcomm {
@@ -18,11 +19,11 @@ struct UcxLibrary : ucp::Functions {
   unsigned release = 0;
   std::string version() const;
 
-  // `path` if it is not empty; else the system's library; else, if the system has none, `fallback`. Null and a sentence
-  // that says what was tried and what to do if that one cannot be used. An opened library stays until the process ends:
-  // UCX leaves threads and hooks. So a system library that is too old stands in the way of `fallback`; who wants to use
-  // that one then has to find out in another process, and to give it as `path`.
-  static const UcxLibrary* Open(const std::string& path, const std::string& fallback, std::string* error);
+  // `path` if it is not empty; else the system's library; else, if the system has none, `fallback`. The error of a
+  // library that cannot be used says what was tried and what to do. An opened library stays until the process ends: UCX
+  // leaves threads and hooks. So a system library that is too old blocks `fallback`: find out in another process, and
+  // give that one as `path`.
+  static StatusOr<const UcxLibrary*> Open(const std::string& path, const std::string& fallback);
 };
 
 }  // namespace jaxcomm

@@ -72,10 +72,10 @@ class UcxNetwork : public Network {
         peers_(num_processes) {}
   ~UcxNetwork() override;
 
-  bool Open(std::string* error);
+  Status Open();
 
   std::string address() const override { return address_; }
-  bool Connect(int process, const std::string& address, std::string* error) override;
+  Status Connect(int process, const std::string& address) override;
   void Send(int process, uint64_t channel, const void* header, size_t header_bytes, const void* data, size_t bytes,
             SentFn sent) override;
   void Accept(int process, uint64_t id, void* destination) override;
@@ -112,7 +112,7 @@ class UcxNetwork : public Network {
     std::atomic<uint64_t> bytes{0};
   };
 
-  std::string StatusError(const char* what, ucp::Status status) const;
+  Status StatusError(const std::string& what, ucp::Status status) const;
   void Do(std::function<void()> task);
   void Wake();
 
@@ -193,17 +193,18 @@ class UcxNetwork::Payload : public RemotePayload {
   const size_t bytes_;
 };
 
-std::string UcxNetwork::StatusError(const char* what, ucp::Status status) const {
-  return std::string(what) + ": " + ucx_->ucs_status_string(status) + " (" + ucx_->path + ", UCX " + ucx_->version() +
-         ")";
+Status UcxNetwork::StatusError(const std::string& what, ucp::Status status) const {
+  return UnavailableError(what + ": " + ucx_->ucs_status_string(status) + " (" + ucx_->path + ", UCX " +
+                          ucx_->version() + ")");
 }
 
-bool UcxNetwork::Open(std::string* error) {
-  ucx_ = UcxLibrary::Open(options_.library, options_.fallback_library, error);
-  if (!ucx_) return false;
+Status UcxNetwork::Open() {
+  const StatusOr<const UcxLibrary*> library = UcxLibrary::Open(options_.library, options_.fallback_library);
+  if (!library.ok()) return library.status();
+  ucx_ = *library;
   ucp::Config config = nullptr;
   ucp::Status status = ucx_->ucp_config_read(nullptr, nullptr, &config);
-  if (status != ucp::kOk) return *error = StatusError("ucp_config_read", status), false;
+  if (status != ucp::kOk) return StatusError("ucp_config_read", status);
   std::vector<std::pair<std::string, std::string>> settings = {{"TLS", options_.transports},
                                                                {"NET_DEVICES", options_.devices}};
   // Names of settings of one transport came to carry its name. Where TCP is not used, UCX warns of them.
@@ -225,15 +226,14 @@ bool UcxNetwork::Open(std::string* error) {
   }
   ucx_->ucp_config_release(config);
   if (status != ucp::kOk) {
-    *error = StatusError("ucp_init", status) + "; transports " + options_.transports + ", devices " +
-             (options_.devices.empty() ? "all" : options_.devices);
-    return false;
+    return UnavailableError(StatusError("ucp_init", status).message() + "; transports " + options_.transports +
+                            ", devices " + (options_.devices.empty() ? "all" : options_.devices));
   }
   ucp::WorkerParams worker_params;
   worker_params.mask = ucp::WorkerParams::kThreadMode;
   worker_params.thread_mode = ucp::WorkerParams::kSerialized;
   status = ucx_->ucp_worker_create(context_, &worker_params, &worker_);
-  if (status != ucp::kOk) return *error = StatusError("ucp_worker_create", status), false;
+  if (status != ucp::kOk) return StatusError("ucp_worker_create", status);
   ucp::HandlerParams handler;
   handler.mask =
       ucp::HandlerParams::kId | ucp::HandlerParams::kFlags | ucp::HandlerParams::kCallback | ucp::HandlerParams::kArg;
@@ -246,7 +246,7 @@ bool UcxNetwork::Open(std::string* error) {
   ucp::Address* worker_address = nullptr;
   size_t worker_address_bytes = 0;
   if (status == ucp::kOk) status = ucx_->ucp_worker_get_address(worker_, &worker_address, &worker_address_bytes);
-  if (status != ucp::kOk) return *error = StatusError("set up of a UCX worker", status), false;
+  if (status != ucp::kOk) return StatusError("set up of a UCX worker", status);
   AddressHead head;
   std::memcpy(head.magic, kAddressMagic, sizeof(head.magic));
   head.process = process_;
@@ -258,10 +258,10 @@ bool UcxNetwork::Open(std::string* error) {
   ucx_->ucp_worker_release_address(worker_, worker_address);
 
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_fd_ < 0) return *error = std::string("eventfd: ") + std::strerror(errno), false;
+  if (wake_fd_ < 0) return UnavailableError(std::string("eventfd: ") + std::strerror(errno));
   for (Peer& peer : peers_) peer.network = this;
   thread_ = std::thread([this] { Run(); });
-  return true;
+  return OkStatus();
 }
 
 UcxNetwork::~UcxNetwork() {
@@ -281,23 +281,22 @@ UcxNetwork::~UcxNetwork() {
   }
 }
 
-bool UcxNetwork::Connect(int process, const std::string& address, std::string* error) {
+Status UcxNetwork::Connect(int process, const std::string& address) {
   AddressHead head;
   if (address.size() >= sizeof(head)) std::memcpy(&head, address.data(), sizeof(head));
   if (process < 0 || process >= static_cast<int>(peers_.size()) || process == process_ ||
       std::memcmp(head.magic, kAddressMagic, sizeof(head.magic)) != 0 || head.process != process ||
       address.size() != sizeof(head) + head.worker_address_bytes) {
-    *error = "what process " + std::to_string(process) + " published is not its UCX address";
-    return false;
+    return InvalidArgumentError("what process " + std::to_string(process) + " published is not its UCX address");
   }
   if (head.version[0] != ucx_->major || head.version[1] != ucx_->minor) {
-    *error = "process " + std::to_string(process) + " has UCX " + std::to_string(head.version[0]) + "." +
-             std::to_string(head.version[1]) + ", process " + std::to_string(process_) + " has UCX " + ucx_->version() +
-             " (" + ucx_->path + "): give all processes the same UCX";
-    return false;
+    return InvalidArgumentError("process " + std::to_string(process) + " has UCX " + std::to_string(head.version[0]) +
+                                "." + std::to_string(head.version[1]) + ", process " + std::to_string(process_) +
+                                " has UCX " + ucx_->version() + " (" + ucx_->path +
+                                "): give all processes the same UCX");
   }
   Peer& peer = peers_[process];
-  if (peer.connected) return true;
+  if (peer.connected) return OkStatus();
   std::promise<ucp::Status> created;
   Do([&] {
     ucp::EndpointParams params;
@@ -309,12 +308,9 @@ bool UcxNetwork::Connect(int process, const std::string& address, std::string* e
     created.set_value(ucx_->ucp_ep_create(worker_, &params, &peer.endpoint));
   });
   const ucp::Status status = created.get_future().get();
-  if (status != ucp::kOk) {
-    *error = StatusError(("connection to process " + std::to_string(process)).c_str(), status);
-    return false;
-  }
+  if (status != ucp::kOk) return StatusError("connection to process " + std::to_string(process), status);
   peer.connected = true;
-  return true;
+  return OkStatus();
 }
 
 void UcxNetwork::Send(int process, uint64_t channel, const void* header, size_t header_bytes, const void* data,
@@ -575,11 +571,11 @@ void UcxNetwork::ProgressUntil(Clock::duration limit, Done done) {
 
 }  // namespace
 
-std::unique_ptr<Network> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes, uint64_t token,
-                                        Receiver* receiver, std::string* error) {
+StatusOr<std::unique_ptr<Network>> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes,
+                                                  uint64_t token, Receiver* receiver) {
   auto network = std::make_unique<UcxNetwork>(options, process, num_processes, token, receiver);
-  if (!network->Open(error)) return nullptr;
-  return network;
+  JAXCOMM_RETURN_IF_ERROR(network->Open());
+  return std::unique_ptr<Network>(std::move(network));
 }
 
 }  // namespace jaxcomm

@@ -29,8 +29,8 @@ struct UcxOptions {
   int64_t spin_us = 20;
 };
 
-// Null and a sentence if UCX cannot be used. `token` is the same in all processes of a run and in no other run.
-std::unique_ptr<Network> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes, uint64_t token,
-                                        Receiver* receiver, std::string* error);
+// `token` is the same in all processes of a run and in no other run.
+StatusOr<std::unique_ptr<Network>> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes,
+                                                  uint64_t token, Receiver* receiver);
 
 }  // namespace jaxcomm

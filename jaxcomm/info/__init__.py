@@ -6,6 +6,7 @@ import platform
 
 import jax
 
+from jaxcomm import _ffi_version
 from jaxcomm.info import _capabilities, _machine
 from jaxcomm.info._capabilities import Answer, version
 
@@ -56,6 +57,7 @@ def _versions(cuda: _capabilities.Cuda) -> dict[str, str]:
             f"CUDA {version(built['cuda'], 1000)}, headers of NCCL {version(built['nccl'])}, "
             f"architectures {built['architectures']}"
         )
+    ffi = _ffi_version.api_version()
     nccl = f"no: {cuda.nccl_problem}" if cuda.module else "not looked for without the CUDA module"
     if cuda.nccl:
         nccl = f"{version(cuda.nccl['version'])} from {cuda.nccl['path']}"
@@ -64,7 +66,7 @@ def _versions(cuda: _capabilities.Cuda) -> dict[str, str]:
         "jaxcomm": importlib.metadata.version("jaxcomm"),
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),
-        "XLA FFI API": _capabilities.ffi_version("c_api.h", "XLA_FFI_API_MAJOR", "XLA_FFI_API_MINOR") or "unknown",
+        "XLA FFI API": ".".join(map(str, ffi)) if ffi else "unknown",
         "CUDA plugin of JAX": f"{name} {plugin}" if name else "no: install jax[cuda12] or jax[cuda13]",
         "CUDA module": module,
         "NVIDIA driver": _driver(cuda),

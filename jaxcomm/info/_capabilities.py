@@ -8,14 +8,13 @@ import importlib.metadata
 import itertools
 import os
 import pathlib
-import re
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import jax
 
-from jaxcomm import _native
+from jaxcomm import _ffi_version, _native
 
 _MULTIMEM = (9, 0)  # the oldest GPUs with NVLink SHARP
 _HOST_RMA_DRIVER = 12050
@@ -100,24 +99,15 @@ def plugin() -> tuple[str, str]:
     return "", ""
 
 
-def ffi_version(header: str, major: str, minor: str) -> str | None:
-    """What a header of the installed jaxlib says of its interface; None if it has no such header."""
-    path = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", header)
-    if not path.exists():
-        return None
-    numbers = [re.search(rf"define {name} +(\d+)", path.read_text()) for name in (major, minor)]
-    return ".".join(number[1] if number else "?" for number in numbers)
-
-
 def _xla_collectives() -> Answer:
     name, plugin_version = plugin()
     if not name:
         return Answer(False, "JAX has no plugin for NVIDIA GPUs: install jax[cuda12] or jax[cuda13]")
     prefix = "XLA_FFI_Extension_Collectives_"
-    found = ffi_version("collectives_c_api.h", f"{prefix}MajorVersion", f"{prefix}MinorVersion")
+    found = _ffi_version.jaxlib_version("collectives_c_api.h", f"{prefix}MajorVersion", f"{prefix}MinorVersion")
     if found is None:
         return Answer(False, f"jaxlib {importlib.metadata.version('jaxlib')} has none; 0.11.2 or later has")
-    return Answer(True, f"{found} by jaxlib's headers; {name} {plugin_version}")
+    return Answer(True, f"{found[0]}.{found[1]} by jaxlib's headers; {name} {plugin_version}")
 
 
 def _disabled(*names: str) -> str:

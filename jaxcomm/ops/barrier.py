@@ -88,7 +88,7 @@ def _batch(axis_data, args, dims, *, call):
 # Several operands and results, so not by _primitive.define. The derivative does not wait: nothing depends on it.
 barrier_p = _compat.Primitive("jaxcomm_barrier")
 barrier_p.multiple_results = True
-barrier_p.def_abstract_eval(lambda *xs, call: [x.update(weak_type=False) for x in xs])
+barrier_p.def_abstract_eval(lambda *xs, call: list(xs))
 _lowering.register_rule(barrier_p, _lower)
 _compat.ad.primitive_jvps[barrier_p] = _jvp
 _compat.batching.fancy_primitive_batchers[barrier_p] = _batch

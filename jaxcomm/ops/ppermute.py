@@ -61,7 +61,7 @@ def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None,
 
 
 def _shape(x, *, call, perm):
-    return x.update(weak_type=False)
+    return x
 
 
 def _attributes(x, n, *, perm):

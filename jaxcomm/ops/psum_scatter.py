@@ -80,7 +80,7 @@ def _shape(x, *, call, axis):
     _check.unsharded(call.op, "scatter_dimension", axis, x)
     shape = list(x.shape)
     shape[axis] //= _check.group_size(call.axes, call.groups)
-    return x.update(shape=tuple(shape), weak_type=False)
+    return x.update(shape=tuple(shape))
 
 
 def _attributes(x, n, *, axis):

@@ -15,10 +15,10 @@ namespace jaxcomm {
 // What a test waits for: a count of completions, with a deadline.
 class Counter {
  public:
-  void Add(const Error* error) {
+  void Add(const Status& status) {
     std::lock_guard<std::mutex> lock(mutex_);
     ++count_;
-    if (error) errors_.push_back(error->message);
+    if (!status.ok()) errors_.push_back(status.message());
     changed_.notify_all();
   }
   bool WaitFor(int count) {
@@ -44,8 +44,8 @@ class Counter {
 class CountCompletion : public Completion {
  public:
   explicit CountCompletion(Counter& counter) : counter_(counter) {}
-  void Succeed() override { counter_.Add(nullptr); }
-  void Fail(const Error& error) override { counter_.Add(&error); }
+  void Succeed() override { counter_.Add(OkStatus()); }
+  void Fail(const Status& error) override { counter_.Add(error); }
 
  private:
   Counter& counter_;

@@ -45,12 +45,12 @@ void InTwoProcesses(const std::function<void(int32_t process, const std::functio
     Completer::Get().EnsureThreads(4);
     Meeting::SetLimits({30, 60});
     ThisProcess& self = ThisProcess::Get();
-    CHECK(self.Start(p, "node", true).empty());
+    CHECK(self.Start(p, "node", true).ok());
     const Announcement theirs =
         Exchange(sockets[p], Announcement{self.info().address, self.info().single_copy, self.info().num_processors});
     const ProcessInfo other{"node", theirs.address, theirs.single_copy, theirs.num_processors};
     CHECK(!self.connected(1 - p));
-    CHECK(self.Connect(1 - p, other).empty() && self.connected(1 - p));
+    CHECK(self.Connect(1 - p, other).ok() && self.connected(1 - p));
     const auto meet = [&] { Exchange(sockets[p], 'm'); };
     meet();
     body(p, meet);
@@ -69,11 +69,7 @@ void InTwoProcesses(const std::function<void(int32_t process, const std::functio
 std::shared_ptr<Meeting> PairSite(Collective collective = Collective::kAllReduce) {
   CallSpec spec = Spec(collective, 2, 2, "psum");
   spec.processes = {0, 1};
-  std::string error;
-  auto site = Meeting::Make(std::move(spec), &error);
-  if (!site) std::fprintf(stderr, "%s\n", error.c_str());
-  CHECK(site != nullptr);
-  return site;
+  return ValueOf(Meeting::Make(std::move(spec)));
 }
 
 // A rank's part in one call, of one s32.
@@ -160,9 +156,7 @@ TEST_CASE("groups of a call site are told apart, each in its own order") {
     CallSpec spec = Spec(Collective::kAllGather, 4, 2, "all_gather");
     spec.groups = {0, 2, 3, 1};  // of which 0 and 1 are of process 0
     spec.processes = {0, 1, 1, 0};
-    std::string error;
-    const auto site = Meeting::Make(std::move(spec), &error);
-    CHECK(site != nullptr);
+    const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(std::move(spec)));
     Part low(10 + 2 * p, 2), high(11 + 2 * p, 2);  // ranks 2p and 2p + 1
     if (p == 0) {
       low.Arrive(*site, 100, 0);
@@ -183,9 +177,7 @@ TEST_CASE("results that are larger than inputs, and written by the other process
     CallSpec spec = Spec(Collective::kAllGather, 2, 2, "all_gather");
     spec.processes = {0, 1};
     spec.algorithm = "ring";
-    std::string error;
-    const auto site = Meeting::Make(std::move(spec), &error);
-    CHECK(site != nullptr);
+    const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(std::move(spec)));
     Part part(10 + p, 2);
     part.Arrive(*site, 100, p);
     part.Expect({10, 11});
@@ -245,9 +237,9 @@ TEST_CASE("what the processes of a group have in common") {
     ProcessInfo far = self.info();  // of another node: no memory is shared
     far.node = "far";
     far.num_processors = 1;
-    CHECK(self.Connect(7, far).empty());
+    CHECK(self.Connect(7, far).ok());
     far.single_copy = false;
-    CHECK(self.Connect(8, far).empty());
+    CHECK(self.Connect(8, far).ok());
     bool single_copy = false;
     std::vector<int32_t> node_of;
     Host host = self.HostOf({1, 0, 1}, &single_copy, &node_of);
@@ -263,11 +255,9 @@ TEST_CASE("what the processes of a group have in common") {
     // Who isn't connected is named before anything runs.
     CallSpec spec = Spec(Collective::kAllReduce, 2, 2, "psum");
     spec.processes = {p, 9};
-    std::string error;
-    CHECK(Meeting::Make(spec, &error) == nullptr &&
-          error == "psum: process 9 is not connected; call jaxcomm.register()");
+    CHECK(Meeting::Make(spec).status().message() == "psum: process 9 is not connected; call jaxcomm.register()");
     spec.processes = {p};
-    CHECK(Meeting::Make(spec, &error) == nullptr && error == "psum: 1 processes for 2 ranks");
+    CHECK(Meeting::Make(spec).status().message() == "psum: 1 processes for 2 ranks");
   });
 }
 

@@ -43,10 +43,10 @@ struct Pair {
   }
   // Until it has to wait. Whether it is over.
   bool Move(int process) {
-    JointCall::Status status;
-    while ((status = calls[process]->Advance()) == JointCall::Status::kMoved) {
+    JointCall::AdvanceResult status;
+    while ((status = calls[process]->Advance()) == JointCall::AdvanceResult::kMoved) {
     }
-    return status == JointCall::Status::kOver;
+    return status == JointCall::AdvanceResult::kOver;
   }
   // Runs the call that has been entered to its good end.
   void Succeed() {
@@ -58,7 +58,7 @@ struct Pair {
   }
 };
 
-const Error kEnough{Error::Kind::kInvalid, "had enough"};
+const Status kEnough = InvalidArgumentError("had enough");
 
 TEST_CASE("a result is given back when all others have left, and not before") {
   Pair pair = Pair::Direct();
@@ -78,8 +78,8 @@ TEST_CASE("a result is given back when all others have left, and not before") {
 TEST_CASE("a peer that gives up before its put is noticed after the own work") {
   Pair pair = Pair::Direct();
   pair.Enter(1000);
-  CHECK(pair.calls[1]->Advance() == JointCall::Status::kMoved);  // it has found the other
-  CHECK(!pair.Move(0));                                          // this one has done its work
+  CHECK(pair.calls[1]->Advance() == JointCall::AdvanceResult::kMoved);  // it has found the other
+  CHECK(!pair.Move(0));                                                 // this one has done its work
   pair.calls[1]->Fail(kEnough);
   CHECK(pair.results.num_ended() == 1);
   CHECK(pair.Move(0));
@@ -110,12 +110,12 @@ TEST_CASE("only the first failure counts, and none after success") {
   const JointProgram& program = *pair.one.program;  // both come before the last thread has left
   CHECK(pair.calls[0]->PlaceOf(program.fingerprint(), 1, Space::kOutput, 0, program.output_bytes()) != nullptr);
   pair.calls[0]->Fail(kEnough);
-  pair.calls[0]->Fail({Error::Kind::kInvalid, "more than enough"});
+  pair.calls[0]->Fail(InvalidArgumentError("more than enough"));
   CHECK(pair.results.num_ended() == 0);
   pair.calls[0]->OnLanded();
   CHECK(pair.results.error(0) == "had enough");
   CHECK(pair.Move(1) && Has(pair.results.error(1), "had enough"));
-  pair.calls[1]->Fail({Error::Kind::kInvalid, "more than enough"});
+  pair.calls[1]->Fail(InvalidArgumentError("more than enough"));
   CHECK(Has(pair.results.error(1), "had enough"));
 
   Pair good = Pair::Ring();
@@ -144,7 +144,7 @@ TEST_CASE("one slot serves calls that succeed and calls that fail in turn") {
       for (const int p : {0, 1}) calls[p] = one.CallOf(world, p, key, results, 60, round);
       for (const auto& call : calls) call->Enter();
       const auto move = [&](int p) {
-        while (calls[p]->Advance() == JointCall::Status::kMoved) {
+        while (calls[p]->Advance() == JointCall::AdvanceResult::kMoved) {
         }
       };
       Board& board = world.node(0).board();
@@ -158,7 +158,7 @@ TEST_CASE("one slot serves calls that succeed and calls that fail in turn") {
         CHECK(results.num_ended() == 2 && one.outputs == one.expected);
         for (const int p : {0, 1}) CHECK(results.error(p).empty());
       } else {
-        CHECK(calls[1]->Advance() == JointCall::Status::kMoved);
+        CHECK(calls[1]->Advance() == JointCall::AdvanceResult::kMoved);
         calls[0]->Fail(kEnough);
         CHECK(results.num_ended() == 1);
         CHECK(!calls[0]->Reclaim());  // the other may still touch it
@@ -183,13 +183,8 @@ TEST_CASE("a block is free again when the last of its users is done") {
     return board.slots[board.Find(1000)].offset;
   };
   const uint64_t offset = block_of(0);
-  const auto next = [&] {
-    Block block;
-    std::string error;
-    CHECK(pair.world.node(0).Take(pair.one.program->block_bytes(0), &block, &error));
-    return block;
-  };
-  for (const int p : {0, 1}) CHECK(pair.calls[p]->Advance() == JointCall::Status::kMoved);
+  const auto next = [&] { return ValueOf(pair.world.node(0).Take(pair.one.program->block_bytes(0))); };
+  for (const int p : {0, 1}) CHECK(pair.calls[p]->Advance() == JointCall::AdvanceResult::kMoved);
   pair.calls[0]->Fail(kEnough);
   CHECK(!pair.calls[0]->Reclaim());
   const Block other = next();
@@ -283,7 +278,7 @@ TEST_CASE("of the processes of a call, those that have entered are not called la
     calls.push_back(one.CallOf(world, p, 1000, results));
     calls[p]->Enter();
   }
-  CHECK(calls[0]->Advance() != JointCall::Status::kOver);
+  CHECK(calls[0]->Advance() != JointCall::AdvanceResult::kOver);
   calls[0]->Check(Clock::now() + std::chrono::seconds(70));
   CHECK(results.error(0) ==
         "psum at test: while entering, ranks [0] (process 0) in call 1000 of 100 elements were not joined within 60 s "
@@ -319,8 +314,7 @@ TEST_CASE("memory of a peer that can't be read") {
     // Where the others look for the input of process 1.
     Peer* const peer = pair.world.node(0).Find(1);
     const Board& board = peer->board();
-    std::string error;
-    char* const block = peer->BlockOf(board.slots[board.Find(1000)], &error);
+    char* const block = ValueOf(peer->BlockOf(board.slots[board.Find(1000)]));
     *reinterpret_cast<uint64_t*>(block + pair.one.program->addresses(0)) = reinterpret_cast<uint64_t>(gone);
     if (says_why) pair.world.node(1).board().AddFailure(1, "had enough");
     CHECK(pair.Move(0));

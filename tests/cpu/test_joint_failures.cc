@@ -35,13 +35,13 @@ struct Participant {
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);  // also if a check ends the test
       Node node;
-      std::string error;
-      Block block;
-      if (!node.Open().empty() || !node.Take(one.program->block_bytes(1), &block, &error)) _exit(1);
+      if (!node.Open().ok()) _exit(1);
+      const StatusOr<Block> block = node.Take(one.program->block_bytes(1));
+      if (!block.ok()) _exit(1);
       const int number = node.board().Reserve(key);
       Slot& slot = node.board().slots[number];
-      slot.memory = block.memory;
-      slot.offset = block.offset;
+      slot.memory = block->memory;
+      slot.offset = block->offset;
       slot.fingerprint = one.program->fingerprint();
       node.board().Publish(number, key);
       if (write(to_parent[1], &node.address(), sizeof(NodeAddress)) != sizeof(NodeAddress)) _exit(1);
@@ -69,11 +69,11 @@ void KilledInCall(bool has_left) {
   Collective1 one(Named(Collective::kAllGather, "direct"), request, {0, 1}, false, random);
   const Participant other(one, key);
   World world(1);
-  CHECK(world.node(0).Connect(1, other.address).empty());
+  CHECK(world.node(0).Connect(1, other.address).ok());
   Results results(1);
   const auto call = one.CallOf(world, 0, key, results);
   call->Enter();
-  while (call->Advance() == JointCall::Status::kMoved) {
+  while (call->Advance() == JointCall::AdvanceResult::kMoved) {
   }
   Board& board = world.node(0).board();
   if (has_left) board.slots[board.Find(key)].left.fetch_add(1);
@@ -84,7 +84,7 @@ void KilledInCall(bool has_left) {
   call->Check(Clock::now());
   if (has_left) {  // it has done all it had to: its end is no failure
     CHECK(results.num_ended() == 0);
-    CHECK(call->Advance() == JointCall::Status::kOver && results.error(0).empty());
+    CHECK(call->Advance() == JointCall::AdvanceResult::kOver && results.error(0).empty());
   } else {
     CHECK(results.error(0) == "psum at test: while leaving, the process of ranks [1] (process 1) has ended");
     CHECK(call->Reclaim());  // nobody is left who could touch it
@@ -98,11 +98,11 @@ TEST_CASE("a process is killed in a call: the others learn it, and use its memor
   Collective1 one(Named(Collective::kAllReduce, "ring"), Sum(2, 100), {0, 1}, false, random);
   const Participant other(one, key);
   World world(1);
-  CHECK(world.node(0).Connect(1, other.address).empty());
+  CHECK(world.node(0).Connect(1, other.address).ok());
   Results results(1);
   const auto call = one.CallOf(world, 0, key, results);
   call->Enter();
-  while (call->Advance() == JointCall::Status::kMoved) {
+  while (call->Advance() == JointCall::AdvanceResult::kMoved) {
   }
   world.progress(0).Add(call);
   other.Kill();
@@ -157,7 +157,7 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
     for (int32_t p = 0; p < 3; ++p) calls.push_back(one.CallOf(world, p, now, results));
     for (auto& call : calls) call->Enter();
     calls[0]->Advance();  // one of three: nobody can be done
-    calls[1]->Fail({Error::Kind::kInvalid, "had enough"});
+    calls[1]->Fail(InvalidArgumentError("had enough"));
     for (int32_t p = 0; p < 3; ++p) world.progress(p).Add(calls[p]);
     CHECK(results.WaitFor(3));
     CHECK(results.error(1) == "had enough");
@@ -198,7 +198,7 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
     auto a = one.CallOf(world, 0, now, results);
     a->Enter();
     world.progress(0).Add(a);
-    world.progress(0).FailRun(static_cast<int64_t>(now / 1000), {Error::Kind::kInvalid, "elsewhere"});
+    world.progress(0).FailRun(static_cast<int64_t>(now / 1000), InvalidArgumentError("elsewhere"));
     CHECK(results.WaitFor(1));
     CHECK(results.error(0) == "elsewhere");
   }
@@ -233,7 +233,7 @@ void FailuresBetweenNodes(std::mt19937& random, uint64_t* key) {
                           .CallOf(world, p, now, results, kind == std::string("never comes") ? 0.3 : 60));
       if (p == 2 && kind != std::string("gives up") && !disagrees) break;
       calls[p]->Enter();
-      if (p == 2 && !disagrees) calls[p]->Fail({Error::Kind::kInvalid, "had enough"});
+      if (p == 2 && !disagrees) calls[p]->Fail(InvalidArgumentError("had enough"));
       world.progress(p).Add(calls[p]);
     }
     if (kind == std::string("lost")) world.fabric().Lose(2);
@@ -327,7 +327,7 @@ void FailureWhilePayloadLands(bool comes, std::mt19937& random, uint64_t* key) {
   while (world.fabric().Step(SlowLink::kSoon_ns)) {
   }
   const Clock::time_point failed_at = Clock::now();
-  calls[0]->Fail({Error::Kind::kInvalid, "had enough"});
+  calls[0]->Fail(InvalidArgumentError("had enough"));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   CHECK(results.num_ended() == 0);
   const auto lost = [&](int32_t p) { return world.switchboard(p)->Lost(1 - p); };
@@ -377,7 +377,7 @@ void FailuresAreReclaimed(int num_processes, int num_nodes, int num_rounds, int 
         ++num_entered[c];
         call->Enter();
         if (random() % 2) call->Advance();
-        if (random() % 4 == 0) call->Fail({Error::Kind::kInvalid, "had enough"});
+        if (random() % 4 == 0) call->Fail(InvalidArgumentError("had enough"));
         world.progress(p).Add(call);
         if (random() % 16 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(random() % 20));
       }

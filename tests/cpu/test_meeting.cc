@@ -31,7 +31,6 @@ void IndependentCalls(int round) {
   constexpr int64_t kRanks = 8;
   constexpr int kSites = 12;
   constexpr int kIterations = 5;
-  std::string error;
   std::vector<std::shared_ptr<Meeting>> sites;
   std::vector<int64_t> counts;
   for (int s = 0; s < kSites; ++s) {
@@ -42,8 +41,7 @@ void IndependentCalls(int round) {
       spec.algorithm = "hierarchical";
     }
     if (s % 4 == 1) spec.algorithm = "ring";
-    sites.push_back(Meeting::Make(spec, &error));
-    CHECK(sites.back() != nullptr);
+    sites.push_back(ValueOf(Meeting::Make(spec)));
     counts.push_back(s % 5 == 4 ? 40000 : 64);  // the large ones call for helpers
   }
   struct Call {
@@ -103,11 +101,11 @@ class BlockingCompletion : public Completion {
   BlockingCompletion(Counter& inside, Counter& finished, int wait_for)
       : inside_(inside), finished_(finished), wait_for_(wait_for) {}
   void Succeed() override {
-    inside_.Add(nullptr);
+    inside_.Add(OkStatus());
     CHECK(inside_.WaitFor(wait_for_));
-    finished_.Add(nullptr);
+    finished_.Add(OkStatus());
   }
-  void Fail(const Error& error) override { finished_.Add(&error); }
+  void Fail(const Status& error) override { finished_.Add(error); }
 
  private:
   Counter& inside_;
@@ -117,8 +115,7 @@ class BlockingCompletion : public Completion {
 
 void ContinuationsThatWait(int num_rounds) {
   constexpr int kRanks = 8;
-  std::string error;
-  const auto site = Meeting::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum"), &error);
+  const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum")));
   std::vector<float> in(kRanks, 1), out(kRanks);
   for (int round = 0; round < num_rounds; ++round) {
     const bool blocking = round % 3 == 0;
@@ -164,8 +161,7 @@ TEST_CASE("continuations wait for each other, many rounds [full]") {
 TEST_CASE("two runs that interleave on every device") {
   Prepare();
   constexpr int kRanks = 4;
-  std::string error;
-  const auto site = Meeting::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum"), &error);
+  const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum")));
   int32_t in[kRanks][2][3], out[kRanks][2][3];
   Counter counter;
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -245,8 +241,7 @@ TEST_CASE("two runs of a call site at once have scratch of their own") {
       CallSpec spec = Spec(Collective::kAllReduce, kRanks, kRanks, "psum");
       spec.algorithm = algorithm;
       if (algorithm == std::string("hierarchical")) spec.ranks_per_node = 2;
-      std::string error;
-      const auto site = Meeting::Make(spec, &error);
+      const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(spec));
       Gate gate(kCount * sizeof(int32_t));
       std::vector<std::vector<int32_t>> in[2], out[2];
       for (auto& outputs : out) outputs.assign(kRanks, std::vector<int32_t>(kCount, -1));
@@ -290,9 +285,8 @@ TEST_CASE("two runs of a call site at once have scratch of their own") {
 TEST_CASE("late devices are named, the run is refused, the next one works") {
   Prepare();
   Meeting::SetLimits({0.3, 30});
-  std::string error;
-  const auto late = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "psum"), &error);
-  const auto other = Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "pmax"), &error);
+  const std::shared_ptr<Meeting> late = ValueOf(Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "psum")));
+  const std::shared_ptr<Meeting> other = ValueOf(Meeting::Make(Spec(Collective::kAllReduce, 4, 4, "pmax")));
   std::vector<float> in(10, 1), out(10);
   const auto arrive = [&](Meeting& meeting, int64_t run, int64_t rank, Counter& counter) {
     Arrival arrival;
@@ -340,8 +334,8 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
 TEST_CASE("a line on standard error names devices that are late, which are waited for") {
   Prepare();
   Meeting::SetLimits({60, 0.2});
-  std::string error, text;
-  const auto site = Meeting::Make(Spec(Collective::kAllReduce, 3, 3, "psum"), &error);
+  std::string text;
+  const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(Spec(Collective::kAllReduce, 3, 3, "psum")));
   std::vector<float> in(3, 1), out(3);
   Counter counter;
   const auto arrive = [&](int64_t rank) {
@@ -373,8 +367,7 @@ TEST_CASE("a line on standard error names devices that are late, which are waite
 
 TEST_CASE("ranks that disagree see both sides") {
   Prepare();
-  std::string error;
-  const auto site = Meeting::Make(Spec(Collective::kAllReduce, 2, 2, "psum"), &error);
+  const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(Spec(Collective::kAllReduce, 2, 2, "psum")));
   std::vector<float> in(8, 1), out(8);
   Counter counter;
   for (int64_t rank = 0; rank < 2; ++rank) {
@@ -410,7 +403,7 @@ TEST_CASE("ranks that disagree see both sides") {
   }
   CallSpec overlapping = Spec(Collective::kAllReduce, 2, 2, "psum");
   overlapping.groups = {0, 0};
-  CHECK(Meeting::Make(overlapping, &error) == nullptr);
+  const std::string error = Meeting::Make(overlapping).status().message();
   CHECK(error.find("rank 0 is in two groups") != std::string::npos);
 }
 

@@ -25,9 +25,7 @@ int32_t Value(int64_t rank, int64_t row, int64_t column) {
 Run Call(CallSpec spec, int64_t output_count, DType dtype = DType::kS32) {
   Completer::Get().EnsureThreads(kRanks);
   Meeting::SetLimits({60, 60});
-  std::string error;
-  const auto site = Meeting::Make(std::move(spec), &error);
-  CHECK(site != nullptr);
+  const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(std::move(spec)));
   std::vector<std::vector<int32_t>> in(kRanks);
   Run run;
   run.out.assign(kRanks, std::vector<int32_t>(output_count, -1));
@@ -167,6 +165,14 @@ TEST_CASE("calls that can't be are told why") {
   const std::string prefix = "jaxcomm: op at test_meeting.cc: ";
   CHECK(error_of(SpecOf(Collective::kAllGather), 7) == prefix + "buffers of 48 and 7 elements don't fit 4 ranks");
   CHECK(error_of(SpecOf(Collective::kReduceScatter), 13) == prefix + "buffers of 48 and 13 elements don't fit 4 ranks");
+  for (const int64_t run : {5, 24}) {  // no divisor of the block of 12, and more than the block
+    CallSpec blocked = SpecOf(Collective::kAllToAll);
+    blocked.input_run = run;
+    const std::string why = prefix + "blocks of 12 elements cannot be split into runs of " + std::to_string(run);
+    CHECK(error_of(blocked, 48) == why);
+    std::swap(blocked.input_run, blocked.output_run);
+    CHECK(error_of(blocked, 48) == why);
+  }
   CallSpec spec = SpecOf(Collective::kAllReduce);
   spec.reduce_op = ReduceOp::kMax;
   CHECK(error_of(spec, 48, DType::kC64) == prefix + "elements of this type can't be reduced");
@@ -174,11 +180,7 @@ TEST_CASE("calls that can't be are told why") {
   CHECK(error_of(spec, 48, DType::kF8E8M0FNU) == prefix + "elements of this type can't be reduced");
   spec.algorithm = "no such";
   CHECK(error_of(spec, 48).find("no such") != std::string::npos);
-  const auto make = [](CallSpec bad) {
-    std::string error;
-    CHECK(Meeting::Make(std::move(bad), &error) == nullptr);
-    return error;
-  };
+  const auto make = [](CallSpec bad) { return Meeting::Make(std::move(bad)).status().message(); };
   CHECK(make(Spec(Collective::kAllReduce, 4, 3, "op")) == "op: 4 ranks are no groups of 3");
   CHECK(make(Spec(Collective::kAllReduce, 4, 0, "op")) == "op: 4 ranks are no groups of 0");
   spec = SpecOf(Collective::kAllReduce);
@@ -186,8 +188,7 @@ TEST_CASE("calls that can't be are told why") {
   CHECK(make(spec) == "op: groups of 4 are no nodes of 3");
   spec.ranks_per_node = 0;
   CHECK(make(spec) == "op: groups of 4 are no nodes of 0");
-  std::string error;
-  const auto site = Meeting::Make(SpecOf(Collective::kBarrier), &error);
+  const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(SpecOf(Collective::kBarrier)));
   Counter counter;
   Arrival stranger;
   stranger.run = 999;

@@ -57,8 +57,7 @@ struct Processes {
     for (int p = 0; p < 3; ++p) boards[p].SetNetwork(fabric.Attach(p, 42, &boards[p]));
     for (int p = 0; p < 3; ++p) {
       for (int q = 0; q < 3; ++q) {
-        std::string error;
-        if (p != q) CHECK(boards[p].network()->Connect(q, boards[q].network()->address(), &error));
+        if (p != q) CHECK(boards[p].network()->Connect(q, boards[q].network()->address()).ok());
       }
     }
   }

@@ -41,13 +41,12 @@ class World {
     }
     for (int p = 0; p < num_processes; ++p) {
       nodes_.push_back(std::make_unique<Node>());
-      CHECK(nodes_[p]->Open().empty());
+      CHECK(nodes_[p]->Open().ok());
     }
     for (int p = 0; p < num_processes; ++p) {
       for (int q = 0; q < num_processes; ++q) {
-        std::string error;
         if (NodeOf(p, num_processes) != NodeOf(q, num_processes)) {
-          CHECK(switchboards_[p]->network()->Connect(q, switchboards_[q]->network()->address(), &error));
+          CHECK(switchboards_[p]->network()->Connect(q, switchboards_[q]->network()->address()).ok());
         } else if (p != q) {
           nodes_[p]->ConnectTo(q, *nodes_[q]);
         }
@@ -85,11 +84,11 @@ class Results {
  public:
   explicit Results(int num_processes) : errors_(num_processes), ended_(num_processes) {}
   JointCall::Finish For(int process) {
-    return [this, process](int64_t, const std::shared_ptr<const Error>& error) {
+    return [this, process](int64_t, const Status& status) {
       std::lock_guard<std::mutex> lock(mutex_);
       CHECK(!ended_[process]);
       ended_[process] = true;
-      if (error) errors_[process] = error->message;
+      errors_[process] = status.message();
       ++num_ended_;
       changed_.notify_all();
     };

@@ -246,6 +246,31 @@ ALONE_TEST_CASE("what fails on one rank is an error on all, or another way is ta
   }
 }
 
+// Each exchange between ranks fails once, on all of them.
+ALONE_TEST_CASE("an exchange that fails ends what needs it") {
+  Communicator::Configure(kLong, 3);
+  for (const bool gin : {false, true}) {
+    int num_failed = 0;
+    for (bool reached = true; reached;) {
+      Cluster& cluster = *Keep(std::make_unique<Cluster>(Hosts(2, 2)));
+      cluster.gin = gin;
+      OnRanks(cluster, [&](ncclComm_t comm, int rank) {
+        fault = {"ncclAllGather", num_failed};
+        std::string error;
+        Communicator* const communicator = Communicator::Get(comm, &error);
+        if (communicator != nullptr) {
+          const CallSpec spec = SpecOf(Collective::kAllReduce, 4, "hierarchical");
+          DeviceCall::Make(spec, *communicator, DType::kS32, 100, 100, &error);
+        }
+        CHECK(error == (fault.skipped < 0 ? "ncclAllGather: failed" : ""));
+        if (rank == 0) reached = fault.skipped < 0;
+      });
+      if (reached) ++num_failed;
+    }
+    CHECK(num_failed > 12);
+  }
+}
+
 // As where the network has no strong signals: NCCL finds out when it is asked to make what kernels need.
 void GinFails() {
   Communicator::Configure(kLong, 3);
@@ -349,6 +374,25 @@ ALONE_TEST_CASE("runs behind a call that is given up bring nothing") {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     CHECK(!failure.empty());
+  });
+}
+
+// Its peers are forgotten with it.
+ALONE_TEST_CASE("a call that is late when it ends is still an error") {
+  Communicator::Configure(3, 3);
+  OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
+    std::string error;
+    Communicator& communicator = *Communicator::Get(comm, &error);
+    auto call = DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32, 9, 9, &error);
+    CHECK(call != nullptr);
+    if (rank == 1) return;
+    std::vector<int32_t> x(9), y(9);
+    Stream& stream = OwnStream();
+    CHECK(call->Launch(x.data(), y.data(), stream.handle()).empty());
+    before_free = [&] { Until([&] { return stream.num_running == 0; }); };  // as CUDA does
+    call.reset();
+    before_free = nullptr;
+    CHECK(Has(communicator.Failure(), "in round 0 of the messages between nodes: other nodes did not come within 3 s"));
   });
 }
 

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../ffi/cuda/own_communicators.h"
+#include "../../ffi/cuda/runtime/own_communicators.h"
 #include "fakes/machine.h"
 
 namespace jaxcomm {
@@ -45,6 +45,11 @@ ALONE_TEST_CASE("calls share a communicator") {
       CHECK(communicator->Failure().empty());
     });
   }
+}
+
+TEST_CASE("memory comes in whole pages of 2 MiB") {
+  CHECK(WholePages(0) == 0 && WholePages(1) == 2 << 20 && WholePages(2 << 20) == 2 << 20);
+  CHECK(WholePages((2 << 20) + 1) == 4 << 20 && WholePages((4 << 20) - 1) == 4 << 20);
 }
 
 // For all ranks or for none.

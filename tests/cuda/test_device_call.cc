@@ -169,8 +169,10 @@ ALONE_TEST_CASE("buffers of nothing, buffers that are not aligned") {
     const auto call = DeviceCall::Make(SpecOf(Collective::kAllReduce, 2), communicator, DType::kF32, 0, 0, &error);
     CHECK(call && call->Launch(nullptr, nullptr, nullptr).empty());
     const auto aligned = DeviceCall::Make(SpecOf(Collective::kAllReduce, 2), communicator, DType::kF32, 1, 1, &error);
-    char buffer[16];
+    alignas(4) char buffer[16];
     CHECK(aligned->Launch(buffer + 1, buffer, nullptr) == "the operand is not aligned to its elements of 4 bytes");
+    CHECK(aligned->Launch(buffer, buffer + 2, nullptr) == "the result is not aligned to its elements of 4 bytes");
+    CHECK(Has(aligned->Launch(buffer + 1, buffer + 2, nullptr), "the operand is not aligned"));
   });
 }
 

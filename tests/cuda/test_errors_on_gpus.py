@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import jaxcomm
-from jaxcomm import _native, errors
+from jaxcomm import _errors, _native
 
 FAILURES = ["psum at a.py:1: rank 0 gave up when leaving", "pmax at b.py:2: rank 3 gave up in step 1"]
 
@@ -16,7 +16,7 @@ FAILURES = ["psum at a.py:1: rank 0 gave up when leaving", "pmax at b.py:2: rank
 def failures(monkeypatch):
     found: list[str] = []
     monkeypatch.setitem(sys.modules, "jaxcomm._cuda", types.SimpleNamespace(failures=lambda: found))
-    monkeypatch.setattr(errors, "_told", set())
+    monkeypatch.setattr(_errors, "_told", set())
     return found
 
 
@@ -39,7 +39,7 @@ def test_what_nobody_has_asked_for_is_said_at_the_end(failures, capsys):
     with pytest.raises(RuntimeError):
         jaxcomm.check()
     failures.append(FAILURES[1])
-    errors.at_exit(lambda: failures)
+    _errors.at_exit(lambda: failures)
     assert capsys.readouterr().err == f"jaxcomm: {FAILURES[1]}; results are undefined (jaxcomm.check)\n"
 
 

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "../../ffi/cuda/gin.h"
+#include "../../ffi/cuda/nccl/gin.h"
 #include "../check.h"
 
 namespace jaxcomm {

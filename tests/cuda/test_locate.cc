@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <vector>
 
-#include "../../ffi/cuda/locate.cuh"
+#include "../../ffi/cuda/kernels/locate.cuh"
 #include "../check.h"
 #include "fakes/virtual_ranks.h"
 

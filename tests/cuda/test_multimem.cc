@@ -7,7 +7,8 @@
 #include <random>
 #include <string>
 
-#include "../../ffi/cuda/call_program.h"
+#include "../../ffi/cuda/kernels/multimem.cuh"
+#include "../../ffi/cuda/program/call_program.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
 #include "fakes/all_types.h"

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-HEADER = (pathlib.Path(__file__).parents[2] / "ffi/cuda/nccl_library.h").read_text()
+HEADER = (pathlib.Path(__file__).parents[2] / "ffi/cuda/nccl/nccl_library.h").read_text()
 NEEDED, OPTIONAL = (
     [f"nccl{name}" for name in re.findall(r"F\((\w+)\)", HEADER[HEADER.index(f"define {macro}(F)") :].split("\n\n")[0])]
     for macro in ("JAXCOMM_NCCL_NEEDED", "JAXCOMM_NCCL_OPTIONAL")

@@ -1,12 +1,15 @@
 // What is put to other nodes: packed plans are still correct, packed where that is worth it, and nobody waits for the
 // network without need. That kernels run them right is in test_executor.cc.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <set>
 
-#include "../../ffi/cuda/packing.h"
-#include "../../ffi/cuda/selection.h"
+#include "../../ffi/cuda/program/packing.h"
+#include "../../ffi/cuda/program/steps.h"
 #include "../../ffi/plan/algorithms.h"
+#include "../../ffi/plan/select_for_gpus.h"
 #include "../../ffi/plan/validate.h"
 #include "../check.h"
 
@@ -18,6 +21,21 @@ constexpr int64_t kItemBytes = 4;
 
 bool IsFar(const Geometry& geometry, const ProgramStep& step, int32_t rank) {
   return step.step.kind == StepKind::kPut && geometry.node(step.step.peer) != geometry.node(rank);
+}
+
+// Ranks that put to another node without a signal behind, and those that get such a put: for others no signal is added.
+std::set<int32_t> OpenRanks(const std::vector<Plan>& plans, const Geometry& geometry) {
+  std::set<int32_t> open;
+  for (const Plan& plan : plans) {
+    for (size_t i = 0; i < plan.steps.size(); ++i) {
+      const Step& put = plan.steps[i];
+      if (put.kind != StepKind::kPut || geometry.node(put.peer) == geometry.node(plan.rank)) continue;
+      const bool signalled = std::any_of(plan.steps.begin() + static_cast<int64_t>(i), plan.steps.end(),
+                                         [&](auto& s) { return s.kind == StepKind::kSignal && s.peer == put.peer; });
+      if (!signalled) open.insert({plan.rank, put.peer});
+    }
+  }
+  return open;
 }
 
 // One channel of every plan there is.
@@ -48,13 +66,17 @@ TEST_CASE("packed plans are correct") {
         const Pieces pieces(request.block_count, whole_count, {run(), run()});
         const PackLimits limits = {static_cast<int64_t>(random() % 100), static_cast<int64_t>(random() % 3000)};
         const PackedPlans packed = PackFarPuts(plans, request.geometry, pieces, kItemBytes, 1, limits);
+        const std::set<int32_t> open = OpenRanks(plans, request.geometry);
         for (size_t r = 0; r < n; ++r) {
           CHECK(packed.origins[r].size() == packed.plans[r].steps.size());
+          const auto& origins = packed.origins[r];
+          const bool adds = std::find(origins.begin(), origins.end(), kLeave) != origins.end();
+          CHECK(!adds || open.count(static_cast<int32_t>(r)) > 0);
           if (packed.plans[r].scratch_count > plans[r].scratch_count) ++num_packed;
         }
-        const std::string fault = Validate(packed.plans, request);
-        if (!fault.empty()) std::fprintf(stderr, "%s/%s: %s\n", Name(collective), algorithm.name, fault.c_str());
-        CHECK(fault.empty());
+        const Status valid = Validate(packed.plans, request);
+        if (!valid.ok()) std::fprintf(stderr, "%s/%s: %s\n", Name(collective), algorithm.name, valid.message().c_str());
+        CHECK(valid.ok());
       }
     }
   }

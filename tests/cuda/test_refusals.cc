@@ -37,11 +37,65 @@ ALONE_TEST_CASE("what can't work is refused") {
   Refused(null, "NCCL gave no window");
   Refused(new World(3), "rank 2 of the group has no 2097152 bytes of GPU memory left for the signals",
           {"ncclMemAlloc"});
+  // The rank that has none adds NCCL's reason.
+  OnRanks(*new World(3), [](Rank& rank) {
+    if (rank.rank == 2) fault = {"ncclMemAlloc"};
+    std::string error;
+    CHECK(Get(rank, &error) == nullptr);
+    const std::string end = rank.rank == 2 ? "MEM_FRACTION (ncclMemAlloc: failed)" : "XLA_PYTHON_CLIENT_MEM_FRACTION";
+    CHECK(error.size() > end.size() && error.substr(error.size() - end.size()) == end);
+  });
   auto* uneven = new World(3);
   uneven->spacing_error = 64;
   Refused(uneven, "not equally spaced");
   Communicator::Configure(20, 1000);
   Refused(new World(1), "JAXCOMM_MAX_SMS is 1000, but GPU 0 has 132 SMs");
+}
+
+// Each exchange between ranks fails once, on all of them.
+ALONE_TEST_CASE("an exchange that fails ends what needs it") {
+  Communicator::Configure(20, 4);
+  int num_failed = 0;
+  for (bool reached = true; reached;) {
+    auto* world = new World(1);
+    world->multimem = true;
+    OnRanks(*world, [&](Rank& rank) {
+      fault = {"ncclAllGather", num_failed};
+      std::string error;
+      if (Communicator* const communicator = Get(rank, &error)) {
+        CallSpec spec = SpecOf(Collective::kAllReduce, 1);
+        for (const char* algorithm : {"direct", "multimem"}) {
+          spec.algorithm = algorithm;
+          if (!DeviceCall::Make(spec, *communicator, DType::kF32, 1000, 1000, &error)) break;
+        }
+      }
+      reached = fault.skipped < 0;
+      CHECK(error == (reached ? "ncclAllGather: failed" : ""));
+    });
+    if (reached) ++num_failed;
+  }
+  CHECK(num_failed > 12);
+}
+
+ALONE_TEST_CASE("a GPU that can't be chosen is an error") {
+  Communicator::Configure(20, 4);
+  OnRanks(*new World(1), [](Rank& rank) {
+    std::string error;
+    Communicator& communicator = *Get(rank, &error);
+    device::Window arena;
+    device::Comm comm;
+    int64_t bytes = 0;
+    const auto refused = [&](auto call) {
+      fault = {"cudaSetDevice"};
+      error.clear();
+      return !call() && error == "cudaSetDevice: failed";
+    };
+    CHECK(refused([&] { return communicator.Reserve(1, &arena, &bytes, &error); }));
+    CHECK(refused([&] { return communicator.ReserveFor("mine", 1, &comm, &error); }));
+    CHECK(refused([&] { return communicator.IsSameOnAllRanks("a", 1, &error); }));
+    CHECK(refused([&] { return communicator.AllDone("here", true, &error); }));
+    CHECK(communicator.Reserve(1, &arena, &bytes, &error));
+  });
 }
 
 ALONE_TEST_CASE("ranks whose programs differ are told so") {

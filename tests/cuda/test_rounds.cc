@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "../../ffi/cuda/rounds.h"
+#include "../../ffi/cuda/program/rounds.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/layout.h"
 #include "../check.h"
@@ -228,10 +228,25 @@ TEST_CASE("small messages travel together") {
       std::set<int32_t> peers;
       for (const Message& message : rounds.rounds[0].sends) CHECK(peers.insert(message.peer).second);
       CHECK(peers.size() == (std::string(name) == "direct" ? 6u : 3u));
-      // Of 8 or 16 blocks, for 3 channels, each up to a multiple of 128 bytes.
-      const int64_t blocks = std::string(name) == "direct" ? 1 : 2;
-      for (const Message& message : rounds.rounds[0].sends) {
-        CHECK(message.count >= blocks * 100 && message.count <= blocks * 100 + 3 * 32);
+      // Of 1 or 2 blocks, of which the channels have 64, 32 and 4 elements, each part up to a multiple of 128 bytes.
+      const int64_t count = std::string(name) == "direct" ? 64 + 32 + 32 : 128 + 64 + 32;
+      for (const Message& message : rounds.rounds[0].sends) CHECK(message.count == count);
+    }
+  }
+}
+
+// Kernels need not find out where each element is.
+TEST_CASE("blocks that lie side by side are moved flat") {
+  Request request;
+  request.collective = Collective::kAllToAll;
+  request.geometry = {2, 2, false, true};
+  request.block_count = 100;
+  for (const char* name : {"direct", "hierarchical"}) {
+    const Cut cut = MakeCut(*FindAlgorithm(Collective::kAllToAll, name), request, 1, {});
+    for (const RankProgram& program : cut.programs) {
+      for (const ProgramStep& step : program.steps) {
+        const bool synchronizes = step.step.kind == StepKind::kSignal || step.step.kind == StepKind::kWait;
+        CHECK(step.flat != synchronizes);
       }
     }
   }

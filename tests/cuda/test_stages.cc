@@ -4,7 +4,7 @@
 #include <thread>
 #include <utility>
 
-#include "../../ffi/cuda/own_communicators.h"
+#include "../../ffi/cuda/runtime/own_communicators.h"
 #include "fakes/machine.h"
 #include "fakes/xla_fake.h"
 
@@ -14,8 +14,8 @@ namespace {
 
 using namespace fake;
 
-// Three runs of a call by XLA's stages. Rank 1 has no collective memory.
-void RunByXla(bool windows, bool lends) {
+// Three runs of a call by XLA's stages. `bare`: a rank without collective memory, or -1.
+void RunByXla(bool windows, bool lends, int bare) {
   constexpr int kRanks = 3;
   constexpr int64_t kCount = 500;
   Communicator::Configure(20, 4);
@@ -25,11 +25,8 @@ void RunByXla(bool windows, bool lends) {
   state->spec.algorithm = "direct";
   state->spec.groups = {0, 1, 2};
   state->windows = windows;
-  if (!lends) {
-    const int32_t process = windows ? 8 : 7;  // communicators are kept
-    state->members = {{process, 0}, {process, 1}, {process, 2}};
-    OwnCommunicators::Add(process, state->members, KeyOf(world));
-  }
+  state->members = {{7, 0}, {7, 1}, {7, 2}};  // not looked at where XLA has communicators
+  if (!lends) OwnCommunicators::Add(7, state->members, KeyOf(world));
   OnRanks(*world, [&](Rank& rank) {
     const XlaMemory memory(rank);
     Stream stream;
@@ -41,7 +38,7 @@ void RunByXla(bool windows, bool lends) {
     xla.communicator = &rank;
     xla.window = memory.window;
     xla.memory = reinterpret_cast<char*>(memory.At(0));
-    xla.memory_bytes = rank.rank == 1 ? 0 : XlaMemory::kBytes;
+    xla.memory_bytes = rank.rank == bare ? 0 : XlaMemory::kBytes;
     const auto stage = [&](auto handler, XLA_FFI_ExecutionStage at, int32_t* x, int32_t* y) {
       return xla.Run(handler, at, x, kCount, y, kCount);
     };
@@ -80,10 +77,39 @@ void RunByXla(bool windows, bool lends) {
   });
 }
 
-ALONE_TEST_CASE("calls by XLA's stages") {
-  for (const bool windows : {false, true}) {
-    for (const bool lends : {true, false}) Alone([&] { RunByXla(windows, lends); });
-  }
+// A process says once that buffers are copied, and why.
+TEST_CASE("calls by XLA's stages") {
+  for (const bool lends : {true, false}) CHECK(Alone([&] { RunByXla(false, lends, 1); }).empty());
+  CHECK(Alone([] { RunByXla(true, true, -1); }).empty());
+  const std::string said = "jaxcomm: all_reduce at here.py:1: JAXCOMM_WINDOWS=1, but buffers are copied: ";
+  CHECK(Alone([] { RunByXla(true, true, 1); }) == said + "XLA's window is null\n");
+  const std::string without = Alone([] { RunByXla(true, false, 1); });
+  CHECK(Count(without, said + "XLA lends no communicators to FFI handlers") == 1 && Count(without, "copied") == 1);
+}
+
+// Prepare says at once what is wrong. What one device alone may have met in Initialize comes in Execute.
+ALONE_TEST_CASE("what XLA refuses is said, with its reason") {
+  Communicator::Configure(20, 4);
+  const auto said = [](const char* refused) {
+    CallState state;
+    state.spec = SpecOf(Collective::kAllReduce, 1);
+    state.spec.groups = {0};
+    Stream stream;
+    FakeXla xla;
+    xla.state = &state;
+    xla.stream = stream.handle();
+    xla.refused = refused;
+    int32_t x[4] = {}, y[4];
+    const std::string prepared = xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, 4, y, 4);
+    if (!prepared.empty()) return prepared;
+    CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
+    return xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4);
+  };
+  const std::string at = "jaxcomm: all_reduce at here.py:1: ";
+  CHECK(said("extension") == at + "XLA does not say whether it lends communicators: not now");
+  CHECK(said("request") == at + "XLA has no communicator for the group: not now");
+  CHECK(said("get") == at + "XLA does not lend the group's communicator: not now");
+  CHECK(said("") == at + "XLA's communicator is null");
 }
 
 // All later runs use what the first one has found, whatever it would find now: no run plans again.
@@ -106,6 +132,19 @@ ALONE_TEST_CASE("what is prepared is found once") {
     state.spec.algorithm = "none of this name";
     state.spec.group_size = 1;
   }
+}
+
+ALONE_TEST_CASE("a GPU alone shares no buffers") {
+  Communicator::Configure(20, 4);
+  CallState state;
+  state.spec = SpecOf(Collective::kAllReduce, 1);
+  state.spec.algorithm = "direct";
+  state.spec.groups = {0};
+  state.windows = true;
+  FakeXla xla;
+  xla.state = &state;
+  int32_t x[4], y[4];
+  CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, 4, y, 4).empty() && xla.regions.empty());
 }
 
 // Two devices of a process, each a group of its own. XLA ends a process in which one of them fails to initialize alone.

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "../../examples/fused_rmsnorm/fused_rmsnorm.cuh"
-#include "../../ffi/cuda/user_call.h"
+#include "../../ffi/cuda/xla/user_call.h"
 #include "fakes/xla_frames.h"
 
 // Of the example.

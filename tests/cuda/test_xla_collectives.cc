@@ -1,11 +1,11 @@
-// ffi/cuda/xla_collectives.* against the header of a jaxlib that has the extension, and on fakes of runtimes with and
-// without it.
+// ffi/cuda/xla/xla_collectives.* against the header of a jaxlib that has the extension, and on fakes of runtimes with
+// and without it.
 #include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "../../ffi/cuda/xla_collectives.h"
+#include "../../ffi/cuda/xla/xla_collectives.h"
 #include "../check.h"
 #include "xla/ffi/api/collectives_c_api.h"
 

@@ -21,8 +21,8 @@ TESTS = {
     "ffi/plan": Tests(("plan",), PLAN),
     "ffi/cpu": Tests(("cpu", "transport")),
     "ffi/transport": Tests(("transport", "cpu")),
-    "ffi/common": Tests(("plan", "cpu"), ("tests/ops/test_psum.py",)),
-    "ffi/handlers": Tests((), ("tests/ops", "tests/test_errors.py", "tests/test_compilation.py")),
+    "ffi/common": Tests(("common", "handlers", "plan", "cpu"), ("tests/ops/test_psum.py",)),
+    "ffi/handlers": Tests(("handlers",), ("tests/test_errors.py", "tests/test_compilation.py")),
     "ffi/cuda": Tests(("cuda",)),
 }
 PYTEST_SECONDS = 30  # at most of each file for each mutant, the cheapest tests first

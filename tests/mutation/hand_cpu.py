@@ -66,21 +66,21 @@ MUTANTS = [
     Mutant(
         "failure is accepted after success",
         JOINT,
-        "    if (!error_ && (state_.load() & kDone) == 0) {\n      error_ =",
-        "    if (!error_) {\n      error_ =",
+        "    if (error_.ok() && (state_.load() & kDone) == 0) {\n      error_ =",
+        "    if (error_.ok()) {\n      error_ =",
         "test_joint_endings",
     ),
     Mutant(
         "the last error wins",
         JOINT,
-        "    if (!error_ && (state_.load() & kDone) == 0) {\n      error_ =",
+        "    if (error_.ok() && (state_.load() & kDone) == 0) {\n      error_ =",
         "    if ((state_.load() & kDone) == 0) {\n      error_ =",
         "test_joint_endings",
     ),
     Mutant(
         "peers of other nodes are not told of a failure",
         JOINT,
-        "      for (const int32_t process : distant_) switchboard_->SayGivenUp(process, spec_.key, error.message);\n",
+        "      for (const int32_t process : distant_) switchboard_->SayGivenUp(process, spec_.key, error.message());\n",
         "",
         "test_joint_failures",
     ),
@@ -158,14 +158,14 @@ MUTANTS = [
     Mutant(
         "the reason of an unreadable peer is not asked for",
         JOINT,
-        "          if (other.peer->board().FindFailure(spec_.run, &why)) {\n            FailLike(other);",
+        "          if (other.peer->board().FindFailure(spec_.run)) {\n            FailLike(other);",
         "          if (false) {\n            FailLike(other);",
         "test_joint_endings",
     ),
     Mutant(
         "failures of the run in other calls are not looked for",
         JOINT,
-        "    if (other.peer->board().FindFailure(spec_.run, &why)) return FailLike(other);",
+        "    if (other.peer->board().FindFailure(spec_.run)) return FailLike(other);",
         "    if (other.slot >= 0 && other.peer->board().slots[other.slot].failed.load()) return FailLike(other);",
         "test_joint_endings",
     ),
@@ -258,7 +258,7 @@ MUTANTS = [
     Mutant(
         "late devices of a failed run wait again",
         MEETING,
-        "  if (TheRegistry().failed_runs.Find(arrival.run, error)) return nullptr;\n  const Key",
+        "  JAXCOMM_RETURN_IF_ERROR(TheRegistry().failed_runs.Find(arrival.run));\n  const Key",
         "  const Key",
         "test_meeting",
     ),
@@ -517,8 +517,8 @@ MUTANTS = [
     Mutant(
         "the run of the input is that of the output",
         "ffi/cpu/planner.cc",
-        "Blocks(output_count, request.block_count, spec.output_run)",
-        "Blocks(output_count, request.block_count, spec.input_run)",
+        "Blocks(output_count, request->block_count, spec.output_run)",
+        "Blocks(output_count, request->block_count, spec.input_run)",
         "test_planner",
     ),
     Mutant(
@@ -602,8 +602,8 @@ MUTANTS = [
     Mutant(
         "deadlines are told as invalid arguments",
         "ffi/handlers/call.cc",
-        "Error::Kind::kDeadline ? ffi::ErrorCode::kDeadlineExceeded : ffi::ErrorCode::kInvalidArgument",
-        "Error::Kind::kDeadline ? ffi::ErrorCode::kInvalidArgument : ffi::ErrorCode::kDeadlineExceeded",
+        "StatusCode::kDeadlineExceeded ?",
+        "StatusCode::kInvalidArgument ?",
         "tests/test_errors.py -k late_ranks",
     ),
 ]

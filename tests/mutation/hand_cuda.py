@@ -2,16 +2,17 @@
 
 from mutation.hand import Mutant
 
-COMMUNICATOR = "ffi/cuda/communicator.cc"
-EXCHANGE = "ffi/cuda/exchange.cc"
-NODES = "ffi/cuda/nodes.cc"
-MEMORY = "ffi/cuda/symmetric_memory.cc"
-OWN = "ffi/cuda/own_communicators.cc"
-MESSENGER = "ffi/cuda/messenger.cc"
-CALL = "ffi/cuda/call.cc"
-PROGRAM = "ffi/cuda/call_program.cc"
-SELECTION = "ffi/cuda/selection.cc"
-USER = "ffi/cuda/user_call.cc"
+COMMUNICATOR = "ffi/cuda/runtime/communicator.cc"
+EXCHANGE = "ffi/cuda/nccl/exchange.cc"
+NODES = "ffi/cuda/nccl/nodes.cc"
+MEMORY = "ffi/cuda/nccl/symmetric_memory.cc"
+OWN = "ffi/cuda/runtime/own_communicators.cc"
+MESSENGER = "ffi/cuda/runtime/messenger.cc"
+CALL = "ffi/cuda/xla/call.cc"
+DEVICE_CALL = "ffi/cuda/runtime/device_call.cc"
+PROGRAM = "ffi/cuda/program/call_program.cc"
+SELECTION = "ffi/plan/select_for_gpus.cc"
+USER = "ffi/cuda/xla/user_call.cc"
 
 MUTANTS = [
     Mutant(
@@ -226,14 +227,14 @@ MUTANTS = [
     ),
     Mutant(
         "operands in a window are copied from where they were",
-        CALL,
+        DEVICE_CALL,
         "  shared->address = address;\n",
         "",
         "test_cuda_device_call",
     ),
     Mutant(
         "a new place of the result alone is not told",
-        CALL,
+        DEVICE_CALL,
         "location.input == location_.input && location.output == location_.output",
         "location.input == location_.input",
         "test_cuda_device_call",

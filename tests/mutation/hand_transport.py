@@ -32,8 +32,8 @@ MUTANTS = [
     Mutant(
         "blocks of a memory begin at its start",
         NODE,
-        "  rest_.offset += size;\n  rest_.data += size;\n  rest_.bytes -= size;\n  return true;",
-        "  rest_.data += size;\n  rest_.bytes -= size;\n  return true;",
+        "  rest_.offset += size;\n  rest_.data += size;\n  rest_.bytes -= size;\n  return block;",
+        "  rest_.data += size;\n  rest_.bytes -= size;\n  return block;",
         "test_node test_joint_endings test_joint_call",
     ),
     Mutant("a bell that nobody hears", BOARD, "  bell.fetch_add(1);\n", "", "test_node"),

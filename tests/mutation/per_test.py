@@ -15,6 +15,7 @@ class Recorder:
             self.bytes = mmap.mmap(file.fileno(), 0)
         self.tests = []
         self.outside = set()
+        self.shared = {}  # of the fixtures that several tests share: asked in their setup
 
     def take(self):
         """What was asked since the last time."""
@@ -23,11 +24,22 @@ class Recorder:
         return reached
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef):
+        if fixturedef.scope == "function":
+            return (yield)
+        self.own |= self.take()
+        result = yield
+        self.shared.setdefault(fixturedef.argname, set()).update(self.take())
+        return result
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item):
         self.outside |= self.take()
+        self.own = set()
         began = time.monotonic()
         result = yield
-        self.tests.append((item.nodeid, time.monotonic() - began, sorted(self.take())))
+        reached = self.own.union(self.take(), *(self.shared.get(name, ()) for name in item.fixturenames))
+        self.tests.append((item.nodeid, time.monotonic() - began, sorted(reached)))
         return result
 
     def pytest_sessionfinish(self):

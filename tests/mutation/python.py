@@ -1,32 +1,60 @@
 """Mutants of the Python sources, made by operators of cosmic-ray, and whether the tests of their module catch them."""
 
+import ast
 import concurrent.futures
+import json
 import pathlib
 import queue
+from typing import NamedTuple
 
-from . import operators, record, trees
+from . import forks, lines, operators, record, trees
 
-OP_TESTS = "tests/ops/test_{0}.py"
 # Tests of a module, one pytest run each, those that find most first. {0} is the module's name.
 TESTS = {
     "jaxcomm/__init__.py": ["tests/test_contract.py"],
     "jaxcomm/_check.py": ["tests/test_errors.py", "tests/ops/test_psum.py", "tests/ops/test_all_gather.py"],
-    "jaxcomm/_compat.py": ["tests/test_interfaces.py", "tests/ops/test_psum.py", "tests/test_errors.py"],
+    "jaxcomm/_compat.py": ["tests/test_compat.py", "tests/ops/test_psum.py", "tests/test_errors.py"],
+    "jaxcomm/_ffi_version.py": ["tests/test_ffi_version.py"],
     "jaxcomm/_config.py": ["tests/test_config.py", "tests/test_errors.py"],
     "jaxcomm/_interfaces.py": ["tests/test_interfaces.py"],
     "jaxcomm/_lowering.py": ["tests/test_lowering.py", "tests/test_compilation.py", "tests/ops/test_psum.py"],
     "jaxcomm/_native.py": ["tests/test_headers.py", "tests/cuda/test_cuda_lowering.py", "tests/test_errors.py"],
     "jaxcomm/_primitive.py": ["tests/ops/test_psum.py", "tests/ops/test_all_gather.py", "tests/test_errors.py"],
-    "jaxcomm/distributed.py": ["tests/test_distributed.py", "tests/multiprocess/test_launchers.py"],
-    "jaxcomm/figures.py": ["tests/plan/test_cost.py", "tests/test_calibrate.py", "tests/test_explain.py"],
-    "jaxcomm/topology.py": ["tests/test_explain.py", "tests/test_lowering.py", "tests/test_distributed.py"],
-    "jaxcomm/ops/psum.py": ["tests/ops/test_psum.py", "tests/ops/test_pmean.py", "tests/ops/test_pmax.py"],
-    "jaxcomm/ops/": ["tests/ops/test_{0}.py", "tests/test_errors.py", "tests/test_contract.py"],
-    "jaxcomm/bench/": ["tests/test_bench.py"],
+    "jaxcomm/distributed.py": [
+        "tests/test_distributed.py",
+        "tests/multiprocess/test_compilation_cache.py",
+        "tests/multiprocess/test_launchers.py",
+    ],
+    "jaxcomm/_cost_params.py": ["tests/plan/test_cost.py", "tests/test_calibrate.py", "tests/test_explain.py"],
+    "jaxcomm/_topology.py": ["tests/test_explain.py", "tests/test_lowering.py", "tests/test_distributed.py"],
+    "jaxcomm/ops/psum.py": [
+        "tests/ops/test_psum.py",
+        "tests/ops/test_pmean.py",
+        "tests/ops/test_pmax.py",
+        "tests/test_xla_algorithm.py",
+    ],
+    "jaxcomm/ops/": [
+        "tests/ops/test_{0}.py",
+        "tests/test_contract.py",
+        "tests/test_errors.py",
+        "tests/test_xla_algorithm.py",
+    ],
+    "jaxcomm/bench/": [
+        "tests/test_bench_launch.py",
+        "tests/test_bench_report.py",
+        "tests/test_bench.py",
+        "tests/multiprocess/test_bench_processes.py",
+    ],
     "jaxcomm/info/": ["tests/test_info.py"],
     "jaxcomm/": ["tests/test_{0}.py"],
-    "models/moe/": ["tests/models/test_moe_step.py", "tests/models/test_moe_options.py", "tests/models/test_moe.py"],
+    "models/moe/train.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_runs.py"],
+    "models/moe/distributed.py": ["tests/models/test_moe_runs.py", "tests/models/test_moe_processes.py"],
+    "models/moe/config.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_runs.py"],
+    "models/moe/data.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_runs.py"],
+    "models/moe/": ["tests/models/test_moe_step.py", "tests/models/test_moe.py", "tests/models/test_moe_runs.py"],
 }
+IMPORTS = {"models/": ("flax.nnx", "optax", "orbax.checkpoint", "tqdm")}  # before the tests, once
+SECONDS = 30  # of the tests of a file for one mutant, the cheapest first
 FOLDERS = ("jaxcomm", "jaxcomm/ops", "jaxcomm/bench", "jaxcomm/info", "models/moe")
 
 
@@ -34,57 +62,117 @@ def tests(name):
     """The pytest arguments of a module."""
     for start, arguments in TESTS.items():
         if name.startswith(start):
-            filled = [argument.format(pathlib.Path(name).stem) for argument in arguments]
+            filled = [argument.format(pathlib.Path(name).stem.lstrip("_")) for argument in arguments]
             return [argument for argument in filled if (trees.ROOT / argument.split("::")[0].split(" ")[0]).exists()]
     return []
 
 
-class Runner:
-    """Copies of the repository, one for each job."""
+class Coverage(NamedTuple):
+    """Of pytest without a mutant: seconds outside the tests, and (name, seconds, statements reached) of each test."""
 
-    def __init__(self, jobs):
-        self.limits = {}
-        self.trees = queue.Queue()
-        built = sorted(trees.installed().glob("_core*.so"))[0]
+    start: float
+    outside: set
+    tests: tuple
+
+
+def place(name, line):
+    """The first line of the statement that holds a mutant; None if that defines something for other modules to run."""
+    found = None
+    for node in ast.walk(ast.parse((trees.ROOT / name).read_text())):
+        if isinstance(node, ast.stmt):
+            first = lines.first_line(node)
+            if first <= line <= node.end_lineno and (found is None or first >= found[0]):
+                found = first, node
+    if found is None or isinstance(found[1], (ast.ClassDef, ast.FunctionDef)):
+        return None
+    return found[0]
+
+
+def copy(number):
+    """A copy of the repository with the installed module _core."""
+    tree = trees.BUILD / f"python-{number}"
+    built = sorted(trees.installed().glob("_core*.so"))[0]
+    trees.copy(tree)
+    trees.put(tree / "jaxcomm" / built.name, built.read_bytes())
+    return tree
+
+
+class Runner:
+    """Copies of the repository, one for each job, and a process in each that runs pytest."""
+
+    def __init__(self, jobs, imports=()):
+        self.covered = {}
+        self.trees, self.pytest = queue.Queue(), {}
         for job in range(jobs):
-            tree = trees.BUILD / f"python-{job}"
-            trees.copy(tree)
-            trees.put(tree / "jaxcomm" / built.name, built.read_bytes())
+            tree = copy(job)
+            self.pytest[tree] = forks.Pytest(tree, imports)
             self.trees.put(tree)
 
-    def pytest(self, tree, argument, limit_s):
-        log = tree.with_suffix(".log")
-        return trees.run(trees.pytest(argument.split(" ")), tree, limit_s, trees.python_environment(tree), log)
+    def close(self):
+        for pytest in self.pytest.values():
+            pytest.close()
 
     def prepare(self, mutants):
-        """Without a mutant: how long do the tests take?"""
+        """Without a mutant: which statements does each test run, and how long does it take?"""
         tree = self.trees.get()
+        self.first, end = {}, 0
+        for name in sorted({mutant.file for mutant in mutants}):
+            self.first[name] = end
+            end += (trees.ROOT / name).read_text().count("\n") + 2
+        marks, found, log = (tree.with_suffix(suffix) for suffix in (".marks", ".json", ".log"))
+        environment = {
+            lines.VARIABLE: json.dumps(
+                {"marks": str(marks), "first": {str(tree / name): number for name, number in self.first.items()}}
+            ),
+            "JAXCOMM_MUTANT_COVERAGE": str(marks),
+            "JAXCOMM_MUTANT_TESTS": str(found),
+        }
         for argument in sorted({argument for mutant in mutants for argument in tests(mutant.file)}):
-            passed, seconds = self.pytest(tree, argument, 900)
+            marks.write_bytes(bytes(end))
+            arguments = ["-p", "mutation.per_test", *argument.split(" ")]
+            passed, seconds = self.pytest[tree].run(arguments, 900, log, environment)
             print(f"{seconds:7.1f} s  {argument}{'' if passed else ' fails without a mutant'}", flush=True)
             if passed:
-                self.limits[argument] = seconds
+                said = json.loads(found.read_text())
+                each = tuple((name, duration, set(numbers)) for name, duration, numbers in said["tests"])
+                start = max(0, seconds - sum(test[1] for test in each))
+                self.covered[argument] = Coverage(start, set(said["outside"]), each)
             else:
-                print(tree.with_suffix(".log").read_text(errors="replace")[-1500:])
+                print(log.read_text(errors="replace")[-1500:])
         self.trees.put(tree)
+
+    def reaching(self, mutant, coverage):
+        """(names of the tests of a file that run the mutant's statement, the cheapest first; their seconds)."""
+        line = place(mutant.file, mutant.line)
+        number = None if line is None else self.first[mutant.file] + line
+        every = number is None or number in coverage.outside
+        chosen, total = [], 0.0
+        for name, seconds, reached in sorted(coverage.tests, key=lambda test: test[1]):
+            if (every or number in reached) and (not chosen or total + seconds < SECONDS):
+                chosen.append(name)
+                total += seconds
+        return chosen, coverage.start + total
 
     def judge(self, mutant, folder):
         code = operators.apply(trees.ROOT, mutant)
         if code is None:
             return None
         tree = self.trees.get()
-        path = tree / mutant.file
+        path, log = tree / mutant.file, tree.with_suffix(".log")
         path.write_text(code)
         total, caught, ran = 0.0, "", 0
         try:
             for argument in tests(mutant.file):
-                if argument not in self.limits:
+                if argument not in self.covered:
                     continue
-                passed, seconds = self.pytest(tree, argument, 3 * self.limits[argument] + 10)
+                chosen, usual = self.reaching(mutant, self.covered[argument])
+                if not chosen:
+                    continue
+                passed, seconds = self.pytest[tree].run(chosen, 3 * usual + 10, log)
                 total += seconds
                 ran += 1
                 if not passed:
-                    caught = trees.failed(tree.with_suffix(".log")) or argument
+                    caught = trees.failed(log) or argument
                     break
         finally:
             path.write_bytes((trees.ROOT / mutant.file).read_bytes())
@@ -104,7 +192,7 @@ def run(folder, count, seed, jobs=2, only=None):
     chosen = record.sample(every, count, seed, lambda mutant: mutant.kind, lambda mutant: mutant.key)
     if only:
         chosen = [mutant for mutant in every if only in f"{mutant.file}:{mutant.line}: {mutant.change}"]
-    runner = Runner(jobs)
+    runner = Runner(jobs, [name for start, names in IMPORTS.items() if folder.startswith(start) for name in names])
     runner.prepare(chosen)
     results = []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -113,4 +201,5 @@ def run(folder, count, seed, jobs=2, only=None):
                 results.append(result)
             if result and not result.caught:
                 print(record.describe(result), flush=True)
+    runner.close()
     return results

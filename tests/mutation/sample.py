@@ -120,8 +120,7 @@ class Runner:
     def python(self, rows, wanted):
         if not wanted:
             return
-        runner = python.Runner(1)
-        tree = runner.trees.get()
+        tree = python.copy(0)
         environment = trees.python_environment(tree)
         for row in rows:
             if wanted == 0:

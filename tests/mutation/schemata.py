@@ -46,7 +46,7 @@ class Sources:
     """The mutants of a folder. `first` is the number of its first file's first one."""
 
     def __init__(self, folder, first=0):
-        paths = [path for path in sorted((trees.ROOT / folder).iterdir()) if path.suffix in (".cc", ".h")]
+        paths = [path for path in sorted((trees.ROOT / folder).rglob("*")) if path.suffix in (".cc", ".h")]
         paths = [path for path in paths if not (path.suffix == ".h" and DEVICE.search(path.read_text()))]
         paths = [path for path in paths if path.stem not in FAKES]
         units = [path for path in paths if path.suffix == ".cc"]

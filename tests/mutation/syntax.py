@@ -79,6 +79,7 @@ def include_folders(wheels=ROOT / "build/cuda/wheels/nvidia"):
     import nanobind
 
     folders = [
+        ROOT / "ffi",
         ROOT / "ffi/include",
         pathlib.Path(jaxlib.__file__).parent / "include",
         pathlib.Path(nanobind.__file__).parent / "include",

@@ -59,7 +59,8 @@ def copy(tree, changed=None):
         (tree / "build/cuda/wheels").symlink_to(wheels)
 
 
-def _limit():
+def limit():
+    """Of the process that calls it and its children."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -77,7 +78,7 @@ def run(command, cwd, limit_s, environment=None, log=None):
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=_limit,
+        preexec_fn=limit,
     )
     try:
         passed = process.wait(limit_s) == 0
@@ -94,6 +95,10 @@ def run(command, cwd, limit_s, environment=None, log=None):
 # A copy's own jaxcomm instead of that which is installed: the finder of an editable install comes before any path.
 SITE = """import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
+import os
+if "MUTANT_LINES" in os.environ:
+    from mutation import lines
+    lines.start()
 """
 
 
@@ -106,8 +111,11 @@ def python_environment(tree):
     }
 
 
+PYTEST = ["-x", "-q", "-p", "no:cacheprovider"]
+
+
 def pytest(arguments):
-    return [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
+    return [sys.executable, "-m", "pytest", *PYTEST, *arguments]
 
 
 def failed(log):

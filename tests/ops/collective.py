@@ -14,7 +14,7 @@ from jaxcomm._core import plan
 
 import jaxcomm
 from jaxcomm import _lowering, distributed
-from jaxcomm.explain import NATIVE
+from jaxcomm._explain import NATIVE
 
 NUM_NODES = int(os.environ.get("JAXCOMM_TEST_NODES", "1"))  # see tests/multiprocess/test_ops.py
 MESH = {"node": 2, "gpu": 4}  # of the fixture `mesh`

@@ -76,15 +76,15 @@ struct Tally {
     Interleavings interleavings(plans, request);
     if (interleavings.NumStates() > Interleavings::kMaxStates) return;
     const uint32_t faults = interleavings.Faults(random->engine(), 3);
-    const std::string fault = Validate(plans, request);
-    const bool agree = fault.empty() ? faults == 0 : (Meaning(fault) & faults) != 0;
+    const Status status = Validate(plans, request);
+    const bool agree = status.ok() ? faults == 0 : (Meaning(status.message()) & faults) != 0;
     if (!agree) {
-      std::fprintf(stderr, "%s: Validate: \"%s\", all orders: faults %x\n%s", Name(request.collective), fault.c_str(),
-                   faults, Show(plans).c_str());
+      std::fprintf(stderr, "%s: Validate: \"%s\", all orders: faults %x\n%s", Name(request.collective),
+                   status.message().c_str(), faults, Show(plans).c_str());
     }
     CHECK(agree);
-    ++(fault.empty() ? right : wrong);
-    if (!fault.empty()) ways |= Meaning(fault);
+    ++(status.ok() ? right : wrong);
+    if (!status.ok()) ways |= Meaning(status.message());
   }
 };
 

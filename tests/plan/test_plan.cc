@@ -46,14 +46,14 @@ void CheckPlans(const Algorithm& algorithm, Request request) {
   for (bool pull : {false, true}) {
     request.geometry.pull = pull;
     if (!algorithm.supports(request)) continue;
-    const std::string fault = Validate(BuildAll(algorithm, request), request);
-    if (!fault.empty()) {
+    const Status status = Validate(BuildAll(algorithm, request), request);
+    if (!status.ok()) {
       std::fprintf(stderr, "%s %s, %d nodes of %d, block %lld, chunk %lld, pull %d: %s\n", Name(request.collective),
                    algorithm.name, request.geometry.num_nodes, request.geometry.ranks_per_node,
                    static_cast<long long>(request.block_count), static_cast<long long>(request.chunk_count), pull,
-                   fault.c_str());
+                   status.message().c_str());
     }
-    CHECK(fault.empty());
+    CHECK(status.ok());
   }
 }
 
@@ -69,12 +69,12 @@ TEST_CASE("there is no step to spare in a plan") {
           request.root = nodes * locals - 1;
           if (!algorithm.supports(request)) continue;
           const std::vector<Plan> plans = BuildAll(algorithm, request);
-          CHECK(Validate(plans, request).empty());
+          CHECK(Validate(plans, request).ok());
           for (size_t rank = 0; rank < plans.size(); ++rank) {
             std::vector<Plan> broken = plans;
             for (size_t i = 0; i < plans[rank].steps.size(); ++i) {
               broken[rank].steps.erase(broken[rank].steps.begin() + static_cast<std::ptrdiff_t>(i));
-              const bool refused = !Validate(broken, request).empty();
+              const bool refused = !Validate(broken, request).ok();
               if (!refused)
                 std::fprintf(stderr, "%s %s, rank %zu, step %zu\n", Name(collective), algorithm.name, rank, i);
               CHECK(refused);

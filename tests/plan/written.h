@@ -81,7 +81,7 @@ inline std::vector<Plan> Build(const char* algorithm, const Request& request) {
 
 // `fault`: all that Validate says; empty if it accepts the plans.
 inline void Expect(const std::string& fault, const std::vector<Plan>& plans, const Request& request) {
-  const std::string got = Validate(plans, request);
+  const std::string got = Validate(plans, request).message();
   if (got != fault) std::fprintf(stderr, "expected: \"%s\"\n     got: \"%s\"\n", fault.c_str(), got.c_str());
   CHECK(got == fault);
 }

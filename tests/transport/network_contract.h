@@ -195,8 +195,7 @@ inline Processes JoinAll(const MakeNetwork& make, int num_processes, TestProcess
   for (int p = 0; p < num_processes; ++p) {
     for (int q = 0; q < num_processes; ++q) {
       if (p == q) continue;
-      std::string error;
-      CHECK(processes[p]->network().Connect(q, processes[q]->network().address(), &error));
+      CHECK(processes[p]->network().Connect(q, processes[q]->network().address()).ok());
     }
   }
   return processes;
@@ -311,6 +310,7 @@ inline void CheckLeaving(const MakeNetwork& make) {
   Processes processes = JoinAll(make, 3, TestProcess::Place::kLater);
   for (uint64_t index = 0; index < 100; ++index) processes[0]->Send(1, 0, index, index % 5 * 50);
   processes[0]->Leave();
+  for (const int peer : {1, 2}) CHECK(processes[0]->why_lost(peer).empty());  // it is told nothing more
   CHECK(processes[1]->WaitWaiting(80));
   CHECK(processes[2]->WaitLost(0));
   processes[1]->AcceptAll();
@@ -371,9 +371,8 @@ inline void CheckToken(const MakeNetwork& make) {
   TestProcess host(0), stranger(1);
   host.Join(make(0, 2, 1, &host));
   stranger.Join(make(1, 2, 2, &stranger));
-  std::string error;
-  CHECK(host.network().Connect(1, stranger.network().address(), &error));
-  CHECK(stranger.network().Connect(0, host.network().address(), &error));
+  CHECK(host.network().Connect(1, stranger.network().address()).ok());
+  CHECK(stranger.network().Connect(0, host.network().address()).ok());
   stranger.Send(0, 0, 0, 0);
   stranger.Send(0, 0, 1, 100);
   stranger.Send(0, 0, 2, 100000);
@@ -385,8 +384,8 @@ inline void CheckToken(const MakeNetwork& make) {
   }
   CHECK(host.delivered() == 0);
   for (const std::string& address : {std::string("garbage"), std::string(), host.network().address()}) {
-    error.clear();
-    CHECK(!host.network().Connect(1, address, &error) && error.find("process 1") != std::string::npos);
+    const Status status = host.network().Connect(1, address);
+    CHECK(!status.ok() && status.message().find("process 1") != std::string::npos);
   }
   stranger.Leave();
 }

@@ -206,6 +206,15 @@ TEST_CASE("a large payload is fetched once it has a place, or given up") {
   CHECK(at_once.fetches == 1);
 }
 
+TEST_CASE("a large payload that is not wanted is released at once, whatever its channel waits for") {
+  Wire wire;
+  Remote first, second;
+  wire.Offer(Wire::Of(0), first);
+  wire.Offer(Wire::Of(1), second);
+  wire.inbox.Accept(1, 1, nullptr);
+  CHECK(second.released && !first.released);
+}
+
 TEST_CASE("a peer is reported lost once, and not while its payload is being written") {
   Wire wire;
   char place[kBytes];

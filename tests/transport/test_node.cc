@@ -10,10 +10,12 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "../../ffi/transport/node.h"
+#include "../../ffi/transport/shared_memory.h"
 #include "../check.h"
 
 namespace jaxcomm {
@@ -36,7 +38,7 @@ Child SpawnNode() {
   if (child.pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // also if a check ends the test
     Node node;
-    if (!node.Open().empty()) _exit(1);
+    if (!node.Open().ok()) _exit(1);
     Slot& slot = node.board().slots[0];
     slot.memory = 3;  // which it doesn't have
     const NodeAddress address = node.address();
@@ -52,17 +54,16 @@ Child SpawnNode() {
 TEST_CASE("a process is alive until it ends") {
   const Child child = SpawnNode();
   Node node;
-  CHECK(node.Open().empty());
+  CHECK(node.Open().ok());
   CHECK(node.Find(1) == nullptr);
-  CHECK(node.Connect(1, child.address).empty());
-  CHECK(node.Connect(1, child.address).empty());  // again: the same peer
+  CHECK(node.Connect(1, child.address).ok());
+  CHECK(node.Connect(1, child.address).ok());  // again: the same peer
   Peer* const peer = node.Find(1);
   CHECK(peer != nullptr && peer->process() == 1 && peer->pid() == child.pid && node.Find(2) == nullptr);
   node.CheckAlive();
   CHECK(peer->alive());
-  std::string error;
-  CHECK(peer->BlockOf(peer->board().slots[0], &error) == nullptr);
-  CHECK(Has(error, "process 1 points to memory that it doesn't have"));
+  CHECK(
+      Has(peer->BlockOf(peer->board().slots[0]).status().message(), "process 1 points to memory that it doesn't have"));
   CHECK(kill(child.pid, SIGKILL) == 0);
   CHECK(waitpid(child.pid, nullptr, 0) == child.pid);
   CHECK(peer->alive());  // as far as anybody has looked
@@ -77,7 +78,7 @@ TEST_CASE("a process without stdin connects: its first descriptor is 0") {
   close(STDIN_FILENO);
   {
     Node connecting;
-    CHECK(connecting.Connect(1, child.address).empty());
+    CHECK(connecting.Connect(1, child.address).ok());
     CHECK(fcntl(STDIN_FILENO, F_GETFD) >= 0);  // the handle on the child
     CHECK(connecting.Find(1)->CheckAlive());
   }
@@ -148,7 +149,7 @@ TEST_CASE("a read of more pieces than one call takes") {
 TEST_CASE("a bell that has rung ends the sleep at once, a silent one after its time") {
   using Clock = std::chrono::steady_clock;
   Node node;
-  CHECK(node.Open().empty());
+  CHECK(node.Open().ok());
   Board& board = node.board();
   const uint32_t silent = board.bell.load();
   board.Ring();  // nobody sleeps: no need for a call of the kernel
@@ -168,7 +169,7 @@ TEST_CASE("a bell that has rung ends the sleep at once, a silent one after its t
 
 TEST_CASE("boards keep calls and failures") {
   Node node;
-  CHECK(node.Open().empty());
+  CHECK(node.Open().ok());
   Board& board = node.board();
   // Keys that want the same places: as many as there are, then none.
   int count = 0;
@@ -190,31 +191,28 @@ TEST_CASE("boards keep calls and failures") {
     board.Publish(slot, key);
   }
   CHECK(board.Find(12345) < 0);
-  std::string why;
-  CHECK(!board.FindFailure(7, &why));
+  CHECK(!board.FindFailure(7));
   board.AddFailure(7, "seven");
   board.AddFailure(8, std::string(5000, 'x'));
-  CHECK(!board.FindFailure(0, &why));  // what is in places that nobody has written
-  CHECK(board.FindFailure(7, &why) && why == "seven");
-  CHECK(board.FindFailure(8, &why) && why == std::string(Board::kFailureWords * 8, 'x'));
+  CHECK(!board.FindFailure(0));  // what is in places that nobody has written
+  CHECK(board.FindFailure(7) == "seven");
+  CHECK(board.FindFailure(8) == std::string(Board::kFailureWords * 8, 'x'));
   for (int64_t run = 100; run < 100 + Board::kNumFailures; ++run) board.AddFailure(run, "later");
-  CHECK(!board.FindFailure(7, &why));
-  CHECK(board.FindFailure(100 + Board::kNumFailures - 1, &why) && why == "later");
-  CHECK(!board.FindFailure(0, &why));
+  CHECK(!board.FindFailure(7));
+  CHECK(board.FindFailure(100 + Board::kNumFailures - 1) == "later");
+  CHECK(!board.FindFailure(0));
   board.AddFailure(200, "eight by");
   board.AddFailure(201, "");
-  CHECK(board.FindFailure(200, &why) && why == "eight by" && board.FindFailure(201, &why) && why.empty());
+  CHECK(board.FindFailure(200) == "eight by" && board.FindFailure(201) == "");
 }
 
 TEST_CASE("memory is cut and used again") {
   Node node;
-  CHECK(node.Open().empty());
-  std::string error;
+  CHECK(node.Open().ok());
   std::vector<Block> blocks;
   for (const uint64_t bytes : {1, 4096, 4097, 100000, 5 << 20, 9 << 20, 20 << 20}) {
     for (int i = 0; i < 3; ++i) {
-      Block block;
-      CHECK(node.Take(bytes, &block, &error));
+      const Block block = ValueOf(node.Take(bytes));
       CHECK(block.bytes >= bytes);
       std::fill(block.data, block.data + block.bytes, static_cast<char>(blocks.size()));
       blocks.push_back(block);
@@ -226,40 +224,65 @@ TEST_CASE("memory is cut and used again") {
   for (const Block& block : blocks) node.Give(block);
   const uint32_t memories = node.board().num_memories.load();
   for (int i = 0; i < 1000; ++i) {
-    Block block;
-    CHECK(node.Take(1 + i * 1000, &block, &error));
-    node.Give(block);
+    node.Give(ValueOf(node.Take(1 + i * 1000)));
   }
   CHECK(node.board().num_memories.load() <= memories + 2);
 }
 
 TEST_CASE("what is left of a memory is used for smaller blocks") {
   Node node;
-  CHECK(node.Open().empty());
-  std::string error;
+  CHECK(node.Open().ok());
   Block block;
-  for (const uint64_t bytes : {4 << 10, 8 << 20, 8 << 20}) CHECK(node.Take(bytes, &block, &error));
+  for (const uint64_t bytes : {4 << 10, 8 << 20, 8 << 20}) block = ValueOf(node.Take(bytes));
   CHECK(block.memory == 1);  // of 16 MiB; the first has 8 MiB left, but for a page
   for (uint64_t bytes = 4 << 20; bytes >= 4 << 10; bytes /= 2) {
-    CHECK(node.Take(bytes, &block, &error) && block.memory == 0 && block.bytes == bytes);
+    block = ValueOf(node.Take(bytes));
+    CHECK(block.memory == 0 && block.bytes == bytes);
     CHECK(block.data == node.MemoryOf(0) + block.offset);  // peers know the offset only
   }
 }
 
+TEST_CASE("memory that the system does not have is an error") {
+  Node node;
+  CHECK(node.Open().empty());
+  Block block;
+  std::string error;
+  CHECK(!node.Take(uint64_t{1} << 63, &block, &error) && Has(error, "no room for 9223372036854775808 bytes"));
+  CHECK(node.Take(100, &block, &error));  // the next one is there
+}
+
+int NumFiles() {
+  int count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
+  return count;
+}
+
+TEST_CASE("mapped memory needs no descriptor") {
+  std::string error;
+  const auto memory = SharedMemory::Create(4096, &error);
+  CHECK(memory);
+  const int before = NumFiles();
+  const auto mapped = SharedMemory::Map(getpid(), memory->fd(), 4096, &error);
+  CHECK(mapped && NumFiles() == before);
+  memory->data()[7] = 'x';
+  CHECK(mapped->data()[7] == 'x');
+  CHECK(!SharedMemory::Map(getpid(), memory->fd(), 8192, &error) && Has(error, "is not what was announced"));
+  CHECK(NumFiles() == before);
+}
+
 TEST_CASE("strangers are refused") {
   Node node, other;
-  std::string error;
-  CHECK(node.Open().empty());
-  CHECK(other.Open().empty());
+  CHECK(node.Open().ok());
+  CHECK(other.Open().ok());
   NodeAddress address = node.address();
   address.token[1] ^= 1;
-  CHECK(Has(other.Connect(1, address), "not the one that was announced"));
+  CHECK(Has(other.Connect(1, address).message(), "not the one that was announced"));
   address = node.address();
   address.board_fd = 0;
-  CHECK(!other.Connect(1, address).empty());
+  CHECK(!other.Connect(1, address).ok());
   address.pid = 1 << 30;
-  CHECK(Has(other.Connect(1, address), "can't be found"));
-  CHECK(other.Connect(1, node.address()).empty());
+  CHECK(Has(other.Connect(1, address).message(), "can't be found"));
+  CHECK(other.Connect(1, node.address()).ok());
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <fstream>
+#include <future>
 #include <set>
 #include <sstream>
 
@@ -32,22 +33,17 @@ std::unique_ptr<Network> MakeUcxNetwork(int process, int num_processes, uint64_t
   options.eager_bytes = 64 << 10;  // the contract sends smaller and larger payloads
   if (const char* path = std::getenv("JAXCOMM_UCX_LIBRARY")) options.library = path;
   if (const char* devices = std::getenv("JAXCOMM_TEST_DEVICES")) options.devices = devices;
-  std::string error;
-  std::unique_ptr<Network> network = OpenUcxNetwork(options, process, num_processes, token, receiver, &error);
-  if (!network) std::fprintf(stderr, "%s\n", error.c_str());
-  CHECK(network);
-  return network;
+  return ValueOf(OpenUcxNetwork(options, process, num_processes, token, receiver));
 }
 
 TEST_CASE("what is not UCX is named") {
   TestProcess process(0);
   UcxOptions options;
-  std::string error;
   options.library = "/nowhere/libucp.so.0";
-  CHECK(!OpenUcxNetwork(options, 0, 2, 1, &process, &error));
+  std::string error = OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
   CHECK(error.find("/nowhere/libucp.so.0") != std::string::npos && error.find("libucx-cu12") != std::string::npos);
   options.library = "libc.so.6";  // a library, not UCX
-  CHECK(!OpenUcxNetwork(options, 0, 2, 1, &process, &error));
+  error = OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
   CHECK(error.find("has no function ucp_") != std::string::npos);
 }
 
@@ -66,6 +62,21 @@ TEST_CASE("a process leaves after its last message") { CheckLeaving(MakeUcxNetwo
 TEST_CASE("a process leaves in the middle") { CheckLeavingEarly(MakeUcxNetwork); }
 
 TEST_CASE("a peer is cut off in the middle of a payload") { CheckDrop(MakeUcxNetwork); }
+
+// Its memory comes back.
+TEST_CASE("a message to a peer that has just been cut off is not sent") {
+  Processes processes = JoinAll(MakeUcxNetwork, 2, TestProcess::Place::kAtOnce);
+  std::vector<char> data(5000);  // more than a network copies
+  std::promise<bool> sent;
+  processes[1]->on_delivered = [&](const Message&) {  // both are queued while the progress thread is in this call
+    processes[1]->network().Drop(0, "enough");
+    processes[1]->network().Send(0, 0, nullptr, 0, data.data(), data.size(), [&](bool ok) { sent.set_value(ok); });
+  };
+  processes[0]->Send(1, 0, 0, 0);
+  auto done = sent.get_future();
+  CHECK(done.wait_for(std::chrono::seconds(100)) == std::future_status::ready && !done.get());
+  LeaveAll(processes);
+}
 
 TEST_CASE("a wrong token is refused and counted") { CheckToken(MakeUcxNetwork); }
 
@@ -89,8 +100,7 @@ TEST_CASE("a network without work sleeps") {
   TestProcess one(0), other(1);
   one.Join(MakeUcxNetwork(0, 2, 1, &one));
   other.Join(MakeUcxNetwork(1, 2, 1, &other));
-  std::string error;
-  CHECK(one.network().Connect(1, other.network().address(), &error));  // which leaves nothing to do
+  CHECK(one.network().Connect(1, other.network().address()).ok());  // which leaves nothing to do
   const auto start = Clock::now();
   for (int times = 0; times < 10;) {  // in a row: no chance
     times = OthersSleep() ? times + 1 : 0;
@@ -105,9 +115,9 @@ TEST_CASE("another version of UCX is refused") {
   other.Join(MakeUcxNetwork(1, 2, 1, &other));
   constexpr size_t kMajor = 12, kMinor = 16;  // behind the magic number and the process
   for (const size_t at : {kMajor, kMinor}) {
-    std::string address = other.network().address(), error;
+    std::string address = other.network().address();
     ++address[at];
-    CHECK(!one.network().Connect(1, address, &error));
+    const std::string error = one.network().Connect(1, address).message();
     CHECK(error.find("process 1 has UCX") != std::string::npos && error.find("the same UCX") != std::string::npos);
   }
 }
@@ -127,9 +137,9 @@ void Meet(const std::string& folder, Network& self, int process, int peer) {
   const std::string path = folder + "/address" + std::to_string(process);
   std::ofstream(path + ".new", std::ios::binary) << self.address();
   CHECK(std::rename((path + ".new").c_str(), path.c_str()) == 0);
-  std::string error;
-  if (!self.Connect(peer, ReadWhenThere(folder + "/address" + std::to_string(peer)), &error)) {
-    std::fprintf(stderr, "%s\n", error.c_str());
+  const Status status = self.Connect(peer, ReadWhenThere(folder + "/address" + std::to_string(peer)));
+  if (!status.ok()) {
+    std::fprintf(stderr, "%s\n", status.message().c_str());
     std::exit(1);
   }
 }

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <random>
 
-#include "../../../ffi/cuda/launch.h"
-#include "../../../ffi/cuda/launch_locate.h"
+#include "../../../ffi/cuda/kernels/launch.h"
+#include "../../../ffi/cuda/kernels/launch_locate.h"
 
 namespace jaxcomm {
 namespace fake {
@@ -47,6 +47,7 @@ thread_local Rank* own = nullptr;
 
 ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
   Rank& rank = Of(comm);
+  if (Fails("ncclAllGather")) return ncclInternalError;
   const int number = rank.num_meetings++;
   const size_t bytes = count * sizeof(uint64_t);
   Of(stream).Push([=, &rank] {

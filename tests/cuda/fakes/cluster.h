@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../../ffi/cuda/call.h"
+#include "../../../ffi/cuda/xla/call.h"
 #include "../../check.h"
 #include "alone.h"
 

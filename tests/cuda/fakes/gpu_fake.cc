@@ -1,8 +1,8 @@
 // The functions of gpu_fake.h's CUDA runtime.
 #include "gpu_fake.h"
 
-#include "../../../ffi/cuda/launch.h"
-#include "../../../ffi/cuda/launch_locate.h"
+#include "../../../ffi/cuda/kernels/launch.h"
+#include "../../../ffi/cuda/kernels/launch_locate.h"
 
 namespace jaxcomm {
 
@@ -23,7 +23,7 @@ using namespace jaxcomm::fake;
 extern "C" {
 
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
+cudaError_t cudaSetDevice(int) { return Fails("cudaSetDevice") ? cudaErrorInvalidDevice : cudaSuccess; }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t) { return "failed"; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {

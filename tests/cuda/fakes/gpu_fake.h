@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../../ffi/cuda/nccl_library.h"
+#include "../../../ffi/cuda/nccl/nccl_library.h"
 
 namespace jaxcomm {
 namespace fake {
@@ -76,9 +76,10 @@ inline cudaError_t Allocate(void** memory, size_t bytes) {
 inline NcclLibrary FakeLibrary() {
   NcclLibrary made;
   made.version = NCCL_VERSION_CODE;
-  // Nobody looks: bytes lie in windows.
+  // Nobody looks: bytes lie in windows. A call that fails leaves an address that is none.
   made.MemAlloc = [](void** memory, size_t) {
-    return Fails("ncclMemAlloc") ? ncclUnhandledCudaError : (*memory = std::malloc(1), ncclSuccess);
+    if (Fails("ncclMemAlloc")) return *memory = reinterpret_cast<void*>(uintptr_t{1}), ncclUnhandledCudaError;
+    return *memory = std::malloc(1), ncclSuccess;
   };
   made.MemFree = [](void* memory) { return std::free(memory), ncclSuccess; };
   made.GetErrorString = [](ncclResult_t) { return "failed"; };

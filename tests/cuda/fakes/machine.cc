@@ -1,9 +1,9 @@
 // The functions of machine.h, with the kernels. Compiled with JAXCOMM_EMULATION.
 #include "machine.h"
 
-#include "../../../ffi/cuda/launch.h"
-#include "../../../ffi/cuda/launch_locate.h"
-#include "../../../ffi/cuda/peer_network.cuh"
+#include "../../../ffi/cuda/kernels/launch.h"
+#include "../../../ffi/cuda/kernels/launch_locate.h"
+#include "../../../ffi/cuda/kernels/peer_network.cuh"
 
 namespace jaxcomm {
 namespace fake {
@@ -19,6 +19,7 @@ ncclResult_t MemAlloc(void** memory, size_t) {
 
 ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
   Rank& rank = Of(comm);
+  if (Fails("ncclAllGather")) return ncclInternalError;
   const int number = rank.num_gathers++;
   const size_t bytes = count * sizeof(uint64_t);
   auto sent = std::make_shared<bool>(false);
@@ -61,8 +62,10 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
       world.mapped += static_cast<int64_t>(bytes) + 4096;
     }
     registered->begin = mapping.begin;
-    // What it holds is not zero.
-    std::memset(world.memory + rank.rank * World::kStride + mapping.begin, 0x5c, bytes);
+    char* const memory = world.memory + rank.rank * World::kStride + mapping.begin;
+    CHECK(mapping.begin + static_cast<int64_t>(bytes) <= World::kStride);
+    CHECK(mprotect(memory, bytes, PROT_READ | PROT_WRITE) == 0);
+    std::memset(memory, 0x5c, bytes);  // what it holds is not zero
   }
   Until(world.mutex, [&] { return world.mappings[number].num_arrived == world.n; });
   *window = reinterpret_cast<ncclWindow_t>(registered);

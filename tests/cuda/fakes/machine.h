@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "../../../ffi/cuda/call.h"
+#include "../../../ffi/cuda/xla/call.h"
 #include "../../check.h"
 #include "alone.h"
 
@@ -32,10 +32,10 @@ struct World {
   explicit World(int num_ranks)
       : n(num_ranks),
         memory(static_cast<char*>(
-            mmap(nullptr, n * kStride, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {}
+            mmap(nullptr, n * kStride, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {}
 
   const int n;
-  char* const memory;
+  char* const memory;     // what is in no window can't be touched
   int64_t mapped = 4096;  // of each rank
   int num_lsa_teams = 1;
   ncclGinType_t gin = NCCL_GIN_TYPE_NONE;

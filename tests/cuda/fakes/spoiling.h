@@ -2,7 +2,7 @@
 // spoil the input: whoever reads or writes too early or too late is found out.
 #pragma once
 
-#include "../../../ffi/cuda/executor.cuh"
+#include "../../../ffi/cuda/kernels/executor.cuh"
 
 namespace jaxcomm {
 namespace cuda {

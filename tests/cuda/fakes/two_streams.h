@@ -1,4 +1,4 @@
-// The two streams of a call that is cut at its messages between nodes (ffi/cuda/rounds.h), for all ranks in one
+// The two streams of a call that is cut at its messages between nodes (ffi/cuda/program/rounds.h), for all ranks in one
 // emulated launch. A kernel of a stream begins when the one before it has ended in all thread blocks; nothing but what
 // the host puts there orders the streams. Messages are those of NCCL in a group: matched in order between each two
 // ranks, the source is read until the receiver has it, and a round ends when all of its messages have.

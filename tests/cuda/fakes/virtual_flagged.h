@@ -4,7 +4,8 @@
 
 #include <vector>
 
-#include "../../../ffi/cuda/call_program.h"
+#include "../../../ffi/cuda/kernels/flagged.cuh"
+#include "../../../ffi/cuda/program/call_program.h"
 #include "virtual_ranks.h"
 
 namespace jaxcomm {

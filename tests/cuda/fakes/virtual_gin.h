@@ -6,8 +6,8 @@
 
 // clang-format off: in this order, as NCCL's headers go before it
 #include "gin_fake.h"
-#include "../../../ffi/cuda/gin_network.cuh"
-#include "../../../ffi/cuda/packing.h"
+#include "../../../ffi/cuda/kernels/gin_network.cuh"
+#include "../../../ffi/cuda/program/packing.h"
 // clang-format on
 #include "virtual_ranks.h"
 

@@ -7,10 +7,10 @@
 #include <memory>
 #include <vector>
 
-#include "../../../ffi/cuda/executor.cuh"
-#include "../../../ffi/cuda/peer_network.cuh"
-#include "../../../ffi/cuda/program.h"
-#include "../../../ffi/cuda/rounds.h"
+#include "../../../ffi/cuda/kernels/executor.cuh"
+#include "../../../ffi/cuda/kernels/peer_network.cuh"
+#include "../../../ffi/cuda/program/program.h"
+#include "../../../ffi/cuda/program/rounds.h"
 
 namespace jaxcomm {
 namespace cuda {

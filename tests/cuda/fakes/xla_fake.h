@@ -7,10 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "../../../ffi/cuda/call.h"
-#include "../../../ffi/cuda/xla_collectives_abi.h"
+#include "../../../ffi/cuda/xla/call.h"
+#include "../../../ffi/cuda/xla/xla_collectives_abi.h"
 #include "../../check.h"
 #include "xla/ffi/api/c_api.h"
+#include "xla_errors.h"
 
 namespace jaxcomm {
 namespace fake {
@@ -22,6 +23,7 @@ struct FakeXla {
   int32_t device = 0;
   int64_t run = 0;
   bool has_extension = true;
+  std::string refused;  // what it answers with an error: "extension", "request" or "get"
   void* communicator = nullptr;
   // Of collective memory; buffers that don't lie in it have no window.
   void* window = nullptr;
@@ -38,9 +40,7 @@ struct FakeXla {
     cuda::CallState::id.type_id = 1;  // as registration does it
     auto* table = reinterpret_cast<XLA_FFI_Api*>(api_);
     table->struct_size = sizeof api_;
-    table->XLA_FFI_Error_Create = [](XLA_FFI_Error_Create_Args* args) {
-      return reinterpret_cast<XLA_FFI_Error*>(new std::string(args->message));
-    };
+    SetErrors(*table);
     table->XLA_FFI_State_Get = [](XLA_FFI_State_Get_Args* args) {
       args->state = Of(args->ctx).state;
       return static_cast<XLA_FFI_Error*>(nullptr);
@@ -59,6 +59,7 @@ struct FakeXla {
     };
     const xla_abi::FindExtension find = [](xla_abi::FindExtensionArgs* args) -> XLA_FFI_Error* {
       FakeXla& self = Of(args->context);
+      if (self.refused == "extension") return NewError("not now");
       args->extension = self.has_extension ? &self.extension_.communicators.base : nullptr;
       return nullptr;
     };
@@ -68,6 +69,7 @@ struct FakeXla {
     extension_.communicators.request_communicator = [](const xla_abi::Collectives* collectives,
                                                        xla_abi::RequestArgs* args) -> XLA_FFI_Error* {
       FakeXla& self = Of(collectives);
+      if (self.refused == "request") return NewError("not now");
       ++self.num_communicators;
       self.groups = args->groups;
       self.num_groups = args->num_groups;
@@ -75,6 +77,7 @@ struct FakeXla {
     };
     extension_.communicators.get_communicator = [](const xla_abi::Collectives* collectives,
                                                    xla_abi::GetArgs* args) -> XLA_FFI_Error* {
+      if (Of(collectives).refused == "get") return NewError("not now");
       CHECK(Of(collectives).num_communicators == 1);
       args->communicator = Of(collectives).communicator;
       return nullptr;

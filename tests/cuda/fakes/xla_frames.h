@@ -7,9 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "../../../ffi/cuda/user_call.h"
-#include "../../../ffi/cuda/xla_collectives_abi.h"
+#include "../../../ffi/cuda/xla/user_call.h"
+#include "../../../ffi/cuda/xla/xla_collectives_abi.h"
 #include "../../check.h"
+#include "xla_attributes.h"
+#include "xla_errors.h"
 
 namespace jaxcomm {
 namespace fake {
@@ -35,27 +37,10 @@ CallOnDevice& Of(Args* args) {
   return *reinterpret_cast<CallOnDevice*>(args->ctx);
 }
 
-template <typename Args>
-void TextOf(Args* args) {
-  args->message = reinterpret_cast<std::string*>(args->error)->c_str();
-}
-
-// The function has another name from jaxlib 0.12 on.
-template <typename Api>
-auto SetTexts(Api& api, int) -> decltype(void(api.XLA_FFI_Error_GetMessage)) {
-  api.XLA_FFI_Error_GetMessage = &TextOf;
-}
-template <typename Api>
-void SetTexts(Api& api, long) {
-  api.XLA_FFI_Error_GetDetails = &TextOf;
-}
-
 inline Xla MakeXla() {
   Xla xla = {};
   xla.api.struct_size = sizeof xla;
-  xla.api.XLA_FFI_Error_Create = [](XLA_FFI_Error_Create_Args* args) {
-    return reinterpret_cast<XLA_FFI_Error*>(new std::string(args->message));
-  };
+  SetErrors(xla.api);
   xla.api.XLA_FFI_State_Set = [](XLA_FFI_State_Set_Args* args) -> XLA_FFI_Error* {
     Of(args).state = args->state;
     return nullptr;
@@ -76,10 +61,6 @@ inline Xla MakeXla() {
   xla.api.XLA_FFI_RunId_Get = [](XLA_FFI_RunId_Get_Args* args) -> XLA_FFI_Error* {
     args->run_id = Of(args).run;
     return nullptr;
-  };
-  SetTexts(xla.api, 0);
-  xla.api.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args* args) {
-    delete reinterpret_cast<std::string*>(args->error);
   };
   // One extension per context, since it knows nothing of who asks.
   const xla_abi::FindExtension find = [](xla_abi::FindExtensionArgs* args) -> XLA_FFI_Error* {
@@ -102,65 +83,6 @@ inline Xla MakeXla() {
   std::memcpy(reinterpret_cast<char*>(&xla) + xla_abi::kFindExtensionOffset, &find, sizeof find);
   return xla;
 }
-
-// Attributes as XLA passes them: sorted by name.
-class Attributes {
- public:
-  void Add(const std::string& name, XLA_FFI_AttrType type, std::shared_ptr<void> value) {
-    names_.push_back(std::make_shared<std::string>(name));
-    spans_.push_back(std::make_shared<XLA_FFI_ByteSpan>(XLA_FFI_ByteSpan{names_.back()->data(), name.size()}));
-    CHECK(names_.size() < 2 || *names_[names_.size() - 2] < name);
-    types_.push_back(type);
-    values_.push_back(std::move(value));
-  }
-  template <typename T>
-  void AddScalar(const std::string& name, XLA_FFI_DataType dtype, T value) {
-    auto kept = std::make_shared<std::pair<XLA_FFI_Scalar, T>>(XLA_FFI_Scalar{dtype, nullptr}, value);
-    kept->first.value = &kept->second;
-    Add(name, XLA_FFI_AttrType_SCALAR, kept);
-  }
-  void AddText(const std::string& name, const std::string& text) {
-    auto kept = std::make_shared<std::pair<XLA_FFI_ByteSpan, std::string>>(XLA_FFI_ByteSpan{}, text);
-    kept->first = {kept->second.data(), text.size()};
-    Add(name, XLA_FFI_AttrType_STRING, kept);
-  }
-  void AddArray(const std::string& name, const std::vector<int64_t>& values) {
-    auto kept = std::make_shared<std::pair<XLA_FFI_Array, std::vector<int64_t>>>(XLA_FFI_Array{}, values);
-    kept->first = {XLA_FFI_DataType_S64, values.size(), kept->second.data()};
-    Add(name, XLA_FFI_AttrType_ARRAY, kept);
-  }
-  void AddDictionary(const std::string& name, const Attributes& inner) {
-    struct Kept {
-      XLA_FFI_Attrs attrs;
-      Attributes inner;
-    };
-    auto kept = std::make_shared<Kept>();
-    kept->inner = inner;
-    kept->attrs = kept->inner.Get();
-    Add(name, XLA_FFI_AttrType_DICTIONARY, kept);
-  }
-  XLA_FFI_Attrs Get() {
-    name_pointers_.clear();
-    value_pointers_.clear();
-    for (const auto& span : spans_) name_pointers_.push_back(span.get());
-    for (const auto& value : values_) value_pointers_.push_back(value.get());
-    XLA_FFI_Attrs attrs = {};
-    attrs.struct_size = XLA_FFI_Attrs_STRUCT_SIZE;
-    attrs.size = static_cast<int64_t>(types_.size());
-    attrs.types = types_.data();
-    attrs.names = name_pointers_.data();
-    attrs.attrs = value_pointers_.data();
-    return attrs;
-  }
-
- private:
-  std::vector<std::shared_ptr<std::string>> names_;
-  std::vector<std::shared_ptr<XLA_FFI_ByteSpan>> spans_;
-  std::vector<XLA_FFI_AttrType> types_;
-  std::vector<std::shared_ptr<void>> values_;
-  std::vector<XLA_FFI_ByteSpan*> name_pointers_;
-  std::vector<void*> value_pointers_;
-};
 
 struct Array {
   void* data;
@@ -199,6 +121,10 @@ inline std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage
   frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, static_cast<int64_t>(rets.size()), ret_types.data(),
                 pointers.data() + args.size()};
   frame.attrs = attributes.Get();
+  XLA_FFI_Extension_Base unknown = {};  // of a newer XLA
+  unknown.struct_size = sizeof unknown;
+  unknown.type = static_cast<XLA_FFI_Extension_Type>(XLA_FFI_Extension_Metadata + 1);
+  frame.extension_start = &unknown;
   XLA_FFI_Error* const error = handler(&frame);
   if (error == nullptr) return "";
   const std::unique_ptr<std::string> text(reinterpret_cast<std::string*>(error));

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "../../../ffi/cuda/launch.h"
+#include "../../../ffi/cuda/kernels/launch.h"
 #include "../fakes/virtual_ranks.h"
 
 #define CHECK_CUDA(call)                                                                              \

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxcomm._core import plan
 
 import jaxcomm
-from jaxcomm.explain import NATIVE
+from jaxcomm._explain import NATIVE
 
 NODES = int(os.environ.get("JAXCOMM_NODES", "1"))
 if NODES > 1:

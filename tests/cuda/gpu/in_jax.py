@@ -18,7 +18,7 @@ from jax import lax
 from report import note
 
 import jaxcomm
-from jaxcomm.explain import NATIVE
+from jaxcomm._explain import NATIVE
 
 # Without MPS, processes take turns on the GPU: each wait for another costs milliseconds.
 ROUNDS = int(os.environ.get("JAXCOMM_ROUNDS", "3000"))

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <random>
 
-#include "../../../ffi/cuda/executor.cu"  // WalkPlan: kernels that share functions are compiled together
+#include "../../../ffi/cuda/kernels/executor.cu"  // WalkPlan: kernels that share functions are compiled together
 #include "../../check.h"
 #include "../fakes/spoiling.h"
 #include "gpu.cuh"

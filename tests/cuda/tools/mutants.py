@@ -42,7 +42,7 @@ class Build:
         for part in ("check.h", "check.cc", "main.cc"):
             shutil.copy(ROOT / "tests" / part, tree / "tests" / part)
         # The tests use two types; the others would take most of the time to compile.
-        reductions = tree / "ffi" / "cuda" / "reductions.h"
+        reductions = tree / "ffi" / "cuda" / "kernels" / "reductions.h"
         text = re.sub(r"    JAXCOMM_CASE\((?!kF32,|kS32,).*\n", "", reductions.read_text())
         reductions.write_text(text)
         return tree
@@ -50,8 +50,8 @@ class Build:
     def compile(self, tree: pathlib.Path, source: str) -> pathlib.Path:
         output = tree / (pathlib.Path(source).stem + ".o")
         define = f'-DJAXCOMM_EMULATION="{tree}/tests/cuda/fakes/emulation.h"'
-        include = f"-I{tree}/ffi/include"
-        command = [self.args.compiler, *self.flags, define, include, "-c", tree / source, "-o", output]
+        include = [f"-I{tree}/ffi", f"-I{tree}/ffi/include"]
+        command = [self.args.compiler, *self.flags, define, *include, "-c", tree / source, "-o", output]
         subprocess.run(command, check=True, timeout=LIMIT_S)
         return output
 

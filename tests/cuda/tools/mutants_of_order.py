@@ -8,6 +8,7 @@ from kernel_mutant import (
     FLAGGED,
     FLAGGED_CALL,
     GIN,
+    KERNEL_ARGS,
     LOCATE,
     MULTIMEM,
     PORTABLE,
@@ -315,7 +316,7 @@ THREAD = [
     ),
     Mutant(
         "a last unit that is not full is left out",
-        MULTIMEM,
+        KERNEL_ARGS,
         "args.item_bytes + kMultimemUnitBytes - 1) /",
         "args.item_bytes) /",
         "multimem",

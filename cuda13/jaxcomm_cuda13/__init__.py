@@ -1,0 +1,1 @@
+"""jaxcomm's module for NVIDIA GPUs. jaxcomm loads it; there is nothing to import here."""

@@ -1,0 +1,27 @@
+// The executor's kernel.
+#include "cuda/kernels/launch.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+__global__ void __launch_bounds__(kThreads, 1) WalkPlan(const __grid_constant__ RankArgs args) {
+  NoNetwork network;
+  Walk<NoNetwork> walk(args, network, static_cast<int32_t>(blockIdx.x));
+  walk.Run();
+}
+
+}  // namespace
+
+cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
+  WalkPlan<<<num_channels, kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t LoadKernel() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, WalkPlan);
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,314 @@
+// Walks a RankProgram: one thread block per channel. The same text runs on the GPU and, emulated, on the CPU.
+#pragma once
+
+#include "cuda/kernels/reductions.h"
+#include "cuda/program/kernel_args.h"
+#include "cuda/program/program.h"
+#include "include/jaxcomm/device.h"
+
+#if JAXCOMM_HAS_DEVICE
+namespace jaxcomm {
+namespace cuda {
+
+// How steps that name ranks of other nodes are carried out; this one for groups of one node. Put, Flush: called by all
+// threads of a block. Signal, Wait: by one thread per peer.
+//  Put     from memory of this rank to byte `offset` of the buffer that `to` is in; number `number` of its step. What
+//          other threads have written there comes before a __syncthreads(). May return before it has read the memory,
+//          and arrives before the next signal to the same rank, which a __syncthreads() goes before.
+//  Flush   all puts of the channel have read their memory. False: gave up.
+struct NoNetwork {
+  JAXCOMM_DEVICE static void Put(int32_t, int32_t, const Place&, int64_t, const Place&, int64_t, int64_t) {}
+  JAXCOMM_DEVICE static void Signal(int32_t, int32_t) {}
+  JAXCOMM_DEVICE static bool Wait(int32_t, int32_t, int32_t) { return false; }
+  JAXCOMM_DEVICE static bool Flush(int32_t) { return true; }
+};
+
+// The elements of a step in one buffer of one rank.
+struct Elements {
+  char* base = nullptr;  // of the buffer
+  Part part;
+  int64_t first = 0;  // number of the step's first element, in the plan; if flat, in memory
+  bool flat = false;
+
+  // Where in the buffer the step's element i is.
+  JAXCOMM_DEVICE int64_t Position(int64_t i) const { return flat ? first + i : FindPosition(i); }
+  // How many of the step's elements from i on lie side by side; at most `most`.
+  JAXCOMM_DEVICE int64_t Side(int64_t i, int64_t most) const { return flat ? most : FindSide(i, most); }
+
+  // Whether every `unit` elements, counted from the step's first, lie side by side and may be moved as one.
+  JAXCOMM_DEVICE bool InUnits(int64_t unit, int64_t item_bytes) const {
+    const int64_t bounds = flat ? first : first | part.count | part.begin | part.run;
+    return bounds % unit == 0 && reinterpret_cast<uintptr_t>(base) % (unit * item_bytes) == 0;
+  }
+  // With such units for elements.
+  JAXCOMM_DEVICE Elements OfUnits(int64_t unit) const {
+    Elements units = *this;
+    units.first /= unit;
+    units.part.count /= unit;
+    units.part.begin /= unit;
+    units.part.run /= unit;
+    return units;
+  }
+
+ private:
+  JAXCOMM_DEVICE_CALLED int64_t FindPosition(int64_t i) const {
+    const int64_t number = first + i;
+    const int64_t element = part.begin + number % part.count;
+    return element / part.run * (part.num_blocks * part.run) + number / part.count * part.run + element % part.run;
+  }
+  JAXCOMM_DEVICE_CALLED int64_t FindSide(int64_t i, int64_t most) const {
+    const int64_t in_part = (first + i) % part.count;
+    const int64_t in_run = (part.begin + in_part) % part.run;
+    int64_t side = part.count - in_part;
+    if (side > part.run - in_run) side = part.run - in_run;
+    return side < most ? side : most;
+  }
+};
+
+// The elements of `place`, which is in `step`.
+JAXCOMM_DEVICE Elements ElementsOf(const RankArgs& args, const ChannelProgram& program, const ProgramStep& step,
+                                   const Place& place) {
+  Elements elements;
+  const bool input = place.space == Space::kInput;
+  const device::Window& window = input ? args.input : place.space == Space::kOutput ? args.output : args.scratch;
+  const int32_t local_rank = place.rank % args.ranks_per_node;
+  elements.base = window.At(local_rank);  // of a rank of another node: not an address
+  elements.first = place.offset;
+  elements.flat = step.flat || place.space == Space::kScratch;
+  if (place.space == Space::kScratch) {
+    elements.first += program.scratch_begin;
+    return elements;
+  }
+  if (const int64_t* const at = input ? args.input_at : args.output_at) elements.base += at[local_rank];
+  elements.part = input ? program.input : program.output;
+  if (step.flat) elements.first += elements.part.begin;
+  return elements;
+}
+
+// The operands of a reduce step.
+struct Operands {
+  const RankArgs& args;
+  const ChannelProgram& program;
+  const ProgramStep& step;
+  const Place* places;
+
+  // Where element i of operand s is.
+  JAXCOMM_DEVICE_CALLED const char* At(int s, int64_t i) const {
+    const Elements elements = ElementsOf(args, program, step, places[s]);
+    return elements.base + elements.Position(i) * args.item_bytes;
+  }
+};
+
+// Less than this side by side keeps too few threads of a block busy: every thread finds its own elements then.
+constexpr int64_t kShortRunBytes = 2048;
+
+// Elements i .. i + count, which lie side by side in all buffers, or `scattered`.
+template <typename Codec, typename Op>
+JAXCOMM_DEVICE_CALLED void ReduceSide(const Elements& dst, const Operands& operands, int64_t i, int64_t count,
+                                      bool scattered, Codec codec) {
+  using Storage = typename Codec::Storage;
+  using Item = device::Unit<Codec, 1>;
+  const int num_sources = operands.step.step.num_sources;
+  auto* const to = reinterpret_cast<Storage*>(dst.base);
+  if (!scattered) {
+    device::Reduce<Codec, Op>(
+        to + dst.Position(i), num_sources, [&](int s) { return reinterpret_cast<const Storage*>(operands.At(s, i)); },
+        count, codec);
+    return;
+  }
+  for (int64_t e = i + threadIdx.x; e < i + count; e += blockDim.x) {
+    device::Accumulator<Codec, 1> sum = {codec, {}};
+    sum.Set(*reinterpret_cast<const Item*>(operands.At(0, e)));
+    for (int s = 1; s < num_sources; ++s) sum.template Add<Op>(*reinterpret_cast<const Item*>(operands.At(s, e)));
+    reinterpret_cast<Item*>(to)[dst.Position(e)] = sum.Get();
+  }
+}
+
+JAXCOMM_DEVICE void ReduceElements(const Elements& dst, const Operands& operands) {
+  const Step& step = operands.step.step;
+  for (int64_t i = 0; i < step.count;) {
+    int64_t side = dst.Side(i, step.count - i);
+    for (int32_t s = 0; s < step.num_sources && !operands.step.flat; ++s) {
+      side = ElementsOf(operands.args, operands.program, operands.step, operands.places[s]).Side(i, side);
+    }
+    const bool scattered = side < step.count - i && side * operands.args.item_bytes < kShortRunBytes;
+    if (scattered) side = step.count - i;
+    VisitReduction(operands.args.operation, [&](auto codec, auto op) {
+      ReduceSide<decltype(codec), decltype(op)>(dst, operands, i, side, scattered, codec);
+    });
+    i += side;
+  }
+}
+
+template <typename Item>
+JAXCOMM_DEVICE_CALLED void MoveItems(const Elements& dst, const Elements& src, int64_t begin, int64_t count) {
+  for (int64_t i = begin + threadIdx.x; i < count; i += blockDim.x) {
+    reinterpret_cast<Item*>(dst.base)[dst.Position(i)] = reinterpret_cast<const Item*>(src.base)[src.Position(i)];
+  }
+}
+
+// Elements begin .. count: 16 bytes at a time, or as many as runs and addresses allow. What a thread has to find out
+// for one item costs more than to move it.
+JAXCOMM_DEVICE_CALLED void MoveShortRuns(const Elements& dst, const Elements& src, int64_t begin, int64_t count,
+                                         int64_t item_bytes) {
+  int64_t unit = 16 / item_bytes;
+  while (unit > 1 &&
+         ((begin | count) % unit != 0 || !dst.InUnits(unit, item_bytes) || !src.InUnits(unit, item_bytes))) {
+    unit /= 2;
+  }
+  const Elements to = dst.OfUnits(unit), from = src.OfUnits(unit);
+  begin /= unit;
+  count /= unit;
+  switch (item_bytes * unit) {
+    case 1:
+      return MoveItems<uint8_t>(to, from, begin, count);
+    case 2:
+      return MoveItems<uint16_t>(to, from, begin, count);
+    case 4:
+      return MoveItems<uint32_t>(to, from, begin, count);
+    case 8:
+      return MoveItems<uint64_t>(to, from, begin, count);
+    default:
+      return MoveItems<device::Bytes16>(to, from, begin, count);
+  }
+}
+
+JAXCOMM_DEVICE_CALLED void MoveElements(const Elements& dst, const Elements& src, int64_t count, int64_t item_bytes) {
+  for (int64_t i = 0; i < count;) {
+    const int64_t side = src.Side(i, dst.Side(i, count - i));
+    if (side < count - i && side * item_bytes < kShortRunBytes) return MoveShortRuns(dst, src, i, count, item_bytes);
+    device::Copy(dst.base + dst.Position(i) * item_bytes, src.base + src.Position(i) * item_bytes, side * item_bytes);
+    i += side;
+  }
+}
+
+JAXCOMM_DEVICE_CALLED void ZeroElements(const Elements& dst, int64_t count, int64_t item_bytes) {
+  for (int64_t i = 0; i < count;) {
+    const int64_t side = dst.Side(i, count - i);
+    device::Zero(dst.base + dst.Position(i) * item_bytes, side * item_bytes);
+    i += side;
+  }
+}
+
+// The channel's elements of a buffer. A row is a run of every block: rows that the channel has whole lie side by side.
+JAXCOMM_DEVICE_CALLED void CopyPart(const BufferCopy& copy, const Part& part, int64_t item_bytes) {
+  const int64_t end = part.begin + part.count;
+  for (int64_t element = part.begin; element < end;) {
+    const int64_t in_run = element % part.run;
+    const int64_t left = end - element;
+    const bool whole = in_run == 0 && left >= part.run;
+    const int64_t rest = part.run - in_run < left ? part.run - in_run : left;
+    const int64_t count = whole ? left / part.run * part.run : rest;  // of each block
+    const int64_t first = (element - in_run) * part.num_blocks + in_run;
+    for (int64_t block = 0; block < (whole ? 1 : part.num_blocks); ++block) {
+      const int64_t at = (first + block * part.run) * item_bytes;
+      device::Copy(copy.to + at, copy.from + at, (whole ? count * part.num_blocks : count) * item_bytes);
+    }
+    element += count;
+  }
+}
+
+template <typename Network>
+class Walk {
+ public:
+  JAXCOMM_DEVICE Walk(const RankArgs& args, Network& network, int32_t channel)
+      : args_(args), network_(network), channel_(channel), program_(args.channels[channel]) {}
+
+  JAXCOMM_DEVICE void Run() {
+    // Here, not in the first wait: networks have counters of their own.
+    if (!device::MayBegin(args_.comm)) return;
+    if (args_.copy_in.to != nullptr) {
+      CopyPart(args_.copy_in, program_.input, args_.item_bytes);
+      __syncthreads();
+    }
+    const ProgramStep* steps = args_.steps + program_.first_step;
+    // Who waits in vain, in a flush too, has given up for the channel.
+    for (int32_t i = 0; i < program_.num_steps; ++i) {
+      const ProgramStep& step = steps[i];
+      if (step.flush && __syncthreads_or(!network_.Flush(channel_)) != 0) return;
+      switch (step.step.kind) {
+        case StepKind::kSignal:
+          __syncthreads();  // everything before has been written
+          for (int32_t k = Thread(); k < step.together; k += Threads()) SignalPeer(steps[i + k].step.peer);
+          i += step.together - 1;
+          break;
+        case StepKind::kWait: {
+          bool ok = true;
+          for (int32_t k = Thread(); ok && k < step.together; k += Threads()) {
+            ok = WaitForPeer(steps[i + k].step.peer, steps[i + k].origin);
+          }
+          i += step.together - 1;
+          if (__syncthreads_or(!ok) != 0) return;
+          break;
+        }
+        default:
+          if (step.sync) __syncthreads();
+          RunData(step);
+      }
+    }
+    // XLA may reuse the memory once the kernel has ended.
+    if (__syncthreads_or(!network_.Flush(channel_)) != 0) return;
+    if (args_.copy_out.to != nullptr) CopyPart(args_.copy_out, program_.output, args_.item_bytes);
+  }
+
+ private:
+  JAXCOMM_DEVICE static int32_t Thread() { return static_cast<int32_t>(threadIdx.x); }
+  JAXCOMM_DEVICE static int32_t Threads() { return static_cast<int32_t>(blockDim.x); }
+  JAXCOMM_DEVICE int32_t Node(int32_t rank) const { return rank / args_.ranks_per_node; }
+  JAXCOMM_DEVICE bool Near(int32_t rank) const { return Node(rank) == Node(args_.comm.world.rank); }
+  JAXCOMM_DEVICE int32_t Local(int32_t rank) const { return rank % args_.ranks_per_node; }
+
+  JAXCOMM_DEVICE void SignalPeer(int32_t peer) {
+    if (Near(peer)) {
+      device::Signal(args_.comm, channel_, Local(peer));
+    } else {
+      network_.Signal(channel_, peer);
+    }
+  }
+
+  JAXCOMM_DEVICE bool WaitForPeer(int32_t peer, int32_t origin) {
+    return Near(peer) ? device::Wait(args_.comm, channel_, Local(peer), origin) : network_.Wait(channel_, peer, origin);
+  }
+
+  JAXCOMM_DEVICE void RunData(const ProgramStep& step) {
+    const Elements dst = ElementsOf(args_, program_, step, step.step.dst);
+    switch (step.step.kind) {
+      case StepKind::kCopy:
+      case StepKind::kGet:
+      case StepKind::kPut:
+        return Move(step, dst, ElementsOf(args_, program_, step, step.step.src));
+      case StepKind::kZero:
+        return ZeroElements(dst, step.step.count, args_.item_bytes);
+      default:
+        ReduceElements(dst, {args_, program_, step, args_.sources + program_.first_source + step.step.first_source});
+    }
+  }
+
+  JAXCOMM_DEVICE char* At(const Elements& elements, int64_t i) const {
+    return elements.base + elements.Position(i) * args_.item_bytes;
+  }
+
+  JAXCOMM_DEVICE void Move(const ProgramStep& step, const Elements& dst, const Elements& src) {
+    if (!Near(step.step.dst.rank)) return PutFar(step.step, dst, src);
+    MoveElements(dst, src, step.step.count, args_.item_bytes);
+  }
+
+  JAXCOMM_DEVICE void PutFar(const Step& step, const Elements& dst, const Elements& src) {
+    int64_t i = 0;
+    for (int32_t number = 0; i < step.count; ++number) {
+      const int64_t side = src.Side(i, dst.Side(i, step.count - i));
+      network_.Put(channel_, number, step.dst, dst.Position(i) * args_.item_bytes, step.src,
+                   src.Position(i) * args_.item_bytes, side * args_.item_bytes);
+      i += side;
+    }
+  }
+
+  const RankArgs& args_;
+  Network& network_;
+  const int32_t channel_;
+  const ChannelProgram& program_;
+};
+
+}  // namespace cuda
+}  // namespace jaxcomm
+#endif

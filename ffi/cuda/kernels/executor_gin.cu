@@ -1,0 +1,37 @@
+// The executor's kernel for groups of several nodes that GIN connects. NCCL promises nothing for it with a libnccl of
+// another version than that of these headers.
+#include <nccl_device.h>
+
+#include "cuda/kernels/gin_network.cuh"
+#include "cuda/kernels/launch.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+// Fewer than kThreads: with 128 registers a thread, NCCL's GIN spills some (CUDA 13.0, sm_80 to sm_120).
+constexpr int kGinThreads = 384;
+
+__global__ void __launch_bounds__(kGinThreads, 1)
+    WalkPlanGin(const __grid_constant__ RankArgs args, const __grid_constant__ GinNetworkArgs network_args,
+                const __grid_constant__ ncclDevComm nccl_comm) {
+  GinNetwork network(network_args, nccl_comm);
+  Walk<GinNetwork> walk(args, network, static_cast<int32_t>(blockIdx.x));
+  walk.Run();
+}
+
+}  // namespace
+
+cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const ncclDevComm& nccl_comm,
+                      int32_t num_channels, cudaStream_t stream) {
+  WalkPlanGin<<<num_channels, kGinThreads, 0, stream>>>(args, network, nccl_comm);
+  return cudaGetLastError();
+}
+
+cudaError_t LoadGinKernel() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, WalkPlanGin);
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

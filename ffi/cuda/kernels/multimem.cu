@@ -1,0 +1,26 @@
+// The kernel of calls by multimem.
+#include "cuda/kernels/launch.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+__global__ void __launch_bounds__(kThreads, 1) ExchangeMultimem(const __grid_constant__ MultimemArgs args) {
+  MultimemCall call(args, static_cast<int32_t>(blockIdx.x));
+  call.Run();
+}
+
+}  // namespace
+
+cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream) {
+  ExchangeMultimem<<<args.num_channels, kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t LoadMultimemKernel() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, ExchangeMultimem);
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

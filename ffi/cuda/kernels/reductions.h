@@ -1,0 +1,111 @@
+// The element types and operations that kernels reduce with: those of FindReduce of ffi/cpu/reduce.h.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/program/kernel_args.h"
+#include "include/jaxcomm/arithmetic.h"
+
+#if JAXCOMM_HAS_DEVICE
+namespace jaxcomm {
+namespace cuda {
+
+// All 8-bit floats in one, and by calls: code for each of them would take as long to compile as that of all other
+// types.
+struct AnyFloat8 {
+  using Storage = uint8_t;
+  using Acc = float;
+  DType format = DType::kF8E5M2;
+
+  JAXCOMM_DEVICE float Decode(Storage s) const { return DecodeAs(format, s); }
+  JAXCOMM_DEVICE Storage Encode(float value) const { return EncodeAs(format, value); }
+
+ private:
+  template <typename Visit>
+  JAXCOMM_DEVICE static auto With(DType format, Visit visit) {
+    switch (format) {
+      case DType::kF8E4M3FN:
+        return visit(Float8E4M3FN());
+      case DType::kF8E4M3:
+        return visit(Float8E4M3());
+      case DType::kF8E3M4:
+        return visit(Float8E3M4());
+      case DType::kF8E4M3B11FNUZ:
+        return visit(Float8E4M3B11FNUZ());
+      case DType::kF8E5M2FNUZ:
+        return visit(Float8E5M2FNUZ());
+      case DType::kF8E4M3FNUZ:
+        return visit(Float8E4M3FNUZ());
+      default:
+        return visit(Float8E5M2());
+    }
+  }
+  JAXCOMM_DEVICE_CALLED static float DecodeAs(DType format, Storage s) {
+    return With(format, [&](auto as) { return as.Decode(s); });
+  }
+  JAXCOMM_DEVICE_CALLED static Storage EncodeAs(DType format, float value) {
+    return With(format, [&](auto as) { return as.Encode(value); });
+  }
+};
+
+template <typename T, typename Visit>
+JAXCOMM_DEVICE void VisitOp(ReduceOp op, arithmetic::Plain<T> codec, Visit visit) {
+  if (op == ReduceOp::kMax) return visit(codec, arithmetic::Max());
+  if (op == ReduceOp::kMin) return visit(codec, arithmetic::Min());
+  if constexpr (std::is_integral_v<T>) {  // sums of signed numbers have the bits of unsigned ones
+    visit(arithmetic::Plain<std::make_unsigned_t<T>>(), arithmetic::Sum());
+  } else {
+    visit(codec, arithmetic::Sum());
+  }
+}
+
+template <typename Visit>
+JAXCOMM_DEVICE void VisitOp(ReduceOp op, arithmetic::Plain<bool>, Visit visit) {
+  if (op == ReduceOp::kMin) return visit(arithmetic::Plain<uint8_t>(), arithmetic::Min());
+  return visit(arithmetic::Plain<uint8_t>(), arithmetic::Max());
+}
+
+template <typename T, typename Visit>
+JAXCOMM_DEVICE void VisitOp(ReduceOp, arithmetic::Plain<arithmetic::Complex<T>> codec, Visit visit) {
+  visit(codec, arithmetic::Sum());
+}
+
+template <typename Codec, typename Visit>
+JAXCOMM_DEVICE void VisitOp(ReduceOp op, Codec codec, Visit visit) {
+  if (op == ReduceOp::kMax) return visit(codec, arithmetic::Max());
+  if (op == ReduceOp::kMin) return visit(codec, arithmetic::Min());
+  return visit(codec, arithmetic::Sum());
+}
+
+// visit(codec, op) with a codec for the type and arithmetic::Sum, Max or Min.
+template <typename Visit>
+JAXCOMM_DEVICE void VisitReduction(const Operation& operation, Visit visit) {
+  using namespace arithmetic;
+  switch (operation.dtype) {
+#define JAXCOMM_CASE(type, ...) \
+  case DType::type:             \
+    return VisitOp(operation.op, __VA_ARGS__, visit);
+    JAXCOMM_CASE(kBool, Plain<bool>())
+    JAXCOMM_CASE(kS8, Plain<int8_t>())
+    JAXCOMM_CASE(kS16, Plain<int16_t>())
+    JAXCOMM_CASE(kS32, Plain<int32_t>())
+    JAXCOMM_CASE(kS64, Plain<int64_t>())
+    JAXCOMM_CASE(kU8, Plain<uint8_t>())
+    JAXCOMM_CASE(kU16, Plain<uint16_t>())
+    JAXCOMM_CASE(kU32, Plain<uint32_t>())
+    JAXCOMM_CASE(kU64, Plain<uint64_t>())
+    JAXCOMM_CASE(kF16, Widened<Float16>())
+    JAXCOMM_CASE(kBF16, Widened<BFloat16>())
+    JAXCOMM_CASE(kF32, Plain<float>())
+    JAXCOMM_CASE(kF64, Plain<double>())
+    JAXCOMM_CASE(kC64, Plain<Complex<float>>())
+    JAXCOMM_CASE(kC128, Plain<Complex<double>>())
+    default:
+      return VisitOp(operation.op, AnyFloat8{operation.dtype}, visit);
+#undef JAXCOMM_CASE
+  }
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm
+#endif

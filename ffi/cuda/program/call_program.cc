@@ -1,0 +1,231 @@
+#include "cuda/program/call_program.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "cuda/program/steps.h"
+#include "plan/layout.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+constexpr int64_t kAlignBytes = 256;
+
+int64_t Aligned(int64_t bytes) { return CeilDiv(bytes, kAlignBytes) * kAlignBytes; }
+
+ArenaLayout LayoutOf(const CallProgram& call) {
+  ArenaLayout layout;
+  const auto take = [&](int64_t bytes) {
+    const int64_t begin = layout.bytes;
+    layout.bytes += Aligned(bytes);
+    return begin;
+  };
+  if (call.program.shares_input) layout.input = take(call.input_bytes);
+  if (call.program.shares_output) layout.output = take(call.output_bytes);
+  layout.scratch = take(call.program.scratch_count * call.item_bytes);
+  return layout;
+}
+
+bool SumsByMultimem(Operation operation) {
+  const DType dtype = operation.dtype;
+  return operation.op == ReduceOp::kSum && (dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16);
+}
+
+template <typename T>
+int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
+  const auto begin = static_cast<int64_t>(Aligned(static_cast<int64_t>(bytes.size())));
+  bytes.resize(begin + values.size() * sizeof(T));
+  if (!values.empty()) std::memcpy(bytes.data() + begin, values.data(), values.size() * sizeof(T));
+  return begin;
+}
+
+}  // namespace
+
+bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, Seat seat,
+                     int32_t max_channels, CallProgram* call, std::string* error, CutLimits limits) {
+  call->operation = {dtype, spec.reduce_op};
+  if (Reduces(spec.collective) && !CanReduce(dtype, spec.reduce_op)) {
+    *error = "elements of this type can't be reduced";
+    return false;
+  }
+  call->item_bytes = ItemBytes(dtype);
+  call->input_bytes = input_count * call->item_bytes;
+  call->output_bytes = output_count * call->item_bytes;
+  Geometry geometry;
+  geometry.ranks_per_node = seat.ranks_per_node;
+  geometry.num_nodes = static_cast<int32_t>(spec.group_size) / seat.ranks_per_node;
+  geometry.all_addressable = geometry.num_nodes == 1;
+  geometry.pull = true;
+  geometry.multimem = true;  // if it turns out to be missing, there is no memory for it
+  Request request;
+  const StatusOr<Request> made = MakeRequest(spec, geometry, input_count, output_count);
+  if (!made.ok()) {
+    *error = made.status().message();
+    return false;
+  }
+  request = *made;
+  const int64_t block_count = request.block_count;
+  if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
+  const Selection selection = SelectForGpus(request, spec.algorithm, call->item_bytes, max_channels, seat.gin);
+  const Choice& choice = selection.choice;
+  const int32_t num_channels = call->num_channels = selection.num_channels;
+  if (choice.algorithm == nullptr) {
+    *error = choice.reason + " (on GPUs a node is what NVLink connects: see docs/guide/gpus.md)";
+    return false;
+  }
+  const Runs runs = {spec.input_run, spec.output_run};
+  const bool multimem = choice.algorithm->protocol == Protocol::kMultimem;
+  if (multimem && Reduces(spec.collective) && !SumsByMultimem(call->operation)) {
+    *error = "algorithm \"multimem\" needs f32, bf16 or f16 to add up, nothing else";
+    return false;
+  }
+  if (multimem && block_count > 0) {
+    request.block_count = block_count;
+    call->multimem = MakeMultimemArgs(request, runs, dtype, num_channels);
+    return true;
+  }
+  if (choice.flagged) {
+    const bool twice = choice.algorithm->protocol == Protocol::kFlaggedTwice;
+    call->flagged = MakeFlaggedArgs(request, runs, call->operation, num_channels, twice);
+    return true;
+  }
+  call->program = geometry.num_nodes == 1 || seat.gin
+                      ? MakeRankProgram(choice, block_count, runs, call->item_bytes, num_channels, seat.rank)
+                      : MakeRoundsProgram(choice, block_count, runs, call->item_bytes, num_channels, seat.rank, limits,
+                                          &call->rounds);
+  call->arena = LayoutOf(*call);
+  return true;
+}
+
+FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels,
+                            bool two_shot) {
+  FlaggedArgs args;
+  args.num_channels = num_channels;
+  args.reduces = Reduces(request.collective);
+  args.two_shot = two_shot;
+  args.operation = operation;
+  int64_t item_bytes = ItemBytes(operation.dtype), parts = 1;
+  // Sums of complex numbers are those of their parts. What is not added up may as well be half an element.
+  const bool complex = operation.dtype == DType::kC64 || operation.dtype == DType::kC128;
+  if (complex || item_bytes > 8) parts = 2;
+  if (complex) args.operation.dtype = operation.dtype == DType::kC64 ? DType::kF32 : DType::kF64;
+  const auto blocks = [&](int64_t count, int64_t run) {
+    return FlaggedBlocks{static_cast<int32_t>(count / request.block_count),
+                         static_cast<int32_t>((run > 0 ? run : request.block_count) * parts)};
+  };
+  args.input = blocks(InputCount(request), runs.input);
+  args.output = blocks(OutputCount(request), runs.output);
+  args.block_count = static_cast<int32_t>(request.block_count * parts);
+  args.item_bytes = static_cast<int32_t>(item_bytes / parts);
+  return args;
+}
+
+MultimemArgs MakeMultimemArgs(const Request& request, Runs runs, DType dtype, int32_t num_channels) {
+  MultimemArgs args;
+  const Range block = {0, request.block_count};
+  args.input = PartOf(InputCount(request), request.block_count, block, runs.input);
+  args.output = PartOf(OutputCount(request), request.block_count, block, runs.output);
+  args.dtype = dtype;
+  args.item_bytes = static_cast<int32_t>(ItemBytes(dtype));
+  args.num_channels = num_channels;
+  args.reduces = Reduces(request.collective);
+  args.to_all = request.collective != Collective::kReduceScatter;
+  return args;
+}
+
+ProgramImage::ProgramImage(const RankProgram& program) {
+  Append(program.steps, bytes);
+  sources = Append(program.sources, bytes);
+  channels = Append(program.channels, bytes);
+}
+
+RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char* image, const ProgramImage& layout) {
+  RankArgs args;
+  args.comm = comm;
+  const auto in_arena = [&](int64_t begin) { return device::Window{comm.arena.base + begin, comm.arena.stride}; };
+  args.input = in_arena(call.arena.input);
+  args.output = in_arena(call.arena.output);
+  args.scratch = in_arena(call.arena.scratch);
+  args.steps = reinterpret_cast<const ProgramStep*>(image);
+  args.sources = reinterpret_cast<const Place*>(image + layout.sources);
+  args.channels = reinterpret_cast<const ChannelProgram*>(image + layout.channels);
+  args.operation = call.operation;
+  args.item_bytes = static_cast<int32_t>(call.item_bytes);
+  args.ranks_per_node = comm.local.size;
+  return args;
+}
+
+RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk) {
+  args.channels += static_cast<int64_t>(walk) * call.num_channels;
+  args.copy_in = args.copy_out = {};
+  return args;
+}
+
+FlaggedArgs WithBuffers(FlaggedArgs args, const void* x, void* y) {
+  args.x = static_cast<const char*>(x);
+  args.y = static_cast<char*>(y);
+  return args;
+}
+
+MultimemArgs WithBuffers(MultimemArgs args, const void* x, void* y) {
+  args.x = static_cast<const char*>(x);
+  args.y = static_cast<char*>(y);
+  return args;
+}
+
+RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y) {
+  // Stride 0: whatever rank a step names, it is this one.
+  if (!call.program.shares_input) args.input = {static_cast<char*>(const_cast<void*>(x)), 0};
+  if (!call.program.shares_output) args.output = {static_cast<char*>(y), 0};
+  return args;
+}
+
+bool MakeWindow(const std::vector<char*>& addresses, device::Window* window, std::string* error) {
+  const auto address = [&](size_t i) { return reinterpret_cast<int64_t>(addresses[i]); };
+  window->base = addresses[0];
+  window->stride = addresses.size() > 1 ? address(1) - address(0) : 0;
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    if (addresses[i] == nullptr) {
+      *error = "the memory of rank " + std::to_string(i) + " has no address here";
+      return false;
+    }
+    if (address(i) - address(0) != static_cast<int64_t>(i) * window->stride) {
+      *error = "the ranks' memory is not equally spaced: rank " + std::to_string(i) + " is " +
+               std::to_string(address(i) - address(0)) + " bytes from rank 0, rank 1 is " +
+               std::to_string(window->stride);
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string PhaseText(int32_t step) {
+  if (step == kEnter) return "when entering";
+  if (step == kLeave) return "when leaving";
+  if (step == kExchange) return "in the exchange";
+  if (step == kLocate) return "when telling where its buffers are";
+  return "in step " + std::to_string(step);
+}
+
+std::string TimeoutText(double timeout_s) {
+  char seconds[32];
+  std::snprintf(seconds, sizeof seconds, "%g", timeout_s);
+  return std::string(seconds) + " s (JAXCOMM_TIMEOUT_S)";
+}
+
+std::string FailureText(const device::Report& report, const std::string& call, double timeout_s) {
+  if (report.step == kFlush) {
+    return call + ": rank " + std::to_string(report.rank) + " gave up: the network took " +
+           std::to_string(report.seen) + " of " + std::to_string(report.expected) + " puts of channel " +
+           std::to_string(report.channel) + " within " + TimeoutText(timeout_s);
+  }
+  return call + ": rank " + std::to_string(report.rank) + " gave up " + PhaseText(report.step) + ": rank " +
+         std::to_string(report.peer) + " did not signal within " + TimeoutText(timeout_s) + "; channel " +
+         std::to_string(report.channel) + ", " + std::to_string(report.seen) + " signals seen of " +
+         std::to_string(report.expected);
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

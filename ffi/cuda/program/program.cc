@@ -1,0 +1,341 @@
+#include "cuda/program/program.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <map>
+#include <set>
+
+#include "cuda/program/packing.h"
+#include "cuda/program/steps.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+struct Access {
+  Place place;
+  int64_t count;
+  bool write;
+};
+
+bool Conflict(const Access& a, const Access& b) {
+  return (a.write || b.write) && a.place.rank == b.place.rank && a.place.space == b.place.space &&
+         a.place.offset < b.place.offset + b.count && b.place.offset < a.place.offset + a.count;
+}
+
+std::vector<Access> AccessesOf(const Plan& plan, const Step& step) {
+  std::vector<Access> accesses = {{step.dst, step.count, true}};
+  if (step.kind == StepKind::kReduce) {
+    for (int32_t s = 0; s < step.num_sources; ++s) {
+      accesses.push_back({plan.sources[step.first_source + s], step.count, false});
+    }
+  } else if (step.kind != StepKind::kZero) {
+    accesses.push_back({step.src, step.count, false});
+  }
+  return accesses;
+}
+
+bool Synchronizes(StepKind kind) { return kind == StepKind::kSignal || kind == StepKind::kWait; }
+
+// Signals and waits that follow each other and name different peers can be run at once.
+void Group(std::vector<ProgramStep>& steps) {
+  for (size_t i = 0; i < steps.size();) {
+    size_t end = i + 1;
+    if (Synchronizes(steps[i].step.kind)) {
+      std::set<int32_t> peers = {steps[i].step.peer};
+      while (end < steps.size() && steps[end].step.kind == steps[i].step.kind && !steps[end].flush &&
+             peers.insert(steps[end].step.peer).second) {
+        ++end;
+      }
+    }
+    steps[i].together = static_cast<int32_t>(end - i);
+    i = end;
+  }
+}
+
+void AddPhase(std::vector<ProgramStep>& steps, Phase phase, StepKind kind, const std::vector<int32_t>& peers) {
+  for (const int32_t peer : peers) {
+    ProgramStep step;
+    step.step.kind = kind;
+    step.step.peer = peer;
+    step.origin = phase;
+    steps.push_back(step);
+  }
+}
+
+// Pairs of ranks of different nodes of which one puts to the other.
+struct FarPuts {
+  std::vector<int32_t> from_own, to_own;            // peers that this rank puts to; that put to this rank
+  std::vector<int32_t> open_from_own, open_to_own;  // of these, where no signal of the plan follows the last put
+};
+
+FarPuts FindFarPuts(const std::vector<Plan>& plans, const Geometry& geometry, int32_t own) {
+  FarPuts found;
+  for (const Plan& plan : plans) {
+    std::map<int32_t, bool> open;  // by peer
+    for (const Step& step : plan.steps) {
+      if (step.kind == StepKind::kPut && geometry.node(step.peer) != geometry.node(plan.rank)) open[step.peer] = true;
+      if (step.kind == StepKind::kSignal && open.count(step.peer) > 0) open[step.peer] = false;
+    }
+    for (const auto& [peer, is_open] : open) {
+      if (plan.rank == own) {
+        found.from_own.push_back(peer);
+        if (is_open) found.open_from_own.push_back(peer);
+      } else if (peer == own) {
+        found.to_own.push_back(plan.rank);
+        if (is_open) found.open_to_own.push_back(plan.rank);
+      }
+    }
+  }
+  return found;
+}
+
+// A put to another node that the network may not have read from memory yet.
+struct FarPut {
+  int32_t peer;
+  Access source;
+  int64_t num_pieces;
+};
+
+bool Overwrites(const std::vector<Access>& accesses, const FarPut& put) {
+  return std::any_of(accesses.begin(), accesses.end(),
+                     [&](const Access& access) { return Conflict(access, put.source); });
+}
+
+// What other ranks write to the memory of rank `own` after it has signalled: by its last signal that comes before, as a
+// position in its plan. Runs the plans, any schedule of them: the k-th wait always meets the k-th signal.
+std::map<int32_t, std::vector<Access>> FindWritesBehindSignals(const std::vector<Plan>& plans, int32_t own) {
+  std::map<int32_t, std::vector<Access>> found;
+  std::vector<size_t> next(plans.size());
+  std::vector<int32_t> behind(plans.size(), -1);                  // by rank
+  std::map<std::array<int32_t, 2>, std::deque<int32_t>> signals;  // from, to: what they come after
+  // False: the rank has to wait for another.
+  const auto run = [&](const Plan& plan) {
+    const auto index = static_cast<int32_t>(next[plan.rank]);
+    const Step& step = plan.steps[index];
+    if (step.kind == StepKind::kSignal) {
+      signals[{plan.rank, step.peer}].push_back(plan.rank == own ? index : behind[plan.rank]);
+    } else if (step.kind == StepKind::kWait) {
+      std::deque<int32_t>& sent = signals[{step.peer, plan.rank}];
+      if (sent.empty()) return false;
+      behind[plan.rank] = std::max(behind[plan.rank], sent.front());
+      sent.pop_front();
+    } else if (plan.rank != own && step.dst.rank == own) {
+      found[behind[plan.rank]].push_back({step.dst, step.count, true});
+    }
+    ++next[plan.rank];
+    return true;
+  };
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const Plan& plan : plans) {
+      while (next[plan.rank] < plan.steps.size() && run(plan)) moved = true;
+    }
+  }
+  return found;
+}
+
+// Whether puts under way must have been read before step `step`.
+bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<FarPut>& sending,
+                const std::vector<Access>& behind) {
+  if (step.kind == StepKind::kWait) return false;
+  if (step.kind == StepKind::kSignal) {
+    // The receiver of a signal has what was put to it before, but may overwrite what is on its way to others, or let
+    // somebody know who does.
+    return std::any_of(sending.begin(), sending.end(),
+                       [&](const FarPut& put) { return put.peer != step.peer && Overwrites(behind, put); });
+  }
+  const std::vector<Access> accesses = AccessesOf(plan, step);
+  return std::any_of(sending.begin(), sending.end(), [&](const FarPut& put) { return Overwrites(accesses, put); });
+}
+
+// Whether there are too many puts under way for `put`.
+bool IsQueueFull(const std::vector<FarPut>& sending, const FarPut& put) {
+  int64_t num_pieces = put.num_pieces;
+  for (const FarPut& other : sending) {
+    if (other.peer == put.peer) num_pieces += other.num_pieces;
+  }
+  return num_pieces > kMostPutsUnderWay;
+}
+
+}  // namespace
+
+std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, const Pieces& pieces,
+                                 int32_t rank) {
+  const Plan& plan = plans[rank];
+  const Geometry& geometry = request.geometry;
+  const FarPuts far = FindFarPuts(plans, geometry, rank);
+  std::vector<int32_t> near;
+  for (int32_t local = 0; local < geometry.ranks_per_node; ++local) {
+    const int32_t peer = geometry.node(plan.rank) * geometry.ranks_per_node + local;
+    if (peer != plan.rank) near.push_back(peer);
+  }
+  std::vector<ProgramStep> steps;
+  // Nothing to enter or leave where no memory is touched. The same for all ranks.
+  const bool moves = request.block_count > 0;
+  if (moves) {
+    AddPhase(steps, kEnter, StepKind::kSignal, near);
+    AddPhase(steps, kEnter, StepKind::kSignal, far.to_own);
+    AddPhase(steps, kEnter, StepKind::kWait, near);
+    AddPhase(steps, kEnter, StepKind::kWait, far.from_own);
+  }
+  std::vector<Access> open;     // since the last barrier of the thread block
+  std::vector<FarPut> sending;  // since the last flush
+  std::map<int32_t, std::vector<Access>> behind;
+  if (!far.from_own.empty()) behind = FindWritesBehindSignals(plans, rank);
+  for (size_t i = 0; i < plan.steps.size(); ++i) {
+    ProgramStep step;
+    step.step = plan.steps[i];
+    step.origin = static_cast<int32_t>(i);
+    const bool far_put = step.step.kind == StepKind::kPut && geometry.node(step.step.peer) != geometry.node(plan.rank);
+    FarPut put = {};
+    if (far_put) put = {step.step.peer, {step.step.src, step.step.count, false}, pieces.MostPuts(step.step)};
+    step.flush = !sending.empty() &&
+                 (NeedsFlush(plan, step.step, sending, behind[step.origin]) || (far_put && IsQueueFull(sending, put)));
+    if (step.flush) sending.clear();
+    if (far_put) sending.push_back(put);
+    if (Synchronizes(step.step.kind)) {
+      open.clear();
+    } else {
+      const std::vector<Access> accesses = AccessesOf(plan, step.step);
+      for (const Access& access : accesses) {
+        for (const Access& earlier : open) step.sync = step.sync || Conflict(access, earlier);
+      }
+      if (step.sync) open.clear();
+      open.insert(open.end(), accesses.begin(), accesses.end());
+    }
+    steps.push_back(step);
+  }
+  if (moves) {
+    AddPhase(steps, kLeave, StepKind::kSignal, near);
+    AddPhase(steps, kLeave, StepKind::kSignal, far.open_from_own);
+    AddPhase(steps, kLeave, StepKind::kWait, near);
+    AddPhase(steps, kLeave, StepKind::kWait, far.open_to_own);
+  }
+  Group(steps);
+  return steps;
+}
+
+namespace {
+
+// Marks a step as flat, and changes its offsets, if it touches no more than one block of each buffer, or the channel
+// has all of them, and blocks lie one after the other. `whole_count`: elements of a block of all channels.
+class Flattener {
+ public:
+  Flattener(int64_t block_count, int64_t whole_count, Runs runs)
+      : block_count_(block_count), whole_count_(whole_count), runs_(runs) {}
+
+  void Flatten(ProgramStep& step, std::vector<Place>& sources) const {
+    if (Synchronizes(step.step.kind)) return;
+    std::vector<Place*> places = {&step.step.dst};
+    if (step.step.kind == StepKind::kReduce) {
+      for (int32_t s = 0; s < step.step.num_sources; ++s) places.push_back(&sources[step.step.first_source + s]);
+    } else if (step.step.kind != StepKind::kZero) {
+      places.push_back(&step.step.src);
+    }
+    for (const Place* place : places) {
+      if (!IsFlat(*place, step.step.count)) return;
+    }
+    step.flat = true;
+    for (Place* place : places) {
+      if (place->space == Space::kScratch) continue;
+      place->offset = place->offset / block_count_ * whole_count_ + place->offset % block_count_;
+    }
+  }
+
+ private:
+  bool IsFlat(const Place& place, int64_t count) const {
+    if (place.space == Space::kScratch) return true;
+    const int64_t run = place.space == Space::kInput ? runs_.input : runs_.output;
+    if (run != 0 && run != whole_count_) return false;
+    return block_count_ == whole_count_ || place.offset % block_count_ + count <= block_count_;
+  }
+
+  const int64_t block_count_;
+  const int64_t whole_count_;
+  const Runs runs_;
+};
+
+}  // namespace
+
+void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64_t block_count, int64_t whole_count,
+             Runs runs) {
+  const Flattener flattener(block_count, whole_count, runs);
+  for (ProgramStep& step : steps) flattener.Flatten(step, sources);
+}
+
+cuda::Part PartOf(int64_t buffer_count, int64_t block_count, Range range, int64_t run) {
+  cuda::Part part;
+  part.count = range.count;
+  part.begin = range.begin;
+  part.num_blocks = std::max<int64_t>(block_count > 0 ? buffer_count / block_count : 1, 1);
+  part.run = run > 0 ? run : std::max<int64_t>(block_count, 1);
+  return part;
+}
+
+void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankProgram& program) {
+  for (const Plan& plan : plans) {
+    for (const Step& step : plan.steps) {
+      if (Synchronizes(step.kind)) continue;
+      for (const Access& access : AccessesOf(plan, step)) {
+        const bool far = step.kind == StepKind::kPut && geometry.node(step.peer) != geometry.node(plan.rank);
+        if (access.place.rank == plan.rank && !far) continue;
+        program.shares_input = program.shares_input || access.place.space == Space::kInput;
+        program.shares_output = program.shares_output || access.place.space == Space::kOutput;
+      }
+    }
+  }
+}
+
+RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
+                            int32_t num_channels, int32_t rank, PackLimits limits) {
+  RankProgram program;
+  Request whole = choice.request;
+  whole.block_count = block_count;
+  // What channels with as many elements of a block have in common.
+  struct Built {
+    int32_t first_step, num_steps, first_source;
+    int64_t scratch_count;
+  };
+  std::map<int64_t, Built> built;
+  for (int32_t c = 0; c < num_channels; ++c) {
+    const Range range = ChannelRange(block_count, item_bytes, num_channels, c);
+    if (built.count(range.count) == 0) {
+      Request request = choice.request;
+      request.block_count = range.count;
+      const Pieces pieces(range.count, block_count, runs);
+      PackedPlans packed =
+          PackFarPuts(BuildAll(*choice.algorithm, request), request.geometry, pieces, item_bytes, num_channels, limits);
+      std::vector<Plan>& plans = packed.plans;
+      std::vector<ProgramStep> steps = StepsOf(plans, request, pieces, rank);
+      for (ProgramStep& step : steps) {
+        if (step.origin >= 0) step.origin = packed.origins[rank][step.origin];
+      }
+      AddShares(plans, request.geometry, program);
+      Plan& plan = plans[rank];
+      Flatten(steps, plan.sources, range.count, block_count, runs);
+      int64_t scratch_count = 0;  // the same at all ranks: peers' scratch is addressed as the own
+      for (const Plan& any : plans) scratch_count = std::max(scratch_count, any.scratch_count);
+      built[range.count] = {static_cast<int32_t>(program.steps.size()), static_cast<int32_t>(steps.size()),
+                            static_cast<int32_t>(program.sources.size()), scratch_count};
+      program.steps.insert(program.steps.end(), steps.begin(), steps.end());
+      program.sources.insert(program.sources.end(), plan.sources.begin(), plan.sources.end());
+    }
+    const Built& found = built[range.count];
+    ChannelProgram channel;
+    channel.first_step = found.first_step;
+    channel.num_steps = found.num_steps;
+    channel.first_source = found.first_source;
+    channel.input = PartOf(InputCount(whole), block_count, range, runs.input);
+    channel.output = PartOf(OutputCount(whole), block_count, range, runs.output);
+    channel.scratch_begin = program.scratch_count;
+    program.channels.push_back(channel);
+    const int64_t grain = std::max<int64_t>(kGrainBytes / item_bytes, 1);
+    program.scratch_count += CeilDiv(found.scratch_count, grain) * grain;
+  }
+  return program;
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

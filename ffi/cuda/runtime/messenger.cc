@@ -1,0 +1,274 @@
+#include "cuda/runtime/messenger.h"
+
+#include <algorithm>
+#include <chrono>
+#include <new>
+#include <set>
+#include <thread>
+
+#include "common/hash.h"
+#include "cuda/kernels/launch.h"
+#include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/deadline.h"
+#include "cuda/nccl/keep_device.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(50);  // how often the thread looks
+// How long it lets a call of NCCL's go on that another thread is in. Begin holds back for longer what must not be sent.
+constexpr auto kPatience = std::chrono::milliseconds(500);
+
+std::string RanksText(const std::set<int32_t>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank" : "ranks";
+  for (const int32_t rank : ranks) text += (rank == *ranks.begin() ? " " : ", ") + std::to_string(rank);
+  return text;
+}
+
+std::set<int32_t> PeersOf(const Round& round) {
+  std::set<int32_t> peers;
+  for (const Message& message : round.sends) peers.insert(message.peer);
+  for (const Message& message : round.receives) peers.insert(message.peer);
+  return peers;
+}
+
+// Of all that one rank sends to another.
+std::map<int32_t, uint64_t> Hashes(const std::vector<Round>& rounds, std::vector<Message> Round::* messages,
+                                   int64_t item_bytes) {
+  std::map<int32_t, uint64_t> hashes;  // by peer
+  for (const Round& round : rounds) {
+    for (const Message& message : round.*messages) {
+      uint64_t& hash = hashes[message.peer];
+      hash = Mix(hash, static_cast<uint64_t>(message.count * item_bytes));
+    }
+  }
+  return hashes;
+}
+
+}  // namespace
+
+std::unique_ptr<Messenger> Messenger::Make(const NcclLibrary& nccl, ncclComm_t network, const device::Comm& comm,
+                                           device::Report* report, double timeout_s, std::string* error) {
+  std::unique_ptr<Messenger> made(new Messenger(nccl, network, comm, report, timeout_s));
+  if (!made->Allocate(error)) return nullptr;
+  std::thread([messenger = made.get()] { messenger->Watch(); }).detach();
+  return made;
+}
+
+bool Messenger::Allocate(std::string* error) {
+  void* host = nullptr;
+  const auto check = [&](const char* name, cudaError_t status) { return (*error = Problem(name, status)).empty(); };
+  // Streams of unlike priority share no queue of the hardware, where one would wait for the other: the next segment may
+  // be what others need before they can send.
+  int lowest = 0, highest = 0;
+  const size_t greeting_bytes = 2 * static_cast<size_t>(comm_.world.size) * sizeof(uint64_t);
+  if (!check("kernels", LoadWatch()) ||
+      !check("cudaDeviceGetStreamPriorityRange", cudaDeviceGetStreamPriorityRange(&lowest, &highest)) ||
+      !check("cudaStreamCreate", cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, highest)) ||
+      !check("cudaHostAlloc", cudaHostAlloc(&host, sizeof(device::Progress), cudaHostAllocMapped)) ||
+      !check("cudaHostGetDevicePointer",
+             cudaHostGetDevicePointer(reinterpret_cast<void**>(&progress_on_device_), host, 0)) ||
+      !check("cudaMalloc", cudaMalloc(&greetings_, greeting_bytes))) {
+    return false;
+  }
+  progress_ = new (host) device::Progress;
+  return true;
+}
+
+bool Messenger::Connect(const Rounds& rounds, int64_t item_bytes, uint64_t call, std::string* error) {
+  if (!Greet(rounds, item_bytes, error)) {
+    Fail(call, *error);
+    return false;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Round& round : rounds.rounds) peers_[call].push_back(RanksText(PeersOf(round)));
+  return true;
+}
+
+void Messenger::Forget(uint64_t call) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  peers_.erase(call);
+}
+
+bool Messenger::Greet(const Rounds& rounds, int64_t item_bytes, std::string* error) {
+  const std::map<int32_t, uint64_t> sent = Hashes(rounds.rounds, &Round::sends, item_bytes);
+  const std::map<int32_t, uint64_t> received = Hashes(rounds.rounds, &Round::receives, item_bytes);
+  std::vector<uint64_t> words(2 * static_cast<size_t>(comm_.world.size));
+  const size_t bytes = words.size() * sizeof(uint64_t);
+  Round greeting;
+  for (const auto& [peer, hash] : sent) {
+    words[peer] = hash;
+    greeting.sends.push_back({peer, peer, 1});
+  }
+  for (const auto& [peer, hash] : received) greeting.receives.push_back({peer, comm_.world.size + peer, 1});
+  const auto at = [&](int64_t word) { return greetings_ + word * static_cast<int64_t>(sizeof(uint64_t)); };
+  {
+    std::lock_guard<std::mutex> lock(enqueue_mutex_);
+    uint64_t failed_call;
+    if (*error = Failure(&failed_call); !error->empty()) return false;  // NCCL's communicator may be gone
+    *error =
+        Problem("cudaMemcpyAsync", cudaMemcpyAsync(greetings_, words.data(), bytes, cudaMemcpyHostToDevice, stream_));
+    if (error->empty()) *error = Exchange(greeting, at, sizeof(uint64_t));
+    if (!error->empty() || !WaitForConnections(RanksText(PeersOf(greeting)), error)) return false;
+    *error =
+        Problem("cudaMemcpyAsync", cudaMemcpyAsync(words.data(), greetings_, bytes, cudaMemcpyDeviceToHost, stream_));
+    if (!error->empty() || !WaitForConnections("", error)) return false;
+  }
+  for (const auto& [peer, hash] : received) {
+    if (words[static_cast<size_t>(comm_.world.size) + peer] == hash) continue;
+    *error = "rank " + std::to_string(peer) + " sends other messages between nodes than rank " +
+             std::to_string(comm_.world.rank) + " expects: their programs differ";
+    return false;
+  }
+  return true;
+}
+
+bool Messenger::WaitForConnections(const std::string& peers, std::string* error) {
+  const Deadline deadline(timeout_s_);
+  for (;;) {
+    const cudaError_t status = cudaStreamQuery(stream_);
+    if (status != cudaErrorNotReady) return (*error = Problem("cudaStreamQuery", status)).empty();
+    if (!deadline.Wait()) {
+      *error = peers + " of other nodes did not come within " + TimeoutText(timeout_s_);
+      return false;
+    }
+  }
+}
+
+bool Messenger::MakeEvents(const Rounds& rounds, RoundEvents* events, std::string* error) const {
+  const auto make = [&](cudaEvent_t* event) {
+    return (*error = Problem("cudaEventCreate", cudaEventCreateWithFlags(event, cudaEventDisableTiming))).empty();
+  };
+  events->over.resize(rounds.rounds.size());
+  return make(&events->packed) &&
+         std::all_of(events->over.begin(), events->over.end(), [&](cudaEvent_t& event) { return make(&event); });
+}
+
+void Messenger::Free(const RoundEvents& events) {
+  if (events.packed != nullptr) cudaEventDestroy(events.packed);
+  for (cudaEvent_t event : events.over) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
+}
+
+std::string Messenger::Exchange(const Round& round, const std::function<char*(int64_t)>& at, int64_t item_bytes) {
+  std::lock_guard<std::timed_mutex> lock(nccl_mutex_);
+  if (closed_) return "messages between nodes: NCCL's communicator has been aborted";
+  ncclResult_t result = nccl_.GroupStart();
+  for (const Message& message : round.sends) {
+    if (result != ncclSuccess) break;
+    const auto bytes = static_cast<size_t>(message.count * item_bytes);
+    result = nccl_.Send(at(message.begin), bytes, ncclInt8, message.peer, network_, stream_);
+  }
+  for (const Message& message : round.receives) {
+    if (result != ncclSuccess) break;
+    const auto bytes = static_cast<size_t>(message.count * item_bytes);
+    result = nccl_.Recv(at(message.begin), bytes, ncclInt8, message.peer, network_, stream_);
+  }
+  const ncclResult_t ended = nccl_.GroupEnd();
+  if (result == ncclSuccess) result = ended;
+  return result == ncclSuccess ? "" : std::string("messages between nodes: ") + nccl_.GetErrorString(result);
+}
+
+std::string Messenger::Post(const CallProgram& call, const RankArgs& args, int32_t number, const RoundEvents& events,
+                            cudaStream_t stream) {
+  const Round& round = call.rounds.rounds[number];
+  std::string problem = Problem("cudaEventRecord", cudaEventRecord(events.packed, stream));
+  if (problem.empty()) problem = Problem("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, events.packed, 0));
+  if (problem.empty()) problem = Problem("kernel", LaunchBegin(args.comm, progress_on_device_, number + 1, stream_));
+  char* const scratch = args.scratch.At(args.comm.local.rank);
+  if (problem.empty()) {
+    problem = Exchange(round, [&](int64_t item) { return scratch + item * call.item_bytes; }, call.item_bytes);
+  }
+  if (problem.empty() && round.unpack >= 0) {
+    problem = Problem("kernel", Launch(OfWalk(call, args, round.unpack), call.num_channels, stream_));
+  }
+  if (problem.empty()) problem = Problem("kernel", LaunchEnd(args.comm, progress_on_device_, stream_));
+  if (problem.empty()) problem = Problem("cudaEventRecord", cudaEventRecord(events.over[number], stream_));
+  return problem;
+}
+
+std::string Messenger::Run(const CallProgram& call, const RankArgs& args, const RoundEvents& events,
+                           cudaStream_t stream) {
+  std::lock_guard<std::mutex> lock(enqueue_mutex_);
+  uint64_t failed_call;
+  std::string problem = Failure(&failed_call);  // NCCL's communicator may be gone
+  bool copied_in = false;
+  for (const Action& action : call.rounds.actions) {
+    if (!problem.empty()) break;
+    if (action.kind == Action::kWalk) {
+      RankArgs walk = OfWalk(call, args, action.number);
+      if (!copied_in) walk.copy_in = args.copy_in;
+      if (&action == &call.rounds.actions.back()) walk.copy_out = args.copy_out;
+      copied_in = true;
+      problem = Problem("kernel", Launch(walk, call.num_channels, stream));
+    } else if (action.kind == Action::kPost) {
+      problem = Post(call, args, action.number, events, stream);
+    } else {
+      problem = Problem("cudaStreamWaitEvent", cudaStreamWaitEvent(stream, events.over[action.number], 0));
+    }
+  }
+  return problem;
+}
+
+std::string Messenger::Failure(uint64_t* call) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  *call = failed_call_;
+  return failure_;
+}
+
+void Messenger::Watch() {
+  uint64_t count = 0;
+  auto since = std::chrono::steady_clock::now();
+  for (;;) {
+    std::this_thread::sleep_for(kLook);
+    const bool held = __atomic_load_n(&progress_->held, __ATOMIC_ACQUIRE) != 0;  // comes after a report
+    if (__atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) == device::Report::kComplete) {
+      return Fail(report_->program, "");  // the report says why
+    }
+    if (held) {
+      return Fail(__atomic_load_n(&progress_->call, __ATOMIC_RELAXED),
+                  "has sent nothing to other nodes, since a kernel of another communicator gave up on this GPU");
+    }
+    const auto now = std::chrono::steady_clock::now();
+    const uint64_t seen = __atomic_load_n(&progress_->count, __ATOMIC_ACQUIRE);
+    const uint64_t round = __atomic_load_n(&progress_->round, __ATOMIC_RELAXED);
+    if (seen != count || round == 0) since = now;
+    count = seen;
+    if (std::chrono::duration<double>(now - since).count() <= timeout_s_) continue;
+    const uint64_t call = __atomic_load_n(&progress_->call, __ATOMIC_RELAXED);
+    std::string peers = "other nodes";
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      const auto found = peers_.find(call);
+      if (found != peers_.end() && round <= found->second.size()) peers = found->second[round - 1];
+    }
+    return Fail(call, "rank " + std::to_string(comm_.world.rank) + " gave up in round " + std::to_string(round - 1) +
+                          " of the messages between nodes: " + peers + " did not come within " +
+                          TimeoutText(timeout_s_));
+  }
+}
+
+void Messenger::Fail(uint64_t call, const std::string& text) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.empty()) return;  // of the thread that watches, or of a call that does not connect
+    failed_call_ = call;
+    failure_ = text.empty() ? "a kernel gave up" : text;
+  }
+  __atomic_store_n(&report_->abort, 1, __ATOMIC_RELEASE);  // what this rank has for its node has no meaning either
+  closed_ = true;
+  std::unique_lock<std::timed_mutex> lock(nccl_mutex_, kPatience);
+  __atomic_store_n(&progress_->aborting, 1, __ATOMIC_RELEASE);
+  if (!lock) {
+    nccl_.CommRevoke(network_, NCCL_REVOKE_DEFAULT);
+    lock.lock();
+  }
+  lock.unlock();  // whoever comes now finds it closed
+  // It does not return before all CUDA graphs that use the communicator are gone: nobody waits for it.
+  std::thread([nccl = &nccl_, network = network_] { nccl->CommAbort(network); }).detach();
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,310 @@
+"""Measures collectives on this machine and fits the cost model to them."""
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxcomm import _cost_params, distributed
+from jaxcomm._core import plan
+from jaxcomm.ops.all_to_all import all_to_all
+from jaxcomm.ops.barrier import barrier
+from jaxcomm.ops.psum import psum
+
+_CHAIN = 4  # ops inside one jit: its own cost is divided by it
+_SIZES = (256, 16 << 10, 256 << 10, 2 << 20)  # bytes of an operand
+_ALGORITHMS = 3  # of each op and size, the cheapest ones by prediction
+_SECONDS = 0.15  # of repetitions, and at least three
+_LIMIT_S = 600.0  # that processes wait for one another's measurements
+_numbers = itertools.count()  # of calibrations, the same in all processes
+
+_OPS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "barrier": ("barrier", lambda x, a: barrier(x, "i", algorithm=a)),
+    "psum": ("all_reduce", lambda x, a: psum(x, "i", algorithm=a)),
+    "all_to_all": (
+        "all_to_all",
+        lambda x, a: all_to_all(x.reshape(jax.lax.axis_size("i"), -1), "i", 0, 0, algorithm=a).reshape(x.shape),
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One measured collective.
+
+    Attributes:
+      reach: "process", "node" or "network".
+      op: public name.
+      algorithm: name of its plan.
+      bytes: operand of one rank.
+      measured_s: median time of one op in a chain inside jit.
+      predicted_s: by the cost model with the new figures.
+    """
+
+    reach: str
+    op: str
+    algorithm: str
+    bytes: int
+    measured_s: float
+    predicted_s: float
+
+    @property
+    def error(self) -> float:
+        """How far apart the two are: 0.25 if one is 1.25 times the other."""
+        return max(self.measured_s, self.predicted_s) / min(self.measured_s, self.predicted_s) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Calibration:
+    """What calibrate() has found. ``str()`` gives a table.
+
+    Attributes:
+      cells: all that was measured.
+      path: file that later runs of this machine read; None if nothing was kept.
+    """
+
+    cells: tuple[Cell, ...]
+    path: pathlib.Path | None
+
+    def __str__(self) -> str:
+        lines = [f"{'reach':8} {'op':11} {'algorithm':19} {'bytes':>9} {'measured':>12} {'predicted':>12} {'error':>6}"]
+        lines += [
+            f"{c.reach:8} {c.op:11} {c.algorithm:19} {c.bytes:9} {c.measured_s * 1e6:9.1f} us "
+            f"{c.predicted_s * 1e6:9.1f} us {c.error:6.0%}"
+            for c in self.cells
+        ]
+        for reach in dict.fromkeys(c.reach for c in self.cells):
+            errors = [c.error for c in self.cells if c.reach == reach]
+            lines.append(f"{reach}: median error {statistics.median(errors):.0%} of {len(errors)}")
+        return "\n".join([*lines, f"kept in {self.path}" if self.path else "not kept"])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """Devices that measure together, and how the planner sees them."""
+
+    reach: str
+    mesh: Mesh
+    ranks_per_node: int
+
+    def count(self, num_bytes: int) -> int:
+        """Elements of an operand of about that size, which divide into blocks."""
+        n = self.mesh.size
+        return max(num_bytes // 4 // n, 1) * n
+
+    def request(self, op: str, num_bytes: int) -> Any:
+        n = self.mesh.size
+        count = self.count(num_bytes) // (n if op == "all_to_all" else 1) if op != "barrier" else 0
+        near = self.reach != "network"
+        return plan.Request(
+            _OPS[op][0], n // self.ranks_per_node, self.ranks_per_node, count,
+            all_addressable=near, pull=self.reach != "process",
+        )  # fmt: skip
+
+    def machine(self) -> Any:
+        return plan.machine_of(self.reach, self.mesh.size, self.ranks_per_node)
+
+
+def _groups() -> list[_Group]:
+    """Smallest reach first: of the first process of several devices, of the first node of several processes, of all."""
+    nodes = distributed.nodes()
+    devices = jax.devices("cpu")
+    found = []
+    for process in range(jax.process_count()):
+        if len(own := [d for d in devices if d.process_index == process]) > 1:
+            found.append(("process", own))
+            break
+    for processes in nodes:
+        if len(processes) > 1:
+            found.append(("node", [d for d in devices if d.process_index in processes]))
+            break
+    if len(nodes) > 1:
+        node_of = {process: i for i, processes in enumerate(nodes) for process in processes}
+        found.append(("network", sorted(devices, key=lambda d: (node_of[d.process_index], d.process_index, d.id))))
+    groups = []
+    for reach, members in found:
+        names = [next(i for i, ps in enumerate(nodes) if d.process_index in ps) for d in members]
+        mesh = Mesh(np.array(members), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+        per_node = distributed.ranks_per_node(names) if reach == "network" else len(members)
+        groups.append(_Group(reach, mesh, per_node))
+    return groups
+
+
+def _median_s(group: _Group, op: str, algorithm: str, num_bytes: int, key: str) -> float:
+    """Of one op in a chain. All processes of the group call it."""
+
+    def chain(x: Any) -> Any:
+        for _ in range(_CHAIN):
+            x = _OPS[op][1](x, algorithm)
+        return x
+
+    total = group.mesh.size * group.count(num_bytes)
+    sharding = NamedSharding(group.mesh, P("i"))
+    x = jax.make_array_from_callback((total,), sharding, lambda index: np.ones(total, np.int32)[index])
+    f = jax.jit(jax.shard_map(chain, mesh=group.mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
+
+    def once() -> float:
+        begin = time.perf_counter()
+        jax.block_until_ready(f(x))
+        return (time.perf_counter() - begin) / _CHAIN
+
+    once()
+    once()  # the first run has planned
+    repetitions = int(distributed.agree(key, str(min(max(int(_SECONDS / _CHAIN / once()), 3), 50))))
+    return statistics.median(once() for _ in range(repetitions))
+
+
+def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[Any, str, Cell]]:
+    """(request with its chunks, native algorithm, cell without prediction) of each that is not among `done`."""
+    machine, measured = group.machine(), []
+    for op, num_bytes in itertools.product(_OPS, _SIZES):
+        if op == "barrier" and num_bytes != _SIZES[0]:
+            continue
+        request = group.request(op, num_bytes)
+        choices = {}
+        for algorithm, _ in plan.algorithms(request.collective):
+            # Those with flags run here as the plans that they stand for, which are in the table too.
+            if plan.supports(request, algorithm) and plan.protocol(request.collective, algorithm) == "steps":
+                choices[algorithm] = plan.select(request, algorithm, 4, machine)
+        cheapest = sorted(choices, key=lambda algorithm: choices[algorithm].cost.time_s)[:_ALGORITHMS]
+        # Processes with different numbers of processors might choose differently.
+        for algorithm in json.loads(distributed.agree(f"{key}/{op}/{num_bytes}", json.dumps(cheapest))):
+            choice = choices[algorithm]
+            if (what := (op, num_bytes, choice.algorithm, choice.request.chunk_count)) in done:
+                continue
+            done.add(what)
+            time_s = _median_s(group, op, choice.algorithm, num_bytes, f"{key}/{op}/{num_bytes}/{choice.algorithm}")
+            cell = Cell(group.reach, op, choice.algorithm, num_bytes if op != "barrier" else 0, time_s, 0.0)
+            measured.append((choice.request, choice.algorithm, cell))
+    return measured
+
+
+# What can be fitted, and in which reach: (links, figure) or launch_s. In one address space or node, declared nodes are
+# no further away than others.
+_FREE: dict[str, tuple[tuple[str, ...], ...]] = {
+    "process": (("launch_s",), ("self+node+network", "overhead_s"), ("self+node+network", "bytes_per_s")),
+    "node": (
+        ("launch_s",), ("node+network", "overhead_s"), ("node+network", "bytes_per_s"), ("node+network", "latency_s"),
+    ),
+    "network": (
+        ("launch_s",), ("node", "overhead_s"), ("node", "bytes_per_s"), ("node", "latency_s"),
+        ("network", "overhead_s"), ("network", "bytes_per_s"), ("network", "latency_s"),
+    ),
+}  # fmt: skip
+_COLUMN = {"overhead_s": 1, "bytes_per_s": 2, "latency_s": 3}
+_PROGRESS = 1e-3  # a smaller gain ends the search of a step: figures that hardly matter don't run away
+_LEAST = {"overhead_s": 1e-8, "bytes_per_s": 1e5, "latency_s": 1e-9, "launch_s": 1e-6}
+_STARTS = [
+    {"overhead_s": overhead_s, "bytes_per_s": 1e9, "latency_s": latency_s, "launch_s": 2e-5}
+    for overhead_s, latency_s in ((1e-7, 1e-7), (1e-5, 1e-5), (1e-5, 1e-3), (1e-4, 1e-8))
+]
+
+
+def _with(machine: Any, free: Sequence[tuple[str, ...]], values: Sequence[float]) -> Any:
+    rows = {row[0]: list(row) for row in machine.links}
+    launch_s = machine.launch_s
+    for parameter, value in zip(free, values, strict=True):
+        if parameter[0] == "launch_s":
+            launch_s = value
+        else:
+            for link in parameter[0].split("+"):
+                rows[link][_COLUMN[parameter[1]]] = value
+    return plan.Machine(
+        [tuple(row) for row in rows.values()], launch_s, machine.ranks_per_processor, machine.shared_network
+    )
+
+
+def _fit(machine: Any, reach: str, measured: list[tuple[Any, str, Cell]]) -> Any:
+    """The machine with the free figures that predict best: pattern searches over their logarithms."""
+    free = _FREE[reach]
+    if all(request.ranks_per_node == 1 for request, _, _ in measured):
+        free = tuple(parameter for parameter in free if parameter[0] != "node")  # nobody uses it
+
+    def loss(values: Sequence[float]) -> float:
+        used = _with(machine, free, values)
+        errors = [
+            abs(math.log(plan.cost(request, algorithm, 4, used).time_s / cell.measured_s))
+            for request, algorithm, cell in measured
+        ]
+        # A cell that was disturbed, or that the model can't express, counts no more than one that is off by a factor e.
+        return sum(min(error, 1) for error in errors) / len(errors)
+
+    def search(values: list[float]) -> tuple[float, list[float]]:
+        best, step = loss(values), 2.0
+        while step > 0.02:
+            improved = False
+            for i, factor in itertools.product(range(len(free)), (math.exp(step), math.exp(-step))):
+                trial = list(values)
+                trial[i] = max(trial[i] * factor, _LEAST[free[i][-1]])
+                if (now := loss(trial)) < best - _PROGRESS:
+                    best, values, improved = now, trial, True
+            step = step if improved else step / 2
+        return best, values
+
+    starts = [[start[parameter[-1]] for parameter in free] for start in _STARTS]
+    return _with(machine, free, min(map(search, starts))[1])
+
+
+def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[Cell]]:
+    """What its first process has found, in all processes."""
+    members = {device.process_index for device in group.mesh.devices.flat}
+    first = group.mesh.devices.flat[0].process_index == jax.process_index()
+    measured: list[tuple[Any, str, Cell]] = []
+    done: set[tuple[Any, ...]] = set()
+    for round_ in range(2):  # better figures choose other chunks and algorithms
+        key = f"calibrate/{number}/{group.reach}/{round_}"
+        if jax.process_index() in members:
+            measured += _measure(group, key, done)
+        text = ""
+        if first:
+            fitted = _fit(group.machine(), group.reach, measured)
+            cells = [
+                dataclasses.replace(cell, predicted_s=plan.cost(request, algorithm, 4, fitted).time_s)
+                for request, algorithm, cell in measured
+            ]
+            found = {"links": fitted.links, "launch_s": fitted.launch_s}
+            text = distributed.agree(key, json.dumps([found, [dataclasses.astuple(cell) for cell in cells]]))
+        found, rows = json.loads(text or distributed.hear(key, _LIMIT_S))
+        _cost_params.use({group.reach: found})
+    return found, [Cell(*row) for row in rows]
+
+
+def calibrate(keep: bool = True) -> Calibration:
+    """Measures the collectives of this machine and fits the cost model to them. With several processes, all call it.
+
+    Takes some ten seconds per reach (one process, several of a node, several nodes) that the program has. What is
+    compiled afterwards is planned with the new figures, and so is what later programs on this machine compile, if they
+    are kept: the first process of each node writes them, and of all files that a program's processes find, the one of
+    the process that needs it first counts for all.
+
+    Args:
+      keep: writes the figures to JAXCOMM_CALIBRATION, or to jaxcomm/calibration-<host>.json in the user's cache folder.
+
+    Returns:
+      What was measured, beside what is now predicted; print it.
+
+    Raises:
+      OSError: the file can't be written.
+      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S, or one that measures has failed: those that wait
+        for it learn so after ten minutes.
+    """
+    _cost_params.load()
+    number = next(_numbers)
+    found, cells = {}, []
+    for group in _groups():
+        found[group.reach], more = _calibrate_group(group, number)
+        cells += more
+    path = _cost_params.path() if keep and found else None
+    if path is not None and any(jax.process_index() == processes[0] for processes in distributed.nodes()):
+        _cost_params.keep(found)
+    return Calibration(tuple(cells), path)

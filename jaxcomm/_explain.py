@@ -1,0 +1,260 @@
+"""Which plan a collective would run, why, and what it should cost."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxcomm import _check, _cost_params, _lowering
+from jaxcomm._config import config
+from jaxcomm._core import plan
+from jaxcomm._topology import Link, links_of
+
+# Public name (jax.lax) -> native name (ffi/collectives.def).
+NATIVE = {
+    "all_to_all": "all_to_all",
+    "all_gather": "all_gather",
+    "psum": "all_reduce",
+    "pmean": "all_reduce",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "psum_scatter": "reduce_scatter",
+    "ppermute": "permute",
+    "pbroadcast": "broadcast",
+    "barrier": "barrier",
+}
+
+
+def _native(op: str) -> str:
+    if op not in NATIVE:
+        raise ValueError(f"op must be one of {', '.join(NATIVE)}, got {op!r}")
+    return NATIVE[op]
+
+
+def algorithms(op: str) -> tuple[str, ...]:
+    """Names of plans that the keyword ``algorithm`` of an op takes, in order of preference; "xla" comes on top.
+
+    Not every algorithm fits every group: recursive halving wants a power of two of ranks, a hierarchical plan several
+    nodes of several ranks.
+
+    Raises:
+      ValueError: no such op.
+    """
+    return tuple(name for name, _ in plan.algorithms(_native(op)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """One choice of the selection table. ``str()`` gives a text for people, ``steps_text`` the plan itself.
+
+    Attributes:
+      op: public name.
+      algorithm: name of the plan chosen.
+      reason: why.
+      source: where the algorithm comes from.
+      num_nodes, ranks_per_node: the group, as the planner sees it.
+      input_bytes, output_bytes: buffers of one rank.
+      steps: of the rank that takes longest; on a GPU, of each of its thread blocks.
+      scratch_bytes: of each rank.
+      messages, bytes, signals: initiated by the rank that takes longest, by link class ("self", "node", "network"). On
+        GPUs "node" is NVLink; bytes of messages with flags are twice those of the data.
+      predicted_time_s: by the cost model of docs/internals/cost-model.md.
+      platform: "cpu" or "cuda".
+      protocol: "steps", or on GPUs "flagged" or "flagged_twice": one exchange of messages with flags, or two.
+      sms: multiprocessors of a GPU that the call keeps busy, a thread block each; 0 on CPUs.
+      links, launch_s, frame_s: the figures that the time is predicted with. launch_s: of a call; frame_s: of what all
+        ranks do together before and after a plan.
+    """
+
+    op: str
+    algorithm: str
+    reason: str
+    source: str
+    num_nodes: int
+    ranks_per_node: int
+    input_bytes: int
+    output_bytes: int
+    steps: int
+    scratch_bytes: int
+    messages: dict[str, int]
+    bytes: dict[str, int]
+    signals: dict[str, int]
+    predicted_time_s: float
+    platform: str
+    protocol: str
+    sms: int
+    links: tuple[Link, ...]
+    launch_s: float
+    frame_s: float
+    _request: Any = dataclasses.field(repr=False, compare=False)
+
+    def steps_text(self, rank: int = 0) -> str:
+        """The plan of one rank, a step a line: buffers by rank, offsets and counts in elements."""
+        return str(plan.build(self._request, self.algorithm)[rank])
+
+    def __str__(self) -> str:
+        links = [
+            f"  {name:8} {self.messages[name]:6} messages {self.bytes[name]:14} bytes {self.signals[name]:6} signals"
+            for name in self.messages
+        ]
+        return "\n".join(
+            [
+                f"{self.op} over {self.num_nodes} node(s) of {self.ranks_per_node} rank(s): "
+                f"{self.input_bytes} -> {self.output_bytes} bytes per rank",
+                f"algorithm {self.algorithm} ({self.source})",
+                f"reason    {self.reason}",
+                f"steps     {self.steps}, scratch {self.scratch_bytes} bytes",
+                *links,
+                f"predicted {self.predicted_time_s * 1e6:.1f} us",
+                *(self._on_gpus() if self.platform == "cuda" else []),
+            ]
+        )
+
+    def _on_gpus(self) -> list[str]:
+        return [
+            f"on GPUs   {'walk of the plan' if self.protocol == 'steps' else 'messages with flags'}, {self.sms} SM(s)",
+            f"  launch {self.launch_s * 1e6:.3f} us, frame {self.frame_s * 1e6:.3f} us",
+            *(f"  {link}" for link in self.links),
+            "  Not measured with jaxcomm: published values, ceilings, guesses (docs/internals/cost-model.md) or given.",
+        ]
+
+
+def _replace(op: str, machine: Any, links: Sequence[Link], launch_s: float | None, frame_s: float | None) -> None:
+    """Figures of the machine by those that are given."""
+    rows = {link.name: (link.overhead_s, link.bytes_per_s, link.latency_s) for link in links_of(machine)}
+    for link in links:
+        if link.name not in rows:
+            raise ValueError(f"{op}: links must be of {', '.join(rows)}, got {link.name!r}")
+        if link.overhead_s < 0 or link.latency_s < 0 or not link.bytes_per_s > 0:
+            raise ValueError(f"{op}: times must not be negative, nor bandwidths 0 or less, got {link!r}")
+        rows[link.name] = (link.overhead_s, link.bytes_per_s, link.latency_s)
+    if (flagged := rows.pop("flagged", None)) is not None:
+        machine.flagged = machine.flagged_twice = flagged
+    machine.links = [(name, *row) for name, row in rows.items()]
+    machine.launch_s = machine.launch_s if launch_s is None else launch_s
+    machine.frame_s = machine.frame_s if frame_s is None else frame_s
+
+
+def explain(
+    op: str,
+    x: Any,
+    axis_sizes: int | Sequence[int],
+    *,
+    algorithm: str | None = None,
+    source: int = 0,
+    perm: Sequence[tuple[int, int]] | None = None,
+    reach: str | None = None,
+    ranks_per_node: int | None = None,
+    platform: str = "cpu",
+    max_sms: int | None = None,
+    gin: bool = True,
+    links: Sequence[Link] = (),
+    launch_s: float | None = None,
+    frame_s: float | None = None,
+) -> Explanation:
+    """Tells which plan an op would run, why, and what it should cost.
+
+    The plan is the one that a program would choose, which does not know of `links`, `launch_s` and `frame_s`: these
+    change the prediction only. Ask for another plan by `algorithm`.
+
+    Args:
+      op: public name, such as "all_to_all" or "psum".
+      x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier".
+      axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
+      algorithm: as in the op.
+      source: rank that broadcasts (pbroadcast).
+      perm: as in ppermute; None means a shift by one.
+      reach: how CPU devices reach each other: "process" (devices of one process, the default), "node" (of several
+        processes on a node) or "network" (of several nodes).
+      ranks_per_node: of the group; by default the innermost of several axes is a node. On GPUs a node is what NVLink
+        connects.
+      platform: "cpu", or "cuda" for NVIDIA GPUs; none need be there.
+      max_sms: as in the op.
+      gin: on GPUs of several nodes, kernels put over the network themselves, as they do where NCCL has GIN; if not,
+        messages go in rounds of NCCL's sends and receives.
+      links: figures to use instead of those of the same names, as `Explanation.links` has them.
+      launch_s, frame_s: the same for these.
+
+    Returns:
+      An Explanation; print it, or read its fields.
+
+    Raises:
+      ValueError: unknown op, algorithm, reach, platform or link, or sizes that don't fit.
+      RuntimeError: with several processes, the coordination service does not answer.
+    """
+    native = _native(op)
+    _check.algorithm(op, native, algorithm)
+    if algorithm == "xla":
+        raise ValueError(f"{op}: algorithm 'xla' has no plan: it is XLA's own collective")
+    sizes = (axis_sizes,) if isinstance(axis_sizes, int) else tuple(axis_sizes)
+    if not sizes or any(size < 1 for size in sizes):
+        raise ValueError(f"{op}: axis_sizes must be positive, got {axis_sizes!r}")
+    n = math.prod(sizes)
+    ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
+    if n % ranks_per_node:
+        raise ValueError(f"{op}: {n} ranks are not nodes of {ranks_per_node}")
+    count, item_bytes = (0, 1) if op == "barrier" else (math.prod(x.shape), np.dtype(x.dtype).itemsize)
+    if native in ("all_to_all", "reduce_scatter"):
+        if count % n:
+            raise ValueError(f"{op}: {count} elements do not divide into {n} equal blocks")
+        count //= n
+    source_of = []
+    if native == "permute":
+        source_of = [-1] * n
+        for src, dst in perm if perm is not None else [(r, (r + 1) % n) for r in range(n)]:
+            source_of[dst] = src
+    if platform not in ("cpu", "cuda"):
+        raise ValueError(f"{op}: platform must be 'cpu' or 'cuda', got {platform!r}")
+    on_gpus = platform == "cuda"
+    if on_gpus and reach is not None:
+        raise ValueError(f"{op}: reach is of CPU devices; on GPUs ranks_per_node tells what NVLink connects")
+    one_node = n == ranks_per_node if on_gpus else reach != "network"
+    request = plan.Request(
+        native, n // ranks_per_node, ranks_per_node, count, root=source, source_of=source_of,
+        all_addressable=one_node, pull=on_gpus or reach not in (None, "process"),
+    )  # fmt: skip
+    if on_gpus:
+        most = min(_check.max_sms(op, max_sms) or config().max_sms, config().max_sms)
+        selection = plan.select_for_gpus(request, algorithm or "", item_bytes, most, gin)
+        choice, sms = selection.choice, selection.num_channels
+        machine = plan.gpu_machine(gin)
+    else:
+        _cost_params.load()
+        machine = plan.machine_of(reach or "process", n, ranks_per_node)
+        choice, sms = plan.select(request, algorithm or "", item_bytes, machine), 0
+    if choice.algorithm is None:
+        raise ValueError(f"{op}: {choice.reason}")
+    _replace(op, machine, links, launch_s, frame_s)
+    given = links or launch_s is not None or frame_s is not None
+    if on_gpus:
+        cost = plan.cost_on_gpus(request, selection, item_bytes, machine if given else None, gin)
+    elif given:
+        cost = plan.cost(choice.request, choice.algorithm, item_bytes, machine)
+    else:
+        cost = choice.cost
+    traffic_of = {"self": cost.self, "node": cost.node, "network": cost.network}
+    return Explanation(
+        op=op,
+        algorithm=choice.algorithm,
+        reason=choice.reason,
+        source=dict(plan.algorithms(native))[choice.algorithm],
+        num_nodes=request.num_nodes,
+        ranks_per_node=ranks_per_node,
+        input_bytes=request.input_count * item_bytes,
+        output_bytes=request.output_count * item_bytes,
+        steps=cost.steps,
+        scratch_bytes=cost.scratch_bytes,
+        messages={name: traffic.messages for name, traffic in traffic_of.items()},
+        bytes={name: traffic.bytes for name, traffic in traffic_of.items()},
+        signals={name: traffic.signals for name, traffic in traffic_of.items()},
+        predicted_time_s=cost.time_s,
+        platform=platform,
+        protocol=plan.protocol(native, choice.algorithm) if choice.flagged else "steps",
+        sms=sms,
+        links=links_of(machine),
+        launch_s=machine.launch_s,
+        frame_s=machine.frame_s,
+        _request=choice.request,
+    )

@@ -1,0 +1,123 @@
+"""Nodes, ranks and links, as the planner sees them."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcomm import _cost_params, distributed
+from jaxcomm._core import plan
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """One class of link.
+
+    Attributes:
+      name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes); on GPUs also "flagged"
+        (messages with flags to peers of the node).
+      overhead_s: that the sender is busy with a step or a signal, beside its bytes.
+      latency_s: until it arrives, while the sender goes on.
+      bytes_per_s: of one rank while all work; of the link that the ranks of a node share, for "network".
+    """
+
+    name: str
+    overhead_s: float
+    latency_s: float
+    bytes_per_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name:8} {self.overhead_s * 1e6:9.3f} us a step {self.latency_s * 1e6:9.3f} us latency "
+            f"{self.bytes_per_s / 1e9:9.3f} GB/s"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """What the devices of this program can reach.
+
+    Attributes:
+      nodes: processes of each node; they share memory.
+      ranks: devices of each node.
+      processors: processors that this process may use.
+      links: link classes with the figures that predictions use.
+      calibrated: whether calibrate() has found these figures, on this machine or on that of another process of the
+        program; if not, they are constants.
+    """
+
+    nodes: tuple[tuple[int, ...], ...]
+    ranks: tuple[int, ...]
+    processors: int
+    links: tuple[Link, ...]
+    calibrated: bool
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.nodes)} node(s), {sum(self.ranks)} rank(s), {self.processors} processor(s)"]
+        lines += [
+            f"  node {number}: {ranks} rank(s) of process(es) {', '.join(map(str, processes))}"
+            for number, (processes, ranks) in enumerate(zip(self.nodes, self.ranks, strict=True))
+        ]
+        lines += [f"  {link}" for link in self.links]
+        lines.append("  measured by calibrate()" if self.calibrated else "  constants; calibrate() measures")
+        return "\n".join(lines)
+
+
+def links_of(machine: Any) -> tuple[Link, ...]:
+    """Those of a plan.Machine."""
+    rows = [*machine.links, *([("flagged", *machine.flagged)] if machine.flagged else [])]
+    return tuple(Link(name, overhead_s, latency_s, bytes_per_s) for name, overhead_s, bytes_per_s, latency_s in rows)
+
+
+def topology() -> Topology:
+    """Describes the CPU devices of this program. With several processes, all must call it.
+
+    The figures of the links are those that the selection table works with for a group of all devices.
+
+    Raises:
+      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S.
+    """
+    nodes = distributed.nodes()
+    devices = [device.process_index for device in jax.devices("cpu")]
+    ranks = [sum(map(devices.count, processes)) for processes in nodes]
+    _cost_params.load()
+    reach = "process" if len(set(devices)) == 1 else "node" if len(nodes) == 1 else "network"
+    machine = plan.machine_of(reach, len(devices), max(ranks))
+    processors = len(os.sched_getaffinity(0))
+    calibrated = reach in _cost_params.measured
+    return Topology(tuple(map(tuple, nodes)), tuple(ranks), processors, links_of(machine), calibrated)
+
+
+def make_mesh(
+    axis_shapes: Sequence[int],
+    axis_names: Sequence[str],
+    *,
+    devices: Sequence[jax.Device] | None = None,
+    axis_types: Any = None,
+) -> jax.sharding.Mesh:
+    """A mesh whose inner axes stay inside a node where sizes allow it. With several processes, all must call it.
+
+    Args:
+      axis_shapes: sizes of the axes, outermost first.
+      axis_names: their names.
+      devices: those to use; by default the first of all.
+      axis_types: as in jax.sharding.Mesh.
+
+    Returns:
+      A mesh over the devices in the order of nodes, processes and device numbers.
+
+    Raises:
+      ValueError: fewer devices than the mesh has places.
+      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S.
+    """
+    node_of = {process: number for number, processes in enumerate(distributed.nodes()) for process in processes}
+    devices = jax.devices() if devices is None else devices
+    if len(devices) < (size := math.prod(axis_shapes)):
+        raise ValueError(f"make_mesh: axis_shapes {tuple(axis_shapes)} need {size} devices, got {len(devices)}")
+    ordered = sorted(devices, key=lambda device: (node_of[device.process_index], device.process_index, device.id))
+    grid = np.array(ordered[:size]).reshape(axis_shapes)
+    return jax.sharding.Mesh(grid, tuple(axis_names), axis_types=axis_types)

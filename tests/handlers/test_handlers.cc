@@ -1,0 +1,298 @@
+// The FFI handlers of CPUs: attributes and buffers as XLA passes them, against formulas for each collective.
+#include <functional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "xla_cpu.h"
+
+#define JAXCOMM_COLLECTIVE(enumerator, name, Handler)                 \
+  extern "C" XLA_FFI_Error* Handler##Instantiate(XLA_FFI_CallFrame*); \
+  extern "C" XLA_FFI_Error* Handler##Execute(XLA_FFI_CallFrame*);
+#include "../../ffi/collectives.def"
+#undef JAXCOMM_COLLECTIVE
+
+namespace jaxcomm {
+namespace {
+
+using fake::Attributes;
+using fake::CallSite;
+using fake::XlaError;
+using Rows = std::vector<std::vector<int32_t>>;
+
+constexpr int32_t kRanks = 4;
+
+void Prepare(double timeout_s = 60) {
+  Completer::Get().EnsureThreads(kRanks);
+  Meeting::SetLimits({timeout_s, 60});
+}
+
+// What a call site has besides the attributes of its collective, which sort before or behind `call`.
+Attributes Call(const std::vector<int64_t>& groups = {0, 1, 2, 3}, int64_t group_size = kRanks,
+                const std::string& algorithm = "") {
+  Attributes call, all;
+  call.AddText("algorithm", algorithm);
+  call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, group_size);
+  call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, 0);
+  call.AddText("op", "an_op");
+  call.AddScalar<int64_t>("ranks_per_node", XLA_FFI_DataType_S64, group_size);
+  call.AddText("site", "a_file.py:7");
+  all.AddDictionary("call", call);
+  all.AddArray("groups", groups);
+  return all;
+}
+
+struct Handlers {
+  CallSite::Handler *instantiate, *execute;
+};
+
+// A collective and its own attributes. XLA sorts attributes by name, so some stand before `processes`.
+struct Target {
+  Handlers handlers;
+  std::function<void(Attributes&)> before_processes, after_processes;
+};
+
+// All ranks' results of a call with one operand `in[rank]` and one result of `out_count` elements.
+Rows Run(const Target& target, const Rows& in, size_t out_count, Attributes attributes = Call()) {
+  Prepare();
+  if (target.before_processes) target.before_processes(attributes);
+  attributes.AddArray<int32_t>("processes", {});
+  if (target.after_processes) target.after_processes(attributes);
+  CallSite site;
+  const XlaError error = site.Instantiate(target.handlers.instantiate, attributes);
+  if (!error.text.empty()) std::fprintf(stderr, "%s\n", error.text.c_str());
+  CHECK(error.code == XLA_FFI_Error_Code_OK);
+  Rows x = in, y(in.size(), std::vector<int32_t>(out_count, -1));
+  std::vector<int32_t> ranks(in.size());
+  std::vector<std::unique_ptr<fake::XlaFuture>> futures;
+  static int64_t run = 0;
+  ++run;
+  for (size_t r = 0; r < in.size(); ++r) {
+    ranks[r] = static_cast<int32_t>(r);
+    const auto rows = static_cast<int64_t>(x[r].size()), outputs = static_cast<int64_t>(out_count);
+    futures.push_back(site.Execute(target.handlers.execute, run,
+                                   {{XLA_FFI_DataType_S32, &ranks[r], {}}, {XLA_FFI_DataType_S32, x[r].data(), {rows}}},
+                                   {{XLA_FFI_DataType_S32, y[r].data(), {outputs}}}));
+  }
+  for (auto& future : futures) {
+    const XlaError failure = future->Wait();
+    if (!failure.text.empty()) std::fprintf(stderr, "%s\n", failure.text.c_str());
+    CHECK(failure.code == XLA_FFI_Error_Code_OK);
+  }
+  CHECK(x == in);  // operands stay as they are
+  return y;
+}
+
+// Element i of rank r: no two are equal, and no order of ranks is that of the values.
+int32_t Value(int32_t rank, int32_t i) { return (rank * 3 + 1) % 5 * 1000 + i; }
+
+Rows Values(int32_t count) {
+  Rows rows(kRanks);
+  for (int32_t r = 0; r < kRanks; ++r) {
+    for (int32_t i = 0; i < count; ++i) rows[r].push_back(Value(r, i));
+  }
+  return rows;
+}
+
+std::function<void(Attributes&)> Number(const std::string& name, int64_t value) {
+  return [=](Attributes& attributes) { attributes.AddScalar<int64_t>(name, XLA_FFI_DataType_S64, value); };
+}
+
+TEST_CASE("all_gather: columns of all ranks side by side") {
+  const Rows y = Run({{AllGatherInstantiate, AllGatherExecute}, Number("output_run", 3), {}}, Values(6), 24);
+  for (const auto& row : y) {
+    for (int32_t i = 0; i < 24; ++i) CHECK(row[i] == Value(i % 12 / 3, i / 12 * 3 + i % 3));  // 2 rows of 4 x 3
+  }
+}
+
+int32_t Reduced(int64_t op, int32_t i) {
+  int32_t result = Value(0, i);
+  for (int32_t r = 1; r < kRanks; ++r) {
+    const int32_t next = Value(r, i);
+    result = op == 0 ? result + next : op == 1 ? std::max(result, next) : std::min(result, next);
+  }
+  return result;
+}
+
+TEST_CASE("all_reduce: the sum, the largest, the smallest") {
+  for (const int64_t op : {0, 1, 2}) {
+    const Rows y = Run({{AllReduceInstantiate, AllReduceExecute}, {}, Number("reduce_op", op)}, Values(6), 6);
+    for (const auto& row : y) {
+      for (int32_t i = 0; i < 6; ++i) CHECK(row[i] == Reduced(op, i));
+    }
+  }
+}
+
+TEST_CASE("all_reduce: groups are those of the attributes") {
+  const Rows y =
+      Run({{AllReduceInstantiate, AllReduceExecute}, {}, Number("reduce_op", 0)}, Values(1), 1, Call({3, 0, 1, 2}, 2));
+  for (const auto& [a, b] : {std::pair<int, int>{0, 3}, {1, 2}}) {
+    CHECK(y[a][0] == Value(a, 0) + Value(b, 0) && y[b][0] == y[a][0]);
+  }
+}
+
+TEST_CASE("reduce_scatter: sums, maxima and minima of the own columns") {
+  for (const int64_t op : {0, 1, 2}) {
+    const Rows y =
+        Run({{ReduceScatterInstantiate, ReduceScatterExecute}, Number("input_run", 3), Number("reduce_op", op)},
+            Values(24), 6);
+    for (int32_t r = 0; r < kRanks; ++r) {
+      for (int32_t i = 0; i < 6; ++i) CHECK(y[r][i] == Reduced(op, i / 3 * 12 + r * 3 + i % 3));
+    }
+  }
+}
+
+TEST_CASE("all_to_all: columns become rows, and rows columns") {
+  const Handlers handlers = {AllToAllInstantiate, AllToAllExecute};
+  const auto runs = [](int64_t input, int64_t output) {
+    return [=](Attributes& attributes) {
+      Number("input_run", input)(attributes);
+      Number("output_run", output)(attributes);
+    };
+  };
+  const Rows by_columns = Run({handlers, runs(3, 6), {}}, Values(24), 24);
+  const Rows by_rows = Run({handlers, runs(6, 3), {}}, Values(24), 24);
+  for (int32_t r = 0; r < kRanks; ++r) {
+    for (int32_t i = 0; i < 24; ++i) {
+      const int32_t of_block = i % 6;
+      CHECK(by_columns[r][i] == Value(i / 6, of_block / 3 * 12 + r * 3 + of_block % 3));
+      CHECK(by_rows[r][of_block / 3 * 12 + i / 6 * 3 + of_block % 3] == Value(i / 6, r * 6 + of_block));
+    }
+  }
+}
+
+TEST_CASE("permute: from the given rank, or zeros") {
+  const std::vector<int64_t> source_of = {2, -1, 3, 0};
+  const Rows y = Run({{PermuteInstantiate, PermuteExecute},
+                      {},
+                      [&](Attributes& attributes) { attributes.AddArray("source_of", source_of); }},
+                     Values(5), 5);
+  for (int32_t r = 0; r < kRanks; ++r) {
+    for (int32_t i = 0; i < 5; ++i) {
+      CHECK(y[r][i] == (source_of[r] < 0 ? 0 : Value(static_cast<int32_t>(source_of[r]), i)));
+    }
+  }
+}
+
+TEST_CASE("broadcast: the root's") {
+  const Rows y = Run({{BroadcastInstantiate, BroadcastExecute}, {}, Number("root", 2)}, Values(5), 5);
+  for (const auto& row : y) CHECK(row == Values(5)[2]);
+}
+
+// A rank's execution of a barrier with these operands and results.
+std::unique_ptr<fake::XlaFuture> EnterBarrier(CallSite& site, int32_t& rank, std::vector<fake::Buffer> xs,
+                                              const std::vector<fake::Buffer>& ys) {
+  xs.insert(xs.begin(), {XLA_FFI_DataType_S32, &rank, {}});
+  return site.Execute(BarrierExecute, 1, std::move(xs), ys);
+}
+
+TEST_CASE("barrier: waits for all ranks, copies nothing") {
+  Prepare();
+  CallSite site;
+  Attributes attributes = Call();
+  attributes.AddArray<int32_t>("processes", {});
+  CHECK(site.Instantiate(BarrierInstantiate, attributes).code == XLA_FFI_Error_Code_OK);
+  int32_t ranks[kRanks] = {0, 1, 2, 3};
+  float data[2] = {1, 2};
+  const fake::Buffer x{XLA_FFI_DataType_F32, &data[0], {1}}, y{XLA_FFI_DataType_F32, &data[1], {1}};
+  for (const auto& [operands, results, part] :
+       {std::tuple<std::vector<fake::Buffer>, std::vector<fake::Buffer>, const char*>{
+            {x}, {}, "one result per operand"},
+        {{x, x}, {x}, "one result per operand"},
+        {{x}, {y}, "must be aliased"},
+        {{x, y}, {x, x}, "must be aliased"}}) {
+    const XlaError error = EnterBarrier(site, ranks[0], operands, results)->Wait();
+    CHECK(error.code == XLA_FFI_Error_Code_INVALID_ARGUMENT && error.text.find("jaxcomm: barrier") == 0);
+    CHECK(error.text.find(part) != std::string::npos);
+  }
+  std::vector<std::unique_ptr<fake::XlaFuture>> futures;
+  for (int32_t& rank : ranks) futures.push_back(EnterBarrier(site, rank, {x, y}, {x, y}));
+  for (auto& future : futures) CHECK(future->Wait().code == XLA_FFI_Error_Code_OK);
+  CHECK(data[0] == 1 && data[1] == 2);
+}
+
+TEST_CASE("errors carry XLA's code and name the call") {
+  Prepare(0.2);
+  CallSite wrong;
+  Attributes attributes = Call({0, 1, 2, 3}, 3);
+  attributes.AddArray<int32_t>("processes", {});
+  XlaError error = wrong.Instantiate(BarrierInstantiate, attributes);
+  CHECK(error.code == XLA_FFI_Error_Code_INVALID_ARGUMENT && error.text.find("jaxcomm: an_op: 4 ranks") == 0);
+
+  CallSite site;
+  attributes = Call();
+  attributes.AddArray<int32_t>("processes", {});
+  attributes.AddScalar<int64_t>("reduce_op", XLA_FFI_DataType_S64, 0);
+  CHECK(site.Instantiate(AllReduceInstantiate, attributes).code == XLA_FFI_Error_Code_OK);
+  int32_t rank = 2, x = 1, y = 0;
+  const auto execute = [&](XLA_FFI_DataType type, int64_t run) {
+    return site.Execute(AllReduceExecute, run, {{XLA_FFI_DataType_S32, &rank, {}}, {type, &x, {1}}}, {{type, &y, {1}}})
+        ->Wait();
+  };
+  error = execute(XLA_FFI_DataType_S4, 901);
+  CHECK(error.code == XLA_FFI_Error_Code_INVALID_ARGUMENT);
+  CHECK(error.text == "jaxcomm: unsupported element type " + std::to_string(XLA_FFI_DataType_S4));
+  error = execute(XLA_FFI_DataType_S32, 902);  // the other ranks never come
+  CHECK(error.code == XLA_FFI_Error_Code_DEADLINE_EXCEEDED);
+  for (const char* part : {"jaxcomm: an_op at a_file.py:7: ", "[0, 1, 3]", "[2]"}) {
+    CHECK(error.text.find(part) != std::string::npos);
+  }
+  Prepare();
+}
+
+TEST_CASE("the specification of a call has all that its attributes say") {
+  const std::vector<int64_t> groups = {4, 5, 6, 7};
+  const std::vector<int32_t> processes = {0, 0, 1, 1};
+  const CallAttributes call = {"psum", "train.py:3", "ring", 4, 2, 11};
+  const CallSpec spec = MakeSpec(Collective::kBroadcast, call, Groups(groups.data(), groups.size()),
+                                 Processes(processes.data(), processes.size()));
+  CHECK(spec.collective == Collective::kBroadcast && spec.op == "psum" && spec.site == "train.py:3");
+  CHECK(spec.algorithm == "ring" && spec.groups == groups && spec.processes == processes);
+  CHECK(spec.group_size == 4 && spec.ranks_per_node == 2 && spec.max_sms == 11);
+}
+
+// Names and sizes are those of ml_dtypes and NumPy.
+TEST_CASE("every element type has its name and size") {
+  struct Row {
+    XLA_FFI_DataType type;
+    const char* name;
+    int64_t bytes;
+  };
+  const Row rows[] = {{XLA_FFI_DataType_PRED, "bool", 1},
+                      {XLA_FFI_DataType_S8, "int8", 1},
+                      {XLA_FFI_DataType_S16, "int16", 2},
+                      {XLA_FFI_DataType_S32, "int32", 4},
+                      {XLA_FFI_DataType_S64, "int64", 8},
+                      {XLA_FFI_DataType_U8, "uint8", 1},
+                      {XLA_FFI_DataType_U16, "uint16", 2},
+                      {XLA_FFI_DataType_U32, "uint32", 4},
+                      {XLA_FFI_DataType_U64, "uint64", 8},
+                      {XLA_FFI_DataType_F16, "float16", 2},
+                      {XLA_FFI_DataType_BF16, "bfloat16", 2},
+                      {XLA_FFI_DataType_F32, "float32", 4},
+                      {XLA_FFI_DataType_F64, "float64", 8},
+                      {XLA_FFI_DataType_C64, "complex64", 8},
+                      {XLA_FFI_DataType_C128, "complex128", 16},
+                      {XLA_FFI_DataType_F8E5M2, "float8_e5m2", 1},
+                      {XLA_FFI_DataType_F8E4M3FN, "float8_e4m3fn", 1},
+                      {XLA_FFI_DataType_F8E4M3, "float8_e4m3", 1},
+                      {XLA_FFI_DataType_F8E3M4, "float8_e3m4", 1},
+                      {XLA_FFI_DataType_F8E4M3B11FNUZ, "float8_e4m3b11fnuz", 1},
+                      {XLA_FFI_DataType_F8E5M2FNUZ, "float8_e5m2fnuz", 1},
+                      {XLA_FFI_DataType_F8E4M3FNUZ, "float8_e4m3fnuz", 1},
+                      {XLA_FFI_DataType_F8E8M0FNU, "float8_e8m0fnu", 1}};
+  for (const Row& row : rows) {
+    const auto dtype = FromFfi(static_cast<ffi::DataType>(row.type));
+    CHECK(dtype.has_value() && row.name == std::string(Name(*dtype)) && ItemBytes(*dtype) == row.bytes);
+    const bool ordered = row.name[0] != 'c', sums = row.type != XLA_FFI_DataType_F8E8M0FNU;
+    CHECK(CanReduce(*dtype, ReduceOp::kSum) == sums);
+    CHECK(CanReduce(*dtype, ReduceOp::kMax) == (sums && ordered));
+    CHECK(CanReduce(*dtype, ReduceOp::kMin) == (sums && ordered));
+  }
+  for (const auto type : {XLA_FFI_DataType_INVALID, XLA_FFI_DataType_TOKEN, XLA_FFI_DataType_S4, XLA_FFI_DataType_U2}) {
+    CHECK(!FromFfi(static_cast<ffi::DataType>(type)));
+  }
+}
+
+}  // namespace
+}  // namespace jaxcomm

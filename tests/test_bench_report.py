@@ -1,0 +1,104 @@
+"""jaxcomm.bench: texts and plots, compared with what a reader should find in them."""
+
+import dataclasses
+import pathlib
+
+import matplotlib.pyplot as plt
+import pytest
+from test_bench import record
+
+from jaxcomm.bench import records, report
+
+
+def test_a_line_has_the_columns_of_its_header():
+    run = {
+        "command": "python -m jaxcomm.bench", "started": "today", "commit": None, "dirty": None,
+        "machine": {"cpu": "CPU", "cores": 2, "memory_gib": 4},
+        "versions": {"python": "3", "jax": "1", "jaxlib": "2", "jaxcomm": "0"},
+        "parameters": {"chain": 16, "isolate": False, "axes": "8"},
+    }  # fmt: skip
+    *_, titles, units = report.header(run, 8, 1).splitlines()
+    line = report.line(record(busbw_gb_per_s=1234.5))
+    ends = {"size": "1024", "count": "256", "time": "20.00", "busbw": "1234.50", "p99": "30.00", "reps": "30"}
+    for title, value in ends.items():
+        end = titles.index(f" {title} " if title != "reps" else " reps") + len(title) + 1
+        assert line[:end].endswith(f" {value}"), title
+    starts = {"type": "float32", "op": "psum", "mode": "chain", "algorithm": "direct", "beside": "lax.psum"}
+    for title, value in starts.items():
+        assert line[titles.index(f" {title} ") :].startswith(f" {value} "), title
+    assert units.split() == ["#", "(B)", "(elements)", "(us)", "(GB/s)", "(GB/s)", "(us)", "(us)", "(us)"]
+    assert len(line) <= len(titles)
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [(0.04, "0.0 us"), (99.94, "99.9 us"), (100, "100 us"), (999.4, "999 us"), (1000, "1.0 ms"), (123456, "123.5 ms")],
+)
+def test_times_have_three_digits_or_so(us, text):
+    assert report._time_text(us) == text
+
+
+def test_the_name_of_a_processor_that_linux_does_not_name(monkeypatch):
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda self: "flags: none\n")
+    monkeypatch.setattr(records.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(records.platform, "processor", lambda: "")
+    assert records._cpu_model() == "aarch64"
+    monkeypatch.setattr(records.platform, "processor", lambda: "Neoverse")
+    assert records._cpu_model() == "Neoverse"
+    monkeypatch.setattr(pathlib.Path, "read_text", lambda self: "model name\t: EPYC: 9\n")
+    assert records._cpu_model() == "EPYC: 9"
+
+
+def test_tables_of_one_mode_only():
+    run = {
+        "commit": "0123456789abcdef", "dirty": True,
+        "machine": {"cpu": "CPU", "cores": 2, "memory_gib": 4},
+        "versions": {"python": "3", "jax": "1", "jaxlib": "2", "jaxcomm": "0"},
+        "parameters": {"chain": 16, "dtype": "float32", "ranks": 8},
+    }  # fmt: skip
+    rows = [record(mode="call"), record(mode="call", op="pmax", size_bytes=1 << 20, time_us=2000.0)]
+    assert report.markdown(run, rows).splitlines() == [
+        "One op per `jit` call, host to host (in brackets: time of `jax.lax` divided by it):",
+        "",
+        "| op | 1 KiB | 1 MiB |",
+        "|---|---|---|",
+        "| `psum` | 20.0 us (5.0x) |  |",
+        "| `pmax` |  | 2.0 ms (0.1x) |",
+        "| copy limit | 10.0 us | 10.0 us |",
+        "",
+        "8 CPU devices, float32. CPU, 2 cores, 4 GiB; Python 3, jax 1, jaxlib 2, jaxcomm 0, commit 0123456789ab with "
+        "changes.",
+    ]
+
+
+def test_a_plot_has_a_panel_for_each_op_and_a_line_for_each_series(monkeypatch, tmp_path):
+    figures = []
+    monkeypatch.setattr(plt, "close", figures.append)
+    run = {
+        "commit": None, "dirty": None, "machine": {"cpu": "CPU", "cores": 2, "memory_gib": 4},
+        "versions": {"python": "3", "jax": "1", "jaxlib": "2", "jaxcomm": "0"},
+    }  # fmt: skip
+    rows = [
+        record(size_bytes=4096, time_us=40.0, baseline_time_us=400.0),
+        record(),
+        record(mode="call", time_us=50.0, baseline_time_us=None, limit_us=None),
+        *(record(op=op) for op in ("pmax", "pmin", "pmean")),
+        record(op="pbroadcast", time_us=60.0, baseline_time_us=None, limit_us=None),
+        dataclasses.replace(record(op="barrier"), size_bytes=0),
+    ]
+    report.plot(str(tmp_path / "plot.png"), run, rows)
+    monkeypatch.undo()
+    (figure,) = figures
+    panels = [axis for axis in figure.axes if axis.get_visible()]
+    assert [axis.get_title() for axis in panels] == ["psum", "pmax", "pmin", "pmean", "pbroadcast"]
+    assert [axis.get_ylabel() for axis in panels] == ["us per op", "", "", "", "us per op"]
+    assert [len(axis.lines) for axis in panels] == [4, 3, 3, 3, 1]
+    psum = [(line.get_linestyle(), line.get_xydata().tolist()) for line in panels[0].lines]
+    assert psum == [
+        ("-", [[1024, 20], [4096, 40]]), ("-", [[1024, 100], [4096, 400]]), ("-", [[1024, 10], [4096, 10]]),
+        ("--", [[1024, 50]]),
+    ]  # fmt: skip
+    (legend,) = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["jaxcomm, chain", "jax.lax, chain", "copy limit, chain", "jaxcomm, call"]
+    plt.close(figure)

@@ -1,0 +1,53 @@
+"""The version of XLA's FFI that a native module was built for, against the installed jaxlib's."""
+
+import importlib.metadata
+import re
+
+import jax
+import pytest
+
+from jaxcomm import _core, _ffi_version, _native
+
+
+def write_header(folder, major, minor):
+    api = folder / "xla" / "ffi" / "api"
+    api.mkdir(parents=True)
+    (api / "c_api.h").write_text(f"#define XLA_FFI_API_MAJOR {major}\n\n#define XLA_FFI_API_MINOR {minor}\n")
+
+
+def test_this_environment():
+    header = jax.ffi.include_dir() + "/xla/ffi/api/c_api.h"
+    with open(header) as lines:
+        found = dict(re.findall(r"define XLA_FFI_API_(MAJOR|MINOR) (\d+)", lines.read()))
+    assert _ffi_version.api_version() == (int(found["MAJOR"]), int(found["MINOR"]))
+    assert _core.xla_ffi_api_version <= _ffi_version.api_version()
+
+
+@pytest.mark.parametrize("built", [(0, 4), (1, 0)])
+def test_a_module_for_a_newer_jaxlib(built, monkeypatch, tmp_path):
+    write_header(tmp_path, 0, 3)
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    jaxlib = re.escape(importlib.metadata.version("jaxlib"))
+    expected = rf"built for XLA FFI {built[0]}\.{built[1]}, but jaxlib {jaxlib} has 0\.3: upgrade jax and jaxlib, or"
+    with pytest.raises(ImportError, match=expected):
+        _ffi_version.check(built)
+
+
+@pytest.mark.parametrize("built", [(0, 3), (0, 2)])
+def test_a_module_for_this_jaxlib_or_an_older_one(built, monkeypatch, tmp_path):
+    write_header(tmp_path, 0, 3)
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    _ffi_version.check(built)
+
+
+def test_a_jaxlib_that_does_not_tell(monkeypatch, tmp_path):
+    monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
+    _ffi_version.check((9, 9))
+
+
+def test_a_cuda_package_of_another_version(monkeypatch):
+    versions = {"jaxcomm": "0.1.0", "jaxcomm-cuda13": "0.2.0"}
+    monkeypatch.setattr(_native.importlib.util, "find_spec", lambda name: name == "jaxcomm_cuda13")
+    monkeypatch.setattr(_native.importlib.metadata, "version", versions.get)
+    with pytest.raises(ImportError, match=r"jaxcomm-cuda13 0\.2\.0 needs jaxcomm 0\.2\.0, found 0\.1\.0"):
+        _native.cuda.__wrapped__()
