@@ -24,6 +24,7 @@ exclude_patterns = [".*", "build", "dist", "runs"]
 NAVIGATION = {
     "User guide": [
         "quickstart",
+        "guide/install",
         "guide/operations",
         "guide/choosing",
         "guide/processes",
@@ -93,5 +94,7 @@ html_theme = "furo"
 html_title = f"jaxcomm {release}"
 html_copy_source = False
 html_show_sphinx = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_additional_pages = {"index": "redirect.html"}
 templates_path = ["_templates"]
