@@ -36,8 +36,8 @@ NAVIGATION = {
         "guide/failures",
         "guide/limits",
         "guide/security",
-        "/models/moe/README",
-        "/examples/fused_rmsnorm/README",
+        "Model: mixture of experts </models/moe/README>",
+        "Example: device kernel </examples/fused_rmsnorm/README>",
     ],
     "Reference": [
         "reference/api",
@@ -72,8 +72,17 @@ def add_navigation(app, docname, source):
             source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```\n"
 
 
+def separate_notes(app, what, name, obj, options, lines):
+    """Cost and source of a collective are paragraphs of their own."""
+    for i, line in reversed(list(enumerate(lines))):
+        if line.startswith(("Cost: ", "Source: ")):
+            title, text = line.split(": ", 1)
+            lines[i : i + 1] = ["", f"**{title}:** {text}"]
+
+
 def setup(app):
     app.connect("source-read", add_navigation)
+    app.connect("autodoc-process-docstring", separate_notes)
     return {"parallel_read_safe": True}
 
 

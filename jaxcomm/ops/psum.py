@@ -20,7 +20,7 @@ def psum(
 ) -> Any:
     """Sums x over the ranks of a group; every rank gets the sum, with the same bits everywhere and in every run.
 
-    ``algorithm="multimem"``, for GPUs with NVLink SHARP, does not promise those of another run.
+    With ``algorithm="multimem"``, for GPUs with NVLink SHARP, the bits may differ between executions.
 
     Args:
       x: pytree of arrays of the same shape and dtype on every rank. Booleans are counted as int32. A leaf that is known
