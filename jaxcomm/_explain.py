@@ -67,8 +67,8 @@ class Explanation:
       platform: "cpu" or "cuda".
       protocol: "steps", or on GPUs "flagged" or "flagged_twice" for one or two exchanges of LL messages.
       sms: multiprocessors of a GPU that the call uses, one thread block each; 0 on CPUs.
-      links, launch_s, frame_s: parameters of the prediction. launch_s: overhead of a call; frame_s: time that all ranks
-        spend on synchronization before and after a plan.
+      links, launch_s, frame_s: parameters of the prediction. launch_s: overhead of a call.
+        frame_s: time that all ranks spend on synchronization before and after a plan.
     """
 
     op: str
@@ -159,8 +159,8 @@ def explain(
 ) -> Explanation:
     """Shows which plan an op would run, why, and its predicted time. Runs nothing.
 
-    `links`, `launch_s` and `frame_s` change the prediction only. The plan is the one that a program would choose
-    without them. `algorithm` selects another plan.
+    `links`, `launch_s` and `frame_s` change the prediction only. The plan is the one that a program would
+    choose without them. `algorithm` selects another plan.
 
     Args:
       op: public name, such as "all_to_all" or "psum".
