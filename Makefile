@@ -33,7 +33,7 @@ help:
 $(VENV)/deps: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip --disable-pip-version-check -q install uv
-	$(PIP) "scikit-build-core>=0.11" "nanobind>=2.4" cmake ninja "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib
+	$(PIP) "scikit-build-core>=0.11" "nanobind>=2.9.2" cmake ninja "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib
 	touch $@
 
 # The wheels of Open MPI and MPICH, for the tests of docs/guide/clusters.md, both install bin/mpirun; hence the prefix.
@@ -44,6 +44,7 @@ $(VENV)/test-deps: $(VENV)/deps
 
 $(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)
 	PATH=$(abspath $(BIN)):$$PATH $(PIP) --no-build-isolation --no-deps -e .
+	cp -r "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/jaxcomm/_core" jaxcomm/  # for mypy
 	touch $@
 
 setup: $(VENV)/installed
@@ -219,4 +220,4 @@ PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir $(WHEEL_DIR) 
 endef
 
 clean:
-	rm -rf $(VENV) build dist runs
+	rm -rf $(VENV) build dist runs jaxcomm/_core

@@ -27,6 +27,7 @@ NAVIGATION = {
         "guide/install",
         "guide/operations",
         "guide/choosing",
+        "configuration",
         "guide/processes",
         "guide/clusters",
         "guide/gpu-install",

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm import _cost_params, distributed
+from jaxcomm import _cost_params, _kv_store, _placement
 from jaxcomm._core import plan
 from jaxcomm.ops.all_to_all import all_to_all
 from jaxcomm.ops.barrier import barrier
@@ -117,7 +117,7 @@ class _Group:
 
 def _groups() -> list[_Group]:
     """Smallest reach first: of the first process of several devices, of the first node of several processes, of all."""
-    nodes = distributed.nodes()
+    nodes = _placement.nodes()
     devices = jax.devices("cpu")
     found = []
     for process in range(jax.process_count()):
@@ -135,7 +135,7 @@ def _groups() -> list[_Group]:
     for reach, members in found:
         names = [next(i for i, ps in enumerate(nodes) if d.process_index in ps) for d in members]
         mesh = Mesh(np.array(members), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-        per_node = distributed.ranks_per_node(names) if reach == "network" else len(members)
+        per_node = _placement.ranks_per_node(names) if reach == "network" else len(members)
         groups.append(_Group(reach, mesh, per_node))
     return groups
 
@@ -160,7 +160,7 @@ def _median_s(group: _Group, op: str, algorithm: str, num_bytes: int, key: str) 
 
     once()
     once()  # the first run has planned
-    repetitions = int(distributed.agree(key, str(min(max(int(_SECONDS / _CHAIN / once()), 3), 50))))
+    repetitions = int(_kv_store.kv_agree(key, str(min(max(int(_SECONDS / _CHAIN / once()), 3), 50))))
     return statistics.median(once() for _ in range(repetitions))
 
 
@@ -178,7 +178,7 @@ def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[
                 choices[algorithm] = plan.select(request, algorithm, 4, machine)
         cheapest = sorted(choices, key=lambda algorithm: choices[algorithm].cost.time_s)[:_ALGORITHMS]
         # Processes with different numbers of processors might choose differently.
-        for algorithm in json.loads(distributed.agree(f"{key}/{op}/{num_bytes}", json.dumps(cheapest))):
+        for algorithm in json.loads(_kv_store.kv_agree(f"{key}/{op}/{num_bytes}", json.dumps(cheapest))):
             choice = choices[algorithm]
             if (what := (op, num_bytes, choice.algorithm, choice.request.chunk_count)) in done:
                 continue
@@ -273,8 +273,8 @@ def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[C
                 for request, algorithm, cell in measured
             ]
             found = {"links": fitted.links, "launch_s": fitted.launch_s}
-            text = distributed.agree(key, json.dumps([found, [dataclasses.astuple(cell) for cell in cells]]))
-        found, rows = json.loads(text or distributed.hear(key, _LIMIT_S))
+            text = _kv_store.kv_agree(key, json.dumps([found, [dataclasses.astuple(cell) for cell in cells]]))
+        found, rows = json.loads(text or _kv_store.kv_wait(key, _LIMIT_S))
         _cost_params.use({group.reach: found})
     return found, [Cell(*row) for row in rows]
 
@@ -306,6 +306,6 @@ def calibrate(keep: bool = True) -> Calibration:
         found[group.reach], more = _calibrate_group(group, number)
         cells += more
     path = _cost_params.path() if keep and found else None
-    if path is not None and any(jax.process_index() == processes[0] for processes in distributed.nodes()):
+    if path is not None and any(jax.process_index() == processes[0] for processes in _placement.nodes()):
         _cost_params.keep(found)
     return Calibration(tuple(cells), path)

@@ -8,7 +8,7 @@ import platform
 import warnings
 from typing import Any
 
-from jaxcomm import _core, distributed
+from jaxcomm import _core, _kv_store
 from jaxcomm._config import config
 
 _FORMAT = 1
@@ -74,6 +74,6 @@ def _kept() -> str:
 @functools.cache
 def load() -> None:
     """Uses what is kept for this machine, if anything is; with several processes, what the first of them has."""
-    kept = distributed.agree("figures", _kept() or "none")
+    kept = _kv_store.kv_agree("figures", _kept() or "none")
     if kept != "none":
         use(json.loads(kept)["figures"])

@@ -25,7 +25,7 @@ def _addresses() -> dict[str, str]:
     return found
 
 
-def towards(address: str) -> str | None:
+def interface_to(address: str) -> str | None:
     """The interface through which host:port is reached; None if it can't be told.
 
     A host may have its own name lead to its loopback interface, through which no other reaches it: that counts only

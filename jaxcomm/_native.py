@@ -8,6 +8,7 @@ import importlib.util
 import os
 import pathlib
 from types import ModuleType
+from typing import Any
 
 import jax
 
@@ -29,7 +30,8 @@ def _on_event(event: str, duration_secs: float, **more: str | int) -> None:
 def register() -> None:
     """Registers jaxcomm's FFI targets with the CPU back end, which this starts."""
     num_devices = jax.local_device_count("cpu")
-    jax.ffi.register_ffi_type("jaxcomm_call", _core.cpu_state_type(), platform="cpu")
+    state_type: Any = _core.cpu_state_type()
+    jax.ffi.register_ffi_type("jaxcomm_call", state_type, platform="cpu")
     for name, stages in _core.cpu_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="cpu")
     jax.monitoring.register_event_duration_secs_listener(_on_event)

@@ -34,13 +34,12 @@ def blocks(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def run_python(source, folder):
+def run_python(folder, *arguments):
     """Output of a program in a fresh interpreter, with JAX's settings at their defaults."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA"))}
     environment["JAX_PLATFORMS"] = "cpu"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", source], capture_output=True, text=True, cwd=folder, env=environment,
-        timeout=120,
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment, timeout=120
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -49,14 +48,14 @@ def run_python(source, folder):
 def test_first_example(tmp_path):
     example, output = blocks(README, "python")[0], blocks(README, "text")[0]
     assert len(example.splitlines()) <= 15
-    assert run_python(example, tmp_path) == output
+    assert run_python(tmp_path, "-W", "error", "-c", example) == output
 
 
 @pytest.mark.parametrize("page", PAGES_WITH_CODE)
 def test_examples_of_a_page(page, tmp_path):
     """Its blocks are one program, which prints its blocks of output, one after the other."""
     text = (ROOT / "docs" / page).read_text()
-    output = run_python("\n".join(blocks(text, "python")), tmp_path)
+    output = run_python(tmp_path, "-W", "error", "-c", "\n".join(blocks(text, "python")))
     for expected in blocks(text, "text"):
         assert expected in output, expected
         output = output.split(expected, 1)[1]
@@ -67,6 +66,16 @@ def test_code_of_every_page_is_run_by_a_test():
     pages = {str(path.relative_to(ROOT / "docs")) for path in DOCUMENTS if path.is_relative_to(ROOT / "docs")}
     with_code = {page for page in pages if blocks((ROOT / "docs" / page).read_text(), "python")}
     assert with_code == {*PAGES_WITH_CODE, "guide/clusters.md", "guide/device-kernels.md"}
+
+
+def test_example_of_several_processes(tmp_path):
+    (command,) = blocks(README, "bash")
+    (example,) = [block for block in blocks(README, "python") if "distributed.initialize()" in block]
+    python, *arguments, script = command.split()
+    assert python == "python"
+    (tmp_path / script).write_text(example)
+    lines = run_python(tmp_path, *arguments, script).splitlines()
+    assert sorted(lines) == blocks(README, "text")[1].splitlines()
 
 
 def test_table_of_operations():

@@ -1,7 +1,5 @@
 """all_gather: every rank gets every rank's block."""
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax import lax
@@ -9,19 +7,20 @@ from jax import lax
 from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
 from jaxcomm._primitive import block_run, define, shift
+from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
 def all_gather(
-    x: Any,
-    axis_name: Any,
+    x: PyTree,
+    axis_name: AxisName,
     *,
-    axis_index_groups: Any = None,
+    axis_index_groups: AxisIndexGroups | None = None,
     axis: int = 0,
     tiled: bool = False,
     to: str = "varying",
     algorithm: str | None = None,
     max_sms: int | None = None,
-) -> Any:
+) -> PyTree:
     """Collects one block per rank along ``axis``; every rank gets all blocks in rank order.
 
     Args:

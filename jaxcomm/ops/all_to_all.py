@@ -1,7 +1,5 @@
 """all_to_all: every rank sends a different block to every rank."""
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax import lax
@@ -9,19 +7,20 @@ from jax import lax
 from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
 from jaxcomm._primitive import block_run, define, shift
+from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
 def all_to_all(
-    x: Any,
-    axis_name: Any,
+    x: PyTree,
+    axis_name: AxisName,
     split_axis: int,
     concat_axis: int,
     *,
-    axis_index_groups: Any = None,
+    axis_index_groups: AxisIndexGroups | None = None,
     tiled: bool = False,
     algorithm: str | None = None,
     max_sms: int | None = None,
-) -> Any:
+) -> PyTree:
     """Cuts x into one block per rank, sends block j to rank j, and joins what arrives in rank order.
 
     Args:

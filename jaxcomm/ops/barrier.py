@@ -1,18 +1,22 @@
 """barrier: nobody goes on before everybody has arrived."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _check, _compat, _lowering
 from jaxcomm._lowering import Call
+from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
 def barrier(
-    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
-) -> Any:
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> PyTree:
     """Returns x once every rank of the group has arrived here.
 
     A barrier orders only what depends on its result: pass what must wait through it.

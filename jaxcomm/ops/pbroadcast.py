@@ -1,7 +1,5 @@
 """pbroadcast: every rank gets one rank's array (native name: broadcast)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,10 +8,13 @@ from jax import lax
 from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
 from jaxcomm._primitive import define
+from jaxcomm._typing import AxisName, PyTree
 from jaxcomm.ops.psum import psum
 
 
-def pbroadcast(x: Any, axis_name: Any, source: int, *, algorithm: str | None = None, max_sms: int | None = None) -> Any:
+def pbroadcast(
+    x: PyTree, axis_name: AxisName, source: int, *, algorithm: str | None = None, max_sms: int | None = None
+) -> PyTree:
     """Copies x of rank ``source`` to every rank.
 
     Args:

@@ -1,6 +1,6 @@
 """ppermute: every rank sends its array to at most one other (native name: permute)."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -9,9 +9,17 @@ from jax import lax
 from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
 from jaxcomm._primitive import define
+from jaxcomm._typing import AxisName, PyTree
 
 
-def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None, max_sms: int | None = None) -> Any:
+def ppermute(
+    x: PyTree,
+    axis_name: AxisName,
+    perm: Sequence[tuple[int, int]],
+    *,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> PyTree:
     """Sends x along the given (source, destination) pairs; ranks that receive nothing get zeros.
 
     Args:

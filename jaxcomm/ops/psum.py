@@ -11,13 +11,19 @@ from jax import lax
 from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
 from jaxcomm._primitive import ReduceOp, define, in_wider_type
+from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 _POSITIONAL: dict[ReduceOp, Callable[..., Any]] = {ReduceOp.SUM: jnp.sum, ReduceOp.MAX: jnp.max, ReduceOp.MIN: jnp.min}
 
 
 def psum(
-    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
-) -> Any:
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> PyTree:
     """Sums x over the ranks of a group; every rank gets the sum, with the same bits everywhere and in every run.
 
     With ``algorithm="multimem"``, for GPUs with NVLink SHARP, the bits may differ between executions.
@@ -50,8 +56,13 @@ def psum(
 
 
 def pmean(
-    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
-) -> Any:
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> PyTree:
     """Averages x over the ranks of a group: psum divided by the group size.
 
     Arguments, errors and cost are those of psum. Integers give floats.
@@ -62,8 +73,13 @@ def pmean(
 
 
 def pmax(
-    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
-) -> Any:
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> PyTree:
     """Takes the elementwise maximum of x over the ranks of a group; NaN where any rank has NaN.
 
     Arguments, errors and cost are those of psum, for real element types; there is no derivative, as in jax.lax.
@@ -72,8 +88,13 @@ def pmax(
 
 
 def pmin(
-    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
-) -> Any:
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> PyTree:
     """Takes the elementwise minimum of x over the ranks of a group; NaN where any rank has NaN.
 
     Arguments, errors and cost are those of psum, for real element types; there is no derivative, as in jax.lax.

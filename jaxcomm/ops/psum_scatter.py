@@ -1,7 +1,5 @@
 """psum_scatter: the sum of all ranks' arrays, cut into one block per rank (native name: reduce_scatter)."""
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax import lax
@@ -9,18 +7,19 @@ from jax import lax
 from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
 from jaxcomm._primitive import ReduceOp, block_run, define, in_wider_type, shift
+from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
 def psum_scatter(
-    x: Any,
-    axis_name: Any,
+    x: PyTree,
+    axis_name: AxisName,
     *,
     scatter_dimension: int = 0,
-    axis_index_groups: Any = None,
+    axis_index_groups: AxisIndexGroups | None = None,
     tiled: bool = False,
     algorithm: str | None = None,
     max_sms: int | None = None,
-) -> Any:
+) -> PyTree:
     """Sums x over the ranks of a group; rank r gets block r of the sum.
 
     Args:

@@ -20,11 +20,19 @@ TESTS = {
     "jaxcomm/_lowering.py": ["tests/test_lowering.py", "tests/test_compilation.py", "tests/ops/test_psum.py"],
     "jaxcomm/_native.py": ["tests/test_headers.py", "tests/cuda/test_cuda_lowering.py", "tests/test_errors.py"],
     "jaxcomm/_primitive.py": ["tests/ops/test_psum.py", "tests/ops/test_all_gather.py", "tests/test_errors.py"],
-    "jaxcomm/distributed.py": [
+    "jaxcomm/_bootstrap.py": [
         "tests/test_distributed.py",
-        "tests/multiprocess/test_compilation_cache.py",
+        "tests/multiprocess/test_placement.py",
         "tests/multiprocess/test_launchers.py",
     ],
+    "jaxcomm/_kv_store.py": ["tests/test_distributed.py", "tests/multiprocess/test_placement.py"],
+    "jaxcomm/_launchers.py": ["tests/test_initialize.py"],
+    "jaxcomm/_placement.py": [
+        "tests/test_distributed.py",
+        "tests/multiprocess/test_placement.py",
+        "tests/multiprocess/test_compilation_cache.py",
+    ],
+    "jaxcomm/distributed.py": ["tests/test_initialize.py", "tests/test_distributed.py"],
     "jaxcomm/_cost_params.py": ["tests/plan/test_cost.py", "tests/test_calibrate.py", "tests/test_explain.py"],
     "jaxcomm/_topology.py": ["tests/test_explain.py", "tests/test_lowering.py", "tests/test_distributed.py"],
     "jaxcomm/ops/psum.py": [

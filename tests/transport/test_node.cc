@@ -244,11 +244,9 @@ TEST_CASE("what is left of a memory is used for smaller blocks") {
 
 TEST_CASE("memory that the system does not have is an error") {
   Node node;
-  CHECK(node.Open().empty());
-  Block block;
-  std::string error;
-  CHECK(!node.Take(uint64_t{1} << 63, &block, &error) && Has(error, "no room for 9223372036854775808 bytes"));
-  CHECK(node.Take(100, &block, &error));  // the next one is there
+  CHECK(node.Open().ok());
+  CHECK(Has(node.Take(uint64_t{1} << 63).status().message(), "no room for 9223372036854775808 bytes"));
+  CHECK(node.Take(100).ok());  // the next one is there
 }
 
 int NumFiles() {
@@ -258,15 +256,13 @@ int NumFiles() {
 }
 
 TEST_CASE("mapped memory needs no descriptor") {
-  std::string error;
-  const auto memory = SharedMemory::Create(4096, &error);
-  CHECK(memory);
+  const auto memory = ValueOf(SharedMemory::Create(4096));
   const int before = NumFiles();
-  const auto mapped = SharedMemory::Map(getpid(), memory->fd(), 4096, &error);
-  CHECK(mapped && NumFiles() == before);
+  const auto mapped = ValueOf(SharedMemory::Map(getpid(), memory->fd(), 4096));
+  CHECK(NumFiles() == before);
   memory->data()[7] = 'x';
   CHECK(mapped->data()[7] == 'x');
-  CHECK(!SharedMemory::Map(getpid(), memory->fd(), 8192, &error) && Has(error, "is not what was announced"));
+  CHECK(Has(SharedMemory::Map(getpid(), memory->fd(), 8192).status().message(), "is not what was announced"));
   CHECK(NumFiles() == before);
 }
 
