@@ -45,6 +45,7 @@ NAVIGATION = {
         "reference/algorithms",
         "reference/device-api",
         "reference/commands",
+        "glossary",
     ],
     "Internals": [
         "internals/architecture",
