@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import itertools
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -136,6 +137,26 @@ def test_the_fit_finds_the_machine_that_was_measured():
     assert fitted.launch_s == pytest.approx(true.launch_s, rel=0.2)
     assert fitted.links[1][2] == pytest.approx(2e9, rel=0.2)  # bytes a second
     assert fitted.links[2][1:3] == fitted.links[1][1:3]
+
+
+def test_a_cell_that_is_far_off_counts_no_more_than_one_that_is_off_by_a_factor_e(monkeypatch):
+    """The cost of each cell is the launch. In e-folds from the start of the search, two were measured at 2, the others
+    at 0, -0.9 and 0.5. The fit meets those two exactly; by plain distances, it would end at 0.5.
+    """
+    machine = _core.plan.machine_of("process", 8)
+    launch_s = calibration._STARTS[0]["launch_s"]
+
+    def cost(request, algorithm, item_bytes, used):
+        return types.SimpleNamespace(time_s=used.launch_s)
+
+    monkeypatch.setattr(calibration, "plan", types.SimpleNamespace(cost=cost, Machine=_core.plan.Machine))
+    request = types.SimpleNamespace(ranks_per_node=8)
+    measured = [
+        (request, "", calibration.Cell("process", "psum", "", 4, launch_s * math.exp(efolds), 0))
+        for efolds in (2, 2, 0, -0.9, 0.5)
+    ]
+    fitted = calibration._fit(machine, "process", measured)
+    assert fitted.launch_s == pytest.approx(launch_s * math.exp(2), rel=1e-6)
 
 
 def test_what_is_measured_is_what_is_predicted(monkeypatch):

@@ -1,7 +1,9 @@
-"""What is decided by versions of jaxlib."""
+"""Decisions by versions of jaxlib, and settings of JAX that jaxcomm changes."""
 
+import jax
 import jaxlib
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxcomm import _compat
 
@@ -22,3 +24,23 @@ from jaxcomm import _compat
 def test_what_a_version_of_jaxlib_has(monkeypatch, version, lends, windows):
     monkeypatch.setattr(jaxlib, "__version__", version)
     assert (_compat.lends_communicators(), _compat.has_windows()) == (lends, windows)
+
+
+@pytest.mark.parametrize(("enabled", "folder"), [(True, True), (True, False), (False, True)])
+def test_the_compilation_cache_is_left_only_where_it_is_used(monkeypatch, tmp_path, enabled, folder):
+    resets = []
+    monkeypatch.setattr(compilation_cache, "reset_cache", lambda: resets.append(1))
+    wanted = {
+        "jax_enable_compilation_cache": enabled, "jax_compilation_cache_dir": str(tmp_path) if folder else None,
+    }  # fmt: skip
+    before = {name: jax.config.values[name] for name in wanted}
+    try:
+        for name, value in wanted.items():
+            jax.config.update(name, value)
+        used = enabled and folder
+        assert _compat.leave_compilation_cache() == used
+        assert jax.config.values["jax_enable_compilation_cache"] == (enabled and not used)
+        assert len(resets) == used
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)

@@ -15,8 +15,9 @@ def test_defaults_and_values(monkeypatch):
     monkeypatch.delenv("JAXCOMM_TIMEOUT_S", raising=False)
     monkeypatch.delenv("JAXCOMM_CALIBRATION", raising=False)
     assert read() == Config(timeout_s=600, warn_s=30)
-    monkeypatch.setenv("JAXCOMM_TIMEOUT_S", "2.5")
-    assert read() == Config(timeout_s=2.5)
+    for seconds in (0.25, 2.5):
+        monkeypatch.setenv("JAXCOMM_TIMEOUT_S", str(seconds))
+        assert read() == Config(timeout_s=seconds)
 
 
 VARIABLES = {
@@ -66,12 +67,15 @@ def test_read_once(monkeypatch):
     first = config()
     monkeypatch.setenv("JAXCOMM_TIMEOUT_S", "garbage")
     assert config() is first
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        first.timeout_s = 1.0
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "many", "²", "99999999999"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "many", "²", "2147483648"])
 def test_max_sms_is_a_positive_integer(text, monkeypatch):
-    monkeypatch.setenv("JAXCOMM_MAX_SMS", "8")
-    assert read().max_sms == 8
+    for number in (1, 8, 2**31 - 1):
+        monkeypatch.setenv("JAXCOMM_MAX_SMS", str(number))
+        assert read().max_sms == number
     monkeypatch.setenv("JAXCOMM_MAX_SMS", text)
     with pytest.raises(ValueError, match="JAXCOMM_MAX_SMS must be a positive integer"):
         read()

@@ -104,6 +104,25 @@ def mesh_of(processes):
     return jax.sharding.Mesh(np.array(devices), ("i",))
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("module", [True, False])
+def test_registration_reaches_both_back_ends_and_all_processes(monkeypatch, module, processes):
+    done = []
+
+    def register_cuda():
+        done.append("cuda")
+        if not module:
+            raise ImportError("jaxcomm was built without CUDA")
+
+    monkeypatch.setattr(_bootstrap._native, "register", lambda: done.append("cpu"))
+    monkeypatch.setattr(_bootstrap._native, "register_cuda", register_cuda)
+    monkeypatch.setattr(_bootstrap._cost_params, "load", lambda: done.append("figures"))
+    monkeypatch.setattr(_bootstrap, "connect", lambda others: done.append(list(others)))
+    monkeypatch.setattr(jax, "process_count", lambda: processes)
+    jaxcomm.register()
+    assert done == ["cpu", "cuda", "figures", *([[0, 1]] if processes == 2 else [])]
+
+
 # Records of processes.
 
 
@@ -234,6 +253,8 @@ def test_topology_of_several_nodes(world, monkeypatch):
     lines = str(found).splitlines()
     assert lines[0] == f"2 node(s), 10 rank(s), {len(os.sched_getaffinity(0))} processor(s)"
     assert lines[1:3] == ["  node 0: 6 rank(s) of process(es) 0, 2", "  node 1: 4 rank(s) of process(es) 1"]
+    assert [line.split()[0] for line in lines[3:-1]] == ["self", "node", "network"]
+    assert lines[-1] == "  constants; calibrate() measures" and not found.calibrated
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """jaxcomm.ffi_call: what it refuses when tracing, and which ranks a call names."""
 
+import ctypes
 import re
+import types
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +12,7 @@ from harness import on_ranks
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
+from jaxcomm import _native
 
 X = np.zeros((8, 4), np.float32)
 
@@ -74,3 +77,63 @@ def test_what_is_refused(mesh):
     )
     with pytest.raises(ValueError, match="mine: the mesh axis 'node' must be manual: name it in axis_names"):
         jax.jit(f).lower(X)
+
+
+class Library:
+    """A ctypes.CDLL with handlers, compiled with the headers of a version of jaxcomm, or with none of them."""
+
+    _name = "mine.so"
+
+    def __init__(self, version=None, uses_host_api=True):
+        if uses_host_api:
+            self.jaxcomm_use_host_api = lambda api: version
+
+    def __getitem__(self, symbol):
+        if symbol not in ("Begin", "Run"):
+            raise AttributeError(f"undefined symbol: {symbol}")
+        return symbol
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """What a target is registered with, on a machine with GPUs; changing `gpus` takes them away."""
+    found = types.SimpleNamespace(gpus=True, calls=[])
+    module = types.SimpleNamespace(
+        host_api=lambda: 1,
+        set_user_initialize=lambda name, handler: found.calls.append(("initialize", name, handler)),
+        user_stages=lambda: {"instantiate": "ours"},
+    )
+    monkeypatch.setattr(_native, "cuda", lambda: module)
+    monkeypatch.setattr(_native, "register_cuda", lambda: found.gpus)
+    monkeypatch.setattr(ctypes, "cast", lambda handler, kind: types.SimpleNamespace(value=f"address of {handler}"))
+    monkeypatch.setattr(jax.ffi, "pycapsule", lambda handler: f"capsule of {handler}")
+    monkeypatch.setattr(
+        jax.ffi, "register_ffi_target", lambda name, stages, platform: found.calls.append((name, stages, platform))
+    )
+    return found
+
+
+def test_a_target_is_registered_where_there_are_gpus(registered):
+    jaxcomm.register_ffi_target("mine", Library(), initialize="Begin", execute="Run")
+    assert registered.calls == [
+        ("initialize", "mine", "address of Begin"),
+        ("mine", {"instantiate": "ours", "execute": "capsule of Run"}, "CUDA"),
+    ]
+    registered.gpus = False
+    registered.calls.clear()
+    jaxcomm.register_ffi_target("mine", Library(), initialize="Begin", execute="Run")
+    assert registered.calls == []
+
+
+@pytest.mark.parametrize(
+    ("library", "execute", "error", "message"),
+    [
+        (Library(), "Stop", AttributeError, "undefined symbol: Stop"),
+        (Library(uses_host_api=False), "Run", AttributeError, "mine.so: nothing in it includes jaxcomm/host.h"),
+        (Library(b"0.0.1"), "Run", RuntimeError, r"mine.so was compiled with the headers of jaxcomm 0\.0\.1, but"),
+    ],
+)
+def test_libraries_that_are_refused(registered, library, execute, error, message):
+    with pytest.raises(error, match=message):
+        jaxcomm.register_ffi_target("mine", library, initialize="Begin", execute=execute)
+    assert registered.calls == []

@@ -83,8 +83,8 @@ Rows Run(const Target& target, const Rows& in, size_t out_count, Attributes attr
   return y;
 }
 
-// Element i of rank r: no two are equal, and no order of ranks is that of the values.
-int32_t Value(int32_t rank, int32_t i) { return (rank * 3 + 1) % 5 * 1000 + i; }
+// Element i of rank r: no two are equal, no order of ranks is that of the values, and as floats some are no numbers.
+int32_t Value(int32_t rank, int32_t i) { return (rank * 3 + 1) % 5 * 1000 + i - 3000; }
 
 Rows Values(int32_t count) {
   Rows rows(kRanks);
@@ -181,9 +181,9 @@ TEST_CASE("broadcast: the root's") {
 
 // A rank's execution of a barrier with these operands and results.
 std::unique_ptr<fake::XlaFuture> EnterBarrier(CallSite& site, int32_t& rank, std::vector<fake::Buffer> xs,
-                                              const std::vector<fake::Buffer>& ys) {
+                                              const std::vector<fake::Buffer>& ys, int64_t run = 1001) {
   xs.insert(xs.begin(), {XLA_FFI_DataType_S32, &rank, {}});
-  return site.Execute(BarrierExecute, 1, std::move(xs), ys);
+  return site.Execute(BarrierExecute, run, std::move(xs), ys);
 }
 
 TEST_CASE("barrier: waits for all ranks, copies nothing") {
@@ -209,6 +209,12 @@ TEST_CASE("barrier: waits for all ranks, copies nothing") {
   for (int32_t& rank : ranks) futures.push_back(EnterBarrier(site, rank, {x, y}, {x, y}));
   for (auto& future : futures) CHECK(future->Wait().code == XLA_FFI_Error_Code_OK);
   CHECK(data[0] == 1 && data[1] == 2);
+  // A run that has failed does not concern the next one.
+  int32_t stranger = 9;
+  CHECK(EnterBarrier(site, stranger, {}, {}, 1002)->Wait().code == XLA_FFI_Error_Code_INVALID_ARGUMENT);
+  futures.clear();
+  for (int32_t& rank : ranks) futures.push_back(EnterBarrier(site, rank, {}, {}, 1003));
+  for (auto& future : futures) CHECK(future->Wait().code == XLA_FFI_Error_Code_OK);
 }
 
 TEST_CASE("errors carry XLA's code and name the call") {
@@ -238,6 +244,15 @@ TEST_CASE("errors carry XLA's code and name the call") {
     CHECK(error.text.find(part) != std::string::npos);
   }
   Prepare();
+  int32_t ranks[kRanks] = {0, 1, 2, 3}, sums[kRanks] = {};
+  std::vector<std::unique_ptr<fake::XlaFuture>> futures;
+  for (int32_t r = 0; r < kRanks; ++r) {  // the next run is well
+    futures.push_back(site.Execute(AllReduceExecute, 903,
+                                   {{XLA_FFI_DataType_S32, &ranks[r], {}}, {XLA_FFI_DataType_S32, &x, {1}}},
+                                   {{XLA_FFI_DataType_S32, &sums[r], {1}}}));
+  }
+  for (auto& future : futures) CHECK(future->Wait().code == XLA_FFI_Error_Code_OK);
+  for (const int32_t sum : sums) CHECK(sum == kRanks);
 }
 
 TEST_CASE("the specification of a call has all that its attributes say") {

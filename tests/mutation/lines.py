@@ -11,6 +11,7 @@ import importlib.machinery
 import json
 import mmap
 import os
+import sys
 
 VARIABLE = "MUTANT_LINES"
 
@@ -46,7 +47,11 @@ def start():
     settings = json.loads(os.environ[VARIABLE])
     first = settings["first"]
     with open(settings["marks"], "r+b") as file:
-        builtins._mutant_marks = mmap.mmap(file.fileno(), 0)
+        builtins._mutant_marks = marks = mmap.mmap(file.fileno(), 0)
+    for path in first.keys() & set(sys.orig_argv):  # a script, which no loader compiles: all of it counts
+        with open(path) as file:
+            for line, _ in enumerate(file, first[path] + 1):
+                marks[line] = 1
     compile_ = importlib.machinery.SourceFileLoader.source_to_code
 
     def source_to_code(self, data, path, **options):

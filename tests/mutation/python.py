@@ -9,20 +9,27 @@ from typing import NamedTuple
 
 from . import forks, lines, operators, record, trees
 
+# Without the test that needs the CUDA module.
+LOWERING_FOR_CUDA = (
+    "tests/cuda/test_cuda_lowering.py --deselect=tests/cuda/test_cuda_lowering.py::test_every_collective_is_tried"
+)
+OPS = ("tests/test_contract.py", "tests/test_errors.py", "tests/test_xla_algorithm.py")
+BENCH = ("test_bench_launch", "test_bench_report", "test_bench", "multiprocess/test_bench_processes")
 # Tests of a module, one pytest run each, those that find most first. {0} is the module's name.
 TESTS = {
     "jaxcomm/__init__.py": ["tests/test_contract.py"],
     "jaxcomm/_check.py": ["tests/test_errors.py", "tests/ops/test_psum.py", "tests/ops/test_all_gather.py"],
-    "jaxcomm/_compat.py": ["tests/test_compat.py", "tests/ops/test_psum.py", "tests/test_errors.py"],
+    "jaxcomm/_compat.py": ["tests/test_compat.py", "tests/test_xla_algorithm.py", "tests/ops/test_psum.py"],
     "jaxcomm/_ffi_version.py": ["tests/test_ffi_version.py"],
     "jaxcomm/_config.py": ["tests/test_config.py", "tests/test_errors.py"],
     "jaxcomm/_interfaces.py": ["tests/test_interfaces.py"],
-    "jaxcomm/_lowering.py": ["tests/test_lowering.py", "tests/test_compilation.py", "tests/ops/test_psum.py"],
-    "jaxcomm/_native.py": ["tests/test_headers.py", "tests/cuda/test_cuda_lowering.py", "tests/test_errors.py"],
+    "jaxcomm/_lowering.py": ["tests/test_lowering.py", LOWERING_FOR_CUDA, "tests/ops/test_psum.py"],
+    "jaxcomm/_native.py": ["tests/test_headers.py", LOWERING_FOR_CUDA, "tests/test_errors.py"],
     "jaxcomm/_primitive.py": ["tests/ops/test_psum.py", "tests/ops/test_all_gather.py", "tests/test_errors.py"],
     "jaxcomm/_bootstrap.py": [
         "tests/test_distributed.py",
         "tests/multiprocess/test_placement.py",
+        LOWERING_FOR_CUDA,
         "tests/multiprocess/test_launchers.py",
     ],
     "jaxcomm/_kv_store.py": ["tests/test_distributed.py", "tests/multiprocess/test_placement.py"],
@@ -35,34 +42,19 @@ TESTS = {
     "jaxcomm/distributed.py": ["tests/test_initialize.py", "tests/test_distributed.py"],
     "jaxcomm/_cost_params.py": ["tests/plan/test_cost.py", "tests/test_calibrate.py", "tests/test_explain.py"],
     "jaxcomm/_topology.py": ["tests/test_explain.py", "tests/test_lowering.py", "tests/test_distributed.py"],
-    "jaxcomm/ops/psum.py": [
-        "tests/ops/test_psum.py",
-        "tests/ops/test_pmean.py",
-        "tests/ops/test_pmax.py",
-        "tests/test_xla_algorithm.py",
-    ],
-    "jaxcomm/ops/": [
-        "tests/ops/test_{0}.py",
-        "tests/test_contract.py",
-        "tests/test_errors.py",
-        "tests/test_xla_algorithm.py",
-    ],
-    "jaxcomm/bench/": [
-        "tests/test_bench_launch.py",
-        "tests/test_bench_report.py",
-        "tests/test_bench.py",
-        "tests/multiprocess/test_bench_processes.py",
-    ],
+    "jaxcomm/ops/psum.py": ["tests/ops/test_psum.py", "tests/ops/test_pmean.py", "tests/ops/test_pmax.py", *OPS],
+    "jaxcomm/ops/": ["tests/ops/test_{0}.py", *OPS],
+    "jaxcomm/bench/": [f"tests/{name}.py" for name in BENCH],
     "jaxcomm/info/": ["tests/test_info.py"],
     "jaxcomm/": ["tests/test_{0}.py"],
-    "models/moe/train.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_runs.py"],
-    "models/moe/distributed.py": ["tests/models/test_moe_runs.py", "tests/models/test_moe_processes.py"],
-    "models/moe/config.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_runs.py"],
+    "models/moe/train.py": ["tests/models/test_moe_command.py", "tests/models/test_moe_runs.py"],
+    "models/moe/distributed.py": ["tests/models/test_moe_command.py", "tests/models/test_moe_processes.py"],
+    "models/moe/config.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_command.py"],
     "models/moe/data.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_runs.py"],
     "models/moe/": ["tests/models/test_moe_step.py", "tests/models/test_moe.py", "tests/models/test_moe_runs.py"],
 }
 IMPORTS = {"models/": ("flax.nnx", "optax", "orbax.checkpoint", "tqdm")}  # before the tests, once
-SECONDS = 30  # of the tests of a file for one mutant, the cheapest first
+SECONDS = 60  # of the tests of a file for one mutant, the cheapest first
 FOLDERS = ("jaxcomm", "jaxcomm/ops", "jaxcomm/bench", "jaxcomm/info", "models/moe")
 
 
@@ -97,11 +89,11 @@ def place(name, line):
 
 
 def copy(number):
-    """A copy of the repository with the installed module _core."""
+    """A copy of the repository with the installed native modules."""
     tree = trees.BUILD / f"python-{number}"
-    built = sorted(trees.installed().glob("_core*.so"))[0]
     trees.copy(tree)
-    trees.put(tree / "jaxcomm" / built.name, built.read_bytes())
+    for built in [*trees.installed().glob("_core*.so"), *trees.installed().glob("_cuda*.so")]:
+        trees.put(tree / "jaxcomm" / built.name, built.read_bytes())
     return tree
 
 

@@ -1,0 +1,179 @@
+"""Around the training of models/moe: progress, plot, exit status, failure; the training itself is a fake."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import runpy
+import signal
+import sys
+import time
+import types
+
+import jax
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from training import OPTIONS, ROOT, TINY, flags
+
+from models.moe import data, distributed, train
+from models.moe import step as step_lib
+from models.moe.config import Config
+
+
+def test_the_defaults_are_those_of_the_readme():
+    config = Config()
+    _, _, init = step_lib.init_state(config)
+    params, _ = jax.eval_shape(init)
+    millions = sum(x.size for x in jax.tree.leaves(params)) / 1e6
+    quoted = (
+        f"The defaults ({config.steps} steps of {config.batch * config.seq} bytes, {millions:.1f} million parameters)"
+    )
+    assert quoted in (ROOT / "models/moe/README.md").read_text()
+
+
+def test_text_must_fill_a_window_and_the_byte_after_it(tiny, monkeypatch):
+    class Loaded(Exception):
+        pass
+
+    def load(*arguments):
+        raise Loaded(*arguments)
+
+    monkeypatch.setattr(data, "load", load)
+    with pytest.raises(Loaded) as loaded:
+        train.Run(tiny)
+    assert loaded.value.args == (tiny.data, tiny.heldout, tiny.seq + 1)
+
+
+class Run:
+    """A train.Run whose steps cost nothing."""
+
+    def __init__(self, out, leads=True, **options):
+        self.config = dataclasses.replace(TINY, **options)
+        self.out, self.leads, self.begin = pathlib.Path(out), leads, time.monotonic()
+        self.state = ({"x": np.zeros(3)},)
+        self.train_text = self.heldout_text = b"text"
+        self.step, self.records, self.did = 0, [], []
+        self.checkpoints = types.SimpleNamespace(close=lambda: self.did.append("close"))
+
+    def any_process(self, flag):
+        return flag
+
+    def advance(self):
+        self.step += 1
+        return {"loss": 1.0 / self.step}
+
+    def log(self, **record):
+        self.records.append({"step": self.step, **record})
+
+    def evaluate(self):
+        self.did.append(f"evaluate {self.step}")
+        return {"heldout_bits_per_byte": 2.0, "heldout_dropped": 0.5}
+
+    def save(self):
+        self.did.append(f"save {self.step}")
+
+    def sample(self):
+        return b"sample"
+
+    def plot(self):
+        self.did.append("plot")
+
+
+@pytest.mark.parametrize(("terminal", "leads"), [(True, True), (True, False), (False, True)])
+def test_the_bar_follows_the_steps_of_the_first_process_on_a_terminal(tmp_path, monkeypatch, terminal, leads):
+    class Bar:
+        def __init__(self, **options):
+            self.options, self.updates, self.texts = options, 0, []
+            bars.append(self)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def update(self):
+            self.updates += 1
+
+        def set_postfix_str(self, text, refresh):
+            self.texts.append(text)
+
+        def clear(self):
+            pass
+
+    bars = []
+    monkeypatch.setattr(train, "tqdm", Bar)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    run = Run(tmp_path, leads, steps=5, eval_every=2, save_every=3)
+    summary = train.train(run)
+    (bar,) = bars
+    assert (bar.options["total"], bar.options["initial"], bar.updates) == (5, 0, 5)
+    assert bar.options["disable"] == (not (terminal and leads))
+    assert [text.split(",")[0] for text in bar.texts] == [f"loss {1 / step:.3f}" for step in range(1, 6)]
+    # The last step is saved and evaluated once, whatever the intervals.
+    ended = ["evaluate 2", "save 3", "evaluate 4", "save 5", "close", "evaluate 5"]
+    assert run.did == ended + ["plot"] * leads
+    assert summary["train_loss"] == pytest.approx(np.mean([1 / step for step in range(1, 6)]))
+    assert (summary["steps"], summary["sample"]) == (5, b"sample")
+
+
+def test_the_curve_shows_steps_and_evaluations_in_bits(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plt, "close", figures.append)
+    records = [
+        {"step": 1, "loss": 2 * math.log(2)},
+        {"step": 2, "loss": math.log(2)},
+        {"step": 2, "heldout_bits_per_byte": 1.5},
+    ]
+    train.Run.plot(types.SimpleNamespace(config=TINY, records=records, out=tmp_path))
+    monkeypatch.undo()
+    (figure,) = figures
+    lines = {line.get_label(): line.get_xydata().tolist() for line in figure.axes[0].lines}
+    assert lines == {"training": [[1, 2], [2, 1]], "held-out": [[2, 1.5]]}
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    plt.close(figure)
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+def test_a_run_that_ctrl_c_stops_says_so_by_its_exit_status(tmp_path, monkeypatch, capsys):
+    def make_step(*arguments):
+        def step(state, tokens):
+            os.kill(os.getpid(), signal.SIGINT)
+            return state, {"loss": np.float32(1)}
+
+        return step
+
+    state = {"x": np.zeros(3, np.float32)}
+    monkeypatch.setattr(step_lib, "init_state", lambda config: (None, ({"x": P()},), lambda: (state,)))
+    monkeypatch.setattr(step_lib, "make_step", make_step)
+    monkeypatch.setattr(sys, "argv", ["train", *flags(**{**OPTIONS, "out": tmp_path})])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("models.moe.train", run_name="__main__")
+    assert ended.value.code == 130
+    assert capsys.readouterr().out.splitlines()[-1] == f"stopped after step 1; continue with --resume --out {tmp_path}"
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [(ValueError("only here"), 1, "ValueError: only here"), (SystemExit("error: no text"), 1, "error: no text"),
+     (KeyboardInterrupt(), 130, "KeyboardInterrupt")],
+)  # fmt: skip
+def test_a_failure_ends_one_of_several_processes_at_once(monkeypatch, capfd, error, status, said):
+    class Ended(Exception):
+        pass
+
+    def end(code):
+        raise Ended(code)
+
+    with pytest.raises(type(error)), distributed.prompt_failure():
+        raise error  # a process alone ends in Python's own way
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(os, "_exit", end)
+    with pytest.raises(Ended) as ended, distributed.prompt_failure():
+        raise error
+    assert ended.value.args == (status,)
+    assert capfd.readouterr().err.splitlines()[-1] == said
