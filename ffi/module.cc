@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include <array>
+#include <optional>
 #include <stdexcept>
 
 #include "common/status.h"
@@ -59,11 +60,12 @@ void RaiseIfError(const Status& status) {
 }
 
 void BindNetwork(nb::module_& m) {
+  m.def("has_rdma", &HasRdma, "Whether this host has devices of InfiniBand or RoCE.");
   m.def(
       "start_network",
       [](const std::string& library, const std::string& fallback_library, const std::string& devices,
          int32_t num_processes, uint64_t token) {
-        UcxOptions options;
+        NetworkOptions options;
         options.library = library;
         options.fallback_library = fallback_library;
         options.devices = devices;
@@ -165,12 +167,23 @@ NB_MODULE(_core, m) {
   nb::class_<Selection>(plan, "Selection", "What a call on GPUs runs.")
       .def_ro("choice", &Selection::choice)
       .def_ro("num_channels", &Selection::num_channels);
-  plan.def("gpu_machine", &GpuMachine, nb::arg("gin"), "A GPU as the cost model sees it.");
-  plan.def("select_for_gpus", &SelectForGpus, nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"),
-           nb::arg("max_channels"), nb::arg("gin"), "As select, with the channels that a GPU walks.");
-  plan.def("cost_on_gpus", &CostOnGpus, nb::arg("request"), nb::arg("selection"), nb::arg("item_bytes"),
-           nb::arg("gpu") = nb::none(), nb::arg("gin") = true,
-           "Cost of what has been selected, of all channels of a GPU.");
+  const auto inter_node = [](bool gin) { return gin ? InterNode::kGin : InterNode::kSendRecv; };
+  plan.def(
+      "gpu_machine", [=](bool gin) { return GpuMachine(inter_node(gin)); }, nb::arg("gin"),
+      "A GPU as the cost model sees it.");
+  plan.def(
+      "select_for_gpus",
+      [=](const Request& request, const std::string& algorithm, int64_t item_bytes, int32_t max_channels, bool gin) {
+        return SelectForGpus(request, algorithm, item_bytes, max_channels, inter_node(gin));
+      },
+      nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"), nb::arg("max_channels"), nb::arg("gin"),
+      "As select, with the channels that a GPU walks.");
+  plan.def(
+      "cost_on_gpus",
+      [=](const Request& request, const Selection& selection, int64_t item_bytes, std::optional<Machine> gpu,
+          bool gin) { return CostOnGpus(request, selection, item_bytes, gpu, inter_node(gin)); },
+      nb::arg("request"), nb::arg("selection"), nb::arg("item_bytes"), nb::arg("gpu") = nb::none(),
+      nb::arg("gin") = true, "Cost of what has been selected, of all channels of a GPU.");
 }
 
 }  // namespace jaxcomm

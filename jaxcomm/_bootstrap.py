@@ -130,7 +130,7 @@ def _network_devices() -> str:
     """UCX's names of the interfaces to use; empty if it shall use all."""
     if (devices := config().network_devices) is not None:
         return "" if devices == "all" else devices
-    if _interfaces.has_rdma():
+    if _core.has_rdma():
         return ""  # which of them are reached from where is UCX's knowledge
     address = _kv_store.coordinator_address()
     return (address and _interfaces.interface_to(address)) or ""

@@ -105,11 +105,7 @@ class _Group:
     def request(self, op: str, num_bytes: int) -> Any:
         n = self.mesh.size
         count = self.count(num_bytes) // (n if op == "all_to_all" else 1) if op != "barrier" else 0
-        near = self.reach != "network"
-        return plan.Request(
-            _OPS[op][0], n // self.ranks_per_node, self.ranks_per_node, count,
-            all_addressable=near, pull=self.reach != "process",
-        )  # fmt: skip
+        return plan.cpu_request(_OPS[op][0], self.reach, n, self.ranks_per_node, count)
 
     def machine(self) -> Any:
         return plan.machine_of(self.reach, self.mesh.size, self.ranks_per_node)

@@ -213,12 +213,9 @@ def explain(
     on_gpus = platform == "cuda"
     if on_gpus and reach is not None:
         raise ValueError(f"{op}: reach is of CPU devices; on GPUs ranks_per_node tells what NVLink connects")
-    one_node = n == ranks_per_node if on_gpus else reach != "network"
-    request = plan.Request(
-        native, n // ranks_per_node, ranks_per_node, count, root=source, source_of=source_of,
-        all_addressable=one_node, pull=on_gpus or reach not in (None, "process"),
-    )  # fmt: skip
+    of_call = {"block_count": count, "root": source, "source_of": source_of}
     if on_gpus:
+        request = plan.gpu_request(native, n, ranks_per_node, **of_call)
         most = min(_check.max_sms(op, max_sms) or config().max_sms, config().max_sms)
         selection = plan.select_for_gpus(request, algorithm or "", item_bytes, most, gin)
         choice, sms = selection.choice, selection.num_channels
@@ -226,6 +223,7 @@ def explain(
     else:
         _cost_params.load()
         machine = plan.machine_of(reach or "process", n, ranks_per_node)
+        request = plan.cpu_request(native, reach or "process", n, ranks_per_node, **of_call)
         choice, sms = plan.select(request, algorithm or "", item_bytes, machine), 0
     if choice.algorithm is None:
         raise ValueError(f"{op}: {choice.reason}")

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import ipaddress
-import os
 import socket
 import struct
 
@@ -45,10 +44,3 @@ def interface_to(address: str) -> str | None:
     except (OSError, ValueError):
         pass
     return None
-
-
-def has_rdma() -> bool:
-    try:
-        return bool(os.listdir("/sys/class/infiniband"))
-    except OSError:
-        return False

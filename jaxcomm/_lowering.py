@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -94,9 +94,14 @@ def _call_attributes(mesh: AnyMesh, call: Call, rows: np.ndarray, collective: st
     """Attributes that every collective has. Arrays must stand at the top level, everything else is in `call`."""
     per_node, one_node, own = _place(mesh, call, rows, platform)
     if call.algorithm is not None:
-        # Not known for GPUs: see _place.
-        possible = range(1, rows.shape[1] + 1) if platform == "cuda" else (per_node,)
-        _check_algorithm(call, collective, rows.shape[1], possible, one_node, platform == "cuda")
+        n = rows.shape[1]
+        if platform == "cuda":  # nodes are found at run time: see _place
+            shapes = [size for size in range(1, n + 1) if n % size == 0]
+            possible = [plan.gpu_request(collective, n, size, multimem=True, source_of=range(n)) for size in shapes]
+        else:
+            reach = "node" if one_node else "network"
+            possible = [plan.cpu_request(collective, reach, n, per_node, source_of=range(n))]
+        _check_algorithm(call, possible)
     attributes = {
         "op": call.op,
         "site": call.site,
@@ -135,27 +140,13 @@ def _in_bytes(dtype: Any) -> Any:
     return _IN_BYTES.get(str(dtype), dtype)
 
 
-def _check_algorithm(
-    call: Call, collective: str, group_size: int, ranks_per_node: Iterable[int], one_node: bool, multimem: bool
-) -> None:
-    """Whether the algorithm takes such a group is known now; the executor would only say so at run time.
-
-    Args:
-      ranks_per_node: numbers that the group may turn out to have; what they don't divide is passed over.
-      multimem: whether the group may turn out to have NVLink SHARP.
-    """
-    algorithm = call.algorithm or ""
-    for per_node in ranks_per_node:
-        if group_size % per_node == 0:
-            source_of = range(group_size)
-            request = plan.Request(
-                collective, group_size // per_node, per_node, source_of=source_of, all_addressable=one_node,
-                multimem=multimem,
-            )  # fmt: skip
-            if plan.supports(request, algorithm):
-                return
-    machine = plan.machine_of("process", group_size)
-    raise ValueError(f"{call.op} at {call.site}: {plan.select(request, algorithm, 1, machine).reason}")
+def _check_algorithm(call: Call, possible: Sequence[Any]) -> None:
+    """Raises unless the algorithm takes one of the requests. The executor would only say so at run time."""
+    if any(plan.supports(request, call.algorithm) for request in possible):
+        return
+    machine = plan.machine_of("process", possible[-1].num_ranks)
+    reason = plan.select(possible[-1], call.algorithm, 1, machine).reason
+    raise ValueError(f"{call.op} at {call.site}: {reason}")
 
 
 def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:

@@ -387,8 +387,8 @@ void JointCall::OnGivenUp(int32_t process, const std::string& why) {
 void JointCall::OnLost(int32_t process) {
   if (std::find(distant_.begin(), distant_.end(), process) == distant_.end()) return;
   if (phase_.load() == Phase::kLeaving && AllLeft()) return;
-  Fail(Wrong(StatusCode::kDeadlineExceeded,
-             "the process of ranks " + RanksOf(process) + " can't be reached: " + switchboard_->Lost(process)));
+  Fail(Wrong(StatusCode::kDeadlineExceeded, "the process of ranks " + RanksOf(process) +
+                                                " can't be reached: " + switchboard_->Reachable(process).message()));
 }
 
 void JointCall::Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) {
@@ -463,7 +463,7 @@ void JointCall::Check(Clock::time_point now) {
   // Whoever has left all its calls may end. It counted itself out before, so this look comes after that.
   if (phase_.load() == Phase::kLeaving && AllLeft()) return;
   for (const int32_t process : distant_) {
-    if (!switchboard_->Lost(process).empty()) return OnLost(process);
+    if (!switchboard_->Reachable(process).ok()) return OnLost(process);
   }
   for (const Other& other : others_) {
     if (ended && !other.peer->alive()) {

@@ -54,15 +54,9 @@ struct Numbering {
 thread_local Numbering numbering;
 std::atomic<uint64_t> num_programs{0};
 
+// The same in all processes for the same call site.
 uint64_t IdentityOf(const CallSpec& spec) {
-  uint64_t hash = Mix(Mix(Mix(0, spec.op), spec.site), spec.algorithm);
-  for (const int64_t rank : spec.groups) hash = Mix(hash, static_cast<uint64_t>(rank));
-  for (const int32_t source : spec.source_of) hash = Mix(hash, static_cast<uint64_t>(source));
-  for (const int64_t number :
-       {static_cast<int64_t>(spec.collective), static_cast<int64_t>(spec.reduce_op), spec.group_size,
-        spec.ranks_per_node, spec.input_run, spec.output_run, static_cast<int64_t>(spec.root)}) {
-    hash = Mix(hash, static_cast<uint64_t>(number));
-  }
+  const uint64_t hash = HashAttributes(spec);
   if (numbering.program != num_programs.load()) numbering = {num_programs.load(), {}};
   return Mix(hash, numbering.count[hash]++);
 }
@@ -200,7 +194,7 @@ Status Meeting::CountLocal() {
                                   " is not connected; call jaxcomm.register()");
     }
   }
-  spec_.identity = IdentityOf(spec_);
+  identity_ = IdentityOf(spec_);
   return OkStatus();
 }
 
@@ -258,7 +252,7 @@ void Meeting::SetOut(const std::shared_ptr<Round>& round, int64_t own_position) 
   }
   const Joint* const joint = *made;
   JointCall::Spec spec;
-  spec.key = Mix(Mix(Mix(spec_.identity, static_cast<uint64_t>(run)), static_cast<uint64_t>(iteration)),
+  spec.key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run)), static_cast<uint64_t>(iteration)),
                  static_cast<uint64_t>(group)) |
              1;
   spec.run = run;
@@ -297,7 +291,7 @@ StatusOr<const Meeting::Joint*> Meeting::JointFor(const Arrival& arrival, int64_
   bool single_copy = false;
   std::vector<int32_t> node_of;
   const Host host = ThisProcess::Get().HostOf(process_of, &single_copy, &node_of);
-  const auto program = MakeProgram(spec_, host, arrival.dtype, arrival.input_count, arrival.output_count);
+  const auto program = MakeProgram(spec_, figures_, host, arrival.dtype, arrival.input_count, arrival.output_count);
   if (!program.ok()) return program.status();
   auto joint = std::make_shared<Joint>();
   joint->program = std::make_shared<const JointProgram>(*program, std::move(process_of), std::move(node_of),
@@ -373,7 +367,7 @@ StatusOr<std::shared_ptr<const Program>> Meeting::ProgramFor(const Arrival& arri
     if (program_) return program_;  // shapes are static: one program per call site
   }
   StatusOr<std::shared_ptr<const Program>> program =
-      MakeProgram(spec_, Host(), arrival.dtype, arrival.input_count, arrival.output_count);
+      MakeProgram(spec_, figures_, Host(), arrival.dtype, arrival.input_count, arrival.output_count);
   std::lock_guard<std::mutex> lock(mutex_);
   if (program.ok() && !program_) program_ = *program;
   return program;

@@ -67,14 +67,17 @@ class Meeting : public std::enable_shared_from_this<Meeting> {
   void FailRound(Round& round, const Status& error);
   StatusOr<std::shared_ptr<const Program>> ProgramFor(const Arrival& arrival);
   std::unique_ptr<char[]> TakeScratch(size_t bytes);
-  std::string Prefix() const { return "jaxcomm: " + spec_.op + " at " + spec_.site + ": "; }
+  std::string Prefix() const { return spec_.Where() + ": "; }
   std::string DescribeLate(const Round& round, const Key& key, const std::string& within) const;
   void FailRounds(int64_t run, const Status& error);
   void FailExpired(Clock::time_point now);
   static void FailRun(int64_t run, const Status& error);  // all open and all later rounds of a run, of all call sites
   static void SweepForever();
 
-  CallSpec spec_;                               // constant once made
+  CallSpec spec_;  // constant once made
+  // Of the moment when the call site was made, which is the same in the course of all processes.
+  const Figures figures_ = Figures::Current();
+  uint64_t identity_ = 0;                       // of the call site, where it spans processes
   std::unordered_map<int64_t, int64_t> slots_;  // rank -> group * group_size + position
   std::vector<int64_t> local_count_;            // by group: ranks of this process
   const std::shared_ptr<Pace> pace_ = std::make_shared<Pace>();

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "../plan/select.h"
+#include "plan/request.h"
+#include "plan/select.h"
 
 namespace jaxcomm {
 namespace {
@@ -17,23 +18,18 @@ Layout Blocks(int64_t count, int64_t block_count, int64_t run) {
 
 }  // namespace
 
-StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const Host& host, DType dtype,
-                                                     int64_t input_count, int64_t output_count) {
-  const auto num_ranks = static_cast<int32_t>(spec.group_size);
+StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const Figures& figures, const Host& host,
+                                                     DType dtype, int64_t input_count, int64_t output_count) {
   if (Reduces(spec.collective) && !CanReduce(dtype, spec.reduce_op)) {
     return InvalidArgumentError("elements of this type can't be reduced");
   }
   const ReduceFn reduce = Reduces(spec.collective) ? FindReduce(dtype, spec.reduce_op) : nullptr;
-  Geometry geometry;
-  geometry.ranks_per_node = static_cast<int32_t>(spec.ranks_per_node);
-  geometry.num_nodes = num_ranks / geometry.ranks_per_node;
-  geometry.all_addressable = host.reach != Reach::kNetwork;
-  geometry.pull = host.reach != Reach::kProcess;
+  const Geometry geometry = CpuGeometry(host.reach, spec.group_size, spec.ranks_per_node);
   const StatusOr<Request> request = MakeRequest(spec, geometry, input_count, output_count);
   if (!request.ok()) return request.status();
   const int64_t item_bytes = ItemBytes(dtype);
   const Choice choice =
-      Select(*request, spec.algorithm, item_bytes, MachineOf(spec.figures, host, num_ranks, geometry.ranks_per_node));
+      Select(*request, spec.algorithm, item_bytes, MachineOf(figures, host, spec.group_size, spec.ranks_per_node));
   if (choice.algorithm == nullptr) return InvalidArgumentError(choice.reason);
   return Program::Make(
       BuildAll(*choice.algorithm, choice.request), Blocks(input_count, request->block_count, spec.input_run),

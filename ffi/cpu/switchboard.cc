@@ -116,10 +116,10 @@ void Switchboard::SayGivenUp(int32_t process, uint64_t key, const std::string& w
   SendText(process, HeaderOf(Kind::kGivenUp, key), why);
 }
 
-std::string Switchboard::Lost(int32_t process) {
+Status Switchboard::Reachable(int32_t process) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = lost_.find(process);
-  return found == lost_.end() ? "" : found->second;
+  return found == lost_.end() ? OkStatus() : UnavailableError(found->second);
 }
 
 std::string Switchboard::Elsewhere(int32_t process) {

@@ -17,6 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../common/status.h"
 #include "../plan/plan.h"
 #include "../transport/network.h"
 
@@ -59,8 +60,8 @@ class Switchboard : public Receiver {
   // Cuts off the processes whose payloads are on their way to places of the line: OnLanded follows for all.
   void Abandon(const Line& line);
 
-  // Why another process can't be reached any more; empty if it can.
-  std::string Lost(int32_t process);
+  // Success, or why another process can't be reached any more.
+  Status Reachable(int32_t process);
   // Calls in which another process is and this one is not, as far as it has said so: " in X and in Y", or empty.
   std::string Elsewhere(int32_t process);
 

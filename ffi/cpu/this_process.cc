@@ -49,10 +49,10 @@ bool ThisProcess::connected(int32_t index) {
   return index == index_ || others_.count(index) > 0;
 }
 
-Status ThisProcess::StartNetwork(const UcxOptions& options, int32_t num_processes, uint64_t token) {
+Status ThisProcess::StartNetwork(const NetworkOptions& options, int32_t num_processes, uint64_t token) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (switchboard_.network() != nullptr) return OkStatus();
-  StatusOr<std::unique_ptr<Network>> network = OpenUcxNetwork(options, index_, num_processes, token, &switchboard_);
+  StatusOr<std::unique_ptr<Network>> network = OpenNetwork(options, index_, num_processes, token, &switchboard_);
   if (!network.ok()) return network.status();
   switchboard_.SetNetwork(*std::move(network));
   return OkStatus();

@@ -10,8 +10,8 @@
 
 #include "../common/status.h"
 #include "../transport/node.h"
-#include "../transport/ucx_network.h"
-#include "planner.h"
+#include "../transport/open_network.h"
+#include "cost_params.h"
 #include "progress.h"
 #include "switchboard.h"
 
@@ -34,7 +34,7 @@ class ThisProcess {
   // To processes of other nodes, the network has to be connected too.
   Status Connect(int32_t index, const ProcessInfo& info);
   // Makes this process reachable from other nodes. Starting again does nothing.
-  Status StartNetwork(const UcxOptions& options, int32_t num_processes, uint64_t token);
+  Status StartNetwork(const NetworkOptions& options, int32_t num_processes, uint64_t token);
   Status ConnectNetwork(int32_t index, const std::string& address);
 
   int32_t index() const { return index_; }  // -1: not started

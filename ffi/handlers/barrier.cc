@@ -1,12 +1,8 @@
 // barrier: y is x, once every rank has arrived. Operands are aliased to results, so nothing is copied.
-#include "call.h"
+#include "handlers/call.h"
 
 namespace jaxcomm {
 namespace {
-
-ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups groups, Processes processes) {
-  return MakeState(MakeSpec(Collective::kBarrier, call, groups, processes));
-}
 
 ffi::Future ExecuteBarrier(CallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::RemainingArgs xs,
                            ffi::RemainingRets ys) {
@@ -26,7 +22,7 @@ ffi::Future ExecuteBarrier(CallState* state, ffi::RunId run, ffi::Buffer<ffi::S3
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierInstantiate, Instantiate, BindCall());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierInstantiate, Instantiate<Collective::kBarrier>, BindInstantiate());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierExecute, ExecuteBarrier,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::State<CallState>>()

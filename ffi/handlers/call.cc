@@ -1,4 +1,4 @@
-#include "call.h"
+#include "handlers/call.h"
 
 #include <optional>
 #include <utility>

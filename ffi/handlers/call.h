@@ -2,10 +2,11 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "../common/status.h"
-#include "../cpu/meeting.h"
-#include "attributes.h"
+#include "common/attributes.h"
+#include "cpu/meeting.h"
 
 namespace jaxcomm {
 
@@ -17,12 +18,16 @@ struct CallState {
   std::shared_ptr<Meeting> meeting;
 };
 
-// Of the stage Instantiate; further attributes follow.
-inline auto BindCall() {
-  return ffi::Ffi::BindInstantiate().Attr<CallAttributes>("call").Attr<Groups>("groups").Attr<Processes>("processes");
+ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(CallSpec spec);
+
+template <Collective collective>
+ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes) {
+  ffi::ErrorOr<CallSpec> spec = DecodeCall(collective, attributes);
+  if (!spec) return ffi::Unexpected(spec.error());
+  return MakeState(*std::move(spec));
 }
 
-ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(CallSpec spec);
+inline auto BindInstantiate() { return ffi::Ffi::BindInstantiate().Attrs(); }
 
 // One operand, one result. The buffers stay valid until the future is completed; nothing else of the call frame does.
 ffi::Future Execute(CallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::AnyBuffer x,

@@ -20,10 +20,19 @@ enum class Protocol : uint8_t {
   kMultimem,
 };
 
+// Which requests an algorithm supports.
+struct Support {
+  bool (*predicate)(const Request& request);  // of a well-formed request
+  const char* requirement;                    // for people, after "needs": what the predicate asks for
+  bool hierarchical = false;  // a plan for several nodes of several ranks, which selection prefers there
+
+  bool operator()(const Request& request) const;
+};
+
 struct Algorithm {
   const char* name;
-  const char* source;                        // paper, DOI or upstream file
-  bool (*supports)(const Request& request);  // geometry and sizes that `build` takes
+  const char* source;  // paper, DOI or upstream file
+  Support supports;    // geometry and sizes that `build` takes
   Plan (*build)(const Request& request, int32_t rank);
   Protocol protocol = Protocol::kSteps;
 };

@@ -1,6 +1,7 @@
 // Plans of all_gather: every rank ends with block r of every rank r, in rank order.
 #include "builder.h"
 #include "layout.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -148,14 +149,11 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
     }
   };
 
-  if (stages > 0) send(0);
-  for (int64_t t = 0; t < stages; ++t) {
-    if (t + 1 < stages) send(t + 1);
+  const auto forward_all = [&](int64_t t) {
     if (t < chunks) spread_own(t);
     forward(t);
-    if (t > 0) collect(t - 1);
-  }
-  if (stages > 0) collect(stages - 1);
+  };
+  RunPipeline(stages, {{0, send}, {1, forward_all}, {2, collect}});
   return std::move(plan).Finish(0);
 }
 
@@ -164,17 +162,17 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
 template <>
 const std::vector<Algorithm>& Table<Collective::kAllGather>() {
   static const std::vector<Algorithm> table = {
-      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
        DirectAllGather},
       {"recursive_doubling", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521",
-       PowerOfTwoRanks, RecursiveDoublingAllGather},
-      {"bruck", "Bruck et al., IEEE TPDS 8(11), 1997, doi 10.1109/71.642949", AnyGeometry, BruckAllGather},
-      {"ring", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+       kPowerOfTwoRanks, RecursiveDoublingAllGather},
+      {"bruck", "Bruck et al., IEEE TPDS 8(11), 1997, doi 10.1109/71.642949", kAnyGeometry, BruckAllGather},
+      {"ring", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
        RingAllGather},
-      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalAllGather},
-      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectAllGather,
+      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", kSeveralNodes, HierarchicalAllGather},
+      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectAllGather,
        Protocol::kFlagged},
-      {"multimem", "NVIDIA/nccl:src/device/symmetric/all_gather.cuh (multimem)", OneNodeWithMultimem, DirectAllGather,
+      {"multimem", "NVIDIA/nccl:src/device/symmetric/all_gather.cuh (multimem)", kOneNodeWithMultimem, DirectAllGather,
        Protocol::kMultimem},
   };
   return table;

@@ -2,6 +2,7 @@
 // the same on all ranks, so the result is the same to the bit.
 #include "builder.h"
 #include "layout.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -339,13 +340,7 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
     }
   };
 
-  const auto of_a_chunk = [chunks](int64_t c) { return c >= 0 && c < chunks; };
-  for (int64_t i = 0; chunks > 0 && i <= chunks + 2 * kAhead; ++i) {
-    if (of_a_chunk(i)) scatter(i);
-    if (of_a_chunk(i - kAhead)) combine(i - kAhead);
-    if (of_a_chunk(i - 2 * kAhead)) spread(i - 2 * kAhead);
-    if (of_a_chunk(i - 2 * kAhead - 1)) collect(i - 2 * kAhead - 1);
-  }
+  RunPipeline(chunks, {{0, scatter}, {kAhead, combine}, {2 * kAhead, spread}, {2 * kAhead + 1, collect}});
   return std::move(plan).Finish(send_area + std::min(kSendSlots, (nodes - 1) * chunks) * max_chunk);
 }
 
@@ -354,25 +349,25 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
 template <>
 const std::vector<Algorithm>& Table<Collective::kAllReduce>() {
   static const std::vector<Algorithm> table = {
-      {"direct", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (two-shot)", OneAddressSpace,
+      {"direct", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (two-shot)", kOneAddressSpace,
        DirectAllReduce},
       {"root", "Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206 (flat trees)",
-       OneAddressSpace, RootAllReduce},
-      {"one_shot", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (one-shot)", OneAddressSpace,
+       kOneAddressSpace, RootAllReduce},
+      {"one_shot", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (one-shot)", kOneAddressSpace,
        OneShotAllReduce},
-      {"rabenseifner", "Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1", AnyGeometry, RabenseifnerAllReduce},
+      {"rabenseifner", "Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1", kAnyGeometry, RabenseifnerAllReduce},
       {"recursive_doubling", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521",
-       AnyGeometry, RecursiveDoublingAllReduce},
-      {"ring", "Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002", AnyGeometry, RingAllReduce},
-      {"tree", "Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206", AnyGeometry,
+       kAnyGeometry, RecursiveDoublingAllReduce},
+      {"ring", "Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002", kAnyGeometry, RingAllReduce},
+      {"tree", "Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206", kAnyGeometry,
        TreeAllReduce},
-      {"hierarchical", "Cho et al., IBM J. Res. Dev. 63(6), 2019, doi 10.1147/JRD.2019.2947013", SeveralNodes,
+      {"hierarchical", "Cho et al., IBM J. Res. Dev. 63(6), 2019, doi 10.1147/JRD.2019.2947013", kSeveralNodes,
        HierarchicalAllReduce},
-      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, OneShotAllReduce,
+      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, OneShotAllReduce,
        Protocol::kFlagged},
-      {"flagged_two_shot", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectAllReduce,
+      {"flagged_two_shot", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectAllReduce,
        Protocol::kFlaggedTwice},
-      {"multimem", "NVIDIA/nccl:src/device/symmetric/all_reduce.cuh (multimem)", OneNodeWithMultimem, DirectAllReduce,
+      {"multimem", "NVIDIA/nccl:src/device/symmetric/all_reduce.cuh (multimem)", kOneNodeWithMultimem, DirectAllReduce,
        Protocol::kMultimem},
   };
   return table;

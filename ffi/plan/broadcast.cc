@@ -1,6 +1,7 @@
 // Plans of broadcast: every rank ends with the root's block.
 #include "builder.h"
 #include "layout.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -134,7 +135,7 @@ Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
       plan.Move(Builder::At(peer, Space::kOutput, part.begin), plan.Output(part.begin), part.count);
     }
   };
-  for (int64_t c = 0; c < chunks; ++c) {
+  const auto forward = [&](int64_t c) {
     if (v == 0 && pull) {
       if (!is_root) read_root(part_of(local, c));
     } else if (is_root) {
@@ -162,9 +163,8 @@ Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
         plan.Move(src, Builder::At(peer, Space::kOutput, part.begin), part.count);
       }
     }
-    if (c > 0) collect(c - 1);
-  }
-  if (chunks > 0) collect(chunks - 1);
+  };
+  RunPipeline(chunks, {{0, forward}, {1, collect}});
   if (is_root) plan.Move(plan.Input(0), plan.Output(0), block.count);
   return std::move(plan).Finish(0);
 }
@@ -174,14 +174,14 @@ Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
 template <>
 const std::vector<Algorithm>& Table<Collective::kBroadcast>() {
   static const std::vector<Algorithm> table = {
-      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
        DirectBroadcast},
       {"scatter_all_gather", "Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206",
-       OneAddressSpace, ScatterAllGatherBroadcast},
-      {"tree", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+       kOneAddressSpace, ScatterAllGatherBroadcast},
+      {"tree", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
        TreeBroadcast},
-      {"ring", "Watts, van de Geijn, Parallel Processing Letters 5(2), 1995", AnyGeometry, RingBroadcast},
-      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalBroadcast},
+      {"ring", "Watts, van de Geijn, Parallel Processing Letters 5(2), 1995", kAnyGeometry, RingBroadcast},
+      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", kSeveralNodes, HierarchicalBroadcast},
   };
   return table;
 }

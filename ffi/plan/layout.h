@@ -67,12 +67,14 @@ inline std::vector<int32_t> TreeChildren(int32_t v, int32_t n) {
 }
 inline int32_t TreeParent(int32_t v) { return v & (v - 1); }
 
-// Values of Algorithm::supports. All of them refuse a request that isn't well formed.
+// Whether sizes, root and permutation fit the geometry. No algorithm supports another request.
 bool WellFormed(const Request& request);
-bool AnyGeometry(const Request& request);
-bool OneAddressSpace(const Request& request);  // everybody may read everybody
-bool OneNodeWithMultimem(const Request& request);
-bool PowerOfTwoRanks(const Request& request);
-bool SeveralNodes(const Request& request);  // of several ranks
+
+// Values of Algorithm::supports.
+extern const Support kAnyGeometry;
+extern const Support kOneAddressSpace;
+extern const Support kOneNodeWithMultimem;
+extern const Support kPowerOfTwoRanks;
+extern const Support kSeveralNodes;
 
 }  // namespace jaxcomm

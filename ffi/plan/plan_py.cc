@@ -18,6 +18,7 @@
 #include "cost.h"
 #include "layout.h"
 #include "plan.h"
+#include "request.h"
 #include "select.h"
 #include "validate.h"
 
@@ -35,6 +36,7 @@ constexpr Collective kCollectives[] = {
 constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
 constexpr const char* kSpaces[] = {"input", "output", "scratch"};
 constexpr const char* kProtocols[] = {"steps", "flagged", "flagged_twice", "multimem"};
+constexpr const char* kReaches[] = {"process", "node", "network"};
 constexpr const char* kLinks[] = {"self", "node", "network"};
 
 Collective CollectiveOf(const std::string& name) {
@@ -107,18 +109,12 @@ std::string Show(const Plan& plan) {
   return text;
 }
 
-Request MakeRequest(const std::string& collective, int32_t num_nodes, int32_t ranks_per_node, int64_t block_count,
-                    int64_t chunk_count, int32_t root, std::vector<int32_t> source_of, bool all_addressable, bool pull,
-                    bool multimem) {
+Request RequestOf(const std::string& collective, const Geometry& geometry, int64_t block_count, int32_t root,
+                  std::vector<int32_t> source_of) {
   Request request;
   request.collective = CollectiveOf(collective);
-  request.geometry.num_nodes = num_nodes;
-  request.geometry.ranks_per_node = ranks_per_node;
-  request.geometry.all_addressable = all_addressable;
-  request.geometry.pull = pull;
-  request.geometry.multimem = multimem;
+  request.geometry = geometry;
   request.block_count = block_count;
-  request.chunk_count = chunk_count;
   request.root = root;
   request.source_of = std::move(source_of);
   return request;
@@ -164,8 +160,9 @@ void BindData(nb::module_& m) {
           [](Request* self, const std::string& collective, int32_t num_nodes, int32_t ranks_per_node,
              int64_t block_count, int64_t chunk_count, int32_t root, std::vector<int32_t> source_of,
              bool all_addressable, bool pull, bool multimem) {
-            new (self) Request(MakeRequest(collective, num_nodes, ranks_per_node, block_count, chunk_count, root,
-                                           std::move(source_of), all_addressable, pull, multimem));
+            const Geometry geometry = {num_nodes, ranks_per_node, all_addressable, pull, multimem};
+            new (self) Request(RequestOf(collective, geometry, block_count, root, std::move(source_of)));
+            self->chunk_count = chunk_count;
           },
           "collective"_a, "num_nodes"_a = 1, "ranks_per_node"_a = 1, "block_count"_a = 0, "chunk_count"_a = 0,
           "root"_a = 0, "source_of"_a = std::vector<int32_t>(), "all_addressable"_a = true, "pull"_a = false,
@@ -181,6 +178,25 @@ void BindData(nb::module_& m) {
       .def_rw("chunk_count", &Request::chunk_count)
       .def_rw("root", &Request::root)
       .def_rw("source_of", &Request::source_of);
+  m.def(
+      "cpu_request",
+      [](const std::string& collective, const std::string& reach, int64_t num_ranks, int64_t ranks_per_node,
+         int64_t block_count, int32_t root, std::vector<int32_t> source_of) {
+        const Geometry geometry = CpuGeometry(EnumOf<Reach>(kReaches, "reach", reach), num_ranks, ranks_per_node);
+        return RequestOf(collective, geometry, block_count, root, std::move(source_of));
+      },
+      "collective"_a, "reach"_a, "num_ranks"_a, "ranks_per_node"_a, "block_count"_a = 0, "root"_a = 0,
+      "source_of"_a = std::vector<int32_t>(), "The request of a call on CPUs. reach: process, node or network.");
+  m.def(
+      "gpu_request",
+      [](const std::string& collective, int64_t num_ranks, int64_t ranks_per_node, bool multimem, int64_t block_count,
+         int32_t root, std::vector<int32_t> source_of) {
+        const Geometry geometry = GpuGeometry(num_ranks, ranks_per_node, multimem);
+        return RequestOf(collective, geometry, block_count, root, std::move(source_of));
+      },
+      "collective"_a, "num_ranks"_a, "ranks_per_node"_a, "multimem"_a = false, "block_count"_a = 0, "root"_a = 0,
+      "source_of"_a = std::vector<int32_t>(),
+      "The request of a call on GPUs. multimem: whether a node may have NVLink SHARP.");
 }
 
 using LinkRow = std::tuple<std::string, double, double, double>;

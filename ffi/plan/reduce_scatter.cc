@@ -1,6 +1,7 @@
 // Plans of reduce_scatter: rank r ends with the sum of everybody's block r.
 #include "builder.h"
 #include "layout.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -138,11 +139,7 @@ Plan HierarchicalReduceScatter(const Request& request, int32_t rank) {
     plan.Reduce(sources, plan.Output(part.begin), part.count);
   };
 
-  if (chunks > 0) scatter(0);
-  for (int64_t c = 0; c < chunks; ++c) {
-    if (c + 1 < chunks) scatter(c + 1);
-    finish(c);
-  }
+  RunPipeline(chunks, {{0, scatter}, {1, finish}});
   return std::move(plan).Finish(send_area + std::min(kSendSlots, (nodes - 1) * chunks) * max_chunk);
 }
 
@@ -152,14 +149,14 @@ template <>
 const std::vector<Algorithm>& Table<Collective::kReduceScatter>() {
   static const std::vector<Algorithm> table = {
       {"direct", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (first half of two-shot)",
-       OneAddressSpace, DirectReduceScatter},
+       kOneAddressSpace, DirectReduceScatter},
       {"recursive_halving", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521",
-       PowerOfTwoRanks, RecursiveHalvingReduceScatter},
-      {"ring", "Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002", AnyGeometry, RingReduceScatter},
-      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalReduceScatter},
-      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectReduceScatter,
+       kPowerOfTwoRanks, RecursiveHalvingReduceScatter},
+      {"ring", "Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002", kAnyGeometry, RingReduceScatter},
+      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", kSeveralNodes, HierarchicalReduceScatter},
+      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectReduceScatter,
        Protocol::kFlagged},
-      {"multimem", "NVIDIA/nccl:src/device/symmetric/reduce_scatter.cuh (multimem)", OneNodeWithMultimem,
+      {"multimem", "NVIDIA/nccl:src/device/symmetric/reduce_scatter.cuh (multimem)", kOneNodeWithMultimem,
        DirectReduceScatter, Protocol::kMultimem},
   };
   return table;

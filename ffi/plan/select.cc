@@ -73,14 +73,9 @@ std::string Micros(double time_s) {
 
 std::string WhyNot(const Algorithm& algorithm, const Request& request) {
   const Geometry& geometry = request.geometry;
-  std::string needs;
-  if (algorithm.supports == PowerOfTwoRanks) needs = "a power of two of ranks";
-  if (algorithm.supports == OneAddressSpace) needs = "ranks that may read each other's memory";
-  if (algorithm.supports == SeveralNodes) needs = "several nodes of several ranks";
-  const bool multimem = algorithm.supports == OneNodeWithMultimem;
-  if (multimem) needs = "one node of GPUs with NVLink SHARP";
-  return "needs " + needs + ", got " + std::to_string(geometry.num_nodes) + " nodes of " +
-         std::to_string(geometry.ranks_per_node) + " ranks" + (multimem && !geometry.multimem ? " without" : "");
+  const bool lacks_switch = algorithm.protocol == Protocol::kMultimem && !geometry.multimem;
+  return std::string("needs ") + algorithm.supports.requirement + ", got " + std::to_string(geometry.num_nodes) +
+         " nodes of " + std::to_string(geometry.ranks_per_node) + " ranks" + (lacks_switch ? " without" : "");
 }
 
 }  // namespace
@@ -130,7 +125,7 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
   Candidate best = Best(candidates);
   choice.reason = "lowest predicted cost of " + std::to_string(candidates.size());
   for (const Candidate& candidate : candidates) {
-    if (candidate.algorithm->supports != SeveralNodes) continue;
+    if (!candidate.algorithm->supports.hierarchical) continue;
     if (candidate.cost.time_s > kHierarchyLimit * best.cost.time_s) break;
     best = candidate;
     choice.reason = "made for " + std::to_string(request.geometry.num_nodes) + " nodes of " +

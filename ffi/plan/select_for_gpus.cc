@@ -53,7 +53,7 @@ int32_t NumFlaggedChannels(int64_t message_bytes, int32_t max_channels) {
 }
 
 // None of it is measured with this library. Where the figures come from: docs/internals/cost-model.md, "GPUs".
-Machine GpuMachine(bool gin) {
+Machine GpuMachine(InterNode inter_node) {
   Machine machine;
   machine.launch_s = 2.2e-6;
   machine.frame_s = 5e-6;
@@ -61,19 +61,20 @@ Machine GpuMachine(bool gin) {
   machine.flagged = machine.flagged_twice = LinkModel{0.03e-6, 175e9, 1.5e-6};
   machine.links[static_cast<size_t>(Link::kSelf)] = {0.3e-6, 1.5e12, 0};
   machine.links[static_cast<size_t>(Link::kNode)] = {0.5e-6, 350e9, 1e-6};
-  machine.links[static_cast<size_t>(Link::kNetwork)] = gin ? LinkModel{1e-6, 48e9, 7e-6} : LinkModel{11e-6, 48e9, 5e-6};
+  machine.links[static_cast<size_t>(Link::kNetwork)] =
+      inter_node == InterNode::kGin ? LinkModel{1e-6, 48e9, 7e-6} : LinkModel{11e-6, 48e9, 5e-6};
   return machine;
 }
 
 Selection SelectForGpus(const Request& request, const std::string& algorithm, int64_t item_bytes, int32_t max_channels,
-                        bool gin) {
+                        InterNode inter_node) {
   const int64_t block_bytes = request.block_count * item_bytes;
   const int64_t num_ranks = request.geometry.num_ranks();
   Selection selection;
   selection.num_channels = NumChannels(block_bytes, max_channels);
   Request of_channel = request;
   of_channel.block_count = ChannelCount(request.block_count, item_bytes, selection.num_channels);
-  Machine machine = ChannelMachine(GpuMachine(gin), selection.num_channels);
+  Machine machine = ChannelMachine(GpuMachine(inter_node), selection.num_channels);
   if (!FitsFlagged(FlaggedMessage(block_bytes, num_ranks, false), max_channels)) machine.flagged.reset();
   if (!FitsFlagged(FlaggedMessage(block_bytes, num_ranks, true), max_channels)) machine.flagged_twice.reset();
   selection.choice = Select(of_channel, algorithm, item_bytes, machine);
@@ -85,10 +86,10 @@ Selection SelectForGpus(const Request& request, const std::string& algorithm, in
 }
 
 Cost CostOnGpus(const Request& request, const Selection& selection, int64_t item_bytes, std::optional<Machine> gpu,
-                bool gin) {
+                InterNode inter_node) {
   const Choice& choice = selection.choice;
   if (choice.flagged) {
-    Cost cost = CostOf(*choice.algorithm, request, item_bytes, gpu.value_or(GpuMachine(gin)));
+    Cost cost = CostOf(*choice.algorithm, request, item_bytes, gpu.value_or(GpuMachine(inter_node)));
     cost.traffic[static_cast<size_t>(Link::kNode)].bytes *= 2;
     return cost;
   }
@@ -102,11 +103,12 @@ Cost CostOnGpus(const Request& request, const Selection& selection, int64_t item
   // Channels have almost the same number of elements each; so bytes are counted in the plan of whole blocks.
   Request whole = request;
   whole.chunk_count = std::max<int64_t>(request.block_count, 1);
-  const Cost of_blocks = CostOf(choice.algorithm->build(whole, cost.rank), whole.geometry, item_bytes, GpuMachine(gin));
+  const Cost of_blocks =
+      CostOf(choice.algorithm->build(whole, cost.rank), whole.geometry, item_bytes, GpuMachine(inter_node));
   for (size_t link = 0; link < kNumLinks; ++link) {
     Traffic& traffic = cost.traffic[link];
     traffic.bytes = of_blocks.traffic[link].bytes;
-    if (link == static_cast<size_t>(Link::kNetwork) && !gin) continue;
+    if (link == static_cast<size_t>(Link::kNetwork) && inter_node == InterNode::kSendRecv) continue;
     traffic.messages *= selection.num_channels;
     traffic.signals *= selection.num_channels;
   }

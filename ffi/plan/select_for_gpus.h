@@ -33,9 +33,14 @@ bool FitsFlagged(int64_t message_bytes, int32_t max_channels);
 // Then: as many channels as there is work for.
 int32_t NumFlaggedChannels(int64_t message_bytes, int32_t max_channels);
 
-// A whole GPU as the cost model sees it; its channels have equal parts of the bandwidths. `gin`: kernels reach the
-// other nodes; else messages go in rounds.
-Machine GpuMachine(bool gin);
+// How data gets from node to node.
+enum class InterNode : uint8_t {
+  kSendRecv,  // NCCL's sends and receives, between the kernels that the plan is cut into
+  kGin,       // puts of the kernel that walks the plan
+};
+
+// A whole GPU as the cost model sees it; its channels have equal parts of the bandwidths.
+Machine GpuMachine(InterNode inter_node);
 
 struct Selection {
   Choice choice;             // step by step: for the elements that the largest channel has of a block
@@ -44,11 +49,11 @@ struct Selection {
 
 // `request` is of whole blocks. The choice is by GpuMachine, whatever the machine is.
 Selection SelectForGpus(const Request& request, const std::string& algorithm, int64_t item_bytes, int32_t max_channels,
-                        bool gin);
+                        InterNode inter_node);
 
 // What a GPU does in such a call, and how long that should take if it is `gpu` rather than GpuMachine. Steps are those
 // of one channel, all else is of all of them, flags included. In a round, channels share messages.
 Cost CostOnGpus(const Request& request, const Selection& selection, int64_t item_bytes, std::optional<Machine> gpu,
-                bool gin);
+                InterNode inter_node);
 
 }  // namespace jaxcomm

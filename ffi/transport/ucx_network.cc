@@ -40,11 +40,6 @@ constexpr char kAddressMagic[8] = "jaxcUCX";
 constexpr char kTcpSegment[] = "128k";
 constexpr unsigned kMinorWithTransportPrefix = 17;
 
-bool HasRdma() {
-  std::error_code error;
-  return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
-}
-
 // Devices of InfiniBand and RoCE carry a port ("mlx5_0:1"), interfaces of the kernel do not.
 bool UsesTcp(const std::string& devices) {
   std::istringstream names(devices.empty() ? "all" : devices);
@@ -570,6 +565,11 @@ void UcxNetwork::ProgressUntil(Clock::duration limit, Done done) {
 }
 
 }  // namespace
+
+bool HasRdma() {
+  std::error_code error;
+  return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
+}
 
 StatusOr<std::unique_ptr<Network>> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes,
                                                   uint64_t token, Receiver* receiver) {

@@ -5,8 +5,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._lowering import Call
-from jaxcomm._primitive import block_run, define, shift
+from jaxcomm._primitive import block_run, define, make_call, shift
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
@@ -35,8 +34,7 @@ def all_to_all(
       tiled: keep the number of dimensions instead of removing ``split_axis`` and adding ``concat_axis``.
       algorithm: a name from ``algorithms("all_to_all")``, or "xla" for XLA's own collective; None lets the
         selection table choose.
-      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
-        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
+      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays with ``split_axis`` divided and ``concat_axis`` multiplied by n (tiled), or with ``split_axis`` removed and
@@ -52,11 +50,9 @@ def all_to_all(
     between nodes of L ranks. See docs/reference/algorithms.md.
     """
     op = "all_to_all"
-    axes = _check.axes(op, axis_name)
-    groups = _check.groups(op, axis_index_groups, axes)
-    _check.algorithm(op, op, algorithm)
-    n = _check.group_size(axes, groups)
-    call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
+    call = make_call(op, op, _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
+    axes = call.axes
+    n = _check.group_size(axes, call.groups)
 
     def bind(leaf):
         _check.element_type(op, leaf)

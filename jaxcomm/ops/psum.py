@@ -9,8 +9,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._lowering import Call
-from jaxcomm._primitive import ReduceOp, define, in_wider_type
+from jaxcomm._primitive import ReduceOp, define, in_wider_type, make_call
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 _POSITIONAL: dict[ReduceOp, Callable[..., Any]] = {ReduceOp.SUM: jnp.sum, ReduceOp.MAX: jnp.max, ReduceOp.MIN: jnp.min}
@@ -37,8 +36,7 @@ def psum(
         left to jax.lax, and so are arrays typed as pending sums (unreduced).
       algorithm: a name from ``algorithms("psum")``, or "xla" for XLA's own collective; None lets the
         selection table choose.
-      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
-        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
+      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays of the shapes of x. 8- and 16-bit floats are accumulated in f32.
@@ -108,9 +106,9 @@ def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_s
     positional = tuple(a for a in names if isinstance(a, int))
     if positional and axis_index_groups is not None:
         raise ValueError(f"{op}: axis_index_groups can't be combined with dimensions {positional} in axis_name")
-    groups = _check.groups(op, axis_index_groups, axes, unequal=op != "pmean")  # jax.lax divides by the first's size
-    _check.algorithm(op, "all_reduce", algorithm)
-    call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
+    unequal = op != "pmean"  # jax.lax divides by the first's size
+    call = make_call(op, "all_reduce", axes, axis_index_groups, algorithm, max_sms, unequal=unequal)
+    groups = call.groups
     summed = reduce_op == ReduceOp.SUM
 
     def bind(leaf):

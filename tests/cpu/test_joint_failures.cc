@@ -300,7 +300,7 @@ void DisagreementOverSlowLink(std::mt19937& random, uint64_t* key) {
     slow.StepUntil([&] { return results.num_ended() == 2; });
     for (const int32_t p : {0, 1}) {
       CHECK(Has(results.error(p), " of 1000000 elements") && Has(results.error(p), " of 1000001 elements"));
-      CHECK(slow.world.switchboard(p)->Lost(1 - p).empty());
+      CHECK(slow.world.switchboard(p)->Reachable(1 - p).ok());
     }
   }
 }
@@ -330,7 +330,7 @@ void FailureWhilePayloadLands(bool comes, std::mt19937& random, uint64_t* key) {
   calls[0]->Fail(InvalidArgumentError("had enough"));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));
   CHECK(results.num_ended() == 0);
-  const auto lost = [&](int32_t p) { return world.switchboard(p)->Lost(1 - p); };
+  const auto lost = [&](int32_t p) { return world.switchboard(p)->Reachable(1 - p).message(); };
   if (comes) {
     while (world.fabric().Step()) {
     }

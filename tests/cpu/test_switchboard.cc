@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "../../ffi/cpu/switchboard.h"
-#include "../../ffi/transport/memory_network.h"
 #include "../check.h"
+#include "../transport/memory_network.h"
 
 namespace jaxcomm {
 namespace {
@@ -188,13 +188,13 @@ TEST_CASE("a process that is lost: nothing of it waits, nothing of it is written
   all.boards[1].Register(kKey, notes);
   all.Put(0, kLarge, 0, 'a');
   while (notes->said.empty()) CHECK(all.fabric.Step());  // it has a place, and is being fetched
-  CHECK(all.boards[1].Lost(0).empty());
+  CHECK(all.boards[1].Reachable(0).ok());
   all.fabric.Lose(0);
   all.Drain();
   Said said = notes->News();
   std::sort(said.begin(), said.end());
   CHECK((said == Said{"0 lost", "landed", "place of 100000 for rank 5"}));
-  CHECK(!all.boards[1].Lost(0).empty() && all.boards[1].Lost(2).empty());
+  CHECK(!all.boards[1].Reachable(0).ok() && all.boards[1].Reachable(2).ok());
   CHECK(all.boards[1].Elsewhere(0).empty());
   all.boards[1].Register(kKey + 1, other);
   all.Drain();
@@ -220,8 +220,8 @@ TEST_CASE("a call that can't wait for a payload cuts its sender off") {
   const Said said = notes->News();
   CHECK(std::count(said.begin(), said.end(), "landed") == 2 && std::count(said.begin(), said.end(), "0 lost") == 1);
   CHECK(notes->buffer[0] == '-' && notes->buffer[kLarge] == 'c');
-  CHECK(all.boards[1].Lost(0) == "its data did not arrive in time" && all.boards[1].Lost(2).empty());
-  CHECK(all.boards[0].Lost(1) == "the connection was lost");
+  CHECK(all.boards[1].Reachable(0).message() == "its data did not arrive in time" && all.boards[1].Reachable(2).ok());
+  CHECK(all.boards[0].Reachable(1).message() == "the connection was lost");
   // That of another call, which another process sends, goes on.
   CHECK((other->News() == Said{"0 lost", "landed"}) && other->buffer[kLarge - 1] == 'd');
 }

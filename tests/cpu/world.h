@@ -16,9 +16,9 @@
 #include "../../ffi/cpu/joint_call.h"
 #include "../../ffi/cpu/progress.h"
 #include "../../ffi/plan/algorithms.h"
-#include "../../ffi/transport/memory_network.h"
 #include "../check.h"
 #include "../plan/expected.h"
+#include "../transport/memory_network.h"
 
 namespace jaxcomm {
 

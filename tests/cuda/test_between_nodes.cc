@@ -282,7 +282,7 @@ void GinFails() {
       std::string error;
       Communicator* const communicator = Communicator::Get(comm, &error);
       CHECK(communicator != nullptr && communicator->gin() == nullptr && communicator->messenger() != nullptr);
-      CHECK(communicator->seat().ranks_per_node == 2 && !communicator->seat().gin);
+      CHECK(communicator->seat().ranks_per_node == 2 && communicator->seat().inter_node == InterNode::kSendRecv);
       RunCalls(*communicator, SpecOf(Collective::kAllReduce, 4, "hierarchical"), 1000);
     });
   }

@@ -230,14 +230,14 @@ TEST_CASE("a channel for each 16 KiB of a block") {
 
 // As far as can be told, by 48 GB/s between nodes, however messages travel.
 TEST_CASE("large calls between nodes take as long as their bytes") {
-  for (const bool gin : {false, true}) {
+  for (const InterNode inter_node : {InterNode::kSendRecv, InterNode::kGin}) {
     Request request;
     request.collective = Collective::kAllGather;
     request.geometry = {2, 1, false, true};
     request.block_count = 1 << 30;
-    const Selection selection = SelectForGpus(request, "", 1, 32, gin);
+    const Selection selection = SelectForGpus(request, "", 1, 32, inter_node);
     const double bytes_s = (1 << 30) / 48e9;
-    const double time_s = CostOnGpus(request, selection, 1, std::nullopt, gin).time_s;
+    const double time_s = CostOnGpus(request, selection, 1, std::nullopt, inter_node).time_s;
     CHECK(time_s > bytes_s && time_s < 1.5 * bytes_s);
   }
 }

@@ -230,8 +230,8 @@ MUTANTS = [
     Mutant(
         "iterations of a call site are not told apart between processes",
         MEETING,
-        "  spec.key = Mix(Mix(Mix(spec_.identity, static_cast<uint64_t>(run)), static_cast<uint64_t>(iteration)),",
-        "  spec.key = Mix(Mix(Mix(spec_.identity, static_cast<uint64_t>(run)), static_cast<uint64_t>(0 * iteration)),",
+        "  spec.key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run)), static_cast<uint64_t>(iteration)),",
+        "  spec.key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run)), static_cast<uint64_t>(0 * iteration)),",
         "test_call_sites",
     ),
     Mutant(
@@ -244,8 +244,8 @@ MUTANTS = [
     Mutant(
         "runs are not told apart between processes",
         MEETING,
-        "Mix(spec_.identity, static_cast<uint64_t>(run))",
-        "Mix(spec_.identity, static_cast<uint64_t>(0 * run))",
+        "Mix(identity_, static_cast<uint64_t>(run))",
+        "Mix(identity_, static_cast<uint64_t>(0 * run))",
         "test_call_sites",
     ),
     Mutant(
@@ -502,14 +502,14 @@ MUTANTS = [
     # Plans of call sites, processes, threads that complete.
     Mutant(
         "a block of reduce_scatter is the whole input",
-        "ffi/cpu/request.cc",
+        "ffi/plan/request.cc",
         "    case Collective::kReduceScatter:\n      return output_count;",
         "    case Collective::kReduceScatter:\n      return input_count;",
         "test_planner",
     ),
     Mutant(
         "ranks of all nodes share a processor",
-        "ffi/cpu/request.cc",
+        "ffi/cpu/cost_params.cc",
         "host.reach == Reach::kNetwork ? ranks_per_node : num_ranks",
         "host.reach == Reach::kProcess ? ranks_per_node : num_ranks",
         "test_planner",
@@ -566,31 +566,38 @@ MUTANTS = [
     # Handlers.
     Mutant(
         "unsigned bytes are signed",
-        "ffi/handlers/attributes.cc",
+        "ffi/common/attributes.cc",
         "    JAXCOMM_CASE(U8, kU8)",
         "    JAXCOMM_CASE(U8, kS8)",
         "tests/ops/test_pmax.py -k dtype",
     ),
     Mutant(
         "nodes of a call are dropped",
-        "ffi/handlers/attributes.cc",
-        "  spec.ranks_per_node = call.ranks_per_node;\n",
-        "  spec.ranks_per_node = call.group_size;\n",
-        "tests/ops/test_psum.py -k algorithm",
+        "ffi/common/call_spec.h",
+        '  visit("ranks_per_node", spec.ranks_per_node);\n',
+        "",
+        "test_handlers",
     ),
     Mutant(
         "the run of the input is dropped",
-        "ffi/handlers/reduce_scatter.cc",
-        "  spec.input_run = input_run;\n",
-        "  (void)input_run;\n",
-        "tests/ops/test_psum_scatter.py",
+        "ffi/common/call_spec.h",
+        '      visit("input_run", spec.input_run);\n      visit("reduce_op", spec.reduce_op);\n',
+        '      visit("reduce_op", spec.reduce_op);\n',
+        "test_handlers",
     ),
     Mutant(
         "the runs of input and output are exchanged",
-        "ffi/handlers/all_to_all.cc",
-        "  spec.input_run = input_run;\n  spec.output_run = output_run;\n",
-        "  spec.input_run = output_run;\n  spec.output_run = input_run;\n",
-        "tests/ops/test_all_to_all.py",
+        "ffi/common/call_spec.h",
+        '      visit("input_run", spec.input_run);\n      visit("output_run", spec.output_run);\n',
+        '      visit("input_run", spec.output_run);\n      visit("output_run", spec.input_run);\n',
+        "test_handlers",
+    ),
+    Mutant(
+        "calls that differ in their groups alone meet",
+        "ffi/common/call_spec.cc",
+        "    for (const T number : numbers) *hash = Mix(*hash, static_cast<uint64_t>(number));\n",
+        "",
+        "test_handlers",
     ),
     Mutant(
         "sums of subnormals in jit are zero",

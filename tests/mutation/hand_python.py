@@ -72,8 +72,8 @@ MUTANTS = [
     Mutant(
         "algorithm checked for one node of all ranks",
         "jaxcomm/_lowering.py",
-        "else (per_node,)",
-        "else (rows.shape[1],)",
+        "plan.cpu_request(collective, reach, n, per_node, source_of=range(n))",
+        "plan.cpu_request(collective, reach, n, n, source_of=range(n))",
         f"tests/test_lowering.py {T}psum.py::TestPsum::test_every_algorithm_in_groups",
     ),
     # Arguments.
@@ -406,8 +406,8 @@ MUTANTS = [
     Mutant(
         "source of a broadcast ignored",
         "jaxcomm/_explain.py",
-        "root=source, source_of",
-        "root=0, source_of",
+        '"root": source, "source_of"',
+        '"root": 0, "source_of"',
         "tests/test_explain.py",
     ),
     Mutant(
@@ -569,8 +569,8 @@ MUTANTS = [
     Mutant(
         "end of a program heard after tracing",
         "jaxcomm/_native.py",
-        "    if event == _COMPILED:\n",
-        '    if event.startswith("/jax/core/compile"):\n',
+        "        if event != _COMPILE:\n",
+        '        if not event.startswith("/jax/core/compile"):\n',
         "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
     ),
     Mutant(

@@ -233,7 +233,7 @@ TEST_CASE("inputs and outputs have the sizes of the collective") {
 TEST_CASE("requests are well formed up to their limits") {
   const auto fits = [](const Request& request) {
     const bool fits = WellFormed(request);
-    CHECK(AnyGeometry(request) == fits);
+    CHECK(kAnyGeometry(request) == fits);
     return fits;
   };
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();

@@ -215,6 +215,10 @@ TEST_CASE("what can't be had is explained") {
         "algorithm \"one_shot\" needs ranks that may read each other's memory, got 2 nodes of 3 ranks");
   CHECK(reason(Ask(Collective::kAllReduce, 1, 6, 8), "multimem") ==
         "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 1 nodes of 6 ranks without");
+  Request with_switch = Ask(Collective::kAllReduce, 2, 3, 8);
+  with_switch.geometry.multimem = true;
+  CHECK(reason(with_switch, "multimem") ==
+        "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 2 nodes of 3 ranks");
   CHECK(reason(Ask(Collective::kBarrier, 1, 6, 0), "fast") ==
         "no algorithm \"fast\"; there are direct, dissemination, tree, hierarchical");
   Request request = Ask(Collective::kBroadcast, 1, 6, 8);

@@ -4,6 +4,7 @@
 
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/deadline.h"
+#include "cuda/nccl/wait_for_stream.h"
 #include "cuda/program/call_program.h"
 
 namespace jaxcomm {
@@ -41,7 +42,7 @@ bool Exchange::Try(uint64_t own, std::vector<uint64_t>* all, std::string* error)
       !Check("ncclAllGather", nccl_.AllGather(words_, words_ + 1, 1, ncclUint64, nccl_comm_, stream_), error) ||
       !CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(words_on_host_, words_ + 1, bytes, cudaMemcpyDeviceToHost, stream_),
                  error) ||
-      !WaitForStream(error)) {
+      !WaitForStream(stream_, timeout_s_, "the other ranks of the group of " + std::to_string(size_), error)) {
     return false;
   }
   all->assign(words_on_host_, words_on_host_ + size_);
@@ -84,19 +85,6 @@ bool Exchange::AllDone(const char* at, bool own, std::string* error) {
 std::string Exchange::Failure() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return failure_;
-}
-
-bool Exchange::WaitForStream(std::string* error) {
-  const Deadline deadline(timeout_s_);
-  for (;;) {
-    const cudaError_t status = cudaStreamQuery(stream_);
-    if (status != cudaErrorNotReady) return CheckCuda("cudaStreamQuery", status, error);
-    if (!deadline.Wait()) {
-      *error = "the other ranks of the group of " + std::to_string(size_) + " did not come within " +
-               TimeoutText(timeout_s_);
-      return false;
-    }
-  }
 }
 
 bool Exchange::Check(const char* name, ncclResult_t result, std::string* error) const {

@@ -59,7 +59,6 @@ class Exchange {
 
  private:
   bool Try(uint64_t own, std::vector<uint64_t>* all, std::string* error);
-  bool WaitForStream(std::string* error);
 
   const NcclLibrary& nccl_;
   const ncclComm_t nccl_comm_;

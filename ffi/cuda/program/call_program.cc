@@ -6,6 +6,7 @@
 
 #include "cuda/program/steps.h"
 #include "plan/layout.h"
+#include "plan/request.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -53,22 +54,17 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   call->item_bytes = ItemBytes(dtype);
   call->input_bytes = input_count * call->item_bytes;
   call->output_bytes = output_count * call->item_bytes;
-  Geometry geometry;
-  geometry.ranks_per_node = seat.ranks_per_node;
-  geometry.num_nodes = static_cast<int32_t>(spec.group_size) / seat.ranks_per_node;
-  geometry.all_addressable = geometry.num_nodes == 1;
-  geometry.pull = true;
-  geometry.multimem = true;  // if it turns out to be missing, there is no memory for it
-  Request request;
+  // If multimem turns out to be missing, there is no memory for it.
+  const Geometry geometry = GpuGeometry(spec.group_size, seat.ranks_per_node, true);
   const StatusOr<Request> made = MakeRequest(spec, geometry, input_count, output_count);
   if (!made.ok()) {
     *error = made.status().message();
     return false;
   }
-  request = *made;
+  const Request& request = *made;
   const int64_t block_count = request.block_count;
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
-  const Selection selection = SelectForGpus(request, spec.algorithm, call->item_bytes, max_channels, seat.gin);
+  const Selection selection = SelectForGpus(request, spec.algorithm, call->item_bytes, max_channels, seat.inter_node);
   const Choice& choice = selection.choice;
   const int32_t num_channels = call->num_channels = selection.num_channels;
   if (choice.algorithm == nullptr) {
@@ -82,7 +78,6 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
     return false;
   }
   if (multimem && block_count > 0) {
-    request.block_count = block_count;
     call->multimem = MakeMultimemArgs(request, runs, dtype, num_channels);
     return true;
   }
@@ -91,7 +86,7 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
     call->flagged = MakeFlaggedArgs(request, runs, call->operation, num_channels, twice);
     return true;
   }
-  call->program = geometry.num_nodes == 1 || seat.gin
+  call->program = geometry.num_nodes == 1 || seat.inter_node == InterNode::kGin
                       ? MakeRankProgram(choice, block_count, runs, call->item_bytes, num_channels, seat.rank)
                       : MakeRoundsProgram(choice, block_count, runs, call->item_bytes, num_channels, seat.rank, limits,
                                           &call->rounds);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cpu/planner.h"
+#include "common/call_spec.h"
 #include "cuda/program/kernel_args.h"
 #include "cuda/program/program.h"
 #include "cuda/program/rounds.h"
@@ -47,7 +47,7 @@ struct CallProgram {
 struct Seat {
   int32_t rank = 0;
   int32_t ranks_per_node = 1;
-  bool gin = false;  // kernels reach the other nodes; else calls are cut at what goes there
+  InterNode inter_node = InterNode::kSendRecv;
 };
 
 // The program of one rank. At most `max_channels` channels, or spec.max_sms if that is less. False, and `error` filled

@@ -91,7 +91,7 @@ class Communicator {
   const device::Comm& comm() const { return comm_; }  // without an arena
   int32_t rank() const { return comm_.world.rank; }
   int32_t size() const { return comm_.world.size; }
-  Seat seat() const { return {rank(), comm_.local.size, gin_ != nullptr}; }
+  Seat seat() const { return {rank(), comm_.local.size, gin_ ? InterNode::kGin : InterNode::kSendRecv}; }
   // What goes between nodes. Both are null where there is one.
   const Gin* gin() const { return gin_.get(); }
   Messenger* messenger() const { return messenger_.get(); }  // null where there is GIN

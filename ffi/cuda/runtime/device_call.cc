@@ -20,8 +20,6 @@ constexpr const char* kMultimemArena = "jaxcomm: multimem";
 
 }  // namespace
 
-std::string Where(const CallSpec& spec) { return "jaxcomm: " + spec.op + " at " + spec.site; }
-
 void WarnOfCopies(const std::string& where, const std::string& why) {
   static std::once_flag warned;
   std::call_once(warned, [&] {
@@ -61,7 +59,7 @@ std::unique_ptr<DeviceCall> DeviceCall::Make(const CallSpec& spec, Communicator&
     (made->call_.flagged ? made->call_.flagged->comm : made->call_.multimem->comm) = comm;
     return made;
   }
-  made->where_ = Where(spec);
+  made->where_ = spec.Where();
   made->moves_ = moves && communicator.seat().ranks_per_node == communicator.size() &&
                  (made->shares_input() || made->shares_output()) && !made->call_.program.steps.empty();
   Messenger* const messenger = communicator.messenger();

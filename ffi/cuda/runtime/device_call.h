@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-#include "cpu/planner.h"
+#include "common/call_spec.h"
 #include "cuda/kernels/locate.cuh"
 #include "cuda/program/call_program.h"
 #include "cuda/runtime/call_names.h"
@@ -13,9 +13,6 @@
 
 namespace jaxcomm {
 namespace cuda {
-
-// Start of every message about a call: op and place.
-std::string Where(const CallSpec& spec);
 
 // Prints once per process that JAXCOMM_WINDOWS=1 has no effect on a buffer. Copies are slower, not wrong.
 void WarnOfCopies(const std::string& where, const std::string& why);

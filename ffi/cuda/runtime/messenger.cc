@@ -9,8 +9,7 @@
 #include "common/hash.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/nccl/deadline.h"
-#include "cuda/nccl/keep_device.h"
+#include "cuda/nccl/wait_for_stream.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -110,10 +109,11 @@ bool Messenger::Greet(const Rounds& rounds, int64_t item_bytes, std::string* err
     *error =
         Problem("cudaMemcpyAsync", cudaMemcpyAsync(greetings_, words.data(), bytes, cudaMemcpyHostToDevice, stream_));
     if (error->empty()) *error = Exchange(greeting, at, sizeof(uint64_t));
-    if (!error->empty() || !WaitForConnections(RanksText(PeersOf(greeting)), error)) return false;
+    const std::string peers = RanksText(PeersOf(greeting)) + " of other nodes";
+    if (!error->empty() || !WaitForStream(stream_, timeout_s_, peers, error)) return false;
     *error =
         Problem("cudaMemcpyAsync", cudaMemcpyAsync(words.data(), greetings_, bytes, cudaMemcpyDeviceToHost, stream_));
-    if (!error->empty() || !WaitForConnections("", error)) return false;
+    if (!error->empty() || !WaitForStream(stream_, timeout_s_, peers, error)) return false;
   }
   for (const auto& [peer, hash] : received) {
     if (words[static_cast<size_t>(comm_.world.size) + peer] == hash) continue;
@@ -122,18 +122,6 @@ bool Messenger::Greet(const Rounds& rounds, int64_t item_bytes, std::string* err
     return false;
   }
   return true;
-}
-
-bool Messenger::WaitForConnections(const std::string& peers, std::string* error) {
-  const Deadline deadline(timeout_s_);
-  for (;;) {
-    const cudaError_t status = cudaStreamQuery(stream_);
-    if (status != cudaErrorNotReady) return (*error = Problem("cudaStreamQuery", status)).empty();
-    if (!deadline.Wait()) {
-      *error = peers + " of other nodes did not come within " + TimeoutText(timeout_s_);
-      return false;
-    }
-  }
 }
 
 bool Messenger::MakeEvents(const Rounds& rounds, RoundEvents* events, std::string* error) const {

@@ -67,7 +67,6 @@ class Messenger {
   std::string Post(const CallProgram& call, const RankArgs& args, int32_t number, const RoundEvents& events,
                    cudaStream_t stream);
   bool Greet(const Rounds& rounds, int64_t item_bytes, std::string* error);
-  bool WaitForConnections(const std::string& peers, std::string* error);
   void Watch();
   void Fail(uint64_t call, const std::string& text);
 

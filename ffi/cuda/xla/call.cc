@@ -3,7 +3,6 @@
 #include <cuda_runtime_api.h>
 
 #include <optional>
-#include <type_traits>
 #include <utility>
 
 namespace jaxcomm {
@@ -15,45 +14,7 @@ ffi::TypeInfo CallState::info = ffi::MakeTypeInfo<CallState>();
 namespace {
 
 ffi::Error Invalid(const CallSpec& spec, const std::string& problem) {
-  return ffi::Error::InvalidArgument(Where(spec) + ": " + problem);
-}
-
-// Attributes of one op or another, as ffi/handlers/<op>.cc binds them on the CPU.
-ffi::Error ReadOwnAttributes(const ffi::Dictionary& attributes, CallSpec* spec) {
-  ffi::Error error;
-  const auto take = [&](const char* name, auto* value) {
-    const auto found = attributes.get<int64_t>(name);
-    if (!found) error = ffi::Error::InvalidArgument(Where(*spec) + ": attribute " + name + " is missing or no int64");
-    if (found) *value = static_cast<std::remove_reference_t<decltype(*value)>>(*found);
-  };
-  switch (spec->collective) {
-    case Collective::kAllToAll:
-      take("input_run", &spec->input_run);
-      take("output_run", &spec->output_run);
-      break;
-    case Collective::kAllGather:
-      take("output_run", &spec->output_run);
-      break;
-    case Collective::kReduceScatter:
-      take("input_run", &spec->input_run);
-      take("reduce_op", &spec->reduce_op);
-      break;
-    case Collective::kAllReduce:
-      take("reduce_op", &spec->reduce_op);
-      break;
-    case Collective::kBroadcast:
-      take("root", &spec->root);
-      break;
-    case Collective::kPermute: {
-      const auto found = attributes.get<ffi::Span<const int64_t>>("source_of");
-      if (!found) return ffi::Error::InvalidArgument(Where(*spec) + ": attribute source_of is missing or no array");
-      spec->source_of.assign(found->begin(), found->end());
-      break;
-    }
-    case Collective::kBarrier:
-      break;
-  }
-  return error;
+  return ffi::Error::InvalidArgument(spec.Where() + ": " + problem);
 }
 
 // What all handlers' operands and results are: the rank, which the communicator knows better; x; y. Of the barrier, any
@@ -89,18 +50,15 @@ std::string Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::Remaining
 
 template <Collective collective>
 ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes) {
-  const auto call = attributes.get<CallAttributes>("call");
-  if (!call) return ffi::Unexpected(call.error());
-  const auto groups = attributes.get<Groups>("groups");
-  if (!groups) return ffi::Unexpected(groups.error());
+  ffi::ErrorOr<CallSpec> decoded = DecodeCall(collective, attributes);
+  if (!decoded) return ffi::Unexpected(decoded.error());
   auto state = std::make_unique<CallState>();
   CallSpec& spec = state->spec;
-  spec = MakeSpec(collective, *call, *groups, Processes());
-  if (ffi::Error error = ReadOwnAttributes(attributes, &spec); !error.success()) return ffi::Unexpected(error);
+  spec = *std::move(decoded);
   state->windows = attributes.get<int64_t>("windows").has_value();
   // Process and number of every GPU of `groups`.
   if (const auto members = attributes.get<ffi::Span<const int32_t>>("members")) {
-    if (members->size() != 2 * groups->size()) {
+    if (members->size() != 2 * spec.groups.size()) {
       return ffi::Unexpected(Invalid(spec, "attribute members is not of two numbers for each device"));
     }
     for (size_t i = 0; i < members->size(); i += 2) {
@@ -138,7 +96,7 @@ void RequestWindows(CallState& state, const XlaCollectives& collectives, const B
   if (state.shared.output_bytes > 0) shared.push_back({buffers.y, state.shared.output_bytes});
   if (shared.empty()) return;
   const std::string error = collectives.RequestWindows(state.Groups(), shared);
-  if (!error.empty()) WarnOfCopies(Where(state.spec), error);
+  if (!error.empty()) WarnOfCopies(state.spec.Where(), error);
 }
 
 ffi::Error Prepare(CallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
@@ -168,7 +126,7 @@ DeviceCall::XlaWindow WindowOf(CallState& state, const XlaCollectives& collectiv
   DeviceCall::XlaWindow found;
   void* window = nullptr;
   const std::string problem = collectives.GetWindow(state.Groups(), buffer, &window, &found.offset);
-  if (!problem.empty()) WarnOfCopies(Where(state.spec), problem);
+  if (!problem.empty()) WarnOfCopies(state.spec.Where(), problem);
   found.window = static_cast<ncclWindow_t>(window);
   return found;
 }
@@ -210,7 +168,7 @@ std::string Initialized(CallState& state, const XlaCollectives& collectives, int
 ffi::Error FailureOf(const CallSpec& spec, const std::string& failure) {
   if (failure.empty()) return ffi::Error::Success();
   return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
-                    Where(spec) + " can't run, since a call before it failed: " + failure);
+                    spec.Where() + " can't run, since a call before it failed: " + failure);
 }
 
 // Why a run must not go on: a kernel of the process has given up, or ranks have not met.

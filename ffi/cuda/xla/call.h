@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "common/attributes.h"
 #include "cuda/runtime/device_call.h"
 #include "cuda/xla/call_communicator.h"
 #include "cuda/xla/verdicts.h"
 #include "cuda/xla/xla_collectives.h"
-#include "handlers/attributes.h"
 
 namespace jaxcomm {
 namespace cuda {

@@ -22,8 +22,10 @@ using namespace jaxcomm::fake;
 
 extern "C" {
 
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int) { return Fails("cudaSetDevice") ? cudaErrorInvalidDevice : cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+  return Fails("cudaSetDevice") ? cudaErrorInvalidDevice : (current_device = device, cudaSuccess);
+}
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t) { return "failed"; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {

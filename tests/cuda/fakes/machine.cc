@@ -3,7 +3,7 @@
 
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_locate.h"
-#include "../../../ffi/cuda/kernels/peer_network.cuh"
+#include "peer_network.cuh"
 
 namespace jaxcomm {
 namespace fake {

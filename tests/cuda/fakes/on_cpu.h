@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "../../../ffi/cpu/executor.h"
-#include "../../../ffi/cpu/planner.h"
 #include "../../../ffi/cpu/reduce.h"
 #include "../../../ffi/plan/algorithms.h"
 #include "../../check.h"

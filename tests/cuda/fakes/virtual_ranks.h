@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "../../../ffi/cuda/kernels/executor.cuh"
-#include "../../../ffi/cuda/kernels/peer_network.cuh"
 #include "../../../ffi/cuda/program/program.h"
 #include "../../../ffi/cuda/program/rounds.h"
+#include "peer_network.cuh"
 
 namespace jaxcomm {
 namespace cuda {

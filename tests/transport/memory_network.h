@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "network.h"
+#include "../../ffi/transport/network.h"
 
 namespace jaxcomm {
 

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "inbox.h"
+#include "../../ffi/transport/inbox.h"
 
 namespace jaxcomm {
 

@@ -2,7 +2,7 @@
 // played by the ranks of one GPU.
 #pragma once
 
-#include "cuda/kernels/executor.cuh"
+#include "../../../ffi/cuda/kernels/executor.cuh"
 
 namespace jaxcomm {
 namespace cuda {
