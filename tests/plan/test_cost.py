@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from jaxcomm._core import plan
 
 ALGORITHMS = [(collective, name) for collective in plan.collectives() for name, _ in plan.algorithms(collective)]

@@ -1,6 +1,7 @@
 """The selection: what is asked for, what is cheapest, and why something can't be had."""
 
 import pytest
+
 from jaxcomm._core import plan
 
 COLLECTIVES = plan.collectives()

@@ -5,6 +5,7 @@ import itertools
 import random
 
 import pytest
+
 from jaxcomm._core import plan
 
 GEOMETRIES = {
