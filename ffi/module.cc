@@ -16,6 +16,7 @@
 #include "handlers/call.h"
 #include "plan/plan_py.h"
 #include "plan/select_for_gpus.h"
+#include "transport/open_network.h"
 #include "transport/relay.h"
 
 namespace nb = nanobind;

@@ -213,7 +213,7 @@ def explain(
     on_gpus = platform == "cuda"
     if on_gpus and reach is not None:
         raise ValueError(f"{op}: reach is of CPU devices; on GPUs ranks_per_node tells what NVLink connects")
-    of_call = {"block_count": count, "root": source, "source_of": source_of}
+    of_call: dict[str, Any] = {"block_count": count, "root": source, "source_of": source_of}
     if on_gpus:
         request = plan.gpu_request(native, n, ranks_per_node, **of_call)
         most = min(_check.max_sms(op, max_sms) or config().max_sms, config().max_sms)

@@ -101,7 +101,7 @@ def _call_attributes(mesh: AnyMesh, call: Call, rows: np.ndarray, collective: st
         else:
             reach = "node" if one_node else "network"
             possible = [plan.cpu_request(collective, reach, n, per_node, source_of=range(n))]
-        _check_algorithm(call, possible)
+        _check_algorithm(call, call.algorithm, possible)
     attributes = {
         "op": call.op,
         "site": call.site,
@@ -140,12 +140,12 @@ def _in_bytes(dtype: Any) -> Any:
     return _IN_BYTES.get(str(dtype), dtype)
 
 
-def _check_algorithm(call: Call, possible: Sequence[Any]) -> None:
+def _check_algorithm(call: Call, algorithm: str, possible: Sequence[Any]) -> None:
     """Raises unless the algorithm takes one of the requests. The executor would only say so at run time."""
-    if any(plan.supports(request, call.algorithm) for request in possible):
+    if any(plan.supports(request, algorithm) for request in possible):
         return
     machine = plan.machine_of("process", possible[-1].num_ranks)
-    reason = plan.select(possible[-1], call.algorithm, 1, machine).reason
+    reason = plan.select(possible[-1], algorithm, 1, machine).reason
     raise ValueError(f"{call.op} at {call.site}: {reason}")
 
 

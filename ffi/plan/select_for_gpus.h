@@ -16,9 +16,9 @@ constexpr int64_t kGrainBytes = 128;
 
 // Units that a rank may send to another in one call with flags, per channel, and how many channels may be used. Slots
 // are twice as large and there are two sets: 256 KiB per peer in all. Not measured.
-constexpr int32_t kFlaggedUnitBytes = 8;
+constexpr int32_t kLlUnitBytes = 8;
 constexpr int32_t kFlaggedUnits = 1024;
-constexpr int32_t kFlaggedBytes = kFlaggedUnits * kFlaggedUnitBytes;
+constexpr int32_t kFlaggedBytes = kFlaggedUnits * kLlUnitBytes;
 constexpr int32_t kFlaggedChannels = 8;
 
 // As many channels as there is work for, of at most `max_channels`.

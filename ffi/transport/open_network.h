@@ -10,6 +10,9 @@
 
 namespace jaxcomm {
 
+// Whether this host has InfiniBand or RoCE devices.
+bool HasRdma();
+
 struct NetworkOptions {
   std::string library;           // path of the network's library; empty: the system's, or `fallback_library`
   std::string fallback_library;  // path, such as that in a wheel; may be empty

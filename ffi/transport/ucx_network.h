@@ -14,9 +14,6 @@
 
 namespace jaxcomm {
 
-// Whether this host has devices of InfiniBand or RoCE.
-bool HasRdma();
-
 // The library is libucp; `devices` are UCX's names, such as "eth0" or "mlx5_0:1,mlx5_1:1".
 struct UcxOptions : NetworkOptions {
   // UCX_TLS; empty: what UCX itself would use. Default: all but memory shared within a host, which jaxcomm does itself.

@@ -48,8 +48,8 @@ class Sources:
         paths = [path for path in sorted((trees.ROOT / folder).rglob("*")) if path.suffix in (".cc", ".h")]
         paths = [path for path in paths if not (path.suffix == ".h" and DEVICE.search(path.read_text()))]
         units = [path for path in paths if path.suffix == ".cc"]
-        if not units:  # headers only: whoever includes them
-            units = sorted((trees.ROOT / "ffi/cpu").glob("*.cc"))
+        if folder == "ffi/common":  # most of its headers are included by others only
+            units += sorted((trees.ROOT / "ffi/cpu").glob("*.cc"))
         self.sources = syntax.read(units, {str(path) for path in paths})
         self.mutants, self.edits = [], {}
         for index, (path, source) in enumerate(sorted(self.sources.items())):

@@ -47,7 +47,7 @@ struct UnitsOfBlock {
   }
 
  private:
-  JAXCOMM_DEVICE int32_t Lanes() const { return kFlaggedUnitBytes / item_bytes; }
+  JAXCOMM_DEVICE int32_t Lanes() const { return kLlUnitBytes / item_bytes; }
   JAXCOMM_DEVICE int32_t First(int32_t unit) const { return unit * Lanes(); }
   JAXCOMM_DEVICE char* At(int32_t element) const { return base + blocks.Position(block, element) * item_bytes; }
 
@@ -56,7 +56,7 @@ struct UnitsOfBlock {
     const int32_t first = First(unit), last = first + Lanes() - 1;
     if (last >= block_count || (blocks.num > 1 && first / blocks.run != last / blocks.run)) return nullptr;
     char* at = At(first);
-    return reinterpret_cast<uintptr_t>(at) % kFlaggedUnitBytes == 0 ? at : nullptr;
+    return reinterpret_cast<uintptr_t>(at) % kLlUnitBytes == 0 ? at : nullptr;
   }
 
   JAXCOMM_DEVICE uint64_t LoadItem(const char* at) const {
@@ -95,7 +95,7 @@ class FlaggedCall {
   JAXCOMM_DEVICE FlaggedCall(const FlaggedArgs& args, int32_t channel)
       : args_(args), comm_(args.comm), channel_(channel) {
     const int32_t parts = args.num_channels * (args.two_shot ? comm_.local.size : 1);
-    const int32_t part_count = kFlaggedUnitBytes / args.item_bytes * parts;
+    const int32_t part_count = kLlUnitBytes / args.item_bytes * parts;
     num_units_ = (args.block_count + part_count - 1) / part_count;
   }
 
@@ -174,7 +174,7 @@ class FlaggedCall {
     bool received = true;
     VisitReduction(args_.operation, [&](auto codec, auto op) {
       // Larger elements are taken as two.
-      if constexpr (sizeof(typename decltype(codec)::Storage) <= kFlaggedUnitBytes) {
+      if constexpr (sizeof(typename decltype(codec)::Storage) <= kLlUnitBytes) {
         received = ReduceUnits<decltype(codec), decltype(op)>(codec);
       }
     });
@@ -184,7 +184,7 @@ class FlaggedCall {
   // Every thread waits for some units of all peers, and adds them up in rank order.
   template <typename Codec, typename Op>
   JAXCOMM_DEVICE_CALLED bool ReduceUnits(Codec codec) {
-    constexpr int kLanes = kFlaggedUnitBytes / static_cast<int>(sizeof(typename Codec::Storage));
+    constexpr int kLanes = kLlUnitBytes / static_cast<int>(sizeof(typename Codec::Storage));
     using Lanes = device::Unit<Codec, kLanes>;
     for (int32_t unit = Thread(); unit < num_units_; unit += Threads()) {
       const uint64_t own = Input(rank()).Load(Begin(rank()) + unit);
