@@ -93,7 +93,7 @@ test:
 
 # Suspicious tests and every failure 20 times in a row, and all op tests between processes: hours.
 stress: setup $(VENV)/test-deps build-native
-	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --repeat until-fail:20 --output-on-failure -R 'meeting|node|joint|network'
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --repeat until-fail:20 --output-on-failure -R 'rendezvous|node|inter_process|network'
 	$(PYTEST) --size stress tests/test_stress.py tests/multiprocess \
 	  tests/hosts/test_host_failures.py $(PYTEST_ARGS)
 

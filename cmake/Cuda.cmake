@@ -110,12 +110,12 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/kernels/code_check.cu
   ffi/cuda/kernels/executor.cu
   ffi/cuda/kernels/executor_gin.cu
-  ffi/cuda/kernels/flagged.cu
-  ffi/cuda/kernels/locate.cu
+  ffi/cuda/kernels/ll.cu
+  ffi/cuda/kernels/exchange_offsets.cu
   ffi/cuda/kernels/multimem.cu
-  ffi/cuda/kernels/watch.cu
+  ffi/cuda/kernels/watchdog.cu
   ffi/cuda/nccl/capabilities.cc
-  ffi/cuda/nccl/exchange.cc
+  ffi/cuda/nccl/bootstrap.cc
   ffi/cuda/nccl/gin.cc
   ffi/cuda/nccl/nccl_library.cc
   ffi/cuda/nccl/nodes.cc
@@ -124,13 +124,13 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/program/call_program.cc
   ffi/cuda/program/packing.cc
   ffi/cuda/program/program.cc
-  ffi/cuda/program/rounds.cc
+  ffi/cuda/program/send_recv_schedule.cc
   ffi/cuda/runtime/call_names.cc
   ffi/cuda/runtime/communicator.cc
   ffi/cuda/runtime/device_call.cc
-  ffi/cuda/runtime/messenger.cc
+  ffi/cuda/runtime/send_recv_proxy.cc
   ffi/cuda/runtime/own_communicators.cc
-  ffi/cuda/runtime/stop_word.cc
+  ffi/cuda/runtime/abort_flag.cc
   ffi/cuda/xla/call.cc
   ffi/cuda/xla/call_communicator.cc
   ffi/cuda/xla/user_call.cc

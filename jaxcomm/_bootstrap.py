@@ -200,7 +200,7 @@ _symmetric_buffers: dict[int, str] = {}  # "1" or "0", of the processes that hav
 
 
 def symmetric_buffers(mesh: AnyMesh) -> bool:
-    """Whether XLA shall make windows on its buffers: JAXCOMM_WINDOWS=1 in all processes of the mesh.
+    """Whether XLA shall make windows on its buffers: JAXCOMM_SYMMETRIC_BUFFERS=1 in all processes of the mesh.
 
     XLA makes windows in all processes together, before jaxcomm's handlers run, and waits for all of them without a
     limit. So a process with the setting reads that of the others first. A process without it does not wait. The first
@@ -209,7 +209,7 @@ def symmetric_buffers(mesh: AnyMesh) -> bool:
     Raises:
       RuntimeError: this process has the setting, and another one did not compile its call within JAXCOMM_TIMEOUT_S.
     """
-    wanted = config().windows
+    wanted = config().symmetric_buffers
     devices = list(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else []
     if jax.process_count() == 1 or not devices or devices[0].platform != "gpu":
         return wanted

@@ -43,7 +43,7 @@ class Cell:
     """One measured collective.
 
     Attributes:
-      reach: "process", "node" or "network".
+      scope: "process", "node" or "network".
       op: public name.
       algorithm: name of its plan.
       bytes: operand of one rank.
@@ -51,7 +51,7 @@ class Cell:
       predicted_s: time predicted with the new parameters.
     """
 
-    reach: str
+    scope: str
     op: str
     algorithm: str
     bytes: int
@@ -77,15 +77,15 @@ class Calibration:
     path: pathlib.Path | None
 
     def __str__(self) -> str:
-        lines = [f"{'reach':8} {'op':11} {'algorithm':19} {'bytes':>9} {'measured':>12} {'predicted':>12} {'error':>6}"]
+        lines = [f"{'scope':8} {'op':11} {'algorithm':19} {'bytes':>9} {'measured':>12} {'predicted':>12} {'error':>6}"]
         lines += [
-            f"{c.reach:8} {c.op:11} {c.algorithm:19} {c.bytes:9} {c.measured_s * 1e6:9.1f} us "
+            f"{c.scope:8} {c.op:11} {c.algorithm:19} {c.bytes:9} {c.measured_s * 1e6:9.1f} us "
             f"{c.predicted_s * 1e6:9.1f} us {c.error:6.0%}"
             for c in self.cells
         ]
-        for reach in dict.fromkeys(c.reach for c in self.cells):
-            errors = [c.error for c in self.cells if c.reach == reach]
-            lines.append(f"{reach}: median error {statistics.median(errors):.0%} of {len(errors)}")
+        for scope in dict.fromkeys(c.scope for c in self.cells):
+            errors = [c.error for c in self.cells if c.scope == scope]
+            lines.append(f"{scope}: median error {statistics.median(errors):.0%} of {len(errors)}")
         return "\n".join([*lines, f"kept in {self.path}" if self.path else "not kept"])
 
 
@@ -93,7 +93,7 @@ class Calibration:
 class _Group:
     """Devices that measure together, and how the planner sees them."""
 
-    reach: str
+    scope: str
     mesh: Mesh
     ranks_per_node: int
 
@@ -105,14 +105,14 @@ class _Group:
     def request(self, op: str, num_bytes: int) -> Any:
         n = self.mesh.size
         count = self.count(num_bytes) // (n if op == "all_to_all" else 1) if op != "barrier" else 0
-        return plan.cpu_request(_OPS[op][0], self.reach, n, self.ranks_per_node, count)
+        return plan.cpu_request(_OPS[op][0], self.scope, n, self.ranks_per_node, count)
 
     def machine(self) -> Any:
-        return plan.machine_of(self.reach, self.mesh.size, self.ranks_per_node)
+        return plan.machine_of(self.scope, self.mesh.size, self.ranks_per_node)
 
 
 def _groups() -> list[_Group]:
-    """Smallest reach first: of the first process of several devices, of the first node of several processes, of all."""
+    """Smallest scope first: of the first process of several devices, of the first node of several processes, of all."""
     nodes = _placement.nodes()
     devices = jax.devices("cpu")
     found = []
@@ -128,11 +128,11 @@ def _groups() -> list[_Group]:
         node_of = {process: i for i, processes in enumerate(nodes) for process in processes}
         found.append(("network", sorted(devices, key=lambda d: (node_of[d.process_index], d.process_index, d.id))))
     groups = []
-    for reach, members in found:
+    for scope, members in found:
         names = [next(i for i, ps in enumerate(nodes) if d.process_index in ps) for d in members]
         mesh = Mesh(np.array(members), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-        per_node = _placement.ranks_per_node(names) if reach == "network" else len(members)
-        groups.append(_Group(reach, mesh, per_node))
+        per_node = _placement.ranks_per_node(names) if scope == "network" else len(members)
+        groups.append(_Group(scope, mesh, per_node))
     return groups
 
 
@@ -169,7 +169,7 @@ def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[
         request = group.request(op, num_bytes)
         choices = {}
         for algorithm, _ in plan.algorithms(request.collective):
-            # Those with flags run here as the plans that they stand for, which are in the table too.
+            # LL algorithms run here as the plans that they stand for, which are in the table too.
             if plan.supports(request, algorithm) and plan.protocol(request.collective, algorithm) == "steps":
                 choices[algorithm] = plan.select(request, algorithm, 4, machine)
         cheapest = sorted(choices, key=lambda algorithm: choices[algorithm].cost.time_s)[:_ALGORITHMS]
@@ -180,12 +180,12 @@ def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[
                 continue
             done.add(what)
             time_s = _median_s(group, op, choice.algorithm, num_bytes, f"{key}/{op}/{num_bytes}/{choice.algorithm}")
-            cell = Cell(group.reach, op, choice.algorithm, num_bytes if op != "barrier" else 0, time_s, 0.0)
+            cell = Cell(group.scope, op, choice.algorithm, num_bytes if op != "barrier" else 0, time_s, 0.0)
             measured.append((choice.request, choice.algorithm, cell))
     return measured
 
 
-# What can be fitted, and in which reach: (links, figure) or launch_s. In one address space or node, declared nodes are
+# The fitted parameters of each scope: (links, parameter) or launch_s. In one address space or node, declared nodes are
 # no further away than others.
 _FREE: dict[str, tuple[tuple[str, ...], ...]] = {
     "process": (("launch_s",), ("self+node+network", "overhead_s"), ("self+node+network", "bytes_per_s")),
@@ -198,7 +198,7 @@ _FREE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }  # fmt: skip
 _COLUMN = {"overhead_s": 1, "bytes_per_s": 2, "latency_s": 3}
-_PROGRESS = 1e-3  # a smaller gain ends the search of a step: figures that hardly matter don't run away
+_PROGRESS = 1e-3  # a smaller gain ends the search of a step: parameters that hardly matter don't diverge
 _LEAST = {"overhead_s": 1e-8, "bytes_per_s": 1e5, "latency_s": 1e-9, "launch_s": 1e-6}
 _STARTS = [
     {"overhead_s": overhead_s, "bytes_per_s": 1e9, "latency_s": latency_s, "launch_s": 2e-5}
@@ -220,9 +220,9 @@ def _with(machine: Any, free: Sequence[tuple[str, ...]], values: Sequence[float]
     )
 
 
-def _fit(machine: Any, reach: str, measured: list[tuple[Any, str, Cell]]) -> Any:
-    """The machine with the free figures that predict best: pattern searches over their logarithms."""
-    free = _FREE[reach]
+def _fit(machine: Any, scope: str, measured: list[tuple[Any, str, Cell]]) -> Any:
+    """The machine with the free parameters that predict best: pattern searches over their logarithms."""
+    free = _FREE[scope]
     if all(request.ranks_per_node == 1 for request, _, _ in measured):
         free = tuple(parameter for parameter in free if parameter[0] != "node")  # nobody uses it
 
@@ -257,13 +257,13 @@ def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[C
     first = group.mesh.devices.flat[0].process_index == jax.process_index()
     measured: list[tuple[Any, str, Cell]] = []
     done: set[tuple[Any, ...]] = set()
-    for round_ in range(2):  # better figures choose other chunks and algorithms
-        key = f"calibrate/{number}/{group.reach}/{round_}"
+    for round_ in range(2):  # better parameters choose other chunks and algorithms
+        key = f"calibrate/{number}/{group.scope}/{round_}"
         if jax.process_index() in members:
             measured += _measure(group, key, done)
         text = ""
         if first:
-            fitted = _fit(group.machine(), group.reach, measured)
+            fitted = _fit(group.machine(), group.scope, measured)
             cells = [
                 dataclasses.replace(cell, predicted_s=plan.cost(request, algorithm, 4, fitted).time_s)
                 for request, algorithm, cell in measured
@@ -271,7 +271,7 @@ def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[C
             found = {"links": fitted.links, "launch_s": fitted.launch_s}
             text = _kv_store.kv_agree(key, json.dumps([found, [dataclasses.astuple(cell) for cell in cells]]))
         found, rows = json.loads(text or _kv_store.kv_wait(key, _LIMIT_S))
-        _cost_params.use({group.reach: found})
+        _cost_params.apply({group.scope: found})
     return found, [Cell(*row) for row in rows]
 
 
@@ -299,9 +299,9 @@ def calibrate(keep: bool = True) -> Calibration:
     number = next(_numbers)
     found, cells = {}, []
     for group in _groups():
-        found[group.reach], more = _calibrate_group(group, number)
+        found[group.scope], more = _calibrate_group(group, number)
         cells += more
     path = _cost_params.path() if keep and found else None
     if path is not None and any(jax.process_index() == processes[0] for processes in _placement.nodes()):
-        _cost_params.keep(found)
+        _cost_params.save(found)
     return Calibration(tuple(cells), path)

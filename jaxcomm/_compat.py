@@ -29,10 +29,10 @@ __all__ = [
     "in_spmd_region",
     "is_tracer",
     "leave_compilation_cache",
-    "lends_communicators",
     "make_varying",
     "mlir",
     "on_cloud_tpu",
+    "provides_communicators",
     "psum_of_groups",
     "unbound_axis",
     "unreduced_axes",
@@ -124,8 +124,8 @@ def _jaxlib() -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", jaxlib.__version__)[:3])
 
 
-def lends_communicators() -> bool:
-    """Whether XLA:GPU lends its communicators to FFI handlers."""
+def provides_communicators() -> bool:
+    """Whether XLA:GPU provides its communicators to FFI handlers."""
     return _jaxlib() >= (0, 11, 2)
 
 

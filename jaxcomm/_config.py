@@ -93,8 +93,8 @@ class Config:
         "JAXCOMM_MAX_SMS", 32, _positive_int, ALL,
         "Multiprocessors of a GPU that one collective may keep busy. The keyword `max_sms` of an op lowers it further.",
     )  # fmt: skip
-    windows: bool = _setting(
-        "JAXCOMM_WINDOWS", False, _flag, ALL,
+    symmetric_buffers: bool = _setting(
+        "JAXCOMM_SYMMETRIC_BUFFERS", False, _flag, ALL,
         "1: GPUs read and write XLA's own buffers, instead of copies of them. Needs jax 0.12.",
     )  # fmt: skip
     algorithm: str | None = _setting(

@@ -75,7 +75,7 @@ def _place(mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str) -> tuple[
             # Which GPUs share a node is found at run time, by NCCL.
             register_cuda()
             own: dict[str, Any] = {}
-            if not _compat.lends_communicators():
+            if not _compat.provides_communicators():
                 own["members"] = _placement.gpu_groups(mesh, rows)
             elif _compat.has_windows() and _bootstrap.symmetric_buffers(mesh):
                 own["windows"] = np.int64(1)
@@ -99,8 +99,8 @@ def _call_attributes(mesh: AnyMesh, call: Call, rows: np.ndarray, collective: st
             shapes = [size for size in range(1, n + 1) if n % size == 0]
             possible = [plan.gpu_request(collective, n, size, multimem=True, source_of=range(n)) for size in shapes]
         else:
-            reach = "node" if one_node else "network"
-            possible = [plan.cpu_request(collective, reach, n, per_node, source_of=range(n))]
+            scope = "node" if one_node else "network"
+            possible = [plan.cpu_request(collective, scope, n, per_node, source_of=range(n))]
         _check_algorithm(call, call.algorithm, possible)
     attributes = {
         "op": call.op,

@@ -66,7 +66,7 @@ def register() -> None:
     jax.monitoring.register_scalar_listener(compilations.begin)
     jax.monitoring.register_event_duration_secs_listener(compilations.end)
     _core.set_wait_limits(config().timeout_s, config().warn_s)
-    _core.start_completer(num_devices)
+    _core.start_completion_pool(num_devices)
 
 
 @functools.cache
@@ -87,7 +87,7 @@ def register_cuda() -> bool:
             "other would run at the same time, but share signals and memory"
         )
     module = cuda()
-    module.configure(config().timeout_s, config().max_sms, config().node_id or "", config().windows)
+    module.configure(config().timeout_s, config().max_sms, config().node_id or "", config().symmetric_buffers)
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():

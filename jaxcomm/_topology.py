@@ -18,7 +18,7 @@ class Link:
     """One class of link.
 
     Attributes:
-      name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes); on GPUs also "flagged"
+      name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes); on GPUs also "ll"
         (LL messages to peers of the node).
       overhead_s: time of the sender for a step or a signal, without its bytes.
       latency_s: time until the data arrives, while the sender continues.
@@ -69,7 +69,7 @@ class Topology:
 
 def links_of(machine: Any) -> tuple[Link, ...]:
     """Those of a plan.Machine."""
-    rows = [*machine.links, *([("flagged", *machine.flagged)] if machine.flagged else [])]
+    rows = [*machine.links, *([("ll", *machine.ll)] if machine.ll else [])]
     return tuple(Link(name, overhead_s, latency_s, bytes_per_s) for name, overhead_s, bytes_per_s, latency_s in rows)
 
 
@@ -85,10 +85,10 @@ def topology() -> Topology:
     devices = [device.process_index for device in jax.devices("cpu")]
     ranks = [sum(map(devices.count, processes)) for processes in nodes]
     _cost_params.load()
-    reach = "process" if len(set(devices)) == 1 else "node" if len(nodes) == 1 else "network"
-    machine = plan.machine_of(reach, len(devices), max(ranks))
+    scope = "process" if len(set(devices)) == 1 else "node" if len(nodes) == 1 else "network"
+    machine = plan.machine_of(scope, len(devices), max(ranks))
     processors = len(os.sched_getaffinity(0))
-    calibrated = reach in _cost_params.measured
+    calibrated = scope in _cost_params.measured
     return Topology(tuple(map(tuple, nodes)), tuple(ranks), processors, links_of(machine), calibrated)
 
 

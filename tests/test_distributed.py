@@ -116,11 +116,11 @@ def test_registration_reaches_both_back_ends_and_all_processes(monkeypatch, modu
 
     monkeypatch.setattr(_bootstrap._native, "register", lambda: done.append("cpu"))
     monkeypatch.setattr(_bootstrap._native, "register_cuda", register_cuda)
-    monkeypatch.setattr(_bootstrap._cost_params, "load", lambda: done.append("figures"))
+    monkeypatch.setattr(_bootstrap._cost_params, "load", lambda: done.append("cost_params"))
     monkeypatch.setattr(_bootstrap, "connect", lambda others: done.append(list(others)))
     monkeypatch.setattr(jax, "process_count", lambda: processes)
     jaxcomm.register()
-    assert done == ["cpu", "cuda", "figures", *([[0, 1]] if processes == 2 else [])]
+    assert done == ["cpu", "cuda", "cost_params", *([[0, 1]] if processes == 2 else [])]
 
 
 # Records of processes.

@@ -234,7 +234,7 @@ def test_the_native_module_learns_limit_and_devices(monkeypatch):
     limits, devices, heard, ended = [], [], [], []
     native = types.SimpleNamespace(
         cpu_state_type=dict, cpu_targets=dict, set_wait_limits=lambda *given: limits.append(given),
-        start_completer=devices.append, end_program=lambda: ended.append(True),
+        start_completion_pool=devices.append, end_program=lambda: ended.append(True),
     )  # fmt: skip
     monkeypatch.setattr(_native, "_core", native)
     monkeypatch.setattr(_native, "config", lambda: Config(timeout_s=2.5, warn_s=1.5))

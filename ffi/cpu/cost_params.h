@@ -9,24 +9,25 @@
 
 namespace jaxcomm {
 
-// What the cost model knows of this machine for each reach: constants, or what jaxcomm.calibrate() has found.
-struct Figures {
-  std::array<Machine, kNumReaches> machines;
+// What the cost model knows of this machine for each scope: constants, or what jaxcomm.calibrate() has found.
+struct CostParams {
+  std::array<Machine, kNumScopes> machines;
 
-  static Figures Current();
-  static void Set(const Figures& figures);
+  static CostParams Current();
+  static void Set(const CostParams& cost_params);
 };
 
 // Processors that this process may use.
 int64_t NumProcessors();
 
-// What a group's ranks share.
-struct Host {
-  Reach reach = Reach::kProcess;
+// Resources that a group's ranks share.
+struct NodeResources {
+  Scope scope = Scope::kProcess;
   int64_t num_processors = NumProcessors();  // of each node
 };
 
 // A group as the cost model sees it.
-Machine MachineOf(const Figures& figures, const Host& host, int64_t num_ranks, int64_t ranks_per_node);
+Machine MachineOf(const CostParams& cost_params, const NodeResources& resources, int64_t num_ranks,
+                  int64_t ranks_per_node);
 
 }  // namespace jaxcomm

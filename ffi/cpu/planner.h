@@ -12,7 +12,8 @@
 namespace jaxcomm {
 
 // Fails if the type can't be reduced or no algorithm fits.
-StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const Figures& figures, const Host& host,
-                                                     DType dtype, int64_t input_count, int64_t output_count);
+StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const CostParams& cost_params,
+                                                     const NodeResources& resources, DType dtype, int64_t input_count,
+                                                     int64_t output_count);
 
 }  // namespace jaxcomm

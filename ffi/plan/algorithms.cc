@@ -3,7 +3,7 @@
 #include <cstring>
 #include <limits>
 
-#include "layout.h"
+#include "partition.h"
 
 namespace jaxcomm {
 

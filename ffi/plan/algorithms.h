@@ -12,9 +12,9 @@ namespace jaxcomm {
 enum class Protocol : uint8_t {
   kSteps,  // step by step
   // As an exchange of messages that carry their own flags, with the result of the plan, which has to be direct; where
-  // Machine::flagged says so, elsewhere step by step.
-  kFlagged,       // blocks
-  kFlaggedTwice,  // pieces of a block, one per rank; then the sums of these
+  // Machine::ll says so, elsewhere step by step.
+  kLl,         // blocks
+  kLlTwoShot,  // pieces of a block, one per rank; then the sums of these
   // By a switch that reads from, and writes to, all ranks at once. Sums are in the order of the switch, not in the
   // plan's. Only where it is asked for.
   kMultimem,

@@ -1,6 +1,6 @@
 // Plans of all_to_all: block j of rank r goes to block r of rank j.
 #include "builder.h"
-#include "layout.h"
+#include "partition.h"
 #include "pipeline.h"
 
 namespace jaxcomm {
@@ -110,7 +110,7 @@ Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
   Builder plan(request, rank);
 
   const auto target = [&](int64_t t) { return static_cast<int32_t>((node + 1 + t / chunks) % nodes); };
-  const auto chunk = [&](int64_t t) { return Part({0, b}, chunks, t % chunks); };
+  const auto chunk = [&](int64_t t) { return Subrange({0, b}, chunks, t % chunks); };
   // Where a slot keeps what comes from local rank `from`. Whole blocks lie together, in the order of the output.
   const auto slot = [&](int64_t t, int32_t from) { return (t % slots * locals + from) * max_chunk; };
   const auto gather = [&](int64_t t) {
@@ -159,8 +159,7 @@ const std::vector<Algorithm>& Table<Collective::kAllToAll>() {
       {"hierarchical",
        "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373; Hwang et al., MLSys 2023, arXiv:2206.03382", kSeveralNodes,
        HierarchicalAllToAll},
-      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectAllToAll,
-       Protocol::kFlagged},
+      {"ll", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectAllToAll, Protocol::kLl},
   };
   return table;
 }

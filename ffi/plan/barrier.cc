@@ -1,6 +1,6 @@
 // Plans of barrier: no rank ends before every rank has begun.
 #include "builder.h"
-#include "layout.h"
+#include "partition.h"
 
 namespace jaxcomm {
 namespace {

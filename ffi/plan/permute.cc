@@ -1,6 +1,6 @@
 // Plans of permute: rank r ends with the block of source_of[r], or zeros.
 #include "builder.h"
-#include "layout.h"
+#include "partition.h"
 
 namespace jaxcomm {
 namespace {

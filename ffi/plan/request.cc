@@ -28,10 +28,10 @@ Geometry MakeGeometry(int64_t num_ranks, int64_t ranks_per_node) {
 
 }  // namespace
 
-Geometry CpuGeometry(Reach reach, int64_t num_ranks, int64_t ranks_per_node) {
+Geometry CpuGeometry(Scope scope, int64_t num_ranks, int64_t ranks_per_node) {
   Geometry geometry = MakeGeometry(num_ranks, ranks_per_node);
-  geometry.all_addressable = reach != Reach::kNetwork;
-  geometry.pull = reach != Reach::kProcess;
+  geometry.all_addressable = scope != Scope::kNetwork;
+  geometry.pull = scope != Scope::kProcess;
   return geometry;
 }
 

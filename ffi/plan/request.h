@@ -11,11 +11,11 @@
 namespace jaxcomm {
 
 // How the ranks of a group on CPUs reach each other.
-enum class Reach : uint8_t { kProcess, kNode, kNetwork };  // one process; several of a node; several nodes
-constexpr int kNumReaches = 3;
+enum class Scope : uint8_t { kProcess, kNode, kNetwork };  // one process; several of a node; several nodes
+constexpr int kNumScopes = 3;
 
 // `num_ranks` is a multiple of `ranks_per_node`.
-Geometry CpuGeometry(Reach reach, int64_t num_ranks, int64_t ranks_per_node);
+Geometry CpuGeometry(Scope scope, int64_t num_ranks, int64_t ranks_per_node);
 // `ranks_per_node`: GPUs that address each other's memory. `multimem`: whether a node may have NVLink SHARP.
 Geometry GpuGeometry(int64_t num_ranks, int64_t ranks_per_node, bool multimem);
 

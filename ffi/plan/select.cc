@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "layout.h"
+#include "partition.h"
 
 namespace jaxcomm {
 namespace {
@@ -84,13 +84,13 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
   const std::vector<Algorithm>& table = Algorithms(request.collective);
   Choice choice;
   choice.request = request;
-  const auto lacks_flags = [&](const Algorithm& algorithm) {
-    return (algorithm.protocol == Protocol::kFlagged || algorithm.protocol == Protocol::kFlaggedTwice) &&
-           !FlaggedLink(algorithm, machine);
+  const auto lacks_ll = [&](const Algorithm& algorithm) {
+    return (algorithm.protocol == Protocol::kLl || algorithm.protocol == Protocol::kLlTwoShot) &&
+           !LlLink(algorithm, machine);
   };
   const auto choose = [&](const Candidate& candidate) {
     choice.algorithm = candidate.algorithm;
-    choice.flagged = FlaggedLink(*candidate.algorithm, machine).has_value();
+    choice.ll = LlLink(*candidate.algorithm, machine).has_value();
     choice.request = candidate.request;
     choice.cost = candidate.cost;
   };
@@ -108,14 +108,14 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
     } else {
       choose(Tune(*wanted, request, item_bytes, machine));
       choice.reason = "asked for";
-      if (lacks_flags(*wanted)) choice.reason += "; without flags here, step by step";
+      if (lacks_ll(*wanted)) choice.reason += "; no LL protocol here, step by step";
     }
     return choice;
   }
 
   std::vector<Candidate> candidates;
   for (const Algorithm& algorithm : table) {
-    if (algorithm.supports(request) && !lacks_flags(algorithm) && algorithm.protocol != Protocol::kMultimem)
+    if (algorithm.supports(request) && !lacks_ll(algorithm) && algorithm.protocol != Protocol::kMultimem)
       candidates.push_back(Tune(algorithm, request, item_bytes, machine));
   }
   if (candidates.empty()) {

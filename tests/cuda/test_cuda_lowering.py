@@ -113,9 +113,9 @@ def test_max_sms(op, mesh):
 
 @pytest.fixture
 def windows(monkeypatch):
-    """JAXCOMM_WINDOWS=1."""
+    """JAXCOMM_SYMMETRIC_BUFFERS=1."""
     jax.clear_caches()  # of lowerings without
-    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(windows=True))
+    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
     yield
     jax.clear_caches()
 
@@ -164,7 +164,7 @@ def test_gpus_are_told_where_xla_lends_no_communicators(mesh, jaxlib, told, monk
 
 
 def test_keys_of_groups_that_this_process_shares(mesh, monkeypatch):
-    """The process of the first rank makes the key, the others hear it; only groups with a GPU of this process."""
+    """The process of the first rank makes the key, the others read it; only groups with a GPU of this process."""
     added, said, made = [], {}, []
 
     class Module:
@@ -210,7 +210,7 @@ def test_windows_are_wanted_by_all_or_made_for_none(monkeypatch, own, others, ex
     monkeypatch.setattr(_bootstrap, "_symmetric_buffers", {})
     monkeypatch.setattr(_kv_store, "kv_set", said.__setitem__)
     monkeypatch.setattr(_kv_store, "kv_get_of_process", fetch)
-    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(windows=own))
+    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=own))
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     for _ in range(2):

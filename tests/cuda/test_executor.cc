@@ -35,7 +35,7 @@ struct Case {
   int64_t shift = 0;
   bool gin = false;        // between nodes
   bool in_rounds = false;  // likewise: cut out of the kernels
-  CutLimits limits;
+  SplitLimits limits;
   PackLimits pack;
 };
 
@@ -149,7 +149,7 @@ void Check(const Case& test, uint64_t seed) {
           : test.in_rounds ? "in rounds, "
                            : "",
           static_cast<unsigned long long>(seed), static_cast<unsigned long long>(round), r,
-          same ? "gave up" : "has other bits than the CPU", static_cast<unsigned long long>(report.state), report.step,
+          same ? "aborted" : "has other bits than the CPU", static_cast<unsigned long long>(report.state), report.step,
           report.peer);
       std::exit(1);
     }

@@ -23,8 +23,8 @@ using Rows = std::vector<std::vector<int32_t>>;
 constexpr int32_t kRanks = 4;
 
 void Prepare(double timeout_s = 60) {
-  Completer::Get().EnsureThreads(kRanks);
-  Meeting::SetLimits({timeout_s, 60});
+  CompletionPool::Get().EnsureThreads(kRanks);
+  Rendezvous::SetLimits({timeout_s, 60});
 }
 
 // What a call site has besides the attributes of its collective, which sort before or behind `call`.

@@ -72,8 +72,8 @@ MUTANTS = [
     Mutant(
         "algorithm checked for one node of all ranks",
         "jaxcomm/_lowering.py",
-        "plan.cpu_request(collective, reach, n, per_node, source_of=range(n))",
-        "plan.cpu_request(collective, reach, n, n, source_of=range(n))",
+        "plan.cpu_request(collective, scope, n, per_node, source_of=range(n))",
+        "plan.cpu_request(collective, scope, n, n, source_of=range(n))",
         f"tests/test_lowering.py {T}psum.py::TestPsum::test_every_algorithm_in_groups",
     ),
     # Arguments.
@@ -417,37 +417,37 @@ MUTANTS = [
         "or link.bytes_per_s < 0",
         "tests/test_explain.py",
     ),
-    # Figures.
+    # Parameters of the cost model.
     Mutant(
-        "only process 0 keeps the figures",
+        "only process 0 keeps the parameters",
         "jaxcomm/_calibrate.py",
         "any(jax.process_index() == processes[0] for processes in _placement.nodes())",
         "jax.process_index() == 0",
         "tests/test_calibrate.py",
     ),
     Mutant(
-        "old figures win over new ones",
+        "old parameters win over new ones",
         "jaxcomm/_cost_params.py",
-        '"figures": before | figures}',
-        '"figures": figures | before}',
+        '"cost_params": before | cost_params}',
+        '"cost_params": cost_params | before}',
         "tests/test_calibrate.py",
     ),
     Mutant(
-        "figures of another format read",
+        "parameters of another format read",
         "jaxcomm/_cost_params.py",
         'content["format"] == _FORMAT and ',
         "",
         "tests/test_calibrate.py",
     ),
     Mutant(
-        "figures of another machine read",
+        "parameters of another machine read",
         "jaxcomm/_cost_params.py",
         ' and content["processors"] == len(os.sched_getaffinity(0))',
         "",
         "tests/test_calibrate.py",
     ),
     Mutant(
-        "figures not kept although asked for, and kept although not",
+        "parameters not kept although asked for, and kept although not",
         "jaxcomm/_calibrate.py",
         "_cost_params.path() if keep and found",
         "_cost_params.path() if found",
@@ -560,10 +560,10 @@ MUTANTS = [
         "tests/ops/test_psum.py::TestPsum::test_axes",
     ),
     Mutant(
-        "figures of the first process alone",
+        "parameters of the first process alone",
         "jaxcomm/_cost_params.py",
-        'kept = _kv_store.kv_agree("figures", _kept() or "none")',
-        'kept = _kept() or _kv_store.kv_agree("figures", "none")',
+        'kept = _kv_store.kv_agree("cost_params", _saved() or "none")',
+        'kept = _saved() or _kv_store.kv_agree("cost_params", "none")',
         "tests/test_calibrate.py",
     ),
     Mutant(
@@ -574,7 +574,7 @@ MUTANTS = [
         "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
     ),
     Mutant(
-        "helpers for one device only",
+        "completion threads for one device only",
         "jaxcomm/_native.py",
         'num_devices = jax.local_device_count("cpu")',
         "num_devices = 1",

@@ -138,11 +138,11 @@ ONE_LEVEL = {
 }
 # Step by step, as here, those with flags and by multimem are the plans that they stand for.
 ONE_LEVEL |= {
-    ("all_to_all", "flagged"): ONE_LEVEL["all_to_all", "direct"],
-    ("all_gather", "flagged"): ONE_LEVEL["all_gather", "direct"],
-    ("all_reduce", "flagged"): ONE_LEVEL["all_reduce", "one_shot"],
-    ("all_reduce", "flagged_two_shot"): ONE_LEVEL["all_reduce", "direct"],
-    ("reduce_scatter", "flagged"): ONE_LEVEL["reduce_scatter", "direct"],
+    ("all_to_all", "ll"): ONE_LEVEL["all_to_all", "direct"],
+    ("all_gather", "ll"): ONE_LEVEL["all_gather", "direct"],
+    ("all_reduce", "ll"): ONE_LEVEL["all_reduce", "one_shot"],
+    ("all_reduce", "ll_two_shot"): ONE_LEVEL["all_reduce", "direct"],
+    ("reduce_scatter", "ll"): ONE_LEVEL["reduce_scatter", "direct"],
     ("all_gather", "multimem"): ONE_LEVEL["all_gather", "direct"],
     ("all_reduce", "multimem"): ONE_LEVEL["all_reduce", "direct"],
     ("reduce_scatter", "multimem"): ONE_LEVEL["reduce_scatter", "direct"],

@@ -4,7 +4,7 @@
 #include <atomic>
 #include <cstring>
 
-#include "../../ffi/transport/inbox.h"
+#include "../../ffi/transport/receive_queue.h"
 
 namespace jaxcomm {
 
@@ -16,7 +16,7 @@ class MemoryEndpoint : public Network {
       : fabric_(fabric),
         process_(process),
         token_(token),
-        inbox_(receiver, process, fabric->num_processes_, token),
+        receive_queue_(receiver, process, fabric->num_processes_, token),
         peers_(fabric->num_processes_) {}
   ~MemoryEndpoint() override { fabric_->Detach(process_); }
 
@@ -44,7 +44,8 @@ class MemoryEndpoint : public Network {
     MemoryFabric* const fabric = fabric_;
     const int self = process_;
     fabric_->At(fabric_->now_ns_, [fabric, self, process, id, destination] {
-      if (MemoryEndpoint* endpoint = fabric->endpoints_[self]) endpoint->inbox_.Accept(process, id, destination);
+      if (MemoryEndpoint* endpoint = fabric->endpoints_[self])
+        endpoint->receive_queue_.Accept(process, id, destination);
     });
   }
 
@@ -59,9 +60,9 @@ class MemoryEndpoint : public Network {
 
   PeerTraffic traffic(int process) const override {
     const Peer& peer = peers_[process];
-    return {peer.messages, peer.bytes, inbox_.messages(process), inbox_.bytes(process)};
+    return {peer.messages, peer.bytes, receive_queue_.messages(process), receive_queue_.bytes(process)};
   }
-  uint64_t rejected() const override { return inbox_.rejected(); }
+  uint64_t rejected() const override { return receive_queue_.rejected(); }
 
  private:
   friend class MemoryFabric;
@@ -77,7 +78,7 @@ class MemoryEndpoint : public Network {
   MemoryFabric* const fabric_;
   const int process_;
   const uint64_t token_;
-  Inbox inbox_;
+  ReceiveQueue receive_queue_;
   std::vector<Peer> peers_;
 };
 
@@ -113,7 +114,7 @@ void MemoryEndpoint::Post(int process, Envelope envelope, const void* data, size
   {
     std::lock_guard<std::mutex> lock(fabric_->mutex_);
     MemoryFabric* const fabric = fabric_;
-    if (!peer.connected || inbox_.lost(process) || fabric->lost_[process_]) {
+    if (!peer.connected || receive_queue_.lost(process) || fabric->lost_[process_]) {
       copied = false;
     } else {
       envelope.sequence = peer.sequence++;
@@ -126,7 +127,7 @@ void MemoryEndpoint::Post(int process, Envelope envelope, const void* data, size
         fabric->At(fabric->Transmit(self, process, bytes), [fabric, self, process, header, payload] {
           MemoryEndpoint* const to = fabric->endpoints_[process];
           if (!to || fabric->lost_[process] || fabric->lost_[self]) return;
-          to->inbox_.Arrive(header.data(), header.size(), payload.size(), payload.data(), nullptr);
+          to->receive_queue_.Arrive(header.data(), header.size(), payload.size(), payload.data(), nullptr);
         });
       } else {
         const uint64_t id = fabric->next_outstanding_++;
@@ -137,8 +138,8 @@ void MemoryEndpoint::Post(int process, Envelope envelope, const void* data, size
                      MemoryEndpoint* const to = fabric->endpoints_[process];
                      if (!to || fabric->lost_[process] || fabric->lost_[self]) return;
                      if (!eager) {
-                       to->inbox_.Arrive(header.data(), header.size(), bytes, nullptr,
-                                         std::make_unique<MemoryPayload>(fabric, id));
+                       to->receive_queue_.Arrive(header.data(), header.size(), bytes, nullptr,
+                                                 std::make_unique<MemoryPayload>(fabric, id));
                        return;
                      }
                      MemoryFabric::Outstanding message;
@@ -146,7 +147,7 @@ void MemoryEndpoint::Post(int process, Envelope envelope, const void* data, size
                      // The sender may reuse its data before the receiver sees it.
                      const std::string payload(static_cast<const char*>(message.data), bytes);
                      message.sent(true);
-                     to->inbox_.Arrive(header.data(), header.size(), bytes, payload.data(), nullptr);
+                     to->receive_queue_.Arrive(header.data(), header.size(), bytes, payload.data(), nullptr);
                    });
         return;
       }
@@ -186,10 +187,10 @@ std::unique_ptr<Network> MemoryFabric::Attach(int process, uint64_t token, Recei
 void MemoryFabric::Detach(int process) {
   MemoryEndpoint* const endpoint = endpoints_[process];
   if (!lost_[process]) {
-    Envelope farewell;
-    farewell.kind = Envelope::kFarewell;
+    Envelope disconnect;
+    disconnect.kind = Envelope::kDisconnect;
     for (int peer = 0; peer < num_processes_; ++peer) {
-      if (endpoint->peers_[peer].connected) endpoint->Post(peer, farewell, nullptr, 0, nullptr);
+      if (endpoint->peers_[peer].connected) endpoint->Post(peer, disconnect, nullptr, 0, nullptr);
     }
   }
   std::lock_guard<std::mutex> stepping(stepping_);
@@ -243,7 +244,7 @@ void MemoryFabric::Lose(int process) {
     if (!lost_[process]) return;
     FailOutstanding([process](const Outstanding& message) { return message.to == process; });
     for (MemoryEndpoint* endpoint : endpoints_) {
-      if (endpoint && endpoint->process_ != process) endpoint->inbox_.Lose(process, "the connection was lost");
+      if (endpoint && endpoint->process_ != process) endpoint->receive_queue_.Lose(process, "the connection was lost");
     }
   });
 }
@@ -252,7 +253,7 @@ void MemoryFabric::Inject(int process, std::string bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   At(now_ns_, [this, process, bytes] {
     MemoryEndpoint* const to = endpoints_[process];
-    if (to && !lost_[process]) to->inbox_.Arrive(bytes.data(), bytes.size(), 0, nullptr, nullptr);
+    if (to && !lost_[process]) to->receive_queue_.Arrive(bytes.data(), bytes.size(), 0, nullptr, nullptr);
   });
 }
 
@@ -326,7 +327,7 @@ void MemoryFabric::Break(int process, int peer, const std::string& why) {
   FailOutstanding([=](const auto& message) { return message.from == process && message.to == peer; });
   MemoryEndpoint* const endpoint = endpoints_[process];
   if (!endpoint) return;
-  endpoint->inbox_.Lose(peer, why);
+  endpoint->receive_queue_.Lose(peer, why);
   std::vector<std::function<void(bool)>> ended;
   {
     std::lock_guard<std::mutex> lock(mutex_);

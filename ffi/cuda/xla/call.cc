@@ -8,8 +8,8 @@
 namespace jaxcomm {
 namespace cuda {
 
-ffi::TypeId CallState::id = {};
-ffi::TypeInfo CallState::info = ffi::MakeTypeInfo<CallState>();
+ffi::TypeId GpuCallState::id = {};
+ffi::TypeInfo GpuCallState::info = ffi::MakeTypeInfo<GpuCallState>();
 
 namespace {
 
@@ -49,10 +49,10 @@ std::string Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::Remaining
 }
 
 template <Collective collective>
-ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes) {
+ffi::ErrorOr<std::unique_ptr<GpuCallState>> Instantiate(ffi::Dictionary attributes) {
   ffi::ErrorOr<CallSpec> decoded = DecodeCall(collective, attributes);
   if (!decoded) return ffi::Unexpected(decoded.error());
-  auto state = std::make_unique<CallState>();
+  auto state = std::make_unique<GpuCallState>();
   CallSpec& spec = state->spec;
   spec = *std::move(decoded);
   state->windows = attributes.get<int64_t>("windows").has_value();
@@ -74,13 +74,13 @@ ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes)
 }
 
 // What peers use of the operand and the result. All ranks must come to the same, so it does not ask where they are.
-void FindShared(CallState& state, const Buffers& buffers) {
+void FindShared(GpuCallState& state, const Buffers& buffers) {
   const CallSpec& spec = state.spec;
   CallProgram call;
   std::string error;
   // As if they were of one node: between nodes windows are of no use. What does not fit, Initialize says.
-  const Seat seat = {0, static_cast<int32_t>(spec.group_size)};
-  if (!MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, seat,
+  const RankPlacement placement = {0, static_cast<int32_t>(spec.group_size)};
+  if (!MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, placement,
                        Communicator::Configured().max_channels, &call, &error) ||
       call.program.steps.empty()) {
     return;
@@ -89,7 +89,7 @@ void FindShared(CallState& state, const Buffers& buffers) {
   if (call.program.shares_output) state.shared.output_bytes = call.output_bytes;
 }
 
-void RequestWindows(CallState& state, const XlaCollectives& collectives, const Buffers& buffers) {
+void RequestWindows(GpuCallState& state, const XlaCollectives& collectives, const Buffers& buffers) {
   std::call_once(state.shared_once, [&] { FindShared(state, buffers); });
   std::vector<XlaCollectives::Buffer> shared;
   if (state.shared.input_bytes > 0) shared.push_back({buffers.x, state.shared.input_bytes});
@@ -99,7 +99,7 @@ void RequestWindows(CallState& state, const XlaCollectives& collectives, const B
   if (!error.empty()) WarnOfCopies(state.spec.Where(), error);
 }
 
-ffi::Error Prepare(CallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+ffi::Error Prepare(GpuCallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   std::string problem = RequestCommunicator(collectives, state->Groups(), state->members);
   if (problem.empty() && state->windows) {
     Buffers buffers;
@@ -110,19 +110,19 @@ ffi::Error Prepare(CallState* state, XlaCollectives collectives, ffi::RemainingA
 }
 
 // The call site on this device; null before Initialize.
-DeviceCall* Find(CallState& state, int32_t device) {
+DeviceCall* Find(GpuCallState& state, int32_t device) {
   std::lock_guard<std::mutex> lock(state.mutex);
   const auto found = state.calls.find(device);
   return found == state.calls.end() ? nullptr : found->second.get();
 }
 
-std::string ProblemOf(CallState& state, int32_t device) {
+std::string ProblemOf(GpuCallState& state, int32_t device) {
   std::lock_guard<std::mutex> lock(state.mutex);
   const auto found = state.problems.find(device);
   return found == state.problems.end() ? "" : found->second;
 }
 
-DeviceCall::XlaWindow WindowOf(CallState& state, const XlaCollectives& collectives, const void* buffer) {
+DeviceCall::XlaWindow WindowOf(GpuCallState& state, const XlaCollectives& collectives, const void* buffer) {
   DeviceCall::XlaWindow found;
   void* window = nullptr;
   const std::string problem = collectives.GetWindow(state.Groups(), buffer, &window, &found.offset);
@@ -131,15 +131,15 @@ DeviceCall::XlaWindow WindowOf(CallState& state, const XlaCollectives& collectiv
   return found;
 }
 
-std::string LocateBuffers(CallState& state, const XlaCollectives& collectives, const Buffers& buffers, DeviceCall& call,
-                          cudaStream_t stream) {
+std::string FindOffsets(GpuCallState& state, const XlaCollectives& collectives, const Buffers& buffers,
+                        DeviceCall& call, cudaStream_t stream) {
   DeviceCall::XlaWindow input, output;
   if (call.shares_input()) input = WindowOf(state, collectives, buffers.x);
   if (call.shares_output()) output = WindowOf(state, collectives, buffers.y);
-  return call.Locate(buffers.x, buffers.y, input, output, stream);
+  return call.ExchangeOffsets(buffers.x, buffers.y, input, output, stream);
 }
 
-std::string Initialized(CallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers,
+std::string Initialized(GpuCallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers,
                         cudaStream_t stream) {
   const CallSpec& spec = state.spec;
   ncclComm_t nccl_comm = nullptr;
@@ -171,9 +171,9 @@ ffi::Error FailureOf(const CallSpec& spec, const std::string& failure) {
                     spec.Where() + " can't run, since a call before it failed: " + failure);
 }
 
-// Why a run must not go on: a kernel of the process has given up, or ranks have not met.
-std::string FailureBefore(CallState& state, int64_t run) {
-  return state.verdicts.Of(run, [&] {
+// Why an execution must not go on: a kernel of the process has aborted, or ranks have not met.
+std::string FailureBefore(GpuCallState& state, int64_t run) {
+  return state.run_status.Of(run, [&] {
     std::string failure = Communicator::FirstFailure();
     std::lock_guard<std::mutex> lock(state.mutex);
     for (const auto& [device, call] : state.calls) {
@@ -185,8 +185,8 @@ std::string FailureBefore(CallState& state, int64_t run) {
 
 // After this stage, the local devices of a run meet. If only some of them came, because others have an error, XLA would
 // end the process: so all must get the same. What one device alone has an error of, it says in Execute.
-ffi::Error Initialize(cudaStream_t stream, CallState* state, XlaCollectives collectives, ffi::RunId run, int32_t device,
-                      ffi::RemainingArgs args, ffi::RemainingRets rets) {
+ffi::Error Initialize(cudaStream_t stream, GpuCallState* state, XlaCollectives collectives, ffi::RunId run,
+                      int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Buffers buffers;
   std::string problem = Decode(state->spec, args, rets, &buffers);
   if (!problem.empty()) return Invalid(state->spec, problem);
@@ -201,11 +201,11 @@ ffi::Error Initialize(cudaStream_t stream, CallState* state, XlaCollectives coll
     return ffi::Error::Success();
   }
   DeviceCall& call = *Find(*state, device);
-  if (state->windows) problem = LocateBuffers(*state, collectives, buffers, call, stream);
+  if (state->windows) problem = FindOffsets(*state, collectives, buffers, call, stream);
   return problem.empty() ? ffi::Error::Success() : Invalid(state->spec, problem);
 }
 
-ffi::Error Execute(cudaStream_t stream, CallState* state, int32_t device, ffi::RemainingArgs args,
+ffi::Error Execute(cudaStream_t stream, GpuCallState* state, int32_t device, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
   if (const std::string problem = ProblemOf(*state, device); !problem.empty()) return Invalid(state->spec, problem);
   const DeviceCall* const call = Find(*state, device);
@@ -219,7 +219,7 @@ ffi::Error Execute(cudaStream_t stream, CallState* state, int32_t device, ffi::R
 
 }  // namespace
 
-const DeviceGroups& CallState::Groups() {
+const DeviceGroups& GpuCallState::Groups() {
   std::call_once(split_once, [this] { split.emplace(spec.groups, spec.group_size); });
   return *split;
 }
@@ -235,13 +235,16 @@ namespace jaxcomm {
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    CudaPrepare, cuda::Prepare,
-    ffi::Ffi::BindPrepare().Ctx<ffi::State<cuda::CallState>>().Ctx<XlaCollectives>().RemainingArgs().RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaPrepare, cuda::Prepare,
+                              ffi::Ffi::BindPrepare()
+                                  .Ctx<ffi::State<cuda::GpuCallState>>()
+                                  .Ctx<XlaCollectives>()
+                                  .RemainingArgs()
+                                  .RemainingRets());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaInitialize, cuda::Initialize,
                               ffi::Ffi::BindInitialize()
                                   .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::State<cuda::CallState>>()
+                                  .Ctx<ffi::State<cuda::GpuCallState>>()
                                   .Ctx<XlaCollectives>()
                                   .Ctx<ffi::RunId>()
                                   .Ctx<ffi::DeviceOrdinal>()
@@ -250,7 +253,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaInitialize, cuda::Initialize,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecute, cuda::Execute,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::State<cuda::CallState>>()
+                                  .Ctx<ffi::State<cuda::GpuCallState>>()
                                   .Ctx<ffi::DeviceOrdinal>()
                                   .RemainingArgs()   // rank, x
                                   .RemainingRets(),  // y

@@ -2,7 +2,7 @@
 #include "gpu_fake.h"
 
 #include "../../../ffi/cuda/kernels/launch.h"
-#include "../../../ffi/cuda/kernels/launch_locate.h"
+#include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
 
 namespace jaxcomm {
 
@@ -11,9 +11,9 @@ std::string NcclLibrary::WhyNot(const std::string&) const { return ""; }
 namespace cuda {
 
 cudaError_t LoadKernel() { return fake::Fails("kernels") ? cudaErrorUnknown : cudaSuccess; }
-cudaError_t LoadFlaggedKernel() { return cudaSuccess; }
+cudaError_t LoadLlKernel() { return cudaSuccess; }
 cudaError_t LoadMultimemKernel() { return cudaSuccess; }
-cudaError_t LoadLocate() { return cudaSuccess; }
+cudaError_t LoadExchangeOffsets() { return cudaSuccess; }
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -231,6 +231,6 @@ def test_command_buffers():
 @pytest.mark.skipif(NODES == 1, reason="there is one node")
 def test_nodes_are_several():
     """By the error for an algorithm whose ranks must read each other's memory."""
-    f = on_ranks(lambda x: jaxcomm.psum(x, "i", algorithm="flagged"))
+    f = on_ranks(lambda x: jaxcomm.psum(x, "i", algorithm="ll"))
     with pytest.raises((RuntimeError, ValueError), match=f"got {NODES} nodes of {SIZE // NODES} ranks"):
         jax.block_until_ready(f(put(numbers(12, (8,), np.int32))))

@@ -1,10 +1,10 @@
 """Writes docs/development/gpu-status.md: which features of the GPU back end have passed which ring of tests.
 
-    status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as ring 1
+    status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as level 1
     status.py                                                                # from the stored records
 
-Records are in benchmarks/results/gpu: ring1.json is what the first form keeps of ctest's reports; test-gpu.json and
-bench-gpu.json are what `make test-gpu` and `make bench-gpu` leave. A feature has passed a ring if there is a record of
+Records are in benchmarks/results/gpu: level1.json is what the first form keeps of ctest's reports; test-gpu.json and
+bench-gpu.json are what `make test-gpu` and `make bench-gpu` leave. A feature has passed a level if there is a record of
 each of its tests, and all passed.
 """
 
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 RECORDS = ROOT / "benchmarks" / "results" / "gpu"
 PAGE = ROOT / "docs" / "development" / "gpu-status.md"
 
-# Feature: (tests of ring 1, steps of ring 2). Ring 3 has no run.
+# Feature: (tests of level 1, steps of level 2). Level 3 has no run.
 FEATURES = {
     "kernels compile for sm_80, 90, 100, 120 without register spills": (["pytest tests/cuda/test_build.py"], []),
     "executor: all plans, types and sizes, on one node and several": (
@@ -36,7 +36,7 @@ FEATURES = {
     ),
     "GIN, host side: versions, device communicator": (["native test_cuda_gin_host"], []),
     "send and receive between nodes, failures": (
-        ["native test_cuda_executor", "native test_cuda_rounds", "native test_cuda_between_nodes"],
+        ["native test_cuda_executor", "native test_cuda_send_recv_schedule", "native test_cuda_between_nodes"],
         [],
     ),
     "first execution: a failure of one rank is an error on all; fallback if GIN is missing": (
@@ -45,8 +45,8 @@ FEATURES = {
     ),
     "mutants of the executor are caught": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
     "LL messages: four collectives, all types, sizes and strides": (
-        ["native test_cuda_flagged", "native test_cuda_flagged.full", "thread test_cuda_flagged"],
-        ["flagged"],
+        ["native test_cuda_ll", "native test_cuda_ll.full", "thread test_cuda_ll"],
+        ["ll"],
     ),
     "multimem: sums and gathers; impossible on one GPU, so no level 2": (
         ["native test_cuda_multimem", "thread test_cuda_multimem", "native test_cuda_device_call"],
@@ -58,7 +58,7 @@ FEATURES = {
         [],
     ),
     "moving buffers: exchange of offsets": (
-        ["native test_cuda_locate", "thread test_cuda_locate", "native test_cuda_device_call"],
+        ["native test_cuda_exchange_offsets", "thread test_cuda_exchange_offsets", "native test_cuda_device_call"],
         [],
     ),
     "inside JAX: all operations, types, loops, gradients, beside collectives of XLA": (
@@ -178,8 +178,8 @@ def main() -> None:
         tests = {test: found[test] for test in sorted(wanted & found.keys())}
         record = {"commit": commit.stdout.strip(), "tests": tests}
         RECORDS.mkdir(parents=True, exist_ok=True)
-        (RECORDS / "ring1.json").write_text(json.dumps(record, indent=1) + "\n")
-    PAGE.write_text(page(load("ring1.json"), load("test-gpu.json"), load("bench-gpu.json")))
+        (RECORDS / "level1.json").write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(page(load("level1.json"), load("test-gpu.json"), load("bench-gpu.json")))
 
 
 if __name__ == "__main__":
