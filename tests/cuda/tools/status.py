@@ -151,7 +151,7 @@ def page(ring1: dict, ring2: dict, bench: dict) -> str:
     for feature, (emulated, on_gpu) in FEATURES.items():
         text += f"| {feature} | {mark(emulated, ring1)} | {mark(on_gpu, ring2)} | |\n"
     if ring2:
-        text += f"\nRing 2: {ring2['device']}, driver {ring2['driver']}, CUDA {ring2['cuda']}.\n"
+        text += f"\nLevel 2: {ring2['device']}, driver {ring2['driver']}, CUDA {ring2['cuda']}.\n"
     else:
         text += "\nNothing has run on a GPU yet: no GPU was available for level 2.\n"
     return text + (measured(bench) if bench else "")
