@@ -226,7 +226,7 @@ def test_a_broken_file_is_said_and_ignored(kept, text):
 def test_figures_of_another_machine_are_ignored(kept):
     _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
     content = json.loads(kept.read_text())
-    for change in ({"processors": 1000}, {"format": 2}):
+    for change in ({"processors": 1000}, {"format": 1}):
         kept.write_text(json.dumps(content | change))
         _cost_params.load()
         assert not jaxcomm.topology().calibrated
