@@ -66,7 +66,7 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
   const Choice& choice = selection.choice;
   const int32_t num_channels = call.num_channels = selection.num_channels;
   if (choice.algorithm == nullptr) {
-    return InvalidArgumentError(choice.reason + " (on GPUs a node is what NVLink connects: see docs/cuda.md)");
+    return InvalidArgumentError(choice.reason + " (on GPUs a node is what NVLink connects: see docs/guide/gpus.md)");
   }
   const Runs runs = {spec.input_run, spec.output_run};
   const bool multimem = choice.algorithm->protocol == Protocol::kMultimem;
