@@ -305,10 +305,10 @@ TEST_CASE("calls by multimem") {
     CHECK(make(collective, "multimem", DType::kF32, 0, {1, 4}, &nothing, &error) && nothing.empty());
     CHECK(!make(collective, "multimem", DType::kF32, 8, {1, 2}, &refused, &error));
     CHECK(Has(error, "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 2 nodes of 2 ranks"));
-    CHECK(Has(error, "on GPUs a node is what NVLink connects"));
+    CHECK(Has(error, "on GPUs, the ranks that NVLink connects form a node"));
     const bool takes_integers = make(collective, "multimem", DType::kS32, 8, {1, 4}, &refused, &error);
     CHECK(takes_integers == !Reduces(collective));
-    CHECK(takes_integers || Has(error, "algorithm \"multimem\" needs f32, bf16 or f16 to add up"));
+    CHECK(takes_integers || Has(error, "algorithm \"multimem\" supports only sums of f32, bf16 and f16"));
   }
 }
 
@@ -348,7 +348,7 @@ TEST_CASE("windows are equally spaced") {
   CHECK(MakeWindow({base, base + far, base + 2 * far}, &window, &error) && window.stride == far);
   CHECK(MakeWindow({base, base - far, base - 2 * far}, &window, &error) && window.At(2) == base - 2 * far);
   CHECK(!MakeWindow({base, base + far, base + 3 * far}, &window, &error) && Has(error, "not equally spaced: rank 2"));
-  CHECK(!MakeWindow({base, nullptr}, &window, &error) && Has(error, "memory of rank 1 has no address"));
+  CHECK(!MakeWindow({base, nullptr}, &window, &error) && Has(error, "memory of rank 1 is not addressable from this rank"));
 }
 
 TEST_CASE("failures say who, where and how long") {
@@ -368,7 +368,7 @@ TEST_CASE("failures say who, where and how long") {
         "channel 1, 3 signals seen of 4");
   report.step = kFlush;
   CHECK(FailureText(report, "psum at model.py:7 (step)", 2.5) ==
-        "psum at model.py:7 (step): rank 2 aborted: the network took 3 of 4 puts of channel 1 within 2.5 s "
+        "psum at model.py:7 (step): rank 2 aborted: the network sent 3 of 4 puts of channel 1 within 2.5 s "
         "(JAXCOMM_TIMEOUT_S)");
 }
 
@@ -383,7 +383,7 @@ std::string Refusal(const CallSpec& spec, DType dtype, int64_t input_count, int6
 TEST_CASE("what does not fit is refused") {
   CHECK(Has(Refusal(SpecOf(Collective::kAllGather, 4, "nonsense"), DType::kF32, 8, 32), "no algorithm \"nonsense\""));
   const std::string far = Refusal(SpecOf(Collective::kAllReduce, 4, "hierarchical"), DType::kF32, 8, 8);
-  CHECK(Has(far, "needs several nodes of several ranks") && Has(far, "on GPUs a node is what NVLink connects"));
+  CHECK(Has(far, "needs several nodes of several ranks") && Has(far, "on GPUs, the ranks that NVLink connects form a node"));
   CHECK(Has(Refusal(SpecOf(Collective::kAllToAll, 4, ""), DType::kF32, 10, 10), "don't fit 4 ranks"));
   CHECK(Has(Refusal(SpecOf(Collective::kAllReduce, 4, ""), DType::kF8E8M0FNU, 8, 8), "can't be reduced"));
   CallSpec maximum = SpecOf(Collective::kAllReduce, 4, "");

@@ -55,7 +55,7 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   call->item_bytes = ItemBytes(dtype);
   call->input_bytes = input_count * call->item_bytes;
   call->output_bytes = output_count * call->item_bytes;
-  // If multimem turns out to be missing, there is no memory for it.
+  // Assumes that multimem is available. If it is not, DeviceCall reports the error.
   const Geometry geometry = GpuGeometry(spec.group_size, placement.ranks_per_node, true);
   const StatusOr<Request> made = MakeRequest(spec, geometry, input_count, output_count);
   if (!made.ok()) {
@@ -70,13 +70,13 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   const Choice& choice = selection.choice;
   const int32_t num_channels = call->num_channels = selection.num_channels;
   if (choice.algorithm == nullptr) {
-    *error = choice.reason + " (on GPUs a node is what NVLink connects: see docs/cuda.md)";
+    *error = choice.reason + " (on GPUs, the ranks that NVLink connects form a node: see docs/cuda.md)";
     return false;
   }
   const Runs runs = {spec.input_run, spec.output_run};
   const bool multimem = choice.algorithm->protocol == Protocol::kMultimem;
   if (multimem && Reduces(spec.collective) && !SumsByMultimem(call->operation)) {
-    *error = "algorithm \"multimem\" needs f32, bf16 or f16 to add up, nothing else";
+    *error = "algorithm \"multimem\" supports only sums of f32, bf16 and f16";
     return false;
   }
   if (multimem && block_count > 0) {
@@ -103,7 +103,7 @@ LlArgs MakeLlArgs(const Request& request, Runs runs, Operation operation, int32_
   args.two_shot = two_shot;
   args.operation = operation;
   int64_t item_bytes = ItemBytes(operation.dtype), parts = 1;
-  // Sums of complex numbers are those of their parts. What is not added up may as well be half an element.
+  // A sum of complex numbers is the sum of their parts. Elements that are not reduced may be split in two as well.
   const bool complex = operation.dtype == DType::kC64 || operation.dtype == DType::kC128;
   if (complex || item_bytes > 8) parts = 2;
   if (complex) args.operation.dtype = operation.dtype == DType::kC64 ? DType::kF32 : DType::kF64;
@@ -172,7 +172,7 @@ MultimemArgs WithBuffers(MultimemArgs args, const void* x, void* y) {
 }
 
 RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y) {
-  // Stride 0: whatever rank a step names, it is this one.
+  // Stride 0: every rank that a step names stands for this rank.
   if (!call.program.shares_input) args.input = {static_cast<char*>(const_cast<void*>(x)), 0};
   if (!call.program.shares_output) args.output = {static_cast<char*>(y), 0};
   return args;
@@ -184,7 +184,7 @@ bool MakeWindow(const std::vector<char*>& addresses, device::Window* window, std
   window->stride = addresses.size() > 1 ? address(1) - address(0) : 0;
   for (size_t i = 0; i < addresses.size(); ++i) {
     if (addresses[i] == nullptr) {
-      *error = "the memory of rank " + std::to_string(i) + " has no address here";
+      *error = "the memory of rank " + std::to_string(i) + " is not addressable from this rank";
       return false;
     }
     if (address(i) - address(0) != static_cast<int64_t>(i) * window->stride) {
@@ -213,7 +213,7 @@ std::string TimeoutText(double timeout_s) {
 
 std::string FailureText(const device::Report& report, const std::string& call, double timeout_s) {
   if (report.step == kFlush) {
-    return call + ": rank " + std::to_string(report.rank) + " aborted: the network took " +
+    return call + ": rank " + std::to_string(report.rank) + " aborted: the network sent " +
            std::to_string(report.seen) + " of " + std::to_string(report.expected) + " puts of channel " +
            std::to_string(report.channel) + " within " + TimeoutText(timeout_s);
   }

@@ -69,7 +69,7 @@ PLAIN = [
         "plan.rank == own ? index : behind[plan.rank]",
         "plan.rank == own ? index : -1",
     ),
-    Mutant("queues have room for everything", PROGRAM, "num_pieces > kMostPutsUnderWay", "num_pieces < 0"),
+    Mutant("queues have room for everything", PROGRAM, "num_fragments > kMostPutsUnderWay", "num_fragments < 0"),
     Mutant("puts of many runs are not cut", PACKING, "fragments_.MostPuts(part) > kMostPutsUnderWay", "false"),
     Mutant("segments have one place", PACKING, "      end_[step.peer] += Aligned(step.count);\n", ""),
     Mutant(

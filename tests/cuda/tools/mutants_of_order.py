@@ -234,8 +234,8 @@ THREAD = [
     Mutant(
         "waits for units have no end",
         LL,
-        "if (looks % kLooksBetweenClocks != 0) continue;",
-        "if (looks > 0) continue;",
+        "if (polls % kPollsBetweenClockReads != 0) continue;",
+        "if (polls > 0) continue;",
         "ll",
     ),
     Mutant(
