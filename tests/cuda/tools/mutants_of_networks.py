@@ -151,10 +151,10 @@ PLAIN = [
         "send_recv_schedule",
     ),
     Mutant(
-        "leaving has no level",
+        "the exit barrier has no level",
         SCHEDULE,
-        "std::max(leave.level, ranks_[r].level)",
-        "leave.level + r * 0",
+        "std::max(exit.level, ranks_[r].level)",
+        "exit.level + r * 0",
         "send_recv_schedule",
     ),
     Mutant(

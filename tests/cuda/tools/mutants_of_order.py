@@ -31,7 +31,7 @@ THREAD = [
         "__atomic_load_n(word, __ATOMIC_ACQUIRE)",
         "__atomic_load_n(word, __ATOMIC_RELAXED)",
     ),
-    Mutant("signals don't wait for other threads", EXECUTOR, "__syncthreads();  // everything before", "// before"),
+    Mutant("signals don't wait for other threads", EXECUTOR, "__syncthreads();  // all earlier writes", "// all earlier writes"),
     Mutant("waits hold up one thread only", EXECUTOR, "if (__syncthreads_or(!ok) != 0)", "if (!ok)"),
     Mutant("steps are not ordered", EXECUTOR, "if (step.sync) __syncthreads();", ""),
     Mutant("reads conflict with nothing", PROGRAM, "(a.write || b.write)", "a.write && b.write"),
@@ -252,7 +252,7 @@ THREAD = [
         "if (exchange->epoch > 0) return true;",
         "ll",
     ),
-    Mutant("a sweep takes what is sent with it", LL, "  __syncthreads();  // before what is sent\n", "", "ll"),
+    Mutant("a sweep takes what is sent with it", LL, "  __syncthreads();  // before the units of this exchange are sent\n", "", "ll"),
     Mutant("all pieces are the same", LL_CALL, "owner * args_.num_channels", "0", "ll"),
     Mutant(
         "sums are sent in the exchange of what is added up",
