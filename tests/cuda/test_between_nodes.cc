@@ -1,4 +1,4 @@
-// Communicators and calls of ffi/cuda between nodes without GIN: rounds of NCCL's messages, and how they fail.
+// Communicators and calls of ffi/cuda between nodes without GIN: rounds of NCCL messages, and their failures.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -12,7 +12,7 @@ namespace {
 
 using namespace fake;
 
-constexpr double kLong = 10'000;  // seconds, for what must succeed
+constexpr double kLong = 10'000;  // seconds, for operations that must succeed
 
 CallSpec SpecOf(Collective collective, int32_t num_ranks, const std::string& algorithm) {
   CallSpec spec;
@@ -69,7 +69,7 @@ void RunCalls(Communicator& communicator, const CallSpec& spec, int64_t block_co
   if (!call) std::fprintf(stderr, "%s %s: %s\n", spec.op.c_str(), spec.algorithm.c_str(), error.c_str());
   CHECK(call != nullptr);
   Stream& stream = OwnStream();
-  // One behind the other, without waiting in between: buffers of one are still in use while the next is put there.
+  // Consecutive calls without a wait in between: buffers of one call are still in use when the next call is enqueued.
   constexpr int kNumRounds = 2;
   std::vector<std::vector<int32_t>> inputs, outputs;
   for (int round = 0; round < kNumRounds; ++round) {
@@ -91,7 +91,7 @@ void RunCalls(Communicator& communicator, const CallSpec& spec, int64_t block_co
 
 struct Shape {
   std::vector<int> hosts;
-  int32_t ranks_per_node;  // that are found
+  int32_t ranks_per_node;  // expected
   bool peers_in_host = true;
 };
 
@@ -127,19 +127,19 @@ ALONE_TEST_CASE("calls between nodes") {
         }
       }
     });
-    // Of nodes that NCCL does not take for such.
+    // NCCL does not treat these groups of ranks as nodes.
     CHECK(cluster.num_aborted == (shape.peers_in_host ? 0 : static_cast<int>(shape.hosts.size())));
   }
   CHECK(num_calls > 300);
 }
 
-// NCCL would make one node of them.
+// NCCL would treat them as one node.
 ALONE_TEST_CASE("names make nodes") {
   for (const auto& [names, ranks_per_node] :
        {std::pair{"aabb", 2}, {"aaaa", 4}, {"abab", 1}, {"aaab", 1}, {"abcd", 1}}) {
     std::atomic<int> turn{0};
     OnRanks(Hosts(1, 4), [&, names = names, ranks_per_node = ranks_per_node](ncclComm_t comm, int rank) {
-      // The name is the process's, so each rank has its own for as long as it takes to look.
+      // The name belongs to the process, so each rank sets its own while it reads the name.
       while (turn < rank) std::this_thread::yield();
       Communicator::Configure(kLong, 3, std::string(1, names[rank]));
       std::thread next([&] {
@@ -187,14 +187,14 @@ ALONE_TEST_CASE("a rank that does not connect is named") {
     if (rank != 1) return;
     const std::string late = "rank 3 of other nodes did not come within 3 s (JAXCOMM_TIMEOUT_S)";
     CHECK(Has(error, late));
-    // Rank 3 might take for the answer to a later call what this one has sent: there is none.
+    // Rank 3 must not take a message of this call for the answer to a later call: there is none.
     CHECK(Has(communicator.Failure(), late));
     CHECK(!communicator.send_recv_proxy()->Connect({}, 4, 0, &error) && Has(error, late));
-    CHECK(!Of(comm).aborted);  // XLA's
+    CHECK(!Of(comm).aborted);  // XLA's communicator is not aborted
   });
 }
 
-// What two ranks are told when `of_rank_1` happens. `reached`: it has.
+// The errors of two ranks when `of_rank_1` happens. `reached`: it has happened.
 std::vector<std::string> MakeWithFault(const Cluster& cluster, double timeout_s, const Fault& of_rank_1,
                                        bool* reached) {
   Communicator::Configure(timeout_s, 3);
@@ -214,7 +214,7 @@ std::vector<std::string> MakeWithFault(const Cluster& cluster, double timeout_s,
   return errors;
 }
 
-// Everything that one rank does alone fails, one after the other: then all ranks have an error, or none.
+// Each operation that one rank performs alone fails once. Then either all ranks get an error, or none does.
 ALONE_TEST_CASE("what fails on one rank is an error on all, or another way is taken by all") {
   struct Kind {
     std::vector<int> hosts;
@@ -227,7 +227,7 @@ ALONE_TEST_CASE("what fails on one rank is an error on all, or another way is ta
          {"few SMs", "kernels", "kernels of GIN", "cudaMalloc", "cudaHostAlloc", "cudaStreamCreate", "cudaMemsetAsync",
           "cudaEventCreate", "ncclMemAlloc", "ncclCommWindowRegister", "ncclGetLsaDevicePointer",
           "ncclCommQueryProperties", "ncclCommInitRankConfig", "ncclDevCommCreate"}) {
-      // The first ones come before ranks can tell each other anything.
+      // The first operations precede any exchange between the ranks.
       const bool early = call == std::string("cudaMalloc") || call == std::string("cudaHostAlloc") ||
                          call == std::string("cudaStreamCreate") || call == std::string("ncclCommQueryProperties");
       for (int skipped = early ? 1 : 0;; ++skipped) {
@@ -271,7 +271,7 @@ ALONE_TEST_CASE("an exchange that fails ends what needs it") {
   }
 }
 
-// As where the network has no strong signals: NCCL finds out when it is asked to make what kernels need.
+// Simulates a network without strong signals: NCCL detects this when it creates the device communicator.
 void GinFails() {
   Communicator::Configure(kLong, 3);
   for (const bool everywhere : {true, false}) {
@@ -291,7 +291,7 @@ void GinFails() {
 
 TEST_CASE("messages where GIN fails") {
   const std::string said = Alone(GinFails);
-  CHECK(Count(said, "jaxcomm: no GIN between nodes: rank ") == 1);  // in a process
+  CHECK(Count(said, "jaxcomm: no GIN between nodes: rank ") == 1);  // once per process
   CHECK(Count(said, " of 4: ") == 1);
 }
 
@@ -306,8 +306,8 @@ ALONE_TEST_CASE("programs that differ are told apart") {
   });
 }
 
-// Of a call that rank 3 does not come to. Rank 1 waits for its messages, rank 2 for its signals; rank 0, and whoever
-// learns nothing else, for what these two don't send any more.
+// Errors of a call that rank 3 does not reach. Rank 1 waits for its messages and rank 2 for its signals. Rank 0 waits
+// for data that these two no longer send.
 ALONE_TEST_CASE("a rank that does not come ends in errors on all others") {
   Communicator::Configure(3, 3);
   OnRanks(Hosts(2, 2), [&](ncclComm_t comm, int rank) {
@@ -330,14 +330,14 @@ ALONE_TEST_CASE("a rank that does not come ends in errors on all others") {
     CHECK(Has(failure, "within 3 s (JAXCOMM_TIMEOUT_S)"));
     if (rank == 1) CHECK(Has(failure, "in round 0 of the messages between nodes: rank 3 did not come"));
     if (rank == 2) CHECK(Has(failure, "in the entry barrier: rank 3 did not signal"));
-    // Later calls say so, and put nothing on a stream.
+    // Later calls return the same error and enqueue nothing on a stream.
     CHECK(!call->Launch(x.data(), y.data(), stream.handle()).empty() || Has(communicator.Failure(), "aborted"));
     Until([&] { return stream.num_running == 0; });
   });
 }
 
-// Rank 3 comes to a call when all others have aborted, with runs behind it: what they brought to the call is still
-// there, and they have heard of each other's failure at most.
+// Rank 3 reaches a call after all others have aborted and have further runs enqueued. The operands that they copied to
+// the arena for the call are still there, and the runs only see each other's failure.
 ALONE_TEST_CASE("runs behind a call that is aborted bring nothing") {
   Communicator::Configure(3, 3);
   std::atomic<int> num_over{0};
@@ -350,7 +350,7 @@ ALONE_TEST_CASE("runs behind a call that is aborted bring nothing") {
     device::Window arena;
     int64_t bytes;
     CHECK(communicator.Reserve(1, &arena, &bytes, &error));
-    const auto* in_arena = arena.At<int32_t>(communicator.comm().local.rank);  // where the operand begins
+    const auto* in_arena = arena.At<int32_t>(communicator.comm().local.rank);  // start of the operand
     Stream& stream = OwnStream();
     std::vector<std::vector<int32_t>> x;
     std::vector<int32_t> y(kCount);
@@ -378,7 +378,7 @@ ALONE_TEST_CASE("runs behind a call that is aborted bring nothing") {
   });
 }
 
-// Its peers are forgotten with it.
+// The late call's peers are removed with it.
 ALONE_TEST_CASE("a call that is late when it ends is still an error") {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
@@ -417,7 +417,8 @@ ALONE_TEST_CASE("nothing is late while nothing is under way") {
   });
 }
 
-// On the GPU of rank 0, and on another communicator: what it would send to the other node has no meaning.
+// The abort happens on the GPU of rank 0, on another communicator. The data that it would send to the other node is
+// undefined.
 ALONE_TEST_CASE("a GPU on which something aborted sends nothing") {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
@@ -441,8 +442,8 @@ ALONE_TEST_CASE("a GPU on which something aborted sends nothing") {
   });
 }
 
-// Rank 1 does not come. Rank 0 goes on starting calls until CUDA takes no more launches, which are a kernel's or
-// `in_nccl`, before the round that stands still has been aborted.
+// Rank 1 does not arrive. Rank 0 starts calls until CUDA accepts no more launches, before the stalled round has been
+// aborted. The blocked launch is that of a kernel or, if `in_nccl`, one of NCCL's.
 void AFullQueueOfLaunches(bool in_nccl) {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
@@ -460,7 +461,7 @@ void AFullQueueOfLaunches(bool in_nccl) {
       const auto begin = std::chrono::steady_clock::now();
       while (num_aborted + num_revoked == 0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));  // nobody aborts
+        CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));  // the round is never aborted
       }
     };
     CHECK(Has(launch(), "NCCL's communicator has been aborted"));  // in this round, or before the next

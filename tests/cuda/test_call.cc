@@ -1,5 +1,5 @@
-// Calls on GPUs, as far as they need none: every algorithm of every collective with its buffers in an arena as the
-// handlers lay them out, the kernel emulated; spacing of windows; texts of failures; what is refused.
+// GPU calls without a GPU: every algorithm of every collective, with its buffers in an arena as the handlers lay them
+// out and the kernel emulated; spacing of windows; texts of failures; refused calls.
 #include <cstring>
 #include <random>
 #include <string>
@@ -45,7 +45,7 @@ Counts CountsOf(Collective collective, int64_t num_ranks, int64_t block_count) {
   return {InputCount(request), OutputCount(request)};
 }
 
-// What the collective promises, in int32.
+// The result that the collective promises, in int32.
 std::vector<int32_t> Expected(const CallSpec& spec, const std::vector<std::vector<int32_t>>& inputs, int32_t rank,
                               int64_t block_count) {
   std::vector<int32_t> result;
@@ -86,8 +86,8 @@ std::vector<int32_t> Expected(const CallSpec& spec, const std::vector<std::vecto
   return result;
 }
 
-// Every rank's arena in one run of memory, as windows are; if `moved`, what ranks share lies elsewhere, wherever that
-// is. Returns how many bytes of the arenas there were.
+// Runs the call with every rank's arena in one range of memory, as windows are. If `moved`, the shared buffers lie
+// elsewhere. Returns the total number of bytes of the arenas.
 int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels, bool moved = false) {
   const auto n = static_cast<int32_t>(spec.group_size);
   const Counts counts = CountsOf(spec.collective, n, block_count);
@@ -96,7 +96,7 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
   for (int32_t r = 0; r < n; ++r) {
     std::string error;
     CHECK(MakeCallProgram(spec, DType::kS32, counts.input, counts.output, {r, n}, max_channels, &calls[r], &error));
-    // Ranks must agree on all of it without asking each other.
+    // Ranks must agree on all of it without communication.
     CHECK(calls[r].arena.bytes == calls[0].arena.bytes && calls[r].arena.input == calls[0].arena.input);
     CHECK(calls[r].arena.output == calls[0].arena.output && calls[r].arena.scratch == calls[0].arena.scratch);
     CHECK(calls[r].program.shares_input == calls[0].program.shares_input);
@@ -191,7 +191,7 @@ TEST_CASE("calls with buffers in an arena, and elsewhere") {
   CHECK(num_calls > 200);
 }
 
-// Each channel copies its own elements, wherever they lie, and no byte of any other.
+// Each channel copies its own elements and no byte of any other, in every layout.
 TEST_CASE("copies of the elements of a channel") {
   int num_copies = 0;
   for (const auto& [block_count, run] :
@@ -216,7 +216,7 @@ TEST_CASE("copies of the elements of a channel") {
           CHECK(std::equal(expected.begin(), expected.end(), to));
           ++num_copies;
         }
-        CHECK(std::equal(expected.begin(), expected.end(), from));  // all of it
+        CHECK(std::equal(expected.begin(), expected.end(), from));  // the copies cover all elements
       }
     }
   }
@@ -228,7 +228,7 @@ TEST_CASE("a channel for each 16 KiB of a block") {
   CHECK(NumChannels(1 << 30, 8) == 8 && NumChannels(1 << 30, 0) == 1);
 }
 
-// As far as can be told, by 48 GB/s between nodes, however messages travel.
+// The estimate for 48 GB/s between nodes, with and without GIN.
 TEST_CASE("large calls between nodes take as long as their bytes") {
   for (const InterNode inter_node : {InterNode::kSendRecv, InterNode::kGin}) {
     Request request;
@@ -256,7 +256,7 @@ TEST_CASE("max_sms bounds the channels of a call") {
   CHECK(channels(17) == 16 && channels(int64_t{1} << 40) == 16);  // a communicator has no more channels
 }
 
-// By itself: for small blocks, of these collectives.
+// The default for small blocks of these collectives.
 TEST_CASE("small calls use LL") {
   const auto is_ll = [](Collective collective, const char* algorithm, int64_t block_count, int32_t max_channels) {
     const Counts counts = CountsOf(collective, 4, block_count);
@@ -271,7 +271,7 @@ TEST_CASE("small calls use LL") {
     CHECK(is_ll(collective, "", 2, 32));
     CHECK(!is_ll(collective, "", 1 << 20, 32));
     CHECK(!is_ll(collective, "direct", 2, 32));
-    // What the slots take depends on the channels.
+    // The capacity of the slots depends on the channels.
     for (const int32_t max_channels : {1, 3, 8, 32}) {
       const int64_t most = std::min(max_channels, kLlChannels) * kLlBytes / 4;
       CHECK(is_ll(collective, "ll", most, max_channels));
@@ -282,7 +282,7 @@ TEST_CASE("small calls use LL") {
   CHECK(NumLlChannels(8, 32) == 1 && NumLlChannels(4097, 32) == 2 && NumLlChannels(65536, 3) == 3);
 }
 
-// Only who asks for it gets it.
+// Only calls that request multimem use it.
 TEST_CASE("calls by multimem") {
   const auto make = [](Collective collective, const char* algorithm, DType dtype, int64_t block_count,
                        RankPlacement placement, CallProgram* call, std::string* error, int64_t max_sms = 0) {
@@ -297,7 +297,7 @@ TEST_CASE("calls by multimem") {
     CHECK(make(collective, "multimem", DType::kBF16, 100'001, {1, 4}, &asked, &error));
     CHECK(asked.multimem && !asked.ll && !asked.empty() && asked.arena.bytes == 0);
     CHECK(asked.num_channels > 2 && asked.multimem->num_channels == asked.num_channels);
-    // Blocks in whole units of 16 bytes.
+    // Blocks are rounded up to whole units of 16 bytes.
     const int64_t num_blocks = collective == Collective::kAllReduce ? 1 : 4;
     CHECK(MultimemBytes(*asked.multimem) == num_blocks * 200'016);
     CHECK(make(collective, "multimem", DType::kF32, 100'001, {1, 4}, &bounded, &error, 2) && bounded.num_channels == 2);
@@ -319,7 +319,7 @@ TEST_CASE("calls of nothing need no kernel") {
 }
 
 TEST_CASE("an arena holds what ranks share") {
-  // Everybody reads everybody's input; results are written where XLA wants them.
+  // All ranks read all inputs. Results are written to XLA's buffers.
   CallProgram call;
   std::string error;
   CallSpec spec = SpecOf(Collective::kAllGather, 4, "direct");
@@ -348,7 +348,8 @@ TEST_CASE("windows are equally spaced") {
   CHECK(MakeWindow({base, base + far, base + 2 * far}, &window, &error) && window.stride == far);
   CHECK(MakeWindow({base, base - far, base - 2 * far}, &window, &error) && window.At(2) == base - 2 * far);
   CHECK(!MakeWindow({base, base + far, base + 3 * far}, &window, &error) && Has(error, "not equally spaced: rank 2"));
-  CHECK(!MakeWindow({base, nullptr}, &window, &error) && Has(error, "memory of rank 1 is not addressable from this rank"));
+  CHECK(!MakeWindow({base, nullptr}, &window, &error) &&
+        Has(error, "memory of rank 1 is not addressable from this rank"));
 }
 
 TEST_CASE("failures say who, where and how long") {
@@ -383,7 +384,8 @@ std::string Refusal(const CallSpec& spec, DType dtype, int64_t input_count, int6
 TEST_CASE("what does not fit is refused") {
   CHECK(Has(Refusal(SpecOf(Collective::kAllGather, 4, "nonsense"), DType::kF32, 8, 32), "no algorithm \"nonsense\""));
   const std::string far = Refusal(SpecOf(Collective::kAllReduce, 4, "hierarchical"), DType::kF32, 8, 8);
-  CHECK(Has(far, "needs several nodes of several ranks") && Has(far, "on GPUs, the ranks that NVLink connects form a node"));
+  CHECK(Has(far, "needs several nodes of several ranks") &&
+        Has(far, "on GPUs, the ranks that NVLink connects form a node"));
   CHECK(Has(Refusal(SpecOf(Collective::kAllToAll, 4, ""), DType::kF32, 10, 10), "don't fit 4 ranks"));
   CHECK(Has(Refusal(SpecOf(Collective::kAllReduce, 4, ""), DType::kF8E8M0FNU, 8, 8), "can't be reduced"));
   CallSpec maximum = SpecOf(Collective::kAllReduce, 4, "");

@@ -1,4 +1,4 @@
-// What a communicator over some GPUs can do: whom NCCL is asked for, and that nothing is left when it fails.
+// The capabilities of a communicator over some GPUs: which ranks ask NCCL, and that a failure leaves nothing behind.
 #include <string>
 #include <vector>
 
@@ -62,14 +62,14 @@ TEST_CASE("what a communicator can do") {
 TEST_CASE("a question that fails says why and leaves nothing") {
   CHECK(Asked("cudaSetDevice", 1) == "cudaSetDevice(5): failed" && made.empty());
   CHECK(Asked("ncclGetUniqueId") == "ncclGetUniqueId: failed" && num_groups == 0 && made.empty());
-  // Before all ranks are made: the others are not waited for.
+  // The failure precedes the creation of all ranks, so nothing waits for the other ranks.
   CHECK(Asked("ncclCommInitRank", 1) == "ncclCommInitRank: failed" && num_groups == 0);
   CHECK(made == std::vector<int>({4}) && num_aborted == 1 && num_destroyed == 0);
   NcclLibrary nccl = Library();
   nccl.GroupEnd = [] { return --num_groups, ncclInternalError; };
   fault = {"ncclCommInitRank"};
   ncclCommProperties_t properties = {};
-  CHECK(QueryCommunicator(nccl, {4, 5, 6}, &properties) == "ncclCommInitRank: failed");  // what came first
+  CHECK(QueryCommunicator(nccl, {4, 5, 6}, &properties) == "ncclCommInitRank: failed");  // the first failure
   CHECK(Asked("ncclGroupEnd") == "ncclGroupEnd: failed" && num_aborted == 3 && num_destroyed == 0);
   CHECK(Asked("ncclCommQueryProperties") == "ncclCommQueryProperties: failed" && num_aborted == 3);
 }

@@ -1,4 +1,4 @@
-// Communicators of one machine or of GIN: which there are, what calls share of one, in what order they run.
+// Communicators of one machine or with GIN: their creation, the state that calls share, and the order of calls.
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,7 +35,8 @@ ALONE_TEST_CASE("calls share a communicator") {
       const int before = rank.num_allocations;
       CHECK(communicator->Reserve(1000, &again, &bytes, &error) && again.base == small.base);
       CHECK(rank.num_allocations == before);
-      // An arena that is too small stays where it is, for those who have it. All of them take less than the newest one.
+      // An arena that is too small keeps its address for the calls that use it. Together, the old ones take less memory
+      // than the newest one.
       const int64_t of_small = bytes;
       CHECK(communicator->Reserve(bytes + 1, &large, &bytes, &error) && rank.num_allocations == before + 1);
       CHECK(bytes >= 2 * of_small);
@@ -52,7 +53,7 @@ TEST_CASE("memory comes in whole pages of 2 MiB") {
   CHECK(WholePages((2 << 20) + 1) == 4 << 20 && WholePages((4 << 20) - 1) == 4 << 20);
 }
 
-// For all ranks or for none.
+// All ranks have one, or none has.
 ALONE_TEST_CASE("multicast addresses") {
   Communicator::Configure(20, 4, "");
   const auto has_address = [](bool multimem, int without_support, int without_address) {
@@ -95,9 +96,9 @@ ALONE_TEST_CASE("communicators of our own") {
   CHECK(Has(OwnCommunicators::Get(kMembers, 2, 5, &none), "not one of those that the call was compiled for"));
   auto* world = new World(2);
   OwnCommunicators::Add(3, {kMembers[2], kMembers[3]}, KeyOf(world));
-  OwnCommunicators::Add(3, {kMembers[2], kMembers[3]}, KeyOf(new World(7)));  // the first counts
+  OwnCommunicators::Add(3, {kMembers[2], kMembers[3]}, KeyOf(new World(7)));  // the first registration counts
   OnRanks(*world, [&](Rank& rank) {
-    const int32_t device = 1 - rank.rank;  // ranks are as the group has them
+    const int32_t device = 1 - rank.rank;  // ranks are in the order of the group
     for (int i = 0; i < 2; ++i) {
       ncclComm_t nccl_comm = nullptr;
       CHECK(GetCommunicator(lends_none, groups, kMembers, device, &nccl_comm).empty());
@@ -137,11 +138,11 @@ ALONE_TEST_CASE("calls on two streams follow each other") {
     CHECK(communicator.Begin(other.handle()).empty() && other.num_waits == 1 &&
           communicator.End(other.handle()).empty());
     CHECK(communicator.Begin(one.handle()).empty() && one.num_waits == 1);
-    // What is captured waits for nothing, and nothing for it.
+    // Captured calls neither wait for other calls nor make other calls wait.
     CHECK(communicator.Begin(captured.handle()).empty() && communicator.End(captured.handle()).empty());
     CHECK(captured.num_waits == 0 && captured.num_records == 0);
     CHECK(communicator.Begin(other.handle()).empty() && other.num_waits == 1);
-    // Each call does so.
+    // Every call waits for the previous one.
     const auto call = DeviceCall::Make(SpecOf(Collective::kAllReduce, 1), communicator, DType::kS32, 8, 8, &error);
     int32_t x[8] = {}, y[8];
     CHECK(call->Launch(x, y, one.handle()).empty() && one.num_waits == 2 && one.num_records == 2);
@@ -155,7 +156,7 @@ ALONE_TEST_CASE("GIN between nodes, NVLink inside") {
     auto* world = new World(n);
     world->num_lsa_teams = nodes;
     world->gin = NCCL_GIN_TYPE_GDAKI;
-    world->split_fails = true;  // nobody wants other communicators
+    world->split_fails = true;  // no other communicator is needed
     OnRanks(*world, [&, n = n](Rank& rank) {
       std::string error;
       Communicator* const communicator = Get(rank, &error);
@@ -179,7 +180,7 @@ ALONE_TEST_CASE("GIN between nodes, NVLink inside") {
   }
 }
 
-// GIN is for all ranks or for none. Without it, each node gets a communicator, which here NCCL refuses.
+// GIN is for all ranks or for none. Without it, each node gets a communicator, which NCCL refuses in this test.
 ALONE_TEST_CASE("GIN for all ranks or for none") {
   Communicator::Configure(20, 4, "");
   for (const bool on_rank_1 : {true, false}) {

@@ -1,4 +1,4 @@
-// Calls on a communicator: where their buffers are, and through a switch.
+// Calls on a communicator: the places of their buffers, and multimem calls.
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,7 +11,7 @@ namespace {
 
 using namespace fake;
 
-// Sums, blocks of them and gathers, in an arena of their own that grows; and what users see where there is none.
+// Sums, their blocks, and gathers, in an arena of their own that grows; and the error without multicast.
 ALONE_TEST_CASE("calls by multimem") {
   constexpr int kRanks = 3;
   Communicator::Configure(20, 4, "");
@@ -31,7 +31,7 @@ ALONE_TEST_CASE("calls by multimem") {
     std::string error;
     Communicator& communicator = *Get(rank, &error);
     const int before = rank.num_allocations;
-    std::vector<std::unique_ptr<DeviceCall>> calls;  // those with a smaller arena go on using it
+    std::vector<std::unique_ptr<DeviceCall>> calls;  // calls with a smaller arena keep it
     const auto value = [](int r, int64_t i) { return static_cast<float>(r + i % 50); };
     for (const int64_t count : {5, 200'001, 5}) {
       for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
@@ -72,12 +72,12 @@ ALONE_TEST_CASE("calls by multimem") {
     Communicator& communicator = *Get(rank, &error);
     CHECK(DeviceCall::Make(spec_of(Collective::kAllReduce), communicator, DType::kF32, 5, 5, &error) == nullptr);
     CHECK(Has(error, "algorithm \"multimem\" needs NVLink SHARP, which the group's GPUs, their switch or NCCL"));
-    Sum(communicator, 1000);  // all else goes on
+    Sum(communicator, 1000);  // all other calls still work
   });
 }
 
-// Runs of an all_reduce in which peers read the operands and write the results. Ranks `without_input` and
-// `without_output` have none in a window of XLA's.
+// Runs of an all_reduce in which peers read the operands and write the results. The ranks in `without_input` and
+// `without_output` have these buffers outside XLA's windows.
 void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
   Communicator::Configure(20, 4);
   auto* world = new World(n);
@@ -101,12 +101,12 @@ void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
       if (rank.rank == without_input) input = {}, x = x_elsewhere.data();
       if (rank.rank == without_output) output = {}, y = y_elsewhere.data();
       CHECK(call->ExchangeOffsets(x, y, input, output, on_stream).empty());
-      for (int32_t replay = 0; replay < 2; ++replay) {  // as a CUDA graph does it
+      for (int32_t replay = 0; replay < 2; ++replay) {  // as a CUDA graph does
         for (int64_t i = 0; i < kCount; ++i) x[i] = static_cast<int32_t>(rank.rank + i + 10 * run + replay), y[i] = -1;
         CHECK(call->Launch(x, y, on_stream).empty());
         while (!stream.Drain()) std::this_thread::yield();
         for (int64_t i = 0; i < kCount; ++i) CHECK(y[i] == n * (n - 1) / 2 + n * (i + 10 * run + replay));
-        for (int64_t i = 0; i < kCount; ++i) x[i] = y[i] = 0x77;  // of somebody else now
+        for (int64_t i = 0; i < kCount; ++i) x[i] = y[i] = 0x77;  // another program uses this memory now
       }
     }
     CHECK(communicator.Failure().empty());
@@ -121,7 +121,7 @@ TEST_CASE("buffers where XLA puts them, of some ranks in the arena") {
     SumWhereXlaPutsIt(3, -1, 2);
     SumWhereXlaPutsIt(3, 0, 0);
   });
-  // Once in a process, whatever the ranks and calls.
+  // Once per process, for any number of ranks and calls.
   CHECK(Count(said, "buffers are copied") == 1);
   CHECK(Count(said, "JAXCOMM_SYMMETRIC_BUFFERS=1, but buffers are copied: of the operand: XLA gives no window\n") == 1);
 }
@@ -145,13 +145,13 @@ ALONE_TEST_CASE("windows that change") {
     CHECK(call->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).empty());
     CHECK(stream.queue.size() == 1);
     CHECK(call->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).empty());
-    CHECK(stream.queue.size() == 1);  // nothing new to tell
-    // A plan that has been captured copies nothing.
+    CHECK(stream.queue.size() == 1);  // nothing new to exchange
+    // A captured plan copies nothing.
     CHECK(Has(call->ExchangeOffsets(x, y, {}, {}, on_stream),
               "the operand was in a window of XLA's before, but is not now"));
     CHECK(Has(call->Launch(other, y, on_stream), "other buffers than it has initialized it with"));
-    // Peers can't find a window that is not spaced as the communicator's own.
-    Sum(communicator, 1);  // both ranks are here
+    // Peers cannot address a window whose spacing differs from that of the communicator.
+    Sum(communicator, 1);  // both ranks have arrived
     world->spacing_error = 64;
     const auto copies = DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, &error, true);
     CHECK(copies->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).empty());

@@ -1,4 +1,4 @@
-// Which NCCL is opened, and what is said where it can't be used. Copies of fakes/nccl_symbols.cc stand in for NCCL.
+// Which NCCL is opened, and the errors if none can be used. Copies of fakes/nccl_symbols.cc replace NCCL.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -19,7 +19,7 @@ const std::string kInstall =
     ". Install version " + NcclVersionText(NCCL_VERSION_CODE) +
     " or later of the wheel that JAX's plugin uses, nvidia-nccl-cu12 or nvidia-nccl-cu13, never both";
 
-// A folder that goes with the process.
+// A folder that the process removes when it ends.
 struct Folder {
   Folder() {
     char name[] = "/tmp/jaxcomm-nccl-XXXXXX";
@@ -30,7 +30,7 @@ struct Folder {
   std::string path;
 };
 
-// A library of this version in a folder of its own, without these functions.
+// A library of this version in its own folder, without these functions.
 std::string MakeLibrary(const Folder& folder, const std::string& name, const std::vector<std::string>& without = {}) {
   std::ifstream original(FAKE_NCCL, std::ios::binary);
   std::string bytes{std::istreambuf_iterator<char>(original), std::istreambuf_iterator<char>()};
@@ -90,7 +90,7 @@ ALONE_TEST_CASE("then the wheel, also a newer one") {
 }
 
 ALONE_TEST_CASE("a library that is not there") {
-  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL) != nullptr) return;  // of the system
+  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL) != nullptr) return;  // the system has one
   const std::string none =
       "no NCCL: /nowhere/libnccl.so.2: cannot open shared object file: No such file or directory; ";
   const std::string said = Refusal("/nowhere/libnccl.so.2");
@@ -100,12 +100,12 @@ ALONE_TEST_CASE("a library that is not there") {
 
 ALONE_TEST_CASE("a library that is too old, or is none of NCCL's") {
   const Folder folder;
-  const std::string old = MakeLibrary(folder, "old", {"ncclSend"});  // an old one lacks functions too
+  const std::string old = MakeLibrary(folder, "old", {"ncclSend"});  // an old library lacks functions too
   SetVersion(NCCL_VERSION_CODE - 1);
   const std::string built = ", but jaxcomm was built with the headers of " + NcclVersionText(NCCL_VERSION_CODE);
   const std::string is = " is NCCL " + NcclVersionText(NCCL_VERSION_CODE - 1);
   CHECK(Refusal(old) == old + is + built + kInstall);
-  // It is still loaded.
+  // The library is still loaded.
   CHECK(Refusal("") == old + ", which this process had loaded before," + is + built + kInstall);
 }
 

@@ -1,4 +1,4 @@
-// What communicators refuse, on all ranks alike: what can't work, ranks that differ, ranks that don't come.
+// Errors of communicators, equal on all ranks: impossible requests, ranks that differ, ranks that do not arrive.
 #include <atomic>
 #include <string>
 
@@ -10,7 +10,7 @@ namespace {
 
 using namespace fake;
 
-// All ranks are told what is wrong, at the first use and ever after.
+// All ranks get the error, at the first use and at every later one.
 void Refused(World* world, const std::string& expected, const Fault& of_rank_2 = {}) {
   OnRanks(*world, [&](Rank& rank) {
     if (rank.rank == 2) fault = of_rank_2;
@@ -37,7 +37,7 @@ ALONE_TEST_CASE("what can't work is refused") {
   Refused(null, "NCCL gave no window");
   Refused(new World(3), "rank 2 of the group has no 2097152 bytes of GPU memory left for the signals",
           {"ncclMemAlloc"});
-  // The rank that has none adds NCCL's reason.
+  // The rank without one adds NCCL's reason.
   OnRanks(*new World(3), [](Rank& rank) {
     if (rank.rank == 2) fault = {"ncclMemAlloc"};
     std::string error;
@@ -118,7 +118,7 @@ ALONE_TEST_CASE("ranks whose programs differ are told so") {
   });
 }
 
-// Settings of the environment. Rank 1 gets others when rank 0 has read its own.
+// Settings from the environment. Rank 1 gets other settings after rank 0 has read its own.
 ALONE_TEST_CASE("ranks whose settings differ are told so") {
   struct Settings {
     int32_t channels;
@@ -157,7 +157,7 @@ ALONE_TEST_CASE("a rank that does not come is not waited for without end") {
   });
 }
 
-// What it has sent may be there when the other one comes, who then goes on.
+// The messages of the first rank may still be there when the other one arrives, which then continues.
 ALONE_TEST_CASE("ranks that did not meet don't go on as if they had") {
   Communicator::Configure(0.2, 4);
   auto* world = new World(2);
