@@ -134,7 +134,7 @@ ALONE_TEST_CASE("calls between nodes") {
 }
 
 // NCCL would treat them as one node.
-ALONE_TEST_CASE("names make nodes") {
+ALONE_TEST_CASE("process names determine the nodes") {
   for (const auto& [names, ranks_per_node] :
        {std::pair{"aabb", 2}, {"aaaa", 4}, {"abab", 1}, {"aaab", 1}, {"abcd", 1}}) {
     std::atomic<int> turn{0};
@@ -155,7 +155,7 @@ ALONE_TEST_CASE("names make nodes") {
   }
 }
 
-ALONE_TEST_CASE("a communicator that can't be made is an error") {
+ALONE_TEST_CASE("a communicator that cannot be created is an error") {
   Communicator::Configure(kLong, 3);
   Cluster cluster(Hosts(2, 2));
   cluster.init_fails = true;
@@ -170,7 +170,7 @@ std::unique_ptr<DeviceCall> Sum(Communicator& communicator, int64_t count, std::
                           DType::kS32, count, count, error);
 }
 
-ALONE_TEST_CASE("a rank that does not connect is named") {
+ALONE_TEST_CASE("the error names a rank that does not connect") {
   Communicator::Configure(3, 3);
   OnRanks(Hosts(2, 2), [&](ncclComm_t comm, int rank) {
     std::string error;
@@ -215,7 +215,7 @@ std::vector<std::string> MakeWithFault(const Cluster& cluster, double timeout_s,
 }
 
 // Each operation that one rank performs alone fails once. Then either all ranks get an error, or none does.
-ALONE_TEST_CASE("what fails on one rank is an error on all, or another way is taken by all") {
+ALONE_TEST_CASE("a failure on one rank is an error on all, or all take another path") {
   struct Kind {
     std::vector<int> hosts;
     bool gin;
@@ -247,7 +247,7 @@ ALONE_TEST_CASE("what fails on one rank is an error on all, or another way is ta
 }
 
 // Each exchange between ranks fails once, on all of them.
-ALONE_TEST_CASE("an exchange that fails ends what needs it") {
+ALONE_TEST_CASE("a failed exchange ends the operation that needs it") {
   Communicator::Configure(kLong, 3);
   for (const bool gin : {false, true}) {
     int num_failed = 0;
@@ -289,13 +289,13 @@ void GinFails() {
   }
 }
 
-TEST_CASE("messages where GIN fails") {
+TEST_CASE("send and receive replace GIN if it fails") {
   const std::string said = Alone(GinFails);
   CHECK(Count(said, "jaxcomm: no GIN between nodes: rank ") == 1);  // once per process
   CHECK(Count(said, " of 4: ") == 1);
 }
 
-ALONE_TEST_CASE("programs that differ are told apart") {
+ALONE_TEST_CASE("programs that differ are an error") {
   Communicator::Configure(kLong, 3);
   OnRanks(Hosts(2, 1), [&](ncclComm_t comm, int rank) {
     std::string error;
@@ -308,7 +308,7 @@ ALONE_TEST_CASE("programs that differ are told apart") {
 
 // Errors of a call that rank 3 does not reach. Rank 1 waits for its messages and rank 2 for its signals. Rank 0 waits
 // for data that these two no longer send.
-ALONE_TEST_CASE("a rank that does not come ends in errors on all others") {
+ALONE_TEST_CASE("a missing rank is an error on all others") {
   Communicator::Configure(3, 3);
   OnRanks(Hosts(2, 2), [&](ncclComm_t comm, int rank) {
     std::string error;
@@ -338,7 +338,7 @@ ALONE_TEST_CASE("a rank that does not come ends in errors on all others") {
 
 // Rank 3 reaches a call after all others have aborted and have further runs enqueued. The operands that they copied to
 // the arena for the call are still there, and the runs only see each other's failure.
-ALONE_TEST_CASE("runs behind a call that is aborted bring nothing") {
+ALONE_TEST_CASE("runs after an aborted call do not write operands") {
   Communicator::Configure(3, 3);
   std::atomic<int> num_over{0};
   OnRanks({Hosts(2, 2)}, [&](ncclComm_t comm, int rank) {
@@ -397,7 +397,7 @@ ALONE_TEST_CASE("a call that is late when it ends is still an error") {
   });
 }
 
-ALONE_TEST_CASE("nothing is late while nothing is under way") {
+ALONE_TEST_CASE("an idle communicator does not time out") {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int) {
     std::string error;
@@ -419,7 +419,7 @@ ALONE_TEST_CASE("nothing is late while nothing is under way") {
 
 // The abort happens on the GPU of rank 0, on another communicator. The data that it would send to the other node is
 // undefined.
-ALONE_TEST_CASE("a GPU on which something aborted sends nothing") {
+ALONE_TEST_CASE("a GPU with an aborted kernel sends nothing") {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
     std::string error;

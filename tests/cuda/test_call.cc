@@ -229,7 +229,7 @@ TEST_CASE("a channel for each 16 KiB of a block") {
 }
 
 // The estimate for 48 GB/s between nodes, with and without GIN.
-TEST_CASE("large calls between nodes take as long as their bytes") {
+TEST_CASE("bandwidth bounds large calls between nodes") {
   for (const InterNode inter_node : {InterNode::kSendRecv, InterNode::kGin}) {
     Request request;
     request.collective = Collective::kAllGather;
@@ -312,13 +312,13 @@ TEST_CASE("calls by multimem") {
   }
 }
 
-TEST_CASE("calls of nothing need no kernel") {
+TEST_CASE("empty calls need no kernel") {
   for (int c = 0; c < static_cast<int>(Collective::kBarrier); ++c) {
     CHECK(RunCall(SpecOf(static_cast<Collective>(c), 4, ""), 0, 32) == 0);
   }
 }
 
-TEST_CASE("an arena holds what ranks share") {
+TEST_CASE("an arena holds the shared buffers") {
   // All ranks read all inputs. Results are written to XLA's buffers.
   CallProgram call;
   std::string error;
@@ -352,7 +352,7 @@ TEST_CASE("windows are equally spaced") {
         Has(error, "memory of rank 1 is not addressable from this rank"));
 }
 
-TEST_CASE("failures say who, where and how long") {
+TEST_CASE("failure texts name rank, step and timeout") {
   CHECK(PhaseText(kEntryBarrier) == "in the entry barrier" && PhaseText(kExitBarrier) == "in the exit barrier" &&
         PhaseText(7) == "in step 7");
   CHECK(PhaseText(kLlExchange) == "in the LL exchange");
@@ -381,7 +381,7 @@ std::string Refusal(const CallSpec& spec, DType dtype, int64_t input_count, int6
   return error;
 }
 
-TEST_CASE("what does not fit is refused") {
+TEST_CASE("calls that do not fit are refused") {
   CHECK(Has(Refusal(SpecOf(Collective::kAllGather, 4, "nonsense"), DType::kF32, 8, 32), "no algorithm \"nonsense\""));
   const std::string far = Refusal(SpecOf(Collective::kAllReduce, 4, "hierarchical"), DType::kF32, 8, 8);
   CHECK(Has(far, "needs several nodes of several ranks") &&

@@ -14,7 +14,7 @@ namespace {
 
 using namespace fake;
 
-ALONE_TEST_CASE("names of calls that have ended are forgotten") {
+ALONE_TEST_CASE("names of ended calls are dropped") {
   auto first = std::make_unique<CallName>("first");
   const uint64_t number = first->number();
   std::vector<std::unique_ptr<CallName>> others;
@@ -28,7 +28,7 @@ ALONE_TEST_CASE("names of calls that have ended are forgotten") {
   CHECK(CallName("next").number() > lasting);
 }
 
-ALONE_TEST_CASE("failures last") {
+ALONE_TEST_CASE("failures persist") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
@@ -62,7 +62,7 @@ ALONE_TEST_CASE("failures last") {
 
 // Kernels have aborted, with further runs enqueued. A late peer may still read its data from the arena, and later work
 // on these GPUs may use the result of such a kernel as an operand.
-ALONE_TEST_CASE("nothing comes after a kernel that has aborted") {
+ALONE_TEST_CASE("no kernel runs after an aborted one") {
   constexpr int64_t kCount = 40000;  // several channels
   Communicator::Configure(20, 4);
   auto* other_world = new World(2);

@@ -54,12 +54,12 @@ std::string Asked(const char* failing, int skipped = 0) {
   return failure;
 }
 
-TEST_CASE("what a communicator can do") {
+TEST_CASE("capabilities of a communicator") {
   CHECK(Asked("").empty() && num_destroyed == 3 && num_aborted == 0 && made == std::vector<int>({4, 5, 6}) &&
         fake::current_device == 0);
 }
 
-TEST_CASE("a question that fails says why and leaves nothing") {
+TEST_CASE("a failed query reports the reason and leaves nothing behind") {
   CHECK(Asked("cudaSetDevice", 1) == "cudaSetDevice(5): failed" && made.empty());
   CHECK(Asked("ncclGetUniqueId") == "ncclGetUniqueId: failed" && num_groups == 0 && made.empty());
   // The failure precedes the creation of all ranks, so nothing waits for the other ranks.
@@ -74,7 +74,7 @@ TEST_CASE("a question that fails says why and leaves nothing") {
   CHECK(Asked("ncclCommQueryProperties") == "ncclCommQueryProperties: failed" && num_aborted == 3);
 }
 
-TEST_CASE("NCCL's own words for a failure") {
+TEST_CASE("NCCL's own text for a failure") {
   NcclLibrary nccl = Library();
   ncclCommProperties_t properties = {};
   for (const char* words : {"no route to host", "", static_cast<const char*>(nullptr)}) {

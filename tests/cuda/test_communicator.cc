@@ -83,7 +83,7 @@ ALONE_TEST_CASE("multicast addresses") {
 // Of two groups, this process (number 3) has all GPUs of the second one.
 const std::vector<Member> kMembers = {{2, 1}, {2, 0}, {3, 1}, {3, 0}};
 
-ALONE_TEST_CASE("communicators of our own") {
+ALONE_TEST_CASE("jaxcomm's own communicators") {
   Communicator::Configure(20, 4);
   XLA_FFI_Api old = {};
   old.struct_size = xla_abi::kFindExtensionOffset;  // as jaxlib 0.10.2 has it

@@ -236,13 +236,13 @@ TEST_CASE("a barrier") {
   });
 }
 
-TEST_CASE("puts round a ring") {
+TEST_CASE("puts along a ring") {
   ForAllShapes([](uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
     for (const int64_t count : {1, 7, 300}) TestRing(++seed, size, channels, threads, count);
   });
 }
 
-TEST_CASE("a rank that is missing") { ForAllShapes(TestMissingRank); }
+TEST_CASE("a missing rank") { ForAllShapes(TestMissingRank); }
 
 TEST_CASE("sums through a switch") {
   ForAllShapes([](uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
@@ -252,14 +252,14 @@ TEST_CASE("sums through a switch") {
   });
 }
 
-TEST_CASE("numbers by LL") {
+TEST_CASE("numbers in LL messages") {
   uint64_t seed = FirstSeed();
   for (const int32_t size : {2, 3, 6}) {
     for (const int32_t channels : {1, 3}) TestNumbers(++seed, size, channels);
   }
 }
 
-TEST_CASE("the sum of a block") {
+TEST_CASE("the sum over a block") {
   uint64_t seed = FirstSeed();
   for (const unsigned threads : {1u, 2u, 31u, 32u, 33u, 65u, 512u}) TestBlockSum(++seed, threads);
 }

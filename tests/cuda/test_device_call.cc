@@ -113,7 +113,7 @@ void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
   });
 }
 
-TEST_CASE("buffers where XLA puts them, of some ranks in the arena") {
+TEST_CASE("buffers at XLA's addresses, and in the arena on some ranks") {
   const std::string said = Alone([] {
     SumWhereXlaPutsIt(1, -1, -1);
     SumWhereXlaPutsIt(3, -1, -1);
@@ -126,7 +126,7 @@ TEST_CASE("buffers where XLA puts them, of some ranks in the arena") {
   CHECK(Count(said, "JAXCOMM_SYMMETRIC_BUFFERS=1, but buffers are copied: of the operand: XLA gives no window\n") == 1);
 }
 
-ALONE_TEST_CASE("windows that change") {
+ALONE_TEST_CASE("windows of changing calls") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
@@ -161,7 +161,7 @@ ALONE_TEST_CASE("windows that change") {
   });
 }
 
-ALONE_TEST_CASE("buffers of nothing, buffers that are not aligned") {
+ALONE_TEST_CASE("empty and unaligned buffers") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {

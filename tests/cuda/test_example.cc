@@ -269,7 +269,7 @@ void TestMissingRank(uint64_t seed, int32_t size) {
   CHECK(std::memcmp(before.data(), node.window.base, bytes) == 0);
 }
 
-TEST_CASE("what a call must look like") {
+TEST_CASE("invalid calls are refused") {
   const Node node(2, 3, 3 * 2 * 64);
   const auto problem = [&](const std::function<void(Args<F32>&)>& spoil, int32_t channels = 3) {
     Args<F32> args = node.ArgsOf<F32>(0);
@@ -298,7 +298,7 @@ TEST_CASE("calls of f32") { TestAllSizes<F32>(jaxcomm::FirstSeed(), 4); }
 
 TEST_CASE("calls of bf16") { TestAllSizes<BF16>(jaxcomm::FirstSeed() + 1000, 4); }
 
-TEST_CASE("a rank that is missing") {
+TEST_CASE("a missing rank") {
   uint64_t seed = jaxcomm::FirstSeed();
   for (const int32_t size : {2, 3, 8}) TestMissingRank(++seed, size);
 }

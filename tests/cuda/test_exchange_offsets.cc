@@ -73,7 +73,7 @@ TEST_CASE("series of calls") {
   }
 }
 
-TEST_CASE("a rank whose peer does not come keeps away from all plans") {
+TEST_CASE("a rank with a missing peer runs no plan") {
   Ranks ranks(3, 4, 100'000);
   emulation::Launch(1, 3, 4, 1, [&] {
     if (blockIdx.y != 1) ExchangeOffsets(ranks.args[blockIdx.y]);

@@ -319,7 +319,7 @@ void TestAllPlans() { TestPlans({1, 2, 3, 4, 5, 6, 7, 8}, 3, 8); }
 
 TEST_CASE("plans, in some shapes") { TestPlans({1, 4, 6}, 1, 1); }
 
-TEST_CASE("signals that overwrite what is on its way") {
+TEST_CASE("signals that lead to an overwrite of an outstanding put") {
   PrepareDevice();
   CheckOverwrite(FirstSeed());
 }

@@ -416,7 +416,7 @@ int Repeat(void (Trial::*fault)(), int times, uint64_t first_seed) {
 
 TEST_CASE("a rank stops") { CHECK(Repeat(&Trial::StopSomewhere, 200, 0) > 100); }
 
-TEST_CASE("a rank comes late") { CHECK(Repeat(&Trial::ComeLate, 50, 200) > 20); }
+TEST_CASE("a rank arrives late") { CHECK(Repeat(&Trial::ComeLate, 50, 200) > 20); }
 
 TEST_CASE("a rank runs another program") { Repeat(&Trial::DifferOnce, 100, 250); }
 

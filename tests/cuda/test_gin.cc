@@ -96,7 +96,7 @@ TEST_CASE("strong signals wait for puts, weak ones don't") {
 
 // The network stops before it has read anything, or never signals. Each waiting rank reports the reason once and in
 // time.
-TEST_CASE("nobody waits without end for a network that has stopped") {
+TEST_CASE("every wait for a stopped network ends") {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     Pair pair(seed, 2);
     pair.Launch(2, seed, [&](int32_t rank, GinNetwork& network) {

@@ -54,7 +54,7 @@ device::Comm SomeComm() {
   return comm;
 }
 
-TEST_CASE("what kernels get") {
+TEST_CASE("kernel arguments") {
   const NcclLibrary nccl = Library();
   uint64_t counts[7 * 7];
   CHECK(Gin::CountBytes(7, 6) == sizeof counts);

@@ -334,12 +334,12 @@ void TestSizes(uint64_t seed, const std::vector<int32_t>& sizes, int repeats) {
 
 TEST_CASE("calls in a row") { TestSizes(FirstSeed(), {2, 4, 9}, 3); }
 
-TEST_CASE("flags that come again") {
+TEST_CASE("flags that repeat") {
   for (int repeat = 0; repeat < 3; ++repeat) TestFlagsThatComeAgain(FirstSeed() + 1000 + repeat);
 }
 
 #if !defined(__CUDACC__)
-TEST_CASE("a rank that does not come, or late") {
+TEST_CASE("a missing or late rank") {
   for (int repeat = 0; repeat < 10; ++repeat) TestMissingRank(FirstSeed() + 2000 + 3 * repeat, repeat % 2 == 1);
 }
 

@@ -311,7 +311,7 @@ TEST_CASE("calls in a row") { TestSizes(FirstSeed(), {2, 5}, 3); }
 
 TEST_CASE("every type") { TestEveryType(FirstSeed() + 1000); }
 
-TEST_CASE("a rank that does not come, or late") {
+TEST_CASE("a missing or late rank") {
   for (int repeat = 0; repeat < 10; ++repeat) TestMissingRank(FirstSeed() + 2000 + 3 * repeat, repeat % 2 == 1);
 }
 

@@ -54,12 +54,12 @@ std::string Refusal(const std::string& wheel) {
   return error;
 }
 
-TEST_CASE("versions of NCCL as people write them") {
+TEST_CASE("texts of NCCL versions") {
   CHECK(NcclVersionText(23007) == "2.30.7" && NcclVersionText(20000) == "2.0.0" && NcclVersionText(22809) == "2.28.9" &&
         NcclVersionText(30112) == "3.1.12");
 }
 
-ALONE_TEST_CASE("the loaded copy comes first, and stays") {
+ALONE_TEST_CASE("the loaded copy has priority and stays") {
   const Folder folder;
   SetVersion(NCCL_VERSION_CODE);
   const std::string loaded = MakeLibrary(folder, "loaded"), wheel = MakeLibrary(folder, "wheel");
@@ -89,7 +89,7 @@ ALONE_TEST_CASE("then the wheel, also a newer one") {
         wheel + " (NCCL " + NcclVersionText(NCCL_VERSION_CODE + 100) + ") has no function ncclMemAlloc");
 }
 
-ALONE_TEST_CASE("a library that is not there") {
+ALONE_TEST_CASE("a missing library") {
   if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL) != nullptr) return;  // the system has one
   const std::string none =
       "no NCCL: /nowhere/libnccl.so.2: cannot open shared object file: No such file or directory; ";
@@ -98,7 +98,7 @@ ALONE_TEST_CASE("a library that is not there") {
   CHECK(Refusal("").substr(0, 21) == "no NCCL: libnccl.so.2" && said.substr(said.size() - kInstall.size()) == kInstall);
 }
 
-ALONE_TEST_CASE("a library that is too old, or is none of NCCL's") {
+ALONE_TEST_CASE("a library that is too old or not NCCL") {
   const Folder folder;
   const std::string old = MakeLibrary(folder, "old", {"ncclSend"});  // an old library lacks functions too
   SetVersion(NCCL_VERSION_CODE - 1);
@@ -109,7 +109,7 @@ ALONE_TEST_CASE("a library that is too old, or is none of NCCL's") {
   CHECK(Refusal("") == old + ", which this process had loaded before," + is + built + kInstall);
 }
 
-ALONE_TEST_CASE("a library that lacks what is needed") {
+ALONE_TEST_CASE("a library that lacks a function") {
   const Folder folder;
   SetVersion(NCCL_VERSION_CODE);
   const std::string other = MakeLibrary(folder, "other", {"ncclGetVersion", "ncclSend"});

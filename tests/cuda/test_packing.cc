@@ -139,7 +139,7 @@ int CountFlushes(const RankProgram& program) {
   return count;
 }
 
-TEST_CASE("nobody waits for the network without need") {
+TEST_CASE("no step waits for the network unnecessarily") {
   // No step writes to the sources, and a rank has few puts for each other rank.
   for (const int64_t run : {int64_t{0}, int64_t{16}}) {
     for (const char* algorithm : {"direct", "pairwise"}) {

@@ -23,7 +23,7 @@ void Refused(World* world, const std::string& expected, const Fault& of_rank_2 =
   });
 }
 
-ALONE_TEST_CASE("what can't work is refused") {
+ALONE_TEST_CASE("impossible requests are refused") {
   Communicator::Configure(20, 4);
   auto* nodes = new World(2);
   nodes->num_lsa_teams = 2;
@@ -53,7 +53,7 @@ ALONE_TEST_CASE("what can't work is refused") {
 }
 
 // Each exchange between ranks fails once, on all of them.
-ALONE_TEST_CASE("an exchange that fails ends what needs it") {
+ALONE_TEST_CASE("a failed exchange ends the operation that needs it") {
   Communicator::Configure(20, 4);
   int num_failed = 0;
   for (bool reached = true; reached;) {
@@ -77,7 +77,7 @@ ALONE_TEST_CASE("an exchange that fails ends what needs it") {
   CHECK(num_failed > 12);
 }
 
-ALONE_TEST_CASE("a GPU that can't be chosen is an error") {
+ALONE_TEST_CASE("a GPU that cannot be selected is an error") {
   Communicator::Configure(20, 4);
   OnRanks(*new World(1), [](Rank& rank) {
     std::string error;
@@ -98,7 +98,7 @@ ALONE_TEST_CASE("a GPU that can't be chosen is an error") {
   });
 }
 
-ALONE_TEST_CASE("ranks whose programs differ are told so") {
+ALONE_TEST_CASE("ranks with different programs get an error") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
@@ -119,7 +119,7 @@ ALONE_TEST_CASE("ranks whose programs differ are told so") {
 }
 
 // Settings from the environment. Rank 1 gets other settings after rank 0 has read its own.
-ALONE_TEST_CASE("ranks whose settings differ are told so") {
+ALONE_TEST_CASE("ranks with different settings get an error") {
   struct Settings {
     int32_t channels;
     bool windows;
@@ -146,7 +146,7 @@ ALONE_TEST_CASE("ranks whose settings differ are told so") {
          "JAXCOMM_SYMMETRIC_BUFFERS must be the same on all ranks, but is 1 on rank 0 and 0 on rank 1");
 }
 
-ALONE_TEST_CASE("a rank that does not come is not waited for without end") {
+ALONE_TEST_CASE("the wait for a missing rank ends") {
   Communicator::Configure(0.2, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
@@ -158,7 +158,7 @@ ALONE_TEST_CASE("a rank that does not come is not waited for without end") {
 }
 
 // The messages of the first rank may still be there when the other one arrives, which then continues.
-ALONE_TEST_CASE("ranks that did not meet don't go on as if they had") {
+ALONE_TEST_CASE("ranks that did not meet do not continue") {
   Communicator::Configure(0.2, 4);
   auto* world = new World(2);
   std::atomic<int> turn{0};

@@ -139,7 +139,7 @@ void CheckShape(const Cut& cut) {
   }
 }
 
-TEST_CASE("plans come to their end") {
+TEST_CASE("all plans terminate") {
   int num_cuts = 0;
   for (int c = 0; c <= static_cast<int>(Collective::kBarrier); ++c) {
     Request request;
@@ -196,7 +196,7 @@ int32_t NumOverlapped(const RankProgram& program, const SendRecvSchedule& schedu
   return overlapped;
 }
 
-TEST_CASE("chunks are under way while the next are made") {
+TEST_CASE("rounds overlap with the steps of later chunks") {
   constexpr int32_t kChunks = 8;
   for (const Collective collective :
        {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce, Collective::kReduceScatter}) {
@@ -237,7 +237,7 @@ TEST_CASE("small messages travel together") {
 }
 
 // Kernels need not compute the position of each element.
-TEST_CASE("blocks that lie side by side are moved flat") {
+TEST_CASE("contiguous blocks are moved flat") {
   Request request;
   request.collective = Collective::kAllToAll;
   request.geometry = {2, 2, false, true};
@@ -254,7 +254,7 @@ TEST_CASE("blocks that lie side by side are moved flat") {
 }
 
 // Messages of one round do not overlap. Those of concurrent rounds are in different slots.
-TEST_CASE("messages have their places") {
+TEST_CASE("messages do not overlap") {
   Request request;
   request.collective = Collective::kAllToAll;
   request.geometry = {3, 2, false, true};

@@ -88,7 +88,7 @@ TEST_CASE("calls by XLA's stages") {
 }
 
 // Prepare reports errors at once. Errors of one device in Initialize are deferred to Execute.
-ALONE_TEST_CASE("what XLA refuses is said, with its reason") {
+ALONE_TEST_CASE("errors of XLA are reported with their reason") {
   Communicator::Configure(20, 4);
   const auto said = [](const char* refused) {
     GpuCallState state;
@@ -113,7 +113,7 @@ ALONE_TEST_CASE("what XLA refuses is said, with its reason") {
 }
 
 // All later runs use the result of the first preparation, even if a new one would differ: no run plans again.
-ALONE_TEST_CASE("what is prepared is found once") {
+ALONE_TEST_CASE("the preparation happens once") {
   Communicator::Configure(20, 4);
   GpuCallState state;
   state.spec = SpecOf(Collective::kAllReduce, 2);
@@ -134,7 +134,7 @@ ALONE_TEST_CASE("what is prepared is found once") {
   }
 }
 
-ALONE_TEST_CASE("a GPU alone shares no buffers") {
+ALONE_TEST_CASE("a single GPU shares no buffers") {
   Communicator::Configure(20, 4);
   GpuCallState state;
   state.spec = SpecOf(Collective::kAllReduce, 1);
@@ -200,7 +200,7 @@ ALONE_TEST_CASE("local devices fail together") {
 }
 
 // First runs find all ranks even if GPUs are busy for longer than the timeout.
-ALONE_TEST_CASE("what a GPU had to do before is not counted") {
+ALONE_TEST_CASE("earlier work of a GPU does not count towards the timeout") {
   Communicator::Configure(0.5, 4);
   auto* world = new World(2);
   GpuCallState states[2];
@@ -231,7 +231,7 @@ ALONE_TEST_CASE("what a GPU had to do before is not counted") {
 }
 
 // Freeing memory waits for the GPU, and so perhaps for another device that needs the lock.
-ALONE_TEST_CASE("calls that are replaced end without the lock") {
+ALONE_TEST_CASE("replaced calls are freed without the lock") {
   Communicator::Configure(20, 4);
   GpuCallState state;
   state.spec = SpecOf(Collective::kAllReduce, 1);

@@ -266,7 +266,7 @@ ALONE_TEST_CASE("call sites and targets") {
   });
 }
 
-ALONE_TEST_CASE("what can't work is refused") {
+ALONE_TEST_CASE("impossible requests are refused") {
   cuda::Communicator::Configure(20, 4);
   Site odd;
   odd.num_ranks = 0;
@@ -367,7 +367,7 @@ ALONE_TEST_CASE("a user's handlers fail on all local devices") {
 }
 
 // The fake of XLA does not query traits. XLA does so when the target is registered.
-ALONE_TEST_CASE("what XLA asks about handlers") {
+ALONE_TEST_CASE("XLA's queries about handlers") {
   XLA_FFI_Api_Version version = {};
   XLA_FFI_Metadata metadata = {};
   metadata.struct_size = XLA_FFI_Metadata_STRUCT_SIZE;
