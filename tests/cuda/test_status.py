@@ -1,4 +1,4 @@
-"""docs/gpu-status.md says what the records say, and no more."""
+"""docs/gpu-status.md agrees with the records."""
 
 import pytest
 import status

@@ -1,8 +1,8 @@
-"""Mutants of what goes between nodes, and of programs: noticed in less time without ThreadSanitizer."""
+"""Mutants of inter-node transfers and of programs. Tests detect them in less time without ThreadSanitizer."""
 
 from kernel_mutant import EXECUTOR, GIN, PACKING, PROGRAM, SCHEDULE, Mutant
 
-# Show between nodes, in less time than under ThreadSanitizer.
+# Inter-node mutants, detected in less time than under ThreadSanitizer.
 PLAIN = [
     Mutant(
         "reductions of short runs leave out an operand",

@@ -1,4 +1,4 @@
-"""Writes docs/gpu-status.md: which feature of the GPU back end has passed which level, as test records show it.
+"""Writes docs/gpu-status.md: which features of the GPU back end have passed which level, according to test records.
 
     status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as level 1
     status.py                                                                # from the stored records
@@ -129,7 +129,7 @@ def mark(tests: list[str], record: dict) -> str:
 
 
 def measured(bench: dict) -> str:
-    """The targets of `make bench-gpu`, and what it has found."""
+    """The targets of `make bench-gpu` and its results."""
     text = "\n| measured on one GPU | target | found |\n|---|---|---|\n"
     for what, found in bench["targets"].items():
         value = "" if found["value"] is None else f"{found['value']:g}{'' if found['met'] else ', not met'}"
