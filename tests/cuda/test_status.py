@@ -1,4 +1,4 @@
-"""docs/gpu-status.md agrees with the records."""
+"""docs/development/gpu-status.md agrees with the records."""
 
 import pytest
 import status

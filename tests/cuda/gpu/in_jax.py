@@ -58,7 +58,7 @@ def test_every_algorithm(op):
 
 @pytest.mark.parametrize("op", [op for op in OPS if op not in ("barrier", "pbroadcast")])
 def test_as_jax_lax(op):
-    # A reduced build of NCCL (docs/cuda.md) has no kernels for maximum and minimum.
+    # An NCCL with a subset of functions (docs/development/gpu-tests.md) has no kernels for maximum and minimum.
     gathered = {"pmax": lambda x: lax.all_gather(x, "i").max(0), "pmin": lambda x: lax.all_gather(x, "i").min(0)}
     rows = numbers(2, (8 * SIZE, 5), np.float32)
     ours = on_ranks(lambda x: OPS[op][0](jaxcomm, x, algorithm=chosen(op)))(put(rows))
