@@ -1,7 +1,9 @@
-# The optional module jaxcomm._cuda. JAXCOMM_CUDA=ON demands it; AUTO builds it if nvcc and NCCL's headers are there.
+# The optional module jaxcomm._cuda. JAXCOMM_CUDA=ON requires it. AUTO builds it if nvcc and NCCL's headers are
+# available.
 #
-# nvcc: CMAKE_CUDA_COMPILER, CUDACXX, the system's; else that of the wheels nvidia-cuda-nvcc and relatives in this Python.
-# Headers of NCCL: those of the nvidia-nccl wheel in this Python, or JAXCOMM_NCCL_INCLUDE_DIR. NCCL is never linked.
+# nvcc comes from CMAKE_CUDA_COMPILER, CUDACXX or the system, else from the wheels nvidia-cuda-nvcc and relatives of
+# this Python. NCCL's headers come from the nvidia-nccl wheel of this Python or from JAXCOMM_NCCL_INCLUDE_DIR. NCCL is
+# never linked.
 set(JAXCOMM_OLDEST_NVCC 12.4)
 set(JAXCOMM_OLDEST_NCCL 23007)  # 2.30.7: the device API that the kernels are written for
 set(JAXCOMM_CUDA AUTO CACHE STRING "Build jaxcomm._cuda: AUTO (if nvcc and NCCL's headers are found), ON or OFF")
@@ -22,7 +24,7 @@ print(next((str(place) for place in places if place.exists()), ''))"
   set(${var} "${found}" PARENT_SCOPE)
 endfunction()
 
-# Sets `version` to that of an nvcc, and `problem` to a sentence if it can't be used.
+# Sets `version` to the version of an nvcc, and `problem` to a sentence if that nvcc cannot be used.
 function(jaxcomm_check_nvcc nvcc version problem)
   execute_process(COMMAND ${nvcc} --version OUTPUT_VARIABLE text ERROR_VARIABLE text RESULT_VARIABLE result)
   set(${problem} "" PARENT_SCOPE)
@@ -36,7 +38,7 @@ function(jaxcomm_check_nvcc nvcc version problem)
   endif()
 endfunction()
 
-# What is given is used or refused; what is found must fit.
+# An nvcc or header folder that the user names is used or refused. One that is found must be suitable.
 set(problem "")
 if(CMAKE_CUDA_COMPILER)
   set(nvcc "${CMAKE_CUDA_COMPILER}")
@@ -83,13 +85,13 @@ elseif(problem)
   message(FATAL_ERROR "JAXCOMM_CUDA=${JAXCOMM_CUDA}, but ${problem}")
 endif()
 
-# The wheels keep libraries in lib/, nvcc.profile says lib64/: without -L not even the check of the compiler links.
+# The wheels keep libraries in lib/, but nvcc.profile names lib64/. Without -L, not even the compiler check links.
 get_filename_component(toolkit "${nvcc}" REALPATH)
 get_filename_component(toolkit "${toolkit}/../.." ABSOLUTE)
 if(EXISTS "${toolkit}/lib/libcudart_static.a" AND NOT EXISTS "${toolkit}/lib64")
   set(CMAKE_CUDA_FLAGS_INIT "-L${toolkit}/lib")
 endif()
-# Machine code for each generation; PTX of the newest for those to come.
+# Machine code for each generation, and PTX of the newest one for future generations.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   if(nvcc_version VERSION_LESS 12.8)
     set(CMAKE_CUDA_ARCHITECTURES 80-real 90)
@@ -102,7 +104,7 @@ ${nccl_version} in ${JAXCOMM_NCCL_INCLUDE_DIR}")
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
-enable_language(CUDA)  # no find_package(CUDAToolkit): it wants an unversioned libcudart.so, which the wheels lack
+enable_language(CUDA)  # find_package(CUDAToolkit) requires an unversioned libcudart.so, which the wheels lack
 
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/common/attributes.cc

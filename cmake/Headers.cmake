@@ -1,4 +1,4 @@
-# Installs the headers of the device API and the CMake package that finds them; needs no CUDA.
+# Installs the headers of the device API and the CMake package that finds them. Does not need CUDA.
 include(CMakePackageConfigHelpers)
 
 file(READ ffi/include/jaxcomm/version.h version_header)

@@ -1,7 +1,8 @@
-# jaxcomm_native_test(<name> <source>... [LIBRARIES <target>...] [ARGUMENTS <argument>...]): a program of TEST_CASEs (tests/check.h), as
-# a test of CTest. Cases whose names end in [full] are a test of their own, <name>.full, with the label full.
+# jaxcomm_native_test(<name> <source>... [LIBRARIES <target>...] [ARGUMENTS <argument>...]) adds a program of TEST_CASEs
+# (tests/check.h) as a test of CTest. Cases whose names end in [full] form a test of their own, <name>.full, with the
+# label full.
 add_library(jaxcomm_test_cases OBJECT ${PROJECT_SOURCE_DIR}/tests/check.cc)
-target_link_libraries(jaxcomm_test_cases PRIVATE jaxcomm_plans)  # for its options
+target_link_libraries(jaxcomm_test_cases PRIVATE jaxcomm_plans)  # for the compile options
 add_library(jaxcomm_test_main OBJECT ${PROJECT_SOURCE_DIR}/tests/main.cc)
 target_link_libraries(jaxcomm_test_main PRIVATE jaxcomm_plans)
 
@@ -25,7 +26,7 @@ function(jaxcomm_native_test name)
   endforeach()
   add_executable(${name} ${ARG_UNPARSED_ARGUMENTS} $<TARGET_OBJECTS:jaxcomm_test_cases> ${main})
   target_link_libraries(${name} PRIVATE jaxcomm_native ${ARG_LIBRARIES})
-  target_compile_options(${name} PRIVATE -O1)  # compiling takes longer than running
+  target_compile_options(${name} PRIVATE -O1)  # the tests take longer to compile than to run
   if(default OR NOT full)
     add_test(NAME ${name} COMMAND ${name} ${ARG_ARGUMENTS})
     set_tests_properties(${name} PROPERTIES TIMEOUT 600)

@@ -1,4 +1,5 @@
-# find_package(jaxcomm CONFIG): the target jaxcomm::device has the headers of the device API. There is nothing to link.
+# find_package(jaxcomm CONFIG) defines the target jaxcomm::device with the headers of the device API. There is nothing
+# to link.
 include_guard(GLOBAL)
 add_library(jaxcomm::device INTERFACE IMPORTED)
 get_filename_component(jaxcomm_INCLUDE_DIR "${CMAKE_CURRENT_LIST_DIR}/../include" ABSOLUTE)

@@ -1,10 +1,10 @@
-"""Compiler launcher: runs nvcc and keeps what ptxas says of registers and spills in <object>.ptxas."""
+"""Compiler launcher: runs nvcc and writes the register and spill report of ptxas to <object>.ptxas."""
 
 import re
 import subprocess
 import sys
 
-# With -Xptxas -v, for each kernel and architecture; warnings and errors of ptxas begin otherwise.
+# -Xptxas -v prints these lines for each kernel and architecture. Warnings and errors of ptxas begin differently.
 _REPORT = re.compile(r"ptxas info|\s+\d+ bytes stack frame")
 
 

@@ -1,4 +1,4 @@
-// The kernels as they are compiled, one per type.
+// Instantiates the kernels, one per type.
 #include "fused_rmsnorm.cuh"
 
 namespace fused_rmsnorm {

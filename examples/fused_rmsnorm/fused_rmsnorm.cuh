@@ -1,10 +1,10 @@
-// One kernel for three operations that follow one another in a tensor-parallel layer:
+// One kernel for three consecutive operations of a tensor-parallel layer:
 //
 //   new_residual = residual + the sum of x over the ranks
 //   out          = new_residual / sqrt(mean(new_residual^2) + epsilon) * weight
 //
 // The rows of x, residual, out and new_residual are tokens. Sums are in f32 and in the order of the ranks, so all ranks
-// get the same bits. Nothing is used but the device API of jaxcomm: copy this file and change it.
+// get the same bits. The kernel uses only the device API of jaxcomm: copy this file and change it.
 #pragma once
 
 #include <jaxcomm/device.h>
@@ -17,21 +17,21 @@ namespace fused_rmsnorm {
 namespace device = jaxcomm::device;
 namespace arithmetic = jaxcomm::arithmetic;
 
-// The types of the data, which are read and written as `Storage` and calculated with in f32.
+// The types of the data, which are stored as `Storage` and computed in f32.
 using F32 = arithmetic::Plain<float>;
 using BF16 = arithmetic::Widened<jaxcomm::BFloat16>;
 
-// What the kernel of one rank gets. The same on all ranks but for `comm`, addresses and data.
+// The arguments of one rank's kernel. All but `comm`, addresses and data are the same on all ranks.
 template <typename Codec>
 struct Args {
   using Storage = typename Codec::Storage;
 
   device::Comm comm;           // the sum is over the ranks of comm.local
-  device::Window window;       // of comm.local: x lies here while peers read it
-  int64_t window_bytes = 0;    // of one rank
-  uint64_t* rounds = nullptr;  // [comm.signals.num_channels], of this rank alone. Zero at first; belongs to the window
+  device::Window window;       // of comm.local; peers read x here
+  int64_t window_bytes = 0;    // per rank
+  uint64_t* rounds = nullptr;  // [comm.signals.num_channels], of this rank only. Zero at first; belongs to the window
   const Storage* x = nullptr;  // [tokens, hidden], this rank's part of the sum
-  const Storage* residual = nullptr;  // [tokens, hidden], the same at all ranks
+  const Storage* residual = nullptr;  // [tokens, hidden], the same on all ranks
   const Storage* weight = nullptr;    // [hidden]
   Storage* out = nullptr;             // [tokens, hidden]; may be x
   Storage* new_residual = nullptr;    // [tokens, hidden]; may be residual
@@ -40,8 +40,7 @@ struct Args {
   float epsilon = 1e-6F;
 };
 
-// The window is cut into two halves per channel, wherever the channel's tokens are: only rounds of one channel use the
-// same memory.
+// Each channel has two halves of its share of the window. Only rounds of the same channel reuse memory.
 template <typename Codec>
 JAXCOMM_BOTH int64_t HalfBytes(const Args<Codec>& args) {
   return args.window_bytes / args.comm.signals.num_channels / 2 / 16 * 16;
@@ -52,17 +51,17 @@ JAXCOMM_BOTH int64_t RowBytes(const Args<Codec>& args) {
   return args.hidden * static_cast<int64_t>(sizeof(typename Codec::Storage));
 }
 
-// No more channels than tokens: the others would have nothing to do.
+// At most one channel per token: further channels would have nothing to do.
 inline int32_t Channels(int32_t max_channels, int64_t tokens) {
   return static_cast<int32_t>(tokens < 1 ? 1 : tokens < max_channels ? tokens : max_channels);
 }
 
-// An arena holds the counts of rounds, then the window.
+// An arena holds the counts of rounds, followed by the window.
 inline int64_t CountsBytes(const device::Comm& comm) {
   return (comm.signals.num_channels * static_cast<int64_t>(sizeof(uint64_t)) + 15) / 16 * 16;
 }
 
-// Enough for one round, but not for more than 1 MiB of it per channel.
+// Enough for one round per channel, limited to 1 MiB per half, but at least one row per half.
 template <typename Codec>
 int64_t ArenaBytes(const device::Comm& comm, int32_t max_channels, int64_t tokens, int64_t hidden) {
   constexpr int64_t kMostBytes = 1 << 20;
@@ -74,7 +73,7 @@ int64_t ArenaBytes(const device::Comm& comm, int32_t max_channels, int64_t token
   return CountsBytes(comm) + 2 * comm.signals.num_channels * ((half_bytes + 15) / 16 * 16);
 }
 
-// For an arena that was zero before the first call, and that no other kernel writes to.
+// For an arena that was zero before the first call and that no other kernel writes to.
 template <typename Codec>
 Args<Codec> WithArena(const device::Comm& comm) {
   Args<Codec> args;
@@ -85,7 +84,7 @@ Args<Codec> WithArena(const device::Comm& comm) {
   return args;
 }
 
-// What is wrong with a call of `channels` thread blocks per rank; null if nothing.
+// Returns the reason why a call with `channels` thread blocks per rank is invalid, or null if it is valid.
 template <typename Codec>
 const char* FindProblem(const Args<Codec>& args, int32_t channels) {
   if (args.comm.local.size != args.comm.world.size) return "fused_rmsnorm: the ranks must be of one node";
@@ -99,7 +98,7 @@ const char* FindProblem(const Args<Codec>& args, int32_t channels) {
 
 #if JAXCOMM_HAS_DEVICE
 
-// One token, from its new residual, which all threads see. Called by all threads of the block.
+// Normalises one token. All threads of the block call it and see the token's new residual.
 template <typename Codec>
 JAXCOMM_DEVICE void Normalise(const Args<Codec>& args, int64_t token, float* shared) {
   const auto* row = args.new_residual + token * args.hidden;
@@ -116,16 +115,16 @@ JAXCOMM_DEVICE void Normalise(const Args<Codec>& args, int64_t token, float* sha
   }
 }
 
-// Called by all threads of all blocks of the kernel, a block per channel; the number of blocks and threads is the same
-// on all ranks. Needs device::BlockSumBytes(threads) bytes of dynamic shared memory.
+// Called by all threads of all blocks of the kernel, with one block per channel. The number of blocks and of threads is
+// the same on all ranks. Needs device::BlockSumBytes(threads) bytes of dynamic shared memory.
 //
-// A block goes through its tokens in rounds of as many as fit into half of its part of the window. The halves take
-// turns, from call to call too: that is what `rounds` counts. So a rank overwrites in round r + 2 what its peers read
-// in round r. It has then passed the barrier of round r + 1, to which a peer comes only when it has read all of round
-// r. One barrier per round is enough.
+// A block processes its tokens in rounds. Each round has as many tokens as fit into half of the block's share of the
+// window. The halves alternate, also from call to call, which is why `rounds` counts the rounds. A rank therefore
+// overwrites in round r + 2 the data that its peers read in round r. By then it has passed the barrier of round r + 1,
+// which a peer reaches only after it has read all data of round r. So one barrier per round is enough.
 //
-// If a peer does not come in time, the barrier says so in comm.report, and the kernel ends: out and new_residual are
-// then undefined, and the communicator is of no more use. Kernels behind it do nothing.
+// If a peer does not arrive in time, the barrier writes comm.report, and the kernel ends. out and new_residual are then
+// undefined, and the communicator cannot be used any more. Later kernels do nothing.
 template <typename Codec>
 JAXCOMM_DEVICE void Run(const Args<Codec>& args) {
   using Storage = typename Codec::Storage;
@@ -153,14 +152,14 @@ JAXCOMM_DEVICE void Run(const Args<Codec>& args) {
     __syncthreads();
     for (int64_t token = first; token < first + tokens; ++token) Normalise(args, token, shared);
   }
-  // All threads have read the count before the barrier of a round, if there was one.
+  // If there was a round, all threads have read the count before its barrier.
   if (threadIdx.x == 0 && round != rounds_before) args.rounds[channel] = round;
 }
 
 #endif
 #if defined(__CUDACC__)
 
-constexpr int kThreads = 512;  // one block per multiprocessor, which may use all of its registers
+constexpr int kThreads = 512;  // one block per multiprocessor, which may use all registers
 
 template <typename Codec>
 __global__ void __launch_bounds__(kThreads, 1) Kernel(const __grid_constant__ Args<Codec> args) {
@@ -174,8 +173,9 @@ cudaError_t Load() {
   return cudaFuncGetAttributes(&attributes, Kernel<Codec>);
 }
 
-// Starts the kernel of this rank, which all ranks must do with the same number of channels. All blocks must be resident
-// at once on every GPU, as they wait for each other. Does not wait for the kernel; may be captured into a graph.
+// Launches the kernel of this rank. All ranks must launch it with the same number of channels. All blocks must be
+// resident at once on every GPU, because they wait for each other. Does not wait for the kernel. May be captured into a
+// CUDA graph.
 template <typename Codec>
 cudaError_t Launch(const Args<Codec>& args, int32_t channels, cudaStream_t stream) {
   if (FindProblem(args, channels) != nullptr) return cudaErrorInvalidValue;

@@ -15,7 +15,7 @@ _TYPES = {"float32": "F32", "bfloat16": "BF16"}
 
 @functools.cache
 def register(library: str | os.PathLike) -> None:
-    """Loads the library that CMake has built, and registers its handlers. Once, before the first call."""
+    """Loads the library that CMake has built and registers its handlers. Call it once, before the first use."""
     loaded = ctypes.CDLL(os.fspath(library))
     for suffix in _TYPES.values():
         jaxcomm.register_ffi_target(
@@ -27,7 +27,7 @@ def register(library: str | os.PathLike) -> None:
 
 
 def fused_rmsnorm(x: jax.Array, residual: jax.Array, weight: jax.Array, axis_name, epsilon: float = 1e-6):
-    """Adds x of all ranks to the residual, and normalises the rows of what comes out.
+    """Adds x of all ranks to the residual and normalises the rows of the result.
 
     Args:
       x: (tokens, hidden), this rank's part of the sum; float32 or bfloat16.
@@ -46,7 +46,7 @@ def fused_rmsnorm(x: jax.Array, residual: jax.Array, weight: jax.Array, axis_nam
 
 
 def reference(x: jax.Array, residual: jax.Array, weight: jax.Array, axis_name, epsilon: float = 1e-6):
-    """The same by JAX alone."""
+    """The same function in plain JAX."""
     total = residual.astype(jnp.float32) + jax.lax.psum(x.astype(jnp.float32), axis_name)
     new_residual = total.astype(x.dtype)
     rows = new_residual.astype(jnp.float32)

@@ -1,4 +1,4 @@
-// XLA's handlers of the kernel, for calls from inside jit(shard_map).
+// XLA's handlers of the kernel, for calls inside jit(shard_map).
 #include <cuda_runtime_api.h>
 #include <jaxcomm/host.h>
 
@@ -13,7 +13,7 @@ namespace fused_rmsnorm {
 namespace ffi = xla::ffi;
 namespace host = jaxcomm::host;
 
-// In fused_rmsnorm.cu, which needs another compiler.
+// Defined in fused_rmsnorm.cu, which needs another compiler.
 template <typename Codec>
 cudaError_t Load();
 template <typename Codec>
@@ -37,8 +37,8 @@ ffi::Error Check(const char* what, cudaError_t status) {
   return ffi::Error::Internal(std::string("fused_rmsnorm: ") + what + ": " + cudaGetErrorString(status));
 }
 
-// Before the first run, on all ranks: memory that peers can read, and the kernel's code, which may be loaded only while
-// no kernel waits for this one.
+// Before the first run, on all ranks: allocates memory that peers can read, and loads the kernel's code. The code must
+// be loaded while no kernel waits for this one.
 template <ffi::DataType type>
 ffi::Error Initialize(host::Setup setup, ffi::BufferR2<type> x, ffi::RemainingArgs, ffi::RemainingRets) {
   using Codec = typename CodecOf<type>::Codec;
@@ -47,7 +47,7 @@ ffi::Error Initialize(host::Setup setup, ffi::BufferR2<type> x, ffi::RemainingAr
   return Check("cudaFuncGetAttributes", Load<Codec>());
 }
 
-// In every run: no allocation and no waiting, so that the kernel may become part of a CUDA graph.
+// In every run: allocates nothing and waits for nothing, so that the kernel may become part of a CUDA graph.
 template <ffi::DataType type>
 ffi::Error Execute(cudaStream_t stream, host::Call call, ffi::BufferR2<type> x, ffi::BufferR2<type> residual,
                    ffi::BufferR1<type> weight, ffi::ResultBufferR2<type> out, ffi::ResultBufferR2<type> new_residual,
@@ -89,7 +89,7 @@ auto BindExecute() {
       .template Arg<ffi::BufferR1<type>>()  // weight
       .template Ret<ffi::BufferR2<type>>()  // out
       .template Ret<ffi::BufferR2<type>>()  // new_residual
-      .Attrs();                             // not .Attr(): those of jaxcomm.ffi_call are among them
+      .Attrs();                             // not .Attr(), because the attributes of jaxcomm.ffi_call are present too
 }
 
 }  // namespace

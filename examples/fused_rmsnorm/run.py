@@ -1,4 +1,4 @@
-"""Compares the kernel with plain JAX, on all GPUs that there are.
+"""Compares the kernel with plain JAX on all available GPUs.
 
 python run.py build/libfused_rmsnorm.so
 python -m jaxcomm.run -n 4 run.py build/libfused_rmsnorm.so    # in several processes
@@ -18,12 +18,12 @@ from jaxcomm.distributed import initialize
 
 AXIS = "tensor"
 CASES = [(1, 128), (33, 1000), (256, 4096), (5, 7)]
-CALLS = 3  # of one program, one after the other: the second works on what the first has left in the arena
+CALLS = 3  # per program, in sequence; the second uses the arena that the first has used
 TOLERANCE = {jnp.float32: 1e-4, jnp.bfloat16: 0.05}
 
 
 def worst_error(ours: jax.Array, theirs: jax.Array, tolerance: float) -> jax.Array:
-    """1 where results differ as much as is tolerated; infinite where ranks differ, or for what is no number."""
+    """The largest difference in units of the tolerance; infinite if ranks differ or a result is NaN."""
     ours, theirs = ours.astype(jnp.float32), theirs.astype(jnp.float32)
     error = jnp.max(jnp.abs(ours - theirs) / (tolerance * (1 + jnp.abs(theirs))))
     same = jnp.all(lax.pmax(ours, AXIS) == lax.pmin(ours, AXIS))
@@ -55,7 +55,7 @@ def compare(mesh: jax.sharding.Mesh, tokens: int, hidden: int, dtype: jnp.dtype)
 
 
 def main() -> None:
-    initialize()  # under jaxcomm.run
+    initialize()  # when started by jaxcomm.run
     register(sys.argv[1])
     mesh = jax.make_mesh((len(jax.devices()),), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     for tokens, hidden in CASES:

@@ -1,4 +1,4 @@
-"""What `make cuda` leaves behind; the tests here need nothing else, no GPU and no driver."""
+"""Fixtures for the results of `make cuda`. The tests in this folder need no GPU and no driver."""
 
 import importlib.util
 import pathlib
@@ -7,18 +7,18 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "cuda" / "tools"))  # what `make` runs, and its parts
+sys.path.insert(0, str(ROOT / "tests" / "cuda" / "tools"))  # the programs that `make` runs, and their modules
 
 
 @pytest.fixture(scope="session")
 def build():
-    """The build folder of the installed module: a stale one would make tests say nothing."""
+    """The build folder of the installed module. Tests of another folder would prove nothing about this module."""
     spec = importlib.util.find_spec("jaxcomm._cuda")
     assert spec is not None, "there is no jaxcomm._cuda: run `make cuda`"
     module = pathlib.Path(spec.origin).read_bytes()
     folders = (ROOT / "build" / "cuda").glob(f"{pathlib.Path(sys.prefix).name}*")
     found = [folder for folder in folders if any(path.read_bytes() == module for path in folder.glob("_cuda.*.so"))]
-    assert found, f"{spec.origin} is of no build in {ROOT}/build/cuda: run `make cuda`"
+    assert found, f"{spec.origin} matches no build in {ROOT}/build/cuda: run `make cuda`"
     return found[0]
 
 
@@ -30,5 +30,5 @@ def architectures(request):
 
 @pytest.fixture(scope="session")
 def wheels():
-    """NVIDIA's packages that the module was built with."""
+    """NVIDIA's packages with which the module was built."""
     return ROOT / "build" / "cuda" / "wheels" / "nvidia"

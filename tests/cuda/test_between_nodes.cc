@@ -1,4 +1,4 @@
-// Communicators and calls of ffi/cuda between nodes without GIN: rounds of NCCL's messages, and how they fail.
+// Communicators and calls of ffi/cuda between nodes without GIN: rounds of NCCL messages, and their failures.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -12,7 +12,7 @@ namespace {
 
 using namespace fake;
 
-constexpr double kLong = 10'000;  // seconds, for what must succeed
+constexpr double kLong = 10'000;  // seconds, for operations that must succeed
 
 CallSpec SpecOf(Collective collective, int32_t num_ranks, const std::string& algorithm) {
   CallSpec spec;
@@ -65,7 +65,7 @@ void RunCalls(Communicator& communicator, const CallSpec& spec, int64_t block_co
   request.block_count = block_count;
   const auto call = Ok(DeviceCall::Make(spec, communicator, DType::kS32, InputCount(request), OutputCount(request)));
   Stream& stream = OwnStream();
-  // One behind the other, without waiting in between: buffers of one are still in use while the next is put there.
+  // Consecutive calls without a wait in between: buffers of one call are still in use when the next call is enqueued.
   constexpr int kNumRounds = 2;
   std::vector<std::vector<int32_t>> inputs, outputs;
   for (int round = 0; round < kNumRounds; ++round) {
@@ -87,7 +87,7 @@ void RunCalls(Communicator& communicator, const CallSpec& spec, int64_t block_co
 
 struct Shape {
   std::vector<int> hosts;
-  int32_t ranks_per_node;  // that are found
+  int32_t ranks_per_node;  // expected
   bool peers_in_host = true;
 };
 
@@ -121,19 +121,19 @@ ALONE_TEST_CASE("calls between nodes") {
         }
       }
     });
-    // Of nodes that NCCL does not take for such.
+    // NCCL does not treat these groups of ranks as nodes.
     CHECK(cluster.num_aborted == (shape.peers_in_host ? 0 : static_cast<int>(shape.hosts.size())));
   }
   CHECK(num_calls > 300);
 }
 
-// NCCL would make one node of them.
-ALONE_TEST_CASE("names make nodes") {
+// NCCL would treat them as one node.
+ALONE_TEST_CASE("process names determine the nodes") {
   for (const auto& [names, ranks_per_node] :
        {std::pair{"aabb", 2}, {"aaaa", 4}, {"abab", 1}, {"aaab", 1}, {"abcd", 1}}) {
     std::atomic<int> turn{0};
     OnRanks(Hosts(1, 4), [&, names = names, ranks_per_node = ranks_per_node](ncclComm_t comm, int rank) {
-      // The name is the process's, so each rank has its own for as long as it takes to look.
+      // The name belongs to the process, so each rank sets its own while it reads the name.
       while (turn < rank) std::this_thread::yield();
       Communicator::Configure(kLong, 3, std::string(1, names[rank]));
       std::thread next([&] {
@@ -148,7 +148,7 @@ ALONE_TEST_CASE("names make nodes") {
   }
 }
 
-ALONE_TEST_CASE("a communicator that can't be made is an error") {
+ALONE_TEST_CASE("a communicator that cannot be created is an error") {
   Communicator::Configure(kLong, 3);
   Cluster cluster(Hosts(2, 2));
   cluster.init_fails = true;
@@ -162,7 +162,7 @@ StatusOr<std::unique_ptr<DeviceCall>> Sum(Communicator& communicator, int64_t co
                           DType::kS32, count, count);
 }
 
-ALONE_TEST_CASE("a rank that does not connect is named") {
+ALONE_TEST_CASE("the error names a rank that does not connect") {
   Communicator::Configure(3, 3);
   OnRanks(Hosts(2, 2), [&](ncclComm_t comm, int rank) {
     Communicator& communicator = *Ok(Communicator::Get(comm));
@@ -185,7 +185,7 @@ ALONE_TEST_CASE("a rank that does not connect is named") {
   });
 }
 
-// What two ranks are told when `of_rank_1` happens. `reached`: it has.
+// The errors of two ranks when `of_rank_1` happens. `reached`: it has happened.
 std::vector<std::string> MakeWithFault(const Cluster& cluster, double timeout_s, const Fault& of_rank_1,
                                        bool* reached) {
   Communicator::Configure(timeout_s, 3);
@@ -208,8 +208,8 @@ std::vector<std::string> MakeWithFault(const Cluster& cluster, double timeout_s,
   return errors;
 }
 
-// Everything that one rank does alone fails, one after the other: then all ranks have an error, or none.
-ALONE_TEST_CASE("what fails on one rank is an error on all, or another way is taken by all") {
+// Each operation that one rank performs alone fails once. Then either all ranks get an error, or none does.
+ALONE_TEST_CASE("a failure on one rank is an error on all, or all take another path") {
   struct Kind {
     std::vector<int> hosts;
     bool gin;
@@ -221,7 +221,7 @@ ALONE_TEST_CASE("what fails on one rank is an error on all, or another way is ta
          {"few SMs", "kernels", "kernels of GIN", "cudaMalloc", "cudaHostAlloc", "cudaStreamCreate", "cudaMemsetAsync",
           "cudaEventCreate", "ncclMemAlloc", "ncclCommWindowRegister", "ncclGetLsaDevicePointer",
           "ncclCommQueryProperties", "ncclCommInitRankConfig", "ncclDevCommCreate"}) {
-      // The first ones come before ranks can tell each other anything.
+      // The first operations precede any exchange between the ranks.
       const bool early = call == std::string("cudaMalloc") || call == std::string("cudaHostAlloc") ||
                          call == std::string("cudaStreamCreate") || call == std::string("ncclCommQueryProperties");
       for (int skipped = early ? 1 : 0;; ++skipped) {
@@ -241,7 +241,7 @@ ALONE_TEST_CASE("what fails on one rank is an error on all, or another way is ta
 }
 
 // Each exchange between ranks fails once, on all of them.
-ALONE_TEST_CASE("an exchange that fails ends what needs it") {
+ALONE_TEST_CASE("a failed exchange ends the operation that needs it") {
   Communicator::Configure(kLong, 3);
   for (const bool gin : {false, true}) {
     int num_failed = 0;
@@ -265,7 +265,7 @@ ALONE_TEST_CASE("an exchange that fails ends what needs it") {
   }
 }
 
-// As where the network has no strong signals: NCCL finds out when it is asked to make what kernels need.
+// Simulates a network without strong signals: NCCL detects this when it creates the device communicator.
 void GinFails() {
   Communicator::Configure(kLong, 3);
   for (const bool everywhere : {true, false}) {
@@ -282,13 +282,13 @@ void GinFails() {
   }
 }
 
-TEST_CASE("messages where GIN fails") {
+TEST_CASE("send and receive replace GIN if it fails") {
   const std::string said = Alone(GinFails);
-  CHECK(Count(said, "jaxcomm: no GIN between nodes: rank ") == 1);  // in a process
+  CHECK(Count(said, "jaxcomm: no GIN between nodes: rank ") == 1);  // once per process
   CHECK(Count(said, " of 4: ") == 1);
 }
 
-ALONE_TEST_CASE("programs that differ are told apart") {
+ALONE_TEST_CASE("programs that differ are an error") {
   Communicator::Configure(kLong, 3);
   OnRanks(Hosts(2, 1), [&](ncclComm_t comm, int rank) {
     Communicator& communicator = *Ok(Communicator::Get(comm));
@@ -298,9 +298,9 @@ ALONE_TEST_CASE("programs that differ are told apart") {
   });
 }
 
-// Of a call that rank 3 does not come to. Rank 1 waits for its messages, rank 2 for its signals; rank 0, and whoever
-// learns nothing else, for what these two don't send any more.
-ALONE_TEST_CASE("a rank that does not come ends in errors on all others") {
+// Errors of a call that rank 3 does not reach. Rank 1 waits for its messages and rank 2 for its signals. Rank 0 waits
+// for data that these two no longer send.
+ALONE_TEST_CASE("a missing rank is an error on all others") {
   Communicator::Configure(3, 3);
   OnRanks(Hosts(2, 2), [&](ncclComm_t comm, int rank) {
     Communicator& communicator = *Ok(Communicator::Get(comm));
@@ -326,9 +326,9 @@ ALONE_TEST_CASE("a rank that does not come ends in errors on all others") {
   });
 }
 
-// Rank 3 comes to a call when all others have aborted, with runs behind it: what they brought to the call is still
-// there, and they have heard of each other's failure at most.
-ALONE_TEST_CASE("runs behind a call that is aborted bring nothing") {
+// Rank 3 reaches a call after all others have aborted and have further runs enqueued. The operands that they copied to
+// the arena for the call are still there, and the runs only see each other's failure.
+ALONE_TEST_CASE("runs after an aborted call do not write operands") {
   Communicator::Configure(3, 3);
   std::atomic<int> num_over{0};
   OnRanks({Hosts(2, 2)}, [&](ncclComm_t comm, int rank) {
@@ -367,7 +367,7 @@ ALONE_TEST_CASE("runs behind a call that is aborted bring nothing") {
   });
 }
 
-// Its peers are forgotten with it.
+// The late call's peers are removed with it.
 ALONE_TEST_CASE("a call that is late when it ends is still an error") {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
@@ -384,7 +384,7 @@ ALONE_TEST_CASE("a call that is late when it ends is still an error") {
   });
 }
 
-ALONE_TEST_CASE("nothing is late while nothing is under way") {
+ALONE_TEST_CASE("an idle communicator does not time out") {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int) {
     Communicator& communicator = *Ok(Communicator::Get(comm));
@@ -402,8 +402,9 @@ ALONE_TEST_CASE("nothing is late while nothing is under way") {
   });
 }
 
-// On the GPU of rank 0, and on another communicator: what it would send to the other node has no meaning.
-ALONE_TEST_CASE("a GPU on which something aborted sends nothing") {
+// The abort happens on the GPU of rank 0, on another communicator. The data that it would send to the other node is
+// undefined.
+ALONE_TEST_CASE("a GPU with an aborted kernel sends nothing") {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
     Communicator& communicator = *Ok(Communicator::Get(comm));
@@ -424,8 +425,8 @@ ALONE_TEST_CASE("a GPU on which something aborted sends nothing") {
   });
 }
 
-// Rank 1 does not come. Rank 0 goes on starting calls until CUDA takes no more launches, which are a kernel's or
-// `in_nccl`, before the round that stands still has been aborted.
+// Rank 1 does not arrive. Rank 0 starts calls until CUDA accepts no more launches, before the stalled round has been
+// aborted. The blocked launch is that of a kernel or, if `in_nccl`, one of NCCL's.
 void AFullQueueOfLaunches(bool in_nccl) {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
@@ -441,7 +442,7 @@ void AFullQueueOfLaunches(bool in_nccl) {
       const auto begin = std::chrono::steady_clock::now();
       while (num_aborted + num_revoked == 0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
-        CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));  // nobody aborts
+        CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(20));  // the round is never aborted
       }
     };
     CHECK(Has(launch(), "NCCL's communicator has been aborted"));  // in this round, or before the next

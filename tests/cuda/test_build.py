@@ -27,7 +27,7 @@ def report(build, source):
 
 
 def test_imports_alone():
-    """No driver, no JAX, no other library of NVIDIA's: only what the module itself links."""
+    """The module imports without a driver, JAX or other libraries of NVIDIA."""
     program = (
         "import importlib.util as u, sys; s = u.spec_from_file_location('_cuda', sys.argv[1]); "
         "m = u.module_from_spec(s); s.loader.exec_module(m); print(m.built(), m.driver_version() >= 0); "
@@ -39,12 +39,12 @@ def test_imports_alone():
 
 
 def test_is_of_this_build(build):
-    """A stale module would make all tests here say nothing: the fixture finds the folder by the module's bytes."""
+    """The fixture finds the build folder by the module's bytes, so that tests never use a stale build."""
     assert build.name.startswith(pathlib.Path(sys.prefix).name)
 
 
 def test_architectures(wheels):
-    """Those that it says: with machine code and PTX, unless one of them is named."""
+    """Each architecture gets machine code and PTX, unless its name selects one of them."""
     words = _native.cuda().built()["architectures"].split()
     listing = run(wheels / "cu13" / "bin" / "cuobjdump", "--list-elf", "--list-ptx", MODULE.origin)
     machine_code = {f"sm_{word.removesuffix('-real')}" for word in words if not word.endswith("-virtual")}
@@ -88,7 +88,7 @@ def test_a_spilling_kernel_is_found(wheels, tmp_path):
 
 
 def test_what_is_no_report_is_shown(wheels, tmp_path):
-    """Errors and warnings of the compiler reach its caller, and leave no report."""
+    """Errors and warnings of the compiler reach the caller and leave no report."""
     (tmp_path / "wrong.cu").write_text("__global__ void Wrong() { nonsense; }")
     done = subprocess.run(
         (sys.executable, ROOT / "cmake" / "keep_ptxas.py", wheels / "cu13" / "bin" / "nvcc", "-c",

@@ -1,5 +1,5 @@
-// Calls on GPUs, as far as they need none: every algorithm of every collective with its buffers in an arena as the
-// handlers lay them out, the kernel emulated; spacing of windows; texts of failures; what is refused.
+// GPU calls without a GPU: every algorithm of every collective, with its buffers in an arena as the handlers lay them
+// out and the kernel emulated; spacing of windows; texts of failures; refused calls.
 #include <cstring>
 #include <random>
 #include <string>
@@ -45,7 +45,7 @@ Counts CountsOf(Collective collective, int64_t num_ranks, int64_t block_count) {
   return {InputCount(request), OutputCount(request)};
 }
 
-// What the collective promises, in int32.
+// The result that the collective promises, in int32.
 std::vector<int32_t> Expected(const CallSpec& spec, const std::vector<std::vector<int32_t>>& inputs, int32_t rank,
                               int64_t block_count) {
   std::vector<int32_t> result;
@@ -195,7 +195,7 @@ TEST_CASE("calls with buffers in an arena, and elsewhere") {
   CHECK(num_calls > 200);
 }
 
-// Each channel copies its own elements, wherever they lie, and no byte of any other.
+// Each channel copies its own elements and no byte of any other, in every layout.
 TEST_CASE("copies of the elements of a channel") {
   int num_copies = 0;
   for (const auto& [block_count, run] :
@@ -220,7 +220,7 @@ TEST_CASE("copies of the elements of a channel") {
           CHECK(std::equal(expected.begin(), expected.end(), to));
           ++num_copies;
         }
-        CHECK(std::equal(expected.begin(), expected.end(), from));  // all of it
+        CHECK(std::equal(expected.begin(), expected.end(), from));  // the copies cover all elements
       }
     }
   }
@@ -232,8 +232,8 @@ TEST_CASE("a channel for each 16 KiB of a block") {
   CHECK(NumChannels(1 << 30, 8) == 8 && NumChannels(1 << 30, 0) == 1);
 }
 
-// As far as can be told, by 48 GB/s between nodes, however messages travel.
-TEST_CASE("large calls between nodes take as long as their bytes") {
+// The estimate for 48 GB/s between nodes, with and without GIN.
+TEST_CASE("bandwidth bounds large calls between nodes") {
   for (const InterNode inter_node : {InterNode::kSendRecv, InterNode::kGin}) {
     Request request;
     request.collective = Collective::kAllGather;
@@ -257,7 +257,7 @@ TEST_CASE("max_sms bounds the channels of a call") {
   CHECK(channels(17) == 16 && channels(int64_t{1} << 40) == 16);  // a communicator has no more channels
 }
 
-// By itself: for small blocks, of these collectives.
+// The default for small blocks of these collectives.
 TEST_CASE("small calls use LL") {
   const auto is_ll = [](Collective collective, const char* algorithm, int64_t block_count, int32_t max_channels) {
     const Counts counts = CountsOf(collective, 4, block_count);
@@ -269,7 +269,7 @@ TEST_CASE("small calls use LL") {
     CHECK(is_ll(collective, "", 2, 32));
     CHECK(!is_ll(collective, "", 1 << 20, 32));
     CHECK(!is_ll(collective, "direct", 2, 32));
-    // What the slots take depends on the channels.
+    // The capacity of the slots depends on the channels.
     for (const int32_t max_channels : {1, 3, 8, 32}) {
       const int64_t most = std::min(max_channels, kLlChannels) * kLlBytes / 4;
       CHECK(is_ll(collective, "ll", most, max_channels));
@@ -280,7 +280,7 @@ TEST_CASE("small calls use LL") {
   CHECK(NumLlChannels(8, 32) == 1 && NumLlChannels(4097, 32) == 2 && NumLlChannels(65536, 3) == 3);
 }
 
-// Only who asks for it gets it.
+// Only calls that request multimem use it.
 TEST_CASE("calls by multimem") {
   const auto make = [](Collective collective, const char* algorithm, DType dtype, int64_t block_count,
                        RankPlacement placement, int64_t max_sms = 0) {
@@ -293,7 +293,7 @@ TEST_CASE("calls by multimem") {
     const CallProgram asked = Made(make(collective, "multimem", DType::kBF16, 100'001, {1, 4}));
     CHECK(asked.multimem && !asked.ll && !asked.empty() && asked.arena.bytes == 0);
     CHECK(asked.num_channels > 2 && asked.multimem->num_channels == asked.num_channels);
-    // Blocks in whole units of 16 bytes.
+    // Blocks are rounded up to whole units of 16 bytes.
     const int64_t num_blocks = collective == Collective::kAllReduce ? 1 : 4;
     CHECK(MultimemBytes(*asked.multimem) == num_blocks * 200'016);
     CHECK(Made(make(collective, "multimem", DType::kF32, 100'001, {1, 4}, 2)).num_channels == 2);
@@ -308,7 +308,7 @@ TEST_CASE("calls by multimem") {
   }
 }
 
-TEST_CASE("calls of nothing need no kernel") {
+TEST_CASE("empty calls need no kernel") {
   for (int c = 0; c < static_cast<int>(Collective::kBarrier); ++c) {
     CHECK(RunCall(SpecOf(static_cast<Collective>(c), 4, ""), 0, 32) == 0);
   }
@@ -343,7 +343,7 @@ TEST_CASE("windows are equally spaced") {
   CHECK(Has(MakeWindow({base, nullptr}).status().message(), "memory of rank 1 has no address"));
 }
 
-TEST_CASE("failures say who, where and how long") {
+TEST_CASE("failure texts name rank, step and timeout") {
   CHECK(PhaseText(kEntryBarrier) == "in the entry barrier" && PhaseText(kExitBarrier) == "in the exit barrier" &&
         PhaseText(7) == "in step 7");
   CHECK(PhaseText(kLlExchange) == "in the LL exchange");
@@ -360,7 +360,7 @@ TEST_CASE("failures say who, where and how long") {
         "channel 1, 3 signals seen of 4");
   report.step = kFlush;
   CHECK(FailureText(report, "psum at model.py:7 (step)", 2.5) ==
-        "psum at model.py:7 (step): rank 2 aborted: the network took 3 of 4 puts of channel 1 within 2.5 s "
+        "psum at model.py:7 (step): rank 2 aborted: the network sent 3 of 4 puts of channel 1 within 2.5 s "
         "(JAXCOMM_TIMEOUT_S)");
 }
 
@@ -369,10 +369,11 @@ std::string Refusal(const CallSpec& spec, DType dtype, int64_t input_count, int6
   return MakeCallProgram(spec, dtype, input_count, output_count, placement, 32).status().message();
 }
 
-TEST_CASE("what does not fit is refused") {
+TEST_CASE("calls that do not fit are refused") {
   CHECK(Has(Refusal(SpecOf(Collective::kAllGather, 4, "nonsense"), DType::kF32, 8, 32), "no algorithm \"nonsense\""));
   const std::string far = Refusal(SpecOf(Collective::kAllReduce, 4, "hierarchical"), DType::kF32, 8, 8);
-  CHECK(Has(far, "needs several nodes of several ranks") && Has(far, "on GPUs a node is what NVLink connects"));
+  CHECK(Has(far, "needs several nodes of several ranks") &&
+        Has(far, "on GPUs, the ranks that NVLink connects form a node"));
   CHECK(Has(Refusal(SpecOf(Collective::kAllToAll, 4, ""), DType::kF32, 10, 10), "don't fit 4 ranks"));
   CHECK(Has(Refusal(SpecOf(Collective::kAllReduce, 4, ""), DType::kF8E8M0FNU, 8, 8), "can't be reduced"));
   CallSpec maximum = SpecOf(Collective::kAllReduce, 4, "");

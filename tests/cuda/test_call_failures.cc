@@ -1,4 +1,4 @@
-// After a kernel has aborted: what is said, and what no longer begins.
+// After a kernel has aborted: the error texts, and the calls that no longer begin.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -14,13 +14,13 @@ namespace {
 
 using namespace fake;
 
-ALONE_TEST_CASE("names of calls that have ended are forgotten") {
+ALONE_TEST_CASE("names of ended calls are dropped") {
   auto first = std::make_unique<CallName>("first");
   const uint64_t number = first->number();
   std::vector<std::unique_ptr<CallName>> others;
   for (int i = 0; i < 1000; ++i) others.push_back(std::make_unique<CallName>("other"));
   first.reset();
-  CHECK(CallName::Of(number) == "first");  // who asks late
+  CHECK(CallName::Of(number) == "first");  // for a late caller
   const uint64_t lasting = others[0]->number();
   for (size_t i = 1; i < others.size(); ++i) others[i].reset();
   CHECK(CallName::Of(number) == "a call");
@@ -28,7 +28,7 @@ ALONE_TEST_CASE("names of calls that have ended are forgotten") {
   CHECK(CallName("next").number() > lasting);
 }
 
-ALONE_TEST_CASE("failures last") {
+ALONE_TEST_CASE("failures persist") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
@@ -59,14 +59,14 @@ ALONE_TEST_CASE("failures last") {
   });
 }
 
-// Kernels have aborted, with runs behind them. A peer may be late, and still read from the arena what it found there;
-// and whatever comes next on these GPUs may have the result of such a kernel for its operand.
-ALONE_TEST_CASE("nothing comes after a kernel that has aborted") {
+// Kernels have aborted, with further runs enqueued. A late peer may still read its data from the arena, and later work
+// on these GPUs may use the result of such a kernel as an operand.
+ALONE_TEST_CASE("no kernel runs after an aborted one") {
   constexpr int64_t kCount = 40000;  // several channels
   Communicator::Configure(20, 4);
   auto* other_world = new World(2);
   OnRanks(*new World(2), [&](Rank& rank) {
-    Rank& other_rank = *new Rank{other_world, rank.rank};  // of the same GPU
+    Rank& other_rank = *new Rank{other_world, rank.rank};  // on the same GPU
     Stream stream;
     const auto on_stream = stream.handle();
     const auto make = [&](Rank& of, const char* algorithm, int64_t count) {
@@ -102,7 +102,7 @@ ALONE_TEST_CASE("nothing comes after a kernel that has aborted") {
   });
 }
 
-// Calls on two communicators that have nothing in common but the process. The first to fail is named, for good.
+// Calls on two communicators that share only the process. The first failure is reported for good.
 ALONE_TEST_CASE("one failure ends all calls of the process") {
   Communicator::Configure(20, 4);
   GpuCallState state;
@@ -140,7 +140,7 @@ ALONE_TEST_CASE("one failure ends all calls of the process") {
                                     std::pair{&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE}}) {
     CHECK(Has(stage(handler, at, 2), "here.py:1 can't run, since a call before it failed: psum at first.py:1: rank 0"));
   }
-  fail(ranks[0], "psum at last.py:1", 1);  // told too late
+  fail(ranks[0], "psum at last.py:1", 1);  // reported too late
   CHECK(Has(stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, 3), "failed: psum at first.py:1"));
   CHECK(Communicator::Failures().size() == 3);
 }

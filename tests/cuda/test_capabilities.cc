@@ -1,4 +1,4 @@
-// What a communicator over some GPUs can do: whom NCCL is asked for, and that nothing is left when it fails.
+// The capabilities of a communicator over some GPUs: which ranks ask NCCL, and that a failure leaves nothing behind.
 #include <string>
 #include <vector>
 
@@ -53,15 +53,15 @@ std::string Asked(const char* failing, int skipped = 0) {
   return properties.status().message();
 }
 
-TEST_CASE("what a communicator can do") {
+TEST_CASE("capabilities of a communicator") {
   CHECK(Asked("").empty() && num_destroyed == 3 && num_aborted == 0 && made == std::vector<int>({4, 5, 6}) &&
         fake::current_device == 0);
 }
 
-TEST_CASE("a question that fails says why and leaves nothing") {
+TEST_CASE("a failed query reports the reason and leaves nothing behind") {
   CHECK(Asked("cudaSetDevice", 1) == "cudaSetDevice(5): failed" && made.empty());
   CHECK(Asked("ncclGetUniqueId") == "ncclGetUniqueId: failed" && num_groups == 0 && made.empty());
-  // Before all ranks are made: the others are not waited for.
+  // The failure precedes the creation of all ranks, so nothing waits for the other ranks.
   CHECK(Asked("ncclCommInitRank", 1) == "ncclCommInitRank: failed" && num_groups == 0);
   CHECK(made == std::vector<int>({4}) && num_aborted == 1 && num_destroyed == 0);
   NcclLibrary nccl = Library();
@@ -72,7 +72,7 @@ TEST_CASE("a question that fails says why and leaves nothing") {
   CHECK(Asked("ncclCommQueryProperties") == "ncclCommQueryProperties: failed" && num_aborted == 3);
 }
 
-TEST_CASE("NCCL's own words for a failure") {
+TEST_CASE("NCCL's own text for a failure") {
   NcclLibrary nccl = Library();
   for (const char* words : {"no route to host", "", static_cast<const char*>(nullptr)}) {
     static const char* last;

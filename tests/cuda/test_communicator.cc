@@ -1,4 +1,4 @@
-// Communicators of one machine or of GIN: which there are, what calls share of one, in what order they run.
+// Communicators of one machine or with GIN: their creation, the state that calls share, and the order of calls.
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,7 +34,8 @@ ALONE_TEST_CASE("calls share a communicator") {
       const int before = rank.num_allocations;
       CHECK(communicator->Reserve(1000, &again, &bytes).ok() && again.base == small.base);
       CHECK(rank.num_allocations == before);
-      // An arena that is too small stays where it is, for those who have it. All of them take less than the newest one.
+      // An arena that is too small keeps its address for the calls that use it. Together, the old ones take less memory
+      // than the newest one.
       const int64_t of_small = bytes;
       CHECK(communicator->Reserve(bytes + 1, &large, &bytes).ok() && rank.num_allocations == before + 1);
       CHECK(bytes >= 2 * of_small);
@@ -51,7 +52,7 @@ TEST_CASE("memory comes in whole pages of 2 MiB") {
   CHECK(WholePages((2 << 20) + 1) == 4 << 20 && WholePages((4 << 20) - 1) == 4 << 20);
 }
 
-// For all ranks or for none.
+// All ranks have one, or none has.
 ALONE_TEST_CASE("multicast addresses") {
   Communicator::Configure(20, 4, "");
   const auto has_address = [](bool multimem, int without_support, int without_address) {
@@ -81,7 +82,7 @@ ALONE_TEST_CASE("multicast addresses") {
 // Of two groups, this process (number 3) has all GPUs of the second one.
 const std::vector<Member> kMembers = {{2, 1}, {2, 0}, {3, 1}, {3, 0}};
 
-ALONE_TEST_CASE("communicators of our own") {
+ALONE_TEST_CASE("jaxcomm's own communicators") {
   Communicator::Configure(20, 4);
   XLA_FFI_Api old = {};
   old.struct_size = xla_abi::kFindExtensionOffset;  // as jaxlib 0.10.2 has it
@@ -93,9 +94,9 @@ ALONE_TEST_CASE("communicators of our own") {
   CHECK(Has(OwnCommunicators::Get(kMembers, 2, 5).status(), "not one of those that the call was compiled for"));
   auto* world = new World(2);
   OwnCommunicators::Add(3, {kMembers[2], kMembers[3]}, KeyOf(world));
-  OwnCommunicators::Add(3, {kMembers[2], kMembers[3]}, KeyOf(new World(7)));  // the first counts
+  OwnCommunicators::Add(3, {kMembers[2], kMembers[3]}, KeyOf(new World(7)));  // the first registration counts
   OnRanks(*world, [&](Rank& rank) {
-    const int32_t device = 1 - rank.rank;  // ranks are as the group has them
+    const int32_t device = 1 - rank.rank;  // ranks are in the order of the group
     for (int i = 0; i < 2; ++i) {
       CHECK(Ok(GetCommunicator(provides_none, groups, kMembers, device)) == reinterpret_cast<ncclComm_t>(&rank));
     }
@@ -146,7 +147,7 @@ ALONE_TEST_CASE("GIN between nodes, NVLink inside") {
     auto* world = new World(n);
     world->num_lsa_teams = nodes;
     world->gin = NCCL_GIN_TYPE_GDAKI;
-    world->split_fails = true;  // nobody wants other communicators
+    world->split_fails = true;  // no other communicator is needed
     OnRanks(*world, [&, n = n](Rank& rank) {
       Communicator* const communicator = Ok(Get(rank));
       CHECK(communicator != nullptr && communicator->gin() != nullptr && communicator->send_recv_proxy() == nullptr);
@@ -168,7 +169,7 @@ ALONE_TEST_CASE("GIN between nodes, NVLink inside") {
   }
 }
 
-// GIN is for all ranks or for none. Without it, each node gets a communicator, which here NCCL refuses.
+// GIN is for all ranks or for none. Without it, each node gets a communicator, which NCCL refuses in this test.
 ALONE_TEST_CASE("GIN for all ranks or for none") {
   Communicator::Configure(20, 4, "");
   for (const bool on_rank_1 : {true, false}) {

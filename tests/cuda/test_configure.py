@@ -1,4 +1,4 @@
-"""What CMake decides about the module: JAXCOMM_CUDA, which nvcc, which headers of NCCL."""
+"""CMake's decisions about the module: JAXCOMM_CUDA, the choice of nvcc and of NCCL's headers."""
 
 import os
 import pathlib
@@ -36,7 +36,7 @@ def configure(tmp_path):
 
 @pytest.fixture
 def nvcc(tmp_path):
-    """Makes a compiler that can tell nothing but its version."""
+    """Makes a compiler that can only print its version."""
 
     def make(release):
         compiler = tmp_path / "bin" / "nvcc"
@@ -105,7 +105,7 @@ def test_old_nccl(configure, nvcc, tmp_path):
 
 @pytest.mark.parametrize("older", [None, "12.3"])
 def test_the_wheels_of_this_python(older, configure, nvcc, wheels):
-    """They serve where the system has no compiler, or one that is too old."""
+    """The wheels are used if the system has no compiler or one that is too old."""
     status, output = configure(path=nvcc(older).parent if older else "", python_path=wheels.parent)
     assert status == 0, output
     assert (
@@ -124,5 +124,5 @@ def test_off(configure, wheels):
 def test_the_system_comes_first_and_old_ones_get_what_they_know(configure, nvcc, wheels):
     system = nvcc("12.4")
     _, output = configure("-DJAXCOMM_CUDA=ON", path=system.parent, python_path=wheels.parent)
-    # CMake then finds that this one compiles nothing.
+    # CMake then detects that this compiler does not work.
     assert f"-- With jaxcomm._cuda: {system} 12.4 for 80-real;90; headers of NCCL 23007" in output

@@ -1,4 +1,4 @@
-"""What is compiled for GPUs: one custom call per op, with the attributes that the handlers in ffi/cuda read."""
+"""Lowering for GPUs: one custom call per op, with the attributes that the handlers in ffi/cuda read."""
 
 import functools
 import re
@@ -12,7 +12,7 @@ from jaxcomm import _bootstrap, _compat, _config, _kv_store, _native, _placement
 
 X = np.zeros((8, 16, 4), np.float32)
 
-# Call on one device's (16, 4); FFI target; what the custom call says beyond what all say.
+# Call on one device's (16, 4); FFI target; attributes of the custom call besides the common ones.
 OPS = {
     "all_to_all": (lambda x, **k: OURS.all_to_all(x, "gpu", 0, 1, tiled=True, **k), {"input_run": 16, "output_run": 4}),
     "all_gather": (lambda x, **k: OURS.all_gather(x, "gpu", axis=1, tiled=True, **k), {"output_run": 4}),
@@ -38,7 +38,7 @@ TARGETS = {
 
 
 class Gpu:
-    """A GPU, as far as lowering looks at it; two per process."""
+    """The attributes of a GPU that lowering reads; two GPUs per process."""
 
     platform = "gpu"
 
@@ -47,7 +47,7 @@ class Gpu:
 
 
 def gpus(count):
-    """A mesh of them."""
+    """A mesh of these GPUs."""
 
     class Mesh(jax.sharding.Mesh):
         def __new__(cls):
@@ -97,7 +97,7 @@ def test_one_call_with_the_attributes_that_the_handler_reads(mesh, op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_max_sms(op, mesh):
-    """Also of the calls that derivatives and batches make of it, on both platforms."""
+    """Includes the calls made by derivatives and batching, on both platforms."""
     f = functools.partial(OPS[op][0], max_sms=3)
     found = re.findall(
         r"max_sms = (\d+) : i64",
@@ -114,7 +114,7 @@ def test_max_sms(op, mesh):
 @pytest.fixture
 def windows(monkeypatch):
     """JAXCOMM_SYMMETRIC_BUFFERS=1."""
-    jax.clear_caches()  # of lowerings without
+    jax.clear_caches()  # lowerings without the setting
     monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
     yield
     jax.clear_caches()
@@ -122,7 +122,7 @@ def windows(monkeypatch):
 
 @pytest.mark.parametrize("op", OPS)
 def test_buffers_in_collective_memory(mesh, op, windows, monkeypatch):
-    """From jax 0.12 on: operand 1, after the rank, and the result."""
+    """From jax 0.12 on: operand 1, which follows the rank, and the result."""
     monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")
     text = lowered(OPS[op][0], mesh)
     ((call, attributes),) = re.findall(r"(stablehlo\.custom_call @jaxcomm_\w+)\(.*?\)(.*)", text)
@@ -154,7 +154,7 @@ def test_no_windows_on_the_cpu(mesh, windows, monkeypatch):
 
 @pytest.mark.parametrize(("jaxlib", "told"), [("0.10.2", True), ("0.11.1", True), ("0.11.2", False)])
 def test_gpus_are_told_where_xla_lends_no_communicators(mesh, jaxlib, told, monkeypatch):
-    """Process and number there of each, in the order of `groups`."""
+    """The process of each rank and its number there, in the order of `groups`."""
     monkeypatch.setattr(_compat.jaxlib, "__version__", jaxlib)
     text = lowered(lambda x: OURS.psum(x, "node"), mesh)
     assert re.search(r"groups = dense<\[0, 4, 1, 5, 2, 6, 3, 7\]> : tensor<8xi64>", text)
@@ -164,7 +164,7 @@ def test_gpus_are_told_where_xla_lends_no_communicators(mesh, jaxlib, told, monk
 
 
 def test_keys_of_groups_that_this_process_shares(mesh, monkeypatch):
-    """The process of the first rank makes the key, the others read it; only groups with a GPU of this process."""
+    """The first rank's process makes the key, and the others read it. Only for groups with a GPU of this process."""
     added, said, made = [], {}, []
 
     class Module:
@@ -199,7 +199,7 @@ def test_keys_of_groups_that_this_process_shares(mesh, monkeypatch):
     [(True, "1 1", True), (True, "0 1", False), (True, "1 0", False), (False, "1 1", False)],
 )
 def test_windows_are_wanted_by_all_or_made_for_none(monkeypatch, own, others, expected):
-    """XLA would wait without end for a process that wants none."""
+    """XLA would wait forever for a process that does not request a communicator."""
     of_others = dict(zip((0, 2), others.split(), strict=True))
     said, asked = {}, []
 
@@ -223,7 +223,7 @@ def test_windows_are_wanted_by_all_or_made_for_none(monkeypatch, own, others, ex
 
 @pytest.mark.parametrize("op", OPS)
 def test_nodes_are_not_known_yet(mesh, op):
-    """NCCL finds them at run time, so declared axes make no difference, and a plan for several nodes may fit."""
+    """NCCL determines the nodes at run time. Declared axes have no effect, and a plan for several nodes may fit."""
     f = OPS[op][0]
     text = lowered(lambda x: OURS.psum(x, ("node", "gpu")), mesh)
     assert "group_size = 8 : i64" in text
@@ -235,7 +235,7 @@ def test_nodes_are_not_known_yet(mesh, op):
 
 @pytest.mark.parametrize("op", [op for op in OPS if "multimem" in OURS.algorithms(op)])
 def test_multimem_is_for_gpus(mesh, op):
-    """Whether they have it is known at run time. On CPUs there is none."""
+    """GPUs report multimem support at run time. CPUs have none."""
     f = functools.partial(OPS[op][0], algorithm="multimem")
     assert 'algorithm = "multimem"' in lowered(f, mesh)
     message = rf"{op} at .*: algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 1 nodes of 4 ranks w"
@@ -258,7 +258,7 @@ def test_a_group_of_one_is_called_only_when_an_algorithm_is_asked_for(op):
 
 
 def test_one_program_for_both_platforms(mesh):
-    """Each with its own attributes."""
+    """Each call has its own attributes."""
     text = lowered(lambda x: OURS.psum(x, ("node", "gpu")), mesh, platforms=("cpu", "cuda"))
     assert len(re.findall(r"custom_call @jaxcomm_all_reduce", text)) == 2
     assert sorted(re.findall(r"ranks_per_node = (\d)", text)) == ["4", "8"]
@@ -266,7 +266,7 @@ def test_one_program_for_both_platforms(mesh):
 
 
 def test_what_runs_here_is_unchanged(mesh):
-    """The rule for GPUs does not get in the way of the CPU's."""
+    """The lowering rule for GPUs does not affect the rule for CPUs."""
     text = jax.jit(on_ranks(lambda x: OURS.psum(x, "gpu"), mesh)).lower(X).as_text()
     assert len(re.findall(r"custom_call @jaxcomm_all_reduce", text)) == 1
     assert "processes = " in text

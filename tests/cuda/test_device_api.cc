@@ -1,4 +1,4 @@
-// Small kernels on the device API alone, as users write them, emulated.
+// Small kernels that use only the device API, as users write them, emulated.
 #include <cstdlib>
 #include <random>
 #include <vector>
@@ -46,7 +46,7 @@ uint32_t Value(int32_t round, int32_t channel, int32_t rank, int64_t i) {
   return static_cast<uint32_t>(((round * 8 + channel) * 8 + rank) * 100 + i);
 }
 
-// Everybody writes to its place at all peers; a barrier; everybody reads; a barrier before the next round.
+// Each rank writes to its place on all peers, then a barrier; each rank reads, then a barrier before the next round.
 void TestBarrier(uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
   constexpr int64_t kCount = 5;
   const Node node(size, channels, channels * size * kCount);
@@ -70,9 +70,10 @@ void TestBarrier(uint64_t seed, int32_t size, int32_t channels, unsigned threads
   for (int32_t r = 0; r < size; ++r) CHECK(node.reports[r].state == device::Report::kNone);
 }
 
-// Round a ring: everybody puts to the next rank, which hands on what it got; then reads what the next one had at first.
+// A ring: each rank puts to the next rank, which forwards the data. Then each rank reads the first value of the next
+// one.
 void TestRing(uint64_t seed, int32_t size, int32_t channels, unsigned threads, int64_t count) {
-  // A channel of a window: a place for the block of every rank, and one more.
+  // A channel of a window has a place for the block of every rank, and one more.
   const Node node(size, channels, channels * (size + 1) * count);
   emulation::Launch(channels, size, threads, seed, [&] {
     const auto rank = static_cast<int32_t>(blockIdx.y), channel = static_cast<int32_t>(blockIdx.x);
@@ -100,8 +101,8 @@ void TestRing(uint64_t seed, int32_t size, int32_t channels, unsigned threads, i
   for (int32_t r = 0; r < size; ++r) CHECK(node.reports[r].state == device::Report::kNone);
 }
 
-// A number from every rank to every other, by LL messages, exchange after exchange: the page's example. Later
-// the last rank is not there.
+// Each rank sends a number to every other rank by LL messages, in many exchanges: the example of the documentation.
+// Later the last rank is missing.
 void TestNumbers(uint64_t seed, int32_t size, int32_t channels) {
   const Node node(size, channels, 1);
   const auto number_of = [](int32_t round, int32_t channel, int32_t rank) {
@@ -115,7 +116,7 @@ void TestNumbers(uint64_t seed, int32_t size, int32_t channels) {
     const uint64_t number = number_of(round, channel, comm.local.rank);
     device::LlExchange exchange;
     if (!device::BeginLlExchange(comm, channel, &exchange)) return false;
-    const int32_t rank = comm.local.rank, peer = static_cast<int32_t>(threadIdx.x);  // a thread per peer
+    const int32_t rank = comm.local.rank, peer = static_cast<int32_t>(threadIdx.x);  // one thread per peer
     const bool mine = peer < comm.local.size && peer != rank;
     if (mine) device::SendUnit(comm, exchange, peer, 0, number);
     uint64_t payload = number;
@@ -139,8 +140,8 @@ void TestNumbers(uint64_t seed, int32_t size, int32_t channels) {
   }
 }
 
-// The last rank is not there. All threads of all others detect it, one of them reports, and no kernel signals again.
-// Channel 0 begins to wait before the others, which end when it does.
+// The last rank is missing. All threads of all other ranks detect it, one of them reports it, and no kernel signals
+// again. Channel 0 begins to wait before the others, which end when channel 0 does.
 void TestMissingRank(uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
   const Node node(size, channels, 1);
   const uint64_t begin = emulation::NowNs(), timeout_ns = node.comms[0].timeout_ns;
@@ -166,7 +167,7 @@ void TestMissingRank(uint64_t seed, int32_t size, int32_t channels, unsigned thr
   CHECK(emulation::NowNs() - begin < timeout_ns * 5 / 4);
 }
 
-// Whole numbers, so that every order gives the same. One sum after the other in the same memory.
+// Integers, so that every order gives the same sum. Consecutive sums use the same memory.
 void TestBlockSum(uint64_t seed, unsigned threads) {
   emulation::Launch(
       2, 1, threads, seed,
@@ -180,8 +181,8 @@ void TestBlockSum(uint64_t seed, unsigned threads) {
       device::BlockSumBytes(threads));
 }
 
-// A sum over all ranks: everybody adds up an equal part, and puts it to all. Whole numbers, so that the order does not
-// count.
+// A sum over all ranks: each rank reduces an equal part and puts it to all ranks. Integers, so that the order does not
+// matter.
 template <typename Codec>
 void TestMultimem(uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
   using Storage = typename Codec::Storage;
@@ -190,7 +191,7 @@ void TestMultimem(uint64_t seed, int32_t size, int32_t channels, unsigned thread
   const int64_t bytes = channels * size * kPartBytes;
   const Node node(size, channels, 2 * bytes / 4);  // operands, then sums
   emulation::Multicast& multicast = emulation::TheMulticast();
-  multicast.base = reinterpret_cast<char*>(uintptr_t{0x1000});  // of no memory
+  multicast.base = reinterpret_cast<char*>(uintptr_t{0x1000});  // not the address of any memory
   multicast.bytes = 2 * bytes;
   multicast.replicas.clear();
   for (int32_t r = 0; r < size; ++r) multicast.replicas.push_back(node.window.At(r));
@@ -218,7 +219,7 @@ void TestMultimem(uint64_t seed, int32_t size, int32_t channels, unsigned thread
   });
 }
 
-// Runs `f` with a seed for each group, number of channels and of threads.
+// Calls `f` with a seed for each group, number of channels and number of threads.
 template <typename F>
 void ForAllShapes(F f) {
   uint64_t seed = FirstSeed();
@@ -235,13 +236,13 @@ TEST_CASE("a barrier") {
   });
 }
 
-TEST_CASE("puts round a ring") {
+TEST_CASE("puts along a ring") {
   ForAllShapes([](uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
     for (const int64_t count : {1, 7, 300}) TestRing(++seed, size, channels, threads, count);
   });
 }
 
-TEST_CASE("a rank that is missing") { ForAllShapes(TestMissingRank); }
+TEST_CASE("a missing rank") { ForAllShapes(TestMissingRank); }
 
 TEST_CASE("sums through a switch") {
   ForAllShapes([](uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
@@ -251,14 +252,14 @@ TEST_CASE("sums through a switch") {
   });
 }
 
-TEST_CASE("numbers by LL") {
+TEST_CASE("numbers in LL messages") {
   uint64_t seed = FirstSeed();
   for (const int32_t size : {2, 3, 6}) {
     for (const int32_t channels : {1, 3}) TestNumbers(++seed, size, channels);
   }
 }
 
-TEST_CASE("the sum of a block") {
+TEST_CASE("the sum over a block") {
   uint64_t seed = FirstSeed();
   for (const unsigned threads : {1u, 2u, 31u, 32u, 33u, 65u, 512u}) TestBlockSum(++seed, threads);
 }

@@ -1,4 +1,4 @@
-// Calls on a communicator: where their buffers are, and through a switch.
+// Calls on a communicator: the places of their buffers, and multimem calls.
 #include <memory>
 #include <string>
 #include <vector>
@@ -11,7 +11,7 @@ namespace {
 
 using namespace fake;
 
-// Sums, blocks of them and gathers, in an arena of their own that grows; and what users see where there is none.
+// Sums, their blocks, and gathers, in an arena of their own that grows; and the error without multicast.
 ALONE_TEST_CASE("calls by multimem") {
   constexpr int kRanks = 3;
   Communicator::Configure(20, 4, "");
@@ -30,7 +30,7 @@ ALONE_TEST_CASE("calls by multimem") {
   OnRanks(*world, [&](Rank& rank) {
     Communicator& communicator = *Ok(Get(rank));
     const int before = rank.num_allocations;
-    std::vector<std::unique_ptr<DeviceCall>> calls;  // those with a smaller arena go on using it
+    std::vector<std::unique_ptr<DeviceCall>> calls;  // calls with a smaller arena keep it
     const auto value = [](int r, int64_t i) { return static_cast<float>(r + i % 50); };
     for (const int64_t count : {5, 200'001, 5}) {
       for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
@@ -74,8 +74,8 @@ ALONE_TEST_CASE("calls by multimem") {
   });
 }
 
-// Runs of an all_reduce in which peers read the operands and write the results. Ranks `without_input` and
-// `without_output` have none in a window of XLA's.
+// Runs of an all_reduce in which peers read the operands and write the results. The ranks in `without_input` and
+// `without_output` have these buffers outside XLA's windows.
 void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
   Communicator::Configure(20, 4);
   auto* world = new World(n);
@@ -103,14 +103,14 @@ void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
         CHECK(call->Launch(x, y, on_stream).ok());
         while (!stream.Drain()) std::this_thread::yield();
         for (int64_t i = 0; i < kCount; ++i) CHECK(y[i] == n * (n - 1) / 2 + n * (i + 10 * run + replay));
-        for (int64_t i = 0; i < kCount; ++i) x[i] = y[i] = 0x77;  // of somebody else now
+        for (int64_t i = 0; i < kCount; ++i) x[i] = y[i] = 0x77;  // another program uses this memory now
       }
     }
     CHECK(communicator.Failure().ok());
   });
 }
 
-TEST_CASE("buffers where XLA puts them, of some ranks in the arena") {
+TEST_CASE("buffers at XLA's addresses, and in the arena on some ranks") {
   const std::string said = Alone([] {
     SumWhereXlaPutsIt(1, -1, -1);
     SumWhereXlaPutsIt(3, -1, -1);
@@ -118,12 +118,12 @@ TEST_CASE("buffers where XLA puts them, of some ranks in the arena") {
     SumWhereXlaPutsIt(3, -1, 2);
     SumWhereXlaPutsIt(3, 0, 0);
   });
-  // Once in a process, whatever the ranks and calls.
+  // Once per process, for any number of ranks and calls.
   CHECK(Count(said, "buffers are copied") == 1);
   CHECK(Count(said, "JAXCOMM_SYMMETRIC_BUFFERS=1, but buffers are copied: of the operand: XLA gives no window\n") == 1);
 }
 
-ALONE_TEST_CASE("windows that change") {
+ALONE_TEST_CASE("windows of changing calls") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
@@ -146,8 +146,8 @@ ALONE_TEST_CASE("windows that change") {
     CHECK(Has(call->ExchangeOffsets(x, y, {}, {}, on_stream),
               "the operand was in a window of XLA's before, but is not now"));
     CHECK(Has(call->Launch(other, y, on_stream), "other buffers than it has initialized it with"));
-    // Peers can't find a window that is not spaced as the communicator's own.
-    Sum(communicator, 1);  // both ranks are here
+    // Peers cannot address a window whose spacing differs from that of the communicator.
+    Sum(communicator, 1);  // both ranks have arrived
     world->spacing_error = 64;
     const auto copies = Ok(DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, true));
     CHECK(copies->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).ok());
@@ -157,7 +157,7 @@ ALONE_TEST_CASE("windows that change") {
   });
 }
 
-ALONE_TEST_CASE("buffers of nothing, buffers that are not aligned") {
+ALONE_TEST_CASE("empty and unaligned buffers") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {

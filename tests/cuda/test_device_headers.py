@@ -37,7 +37,7 @@ def toolkit(wheels):
 
 @pytest.fixture
 def user(tmp_path):
-    """Compiles headers, as the first lines of a program of somebody else's."""
+    """Compiles headers as the first lines of a user's program."""
 
     def compile(headers, suffix, *command):
         source = tmp_path / f"user{suffix}"
@@ -79,7 +79,7 @@ def test_the_page_quotes_what_is_run(language, least):
     page = (ROOT / "docs" / "guide" / "device-kernels.md").read_text()
     page += (ROOT / "docs" / "reference" / "device-api.md").read_text()
     quoted = re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    # LL messages are not in the example; what the page says of them is part of a test.
+    # LL messages are not in the example. A test contains the code of the documentation for them.
     sources = [path for path in EXAMPLE.iterdir() if path.is_file()] + [ROOT / "tests" / "cuda" / "test_device_api.cc"]
     run_somewhere = {line.strip() for path in sources for line in path.read_text().splitlines()}
     assert len(quoted) >= least
@@ -88,7 +88,7 @@ def test_the_page_quotes_what_is_run(language, least):
 
 @pytest.fixture(scope="module")
 def example(toolkit, architectures, tmp_path_factory):
-    """Built outside the tree, as its README says."""
+    """The example built outside the tree, as its README describes."""
     example, build = tmp_path_factory.mktemp("example"), tmp_path_factory.mktemp("build")
     for source in EXAMPLE.iterdir():
         if source.is_file():
@@ -126,7 +126,7 @@ def module(example, monkeypatch):
 
 
 def test_the_example_is_called_from_jax(module, mesh):
-    """As far as it goes without a GPU: what is compiled for one."""
+    """Without a GPU, the test checks only the compiled program."""
     arrays = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((16, 32), (4, 32), (32,))]
 
     def body(x, residual, weight):
@@ -149,7 +149,7 @@ def test_the_example_is_called_from_jax(module, mesh):
 
 
 def test_the_state_of_a_call_is_made_from_its_attributes(module, example):
-    """By XLA:CPU, which has no stage Initialize: that is missed when the call runs."""
+    """XLA:CPU has no stage Initialize, so the call fails when it runs."""
     _native.register()
     stages = _native.cuda().user_stages()
     library = ctypes.CDLL(example[1] / "libfused_rmsnorm.so")

@@ -1,4 +1,4 @@
-"""jaxcomm.check(), on a fake of the module; flags of XLA's that are refused."""
+"""jaxcomm.check() on a fake of the module, and XLA flags that jaxcomm refuses."""
 
 import sys
 import types

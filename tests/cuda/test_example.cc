@@ -1,5 +1,5 @@
-// The kernel of examples/fused_rmsnorm, emulated, or with virtual ranks on one GPU: the same bits on all ranks, near to
-// what double precision gives, call after call on the same window.
+// The kernel of examples/fused_rmsnorm, emulated or with virtual ranks on one GPU. All ranks get the same bits, close
+// to the result in double precision, in consecutive calls on the same window.
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -28,7 +28,7 @@ void CheckCuda(cudaError_t status) {
   CHECK(status == cudaSuccess);
 }
 
-// Which the host may address while no kernel runs.
+// Memory that the host may access while no kernel runs.
 class TestMemory : public jaxcomm::cuda::Memory {
  public:
   ~TestMemory() override {
@@ -60,8 +60,8 @@ constexpr uint64_t kTimeoutNs = 50'000'000;
 using TestMemory = jaxcomm::cuda::HostMemory;
 #endif
 
-// Kernels of the first `num_coming` of `num_ranks` ranks, one call after the other; all thread blocks are resident at
-// once. args: [call][rank].
+// Runs the kernels of the first `num_coming` of `num_ranks` ranks, one call after the other, with all thread blocks
+// resident at once. args: [call][rank].
 template <typename Codec>
 void RunAll(const std::vector<Args<Codec>>& args, int32_t num_ranks, int32_t num_coming, int32_t channels,
             unsigned threads, [[maybe_unused]] uint64_t seed) {
@@ -87,7 +87,7 @@ void RunAll(const std::vector<Args<Codec>>& args, int32_t num_ranks, int32_t num
 #endif
 }
 
-// All ranks of a communicator with a window, from one call to the next.
+// The state of a communicator's ranks with a window, from one call to the next.
 struct Node {
   Node(int32_t size, int32_t num_channels, int64_t window_bytes)
       : size(size),
@@ -124,12 +124,12 @@ struct Node {
   TestMemory memory;
   const Counters counters;
   device::Report* const reports;
-  uint64_t* const abort_flags;  // of a GPU per rank
+  uint64_t* const abort_flags;  // one per rank, each as on its own GPU
   const device::Window window;
   std::vector<uint64_t*> rounds;  // by rank
 };
 
-// One call: what the ranks bring, and where the results go.
+// One call: the data of the ranks and the places of the results.
 template <typename Codec>
 struct Call {
   using Storage = typename Codec::Storage;
@@ -170,7 +170,8 @@ struct Call {
     for (int64_t token = 0; token < first.tokens; ++token) CheckOut(token);
   }
 
-  // n additions of f32, each of which rounds a sum that is at most that of the magnitudes; one rounding to store.
+  // n additions in f32. Each one rounds a sum that is at most the sum of the magnitudes. One more rounding for the
+  // store.
   void CheckResidual(int64_t i) const {
     double sum = Codec::Decode(residual[i]), magnitude = std::abs(sum);
     float in_rank_order = Codec::Decode(residual[i]);
@@ -202,8 +203,8 @@ struct Call {
     }
   }
 
-  static constexpr double kAddition = 0x1p-24;                               // f32, to nearest
-  static constexpr double kStore = sizeof(Storage) == 2 ? 0x1p-8 : 0x1p-24;  // bf16, to nearest
+  static constexpr double kAddition = 0x1p-24;                               // f32, round to nearest
+  static constexpr double kStore = sizeof(Storage) == 2 ? 0x1p-8 : 0x1p-24;  // bf16, round to nearest
 
   TestMemory memory;
   std::vector<Storage> residual, weight;
@@ -224,8 +225,8 @@ void LaunchAll(const Node& node, const std::vector<Call<Codec>>& calls, int32_t 
   for (const Call<Codec>& call : calls) call.Check();
 }
 
-// Calls of changing shape, on a window that holds two to seven of the widest rows per channel: calls take none, one or
-// many rounds. Some calls run one after the other without a break, so that ranks are at different ones.
+// Calls of changing shape on a window that holds two to seven of the widest rows per channel: calls take no, one or
+// many rounds. Some calls follow each other without a break, so that ranks are in different calls.
 template <typename Codec>
 void TestCalls(uint64_t seed, int32_t size) {
   std::mt19937_64 random(seed);
@@ -250,7 +251,7 @@ void TestCalls(uint64_t seed, int32_t size) {
   }
 }
 
-// The last rank does not come. All others end and say who is missing.
+// The last rank does not arrive. All others end and report the missing rank.
 void TestMissingRank(uint64_t seed, int32_t size) {
   std::mt19937_64 random(seed);
   const Node node(size, 2, 1024);
@@ -260,7 +261,7 @@ void TestMissingRank(uint64_t seed, int32_t size) {
     const device::Report& report = node.reports[r];
     CHECK(report.state == device::Report::kComplete && report.rank == r && report.peer == size - 1);
   }
-  // Runs behind it leave the window as it is: whoever is only late may still read it.
+  // Later runs leave the window unchanged, because a late rank may still read it.
   const auto bytes = static_cast<size_t>(size * node.window_bytes);
   const std::vector<char> before(node.window.base, node.window.base + bytes);
   const Call<F32> next(node, 8, 16, false, random);
@@ -268,7 +269,7 @@ void TestMissingRank(uint64_t seed, int32_t size) {
   CHECK(std::memcmp(before.data(), node.window.base, bytes) == 0);
 }
 
-TEST_CASE("what a call must look like") {
+TEST_CASE("invalid calls are refused") {
   const Node node(2, 3, 3 * 2 * 64);
   const auto problem = [&](const std::function<void(Args<F32>&)>& spoil, int32_t channels = 3) {
     Args<F32> args = node.ArgsOf<F32>(0);
@@ -297,7 +298,7 @@ TEST_CASE("calls of f32") { TestAllSizes<F32>(jaxcomm::FirstSeed(), 4); }
 
 TEST_CASE("calls of bf16") { TestAllSizes<BF16>(jaxcomm::FirstSeed() + 1000, 4); }
 
-TEST_CASE("a rank that is missing") {
+TEST_CASE("a missing rank") {
   uint64_t seed = jaxcomm::FirstSeed();
   for (const int32_t size : {2, 3, 8}) TestMissingRank(++seed, size);
 }

@@ -1,5 +1,4 @@
-// Ranks tell each other where their buffers are: call after call, with nothing between the calls that holds them up;
-// and what becomes of a rank whose peer does not come.
+// Ranks exchange the offsets of their buffers: in consecutive calls with nothing between them, and with a missing peer.
 #include <cstdio>
 #include <vector>
 
@@ -74,7 +73,7 @@ TEST_CASE("series of calls") {
   }
 }
 
-TEST_CASE("a rank whose peer does not come keeps away from all plans") {
+TEST_CASE("a rank with a missing peer runs no plan") {
   Ranks ranks(3, 4, 100'000);
   emulation::Launch(1, 3, 4, 1, [&] {
     if (blockIdx.y != 1) ExchangeOffsets(ranks.args[blockIdx.y]);
@@ -83,9 +82,9 @@ TEST_CASE("a rank whose peer does not come keeps away from all plans") {
     const device::Report& report = ranks.reports[r];
     CHECK(report.state == device::Report::kComplete && report.step == kOffsetExchange && report.peer == 1);
     CHECK(report.channel == 3 && report.rank == r);
-    // Or the plan would go where the buffers of another run were.
+    // Otherwise the plan would use the buffers of another run.
     CHECK(ranks.abort_flags[r] != 0);
-    // A CUDA graph may come again: nothing is written any more, nobody is told.
+    // A CUDA graph may be replayed: it writes nothing and signals nobody.
     const uint64_t sent = ranks.counters.sent[r][3 * 3 + (r + 1) % 3];
     ranks.own[r].input = 77;
     emulation::Launch(1, 1, 4, 1, [&] { ExchangeOffsets(ranks.args[r]); });

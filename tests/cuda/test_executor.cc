@@ -1,5 +1,6 @@
-// The GPU's executor: every algorithm of every collective for 1 to 8 ranks in every split into nodes, all element
-// types, odd sizes, strided blocks; the same bits as the CPU's executor. Emulated, or by nvcc on a GPU.
+// The GPU's executor: every algorithm of every collective, for 1 to 8 ranks in every split into nodes, all element
+// types, odd sizes and strided blocks. Results have the same bits as those of the CPU's executor. Emulated, or compiled
+// by nvcc for a GPU.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -34,13 +35,13 @@ struct Case {
   unsigned threads = 4;
   int64_t shift = 0;
   bool gin = false;        // between nodes
-  bool in_rounds = false;  // likewise: cut out of the kernels
+  bool in_rounds = false;  // between nodes: split out of the kernels
   SplitLimits limits;
   PackLimits pack;
 };
 
-// Element `i` of a block that lies in runs, and the other way round: what an array of (block_count / run, num_blocks,
-// run) elements is.
+// The position of element `i` of a block that lies in runs, and the inverse: the index in an array of (block_count /
+// run, num_blocks, run) elements.
 int64_t InMemory(int64_t element, int64_t num_blocks, int64_t block_count, int64_t run) {
   if (run == 0) return element;
   const int64_t block = element / block_count, within = element % block_count;
@@ -53,7 +54,7 @@ constexpr uint64_t kDeadlineNs = 10'000'000'000;  // sanitizers slow kernels dow
 constexpr uint64_t kDeadlineNs = 200'000'000;
 #endif
 
-// What the CPU's executor makes of it: one execution per channel, as the channels are independent.
+// The result of the CPU's executor: one execution per channel, as the channels are independent.
 std::vector<Bytes> OnCpu(const Case& test, const std::vector<Bytes>& inputs) {
   const int32_t n = test.request.geometry.num_ranks();
   const int64_t item = ItemBytes(test.dtype);
@@ -96,7 +97,7 @@ std::vector<Bytes> OnCpu(const Case& test, const std::vector<Bytes>& inputs) {
   return outputs;
 }
 
-// Any bits, but neither infinities nor NaN: which of two NaNs a sum passes on is up to the compiler.
+// Random bits, except infinities and NaN: the compiler determines which of two NaNs a sum returns.
 Bytes RandomBytes(DType dtype, int64_t bytes, std::mt19937_64& random) {
   Bytes values(bytes);
   for (char& byte : values) byte = static_cast<char>(dtype == DType::kBool ? random() % 2 : random());
@@ -109,7 +110,7 @@ Bytes RandomBytes(DType dtype, int64_t bytes, std::mt19937_64& random) {
 
 void Check(const Case& test, uint64_t seed) {
 #if defined(__CUDACC__)
-  if (a_stream_per_rank && test.request.geometry.num_nodes > 1) return;  // it has no network
+  if (a_stream_per_rank && test.request.geometry.num_nodes > 1) return;  // that kernel has no network
 #endif
   std::mt19937_64 random(seed);
   const int32_t n = test.request.geometry.num_ranks();
@@ -127,7 +128,7 @@ void Check(const Case& test, uint64_t seed) {
       ranks.Prepare(memory, choice, test.block_count, test.runs, {test.dtype, test.op}, test.num_channels, test.shift,
                     test.in_rounds ? &test.limits : nullptr, test.pack);
   TestNetwork network(ranks, test.num_channels, test.gin, seed);
-  // Twice: counters go on from call to call.
+  // Two runs, because counters continue from call to call.
   for (uint64_t round = 0; round < 2; ++round) {
     Data data{inputs, std::vector<Bytes>(n, Bytes(expected[0].size()))};
     network.Run(call, data, test.threads, seed + round);
@@ -156,7 +157,7 @@ void Check(const Case& test, uint64_t seed) {
   }
 }
 
-// Rank 0 puts to another node and signals to two ranks in a row: the second overwrites what is on its way to the first.
+// Rank 0 puts to another node and then signals two ranks. The second one overwrites the source of the put to the first.
 Plan Overwrite(const Request& request, int32_t rank) {
   const int64_t b = request.block_count;
   Builder plan(request, rank);
@@ -174,7 +175,7 @@ Plan Overwrite(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// As before, but the second signal goes to rank `middle`, which signals to the rank that overwrites.
+// The same, but the second signal goes to rank `middle`, which signals the rank that overwrites.
 template <int32_t middle>
 Plan OverwriteByThird(const Request& request, int32_t rank) {
   constexpr int32_t writer = 3 - middle;
@@ -211,7 +212,7 @@ void CheckOverwrite(uint64_t seed) {
   }
 }
 
-// Blocks in many runs, packed and not, with little scratch and enough.
+// Blocks in many runs, packed and not packed, with little scratch and with enough.
 void CheckPacking(uint64_t seed) {
   const std::pair<Collective, const char*> algorithms[] = {{Collective::kAllToAll, "direct"},
                                                            {Collective::kAllToAll, "pairwise"},
@@ -239,7 +240,7 @@ void CheckPacking(uint64_t seed) {
   }
 }
 
-// A case of this algorithm and geometry, the rest by chance.
+// A case of this algorithm and geometry; all else is random.
 Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, std::mt19937_64& random) {
   Case test;
   test.algorithm = &algorithm;
@@ -264,7 +265,7 @@ Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, 
   test.op = ReduceOp::kSum;
 #endif
   test.gin = geometry.num_nodes > 1 && random() % 2 == 0;
-#if !defined(__CUDACC__)  // where messages need a host
+#if !defined(__CUDACC__)  // where a host must send the messages
   test.in_rounds = geometry.num_nodes > 1 && !test.gin && random() % 2 == 0;
   constexpr int64_t kRoundBytes[] = {1, 500, 1 << 20};
   test.limits.round_bytes = kRoundBytes[random() % 3];
@@ -282,7 +283,8 @@ Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, 
   return test;
 }
 
-// Every algorithm for groups of these sizes in every split into nodes; reductions more often, as types differ.
+// Every algorithm for groups of these sizes in every split into nodes. Reductions are more frequent, because types
+// differ.
 void TestPlans(const std::vector<int32_t>& sizes, int repeats, int repeats_of_reductions) {
   PrepareDevice();
   uint64_t seed = FirstSeed();
@@ -317,7 +319,7 @@ void TestAllPlans() { TestPlans({1, 2, 3, 4, 5, 6, 7, 8}, 3, 8); }
 
 TEST_CASE("plans, in some shapes") { TestPlans({1, 4, 6}, 1, 1); }
 
-TEST_CASE("signals that overwrite what is on its way") {
+TEST_CASE("signals that lead to an overwrite of an outstanding put") {
   PrepareDevice();
   CheckOverwrite(FirstSeed());
 }
@@ -329,7 +331,7 @@ TEST_CASE("blocks in runs, packed and not") {
 
 TEST_CASE("plans, in all shapes [full]") { TestAllPlans(); }
 
-// The CPU's results, with which these are compared, are checked in tests/cpu/test_types.cc.
+// tests/cpu/test_types.cc checks the CPU's results that are the reference here.
 void TestTypes(bool all_algorithms) {
   PrepareDevice();
   uint64_t seed = FirstSeed();

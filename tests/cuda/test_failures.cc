@@ -1,5 +1,5 @@
-// Kernels whose peers stop, come late, run other programs, or whose host aborts: all of them end in time, and what
-// they report is what a model of signals and waits says.
+// Kernels whose peers stop, arrive late or run other programs, or whose host aborts: all of them end in time, and their
+// reports match a model of signals and waits.
 #include <algorithm>
 #include <cstdlib>
 #include <map>
@@ -31,7 +31,7 @@ std::vector<Collective> AllCollectives() {
 #undef JAXCOMM_COLLECTIVE
 }
 
-// A group that has run some calls without a fault, and is about to run them again with one.
+// A group that has completed some calls and is about to run them again with a fault.
 class Trial {
  public:
   explicit Trial(uint64_t seed) : random_(seed), geometry_(DrawGeometry()), model_(n(), num_channels_) {
@@ -72,7 +72,7 @@ class Trial {
     CheckReports(begin, rank);
   }
 
-  // A rank begins when the others have aborted: it must find out.
+  // A rank begins when the others have aborted, and must detect that.
   void ComeLate() {
     const int32_t rank = Draw(n());
     std::map<Block, Stop> itself;
@@ -82,7 +82,7 @@ class Trial {
     late_ns_ = 2 * (duration_ns_ + timeout_ns_) + RoundNs();
     Launch({}, begin);
     model_.Run(calls_, itself);
-    // Whoever was not stuck has ended.
+    // Every rank that was not stuck has ended.
     std::map<Block, Stop> others;
     for (const auto& [block, end] : ends_) {
       if (block.first != rank) others[block] = {};
@@ -91,7 +91,8 @@ class Trial {
     CheckReports(begin, rank);
   }
 
-  // One rank runs another algorithm than the others. Nobody moves data, as misled ranks would get in each other's way.
+  // One rank runs another algorithm than the others. No rank moves data, because ranks with different programs would
+  // overwrite each other's memory.
   void DifferOnce() {
     const int32_t rank = Draw(n());
     Choice other = choices_.back();
@@ -124,8 +125,9 @@ class Trial {
     for (int32_t r = 0; r < n(); ++r) CHECK(ranks_.reports()[r].state == device::Report::kNone);
   }
 
-  // A rank stops for a while in the middle of a call, until others have aborted and are through with the calls behind
-  // it. What a rank has got of a call without aborting must be right: that rank too, which finds the others' signals.
+  // A rank stops for a while in the middle of a call, until others have aborted and have ended the calls that follow.
+  // If a rank completes a call without aborting, its result must be right. This includes the paused rank, which finds
+  // the signals of the others.
   void PauseInBetween() {
     calls_.push_back(calls_[0]);
     calls_.back().args = memory_.Upload(std::vector<RankArgs>(calls_[0].args, calls_[0].args + n()));
@@ -157,7 +159,7 @@ class Trial {
     }
   }
 
-  // Reports of ranks that aborted; of PauseInBetween, ranks that could go on where others had aborted.
+  // Reports of the ranks that aborted. For PauseInBetween also: ranks that could continue where others had aborted.
   int num_reports() const { return num_reports_; }
 
  private:
@@ -181,7 +183,7 @@ class Trial {
       request.chunk_count = Draw(2) == 0 ? 0 : 7;
       request.root = Draw(n());
       if (request.collective == Collective::kPermute) {
-        const int32_t shift = Draw(2);  // 0: ranks whose node is theirs alone meet nobody
+        const int32_t shift = Draw(2);  // 0: ranks that are alone on their node communicate with no rank
         for (int32_t r = 0; r < n(); ++r) request.source_of.push_back((r + shift) % n());
       }
       const std::vector<Algorithm>& table = Algorithms(request.collective);
@@ -205,7 +207,7 @@ class Trial {
     }
   }
 
-  // As calls on a communicator do, with operands and results elsewhere.
+  // Like calls on a communicator, with operands and results elsewhere.
   void ShareAnArena() {
     int64_t bytes = 0;
     for (const VirtualRanks::Call& call : calls_) {
@@ -257,7 +259,7 @@ class Trial {
     }
   }
 
-  // How long a block may take, and more, to look for a signal as often as it does between looks at the clock.
+  // Upper bound of the time in which a block polls for a signal between two reads of the clock.
   uint64_t RoundNs() const { return uint64_t{100} * 64 * num_channels_ * (n() + 2) * threads_ * 4; }
 
   void Walk(const RankArgs& args, const PeerNetworkArgs& peers, const GinNetworkArgs& gin, int32_t channel) {
@@ -287,7 +289,7 @@ class Trial {
     Walk(args, peers, gin, channel);
   }
 
-  // A kernel begins when all blocks of the one before it have ended.
+  // A kernel begins when all blocks of the previous one have ended.
   void EndCall(size_t call, int32_t rank, uint64_t& num_ended) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -298,7 +300,7 @@ class Trial {
     __syncthreads();
   }
 
-  // The ranks, and below them a row that is the host and one that is the network.
+  // The grid has a row per rank, then one row for the host and one for the network.
   void Launch(const std::map<Block, Stop>& stops, uint64_t begin) {
     std::vector<std::vector<GinNetworkArgs>> gin;
     for (const VirtualRanks::Call& call : calls_) gin.push_back(gin_.Args(call));
@@ -323,7 +325,7 @@ class Trial {
           EndCall(i, block.first, num_ended[block.first]);
           continue;
         }
-        // The last call is cut short, here for this block alone.
+        // The last call is cut short, for this block only.
         std::vector<ChannelProgram> programs(args.channels, args.channels + num_channels_);
         if (stop != stops.end() && i == stop->second.call) {
           programs[block.second].num_steps = stop->second.num_steps;
@@ -349,8 +351,8 @@ class Trial {
     for (int32_t rank = 0; rank < n(); ++rank) device::StoreRelease(&ranks_.reports()[rank].abort, 1);
   }
 
-  // Ranks with a stuck block have reported one of these, and nobody else anything. One names the culprit, and all
-  // blocks have ended in time.
+  // Ranks with a stuck block have reported one of these, and no other rank has reported anything. At least one report
+  // names the failed rank, and all blocks have ended in time.
   void CheckReports(uint64_t begin, int32_t culprit) {
     bool named = model_.stuck().empty();
     for (int32_t rank = 0; rank < n(); ++rank) {
@@ -366,7 +368,7 @@ class Trial {
       ++num_reports_;
       CHECK(std::any_of(possible.begin(), possible.end(), [&](const auto& other) { return Same(report, other); }));
       const bool names = rank == culprit || report.peer == culprit;
-      const auto& stuck = model_.stuck();  // or whoever waits, too, and so begins nothing more
+      const auto& stuck = model_.stuck();  // or a rank that waits too, and so starts nothing else
       CHECK(names ||
             std::any_of(stuck.begin(), stuck.end(), [&](const auto& b) { return b.first.first == report.peer; }));
       named = named || names;
@@ -396,12 +398,12 @@ class Trial {
   uint64_t abort_ns_ = 0;
   std::map<Block, uint64_t> ends_;
   std::map<Block, int32_t> pauses_;                         // steps of the first call before which a block pauses
-  std::map<std::pair<size_t, int32_t>, bool> passed_;       // by call and rank: nothing has aborted so far
+  std::map<std::pair<size_t, int32_t>, bool> passed_;       // by call and rank: not yet aborted
   std::vector<std::vector<std::vector<int32_t>>> results_;  // by call and rank
   int num_reports_ = 0;
 };
 
-// Returns how many ranks have aborted.
+// Returns the number of ranks that have aborted.
 int Repeat(void (Trial::*fault)(), int times, uint64_t first_seed) {
   int num_reports = 0;
   for (int i = 0; i < times; ++i) {
@@ -414,7 +416,7 @@ int Repeat(void (Trial::*fault)(), int times, uint64_t first_seed) {
 
 TEST_CASE("a rank stops") { CHECK(Repeat(&Trial::StopSomewhere, 200, 0) > 100); }
 
-TEST_CASE("a rank comes late") { CHECK(Repeat(&Trial::ComeLate, 50, 200) > 20); }
+TEST_CASE("a rank arrives late") { CHECK(Repeat(&Trial::ComeLate, 50, 200) > 20); }
 
 TEST_CASE("a rank runs another program") { Repeat(&Trial::DifferOnce, 100, 250); }
 

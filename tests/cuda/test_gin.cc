@@ -1,4 +1,4 @@
-// GIN's fake is as loose as GIN; and what a kernel does when the network stops. Collectives over GIN are in
+// The fake of GIN guarantees no more than GIN; and kernels end when the network stops. Collectives over GIN are in
 // test_executor.cc and test_failures.cc.
 #include <cstdio>
 #include <cstdlib>
@@ -15,7 +15,7 @@ namespace {
 constexpr uint64_t kTimeoutNs = 1'000'000;
 constexpr int64_t kBytes = 100;
 
-// Two nodes of one rank, whose inputs and outputs are put by hand; rank 1 owns the second row of each.
+// Two nodes of one rank each. The test puts their inputs and outputs itself; rank 1 owns the second row of each.
 struct Pair {
   explicit Pair(uint64_t seed, int32_t num_channels) : gin(2, num_channels, seed) {
     call.network = memory.Upload(std::vector<PeerNetworkArgs>(2));
@@ -35,7 +35,7 @@ struct Pair {
     args = gin.Args(call);
   }
 
-  // Two ranks of a block per channel, and the network.
+  // Two ranks with one block per channel, and the network.
   void Launch(int32_t num_channels, uint64_t seed, const std::function<void(int32_t rank, GinNetwork&)>& body) {
     gin.network().Reopen();
     emulation::Launch(num_channels, 3, 2, seed, [&] {
@@ -60,7 +60,7 @@ struct Pair {
 constexpr Place kFrom{0, Space::kInput, 0};
 constexpr Place kTo{1, Space::kOutput, 0};
 
-// Puts whose signal has arrived, but whose data has not; of 200.
+// Returns how many of 200 puts had not arrived when their signal had.
 template <typename Signal>
 int Overtaken() {
   int overtaken = 0;
@@ -94,8 +94,9 @@ TEST_CASE("strong signals wait for puts, weak ones don't") {
 #endif
 }
 
-// The network stops before it has read anything, or never signals. Whoever waits tells why, once, and in time.
-TEST_CASE("nobody waits without end for a network that has stopped") {
+// The network stops before it has read anything, or never signals. Each waiting rank reports the reason once and in
+// time.
+TEST_CASE("every wait for a stopped network ends") {
   for (uint64_t seed = 1; seed <= 20; ++seed) {
     Pair pair(seed, 2);
     pair.Launch(2, seed, [&](int32_t rank, GinNetwork& network) {

@@ -1,4 +1,4 @@
-// What the host does for GIN, on a fake of NCCL.
+// The host code for GIN, on a fake of NCCL.
 #include <nccl_device/comm.h>
 #include <nccl_device/impl/comm__types.h>
 
@@ -33,12 +33,12 @@ TEST_CASE("where GIN can be used") {
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   properties.ginType = properties.railedGinType = NCCL_GIN_TYPE_PROXY;
   CHECK(Gin::Usable(nccl, properties));
-  properties.ginType = NCCL_GIN_TYPE_NONE;  // on rails only
+  properties.ginType = NCCL_GIN_TYPE_NONE;  // only on rails
   CHECK(!Gin::Usable(nccl, properties));
   properties.ginType = NCCL_GIN_TYPE_GDAKI;
   nccl.DevCommCreate = nullptr;
   CHECK(!Gin::Usable(nccl, properties));
-  // Newer is as bad as older.
+  // A newer version is refused like an older one.
   nccl = Library();
   nccl.version = NCCL_VERSION_CODE + 1;
   CHECK(!Gin::Usable(nccl, properties));
@@ -54,7 +54,7 @@ device::Comm SomeComm() {
   return comm;
 }
 
-TEST_CASE("what kernels get") {
+TEST_CASE("kernel arguments") {
   const NcclLibrary nccl = Library();
   uint64_t counts[7 * 7];
   CHECK(Gin::CountBytes(7, 6) == sizeof counts);

@@ -1,4 +1,4 @@
-"""The programs that test and time kernels on a GPU go through the front ends of nvcc and of the host's compiler."""
+"""The programs that test and time kernels on a GPU pass the front ends of nvcc and of the host compiler."""
 
 import json
 import pathlib
@@ -20,7 +20,7 @@ def run(*command, **more):
 
 @pytest.fixture(scope="module")
 def programs(wheels, tmp_path_factory):
-    """The commands that CMake would use, by source, and the folder in which they run."""
+    """The commands of CMake for each source, and the folder in which they run."""
     folder = tmp_path_factory.mktemp("programs")
     toolkit = wheels / "cu13"
     done = run(
@@ -44,7 +44,7 @@ def test_no_other_program_is_there(programs):
     assert sorted(programs[0]) == sorted(TESTS + BENCHMARKS)
 
 
-# All of them take minutes; the first has most in common with the others.
+# All programs take minutes to compile. The first one shares most code with the others.
 @pytest.mark.parametrize(
     "source", [TESTS[0], *(pytest.param(source, marks=pytest.mark.full) for source in TESTS[1:] + BENCHMARKS)]
 )

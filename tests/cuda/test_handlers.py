@@ -1,4 +1,4 @@
-"""The handlers for GPUs as far as XLA:CPU can run them: it makes their state from the attributes, then finds no GPU."""
+"""The handlers for GPUs on XLA:CPU, which makes their state from the attributes and then finds no GPU."""
 
 import jax
 import numpy as np

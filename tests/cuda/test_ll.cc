@@ -1,6 +1,6 @@
-// Messages that carry their own flags: collectives on them have the same bits as the CPU's executor, in long rows of
-// calls of all kinds and sizes on the same slots, walked plans in between; and kernels whose peers don't come end in
-// time. Emulated, or by nvcc on a GPU.
+// LL messages. Collectives have the same bits as on the CPU's executor, in long series of calls of all kinds and sizes
+// on the same slots, mixed with walked plans. Kernels whose peers do not arrive end in time. Emulated, or compiled by
+// nvcc for a GPU.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -29,7 +29,7 @@ namespace {
 
 constexpr Collective kLl[] = {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce,
                               Collective::kReduceScatter};
-constexpr int32_t kUnits = 64;  // of slots: enough for what is drawn below
+constexpr int32_t kUnits = 64;  // of slots: enough for all random cases below
 
 bool Ordered(DType dtype) { return FindReduce(dtype, ReduceOp::kMax) != nullptr; }
 
@@ -46,7 +46,7 @@ void Launch(const MixedCall* calls, int32_t num_calls, int32_t num_channels, int
 }
 #else
 constexpr uint64_t kDeadlineNs = 1'000'000'000;
-constexpr unsigned kManyThreads = 2 * kUnits;  // some have nothing to sweep
+constexpr unsigned kManyThreads = 2 * kUnits;  // some have no slot to sweep
 void Launch(const MixedCall* calls, int32_t num_calls, int32_t num_channels, int32_t num_ranks, unsigned threads,
             uint64_t seed) {
   emulation::Launch(num_channels, num_ranks, threads, seed, [&] {
@@ -58,7 +58,7 @@ void Launch(const MixedCall* calls, int32_t num_calls, int32_t num_channels, int
 }
 #endif
 
-// Any bits, but neither infinities nor NaN.
+// Random bits, except infinities and NaN.
 void Randomize(char* values, DType dtype, int64_t bytes, std::mt19937_64& random) {
   for (int64_t i = 0; i < bytes; ++i) values[i] = static_cast<char>(dtype == DType::kBool ? random() % 2 : random());
   int64_t width = ItemBytes(dtype);
@@ -66,7 +66,7 @@ void Randomize(char* values, DType dtype, int64_t bytes, std::mt19937_64& random
   for (int64_t i = width - 1; dtype >= DType::kF16 && i < bytes; i += width) values[i] &= static_cast<char>(0xbf);
 }
 
-// A group of one node whose slots have some history.
+// A group of one node whose slots have been used before.
 struct Group {
   Group(int32_t n, int32_t num_channels, uint64_t timeout_ns = kDeadlineNs)
       : n(n),
@@ -94,7 +94,7 @@ struct Drawn {
 
 int num_calls = 0;
 
-// An LL call of at most as many bytes as the slots take.
+// An LL call whose blocks fit into the slots.
 Drawn Draw(Group& group, Collective collective, Operation operation, std::mt19937_64& random) {
   Drawn drawn;
   drawn.request.collective = collective;
@@ -125,7 +125,7 @@ Drawn Draw(Group& group, Collective collective, Operation operation, std::mt1993
   return drawn;
 }
 
-// The same calls as plans that are walked, on the same communicator.
+// The same calls as walked plans, on the same communicator.
 VirtualRanks::Call DrawWalked(Group& group, std::mt19937_64& random) {
   Choice choice;
   choice.algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
@@ -156,7 +156,7 @@ void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t pl
   }
 }
 
-// Calls one after the other. In the emulation ranks run ahead of each other, as far as the slots let them.
+// Consecutive calls. In the emulation, ranks run ahead of each other as far as the slots allow.
 void RunRow(Group& group, const std::vector<Drawn>& row, uint64_t seed, std::mt19937_64& random) {
   constexpr unsigned kThreadsOfBlocks[] = {1, 3, 8, 32};
   std::vector<MixedCall> calls;
@@ -205,12 +205,12 @@ void TestEveryType(uint64_t seed) {
   }
 }
 
-// Flags come again after 2^32 exchanges: what was left then must be gone.
+// Flags repeat after 2^32 exchanges: flags of that age must be gone.
 void TestFlagsThatComeAgain(uint64_t seed) {
   constexpr uint64_t kSwept = device::kExchangesBetweenSweeps / 2;
   std::mt19937_64 random(seed);
   Group group(3, 2);
-  // Until then smaller messages, which leave some slots as they are; then some that take all.
+  // First smaller messages, which leave some slots unchanged; then messages that use all slots.
   for (int32_t r = 0; r < group.n; ++r) {
     for (int32_t channel = 0; channel < group.num_channels; ++channel) group.epoch(r, channel) = kSwept - 3;
   }
@@ -272,7 +272,7 @@ std::vector<Drawn> DrawRow(Group& group, int length, std::mt19937_64& random) {
   return row;
 }
 
-// One rank does not come, or when it is too late. All others say so, and take part in nothing ever after.
+// One rank does not arrive, or arrives too late. All others report it and take part in nothing afterwards.
 void TestMissingRank(uint64_t seed, bool late) {
   constexpr uint64_t kTimeoutNs = 20'000'000;
   std::mt19937_64 random(seed);
@@ -291,14 +291,14 @@ void TestMissingRank(uint64_t seed, bool late) {
       CHECK(report.state == device::Report::kNone);
       continue;
     }
-    // The late one finds all that the others had sent in their last exchange, and misses them in the next.
+    // The late rank receives all messages of the others' last exchange, and none in the next one.
     const uint64_t expected = before[report.channel] + (r == missing ? 2 : 1);
     CHECK(report.state == device::Report::kComplete && report.step == kLlExchange && report.rank == r);
     CHECK(r == missing ? report.peer != r : report.peer == missing);
     CHECK(report.expected == expected && report.seen == expected - 1);
     CHECK(report.channel < group.num_channels && report.call_id < row.size());
   }
-  // A channel that has aborted neither sends nor goes on counting, whatever the call.
+  // An aborted channel neither sends nor counts, in any call.
   const Bytes slots(group.slots.pads(), group.slots.pads() + group.n * group.slots.pad_bytes());
   for (int32_t c = 0; c < group.num_channels; ++c) {
     for (int32_t r = 0; r < group.n; ++r) {
@@ -334,12 +334,12 @@ void TestSizes(uint64_t seed, const std::vector<int32_t>& sizes, int repeats) {
 
 TEST_CASE("calls in a row") { TestSizes(FirstSeed(), {2, 4, 9}, 3); }
 
-TEST_CASE("flags that come again") {
+TEST_CASE("flags that repeat") {
   for (int repeat = 0; repeat < 3; ++repeat) TestFlagsThatComeAgain(FirstSeed() + 1000 + repeat);
 }
 
 #if !defined(__CUDACC__)
-TEST_CASE("a rank that does not come, or late") {
+TEST_CASE("a missing or late rank") {
   for (int repeat = 0; repeat < 10; ++repeat) TestMissingRank(FirstSeed() + 2000 + 3 * repeat, repeat % 2 == 1);
 }
 

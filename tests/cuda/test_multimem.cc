@@ -1,6 +1,6 @@
-// Calls through a switch that adds up and multicasts, emulated: results of long rows of calls of all kinds and sizes on
-// the same arena, walked plans in between; and kernels whose peers don't come end in time. Data is of whole numbers, so
-// that the switch's order does not count.
+// Multimem calls, emulated: results of long series of calls of all kinds and sizes on the same arena, mixed with walked
+// plans. Kernels whose peers do not arrive end in time. The data are integers, so that the switch's order does not
+// matter.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -25,14 +25,14 @@ constexpr DType kSums[] = {DType::kF32, DType::kBF16, DType::kF16};
 constexpr int64_t kMaxCount = 5003;
 constexpr uint64_t kDeadlineNs = 1'000'000'000;
 
-// A group of one node, with an arena that has an address for all ranks at once.
+// A group of one node, with an arena that has a multicast address.
 struct Group {
   Group(int32_t n, int32_t num_channels, uint64_t timeout_ns = kDeadlineNs)
       : n(n), num_channels(num_channels), ranks(memory, {1, n, true, true}, num_channels, timeout_ns) {
     arena_bytes = n * (kMaxCount + 1) * 16;
     arena = {memory.Take(n * arena_bytes), arena_bytes};
     emulation::Multicast& multicast = emulation::TheMulticast();
-    multicast.base = reinterpret_cast<char*>(uintptr_t{0x10000});  // nothing lies there
+    multicast.base = reinterpret_cast<char*>(uintptr_t{0x10000});  // not the address of any memory
     multicast.bytes = arena_bytes;
     multicast.replicas.clear();
     for (int32_t r = 0; r < n; ++r) multicast.replicas.push_back(arena.At(r));
@@ -48,7 +48,7 @@ struct Group {
   int64_t arena_bytes = 0;
 };
 
-// One of a row of calls: through the switch, or a plan that is walked.
+// One of several consecutive calls: a multimem call or a walked plan.
 struct Drawn {
   Request request;
   Operation operation;
@@ -69,7 +69,7 @@ void RunCall(const Drawn& drawn, int32_t rank, int32_t channel) {
   }
 }
 
-// A rank's kernels one after the other: each begins when all thread blocks of the one before have ended.
+// A rank's kernels in sequence: each begins when all thread blocks of the previous one have ended.
 class Stream {
  public:
   Stream(const Group& group, const std::vector<Drawn>& row) : row_(row), ended_(group.n) {}
@@ -150,7 +150,7 @@ Drawn DrawAny(Group& group, std::mt19937_64& random) {
   return Draw(group, collective, dtype, random);
 }
 
-// A plan that is walked, on the same communicator.
+// A walked plan on the same communicator.
 Drawn DrawWalked(Group& group, std::mt19937_64& random) {
   Choice choice;
   choice.algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
@@ -180,7 +180,7 @@ void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t pl
   }
 }
 
-// Ranks run ahead of each other, as far as entering and leaving let them.
+// Ranks run ahead of each other, as far as the entry and exit barriers allow.
 void RunRow(const Group& group, const std::vector<Drawn>& row, uint64_t seed, unsigned threads) {
   Stream stream(group, row);
   emulation::Launch(static_cast<unsigned>(group.num_channels), static_cast<unsigned>(group.n), threads, seed,
@@ -213,7 +213,7 @@ void TestEveryType(uint64_t seed) {
   RunRow(group, row, seed, 8);
 }
 
-// What happens in a run: a rank that is not there, or is late; the host, which aborts.
+// The fault of a run: a missing or late rank, or a host that aborts.
 struct Trouble {
   int32_t missing = -1;
   uint64_t late_ns = 0;  // 0: never
@@ -254,7 +254,7 @@ std::vector<Drawn> DrawRow(Group& group, int length, std::mt19937_64& random) {
   return row;
 }
 
-// One rank does not come, or when it is too late. All others say so, take nothing away, and touch nothing ever after.
+// One rank does not arrive, or arrives too late. All others report it, copy no result, and access nothing afterwards.
 void TestMissingRank(uint64_t seed, bool late) {
   constexpr uint64_t kTimeoutNs = 20'000'000;
   std::mt19937_64 random(seed);
@@ -271,7 +271,8 @@ void TestMissingRank(uint64_t seed, bool late) {
       CHECK(report.state == device::Report::kNone);
       continue;
     }
-    // Three calls of two barriers before; the late one finds all others to have entered, and misses them at the end.
+    // Three calls of two barriers come first. The late rank finds that all others have passed the entry barrier, and
+    // waits for them in vain in the exit barrier.
     CHECK(report.state == device::Report::kComplete && report.rank == r && report.call_id == 0);
     CHECK(report.step == (r == missing ? kExitBarrier : kEntryBarrier));
     CHECK(r == missing ? report.peer != r : report.peer == missing);
@@ -310,7 +311,7 @@ TEST_CASE("calls in a row") { TestSizes(FirstSeed(), {2, 5}, 3); }
 
 TEST_CASE("every type") { TestEveryType(FirstSeed() + 1000); }
 
-TEST_CASE("a rank that does not come, or late") {
+TEST_CASE("a missing or late rank") {
   for (int repeat = 0; repeat < 10; ++repeat) TestMissingRank(FirstSeed() + 2000 + 3 * repeat, repeat % 2 == 1);
 }
 

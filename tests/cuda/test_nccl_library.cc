@@ -1,4 +1,4 @@
-// Which NCCL is opened, and what is said where it can't be used. Copies of fakes/nccl_symbols.cc stand in for NCCL.
+// Which NCCL is opened, and the errors if none can be used. Copies of fakes/nccl_symbols.cc replace NCCL.
 #include <dlfcn.h>
 
 #include <cstdlib>
@@ -19,7 +19,7 @@ const std::string kInstall =
     ". Install version " + NcclVersionText(NCCL_VERSION_CODE) +
     " or later of the wheel that JAX's plugin uses, nvidia-nccl-cu12 or nvidia-nccl-cu13, never both";
 
-// A folder that goes with the process.
+// A folder that the process removes when it ends.
 struct Folder {
   Folder() {
     char name[] = "/tmp/jaxcomm-nccl-XXXXXX";
@@ -30,7 +30,7 @@ struct Folder {
   std::string path;
 };
 
-// A library of this version in a folder of its own, without these functions.
+// A library of this version in its own folder, without these functions.
 std::string MakeLibrary(const Folder& folder, const std::string& name, const std::vector<std::string>& without = {}) {
   std::ifstream original(FAKE_NCCL, std::ios::binary);
   std::string bytes{std::istreambuf_iterator<char>(original), std::istreambuf_iterator<char>()};
@@ -54,12 +54,12 @@ std::string Refusal(const std::string& wheel) {
   return opened.status().message();
 }
 
-TEST_CASE("versions of NCCL as people write them") {
+TEST_CASE("texts of NCCL versions") {
   CHECK(NcclVersionText(23007) == "2.30.7" && NcclVersionText(20000) == "2.0.0" && NcclVersionText(22809) == "2.28.9" &&
         NcclVersionText(30112) == "3.1.12");
 }
 
-ALONE_TEST_CASE("the loaded copy comes first, and stays") {
+ALONE_TEST_CASE("the loaded copy has priority and stays") {
   const Folder folder;
   SetVersion(NCCL_VERSION_CODE);
   const std::string loaded = MakeLibrary(folder, "loaded"), wheel = MakeLibrary(folder, "wheel");
@@ -91,8 +91,8 @@ ALONE_TEST_CASE("then the wheel, also a newer one") {
         wheel + " (NCCL " + NcclVersionText(NCCL_VERSION_CODE + 100) + ") has no function ncclMemAlloc");
 }
 
-ALONE_TEST_CASE("a library that is not there") {
-  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL) != nullptr) return;  // of the system
+ALONE_TEST_CASE("a missing library") {
+  if (dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL) != nullptr) return;  // the system has one
   const std::string none =
       "no NCCL: /nowhere/libnccl.so.2: cannot open shared object file: No such file or directory; ";
   const std::string said = Refusal("/nowhere/libnccl.so.2");
@@ -100,18 +100,18 @@ ALONE_TEST_CASE("a library that is not there") {
   CHECK(Refusal("").substr(0, 21) == "no NCCL: libnccl.so.2" && said.substr(said.size() - kInstall.size()) == kInstall);
 }
 
-ALONE_TEST_CASE("a library that is too old, or is none of NCCL's") {
+ALONE_TEST_CASE("a library that is too old or not NCCL") {
   const Folder folder;
-  const std::string old = MakeLibrary(folder, "old", {"ncclSend"});  // an old one lacks functions too
+  const std::string old = MakeLibrary(folder, "old", {"ncclSend"});  // an old library lacks functions too
   SetVersion(NCCL_VERSION_CODE - 1);
   const std::string built = ", but jaxcomm was built with the headers of " + NcclVersionText(NCCL_VERSION_CODE);
   const std::string is = " is NCCL " + NcclVersionText(NCCL_VERSION_CODE - 1);
   CHECK(Refusal(old) == old + is + built + kInstall);
-  // It is still loaded.
+  // The library is still loaded.
   CHECK(Refusal("") == old + ", which this process had loaded before," + is + built + kInstall);
 }
 
-ALONE_TEST_CASE("a library that lacks what is needed") {
+ALONE_TEST_CASE("a library that lacks a function") {
   const Folder folder;
   SetVersion(NCCL_VERSION_CODE);
   const std::string other = MakeLibrary(folder, "other", {"ncclGetVersion", "ncclSend"});

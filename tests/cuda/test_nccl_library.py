@@ -1,4 +1,4 @@
-"""Which NCCL is opened, and what is said where it can't be used. Libraries with nothing but names stand in for NCCL."""
+"""Which NCCL is opened, and the errors if it cannot be used. Libraries that only have NCCL's symbols replace NCCL."""
 
 import importlib.util
 import os
@@ -38,7 +38,7 @@ except RuntimeError as error:
 
 @pytest.fixture
 def fake(tmp_path):
-    """Makes a libnccl.so.2 of its own folder with a version and all functions but some."""
+    """Makes a libnccl.so.2 in a folder of its own, with a version and with all functions except some."""
 
     def make(name, version=23007, without=()):
         functions = "".join(f"void {f}(void) {{}}\n" for f in (*NEEDED[1:], *OPTIONAL) if f not in without)
@@ -56,10 +56,10 @@ def fake(tmp_path):
 
 @pytest.fixture
 def opened(tmp_path):
-    """What a fresh process says that opens NCCL: wheel, libraries loaded before, folder of the loader."""
+    """Output of a fresh process that opens NCCL, given a wheel, libraries loaded before, and the loader's folder."""
 
     def run(wheel, *loaded, loader=None):
-        if loader is None:  # a file there that is no library hides one of the system
+        if loader is None:  # a file that is not a library hides the system's library
             (tmp_path / "nothing").mkdir(exist_ok=True)
             loader = tmp_path / "nothing" / "libnccl.so.2"
             loader.write_text("no library at all, but long enough to be asked for what ELF files begin with" * 9)
@@ -108,7 +108,7 @@ def test_too_old(fake, opened):
 
 
 def test_too_old_but_loaded(fake, opened):
-    """A newer one beside it would be another copy, whose communicators are not those of JAX."""
+    """A newer library beside it would be a second copy, which cannot use JAX's communicators."""
     old, new = fake("old", version=23006), fake("new")
     assert opened(new, old) == (
         f"{old}, which this process had loaded before, is NCCL 2.30.6, but jaxcomm was built with the headers of "

@@ -1,4 +1,4 @@
-"""What `make test-gpu` and `make bench-gpu` do, as far as it can be told without a GPU."""
+"""Tests of `make test-gpu` and `make bench-gpu` that need no GPU."""
 
 import ast
 import json
@@ -88,7 +88,7 @@ def test_the_whole_has_a_limit_too(run):
 
 
 def test_parts_of_one_step_run_at_the_same_time(run, tmp_path):
-    # Each ends only when the other has begun.
+    # Each part ends only when the other has begun.
     script = f"touch {tmp_path}/%s; while [ ! -e {tmp_path}/%s ]; do sleep 0.05; done"
     _, record = run((shell("a", script % ("a", "b"), 10), shell("b", script % ("b", "a"), 10)))
     assert record["tests"] == {"a": True, "b": True}
@@ -145,11 +145,11 @@ def test_logs_are_cut(run, tmp_path, monkeypatch):
     assert log.count("line 3999") == 8
 
 
-# What is run.
+# The selection of parts.
 
 
 def fake_nccl(folder, headers, library):
-    """A folder like that of the wheel, whose library says a version; 0 leaves it out."""
+    """A folder like that of the wheel, whose library returns a version. 0 omits the library."""
     (folder / "include").mkdir(parents=True)
     (folder / "lib").mkdir()
     (folder / "include" / "nccl.h").write_text(f"#define NCCL_VERSION_CODE {headers}\n")
@@ -181,7 +181,7 @@ def test_which_nccl_can_be_used(tmp_path, headers, library, problem):
 
 
 class Recorder:
-    """Takes parts instead of running them. `now_s`: when they would have ended."""
+    """Records parts instead of running them. `now_s`: the time at which they would have ended."""
 
     def __init__(self):
         self.parts, self.record, self.now_s = [], {"tests": {}}, 0
@@ -211,7 +211,7 @@ def parts_of(machine):
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """With a GPU, by its own account, and an NCCL that was brought along."""
+    """A machine that reports a GPU and has an NCCL in a given folder."""
     folder = fake_nccl(tmp_path / "nccl", 23007, 23007)
     monkeypatch.setattr(on_gpu.shutil, "which", lambda name: None if "mps" in name else f"/bin/{name}")
     made = on_gpu.Machine(tmp_path / "build", "cuda", str(folder))
@@ -222,7 +222,7 @@ def machine(tmp_path, monkeypatch):
 def test_with_a_gpu_and_nccl_nothing_is_left_out(machine):
     for parts in parts_of(machine).values():
         left_out = {name for name, part in parts.items() if part.missing}
-        assert left_out <= {"errors: old NCCL", "errors: no module"}  # these need what is not there
+        assert left_out <= {"errors: old NCCL", "errors: no module"}  # these need a missing package
         for part in parts.values():
             assert part.after == "" or part.after in parts
             for word in part.command:
@@ -274,7 +274,7 @@ def test_status_names_parts_that_exist(machine):
         assert set(on_device) <= set(parts["test"]), feature
 
 
-# What the tests on a GPU conclude.
+# The conclusions of the tests on a GPU.
 
 
 FLAGGED = [(8, 8, 2.5), (8, 1024, 1.5), (2, 8, 0.5)]
@@ -324,14 +324,14 @@ def test_comparison_of_losses():
 def test_demanded_errors_are_in_the_sources():
     sources = [path for folder in ("ffi", "jaxcomm") for path in (ROOT / folder).rglob("*") if path.suffix != ".so"]
     text = "".join(path.read_text() for path in sources if path.suffix in (".cc", ".h", ".py"))
-    text = re.sub(r'"\n\s*"', "", text)  # literals that go on in the next line
+    text = re.sub(r'"\n\s*"', "", text)  # joins literals that continue on the next line
     demanded = []
     for node in ast.walk(ast.parse((GPU / "errors.py").read_text())):
         if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In):
             demanded.append(ast.literal_eval(node.left))
         elif isinstance(node, ast.keyword) and node.arg == "match":
             demanded += ast.literal_eval(node.value).split(".*")
-    # The beginning of all errors, and the place of a call.
+    # The common start of all errors, and the call site.
     rest = [one for one in demanded if not one.startswith("jaxcomm: psum at") and "errors" not in one]
     assert len(rest) >= 5
     assert [one for one in rest if one.removeprefix(": ") not in text] == []
@@ -371,7 +371,7 @@ def rehearse(tmp_path, empty_call, *command, launcher=(), **more):
 @pytest.mark.full
 def test_rehearsal_in_one_process(tmp_path, empty_call):
     state, flags = list(on_gpu.COMMAND_BUFFERS.items())[-1]
-    more = {"JAXCOMM_COMMAND_BUFFERS": state, "XLA_FLAGS": flags}  # XLA refuses flags that it doesn't know
+    more = {"JAXCOMM_COMMAND_BUFFERS": state, "XLA_FLAGS": flags}  # XLA refuses unknown flags
     done = rehearse(tmp_path, empty_call, *on_gpu.pytest_command("in_jax.py"), **more)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     found = runner.read_reports(tmp_path)
@@ -400,7 +400,7 @@ def test_rehearsal_of_two_nodes(tmp_path, empty_call):
     done = rehearse(tmp_path, empty_call, *some, launcher=launcher, JAXCOMM_NODES="2")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert set(runner.read_reports(tmp_path)["tests"].values()) == {"passed"}
-    # One node for two, as it would be if NCCL went by something else than NCCL_HOSTID.
+    # One node instead of two, as if NCCL did not use NCCL_HOSTID.
     nodes = on_gpu.pytest_command("in_jax.py", "-k", "nodes")
     done = rehearse(tmp_path, empty_call, *nodes, launcher=("-m", "jaxcomm.run", "-n", "2"), JAXCOMM_NODES="2")
     assert done.returncode == 1 and "failed" in done.stdout, done.stdout + done.stderr
@@ -422,7 +422,7 @@ def test_rehearsal_of_the_host_cost(tmp_path, empty_call, monkeypatch):
 
 @pytest.mark.full
 def test_rehearsal_of_the_example(wheels, tmp_path, machine):
-    """Built and registered as on a GPU, without which no call can follow."""
+    """The example is built and registered as on a GPU. Calls need a GPU."""
     toolkit = wheels / "cu13"
     environment = machine.environment(on_gpu.Nccl(None, given=False), JAX_PLATFORMS="cpu")
     environment |= {"CUDACXX": str(toolkit / "bin" / "nvcc"), "CUDAFLAGS": f"-L{toolkit / 'lib'}"}

@@ -1,5 +1,5 @@
-// What is put to other nodes: packed plans are still correct, packed where that is worth it, and nobody waits for the
-// network without need. That kernels run them right is in test_executor.cc.
+// Puts to other nodes. Packed plans are correct, puts are packed where packing pays off, and no step waits for the
+// network unnecessarily. test_executor.cc checks that kernels run the plans correctly.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -23,7 +23,8 @@ bool IsInterNode(const Geometry& geometry, const ProgramStep& step, int32_t rank
   return step.step.kind == StepKind::kPut && geometry.node(step.step.peer) != geometry.node(rank);
 }
 
-// Ranks that put to another node without a signal behind, and those that get such a put: for others no signal is added.
+// The ranks that put to another node without a later signal, and the receivers of such puts. Only these get an extra
+// signal.
 std::set<int32_t> OpenRanks(const std::vector<Plan>& plans, const Geometry& geometry) {
   std::set<int32_t> open;
   for (const Plan& plan : plans) {
@@ -38,7 +39,7 @@ std::set<int32_t> OpenRanks(const std::vector<Plan>& plans, const Geometry& geom
   return open;
 }
 
-// One channel of every plan there is.
+// One channel of every plan.
 TEST_CASE("packed plans are correct") {
   std::mt19937_64 random(1);
 #define JAXCOMM_COLLECTIVE(enumerator, name, handler) Collective::enumerator,
@@ -95,7 +96,7 @@ RankProgram ProgramOf(Collective collective, const char* algorithm, Geometry geo
   return MakeRankProgram(choice, block_count, runs, kItemBytes, num_channels, 0, limits);
 }
 
-// Blocks of 1 MiB: in runs of 64 bytes, which would be 16384 messages; in runs of 32 KiB; side by side.
+// Blocks of 1 MiB: in runs of 64 bytes, which would be 16384 messages; in runs of 32 KiB; contiguous.
 TEST_CASE("short runs are packed, long ones are not") {
   constexpr int64_t kCount = 1 << 18;
   const Geometry geometry = {2, 2, false, true};
@@ -120,12 +121,12 @@ TEST_CASE("short runs are packed, long ones are not") {
     CHECK(program.scratch_count == (packs ? 4 * kCount : 0));
     CHECK(program.shares_input && program.shares_output == !packs);  // peers read the input
   }
-  // What lies side by side at one end only is packed at the other.
+  // Data that is contiguous on one side only is packed on the other.
   const RankProgram gather = ProgramOf(Collective::kAllGather, "direct", {2, 1}, kCount, {0, 16}, 1);
   CHECK(gather.scratch_count == kCount && gather.shares_input && !gather.shares_output);
   const RankProgram scatter = ProgramOf(Collective::kAllToAll, "direct", {2, 1}, kCount, {16, 0}, 1);
   CHECK(scatter.scratch_count == kCount && !scatter.shares_input && scatter.shares_output);
-  // Little scratch is enough, for what is sent.
+  // Little scratch for sends is enough.
   const PackLimits little = {32 << 10, 1};
   const RankProgram turns = ProgramOf(Collective::kAllToAll, "direct", {4, 1}, kCount, {16, 0}, 1, little);
   CHECK(turns.scratch_count == kCount);
@@ -138,8 +139,8 @@ int CountFlushes(const RankProgram& program) {
   return count;
 }
 
-TEST_CASE("nobody waits for the network without need") {
-  // Nobody writes to what is sent, and a rank has few puts for each other.
+TEST_CASE("no step waits for the network unnecessarily") {
+  // No step writes to the sources, and a rank has few puts for each other rank.
   for (const int64_t run : {int64_t{0}, int64_t{16}}) {
     for (const char* algorithm : {"direct", "pairwise"}) {
       CHECK(CountFlushes(ProgramOf(Collective::kAllToAll, algorithm, {8, 1}, 1 << 10, {run, run}, 1)) == 0);
@@ -147,10 +148,10 @@ TEST_CASE("nobody waits for the network without need") {
   }
   CHECK(CountFlushes(ProgramOf(Collective::kAllGather, "direct", {8, 1}, 1 << 10, {}, 1)) == 0);
   CHECK(CountFlushes(ProgramOf(Collective::kAllGather, "ring", {8, 1}, 1 << 10, {}, 1)) == 0);
-  // What is packed in turns must have been sent.
+  // Before packing space is reused, its put must have been sent.
   const PackLimits little = {32 << 10, 1};
   CHECK(CountFlushes(ProgramOf(Collective::kAllToAll, "direct", {8, 1}, 1 << 10, {16, 16}, 1, little)) == 6);
-  // 64 runs of 32 KiB, eight at a time.
+  // 64 runs of 32 KiB, at most eight at a time.
   CHECK(CountFlushes(ProgramOf(Collective::kAllToAll, "direct", {2, 1}, 1 << 19, {8 << 10, 8 << 10}, 1)) >= 7);
 }
 

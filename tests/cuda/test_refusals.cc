@@ -1,4 +1,4 @@
-// What communicators refuse, on all ranks alike: what can't work, ranks that differ, ranks that don't come.
+// Errors of communicators, equal on all ranks: impossible requests, ranks that differ, ranks that do not arrive.
 #include <atomic>
 #include <string>
 
@@ -10,7 +10,7 @@ namespace {
 
 using namespace fake;
 
-// All ranks are told what is wrong, at the first use and ever after.
+// All ranks get the error, at the first use and at every later one.
 void Refused(World* world, const std::string& expected, const Fault& of_rank_2 = {}) {
   OnRanks(*world, [&](Rank& rank) {
     if (rank.rank == 2) fault = of_rank_2;
@@ -22,7 +22,7 @@ void Refused(World* world, const std::string& expected, const Fault& of_rank_2 =
   });
 }
 
-ALONE_TEST_CASE("what can't work is refused") {
+ALONE_TEST_CASE("impossible requests are refused") {
   Communicator::Configure(20, 4);
   auto* nodes = new World(2);
   nodes->num_lsa_teams = 2;
@@ -36,7 +36,7 @@ ALONE_TEST_CASE("what can't work is refused") {
   Refused(null, "NCCL gave no window");
   Refused(new World(3), "rank 2 of the group has no 2097152 bytes of GPU memory left for the signals",
           {"ncclMemAlloc"});
-  // The rank that has none adds NCCL's reason.
+  // The rank without one adds NCCL's reason.
   OnRanks(*new World(3), [](Rank& rank) {
     if (rank.rank == 2) fault = {"ncclMemAlloc"};
     const std::string error = Get(rank).status().message();
@@ -51,7 +51,7 @@ ALONE_TEST_CASE("what can't work is refused") {
 }
 
 // Each exchange between ranks fails once, on all of them.
-ALONE_TEST_CASE("an exchange that fails ends what needs it") {
+ALONE_TEST_CASE("a failed exchange ends the operation that needs it") {
   Communicator::Configure(20, 4);
   int num_failed = 0;
   for (bool reached = true; reached;) {
@@ -77,7 +77,7 @@ ALONE_TEST_CASE("an exchange that fails ends what needs it") {
   CHECK(num_failed > 12);
 }
 
-ALONE_TEST_CASE("a GPU that can't be chosen is an error") {
+ALONE_TEST_CASE("a GPU that cannot be selected is an error") {
   Communicator::Configure(20, 4);
   OnRanks(*new World(1), [](Rank& rank) {
     Communicator& communicator = *Ok(Get(rank));
@@ -96,7 +96,7 @@ ALONE_TEST_CASE("a GPU that can't be chosen is an error") {
   });
 }
 
-ALONE_TEST_CASE("ranks whose programs differ are told so") {
+ALONE_TEST_CASE("ranks with different programs get an error") {
   Communicator::Configure(20, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
@@ -114,8 +114,8 @@ ALONE_TEST_CASE("ranks whose programs differ are told so") {
   });
 }
 
-// Settings of the environment. Rank 1 gets others when rank 0 has read its own.
-ALONE_TEST_CASE("ranks whose settings differ are told so") {
+// Settings from the environment. Rank 1 gets other settings after rank 0 has read its own.
+ALONE_TEST_CASE("ranks with different settings get an error") {
   struct Settings {
     int32_t channels;
     bool windows;
@@ -140,7 +140,7 @@ ALONE_TEST_CASE("ranks whose settings differ are told so") {
          "JAXCOMM_SYMMETRIC_BUFFERS must be the same on all ranks, but is 1 on rank 0 and 0 on rank 1");
 }
 
-ALONE_TEST_CASE("a rank that does not come is not waited for without end") {
+ALONE_TEST_CASE("the wait for a missing rank ends") {
   Communicator::Configure(0.2, 4);
   auto* world = new World(2);
   OnRanks(*world, [&](Rank& rank) {
@@ -149,8 +149,8 @@ ALONE_TEST_CASE("a rank that does not come is not waited for without end") {
   });
 }
 
-// What it has sent may be there when the other one comes, who then goes on.
-ALONE_TEST_CASE("ranks that did not meet don't go on as if they had") {
+// The messages of the first rank may still be there when the other one arrives, which then continues.
+ALONE_TEST_CASE("ranks that did not meet do not continue") {
   Communicator::Configure(0.2, 4);
   auto* world = new World(2);
   std::atomic<int> turn{0};

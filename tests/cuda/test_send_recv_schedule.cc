@@ -1,5 +1,5 @@
-// What the cut at messages between nodes promises beyond results, which test_executor.cc checks: no rank waits without
-// end, both sides of a message mean the same one, chunks overlap.
+// Properties of the split at messages between nodes: no rank waits forever, both sides of a message agree on it, and
+// chunks overlap. test_executor.cc checks the results.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -36,8 +36,8 @@ Cut MakeCut(const Algorithm& algorithm, const Request& request, int32_t num_chan
   return cut;
 }
 
-// Runs the two streams of all ranks. The thread blocks of a walk don't wait for each other. Returns false if nothing
-// moves any more before all is done.
+// Runs the two streams of all ranks. The thread blocks of a walk do not wait for each other. Returns false if no step
+// can run although some remain.
 bool Ends(const Cut& cut, const Geometry& geometry) {
   const auto n = static_cast<int32_t>(cut.programs.size());
   struct Rank {
@@ -123,7 +123,7 @@ bool Ends(const Cut& cut, const Geometry& geometry) {
 
 void CheckShape(const Cut& cut) {
   for (const SendRecvSchedule& schedule : cut.schedules) {
-    // Everything that was begun is awaited, and nothing twice.
+    // Every posted round is awaited, and none twice.
     int32_t posted = 0, awaited = -1;
     for (const Action& action : schedule.actions) {
       if (action.kind == Action::kPost) CHECK(action.number == posted++);
@@ -134,12 +134,12 @@ void CheckShape(const Cut& cut) {
     CHECK(posted == static_cast<int32_t>(schedule.rounds.size()) && awaited == posted - 1);
     for (const Round& round : schedule.rounds) {
       CHECK(!round.sends.empty() || !round.receives.empty());
-      for (const Transfer& transfer : round.sends) CHECK(transfer.count > 0);  // mere signals too
+      for (const Transfer& transfer : round.sends) CHECK(transfer.count > 0);  // also of signals without data
     }
   }
 }
 
-TEST_CASE("plans come to their end") {
+TEST_CASE("all plans terminate") {
   int num_cuts = 0;
   for (int c = 0; c <= static_cast<int>(Collective::kBarrier); ++c) {
     Request request;
@@ -172,7 +172,7 @@ TEST_CASE("plans come to their end") {
   CHECK(num_cuts > 1000);
 }
 
-// Rounds that are under way while steps of plans run that come before another round.
+// Counts rounds that are in progress while steps run that precede another round.
 int32_t NumOverlapped(const RankProgram& program, const SendRecvSchedule& schedule, int32_t num_channels) {
   int32_t posted = 0, awaited = 0, overlapped = 0;
   bool walked = false;
@@ -196,7 +196,7 @@ int32_t NumOverlapped(const RankProgram& program, const SendRecvSchedule& schedu
   return overlapped;
 }
 
-TEST_CASE("chunks are under way while the next are made") {
+TEST_CASE("rounds overlap with the steps of later chunks") {
   constexpr int32_t kChunks = 8;
   for (const Collective collective :
        {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce, Collective::kReduceScatter}) {
@@ -224,19 +224,20 @@ TEST_CASE("small messages travel together") {
     const Cut cut = MakeCut(*FindAlgorithm(Collective::kAllToAll, name), request, 3, {});
     for (const SendRecvSchedule& schedule : cut.schedules) {
       CHECK(schedule.rounds.size() == 1);
-      // One message per peer, whatever the channels.
+      // One message per peer, for any number of channels.
       std::set<int32_t> peers;
       for (const Transfer& transfer : schedule.rounds[0].sends) CHECK(peers.insert(transfer.peer).second);
       CHECK(peers.size() == (std::string(name) == "direct" ? 6u : 3u));
-      // Of 1 or 2 blocks, of which the channels have 64, 32 and 4 elements, each part up to a multiple of 128 bytes.
+      // Each message has 1 or 2 blocks, of which the channels have 64, 32 and 4 elements. Each part is padded to a
+      // multiple of 128 bytes.
       const int64_t count = std::string(name) == "direct" ? 64 + 32 + 32 : 128 + 64 + 32;
       for (const Transfer& transfer : schedule.rounds[0].sends) CHECK(transfer.count == count);
     }
   }
 }
 
-// Kernels need not find out where each element is.
-TEST_CASE("blocks that lie side by side are moved flat") {
+// Kernels need not compute the position of each element.
+TEST_CASE("contiguous blocks are moved flat") {
   Request request;
   request.collective = Collective::kAllToAll;
   request.geometry = {2, 2, false, true};
@@ -252,8 +253,8 @@ TEST_CASE("blocks that lie side by side are moved flat") {
   }
 }
 
-// Messages of one round lie side by side, those of rounds that are under way at the same time in different slots.
-TEST_CASE("messages have their places") {
+// Messages of one round do not overlap. Those of concurrent rounds are in different slots.
+TEST_CASE("messages do not overlap") {
   Request request;
   request.collective = Collective::kAllToAll;
   request.geometry = {3, 2, false, true};

@@ -1,4 +1,4 @@
-// XLA's stages of a call: what is prepared, initialized and executed, and on which devices it fails.
+// XLA's stages of a call: preparation, initialization and execution, and the devices on which they fail.
 #include <chrono>
 #include <string>
 #include <thread>
@@ -14,7 +14,7 @@ namespace {
 
 using namespace fake;
 
-// Three runs of a call by XLA's stages. `bare`: a rank without collective memory, or -1.
+// Three runs of a call in XLA's stages. `bare`: a rank without collective memory, or -1.
 void RunByXla(bool windows, bool provides, int bare) {
   constexpr int kRanks = 3;
   constexpr int64_t kCount = 500;
@@ -25,7 +25,7 @@ void RunByXla(bool windows, bool provides, int bare) {
   state->spec.algorithm = "direct";
   state->spec.groups = {0, 1, 2};
   state->windows = windows;
-  state->members = {{7, 0}, {7, 1}, {7, 2}};  // not looked at where XLA has communicators
+  state->members = {{7, 0}, {7, 1}, {7, 2}};  // not used if XLA provides communicators
   if (!provides) OwnCommunicators::Add(7, state->members, KeyOf(world));
   OnRanks(*world, [&](Rank& rank) {
     const XlaMemory memory(rank);
@@ -60,7 +60,7 @@ void RunByXla(bool windows, bool provides, int bare) {
       for (int64_t i = 0; i < kCount; ++i) x[i] = static_cast<int32_t>(rank.rank + i + run), y[i] = -1;
       const size_t before = stream.queue.size();
       CHECK(stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, y).empty());
-      // One kernel, which copies what must be copied; with windows, one before it.
+      // One kernel and the necessary copies. With windows, one more kernel before it.
       CHECK(stream.queue.size() - before == static_cast<size_t>(windows ? 2 : 1));
       while (!stream.Drain()) std::this_thread::yield();
       for (int64_t i = 0; i < kCount; ++i) CHECK(y[i] == kRanks * (kRanks - 1) / 2 + kRanks * (i + run));
@@ -76,7 +76,7 @@ void RunByXla(bool windows, bool provides, int bare) {
   });
 }
 
-// A process says once that buffers are copied, and why.
+// A process reports once that buffers are copied, and why.
 TEST_CASE("calls by XLA's stages") {
   for (const bool provides : {true, false}) CHECK(Alone([&] { RunByXla(false, provides, 1); }).empty());
   CHECK(Alone([] { RunByXla(true, true, -1); }).empty());
@@ -86,8 +86,8 @@ TEST_CASE("calls by XLA's stages") {
   CHECK(Count(without, said + "XLA provides no communicators to FFI handlers") == 1 && Count(without, "copied") == 1);
 }
 
-// Prepare says at once what is wrong. What one device alone may have met in Initialize comes in Execute.
-ALONE_TEST_CASE("what XLA refuses is said, with its reason") {
+// Prepare reports errors at once. Errors of one device in Initialize are deferred to Execute.
+ALONE_TEST_CASE("errors of XLA are reported with their reason") {
   Communicator::Configure(20, 4);
   const auto said = [](const char* refused) {
     GpuCallState state;
@@ -111,8 +111,8 @@ ALONE_TEST_CASE("what XLA refuses is said, with its reason") {
   CHECK(said("") == at + "XLA's communicator is null");
 }
 
-// All later runs use what the first one has found, whatever it would find now: no run plans again.
-ALONE_TEST_CASE("what is prepared is found once") {
+// All later runs use the result of the first preparation, even if a new one would differ: no run plans again.
+ALONE_TEST_CASE("the preparation happens once") {
   Communicator::Configure(20, 4);
   GpuCallState state;
   state.spec = SpecOf(Collective::kAllReduce, 2);
@@ -133,7 +133,7 @@ ALONE_TEST_CASE("what is prepared is found once") {
   }
 }
 
-ALONE_TEST_CASE("a GPU alone shares no buffers") {
+ALONE_TEST_CASE("a single GPU shares no buffers") {
   Communicator::Configure(20, 4);
   GpuCallState state;
   state.spec = SpecOf(Collective::kAllReduce, 1);
@@ -146,7 +146,7 @@ ALONE_TEST_CASE("a GPU alone shares no buffers") {
   CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, 4, y, 4).empty() && xla.regions.empty());
 }
 
-// Two devices of a process, each a group of its own. XLA ends a process in which one of them fails to initialize alone.
+// Two devices of a process, each a group of its own. XLA ends a process in which only one of them fails to initialize.
 ALONE_TEST_CASE("local devices fail together") {
   Communicator::Configure(20, 4);
   GpuCallState state;
@@ -176,7 +176,7 @@ ALONE_TEST_CASE("local devices fail together") {
   };
   for (int device = 0; device < 2; ++device) CHECK(initialize(device, 0).empty());
 
-  // What one device alone can't do.
+  // An error of one device only.
   GpuCallState other;
   other.spec = state.spec;
   other.spec.group_size = 2;
@@ -197,8 +197,8 @@ ALONE_TEST_CASE("local devices fail together") {
   for (int device = 0; device < 2; ++device) CHECK(Has(initialize(device, 2), "a call before it failed"));
 }
 
-// Of GPUs that have work for longer than the timeout, first runs still find all ranks.
-ALONE_TEST_CASE("what a GPU had to do before is not counted") {
+// First runs find all ranks even if GPUs are busy for longer than the timeout.
+ALONE_TEST_CASE("earlier work of a GPU does not count towards the timeout") {
   Communicator::Configure(0.5, 4);
   auto* world = new World(2);
   GpuCallState states[2];
@@ -228,8 +228,8 @@ ALONE_TEST_CASE("what a GPU had to do before is not counted") {
   });
 }
 
-// To free memory waits for the GPU, and so perhaps for another device that needs the lock.
-ALONE_TEST_CASE("calls that are replaced end without the lock") {
+// Freeing memory waits for the GPU, and so perhaps for another device that needs the lock.
+ALONE_TEST_CASE("replaced calls are freed without the lock") {
   Communicator::Configure(20, 4);
   GpuCallState state;
   state.spec = SpecOf(Collective::kAllReduce, 1);

@@ -1,4 +1,4 @@
-"""docs/development/gpu-status.md says what the records say, and no more."""
+"""docs/development/gpu-status.md agrees with the records."""
 
 import pytest
 import status

@@ -1,7 +1,7 @@
-// A user's handlers on fakes of XLA, CUDA and NCCL: those of examples/fused_rmsnorm, compiled as they are, are called
-// stage by stage as XLA would, and their kernel runs emulated.
+// A user's handlers on fakes of XLA, CUDA and NCCL. The test compiles the handlers of examples/fused_rmsnorm without
+// change and calls them stage by stage as XLA does. Their kernel runs emulated.
 #include "fakes/machine.h"
-// Behind CUDA's headers: see gpu_fake.h.
+// Must follow CUDA's headers: see gpu_fake.h.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -16,7 +16,7 @@
 #include "../../ffi/cuda/xla/user_call.h"
 #include "fakes/xla_frames.h"
 
-// Of the example.
+// Defined by the example.
 extern "C" {
 XLA_FFI_Error* FusedRmsnormInitializeF32(XLA_FFI_CallFrame*);
 XLA_FFI_Error* FusedRmsnormExecuteF32(XLA_FFI_CallFrame*);
@@ -56,7 +56,7 @@ namespace {
 
 using namespace fake;
 
-// A call site of an executable: the target with its stages, and what jaxcomm.ffi_call says.
+// A call site of an executable: the target with its stages, and the attributes that jaxcomm.ffi_call adds.
 struct Site {
   XLA_FFI_Handler* initialize = &FusedRmsnormInitializeF32;
   XLA_FFI_Handler* execute = &FusedRmsnormExecuteF32;
@@ -65,7 +65,7 @@ struct Site {
   int64_t tokens = 5, hidden = 33, max_sms = 0;
   int num_ranks = 2;
   void* state = nullptr;
-  bool registered = true;  // by jaxcomm.register_ffi_target, which gives the library jaxcomm's functions
+  bool registered = true;  // by jaxcomm.register_ffi_target, which passes jaxcomm's functions to the library
 
   Attributes AttributesOf() const {
     Attributes call, all;
@@ -139,7 +139,7 @@ std::vector<Array> RetsOf(const Site& site, Operands& operands) {
   return {{operands.out.data(), matrix}, {operands.new_residual.data(), matrix}};
 }
 
-// Stages Prepare and Initialize on one device.
+// The stages Prepare and Initialize on one device.
 std::string Initialize(const Site& site, CallOnDevice& execution) {
   Operands none = OperandsOf(site, 0, 0);
   execution.state = site.state;
@@ -169,7 +169,7 @@ CallOnDevice ExecutionOf(int rank, void* nccl_comm) {
   return execution;
 }
 
-// A sum of jaxcomm's own over the same communicator, put on the stream.
+// Enqueues a sum of jaxcomm's own over the same communicator.
 struct Sum {
   Sum(void* nccl_comm, int num_ranks) : x(3000, 1), y(3000) {
     CallSpec spec;
@@ -195,20 +195,20 @@ ALONE_TEST_CASE("a user's kernel, stage by stage, between calls of jaxcomm's") {
     Site small, large;
     small.num_ranks = large.num_ranks = n;
     large.tokens = 9;
-    large.hidden = 70000;  // rows of more than the target's first arena
+    large.hidden = 70000;  // rows that exceed the target's first arena
     CHECK(small.Instantiate().empty() && large.Instantiate().empty());
     fake::OnRanks(n, [&](int rank, void* nccl_comm) {
       CallOnDevice execution = ExecutionOf(rank, nccl_comm);
       CHECK(Initialize(small, execution).empty());
       const device::Comm first = On(small, rank).comm;
       CHECK(On(small, rank).max_channels == 3);
-      // Of the target, and as it was.
+      // The target's arena, without change.
       for (int64_t i = 0; i < first.arena_bytes; ++i) CHECK(*first.arena.At(rank, i) == 0);
       CHECK(Initialize(large, execution).empty() && Initialize(small, execution).empty());
       CHECK(On(small, rank).comm.arena.base == first.arena.base);
       CHECK(On(large, rank).comm.arena.base != first.arena.base);
       Sum sum(nccl_comm, n);
-      // One after the other on one stream, as XLA does; nobody waits in between.
+      // One after the other on one stream, as in XLA, without a wait in between.
       std::vector<std::pair<const Site*, Operands>> calls;
       for (const Site* site : {&small, &large, &small, &small, &large}) {
         calls.emplace_back(site, OperandsOf(*site, rank, static_cast<int>(calls.size())));
@@ -235,7 +235,7 @@ ALONE_TEST_CASE("call sites and targets") {
   for (Site* site : {&one, &limited, &other}) CHECK(site->Instantiate().empty());
   fake::OnRanks(2, [&](int rank, void* nccl_comm) {
     CallOnDevice execution = ExecutionOf(rank, nccl_comm);
-    // What the GPU had to do before is over when ranks begin to wait for each other, at the first run only.
+    // The GPU's earlier work has ended when ranks begin to wait for each other, in the first run only.
     char over = 0;
     cudaMemsetAsync(&over, 1, 1, execution.stream);
     for (const Site* site : {&one, &limited, &other}) CHECK(Initialize(*site, execution).empty());
@@ -264,7 +264,7 @@ ALONE_TEST_CASE("call sites and targets") {
   });
 }
 
-ALONE_TEST_CASE("what can't work is refused") {
+ALONE_TEST_CASE("impossible requests are refused") {
   cuda::Communicator::Configure(20, 4);
   Site odd;
   odd.num_ranks = 0;
@@ -330,7 +330,7 @@ XLA_FFI_Error* InitializeOnDevice0(XLA_FFI_CallFrame* frame) {
   return reinterpret_cast<XLA_FFI_Error*>(new std::string("no kernel for this GPU"));
 }
 
-// XLA ends a process in which one of several devices fails in Initialize alone.
+// XLA ends a process in which only one of several devices fails in Initialize.
 ALONE_TEST_CASE("a user's handlers fail on all local devices") {
   cuda::Communicator::Configure(20, 4);
   Site site;
@@ -350,7 +350,7 @@ ALONE_TEST_CASE("a user's handlers fail on all local devices") {
         Has(Initialize(site, execution), "can't run, since a call before it failed: fused_rmsnorm_F32 at model.py:7"));
   }
 
-  // What one device alone can't do.
+  // An error of one device only.
   Site other;
   other.target = "other";
   other.initialize = &InitializeOnDevice0;
@@ -364,8 +364,8 @@ ALONE_TEST_CASE("a user's handlers fail on all local devices") {
   }
 }
 
-// The fake XLA does not ask; XLA does, when the target is registered.
-ALONE_TEST_CASE("what XLA asks about handlers") {
+// The fake of XLA does not query traits. XLA does so when the target is registered.
+ALONE_TEST_CASE("XLA's queries about handlers") {
   XLA_FFI_Api_Version version = {};
   XLA_FFI_Metadata metadata = {};
   metadata.struct_size = XLA_FFI_Metadata_STRUCT_SIZE;
@@ -399,7 +399,7 @@ ALONE_TEST_CASE("libraries of other versions") {
   CHECK(Initialize(site, execution).empty());
   CHECK(Has(Execute(site, execution, operands), "has not been registered by jaxcomm.register_ffi_target"));
   api = cuda::HostApi();
-  api.struct_size += 8;  // functions that these headers don't know
+  api.struct_size += 8;  // functions that these headers do not declare
   api.version += 1;
   CHECK(jaxcomm_use_host_api(&api) == nullptr);
   CHECK(jaxcomm_use_host_api(&cuda::HostApi()) == nullptr);

@@ -1,5 +1,5 @@
-// ffi/cuda/xla/xla_collectives.* against the header of a jaxlib that has the extension, and on fakes of runtimes with
-// and without it.
+// Tests of ffi/cuda/xla/xla_collectives.* against the header of a jaxlib that has the extension, and on fakes of
+// runtimes with and without it.
 #include <cstdio>
 #include <string>
 #include <utility>
@@ -12,7 +12,7 @@
 namespace jaxcomm {
 namespace {
 
-// A field of ours lies where XLA's lies and is as large.
+// Each of jaxcomm's fields has the offset and the size of XLA's field.
 #define SAME_FIELD(theirs, their_field, ours, our_field)                                         \
   static_assert(offsetof(theirs, their_field) == offsetof(ours, our_field), #theirs #our_field); \
   static_assert(sizeof(theirs::their_field) == sizeof(ours::our_field), #theirs #our_field)
@@ -50,7 +50,7 @@ static_assert(sizeof(XLA_FFI_ReplicaGroup) == sizeof(xla_abi::ReplicaGroup), "si
 SAME_ARGS(XLA_FFI_Communicator_Request_Args, xla_abi::RequestArgs);
 SAME_ARGS(XLA_FFI_Communicator_Get_Args, xla_abi::GetArgs);
 SAME_FIELD(XLA_FFI_Communicator_Get_Args, communicator, xla_abi::GetArgs, communicator);
-// XLA refuses arguments that are smaller than its own.
+// XLA refuses argument structs that are smaller than its own.
 static_assert(sizeof(xla_abi::RequestArgs) >= XLA_FFI_Communicator_Request_Args_STRUCT_SIZE, "size");
 static_assert(sizeof(xla_abi::GetArgs) >= XLA_FFI_Communicator_Get_Args_STRUCT_SIZE, "size");
 
@@ -77,7 +77,7 @@ SAME_FIELD(XLA_FFI_Collectives_Extension, get_window, xla_abi::CollectivesWithWi
 
 bool Has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// A runtime, by the real header's types.
+// A runtime with the types of the real header.
 struct Runtime {
   XLA_FFI_Api api = {};
   XLA_FFI_Collectives_Extension extension = {};
@@ -86,7 +86,7 @@ struct Runtime {
   std::vector<std::vector<int64_t>> groups;
   std::vector<XLA_FFI_CollectiveMemoryRegion> regions;
   bool has_windows = true;
-  int num_errors = 0;  // alive
+  int num_errors = 0;  // errors that have not been deleted
 };
 Runtime* runtime = nullptr;
 
@@ -117,7 +117,7 @@ Runtime MakeRuntime() {
     args->extension = runtime->provides ? &runtime->extension.extension_base : nullptr;
     return static_cast<XLA_FFI_Error*>(nullptr);
   };
-  // As jaxlib 0.11.2 has it: without what 0.12 adds.
+  // As in jaxlib 0.11.2, without the additions of 0.12.
   made.extension.extension_base.struct_size = offsetof(XLA_FFI_Collectives_Extension, request_window);
   made.extension.extension_base.id = {XLA_FFI_Extension_Collectives, 0, 1};
   made.extension.request_communicator = [](const XLA_FFI_Collectives_Extension* self,
@@ -175,13 +175,13 @@ std::string Asked(Runtime& of) {
 TEST_CASE("communicators are provided") {
   Runtime runtime_of_0_11_2 = MakeRuntime();
   CHECK(Asked(runtime_of_0_11_2).empty());
-  CHECK(runtime_of_0_11_2.groups == kGroups);  // the order of ranks is that of the group
+  CHECK(runtime_of_0_11_2.groups == kGroups);  // ranks are in the order of the group
   Runtime refuses = MakeRuntime();
   refuses.refusal = "no device assignment";
   CHECK(Asked(refuses) == "XLA has no communicator for the group: no device assignment");
 }
 
-// What a request is answered, then the question for the window.
+// Sends a request, then queries the window.
 std::pair<std::string, std::string> AskedForWindow(Runtime& of) {
   runtime = &of;
   const XlaCollectives collectives(&of.api, nullptr);

@@ -3,13 +3,13 @@
 namespace jaxcomm {
 namespace {
 
-__global__ void Nothing() {}  // is compiled for the architectures of all other kernels
+__global__ void EmptyKernel() {}  // compiled for the same architectures as all other kernels
 
 }  // namespace
 
 cudaError_t CheckCode() {
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, Nothing);
+  return cudaFuncGetAttributes(&attributes, EmptyKernel);
 }
 
 }  // namespace jaxcomm

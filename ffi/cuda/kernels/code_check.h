@@ -1,11 +1,12 @@
-// Whether this module's kernels can run on a device.
+// Checks whether this module's kernels can run on a device.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace jaxcomm {
 
-// cudaSuccess if the module holds code for the current device, or PTX that its driver can compile. Starts the device.
+// Returns cudaSuccess if the module holds code for the current device, or PTX that the driver can compile for it.
+// Initializes the device.
 cudaError_t CheckCode();
 
 }  // namespace jaxcomm

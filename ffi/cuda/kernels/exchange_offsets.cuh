@@ -1,8 +1,9 @@
-// Ranks tell each other where XLA has put their operands and results, in a kernel before that of the plan.
+// The ranks of a node exchange the addresses of their operands and results, in a kernel before that of the plan.
 //
-// XLA may place a buffer anew in every run, on every rank elsewhere, and only the rank itself knows. All memory of
-// NCCL's windows lies in one range of addresses, at the same distance from rank to rank (ncclGetLsaPointer): so what
-// counts is the distance from some memory of the rank that all know, here its signals.
+// XLA may place a buffer at a new address in every run, different on each rank, and only the rank itself has this
+// address. All memory of NCCL's windows lies in one address range with the same stride from rank to rank
+// (ncclGetLsaPointer). An offset from memory that all ranks can address is therefore enough. The offsets are relative
+// to the rank's signals.
 #pragma once
 
 #include "cuda/program/program.h"
@@ -11,17 +12,17 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Bytes from the begin of a rank's signals.
+// Bytes from the start of a rank's signals.
 struct BufferOffsets {
   int64_t input = 0;
   int64_t output = 0;
 };
 
-// Plain data; pointers are to memory of the device.
+// Plain data. Pointers point to device memory.
 struct ExchangeOffsetsArgs {
   device::Comm comm;
-  device::Window offset_table;         // BufferOffsets [2][sender], at every rank
-  const BufferOffsets* own = nullptr;  // of this rank
+  device::Window offset_table;         // BufferOffsets [2][sender], on every rank
+  const BufferOffsets* own = nullptr;  // offsets of this rank
   int64_t* input_at = nullptr;         // [rank], out
   int64_t* output_at = nullptr;        // [rank], out
 };
@@ -31,7 +32,7 @@ JAXCOMM_BOTH int64_t OffsetTableBytes(int32_t num_ranks) {
   return 2 * num_ranks * static_cast<int64_t>(sizeof(BufferOffsets));
 }
 
-// The channel of the kernel, which no plan uses.
+// The channel of this kernel. No plan uses it.
 JAXCOMM_BOTH int32_t OffsetChannel(const device::Comm& comm) { return comm.signals.num_channels - 1; }
 
 }  // namespace cuda
@@ -41,15 +42,15 @@ JAXCOMM_BOTH int32_t OffsetChannel(const device::Comm& comm) { return comm.signa
 namespace jaxcomm {
 namespace cuda {
 
-// The row of a sender's offsets in call number `count`. The rows of a call and of the next one lie side
-// by side. A sender reuses a row in the call after those: it has then received the offsets of the next call from every
-// rank, so this row has been read.
+// The row of a sender's offsets in call number `count`. Two consecutive calls use different rows. A sender reuses a row
+// in the second next call. By then it has received the offsets of the next call from every rank, so every rank has read
+// the row.
 JAXCOMM_DEVICE int64_t Slot(uint64_t count, int32_t sender, int32_t num_ranks) {
   return static_cast<int64_t>(count % 2) * num_ranks + sender;
 }
 
-// Called by all threads of one block. If a rank has not come in time, this one has aborted, and the plan does not run:
-// it would with the addresses of another run.
+// Called by all threads of one block. If a rank does not arrive in time, this rank aborts and the plan does not run,
+// because it would use the addresses of another run.
 JAXCOMM_DEVICE void ExchangeOffsets(const ExchangeOffsetsArgs& args) {
   const device::Comm& comm = args.comm;
   const int32_t channel = OffsetChannel(comm);

@@ -1,4 +1,4 @@
-// Walks a RankProgram: one thread block per channel. The same text runs on the GPU and, emulated, on the CPU.
+// Executes a RankProgram with one thread block per channel. The same source runs on the GPU and, emulated, on the CPU.
 #pragma once
 
 #include "cuda/kernels/reductions.h"
@@ -10,12 +10,13 @@
 namespace jaxcomm {
 namespace cuda {
 
-// How steps that name ranks of other nodes are carried out; this one for groups of one node. Put, Flush: called by all
-// threads of a block. Signal, Wait: by one thread per peer.
-//  Put     from memory of this rank to byte `offset` of the buffer that `to` is in; number `number` of its step. What
-//          other threads have written there comes before a __syncthreads(). May return before it has read the memory,
-//          and arrives before the next signal to the same rank, which a __syncthreads() goes before.
-//  Flush   all puts of the channel have read their memory. False: aborted.
+// The interface for steps that name ranks of other nodes. This implementation is for groups of one node. Put and Flush
+// are called by all threads of a block, Signal and Wait by one thread per peer.
+// - Put copies memory of this rank into the buffer of `to`. `number` is the number of the put in its step. A
+//   __syncthreads() separates the put from earlier writes of other threads to the source. Put may return before the
+//   source has been read. The data arrives before the next signal to the same rank, which follows a __syncthreads().
+// - Flush waits until the sources of all puts of the channel have been read. It returns false if the channel has
+//   aborted.
 struct NoNetwork {
   JAXCOMM_DEVICE static void Put(int32_t, int32_t, const Place&, int64_t, const Place&, int64_t, int64_t) {}
   JAXCOMM_DEVICE static void Signal(int32_t, int32_t) {}
@@ -27,20 +28,21 @@ struct NoNetwork {
 struct Elements {
   char* base = nullptr;  // of the buffer
   ChannelSlice slice;
-  int64_t first = 0;  // number of the step's first element, in the plan; if flat, in memory
+  int64_t first = 0;  // the step's first element: its number in the plan, or its position in memory if flat
   bool flat = false;
 
-  // Where in the buffer the step's element i is.
+  // Position of the step's element i in the buffer.
   JAXCOMM_DEVICE int64_t Position(int64_t i) const { return flat ? first + i : FindPosition(i); }
-  // How many of the step's elements from i on lie side by side; at most `most`.
-  JAXCOMM_DEVICE int64_t Side(int64_t i, int64_t most) const { return flat ? most : FindSide(i, most); }
+  // Number of contiguous elements of the step from i on; at most `most`.
+  JAXCOMM_DEVICE int64_t Contiguous(int64_t i, int64_t most) const { return flat ? most : FindContiguous(i, most); }
 
-  // Whether every `unit` elements, counted from the step's first, lie side by side and may be moved as one.
+  // Whether every `unit` elements, counted from the step's first, are contiguous and aligned, so that one access can
+  // move them.
   JAXCOMM_DEVICE bool InUnits(int64_t unit, int64_t item_bytes) const {
     const int64_t bounds = flat ? first : first | slice.count | slice.begin | slice.run;
     return bounds % unit == 0 && reinterpret_cast<uintptr_t>(base) % (unit * item_bytes) == 0;
   }
-  // With such units for elements.
+  // The same elements, counted in such units.
   JAXCOMM_DEVICE Elements OfUnits(int64_t unit) const {
     Elements units = *this;
     units.first /= unit;
@@ -57,23 +59,23 @@ struct Elements {
     return element / slice.run * (slice.num_blocks * slice.run) + number / slice.count * slice.run +
            element % slice.run;
   }
-  JAXCOMM_DEVICE_CALLED int64_t FindSide(int64_t i, int64_t most) const {
+  JAXCOMM_DEVICE_CALLED int64_t FindContiguous(int64_t i, int64_t most) const {
     const int64_t in_part = (first + i) % slice.count;
     const int64_t in_run = (slice.begin + in_part) % slice.run;
-    int64_t side = slice.count - in_part;
-    if (side > slice.run - in_run) side = slice.run - in_run;
-    return side < most ? side : most;
+    int64_t contiguous = slice.count - in_part;
+    if (contiguous > slice.run - in_run) contiguous = slice.run - in_run;
+    return contiguous < most ? contiguous : most;
   }
 };
 
-// The elements of `place`, which is in `step`.
+// The elements of `place` in `step`.
 JAXCOMM_DEVICE Elements ElementsOf(const RankArgs& args, const ChannelProgram& program, const ProgramStep& step,
                                    const Place& place) {
   Elements elements;
   const bool input = place.space == Space::kInput;
   const device::Window& window = input ? args.input : place.space == Space::kOutput ? args.output : args.scratch;
   const int32_t local_rank = place.rank % args.ranks_per_node;
-  elements.base = window.At(local_rank);  // of a rank of another node: not an address
+  elements.base = window.At(local_rank);  // not an address for a rank of another node
   elements.first = place.offset;
   elements.flat = step.flat || place.space == Space::kScratch;
   if (place.space == Space::kScratch) {
@@ -93,20 +95,21 @@ struct Operands {
   const ProgramStep& step;
   const Place* places;
 
-  // Where element i of operand s is.
+  // Address of element i of operand s.
   JAXCOMM_DEVICE_CALLED const char* At(int s, int64_t i) const {
     const Elements elements = ElementsOf(args, program, step, places[s]);
     return elements.base + elements.Position(i) * args.item_bytes;
   }
 };
 
-// Less than this side by side keeps too few threads of a block busy: every thread finds its own elements then.
+// With fewer contiguous bytes than this, too few threads of a block would be busy. Each thread then locates its own
+// elements.
 constexpr int64_t kShortRunBytes = 2048;
 
-// Elements i .. i + count, which lie side by side in all buffers, or `scattered`.
+// Reduces elements i .. i + count, which are contiguous in all buffers unless `scattered`.
 template <typename Codec, typename Op>
-JAXCOMM_DEVICE_CALLED void ReduceSide(const Elements& dst, const Operands& operands, int64_t i, int64_t count,
-                                      bool scattered, Codec codec) {
+JAXCOMM_DEVICE_CALLED void ReduceRange(const Elements& dst, const Operands& operands, int64_t i, int64_t count,
+                                       bool scattered, Codec codec) {
   using Storage = typename Codec::Storage;
   using Item = device::Unit<Codec, 1>;
   const int num_sources = operands.step.step.num_sources;
@@ -128,16 +131,17 @@ JAXCOMM_DEVICE_CALLED void ReduceSide(const Elements& dst, const Operands& opera
 JAXCOMM_DEVICE void ReduceElements(const Elements& dst, const Operands& operands) {
   const Step& step = operands.step.step;
   for (int64_t i = 0; i < step.count;) {
-    int64_t side = dst.Side(i, step.count - i);
+    int64_t contiguous = dst.Contiguous(i, step.count - i);
     for (int32_t s = 0; s < step.num_sources && !operands.step.flat; ++s) {
-      side = ElementsOf(operands.args, operands.program, operands.step, operands.places[s]).Side(i, side);
+      contiguous =
+          ElementsOf(operands.args, operands.program, operands.step, operands.places[s]).Contiguous(i, contiguous);
     }
-    const bool scattered = side < step.count - i && side * operands.args.item_bytes < kShortRunBytes;
-    if (scattered) side = step.count - i;
+    const bool scattered = contiguous < step.count - i && contiguous * operands.args.item_bytes < kShortRunBytes;
+    if (scattered) contiguous = step.count - i;
     VisitReduction(operands.args.operation, [&](auto codec, auto op) {
-      ReduceSide<decltype(codec), decltype(op)>(dst, operands, i, side, scattered, codec);
+      ReduceRange<decltype(codec), decltype(op)>(dst, operands, i, contiguous, scattered, codec);
     });
-    i += side;
+    i += contiguous;
   }
 }
 
@@ -148,8 +152,8 @@ JAXCOMM_DEVICE_CALLED void MoveItems(const Elements& dst, const Elements& src, i
   }
 }
 
-// Elements begin .. count: 16 bytes at a time, or as many as runs and addresses allow. What a thread has to find out
-// for one item costs more than to move it.
+// Moves elements begin .. count in units of 16 bytes, or of as many bytes as runs and addresses allow. A thread needs
+// more time to locate an item than to move it.
 JAXCOMM_DEVICE_CALLED void MoveShortRuns(const Elements& dst, const Elements& src, int64_t begin, int64_t count,
                                          int64_t item_bytes) {
   int64_t unit = 16 / item_bytes;
@@ -176,22 +180,26 @@ JAXCOMM_DEVICE_CALLED void MoveShortRuns(const Elements& dst, const Elements& sr
 
 JAXCOMM_DEVICE_CALLED void MoveElements(const Elements& dst, const Elements& src, int64_t count, int64_t item_bytes) {
   for (int64_t i = 0; i < count;) {
-    const int64_t side = src.Side(i, dst.Side(i, count - i));
-    if (side < count - i && side * item_bytes < kShortRunBytes) return MoveShortRuns(dst, src, i, count, item_bytes);
-    device::Copy(dst.base + dst.Position(i) * item_bytes, src.base + src.Position(i) * item_bytes, side * item_bytes);
-    i += side;
+    const int64_t contiguous = src.Contiguous(i, dst.Contiguous(i, count - i));
+    if (contiguous < count - i && contiguous * item_bytes < kShortRunBytes) {
+      return MoveShortRuns(dst, src, i, count, item_bytes);
+    }
+    device::Copy(dst.base + dst.Position(i) * item_bytes, src.base + src.Position(i) * item_bytes,
+                 contiguous * item_bytes);
+    i += contiguous;
   }
 }
 
 JAXCOMM_DEVICE_CALLED void ZeroElements(const Elements& dst, int64_t count, int64_t item_bytes) {
   for (int64_t i = 0; i < count;) {
-    const int64_t side = dst.Side(i, count - i);
-    device::Zero(dst.base + dst.Position(i) * item_bytes, side * item_bytes);
-    i += side;
+    const int64_t contiguous = dst.Contiguous(i, count - i);
+    device::Zero(dst.base + dst.Position(i) * item_bytes, contiguous * item_bytes);
+    i += contiguous;
   }
 }
 
-// The channel's elements of a buffer. A row is a run of every block: rows that the channel has whole lie side by side.
+// Copies the channel's elements of a buffer. A row is one run of every block. Rows that belong to the channel entirely
+// are contiguous.
 JAXCOMM_DEVICE_CALLED void CopySlice(const BufferCopy& copy, const ChannelSlice& slice, int64_t item_bytes) {
   const int64_t end = slice.begin + slice.count;
   for (int64_t element = slice.begin; element < end;) {
@@ -216,20 +224,20 @@ class Walk {
       : args_(args), network_(network), channel_(channel), program_(args.channels[channel]) {}
 
   JAXCOMM_DEVICE void Run() {
-    // Here, not in the first wait: networks have counters of their own.
+    // The check is here and not in the first wait, because networks have counters of their own.
     if (device::IsAborted(args_.comm)) return;
     if (args_.copy_in.to != nullptr) {
       CopySlice(args_.copy_in, program_.input, args_.item_bytes);
       __syncthreads();
     }
     const ProgramStep* steps = args_.steps + program_.first_step;
-    // A thread whose wait fails, in a flush too, has aborted the channel.
+    // A thread whose wait or flush fails has aborted the channel.
     for (int32_t i = 0; i < program_.num_steps; ++i) {
       const ProgramStep& step = steps[i];
       if (step.flush && __syncthreads_or(!network_.Flush(channel_)) != 0) return;
       switch (step.step.kind) {
         case StepKind::kSignal:
-          __syncthreads();  // everything before has been written
+          __syncthreads();  // all earlier writes are complete
           for (int32_t k = Thread(); k < step.together; k += Threads()) SignalPeer(steps[i + k].step.peer);
           i += step.together - 1;
           break;
@@ -298,10 +306,10 @@ class Walk {
   JAXCOMM_DEVICE void PutInterNode(const Step& step, const Elements& dst, const Elements& src) {
     int64_t i = 0;
     for (int32_t number = 0; i < step.count; ++number) {
-      const int64_t side = src.Side(i, dst.Side(i, step.count - i));
+      const int64_t contiguous = src.Contiguous(i, dst.Contiguous(i, step.count - i));
       network_.Put(channel_, number, step.dst, dst.Position(i) * args_.item_bytes, step.src,
-                   src.Position(i) * args_.item_bytes, side * args_.item_bytes);
-      i += side;
+                   src.Position(i) * args_.item_bytes, contiguous * args_.item_bytes);
+      i += contiguous;
     }
   }
 

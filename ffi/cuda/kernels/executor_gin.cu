@@ -1,5 +1,5 @@
-// The executor's kernel for groups of several nodes that GIN connects. NCCL promises nothing for it with a libnccl of
-// another version than that of these headers.
+// The executor's kernel for groups of several nodes that GIN connects. NCCL does not guarantee that the kernel works
+// with a libnccl of another version than these headers.
 #include <nccl_device.h>
 
 #include "cuda/kernels/gin_network.cuh"
@@ -9,7 +9,8 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// Fewer than kThreads: with 128 registers a thread, NCCL's GIN spills some (CUDA 13.0, sm_80 to sm_120).
+// Fewer than kThreads, which would leave 128 registers per thread: with so few, NCCL's GIN spills some (CUDA 13.0,
+// sm_80 to sm_120).
 constexpr int kGinThreads = 384;
 
 __global__ void __launch_bounds__(kGinThreads, 1)

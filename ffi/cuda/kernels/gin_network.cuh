@@ -1,14 +1,14 @@
-// Steps between nodes by GIN, NCCL's puts from a kernel: needs NCCL's headers, or the tests' fake of them, included
-// before this.
+// Steps between nodes by GIN, NCCL's puts from a kernel. NCCL's headers, or the tests' fake of them, must be included
+// before this file.
 //
-// A channel puts and signals on one context. A strong signal arrives after all that was put to the same rank on the
-// same context before, which is what the plan wants of a signal; a weak one would not. Signals and counters are never
-// reset: what has arrived is compared with counts of our own, which like them begin at zero. Walk sees to it that a
-// channel that has aborted is silent.
+// A channel puts and signals on one context. A strong signal arrives after all earlier puts to the same rank on the
+// same context, as the plan requires. A weak signal does not. Signals and counters are never reset: jaxcomm compares
+// them with counts of its own, which also begin at zero. Walk ensures that an aborted channel neither puts nor signals.
 //
-// NCCL's own waits, flush among them, have no deadline. So every put raises a counter once its source has been read,
-// and signals and counters are read in loops of our own. What has no end is a put or signal for which NCCL's queue has
-// no room, as long as the network takes nothing out of it; programs don't have so many under way (packing.h).
+// NCCL's own waits, including flush, have no deadline. So every put raises a counter once its source has been read, and
+// this file polls signals and counters in its own loops. One unbounded wait remains: a put or signal waits in NCCL's
+// code while NCCL's queue is full and the network takes nothing out of it. Programs never have that many operations
+// outstanding (packing.h).
 #pragma once
 
 #include "cuda/kernels/executor.cuh"
@@ -23,8 +23,8 @@ class GinNetwork {
   JAXCOMM_DEVICE GinNetwork(const GinNetworkArgs& args, const ncclDevComm& nccl_comm)
       : args_(args), nccl_comm_(nccl_comm) {}
 
-  // The puts of a step by one thread of each warp in turn: in NCCL's code threads wait for each other's places in a
-  // queue, which threads of one warp might do without end.
+  // The warps issue the puts of a step in turn, with one thread each. In NCCL's code, threads wait for each other's
+  // entries in a queue. Threads of one warp could do so forever.
   JAXCOMM_DEVICE void Put(int32_t channel, int32_t number, const Place& to, int64_t to_offset, const Place& from,
                           int64_t from_offset, int64_t bytes) const {
     const unsigned num_warps = (blockDim.x + warpSize - 1) / warpSize;
@@ -34,8 +34,8 @@ class GinNetwork {
     if (threadIdx.x == 0) ++args_.puts[channel];
   }
 
-  // By another thread than the puts before it, which a __syncthreads() separates from it. System scope: it also says
-  // that other GPUs of the node have read or written.
+  // The calling thread need not be the one that issued the earlier puts: a __syncthreads() separates them. System
+  // scope: the signal also covers accesses by other GPUs of the node.
   JAXCOMM_DEVICE_CALLED void Signal(int32_t channel, int32_t peer) const {
     ContextOf(channel).signal(ncclTeamWorld(nccl_comm_), peer,
                               ncclGin_StrongSignalInc{SignalFrom(channel, args_.comm.local.rank)}, ncclCoopThread{},
@@ -64,14 +64,14 @@ class GinNetwork {
  private:
   JAXCOMM_DEVICE_CALLED void PutByThread(int32_t channel, int32_t peer, const GinBuffer& to, int64_t to_offset,
                                          const GinBuffer& from, int64_t from_offset, int64_t bytes) const {
-    // System scope: other GPUs of the node may have written what is put.
+    // System scope: other GPUs of the node may have written the data.
     ContextOf(channel).put(ncclTeamWorld(nccl_comm_), peer, static_cast<ncclWindow_t>(to.window), to.offset + to_offset,
                            static_cast<ncclWindow_t>(from.window), from.offset + from_offset, bytes, ncclGin_None{},
                            ncclGin_WeakCounterInc{CounterOf(channel)}, ncclCoopThread{}, ncclGin_None{},
                            ::cuda::thread_scope_thread, ::cuda::thread_scope_system);
   }
 
-  // The same at all ranks. Channels may have to share one.
+  // The same on all ranks. Several channels may share a context.
   JAXCOMM_DEVICE ncclGin ContextOf(int32_t channel) const {
     return ncclGin(nccl_comm_, channel % static_cast<int32_t>(nccl_comm_.ginContextCount));
   }

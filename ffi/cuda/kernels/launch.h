@@ -1,4 +1,4 @@
-// Starts the executor's kernels.
+// Launches the executor's kernels.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,23 +13,24 @@ struct ncclDevComm;
 namespace jaxcomm {
 namespace cuda {
 
-// Threads of the block of a channel.
+// Threads per thread block.
 constexpr int kThreads = 512;
 
-// One rank, a thread block per channel. Does not wait for the kernel; may be captured into a graph. All channels must
-// be resident at once on every rank: a thread block waits for those of its peers.
+// Launches the kernel of one rank with one thread block per channel. Does not wait for the kernel. May be captured into
+// a CUDA graph. All channels must be resident at once on every rank, because a thread block waits for those of its
+// peers.
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream);
 cudaError_t Launch(const LlArgs& args, cudaStream_t stream);
 cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream);
 
-// Load the kernels onto the current device now. A first launch might wait until the device is idle, which it never is
-// while another kernel waits for a peer.
+// Load the kernels onto the current device now. Otherwise, a first launch might wait until the device is idle, which it
+// never is while another kernel waits for a peer.
 cudaError_t LoadKernel();
 cudaError_t LoadLlKernel();
 cudaError_t LoadMultimemKernel();
 
-// As these, for a group of several nodes. `nccl_comm` must have NumGinSignals and NumGinCounters for at least as many
-// channels as counts are kept for, which are rows of `network`.
+// The same for a group of several nodes that GIN connects. `nccl_comm` must have NumGinSignals signals and
+// NumGinCounters counters for at least as many channels as `network` has rows of counts.
 cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const ncclDevComm& nccl_comm,
                       int32_t num_channels, cudaStream_t stream);
 cudaError_t LoadGinKernel();

@@ -1,4 +1,4 @@
-// Starts the kernel of exchange_offsets.cuh.
+// Launches the kernel of exchange_offsets.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -8,7 +8,7 @@
 namespace jaxcomm {
 namespace cuda {
 
-// As the executor's in launch.h.
+// Like the functions for the executor in launch.h.
 cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs& args, cudaStream_t stream);
 cudaError_t LoadExchangeOffsets();
 

@@ -1,7 +1,7 @@
-// Collectives of small blocks in one or two exchanges of messages that carry their own flags: what Protocol::kLl
-// and kLlTwoShot mean on GPUs. Every rank sends each peer what the plan would have that peer read, and stores what
-// comes, or adds it up in rank order, as the plan does. Nobody enters or leaves: ranks touch no memory of each other's
-// but the slots.
+// Collectives of small blocks in one or two exchanges of LL messages: Protocol::kLl and kLlTwoShot on GPUs. Every rank
+// sends each peer the data that this peer would read in the plan. The receiver stores the data, or reduces it in rank
+// order as the plan does. There are no entry and exit barriers, because ranks access nothing but the slots in each
+// other's memory.
 #pragma once
 
 #include "common/dtype.h"
@@ -16,10 +16,10 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Loads of slots that a thread has under way at once.
+// Outstanding loads of slots per thread.
 constexpr int kLlLoads = 8;
 
-// One block of a buffer as a row of units. The last one may be filled up with zeros.
+// One block of a buffer as a row of units. The last unit may be padded with zeros.
 struct UnitsOfBlock {
   char* base;
   LlBlocks blocks;
@@ -51,7 +51,7 @@ struct UnitsOfBlock {
   JAXCOMM_DEVICE int32_t First(int32_t unit) const { return unit * Lanes(); }
   JAXCOMM_DEVICE char* At(int32_t element) const { return base + blocks.Position(block, element) * item_bytes; }
 
-  // Where the unit is, if it lies in one piece as 8 bytes should; else null.
+  // The address of the unit if its 8 bytes are contiguous and aligned; otherwise null.
   JAXCOMM_DEVICE char* Whole(int32_t unit) const {
     const int32_t first = First(unit), last = first + Lanes() - 1;
     if (last >= block_count || (blocks.num > 1 && first / blocks.run != last / blocks.run)) return nullptr;
@@ -88,7 +88,7 @@ struct UnitsOfBlock {
   }
 };
 
-// A thread block's part of a call: some units of every block. Where a block has none of them, zeros are sent, and
+// A thread block's part of a call: some units of every block. For units beyond the end of a block, zeros are sent and
 // nothing is stored.
 class LlCall {
  public:
@@ -113,20 +113,21 @@ class LlCall {
   JAXCOMM_DEVICE int32_t rank() const { return comm_.local.rank; }
   JAXCOMM_DEVICE static int32_t Thread() { return static_cast<int32_t>(threadIdx.x); }
   JAXCOMM_DEVICE static int32_t Threads() { return static_cast<int32_t>(blockDim.x); }
-  // The s-th peer; each rank begins with another.
+  // The s-th peer. Each rank begins with a different one.
   JAXCOMM_DEVICE int32_t Peer(int32_t s) const { return (rank() + 1 + s) % n(); }
 
-  // The first of the channel's units, in what a rank is in charge of: of a block, or of its piece of the one block.
+  // The first of the channel's units among those that `owner` handles: in a block or, with two shots, in its share of
+  // the single block.
   JAXCOMM_DEVICE int32_t Begin(int32_t owner) const {
     return ((args_.two_shot ? owner * args_.num_channels : 0) + channel_) * num_units_;
   }
 
-  // The block of this rank's input that is for `rank`.
+  // The block of this rank's input that goes to `rank`.
   JAXCOMM_DEVICE UnitsOfBlock Input(int32_t rank) const {
     return {const_cast<char*>(args_.x), args_.input, args_.input.num > 1 ? rank : 0, args_.block_count,
             args_.item_bytes};
   }
-  // Where a block of `rank` comes.
+  // The output block that receives the block of `rank`.
   JAXCOMM_DEVICE UnitsOfBlock Output(int32_t rank) const {
     return {args_.y, args_.output, args_.output.num > 1 ? rank : 0, args_.block_count, args_.item_bytes};
   }
@@ -172,7 +173,7 @@ class LlCall {
   JAXCOMM_DEVICE bool Reduce() {
     bool received = true;
     VisitReduction(args_.operation, [&](auto codec, auto op) {
-      // Larger elements are taken as two.
+      // MakeLlArgs splits larger elements in two.
       if constexpr (sizeof(typename decltype(codec)::Storage) <= kLlUnitBytes) {
         received = ReduceUnits<decltype(codec), decltype(op)>(codec);
       }
@@ -180,7 +181,7 @@ class LlCall {
     return received;
   }
 
-  // Every thread waits for some units of all peers, and adds them up in rank order.
+  // Every thread waits for some units of all peers and reduces them in rank order.
   template <typename Codec, typename Op>
   JAXCOMM_DEVICE_CALLED bool ReduceUnits(Codec codec) {
     constexpr int kLanes = kLlUnitBytes / static_cast<int>(sizeof(typename Codec::Storage));
@@ -190,7 +191,7 @@ class LlCall {
       device::Accumulator<Codec, kLanes> sum = {codec, {}};
       for (int32_t first = 0; first < n(); first += kLlLoads) {
         const int count = n() - first < kLlLoads ? n() - first : kLlLoads;
-        // Nobody waits for itself: in place of the own unit, that of a neighbour is looked at once more.
+        // A rank receives nothing from itself. In place of its own unit, it polls a neighbour's unit a second time.
         const int32_t stand_in = first > 0 ? first - 1 : rank() == 0 ? 1 : 0;
         uint64_t payloads[kLlLoads];
         const auto units = [&](int k) { return device::LlUnit{first + k == rank() ? stand_in : first + k, unit}; };
@@ -221,7 +222,7 @@ class LlCall {
   const LlArgs& args_;
   const device::Comm& comm_;
   const int32_t channel_;
-  int32_t num_units_ = 0;  // that a rank sends to each other in an exchange
+  int32_t num_units_ = 0;  // units that a rank sends to each peer in an exchange
   device::LlExchange exchange_;
 };
 

@@ -1,4 +1,4 @@
-// The kernel of calls by multimem.
+// The kernel of multimem calls.
 #include "cuda/kernels/launch.h"
 
 namespace jaxcomm {

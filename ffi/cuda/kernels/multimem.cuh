@@ -1,10 +1,11 @@
-// Collectives through a switch that adds up what it reads from all ranks, and hands what is written to all: what
-// Protocol::kMultimem means on GPUs. Operands are brought into the arena, in units of 16 bytes; one rank adds up each
-// unit of a sum, and so all get the same bits.
+// Collectives through the switch, which sums loads over all ranks and broadcasts stores to all ranks:
+// Protocol::kMultimem on GPUs. Operands are copied into the arena, in units of 16 bytes. One rank sums each unit, so
+// all ranks get the same bits.
 //
-// What a channel brings, exchanges and takes away lies in the same units of every block, so that it need not know of
-// other channels of the call. Others touch a rank's arena only between entering and leaving. So the rank may write to
-// it before it enters: its kernel before, which has ended, left when all had done with it.
+// A channel copies in, exchanges and copies out the same units of every block, so it is independent of the other
+// channels of the call. Peers access a rank's arena only between the entry barrier and the exit barrier. A rank may
+// therefore write to its arena before the entry barrier: its previous kernel has ended, and passed the exit barrier
+// only when all peers had finished with the arena.
 #pragma once
 
 #include "common/dtype.h"
@@ -17,7 +18,7 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Loads from the switch that a thread has under way at once. Not measured.
+// Outstanding loads from the switch per thread. Not measured.
 constexpr int kMultimemLoads = 8;
 
 // A thread block's part of a call.
@@ -51,7 +52,7 @@ class MultimemCall {
     int64_t end;
   };
 
-  // Part `i` of `n`, in whole lines of 128 bytes; some may be empty.
+  // Part `i` of `n` parts, in whole lines of 128 bytes. Some parts may be empty.
   JAXCOMM_DEVICE static Units Share(Units all, int64_t n, int64_t i) {
     constexpr int64_t kLine = 8;
     const int64_t each = (all.end - all.begin + n * kLine - 1) / (n * kLine) * kLine;
@@ -86,7 +87,7 @@ class MultimemCall {
     MoveElements(dst, src, Count(), args_.item_bytes);
   }
 
-  // All ranks have brought their operands.
+  // Precondition: all ranks have copied their operands into the arena.
   JAXCOMM_DEVICE void Exchange() const {
     const int64_t block = own_block_ * BlockBytes();
     auto* const own = comm_.arena.At<device::Bytes16>(comm_.local.rank, block);
@@ -119,8 +120,8 @@ class MultimemCall {
     }
   };
 
-  // Puts what the source says at all ranks, or at this one. A unit is loaded before it is overwritten, by the same
-  // thread, and by no other.
+  // Stores the units of the source on all ranks, or on this rank. One thread loads a unit before it overwrites it. No
+  // other thread accesses the unit.
   template <typename Source, bool kToAll>
   JAXCOMM_DEVICE_CALLED static void PassUnits(device::Bytes16* own, device::Bytes16* all, Units units) {
     const auto store = [&](int64_t unit, const device::Bytes16& value) {
@@ -148,7 +149,7 @@ class MultimemCall {
   const device::Comm& comm_;
   const int32_t channel_;
   const Units units_;        // of the channel, in every block
-  const int64_t own_block_;  // in the arena, that this rank hands on or is to have
+  const int64_t own_block_;  // index in the arena of the block that this rank sends or receives
 };
 
 }  // namespace cuda

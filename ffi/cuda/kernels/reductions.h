@@ -1,4 +1,4 @@
-// The element types and operations that kernels reduce with: those of FindReduce of ffi/cpu/reduce.h.
+// The element types and operations that kernels reduce. They are those of FindReduce in ffi/cpu/reduce.h.
 #pragma once
 
 #include <type_traits>
@@ -10,8 +10,8 @@
 namespace jaxcomm {
 namespace cuda {
 
-// All 8-bit floats in one, and by calls: code for each of them would take as long to compile as that of all other
-// types.
+// One codec for all 8-bit floats, which converts them by function calls. Separate code for each format would take as
+// long to compile as the code of all other types together.
 struct AnyFloat8 {
   using Storage = uint8_t;
   using Acc = float;
@@ -52,7 +52,7 @@ template <typename T, typename Visit>
 JAXCOMM_DEVICE void VisitOp(ReduceOp op, arithmetic::Plain<T> codec, Visit visit) {
   if (op == ReduceOp::kMax) return visit(codec, arithmetic::Max());
   if (op == ReduceOp::kMin) return visit(codec, arithmetic::Min());
-  if constexpr (std::is_integral_v<T>) {  // sums of signed numbers have the bits of unsigned ones
+  if constexpr (std::is_integral_v<T>) {  // signed and unsigned sums have the same bits
     visit(arithmetic::Plain<std::make_unsigned_t<T>>(), arithmetic::Sum());
   } else {
     visit(codec, arithmetic::Sum());
@@ -77,7 +77,7 @@ JAXCOMM_DEVICE void VisitOp(ReduceOp op, Codec codec, Visit visit) {
   return visit(codec, arithmetic::Sum());
 }
 
-// visit(codec, op) with a codec for the type and arithmetic::Sum, Max or Min.
+// Calls visit(codec, op) with a codec for the type and arithmetic::Sum, Max or Min.
 template <typename Visit>
 JAXCOMM_DEVICE void VisitReduction(const Operation& operation, Visit visit) {
   using namespace arithmetic;

@@ -1,4 +1,4 @@
-// Kernels that show the host how far rounds between nodes have come.
+// Kernels that record for the host how far rounds between nodes have progressed.
 #include "cuda/kernels/watchdog.h"
 
 namespace jaxcomm {

@@ -1,5 +1,5 @@
-// State that the watchdog thread reads: kernels of one thread before and after each round between nodes record it, in
-// CUDA graphs too.
+// State that the watchdog thread reads. Kernels of one thread record it before and after each round between nodes, also
+// in CUDA graphs.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -11,25 +11,26 @@
 namespace jaxcomm {
 namespace device {
 
-// Lies in memory that the host reads while kernels run.
+// Resides in memory that the host reads while kernels run.
 struct WatchdogState {
-  uint64_t count = 0;     // of what has begun or ended
-  uint64_t call = 0;      // Comm::call_id of the one that is under way
-  uint64_t round = 0;     // 1 + its number, 0: none is under way
-  uint64_t held = 0;      // a round waits to be aborted, since a kernel has aborted on this GPU
-  uint64_t aborting = 0;  // set by the host: nothing that comes from other nodes has a meaning any more
+  uint64_t count = 0;     // number of times that a round has begun or ended
+  uint64_t call = 0;      // Comm::call_id of the round's call
+  uint64_t round = 0;     // 1 + number of the current round; 0: none
+  uint64_t held = 0;      // 1: a round waits for the host to abort, since a kernel has aborted on this GPU
+  uint64_t aborting = 0;  // set by the host: all data from other nodes is undefined from now on
 };
 
 }  // namespace device
 
 namespace cuda {
 
-// Before a round. Where a kernel has aborted, of this communicator or another, what would be sent has no meaning:
-// holds the stream until the host has begun to abort NCCL's communicator, at most for the timeout.
+// Launched before a round. If a kernel of this or another communicator has aborted, the data to send is undefined. The
+// kernel then holds the stream until the host has begun to abort NCCL's communicator, at most for the timeout.
 cudaError_t LaunchBegin(const device::Comm& comm, device::WatchdogState* state, uint64_t round, cudaStream_t stream);
-// After it. If the host is aborting, nothing begins any more that might tell the node what has no meaning.
+// Launched after a round. If the host is aborting, the kernel sets the abort flag, so that no later kernel passes
+// undefined data on to the node.
 cudaError_t LaunchEnd(const device::Comm& comm, device::WatchdogState* state, cudaStream_t stream);
-// As LoadKernel.
+// Like LoadKernel.
 cudaError_t LoadWatchdog();
 
 }  // namespace cuda
@@ -40,12 +41,12 @@ namespace jaxcomm {
 namespace cuda {
 
 JAXCOMM_DEVICE void BeginRound(const device::Comm& comm, device::WatchdogState& state, uint64_t round) {
-  constexpr uint64_t kHoldNs = 10'000'000;  // from the mark on, until NCCL has told its own kernels
+  constexpr uint64_t kHoldNs = 10'000'000;  // after `aborting` is set: NCCL needs time to notify its own kernels
   const uint64_t begin = device::NowNs();
   uint64_t aborted = 0;
   state.call = comm.call_id;
-  for (bool told = false; device::LoadAcquire(comm.abort_flag) != 0; told = true) {
-    if (!told) device::StoreRelease(&state.held, 1);
+  for (bool reported = false; device::LoadAcquire(comm.abort_flag) != 0; reported = true) {
+    if (!reported) device::StoreRelease(&state.held, 1);
     const uint64_t now = device::NowNs();
     if (aborted == 0 && device::LoadAcquire(&state.aborting) != 0) aborted = now;
     if (now - begin > comm.timeout_ns || (aborted != 0 && now - aborted > kHoldNs)) break;

@@ -97,7 +97,7 @@ LlArgs MakeLlArgs(const Request& request, Runs runs, Operation operation, int32_
   args.two_shot = two_shot;
   args.operation = operation;
   int64_t item_bytes = ItemBytes(operation.dtype), parts = 1;
-  // Sums of complex numbers are those of their parts. What is not added up may as well be half an element.
+  // A sum of complex numbers is the sum of their parts. Elements that are not reduced may be split in two as well.
   const bool complex = operation.dtype == DType::kC64 || operation.dtype == DType::kC128;
   if (complex || item_bytes > 8) parts = 2;
   if (complex) args.operation.dtype = operation.dtype == DType::kC64 ? DType::kF32 : DType::kF64;
@@ -166,7 +166,7 @@ MultimemArgs WithBuffers(MultimemArgs args, const void* x, void* y) {
 }
 
 RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y) {
-  // Stride 0: whatever rank a step names, it is this one.
+  // Stride 0: every rank that a step names stands for this rank.
   if (!call.program.shares_input) args.input = {static_cast<char*>(const_cast<void*>(x)), 0};
   if (!call.program.shares_output) args.output = {static_cast<char*>(y), 0};
   return args;
@@ -206,7 +206,7 @@ std::string TimeoutText(double timeout_s) {
 
 std::string FailureText(const device::Report& report, const std::string& call, double timeout_s) {
   if (report.step == kFlush) {
-    return call + ": rank " + std::to_string(report.rank) + " aborted: the network took " +
+    return call + ": rank " + std::to_string(report.rank) + " aborted: the network sent " +
            std::to_string(report.seen) + " of " + std::to_string(report.expected) + " puts of channel " +
            std::to_string(report.channel) + " within " + TimeoutText(timeout_s);
   }

@@ -1,5 +1,5 @@
-// A call of a collective on a GPU, as far as it can be told without one: its program, where its buffers lie in the
-// arena, what the kernel gets, and what an error says.
+// The parts of a GPU call that need no GPU: its program, the layout of its buffers in the arena, the kernel arguments,
+// and the error texts.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,20 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Bytes from the start of a rank's arena. Input and output are there only if the program shares them; else the kernel
-// works in XLA's buffers. The same on all ranks.
+// Bytes from the start of a rank's arena. Input and output are in the arena only if the program shares them. Otherwise
+// the kernel uses XLA's buffers. The same on all ranks.
 struct ArenaLayout {
   int64_t input = 0;
   int64_t output = 0;
   int64_t scratch = 0;
-  int64_t bytes = 0;  // of all of it
+  int64_t bytes = 0;  // total size
 };
 
 struct CallProgram {
   RankProgram program;
   ArenaLayout arena;
-  // Without a Comm. Instead of a program and an arena; kMultimem has an arena of its own.
+  // Arguments of an LL or multimem call, without a Comm. They replace `program` and `arena`; multimem has its own arena
+  // layout.
   std::optional<LlArgs> ll;
   std::optional<MultimemArgs> multimem;
   Operation operation;
@@ -37,14 +38,14 @@ struct CallProgram {
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
 
-  SendRecvSchedule schedule;  // of groups of several nodes
-  int32_t num_channels = 0;   // of whatever there is
+  SendRecvSchedule schedule;  // only for groups of several nodes
+  int32_t num_channels = 0;   // of the program, the LL call or the multimem call
 
-  // A group or a buffer of nothing to exchange.
+  // Whether there is nothing to exchange.
   bool empty() const { return program.steps.empty() && schedule.actions.empty() && !ll && !multimem; }
 };
 
-// The placement of a rank in a group. Ranks of a node, which all address each other's memory, follow each other.
+// The placement of a rank in a group. The ranks of a node have consecutive numbers and all address each other's memory.
 struct RankPlacement {
   int32_t rank = 0;
   int32_t ranks_per_node = 1;
@@ -56,41 +57,42 @@ struct RankPlacement {
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                       RankPlacement placement, int32_t max_channels, SplitLimits limits = {});
 
-// What does not change from call to call, but for the Comm.
+// The arguments that are the same in every call, except for the Comm.
 LlArgs MakeLlArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels, bool two_shot);
 LlArgs WithBuffers(LlArgs args, const void* x, void* y);
 
-// The same for calls by multimem.
+// The same for multimem calls.
 MultimemArgs MakeMultimemArgs(const Request& request, Runs runs, DType dtype, int32_t num_channels);
 MultimemArgs WithBuffers(MultimemArgs args, const void* x, void* y);
 
-// Where the vectors of a RankProgram are in memory of the device, one after the other in one allocation.
+// The vectors of a RankProgram for device memory, one after the other in one allocation.
 struct ProgramImage {
   explicit ProgramImage(const RankProgram& program);
 
   std::vector<char> bytes;
-  int64_t sources = 0;  // where they begin; steps do at 0
+  int64_t sources = 0;  // byte offset; steps begin at 0
   int64_t channels = 0;
 };
 
-// What does not change from call to call: all but `input` and `output` where the program does not share them. `image`
-// is where a ProgramImage has been copied to.
+// The arguments that are the same in every call: all but `input` and `output` if the program does not share them.
+// `image` is the address of the copied ProgramImage.
 RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char* image, const ProgramImage& layout);
-// For walk `walk` of a program with rounds; without, there is one. Copies nothing.
+// The arguments of walk number `walk` of a program with rounds; other programs have one walk. Without copy_in and
+// copy_out.
 RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk);
-// With this call's buffers of XLA's.
+// Adds XLA's buffers of this call.
 RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y);
 
 // The window of memory that begins at addresses[i] at rank i. An error if the addresses are not equally spaced.
 StatusOr<device::Window> MakeWindow(const std::vector<char*>& addresses);
 
-// Where a program was: "in the entry barrier", "in step 3", "in the exit barrier".
+// A position in a program as text: "in the entry barrier", "in step 3", "in the exit barrier".
 std::string PhaseText(int32_t step);
 
 // "30 s (JAXCOMM_TIMEOUT_S)"
 std::string TimeoutText(double timeout_s);
 
-// Why a kernel aborted. `call`: op and place of the call.
+// Explains why a kernel aborted. `call`: op and call site.
 std::string FailureText(const device::Report& report, const std::string& call, double timeout_s);
 
 }  // namespace cuda

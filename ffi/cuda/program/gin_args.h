@@ -1,5 +1,5 @@
-// What the network between nodes is to a kernel that uses GIN. Plain data without NCCL's types, which come with names
-// of their own for the whole program.
+// Arguments of kernels that use GIN between nodes. Plain data without NCCL's types, because NCCL's headers bring names
+// of their own into the whole program.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 namespace jaxcomm {
 namespace cuda {
 
-// A buffer in memory that NCCL has registered: the same bytes of a window at every rank.
+// A buffer in memory registered with NCCL: the same offset in a window on every rank.
 struct GinBuffer {
   void* window = nullptr;  // ncclWindow_t
   int64_t offset = 0;
 };
 
-// Signals of GIN are counted where they arrive, by NCCL. Counts go on from kernel to kernel, as those of device::Comm.
+// NCCL counts GIN signals at the receiver. Like those of device::Comm, counts continue from kernel to kernel.
 struct GinNetworkArgs {
-  // All ranks are its `local`. Of the signals only `received` is used: [channel][sender], of this rank alone.
+  // Its `local` team contains all ranks. Of its signals, only `received` is used: [channel][sender], by this rank only.
   device::Comm comm;
-  uint64_t* puts = nullptr;  // [channel], of this rank alone
+  uint64_t* puts = nullptr;  // [channel], used by this rank only
   GinBuffer input;
   GinBuffer output;
   GinBuffer scratch;

@@ -1,4 +1,4 @@
-// Arguments of the kernels. Plain data: the host fills them in without CUDA.
+// Arguments of the kernels. Plain data, which the host fills in without CUDA.
 #pragma once
 
 #include <cstdint>
@@ -10,29 +10,30 @@
 namespace jaxcomm {
 namespace cuda {
 
-// What a program's elements are, and what its reduce steps do with them.
+// The type of a program's elements, and the operation of its reduce steps.
 struct Operation {
   DType dtype = DType::kF32;
   ReduceOp op = ReduceOp::kSum;
 };
 
-// A buffer that the kernel copies, laid out alike at both places. Nothing if `to` is null.
+// A copy that the kernel makes between buffers of the same layout. No copy if `to` is null.
 struct BufferCopy {
   char* to = nullptr;
   const char* from = nullptr;
 };
 
-// One rank's call. Plain data; pointers are to memory of the device.
+// One rank's call. Plain data. Pointers point to device memory.
 struct RankArgs {
   device::Comm comm;
-  device::Window input;  // of the ranks of the node; own only where the program does not share it
+  device::Window input;  // of the node's ranks; only of this rank if the program does not share it
   device::Window output;
   device::Window scratch;
-  // By rank of the node: bytes from where `input` and `output` say to where the rank's memory is. Null: it is there.
+  // By rank of the node: bytes from the address in `input` or `output` to the buffer of the rank. Null: no offset.
   const int64_t* input_at = nullptr;
   const int64_t* output_at = nullptr;
-  // Of XLA's buffers and the rank's own part of `input` and `output`: before it enters, after it has left. Peers of a
-  // channel read and write elements of that channel alone, so each copies its own, and no channel waits for another.
+  // Copies between XLA's buffers and this rank's part of `input` and `output`: before the entry barrier and after the
+  // exit barrier. Peers of a channel access only elements of that channel. So each channel copies its own elements and
+  // waits for no other channel.
   BufferCopy copy_in;
   BufferCopy copy_out;
   const ProgramStep* steps = nullptr;
@@ -43,7 +44,7 @@ struct RankArgs {
   int32_t ranks_per_node = 1;
 };
 
-// A buffer of `num` blocks, in elements; BlockLayout of ffi/cpu/copy.h.
+// A buffer of `num` blocks, in elements. See BlockLayout in ffi/cpu/copy.h.
 struct LlBlocks {
   int32_t num = 1;
   int32_t run = 1;
@@ -54,7 +55,7 @@ struct LlBlocks {
   }
 };
 
-// One rank's call. Plain data; pointers are to memory of the device.
+// One rank's call. Plain data. Pointers point to device memory.
 struct LlArgs {
   device::Comm comm;
   const char* x = nullptr;
@@ -63,36 +64,36 @@ struct LlArgs {
   LlBlocks output;
   int32_t block_count = 0;
   int32_t num_channels = 1;
-  Operation operation;     // reduces only
-  int32_t item_bytes = 1;  // 1, 2, 4 or 8: larger elements are taken as two
-  bool reduces = false;    // one block of output, of the sums; else one from every rank
-  bool two_shot = false;   // reduces: every rank a piece of the block, and then sends it to all
+  Operation operation;     // only if `reduces`
+  int32_t item_bytes = 1;  // 1, 2, 4 or 8: larger elements are split in two
+  bool reduces = false;    // the output is one block of sums; else one block from every rank
+  bool two_shot = false;   // every rank reduces its share of the block and then sends it to all ranks
 };
 
-// One rank's call. Plain data; pointers are to memory of the device. Comm's arena has MultimemBytes.
+// One rank's call. Plain data. Pointers point to device memory. The arena of `comm` has at least MultimemBytes.
 struct MultimemArgs {
   device::Comm comm;
   const char* x = nullptr;
   char* y = nullptr;
-  ChannelSlice input;  // all of every block
+  ChannelSlice input;  // all elements of every block
   ChannelSlice output;
-  DType dtype = DType::kF32;  // of sums
+  DType dtype = DType::kF32;  // type of sums
   int32_t item_bytes = 1;
   int32_t num_channels = 1;
-  bool reduces = false;  // what is exchanged are sums; else blocks as they are
-  bool to_all = false;   // it goes to all ranks; else to the one that loads it
+  bool reduces = false;  // exchanges sums; else blocks without change
+  bool to_all = false;   // results go to all ranks; else to the rank that loads them
 };
 
 constexpr int64_t kMultimemUnitBytes = 16;
 
-// A block's units in the arena; the last one may be filled up with anything.
+// Units of a block in the arena. The content of the last unit's padding is arbitrary.
 JAXCOMM_BOTH int64_t MultimemUnits(const MultimemArgs& args) {
   return (args.input.count * args.item_bytes + kMultimemUnitBytes - 1) / kMultimemUnitBytes;
 }
 
-// Of all blocks that lie in the arena.
+// Bytes of all blocks in the arena.
 JAXCOMM_BOTH int64_t MultimemBytes(const MultimemArgs& args) {
-  const int64_t blocks = args.input.num_blocks * args.output.num_blocks;  // one of them is 1
+  const int64_t blocks = args.input.num_blocks * args.output.num_blocks;  // one of the two factors is 1
   return blocks * MultimemUnits(args) * kMultimemUnitBytes;
 }
 

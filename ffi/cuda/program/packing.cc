@@ -16,7 +16,7 @@ bool IsInterNodePut(const Geometry& geometry, const Plan& plan, const Step& step
   return step.kind == StepKind::kPut && geometry.node(step.peer) != geometry.node(plan.rank);
 }
 
-// What a put leaves in its receiver's scratch.
+// The data of one put in its receiver's scratch.
 struct PackedSegment {
   Place dst;
   int64_t count;
@@ -50,8 +50,8 @@ class Packer {
   int64_t Aligned(int64_t count) const { return CeilDiv(count, grain_) * grain_; }
 
   bool IsShort(const Place& place, int64_t count) const {
-    const int64_t num_pieces = fragments_.Usual(place, count);
-    return num_pieces > 1 && count * item_bytes_ < num_pieces * run_bytes_;
+    const int64_t num_fragments = fragments_.Usual(place, count);
+    return num_fragments > 1 && count * item_bytes_ < num_fragments * run_bytes_;
   }
 
   template <typename Visit>
@@ -61,8 +61,9 @@ class Packer {
     }
   }
 
-  // After the plan's own scratch comes what is sent, in turns: whoever packs into a place again has the put before read
-  // (StepsOf). Then comes what is received, each put in a place of its own: nobody tells the sender that it is free.
+  // Layout of scratch: the plan's own scratch, then packed data to send, then received data. The space for sends is
+  // reused in turn: before a step packs into used space, the network must have read the earlier put (StepsOf). Each
+  // received put has a place of its own, because no message informs the sender when a place is free.
   void PlaceSends(const Plan& plan) {
     int64_t largest = 0, all = 0;
     ForEachInterNodePut(plan, [&](const Step& step) {
@@ -79,7 +80,7 @@ class Packer {
     for (const Step& step : plan.steps) {
       if (step.kind == StepKind::kSignal) ++num_signals[step.peer];
       if (!IsInterNodePut(geometry_, plan, step) || !IsShort(step.dst, step.count)) continue;
-      parcels_[{plan.rank, step.peer}].push_back({step.dst, step.count, end_[step.peer], num_signals[step.peer]});
+      segments_[{plan.rank, step.peer}].push_back({step.dst, step.count, end_[step.peer], num_signals[step.peer]});
       end_[step.peer] += Aligned(step.count);
     }
     for (const auto& [peer, count] : num_signals) num_signals_[{plan.rank, peer}] = count;
@@ -90,7 +91,7 @@ class Packer {
     kept.steps.clear();
     kept.scratch_count = end_[plan.rank];
     result_.plans.push_back(std::move(kept));
-    std::map<int32_t, size_t> num_put;        // parcels, by receiver
+    std::map<int32_t, size_t> num_put;        // segments, by receiver
     std::map<int32_t, int32_t> num_received;  // signals, by sender
     int64_t packed = 0;
     for (size_t i = 0; i < plan.steps.size(); ++i) {
@@ -116,12 +117,12 @@ class Packer {
       const bool unpacks = IsShort(step.dst, step.count);
       const Link link = {plan.rank, step.peer};
       if (unpacks) {
-        const PackedSegment& parcel = parcels_.at(link)[num_put[step.peer]++];
-        step.dst = {step.peer, Space::kScratch, parcel.offset};
+        const PackedSegment& segment = segments_.at(link)[num_put[step.peer]++];
+        step.dst = {step.peer, Space::kScratch, segment.offset};
       }
       AddPuts(plan.rank, step, origin);
-      // The receiver has to know when it can unpack what no signal of the plan follows.
-      if (unpacks && num_put[step.peer] == parcels_.at(link).size() && IsOpen(link)) {
+      // If no signal of the plan follows, an extra signal announces the data to the receiver.
+      if (unpacks && num_put[step.peer] == segments_.at(link).size() && IsOpen(link)) {
         Add(plan.rank, Synchronize(StepKind::kSignal, step.peer), kExitBarrier);
       }
     }
@@ -139,10 +140,10 @@ class Packer {
     return found == num_signals_.end() ? 0 : found->second;
   }
 
-  // Whether no signal of the plan follows the last parcel.
+  // Whether no signal of the plan follows the last segment.
   bool IsOpen(const Link& link) const {
-    const auto found = parcels_.find(link);
-    return found != parcels_.end() && found->second.back().signal == NumSignals(link);
+    const auto found = segments_.find(link);
+    return found != segments_.end() && found->second.back().signal == NumSignals(link);
   }
 
   static Step Copy(const Place& src, const Place& dst, int64_t count) {
@@ -178,13 +179,13 @@ class Packer {
     }
   }
 
-  // What `peer` has put before its signal of that number.
+  // Unpacks the data that `peer` has put before its signal number `signal`.
   void Unpack(int32_t rank, int32_t peer, int32_t signal, int32_t origin) {
-    const auto found = parcels_.find({peer, rank});
-    if (found == parcels_.end()) return;
-    for (const PackedSegment& parcel : found->second) {
-      if (parcel.signal != signal) continue;
-      Add(rank, Copy({rank, Space::kScratch, parcel.offset}, parcel.dst, parcel.count), origin);
+    const auto found = segments_.find({peer, rank});
+    if (found == segments_.end()) return;
+    for (const PackedSegment& segment : found->second) {
+      if (segment.signal != signal) continue;
+      Add(rank, Copy({rank, Space::kScratch, segment.offset}, segment.dst, segment.count), origin);
     }
   }
 
@@ -198,7 +199,7 @@ class Packer {
   const int64_t item_bytes_, grain_, send_count_, run_bytes_;
   std::vector<Sends> sends_;  // by rank
   std::vector<int64_t> end_;  // of scratch, by rank
-  std::map<Link, std::vector<PackedSegment>> parcels_;
+  std::map<Link, std::vector<PackedSegment>> segments_;
   std::map<Link, int32_t> num_signals_;
   PackedPlans result_;
 };
@@ -210,7 +211,7 @@ int64_t Fragments::RunOf(const Place& place) const {
   return run > 0 ? run : whole_count_;
 }
 
-// All of the buffer.
+// Whether the channel has all of the buffer, as one contiguous range.
 bool Fragments::InOne(const Place& place) const {
   return place.space == Space::kScratch || (block_count_ == whole_count_ && RunOf(place) == whole_count_);
 }
@@ -227,8 +228,8 @@ int64_t Fragments::Usual(const Place& place, int64_t count) const {
 int64_t Fragments::Most(const Place& place, int64_t count) const {
   if (InOne(place)) return 1;
   const int64_t run = RunOf(place);
-  const int64_t cuts = run == whole_count_ ? 0 : CeilDiv(std::min(count, block_count_) - 1, run);
-  return BlocksOf(place, count) * (1 + cuts);
+  const int64_t num_splits = run == whole_count_ ? 0 : CeilDiv(std::min(count, block_count_) - 1, run);
+  return BlocksOf(place, count) * (1 + num_splits);
 }
 
 int64_t Fragments::MostPuts(const Step& step) const {

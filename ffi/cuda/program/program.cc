@@ -38,7 +38,7 @@ std::vector<Access> AccessesOf(const Plan& plan, const Step& step) {
 
 bool Synchronizes(StepKind kind) { return kind == StepKind::kSignal || kind == StepKind::kWait; }
 
-// Signals and waits that follow each other and name different peers can be run at once.
+// Marks consecutive signals, and consecutive waits, with different peers as steps that can run at once.
 void Group(std::vector<ProgramStep>& steps) {
   for (size_t i = 0; i < steps.size();) {
     size_t end = i + 1;
@@ -65,10 +65,10 @@ void AddBarrierSteps(std::vector<ProgramStep>& steps, PseudoStep phase, StepKind
   }
 }
 
-// Pairs of ranks of different nodes of which one puts to the other.
+// The ranks of other nodes that this rank puts to or receives puts from.
 struct InterNodePuts {
-  std::vector<int32_t> from_own, to_own;            // peers that this rank puts to; that put to this rank
-  std::vector<int32_t> open_from_own, open_to_own;  // of these, where no signal of the plan follows the last put
+  std::vector<int32_t> from_own, to_own;            // receivers of this rank's puts; senders of puts to this rank
+  std::vector<int32_t> open_from_own, open_to_own;  // the subsets where no signal of the plan follows the last put
 };
 
 InterNodePuts FindInterNodePuts(const std::vector<Plan>& plans, const Geometry& geometry, int32_t own) {
@@ -92,11 +92,11 @@ InterNodePuts FindInterNodePuts(const std::vector<Plan>& plans, const Geometry& 
   return found;
 }
 
-// A put to another node that the network may not have read from memory yet.
+// A put to another node whose source the network may not have read yet.
 struct InterNodePut {
   int32_t peer;
   Access source;
-  int64_t num_pieces;
+  int64_t num_fragments;
 };
 
 bool Overwrites(const std::vector<Access>& accesses, const InterNodePut& put) {
@@ -104,14 +104,15 @@ bool Overwrites(const std::vector<Access>& accesses, const InterNodePut& put) {
                      [&](const Access& access) { return Conflict(access, put.source); });
 }
 
-// What other ranks write to the memory of rank `own` after it has signalled: by its last signal that comes before, as a
-// position in its plan. Runs the plans, any schedule of them: the k-th wait always meets the k-th signal.
+// Finds the writes of other ranks to the memory of rank `own` that follow one of its signals. The key is the position
+// in its plan of the last signal that precedes the write. Runs the plans in an arbitrary schedule, because the k-th
+// wait always meets the k-th signal.
 std::map<int32_t, std::vector<Access>> FindWritesBehindSignals(const std::vector<Plan>& plans, int32_t own) {
   std::map<int32_t, std::vector<Access>> found;
   std::vector<size_t> next(plans.size());
-  std::vector<int32_t> behind(plans.size(), -1);                  // by rank
-  std::map<std::array<int32_t, 2>, std::deque<int32_t>> signals;  // from, to: what they come after
-  // False: the rank has to wait for another.
+  std::vector<int32_t> behind(plans.size(), -1);  // by rank: the last signal of `own` that precedes its next step
+  std::map<std::array<int32_t, 2>, std::deque<int32_t>> signals;  // from, to: the signal of `own` that precedes each
+  // Runs the next step. False: the rank has to wait for another.
   const auto run = [&](const Plan& plan) {
     const auto index = static_cast<int32_t>(next[plan.rank]);
     const Step& step = plan.steps[index];
@@ -137,13 +138,13 @@ std::map<int32_t, std::vector<Access>> FindWritesBehindSignals(const std::vector
   return found;
 }
 
-// Whether puts under way must have been read before step `step`.
+// Whether the network must have read the sources of outstanding puts before step `step`.
 bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<InterNodePut>& sending,
                 const std::vector<Access>& behind) {
   if (step.kind == StepKind::kWait) return false;
   if (step.kind == StepKind::kSignal) {
-    // The receiver of a signal has what was put to it before, but may overwrite what is on its way to others, or let
-    // somebody know who does.
+    // The receiver of a signal already has the puts to it. But it may overwrite the source of an outstanding put to
+    // another rank, or signal a rank that does.
     return std::any_of(sending.begin(), sending.end(),
                        [&](const InterNodePut& put) { return put.peer != step.peer && Overwrites(behind, put); });
   }
@@ -152,13 +153,13 @@ bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<InterNodeP
                      [&](const InterNodePut& put) { return Overwrites(accesses, put); });
 }
 
-// Whether there are too many puts under way for `put`.
+// Whether too many puts are outstanding to issue `put`.
 bool IsQueueFull(const std::vector<InterNodePut>& sending, const InterNodePut& put) {
-  int64_t num_pieces = put.num_pieces;
+  int64_t num_fragments = put.num_fragments;
   for (const InterNodePut& other : sending) {
-    if (other.peer == put.peer) num_pieces += other.num_pieces;
+    if (other.peer == put.peer) num_fragments += other.num_fragments;
   }
-  return num_pieces > kMostPutsUnderWay;
+  return num_fragments > kMostPutsUnderWay;
 }
 
 }  // namespace
@@ -174,7 +175,7 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
     if (peer != plan.rank) intra_node.push_back(peer);
   }
   std::vector<ProgramStep> steps;
-  // Nothing to enter or leave where no memory is touched. The same for all ranks.
+  // Barriers are needed only if the plan accesses memory. The condition is the same on all ranks.
   const bool moves = request.block_count > 0;
   if (moves) {
     AddBarrierSteps(steps, kEntryBarrier, StepKind::kSignal, intra_node);
@@ -182,8 +183,8 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
     AddBarrierSteps(steps, kEntryBarrier, StepKind::kWait, intra_node);
     AddBarrierSteps(steps, kEntryBarrier, StepKind::kWait, inter_node.from_own);
   }
-  std::vector<Access> open;           // since the last barrier of the thread block
-  std::vector<InterNodePut> sending;  // since the last flush
+  std::vector<Access> open;           // accesses since the last barrier of the thread block
+  std::vector<InterNodePut> sending;  // puts since the last flush
   std::map<int32_t, std::vector<Access>> behind;
   if (!inter_node.from_own.empty()) behind = FindWritesBehindSignals(plans, rank);
   for (size_t i = 0; i < plan.steps.size(); ++i) {
@@ -222,8 +223,8 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
 
 namespace {
 
-// Marks a step as flat, and changes its offsets, if it touches no more than one block of each buffer, or the channel
-// has all of them, and blocks lie one after the other. `whole_count`: elements of a block of all channels.
+// Marks a step as flat and converts its offsets: see Flatten in steps.h. `whole_count`: elements of a block of all
+// channels.
 class Flattener {
  public:
   Flattener(int64_t block_count, int64_t whole_count, Runs runs)
@@ -296,7 +297,7 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs
   RankProgram program;
   Request whole = choice.request;
   whole.block_count = block_count;
-  // What channels with as many elements of a block have in common.
+  // Data that channels with the same number of elements per block share.
   struct Built {
     int32_t first_step, num_steps, first_source;
     int64_t scratch_count;
@@ -318,7 +319,7 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs
       AddShares(plans, request.geometry, program);
       Plan& plan = plans[rank];
       Flatten(steps, plan.sources, range.count, block_count, runs);
-      int64_t scratch_count = 0;  // the same at all ranks: peers' scratch is addressed as the own
+      int64_t scratch_count = 0;  // the same on all ranks: a rank addresses its own and its peers' scratch alike
       for (const Plan& any : plans) scratch_count = std::max(scratch_count, any.scratch_count);
       built[range.count] = {static_cast<int32_t>(program.steps.size()), static_cast<int32_t>(steps.size()),
                             static_cast<int32_t>(program.sources.size()), scratch_count};

@@ -1,8 +1,9 @@
-// A plan as the GPU walks it: for one rank, cut into channels, with what the kernel should not have to find out.
+// A plan in the form that the GPU executes: for one rank, split into channels, with data that the kernel should not
+// have to compute.
 //
-// The elements of every block are dealt out to channels, and each channel runs a plan of its own for its part, with
-// counters of its own. Thread block c of a rank meets thread block c of its peers and no other, so that nothing orders
-// the thread blocks of a rank among each other, and they need no grid-wide barrier. They must all be resident at once.
+// The elements of every block are distributed over channels. Each channel runs its own plan for its elements, with its
+// own counters. Thread block c of a rank communicates only with thread block c of its peers. So nothing orders the
+// thread blocks of a rank among each other, and they need no grid-wide barrier. They must all be resident at once.
 #pragma once
 
 #include <cstdint>
@@ -15,18 +16,19 @@
 namespace jaxcomm {
 namespace cuda {
 
-// One channel's part of a buffer. Element i of the plan is element begin + i % count of block i / count; where that
-// lies in memory, see BlockLayout in ffi/cpu/copy.h.
+// One channel's part of a buffer. Element i of the plan is element begin + i % count of block i / count. For its
+// position in memory, see BlockLayout in ffi/cpu/copy.h.
 struct ChannelSlice {
   int64_t count = 0;  // of every block
   int64_t begin = 0;  // in every block
   int64_t num_blocks = 1;
-  int64_t run = 0;  // elements of a block that lie side by side
+  int64_t run = 0;  // contiguous elements of a block
 };
 
-// Steps that no plan has: all ranks of the node, and those of other nodes that send here, enter and leave; own puts to
-// other nodes are read. kLlExchange: all of a call that has no steps. kOffsetExchange: before the plan, the ranks of
-// the node tell each other where their buffers are.
+// Steps that are not in the plan. kEntryBarrier, kExitBarrier: the barriers of the node's ranks, including ranks of
+// other nodes that put to this rank or receive its puts. kLlExchange: the whole of an LL call, which has no steps.
+// kFlush: the wait until the network has read this rank's puts to other nodes. kOffsetExchange: the exchange of buffer
+// offsets in the node before the plan.
 enum PseudoStep : int32_t {
   kEntryBarrier = -1,
   kExitBarrier = -2,
@@ -38,13 +40,13 @@ enum PseudoStep : int32_t {
 struct ProgramStep {
   Step step;
   int32_t origin = 0;    // position in the plan, or a PseudoStep; for reports
-  int32_t together = 1;  // signals, waits: this one and the following ones that different threads may run at once
-  bool sync = false;     // data steps: needs what other threads have done since the last barrier of the thread block
-  // What has been put to other nodes must have been read from here before: this step overwrites it, or lets somebody
-  // know who might.
+  int32_t together = 1;  // signals, waits: the number of steps from this one on that different threads may run at once
+  bool sync = false;     // data steps: depends on other threads' accesses since the thread block's last barrier
+  // The network must have read the sources of earlier puts to other nodes before this step. The step overwrites a
+  // source, or signals a rank that may overwrite it or cause another rank to do so.
   bool flush = false;
-  // Data steps: in every buffer, all elements lie side by side. Offsets are then those in memory, for a channel that
-  // begins at element 0; else they are those of the plan.
+  // Data steps: all elements are contiguous in every buffer. Offsets are then positions in memory for a channel that
+  // begins at element 0. Otherwise they are offsets of the plan.
   bool flat = false;
 };
 
@@ -57,33 +59,34 @@ struct ChannelProgram {
   int64_t scratch_begin = 0;  // elements
 };
 
-// Plain data in vectors, so that it can be copied to the GPU as it is.
+// Plain data in vectors, which can be copied to the GPU without conversion.
 struct RankProgram {
   std::vector<ProgramStep> steps;
   std::vector<Place> sources;
   std::vector<ChannelProgram> channels;
   int64_t scratch_count = 0;  // elements, of all channels
-  // What peers read or write, and so must lie in symmetric memory. Scratch always does.
+  // Whether peers access the buffer, so that it must lie in symmetric memory. Scratch always does.
   bool shares_input = false;
   bool shares_output = false;
 };
 
-// How blocks lie in memory: BlockLayout::run of ffi/cpu/copy.h, 0: block after block.
+// The memory layout of blocks: BlockLayout::run of ffi/cpu/copy.h. 0: block after block.
 struct Runs {
   int64_t input = 0;
   int64_t output = 0;
 };
 
-// What is packed before it is put to another node. Neither number has been measured.
+// Limits for packing puts to other nodes. Neither number has been measured.
 struct PackLimits {
-  // Fragments that on average are shorter: a network of 50 GB/s carries as much in the time that a message costs.
+  // Puts with shorter fragments on average are packed. A network of 50 GB/s carries this much in the time that a
+  // message costs.
   int64_t run_bytes = 32 << 10;
-  // What a rank keeps packed at once; but a put is never cut.
+  // Maximum of packed bytes that a rank keeps at once. A single larger put is packed whole.
   int64_t send_bytes = 16 << 20;
 };
 
-// The program of `rank`. Where there are several nodes, not all ranks may be addressable. `choice` is for the elements
-// that the largest channel has of a block: see ChannelCount.
+// Makes the program of `rank`. In groups of several nodes, not all ranks may be addressable. `choice` must be made for
+// the number of elements per block that the largest channel has: see ChannelCount.
 RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
                             int32_t num_channels, int32_t rank, PackLimits limits = {});
 

@@ -14,7 +14,7 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// Part of a message: what one put brings.
+// Part of a message: the data of one put.
 struct PackedSegment {
   Place dst;
   int64_t count;
@@ -23,25 +23,25 @@ struct PackedSegment {
 
 using Link = std::array<int32_t, 3>;  // round, receiver, sender
 
-// A step that is left in a plan.
+// A step that remains in a plan.
 struct KeptStep {
-  int32_t origin = 0;   // position in the plan as it was
+  int32_t origin = 0;   // position in the plan before the split
   int32_t level = 0;    // see send_recv_schedule.h
-  int32_t awaited = 0;  // this rank waits for own rounds before this one
-  Link link = {};       // packs: the message
-  int64_t offset = -1;  // packs: in the channel's part of it
+  int32_t awaited = 0;  // this rank waits for its rounds before this one
+  Link link = {};       // packing steps: the message
+  int64_t offset = -1;  // packing steps: offset in the channel's part of the message
 };
 
-// The plans of one channel, without what goes to other nodes.
+// The plans of one channel without the steps between nodes.
 struct SplitChannel {
   std::vector<Plan> plans;
-  std::vector<std::vector<KeptStep>> left;              // by rank, for each step
-  std::vector<KeptStep> leave;                          // by rank: at the end of the plan
-  std::vector<std::map<int32_t, int32_t>> ends;         // by rank and round: steps that the round waits for
-  std::map<Link, std::vector<PackedSegment>> segments;  // of each message; none: a mere signal
+  std::vector<std::vector<KeptStep>> kept;              // by rank, for each step
+  std::vector<KeptStep> exit_barrier;                   // by rank: at the end of the plan
+  std::vector<std::map<int32_t, int32_t>> ends;         // by rank and round: number of steps that the round waits for
+  std::map<Link, std::vector<PackedSegment>> segments;  // of each message; empty for a signal without data
 };
 
-// Runs the plans, any schedule of them: which message is in which round does not depend on it.
+// Runs the plans in an arbitrary schedule, because the round of a message does not depend on the schedule.
 class PlanSplitter {
  public:
   PlanSplitter(std::vector<Plan> plans, const Geometry& geometry, int64_t round_count, int32_t num_slots)
@@ -52,7 +52,7 @@ class PlanSplitter {
         ranks_(plans_.size()) {}
 
   SplitChannel Split() && {
-    split_.left.resize(plans_.size());
+    split_.kept.resize(plans_.size());
     split_.ends.resize(plans_.size());
     for (const Plan& plan : plans_) {
       Plan kept = plan;
@@ -66,12 +66,12 @@ class PlanSplitter {
       }
     }
     for (const Plan& plan : plans_) {
-      KeptStep leave = {kExitBarrier, 0, ranks_[plan.rank].awaited, {}, -1};
+      KeptStep exit = {kExitBarrier, 0, ranks_[plan.rank].awaited, {}, -1};
       const int32_t first = geometry_.node(plan.rank) * geometry_.ranks_per_node;
       for (int32_t r = first; r < first + geometry_.ranks_per_node; ++r) {
-        leave.level = std::max(leave.level, ranks_[r].level);  // all wait for all of the node
+        exit.level = std::max(exit.level, ranks_[r].level);  // every rank of the node waits for all others
       }
-      split_.leave.push_back(leave);
+      split_.exit_barrier.push_back(exit);
     }
     return std::move(split_);
   }
@@ -81,12 +81,12 @@ class PlanSplitter {
     size_t next = 0;
     int32_t level = 0;
     int32_t awaited = 0;
-    int32_t round = 0;   // in which it sends
-    int64_t filled = 0;  // elements that are in it
-    int64_t packed = 0;  // elements, in all rounds
+    int32_t round = 0;   // in which the rank sends
+    int64_t filled = 0;  // elements in the current round
+    int64_t packed = 0;  // elements in all rounds
   };
 
-  // False: the rank has to wait for another.
+  // Runs the next step. False: the rank has to wait for another.
   bool Run(const Plan& plan) {
     Rank& rank = ranks_[plan.rank];
     const Step& step = plan.steps[rank.next];
@@ -100,7 +100,7 @@ class PlanSplitter {
       if (!inter_node) Keep(plan.rank, step);
     } else if (step.kind == StepKind::kSignal) {
       if (inter_node) {
-        Enter(rank, rank.level);
+        BeginRound(rank, rank.level);
         split_.segments[{rank.round, step.peer, plan.rank}];
         split_.ends[plan.rank][rank.round] = NumKept(plan.rank);
       } else {
@@ -116,7 +116,7 @@ class PlanSplitter {
     return true;
   }
 
-  static void Enter(Rank& rank, int32_t round) {
+  static void BeginRound(Rank& rank, int32_t round) {
     if (round <= rank.round) return;
     rank.round = round;
     rank.filled = 0;
@@ -124,9 +124,10 @@ class PlanSplitter {
 
   void Pack(const Plan& plan, const Step& step) {
     Rank& rank = ranks_[plan.rank];
-    Enter(rank, std::max(rank.level, rank.round + (rank.filled >= round_count_ ? 1 : 0)));
+    BeginRound(rank, std::max(rank.level, rank.round + (rank.filled >= round_count_ ? 1 : 0)));
     rank.filled += step.count;
-    // The slot's last round must have been sent. It is before this one, so this keeps to the rule of levels.
+    // The slot's previous round must have been sent. That round precedes this one, so the wait keeps the order of
+    // levels.
     rank.awaited = std::max(rank.awaited, rank.round - num_slots_ + 1);
     rank.level = std::max(rank.level, rank.awaited);
     const Link link = {rank.round, step.peer, plan.rank};
@@ -136,12 +137,12 @@ class PlanSplitter {
     Step pack = step;
     pack.kind = StepKind::kCopy;
     pack.peer = -1;
-    // For now a place that nothing else uses: slots are found when the messages of all channels are known.
+    // A temporary place that no other step uses. Slots are assigned once the messages of all channels are known.
     pack.dst = {plan.rank, Space::kScratch, plan.scratch_count + rank.packed};
     rank.packed += step.count;
     Keep(plan.rank, pack);
-    split_.left[plan.rank].back().link = link;
-    split_.left[plan.rank].back().offset = offset;
+    split_.kept[plan.rank].back().link = link;
+    split_.kept[plan.rank].back().offset = offset;
     split_.ends[plan.rank][rank.round] = NumKept(plan.rank);
   }
 
@@ -150,7 +151,7 @@ class PlanSplitter {
   void Keep(int32_t number, const Step& step) {
     const Rank& rank = ranks_[number];
     split_.plans[number].steps.push_back(step);
-    split_.left[number].push_back({static_cast<int32_t>(rank.next), rank.level, rank.awaited, {}, -1});
+    split_.kept[number].push_back({static_cast<int32_t>(rank.next), rank.level, rank.awaited, {}, -1});
   }
 
   const std::vector<Plan> plans_;
@@ -158,12 +159,12 @@ class PlanSplitter {
   const int64_t round_count_;
   const int32_t num_slots_;
   std::vector<Rank> ranks_;
-  std::map<std::array<int32_t, 2>, std::deque<int32_t>> signals_;  // from, to: level at which it is there
+  std::map<std::array<int32_t, 2>, std::deque<int32_t>> signals_;  // from, to: level at which each signal is available
   SplitChannel split_;
 };
 
-// Where messages lie: for each rank, slots of what it sends, then what it receives. A message has the parts of all
-// channels one after the other.
+// The layout of messages in scratch: for each rank, the slots of sent messages, then the received messages. A message
+// consists of the parts of all channels, one after the other.
 class MessageLayout {
  public:
   MessageLayout(const std::vector<const SplitChannel*>& channels, int64_t grain, int32_t num_slots) {
@@ -181,7 +182,7 @@ class MessageLayout {
     for (auto& [link, parts] : parts_) {
       for (size_t c = 0; c + 1 < parts.size(); ++c) parts[c + 1] += parts[c];
       const auto [round, to, from] = link;
-      const int64_t count = std::max(parts.back(), grain);  // of a mere signal: something
+      const int64_t count = std::max(parts.back(), grain);  // not empty, even for a signal without data
       int64_t& in_sends = sent[{from, round}];
       int64_t& in_receives = received[{to, round}];
       messages_[link] = {in_sends, in_receives, count};
@@ -200,7 +201,7 @@ class MessageLayout {
 
   int64_t count() const { return count_; }  // elements; the same for all ranks
 
-  // Elements from the first message on.
+  // Positions count elements from the first message on.
   Transfer Sent(const Link& link) const {
     const Placed& placed = messages_.at(link);
     return {link[1], slot_begins_[link[0] % slot_begins_.size()] + placed.in_sends, placed.count};
@@ -223,37 +224,37 @@ class MessageLayout {
   struct Placed {
     int64_t in_sends, in_receives, count;
   };
-  std::map<Link, std::vector<int64_t>> parts_;  // where each channel's begins
+  std::map<Link, std::vector<int64_t>> parts_;  // offset of each channel's part
   std::map<Link, Placed> messages_;
   std::vector<int64_t> slot_begins_;
   int64_t receive_begin_ = 0;
   int64_t count_ = 0;
 };
 
-// The steps of one channel of this rank, with those of entering and leaving.
+// The steps of one channel of this rank, with the entry and exit barriers.
 struct ChannelSteps {
   std::vector<ProgramStep> steps;
-  std::vector<int32_t> levels;      // of each, ascending
-  std::vector<int32_t> awaited;     // of each, ascending; no more than its level
-  std::map<int32_t, int32_t> ends;  // as SplitChannel's
-  int32_t next = 0;                 // the first that is in no segment
+  std::vector<int32_t> levels;      // of each step, ascending
+  std::vector<int32_t> awaited;     // of each step, ascending; no more than its level
+  std::map<int32_t, int32_t> ends;  // as in SplitChannel
+  int32_t next = 0;                 // the first step that is in no walk
 
-  void Add(const KeptStep& left) {
-    levels.push_back(left.level);
-    awaited.push_back(left.awaited);
+  void Add(const KeptStep& step) {
+    levels.push_back(step.level);
+    awaited.push_back(step.awaited);
   }
   int32_t size() const { return static_cast<int32_t>(steps.size()); }
   int32_t EndOf(int32_t round) const {
     const auto after = ends.upper_bound(round);
     return after == ends.begin() ? 0 : std::prev(after)->second;
   }
-  // The first step of that level or of a higher one.
+  // The first step of at least this level.
   int32_t AtLevel(int32_t level) const {
     return static_cast<int32_t>(std::lower_bound(levels.begin(), levels.end(), level) - levels.begin());
   }
 };
 
-// Cuts steps that threads run together where a segment ends.
+// Splits a group of steps that threads run together at the end of a walk.
 void SplitTogether(std::vector<ProgramStep>& steps, int32_t begin, int32_t end) {
   for (int32_t i = begin; i < end; i += steps[i].together) {
     if (i + steps[i].together <= end) continue;
@@ -262,17 +263,17 @@ void SplitTogether(std::vector<ProgramStep>& steps, int32_t begin, int32_t end) 
   }
 }
 
-// Returns its number.
+// Returns the number of the new walk.
 int32_t AddWalk(RankProgram& program, const std::vector<ChannelProgram>& walk) {
   const auto number = static_cast<int32_t>(program.channels.size() / walk.size());
   program.channels.insert(program.channels.end(), walk.begin(), walk.end());
   return number;
 }
 
-// Cuts a rank's steps into segments. A round is begun as early as it can be, and what can go on before the next one is
-// awaited goes on. But everything keeps to the order of levels, for all channels together: no step comes after one of a
-// higher level, nor after a wait for rounds from its level on. Or a thread block that has to wait long would keep a
-// later segment from steps that others need first.
+// Divides a rank's steps into walks. A round begins as early as possible, and steps that can run before the next
+// awaited round do so. All channels together keep the order of levels: no step comes after a step of a higher level,
+// nor after a wait for a round whose number is the step's level or more. Otherwise a thread block that waits long would
+// delay a later walk with steps that other ranks need first.
 class Scheduler {
  public:
   Scheduler(std::vector<ChannelSteps>& channels, const std::vector<int32_t>& rounds, RankProgram& program,
@@ -286,9 +287,9 @@ class Scheduler {
       result_.actions.push_back({Action::kPost, static_cast<int32_t>(i)});
     }
     WalkTo([](const ChannelSteps& channel) { return channel.size(); });
-    // The caller's stream must not end before what it has begun.
+    // The caller's stream must not end before the rounds that this call has begun.
     if (!rounds_.empty()) Await(rounds_.back() + 1);
-    // What copies the result (SendRecvSchedule) comes after all of them.
+    // The walk that copies the result (SendRecvSchedule) comes after all rounds.
     if (program_.shares_output && result_.actions.back().kind != Action::kWalk) {
       result_.actions.push_back({Action::kWalk, AddWalk(program_, layout_)});
     }
@@ -304,7 +305,7 @@ class Scheduler {
     std::vector<int32_t> ends;
     for (const ChannelSteps& channel : channels_) ends.push_back(std::max(end_of(channel), channel.AtLevel(level)));
     for (int32_t blocked = 0; blocked != kNever;) {
-      blocked = kNever;  // all that is left waits for rounds before this one
+      blocked = kNever;  // all remaining steps wait for rounds before this one
       for (size_t c = 0; c < channels_.size(); ++c) {
         const std::vector<int32_t>& awaited = channels_[c].awaited;
         const auto end = awaited.begin() + std::max(ends[c], channels_[c].next);
@@ -327,7 +328,7 @@ class Scheduler {
     }
   }
 
-  // For own rounds before `end`.
+  // Waits for this rank's rounds before `end`.
   void Await(int32_t end) {
     awaited_ = end;
     const auto after = std::lower_bound(rounds_.begin(), rounds_.end(), end);
@@ -340,7 +341,7 @@ class Scheduler {
   static constexpr int32_t kNever = std::numeric_limits<int32_t>::max();
 
   std::vector<ChannelSteps>& channels_;
-  const std::vector<int32_t>& rounds_;  // own ones, ascending
+  const std::vector<int32_t>& rounds_;  // this rank's rounds, ascending
   RankProgram& program_;
   const std::vector<ChannelProgram> layout_;
   SendRecvSchedule& result_;
@@ -348,21 +349,21 @@ class Scheduler {
   int32_t last_awaited_ = -1;
 };
 
-// What moves the parcels of a round to where they belong. `begin_of`: where the channel's part of a message is.
+// The steps that unpack the segments of a round. `begin_of` returns where the channel's part of a message begins.
 template <typename BeginOf>
-std::vector<ProgramStep> UnpackSteps(const SplitChannel& cut, const std::vector<Link>& links, const Request& nothing,
+std::vector<ProgramStep> UnpackSteps(const SplitChannel& split, const std::vector<Link>& links, const Request& nothing,
                                      const Fragments& fragments, int32_t rank, BeginOf begin_of) {
-  std::vector<Plan> plans(cut.plans.size());
+  std::vector<Plan> plans(split.plans.size());
   for (size_t r = 0; r < plans.size(); ++r) plans[r].rank = static_cast<int32_t>(r);
   for (const Link& link : links) {
-    const auto found = cut.segments.find(link);
-    if (link[1] != rank || found == cut.segments.end()) continue;
-    for (const PackedSegment& parcel : found->second) {
+    const auto found = split.segments.find(link);
+    if (link[1] != rank || found == split.segments.end()) continue;
+    for (const PackedSegment& segment : found->second) {
       Step step;
       step.kind = StepKind::kCopy;
-      step.count = parcel.count;
-      step.dst = parcel.dst;
-      step.src = {rank, Space::kScratch, begin_of(link) + parcel.offset};
+      step.count = segment.count;
+      step.dst = segment.dst;
+      step.src = {rank, Space::kScratch, begin_of(link) + segment.offset};
       plans[rank].steps.push_back(step);
     }
   }
@@ -384,35 +385,36 @@ RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Runs 
     return request;
   };
 
-  std::map<int64_t, SplitChannel> cuts;  // by elements of a block
+  std::map<int64_t, SplitChannel> splits;  // by the channel's elements per block
   std::vector<const SplitChannel*> by_channel;
   std::vector<ChannelProgram> layout;
   std::vector<int64_t> counts;
   for (int32_t c = 0; c < num_channels; ++c) {
     const Range range = ChannelRange(block_count, item_bytes, num_channels, c);
     counts.push_back(range.count);
-    if (cuts.count(range.count) == 0) {
+    if (splits.count(range.count) == 0) {
       const Request request = request_of(range.count);
-      PlanSplitter cutter(BuildAll(*choice.algorithm, request), request.geometry,
-                          limits.round_bytes / num_channels / item_bytes, limits.num_slots);
-      AddShares(cuts.emplace(range.count, std::move(cutter).Split()).first->second.plans, request.geometry, program);
+      PlanSplitter splitter(BuildAll(*choice.algorithm, request), request.geometry,
+                            limits.round_bytes / num_channels / item_bytes, limits.num_slots);
+      AddShares(splits.emplace(range.count, std::move(splitter).Split()).first->second.plans, request.geometry,
+                program);
     }
-    const SplitChannel& cut = cuts.at(range.count);
-    by_channel.push_back(&cut);
+    const SplitChannel& split = splits.at(range.count);
+    by_channel.push_back(&split);
     ChannelProgram channel;
     channel.input = SliceOf(InputCount(whole), block_count, range, runs.input);
     channel.output = SliceOf(OutputCount(whole), block_count, range, runs.output);
     channel.scratch_begin = program.scratch_count;
     layout.push_back(channel);
-    int64_t scratch_count = 0;  // the same at all ranks: peers' scratch is addressed as the own
-    for (const Plan& plan : cut.plans) scratch_count = std::max(scratch_count, plan.scratch_count);
+    int64_t scratch_count = 0;  // the same on all ranks: a rank addresses its own and its peers' scratch alike
+    for (const Plan& plan : split.plans) scratch_count = std::max(scratch_count, plan.scratch_count);
     program.scratch_count += CeilDiv(scratch_count, grain) * grain;
   }
   const MessageLayout messages(by_channel, grain, limits.num_slots);
   const int64_t messages_begin = program.scratch_count;
   program.scratch_count += messages.count();
 
-  // Steps, each channel's own: they name places of messages.
+  // Each channel has its own steps, because steps contain positions of messages.
   const auto fragments_of = [&](int32_t c) { return Fragments(counts[c], block_count, runs); };
   const auto in_channel = [&](int64_t in_messages, int32_t c) {
     return messages_begin + in_messages - layout[c].scratch_begin;
@@ -420,26 +422,26 @@ RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Runs 
   std::vector<ChannelSteps> channels;
   auto first_step = static_cast<int32_t>(program.steps.size());
   for (int32_t c = 0; c < num_channels; ++c) {
-    const SplitChannel& cut = *by_channel[c];
-    const std::vector<KeptStep>& left = cut.left[rank];
+    const SplitChannel& split = *by_channel[c];
+    const std::vector<KeptStep>& kept = split.kept[rank];
     ChannelSteps channel;
-    channel.steps = StepsOf(cut.plans, request_of(counts[c]), fragments_of(c), rank);
-    int32_t entering = 0;
+    channel.steps = StepsOf(split.plans, request_of(counts[c]), fragments_of(c), rank);
+    int32_t num_entry_steps = 0;
     for (ProgramStep& step : channel.steps) {
-      if (step.origin == kEntryBarrier) ++entering;
+      if (step.origin == kEntryBarrier) ++num_entry_steps;
       if (step.origin < 0) {
-        channel.Add(step.origin == kEntryBarrier ? KeptStep{} : cut.leave[rank]);
+        channel.Add(step.origin == kEntryBarrier ? KeptStep{} : split.exit_barrier[rank]);
         continue;
       }
-      const KeptStep& of_plan = left[step.origin];
+      const KeptStep& of_plan = kept[step.origin];
       channel.Add(of_plan);
       step.origin = of_plan.origin;
       if (of_plan.offset < 0) continue;
       step.step.dst.offset =
           in_channel(messages.Sent(of_plan.link).begin + messages.ChannelOffset(of_plan.link, c) + of_plan.offset, c);
     }
-    for (const auto& [round, end] : cut.ends[rank]) channel.ends[round] = entering + end;
-    std::vector<Place> sources = cut.plans[rank].sources;
+    for (const auto& [round, end] : split.ends[rank]) channel.ends[round] = num_entry_steps + end;
+    std::vector<Place> sources = split.plans[rank].sources;
     Flatten(channel.steps, sources, counts[c], block_count, runs);
     layout[c].first_step = first_step;
     layout[c].first_source = static_cast<int32_t>(program.sources.size());

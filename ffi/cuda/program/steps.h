@@ -1,4 +1,4 @@
-// What the programs of groups of one node (program.cc) and of several (send_recv_schedule.cc) are made of.
+// Functions shared by the programs of groups of one node (program.cc) and of several nodes (send_recv_schedule.cc).
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,21 @@
 namespace jaxcomm {
 namespace cuda {
 
-// The steps of one channel's plan, with those of entering and leaving. Of the other ranks' plans, only what is put to
-// other nodes counts, and what is written to this rank's memory.
+// The steps of one channel's plan, with the entry and exit barriers. Of the other ranks' plans, only puts to other
+// nodes and writes to this rank's memory matter.
 std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, const Fragments& fragments,
                                  int32_t rank);
 
-// Marks the steps as flat, and changes their offsets, that touch no more than one block of each buffer, or whose
-// channel has all of them, where blocks lie one after the other. `block_count`, `whole_count`: elements of a block of
-// the channel and of all channels.
+// Marks a step as flat and converts its offsets if blocks lie one after the other, and the step touches no more than
+// one block of each buffer or the channel has all elements of the blocks. `block_count`, `whole_count`: elements of a
+// block of the channel and of all channels.
 void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64_t block_count, int64_t whole_count,
              Runs runs);
 
-// The range of every block in a buffer of `buffer_count` elements.
+// The slice that has `range` of every block in a buffer of `buffer_count` elements.
 ChannelSlice SliceOf(int64_t buffer_count, int64_t block_count, Range range, int64_t run);
 
-// What ranks touch of each other's buffers, and what the network reads from.
+// Records which buffers peers access and which the network reads.
 void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankProgram& program);
 
 }  // namespace cuda

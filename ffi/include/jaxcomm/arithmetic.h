@@ -1,4 +1,4 @@
-// Sums, maxima and minima of all element types: the same operations, hence the same bits, on CPU and GPU.
+// Sums, maxima and minima of all element types. CPU and GPU run the same operations and so get the same bits.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct Sum {
   JAXCOMM_BOTH static T Apply(T a, T b) {
     if constexpr (std::is_same_v<T, bool>) {
       return a || b;
-    } else if constexpr (std::is_integral_v<T>) {  // wraps around; signed overflow would be undefined
+    } else if constexpr (std::is_integral_v<T>) {  // wraps around; signed overflow would be undefined behaviour
       using U = std::make_unsigned_t<T>;
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
@@ -47,13 +47,14 @@ JAXCOMM_BOTH bool Unordered(T a, T b) {
 #if defined(__CUDACC__)
   return a != a || b != b;
 #else
-  return __builtin_isunordered(a, b);  // one comparison in loops that are vectorised
+  return __builtin_isunordered(a, b);  // a single comparison in vectorised loops
 #endif
 }
 
-// For floats, selects in the form of the processor's maximum, which takes the second operand where the two are equal or
-// unordered: both orders differ for zeros only, where `and` of the bits is +0 if one of them is (`or`: -0), and for
-// NaN, which the sum passes on.
+// For floats, each selection has the form of the processor's maximum instruction, which returns the second operand if
+// the operands are equal or unordered. The two operand orders differ only for zeros of opposite sign and for NaN. For
+// zeros, the `and` of the bits is +0 if one operand is +0 (Min: the `or` is -0 if one operand is -0). For NaN, the
+// result is the sum of the operands, which is NaN.
 struct Max {
   template <typename T>
   JAXCOMM_BOTH static T Apply(T a, T b) {
@@ -78,7 +79,7 @@ struct Min {
   }
 };
 
-// How a stored element becomes an accumulator and back.
+// Converts stored elements to accumulators and back without change.
 template <typename T>
 struct Plain {
   using Storage = T;
@@ -87,7 +88,7 @@ struct Plain {
   JAXCOMM_BOTH static Storage Encode(Acc a) { return a; }
 };
 
-// 8- and 16-bit floats: accumulated in f32, rounded once.
+// 8- and 16-bit floats: accumulated in f32 and rounded once.
 template <typename Format>
 struct Widened {
   using Storage = typename Format::Storage;

@@ -1,4 +1,4 @@
-// What the threads of a block work out together.
+// Collective operations of the threads of a block.
 #pragma once
 
 #include "portable.h"
@@ -20,15 +20,16 @@ JAXCOMM_BOTH constexpr int64_t BlockSumBytes(int64_t num_threads) {
 namespace jaxcomm {
 namespace device {
 
-// The sum of `value` over the threads of a block. Called by all of them; all get it. The order depends on nothing but
-// the number of threads, so equal values give the same bits in every block and on every rank. `shared`: memory of the
-// block, which nothing else may use between the first call and a __syncthreads() after the last one. Orders what the
-// block did before with what it does after, as __syncthreads() does.
+// Returns the sum of `value` over the threads of a block to all of them. Called by all threads of the block. The order
+// of summation depends only on the number of threads, so equal values give the same bits in every block and on every
+// rank. `shared`: BlockSumBytes() of the block's shared memory. No other code may use it between the first call and a
+// __syncthreads() after the last call. The call orders memory accesses of the block as __syncthreads() does.
 JAXCOMM_DEVICE float BlockSum(float value, float* shared) {
   const auto thread = static_cast<int>(threadIdx.x);
   const auto num_threads = static_cast<int>(blockDim.x);
   const int num_parts = num_threads < kBlockSumParts ? num_threads : kBlockSumParts;
-  float* const parts = shared + num_threads;  // written only when all have come out of the sum below of the last call
+  float* const parts =
+      shared + num_threads;  // written only after all threads have left the last loop of the previous call
   shared[thread] = value;
   __syncthreads();
   if (thread < num_parts) {

@@ -1,4 +1,5 @@
-// What a kernel gets from the host: plain data, passed by value. Host code may include this without a CUDA compiler.
+// The data that the host passes to a kernel: plain structs, passed by value. Host code may include this file without a
+// CUDA compiler.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 namespace jaxcomm {
 namespace device {
 
-// Ranks first, first + stride, ... of the group, of which this rank is number `rank`.
+// The ranks first, first + stride, ... of the group. This rank is member number `rank`.
 struct Team {
   int32_t rank = 0;
   int32_t size = 1;
@@ -18,8 +19,8 @@ struct Team {
   JAXCOMM_BOTH int32_t World(int32_t member) const { return first + member * stride; }
 };
 
-// Memory of the same size at every rank of a node: that of the node's p-th rank begins at base + p * stride. Base may
-// point outside of every allocation.
+// Memory of the same size at every rank of a node. The memory of local rank p begins at base + p * stride. `base` may
+// point outside every allocation.
 struct Window {
   char* base = nullptr;
   int64_t stride = 0;
@@ -30,9 +31,9 @@ struct Window {
   }
 };
 
-// Stands for the memory of all ranks of a node at once: what is stored arrives at every rank, what is loaded is the sum
-// of theirs (multimem.h). Null where GPUs, switches or NCCL don't offer that. Nothing else may be done with its
-// addresses.
+// An address range that stands for the memory of all ranks of a node at once. A store writes to every rank, and a load
+// returns the sum over the ranks (multimem.h). Null if the GPUs, the switches or NCCL do not support multicast. The
+// addresses are valid only for the functions of multimem.h.
 struct Multicast {
   char* base = nullptr;
 
@@ -42,51 +43,52 @@ struct Multicast {
   }
 };
 
-// Why a kernel aborted. Lies in memory that the host reads while kernels run.
+// Why a kernel aborted. Resides in memory that the host reads while kernels run.
 struct Report {
   enum State : uint64_t { kNone = 0, kClaimed = 1, kComplete = 2 };
   uint64_t state = kNone;
   uint64_t abort = 0;    // set by the host: all waits end
-  uint64_t call_id = 0;  // which call: Comm::call_id
+  uint64_t call_id = 0;  // Comm::call_id of the call that aborted
   int32_t channel = 0;
-  int32_t step = 0;  // position in the plan, or what the kernel passed to Wait
+  int32_t step = 0;  // position in the plan, or the `step` that the kernel passed to Wait
   int32_t rank = 0;
-  int32_t peer = 0;       // that did not signal
-  uint64_t expected = 0;  // count of the peer's signals
+  int32_t peer = 0;       // the rank that did not signal
+  uint64_t expected = 0;  // number of signals expected from the peer
   uint64_t seen = 0;
-  uint64_t time_ns = 0;  // of the GPU's clock
+  uint64_t time_ns = 0;  // time on the GPU's clock
 };
 
-// Counters of the signals between the ranks of a node. A counter has one writer, so a signal is a store. Counts go on
-// from one kernel to the next: nothing is ever reset.
+// Counters of the signals between the ranks of a node. Each counter has one writer, so a signal is a store. Counts
+// continue from one kernel to the next and are never reset.
 struct Signals {
-  Window pad;                    // uint64_t [channel][sender], what the ranks of the node have signalled to the owner
-  uint64_t* sent = nullptr;      // [channel][receiver], of this rank alone
-  uint64_t* received = nullptr;  // [channel][sender], of this rank alone
+  Window pad;                    // uint64_t [channel][sender], signals of the node's ranks to the owner
+  uint64_t* sent = nullptr;      // [channel][receiver], used by this rank only
+  uint64_t* received = nullptr;  // [channel][sender], used by this rank only
   int32_t num_channels = 0;
 };
 
-// Where the messages of ll.h arrive. Memory that nothing else ever writes to, all zero at first. What a sender
-// writes has one receiver, and stays until the sender's next exchange but one on the channel.
+// Receive slots of the messages of ll.h. The memory starts as zeros, and only these messages are ever written to it.
+// Each slot has one sender and one receiver. A message stays until the sender's second next exchange on the channel.
 struct LlSlots {
   Window pad;                  // LlLine [channel][epoch % 2][sender][unit], for the owner
-  uint64_t* epochs = nullptr;  // [channel], exchanges that this rank has finished
+  uint64_t* epochs = nullptr;  // [channel], exchanges that this rank has completed
   int32_t num_channels = 0;
-  int32_t num_units = 0;  // from one sender
+  int32_t num_units = 0;  // from one sender in one exchange
 };
 
-// One rank's handle of a communicator.
+// The handle of a communicator on one rank.
 struct Comm {
   Team world;
-  Team local;  // ranks whose memory this one can address
+  Team local;  // the ranks whose memory this rank can address
   Signals signals;
   LlSlots ll_slots;
   Window arena;  // symmetric memory that the communicator owns
   int64_t arena_bytes = 0;
-  Multicast arena_multicast;  // the same memory
-  uint64_t timeout_ns = 0;    // of every wait
+  Multicast arena_multicast;  // the same memory as `arena`
+  uint64_t timeout_ns = 0;    // limit of every wait
   Report* report = nullptr;
-  // One word per GPU and process, of all communicators: not zero once a kernel there has aborted.
+  // One word per GPU and process, shared by all communicators. Not zero once a kernel of the process has aborted on
+  // this GPU.
   uint64_t* abort_flag = nullptr;
   uint64_t call_id = 0;  // number of the call, for reports
 };

@@ -1,5 +1,6 @@
-// Moving bytes with all threads of a block. Nothing here waits or orders: between a write and a read of another thread
-// there must be a __syncthreads(), between ranks a Signal and a Wait.
+// Data movement by all threads of a block. These functions neither wait nor order memory accesses. A __syncthreads()
+// must separate a write from a read by another thread, and a Signal and a Wait must separate accesses of different
+// ranks.
 #pragma once
 
 #include "comm.h"
@@ -14,7 +15,7 @@ struct alignas(16) Bytes16 {
   uint32_t words[4];
 };
 
-// Loads of a thread that are under way at once: enough to cover the latency of a peer's memory.
+// Outstanding loads per thread: enough to cover the latency of a peer's memory.
 constexpr int kUnroll = 8;
 
 template <typename Unit>
@@ -31,7 +32,7 @@ JAXCOMM_DEVICE void CopyUnits(Unit* dst, const Unit* src, int64_t count) {
   for (; i < count; i += num_threads) dst[i] = src[i];
 }
 
-// dst and src lie at the same distance from a multiple of sizeof(Unit).
+// Precondition: dst and src have the same remainder modulo sizeof(Unit).
 template <typename Unit>
 JAXCOMM_DEVICE void CopyAligned(char* dst, const char* src, int64_t bytes) {
   const auto to_boundary = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(dst) & (sizeof(Unit) - 1));
@@ -43,8 +44,8 @@ JAXCOMM_DEVICE void CopyAligned(char* dst, const char* src, int64_t bytes) {
   CopyUnits(dst + body_end, src + body_end, bytes - body_end);
 }
 
-// Copies `bytes` bytes between addresses of any alignment, which must not overlap; as fast as their common alignment
-// allows: 16 bytes at a time where both are equally far from a multiple of 16.
+// Copies `bytes` bytes between buffers of any alignment that do not overlap. The unit is the largest that the common
+// alignment allows: 16 bytes if both addresses have the same remainder modulo 16.
 JAXCOMM_DEVICE void Copy(void* dst, const void* src, int64_t bytes) {
   char* to = static_cast<char*>(dst);
   const char* from = static_cast<const char*>(src);
@@ -62,7 +63,7 @@ JAXCOMM_DEVICE void Copy(void* dst, const void* src, int64_t bytes) {
   }
 }
 
-// Sets bytes to zero.
+// Sets `bytes` bytes to zero.
 JAXCOMM_DEVICE void Zero(void* dst, int64_t bytes) {
   char* to = static_cast<char*>(dst);
   const auto to_boundary = static_cast<int64_t>(-reinterpret_cast<uintptr_t>(to) & 15);
@@ -75,18 +76,18 @@ JAXCOMM_DEVICE void Zero(void* dst, int64_t bytes) {
   for (int64_t i = head + units * 16 + thread; i < bytes; i += num_threads) to[i] = 0;
 }
 
-// Writes to the window of a peer of this node. The data has arrived for whoever waits for this rank's next signal.
+// Writes to the window of a peer of this node. The data is visible to a peer that waits for this rank's next signal.
 JAXCOMM_DEVICE void Put(const Window& window, int32_t peer, int64_t byte_offset, const void* src, int64_t bytes) {
   Copy(window.At(peer, byte_offset), src, bytes);
 }
 
-// Reads from the window of a peer of this node. The peer must have signalled that the data is there, and must not
-// change it before this rank has signalled that it has read.
+// Reads from the window of a peer of this node. The peer must have signalled that the data is ready. It must not change
+// the data before this rank has signalled that the read is complete.
 JAXCOMM_DEVICE void Get(void* dst, const Window& window, int32_t peer, int64_t byte_offset, int64_t bytes) {
   Copy(dst, window.At(peer, byte_offset), bytes);
 }
 
-// Put, then Signal by one thread, once all threads have written.
+// Put by all threads of the block, followed by one Signal once all threads have written.
 JAXCOMM_DEVICE void PutSignal(const Comm& comm, int32_t channel, const Window& window, int32_t peer,
                               int64_t byte_offset, const void* src, int64_t bytes) {
   Put(window, peer, byte_offset, src, bytes);

@@ -1,4 +1,4 @@
-// The device API: what kernels use to communicate inside a node, ours and those of users.
+// The device API: communication inside a node for jaxcomm's kernels and for kernels of users.
 #pragma once
 
 #include "block.h"

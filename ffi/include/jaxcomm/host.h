@@ -1,8 +1,9 @@
-// How an XLA FFI handler of your own gets the handle that its kernel needs: .Ctx<jaxcomm::host::Setup>() in the stage
-// Initialize, .Ctx<jaxcomm::host::Call>() in Execute. The handlers belong to a target that is registered by
-// jaxcomm.register_ffi_target and called by jaxcomm.ffi_call, which bring the stages before and the group's ranks.
+// Gives an XLA FFI handler of a user the handle that its kernel needs: .Ctx<jaxcomm::host::Setup>() in the stage
+// Initialize, .Ctx<jaxcomm::host::Call>() in the stage Execute. The handlers belong to a target that is registered by
+// jaxcomm.register_ffi_target and called by jaxcomm.ffi_call. These two provide the earlier stages and the ranks of the
+// group.
 //
-// Needs XLA's headers, which are in jax.ffi.include_dir(), and nothing of CUDA's.
+// Requires XLA's headers, which are in jax.ffi.include_dir(). Does not require CUDA's headers.
 #pragma once
 
 #include <cstdint>
@@ -15,32 +16,34 @@
 namespace jaxcomm {
 namespace host {
 
-// Of this library alone, whatever else is loaded.
+// One pointer per shared library. Hidden visibility keeps it apart from those of other loaded libraries.
 __attribute__((visibility("hidden"))) inline const Api* api_of_library = nullptr;
 
 inline void KeepText(void* sink, const char* text) { *static_cast<std::string*>(sink) = text; }
 
-// The communicator of this call's group, in the stage Initialize. All ranks must come, with their calls in the same
-// order; the first run on a device waits for the others. If there is no communicator, if the ranks differ, or if a rank
-// does not come within JAXCOMM_TIMEOUT_S, the stage ends with an error. So it does after a failure, as for Call. XLA
-// would end a process in which one of several devices does so alone: jaxcomm keeps errors of this stage for Call.
+// The communicator of this call's group, in the stage Initialize. Collective: all ranks must reach their calls in the
+// same order, and the first run on a device waits for the other ranks. The stage ends with an error if there is no
+// communicator, if the ranks differ, or if a rank does not arrive within JAXCOMM_TIMEOUT_S. It also ends with an error
+// after a failure, as Call describes. If one of several devices reported an error in this stage alone, XLA would end
+// the process. jaxcomm therefore reports errors of this stage in Call.
 class Setup {
  public:
   explicit Setup(const CallData& data) : data_(data) {}
 
-  // With an arena once there has been a Reserve.
+  // The handle. It includes the arena after a call of Reserve.
   const device::Comm& comm() const { return data_.comm; }
-  // The most thread blocks that the call may launch: JAXCOMM_MAX_SMS, or less if the call says so. The same on all
-  // ranks.
+  // The maximum number of thread blocks that the call may launch: JAXCOMM_MAX_SMS, or less if the call requests less.
+  // The same on all ranks.
   int32_t max_channels() const { return data_.max_channels; }
 
-  // Call::comm().arena will be of `bytes` bytes or more at every rank. It belongs to the target: no kernel but those of
-  // its calls on this communicator uses it, it is zero at first, and a call finds what the last one has left. If a call
-  // asks for more than there is, a new one takes its place; calls that have the old one keep it.
+  // Allocates an arena: Call::comm().arena has at least `bytes` bytes on every rank. The arena belongs to the target:
+  // only the kernels of its calls on this communicator use it. It starts as zeros, and each call finds the data that
+  // the previous call left. A call that requests more than the current size gets a new arena. Calls that hold the old
+  // arena keep it.
   //
-  // All ranks must come with the same number, in the same order of calls. Memory that a rank does not have, and ranks
-  // that ask for different sizes, are an error on all of them; a rank that does not come is one after
-  // JAXCOMM_TIMEOUT_S. Takes time at the first run only.
+  // Collective: all ranks must pass the same number, in the same order of calls. If a rank has too little memory, or if
+  // the ranks request different sizes, all ranks get an error. If a rank does not arrive, the others get an error after
+  // JAXCOMM_TIMEOUT_S. Only the first run takes time.
   ::xla::ffi::Error Reserve(int64_t bytes) {
     std::string problem;
     if (api_of_library->reserve(&data_, bytes, &KeepText, &problem)) return ::xla::ffi::Error::Success();
@@ -51,14 +54,14 @@ class Setup {
   CallData data_;
 };
 
-// The same in the stage Execute, with the arena. If Initialize has failed on this device, the stage ends with its
-// error. Once a kernel of this communicator has aborted, it ends with one that names that kernel's call, the rank, and
-// the peer that did not signal.
+// The communicator of this call's group in the stage Execute, with the arena. If Initialize failed on this device, the
+// stage ends with that error. After a kernel of this communicator has aborted, the stage ends with an error that names
+// the call of that kernel, the rank, and the peer that did not signal.
 class Call {
  public:
   explicit Call(const CallData& data) : data_(data) {}
 
-  // Passed to the kernel by value. Valid for as long as the process, so that the launch may be part of a CUDA graph.
+  // Passed to the kernel by value. Valid until the process ends, so the launch may be part of a CUDA graph.
   const device::Comm& comm() const { return data_.comm; }
   int32_t max_channels() const { return data_.max_channels; }
 
@@ -78,8 +81,8 @@ std::optional<T> Decode(decltype(Api::find) Api::* function, const XLA_FFI_Api* 
 }  // namespace host
 }  // namespace jaxcomm
 
-// Called by jaxcomm.register_ffi_target. Null, or the version of these headers if they don't fit the table: layouts are
-// kept within a minor version.
+// Called by jaxcomm.register_ffi_target. Returns null, or the version of these headers if they do not match the table.
+// Layouts stay the same within a minor version.
 extern "C" __attribute__((visibility("default"), used)) inline const char* jaxcomm_use_host_api(
     const jaxcomm::host::Api* api) {
   if (api->struct_size < sizeof(jaxcomm::host::Api) || api->call_bytes != sizeof(jaxcomm::host::CallData) ||

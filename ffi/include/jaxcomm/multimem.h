@@ -1,6 +1,6 @@
-// One access to the memory of all ranks: NVSwitch adds up what it reads, and hands to everybody what is written. From
-// Hopper on, where Multicast::base is not null. Moves 16 bytes at a time: addresses and sizes are multiples of that.
-// Nothing here waits or orders; see copy.h.
+// One access reaches the memory of all ranks: NVSwitch returns the sum of a load over all ranks and broadcasts a store
+// to all ranks. Requires Hopper or later and a Multicast::base that is not null. The unit is 16 bytes: addresses and
+// sizes must be multiples of 16. These functions neither wait nor order memory accesses; see copy.h.
 #pragma once
 
 #include <cstring>
@@ -15,8 +15,8 @@
 namespace jaxcomm {
 namespace device {
 
-// The sum of 16 bytes of elements over the ranks. f32, bf16 and f16; the two latter are added in f32 and rounded once.
-// The order is the switch's.
+// The sum of 16 bytes of elements over the ranks, for f32, bf16 and f16. bf16 and f16 are added in f32 and rounded
+// once. The switch chooses the order of summation.
 template <typename Codec>
 JAXCOMM_DEVICE Bytes16 MulticastSum(const Bytes16* address) {
   constexpr bool kF32 = std::is_same_v<Codec, arithmetic::Plain<float>>;
@@ -55,12 +55,12 @@ JAXCOMM_DEVICE Bytes16 MulticastSum(const Bytes16* address) {
                  : "memory");
   }
 #else
-  __trap();  // no such instruction, and so no Multicast
+  __trap();  // the instruction does not exist here, so there is no Multicast
 #endif
   return sum;
 }
 
-// Writes 16 bytes to the same place at all ranks.
+// Writes 16 bytes to the same offset on all ranks.
 JAXCOMM_DEVICE void MulticastStore(Bytes16* address, const Bytes16& value) {
 #if !defined(__CUDACC__)
   for (int r = 0; r < emulation::NumReplicas(address); ++r) {
@@ -76,8 +76,8 @@ JAXCOMM_DEVICE void MulticastStore(Bytes16* address, const Bytes16& value) {
 #endif
 }
 
-// dst = the sum over the ranks of what lies in their windows. Called by all threads of the block. Ranks that read the
-// same may get different bits: let one of them read, and put to the others.
+// dst = the sum of the windows over the ranks. Called by all threads of the block. Ranks that read the same elements
+// may get different bits. For equal bits, let one rank read and put the result to the others.
 template <typename Codec>
 JAXCOMM_DEVICE void MultimemReduce(void* dst, const Multicast& window, int64_t byte_offset, int64_t bytes) {
   const auto* from = window.At<const Bytes16>(byte_offset);
@@ -87,8 +87,8 @@ JAXCOMM_DEVICE void MultimemReduce(void* dst, const Multicast& window, int64_t b
   }
 }
 
-// Writes to the windows of all ranks, this one's included. Called by all threads of the block. The data has arrived for
-// whoever waits for this rank's next signal.
+// Writes to the windows of all ranks, including this rank's own. Called by all threads of the block. The data is
+// visible to a peer that waits for this rank's next signal.
 JAXCOMM_DEVICE void MultimemPut(const Multicast& window, int64_t byte_offset, const void* src, int64_t bytes) {
   auto* to = window.At<Bytes16>(byte_offset);
   const int64_t end = bytes / static_cast<int64_t>(sizeof(Bytes16));

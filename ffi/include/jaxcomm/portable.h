@@ -1,5 +1,5 @@
-// What is spelled differently by nvcc, by a host compiler and by the emulation of tests/cuda/fakes/emulation.h, which
-// runs the same kernels on the CPU. JAXCOMM_HAS_DEVICE is 1 where functions that run on the device are to be seen.
+// Differences between nvcc, host compilers and the emulation of tests/cuda/fakes/emulation.h, which runs the same
+// kernels on the CPU. JAXCOMM_HAS_DEVICE is 1 where device functions are declared.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 #define JAXCOMM_HAS_DEVICE 1
 #define JAXCOMM_BOTH __host__ __device__ inline
 #define JAXCOMM_DEVICE __device__ inline
-// Compiled once per file, not into every kernel.
+// Compiled once per file instead of once per kernel.
 #define JAXCOMM_DEVICE_CALLED __device__ __noinline__ inline
 #define JAXCOMM_UNROLL _Pragma("unroll")
 #elif defined(JAXCOMM_EMULATION)
@@ -28,7 +28,7 @@
 namespace jaxcomm {
 namespace device {
 
-// Visible to, and ordered for, all GPUs and the host.
+// Atomic and ordered in system scope: all GPUs and the host.
 JAXCOMM_DEVICE uint64_t LoadAcquire(const uint64_t* word) {
 #if defined(__CUDACC__)
   return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system>(*const_cast<uint64_t*>(word))
@@ -46,7 +46,7 @@ JAXCOMM_DEVICE void StoreRelease(uint64_t* word, uint64_t value) {
 #endif
 }
 
-// Between the threads of a block, and its successors in the stream; orders nothing.
+// Atomic between the threads of a block and later kernels of the stream. Orders nothing.
 JAXCOMM_DEVICE uint64_t LoadRelaxed(const uint64_t* word) {
 #if defined(__CUDACC__)
   return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_block>(*const_cast<uint64_t*>(word))
@@ -64,7 +64,7 @@ JAXCOMM_DEVICE void StoreRelaxed(uint64_t* word, uint64_t value) {
 #endif
 }
 
-// True for the one caller that changes the word from `expected` to `desired`.
+// Returns true to the one caller that changes the word from `expected` to `desired`.
 JAXCOMM_DEVICE bool Claim(uint64_t* word, uint64_t expected, uint64_t desired) {
 #if defined(__CUDACC__)
   return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system>(*word).compare_exchange_strong(
@@ -74,7 +74,8 @@ JAXCOMM_DEVICE bool Claim(uint64_t* word, uint64_t expected, uint64_t desired) {
 #endif
 }
 
-// Two words, each of which arrives whole; the other may arrive earlier or later. Visible to all GPUs; orders nothing.
+// Stores two words. Each word is stored atomically, but one may become visible before the other. Visible to all GPUs.
+// Orders nothing.
 JAXCOMM_DEVICE void StorePair(uint64_t* pair, uint64_t first, uint64_t second) {
 #if defined(__CUDACC__)
   asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(pair), "l"(first), "l"(second) : "memory");
@@ -92,7 +93,8 @@ JAXCOMM_DEVICE void LoadPair(const uint64_t* pair, uint64_t* first, uint64_t* se
 #endif
 }
 
-// The block's shared memory, as many bytes as the kernel was started with; a multiple of 16. Undefined at first.
+// The block's dynamic shared memory. Its size is that of the kernel launch, and its alignment is 16 bytes. Its content
+// is undefined at first.
 JAXCOMM_DEVICE void* DynamicShared() {
 #if defined(__CUDACC__)
   extern __shared__ __align__(16) unsigned char jaxcomm_dynamic_shared[];
@@ -113,7 +115,7 @@ JAXCOMM_DEVICE uint64_t NowNs() {
 #endif
 }
 
-// Between two looks at a word that another thread is to change.
+// Called between two polls of a word that another thread changes.
 JAXCOMM_DEVICE void Pause() {
 #if !defined(__CUDACC__)
   emulation::Pause();

@@ -1,6 +1,6 @@
-// dst = sources[0] op sources[1] op ..., left to right, with all threads of a block. Sources may lie at peers of the
-// node. The order is that of the sources, so every rank that passes the same order gets the same bits. Nothing here
-// waits or orders; see copy.h.
+// dst = sources[0] op sources[1] op ..., from left to right, by all threads of a block. Sources may be in the memory of
+// peers of the node. The order of the sources is the order of reduction, so all ranks that pass the same order get the
+// same bits. These functions neither wait nor order memory accesses; see copy.h.
 #pragma once
 
 #include "arithmetic.h"
@@ -10,7 +10,7 @@
 namespace jaxcomm {
 namespace device {
 
-// kLanes elements that are loaded and stored as one.
+// kLanes elements that are loaded and stored at once.
 template <typename Codec, int kLanes>
 struct alignas(sizeof(typename Codec::Storage) * kLanes) Unit {
   typename Codec::Storage lanes[kLanes];
@@ -39,8 +39,8 @@ struct Accumulator {
   }
 };
 
-// Elements begin .. begin + count of dst from those of source(0) .. source(num_sources - 1), kLanes at a time, which
-// must be as aligned as kLanes elements; kTile loads of a thread are under way at once.
+// Reduces the elements begin .. begin + count of source(0) .. source(num_sources - 1) into dst, kLanes elements at a
+// time. All buffers must have the alignment of kLanes elements. Each thread has kTile outstanding loads.
 template <typename Codec, typename Op, int kLanes, int kTile, typename Source>
 JAXCOMM_DEVICE void ReduceUnits(typename Codec::Storage* dst, int num_sources, Source source, int64_t begin,
                                 int64_t count, Codec codec) {
@@ -78,14 +78,14 @@ JAXCOMM_DEVICE void ReduceUnits(typename Codec::Storage* dst, int num_sources, S
   }
 }
 
-// `source` gives the address of an operand's first element. Codec: arithmetic::Plain<T> or arithmetic::Widened<Format>,
-// or one of yours, whose object may say at run time how to convert; Op: arithmetic::Sum, Max, Min. dst may be one of
-// the sources; otherwise they must not overlap.
+// `source` returns the address of an operand's first element. Codec: arithmetic::Plain<T>, arithmetic::Widened<Format>,
+// or a class of the caller, whose object may choose the conversion at run time. Op: arithmetic::Sum, Max or Min. dst
+// may be one of the sources; otherwise dst and the sources must not overlap.
 template <typename Codec, typename Op, typename Source>
 JAXCOMM_DEVICE void Reduce(typename Codec::Storage* dst, int num_sources, Source source, int64_t count,
                            Codec codec = {}) {
   using Storage = typename Codec::Storage;
-  constexpr int kMostLanes = 8;  // of accumulators in registers
+  constexpr int kMostLanes = 8;  // limited by the registers of the accumulators
   constexpr int kLanes = sizeof(Storage) >= 16  ? 1
                          : sizeof(Storage) == 1 ? kMostLanes
                                                 : static_cast<int>(16 / sizeof(Storage));
@@ -97,7 +97,7 @@ JAXCOMM_DEVICE void Reduce(typename Codec::Storage* dst, int num_sources, Source
   const int64_t head = aligned && to_boundary < count ? to_boundary : count;
   const int64_t body = (count - head) / kLanes * kLanes;
   ReduceUnits<Codec, Op, kLanes, kTile>(dst, num_sources, source, head, body, codec);
-  // What lies before and after; everything where alignments differ.
+  // The elements before and after the body, or all elements if alignments differ.
   for (int64_t begin = 0, end = head; begin < count; begin = head + body, end = count) {
     ReduceUnits<Codec, Op, 1, 4>(dst, num_sources, source, begin, end - begin, codec);
     if (end == count) break;

@@ -24,7 +24,7 @@ JAXCOMM_BOTH float FloatOf(uint32_t bits) {
 struct BFloat16 {
   using Storage = uint16_t;
   JAXCOMM_BOTH static float Decode(Storage s) { return FloatOf(static_cast<uint32_t>(s) << 16); }
-  // Branch-free, so that loops over it vectorise.
+  // No branches, so that loops over it vectorise.
   JAXCOMM_BOTH static Storage Encode(float value) {
     const uint32_t bits = BitsOf(value);
     const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -33,21 +33,22 @@ struct BFloat16 {
   }
 };
 
-// Selects instead of branches, so that loops over it vectorise; no operand is ever a subnormal f32.
+// Selects instead of branches, so that loops over it vectorise. No operand is a subnormal f32.
 struct Float16 {
   using Storage = uint16_t;
   JAXCOMM_BOTH static float Decode(Storage s) {
     constexpr uint32_t kExponent = 0x7c00u << 13;
     const uint32_t magnitude = (s & 0x7fffu) << 13;
     const uint32_t rebiased = magnitude + ((127 - 15) << 23);
-    // A subnormal gets an implicit one by the exponent of the smallest normal number, which is subtracted again.
+    // The exponent of the smallest normal number gives a subnormal an implicit one, which the subtraction removes.
     const float subnormal = FloatOf(rebiased + (1 << 23)) - FloatOf((127 - 14) << 23);
     uint32_t bits = (magnitude & kExponent) == kExponent ? rebiased + ((128 - 16) << 23) : rebiased;
     bits = (magnitude & kExponent) == 0 ? BitsOf(subnormal) : bits;
     return FloatOf(bits | (s & 0x8000u) << 16);
   }
   JAXCOMM_BOTH static Storage Encode(float value) {
-    constexpr uint32_t kMagic = ((127 - 15) + (23 - 10) + 1) << 23;  // adding it shifts a subnormal into place, rounded
+    constexpr uint32_t kMagic = ((127 - 15) + (23 - 10) + 1)
+                                << 23;  // adding it shifts and rounds a subnormal into place
     const uint32_t bits = BitsOf(value);
     const uint32_t magnitude = bits & 0x7fffffff;
     const uint32_t subnormal = BitsOf(FloatOf(magnitude) + FloatOf(kMagic)) - kMagic;
@@ -58,10 +59,10 @@ struct Float16 {
   }
 };
 
-// What the bit patterns at the top of the range mean.
+// The meaning of the bit patterns at the top of the range.
 enum class Special : uint8_t {
-  kIeee,                  // all-ones exponent: infinity and NaN
-  kFinite,                // only all ones is NaN, no infinity ("FN")
+  kIeee,                  // exponent of all ones: infinity and NaN
+  kFinite,                // only all ones is NaN; no infinity ("FN")
   kFiniteNoNegativeZero,  // only the pattern of -0 is NaN ("FNUZ")
 };
 
@@ -95,7 +96,7 @@ struct Float8 {
     }
     constexpr uint32_t kOne = 1u << kMantissaBits;  // the implicit one
     const uint32_t mantissa = exponent == 0 ? magnitude : (magnitude & kMantissaOnes) | kOne;
-    // mantissa * 2^(max(exponent, 1) - bias - mantissa bits), both factors and the product exact.
+    // mantissa * 2^(max(exponent, 1) - bias - mantissa bits). Both factors and the product are exact.
     const uint32_t scale = (exponent == 0 ? 1 : exponent) + 127 - kBias - kMantissaBits;
     return FloatOf(sign | BitsOf(static_cast<float>(mantissa) * FloatOf(scale << 23)));
   }
@@ -106,7 +107,7 @@ struct Float8 {
     if ((bits & 0x7fffffff) > 0x7f800000) {
       return static_cast<Storage>(kSpecial == Special::kFiniteNoNegativeZero ? kNan : kNan | sign);
     }
-    uint32_t magnitude = kLargest + 1;  // infinity, and what rounds beyond the largest finite value
+    uint32_t magnitude = kLargest + 1;  // for infinity and values that round beyond the largest finite value
     if ((bits & 0x7fffffff) < 0x7f800000) magnitude = RoundMagnitude(bits & 0x7fffffff);
     if (magnitude > kLargest) {
       if constexpr (kSpecial == Special::kIeee) return static_cast<Storage>(sign | (kExponentOnes << kMantissaBits));
@@ -117,7 +118,7 @@ struct Float8 {
   }
 
  private:
-  // To nearest, ties to even; the carry out of the mantissa raises the exponent by itself.
+  // Rounds to nearest, ties to even. A carry out of the mantissa increments the exponent.
   JAXCOMM_BOTH static uint32_t RoundMagnitude(uint32_t bits) {
     constexpr int kDropped = 23 - kMantissaBits;
     const int exponent = static_cast<int>(bits >> 23) - 127 + kBias;

@@ -1,7 +1,7 @@
 // Signals, waits and barriers between the ranks of a node.
 //
-// A channel is one thread block of every rank: block c of a rank talks to block c of its peers and to no other. Two
-// kernels that may run at the same time on one communicator must use different channels.
+// A channel is one thread block of every rank: block c of a rank communicates only with block c of its peers. Kernels
+// that may run concurrently on one communicator must use different channels.
 #pragma once
 
 #include "comm.h"
@@ -10,17 +10,17 @@
 namespace jaxcomm {
 namespace device {
 
-// Where the counters of a channel begin.
+// The index of a channel's first counter.
 JAXCOMM_DEVICE int64_t Row(const Comm& comm, int32_t channel) {
   return static_cast<int64_t>(channel) * comm.local.size;
 }
 
-// Kernels that begin later on this GPU end at once, on every communicator of the process: see IsAborted.
+// Makes later kernels on this GPU end at once, on every communicator of the process: see IsAborted.
 JAXCOMM_DEVICE void SetAbortFlag(const Comm& comm) { StoreRelease(comm.abort_flag, 1); }
 
-// A channel that has aborted neither signals nor waits ever again: peers, which may still wait for a signal that it
-// owes them, would take the first one of the next kernel for that. Kept as the count of what the rank has received from
-// itself, which is of no other use. And nothing comes after the kernel.
+// Ends all signals and waits of a channel for good. A peer may still wait for a signal that this rank has not sent; the
+// first signal of a later kernel would satisfy that wait by mistake. The mark is the count of signals from this rank to
+// itself, which has no other use. Later kernels do not run either: see SetAbortFlag.
 JAXCOMM_DEVICE void AbortChannel(const Comm& comm, int32_t channel) {
   StoreRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank, 1);
   SetAbortFlag(comm);
@@ -30,25 +30,26 @@ JAXCOMM_DEVICE bool IsChannelAborted(const Comm& comm, int32_t channel) {
   return LoadRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank) != 0;
 }
 
-// Whether a kernel of this process has aborted on this GPU. Called by all threads of a block, before the kernel
-// writes to memory that peers read: a peer of the kernel that aborted may be late, and still read what that has left
-// there. True: the kernel must end. Its operands may be of a kernel that aborted, and its results have no meaning
-// either.
+// Whether a kernel of this process has aborted on this GPU. Called by all threads of a block before the kernel writes
+// to memory that peers read. The reason: a late peer of the aborted kernel may still read the data that the aborted
+// kernel left in that memory. True: the kernel must end. Its operands may come from an aborted kernel, and its results
+// are then undefined too.
 JAXCOMM_DEVICE bool IsAborted(const Comm& comm) {
   return __syncthreads_or(threadIdx.x == 0 && LoadAcquire(comm.abort_flag) != 0) != 0;
 }
 
-// Adds one to the count of signals from this rank to `peer`. Called by one thread per peer. Release: whoever waits for
-// it sees what this thread did before, and what its block did before a __syncthreads() in front of the call.
+// Adds one to the count of signals from this rank to `peer`. Called by one thread per peer. Release: a peer that waits
+// for the signal sees the earlier writes of this thread, and the writes of its block before a __syncthreads() that
+// precedes the call.
 JAXCOMM_DEVICE void Signal(const Comm& comm, int32_t channel, int32_t peer) {
   if (IsChannelAborted(comm, channel)) return;
   const int64_t row = Row(comm, channel);
   const uint64_t count = comm.signals.sent[row + peer] + 1;
   StoreRelease(comm.signals.pad.At<uint64_t>(peer) + row + comm.local.rank, count);
-  comm.signals.sent[row + peer] = count;  // after it: a release waits for the stores before
+  comm.signals.sent[row + peer] = count;  // after the store above: a release waits for earlier stores
 }
 
-// Reports to the host why this kernel aborts. The first report counts.
+// Reports to the host why this kernel aborts. Only the first report is kept.
 JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_t step, uint64_t expected,
                          uint64_t seen) {
   Report& report = *comm.report;
@@ -64,11 +65,12 @@ JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_
   StoreRelease(&report.state, Report::kComplete);
 }
 
-// Looks at what a thread waits for, between two looks at the clock.
-constexpr int kLooksBetweenClocks = 64;
+// Polls of a thread between two reads of the clock.
+constexpr int kPollsBetweenClockReads = 64;
 
-// Asked by a thread that has waited since `begin_ns`. False: go on. True: Comm::timeout_ns are over, which the host has
-// been told, or the host or another block of this rank has aborted. Then the channel has aborted.
+// Called by a thread that has waited since `begin_ns`. Returns false if the wait goes on. Returns true if
+// Comm::timeout_ns have passed, which it reports to the host, or if the host or another block of this rank has aborted.
+// The channel has then aborted.
 JAXCOMM_DEVICE bool EndWait(const Comm& comm, int32_t channel, uint64_t begin_ns, int32_t peer, int32_t step,
                             uint64_t expected, uint64_t seen) {
   const bool stop = LoadAcquire(&comm.report->abort) != 0 || LoadAcquire(&comm.report->state) != Report::kNone;
@@ -78,8 +80,8 @@ JAXCOMM_DEVICE bool EndWait(const Comm& comm, int32_t channel, uint64_t begin_ns
   return true;
 }
 
-// Waits until `read()` is at least `expected`. False if that took longer than Comm::timeout_ns, or if the host or
-// another block of this rank has aborted; then the channel has aborted. `peer` and `step` are for the report.
+// Waits until `read()` is at least `expected`. Returns false if the wait took longer than Comm::timeout_ns, or if the
+// host or another block of this rank has aborted. The channel has then aborted. `peer` and `step` are for the report.
 template <typename Read>
 JAXCOMM_DEVICE bool WaitUntil(const Comm& comm, int32_t channel, int32_t peer, int32_t step, uint64_t expected,
                               Read read) {
@@ -87,7 +89,7 @@ JAXCOMM_DEVICE bool WaitUntil(const Comm& comm, int32_t channel, int32_t peer, i
   if (seen >= expected) return true;
   const uint64_t begin = NowNs();
   for (;;) {
-    for (int i = 0; i < kLooksBetweenClocks && seen < expected; ++i) {
+    for (int i = 0; i < kPollsBetweenClockReads && seen < expected; ++i) {
       Pause();
       seen = read();
     }
@@ -97,8 +99,8 @@ JAXCOMM_DEVICE bool WaitUntil(const Comm& comm, int32_t channel, int32_t peer, i
 }
 
 // Waits until `peer` has signalled once more than this rank has waited for it. Called by one thread per peer. Acquire:
-// what the peer did before its signal is visible to this thread, and after a __syncthreads() to its block. False as
-// WaitUntil: then nothing may be concluded about the peer. `step` is for the report.
+// the peer's writes before its signal are visible to this thread, and after a __syncthreads() to its block. Returns
+// false as WaitUntil does; the caller can then assume nothing about the peer. `step` is for the report.
 JAXCOMM_DEVICE bool Wait(const Comm& comm, int32_t channel, int32_t peer, int32_t step = 0) {
   if (IsChannelAborted(comm, channel)) return false;
   const int64_t row = Row(comm, channel);
@@ -109,7 +111,8 @@ JAXCOMM_DEVICE bool Wait(const Comm& comm, int32_t channel, int32_t peer, int32_
   return true;
 }
 
-// All blocks `channel` of the node's ranks have come here. Called by all threads of the block. Acquire and release.
+// Waits until block `channel` of every rank of the node has reached the barrier. Called by all threads of the block.
+// Acquire and release. Returns false as Wait does.
 JAXCOMM_DEVICE bool Barrier(const Comm& comm, int32_t channel, int32_t step = 0) {
   __syncthreads();
   bool reached = true;

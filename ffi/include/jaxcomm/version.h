@@ -1,11 +1,11 @@
-// The version of jaxcomm. This is its only home: the build reads it from here.
+// The version of jaxcomm. The build reads it from this file only.
 #pragma once
 
 #define JAXCOMM_VERSION_MAJOR 0
 #define JAXCOMM_VERSION_MINOR 1
 #define JAXCOMM_VERSION_PATCH 0
 
-// Grows with the version, so that `#if JAXCOMM_VERSION >= 200` asks for 0.2.0.
+// Grows with the version: `#if JAXCOMM_VERSION >= 200` tests for 0.2.0 or later.
 #define JAXCOMM_VERSION (JAXCOMM_VERSION_MAJOR * 10000 + JAXCOMM_VERSION_MINOR * 100 + JAXCOMM_VERSION_PATCH)
 
 // "0.1.0"

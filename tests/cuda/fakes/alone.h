@@ -1,4 +1,4 @@
-// Tests of what lasts as long as a process, such as the failure of a call.
+// Tests of state that lasts as long as the process, such as the failure of a call.
 #pragma once
 
 #include <sys/wait.h>
@@ -11,7 +11,7 @@
 
 namespace jaxcomm {
 
-// Runs `test` in a process of its own, and returns what it says on standard error. No other thread may be running.
+// Runs `test` in a process of its own and returns its output on standard error. No other thread may be running.
 template <typename Test>
 std::string Alone(Test test) {
   std::fflush(stdout);
@@ -46,7 +46,7 @@ inline int Count(const std::string& text, const std::string& part) {
 
 }  // namespace jaxcomm
 
-// A TEST_CASE in a process of its own.
+// A TEST_CASE that runs in a process of its own.
 #define ALONE_TEST_CASE(name) JAXCOMM_ALONE_TEST_CASE(name, JAXCOMM_CONCAT(AloneCase, __LINE__))
 #define JAXCOMM_ALONE_TEST_CASE(name, function)                                                           \
   static void function();                                                                                 \

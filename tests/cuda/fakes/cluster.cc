@@ -14,7 +14,7 @@ namespace fake {
 Stream::Stream() {
   thread = std::thread([this] {
     emulation::TheMachine().yields = true;
-    // Ranks that spin take turns on few cores: a deadline of seconds is over after millions of switches.
+    // Spinning ranks take turns on few cores, so a deadline of seconds passes after millions of switches.
     emulation::TheMachine().switch_ns = 1000;
     std::minstd_rand random(std::random_device{}());
     for (;;) {
@@ -42,7 +42,7 @@ ncclComm_t MakeRank(Group* group, int rank) {
   return reinterpret_cast<ncclComm_t>(Keep(std::move(made)));
 }
 
-// Who this thread is in the group that XLA has made.
+// The rank of this thread in the group that XLA has made.
 thread_local Rank* own = nullptr;
 
 ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
@@ -107,7 +107,7 @@ ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclC
 struct Registered {
   char* begin = nullptr;
   int64_t stride = 0;
-  int first = 0;  // rank of the team
+  int first = 0;  // first rank of the team
 };
 
 ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int) {
@@ -151,7 +151,7 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
   return ncclSuccess;
 }
 
-// Waits for all ranks, also those where it fails.
+// Waits for all ranks, also if one of them fails.
 ncclResult_t DevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t*, ncclDevComm_t*) {
   const bool fails = Fails("ncclDevCommCreate");
   Rank& rank = Of(comm);
@@ -164,7 +164,7 @@ ncclResult_t DevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t*, nc
   return fails ? ncclInvalidUsage : ncclSuccess;
 }
 
-// Of the group that this thread is in.
+// A call in the current NCCL group of this thread.
 struct SendRecvCall {
   bool send;
   char* memory;
@@ -297,14 +297,14 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
 
 namespace cuda {
 
-// Calls with GIN: machine.h.
+// Calls with GIN are in machine.h.
 cudaError_t LoadGinKernel() { return fake::Fails("kernels of GIN") ? cudaErrorUnknown : cudaSuccess; }
 cudaError_t LaunchGin(const RankArgs&, const GinNetworkArgs&, const ncclDevComm&, int32_t, cudaStream_t) {
   return cudaErrorUnknown;
 }
 cudaError_t LoadWatchdog() { return cudaSuccess; }
 
-// For one node.
+// For one node only.
 cudaError_t Launch(const LlArgs&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t Launch(const MultimemArgs&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs&, cudaStream_t) { return cudaErrorUnknown; }

@@ -1,11 +1,11 @@
-// A fake of several hosts: ranks are threads, and so is each stream. Nothing but events orders two streams, and each
-// kernel runs emulated on the thread of its stream, so what the host forgets to order goes wrong. Messages go as
-// NCCL's: matched in order between each two ranks of a communicator, read until the receiver has them, waited for
-// without end.
+// A fake of several hosts. Ranks are threads, and so is each stream. Only events order two streams, and each kernel
+// runs emulated on the thread of its stream, so missing synchronisation on the host leads to wrong results. Messages
+// behave as NCCL's: they are matched in order between each two ranks of a communicator, the source is read until the
+// receiver has the data, and waits have no limit.
 #pragma once
 
 #include "gpu_fake.h"
-// Behind CUDA's headers: see there.
+// Must follow CUDA's headers: see gpu_fake.h.
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -27,7 +27,7 @@
 namespace jaxcomm {
 namespace fake {
 
-// One for everything: what the fakes do is short. Never deleted: streams outlive the tests.
+// One lock for all fakes, because their functions are short. Never deleted, because streams outlive the tests.
 inline auto& mutex = *new std::mutex;
 inline auto& changed = *new std::condition_variable;
 
@@ -44,12 +44,12 @@ void Locked(F change) {
   changed.notify_all();
 }
 
-// Where the ranks of a test are.
+// The placement of a test's ranks.
 struct Cluster {
   std::vector<int> hosts;     // by rank
   bool peers_in_host = true;  // GPUs of a host address each other
   bool init_fails = false;
-  bool gin = false;                          // NCCL has it between nodes
+  bool gin = false;                          // NCCL supports GIN between nodes
   mutable std::atomic<int> num_aborted = 0;  // communicators
 
   Cluster(std::vector<int> of_ranks) : hosts(std::move(of_ranks)) {}
@@ -61,10 +61,10 @@ struct Message {
   bool taken = false;
 };
 
-// What the ranks of a communicator share. Collective calls are counted by every rank for itself.
+// State that the ranks of a communicator share. Every rank counts its collective calls itself.
 struct Group {
   const Cluster* cluster = nullptr;
-  std::vector<int> ranks;  // of the cluster
+  std::vector<int> ranks;  // as ranks of the cluster
   struct Rendezvous {
     std::map<int, std::vector<char>> brought;  // by rank
     std::vector<char> memory;                  // of a window
@@ -92,12 +92,12 @@ struct Rank {
   int rank = 0;
   std::atomic<int> num_meetings{0};
   std::atomic<bool> aborted{false};
-  std::atomic<bool> in_call{false};  // of NCCL's, which must not meet another one
+  std::atomic<bool> in_call{false};  // in an NCCL call, which must not overlap with another one
 };
 
 struct Stream : FakeStream {
   std::deque<std::function<void()>> queue;
-  std::condition_variable pushed;  // of its own: the streams of tests that are over wait, too
+  std::condition_variable pushed;  // one per stream, because streams of finished tests wait too
   size_t num_running = 0;
   std::thread thread;
 
@@ -128,14 +128,14 @@ struct Stream : FakeStream {
 inline Rank& Of(ncclComm_t comm) { return *reinterpret_cast<Rank*>(comm); }
 inline Stream& Of(cudaStream_t stream) { return static_cast<Stream&>(AnyOf(stream)); }
 
-// Called by launches of this thread: of kernels, and of NCCL's.
+// Called before this thread launches a kernel or ends an NCCL group.
 inline thread_local std::function<void()> before_launch, before_group;
-// Of communicators.
+// Numbers of communicators.
 inline std::atomic<int> num_aborted{0}, num_revoked{0};
 
 std::vector<int> Hosts(int num_nodes, int ranks_per_node);
 
-// Runs `f` with the communicator that XLA would provide, once per rank, in threads of their own.
+// Runs `f` with the communicator that XLA would provide, once per rank, on separate threads.
 void OnRanks(const Cluster& cluster, const std::function<void(ncclComm_t, int)>& f);
 
 Stream& OwnStream();

@@ -12,9 +12,9 @@ namespace cuda {
 
 using TestMemory = HostMemory;
 
-inline void PrepareDevice() {}  // as on_gpu.cuh has it
+inline void PrepareDevice() {}  // same interface as on_gpu.cuh
 
-// What every rank brings and what it gets.
+// The inputs and outputs of every rank.
 struct Data {
   std::vector<Bytes> inputs, outputs;  // by rank
 };
@@ -30,7 +30,7 @@ void RunKernel(const VirtualRanks::Call& call, Data& data, Network& network) {
   FillWalkSpoil(call.args[blockIdx.y], network, StagedOf(data));
 }
 
-// The first stream of every rank is a thread block per channel, the second one more.
+// The first stream of every rank uses one thread block per channel, and the second stream one more.
 inline void RunInRounds(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed) {
   const auto num_ranks = static_cast<unsigned>(call.inputs.size());
   const auto num_channels = static_cast<unsigned>(call.num_channels);
@@ -41,7 +41,8 @@ inline void RunInRounds(const VirtualRanks::Call& call, Data& data, unsigned thr
   });
 }
 
-// Ranks of other nodes by GIN, over a network that is as late as it may be, or as if their memory could be addressed.
+// Ranks of other nodes are reached by GIN, over a network with arbitrary delays, or as if their memory were
+// addressable.
 class TestNetwork {
  public:
   TestNetwork(const VirtualRanks& ranks, int32_t num_channels, bool gin, uint64_t seed)

@@ -1,11 +1,11 @@
-// Runs kernels as plain C++ on the CPU: every CUDA thread is a fiber, all of a launch on one OS thread.
+// Runs kernels as plain C++ on the CPU. Every CUDA thread is a fiber, and all fibers of a launch run on one OS thread.
 //
-// A fiber runs until it comes to a barrier, looks at the clock, or looks for a signal in vain. Which runs next is drawn
-// at random, from a seed: thread blocks run far ahead of each other, and a failure comes again with its seed. Time is
-// the number of switches. Under ThreadSanitizer every fiber counts as a thread, and switching orders nothing: accesses
-// that only a lucky order of fibers separates are reported.
+// A fiber runs until it reaches a barrier, reads the clock, or polls for a missing signal. The next fiber is chosen at
+// random from a seed. Thread blocks therefore run far ahead of each other, and a failure can be reproduced with its
+// seed. Time is the number of switches. Under ThreadSanitizer every fiber counts as a thread, and switching orders
+// nothing. ThreadSanitizer therefore reports accesses that are separated only by a lucky order of fibers.
 //
-// Not covered: hardware that reorders more than data races show, warp primitives, PTX.
+// Not covered: hardware reordering beyond what data races show, warp primitives, PTX.
 #pragma once
 
 #include <setjmp.h>
@@ -30,8 +30,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// swapcontext calls the kernel for the mask of signals, which takes most of the time of an emulated kernel. longjmp
-// does not, but must not be one that checks where it jumps to.
+// swapcontext makes a system call for the signal mask, which takes most of the time of an emulated kernel. longjmp does
+// not, but the variant that checks its target must not be used.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__) || (defined(_FORTIFY_SOURCE) && _FORTIFY_SOURCE > 0)
 #define EMULATION_JUMPS 0
 #else
@@ -44,18 +44,18 @@ struct EmulatedIndex {
 
 namespace emulation {
 
-// Of a thread block. The count orders what its threads did before with what they do after.
+// The barrier of a thread block. The count orders accesses of its threads before the barrier with accesses after it.
 struct Barrier {
-  int arrived = 0;  // in this round
-  int any = 0;      // __syncthreads_or: of this round
-  int result = 0;   // of the last round
+  int arrived = 0;  // arrivals at the current barrier
+  int any = 0;      // __syncthreads_or: result of the current barrier so far
+  int result = 0;   // result of the last barrier
   uint64_t round = 0;
 };
 
 struct Fiber {
-  ucontext_t context;  // to begin with
+  ucontext_t context;  // for the start of the fiber
 #if EMULATION_JUMPS
-  jmp_buf place;  // to go on from
+  jmp_buf place;  // for its continuation
 #endif
   char* stack = nullptr;
   void* sanitizer = nullptr;
@@ -69,11 +69,11 @@ struct Fiber {
 
 constexpr size_t kStackBytes = 128 << 10;
 
-// Of a launch: ten times what the longest of those takes that end.
+// Time limit of a launch: ten times that of the longest launch that ends.
 constexpr uint64_t kEndlessNs = 2'000'000'000;
 
-// What the fibers of a launch and the one that switches share. It never runs while a fiber does. Each OS thread has its
-// own: a launch stays on the thread that made it.
+// State shared by the fibers of a launch and the scheduler, which never runs while a fiber does. Each OS thread has its
+// own state: a launch stays on the thread that made it.
 struct Machine {
 #if EMULATION_JUMPS
   jmp_buf scheduler;
@@ -82,9 +82,9 @@ struct Machine {
 #endif
   void* sanitizer = nullptr;
   Fiber* current = nullptr;  // null while none runs
-  bool yields = false;       // to other OS threads, whose launches this one's waits for
+  bool yields = false;       // to other OS threads that run launches which this launch waits for
   uint64_t now_ns = 0;
-  uint64_t switch_ns = 100;  // that a switch takes
+  uint64_t switch_ns = 100;  // duration of a switch
   uint64_t coins = 1;
 };
 
@@ -93,7 +93,7 @@ inline Machine& TheMachine() {
   return machine;
 }
 
-// Fields of Machine, Fiber and Barrier are handed over by switching, which ThreadSanitizer must not take for order.
+// Switching passes the fields of Machine, Fiber and Barrier on. ThreadSanitizer must not take that for synchronisation.
 #if defined(__SANITIZE_THREAD__)
 #define EMULATION_UNCHECKED __attribute__((no_sanitize("thread"), noinline))
 #else
@@ -106,7 +106,7 @@ EMULATION_UNCHECKED static void SwitchToScheduler(Fiber::State state) {
   Fiber& self = Current();
   self.state = state;
 #if defined(__SANITIZE_THREAD__)
-  // The last switch of a fiber orders all that it did before what comes after the launch.
+  // The last switch of a fiber orders its accesses before everything after the launch.
   __tsan_switch_to_fiber(TheMachine().sanitizer, state == Fiber::kDone ? 0 : __tsan_switch_to_fiber_no_sync);
 #endif
 #if defined(__SANITIZE_ADDRESS__)
@@ -125,20 +125,20 @@ EMULATION_UNCHECKED static void SwitchToScheduler(Fiber::State state) {
 
 EMULATION_UNCHECKED static void Pause() { SwitchToScheduler(Fiber::kPaused); }
 
-// Others run before a fiber knows the time, so that what it saw before is out of date.
+// Other fibers run before a fiber gets the time, so its earlier observations are out of date.
 EMULATION_UNCHECKED static uint64_t NowNs() {
   if (TheMachine().current != nullptr) Pause();
   return ++TheMachine().now_ns;
 }
 
-// For what hardware may do one way or the other.
+// Random choice where hardware may behave in either way.
 EMULATION_UNCHECKED static bool FlipCoin() {
   uint64_t& coins = TheMachine().coins;
   coins = coins * 6364136223846793005u + 1442695040888963407u;
   return (coins >> 63) != 0;
 }
 
-// Each word arrives whole, either one first, and others may run in between.
+// Each word is stored atomically, in either order, and other fibers may run in between.
 inline void StorePair(uint64_t* pair, uint64_t first, uint64_t second) {
   const bool turned = FlipCoin();
   __atomic_store_n(pair + turned, turned ? second : first, __ATOMIC_RELAXED);
@@ -178,7 +178,7 @@ EMULATION_UNCHECKED static void Main() {
   SwitchToScheduler(Fiber::kDone);
 }
 
-// Stacks are kept: to map one costs more than most launches.
+// Stacks are reused, because mapping one takes longer than most launches.
 inline std::vector<char*>& Stacks() {
   static thread_local std::vector<char*> stacks;
   return stacks;
@@ -235,8 +235,8 @@ EMULATION_UNCHECKED static Fiber::State StateOf(const Fiber& fiber) { return fib
 
 EMULATION_UNCHECKED static uint64_t RoundOf(const Barrier& barrier) { return barrier.round; }
 
-// Runs `body` in every thread of a grid of blocks_x * blocks_y blocks, all of which are resident at once. Each has
-// `shared_bytes` of shared memory, which as floats are NaN at first.
+// Runs `body` in every thread of a grid of blocks_x * blocks_y blocks, all of which are resident at once. Each block
+// has `shared_bytes` of shared memory, which is NaN at first if read as floats.
 inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint64_t seed,
                    const std::function<void()>& body, size_t shared_bytes = 0) {
   std::mt19937_64 random(seed);
@@ -267,7 +267,7 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
       fibers.push_back(std::move(fiber));
     }
   }
-  // One block at a time gets a stretch of turns, so that others fall far behind.
+  // One block at a time gets many turns in a row, so that others fall far behind.
   const uint64_t begin_ns = TheMachine().now_ns;
   std::vector<size_t> running(num_blocks);
   for (size_t block = 0; block < num_blocks; ++block) running[block] = block;
@@ -310,7 +310,7 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
   }
 }
 
-// A multicast object: addresses that stand for those of several ranks. Nothing lies at the addresses themselves.
+// A multicast object: addresses that stand for those of several ranks. There is no memory at these addresses.
 struct Multicast {
   char* base = nullptr;
   int64_t bytes = 0;
@@ -334,7 +334,7 @@ inline void* Replica(void* address, int rank) {
 
 }  // namespace emulation
 
-// Of threads that run side by side. Few, so that small blocks have several warps.
+// The number of threads per warp. It is small, so that small blocks have several warps.
 constexpr int warpSize = 2;
 
 #define threadIdx (::emulation::Current().thread)

@@ -1,12 +1,12 @@
-// Stands in for the slice of NCCL's GIN that gin_network.cuh uses, under the same names, over a network that does no
-// more than GIN promises: a put's source is read late and in pieces, and the put arrives later still, in any order; a
-// strong signal arrives after the puts to the same rank on the same context that were before it, a weak one whenever it
-// likes; a counter says that the source has been read, nothing else. Contexts have signals and counters of their own.
-// It has no room for more puts from one rank to another than it was told of, and demands that what is put and signalled
-// is released for more than the GPU, as the network is not part of it.
+// A fake of the part of NCCL's GIN that gin_network.cuh uses, under the same names. Its network guarantees no more than
+// GIN does. A put's source is read late and in parts, and the put arrives later still, in any order. A strong signal
+// arrives after the earlier puts to the same rank on the same context; a weak signal arrives at any time. A counter
+// shows that the source has been read, nothing else. Each context has its own signals and counters. The fake checks
+// that no more puts from one rank to another are outstanding than its configured limit. It also checks that puts and
+// signals are released for a scope beyond the GPU, because the network is not part of the GPU.
 //
-// The network runs in thread blocks of its own: ThreadSanitizer sees its accesses as those of other threads, ordered by
-// what has been posted, by signals and by counters alone.
+// The network runs in thread blocks of its own. ThreadSanitizer sees its accesses as those of other threads, ordered
+// only by posting, signals and counters.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ extern "C" void AnnotateIgnoreWritesEnd(const char* file, int line);
 
 namespace gin_fake {
 
-// The fake's own books, which its users must not seem to share.
+// Protects the fake's internal state. ThreadSanitizer must not take it for synchronisation between users.
 class Unchecked {
  public:
 #if defined(__SANITIZE_THREAD__)
@@ -64,13 +64,13 @@ inline void Acquire([[maybe_unused]] void* token) {
 
 struct Message {
   enum Kind { kPut, kStrongSignal, kWeakSignal } kind = kPut;
-  uint32_t id = 0;  // of the counter of a put, or of the signal
+  uint32_t id = 0;  // id of a put's counter, or of the signal
   const char* src = nullptr;
   char* dst = nullptr;
   size_t bytes = 0;
 
   std::vector<char> data;
-  bool busy = false;  // some thread of the network is at it
+  bool busy = false;  // a network thread is working on it
   bool read = false, counted = false, arrived = false;
 
   bool done() const { return arrived && (kind != kPut || counted); }
@@ -109,7 +109,7 @@ class Network {
   uint64_t ReadSignal(int context, int rank, uint32_t id) { return Read({true, context, rank, id}); }
   uint64_t ReadCounter(int context, int rank, uint32_t id) { return Read({false, context, rank, id}); }
 
-  // What the network's threads do until as many threads as there are users have left.
+  // The loop of the network's threads. It ends when `num_users` threads have left.
   void Serve(int num_users) {
     while (num_left() < num_users) {
       const Action action = Next();
@@ -123,7 +123,7 @@ class Network {
   }
   void Reopen() { num_left_ = 0; }
 
-  // From now on nothing moves.
+  // From now on, the network moves nothing.
   void Stall() { stalled_ = true; }
 
   bool empty() const {
@@ -131,10 +131,10 @@ class Network {
   }
 
  private:
-  using Word = std::tuple<bool, int, int, uint32_t>;  // a signal, not a counter; context; owner; id
+  using Word = std::tuple<bool, int, int, uint32_t>;  // whether a signal (else a counter); context; owner; id
   struct Queue {
     std::deque<std::unique_ptr<Message>> messages;  // in the order of posting
-    char arrivals = 0;                              // what has arrived comes before strong signals
+    char arrivals = 0;                              // orders arrivals before strong signals
   };
   struct Action {
     Link link;
@@ -169,14 +169,14 @@ class Network {
     __atomic_fetch_add(value, 1, __ATOMIC_ACQ_REL);
   }
 
-  // A lazy network carries out what somebody looks for, and nothing else.
+  // A lazy network carries out only operations whose effect a thread polls for.
   bool Wanted(Word word) const { return !lazy_ || wanted_.count(word) > 0; }
 
   Action Next() {
     const Unchecked unchecked;
     std::vector<Action> possible;
     for (auto& [link, queue] : queues_) {
-      // All puts before a signal that is wanted are.
+      // A wanted signal makes all puts before it wanted.
       size_t reach = lazy_ ? 0 : queue.messages.size();
       for (size_t i = reach; i < queue.messages.size(); ++i) {
         const Message& message = *queue.messages[i];
@@ -235,7 +235,7 @@ class Network {
     }
   }
 
-  // Others run in between.
+  // Other fibers run in between.
   static void Copy(char* dst, const char* src, size_t bytes) {
     std::memcpy(dst, src, bytes / 2);
     emulation::Pause();
@@ -244,19 +244,19 @@ class Network {
 
   const int num_contexts_;
   const uint32_t num_signals_, num_counters_;
-  const int64_t depth_;  // puts of a link that have not been counted
+  const int64_t depth_;  // limit of puts of a link that have not been counted
   std::mt19937_64 random_;
   const bool lazy_;
   bool stalled_ = false;
   int num_left_ = 0;
   std::map<Link, Queue> queues_;
   std::map<Word, uint64_t> words_;
-  std::set<Word> wanted_;  // have been looked at since they last grew
+  std::set<Word> wanted_;  // polled since their last increment
 };
 
 }  // namespace gin_fake
 
-// What follows is named as NCCL names it.
+// The names from here on are NCCL's.
 namespace cuda {
 enum thread_scope { thread_scope_system, thread_scope_device, thread_scope_block, thread_scope_thread };
 }
@@ -264,7 +264,7 @@ enum thread_scope { thread_scope_system, thread_scope_device, thread_scope_block
 using ncclGinSignal_t = uint32_t;
 using ncclGinCounter_t = uint32_t;
 
-// Memory of the same size at all ranks, the next rank's `stride` bytes after that of the one before.
+// Memory of the same size on all ranks. The memory of consecutive ranks is `stride` bytes apart.
 struct ncclWindow_vidmem {
   char* base;
   int64_t stride;

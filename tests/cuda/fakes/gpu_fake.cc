@@ -1,4 +1,4 @@
-// The functions of gpu_fake.h's CUDA runtime.
+// The CUDA runtime functions of gpu_fake.h.
 #include "gpu_fake.h"
 
 #include "../../../ffi/cuda/kernels/launch.h"
@@ -50,7 +50,7 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   if (stream == cudaStreamPerThread) return std::memcpy(to, from, bytes), cudaSuccess;
-  // From the host's pageable memory, CUDA has read it when the call returns.
+  // CUDA has read pageable host memory when the call returns.
   auto staged = std::make_shared<std::vector<char>>();
   const char* source = static_cast<const char*>(from);
   if (kind == cudaMemcpyHostToDevice) staged->assign(source, source + bytes);

@@ -1,6 +1,6 @@
-// Fakes of the CUDA runtime, and of what of NCCL needs no other rank, for programs in which ranks are threads and
-// memory is the host's. What a stream does is up to the program: machine.h, cluster.h. Goes before emulation.h, which
-// takes words for itself that are names of parameters in the headers here.
+// Fakes of the CUDA runtime, and of the NCCL functions that involve no other rank, for programs in which ranks are
+// threads and memory is the host's. machine.h and cluster.h define how streams behave. Must be included before
+// emulation.h, which defines macros with the names of parameters in the headers here.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -25,7 +25,7 @@
 namespace jaxcomm {
 namespace fake {
 
-// Fails on this thread, which is a rank: one call of this name, after `skipped` others.
+// Makes one call of this name fail on this thread, which is a rank, after `skipped` other calls.
 struct Fault {
   std::string call;
   int skipped = 0;
@@ -33,10 +33,10 @@ struct Fault {
 inline thread_local Fault fault;
 inline bool Fails(const char* call) { return fault.call == call && fault.skipped-- == 0; }
 
-// Of this thread.
+// State of this thread.
 inline thread_local int current_device = 0;
 
-// What happens before memory is freed.
+// Called before memory is freed.
 inline thread_local std::function<void()> before_free;
 
 struct Event {
@@ -46,7 +46,7 @@ struct Event {
 struct FakeStream {
   virtual ~FakeStream() = default;
   virtual void Push(std::function<void()> work) = 0;
-  virtual bool IsOver() = 0;  // all that was pushed
+  virtual bool IsOver() = 0;  // whether all pushed work has ended
   virtual void Record(Event& event) = 0;
   virtual void Wait(Event& event) = 0;
 
@@ -55,10 +55,10 @@ struct FakeStream {
   bool captures = false;
 };
 
-// Of the program.
+// Defined by the program.
 std::unique_ptr<FakeStream> MakeStream();
 
-// What the real ones keep until the end of the process.
+// Objects that the real libraries keep until the process ends.
 template <typename T>
 T* Keep(std::unique_ptr<T> made) {
   static std::mutex mutex;
@@ -73,11 +73,11 @@ inline Event& Of(cudaEvent_t event) { return *reinterpret_cast<Event*>(event); }
 
 inline cudaError_t Allocate(void** memory, size_t bytes) {
   *memory = std::malloc(bytes);
-  std::memset(*memory, 0x5c, bytes);  // what it holds is not zero
+  std::memset(*memory, 0x5c, bytes);  // memory is not zero at first
   return cudaSuccess;
 }
 
-// Without what needs other ranks.
+// NCCL functions that involve no other rank.
 inline NcclLibrary FakeLibrary() {
   NcclLibrary made;
   made.version = NCCL_VERSION_CODE;

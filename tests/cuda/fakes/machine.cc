@@ -42,8 +42,8 @@ ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t,
 
 }  // namespace
 
-// Blocks until all ranks have come, as NCCL's does. Memory of the window is elsewhere than what was registered: nobody
-// may rely on more than NCCL promises.
+// Blocks until all ranks have arrived, as NCCL does. The window's memory is at another address than the registered
+// memory: jaxcomm may rely only on NCCL's guarantees.
 ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int flags) {
   CHECK(flags == NCCL_WIN_COLL_SYMMETRIC);
   Rank& rank = Of(comm);
@@ -65,7 +65,7 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
     char* const memory = world.memory + rank.rank * World::kStride + mapping.begin;
     CHECK(mapping.begin + static_cast<int64_t>(bytes) <= World::kStride);
     CHECK(mprotect(memory, bytes, PROT_READ | PROT_WRITE) == 0);
-    std::memset(memory, 0x5c, bytes);  // what it holds is not zero
+    std::memset(memory, 0x5c, bytes);  // memory is not zero at first
   }
   Until(world.mutex, [&] { return world.mappings[number].num_arrived == world.n; });
   *window = reinterpret_cast<ncclWindow_t>(registered);
@@ -82,11 +82,12 @@ ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** add
 
 namespace {
 
-// Never blocks, unless told to; over once all ranks have come.
+// Does not block unless the configuration says so. Complete once all ranks have arrived.
 ncclResult_t InitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId key, int rank, ncclConfig_t* config) {
   World* world = nullptr;
   std::memcpy(&world, key.internal, sizeof world);
-  if (config->blocking == 1) return *comm = reinterpret_cast<ncclComm_t>(own), ncclSuccess;  // of a node: as it is
+  if (config->blocking == 1)
+    return *comm = reinterpret_cast<ncclComm_t>(own), ncclSuccess;  // of a node: without change
   CHECK(config->blocking == 0 && num_ranks == world->n && rank == own->rank);
   std::lock_guard<std::mutex> lock(world->mutex);
   ++world->num_made;
@@ -129,7 +130,7 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
 
 }  // namespace
 
-// The last rank to come runs the kernels of all.
+// The last rank to arrive runs the kernels of all ranks.
 cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cudaStream_t stream,
                    std::function<void()> of_rank) {
   Rank* const rank = own;
@@ -148,7 +149,7 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
       *sent = true;
     }
     if (kernel.num_arrived == world.n && !kernel.done) {
-      static std::mutex machine;  // there is one
+      static std::mutex machine;  // all worlds share it
       std::lock_guard<std::mutex> machine_lock(machine);
       emulation::Launch(
           static_cast<unsigned>(channels), static_cast<unsigned>(world.n), threads, 1,
@@ -168,7 +169,7 @@ void Wait(cudaStream_t stream) {
   while (!Of(stream).Drain()) std::this_thread::yield();
 }
 
-// Runs `f` once per rank, in threads of their own.
+// Runs `f` once per rank, on separate threads.
 void OnRanks(World& world, const std::function<void(Rank&)>& f) {
   static auto* ranks = new std::deque<Rank>;  // communicators are never deleted
   static std::mutex mutex;
@@ -251,7 +252,7 @@ using fake::own;
 using fake::Registered;
 using fake::World;
 
-// Several nodes without GIN: cluster.h.
+// Several nodes without GIN are in cluster.h.
 cudaError_t LoadWatchdog() { return cudaErrorUnknown; }
 cudaError_t LaunchBegin(const device::Comm&, device::WatchdogState*, uint64_t, cudaStream_t) {
   return cudaErrorUnknown;
@@ -272,7 +273,7 @@ cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs& args, cudaStream_t 
   return fake::Launch(1, 4, 0, stream, [args] { ExchangeOffsets(args); });
 }
 
-// In place of GIN, a network that addresses all ranks' memory. GIN itself: test_gin.cc.
+// A network that addresses all ranks' memory replaces GIN. test_gin.cc tests GIN itself.
 cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncclDevComm&, int32_t num_channels,
                       cudaStream_t stream) {
   fake::World& world = *fake::own->world;

@@ -1,10 +1,10 @@
-// A fake of one machine whose GPUs address each other's memory, and of XLA's and NCCL's part in it: ranks are threads,
-// memory is the host's, a stream is a queue, and the kernels of all ranks run emulated once all have come to them. What
-// it can't show is whether NCCL and CUDA behave as it does.
+// A fake of one machine whose GPUs address each other's memory, including XLA and NCCL. Ranks are threads, memory is
+// the host's, and a stream is a queue. The kernels of all ranks run emulated once all ranks have reached them. The fake
+// cannot show whether NCCL and CUDA behave in the same way.
 #pragma once
 
 #include "gpu_fake.h"
-// Behind CUDA's headers: see there.
+// Must follow CUDA's headers: see gpu_fake.h.
 #include <sys/mman.h>
 
 #include <atomic>
@@ -27,7 +27,7 @@
 namespace jaxcomm {
 namespace fake {
 
-// What the ranks of a communicator share.
+// State that the ranks of a communicator share.
 struct World {
   explicit World(int num_ranks)
       : n(num_ranks),
@@ -35,7 +35,7 @@ struct World {
             mmap(nullptr, n * kStride, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {}
 
   const int n;
-  char* const memory;     // what is in no window can't be touched
+  char* const memory;     // memory outside windows is inaccessible
   int64_t mapped = 4096;  // of each rank
   int num_lsa_teams = 1;
   ncclGinType_t gin = NCCL_GIN_TYPE_NONE;
@@ -52,7 +52,7 @@ struct World {
     std::vector<char> bytes;
     int num_arrived = 0;
   };
-  // All windows of a rank lie in one range of addresses, as NCCL has it.
+  // All windows of a rank lie in one range of addresses, as in NCCL.
   static constexpr int64_t kStride = int64_t{1} << 30;
   struct Mapping {
     int64_t begin = 0;  // in the range of each rank
@@ -65,10 +65,10 @@ struct World {
     bool done = false;
   };
   std::mutex mutex;
-  std::map<int, Gather> gathers;  // by number of the call, which every rank counts for itself
+  std::map<int, Gather> gathers;  // by number of the call, which every rank counts itself
   std::map<int, Mapping> mappings;
   std::map<int, Kernel> kernels;
-  // What ranks have signalled to ranks of other nodes: by rank, [channel][the other].
+  // Signals between nodes: by rank, [channel][other rank].
   std::vector<uint64_t> remote_pads;
   std::vector<std::vector<uint64_t>> remote_sent;
 
@@ -80,15 +80,15 @@ struct Rank {
   int rank = 0;
   int num_gathers = 0, num_mappings = 0, num_kernels = 0;
   int num_allocations = 0;
-  int num_ll = 0;              // calls of LL messages
-  int num_multimem = 0;        // calls by multimem
+  int num_ll = 0;              // LL calls
+  int num_multimem = 0;        // multimem calls
   int num_gin = 0;             // device communicators
-  FakeStream* busy = nullptr;  // keeps the GPU from doing anything else
+  FakeStream* busy = nullptr;  // occupies the GPU
 };
 
 struct Stream : FakeStream {
   int num_waits = 0, num_records = 0;       // of events
-  std::deque<std::function<bool()>> queue;  // each tells whether it is over
+  std::deque<std::function<bool()>> queue;  // each returns whether it is complete
   bool Drain() {
     while (!queue.empty() && queue.front()()) queue.pop_front();
     return queue.empty();
@@ -104,10 +104,10 @@ struct Stream : FakeStream {
 struct Registered {
   int64_t begin = 0;
   World* world = nullptr;
-  int first = 0;  // rank of the team
+  int first = 0;  // first rank of the team
 };
 
-constexpr uintptr_t kMulticast = 0x123000;  // of all that a rank has mapped; nothing lies there
+constexpr uintptr_t kMulticast = 0x123000;  // of all memory that a rank has mapped; there is no memory at this address
 
 extern thread_local Rank* own;  // of this thread
 
@@ -125,22 +125,22 @@ void Until(std::mutex& mutex, F condition) {
   }
 }
 
-// Of NCCL. The first blocks until all ranks have come.
+// NCCL functions. The first one blocks until all ranks have arrived.
 ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int flags);
 ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address);
 
-// With which communicators of our own are made.
+// The key with which jaxcomm makes its own communicators.
 inline ncclUniqueId KeyOf(World* world) {
   ncclUniqueId key;
   std::memcpy(key.internal, &world, sizeof world);
   return key;
 }
 
-// Runs `f` once per rank, in threads of their own.
+// Runs `f` once per rank, on separate threads.
 void OnRanks(World& world, const std::function<void(Rank&)>& f);
 void OnRanks(int num_ranks, const std::function<void(int rank, void* nccl_comm)>& f);
 
-// A kernel of the rank whose thread calls this. Once all ranks have come to theirs, they run emulated, in a grid of
+// A kernel of the rank whose thread calls this. Once all ranks have called it, their kernels run emulated, in a grid of
 // `channels` x ranks.
 cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cudaStream_t stream,
                    std::function<void()> kernel);
@@ -150,10 +150,10 @@ void Wait(cudaStream_t stream);
 
 StatusOr<cuda::Communicator*> Get(Rank& rank);
 CallSpec SpecOf(Collective collective, int32_t num_ranks);
-// A sum over all ranks of `count` elements, twice.
+// Sums `count` elements over all ranks, twice.
 void Sum(cuda::Communicator& communicator, int64_t count);
 
-// XLA's collective memory: one window, in which every rank's buffers are elsewhere in every run.
+// XLA's collective memory: one window, in which every rank's buffers have another address in every run.
 struct XlaMemory {
   static constexpr int64_t kBytes = 1 << 20;
 

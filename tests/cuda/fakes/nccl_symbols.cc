@@ -1,5 +1,5 @@
-// A library with the names of NCCL's functions, of which none does anything but ncclGetVersion: it gives
-// FAKE_NCCL_VERSION of the environment.
+// A library with the names of NCCL's functions. Only ncclGetVersion does something: it returns FAKE_NCCL_VERSION from
+// the environment.
 #include <cstdlib>
 #include <cstring>
 
@@ -14,7 +14,7 @@ int Fake(const char* name, int* version) {
 
 }  // namespace
 
-// By symbol: nccl.h declares the names with their own types.
+// Defined by symbol, because nccl.h declares the names with their own types.
 #define FAKE_FUNCTION(name)                                                                \
   __attribute__((visibility("default"))) int Fake##name(int* first) __asm__("nccl" #name); \
   int Fake##name(int* first) { return Fake("nccl" #name, first); }

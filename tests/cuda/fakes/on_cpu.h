@@ -1,4 +1,4 @@
-// What the CPU's executor makes of a plan: what kernels that walk none are compared with.
+// Results of a plan in the CPU's executor, for comparison with kernels that run no plan.
 #pragma once
 
 #include <vector>

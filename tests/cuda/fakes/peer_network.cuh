@@ -1,5 +1,5 @@
-// Stands in for the network between nodes where all ranks can in fact address each other: several nodes that are
-// played by the ranks of one GPU.
+// Replaces the network between nodes if all ranks can address each other, as when the ranks of one GPU form several
+// nodes.
 #pragma once
 
 #include "../../../ffi/cuda/kernels/executor.cuh"
@@ -7,14 +7,15 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Windows and signals of all ranks of the group, as if they were one node; with counters apart from those of the nodes.
+// Windows and signals of all ranks of the group, as if they were one node. The counters are separate from those of the
+// nodes.
 struct PeerNetworkArgs {
   device::Comm comm;
   device::Window input;
   device::Window output;
   device::Window scratch;
 
-  // Byte `offset` of the buffer that `place` is in.
+  // Address of byte `offset` of the buffer of `place`.
   JAXCOMM_BOTH char* At(const Place& place, int64_t offset) const {
     const device::Window& window = place.space == Space::kInput    ? input
                                    : place.space == Space::kOutput ? output

@@ -1,4 +1,4 @@
-// The first seed of a test by chance: JAXCOMM_TEST_SEED, for other schedules and data than everybody's.
+// The first seed of a randomised test. JAXCOMM_TEST_SEED selects other schedules and data.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// A model of the signals and waits of kernels, with blocks that stop: who is stuck in the end, and what it may report.
+// A model of the signals and waits of kernels in which blocks stop: it finds the stuck blocks and their possible
+// reports.
 #pragma once
 
 #include <cstdint>
@@ -14,25 +15,25 @@ namespace cuda {
 
 using Block = std::pair<int32_t, int32_t>;  // rank, channel
 
-// Where a thread block ends for good: it runs the calls before `call`, and of that one `num_steps` steps.
+// The point at which a thread block ends for good: it runs the calls before `call`, and `num_steps` steps of that call.
 struct Stop {
   size_t call = 0;
   int32_t num_steps = 0;
 };
 
-// One after the other, on the same counters.
+// Calls in sequence, on the same counters.
 using Calls = std::vector<VirtualRanks::Call>;
 
-// Signals and waits of thread blocks that run until they can't. What orders them is counts that only grow, so this is
-// the one state in which they end up, whatever the schedule. A rank's next call begins when all of its blocks have
-// ended the one before; if one of them is stuck, and so aborts, it does nothing.
+// Signals and waits of thread blocks that run until they are stuck. Counts that only grow order the blocks, so every
+// schedule ends in the same state. A rank's next call begins when all of its blocks have ended the previous call. If
+// one of them is stuck, it aborts, and the next call does nothing.
 class Model {
  public:
   Model(int32_t num_ranks, int32_t num_channels) : num_ranks_(num_ranks), num_channels_(num_channels) {}
 
-  // Runs `calls`, but of the blocks in `stops` only so much. Blocks that are stuck never go on.
+  // Runs `calls`, where the blocks in `stops` run only up to their stop. Stuck blocks never continue.
   void Run(const Calls& calls, const std::map<Block, Stop>& stops) {
-    std::map<Block, Stop> at;  // the call and step that comes next
+    std::map<Block, Stop> at;  // the next call and step
     for (int32_t rank = 0; rank < num_ranks_; ++rank) {
       for (int32_t channel = 0; channel < num_channels_; ++channel) {
         if (stuck_.count({rank, channel}) == 0) at[{rank, channel}] = {};
@@ -52,7 +53,7 @@ class Model {
     }
   }
 
-  // What the threads of stuck blocks may report.
+  // The possible reports of the threads of stuck blocks.
   const std::map<Block, std::vector<device::Report>>& stuck() const { return stuck_; }
 
  private:
@@ -70,7 +71,7 @@ class Model {
            std::make_pair(at.call, at.num_steps) >= std::make_pair(stop->second.call, stop->second.num_steps);
   }
 
-  // No block of the rank is still at a call before that of `block`.
+  // Whether no block of the rank is at a call before that of `block`.
   bool MayGoOn(const Calls& calls, const std::map<Block, Stop>& stops, const std::map<Block, Stop>& at,
                const Block& block) const {
     const size_t call = at.at(block).call;

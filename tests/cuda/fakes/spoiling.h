@@ -1,5 +1,5 @@
-// A walk of a rank whose own threads fill its buffers when the kernel begins, take the result when the plan is over and
-// spoil the input: whoever reads or writes too early or too late is found out.
+// A walk of a rank whose own threads fill its buffers when the kernel begins, copy the result when the plan is over,
+// and then overwrite the input. A peer that reads or writes too early or too late gets a wrong result.
 #pragma once
 
 #include "../../../ffi/cuda/kernels/executor.cuh"
@@ -7,7 +7,7 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Laid out as the rank's input and output.
+// Same layout as the rank's input and output.
 struct Staged {
   const char* brought = nullptr;
   char* got = nullptr;
@@ -16,7 +16,7 @@ struct Staged {
 constexpr char kUnwritten = 0x5a;
 constexpr char kSpoiled = 0x77;
 
-// f(byte) for every byte that this thread has of the channel's part of a buffer.
+// Calls f(byte) for every byte that this thread has of the channel's part of a buffer.
 template <typename F>
 JAXCOMM_DEVICE void Spread(const RankArgs& args, const ChannelSlice& slice, const F& f) {
   Elements elements;
@@ -27,7 +27,7 @@ JAXCOMM_DEVICE void Spread(const RankArgs& args, const ChannelSlice& slice, cons
   }
 }
 
-// `channel`: which elements these threads have.
+// `channel`: the channel whose elements these threads have.
 template <typename Run>
 JAXCOMM_DEVICE void FillRunSpoil(const RankArgs& args, const ChannelProgram& channel, const Staged& staged,
                                  const Run& run) {

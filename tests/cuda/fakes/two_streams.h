@@ -1,7 +1,8 @@
-// The two streams of a call that is cut at its messages between nodes (ffi/cuda/program/send_recv_schedule.h), for all
-// ranks in one emulated launch. A kernel of a stream begins when the one before it has ended in all thread blocks;
-// nothing but what the host puts there orders the streams. Messages are those of NCCL in a group: matched in order
-// between each two ranks, the source is read until the receiver has it, and a round ends when all of its messages have.
+// The two streams of a call that is split at its messages between nodes (ffi/cuda/program/send_recv_schedule.h), for
+// all ranks in one emulated launch. A kernel begins when the previous kernel of its stream has ended in all thread
+// blocks. Only the host's actions order the streams. Messages behave as NCCL's in a group: they are matched in order
+// between each two ranks, the source is read until the receiver has the data, and a round ends when all of its messages
+// have ended.
 #pragma once
 
 #include <cstring>
@@ -26,7 +27,7 @@ class TwoStreams {
     }
   }
 
-  // By all thread blocks of channels.
+  // Called by all thread blocks of channels.
   void RunFirst() {
     Rank& rank = ranks_[blockIdx.y];
     uint64_t num_joins = 0;
@@ -77,7 +78,7 @@ class TwoStreams {
     __syncthreads();
   }
 
-  // Stream order: nothing of the next kernel before all of this one.
+  // Stream order: a kernel begins only after all of the previous kernel.
   void Join(Rank& rank, uint64_t number) {
     __syncthreads();
     if (threadIdx.x == 0) __atomic_fetch_add(&rank.joined, 1, __ATOMIC_ACQ_REL);
@@ -89,7 +90,7 @@ class TwoStreams {
     const uint64_t begin = emulation::NowNs();
     while (device::LoadAcquire(word) < value) {
       emulation::Pause();
-      CHECK(emulation::NowNs() - begin < kStuckNs);  // rounds never end
+      CHECK(emulation::NowNs() - begin < kStuckNs);  // otherwise a round would never end
     }
   }
   static void Until(const uint64_t* word, uint64_t value) {

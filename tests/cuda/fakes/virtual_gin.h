@@ -1,4 +1,4 @@
-// GIN between the emulated ranks of a group, and the network's own thread blocks.
+// GIN between the emulated ranks of a group, with thread blocks for the network.
 #pragma once
 
 #include <deque>
@@ -14,7 +14,7 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Outlives calls, as the counts of signals do.
+// Lives longer than a call, because the counts of signals do.
 class VirtualGin {
  public:
   VirtualGin(int32_t num_ranks, int32_t num_channels, uint64_t seed)
@@ -23,7 +23,7 @@ class VirtualGin {
                  kMostPutsUnderWay * ((num_channels + num_contexts_ - 1) / num_contexts_), seed),
         puts_(num_ranks, std::vector<uint64_t>(num_channels)) {}
 
-  // By rank; for as long as this lives.
+  // By rank. Valid as long as this object.
   std::vector<GinNetworkArgs> Args(const VirtualRanks::Call& call) {
     std::vector<GinNetworkArgs> args(puts_.size());
     for (size_t r = 0; r < args.size(); ++r) {
@@ -41,14 +41,14 @@ class VirtualGin {
 
   gin_fake::Network& network() { return network_; }
 
-  // By the threads of the last row of a launch. The others leave when they have ended.
+  // Called by the threads of the last row of a launch. The other threads leave when they have ended.
   void Serve() {
-    constexpr unsigned kThreads = 2;  // of a block that are busy
+    constexpr unsigned kThreads = 2;  // active threads per block
     if (threadIdx.x < kThreads) network_.Serve(static_cast<int>((gridDim.y - 1) * gridDim.x * blockDim.x));
   }
 
  private:
-  // Windows begin somewhere before the buffers.
+  // Windows begin at some distance before the buffers.
   GinBuffer BufferIn(const device::Window& buffer, int64_t offset) {
     windows_.push_back({buffer.base - offset, buffer.stride});
     return {&windows_.back(), offset};

@@ -1,5 +1,4 @@
-// LL calls among virtual ranks, with the counters of a VirtualRanks: what the kernels need, one call after the
-// other.
+// LL calls among virtual ranks, with the counters of a VirtualRanks: the kernel arguments of consecutive calls.
 #pragma once
 
 #include <vector>
@@ -11,7 +10,7 @@
 namespace jaxcomm {
 namespace cuda {
 
-// One of a row of calls on the same counters and slots: an LL one, or a plan that is walked.
+// One of several consecutive calls on the same counters and slots: an LL call or the walk of a plan.
 struct MixedCall {
   const LlArgs* ll = nullptr;  // by rank
   const RankArgs* walked = nullptr;
@@ -20,7 +19,7 @@ struct MixedCall {
 };
 
 #if JAXCOMM_HAS_DEVICE
-// What a thread block does in a call.
+// The work of a thread block in a call.
 JAXCOMM_DEVICE void RunMixed(const MixedCall& call, int32_t rank, int32_t channel) {
   if (channel >= call.num_channels) return;
   if (call.ll != nullptr) {
@@ -34,7 +33,7 @@ JAXCOMM_DEVICE void RunMixed(const MixedCall& call, int32_t rank, int32_t channe
 #endif
 
 #if defined(__CUDACC__)
-// blockIdx.y is the rank. All calls, `repetitions` times.
+// blockIdx.y is the rank. Runs all calls `repetitions` times.
 __global__ void __launch_bounds__(kThreads, 1)
     RunCalls(const MixedCall* calls, int32_t num_calls, int32_t repetitions) {
   for (int32_t i = 0; i < num_calls * repetitions; ++i) {
@@ -44,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 #endif
 
-// Slots of a group of one node.
+// The slots of a group of one node.
 class VirtualSlots {
  public:
   VirtualSlots(Memory& memory, int32_t num_ranks, int32_t num_channels, int32_t num_units)
@@ -67,11 +66,11 @@ class VirtualSlots {
 
 struct LlBuffers {
   MixedCall call;
-  LlArgs* args = nullptr;              // those of the call
+  LlArgs* args = nullptr;              // of the call
   std::vector<char*> inputs, outputs;  // by rank
 };
 
-// Buffers that end where the data does; `shift` bytes from a multiple of 16.
+// Buffers that end with the data, at an address `shift` bytes after a multiple of 16.
 inline LlBuffers PrepareLl(Memory& memory, const VirtualRanks& ranks, const VirtualSlots& slots, const Request& request,
                            Runs runs, Operation operation, int32_t num_channels, int64_t shift, bool two_shot = false) {
   LlBuffers made;

@@ -1,4 +1,4 @@
-// All ranks of a group in one memory and one launch: what the kernels need, for one collective. Memory is that of the
+// All ranks of a group in one memory and one launch: the kernel arguments of one collective. The memory is that of the
 // emulation or of a GPU.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace cuda {
 
 using Bytes = std::vector<char>;
 
-// Zeroed memory that lives as long as this, and how to write it.
+// Zeroed memory that lives as long as this object, with functions to write it.
 class Memory {
  public:
   virtual ~Memory() = default;
@@ -36,7 +36,7 @@ class Memory {
 class HostMemory : public Memory {
  public:
   char* Take(int64_t bytes) override {
-    // Exactly as large as asked for, so that sanitizers see what lies outside. operator new aligns to 16.
+    // Exactly the requested size, so that sanitizers detect accesses outside. operator new aligns to 16.
     blocks_.push_back(std::unique_ptr<char[]>(new char[bytes > 0 ? bytes : 1]()));
     return blocks_.back().get();
   }
@@ -46,7 +46,7 @@ class HostMemory : public Memory {
   std::vector<std::unique_ptr<char[]>> blocks_;
 };
 
-// Counters outlive calls, as those of a communicator do.
+// Counters live longer than calls, as those of a communicator do.
 struct Counters {
   std::vector<uint64_t*> sent, received;  // by rank
   char* pads = nullptr;
@@ -64,7 +64,7 @@ inline Counters MakeCounters(Memory& memory, int32_t num_ranks, int32_t team_siz
   return counters;
 }
 
-// A group whose ranks are played by the rows of one launch.
+// A group whose ranks are the rows of one launch.
 class VirtualRanks {
  public:
   VirtualRanks(Memory& memory, Geometry geometry, int32_t num_channels, uint64_t timeout_ns)
@@ -83,11 +83,12 @@ class VirtualRanks {
     std::vector<char*> inputs, outputs, scratch;  // by rank
     int32_t num_channels = 0;
     std::vector<ChannelProgram> parts;        // of input and output, by channel; the same at all ranks
-    std::vector<SendRecvSchedule> schedules;  // by rank, if the call has been cut at its messages between nodes
+    std::vector<SendRecvSchedule> schedules;  // by rank, if the call is split at its messages between nodes
   };
 
-  // Buffers of `stride` bytes per rank, which is a multiple of 16; `shift` bytes from a multiple of 16. `limits`: how
-  // the call is cut at its messages between nodes; null if kernels send them, packed as `pack` says.
+  // Buffers have `stride` bytes per rank, which is a multiple of 16, and begin `shift` bytes after a multiple of 16.
+  // `limits`: how the call is split at its messages between nodes. Null if kernels send the messages, packed according
+  // to `pack`.
   Call Prepare(Memory& memory, const Choice& choice, int64_t block_count, Runs runs, Operation operation,
                int32_t num_channels, int64_t shift = 0, const SplitLimits* limits = nullptr,
                PackLimits pack = {}) const {
@@ -144,7 +145,7 @@ class VirtualRanks {
     return call;
   }
 
-  // Of a group of one node.
+  // For a group of one node.
   device::Comm CommOfNode(int32_t rank) const { return CommOf(rank, {rank, n(), 0, 1}, intra_node_, 0); }
 
   int32_t n() const { return geometry_.num_ranks(); }

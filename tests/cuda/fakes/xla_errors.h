@@ -1,4 +1,4 @@
-// Errors of fakes of XLA: texts, which handlers read and delete.
+// Errors of the fakes of XLA: texts that handlers read and delete.
 #pragma once
 
 #include <string>

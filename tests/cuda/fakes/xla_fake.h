@@ -1,4 +1,4 @@
-// A fake of XLA:GPU: runs the stages of a handler for one call on one device, with or without its extension for
+// A fake of XLA:GPU that runs the stages of a handler for one call on one device, with or without XLA's extension for
 // collectives.
 #pragma once
 
@@ -17,22 +17,22 @@ namespace jaxcomm {
 namespace fake {
 
 struct FakeXla {
-  // What XLA knows.
+  // XLA's data.
   void* state = nullptr;  // of the handler
   void* stream = nullptr;
   int32_t device = 0;
   int64_t run = 0;
   bool has_extension = true;
-  std::string refused;  // what it answers with an error: "extension", "request" or "get"
+  std::string refused;  // the function that returns an error: "extension", "request" or "get"
   void* communicator = nullptr;
-  // Of collective memory; buffers that don't lie in it have no window.
+  // Collective memory. Buffers outside of it have no window.
   void* window = nullptr;
   char* memory = nullptr;
   int64_t memory_bytes = 0;
 
-  // What it is asked for, in one run.
+  // The requests that the fake received in one run.
   int num_communicators = 0;
-  const xla_abi::ReplicaGroup* groups = nullptr;  // the caller's
+  const xla_abi::ReplicaGroup* groups = nullptr;  // owned by the caller
   size_t num_groups = 0;
   std::vector<xla_abi::Region> regions;
 
@@ -101,11 +101,11 @@ struct FakeXla {
   }
   FakeXla(const FakeXla&) = delete;
 
-  // Runs one stage of a call with s32 operand and result, after the rank. Returns the handler's error.
+  // Runs one stage of a call with an s32 operand and result, which follow the rank. Returns the handler's error.
   std::string Run(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*), XLA_FFI_ExecutionStage stage, void* x, int64_t x_count,
                   void* y, int64_t y_count) {
     if (stage == XLA_FFI_ExecutionStage_PREPARE) num_communicators = 0, regions.clear();
-    int32_t rank = 0;  // nobody reads it
+    int32_t rank = 0;  // not read
     XLA_FFI_Buffer buffers[3] = {};
     const auto fill = [&](XLA_FFI_Buffer& buffer, void* data, int64_t dimensions, int64_t* count) {
       buffer.struct_size = XLA_FFI_Buffer_STRUCT_SIZE;

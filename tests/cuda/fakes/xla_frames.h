@@ -1,4 +1,4 @@
-// A fake of XLA:GPU that passes attributes, as handlers of users read them with XLA's own headers.
+// A fake of XLA:GPU that passes attributes. Handlers of users read them with XLA's own headers.
 #pragma once
 
 #include <cstring>
@@ -16,7 +16,7 @@
 namespace jaxcomm {
 namespace fake {
 
-// What XLA knows of a call on one device.
+// XLA's data of a call on one device.
 struct CallOnDevice {
   int32_t device = 0;
   cudaStream_t stream = nullptr;
@@ -26,7 +26,7 @@ struct CallOnDevice {
   int64_t run = 0;
 };
 
-// The table of XLA's functions, with room for what newer runtimes have behind it.
+// The table of XLA's functions, with room for the functions of newer runtimes at its end.
 struct Xla {
   XLA_FFI_Api api;
   char more[256];
@@ -62,7 +62,7 @@ inline Xla MakeXla() {
     args->run_id = Of(args).run;
     return nullptr;
   };
-  // One extension per context, since it knows nothing of who asks.
+  // One extension per context, because the functions do not receive their caller.
   const xla_abi::FindExtension find = [](xla_abi::FindExtensionArgs* args) -> XLA_FFI_Error* {
     thread_local xla_abi::Collectives collectives;
     collectives.base = {sizeof collectives, xla_abi::kCollectives, xla_abi::kCollectivesMajor, 1, nullptr};
@@ -89,7 +89,7 @@ struct Array {
   std::vector<int64_t> dims;
 };
 
-// Calls a handler; empty, or the text of its error.
+// Calls a handler. Returns the text of its error, or an empty string.
 inline std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage, CallOnDevice& execution,
                           Attributes attributes, XLA_FFI_DataType dtype, std::vector<Array> args,
                           std::vector<Array> rets) {

@@ -1,4 +1,4 @@
-// A custom call that does nothing but count how often XLA calls it: what a call costs, and whether XLA replays CUDA
+// A custom call that only counts how often XLA calls it. It shows the cost of a call, and whether XLA replays CUDA
 // graphs instead.
 #include <atomic>
 #include <cstdint>

@@ -1,4 +1,4 @@
-"""What a user is told where the collectives can't run: pytest errors.py -k <test>, in an environment that lacks it."""
+"""Errors where collectives cannot run: pytest errors.py -k <test>, in an environment without a requirement."""
 
 import jax
 import numpy as np
@@ -27,7 +27,7 @@ def test_no_windows():
 
 
 def test_old_nccl():
-    """JAX loads an NCCL that is older than the headers that the module was built with."""
+    """JAX loads an NCCL that is older than the headers with which the module was built."""
     text = refusal()
     assert "but jaxcomm was built with the headers of" in text
     assert "Install version" in text

@@ -45,12 +45,12 @@ class DeviceMemory : public Memory {
   std::vector<void*> blocks_;
 };
 
-// Which the host may address while no kernel runs.
+// Memory that the host may access while no kernel runs.
 struct ManagedMemory : DeviceMemory {
   ManagedMemory() : DeviceMemory(true) {}
 };
 
-// When no kernel runs.
+// Call only while no kernel runs.
 inline std::vector<device::Report> Reports(const VirtualRanks& ranks) {
   std::vector<device::Report> reports(ranks.n());
   CHECK_CUDA(
@@ -58,7 +58,7 @@ inline std::vector<device::Report> Reports(const VirtualRanks& ranks) {
   return reports;
 }
 
-// The arguments of a rank into shared memory, where they cost about what they do as parameters of a kernel.
+// Copies the arguments of a rank into shared memory, where access costs about as much as to kernel parameters.
 struct SharedArgs {
   RankArgs args;
   PeerNetworkArgs network;

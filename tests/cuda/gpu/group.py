@@ -1,4 +1,4 @@
-"""All devices of the program as one group, in one process or several, and what every rank must get.
+"""All devices of the program as one group, in one process or several, and the expected results.
 
 Each process checks the rows of its own devices. JAX_PLATFORMS=cpu rehearses the tests without a GPU. With
 JAXCOMM_NODES=n, NCCL takes the processes for n hosts; on CPUs, python -m jaxcomm.run --nodes n does the like.
@@ -28,7 +28,7 @@ MESH = Mesh(np.array(jax.devices()), ("i",), axis_types=(AxisType.Auto,))
 SHARDING = NamedSharding(MESH, P("i"))
 RING = [(rank, (rank + 1) % SIZE) for rank in range(SIZE)]
 
-# op: (what is called on the block of a rank, (8 * SIZE, ...), with jaxcomm or jax.lax; what NumPy makes of all blocks)
+# op: (the call on a rank's block, (8 * SIZE, ...), with jaxcomm or jax.lax; NumPy's result from all blocks)
 OPS = {
     "all_to_all": (
         lambda library, x, **k: library.all_to_all(x, "i", 0, 1, tiled=True, **k),
@@ -59,7 +59,7 @@ OPS = {
 
 
 def algorithms(op):
-    """Those that take the group. None, the table's choice, is among them where that calls the handler at all."""
+    """The algorithms that support the group. None, the table's choice, is included if it calls the handler."""
     nodes = NODES if ON_GPU or NODES > 1 else jax.process_count()
     request = plan.Request(NATIVE[op], nodes, SIZE // nodes, 8, source_of=range(SIZE), all_addressable=nodes == 1)
     names = [name for name in jaxcomm.algorithms(op) if plan.supports(request, name)]
@@ -67,12 +67,12 @@ def algorithms(op):
 
 
 def put(rows):
-    """The global array of a row per rank."""
+    """A global array with one row per rank."""
     return jax.make_array_from_callback(rows.shape, SHARDING, lambda index: rows[index])
 
 
 def on_ranks(body):
-    """A function of arrays of a row per rank: body(row, ...) on every rank."""
+    """A function of arrays with one row per rank: body(row, ...) runs on every rank."""
 
     def block(*xs):
         return jax.tree.map(lambda y: y[None], body(*(x[0] for x in xs)))
@@ -81,7 +81,7 @@ def on_ranks(body):
 
 
 def assert_rows(got, want):
-    """`got`: arrays of a row per rank; `want`: the same, in NumPy, for all ranks. Exact."""
+    """Compares exactly. `got`: arrays with one row per rank; `want`: the same in NumPy, for all ranks."""
     got, want = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (got, want))
     assert list(got) == list(want)
     for path, array in got.items():
@@ -92,10 +92,10 @@ def assert_rows(got, want):
 
 
 def expected(op, rows):
-    """By NumPy: a row per rank."""
+    """NumPy's result, one row per rank."""
     return np.stack(OPS[op][1](list(rows)))
 
 
 def numbers(seed, block, dtype):
-    """Small whole numbers, exact in every type and in every order of addition: a row per rank."""
+    """Small integers, exact in every type and in every order of addition: one row per rank."""
     return np.random.default_rng(seed).integers(0, 4, (SIZE, *block)).astype(dtype)

@@ -20,7 +20,7 @@ from report import note
 import jaxcomm
 from jaxcomm._explain import NATIVE
 
-# Without MPS, processes take turns on the GPU: each wait for another costs milliseconds.
+# Without MPS, processes take turns on the GPU, so each wait for a peer takes milliseconds.
 ROUNDS = int(os.environ.get("JAXCOMM_ROUNDS", "3000"))
 TYPES = (np.bool_, np.int8, np.uint16, np.int32, ml_dtypes.bfloat16, np.float16, np.float32, np.complex64)
 REDUCED = ("psum", "pmean", "pmax", "pmin", "psum_scatter")
@@ -43,7 +43,7 @@ def test_what_is_here():
 
 @each_op
 def test_every_algorithm(op):
-    """Values, and that the handlers were called for them."""
+    """Checks values, and that the handlers were called for them."""
     rows = numbers(1, (8 * SIZE, 6), np.int32 if op != "pmean" else np.float32)
     names = algorithms(op)
     f = on_ranks(lambda x: {str(name): OPS[op][0](jaxcomm, x, algorithm=name) for name in names})
@@ -84,8 +84,8 @@ def test_types(op):
 
 @each_op
 def test_sizes(op):
-    """Empty, prime, not a multiple of 16 bytes, and enough for all multiprocessors that a call may keep busy."""
-    # The empty one in a program of its own: beside another array it crashes the compiler of jaxlib 0.11.2 for CPUs.
+    """Empty, prime, not a multiple of 16 bytes, and enough for all multiprocessors that a call may use."""
+    # The empty array has its own program: beside another array it crashes the CPU compiler of jaxlib 0.11.2.
     for lengths in [(0,), (1, 127, 65536 + 13)]:
         rows = [numbers(4, (8 * SIZE, k), np.int16 if op != "pmean" else np.float32) for k in lengths]
         f = on_ranks(lambda *xs: [OPS[op][0](jaxcomm, x, algorithm=chosen(op)) for x in xs])
@@ -93,7 +93,7 @@ def test_sizes(op):
 
 
 def test_thousands_of_iterations():
-    """Counters go on from call to call, in one program."""
+    """Counters continue from call to call in one program."""
     rows = numbers(5, (8 * SIZE, 33), np.int32)
 
     def step(i, x):
@@ -111,14 +111,14 @@ def test_thousands_of_iterations():
 
 
 def test_many_calls_of_one_program():
-    """What XLA does anew at each run: buffers elsewhere, graphs captured or replayed."""
+    """Changes between runs: XLA moves buffers, and captures or replays graphs."""
     f = on_ranks(lambda x: jaxcomm.psum(x + 1, "i", algorithm=chosen("psum")) % 1000)
     x, rows = put(numbers(6, (257,), np.int32)), numbers(6, (257,), np.int32)
     kept = []
     for i in range(min(ROUNDS, 300)):
         x, rows = f(x), np.stack([(rows + 1).sum(0) % 1000] * SIZE).astype(np.int32)
         if i % 7 == 0:
-            kept.append(x)  # or XLA would use the same two buffers again and again
+            kept.append(x)  # otherwise XLA would reuse the same two buffers
     assert_rows(x, rows)
 
 
@@ -133,7 +133,7 @@ def test_two_programs_take_turns():
 
 
 def test_beside_collectives_of_xla():
-    """In one program, each needing the result of the one before, and some that need nothing of each other."""
+    """Calls in one program: some need the result of the previous one, and some are independent."""
     rows = numbers(8, (8 * SIZE, 40), np.int32)
 
     def body(x):
@@ -180,7 +180,7 @@ def test_gradient_of_a_scan():
 
 @pytest.mark.skipif(SIZE == 1, reason="a group of one needs no arena")
 def test_arena_grows_under_old_programs():
-    """At first it has 32 MiB. What was compiled before it grew goes on in the old one."""
+    """The arena has 32 MiB at first. Programs compiled before it grew keep the old one."""
 
     def program(x):
         return OPS["all_gather"][0](jaxcomm, x, algorithm=chosen("all_gather"))
@@ -203,7 +203,7 @@ def test_donated_operand():
 
 
 def test_command_buffers():
-    """Whether XLA puts custom calls like ours into CUDA graphs, told by one that counts how often it is called."""
+    """Checks whether XLA puts custom calls like jaxcomm's into CUDA graphs. A counting custom call shows this."""
     library = ctypes.CDLL(os.environ["JAXCOMM_EMPTY_CALL"])
     library.EmptyCalls.restype = ctypes.c_int64
     for platform in ("CUDA", "cpu"):
@@ -230,7 +230,7 @@ def test_command_buffers():
 
 @pytest.mark.skipif(NODES == 1, reason="there is one node")
 def test_nodes_are_several():
-    """By the error for an algorithm whose ranks must read each other's memory."""
+    """The error of an algorithm whose ranks must read each other's memory names the nodes."""
     f = on_ranks(lambda x: jaxcomm.psum(x, "i", algorithm="ll"))
     with pytest.raises((RuntimeError, ValueError), match=f"got {NODES} nodes of {SIZE // NODES} ranks"):
         jax.block_until_ready(f(put(numbers(12, (8,), np.int32))))

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 
-TIMEOUT_S = 10  # processes that start up are seconds apart
-SLACK_S = 25  # to notice: without MPS, a process that spins keeps the GPU to itself for a while
+TIMEOUT_S = 10  # processes start seconds apart
+SLACK_S = 25  # for detection: without MPS, a spinning process occupies the GPU for a while
 LIMIT_S = 100
 
 
@@ -23,7 +23,7 @@ def survive_or_die():
     import jax
     import numpy as np
 
-    jax.config.update("jax_enable_recoverability", True)  # or JAX ends the survivors
+    jax.config.update("jax_enable_recoverability", True)  # otherwise JAX ends the survivors
     from group import SIZE, on_ranks, put
 
     import jaxcomm
@@ -33,7 +33,7 @@ def survive_or_die():
     for _ in range(3):
         jax.block_until_ready(f(x))
     if jax.process_index() == SIZE - 1:
-        time.sleep(1)  # so that all have seen the end of the last one
+        time.sleep(1)  # until all have completed the last one
         os.kill(os.getpid(), signal.SIGKILL)
     began, text = time.monotonic(), ""
     while not text and time.monotonic() - began < TIMEOUT_S + SLACK_S:
@@ -43,11 +43,11 @@ def survive_or_die():
         except (RuntimeError, ValueError) as error:
             text = str(error)
     print(json.dumps({"error": text, "seconds": round(time.monotonic() - began, 1)}), flush=True)
-    os._exit(0)  # JAX would wait for the dead
+    os._exit(0)  # JAX would wait for the dead process
 
 
 def verdict(errors, size):
-    """What is wrong with what the survivors got; empty if nothing is."""
+    """Describes wrong results of the survivors; empty if there are none."""
     for rank, error in enumerate(errors):
         if error is None:
             return f"rank {rank} said nothing"

@@ -1,7 +1,7 @@
 """Trains models/moe for some seconds, on GPUs and on as many CPU devices, from the same state.
 
     python losses.py <seconds> <ranks>                # one process; or each process of python -m jaxcomm.run
-    python losses.py compare <a.json> <b.json>        # what two of them have written to $JAXCOMM_LOSSES
+    python losses.py compare <a.json> <b.json>        # the files that two runs wrote to $JAXCOMM_LOSSES
 
 The second form prints one line of JSON; status 0 if the losses belong together and go down.
 """
@@ -13,8 +13,8 @@ import sys
 import tempfile
 import time
 
-# Matrix products are rounded in another way on each platform, and rounding errors grow: curves agree closely at first,
-# and in level later.
+# Platforms round matrix products differently, and rounding errors grow: curves agree closely at first, and in level
+# later.
 FIRST_STEPS, FIRST_TOLERANCE, LATER_TOLERANCE = 5, 0.02, 0.35
 
 
@@ -30,7 +30,7 @@ def train(seconds, ranks):
         run = train.Run(config.Config(platform=platform, nodes=1, gpus=ranks, out=out, sample=0, **sizes))
         losses, times = [run.advance()["loss"]], []  # the first step compiles
         began = time.monotonic()
-        # The step at which to stop must be that of all processes.
+        # All processes must stop at the same step.
         while not run.any_process(time.monotonic() - began > seconds) and run.step < 400:
             start = time.monotonic()
             losses.append(run.advance()["loss"])
@@ -42,7 +42,7 @@ def train(seconds, ranks):
 
 
 def compare(a, b):
-    """A record of both, and what is wrong with them."""
+    """A record of both runs, and their differences beyond tolerance."""
     steps = min(a["steps"], b["steps"])
     apart = [abs(x - y) for x, y in zip(a["losses"], b["losses"], strict=False)]
     result = {

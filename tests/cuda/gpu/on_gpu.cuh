@@ -1,5 +1,5 @@
-// What emulated.h is for the emulation, on a GPU. All ranks in one cooperative launch, so that they are resident
-// together; or the production kernel, with a stream per rank.
+// The interface of emulated.h for a GPU. All ranks run in one cooperative launch, so that they are resident together.
+// Alternatively, the production kernel runs with a stream per rank.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace cuda {
 
 using TestMemory = DeviceMemory;
 
-// What every rank brings and what it gets.
+// The inputs and outputs of every rank.
 struct Data {
   std::vector<Bytes> inputs, outputs;  // by rank
 };
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   FillWalkSpoil(own.args, network, staged[blockIdx.y]);
 }
 
-// One thread block each, in front of the walk and after it: the memory is what the rank says only in between.
+// One thread block each, before and after the walk. The memory has the rank's data only in between.
 __global__ void Fill(RankArgs args, Staged staged, int64_t input_bytes, int64_t output_bytes, uint64_t delay_ns) {
   char* const input = args.input.At(args.comm.local.rank);
   char* const output = args.output.At(args.comm.local.rank);
@@ -51,9 +51,9 @@ __global__ void TakeAndSpoil(RankArgs args, Staged staged, int64_t input_bytes, 
   for (int64_t i = threadIdx.x; i < input_bytes; i += blockDim.x) input[i] = kSpoiled;
 }
 
-// Loads what spins, and what must start beside it: a first launch may wait until the device is idle.
+// Loads kernels that spin and kernels that must start beside them: a first launch may wait until the device is idle.
 inline void PrepareDevice() {
-  // Streams of one connection wait for each other.
+  // Streams that share a connection wait for each other.
   setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
   CHECK_CUDA(LoadKernel());
   cudaFuncAttributes attributes;
@@ -62,7 +62,7 @@ inline void PrepareDevice() {
   CHECK_CUDA(cudaFuncGetAttributes(&attributes, TakeAndSpoil));
 }
 
-// What the ranks bring and get, in memory of the GPU; `turns` times.
+// The inputs and outputs of the ranks in GPU memory, `turns` times.
 class Staging {
  public:
   Staging(const Data& data, int turns)
@@ -87,8 +87,8 @@ class Staging {
   std::vector<Staged> all_;
 };
 
-// As XLA would: nothing waits on the host, and what follows a call on its stream uses the buffers at once. Three calls
-// in a row, in which ranks start in another order and after another while each time.
+// As in XLA, nothing waits on the host, and the next work on the stream uses the buffers at once. Ranks start three
+// consecutive calls in a different order and after a different delay each time.
 inline void RunOnStreams(const VirtualRanks::Call& call, Data& data, uint64_t seed) {
   constexpr int kTurns = 3;
   const size_t n = data.inputs.size();
@@ -124,7 +124,7 @@ inline void RunOnStreams(const VirtualRanks::Call& call, Data& data, uint64_t se
   }
 }
 
-// As that of the emulation, which has no use for more than a few threads. Order is up to the GPU.
+// Same interface as the emulation, which needs only a few threads. The GPU determines the order.
 struct TestNetwork {
   TestNetwork(const VirtualRanks&, int32_t, bool, uint64_t) {}
 

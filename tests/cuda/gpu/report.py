@@ -1,4 +1,4 @@
-"""A plugin of pytest: writes what every test has shown as a line of JSON at once, so that it outlives its process.
+"""A plugin of pytest that writes the outcome of every test as a line of JSON at once, so that it survives a crash.
 
 The file is $JAXCOMM_REPORTS/<process>.jsonl; ../runner.py reads it. `note` adds what is worth keeping beside tests.
 """
@@ -15,7 +15,7 @@ def _write(entry):
 
 
 def note(key, value):
-    """Keeps a value, which JSON can hold, in the record."""
+    """Adds a JSON value to the record."""
     _write({"note": key, "value": value})
 
 

@@ -19,7 +19,7 @@ EXAMPLE = pathlib.Path(__file__).parents[3] / "examples" / "fused_rmsnorm"
 
 def main() -> None:
     architecture, *processes = sys.argv[1:]
-    # As users have it: Python finds what lies beside the script.
+    # As for users: Python finds modules in the folder of the script.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     with tempfile.TemporaryDirectory() as folder:
         copy = shutil.copytree(EXAMPLE, pathlib.Path(folder, "example"))

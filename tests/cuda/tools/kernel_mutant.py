@@ -1,4 +1,4 @@
-"""What a mutant of a kernel is, and the files that have some."""
+"""The type of a kernel mutant, and the files with mutants."""
 
 from typing import NamedTuple
 

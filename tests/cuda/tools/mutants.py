@@ -1,8 +1,8 @@
-"""Breaks the GPU's executor, device API or example in one place at a time, and demands that the emulated tests notice.
+"""Breaks the GPU's executor, device API or example in one place at a time. The emulated tests must fail each time.
 
     mutants.py --library build/thread/libjaxcomm_native.a --sanitize thread
 
-One that survives shows code that nothing needs, or a test that is too weak.
+A mutant that survives shows unnecessary code or a weak test.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from mutants_of_networks import PLAIN
 from mutants_of_order import THREAD
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
-LIMIT_S = 300  # of one compilation or run; a broken one may hang
+LIMIT_S = 300  # of one compilation or run; a mutant may hang
 
 
 class Build:
@@ -62,7 +62,7 @@ class Build:
 
 
 def run(program: pathlib.Path) -> str:
-    """What went wrong, in a few words; empty if nothing did."""
+    """A short description of the failure; empty if there was none."""
     environment = os.environ | {"TSAN_OPTIONS": "halt_on_error=1"}
     try:
         done = subprocess.run(

@@ -1,8 +1,8 @@
-"""Mutants of what goes between nodes, and of programs: noticed in less time without ThreadSanitizer."""
+"""Mutants of inter-node transfers and of programs. Tests detect them in less time without ThreadSanitizer."""
 
 from kernel_mutant import EXECUTOR, GIN, PACKING, PROGRAM, SCHEDULE, Mutant
 
-# Show between nodes, in less time than under ThreadSanitizer.
+# Inter-node mutants, detected in less time than under ThreadSanitizer.
 PLAIN = [
     Mutant(
         "reductions of short runs leave out an operand",
@@ -69,7 +69,7 @@ PLAIN = [
         "plan.rank == own ? index : behind[plan.rank]",
         "plan.rank == own ? index : -1",
     ),
-    Mutant("queues have room for everything", PROGRAM, "num_pieces > kMostPutsUnderWay", "num_pieces < 0"),
+    Mutant("queues have room for everything", PROGRAM, "num_fragments > kMostPutsUnderWay", "num_fragments < 0"),
     Mutant("puts of many runs are not cut", PACKING, "fragments_.MostPuts(part) > kMostPutsUnderWay", "false"),
     Mutant("segments have one place", PACKING, "      end_[step.peer] += Aligned(step.count);\n", ""),
     Mutant(
@@ -151,10 +151,10 @@ PLAIN = [
         "send_recv_schedule",
     ),
     Mutant(
-        "leaving has no level",
+        "the exit barrier has no level",
         SCHEDULE,
-        "std::max(leave.level, ranks_[r].level)",
-        "leave.level + r * 0",
+        "std::max(exit.level, ranks_[r].level)",
+        "exit.level + r * 0",
         "send_recv_schedule",
     ),
     Mutant(

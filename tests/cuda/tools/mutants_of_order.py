@@ -1,4 +1,4 @@
-"""Mutants of what orders threads, ranks and calls: noticed as a data race, or by what any flavour sees."""
+"""Mutants of the order of threads, ranks and calls. ThreadSanitizer or the tests' checks detect them."""
 
 from kernel_mutant import (
     BLOCK,
@@ -17,7 +17,7 @@ from kernel_mutant import (
     Mutant,
 )
 
-# Noticed as a data race, or by what any flavour sees.
+# Detected as a data race, or by checks of every build.
 THREAD = [
     Mutant(
         "a signal releases nothing",
@@ -31,12 +31,17 @@ THREAD = [
         "__atomic_load_n(word, __ATOMIC_ACQUIRE)",
         "__atomic_load_n(word, __ATOMIC_RELAXED)",
     ),
-    Mutant("signals don't wait for other threads", EXECUTOR, "__syncthreads();  // everything before", "// before"),
+    Mutant(
+        "signals don't wait for other threads",
+        EXECUTOR,
+        "__syncthreads();  // all earlier writes",
+        "// all earlier writes",
+    ),
     Mutant("waits hold up one thread only", EXECUTOR, "if (__syncthreads_or(!ok) != 0)", "if (!ok)"),
     Mutant("steps are not ordered", EXECUTOR, "if (step.sync) __syncthreads();", ""),
     Mutant("reads conflict with nothing", PROGRAM, "(a.write || b.write)", "a.write && b.write"),
     Mutant(
-        "nobody enters",
+        "no entry barrier",
         PROGRAM,
         """    AddBarrierSteps(steps, kEntryBarrier, StepKind::kSignal, intra_node);
     AddBarrierSteps(steps, kEntryBarrier, StepKind::kSignal, inter_node.to_own);
@@ -46,7 +51,7 @@ THREAD = [
         "",
     ),
     Mutant(
-        "nobody enters between nodes",
+        "no entry barrier between nodes",
         PROGRAM,
         """    AddBarrierSteps(steps, kEntryBarrier, StepKind::kSignal, inter_node.to_own);
     AddBarrierSteps(steps, kEntryBarrier, StepKind::kWait, intra_node);
@@ -55,7 +60,7 @@ THREAD = [
         "    AddBarrierSteps(steps, kEntryBarrier, StepKind::kWait, intra_node);\n",
     ),
     Mutant(
-        "nobody leaves",
+        "no exit barrier",
         PROGRAM,
         """    AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, intra_node);
     AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, inter_node.open_from_own);
@@ -234,8 +239,8 @@ THREAD = [
     Mutant(
         "waits for units have no end",
         LL,
-        "if (looks % kLooksBetweenClocks != 0) continue;",
-        "if (looks > 0) continue;",
+        "if (polls % kPollsBetweenClockReads != 0) continue;",
+        "if (polls > 0) continue;",
         "ll",
     ),
     Mutant(
@@ -252,7 +257,13 @@ THREAD = [
         "if (exchange->epoch > 0) return true;",
         "ll",
     ),
-    Mutant("a sweep takes what is sent with it", LL, "  __syncthreads();  // before what is sent\n", "", "ll"),
+    Mutant(
+        "a sweep takes what is sent with it",
+        LL,
+        "  __syncthreads();  // before the units of this exchange are sent\n",
+        "",
+        "ll",
+    ),
     Mutant("all pieces are the same", LL_CALL, "owner * args_.num_channels", "0", "ll"),
     Mutant(
         "sums are sent in the exchange of what is added up",
@@ -284,7 +295,7 @@ THREAD = [
         "multimem",
     ),
     Mutant(
-        "nobody waits for what the switch hands out",
+        "no wait for data from the switch",
         MULTIMEM,
         "if (!device::Barrier(comm_, channel_, kExitBarrier)) return;",
         "__syncthreads();",

@@ -1,4 +1,4 @@
-"""Which NCCL a machine has, and whether jaxcomm can use it."""
+"""Finds a machine's NCCL and checks whether jaxcomm can use it."""
 
 import contextlib
 import importlib.util
@@ -55,7 +55,7 @@ class Nccl:
 
     @property
     def problem(self) -> str:
-        """Why jaxcomm._cuda can't be built with it and run; empty if it can."""
+        """The reason why jaxcomm._cuda cannot be built with it and run; empty if it can."""
         bring = "Bring NCCL 2.30.7 or later along: make test-gpu NCCL=folder (docs/development/gpu-tests.md)"
         if self.headers < OLDEST_NCCL:
             found = f"headers of NCCL {version_text(self.headers)}" if self.headers else "no headers of NCCL"
@@ -78,7 +78,7 @@ def jax_nccl() -> Nccl:
 
 
 def find_nccl(given: str, own: Nccl) -> Nccl:
-    """That in the folder (of `pip install --target`, or include/ and lib/), else JAX's own."""
+    """NCCL in the folder (of `pip install --target`, or with include/ and lib/), else JAX's own."""
     if not given:
         return own
     root = pathlib.Path(given).resolve()

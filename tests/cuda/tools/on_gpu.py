@@ -1,4 +1,4 @@
-"""Level 2: runs what needs a GPU, part by part, each with a limit, and writes a record as JSON and all output.
+"""Level 2: runs the tests that need a GPU in parts with time limits, and writes a JSON record and all output.
 
     on_gpu.py test build/gpu out     # `make test-gpu`: out/test-gpu.json and out/test-gpu.log
     on_gpu.py bench build/gpu out    # `make bench-gpu`: out/bench-gpu.json and out/bench-gpu.log
@@ -27,7 +27,7 @@ from runner import Part, Runner
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 GPU = ROOT / "tests" / "cuda" / "gpu"
 TOTAL_S = 465
-SHARES_GPU = 23000  # the first NCCL that takes several ranks on one GPU
+SHARES_GPU = 23000  # the first NCCL that accepts several ranks on one GPU
 COMMAND_BUFFERS = {
     "off": "--xla_gpu_enable_command_buffer=",
     "on": "--xla_gpu_graph_min_graph_size=1 --xla_gpu_enable_command_buffer="
@@ -46,7 +46,7 @@ def package(name: str) -> str:
 
 
 class Machine:
-    """Where this runs, and the environments of what runs there."""
+    """The machine, and the environments of the programs that run on it."""
 
     def __init__(self, build: pathlib.Path, platform: str, nccl: str):
         self.build, self.platform = build, platform
@@ -60,12 +60,12 @@ class Machine:
         self.name, (self.driver, _, capability) = name, rest.partition(", ")
         self.capability = capability.splitlines()[0].replace(".", "") if capability else "90"
         self.no_gpu = "there is no NVIDIA GPU: " + name if name.startswith("unknown") else ""
-        # One thread block per multiprocessor that all ranks may use together leaves most to NCCL and XLA.
+        # All ranks together use one thread block per multiprocessor, which leaves most capacity to NCCL and XLA.
         self.ranks = {
             "NCCL_MULTI_RANK_GPU_ENABLE": "1",
             "NCCL_NVLS_ENABLE": "0",
             "NCCL_MAX_CTAS": "2",
-            "NCCL_CUMEM_HOST_ENABLE": "0",  # containers may forbid what it needs
+            "NCCL_CUMEM_HOST_ENABLE": "0",  # containers may forbid the system calls for it
             "NCCL_SOCKET_IFNAME": "lo",
             "NCCL_DEBUG": "WARN",
             "JAX_LOCAL_DEVICE_IDS": "0",
@@ -94,16 +94,16 @@ class Machine:
         }
 
     def environment(self, nccl: Nccl | None = None, **more: str) -> dict[str, str]:
-        """For programs that import what was built here, JAX and the tests."""
+        """The environment of programs that import this build, JAX and the tests."""
         nccl = nccl or self.nccl
         path = [self.work / "site", self.work / "overlay", GPU, ROOT / "tests", ROOT]
         if not nccl.given:
             path.remove(self.work / "overlay")
-        # Both, so that whoever looks for NCCL, by the package's folder or by name, finds the one that was brought.
+        # Both variables, so that lookups by package folder and by name find the given NCCL.
         preload = {"LD_PRELOAD": str(nccl.path)} if nccl.given and self.platform == "cuda" else {}
         return {
             "PYTHONPATH": os.pathsep.join(map(str, path)),
-            "PYTHONSAFEPATH": "1",  # or this folder's jaxcomm would be imported, which has no native module
+            "PYTHONSAFEPATH": "1",  # otherwise Python would import this folder's jaxcomm, which has no native module
             "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "JAX_PLATFORMS": "cuda,cpu" if self.platform == "cuda" else "cpu",
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
@@ -115,7 +115,7 @@ class Machine:
         }
 
     def lay_overlay(self) -> None:
-        """A folder in which Python finds the NCCL that was brought as nvidia.nccl."""
+        """A folder in which Python finds the given NCCL as nvidia.nccl."""
         if self.nccl.given:
             link = self.work / "overlay" / "nvidia" / "nccl"
             link.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ class Machine:
             link.symlink_to(self.nccl.folder)
 
     def builds(self, *targets: str) -> list[Part]:
-        """What the parts of a run need, all at the same time."""
+        """Builds everything that the parts of a run need, at the same time."""
         programs = self.build / "programs"
         jobs = str(max(len(os.sched_getaffinity(0)) // 2, 1))
         configure = [
@@ -163,7 +163,7 @@ class Machine:
 
     @contextlib.contextmanager
     def mps(self, record: dict) -> Iterator[dict[str, str]]:
-        """NVIDIA's server that lets processes run on the GPU at the same time: its environment, empty without it."""
+        """Starts NVIDIA's MPS server, which lets processes share the GPU. Yields its environment, or an empty one."""
         folder = self.work / "mps"
         control = shutil.which("nvidia-cuda-mps-control")
         if self.platform != "cuda" or self.no_gpu or control is None:
@@ -226,7 +226,7 @@ def sanitizer_parts(machine: Machine) -> list[Part]:
 
 
 def pytest_command(file: str, *more: str) -> tuple[str, ...]:
-    # Neither the fixtures of tests/conftest.py, which are for CPU devices, nor warnings of versions yet to come.
+    # Without the fixtures of tests/conftest.py, which are for CPU devices, and without deprecation warnings.
     options = ("-p", "report", "--noconftest", "-p", "no:cacheprovider", "-o", "filterwarnings=", "-q")
     return ("-m", "pytest", *options, str(GPU / file), *more)
 
@@ -257,24 +257,24 @@ def one_rank_parts(machine: Machine) -> list[Part]:
 
 
 def shared_missing(machine: Machine) -> str:
-    """Why processes can't share the GPU."""
+    """The reason why processes cannot share the GPU; empty if they can."""
     if missing := jax_missing(machine):
         return missing
     if machine.platform == "cuda" and machine.nccl.library < SHARES_GPU:
-        return f"NCCL {version_text(machine.nccl.library)} takes no two ranks on one GPU, 2.30 or later does"
+        return f"NCCL {version_text(machine.nccl.library)} does not allow two ranks on one GPU; 2.30 or later is needed"
     return ""
 
 
 def shared_part(
     machine: Machine, ranks: int, takes_s: int, mps: dict[str, str], some: str = "", nodes: int = 1
 ) -> Part:
-    """Processes that share the GPU; with several nodes, NCCL takes them for so many hosts. `some`: of the tests."""
+    """Processes that share the GPU. With several nodes, NCCL treats them as that many hosts. `some`: selected tests."""
     own, pretend = machine.ranks | mps, []
     if mps:
         own["JAXCOMM_ROUNDS"] = "2000"
-    elif nodes > 1:  # a call takes many turns
+    elif nodes > 1:  # a call needs many turns on the GPU
         own["JAXCOMM_ROUNDS"] = "50"
-    if mps and nodes == 1:  # between nodes kernels leave 34 SMs to NCCL, of those that the process may use
+    if mps and nodes == 1:  # between nodes, kernels leave 34 of the process's SMs to NCCL
         own["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(100 // ranks)
     if nodes > 1:
         own["JAXCOMM_NODES"] = str(nodes)
@@ -286,7 +286,7 @@ def shared_part(
 
 
 def shared_parts(machine: Machine, mps: dict[str, str]) -> list[list[Part]]:
-    """In steps, whose parts run side by side."""
+    """The parts in steps; parts of a step run concurrently."""
     some = "algorithm or thousands or beside"
     between = f"{some} or buffers or nodes"
     return [
@@ -297,7 +297,7 @@ def shared_parts(machine: Machine, mps: dict[str, str]) -> list[list[Part]]:
 
 
 def error_parts(machine: Machine) -> list[Part]:
-    """What users are told, each in an environment that lacks something else."""
+    """Error texts, each in an environment with a different missing requirement."""
 
     def part(name: str, test: str, missing: str, nccl: Nccl | None = None, **more: str) -> Part:
         command = (sys.executable, *pytest_command("errors.py", "-k", test))
@@ -318,7 +318,7 @@ def error_parts(machine: Machine) -> list[Part]:
 
 def killed_part(machine: Machine) -> Part:
     command = (sys.executable, str(GPU / "killed.py"), "2")
-    environment = machine.environment(**machine.ranks)  # no MPS: a killed client may take the server with it
+    environment = machine.environment(**machine.ranks)  # no MPS: a killed client may end the server
     missing, built = shared_missing(machine), "build: jaxcomm"
     return Part("errors: killed process", command, 110, environment, missing, keep=True, after=built, takes_s=40)
 
@@ -354,7 +354,7 @@ def training_parts(machine: Machine, ranks: int, mps: dict[str, str]) -> list[li
 def bench_parts(machine: Machine) -> list[Part]:
     missing = machine.no_gpu or ("needs a GPU" if machine.platform == "cpu" else "")
     old = "" if machine.nccl.headers >= SHARES_GPU else (
-        f"NCCL {version_text(machine.nccl.library)} takes no two ranks on one GPU, 2.30 or later does"
+        f"NCCL {version_text(machine.nccl.library)} does not allow two ranks on one GPU; 2.30 or later is needed"
     )  # fmt: skip
     built = "build: programs"
     parts = [Part(VIRTUAL_RANKS, (machine.program("bench_virtual_ranks"), "130"), 170, {}, missing, None, True, built)]
@@ -386,7 +386,7 @@ TARGETS = {
 
 
 def targets(virtual: list[dict], ll: list[dict], host: list[dict]) -> dict[str, dict]:
-    """What was measured of each; None if it was not."""
+    """The measured value of each target; None if there is none."""
     shares = {line["op"]: line["of_copy"] for line in virtual if line["what"] == "target"}
     latencies = [
         line["kernel_us"]
@@ -408,7 +408,7 @@ def targets(virtual: list[dict], ll: list[dict], host: list[dict]) -> dict[str, 
 
 
 def print_measured(runner: Runner) -> None:
-    """The sweep for 8 ranks, NCCL beside it, then the targets."""
+    """The sweep for 8 ranks with NCCL for comparison, then the targets."""
     sweep = {
         (line["op"], line["rank_bytes"]): line
         for line in runner.lines(VIRTUAL_RANKS)
@@ -432,7 +432,7 @@ def bench(machine: Machine, runner: Runner) -> None:
 
 
 def example_part(machine: Machine) -> Part:
-    """A user's kernel, built against what was installed here, called from jit on one rank."""
+    """A user's kernel, built against the installed jaxcomm and called from jit on one rank."""
     missing = "needs a GPU" if machine.platform == "cpu" else jax_missing(machine)
     command = (sys.executable, str(ROOT / "tests" / "cuda" / "tools" / "example_on_gpu.py"), machine.capability)
     environment, built = machine.environment(), "build: jaxcomm"
@@ -444,7 +444,7 @@ def test(machine: Machine, runner: Runner) -> None:
     programs, *others = machine.builds("test_gpu_executor", "test_gpu_ll", "test_gpu_example")
     compiling = runner.begin(programs)  # takes longest
     runner.run(*others)
-    # Here no process waits for another, so they may take turns on the GPU.
+    # No process waits for another here, so they may take turns on the GPU.
     inside_jax = runner.begin(*one_rank_parts(machine), *error_parts(machine), example_part(machine))
     runner.end(compiling)
     runner.run(*kernel_parts(machine), *sanitizer_parts(machine))

@@ -1,4 +1,4 @@
-"""Reads what ptxas says of kernels: the files that cmake/keep_ptxas.py writes."""
+"""Reads the reports of ptxas that cmake/keep_ptxas.py writes."""
 
 import dataclasses
 import re
@@ -24,7 +24,7 @@ _KERNEL = re.compile(
 
 
 def kernels(report):
-    """All kernels of a report. Fails where one has been compiled that this can't read."""
+    """All kernels of a report. Fails if it cannot parse the entry of a compiled kernel."""
     found = [
         Kernel(
             match["name"],
@@ -43,7 +43,7 @@ _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
 def spill_bytes(report):
-    """Of all that a report names: kernels, and functions that they call."""
+    """The spill bytes of all kernels and called functions in a report."""
     return sum(int(stores) + int(loads) for stores, loads in _SPILLS.findall(report))
 
 

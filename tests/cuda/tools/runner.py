@@ -1,4 +1,4 @@
-"""Runs commands one after the other, each in its own limit and all in a common one, and keeps a record as JSON.
+"""Runs commands in sequence, each with its own limit and all within a common one, and keeps a JSON record.
 
 Whatever a command does, the others run, and the record is on disk after each of them.
 """
@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-LOG_BYTES = 8 << 20  # that are kept of all logs together
+LOG_BYTES = 8 << 20  # limit of all logs together
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Part:
 
 
 def read_reports(folder: pathlib.Path) -> dict:
-    """What the processes of a part have reported: {"tests": {name: outcome}, "notes": {key: value}}.
+    """The reports of a part's processes: {"tests": {name: outcome}, "notes": {key: value}}.
 
     A test has passed if it has in all processes that ran it. One that has not ended hung, or its process died.
     """
@@ -67,7 +67,7 @@ def read_reports(folder: pathlib.Path) -> dict:
 
 
 def objects(lines: list[str]) -> list[dict]:
-    """What is a JSON object in a program's output."""
+    """The JSON objects in a program's output."""
     found = []
     for line in lines:
         with contextlib.suppress(json.JSONDecodeError):
@@ -78,12 +78,12 @@ def objects(lines: list[str]) -> list[dict]:
 
 def _kill(process: subprocess.Popen) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+        os.killpg(process.pid, signal.SIGKILL)  # includes its child processes
     process.wait()
 
 
 class _Started:
-    """A part that runs. Notices when it ends, also if nobody waits for it yet."""
+    """A running part. Records when it ends, even before wait is called."""
 
     def __init__(self, part: Part, process: subprocess.Popen | None, log: pathlib.Path):
         self.part, self.process, self.log = part, process, log
@@ -126,7 +126,7 @@ class Runner:
         return self._end - time.monotonic()
 
     def run(self, *parts: Part) -> None:
-        """Runs parts, at the same time if there are several."""
+        """Runs parts, concurrently if there are several."""
         self.end(self.begin(*parts))
 
     def begin(self, *parts: Part) -> list[_Started]:
@@ -147,7 +147,7 @@ class Runner:
         return started
 
     def end(self, parts: list[_Started]) -> None:
-        """Waits for parts, and keeps what they have shown."""
+        """Waits for parts and records their outcome."""
         for part in parts:
             self._finish(part)
         self.save()
@@ -190,7 +190,7 @@ class Runner:
         if part.reports is not None:
             result |= read_reports(part.reports)
             outcomes = [outcome.partition(":")[0] for outcome in result["tests"].values()]
-            # A part of which every test was skipped has shown nothing.
+            # A part whose tests were all skipped has no outcome.
             passed = passed and "passed" in outcomes and not {"failed", "not ended"} & set(outcomes)
             if result["tests"] and set(outcomes) == {"skipped"}:
                 self.record["left_out"][part.name] = next(iter(result["tests"].values()))
@@ -207,14 +207,14 @@ class Runner:
             print(f"--- {part.name}\n" + "\n".join(line[:500] for line in lines[-25:]), flush=True)
 
     def _append(self, name: str, lines: list[str]) -> None:
-        """The end of long logs is what matters."""
+        """Keeps the end of long logs."""
         text = "\n".join([f"=== {name}", *lines, ""])[-max(min(LOG_BYTES // 4, LOG_BYTES - self._log_bytes), 1000) :]
         self._log_bytes += len(text)
         with (self.out / f"{self.name}.log").open("a") as file:
             file.write(text)
 
     def lines(self, name: str) -> list[dict]:
-        """What a part with `keep` has printed."""
+        """The output of a part with `keep`."""
         return self.record["parts"].get(name, {}).get("lines", [])
 
     def print_table(self) -> None:

@@ -1,4 +1,4 @@
-"""Writes docs/development/gpu-status.md: which features of the GPU back end have passed which ring of tests.
+"""Writes docs/development/gpu-status.md: which levels of tests each feature of the GPU back end has passed.
 
     status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as level 1
     status.py                                                                # from the stored records
@@ -134,7 +134,7 @@ def mark(tests: list[str], record: dict) -> str:
 
 
 def measured(bench: dict) -> str:
-    """The targets of `make bench-gpu`, and what it has found."""
+    """The targets of `make bench-gpu` and its results."""
     text = "\n| measured on one GPU | target | found |\n|---|---|---|\n"
     for what, found in bench["targets"].items():
         value = "" if found["value"] is None else f"{found['value']:g}{'' if found['met'] else ', not met'}"
