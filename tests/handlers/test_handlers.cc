@@ -197,8 +197,8 @@ TEST_CASE("barrier: waits for all ranks, copies nothing") {
   const fake::Buffer x{XLA_FFI_DataType_F32, &data[0], {1}}, y{XLA_FFI_DataType_F32, &data[1], {1}};
   for (const auto& [operands, results, part] :
        {std::tuple<std::vector<fake::Buffer>, std::vector<fake::Buffer>, const char*>{
-            {x}, {}, "one result per operand"},
-        {{x, x}, {x}, "one result per operand"},
+            {x}, {}, "expected one result per operand"},
+        {{x, x}, {x}, "expected one result per operand"},
         {{x}, {y}, "must be aliased"},
         {{x, y}, {x, x}, "must be aliased"}}) {
     const XlaError error = EnterBarrier(site, ranks[0], operands, results)->Wait();
@@ -294,14 +294,15 @@ TEST_CASE("the specification of a call has all that its attributes say") {
 
 TEST_CASE("an attribute that is missing is named") {
   const std::string where = "jaxcomm: an_op at a_file.py:7: attribute ";
-  CHECK(Decode(Collective::kAllReduce, Call()).status().message() == where + "reduce_op is missing or no int64");
-  CHECK(Decode(Collective::kPermute, Call()).status().message() == where + "source_of is missing or no array");
+  CHECK(Decode(Collective::kAllReduce, Call()).status().message() ==
+        where + "reduce_op is missing or not of type int64");
+  CHECK(Decode(Collective::kPermute, Call()).status().message() == where + "source_of is missing or not of type array");
   CHECK(Decode(Collective::kBarrier, Call()).ok());  // `processes` may be missing
   CHECK(Decode(Collective::kBarrier, {}).status().message().find("attribute call is missing") != std::string::npos);
   Attributes call, all;
   call.AddScalar<int64_t>("op", XLA_FFI_DataType_S64, 1);
   all.AddDictionary("call", call);
-  CHECK(Decode(Collective::kBarrier, all).status().message().find("attribute op is missing or no string") !=
+  CHECK(Decode(Collective::kBarrier, all).status().message().find("attribute op is missing or not of type string") !=
         std::string::npos);
 }
 
