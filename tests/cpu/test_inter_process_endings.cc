@@ -210,9 +210,8 @@ TEST_CASE("a deadline is the given one, with some grace for those who run") {
   CHECK(pair.results.num_ended() == 0);
   pair.calls[0]->Check(Clock::now() + ms(500'001));
   CHECK(pair.results.error(0) ==
-        "psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements were not joined within "
-        "500 s "
-        "(JAXCOMM_TIMEOUT_S) by ranks [0] (process 1) in no collective");
+        "psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements waited for ranks [0] "
+        "(process 1) in no collective, which did not enter the call within 500 s (JAXCOMM_TIMEOUT_S)");
 
   Pair running = Pair::Ring();
   const auto before = Clock::now();
@@ -234,9 +233,8 @@ TEST_CASE("a deadline is the given one, with some grace for those who run") {
   CHECK(leaving.results.num_ended() == 0);
   leaving.calls[0]->Check(Clock::now() + ms(500'001));
   CHECK(leaving.results.error(0) ==
-        "psum at test: in the exit barrier, ranks [1] (process 0) in call 1000 of 100 elements were not left within "
-        "500 s "
-        "(JAXCOMM_TIMEOUT_S) by ranks [0] (process 1)");
+        "psum at test: in the exit barrier, ranks [1] (process 0) in call 1000 of 100 elements waited for ranks [0] "
+        "(process 1), which did not leave the call within 500 s (JAXCOMM_TIMEOUT_S)");
 }
 
 TEST_CASE("a late process is named with the calls in which it is") {
@@ -247,7 +245,8 @@ TEST_CASE("a late process is named with the calls in which it is") {
   for (const auto& call : pair.calls) call->Enter();
   CHECK(!pair.Move(0) && !pair.Move(1));
   pair.calls[0]->Check(Clock::now() + std::chrono::seconds(70));
-  CHECK(Has(pair.results.error(0), "by ranks [0] (process 1) in call 2000 of 100 elements"));
+  CHECK(
+      Has(pair.results.error(0), "waited for ranks [0] (process 1) in call 2000 of 100 elements, which did not enter"));
 }
 
 TEST_CASE("a line on standard error names who is late, then after each time twice as long") {
@@ -263,10 +262,9 @@ TEST_CASE("a line on standard error names who is late, then after each time twic
     text = error.text();
   }
   const std::string late =
-      "warning: psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements were not "
-      "joined ";
-  const std::string by =
-      " by ranks [0] (process 1) in no collective; an error follows after 600 s (JAXCOMM_TIMEOUT_S)\n";
+      "warning: psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements waited for "
+      "ranks [0] (process 1) in no collective, which did not enter the call ";
+  const std::string by = "; an error follows after 600 s (JAXCOMM_TIMEOUT_S)\n";
   CHECK(text == late + "within 100 s (JAXCOMM_WARN_S)" + by + late + "within 200 s" + by);
   CHECK(pair.results.num_ended() == 0);
 }
@@ -284,9 +282,8 @@ TEST_CASE("of the processes of a call, those that have entered are not called la
   CHECK(calls[0]->Advance() != InterProcessCall::AdvanceResult::kOver);
   calls[0]->Check(Clock::now() + std::chrono::seconds(70));
   CHECK(results.error(0) ==
-        "psum at test: in the entry barrier, ranks [0] (process 0) in call 1000 of 100 elements were not joined within "
-        "60 s "
-        "(JAXCOMM_TIMEOUT_S) by ranks [2] (process 2) in no collective");
+        "psum at test: in the entry barrier, ranks [0] (process 0) in call 1000 of 100 elements waited for ranks [2] "
+        "(process 2) in no collective, which did not enter the call within 60 s (JAXCOMM_TIMEOUT_S)");
 }
 
 TEST_CASE("a failure of the run elsewhere in a process is found by those who wait") {
@@ -324,7 +321,7 @@ TEST_CASE("memory of a peer that can't be read") {
     CHECK(pair.Move(0));
     CHECK(pair.results.error(0) ==
           (says_why ? "psum at test: while running, ranks [0] (process 1) aborted: had enough"
-                    : "psum at test: while running, the memory of ranks [0] (process 1) can't be read: their process "
+                    : "psum at test: while running, the memory of ranks [0] (process 1) cannot be read: their process "
                       "has ended"));
     munmap(gone, kCount * sizeof(int32_t));
   }

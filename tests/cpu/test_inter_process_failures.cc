@@ -174,7 +174,8 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
     world.progress_thread(0).Add(a);
     world.progress_thread(1).Add(b);
     CHECK(results.WaitFor(2));
-    for (int32_t p = 0; p < 2; ++p) CHECK(Has(results.error(p), "bring") || Has(results.error(p), "aborted"));
+    for (int32_t p = 0; p < 2; ++p)
+      CHECK(Has(results.error(p), "calls do not match") || Has(results.error(p), "aborted"));
   }
   {  // the same key twice
     Collective1 one(ring, Sum(2, 100), {0, 1}, true, random);
@@ -184,7 +185,7 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
     a->Enter();
     again->Enter();
     CHECK(more.WaitFor(1));
-    CHECK(Has(more.error(0), "can't tell apart"));
+    CHECK(Has(more.error(0), "another call with the same key"));
     auto b = one.CallOf(world, 1, now, results);
     b->Enter();
     world.progress_thread(0).Add(a);
@@ -343,7 +344,7 @@ void FailureWhilePayloadLands(bool comes, std::mt19937& random, uint64_t* key) {
     const auto took = Clock::now() - failed_at;
     CHECK(took >= std::chrono::milliseconds(500) && took < std::chrono::seconds(30));
     CHECK(lost(0) == "its data did not arrive in time");
-    CHECK(Has(results.error(1), "the process of ranks [0, 1] (process 0) can't be reached: the connection was lost"));
+    CHECK(Has(results.error(1), "the process of ranks [0, 1] (process 0) cannot be reached: the connection was lost"));
     // The results are used for something else, while the rest of time passes.
     for (auto& output : one.outputs) std::fill(output.begin(), output.end(), 7);
     while (world.fabric().Step()) {

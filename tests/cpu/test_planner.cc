@@ -163,8 +163,10 @@ TEST_CASE("calls that can't be are told why") {
     return run.errors[0];
   };
   const std::string prefix = "jaxcomm: op at test_rendezvous.cc: ";
-  CHECK(error_of(SpecOf(Collective::kAllGather), 7) == prefix + "buffers of 48 and 7 elements don't fit 4 ranks");
-  CHECK(error_of(SpecOf(Collective::kReduceScatter), 13) == prefix + "buffers of 48 and 13 elements don't fit 4 ranks");
+  CHECK(error_of(SpecOf(Collective::kAllGather), 7) ==
+        prefix + "buffers of 48 and 7 elements do not match a group of 4 ranks");
+  CHECK(error_of(SpecOf(Collective::kReduceScatter), 13) ==
+        prefix + "buffers of 48 and 13 elements do not match a group of 4 ranks");
   for (const int64_t run : {5, 24}) {  // no divisor of the block of 12, and more than the block
     CallSpec blocked = SpecOf(Collective::kAllToAll);
     blocked.input_run = run;
@@ -175,26 +177,27 @@ TEST_CASE("calls that can't be are told why") {
   }
   CallSpec spec = SpecOf(Collective::kAllReduce);
   spec.reduce_op = ReduceOp::kMax;
-  CHECK(error_of(spec, 48, DType::kC64) == prefix + "elements of this type can't be reduced");
+  CHECK(error_of(spec, 48, DType::kC64) == prefix + "elements of complex64 cannot be reduced by this operation");
   spec.reduce_op = ReduceOp::kSum;
-  CHECK(error_of(spec, 48, DType::kF8E8M0FNU) == prefix + "elements of this type can't be reduced");
+  CHECK(error_of(spec, 48, DType::kF8E8M0FNU) ==
+        prefix + "elements of float8_e8m0fnu cannot be reduced by this operation");
   spec.algorithm = "no such";
   CHECK(error_of(spec, 48).find("no such") != std::string::npos);
   const auto make = [](CallSpec bad) { return Rendezvous::Make(std::move(bad)).status().message(); };
-  CHECK(make(Spec(Collective::kAllReduce, 4, 3, "op")) == "op: 4 ranks are no groups of 3");
-  CHECK(make(Spec(Collective::kAllReduce, 4, 0, "op")) == "op: 4 ranks are no groups of 0");
+  CHECK(make(Spec(Collective::kAllReduce, 4, 3, "op")) == "op: 4 ranks cannot be split into groups of 3");
+  CHECK(make(Spec(Collective::kAllReduce, 4, 0, "op")) == "op: 4 ranks cannot be split into groups of 0");
   spec = SpecOf(Collective::kAllReduce);
   spec.ranks_per_node = 3;
-  CHECK(make(spec) == "op: groups of 4 are no nodes of 3");
+  CHECK(make(spec) == "op: groups of 4 ranks cannot be split into nodes of 3");
   spec.ranks_per_node = 0;
-  CHECK(make(spec) == "op: groups of 4 are no nodes of 0");
+  CHECK(make(spec) == "op: groups of 4 ranks cannot be split into nodes of 0");
   const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(SpecOf(Collective::kBarrier)));
   Counter counter;
   Participant stranger;
   stranger.run_id = 999;
   stranger.rank = 4;
   site->Arrive(stranger, std::make_unique<CountCompletion>(counter));
-  CHECK(counter.WaitFor(1) && counter.errors()[0] == prefix + "rank 4 is in no group");
+  CHECK(counter.WaitFor(1) && counter.errors()[0] == prefix + "rank 4 is not in any group");
 }
 
 // Ranks that share a processor take turns. In one process and on one node, all of a group share; between nodes, those

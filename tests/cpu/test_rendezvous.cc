@@ -319,7 +319,7 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
   arrive(*late, 1000, 2, straggler);  // the failed run refuses it at once, and gives the first reason
   Counter stranger;
   arrive(*late, 1000, 9, stranger);
-  CHECK(stranger.count() == 1 && stranger.errors()[0].find("rank 9 is in no group") != std::string::npos);
+  CHECK(stranger.count() == 1 && stranger.errors()[0].find("rank 9 is not in any group") != std::string::npos);
   arrive(*other, 1000, 0, straggler);
   CHECK(straggler.count() == 2);
   for (const auto& message : straggler.errors()) CHECK(message == errors[0]);
@@ -385,7 +385,8 @@ TEST_CASE("ranks that disagree see both sides") {
   const auto errors = counter.errors();
   CHECK(errors.size() == 2);
   for (const auto& message : errors) {
-    CHECK(message.find("rank 1 brings 4 -> 4 elements of float32, rank 0 8 -> 8 ") != std::string::npos);
+    CHECK(message.find("buffers do not match: rank 1 has 4 -> 4 elements of float32, rank 0 has 8 -> 8 ") !=
+          std::string::npos);
   }
   Counter types;
   for (int64_t rank = 0; rank < 2; ++rank) {
@@ -400,13 +401,13 @@ TEST_CASE("ranks that disagree see both sides") {
   }
   CHECK(types.WaitFor(2) && types.errors().size() == 2);
   for (const auto& message : types.errors()) {
-    CHECK(message.find("rank 1 brings 4 -> 4 elements of int32, rank 0 4 -> 4 elements of float32") !=
+    CHECK(message.find("rank 1 has 4 -> 4 elements of int32, rank 0 has 4 -> 4 elements of float32") !=
           std::string::npos);
   }
   CallSpec overlapping = Spec(Collective::kAllReduce, 2, 2, "psum");
   overlapping.groups = {0, 0};
   const std::string error = Rendezvous::Make(overlapping).status().message();
-  CHECK(error.find("rank 0 is in two groups") != std::string::npos);
+  CHECK(error.find("rank 0 occurs twice in the groups") != std::string::npos);
 }
 
 }  // namespace
