@@ -316,7 +316,7 @@ inline void CheckLeaving(const MakeNetwork& make) {
   processes[1]->AcceptAll();
   CHECK(processes[1]->WaitLost(0));
   CHECK(processes[1]->delivered() == 100);
-  CHECK(processes[1]->why_lost(0) == "it left");
+  CHECK(processes[1]->why_lost(0) == "it disconnected");
   processes[1]->Send(0, 0, 0, 5000);
   CHECK(processes[1]->WaitSent(1));
   CHECK(processes[1]->unsent() == 1);

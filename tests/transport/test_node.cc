@@ -63,7 +63,7 @@ TEST_CASE("a process is alive until it ends") {
   node.CheckAlive();
   CHECK(peer->alive());
   CHECK(Has(peer->BlockOf(peer->control_segment().slots[0]).status().message(),
-            "process 1 points to memory that it doesn't have"));
+            "process 1 has published a call in memory"));
   CHECK(kill(child.pid, SIGKILL) == 0);
   CHECK(waitpid(child.pid, nullptr, 0) == child.pid);
   CHECK(peer->alive());  // as far as anybody has looked
@@ -245,7 +245,7 @@ TEST_CASE("what is left of a memory is used for smaller blocks") {
 TEST_CASE("memory that the system does not have is an error") {
   Node node;
   CHECK(node.Open().ok());
-  CHECK(Has(node.Allocate(uint64_t{1} << 63).status().message(), "no room for 9223372036854775808 bytes"));
+  CHECK(Has(node.Allocate(uint64_t{1} << 63).status().message(), "cannot allocate 9223372036854775808 bytes"));
   CHECK(node.Allocate(100).ok());  // the next one is there
 }
 
@@ -262,7 +262,8 @@ TEST_CASE("mapped memory needs no descriptor") {
   CHECK(NumFiles() == before);
   memory->data()[7] = 'x';
   CHECK(mapped->data()[7] == 'x');
-  CHECK(Has(SharedMemory::Map(getpid(), memory->fd(), 8192).status().message(), "is not what was announced"));
+  CHECK(Has(SharedMemory::Map(getpid(), memory->fd(), 8192).status().message(),
+            "is not a shared memory of jaxcomm with 8192 bytes"));
   CHECK(NumFiles() == before);
 }
 
@@ -272,12 +273,12 @@ TEST_CASE("strangers are refused") {
   CHECK(other.Open().ok());
   NodeAddress address = node.address();
   address.token[1] ^= 1;
-  CHECK(Has(other.Connect(1, address).message(), "not the one that was announced"));
+  CHECK(Has(other.Connect(1, address).message(), "is not the process that published this address"));
   address = node.address();
   address.control_segment_fd = 0;
   CHECK(!other.Connect(1, address).ok());
   address.pid = 1 << 30;
-  CHECK(Has(other.Connect(1, address).message(), "can't be found"));
+  CHECK(Has(other.Connect(1, address).message(), "cannot be found"));
   CHECK(other.Connect(1, node.address()).ok());
 }
 

@@ -243,7 +243,7 @@ TEST_CASE("a payload that can't be fetched loses its sender") {
   wire.Offer(Wire::Of(0), remote);
   wire.notes.News();
   remote.done(false);
-  CHECK((wire.notes.News() == Said{"1 lost: a payload could not be fetched from it"}));
+  CHECK((wire.notes.News() == Said{"1 lost: fetching a payload from it failed"}));
 }
 
 TEST_CASE("a farewell comes after all that its sender has sent") {
@@ -259,14 +259,14 @@ TEST_CASE("a farewell comes after all that its sender has sent") {
   CHECK(!wire.queue.lost(1));
   char place[kBytes];
   wire.queue.Accept(1, 0, place);
-  CHECK((wire.notes.News() == Said{"0 in 0", "1 lost: it left"}) && wire.queue.lost(1));
+  CHECK((wire.notes.News() == Said{"0 in 0", "1 lost: it disconnected"}) && wire.queue.lost(1));
 
   Wire other;  // what is still with the one who left can't be had any more
   Remote remote;
   other.Offer(Wire::Of(0), remote);
   other.Send(Wire::Of(1));
   other.Send(disconnect);
-  CHECK((other.notes.News() == Said{"place of 0", "1 lost: it left"}) && remote.released);
+  CHECK((other.notes.News() == Said{"place of 0", "1 lost: it disconnected"}) && remote.released);
 
   Envelope answer = Wire::Of(77);  // has no number
   answer.kind = Envelope::kDisconnectAck;

@@ -44,7 +44,7 @@ TEST_CASE("what is not UCX is named") {
   CHECK(error.find("/nowhere/libucp.so.0") != std::string::npos && error.find("libucx-cu12") != std::string::npos);
   options.library = "libc.so.6";  // a library, not UCX
   error = OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
-  CHECK(error.find("has no function ucp_") != std::string::npos);
+  CHECK(error.find("lacks the function ucp_") != std::string::npos);
 }
 
 TEST_CASE("order of small and large messages") {
