@@ -28,9 +28,9 @@ class Random {
 // What Validate's words mean. Where ranks race, it follows one order, in which data may go wrong as well.
 uint32_t Meaning(const std::string& fault) {
   constexpr std::pair<const char*, uint32_t> kWords[] = {
-      {"waits for ever", kDeadlock},
+      {"waits forever", kDeadlock},
       {"never waits for a signal", kSignalLeftOver},
-      {"nothing has written", kReadsUnwritten | kRace},
+      {"no rank has written", kReadsUnwritten | kRace},
       {"may not have written yet", kRace},
       {"may not have read yet", kRace},
       {"may write later", kRace},

@@ -212,18 +212,18 @@ TEST_CASE("what can't be had is explained") {
   CHECK(reason(Ask(Collective::kAllGather, 6, 1, 8), "hierarchical") ==
         "algorithm \"hierarchical\" needs several nodes of several ranks, got 6 nodes of 1 ranks");
   CHECK(reason(AskApart(Collective::kAllReduce, 2, 3, 8), "one_shot") ==
-        "algorithm \"one_shot\" needs ranks that may read each other's memory, got 2 nodes of 3 ranks");
+        "algorithm \"one_shot\" needs ranks that can read each other's memory, got 2 nodes of 3 ranks");
   CHECK(reason(Ask(Collective::kAllReduce, 1, 6, 8), "multimem") ==
-        "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 1 nodes of 6 ranks without");
+        "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 1 nodes of 6 ranks without NVLink SHARP");
   Request with_switch = Ask(Collective::kAllReduce, 2, 3, 8);
   with_switch.geometry.multimem = true;
   CHECK(reason(with_switch, "multimem") ==
         "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 2 nodes of 3 ranks");
   CHECK(reason(Ask(Collective::kBarrier, 1, 6, 0), "fast") ==
-        "no algorithm \"fast\"; there are direct, dissemination, tree, hierarchical");
+        "unknown algorithm \"fast\"; choose one of direct, dissemination, tree, hierarchical");
   Request request = Ask(Collective::kBroadcast, 1, 6, 8);
   request.root = 6;
-  CHECK(reason(request, "") == "sizes, root or permutation don't fit 1 nodes of 6 ranks");
+  CHECK(reason(request, "") == "sizes, root or permutation are not valid for 1 nodes of 6 ranks");
 }
 
 TEST_CASE("flags are used only where the machine has them, and a switch only where it is asked for") {
@@ -232,7 +232,7 @@ TEST_CASE("flags are used only where the machine has them, and a switch only whe
   Request request = Ask(Collective::kAllReduce, 1, 8, 16);
   request.geometry.multimem = true;
   Choice choice = Select(request, "ll", 4, machine);
-  CHECK(!choice.ll && choice.reason == "asked for; no LL protocol here, step by step");
+  CHECK(!choice.ll && choice.reason == "asked for; runs step by step, because LL is not available here");
   CHECK(Select(request, "", 4, machine).reason.find("ll") == std::string::npos);
   machine.ll = LinkModel{1e-9, 1e12, 1e-9};
   choice = Select(request, "", 4, machine);

@@ -91,7 +91,7 @@ def test_what_is_asked_for_is_used():
             if multimem or plan.protocol(collective, name) == "steps":
                 assert choice.reason == "asked for"
             else:
-                assert choice.reason == "asked for; no LL protocol here, step by step"
+                assert choice.reason == "asked for; runs step by step, because LL is not available here"
                 assert not choice.ll
 
 
@@ -144,7 +144,7 @@ def test_sums_in_a_switch_are_never_chosen(collective):
         assert (with_switch.algorithm, with_switch.reason) == (without.algorithm, without.reason)
         assert "multimem" not in with_switch.reason
     for nodes, locals_, multimem, reason in (
-        (1, 8, False, "got 1 nodes of 8 ranks without"),
+        (1, 8, False, "got 1 nodes of 8 ranks without NVLink SHARP"),
         (2, 4, True, "got 2 nodes of 4 ranks"),
     ):
         asked = plan.select(request(collective, nodes, locals_, multimem=multimem), "multimem", 4, cluster())
@@ -157,8 +157,8 @@ def test_sums_in_a_switch_are_never_chosen(collective):
     [
         ("all_gather", 1, 6, True, "recursive_doubling", "needs a power of two of ranks, got 1 nodes of 6 ranks"),
         ("all_gather", 1, 6, True, "hierarchical", "needs several nodes of several ranks, got 1 nodes of 6 ranks"),
-        ("all_reduce", 2, 3, False, "one_shot", "needs ranks that may read each other's memory"),
-        ("all_reduce", 1, 6, True, "fast", 'no algorithm "fast"; there are direct, root, one_shot'),
+        ("all_reduce", 2, 3, False, "one_shot", "needs ranks that can read each other's memory"),
+        ("all_reduce", 1, 6, True, "fast", 'unknown algorithm "fast"; choose one of direct, root, one_shot'),
     ],
 )
 def test_what_does_not_fit_is_explained(collective, nodes, locals_, addressable, name, reason):

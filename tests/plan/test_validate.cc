@@ -47,9 +47,8 @@ TEST_CASE("an order goes through other ranks") {
 }
 
 TEST_CASE("waits and signals must match") {
-  Expect("rank 1, step 0 (wait 0): waits for ever", Group({{kDown, kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
-  Expect("rank 0, step 0 (wait 1): waits for ever", Group({{Wait(1), Signal(1)}, {Wait(0), Signal(0)}, {}}),
-         kBroadcast);
+  Expect("rank 1, step 0 (wait 0): waits forever", Group({{kDown, kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
+  Expect("rank 0, step 0 (wait 1): waits forever", Group({{Wait(1), Signal(1)}, {Wait(0), Signal(0)}, {}}), kBroadcast);
   Expect("rank 1 never waits for a signal of rank 0", Group({{kDown, Signal(1), Signal(1), kOwn}, {Wait(0), kOn}, {}}),
          kBroadcast);
   Expect("rank 2 never waits for a signal of rank 1", Group({{kDown, Signal(1), kOwn}, {Wait(0), kOn, Signal(2)}, {}}),
@@ -57,9 +56,9 @@ TEST_CASE("waits and signals must match") {
 }
 
 TEST_CASE("nothing is read before it is written") {
-  Expect("rank 1, step 0 (put 2): reads output [0, 4) of rank 1, which nothing has written", Group({{kOwn}, {kOn}, {}}),
+  Expect("rank 1, step 0 (put 2): reads output [0, 4) of rank 1, which no rank has written", Group({{kOwn}, {kOn}, {}}),
          kBroadcast);
-  Expect("rank 1, step 1 (put 2): reads output [3, 4) of rank 1, which nothing has written",
+  Expect("rank 1, step 1 (put 2): reads output [3, 4) of rank 1, which no rank has written",
          Group({{Put(Output(1), Input(0), 3), Signal(1), kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
 }
 
@@ -276,7 +275,7 @@ TEST_CASE("groups and requests must fit") {
   Expect("", chain, kBroadcast);
   Request request = kBroadcast;
   request.root = 3;
-  Expect("the request is not well formed", chain, request);
+  Expect("sizes, root or permutation of the request are not valid", chain, request);
   Expect("got 2 plans for 3 ranks", {chain[0], chain[1]}, kBroadcast);
   Expect("got 0 plans for 3 ranks", {}, kBroadcast);
   for (int i = 0; i < 3; ++i) {
@@ -291,7 +290,7 @@ TEST_CASE("groups and requests must fit") {
 TEST_CASE("peers are other ranks") {
   for (StepKind kind : {StepKind::kPut, StepKind::kGet, StepKind::kSignal, StepKind::kWait}) {
     for (int32_t peer : {-1, 0, 3})
-      ExpectStep("the peer is not another rank", Move(kind, peer, Output(0), Input(0), 1));
+      ExpectStep("the peer must be another rank of the group", Move(kind, peer, Output(0), Input(0), 1));
   }
 }
 
@@ -309,20 +308,20 @@ TEST_CASE("data steps say what moves from where to where") {
   ExpectStep("src is at the wrong rank", Move(StepKind::kGet, 1, Output(0), Input(2), 4));
   ExpectStep("writes to an input", Put(Input(1), Input(0), 4));
   ExpectStep("writes to an input", Zero(Input(0), 4));
-  ExpectStep("reads from no rank", Copy(Output(0), Input(-1), 4));
-  ExpectStep("reads from no rank", Copy(Output(0), Input(3), 4));
+  ExpectStep("src is at a rank outside of the group", Copy(Output(0), Input(-1), 4));
+  ExpectStep("src is at a rank outside of the group", Copy(Output(0), Input(3), 4));
   ExpectStep("unknown space", Copy({0, static_cast<Space>(3), 0}, Input(0), 4));
 }
 
 TEST_CASE("nothing lies outside of its buffer") {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   const std::string last = std::to_string(kMost);
-  ExpectStep("output [1, 5) of rank 1 is outside of its 4 elements", Put(Output(1, 1), Input(0), 4));
-  ExpectStep("output [-1, 3) of rank 1 is outside of its 4 elements", Put(Output(1, -1), Input(0), 4));
-  ExpectStep("input [1, 5) of rank 0 is outside of its 4 elements", Put(Output(1), Input(0, 1), 4));
-  ExpectStep("scratch [0, 4) of rank 1 is outside of its 3 elements", Put(Scratch(1), Input(0), 4));
-  ExpectStep("scratch [3, 4) of rank 0 is outside of its 3 elements", Zero(Scratch(0, 3), 1));
-  ExpectStep("output [0, " + last + ") of rank 0 is outside of its 4 elements", Copy(Output(0), Input(0), kMost));
+  ExpectStep("output [1, 5) of rank 1 exceeds the buffer of 4 elements", Put(Output(1, 1), Input(0), 4));
+  ExpectStep("output [-1, 3) of rank 1 exceeds the buffer of 4 elements", Put(Output(1, -1), Input(0), 4));
+  ExpectStep("input [1, 5) of rank 0 exceeds the buffer of 4 elements", Put(Output(1), Input(0, 1), 4));
+  ExpectStep("scratch [0, 4) of rank 1 exceeds the buffer of 3 elements", Put(Scratch(1), Input(0), 4));
+  ExpectStep("scratch [3, 4) of rank 0 exceeds the buffer of 3 elements", Zero(Scratch(0, 3), 1));
+  ExpectStep("output [0, " + last + ") of rank 0 exceeds the buffer of 4 elements", Copy(Output(0), Input(0), kMost));
   // All of it is inside. What counts is the scratch of the rank that owns it.
   std::vector<Plan> plans = Group({{kDown, kOwn, Put(Output(2), Input(0), 4)}, {}, {}});
   plans[0].steps.push_back(Put(Scratch(2, 1), Input(0), 4));
@@ -330,16 +329,16 @@ TEST_CASE("nothing lies outside of its buffer") {
   plans[2].scratch_count = 5;
   Expect("", plans, kBroadcast);
   plans[2].scratch_count = 4;
-  Expect("rank 0, step 3 (put 2): scratch [1, 5) of rank 2 is outside of its 4 elements", plans, kBroadcast);
+  Expect("rank 0, step 3 (put 2): scratch [1, 5) of rank 2 exceeds the buffer of 4 elements", plans, kBroadcast);
 }
 
 TEST_CASE("a step doesn't write what it reads") {
   ExpectStep("dst overlaps a source", Copy(Output(0, 1), Output(0), 3));
   ExpectStep("dst overlaps a source", Copy(Output(0), Output(0, 1), 3));
   ExpectStep("dst overlaps a source", Copy(Output(0), Output(0), 4));
-  ExpectStep("reads output [0, 2) of rank 0, which nothing has written", Copy(Output(0, 2), Output(0), 2));
-  ExpectStep("reads output [2, 4) of rank 0, which nothing has written", Copy(Output(0), Output(0, 2), 2));
-  ExpectStep("reads scratch [0, 2) of rank 0, which nothing has written", Copy(Output(0), Scratch(0), 2));
+  ExpectStep("reads output [0, 2) of rank 0, which no rank has written", Copy(Output(0, 2), Output(0), 2));
+  ExpectStep("reads output [2, 4) of rank 0, which no rank has written", Copy(Output(0), Output(0, 2), 2));
+  ExpectStep("reads scratch [0, 2) of rank 0, which no rank has written", Copy(Output(0), Scratch(0), 2));
 }
 
 TEST_CASE("operands of a reduce are among the plan's sources") {
@@ -349,13 +348,14 @@ TEST_CASE("operands of a reduce are among the plan's sources") {
     plans[0].sources = std::move(sources);
     Expect("rank 0, step 1 (reduce): " + fault, plans, request);
   };
-  const std::string outside = "operands outside of the plan's sources";
+  const std::string outside = "the operands are not in the plan's list of sources";
   expect(outside, Reduce(Output(0), 0, 0, 4), {Input(0), Input(1)});
   expect(outside, Reduce(Output(0), -1, 2, 4), {Input(0), Input(1)});
   expect(outside, Reduce(Output(0), 1, 2, 4), {Input(0), Input(1)});
   expect(outside, Reduce(Output(0), 0, 3, 4), {Input(0), Input(1)});
-  expect("reads from no rank", Reduce(Output(0), 0, 2, 4), {Input(0), Input(2)});
-  expect("input [1, 5) of rank 1 is outside of its 4 elements", Reduce(Output(0), 0, 2, 4), {Input(0), Input(1, 1)});
+  expect("src is at a rank outside of the group", Reduce(Output(0), 0, 2, 4), {Input(0), Input(2)});
+  expect("input [1, 5) of rank 1 exceeds the buffer of 4 elements", Reduce(Output(0), 0, 2, 4),
+         {Input(0), Input(1, 1)});
   // One may add to what is there, but not beside it.
   expect("dst overlaps a source", Reduce(Scratch(0, 4), 0, 2, 3), {Input(0), Scratch(0, 3)});
   std::vector<Plan> plans = Group({{Copy(Output(0), Input(0), 4), Reduce(Output(0), 0, 2, 4)}, {Wait(0)}});

@@ -168,7 +168,7 @@ def test_faults_are_named():
     plans = group([step("zero", dst=(1, "scratch", 2), count=3)], [], [], scratch=4)
     assert plan.validate(plans, BROADCAST) == "rank 0, step 0 (zero): dst is at the wrong rank"
     plans = group([step("zero", dst=(0, "scratch", 2), count=3)], [], [], scratch=4)
-    fault = "rank 0, step 0 (zero): scratch [2, 5) of rank 0 is outside of its 4 elements"
+    fault = "rank 0, step 0 (zero): scratch [2, 5) of rank 0 exceeds the buffer of 4 elements"
     assert plan.validate(plans, BROADCAST) == fault
     assert plan.validate(plans[:2], BROADCAST) == "got 2 plans for 3 ranks"
 
