@@ -12,7 +12,7 @@ MUTANTS = [
     Mutant(
         "a signal covers what follows it",
         VALIDATE,
-        "++clock[Index(rank)];  // what follows is not covered by the signal",
+        "++clock[Index(rank)];  // the signal does not cover later steps",
         "",
         TESTS,
     ),
