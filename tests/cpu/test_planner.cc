@@ -1,4 +1,4 @@
-// From the attributes of a call site and the sizes of its buffers to a plan: against definitions by rows and columns.
+// Programs made from attributes and buffer sizes, against definitions by rows and columns.
 #include <string>
 #include <vector>
 
@@ -73,7 +73,7 @@ TEST_CASE("columns of all ranks side by side") {
   }
 }
 
-TEST_CASE("sums of the own columns, largest and smallest") {
+TEST_CASE("sums, maxima and minima of each rank's columns") {
   constexpr int64_t kOwn = kColumns / kRanks;
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
     CallSpec spec = SpecOf(Collective::kReduceScatter);
@@ -92,8 +92,8 @@ TEST_CASE("sums of the own columns, largest and smallest") {
   }
 }
 
-// Ranks that run in turns, each with scratch of its own.
-TEST_CASE("sums by every algorithm that fits one process") {
+// One thread runs all ranks in turns. Each rank has its own scratch.
+TEST_CASE("sums by every algorithm that one process supports") {
   for (const int64_t ranks_per_node : {4, 2}) {
     int num_algorithms = 0;
     for (const Algorithm& algorithm : Algorithms(Collective::kAllReduce)) {
@@ -101,7 +101,7 @@ TEST_CASE("sums by every algorithm that fits one process") {
       spec.ranks_per_node = ranks_per_node;
       spec.algorithm = algorithm.name;
       const Run run = Call(spec, kRows * kColumns);
-      if (!run.errors.empty()) continue;  // it needs other machines
+      if (!run.errors.empty()) continue;  // the algorithm needs several nodes or GPUs
       ++num_algorithms;
       for (int64_t r = 0; r < kRanks; ++r) {
         for (int64_t i = 0; i < kRows * kColumns; ++i) {
@@ -141,7 +141,7 @@ TEST_CASE("columns become rows") {
   }
 }
 
-TEST_CASE("one rank's rows for all, and rows that move") {
+TEST_CASE("broadcast and permute of rows") {
   CallSpec spec = SpecOf(Collective::kBroadcast);
   spec.root = 2;
   auto out = CallWell(spec, kRows * kColumns);
@@ -155,7 +155,7 @@ TEST_CASE("one rank's rows for all, and rows that move") {
   }
 }
 
-TEST_CASE("calls that can't be are told why") {
+TEST_CASE("invalid calls get an error with the reason") {
   const auto error_of = [](const CallSpec& spec, int64_t output_count, DType dtype = DType::kS32) {
     const Run run = Call(spec, output_count, dtype);
     CHECK(run.errors.size() == kRanks);
@@ -167,7 +167,7 @@ TEST_CASE("calls that can't be are told why") {
         prefix + "buffers of 48 and 7 elements do not match a group of 4 ranks");
   CHECK(error_of(SpecOf(Collective::kReduceScatter), 13) ==
         prefix + "buffers of 48 and 13 elements do not match a group of 4 ranks");
-  for (const int64_t run : {5, 24}) {  // no divisor of the block of 12, and more than the block
+  for (const int64_t run : {5, 24}) {  // not a divisor of the block of 12; larger than the block
     CallSpec blocked = SpecOf(Collective::kAllToAll);
     blocked.input_run = run;
     const std::string why = prefix + "blocks of 12 elements cannot be split into runs of " + std::to_string(run);
@@ -200,8 +200,8 @@ TEST_CASE("calls that can't be are told why") {
   CHECK(counter.WaitFor(1) && counter.errors()[0] == prefix + "rank 4 is not in any group");
 }
 
-// Ranks that share a processor take turns. In one process and on one node, all of a group share; between nodes, those
-// of a node.
+// Ranks that share a processor take turns. In one process and on one node, all ranks of a group share the processors;
+// between nodes, the ranks of each node.
 TEST_CASE("the machine of a group") {
   CostParams cost_params;
   for (int scope = 0; scope < kNumScopes; ++scope) cost_params.machines[scope].launch_s = scope + 1;
@@ -217,7 +217,7 @@ TEST_CASE("the machine of a group") {
   CHECK(per_processor(Scope::kNode, 16, 8) == 4);
   CHECK(per_processor(Scope::kNetwork, 16, 8) == 2);
   CHECK(per_processor(Scope::kNetwork, 16, 6) == 1.5);
-  CHECK(per_processor(Scope::kProcess, 2, 2) == 1);  // never less: idle processors don't help
+  CHECK(per_processor(Scope::kProcess, 2, 2) == 1);  // never less, because idle processors do not help
 }
 
 }  // namespace
