@@ -1,5 +1,5 @@
-"""Every algorithm is proved correct for every small geometry. Validate's own rules: test_validate.cc and
-test_interleavings.cc."""
+"""Validate accepts every algorithm for every small geometry. test_validate.cc and test_interleavings.cc test Validate
+itself."""
 
 import itertools
 import random
@@ -38,7 +38,7 @@ def expected_support(collective, algorithm, nodes, locals_, addressable):
 
 
 def permutations(num_ranks, rng):
-    """Shift, identity, all zeros, one source for everybody, and random partial permutations."""
+    """Shift, identity, all zeros, one source for all ranks, and random partial permutations."""
     ranks = list(range(num_ranks))
     yield ranks[1:] + ranks[:1]
     yield ranks
@@ -63,7 +63,7 @@ def variants(collective, num_ranks, rng):
 def test_every_plan_is_correct(collective, algorithm, sizes):
     rng = random.Random(0)
     geometries = [geometry for size in sizes for geometry in GEOMETRIES[size]]
-    pulls = (False, True) if algorithm in ("direct", "hierarchical") else (False,)  # the others don't heed it
+    pulls = (False, True) if algorithm in ("direct", "hierarchical") else (False,)  # the others ignore it
     for (nodes, locals_), addressable, pull in itertools.product(geometries, (True, False), pulls):
         for variant in variants(collective, nodes * locals_, rng):
             for block, chunk in SIZES:
