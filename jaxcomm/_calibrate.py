@@ -48,7 +48,7 @@ class Cell:
       algorithm: name of its plan.
       bytes: operand of one rank.
       measured_s: median time of one op in a chain inside jit.
-      predicted_s: by the cost model with the new parameters.
+      predicted_s: time predicted with the new parameters.
     """
 
     scope: str
@@ -66,11 +66,11 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What calibrate() has found. ``str()`` gives a table.
+    """The result of calibrate(). ``str()`` returns a table.
 
     Attributes:
-      cells: all that was measured.
-      path: file that later runs of this machine read; None if nothing was kept.
+      cells: all measurements.
+      path: file that later programs on this machine read; None if nothing was saved.
     """
 
     cells: tuple[Cell, ...]
@@ -278,21 +278,22 @@ def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[C
 def calibrate(keep: bool = True) -> Calibration:
     """Measures the collectives of this machine and fits the cost model to them. With several processes, all call it.
 
-    Takes some ten seconds per scope (one process, several of a node, several nodes) that the program has. What is
-    compiled afterwards uses the new parameters, and so does what later programs on this machine compile, if they
-    are kept: the first process of each node writes them, and of all files that a program's processes find, the one of
-    the process that needs it first counts for all.
+    Takes about ten seconds for each scope of the program: one process, several processes of a node, several nodes.
+    Programs that are compiled afterwards use the new parameters. If the parameters are saved, later programs on this
+    machine use them too. The first process of each node writes them. A program of several processes uses the file of
+    the process that needs the parameters first.
 
     Args:
-      keep: writes them to JAXCOMM_CALIBRATION, or to jaxcomm/calibration-<host>.json in the user's cache folder.
+      keep: saves the parameters to JAXCOMM_CALIBRATION, or to jaxcomm/calibration-<host>.json in the user's cache
+        folder.
 
     Returns:
-      What was measured, beside what is now predicted; print it.
+      The measurements beside the predictions; print it.
 
     Raises:
       OSError: the file can't be written.
-      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S, or one that measures has failed: those that wait
-        for it learn so after ten minutes.
+      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S, or a measuring process failed. The others notice
+        such a failure after ten minutes.
     """
     _cost_params.load()
     number = next(_numbers)

@@ -34,38 +34,41 @@ def _native(op: str) -> str:
 
 
 def algorithms(op: str) -> tuple[str, ...]:
-    """Names of plans that the keyword ``algorithm`` of an op takes, in order of preference; "xla" comes on top.
+    """Lists the algorithms of an op, in order of preference. Every op also accepts "xla", which is not a plan.
 
-    Not every algorithm fits every group: recursive halving wants a power of two of ranks, a hierarchical plan several
-    nodes of several ranks.
+    Not every algorithm fits every group: recursive halving needs a power of two of ranks, a hierarchical plan needs
+    several nodes of several ranks.
+
+    Args:
+      op: public name, such as "all_to_all" or "psum".
 
     Raises:
-      ValueError: no such op.
+      ValueError: unknown op.
     """
     return tuple(name for name, _ in plan.algorithms(_native(op)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """One choice of the selection table. ``str()`` gives a text for people, ``steps_text`` the plan itself.
+    """The result of explain(). ``str()`` returns a summary, ``steps_text`` the plan itself.
 
     Attributes:
       op: public name.
-      algorithm: name of the plan chosen.
-      reason: why.
-      source: where the algorithm comes from.
-      num_nodes, ranks_per_node: the group, as the planner sees it.
-      input_bytes, output_bytes: buffers of one rank.
-      steps: of the rank that takes longest; on a GPU, of each of its thread blocks.
-      scratch_bytes: of each rank.
-      messages, bytes, signals: initiated by the rank that takes longest, by link class ("self", "node", "network"). On
-        GPUs "node" is NVLink; bytes of LL messages are twice those of the data.
-      predicted_time_s: by the cost model of docs/algorithms.md.
+      algorithm: name of the selected plan.
+      reason: why the selection chose it.
+      source: origin of the algorithm.
+      num_nodes, ranks_per_node: shape of the group, as the planner sees it.
+      input_bytes, output_bytes: sizes of the buffers of one rank.
+      steps: number of steps of the slowest rank; on a GPU, of each of its thread blocks.
+      scratch_bytes: scratch memory of each rank.
+      messages, bytes, signals: traffic of the slowest rank, by link ("self", "node", "network"). On GPUs "node" is
+        NVLink; LL messages count twice the bytes of their data.
+      predicted_time_s: time by the cost model of docs/internals/cost-model.md.
       platform: "cpu" or "cuda".
-      protocol: "steps", or on GPUs "ll" or "ll_two_shot": one exchange of LL messages, or two.
-      sms: multiprocessors of a GPU that the call keeps busy, a thread block each; 0 on CPUs.
-      links, launch_s, sync_overhead_s: the parameters of the prediction. launch_s: of a call; sync_overhead_s: of what
-        all ranks do together before and after a plan.
+      protocol: "steps", or on GPUs "ll" or "ll_two_shot" for one or two exchanges of LL messages.
+      sms: multiprocessors of a GPU that the call uses, one thread block each; 0 on CPUs.
+      links, launch_s, sync_overhead_s: parameters of the prediction. launch_s: overhead of a call.
+        sync_overhead_s: time that all ranks spend on synchronization before and after a plan.
     """
 
     op: str
@@ -91,7 +94,7 @@ class Explanation:
     _request: Any = dataclasses.field(repr=False, compare=False)
 
     def steps_text(self, rank: int = 0) -> str:
-        """The plan of one rank, a step a line: buffers by rank, offsets and counts in elements."""
+        """Returns the plan of one rank, one step per line: buffers by rank, offsets and counts in elements."""
         return str(plan.build(self._request, self.algorithm)[rank])
 
     def __str__(self) -> str:
@@ -117,7 +120,7 @@ class Explanation:
             f"on GPUs   {'walk of the plan' if self.protocol == 'steps' else 'LL messages'}, {self.sms} SM(s)",
             f"  launch {self.launch_s * 1e6:.3f} us, synchronization {self.sync_overhead_s * 1e6:.3f} us",
             *(f"  {link}" for link in self.links),
-            "  Not measured with jaxcomm: numbers of others, ceilings and guesses (docs/algorithms.md), or given.",
+            "  Not measured with jaxcomm: published values, ceilings, guesses (docs/internals/cost-model.md) or given.",
         ]
 
 
@@ -156,10 +159,10 @@ def explain(
     launch_s: float | None = None,
     sync_overhead_s: float | None = None,
 ) -> Explanation:
-    """Tells which plan an op would run, why, and what it should cost.
+    """Shows which plan an op would run, why, and its predicted time. Runs nothing.
 
-    The plan is the one that a program would choose. `links`, `launch_s` and `sync_overhead_s` change the prediction
-    only. Ask for another plan by `algorithm`.
+    `links`, `launch_s` and `sync_overhead_s` change the prediction only. The plan is the one that a program would
+    choose without them. `algorithm` selects another plan.
 
     Args:
       op: public name, such as "all_to_all" or "psum".
@@ -170,20 +173,20 @@ def explain(
       perm: as in ppermute; None means a shift by one.
       scope: how CPU devices reach each other: "process" (devices of one process, the default), "node" (of several
         processes on a node) or "network" (of several nodes).
-      ranks_per_node: of the group; by default the innermost of several axes is a node. On GPUs a node is what NVLink
-        connects.
-      platform: "cpu", or "cuda" for NVIDIA GPUs; none need be there.
+      ranks_per_node: of the group; by default the innermost of several axes is a node. On GPUs, a node is an NVLink
+        domain.
+      platform: "cpu", or "cuda" for NVIDIA GPUs. No GPU is needed.
       max_sms: as in the op.
-      gin: on GPUs of several nodes, kernels put over the network themselves, as they do where NCCL has GIN; if not,
-        messages go in rounds of NCCL's sends and receives.
-      links: parameters to use instead of those of the same names, as `Explanation.links` has them.
-      launch_s, sync_overhead_s: the same for these.
+      gin: on GPUs of several nodes, whether kernels use GIN. If False, messages travel in rounds of NCCL's send and
+        receive.
+      links: parameters that replace those of the same names, in the form of `Explanation.links`.
+      launch_s, sync_overhead_s: the same for these parameters.
 
     Returns:
-      An Explanation; print it, or read its fields.
+      An Explanation; print it, or read its attributes.
 
     Raises:
-      ValueError: unknown op, algorithm, scope, platform or link, or sizes that don't fit.
+      ValueError: unknown op, algorithm, scope, platform or link, or sizes that do not fit.
       RuntimeError: with several processes, the coordination service does not answer.
     """
     native = _native(op)

@@ -1,6 +1,6 @@
 """What launchers put into the environment of a process: its number, how many there are, the coordinator, its GPUs.
 
-The variables are those of docs/clusters.md. A launcher's own variables come first, JAX's variables override them.
+The variables are those of docs/guide/clusters.md. A launcher's own variables come first, JAX's variables override them.
 """
 
 import dataclasses

@@ -20,9 +20,9 @@ class Link:
     Attributes:
       name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes); on GPUs also "ll"
         (LL messages to peers of the node).
-      overhead_s: that the sender is busy with a step or a signal, beside its bytes.
-      latency_s: until it arrives, while the sender goes on.
-      bytes_per_s: of one rank while all work; of the link that the ranks of a node share, for "network".
+      overhead_s: time of the sender for a step or a signal, without its bytes.
+      latency_s: time until the data arrives, while the sender continues.
+      bytes_per_s: bandwidth of one rank while all ranks work; for "network", of the link that a node shares.
     """
 
     name: str
@@ -39,15 +39,15 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """What the devices of this program can reach.
+    """The result of topology(). ``str()`` returns a summary.
 
     Attributes:
       nodes: processes of each node; they share memory.
-      ranks: devices of each node.
-      processors: processors that this process may use.
-      links: link classes with the parameters that predictions use.
-      calibrated: whether calibrate() has found these parameters, on this machine or on that of another process of the
-        program; if not, they are constants.
+      ranks: number of devices of each node.
+      processors: number of processors that this process may use.
+      links: links with the parameters that predictions use.
+      calibrated: whether calibrate() has measured these parameters, on this machine or on that of another process of
+        the program. If not, they are constants.
     """
 
     nodes: tuple[tuple[int, ...], ...]
@@ -76,7 +76,7 @@ def links_of(machine: Any) -> tuple[Link, ...]:
 def topology() -> Topology:
     """Describes the CPU devices of this program. With several processes, all must call it.
 
-    The parameters of the links are those that the selection table works with for a group of all devices.
+    The parameters of the links are those that the selection uses for a group of all devices.
 
     Raises:
       RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S.

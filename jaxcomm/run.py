@@ -1,7 +1,7 @@
 """Starts a script in several processes on this machine, for development and tests: python -m jaxcomm.run --help.
 
 Nothing here knows the collectives, and nothing runs in the ranks but the script: what they need to find each other is
-in their environment. docs/clusters.md has the launchers for several machines.
+in their environment. docs/guide/clusters.md has the launchers for several machines.
 """
 
 import argparse

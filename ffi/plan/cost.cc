@@ -1,4 +1,4 @@
-// The cost model. docs/algorithms.md, "Cost", describes it.
+// The cost model. docs/internals/cost-model.md describes it.
 #include "cost.h"
 
 #include <algorithm>

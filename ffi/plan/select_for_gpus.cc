@@ -52,7 +52,7 @@ int32_t NumLlChannels(int64_t message_bytes, int32_t max_channels) {
   return static_cast<int32_t>(std::clamp<int64_t>(enough, 1, std::min(max_channels, kLlChannels)));
 }
 
-// Not measured with jaxcomm. docs/algorithms.md, "GPUs", gives the sources of these numbers.
+// Not measured with jaxcomm. docs/internals/cost-model.md, "GPUs", gives the sources of these numbers.
 Machine GpuMachine(InterNode inter_node) {
   Machine machine;
   machine.launch_s = 2.2e-6;

@@ -164,7 +164,7 @@ void ReceiveQueue::WarnOfRejected() {
   std::fprintf(
       stderr,
       "jaxcomm: process %d has dropped %llu message(s) that do not belong to this job, the first %lld s ago: another "
-      "program uses its port, see docs/processes.md\n",
+      "program uses its port, see docs/guide/security.md\n",
       process_, static_cast<unsigned long long>(warned_), static_cast<long long>(seconds));
 }
 

@@ -47,7 +47,7 @@ def all_to_all(
       jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
 
     Cost: direct, (n - 1) * block bytes sent per rank in n - 1 messages; hierarchical, n / L - 1 messages of L blocks
-    between nodes of L ranks. See docs/algorithms.md.
+    between nodes of L ranks. See docs/reference/algorithms.md.
     """
     op = "all_to_all"
     call = make_call(op, op, _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)

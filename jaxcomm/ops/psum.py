@@ -25,7 +25,7 @@ def psum(
 ) -> PyTree:
     """Sums x over the ranks of a group; every rank gets the sum, with the same bits everywhere and in every run.
 
-    ``algorithm="multimem"``, for GPUs with NVLink SHARP, does not promise those of another run.
+    With ``algorithm="multimem"``, for GPUs with NVLink SHARP, the bits may differ between executions.
 
     Args:
       x: pytree of arrays of the same shape and dtype on every rank. Booleans are counted as int32. A leaf that is known
@@ -47,7 +47,7 @@ def psum(
       TypeError: a tracer where a static value is needed, or an unsupported element type.
       jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
 
-    Cost: 2 (n - 1) / n * bytes moved per rank where bandwidth counts; see docs/algorithms.md for the small sizes.
+    Cost: 2 (n - 1) / n * bytes moved per rank for large arrays; see docs/reference/algorithms.md for small ones.
     Source: Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1; Patarasuk and Yuan, JPDC 69(2), 2009.
     """
     return _all_reduce("psum", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm, max_sms)
