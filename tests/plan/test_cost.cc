@@ -174,7 +174,7 @@ TEST_CASE("ranks that share a processor take turns, but wait at the same time") 
     const double message_s = 3e-6 + 4000 / 2e9;
     CheckTime("direct", CostOf("direct", Ask(Collective::kAllToAll, 1, 8, 1000), 4, machine).time_s,
               0.375 + sharing * 7 * message_s);
-    // Of 8 ranks 7 wait while one works: its time, until their work together is longer.
+    // 7 of 8 ranks wait while one works. The time is that of this rank until the work of all ranks takes longer.
     CheckTime("broadcast", CostOf("direct", Ask(Collective::kBroadcast, 1, 8, 1000), 4, machine).time_s,
               0.375 + std::max(1.0, sharing / 8) * 7 * message_s);
     CheckTime("dissemination", CostOf("dissemination", Ask(Collective::kBarrier, 1, 8, 0), 4, machine).time_s,
@@ -268,7 +268,7 @@ TEST_CASE("groups too large to simulate take as long as their samples and their 
   const Cost cost = CostOf("direct", request, 4, machine);
   CHECK(cost.rank == 9000);
   CheckTime("permute", cost.time_s, 40 * (7e-6 + 4000 / 5e8) + 2e-5);
-  // What stays in a node doesn't count.
+  // Messages within a node do not count.
   request = AskApart(Collective::kPermute, 10, 1000, 1000);
   for (int32_t rank = 0; rank < 10000; ++rank) request.source_of[static_cast<size_t>(rank)] = rank < 900 ? 42 : rank;
   for (int32_t rank = 3000; rank < 3020; ++rank) request.source_of[static_cast<size_t>(rank)] = 7000;

@@ -242,7 +242,7 @@ TEST_CASE("sums must have the same order on all ranks") {
   plans[0].sources = plans[1].sources = {Input(0), Input(1), Input(2)};
   plans[2].sources = {Input(0), Input(1), Scratch(2), Input(2)};
   Expect("ranks 0 and 2 add in different orders", plans, request);
-  // Of a part of the block only.
+  // Only for a part of the block.
   plans = Build("one_shot", request);
   plans[1].steps = {Reduce(Output(1), 0, 3, 1), Reduce(Output(1, 1), 3, 3, 3)};
   plans[1].sources = {Input(0), Input(1), Input(2), Input(0, 1), Input(1, 1), Input(2, 1)};

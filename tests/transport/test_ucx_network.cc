@@ -190,7 +190,7 @@ void CheckKilledPeer(TestProcess::Place place, int64_t delivered_before) {
   self.Send(1, 0, kSends, 0);
   CHECK(self.WaitSent(kSends + 1));
   waitpid(victim, nullptr, 0);
-  std::printf("told after %.0f ms (%s), %d of %d sends failed\n", lost_s * 1e3, self.why_lost(1).c_str(),
+  std::printf("lost after %.0f ms (%s), %d of %d sends failed\n", lost_s * 1e3, self.why_lost(1).c_str(),
               static_cast<int>(self.unsent()), kSends + 1);
 }
 
@@ -221,7 +221,7 @@ TEST_CASE("a silent peer is killed") {
   const auto start = Clock::now();
   CHECK(self.WaitLost(1));
   waitpid(victim, nullptr, 0);
-  std::printf("told after %.0f ms (%s)\n", Seconds(start) * 1e3, self.why_lost(1).c_str());
+  std::printf("lost after %.0f ms (%s)\n", Seconds(start) * 1e3, self.why_lost(1).c_str());
 }
 
 struct Listener {
