@@ -61,7 +61,7 @@ void RaiseIfError(const Status& status) {
 }
 
 void BindNetwork(nb::module_& m) {
-  m.def("has_rdma", &HasRdma, "Whether this host has devices of InfiniBand or RoCE.");
+  m.def("has_rdma", &HasRdma, "Whether this host has InfiniBand or RoCE devices.");
   m.def(
       "start_network",
       [](const std::string& library, const std::string& fallback_library, const std::string& devices,
@@ -89,10 +89,10 @@ Scope ScopeOf(const std::string& name) {
   for (int i = 0; i < kNumScopes; ++i) {
     if (name == kNames[i]) return static_cast<Scope>(i);
   }
-  throw nb::value_error("scope must be process, node or network");
+  throw nb::value_error(("scope must be process, node or network, got \"" + name + "\"").c_str());
 }
 
-void BindFigures(nb::module_& m) {
+void BindCostParams(nb::module_& m) {
   m.def(
       "set_cost_params",
       [](const std::string& scope, const Machine& machine) {
@@ -100,7 +100,7 @@ void BindFigures(nb::module_& m) {
         cost_params.machines[static_cast<size_t>(ScopeOf(scope))] = machine;
         CostParams::Set(cost_params);
       },
-      nb::arg("scope"), nb::arg("machine"), "For all programs made from now on.");
+      nb::arg("scope"), nb::arg("machine"), "Sets the machine model of a scope for all programs made from now on.");
 }
 
 }  // namespace
@@ -112,7 +112,7 @@ NB_MODULE(_core, m) {
   m.def(
       "start_completion_pool", [](int64_t num_devices) { CompletionPool::Get().EnsureThreads(num_devices); },
       nb::arg("num_devices"), "Starts at least one completion thread per local device.");
-  m.def("end_program", &Rendezvous::EndProgram, "Tells that all call sites of a program have been made.");
+  m.def("end_program", &Rendezvous::EndProgram, "Marks the end of a program: all its call sites have been made.");
   m.def(
       "start_process",
       [](int32_t index, const std::string& node, bool single_copy) {
@@ -129,7 +129,7 @@ NB_MODULE(_core, m) {
         return record;
       },
       nb::arg("index"), nb::arg("node"), nb::arg("single_copy"),
-      "Lets other processes of this host reach this one. Returns what connect_process needs there.");
+      "Makes this process reachable for other processes of its host. Returns their arguments of connect_process.");
   m.def(
       "connect_process",
       [](int32_t index, const std::string& node, int32_t pid, int32_t control_segment_fd, std::array<uint64_t, 2> token,
@@ -139,7 +139,7 @@ NB_MODULE(_core, m) {
       },
       nb::arg("index"), nb::arg("node"), nb::arg("pid"), nb::arg("control_segment_fd"), nb::arg("token"),
       nb::arg("token_address"), nb::arg("single_copy"), nb::arg("num_processors"),
-      "Makes another process known, and connects to it if it is of this node.");
+      "Registers another process, and connects to it if it is on the same node.");
   BindNetwork(m);
   m.def(
       "start_relay",
@@ -148,43 +148,44 @@ NB_MODULE(_core, m) {
         RaiseIfError(name.status());
         return *std::move(name);
       },
-      nb::arg("host"), nb::arg("port"), "Relays to a server; returns the name of the abstract socket to connect to.");
+      nb::arg("host"), nb::arg("port"),
+      "Starts a relay to a server. Returns the name of the abstract socket to connect to.");
   m.def("relay_has_lost_server", &RelayHasLostServer,
-        "Whether the server of start_relay() had been there and has gone.");
+        "Whether the connection of start_relay() to its server was lost after it had been established.");
   m.def(
       "set_wait_limits", [](double timeout_s, double warn_s) { Rendezvous::SetLimits({timeout_s, warn_s}); },
       nb::arg("timeout_s"), nb::arg("warn_s"),
-      "Bounds every wait for a late rank; a line on standard error comes before.");
+      "Sets the limits of every wait for a late rank: a warning on standard error, then an error.");
   nb::module_ plan = m.def_submodule("plan", "Plans: build, validate, cost, select.");
   BindPlan(plan);
-  BindFigures(m);
+  BindCostParams(m);
   plan.def(
       "machine_of",
       [](const std::string& scope, int64_t num_ranks, int64_t ranks_per_node) {
         return MachineOf(CostParams::Current(), {ScopeOf(scope), NumProcessors()}, num_ranks, ranks_per_node);
       },
       nb::arg("scope"), nb::arg("num_ranks"), nb::arg("ranks_per_node") = 1,
-      "A group as the cost model sees it. scope: process, node or network.");
-  nb::class_<Selection>(plan, "Selection", "What a call on GPUs runs.")
+      "The machine model of a group. scope: process, node or network.");
+  nb::class_<Selection>(plan, "Selection", "The algorithm and the channels of a call on GPUs.")
       .def_ro("choice", &Selection::choice)
       .def_ro("num_channels", &Selection::num_channels);
   const auto inter_node = [](bool gin) { return gin ? InterNode::kGin : InterNode::kSendRecv; };
   plan.def(
       "gpu_machine", [=](bool gin) { return GpuMachine(inter_node(gin)); }, nb::arg("gin"),
-      "A GPU as the cost model sees it.");
+      "The machine model of a GPU.");
   plan.def(
       "select_for_gpus",
       [=](const Request& request, const std::string& algorithm, int64_t item_bytes, int32_t max_channels, bool gin) {
         return SelectForGpus(request, algorithm, item_bytes, max_channels, inter_node(gin));
       },
       nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"), nb::arg("max_channels"), nb::arg("gin"),
-      "As select, with the channels that a GPU walks.");
+      "Selects an algorithm and the number of channels of a call on GPUs.");
   plan.def(
       "cost_on_gpus",
       [=](const Request& request, const Selection& selection, int64_t item_bytes, std::optional<Machine> gpu,
           bool gin) { return CostOnGpus(request, selection, item_bytes, gpu, inter_node(gin)); },
       nb::arg("request"), nb::arg("selection"), nb::arg("item_bytes"), nb::arg("gpu") = nb::none(),
-      nb::arg("gin") = true, "Cost of what has been selected, of all channels of a GPU.");
+      nb::arg("gin") = true, "The cost of a selection, with all channels of a GPU.");
 }
 
 }  // namespace jaxcomm

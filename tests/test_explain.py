@@ -32,7 +32,7 @@ def test_every_op_and_algorithm_is_explained(op):
                 assert algorithm in str(error) and "needs" in str(error)
             else:
                 assert asked.algorithm == algorithm
-                stepwise = "; no LL protocol here, step by step" if algorithm.startswith("ll") else ""
+                stepwise = "; runs step by step, because LL is not available here" if algorithm.startswith("ll") else ""
                 assert asked.reason == "asked for" + stepwise
 
 

@@ -7,7 +7,7 @@
 namespace jaxcomm {
 namespace {
 
-// Fills in the fields of `spec` from `attributes`. `error` is the first one.
+// Fills in fields of `spec` from `attributes`. `error` is the first error.
 struct FieldDecoder {
   const ffi::Dictionary& attributes;
   const CallSpec& spec;
@@ -39,7 +39,7 @@ struct FieldDecoder {
 
   void Missing(const char* name, const char* type) const {
     if (!error.success()) return;
-    error = ffi::Error::InvalidArgument(spec.Where() + ": attribute " + name + " is missing or no " + type);
+    error = ffi::Error::InvalidArgument(spec.Where() + ": attribute " + name + " is missing or not of type " + type);
   }
 };
 
@@ -83,7 +83,9 @@ ffi::ErrorOr<CallSpec> DecodeCall(Collective collective, const ffi::Dictionary& 
   CallSpec spec;
   spec.collective = collective;
   const auto call = attributes.get<ffi::Dictionary>("call");
-  if (!call) return ffi::Unexpected(ffi::Error::InvalidArgument("jaxcomm: attribute call is missing or no dictionary"));
+  if (!call) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument("jaxcomm: attribute call is missing or not of type dictionary"));
+  }
   ffi::Error error;
   VisitCallAttributes(spec, FieldDecoder{*call, spec, error});
   if (error.success()) VisitOtherAttributes(spec, FieldDecoder{attributes, spec, error});

@@ -1,5 +1,5 @@
-// Decodes custom calls, for all back ends: attributes to a CallSpec, XLA's element types to ours. Nothing else in
-// common/ includes XLA.
+// Decodes custom calls for all back ends: attributes to a CallSpec, XLA's element types to DType. The only header in
+// common/ that includes XLA.
 #pragma once
 
 #include <optional>
@@ -12,10 +12,10 @@ namespace jaxcomm {
 
 namespace ffi = ::xla::ffi;
 
-// The attributes that call_spec.h lists. All must be there but `processes`.
+// Decodes the attributes that call_spec.h lists. All but `processes` are required.
 ffi::ErrorOr<CallSpec> DecodeCall(Collective collective, const ffi::Dictionary& attributes);
 
-// Types of less than a byte arrive converted (jaxcomm/_lowering.py).
+// None if the type is not supported. The lowering has converted types of less than a byte (jaxcomm/_lowering.py).
 std::optional<DType> FromFfi(ffi::DataType type);
 
 }  // namespace jaxcomm

@@ -1,4 +1,4 @@
-// A call of a collective, as its attributes describe it. The same for all back ends.
+// The description of a call, decoded from its attributes. The same for all back ends.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,14 @@ namespace jaxcomm {
 struct CallSpec {
   Collective collective = Collective::kBarrier;
   std::string op;         // public name, for messages
-  std::string site;       // where the user called it, for messages
-  std::string algorithm;  // empty: choose
+  std::string site;       // the user's file and line, for messages
+  std::string algorithm;  // empty: select one
   int64_t group_size = 1;
-  int64_t ranks_per_node = 1;      // as declared; CUDA finds its own nodes
-  int64_t max_sms = 0;             // of a GPU, each for a channel; 0: as many as there are
+  int64_t ranks_per_node = 1;      // as declared; CUDA determines its own nodes
+  int64_t max_sms = 0;             // limit on channels, one per SM of a GPU; 0: no limit
   std::vector<int64_t> groups;     // logical device ids, group after group
-  std::vector<int32_t> processes;  // of these devices; empty: all are of this process
-  int64_t input_run = 0;           // length of a run of a blocked input, in elements (cpu/copy.h); 0: block after block
+  std::vector<int32_t> processes;  // of these devices; empty: all belong to this process
+  int64_t input_run = 0;           // elements of a run of a blocked input (cpu/copy.h); 0: each block is contiguous
   int64_t output_run = 0;
   ReduceOp reduce_op = ReduceOp::kSum;
   int32_t root = 0;                // broadcast: position in the group
@@ -30,10 +30,10 @@ struct CallSpec {
   std::string Where() const { return "jaxcomm: " + op + " at " + site; }
 };
 
-// The attributes of a custom call, in one list for all that decodes or hashes them. `visit(name, field)` takes the
+// The attributes of a custom call, listed once for decoding and for hashing. Both functions call visit(name, field) for
 // fields of a CallSpec whose collective is set.
 //
-// The dictionary `call`.
+// Attributes in the dictionary `call`.
 template <typename Spec, typename Visit>
 void VisitCallAttributes(Spec& spec, const Visit& visit) {
   visit("op", spec.op);
@@ -44,7 +44,7 @@ void VisitCallAttributes(Spec& spec, const Visit& visit) {
   visit("max_sms", spec.max_sms);
 }
 
-// Beside it: arrays, which JAX takes at the top level only, and attributes of one collective or another.
+// Attributes at the top level: arrays, which JAX does not accept in a dictionary, and attributes of some collectives.
 template <typename Spec, typename Visit>
 void VisitOtherAttributes(Spec& spec, const Visit& visit) {
   visit("groups", spec.groups);
@@ -75,7 +75,7 @@ void VisitOtherAttributes(Spec& spec, const Visit& visit) {
   }
 }
 
-// The same in all processes for the same call, and different for calls with different attributes.
+// A hash of all attributes, equal in all processes.
 uint64_t HashAttributes(const CallSpec& spec);
 
 }  // namespace jaxcomm

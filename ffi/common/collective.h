@@ -11,7 +11,7 @@ enum class Collective : uint8_t {
 #undef JAXCOMM_COLLECTIVE
 };
 
-// The word of collectives.def.
+// The name in collectives.def.
 constexpr const char* Name(Collective collective) {
   switch (collective) {
 #define JAXCOMM_COLLECTIVE(enumerator, name, ...) \

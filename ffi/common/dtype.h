@@ -1,4 +1,4 @@
-// Element types, as the executors need them: a size, and the types that can be reduced.
+// Element types: their sizes, their names, and which reductions they support.
 #pragma once
 
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace jaxcomm {
 
-// Numbers are private to this library; ffi/handlers translates XLA's.
+// The values are internal to jaxcomm. FromFfi (attributes.h) converts XLA's types.
 enum class DType : uint8_t {
   kBool,
   kS8,
@@ -56,7 +56,7 @@ constexpr int64_t ItemBytes(DType dtype) {
   }
 }
 
-// As NumPy and ml_dtypes say, for messages.
+// The name in NumPy or ml_dtypes, for messages.
 constexpr const char* Name(DType dtype) {
   constexpr const char* kNames[] = {
       "bool",

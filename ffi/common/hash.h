@@ -1,4 +1,4 @@
-// A hash that all processes compute alike, on any machine.
+// A hash that has the same value in all processes, on any machine.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // The result of a function that can fail: Status, or StatusOr<T> where it returns a value.
 //
-// The names and their meaning are those of absl and XLA, whose code surrounds ours. Abseil itself is not used: the plan
-// layer depends on the standard library only, and the FFI boundary has types of its own (ffi::Error).
+// Names and meanings are those of Abseil and XLA. Abseil itself is not used: the plan layer depends on the standard
+// library only, and the FFI boundary has its own types (ffi::Error).
 #pragma once
 
 #include <cstdint>
@@ -13,9 +13,9 @@ namespace jaxcomm {
 
 enum class StatusCode : uint8_t {
   kOk,
-  kInvalidArgument,   // the caller or another rank asked for something that is not possible
+  kInvalidArgument,   // the arguments of this rank or of another one are invalid
   kDeadlineExceeded,  // a peer is late, dead or unreachable
-  kUnavailable,       // the operating system or a library refused a resource
+  kUnavailable,       // the operating system or a library cannot provide a resource
 };
 
 class [[nodiscard]] Status {
@@ -25,7 +25,7 @@ class [[nodiscard]] Status {
 
   bool ok() const { return code_ == StatusCode::kOk; }
   StatusCode code() const { return code_; }
-  const std::string& message() const { return message_; }  // one sentence for people; empty on success
+  const std::string& message() const { return message_; }  // one sentence for the user; empty on success
 
  private:
   StatusCode code_ = StatusCode::kOk;
@@ -42,11 +42,11 @@ inline Status WithPrefix(const std::string& prefix, const Status& status) {
   return status.ok() ? status : Status(status.code(), prefix + status.message());
 }
 
-// A value, or the reason why there is none.
+// A value, or the error that prevented it.
 template <typename T>
 class [[nodiscard]] StatusOr {
  public:
-  StatusOr(T value) : value_(std::move(value)) {}          // implicit, so that functions return either kind
+  StatusOr(T value) : value_(std::move(value)) {}          // implicit, so that functions can return a T or a Status
   StatusOr(Status status) : status_(std::move(status)) {}  // must not be success
 
   bool ok() const { return value_.has_value(); }

@@ -23,7 +23,8 @@ void ActiveMessages::Register(uint64_t key, std::shared_ptr<MessageHandler> hand
     waiting = std::move(found->second);
     waiting_.erase(found);
   }
-  // While puts wait, nothing after them in their channel is delivered: events came before, so their order is kept.
+  // While a put waits, later messages of its channel are not delivered. So all events precede the puts, and running
+  // them first keeps the order.
   for (const WaitingEvent& waited : waiting.events) waited.event(*handler);
   for (const WaitingPut& put : waiting.puts) {
     network_->Accept(put.process, put.id, AssignDestination(put.process, put.id, put.header, put.bytes, handler));
@@ -69,7 +70,7 @@ void ActiveMessages::Unregister(uint64_t key) {
 
 void ActiveMessages::Send(int32_t process, const Header& header, std::unique_ptr<char[]> data, int64_t bytes) {
   const char* payload = data.get();
-  // Messages about a whole call must not wait behind payloads that the receiver may never ask for. Keys are odd.
+  // Messages about a whole call must not wait behind payloads that the receiver may never accept. Keys are odd.
   const bool aside = header.kind == Kind::kEntered || header.kind == Kind::kAborted;
   network_->Send(process, aside ? header.key ^ 1 : header.key, &header, sizeof(header), payload,
                  static_cast<size_t>(bytes), [owned = std::shared_ptr<char[]>(std::move(data))](bool) {});
@@ -141,7 +142,7 @@ void* ActiveMessages::TextDestination(const Message& message) {
   return destination.get();
 }
 
-// Nobody waits for the payload, nor shall what follows it in its channel: a large one is not even fetched.
+// Drops the message, so that later ones of its channel are delivered. A large payload is not fetched.
 void* ActiveMessages::Refuse(const Message& message) {
   network_->Accept(message.process, message.id, nullptr);
   return nullptr;
@@ -182,7 +183,7 @@ void ActiveMessages::FinishPut(const MessageId& id) {
   handler->OnPutDone();
 }
 
-// The process has aborted a call that this one has not entered yet. If this one enters it later, it gets that error.
+// `process` has aborted a call that this process has not entered. If this process enters it later, it gets the error.
 void ActiveMessages::DropWaiting(uint64_t key, int32_t process) {
   std::vector<WaitingPut> dropped;
   {
@@ -272,7 +273,7 @@ void ActiveMessages::OnPeerLost(int process, const std::string& why) {
     for (auto it = waiting_.begin(); it != waiting_.end();) {
       Waiting& waiting = it->second;
       waiting.entered.erase(process);
-      // Of no use: whoever enters the call learns of the loss.
+      // Not needed any more: a call that needs the lost process fails when it checks whether the process is reachable.
       const auto of_lost = [&](const auto& item) { return item.process == process; };
       waiting.puts.erase(std::remove_if(waiting.puts.begin(), waiting.puts.end(), of_lost), waiting.puts.end());
       waiting.events.erase(std::remove_if(waiting.events.begin(), waiting.events.end(), of_lost), waiting.events.end());

@@ -1,9 +1,9 @@
-// Active messages between the parts of a call on several nodes: its puts, its signals and its end travel as
-// messages of the network, each call on a channel of its own; what is said of the call as a whole, on another.
+// Active messages between the processes of a call on several nodes. Each call has a channel of its own for its puts,
+// its signals and its exit. Entry and abort of a call travel on a second channel.
 //
-// Messages may come before this process has entered the call. Then puts wait, small ones here and large ones with their
-// sender, and signals are counted, until the call registers. What comes for calls that it never enters is dropped once
-// the sender has aborted or is lost.
+// Messages may arrive before this process has entered the call. Until the call registers, puts wait (small ones here,
+// large ones at their sender) and signals are kept. Messages for a call that this process never enters are dropped once
+// their sender has aborted or is lost.
 #pragma once
 
 #include <cstdint>
@@ -23,19 +23,19 @@
 
 namespace jaxcomm {
 
-// Receives the active messages of one call. All but DestinationOf may be called by the network's thread.
+// Receives the active messages of one call, on the network's thread and on the thread that registers it.
 class MessageHandler {
  public:
   virtual ~MessageHandler() = default;
-  // For a payload from a process that brings this fingerprint. Null: it is not wanted. Otherwise OnPutDone follows,
-  // when nothing writes there any more.
+  // Where to write a payload from a process with this fingerprint. Null: drop it. Otherwise OnPutDone follows once
+  // nothing writes there any more.
   virtual void* DestinationOf(uint64_t fingerprint, int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) = 0;
   virtual void OnPutDone() = 0;
   virtual void OnSignal(int32_t from, int32_t to) = 0;
   virtual void OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) = 0;
   virtual void OnExited(int32_t process, uint64_t fingerprint, const std::string& what) = 0;
   virtual void OnAborted(int32_t process, const std::string& why) = 0;
-  virtual void OnLost(int32_t process) = 0;  // whether or not it takes part
+  virtual void OnLost(int32_t process) = 0;  // any process, also one outside of the call
 };
 
 class ActiveMessages : public Receiver {
@@ -43,26 +43,27 @@ class ActiveMessages : public Receiver {
   void SetNetwork(std::unique_ptr<Network> network) { network_ = std::move(network); }
   Network* network() const { return network_.get(); }
 
-  // From now on the handler gets the messages for `key`, those that have already arrived included.
+  // The handler receives the messages for `key`, including those that have already arrived.
   void Register(uint64_t key, std::shared_ptr<MessageHandler> handler);
-  // What still comes for `key` is dropped.
+  // Later messages for `key` are dropped.
   void Unregister(uint64_t key);
 
   void Put(int32_t process, uint64_t key, uint64_t fingerprint, const Place& to, int64_t offset_bytes,
            std::unique_ptr<char[]> data, int64_t bytes);
   void Signal(int32_t process, uint64_t key, int32_t from, int32_t to);
-  // What this process brings to the call. Sent only if the call takes long.
+  // This process has entered the call; `what` describes the call. Sent only if the call takes long.
   void SendEntered(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what);
-  // This process has put and signalled all it had to.
+  // This process has sent all its puts and signals.
   void SendExited(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what);
   void SendAborted(int32_t process, uint64_t key, const std::string& why);
 
-  // Cuts off the processes whose payloads are on their way to destinations of the handler: OnPutDone follows for all.
+  // Drops the connections to all processes that are still sending payloads to this handler. OnPutDone follows for each
+  // payload.
   void CancelPuts(const MessageHandler& handler);
 
-  // Success, or why another process can't be reached any more.
+  // Success, or the reason why the process is unreachable.
   Status Reachable(int32_t process);
-  // Calls in which another process is and this one is not, as far as it has said so: " in X and in Y", or empty.
+  // Calls that `process` has announced and that this process has not entered: " in X and in Y", or empty.
   std::string OtherCallsOf(int32_t process);
 
   void* OnMessage(const Message& message) override;
@@ -91,11 +92,11 @@ class ActiveMessages : public Receiver {
     int process;
     std::function<void(MessageHandler&)> event;
   };
-  // What came for a call that has not registered yet.
+  // Messages for a call that has not registered yet.
   struct Waiting {
     std::vector<WaitingPut> puts;
     std::vector<WaitingEvent> events;
-    std::map<int32_t, std::string> entered;  // what processes bring that have not aborted
+    std::map<int32_t, std::string> entered;  // descriptions of the call by processes that have not aborted
     std::set<int32_t> aborted;
   };
   using MessageId = std::pair<int, uint64_t>;
@@ -114,13 +115,13 @@ class ActiveMessages : public Receiver {
   std::mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<MessageHandler>> handlers_;
   std::unordered_map<uint64_t, Waiting> waiting_;
-  std::set<uint64_t> closed_;  // keys of calls that are over, the latest
+  std::set<uint64_t> closed_;  // keys of the most recent calls that are over
   std::deque<uint64_t> closed_order_;
-  std::deque<uint64_t> aborted_;  // keys of waiting_ that somebody has aborted, the latest
-  std::map<MessageId, std::shared_ptr<MessageHandler>> puts_in_progress_;  // puts that have a place
-  std::map<MessageId, std::unique_ptr<char[]>> texts_;                     // of the network's thread alone
-  std::map<int32_t, std::string> lost_;
-  std::unique_ptr<Network> network_;  // last: it calls until it is destroyed
+  std::deque<uint64_t> aborted_;  // the most recent keys of waiting_ that a peer has aborted
+  std::map<MessageId, std::shared_ptr<MessageHandler>> puts_in_progress_;  // puts that have a destination
+  std::map<MessageId, std::unique_ptr<char[]>> texts_;                     // network's thread only
+  std::map<int32_t, std::string> lost_;                                    // and why
+  std::unique_ptr<Network> network_;  // declared last: it calls this object until it is destroyed
 };
 
 }  // namespace jaxcomm

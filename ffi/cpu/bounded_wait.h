@@ -1,4 +1,4 @@
-// How long ranks that live are waited for, and when a line on standard error says that they are late.
+// Bounded waits for ranks that are alive but late: a warning on standard error, then an error.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@ struct WaitLimits {
   double warn_s = 30;      // JAXCOMM_WARN_S
 };
 
-// One wait. For one thread at a time.
+// One wait. Not thread-safe.
 class BoundedWait {
  public:
   using Clock = std::chrono::steady_clock;
@@ -34,10 +34,11 @@ class BoundedWait {
   // " within 600 s (JAXCOMM_TIMEOUT_S)"
   std::string WithinTimeout() const { return Within(timeout_s_, "JAXCOMM_TIMEOUT_S"); }
 
-  // A line on standard error. `late` makes the text from the words for the time that has gone by.
+  // Prints a line on standard error. late(within) returns its text; `within` is the time waited, such as " within 30
+  // s".
   template <typename Late>
   void Warn(const Late& late) const {
-    const double warned_s = next_warning_s_ / 2;  // what WarningDue() found
+    const double warned_s = next_warning_s_ / 2;  // the limit that WarningDue() found exceeded
     const std::string text = late(Within(warned_s, warned_s == warn_s_ ? "JAXCOMM_WARN_S" : ""));
     std::fprintf(stderr, "warning: %s; an error follows after %g s (JAXCOMM_TIMEOUT_S)\n", text.c_str(), timeout_s_);
   }

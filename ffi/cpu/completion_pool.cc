@@ -7,8 +7,8 @@
 namespace jaxcomm {
 namespace {
 
-// Waking a sleeping thread costs this much here (futex wake to first instruction: 26 us, AMD EPYC guest, 2026-11).
-// More threads are worth it only if the queued programs would keep one thread busy for longer.
+// The cost of waking a sleeping thread (futex wake to first instruction: 26 us, AMD EPYC guest, 2026-11). Another
+// thread pays off only if the queued programs keep one thread busy for longer.
 constexpr int64_t kWakeNs = 30'000;
 
 thread_local bool in_pool = false;
@@ -31,7 +31,7 @@ void CompletionPool::EnsureThreads(int64_t num_threads) {
 
 void CompletionPool::Push(std::vector<Item> items) {
   if (items.empty()) return;
-  // A thread of the pool comes back for the queue by itself; any other has to wake one.
+  // A thread of the pool returns to the queue by itself. Any other thread must wake one.
   int64_t wake = in_pool ? 0 : 1;
   if (items.front().pace) {
     const int64_t serial_ns =
@@ -79,13 +79,13 @@ void CompletionPool::Complete(Item item) {
   item.pace->continuation_ns.store(old + (ns - old) / 8, std::memory_order_relaxed);
 }
 
-// Items that are still queued after half a millisecond have a thread in front of them that is busy or blocked, perhaps
-// on one of these very items: wake everybody.
+// Wakes all threads if items are still queued after 0.5 ms. The thread that should have taken them is busy or blocked,
+// perhaps on one of these items.
 void CompletionPool::WakeBlockedQueue() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
     while (queue_.empty()) {
-      watchdog_idle_ = true;  // each time: whoever pushed has cleared it, and the item may be gone again by now
+      watchdog_idle_ = true;  // set on every pass: Push clears it, and its items may be gone already
       pending_.wait(lock);
     }
     watchdog_idle_ = false;

@@ -1,8 +1,8 @@
 // Completes the promises of waiting devices when their collective is done.
 //
-// On XLA:CPU completing a device's promise runs the rest of that device's program on the calling thread, until the
-// program next waits; it may block there inside one of XLA's own collectives, for as long as it takes another device to
-// arrive. Hence three rules: a handler completes only its own promise (nothing waits on that yet), everything else goes
+// On XLA:CPU, completing the promise of a device runs the rest of that device's program on the calling thread, until
+// the program next waits. The thread may block there inside one of XLA's own collectives until another device arrives.
+// Hence three rules: a handler completes only its own promise (nothing waits on that yet), all other promises go
 // through this pool, and the pool has at least as many threads as there are local devices.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace jaxcomm {
 
-// The promise of one device. Exactly one of the two is called, once, with no lock held.
+// The promise of one device. Either Succeed or Fail is called, once, with no lock held.
 class Completion {
  public:
   virtual ~Completion() = default;
@@ -27,7 +27,7 @@ class Completion {
   virtual void Fail(const Status& error) = 0;
 };
 
-// How long the programs behind a call site run before they next wait; a moving average, nanoseconds.
+// How long programs run after this call site before they next wait: a moving average.
 struct Pace {
   std::atomic<int64_t> continuation_ns{0};
 };
@@ -36,7 +36,7 @@ class CompletionPool {
  public:
   struct Item {
     std::unique_ptr<Completion> completion;
-    std::shared_ptr<Pace> pace;  // null where there is an error
+    std::shared_ptr<Pace> pace;  // null if `status` is an error
     Status status;
   };
 

@@ -98,7 +98,7 @@ void Cursor::AdvanceRuns(int64_t runs) { Enter(block_, run_ + runs, 0); }
 
 void CopyBytes(char* dst, const char* src, int64_t bytes, bool stream) {
 #if defined(__x86_64__)
-  constexpr int64_t kSmallestStream = 4096;  // below, the fence costs more than the write-allocate traffic
+  constexpr int64_t kSmallestStream = 4096;  // for less, the fence costs more than the write-allocate traffic
   if (stream && bytes >= kSmallestStream) {
     const int64_t head = -reinterpret_cast<intptr_t>(dst) & 63;
     std::memcpy(dst, src, static_cast<size_t>(head));
@@ -114,7 +114,7 @@ void CopyBytes(char* dst, const char* src, int64_t bytes, bool stream) {
       _mm_stream_si128(to + 3, d);
     }
     std::memcpy(dst + body_end, src + body_end, static_cast<size_t>(bytes - body_end));
-    _mm_sfence();  // streamed stores are ordered by nothing else, not even a release
+    _mm_sfence();  // a release does not order streamed stores
     return;
   }
 #else
@@ -129,7 +129,7 @@ bool CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t 
   Cursor from(src, src_offset, item_bytes);
   if (src.pid != 0) return CopyFromProcess(src.pid, to, from, count * item_bytes);
   for (int64_t bytes = count * item_bytes; bytes > 0;) {
-    // Short runs on one side against a long one on the other: rows of one size, so no bookkeeping per run.
+    // Short runs on one side and a long run on the other: copied as rows of equal size, without bookkeeping per run.
     Cursor& shorter = to.run_bytes() < from.run_bytes() ? to : from;
     Cursor& longer = &shorter == &to ? from : to;
     const int64_t row_bytes = shorter.run_bytes();

@@ -5,9 +5,9 @@
 
 namespace jaxcomm {
 
-// How a buffer of `num_blocks` blocks lies in memory. A block is cut into runs of `run` elements; run k of all blocks
-// lie side by side, block by block, before run k + 1 of any. That is an array (block_count / run, num_blocks, run):
-// the blocks of a tiled split or concatenation along an inner axis. run == block_count is block after block.
+// How a buffer of `num_blocks` blocks lies in memory: as an array of shape (block_count / run, num_blocks, run). Each
+// block is cut into runs of `run` elements, and run k of all blocks precedes run k + 1 of any block. A tiled split or
+// concatenation along an inner axis has this layout. With run == block_count, each block is contiguous.
 struct BlockLayout {
   int64_t num_blocks = 1;
   int64_t block_count = 0;
@@ -16,11 +16,11 @@ struct BlockLayout {
   bool contiguous() const { return run == block_count || num_blocks == 1; }
 };
 
-// A buffer, addressed by the logical element numbers of plan.h.
+// A buffer, addressed by the logical element offsets of plan.h.
 struct View {
   char* base = nullptr;
   BlockLayout layout;
-  int32_t pid = 0;  // of the process that the address is in; 0: this one
+  int32_t pid = 0;  // process that `base` belongs to; 0: this one
 };
 
 // Walks a view run by run from a logical offset.
@@ -29,10 +29,10 @@ class Cursor {
   Cursor(const View& view, int64_t offset, int64_t item_bytes);
 
   char* at() const { return at_; }
-  int64_t left_bytes() const { return left_bytes_; }  // until the run ends
+  int64_t left_bytes() const { return left_bytes_; }  // to the end of the run
   int64_t run_bytes() const { return run_bytes_; }
-  int64_t stride_bytes() const { return stride_bytes_; }  // from a run to the next of the same block
-  int64_t whole_runs() const;                             // runs that lie `stride_bytes` apart from here on
+  int64_t stride_bytes() const { return stride_bytes_; }  // between consecutive runs of a block
+  int64_t whole_runs() const;                             // whole runs left in this block; 0 inside a run
   void Advance(int64_t bytes);                            // at most left_bytes()
   void AdvanceRuns(int64_t runs);                         // at most whole_runs(), from the start of a run
 
@@ -50,11 +50,11 @@ class Cursor {
   int64_t left_bytes_ = 0;
 };
 
-// memcpy; `stream` writes past the caches, for destinations that nobody reads soon.
+// memcpy. `stream` bypasses the caches, for destinations that are not read soon.
 void CopyBytes(char* dst, const char* src, int64_t bytes, bool stream);
 
-// Copies `count` elements from logical offset to logical offset. The two ranges must not overlap in memory. `src` may
-// lie in another process: false if it can't be read there any more.
+// Copies `count` elements; offsets are logical. The two ranges must not overlap in memory. `src` may lie in another
+// process: returns false if it cannot be read there.
 bool CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t src_offset, int64_t count,
                   int64_t item_bytes, bool stream);
 

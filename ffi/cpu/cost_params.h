@@ -1,4 +1,4 @@
-// Parameters of the cost model on CPUs, and the resources of a group that it depends on.
+// Parameters of the cost model on CPUs, and the resources of a group that the model depends on.
 #pragma once
 
 #include <array>
@@ -9,7 +9,7 @@
 
 namespace jaxcomm {
 
-// What the cost model knows of this machine for each scope: constants, or what jaxcomm.calibrate() has found.
+// One machine model per scope: built-in constants, or the measurements of jaxcomm.calibrate().
 struct CostParams {
   std::array<Machine, kNumScopes> machines;
 
@@ -20,13 +20,13 @@ struct CostParams {
 // Processors that this process may use.
 int64_t NumProcessors();
 
-// Resources that a group's ranks share.
+// Resources that the ranks of a group share.
 struct NodeResources {
   Scope scope = Scope::kProcess;
   int64_t num_processors = NumProcessors();  // of each node
 };
 
-// A group as the cost model sees it.
+// The machine model of a group.
 Machine MachineOf(const CostParams& cost_params, const NodeResources& resources, int64_t num_ranks,
                   int64_t ranks_per_node);
 

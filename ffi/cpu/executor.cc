@@ -11,7 +11,7 @@
 namespace jaxcomm {
 namespace {
 
-// XLA's threads flush subnormals to zero, others don't. Steps run on either kind: make them agree.
+// XLA's threads flush subnormals to zero, other threads do not. Steps run on both kinds and must agree.
 class IeeeArithmetic {
 #if defined(__x86_64__)
  public:
@@ -24,10 +24,10 @@ class IeeeArithmetic {
 #endif
 };
 
-// Elements of a reduction whose sources are copied together first, because their runs are short.
+// Sources with runs shorter than kShortRunBytes are copied to contiguous memory first, this many elements at a time.
 constexpr int64_t kGatherTile = 1024;
 constexpr int64_t kShortRunBytes = 256;
-// The same where sources lie in other processes: a call to the kernel each, and all of them stay in the cache.
+// The same for sources in other processes: one system call per tile, and all tiles stay in the cache.
 constexpr int64_t kRemoteTileBytes = 128 << 10;
 
 }  // namespace
@@ -40,8 +40,9 @@ std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, BlockLayou
       program->moved_bytes += step.count * item_bytes * std::max(1, step.num_sources);
     }
   }
-  // Measured on AMD EPYC (2 cores, 2026-11): past a few caches' worth of output, streamed stores save the read of every
-  // line that is about to be overwritten; below, they push results out of caches that the next op would hit.
+  // Measured on AMD EPYC (2 cores, 2026-11): for outputs of a few cache sizes, streamed stores save the read of every
+  // line that is about to be overwritten. For smaller outputs, they evict results that the next op would find in the
+  // cache.
   constexpr int64_t kStreamBytes = 32 << 20;
   program->stream = program->moved_bytes >= kStreamBytes;
   program->plans = std::move(plans);
@@ -80,8 +81,9 @@ bool Execution::Work() {
   const IeeeArithmetic arithmetic;
   const size_t first = next_start_.fetch_add(1) % local_.size();
   for (;;) {
-    // A rank may be skipped here because its holder has just looked at it in vain. Whoever made that look vain no more
-    // has raised num_advances_ before, so one of the two sees the change and looks again.
+    // This thread skips a rank while another thread holds it. That thread may find the rank blocked just before a
+    // signal unblocks it. The signalling thread increments num_advances_ afterwards, so one of the threads sees the
+    // change and tries again.
     const uint32_t seen = num_advances_.load();
     bool advanced = false;
     for (size_t i = 0; i < local_.size(); ++i) {
@@ -107,7 +109,7 @@ Execution::Advance Execution::RunRank(int32_t rank) {
     const Step& step = plan.steps[state.next_step];
     if (step.kind == StepKind::kWait) {
       uint32_t& count = waits_[static_cast<size_t>(rank) * num_ranks_ + step.peer];
-      // Acquires what the peer wrote. Sequentially consistent, for the argument about num_advances_ in Work().
+      // Acquires the peer's writes. Sequentially consistent because of num_advances_, see Work().
       if (signals_[rank][step.peer].load() <= count) {
         blocked = true;
         break;
@@ -122,7 +124,7 @@ Execution::Advance Execution::RunRank(int32_t rank) {
   }
   const bool advanced = state.next_step > begin;
   if (!blocked) {
-    // Marked under `busy`, so nobody finishes a rank twice.
+    // Set while `busy` is held, so no rank finishes twice.
     if (state.finished.exchange(true)) {
       state.busy.store(false);
       return Advance::kNone;
@@ -161,7 +163,7 @@ bool Execution::RunStep(const Plan& plan, const Step& step) {
     case StepKind::kGet: {
       const View src = ViewOf(step.src);
       if (RemoteTransport* remote = buffers_[step.dst.rank].remote) {
-        // A copy, because the next steps may overwrite what the network has not sent yet.
+        // A copy, because later steps may overwrite data that the network has not sent yet.
         std::unique_ptr<char[]> data(new char[step.count * program_->item_bytes]);
         CopyElements({data.get(), BlockLayout{}}, 0, src, step.src.offset, step.count, program_->item_bytes, false);
         remote->Put(step.dst, std::move(data), step.count);
@@ -237,7 +239,7 @@ bool Execution::RunReduce(const Plan& plan, const Step& step) {
     return true;
   }
 
-  // Tile by tile: what can't be read where it lies is copied together first. The last copy is that of the result.
+  // Tile by tile: sources that are remote or not contiguous are copied first. The last tile holds the result.
   const int64_t tile = std::min(remote ? kRemoteTileBytes / item_bytes : kGatherTile, step.count);
   const std::unique_ptr<char[]> storage(new char[(num_sources + 1) * tile * item_bytes]);
   char* const gathered = storage.get();

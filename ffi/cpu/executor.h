@@ -1,8 +1,9 @@
-// Runs the plans of the ranks of this process. Other ranks of the group may be run by other processes of the host.
+// Runs the plans of the ranks of this process. Other processes may run the other ranks of the group.
 //
-// Any number of threads may work on one execution. Each takes a rank that nobody works for, runs its steps until a wait
-// is not yet satisfied, and takes the next. Nobody ever sleeps: a thread that finds nothing to do leaves. If all ranks
-// are of this process, the work is done when the last thread leaves; else somebody has to come back.
+// Any number of threads may work on one execution. A thread takes a rank that no other thread holds, runs its steps
+// until a wait is not yet satisfied, and takes the next rank. Threads never sleep: a thread without work returns. If
+// this process runs all ranks, the execution is complete when the last thread returns. Otherwise Work() must be called
+// again.
 #pragma once
 
 #include <atomic>
@@ -18,23 +19,23 @@
 
 namespace jaxcomm {
 
-// The plans of a group and how to run them. Immutable; shared by all executions of a call site.
+// The plans of a group with what is needed to run them. Immutable; shared by all executions of a call site.
 struct Program {
   std::vector<Plan> plans;  // of all ranks
   BlockLayout input;
   BlockLayout output;
   int64_t item_bytes = 1;
-  int32_t type = 0;           // tells programs apart that differ in nothing else
-  ReduceFn reduce = nullptr;  // null where no plan has a reduce step
-  int64_t moved_bytes = 0;    // by all data steps of all ranks, each source counted
-  bool stream = false;        // write outputs past the caches
+  int32_t type = 0;           // distinguishes programs that differ only in dtype
+  ReduceFn reduce = nullptr;  // null if no plan has a reduce step
+  int64_t moved_bytes = 0;    // by all data steps of all ranks; every source of a reduce counts
+  bool stream = false;        // writes to outputs bypass the caches
 
   // Fills in moved_bytes and stream.
   static std::shared_ptr<const Program> Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,
                                              int64_t item_bytes, ReduceFn reduce, int32_t type = 0);
 };
 
-// The way to the ranks of other nodes.
+// Puts and signals to the ranks of other nodes.
 class RemoteTransport {
  public:
   virtual ~RemoteTransport() = default;
@@ -42,7 +43,7 @@ class RemoteTransport {
   virtual void Signal(int32_t from, int32_t to) = 0;
 };
 
-// Where a rank's buffers and counters are.
+// The buffers and counters of one rank.
 struct RankBuffers {
   const char* input = nullptr;
   char* output = nullptr;
@@ -50,26 +51,27 @@ struct RankBuffers {
   bool local = true;        // this process runs the rank
   int32_t input_pid = 0;    // View::pid of input and output
   int32_t output_pid = 0;
-  std::atomic<uint32_t>* signals = nullptr;   // counters of the signals to this rank, by sender; null: private ones
-  ControlSegment* control_segment = nullptr;  // of the process that runs it; null: this one
-  RemoteTransport* remote = nullptr;          // not null: the rank is on another node, and nothing above is used
+  std::atomic<uint32_t>* signals = nullptr;   // counts signals to this rank, by sender; null: private counters
+  ControlSegment* control_segment = nullptr;  // of the process that runs the rank; null: this process
+  RemoteTransport* remote = nullptr;          // not null: the rank is on another node; the fields above are unused
 };
 
 class Execution {
  public:
   Execution(std::shared_ptr<const Program> program, std::vector<RankBuffers> buffers);
 
-  // Runs what can be run. True for exactly one caller: the one that finished the last rank of this process; all effects
-  // of all threads are then visible to it. A caller may leave while others still work.
+  // Runs all steps that are ready. Returns true to exactly one caller: the one that finished the last rank of this
+  // process. All effects of all threads are then visible to that caller. Other threads may still be inside Work() when
+  // it returns false.
   bool Work();
 
-  // Makes all threads leave soon.
+  // Makes all threads return soon.
   void Cancel() { cancelled_.store(true); }
-  // A process whose memory could not be read, or 0. The execution can't finish any more.
+  // The pid of a process whose memory could not be read, or 0. If not 0, the execution never finishes.
   int32_t unreadable_pid() const { return unreadable_pid_.load(); }
-  // A pair of ranks of which the first waits for the second; -1 if none does. For messages.
+  // A rank that waits and the rank that it waits for; -1 if no rank waits. For error messages.
   std::pair<int32_t, int32_t> WaitingPair();
-  // Counts every stretch of steps.
+  // Grows whenever a thread has run steps.
   uint32_t num_advances() const { return num_advances_.load(); }
 
  private:
@@ -77,7 +79,7 @@ class Execution {
     std::atomic<bool> busy{false};  // held by the thread that runs this rank's steps; guards next_step
     std::atomic<bool> finished{false};
     size_t next_step = 0;
-    // The next rank's is in another cache line. Not by alignas, which asks for an aligned allocation in every call.
+    // Puts the next Rank into another cache line. alignas would need an aligned allocation in every call.
     char unused[48];
   };
 
@@ -99,8 +101,8 @@ class Execution {
   std::atomic<int32_t> unfinished_;
   std::atomic<bool> cancelled_{false};
   std::atomic<int32_t> unreadable_pid_{0};
-  std::atomic<uint32_t> num_advances_{0};  // raised after every stretch of steps
-  std::atomic<uint32_t> next_start_{0};    // where the next thread starts to look
+  std::atomic<uint32_t> num_advances_{0};  // grows whenever steps have run
+  std::atomic<uint32_t> next_start_{0};    // the rank that the next thread tries first
 };
 
 }  // namespace jaxcomm

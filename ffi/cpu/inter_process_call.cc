@@ -11,11 +11,11 @@
 namespace jaxcomm {
 namespace {
 
-// After a failure, for the rest of payloads that are on their way into buffers. Then their senders are cut off, so that
-// the buffers are free. Enough for tens of megabytes over 1 Gbit/s.
+// Time after a failure for payloads that are still arriving in buffers. Then their senders are dropped, so that the
+// buffers are free. Enough for tens of megabytes over 1 Gbit/s.
 constexpr auto kPatience = std::chrono::milliseconds(500);
-// Beyond the deadline while running: whoever is waited for may itself wait for the one at fault, and is given time to
-// say so. A few looks at the clock and the way of a message.
+// Added to the deadline while running. A process blocked on another waiter lets that one report the root cause first.
+// Long enough for a few calls of Check() and a message.
 constexpr InterProcessCall::Clock::duration kGrace = std::chrono::milliseconds(300);
 
 }  // namespace
@@ -70,9 +70,9 @@ void InterProcessCall::Enter() {
     std::lock_guard<std::mutex> lock(node_.control_segment_mutex());
     ControlSegment& control_segment = node_.control_segment();
     if (control_segment.Find(spec_.key) >= 0) {
-      error = "two calls that this process can't tell apart are in flight";
+      error = "another call with the same key is in flight in this process";
     } else if ((slot_ = control_segment.Reserve(spec_.key)) < 0) {
-      error = "too many collectives are in flight";
+      error = "too many collectives are in flight: no free slot in the control segment";
     } else {
       Slot& slot = control_segment.slots[slot_];
       slot.exited.store(0);
@@ -81,7 +81,7 @@ void InterProcessCall::Enter() {
       slot.memory = block_.memory;
       slot.offset = block_.offset;
       slot.fingerprint = program_->fingerprint();
-      // No further than its end: the rest of the slot need not be fetched from the core that has read it.
+      // Copies the text only: the rest of the slot stays in the cache of the core that last read it.
       const size_t length = std::min(spec_.names->what.size(), sizeof(slot.what) - 1);
       std::memcpy(slot.what, spec_.names->what.data(), length);
       slot.what[length] = 0;
@@ -97,7 +97,7 @@ void InterProcessCall::Enter() {
   if (registered_) active_messages_->Register(spec_.key, shared_from_this());
 }
 
-// With `claimed_` held.
+// Maps the blocks of all others that have entered. Returns whether all have. Called with `claimed_` held.
 bool InterProcessCall::FindOthers() {
   bool all = true;
   for (Other& other : others_) {
@@ -109,7 +109,7 @@ bool InterProcessCall::FindOthers() {
       continue;
     }
     const Slot& theirs = control_segment.slots[slot];
-    other.slot = slot;  // from here on it has to be counted out
+    other.slot = slot;  // from here on, its `exited` must be incremented
     if (theirs.fingerprint != program_->fingerprint()) {
       const std::string what(theirs.what, strnlen(theirs.what, sizeof(theirs.what)));
       return Agrees(other.peer->process(), theirs.fingerprint, what);
@@ -117,7 +117,7 @@ bool InterProcessCall::FindOthers() {
     const StatusOr<char*> block = other.peer->BlockOf(theirs);
     if (!block.ok()) {
       Fail(Wrong(StatusCode::kDeadlineExceeded, "the memory of ranks " + RanksOf(other.peer->process()) +
-                                                    " can't be mapped: " + block.status().message()));
+                                                    " cannot be mapped: " + block.status().message()));
       return false;
     }
     other.block = *block;
@@ -125,7 +125,7 @@ bool InterProcessCall::FindOthers() {
   return all;
 }
 
-// With `claimed_` held: all have entered.
+// Makes the execution once all have entered. Called with `claimed_` held.
 void InterProcessCall::Begin() {
   std::vector<RankBuffers> buffers = buffers_;
   for (int32_t position = 0; position < program_->num_ranks(); ++position) {
@@ -161,7 +161,7 @@ void InterProcessCall::Begin() {
   execution_ = std::make_unique<Execution>(program_->program(), std::move(buffers));
 }
 
-// Work for several threads.
+// Large calls run on several threads.
 void InterProcessCall::SubmitToWorkers() {
   if (program_->program()->moved_bytes < kMinParallelBytes) return;
   WorkerPool::Get().Submit(num_local_ - 1, [self = shared_from_this()] {
@@ -190,7 +190,7 @@ void InterProcessCall::FailLike(const Other& other) {
   Fail(Wrong(StatusCode::kDeadlineExceeded, "ranks " + RanksOf(other.peer->process()) + " aborted: " + why));
 }
 
-// Whether something happened.
+// Returns whether the call has advanced.
 bool InterProcessCall::Step() {
   if (phase_.load() == Phase::kRunning) {
     const uint32_t before = execution_->num_advances();
@@ -198,18 +198,18 @@ bool InterProcessCall::Step() {
       if (const int32_t pid = execution_->unreadable_pid()) {
         for (const Other& other : others_) {
           if (other.peer->pid() != pid) continue;
-          // A process publishes why it aborts before it frees its memory.
+          // A process publishes its error before it frees its memory.
           if (other.peer->control_segment().FindFailure(spec_.run_id)) {
             FailLike(other);
           } else {
             Fail(Wrong(StatusCode::kDeadlineExceeded, "the memory of ranks " + RanksOf(other.peer->process()) +
-                                                          " can't be read: their process has ended"));
+                                                          " cannot be read: their process has ended"));
           }
         }
       }
       return execution_->num_advances() != before;
     }
-    // A process that aborts may free its buffers at once: what was read from them counts only if it hasn't yet.
+    // A process that aborts may free its buffers at once. The data read from them is valid only if it has not aborted.
     if (const Other* other = Failed()) {
       FailLike(*other);
       return false;
@@ -226,7 +226,7 @@ bool InterProcessCall::Step() {
   bool moved = false;
   if (phase_.load() == Phase::kEntryBarrier) {
     if (!FindOthers()) {
-      // Not all are there, or they disagree.
+      // Not all have entered, or their calls differ.
     } else if (const Other* other = Failed()) {
       FailLike(*other);
     } else {
@@ -251,12 +251,12 @@ bool InterProcessCall::AllExited() const {
          num_distant_exited_.load() == distant_.size();
 }
 
-// Success, unless somebody has declared failure before.
+// Ends the call with success, unless it has failed before.
 bool InterProcessCall::Close() {
   std::lock_guard<std::mutex> lock(error_mutex_);
   if (!error_.ok() || (state_.load() & kDone) != 0) return false;
   if (program_->windowed(Space::kOutput)) {
-    // Only now: peers may write to the window as long as they have not left.
+    // Not earlier: peers may write to the window until they have left the call.
     for (int32_t position = 0; position < program_->num_ranks(); ++position) {
       if (program_->process_of()[position] != process_) continue;
       const int64_t item_bytes = program_->program()->item_bytes;
@@ -302,7 +302,7 @@ void InterProcessCall::Fail(const Status& error) {
     std::lock_guard<std::mutex> lock(error_mutex_);
     if (error_.ok() && (state_.load() & kDone) == 0) {
       error_ = error;
-      if (phase_.load() != Phase::kEntryBarrier) execution_->Cancel();  // before, nobody works on it, nor ever will
+      if (phase_.load() != Phase::kEntryBarrier) execution_->Cancel();  // in the entry barrier, it never starts
       {
         std::lock_guard<std::mutex> lock_of_segment(node_.control_segment_mutex());
         node_.control_segment().AddFailure(spec_.run_id, error.message());
@@ -319,8 +319,8 @@ void InterProcessCall::Fail(const Status& error) {
 bool InterProcessCall::Reclaim() {
   if (slot_ < 0) return true;
   if (!released_.load()) return false;
-  // From here on nobody finds the slot. Whoever has found it before had put the call on its own control segment before
-  // that.
+  // From here on, no process finds the slot. A process that found it earlier had published the call in its own control
+  // segment before that.
   node_.control_segment().Retire(slot_);
   for (const Other& other : others_) {
     const ControlSegment& control_segment = other.peer->control_segment();
@@ -332,8 +332,9 @@ bool InterProcessCall::Reclaim() {
   return true;
 }
 
-// A process that brings something else says so in its next message, which an unwanted payload must not hold up. Nor may
-// it be on its way here when that makes the call fail: then it would have to be waited for, or its sender cut off.
+// Payloads of a process with another fingerprint are dropped. Its next message reports the mismatch, and a payload must
+// not delay that message. Nor may a payload be arriving when the mismatch makes the call fail: the call would have to
+// wait for it or drop its sender.
 void* InterProcessCall::DestinationOf(uint64_t fingerprint, int32_t rank, Space space, int64_t offset_bytes,
                                       int64_t bytes) {
   if (fingerprint != program_->fingerprint()) return nullptr;
@@ -366,8 +367,8 @@ void InterProcessCall::OnSignal(int32_t from, int32_t to) {
 
 bool InterProcessCall::Agrees(int32_t process, uint64_t fingerprint, const std::string& what) {
   if (fingerprint == program_->fingerprint()) return true;
-  Fail(Wrong(StatusCode::kInvalidArgument, "ranks " + RanksOf(process_) + " bring " + spec_.names->what + ", ranks " +
-                                               RanksOf(process) + " bring " + what));
+  Fail(Wrong(StatusCode::kInvalidArgument, "calls do not match: ranks " + RanksOf(process_) + " are in " +
+                                               spec_.names->what + ", ranks " + RanksOf(process) + " are in " + what));
   return false;
 }
 
@@ -391,7 +392,7 @@ void InterProcessCall::OnAborted(int32_t process, const std::string& why) {
 void InterProcessCall::OnLost(int32_t process) {
   if (std::find(distant_.begin(), distant_.end(), process) == distant_.end()) return;
   if (phase_.load() == Phase::kExitBarrier && AllExited()) return;
-  Fail(Wrong(StatusCode::kDeadlineExceeded, "the process of ranks " + RanksOf(process) + " can't be reached: " +
+  Fail(Wrong(StatusCode::kDeadlineExceeded, "the process of ranks " + RanksOf(process) + " cannot be reached: " +
                                                 active_messages_->Reachable(process).message()));
 }
 
@@ -423,7 +424,7 @@ std::string InterProcessCall::DescribeLate(const std::string& within) const {
   const Phase phase = phase_.load();
   if (phase == Phase::kRunning) {
     const auto [rank, peer] = execution_->WaitingPair();
-    if (rank < 0) return "the collective did not end" + within;
+    if (rank < 0) return "the collective did not finish" + within;
     const int32_t process = program_->process_of()[peer];
     const bool distant = std::find(distant_.begin(), distant_.end(), process) != distant_.end();
     const std::string elsewhere = distant ? active_messages_->OtherCallsOf(process) : "";
@@ -451,8 +452,8 @@ std::string InterProcessCall::DescribeLate(const std::string& within) const {
   for (size_t i = 0; i < distant_.size() && phase == Phase::kExitBarrier; ++i) {
     if (!has_exited_[i].load()) late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(distant_[i]);
   }
-  return "ranks " + RanksOf(process_) + " in " + spec_.names->what + " were not " +
-         (phase == Phase::kEntryBarrier ? "joined" : "left") + within + " by " + late;
+  return "ranks " + RanksOf(process_) + " in " + spec_.names->what + " waited for " + late + ", which did not " +
+         (phase == Phase::kEntryBarrier ? "enter" : "leave") + " the call" + within;
 }
 
 void InterProcessCall::Check(Clock::time_point now) {
@@ -464,7 +465,7 @@ void InterProcessCall::Check(Clock::time_point now) {
   if ((state & (kDone | kFailed)) != 0) return;
   bool ended = false;
   for (const Other& other : others_) ended |= !other.peer->alive();
-  // Whoever has left all its calls may end. It counted itself out before, so this look comes after that.
+  // A process may end once it has left all its calls. So AllExited() is checked after alive().
   if (phase_.load() == Phase::kExitBarrier && AllExited()) return;
   for (const int32_t process : distant_) {
     if (!active_messages_->Reachable(process).ok()) return OnLost(process);
@@ -483,8 +484,8 @@ void InterProcessCall::Check(Clock::time_point now) {
       return Wrong(StatusCode::kDeadlineExceeded, DescribeLate(within)).message();
     });
   }
-  // Only those who wait are told: a message more would slow down small collectives.
-  if (std::exchange(said_entered_, true)) return;
+  // Sent only when a call waits: another message would slow down small collectives.
+  if (std::exchange(sent_entered_, true)) return;
   for (const int32_t process : distant_) {
     active_messages_->SendEntered(process, spec_.key, program_->fingerprint(), spec_.names->what);
   }

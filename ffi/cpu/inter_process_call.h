@@ -1,19 +1,22 @@
 // One process's part in a collective that several processes run together.
 //
-// With the processes of its node it works through shared memory:
-// enter    The call is put on the own control segment: a slot, and a block of shared memory with windows and signals.
-// entering Until every other process has put it on its control segment.
-// running         The plans of the own ranks; the other processes run theirs.
-// exit barrier    Every process counts itself out of every other's slot: its buffers are free once all have.
+// Processes of one node work through shared memory:
+// enter           The process publishes the call in its own control segment: a slot, and a block of shared memory with
+//                 windows and signals.
+// entry barrier   It waits until every other process has published the call.
+// running         It runs the plans of its own ranks; the other processes run theirs.
+// exit barrier    Every process increments `exited` in the slot of every other process. The buffers of a process are
+// free
+//                 once all others have done so.
 //
-// To those of other nodes it sends messages (active_messages.h). They need not have entered: what comes early is kept
-// there. A process sends an exit message, with its fingerprint, once it has sent all; a process that waits long sends
-// its fingerprint before.
+// Processes of other nodes exchange active messages (active_messages.h). The receiver need not have entered the call:
+// early messages are kept there. After its last put and signal, a process sends an exit message with its fingerprint. A
+// process that waits long sends its fingerprint earlier.
 //
-// After a failure, slot and block are free once no other process can touch them: those of the node can't find the slot
-// any more and are over with their parts, never had any, or have ended; and no put of another node is on its way there.
+// After a failure, slot and block are free once no other process can touch them: every process of the node has finished
+// its part, never entered or has ended, and cannot find the slot any more; and no put from another node is in progress.
 //
-// Nothing here blocks. Any thread may call Advance(), many at once.
+// No function blocks. Any number of threads may call Advance() at once.
 #pragma once
 
 #include <atomic>
@@ -33,10 +36,10 @@
 
 namespace jaxcomm {
 
-// Of a call site and group, for messages.
+// Names of a call site and its group, for error messages.
 struct CallNames {
   std::string prefix;
-  std::string what;            // for the messages of others
+  std::string what;            // describes the call in the messages of other processes
   std::vector<int64_t> ranks;  // by position
 };
 
@@ -45,30 +48,30 @@ class InterProcessCall : public MessageHandler,
                          public std::enable_shared_from_this<InterProcessCall> {
  public:
   using Clock = std::chrono::steady_clock;
-  // Called once, when nobody touches the group's buffers any more. own_position: as given to Advance().
+  // Called once, when no thread or process touches the group's buffers any more. own_position: as given to Advance().
   using Finish = std::function<void(int64_t own_position, const Status& status)>;
 
   struct Spec {
-    uint64_t key = 0;    // the same in all processes, different for all calls in flight
+    uint64_t key = 0;    // equal in all processes, unique among the calls in flight
     int64_t run_id = 0;  // XLA's run id
     std::shared_ptr<const CallNames> names;
     BoundedWait wait;  // since the first device of this process arrived
   };
   enum class AdvanceResult { kWaiting, kMoved, kOver };
 
-  // `buffers` by position; null where another process runs the rank. `active_messages` may be null if all are of one
-  // node.
+  // `buffers` by position; null where another process runs the rank. `active_messages` may be null if all processes are
+  // on one node.
   InterProcessCall(Node& node, ActiveMessages* active_messages, int32_t process,
                    std::shared_ptr<const InterProcessProgram> program, Spec spec, std::vector<RankBuffers> buffers,
                    Finish finish);
 
-  // Tells the other processes. Before the first Advance().
+  // Publishes the call to the other processes. Must be called before the first Advance().
   void Enter();
-  // kMoved: something happened, so look again. kOver: this was the last thread, and `finish` has been called.
+  // kMoved: the call has advanced; call again. kOver: this was the last thread, and `finish` has been called.
   AdvanceResult Advance(int64_t own_position = -1);
-  // Aborts, if it isn't over; `finish` is called when the last thread has left.
+  // Aborts the call unless it is over. `finish` is called when the last thread has left.
   void Fail(const Status& error);
-  // Looks at the clock and at whether the other processes live and go along. For the thread that waits.
+  // Fails the call if it has timed out or another process has ended or aborted. For the progress thread.
   void Check(Clock::time_point now);
 
   int64_t run_id() const { return spec_.run_id; }
@@ -84,7 +87,8 @@ class InterProcessCall : public MessageHandler,
   void OnAborted(int32_t process, const std::string& why) override;
   void OnLost(int32_t process) override;
 
-  // After failure, for one thread: whether all others are done with the slot and the block, which are then free.
+  // After a failure, for one thread: frees the slot and the block if no other process can touch them any more. Returns
+  // whether they are free.
   bool Reclaim();
 
  private:
@@ -107,7 +111,7 @@ class InterProcessCall : public MessageHandler,
   bool AllExited() const;
   bool Close();
   bool Leave(int64_t own_position);
-  const Other* Failed() const;  // another process that has aborted
+  const Other* Failed() const;  // a process that has aborted, or null
   void FailLike(const Other& other);
   Status Wrong(StatusCode code, const std::string& text) const;  // with op, call site and phase
   bool Agrees(int32_t process, uint64_t fingerprint, const std::string& what);
@@ -119,14 +123,14 @@ class InterProcessCall : public MessageHandler,
   const int32_t process_;
   const std::shared_ptr<const InterProcessProgram> program_;
   const Spec spec_;
-  std::vector<RankBuffers> buffers_;  // as XLA gave them
+  std::vector<RankBuffers> buffers_;  // XLA's
   const Finish finish_;
 
   int64_t num_local_ = 0;
   std::vector<Other> others_;     // of this node
   std::vector<int32_t> distant_;  // processes of other nodes
   std::atomic<uint32_t> num_distant_exited_{0};
-  std::unique_ptr<std::atomic<bool>[]> has_exited_;  // for messages; as distant_
+  std::unique_ptr<std::atomic<bool>[]> has_exited_;  // for error messages; in the order of distant_
   bool registered_ = false;                          // with the active messages
   Block block_;
   int slot_ = -1;
@@ -134,17 +138,17 @@ class InterProcessCall : public MessageHandler,
   std::atomic<Phase> phase_{Phase::kEntryBarrier};
   std::atomic<bool> claimed_{false};  // held by the thread that changes the phase
 
-  // Threads inside Advance() or Fail() and payloads that the network may be writing, and how it ended. The last one out
-  // finishes.
+  // The number of threads inside Advance() or Fail() plus payloads that the network may be writing, and two bits for
+  // the outcome. The last one to leave calls finish_.
   static constexpr uint32_t kDone = 1u << 30, kFailed = 1u << 31, kThreads = kDone - 1;
   std::atomic<uint32_t> state_{0};
   std::atomic<bool> finished_{false};
-  std::atomic<bool> released_{false};  // after failure: of everything that belongs to others
+  std::atomic<bool> released_{false};  // after failure: nothing here touches the memory of other processes any more
   std::mutex error_mutex_;
   Status error_;  // success until the call has failed
-  // The progress thread's.
-  Clock::time_point cancel_puts_at_{};  // when it stops to wait for such payloads
-  bool said_entered_ = false;
+  // Used by the progress thread only.
+  Clock::time_point cancel_puts_at_{};  // when it stops waiting for payloads and drops their senders
+  bool sent_entered_ = false;
   BoundedWait wait_{spec_.wait};
 };
 

@@ -8,10 +8,10 @@
 namespace jaxcomm {
 namespace {
 
-// Below this, two copies through shared memory cost less than one call to the kernel (AMD EPYC, 2026-11: 2 processes,
+// For smaller buffers, two copies through shared memory cost less than one system call (AMD EPYC, 2026-11: 2 processes,
 // all_to_all; see benchmarks/README.md).
 constexpr int64_t kSmallBytes = 32 << 10;
-// A piece of a single copy costs the kernel about as much as copying this many bytes.
+// The overhead of one range in a remote read equals the time to copy about this many bytes.
 constexpr int64_t kShortRunBytes = 1024;
 
 uint64_t Align(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -20,11 +20,11 @@ bool ShortRuns(const BlockLayout& layout, int64_t item_bytes) {
   return !layout.contiguous() && layout.run * item_bytes < kShortRunBytes;
 }
 
-// What other processes do to the buffers of a process.
+// How other processes access the buffers of a process, by Space.
 struct Access {
-  std::array<bool, 3> read = {};     // by those of its node
-  std::array<bool, 3> written = {};  // by those of its node
-  std::array<bool, 3> sent = {};     // messages of other nodes go there
+  std::array<bool, 3> read = {};     // by processes of its node
+  std::array<bool, 3> written = {};  // by processes of its node
+  std::array<bool, 3> sent = {};     // by messages from other nodes
 };
 
 Access AccessOf(const Program& program, const std::vector<int32_t>& process_of, const std::vector<int32_t>& node_of) {
@@ -96,10 +96,10 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
   if (windowed_[kOutput]) {
     auto in_order = std::make_shared<Program>(*program_);
     in_order->output = BlockLayout();
-    in_order->stream = false;  // windows are read at once
+    in_order->stream = false;  // windows are read soon
     program_ = std::move(in_order);
   }
-  windowed_[kScratch] = true;  // our own memory: it may as well lie where peers reach it
+  windowed_[kScratch] = true;  // jaxcomm's own memory: always in the block, where peers can access it
 
   for (int32_t position = 0; position < num_ranks(); ++position) {
     RankOffsets& offsets = offsets_[position];

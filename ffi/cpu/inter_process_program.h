@@ -1,5 +1,5 @@
-// How the processes of a host share the memory that a program needs: which buffers peers see through windows of shared
-// memory, and where everything lies in the block that each process brings to a call.
+// How the processes of a host share the memory that a program needs: which buffers peers access through windows of
+// shared memory, and the layout of the block that each process contributes to a call.
 #pragma once
 
 #include <array>
@@ -25,23 +25,23 @@ class InterProcessProgram {
   int64_t input_bytes() const { return input_bytes_; }
   int64_t output_bytes() const { return output_bytes_; }
 
-  // Peers never write to a buffer of XLA's, because its owner may abort and free it at any time. So an output that is
-  // written by peers of the node, and every small buffer that they read, is copied to or from a window: a copy in a
-  // block. In the window of an output, block follows block. Messages of other nodes are received by the owner itself:
-  // straight into an output, if it lies in that order.
+  // Peers never write to XLA's buffers, because the owner may abort and free them at any time. A window is a copy of a
+  // buffer in shared memory. Outputs that peers of the node write have a window, and so has every small buffer that
+  // they read. In the window of an output, each block is contiguous. The owner itself receives messages from other
+  // nodes: directly into the output if its blocks are contiguous.
   const BlockLayout& output_layout() const { return output_layout_; }  // of XLA's buffer
   bool windowed(Space space) const { return windowed_[static_cast<size_t>(space)]; }
 
-  // Of the block that a process brings.
+  // Size of the block that a process contributes.
   uint64_t block_bytes(int32_t process) const;
-  // Offsets in the block of a position's process.
+  // Offsets in the block of the process that runs the rank at `position`.
   uint64_t addresses(int32_t position) const { return offsets_[position].addresses; }  // input, output: uint64_t[2]
   uint64_t signals(int32_t position) const { return offsets_[position].signals; }      // atomic<uint32_t>[num_ranks]
   uint64_t window(Space space, int32_t position) const {
     return offsets_[position].windows[static_cast<size_t>(space)];
   }
 
-  // Of everything that all processes must agree on.
+  // Hash of everything that all processes must agree on.
   uint64_t fingerprint() const { return fingerprint_; }
 
  private:

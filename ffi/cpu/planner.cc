@@ -22,7 +22,7 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
                                                      const NodeResources& resources, DType dtype, int64_t input_count,
                                                      int64_t output_count) {
   if (Reduces(spec.collective) && !CanReduce(dtype, spec.reduce_op)) {
-    return InvalidArgumentError("elements of this type can't be reduced");
+    return InvalidArgumentError(std::string("elements of ") + Name(dtype) + " cannot be reduced by this operation");
   }
   const ReduceFn reduce = Reduces(spec.collective) ? FindReduce(dtype, spec.reduce_op) : nullptr;
   const Geometry geometry = CpuGeometry(resources.scope, spec.group_size, spec.ranks_per_node);

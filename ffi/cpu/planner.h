@@ -1,4 +1,4 @@
-// From the attributes of a call site and the sizes of its buffers to a program.
+// Makes the program of a call site from its attributes and the sizes of its buffers.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace jaxcomm {
 
-// Fails if the type can't be reduced or no algorithm fits.
+// Fails if the dtype cannot be reduced or no algorithm supports the request.
 StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const CostParams& cost_params,
                                                      const NodeResources& resources, DType dtype, int64_t input_count,
                                                      int64_t output_count);

@@ -37,7 +37,7 @@ Status ProcessContext::Connect(int32_t index, const ProcessInfo& info) {
     if (!ReadFromProcess(info.address.pid, &read, 1) || token[0] != info.address.token[0] ||
         token[1] != info.address.token[1]) {
       return UnavailableError("the memory of process " + std::to_string(info.address.pid) +
-                              " can't be read (process_vm_readv); set JAXCOMM_SINGLE_COPY=0 in all processes");
+                              " cannot be read (process_vm_readv); set JAXCOMM_SINGLE_COPY=0 in all processes");
     }
   }
   others_.emplace(index, info);

@@ -17,11 +17,11 @@
 
 namespace jaxcomm {
 
-// Published by a process before others work with it.
+// Published by each process so that others can connect to it.
 struct ProcessInfo {
   std::string node;          // processes with equal names share memory
-  NodeAddress address;       // for those
-  bool single_copy = false;  // others may read its memory, and it theirs
+  NodeAddress address;       // for processes of the same node
+  bool single_copy = false;  // supports remote reads, in both directions
   int64_t num_processors = 1;
 };
 
@@ -29,11 +29,11 @@ class ProcessContext {
  public:
   static ProcessContext& Get();  // never destroyed: threads may still run when static destructors do
 
-  // `index` is JAX's. Starting again does nothing.
+  // `index` is JAX's process index. A second call does nothing.
   Status Start(int32_t index, const std::string& node, bool allow_single_copy);
-  // To processes of other nodes, the network has to be connected too.
+  // A process of another node also needs ConnectNetwork.
   Status Connect(int32_t index, const ProcessInfo& info);
-  // Makes this process reachable from other nodes. Starting again does nothing.
+  // Makes this process reachable from other nodes. A second call does nothing.
   Status StartNetwork(const NetworkOptions& options, int32_t num_processes, uint64_t token);
   Status ConnectNetwork(int32_t index, const std::string& address);
 
@@ -44,9 +44,10 @@ class ProcessContext {
   ActiveMessages& active_messages() { return active_messages_; }
   bool connected(int32_t index);
 
-  // What all of these processes can do, and on which node each is: numbers from 0 on, in order of appearance.
+  // The resources that all of these processes have in common. `single_copy`: all support remote reads. `node_of`: the
+  // node of each process, numbered from 0 in order of appearance.
   NodeResources ResourcesOf(const std::vector<int32_t>& processes, bool* single_copy, std::vector<int32_t>* node_of);
-  // Publishes why this process has aborted a run.
+  // Publishes the error that made this process abort a run.
   void PublishFailure(int64_t run_id, const std::string& why);
 
  private:

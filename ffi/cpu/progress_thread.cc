@@ -12,9 +12,9 @@ namespace {
 
 using Clock = InterProcessCall::Clock;
 
-constexpr auto kSpin = std::chrono::microseconds(50);           // before it sleeps: about what waking costs
-constexpr auto kCheckEvery = std::chrono::milliseconds(20);     // deadlines, and whether the other processes live
-constexpr auto kReclaimEvery = std::chrono::milliseconds(100);  // while there is nothing else to do
+constexpr auto kSpin = std::chrono::microseconds(50);           // polls before it sleeps: about the cost of waking
+constexpr auto kCheckEvery = std::chrono::milliseconds(20);     // deadlines and liveness of peers
+constexpr auto kReclaimEvery = std::chrono::milliseconds(100);  // while no call is in flight
 
 }  // namespace
 
@@ -54,17 +54,17 @@ void ProgressThread::Stop() {
 
 void ProgressThread::Run() {
   std::vector<std::shared_ptr<InterProcessCall>> calls;
-  std::vector<std::shared_ptr<InterProcessCall>> failed;  // whose slots others may still look at
+  std::vector<std::shared_ptr<InterProcessCall>> failed;  // their slots and blocks are not free yet
   Clock::time_point last_moved = Clock::now();
   Clock::time_point next_check = last_moved + kCheckEvery;
-  bool announced = false;  // that it will sleep: one more look, then it does
+  bool announced = false;  // PrepareToSleep has been called; one more pass follows before Sleep
   uint32_t doorbell = 0;
   for (;;) {
     {
       std::unique_lock<std::mutex> lock(mutex_);
       while (calls.empty() && added_.empty() && !stop_) {
-        calls_.clear();                       // what they hold may be that of a program that has been dropped
-        node_.control_segment().StayAwake();  // nobody has a reason to ring
+        calls_.clear();                       // they may keep a program alive that has been dropped
+        node_.control_segment().StayAwake();  // no peer needs to ring while no call is in flight
         announced = false;
         if (failed.empty()) {
           changed_.wait(lock);

@@ -1,4 +1,4 @@
-// The thread that moves calls on whose handlers have stopped spinning. Sleeps while nothing happens.
+// The thread that advances calls whose handlers have stopped spinning. It sleeps while no call can advance.
 #pragma once
 
 #include <atomic>
@@ -14,12 +14,12 @@ namespace jaxcomm {
 
 class ProgressThread {
  public:
-  explicit ProgressThread(Node& node);  // starts the thread; it ends with the process, or with Stop()
+  explicit ProgressThread(Node& node);  // starts the thread, which runs until Stop() or the end of the process
 
   void Add(std::shared_ptr<InterProcessCall> call);
   // Fails all calls of a run.
   void FailRun(int64_t run_id, const Status& error);
-  // Returns when the thread has ended. Calls in flight stay where they are.
+  // Returns when the thread has ended. Calls in flight do not advance any more.
   void Stop();
 
  private:
@@ -29,7 +29,7 @@ class ProgressThread {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::shared_ptr<InterProcessCall>> added_;
-  std::vector<std::shared_ptr<InterProcessCall>> calls_;  // what the thread works on, for FailRun
+  std::vector<std::shared_ptr<InterProcessCall>> calls_;  // advanced by the thread; guarded for FailRun
   bool stop_ = false;
   bool stopped_ = false;
 };

@@ -4,7 +4,7 @@
 
 #include "../include/jaxcomm/arithmetic.h"
 
-// One binary for all x86-64 machines: the loader picks the clone. Sanitizers don't support the mechanism (ifunc).
+// One binary for all x86-64 machines: the loader selects the clone. Sanitizers do not support this mechanism (ifunc).
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
 #define JAXCOMM_SIMD_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
@@ -15,11 +15,11 @@
 namespace jaxcomm {
 namespace {
 
-// Elements that are reduced over all sources before the next ones: accumulators stay in the first-level cache.
+// Elements per tile. A tile is reduced over all sources before the next one, so its accumulators stay in the L1 cache.
 constexpr int64_t kTile = 1024;
 
-// How a stored element becomes an accumulator and back. kBatches: several sources in one pass; pays where decoding is
-// cheaper than the traffic of the accumulator.
+// Converts stored elements to accumulators and back. kBatches: handle several sources in one pass, which pays off if
+// decoding is cheaper than the memory traffic of the accumulators.
 template <typename T>
 struct Plain : arithmetic::Plain<T> {
   static constexpr bool kBatches = true;
@@ -30,7 +30,7 @@ struct Widened : arithmetic::Widened<Format> {
   static constexpr bool kBatches = true;
 };
 
-// 256 values: a table beats the arithmetic.
+// A type of one byte has 256 values: a table is faster than arithmetic.
 template <typename Format>
 struct Widened8 {
   static constexpr bool kBatches = false;
@@ -95,7 +95,7 @@ inline __attribute__((always_inline)) void ReduceTiles(void* dst, const void* co
   }
 }
 
-// Clones can't be templates, hence one function per type and operation.
+// Clones cannot be templates. Hence one function per type and operation.
 #define JAXCOMM_REDUCE(name, ...)                                                                             \
   JAXCOMM_SIMD_CLONES void name##Sum(void* dst, const void* const* sources, int num_sources, int64_t count) { \
     ReduceTiles<__VA_ARGS__, arithmetic::Sum>(dst, sources, num_sources, count);                              \

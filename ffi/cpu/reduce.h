@@ -11,7 +11,7 @@ namespace jaxcomm {
 // rounded once, to nearest even. max and min return NaN if an operand is NaN, as XLA's do.
 using ReduceFn = void (*)(void* dst, const void* const* sources, int num_sources, int64_t count);
 
-// Null if the type has no such reduction (complex max, for instance).
+// Null if the dtype does not support the operation, such as a complex max.
 ReduceFn FindReduce(DType dtype, ReduceOp op);
 
 }  // namespace jaxcomm

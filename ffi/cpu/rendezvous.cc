@@ -27,7 +27,7 @@ struct Rendezvous::GroupCall {
   std::unique_ptr<Execution> execution;
 };
 
-// Shared by all calls of a group with ranks of other processes.
+// Shared by all calls of a group that spans processes.
 struct Rendezvous::InterProcess {
   std::shared_ptr<const InterProcessProgram> program;
   std::shared_ptr<const CallNames> names;
@@ -41,12 +41,12 @@ BoundedWait Begin() { return {BoundedWait::Clock::now(), {timeout_s.load(), warn
 
 constexpr int64_t kHugePageBytes = 2 << 20;
 
-// How long the thread of the last arrival waits for other processes by itself. Small collectives between processes that
-// arrive together take a few microseconds; waking another thread would take longer than that.
+// How long the thread of the last participant polls for other processes. Small collectives of processes that arrive
+// together take a few microseconds, less than waking another thread.
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kSpinBeforeYield = std::chrono::microseconds(2);
 
-// Numbers the call sites of a program that have equal attributes. XLA makes all call sites of a program on one thread.
+// Numbers call sites of a program that have equal attributes. XLA makes all call sites of a program on one thread.
 struct Numbering {
   uint64_t program = 0;
   std::map<uint64_t, uint64_t> count;
@@ -54,14 +54,14 @@ struct Numbering {
 thread_local Numbering numbering;
 std::atomic<uint64_t> num_programs{0};
 
-// The same in all processes for the same call site.
+// Equal in all processes for the same call site.
 uint64_t IdentityOf(const CallSpec& spec) {
   const uint64_t hash = HashAttributes(spec);
   if (numbering.program != num_programs.load()) numbering = {num_programs.load(), {}};
   return Mix(hash, numbering.count[hash]++);
 }
 
-// Runs that have failed: devices that come late to another call of such a run are told at once.
+// Runs that have failed. A device that arrives at a later call of such a run gets the error at once.
 class FailedRuns {
  public:
   void Add(int64_t run_id, const Status& error) {
@@ -100,13 +100,13 @@ Registry& TheRegistry() {
   return *registry;
 }
 
-// Fresh output pages cost more than the data at large sizes; with 2 MiB pages there are 512 times fewer faults.
+// At large sizes, page faults on fresh output memory cost more than the data. 2 MiB pages cause 512 times fewer faults.
 void AdviseHugePages(char* data, int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   if (bytes < 2 * kHugePageBytes) return;
   const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
   const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePageBytes * kHugePageBytes;
-  // Only advice: where the kernel declines, pages stay small.
+  // An error is harmless: pages stay small.
   if (end > begin) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 #else
   (void)data, (void)bytes;
@@ -145,18 +145,18 @@ void Rendezvous::SetLimits(const WaitLimits& limits) {
 StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Make(CallSpec spec) {
   const auto num_slots = static_cast<int64_t>(spec.groups.size());
   if (spec.group_size <= 0 || num_slots % spec.group_size != 0) {
-    return InvalidArgumentError(spec.op + ": " + std::to_string(num_slots) + " ranks are no groups of " +
+    return InvalidArgumentError(spec.op + ": " + std::to_string(num_slots) + " ranks cannot be split into groups of " +
                                 std::to_string(spec.group_size));
   }
   if (spec.ranks_per_node <= 0 || spec.group_size % spec.ranks_per_node != 0) {
-    return InvalidArgumentError(spec.op + ": groups of " + std::to_string(spec.group_size) + " are no nodes of " +
-                                std::to_string(spec.ranks_per_node));
+    return InvalidArgumentError(spec.op + ": groups of " + std::to_string(spec.group_size) +
+                                " ranks cannot be split into nodes of " + std::to_string(spec.ranks_per_node));
   }
   std::shared_ptr<Rendezvous> rendezvous(new Rendezvous(std::move(spec)));
   for (int64_t slot = 0; slot < num_slots; ++slot) {
     if (!rendezvous->slots_.emplace(rendezvous->spec_.groups[slot], slot).second) {
       return InvalidArgumentError(rendezvous->spec_.op + ": rank " + std::to_string(rendezvous->spec_.groups[slot]) +
-                                  " is in two groups");
+                                  " occurs twice in the groups");
     }
   }
   rendezvous->iterations_.resize(num_slots);
@@ -172,16 +172,15 @@ StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Make(CallSpec spec) {
   return rendezvous;
 }
 
-// Which ranks are of this process; whether it knows the others of its groups.
+// Counts the ranks of this process by group. Fails if another process of its groups is not connected.
 Status Rendezvous::CountLocal() {
   ProcessContext& process = ProcessContext::Get();
   if (process.index() < 0) {
-    return InvalidArgumentError(spec_.op +
-                                ": this process has not been connected to the others; call jaxcomm.register()");
+    return InvalidArgumentError(spec_.op + ": this process is not connected to the others; call jaxcomm.register()");
   }
   if (spec_.processes.size() != spec_.groups.size()) {
-    return InvalidArgumentError(spec_.op + ": " + std::to_string(spec_.processes.size()) + " processes for " +
-                                std::to_string(spec_.groups.size()) + " ranks");
+    return InvalidArgumentError(spec_.op + ": attribute processes has " + std::to_string(spec_.processes.size()) +
+                                " entries, expected " + std::to_string(spec_.groups.size()) + ", one per rank");
   }
   for (size_t group = 0; group < local_count_.size(); ++group) {
     const auto begin = spec_.processes.begin() + static_cast<int64_t>(group) * spec_.group_size;
@@ -209,7 +208,7 @@ void Rendezvous::Arrive(const Participant& participant, std::unique_ptr<Completi
     return;
   }
   const std::shared_ptr<GroupCall>& group_call = *joined;
-  if (!group_call) return;  // not the last
+  if (!group_call) return;  // not the last to arrive
   const int64_t own_position = slots_.at(participant.rank) % spec_.group_size;
   if (SpansProcesses(std::get<2>(group_call->key))) return StartInterProcess(group_call, own_position);
 
@@ -242,7 +241,7 @@ void Rendezvous::FailCall(GroupCall& group_call, const Status& error) {
   CompletionPool::Get().Push(std::move(items));
 }
 
-// All ranks of this process have arrived; the other processes come next.
+// All ranks of this process have arrived. Starts the call with the other processes.
 void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position) {
   const auto [run_id, iteration, group] = group_call->key;
   const StatusOr<const InterProcess*> made = InterProcessFor(group_call->first, group);
@@ -272,7 +271,7 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
   const Clock::time_point start = Clock::now();
   for (Clock::time_point now = start; now - start < kSpin; now = Clock::now()) {
     if (call->over() || call->Advance(own_position) == InterProcessCall::AdvanceResult::kOver) {
-      if (call->failed()) process.progress_thread().Add(call);  // what it used has yet to be reclaimed
+      if (call->failed()) process.progress_thread().Add(call);  // reclaims its slot and block
       return;
     }
     if (now - start > kSpinBeforeYield) std::this_thread::yield();
@@ -281,7 +280,7 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
   if (const Status failed = TheRegistry().failed_runs.Find(run_id); !failed.ok()) call->Fail(failed);
 }
 
-// Lives as long as the rendezvous.
+// The result lives as long as the rendezvous.
 StatusOr<const Rendezvous::InterProcess*> Rendezvous::InterProcessFor(const Participant& participant, int64_t group) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -294,7 +293,7 @@ StatusOr<const Rendezvous::InterProcess*> Rendezvous::InterProcessFor(const Part
   std::vector<int32_t> node_of;
   const NodeResources resources = ProcessContext::Get().ResourcesOf(process_of, &single_copy, &node_of);
   const auto program =
-      MakeProgram(spec_, figures_, resources, participant.dtype, participant.input_count, participant.output_count);
+      MakeProgram(spec_, cost_params_, resources, participant.dtype, participant.input_count, participant.output_count);
   if (!program.ok()) return program.status();
   auto inter_process = std::make_shared<InterProcess>();
   inter_process->program =
@@ -307,12 +306,13 @@ StatusOr<const Rendezvous::InterProcess*> Rendezvous::InterProcessFor(const Part
   return inter_process_.emplace(group, std::move(inter_process)).first->second.get();
 }
 
-// Adds the participant and takes `done`, unless it fails. Returns the call if it is complete now, else null.
+// Records the arrival and takes `done`, unless it fails. Returns the call if all local participants have arrived,
+// otherwise null.
 StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Participant& participant,
                                                                   std::unique_ptr<Completion>& done) {
   const auto found = slots_.find(participant.rank);
   if (found == slots_.end()) {
-    return InvalidArgumentError(Prefix() + "rank " + std::to_string(participant.rank) + " is in no group");
+    return InvalidArgumentError(Prefix() + "rank " + std::to_string(participant.rank) + " is not in any group");
   }
   const int64_t slot = found->second;
   const int64_t position = slot % spec_.group_size;
@@ -331,8 +331,8 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
   const Participant& first = entry->first;
   if (first.dtype != participant.dtype || first.input_count != participant.input_count ||
       first.output_count != participant.output_count) {
-    return InvalidArgumentError(Prefix() + "rank " + std::to_string(participant.rank) + " brings " +
-                                Sizes(participant) + ", rank " + std::to_string(first.rank) + " " + Sizes(first));
+    return InvalidArgumentError(Prefix() + "buffers do not match: rank " + std::to_string(participant.rank) + " has " +
+                                Sizes(participant) + ", rank " + std::to_string(first.rank) + " has " + Sizes(first));
   }
   entry->buffers[position] = {participant.input, participant.output, nullptr};
   entry->completions[position] = std::move(done);
@@ -346,7 +346,7 @@ void Rendezvous::Work(const std::shared_ptr<GroupCall>& group_call, int64_t own_
   if (group_call->execution->Work()) Finish(*group_call, own_position);
 }
 
-// Called once per call, by the thread that ran its last step. own_position < 0: not a thread of an arrival.
+// Called once per call, by the thread that ran its last step. own_position < 0: not the thread of a participant.
 void Rendezvous::Finish(GroupCall& group_call, int64_t own_position) {
   if (group_call.scratch) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -371,8 +371,8 @@ StatusOr<std::shared_ptr<const Program>> Rendezvous::ProgramFor(const Participan
     std::lock_guard<std::mutex> lock(mutex_);
     if (program_) return program_;  // shapes are static: one program per call site
   }
-  StatusOr<std::shared_ptr<const Program>> program = MakeProgram(spec_, figures_, NodeResources(), participant.dtype,
-                                                                 participant.input_count, participant.output_count);
+  StatusOr<std::shared_ptr<const Program>> program = MakeProgram(
+      spec_, cost_params_, NodeResources(), participant.dtype, participant.input_count, participant.output_count);
   std::lock_guard<std::mutex> lock(mutex_);
   if (program.ok() && !program_) program_ = *program;
   return program;
@@ -420,7 +420,8 @@ void Rendezvous::FailCalls(int64_t run_id, const Status& error) {
 }
 
 void Rendezvous::FailRun(int64_t run_id, const Status& error) {
-  // First the mark, then the sweep: a device that arrives in between finds one or the other.
+  // Records the failure before it fails open calls. So a device that arrives in between gets the error from one of
+  // both.
   TheRegistry().failed_runs.Add(run_id, error);
   ProcessContext& process = ProcessContext::Get();
   if (process.index() >= 0) {

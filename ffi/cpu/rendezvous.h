@@ -1,7 +1,8 @@
-// The rendezvous of the devices of one process for a collective, which also starts calls between processes.
+// The rendezvous of the devices of one process for a collective. It also starts calls between processes.
 //
-// One Rendezvous per call site and executable. Calls are matched by identity (run, iteration of the call site within
-// the run, group), never by order of arrival: independent calls may run in any order on any device and never mix.
+// There is one Rendezvous per call site and executable. Calls are matched by identity (run, iteration of the call site
+// within the run, group), never by order of arrival. So independent calls may run in any order on any device and never
+// mix.
 #pragma once
 
 #include <array>
@@ -25,7 +26,7 @@ namespace jaxcomm {
 
 // One device in one call.
 struct Participant {
-  int64_t run_id = 0;  // XLA's run id: the same on all devices of a launch
+  int64_t run_id = 0;  // XLA's run id: equal on all devices of an execution
   int64_t rank = 0;    // logical device id
   const char* input = nullptr;
   char* output = nullptr;
@@ -36,18 +37,19 @@ struct Participant {
 
 class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
  public:
-  // Fails if the groups are not a partition into groups of equal size.
+  // Fails if the ranks cannot be split into groups and nodes of the given sizes, or a rank is in two groups.
   static StatusOr<std::shared_ptr<Rendezvous>> Make(CallSpec spec);
 
-  // Never blocks. The last of a group to arrive does the work, with worker threads if there is much. `done` is
-  // completed on this thread or, for the others, by the CompletionPool; the buffers must stay valid until then.
+  // Never blocks. The last participant to arrive does the work of its group, with worker threads if the data is large.
+  // `done` is completed on the thread of the last participant, or by the CompletionPool for the others. The buffers
+  // must stay valid until then.
   void Arrive(const Participant& participant, std::unique_ptr<Completion> done);
 
-  // Call sites are numbered within a program, in the order in which XLA makes them, which is the same in all processes.
-  // Tells that the program is complete.
+  // Marks the end of a program. Call sites are numbered within a program in the order in which XLA makes them, which is
+  // the same in all processes.
   static void EndProgram();
 
-  // How long the first of a group to arrive waits for the others.
+  // Limits of the wait from the first arrival in a group to the last.
   static void SetLimits(const WaitLimits& limits);
 
  private:
@@ -61,7 +63,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   StatusOr<std::shared_ptr<GroupCall>> Join(const Participant& participant, std::unique_ptr<Completion>& done);
   void Work(const std::shared_ptr<GroupCall>& group_call, int64_t own_position);
   void Finish(GroupCall& group_call, int64_t own_position);
-  bool SpansProcesses(int64_t group) const { return local_count_[group] < spec_.group_size; }  // other processes too
+  bool SpansProcesses(int64_t group) const { return local_count_[group] < spec_.group_size; }
   void StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position);
   StatusOr<const InterProcess*> InterProcessFor(const Participant& participant, int64_t group);
   void FailCall(GroupCall& group_call, const Status& error);
@@ -71,20 +73,20 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   std::string DescribeLate(const GroupCall& group_call, const Key& key, const std::string& within) const;
   void FailCalls(int64_t run_id, const Status& error);
   void FailExpired(Clock::time_point now);
-  static void FailRun(int64_t run_id, const Status& error);  // all open and all later calls of a run, of all call sites
+  static void FailRun(int64_t run_id, const Status& error);  // open and later calls of the run, at all call sites
   static void SweepForever();
 
-  CallSpec spec_;  // constant once made
-  // Of the moment when the call site was made, which is the same in the course of all processes.
-  const CostParams figures_ = CostParams::Current();
-  uint64_t identity_ = 0;                       // of the call site, where it spans processes
+  CallSpec spec_;  // constant after Make
+  // Read when the call site is made: all processes do that at the same point of their program.
+  const CostParams cost_params_ = CostParams::Current();
+  uint64_t identity_ = 0;                       // of the call site, if it spans processes
   std::unordered_map<int64_t, int64_t> slots_;  // rank -> group * group_size + position
-  std::vector<int64_t> local_count_;            // by group: ranks of this process
+  std::vector<int64_t> local_count_;            // ranks of this process, by group
   const std::shared_ptr<Pace> pace_ = std::make_shared<Pace>();
 
-  std::mutex mutex_;  // guards what follows; held for bookkeeping only, never during work or completion
-  // How often a device has called in its latest runs. XLA:CPU 0.10 to 0.12 runs one launch at a time; a few more are
-  // kept apart in case that changes.
+  std::mutex mutex_;  // guards the members below; held for bookkeeping only, never during work or completion
+  // Counts the calls of one device in each of its latest runs. XLA:CPU 0.10 to 0.12 executes one run at a time; four
+  // are kept apart in case that changes.
   class Iterations {
    public:
     int64_t Next(int64_t run_id);  // 0, 1, ...
@@ -101,7 +103,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   std::map<Key, std::shared_ptr<GroupCall>> open_;
   std::shared_ptr<const Program> program_;
   std::map<int64_t, std::shared_ptr<const InterProcess>> inter_process_;  // by group
-  std::vector<std::unique_ptr<char[]>> scratch_;                          // for reuse: fresh memory costs page faults
+  std::vector<std::unique_ptr<char[]>> scratch_;                          // reused: fresh memory costs page faults
 };
 
 }  // namespace jaxcomm

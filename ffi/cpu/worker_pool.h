@@ -1,5 +1,5 @@
-// Worker threads for large copies and reductions. They only compute: none ever waits for a device, so work that one
-// has begun always ends.
+// Worker threads for large copies and reductions. They only compute and never wait for a device, so work that has begun
+// always ends.
 #pragma once
 
 #include <condition_variable>
@@ -10,16 +10,16 @@
 
 namespace jaxcomm {
 
-// Below this much data one thread is done before a worker is awake.
+// With less data, one thread finishes before a worker is awake.
 constexpr int64_t kMinParallelBytes = 1 << 20;
 
 class WorkerPool {
  public:
-  // One thread less than processors. Never destroyed, like the CompletionPool.
+  // One thread fewer than processors. Never destroyed, like the CompletionPool.
   static WorkerPool& Get();
 
   int64_t num_threads() const { return num_threads_; }
-  // Lets up to `num_workers` threads call `work` once each, soon or never.
+  // Queues `work` for up to `num_workers` threads, which each call it once. Returns at once.
   void Submit(int64_t num_workers, const std::function<void()>& work);
 
  private:

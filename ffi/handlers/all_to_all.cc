@@ -1,4 +1,4 @@
-// all_to_all: x and y hold one block per rank, along the split and the concat axis.
+// all_to_all: x holds one block per rank along the split axis, y along the concatenation axis.
 #include "handlers/call.h"
 
 namespace jaxcomm {

@@ -1,4 +1,4 @@
-// barrier: y is x, once every rank has arrived. Operands are aliased to results, so nothing is copied.
+// barrier: waits until every rank has arrived. Results are aliased to operands, so nothing is copied.
 #include "handlers/call.h"
 
 namespace jaxcomm {
@@ -6,7 +6,10 @@ namespace {
 
 ffi::Future ExecuteBarrier(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::RemainingArgs xs,
                            ffi::RemainingRets ys) {
-  if (xs.size() != ys.size()) return Failed(InvalidArgumentError("jaxcomm: barrier: one result per operand expected"));
+  if (xs.size() != ys.size()) {
+    return Failed(InvalidArgumentError("jaxcomm: barrier: got " + std::to_string(xs.size()) + " operands and " +
+                                       std::to_string(ys.size()) + " results, expected one result per operand"));
+  }
   for (size_t i = 0; i < xs.size(); ++i) {
     auto x = xs.get<ffi::AnyBuffer>(i);
     auto y = ys.get<ffi::AnyBuffer>(i);

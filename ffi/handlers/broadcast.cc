@@ -1,4 +1,4 @@
-// broadcast: y is x of the root.
+// broadcast: y is the root's x.
 #include "handlers/call.h"
 
 namespace jaxcomm {

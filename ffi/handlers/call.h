@@ -1,5 +1,5 @@
-// What all collectives' XLA handlers share: from FFI buffers and attributes to a Rendezvous, and from there to a
-// future.
+// Shared by the XLA handlers of all collectives: decodes FFI buffers and attributes, joins a Rendezvous, returns its
+// completion as a future.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace jaxcomm {
 
-// One per call site and executable, shared by the local devices. XLA makes it from the attributes, before the first
-// run.
+// One per call site and executable, shared by the local devices. XLA creates it from the attributes before the first
+// execution.
 struct CpuCallState {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
@@ -30,7 +30,7 @@ ffi::ErrorOr<std::unique_ptr<CpuCallState>> Instantiate(ffi::Dictionary attribut
 
 inline auto BindInstantiate() { return ffi::Ffi::BindInstantiate().Attrs(); }
 
-// One operand, one result. The buffers stay valid until the future is completed; nothing else of the call frame does.
+// One operand, one result. The buffers stay valid until the future is completed. The rest of the call frame does not.
 ffi::Future Execute(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::AnyBuffer x,
                     ffi::Result<ffi::AnyBuffer> y);
 
@@ -43,9 +43,10 @@ inline auto BindExecute() {
       .Ret<ffi::AnyBuffer>();        // y
 }
 
-// Joins the rendezvous; the future is the completion.
+// Joins the rendezvous. The future completes when the call is done.
 ffi::Future Arrive(Rendezvous& rendezvous, const Participant& participant);
 
+// A future that has failed already.
 ffi::Future Failed(const Status& error);
 
 }  // namespace jaxcomm

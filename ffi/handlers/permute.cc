@@ -1,4 +1,4 @@
-// permute: y is x of one other rank, or zeros.
+// permute: y is the x of one rank, or zeros.
 #include "handlers/call.h"
 
 namespace jaxcomm {

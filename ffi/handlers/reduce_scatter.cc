@@ -1,4 +1,4 @@
-// reduce_scatter: x holds one block per rank, y is this rank's, reduced.
+// reduce_scatter: x holds one block per rank, y is the reduction of this rank's block.
 #include "handlers/call.h"
 
 namespace jaxcomm {

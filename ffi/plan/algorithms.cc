@@ -39,7 +39,7 @@ bool WellFormed(const Request& request) {
   if (geometry.num_nodes < 1 || geometry.ranks_per_node < 1) return false;
   if (geometry.num_nodes > std::numeric_limits<int32_t>::max() / geometry.ranks_per_node) return false;
   const int32_t n = geometry.num_ranks();
-  // Splitting multiplies an offset of the whole buffer by a number of parts; both must fit.
+  // Subrange multiplies an offset into the whole buffer by a number of parts; the product must not overflow.
   if (request.block_count < 0 || request.block_count > std::numeric_limits<int64_t>::max() / n / n) return false;
   if (request.chunk_count < 0) return false;
   if (request.collective == Collective::kBroadcast) return request.root >= 0 && request.root < n;
@@ -57,7 +57,7 @@ bool Support::operator()(const Request& request) const { return WellFormed(reque
 const Support kAnyGeometry = {[](const Request&) { return true; }, "nothing"};
 const Support kOneAddressSpace = {
     [](const Request& request) { return request.geometry.all_addressable || request.geometry.num_nodes == 1; },
-    "ranks that may read each other's memory"};
+    "ranks that can read each other's memory"};
 const Support kOneNodeWithMultimem = {
     [](const Request& request) { return request.geometry.num_nodes == 1 && request.geometry.multimem; },
     "one node of GPUs with NVLink SHARP"};

@@ -1,4 +1,4 @@
-// The table of algorithms: one row per way to carry out a collective.
+// The table of algorithms of each collective.
 #pragma once
 
 #include <cstdint>
@@ -8,23 +8,23 @@
 
 namespace jaxcomm {
 
-// How a plan is carried out.
+// How the plan of an algorithm is executed.
 enum class Protocol : uint8_t {
   kSteps,  // step by step
-  // As an exchange of messages that carry their own flags, with the result of the plan, which has to be direct; where
-  // Machine::ll says so, elsewhere step by step.
-  kLl,         // blocks
-  kLlTwoShot,  // pieces of a block, one per rank; then the sums of these
-  // By a switch that reads from, and writes to, all ranks at once. Sums are in the order of the switch, not in the
-  // plan's. Only where it is asked for.
+  // By LL messages, which carry their own flags, with the result of the plan. The plan must be direct. Without
+  // Machine::ll (or ll_two_shot) the plan is executed step by step.
+  kLl,         // each message holds a block
+  kLlTwoShot,  // each message holds one of n parts of a block; a second exchange distributes the sums
+  // By a switch that reads from and writes to all ranks at once. The switch determines the order of sums, not the plan.
+  // Never selected automatically.
   kMultimem,
 };
 
 // Which requests an algorithm supports.
 struct Support {
-  bool (*predicate)(const Request& request);  // of a well-formed request
-  const char* requirement;                    // for people, after "needs": what the predicate asks for
-  bool hierarchical = false;  // a plan for several nodes of several ranks, which selection prefers there
+  bool (*predicate)(const Request& request);  // called with well-formed requests only
+  const char* requirement;                    // the predicate in words, after "needs" in an error text
+  bool hierarchical = false;                  // made for several nodes of several ranks; selection prefers it there
 
   bool operator()(const Request& request) const;
 };
@@ -32,15 +32,15 @@ struct Support {
 struct Algorithm {
   const char* name;
   const char* source;  // paper, DOI or upstream file
-  Support supports;    // geometry and sizes that `build` takes
+  Support supports;    // requests that `build` accepts
   Plan (*build)(const Request& request, int32_t rank);
   Protocol protocol = Protocol::kSteps;
 };
 
-// Rows in order of preference: on equal predicted cost the first wins.
+// Rows in order of preference: of rows with equal predicted cost, the first is selected.
 const std::vector<Algorithm>& Algorithms(Collective collective);
 
-// Null if there is none of that name.
+// Null if no algorithm has that name.
 const Algorithm* FindAlgorithm(Collective collective, const char* name);
 
 // The plans of all ranks, in rank order. The request must be supported.

@@ -6,10 +6,9 @@
 namespace jaxcomm {
 namespace {
 
-// Direct: the own block goes to everybody, or is read by them. Nobody waits. n - 1 messages of b; but where the
-// processor itself copies, one chunk goes to everybody before the next, so that it is read from memory once and from
-// the cache n - 1 times.
-// Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+// Direct: each rank puts its block to all others, or they read it. No waits. n - 1 messages of b. If the processor
+// itself copies, each chunk goes to all ranks before the next one, so that it is read from memory once and from the
+// cache n - 1 times. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
 Plan DirectAllGather(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const int64_t b = request.block_count;
@@ -29,8 +28,8 @@ Plan DirectAllGather(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Ring: in step s rank r forwards block r - s to r + 1. n - 1 messages of b. The last step needs no signal, because
-// nobody forwards what it brings. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+// Ring: in step s, rank r forwards block r - s to r + 1. n - 1 messages of b. The last step needs no signal, because
+// its block is not forwarded. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
 Plan RingAllGather(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const int64_t b = request.block_count;
@@ -47,8 +46,8 @@ Plan RingAllGather(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Recursive doubling: in round k rank r exchanges the 2^k blocks of its group with rank r xor 2^k. log2 n messages,
-// (n - 1) * b in all. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+// Recursive doubling: in round k, rank r exchanges the 2^k blocks of its group with rank r xor 2^k. log2 n messages,
+// (n - 1) * b in total. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
 Plan RecursiveDoublingAllGather(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const int64_t b = request.block_count;
@@ -58,16 +57,16 @@ Plan RecursiveDoublingAllGather(const Request& request, int32_t rank) {
     const int32_t peer = rank ^ bit;
     const int64_t first_block = rank & ~(bit - 1);
     plan.Move(plan.Output(first_block * b), Builder::At(peer, Space::kOutput, first_block * b), bit * b);
-    if (bit * 2 == n) break;  // nobody forwards what the last round brings
+    if (bit * 2 == n) break;  // blocks of the last round are not forwarded
     plan.Signal(peer);
     plan.Wait(peer);
   }
   return std::move(plan).Finish(0);
 }
 
-// Bruck: in round k rank r puts blocks r .. r + 2^k - 1, all that it has, to r - 2^k. ceil(log2 n) rounds for any n,
-// (n - 1) * b in all. Blocks go to their final places, so a run that wraps at block n is two messages, and the
-// rotation at the end of the original is not needed. Source: Bruck et al., IEEE TPDS 8(11), 1997.
+// Bruck: in round k, rank r puts all its blocks r .. r + 2^k - 1 to r - 2^k. ceil(log2 n) rounds for any n, (n - 1) * b
+// in total. Blocks go to their final places. So blocks that wrap around at n take two messages, and the rotation at the
+// end of the original algorithm is not needed. Source: Bruck et al., IEEE TPDS 8(11), 1997.
 Plan BruckAllGather(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const int64_t b = request.block_count;
@@ -79,7 +78,8 @@ Plan BruckAllGather(const Request& request, int32_t rank) {
     const int64_t before_wrap = std::min<int64_t>(num_blocks, n - rank);
     plan.Move(plan.Output(rank * b), Builder::At(to, Space::kOutput, rank * b), before_wrap * b);
     plan.Move(plan.Output(0), Builder::At(to, Space::kOutput, 0), (num_blocks - before_wrap) * b);
-    // This round brings blocks from r + 2^k on. The next one forwards n - 2^(k+1) at most, which may not reach them.
+    // This round delivers blocks from r + 2^k on. The next one forwards at most n - 2^(k+1) blocks, perhaps none of
+    // these.
     if (n - 2 * bit > bit) {
       plan.Signal(to);
       plan.Wait(static_cast<int32_t>((rank + bit) % n));
@@ -88,8 +88,8 @@ Plan BruckAllGather(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Hierarchical: the own block goes over the rail to one rank of every other node, straight into its output, and from
-// there to its local peers, who are given it or told to read it. A stage is one chunk for one other node; the send of
+// Hierarchical: each rank sends its block over the rail to one rank of every other node, directly into its output. That
+// rank puts it to its local peers, or signals them to read it. A stage is one chunk for one other node. The send of
 // stage t + 1 is issued before the forward of stage t waits. (G - 1) * b between nodes, G * (L - 1) * b in the node, no
 // scratch. Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane all-gather).
 Plan HierarchicalAllGather(const Request& request, int32_t rank) {
@@ -109,14 +109,14 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
     plan.Move(plan.Input(part.begin), Builder::At(peer, Space::kOutput, rank * b + part.begin), part.count);
     plan.Signal(peer);
   };
-  // To the local peers, from `src`, what belongs at `offset` of everybody's output.
+  // Puts `count` elements from `src` to `offset` of the outputs of all local peers.
   const auto spread = [&](Place src, int64_t offset, int64_t count) {
     for (int32_t i = 1; i < locals; ++i) {
       const int32_t peer = node * locals + (local + i) % locals;
       plan.Move(src, Builder::At(peer, Space::kOutput, offset), count);
     }
   };
-  // What local rank l gets in a stage, in everybody's output.
+  // The range of the output that local rank l receives from its rail in stage t. The same in all outputs.
   const auto got = [&](int64_t t, int32_t l) {
     const Range part = Subrange({0, b}, chunks, t % chunks);
     const int64_t from = (node + nodes - 1 - t / chunks) % nodes * locals + l;
@@ -124,7 +124,7 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
   };
   const auto forward = [&](int64_t t) {
     const Range part = got(t, local);
-    plan.Wait(static_cast<int32_t>(part.begin / b));  // whose block it is
+    plan.Wait(static_cast<int32_t>(part.begin / b));  // the rank whose block it is
     if (!geometry.pull) return spread(plan.Output(part.begin), part.begin, part.count);
     for (int32_t i = 1; i < locals; ++i) plan.Signal(node * locals + (local + i) % locals);
   };
@@ -138,7 +138,7 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
     }
   };
 
-  // The own node gets its chunks in between, while messages of other nodes are under way.
+  // The local peers get the chunks of this rank's block in between, while messages between nodes are in flight.
   const auto spread_own = [&](int64_t c) {
     const Range part = Subrange({0, b}, chunks, c);
     plan.Move(plan.Input(part.begin), plan.Output(rank * b + part.begin), part.count);

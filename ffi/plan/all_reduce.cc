@@ -1,5 +1,5 @@
-// Plans of all_reduce: every rank ends with the sum of everybody's block. For each element the order of the operands is
-// the same on all ranks, so the result is the same to the bit.
+// Plans of all_reduce: every rank ends with the sum of the blocks of all ranks. For each element, the order of operands
+// is the same on all ranks, so the results are equal bit for bit.
 #include "builder.h"
 #include "partition.h"
 #include "pipeline.h"
@@ -7,10 +7,10 @@
 namespace jaxcomm {
 namespace {
 
-// Direct, or two-shot: rank r sums piece r over all inputs, in rank order, and puts the result to everybody, chunk by
-// chunk, so that a sum is put from the cache. Nobody waits. (n - 1) * b / n read, and as much put, per rank. Where
-// direct plans pull, everybody signals its sum and then reads the others'.
-// Source: pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (two-shot).
+// Direct, or two-shot: rank r sums piece r over all inputs, in rank order, and puts the result to all ranks, chunk by
+// chunk, so that a sum is put from the cache. No waits. (n - 1) * b / n read, and as much put, per rank. If direct
+// plans pull, each rank signals that its sum is ready and then reads the sums of the others. Source:
+// pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (two-shot).
 Plan DirectAllReduce(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const auto piece_of = [&](int32_t r) { return Subrange({0, request.block_count}, n, r); };
@@ -39,7 +39,7 @@ Plan DirectAllReduce(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// One-shot: everybody sums everything, in rank order. One step; (n - 1) * b read per rank.
+// One-shot: every rank sums all inputs, in rank order. One step; (n - 1) * b read per rank.
 // Source: pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (one-shot).
 Plan OneShotAllReduce(const Request& request, int32_t rank) {
   Builder plan(request, rank);
@@ -51,9 +51,9 @@ Plan OneShotAllReduce(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Root: rank 0 sums everything and puts the result to everybody; the others do nothing. The fewest steps in all, which
-// is fastest where ranks share processors and blocks are small. (n - 1) * b read and (n - 1) * b put by rank 0.
-// Source: reduce and broadcast over flat trees, Chan et al., CCPE 19(13), 2007, doi 10.1002/cpe.1206.
+// Root: rank 0 sums all inputs and puts the result to all ranks; the others do nothing. It has the fewest steps in
+// total, which is fastest if ranks share processors and blocks are small. (n - 1) * b read and (n - 1) * b put by rank
+// 0. Source: reduce and broadcast over flat trees, Chan et al., CCPE 19(13), 2007, doi 10.1002/cpe.1206.
 Plan RootAllReduce(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const Range block = {0, request.block_count};
@@ -71,19 +71,19 @@ Plan RootAllReduce(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Ring: the sum of piece j starts at rank j + 1 and goes round to rank j, then the result goes round again.
+// Ring: the sum of piece j starts at rank j + 1 and travels around to rank j, then the result travels around once more.
 // 2 (n - 1) steps, 2 (n - 1) * b / n sent per rank. Sums travel in the outputs: rank r gets piece j once as a partial
-// sum and once as the result, and the result exists only after r has forwarded the partial sum. So there is no scratch.
-// Chunks of a piece follow each other, so that one is put while the next is summed.
-// Source: Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002.
+// sum and once as the result, and the result exists only after r has forwarded the partial sum. So no scratch is
+// needed. A piece is pipelined by chunks: one is put while the next is summed. Source: Patarasuk, Yuan, JPDC 69(2),
+// 2009, doi 10.1016/j.jpdc.2008.09.002.
 Plan RingAllReduce(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const Range block = {0, request.block_count};
-  const int64_t chunks = NumChunks(CeilDiv(block.count, n), request.chunk_count);  // of a piece, same on all ranks
+  const int64_t chunks = NumChunks(CeilDiv(block.count, n), request.chunk_count);  // per piece, equal on all ranks
   const int32_t next = (rank + 1) % n;
   const int32_t prev = (rank + n - 1) % n;
   Builder plan(request, rank);
-  // Step s: the first n - 1 forward partial sums, the others results. In step n - 1 the own piece becomes a result.
+  // The first n - 1 steps forward partial sums, the others results. In step n - 1, this rank's piece becomes a result.
   for (int64_t s = 0; s <= 2 * (n - 1) - 1; ++s) {
     const Range piece = Subrange(block, n, (rank + 2 * n - 1 - s) % n);
     for (int64_t c = 0; c < chunks; ++c) {
@@ -94,15 +94,15 @@ Plan RingAllReduce(const Request& request, int32_t rank) {
       }
       plan.Move(s == 0 ? plan.Input(part.begin) : plan.Output(part.begin),
                 Builder::At(next, Space::kOutput, part.begin), part.count);
-      if (s < 2 * (n - 1) - 1) plan.Signal(next);  // nobody forwards what the last step brings
+      if (s < 2 * (n - 1) - 1) plan.Signal(next);  // the result of the last step is not forwarded
     }
   }
   if (n == 1) plan.Move(plan.Input(0), plan.Output(0), block.count);
   return std::move(plan).Finish(0);
 }
 
-// Makes a power of two out of any number of ranks: of the first 2 * extra ranks the even ones hand their input to the
-// odd ones and get the result from them. The others are members 0 .. size - 1, in rank order.
+// Reduces any number of ranks to a power of two. Of the first 2 * extra ranks, the even ones send their input to the
+// odd ones and get the result from them. All other ranks are members 0 .. size - 1, in rank order.
 struct Fold {
   int32_t size = 1;
   int32_t extra = 0;
@@ -117,8 +117,8 @@ struct Fold {
   int32_t Rank(int32_t member) const { return member < extra ? 2 * member + 1 : member + extra; }
 };
 
-// First step of a folded plan. Scratch [0, b) of a rank that stands for another receives that one's input.
-// Returns where the own sum is from then on.
+// First step of a folded plan. A rank that stands for another receives the input of that rank in scratch [0, b).
+// Returns the space of this rank's sum after the step.
 Space FoldIn(Builder& plan, const Fold& fold, int32_t rank, int64_t b) {
   if (fold.Outside(rank)) {
     plan.Move(plan.Input(0), Builder::At(rank + 1, Space::kScratch, 0), b);
@@ -130,14 +130,14 @@ Space FoldIn(Builder& plan, const Fold& fold, int32_t rank, int64_t b) {
   return Space::kOutput;
 }
 
-// Last step: hands the result to the rank stood for, who needs no signal because it reads it only after the end.
+// Last step: sends the result to the rank outside. No signal is needed, because that rank reads it only after the end.
 void FoldOut(Builder& plan, const Fold& fold, int32_t rank, int64_t b) {
   if (fold.Stands(rank)) plan.Move(plan.Output(0), Builder::At(rank - 1, Space::kOutput, 0), b);
 }
 
-// Recursive doubling: in round k member m exchanges its whole sum with member m xor 2^k; both add, the lower member's
-// sum first. log2 n messages of b, and two more steps if n isn't a power of two. Every round has a receive area of its
-// own. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+// Recursive doubling: in round k, member m exchanges its whole sum with member m xor 2^k; both add, the lower member's
+// sum first. log2 n messages of b, and two more steps if n is not a power of two. Every round has its own receive area.
+// Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
 Plan RecursiveDoublingAllReduce(const Request& request, int32_t rank) {
   const Fold fold(request.geometry.num_ranks());
   const int64_t b = request.block_count;
@@ -163,7 +163,7 @@ Plan RecursiveDoublingAllReduce(const Request& request, int32_t rank) {
 }
 
 // Rabenseifner: reduce-scatter by recursive halving of the buffer, then all-gather by recursive doubling back.
-// 2 log2 n messages, 2 (n - 1) * b / n in all, and two more steps if n isn't a power of two.
+// 2 log2 n messages, 2 (n - 1) * b / n in total, and two more steps if n is not a power of two.
 // Source: Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1.
 Plan RabenseifnerAllReduce(const Request& request, int32_t rank) {
   const Fold fold(request.geometry.num_ranks());
@@ -171,7 +171,7 @@ Plan RabenseifnerAllReduce(const Request& request, int32_t rank) {
   Builder plan(request, rank);
   Space sum = FoldIn(plan, fold, rank, b);
   const int32_t member = fold.Member(rank);
-  // Elements of the `width` of fold.size pieces that begin at the piece `first`.
+  // The elements of `width` pieces from piece `first` on. The block has fold.size pieces.
   const auto pieces = [&](int64_t first, int64_t width) {
     const int64_t begin = Subrange({0, b}, fold.size, first).begin;
     const Range last = Subrange({0, b}, fold.size, first + width - 1);
@@ -203,7 +203,7 @@ Plan RabenseifnerAllReduce(const Request& request, int32_t rank) {
     const bool last = width * 2 == fold.size;
     const Range own = pieces(member & ~(width - 1), width);
     plan.Move(plan.Output(own.begin), Builder::At(peer, Space::kOutput, own.begin), own.count);
-    // What the last round brings is forwarded only by a rank that stands for another.
+    // After the last round, only a rank that stands for another forwards the result.
     if (!last || fold.Stands(peer)) plan.Signal(peer);
     if (!last || fold.Stands(rank)) plan.Wait(peer);
   }
@@ -211,10 +211,10 @@ Plan RabenseifnerAllReduce(const Request& request, int32_t rank) {
   return std::move(plan).Finish(receive);
 }
 
-// Tree: sums go up a binomial tree to rank 0 and the result comes down again. 2 ceil(log2 n) rounds. Every child has a
-// receive area of its own. Chunks follow each other. A rank passes its sum on from its output, which the result
-// overwrites only after the parent has got it.
-// Source: Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206.
+// Tree: sums go up a binomial tree to rank 0, and the result comes down again. 2 ceil(log2 n) rounds. Every child has
+// its own receive area. Pipelined by chunks. A rank sends its sum from its output, which the result overwrites only
+// after the parent has received the sum. Source: Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007,
+// doi 10.1002/cpe.1206.
 Plan TreeAllReduce(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const int64_t b = request.block_count;
@@ -253,18 +253,20 @@ Plan TreeAllReduce(const Request& request, int32_t rank) {
   return std::move(plan).Finish(CeilLog2(n) * b);
 }
 
-// Hierarchical: piece l of the block belongs to rail l, and sub-piece g of it to node g. Rank (g, l) sums its node's
-// part of every (g', l) and puts it to that rank (scatter); adds G of them in node order and puts the result to its
-// rail and to its node (combine); and puts to its node what it gets from its rail (spread). Pulling ranks put nothing
-// to their node: after spread they tell it, and read what it has (collect). Scatter of chunk c + 4 and combine of chunk
-// c + 2 are issued before the spread of chunk c waits, so that a rank that comes late leaves no gap on the network.
-// Five slots need no signals of their own: before scatter u a rank has spread chunk u - 5, for which every rail peer
-// signalled its combine u - 5. Per rank 2 (G - 1) * b / n between nodes; 2 (L - 1) * b / L in the node. Source: Cho et
-// al. (BlueConnect), IBM J. Res. Dev. 63(6), 2019, doi 10.1147/JRD.2019.2947013.
+// Hierarchical: piece l of the block belongs to rail l, and sub-piece g of it to node g. Per chunk there are four
+// stages:
+// - scatter: rank (g, l) sums the sub-piece of every (g', l) over its node and puts the sum to that rank;
+// - combine: it adds the G sums of its own sub-piece in node order and puts the result to its rail and its node;
+// - spread: it puts the results that it receives from its rail to its node. Ranks that pull signal their node instead;
+// - collect: ranks that pull read the results of their local peers.
+// Scatter of chunk c + 4 and combine of chunk c + 2 are issued before the spread of chunk c waits, so that a late rank
+// leaves no gap on the network. Five slots need no signals of their own: before scatter u, a rank has spread chunk u -
+// 5, for which every rail peer signalled its combine u - 5. Per rank 2 (G - 1) * b / n between nodes; 2 (L - 1) * b / L
+// in the node. Source: Cho et al. (BlueConnect), IBM J. Res. Dev. 63(6), 2019, doi 10.1147/JRD.2019.2947013.
 Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
   constexpr int64_t kAhead = 2;
   constexpr int64_t kSlots = 2 * kAhead + 1;
-  constexpr int64_t kSendSlots = 2;  // a put may still read one while the next sum goes to the other
+  constexpr int64_t kSendSlots = 2;  // a put may still read one slot while the next sum is written to the other
   const Geometry& geometry = request.geometry;
   const int32_t nodes = geometry.num_nodes;
   const int32_t locals = geometry.ranks_per_node;
@@ -272,7 +274,7 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
   const int32_t local = geometry.local(rank);
   const Range block = {0, request.block_count};
   const int64_t max_count = CeilDiv(CeilDiv(block.count, locals), nodes);  // of a sub-piece
-  const int64_t chunks = NumChunks(max_count, request.chunk_count);        // same on all ranks
+  const int64_t chunks = NumChunks(max_count, request.chunk_count);        // equal on all ranks
   const int64_t max_chunk = MaxChunk(max_count, chunks);
   const int64_t slots = std::min(kSlots, chunks);
   Builder plan(request, rank);

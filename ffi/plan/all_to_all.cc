@@ -6,7 +6,7 @@
 namespace jaxcomm {
 namespace {
 
-// One block from its input to its output: put, or read.
+// Moves one block between this rank and `peer`: puts its own block, or reads the peer's if direct plans pull.
 void Exchange(Builder& plan, const Request& request, int32_t rank, int32_t peer) {
   const int64_t b = request.block_count;
   if (Pulls(request.geometry, rank, peer)) {
@@ -16,9 +16,9 @@ void Exchange(Builder& plan, const Request& request, int32_t rank, int32_t peer)
   }
 }
 
-// Direct: everything is put straight to where it belongs, or read from there; peers start at the own rank, so that no
-// rank is everybody's first target. Nobody waits. n - 1 messages of b.
-// Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+// Direct: each rank puts every block directly to its destination, or reads every block from its source. Each rank
+// starts with itself, so that no rank is the first target of all others. No waits. n - 1 messages of b. Source: Thakur,
+// Rabenseifner, Gropp, IJHPCA 19(1), 2005.
 Plan DirectAllToAll(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   Builder plan(request, rank);
@@ -28,8 +28,8 @@ Plan DirectAllToAll(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Pairwise: in round s rank r puts to r + s and then waits for r - s, so that each rank sends one block and receives
-// one block at a time. The signals only pace. n - 1 messages of b. Source: as direct.
+// Pairwise: in round s, rank r puts to r + s and then waits for r - s, so that each rank sends one block and receives
+// one block at a time. The signals only limit the pace. n - 1 messages of b. Source: as direct.
 Plan PairwiseAllToAll(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const int64_t b = request.block_count;
@@ -38,22 +38,22 @@ Plan PairwiseAllToAll(const Request& request, int32_t rank) {
   for (int32_t s = 1; s < n; ++s) {
     const int32_t to = (rank + s) % n;
     plan.Move(plan.Input(to * b), Builder::At(to, Space::kOutput, rank * b), b);
-    if (s + 1 == n) break;  // no round left to hold back
+    if (s + 1 == n) break;  // no later round to delay
     plan.Signal(to);
     plan.Wait((rank + n - s) % n);
   }
   return std::move(plan).Finish(0);
 }
 
-// Bruck: number the blocks by distance (block i of rank r goes to r + i). In round k all blocks whose distance has bit
-// k set travel 2^k ranks, packed into one message. ceil(log2 n) messages, about n / 2 blocks each. Every round has a
-// receive area of its own: the sender of round k + 1 isn't held back by who still reads round k. Source: Bruck, Ho,
-// Kipnis, Upfal, Weathersby, IEEE TPDS 8(11), 1997, doi 10.1109/71.642949.
+// Bruck: blocks are numbered by distance (block i of rank r goes to r + i). In round k, all blocks whose distance has
+// bit k set travel 2^k ranks, packed into one message. ceil(log2 n) messages, about n / 2 blocks each. Every round has
+// its own receive area, so that the sender of round k + 1 need not wait for a receiver that still reads round k.
+// Source: Bruck, Ho, Kipnis, Upfal, Weathersby, IEEE TPDS 8(11), 1997, doi 10.1109/71.642949.
 Plan BruckAllToAll(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const int64_t b = request.block_count;
   Builder plan(request, rank);
-  std::vector<Place> where(n);  // of the block at distance i; until it is moved, the own input
+  std::vector<Place> where(n);  // by distance: the place of the block, at first in this rank's input
   for (int32_t i = 0; i < n; ++i) where[i] = plan.Input((rank + i) % n * b);
   int64_t receive = n / 2 * b;  // after the send area: no round moves more than n / 2 blocks
   for (int32_t bit = 1; bit < n; bit <<= 1) {
@@ -67,7 +67,7 @@ Plan BruckAllToAll(const Request& request, int32_t rank) {
     if (num_moved > 1) {
       message = plan.Scratch(0);
       for (int64_t j = 0; j < num_moved;) {
-        // Blocks that lie together are packed together.
+        // Contiguous blocks are packed by one step.
         const Place first = where[moved[j]];
         int64_t run = 1;
         while (j + run < num_moved && where[moved[j + run]].space == first.space &&
@@ -88,11 +88,11 @@ Plan BruckAllToAll(const Request& request, int32_t rank) {
   return std::move(plan).Finish(receive);
 }
 
-// Hierarchical: local rank l' of a node collects what its whole node sends over rail l', then puts it to its rail peer,
-// whose output takes it as it is. L times fewer and L times larger messages between nodes than direct.
-// A stage is one chunk for one other node. Gather of stage t + 1 is issued before send of stage t waits, so both
-// networks are busy. Four slots of scratch are enough and need no signals of their own: before gather u a rank has sent
-// stage u - 2, for which every local peer signalled its gather u - 2, which it issued after its send u - 4.
+// Hierarchical: local rank l' of a node gathers all blocks that its node sends over rail l', then puts them to its rail
+// peer, directly into its output. L times fewer and L times larger messages between nodes than direct.
+// A stage is one chunk for one other node. The gather of stage t + 1 is issued before the send of stage t waits, so
+// both networks are busy. Four slots of scratch are enough and need no signals of their own: before gather u, a rank
+// has sent stage u - 2, for which every local peer signalled its gather u - 2, which it issued after its send u - 4.
 // Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane all-to-all); Hwang et al., MLSys 2023,
 // arXiv:2206.03382 (two-dimensional hierarchical all-to-all).
 Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
@@ -111,7 +111,7 @@ Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
 
   const auto target = [&](int64_t t) { return static_cast<int32_t>((node + 1 + t / chunks) % nodes); };
   const auto chunk = [&](int64_t t) { return Subrange({0, b}, chunks, t % chunks); };
-  // Where a slot keeps what comes from local rank `from`. Whole blocks lie together, in the order of the output.
+  // The offset in scratch of the data from local rank `from`. Whole blocks are contiguous, in the order of the output.
   const auto slot = [&](int64_t t, int32_t from) { return (t % slots * locals + from) * max_chunk; };
   const auto gather = [&](int64_t t) {
     const Range part = chunk(t);
@@ -139,7 +139,7 @@ Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
   };
 
   RunPipeline(stages, {{0, gather}, {1, send}});
-  // The own node's blocks come last: nobody waits for them, and the last messages are still under way.
+  // Blocks for the own node come last: no rank waits for them, and the last messages are still in flight.
   for (int32_t i = 0; i < locals; ++i) {
     Exchange(plan, request, rank, node * locals + (local + i) % locals);
   }

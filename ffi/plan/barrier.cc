@@ -5,7 +5,7 @@
 namespace jaxcomm {
 namespace {
 
-// Direct: everybody tells everybody. n - 1 signals, one round.
+// Direct: every rank signals every other. n - 1 signals, one round.
 // Source: Hoefler, Mehlan, Mietke, Rehm, "A survey of barrier algorithms", Chemnitzer Informatik-Berichte, 2004.
 Plan DirectBarrier(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
@@ -15,7 +15,7 @@ Plan DirectBarrier(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Rounds of the dissemination barrier over `n` members, of which the caller is number `v` and number u is rank of(u).
+// The rounds of the dissemination barrier over `n` members. This rank is member `v`, and member u is rank of(u).
 template <typename RankOf>
 void Disseminate(Builder& plan, int32_t v, int32_t n, RankOf of) {
   for (int64_t bit = 1; bit < n; bit <<= 1) {
@@ -24,7 +24,7 @@ void Disseminate(Builder& plan, int32_t v, int32_t n, RankOf of) {
   }
 }
 
-// Dissemination: in round k rank r tells r + 2^k all that it has heard. ceil(log2 n) signals and rounds.
+// Dissemination: in round k, rank r signals r + 2^k. ceil(log2 n) signals and rounds.
 // Source: Hensgen, Finkel, Manber, IJPP 17(1), 1988, doi 10.1007/BF01379320.
 Plan DisseminationBarrier(const Request& request, int32_t rank) {
   Builder plan(request, rank);
@@ -32,8 +32,8 @@ Plan DisseminationBarrier(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Tree: up a binomial tree and down again. 2 * ceil(log2 n) rounds, 2 * (n - 1) signals in all: the fewest.
-// Source: Mellor-Crummey, Scott, ACM TOCS 9(1), 1991, doi 10.1145/103727.103729.
+// Tree: signals go up a binomial tree and down again. 2 * ceil(log2 n) rounds, 2 * (n - 1) signals in total: the
+// fewest. Source: Mellor-Crummey, Scott, ACM TOCS 9(1), 1991, doi 10.1145/103727.103729.
 Plan TreeBarrier(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const std::vector<int32_t> children = TreeChildren(rank, n);
@@ -47,7 +47,8 @@ Plan TreeBarrier(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Hierarchical: local rank 0 hears its node, the nodes disseminate over one rail, local rank 0 tells its node.
+// Hierarchical: every rank signals local rank 0 of its node, the nodes run a dissemination barrier over one rail, and
+// local rank 0 signals the ranks of its node.
 // ceil(log2 G) signals between nodes per node. Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373.
 Plan HierarchicalBarrier(const Request& request, int32_t rank) {
   const Geometry& geometry = request.geometry;

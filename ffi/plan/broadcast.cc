@@ -6,10 +6,10 @@
 namespace jaxcomm {
 namespace {
 
-// Direct: the root puts to everybody. The others do nothing, which makes it the fastest where ranks share processors
-// and blocks are small. (n - 1) * b sent by the root; where the processor itself copies, chunk by chunk, as in
-// all_gather. Where direct plans pull, everybody reads from the root.
-// Source: the flat tree of Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+// Direct: the root puts its block to all ranks. The others do nothing, so it is the fastest if ranks share processors
+// and blocks are small. (n - 1) * b sent by the root; chunk by chunk if the processor itself copies, as in all_gather.
+// If direct plans pull, all ranks read from the root. Source: the flat tree of Thakur, Rabenseifner, Gropp, IJHPCA
+// 19(1), 2005.
 Plan DirectBroadcast(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   Builder plan(request, rank);
@@ -31,8 +31,8 @@ Plan DirectBroadcast(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Scatter and all-gather by reading: rank r reads piece r of the root's block chunk by chunk and puts each chunk to
-// everybody, so the root's memory is read once in all and every rank does the same work. Nobody waits.
+// Scatter and all-gather by reading: rank r reads piece r of the root's block chunk by chunk and puts each chunk to all
+// ranks. So the root's block is read once in total, and every rank does the same work. No waits.
 // b / n read from the root and (n - 1) * b / n put, per rank.
 // Source: Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206.
 Plan ScatterAllGatherBroadcast(const Request& request, int32_t rank) {
@@ -51,8 +51,8 @@ Plan ScatterAllGatherBroadcast(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Forwards the block from `parent` (-1: the own input) to `children`, chunk by chunk. A child that forwards too is
-// signalled; the others' data is only read after the end.
+// Forwards the block from `parent` (-1: this rank's input) to `children`, chunk by chunk. Children that forward it too
+// get signals. The others need none, because they read the data only after the end.
 Plan Forward(const Request& request, int32_t rank, int32_t parent, const std::vector<int32_t>& children,
              const std::vector<bool>& child_forwards) {
   const Range block = {0, request.block_count};
@@ -87,7 +87,7 @@ Plan TreeBroadcast(const Request& request, int32_t rank) {
   return Forward(request, rank, v == 0 ? -1 : real(TreeParent(v)), children, child_forwards);
 }
 
-// Ring: a chain from the root through all ranks; chunks follow each other, so every link is busy. b sent per rank.
+// Ring: a chain from the root through all ranks, pipelined by chunks, so every link is busy. b sent per rank.
 // Source: Watts, van de Geijn, "A pipelined broadcast for multidimensional meshes", PPL 5(2), 1995.
 Plan RingBroadcast(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
@@ -97,11 +97,11 @@ Plan RingBroadcast(const Request& request, int32_t rank) {
   return Forward(request, rank, v == 0 ? -1 : (rank + n - 1) % n, children, {v + 2 < n});
 }
 
-// Hierarchical: the root scatters L pieces in its node; piece l goes over rail l to all nodes by a binomial tree of
-// nodes; whoever gets a piece from another node, or from the root, puts it to its local peers. Pulling ranks read: from
-// the root if it is of their node, else from the local peer that has told them. Pipelined by chunks.
-// Each rank of the root's node sends ceil(log2 G) * b / L between nodes. No scratch.
-// Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane broadcast).
+// Hierarchical: the root scatters L pieces in its node. Piece l goes over rail l to all nodes by a binomial tree of
+// nodes. A rank that gets a piece from another node, or from the root, puts it to its local peers. If ranks pull, they
+// read instead: from the root if it is on their node, otherwise from the local peer that has signalled. Pipelined by
+// chunks. Each rank of the root's node sends ceil(log2 G) * b / L between nodes. No scratch. Source: Traeff, Hunold,
+// IEEE Cluster 2020, arXiv:1910.13373 (full-lane broadcast).
 Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
   const Geometry& geometry = request.geometry;
   const int32_t nodes = geometry.num_nodes;
@@ -159,7 +159,7 @@ Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
       const int32_t peer = node * locals + (local + i) % locals;
       if (pull) {
         if (v > 0) plan.Signal(peer);
-      } else if (peer != request.root) {  // which has it all
+      } else if (peer != request.root) {  // the root has the whole block
         plan.Move(src, Builder::At(peer, Space::kOutput, part.begin), part.count);
       }
     }

@@ -1,4 +1,5 @@
-// Writes the steps of one rank. Keeps the rules of plan.h: no empty data step, the right kind for each pair of places.
+// Builds the plan of one rank. Enforces rules of plan.h: no empty data step, the right kind of step for each pair of
+// places.
 #pragma once
 
 #include <utility>
@@ -17,15 +18,16 @@ class Builder {
   Place Scratch(int64_t offset) const { return {rank_, Space::kScratch, offset}; }
   static Place At(int32_t peer, Space space, int64_t offset) { return {peer, space, offset}; }
 
-  // dst = src: a copy, put or get, by where the two lie. Nothing if count is 0 or src and dst are the same place.
+  // dst = src: a copy, put or get, depending on the ranks of src and dst. No step if count is 0 or src and dst are the
+  // same place.
   void Move(Place src, Place dst, int64_t count);
-  // dst = sources[0] op sources[1] ...; dst is own.
+  // dst = sources[0] op sources[1] ...; dst is in this rank's memory.
   void Reduce(const std::vector<Place>& sources, Place dst, int64_t count);
   void Zero(Place dst, int64_t count);
   void Signal(int32_t peer);
   void Wait(int32_t peer);
 
-  // Ends the plan. scratch_count: elements of scratch at every rank.
+  // Returns the plan. scratch_count: elements of scratch at every rank.
   Plan Finish(int64_t scratch_count) &&;
 
  private:

@@ -1,4 +1,4 @@
-// The model is described in docs/internals/cost-model.md.
+// The cost model. docs/internals/cost-model.md describes it.
 #include "cost.h"
 
 #include <algorithm>
@@ -13,16 +13,16 @@
 namespace jaxcomm {
 namespace {
 
-// Steps of all ranks together that a simulation takes on: a few milliseconds and some ten megabytes. Chains and trees
-// have a few steps per rank on average and are simulated however many ranks there are, at least without data.
+// Limit on the steps of all ranks in a simulation: a few milliseconds and some ten megabytes. Chains and trees have a
+// few steps per rank on average; at least without data, they are simulated for any number of ranks.
 constexpr size_t kMaxSteps = 1 << 19;
 constexpr size_t kMaxStepsPerRank = 8;
 
-// What a rank has done so far and until when its processor and its share of the network are busy.
+// The times at which the processor and the network link of a rank become free.
 struct RankTime {
   double processor_s = 0;
   double network_s = 0;
-  double work_s = 0;  // of the processor, without the time it waited
+  double work_s = 0;  // time of the processor without waits
 };
 
 class Model {
@@ -40,15 +40,15 @@ class Model {
     return machine_.shared_network && geometry_.ranks_per_node > 1 && geometry_.num_nodes > 1 &&
            !geometry_.all_addressable;
   }
-  // Which link to other nodes a rank uses.
+  // The number of the link to other nodes that a rank uses.
   size_t LinkNumber(int32_t rank) const { return static_cast<size_t>(SharesLinks() ? geometry_.node(rank) : rank); }
 
-  // What is addressable is moved by the processor itself, across nodes too.
+  // The processor itself moves addressable data, also across nodes.
   bool OnProcessor(size_t link) const {
     return geometry_.all_addressable || link != static_cast<size_t>(Link::kNetwork);
   }
 
-  // Elements that a data step moves over each link, and in how many messages.
+  // Adds the bytes and messages of a data step to `traffic`, by link.
   void Moves(const Plan& plan, const Step& step, std::array<Traffic, kNumLinks>* traffic) const {
     const auto move = [&](int32_t peer) {
       Traffic& moved = (*traffic)[LinkOf(plan.rank, peer)];
@@ -61,7 +61,7 @@ class Model {
     }
   }
 
-  // `link_s`: until when the link to other nodes is busy.
+  // `link_s`: the time at which the link to other nodes becomes free.
   void RunData(const Plan& plan, const Step& step, RankTime* times, double* link_s) const {
     std::array<Traffic, kNumLinks> traffic;
     Moves(plan, step, &traffic);
@@ -71,7 +71,7 @@ class Model {
     }
   }
 
-  // Returns when the peer gets it.
+  // Returns the time at which the peer gets the signal.
   double RunSignal(const Plan& plan, const Step& step, RankTime* times, double* link_s) const {
     const size_t link = LinkOf(plan.rank, step.peer);
     return Use(link, 0, times, link_s) + machine_.links[link].latency_s;
@@ -84,7 +84,7 @@ class Model {
       times->work_s += time_s * slowdown_;
       return times->processor_s += time_s * slowdown_;
     }
-    // The processor only starts it; what was started earlier comes first.
+    // The processor only starts the transfer. The link finishes earlier transfers first.
     *link_s = std::max(*link_s, times->processor_s) + time_s;
     return times->network_s = *link_s;
   }
@@ -111,13 +111,13 @@ Cost Count(const Plan& plan, const Model& model, int64_t item_bytes) {
 
 double End(const RankTime& times) { return std::max(times.processor_s, times.network_s); }
 
-// Until the last word of a rank, which follows its data, has reached the other nodes.
+// The latency of a rank's last message, which follows its data, to the other nodes.
 double LastWord(const Geometry& geometry, const Machine& machine) {
   const bool apart = geometry.num_nodes > 1 && !geometry.all_addressable;
   return apart ? machine.links[static_cast<size_t>(Link::kNetwork)].latency_s : 0;
 }
 
-// All ranks, each on its own processor.
+// Simulates all ranks, each on its own processor.
 std::vector<RankTime> Simulate(const std::vector<Plan>& plans, const Model& model) {
   struct Channel {
     std::vector<double> arrivals_s;
@@ -128,9 +128,9 @@ std::vector<RankTime> Simulate(const std::vector<Plan>& plans, const Model& mode
   std::unordered_map<uint64_t, Channel> channels;
   std::vector<RankTime> times(n);
   std::vector<size_t> next(n, 0);
-  std::vector<double> links_s(n, 0);  // by rank, or by node where its ranks share one
-  // Where ranks share a link, the earliest goes on, so that they use it in order of time. A rank that waits in vain
-  // comes back with the signal.
+  std::vector<double> links_s(n, 0);  // by rank, or by node if its ranks share a link
+  // If ranks share a link, the rank with the earliest time runs next, so that they use the link in order of time. A
+  // rank whose wait is not satisfied gets its next turn with the signal.
   using Turn = std::pair<double, size_t>;
   std::priority_queue<Turn, std::vector<Turn>, std::greater<Turn>> turns;
   for (size_t rank = 0; rank < n; ++rank) turns.push({0, rank});
@@ -163,13 +163,13 @@ std::vector<RankTime> Simulate(const std::vector<Plan>& plans, const Model& mode
   return times;
 }
 
-// A machine on which a rank has its own part of what its node shares.
+// The same machine, but each rank has its own share of the network link of its node.
 Machine Divided(Machine machine, const Geometry& geometry) {
   if (machine.shared_network) machine.links[static_cast<size_t>(Link::kNetwork)].bytes_per_s /= geometry.ranks_per_node;
   return machine;
 }
 
-// One rank among others like it: the i-th wait on a link ends when its own i-th signal over that link arrives.
+// Simulates one rank among equal ranks: the i-th wait on a link ends when its own i-th signal over that link arrives.
 RankTime SimulateOne(const Plan& plan, const Model& model) {
   std::array<std::vector<double>, kNumLinks> arrivals_s;
   std::array<size_t, kNumLinks> received = {};
@@ -190,7 +190,7 @@ RankTime SimulateOne(const Plan& plan, const Model& model) {
   return times;
 }
 
-// The rank that sends most to other nodes.
+// The rank with the most messages to other nodes.
 int32_t BusiestSource(const Request& request) {
   std::vector<int32_t> sent(static_cast<size_t>(request.geometry.num_ranks()), 0);
   for (size_t r = 0; r < sent.size(); ++r) {
@@ -202,7 +202,7 @@ int32_t BusiestSource(const Request& request) {
   return static_cast<int32_t>(std::max_element(sent.begin(), sent.end()) - sent.begin());
 }
 
-// The ends of a chain, roots of trees and their neighbours differ from the rest.
+// A sample that includes the ends of chains, the roots of trees and their neighbours, which differ from other ranks.
 std::vector<Plan> BuildSample(const Algorithm& algorithm, const Request& request) {
   const int32_t n = request.geometry.num_ranks();
   int32_t root = request.collective == Collective::kBroadcast ? request.root : 0;
@@ -212,15 +212,15 @@ std::vector<Plan> BuildSample(const Algorithm& algorithm, const Request& request
   return plans;
 }
 
-// The plans of all ranks; none if they have too many steps, or take too long to make: each plan of a permutation looks
-// at all of it.
+// The plans of all ranks; none if they have too many steps or take too long to make. (Making one plan of a permutation
+// takes time proportional to the number of ranks.)
 std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& request,
                                    const std::vector<Plan>& sample) {
   constexpr int32_t kMaxPermuted = 1 << 13;
   const int32_t n = request.geometry.num_ranks();
   if (request.collective == Collective::kPermute && n > kMaxPermuted) return {};
   const size_t max_steps = std::max(kMaxSteps, kMaxStepsPerRank * static_cast<size_t>(n));
-  // Far too many, if all but one of the sample say so: then none need be made.
+  // Stops early if all but one plan of the sample have far too many steps.
   std::vector<size_t> sampled;
   for (const Plan& plan : sample) sampled.push_back(plan.steps.size());
   std::sort(sampled.begin(), sampled.end());
@@ -235,7 +235,7 @@ std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& re
   return plans;
 }
 
-// A block to every peer at once; or twice a piece of it.
+// Each rank sends a block to every peer. `twice`: two such exchanges, each of one n-th of a block.
 Cost CostOfExchange(const Request& request, int64_t item_bytes, const Machine& machine, const LinkModel& link,
                     bool twice) {
   Cost cost;
@@ -283,7 +283,7 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
     const Machine divided = Divided(machine, request.geometry);
     const Model alone(request.geometry, item_bytes, divided, 1);
     for (const Plan& plan : plans) times.push_back(SimulateOne(plan, alone));
-    // A sample doesn't show how long a chain or how deep a tree of ranks is; the same plan without data does.
+    // A sample does not show the length of a chain or the depth of a tree of ranks. The same plan without data does.
     Request skeleton = request;
     skeleton.block_count = std::min<int64_t>(request.block_count, 1);
     skeleton.chunk_count = 0;
@@ -304,8 +304,8 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
   }
   Cost cost = Count(plans[busiest], model, item_bytes);
   cost.rank = plans[busiest].rank;
-  // Ranks that share a processor take turns: it is busy for all of their work, and no less than the dependent steps
-  // take.
+  // Ranks that share a processor take turns. The time is that of all their work, but at least that of the dependent
+  // steps.
   cost.time_s = machine.launch_s + machine.sync_overhead_s + std::max(end_s, work_s * machine.ranks_per_processor) +
                 LastWord(request.geometry, machine);
   return cost;

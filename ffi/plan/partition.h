@@ -1,4 +1,4 @@
-// What the plans of all collectives share: how a run of elements is split, who may read whom, trees and powers of two.
+// Shared by the plans of all collectives: partitions of elements, addressability, trees and powers of two.
 #pragma once
 
 #include <algorithm>
@@ -25,13 +25,14 @@ struct Range {
 
 inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Part i of n: sizes differ by at most one element, so any count works for any n. The largest has CeilDiv(count, n).
+// Subrange i of n: sizes differ by at most one element, so any count works for any n. The largest has CeilDiv(count,
+// n).
 inline Range Subrange(Range whole, int64_t n, int64_t i) {
   const int64_t begin = whole.count * i / n;
   return {whole.begin + begin, whole.count * (i + 1) / n - begin};
 }
 
-// Chunks that a run of `count` elements is cut into; 0 if there is nothing to move. Chunk c is Part(run, chunks, c).
+// The number of chunks of a range of `count` elements; 0 for an empty range. Chunk c is Subrange(range, num_chunks, c).
 inline int64_t NumChunks(int64_t count, int64_t chunk_count) {
   if (count <= 0) return 0;
   return chunk_count > 0 ? CeilDiv(count, chunk_count) : 1;
@@ -53,13 +54,13 @@ inline bool CanRead(const Geometry& geometry, int32_t reader, int32_t owner) {
   return geometry.all_addressable || geometry.node(reader) == geometry.node(owner);
 }
 
-// Whether a direct plan lets `reader` read what `owner` would else put to it. The same answer for both.
+// Whether a direct plan has `reader` read the data of `owner`. Otherwise `owner` puts it. Both ranks agree.
 inline bool Pulls(const Geometry& geometry, int32_t reader, int32_t owner) {
   return geometry.pull && CanRead(geometry, reader, owner);
 }
 
-// Binomial tree over 0 .. n-1 with root 0: the subtree of v is v .. v + lowbit(v) - 1, so sums up the tree are in rank
-// order. Children in ascending order, which is ascending size of subtree.
+// Binomial tree over 0 .. n-1 with root 0. The subtree of v is v .. v + lowbit(v) - 1, so sums up the tree are in rank
+// order. Children are in ascending order, which is also the order of the sizes of their subtrees.
 inline std::vector<int32_t> TreeChildren(int32_t v, int32_t n) {
   std::vector<int32_t> children;
   for (int64_t bit = 1; (v & bit) == 0 && v + bit < n; bit <<= 1) children.push_back(static_cast<int32_t>(v + bit));
@@ -67,7 +68,7 @@ inline std::vector<int32_t> TreeChildren(int32_t v, int32_t n) {
 }
 inline int32_t TreeParent(int32_t v) { return v & (v - 1); }
 
-// Whether sizes, root and permutation fit the geometry. No algorithm supports another request.
+// Whether sizes, root and permutation are valid for the geometry. No algorithm supports an ill-formed request.
 bool WellFormed(const Request& request);
 
 // Values of Algorithm::supports.

@@ -5,8 +5,8 @@
 namespace jaxcomm {
 namespace {
 
-// Direct: the receiver reads where it can; else the source puts. Nobody waits. At most one message of b per receiver.
-// Source: jax-ml/jax:jax/_src/lax/parallel.py (ppermute) for the meaning; there is nothing to choose.
+// Direct: the receiver reads if the source is addressable; otherwise the source puts. No waits. At most one message of
+// b per receiver. Source: jax-ml/jax:jax/_src/lax/parallel.py (ppermute) for the semantics; it is the only algorithm.
 Plan DirectPermute(const Request& request, int32_t rank) {
   const Geometry& geometry = request.geometry;
   const int64_t b = request.block_count;

@@ -1,12 +1,12 @@
-// A plan: what one rank does in one execution of a collective, as plain data.
+// A plan: the steps of one rank in one execution of a collective, as plain data.
 //
-// Buffers are addressed in elements, in logical order: a buffer of n blocks holds block 0, block 1, ...
-// one after the other. How blocks lie in memory (strides of a split or concat axis) is the executor's business.
+// Buffers are addressed in elements, in logical order: block 0, block 1, ... one after the other. The executor maps
+// logical offsets to memory (strides of a split or concatenation axis).
 //
 // Contract with every executor:
 //  - No step runs before every rank of the group has entered: all inputs are final, all outputs and scratch writable.
-//  - Steps of one rank run in order. The k-th wait of rank r on peer p ends once p has run its k-th signal to r;
-//    what p did before that signal is then visible to r. Nothing else orders two ranks.
+//  - Steps of one rank run in order. The k-th wait of rank r on peer p ends once p has run its k-th signal to r.
+//    All effects of p before that signal are then visible to r. Nothing else orders two ranks.
 //  - A rank's buffers stay valid until every rank has finished.
 #pragma once
 
@@ -20,7 +20,7 @@ namespace jaxcomm {
 
 enum class Space : uint8_t { kInput, kOutput, kScratch };
 
-// Where a run of elements begins: element `offset` of buffer `space` of rank `rank`.
+// The first element of a range: element `offset` of buffer `space` of rank `rank`.
 struct Place {
   int32_t rank = 0;
   Space space = Space::kInput;
@@ -28,14 +28,14 @@ struct Place {
 };
 
 enum class StepKind : uint8_t {
-  kCopy,    // dst = src, both own
-  kPut,     // dst = src, dst at `peer`, src own
-  kGet,     // dst = src, src at `peer`, dst own; the peer's memory must be addressable
-  kReduce,  // dst = sources[0] op sources[1] op ..., left to right, dst own; f32 accumulator for 8/16-bit floats;
+  kCopy,    // dst = src, both local
+  kPut,     // dst = src, dst at `peer`, src local
+  kGet,     // dst = src, src at `peer`, dst local; the peer's memory must be addressable
+  kReduce,  // dst = sources[0] op sources[1] op ..., left to right, dst local; f32 accumulator for 8/16-bit floats;
             // sources may lie at addressable peers and may be dst itself
-  kZero,    // dst = 0, dst own
-  kSignal,  // release: adds one to the counter (own rank -> peer)
-  kWait,    // acquire: waits for the next count of the counter (peer -> own rank)
+  kZero,    // dst = 0, dst local
+  kSignal,  // release: adds one to the counter (this rank -> peer)
+  kWait,    // acquire: waits for the next count of the counter (peer -> this rank)
 };
 
 struct Step {
@@ -51,7 +51,7 @@ struct Step {
 struct Plan {
   int32_t rank = 0;
   int32_t num_ranks = 1;
-  int64_t scratch_count = 0;  // elements of scratch that this rank offers
+  int64_t scratch_count = 0;  // elements of scratch at this rank
   std::vector<Step> steps;
   std::vector<Place> sources;  // operands of the reduce steps
 };
@@ -60,21 +60,22 @@ struct Plan {
 struct Geometry {
   int32_t num_nodes = 1;
   int32_t ranks_per_node = 1;
-  bool all_addressable = true;  // every rank may read every other's memory, across nodes too (one process, one host)
-  bool pull = false;            // ranks of a node read from each other instead of writing to each other (processes)
-  bool multimem = false;        // of a node: a switch adds up what it reads from all ranks, and writes to all
+  bool all_addressable =
+      true;               // every rank may read the memory of every other, also across nodes (one process or host)
+  bool pull = false;      // ranks of a node read from each other instead of writing to each other (processes)
+  bool multimem = false;  // the switch of a node can reduce reads from all ranks and multicast writes to all
 
   int32_t num_ranks() const { return num_nodes * ranks_per_node; }
   int32_t node(int32_t rank) const { return rank / ranks_per_node; }
   int32_t local(int32_t rank) const { return rank % ranks_per_node; }
 };
 
-// What a collective is asked to do. Elements per rank, with n ranks and block_count b:
+// The task of a plan. Elements per rank, with n ranks and block_count b:
 //                   input   output
-//   all_to_all      n * b   n * b    output block j comes from rank j's block `own rank`
+//   all_to_all      n * b   n * b    output block j of rank r is input block r of rank j
 //   all_gather      b       n * b
 //   all_reduce      b       b
-//   reduce_scatter  n * b   b        rank r gets the sum of everybody's block r
+//   reduce_scatter  n * b   b        rank r gets the sum of block r of all ranks
 //   permute         b       b        from source_of[rank]; zeros where that is -1
 //   broadcast       b       b        from root
 //   barrier         0       0

@@ -48,7 +48,7 @@ Collective CollectiveOf(const std::string& name) {
   throw nb::value_error(("collective: got \"" + name + "\", expected one of " + names).c_str());
 }
 
-// The position of `name` in `names`, as the enum that they spell.
+// Converts `name` to an enum whose values have these names.
 template <typename Enum, size_t size>
 Enum EnumOf(const char* const (&names)[size], const char* what, const std::string& name) {
   for (size_t i = 0; i < size; ++i) {
@@ -68,7 +68,7 @@ const Algorithm& AlgorithmOf(const Request& request, const std::string& name) {
       (std::string(Name(request.collective)) + ": algorithm: got \"" + name + "\", expected one of " + names).c_str());
 }
 
-// An algorithm that takes the request, or a ValueError.
+// The algorithm of that name. Raises ValueError if there is none or it does not support the request.
 const Algorithm& SupportedAlgorithm(const Request& request, const std::string& name) {
   const Algorithm& algorithm = AlgorithmOf(request, name);
   if (algorithm.supports(request)) return algorithm;
@@ -121,7 +121,7 @@ Request RequestOf(const std::string& collective, const Geometry& geometry, int64
 }
 
 void BindData(nb::module_& m) {
-  nb::class_<Place>(m, "Place", "Where a run of elements begins.")
+  nb::class_<Place>(m, "Place", "The first element of a range.")
       .def(nb::init<>())
       .def_rw("rank", &Place::rank)
       .def_prop_rw(
@@ -141,7 +141,8 @@ void BindData(nb::module_& m) {
       .def_rw("src", &Step::src)
       .def_rw("first_source", &Step::first_source)
       .def_rw("num_sources", &Step::num_sources);
-  nb::class_<Plan>(m, "Plan", "What one rank does. `steps` and `sources` are copied when read; assign them to change.")
+  nb::class_<Plan>(m, "Plan",
+                   "The steps of one rank. `steps` and `sources` are copied when read; assign them to change.")
       .def(nb::init<>())
       .def(nb::init<const Plan&>())
       .def_rw("rank", &Plan::rank)
@@ -154,7 +155,7 @@ void BindData(nb::module_& m) {
           "sources", [](const Plan& plan) { return plan.sources; },
           [](Plan& plan, std::vector<Place> sources) { plan.sources = std::move(sources); })
       .def("__str__", [](const Plan& plan) { return Show(plan); });
-  nb::class_<Request>(m, "Request", "What a collective is asked to do.")
+  nb::class_<Request>(m, "Request", "The task of a plan: collective, geometry and sizes.")
       .def(
           "__init__",
           [](Request* self, const std::string& collective, int32_t num_nodes, int32_t ranks_per_node,
@@ -228,7 +229,7 @@ LinkModel ToLink(const LlRow& row) {
 }
 
 void BindCost(nb::module_& m) {
-  nb::class_<Machine>(m, "Machine", "What the cost model knows of a machine.")
+  nb::class_<Machine>(m, "Machine", "The machine model of the cost model.")
       .def(
           "__init__",
           [](Machine* self, const std::array<LinkRow, kNumLinks>& links, double launch_s, double ranks_per_processor,
@@ -250,7 +251,7 @@ void BindCost(nb::module_& m) {
       .def_prop_rw(
           "ll_two_shot", [](const Machine& machine) { return GetLl(machine.ll_two_shot); },
           [](Machine& machine, const LlRow& row) { machine.ll_two_shot = ToLink(row); },
-          "The same for algorithms of two exchanges.");
+          "The same for algorithms with two exchanges.");
   nb::class_<Traffic>(m, "Traffic")
       .def_ro("messages", &Traffic::messages)
       .def_ro("bytes", &Traffic::bytes)
@@ -273,7 +274,7 @@ void BindPlan(nb::module_& m) {
       .def_prop_ro(
           "algorithm",
           [](const Choice& choice) { return choice.algorithm == nullptr ? nullptr : choice.algorithm->name; },
-          "Name of the algorithm; None if there is none, for the given reason.")
+          "Name of the algorithm; None if no algorithm was selected (see reason).")
       .def_ro("ll", &Choice::ll)
       .def_ro("request", &Choice::request)
       .def_ro("cost", &Choice::cost)
@@ -318,7 +319,7 @@ void BindPlan(nb::module_& m) {
   m.def(
       "validate",
       [](const std::vector<Plan>& plans, const Request& request) { return Validate(plans, request).message(); },
-      "plans"_a, "request"_a, "Empty if the plans are correct, else the first fault.");
+      "plans"_a, "request"_a, "Empty if the plans are correct, otherwise the first fault.");
   m.def(
       "check",
       [](const Request& request, const std::string& algorithm) {
@@ -335,7 +336,7 @@ void BindPlan(nb::module_& m) {
         return CostOf(found.build(request, rank), request.geometry, item_bytes, machine);
       },
       "request"_a, "algorithm"_a, "item_bytes"_a, "machine"_a, "rank"_a = -1,
-      "Cost of one rank; of the rank that takes longest by default.");
+      "Cost of one rank; by default, of the rank that takes longest.");
   m.def("select", &Select, "request"_a, "algorithm"_a, "item_bytes"_a, "machine"_a,
         "The algorithm of that name, or of lowest predicted cost if it is empty.");
 }

@@ -1,4 +1,4 @@
-// Plans of reduce_scatter: rank r ends with the sum of everybody's block r.
+// Plans of reduce_scatter: rank r ends with the sum of block r of all ranks.
 #include "builder.h"
 #include "partition.h"
 #include "pipeline.h"
@@ -6,7 +6,7 @@
 namespace jaxcomm {
 namespace {
 
-// Direct: one reduce over everybody's input, in rank order. Nobody waits. (n - 1) * b read from peers.
+// Direct: one reduce over the inputs of all ranks, in rank order. No waits. (n - 1) * b read from peers.
 // Source: the first half of a two-shot all-reduce, pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu.
 Plan DirectReduceScatter(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
@@ -18,11 +18,11 @@ Plan DirectReduceScatter(const Request& request, int32_t rank) {
   return std::move(plan).Finish(0);
 }
 
-// Ring: the sum of block j starts at rank j + 1 and goes round to rank j; each rank adds its own. n - 1 messages of b.
-// One chunk goes all the way before the next, and message i lies in slot i mod n. That needs no signal for a free slot:
-// rank r sends message i after it got message i - 1 from r - 1, who had got i - 2 from r - 2, and so on back to r + 1,
-// which had sent message i - n + 1 and so was done with the slot of i - n.
-// Source: Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002.
+// Ring: the sum of block j starts at rank j + 1 and travels around to rank j; each rank adds its own block. n - 1
+// messages of b. One chunk goes all the way before the next, and message i uses slot i mod n. Free slots need no
+// signals: rank r sends message i after it got message i - 1 from r - 1, which had got i - 2 from r - 2, and so on back
+// to r + 1, which had sent message i - n + 1 and so had finished with the slot of message i - n. Source: Patarasuk,
+// Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002.
 Plan RingReduceScatter(const Request& request, int32_t rank) {
   const int64_t n = request.geometry.num_ranks();
   const int64_t b = request.block_count;
@@ -59,14 +59,14 @@ Plan RingReduceScatter(const Request& request, int32_t rank) {
   return std::move(plan).Finish(slots * max_chunk);
 }
 
-// Recursive halving: in each round the group of blocks that a rank is still in charge of splits in two; it puts its
-// sums of the other half to its peer there and adds what it receives. log2 n messages, (n - 1) * b in all. Every round
-// has a receive area of its own. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
+// Recursive halving: in each round, the range of blocks that a rank is responsible for splits in two. The rank puts its
+// sums of the other half to its peer there and adds the sums that it receives. log2 n messages, (n - 1) * b in total.
+// Every round has its own receive area. Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
 Plan RecursiveHalvingReduceScatter(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const int64_t b = request.block_count;
   Builder plan(request, rank);
-  Place sums = plan.Input(0);  // of blocks first, first + 1, ..., which the rank is in charge of
+  Place sums = plan.Input(0);  // sums of the blocks that this rank is responsible for
   int64_t receive = 0;
   for (int32_t half = n / 2; half > 0; half /= 2) {
     const int32_t peer = rank ^ half;
@@ -79,7 +79,7 @@ Plan RecursiveHalvingReduceScatter(const Request& request, int32_t rank) {
     plan.Wait(peer);
     const Place received = plan.Scratch(receive);
     const Place to = half == 1 ? plan.Output(0) : received;
-    // The lower rank's sum goes first, so sums are in the order of the tree whoever computes them.
+    // The lower rank's sum comes first, so the order of operands does not depend on the rank that adds them.
     plan.Reduce(upper ? std::vector<Place>{received, kept} : std::vector<Place>{kept, received}, to, half * b);
     sums = received;
     receive += half * b;
@@ -88,15 +88,15 @@ Plan RecursiveHalvingReduceScatter(const Request& request, int32_t rank) {
   return std::move(plan).Finish(receive);
 }
 
-// Hierarchical: for every node, local rank l sums its node's blocks for that node's rank l and puts the sum to it; the
+// Hierarchical: for every node, local rank l sums its node's blocks for rank l of that node and puts the sum to it. The
 // receiver adds G sums in node order. Scatter of chunk c + 1 is issued before the finish of chunk c waits. Four slots
-// need no signals of their own: before scatter u a rank has finished chunk u - 2, for which every rail peer signalled
+// need no signals of their own: before scatter u, a rank has finished chunk u - 2, for which every rail peer signalled
 // its scatter u - 2, which it issued after its finish u - 4.
 // (G - 1) * b between nodes, G * (L - 1) * b read in the node.
 // Source: Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373 (full-lane reduce-scatter).
 Plan HierarchicalReduceScatter(const Request& request, int32_t rank) {
   constexpr int64_t kSlots = 4;
-  constexpr int64_t kSendSlots = 2;  // a put may still read one while the next sum goes to the other
+  constexpr int64_t kSendSlots = 2;  // a put may still read one slot while the next sum is written to the other
   const Geometry& geometry = request.geometry;
   const int32_t nodes = geometry.num_nodes;
   const int32_t locals = geometry.ranks_per_node;

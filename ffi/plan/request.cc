@@ -5,7 +5,7 @@
 namespace jaxcomm {
 namespace {
 
-// Elements of one block, from the side of the call that holds exactly one.
+// Elements of one block, from the buffer that holds exactly one block.
 int64_t BlockCount(Collective collective, int64_t num_ranks, int64_t input_count, int64_t output_count) {
   switch (collective) {
     case Collective::kAllToAll:
@@ -54,7 +54,7 @@ StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, in
   if (spec.collective != Collective::kBarrier &&
       (InputCount(request) != input_count || OutputCount(request) != output_count)) {
     return InvalidArgumentError("buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
-                                " elements don't fit " + std::to_string(spec.group_size) + " ranks");
+                                " elements do not match a group of " + std::to_string(spec.group_size) + " ranks");
   }
   for (const int64_t run : {spec.input_run, spec.output_run}) {
     if (run <= 0 || request.block_count % run == 0) continue;

@@ -10,19 +10,19 @@
 namespace jaxcomm {
 namespace {
 
-// The smallest chunk is to stay in a core's second-level cache (512 KiB to 2 MiB on the processors of 2026) together
-// with the chunk that it is copied or added to, with room to spare. Networks of high latency want larger ones.
+// The smallest chunk and the chunk that it is copied or added to fit well into the L2 cache of a core (512 KiB to 2 MiB
+// on the processors of 2026). Larger chunks suit networks of high latency.
 constexpr int64_t kChunkBytes[] = {128 << 10, 1 << 20, 8 << 20};
-// Chunks of all blocks of a plan: bounds its steps, whatever the sizes.
+// Limit on the chunks of all blocks of a plan. It bounds the number of steps for any size.
 constexpr int64_t kMaxChunks = 1 << 17;
-// Algorithms with more scratch than this are for short blocks; they are passed over while another fits.
+// Algorithms with more scratch are meant for short blocks. They are selected only if no other algorithm is supported.
 constexpr int64_t kMaxScratchBytes = 64 << 20;
 
-// Predictions within this factor count as equal: the model is no better than that.
+// Predictions within this factor count as equal, because the model is not more accurate.
 constexpr double kEqual = 1.05;
 
-// A hierarchical plan has a few steps per node. Where nodes are very many and blocks very small, a plan with a
-// logarithm of steps is so much cheaper that the declared nodes don't count.
+// A hierarchical plan has a few steps per node. With very many nodes and very small blocks, a plan with a logarithmic
+// number of steps is so much cheaper that the declared nodes are ignored.
 constexpr double kHierarchyLimit = 10;
 
 struct Candidate {
@@ -35,7 +35,7 @@ struct Candidate {
   }
 };
 
-// The first of the least that can't be told from the least.
+// The first candidate whose cost counts as equal to the lowest cost.
 Candidate Best(const std::vector<Candidate>& candidates) {
   const Candidate& least = *std::min_element(candidates.begin(), candidates.end());
   return *std::find_if(candidates.begin(), candidates.end(), [&](const Candidate& candidate) {
@@ -43,7 +43,7 @@ Candidate Best(const std::vector<Candidate>& candidates) {
   });
 }
 
-// The algorithm with the chunk size that suits it, or with the one that the request prescribes.
+// The algorithm with the best chunk size, or with the chunk size of the request if that is set.
 Candidate Tune(const Algorithm& algorithm, Request request, int64_t item_bytes, const Machine& machine) {
   if (request.chunk_count > 0) {
     return {&algorithm, request, CostOf(algorithm, request, item_bytes, machine)};
@@ -75,7 +75,8 @@ std::string WhyNot(const Algorithm& algorithm, const Request& request) {
   const Geometry& geometry = request.geometry;
   const bool lacks_switch = algorithm.protocol == Protocol::kMultimem && !geometry.multimem;
   return std::string("needs ") + algorithm.supports.requirement + ", got " + std::to_string(geometry.num_nodes) +
-         " nodes of " + std::to_string(geometry.ranks_per_node) + " ranks" + (lacks_switch ? " without" : "");
+         " nodes of " + std::to_string(geometry.ranks_per_node) + " ranks" +
+         (lacks_switch ? " without NVLink SHARP" : "");
 }
 
 }  // namespace
@@ -95,20 +96,20 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
     choice.cost = candidate.cost;
   };
   if (!WellFormed(request)) {
-    choice.reason = "sizes, root or permutation don't fit " + std::to_string(request.geometry.num_nodes) +
+    choice.reason = "sizes, root or permutation are not valid for " + std::to_string(request.geometry.num_nodes) +
                     " nodes of " + std::to_string(request.geometry.ranks_per_node) + " ranks";
     return choice;
   }
   if (!name.empty()) {
     const Algorithm* wanted = FindAlgorithm(request.collective, name.c_str());
     if (wanted == nullptr) {
-      choice.reason = "no algorithm \"" + name + "\"; there are " + Joined(table);
+      choice.reason = "unknown algorithm \"" + name + "\"; choose one of " + Joined(table);
     } else if (!wanted->supports(request)) {
       choice.reason = "algorithm \"" + name + "\" " + WhyNot(*wanted, request);
     } else {
       choose(Tune(*wanted, request, item_bytes, machine));
       choice.reason = "asked for";
-      if (lacks_ll(*wanted)) choice.reason += "; no LL protocol here, step by step";
+      if (lacks_ll(*wanted)) choice.reason += "; runs step by step, because LL is not available here";
     }
     return choice;
   }
@@ -119,7 +120,7 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
       candidates.push_back(Tune(algorithm, request, item_bytes, machine));
   }
   if (candidates.empty()) {
-    choice.reason = "no algorithm fits";
+    choice.reason = "no algorithm supports this request";
     return choice;
   }
   Candidate best = Best(candidates);

@@ -5,7 +5,7 @@
 namespace jaxcomm {
 namespace {
 
-// Less than this is not worth another thread block, which pays for all signals again.
+// Fewer bytes do not justify another channel, because every channel sends all signals.
 constexpr int64_t kMinChannelBytes = 16 << 10;
 
 // One of `num_channels` channels of a GPU.
@@ -52,12 +52,12 @@ int32_t NumLlChannels(int64_t message_bytes, int32_t max_channels) {
   return static_cast<int32_t>(std::clamp<int64_t>(enough, 1, std::min(max_channels, kLlChannels)));
 }
 
-// None of it is measured with this library. Where the figures come from: docs/internals/cost-model.md, "GPUs".
+// Not measured with jaxcomm. docs/internals/cost-model.md, "GPUs", gives the sources of these numbers.
 Machine GpuMachine(InterNode inter_node) {
   Machine machine;
   machine.launch_s = 2.2e-6;
   machine.sync_overhead_s = 5e-6;
-  // Flags take as many bytes as the data.
+  // Half of the bytes are flags.
   machine.ll = machine.ll_two_shot = LinkModel{0.03e-6, 175e9, 1.5e-6};
   machine.links[static_cast<size_t>(Link::kSelf)] = {0.3e-6, 1.5e12, 0};
   machine.links[static_cast<size_t>(Link::kNode)] = {0.5e-6, 350e9, 1e-6};
@@ -100,7 +100,7 @@ Cost CostOnGpus(const Request& request, const Selection& selection, int64_t item
     cost = CostOf(*choice.algorithm, choice.request, item_bytes, ChannelMachine(*gpu, selection.num_channels));
   }
   cost.scratch_bytes *= selection.num_channels;
-  // Channels have almost the same number of elements each; so bytes are counted in the plan of whole blocks.
+  // The slices of channels differ in size. So bytes are counted in the plan of whole blocks.
   Request whole = request;
   whole.chunk_count = std::max<int64_t>(request.block_count, 1);
   const Cost of_blocks =

@@ -1,5 +1,5 @@
-// Symbolic buffers for Validate: what every element holds as an expression over the inputs, and who wrote and read it.
-// Everything is kept per run of elements, so the size of a buffer doesn't matter.
+// Symbolic buffers for Validate: for every element, its content as an expression over the inputs, its last writer and
+// its readers. They are stored per extent of equal elements, so the cost does not depend on the size of a buffer.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +12,13 @@
 
 namespace jaxcomm {
 
-// What a run holds. Element x of the run's coordinates is `value`, taken at element x + shift of the inputs.
+// The content of an extent: element x of the buffer is `value`, taken at element x + shift of the inputs.
 struct Content {
-  int32_t value = -1;  // Values; -1: never written
+  int32_t value = -1;  // number of an expression in Values; -1: never written
   int64_t shift = 0;
 };
 
-// Expressions, one number each: the same expression always has the same number. Leaf r is the input of rank r.
+// Expressions over the inputs, numbered: equal expressions have equal numbers. Leaf r is the input of rank r.
 class Values {
  public:
   explicit Values(int32_t num_ranks) : num_ranks_(num_ranks) {
@@ -26,13 +26,13 @@ class Values {
       ranks_.emplace_back((static_cast<size_t>(num_ranks) + 63) / 64);
       ranks_.back()[static_cast<size_t>(rank) / 64] = uint64_t{1} << (rank % 64);
     }
-    ranks_.emplace_back();  // Zero() sums nobody
+    ranks_.emplace_back();  // Zero() sums no rank
   }
 
   int32_t Leaf(int32_t rank) const { return rank; }
   int32_t Zero() const { return num_ranks_; }
-  // The sum of `operands` from left to right; -1 if it isn't a sum of inputs in which each rank counts at most once.
-  // Of one operand it is the operand.
+  // The sum of `operands` from left to right; a single operand is its own sum. -1 if an operand is not a sum of inputs
+  // or a rank would count twice.
   int32_t Sum(const std::vector<int32_t>& operands) {
     if (operands.size() == 1) return operands[0];
     const auto found = sums_.find(operands);
@@ -74,28 +74,29 @@ class Values {
   std::unordered_map<std::vector<int32_t>, int32_t, Hash> sums_;
 };
 
-// A moment in the life of a rank: its own entry of its vector clock.
+// A point in the execution of a rank: the rank's own entry in its vector clock.
 struct Moment {
   int32_t rank = -1;
   int32_t time = 0;
 };
 
+// A range of elements with equal history, up to `end`.
 struct Extent {
   int64_t end = 0;
   Content content;
   Moment writer;
-  int64_t signals_before = -1;  // of the writer to the owner; -1: not a put across the network
+  int64_t signals_before = -1;  // from writer to owner before the put; -1: not a put across the network
   std::vector<Moment> readers;  // since the last write
 };
 
-// One buffer: runs that cover [0, count), by their first element.
+// One buffer: extents that cover [0, count), by their first element.
 class Memory {
  public:
   explicit Memory(int64_t count) : count_(count) {
     if (count > 0) extents_[0].end = count;
   }
 
-  // Calls visit(begin, run) for the runs of [begin, end), after cutting them at both ends.
+  // Splits extents at `begin` and `end`, then calls visit(begin, extent) for all extents in between.
   template <typename Visit>
   void ForEach(int64_t begin, int64_t end, Visit visit) {
     Cut(begin);

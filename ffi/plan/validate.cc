@@ -13,7 +13,8 @@ namespace {
 using Clock = std::vector<int32_t>;
 
 constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
-// A run of what a step reads: elements [begin, end) of the step, element k being content.value at k + content.shift.
+// A part of the data that a step reads: elements [begin, end) of the step. Element k is content.value at k +
+// content.shift.
 struct ReadExtent {
   int64_t begin;
   int64_t end;
@@ -34,8 +35,8 @@ class Validator {
  private:
   // Signals from one rank to another.
   struct Channel {
-    std::vector<Clock> sent;        // the sender's clock at each
-    std::vector<int32_t> received;  // the receiver's own time when it waited for each
+    std::vector<Clock> sent;        // by signal: the vector clock of the sender
+    std::vector<int32_t> received;  // by signal: the receiver's own time at its wait
   };
 
   static Status Fault(const std::string& text) { return InvalidArgumentError(text); }
@@ -47,10 +48,10 @@ class Validator {
   static size_t Index(int32_t i) { return static_cast<size_t>(i); }
   Memory& At(const Place& place) { return memory_[Index(place.rank) * 3 + static_cast<size_t>(place.space)]; }
 
-  // What can be seen without running anything: kinds, places, bounds.
+  // Checks that need no execution: kinds, places, bounds.
   Status CheckSteps() {
     const int32_t n = geometry_.num_ranks();
-    if (!WellFormed(request_)) return Fault("the request is not well formed");
+    if (!WellFormed(request_)) return Fault("sizes, root or permutation of the request are not valid");
     if (plans_.size() != Index(n)) {
       return Fault("got " + std::to_string(plans_.size()) + " plans for " + std::to_string(n) + " ranks");
     }
@@ -72,7 +73,7 @@ class Validator {
     return OkStatus();
   }
 
-  // Runs every rank until it waits, round and round; one schedule stands for all.
+  // Runs every rank until it waits, in turns. One schedule stands for all (validate.h).
   Status Schedule() {
     const int32_t n = geometry_.num_ranks();
     clocks_.assign(Index(n), Clock(Index(n), 0));
@@ -90,7 +91,7 @@ class Validator {
     }
     for (int32_t rank = 0; rank < n; ++rank) {
       if (next[Index(rank)] < plans_[Index(rank)].steps.size()) {
-        return Fault(rank, next[Index(rank)], "waits for ever");
+        return Fault(rank, next[Index(rank)], "waits forever");
       }
     }
     for (const auto& [pair, channel] : channels_) {
@@ -122,7 +123,7 @@ class Validator {
       case StepKind::kSignal: {
         Clock& clock = clocks_[Index(rank)];
         channels_[{rank, step.peer}].sent.push_back(clock);
-        ++clock[Index(rank)];  // what follows is not covered by the signal
+        ++clock[Index(rank)];  // the signal does not cover later steps
         return OkStatus();
       }
       case StepKind::kZero:
@@ -144,18 +145,18 @@ class Validator {
     return Write(rank, index, reads);
   }
 
-  // Whether `rank` knows, by now, that `moment` has passed.
-  bool Knows(int32_t rank, const Moment& moment) const {
+  // Whether `moment` happened before the current step of `rank`.
+  bool HappenedBefore(int32_t rank, const Moment& moment) const {
     return moment.rank < 0 || moment.rank == rank || clocks_[Index(rank)][Index(moment.rank)] >= moment.time;
   }
 
-  // Whether what was last written to a run of `owner` is there for `rank`.
+  // Whether the last write to an extent of `owner` is visible to `rank`.
   bool Arrived(int32_t rank, int32_t owner, const jaxcomm::Extent& extent) const {
-    if (extent.signals_before < 0 || extent.writer.rank == rank) return Knows(rank, extent.writer);
+    if (extent.signals_before < 0 || extent.writer.rank == rank) return HappenedBefore(rank, extent.writer);
     const auto channel = channels_.find({extent.writer.rank, owner});
     const auto signal = static_cast<size_t>(extent.signals_before);
     if (channel == channels_.end() || channel->second.received.size() <= signal) return false;
-    return Knows(rank, {owner, channel->second.received[signal]});
+    return HappenedBefore(rank, {owner, channel->second.received[signal]});
   }
 
   Status Read(int32_t rank, size_t index, const Place& src, std::vector<ReadExtent>* reads) {
@@ -168,7 +169,7 @@ class Validator {
     reads->clear();
     At(src).ForEach(src.offset, src.offset + count, [&](int64_t begin, jaxcomm::Extent& extent) {
       if (extent.content.value < 0) {
-        fault = "reads " + Interval(src, begin, extent.end) + ", which nothing has written";
+        fault = "reads " + Interval(src, begin, extent.end) + ", which no rank has written";
       } else if (!Arrived(rank, src.rank, extent)) {
         fault = "reads " + Interval(src, begin, extent.end) + ", which rank " + std::to_string(extent.writer.rank) +
                 " may not have written yet";
@@ -234,7 +235,7 @@ class Validator {
         fault = "writes " + what + ", which rank " + std::to_string(extent.writer.rank) + " may write later";
       }
       for (const Moment& reader : extent.readers) {
-        if (Knows(rank, reader)) continue;
+        if (HappenedBefore(rank, reader)) continue;
         fault = "writes " + what + ", which rank " + std::to_string(reader.rank) + " may not have read yet";
       }
     });
@@ -264,7 +265,7 @@ class Validator {
     return OkStatus();
   }
 
-  // What the output of `rank` must hold at the end, block by block. Value -1 stands for a sum of everybody.
+  // The required output of `rank`, block by block. Value -1 stands for a sum over all ranks.
   std::vector<ReadExtent> Promise(int32_t rank) const {
     const int32_t n = geometry_.num_ranks();
     const int64_t b = request_.block_count;

@@ -1,13 +1,13 @@
-// Proves that the plans of a group do what the collective promises, in every order that an executor may choose.
+// Proves that the plans of a group produce the result of the collective in every order that an executor may choose.
 //
-// Signals are counted per ordered pair of ranks, so the k-th wait always meets the k-th signal, whatever the timing
-// (a Kahn network). Hence one schedule that ends shows that none deadlocks, and one schedule gives the order that all
-// have in common. Two accesses of the same elements, one of them a write, that this order leaves open are a fault.
-// Contents are expressions over the inputs; sums must count every rank once, and an all_reduce must have the same
+// Signals are counted per ordered pair of ranks, so the k-th wait always matches the k-th signal, whatever the timing
+// (a Kahn network). Hence, if one schedule ends, no schedule deadlocks, and the happens-before order of one schedule
+// holds in all. Two accesses to the same elements, at least one of them a write, must be ordered by it. Contents are
+// expressions over the inputs. A sum must count every rank once, and the sums of an all_reduce must be the same
 // expression, operand for operand, on all ranks.
 //
-// Stricter than the contract in plan.h in one point: what a rank puts across the network counts as arrived only after
-// the next signal to the same rank has been waited for. Networks don't order a put to one rank before a signal to
+// One rule is stricter than the contract in plan.h: a put across the network counts as arrived only after its target
+// has waited for the next signal from the same sender. Networks do not order a put to one rank before a signal to
 // another.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace jaxcomm {
 
-// Success if the plans are correct, else the first fault found: rank, step and what is wrong.
+// Success if the plans are correct, otherwise the first fault: rank, step and reason.
 Status Validate(const std::vector<Plan>& plans, const Request& request);
 
 }  // namespace jaxcomm

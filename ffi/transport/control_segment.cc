@@ -76,8 +76,8 @@ std::optional<std::string> ControlSegment::FindFailure(int64_t run_id) const {
 }
 
 void ControlSegment::RingDoorbell() {
-  // Either the owner, after PrepareToSleep, sees what was stored before, or this sees that it sleeps: keys, counters
-  // and `sleeping` are all stored and loaded in one total order (sequentially consistent).
+  // Keys, counters and `sleeping` are stored and loaded in one total order (sequentially consistent). So either the
+  // owner sees earlier stores of this thread after PrepareToSleep, or this thread sees that the owner sleeps.
   if (sleeping.load() == 0) return;
   doorbell.fetch_add(1);
   Futex(&doorbell, FUTEX_WAKE, INT_MAX, nullptr);

@@ -1,11 +1,11 @@
-// Reliable messages between the processes of one run.
+// Reliable messages between the processes of a job.
 //
-// A message is a short header and a payload of any size. Messages from one sender with the same `channel` are delivered
-// in the order of Send; messages of different channels, or of different senders, pass each other. A message whose
-// payload has no place yet holds up its own channel only, so independent calls use different channels.
+// A message is a short header and a payload of any size. Messages of one sender on the same `channel` are delivered in
+// the order of Send. Messages on different channels or of different senders are not ordered. A message whose payload
+// has no destination yet delays its own channel only, so independent calls use different channels.
 //
-// A message either arrives whole or its sender is reported lost. The network never waits for a peer: how long a missing
-// message is waited for is the owner's business.
+// A message either arrives completely or its sender is reported lost. The network never waits for a peer. Its owner
+// sets the deadline for missing messages.
 #pragma once
 
 #include <cstddef>
@@ -23,69 +23,71 @@ constexpr size_t kMaxHeaderBytes = 64;
 struct Message {
   int process = -1;  // the sender
   uint64_t channel = 0;
-  uint64_t id = 0;  // tells the messages of one sender apart
+  uint64_t id = 0;  // unique among the messages of one sender
   const void* header = nullptr;
   size_t header_bytes = 0;
   size_t bytes = 0;  // of the payload
 };
 
-// What comes in. All calls are made by the network's one progress thread, which they must not block; they may call Send
-// and Accept. Message and header are valid during the call.
+// Receives the messages of a network. The network's one progress thread makes all calls. They must not block, and they
+// may call Send and Accept. Message and header are valid during the call.
 class Receiver {
  public:
   virtual ~Receiver() = default;
 
-  // A payload is announced (not called for messages without one), in the order of Send. Returns where to write its
-  // bytes, which the network may then do at any time until OnDelivered or OnPeerLost; or null if the place is not known
-  // yet: Network::Accept gives it later. Until then a small payload is kept here, a large one stays with the sender.
+  // Announces a message with a payload, in the order of Send. Returns the destination of the payload, which the network
+  // may write at any time until OnDelivered or OnPeerLost. Null: Network::Accept will give the destination later. Until
+  // then, the network keeps a small payload here and leaves a large one at the sender.
   virtual void* OnMessage(const Message& message) = 0;
 
-  // The payload is in place, and all earlier messages of the sender's channel have been delivered.
+  // The payload is at its destination, and all earlier messages of the sender's channel have been delivered.
   virtual void OnDelivered(const Message& message) = 0;
 
-  // Called at most once for a peer, which left, died or cannot be reached. (A cable that is cut shows only after
-  // minutes, or never if nothing is sent: the owner's own deadline comes first.) Nothing is written to memory that was
-  // given for its messages from now on, no other call for it follows, and messages to it fail.
+  // The peer has left, died or become unreachable. Called at most once per peer, and no other call for the peer
+  // follows. From now on the network does not write to the destinations of its messages, and messages to it fail. (A
+  // cut cable is detected only after minutes, or never if nothing is sent: the owner's own deadline comes first.)
   virtual void OnPeerLost(int process, const std::string& why) = 0;
 };
 
-// `ok`: the data may be reused, and the message arrives unless the peer is lost. Not ok: the peer is lost.
+// The data may be reused. `ok`: the message arrives unless the peer is lost. Not ok: the peer is lost.
 using SentFn = std::function<void(bool ok)>;
 
 struct PeerTraffic {
   uint64_t messages_sent = 0;
-  uint64_t bytes_sent = 0;  // payloads only, here and below
+  uint64_t bytes_sent = 0;  // of payloads, as below
   uint64_t messages_received = 0;
   uint64_t bytes_received = 0;
 };
 
-// Thread-safe. Destruction tells the peers, ends every outstanding Send and makes no further call to the receiver; it
-// must not happen on the progress thread.
+// Thread-safe. The destructor notifies the peers, completes every outstanding Send and makes no further call to the
+// receiver. It must not run on the progress thread.
 class Network {
  public:
   virtual ~Network() = default;
 
-  // Opaque bytes that a peer gives to its Connect.
+  // Opaque bytes, the argument of a peer's Connect.
   virtual std::string address() const = 0;
 
-  // Must come before the first Send to the process; a process that has not connected yet may receive. Fails if the
-  // address cannot be used. Not from a Receiver's call.
+  // Required before the first Send to the process, but not for receiving from it. Fails if the address cannot be used.
+  // Must not be called from a Receiver.
   virtual Status Connect(int process, const std::string& address) = 0;
 
-  // Copies the header. `data` stays valid until `sent` is called, exactly once: by the progress thread, or by Send
-  // itself if the data was small enough to copy or the peer is not there. `sent` may be null. Never blocks.
+  // Copies the header. `data` must stay valid until `sent` is called, which happens exactly once: on the progress
+  // thread, or inside Send if the data is small enough to copy or the peer is lost or not connected. `sent` may be
+  // null. Never blocks.
   virtual void Send(int process, uint64_t channel, const void* header, size_t header_bytes, const void* data,
                     size_t bytes, SentFn sent) = 0;
 
-  // The place for a payload for which OnMessage returned null; null drops the message, which is then not delivered.
+  // Gives the destination of a payload for which OnMessage returned null. Null drops the message: it is not delivered.
   virtual void Accept(int process, uint64_t id, void* destination) = 0;
 
-  // Ends the connection from this side, whatever is under way. OnPeerLost follows, here at once, and at the peer.
+  // Ends the connection from this side, including transfers in progress. OnPeerLost follows on both sides, here at
+  // once.
   virtual void Drop(int process, const std::string& why) = 0;
 
   virtual PeerTraffic traffic(int process) const = 0;
 
-  // Messages that were dropped because they are not of this run.
+  // Messages that were dropped because they do not belong to this job.
   virtual uint64_t rejected() const = 0;
 };
 

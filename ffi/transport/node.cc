@@ -18,7 +18,7 @@ namespace jaxcomm {
 namespace {
 
 constexpr uint64_t kSmallestBlock = 4096;
-constexpr uint64_t kMemoryBytes = 16 << 20;  // blocks of up to half of that share a memory
+constexpr uint64_t kMemoryBytes = 16 << 20;  // blocks of up to half that size share one memory
 constexpr int kMaxReads = 512;
 
 uint64_t RoundUp(uint64_t bytes) {
@@ -55,7 +55,8 @@ StatusOr<char*> Peer::BlockOf(const Slot& slot) {
   std::lock_guard<std::mutex> lock(mutex_);
   const uint32_t count = std::min<uint32_t>(control_segment().num_memories.load(), ControlSegment::kMaxMemories);
   if (slot.memory >= count) {
-    return UnavailableError("process " + std::to_string(process_) + " points to memory that it doesn't have");
+    return UnavailableError("process " + std::to_string(process_) + " has published a call in memory " +
+                            std::to_string(slot.memory) + ", but has only " + std::to_string(count) + " memories");
   }
   if (memories_.size() <= slot.memory) memories_.resize(slot.memory + 1);
   std::unique_ptr<SharedMemory>& memory = memories_[slot.memory];
@@ -74,7 +75,7 @@ Status Node::Open() {
   if (!made.ok()) return made.status();
   std::unique_ptr<SharedMemory> memory = *std::move(made);
   if (getrandom(address_.token.data(), sizeof(address_.token), 0) != sizeof(address_.token)) {
-    return UnavailableError("no random numbers");
+    return UnavailableError(std::string("getrandom failed: ") + std::strerror(errno));
   }
   address_.pid = getpid();
   address_.control_segment_fd = memory->fd();
@@ -89,11 +90,11 @@ Status Node::Open() {
 Status Node::Connect(int32_t process, const NodeAddress& address) {
   std::lock_guard<std::mutex> lock(peers_mutex_);
   if (peers_.count(process) > 0) return OkStatus();
-  // First a handle on the process, then the look at its control segment: the handle can't be of a later process of that
-  // number.
+  // The handle is opened before the control segment is checked. So it cannot belong to a later process with the same
+  // pid.
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, address.pid, 0));
   if (pidfd < 0) {
-    return UnavailableError("process " + std::to_string(address.pid) + " can't be found: " + std::strerror(errno));
+    return UnavailableError("process " + std::to_string(address.pid) + " cannot be found: " + std::strerror(errno));
   }
   StatusOr<std::unique_ptr<SharedMemory>> memory =
       SharedMemory::Map(address.pid, address.control_segment_fd, sizeof(ControlSegment));
@@ -102,7 +103,8 @@ Status Node::Connect(int32_t process, const NodeAddress& address) {
     const auto* control_segment = reinterpret_cast<const ControlSegment*>((*memory)->data());
     if (control_segment->magic != ControlSegment::kMagic || control_segment->token[0] != address.token[0] ||
         control_segment->token[1] != address.token[1]) {
-      status = UnavailableError("process " + std::to_string(address.pid) + " is not the one that was announced");
+      status = UnavailableError("process " + std::to_string(address.pid) +
+                                " is not the process that published this address: its token differs");
     }
   }
   if (!status.ok()) {
@@ -131,7 +133,8 @@ void Node::CheckAlive() {
 
 StatusOr<Block> Node::AddMemory(uint64_t bytes) {
   if (memories_.size() == ControlSegment::kMaxMemories) {
-    return UnavailableError("more than " + std::to_string(ControlSegment::kMaxMemories) + " pieces of shared memory");
+    return UnavailableError("calls in flight need more than " + std::to_string(ControlSegment::kMaxMemories) +
+                            " shared memories");
   }
   StatusOr<std::unique_ptr<SharedMemory>> memory = SharedMemory::Create(bytes);
   if (!memory.ok()) return memory.status();
@@ -154,7 +157,7 @@ StatusOr<Block> Node::Allocate(uint64_t bytes) {
   if (size > kMemoryBytes / 2) return AddMemory(size);
   if (rest_.bytes < size) {
     for (uint64_t read = kMemoryBytes; read >= kSmallestBlock; read /= 2) {
-      // What is left goes to the lists; sizes are powers of two and so is every cut.
+      // Adds the rest to the free lists, in blocks of powers of two.
       while (rest_.bytes >= read) {
         free_[read].push_back({rest_.memory, rest_.offset, read, rest_.data});
         rest_.offset += read;
@@ -204,7 +207,7 @@ bool ReadFromProcess(pid_t pid, const RemoteRead* reads, int num_reads) {
       remote[i] = {const_cast<char*>(reads[i].from), static_cast<size_t>(reads[i].bytes)};
       bytes += reads[i].bytes;
     }
-    // Less than all only if the memory ends, or beyond 2 GiB in one call, which the callers' pieces don't reach.
+    // A short read means that memory is not mapped. The kernel's limit of 2 GiB per call is beyond the callers' reads.
     if (process_vm_readv(pid, local, static_cast<unsigned long>(count), remote, static_cast<unsigned long>(count), 0) !=
         bytes) {
       return false;

@@ -1,4 +1,4 @@
-// The processes of one host that this one works with: their control segments, their memory, and whether they live.
+// The peers of this process on its host: their control segments, their memory and their liveness.
 #pragma once
 
 #include <sys/types.h>
@@ -18,17 +18,17 @@
 
 namespace jaxcomm {
 
-// What a process must know to reach another: published by the other in jax.distributed's key-value store.
+// The address of a process for its peers on the host, published in jax.distributed's key-value store.
 struct NodeAddress {
   int32_t pid = 0;
   int32_t control_segment_fd = -1;
-  std::array<uint64_t, 2> token = {};  // random; tells this control segment from any other
-  uint64_t token_address = 0;          // of a copy in the owner's private memory, to try single copies on
+  std::array<uint64_t, 2> token = {};  // random; identifies the control segment
+  uint64_t token_address = 0;          // of a copy in the owner's private memory, for a trial of remote reads
 };
 
-// A piece of shared memory, as its owner sees it.
+// A range of shared memory, as its owner sees it.
 struct Block {
-  uint32_t memory = 0;  // ControlSegment::memories
+  uint32_t memory = 0;  // index in ControlSegment::memories
   uint64_t offset = 0;
   uint64_t bytes = 0;
   char* data = nullptr;
@@ -45,9 +45,9 @@ class Peer {
   int32_t process() const { return process_; }
   pid_t pid() const { return address_.pid; }
   ControlSegment& control_segment() const { return control_segment_; }
-  // Where a slot's block lies in this process.
+  // The address of a slot's block in this process.
   StatusOr<char*> BlockOf(const Slot& slot);
-  // Asks the kernel. False once the process has ended.
+  // Queries the kernel. False once the process has ended.
   bool CheckAlive();
   bool alive() const { return alive_.load(); }
 
@@ -57,7 +57,7 @@ class Peer {
   const int pidfd_;
   const std::unique_ptr<SharedMemory> control_segment_memory_;
   ControlSegment& control_segment_;
-  Node* const node_ = nullptr;  // null: of another process
+  Node* const node_ = nullptr;  // the node of a ConnectTo() peer in this process; null: another process
   std::atomic<bool> alive_{true};
   std::mutex mutex_;
   std::vector<std::unique_ptr<SharedMemory>> memories_;
@@ -74,12 +74,12 @@ class Node {
   }
   std::mutex& control_segment_mutex() {
     return control_segment_mutex_;
-  }  // for what one thread of the owner does at a time
+  }  // for operations of the owner that need one thread at a time
 
-  // Maps the control segment of another process. Connecting again to the same process does nothing.
+  // Maps the control segment of another process. A second call for the same process does nothing.
   Status Connect(int32_t process, const NodeAddress& address);
-  // For tests with several nodes in one process: the other's memory is used where it is. A second mapping of it would
-  // keep sanitizers from seeing what is ordered by what.
+  // For tests with several nodes in one process: uses the memory of `other` directly. With a second mapping, sanitizers
+  // would not see the order of accesses.
   void ConnectTo(int32_t process, Node& other);
   Peer* Find(int32_t process);  // null: not connected. Peers live as long as the node.
   void CheckAlive();            // all peers
@@ -87,10 +87,10 @@ class Node {
   // At least `bytes` bytes of shared memory, aligned to a cache line.
   StatusOr<Block> Allocate(uint64_t bytes);
   void Release(const Block& block);
-  char* MemoryOf(uint32_t number);  // of the own ones
+  char* MemoryOf(uint32_t number);  // address of ControlSegment::memories[number] of this process
 
-  // Whether the kernel lets processes of one user read each other's memory (process_vm_readv). Allows others to read
-  // this one where the kernel asks for that (Yama, whose setting is in `scope_file`).
+  // Whether processes of one user may read each other's memory (process_vm_readv). Permits others to read this process
+  // where the kernel requires it (Yama, whose setting is in `scope_file`).
   static bool AllowSingleCopy(const char* scope_file = "/proc/sys/kernel/yama/ptrace_scope");
 
  private:
@@ -103,11 +103,11 @@ class Node {
   std::map<int32_t, std::unique_ptr<Peer>> peers_;
   std::mutex blocks_mutex_;
   std::vector<std::unique_ptr<SharedMemory>> memories_;
-  Block rest_;                                   // of the memory that blocks are cut from
+  Block rest_;                                   // unused end of the memory that blocks are allocated from
   std::map<uint64_t, std::vector<Block>> free_;  // by size, a power of two
 };
 
-// Reads from another process. False if it has ended or doesn't have such memory any more.
+// Reads from another process. False if the process has ended or the memory is not mapped there any more.
 struct RemoteRead {
   char* to;
   const char* from;  // in the other process

@@ -1,4 +1,4 @@
-// The one place that knows which networks between hosts there are. Today: UCX.
+// The factory of networks between hosts. The only implementation is UCX.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ bool HasRdma();
 
 struct NetworkOptions {
   std::string library;           // path of the network's library; empty: the system's, or `fallback_library`
-  std::string fallback_library;  // path, such as that in a wheel; may be empty
+  std::string fallback_library;  // path of another library, such as the one in a wheel; may be empty
   std::string devices;           // names of interfaces to use and listen on, such as "eth0"; empty: all
 };
 
-// `token` is the same in all processes of a job and in no other job.
+// `token` is equal in all processes of a job and unique to the job.
 StatusOr<std::unique_ptr<Network>> OpenNetwork(const NetworkOptions& options, int process, int num_processes,
                                                uint64_t token, Receiver* receiver);
 

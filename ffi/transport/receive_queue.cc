@@ -34,7 +34,7 @@ ReceiveQueue::ReceiveQueue(Receiver* receiver, int process, int num_processes, u
 
 ReceiveQueue::Disconnect ReceiveQueue::Arrive(const void* envelope_data, size_t envelope_bytes, size_t bytes,
                                               const void* data, std::unique_ptr<RemotePayload> remote) {
-  // Bytes of a stranger: nothing is believed before the token, and no number before it is checked.
+  // Not trusted: the token is checked first, then every number before it is used.
   Envelope envelope;
   if (envelope_bytes < offsetof(Envelope, header) || envelope_bytes > sizeof(Envelope)) {
     Reject();
@@ -50,7 +50,7 @@ ReceiveQueue::Disconnect ReceiveQueue::Arrive(const void* envelope_data, size_t 
   Peer& peer = peers_[envelope.process];
   if (peer.lost) return {};
   const uint64_t sequence = envelope.sequence;
-  if (sequence < peer.next || peer.held.count(sequence)) {  // an earlier life of the process
+  if (sequence < peer.next || peer.held.count(sequence)) {  // a duplicate: from an earlier start of that process
     Reject();
     return {};
   }
@@ -79,7 +79,7 @@ void ReceiveQueue::Announce(Peer& peer, const Envelope& envelope, size_t bytes, 
                             std::unique_ptr<RemotePayload> remote) {
   if (envelope.kind == Envelope::kDisconnect) {
     peer.disconnected = true;
-    return Lose(envelope.process, "it left");
+    return Lose(envelope.process, "it disconnected");
   }
   if (muted_) return;
   void* const destination = bytes > 0 ? receiver_->OnMessage(MessageOf(envelope, bytes)) : nullptr;
@@ -126,7 +126,7 @@ void ReceiveQueue::Fetched(Peer& peer, uint64_t sequence, bool ok) {
   if (muted_) return;
   if (peer.lost) return ReportIfQuiet(peer);
   const auto it = peer.held.find(sequence);
-  if (!ok) return Lose(it->second.envelope.process, "a payload could not be fetched from it");
+  if (!ok) return Lose(it->second.envelope.process, "fetching a payload from it failed");
   it->second.ready = true;
   DeliverChannel(peer, it->second.envelope.channel);
 }
@@ -142,7 +142,7 @@ void ReceiveQueue::DeliverChannel(Peer& peer, uint64_t channel) {
     queue.pop_front();
   }
   peer.channels.erase(it);
-  if (peer.disconnected && peer.held.empty()) Lose(static_cast<int>(&peer - peers_.data()), "it left");
+  if (peer.disconnected && peer.held.empty()) Lose(static_cast<int>(&peer - peers_.data()), "it disconnected");
 }
 
 void ReceiveQueue::Deliver(Peer& peer, const Envelope& envelope, size_t bytes) {
@@ -163,8 +163,8 @@ void ReceiveQueue::WarnOfRejected() {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(last_warning_ - first_rejected_).count();
   std::fprintf(
       stderr,
-      "jaxcomm: process %d has dropped %llu message(s) that are not of this run, the first %lld s ago: somebody "
-      "else uses its port, see docs/guide/security.md\n",
+      "jaxcomm: process %d has dropped %llu message(s) that do not belong to this job, the first %lld s ago: another "
+      "program uses its port, see docs/guide/security.md\n",
       process_, static_cast<unsigned long long>(warned_), static_cast<long long>(seconds));
 }
 
@@ -172,7 +172,7 @@ void ReceiveQueue::Mute() {
   muted_ = true;
   if (rejected_ > warned_) WarnOfRejected();
   for (Peer& peer : peers_) {
-    // Early messages keep their sequence, so that those behind them are not waited for.
+    // Early messages keep their sequence numbers, so that later ones are still announced.
     for (auto it = peer.held.begin(); it != peer.held.end();) {
       it->second.data.reset();
       it->second.remote.reset();
@@ -186,7 +186,7 @@ void ReceiveQueue::Lose(int process, const std::string& why) {
   Peer& peer = peers_[process];
   if (peer.lost) return;
   if (peer.disconnected) {
-    // All that it sent has been announced. What is here already is still delivered.
+    // All messages of the peer have been announced. Those whose payloads have arrived are still delivered.
     bool all_here = !peer.held.empty();
     for (const auto& [sequence, held] : peer.held) all_here = all_here && !held.remote;
     if (all_here) return;

@@ -35,7 +35,7 @@ class Socket {
 };
 using SharedSocket = std::shared_ptr<Socket>;
 
-// Until `from` ends or `to` takes no more.
+// Copies until `from` is closed or `to` fails.
 void Copy(int from, int to) {
   char buffer[1 << 16];
   for (;;) {
@@ -73,7 +73,7 @@ void Serve(SharedSocket client, const std::string& host, const std::string& port
   socklen_t size = sizeof(peer);
   if (getsockopt(client->fd(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != getuid()) return;
   const auto server = std::make_shared<Socket>(lost ? -1 : ConnectTo(host, port));
-  if (server->fd() < 0 && !lost) return;  // not there yet
+  if (server->fd() < 0 && !lost) return;  // the server has not started yet
   if (server->fd() >= 0) {
     std::thread([client, server] {
       Copy(client->fd(), server->fd());
@@ -81,7 +81,7 @@ void Serve(SharedSocket client, const std::string& host, const std::string& port
     }).detach();
     Copy(server->fd(), client->fd());
   }
-  // The client may have closed the connection itself: then nothing is lost, and nothing has to be kept.
+  // If the client closed the connection itself, the server is not lost, and nothing must be kept open.
   char byte;
   const ssize_t peeked = recv(client->fd(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
   if (peeked == 0 || (peeked < 0 && errno != EAGAIN)) return;
@@ -96,17 +96,19 @@ bool RelayHasLostServer() { return lost; }
 
 StatusOr<std::string> StartRelay(const std::string& host, const std::string& port) {
   uint64_t number = 0;
-  if (getrandom(&number, sizeof(number), 0) != sizeof(number)) return UnavailableError("no random numbers");
+  if (getrandom(&number, sizeof(number), 0) != sizeof(number)) {
+    return UnavailableError(std::string("getrandom failed: ") + std::strerror(errno));
+  }
   char name[32];
   std::snprintf(name, sizeof(name), "jaxcomm-%016llx", static_cast<unsigned long long>(number));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  std::strcpy(address.sun_path + 1, name);  // a leading zero: a name that is no file, and goes with the socket
+  std::strcpy(address.sun_path + 1, name);  // after a leading zero: not a file; the name disappears with the socket
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + std::strlen(name));
   const auto listener = std::make_shared<Socket>(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (listener->fd() < 0 || bind(listener->fd(), reinterpret_cast<const sockaddr*>(&address), length) != 0 ||
       listen(listener->fd(), 16) != 0) {
-    return UnavailableError(std::string("no Unix socket: ") + std::strerror(errno));
+    return UnavailableError(std::string("cannot listen on a Unix socket: ") + std::strerror(errno));
   }
   std::thread([listener, host, port] {
     for (;;) {
@@ -114,7 +116,7 @@ StatusOr<std::string> StartRelay(const std::string& host, const std::string& por
       if (client >= 0) {
         std::thread(Serve, std::make_shared<Socket>(client), host, port).detach();
       } else if (errno != EINTR && errno != ECONNABORTED) {
-        usleep(100'000);  // too many open files
+        usleep(100'000);  // for example, too many open files
       }
     }
   }).detach();

@@ -1,7 +1,7 @@
-// Carries the bytes of a client in this process to a TCP server and back, over a socket that nobody else can use.
+// A relay between a client in this process and a TCP server, over a socket that other users cannot reach.
 //
-// JAX's client of the coordination service ends its process as soon as its connection breaks. A relay never breaks it:
-// when the server has gone, the client's calls get no answer until they time out.
+// JAX's client of the coordination service ends its process when its connection breaks. The relay keeps the connection
+// open: after the loss of the server, the client's calls time out.
 #pragma once
 
 #include <string>
@@ -10,12 +10,12 @@
 
 namespace jaxcomm {
 
-// Listens on an abstract Unix socket for this user, from threads of its own, for as long as the process lives. Returns
-// the name of the socket. While the server can't be reached for the first time, connections are closed, so that the
+// Listens on an abstract Unix socket for this user, on threads of its own, until the process ends. Returns the name of
+// the socket. Until the server has been reached once, connections to an unreachable server are closed, so that the
 // client tries again. Can be called once.
 StatusOr<std::string> StartRelay(const std::string& host, const std::string& port);
 
-// Whether the server had been reached and has gone.
+// Whether the connection to the server was lost after it had been established.
 bool RelayHasLostServer();
 
 }  // namespace jaxcomm

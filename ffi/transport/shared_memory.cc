@@ -12,7 +12,7 @@
 namespace jaxcomm {
 namespace {
 
-// Nobody may shrink the file under a mapping: a read past its end would kill the reader.
+// No process may shrink the file while it is mapped: a read past its end would kill the reader.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 Status LastError(const std::string& what) { return UnavailableError(what + ": " + std::strerror(errno)); }
@@ -26,17 +26,17 @@ char* MapFile(int fd, size_t bytes) {
 
 StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(size_t bytes) {
   const int fd = memfd_create("jaxcomm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return LastError("no anonymous shared memory (memfd_create)");
+  if (fd < 0) return LastError("cannot create anonymous shared memory (memfd_create)");
   char* data = nullptr;
   Status status;
   const int no_space = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
   if (no_space != 0) {
-    status = UnavailableError("no room for " + std::to_string(bytes) +
+    status = UnavailableError("cannot allocate " + std::to_string(bytes) +
                               " bytes of shared memory: " + std::strerror(no_space));
   } else if (fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
-    status = LastError("shared memory can't be sealed");
+    status = LastError("shared memory cannot be sealed");
   } else if ((data = MapFile(fd, bytes)) == nullptr) {
-    status = LastError("shared memory can't be mapped");
+    status = LastError("shared memory cannot be mapped");
   }
   if (!status.ok()) {
     close(fd);
@@ -48,14 +48,14 @@ StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Create(size_t bytes) {
 StatusOr<std::unique_ptr<SharedMemory>> SharedMemory::Map(int pid, int fd, size_t bytes) {
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
   const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
-  if (own < 0) return LastError(path + " can't be opened");
+  if (own < 0) return LastError(path + " cannot be opened");
   struct stat file{};
   char* data = nullptr;
   Status status;
   if (fstat(own, &file) != 0 || static_cast<size_t>(file.st_size) != bytes || fcntl(own, F_GET_SEALS) != kSeals) {
-    status = UnavailableError(path + " is not what was announced");
+    status = UnavailableError(path + " is not a shared memory of jaxcomm with " + std::to_string(bytes) + " bytes");
   } else if ((data = MapFile(own, bytes)) == nullptr) {
-    status = LastError(path + " can't be mapped");
+    status = LastError(path + " cannot be mapped");
   }
   close(own);
   if (!status.ok()) return status;

@@ -1,4 +1,4 @@
-// Memory that processes of one host share: an anonymous file, which has no name anywhere and goes with its last user.
+// Memory that processes of one host share: an anonymous file without a name, freed with its last user.
 #pragma once
 
 #include <cstddef>
@@ -10,9 +10,9 @@ namespace jaxcomm {
 
 class SharedMemory {
  public:
-  // Zeroed, all pages reserved: later use can't run out of memory.
+  // Zeroed, with all pages reserved: later use cannot run out of memory.
   static StatusOr<std::unique_ptr<SharedMemory>> Create(size_t bytes);
-  // Maps what process `pid` of this host has open as `fd`. It must belong to the same user.
+  // Maps the file that process `pid` of this host has open as `fd`. The process must belong to the same user.
   static StatusOr<std::unique_ptr<SharedMemory>> Map(int pid, int fd, size_t bytes);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;

@@ -1,8 +1,8 @@
-// The part of UCX's binary interface that jaxcomm calls, for a library that is opened at run time. Nothing of UCX is
-// needed to build.
+// The part of UCX's binary interface that jaxcomm calls. The library is opened at run time, so the build does not need
+// UCX.
 //
-// UCX reads only the fields whose bit is set in a structure's mask, and all that stands here is the same in 1.13 and
-// later. tests/transport/test_ucp_abi.cc compares it with the headers of an installed UCX.
+// UCX reads only the fields whose bit is set in a structure's mask. All declarations here hold for UCX 1.13 and later.
+// tests/transport/test_ucp_abi.cc compares them with the headers of an installed UCX.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ constexpr Status kBusy = -15;
 constexpr Status kCanceled = -16;
 constexpr Status kLastError = -100;
 
-// What the functions that start something return: null (done), an error, or a request.
+// Functions that start an operation return null (done), an error, or a request. For the last two:
 inline bool IsError(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) >= static_cast<uintptr_t>(static_cast<intptr_t>(kLastError));
 }

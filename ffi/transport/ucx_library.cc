@@ -13,13 +13,14 @@ namespace {
 
 constexpr char kSystemLibrary[] = "libucp.so.0";
 
-// Fails if `path` is no library, or not one that can be used. `*stays`: it has been loaded all the same.
+// Fails if `path` is not a usable library. `*stays`: the library was loaded nevertheless.
 StatusOr<const UcxLibrary*> TryOpen(const std::string& path, bool* stays) {
   const bool loaded = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD) != nullptr;
   void* const handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!handle) return UnavailableError(dlerror());
   *stays = true;
-  // Some builds take over SIGSEGV and its like when they are loaded; a library must leave those to the program.
+  // Some builds of UCX install handlers of SIGSEGV and similar signals when they are loaded. Those belong to the
+  // program.
   if (const auto restore = reinterpret_cast<void (*)()>(dlsym(handle, "ucs_debug_disable_signals"));
       restore && !loaded) {
     restore();
@@ -56,10 +57,11 @@ StatusOr<const UcxLibrary*> TryOpen(const std::string& path, bool* stays) {
 #undef JAXCOMM_FIND
   if (library->ucp_get_version) library->ucp_get_version(&library->major, &library->minor, &library->release);
   if (library->ucp_get_version && (library->major != ucp::kApiMajor || library->minor < kOldestUcxMinor)) {
-    return UnavailableError(path + " is UCX " + library->version() + ", " + std::to_string(ucp::kApiMajor) + "." +
-                            std::to_string(kOldestUcxMinor) + " or later of the same major version is needed");
+    return UnavailableError(path + " is UCX " + library->version() + ", but jaxcomm needs " +
+                            std::to_string(ucp::kApiMajor) + "." + std::to_string(kOldestUcxMinor) +
+                            " or later of the same major version");
   }
-  if (missing) return UnavailableError(path + " has no function " + missing);
+  if (missing) return UnavailableError(path + " lacks the function " + missing);
   return static_cast<const UcxLibrary*>(library.release());
 }
 
@@ -84,7 +86,7 @@ StatusOr<const UcxLibrary*> UcxLibrary::Open(const std::string& path, const std:
     const StatusOr<const UcxLibrary*> library = TryOpen(candidate, &stays);
     if (library.ok()) return opened->emplace(candidate, *library).first->second;
     tried += (tried.empty() ? "" : "; ") + library.status().message();
-    // It cannot be unloaded, and the parts of the next candidate, which have the same names, would be taken from it.
+    // It cannot be unloaded, and the next candidate would resolve its own components, which have the same names, to it.
     if (stays && candidate == kSystemLibrary && !fallback.empty()) {
       return UnavailableError(tried + ". Set JAXCOMM_UCX_LIBRARY=" + fallback);
     }

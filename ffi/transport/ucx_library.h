@@ -19,10 +19,10 @@ struct UcxLibrary : ucp::Functions {
   unsigned release = 0;
   std::string version() const;
 
-  // `path` if it is not empty; else the system's library; else, if the system has none, `fallback`. The error of a
-  // library that cannot be used says what was tried and what to do. An opened library stays until the process ends: UCX
-  // leaves threads and hooks. So a system library that is too old blocks `fallback`: find out in another process, and
-  // give that one as `path`.
+  // Opens `path` if it is not empty; otherwise the system's library; otherwise, if the system has none, `fallback`. The
+  // error for an unusable library lists the attempts and a remedy. An opened library stays until the process ends,
+  // because UCX leaves threads and hooks. So a system library that is too old blocks `fallback`: find out its version
+  // in another process, and pass the other library as `path`.
   static StatusOr<const UcxLibrary*> Open(const std::string& path, const std::string& fallback);
 };
 

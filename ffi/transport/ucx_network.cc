@@ -29,18 +29,18 @@ using Clock = std::chrono::steady_clock;
 
 constexpr unsigned kMessageId = 0;                         // of the active message
 constexpr size_t kCopyBytes = 1024;                        // payloads that Send copies
-constexpr auto kSleep = std::chrono::seconds(1);           // bound of a sleep, for UCX's own timers
-constexpr auto kDisconnect = std::chrono::seconds(1);      // how long a peer may take to see that this process leaves
-constexpr auto kClosing = std::chrono::milliseconds(500);  // and UCX to end what it has begun
+constexpr auto kSleep = std::chrono::seconds(1);           // longest sleep, because UCX has timers of its own
+constexpr auto kDisconnect = std::chrono::seconds(1);      // time for peers to acknowledge the disconnect
+constexpr auto kClosing = std::chrono::milliseconds(500);  // time for UCX to end its requests
 constexpr char kAddressMagic[8] = "jaxcUCX";
 
-// UCX sends 8 KiB at a time over TCP unless told otherwise: 1.2 GB/s of large messages over loopback, with this 5.2
-// GB/s (16 MiB messages, UCX 1.22, two cores of an AMD EPYC guest, 2026-11).
-// The user's own UCX_TCP_TX_SEG_SIZE and UCX_TCP_RX_SEG_SIZE win.
+// Segment size of UCX over TCP. With UCX's default of 8 KiB, large messages reach 1.2 GB/s over loopback, with this
+// value 5.2 GB/s (16 MiB messages, UCX 1.22, two cores of an AMD EPYC guest, 2026-11). UCX_TCP_TX_SEG_SIZE and
+// UCX_TCP_RX_SEG_SIZE in the user's environment take precedence.
 constexpr char kTcpSegment[] = "128k";
 constexpr unsigned kMinorWithTransportPrefix = 17;
 
-// Devices of InfiniBand and RoCE carry a port ("mlx5_0:1"), interfaces of the kernel do not.
+// The names of InfiniBand and RoCE devices include a port ("mlx5_0:1"). Those of kernel interfaces do not.
 bool UsesTcp(const std::string& devices) {
   std::istringstream names(devices.empty() ? "all" : devices);
   for (std::string name; std::getline(names, name, ',');) {
@@ -98,8 +98,8 @@ class UcxNetwork : public Network {
     UcxNetwork* network = nullptr;
     ucp::Endpoint endpoint = nullptr;
     uint64_t sequence = 0;          // of the next message
-    ucp::Status status = ucp::kOk;  // an error that has to be dealt with
-    std::string why;                // instead of UCX's words
+    ucp::Status status = ucp::kOk;  // an error for HandleErrors()
+    std::string why;                // replaces UCX's text of the error; may be empty
     bool farewell_seen = false;
     std::atomic<bool> connected{false};
     std::atomic<bool> failed{false};
@@ -111,7 +111,7 @@ class UcxNetwork : public Network {
   void Do(std::function<void()> task);
   void Wake();
 
-  // The progress thread's.
+  // For the progress thread.
   void Run();
   bool RunQueue();
   void ReleaseUnwanted();
@@ -149,8 +149,8 @@ class UcxNetwork : public Network {
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> stop_{false};
 
-  // The progress thread's.
-  std::vector<void*> unwanted_;  // descriptors to release outside of UCX's callbacks; the inbox's payloads end here
+  // For the progress thread.
+  std::vector<void*> unwanted_;  // descriptors of dropped payloads, to be released outside of UCX's callbacks
   ReceiveQueue receive_queue_;
   std::vector<Peer> peers_;
   bool closing_ = false;
@@ -159,7 +159,7 @@ class UcxNetwork : public Network {
   std::unordered_set<Fetch*> fetches_;
 };
 
-// A payload that UCX announced by rendezvous.
+// A payload that UCX has announced by its rendezvous protocol.
 class UcxNetwork::Payload : public RemotePayload {
  public:
   Payload(UcxNetwork* network, void* descriptor, size_t bytes)
@@ -202,7 +202,7 @@ Status UcxNetwork::Open() {
   if (status != ucp::kOk) return StatusError("ucp_config_read", status);
   std::vector<std::pair<std::string, std::string>> settings = {{"TLS", options_.transports},
                                                                {"NET_DEVICES", options_.devices}};
-  // Names of settings of one transport came to carry its name. Where TCP is not used, UCX warns of them.
+  // Since UCX 1.17, names of settings include their transport. UCX warns about TCP settings if TCP is not used.
   const std::string tcp = ucx_->minor < kMinorWithTransportPrefix ? "" : "TCP_";
   for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
     if (UsesTcp(options_.devices) && !std::getenv((std::string("UCX_TCP_") + name).c_str())) {
@@ -241,7 +241,7 @@ Status UcxNetwork::Open() {
   ucp::Address* worker_address = nullptr;
   size_t worker_address_bytes = 0;
   if (status == ucp::kOk) status = ucx_->ucp_worker_get_address(worker_, &worker_address, &worker_address_bytes);
-  if (status != ucp::kOk) return StatusError("set up of a UCX worker", status);
+  if (status != ucp::kOk) return StatusError("the setup of a UCX worker failed", status);
   AddressHead head;
   std::memcpy(head.magic, kAddressMagic, sizeof(head.magic));
   head.process = process_;
@@ -282,13 +282,13 @@ Status UcxNetwork::Connect(int process, const std::string& address) {
   if (process < 0 || process >= static_cast<int>(peers_.size()) || process == process_ ||
       std::memcmp(head.magic, kAddressMagic, sizeof(head.magic)) != 0 || head.process != process ||
       address.size() != sizeof(head) + head.worker_address_bytes) {
-    return InvalidArgumentError("what process " + std::to_string(process) + " published is not its UCX address");
+    return InvalidArgumentError("process " + std::to_string(process) + " has not published a valid UCX address");
   }
   if (head.version[0] != ucx_->major || head.version[1] != ucx_->minor) {
     return InvalidArgumentError("process " + std::to_string(process) + " has UCX " + std::to_string(head.version[0]) +
                                 "." + std::to_string(head.version[1]) + ", process " + std::to_string(process_) +
                                 " has UCX " + ucx_->version() + " (" + ucx_->path +
-                                "): give all processes the same UCX");
+                                "): use the same UCX version in all processes");
   }
   Peer& peer = peers_[process];
   if (peer.connected) return OkStatus();
@@ -303,7 +303,7 @@ Status UcxNetwork::Connect(int process, const std::string& address) {
     created.set_value(ucx_->ucp_ep_create(worker_, &params, &peer.endpoint));
   });
   const ucp::Status status = created.get_future().get();
-  if (status != ucp::kOk) return StatusError("connection to process " + std::to_string(process), status);
+  if (status != ucp::kOk) return StatusError("cannot connect to process " + std::to_string(process), status);
   peer.connected = true;
   return OkStatus();
 }
@@ -347,8 +347,8 @@ void UcxNetwork::Accept(int process, uint64_t id, void* destination) {
 void UcxNetwork::Drop(int process, const std::string& why) {
   Do([this, process, why] {
     Peer& peer = peers_[process];
-    // Said, because closing the own endpoint leaves the peer's as it is: UCX would find out after its keepalive of 20
-    // s.
+    // Closing this endpoint does not close the peer's: UCX would detect that only by its keepalive after 20 s. So the
+    // peer gets a message.
     PostControl(process, Envelope::kDisconnect);
     peer.why = why;
     OnEndpointError(&peer, peer.endpoint, ucp::kCanceled);
@@ -369,7 +369,7 @@ void UcxNetwork::Do(std::function<void()> task) {
   Wake();
 }
 
-// What is queued is seen by the progress thread, which looks again after it has announced its sleep.
+// The progress thread checks its queues once more after it has set `sleeping_`, so it does not miss an item.
 void UcxNetwork::Wake() {
   if (!sleeping_.exchange(false)) return;
   const uint64_t one = 1;
@@ -390,7 +390,7 @@ void UcxNetwork::Run() {
       Sleep();
       last_work = Clock::now();
     } else {
-      std::this_thread::yield();  // perhaps what is waited for needs this processor
+      std::this_thread::yield();  // a peer may need this processor
     }
   }
   Close();
@@ -483,7 +483,7 @@ ucp::Status UcxNetwork::OnActiveMessage(void* arg, const void* header, size_t he
   const ReceiveQueue::Disconnect disconnect =
       network->receive_queue_.Arrive(header, header_bytes, bytes, rendezvous ? nullptr : data, std::move(remote));
   if (disconnect.kind == Envelope::kDisconnect) {
-    // Posted from the loop: UCX's callbacks start nothing.
+    // Posted from the progress loop: UCX's callbacks must not start operations.
     network->Do([network, process = disconnect.process] { network->PostControl(process, Envelope::kDisconnectAck); });
   } else if (disconnect.kind == Envelope::kDisconnectAck) {
     network->peers_[disconnect.process].farewell_seen = true;
@@ -514,8 +514,7 @@ void UcxNetwork::OnFetched(void* request, ucp::Status status, size_t, void* user
   if (request) network->ucx_->ucp_request_free(request);
 }
 
-// Closing a failed endpoint ends all requests that UCX has under way on it, so their memory is no longer written or
-// read.
+// Closes failed endpoints. UCX then ends all requests in progress on them and no longer accesses their memory.
 bool UcxNetwork::HandleErrors() {
   if (!has_errors_) return false;
   has_errors_ = false;
@@ -532,8 +531,8 @@ bool UcxNetwork::HandleErrors() {
   return true;
 }
 
-// Peers learn that nothing more comes, and say that they have read all: closing a TCP connection earlier could destroy
-// what they have not read yet.
+// Sends a disconnect to all peers and waits until they acknowledge that they have received everything. Closing a TCP
+// connection earlier could destroy data that a peer has not read yet.
 void UcxNetwork::Close() {
   closing_ = true;
   receive_queue_.Mute();
@@ -543,7 +542,7 @@ void UcxNetwork::Close() {
   ProgressUntil(kDisconnect, [this] {
     for (size_t process = 0; process < peers_.size(); ++process) {
       const Peer& peer = peers_[process];
-      // Who has left itself has no use for the rest, and has been answered.
+      // A peer that has disconnected itself needs nothing more, and its disconnect has been acknowledged.
       if (peer.endpoint && !peer.farewell_seen && !receive_queue_.disconnected(static_cast<int>(process))) return false;
     }
     return true;
@@ -551,7 +550,7 @@ void UcxNetwork::Close() {
   for (Peer& peer : peers_) OnEndpointError(&peer, peer.endpoint, ucp::kCanceled);
   HandleErrors();
   ProgressUntil(kClosing, [this] { return sends_.empty() && fetches_.empty(); });
-  RunQueue();  // whoever sent meanwhile is told
+  RunQueue();  // completes messages that were sent in the meantime
 }
 
 template <typename Done>

@@ -1,4 +1,4 @@
-// The hash that processes compare, against published numbers of SplitMix64.
+// The hash that all processes must compute equally, against published outputs of SplitMix64.
 #include <string>
 
 #include "../../ffi/common/hash.h"
@@ -15,7 +15,7 @@ TEST_CASE("numbers are mixed as SplitMix64 does") {
   CHECK(Mix(kIncrement, uint64_t{0}) == 0x6e789e6aa1b965f4);
   CHECK(Mix(2 * kIncrement, uint64_t{0}) == 0x06c45d188009454f);
   CHECK(Mix(0, uint64_t{1234567}) == 6457827717110365317u);
-  CHECK(Mix(1234567, kIncrement) == 3203168211198807973u);  // the value counts as the hash does
+  CHECK(Mix(1234567, kIncrement) == 3203168211198807973u);  // hash and value are interchangeable
 }
 
 TEST_CASE("texts are mixed byte by byte, then their length") {

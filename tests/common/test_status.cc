@@ -1,4 +1,4 @@
-// Status and StatusOr: which are success, that codes and texts arrive, that values need not be copied.
+// Status and StatusOr: success, codes and texts of errors, and values that are moved.
 #include <memory>
 #include <string>
 
@@ -26,7 +26,7 @@ TEST_CASE("a status is success, or has a code and a text") {
   CHECK(WithPrefix("prefix: ", OkStatus()).message().empty());
 }
 
-TEST_CASE("a StatusOr has a value, which may be moved out of it, or a reason") {
+TEST_CASE("a StatusOr has a value, which can be moved out, or an error") {
   StatusOr<std::unique_ptr<int>> made = Make(3);
   CHECK(made.ok() && made.status().ok() && **made == 3);
   const std::unique_ptr<int> moved = *std::move(made);
@@ -37,7 +37,7 @@ TEST_CASE("a StatusOr has a value, which may be moved out of it, or a reason") {
   CHECK(text->size() == 3);
 }
 
-TEST_CASE("JAXCOMM_RETURN_IF_ERROR returns the first error and passes over success") {
+TEST_CASE("JAXCOMM_RETURN_IF_ERROR returns the first error and ignores success") {
   int calls = 0;
   const auto step = [&](Status status) {
     ++calls;

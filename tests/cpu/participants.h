@@ -1,4 +1,4 @@
-// What tests of call sites need: completions that are counted, and specifications.
+// For tests of call sites: completions that are counted, and call specifications.
 #pragma once
 
 #include <chrono>
@@ -12,7 +12,7 @@
 
 namespace jaxcomm {
 
-// What a test waits for: a count of completions, with a deadline.
+// Counts completions and waits for them with a deadline.
 class Counter {
  public:
   void Add(const Status& status) {

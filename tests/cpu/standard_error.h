@@ -1,4 +1,4 @@
-// What is written to standard error while this object lives.
+// Captures standard error during the lifetime of an object.
 #pragma once
 
 #include <unistd.h>
@@ -23,7 +23,7 @@ class StandardError {
     close(before_);
     std::fclose(file_);
   }
-  // All of it so far.
+  // All text so far.
   std::string text() const {
     char buffer[4096];
     const ssize_t size = pread(fileno(file_), buffer, sizeof(buffer), 0);

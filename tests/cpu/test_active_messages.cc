@@ -1,4 +1,4 @@
-// What reaches a call of messages that come before, while and after it is there. The test steps the network.
+// Active messages that arrive before, during and after a call. The test steps the network.
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -13,9 +13,9 @@ namespace jaxcomm {
 namespace {
 
 constexpr uint64_t kKey = 11, kFingerprint = 7;
-constexpr int64_t kSmall = 16, kLarge = 100'000;  // sent at once, and fetched
+constexpr int64_t kSmall = 16, kLarge = 100'000;  // bytes of an eager payload and of a fetched one
 
-// A call that writes down what it is told.
+// A call that records its messages.
 struct Notes : MessageHandler {
   std::vector<std::string> said;
   std::vector<char> buffer = std::vector<char>(2 * kLarge, '-');
@@ -43,7 +43,7 @@ struct Notes : MessageHandler {
   }
   void OnLost(int32_t process) override { said.push_back(std::to_string(process) + " lost"); }
 
-  // What was said since the last time.
+  // The records since the last call.
   std::vector<std::string> News() { return std::exchange(said, {}); }
 };
 
@@ -77,7 +77,7 @@ struct Processes {
   }
 };
 
-TEST_CASE("what comes before its call waits, in its order") {
+TEST_CASE("messages that arrive before their call wait and keep their order") {
   for (const int64_t bytes : {kSmall, kLarge}) {
     Processes all;
     all.endpoints[0].SendEntered(1, kKey, kFingerprint, "x");
@@ -91,14 +91,14 @@ TEST_CASE("what comes before its call waits, in its order") {
     all.endpoints[1].Register(kKey, notes);
     all.Drain();
     Said said = notes->News();
-    // That of another process may come first; the rest is in the order of sending.
+    // The message of another process may come first. The others are in the order of sending.
     CHECK(std::count(said.begin(), said.end(), "signal from 4 to 5") == 1);
     said.erase(std::find(said.begin(), said.end(), "signal from 4 to 5"));
     CHECK((said == Said{"0 entered with x", "place of " + std::to_string(bytes) + " for rank 5", "landed",
                         "signal from 3 to 5", "0 left with x"}));
     CHECK(notes->buffer[7] == '-' && notes->buffer[8] == 'a' && notes->buffer[7 + bytes] == 'a');
     CHECK(notes->buffer[8 + bytes] == '-');
-    // And what comes afterwards goes straight to it.
+    // Later messages reach the handler directly.
     all.Put(2, bytes, 0, 'b');
     all.Drain();
     CHECK((notes->News() == Said{"place of " + std::to_string(bytes) + " for rank 5", "landed"}));
@@ -106,7 +106,7 @@ TEST_CASE("what comes before its call waits, in its order") {
   }
 }
 
-TEST_CASE("what comes for a call that is over is dropped, and holds up nothing") {
+TEST_CASE("messages for a call that is over are dropped and delay no others") {
   Processes all;
   const auto notes = std::make_shared<Notes>(), next = std::make_shared<Notes>();
   all.endpoints[1].Register(kKey, notes);
@@ -123,11 +123,11 @@ TEST_CASE("what comes for a call that is over is dropped, and holds up nothing")
   all.Drain();
   CHECK(notes->said.empty() && notes->buffer[0] == '-' && notes.use_count() == 1);
   CHECK((next->News() == Said{"signal from 3 to 5"}));
-  CHECK(all.endpoints[1].network()->traffic(0).messages_received == 4);  // all but the payloads, which hold up nothing
+  CHECK(all.endpoints[1].network()->traffic(0).messages_received == 4);  // all but the dropped payloads
   CHECK(all.endpoints[1].network()->traffic(0).bytes_received < kLarge);
 }
 
-TEST_CASE("a payload that is not wanted is not written, what follows it comes") {
+TEST_CASE("a dropped payload is not written, and later messages are delivered") {
   for (const bool early : {true, false}) {
     Processes all;
     const auto notes = std::make_shared<Notes>();
@@ -149,7 +149,7 @@ TEST_CASE("an abort before the call is entered is delivered, its payloads are dr
   all.Drain();
   all.endpoints[0].SendAborted(1, kKey, "had enough");
   all.Drain();
-  all.Put(0, kSmall, 0, 'a');  // of a thread that had begun before
+  all.Put(0, kSmall, 0, 'a');  // by a thread that had started before the abort
   all.Drain();
   const auto notes = std::make_shared<Notes>();
   all.endpoints[1].Register(kKey, notes);
@@ -158,10 +158,10 @@ TEST_CASE("an abort before the call is entered is delivered, its payloads are dr
   CHECK(notes->buffer[0] == '-' && notes->buffer[kLarge] == 'c' && notes->buffer[2 * kLarge - 1] == 'c');
 }
 
-TEST_CASE("calls in which another process is and this one is not") {
+TEST_CASE("OtherCallsOf names calls that only the other process has entered") {
   Processes all;
   CHECK(all.endpoints[1].OtherCallsOf(0).empty());
-  all.Put(0, kSmall, 0, 'a');  // waits, and holds up nothing of this
+  all.Put(0, kSmall, 0, 'a');  // waits, and does not delay the other channel
   all.endpoints[0].SendEntered(1, kKey, kFingerprint, "psum");
   all.endpoints[2].SendEntered(1, kKey, kFingerprint, "pmax");
   all.Drain();
@@ -178,7 +178,7 @@ TEST_CASE("calls in which another process is and this one is not") {
   CHECK(all.endpoints[1].OtherCallsOf(0).empty());
 }
 
-TEST_CASE("a process that is lost: nothing of it waits, nothing of it is written") {
+TEST_CASE("after the loss of a process, none of its messages waits and none of its payloads is written") {
   Processes all;
   all.endpoints[0].SendEntered(1, kKey + 1, kFingerprint, "psum");
   all.Put(0, kLarge, 0, 'a', kFingerprint, kKey + 1);
@@ -187,7 +187,7 @@ TEST_CASE("a process that is lost: nothing of it waits, nothing of it is written
   const auto notes = std::make_shared<Notes>(), other = std::make_shared<Notes>();
   all.endpoints[1].Register(kKey, notes);
   all.Put(0, kLarge, 0, 'a');
-  while (notes->said.empty()) CHECK(all.fabric.Step());  // it has a place, and is being fetched
+  while (notes->said.empty()) CHECK(all.fabric.Step());  // the payload has a destination and is being fetched
   CHECK(all.endpoints[1].Reachable(0).ok());
   all.fabric.Lose(0);
   all.Drain();
@@ -198,18 +198,18 @@ TEST_CASE("a process that is lost: nothing of it waits, nothing of it is written
   CHECK(all.endpoints[1].OtherCallsOf(0).empty());
   all.endpoints[1].Register(kKey + 1, other);
   all.Drain();
-  CHECK((other->News() == Said{"signal from 4 to 5"}));  // of the one that lives
+  CHECK((other->News() == Said{"signal from 4 to 5"}));  // from the process that is alive
   CHECK(other->buffer[0] == '-');
 }
 
-TEST_CASE("a call that can't wait for a payload cuts its sender off") {
+TEST_CASE("a call that cannot wait for a payload drops its sender") {
   Processes all;
   const auto notes = std::make_shared<Notes>(), other = std::make_shared<Notes>();
   all.endpoints[1].Register(kKey, notes);
   all.endpoints[1].Register(kKey + 1, other);
   all.Put(0, kLarge, 0, 'a');
   while (notes->said.empty()) CHECK(all.fabric.Step());
-  all.endpoints[1].CancelPuts(*other);  // which waits for nothing
+  all.endpoints[1].CancelPuts(*other);  // no payload of this handler is in progress
   all.Put(2, kLarge, 0, 'd', kFingerprint, kKey + 1);
   while (other->said.empty()) CHECK(all.fabric.Step());
   notes->News();
@@ -223,11 +223,11 @@ TEST_CASE("a call that can't wait for a payload cuts its sender off") {
   CHECK(all.endpoints[1].Reachable(0).message() == "its data did not arrive in time" &&
         all.endpoints[1].Reachable(2).ok());
   CHECK(all.endpoints[0].Reachable(1).message() == "the connection was lost");
-  // That of another call, which another process sends, goes on.
+  // The payload that another process sends for another call still arrives.
   CHECK((other->News() == Said{"0 lost", "landed"}) && other->buffer[kLarge - 1] == 'd');
 }
 
-TEST_CASE("what is kept of calls that are never entered has a limit") {
+TEST_CASE("the state of aborted calls that are never entered has a limit") {
   Processes all;
   constexpr uint64_t kKept = 1024;
   for (uint64_t key = 100; key <= 100 + kKept; ++key) {
@@ -242,19 +242,19 @@ TEST_CASE("what is kept of calls that are never entered has a limit") {
   CHECK((second->News() == Said{"0 entered with psum", "0 aborted: had enough"}));
 }
 
-TEST_CASE("of the calls that are over, the latest are known") {
+TEST_CASE("messages for the most recent calls that are over are dropped") {
   Processes all;
   constexpr uint64_t kKnown = 1 << 14, kForgotten = 2;
   for (uint64_t key = 1; key <= kKnown + kForgotten; ++key) all.endpoints[1].Unregister(key);
   for (uint64_t key = 1; key <= kForgotten + 1; ++key) {
     all.endpoints[0].SendEntered(1, key, kFingerprint, "psum");
     all.Drain();
-    const std::string in = all.endpoints[1].OtherCallsOf(0);  // what comes for the known is dropped
+    const std::string in = all.endpoints[1].OtherCallsOf(0);  // empty if the messages have been dropped
     CHECK(in == (key == 1 ? " in psum" : " in psum and in psum"));
   }
 }
 
-// As long a header as ours, of another kind, and shorter ones: nobody but us sends such, and they change nothing.
+// A header of the right size with an unknown kind, and shorter headers: they change nothing.
 TEST_CASE("messages with a header of another size are refused") {
   Processes all;
   const auto notes = std::make_shared<Notes>();

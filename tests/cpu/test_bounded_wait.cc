@@ -1,4 +1,4 @@
-// When a wait warns and when it ends, on a clock of the test's.
+// The times of warnings and timeouts, on a clock of the test.
 #include <string>
 #include <vector>
 
@@ -29,7 +29,7 @@ TEST_CASE("warnings come after warn_s and each time the wait has doubled, until 
   CHECK(ended == 600);
 }
 
-TEST_CASE("a look that comes late warns once") {
+TEST_CASE("a late check warns once") {
   BoundedWait wait(At(0), {600, 30});
   CHECK(wait.WarningDue(At(250)));
   CHECK(!wait.WarningDue(At(251)));
@@ -37,7 +37,7 @@ TEST_CASE("a look that comes late warns once") {
   CHECK(wait.WarningDue(At(480)));
 }
 
-TEST_CASE("a grace puts the end off, not the warnings") {
+TEST_CASE("a grace period delays the timeout, not the warnings") {
   BoundedWait wait(At(0), {10, 4});
   CHECK(!wait.Expired(At(10.2), std::chrono::milliseconds(300)));
   CHECK(wait.Expired(At(10.4), std::chrono::milliseconds(300)));

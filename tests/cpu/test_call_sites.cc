@@ -1,4 +1,4 @@
-// Call sites of two processes: which calls belong together. Every case forks both, so this program has no threads.
+// Matching of calls between two processes. Every case forks both, so this program has no threads.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -15,7 +15,7 @@
 namespace jaxcomm {
 namespace {
 
-// What crosses between the two before they work together; in production the key-value store of jax.distributed.
+// The data that two processes exchange at start-up. Outside of tests it goes through jax.distributed's key-value store.
 struct Announcement {
   NodeAddress address;
   bool single_copy = false;
@@ -54,7 +54,7 @@ void InTwoProcesses(const std::function<void(int32_t process, const std::functio
     const auto meet = [&] { Exchange(sockets[p], 'm'); };
     meet();
     body(p, meet);
-    meet();  // the other may still read from this one
+    meet();  // the other process may still read from this one
     _exit(0);
   }
   for (const int socket : sockets) close(socket);
@@ -65,7 +65,7 @@ void InTwoProcesses(const std::function<void(int32_t process, const std::functio
   }
 }
 
-// Of ranks 0 and 1, one in each process.
+// A call of ranks 0 and 1, one in each process.
 std::shared_ptr<Rendezvous> PairSite(Collective collective = Collective::kAllReduce) {
   CallSpec spec = Spec(collective, 2, 2, "psum");
   spec.processes = {0, 1};
@@ -95,7 +95,7 @@ struct Part {
   }
 };
 
-TEST_CASE("a program that one process alone compiles once more changes nothing") {
+TEST_CASE("calls still match after one process has compiled a program once more") {
   InTwoProcesses([](int32_t p, const std::function<void()>&) {
     for (int program = 0; program < 3; ++program) {
       const auto site = PairSite();
@@ -113,12 +113,12 @@ TEST_CASE("a program that one process alone compiles once more changes nothing")
   });
 }
 
-TEST_CASE("equal call sites of one program are told apart by their order") {
+TEST_CASE("equal call sites of one program are distinguished by their order") {
   InTwoProcesses([](int32_t p, const std::function<void()>& meet) {
     const auto first = PairSite(), second = PairSite();
     Rendezvous::EndProgram();
     Part a(1 + p), b(100 + p);
-    // The processes come to them in different orders, and both are under way at once.
+    // The processes enter them in different orders, and both calls are in flight at once.
     if (p == 0) {
       a.Arrive(*first, 100, p);
     } else {
@@ -135,11 +135,11 @@ TEST_CASE("equal call sites of one program are told apart by their order") {
   });
 }
 
-TEST_CASE("runs and iterations of a call site are told apart") {
+TEST_CASE("runs and iterations of a call site are distinguished") {
   InTwoProcesses([](int32_t p, const std::function<void()>& meet) {
     const auto site = PairSite();
     Part parts[4] = {Part(1 + p), Part(10 + p), Part(100 + p), Part(1000 + p)};
-    // Two iterations of two runs; process 0 is in all of them before process 1 comes to the first.
+    // Two iterations of two runs. Process 0 enters all of them before process 1 enters the first.
     const auto arrive = [&] {
       for (const int i : {0, 1}) parts[i].Arrive(*site, 500, p);
       for (const int i : {2, 3}) parts[i].Arrive(*site, 600, p);
@@ -151,10 +151,10 @@ TEST_CASE("runs and iterations of a call site are told apart") {
   });
 }
 
-TEST_CASE("groups of a call site are told apart, each in its own order") {
+TEST_CASE("groups of a call site are distinguished, each in its own order") {
   InTwoProcesses([](int32_t p, const std::function<void()>& meet) {
     CallSpec spec = Spec(Collective::kAllGather, 4, 2, "all_gather");
-    spec.groups = {0, 2, 3, 1};  // of which 0 and 1 are of process 0
+    spec.groups = {0, 2, 3, 1};  // process 0 has ranks 0 and 1
     spec.processes = {0, 1, 1, 0};
     const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(std::move(spec)));
     Part low(10 + 2 * p, 2), high(11 + 2 * p, 2);  // ranks 2p and 2p + 1
@@ -184,7 +184,7 @@ TEST_CASE("results that are larger than inputs, and written by the other process
   });
 }
 
-TEST_CASE("processes that bring different types see both") {
+TEST_CASE("processes with different types get an error that names both") {
   InTwoProcesses([](int32_t p, const std::function<void()>&) {
     const auto site = PairSite();
     Counter counter;
@@ -200,14 +200,14 @@ TEST_CASE("processes that bring different types see both") {
     CHECK(counter.WaitFor(1) && counter.errors().size() == 1);
     const std::string message = counter.errors()[0];
     for (const char* part :
-         {"[0] (process 0) bring", "[1] (process 1) bring", "1 -> 1 elements of float32", "1 -> 1 elements of int32"}) {
+         {"[0] (process 0) are in psum", "[1] (process 1) are in psum", "1 -> 1 elements of float32", "1 -> 1 elements of int32"}) {
       if (message.find(part) == std::string::npos) std::fprintf(stderr, "%s\n", message.c_str());
       CHECK(message.find(part) != std::string::npos);
     }
   });
 }
 
-// Of two processes that wait in different calls of a run, either fails it.
+// Two processes wait in different calls of a run. The failure of either call fails the run.
 TEST_CASE("a failure in one process ends all calls of the run in both") {
   for (const int32_t failing : {0, 1}) {
     InTwoProcesses([failing](int32_t p, const std::function<void()>& meet) {
@@ -224,14 +224,14 @@ TEST_CASE("a failure in one process ends all calls of the run in both") {
         CHECK(stranger.counter.WaitFor(1));
       }
       CHECK(part.counter.WaitFor(1) && part.counter.errors().size() == 1);
-      CHECK(part.counter.errors()[0].find("rank 9 is in no group") != std::string::npos);
+      CHECK(part.counter.errors()[0].find("rank 9 is not in any group") != std::string::npos);
       next.Arrive(*first, 101, p);  // the next run works
       next.Expect({21});
     });
   }
 }
 
-TEST_CASE("what the processes of a group have in common") {
+TEST_CASE("the common resources of the processes of a group") {
   InTwoProcesses([](int32_t p, const std::function<void()>&) {
     ProcessContext& self = ProcessContext::Get();
     ProcessInfo remote = self.info();  // of another node: no memory is shared
@@ -252,12 +252,13 @@ TEST_CASE("what the processes of a group have in common") {
     node_of.clear();
     self.ResourcesOf({p, 8}, &single_copy, &node_of);
     CHECK(!single_copy);
-    // Who isn't connected is named before anything runs.
+    // A process that is not connected is named before anything runs.
     CallSpec spec = Spec(Collective::kAllReduce, 2, 2, "psum");
     spec.processes = {p, 9};
     CHECK(Rendezvous::Make(spec).status().message() == "psum: process 9 is not connected; call jaxcomm.register()");
     spec.processes = {p};
-    CHECK(Rendezvous::Make(spec).status().message() == "psum: 1 processes for 2 ranks");
+    CHECK(Rendezvous::Make(spec).status().message() ==
+          "psum: attribute processes has 1 entries, expected 2, one per rank");
   });
 }
 

@@ -11,7 +11,7 @@
 namespace jaxcomm {
 namespace {
 
-// Where element `offset` of the logical order lies, from the definition in copy.h.
+// The position in memory of the logical element `offset`, by the definition in copy.h.
 int64_t Index(const BlockLayout& layout, int64_t offset) {
   const int64_t block = offset / layout.block_count, element = offset % layout.block_count;
   const int64_t run = element / layout.run, within = element % layout.run;
@@ -42,7 +42,7 @@ void CheckCopies(int64_t item_bytes, bool stream, int32_t pid = 0) {
   }
 }
 
-// As from another process, in more pieces than one call to the kernel takes.
+// Like copies from another process, with more ranges than one system call takes.
 TEST_CASE("copies from a process") {
   if (Node::AllowSingleCopy()) CheckCopies(4, false, getpid());
 }

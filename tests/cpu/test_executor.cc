@@ -34,7 +34,7 @@ void RunBy(int num_threads, Execution& execution) {
     threads.emplace_back([&] { finished += execution.Work(); });
   }
   for (auto& thread : threads) thread.join();
-  // All threads may have left only because the last one has finished: nobody else can take over what they left.
+  // If all threads have left, one of them must have finished the execution, because no other thread would continue it.
   CHECK(finished == 1);
 }
 
@@ -104,7 +104,7 @@ TEST_CASE("every algorithm by one and by many threads") {
   }
 }
 
-// Sources that can't be read where they lie are copied tile by tile: short runs, and memory of other processes.
+// Sources with short runs and sources in other processes are copied tile by tile.
 TEST_CASE("reductions of more than a tile") {
   constexpr int32_t kRanks = 2;
   const bool single_copy = Node::AllowSingleCopy();
@@ -140,7 +140,7 @@ TEST_CASE("reductions of more than a tile") {
 }
 
 // A peer that aborts may free its buffers at any time.
-TEST_CASE("a reduction of memory that can't be read does not end well") {
+TEST_CASE("a reduction of unreadable memory does not finish") {
   if (!Node::AllowSingleCopy()) return;
   constexpr int64_t kBlock = 40'001;
   Request request;
@@ -161,7 +161,7 @@ TEST_CASE("a reduction of memory that can't be read does not end well") {
   buffers[1].input = static_cast<const char*>(gone);
   buffers[1].input_pid = getpid();
   buffers[1].local = false;
-  // The other rank has said that its input is there.
+  // The signal of the other rank: its input is ready.
   std::vector<std::atomic<uint32_t>> from(2), to(2);
   for (auto& signal : from) signal.store(1);
   buffers[0].signals = from.data();
@@ -169,13 +169,13 @@ TEST_CASE("a reduction of memory that can't be read does not end well") {
   Execution execution(program, buffers);
   CHECK(!execution.Work());
   CHECK(execution.unreadable_pid() == getpid());
-  CHECK(!execution.Work() && to[0].load() <= 1);  // nor does it tell the other that it has read
+  CHECK(!execution.Work() && to[0].load() <= 1);  // nor does it signal that it has read
   munmap(gone, in.size() * sizeof(int32_t));
 }
 
 #if defined(__x86_64__)
-// XLA's threads take subnormals for zero, worker threads don't: the sum must not depend on who adds.
-TEST_CASE("sums of subnormals are kept on threads that flush them, which then still do") {
+// XLA's threads flush subnormals to zero, worker threads do not. The sum must not depend on the thread.
+TEST_CASE("sums of subnormals are kept on threads that flush them, and those threads flush afterwards") {
   constexpr unsigned kFlushing = 0x8040;  // results and operands
   constexpr int64_t kCount = 100;
   Request request;

@@ -1,5 +1,5 @@
-// Collectives between processes give the right results: every algorithm with one and with two copies, many calls at
-// once in different orders.
+// Results of collectives between processes: every algorithm with one and with two copies, and many calls at once in
+// different orders.
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -12,7 +12,7 @@
 namespace jaxcomm {
 namespace {
 
-// Within a node with and without pulling plans. Between nodes, those of a plan are nodes or parts of them, and
+// In a node, with and without plans that pull. Between nodes, the nodes of a plan are nodes or parts of nodes, and
 // processes enter in any order, some of them late.
 void EveryAlgorithm(World& world, int32_t num_processes, int32_t num_nodes) {
   std::mt19937 random(11);
@@ -63,7 +63,7 @@ void EveryAlgorithm(World& world, int32_t num_processes, int32_t num_nodes) {
   }
 }
 
-// Each process enters all calls in an order of its own, from several threads, some of which move the calls themselves.
+// Each process enters all calls in its own order, from several threads, some of which advance the calls themselves.
 void ManyAtOnce(World& world, int32_t num_processes, std::mt19937& random, uint64_t first) {
   constexpr int kCalls = 40;
   std::vector<std::unique_ptr<Collective1>> calls;
@@ -124,8 +124,8 @@ TEST_CASE("many calls at once") { ManyAtOnce(3, 11); }
 
 TEST_CASE("many calls at once, many rounds [full]") { ManyAtOnce(50, 12); }
 
-// Nobody keeps a call that is over: it holds on to its call site, which may be that of a program that has been dropped.
-TEST_CASE("calls that are over are let go") {
+// A call that is over must be freed: it keeps its call site alive, whose program may have been dropped.
+TEST_CASE("calls that are over are freed") {
   constexpr int32_t num_processes = 3;
   World world(num_processes);
   std::mt19937 random(11);

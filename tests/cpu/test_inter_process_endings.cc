@@ -1,4 +1,5 @@
-// How a collective between processes ends, step by step: the test moves the parts itself, so nothing depends on time.
+// The ways in which a collective between processes ends. The test advances the calls itself, so nothing depends on
+// time.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -15,7 +16,7 @@
 namespace jaxcomm {
 namespace {
 
-// Two processes of a node. Rank 0 is of process 1, and rank 1 of process 0.
+// Two processes of a node. Process 1 runs rank 0, and process 0 runs rank 1.
 struct Pair {
   World world{2};
   std::mt19937 random{11};
@@ -25,7 +26,7 @@ struct Pair {
 
   explicit Pair(const Algorithm& algorithm, const Request& request, bool single_copy = false)
       : one(algorithm, request, {1, 0}, single_copy, random) {}
-  // The ranks write to each other, and none waits: what ends the call is that all have left.
+  // The ranks write to each other without waits. The call ends when all have left.
   static Request Exchange(int64_t block_count) {
     Request request = Sum(2, block_count);
     request.collective = Collective::kAllGather;
@@ -41,14 +42,14 @@ struct Pair {
       calls[p]->Enter();
     }
   }
-  // Until it has to wait. Whether it is over.
+  // Advances the call until it waits. Returns whether the call is over.
   bool Move(int process) {
     InterProcessCall::AdvanceResult status;
     while ((status = calls[process]->Advance()) == InterProcessCall::AdvanceResult::kMoved) {
     }
     return status == InterProcessCall::AdvanceResult::kOver;
   }
-  // Runs the call that has been entered to its good end.
+  // Runs an entered call until it succeeds.
   void Succeed() {
     for (auto& output : one.outputs) std::fill(output.begin(), output.end(), -1);
     const int before = results.num_ended();
@@ -60,7 +61,7 @@ struct Pair {
 
 const Status kEnough = InvalidArgumentError("had enough");
 
-TEST_CASE("a result is given back when all others have left, and not before") {
+TEST_CASE("a call finishes when all others have left, and not before") {
   Pair pair = Pair::Direct();
   const Values before = pair.one.outputs;
   pair.Enter(1000);
@@ -74,8 +75,8 @@ TEST_CASE("a result is given back when all others have left, and not before") {
   for (const int p : {0, 1}) CHECK(pair.results.error(p).empty());
 }
 
-// A process that aborts leaves the others' slots: that alone doesn't mean that it has put its data there.
-TEST_CASE("a peer that aborts before its put is noticed after the own work") {
+// A process that aborts also leaves the slots of the others. That alone does not mean that it has put its data.
+TEST_CASE("the abort of a peer before its put is detected after the own work") {
   Pair pair = Pair::Direct();
   pair.Enter(1000);
   CHECK(pair.calls[1]->Advance() == InterProcessCall::AdvanceResult::kMoved);  // it has found the other
@@ -95,7 +96,7 @@ TEST_CASE("a peer that aborts before it has found the others is detected in the 
   CHECK(pair.results.error(0) == "psum at test: in the entry barrier, ranks [0] (process 1) aborted: had enough");
 }
 
-TEST_CASE("a peer that aborts after its work is noticed") {
+TEST_CASE("the abort of a peer after its work is detected") {
   Pair pair = Pair::Direct();
   pair.Enter(1000);
   CHECK(!pair.Move(1));  // it has counted itself out
@@ -128,7 +129,7 @@ TEST_CASE("only the first failure counts, and none after success") {
   CHECK(good.world.node(0).control_segment().slots[good.world.node(0).control_segment().Find(1000)].failed.load() == 0);
 }
 
-// A slot and a block that are used again remember nothing of the call before.
+// Slots and blocks that are used again keep no state of the previous call.
 TEST_CASE("one slot serves calls that succeed and calls that fail in turn") {
   for (const bool direct : {true, false}) {
     World world(2);
@@ -140,7 +141,7 @@ TEST_CASE("one slot serves calls that succeed and calls that fail in turn") {
                       direct ? Pair::Exchange(100) : Sum(2, 100), {1, 0}, false, random);
       Results results(2);
       std::shared_ptr<InterProcessCall> calls[2];
-      // A run of its own, whose failure the next does not find: the key, which the slot follows from, stays.
+      // Each turn has its own run, so the next does not find its failure. The key, which determines the slot, stays.
       for (const int p : {0, 1}) calls[p] = one.CallOf(world, p, key, results, 60, round);
       for (const auto& call : calls) call->Enter();
       const auto move = [&](int p) {
@@ -161,10 +162,10 @@ TEST_CASE("one slot serves calls that succeed and calls that fail in turn") {
         CHECK(calls[1]->Advance() == InterProcessCall::AdvanceResult::kMoved);
         calls[0]->Fail(kEnough);
         CHECK(results.num_ended() == 1);
-        CHECK(!calls[0]->Reclaim());  // the other may still touch it
+        CHECK(!calls[0]->Reclaim());  // the other process may still touch it
         CHECK(control_segment.Find(key) < 0 && control_segment.keys[slot].load() != 0);
         move(1);
-        calls[1]->Check(Clock::now());  // who waits for a signal finds it out by looking
+        calls[1]->Check(Clock::now());  // a call that waits for a signal detects the failure here
         CHECK(results.num_ended() == 2 && Has(results.error(1), "aborted: had enough"));
         for (const int p : {1, 0}) CHECK(calls[p]->Reclaim());
       }
@@ -174,7 +175,7 @@ TEST_CASE("one slot serves calls that succeed and calls that fail in turn") {
   }
 }
 
-// What a peer that failed may still read or write isn't given to others, whichever of the two failed first.
+// Memory that a failed peer may still read or write is not reused, whichever of the two failed first.
 TEST_CASE("a block is free again when the last of its users is done") {
   Pair pair = Pair::Ring();
   pair.Enter(1000);
@@ -199,7 +200,7 @@ TEST_CASE("a block is free again when the last of its users is done") {
   CHECK(same.offset == offset);
 }
 
-TEST_CASE("a deadline is the given one, with some grace for those who run") {
+TEST_CASE("a call fails at its deadline, with a grace period while it runs") {
   const auto ms = [](int64_t count) { return std::chrono::milliseconds(count); };
   Pair pair = Pair::Ring();
   const auto began = Clock::now();
@@ -210,9 +211,8 @@ TEST_CASE("a deadline is the given one, with some grace for those who run") {
   CHECK(pair.results.num_ended() == 0);
   pair.calls[0]->Check(Clock::now() + ms(500'001));
   CHECK(pair.results.error(0) ==
-        "psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements were not joined within "
-        "500 s "
-        "(JAXCOMM_TIMEOUT_S) by ranks [0] (process 1) in no collective");
+        "psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements waited for ranks [0] "
+        "(process 1) in no collective, which did not enter the call within 500 s (JAXCOMM_TIMEOUT_S)");
 
   Pair running = Pair::Ring();
   const auto before = Clock::now();
@@ -234,12 +234,11 @@ TEST_CASE("a deadline is the given one, with some grace for those who run") {
   CHECK(leaving.results.num_ended() == 0);
   leaving.calls[0]->Check(Clock::now() + ms(500'001));
   CHECK(leaving.results.error(0) ==
-        "psum at test: in the exit barrier, ranks [1] (process 0) in call 1000 of 100 elements were not left within "
-        "500 s "
-        "(JAXCOMM_TIMEOUT_S) by ranks [0] (process 1)");
+        "psum at test: in the exit barrier, ranks [1] (process 0) in call 1000 of 100 elements waited for ranks [0] "
+        "(process 1), which did not leave the call within 500 s (JAXCOMM_TIMEOUT_S)");
 }
 
-TEST_CASE("a late process is named with the calls in which it is") {
+TEST_CASE("a late process is named together with its current calls") {
   Pair pair = Pair::Ring();
   Results more(2);
   pair.calls[0] = pair.one.CallOf(pair.world, 0, 1000, pair.results);
@@ -247,10 +246,11 @@ TEST_CASE("a late process is named with the calls in which it is") {
   for (const auto& call : pair.calls) call->Enter();
   CHECK(!pair.Move(0) && !pair.Move(1));
   pair.calls[0]->Check(Clock::now() + std::chrono::seconds(70));
-  CHECK(Has(pair.results.error(0), "by ranks [0] (process 1) in call 2000 of 100 elements"));
+  CHECK(
+      Has(pair.results.error(0), "waited for ranks [0] (process 1) in call 2000 of 100 elements, which did not enter"));
 }
 
-TEST_CASE("a line on standard error names who is late, then after each time twice as long") {
+TEST_CASE("a warning on standard error names late processes, again whenever the wait has doubled") {
   Pair pair = Pair::Ring();
   pair.calls[0] = pair.one.CallOf(pair.world, 0, 1000, pair.results, 600, -1, 100);
   pair.calls[0]->Enter();
@@ -263,15 +263,14 @@ TEST_CASE("a line on standard error names who is late, then after each time twic
     text = error.text();
   }
   const std::string late =
-      "warning: psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements were not "
-      "joined ";
-  const std::string by =
-      " by ranks [0] (process 1) in no collective; an error follows after 600 s (JAXCOMM_TIMEOUT_S)\n";
+      "warning: psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements waited for "
+      "ranks [0] (process 1) in no collective, which did not enter the call ";
+  const std::string by = "; an error follows after 600 s (JAXCOMM_TIMEOUT_S)\n";
   CHECK(text == late + "within 100 s (JAXCOMM_WARN_S)" + by + late + "within 200 s" + by);
   CHECK(pair.results.num_ended() == 0);
 }
 
-TEST_CASE("of the processes of a call, those that have entered are not called late") {
+TEST_CASE("processes that have entered a call are not reported as late") {
   World world(3);
   std::mt19937 random(11);
   Collective1 one(Named(Collective::kAllReduce, "ring"), Sum(3, 100), {0, 1, 2}, false, random);
@@ -284,12 +283,11 @@ TEST_CASE("of the processes of a call, those that have entered are not called la
   CHECK(calls[0]->Advance() != InterProcessCall::AdvanceResult::kOver);
   calls[0]->Check(Clock::now() + std::chrono::seconds(70));
   CHECK(results.error(0) ==
-        "psum at test: in the entry barrier, ranks [0] (process 0) in call 1000 of 100 elements were not joined within "
-        "60 s "
-        "(JAXCOMM_TIMEOUT_S) by ranks [2] (process 2) in no collective");
+        "psum at test: in the entry barrier, ranks [0] (process 0) in call 1000 of 100 elements waited for ranks [2] "
+        "(process 2) in no collective, which did not enter the call within 60 s (JAXCOMM_TIMEOUT_S)");
 }
 
-TEST_CASE("a failure of the run elsewhere in a process is found by those who wait") {
+TEST_CASE("a waiting call detects that another call of its run has failed in a peer") {
   Pair pair = Pair::Ring();
   pair.Enter(1000);
   CHECK(!pair.Move(0));
@@ -301,8 +299,8 @@ TEST_CASE("a failure of the run elsewhere in a process is found by those who wai
   CHECK(pair.results.error(0) == "psum at test: while running, ranks [0] (process 1) aborted: another call failed");
 }
 
-// Large buffers are read where they lie, which fails if their owner has ended or has aborted and freed them.
-TEST_CASE("memory of a peer that can't be read") {
+// Remote reads of large buffers fail if their owner has ended or has aborted and freed them.
+TEST_CASE("unreadable memory of a peer") {
   if (!Node::AllowSingleCopy()) return;
   constexpr int64_t kCount = 50'000;
   for (const auto& [collective, says_why] : {std::pair<Collective, bool>{Collective::kAllGather, true},
@@ -315,7 +313,7 @@ TEST_CASE("memory of a peer that can't be read") {
     pair.Enter(1000);
     void* const gone = mmap(nullptr, kCount * sizeof(int32_t), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(gone != MAP_FAILED);
-    // Where the others look for the input of process 1.
+    // The published addresses of process 1's buffers.
     Peer* const peer = pair.world.node(0).Find(1);
     const ControlSegment& control_segment = peer->control_segment();
     char* const block = ValueOf(peer->BlockOf(control_segment.slots[control_segment.Find(1000)]));
@@ -324,14 +322,14 @@ TEST_CASE("memory of a peer that can't be read") {
     CHECK(pair.Move(0));
     CHECK(pair.results.error(0) ==
           (says_why ? "psum at test: while running, ranks [0] (process 1) aborted: had enough"
-                    : "psum at test: while running, the memory of ranks [0] (process 1) can't be read: their process "
+                    : "psum at test: while running, the memory of ranks [0] (process 1) cannot be read: their process "
                       "has ended"));
     munmap(gone, kCount * sizeof(int32_t));
   }
 }
 
-// What the network asks of a call on its own thread.
-TEST_CASE("payloads and signals of other nodes go where they may, or nowhere") {
+// The functions of MessageHandler that the network's thread calls.
+TEST_CASE("payloads and signals of other nodes have valid destinations or are dropped") {
   World world(2, 2);
   std::mt19937 random(11);
   Request request;
@@ -372,7 +370,7 @@ TEST_CASE("payloads and signals of other nodes go where they may, or nowhere") {
     for (const int32_t rank : {-1, 2, 4}) call->OnSignal(0, rank);
     for (const int32_t rank : {-1, 4}) call->OnSignal(rank, 0);
     CHECK(results.num_ended() == 0);
-    // A payload that has a place keeps the call from ending.
+    // The call does not end while a payload has a destination.
     CHECK(call->DestinationOf(fingerprint, 1, Space::kOutput, 0, size) != nullptr);
     call->Fail(kEnough);
     CHECK(results.num_ended() == 0);
@@ -383,8 +381,8 @@ TEST_CASE("payloads and signals of other nodes go where they may, or nowhere") {
   }
 }
 
-// Programs that differ in anything that all must agree on have different fingerprints.
-TEST_CASE("fingerprints tell programs apart") {
+// Programs have different fingerprints if they differ in anything that all processes must agree on.
+TEST_CASE("different programs have different fingerprints") {
   const auto fingerprint = [](const std::function<void(Program&)>& change) {
     const auto plain = Program::Make(BuildAll(Named(Collective::kAllReduce, "ring"), Sum(2, 100)), {1, 100, 100},
                                      {1, 100, 100}, 4, FindReduce(DType::kS32, ReduceOp::kSum), 3);
@@ -423,7 +421,7 @@ TEST_CASE("fingerprints tell programs apart") {
   for (const auto& change : changes) all.push_back(fingerprint(change));
   std::sort(all.begin(), all.end());
   CHECK(std::unique(all.begin(), all.end()) == all.end());
-  // Who sees windows and who doesn't can't work together either.
+  // The use of windows must agree, too.
   Request request = Sum(2, 20'000);
   request.collective = Collective::kAllGather;
   std::mt19937 random(11);

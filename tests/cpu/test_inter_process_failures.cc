@@ -1,5 +1,4 @@
-// Every way in which a collective between processes can end badly: all get an error that says why, and nothing is left
-// behind.
+// Failures of collectives between processes: every process gets an error with the reason, and all resources are freed.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -23,7 +22,7 @@ bool ControlSegmentIsFree(const ControlSegment& control_segment) {
                      [](const auto& key) { return key.load() == 0; });
 }
 
-// Another process of the node, which enters a call as process 1 and does nothing more. Before threads are started.
+// Another process of the node, which enters a call as process 1 and does nothing more. Forked before threads start.
 struct OtherProcess {
   pid_t pid = -1;
   NodeAddress address;
@@ -60,7 +59,7 @@ struct OtherProcess {
   }
 };
 
-// First: they fork, which threads don't mix with. The world comes after that.
+// These cases come first, because they fork, which requires that no threads run. World starts threads.
 void KilledInCall(bool has_left) {
   std::mt19937 random(11);
   const uint64_t key = 1000;
@@ -83,17 +82,17 @@ void KilledInCall(bool has_left) {
   other.Kill();
   world.node(0).CheckAlive();
   call->Check(Clock::now());
-  if (has_left) {  // it has done all it had to: its end is no failure
+  if (has_left) {  // the process has done its work, so its end is not a failure
     CHECK(results.num_ended() == 0);
     CHECK(call->Advance() == InterProcessCall::AdvanceResult::kOver && results.error(0).empty());
   } else {
     CHECK(results.error(0) == "psum at test: in the exit barrier, the process of ranks [1] (process 1) has ended");
-    CHECK(call->Reclaim());  // nobody is left who could touch it
+    CHECK(call->Reclaim());  // no other process can touch the block
   }
   CHECK(ControlSegmentIsFree(control_segment));
 }
 
-TEST_CASE("a process is killed in a call: the others learn it, and use its memory again") {
+TEST_CASE("a process is killed in a call: the others get an error and reuse their memory") {
   std::mt19937 random(11);
   const uint64_t key = 1000;
   Collective1 one(Named(Collective::kAllReduce, "ring"), Sum(2, 100), {0, 1}, false, random);
@@ -120,11 +119,11 @@ TEST_CASE("a process is killed before it has left a call") { KilledInCall(false)
 
 TEST_CASE("a process ends after it has left a call") { KilledInCall(true); }
 
-// A process that comes late, or never, or aborts, or brings something else: everybody gets an error that says so.
+// A process is late, never enters, aborts, or has a different call: every process gets an error with the reason.
 void Failures(World& world, std::mt19937& random, uint64_t* key) {
   const Algorithm& ring = Named(Collective::kAllReduce, "ring");
   const auto next_run = [key] { return *key = (*key / 1000 + 1) * 1000; };
-  {  // process 2 never comes
+  {  // process 2 never enters
     Collective1 one(ring, Sum(3, 100), {0, 1, 2}, true, random);
     Results results(3);
     const uint64_t now = next_run();
@@ -141,13 +140,13 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
       named += Has(results.error(p), "ranks [2] (process 2) in no collective");  // perhaps with others that are late
     }
     CHECK(named >= 1);
-    // Then it comes, and is told at once; its part lets go of the others' memory.
+    // Then process 2 enters and gets the error at once. Its call releases the others' memory.
     auto late = one.CallOf(world, 2, now, results, 60);
     late->Enter();
     world.progress_thread(2).Add(late);
     CHECK(results.WaitFor(3));
     CHECK(Has(results.error(2), "aborted"));
-    // The call is over for all: what it used is free again.
+    // The call is over in all processes, so its slot and block are free.
     CHECK(calls[0]->Reclaim() || world.node(0).control_segment().Find(now) < 0);
   }
   {  // one aborts while all run
@@ -157,7 +156,7 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
     std::vector<std::shared_ptr<InterProcessCall>> calls;
     for (int32_t p = 0; p < 3; ++p) calls.push_back(one.CallOf(world, p, now, results));
     for (auto& call : calls) call->Enter();
-    calls[0]->Advance();  // one of three: nobody can be done
+    calls[0]->Advance();  // only one of three, so no call can finish
     calls[1]->Fail(InvalidArgumentError("had enough"));
     for (int32_t p = 0; p < 3; ++p) world.progress_thread(p).Add(calls[p]);
     CHECK(results.WaitFor(3));
@@ -174,7 +173,8 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
     world.progress_thread(0).Add(a);
     world.progress_thread(1).Add(b);
     CHECK(results.WaitFor(2));
-    for (int32_t p = 0; p < 2; ++p) CHECK(Has(results.error(p), "bring") || Has(results.error(p), "aborted"));
+    for (int32_t p = 0; p < 2; ++p)
+      CHECK(Has(results.error(p), "calls do not match") || Has(results.error(p), "aborted"));
   }
   {  // the same key twice
     Collective1 one(ring, Sum(2, 100), {0, 1}, true, random);
@@ -184,7 +184,7 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
     a->Enter();
     again->Enter();
     CHECK(more.WaitFor(1));
-    CHECK(Has(more.error(0), "can't tell apart"));
+    CHECK(Has(more.error(0), "another call with the same key"));
     auto b = one.CallOf(world, 1, now, results);
     b->Enter();
     world.progress_thread(0).Add(a);
@@ -205,7 +205,7 @@ void Failures(World& world, std::mt19937& random, uint64_t* key) {
   }
 }
 
-// A process of another node is lost, or aborts, or brings something else.
+// A process of another node is lost, aborts, or has a different call.
 void FailuresBetweenNodes(std::mt19937& random, uint64_t* key) {
   const Algorithm& ring = Named(Collective::kAllReduce, "ring");
   const auto has_all = [](Results& results, const std::string& part) {
@@ -219,7 +219,7 @@ void FailuresBetweenNodes(std::mt19937& random, uint64_t* key) {
   for (const char* kind : {"lost", "aborts", "never comes", "disagrees"}) {
     World world(3, 3, *key);
     const bool disagrees = kind == std::string("disagrees");
-    // Nobody waits in a direct all_gather, so all get as far as telling what they have done. In a ring all wait.
+    // A direct all_gather has no waits, so every process sends its exit message. In a ring, all wait.
     const bool direct = disagrees && random() % 2;
     const Algorithm& algorithm = direct ? Named(Collective::kAllGather, "direct") : ring;
     Request here = request(100), there = request(101);
@@ -250,8 +250,8 @@ void FailuresBetweenNodes(std::mt19937& random, uint64_t* key) {
   }
 }
 
-// Of two nodes, whose link carries so little that a large payload takes seconds of its time, which the test does not
-// let pass: payloads stay on their way.
+// A network of two nodes with so little bandwidth that a large payload takes seconds of virtual time. The test does not
+// advance time that far, so payloads stay in flight.
 struct SlowLink {
   static constexpr int64_t kBlock = 1'000'000, kSoon_ns = 1'000'000'000;
   World world{2, 2, Options()};
@@ -268,7 +268,7 @@ struct SlowLink {
     request.block_count = block_count;
     return request;
   }
-  // The network's small messages go their way until the condition holds.
+  // Delivers small messages until the condition holds.
   template <typename Condition>
   void StepUntil(Condition condition) {
     const Clock::time_point limit = Clock::now() + std::chrono::seconds(30);
@@ -281,8 +281,8 @@ struct SlowLink {
   }
 };
 
-// Two nodes disagree, and what they send to each other is large: they learn of it before it could have arrived, fetch
-// none of it, and can still work together.
+// Two nodes disagree and send large payloads to each other. Both get the error before the payloads could have arrived,
+// fetch none of them, and can run further calls.
 void DisagreementOverSlowLink(std::mt19937& random, uint64_t* key) {
   const Algorithm& direct = Named(Collective::kAllGather, "direct");
   for (const bool late : {false, true}) {
@@ -306,12 +306,12 @@ void DisagreementOverSlowLink(std::mt19937& random, uint64_t* key) {
   }
 }
 
-// A call fails while a large payload is on its way into its result. The result is not given back before that has come,
-// or its sender has been cut off; nobody writes there afterwards.
+// A call fails while a large payload is arriving in its result. The call does not end before the payload has arrived or
+// its sender has been dropped. The result is not written afterwards.
 void FailureWhilePayloadLands(bool comes, std::mt19937& random, uint64_t* key) {
   SlowLink slow;
   World& world = slow.world;
-  // In this ring, each process forwards what it gets: none is through before that has come.
+  // In this ring, each process forwards the data that it receives, so none finishes before the data has arrived.
   Collective1 one(Named(Collective::kAllGather, "ring"), SlowLink::Exchange(2, SlowLink::kBlock), {0, 0, 1, 1}, false,
                   random, &world, 2);
   Results results(2);
@@ -343,8 +343,8 @@ void FailureWhilePayloadLands(bool comes, std::mt19937& random, uint64_t* key) {
     const auto took = Clock::now() - failed_at;
     CHECK(took >= std::chrono::milliseconds(500) && took < std::chrono::seconds(30));
     CHECK(lost(0) == "its data did not arrive in time");
-    CHECK(Has(results.error(1), "the process of ranks [0, 1] (process 0) can't be reached: the connection was lost"));
-    // The results are used for something else, while the rest of time passes.
+    CHECK(Has(results.error(1), "the process of ranks [0, 1] (process 0) cannot be reached: the connection was lost"));
+    // The memory of the results is reused while the remaining virtual time passes.
     for (auto& output : one.outputs) std::fill(output.begin(), output.end(), 7);
     while (world.fabric().Step()) {
     }
@@ -355,7 +355,7 @@ void FailureWhilePayloadLands(bool comes, std::mt19937& random, uint64_t* key) {
   CHECK(results.error(0) == "had enough");
 }
 
-// Calls that fail leave nothing behind, whether the others take part, come late, or never come.
+// Calls that fail free all resources, whether the others take part, are late, or never enter.
 void FailuresAreReclaimed(int num_processes, int num_nodes, int num_rounds, int num_calls) {
   std::mt19937 random(11);
   uint64_t key = 1000;
@@ -432,18 +432,18 @@ TEST_CASE("nodes that disagree over a slow link") {
   DisagreementOverSlowLink(random, &key);
 }
 
-TEST_CASE("a failure while a payload lands") {
+TEST_CASE("a failure while a payload arrives") {
   std::mt19937 random(11);
   uint64_t key = 1000;
   for (const bool comes : {true, false}) FailureWhilePayloadLands(comes, random, &key);
 }
 
-TEST_CASE("failures leave nothing behind") {
+TEST_CASE("failures free all resources") {
   FailuresAreReclaimed(3, 1, 4, 25);
   FailuresAreReclaimed(4, 2, 4, 25);
 }
 
-TEST_CASE("failures leave nothing behind, many rounds [full]") {
+TEST_CASE("failures free all resources, many rounds [full]") {
   FailuresAreReclaimed(3, 1, 20, 50);
   FailuresAreReclaimed(4, 2, 20, 50);
 }

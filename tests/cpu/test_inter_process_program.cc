@@ -1,4 +1,4 @@
-// Which buffers of a program between processes need windows: what peers may reach, against hand-made plans.
+// The buffers of a program between processes that need windows, for plans written by hand.
 #include <memory>
 #include <utility>
 #include <vector>
@@ -49,7 +49,7 @@ Setting Transfer(StepKind kind, Place src, Place dst) {
 
 bool Needs(const Setting& setting, Space space) { return setting.Make().windowed(space); }
 
-TEST_CASE("an output that peers of the node write to has a window, in order and read at once") {
+TEST_CASE("an output that peers of the node write to has a window with contiguous blocks and no streamed stores") {
   Setting put = Transfer(StepKind::kPut, At(0, Space::kInput), At(1, Space::kOutput));
   put.output = {2, kLarge / 2, 10};
   put.single_copy = true;  // which does not help
@@ -61,7 +61,7 @@ TEST_CASE("an output that peers of the node write to has a window, in order and 
   CHECK(!Needs(put, Space::kOutput) && put.Make().program()->stream);
 }
 
-TEST_CASE("an output that other nodes send to has a window if its blocks are not in order") {
+TEST_CASE("an output that other nodes send to has a window if its blocks are not contiguous") {
   Setting put = Transfer(StepKind::kPut, At(0, Space::kInput), At(1, Space::kOutput));
   put.node_of = {0, 1};
   CHECK(!Needs(put, Space::kOutput));
@@ -69,7 +69,7 @@ TEST_CASE("an output that other nodes send to has a window if its blocks are not
   CHECK(Needs(put, Space::kOutput));
 }
 
-TEST_CASE("a buffer that peers read has a window unless one copy is possible and cheaper") {
+TEST_CASE("a buffer that peers read has a window unless remote reads are possible and cheaper") {
   for (const Space space : {Space::kInput, Space::kOutput}) {
     const Space other = space == Space::kInput ? Space::kOutput : Space::kInput;
     Setting get = Transfer(StepKind::kGet, At(1, space), At(0, other));
@@ -88,7 +88,7 @@ TEST_CASE("a buffer that peers read has a window unless one copy is possible and
       read.count = kSmall;
       CHECK(Needs(read, space));
     }
-    // Of its own process, a rank reads what it likes.
+    // Reads within a process need no window.
     get.process_of = {0, 0};
     CHECK(!Needs(get, space));
     reduce.sources = {At(0, space), At(0, space)};
@@ -96,7 +96,7 @@ TEST_CASE("a buffer that peers read has a window unless one copy is possible and
   }
 }
 
-TEST_CASE("the parts of a block lie one behind the other, each on a cache line") {
+TEST_CASE("the parts of a block follow each other, aligned to cache lines") {
   Setting put = Transfer(StepKind::kPut, At(0, Space::kInput), At(1, Space::kOutput));
   put.count = kSmall;
   const InterProcessProgram program = put.Make();

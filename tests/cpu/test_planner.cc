@@ -1,4 +1,4 @@
-// From the attributes of a call site and the sizes of its buffers to a plan: against definitions by rows and columns.
+// Programs made from attributes and buffer sizes, against definitions by rows and columns.
 #include <string>
 #include <vector>
 
@@ -73,7 +73,7 @@ TEST_CASE("columns of all ranks side by side") {
   }
 }
 
-TEST_CASE("sums of the own columns, largest and smallest") {
+TEST_CASE("sums, maxima and minima of each rank's columns") {
   constexpr int64_t kOwn = kColumns / kRanks;
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
     CallSpec spec = SpecOf(Collective::kReduceScatter);
@@ -92,8 +92,8 @@ TEST_CASE("sums of the own columns, largest and smallest") {
   }
 }
 
-// Ranks that run in turns, each with scratch of its own.
-TEST_CASE("sums by every algorithm that fits one process") {
+// One thread runs all ranks in turns. Each rank has its own scratch.
+TEST_CASE("sums by every algorithm that one process supports") {
   for (const int64_t ranks_per_node : {4, 2}) {
     int num_algorithms = 0;
     for (const Algorithm& algorithm : Algorithms(Collective::kAllReduce)) {
@@ -101,7 +101,7 @@ TEST_CASE("sums by every algorithm that fits one process") {
       spec.ranks_per_node = ranks_per_node;
       spec.algorithm = algorithm.name;
       const Run run = Call(spec, kRows * kColumns);
-      if (!run.errors.empty()) continue;  // it needs other machines
+      if (!run.errors.empty()) continue;  // the algorithm needs several nodes or GPUs
       ++num_algorithms;
       for (int64_t r = 0; r < kRanks; ++r) {
         for (int64_t i = 0; i < kRows * kColumns; ++i) {
@@ -141,7 +141,7 @@ TEST_CASE("columns become rows") {
   }
 }
 
-TEST_CASE("one rank's rows for all, and rows that move") {
+TEST_CASE("broadcast and permute of rows") {
   CallSpec spec = SpecOf(Collective::kBroadcast);
   spec.root = 2;
   auto out = CallWell(spec, kRows * kColumns);
@@ -155,7 +155,7 @@ TEST_CASE("one rank's rows for all, and rows that move") {
   }
 }
 
-TEST_CASE("calls that can't be are told why") {
+TEST_CASE("invalid calls get an error with the reason") {
   const auto error_of = [](const CallSpec& spec, int64_t output_count, DType dtype = DType::kS32) {
     const Run run = Call(spec, output_count, dtype);
     CHECK(run.errors.size() == kRanks);
@@ -163,9 +163,11 @@ TEST_CASE("calls that can't be are told why") {
     return run.errors[0];
   };
   const std::string prefix = "jaxcomm: op at test_rendezvous.cc: ";
-  CHECK(error_of(SpecOf(Collective::kAllGather), 7) == prefix + "buffers of 48 and 7 elements don't fit 4 ranks");
-  CHECK(error_of(SpecOf(Collective::kReduceScatter), 13) == prefix + "buffers of 48 and 13 elements don't fit 4 ranks");
-  for (const int64_t run : {5, 24}) {  // no divisor of the block of 12, and more than the block
+  CHECK(error_of(SpecOf(Collective::kAllGather), 7) ==
+        prefix + "buffers of 48 and 7 elements do not match a group of 4 ranks");
+  CHECK(error_of(SpecOf(Collective::kReduceScatter), 13) ==
+        prefix + "buffers of 48 and 13 elements do not match a group of 4 ranks");
+  for (const int64_t run : {5, 24}) {  // not a divisor of the block of 12; larger than the block
     CallSpec blocked = SpecOf(Collective::kAllToAll);
     blocked.input_run = run;
     const std::string why = prefix + "blocks of 12 elements cannot be split into runs of " + std::to_string(run);
@@ -175,30 +177,31 @@ TEST_CASE("calls that can't be are told why") {
   }
   CallSpec spec = SpecOf(Collective::kAllReduce);
   spec.reduce_op = ReduceOp::kMax;
-  CHECK(error_of(spec, 48, DType::kC64) == prefix + "elements of this type can't be reduced");
+  CHECK(error_of(spec, 48, DType::kC64) == prefix + "elements of complex64 cannot be reduced by this operation");
   spec.reduce_op = ReduceOp::kSum;
-  CHECK(error_of(spec, 48, DType::kF8E8M0FNU) == prefix + "elements of this type can't be reduced");
+  CHECK(error_of(spec, 48, DType::kF8E8M0FNU) ==
+        prefix + "elements of float8_e8m0fnu cannot be reduced by this operation");
   spec.algorithm = "no such";
   CHECK(error_of(spec, 48).find("no such") != std::string::npos);
   const auto make = [](CallSpec bad) { return Rendezvous::Make(std::move(bad)).status().message(); };
-  CHECK(make(Spec(Collective::kAllReduce, 4, 3, "op")) == "op: 4 ranks are no groups of 3");
-  CHECK(make(Spec(Collective::kAllReduce, 4, 0, "op")) == "op: 4 ranks are no groups of 0");
+  CHECK(make(Spec(Collective::kAllReduce, 4, 3, "op")) == "op: 4 ranks cannot be split into groups of 3");
+  CHECK(make(Spec(Collective::kAllReduce, 4, 0, "op")) == "op: 4 ranks cannot be split into groups of 0");
   spec = SpecOf(Collective::kAllReduce);
   spec.ranks_per_node = 3;
-  CHECK(make(spec) == "op: groups of 4 are no nodes of 3");
+  CHECK(make(spec) == "op: groups of 4 ranks cannot be split into nodes of 3");
   spec.ranks_per_node = 0;
-  CHECK(make(spec) == "op: groups of 4 are no nodes of 0");
+  CHECK(make(spec) == "op: groups of 4 ranks cannot be split into nodes of 0");
   const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(SpecOf(Collective::kBarrier)));
   Counter counter;
   Participant stranger;
   stranger.run_id = 999;
   stranger.rank = 4;
   site->Arrive(stranger, std::make_unique<CountCompletion>(counter));
-  CHECK(counter.WaitFor(1) && counter.errors()[0] == prefix + "rank 4 is in no group");
+  CHECK(counter.WaitFor(1) && counter.errors()[0] == prefix + "rank 4 is not in any group");
 }
 
-// Ranks that share a processor take turns. In one process and on one node, all of a group share; between nodes, those
-// of a node.
+// Ranks that share a processor take turns. In one process and on one node, all ranks of a group share the processors;
+// between nodes, the ranks of each node.
 TEST_CASE("the machine of a group") {
   CostParams cost_params;
   for (int scope = 0; scope < kNumScopes; ++scope) cost_params.machines[scope].launch_s = scope + 1;
@@ -214,7 +217,7 @@ TEST_CASE("the machine of a group") {
   CHECK(per_processor(Scope::kNode, 16, 8) == 4);
   CHECK(per_processor(Scope::kNetwork, 16, 8) == 2);
   CHECK(per_processor(Scope::kNetwork, 16, 6) == 1.5);
-  CHECK(per_processor(Scope::kProcess, 2, 2) == 1);  // never less: idle processors don't help
+  CHECK(per_processor(Scope::kProcess, 2, 2) == 1);  // never less, because idle processors do not help
 }
 
 }  // namespace

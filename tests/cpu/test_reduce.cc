@@ -29,7 +29,8 @@ void CheckEveryPattern() {
       CHECK(back == pattern);
     }
   }
-  // Halfway between neighbours of the positive range: to the even one; a little more or less: to the nearer one.
+  // A value halfway between two neighbours rounds to the even one. Slightly above or below, it rounds to the nearer
+  // one.
   for (int i = 0; i + 1 < num_patterns / 2; ++i) {
     const float low = Format::Decode(static_cast<Storage>(i));
     const float high = Format::Decode(static_cast<Storage>(i + 1));
@@ -73,8 +74,8 @@ TEST_CASE("sums of complex numbers") {
   CheckComplex<double>(DType::kC128);
 }
 
-// As lax.psum: any of them; maximum and minimum: any and all.
-TEST_CASE("sums, maxima and minima of truth values") {
+// As in lax.psum, a sum is `any`. A maximum is `any`, a minimum is `all`.
+TEST_CASE("sums, maxima and minima of bools") {
   for (int bits = 0; bits < 8; ++bits) {
     const uint8_t values[3] = {static_cast<uint8_t>(bits & 1), static_cast<uint8_t>(bits >> 1 & 1),
                                static_cast<uint8_t>(bits >> 2)};
@@ -96,7 +97,7 @@ void CheckPlain(DType dtype) {
       std::vector<std::vector<T>> sources(num_sources, std::vector<T>(count));
       std::vector<const void*> pointers;
       for (auto& source : sources) {
-        // Every bit of integers, which wrap around; of floats, numbers that are summed exactly.
+        // Integers use all bits and wrap around. Floats are numbers with exact sums.
         for (auto& value : source) {
           value = static_cast<T>(std::is_floating_point<T>::value ? static_cast<int>(random() % 33) - 16
                                                                   : static_cast<int64_t>(wide(random)));

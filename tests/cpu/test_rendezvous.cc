@@ -19,14 +19,14 @@
 namespace jaxcomm {
 namespace {
 
-// Of every case: threads for all devices, and no deadline that a slow machine could meet.
+// Setup of every case: threads for all devices, and deadlines that a slow machine does not exceed.
 void Prepare() {
   CompletionPool::Get().EnsureThreads(8);
   Rendezvous::SetLimits({60, 30});
 }
 
-// Devices are threads that arrive at every site of every run without waiting for earlier ones, each in its own order of
-// sites. Every output must be that of its own site, run and iteration.
+// Devices are threads. Each arrives at every site of every run in its own order of sites, without waiting for earlier
+// calls. Every output must belong to its own site, run and iteration.
 void IndependentCalls(int round) {
   constexpr int64_t kRanks = 8;
   constexpr int kSites = 12;
@@ -94,8 +94,8 @@ void IndependentCalls(int round) {
   }
 }
 
-// As XLA's programs do: what runs inside a completion waits until all other devices of the round got theirs. Quick
-// rounds in between let the queue run empty at every possible moment.
+// Like XLA's programs: code inside a completion waits until all other devices of the round have got theirs. Quick
+// rounds in between empty the queue at every possible moment.
 class BlockingCompletion : public Completion {
  public:
   BlockingCompletion(Counter& inside, Counter& finished, int wait_for)
@@ -120,7 +120,7 @@ void ContinuationsThatWait(int num_rounds) {
   std::vector<float> in(kRanks, 1), out(kRanks);
   for (int round = 0; round < num_rounds; ++round) {
     const bool blocking = round % 3 == 0;
-    // The last to arrive completes its own promise at once, in its own call: that one doesn't wait.
+    // The last participant completes its own promise inside its own call, so this promise does not wait.
     Counter inside, finished;
     for (int64_t rank = 0; rank < kRanks; ++rank) {
       Participant participant;
@@ -192,7 +192,7 @@ TEST_CASE("two runs that interleave on every device") {
   }
 }
 
-// A page of memory that stops the first thread that touches it until it is let go.
+// A page of memory that blocks the first thread that touches it until the page is released.
 class Gate {
  public:
   explicit Gate(size_t bytes) : bytes_(bytes) {
@@ -216,7 +216,7 @@ class Gate {
   static void OnFault(int, siginfo_t* info, void*) {
     const char* const at = static_cast<const char*>(info->si_addr);
     if (at < current->page_ || at >= current->page_ + current->bytes_) {
-      sigaction(SIGSEGV, &current->before_, nullptr);  // comes again
+      sigaction(SIGSEGV, &current->before_, nullptr);  // the signal is raised again
       return;
     }
     current->reached_.store(true);
@@ -230,8 +230,8 @@ class Gate {
   std::atomic<bool> reached_{false}, released_{false};
 };
 
-// The first run stops where it writes a rank's output; the second runs to its end meanwhile.
-TEST_CASE("two runs of a call site at once have scratch of their own") {
+// The first run blocks while it writes the output of a rank. The second finishes in the meantime.
+TEST_CASE("concurrent runs of a call site have separate scratch") {
   Prepare();
   constexpr int64_t kRanks = 4, kCount = 64;
   const auto value = [](int64_t run_id, int64_t rank, int64_t i) {
@@ -284,7 +284,7 @@ TEST_CASE("two runs of a call site at once have scratch of their own") {
   }
 }
 
-TEST_CASE("late devices are named, the run is refused, the next one works") {
+TEST_CASE("late devices are named, their run fails, the next run works") {
   Prepare();
   Rendezvous::SetLimits({0.3, 30});
   const std::shared_ptr<Rendezvous> late = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 4, 4, "psum")));
@@ -300,13 +300,13 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
     rendezvous.Arrive(participant, std::make_unique<CountCompletion>(counter));
   };
   Rendezvous::SetLimits({60, 60});
-  Counter patient;  // a run that waits for longer
+  Counter patient;  // another run, with a longer timeout
   for (const int64_t rank : {0, 1, 2}) arrive(*other, 999, rank, patient);
   Rendezvous::SetLimits({0.3, 60});
   Counter counter;
   arrive(*late, 1000, 0, counter);
   arrive(*late, 1000, 3, counter);
-  arrive(*other, 1000, 1, counter);  // went on to another call of the same run: told as well
+  arrive(*other, 1000, 1, counter);  // a device in another call of the same run gets the error, too
   CHECK(counter.WaitFor(3));
   const auto errors = counter.errors();
   CHECK(errors.size() == 3);
@@ -316,14 +316,14 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
   }
   Rendezvous::SetLimits({60, 60});
   Counter straggler;
-  arrive(*late, 1000, 2, straggler);  // the failed run refuses it at once, and gives the first reason
+  arrive(*late, 1000, 2, straggler);  // a late device of the failed run gets the first error at once
   Counter stranger;
   arrive(*late, 1000, 9, stranger);
-  CHECK(stranger.count() == 1 && stranger.errors()[0].find("rank 9 is in no group") != std::string::npos);
+  CHECK(stranger.count() == 1 && stranger.errors()[0].find("rank 9 is not in any group") != std::string::npos);
   arrive(*other, 1000, 0, straggler);
   CHECK(straggler.count() == 2);
   for (const auto& message : straggler.errors()) CHECK(message == errors[0]);
-  CHECK(patient.count() == 0);  // the failure was of the one run
+  CHECK(patient.count() == 0);  // only one run failed
   arrive(*other, 999, 3, patient);
   CHECK(patient.WaitFor(4) && patient.errors().empty());
   Counter next;
@@ -333,7 +333,7 @@ TEST_CASE("late devices are named, the run is refused, the next one works") {
   CHECK(out[0] == 4 && out[3] == 4);
 }
 
-TEST_CASE("a line on standard error names devices that are late, which are waited for") {
+TEST_CASE("a warning on standard error names late devices, and the call still waits for them") {
   Prepare();
   Rendezvous::SetLimits({60, 0.2});
   std::string text;
@@ -367,7 +367,7 @@ TEST_CASE("a line on standard error names devices that are late, which are waite
   CHECK(counter.WaitFor(3) && counter.errors().empty() && out == std::vector<float>(3, 3));
 }
 
-TEST_CASE("ranks that disagree see both sides") {
+TEST_CASE("ranks with different buffers get an error that names both") {
   Prepare();
   const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 2, 2, "psum")));
   std::vector<float> in(8, 1), out(8);
@@ -385,7 +385,8 @@ TEST_CASE("ranks that disagree see both sides") {
   const auto errors = counter.errors();
   CHECK(errors.size() == 2);
   for (const auto& message : errors) {
-    CHECK(message.find("rank 1 brings 4 -> 4 elements of float32, rank 0 8 -> 8 ") != std::string::npos);
+    CHECK(message.find("buffers do not match: rank 1 has 4 -> 4 elements of float32, rank 0 has 8 -> 8 ") !=
+          std::string::npos);
   }
   Counter types;
   for (int64_t rank = 0; rank < 2; ++rank) {
@@ -400,13 +401,13 @@ TEST_CASE("ranks that disagree see both sides") {
   }
   CHECK(types.WaitFor(2) && types.errors().size() == 2);
   for (const auto& message : types.errors()) {
-    CHECK(message.find("rank 1 brings 4 -> 4 elements of int32, rank 0 4 -> 4 elements of float32") !=
+    CHECK(message.find("rank 1 has 4 -> 4 elements of int32, rank 0 has 4 -> 4 elements of float32") !=
           std::string::npos);
   }
   CallSpec overlapping = Spec(Collective::kAllReduce, 2, 2, "psum");
   overlapping.groups = {0, 0};
   const std::string error = Rendezvous::Make(overlapping).status().message();
-  CHECK(error.find("rank 0 is in two groups") != std::string::npos);
+  CHECK(error.find("rank 0 occurs twice in the groups") != std::string::npos);
 }
 
 }  // namespace

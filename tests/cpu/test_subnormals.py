@@ -1,4 +1,4 @@
-"""Sums of subnormals: XLA's threads flush them to zero, the worker threads that add beside them don't."""
+"""Sums of subnormals: XLA's threads flush them to zero, jaxcomm's worker threads do not."""
 
 import jax
 import numpy as np
@@ -9,10 +9,11 @@ import jaxcomm
 
 
 @pytest.mark.parametrize("op", ["psum", "psum_scatter"])
-@pytest.mark.parametrize("count", [8, 80_000])  # by the thread that comes last; by worker threads too
+@pytest.mark.parametrize("count", [8, 80_000])  # added by the last participant's thread; by worker threads, too
 def test_sums_of_subnormals_are_kept(line, op, count):
     (axis,) = line.axis_names
-    # As bits, because NumPy and JAX may flush what they convert: those of a subnormal are its multiple of the smallest.
+    # Handled as bits, because NumPy and JAX may flush subnormals when they convert them. The bits of a subnormal are
+    # its multiple of the smallest one.
     bits = (np.arange(8 * count).reshape(8, count) % 97).astype(np.uint32)
     expected = bits.sum(axis=0, dtype=np.uint32)
     assert expected.max() < np.float32(np.finfo(np.float32).tiny).view(np.uint32)

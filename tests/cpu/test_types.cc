@@ -1,4 +1,4 @@
-// Sums, maxima and minima of every element type through the executor, against numbers whose bits this file computes.
+// Sums, maxima and minima of every element type by the executor, against bit patterns that this file computes.
 #include <cmath>
 #include <cstring>
 #include <string>
@@ -13,8 +13,8 @@ namespace {
 
 enum class Kind { kBool, kSigned, kUnsigned, kFloat, kComplex };
 
-// Of floats and of the parts of complex numbers: widths of exponent and fraction, bias (IEEE 754; OCP 8-bit formats,
-// 2023; ml_dtypes).
+// The format of a float, or of the parts of a complex number: widths of exponent and fraction, bias (IEEE 754; OCP
+// 8-bit formats, 2023; ml_dtypes).
 struct Type {
   DType dtype;
   Kind kind;
@@ -45,7 +45,7 @@ constexpr Type kTypes[] = {{DType::kBool, Kind::kBool, 1},
                            {DType::kF8E5M2FNUZ, Kind::kFloat, 1, 5, 2, 16},
                            {DType::kF8E4M3FNUZ, Kind::kFloat, 1, 4, 3, 8}};
 
-// The bits of a number that the format holds exactly, as a normal one.
+// The bits of a number that is exact and normal in the format.
 uint64_t FloatBits(const Type& type, double value) {
   if (value == 0) return 0;
   int exponent = 0;
@@ -56,8 +56,8 @@ uint64_t FloatBits(const Type& type, double value) {
   return (((sign << type.exponent_bits) | biased) << type.fraction_bits) | bits;
 }
 
-// Appends a small integer as an element. Unsigned types take negative ones modulo 2^bits; the imaginary part of complex
-// ones is ten times the real one.
+// Appends a small integer as an element. Unsigned types take it modulo 2^bits. The imaginary part of a complex number
+// is ten times its real part.
 void Append(const Type& type, int value, std::string& data) {
   const auto put = [&](uint64_t bits, int bytes) { data.append(reinterpret_cast<const char*>(&bits), bytes); };
   if (type.kind == Kind::kComplex) {
@@ -73,12 +73,12 @@ void Append(const Type& type, int value, std::string& data) {
 int Expected(const Type& type, ReduceOp op, int a, int b) {
   if (type.kind == Kind::kBool) return op == ReduceOp::kMin ? a & b : a | b;
   if (op == ReduceOp::kSum) return a + b;
-  // Of unsigned numbers, negative ones are the large ones.
+  // As unsigned numbers, negative integers are the largest.
   const bool less = type.kind == Kind::kUnsigned && (a < 0) != (b < 0) ? b < 0 : a < b;
   return (op == ReduceOp::kMax) == less ? b : a;
 }
 
-// The results of all ranks, of which each has the same.
+// The result, which is the same on all ranks.
 std::string AllReduce(const Type& type, ReduceOp op, const std::vector<std::string>& inputs) {
   const auto n = static_cast<int32_t>(inputs.size());
   const int64_t count = static_cast<int64_t>(inputs[0].size()) / type.bytes;
@@ -127,7 +127,7 @@ TEST_CASE("sum, maximum and minimum of every type") {
 }
 
 // The two formats of these widths differ above 240: 160 + 128 is 288, or infinite.
-TEST_CASE("float8_e4m3fn has large numbers, float8_e4m3 an infinity") {
+TEST_CASE("float8_e4m3fn has larger numbers, float8_e4m3 has infinities") {
   for (const auto& [dtype, sum] : {std::pair<DType, char>{DType::kF8E4M3FN, 0x79}, {DType::kF8E4M3, 0x78}}) {
     const Type type = {dtype, Kind::kFloat, 1, 4, 3, 7};
     std::vector<std::string> inputs(2);

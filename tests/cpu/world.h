@@ -1,4 +1,4 @@
-// Several processes in one test program, with nodes in the place of processes, and collectives between them.
+// Fakes several processes in one test program: each has its own Node. Runs collectives between them.
 #pragma once
 
 #include <algorithm>
@@ -24,20 +24,20 @@ namespace jaxcomm {
 
 using Clock = InterProcessCall::Clock;
 
-// Processes that know each other: those of a node through memory, the others through a network.
+// Connected processes: those of one node share memory, the others use a fake network.
 class World {
  public:
-  // Of uneven delays.
+  // With random delays on the network.
   explicit World(int num_processes, int num_nodes = 1, uint64_t seed = 0)
       : World(num_processes, num_nodes, Uneven(seed)) {
     fabric_->Start();
   }
-  // Which the test steps.
+  // The test steps the network.
   World(int num_processes, int num_nodes, const MemoryNetworkOptions& options)
       : num_nodes_(num_nodes), fabric_(std::make_unique<MemoryFabric>(num_processes, options)) {
     for (int p = 0; p < num_processes && num_nodes > 1; ++p) {
-      switchboards_.push_back(std::make_unique<ActiveMessages>());
-      switchboards_[p]->SetNetwork(fabric_->Attach(p, 42, switchboards_[p].get()));
+      endpoints_.push_back(std::make_unique<ActiveMessages>());
+      endpoints_[p]->SetNetwork(fabric_->Attach(p, 42, endpoints_[p].get()));
     }
     for (int p = 0; p < num_processes; ++p) {
       nodes_.push_back(std::make_unique<Node>());
@@ -46,7 +46,7 @@ class World {
     for (int p = 0; p < num_processes; ++p) {
       for (int q = 0; q < num_processes; ++q) {
         if (NodeOf(p, num_processes) != NodeOf(q, num_processes)) {
-          CHECK(switchboards_[p]->network()->Connect(q, switchboards_[q]->network()->address()).ok());
+          CHECK(endpoints_[p]->network()->Connect(q, endpoints_[q]->network()->address()).ok());
         } else if (p != q) {
           nodes_[p]->ConnectTo(q, *nodes_[q]);
         }
@@ -55,14 +55,12 @@ class World {
     }
   }
   ~World() {
-    for (auto& progress_thread : progress_threads_) progress_thread->Stop();  // it may be about to send something
-    switchboards_.clear();
+    for (auto& progress_thread : progress_threads_) progress_thread->Stop();  // it may be about to send
+    endpoints_.clear();
   }
   int NodeOf(int process, int num_processes) const { return process * num_nodes_ / num_processes; }
   MemoryFabric& fabric() { return *fabric_; }
-  ActiveMessages* active_messages(int process) {
-    return switchboards_.empty() ? nullptr : switchboards_[process].get();
-  }
+  ActiveMessages* active_messages(int process) { return endpoints_.empty() ? nullptr : endpoints_[process].get(); }
   Node& node(int process) { return *nodes_[process]; }
   ProgressThread& progress_thread(int process) { return *progress_threads_[process]; }
 
@@ -76,12 +74,12 @@ class World {
 
   const int num_nodes_;
   std::unique_ptr<MemoryFabric> fabric_;
-  std::vector<std::unique_ptr<ActiveMessages>> switchboards_;
+  std::vector<std::unique_ptr<ActiveMessages>> endpoints_;
   std::vector<std::unique_ptr<Node>> nodes_;
   std::vector<std::unique_ptr<ProgressThread>> progress_threads_;
 };
 
-// How the parts of a call have ended.
+// The result of a call in each process.
 class Results {
  public:
   explicit Results(int num_processes) : errors_(num_processes), ended_(num_processes) {}

@@ -1,4 +1,4 @@
-// The FFI handlers of CPUs: attributes and buffers as XLA passes them, against formulas for each collective.
+// The FFI handlers of the CPU with attributes and buffers as XLA passes them, against formulas for each collective.
 #include <functional>
 #include <string>
 #include <tuple>
@@ -27,7 +27,7 @@ void Prepare(double timeout_s = 60) {
   Rendezvous::SetLimits({timeout_s, 60});
 }
 
-// What a call site has besides the attributes of its collective, which sort before or behind `call`.
+// The attributes of every call site. Those of its collective sort before or after `call`.
 Attributes Call(const std::vector<int64_t>& groups = {0, 1, 2, 3}, int64_t group_size = kRanks,
                 const std::string& algorithm = "") {
   Attributes call, all;
@@ -52,7 +52,7 @@ struct Target {
   std::function<void(Attributes&)> before_processes, after_processes;
 };
 
-// All ranks' results of a call with one operand `in[rank]` and one result of `out_count` elements.
+// The results of all ranks of a call with one operand `in[rank]` and one result of `out_count` elements.
 Rows Run(const Target& target, const Rows& in, size_t out_count, Attributes attributes = Call()) {
   Prepare();
   if (target.before_processes) target.before_processes(attributes);
@@ -79,11 +79,11 @@ Rows Run(const Target& target, const Rows& in, size_t out_count, Attributes attr
     if (!failure.text.empty()) std::fprintf(stderr, "%s\n", failure.text.c_str());
     CHECK(failure.code == XLA_FFI_Error_Code_OK);
   }
-  CHECK(x == in);  // operands stay as they are
+  CHECK(x == in);  // operands are not changed
   return y;
 }
 
-// Element i of rank r: no two are equal, no order of ranks is that of the values, and as floats some are no numbers.
+// Element i of rank r. All are different, ranks are not in the order of their values, and some are NaN as floats.
 int32_t Value(int32_t rank, int32_t i) { return (rank * 3 + 1) % 5 * 1000 + i - 3000; }
 
 Rows Values(int32_t count) {
@@ -123,7 +123,7 @@ TEST_CASE("all_reduce: the sum, the largest, the smallest") {
   }
 }
 
-TEST_CASE("all_reduce: groups are those of the attributes") {
+TEST_CASE("all_reduce: groups come from the attributes") {
   const Rows y =
       Run({{AllReduceInstantiate, AllReduceExecute}, {}, Number("reduce_op", 0)}, Values(1), 1, Call({3, 0, 1, 2}, 2));
   for (const auto& [a, b] : {std::pair<int, int>{0, 3}, {1, 2}}) {
@@ -131,7 +131,7 @@ TEST_CASE("all_reduce: groups are those of the attributes") {
   }
 }
 
-TEST_CASE("reduce_scatter: sums, maxima and minima of the own columns") {
+TEST_CASE("reduce_scatter: sums, maxima and minima of each rank's columns") {
   for (const int64_t op : {0, 1, 2}) {
     const Rows y =
         Run({{ReduceScatterInstantiate, ReduceScatterExecute}, Number("input_run", 3), Number("reduce_op", op)},
@@ -161,7 +161,7 @@ TEST_CASE("all_to_all: columns become rows, and rows columns") {
   }
 }
 
-TEST_CASE("permute: from the given rank, or zeros") {
+TEST_CASE("permute: the block of the source, or zeros") {
   const std::vector<int64_t> source_of = {2, -1, 3, 0};
   const Rows y = Run({{PermuteInstantiate, PermuteExecute},
                       {},
@@ -174,7 +174,7 @@ TEST_CASE("permute: from the given rank, or zeros") {
   }
 }
 
-TEST_CASE("broadcast: the root's") {
+TEST_CASE("broadcast: the block of the root") {
   const Rows y = Run({{BroadcastInstantiate, BroadcastExecute}, {}, Number("root", 2)}, Values(5), 5);
   for (const auto& row : y) CHECK(row == Values(5)[2]);
 }
@@ -197,8 +197,8 @@ TEST_CASE("barrier: waits for all ranks, copies nothing") {
   const fake::Buffer x{XLA_FFI_DataType_F32, &data[0], {1}}, y{XLA_FFI_DataType_F32, &data[1], {1}};
   for (const auto& [operands, results, part] :
        {std::tuple<std::vector<fake::Buffer>, std::vector<fake::Buffer>, const char*>{
-            {x}, {}, "one result per operand"},
-        {{x, x}, {x}, "one result per operand"},
+            {x}, {}, "expected one result per operand"},
+        {{x, x}, {x}, "expected one result per operand"},
         {{x}, {y}, "must be aliased"},
         {{x, y}, {x, x}, "must be aliased"}}) {
     const XlaError error = EnterBarrier(site, ranks[0], operands, results)->Wait();
@@ -209,7 +209,7 @@ TEST_CASE("barrier: waits for all ranks, copies nothing") {
   for (int32_t& rank : ranks) futures.push_back(EnterBarrier(site, rank, {x, y}, {x, y}));
   for (auto& future : futures) CHECK(future->Wait().code == XLA_FFI_Error_Code_OK);
   CHECK(data[0] == 1 && data[1] == 2);
-  // A run that has failed does not concern the next one.
+  // A failed run does not affect the next one.
   int32_t stranger = 9;
   CHECK(EnterBarrier(site, stranger, {}, {}, 1002)->Wait().code == XLA_FFI_Error_Code_INVALID_ARGUMENT);
   futures.clear();
@@ -238,7 +238,7 @@ TEST_CASE("errors carry XLA's code and name the call") {
   error = execute(XLA_FFI_DataType_S4, 901);
   CHECK(error.code == XLA_FFI_Error_Code_INVALID_ARGUMENT);
   CHECK(error.text == "jaxcomm: unsupported element type " + std::to_string(XLA_FFI_DataType_S4));
-  error = execute(XLA_FFI_DataType_S32, 902);  // the other ranks never come
+  error = execute(XLA_FFI_DataType_S32, 902);  // the other ranks never arrive
   CHECK(error.code == XLA_FFI_Error_Code_DEADLINE_EXCEEDED);
   for (const char* part : {"jaxcomm: an_op at a_file.py:7: ", "[0, 1, 3]", "[2]"}) {
     CHECK(error.text.find(part) != std::string::npos);
@@ -246,7 +246,7 @@ TEST_CASE("errors carry XLA's code and name the call") {
   Prepare();
   int32_t ranks[kRanks] = {0, 1, 2, 3}, sums[kRanks] = {};
   std::vector<std::unique_ptr<fake::XlaFuture>> futures;
-  for (int32_t r = 0; r < kRanks; ++r) {  // the next run is well
+  for (int32_t r = 0; r < kRanks; ++r) {  // the next run succeeds
     futures.push_back(site.Execute(AllReduceExecute, 903,
                                    {{XLA_FFI_DataType_S32, &ranks[r], {}}, {XLA_FFI_DataType_S32, &x, {1}}},
                                    {{XLA_FFI_DataType_S32, &sums[r], {1}}}));
@@ -262,7 +262,7 @@ StatusOr<CallSpec> Decode(Collective collective, Attributes attributes) {
   return *std::move(spec);
 }
 
-TEST_CASE("the specification of a call has all that its attributes say") {
+TEST_CASE("a call specification has the values of all attributes") {
   const std::vector<int64_t> groups = {4, 5, 6, 7}, source_of = {1, -1, 3, 2};
   const std::vector<int32_t> processes = {0, 0, 1, 1};
   Attributes call, all;
@@ -292,20 +292,21 @@ TEST_CASE("the specification of a call has all that its attributes say") {
   CHECK(Decode(Collective::kPermute, all)->source_of == std::vector<int32_t>({1, -1, 3, 2}));
 }
 
-TEST_CASE("an attribute that is missing is named") {
+TEST_CASE("a missing attribute is named") {
   const std::string where = "jaxcomm: an_op at a_file.py:7: attribute ";
-  CHECK(Decode(Collective::kAllReduce, Call()).status().message() == where + "reduce_op is missing or no int64");
-  CHECK(Decode(Collective::kPermute, Call()).status().message() == where + "source_of is missing or no array");
+  CHECK(Decode(Collective::kAllReduce, Call()).status().message() ==
+        where + "reduce_op is missing or not of type int64");
+  CHECK(Decode(Collective::kPermute, Call()).status().message() == where + "source_of is missing or not of type array");
   CHECK(Decode(Collective::kBarrier, Call()).ok());  // `processes` may be missing
   CHECK(Decode(Collective::kBarrier, {}).status().message().find("attribute call is missing") != std::string::npos);
   Attributes call, all;
   call.AddScalar<int64_t>("op", XLA_FFI_DataType_S64, 1);
   all.AddDictionary("call", call);
-  CHECK(Decode(Collective::kBarrier, all).status().message().find("attribute op is missing or no string") !=
+  CHECK(Decode(Collective::kBarrier, all).status().message().find("attribute op is missing or not of type string") !=
         std::string::npos);
 }
 
-// Processes agree on a call site by the hash: calls that differ in anything that their attributes say must not meet.
+// Processes match call sites by the hash, so calls with different attributes must have different hashes.
 TEST_CASE("calls with different attributes have different hashes") {
   const auto differs = [](Collective collective, auto change) {
     CallSpec spec;
@@ -330,7 +331,7 @@ TEST_CASE("calls with different attributes have different hashes") {
   CHECK(differs(Collective::kAllReduce, [](CallSpec& spec) { spec.reduce_op = ReduceOp::kMax; }));
   CHECK(differs(Collective::kBroadcast, [](CallSpec& spec) { spec.root = 1; }));
   CHECK(differs(Collective::kPermute, [](CallSpec& spec) { spec.source_of = {1, 0}; }));
-  // Where one list ends and the next begins counts.
+  // The boundary between two lists counts.
   const auto halves = [](std::vector<int64_t> groups, std::vector<int32_t> processes) {
     CallSpec spec;
     spec.groups = std::move(groups);

@@ -100,7 +100,7 @@ class CallSite {
     return Take(handler(&frame));
   }
 
-  // Begins an execution on one device. The future is the caller's.
+  // Begins an execution on one device. The caller owns the future.
   std::unique_ptr<XlaFuture> Execute(Handler* handler, int64_t run, std::vector<Buffer> args,
                                      std::vector<Buffer> rets) {
     Context context{this, run};

@@ -127,7 +127,7 @@ def sender_is_stopped_in_the_middle(start):
     error = receiver.wait_for("error")
     assert "ppermute at failing.py:" in error["text"] and "(process 1)" in error["text"]
     assert TIMEOUT_S - 1 < error["at"] - stopped < TIMEOUT_S + SLACK_S
-    assert "(process 1) can't be reached: its data did not arrive in time" in receiver.wait_for("error")["text"]
+    assert "(process 1) cannot be reached: its data did not arrive in time" in receiver.wait_for("error")["text"]
     receiver.wait_for("each works alone")
     sender.process.send_signal(signal.SIGCONT)
     assert "(process 0)" in sender.wait_for("error")["text"]

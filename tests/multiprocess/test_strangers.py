@@ -63,7 +63,7 @@ def test_strangers_change_nothing(start, round_):
         stranger.close()
     for number, rank in enumerate(ranks):
         warnings = re.findall(
-            r"jaxcomm: process (\d) has dropped (\d+) message\(s\) that are not of this run", "".join(rank.errors)
+            r"jaxcomm: process (\d) has dropped (\d+) message\(s\) that do not belong to this job", "".join(rank.errors)
         )
         assert warnings and all(int(process) == number for process, _ in warnings), rank.errors
         assert len(warnings) <= 3, warnings

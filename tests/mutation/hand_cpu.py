@@ -490,8 +490,8 @@ MUTANTS = [
     Mutant(
         "what a lost process has said is kept",
         MESSAGES,
-        "      waiting.entered.erase(process);\n      // Of no use",
-        "      // Of no use",
+        "      waiting.entered.erase(process);\n      // Not needed any more",
+        "      // Not needed any more",
         "test_active_messages",
     ),
     Mutant(
@@ -561,7 +561,7 @@ MUTANTS = [
     Mutant(
         "the watchdog sleeps while there is work",
         "ffi/cpu/completion_pool.cc",
-        "      watchdog_idle_ = true;  // each time",
+        "      watchdog_idle_ = true;  // set on every pass",
         "      // each time",
         "test_rendezvous",
     ),

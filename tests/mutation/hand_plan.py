@@ -12,7 +12,7 @@ MUTANTS = [
     Mutant(
         "a signal covers what follows it",
         VALIDATE,
-        "++clock[Index(rank)];  // what follows is not covered by the signal",
+        "++clock[Index(rank)];  // the signal does not cover later steps",
         "",
         TESTS,
     ),
@@ -33,8 +33,8 @@ MUTANTS = [
     Mutant(
         "readers behind the first known one are not looked at",
         VALIDATE,
-        "if (Knows(rank, reader)) continue;",
-        "if (Knows(rank, reader)) break;",
+        "if (HappenedBefore(rank, reader)) continue;",
+        "if (HappenedBefore(rank, reader)) break;",
         TESTS,
     ),
     Mutant(
@@ -47,7 +47,7 @@ MUTANTS = [
     Mutant(
         "a put across the network has arrived for all when its target has waited",
         VALIDATE,
-        "return Knows(rank, {owner, channel->second.received[signal]});",
+        "return HappenedBefore(rank, {owner, channel->second.received[signal]});",
         "return true;",
         TESTS,
     ),

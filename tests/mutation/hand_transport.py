@@ -106,7 +106,7 @@ MUTANTS = [
     Mutant(
         "a fetch that failed is a success",
         QUEUE,
-        '  if (!ok) return Lose(it->second.envelope.process, "a payload could not be fetched from it");\n',
+        '  if (!ok) return Lose(it->second.envelope.process, "fetching a payload from it failed");\n',
         "",
         "test_receive_queue",
     ),

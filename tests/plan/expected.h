@@ -1,4 +1,4 @@
-// What every collective should give, for native tests: int32 elements, sums.
+// Expected outputs of every collective, for native tests: int32 elements, sums.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Times of algorithms among a power of two of ranks that all use links of one class, where copying costs nothing:
+// Formulas for the times of algorithms on a power of two of ranks with links of one class and free local copies:
 // messages and bytes of Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, and the signals between them.
 #pragma once
 
@@ -13,12 +13,13 @@ namespace jaxcomm {
 struct Formula {
   Collective collective;
   const char* algorithm;
-  // Of n ranks, blocks of so many bytes; a step of s bytes takes o + s / beta, a signal o and arrives lambda later.
+  // For n ranks and blocks of `bytes` bytes. A step of s bytes takes o + s / beta. A signal takes o and arrives lambda
+  // later.
   double (*time_s)(int32_t n, double bytes, const LinkModel& link);
 };
 
 inline const std::vector<Formula>& Formulas() {
-  // `messages` messages one after the other with so many bytes in all; `signals` of them let the next one go.
+  // `messages` messages one after the other with `bytes` bytes in total; `signals` of them release the next one.
   static const auto chain = [](double messages, double bytes, double signals, const LinkModel& link) {
     return messages * link.overhead_s + bytes / link.bytes_per_s + signals * (link.overhead_s + link.latency_s);
   };

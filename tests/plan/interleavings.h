@@ -1,5 +1,5 @@
-// What small plans do, found by trying every order of their steps: an oracle for Validate. It knows plan.h, and neither
-// clocks nor expressions: two ranks race if some state lets both do their next steps, and these touch the same element.
+// An oracle for Validate: tries every order of the steps of small plans. It uses only plan.h, neither clocks nor
+// expressions. Two ranks race if, in some state, both can run their next steps and these access the same element.
 #pragma once
 
 #include <bitset>
@@ -14,7 +14,7 @@
 
 namespace jaxcomm {
 
-// What may be wrong with a group of plans; a set of bits.
+// Faults of a group of plans; a set of bits.
 enum PlanFault : uint32_t {
   kIllegalStep = 1,
   kDeadlock = 2,
@@ -29,7 +29,7 @@ enum PlanFault : uint32_t {
 
 class Interleavings {
  public:
-  // More states than this are not tried.
+  // Limit on the states of a group.
   static constexpr int64_t kMaxStates = 20000;
 
   Interleavings(const std::vector<Plan>& plans, const Request& request)
@@ -49,7 +49,7 @@ class Interleavings {
     return states;
   }
 
-  // Empty if the plans are correct. Data is moved along `num_runs` random orders.
+  // Returns no faults if the plans are correct. Moves data in `num_runs` random orders.
   uint32_t Faults(std::mt19937* random, int num_runs) {
     CHECK(num_cells_ <= kMaxCells && NumStates() <= kMaxStates);
     for (const Plan& plan : plans_) {
@@ -66,7 +66,7 @@ class Interleavings {
  private:
   static constexpr int64_t kMaxCells = 256;
   using Cells = std::bitset<kMaxCells>;
-  using State = std::vector<int32_t>;  // steps that each rank has done
+  using State = std::vector<int32_t>;  // by rank: the number of steps that it has run
 
   struct Access {
     bool data = false;
@@ -76,7 +76,8 @@ class Interleavings {
       return (written & (other.read | other.written)).any() || (read & other.written).any();
     }
   };
-  // Data: a number to add up, whose inputs it holds and how often, which element of them, and in which order added.
+  // The content of an element: a number, the ranks whose inputs it sums and how often, the element of these inputs, and
+  // a hash of the order of the sum.
   struct Element {
     bool written = false;
     int32_t number = 0;
@@ -205,7 +206,7 @@ class Interleavings {
         const Access& next = accesses_[Index(b)][Index(state[Index(b)])];
         if (!next.data) continue;
         if (!Ended(state, a) && next.Conflicts(accesses_[Index(a)][Index(state[Index(a)])])) faults_ |= kRace;
-        for (int32_t i = 0; i < state[Index(a)]; ++i) {  // puts of rank a that may still be under way
+        for (int32_t i = 0; i < state[Index(a)]; ++i) {  // puts of rank a that may still be in flight
           const Access& put = accesses_[Index(a)][Index(i)];
           if (!put.inter_node) continue;
           const int32_t to = plans_[Index(a)].steps[Index(i)].peer;
@@ -222,10 +223,10 @@ class Interleavings {
     }
   }
 
-  // One order, with data. What is put across the network arrives at any time until the wait that ensures it.
+  // Runs one order with data. A put across the network arrives at any time before the wait that orders it.
   void RunOnce(std::mt19937* random) {
     struct Flight {
-      int32_t from, to, signal;  // before which signal of that pair it was put
+      int32_t from, to, signal;  // the put precedes signal number `signal` of that pair
       int64_t cell;
       std::vector<Element> elements;
     };
@@ -249,7 +250,7 @@ class Interleavings {
     State state(Index(n_), 0);
     while (true) {
       if (!flights.empty() && below(4) == 0) {
-        size_t i = below(flights.size());  // those of one pair land in order
+        size_t i = below(flights.size());  // puts of one pair arrive in order
         for (size_t j = 0; j < i; ++j) {
           if (flights[j].from == flights[i].from && flights[j].to == flights[i].to) i = j;
         }

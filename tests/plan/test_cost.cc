@@ -1,4 +1,4 @@
-// Predicted times are those of closed formulas, in bytes and seconds.
+// Predicted times equal closed formulas, in bytes and seconds.
 #include <cmath>
 
 #include "../../ffi/plan/cost.h"
@@ -43,7 +43,7 @@ void ForEachAlgorithm(int64_t block_count, Visit visit) {
   }
 }
 
-TEST_CASE("times on one level are those of LogGP") {
+TEST_CASE("times on one level follow LogGP") {
   for (const Formula& formula : Formulas()) {
     for (int32_t n : {2, 4, 8, 16}) {
       for (int64_t block_count : {0, 16, 16000}) {
@@ -54,7 +54,7 @@ TEST_CASE("times on one level are those of LogGP") {
                          MakeMachine(kFree, kNode, kNetwork))
                       .time_s,
                   formula.time_s(n, bytes, kNode));
-        // The last word of a rank takes a latency more.
+        // The last message of a rank takes one more latency.
         const Request apart = AskApart(formula.collective, n, 1, block_count);
         if (!FindAlgorithm(formula.collective, formula.algorithm)->supports(apart)) continue;
         CheckTime(formula.algorithm, CostOf(formula.algorithm, apart, 4, MakeMachine(kFree, kNode, kNetwork)).time_s,
@@ -64,7 +64,7 @@ TEST_CASE("times on one level are those of LogGP") {
   }
 }
 
-TEST_CASE("one rank by itself takes as long as all, where all do the same") {
+TEST_CASE("the cost of one rank equals that of all if all do the same") {
   const Machine machine = MakeMachine(kFree, kNode, kNetwork);
   for (const Formula& formula : Formulas()) {
     const std::string name = formula.algorithm;
@@ -105,7 +105,7 @@ TEST_CASE("copies in the own memory take their time") {
             7 * (message_s + 3e-6 + 5e-6) + 7 * (2e-6 + 8000 / 4e9));
 }
 
-TEST_CASE("chunks follow each other down a chain") {
+TEST_CASE("a chain is pipelined by chunks") {
   const Machine machine = MakeMachine(kFree, kNode, kNetwork);
   for (int32_t n : {3, 7}) {
     for (int64_t chunks : {1, 2, 10}) {
@@ -150,7 +150,7 @@ TEST_CASE("ranks of a node share its link to other nodes") {
   const Algorithm& direct = *FindAlgorithm(Collective::kAllToAll, "direct");
   const Request request = AskApart(Collective::kAllToAll, 3, 4, 1000);
   CheckTime("all", CostOf(direct, request, 4, machine).time_s, 4 * 8 * (7e-6 + 4000 / 5e8));
-  // Of one rank alone nobody knows when the others use it: it has a fourth of it.
+  // The cost of one rank assumes that it has a fourth of the link.
   CheckTime("one", CostOf(direct.build(request, 5), request.geometry, 4, machine).time_s, 8 * (7e-6 + 4 * 4000 / 5e8));
   // In one address space there is no such link.
   CheckTime("one address space", CostOf(direct, Ask(Collective::kAllToAll, 3, 4, 1000), 4, machine).time_s,
@@ -174,7 +174,7 @@ TEST_CASE("ranks that share a processor take turns, but wait at the same time") 
     const double message_s = 3e-6 + 4000 / 2e9;
     CheckTime("direct", CostOf("direct", Ask(Collective::kAllToAll, 1, 8, 1000), 4, machine).time_s,
               0.375 + sharing * 7 * message_s);
-    // Of 8 ranks 7 wait while one works: its time, until their work together is longer.
+    // 7 of 8 ranks wait while one works. The time is that of this rank until the work of all ranks takes longer.
     CheckTime("broadcast", CostOf("direct", Ask(Collective::kBroadcast, 1, 8, 1000), 4, machine).time_s,
               0.375 + std::max(1.0, sharing / 8) * 7 * message_s);
     CheckTime("dissemination", CostOf("dissemination", Ask(Collective::kBarrier, 1, 8, 0), 4, machine).time_s,
@@ -268,7 +268,7 @@ TEST_CASE("groups too large to simulate take as long as their samples and their 
   const Cost cost = CostOf("direct", request, 4, machine);
   CHECK(cost.rank == 9000);
   CheckTime("permute", cost.time_s, 40 * (7e-6 + 4000 / 5e8) + 2e-5);
-  // What stays in a node doesn't count.
+  // Messages within a node do not count.
   request = AskApart(Collective::kPermute, 10, 1000, 1000);
   for (int32_t rank = 0; rank < 10000; ++rank) request.source_of[static_cast<size_t>(rank)] = rank < 900 ? 42 : rank;
   for (int32_t rank = 3000; rank < 3020; ++rank) request.source_of[static_cast<size_t>(rank)] = 7000;

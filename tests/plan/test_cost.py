@@ -1,4 +1,4 @@
-"""Traffic of every plan against the formulas in docs/reference/algorithms.md, and predicted times against theirs."""
+"""The traffic of every plan matches the formulas in docs/reference/algorithms.md, and so do predicted times."""
 
 import re
 import time
@@ -30,7 +30,7 @@ def children(v, n):
 
 
 def inner_children(v, n):
-    """Those that have children themselves and so must be told."""
+    """The children that have children themselves, and so need a signal."""
     return [child for child in children(v, n) if children(child, n)]
 
 
@@ -51,7 +51,7 @@ def bruck_all_gather(n, r):
 
 
 def folded(n, r, messages, volume, signals, local, scratch):
-    """What an algorithm for a power of two of ranks costs when some ranks hand their block to the next one."""
+    """The cost of an algorithm for a power of two of ranks if some ranks send their block to the next rank."""
     extra = n - (1 << (n.bit_length() - 1))
     scratch += B if extra else 0
     if r < 2 * extra and r % 2 == 0:
@@ -136,7 +136,7 @@ ONE_LEVEL = {
     ("barrier", "dissemination"): lambda n, r: ((0, 0, ceil_log2(n)), 0, 0),
     ("barrier", "tree"): lambda n, r: ((0, 0, int(r > 0) + len(children(r, n))), 0, 0),
 }
-# Step by step, as here, those with flags and by multimem are the plans that they stand for.
+# Executed step by step, LL and multimem algorithms have the plans of other rows.
 ONE_LEVEL |= {
     ("all_to_all", "ll"): ONE_LEVEL["all_to_all", "direct"],
     ("all_gather", "ll"): ONE_LEVEL["all_gather", "direct"],
@@ -319,20 +319,20 @@ def test_ranks_of_a_node_take_turns_on_a_shared_link():
     shared = plan.Machine(own.links, shared_network=True)
     assert plan.cost(request, "direct", 4, own).time_s == pytest.approx(link_time(network, 4 * B, 4))
     assert plan.cost(request, "direct", 4, shared).time_s == pytest.approx(link_time(network, 16 * B, 16))
-    # Whoever is alone has it all.
+    # A single rank has the whole link.
     request = plan.Request("broadcast", 2, 4, BLOCK, all_addressable=False)
     assert plan.cost(request, "tree", 4, shared).time_s == pytest.approx(plan.cost(request, "tree", 4, own).time_s)
 
 
 def test_time_of_a_chain_too_long_to_simulate():
-    """The sampled ranks do two steps each; the skeleton without data shows the length of the chain."""
+    """The sampled ranks have two steps each. The plan without data shows the length of the chain."""
     request = plan.Request("broadcast", 200_000, 1, 64 * BLOCK, BLOCK, all_addressable=False)
     cost = plan.cost(request, "ring", 4, machine())
     assert cost.time_s > 200_000 * 5e-6
 
 
 def test_ranks_that_share_a_processor_take_turns():
-    """Only rank 0 works in root, so sharing costs nothing; in one_shot all do the same work, one after the other."""
+    """In root, only rank 0 works, so sharing costs nothing. In one_shot, all do the same work, one after the other."""
     request = plan.Request("all_reduce", 1, 8, BLOCK)
     alone, shared = machine(), machine(ranks_per_processor=8)
     assert plan.cost(request, "root", 4, shared).time_s == plan.cost(request, "root", 4, alone).time_s
@@ -341,7 +341,7 @@ def test_ranks_that_share_a_processor_take_turns():
 
 @pytest.mark.parametrize("collective", ["all_to_all", "all_gather", "all_reduce", "reduce_scatter"])
 def test_both_networks_are_busy_at_once(collective):
-    """Where both need the same time, many chunks nearly hide one of them. Where processors copy, nothing is hidden."""
+    """If both need the same time, many chunks almost hide one of them. If processors copy, nothing is hidden."""
 
     def time_s(chunk, node, network, addressable=False):
         request = plan.Request(collective, 2, 4, 1 << 20, chunk, all_addressable=addressable)

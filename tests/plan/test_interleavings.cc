@@ -1,5 +1,5 @@
-// Validate agrees with interleavings.h, which tries all orders of small plans: on mutants of all algorithms and on
-// random programs. It may neither accept what is wrong nor refuse what is right.
+// Compares Validate with interleavings.h, which tries all orders of small plans, on mutants of all algorithms and on
+// random programs. Validate must accept exactly the correct plans.
 #include <algorithm>
 
 #include "interleavings.h"
@@ -25,12 +25,13 @@ class Random {
   std::mt19937 engine_;
 };
 
-// What Validate's words mean. Where ranks race, it follows one order, in which data may go wrong as well.
+// The faults that each message of Validate may stand for. If ranks race, Validate follows one order, in which data may
+// also be wrong.
 uint32_t Meaning(const std::string& fault) {
   constexpr std::pair<const char*, uint32_t> kWords[] = {
-      {"waits for ever", kDeadlock},
+      {"waits forever", kDeadlock},
       {"never waits for a signal", kSignalLeftOver},
-      {"nothing has written", kReadsUnwritten | kRace},
+      {"no rank has written", kReadsUnwritten | kRace},
       {"may not have written yet", kRace},
       {"may not have read yet", kRace},
       {"may write later", kRace},
@@ -66,7 +67,7 @@ std::string Show(const std::vector<Plan>& plans) {
   return text;
 }
 
-// How many groups of plans were right, and wrong in each way.
+// Counts groups of plans: correct ones, and wrong ones by fault.
 struct Tally {
   int right = 0;
   int wrong = 0;
@@ -90,10 +91,10 @@ struct Tally {
 
 size_t AnyIndex(size_t size, Random* random) { return static_cast<size_t>(random->Below(static_cast<int64_t>(size))); }
 
-// Spare scratch at the end of every rank's, for copies that only read.
+// Spare scratch at the end of the scratch of every rank, for copies that only read.
 constexpr int64_t kSpare = 3;
 
-// Changes something about the plans; false where the change that it chose doesn't apply.
+// Makes a random change to the plans. Returns false if the chosen change does not apply.
 bool Mutate(std::vector<Plan>* plans, Random* random) {
   const auto n = static_cast<int32_t>(plans->size());
   Plan& plan = (*plans)[AnyIndex(plans->size(), random)];
@@ -187,7 +188,7 @@ void CompareMutants(int num_mutants) {
   constexpr std::pair<int32_t, int32_t> kGeometries[] = {{1, 2}, {1, 3}, {1, 4}, {2, 1}, {3, 1}, {4, 1}, {2, 2}};
   for (Collective collective : kCollectives) {
     for (const Algorithm& algorithm : Algorithms(collective)) {
-      if (algorithm.protocol != Protocol::kSteps) continue;  // the plans of another row
+      if (algorithm.protocol != Protocol::kSteps) continue;  // has the same plans as another row
       for (const auto& [nodes, locals] : kGeometries) {
         for (int reach = 0; reach < 4; ++reach) {
           for (int64_t chunk : {0, 2}) {
@@ -214,8 +215,8 @@ void CompareMutants(int num_mutants) {
   CHECK(tally.right > tally.wrong / 10);
 }
 
-// Every rank copies its input to its output. Beside that, a random program works on inputs, outputs and scratch; it is
-// written in the order of one run that reads nothing unwritten and gets a signal for every wait.
+// Every rank copies its input to its output. In addition, a random program works on inputs, outputs and scratch. Its
+// steps are generated in an order in which no step reads unwritten elements and every wait has a signal.
 std::vector<Plan> RandomProgram(const Request& request, int num_steps, Random* random) {
   constexpr int64_t kScratchCount = 3;
   const int32_t n = request.geometry.num_ranks();
@@ -286,12 +287,10 @@ void CompareRandomPrograms(int num_programs) {
   CHECK(tally.right > num_programs / 4 && tally.wrong > num_programs / 4);
 }
 
-TEST_CASE("mutants of all algorithms are right or wrong as all of their orders say") { CompareMutants(8); }
-TEST_CASE("random programs are right or wrong as all of their orders say") { CompareRandomPrograms(6000); }
-TEST_CASE("many mutants are right or wrong as all of their orders say [full]") { CompareMutants(300); }
-TEST_CASE("many random programs are right or wrong as all of their orders say [full]") {
-  CompareRandomPrograms(300000);
-}
+TEST_CASE("Validate agrees with all orders of mutants of all algorithms") { CompareMutants(8); }
+TEST_CASE("Validate agrees with all orders of random programs") { CompareRandomPrograms(6000); }
+TEST_CASE("Validate agrees with all orders of many mutants [full]") { CompareMutants(300); }
+TEST_CASE("Validate agrees with all orders of many random programs [full]") { CompareRandomPrograms(300000); }
 
 }  // namespace
 }  // namespace jaxcomm

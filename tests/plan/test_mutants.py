@@ -1,7 +1,7 @@
 """Validate rejects every mutant of a correct plan: no step can be dropped, moved, shortened or redirected unnoticed.
 
-Every operator below changes what a plan does. None of its mutants is filtered out after the fact; where an operator
-does not apply to an algorithm, the reason is stated and tested.
+Every operator below changes the effect of a plan. None of its mutants is filtered out afterwards. If an operator does
+not apply to an algorithm, the reason is stated and tested.
 """
 
 import itertools
@@ -11,7 +11,7 @@ from jaxcomm._core import plan
 
 MOVES = ("copy", "put", "get")
 DATA = (*MOVES, "reduce", "zero")
-# Those with flags or in a switch have the plans of others (test_plan.cc).
+# LL and multimem algorithms have the plans of other rows (test_plan.cc).
 ALGORITHMS = [
     pytest.param(collective, name, marks=[] if plan.protocol(collective, name) == "steps" else pytest.mark.full)
     for collective in plan.collectives()
@@ -33,7 +33,7 @@ def requests(collective, algorithm, cases):
         source_of = [(rank + 1) % num_ranks for rank in range(num_ranks)]
         source_of[1] = -1
         count = block * ALL_REDUCE_FACTOR + 1 if collective == "all_reduce" else block
-        # Only these depend on who may read whom. Validate is less strict where everybody may.
+        # Only these depend on addressability. Validate is less strict if all ranks are addressable.
         depends = algorithm in ("direct", "hierarchical")
         for addressable, pull in itertools.product((True, False), repeat=2) if depends else [(True, False)]:
             reach = {"all_addressable": addressable, "pull": pull, "multimem": True}
@@ -63,7 +63,7 @@ def other_rank(rank, plans):
 
 
 def drop_step(plans, request):
-    """Any step at all: there is nothing to spare in a plan."""
+    """Drops a step: every step of a plan is needed."""
     yield from edits(plans, (*DATA, "signal", "wait"), lambda steps, i: steps.pop(i))
 
 
@@ -72,7 +72,7 @@ def repeat_signal_or_wait(plans, request):
 
 
 def signal_before_put(plans, request):
-    """A signal moves ahead of the last put that it covers."""
+    """Moves a signal ahead of the last put that it covers."""
 
     def edit(steps, i):
         before = [j for j in range(i) if steps[j].peer == steps[i].peer and steps[j].kind in ("put", "signal")]
@@ -100,7 +100,7 @@ def wait_at_end(plans, request):
 
 
 def drop_pair(plans, request):
-    """A signal and the wait for it, so that nothing is left over: every single edge of the order is needed."""
+    """Drops a signal together with its wait: every single edge of the order is needed."""
     places = {}
     for rank, one in enumerate(plans):
         for i, step in enumerate(one.steps):
@@ -140,9 +140,9 @@ def shift_src(plans, request):
 
 
 def redirect(plans, request):
-    """To or from another rank, in every place where the step names it; of two ranks, the other is the own.
+    """Replaces the peer by another rank, in every field of the step. With two ranks, that is the rank itself.
 
-    What is read from an output may be read from any other rank that has it already.
+    Reads from outputs are left out: any rank that has the data already is a correct source.
     """
 
     def edit(steps, i):
@@ -238,7 +238,7 @@ def drop_operand(plans, request):
 
 
 def less_scratch(plans, request):
-    """All that an algorithm asks for is used, at some rank."""
+    """Some rank uses all the scratch that an algorithm requests."""
     if plans[0].scratch_count > 0:
         mutants = [plan.Plan(one) for one in plans]
         for mutant in mutants:
@@ -246,7 +246,7 @@ def less_scratch(plans, request):
         yield "all ranks", mutants
 
 
-# What only changes the order of two ranks.
+# Operators that change only the order of two ranks.
 ORDER_OPERATORS = [signal_before_put, wait_at_end, drop_pair]
 OPERATORS = [
     drop_step,
@@ -289,7 +289,7 @@ def test_every_mutant_is_rejected(collective, algorithm, cases):
     assert tried > 0
 
 
-# Signals of a pairwise exchange order no data, and a barrier has none: what counts is who hears of whom.
+# Signals of a pairwise exchange do not order data, and a barrier has no data.
 ORDERED = [row for row in ALGORITHMS if row.values[0] != "barrier" and row.values != ("all_to_all", "pairwise")]
 
 
@@ -310,7 +310,7 @@ def test_every_signal_of_a_barrier_is_needed(algorithm):
 
 
 def test_pairwise_signals_only_pace():
-    """They hold ranks back but order no data, so order mutants of pairwise are correct plans: all of them."""
+    """They delay ranks but do not order data, so all order mutants of pairwise are correct plans."""
     passed, tried = survivors("all_to_all", "pairwise", CASES + MORE_CASES, ORDER_OPERATORS)
     assert len(passed) == tried > 0
 
@@ -318,7 +318,7 @@ def test_pairwise_signals_only_pace():
 @pytest.mark.parametrize("algorithm", ["one_shot", "recursive_doubling"])
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_ranks_that_add_the_same_must_add_in_the_same_order(algorithm, num_ranks):
-    """Elsewhere one rank alone computes each sum, and any order is as good."""
+    """In other algorithms, one rank alone computes each sum, and any order is valid."""
     request = plan.Request("all_reduce", 1, num_ranks, 9)
     plans = plan.build(request, algorithm)
 

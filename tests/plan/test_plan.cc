@@ -21,7 +21,7 @@ constexpr Collective kCollectives[] = {
 #undef JAXCOMM_COLLECTIVE
 };
 
-TEST_CASE("a builder picks the kind of a step") {
+TEST_CASE("a builder selects the kind of a step") {
   const Request request = Ask(Collective::kAllReduce, 1, 3, 8);
   Builder builder(request, 1);
   builder.Move(builder.Input(0), builder.Output(0), 8);
@@ -41,7 +41,7 @@ TEST_CASE("a builder picks the kind of a step") {
   CHECK(plan.sources.size() == 2 && plan.steps[4].first_source == 0 && plan.steps[4].num_sources == 2);
 }
 
-// Validates all plans that the algorithm makes for the request, if it takes it.
+// Validates all plans of the algorithm for the request, if it supports it.
 void CheckPlans(const Algorithm& algorithm, Request request) {
   for (bool pull : {false, true}) {
     request.geometry.pull = pull;
@@ -57,10 +57,10 @@ void CheckPlans(const Algorithm& algorithm, Request request) {
   }
 }
 
-TEST_CASE("there is no step to spare in a plan") {
+TEST_CASE("every step of a plan is needed") {
   for (Collective collective : kCollectives) {
     for (const Algorithm& algorithm : Algorithms(collective)) {
-      if (algorithm.protocol != Protocol::kSteps) continue;  // the plans of another row
+      if (algorithm.protocol != Protocol::kSteps) continue;  // has the same plans as another row
       for (const auto& [nodes, locals] : {std::pair{1, 4}, {1, 5}, {2, 2}, {3, 2}}) {
         for (int reach = 0; reach < 4; ++reach) {
           Request request = Ask(collective, nodes, locals, collective == Collective::kAllReduce ? 25 : 3, 2);
@@ -87,11 +87,11 @@ TEST_CASE("there is no step to spare in a plan") {
   }
 }
 
-TEST_CASE("a block for everybody is cut into chunks only where the processor copies it") {
+TEST_CASE("a block for all ranks is split into chunks only if the processor copies it") {
   for (Collective collective : {Collective::kAllGather, Collective::kBroadcast}) {
     const Plan one_node = Build("direct", Ask(collective, 4, 1, 10, 5))[0];
     CHECK(one_node.steps.size() == 8);
-    for (size_t i = 0; i < 8; ++i) {  // the first chunk to everybody, then the second
+    for (size_t i = 0; i < 8; ++i) {  // the first chunk to all ranks, then the second
       CHECK(one_node.steps[i].count == 5 && one_node.steps[i].src.offset == (i < 4 ? 0 : 5));
       CHECK(one_node.steps[i].dst.rank == static_cast<int32_t>(i % 4));
     }
@@ -123,7 +123,7 @@ TEST_CASE("every algorithm is correct for small groups") {
            {std::pair{1, 1}, {1, 2}, {2, 1}, {1, 5}, {6, 1}, {1, 8}, {2, 3}, {3, 2}, {4, 4}, {5, 3}}) {
         for (const auto& [block, chunk] : {std::pair{0, 0}, {1, 0}, {67, 0}, {67, 5}, {4096, 300}}) {
           for (bool apart : {false, true}) {
-            // Each rank has a part of the block of an all_reduce, which is cut into more chunks than there are slots.
+            // In an all_reduce, each rank has a part of the block, with more chunks than slots.
             const bool split = collective == Collective::kAllReduce && chunk == 5;
             Request request = Ask(collective, nodes, locals, split ? block * nodes * locals : block, chunk);
             request.geometry.all_addressable = !apart;
@@ -147,7 +147,7 @@ TEST_CASE("every algorithm is correct for more ranks than a word has bits") {
   }
 }
 
-TEST_CASE("algorithms are for the geometries that they name") {
+TEST_CASE("algorithms support the geometries that their requirement names") {
   struct Row {
     Collective collective;
     const char* algorithm;
@@ -198,7 +198,7 @@ TEST_CASE("direct comes first, names are found, and no collective has an algorit
   }
 }
 
-TEST_CASE("algorithms with flags or in a switch have the plans of others") {
+TEST_CASE("LL and multimem algorithms have the plans of other rows") {
   for (Collective collective : kCollectives) {
     for (const Algorithm& algorithm : Algorithms(collective)) {
       bool found = false;
@@ -256,7 +256,7 @@ TEST_CASE("requests are well formed up to their limits") {
   CHECK(!fits(request));
 }
 
-TEST_CASE("parts of a run cover it and differ by one element at most") {
+TEST_CASE("the parts of a range cover it and differ by at most one element") {
   for (int64_t count : {0, 1, 7, 100}) {
     for (int64_t n : {1, 3, 8, 150}) {
       int64_t next = 5;

@@ -1,4 +1,4 @@
-// The choice follows from formulas.h: what is chosen at both sides of every crossover, and in which chunks.
+// Selection follows formulas.h: the algorithm on both sides of every crossover, and its chunks.
 #include <cmath>
 #include <cstring>
 
@@ -24,7 +24,8 @@ bool IsNamed(const Choice& choice, const char* name) {
   return std::strcmp(chosen, name) == 0;
 }
 
-// The first algorithm of the table whose formula is within 5 percent of the least; "" where that is a close call.
+// The first algorithm of the table whose formula is within 5 percent of the lowest cost; "" if that is too close to
+// decide.
 std::string Formulated(const Request& request, double bytes, const LinkModel& link) {
   const int32_t n = request.geometry.num_ranks();
   std::vector<std::pair<const char*, double>> times_s;
@@ -45,7 +46,7 @@ std::string Formulated(const Request& request, double bytes, const LinkModel& li
   return "";
 }
 
-// Chooses for blocks of 4 bytes to 4 MB in steps of a fourth, and expects what the formulas say.
+// Selects for blocks of 4 bytes to 4 MB in steps of a fourth, and compares with the formulas.
 void CheckChoices(Collective collective, int32_t num_nodes, int32_t ranks_per_node, const LinkModel& link,
                   const std::vector<std::string>& expected) {
   std::vector<std::string> chosen;
@@ -60,7 +61,7 @@ void CheckChoices(Collective collective, int32_t num_nodes, int32_t ranks_per_no
   CHECK(chosen == expected);
 }
 
-TEST_CASE("at both sides of a crossover the formula's choice is taken") {
+TEST_CASE("on both sides of a crossover, the selection follows the formulas") {
   const LinkModel low = {2e-6, 1e9, 1e-6}, high = {2e-6, 1e9, 2e-5};
   CheckChoices(Collective::kAllReduce, 16, 1, low, {"recursive_doubling", "rabenseifner"});
   CheckChoices(Collective::kAllReduce, 16, 1, high, {"recursive_doubling", "rabenseifner"});
@@ -73,7 +74,7 @@ TEST_CASE("at both sides of a crossover the formula's choice is taken") {
   CheckChoices(Collective::kBroadcast, 1, 16, high, {"direct", "scatter_all_gather"});
 }
 
-TEST_CASE("what nearly takes least is chosen if it comes first in the table") {
+TEST_CASE("of algorithms with almost equal cost, the first in the table is selected") {
   // 4 nodes, links without overhead, b / beta = 1 ms: direct broadcast takes 3 ms + lambda, tree 2 ms + 2 lambda.
   const auto choose = [](double latency_s) {
     const LinkModel link = {0, 4e6, latency_s};
@@ -84,7 +85,7 @@ TEST_CASE("what nearly takes least is chosen if it comes first in the table") {
   CHECK(std::abs(choose(0.80e-3).cost.time_s - 3.6e-3) < 1e-12);
 }
 
-TEST_CASE("declared nodes count unless the plan for them takes ten times as long") {
+TEST_CASE("the hierarchical plan is preferred unless it takes ten times as long") {
   int hierarchical = 0, others = 0;
   for (double latency_s = 1e-8; latency_s < 1e-4; latency_s *= 3) {
     const LinkModel link = {1e-6, 1e9, latency_s};
@@ -127,7 +128,7 @@ TEST_CASE("plans with more than 64 MiB of scratch come after those with less") {
                 "recursive_halving"));
 }
 
-TEST_CASE("chunks are 128 KiB, 1 MiB or 8 MiB, as a chain of them takes least") {
+TEST_CASE("chunks have 128 KiB, 1 MiB or 8 MiB, whichever gives the lowest cost of a chain") {
   constexpr int64_t kBytes = 64 << 20;
   constexpr int32_t kRanks = 16;
   std::vector<int64_t> chosen;
@@ -157,14 +158,14 @@ TEST_CASE("chunks are 128 KiB, 1 MiB or 8 MiB, as a chain of them takes least") 
   CHECK((chosen == std::vector<int64_t>{128 << 10, 1 << 20, 8 << 20}));
 }
 
-TEST_CASE("a plan has at most 2^17 chunks, those of all ranks together") {
+TEST_CASE("a plan has at most 2^17 chunks of all ranks together") {
   const LinkModel link = {1e-9, 1e9, 0};
   const Machine machine = MakeMachine(link, link, link);
   for (int32_t n : {2, 8, 512}) {
     for (int64_t block_bytes : {int64_t{1} << 40, int64_t{1} << 36, (int64_t{1} << 36) + 1}) {
       const Request request = AskApart(Collective::kBroadcast, 1, n, block_bytes);
       const Choice choice = Select(request, "direct", 1, machine);
-      // Chunks of 128 KiB would be best, or the smallest of which there are so few.
+      // Chunks of 128 KiB would be best; otherwise the smallest chunks within the limit.
       const int64_t most = (1 << 17) / n;
       const int64_t least_count = (block_bytes + most - 1) / most;
       CHECK(choice.request.chunk_count >= std::max<int64_t>(128 << 10, least_count));
@@ -177,7 +178,7 @@ TEST_CASE("a plan has at most 2^17 chunks, those of all ranks together") {
   CHECK(whole.request.chunk_count == 1 << 24);
 }
 
-TEST_CASE("a prescribed chunk is kept, and one is filled in where there is nothing to cut") {
+TEST_CASE("a given chunk size is kept, and chunk_count is filled in even for one chunk") {
   const LinkModel link = {1e-6, 1e9, 1e-6};
   const Machine machine = MakeMachine(link, link, link);
   for (const char* name : {"", "ring"}) {
@@ -188,7 +189,7 @@ TEST_CASE("a prescribed chunk is kept, and one is filled in where there is nothi
   CHECK(Select(Ask(Collective::kBarrier, 1, 8, 0), "", 0, machine).request.chunk_count > 0);
 }
 
-TEST_CASE("the reason names every candidate with its time, the least first") {
+TEST_CASE("the reason names every candidate with its time, the lowest first") {
   Machine machine = MakeMachine(kFree, {1e-6, 1e30, 5e-7}, {});
   machine.launch_s = 1e-5;
   const Choice choice = Select(Ask(Collective::kAllGather, 1, 8, 4, 4), "", 4, machine);
@@ -200,7 +201,7 @@ TEST_CASE("the reason names every candidate with its time, the least first") {
   CHECK(choice.reason == expected);
 }
 
-TEST_CASE("what can't be had is explained") {
+TEST_CASE("the reason explains why an algorithm cannot be used") {
   const Machine machine = MakeMachine(kFree, kFree, kFree);
   const auto reason = [&](const Request& request, const char* name) {
     const Choice choice = Select(request, name, 4, machine);
@@ -212,27 +213,27 @@ TEST_CASE("what can't be had is explained") {
   CHECK(reason(Ask(Collective::kAllGather, 6, 1, 8), "hierarchical") ==
         "algorithm \"hierarchical\" needs several nodes of several ranks, got 6 nodes of 1 ranks");
   CHECK(reason(AskApart(Collective::kAllReduce, 2, 3, 8), "one_shot") ==
-        "algorithm \"one_shot\" needs ranks that may read each other's memory, got 2 nodes of 3 ranks");
+        "algorithm \"one_shot\" needs ranks that can read each other's memory, got 2 nodes of 3 ranks");
   CHECK(reason(Ask(Collective::kAllReduce, 1, 6, 8), "multimem") ==
-        "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 1 nodes of 6 ranks without");
+        "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 1 nodes of 6 ranks without NVLink SHARP");
   Request with_switch = Ask(Collective::kAllReduce, 2, 3, 8);
   with_switch.geometry.multimem = true;
   CHECK(reason(with_switch, "multimem") ==
         "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 2 nodes of 3 ranks");
   CHECK(reason(Ask(Collective::kBarrier, 1, 6, 0), "fast") ==
-        "no algorithm \"fast\"; there are direct, dissemination, tree, hierarchical");
+        "unknown algorithm \"fast\"; choose one of direct, dissemination, tree, hierarchical");
   Request request = Ask(Collective::kBroadcast, 1, 6, 8);
   request.root = 6;
-  CHECK(reason(request, "") == "sizes, root or permutation don't fit 1 nodes of 6 ranks");
+  CHECK(reason(request, "") == "sizes, root or permutation are not valid for 1 nodes of 6 ranks");
 }
 
-TEST_CASE("flags are used only where the machine has them, and a switch only where it is asked for") {
+TEST_CASE("LL is used only on machines that support it, and multimem only by name") {
   const LinkModel link = {1e-6, 1e9, 1e-6};
   Machine machine = MakeMachine(kFree, link, link);
   Request request = Ask(Collective::kAllReduce, 1, 8, 16);
   request.geometry.multimem = true;
   Choice choice = Select(request, "ll", 4, machine);
-  CHECK(!choice.ll && choice.reason == "asked for; no LL protocol here, step by step");
+  CHECK(!choice.ll && choice.reason == "asked for; runs step by step, because LL is not available here");
   CHECK(Select(request, "", 4, machine).reason.find("ll") == std::string::npos);
   machine.ll = LinkModel{1e-9, 1e12, 1e-9};
   choice = Select(request, "", 4, machine);

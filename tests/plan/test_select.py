@@ -1,4 +1,4 @@
-"""The selection: what is asked for, what is cheapest, and why something can't be had."""
+"""Selection: by name, by lowest cost, and the reasons why an algorithm cannot be used."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_nodes_of_one_rank_and_single_nodes_are_not_hierarchical(nodes, locals_)
 
 
 def test_total_work_decides_where_ranks_share_processors():
-    """One processor for all ranks: the fewest steps win for tiny blocks, the least copying for large ones."""
+    """With one processor for all ranks, the fewest steps win for tiny blocks and the least copying for large ones."""
     tiny = plan.select(request("all_reduce", 1, 8, 64), "", 4, processors(8))
     assert tiny.algorithm == "root"
     large = plan.select(request("all_reduce", 1, 8, 1 << 20), "", 4, processors(8))
@@ -81,7 +81,7 @@ def test_large_networks_get_logarithms_for_small_blocks():
     assert choice.algorithm == "recursive_doubling"
 
 
-def test_what_is_asked_for_is_used():
+def test_a_named_algorithm_is_used():
     for collective in COLLECTIVES:
         for name, _ in plan.algorithms(collective):
             multimem = plan.protocol(collective, name) == "multimem"
@@ -91,13 +91,13 @@ def test_what_is_asked_for_is_used():
             if multimem or plan.protocol(collective, name) == "steps":
                 assert choice.reason == "asked for"
             else:
-                assert choice.reason == "asked for; no LL protocol here, step by step"
+                assert choice.reason == "asked for; runs step by step, because LL is not available here"
                 assert not choice.ll
 
 
 @pytest.mark.parametrize("collective", ["all_to_all", "all_gather", "all_reduce", "reduce_scatter"])
-def test_flags_are_for_machines_that_have_them(collective):
-    """They need no barriers, but twice the bytes: small blocks only."""
+def test_ll_needs_a_machine_that_supports_it(collective):
+    """LL needs no barriers, but twice the bytes, so it suits small blocks only."""
     machine = cluster()
     for flags in (None, (1e-7, 2e11, 1e-6)):
         machine.sync_overhead_s = 5e-6
@@ -118,7 +118,7 @@ def test_flags_are_for_machines_that_have_them(collective):
     assert stepwise.cost.time_s == pytest.approx(unframed.cost.time_s + 5e-6)
 
 
-def test_two_exchanges_of_pieces_are_for_longer_blocks():
+def test_ll_two_shot_suits_longer_blocks():
     machine = cluster()
     machine.sync_overhead_s = 1e-3
     machine.ll = machine.ll_two_shot = (1e-7, 2e11, 1e-6)
@@ -128,7 +128,7 @@ def test_two_exchanges_of_pieces_are_for_longer_blocks():
     piece = 4 * 12_501
     assert (long.cost.node.messages, long.cost.node.bytes) == (14, 14 * piece)
     assert long.cost.time_s == pytest.approx(5e-6 + 14 * 1e-7 + 14 * piece / 2e11 + 2e-6)
-    # Blocks may be too long for one exchange, and pieces of them not.
+    # Blocks may be too long for LL although the messages of a two-shot exchange are not.
     machine = cluster()
     machine.ll_two_shot = (1e-7, 2e11, 1e-6)
     assert not plan.select(request("all_reduce", 1, 8, 16), "ll", 4, machine).ll
@@ -136,15 +136,15 @@ def test_two_exchanges_of_pieces_are_for_longer_blocks():
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "reduce_scatter"])
-def test_sums_in_a_switch_are_never_chosen(collective):
-    """Their order is not the plan's: only who asks for them gets them."""
+def test_multimem_is_never_selected(collective):
+    """The order of their sums is not that of the plan, so they are used by name only."""
     for block in (1, 1 << 20):
         with_switch = plan.select(request(collective, 1, 8, block, multimem=True), "", 4, cluster())
         without = plan.select(request(collective, 1, 8, block), "", 4, cluster())
         assert (with_switch.algorithm, with_switch.reason) == (without.algorithm, without.reason)
         assert "multimem" not in with_switch.reason
     for nodes, locals_, multimem, reason in (
-        (1, 8, False, "got 1 nodes of 8 ranks without"),
+        (1, 8, False, "got 1 nodes of 8 ranks without NVLink SHARP"),
         (2, 4, True, "got 2 nodes of 4 ranks"),
     ):
         asked = plan.select(request(collective, nodes, locals_, multimem=multimem), "multimem", 4, cluster())
@@ -157,11 +157,11 @@ def test_sums_in_a_switch_are_never_chosen(collective):
     [
         ("all_gather", 1, 6, True, "recursive_doubling", "needs a power of two of ranks, got 1 nodes of 6 ranks"),
         ("all_gather", 1, 6, True, "hierarchical", "needs several nodes of several ranks, got 1 nodes of 6 ranks"),
-        ("all_reduce", 2, 3, False, "one_shot", "needs ranks that may read each other's memory"),
-        ("all_reduce", 1, 6, True, "fast", 'no algorithm "fast"; there are direct, root, one_shot'),
+        ("all_reduce", 2, 3, False, "one_shot", "needs ranks that can read each other's memory"),
+        ("all_reduce", 1, 6, True, "fast", 'unknown algorithm "fast"; choose one of direct, root, one_shot'),
     ],
 )
-def test_what_does_not_fit_is_explained(collective, nodes, locals_, addressable, name, reason):
+def test_the_reason_explains_why_an_algorithm_cannot_be_used(collective, nodes, locals_, addressable, name, reason):
     choice = plan.select(request(collective, nodes, locals_, addressable=addressable), name, 4, cluster())
     assert choice.algorithm is None
     assert reason in choice.reason

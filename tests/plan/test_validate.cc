@@ -1,5 +1,5 @@
-// Validate on plans written by hand: each is one step away from another that has the opposite fate. Every fault that it
-// can report stands here, word for word.
+// Validate on plans written by hand. Each correct plan is one step away from a wrong one. Every message of Validate
+// occurs here, word for word.
 #include <limits>
 
 #include "written.h"
@@ -20,7 +20,7 @@ void ExpectStep(const std::string& fault, const Step& step, const Request& reque
   Expect("rank 0, step 0 (" + kind + peer + "): " + fault, Group({{step}, {}, {}}, 3), request);
 }
 
-TEST_CASE("a chain needs a signal behind its put, and only that") {
+TEST_CASE("a chain needs a signal after its put, and only that") {
   Expect("", Group({{kDown, Signal(1), kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
   Expect("", Group({{kOwn, kDown, Signal(1)}, {Wait(0), kOn}, {}}), kBroadcast);
   const std::string early = "(put 2): reads output [0, 4) of rank 1, which rank 0 may not have written yet";
@@ -29,7 +29,7 @@ TEST_CASE("a chain needs a signal behind its put, and only that") {
   Expect("rank 1, step 0 " + early, Group({{kDown, Signal(1), kOwn}, {kOn, Wait(0)}, {}}), kBroadcast);
 }
 
-TEST_CASE("the k-th wait is for the k-th signal") {
+TEST_CASE("the k-th wait matches the k-th signal") {
   const Step first = Put(Output(1), Input(0), 2), second = Put(Output(1, 2), Input(0, 2), 2);
   const Step first_on = Put(Output(2), Output(1), 2), second_on = Put(Output(2, 2), Output(1, 2), 2);
   const std::vector<Step> down = {first, Signal(1), second, Signal(1), kOwn};
@@ -38,8 +38,8 @@ TEST_CASE("the k-th wait is for the k-th signal") {
          Group({down, {Wait(0), second_on, Wait(0), first_on}, {}}), kBroadcast);
 }
 
-TEST_CASE("an order goes through other ranks") {
-  // Rank 1 hears of the put from rank 2, which heard of it from rank 0.
+TEST_CASE("signals through other ranks order steps") {
+  // Rank 0 signals rank 2 after its put, and rank 2 signals rank 1.
   const std::vector<std::vector<Step>> steps = {{kDown, Signal(2), kOwn}, {Wait(2), kOn}, {Wait(0), Signal(1)}};
   Expect("", Group(steps), kBroadcast);
   Expect("rank 1, step 1 (put 2): reads output [0, 4) of rank 1, which rank 0 may not have written yet",
@@ -47,9 +47,8 @@ TEST_CASE("an order goes through other ranks") {
 }
 
 TEST_CASE("waits and signals must match") {
-  Expect("rank 1, step 0 (wait 0): waits for ever", Group({{kDown, kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
-  Expect("rank 0, step 0 (wait 1): waits for ever", Group({{Wait(1), Signal(1)}, {Wait(0), Signal(0)}, {}}),
-         kBroadcast);
+  Expect("rank 1, step 0 (wait 0): waits forever", Group({{kDown, kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
+  Expect("rank 0, step 0 (wait 1): waits forever", Group({{Wait(1), Signal(1)}, {Wait(0), Signal(0)}, {}}), kBroadcast);
   Expect("rank 1 never waits for a signal of rank 0", Group({{kDown, Signal(1), Signal(1), kOwn}, {Wait(0), kOn}, {}}),
          kBroadcast);
   Expect("rank 2 never waits for a signal of rank 1", Group({{kDown, Signal(1), kOwn}, {Wait(0), kOn, Signal(2)}, {}}),
@@ -57,9 +56,9 @@ TEST_CASE("waits and signals must match") {
 }
 
 TEST_CASE("nothing is read before it is written") {
-  Expect("rank 1, step 0 (put 2): reads output [0, 4) of rank 1, which nothing has written", Group({{kOwn}, {kOn}, {}}),
+  Expect("rank 1, step 0 (put 2): reads output [0, 4) of rank 1, which no rank has written", Group({{kOwn}, {kOn}, {}}),
          kBroadcast);
-  Expect("rank 1, step 1 (put 2): reads output [3, 4) of rank 1, which nothing has written",
+  Expect("rank 1, step 1 (put 2): reads output [3, 4) of rank 1, which no rank has written",
          Group({{Put(Output(1), Input(0), 3), Signal(1), kOwn}, {Wait(0), kOn}, {}}), kBroadcast);
 }
 
@@ -73,7 +72,7 @@ TEST_CASE("two writes need an order") {
          Group({{Put(Output(1, 3), Input(0, 3), 1), kOwn}, {read}, {Get(Output(2), Input(0), 4)}}), kBroadcast);
 }
 
-// Rank 1 passes its output on and reads it, in an order; then rank 0 writes it again.
+// Rank 1 forwards its output and reads it, in some order. Then rank 0 writes the output again.
 std::vector<Plan> WrittenAgain(std::vector<Step> reader, int num_waits) {
   std::vector<Step> writer = {kOwn, kDown, Signal(1)};
   for (int i = 0; i < num_waits; ++i) writer.push_back(Wait(1));
@@ -81,30 +80,30 @@ std::vector<Plan> WrittenAgain(std::vector<Step> reader, int num_waits) {
   return Group({writer, std::move(reader), {}}, 4);
 }
 
-TEST_CASE("what is read again may not be overwritten after the first read") {
+TEST_CASE("elements that are read twice may not be overwritten after the first read") {
   const Step keep = Copy(Scratch(1), Output(1), 4);
   const std::string fault = "(put 1): writes output [0, 4) of rank 1, which rank 1 may not have read yet";
   Expect("", WrittenAgain({Wait(0), kOn, Signal(0)}, 1), kBroadcast);
   Expect("rank 1, step 1 (put 2): reads output [0, 4) of rank 1, which rank 0 may not have written yet",
          WrittenAgain({Wait(0), kOn}, 0), kBroadcast);
   Expect("rank 0, step 4 " + fault, WrittenAgain({Wait(0), Signal(0), kOn}, 1), kBroadcast);
-  // Twice: the signal must follow the second read, not just the first.
+  // Read twice: the signal must follow the second read, not just the first.
   Expect("", WrittenAgain({Wait(0), kOn, keep, Signal(0)}, 1), kBroadcast);
   Expect("rank 0, step 4 " + fault, WrittenAgain({Wait(0), kOn, Signal(0), keep}, 1), kBroadcast);
   Expect("", WrittenAgain({Wait(0), kOn, Signal(0), keep, Signal(0)}, 2), kBroadcast);
-  // All of it is read, and a part of it written again.
+  // All elements are read, and some are written again.
   Expect("rank 0, step 4 (put 1): writes output [2, 4) of rank 1, which rank 1 may not have read yet",
          Group({{kOwn, kDown, Signal(1), Wait(1), Put(Output(1, 2), Input(0, 2), 2)}, {Wait(0), Signal(0), kOn}, {}}),
          kBroadcast);
   Expect("rank 0, step 4 (put 1): writes output [0, 2) of rank 1, which rank 1 may not have read yet",
          Group({{kOwn, kDown, Signal(1), Wait(1), Put(Output(1), Input(0), 2)}, {Wait(0), Signal(0), kOn}, {}}),
          kBroadcast);
-  // Twice, the second time only a part.
+  // Read twice, the second time only a part.
   Expect("rank 0, step 4 (put 1): writes output [1, 3) of rank 1, which rank 1 may not have read yet",
          WrittenAgain({Wait(0), kOn, Signal(0), Copy(Scratch(1), Output(1, 1), 2)}, 1), kBroadcast);
 }
 
-TEST_CASE("every reader must be done before the next write") {
+TEST_CASE("every read must be ordered before the next write") {
   // Ranks 1 and 2 read scratch of rank 0, which then changes it.
   const Step fill = Copy(Scratch(0), Input(0), 4), again = Zero(Scratch(0), 4);
   const auto plans = [&](std::vector<Step> rest) {
@@ -122,7 +121,7 @@ TEST_CASE("every reader must be done before the next write") {
   Expect("rank 0, step 5 " + fault + "1 may not have read yet", plans({Wait(2), again, Wait(1)}), kBroadcast);
 }
 
-TEST_CASE("outputs must be whole and right") {
+TEST_CASE("outputs must be complete and correct") {
   Expect("output [0, 4) of rank 2 is never written", Group({{kDown, kOwn}, {}, {}}), kBroadcast);
   Expect("output [3, 4) of rank 2 is never written", Group({{kDown, kOwn, Put(Output(2), Input(0), 3)}, {}, {}}),
          kBroadcast);
@@ -142,7 +141,7 @@ TEST_CASE("outputs must be whole and right") {
   Expect("output [1, 2) of rank 2 ends with the wrong contents", Group({exchanged, {}, {}}), kBroadcast);
 }
 
-TEST_CASE("what comes from nobody must be zeros") {
+TEST_CASE("a permute without a source must give zeros") {
   const Request request = Ask(Collective::kPermute, 1, 2, 4);  // of rank 0 to rank 1; rank 0 gets zeros
   Expect("", Group({{Zero(Output(0), 4), kDown}, {}}), request);
   Expect(
@@ -160,15 +159,15 @@ TEST_CASE("puts across the network arrive with the next signal to their target")
       "rank 1, step 1 (put 2): reads output [0, 4) of rank 1, which rank 0 may not have written yet";
   Expect("", Group(around), Ask(Collective::kBroadcast, 3, 1, 4));
   Expect(fault, Group(around), AskApart(Collective::kBroadcast, 3, 1, 4));
-  // With a signal of its own, before or behind the other, it may be read.
+  // With a signal to rank 1, before or after the other signal, rank 1 may read it.
   for (const auto& first :
        {std::vector<Step>{kDown, Signal(1), Signal(2), kOwn}, {kDown, Signal(2), Signal(1), kOwn}}) {
     Expect("", Group({first, {Wait(0), Wait(2), kOn}, around[2]}), AskApart(Collective::kBroadcast, 3, 1, 4));
   }
-  // The signal before the put says nothing of it.
+  // A signal before the put does not cover it.
   Expect(fault, Group({{Signal(1), kDown, Signal(1), kOwn}, {Wait(0), kOn, Wait(0)}, {}}),
          AskApart(Collective::kBroadcast, 3, 1, 4));
-  // A neighbour of the target may read it once the target knows that it is there, and not because the sender knows.
+  // A peer in the target's node may read it after a signal of the target, not after a signal of the sender.
   const std::vector<Step> root = {kOwn, kDown, Put(Output(2), Input(0), 4), Signal(2), Signal(3)};
   const Step read = Get(Output(3), Output(2), 4);
   Expect("", Group({root, {}, {Wait(0), Signal(3)}, {Wait(0), Wait(2), read}}),
@@ -178,7 +177,7 @@ TEST_CASE("puts across the network arrive with the next signal to their target")
          Group({root, {}, {Wait(0)}, {Wait(0), read}}), AskApart(Collective::kBroadcast, 2, 2, 4));
 }
 
-TEST_CASE("memory of other nodes is not read") {
+TEST_CASE("memory of other nodes may not be read") {
   const Request one_space = Ask(Collective::kBroadcast, 2, 1, 4), apart = AskApart(Collective::kBroadcast, 2, 1, 4);
   const std::vector<Plan> read = Group({{kOwn}, {Get(Output(1), Input(0), 4)}});
   Expect("", read, one_space);
@@ -229,7 +228,7 @@ TEST_CASE("sums of more than 64 ranks count every rank once") {
   }
 }
 
-TEST_CASE("sums have the same order on all ranks") {
+TEST_CASE("sums must have the same order on all ranks") {
   const Request request = Ask(Collective::kAllReduce, 1, 3, 4);
   std::vector<Plan> plans = Build("one_shot", request);
   Expect("", plans, request);
@@ -243,7 +242,7 @@ TEST_CASE("sums have the same order on all ranks") {
   plans[0].sources = plans[1].sources = {Input(0), Input(1), Input(2)};
   plans[2].sources = {Input(0), Input(1), Scratch(2), Input(2)};
   Expect("ranks 0 and 2 add in different orders", plans, request);
-  // Of a part of the block only.
+  // Only for a part of the block.
   plans = Build("one_shot", request);
   plans[1].steps = {Reduce(Output(1), 0, 3, 1), Reduce(Output(1, 1), 3, 3, 3)};
   plans[1].sources = {Input(0), Input(1), Input(2), Input(0, 1), Input(1, 1), Input(2, 1)};
@@ -263,7 +262,7 @@ TEST_CASE("a reduce of one operand is a copy") {
   Expect("", plans, permute);
 }
 
-TEST_CASE("a barrier hears of everybody") {
+TEST_CASE("a barrier must wait for all ranks") {
   const Request request = Ask(Collective::kBarrier, 1, 3, 0);
   Expect("", Group({{Signal(1), Wait(2)}, {Wait(0), Signal(2), Wait(2)}, {Wait(1), Signal(0), Signal(1)}}), request);
   Expect("rank 0 may end before rank 1 has begun", Group({{Signal(1)}, {Wait(0), Signal(2)}, {Wait(1)}}), request);
@@ -271,12 +270,12 @@ TEST_CASE("a barrier hears of everybody") {
          Group({{Signal(1), Wait(2)}, {Wait(0), Signal(2)}, {Wait(1), Signal(0)}}), request);
 }
 
-TEST_CASE("groups and requests must fit") {
+TEST_CASE("groups and requests must match") {
   const std::vector<Plan> chain = Group({{kDown, Signal(1), kOwn}, {Wait(0), kOn}, {}});
   Expect("", chain, kBroadcast);
   Request request = kBroadcast;
   request.root = 3;
-  Expect("the request is not well formed", chain, request);
+  Expect("sizes, root or permutation of the request are not valid", chain, request);
   Expect("got 2 plans for 3 ranks", {chain[0], chain[1]}, kBroadcast);
   Expect("got 0 plans for 3 ranks", {}, kBroadcast);
   for (int i = 0; i < 3; ++i) {
@@ -291,11 +290,11 @@ TEST_CASE("groups and requests must fit") {
 TEST_CASE("peers are other ranks") {
   for (StepKind kind : {StepKind::kPut, StepKind::kGet, StepKind::kSignal, StepKind::kWait}) {
     for (int32_t peer : {-1, 0, 3})
-      ExpectStep("the peer is not another rank", Move(kind, peer, Output(0), Input(0), 1));
+      ExpectStep("the peer must be another rank of the group", Move(kind, peer, Output(0), Input(0), 1));
   }
 }
 
-TEST_CASE("data steps say what moves from where to where") {
+TEST_CASE("data steps need a count, a source and a destination") {
   for (int64_t count : {0, -1}) {
     ExpectStep("moves no elements", Put(Output(1), Input(0), count));
     ExpectStep("moves no elements", Zero(Output(0), count));
@@ -309,20 +308,20 @@ TEST_CASE("data steps say what moves from where to where") {
   ExpectStep("src is at the wrong rank", Move(StepKind::kGet, 1, Output(0), Input(2), 4));
   ExpectStep("writes to an input", Put(Input(1), Input(0), 4));
   ExpectStep("writes to an input", Zero(Input(0), 4));
-  ExpectStep("reads from no rank", Copy(Output(0), Input(-1), 4));
-  ExpectStep("reads from no rank", Copy(Output(0), Input(3), 4));
+  ExpectStep("src is at a rank outside of the group", Copy(Output(0), Input(-1), 4));
+  ExpectStep("src is at a rank outside of the group", Copy(Output(0), Input(3), 4));
   ExpectStep("unknown space", Copy({0, static_cast<Space>(3), 0}, Input(0), 4));
 }
 
-TEST_CASE("nothing lies outside of its buffer") {
+TEST_CASE("places must lie inside of their buffers") {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   const std::string last = std::to_string(kMost);
-  ExpectStep("output [1, 5) of rank 1 is outside of its 4 elements", Put(Output(1, 1), Input(0), 4));
-  ExpectStep("output [-1, 3) of rank 1 is outside of its 4 elements", Put(Output(1, -1), Input(0), 4));
-  ExpectStep("input [1, 5) of rank 0 is outside of its 4 elements", Put(Output(1), Input(0, 1), 4));
-  ExpectStep("scratch [0, 4) of rank 1 is outside of its 3 elements", Put(Scratch(1), Input(0), 4));
-  ExpectStep("scratch [3, 4) of rank 0 is outside of its 3 elements", Zero(Scratch(0, 3), 1));
-  ExpectStep("output [0, " + last + ") of rank 0 is outside of its 4 elements", Copy(Output(0), Input(0), kMost));
+  ExpectStep("output [1, 5) of rank 1 exceeds the buffer of 4 elements", Put(Output(1, 1), Input(0), 4));
+  ExpectStep("output [-1, 3) of rank 1 exceeds the buffer of 4 elements", Put(Output(1, -1), Input(0), 4));
+  ExpectStep("input [1, 5) of rank 0 exceeds the buffer of 4 elements", Put(Output(1), Input(0, 1), 4));
+  ExpectStep("scratch [0, 4) of rank 1 exceeds the buffer of 3 elements", Put(Scratch(1), Input(0), 4));
+  ExpectStep("scratch [3, 4) of rank 0 exceeds the buffer of 3 elements", Zero(Scratch(0, 3), 1));
+  ExpectStep("output [0, " + last + ") of rank 0 exceeds the buffer of 4 elements", Copy(Output(0), Input(0), kMost));
   // All of it is inside. What counts is the scratch of the rank that owns it.
   std::vector<Plan> plans = Group({{kDown, kOwn, Put(Output(2), Input(0), 4)}, {}, {}});
   plans[0].steps.push_back(Put(Scratch(2, 1), Input(0), 4));
@@ -330,16 +329,16 @@ TEST_CASE("nothing lies outside of its buffer") {
   plans[2].scratch_count = 5;
   Expect("", plans, kBroadcast);
   plans[2].scratch_count = 4;
-  Expect("rank 0, step 3 (put 2): scratch [1, 5) of rank 2 is outside of its 4 elements", plans, kBroadcast);
+  Expect("rank 0, step 3 (put 2): scratch [1, 5) of rank 2 exceeds the buffer of 4 elements", plans, kBroadcast);
 }
 
-TEST_CASE("a step doesn't write what it reads") {
+TEST_CASE("a step may not write what it reads") {
   ExpectStep("dst overlaps a source", Copy(Output(0, 1), Output(0), 3));
   ExpectStep("dst overlaps a source", Copy(Output(0), Output(0, 1), 3));
   ExpectStep("dst overlaps a source", Copy(Output(0), Output(0), 4));
-  ExpectStep("reads output [0, 2) of rank 0, which nothing has written", Copy(Output(0, 2), Output(0), 2));
-  ExpectStep("reads output [2, 4) of rank 0, which nothing has written", Copy(Output(0), Output(0, 2), 2));
-  ExpectStep("reads scratch [0, 2) of rank 0, which nothing has written", Copy(Output(0), Scratch(0), 2));
+  ExpectStep("reads output [0, 2) of rank 0, which no rank has written", Copy(Output(0, 2), Output(0), 2));
+  ExpectStep("reads output [2, 4) of rank 0, which no rank has written", Copy(Output(0), Output(0, 2), 2));
+  ExpectStep("reads scratch [0, 2) of rank 0, which no rank has written", Copy(Output(0), Scratch(0), 2));
 }
 
 TEST_CASE("operands of a reduce are among the plan's sources") {
@@ -349,14 +348,15 @@ TEST_CASE("operands of a reduce are among the plan's sources") {
     plans[0].sources = std::move(sources);
     Expect("rank 0, step 1 (reduce): " + fault, plans, request);
   };
-  const std::string outside = "operands outside of the plan's sources";
+  const std::string outside = "the operands are not in the plan's list of sources";
   expect(outside, Reduce(Output(0), 0, 0, 4), {Input(0), Input(1)});
   expect(outside, Reduce(Output(0), -1, 2, 4), {Input(0), Input(1)});
   expect(outside, Reduce(Output(0), 1, 2, 4), {Input(0), Input(1)});
   expect(outside, Reduce(Output(0), 0, 3, 4), {Input(0), Input(1)});
-  expect("reads from no rank", Reduce(Output(0), 0, 2, 4), {Input(0), Input(2)});
-  expect("input [1, 5) of rank 1 is outside of its 4 elements", Reduce(Output(0), 0, 2, 4), {Input(0), Input(1, 1)});
-  // One may add to what is there, but not beside it.
+  expect("src is at a rank outside of the group", Reduce(Output(0), 0, 2, 4), {Input(0), Input(2)});
+  expect("input [1, 5) of rank 1 exceeds the buffer of 4 elements", Reduce(Output(0), 0, 2, 4),
+         {Input(0), Input(1, 1)});
+  // The destination may be an operand itself, but may not overlap one partly.
   expect("dst overlaps a source", Reduce(Scratch(0, 4), 0, 2, 3), {Input(0), Scratch(0, 3)});
   std::vector<Plan> plans = Group({{Copy(Output(0), Input(0), 4), Reduce(Output(0), 0, 2, 4)}, {Wait(0)}});
   plans[0].sources = {Output(0), Input(1)};

@@ -1,5 +1,5 @@
-"""Every algorithm is proved correct for every small geometry. Validate's own rules: test_validate.cc and
-test_interleavings.cc."""
+"""Validate accepts every algorithm for every small geometry. test_validate.cc and test_interleavings.cc test Validate
+itself."""
 
 import itertools
 import random
@@ -38,7 +38,7 @@ def expected_support(collective, algorithm, nodes, locals_, addressable):
 
 
 def permutations(num_ranks, rng):
-    """Shift, identity, all zeros, one source for everybody, and random partial permutations."""
+    """Shift, identity, all zeros, one source for all ranks, and random partial permutations."""
     ranks = list(range(num_ranks))
     yield ranks[1:] + ranks[:1]
     yield ranks
@@ -63,7 +63,7 @@ def variants(collective, num_ranks, rng):
 def test_every_plan_is_correct(collective, algorithm, sizes):
     rng = random.Random(0)
     geometries = [geometry for size in sizes for geometry in GEOMETRIES[size]]
-    pulls = (False, True) if algorithm in ("direct", "hierarchical") else (False,)  # the others don't heed it
+    pulls = (False, True) if algorithm in ("direct", "hierarchical") else (False,)  # the others ignore it
     for (nodes, locals_), addressable, pull in itertools.product(geometries, (True, False), pulls):
         for variant in variants(collective, nodes * locals_, rng):
             for block, chunk in SIZES:
@@ -168,7 +168,7 @@ def test_faults_are_named():
     plans = group([step("zero", dst=(1, "scratch", 2), count=3)], [], [], scratch=4)
     assert plan.validate(plans, BROADCAST) == "rank 0, step 0 (zero): dst is at the wrong rank"
     plans = group([step("zero", dst=(0, "scratch", 2), count=3)], [], [], scratch=4)
-    fault = "rank 0, step 0 (zero): scratch [2, 5) of rank 0 is outside of its 4 elements"
+    fault = "rank 0, step 0 (zero): scratch [2, 5) of rank 0 exceeds the buffer of 4 elements"
     assert plan.validate(plans, BROADCAST) == fault
     assert plan.validate(plans[:2], BROADCAST) == "got 2 plans for 3 ranks"
 

@@ -65,7 +65,7 @@ inline Request Ask(Collective collective, int32_t num_nodes, int32_t ranks_per_n
   }
   return request;
 }
-// The same where ranks read no memory of other nodes.
+// The same request, but ranks cannot read the memory of other nodes.
 inline Request AskApart(Collective collective, int32_t num_nodes, int32_t ranks_per_node, int64_t block_count,
                         int64_t chunk_count = 0) {
   Request request = Ask(collective, num_nodes, ranks_per_node, block_count, chunk_count);
@@ -79,7 +79,7 @@ inline std::vector<Plan> Build(const char* algorithm, const Request& request) {
   return BuildAll(*found, request);
 }
 
-// `fault`: all that Validate says; empty if it accepts the plans.
+// `fault`: the whole message of Validate; empty if it accepts the plans.
 inline void Expect(const std::string& fault, const std::vector<Plan>& plans, const Request& request) {
   const std::string got = Validate(plans, request).message();
   if (got != fault) std::fprintf(stderr, "expected: \"%s\"\n     got: \"%s\"\n", fault.c_str(), got.c_str());

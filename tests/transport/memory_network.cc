@@ -144,7 +144,7 @@ void MemoryEndpoint::Post(int process, Envelope envelope, const void* data, size
                      }
                      MemoryFabric::Outstanding message;
                      if (!fabric->TakeOutstanding(id, &message)) return;
-                     // The sender may reuse its data before the receiver sees it.
+                     // The sender may reuse its data before the receiver gets the message.
                      const std::string payload(static_cast<const char*>(message.data), bytes);
                      message.sent(true);
                      to->receive_queue_.Arrive(header.data(), header.size(), bytes, payload.data(), nullptr);
@@ -311,7 +311,7 @@ void MemoryFabric::Fetch(uint64_t id, void* destination, std::function<void(bool
       std::lock_guard<std::mutex> lock(mutex_);
       under_way_.erase(arrival);
     }
-    if (!endpoints_[to]) return;  // the inbox is gone, and with it what `done` belongs to
+    if (!endpoints_[to]) return;  // the receive queue that owns `done` has been destroyed
     Outstanding message;
     const bool ok = !lost_[from] && !lost_[to] && TakeOutstanding(id, &message);
     if (ok) {

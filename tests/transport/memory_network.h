@@ -1,5 +1,5 @@
-// The test double of a network: processes are objects of one process, time is virtual. Messages, delays and losses
-// happen in an order that the seed fixes, so long as only one thread sends and steps.
+// A fake network: all processes are objects of one process, and time is virtual. The seed determines the order of
+// messages, delays and losses, as long as only one thread sends and steps.
 #pragma once
 
 #include <condition_variable>
@@ -23,7 +23,7 @@ struct MemoryNetworkOptions {
   int64_t latency_ns = 5'000;
   double bytes_per_ns = 1.0;  // of each ordered pair of processes
   int64_t jitter_ns = 0;      // added to every message, uniform in [0, jitter_ns]
-  size_t eager_bytes = 4096;  // larger payloads stay with the sender until they have a place
+  size_t eager_bytes = 4096;  // larger payloads stay at the sender until they have a destination
   int64_t loss_detection_ns = 30'000'000;
   uint64_t seed = 0;
 };
@@ -39,25 +39,26 @@ class MemoryFabric {
   // The network of one process; once per process.
   std::unique_ptr<Network> Attach(int process, uint64_t token, Receiver* receiver);
 
-  // Lets the next thing happen, in the calling thread, which is the progress thread meanwhile. False: nothing is left
-  // before that time.
+  // Runs the next event on the calling thread, which acts as the progress thread. False: there is no event before
+  // `before_ns`.
   bool Step(int64_t before_ns = std::numeric_limits<int64_t>::max());
-  // From now on a thread steps as fast as it can.
+  // Starts a thread that steps as fast as it can.
   void Start();
   int64_t now_ns() const;
 
-  // All messages from and to the process take this much longer.
+  // Adds a delay to all messages from and to the process.
   void Delay(int process, int64_t delay_ns);
-  // The process dies: nothing leaves or reaches it any more, the others are told after `loss_detection_ns`.
+  // Simulates the death of the process: it sends and receives nothing more, and the others get OnPeerLost after
+  // `loss_detection_ns`.
   void Lose(int process);
-  // Bytes from a stranger reach the process as if they were a message.
+  // Delivers bytes of an unknown sender to the process as if they were a message.
   void Inject(int process, std::string bytes);
 
  private:
   friend class MemoryEndpoint;
   friend class MemoryPayload;
 
-  using EventId = std::pair<int64_t, uint64_t>;  // by time, then by order of their making
+  using EventId = std::pair<int64_t, uint64_t>;  // time, then order of creation
 
   struct Outstanding {  // a Send whose `sent` has not been called
     int from = -1;

@@ -1,4 +1,4 @@
-// What every Network promises, checked through its interface alone.
+// The contract of Network, checked through its interface alone.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,7 @@
 
 namespace jaxcomm {
 
-// What the tests send: message `index` of a channel has `bytes` bytes that follow from sender, channel and index.
+// The messages of the tests: message `index` of a channel has `bytes` bytes, which sender, channel and index determine.
 struct TestHeader {
   uint64_t index = 0;
   uint64_t bytes = 0;
@@ -83,7 +83,7 @@ class TestProcess : public Receiver {
     std::lock_guard<std::mutex> lock(mutex_);
     CHECK(!why.empty() && !lost_.count(process));
     lost_[process] = why;
-    for (auto it = buffers_.begin(); it != buffers_.end();) {  // nobody may write there any more
+    for (auto it = buffers_.begin(); it != buffers_.end();) {  // the network may not write there any more
       it = it->first.first == process ? buffers_.erase(it) : std::next(it);
     }
     changed_.notify_all();
@@ -103,7 +103,7 @@ class TestProcess : public Receiver {
     });
   }
 
-  // Gives all waiting messages their place, last first.
+  // Gives all waiting messages their destinations, the last message first.
   void AcceptAll() {
     std::vector<std::pair<int, uint64_t>> waiting;
     std::vector<void*> places;
@@ -180,7 +180,7 @@ class TestProcess : public Receiver {
   int64_t unsent_ = 0;
 };
 
-// Makes the network of a process in a run of `num_processes`.
+// Makes the network of a process in a job of `num_processes`.
 using MakeNetwork =
     std::function<std::unique_ptr<Network>(int process, int num_processes, uint64_t token, Receiver* receiver)>;
 
@@ -201,7 +201,7 @@ inline Processes JoinAll(const MakeNetwork& make, int num_processes, TestProcess
   return processes;
 }
 
-// Processes leave at the same time, as they do at the end of a run.
+// Processes leave at the same time, as at the end of a job.
 inline void LeaveAll(Processes& processes) {
   std::vector<std::thread> threads;
   for (auto& process : processes) threads.emplace_back([&] { process->Leave(); });
@@ -256,7 +256,7 @@ inline void CheckOrder(const MakeNetwork& make, TestProcess::Place place) {
   LeaveAll(processes);
 }
 
-// A message without a place holds up its own channel and nothing else.
+// A message without a destination delays its own channel and nothing else.
 inline void CheckChannels(const MakeNetwork& make) {
   for (const size_t bytes : {size_t{100}, size_t{2000000}}) {
     Processes processes = JoinAll(make, 2, TestProcess::Place::kLater);
@@ -272,7 +272,7 @@ inline void CheckChannels(const MakeNetwork& make) {
     processes[1]->AcceptAll();
     CHECK(processes[1]->WaitDelivered(4));
     CHECK((order == std::vector<uint64_t>{6, 7, 5, 5}));
-    // Unwanted messages vanish, the sender gets its memory back, what follows is delivered.
+    // Dropped messages are not delivered, their senders get the memory back, and later messages are delivered.
     processes[0]->Send(1, 5, 2, bytes);
     processes[0]->Send(1, 5, 3, 0);
     CHECK(processes[1]->WaitWaiting(1));
@@ -305,27 +305,27 @@ inline void CheckManyThreads(const MakeNetwork& make) {
   LeaveAll(processes);
 }
 
-// A process leaves at once after its last message, which still arrives; then its peers are told.
+// A process leaves immediately after its last message. The message still arrives, then its peers get OnPeerLost.
 inline void CheckLeaving(const MakeNetwork& make) {
   Processes processes = JoinAll(make, 3, TestProcess::Place::kLater);
   for (uint64_t index = 0; index < 100; ++index) processes[0]->Send(1, 0, index, index % 5 * 50);
   processes[0]->Leave();
-  for (const int peer : {1, 2}) CHECK(processes[0]->why_lost(peer).empty());  // it is told nothing more
+  for (const int peer : {1, 2}) CHECK(processes[0]->why_lost(peer).empty());  // it gets no further call
   CHECK(processes[1]->WaitWaiting(80));
   CHECK(processes[2]->WaitLost(0));
   processes[1]->AcceptAll();
   CHECK(processes[1]->WaitLost(0));
   CHECK(processes[1]->delivered() == 100);
-  CHECK(processes[1]->why_lost(0) == "it left");
+  CHECK(processes[1]->why_lost(0) == "it disconnected");
   processes[1]->Send(0, 0, 0, 5000);
   CHECK(processes[1]->WaitSent(1));
   CHECK(processes[1]->unsent() == 1);
-  processes[1]->Send(2, 0, 0, 0);  // the others go on
+  processes[1]->Send(2, 0, 0, 0);  // the others continue
   CHECK(processes[2]->WaitDelivered(1));
   LeaveAll(processes);
 }
 
-// Leaving while messages have no place yet, or are on their way: all memory comes back to the senders.
+// Leaving while messages have no destination yet, or are in flight: senders get all their memory back.
 inline void CheckLeavingEarly(const MakeNetwork& make) {
   Processes processes = JoinAll(make, 2, TestProcess::Place::kLater);
   constexpr uint64_t kMessages = 20;
@@ -341,8 +341,8 @@ inline void CheckLeavingEarly(const MakeNetwork& make) {
   LeaveAll(processes);
 }
 
-// A process cuts off a peer, a large payload of which is on its way or has just come: then nobody writes there any
-// more, the peer is told, and the others go on.
+// A process drops a peer while a large payload of that peer is in flight or has just arrived. Then its destination is
+// not written any more, the peer gets OnPeerLost, and the others continue.
 inline void CheckDrop(const MakeNetwork& make) {
   Processes processes = JoinAll(make, 3, TestProcess::Place::kLater);
   processes[0]->Send(1, 0, 0, 100'000'000);
@@ -366,7 +366,7 @@ inline void CheckDrop(const MakeNetwork& make) {
   LeaveAll(processes);
 }
 
-// A process of another run is not heard.
+// Messages of a process of another job are dropped.
 inline void CheckToken(const MakeNetwork& make) {
   TestProcess host(0), stranger(1);
   host.Join(make(0, 2, 1, &host));

@@ -1,4 +1,4 @@
-// The test double: the contract of a network, and what the double adds (virtual time, delays, losses, strangers).
+// The fake network: the contract of Network, and its own features (virtual time, delays, losses, unknown senders).
 #include <chrono>
 #include <random>
 
@@ -10,8 +10,8 @@ namespace {
 
 constexpr uint64_t kToken = 0x1234567890abcdef;
 
-// A fabric outlives its networks: it is kept here until the next. Never destroyed by a failed check's exit, which may
-// run on its own thread.
+// A fabric must outlive its networks: it is kept here until the next one. It is never destroyed when a failed check
+// exits, because that may happen on the fabric's own thread.
 std::unique_ptr<MemoryFabric>& fabric = *new std::unique_ptr<MemoryFabric>;
 
 std::unique_ptr<Network> MakeMemoryNetwork(int process, int num_processes, uint64_t token, Receiver* receiver) {
@@ -33,7 +33,7 @@ void Drain(MemoryFabric& fabric) {
   }
 }
 
-// One thread sends and steps: the trace of deliveries is the same for the same seed. Returns it.
+// Returns the trace of deliveries. One thread sends and steps, so equal seeds give equal traces.
 std::vector<std::string> Trace(uint64_t seed, int64_t jitter_ns) {
   constexpr int kProcesses = 4;
   MemoryNetworkOptions options;
@@ -68,7 +68,7 @@ TEST_CASE("order of small and large messages") {
   }
 }
 
-TEST_CASE("channels pass each other, unwanted messages are dropped") { CheckChannels(MakeMemoryNetwork); }
+TEST_CASE("channels do not delay each other, and messages can be dropped") { CheckChannels(MakeMemoryNetwork); }
 
 TEST_CASE("many threads send at once") { CheckManyThreads(MakeMemoryNetwork); }
 
@@ -76,16 +76,16 @@ TEST_CASE("a process leaves after its last message") { CheckLeaving(MakeMemoryNe
 
 TEST_CASE("a process leaves in the middle") { CheckLeavingEarly(MakeMemoryNetwork); }
 
-TEST_CASE("a peer is cut off in the middle of a payload") { CheckDrop(MakeMemoryNetwork); }
+TEST_CASE("a peer is dropped in the middle of a payload") { CheckDrop(MakeMemoryNetwork); }
 
-TEST_CASE("a wrong token is refused and counted") { CheckToken(MakeMemoryNetwork); }
+TEST_CASE("messages with a wrong token are dropped and counted") { CheckToken(MakeMemoryNetwork); }
 
-TEST_CASE("the seed fixes what happens") {
+TEST_CASE("the seed determines the order of events") {
   CHECK(Trace(1, 200'000) == Trace(1, 200'000));
   CHECK(Trace(1, 200'000) != Trace(2, 200'000));
 }
 
-// Time of a transfer: latency + bytes / bandwidth; a slow peer's messages take longer, others pass them.
+// The time of a transfer is latency + bytes / bandwidth. Messages of a slow peer take longer and do not delay others.
 TEST_CASE("latency, bandwidth and delay") {
   MemoryNetworkOptions options;
   options.latency_ns = 1000;
@@ -106,7 +106,7 @@ TEST_CASE("latency, bandwidth and delay") {
   CHECK(delivered[2].second == 201000 + 5'001'000);
 }
 
-// A process dies while large payloads of it are waited for, on their way, or neither.
+// A process dies while its large payloads wait, are in flight, or neither.
 TEST_CASE("a process dies at any moment") {
   for (int steps = 0; steps < 60; ++steps) {
     MemoryNetworkOptions options;
@@ -134,7 +134,7 @@ TEST_CASE("a process dies at any moment") {
     for (const int p : {0, 2}) {
       CHECK(!processes[p]->why_lost(1).empty());
       CHECK(processes[p]->why_lost(2 - p).empty());
-      CHECK(processes[p]->delivered() >= 5);  // all of the other survivor's
+      CHECK(processes[p]->delivered() >= 5);  // all messages of the other survivor
       CHECK(processes[p]->WaitSent(10));
     }
     processes[1]->Leave();
@@ -142,7 +142,7 @@ TEST_CASE("a process dies at any moment") {
   }
 }
 
-TEST_CASE("bytes of strangers are refused and counted") {
+TEST_CASE("bytes of unknown senders are dropped and counted") {
   MemoryFabric fabric(2, {});
   Processes processes = JoinAll(OnFabric(fabric), 2, TestProcess::Place::kAtOnce);
   std::mt19937 random(3);
@@ -150,7 +150,7 @@ TEST_CASE("bytes of strangers are refused and counted") {
   for (int i = 0; i < 1000; ++i, ++injected) {
     std::string bytes(random() % 200, '\0');
     for (char& byte : bytes) byte = static_cast<char>(random());
-    // Some know the token and nothing else.
+    // Some have the token and nothing else.
     if (i % 2 == 0 && bytes.size() >= sizeof(kToken)) std::memcpy(&bytes[0], &kToken, sizeof(kToken));
     fabric.Inject(0, bytes);
   }

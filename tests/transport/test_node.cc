@@ -1,4 +1,4 @@
-// What a process shows the others of its node: its control segment, and the memory of its calls.
+// A node: control segments of processes, the memory of their calls, and remote reads.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -28,7 +28,7 @@ struct Child {
   NodeAddress address;
 };
 
-// A process with a node that does nothing. For cases before those that start threads.
+// A process with a node that does nothing else. Forked, so it must come before cases that start threads.
 Child SpawnNode() {
   int to_parent[2];
   CHECK(pipe(to_parent) == 0);
@@ -40,7 +40,7 @@ Child SpawnNode() {
     Node node;
     if (!node.Open().ok()) _exit(1);
     Slot& slot = node.control_segment().slots[0];
-    slot.memory = 3;  // which it doesn't have
+    slot.memory = 3;  // does not exist
     const NodeAddress address = node.address();
     if (write(to_parent[1], &address, sizeof(address)) != sizeof(address)) _exit(1);
     for (;;) pause();
@@ -63,13 +63,13 @@ TEST_CASE("a process is alive until it ends") {
   node.CheckAlive();
   CHECK(peer->alive());
   CHECK(Has(peer->BlockOf(peer->control_segment().slots[0]).status().message(),
-            "process 1 points to memory that it doesn't have"));
+            "process 1 has published a call in memory"));
   CHECK(kill(child.pid, SIGKILL) == 0);
   CHECK(waitpid(child.pid, nullptr, 0) == child.pid);
-  CHECK(peer->alive());  // as far as anybody has looked
+  CHECK(peer->alive());  // not checked yet
   node.CheckAlive();
   CHECK(!peer->alive() && !peer->CheckAlive());
-  peer->control_segment().RingDoorbell();  // its control segment stays
+  peer->control_segment().RingDoorbell();  // its control segment stays mapped
 }
 
 TEST_CASE("a process without stdin connects: its first descriptor is 0") {
@@ -87,7 +87,7 @@ TEST_CASE("a process without stdin connects: its first descriptor is 0") {
   CHECK(kill(child.pid, SIGKILL) == 0 && waitpid(child.pid, nullptr, 0) == child.pid);
 }
 
-// Memory that another process can read as far as a page that it can't: the kernel then reads less than it was asked.
+// Memory of another process whose second half is not readable: the kernel's read is short.
 struct HalfReadable {
   const int64_t page = sysconf(_SC_PAGESIZE);
   char* data = static_cast<char*>(mmap(nullptr, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -99,7 +99,7 @@ struct HalfReadable {
   ~HalfReadable() { munmap(data, 2 * page); }
 };
 
-TEST_CASE("a read from a process is whole or fails") {
+TEST_CASE("a read from a process is complete or fails") {
   if (!Node::AllowSingleCopy()) return;  // the kernel forbids such reads
   const HalfReadable from;
   std::vector<char> to(2 * from.page);
@@ -114,7 +114,7 @@ TEST_CASE("a read from a process is whole or fails") {
   CHECK(ReadFromProcess(self, nullptr, 0));
 }
 
-TEST_CASE("Yama's setting decides whether processes may read each other") {
+TEST_CASE("Yama's setting determines whether processes may read each other") {
   const bool allowed = Node::AllowSingleCopy("/nowhere");  // by the rest of the kernel
   char path[] = "/tmp/jaxcomm_test.XXXXXX";
   const int fd = mkstemp(path);
@@ -127,7 +127,7 @@ TEST_CASE("Yama's setting decides whether processes may read each other") {
   unlink(path);
 }
 
-TEST_CASE("a read of more pieces than one call takes") {
+TEST_CASE("a read of more ranges than one system call takes") {
   if (!Node::AllowSingleCopy()) return;
   constexpr int kPieces = 1500;
   std::vector<int32_t> from(2 * kPieces), to(kPieces, -1);
@@ -146,13 +146,13 @@ TEST_CASE("a read of more pieces than one call takes") {
   }
 }
 
-TEST_CASE("a doorbell that has rung ends the sleep at once, a silent one after its time") {
+TEST_CASE("the doorbell ends a sleep at once, otherwise the sleep times out") {
   using Clock = std::chrono::steady_clock;
   Node node;
   CHECK(node.Open().ok());
   ControlSegment& control_segment = node.control_segment();
   const uint32_t silent = control_segment.doorbell.load();
-  control_segment.RingDoorbell();  // nobody sleeps: no need for a call of the kernel
+  control_segment.RingDoorbell();  // the owner does not sleep: no system call
   CHECK(control_segment.doorbell.load() == silent);
   uint32_t seen = control_segment.PrepareToSleep();
   control_segment.RingDoorbell();  // between the announcement and the sleep
@@ -167,11 +167,11 @@ TEST_CASE("a doorbell that has rung ends the sleep at once, a silent one after i
   CHECK(Clock::now() - again < std::chrono::seconds(30));
 }
 
-TEST_CASE("control segments keep calls and failures") {
+TEST_CASE("control segments hold calls and failures") {
   Node node;
   CHECK(node.Open().ok());
   ControlSegment& control_segment = node.control_segment();
-  // Keys that want the same places: as many as there are, then none.
+  // Keys with the same slots: all of them can be reserved, then no more.
   int count = 0;
   for (uint64_t i = 1;; ++i, ++count) {
     const uint64_t key = i * ControlSegment::kBuckets;
@@ -181,7 +181,7 @@ TEST_CASE("control segments keep calls and failures") {
     CHECK(control_segment.Find(key) == slot);
   }
   CHECK(count == ControlSegment::kWays * ControlSegment::kProbes);
-  for (const uint64_t i : {1, 20}) {  // of the first and of a later probe
+  for (const uint64_t i : {1, 20}) {  // found by the first and by a later probe
     const uint64_t key = i * ControlSegment::kBuckets;
     const int slot = control_segment.Find(key);
     control_segment.Retire(slot);
@@ -194,7 +194,7 @@ TEST_CASE("control segments keep calls and failures") {
   CHECK(!control_segment.FindFailure(7));
   control_segment.AddFailure(7, "seven");
   control_segment.AddFailure(8, std::string(5000, 'x'));
-  CHECK(!control_segment.FindFailure(0));  // what is in places that nobody has written
+  CHECK(!control_segment.FindFailure(0));  // the run id in failures that have not been written
   CHECK(control_segment.FindFailure(7) == "seven");
   CHECK(control_segment.FindFailure(8) == std::string(ControlSegment::kFailureWords * 8, 'x'));
   for (int64_t run = 100; run < 100 + ControlSegment::kNumFailures; ++run) control_segment.AddFailure(run, "later");
@@ -206,7 +206,7 @@ TEST_CASE("control segments keep calls and failures") {
   CHECK(control_segment.FindFailure(200) == "eight by" && control_segment.FindFailure(201) == "");
 }
 
-TEST_CASE("memory is cut and used again") {
+TEST_CASE("blocks are allocated and reused") {
   Node node;
   CHECK(node.Open().ok());
   std::vector<Block> blocks;
@@ -229,7 +229,7 @@ TEST_CASE("memory is cut and used again") {
   CHECK(node.control_segment().num_memories.load() <= memories + 2);
 }
 
-TEST_CASE("what is left of a memory is used for smaller blocks") {
+TEST_CASE("the rest of a memory is used for smaller blocks") {
   Node node;
   CHECK(node.Open().ok());
   Block block;
@@ -238,15 +238,15 @@ TEST_CASE("what is left of a memory is used for smaller blocks") {
   for (uint64_t bytes = 4 << 20; bytes >= 4 << 10; bytes /= 2) {
     block = ValueOf(node.Allocate(bytes));
     CHECK(block.memory == 0 && block.bytes == bytes);
-    CHECK(block.data == node.MemoryOf(0) + block.offset);  // peers know the offset only
+    CHECK(block.data == node.MemoryOf(0) + block.offset);  // peers get only the offset
   }
 }
 
 TEST_CASE("memory that the system does not have is an error") {
   Node node;
   CHECK(node.Open().ok());
-  CHECK(Has(node.Allocate(uint64_t{1} << 63).status().message(), "no room for 9223372036854775808 bytes"));
-  CHECK(node.Allocate(100).ok());  // the next one is there
+  CHECK(Has(node.Allocate(uint64_t{1} << 63).status().message(), "cannot allocate 9223372036854775808 bytes"));
+  CHECK(node.Allocate(100).ok());  // the next allocation succeeds
 }
 
 int NumFiles() {
@@ -262,22 +262,23 @@ TEST_CASE("mapped memory needs no descriptor") {
   CHECK(NumFiles() == before);
   memory->data()[7] = 'x';
   CHECK(mapped->data()[7] == 'x');
-  CHECK(Has(SharedMemory::Map(getpid(), memory->fd(), 8192).status().message(), "is not what was announced"));
+  CHECK(Has(SharedMemory::Map(getpid(), memory->fd(), 8192).status().message(),
+            "is not a shared memory of jaxcomm with 8192 bytes"));
   CHECK(NumFiles() == before);
 }
 
-TEST_CASE("strangers are refused") {
+TEST_CASE("processes with a wrong token or pid are refused") {
   Node node, other;
   CHECK(node.Open().ok());
   CHECK(other.Open().ok());
   NodeAddress address = node.address();
   address.token[1] ^= 1;
-  CHECK(Has(other.Connect(1, address).message(), "not the one that was announced"));
+  CHECK(Has(other.Connect(1, address).message(), "is not the process that published this address"));
   address = node.address();
   address.control_segment_fd = 0;
   CHECK(!other.Connect(1, address).ok());
   address.pid = 1 << 30;
-  CHECK(Has(other.Connect(1, address).message(), "can't be found"));
+  CHECK(Has(other.Connect(1, address).message(), "cannot be found"));
   CHECK(other.Connect(1, node.address()).ok());
 }
 

@@ -1,4 +1,4 @@
-// Order and places of what comes in, message by message: the test is the wire.
+// Order and destinations of incoming messages, one by one. The test acts as the network.
 #include <unistd.h>
 
 #include <cstdio>
@@ -20,7 +20,7 @@ constexpr size_t kBytes = 100;
 
 using Said = std::vector<std::string>;
 
-// Writes down what it is told, and gives payloads a place if it has one.
+// Records its calls, and gives payloads a destination if the test has set one.
 struct Notes : Receiver {
   Said said;
   char* place = nullptr;
@@ -39,7 +39,7 @@ struct Notes : Receiver {
   Said News() { return std::exchange(said, {}); }
 };
 
-// A payload at its sender: what becomes of it.
+// A payload at its sender, and its state.
 struct Remote {
   int fetches = 0;
   void* destination = nullptr;
@@ -87,14 +87,14 @@ TEST_CASE("messages are delivered in the order of their numbers") {
   CHECK(wire.notes.said.empty());
   char place[kBytes];
   wire.notes.place = place;
-  wire.data[99] = 'x';  // the early one has a copy of its own
+  wire.data[99] = 'x';  // the queue has copied the early message
   wire.Send(Wire::Of(0, 7));
   CHECK((wire.notes.News() == Said{"0 in 7", "place of 1", "1 in 6", "2 in 5"}));
   CHECK(place[99] == 0);
   CHECK(wire.queue.messages(1) == 3 && wire.queue.bytes(1) == kBytes && wire.queue.messages(2) == 0);
 }
 
-TEST_CASE("messages that come twice, or not of this run, are refused and counted") {
+TEST_CASE("duplicates and messages of other jobs are dropped and counted") {
   Wire wire;
   wire.Send(Wire::Of(0));
   wire.Send(Wire::Of(2));
@@ -106,8 +106,8 @@ TEST_CASE("messages that come twice, or not of this run, are refused and counted
     wire.Send(envelope);
     CHECK(wire.queue.rejected() == ++refused && wire.notes.said.empty());
   };
-  refuse([](Envelope& e) { e.sequence = 0; });  // delivered
-  refuse([](Envelope& e) { e.sequence = 2; });  // here already
+  refuse([](Envelope& e) { e.sequence = 0; });  // already delivered
+  refuse([](Envelope& e) { e.sequence = 2; });  // already held
   refuse([](Envelope& e) { e.token ^= 1; });
   refuse([](Envelope& e) { e.process = 0; });  // this process itself
   refuse([](Envelope& e) { e.process = -1; });
@@ -122,7 +122,7 @@ TEST_CASE("messages that come twice, or not of this run, are refused and counted
   CHECK((wire.notes.News() == Said{"1 in 0", "2 in 0"}) && wire.queue.rejected() == refused);
 }
 
-// What is written to stderr meanwhile.
+// Captures the text that `run` writes to standard error.
 std::string Warnings(const std::function<void()>& act) {
   std::FILE* const file = std::tmpfile();
   const int saved = dup(STDERR_FILENO);
@@ -136,7 +136,7 @@ std::string Warnings(const std::function<void()>& act) {
   return text;
 }
 
-// How many messages each line of a warning says to have been dropped.
+// The number of dropped messages in each line of a warning.
 std::vector<int> Dropped(const std::string& text) {
   std::vector<int> counts;
   const std::string before = "process 0 has dropped ";
@@ -146,7 +146,7 @@ std::vector<int> Dropped(const std::string& text) {
   return counts;
 }
 
-TEST_CASE("refused messages are warned of at once, then from time to time, and all of them at the end") {
+TEST_CASE("a warning about dropped messages comes at once, then at intervals, and at the end for all") {
   const auto refuse = [](ReceiveQueue& queue) {
     for (int i = 0; i < 3; ++i) queue.Arrive("x", 1, 0, nullptr, nullptr);
   };
@@ -154,14 +154,14 @@ TEST_CASE("refused messages are warned of at once, then from time to time, and a
   using Duration = ReceiveQueue::Clock::duration;
   ReceiveQueue usual(&notes, 0, 3, kToken), once(&notes, 0, 3, kToken, Duration::max());
   ReceiveQueue always(&notes, 0, 3, kToken, Duration::zero());
-  CHECK((Dropped(Warnings([&] { refuse(once); })) == std::vector<int>{1}));  // even if the clock has just begun
+  CHECK((Dropped(Warnings([&] { refuse(once); })) == std::vector<int>{1}));  // even if the clock has just started
   CHECK((Dropped(Warnings([&] { refuse(usual); })) == std::vector<int>{1}));
   CHECK((Dropped(Warnings([&] { usual.Mute(); })) == std::vector<int>{3}));
   CHECK((Dropped(Warnings([&] { refuse(always); })) == std::vector<int>{1, 2, 3}));
   CHECK(Warnings([&] { always.Mute(); }).empty());
 }
 
-TEST_CASE("a payload without a place holds up its channel alone") {
+TEST_CASE("a payload without a destination delays only its channel") {
   Wire wire;
   wire.data[0] = 'x';
   wire.Send(Wire::Of(0, 5), kBytes);
@@ -169,7 +169,7 @@ TEST_CASE("a payload without a place holds up its channel alone") {
   wire.Send(Wire::Of(2, 6));
   CHECK((wire.notes.News() == Said{"place of 0", "2 in 6"}));
   char place[kBytes] = {};
-  wire.data[0] = 'y';              // the network's buffer is used again
+  wire.data[0] = 'y';              // the network reuses its buffer
   wire.queue.Accept(1, 7, place);  // no such message
   wire.queue.Accept(1, 1, place);  // it has no payload
   CHECK(wire.notes.said.empty());
@@ -179,7 +179,7 @@ TEST_CASE("a payload without a place holds up its channel alone") {
   CHECK(wire.notes.said.empty());
   wire.Send(Wire::Of(3, 5), kBytes);
   wire.Send(Wire::Of(4, 5));
-  wire.queue.Accept(1, 3, nullptr);  // not wanted
+  wire.queue.Accept(1, 3, nullptr);  // drops it
   CHECK((wire.notes.News() == Said{"place of 3", "4 in 5"}));
   CHECK(wire.queue.messages(1) == 4 && wire.queue.bytes(1) == kBytes);
 }
@@ -192,7 +192,7 @@ TEST_CASE("a large payload is fetched once it has a destination, or dropped") {
   wire.Send(Wire::Of(1));
   CHECK(wanted.fetches == 0);
   wire.queue.Accept(1, 0, place);
-  wire.queue.Accept(1, 0, nullptr);  // too late: it is being written
+  wire.queue.Accept(1, 0, nullptr);  // too late: the payload is being written
   CHECK(wanted.fetches == 1 && wanted.destination == place);
   CHECK((wire.notes.News() == Said{"place of 0"}));
   wanted.done(true);
@@ -206,7 +206,7 @@ TEST_CASE("a large payload is fetched once it has a destination, or dropped") {
   CHECK(at_once.fetches == 1);
 }
 
-TEST_CASE("a large payload that is not wanted is released at once, whatever its channel waits for") {
+TEST_CASE("a dropped large payload is released at once, even if its channel waits") {
   Wire wire;
   Remote first, second;
   wire.Offer(Wire::Of(0), first);
@@ -235,7 +235,7 @@ TEST_CASE("a peer is reported lost once, and not while its payload is being writ
   CHECK(wire.notes.said.empty());
 }
 
-TEST_CASE("a payload that can't be fetched loses its sender") {
+TEST_CASE("a failed fetch of a payload loses its sender") {
   Wire wire;
   char place[kBytes];
   wire.notes.place = place;
@@ -243,32 +243,32 @@ TEST_CASE("a payload that can't be fetched loses its sender") {
   wire.Offer(Wire::Of(0), remote);
   wire.notes.News();
   remote.done(false);
-  CHECK((wire.notes.News() == Said{"1 lost: a payload could not be fetched from it"}));
+  CHECK((wire.notes.News() == Said{"1 lost: fetching a payload from it failed"}));
 }
 
-TEST_CASE("a farewell comes after all that its sender has sent") {
+TEST_CASE("a disconnect is reported after all messages of its sender") {
   Envelope disconnect = Wire::Of(2);
   disconnect.kind = Envelope::kDisconnect;
   Wire wire;
-  CHECK(wire.Send(disconnect).process == -1);  // earlier ones are still under way
+  CHECK(wire.Send(disconnect).process == -1);  // earlier messages are still in flight
   CHECK(!wire.queue.disconnected(1));
-  wire.Send(Wire::Of(0), kBytes);  // which has no place yet
+  wire.Send(Wire::Of(0), kBytes);  // has no destination yet
   const ReceiveQueue::Disconnect seen = wire.Send(Wire::Of(1, 6));
   CHECK(seen.process == 1 && seen.kind == Envelope::kDisconnect && wire.queue.disconnected(1));
   CHECK((wire.notes.News() == Said{"place of 0", "1 in 6"}));
   CHECK(!wire.queue.lost(1));
   char place[kBytes];
   wire.queue.Accept(1, 0, place);
-  CHECK((wire.notes.News() == Said{"0 in 0", "1 lost: it left"}) && wire.queue.lost(1));
+  CHECK((wire.notes.News() == Said{"0 in 0", "1 lost: it disconnected"}) && wire.queue.lost(1));
 
-  Wire other;  // what is still with the one who left can't be had any more
+  Wire other;  // a payload that is still at a disconnected sender is lost
   Remote remote;
   other.Offer(Wire::Of(0), remote);
   other.Send(Wire::Of(1));
   other.Send(disconnect);
-  CHECK((other.notes.News() == Said{"place of 0", "1 lost: it left"}) && remote.released);
+  CHECK((other.notes.News() == Said{"place of 0", "1 lost: it disconnected"}) && remote.released);
 
-  Envelope answer = Wire::Of(77);  // has no number
+  Envelope answer = Wire::Of(77);  // its sequence number is ignored
   answer.kind = Envelope::kDisconnectAck;
   Wire leaving;
   const ReceiveQueue::Disconnect answered = leaving.Send(answer);
@@ -276,7 +276,7 @@ TEST_CASE("a farewell comes after all that its sender has sent") {
   CHECK(!leaving.queue.disconnected(1));
 }
 
-TEST_CASE("a muted inbox says nothing, but follows the numbers to the farewell") {
+TEST_CASE("a muted queue makes no calls, but follows sequence numbers up to the disconnect") {
   Wire wire;
   Remote held, fetched;
   char place[kBytes];

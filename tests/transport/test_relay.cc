@@ -1,4 +1,4 @@
-// The relay between a client in this process and a TCP server that is late, answers, and goes.
+// The relay between a client in this process and a TCP server that is late, answers, and ends.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -22,7 +22,7 @@
 namespace jaxcomm {
 namespace {
 
-// What should come in time fails after a minute.
+// Waits for data fail after a minute.
 int Patient(int fd) {
   const timeval limit{60, 0};
   CHECK(fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) == 0);
@@ -58,14 +58,14 @@ bool Ended(int fd) {
   return recv(fd, &byte, 1, 0) == 0;
 }
 
-// More than sockets hold, so that it travels in parts.
+// More than the buffers of sockets hold, so the relay copies it in parts.
 std::string Long(int seed) {
   std::string text(8 << 20, 0);
   for (size_t i = 0; i < text.size(); ++i) text[i] = static_cast<char>((i * 7 + i / 251) + static_cast<size_t>(seed));
   return text;
 }
 
-// A signal to all threads but the calling one.
+// Sends a signal to all threads but the calling one.
 void InterruptOthers() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
     const pid_t task = std::stoi(entry.path().filename().string());
@@ -74,7 +74,7 @@ void InterruptOthers() {
 }
 
 TEST_CASE("a relay waits for its server, carries bytes, and never breaks the connection when the server has gone") {
-  // A port that is taken, but where nobody listens yet.
+  // A port that is bound, but not listened on yet.
   const int listener = Patient(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -122,7 +122,7 @@ TEST_CASE("a relay waits for its server, carries bytes, and never breaks the con
   CHECK(Receive(server, there.size()) == there);
   flooding.join();
   CHECK(sigaction(SIGUSR1, &before, nullptr) == 0);
-  close(client);  // which loses nothing
+  close(client);  // not a loss of the server
   CHECK(Ended(server));
   close(server);
 

@@ -1,4 +1,4 @@
-// ffi/transport/ucp_abi.h against the headers of an installed UCX: compiling is the test.
+// Compares ffi/transport/ucp_abi.h with the headers of an installed UCX, at compile time.
 #include <ucp/api/ucp.h>
 #include <ucs/type/status.h>
 
@@ -17,11 +17,11 @@ static_assert(sizeof(ucs_status_t) == sizeof(own::Status), "status");
 static_assert(UCS_OK == own::kOk && UCS_INPROGRESS == own::kInProgress && UCS_ERR_BUSY == own::kBusy, "status");
 static_assert(UCS_ERR_CANCELED == own::kCanceled && UCS_ERR_LAST == own::kLastError, "status");
 
-// A field of ours lies where UCX's lies and is as large.
+// A field has the same offset and size as UCX's.
 #define SAME_FIELD(theirs, their_field, ours, our_field)                                         \
   static_assert(offsetof(theirs, their_field) == offsetof(ours, our_field), #theirs #our_field); \
   static_assert(sizeof(theirs::their_field) == sizeof(ours::our_field), #theirs #our_field)
-// UCX may one day copy whole structures: ours are no smaller.
+// Structures are at least as large as UCX's, in case UCX copies whole structures.
 #define LARGE_ENOUGH(theirs, ours) static_assert(sizeof(ours) >= sizeof(theirs), #theirs)
 
 SAME_FIELD(ucp_params_t, field_mask, own::ContextParams, mask);
@@ -78,7 +78,7 @@ static_assert(UCP_AM_SEND_FLAG_EAGER == own::RequestParams::kEager, "flag");
 static_assert(UCP_AM_SEND_FLAG_RNDV == own::RequestParams::kRendezvous, "flag");
 static_assert(UCP_EP_CLOSE_FLAG_FORCE == own::RequestParams::kForce, "flag");
 
-// Functions: the same count of arguments, each of the same size; pointers to UCX's types may be pointers to ours.
+// Functions have the same number of arguments, each of the same size. Pointers to UCX's types may be pointers to ours.
 template <typename Theirs, typename Ours>
 constexpr bool Passes() {
   return sizeof(Theirs) == sizeof(Ours) && std::is_pointer<Theirs>::value == std::is_pointer<Ours>::value;
@@ -129,7 +129,7 @@ static_assert(Same<ucp_am_recv_data_nbx_callback_t, decltype(own::RequestParams:
 
 }  // namespace
 
-// All of it is checked by the compiler.
-TEST_CASE("what jaxcomm declares of UCX is what UCX declares") {
+// The compiler has checked everything.
+TEST_CASE("jaxcomm's declarations of UCX match UCX's headers") {
   std::printf("UCX %d.%d\n", UCP_API_MAJOR, UCP_API_MINOR);
 }

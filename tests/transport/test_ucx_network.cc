@@ -1,8 +1,8 @@
-// The network between hosts: the contract over TCP within this process, strangers at its ports, a peer that is killed.
+// The network between hosts: the contract over TCP within this process, garbage at its ports, a peer that is killed.
 //
-// JAXCOMM_UCX_LIBRARY: path of libucp, as for users; else the system's. No UCX is a failure.
-// `test_ucx_network measure <folder> <process>`: one of two processes, on any two hosts that share the folder, that
-// measure latency and bandwidth; process 0 prints them.
+// JAXCOMM_UCX_LIBRARY: path of libucp, as for users; otherwise the system's. Without UCX, the test fails.
+// `test_ucx_network measure <folder> <process>`: one of two processes that measure latency and bandwidth, on any two
+// hosts that share the folder. Process 0 prints the results.
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <netinet/in.h>
@@ -36,7 +36,7 @@ std::unique_ptr<Network> MakeUcxNetwork(int process, int num_processes, uint64_t
   return ValueOf(OpenUcxNetwork(options, process, num_processes, token, receiver));
 }
 
-TEST_CASE("what is not UCX is named") {
+TEST_CASE("a library that is not UCX is named") {
   TestProcess process(0);
   UcxOptions options;
   options.library = "/nowhere/libucp.so.0";
@@ -44,7 +44,7 @@ TEST_CASE("what is not UCX is named") {
   CHECK(error.find("/nowhere/libucp.so.0") != std::string::npos && error.find("libucx-cu12") != std::string::npos);
   options.library = "libc.so.6";  // a library, not UCX
   error = OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
-  CHECK(error.find("has no function ucp_") != std::string::npos);
+  CHECK(error.find("lacks the function ucp_") != std::string::npos);
 }
 
 TEST_CASE("order of small and large messages") {
@@ -53,7 +53,7 @@ TEST_CASE("order of small and large messages") {
   }
 }
 
-TEST_CASE("channels pass each other, unwanted messages are dropped") { CheckChannels(MakeUcxNetwork); }
+TEST_CASE("channels do not delay each other, and messages can be dropped") { CheckChannels(MakeUcxNetwork); }
 
 TEST_CASE("many threads send at once") { CheckManyThreads(MakeUcxNetwork); }
 
@@ -61,14 +61,14 @@ TEST_CASE("a process leaves after its last message") { CheckLeaving(MakeUcxNetwo
 
 TEST_CASE("a process leaves in the middle") { CheckLeavingEarly(MakeUcxNetwork); }
 
-TEST_CASE("a peer is cut off in the middle of a payload") { CheckDrop(MakeUcxNetwork); }
+TEST_CASE("a peer is dropped in the middle of a payload") { CheckDrop(MakeUcxNetwork); }
 
-// Its memory comes back.
-TEST_CASE("a message to a peer that has just been cut off is not sent") {
+// The sender gets its memory back.
+TEST_CASE("a message to a peer that has just been dropped is not sent") {
   Processes processes = JoinAll(MakeUcxNetwork, 2, TestProcess::Place::kAtOnce);
   std::vector<char> data(5000);  // more than a network copies
   std::promise<bool> sent;
-  processes[1]->on_delivered = [&](const Message&) {  // both are queued while the progress thread is in this call
+  processes[1]->on_delivered = [&](const Message&) {  // queues both while the progress thread is in this call
     processes[1]->network().Drop(0, "enough");
     processes[1]->network().Send(0, 0, nullptr, 0, data.data(), data.size(), [&](bool ok) { sent.set_value(ok); });
   };
@@ -78,7 +78,7 @@ TEST_CASE("a message to a peer that has just been cut off is not sent") {
   LeaveAll(processes);
 }
 
-TEST_CASE("a wrong token is refused and counted") { CheckToken(MakeUcxNetwork); }
+TEST_CASE("messages with a wrong token are dropped and counted") { CheckToken(MakeUcxNetwork); }
 
 // Whether all threads of this process but the calling one sleep.
 bool OthersSleep() {
@@ -100,9 +100,9 @@ TEST_CASE("a network without work sleeps") {
   TestProcess one(0), other(1);
   one.Join(MakeUcxNetwork(0, 2, 1, &one));
   other.Join(MakeUcxNetwork(1, 2, 1, &other));
-  CHECK(one.network().Connect(1, other.network().address()).ok());  // which leaves nothing to do
+  CHECK(one.network().Connect(1, other.network().address()).ok());  // leaves no work
   const auto start = Clock::now();
-  for (int times = 0; times < 10;) {  // in a row: no chance
+  for (int times = 0; times < 10;) {  // ten times in a row, which is not a coincidence
     times = OthersSleep() ? times + 1 : 0;
     CHECK(Seconds(start) < 60);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -122,7 +122,7 @@ TEST_CASE("another version of UCX is refused") {
   }
 }
 
-// Addresses go through files, as they do through jax.distributed's store.
+// Addresses go through files, in place of jax.distributed's key-value store.
 std::string ReadWhenThere(const std::string& path) {
   for (const auto start = Clock::now(); Seconds(start) < 30;) {
     std::ifstream file(path, std::ios::binary);
@@ -190,7 +190,7 @@ void CheckKilledPeer(TestProcess::Place place, int64_t delivered_before) {
   self.Send(1, 0, kSends, 0);
   CHECK(self.WaitSent(kSends + 1));
   waitpid(victim, nullptr, 0);
-  std::printf("told after %.0f ms (%s), %d of %d sends failed\n", lost_s * 1e3, self.why_lost(1).c_str(),
+  std::printf("lost after %.0f ms (%s), %d of %d sends failed\n", lost_s * 1e3, self.why_lost(1).c_str(),
               static_cast<int>(self.unsent()), kSends + 1);
 }
 
@@ -200,7 +200,7 @@ TEST_CASE("a peer is killed while its messages wait") { CheckKilledPeer(TestProc
 
 TEST_CASE("a peer is killed after its last message") { CheckKilledPeer(TestProcess::Place::kAtOnce, 9); }
 
-// A connected peer with which nothing was ever exchanged.
+// A connected peer that never sent or received a message.
 int RunSilent(const std::string& folder) {
   TestProcess self(1);
   self.Join(MakeUcxNetwork(1, 2, 99, &self));
@@ -221,7 +221,7 @@ TEST_CASE("a silent peer is killed") {
   const auto start = Clock::now();
   CHECK(self.WaitLost(1));
   waitpid(victim, nullptr, 0);
-  std::printf("told after %.0f ms (%s)\n", Seconds(start) * 1e3, self.why_lost(1).c_str());
+  std::printf("lost after %.0f ms (%s)\n", Seconds(start) * 1e3, self.why_lost(1).c_str());
 }
 
 struct Listener {
@@ -267,8 +267,8 @@ int Dial(const Listener& listener) {
   return fd;
 }
 
-// Port scans and garbage at every port that UCX opened: messages of the run go on as if nothing had happened. (Garbage
-// behind UCX's own magic number is another matter: see ucx_network.h.)
+// Port scans and garbage at every port that UCX opened do not affect the messages of the job. (Garbage after UCX's own
+// magic number can: see ucx_network.h.)
 TEST_CASE("garbage at the listening ports changes nothing") {
   Processes processes = JoinAll(MakeUcxNetwork, 2, TestProcess::Place::kAtOnce);
   processes[0]->Send(1, 0, 0, 100000);
@@ -292,7 +292,7 @@ TEST_CASE("garbage at the listening ports changes nothing") {
       if (round % 5 == 4) garbage = "GET / HTTP/1.1\r\nHost: jaxcomm\r\n\r\n";
       send(fd, garbage.data(), garbage.size(), MSG_NOSIGNAL);
       if (round % 3 == 0) {
-        open.push_back(fd);  // a stranger that stays
+        open.push_back(fd);  // a connection that stays open
       } else {
         close(fd);
       }
@@ -307,7 +307,7 @@ TEST_CASE("garbage at the listening ports changes nothing") {
   LeaveAll(processes);
 }
 
-// Answers and counts in the progress thread, as the executor does: for times.
+// Answers and counts messages on the progress thread, as the executor does. For measurements.
 class Counter : public Receiver {
  public:
   explicit Counter(size_t bytes) : buffer_(bytes) {}
@@ -316,7 +316,7 @@ class Counter : public Receiver {
   Network& network() { return *network_; }
   char* data() { return buffer_.data(); }
 
-  // The next `count` messages of 8 bytes are each answered with 8 bytes.
+  // Answers each of the next `count` messages of 8 bytes with 8 bytes.
   void AnswerNext(int64_t count) { answers_ = count; }
 
   void Wait(int64_t count) {
@@ -354,7 +354,7 @@ class Counter : public Receiver {
   bool lost_ = false;
 };
 
-// 8 bytes to and fro, then trains of large messages to process 1, which answers the last of each.
+// Measures round trips of 8 bytes, then series of large messages to process 1, which answers the last of each series.
 int Measure(const std::string& folder, int process) {
   constexpr int kTrips = 1000;
   constexpr size_t kLargest = 16 << 20;
@@ -362,10 +362,10 @@ int Measure(const std::string& folder, int process) {
   constexpr int kRepeats = 3;
   Counter self(kLargest);
   self.Join(MakeUcxNetwork(process, 2, 7, &self));
-  self.AnswerNext(process == 1 ? kTrips : kTrips - 1);  // all but the last trip are begun by an answer
+  self.AnswerNext(process == 1 ? kTrips : kTrips - 1);  // an answer starts each trip but the first
   Meet(folder, self.network(), process, 1 - process);
   const auto send = [&](size_t bytes) { self.network().Send(1 - process, 0, nullptr, 0, self.data(), bytes, nullptr); };
-  send(0);  // a peer that is heard has connected
+  send(0);  // its arrival shows that the peer has connected
   int64_t expected = 1;
   self.Wait(expected);
   if (process == 1) {
