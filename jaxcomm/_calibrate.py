@@ -291,7 +291,7 @@ def calibrate(keep: bool = True) -> Calibration:
 
     Raises:
       OSError: the file can't be written.
-      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S, or one that measures has failed: those that wait
+      RuntimeError: a process did not connect within JAXCOMM_TIMEOUT_S, or one that measures has failed: those that wait
         for it learn so after ten minutes.
     """
     _cost_params.load()

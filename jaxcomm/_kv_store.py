@@ -119,10 +119,10 @@ def kv_get_of_process(key: str, process: int) -> str:
       RuntimeError: it did not within JAXCOMM_TIMEOUT_S.
     """
     try:
-        return kv_get(f"{key}/{process}", config().timeout_s, f"process {process} did not show up")
+        return kv_get(f"{key}/{process}", config().timeout_s, f"process {process} did not connect")
     except jax.errors.JaxRuntimeError as error:
         raise RuntimeError(
-            f"process {process} did not show up within {config().timeout_s:g} s (JAXCOMM_TIMEOUT_S); "
+            f"process {process} did not connect within {config().timeout_s:g} s (JAXCOMM_TIMEOUT_S); "
             f"all processes of a mesh must compile its collectives: {str(error).splitlines()[0]}"
         ) from error
 

@@ -94,7 +94,7 @@ def test_windows_are_asked_for(monkeypatch):
 @pytest.mark.parametrize("text", ["ring", "XLA", " xla"])
 def test_only_xla_is_set_for_a_whole_program(text, monkeypatch):
     monkeypatch.setenv("JAXCOMM_ALGORITHM", text)
-    with pytest.raises(ValueError, match="JAXCOMM_ALGORITHM must be 'xla' or not set, got "):
+    with pytest.raises(ValueError, match="JAXCOMM_ALGORITHM must be 'xla', empty or not set, got "):
         read()
 
 

@@ -152,7 +152,7 @@ def test_a_process_that_does_not_come(world):
     at = world("aaa")
     del at.store.values["jaxcomm/process/2"]
     message = (
-        r"^process 2 did not show up within 2.5 s \(JAXCOMM_TIMEOUT_S\); all processes of a mesh must compile its "
+        r"^process 2 did not connect within 2.5 s \(JAXCOMM_TIMEOUT_S\); all processes of a mesh must compile its "
         r"collectives: DEADLINE_EXCEEDED: jaxcomm/process/2$"
     )
     with pytest.raises(RuntimeError, match=message):
@@ -176,7 +176,9 @@ def test_a_process_that_can_not_be_reached(world):
 
 def test_a_process_with_another_version(world):
     world("aa", version="9.9")
-    with pytest.raises(RuntimeError, match=f"^process 0 runs jaxcomm 9.9, process 1 {VERSION}$"):
+    with pytest.raises(
+        RuntimeError, match=f"^process 0 runs jaxcomm 9.9, but process 1 runs {VERSION}: install equal versions$"
+    ):
         _bootstrap.connect([0])
 
 
@@ -254,7 +256,7 @@ def test_topology_of_several_nodes(world, monkeypatch):
     assert lines[0] == f"2 node(s), 10 rank(s), {len(os.sched_getaffinity(0))} processor(s)"
     assert lines[1:3] == ["  node 0: 6 rank(s) of process(es) 0, 2", "  node 1: 4 rank(s) of process(es) 1"]
     assert [line.split()[0] for line in lines[3:-1]] == ["self", "node", "network"]
-    assert lines[-1] == "  constants; calibrate() measures" and not found.calibrated
+    assert lines[-1] == "  constants; calibrate() measures them" and not found.calibrated
 
 
 @pytest.mark.parametrize(
@@ -297,9 +299,9 @@ def test_a_wait_for_a_key_warns_and_then_ends(monkeypatch, capsys):
     monkeypatch.setattr(_kv_store, "config", lambda: _config.Config(timeout_s=100, warn_s=30))
     monkeypatch.setattr(_kv_store, "client", Silent)
     with pytest.raises(jax.errors.JaxRuntimeError, match="nobody has set it"):
-        _kv_store.kv_get("process/1", 100, "process 1 did not show up")
+        _kv_store.kv_get("process/1", 100, "process 1 did not connect")
     assert limits_ms == [30_000, 30_000, 40_000]
     assert capsys.readouterr().err.splitlines() == [
-        f"warning: jaxcomm: process 1 did not show up within {waited_s} s; an error follows after 100 s"
+        f"warning: jaxcomm: process 1 did not connect within {waited_s} s; an error follows after 100 s"
         for waited_s in (30, 60)
     ]

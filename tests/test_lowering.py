@@ -118,7 +118,7 @@ def test_nodes_of_processes_come_before_those_of_axes(mesh, monkeypatch, found, 
 
 def test_errors_of_processes_name_the_call(mesh, monkeypatch):
     def placement(mesh, rows):
-        raise RuntimeError("process 3 did not show up")
+        raise RuntimeError("process 3 did not connect")
 
     monkeypatch.setattr(_placement, "placement", placement)
     with pytest.raises(

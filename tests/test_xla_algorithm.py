@@ -132,7 +132,7 @@ def test_unequal_groups(mesh, rng):
         want = np.concatenate([np.repeat(numpy(rows[:, :3], 1, keepdims=True), 3, 1), rows[:, 3:]], 1)
         np.testing.assert_array_equal(got, want.reshape(8, 5))
     for op in ("pmean", "all_gather", "barrier"):
-        with pytest.raises(ValueError, match=r"axis_index_groups must have equal sizes, got \[3, 1\]"):
+        with pytest.raises(ValueError, match=r"axis_index_groups must have equal sizes, got sizes \[3, 1\]"):
             run(lambda x, op=op: getattr(OURS, op)(x, "gpu", axis_index_groups=groups), mesh, x, check_vma=False)
 
 

@@ -114,7 +114,7 @@ def killed_during_bootstrap(start):
     for rank in survivors:
         error = rank.wait_for("error")
         assert "psum at failing.py:" in error["text"]
-        assert f"while compiling, process 2 did not show up within {TIMEOUT_S} s (JAXCOMM_TIMEOUT_S)" in error["text"]
+        assert f"while compiling, process 2 did not connect within {TIMEOUT_S} s (JAXCOMM_TIMEOUT_S)" in error["text"]
         assert error["at"] - killed < TIMEOUT_S + SLACK_S
         rank.wait_for("survivors work")
     finish(survivors)

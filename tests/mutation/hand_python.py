@@ -255,7 +255,7 @@ MUTANTS = [
         "tests/test_distributed.py",
     ),
     Mutant(
-        "everybody agrees with himself",
+        "each process agrees with itself only",
         "jaxcomm/_kv_store.py",
         "    return kv_wait(key, config().timeout_s)\n",
         "    return text\n",
@@ -264,8 +264,8 @@ MUTANTS = [
     Mutant(
         "versions swapped in the message",
         "jaxcomm/_bootstrap.py",
-        "runs jaxcomm {record['version']}, process {own} {ours}",
-        "runs jaxcomm {ours}, process {own} {record['version']}",
+        "runs jaxcomm {record['version']}, but process {own} runs {ours}: install ",
+        "runs jaxcomm {ours}, but process {own} runs {record['version']}: install ",
         "tests/test_distributed.py",
     ),
     Mutant(
@@ -499,15 +499,15 @@ MUTANTS = [
     Mutant(
         "failures said twice",
         "jaxcomm/_errors.py",
-        "        _told.update(failures)\n",
+        "        _raised.update(failures)\n",
         "",
         "tests/test_errors.py::test_failures_are_raised_and_said_once",
     ),
     Mutant(
         "nothing said at the end",
         "jaxcomm/_errors.py",
-        "        if failure not in _told:",
-        "        if failure in _told:",
+        "        if failure not in _raised:",
+        "        if failure in _raised:",
         "tests/test_errors.py::test_failures_are_raised_and_said_once",
     ),
     Mutant(
