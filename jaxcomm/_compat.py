@@ -80,7 +80,7 @@ def leave_compilation_cache() -> bool:
     if not (settings.jax_enable_compilation_cache and settings.jax_compilation_cache_dir):
         return False
     jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # JAX reads the setting only once per cache
+    compilation_cache.reset_cache()  # otherwise JAX keeps using the cache that it has opened
     return True
 
 

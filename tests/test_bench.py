@@ -142,7 +142,7 @@ def test_chains_of_psum_stay_exact(n, dtype, chain):
 
 
 def test_no_exact_sum_is_an_error():
-    with pytest.raises(ValueError, match="psum: no sum over 512 ranks is exact in float8_e4m3fn"):
+    with pytest.raises(ValueError, match="psum: sums over 512 ranks are not exact in float8_e4m3fn"):
         cases.longest_exact_chain(COLLECTIVES["psum"], ml_dtypes.float8_e4m3fn, 512, 16)
 
 
@@ -349,17 +349,17 @@ def test_summary_names_what_missed():
         (["--axes", "2y4"], "got '2y4', expected sizes of mesh axes"),
         (["--reps", "3"], "got '3', expected an integer from 30"),
         (["--axes", "2x4", "--devices", "4"], "product is --devices 4"),
-        (["--devices", "64"], "64 are needed, JAX has already started with"),
+        (["--devices", "64"], "64 devices are needed, but JAX has already started with"),
         (["--into", "README.md"], "--into needs --table"),
         (["--table", "nowhere.json"], "nowhere.json"),
         (["--begin", "1M", "--end", "1K"], "--end: got 1024 bytes, expected at least --begin, 1048576"),
         (["--processes", "1x4"], "got '1x4', expected processes and devices"),
         (["--processes", "2x4", "--axes", "2x4"], "--axes is for one process"),
         (["--against", "gloo"], "--against needs --processes"),
-        (["--processes", "2x4", "--against", "mpi"], "mpi wants one device per process, not 2x4"),
-        (["--processes", "2x1", "--against", "mpi", "--mode", "chain"], "mpi knows call only"),
-        (["--processes", "2x1", "--against", "mpi", "--dtype", "float16"], "mpi has no float16, only"),
-        (["--op", "psum", "--algorithm", "nonsense"], "--algorithm: psum has no 'nonsense', only "),
+        (["--processes", "2x4", "--against", "mpi"], "mpi needs one device per process, got 2x4"),
+        (["--processes", "2x1", "--against", "mpi", "--mode", "chain"], "mpi supports call only, got chain"),
+        (["--processes", "2x1", "--against", "mpi", "--dtype", "float16"], "mpi has no float16; pass one of"),
+        (["--op", "psum", "--algorithm", "nonsense"], "--algorithm: psum has no 'nonsense'; pass one of "),
     ],
 )
 def test_bad_arguments(argv, message, capsys):

@@ -209,7 +209,7 @@ def test_errors_of_cells_and_their_median():
     assert [cell.error for cell in cells] == [1, 0.5, 0]
     lines = str(calibration.Calibration(tuple(cells), None)).splitlines()
     assert lines[1].split() == ["node", "psum", "ring", "1024", "1.0", "us", "2.0", "us", "100%"]
-    assert lines[-2:] == ["node: median error 50% of 3", "not kept"]
+    assert lines[-2:] == ["node: median error 50% of 3", "not saved"]
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_tasks_per_node_of_slurm(text, counts):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"PMI_RANK": "4", "PMI_SIZE": "4"}, "MPICH says process 4 of 4"),
+        ({"PMI_RANK": "4", "PMI_SIZE": "4"}, "MPICH sets rank 4 of 4 processes"),
         ({"PMI_RANK": "one", "PMI_SIZE": "4"}, "PMI_RANK must be a number, got 'one'"),
     ],
 )

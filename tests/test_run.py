@@ -256,7 +256,7 @@ def test_modules(launch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-n", "4", "--nodes", "3", "x.py"], "--nodes: 4 processes can't be split evenly among 3 nodes"),
+        (["-n", "4", "--nodes", "3", "x.py"], "--nodes: 4 processes cannot be split evenly among 3 nodes"),
         (["-n", "0", "x.py"], "argument -n/--processes: invalid positive int value: '0'"),
         (["-n", "2", "--timeout", "inf", "x.py"], "argument --timeout: invalid positive float value: 'inf'"),
         (["-n", "2"], "expected a script, or -m and a module"),

@@ -89,7 +89,7 @@ def test_other_platforms_are_logged_once(mesh, caplog):
         for op in ("psum", "pmax"):
             lowered(mesh, op, "tpu")
     assert [record.getMessage() for record in caplog.records] == [
-        "jaxcomm has no collectives for this platform: XLA's own are used"
+        "jaxcomm has no collectives for this platform: it uses XLA's own collectives"
     ]
     with pytest.raises(NotImplementedError, match=r"psum at .*algorithm 'ring' runs on CPU and CUDA only"):
         lowered(mesh, "psum", "tpu", "ring")

@@ -1,4 +1,4 @@
-"""The processes of this machine that measure together: they start each repetition together and share what they saw."""
+"""The processes of this machine that measure together: they start each repetition together and exchange results."""
 
 import mmap
 import os
@@ -7,9 +7,9 @@ import pickle
 import time
 from typing import Any
 
-# Longer than anything that a process does between two meetings, even gloo's slowest repetitions.
+# Longer than the time between two synchronizations of a process, even with gloo's slowest repetitions.
 _DEADLINE_S = 300
-_WORDS = 8  # per process, a cache line
+_WORDS = 8  # per process: a cache line
 
 
 class Alone:
@@ -19,41 +19,47 @@ class Alone:
     size = 1
 
     def align(self, go_on: bool = True) -> bool:
-        """Returns once all have called it, in all within about a microsecond, what rank 0 passes."""
+        """Waits until all processes have called it and returns the argument of rank 0.
+
+        The calls return within about a microsecond of each other.
+        """
         return go_on
 
     def gather(self, thing: Any) -> list[Any]:
-        """What every process passes, by rank."""
+        """Returns the arguments of all processes, by rank."""
         return [thing]
 
 
 class Team(Alone):
     """Processes that share a folder.
 
-    Meetings go through words of a mapped file. Rank r's two words hold 2 * (number of its last even or odd meeting) +
-    what it passes: a word is written again two meetings later, when everybody has read it.
+    Synchronizations use words of a mapped file. Each rank has one word for its even and one for its odd
+    synchronizations: 2 * (number of the synchronization) + (argument of align). A rank overwrites a word two
+    synchronizations later, when all processes have read it.
     """
 
     def __init__(self, folder: pathlib.Path, rank: int, size: int):
         self.rank, self.size, self._folder = rank, size, folder
-        self._met = self._gathered = 0
-        with open(folder / "meetings", "r+b") as file:
+        self._synced = self._gathered = 0
+        with open(folder / "synchronization", "r+b") as file:
             self._words = memoryview(mmap.mmap(file.fileno(), 8 * _WORDS * size)).cast("q")
 
     @staticmethod
     def prepare(folder: pathlib.Path, size: int) -> None:
-        """Before the processes start."""
-        (folder / "meetings").write_bytes(bytes(8 * _WORDS * size))
+        """Creates the mapped file, before the processes start."""
+        (folder / "synchronization").write_bytes(bytes(8 * _WORDS * size))
 
     def align(self, go_on: bool = True) -> bool:
-        self._met += 1
-        parity = self._met % 2
-        self._words[_WORDS * self.rank + parity] = 2 * self._met + go_on
+        self._synced += 1
+        parity = self._synced % 2
+        self._words[_WORDS * self.rank + parity] = 2 * self._synced + go_on
         deadline = time.monotonic() + _DEADLINE_S
         for other in range(self.size):
-            while self._words[_WORDS * other + parity] >> 1 < self._met:
+            while self._words[_WORDS * other + parity] >> 1 < self._synced:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"process {other} did not come to meeting {self._met} in {_DEADLINE_S} s")
+                    raise TimeoutError(
+                        f"process {other} did not reach synchronization {self._synced} within {_DEADLINE_S} s"
+                    )
                 os.sched_yield()
         return bool(self._words[parity] & 1)
 
@@ -62,6 +68,6 @@ class Team(Alone):
         (self._folder / f"{self._gathered}.{self.rank}").write_bytes(pickle.dumps(thing))
         self.align()
         things = [pickle.loads((self._folder / f"{self._gathered}.{r}").read_bytes()) for r in range(self.size)]
-        # All have come to this gathering, so all have read the one before.
+        # All processes have called this gather, so all have read the files of the previous one.
         (self._folder / f"{self._gathered - 1}.{self.rank}").unlink(missing_ok=True)
         return things
