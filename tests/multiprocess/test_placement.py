@@ -1,4 +1,4 @@
-"""Where the ranks of a group are, from the records of their processes; a store in this process stands in for JAX's."""
+"""Placement of the ranks of a group, from the records of their processes. The key-value store is a fake."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ from jaxcomm import _bootstrap, _core, _kv_store, _placement
 
 
 class Store:
-    """The client of jax.distributed's key-value store."""
+    """Fake client of jax.distributed's key-value store."""
 
     def __init__(self):
         self.values, self.asked = {}, []
@@ -30,7 +30,7 @@ class Store:
 
 
 class Mesh:
-    """Of devices that other processes have."""
+    """A mesh of fake devices of several processes."""
 
     def __init__(self, processes):
         self.devices = np.array([types.SimpleNamespace(process_index=p, platform="cpu") for p in processes])
@@ -97,7 +97,7 @@ def test_groups_of_this_process_alone_need_no_other(cluster):
 
 
 def test_connects_to_the_processes_of_its_groups_once(cluster):
-    """To those of another node through the network too."""
+    """Connects to processes of another node through the network too."""
     store, connected = cluster("aabb", 1)
     store.values["jaxcomm/network/3"] = "aGVyZQ=="
     mesh = Mesh([0, 1, 2, 3])
