@@ -1,7 +1,7 @@
 """jaxcomm.bench: sizes and bandwidths as in nccl-tests, oracles, alternation, records, targets, reports, command line.
 
-Guards against the ways in which a benchmark misleads: an oracle that accepts anything, a chain that the compiler
-shortens, sums that overflow, bytes counted otherwise than the columns say, a missed target that reads as met.
+Guards against misleading benchmarks: an oracle that accepts anything, a chain that the compiler shortens, sums that
+overflow, bytes that are counted differently from the columns, a missed target that is reported as met.
 """
 
 import dataclasses
@@ -99,7 +99,7 @@ def test_wrong_data_is_counted(name, monkeypatch, capsys):
     real = getattr(jaxcomm, name)
     monkeypatch.setattr(jaxcomm, name, lambda *args, **options: real(*args, **options) * 0)
     assert bench.main(["--op", name, "--end", "256", "--mode", "call", "--check-only"]) == 1
-    # Of all devices, each of which has 64 elements or, of what is scattered, 8; a few are meant to be zero.
+    # On all devices, each of which has 64 elements, or 8 if scattered; a few of them are zero.
     num_elements = 8 * (8 if name == "psum_scatter" else 64)
     wrong = int(re.search(r"(\d+) wrong elements", capsys.readouterr().out)[1])
     assert 0.9 * num_elements < wrong <= num_elements
@@ -114,7 +114,7 @@ def test_expected_results_of_a_chain():
     xs = np.arange(6, dtype=np.int32).reshape(3, 2)  # rank r holds 2 r, 2 r + 1
     blocks = np.arange(9, dtype=np.int32).reshape(3, 3)
     gathered = COLLECTIVES["all_gather"].expect(xs, 2)
-    np.testing.assert_array_equal(gathered, [[2, 3, 4, 5, 0, 1]] * 3)  # gathered again from the next ranks
+    np.testing.assert_array_equal(gathered, [[2, 3, 4, 5, 0, 1]] * 3)  # gathered again, from the next ranks
     np.testing.assert_array_equal(COLLECTIVES["psum"].expect(xs, 2), [[18, 27]] * 3)
     # Rank 0's block of all operands: 0, 3, 6. Its own becomes 9, then 9 + 3 + 6.
     np.testing.assert_array_equal(COLLECTIVES["psum_scatter"].expect(blocks, 2)[0], [18])
@@ -195,7 +195,7 @@ def test_sides_take_turns():
 
 
 class Pair(Alone):
-    """The first of two processes, whose other one takes longer now and then."""
+    """The first of two processes; the other one is slower in some repetitions."""
 
     size = 2
 
@@ -216,7 +216,7 @@ def test_times_are_those_of_the_slowest_process():
         {"ours": lambda: calls.append(0) or 1.0}, reps=30, size_bytes=1, max_seconds=None, team=Pair()
     )
     assert list(times["ours"].us) == [5.0 if i % 3 else 1.0 for i in range(30)]
-    # Each repetition of a short op follows calls that do not count, but for the very first, which nobody knows.
+    # Untimed calls precede each repetition of a short op except the first, whose duration is unknown.
     assert len(calls) == (measure._WARM_UPS + 30) * (1 + measure._UNCOUNTED) - measure._UNCOUNTED
 
 

@@ -1,4 +1,4 @@
-"""jaxcomm.bench between processes, without starting them: what launch.py, startup.py, mpi.py and team.py do alone."""
+"""jaxcomm.bench between processes, without processes: launch.py, startup.py, mpi.py and team.py on their own."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_time_since_the_start_of_a_process():
 
 @pytest.mark.parametrize("what", ["none", "jaxcomm", "gloo"])
 def test_start_up_runs_the_collective_that_it_is_asked_for(what, monkeypatch, capsys):
-    """In this process, whose devices stand for those of several."""
+    """In this process, whose devices stand for those of several processes."""
     used = []
 
     def recorded(name, psum):

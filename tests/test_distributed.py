@@ -1,4 +1,4 @@
-"""How processes meet: what is told to JAX and to the key-value store, and what other processes say there.
+"""Bootstrap of processes: calls of JAX and of the key-value store, and records of other processes.
 
 The store, the native module and the other processes are fakes; tests/multiprocess has real ones.
 """
@@ -29,7 +29,7 @@ class Device:
 
 
 class Store:
-    """The key-value store of jax.distributed. Nothing comes later than what is there."""
+    """Fake key-value store of jax.distributed. A missing key never appears later."""
 
     def __init__(self):
         self.values, self.asked = {}, {}
@@ -47,7 +47,7 @@ class Store:
 
 
 class Native:
-    """jaxcomm._core, as far as processes meet."""
+    """Fake of the functions of jaxcomm._core that the bootstrap calls."""
 
     def __init__(self):
         self.calls = []
@@ -72,7 +72,7 @@ class Native:
 
 @pytest.fixture
 def world(monkeypatch):
-    """This is process 1; a function says on which node each process is, and what they have published."""
+    """This is process 1. Returns a function that sets the node of each process and the published records."""
     store, native = Store(), Native()
     monkeypatch.setattr(_kv_store, "client", lambda: store)
     monkeypatch.setattr(_bootstrap, "_core", native)
@@ -139,7 +139,7 @@ def test_processes_of_one_node_share_memory(world):
 
 def test_processes_of_other_nodes_are_reached_through_the_network(world):
     at = world("baba")
-    at.store.values["jaxcomm/token"] = "12345"  # another process was first
+    at.store.values["jaxcomm/token"] = "12345"  # another process has set the key
     _bootstrap.connect([0, 1, 2, 3])
     assert at.native.called("start_network") == [(4, 12345)]
     assert at.store.values["jaxcomm/network/1"] == "AG1pbmU="
@@ -169,7 +169,7 @@ def test_a_process_that_can_not_be_reached(world):
     at.native.connect_process = fail
     with pytest.raises(RuntimeError, match=r"^process 0 can't be reached from process 1: no permission\. .* here 'a'"):
         _bootstrap.connect([0])
-    del at.native.connect_process  # it is tried again
+    del at.native.connect_process  # the next call tries again
     _bootstrap.connect([0])
     assert len(at.native.called("connect_process")) == 1
 

@@ -1,4 +1,4 @@
-"""Bad input: an exception that names op and argument, when tracing where it can be known; at run time never a hang."""
+"""Invalid input raises an exception that names op and argument: when tracing if possible, else at run time."""
 
 import functools
 import os
@@ -140,7 +140,7 @@ def test_all_gather_to(mesh):
 
 
 def test_dimensions_sharded_over_an_explicit_axis():
-    """Cutting or joining such a dimension on each device by itself would give wrong values."""
+    """Splitting or joining such a dimension on each device separately would give wrong values."""
     mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     for op, arguments, name in (
         (OURS.all_to_all, {"split_axis": 1, "concat_axis": 0}, "split_axis"),
@@ -235,7 +235,7 @@ def test_maxima_have_no_derivative(mesh):
     )
 
 
-def test_the_native_module_learns_limit_and_devices(monkeypatch):
+def test_the_native_module_gets_limit_and_devices(monkeypatch):
     limits, devices, heard, ended = [], [], [], []
     native = types.SimpleNamespace(
         cpu_state_type=dict, cpu_targets=dict, set_wait_limits=lambda *given: limits.append(given),
@@ -258,7 +258,7 @@ def test_the_native_module_learns_limit_and_devices(monkeypatch):
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_compilations_between_processes_of_cpus_take_turns(monkeypatch, num_processes, backend):
-    """The end of one would start the numbering of call sites anew in the middle of another."""
+    """The end of one compilation would restart the numbering of call sites during another one."""
     event, ended, order = _native._COMPILE, [], []
     monkeypatch.setattr(_native, "_core", types.SimpleNamespace(end_program=lambda: ended.append(True)))
     monkeypatch.setattr(jax, "process_count", lambda: num_processes)
@@ -288,7 +288,7 @@ def test_compilations_between_processes_of_cpus_take_turns(monkeypatch, num_proc
 
 
 def test_jax_tells_when_compilations_begin_and_end():
-    """What the turns above rest on."""
+    """The serialization of compilations depends on these events."""
     events = []
 
     def begins(event, value, **more):
@@ -308,8 +308,8 @@ def test_jax_tells_when_compilations_begin_and_end():
     assert own == [(what, _native._COMPILE, threading.get_ident()) for what in ("begins", "ends")]
 
 
-def test_failures_are_raised_and_said_once(monkeypatch, capsys):
-    """By check(); what nobody has asked for is said at the end."""
+def test_failures_are_raised_and_printed_once(monkeypatch, capsys):
+    """check() raises failures; at exit, those that it has not raised are printed."""
     failures = ["first"]
     module = types.SimpleNamespace(failures=lambda: failures)
     monkeypatch.setattr(_errors, "_raised", set())

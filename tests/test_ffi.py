@@ -1,4 +1,4 @@
-"""jaxcomm.ffi_call: what it refuses when tracing, and which ranks a call names."""
+"""jaxcomm.ffi_call: errors when tracing, and the ranks of a call."""
 
 import ctypes
 import re

@@ -1,4 +1,4 @@
-"""info(): what it says with and without module, driver, GPUs, NCCL, NVLink, NICs. It never raises for what is missing.
+"""info() with and without module, driver, GPUs, NCCL, NVLink and NICs. Missing parts never raise.
 
 Where there is no GPU, fakes of the module, of JAX's devices and of nvidia-smi stand in for them.
 """
@@ -65,7 +65,7 @@ class Gpu:
 
 @pytest.fixture
 def answers(monkeypatch):
-    """What capabilities() says of a machine, each answer as text."""
+    """Answers of capabilities() for a machine, as text."""
     for name in ("NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -107,7 +107,7 @@ def test_command():
 
 @pytest.mark.full
 def test_a_back_end_that_is_not_there():
-    """JAX raises; info() says so, and the rest."""
+    """JAX raises; info() reports that and the other facts."""
     done = subprocess.run(
         (sys.executable, "-m", "jaxcomm.info"),
         capture_output=True, text=True, timeout=120, env=os.environ | {"JAX_PLATFORMS": "nowhere"},

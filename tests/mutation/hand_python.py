@@ -501,14 +501,14 @@ MUTANTS = [
         "jaxcomm/_errors.py",
         "        _raised.update(failures)\n",
         "",
-        "tests/test_errors.py::test_failures_are_raised_and_said_once",
+        "tests/test_errors.py::test_failures_are_raised_and_printed_once",
     ),
     Mutant(
         "nothing said at the end",
         "jaxcomm/_errors.py",
         "        if failure not in _raised:",
         "        if failure in _raised:",
-        "tests/test_errors.py::test_failures_are_raised_and_said_once",
+        "tests/test_errors.py::test_failures_are_raised_and_printed_once",
     ),
     Mutant(
         "versions compared as texts",
@@ -550,7 +550,7 @@ MUTANTS = [
         "jaxcomm/_native.py",
         "    _core.set_wait_limits(config().timeout_s, config().warn_s)\n",
         "",
-        "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
+        "tests/test_errors.py::test_the_native_module_gets_limit_and_devices",
     ),
     Mutant(
         "rank in the group instead of the place in the mesh",
@@ -571,13 +571,13 @@ MUTANTS = [
         "jaxcomm/_native.py",
         "        if event != _COMPILE:\n",
         '        if not event.startswith("/jax/core/compile"):\n',
-        "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
+        "tests/test_errors.py::test_the_native_module_gets_limit_and_devices",
     ),
     Mutant(
         "completion threads for one device only",
         "jaxcomm/_native.py",
         'num_devices = jax.local_device_count("cpu")',
         "num_devices = 1",
-        "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
+        "tests/test_errors.py::test_the_native_module_gets_limit_and_devices",
     ),
 ]
