@@ -8,7 +8,7 @@ PIP := $(BIN)/uv pip install -q --python $(BIN)/python
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 SHARD ?=
 
-.PHONY: help setup train test test-all test-python test-native test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean
+.PHONY: help setup train test test-all test-python test-native test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean docs
 
 help:
 	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
@@ -23,7 +23,9 @@ help:
 	@echo "make bench      compare the collectives with jax.lax (BENCH_ARGS=... for options)"
 	@echo "make cuda       build the module for NVIDIA GPUs with the compiler from PyPI; needs no GPU and no driver"
 	@echo "make lint       formatters, linters and the type checker; make format: apply the formatters"
-	@echo "make wheel      build a wheel into dist/; wheel-cuda: that of the CUDA module; make clean: remove everything that make has built"
+	@echo "make docs       build the documentation as a site: build/site/index.html"
+	@echo "make wheel      build a wheel into dist/; wheel-cuda: the wheel of the CUDA module"
+	@echo "make clean      remove everything that make has built"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=.venv312 the place of its environment"
 
 # Build tools and dependencies come first. The package is then built without isolation, so that a change of the native
@@ -38,7 +40,7 @@ $(VENV)/deps: pyproject.toml
 	$(PIP) cmake ninja $$($(BIN)/python -c '$(BUILD_PACKAGES)') -r pyproject.toml --extra models
 	touch $@
 
-# The tests of docs/clusters.md use the wheels of Open MPI and MPICH. Both install bin/mpirun, so MPICH gets a prefix.
+# The tests of docs/guide/clusters.md use the wheels of Open MPI and MPICH. Both install bin/mpirun, so MPICH gets a prefix.
 $(VENV)/test-deps: $(VENV)/deps
 	$(PIP) -r pyproject.toml --extra hosts --group test
 	$(PIP) --prefix $(abspath $(VENV))/mpich mpich
@@ -158,13 +160,13 @@ mutants-of-kernels: build-native build/thread/build.ninja
 	for flavour in native thread; do $(BIN)/ctest --test-dir build/$$flavour -L mutants --output-on-failure \
 	  --output-junit mutants.xml || exit; done
 
-# These need a machine with a GPU, CUDA 13 and jax 0.11.2 or later, and download nothing (docs/cuda.md). Each ends within
+# These need a machine with a GPU, CUDA 13 and jax 0.11.2 or later, and download nothing (docs/development/gpu-tests.md). Each ends within
 # 8 minutes. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
 OUT ?= build/gpu/records
 test-gpu bench-gpu:
 	$(PYTHON) tests/cuda/tools/on_gpu.py $(@:-gpu=) build/gpu $(OUT) $(if $(NCCL),--nccl $(NCCL)) $(GPU_ARGS)
 
-# Writes the results of `make test-all test-tsan` to docs/gpu-status.md.
+# Writes the results of `make test-all test-tsan` to docs/development/gpu-status.md.
 gpu-status:
 	$(BIN)/python tests/cuda/tools/status.py $(addprefix --ctest ,$(wildcard build/ctest-all.xml build/*/mutants.xml \
 	  build/thread/ctest.xml)) \
@@ -187,6 +189,15 @@ format: $(VENV)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files '*.cc' '*.cu' '*.cuh' '*.h')
+
+$(VENV)/docs-deps: pyproject.toml | $(VENV)/deps
+	$(PIP) --group docs
+	touch $@
+
+# Warnings, broken links among them, are errors. Sphinx repeats the warnings of a page only when it reads the page anew.
+docs: setup $(VENV)/docs-deps
+	rm -rf build/site
+	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going --fresh-env -c docs -d build/docs -b html . build/site
 
 $(VENV)/wheel-deps: $(VENV)/deps
 	$(PIP) --group wheel

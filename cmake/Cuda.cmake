@@ -48,8 +48,8 @@ elseif(DEFINED ENV{CUDACXX})
 else()
   find_program(JAXCOMM_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
   jaxcomm_find_in_wheels(wheel_nvcc cu13/bin/nvcc)
-  set(problem "there is no nvcc: install CUDA ${JAXCOMM_OLDEST_NVCC} or later, or set CUDACXX, or see docs/cuda.md for \
-the wheels to install")
+  set(problem "there is no nvcc: install CUDA ${JAXCOMM_OLDEST_NVCC} or later, or set CUDACXX, or see docs/guide/gpu-install.md \
+for the wheels to install")
   foreach(candidate IN LISTS JAXCOMM_NVCC wheel_nvcc)
     if(EXISTS "${candidate}" AND NOT CMAKE_CUDA_COMPILER)
       jaxcomm_check_nvcc("${candidate}" nvcc_version problem)

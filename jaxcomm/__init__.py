@@ -6,7 +6,7 @@ from jaxcomm import distributed
 from jaxcomm._bootstrap import register
 from jaxcomm._calibrate import Calibration, calibrate
 from jaxcomm._errors import check
-from jaxcomm._explain import algorithms, explain
+from jaxcomm._explain import Explanation, algorithms, explain
 from jaxcomm._ffi import ffi_call, register_ffi_target
 from jaxcomm._headers import get_cmake_dir, get_include
 from jaxcomm._topology import Link, Topology, make_mesh, topology
@@ -23,6 +23,7 @@ __version__ = importlib.metadata.version("jaxcomm")
 
 __all__ = [
     "Calibration",
+    "Explanation",
     "Info",
     "Link",
     "Topology",

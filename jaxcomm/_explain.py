@@ -63,7 +63,7 @@ class Explanation:
       scratch_bytes: scratch memory of each rank.
       messages, bytes, signals: numbers that the slowest rank initiates, by link class ("self", "node", "network"). On
         GPUs, "node" is NVLink. LL messages count twice the bytes of their data.
-      predicted_time_s: prediction of the cost model (docs/algorithms.md).
+      predicted_time_s: prediction of the cost model (docs/internals/cost-model.md).
       platform: "cpu" or "cuda".
       protocol: "steps"; or on GPUs "ll" or "ll_two_shot", for one or two exchanges of LL messages.
       sms: multiprocessors of a GPU that the call occupies, with one thread block each; 0 on CPUs.
@@ -121,7 +121,7 @@ class Explanation:
             f"on GPUs   {'steps of the plan' if self.protocol == 'steps' else 'LL messages'}, {self.sms} SM(s)",
             f"  launch {self.launch_s * 1e6:.3f} us, synchronization {self.sync_overhead_s * 1e6:.3f} us",
             *(f"  {link}" for link in self.links),
-            "  Parameters are not measured with jaxcomm: published values, limits or estimates (docs/algorithms.md), "
+            "  Parameters are not measured with jaxcomm: published values, limits, estimates (docs/internals/cost-model.md), "
             "or arguments.",
         ]
 
@@ -185,7 +185,7 @@ def explain(
       launch_s, sync_overhead_s: cost parameters that replace those of the machine, in seconds.
 
     Returns:
-      An Explanation; print it, or read its fields.
+      An Explanation; print it, or read its attributes.
 
     Raises:
       ValueError: unknown op, algorithm, scope, platform or link, or invalid sizes.

@@ -1,6 +1,6 @@
 """Reads rank, number of processes, coordinator and GPUs of this process from a launcher's environment variables.
 
-docs/clusters.md lists the variables. JAX's variables override those of launchers.
+docs/guide/clusters.md lists the variables. JAX's variables override those of launchers.
 """
 
 import dataclasses

@@ -30,7 +30,7 @@ def initialize(
     local_device_ids: int | Sequence[int] | None = None,
     **options: Any,
 ) -> int:
-    """Joins the processes of this program, under any launcher of docs/clusters.md. In a single process, does nothing.
+    """Joins the processes of this program, under any launcher of docs/guide/clusters.md. In a single process, does nothing.
 
     Call it in all processes before JAX starts its back ends. It calls `jax.distributed.initialize()` with the arguments
     that the launcher's environment variables imply. Arguments of this function override `JAX_COORDINATOR_ADDRESS`,
@@ -81,7 +81,7 @@ def initialize(
         raise ValueError(
             f"jaxcomm.distributed.initialize: the coordinator is {address!r}, but num_processes is {num_processes} and "
             f"process_id {process_id}; pass them, or set JAX_NUM_PROCESSES and JAX_PROCESS_ID, or use a launcher of "
-            "docs/clusters.md"
+            "docs/guide/clusters.md"
         )
     host, colon, port = (address or "").rpartition(":")
     if not colon:

@@ -1,7 +1,7 @@
 """Starts a script in several processes on this machine, for development and tests: python -m jaxcomm.run --help.
 
 The launcher is independent of the collectives. Ranks run only the script; environment variables tell them how to
-connect. docs/clusters.md describes launchers for several machines.
+connect. docs/guide/clusters.md describes launchers for several machines.
 """
 
 import argparse

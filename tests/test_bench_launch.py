@@ -1,4 +1,4 @@
-"""jaxcomm.bench between processes, without processes: launch.py, startup.py, mpi.py and team.py on their own."""
+"""jaxcomm.bench between processes, without starting them: what launch.py, startup.py, mpi.py and team.py do alone."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_time_since_the_start_of_a_process():
 
 @pytest.mark.parametrize("what", ["none", "jaxcomm", "gloo"])
 def test_start_up_runs_the_collective_that_it_is_asked_for(what, monkeypatch, capsys):
-    """In this process, whose devices stand for those of several processes."""
+    """In this process, whose devices stand for those of several."""
     used = []
 
     def recorded(name, psum):
@@ -122,5 +122,5 @@ def test_mpi4jax_gets_what_it_expects(monkeypatch):
 def test_a_process_that_does_not_come_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(team, "_DEADLINE_S", 0.05)
     team.Team.prepare(tmp_path, 2)
-    with pytest.raises(TimeoutError, match=r"process 1 did not reach synchronization 1 within 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"process 1 did not come to barrier 1 in 0\.05 s"):
         team.Team(tmp_path, 0, 2).align()

@@ -37,7 +37,7 @@ def test_every_collective_has_its_native_layers(enumerator, name, handler):
     for path in (f"ffi/plan/{name}.cc", f"ffi/handlers/{name}.cc"):
         assert path in read("CMakeLists.txt")
     assert set(_core.cpu_targets()[f"jaxcomm_{name}"]) == {"instantiate", "execute"}
-    assert name in read("docs/algorithms.md")
+    assert name in read("docs/reference/algorithms.md")
     assert _core.plan.algorithms(name)
 
 
@@ -87,7 +87,7 @@ def test_results_are_weakly_typed_where_those_of_jax_lax_are(op, line):
 @pytest.mark.parametrize("name", _core.plan.collectives())
 def test_every_algorithm_is_documented_with_its_source(name):
     for algorithm, source in _core.plan.algorithms(name):
-        assert f"`{algorithm}`" in read("docs/algorithms.md")
+        assert f"`{algorithm}`" in read("docs/reference/algorithms.md")
         assert source
 
 

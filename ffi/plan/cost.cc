@@ -1,4 +1,4 @@
-// The model is described in docs/algorithms.md, "Cost".
+// The model is described in docs/internals/cost-model.md.
 #include "cost.h"
 
 #include <algorithm>

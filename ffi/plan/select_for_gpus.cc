@@ -52,7 +52,7 @@ int32_t NumLlChannels(int64_t message_bytes, int32_t max_channels) {
   return static_cast<int32_t>(std::clamp<int64_t>(enough, 1, std::min(max_channels, kLlChannels)));
 }
 
-// None of it is measured with this library. Where the figures come from: docs/algorithms.md, "GPUs".
+// None of it is measured with this library. Where the figures come from: docs/internals/cost-model.md, "GPUs".
 Machine GpuMachine(InterNode inter_node) {
   Machine machine;
   machine.launch_s = 2.2e-6;

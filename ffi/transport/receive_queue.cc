@@ -164,7 +164,7 @@ void ReceiveQueue::WarnOfRejected() {
   std::fprintf(
       stderr,
       "jaxcomm: process %d has dropped %llu message(s) that are not of this run, the first %lld s ago: somebody "
-      "else uses its port, see docs/processes.md\n",
+      "else uses its port, see docs/guide/security.md\n",
       process_, static_cast<unsigned long long>(warned_), static_cast<long long>(seconds));
 }
 

@@ -1,4 +1,4 @@
-"""The processes of this machine that measure together: they start each repetition together and exchange results."""
+"""The processes of this machine that measure together: they start each repetition together and share what they saw."""
 
 import mmap
 import os
@@ -7,9 +7,9 @@ import pickle
 import time
 from typing import Any
 
-# Longer than the time between two synchronizations of a process, even with gloo's slowest repetitions.
+# Longer than anything that a process does between two barriers, even gloo's slowest repetitions.
 _DEADLINE_S = 300
-_WORDS = 8  # per process: a cache line
+_WORDS = 8  # per process, a cache line
 
 
 class Alone:
@@ -19,47 +19,41 @@ class Alone:
     size = 1
 
     def align(self, go_on: bool = True) -> bool:
-        """Waits until all processes have called it and returns the argument of rank 0.
-
-        The calls return within about a microsecond of each other.
-        """
+        """Returns once all have called it, in all within about a microsecond, what rank 0 passes."""
         return go_on
 
     def gather(self, thing: Any) -> list[Any]:
-        """Returns the arguments of all processes, by rank."""
+        """What every process passes, by rank."""
         return [thing]
 
 
 class Team(Alone):
     """Processes that share a folder.
 
-    Synchronizations use words of a mapped file. Each rank has one word for its even and one for its odd
-    synchronizations: 2 * (number of the synchronization) + (argument of align). A rank overwrites a word two
-    synchronizations later, when all processes have read it.
+    Barriers go through words of a mapped file. Rank r's two words hold 2 * (number of its last even or odd barrier) +
+    what it passes: a word is written again two barriers later, when everybody has read it.
     """
 
     def __init__(self, folder: pathlib.Path, rank: int, size: int):
         self.rank, self.size, self._folder = rank, size, folder
-        self._synced = self._gathered = 0
-        with open(folder / "synchronization", "r+b") as file:
+        self._barriers = self._gathered = 0
+        with open(folder / "barriers", "r+b") as file:
             self._words = memoryview(mmap.mmap(file.fileno(), 8 * _WORDS * size)).cast("q")
 
     @staticmethod
     def prepare(folder: pathlib.Path, size: int) -> None:
-        """Creates the mapped file, before the processes start."""
-        (folder / "synchronization").write_bytes(bytes(8 * _WORDS * size))
+        """Before the processes start."""
+        (folder / "barriers").write_bytes(bytes(8 * _WORDS * size))
 
     def align(self, go_on: bool = True) -> bool:
-        self._synced += 1
-        parity = self._synced % 2
-        self._words[_WORDS * self.rank + parity] = 2 * self._synced + go_on
+        self._barriers += 1
+        parity = self._barriers % 2
+        self._words[_WORDS * self.rank + parity] = 2 * self._barriers + go_on
         deadline = time.monotonic() + _DEADLINE_S
         for other in range(self.size):
-            while self._words[_WORDS * other + parity] >> 1 < self._synced:
+            while self._words[_WORDS * other + parity] >> 1 < self._barriers:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(
-                        f"process {other} did not reach synchronization {self._synced} within {_DEADLINE_S} s"
-                    )
+                    raise TimeoutError(f"process {other} did not come to barrier {self._barriers} in {_DEADLINE_S} s")
                 os.sched_yield()
         return bool(self._words[parity] & 1)
 
@@ -68,6 +62,6 @@ class Team(Alone):
         (self._folder / f"{self._gathered}.{self.rank}").write_bytes(pickle.dumps(thing))
         self.align()
         things = [pickle.loads((self._folder / f"{self._gathered}.{r}").read_bytes()) for r in range(self.size)]
-        # All processes have called this gather, so all have read the files of the previous one.
+        # All have come to this gathering, so all have read the one before.
         (self._folder / f"{self._gathered - 1}.{self.rank}").unlink(missing_ok=True)
         return things

@@ -1,6 +1,6 @@
 """Capabilities of the GPUs, the driver, NCCL and XLA of this process: yes, no or unknown, and the reason.
 
-docs/cuda.md lists NCCL's conditions and their sources.
+docs/guide/gpu-install.md lists NCCL's conditions and their sources.
 """
 
 import dataclasses

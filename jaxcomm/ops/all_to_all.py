@@ -48,7 +48,7 @@ def all_to_all(
         run time).
 
     Cost: direct, (n - 1) * block bytes sent per rank in n - 1 messages; hierarchical, n / L - 1 inter-node messages of
-    L blocks, with L ranks per node. See docs/algorithms.md.
+    L blocks, with L ranks per node. See docs/reference/algorithms.md.
     """
     op = "all_to_all"
     call = make_call(op, op, _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)

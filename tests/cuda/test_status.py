@@ -1,4 +1,4 @@
-"""docs/gpu-status.md says what the records say, and no more."""
+"""docs/development/gpu-status.md says what the records say, and no more."""
 
 import pytest
 import status

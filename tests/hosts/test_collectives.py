@@ -104,4 +104,4 @@ def test_large_psum_fills_the_link(capsys, monkeypatch, tmp_path):
         print(f"\npsum of 16 MiB: {measured * 1e3:.0f} ms, {measured / ideal_s:.2f} times the link's time; flat ring "
               f"{ring * 1e3:.0f} ms; {sent_bytes / plan_bytes:.3f} times the plan's bytes sent")  # fmt: skip
     assert plan_bytes <= sent_bytes < 1.1 * plan_bytes  # headers of packets, and acknowledgements
-    assert measured < 2 * ideal_s  # the measured time is printed above; docs/processes.md quotes it
+    assert measured < 2 * ideal_s  # the measured time is printed above; docs/guide/processes.md quotes it

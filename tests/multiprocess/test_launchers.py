@@ -1,4 +1,4 @@
-"""docs/clusters.md against real launchers: runs the commands and the script of the page."""
+"""docs/guide/clusters.md against real launchers: runs the commands and the script of the page."""
 
 import os
 import pathlib
@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "clusters.md").read_text()
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "guide" / "clusters.md").read_text()
 ENVIRONMENT = pathlib.Path(sys.prefix)
 LIMIT_S = 200  # a quiet machine takes 4
 

@@ -1,4 +1,4 @@
-"""The traffic of every plan is that of the formulas in docs/algorithms.md, and predicted times follow from it."""
+"""Traffic of every plan against the formulas in docs/reference/algorithms.md, and predicted times against theirs."""
 
 import re
 import time
@@ -258,7 +258,7 @@ def test_chunks_change_neither_bytes_nor_grow_scratch(collective, algorithm):
 
 # Elements of a block and of a chunk.
 SIZES = [(0, 0), (0, 3), (1, 0), (7, 0), (7, 3), (4096, 0), (4096, 64), (100003, 0), (100003, 1000)]
-# Elements of scratch, at most, when blocks of b elements are cut into chunks of c, as in docs/algorithms.md.
+# Elements of scratch, at most, when blocks of b elements are cut into chunks of c, as in docs/reference/algorithms.md.
 SCRATCH_LIMITS = {
     ("all_to_all", "bruck"): lambda n, G, L, b, c: (n // 2) * (1 + ceil_log2(n)) * b,
     ("all_to_all", "hierarchical"): lambda n, G, L, b, c: 4 * L * c,
@@ -374,7 +374,7 @@ def test_rank_must_exist():
 
 
 def test_the_document_lists_every_algorithm():
-    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md").read_text()
     sections = dict(re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     for collective in plan.collectives():
         rows = re.findall(r"^\| `(\w+)` \|", sections[collective], re.MULTILINE)

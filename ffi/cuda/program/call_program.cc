@@ -70,7 +70,7 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   const Choice& choice = selection.choice;
   const int32_t num_channels = call->num_channels = selection.num_channels;
   if (choice.algorithm == nullptr) {
-    *error = choice.reason + " (on GPUs a node is what NVLink connects: see docs/cuda.md)";
+    *error = choice.reason + " (on GPUs a node is what NVLink connects: see docs/guide/gpus.md)";
     return false;
   }
   const Runs runs = {spec.input_run, spec.output_run};

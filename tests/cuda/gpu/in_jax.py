@@ -58,7 +58,7 @@ def test_every_algorithm(op):
 
 @pytest.mark.parametrize("op", [op for op in OPS if op not in ("barrier", "pbroadcast")])
 def test_as_jax_lax(op):
-    # An NCCL that was built small enough to travel (docs/cuda.md) has no kernels for the greatest and the least.
+    # An NCCL with a subset of functions (docs/development/gpu-tests.md) has no kernels for maximum and minimum.
     gathered = {"pmax": lambda x: lax.all_gather(x, "i").max(0), "pmin": lambda x: lax.all_gather(x, "i").min(0)}
     rows = numbers(2, (8 * SIZE, 5), np.float32)
     ours = on_ranks(lambda x: OPS[op][0](jaxcomm, x, algorithm=chosen(op)))(put(rows))
