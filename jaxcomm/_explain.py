@@ -121,8 +121,8 @@ class Explanation:
             f"on GPUs   {'steps of the plan' if self.protocol == 'steps' else 'LL messages'}, {self.sms} SM(s)",
             f"  launch {self.launch_s * 1e6:.3f} us, synchronization {self.sync_overhead_s * 1e6:.3f} us",
             *(f"  {link}" for link in self.links),
-            "  Parameters are not measured with jaxcomm: published values, limits, estimates (docs/internals/cost-model.md), "
-            "or arguments.",
+            "  Parameters are not measured with jaxcomm: published values, limits, estimates "
+            "(docs/internals/cost-model.md), or arguments.",
         ]
 
 

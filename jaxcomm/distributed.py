@@ -30,7 +30,7 @@ def initialize(
     local_device_ids: int | Sequence[int] | None = None,
     **options: Any,
 ) -> int:
-    """Joins the processes of this program, under any launcher of docs/guide/clusters.md. In a single process, does nothing.
+    """Joins the processes of this program, under any launcher of docs/guide/clusters.md. Does nothing if alone.
 
     Call it in all processes before JAX starts its back ends. It calls `jax.distributed.initialize()` with the arguments
     that the launcher's environment variables imply. Arguments of this function override `JAX_COORDINATOR_ADDRESS`,

@@ -50,7 +50,7 @@ def psum(
       jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
         run time).
 
-    Cost: 2 (n - 1) / n * bytes moved per rank for large arrays; docs/reference/algorithms.md has the cost for small arrays.
+    Cost: 2 (n - 1) / n * bytes moved per rank for large arrays. See docs/reference/algorithms.md for small arrays.
     Source: Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1; Patarasuk and Yuan, JPDC 69(2), 2009.
     """
     return _all_reduce("psum", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm, max_sms)
