@@ -1,10 +1,10 @@
-# Commands for users and developers; `make` lists them. Everything lives in .venv and build/.
+# Commands for users and developers; `make` lists them. All outputs go to .venv and build/.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find ffi cmake -type f ! -name '*.cu')
 PIP := $(BIN)/uv pip install -q --python $(BIN)/python
-# Files of tests side by side: more of them at a time would fight for processors with the ranks of each.
+# Runs test files in parallel. More than four at a time would compete for processors with their own ranks.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 SHARD ?=
 
@@ -28,8 +28,9 @@ help:
 	@echo "make clean      remove everything that make has built"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=.venv312 the place of its environment"
 
-# Build tools and dependencies first; then the package without build isolation, so that a change of the native code
-# recompiles only what depends on it. The oldest supported jaxlib is not needed here: the module runs where it is built.
+# Build tools and dependencies come first. The package is then built without isolation, so that a change of the native
+# code recompiles only the files that depend on it. The build uses the installed jaxlib instead of the oldest one: the
+# module runs only in this environment.
 BUILD_PACKAGES = import tomllib; requires = tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"]; \
   print(*(requirement for requirement in requires if not requirement.startswith("jaxlib")))
 
@@ -39,7 +40,7 @@ $(VENV)/deps: pyproject.toml
 	$(PIP) cmake ninja $$($(BIN)/python -c '$(BUILD_PACKAGES)') -r pyproject.toml --extra models
 	touch $@
 
-# The wheels of Open MPI and MPICH, for the tests of docs/guide/clusters.md, both install bin/mpirun; hence the prefix.
+# The tests of docs/guide/clusters.md use the wheels of Open MPI and MPICH. Both install bin/mpirun, so MPICH gets a prefix.
 $(VENV)/test-deps: $(VENV)/deps
 	$(PIP) -r pyproject.toml --extra hosts --group test
 	$(PIP) --prefix $(abspath $(VENV))/mpich mpich
@@ -52,15 +53,15 @@ $(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)
 
 setup: $(VENV)/installed
 
-# The compiler and NCCL's headers, in a folder of their own: where tests run, JAX has no NVIDIA package.
+# The compiler and NCCL's headers are in a separate folder: the environment of the tests has no NVIDIA package.
 CUDA_WHEELS := build/cuda/wheels
-# For all generations of GPUs, or as CMake's CMAKE_CUDA_ARCHITECTURES says.
+# Value of CMAKE_CUDA_ARCHITECTURES; by default all generations of GPUs.
 CUDA_ARCHITECTURES ?=
 CUDA_BUILD := build/cuda/$(notdir $(VENV))$(CUDA_ARCHITECTURES:%=-%)
 CUDA_PACKAGES = import tomllib; settings = tomllib.load(open("pyproject.toml", "rb"))["tool"]["scikit-build"]; \
   print(*settings["overrides"][0]["build"]["requires"])
 
-# cuobjdump, for the tests, is on PyPI from 13.2 on only.
+# The tests need cuobjdump, which PyPI has from 13.2 on.
 $(CUDA_WHEELS)/complete: pyproject.toml | $(VENV)/deps
 	rm -rf $(CUDA_WHEELS)
 	$(PIP) --no-deps --target $(CUDA_WHEELS) "nvidia-cuda-cuobjdump==13.2.*" \
@@ -75,7 +76,7 @@ $(CUDA_BUILD)/configured: $(VENV)/deps $(CUDA_WHEELS)/complete
 	  $(CUDA_ARCHITECTURES:%=-DCMAKE_CUDA_ARCHITECTURES=%)
 	touch $@
 
-# Beside jaxcomm._core. What pip doesn't know of it leaves there when jaxcomm is built anew.
+# Installs the module next to jaxcomm._core. It is not part of pip's records, so a new build of jaxcomm keeps it.
 cuda: $(VENV)/installed $(CUDA_BUILD)/configured
 	MAKEFLAGS= $(BIN)/cmake --build $(CUDA_BUILD) --target _cuda
 	$(BIN)/cmake --install $(CUDA_BUILD) --component cuda \
@@ -84,14 +85,14 @@ cuda: $(VENV)/installed $(CUDA_BUILD)/configured
 train: setup
 	$(BIN)/python -m models.moe.train $(TRAIN_ARGS)
 
-# What is compiled comes first, then native and Python tests side by side.
+# All builds come first. Native and Python tests then run in parallel.
 test:
 	$(MAKE) --no-print-directory -j3 setup $(VENV)/test-deps $(CUDA_WHEELS)/complete
 	$(MAKE) --no-print-directory cuda CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES)
 	$(MAKE) --no-print-directory build-native
 	$(MAKE) --no-print-directory -j2 test-native test-python
 
-# Suspicious tests and every failure 20 times in a row, and all op tests between processes: hours.
+# Runs tests of concurrency and failures 20 times in a row, and all op tests between processes. Takes hours.
 stress: setup $(VENV)/test-deps build-native
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --repeat until-fail:20 --output-on-failure -R 'rendezvous|node|inter_process|network'
 	$(PYTEST) --size stress tests/test_stress.py tests/multiprocess \
@@ -101,15 +102,14 @@ soak: setup $(VENV)/test-deps
 	$(BIN)/python -m jaxcomm.run -n 2 --devices 4 tests/soak.py --collectives 200000 --stops 2 $(SOAK_ARGS)
 	$(BIN)/python -m jaxcomm.run -n 4 --nodes 2 --devices 2 tests/soak.py --collectives 20000 --stops 2 $(SOAK_ARGS)
 
-# PTX of one generation of GPUs. What ptxas makes of it, and of the others, takes twenty times as long, and is of the
-# full size.
+# PTX of one generation of GPUs. The full size also runs ptxas, for all generations, which takes twenty times as long.
 TEST_ARCHITECTURES := 90-virtual
 test-python: setup $(VENV)/test-deps
 	$(if $(findstring --ignore=tests/cuda,$(PYTEST_ARGS)),,$(MAKE) --no-print-directory cuda CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES))
 	$(PYTEST) --junit-xml=build/pytest.xml $(PYTEST_ARGS)
 
-# Every test but those that repeat what could race; with SHARD=i/n the i-th part of what `make test` leaves out, without
-# those that time something, which otherwise come last, one at a time.
+# All tests except the size stress. Timing tests run last, one at a time. SHARD=i/n selects the i-th of n parts of the
+# tests that `make test` leaves out, without timing tests.
 shard_number = $(firstword $(subst /, ,$(SHARD)))
 shard_count = $(lastword $(subst /, ,$(SHARD)))
 test-all: setup $(VENV)/test-deps
@@ -122,7 +122,7 @@ test-all: setup $(VENV)/test-deps
 	$(if $(SHARD),,$(BIN)/python -m pytest --size full -m timing)
 comma := ,
 
-# One build folder per flavour of the native tests, and per environment, whose jaxlib they are built with.
+# One build folder per flavour of the native tests and per environment: they are built with its jaxlib.
 NATIVE_BUILD := build/native$(patsubst .venv%,%,$(VENV))
 NATIVE_BUILDS := $(NATIVE_BUILD) build/address build/thread
 $(NATIVE_BUILDS:=/build.ninja): $(VENV)/test-deps $(CUDA_WHEELS)/complete CMakeLists.txt
@@ -150,23 +150,23 @@ $(VENV)/mutation: $(VENV)/test-deps
 	$(PIP) --group mutation
 	touch $@
 
-# Mistakes put into the sources, one at a time, and whether tests notice: tests/mutation/README.md.
+# Mutation testing: puts mistakes into the sources, one at a time, and runs the tests (tests/mutation/README.md).
 mutants: setup $(VENV)/mutation $(CUDA_WHEELS)/complete
 	$(BIN)/python tests/mutation/run.py $(MUTANTS_ARGS)
 
-# The same for kernels, in emulation, without a sanitizer and under ThreadSanitizer.
+# Mutation testing of kernels in emulation, without a sanitizer and under ThreadSanitizer.
 mutants-of-kernels: build-native build/thread/build.ninja
 	$(BIN)/cmake --build build/thread
 	for flavour in native thread; do $(BIN)/ctest --test-dir build/$$flavour -L mutants --output-on-failure \
 	  --output-junit mutants.xml || exit; done
 
-# On a machine with a GPU, CUDA 13 and jax 0.11.2 or later: docs/development/gpu-tests.md. Each ends within 8 minutes
-# and downloads nothing. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
+# These need a machine with a GPU, CUDA 13 and jax 0.11.2 or later, and download nothing (docs/development/gpu-tests.md). Each ends within
+# 8 minutes. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
 OUT ?= build/gpu/records
 test-gpu bench-gpu:
 	$(PYTHON) tests/cuda/tools/on_gpu.py $(@:-gpu=) build/gpu $(OUT) $(if $(NCCL),--nccl $(NCCL)) $(GPU_ARGS)
 
-# After `make test-all test-tsan`: writes their results to docs/development/gpu-status.md.
+# Writes the results of `make test-all test-tsan` to docs/development/gpu-status.md.
 gpu-status:
 	$(BIN)/python tests/cuda/tools/status.py $(addprefix --ctest ,$(wildcard build/ctest-all.xml build/*/mutants.xml \
 	  build/thread/ctest.xml)) \
@@ -203,19 +203,19 @@ $(VENV)/wheel-deps: $(VENV)/deps
 	$(PIP) --group wheel
 	touch $@
 
-# Wheels for users without a compiler, in dist/. Built in isolation with the oldest supported jaxlib. auditwheel names the
-# oldest glibc that they run on: that of this machine, or older.
+# Wheels for users without a compiler, in dist/. They are built in isolation with the oldest supported jaxlib. auditwheel
+# determines the oldest glibc that they run on, which is that of this machine or an older one.
 wheel: $(VENV)/wheel-deps
 	$(call build_wheel,.)
 
-# jaxcomm-cuda13, with the compiler that `make cuda` takes.
+# The wheel jaxcomm-cuda13, built with the compiler of `make cuda`.
 wheel-cuda: $(VENV)/wheel-deps $(CUDA_WHEELS)/complete
 	$(call build_wheel,cuda13,-C cmake.define.CMAKE_CUDA_COMPILER=$(abspath $(CUDA_WHEELS))/nvidia/cu13/bin/nvcc \
 	  -C cmake.define.JAXCOMM_NCCL_INCLUDE_DIR=$(abspath $(CUDA_WHEELS))/nvidia/nccl/include \
 	  $(CUDA_ARCHITECTURES:%=-C cmake.define.CMAKE_CUDA_ARCHITECTURES=%))
 
 WHEEL_DIR ?= dist
-# The folder of a pyproject.toml, options of uv.
+# build_wheel: folder of a pyproject.toml, options of uv
 define build_wheel
 rm -rf build/wheel
 $(BIN)/uv build -q --wheel --python $(BIN)/python --out-dir build/wheel $(2) $(1)

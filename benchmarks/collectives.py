@@ -1,4 +1,4 @@
-"""The same as ``python -m jaxcomm.bench``."""
+"""Runs ``python -m jaxcomm.bench``."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""First contact of processes: each publishes how the others reach it, and connects to those it works with.
+"""Bootstrap: each process publishes its address and connects to the processes that it works with.
 
-A process publishes a small record when it first needs another one: its node, a handle on its shared memory, a random
-token. Once there is a second node, it publishes its network address too. Nothing else goes through the key-value store.
+A process publishes a small record when it first needs another process. The record holds its node, a handle on its
+shared memory and a random token. If the program spans several nodes, the process publishes its network address too.
 """
 
 import atexit
@@ -27,23 +27,23 @@ from jaxcomm._config import config
 from jaxcomm._typing import AnyMesh
 
 _lock = threading.RLock()
-_records: dict[int, dict[str, Any]] = {}  # of the processes that have been read, this one's included
+_records: dict[int, dict[str, Any]] = {}  # process -> its record, if read; includes this process
 _connected: set[int] = set()
 
 
 def register() -> None:
     """Registers jaxcomm's FFI targets with JAX's back ends and connects the processes of a jax.distributed program.
 
-    Lowering a jaxcomm op does this by itself. Call it in a program that only runs what was compiled or exported
-    elsewhere (`jax.export.deserialize`, a serialized executable), in all processes at about the same time. Starts the
-    CPU back end if that has not happened yet: before that, JAX up to 0.12 registers queued handlers ahead of the types
-    that they use, and the back end fails.
+    The lowering of a jaxcomm op calls this function. Call it yourself in a program that only runs executables from
+    elsewhere (`jax.export.deserialize`, a serialized executable). All processes must call it at about the same time.
+    It starts the CPU back end: if targets are registered earlier, JAX up to 0.12 registers the handlers before the
+    types that they use, and the back end fails.
 
     Raises:
-      RuntimeError: another process did not show up within JAXCOMM_TIMEOUT_S, can't be reached, or runs another version.
+      RuntimeError: another process did not connect within JAXCOMM_TIMEOUT_S, is unreachable, or runs another version.
     """
     _native.register()
-    with contextlib.suppress(ImportError):  # GPUs, but no module for them: an error when an op is lowered for them
+    with contextlib.suppress(ImportError):  # GPUs without the CUDA module: the lowering of an op raises
         _native.register_cuda()
     _cost_params.load()
     if jax.process_count() > 1:
@@ -52,7 +52,7 @@ def register() -> None:
 
 @functools.cache
 def warn_if_alone() -> None:
-    """Says so where a launcher has started several processes, but this one has not joined them."""
+    """Warns if a launcher has started several processes, but this process has not joined them."""
     expected = os.environ.get("JAX_NUM_PROCESSES", "")
     if expected.isdigit() and int(expected) > 1 and _compat.back_ends_have_started() and jax.process_count() == 1:
         seen = jax.device_count()
@@ -63,15 +63,14 @@ def warn_if_alone() -> None:
         )
 
 
-atexit.register(warn_if_alone)  # a script may fail, or end, before it compiles a collective
+atexit.register(warn_if_alone)  # for scripts that end before they compile a collective
 
 
 @functools.cache
 def node_id() -> str:
-    """Names the node of this process: processes with equal names share memory.
+    """Returns the name of this process's node. Processes with equal names share memory.
 
-    JAXCOMM_NODE_ID, or a name made of what must agree: boot of the kernel, PID namespace (through which one process
-    opens the memory of another) and user.
+    The name is JAXCOMM_NODE_ID, or kernel_id() if that is not set.
     """
     if config().node_id is not None:
         return f"JAXCOMM_NODE_ID={config().node_id}"
@@ -79,7 +78,10 @@ def node_id() -> str:
 
 
 def kernel_id() -> str:
-    """Boot of the kernel, namespaces and user: processes with equal ones see each other's numbers."""
+    """Boot id of the kernel, namespaces and user.
+
+    Processes with equal values see each other's process ids and may open each other's memory.
+    """
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     namespaces = [os.stat(f"/proc/self/ns/{name}").st_ino for name in ("pid", "user")]
@@ -87,7 +89,10 @@ def kernel_id() -> str:
 
 
 def _publish_record() -> None:
-    """Once per process. Before that, the native module counts every rank as one of this process."""
+    """Publishes the record of this process, once.
+
+    Until then, the native module assumes that all ranks belong to this process.
+    """
     own = jax.process_index()
     if own in _records:
         return
@@ -101,7 +106,7 @@ def _publish_record() -> None:
 
 
 def read_records(processes: Iterable[int]) -> None:
-    """Reads the records of other processes, which publish theirs when they call this."""
+    """Publishes the record of this process and reads those of other processes, which must call this too."""
     with _lock:
         _publish_record()
         own = jax.process_index()
@@ -110,7 +115,10 @@ def read_records(processes: Iterable[int]) -> None:
                 continue
             record = json.loads(_kv_store.kv_get_of_process("process", process))
             if record["version"] != (ours := _records[own]["version"]):
-                raise RuntimeError(f"process {process} runs jaxcomm {record['version']}, process {own} {ours}")
+                raise RuntimeError(
+                    f"process {process} runs jaxcomm {record['version']}, but process {own} runs {ours}: install "
+                    "equal versions"
+                )
             _records[process] = record
 
 
@@ -127,11 +135,11 @@ def _wheel_of_ucx() -> str:
 
 
 def _network_devices() -> str:
-    """UCX's names of the interfaces to use; empty if it shall use all."""
+    """UCX's names of the interfaces to use; empty for all."""
     if (devices := config().network_devices) is not None:
         return "" if devices == "all" else devices
     if _core.has_rdma():
-        return ""  # which of them are reached from where is UCX's knowledge
+        return ""  # UCX itself finds the devices that reach a peer
     address = _kv_store.coordinator_address()
     return (address and _interfaces.interface_to(address)) or ""
 
@@ -146,14 +154,14 @@ def _start_network() -> None:
         address = _core.start_network(library, _wheel_of_ucx(), devices, jax.process_count(), token)
     except RuntimeError as error:
         raise RuntimeError(
-            f"jaxcomm: there are several nodes, but no network between them: {error}. "
-            "`pip install jaxcomm[hosts]` brings a UCX for TCP"
+            f"jaxcomm: the program spans several nodes, but the network between them can't be opened: {error}. "
+            "`pip install jaxcomm[hosts]` installs UCX with TCP"
         ) from error
     _kv_store.kv_set(f"network/{own}", base64.b64encode(address).decode())
 
 
 def connect(processes: Iterable[int]) -> None:
-    """Makes sure that this process can work with the given ones, which must do the same.
+    """Connects this process to the given processes, which must call this too.
 
     Raises:
       RuntimeError: as register().
@@ -173,17 +181,20 @@ def connect(processes: Iterable[int]) -> None:
                     _core.connect_network(process, base64.b64decode(_kv_store.kv_get_of_process("network", process)))
             except RuntimeError as error:
                 raise RuntimeError(
-                    f"process {process} can't be reached from process {own}: {error}. (Processes are of one "
-                    f"node if their names are equal, here {node!r}; JAXCOMM_NODE_ID sets another)"
+                    f"process {process} can't be reached from process {own}: {error}. (Processes with equal node "
+                    f"names share a node, here {node!r}; JAXCOMM_NODE_ID sets another name)"
                 ) from error
             _connected.add(process)
 
 
 @functools.cache
 def join_gpu_group(members: tuple[tuple[int, int], ...]) -> None:
-    """Gives NCCL the unique id of the communicator of a group of GPUs, some of them of this process.
+    """Sets the unique id of the NCCL communicator of a group of GPUs. Some of them belong to this process.
 
-    The process of the first rank makes the id and serves its bootstrap.
+    The process of the first rank creates the id and serves NCCL's bootstrap.
+
+    Args:
+      members: (process, local number) of each GPU, in rank order.
     """
     module, wheel, own = _native.cuda(), _native.nccl_wheel(), jax.process_index()
     name = "nccl/" + hashlib.sha256(repr(members).encode()).hexdigest()
@@ -196,15 +207,15 @@ def join_gpu_group(members: tuple[tuple[int, int], ...]) -> None:
     module.add_group(wheel, own, list(members), key)
 
 
-_symmetric_buffers: dict[int, str] = {}  # "1" or "0", of the processes that have been read
+_symmetric_buffers: dict[int, str] = {}  # process -> its setting, "1" or "0", if read
 
 
 def symmetric_buffers(mesh: AnyMesh) -> bool:
-    """Whether XLA shall make windows on its buffers: JAXCOMM_SYMMETRIC_BUFFERS=1 in all processes of the mesh.
+    """Whether XLA makes windows on its buffers: JAXCOMM_SYMMETRIC_BUFFERS=1 in all processes of the mesh.
 
-    XLA makes windows in all processes together, before jaxcomm's handlers run, and waits for all of them without a
-    limit. So a process with the setting reads that of the others first. A process without it does not wait. The first
-    execution raises on all ranks if settings differ (ffi/cuda/runtime/communicator.cc).
+    XLA makes the windows in all processes together, before jaxcomm's handlers run. It waits for all processes without
+    a limit. So a process that has the setting first reads the settings of the others. A process without it does not
+    wait. If settings differ, the first execution raises on all ranks (ffi/cuda/runtime/communicator.cc).
 
     Raises:
       RuntimeError: this process has the setting, and another one did not compile its call within JAXCOMM_TIMEOUT_S.

@@ -1,4 +1,4 @@
-"""Measures collectives on this machine and fits the cost model to them."""
+"""calibrate(): measures collectives on this machine and fits the cost parameters to the times."""
 
 import dataclasses
 import itertools
@@ -21,12 +21,12 @@ from jaxcomm.ops.all_to_all import all_to_all
 from jaxcomm.ops.barrier import barrier
 from jaxcomm.ops.psum import psum
 
-_CHAIN = 4  # ops inside one jit: its own cost is divided by it
+_CHAIN = 4  # ops inside one jit: divides the cost of the jit call
 _SIZES = (256, 16 << 10, 256 << 10, 2 << 20)  # bytes of an operand
-_ALGORITHMS = 3  # of each op and size, the cheapest ones by prediction
-_SECONDS = 0.15  # of repetitions, and at least three
-_LIMIT_S = 600.0  # that processes wait for one another's measurements
-_numbers = itertools.count()  # of calibrations, the same in all processes
+_ALGORITHMS = 3  # per op and size: those with the lowest predicted cost
+_SECONDS = 0.15  # of repetitions, but at least three of them
+_LIMIT_S = 600.0  # time limit of a wait for the measurements of another process
+_numbers = itertools.count()  # numbers the calls of calibrate(), equally in all processes
 
 _OPS: dict[str, tuple[str, Callable[..., Any]]] = {
     "barrier": ("barrier", lambda x, a: barrier(x, "i", algorithm=a)),
@@ -46,9 +46,9 @@ class Cell:
       scope: "process", "node" or "network".
       op: public name.
       algorithm: name of its plan.
-      bytes: operand of one rank.
+      bytes: size of the operand of one rank.
       measured_s: median time of one op in a chain inside jit.
-      predicted_s: time predicted with the new parameters.
+      predicted_s: prediction of the cost model with the new parameters.
     """
 
     scope: str
@@ -60,17 +60,17 @@ class Cell:
 
     @property
     def error(self) -> float:
-        """How far apart the two are: 0.25 if one is 1.25 times the other."""
+        """Relative difference of the two times: 0.25 if one is 1.25 times the other."""
         return max(self.measured_s, self.predicted_s) / min(self.measured_s, self.predicted_s) - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """The result of calibrate(). ``str()`` returns a table.
+    """Result of calibrate(). ``str()`` gives a table.
 
     Attributes:
-      cells: all measurements.
-      path: file that later programs on this machine read; None if nothing was saved.
+      cells: the measured collectives.
+      path: file that later programs on this machine read; None if the parameters were not saved.
     """
 
     cells: tuple[Cell, ...]
@@ -86,19 +86,19 @@ class Calibration:
         for scope in dict.fromkeys(c.scope for c in self.cells):
             errors = [c.error for c in self.cells if c.scope == scope]
             lines.append(f"{scope}: median error {statistics.median(errors):.0%} of {len(errors)}")
-        return "\n".join([*lines, f"kept in {self.path}" if self.path else "not kept"])
+        return "\n".join([*lines, f"saved in {self.path}" if self.path else "not saved"])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Devices that measure together, and how the planner sees them."""
+    """Devices that measure together, and their shape in the planner."""
 
     scope: str
     mesh: Mesh
     ranks_per_node: int
 
     def count(self, num_bytes: int) -> int:
-        """Elements of an operand of about that size, which divide into blocks."""
+        """Number of int32 elements of about `num_bytes`, a multiple of the group size."""
         n = self.mesh.size
         return max(num_bytes // 4 // n, 1) * n
 
@@ -112,7 +112,10 @@ class _Group:
 
 
 def _groups() -> list[_Group]:
-    """Smallest scope first: of the first process of several devices, of the first node of several processes, of all."""
+    """The groups to measure: the first process with several devices, the first node with several processes, all nodes.
+
+    A group that the program does not have is left out.
+    """
     nodes = _placement.nodes()
     devices = jax.devices("cpu")
     found = []
@@ -137,7 +140,7 @@ def _groups() -> list[_Group]:
 
 
 def _median_s(group: _Group, op: str, algorithm: str, num_bytes: int, key: str) -> float:
-    """Of one op in a chain. All processes of the group call it."""
+    """Median time of one op in a chain. All processes of the group must call it."""
 
     def chain(x: Any) -> Any:
         for _ in range(_CHAIN):
@@ -155,13 +158,17 @@ def _median_s(group: _Group, op: str, algorithm: str, num_bytes: int, key: str) 
         return (time.perf_counter() - begin) / _CHAIN
 
     once()
-    once()  # the first run has planned
+    once()  # the first execution builds the plan
     repetitions = int(_kv_store.kv_agree(key, str(min(max(int(_SECONDS / _CHAIN / once()), 3), 50))))
     return statistics.median(once() for _ in range(repetitions))
 
 
 def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[Any, str, Cell]]:
-    """(request with its chunks, native algorithm, cell without prediction) of each that is not among `done`."""
+    """Measures the collectives that are not in `done`.
+
+    Returns:
+      A list of (request with its chunks, native algorithm, cell without prediction).
+    """
     machine, measured = group.machine(), []
     for op, num_bytes in itertools.product(_OPS, _SIZES):
         if op == "barrier" and num_bytes != _SIZES[0]:
@@ -169,7 +176,7 @@ def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[
         request = group.request(op, num_bytes)
         choices = {}
         for algorithm, _ in plan.algorithms(request.collective):
-            # LL algorithms run here as the plans that they stand for, which are in the table too.
+            # On CPUs, an LL algorithm runs a plan that the table has under another name too.
             if plan.supports(request, algorithm) and plan.protocol(request.collective, algorithm) == "steps":
                 choices[algorithm] = plan.select(request, algorithm, 4, machine)
         cheapest = sorted(choices, key=lambda algorithm: choices[algorithm].cost.time_s)[:_ALGORITHMS]
@@ -185,8 +192,8 @@ def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[
     return measured
 
 
-# The fitted parameters of each scope: (links, parameter) or launch_s. In one address space or node, declared nodes are
-# no further away than others.
+# The fitted parameters of each scope: (links, parameter) or launch_s. In the scopes "process" and "node", links between
+# declared nodes are equal to links inside them.
 _FREE: dict[str, tuple[tuple[str, ...], ...]] = {
     "process": (("launch_s",), ("self+node+network", "overhead_s"), ("self+node+network", "bytes_per_s")),
     "node": (
@@ -198,7 +205,7 @@ _FREE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }  # fmt: skip
 _COLUMN = {"overhead_s": 1, "bytes_per_s": 2, "latency_s": 3}
-_PROGRESS = 1e-3  # a smaller gain ends the search of a step: parameters that hardly matter don't diverge
+_MIN_GAIN = 1e-3  # of the loss: a smaller gain is no improvement, so that parameters with little effect don't diverge
 _LEAST = {"overhead_s": 1e-8, "bytes_per_s": 1e5, "latency_s": 1e-9, "launch_s": 1e-6}
 _STARTS = [
     {"overhead_s": overhead_s, "bytes_per_s": 1e9, "latency_s": latency_s, "launch_s": 2e-5}
@@ -221,10 +228,10 @@ def _with(machine: Any, free: Sequence[tuple[str, ...]], values: Sequence[float]
 
 
 def _fit(machine: Any, scope: str, measured: list[tuple[Any, str, Cell]]) -> Any:
-    """The machine with the free parameters that predict best: pattern searches over their logarithms."""
+    """Returns the machine with the best free parameters: pattern searches over the logarithms of the parameters."""
     free = _FREE[scope]
     if all(request.ranks_per_node == 1 for request, _, _ in measured):
-        free = tuple(parameter for parameter in free if parameter[0] != "node")  # nobody uses it
+        free = tuple(parameter for parameter in free if parameter[0] != "node")  # no request uses this link
 
     def loss(values: Sequence[float]) -> float:
         used = _with(machine, free, values)
@@ -232,7 +239,7 @@ def _fit(machine: Any, scope: str, measured: list[tuple[Any, str, Cell]]) -> Any
             abs(math.log(plan.cost(request, algorithm, 4, used).time_s / cell.measured_s))
             for request, algorithm, cell in measured
         ]
-        # A cell that was disturbed, or that the model can't express, counts no more than one that is off by a factor e.
+        # The error is capped at a factor of e: disturbed measurements and the model's blind spots must not dominate.
         return sum(min(error, 1) for error in errors) / len(errors)
 
     def search(values: list[float]) -> tuple[float, list[float]]:
@@ -242,7 +249,7 @@ def _fit(machine: Any, scope: str, measured: list[tuple[Any, str, Cell]]) -> Any
             for i, factor in itertools.product(range(len(free)), (math.exp(step), math.exp(-step))):
                 trial = list(values)
                 trial[i] = max(trial[i] * factor, _LEAST[free[i][-1]])
-                if (now := loss(trial)) < best - _PROGRESS:
+                if (now := loss(trial)) < best - _MIN_GAIN:
                     best, values, improved = now, trial, True
             step = step if improved else step / 2
         return best, values
@@ -252,12 +259,12 @@ def _fit(machine: Any, scope: str, measured: list[tuple[Any, str, Cell]]) -> Any
 
 
 def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[Cell]]:
-    """What its first process has found, in all processes."""
+    """Measures and fits one group. Returns the parameters and cells of its first process, in all processes."""
     members = {device.process_index for device in group.mesh.devices.flat}
     first = group.mesh.devices.flat[0].process_index == jax.process_index()
     measured: list[tuple[Any, str, Cell]] = []
     done: set[tuple[Any, ...]] = set()
-    for round_ in range(2):  # better parameters choose other chunks and algorithms
+    for round_ in range(2):  # better parameters select other chunks and algorithms
         key = f"calibrate/{number}/{group.scope}/{round_}"
         if jax.process_index() in members:
             measured += _measure(group, key, done)
@@ -276,24 +283,24 @@ def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[C
 
 
 def calibrate(keep: bool = True) -> Calibration:
-    """Measures the collectives of this machine and fits the cost model to them. With several processes, all call it.
+    """Measures collectives on this machine and fits the cost model to the times. All processes must call it.
 
-    Takes about ten seconds for each scope of the program: one process, several processes of a node, several nodes.
-    Programs that are compiled afterwards use the new parameters. If the parameters are saved, later programs on this
-    machine use them too. The first process of each node writes them. A program of several processes uses the file of
-    the process that needs the parameters first.
+    This takes about ten seconds for each scope of the program (one process, several processes of a node, several
+    nodes). Programs that are compiled afterwards use the new parameters. If the parameters are saved, later programs on
+    this machine use them too. The first process of each node writes the file. If the processes of a later program find
+    different files, all use the file of the process that reads its file first.
 
     Args:
-      keep: saves the parameters to JAXCOMM_CALIBRATION, or to jaxcomm/calibration-<host>.json in the user's cache
+      keep: save the parameters in JAXCOMM_CALIBRATION, by default jaxcomm/calibration-<host>.json in the user's cache
         folder.
 
     Returns:
-      The measurements beside the predictions; print it.
+      Measured and predicted times; print it.
 
     Raises:
       OSError: the file can't be written.
-      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S, or a measuring process failed. The others notice
-        such a failure after ten minutes.
+      RuntimeError: a process did not connect within JAXCOMM_TIMEOUT_S, or the measurement failed in another
+        process. The latter is detected after ten minutes.
     """
     _cost_params.load()
     number = next(_numbers)

@@ -1,4 +1,4 @@
-"""Checks of arguments at trace time: messages name op, argument, what arrived and what was expected."""
+"""Checks of arguments at trace time. Messages name the op, the argument, the value and the expected values."""
 
 import operator
 import os
@@ -45,7 +45,7 @@ def integer(op: str, name: str, value: Any) -> int:
 
 
 def dimension(op: str, name: str, value: Any, ndim: int) -> int:
-    """An array dimension as a number in [0, ndim)."""
+    """Checks an array dimension and returns it as a number in [0, ndim)."""
     index = integer(op, name, value)
     if not -ndim <= index < ndim:
         raise ValueError(f"{op}: {name}={index} is out of range for an array of {ndim} dimensions")
@@ -53,7 +53,10 @@ def dimension(op: str, name: str, value: Any, ndim: int) -> int:
 
 
 def axes(op: str, axis_name: AxisName, *, dimensions: bool = False) -> AxisNames:
-    """Axis names as a tuple, each bound by an enclosing shard_map or vmap. `dimensions` lets integers through."""
+    """Checks axis names and returns them as a tuple. An enclosing shard_map or vmap must bind each name.
+
+    If `dimensions` is true, integers are allowed.
+    """
     static(op, "axis_name", axis_name)
     names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
     for name in names:
@@ -71,12 +74,15 @@ def axes(op: str, axis_name: AxisName, *, dimensions: bool = False) -> AxisNames
             )
             raise NameError(f"{op}: axis_name {name!r} is not bound here: {inside}")
     if len(set(names)) != len(names):
-        raise ValueError(f"{op}: axis_name {names} names an axis twice")
+        raise ValueError(f"{op}: axis_name must have each axis at most once, got {names}")
     return names
 
 
 def groups(op: str, axis_index_groups: AxisIndexGroups | None, names: AxisNames, *, unequal: bool = False) -> Groups:
-    """axis_index_groups as tuples: a partition of the axis into groups, of equal size unless `unequal`."""
+    """Checks axis_index_groups and returns them as tuples.
+
+    The groups must partition the axis. Their sizes must be equal unless `unequal` is true.
+    """
     if axis_index_groups is None:
         return None
     static(op, "axis_index_groups", axis_index_groups)
@@ -88,10 +94,10 @@ def groups(op: str, axis_index_groups: AxisIndexGroups | None, names: AxisNames,
     size = lax.axis_size(names)
     if sorted(i for row in rows for i in row) != list(range(size)):
         raise ValueError(
-            f"{op}: axis_index_groups must hold each index of {_show(names)} (0 to {size - 1}) exactly once, got {rows}"
+            f"{op}: axis_index_groups must have each index of {_show(names)} (0 to {size - 1}) exactly once, got {rows}"
         )
     if len({len(row) for row in rows}) != 1 and not unequal:
-        raise ValueError(f"{op}: axis_index_groups must have equal sizes, got {[len(row) for row in rows]}")
+        raise ValueError(f"{op}: axis_index_groups must have equal sizes, got sizes {[len(row) for row in rows]}")
     return rows
 
 
@@ -108,7 +114,7 @@ def algorithm(op: str, collective: str, name: str | None) -> str | None:
         return None
     known = [*(row[0] for row in plan.algorithms(collective)), "xla"]
     if name not in known:
-        raise ValueError(f"{op}: unknown algorithm {name!r}; known are {', '.join(known)}")
+        raise ValueError(f"{op}: unknown algorithm {name!r}; pass one of {', '.join(known)}")
     return name
 
 
@@ -124,8 +130,8 @@ def max_sms(op: str, value: Any) -> int | None:
 def divisible(op: str, name: str, index: int, shape: Sequence[int], parts: int, names: AxisNames) -> None:
     if shape[index] % parts:
         raise ValueError(
-            f"{op}: dimension {name}={index} of an array of shape {tuple(shape)} has size {shape[index]}, which does "
-            f"not divide into {parts} equal parts, one per rank of {_show(names)}"
+            f"{op}: dimension {name}={index} of an array of shape {tuple(shape)} has size {shape[index]}, which "
+            f"cannot be split into {parts} equal blocks, one per rank of {_show(names)}"
         )
 
 
@@ -138,7 +144,7 @@ def equal(op: str, name: str, index: int, shape: Sequence[int], parts: int, name
 
 
 def unsharded(op: str, name: str, index: int, aval: Any) -> None:
-    """Refuses to cut or join along a dimension that is still sharded over an explicit mesh axis."""
+    """Raises if the dimension to split or join is sharded over an explicit mesh axis."""
     spec = aval.sharding.spec
     if index < len(spec) and spec[index] is not None:
         raise ValueError(
@@ -148,7 +154,7 @@ def unsharded(op: str, name: str, index: int, aval: Any) -> None:
 
 
 def element_type(op: str, x: Any, *, ordered: bool = False) -> None:
-    """Refuses element types without bytes of their own (PRNG keys), and unordered ones where there must be an order."""
+    """Raises for extended element types (PRNG keys), and for complex ones if the op needs an order."""
     dtype = jax.typeof(x).dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         raise TypeError(f"{op}: x has element type {dtype}; pass its data (jax.random.key_data)")

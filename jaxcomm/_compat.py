@@ -1,7 +1,7 @@
 """Everything that depends on the JAX version or on JAX API that may change.
 
 Written for jax 0.10.2 to 0.12. `jax.interpreters` and `jax.extend` promise no stability. Two functions read private
-state (`jax._src`) and return False where they do not find it; _kv_store.py uses the private distributed client.
+state (`jax._src`) and return False if it is missing. _kv_store.py uses the private distributed client.
 """
 
 import contextlib
@@ -46,13 +46,13 @@ def is_tracer(x: Any) -> bool:
 
 
 def varying_axes(aval_or_x: Any) -> frozenset:
-    """Mesh axes over which a value is typed as differing between devices; empty under check_vma=False."""
+    """Mesh axes over which the type of a value is varying; empty under check_vma=False."""
     aval = aval_or_x if hasattr(aval_or_x, "manual_axis_type") else jax.typeof(aval_or_x)
     return aval.manual_axis_type.varying
 
 
 def unreduced_axes(x: Any) -> frozenset:
-    """Mesh axes over which a value is typed as a pending sum."""
+    """Mesh axes over which the type of a value is unreduced: a pending sum."""
     return jax.typeof(x).manual_axis_type.unreduced
 
 
@@ -62,30 +62,30 @@ def with_varying(aval: Any, axes: frozenset) -> Any:
 
 
 def make_varying(x: Any, axes: AxisNames) -> Any:
-    """Types `x` as varying over `axes`. Does nothing under check_vma=False and for names that vmap introduced."""
-    # An axis index varies exactly over its own axis, and over nothing where types don't track this.
+    """Types `x` as varying over `axes`. Does nothing under check_vma=False and for axes of vmap."""
+    # The type of an axis index varies over its own axis only, or over no axis where types don't track this.
     missing = tuple(a for a in axes if varying_axes(lax.axis_index(a)) - varying_axes(x))
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
 def psum_of_groups(x: Any, axes: AxisNames, groups: Groups) -> Any:
-    """jax.lax.psum with axis_index_groups, where it refuses them too: under check_vma=True."""
+    """jax.lax.psum with axis_index_groups, also under check_vma=True, where jax.lax.psum rejects them."""
     y = lax.psum_p.bind(x, axes=axes, axis_index_groups=groups)
     return y[0] if lax.psum_p.multiple_results else y
 
 
 def leave_compilation_cache() -> bool:
-    """Has JAX no longer use its persistent compilation cache. False if it doesn't anyway."""
+    """Switches JAX's persistent compilation cache off. Returns False if it was off already."""
     settings: Any = jax.config
     if not (settings.jax_enable_compilation_cache and settings.jax_compilation_cache_dir):
         return False
     jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # or it would go on as it began
+    compilation_cache.reset_cache()  # otherwise JAX keeps using the cache that it has opened
     return True
 
 
 def back_ends_have_started() -> bool:
-    """Whether JAX has started its back ends; asking it for devices would start them."""
+    """Whether JAX has started its back ends. Unlike jax.devices(), this does not start them."""
     try:
         from jax._src import xla_bridge
 
@@ -95,7 +95,7 @@ def back_ends_have_started() -> bool:
 
 
 def on_cloud_tpu() -> bool:
-    """Whether JAX is about to use the TPUs of this machine."""
+    """Whether JAX will use the TPUs of this machine."""
     try:
         from jax._src import cloud_tpu_init
 
@@ -120,7 +120,7 @@ def in_spmd_region(axis_context: Any) -> bool:
 
 
 def _jaxlib() -> tuple[int, ...]:
-    """Version of jaxlib, and so of its plugins."""
+    """Version of jaxlib, which is also that of its plugins."""
     return tuple(int(part) for part in re.findall(r"\d+", jaxlib.__version__)[:3])
 
 
@@ -135,7 +135,7 @@ def has_windows() -> bool:
 
 
 def in_collective_memory(operand: int, result: int) -> contextlib.AbstractContextManager:
-    """Has XLA:GPU place an operand and a result of the custom calls made inside where it can make windows."""
+    """Context in which XLA:GPU allocates an operand and a result of custom calls in memory that can have windows."""
     return set_xla_metadata(operands_memory_spaces=f"{{{operand}:1}}", results_memory_spaces=f"{{{result}:1}}")
 
 

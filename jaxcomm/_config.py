@@ -1,4 +1,4 @@
-"""Settings: environment variables, read once. They are defined here only; docs/configuration.md has their table."""
+"""Settings, read once from environment variables. docs/configuration.md has their table."""
 
 import dataclasses
 import functools
@@ -38,19 +38,19 @@ def _flag(name: str, text: str) -> bool:
 
 def _algorithm(name: str, text: str) -> str | None:
     if text not in ("", "xla"):
-        raise ValueError(f"{name} must be 'xla' or not set, got {text!r}")
+        raise ValueError(f"{name} must be 'xla', empty or not set, got {text!r}")
     return text or None
 
 
 def _setting(name: str, default: Any, parse: Callable[[str, str], Any], who: str, meaning: str) -> Any:
-    """A field of Config.
+    """Returns a field of Config.
 
     Args:
-      name: of the environment variable.
-      default: value if that is not set.
-      parse: (name, text) -> value, or ValueError.
-      who: ALL or EACH: whether the processes of a program must agree.
-      meaning: for users, in Markdown.
+      name: name of the environment variable.
+      default: value if the variable is not set.
+      parse: (name, text) -> value; raises ValueError.
+      who: ALL if all processes of a program must have the same value, else EACH.
+      meaning: description for users, in Markdown.
     """
     metadata = {"name": name, "parse": parse, "who": who, "meaning": meaning}
     return dataclasses.field(default=default, metadata=metadata)
@@ -67,13 +67,14 @@ class Config:
     )  # fmt: skip
     warn_s: float = _setting(
         "JAXCOMM_WARN_S", 30.0, _seconds, EACH,
-        "Seconds after which a line on standard error names the op and the missing ranks. It comes again each time the "
-        "wait has doubled. CPUs only.",
+        "Seconds after which a line on standard error names the op and the missing ranks. The line is repeated each "
+        "time the wait has doubled. CPUs only.",
     )  # fmt: skip
     node_id: str | None = _setting(
         "JAXCOMM_NODE_ID", None, _text, EACH,
-        "Name of the node of this process. Processes share memory exactly if their names are equal; GPUs are on "
-        "different nodes if their names differ. By default, jaxcomm asks the kernel.",
+        "Name of the node of this process. Processes share memory exactly if their names are equal. GPUs are on "
+        "different nodes if their names differ. By default, the name consists of the kernel's boot id, the namespaces "
+        "and the user.",
     )  # fmt: skip
     single_copy: bool = _setting(
         "JAXCOMM_SINGLE_COPY", True, _flag, EACH,
@@ -82,28 +83,28 @@ class Config:
     )  # fmt: skip
     ucx_library: str | None = _setting(
         "JAXCOMM_UCX_LIBRARY", None, _text, EACH,
-        "Path of the libucp to use between nodes, instead of that of the system or of the libucx wheel.",
+        "Path of the libucp to use between nodes, instead of the library of the system or of the libucx wheel.",
     )  # fmt: skip
     network_devices: str | None = _setting(
         "JAXCOMM_NETWORK_DEVICES", None, _text, EACH,
-        "UCX's names of the network interfaces to use and listen on, such as `eth0` or `mlx5_0:1`, or `all`. By "
-        "default the interface through which the coordinator is reached, and all on machines with RDMA.",
+        "UCX's names of the network interfaces to use and listen on, such as `eth0` or `mlx5_0:1`, or `all`. The "
+        "default is the interface that reaches the coordinator; on machines with RDMA it is `all`.",
     )  # fmt: skip
     max_sms: int = _setting(
         "JAXCOMM_MAX_SMS", 32, _positive_int, ALL,
-        "Multiprocessors of a GPU that one collective may keep busy. The keyword `max_sms` of an op lowers it further.",
+        "Multiprocessors of a GPU that one collective may occupy. The keyword `max_sms` of an op can lower the limit.",
     )  # fmt: skip
     symmetric_buffers: bool = _setting(
         "JAXCOMM_SYMMETRIC_BUFFERS", False, _flag, ALL,
-        "1: GPUs read and write XLA's own buffers, instead of copies of them. Needs jax 0.12.",
+        "1: GPUs read and write XLA's own buffers instead of copies. Needs jax 0.12.",
     )  # fmt: skip
     algorithm: str | None = _setting(
         "JAXCOMM_ALGORITHM", None, _algorithm, ALL,
-        "`xla`: every collective becomes XLA's own, whatever the calls ask for.",
+        "`xla`: every collective becomes XLA's own, also in calls with `algorithm=`.",
     )  # fmt: skip
     calibration: str | None = _setting(
         "JAXCOMM_CALIBRATION", None, _text, EACH,
-        "File that `jaxcomm.calibrate()` writes and later programs read; none if empty. By default "
+        "File that `jaxcomm.calibrate()` writes and later programs read; empty for no file. The default is "
         "`jaxcomm/calibration-<host>.json` in the user's cache folder. All processes of a program use the content that "
         "the first of them has read.",
     )  # fmt: skip
@@ -111,7 +112,7 @@ class Config:
 
 @functools.cache
 def config() -> Config:
-    """The settings, from the environment at the first call."""
+    """The settings. The first call reads them from the environment."""
     values = {}
     for field in dataclasses.fields(Config):
         name, parse = field.metadata["name"], field.metadata["parse"]

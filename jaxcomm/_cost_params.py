@@ -1,4 +1,4 @@
-"""The parameters of the cost model: constants, or those that calibrate() has kept for this machine."""
+"""The parameters of the cost model: constants, or those that calibrate() has saved for this machine."""
 
 import functools
 import json
@@ -16,13 +16,13 @@ measured: set[str] = set()  # scopes whose parameters are measured
 
 
 def path() -> pathlib.Path | None:
-    """Where the parameters are kept."""
+    """File with the saved parameters; None if there is none to use."""
     given = config().calibration
     if given is not None:
         return pathlib.Path(given) if given else None
     try:
         cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    except RuntimeError:  # there is no home
+    except RuntimeError:  # the user has no home folder
         return None
     return pathlib.Path(cache) / "jaxcomm" / f"calibration-{platform.node() or 'localhost'}.json"
 
@@ -32,16 +32,17 @@ def _machine(values: dict[str, Any]) -> Any:
 
 
 def apply(cost_params: dict[str, Any]) -> None:
-    """For all programs that this process compiles from now on."""
+    """Uses these parameters for all programs that this process compiles from now on."""
     for scope, values in cost_params.items():
         _core.set_cost_params(scope, _machine(values))
         measured.add(scope)
 
 
 def save(cost_params: dict[str, Any]) -> None:
-    """Writes them to path(), beside those of other scopes that are there already.
+    """Writes parameters to path(). Parameters of other scopes in the file remain.
 
-    cost_params: scope -> {"links": rows of plan.Machine.links, "launch_s": seconds}.
+    Args:
+      cost_params: scope -> {"links": rows of plan.Machine.links, "launch_s": seconds}.
     """
     if (file := path()) is None:
         return
@@ -50,11 +51,11 @@ def save(cost_params: dict[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f"{file.name}.{os.getpid()}")
     new.write_text(json.dumps(kept, indent=1))
-    new.replace(file)  # readers see the old or the new
+    new.replace(file)  # atomic: readers see the old or the new file
 
 
 def _saved() -> str:
-    """Text of the file; "" if there is none for such a machine."""
+    """Text of the file; "" if there is no valid file for this machine."""
     if (file := path()) is None:
         return ""
     try:
@@ -73,7 +74,7 @@ def _saved() -> str:
 
 @functools.cache
 def load() -> None:
-    """Uses what is kept for this machine, if anything is; with several processes, what the first of them has."""
+    """Uses the parameters saved for this machine, if any. All processes use those of the first process to call this."""
     kept = _kv_store.kv_agree("cost_params", _saved() or "none")
     if kept != "none":
         apply(json.loads(kept)["cost_params"])

@@ -1,4 +1,4 @@
-"""Which plan a collective would run, why, and what it should cost."""
+"""explain(): the plan that a collective selects, the reason, and its predicted cost."""
 
 import dataclasses
 import math
@@ -34,10 +34,10 @@ def _native(op: str) -> str:
 
 
 def algorithms(op: str) -> tuple[str, ...]:
-    """Lists the algorithms of an op, in order of preference. Every op also accepts "xla", which is not a plan.
+    """Names that the keyword ``algorithm`` of an op accepts, in order of preference; "xla" is accepted too.
 
-    Not every algorithm fits every group: recursive halving needs a power of two of ranks, a hierarchical plan needs
-    several nodes of several ranks.
+    Not every algorithm supports every group. Recursive halving requires a power of two of ranks, and a hierarchical
+    plan requires several nodes of several ranks.
 
     Args:
       op: public name, such as "all_to_all" or "psum".
@@ -50,25 +50,26 @@ def algorithms(op: str) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The result of explain(). ``str()`` returns a summary, ``steps_text`` the plan itself.
+    """One choice of the selection table. ``str()`` gives a readable summary, ``steps_text`` the plan.
 
     Attributes:
       op: public name.
       algorithm: name of the selected plan.
-      reason: why the selection chose it.
-      source: origin of the algorithm.
-      num_nodes, ranks_per_node: shape of the group, as the planner sees it.
+      reason: reason for the selection.
+      source: publication of the algorithm.
+      num_nodes, ranks_per_node: shape of the group in the planner.
       input_bytes, output_bytes: sizes of the buffers of one rank.
-      steps: number of steps of the slowest rank; on a GPU, of each of its thread blocks.
+      steps: steps of the slowest rank; on a GPU, of each of its thread blocks.
       scratch_bytes: scratch memory of each rank.
-      messages, bytes, signals: traffic of the slowest rank, by link ("self", "node", "network"). On GPUs "node" is
-        NVLink; LL messages count twice the bytes of their data.
-      predicted_time_s: time by the cost model of docs/internals/cost-model.md.
+      messages, bytes, signals: numbers that the slowest rank initiates, by link class ("self", "node", "network"). On
+        GPUs, "node" is NVLink. LL messages count twice the bytes of their data.
+      predicted_time_s: prediction of the cost model (docs/internals/cost-model.md).
       platform: "cpu" or "cuda".
-      protocol: "steps", or on GPUs "ll" or "ll_two_shot" for one or two exchanges of LL messages.
-      sms: multiprocessors of a GPU that the call uses, one thread block each; 0 on CPUs.
-      links, launch_s, sync_overhead_s: parameters of the prediction. launch_s: overhead of a call.
-        sync_overhead_s: time that all ranks spend on synchronization before and after a plan.
+      protocol: "steps"; or on GPUs "ll" or "ll_two_shot", for one or two exchanges of LL messages.
+      sms: multiprocessors of a GPU that the call occupies, with one thread block each; 0 on CPUs.
+      links: link parameters of the prediction.
+      launch_s: cost parameter, the time to start a call.
+      sync_overhead_s: cost parameter, the time of the synchronization of all ranks before and after a plan.
     """
 
     op: str
@@ -94,7 +95,7 @@ class Explanation:
     _request: Any = dataclasses.field(repr=False, compare=False)
 
     def steps_text(self, rank: int = 0) -> str:
-        """Returns the plan of one rank, one step per line: buffers by rank, offsets and counts in elements."""
+        """The plan of one rank, one step per line. Offsets and counts are in elements."""
         return str(plan.build(self._request, self.algorithm)[rank])
 
     def __str__(self) -> str:
@@ -117,23 +118,24 @@ class Explanation:
 
     def _on_gpus(self) -> list[str]:
         return [
-            f"on GPUs   {'walk of the plan' if self.protocol == 'steps' else 'LL messages'}, {self.sms} SM(s)",
+            f"on GPUs   {'steps of the plan' if self.protocol == 'steps' else 'LL messages'}, {self.sms} SM(s)",
             f"  launch {self.launch_s * 1e6:.3f} us, synchronization {self.sync_overhead_s * 1e6:.3f} us",
             *(f"  {link}" for link in self.links),
-            "  Not measured with jaxcomm: published values, ceilings, guesses (docs/internals/cost-model.md) or given.",
+            "  Parameters are not measured with jaxcomm: published values, limits, estimates "
+            "(docs/internals/cost-model.md), or arguments.",
         ]
 
 
 def _replace(
     op: str, machine: Any, links: Sequence[Link], launch_s: float | None, sync_overhead_s: float | None
 ) -> None:
-    """Replaces parameters of the machine by those that are given."""
+    """Sets those parameters of the machine that the caller has passed."""
     rows = {link.name: (link.overhead_s, link.bytes_per_s, link.latency_s) for link in links_of(machine)}
     for link in links:
         if link.name not in rows:
-            raise ValueError(f"{op}: links must be of {', '.join(rows)}, got {link.name!r}")
+            raise ValueError(f"{op}: names of links must be among {', '.join(rows)}, got {link.name!r}")
         if link.overhead_s < 0 or link.latency_s < 0 or not link.bytes_per_s > 0:
-            raise ValueError(f"{op}: times must not be negative, nor bandwidths 0 or less, got {link!r}")
+            raise ValueError(f"{op}: links must have times of at least 0 and a bandwidth above 0, got {link!r}")
         rows[link.name] = (link.overhead_s, link.bytes_per_s, link.latency_s)
     if (ll := rows.pop("ll", None)) is not None:
         machine.ll = machine.ll_two_shot = ll
@@ -159,51 +161,53 @@ def explain(
     launch_s: float | None = None,
     sync_overhead_s: float | None = None,
 ) -> Explanation:
-    """Shows which plan an op would run, why, and its predicted time. Runs nothing.
+    """Describes the plan that an op selects: the reason for the selection and the predicted cost.
 
-    `links`, `launch_s` and `sync_overhead_s` change the prediction only. The plan is the one that a program would
-    choose without them. `algorithm` selects another plan.
+    A program selects the same plan for the same arguments. `links`, `launch_s` and `sync_overhead_s` change only the
+    prediction. `algorithm` selects another plan.
 
     Args:
       op: public name, such as "all_to_all" or "psum".
       x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier".
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
-      algorithm: as in the op.
+      algorithm: as in the op, except "xla".
       source: rank that broadcasts (pbroadcast).
       perm: as in ppermute; None means a shift by one.
-      scope: how CPU devices reach each other: "process" (devices of one process, the default), "node" (of several
-        processes on a node) or "network" (of several nodes).
-      ranks_per_node: of the group; by default the innermost of several axes is a node. On GPUs, a node is an NVLink
+      scope: where CPU devices are: in one "process" (the default), in several processes of one "node", or on several
+        nodes of a "network".
+      ranks_per_node: ranks of a node. By default, the innermost of several axes is a node. On GPUs, a node is an NVLink
         domain.
-      platform: "cpu", or "cuda" for NVIDIA GPUs. No GPU is needed.
+      platform: "cpu", or "cuda" for NVIDIA GPUs. The machine needs no GPU.
       max_sms: as in the op.
-      gin: on GPUs of several nodes, whether kernels use GIN. If False, messages travel in rounds of NCCL's send and
-        receive.
-      links: parameters that replace those of the same names, in the form of `Explanation.links`.
-      launch_s, sync_overhead_s: the same for these parameters.
+      gin: on GPUs of several nodes, whether NCCL has GIN. With GIN, kernels put over the network. Without it, NCCL
+        sends and receives the messages in rounds.
+      links: link parameters that replace those of the same name in `Explanation.links`.
+      launch_s, sync_overhead_s: cost parameters that replace those of the machine, in seconds.
 
     Returns:
       An Explanation; print it, or read its attributes.
 
     Raises:
-      ValueError: unknown op, algorithm, scope, platform or link, or sizes that do not fit.
-      RuntimeError: with several processes, the coordination service does not answer.
+      ValueError: unknown op, algorithm, scope, platform or link, or invalid sizes.
+      RuntimeError: the program has several processes, and the coordination service does not answer.
     """
     native = _native(op)
     _check.algorithm(op, native, algorithm)
     if algorithm == "xla":
-        raise ValueError(f"{op}: algorithm 'xla' has no plan: it is XLA's own collective")
+        raise ValueError(
+            f"{op}: algorithm 'xla' has no plan, for it runs XLA's own collective; pass another algorithm or None"
+        )
     sizes = (axis_sizes,) if isinstance(axis_sizes, int) else tuple(axis_sizes)
     if not sizes or any(size < 1 for size in sizes):
         raise ValueError(f"{op}: axis_sizes must be positive, got {axis_sizes!r}")
     n = math.prod(sizes)
     ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
     if n % ranks_per_node:
-        raise ValueError(f"{op}: {n} ranks are not nodes of {ranks_per_node}")
+        raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
     count, item_bytes = (0, 1) if op == "barrier" else (math.prod(x.shape), np.dtype(x.dtype).itemsize)
     if native in ("all_to_all", "reduce_scatter"):
         if count % n:
-            raise ValueError(f"{op}: {count} elements do not divide into {n} equal blocks")
+            raise ValueError(f"{op}: {count} elements cannot be split into {n} equal blocks")
         count //= n
     source_of = []
     if native == "permute":
@@ -214,7 +218,7 @@ def explain(
         raise ValueError(f"{op}: platform must be 'cpu' or 'cuda', got {platform!r}")
     on_gpus = platform == "cuda"
     if on_gpus and scope is not None:
-        raise ValueError(f"{op}: scope is of CPU devices; on GPUs ranks_per_node tells what NVLink connects")
+        raise ValueError(f"{op}: scope is for CPU devices only, got {scope!r}; for GPUs, pass ranks_per_node")
     of_call: dict[str, Any] = {"block_count": count, "root": source, "source_of": source_of}
     if on_gpus:
         request = plan.gpu_request(native, n, ranks_per_node, **of_call)

@@ -1,4 +1,7 @@
-"""FFI targets whose kernels communicate by the device API: jaxcomm/host.h gives their handlers a communicator."""
+"""FFI targets of users, whose kernels communicate with the device API.
+
+jaxcomm/host.h provides their handlers with a communicator.
+"""
 
 import ctypes
 import importlib.metadata
@@ -19,13 +22,13 @@ def register_ffi_target(name: str, library: ctypes.CDLL, *, initialize: str, exe
 
     Args:
       name: name of the target, for ffi_call. Calls of one target share an arena (jaxcomm::host::Setup::Reserve).
-      library: the library that contains the handlers, as ctypes.CDLL(path); it must stay loaded.
-      initialize: symbol of the handler for the stage Initialize. Execute reports its errors, because XLA ends a process
-        if only one of several devices fails in Initialize.
-      execute: symbol of the handler for the stage Execute, which must bind jaxcomm::host::Call.
+      library: library with the handlers, as ctypes.CDLL(path); it must stay loaded.
+      initialize: symbol of the handler for the stage Initialize. If it fails, Execute raises the error: XLA ends a
+        process if only one of several devices fails in Initialize.
+      execute: symbol of the handler for the stage Execute, which must have jaxcomm::host::Call.
 
     Raises:
-      AttributeError: the library lacks a symbol, or no file of it includes jaxcomm/host.h.
+      AttributeError: the library has no such symbol, or was compiled without jaxcomm/host.h.
       RuntimeError: the library was compiled with headers of another version of jaxcomm.
       ImportError: jaxcomm was built without CUDA.
     """
@@ -34,7 +37,9 @@ def register_ffi_target(name: str, library: ctypes.CDLL, *, initialize: str, exe
     try:
         use_host_api = library.jaxcomm_use_host_api
     except AttributeError:
-        raise AttributeError(f"{library._name}: nothing in it includes jaxcomm/host.h") from None
+        raise AttributeError(
+            f"{library._name} was compiled without jaxcomm/host.h: include it in a source file of the library"
+        ) from None
     use_host_api.argtypes, use_host_api.restype = [ctypes.c_void_p], ctypes.c_char_p
     if (version := use_host_api(module.host_api())) is not None:
         raise RuntimeError(
@@ -57,37 +62,37 @@ def ffi_call(
     has_side_effect: bool = True,
     **options: Any,
 ) -> Callable[..., Any]:
-    """Calls a target of register_ffi_target like jax.ffi.ffi_call, inside jax.shard_map, for the ranks of a group.
+    """Like jax.ffi.ffi_call, for a target of register_ffi_target inside jax.shard_map.
 
     All ranks of a group must make the same calls in the same order, with arrays of the same shapes.
 
     Args:
-      target_name: name of the registered target.
+      target_name: name under which the target was registered.
       result_shape_dtypes: shape and dtype of the result, or a sequence of them, on one device.
-      axis_name: mesh axis, or tuple of axes, outermost first: the ranks of a group, in this order.
+      axis_name: mesh axis, or tuple of axes, outermost first. It defines the ranks of a group and their order.
       axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
-      max_sms: maximum number of thread blocks per GPU (jaxcomm::host::Call::max_channels). None means JAXCOMM_MAX_SMS,
-        which is always an upper limit.
-      has_side_effect: as for jax.ffi.ffi_call. Without a side effect XLA may drop or merge calls. This must then happen
-        on all devices alike.
+      max_sms: the most thread blocks that the call may launch per GPU (jaxcomm::host::Call::max_channels); None means
+        JAXCOMM_MAX_SMS, which is an upper limit in any case.
+      has_side_effect: as in jax.ffi.ffi_call. If False, XLA may drop or merge calls; it must then do the same on all
+        devices.
       options: further arguments of jax.ffi.ffi_call.
 
     Returns:
-      A function of arrays and attributes, like that of jax.ffi.ffi_call. The handlers receive the attributes as a
-      dictionary (`.Attrs()`), with `jaxcomm` and `jaxcomm_groups` added. Under check_vma=True, its results count as
-      equal on all devices unless `result_shape_dtypes` says otherwise.
+      A function of arrays and attributes, like that of jax.ffi.ffi_call. The handlers get the attributes as a
+      dictionary (`.Attrs()`) that also holds `jaxcomm` and `jaxcomm_groups`. Under check_vma=True, the types of the
+      results are invariant over the mesh axes unless `result_shape_dtypes` declares otherwise.
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map.
-      ValueError: the groups don't fit, or a mesh axis is not manual (when tracing).
-      NotImplementedError: an axis is one of vmap.
+      ValueError: invalid groups, or a mesh axis that is not manual (when tracing).
+      NotImplementedError: an axis belongs to vmap.
     """
     axes = _check.axes(target_name, axis_name)
     groups = _check.groups(target_name, axis_index_groups, axes)
     sms = _check.max_sms(target_name, max_sms)
     mesh = jax.sharding.get_abstract_mesh()
     if unknown := [axis for axis in axes if axis not in mesh.axis_names]:
-        raise NotImplementedError(f"{target_name}: {unknown[0]!r} is an axis of vmap, expected one of a mesh")
+        raise NotImplementedError(f"{target_name}: {unknown[0]!r} is an axis of vmap, expected a mesh axis")
     if automatic := [axis for axis in mesh.axis_names if axis not in mesh.manual_axes]:
         raise ValueError(
             f"{target_name}: the mesh axis {automatic[0]!r} must be manual: name it in axis_names of shard_map"
@@ -102,7 +107,7 @@ def ffi_call(
     call = jax.ffi.ffi_call(target_name, result_shape_dtypes, has_side_effect=has_side_effect, **options)
 
     def wrapped(*xs: Any, **more: Any) -> Any:
-        # As jax.numpy does: a custom call by itself wants operands that vary over the same axes.
+        # A custom call requires operands that vary over the same axes; jax.numpy makes them so too.
         xs = tuple(jax.numpy.asarray(x) for x in xs)
         varying = tuple(frozenset().union(*(_compat.varying_axes(x) for x in xs)))
         xs = tuple(_compat.make_varying(x, varying) for x in xs)

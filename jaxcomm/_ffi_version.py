@@ -1,4 +1,4 @@
-"""Versions of XLA's FFI: the one that the native modules were built for, and the one that the installed jaxlib has."""
+"""Versions of XLA's FFI: that of the native modules and that of the installed jaxlib."""
 
 import importlib.metadata
 import pathlib
@@ -18,7 +18,7 @@ def jaxlib_version(header: str, major: str, minor: str) -> tuple[int, int] | Non
 
 
 def api_version() -> tuple[int, int] | None:
-    """The FFI version of the installed jaxlib; None if its header does not tell."""
+    """The FFI version of the installed jaxlib; None if its header does not define one."""
     return jaxlib_version("c_api.h", "XLA_FFI_API_MAJOR", "XLA_FFI_API_MINOR")
 
 

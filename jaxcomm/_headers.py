@@ -1,4 +1,4 @@
-"""Paths of the device API's headers, for programs with their own kernels."""
+"""Folders of the device API's headers, for users' own kernels."""
 
 import pathlib
 
@@ -6,18 +6,18 @@ import jaxcomm
 
 
 def _find(path: str) -> str:
-    # In an editable installation, what CMake has installed is in another folder than the Python files.
+    # In an editable installation, CMake installs into another folder than that of the Python files.
     for folder in jaxcomm.__path__:
         if (found := pathlib.Path(folder, path)).exists():
             return str(found.parent)
-    raise RuntimeError(f"jaxcomm has been installed without {path}: build it with CMake, as `pip install .` does")
+    raise RuntimeError(f"jaxcomm was installed without {path}: build it with CMake, as `pip install .` does")
 
 
 def get_include() -> str:
-    """Returns the folder for the compiler's -I, so that `#include <jaxcomm/version.h>` works."""
+    """Include folder for compilers (-I): `#include <jaxcomm/version.h>` then works."""
     return _find("include/jaxcomm")
 
 
 def get_cmake_dir() -> str:
-    """Returns the folder for CMake's jaxcomm_ROOT. `find_package(jaxcomm CONFIG)` defines jaxcomm::device."""
+    """Folder for CMake's jaxcomm_ROOT: `find_package(jaxcomm CONFIG)` then defines the target jaxcomm::device."""
     return _find("cmake/jaxcommConfig.cmake")

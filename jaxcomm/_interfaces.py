@@ -1,4 +1,4 @@
-"""Which of this machine's network interfaces to listen on."""
+"""The network interface of this machine that reaches an address."""
 
 import contextlib
 import fcntl
@@ -10,11 +10,11 @@ _SIOCGIFADDR = 0x8915
 
 
 def _addresses() -> dict[str, str]:
-    """IP address -> interface, for one IPv4 address an interface and all of IPv6."""
+    """IP address -> interface name: one IPv4 address per interface, and all IPv6 addresses."""
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
                 reply = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
                 found[socket.inet_ntoa(reply[20:24])] = name
     with contextlib.suppress(OSError), open("/proc/net/if_inet6") as lines:
@@ -25,10 +25,10 @@ def _addresses() -> dict[str, str]:
 
 
 def interface_to(address: str) -> str | None:
-    """The interface through which host:port is reached; None if it can't be told.
+    """Name of the interface that reaches `address` (host:port); None if it is unknown.
 
-    A host may have its own name lead to its loopback interface, through which no other reaches it: that counts only
-    where the address says nothing else, so that all processes are on this machine.
+    A host may map its own name to a loopback address, which other hosts can't reach. So the loopback interface is
+    returned only if `address` itself is a loopback address or "localhost": then all processes are on this machine.
     """
     host, _, port = address.rpartition(":")
     host = host.strip("[]")

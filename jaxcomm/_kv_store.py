@@ -1,4 +1,4 @@
-"""The key-value store of jax.distributed. The only file that uses JAX's private distributed client."""
+"""The key-value store of jax.distributed. Only this file uses JAX's private distributed client."""
 
 import contextlib
 import ctypes
@@ -12,7 +12,7 @@ import jax
 
 from jaxcomm._config import config
 
-hidden_coordinator: str | None = None  # its address, if jaxcomm.distributed.initialize() has hidden it from JAX
+hidden_coordinator: str | None = None  # address of the coordinator, if initialize() has given JAX a relay instead
 
 
 class Client(Protocol):
@@ -26,7 +26,7 @@ def client() -> Client:
     """The client of the key-value store.
 
     Raises:
-      RuntimeError: there is none, or this version of JAX has another one.
+      RuntimeError: jax.distributed is not initialized, or this version of JAX has another client.
     """
     try:
         from jax._src import distributed
@@ -38,47 +38,51 @@ def client() -> Client:
     if missing:
         raise RuntimeError(f"jaxcomm can't use the key-value store of jax {jax.__version__}: no {', '.join(missing)}")
     if found is None:
-        raise RuntimeError("several processes, but jaxcomm.distributed.initialize() has not been called")
+        raise RuntimeError("jaxcomm: the key-value store is missing: call jaxcomm.distributed.initialize() first")
     return cast(Client, found)
 
 
 def num_processes() -> int:
-    """Processes of the initialized jax.distributed; unlike jax.process_count(), this starts no back end."""
+    """Number of processes of jax.distributed. Unlike jax.process_count(), this starts no back end."""
     from jax._src import distributed
 
     return int(distributed.global_state.num_processes or 1)
 
 
 def process_id() -> int:
-    """As jax.process_index(), without starting back ends."""
+    """Number of this process. Unlike jax.process_index(), this starts no back end."""
     from jax._src import distributed
 
     return int(distributed.global_state.process_id)
 
 
 def coordinator_address() -> str | None:
-    """host:port of the coordination service, as this process reaches it."""
+    """host:port of the coordination service, as seen from this process."""
     from jax._src import distributed
 
     return hidden_coordinator or getattr(distributed.global_state, "coordinator_address", None)
 
 
 def detach() -> None:
-    """Keeps JAX's client as it is when the process ends.
+    """Keeps JAX's client from disconnecting at exit.
 
-    Its disconnection waits five minutes for a service that has ended, or ends the process by SIGABRT.
+    If the service has ended, the disconnection waits for five minutes or ends the process with SIGABRT.
     """
     from jax._src import distributed
 
     state = distributed.global_state
     for name in ("preemption_sync_manager", "client"):
         if (held := getattr(state, name, None)) is not None:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # never destroyed, for its destructor disconnects too
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))  # never destroyed: the destructor disconnects too
             setattr(state, name, None)
 
 
 def kv_set(key: str, value: str, timeout_s: float | None = None) -> None:
-    """Sets a key within JAXCOMM_TIMEOUT_S or `timeout_s`. JAX itself waits for the coordinator without a limit."""
+    """Sets a key. JAX itself waits for the coordinator without a limit, so a thread of its own makes the call.
+
+    Raises:
+      RuntimeError: the coordinator did not answer within `timeout_s` (None means JAXCOMM_TIMEOUT_S).
+    """
     limit_s = config().timeout_s if timeout_s is None else timeout_s
     kv_client, errors = client(), list[Exception]()
 
@@ -98,7 +102,10 @@ def kv_set(key: str, value: str, timeout_s: float | None = None) -> None:
 
 
 def kv_get(key: str, timeout_s: float, late: str) -> str:
-    """The value of a key, once it is set. `late` goes to standard error after JAXCOMM_WARN_S and each doubling."""
+    """Waits for a key and returns its value.
+
+    Prints the warning `late` to standard error after JAXCOMM_WARN_S, and again each time the wait has doubled.
+    """
     kv_client, began, warn_s = client(), time.monotonic(), config().warn_s
     while True:
         waited_s = time.monotonic() - began
@@ -113,25 +120,25 @@ def kv_get(key: str, timeout_s: float, late: str) -> str:
 
 
 def kv_get_of_process(key: str, process: int) -> str:
-    """The value that a process sets for itself.
+    """Waits for the value that a process publishes under its own number.
 
     Raises:
-      RuntimeError: it did not within JAXCOMM_TIMEOUT_S.
+      RuntimeError: the process did not publish it within JAXCOMM_TIMEOUT_S.
     """
     try:
-        return kv_get(f"{key}/{process}", config().timeout_s, f"process {process} did not show up")
+        return kv_get(f"{key}/{process}", config().timeout_s, f"process {process} did not connect")
     except jax.errors.JaxRuntimeError as error:
         raise RuntimeError(
-            f"process {process} did not show up within {config().timeout_s:g} s (JAXCOMM_TIMEOUT_S); "
+            f"process {process} did not connect within {config().timeout_s:g} s (JAXCOMM_TIMEOUT_S); "
             f"all processes of a mesh must compile its collectives: {str(error).splitlines()[0]}"
         ) from error
 
 
 def kv_wait(key: str, timeout_s: float) -> str:
-    """The value of a key that any process sets within `timeout_s`.
+    """Waits for a key that any process may set, and returns its value.
 
     Raises:
-      RuntimeError: none has.
+      RuntimeError: no process has set the key within `timeout_s`.
     """
     try:
         return kv_get(key, timeout_s, f"no process has set {key}")
@@ -141,7 +148,9 @@ def kv_wait(key: str, timeout_s: float) -> str:
 
 
 def kv_agree(key: str, text: str) -> str:
-    """The same text in all processes: that of the first one that calls this with the key. Alone, `text`.
+    """Returns the same text in all processes: that of the first process that calls this with the key.
+
+    In a program of one process, returns `text`.
 
     Raises:
       RuntimeError: the key-value store does not answer.

@@ -1,6 +1,6 @@
-"""What launchers put into the environment of a process: its number, how many there are, the coordinator, its GPUs.
+"""Reads rank, number of processes, coordinator and GPUs of this process from a launcher's environment variables.
 
-The variables are those of docs/guide/clusters.md. A launcher's own variables come first, JAX's variables override them.
+docs/guide/clusters.md lists the variables. JAX's variables override those of launchers.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Callable, Mapping
 
-# Ports of the coordinator where nobody has given one: above those that Linux hands out by itself (to 60999).
+# Default ports of the coordinator: above Linux's range of ephemeral ports, which ends at 60999.
 _FIRST_PORT, _NUM_PORTS = 61440, 4096
 
 Environment = Mapping[str, str]
@@ -21,10 +21,10 @@ class Process:
     """One process of a job.
 
     Attributes:
-      launcher: for messages.
-      rank, size: number of this process, and of all.
-      local_rank, local_size: the same on this host; None if the launcher does not say.
-      coordinator: host:port of process 0; None if the launcher does not say.
+      launcher: name of the launcher, for messages.
+      rank, size: number of this process, and number of processes.
+      local_rank, local_size: the same for the processes of this host; None if unknown.
+      coordinator: host:port of process 0; None if unknown.
     """
 
     launcher: str
@@ -36,7 +36,7 @@ class Process:
 
 
 def _number(environment: Environment, *names: str) -> int | None:
-    """The first of these variables that is set."""
+    """Value of the first of these variables that is set."""
     for name in names:
         text = environment.get(name, "")
         if text:
@@ -47,19 +47,19 @@ def _number(environment: Environment, *names: str) -> int | None:
 
 
 def _port(environment: Environment, job: str) -> int:
-    """The same in all processes of a job, and probably another one in another job."""
+    """Port of the coordinator: equal in all processes of a job, and probably another one in another job."""
     given = _number(environment, "JAX_COORDINATOR_PORT")
     return given if given is not None else _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
 
 
 def first_host(node_list: str) -> str:
-    """The first host of a list of Slurm's, such as "a[01-04,7]b[2-3],c"."""
+    """First host of one of Slurm's lists, such as "a[01-04,7]b[2-3],c"."""
     first = re.match(r"(?:\[[^\]]*\]|[^,\[])*", node_list)
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0] if first else "")
 
 
 def tasks_of_node(tasks_per_node: str, node: int) -> int | None:
-    """Processes of one node, from Slurm's "2(x3),1"."""
+    """Number of processes of one node, from Slurm's "2(x3),1"."""
     counts: list[int] = []
     for count, repeat in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_per_node):
         counts += [int(count)] * int(repeat or 1)
@@ -67,7 +67,7 @@ def tasks_of_node(tasks_per_node: str, node: int) -> int | None:
 
 
 def _ancestor(name: str) -> int | None:
-    """Number of the closest process of this name that has started this one."""
+    """Process id of the closest ancestor of this name."""
     pid = os.getpid()
     try:
         while pid > 1:
@@ -120,7 +120,7 @@ def _pmi(environment: Environment) -> Process | None:
 
 
 def _slurm(environment: Environment) -> Process | None:
-    """Only under srun: a batch script itself is one process, though it has SLURM_PROCID too."""
+    """Detects srun only. A batch script is one process, although it has SLURM_PROCID too."""
     nodes = environment.get("SLURM_STEP_NODELIST")
     rank, size = _number(environment, "SLURM_PROCID"), _number(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     if not nodes or rank is None or size is None:
@@ -134,7 +134,7 @@ def _slurm(environment: Environment) -> Process | None:
 
 
 def _jax(environment: Environment) -> Process | None:
-    """jaxcomm.run, by hand, Kubernetes (whose indexed jobs number their pods)."""
+    """Variables set by jaxcomm.run, by users, or by Kubernetes, whose indexed jobs number their pods."""
     size = _number(environment, "JAX_NUM_PROCESSES")
     if size is None:
         return None
@@ -142,17 +142,18 @@ def _jax(environment: Environment) -> Process | None:
     return None if rank is None else Process("JAX_NUM_PROCESSES", rank, size)
 
 
-# In this order. mpirun inside of a Slurm job, or srun with PMI: the variables of MPI are those of the process.
+# In order of precedence. Under mpirun in a Slurm job, and under srun with PMI, MPI's variables describe the process.
 _LAUNCHERS: tuple[Callable[[Environment], Process | None], ...] = (_jax, _torchrun, _open_mpi, _pmi, _slurm)
 
 
 def detect(environment: Environment) -> Process | None:
-    """This process among those of its launcher; None if it is alone."""
+    """The process that the environment describes; None if no launcher has started it."""
     for launcher in _LAUNCHERS:
         if (process := launcher(environment)) is not None:
             if process.rank >= process.size:
                 raise ValueError(
-                    f"jaxcomm.distributed.initialize: {process.launcher} says process {process.rank} of {process.size}"
+                    f"jaxcomm.distributed.initialize: {process.launcher} sets rank {process.rank} of {process.size} "
+                    "processes; ranks must be below the number of processes"
                 )
             return dataclasses.replace(
                 process, coordinator=environment.get("JAX_COORDINATOR_ADDRESS") or process.coordinator
@@ -161,7 +162,7 @@ def detect(environment: Environment) -> Process | None:
 
 
 def _visible_gpus(environment: Environment) -> int:
-    """NVIDIA GPUs that this process may use, without a driver's help."""
+    """Number of NVIDIA GPUs that this process may use, found without the CUDA driver."""
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")])
@@ -172,9 +173,9 @@ def _visible_gpus(environment: Environment) -> int:
 
 
 def local_devices(process: Process, environment: Environment) -> list[int] | None:
-    """The GPUs of a process among those that it sees: an equal part. None if it shall use all of them.
+    """Local device ids of a process: an equal share of the visible GPUs. None means all of them.
 
-    Numbers are those of JAX, which counts in CUDA_VISIBLE_DEVICES.
+    As in JAX, ids count the entries of CUDA_VISIBLE_DEVICES.
     """
     rank, size = process.local_rank, process.local_size
     if rank is None or size is None or size == 1:
@@ -182,6 +183,6 @@ def local_devices(process: Process, environment: Environment) -> list[int] | Non
     count = _visible_gpus(environment)
     on_node = _number(environment, "SLURM_GPUS_ON_NODE")
     if count < size or (on_node is not None and count < on_node):
-        return None  # the launcher has given each process GPUs of its own, or there are none
+        return None  # the launcher has bound GPUs to processes, or there are none
     each = count // size
     return list(range(rank * each, (rank + 1) * each))

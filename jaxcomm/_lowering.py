@@ -1,4 +1,4 @@
-"""From mesh axes to replica groups to a custom call. The only file that sees MLIR."""
+"""Lowers a collective: mesh axes -> replica groups -> custom call. Only this file handles MLIR."""
 
 import contextlib
 import dataclasses
@@ -22,15 +22,15 @@ from jaxcomm._typing import AnyMesh, AxisNames, Groups
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What all collectives share: a static, hashable parameter of every primitive.
+    """The arguments that all collectives share: a static, hashable parameter of every primitive.
 
     Attributes:
       op: public name, for messages.
       axes: mesh axes that form the group, outermost first.
       groups: axis_index_groups, or None.
-      algorithm: a name, or None to let the selection table choose.
-      max_sms: of a GPU, or None for JAXCOMM_MAX_SMS.
-      site: where the user called the op, for messages.
+      algorithm: name of an algorithm; None selects it by the selection table.
+      max_sms: multiprocessors of a GPU that the call may occupy; None means JAXCOMM_MAX_SMS.
+      site: call site in the user's program, for messages.
     """
 
     op: str
@@ -45,7 +45,7 @@ class Call:
 
 
 def replica_groups(axis_names: AxisNames, axis_sizes: tuple[int, ...], axes: AxisNames, groups: Groups) -> np.ndarray:
-    """Logical device ids (row-major positions in the mesh), one row per group, in rank order: (groups, group size)."""
+    """Logical device ids (row-major positions in the mesh) of the groups, in rank order: (groups, group size)."""
     ids = np.arange(math.prod(axis_sizes)).reshape(axis_sizes)
     where = [axis_names.index(a) for a in axes]
     size = math.prod(axis_sizes[i] for i in where)
@@ -56,10 +56,13 @@ def replica_groups(axis_names: AxisNames, axis_sizes: tuple[int, ...], axes: Axi
 
 
 def ranks_per_node(axis_sizes: tuple[int, ...], groups: Groups) -> int:
-    """Ranks that share a node, from the sizes of the named axes, outermost first.
+    """Ranks per node of a group whose devices belong to one process.
 
-    Several axes declare a hierarchy: the innermost one stays inside a node. Everything else is one node, since all
-    devices are of one process.
+    Several axes declare a hierarchy: the innermost axis stays inside a node. Other groups are one node.
+
+    Args:
+      axis_sizes: sizes of the named axes, outermost first.
+      groups: axis_index_groups, or None.
     """
     if groups is not None:
         return len(groups[0])
@@ -68,11 +71,15 @@ def ranks_per_node(axis_sizes: tuple[int, ...], groups: Groups) -> int:
 
 
 def _place(mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str) -> tuple[int, bool, dict[str, Any]]:
-    """Makes the back end ready. Returns ranks per node, whether a group is of one node, attributes of this platform."""
+    """Registers targets and connects processes.
+
+    Returns:
+      Ranks per node, whether each group is on one node, and the attributes of this platform.
+    """
     _bootstrap.warn_if_alone()
     try:
         if platform == "cuda":
-            # Which GPUs share a node is found at run time, by NCCL.
+            # NCCL finds the nodes of GPUs at run time.
             register_cuda()
             own: dict[str, Any] = {}
             if not _compat.provides_communicators():
@@ -83,7 +90,7 @@ def _place(mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str) -> tuple[
         register()
         _cost_params.load()
         placement = _placement.placement(mesh, rows)
-    except (ImportError, RuntimeError) as error:  # the traceback shows the call, but a log may not show that
+    except (ImportError, RuntimeError) as error:  # logs may lack the traceback, so the text names the call
         raise RuntimeError(f"jaxcomm: {call.op} at {call.site}: while compiling, {error}") from error
     sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
     per_node = placement.ranks_per_node or ranks_per_node(sizes, call.groups)
@@ -91,11 +98,11 @@ def _place(mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str) -> tuple[
 
 
 def _call_attributes(mesh: AnyMesh, call: Call, rows: np.ndarray, collective: str, platform: str) -> dict[str, Any]:
-    """Attributes that every collective has. Arrays must stand at the top level, everything else is in `call`."""
+    """Attributes that every collective has. Arrays must be at the top level; `call` has the others."""
     per_node, one_node, own = _place(mesh, call, rows, platform)
     if call.algorithm is not None:
         n = rows.shape[1]
-        if platform == "cuda":  # nodes are found at run time: see _place
+        if platform == "cuda":  # see _place: nodes are unknown here
             shapes = [size for size in range(1, n + 1) if n % size == 0]
             possible = [plan.gpu_request(collective, n, size, multimem=True, source_of=range(n)) for size in shapes]
         else:
@@ -118,7 +125,7 @@ def _call_attributes(mesh: AnyMesh, call: Call, rows: np.ndarray, collective: st
 
 
 def _local_shape(aval: Any, mesh: AnyMesh) -> tuple[int, ...]:
-    """Shape on one device: over explicit mesh axes that are not manual, types show the whole array."""
+    """Shape on one device. Types have the global shape over explicit mesh axes that are not manual."""
     shape = list(aval.shape)
     for dimension, names in enumerate(aval.sharding.spec):
         for name in names if isinstance(names, tuple) else (names,) if names is not None else ():
@@ -126,7 +133,7 @@ def _local_shape(aval: Any, mesh: AnyMesh) -> tuple[int, ...]:
     return tuple(shape)
 
 
-# XLA:CPU packs elements of less than a byte: they travel in a type that holds every value in a byte of its own.
+# XLA:CPU packs elements smaller than a byte. They are sent as a type of one byte that holds every value.
 _IN_BYTES = {
     "int2": jnp.int8,
     "int4": jnp.int8,
@@ -141,7 +148,7 @@ def _in_bytes(dtype: Any) -> Any:
 
 
 def _check_algorithm(call: Call, algorithm: str, possible: Sequence[Any]) -> None:
-    """Raises unless the algorithm takes one of the requests. The executor would only say so at run time."""
+    """Raises unless the algorithm supports one of the requests. The executor raises only at run time."""
     if any(plan.supports(request, algorithm) for request in possible):
         return
     machine = plan.machine_of("process", possible[-1].num_ranks)
@@ -150,7 +157,7 @@ def _check_algorithm(call: Call, algorithm: str, possible: Sequence[Any]) -> Non
 
 
 def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:
-    """Registers a lowering rule that takes the keyword `platform`: "cpu", "cuda", or "other", which has no handlers."""
+    """Registers a lowering rule with the keyword `platform`: "cpu", "cuda" or "other" (no handlers)."""
     for platform in ("cpu", "cuda"):
         _compat.mlir.register_lowering(primitive, functools.partial(rule, platform=platform), platform=platform)
     _compat.mlir.register_lowering(primitive, functools.partial(rule, platform="other"))
@@ -158,18 +165,18 @@ def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:
 
 @functools.cache
 def _log_platform() -> None:
-    logging.getLogger("jaxcomm").warning("jaxcomm has no collectives for this platform: XLA's own are used")
+    logging.getLogger("jaxcomm").warning("jaxcomm has no collectives for this platform: it uses XLA's own collectives")
 
 
 def _uses_xla(call: Call, platform: str) -> bool:
-    """Whether a call becomes XLA's own collective."""
+    """Whether a call is lowered to XLA's own collective."""
     if "xla" in (call.algorithm, config().algorithm):
         return True
     if platform != "other":
         return False
     if call.algorithm is not None:
         raise NotImplementedError(
-            f"{call.op} at {call.site}: algorithm {call.algorithm!r} runs on CPU and CUDA only; leave it out, or pass "
+            f"{call.op} at {call.site}: algorithm {call.algorithm!r} runs on CPU and CUDA only; remove it, or pass "
             "algorithm='xla'"
         )
     _log_platform()
@@ -190,20 +197,21 @@ def lower(
     """Lowers one collective to one custom call per device, or to XLA's own collective.
 
     Args:
-      ctx: lowering context; its avals give the shapes of operands and results.
+      ctx: lowering context; its avals have the shapes of operands and results.
       xs: operands.
       platform: "cpu", "cuda" or "other".
-      target: FFI target.
-      attributes: (first operand on one device, group size) -> attributes of the custom call, beyond those that every
-        collective has.
-      alone: what a group of one rank computes; None calls the target there too. So does, on GPUs, an algorithm that the
-        user has asked for: how the handlers are tried out on a single GPU.
-      xla: the same computation by collectives of jax.lax, (*xs) -> results.
-      in_place: alias every operand to the result of the same number.
+      call: arguments of the op.
+      target: name of the FFI target.
+      attributes: (first operand on one device, group size) -> attributes of the custom call that are specific to the
+        collective.
+      alone: the computation in a group of one rank, (x, shape) -> y; None calls the target there too. On GPUs, a call
+        with `algorithm` calls the target in any case, so that a single GPU can test the handlers.
+      xla: the same computation with collectives of jax.lax, (*xs) -> results.
+      in_place: whether each operand is aliased to the result of the same index.
     """
     axis_context = ctx.module_context.axis_context
     if not _compat.in_spmd_region(axis_context):
-        raise NotImplementedError(f"{call.op} works inside jax.shard_map only (called at {call.site})")
+        raise NotImplementedError(f"{call.op} at {call.site} is outside of jax.shard_map; call it under jax.shard_map")
     mesh = axis_context.mesh
     rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
     group_size = rows.shape[1]
@@ -212,22 +220,22 @@ def lower(
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):
-        # The rank comes from the mesh position, not from the device: that survives permuted and exported meshes.
+        # The rank is the position in the mesh, not the device id: this holds for permuted and exported meshes too.
         rank = jnp.int32(0)
         for name, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True):
             rank = rank * size + lax.axis_index(name).astype(jnp.int32)
-        # The side effect keeps XLA from merging or dropping calls on some devices only. It stays inside the lowering:
-        # on the primitive it would stop jax.checkpoint in 0.10.
+        # The side effect keeps XLA from merging or dropping calls on some devices only. It is added in the lowering:
+        # jax.checkpoint rejects primitives with effects in 0.10.
         aliases = {i + 1: i for i in range(len(xs))} if in_place else None
         whole = [x.astype(_in_bytes(x.dtype)) for x in xs]
         ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=aliases)
-        windows = "windows" in common and not in_place  # of the barrier nobody reads anything
+        windows = "windows" in common and not in_place  # no peer reads the operands of a barrier
         with _compat.in_collective_memory(operand=1, result=0) if windows else contextlib.nullcontext():
             ys = ffi_call(rank, *whole, **common, **attributes(whole[0], group_size))
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
     def exchange_by_xla(*xs):
-        if not any(math.prod(out.shape) for out in out_types):  # XLA refuses some of these
+        if not any(math.prod(out.shape) for out in out_types):  # XLA rejects some empty collectives
             return [jnp.zeros(out.shape, a.dtype) for out, a in zip(out_types, ctx.avals_out, strict=True)]
         ys = xla(*(x.astype(_in_bytes(x.dtype)) for x in xs))
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
@@ -238,8 +246,8 @@ def lower(
             return [alone(x, a.shape) for x, a in zip(xs, ctx.avals_out, strict=True)]
         if set(axis_context.manual_axes) == set(mesh.axis_names):
             return run(*xs)
-        # Neither axis_index nor a side effect can be used over an axis that is not manual, so make the rest manual too.
-        # The types tell how explicit axes shard the operands; over automatic axes these are gathered.
+        # axis_index and side effects need manual axes, so this shard_map makes the other axes manual too. The types
+        # have the sharding over explicit axes. Over automatic axes, operands are gathered.
         in_specs = tuple(jax.typeof(x).sharding.spec for x in xs)
         out_specs = [a.sharding.spec for a in ctx.avals_out]
         return jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*xs)

@@ -18,16 +18,16 @@ from jaxcomm._config import config
 
 _ffi_version.check(_core.xla_ffi_api_version)
 
-# JAX records it twice, on the thread that asks for a program: as a scalar before XLA compiles the program or reads it
-# from the compilation cache, and as a duration afterwards, also where that fails.
+# JAX records this event twice on the thread that compiles a program. It records a scalar before XLA compiles the
+# program or reads it from the compilation cache. It records a duration afterwards, also if the compilation fails.
 _COMPILE = "/jax/core/compile/backend_compile_duration"
 
 
 class _Compilations:
-    """Between processes of CPUs, one compilation at a time.
+    """Serializes compilations on CPUs if there are several processes.
 
-    Call sites of a program are numbered until the program ends. XLA makes them on a thread of its own, so the end of
-    another program would start the numbering anew in the middle, and equal call sites would get equal numbers.
+    Call sites are numbered until the compilation of their program ends. XLA creates them on a thread of its own. The
+    end of another program's compilation would restart the numbers, and two call sites would get the same number.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class _Compilations:
             return
         depth = getattr(self._own, "depth", 0)
         if depth == 0 and not self._turn.acquire(timeout=config().timeout_s):
-            return  # a compilation that takes so long need not stop the others
+            return  # one compilation that exceeds the limit must not block the others
         self._own.depth = depth + 1
 
     def end(self, event: str, duration_secs: float, **more: str | int) -> None:
@@ -56,7 +56,7 @@ class _Compilations:
 
 @functools.cache
 def register() -> None:
-    """Registers jaxcomm's FFI targets with the CPU back end, which this starts."""
+    """Registers jaxcomm's FFI targets with the CPU back end. Starts the back end."""
     num_devices = jax.local_device_count("cpu")
     state_type: Any = _core.cpu_state_type()
     jax.ffi.register_ffi_type("jaxcomm_call", state_type, platform="cpu")
@@ -71,11 +71,13 @@ def register() -> None:
 
 @functools.cache
 def register_cuda() -> bool:
-    """Registers jaxcomm's FFI targets with the CUDA back end. False if JAX has none; lowering for GPUs works without.
+    """Registers jaxcomm's FFI targets with the CUDA back end. Returns False if JAX has none.
+
+    The lowering for GPUs works without a CUDA back end.
 
     Raises:
-      ImportError: there is a CUDA back end, but not jaxcomm's module for it.
-      RuntimeError: a flag of XLA's makes collectives on GPUs overlap.
+      ImportError: JAX has a CUDA back end, but jaxcomm's CUDA module is missing.
+      RuntimeError: an XLA flag makes collectives on GPUs overlap.
     """
     try:
         jax.local_devices(backend="cuda")
@@ -83,8 +85,8 @@ def register_cuda() -> bool:
         return False
     if "xla_gpu_command_buffer_scheduling_mode=CONCURRENT" in os.environ.get("XLA_FLAGS", ""):
         raise RuntimeError(
-            "XLA_FLAGS has xla_gpu_command_buffer_scheduling_mode=CONCURRENT: collectives that don't depend on each "
-            "other would run at the same time, but share signals and memory"
+            "XLA_FLAGS has xla_gpu_command_buffer_scheduling_mode=CONCURRENT: independent collectives would run at the "
+            "same time, but they share signals and memory. Remove the flag"
         )
     module = cuda()
     module.configure(config().timeout_s, config().max_sms, config().node_id or "", config().symmetric_buffers)
@@ -98,10 +100,10 @@ def register_cuda() -> bool:
 
 @functools.cache
 def cuda() -> ModuleType:
-    """The module for NVIDIA GPUs. It needs no driver to be imported.
+    """The module for NVIDIA GPUs. Its import needs no driver.
 
     Raises:
-      ImportError: it is not installed, does not fit jaxcomm or jaxlib, or cannot be loaded.
+      ImportError: the module is missing, cannot be loaded, or was built for another jaxcomm or jaxlib.
     """
     if importlib.util.find_spec("jaxcomm._cuda"):  # built from source
         module = importlib.import_module("jaxcomm._cuda")
@@ -117,7 +119,7 @@ def cuda() -> ModuleType:
 
 
 def nccl_wheel() -> str:
-    """NCCL's library in the wheel nvidia-nccl-cu12 or nvidia-nccl-cu13; "" if neither is installed."""
+    """Path of NCCL in the wheel nvidia-nccl-cu12 or nvidia-nccl-cu13; "" if neither is installed."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (library := pathlib.Path(folder, "nccl", "lib", "libnccl.so.2")).exists():

@@ -1,4 +1,4 @@
-"""Where ranks are: processes and nodes of the ranks of replica groups."""
+"""Processes and nodes of the ranks of replica groups."""
 
 import dataclasses
 import functools
@@ -14,7 +14,7 @@ from jaxcomm._typing import AnyMesh
 
 
 def nodes() -> list[list[int]]:
-    """The processes of each node, in the order of their first process; all processes must ask."""
+    """The processes of each node, ordered by first process. All processes must call it."""
     if jax.process_count() == 1:
         return [[0]]
     _bootstrap.read_records(range(jax.process_count()))
@@ -26,12 +26,12 @@ def nodes() -> list[list[int]]:
 
 @dataclasses.dataclass(frozen=True)
 class GroupPlacement:
-    """Processes and nodes of replica groups; the same in all processes.
+    """Processes and nodes of replica groups; equal in all processes.
 
     Attributes:
-      processes: of each device, group after group; empty if all are of this process.
-      ranks_per_node: ranks of a group that share a node, if each group consists of whole nodes one after the other, all
-        with as many ranks; 1 if not; None if every group is of one node.
+      processes: process of each device, group after group; empty if all devices belong to this process.
+      ranks_per_node: None if each group is on one node. Otherwise the number of ranks of a group per node, if that
+        number is the same everywhere and the ranks of a node are consecutive; else 1.
     """
 
     processes: np.ndarray
@@ -39,7 +39,7 @@ class GroupPlacement:
 
 
 def ranks_per_node(nodes: Iterable[Hashable]) -> int:
-    """Of one group, given the node of each rank."""
+    """Ranks per node of one group, from the node of each rank; 1 if nodes are unequal or not consecutive."""
     nodes = list(nodes)
     runs = [len(list(run)) for _, run in itertools.groupby(nodes)]
     return runs[0] if len(set(runs)) == 1 and len(runs) == len(set(nodes)) else 1
@@ -47,24 +47,26 @@ def ranks_per_node(nodes: Iterable[Hashable]) -> int:
 
 @functools.cache
 def _leave_compilation_cache() -> None:
-    """Switches JAX's persistent compilation cache off: an executable from it numbers its run ids differently.
+    """Switches JAX's persistent compilation cache off.
 
-    Processes identify a call by these ids. JAX writes the cache in process 0 only, and on CPUs process 0 alone finds
-    its entries.
+    Processes identify a call by XLA's run ids, and an executable from the cache numbers its run ids differently. On
+    CPUs, only process 0 writes the cache and finds its entries, so the ids of processes would differ.
     """
     if _compat.leave_compilation_cache():
         logging.getLogger("jaxcomm").warning(
-            "JAX's persistent compilation cache is switched off: collectives between processes of CPUs can't use it"
+            "JAX's persistent compilation cache is switched off: collectives between CPU processes can't use it"
         )
 
 
 def placement(mesh: AnyMesh, rows: np.ndarray) -> GroupPlacement:
-    """Placement of the replica groups `rows`. Connects to the processes of the groups that this process is in."""
+    """Placement of the replica groups `rows`. Connects this process to the processes of its groups."""
     nowhere_else = GroupPlacement(np.empty(0, np.int32), None)
     if jax.process_count() == 1:
         return nowhere_else
     if not isinstance(mesh, jax.sharding.Mesh):
-        raise NotImplementedError("with several processes jaxcomm needs a mesh of devices, not an AbstractMesh")
+        raise NotImplementedError(
+            "jaxcomm: programs of several processes need a jax.sharding.Mesh, got an AbstractMesh"
+        )
     processes = np.array([device.process_index for device in mesh.devices.flat], np.int32)[rows]
     own = jax.process_index()
     if (processes == own).all():
@@ -79,16 +81,18 @@ def placement(mesh: AnyMesh, rows: np.ndarray) -> GroupPlacement:
 
 
 def gpu_groups(mesh: AnyMesh, rows: np.ndarray) -> np.ndarray:
-    """Process and local number of each GPU, group after group, for an XLA that provides no communicators.
+    """Process and local number of each GPU, group after group, for versions of XLA that provide no communicators.
 
     Raises:
       RuntimeError: the process of a group's first rank did not compile the call within JAXCOMM_TIMEOUT_S.
     """
     if not isinstance(mesh, jax.sharding.Mesh):
-        raise NotImplementedError("with jaxlib before 0.11.2 jaxcomm needs a mesh of devices, not an AbstractMesh")
+        raise NotImplementedError(
+            "jaxcomm: GPUs with jaxlib before 0.11.2 need a jax.sharding.Mesh, got an AbstractMesh"
+        )
     devices = mesh.devices.reshape(-1)
     members = [[(device.process_index, device.local_hardware_id) for device in devices[row]] for row in rows]
-    if devices[0].platform == "gpu":  # else the call is only lowered for them
+    if devices[0].platform == "gpu":  # on other devices, the call is only lowered for GPUs
         for group in members:
             if any(process == jax.process_index() for process, _ in group):
                 _bootstrap.join_gpu_group(tuple(group))

@@ -1,4 +1,4 @@
-"""define(): a collective primitive and its rules, always in one order."""
+"""define() creates a collective primitive and its rules."""
 
 import enum
 import functools
@@ -12,7 +12,7 @@ from jaxcomm._lowering import Call
 
 
 class ReduceOp(enum.IntEnum):
-    """Numbers of ffi/common/dtype.h."""
+    """Reduction of a collective. The values are those of ffi/common/dtype.h."""
 
     SUM = 0
     MAX = 1
@@ -29,12 +29,15 @@ def make_call(
     *,
     unequal: bool = False,
 ) -> Call:
-    """Checks the arguments that every op takes.
+    """Checks the arguments that all ops share and returns them as a Call.
 
     Args:
       op: public name, for messages.
-      collective: native name, which `algorithm` belongs to.
-      axes: what _check.axes has made of axis_name, mesh axes only.
+      collective: native name; its algorithms are valid.
+      axes: mesh axes, as returned by _check.axes.
+      axis_index_groups: argument of the op, not yet checked.
+      algorithm: argument of the op, not yet checked.
+      max_sms: argument of the op, not yet checked.
       unequal: whether groups of different sizes are allowed.
     """
     groups = _check.groups(op, axis_index_groups, axes, unequal=unequal)
@@ -43,16 +46,16 @@ def make_call(
 
 
 def block_run(shape: Sequence[int], dimension: int) -> int:
-    """Elements of one block that lie side by side when blocks are joined along `dimension`."""
+    """Number of elements of a block that stay contiguous when blocks are joined along `dimension`."""
     return int(np.prod(shape[dimension:], dtype=np.int64))
 
 
 def shift(dimension: int, batch_dimension: int) -> int:
-    """Where `dimension` is once a batch dimension has been inserted."""
+    """Index of `dimension` after a batch dimension has been inserted."""
     return dimension + (batch_dimension <= dimension)
 
 
-# What the executors can't add up directly.
+# Element types that the executors can't reduce -> types to reduce in.
 _WIDER = {
     "int2": np.int32,
     "int4": np.int32,
@@ -64,13 +67,13 @@ _WIDER = {
 
 
 def in_wider_type(reduce: Callable[[Any], Any], x: Any) -> Any:
-    """Reduces x, in a wider type and converted back if its own can't be reduced."""
+    """Reduces x. If the executors can't reduce its type, x is converted to a wider type and the result back."""
     wider = _WIDER.get(str(x.dtype))
     return reduce(x) if wider is None else reduce(x.astype(wider)).astype(x.dtype)
 
 
 def reshape_alone(x: Any, shape: tuple) -> Any:
-    """A group of one: the result is the operand."""
+    """The result in a group of one rank: the operand."""
     return x.reshape(shape)
 
 
@@ -95,18 +98,18 @@ def define(
     xla: Callable[..., Any],
     alone: Callable[..., Any] | None = reshape_alone,
 ) -> _compat.Primitive:
-    """A primitive of one operand and one result, with parameters `call` (a Call) and whatever the rules name.
+    """Returns a primitive of one operand and one result. Its parameters are `call` (a Call) and those of the rules.
 
     Args:
-      name: the collective's native name; primitive jaxcomm_<name>, FFI target jaxcomm_<name>.
+      name: native name of the collective; the primitive and the FFI target are jaxcomm_<name>.
       shape: abstract evaluation, (aval, call, **params) -> aval.
-      attributes: of the custom call, (x on one device, group size, **params) -> dict.
+      attributes: attributes of the custom call, (x on one device, group size, **params) -> dict.
       transpose: (cotangent, aval, call, **params) -> cotangent of x, or None if the op has no derivative.
-      batch: vmap over a dimension, (bind, x, dimension, call, **params) -> (y, dimension); bind is the primitive's.
+      batch: vmap over a dimension, (bind, x, dimension, call, **params) -> (y, dimension); bind is primitive.bind.
       batch_named: vmap over one of the named axes, (bind, axis_data, x, dimension, call, **params) -> (y, dimension or
         None).
-      xla: the same by a collective of jax.lax, (x, call, **params) -> y.
-      alone: what a group of one rank computes, (x, shape) -> y; None calls the FFI target there too.
+      xla: the same computation with a collective of jax.lax, (x, call, **params) -> y.
+      alone: the computation in a group of one rank, (x, shape) -> y; None calls the FFI target there too.
     """
     primitive = _compat.Primitive(f"jaxcomm_{name}")
 

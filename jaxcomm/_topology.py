@@ -1,4 +1,4 @@
-"""Nodes, ranks and links, as the planner sees them."""
+"""topology() and make_mesh(): nodes, ranks and links of the program."""
 
 import dataclasses
 import math
@@ -20,9 +20,10 @@ class Link:
     Attributes:
       name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes); on GPUs also "ll"
         (LL messages to peers of the node).
-      overhead_s: time of the sender for a step or a signal, without its bytes.
-      latency_s: time until the data arrives, while the sender continues.
-      bytes_per_s: bandwidth of one rank while all ranks work; for "network", of the link that a node shares.
+      overhead_s: time that a step or a signal occupies the sender, in addition to the time of its bytes.
+      latency_s: time from the send to the arrival, in which the sender continues.
+      bytes_per_s: bandwidth of one rank while all ranks are active. For "network", bandwidth of the link that the ranks
+        of a node share.
     """
 
     name: str
@@ -39,15 +40,15 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The result of topology(). ``str()`` returns a summary.
+    """Nodes, ranks and links of this program. ``str()`` gives a readable summary.
 
     Attributes:
-      nodes: processes of each node; they share memory.
+      nodes: process numbers of each node; the processes of a node share memory.
       ranks: number of devices of each node.
       processors: number of processors that this process may use.
-      links: links with the parameters that predictions use.
-      calibrated: whether calibrate() has measured these parameters, on this machine or on that of another process of
-        the program. If not, they are constants.
+      links: link classes with the parameters of predictions.
+      calibrated: True if calibrate() has measured these parameters, on this machine or on that of another process of
+        the program. False if they are constants.
     """
 
     nodes: tuple[tuple[int, ...], ...]
@@ -63,12 +64,12 @@ class Topology:
             for number, (processes, ranks) in enumerate(zip(self.nodes, self.ranks, strict=True))
         ]
         lines += [f"  {link}" for link in self.links]
-        lines.append("  measured by calibrate()" if self.calibrated else "  constants; calibrate() measures")
+        lines.append("  measured by calibrate()" if self.calibrated else "  constants; calibrate() measures them")
         return "\n".join(lines)
 
 
 def links_of(machine: Any) -> tuple[Link, ...]:
-    """Those of a plan.Machine."""
+    """The links of a plan.Machine."""
     rows = [*machine.links, *([("ll", *machine.ll)] if machine.ll else [])]
     return tuple(Link(name, overhead_s, latency_s, bytes_per_s) for name, overhead_s, bytes_per_s, latency_s in rows)
 
@@ -76,10 +77,10 @@ def links_of(machine: Any) -> tuple[Link, ...]:
 def topology() -> Topology:
     """Describes the CPU devices of this program. With several processes, all must call it.
 
-    The parameters of the links are those that the selection uses for a group of all devices.
+    The link parameters are those of the selection table for a group of all devices.
 
     Raises:
-      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S.
+      RuntimeError: a process did not connect within JAXCOMM_TIMEOUT_S.
     """
     nodes = _placement.nodes()
     devices = [device.process_index for device in jax.devices("cpu")]
@@ -99,20 +100,20 @@ def make_mesh(
     devices: Sequence[jax.Device] | None = None,
     axis_types: Any = None,
 ) -> jax.sharding.Mesh:
-    """A mesh whose inner axes stay inside a node where sizes allow it. With several processes, all must call it.
+    """Returns a mesh whose inner axes stay inside a node if sizes allow it. With several processes, all must call it.
 
     Args:
       axis_shapes: sizes of the axes, outermost first.
-      axis_names: their names.
-      devices: those to use; by default the first of all.
+      axis_names: names of the axes.
+      devices: devices to use. The default is as many of jax.devices() as the mesh needs.
       axis_types: as in jax.sharding.Mesh.
 
     Returns:
       A mesh over the devices in the order of nodes, processes and device numbers.
 
     Raises:
-      ValueError: fewer devices than the mesh has places.
-      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S.
+      ValueError: fewer devices than the mesh needs.
+      RuntimeError: a process did not connect within JAXCOMM_TIMEOUT_S.
     """
     node_of = {process: number for number, processes in enumerate(_placement.nodes()) for process in processes}
     devices = jax.devices() if devices is None else devices

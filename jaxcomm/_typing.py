@@ -5,14 +5,14 @@ from typing import Any, TypeAlias
 
 import jax
 
-# Nested containers of arrays. JAX registers containers at run time, so no type describes them all.
+# Nested containers of arrays. Programs register further containers at run time, so no static type covers them all.
 PyTree: TypeAlias = Any
-# One mesh axis or several, outermost first. JAX takes any hashable name; a tuple or list is several.
+# One mesh axis or several, outermost first. Any hashable object can be a name; a tuple or list holds several names.
 AxisName: TypeAlias = Hashable | Sequence[Hashable]
-# The same, checked: always a tuple.
+# Checked axis names: always a tuple.
 AxisNames: TypeAlias = tuple[Hashable, ...]
-# Ranks that form each group, as jax.lax takes them.
+# Ranks that form each group, as in jax.lax.
 AxisIndexGroups: TypeAlias = Sequence[Sequence[int]]
-# The same, checked and hashable; None is one group of all.
+# Checked, hashable groups; None means one group of all ranks.
 Groups: TypeAlias = tuple[tuple[int, ...], ...] | None
 AnyMesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh

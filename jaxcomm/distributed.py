@@ -1,4 +1,4 @@
-"""Programs of several processes: initialize() joins them, register() connects them for what was compiled elsewhere."""
+"""Programs of several processes: initialize() joins them, register() prepares executables from elsewhere."""
 
 import atexit
 import contextlib
@@ -19,7 +19,7 @@ from jaxcomm._bootstrap import register
 
 __all__ = ["initialize", "register"]
 
-# JAX ends a process that has got no answer from the coordinator for so long. Must fit into 32 bits as milliseconds.
+# JAX ends a process that has had no answer from the coordinator for this time. Milliseconds must fit into 32 bits.
 _HEARTBEAT_TIMEOUT_S = 1_000_000
 
 
@@ -30,38 +30,38 @@ def initialize(
     local_device_ids: int | Sequence[int] | None = None,
     **options: Any,
 ) -> int:
-    """Joins the processes of this program, under any launcher of docs/guide/clusters.md; alone, does nothing.
+    """Joins the processes of this program, under any launcher of docs/guide/clusters.md. Does nothing if alone.
 
-    Call it before JAX touches a device, in all processes. It calls `jax.distributed.initialize()` with the arguments
-    that the launcher's environment variables imply. An argument overrides `JAX_COORDINATOR_ADDRESS`,
-    `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` and `JAX_LOCAL_DEVICE_IDS`, and these override the variables of torchrun, Open
-    MPI, MPICH and Slurm. On Cloud TPUs JAX itself detects everything.
+    Call it in all processes before JAX starts its back ends. It calls `jax.distributed.initialize()` with the arguments
+    that the launcher's environment variables imply. Arguments of this function override `JAX_COORDINATOR_ADDRESS`,
+    `JAX_NUM_PROCESSES`, `JAX_PROCESS_ID` and `JAX_LOCAL_DEVICE_IDS`. These variables override those of torchrun, Open
+    MPI, MPICH and Slurm. On Cloud TPUs, JAX itself detects everything.
 
-    The program survives the death of any process, process 0 included. JAX alone ends every process as soon as process
-    0, which holds the coordination service, has ended. Here JAX's client reaches the service through a relay in its own
-    process, whose connection stays open. Collectives with a dead process raise; those without it work on. Only uses of
-    the service fail, by their time limits: barriers of `jax.distributed`, and first contact between two processes. Sets
-    `jax_enable_recoverability`. At a normal end, processes wait for each other; after an uncaught exception, a process
-    ends at once.
+    The program survives the death of any process, also of process 0, which holds the coordination service. (JAX alone
+    ends every process after process 0 has ended.) For this, JAX's client connects to the service through a relay in its
+    own process, whose connection stays open. Collectives with a dead process raise, and collectives without it
+    continue. After the death of process 0, only uses of the service fail, after their time limits: barriers of
+    `jax.distributed`, and the first connection between two processes. This function sets `jax_enable_recoverability`.
+    At a normal end, processes wait for each other. After an uncaught exception, a process ends at once.
 
     Args:
       coordinator_address: host:port of process 0; the port must be free there. Detected under torchrun and Slurm, and
-        where mpirun or mpiexec starts all processes on one host. JAX_COORDINATOR_PORT replaces a detected port.
-      num_processes: processes of the program.
-      process_id: number of this one, from 0.
-      local_device_ids: the GPUs of this process, among those that CUDA_VISIBLE_DEVICES leaves. By default an equal part
-        for each process of the host, in the order of their local ranks. All of them if the launcher tells no local
-        ranks, or has bound GPUs to processes itself.
-      options: as in jax.distributed.initialize(), with two other defaults. The service listens on the coordinator's
-        address only (coordinator_bind_address), or on all addresses where the coordinator's name leads to a loopback
-        address on its own host. heartbeat_timeout_seconds is 10^6: JAX ends the process that long after the service has
-        ended. shutdown_timeout_seconds, 300 by default, bounds the wait at the end of a process.
+        if mpirun or mpiexec starts all processes on one host. JAX_COORDINATOR_PORT replaces a detected port.
+      num_processes: number of processes of the program.
+      process_id: number of this process, from 0.
+      local_device_ids: GPUs of this process, counted among those of CUDA_VISIBLE_DEVICES. By default, each process of
+        the host gets an equal share, in the order of local ranks. The default is all GPUs if the launcher sets no local
+        ranks or has bound GPUs to processes itself.
+      options: as in jax.distributed.initialize(), with two other defaults. coordinator_bind_address: the service
+        listens on the coordinator's address only; if the coordinator's name maps to a loopback address on its own host,
+        it listens on all addresses. heartbeat_timeout_seconds: 10^6, the time from the end of the service to the end of
+        the process by JAX. shutdown_timeout_seconds, 300 by default, limits the wait at the end of a process.
 
     Returns:
       The number of processes.
 
     Raises:
-      ValueError: the arguments and the environment leave something open, or contradict each other.
+      ValueError: the arguments and the environment are incomplete, or contradict each other.
       RuntimeError: jax.distributed is initialized already, or JAX has started its back ends.
     """
     process = _launchers.detect(os.environ)
@@ -110,7 +110,7 @@ def initialize(
     )
     _kv_store.hidden_coordinator = address
     _kv_store.kv_set(f"pid/{_kv_store.process_id()}", f"{_bootstrap.kernel_id()} {os.getpid()}")
-    # Runs before what JAX has registered.
+    # Runs before JAX's own exit handlers.
     atexit.register(
         _leave, _kv_store.process_id(), _kv_store.num_processes(), options.get("shutdown_timeout_seconds", 300)
     )
@@ -118,10 +118,10 @@ def initialize(
 
 
 def _leave(own: int, size: int, limit_s: float) -> None:
-    """At the end of a process: waits until all have come to theirs, as JAX does without recoverability.
+    """Exit handler: waits until all processes have reached their end, as JAX does without recoverability.
 
-    The service ends with process 0, so others must not need it any more. And a launcher that takes the first end of a
-    process for a failure must find all of them at theirs.
+    The service ends with process 0, so process 0 must be the last one that uses it. Some launchers treat the first end
+    of a process as a failure, so all processes must end at about the same time.
     """
     if not jax.distributed.is_initialized():
         return
@@ -135,7 +135,7 @@ def _leave(own: int, size: int, limit_s: float) -> None:
             _kv_store.kv_set("exit/0", "", timeout_s=10)
         return
     if not _core.relay_has_lost_server():
-        with contextlib.suppress(Exception):  # process 0 may be gone now
+        with contextlib.suppress(Exception):  # process 0 may have ended
             _kv_store.kv_set(f"exit/{own}", "", timeout_s=10)
             if waits:
                 _wait(client, "exit/0", deadline, _core.relay_has_lost_server)
@@ -143,7 +143,7 @@ def _leave(own: int, size: int, limit_s: float) -> None:
 
 
 def _wait(client: _kv_store.Client, key: str, deadline: float, in_vain: Callable[[], bool]) -> None:
-    """Returns once the key is set, at the deadline, when it is in vain, or when the service has gone."""
+    """Waits for a key. Returns when it is set, at the deadline, when `in_vain()`, or when the service has ended."""
     while (left_s := deadline - time.monotonic()) > 0:
         try:
             client.blocking_key_value_get(f"jaxcomm/{key}", max(1, int(1000 * min(left_s, 0.5))))
@@ -154,11 +154,11 @@ def _wait(client: _kv_store.Client, key: str, deadline: float, in_vain: Callable
 
 
 def _has_died(client: _kv_store.Client, process: int) -> bool:
-    """Whether a process of this host has ended. Those of other hosts can't be seen."""
+    """Whether a process of this host has ended. False for processes of other hosts."""
     try:
         kernel, _, pid = client.blocking_key_value_get(f"jaxcomm/pid/{process}", 1).partition(" ")
     except jax.errors.JaxRuntimeError:
-        return False  # it has just begun
+        return False  # the process has not published its id yet
     if kernel != _bootstrap.kernel_id():
         return False
     try:
@@ -169,14 +169,14 @@ def _has_died(client: _kv_store.Client, process: int) -> bool:
 
 
 def _bind_address(host: str, port: str) -> str:
-    """The coordinator's address, unless other hosts could not reach it there.
+    """The coordinator's address; all addresses if other hosts can't reach the coordinator there.
 
-    /etc/hosts often maps a host's own name to 127.0.1.1.
+    /etc/hosts often maps a host's own name to the loopback address 127.0.1.1.
     """
     shown = f"[{host}]" if ":" in host else host
     try:
         found = [ipaddress.ip_address(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-    except (OSError, ValueError):  # not known here, or not yet
+    except (OSError, ValueError):  # the name is not known on this host, or not yet
         return f"{shown}:{port}"
     loopback_only = all(address.is_loopback for address in found)
     meant = host == "localhost" or host in map(str, found)

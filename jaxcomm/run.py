@@ -1,7 +1,7 @@
 """Starts a script in several processes on this machine, for development and tests: python -m jaxcomm.run --help.
 
-Nothing here knows the collectives, and nothing runs in the ranks but the script: what they need to find each other is
-in their environment. docs/guide/clusters.md has the launchers for several machines.
+The launcher is independent of the collectives. Ranks run only the script; environment variables tell them how to
+connect. docs/guide/clusters.md describes launchers for several machines.
 """
 
 import argparse
@@ -17,21 +17,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
-TIMED_OUT = 124  # what timeout(1) returns
-LONGEST_LINE_BYTES = 1 << 20  # longer ones are cut, so that a rank can't fill this process's memory
+TIMED_OUT = 124  # exit status, as of timeout(1)
+LONGEST_LINE_BYTES = 1 << 20  # longer lines are split: a rank must not fill this process's memory
 
-# Leads the process group of the ranks, and so keeps its number from being reused. It ends them, their children and
-# itself when this process is gone, however that came about: then its input ends.
+# The leader of the ranks' process group, which keeps the group's id from being reused. Its standard input ends when
+# this process ends for any reason. Then it kills the ranks, their children and itself.
 GUARD = "trap '' HUP INT TERM; echo ready; read -r _; kill -KILL 0"
 
-# (rank, its return code), or (None, a signal) for this process
+# (rank, return code of the rank), or (None, signal to this process)
 Events = queue.SimpleQueue[tuple[int | None, int]]
 
 _output = threading.Lock()  # held while a line is written
 
 
 def _write(fd: int, line: bytes, limit_s: float = -1) -> None:
-    """Writes a line, unless other lines are in the way for longer than the limit; -1 is none."""
+    """Writes a line. Drops it if another thread holds the output for longer than the limit; -1 means no limit."""
     if _output.acquire(timeout=limit_s):
         try:
             while line:
@@ -41,8 +41,8 @@ def _write(fd: int, line: bytes, limit_s: float = -1) -> None:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it
-        _write(2, f"jaxcomm.run: {text}\n".encode(), limit_s=1)  # a reader who pauses must not keep ranks alive
+    with contextlib.suppress(OSError):  # the reader has closed the pipe
+        _write(2, f"jaxcomm.run: {text}\n".encode(), limit_s=1)  # a paused reader must not keep ranks alive
 
 
 def rank_environment(
@@ -50,15 +50,15 @@ def rank_environment(
 ) -> dict[str, str]:
     """The environment of one rank, in which ``jaxcomm.distributed.initialize()`` needs no arguments.
 
-    Nor does ``jax.distributed.initialize()``: JAX reads the coordinator's address, but has no variables of its own for
-    rank and number of processes (0.10.2 to 0.12). It detects Open MPI 4 first, by the three OMPI variables below.
+    ``jax.distributed.initialize()`` needs none either. JAX reads the coordinator's address, but has no variables for
+    rank and number of processes (0.10.2 to 0.12). The three OMPI variables below make it detect Open MPI 4.
     """
     ours = {
         "JAX_COORDINATOR_ADDRESS": address,
-        "JAX_COORDINATOR_BIND_ADDRESS": address,  # JAX would listen to the whole network
-        "JAX_NUM_PROCESSES": str(processes),  # these two are for jaxcomm
+        "JAX_COORDINATOR_BIND_ADDRESS": address,  # the default of JAX is all interfaces
+        "JAX_NUM_PROCESSES": str(processes),  # jaxcomm reads these two
         "JAX_PROCESS_ID": str(rank),
-        "OMPI_MCA_orte_hnp_uri": "0.0;none",  # makes JAX look; what it says is not used, as there is an address
+        "OMPI_MCA_orte_hnp_uri": "0.0;none",  # makes JAX detect Open MPI; the value is unused, as there is an address
         "OMPI_COMM_WORLD_SIZE": str(processes),
         "OMPI_COMM_WORLD_RANK": str(rank),
     }
@@ -69,25 +69,27 @@ def rank_environment(
     local = range(rank * (devices or 1), (rank + 1) * (devices or 1))
     defaults = {
         "JAX_PLATFORMS": "cpu",
-        "JAX_LOCAL_DEVICE_IDS": ",".join(map(str, local)),  # of accelerators; no part in counting CPU devices
-        "JAX_ENABLE_PREEMPTION_SERVICE": "0",  # it would catch the SIGTERM that is to end the ranks
+        "JAX_LOCAL_DEVICE_IDS": ",".join(
+            map(str, local)
+        ),  # for accelerators; does not change the number of CPU devices
+        "JAX_ENABLE_PREEMPTION_SERVICE": "0",  # it would catch the SIGTERM that ends the ranks
         "PYTHONUNBUFFERED": "1",  # lines appear when they are printed
     }
     environment = defaults | dict(base) | ours
-    for name in ("OMPI_VERSION", "OMPI_COMM_WORLD_LOCAL_RANK"):  # by which jax 0.12 would take this for Open MPI 5
+    for name in ("OMPI_VERSION", "OMPI_COMM_WORLD_LOCAL_RANK"):  # jax 0.12 would detect Open MPI 5
         environment.pop(name, None)
     return environment
 
 
 @contextlib.contextmanager
 def _process_group() -> Iterator[int]:
-    """The number of a new process group; whatever is in it afterwards is killed."""
+    """Context with the id of a new process group. The exit kills all processes of the group."""
     guard = subprocess.Popen(
         ["/bin/sh", "-c", GUARD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
     )  # fmt: skip
     assert guard.stdin and guard.stdout
     with guard.stdin, guard.stdout:
-        guard.stdout.readline()  # from here on the signals for the ranks don't end the guard
+        guard.stdout.readline()  # from here on, signals to the group don't end the guard
         try:
             yield guard.pid
         finally:
@@ -96,13 +98,13 @@ def _process_group() -> Iterator[int]:
 
 
 def _relay(pipe: IO[bytes], fd: int, prefix: bytes, events: Events) -> None:
-    """Copies a pipe to ``fd`` by whole lines, each behind ``prefix``. An unfinished last line is ended."""
+    """Copies a pipe to ``fd`` in whole lines, each with ``prefix``. Completes an unfinished last line."""
     open_ = True
     while line := pipe.readline(LONGEST_LINE_BYTES):
         if open_:
             try:
                 _write(fd, prefix + line + (b"" if line.endswith(b"\n") else b"\n"))
-            except OSError:  # our reader has gone; go on reading, so that the rank can end in its own way
+            except OSError:  # the reader has closed the pipe; keep reading, so that the rank does not block
                 open_ = False
                 events.put((None, signal.SIGPIPE))
 
@@ -123,7 +125,7 @@ def _start(
     def wait() -> None:
         code = process.wait()
         for relay in relays:
-            relay.join(0.2)  # last words before the verdict; but a child of the rank may keep the pipe open
+            relay.join(0.2)  # its output comes before its exit; but a child of the rank may keep the pipe open
         events.put((rank, code))
 
     for thread in (*relays, threading.Thread(target=wait, daemon=True)):
@@ -132,7 +134,7 @@ def _start(
 
 
 def _named(code: int) -> tuple[str, int]:
-    """How a rank ended, in words and as an exit status of ours."""
+    """A rank's return code as text and as an exit status of the launcher."""
     if code > 0:
         return f"exit code {code}", code
     try:
@@ -142,13 +144,13 @@ def _named(code: int) -> tuple[str, int]:
 
 
 def _supervise(group: int, processes: int, events: Events, *, timeout_s: float | None, grace_s: float) -> int:
-    """Waits for all ranks; the first failure, a signal or the time limit ends the others. Returns the exit status.
+    """Waits for all ranks and returns the exit status. The first failure, a signal or the time limit ends all ranks.
 
-    Ranks that are left when this returns have outstayed the grace period, or someone insists: kill them.
+    The caller must kill the ranks that still run when this returns: the grace period is over, or a second signal came.
     """
     running = set(range(processes))
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    status = 0  # anything else: the ranks have been told to end, within the grace period
+    status = 0  # not 0: the ranks have got the signal to end
 
     def end(reason: str, exit_status: int, signum: int = signal.SIGTERM) -> None:
         nonlocal status, deadline
@@ -204,18 +206,17 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m jaxcomm.run",
         usage="%(prog)s -n PROCESSES [options] (script.py | -m module) [arguments]",
         description="Starts a script in several processes on this machine. In each, "
-        "jaxcomm.distributed.initialize() needs no arguments. The first failure ends all; its exit code is returned.",
+        "jaxcomm.distributed.initialize() needs no arguments. The first failure ends all processes; its exit code is "
+        "returned.",
         allow_abbrev=False,
     )
     parser.add_argument("-n", "--processes", type=_positive(int), required=True)
     parser.add_argument("--devices", type=_positive(int), help="CPU devices per process")
-    parser.add_argument(
-        "--nodes", type=_positive(int), help="pretend that the processes are on so many nodes (JAXCOMM_NODE_ID)"
-    )
-    parser.add_argument("--timeout", type=_positive(float), metavar="SECONDS", help="end everything after this time")
+    parser.add_argument("--nodes", type=_positive(int), help="number of nodes to simulate (JAXCOMM_NODE_ID)")
+    parser.add_argument("--timeout", type=_positive(float), metavar="SECONDS", help="end all processes after this time")
     parser.add_argument(
         "--grace", type=_positive(float), default=5.0, metavar="SECONDS",
-        help="from SIGTERM to SIGKILL when processes are ended (default: %(default)g)",
+        help="time from SIGTERM to SIGKILL when processes are ended (default: %(default)g)",
     )  # fmt: skip
     parser.add_argument(
         "-m", dest="module", nargs=argparse.REMAINDER, metavar="...", help="run a module, as python -m does"
@@ -231,7 +232,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not (args.module or args.script):
         parser.error("expected a script, or -m and a module")
     if args.nodes and args.processes % args.nodes:
-        parser.error(f"--nodes: {args.processes} processes can't be split evenly among {args.nodes} nodes")
+        parser.error(f"--nodes: {args.processes} processes cannot be split evenly among {args.nodes} nodes")
     command = [sys.executable, *(["-m", *args.module] if args.module else args.script)]
     address = f"127.0.0.1:{free_port()}"
     events: Events = queue.SimpleQueue()

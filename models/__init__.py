@@ -1,1 +1,1 @@
-"""Example models, each in a folder made to be forked."""
+"""Example models. Each folder is self-contained, so that it can be forked."""

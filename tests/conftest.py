@@ -1,20 +1,22 @@
-"""Eight CPU devices for every test, meshes over them, and a deadline that names the test that hangs."""
+"""Eight CPU devices for all tests, meshes over them, and a deadline that names a hanging test."""
 
 import faulthandler
 import os
 import threading
 import zlib
 
-os.environ["JAX_PLATFORMS"] = "cpu"  # before jax starts a back end
-os.environ["JAXCOMM_CALIBRATION"] = ""  # whatever this machine has measured
-os.environ.setdefault("JAXCOMM_TIMEOUT_S", "20")  # a lost rank shows before XLA's own limit of 40 s ends the process
+os.environ["JAX_PLATFORMS"] = "cpu"  # must be set before JAX starts a back end
+os.environ["JAXCOMM_CALIBRATION"] = ""  # independent of measurements on this machine
+os.environ.setdefault(
+    "JAXCOMM_TIMEOUT_S", "20"
+)  # a lost rank is detected before XLA's own limit of 40 s ends the process
 
 import jax
 import numpy as np
 import pytest
 from jax.sharding import AxisType
 
-# tests/multiprocess/test_ops.py runs the same tests in several processes at once.
+# tests/multiprocess/test_ops.py runs these tests in several processes at once.
 NUM_PROCESSES = int(os.environ["JAX_NUM_PROCESSES"]) if "JAXCOMM_TEST_FOLDER" in os.environ else 1
 jax.config.update("jax_num_cpu_devices", 8 // NUM_PROCESSES)
 if NUM_PROCESSES > 1:
@@ -98,23 +100,23 @@ def _deadline(request):
 
 @pytest.fixture
 def alive(_deadline):
-    """Call it every round: the deadline starts anew."""
+    """Restarts the deadline; long tests call it in each iteration."""
     return _deadline.restart
 
 
 @pytest.fixture
 def rng(request):
-    """Data of its own for every test, the same in every run."""
+    """Random generator with a seed per test, so that each run has the same data."""
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture(scope="session")
 def mesh():
-    """2 nodes of 4."""
+    """2 nodes of 4 ranks."""
     return jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
 @pytest.fixture(scope="session")
 def line():
-    """All 8 along one axis."""
+    """All 8 ranks along one axis."""
     return jax.make_mesh((8,), ("gpu",), axis_types=(AxisType.Auto,))

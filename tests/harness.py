@@ -1,6 +1,6 @@
 """Runs a function of one rank's block on every rank of a mesh, with jaxcomm and with jax.lax.
 
-Works in several processes too, which then all run the same tests: see tests/multiprocess/test_ops.py.
+It works in several processes too: tests/multiprocess/test_ops.py runs the same tests in all of them.
 """
 
 import itertools
@@ -23,7 +23,7 @@ def _axes(axis_name):
 
 
 def _varying(x, axis_name):
-    """x typed as varying, where types track this."""
+    """Types x as varying, if types track varying axes."""
     missing = tuple(
         a for a in _axes(axis_name)
         if jax.typeof(lax.axis_index(a)).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
@@ -32,7 +32,7 @@ def _varying(x, axis_name):
 
 
 def _pbroadcast(x, axis_name, source):
-    """What the documentation of jax.lax.pbroadcast says it is; XLA:CPU has no lowering for the real one."""
+    """pbroadcast as documented in jax.lax; XLA:CPU has no lowering for jax.lax.pbroadcast itself."""
 
     def one(leaf):
         masked = jax.numpy.where(lax.axis_index(_axes(axis_name)) == source, leaf, jax.numpy.zeros_like(leaf))
@@ -57,7 +57,7 @@ LAX = types.SimpleNamespace(
 
 
 def on_ranks(body, mesh, **options):
-    """A function of pytrees whose arrays have a leading row per rank, in mesh order: body(row, ...) on every rank."""
+    """Returns a function that runs body(row, ...) on every rank. Its pytrees have one row per rank, in mesh order."""
     spec = P(mesh.axis_names)
 
     def block(*xs):
@@ -68,18 +68,20 @@ def on_ranks(body, mesh, **options):
 
 
 def share(thing):
-    """What every process passes, in a list; all must call it at the same time."""
+    """Returns the arguments of all processes in a list. All processes must call it."""
     if jax.process_count() == 1:
         return [thing]
     number, folder = next(_shared), pathlib.Path(os.environ["JAXCOMM_TEST_FOLDER"])
     (folder / f"{number}.{jax.process_index()}").write_bytes(pickle.dumps(thing))
     distributed.global_state.client.wait_at_barrier(f"share {number}", 60_000)
-    (folder / f"{number - 1}.{jax.process_index()}").unlink(missing_ok=True)  # all have come this far, so all have read
+    (folder / f"{number - 1}.{jax.process_index()}").unlink(
+        missing_ok=True
+    )  # all processes are here, so all have read the file
     return [pickle.loads((folder / f"{number}.{p}").read_bytes()) for p in range(jax.process_count())]
 
 
 def value(tree):
-    """The arrays' elements, those on devices of other processes too."""
+    """The elements of arrays, including those on devices of other processes."""
     if jax.process_count() == 1:
         return jax.tree.map(np.asarray, tree)
     leaves, structure = jax.tree.flatten(tree)
@@ -96,7 +98,7 @@ def run(body, mesh, *xs, **options):
 
 
 def assert_same(got, want, *, rtol=None, bits=False):
-    """Same structure, shapes, element types and values: exact, to a relative tolerance, or in every bit."""
+    """Compares structure, shapes, element types and values: exactly, to a relative tolerance, or bit by bit."""
     got, want = (dict(jax.tree_util.tree_leaves_with_path(tree)) for tree in (got, want))
     assert list(got) == list(want)
     for path, a in got.items():
@@ -111,7 +113,7 @@ def assert_same(got, want, *, rtol=None, bits=False):
 
 
 def lax_or_none(program, mesh, *xs, **options):
-    """The result of jax.lax, or None where it has no such combination, which it tells in many ways."""
+    """The result of jax.lax; None if jax.lax raises one of its errors for unsupported combinations."""
     try:
         return run(lambda *blocks: program(LAX, *blocks), mesh, *xs, **options)
     except (NotImplementedError, AssertionError, ValueError, TypeError):
@@ -119,7 +121,7 @@ def lax_or_none(program, mesh, *xs, **options):
 
 
 def compare(program, mesh, *xs, rtol=None, **options):
-    """Runs program(library, row, ...) on every rank with both libraries, in one program. Returns our result."""
+    """Runs program(library, row, ...) on every rank with both libraries, in one program. Returns jaxcomm's result."""
     got, want = run(lambda *blocks: [program(library, *blocks) for library in (OURS, LAX)], mesh, *xs, **options)
     assert_same(got, want, rtol=rtol)
     return got

@@ -14,7 +14,7 @@ import pytest
 
 ROUNDS = [0, *(pytest.param(i, marks=pytest.mark.stress) for i in range(1, 20))]
 TIMEOUT_S = 3  # JAXCOMM_TIMEOUT_S of the processes
-# The dead are noticed within 2 s, on a busy machine later, but without any time limit: that of this is longer.
+# Dead ranks are detected within 2 s, or later on a busy machine, independently of the time limit, which is longer.
 PROMPT_S = 25
 LONG = {"JAXCOMM_TIMEOUT_S": "60"}
 SLACK_S = 25  # for a busy machine
@@ -40,7 +40,7 @@ def environment(rank, processes, coordinator, **more):
 
 
 class Rank:
-    """One process, started in a session of its own; its output as it comes."""
+    """One process in a session of its own, with its output as it arrives."""
 
     def __init__(self, process):
         self.process = process
@@ -59,7 +59,7 @@ class Rank:
         self.said.put(None)
 
     def wait_for(self, what):
-        """The next thing it says, which must be this."""
+        """Returns the next event of the process, which must have this name."""
         try:
             said = self.said.get(timeout=DEADLINE_S)
         except queue.Empty:
@@ -74,7 +74,7 @@ class Rank:
 
     def close(self):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # what entered a namespace is a child
+            os.killpg(self.process.pid, signal.SIGKILL)  # the command inside the namespace is a child
         self.process.wait()
         for thread in self._threads:
             thread.join()
@@ -83,7 +83,7 @@ class Rank:
 
 
 def finish(ranks):
-    """They come to their end, and end as usual."""
+    """The processes reach their end and exit normally."""
     for rank in ranks:
         rank.wait_for("end")
     for rank in ranks:

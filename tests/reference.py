@@ -1,9 +1,9 @@
-"""NumPy oracles: each collective as its definition reads, on the blocks of one group in rank order."""
+"""NumPy oracles: the definition of each collective, on the blocks of one group in rank order."""
 
 import functools
 import itertools
 
-import ml_dtypes  # noqa: F401  (teaches NumPy the small floats)
+import ml_dtypes  # noqa: F401  (registers the small floats with NumPy)
 import numpy as np
 
 
@@ -43,12 +43,12 @@ def all_gather(blocks, axis=0, tiled=False):
 
 
 def small(dtype):
-    """Whether a type is a float of 16 bits or less: those are accumulated in f32."""
+    """Whether a type is a float of 16 bits or less, which is accumulated in f32."""
     return "float" in np.dtype(dtype).name and np.dtype(dtype).itemsize <= 2
 
 
 def reduce(blocks, operation):
-    """In rank order, in the element type, or in f32 and rounded once."""
+    """Sum in rank order, in the element type, or in f32 with one rounding."""
     dtype = blocks[0].dtype
     wide = [block.astype(np.float32) if small(dtype) else block for block in blocks]
     with np.errstate(over="ignore", invalid="ignore"):

@@ -1,10 +1,10 @@
-"""Random collectives for minutes, between ranks that come late or are stopped: every byte is checked, nothing grows.
+"""Random collectives for minutes, with ranks that are late or stopped. Checks all bytes and the growth of resources.
 
     python -m jaxcomm.run --processes 2 --devices 4 tests/soak.py --collectives 200000 --stops 2
 
-Every process makes the same programs and launches them in the same order, both from the seed: chains of collectives in
-loops, over different ops, algorithms, element types, sizes, meshes and groups, several launches in flight, each on
-fresh data. Results are those of NumPy, bit for bit: integers wrap around alike.
+The seed determines the programs and their order, so they are equal in all processes. Programs are chains of collectives
+in loops, over different ops, algorithms, element types, sizes, meshes and groups. Several launches are in flight, each
+with new data. Results must equal those of NumPy bit by bit; integers wrap around in both.
 """
 
 import argparse
@@ -30,17 +30,17 @@ from usage import usage
 import jaxcomm
 
 OPS = ("all_to_all", "all_gather", "psum", "pmax", "pmin", "psum_scatter", "ppermute", "pbroadcast", "barrier")
-GROUPED = OPS[:6]  # take axis_index_groups, as does barrier, but that has no values to get wrong
+GROUPED = OPS[:6]  # accept axis_index_groups; so does barrier, which has no values to check
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 IN_FLIGHT = 12  # launches; beyond 32 XLA:CPU 0.10 runs out of threads
-WARM = 3  # rounds of all programs before anything is counted
+WARM = 3  # iterations over all programs before resources are counted
 LONGEST_STOP_S = 0.5
 REPORT_EVERY_S = 10
 
-# What may be added between the end of the warm-up and the end. Mappings: of the allocator, which makes and drops them.
+# Allowed growth after the warm-up. The allocator creates and drops mappings.
 MAX_GROWTH = {"private KiB": 5 << 10, "shared KiB": 5 << 10, "descriptors": 0, "threads": 0, "mappings": 40}
 
-# Stops its parent now and then: <pid> <seed> <mean seconds between>.
+# Stops its parent at random times: <pid> <seed> <mean seconds between>.
 STOPPER = f"""
 import os, random, signal, sys, time
 pid, choose, mean_s = int(sys.argv[1]), random.Random(sys.argv[2]), float(sys.argv[3])
@@ -57,7 +57,7 @@ while True:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One collective of a chain; `more`: what only this op takes."""
+    """One collective of a chain; `more` has the arguments specific to the op."""
 
     op: str
     axes: tuple
@@ -67,7 +67,7 @@ class Step:
     more: dict
 
     def combine(self, x, y, i):
-        """Goes on with both the operand and the result, so that no later sum hides an earlier wrong value."""
+        """Combines operand and result, so that no later sum hides an earlier wrong value."""
         if self.op == "all_gather":
             y = (y * (2 * np.arange(self.group_size)[:, None] + 1).astype(x.dtype)).sum(0, dtype=x.dtype)
         elif self.op == "psum_scatter":
@@ -113,7 +113,7 @@ def random_step(choose, sizes):
 
 
 def random_mesh(choose, devices):
-    """All devices or some, of all processes mostly, in any order."""
+    """All or some devices, mostly of all processes, in any order."""
     kind = choose.choice(["line", "grid", "grid", "some", "some", "own"])
     devices = list(devices)
     if kind in ("line", "some") or choose.random() < 0.3:
@@ -144,7 +144,7 @@ class Program:
         self.sharding = NamedSharding(self.mesh, P(self.mesh.axis_names))
         self.here = any(d.process_index == jax.process_index() for d in self.mesh.devices.flat)
         self.num_collectives = self.trips * len(self.steps)
-        while self.here:  # until all algorithms fit their groups; what the processes choose next is the same
+        while self.here:  # until all algorithms support their groups; all processes draw the same numbers
             try:
                 jax.block_until_ready(self.launch(*self.operands(seed, -1)))
                 break
@@ -174,7 +174,7 @@ class Program:
     def compiled(self):
         def body(x, late):
             def trip(i, x):
-                # Ends with the 0 it began with, which the compiler can't know.
+                # Ends with the initial 0, which the compiler can't derive.
                 turns = jnp.where(i == late[0, 1], late[0, 0], 0)
                 x = x + lax.fori_loop(0, turns, lambda _, z: z * 3, late[0, 2]).astype(x.dtype)
                 for step in self.steps:
@@ -193,7 +193,7 @@ class Program:
         ))  # fmt: skip
 
     def wrong(self, rows, result):
-        """What is wrong with the shards of this process, in words."""
+        """Describes the wrong shards of this process."""
         x = rows.reshape(*self.sizes.values(), -1)
         for i in range(self.trips):
             for step in self.steps:
@@ -210,7 +210,7 @@ class Program:
 
 def fail(*lines):
     print(*lines, sep="\n", flush=True)
-    os._exit(1)  # at once: the launcher ends the others. JAX's own way out waits for them.
+    os._exit(1)  # at once, so that the launcher ends the others; JAX's own exit would wait for them
 
 
 class Soak:
@@ -265,7 +265,7 @@ class Soak:
 
 
 def hold_no_free_memory():
-    """Has the C library return what is freed, so that the size of the process shows what it holds."""
+    """Returns freed memory to the system, so that the size of the process shows the memory in use."""
     mmap_threshold, arena_max = -3, -8
     ctypes.CDLL(None).mallopt(mmap_threshold, 64 << 10)
     ctypes.CDLL(None).mallopt(arena_max, 2)

@@ -1,7 +1,7 @@
 """jaxcomm.bench: sizes and bandwidths as in nccl-tests, oracles, alternation, records, targets, reports, command line.
 
-Guards against the ways in which a benchmark misleads: an oracle that accepts anything, a chain that the compiler
-shortens, sums that overflow, bytes counted otherwise than the columns say, a missed target that reads as met.
+Guards against misleading benchmarks: an oracle that accepts anything, a chain that the compiler shortens, sums that
+overflow, bytes that are counted differently from the columns, a missed target that is reported as met.
 """
 
 import dataclasses
@@ -99,7 +99,7 @@ def test_wrong_data_is_counted(name, monkeypatch, capsys):
     real = getattr(jaxcomm, name)
     monkeypatch.setattr(jaxcomm, name, lambda *args, **options: real(*args, **options) * 0)
     assert bench.main(["--op", name, "--end", "256", "--mode", "call", "--check-only"]) == 1
-    # Of all devices, each of which has 64 elements or, of what is scattered, 8; a few are meant to be zero.
+    # On all devices, each of which has 64 elements, or 8 if scattered; a few of them are zero.
     num_elements = 8 * (8 if name == "psum_scatter" else 64)
     wrong = int(re.search(r"(\d+) wrong elements", capsys.readouterr().out)[1])
     assert 0.9 * num_elements < wrong <= num_elements
@@ -114,7 +114,7 @@ def test_expected_results_of_a_chain():
     xs = np.arange(6, dtype=np.int32).reshape(3, 2)  # rank r holds 2 r, 2 r + 1
     blocks = np.arange(9, dtype=np.int32).reshape(3, 3)
     gathered = COLLECTIVES["all_gather"].expect(xs, 2)
-    np.testing.assert_array_equal(gathered, [[2, 3, 4, 5, 0, 1]] * 3)  # gathered again from the next ranks
+    np.testing.assert_array_equal(gathered, [[2, 3, 4, 5, 0, 1]] * 3)  # gathered again, from the next ranks
     np.testing.assert_array_equal(COLLECTIVES["psum"].expect(xs, 2), [[18, 27]] * 3)
     # Rank 0's block of all operands: 0, 3, 6. Its own becomes 9, then 9 + 3 + 6.
     np.testing.assert_array_equal(COLLECTIVES["psum_scatter"].expect(blocks, 2)[0], [18])
@@ -142,7 +142,7 @@ def test_chains_of_psum_stay_exact(n, dtype, chain):
 
 
 def test_no_exact_sum_is_an_error():
-    with pytest.raises(ValueError, match="psum: no sum over 512 ranks is exact in float8_e4m3fn"):
+    with pytest.raises(ValueError, match="psum: sums over 512 ranks are not exact in float8_e4m3fn"):
         cases.longest_exact_chain(COLLECTIVES["psum"], ml_dtypes.float8_e4m3fn, 512, 16)
 
 
@@ -195,7 +195,7 @@ def test_sides_take_turns():
 
 
 class Pair(Alone):
-    """The first of two processes, whose other one takes longer now and then."""
+    """The first of two processes; the other one is slower in some repetitions."""
 
     size = 2
 
@@ -216,7 +216,7 @@ def test_times_are_those_of_the_slowest_process():
         {"ours": lambda: calls.append(0) or 1.0}, reps=30, size_bytes=1, max_seconds=None, team=Pair()
     )
     assert list(times["ours"].us) == [5.0 if i % 3 else 1.0 for i in range(30)]
-    # Each repetition of a short op follows calls that do not count, but for the very first, which nobody knows.
+    # Untimed calls precede each repetition of a short op except the first, whose duration is unknown.
     assert len(calls) == (measure._WARM_UPS + 30) * (1 + measure._UNCOUNTED) - measure._UNCOUNTED
 
 
@@ -349,17 +349,17 @@ def test_summary_names_what_missed():
         (["--axes", "2y4"], "got '2y4', expected sizes of mesh axes"),
         (["--reps", "3"], "got '3', expected an integer from 30"),
         (["--axes", "2x4", "--devices", "4"], "product is --devices 4"),
-        (["--devices", "64"], "64 are needed, JAX has already started with"),
+        (["--devices", "64"], "64 devices are needed, but JAX has already started with"),
         (["--into", "README.md"], "--into needs --table"),
         (["--table", "nowhere.json"], "nowhere.json"),
         (["--begin", "1M", "--end", "1K"], "--end: got 1024 bytes, expected at least --begin, 1048576"),
         (["--processes", "1x4"], "got '1x4', expected processes and devices"),
         (["--processes", "2x4", "--axes", "2x4"], "--axes is for one process"),
         (["--against", "gloo"], "--against needs --processes"),
-        (["--processes", "2x4", "--against", "mpi"], "mpi wants one device per process, not 2x4"),
-        (["--processes", "2x1", "--against", "mpi", "--mode", "chain"], "mpi knows call only"),
-        (["--processes", "2x1", "--against", "mpi", "--dtype", "float16"], "mpi has no float16, only"),
-        (["--op", "psum", "--algorithm", "nonsense"], "--algorithm: psum has no 'nonsense', only "),
+        (["--processes", "2x4", "--against", "mpi"], "mpi needs one device per process, got 2x4"),
+        (["--processes", "2x1", "--against", "mpi", "--mode", "chain"], "mpi supports call only, got chain"),
+        (["--processes", "2x1", "--against", "mpi", "--dtype", "float16"], "mpi has no float16; pass one of"),
+        (["--op", "psum", "--algorithm", "nonsense"], "--algorithm: psum has no 'nonsense'; pass one of "),
     ],
 )
 def test_bad_arguments(argv, message, capsys):

@@ -1,4 +1,4 @@
-"""jaxcomm.bench: texts and plots, compared with what a reader should find in them."""
+"""jaxcomm.bench: contents of texts and plots."""
 
 import dataclasses
 import pathlib

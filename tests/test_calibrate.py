@@ -1,4 +1,4 @@
-"""Calibration in one process: what is found, kept, read again and used."""
+"""Calibration in one process: measurement, fit, and the saved parameters."""
 
 import dataclasses
 import importlib
@@ -24,7 +24,7 @@ OPERAND = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """A file of its own, and the earlier parameters afterwards."""
+    """Path of a temporary calibration file. Restores the parameters afterwards."""
     path = tmp_path / "folder" / "cost_params.json"
     monkeypatch.setattr(_cost_params, "config", lambda: _config.Config(calibration=str(path)))
     monkeypatch.setattr(_cost_params, "measured", set())
@@ -58,16 +58,16 @@ def test_what_is_measured_is_used_and_kept(kept, monkeypatch):
     assert row.bytes_per_s == json.loads(kept.read_text())["cost_params"]["process"]["links"][1][2]
 
 
-def test_parameters_are_read_again(kept):
+def test_cost_params_are_read_again(kept):
     before = predicted_s()
     _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
-    assert predicted_s() == before  # they are read once
+    assert predicted_s() == before  # the parameters are read once
     _cost_params.load.cache_clear()
     assert predicted_s() > 100 * before
     assert jaxcomm.topology().calibrated
 
 
-def test_reaches_are_kept_beside_each_other(kept):
+def test_parameters_of_each_scope_are_saved(kept):
     _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
     _cost_params.save({"network": {"links": rows(1e7), "launch_s": 2e-5}})
     assert set(json.loads(kept.read_text())["cost_params"]) == {"process", "network"}
@@ -81,8 +81,8 @@ def test_new_parameters_of_a_scope_replace_its_old_ones(kept):
 
 
 @pytest.mark.parametrize(("process", "keeps"), [(0, True), (1, False), (2, True), (3, False)])
-def test_the_first_process_of_each_node_keeps_the_parameters(kept, monkeypatch, process, keeps):
-    """Nodes need not share a home."""
+def test_the_first_process_of_each_node_saves_the_parameters(kept, monkeypatch, process, keeps):
+    """Nodes may have different home folders."""
     found = {"links": rows(1e6), "launch_s": 1e-5}
     monkeypatch.setattr(calibration, "_groups", lambda: [types.SimpleNamespace(scope="network")])
     monkeypatch.setattr(calibration, "_calibrate_group", lambda group, number: (found, []))
@@ -104,7 +104,7 @@ class Device:
 
 
 def test_groups_that_measure(monkeypatch):
-    """The first process of several devices, the first node of several processes, and all, by node and process."""
+    """The first process with several devices, the first node with several processes, and all devices."""
 
     def groups(nodes, processes):
         devices = [Device(i, process) for i, process in enumerate(processes)]
@@ -122,7 +122,7 @@ def test_groups_that_measure(monkeypatch):
 
 
 def test_the_fit_finds_the_machine_that_was_measured():
-    """From times that the cost model itself gives to a machine with other parameters than those it starts from."""
+    """Fits times that the cost model predicts for a machine with other parameters than the initial ones."""
     start = _core.plan.machine_of("process", 8)
     true = _core.plan.Machine([tuple(row) for row in rows(2e9)], 7e-6, start.ranks_per_processor, True)
     measured = []
@@ -160,19 +160,19 @@ def test_a_cell_that_is_far_off_counts_no_more_than_one_that_is_off_by_a_factor_
 
 
 def test_what_is_measured_is_what_is_predicted(monkeypatch):
-    """By a clock that goes on by 8 s between two looks: the time of one call of a chain, of the bytes asked for."""
+    """With a clock that advances by 8 s per reading: the time of one call of a chain, with the given bytes."""
     (group,) = calibration._groups()
     ticks = itertools.count(0, 8)
     monkeypatch.setattr(calibration, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks)))
     assert calibration._median_s(group, "psum", "direct", 1024, "key") == 8 / calibration._CHAIN
-    assert next(ticks) == 2 * 8 * (2 + 1 + 3)  # two to warm up, one to know how often, three times
+    assert next(ticks) == 2 * 8 * (2 + 1 + 3)  # two warm-ups, one to choose the repetitions, three repetitions
     for op in ("psum", "all_to_all"):
         for num_bytes, count in ((1, 8), (256, 64), (1000, 248), (1 << 20, 1 << 18)):
             assert (group.count(num_bytes), group.request(op, num_bytes).input_count) == (count, count)
     assert group.request("barrier", 1 << 20).input_count == 0
 
 
-def test_parameters_go_into_their_places():
+def test_fitted_parameters_replace_those_of_the_machine():
     machine = _core.plan.Machine([("self", 1.0, 2.0, 3.0), ("node", 4.0, 5.0, 6.0), ("network", 7.0, 8.0, 9.0)], 10.0)
     fitted = calibration._with(machine, calibration._FREE["node"], (11.0, 12.0, 13.0, 14.0))
     assert fitted.launch_s == 11
@@ -183,7 +183,7 @@ def test_parameters_go_into_their_places():
 
 
 def test_all_processes_use_the_parameters_of_one(kept, monkeypatch):
-    """Else they would plan differently, and hang."""
+    """Otherwise processes would select different plans and hang."""
     asked = []
 
     def kv_agree(key, text):
@@ -209,7 +209,7 @@ def test_errors_of_cells_and_their_median():
     assert [cell.error for cell in cells] == [1, 0.5, 0]
     lines = str(calibration.Calibration(tuple(cells), None)).splitlines()
     assert lines[1].split() == ["node", "psum", "ring", "1024", "1.0", "us", "2.0", "us", "100%"]
-    assert lines[-2:] == ["node: median error 50% of 3", "not kept"]
+    assert lines[-2:] == ["node: median error 50% of 3", "not saved"]
 
 
 @pytest.mark.parametrize(
@@ -223,17 +223,17 @@ def test_a_broken_file_is_said_and_ignored(kept, text):
     assert not jaxcomm.topology().calibrated
 
 
-def test_parameters_of_another_machine_are_ignored(kept):
+def test_cost_params_of_another_machine_are_ignored(kept):
     _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
     content = json.loads(kept.read_text())
-    for change in ({"processors": 1000}, {"format": 99}):
+    for change in ({"processors": 1000}, {"format": 1}):
         kept.write_text(json.dumps(content | change))
         _cost_params.load()
         assert not jaxcomm.topology().calibrated
         _cost_params.load.cache_clear()
 
 
-def test_where_parameters_are_kept(monkeypatch, tmp_path):
+def test_path_of_the_saved_parameters(monkeypatch, tmp_path):
     def path(calibration, **environment):
         monkeypatch.setattr(_cost_params, "config", lambda: _config.Config(calibration=calibration))
         for name in ("XDG_CACHE_HOME", "HOME"):
@@ -260,7 +260,7 @@ def test_the_environment_names_the_file(tmp_path):
     assert float(line.split()[1]) > 1e6
 
 
-def test_explain_tells_reaches_apart():
+def test_explain_distinguishes_scopes():
     intra_node = jaxcomm.explain("psum", OPERAND, 8, scope="node")
     inter_node = jaxcomm.explain("psum", OPERAND, 8, scope="network", ranks_per_node=1)
     assert intra_node.bytes["network"] == 0 < inter_node.bytes["network"]
@@ -268,8 +268,8 @@ def test_explain_tells_reaches_apart():
     assert jaxcomm.explain("psum", OPERAND, (2, 4), scope="network").algorithm == "hierarchical"
 
 
-def test_explain_refuses_what_is_no_group():
+def test_explain_rejects_invalid_groups():
     with pytest.raises(ValueError, match="scope must be process, node or network"):
         jaxcomm.explain("psum", OPERAND, 8, scope="moon")
-    with pytest.raises(ValueError, match="8 ranks are not nodes of 3"):
+    with pytest.raises(ValueError, match="8 ranks cannot be split into nodes of 3"):
         jaxcomm.explain("psum", OPERAND, 8, ranks_per_node=3)

@@ -1,7 +1,7 @@
 """Programs that outlive the process which compiled them: export, serialized executables, the compilation cache.
 
-Guards against custom calls that work only where they were lowered: targets that nobody has registered, attributes that
-differ from process to process, state that does not survive.
+Guards against custom calls that work only in the process that lowered them: unregistered targets, attributes that
+differ between processes, lost state.
 """
 
 import os

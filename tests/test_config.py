@@ -1,4 +1,4 @@
-"""Environment variables: read once, and refused where they make no sense."""
+"""Environment variables: read once, and checked."""
 
 import dataclasses
 import pathlib
@@ -8,7 +8,7 @@ import pytest
 
 from jaxcomm._config import ALL, EACH, Config, config, table
 
-read = config.__wrapped__  # what is behind the cache
+read = config.__wrapped__  # the function without its cache
 
 
 def test_defaults_and_values(monkeypatch):
@@ -46,7 +46,7 @@ def test_each_variable_sets_its_field(variable, monkeypatch):
 
 
 def test_the_page_has_the_table():
-    """docs/configuration.md: every variable with its default, and who must agree. Nothing else is read."""
+    """docs/configuration.md has each variable, its default, and who must agree. No other variable is read."""
     root = pathlib.Path(__file__).parents[1]
     assert table() in (root / "docs" / "configuration.md").read_text()
     rows = re.findall(r"^\| `(JAXCOMM_\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", table(), flags=re.MULTILINE)
@@ -94,7 +94,7 @@ def test_windows_are_asked_for(monkeypatch):
 @pytest.mark.parametrize("text", ["ring", "XLA", " xla"])
 def test_only_xla_is_set_for_a_whole_program(text, monkeypatch):
     monkeypatch.setenv("JAXCOMM_ALGORITHM", text)
-    with pytest.raises(ValueError, match="JAXCOMM_ALGORITHM must be 'xla' or not set, got "):
+    with pytest.raises(ValueError, match="JAXCOMM_ALGORITHM must be 'xla', empty or not set, got "):
         read()
 
 

@@ -1,4 +1,4 @@
-"""The repository's promise: one word finds every layer, and no layer is missing."""
+"""Each collective has the same name in every layer, and no layer is missing."""
 
 import importlib
 import inspect
@@ -54,7 +54,7 @@ def test_every_op_has_its_python_layers(op, native):
 
 @pytest.mark.parametrize("op", [op for op in NATIVE if op != "barrier"])
 def test_every_op_takes_the_arguments_of_jax_lax(op):
-    """Same names, order, kinds and defaults, so that jax.lax is replaced one for one; then ours."""
+    """Same names, order, kinds and defaults as jax.lax, followed by jaxcomm's own arguments."""
     ours, lax = (
         [(p.name, p.kind, p.default) for p in inspect.signature(getattr(library, op)).parameters.values()]
         for library in (jaxcomm, jax.lax)
@@ -65,7 +65,7 @@ def test_every_op_takes_the_arguments_of_jax_lax(op):
 
 @pytest.mark.parametrize("op", NATIVE)
 def test_results_are_weakly_typed_where_those_of_jax_lax_are(op, line):
-    """Otherwise a Python number that has travelled widens the small types that it meets."""
+    """Otherwise a Python number would widen small types after a collective."""
     arguments = {"ppermute": ([(0, 1)],), "all_to_all": (0, 0), "pbroadcast": (1,)}.get(op, ())
     found = []
 
@@ -102,7 +102,7 @@ def test_public_names_are_functions_and_types():
 
 
 def test_mutants_fit_the_sources():
-    """Mutants by hand replace a text that stands once in its file; equivalent ones name a line. Files move."""
+    """A mutant made by hand replaces a text that occurs once in its file; an equivalent mutant names a line."""
     mutation = ROOT / "tests/mutation"
     for path in sorted(mutation.glob("hand_*.py")):
         if path.stem == "hand_run":  # runs them

@@ -1,4 +1,4 @@
-"""How processes meet: what is told to JAX and to the key-value store, and what other processes say there.
+"""Bootstrap of processes: calls of JAX and of the key-value store, and records of other processes.
 
 The store, the native module and the other processes are fakes; tests/multiprocess has real ones.
 """
@@ -29,7 +29,7 @@ class Device:
 
 
 class Store:
-    """The key-value store of jax.distributed. Nothing comes later than what is there."""
+    """Fake key-value store of jax.distributed. A missing key never appears later."""
 
     def __init__(self):
         self.values, self.asked = {}, {}
@@ -47,7 +47,7 @@ class Store:
 
 
 class Native:
-    """jaxcomm._core, as far as processes meet."""
+    """Fake of the functions of jaxcomm._core that the bootstrap calls."""
 
     def __init__(self):
         self.calls = []
@@ -72,7 +72,7 @@ class Native:
 
 @pytest.fixture
 def world(monkeypatch):
-    """This is process 1; a function says on which node each process is, and what they have published."""
+    """This is process 1. Returns a function that sets the node of each process and the published records."""
     store, native = Store(), Native()
     monkeypatch.setattr(_kv_store, "client", lambda: store)
     monkeypatch.setattr(_bootstrap, "_core", native)
@@ -139,7 +139,7 @@ def test_processes_of_one_node_share_memory(world):
 
 def test_processes_of_other_nodes_are_reached_through_the_network(world):
     at = world("baba")
-    at.store.values["jaxcomm/token"] = "12345"  # another process was first
+    at.store.values["jaxcomm/token"] = "12345"  # another process has set the key
     _bootstrap.connect([0, 1, 2, 3])
     assert at.native.called("start_network") == [(4, 12345)]
     assert at.store.values["jaxcomm/network/1"] == "AG1pbmU="
@@ -152,7 +152,7 @@ def test_a_process_that_does_not_come(world):
     at = world("aaa")
     del at.store.values["jaxcomm/process/2"]
     message = (
-        r"^process 2 did not show up within 2.5 s \(JAXCOMM_TIMEOUT_S\); all processes of a mesh must compile its "
+        r"^process 2 did not connect within 2.5 s \(JAXCOMM_TIMEOUT_S\); all processes of a mesh must compile its "
         r"collectives: DEADLINE_EXCEEDED: jaxcomm/process/2$"
     )
     with pytest.raises(RuntimeError, match=message):
@@ -169,14 +169,16 @@ def test_a_process_that_can_not_be_reached(world):
     at.native.connect_process = fail
     with pytest.raises(RuntimeError, match=r"^process 0 can't be reached from process 1: no permission\. .* here 'a'"):
         _bootstrap.connect([0])
-    del at.native.connect_process  # it is tried again
+    del at.native.connect_process  # the next call tries again
     _bootstrap.connect([0])
     assert len(at.native.called("connect_process")) == 1
 
 
 def test_a_process_with_another_version(world):
     world("aa", version="9.9")
-    with pytest.raises(RuntimeError, match=f"^process 0 runs jaxcomm 9.9, process 1 {VERSION}$"):
+    with pytest.raises(
+        RuntimeError, match=f"^process 0 runs jaxcomm 9.9, but process 1 runs {VERSION}: install equal versions$"
+    ):
         _bootstrap.connect([0])
 
 
@@ -254,7 +256,7 @@ def test_topology_of_several_nodes(world, monkeypatch):
     assert lines[0] == f"2 node(s), 10 rank(s), {len(os.sched_getaffinity(0))} processor(s)"
     assert lines[1:3] == ["  node 0: 6 rank(s) of process(es) 0, 2", "  node 1: 4 rank(s) of process(es) 1"]
     assert [line.split()[0] for line in lines[3:-1]] == ["self", "node", "network"]
-    assert lines[-1] == "  constants; calibrate() measures" and not found.calibrated
+    assert lines[-1] == "  constants; calibrate() measures them" and not found.calibrated
 
 
 @pytest.mark.parametrize(
@@ -297,9 +299,9 @@ def test_a_wait_for_a_key_warns_and_then_ends(monkeypatch, capsys):
     monkeypatch.setattr(_kv_store, "config", lambda: _config.Config(timeout_s=100, warn_s=30))
     monkeypatch.setattr(_kv_store, "client", Silent)
     with pytest.raises(jax.errors.JaxRuntimeError, match="nobody has set it"):
-        _kv_store.kv_get("process/1", 100, "process 1 did not show up")
+        _kv_store.kv_get("process/1", 100, "process 1 did not connect")
     assert limits_ms == [30_000, 30_000, 40_000]
     assert capsys.readouterr().err.splitlines() == [
-        f"warning: jaxcomm: process 1 did not show up within {waited_s} s; an error follows after 100 s"
+        f"warning: jaxcomm: process 1 did not connect within {waited_s} s; an error follows after 100 s"
         for waited_s in (30, 60)
     ]

@@ -1,4 +1,4 @@
-"""Bad input: an exception that names op and argument, when tracing where it can be known; at run time never a hang."""
+"""Invalid input raises an exception that names op and argument: when tracing if possible, else at run time."""
 
 import functools
 import os
@@ -55,7 +55,7 @@ def test_outside_shard_map(op):
 
 @pytest.mark.parametrize("op", OPS)
 def test_unknown_algorithm(op, mesh):
-    message = rf"{op}: unknown algorithm 'fast'; known are direct"
+    message = rf"{op}: unknown algorithm 'fast'; pass one of direct"
     fails(ValueError, message, lambda x: OPS[op](x, "gpu", algorithm="fast"), mesh)
 
 
@@ -84,9 +84,9 @@ def test_algorithm_that_needs_gpus(op, mesh):
 @pytest.mark.parametrize("op", GROUPED)
 def test_bad_groups(op, mesh):
     for groups, message in (
-        ([[0, 1]], r"must hold each index of 'gpu' \(0 to 3\) exactly once, got \(\(0, 1\),\)"),
+        ([[0, 1]], r"must have each index of 'gpu' \(0 to 3\) exactly once, got \(\(0, 1\),\)"),
         ([[0, 1], [1, 2]], "exactly once"),
-        *([] if op in ("psum", "pmax", "pmin") else [([[0, 1, 2], [3]], r"equal sizes, got \[3, 1\]")]),
+        *([] if op in ("psum", "pmax", "pmin") else [([[0, 1, 2], [3]], r"equal sizes, got sizes \[3, 1\]")]),
     ):
         fails(
             ValueError,
@@ -102,7 +102,7 @@ def test_groups_that_are_no_lists_of_ranks(op, mesh):
         (5, "must be lists of ranks, got 5"),
         ([0, 1], r"must be lists of ranks, got \[0, 1\]"),
         ([[0.0, 1.0], [2.0, 3.0]], "must be an integer, got 0.0"),
-        ([], r"must hold each index of 'gpu' \(0 to 3\) exactly once, got \(\)"),
+        ([], r"must have each index of 'gpu' \(0 to 3\) exactly once, got \(\)"),
     ):
         fails(
             (TypeError, ValueError),
@@ -115,7 +115,12 @@ def test_groups_that_are_no_lists_of_ranks(op, mesh):
 @pytest.mark.parametrize("op", OPS)
 def test_axis_names_that_are_none(op, mesh):
     call = OPS[op]
-    fails(ValueError, rf"{op}: axis_name \('gpu', 'gpu'\) names an axis twice", lambda x: call(x, ("gpu",) * 2), mesh)
+    fails(
+        ValueError,
+        rf"{op}: axis_name must have each axis at most once, got \('gpu', 'gpu'\)",
+        lambda x: call(x, ("gpu",) * 2),
+        mesh,
+    )
     fails(TypeError, f"{op}: axis_name must be a mesh axis or a tuple of them", lambda x: call(x, np.arange(2)), mesh)
     if op not in ("psum", "pmean", "pmax", "pmin"):  # which take dimensions as well
         fails(TypeError, f"{op}: axis_name must name mesh axes, got the integer 0", lambda x: call(x, (0, "gpu")), mesh)
@@ -123,7 +128,7 @@ def test_axis_names_that_are_none(op, mesh):
 
 
 def test_dimensions_with_groups(mesh):
-    message = r"pmax: axis_index_groups can't be combined with dimensions \(0,\) in axis_name"
+    message = r"pmax: axis_index_groups can't be combined with array dimensions in axis_name, got \(0,\)"
     fails(ValueError, message, lambda x: OURS.pmax(x, ("gpu", 0), axis_index_groups=[[0, 1], [2, 3]]), mesh)
 
 
@@ -135,7 +140,7 @@ def test_all_gather_to(mesh):
 
 
 def test_dimensions_sharded_over_an_explicit_axis():
-    """Cutting or joining such a dimension on each device by itself would give wrong values."""
+    """Splitting or joining such a dimension on each device separately would give wrong values."""
     mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
     for op, arguments, name in (
         (OURS.all_to_all, {"split_axis": 1, "concat_axis": 0}, "split_axis"),
@@ -153,7 +158,7 @@ def test_dimensions_sharded_over_an_explicit_axis():
 
 
 def test_sizes_that_do_not_divide(mesh):
-    message = r"all_to_all: dimension split_axis=1 of an array of shape \(8, 6\) has size 6, .* 4 equal parts"
+    message = r"all_to_all: dimension split_axis=1 of an array of shape \(8, 6\) has size 6, .* 4 equal blocks"
     fails(ValueError, message, lambda x: OURS.all_to_all(x, "gpu", 1, 0, tiled=True), mesh)
     message = r"all_to_all: dimension split_axis=0 .* must have size 4, one per rank of 'gpu', unless tiled=True; got 8"
     fails(ValueError, message, lambda x: OURS.all_to_all(x, "gpu", 0, 0), mesh)
@@ -192,7 +197,7 @@ def test_tracers_where_values_are_needed(mesh):
 
 def test_element_types(mesh):
     fails(TypeError, "pmax: x has element type complex64, which has no order", lambda x: OURS.pmax(x + 1j, "gpu"), mesh)
-    message = "psum_scatter: x has element type bool, which has no sum"
+    message = "psum_scatter: x has element type bool, which can't be summed"
     fails(TypeError, message, lambda x: OURS.psum_scatter(x > 0, "gpu", tiled=True), mesh)
     for op, call in OPS.items():
         fails(
@@ -205,10 +210,10 @@ def test_element_types(mesh):
 
 def test_bad_permutations_and_sources(mesh):
     for perm, message in (
-        ([(0, 1), (0, 2)], r"names a source twice: \[0, 0\]"),
-        ([(0, 1), (2, 1)], "names a destination twice"),
-        ([(0, 4)], "names a destination outside 0 to 3"),
-        ([(-1, 0)], "names a source outside 0 to 3"),
+        ([(0, 1), (0, 2)], r"must have each source at most once, got sources \[0, 0\]"),
+        ([(0, 1), (2, 1)], "must have each destination at most once"),
+        ([(0, 4)], "must have destinations from 0 to 3"),
+        ([(-1, 0)], "must have sources from 0 to 3"),
         ([(0, 1, 2)], r"must be a list of \(source, destination\) pairs, got \[\(0, 1, 2\)\]"),
     ):
         fails(ValueError, f"ppermute: perm {message}", lambda x, p=perm: OURS.ppermute(x, "gpu", p), mesh)
@@ -230,7 +235,7 @@ def test_maxima_have_no_derivative(mesh):
     )
 
 
-def test_the_native_module_learns_limit_and_devices(monkeypatch):
+def test_the_native_module_gets_limit_and_devices(monkeypatch):
     limits, devices, heard, ended = [], [], [], []
     native = types.SimpleNamespace(
         cpu_state_type=dict, cpu_targets=dict, set_wait_limits=lambda *given: limits.append(given),
@@ -253,7 +258,7 @@ def test_the_native_module_learns_limit_and_devices(monkeypatch):
 @pytest.mark.parametrize("backend", ["cpu", "gpu"])
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_compilations_between_processes_of_cpus_take_turns(monkeypatch, num_processes, backend):
-    """The end of one would start the numbering of call sites anew in the middle of another."""
+    """The end of one compilation would restart the numbering of call sites during another one."""
     event, ended, order = _native._COMPILE, [], []
     monkeypatch.setattr(_native, "_core", types.SimpleNamespace(end_program=lambda: ended.append(True)))
     monkeypatch.setattr(jax, "process_count", lambda: num_processes)
@@ -283,7 +288,7 @@ def test_compilations_between_processes_of_cpus_take_turns(monkeypatch, num_proc
 
 
 def test_jax_tells_when_compilations_begin_and_end():
-    """What the turns above rest on."""
+    """The serialization of compilations depends on these events."""
     events = []
 
     def begins(event, value, **more):
@@ -303,11 +308,11 @@ def test_jax_tells_when_compilations_begin_and_end():
     assert own == [(what, _native._COMPILE, threading.get_ident()) for what in ("begins", "ends")]
 
 
-def test_failures_are_raised_and_said_once(monkeypatch, capsys):
-    """By check(); what nobody has asked for is said at the end."""
+def test_failures_are_raised_and_printed_once(monkeypatch, capsys):
+    """check() raises failures; at exit, those that it has not raised are printed."""
     failures = ["first"]
     module = types.SimpleNamespace(failures=lambda: failures)
-    monkeypatch.setattr(_errors, "_told", set())
+    monkeypatch.setattr(_errors, "_raised", set())
     monkeypatch.delitem(sys.modules, "jaxcomm._cuda", raising=False)
     OURS.check()  # no GPUs, no failures
     monkeypatch.setitem(sys.modules, "jaxcomm._cuda", module)

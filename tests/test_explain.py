@@ -1,4 +1,4 @@
-"""explain, algorithms and topology: what they say must be what runs."""
+"""explain, algorithms and topology: their answers must match execution."""
 
 import dataclasses
 import time
@@ -92,9 +92,9 @@ def test_large_sums_are_cut_into_chunks():
 def test_bad_arguments():
     with pytest.raises(ValueError, match=r"op must be one of all_to_all, .* got 'allreduce'"):
         jaxcomm.explain("allreduce", operand(8), 8)
-    with pytest.raises(ValueError, match="all_to_all: 9 elements do not divide into 8"):
+    with pytest.raises(ValueError, match="all_to_all: 9 elements cannot be split into 8"):
         jaxcomm.explain("all_to_all", operand(9), 8)
-    with pytest.raises(ValueError, match="psum: unknown algorithm 'fast'; known are direct"):
+    with pytest.raises(ValueError, match="psum: unknown algorithm 'fast'; pass one of direct"):
         jaxcomm.explain("psum", operand(8), 8, algorithm="fast")
     with pytest.raises(ValueError, match=r"psum_scatter: .*recursive_halving.* needs a power of two"):
         jaxcomm.explain("psum_scatter", operand(6), 6, algorithm="recursive_halving")
@@ -107,21 +107,21 @@ def on_gpus(op, count, axis_sizes, **more):
 
 
 def test_small_blocks_on_gpus_by_hand():
-    """Seven messages of 4000 bytes; as many bytes of flags."""
+    """Seven messages of 4000 bytes, and as many bytes of flags."""
     small = on_gpus("psum", 1000, 8)
     assert (small.algorithm, small.protocol, small.sms) == ("ll", "ll", 1)
     assert (small.messages["node"], small.bytes["node"], small.bytes["network"]) == (7, 2 * 7 * 4000, 0)
     by_hand = 2.2e-6 + 7 * (0.03e-6 + 4000 / 175e9) + 1.5e-6
     assert small.predicted_time_s == pytest.approx(by_hand)
     assert "LL messages, 1 SM(s)" in str(small)
-    assert "Not measured with jaxcomm" in str(small)
-    # Pieces of 64 KiB, twice, in slots of 8 channels.
+    assert "Parameters are not measured with jaxcomm" in str(small)
+    # Slices of 64 KiB, two shots, in slots of 8 channels.
     twice = on_gpus("psum", 8 << 14, 8, algorithm="ll_two_shot")
     assert (twice.protocol, twice.sms, twice.bytes["node"]) == ("ll_two_shot", 8, 2 * 14 * 65536)
 
 
-def test_a_walk_on_gpus_by_hand():
-    """A block of 4 MiB, dealt out to 32 thread blocks with a 32nd of the bandwidth each."""
+def test_steps_on_gpus_by_hand():
+    """A block of 4 MiB, split among 32 thread blocks with 1/32 of the bandwidth each."""
     walk = on_gpus("all_gather", 1 << 20, 8, algorithm="direct")
     assert (walk.protocol, walk.sms) == ("steps", 32)
     assert (walk.messages["node"], walk.bytes["node"]) == (7 * 32, 7 * (4 << 20))
@@ -133,7 +133,7 @@ def test_a_walk_on_gpus_by_hand():
 
 
 def test_between_nodes_of_gpus_by_hand():
-    """One message over the network, then its last word."""
+    """One message over the network, then its signal."""
     put = on_gpus("ppermute", 1024, 2, ranks_per_node=1)
     assert (put.num_nodes, put.messages["network"], put.bytes["network"]) == (2, 1, 4096)
     assert put.predicted_time_s == pytest.approx(2.2e-6 + 5e-6 + 1e-6 + 4096 / 48e9 + 7e-6)
@@ -148,8 +148,8 @@ def test_between_nodes_of_gpus_by_hand():
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_parameters_that_are_given(platform):
-    """They change what is predicted, not what is chosen."""
+def test_parameters_as_arguments(platform):
+    """They change the prediction, not the selection."""
     arguments = {"platform": platform, "ranks_per_node": 1}
     if platform == "cpu":
         arguments["scope"] = "network"
@@ -173,7 +173,7 @@ MANY = ("all_to_all", "psum", "ppermute", "barrier")
 
 @pytest.mark.parametrize("op", [op if op in MANY else pytest.param(op, marks=pytest.mark.full) for op in NATIVE])
 def test_100000_gpus(op):
-    """In about a second of a processor, so that one can try things out."""
+    """Takes about one second of processor time, so that users can experiment."""
     began = time.process_time()
     many = on_gpus(op, 3_200_000, (12500, 8))
     assert time.process_time() - began < 8
@@ -189,15 +189,15 @@ def test_100000_gpus(op):
 def test_bad_arguments_of_gpus():
     with pytest.raises(ValueError, match="psum: platform must be 'cpu' or 'cuda', got 'gpu'"):
         jaxcomm.explain("psum", operand(8), 8, platform="gpu")
-    with pytest.raises(ValueError, match="psum: scope is of CPU devices"):
+    with pytest.raises(ValueError, match="psum: scope is for CPU devices only"):
         on_gpus("psum", 8, 8, scope="node")
-    with pytest.raises(ValueError, match="psum: links must be of self, node, network, got 'll'"):
+    with pytest.raises(ValueError, match="psum: names of links must be among self, node, network, got 'll'"):
         jaxcomm.explain("psum", operand(8), 8, links=[jaxcomm.Link("ll", 0, 0, 1)])
-    with pytest.raises(ValueError, match=r"psum: links must be of self, node, network, ll, got 'wire'"):
+    with pytest.raises(ValueError, match=r"psum: names of links must be among self, node, network, ll, got 'wire'"):
         on_gpus("psum", 8, 8, links=[jaxcomm.Link("wire", 0, 0, 1)])
-    with pytest.raises(ValueError, match="psum: times must not be negative, nor bandwidths 0 or less"):
+    with pytest.raises(ValueError, match="psum: links must have times of at least 0 and a bandwidth above 0"):
         on_gpus("psum", 8, 8, links=[jaxcomm.Link("node", 0, 0, 0)])
-    with pytest.raises(ValueError, match="psum: times must not be negative"):
+    with pytest.raises(ValueError, match="psum: links must have times of at least 0"):
         on_gpus("psum", 8, 8, links=[jaxcomm.Link("node", 0, -1, 1)])
     with pytest.raises(ValueError, match="max_sms must be a positive integer"):
         on_gpus("psum", 8, 8, max_sms=0)

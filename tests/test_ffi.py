@@ -1,4 +1,4 @@
-"""jaxcomm.ffi_call: what it refuses when tracing, and which ranks a call names."""
+"""jaxcomm.ffi_call: errors when tracing, and the ranks of a call."""
 
 import ctypes
 import re
@@ -69,7 +69,7 @@ def test_what_is_refused(mesh):
     fails(ValueError, "mine: axis_index_groups .* exactly once", lambda x: call(x, "gpu", axis_index_groups=[[0]]))
     fails(
         NotImplementedError,
-        "mine: 'i' is an axis of vmap, expected one of a mesh",
+        "mine: 'i' is an axis of vmap, expected a mesh axis",
         lambda x: jax.vmap(lambda x: call(x, "i"), axis_name="i")(x),
     )
     f = jax.shard_map(
@@ -129,7 +129,7 @@ def test_a_target_is_registered_where_there_are_gpus(registered):
     ("library", "execute", "error", "message"),
     [
         (Library(), "Stop", AttributeError, "undefined symbol: Stop"),
-        (Library(uses_host_api=False), "Run", AttributeError, "mine.so: nothing in it includes jaxcomm/host.h"),
+        (Library(uses_host_api=False), "Run", AttributeError, "mine.so was compiled without jaxcomm/host.h"),
         (Library(b"0.0.1"), "Run", RuntimeError, r"mine.so was compiled with the headers of jaxcomm 0\.0\.1, but"),
     ],
 )

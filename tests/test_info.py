@@ -1,4 +1,4 @@
-"""info(): what it says with and without module, driver, GPUs, NCCL, NVLink, NICs. It never raises for what is missing.
+"""info() with and without module, driver, GPUs, NCCL, NVLink and NICs. Missing parts never raise.
 
 Where there is no GPU, fakes of the module, of JAX's devices and of nvidia-smi stand in for them.
 """
@@ -18,7 +18,7 @@ from jaxcomm.info import Answer, _capabilities, _machine
 
 LIBRARY = "/somewhere/libnccl.so.2"
 NAMES = ("kernels", "windows", "LSA", "multimem", "GIN", "host RMA")
-ASK = "unknown: only a communicator can tell: info(communicator=True)"
+ASK = "unknown: depends on the communicator: call info(communicator=True)"
 
 
 class Module:
@@ -65,7 +65,7 @@ class Gpu:
 
 @pytest.fixture
 def answers(monkeypatch):
-    """What capabilities() says of a machine, each answer as text."""
+    """Answers of capabilities() for a machine, as text."""
     for name in ("NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE", "NCCL_NVLS_ENABLE"):
         monkeypatch.delenv(name, raising=False)
 
@@ -107,7 +107,7 @@ def test_command():
 
 @pytest.mark.full
 def test_a_back_end_that_is_not_there():
-    """JAX raises; info() says so, and the rest."""
+    """JAX raises; info() reports that and the other facts."""
     done = subprocess.run(
         (sys.executable, "-m", "jaxcomm.info"),
         capture_output=True, text=True, timeout=120, env=os.environ | {"JAX_PLATFORMS": "nowhere"},
@@ -133,7 +133,7 @@ def test_built_without_cuda(monkeypatch):
     monkeypatch.setattr(_native, "cuda", cuda)
     found = jaxcomm.info()
     assert found.versions["CUDA module"] == "no: jaxcomm was built without CUDA"
-    assert found.versions["NCCL"] == "not looked for without the CUDA module"
+    assert found.versions["NCCL"] == "not searched for without the CUDA module"
     assert {str(found.capabilities[name]) for name in NAMES} == {"no: jaxcomm was built without CUDA"}
 
 
@@ -192,7 +192,7 @@ def test_nothing_speaks_against(answers):
         ),
         (
             {"version": 23203},
-            {"GIN": "kernels that use it need NCCL 2.30.7, with which they were built; here is 2.32.3"},
+            {"GIN": "kernels that use it need the NCCL that they were built with, 2.30.7; found 2.32.3"},
         ),
     ],
 )
@@ -215,7 +215,7 @@ def test_old_gpus_and_drivers(answers):
     module.gpus[1]["capability"] = (8, 0)
     found = answers(module)
     assert found["multimem"] == "no: GPU 1 is older than Hopper"
-    assert found["host RMA"] == "no: it needs a driver of CUDA 12.5, here is 12.4"
+    assert found["host RMA"] == "no: it needs a driver for CUDA 12.5 or later, found 12.4"
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,9 @@ def test_what_a_communicator_says(answers):
     assert found["host RMA"] == f"yes: {whose}"
     unusable = Module().properties | {"gin_usable": False}
     found = answers(Module(version=23203, properties=unusable), communicator=True)
-    assert found["GIN"].startswith("no: GDAKI, on rails GDAKI, but kernels that use it need NCCL 2.30.7")
+    assert found["GIN"].startswith(
+        "no: GDAKI, on rails GDAKI, but kernels that use it need the NCCL that they were built with, 2.30.7"
+    )
     found = answers(Module(properties=unusable | {"gin": 0, "railed_gin": 5}), communicator=True)
     assert found["GIN"] == "no: none, on rails kind 5, but it is needed between all GPUs"
     # What NCCL can use is not ruled out by what this machine seems to lack.
@@ -257,7 +259,7 @@ def test_what_a_communicator_says(answers):
 
 def test_no_communicator_can_be_made(answers):
     found = answers(Module(failure="ncclCommInitRank: unhandled cuda error"), communicator=True)
-    said = "unknown: no communicator could be made: ncclCommInitRank: unhandled cuda error"
+    said = "unknown: NCCL could not create a communicator: ncclCommInitRank: unhandled cuda error"
     assert {found[name] for name in NAMES[1:]} == {said}
 
 

@@ -1,4 +1,4 @@
-"""jaxcomm.distributed.initialize(): what it finds in the environment of each launcher, and what it makes of it.
+"""jaxcomm.distributed.initialize(): the environment of each launcher, and the resulting arguments of JAX.
 
 The environments are those that the launchers set; tests/multiprocess/test_launchers.py has real ones.
 """
@@ -128,7 +128,7 @@ def test_tasks_per_node_of_slurm(text, counts):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"PMI_RANK": "4", "PMI_SIZE": "4"}, "MPICH says process 4 of 4"),
+        ({"PMI_RANK": "4", "PMI_SIZE": "4"}, "MPICH sets rank 4 of 4 processes"),
         ({"PMI_RANK": "one", "PMI_SIZE": "4"}, "PMI_RANK must be a number, got 'one'"),
     ],
 )
@@ -168,7 +168,7 @@ def test_gpus_are_counted_without_cuda_visible_devices(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What initialize() tells the relay, JAX and the key-value store, in order."""
+    """Calls of initialize() to the relay, JAX and the key-value store, in order."""
     made = []
     for name in [name for name in os.environ if name.startswith(OURS)]:
         monkeypatch.delenv(name)
@@ -476,7 +476,7 @@ else:
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_normal_end_waits_for_all(tmp_path, late):
-    """jaxcomm.run would otherwise end the late one when the other returns 3."""
+    """Otherwise, jaxcomm.run would end the late process when the other one returns 3."""
     (tmp_path / "script.py").write_text(ENDS)
     command = [sys.executable, "-m", "jaxcomm.run", "-n", "2", "--timeout", "100", "script.py", str(late)]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200)

@@ -1,4 +1,4 @@
-"""Through which interface an address is reached: on this machine, whatever its interfaces are."""
+"""The interface that reaches an address, on this machine with any interfaces."""
 
 import ipaddress
 import socket

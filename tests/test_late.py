@@ -1,4 +1,4 @@
-"""Ranks that live but are late are waited for; a line on standard error names them meanwhile."""
+"""Other ranks wait for a rank that is alive but late. Meanwhile, a line on standard error names it."""
 
 import os
 import re

@@ -94,7 +94,7 @@ def test_attributes_of_a_call(mesh):
 
 @pytest.mark.parametrize(("found", "ranks"), [(None, 4), (2, 2), (1, 1)])
 def test_nodes_of_processes_come_before_those_of_axes(mesh, monkeypatch, found, ranks):
-    """Axes declare nodes only inside one: memory of others can't be read."""
+    """Axes declare nodes only inside a node: the memory of other nodes can't be read."""
     places = []
 
     def placement(mesh, rows):
@@ -118,7 +118,7 @@ def test_nodes_of_processes_come_before_those_of_axes(mesh, monkeypatch, found, 
 
 def test_errors_of_processes_name_the_call(mesh, monkeypatch):
     def placement(mesh, rows):
-        raise RuntimeError("process 3 did not show up")
+        raise RuntimeError("process 3 did not connect")
 
     monkeypatch.setattr(_placement, "placement", placement)
     with pytest.raises(
@@ -128,14 +128,14 @@ def test_errors_of_processes_name_the_call(mesh, monkeypatch):
 
 
 def test_an_algorithm_sees_the_nodes_of_the_call(mesh):
-    """Which its message counts: two nodes of four, or four of two."""
+    """Its message has the numbers: two nodes of four, or four of two."""
     for axes, groups in ((("node", "gpu"), "2 nodes of 4"), (("gpu", "node"), "4 nodes of 2")):
         with pytest.raises(ValueError, match=f"got {groups}"):
             calls(lambda x, axes=axes: OURS.psum(x, axes, algorithm="multimem"), mesh)
 
 
 def test_small_elements_travel_in_bytes():
-    """XLA packs them, and no executor adds them up."""
+    """XLA packs small elements, and the executors can't sum them."""
     small = ["int2", "int4", "uint2", "uint4", "float4_e2m1fn"]
     for name in small:
         assert jnp.dtype(name).name == name

@@ -1,4 +1,4 @@
-"""Documents against what they describe: code and its output, tables, commands, links."""
+"""Documents against the code: examples and output of the README, tables, commands, links."""
 
 import os
 import pathlib

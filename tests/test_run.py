@@ -1,4 +1,4 @@
-"""The launcher: what ranks see, what becomes of their output, and that nothing outlives the first failure."""
+"""The launcher: environment and output of ranks, and the end of all processes after the first failure."""
 
 import pathlib
 import re
@@ -13,14 +13,14 @@ import pytest
 from jaxcomm import run
 
 pytestmark = pytest.mark.deadline(200)
-LIMIT_S = 100  # for anything that should take a moment
+LIMIT_S = 100  # limit of operations that take a moment
 WITH_SIGNALS = ("env", "--default-signal=HUP,INT")  # ignored, and so inherited, where tests run in the background
 OPTIONS = {"processes": 4, "devices": None, "nodes": None, "address": "127.0.0.1:1"}
 
 
 @pytest.fixture
 def launch(tmp_path):
-    """Starts the launcher on a script given as text. Ends it, should the test not have done so."""
+    """Starts the launcher on a script given as text, and ends it after the test."""
     started = []
 
     def start(script, *options, arguments=(), launcher=(run.__file__,)):  # as a file it starts without jax
@@ -47,7 +47,7 @@ def finish(process):
 
 
 def numbers(folder, pattern, count):
-    """The process numbers in ``count`` files, once they are all there."""
+    """Waits for ``count`` files and returns the process ids in them."""
     until = time.monotonic() + LIMIT_S
     while time.monotonic() < until:
         texts = [path.read_text() for path in pathlib.Path(folder).glob(pattern)]
@@ -256,7 +256,7 @@ def test_modules(launch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-n", "4", "--nodes", "3", "x.py"], "--nodes: 4 processes can't be split evenly among 3 nodes"),
+        (["-n", "4", "--nodes", "3", "x.py"], "--nodes: 4 processes cannot be split evenly among 3 nodes"),
         (["-n", "0", "x.py"], "argument -n/--processes: invalid positive int value: '0'"),
         (["-n", "2", "--timeout", "inf", "x.py"], "argument --timeout: invalid positive float value: 'inf'"),
         (["-n", "2"], "expected a script, or -m and a module"),

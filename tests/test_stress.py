@@ -1,8 +1,8 @@
 """Many calls at once: independent ones, loops, several programs in flight, mixed with XLA's own collectives.
 
-Guards against deadlocks (who completes whose promise, and on which thread) and against calls that meet the wrong call.
-`--size` says how often. Each round has a deadline (conftest.py): a run that hangs ends with the name
-of the test and all stacks.
+Guards against deadlocks (which thread completes which promise) and against calls matched with the wrong call. `--size`
+sets the number of iterations. Each iteration has a deadline (conftest.py): a test that hangs ends with its name and all
+stacks.
 """
 
 import random
@@ -57,7 +57,7 @@ def exchange(library, x):
 
 
 def independent(ours, xla, x):
-    """200 calls that depend on nothing but the operand: devices reach them in any order."""
+    """200 calls that depend only on the operand, so that devices reach them in any order."""
     return [exchange(ours, x + i) for i in range(200)]
 
 
@@ -76,12 +76,12 @@ def independent_groups(ours, xla, x):
 
 
 def pairs(ours, xla, x):
-    """50 of ours, each followed by one of XLA's on its result."""
+    """50 of jaxcomm's collectives, each followed by one of XLA's on its result."""
     return [xla.all_to_all(exchange(ours, x + i), "gpu", 0, 0, tiled=True) for i in range(50)]
 
 
 def crossed(ours, xla, x):
-    """Two chains that swap: one goes through ours, the other through XLA's."""
+    """Two chains that swap in each step: one uses jaxcomm's collectives, the other XLA's."""
     y = x + 1
     for i in range(50):
         x, y = exchange(ours, x), exchange(xla, y)
@@ -109,7 +109,7 @@ def nested_loops(ours, xla, x):
 
 
 def chain(ours, xla, x):
-    """Nothing but our calls, too few for XLA's concurrent executor."""
+    """Only jaxcomm's calls, too few for XLA's concurrent executor."""
     return exchange(ours, exchange(ours, exchange(ours, x)))
 
 
@@ -256,7 +256,7 @@ def choose_size(seed):
 
 
 def test_sums_have_the_same_bits_in_every_run(mesh, rng, alive, rounds):
-    """Who works on a call differs from run to run; the order of additions must not."""
+    """The threads of a call differ between executions; the order of additions must not."""
     x = rng.standard_normal((8, 300_000)).astype(np.float32)  # large enough for worker threads
     f = jax.jit(on_ranks(lambda x: (OURS.psum(x, BOTH), OURS.psum(x, BOTH, algorithm="direct")), mesh, check_vma=False))
     first = jax.tree.map(np.asarray, f(x))

@@ -35,7 +35,7 @@ def newest_python():
 
 
 def build(target, python, folder, *settings):
-    """The wheel that a target of the Makefile makes."""
+    """Builds a wheel with a target of the Makefile."""
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
     run(
         "make", "-C", ROOT, target, f"PYTHON={python}", f"VENV={folder / 'build-env'}", f"WHEEL_DIR={folder / 'dist'}",
@@ -54,7 +54,7 @@ def environment(python, folder, *packages):
 
 
 def output(python, program, folder):
-    """Of a program that finds no compiler and no sources."""
+    """Output of a program that has no access to a compiler or the sources."""
     return run(python, "-W", "error", "-c", program, cwd=folder, env={"PATH": str(python.parent), "HOME": str(folder)})
 
 

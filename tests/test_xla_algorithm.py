@@ -1,4 +1,4 @@
-"""algorithm="xla": XLA's own collectives, asked for, set for a whole program, or on platforms without handlers."""
+"""algorithm="xla": XLA's own collectives, per call, for a whole program, or on platforms without handlers."""
 
 import functools
 import logging
@@ -69,7 +69,7 @@ def test_sums_of_groups_where_types_track_what_varies(mesh):
 
 
 def test_ranks_follow_the_order_of_the_axes(mesh):
-    """jax.lax.ppermute would take that of the mesh."""
+    """jax.lax.ppermute uses the order of the mesh."""
     x = np.arange(8, dtype=np.int32)
     got = run(lambda x: OURS.ppermute(x, ("gpu", "node"), [(1, 2)], algorithm="xla"), mesh, x)
     np.testing.assert_array_equal(got, [0, 4, 0, 0, 0, 0, 0, 0])  # rank 2 g + n is device 4 n + g
@@ -89,20 +89,20 @@ def test_other_platforms_are_logged_once(mesh, caplog):
         for op in ("psum", "pmax"):
             lowered(mesh, op, "tpu")
     assert [record.getMessage() for record in caplog.records] == [
-        "jaxcomm has no collectives for this platform: XLA's own are used"
+        "jaxcomm has no collectives for this platform: it uses XLA's own collectives"
     ]
     with pytest.raises(NotImplementedError, match=r"psum at .*algorithm 'ring' runs on CPU and CUDA only"):
         lowered(mesh, "psum", "tpu", "ring")
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_asked_for(mesh, platform):
+def test_selected_by_a_call(mesh, platform):
     assert "stablehlo.all_reduce" in lowered(mesh, "psum", platform, "xla")
     assert "jaxcomm_all_reduce" in lowered(mesh, "psum", platform, "ring", axes="gpu")
 
 
 def test_set_for_the_whole_program(mesh, monkeypatch):
-    """Also for calls that ask for something else."""
+    """Also for calls with another algorithm."""
     monkeypatch.setenv("JAXCOMM_ALGORITHM", "xla")
     _config.config.cache_clear()
     try:
@@ -113,7 +113,7 @@ def test_set_for_the_whole_program(mesh, monkeypatch):
 
 
 def test_barrier_is_not_left_out(mesh):
-    """Nothing uses what the ranks send each other."""
+    """No operation uses the data that the ranks exchange."""
     text = (
         jax.jit(on_ranks(lambda x: OURS.barrier(x, "gpu", algorithm="xla"), mesh))
         .lower(np.zeros(8))
@@ -132,7 +132,7 @@ def test_unequal_groups(mesh, rng):
         want = np.concatenate([np.repeat(numpy(rows[:, :3], 1, keepdims=True), 3, 1), rows[:, 3:]], 1)
         np.testing.assert_array_equal(got, want.reshape(8, 5))
     for op in ("pmean", "all_gather", "barrier"):
-        with pytest.raises(ValueError, match=r"axis_index_groups must have equal sizes, got \[3, 1\]"):
+        with pytest.raises(ValueError, match=r"axis_index_groups must have equal sizes, got sizes \[3, 1\]"):
             run(lambda x, op=op: getattr(OURS, op)(x, "gpu", axis_index_groups=groups), mesh, x, check_vma=False)
 
 
@@ -160,7 +160,7 @@ def test_pending_sums_are_scattered(rng):
 @pytest.mark.full
 @pytest.mark.parametrize("op", [op for op in OPS if op != "pmean"])
 def test_contract_with_xlas_collectives(op):
-    """All that users of JAX are owed but bits, special values and the number of calls, which are XLA's."""
+    """The whole JAX contract except bits, special values and the number of calls, which are those of XLA."""
     calls = "test_one_custom_call or over_an_axis_of_vmap or merged"
     ours = f"{calls} or special_values or round_once or every_dtype or dtypes"
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What a process holds: for tests that it doesn't become more."""
+"""Resources of a process, for tests that they don't grow."""
 
 import ctypes
 import gc
@@ -6,7 +6,7 @@ import os
 
 
 def usage():
-    """What this process holds, without what the allocators keep for reuse."""
+    """Resources of this process, without memory that allocators keep for reuse."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/status") as file:

@@ -1,10 +1,11 @@
-"""What a call costs inside jit: chains of collectives of 8 bytes beside a chain of custom calls of nothing.
+"""Cost of a call inside jit: chains of collectives of 8 bytes, compared with a chain of empty custom calls.
 
     python host_cost.py <file with EmptyCall>    # tests/cuda/gpu/empty_call.cc
 
-In a group of one rank, so nobody waits for anybody. Prints one line of JSON, with two times of each: until the program
-returns, what the host takes to put the calls on the stream; and until it is done, the longer of host and GPU. Where JAX
-leaves the calls to a thread of its own, the first is not the host's, and left out: the chain of nothing shows it.
+The group has one rank, so no rank waits. Prints one line of JSON with two times per op. The time until the program
+returns is the time in which the host enqueues the calls. The time until it is done is the longer of host and GPU. If
+JAX enqueues the calls on another thread, the first time is not that of the host, and is omitted. The chain of empty
+calls shows that.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 
-LENGTHS = (64, 320)  # the difference has no cost of the program itself
+LENGTHS = (64, 320)  # the difference of the times excludes the cost of the program itself
 ROUNDS = 41
 UNTIL = ("until it returns", "until it is done")
 
@@ -39,7 +40,7 @@ SIDES = {
 
 
 def summary(us):
-    """What a call takes, and what that is above an empty one; us: {(side, length): of the whole program}."""
+    """Time per call, and time above that of an empty call; us: {(side, length): time of the whole program}."""
     per_call = {side: (us[side, LENGTHS[1]] - us[side, LENGTHS[0]]) / (LENGTHS[1] - LENGTHS[0]) for side in SIDES}
     return {
         "us_per_call": {side: round(t, 3) for side, t in per_call.items()},
@@ -77,7 +78,7 @@ def main(path):
     for until, values in zip(UNTIL, ({key: [t[i] for t in times[key]] for key in times} for i in (0, 1)), strict=True):
         found[until] = summary({key: statistics.median(of_key) * 1e6 for key, of_key in values.items()})
     empty_us = [found[until]["us_per_call"]["empty"] for until in UNTIL]
-    if empty_us[0] < empty_us[1] / 2:  # the GPU has nothing to do in this chain
+    if empty_us[0] < empty_us[1] / 2:  # the GPU is idle in this chain
         del found[UNTIL[0]]
     print(json.dumps(found))
 

@@ -1,4 +1,4 @@
-"""What is measured: each collective as a program of one op or of a chain, with its sizes, data and NumPy oracle."""
+"""The measured collectives: programs of one op or of a chain, with sizes, data and a NumPy oracle."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,7 +19,7 @@ _MAX_VALUES = 251
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The devices that take part.
+    """The devices of a measurement.
 
     Attributes:
       mesh: all devices.
@@ -39,16 +39,17 @@ class Collective:
     """One collective, as nccl-tests describes them: sizes, data, bandwidth, run.
 
     Attributes:
-      name: public name, also in jax.lax where `baseline` says so.
+      name: public name.
       native: name in the plan layer.
-      baseline: what jax.lax runs beside it; None where it has nothing.
-      input_parts: the operand is 1 / input_parts of "size": n means one block of n.
-      count_parts: nccl-tests' "count" is 1 / count_parts of the elements of "size".
-      bus_factor: n -> busbw / algbw; None where bandwidth means nothing.
-      run: (module, x, axis, n, options) -> result on this rank; options are jaxcomm's own keywords.
-      restore: (result, operand, axis, n) -> operand of the next op of a chain. None: the result itself.
+      baseline: name of the baseline of jax.lax; "" if it is `name`, None if jax.lax has none.
+      input_parts: n -> divisor: the operand is 1 / input_parts of "size".
+      count_parts: n -> divisor: nccl-tests' "count" is 1 / count_parts of the elements of "size".
+      bus_factor: n -> busbw / algbw; None if the op has no bandwidth.
+      run: (module, x, axis, n, options) -> result on this rank; options are keywords of jaxcomm.
+      restore: (result, operand, axis, n) -> operand of the next op of a chain; None uses the result itself.
       expect: (xs, k) -> results of all ranks after k ops of a chain; xs is (ranks, elements of the operand).
-      growth: (n, k) -> by how much k chained ops multiply the significand and the magnitude of the largest operand.
+      growth: (n, k) -> factors by which k chained ops multiply significand and magnitude of the largest operand.
+      sized: whether the op has data.
     """
 
     name: str
@@ -65,14 +66,15 @@ class Collective:
 
 
 def _shift(result: Any, operand: Any, axis: Any, n: int) -> Any:
-    # The block of the next rank, so that data moves on in every step. It copies 1 / n of "size", on both sides.
+    # The next operand is the block of the next rank, so that each op moves other data. This copies 1 / n of "size", in
+    # both libraries.
     start = (lax.axis_index(axis) + 1) % n * operand.shape[0]
     return lax.dynamic_slice_in_dim(result, start, operand.shape[0])
 
 
 def _update(result: Any, operand: Any, axis: Any, n: int) -> Any:
-    # The rank's own block of the operand becomes the result: sums grow by the same amount in every step. XLA updates in
-    # place, so this copies 1 / n of "size" (and the whole operand once per chain), on both sides.
+    # The result replaces the rank's own block of the operand: sums grow by the same amount in every op. XLA updates in
+    # place, so this copies 1 / n of "size" (and the whole operand once per chain), in both libraries.
     return lax.dynamic_update_slice_in_dim(operand, result, lax.axis_index(axis) * result.shape[0], 0)
 
 
@@ -97,7 +99,7 @@ def _sum(xs: np.ndarray) -> np.ndarray:
 
 
 def _expect_psum(xs: np.ndarray, k: int) -> np.ndarray:
-    # From the second op on, all ranks bring the same numbers. Integers wrap around, as on the devices.
+    # From the second op on, all ranks have the same operand. Integers wrap around, as on the devices.
     total = _sum(xs)
     with np.errstate(over="ignore"):
         for _ in range(k - 1):
@@ -117,7 +119,7 @@ def _expect_psum_scatter(xs: np.ndarray, k: int) -> list[np.ndarray]:
 
 
 def _odd_part(n: int) -> int:
-    """What multiplication by n does to a significand: a power of two changes the exponent only."""
+    """The factor by which multiplication by n changes a significand. A power of two changes only the exponent."""
     return n // (n & -n)
 
 
@@ -130,7 +132,7 @@ def _ring(n: int) -> list[tuple[int, int]]:
 
 
 def _run_barrier(lib: Any, x: Any, axis: Any, n: int, options: dict) -> Any:
-    # jax.lax has no barrier. Its users wait for each other through a reduction of one element.
+    # jax.lax has no barrier; a reduction of one element takes its place.
     return lax.pmax(x, axis) if lib is lax else lib.barrier(x, axis, **options)
 
 
@@ -234,7 +236,7 @@ def make_size(collective: Collective, size_bytes: int, itemsize: int, n: int) ->
 
 
 def num_values(collective: Collective, dtype: Any, n: int, k: int) -> int:
-    """How many values 0, 1, 2 ... operands may hold so that k chained ops are exact; below 2 where none are."""
+    """Number of values 0, 1, 2, ... that operands may hold so that k chained ops are exact; below 2 if none are."""
     dtype = jnp.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.integer):  # sums wrap around, which is exact
         return min(int(jnp.iinfo(dtype).max), _MAX_VALUES)
@@ -248,13 +250,18 @@ def longest_exact_chain(collective: Collective, dtype: Any, n: int, chain: int) 
     for k in range(chain, 0, -1):
         if num_values(collective, dtype, n, k) >= 2:
             return k
-    raise ValueError(f"{collective.name}: no sum over {n} ranks is exact in {jnp.dtype(dtype).name}")
+    raise ValueError(
+        f"{collective.name}: sums over {n} ranks are not exact in {jnp.dtype(dtype).name}; use fewer ranks or another "
+        "--dtype"
+    )
 
 
 def make_operands(collective: Collective, size: Size, dtype: Any, n: int, k: int) -> np.ndarray:
-    """Random integers, (ranks, elements of the operand): a block in the wrong place does not look right by chance."""
+    """Random integers, (ranks, elements of the operand), so that a misplaced block gives wrong elements."""
     if not collective.sized:
-        return np.zeros((n, size.operand), dtype)  # a barrier changes nothing, its baseline must not either
+        return np.zeros(
+            (n, size.operand), dtype
+        )  # the maximum of zeros is zero, so the baseline of the barrier returns its operand too
     values = num_values(collective, dtype, n, k)
     random = np.random.default_rng(0)
     return np.stack([random.integers(values, size=size.operand, dtype=np.uint8).astype(dtype) for _ in range(n)])
@@ -268,7 +275,7 @@ def place(xs: np.ndarray, group: Group) -> jax.Array:
 def program(
     collective: Collective, lib: Any, group: Group, chain: int, options: dict, isolate: bool = False
 ) -> Callable[[jax.Array], jax.Array]:
-    """A jitted chain of dependent ops of `lib`; isolate keeps XLA from simplifying across them."""
+    """Returns a jitted chain of dependent ops of `lib`. `isolate` keeps XLA from simplifying across ops."""
     n = group.size
 
     def body(x):
@@ -286,7 +293,7 @@ def program(
 
 
 def count_wrong(y: jax.Array, expected: Any) -> int:
-    """Elements, over all ranks of this process, that differ from the oracle."""
+    """Number of elements of this process's ranks that differ from the oracle."""
     wrong = 0
     for shard in y.addressable_shards:
         (index,) = shard.index

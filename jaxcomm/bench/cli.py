@@ -1,4 +1,4 @@
-"""Command line."""
+"""Command line of python -m jaxcomm.bench."""
 
 import argparse
 import contextlib
@@ -54,19 +54,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jaxcomm.bench",
         description="Compares jaxcomm's collectives with those of jax.lax on forced CPU devices, and both with the "
-        "speed at which the machine copies memory; or, between processes, with jax.lax on gloo, mpi4jax and MPI. Sizes "
-        "are bytes per device as in nccl-tests: all_reduce buffer, all_gather result, reduce_scatter and all_to_all "
-        "operand, permute message.",
+        "memory copy speed of the machine. Between processes, compares them with jax.lax on gloo, mpi4jax and MPI. "
+        "Sizes are bytes per device as in nccl-tests: all_reduce buffer, all_gather result, reduce_scatter and "
+        "all_to_all operand, permute message.",
     )
 
     def add(name: str, text: str, **options: Any) -> None:
         parser.add_argument(f"--{name}", help=text, **options)
 
     names = f"{', '.join(COLLECTIVES)} or all (default)"
-    add("op", f"what to measure: {names}", nargs="+", choices=[*COLLECTIVES, "all"], default=["all"], metavar="OP")
+    add("op", f"ops to measure: {names}", nargs="+", choices=[*COLLECTIVES, "all"], default=["all"], metavar="OP")
     add("begin", "smallest size (default: 256)", type=_bytes, default=256, metavar="BYTES")
     add("end", "largest size (default: 64M)", type=_bytes, default=64 << 20, metavar="BYTES")
-    add("factor", "from one size to the next (default: 4)", type=_at_least(2), default=4)
+    add("factor", "ratio of one size to the previous one (default: 4)", type=_at_least(2), default=4)
     add("dtype", "element type (default: float32)", choices=cases.DTYPES, default="float32")
     text = "call: one op per jit call, host to host; chain: dependent ops inside one jit; default: both"
     add("mode", text + ", between processes: call", choices=("call", "chain", "both"))
@@ -78,37 +78,40 @@ def _parser() -> argparse.ArgumentParser:
     add("axes", text, type=_axes, metavar="AxB")
     text = "start P processes with D devices each on this machine; several shapes are measured one after the other"
     add("processes", text, nargs="+", type=_shape, metavar="PxD")
-    text = "with --processes, who else runs: gloo (jax.lax), mpi4jax, mpi (mpi4py; both with Open MPI) (default: gloo)"
+    text = "with --processes, libraries to compare with: gloo (jax.lax), mpi4jax, mpi (mpi4py) (last two: Open MPI) "
+    text += "(default: gloo)"
     add("against", text, nargs="+", choices=sweep.BETWEEN_PROCESSES, metavar="SIDE")
-    add("start-up", "with --processes: time N starts of as many processes", type=_at_least(1), metavar="N")
+    add("start-up", "with --processes: time N starts of the program", type=_at_least(1), metavar="N")
     add("algorithm", "jaxcomm's algorithm (default: its selection table chooses)")
-    text = f"most repetitions; what takes long stops at {measure.MIN_REPS} (default: 200)"
+    text = f"maximum of repetitions; long measurements stop at {measure.MIN_REPS} (default: 200)"
     add("reps", text, type=_at_least(measure.MIN_REPS), default=200)
-    text = f"stop a measurement above 1 MiB after S seconds, even short of {measure.MIN_REPS} repetitions"
+    text = f"stop a measurement above 1 MiB after S seconds, even before {measure.MIN_REPS} repetitions"
     add("max-seconds", text, type=float, metavar="S")
     add("check-only", "compare with the oracle, measure nothing", action="store_true")
     add("json", "write records, machine, versions and parameters", metavar="FILE")
     add("plot", "draw time over size, one panel per op", metavar="FILE.png")
-    add("table", "print Markdown tables of an earlier run's --json and stop", metavar="FILE.json")
-    add("into", "with --table: put the tables between the marks of this file instead", metavar="FILE.md")
+    add("table", "print Markdown tables of a file from --json and stop", metavar="FILE.json")
+    add("into", "with --table: write the tables between the marks of this file instead", metavar="FILE.md")
     return parser
 
 
 def _make_group(axes: tuple[int, ...]) -> Group:
     num_devices = math.prod(axes)
-    with contextlib.suppress(RuntimeError):  # JAX has started: whether it has enough devices shows below
+    with contextlib.suppress(RuntimeError):  # JAX has started: the number of devices is checked below
         jax.config.update("jax_num_cpu_devices", num_devices)
         jax.config.update("jax_platforms", "cpu")
     devices = jax.devices("cpu")
     if len(devices) < num_devices:
-        raise ValueError(f"--devices: {num_devices} are needed, JAX has already started with {len(devices)}")
+        raise ValueError(
+            f"--devices: {num_devices} devices are needed, but JAX has already started with {len(devices)}"
+        )
     names = ("ranks",) if len(axes) == 1 else tuple(f"axis{i}" for i in range(len(axes)))
     mesh = Mesh(np.array(devices[:num_devices]).reshape(axes), names)
     return Group(mesh, names if len(names) > 1 else names[0])
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Fills in what depends on other arguments, and refuses what does not fit together."""
+    """Sets defaults that depend on other arguments. Raises ValueError if arguments contradict each other."""
     args.op = list(COLLECTIVES) if "all" in args.op else list(dict.fromkeys(args.op))
     if args.processes:
         _check_processes(args)
@@ -126,27 +129,27 @@ def _check(args: argparse.Namespace) -> None:
     for op in args.op:
         known = jaxcomm.algorithms(op)
         if args.algorithm not in (None, *known):
-            raise ValueError(f"--algorithm: {op} has no {args.algorithm!r}, only {', '.join(known)}")
+            raise ValueError(f"--algorithm: {op} has no {args.algorithm!r}; pass one of {', '.join(known)}")
 
 
 def _check_processes(args: argparse.Namespace) -> None:
     for name in ("axes", "devices", "plot"):
         if getattr(args, name) is not None:
-            raise ValueError(f"--{name} is for one process, not for --processes")
+            raise ValueError(f"--{name} is for one process; it can't be combined with --processes")
     args.mode = args.mode or "call"
     args.against = list(dict.fromkeys(args.against or ["gloo"]))
     mpi_sides = [side for side in args.against if side in sweep.MPI]
     if mpi_sides and args.mode != "call":
-        raise ValueError(f"--mode: {mpi_sides[0]} knows call only")
+        raise ValueError(f"--mode: {mpi_sides[0]} supports call only, got {args.mode}")
     if mpi_sides and args.dtype not in mpi.DTYPES:
-        raise ValueError(f"--dtype: {mpi_sides[0]} has no {args.dtype}, only {', '.join(mpi.DTYPES)}")
+        raise ValueError(f"--dtype: {mpi_sides[0]} has no {args.dtype}; pass one of {', '.join(mpi.DTYPES)}")
     for processes, devices in args.processes:
         if not launch.applicable(args.against, devices):
-            raise ValueError(f"--against: {mpi_sides[0]} wants one device per process, not {processes}x{devices}")
+            raise ValueError(f"--against: {mpi_sides[0]} needs one device per process, got {processes}x{devices}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark. Returns the exit status: 0, or 1 if any element was wrong on any side."""
+    """Runs the benchmark. Returns the exit status: 0, or 1 if any library gave a wrong element."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     args = parser.parse_args(argv)
@@ -176,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run = records.context(argv, parameters)
         try:
             results = launch.measure_processes(argv, args, run)
-        except RuntimeError as error:  # why, the processes have said
+        except RuntimeError as error:  # the processes have printed the cause
             print(error, file=sys.stderr)
             return 1
     print(report.summary(results))

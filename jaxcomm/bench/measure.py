@@ -1,4 +1,4 @@
-"""Timing: sides that alternate repetition by repetition, and the copy limit of the machine beside them."""
+"""Timing: sides (libraries) in turn, repetition by repetition, and the copy limit of the machine."""
 
 import concurrent.futures
 import dataclasses
@@ -15,16 +15,16 @@ import numpy as np
 from jaxcomm.bench.team import Alone
 
 MIN_REPS = 30
-# A size above this may be measured fewer than MIN_REPS times, if --max-seconds says so.
+# Above this size, --max-seconds may stop a measurement before MIN_REPS.
 LONG_BYTES = 1 << 20
 _FEWEST_REPS = 5
-# A cell that has its MIN_REPS goes on for this long: short ops get many repetitions, long ones few.
+# A measurement ends after MIN_REPS and this time: short ops get many repetitions, long ones few.
 _ENOUGH_S = 1.5
 _WARM_UPS = 2
-# What takes less than this between processes is called a few times more before it is timed.
+# Between processes, _UNCOUNTED untimed calls precede each timed call that takes less than this.
 _SHORT_US = 1000
 _UNCOUNTED = 5
-LIMIT = "limit"  # the side that is no contender
+LIMIT = "limit"  # name of the copy limit, which is no library
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,20 +51,20 @@ def cores() -> int:
 
 
 class CopyLimit:
-    """How long `cores` threads need to copy n buffers of S bytes once.
+    """The time in which `cores` threads copy n buffers of S bytes once.
 
-    Every op measured here, except a barrier, reads or writes n buffers of S bytes, and most do both. For sums this is
-    the bound of reading all operands and writing as much, with arithmetic for free. Below about 1 MiB the calls from
-    Python take longer than the copies.
+    Every measured op except the barrier reads or writes n buffers of S bytes; most ops do both. For sums, the limit is
+    the time to read all operands and to write as many bytes, without the time of arithmetic. Below about 1 MiB, the
+    calls from Python take longer than the copies.
     """
 
     def __init__(self, num_buffers: int, size_bytes: int, fresh: bool):
-        """fresh: into memory that is allocated for each copy, as results of a jit call are; else always the same."""
+        """fresh: allocate the destination of each copy, as jit allocates results; else reuse one destination."""
         self._fresh = fresh
         self._num_threads = min(cores(), num_buffers)
         self._sources = np.ones((num_buffers, size_bytes), np.uint8)
         self._results = None if fresh else np.zeros_like(self._sources)
-        # At least 32 MiB in one go, so that starting the threads does not count.
+        # At least 32 MiB per repetition, so that the start of the threads has little effect.
         self._rounds = 1 if fresh else min(max((32 << 20) // max(num_buffers * size_bytes, 1), 1), 64)
         self._pool = concurrent.futures.ThreadPoolExecutor(self._num_threads)
         self._start = threading.Barrier(self._num_threads)
@@ -90,14 +90,14 @@ class CopyLimit:
         return (end - begin) / 1e3 / self._rounds
 
     def measure_us(self) -> float:
-        # The slowest thread's own time: how far the threads' starts lie apart does not count.
+        # The slowest thread's own time, without the delays between the starts of threads.
         return max(self._pool.map(self._work, range(self._num_threads)))
 
 
 def stopwatch(function: Callable[[Any], Any], x: object, *, blocks: bool = False) -> Callable[[], float]:
-    """Microseconds from the call to the moment when the result is there on all devices.
+    """Returns a function that measures the microseconds from a call to its result on all devices.
 
-    blocks: the function returns no earlier than that; else its result is a jax.Array.
+    blocks: whether `function` returns only after its result is complete; else its result is a jax.Array.
     """
 
     def measure_us() -> float:
@@ -113,8 +113,10 @@ def stopwatch(function: Callable[[Any], Any], x: object, *, blocks: bool = False
 
 
 def _order(names: list[str], rep: int) -> list[str]:
-    """Everybody goes first in turn, and sees others go before it: nobody always finds the caches as the same has left
-    them. The limit comes last."""
+    """Order of the sides in one repetition. Each side is first in turn, and the order is reversed in every other cycle.
+
+    So the predecessor of a side, which determines the state of the caches, varies. The limit comes last.
+    """
     contenders = [name for name in names if name != LIMIT]
     first = rep % len(contenders)
     turned = contenders[first:] + contenders[:first]
@@ -131,19 +133,20 @@ def alternate(
     max_seconds: float | None,
     team: Alone,
 ) -> dict[str, Times]:
-    """Measures all sides in turn, over and over, so that each sees the same states of the machine.
+    """Measures all sides in turn, repeatedly, so that all sides are measured in the same states of the machine.
 
-    All processes of the team call it alike. They start each repetition together; its time is that of the slowest. Short
-    ones follow calls of the same side that do not count, so that everybody is timed as in a loop of its own: the side
-    before has left threads asleep and caches cold. After one call that does not count, in turns with raw MPI, psum of
-    1 KiB took 13.5 us, jit of x + 1 took 7.4 and raw MPI 3.6; after five, 8.6, 5.0 and 2.3, as after twenty (two
-    processes on 2 cores of an AMD EPYC, 2026-11).
+    All processes of the team must call it. They start each repetition together; its time is that of the slowest
+    process. Between processes, five untimed calls of the same side precede each timed call of a short op. They remove
+    the effects of the previous side: sleeping threads and cold caches. After one untimed call, in turns with raw MPI,
+    psum of 1 KiB took 13.5 us, jit of x + 1 took 7.4 us and raw MPI 3.6 us. After five untimed calls they took 8.6, 5.0
+    and 2.3 us, and the same after twenty (two processes on 2 cores of an AMD EPYC, 2026-11).
 
     Args:
       sides: name -> function that measures one repetition in microseconds.
-      reps: at most so many repetitions, and at least MIN_REPS of them.
-      size_bytes: sizes above LONG_BYTES may stop earlier once `max_seconds` are spent.
-      max_seconds: None for no such limit.
+      reps: maximum of repetitions; the minimum is MIN_REPS.
+      size_bytes: size of the op. Above LONG_BYTES, `max_seconds` may stop the measurement before MIN_REPS.
+      max_seconds: time limit in seconds; None for no limit.
+      team: processes that measure together.
     """
     times: dict[str, list[float]] = {name: [] for name in sides}
 
@@ -177,5 +180,5 @@ def alternate(
     finally:
         if gc_was_enabled:
             gc.enable()
-    everybodys = team.gather(times)
-    return {name: Times(np.max([times[name] for times in everybodys], axis=0)) for name in sides}
+    gathered = team.gather(times)
+    return {name: Times(np.max([times[name] for times in gathered], axis=0)) for name in sides}

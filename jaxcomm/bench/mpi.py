@@ -1,13 +1,14 @@
-"""MPI with the signatures of jax.lax, for one device per process: called directly, and by mpi4jax from inside a jit.
+"""MPI with the signatures of jax.lax, for one device per process: mpi4py on its own, and mpi4jax inside jit.
 
-Both work on this process's block. Which operations there are, the attributes tell; mpi4jax has no reduce_scatter.
+Both work on the block of this process. A class has one method for each operation that its library has; mpi4jax has no
+reduce_scatter.
 """
 
 from typing import Any
 
 import numpy as np
 
-# mpi4py knows these types of NumPy's, and takes no others.
+# The NumPy types that mpi4py supports.
 DTYPES = ("float32", "int32", "int8", "uint8")
 
 
@@ -17,7 +18,7 @@ def _ends(perm: Any, rank: int) -> tuple[int, int]:
 
 
 class RawMpi:
-    """mpi4py on NumPy arrays. Results are overwritten by the next call of that size, as MPI programs reuse buffers."""
+    """mpi4py on NumPy arrays. The next call of the same size overwrites the result, as MPI programs reuse buffers."""
 
     def __init__(self) -> None:
         from mpi4py import MPI
@@ -27,7 +28,7 @@ class RawMpi:
 
     def _result(self, x: np.ndarray, size: int) -> np.ndarray:
         if self._last.size != size or self._last.dtype != x.dtype:
-            self._last = np.zeros(size, x.dtype)  # touched, so that no page faults are left for the clock
+            self._last = np.zeros(size, x.dtype)  # written, so that the timed calls have no page faults
         return self._last
 
     def psum(self, x: np.ndarray, axis: Any) -> np.ndarray:
@@ -66,7 +67,7 @@ class RawMpi:
 
 
 class Mpi4jax:
-    """mpi4jax inside jit. Not inside shard_map, which refuses its effects on more than one device."""
+    """mpi4jax inside jit. shard_map rejects mpi4jax's effects on more than one device, so it is not used."""
 
     def __init__(self) -> None:
         import mpi4jax

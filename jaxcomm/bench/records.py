@@ -1,4 +1,4 @@
-"""Results: one record per measurement, where and how they were taken, and the targets they are held against."""
+"""Results: one record per measurement, the context of the measurements, and the targets."""
 
 import dataclasses
 import datetime
@@ -21,15 +21,16 @@ KIB, MIB = 1 << 10, 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-    """One op at one size in one mode. Times are medians per op; GB are 1e9 bytes. None: there is nothing to measure.
+    """One op at one size in one mode. Times are medians per op; GB are 1e9 bytes. None means not measured.
 
     Attributes:
       size_bytes, count: as in nccl-tests; 0 for ops without data.
-      baseline: what ran beside it, or None. Where several did, each makes a record.
-      limit_us: copying ranks * size_bytes once with all cores: into fresh memory in mode call, reused in mode chain.
-      chain: ops in one jit.
+      baseline: library that this record compares with, or None. Each baseline has its own record.
+      limit_us: time to copy ranks * size_bytes once with all cores: into fresh memory in mode call, into reused memory
+        in mode chain.
+      chain: number of ops in one jit.
       wrong, baseline_wrong: elements that differ from the oracle, over all ranks and all checks.
-      processes: the ranks are spread over so many. Times are those of the slowest process in each repetition.
+      processes: number of processes. Times are those of the slowest process in each repetition.
     """
 
     op: str
@@ -55,12 +56,12 @@ class Record:
 
     @property
     def speedup(self) -> float | None:
-        """The baseline's time over ours."""
+        """Time of the baseline / time of jaxcomm."""
         return _quotient(self.baseline_time_us, self.time_us)
 
     @property
     def over_limit(self) -> float | None:
-        """Our time over the copy limit's."""
+        """Time of jaxcomm / copy limit."""
         return _quotient(self.time_us, self.limit_us)
 
 
@@ -77,13 +78,13 @@ def size_text(size_bytes: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """A bound on one figure of all records that it selects, or on the geometric mean of these figures."""
+    """A bound on a figure of each selected record, or on the geometric mean of these figures."""
 
     text: str
     selects: Callable[[Record], bool]
     figure: Callable[[Record], float | None]
     bound: float
-    upper: bool = False  # the bound is the largest good figure, not the smallest
+    upper: bool = False  # the bound is an upper bound, not a lower one
     mean: bool = False
 
     def judge(self, records: Iterable[Record]) -> dict[str, Any]:
@@ -98,7 +99,7 @@ class Target:
         else:
             texts = [(_figure_text(*pair), pair[1]) for pair in found]
         worst = min(texts, key=lambda text: sign * text[1])
-        # Records of the same cell beside different baselines say the same about our time.
+        # Records of one cell with different baselines repeat jaxcomm's time: count it once.
         missed = dict.fromkeys(text for text, figure in texts if sign * figure < sign * self.bound)
         return {
             "target": self.text,
@@ -256,7 +257,7 @@ def _version(name: str) -> str | None:
 
 
 def context(argv: Sequence[str], parameters: dict[str, Any]) -> dict[str, Any]:
-    """Everything needed to judge and repeat a run; commit and dirty are None outside a checkout."""
+    """Context of the measurements, to judge and repeat them; commit and dirty are None outside a checkout."""
     commit = _git("rev-parse", "HEAD")
     changes = _git("status", "--porcelain", "--untracked-files=no")
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

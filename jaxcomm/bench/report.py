@@ -1,4 +1,4 @@
-"""Results for people: lines in the columns of nccl-tests, a summary, Markdown tables, a plot."""
+"""Prints results: lines in the columns of nccl-tests, a summary, Markdown tables, a plot."""
 
 import pathlib
 import re
@@ -111,7 +111,7 @@ def _in_order(values: Iterable[Any]) -> list[Any]:
 
 
 def _worst_ratios(mode: str, op: str, rows: Sequence[Record]) -> str | None:
-    """Where ours does worst, beside each of the others and the limit."""
+    """The lowest ratio of each baseline's time to jaxcomm's, and the highest of jaxcomm's time to the copy limit."""
     parts = []
     others = _in_order(r.baseline for r in rows if r.speedup is not None)
     for other in others:
@@ -130,7 +130,7 @@ def _shapes(records: Iterable[Record]) -> list[tuple[int, int]]:
 
 
 def summary(records: Sequence[Record]) -> str:
-    """Worst ratios per op and mode, and each target with a plain verdict."""
+    """Worst ratios per op and mode, and for each target whether it is met."""
     lines = []
     for shape in _shapes(records):
         several = f", {_shape(*shape)}" if shape[0] > 1 else ""
@@ -177,7 +177,7 @@ def _table(rows: Sequence[Record], sizes: Sequence[int]) -> list[str]:
     for op in _in_order(r.op for r in rows):
         cells = []
         for size in sizes:
-            # An op without data has one row: it goes into the first column.
+            # An op without data has one result, in the first column.
             found = [r for r in rows if r.op == op and r.size_bytes in (size, 0) and r.time_us is not None]
             if not found or (found[0].size_bytes == 0 and size != sizes[0]):
                 cells.append("")
@@ -191,7 +191,7 @@ def _table(rows: Sequence[Record], sizes: Sequence[int]) -> list[str]:
 
 
 def markdown(run: dict[str, Any], records: Sequence[Record]) -> str:
-    """One table per mode and shape: our time, and how many times longer the others take."""
+    """One table per mode and shape: jaxcomm's time, and the ratio of each baseline's time to it."""
     sizes = sorted({r.size_bytes for r in records if r.size_bytes} & set(_TABLE_SIZES))
     sizes = sizes or sorted({r.size_bytes for r in records if r.size_bytes})
     p = run["parameters"]
@@ -215,7 +215,7 @@ def markdown(run: dict[str, Any], records: Sequence[Record]) -> str:
 
 
 def update_markdown(path: str, table: str) -> None:
-    """Replaces what stands between the marks of a Markdown file."""
+    """Replaces the text between the marks of a Markdown file."""
     begin, end = _MARKS
     text = pathlib.Path(path).read_text()
     if text.count(begin) != 1 or text.count(end) != 1:

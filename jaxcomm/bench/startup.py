@@ -1,7 +1,7 @@
-"""How long a process of several takes from its start to its first collective. A script: run by launch.py.
+"""Measures the time from the start of a process to its first collective. launch.py runs this script in each process.
 
-startup.py none|jaxcomm|gloo: prints seconds since this process was started, as JSON: at the end of jax.distributed's
-own start, of the first program without communication, and of the first collective, if there is one.
+startup.py none|jaxcomm|gloo: prints times in seconds since the start of this process, as JSON: the end of
+jax.distributed.initialize(), of the first program without communication, and of the first collective (not for none).
 """
 
 import json
@@ -17,7 +17,7 @@ def _since_start_s() -> float:
 
 
 def main(what: str) -> None:
-    # What is measured includes importing, and only what this process needs.
+    # The time includes imports, so this process imports only what it needs.
     import jax
     import numpy as np
     from jax.sharding import Mesh, NamedSharding

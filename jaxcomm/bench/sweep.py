@@ -1,4 +1,4 @@
-"""The sweep over ops, sizes and modes: ours and the others in turn."""
+"""The sweep over ops, sizes and modes, which measures all libraries in turn."""
 
 import argparse
 import contextlib
@@ -33,7 +33,7 @@ def sizes(begin: int, end: int, factor: int) -> list[int]:
 class Cell:
     """One op, size and mode: its programs, compiled and checked, and their measurement.
 
-    args.against: the sides beside ours, LAX or some of BETWEEN_PROCESSES.
+    A side is a library: OURS, or one of args.against (LAX, or some of BETWEEN_PROCESSES).
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class Cell:
         self.programs = self._programs(self.chain)
         self.check(self.programs, self.expected)
         if self.chain > 1:
-            # Some chains end where they began, which a program that does nothing does too: check one op as well.
+            # Some chains return their operand, so a program without communication would pass: check one op as well.
             self.check(self._programs(1), collective.expect(self.xs, 1))
 
     def _selected(self) -> str:
         if self.team.size > 1:
-            return "selected"  # explain() knows groups of one process only
+            return "selected"  # only groups of one process are explained here
         operand = jax.ShapeDtypeStruct((self.size.operand,), self.args.dtype)
         return jaxcomm.explain(self.collective.name, operand, self.args.axes).algorithm
 
     def _programs(self, chain: int) -> dict[str, tuple[Callable, Any]]:
-        """Side -> function and operand. Those of MPI know this process's block only."""
+        """Side -> (function, operand). The operand of MPI is the block of this process."""
         collective = self.collective
         options = {} if self.args.algorithm is None else {"algorithm": self.args.algorithm}
         found: dict[str, tuple[Callable, Any]] = {}
@@ -95,7 +95,7 @@ class Cell:
                 self.wrong[side] += count
 
     def run(self) -> dict[str, measure.Times]:
-        """Times per op of all sides, and in one process of the copy limit, where there are such; data checked again."""
+        """Times per op of all sides and, in one process, of the copy limit. Checks the data again."""
         sides = {
             side: measure.stopwatch(function, x, blocks=side == "mpi") for side, (function, x) in self.programs.items()
         }
@@ -114,7 +114,7 @@ class Cell:
         return {side: t if side == measure.LIMIT else t.per_op(self.chain) for side, t in times.items()}
 
     def records(self, times: dict[str, measure.Times]) -> list[Record]:
-        """One for each side that ours is held against."""
+        """One record for each side of args.against."""
         medians_us = {side: t.median_us for side, t in times.items()}
         p99s_us = {side: t.p99_us for side, t in times.items()}
         factor = self.collective.bus_factor
@@ -148,7 +148,7 @@ class Cell:
 
 @contextlib.contextmanager
 def _progress(total: int, silent: bool):
-    """A function that prints a line, and one that moves the bar on; the bar shows on a terminal only."""
+    """Context with two functions: one prints a line, one advances the progress bar, which only terminals show."""
     if silent:
         yield (lambda text: None), (lambda what: None)
         return
@@ -178,7 +178,7 @@ def sweep(
     results: list[Record],
     save: Callable[[], None] | None,
 ) -> None:
-    """Adds to the results. All processes of the team call it alike; the first one prints and saves."""
+    """Measures all cells and appends to `results`. All processes of the team must call it; rank 0 prints and saves."""
     modes = ("call", "chain") if args.mode == "both" else (args.mode,)
     cells = [
         (COLLECTIVES[op], size, mode)
@@ -197,6 +197,6 @@ def sweep(
             for result in found:
                 show(report.line(result))
             if save and team.rank == 0:
-                save()  # after every cell: an interrupted run keeps what it has
+                save()  # after every cell, so that an interruption loses little
             del cell
             advance(f"{collective.name} {mode}")

@@ -1,4 +1,4 @@
-"""Versions, devices, links and capabilities of this process."""
+"""info(): versions, devices, links and capabilities of this process."""
 
 import dataclasses
 import importlib.metadata
@@ -13,14 +13,14 @@ from jaxcomm.info._capabilities import Answer, version
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """The result of info(). ``str()`` returns a summary.
+    """Result of info(). ``str()`` gives a readable summary.
 
     Attributes:
-      versions: versions of jaxcomm and its dependencies; for a missing one, the reason.
-      devices: devices of this process, in JAX's order.
-      nvlink: whether NVLink connects GPUs of this host, and which.
-      nics: ports of RDMA devices of this host.
-      capabilities: for each name, whether kernels and NCCL support it on the GPUs of this process, and the reason.
+      versions: name -> version of jaxcomm and its dependencies, or the reason why one is missing.
+      devices: descriptions of the devices of this process, in JAX's order.
+      nvlink: whether NVLink connects GPUs of this host, and which ones.
+      nics: descriptions of the ports of RDMA devices of this host.
+      capabilities: name -> whether kernels and NCCL have it on the GPUs of this process, and the reason.
     """
 
     versions: dict[str, str]
@@ -58,7 +58,7 @@ def _versions(cuda: _capabilities.Cuda) -> dict[str, str]:
             f"architectures {built['architectures']}"
         )
     ffi = _ffi_version.api_version()
-    nccl = f"no: {cuda.nccl_problem}" if cuda.module else "not looked for without the CUDA module"
+    nccl = f"no: {cuda.nccl_problem}" if cuda.module else "not searched for without the CUDA module"
     if cuda.nccl:
         nccl = f"{version(cuda.nccl['version'])} from {cuda.nccl['path']}"
     return {
@@ -75,21 +75,21 @@ def _versions(cuda: _capabilities.Cuda) -> dict[str, str]:
 
 
 def info(communicator: bool = False) -> Info:
-    """Describes this process and its machine. Missing hardware is reported, never raised.
+    """Describes this process and its machine. Missing hardware is reported in the result; it raises no error.
 
     Starts JAX's back ends, as ``jax.devices()`` does, and loads NCCL if the CUDA module is installed.
 
     Args:
-      communicator: creates an NCCL communicator over the GPUs of this process for a moment and asks it. Takes seconds
-        and some memory of each GPU. Without it, some capabilities are unknown.
+      communicator: create a temporary NCCL communicator over the GPUs of this process and query it. This takes seconds
+        and some memory of each GPU. Without it, capabilities that depend on a communicator are unknown.
 
     Returns:
-      An Info; print it, or read its attributes.
+      An Info; print it.
     """
     try:
         devices = tuple(jax.local_devices())
         names = tuple(f"{device.id}: {device.platform}, {device.device_kind}" for device in devices)
-    except RuntimeError as error:  # a back end that JAX_PLATFORMS demands is not there
+    except RuntimeError as error:  # JAX_PLATFORMS names a back end that is missing
         devices, names = (), (f"none: {error}",)
     cuda = _capabilities.find_cuda()
     groups, sentence = _machine.nvlink()

@@ -1,6 +1,6 @@
-"""What the GPUs, the driver, NCCL and XLA of this process allow: yes, no or unknown, and why.
+"""Capabilities of the GPUs, the driver, NCCL and XLA of this process: yes, no or unknown, and the reason.
 
-Conditions of NCCL: docs/guide/gpu-install.md has them with their sources.
+docs/guide/gpu-install.md lists NCCL's conditions and their sources.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ _HOST_RMA_DRIVER = 12050
 _SOCKET_GIN = 23203
 _GDRDRV = pathlib.Path("/dev/gdrdrv")
 _GIN_KINDS = {0: "none", 2: "proxy", 3: "GDAKI", 4: "GPI"}  # ncclGinType_t of 2.30.7
-_ASK = "only a communicator can tell: info(communicator=True)"
+_ASK = "depends on the communicator: call info(communicator=True)"
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """Whether something is there: True, False, or None where it can't be told; and why."""
+    """Whether a capability exists (None: unknown), and the reason."""
 
     yes: bool | None
     why: str
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Cuda:
-    """The module for GPUs and what it finds; a problem is a sentence, or empty."""
+    """The CUDA module and its findings. A problem is a sentence; empty means no problem."""
 
     module: ModuleType | None
     problem: str
@@ -49,18 +49,18 @@ class Cuda:
 
     @property
     def obstacle(self) -> str:
-        """Why nothing at all is possible; the first thing to mend."""
+        """The first problem that rules out all capabilities; empty if there is none."""
         return self.problem or self.devices_problem or self.nccl_problem
 
 
 def version(code: int, factor: int = 10000) -> str:
-    """23007 -> "2.30.7"; of CUDA, with factor 1000: 13000 -> "13.0"."""
+    """Version number as text: NCCL's 23007 -> "2.30.7"; CUDA's 13000, with factor 1000 -> "13.0"."""
     major, rest = divmod(code, factor)
     return f"{major}.{rest // 10}" if factor == 1000 else f"{major}.{rest // 100}.{rest % 100}"
 
 
 def find_cuda() -> Cuda:
-    """Loads the module, NCCL too."""
+    """Loads the CUDA module and NCCL."""
     try:
         module = _native.cuda()
     except ImportError as error:
@@ -106,7 +106,7 @@ def _xla_collectives() -> Answer:
     prefix = "XLA_FFI_Extension_Collectives_"
     found = _ffi_version.jaxlib_version("collectives_c_api.h", f"{prefix}MajorVersion", f"{prefix}MinorVersion")
     if found is None:
-        return Answer(False, f"jaxlib {importlib.metadata.version('jaxlib')} has none; 0.11.2 or later has")
+        return Answer(False, f"jaxlib {importlib.metadata.version('jaxlib')} has none; install 0.11.2 or later")
     return Answer(True, f"{found[0]}.{found[1]} by jaxlib's headers; {name} {plugin_version}")
 
 
@@ -131,7 +131,7 @@ def _gin_problem(cuda: Cuda, nics: Sequence[str]) -> str:
     assert cuda.module is not None and cuda.nccl is not None
     found, built = cuda.nccl["version"], cuda.module.built()["nccl"]
     if found != built:
-        return f"kernels that use it need NCCL {version(built)}, with which they were built; here is {version(found)}"
+        return f"kernels that use it need the NCCL that they were built with, {version(built)}; found {version(found)}"
     if not nics and not (found >= _SOCKET_GIN and _GDRDRV.exists()):
         return "there is no device in /sys/class/infiniband"
     return ""
@@ -150,7 +150,7 @@ def _kernels(cuda: Cuda, numbers: Sequence[int]) -> Answer:
 
 
 def _conditions(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict[str, Answer]:
-    """What can be told without a communicator: what rules a capability out."""
+    """Answers without a communicator: False for capabilities that some condition rules out, else unknown."""
     assert cuda.module is not None
     windows = (
         _lacks(cuda, "ncclCommWindowRegister", "ncclCommWindowDeregister", "ncclMemAlloc")
@@ -161,7 +161,9 @@ def _conditions(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict
     old = [number for number in numbers if tuple(cuda.devices[number]["capability"]) < _MULTIMEM]
     multimem = lsa or _disabled("NCCL_NVLS_ENABLE") or (f"GPU {old[0]} is older than Hopper" if old else "")
     driver = cuda.module.driver_version()
-    rma = "" if driver >= _HOST_RMA_DRIVER else f"it needs a driver of CUDA 12.5, here is {version(driver, 1000)}"
+    rma = (
+        "" if driver >= _HOST_RMA_DRIVER else f"it needs a driver for CUDA 12.5 or later, found {version(driver, 1000)}"
+    )
     problems = {
         "windows": windows,
         "LSA": lsa,
@@ -173,13 +175,13 @@ def _conditions(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict
 
 
 def _asked(cuda: Cuda, numbers: Sequence[int], nics: Sequence[str]) -> dict[str, Answer]:
-    """What a communicator over these GPUs says."""
+    """Answers from a temporary communicator over these GPUs."""
     assert cuda.module is not None
     names = ("windows", "LSA", "multimem", "GIN", "host RMA")
     try:
         found = cuda.module.communicator_properties(_native.nccl_wheel(), list(numbers))
     except RuntimeError as error:
-        return dict.fromkeys(names, Answer(None, f"no communicator could be made: {error}"))
+        return dict.fromkeys(names, Answer(None, f"NCCL could not create a communicator: {error}"))
     whose = f"by a communicator of {len(numbers)} GPU(s) of this process"
     kind, railed = (_GIN_KINDS.get(found[key], f"kind {found[key]}") for key in ("gin", "railed_gin"))
     gin = Answer(True, f"{kind}, on rails {railed}, {whose}")

@@ -1,4 +1,4 @@
-"""What the operating system and the driver's own tool tell of GPUs, their links and the network. Nothing raises."""
+"""GPUs, their links and RDMA devices, as the operating system and nvidia-smi report them. No function raises."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ NO_FABRIC = "00000000-0000-0000-0000-000000000000"
 
 
 def _smi(*arguments: str) -> tuple[str, str]:
-    """Output of nvidia-smi, or "" and why there is none."""
+    """(output of nvidia-smi, ""), or ("", reason why there is none)."""
     command = " ".join(("nvidia-smi", *arguments))
     try:
         done = subprocess.run(("nvidia-smi", *arguments), capture_output=True, text=True, timeout=_LIMIT_S)
@@ -25,7 +25,7 @@ def _smi(*arguments: str) -> tuple[str, str]:
 
 
 def driver() -> tuple[str, str]:
-    """Version of NVIDIA's kernel driver, or "" and why there is none."""
+    """(version of NVIDIA's kernel driver, ""), or ("", reason why there is none)."""
     text, problem = _smi("--query-gpu=driver_version", "--format=csv,noheader")
     if versions := text.split():
         return versions[0], ""
@@ -33,7 +33,7 @@ def driver() -> tuple[str, str]:
 
 
 def _fabrics() -> list[str]:
-    """Fabrics (of NVSwitches that may link several hosts) that the GPUs have joined."""
+    """NVSwitch fabrics that the GPUs belong to. A fabric may connect several hosts."""
     text, _ = _smi("-q", "-x")
     try:
         gpus = ElementTree.fromstring(text).iter("gpu") if text else []
@@ -50,7 +50,7 @@ def _fabrics() -> list[str]:
 
 
 def _links(text: str) -> dict[int, dict[int, str]]:
-    """GPU -> GPU that NVLink joins it with -> its links, such as "NV18", from `nvidia-smi topo -m`."""
+    """GPU -> GPU that NVLink connects it with -> links, such as "NV18"; from the output of `nvidia-smi topo -m`."""
     rows = [line.split("\t") for line in re.sub(r"\x1b\[\d*m", "", text).splitlines()]
     header: list[str] = []
     found: dict[int, dict[int, str]] = {}
@@ -65,7 +65,7 @@ def _links(text: str) -> dict[int, dict[int, str]]:
 
 
 def nvlink() -> tuple[tuple[tuple[int, ...], ...], str]:
-    """Groups of this host's GPUs that NVLink joins, and a sentence on them or on why they are unknown."""
+    """Groups of GPUs of this host that NVLink connects, and a description or the reason why they are unknown."""
     text, problem = _smi("topo", "-m")
     if problem:
         return (), problem
@@ -105,5 +105,5 @@ def nics() -> tuple[str, ...]:
                 state, rate, layer = (read(port / name) for name in ("state", "rate", "link_layer"))
                 found.append(f"{device.name} port {port.name}: {kind}, {state.rpartition(' ')[2]}, {rate}, {layer}")
     except OSError:
-        pass  # no such folder, or a device that has just gone
+        pass  # no such folder, or a device that was just removed
     return tuple(found)

@@ -20,30 +20,32 @@ def all_gather(
     algorithm: str | None = None,
     max_sms: int | None = None,
 ) -> PyTree:
-    """Collects one block per rank along ``axis``; every rank gets all blocks in rank order.
+    """Joins the blocks of all ranks along ``axis``; every rank gets all blocks in rank order.
 
     Args:
-      x: pytree of this rank's blocks, (..., d, ...); same shapes and dtypes on every rank.
+      x: pytree of this rank's blocks, (..., d, ...), with the same shapes and dtypes on every rank.
       axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group.
-      axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
-      axis: where d (tiled) or the new dimension of size n (not tiled) sits; negative counts from the end.
+      axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
+      axis: position of d (tiled) or of the new dimension of size n (not tiled); negative values count from the end.
       tiled: join along ``axis`` instead of adding a dimension.
-      to: type of the result under check_vma=True, as in jax.lax.all_gather: "varying" or "invarying"; "reduced" is left
-        to jax.lax.
-      algorithm: a name from ``algorithms("all_gather")``, or "xla" for XLA's own collective; None lets the
-        selection table choose.
-      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
+      to: type of the result under check_vma=True, as in jax.lax.all_gather: "varying", "invarying" or "reduced".
+        "reduced" calls jax.lax.all_gather.
+      algorithm: a name from ``algorithms("all_gather")``, or "xla" for XLA's own collective. None selects it
+        by the selection table.
+      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       (..., n * d, ...) if tiled, else (..., n, d, ...); block r came from rank r.
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map or vmap.
-      ValueError: axis, groups, ``to`` or algorithm don't fit (when tracing).
-      TypeError: a tracer where a static value is needed, or an unsupported element type.
-      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+      ValueError: invalid axis, groups, ``to`` or algorithm (when tracing).
+      NotImplementedError: ``to`` is not "varying" and there are groups (when tracing).
+      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
+      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
+        run time).
 
-    Cost: (n - 1) * block bytes sent per rank; direct and ring n - 1 messages, recursive doubling log2 n.
+    Cost: (n - 1) * block bytes sent per rank; n - 1 messages (direct, ring) or log2 n messages (recursive doubling).
     Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
     """
     op = "all_gather"
@@ -52,7 +54,7 @@ def all_gather(
     if to not in ("varying", "invarying", "reduced"):
         raise ValueError(f"{op}: to must be 'varying', 'invarying' or 'reduced', got {to!r}")
     if to != "varying" and groups is not None:
-        raise NotImplementedError(f"{op}: to={to!r} can't be combined with axis_index_groups")
+        raise NotImplementedError(f"{op}: to={to!r} can't be combined with axis_index_groups; use to='varying'")
     if to == "reduced":
         return lax.all_gather(x, axes, axis=axis, tiled=tiled, to=to)
     if not axes:
@@ -103,7 +105,7 @@ def _batch(bind, x, d, *, call, axis):
 def _batch_named(bind, axis_data, x, d, *, call, axis):
     if call.groups is not None or len(call.axes) > 1:
         raise NotImplementedError(
-            f"{call.op}: over an axis of vmap neither further axes nor axis_index_groups are supported, got {call.axes}"
+            f"{call.op}: an axis of vmap can't be combined with further axes or axis_index_groups, got axes {call.axes}"
         )
     n = axis_data.size
     return _compat.batch_like(

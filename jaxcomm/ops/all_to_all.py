@@ -20,21 +20,21 @@ def all_to_all(
     algorithm: str | None = None,
     max_sms: int | None = None,
 ) -> PyTree:
-    """Cuts x into one block per rank, sends block j to rank j, and joins what arrives in rank order.
+    """Splits x into one block per rank, sends block j to rank j, and joins the received blocks in rank order.
 
     Args:
-      x: pytree of arrays of the same shape and dtype on every rank; dimension ``split_axis`` has size n (not tiled) or
-        a multiple of n (tiled), where n is the number of ranks in a group.
-      axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost one stays
-        inside a node.
-      split_axis: dimension of x that is cut into n blocks; negative counts from the end.
+      x: pytree of arrays with the same shapes and dtypes on every rank. Dimension ``split_axis`` has size n (not tiled)
+        or a multiple of n (tiled).
+      axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group. Several axes declare
+        a hierarchy: the innermost axis stays inside a node.
+      split_axis: dimension of x that is split into n blocks; negative values count from the end.
       concat_axis: dimension of the result along which the n blocks are joined (tiled), or position of the new
         dimension after ``split_axis`` has been removed (not tiled).
-      axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
-      tiled: keep the number of dimensions instead of removing ``split_axis`` and adding ``concat_axis``.
-      algorithm: a name from ``algorithms("all_to_all")``, or "xla" for XLA's own collective; None lets the
-        selection table choose.
-      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
+      axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
+      tiled: keep the number of dimensions instead of removing ``split_axis`` and inserting ``concat_axis``.
+      algorithm: a name from ``algorithms("all_to_all")``, or "xla" for XLA's own collective. None selects it
+        by the selection table.
+      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays with ``split_axis`` divided and ``concat_axis`` multiplied by n (tiled), or with ``split_axis`` removed and
@@ -42,12 +42,13 @@ def all_to_all(
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map or vmap.
-      ValueError: sizes, dimensions, groups or algorithm don't fit (when tracing).
-      TypeError: a tracer where a static value is needed, or an unsupported element type.
-      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+      ValueError: invalid sizes, dimensions, groups or algorithm (when tracing).
+      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
+      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
+        run time).
 
-    Cost: direct, (n - 1) * block bytes sent per rank in n - 1 messages; hierarchical, n / L - 1 messages of L blocks
-    between nodes of L ranks. See docs/reference/algorithms.md.
+    Cost: direct, (n - 1) * block bytes sent per rank in n - 1 messages; hierarchical, n / L - 1 inter-node messages of
+    L blocks, with L ranks per node. See docs/reference/algorithms.md.
     """
     op = "all_to_all"
     call = make_call(op, op, _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
@@ -65,7 +66,7 @@ def all_to_all(
         _check.equal(op, "split_axis", split, leaf.shape, n, axes)
         if split == concat:
             return all_to_all_p.bind(leaf, call=call, split_axis=split, concat_axis=concat)
-        # concat_axis counts dimensions without split_axis: put the new one there, and drop the old one afterwards.
+        # concat_axis counts the dimensions without split_axis. Insert the new dimension, then drop split_axis.
         concat += split < concat
         split += concat <= split
         y = all_to_all_p.bind(lax.expand_dims(leaf, (concat,)), call=call, split_axis=split, concat_axis=concat)
@@ -103,10 +104,10 @@ def _batch(bind, x, d, *, call, split_axis, concat_axis):
 
 def _batch_named(bind, axis_data, x, d, *, call, **params):
     if call.groups is not None:
-        raise NotImplementedError(f"{call.op}: axis_index_groups is not supported for an axis of vmap")
-    if d is None:  # JAX's rule gets the shape wrong there
+        raise NotImplementedError(f"{call.op}: an axis of vmap can't be combined with axis_index_groups")
+    if d is None:  # JAX's rule returns a wrong shape for an operand that is not batched
         x, d = lax.broadcast(x, (axis_data.size,)), 0
-    # One of the axes is the vmapped one, so this is partly or wholly a permutation on the device: JAX's rule does it.
+    # One of the axes is the vmapped one, so part of the exchange stays on the device. JAX's rule handles that.
     return _compat.batch_like(
         lax.all_to_all_p, axis_data, x, d, axis_name=call.axes, axis_index_groups=call.groups, tiled=True, **params
     )

@@ -1,4 +1,4 @@
-"""barrier: nobody goes on before everybody has arrived."""
+"""barrier: no rank continues before all ranks of the group have arrived."""
 
 import jax
 import jax.numpy as jnp
@@ -17,35 +17,37 @@ def barrier(
     algorithm: str | None = None,
     max_sms: int | None = None,
 ) -> PyTree:
-    """Returns x once every rank of the group has arrived here.
+    """Returns x after every rank of the group has reached this call.
 
-    A barrier orders only what depends on its result: pass what must wait through it.
+    A barrier orders only computations that depend on its result: pass the arrays that must wait through it.
 
     Args:
-      x: pytree of arrays of any shapes and dtypes, also different ones on different ranks.
-      axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost one stays
-        inside a node.
-      axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
-      algorithm: a name from ``algorithms("barrier")``, or "xla" for XLA's own collective; None lets the
-        selection table choose.
-      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
+      x: pytree of arrays of any shapes and dtypes. They may differ between ranks.
+      axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost axis
+        stays inside a node.
+      axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
+      algorithm: a name from ``algorithms("barrier")``, or "xla" for XLA's own collective. None selects it
+        by the selection table.
+      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       x, unchanged and not copied.
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map or vmap.
-      ValueError: groups or algorithm don't fit, or x has no arrays (when tracing).
-      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+      ValueError: invalid groups or algorithm, or x has no arrays (when tracing).
+      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
+      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
+        run time).
 
-    Cost: dissemination, ceil(log2 n) signals per rank.
+    Cost: dissemination, ceil(log2 n) signals per rank; n is the number of ranks in a group.
     Source: Hensgen, Finkel, Manber, Int. J. Parallel Programming 17(1), 1988, doi 10.1007/BF01379320.
     """
     op = "barrier"
     call = make_call(op, op, _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
     leaves, tree = jax.tree.flatten(x)
     if not leaves:
-        raise ValueError(f"{op}: x has no arrays; a barrier orders only what passes through it")
+        raise ValueError(f"{op}: x has no arrays; pass the arrays that must wait for the barrier")
     for leaf in leaves:
         _check.element_type(op, leaf)
     leaves = [_compat.make_varying(jnp.asarray(leaf), call.axes) for leaf in leaves]
@@ -67,8 +69,8 @@ def _lower(ctx, *xs, platform, call):
 
 
 def _xla(xs, call):
-    # A sum that depends on all operands, and results that depend on it, in ways that XLA does not see through: it
-    # orders only what depends on each other, and drops what nothing uses.
+    # XLA orders only computations that depend on each other, and drops unused ones. So the sum depends on all operands
+    # and the results depend on the sum, in ways that XLA cannot simplify.
     own = lax.axis_index(call.axes) + sum(x.reshape(-1)[:1].astype(bool).sum(dtype=jnp.int32) for x in xs)
     total = lax.psum(own, call.axes) if call.groups is None else _compat.psum_of_groups(own, call.axes, call.groups)
     return [jnp.where(total & 1 <= 1, x, jnp.zeros_like(x)) for x in xs]
@@ -81,11 +83,11 @@ def _jvp(primals, tangents, *, call):
 def _batch(axis_data, args, dims, *, call):
     axes = tuple(a for a in call.axes if a != axis_data.name)
     if axes != call.axes and call.groups is not None:
-        raise NotImplementedError(f"{call.op}: axis_index_groups is not supported for an axis of vmap")
+        raise NotImplementedError(f"{call.op}: an axis of vmap can't be combined with axis_index_groups")
     return (barrier_p.bind(*args, call=call.over(axes)) if axes else args), dims
 
 
-# Several operands and results, so not by _primitive.define. The derivative does not wait: nothing depends on it.
+# _primitive.define takes one operand and one result; a barrier has several. The derivative needs no barrier.
 barrier_p = _compat.Primitive("jaxcomm_barrier")
 barrier_p.multiple_results = True
 barrier_p.def_abstract_eval(lambda *xs, call: list(xs))

@@ -14,27 +14,28 @@ from jaxcomm.ops.psum import psum
 def pbroadcast(
     x: PyTree, axis_name: AxisName, source: int, *, algorithm: str | None = None, max_sms: int | None = None
 ) -> PyTree:
-    """Copies x of rank ``source`` to every rank.
+    """Copies the x of rank ``source`` to every rank.
 
     Args:
-      x: pytree of arrays of the same shape and dtype on every rank; only that of ``source`` counts.
-      axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost one stays
-        inside a node.
-      source: rank along axis_name, 0 to n - 1; static.
-      algorithm: a name from ``algorithms("pbroadcast")``, or "xla" for XLA's own collective; None lets the
-        selection table choose.
-      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
+      x: pytree of arrays with the same shapes and dtypes on every rank. Only the values of ``source`` are used.
+      axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group. Several axes declare
+        a hierarchy: the innermost axis stays inside a node.
+      source: rank that broadcasts, 0 to n - 1; a static integer.
+      algorithm: a name from ``algorithms("pbroadcast")``, or "xla" for XLA's own collective. None selects it
+        by the selection table.
+      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays of the shapes of x.
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map or vmap.
-      ValueError: no such source, or unknown algorithm (when tracing).
-      TypeError: a tracer where a static value is needed, or an unsupported element type.
-      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+      ValueError: source out of range, or unknown algorithm (when tracing).
+      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
+      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
+        run time).
 
-    Cost: n - 1 messages of the size of x from the source (direct), or log2 n rounds (tree).
+    Cost: n - 1 messages of the size of x from the source (direct), or a depth of log2 n messages (tree).
     """
     op = "pbroadcast"
     call = make_call(op, "broadcast", _check.axes(op, axis_name), None, algorithm, max_sms)
@@ -60,7 +61,7 @@ def _attributes(x, n, *, source):
 
 
 def _transpose(ct, x, *, call, source):
-    # All ranks' cotangents flow back to the source.
+    # The source gets the sum of all ranks' cotangents.
     total = psum(ct, call.axes, max_sms=call.max_sms)
     return jnp.where(lax.axis_index(call.axes) == source, total, jnp.zeros_like(total))
 

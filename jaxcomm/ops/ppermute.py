@@ -1,4 +1,4 @@
-"""ppermute: every rank sends its array to at most one other (native name: permute)."""
+"""ppermute: every rank sends its array to at most one rank (native name: permute)."""
 
 from collections.abc import Sequence
 
@@ -22,21 +22,22 @@ def ppermute(
     """Sends x along the given (source, destination) pairs; ranks that receive nothing get zeros.
 
     Args:
-      x: pytree of arrays of the same shape and dtype on every rank.
+      x: pytree of arrays with the same shapes and dtypes on every rank.
       axis_name: mesh axis, or tuple of axes, outermost first.
-      perm: list of (source, destination) ranks; each rank at most once as source and once as destination.
-      algorithm: a name from ``algorithms("ppermute")``, or "xla" for XLA's own collective; None lets the
-        selection table choose.
-      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
+      perm: static list of (source, destination) ranks; each rank at most once as source and once as destination.
+      algorithm: a name from ``algorithms("ppermute")``, or "xla" for XLA's own collective. None selects it
+        by the selection table.
+      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays of the shapes of x.
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map or vmap.
-      ValueError: perm names a rank that does not exist, or one twice; unknown algorithm (when tracing).
-      TypeError: a tracer where a static value is needed, or an unsupported element type.
-      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+      ValueError: perm has a rank out of range, or a source or destination twice; unknown algorithm (when tracing).
+      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
+      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
+        run time).
 
     Cost: one message of the size of x per rank.
     """
@@ -54,9 +55,9 @@ def ppermute(
     n = lax.axis_size(axes)
     for what, ranks in (("source", [s for s, _ in pairs]), ("destination", [d for _, d in pairs])):
         if len(set(ranks)) != len(ranks):
-            raise ValueError(f"{op}: perm names a {what} twice: {ranks}")
+            raise ValueError(f"{op}: perm must have each {what} at most once, got {what}s {ranks}")
         if any(not 0 <= r < n for r in ranks):
-            raise ValueError(f"{op}: perm names a {what} outside 0 to {n - 1}: {ranks}")
+            raise ValueError(f"{op}: perm must have {what}s from 0 to {n - 1}, got {ranks}")
 
     def bind(leaf):
         _check.element_type(op, leaf)
@@ -86,7 +87,7 @@ def _batch(bind, x, d, *, call, perm):
 
 def _batch_named(bind, axis_data, x, d, *, call, perm):
     if len(call.axes) > 1:
-        raise NotImplementedError(f"{call.op}: over an axis of vmap further axes are not supported, got {call.axes}")
+        raise NotImplementedError(f"{call.op}: an axis of vmap can't be combined with further axes, got {call.axes}")
     if d is None:
         x, d = lax.broadcast(x, (axis_data.size,)), 0
     rows = [jax.numpy.zeros_like(lax.index_in_dim(x, 0, d))] * axis_data.size
@@ -96,7 +97,7 @@ def _batch_named(bind, axis_data, x, d, *, call, perm):
 
 
 def _xla(x, *, call, perm):
-    # jax.lax takes ranks in the order of the mesh, whatever the order of the axes, or refuses others.
+    # jax.lax numbers ranks in the order of the mesh axes, or rejects another order of axes.
     in_mesh = tuple(a for a in jax.sharding.get_abstract_mesh().axis_names if a in call.axes)
     sizes = {a: lax.axis_size(a) for a in in_mesh}
 

@@ -23,31 +23,34 @@ def psum(
     algorithm: str | None = None,
     max_sms: int | None = None,
 ) -> PyTree:
-    """Sums x over the ranks of a group; every rank gets the sum, with the same bits everywhere and in every run.
+    """Sums x over the ranks of a group; every rank gets the sum.
 
-    With ``algorithm="multimem"``, for GPUs with NVLink SHARP, the bits may differ between executions.
+    The native operation is all_reduce. The sum is bit-identical on all ranks and in every execution. One exception:
+    ``algorithm="multimem"``, for GPUs with NVLink SHARP, may give other bits in another execution.
 
     Args:
-      x: pytree of arrays of the same shape and dtype on every rank. Booleans are counted as int32. A leaf that is known
-        when tracing is multiplied by the group size without communication.
-      axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost one stays
-        inside a node. Under check_vma=False an integer names a dimension of x to sum over as well.
-      axis_index_groups: lists of ranks that form the groups; None means one group of all. Groups of unequal sizes are
-        left to jax.lax, and so are arrays typed as pending sums (unreduced).
-      algorithm: a name from ``algorithms("psum")``, or "xla" for XLA's own collective; None lets the
-        selection table choose.
-      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
+      x: pytree of arrays with the same shapes and dtypes on every rank. Booleans are summed as int32. A leaf that is
+        not a tracer is multiplied by the group size without communication.
+      axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group. Several axes declare
+        a hierarchy: the innermost axis stays inside a node. Under check_vma=False, an integer is a dimension of x to
+        sum over as well.
+      axis_index_groups: groups as lists of ranks; None means one group of all ranks. jax.lax.psum handles groups of
+        unequal sizes, and arrays whose type is unreduced (pending sums).
+      algorithm: a name from ``algorithms("psum")``, or "xla" for XLA's own collective. None selects it
+        by the selection table.
+      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays of the shapes of x. 8- and 16-bit floats are accumulated in f32.
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map or vmap.
-      ValueError: groups or algorithm don't fit (when tracing).
-      TypeError: a tracer where a static value is needed, or an unsupported element type.
-      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+      ValueError: invalid groups or algorithm (when tracing).
+      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
+      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
+        run time).
 
-    Cost: 2 (n - 1) / n * bytes moved per rank for large arrays; see docs/reference/algorithms.md for small ones.
+    Cost: 2 (n - 1) / n * bytes moved per rank for large arrays. See docs/reference/algorithms.md for small arrays.
     Source: Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1; Patarasuk and Yuan, JPDC 69(2), 2009.
     """
     return _all_reduce("psum", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm, max_sms)
@@ -63,7 +66,7 @@ def pmean(
 ) -> PyTree:
     """Averages x over the ranks of a group: psum divided by the group size.
 
-    Arguments, errors and cost are those of psum. Integers give floats.
+    Arguments, errors and cost are those of psum, but groups must have equal sizes. Integer arrays give floats.
     """
     sums = _all_reduce("pmean", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm, max_sms)
     n = lax.psum(1, axis_name, axis_index_groups=axis_index_groups)
@@ -105,15 +108,17 @@ def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_s
     axes = tuple(a for a in names if not isinstance(a, int))
     positional = tuple(a for a in names if isinstance(a, int))
     if positional and axis_index_groups is not None:
-        raise ValueError(f"{op}: axis_index_groups can't be combined with dimensions {positional} in axis_name")
-    unequal = op != "pmean"  # jax.lax divides by the first's size
+        raise ValueError(
+            f"{op}: axis_index_groups can't be combined with array dimensions in axis_name, got {positional}"
+        )
+    unequal = op != "pmean"  # jax.lax divides by the size of the first group
     call = make_call(op, "all_reduce", axes, axis_index_groups, algorithm, max_sms, unequal=unequal)
     groups = call.groups
     summed = reduce_op == ReduceOp.SUM
 
     def bind(leaf):
         if summed and not _compat.is_tracer(leaf):
-            return lax.psum(leaf, names, axis_index_groups=groups)  # known now: no communication
+            return lax.psum(leaf, names, axis_index_groups=groups)  # a constant: no communication
         leaf = jnp.asarray(leaf)
         _check.element_type(op, leaf, ordered=not summed)
         if _compat.unreduced_axes(leaf) or not _check.equal_sizes(groups):
@@ -150,7 +155,7 @@ def _transpose(ct, x, *, call, reduce_op):
     if invariant:
         # varying -> invariant: the transpose only changes the type.
         return _compat.make_varying(ct, invariant)
-    # Without types that tell copies from shares, jax.lax defines psum to be its own transpose.
+    # Where types don't track varying axes, jax.lax defines psum to be its own transpose.
     return all_reduce_p.bind(ct, call=call, reduce_op=reduce_op)
 
 
@@ -160,7 +165,7 @@ def _batch(bind, x, d, *, call, reduce_op):
 
 def _batch_named(bind, axis_data, x, d, *, call, reduce_op):
     if call.groups is not None:
-        raise NotImplementedError(f"{call.op}: axis_index_groups is not supported for an axis of vmap")
+        raise NotImplementedError(f"{call.op}: an axis of vmap can't be combined with axis_index_groups")
     if d is not None:
         x = _POSITIONAL[reduce_op](x, axis=d).astype(x.dtype)
     elif reduce_op == ReduceOp.SUM:
@@ -170,7 +175,7 @@ def _batch_named(bind, axis_data, x, d, *, call, reduce_op):
 
 
 def _xla(x, *, call, reduce_op):
-    if reduce_op == ReduceOp.SUM and call.groups is not None:  # lax.psum refuses groups where types track what varies
+    if reduce_op == ReduceOp.SUM and call.groups is not None:  # lax.psum rejects groups under check_vma
         return _compat.psum_of_groups(x, call.axes, call.groups)
     return _LAX[reduce_op](x, call.axes, axis_index_groups=call.groups)
 
@@ -184,7 +189,7 @@ all_reduce_p = define(
     batch_named=_batch_named,
     xla=_xla,
 )
-# Maxima and minima: not linear, and without a derivative as in jax.lax.
+# Maximum and minimum are not linear. They have no derivative, as in jax.lax.
 all_reduce_ordered_p = define(
     "all_reduce", shape=_shape, attributes=_attributes, transpose=None, batch=_batch, batch_named=_batch_named, xla=_xla
 )

@@ -1,4 +1,4 @@
-"""psum_scatter: the sum of all ranks' arrays, cut into one block per rank (native name: reduce_scatter)."""
+"""psum_scatter: the sum of all ranks' arrays, one block per rank (native name: reduce_scatter)."""
 
 import jax
 import numpy as np
@@ -22,24 +22,26 @@ def psum_scatter(
     """Sums x over the ranks of a group; rank r gets block r of the sum.
 
     Args:
-      x: pytree of arrays of the same shape and dtype on every rank.
+      x: pytree of arrays with the same shapes and dtypes on every rank.
       axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group.
-      scatter_dimension: dimension that is cut into n blocks: of size n (not tiled) or a multiple of n (tiled); negative
-        counts from the end.
-      axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
+      scatter_dimension: dimension of x that is split into n blocks. Its size is n (not tiled) or a multiple of n
+        (tiled). Negative values count from the end.
+      axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
       tiled: keep ``scatter_dimension`` (divided by n) instead of removing it.
-      algorithm: a name from ``algorithms("psum_scatter")``, or "xla" for XLA's own collective; None lets the
-        selection table choose.
-      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
+      algorithm: a name from ``algorithms("psum_scatter")``, or "xla" for XLA's own collective. None selects it
+        by the selection table.
+      max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
-      The block of the sum that belongs to this rank. 8- and 16-bit floats are accumulated in f32.
+      Block r of the sum on rank r: the shape of x without ``scatter_dimension`` (not tiled), or with its size divided
+      by n (tiled). 8- and 16-bit floats are accumulated in f32.
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map or vmap.
-      ValueError: sizes, dimension, groups or algorithm don't fit (when tracing).
-      TypeError: a tracer where a static value is needed, or an unsupported element type.
-      jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
+      ValueError: invalid sizes, dimension, groups or algorithm (when tracing).
+      TypeError: a tracer in place of a static value, or an unsupported element type (when tracing).
+      jax.errors.JaxRuntimeError: a rank died or did not arrive within JAXCOMM_TIMEOUT_S, or calls of ranks differ (at
+        run time).
 
     Cost: (n - 1) * block bytes read or sent per rank.
     Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
@@ -57,9 +59,9 @@ def psum_scatter(
     def bind(leaf):
         _check.element_type(op, leaf)
         if leaf.dtype == np.bool_:
-            raise TypeError(f"{op}: x has element type bool, which has no sum; convert it to an integer type")
+            raise TypeError(f"{op}: x has element type bool, which can't be summed; convert it to an integer type")
         axis = _check.dimension(op, "scatter_dimension", scatter_dimension, leaf.ndim)
-        if _compat.unreduced_axes(leaf):  # typed as a pending sum
+        if _compat.unreduced_axes(leaf):  # a pending sum
             return lax.psum_scatter(leaf, axes, scatter_dimension=axis, axis_index_groups=groups, tiled=tiled)
         leaf = _compat.make_varying(leaf, axes)
         if tiled:
@@ -97,7 +99,7 @@ def _batch(bind, x, d, *, call, axis):
 def _batch_named(bind, axis_data, x, d, *, call, axis):
     if call.groups is not None or len(call.axes) > 1:
         raise NotImplementedError(
-            f"{call.op}: over an axis of vmap neither further axes nor axis_index_groups are supported, got {call.axes}"
+            f"{call.op}: an axis of vmap can't be combined with further axes or axis_index_groups, got axes {call.axes}"
         )
     total = x * axis_data.size if d is None else x.sum(axis=d, dtype=x.dtype)
     n = axis_data.size

@@ -13,27 +13,27 @@ def option(default, text, **kwargs):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything that a run depends on. The defaults train in one to two minutes on two CPU cores."""
+    """All options of a training run. The defaults train in one to two minutes on two CPU cores."""
 
     # Where to run.
     comm: str = option("jaxcomm", "library of the collectives", choices=("jaxcomm", "lax"))
-    # "direct" adds in the order of the ranks, as XLA does on CPUs: the curves of both libraries are then equal, while
-    # other orders of summation let them drift apart after some hundred steps, as any rounding error does.
+    # "direct" adds in the order of the ranks, as XLA does on CPUs, so the losses of both libraries are equal. With
+    # another order of summation, rounding errors make the losses differ after some hundred steps.
     psum: str = option(
         "direct",
-        'algorithm of jaxcomm.psum; "" lets jaxcomm choose by size and topology; on several hosts direct, which reads '
-        "memory, becomes hierarchical",
+        'algorithm of jaxcomm.psum; "" selects it by size and topology; on several hosts, "direct" becomes '
+        '"hierarchical", because hosts cannot read each other\'s memory',
     )
     platform: str = option(
         "cpu",
-        "JAX platform of the devices; cpu makes nodes * gpus devices out of the host, or an equal part in each process",
+        "JAX platform of the devices; cpu creates nodes * gpus CPU devices, an equal share in each process",
     )
     nodes: int = option(2, "outer mesh axis: nodes")
     gpus: int = option(4, "inner mesh axis: devices per node")
 
     # Input and output.
     data: str = option("", "folder of text to learn; empty means the source of the Python standard library")
-    heldout: float = option(0.05, "share of the files that is kept for evaluation")
+    heldout: float = option(0.05, "share of the files that is held out for evaluation")
     out: str = option("runs/moe", "folder for checkpoint, metrics and loss curve; files of an earlier run are replaced")
 
     # Model.
@@ -44,19 +44,19 @@ class Config:
     hidden: int = option(384, "hidden units of one expert")
     capacity: float = option(1.25, "slots per expert in training, relative to a perfectly even load")
     eval_capacity: float = option(2.0, "the same in evaluation; generation never drops a token")
-    dtype: str = option("float32", "type of activations and of what is exchanged", choices=("float32", "bfloat16"))
+    dtype: str = option("float32", "type of activations and of exchanged tokens", choices=("float32", "bfloat16"))
 
     # Training.
-    steps: int = option(1000, "optimiser steps in total, those before --resume included")
+    steps: int = option(1000, "optimiser steps in total, including those before --resume")
     batch: int = option(16, "sequences per step over all devices")
     seq: int = option(128, "bytes per sequence")
     lr: float = option(4e-3, "peak learning rate")
     warmup: int = option(30, "steps of linear warm-up")
-    # A number of its own, not `steps`: 3 steps and 3 resumed ones then see the same rates as 6 in one go.
+    # Independent of `steps`, so that 3 steps and 3 resumed steps have the same rates as 6 steps at once.
     decay_steps: int = option(1000, "step at which the cosine reaches a twentieth of --lr, where it stays")
     weight_decay: float = option(0.05, "AdamW weight decay of matrices")
-    # Only against spikes: the first steps have a norm of 8, later ones below 2. The last bit of the norm depends on how
-    # XLA compiles its sum, so steps that are clipped may differ by rounding between --comm jaxcomm and lax (jax 0.12).
+    # Clips spikes only: the first steps have a norm of 8, later steps below 2. The last bit of the norm depends on how
+    # XLA compiles its sum, so clipped steps may differ by rounding between --comm jaxcomm and lax (jax 0.12).
     clip: float = option(10.0, "largest global gradient norm")
     balance: float = option(0.01, "weight of the load-balancing loss")
     seed: int = option(0, "seed of weights, data order and sample")
@@ -67,10 +67,10 @@ class Config:
     save_every: int = option(250, "steps between checkpoints; the last step is always saved")
     sample: int = option(400, "bytes of text to generate at the end; 0 for none")
     prompt: str = option("import os\n\n\ndef ", "text that the sample continues")
-    temperature: float = option(0.7, "of sampling; 0 always takes the likeliest byte")
+    temperature: float = option(0.7, "sampling temperature; 0 always takes the likeliest byte")
 
     def __post_init__(self):
-        """Refuses, before anything is compiled, values that would fail or mislead later."""
+        """Raises ValueError for invalid values, before anything is compiled."""
         sizes = ["nodes", "gpus", "layers", "width", "heads", "experts", "hidden", "batch", "seq"]
         counts = ["steps", "decay_steps", "eval_every", "eval_batches", "save_every"]
         for name in sizes + counts:
@@ -85,7 +85,7 @@ class Config:
                 self._check(getattr(self, field.name) in choices, field.name, f"one of {', '.join(choices)}")
         ranks = f"{self.nodes} nodes x {self.gpus} gpus = {self.num_ranks} devices"
         self._check(0 < self.heldout < 1, "heldout", "between 0 and 1")
-        self._check(self.experts >= 2, "experts", "at least 2, because tokens choose two")
+        self._check(self.experts >= 2, "experts", "at least 2, because each token chooses two")
         self._check(self.experts % self.num_ranks == 0, "experts", f"a multiple of {ranks}")
         self._check(self.batch % self.num_ranks == 0, "batch", f"a multiple of {ranks}")
         self._check(self.width % (2 * self.heads) == 0, "width", f"a multiple of 2 * heads = {2 * self.heads}")
@@ -104,7 +104,7 @@ class Config:
         pathlib.Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
 
-# What may differ between a run and its continuation, because it leaves the losses as they are (some only to rounding).
+# Options that may differ when a run is resumed: they do not change the losses (or only by rounding).
 FREE_ON_RESUME = frozenset(
     "comm psum out steps eval_capacity eval_every eval_batches save_every sample prompt temperature".split()  # noqa: SIM905
 )
@@ -119,7 +119,9 @@ def load(path, overrides):
     """
     path = pathlib.Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"--resume: {path} does not exist, so there is no run to continue. Start without it.")
+        raise FileNotFoundError(
+            f"--resume: {path} does not exist, so there is no run to continue. Start without --resume."
+        )
     saved = json.loads(path.read_text())
     for name, value in overrides.items():
         if name not in FREE_ON_RESUME and value != saved[name]:
@@ -135,7 +137,7 @@ def parse(argv=None):
     parser.add_argument("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
     for field in dataclasses.fields(Config):
         text = f"{field.metadata['help']} (default: {field.default!r})".replace("%", "%%")
-        # SUPPRESS: only what was typed appears, so that --resume can tell it from a default.
+        # SUPPRESS: the result has only the options of the command line, so that --resume can tell them from defaults.
         parser.add_argument(
             f"--{field.name}", type=field.type, default=argparse.SUPPRESS, help=text, **field.metadata["argparse"]
         )

@@ -1,4 +1,4 @@
-"""Text as bytes: which files, which of them are held out, and which bytes make up a batch."""
+"""Text as bytes: reads files, splits them into training and held-out text, and cuts batches."""
 
 import hashlib
 import pathlib
@@ -10,9 +10,9 @@ SEPARATOR = b"\0"  # between files
 
 
 def read_folder(folder=""):
-    """Contents of the text files in ``folder``, by relative path, sorted; a file with a zero byte is no text.
+    """Contents of the text files in ``folder``, sorted by relative path. Files with a zero byte are skipped.
 
-    Without ``folder``: the source of the Python standard library. Hidden files and installed packages are left out.
+    Without ``folder``, reads the source of the Python standard library. Skips hidden files and installed packages.
     """
     root = pathlib.Path(folder or sysconfig.get_path("stdlib"))
     if not root.is_dir():
@@ -31,9 +31,9 @@ def read_folder(folder=""):
 
 
 def split_names(names, heldout):
-    """Splits files, not bytes, by a hash of their relative path: the side of a file never depends on other files.
+    """Splits files by a hash of their relative path, so that the side of a file does not depend on other files.
 
-    Only if one side would get nothing, the file nearest to the border goes there.
+    One exception: if one side would be empty, it gets the file whose hash is nearest to the threshold.
 
     Returns:
       (training names, held-out names), each in the order of ``names``.
@@ -63,12 +63,12 @@ def load(folder, heldout, window):
 
 
 def train_batch(text, batch, window, seed, step):
-    """Windows at random places, (batch, window) int32; depends on nothing but the arguments, hence exact resume."""
+    """Random windows of the text, (batch, window) int32. They depend only on the arguments, so a resume is exact."""
     starts = np.random.default_rng([seed, step]).integers(0, len(text) - window + 1, batch)
     return text[starts[:, None] + np.arange(window)].astype(np.int32)
 
 
 def heldout_batches(text, batch, window, count):
-    """``count`` arrays like those of train_batch, the windows spread evenly over the text; always the same ones."""
+    """Evenly spaced windows of the text, (count, batch, window) int32; equal in each call."""
     starts = np.linspace(0, len(text) - window, count * batch).astype(np.int64)
     return text[starts[:, None] + np.arange(window)].astype(np.int32).reshape(count, batch, window)

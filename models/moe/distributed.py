@@ -1,4 +1,4 @@
-"""Several processes: how they find each other, share data, agree and fail. Alone, nothing here has an effect."""
+"""Programs of several processes: bootstrap, global arrays, common decisions, failures. No effect in one process."""
 
 import contextlib
 import os
@@ -14,12 +14,12 @@ from .model import AXES
 
 
 def initialize():
-    """Joins the other processes, before JAX starts. Returns how many there are; alone, 1."""
+    """Joins the other processes, before JAX starts its back ends. Returns the number of processes."""
     if jax.distributed.is_initialized():
         return jax.process_count()
     try:
         from jaxcomm.distributed import initialize
-    except ImportError:  # with --comm lax, one process needs no jaxcomm
+    except ImportError:  # --comm lax in one process works without jaxcomm
         if "JAX_COORDINATOR_ADDRESS" in os.environ:
             raise
         return 1
@@ -27,15 +27,15 @@ def initialize():
 
 
 def put(array, sharding):
-    """The global array whose shards here are cut from ``array``, a NumPy array of the global shape.
+    """Returns a global array; ``array`` is a NumPy array of the global shape, equal in all processes.
 
-    jax.device_put would have all processes compare their arrays first.
+    jax.device_put would first compare the arrays of all processes.
     """
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def make_any(mesh, comm):
-    """any_process(flag): whether the flag of at least one process is set. All must call it, and all get one answer."""
+    """Returns any_process(flag): whether the flag of any process is set. All processes must call it."""
     if jax.process_count() == 1:
         return bool
     count = jax.jit(jax.shard_map(lambda x: comm.psum(x, AXES), mesh=mesh, in_specs=P(AXES), out_specs=P()))
@@ -44,9 +44,9 @@ def make_any(mesh, comm):
 
 @contextlib.contextmanager
 def prompt_failure():
-    """Ends this process at once when it fails, so that a launcher ends the others.
+    """Context that ends this process at once after a failure, so that a launcher ends the others.
 
-    Python's own way out leads to JAX, which waits there for all processes, up to 300 s.
+    At a normal exit, JAX waits for all processes for up to 300 s.
     """
     try:
         yield

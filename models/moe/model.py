@@ -1,7 +1,8 @@
 """Decoder-only transformer over bytes whose feed-forward layers are mixtures of experts, in Flax NNX.
 
-The same code runs on one device (``comm=None``: all experts are here) and inside ``jax.shard_map`` over ``AXES``
-(``comm`` is ``jaxcomm`` or ``jax.lax``: this rank holds its tokens and its share of the experts).
+The same code runs on one device and inside ``jax.shard_map`` over ``AXES``. On one device, ``comm`` is None and the
+device holds all experts. Inside shard_map, ``comm`` is ``jaxcomm`` or ``jax.lax``, and each rank holds its tokens and
+its share of the experts.
 
 Sizes in the docstrings: b sequences, s bytes each, t = b * s tokens of this rank, d width, e experts in all,
 n ranks, c slots per expert and rank, f hidden units.
@@ -23,23 +24,23 @@ TOP_K = 2  # experts per token
 
 
 class Stats(NamedTuple):
-    """What a layer tells about its routing; both are scalars."""
+    """Statistics of the routing of a layer; scalars."""
 
     balance: jax.Array  # load-balancing loss, 1 when the load is even
-    dropped: jax.Array  # share of the t * TOP_K choices that found their expert full
+    dropped: jax.Array  # share of the t * TOP_K choices whose expert had no free slot
 
 
 class Routing(NamedTuple):
-    """Where tokens go. Slot j of expert i has index i * c + j; e * c stands for "dropped"."""
+    """Slots of the tokens. Slot j of expert i has index i * c + j. Index e * c means "dropped"."""
 
     slot: jax.Array  # (t, TOP_K) slot of each choice
-    token: jax.Array  # (e * c,) the token in each slot; t stands for an empty slot
-    weight: jax.Array  # (t, TOP_K) share of each choice in the token's result
+    token: jax.Array  # (e * c,) the token in each slot; t means an empty slot
+    weight: jax.Array  # (t, TOP_K) weight of each choice in the token's result
     stats: Stats
 
 
 def slots_per_expert(num_tokens, experts, factor):
-    """Slots that each rank may fill at each expert: ``factor`` times an even load; None means that none is dropped."""
+    """Slots per rank and expert: ``factor`` times an even load. With None, no token is dropped."""
     if factor is None:
         return num_tokens  # a token chooses an expert at most once
     return min(num_tokens, math.ceil(factor * TOP_K * num_tokens / experts))
@@ -48,9 +49,9 @@ def slots_per_expert(num_tokens, experts, factor):
 def route(logits, capacity):
     """Chooses two experts per token and a slot at each.
 
-    All first choices are served before any second choice, each in the order of the tokens; who finds its expert full is
-    dropped there, and the residual connection carries the token past the layer. The weights of the two choices are
-    the router's probabilities, scaled to sum to 1 before dropping.
+    First choices get slots before second choices, each in the order of the tokens. A choice is dropped if its expert
+    has no free slot; the token then passes the layer through the residual connection. The weights of the two choices
+    are the router's probabilities, scaled to sum to 1 before choices are dropped.
 
     Args:
       logits: (t, e) scores of the router, float32.
@@ -69,7 +70,7 @@ def route(logits, capacity):
 
     order = expert.T.reshape(-1)  # first choices of all tokens, then second ones
     onehot = order[:, None] == jnp.arange(experts)
-    place = jnp.cumsum(onehot, axis=0, dtype=jnp.int32) - 1  # arrivals before this one, per expert
+    place = jnp.cumsum(onehot, axis=0, dtype=jnp.int32) - 1  # earlier choices of the same expert
     place = jnp.take_along_axis(place, order[:, None], axis=1)[:, 0]
     slot = jnp.where(place < capacity, order * capacity + place, experts * capacity)
     slot = slot.reshape(TOP_K, num_tokens).T
@@ -88,8 +89,8 @@ def route(logits, capacity):
 def take_rows(x, index):
     """Rows ``index`` (m,) of ``x`` (rows, d), zeros where the index is past the end: (m, d).
 
-    On two CPU cores a training step with this gather takes 0.8 times that with the one-hot product of GShard; writing
-    its derivative as a gather, too, instead of the scatter-add that JAX derives, gained nothing (defaults, jax 0.10.2).
+    On two CPU cores, a training step with this gather takes 0.8 times as long as with the one-hot product of GShard. A
+    derivative written as a gather instead of JAX's scatter-add was not faster (default options, jax 0.10.2).
     """
     return jnp.take(x, index, axis=0, mode="fill", fill_value=0)
 
@@ -99,7 +100,7 @@ class MoE(nnx.Module):
 
     def __init__(self, config, rngs):
         experts, width, hidden = config.experts, config.width, config.hidden
-        # eager_sharding=False: the annotation is for our in_specs; creating a variable must not need a mesh.
+        # The annotation is for our in_specs. With eager_sharding=False, the variable can be created without a mesh.
         sharded = functools.partial(nnx.Param, out_sharding=P(AXES), eager_sharding=False)
         init = nnx.initializers.lecun_normal(batch_axis=0)
         self.router = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), (width, experts)))
@@ -113,7 +114,7 @@ class MoE(nnx.Module):
         capacity = slots_per_expert(num_tokens, experts, capacity_factor)
         routing = route(x.astype(jnp.float32) @ self.router.astype(jnp.float32), capacity)
 
-        # Dispatch: block i of the e * c slots goes to the rank of expert i and meets there the slots of all ranks.
+        # Dispatch: block i of the e * c slots goes to the rank of expert i, which gets the slots of all ranks.
         slots = take_rows(x, routing.token).reshape(experts, capacity, width)
         if comm is not None:
             slots = comm.all_to_all(slots, AXES, split_axis=0, concat_axis=1, tiled=True)  # (e / n, n * c, d)
@@ -122,14 +123,14 @@ class MoE(nnx.Module):
         if comm is not None:
             slots = comm.all_to_all(slots, AXES, split_axis=1, concat_axis=0, tiled=True)  # (e, c, d), as before
 
-        # Combine: fetch the results of both choices; a dropped one is zero.
+        # Combine: take the results of both choices; the result of a dropped choice is zero.
         chosen = take_rows(slots.reshape(-1, width), routing.slot.reshape(-1))
         weight = routing.weight.astype(x.dtype)
         return jnp.einsum("tkd,tk->td", chosen.reshape(num_tokens, TOP_K, width), weight), routing.stats
 
 
 def rotate(x):
-    """Rotary positions: turns each pair of features of a head by an angle proportional to the position.
+    """Rotary positions: rotates each pair of features of a head by an angle proportional to the position.
 
     Args:
       x: (b, s, heads, head_dim), head_dim even.
@@ -165,7 +166,7 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Attention, then experts, each on normalised input and added to the stream."""
+    """Attention, then experts; each has a normalised input and a residual connection."""
 
     def __init__(self, config, rngs):
         self.attention_norm = nnx.RMSNorm(config.width, rngs=rngs)
@@ -184,14 +185,14 @@ class Transformer(nnx.Module):
     """Predicts the next byte."""
 
     def __init__(self, config, rngs):
-        # Else nnx.Embed casts to the type in which parameters are made, and all activations after it.
+        # Without dtype, nnx.Embed casts to the type in which parameters are created, and so do all later activations.
         self.embed = nnx.Embed(VOCAB, config.width, dtype=config.dtype, rngs=rngs)
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.layers)])
         self.norm = nnx.RMSNorm(config.width, rngs=rngs)
         self.head = nnx.Linear(config.width, VOCAB, use_bias=False, rngs=rngs)
 
     def __call__(self, tokens, *, capacity_factor=None, comm=None):
-        """Scores of the byte that follows each position.
+        """Returns the scores of the byte that follows each position.
 
         Args:
           tokens: (b, s) int32; those of this rank.
@@ -213,8 +214,8 @@ class Transformer(nnx.Module):
 def generate(config, graphdef, params, device):
     """Continues the prompt by ``config.sample`` bytes, on one device that holds all experts.
 
-    The window is recomputed for every byte: slower than a cache of keys and values, but with nothing to get wrong. What
-    stands right of the current byte has no influence: attention is causal and no token is dropped.
+    The window is recomputed for every byte, which is slower than a cache of keys and values, but simpler. Bytes after
+    the current one have no effect: attention is causal and no token is dropped.
     """
     prompt = np.frombuffer(config.prompt.encode(), np.uint8).astype(np.int32)
     end = len(prompt) + config.sample

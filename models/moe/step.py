@@ -14,10 +14,10 @@ from .model import AXES, Transformer
 
 
 def make_optimizer(config):
-    """AdamW with linear warm-up and cosine decay. Works on a shard as on the whole, because it is elementwise."""
+    """AdamW with linear warm-up and cosine decay. It is elementwise, so it also works on shards."""
     rate = optax.warmup_cosine_decay_schedule(0, config.lr, config.warmup, config.decay_steps, config.lr / 20)
     return optax.adamw(
-        lambda count: rate(count + 1),  # the first step should move, too
+        lambda count: rate(count + 1),  # the first step must have a rate above 0
         b2=0.95,
         weight_decay=config.weight_decay,
         mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
@@ -25,11 +25,12 @@ def make_optimizer(config):
 
 
 def init_state(config):
-    """Structure and partition of what is trained, without computing it.
+    """Structure and partition of the training state, without computing it.
 
     Returns:
-      graphdef for nnx.merge; specs, the PartitionSpecs of (parameters, optimiser state): P(AXES) for experts, P() for
-      what is replicated; init(), which makes that pair (jit it). Parameters are a plain nested dict.
+      graphdef: for nnx.merge.
+      specs: PartitionSpecs of (parameters, optimiser state): P(AXES) for experts, P() for replicated arrays.
+      init: function that creates (parameters, optimiser state), to be jitted. Parameters are a plain nested dict.
     """
     optimizer = make_optimizer(config)
 
@@ -53,9 +54,9 @@ def make_loss(config, graphdef, comm):
     """loss(params, tokens) of one rank -> (loss, metrics).
 
     ``tokens`` (b, seq + 1) int32. The losses of all ranks sum to the loss of the global batch: each is divided by the
-    number of ranks. Derivatives are taken of this local loss, and all_to_all carries the cotangents between ranks.
-    Hence a gradient of a replicated parameter is this rank's part, to be summed over ranks, while that of an expert
-    is complete: it has seen the tokens of all ranks.
+    number of ranks. The gradient is that of the local loss, and all_to_all exchanges the cotangents between ranks.
+    Hence the gradient of a replicated parameter is partial and must be summed over ranks. The gradient of an expert is
+    complete, because it includes the tokens of all ranks.
     """
 
     def loss(params, tokens, capacity_factor):
@@ -71,7 +72,7 @@ def make_loss(config, graphdef, comm):
 
 
 def sum_replicated(grads, specs, comm):
-    """Sums over ranks the leaves with spec P(), in one psum of the list; leaves the experts' alone."""
+    """Sums the gradients with spec P() over ranks, in one psum. The gradients of experts stay unchanged."""
     leaves, tree = jax.tree.flatten(grads)
     replicated = [spec == P() for spec in jax.tree.leaves(specs)]
     summed = iter(comm.psum([leaf for leaf, shared in zip(leaves, replicated, strict=True) if shared], AXES))
@@ -80,7 +81,7 @@ def sum_replicated(grads, specs, comm):
 
 
 def global_norm(grads, specs, comm):
-    """Norm of the gradient of the whole model; the experts' part is spread over the ranks."""
+    """Norm of the gradient of the whole model. The gradients of experts are sharded over the ranks."""
     squares = jax.tree.map(lambda x: jnp.sum(jnp.square(x)), grads)
     pairs = list(zip(jax.tree.leaves(squares), jax.tree.leaves(specs), strict=True))
     shared = sum(square for square, spec in pairs if spec == P())
@@ -92,7 +93,7 @@ def make_grads(config, graphdef, specs, comm):
     loss = make_loss(config, graphdef, comm)
 
     def grads(params, tokens):
-        # Marked as different on each rank, or shard_map's derivative would sum the gradients itself, with jax.lax.
+        # Typed as varying: otherwise the derivative of shard_map would sum the gradients with jax.lax.
         params = jax.tree.map(lambda x, spec: jax.lax.pcast(x, AXES, to="varying") if spec == P() else x, params, specs)
         local, metrics = jax.grad(loss, has_aux=True)(params, tokens, config.capacity)
         return sum_replicated(local, specs, comm), comm.psum(metrics, AXES)
@@ -103,8 +104,8 @@ def make_grads(config, graphdef, specs, comm):
 def make_step(config, mesh, graphdef, specs, comm, check_vma=True):
     """step(state, tokens) -> (state, metrics): the whole training step as one jitted function.
 
-    ``state`` is (parameters, optimiser state) as partitioned by ``specs``; the old one is donated. ``tokens`` is
-    (batch, seq + 1) int32, its sequences sharded over the ranks.
+    ``state`` is (parameters, optimiser state), partitioned by ``specs``; the old state is donated. ``tokens`` is
+    (batch, seq + 1) int32, with its sequences sharded over the ranks.
     """
     grads_of = make_grads(config, graphdef, specs[0], comm)
     optimizer = make_optimizer(config)

@@ -27,31 +27,32 @@ from .step import init_state, make_eval, make_step
 
 
 def make_mesh(config):
-    """(nodes, gpus) mesh, an equal part of it from each process, in their order: nodes keep together where they can.
+    """Returns the (nodes, gpus) mesh. Each process has an equal part, in the order of processes.
 
-    On the cpu platform makes the devices, unless JAX has already started with enough.
+    On the platform cpu, creates the devices unless JAX has already started with enough of them.
     """
     processes = distributed.initialize()
     count, rest = divmod(config.num_ranks, processes)
     if rest:
         raise ValueError(
-            f"--nodes {config.nodes} --gpus {config.gpus}: can't be split evenly among {processes} processes"
+            f"--nodes {config.nodes} --gpus {config.gpus}: {config.num_ranks} devices cannot be split evenly among "
+            f"{processes} processes"
         )
     if config.platform == "cpu":
-        # Threads of XLA: by default as many as the process has devices or cores. Their number decides how matrix
-        # products are split, and so the last bits (jax 0.12). With all devices counted, processes make no difference.
+        # Number of XLA's threads; by default that of the process's devices or cores. It determines how matrix products
+        # are split, and so their last bits (jax 0.12). The value here does not depend on the number of processes.
         os.environ.setdefault("PJRT_NPROC", str(max(config.num_ranks, len(os.sched_getaffinity(0)))))
         try:
             jax.config.update("jax_num_cpu_devices", count)
             jax.config.update("jax_platforms", "cpu")
         except RuntimeError:
-            pass  # JAX has started with another number; the check below tells whether it suffices
+            pass  # JAX has started with another number, which is checked below
     devices = [[d for d in jax.devices(config.platform) if d.process_index == p] for p in range(processes)]
     fewest = min(map(len, devices))
     if fewest < count:
         raise ValueError(
-            f"--nodes {config.nodes} --gpus {config.gpus}: need {count} devices in each of {processes} processes, JAX "
-            f"has {fewest}"
+            f"--nodes {config.nodes} --gpus {config.gpus}: need {count} devices in each of {processes} processes, but "
+            f"JAX has {fewest}"
         )
     grid = np.array([part[:count] for part in devices]).reshape(config.nodes, config.gpus)
     return Mesh(grid, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 2)
@@ -71,17 +72,17 @@ def load_comm(config):
     algorithm = config.psum or None
     ranks = jaxcomm.topology().ranks
     if algorithm == "direct" and len(ranks) > 1:
-        # Nodes can't read each other's memory. This adds in the order in which one process does, with the same --nodes.
+        # Nodes can't read each other's memory. The order of summation is that of one process with the same --nodes.
         algorithm = "hierarchical" if len(set(ranks)) == 1 and ranks[0] > 1 else None
     psum = functools.partial(jaxcomm.psum, algorithm=algorithm)
     return types.SimpleNamespace(all_to_all=jaxcomm.all_to_all, psum=psum)
 
 
 class Run:
-    """State of a training run and what it leaves in ``config.out``: checkpoints, metrics.jsonl, loss.png.
+    """State of a training run and its files in ``config.out``: checkpoints, metrics.jsonl, loss.png.
 
-    Several processes each hold one, and call the same methods in the same order. All need to see the folder: each
-    writes its part of a checkpoint, and the first one all else.
+    Each process has one Run, and all processes call the same methods in the same order. All processes must have access
+    to the folder. Each writes its part of a checkpoint; the first process writes the other files.
     """
 
     def __init__(self, config, resume=False):
@@ -125,10 +126,10 @@ class Run:
             self.checkpoints.wait_until_finished()  # the next step donates these arrays
 
     def restore(self, shapes, shardings):
-        """Loads the last checkpoint and the metrics up to its step; what an interrupted run logged later is dropped."""
+        """Loads the last checkpoint and the metrics up to its step. Drops metrics that were logged later."""
         step = self.checkpoints.latest_step()
         if step is None:
-            raise ValueError(f"--resume: no checkpoint in {self.out / 'checkpoints'}. Start without it.")
+            raise ValueError(f"--resume: no checkpoint in {self.out / 'checkpoints'}. Start without --resume.")
         target = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
         self.state = self.checkpoints.restore(step, args=ocp.args.StandardRestore(target))
         lines = (self.out / "metrics.jsonl").read_text().splitlines()
@@ -155,7 +156,7 @@ class Run:
         return {name: float(value) for name, value in metrics.items()}
 
     def evaluate(self):
-        """Bits per byte and share of dropped choices on held-out text, always the same windows; also logged."""
+        """Returns and logs bits per byte and the share of dropped choices, always on the same held-out windows."""
         config = self.config
         batches = data.heldout_batches(self.heldout_text, config.batch, config.seq + 1, config.eval_batches)
         results = [self.evaluate_batch(self.state[0], self.put(tokens)) for tokens in batches]
@@ -185,7 +186,7 @@ class Run:
         plt.close(fig)
 
     def sample(self):
-        """Generates text in the first process, which gets the experts of all; b"" in the others."""
+        """Gathers all parameters and generates text in the first process. Returns b"" in the others."""
         params = multihost_utils.process_allgather(self.state[0], tiled=True)
         if not self.leads:
             return b""
@@ -195,13 +196,13 @@ class Run:
 
 
 class Interrupt:
-    """Ctrl-C sets a flag, so that the step in progress ends and can be saved; a second Ctrl-C stops at once."""
+    """Ctrl-C sets a flag, so that the current step ends and can be saved. A second Ctrl-C stops at once."""
 
     def __enter__(self):
         self.asked = False
         try:
             self.old = signal.signal(signal.SIGINT, self.ask)
-        except ValueError:  # not in the main thread: leave signals alone
+        except ValueError:  # signal handlers can be set in the main thread only
             self.old = None
         return self
 
@@ -215,11 +216,11 @@ class Interrupt:
 
 
 def train(run):
-    """Trains up to ``run.config.steps`` and writes everything to ``run.out``.
+    """Trains up to ``run.config.steps`` and writes all files to ``run.out``.
 
     Returns:
-      A dict with steps, train_loss (nats per byte, mean of the last 20 steps), tokens_per_s (median step), seconds, and
-      either heldout_bits_per_byte, heldout_dropped and sample (bytes), or, after Ctrl-C, interrupted.
+      A dict with steps, train_loss (nats per byte, mean of the last 20 steps), tokens_per_s (of the median step) and
+      seconds. After Ctrl-C it has interrupted, otherwise heldout_bits_per_byte, heldout_dropped and sample (bytes).
     """
     config = run.config
     size = sum(x.size for x in jax.tree.leaves(run.state[0]))
@@ -244,7 +245,7 @@ def train(run):
             progress = f"loss {metrics['loss']:.3f}, {np.median(rates):,.0f} tokens/s"
             bar.set_postfix_str(progress, refresh=False)
             bar.update()
-            if not terminal and time.monotonic() - told > 10:  # whole lines: launchers pass on nothing else
+            if not terminal and time.monotonic() - told > 10:  # whole lines, because launchers relay whole lines
                 say(f"step {run.step}: {progress}")
                 told = time.monotonic()
             if run.step < config.steps:
@@ -273,12 +274,12 @@ def main(argv=None):
     """Command line: trains, then prints the sample and one line of results. Returns the exit status.
 
     Raises:
-      SystemExit: with a message, for options that can't work.
+      SystemExit: invalid options; the message names them.
     """
     config, resume = config_lib.parse(argv)
     try:
         run = Run(config, resume)
-    except (ValueError, OSError, ImportError) as error:  # options that only the data or the machine can judge
+    except (ValueError, OSError, ImportError) as error:  # options that are invalid for this data or machine
         sys.exit(f"error: {error}")
     summary = train(run)
     status = 130 if "interrupted" in summary else 0

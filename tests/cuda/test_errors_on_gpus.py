@@ -16,7 +16,7 @@ FAILURES = ["psum at a.py:1: rank 0 aborted in the exit barrier", "pmax at b.py:
 def failures(monkeypatch):
     found: list[str] = []
     monkeypatch.setitem(sys.modules, "jaxcomm._cuda", types.SimpleNamespace(failures=lambda: found))
-    monkeypatch.setattr(_errors, "_told", set())
+    monkeypatch.setattr(_errors, "_raised", set())
     return found
 
 

@@ -1,4 +1,4 @@
-"""What test_calibration.py runs in every process: calibrates, then measures what it has not calibrated with."""
+"""Program of test_calibration.py: calibrates, then measures other sizes and algorithms than calibrate() does."""
 
 import itertools
 import json
@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcomm
 
 CHAIN, REPETITIONS = 4, 15
-# Neither sizes nor algorithms are those that calibrate() measures: the selection chooses.
+# calibrate() does not measure these sizes, and the selection table selects the algorithms.
 CELLS = [("psum", 3 << 8), ("psum", 3 << 14), ("psum", 3 << 18), ("psum", 3 << 20), ("ppermute", 3 << 17),
          ("all_to_all", 3 << 10), ("all_to_all", 3 << 14), ("all_to_all", 3 << 18)]  # fmt: skip
 
@@ -64,7 +64,7 @@ if __name__ == "__main__":
     before = jaxcomm.topology()
     calibration = jaxcomm.calibrate()
     cells = [measure(mesh, *cell) for cell in CELLS]
-    # Of larger groups too: they have more to choose from.
+    # Larger groups too: they support more algorithms.
     groups = itertools.product(("psum", "all_to_all", "all_gather", "pbroadcast"), (mesh.size, 5, 8, 16), range(4, 20))
     choices = [
         f"{op} of {n << log_size} bytes, {n} ranks: {explain(n, op, n << log_size).algorithm}"

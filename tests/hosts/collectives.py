@@ -1,4 +1,4 @@
-"""What test_collectives.py runs in every process of every host: collectives.py <what>. Process 0 prints JSON lines."""
+"""Program of test_collectives.py for every process: collectives.py <what>. Process 0 prints JSON lines."""
 
 import json
 import os
@@ -23,19 +23,19 @@ ROWS = P("i")
 
 
 def program(body, mesh, x, spec=ROWS):
-    """Of x, with a row per rank: a function without arguments, which waits for its result."""
+    """Returns a function without arguments that runs the op on x, a row per rank, and waits for its result."""
     placed = place(x, NamedSharding(mesh, spec))
     f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
     return lambda: jax.block_until_ready(f(placed))
 
 
 def same(result, want):
-    """Whether the rows of this process are those of the oracle."""
+    """Whether the rows of this process equal those of the oracle."""
     return all(np.array_equal(np.asarray(shard.data), want[shard.index]) for shard in result.addressable_shards)
 
 
 def every_op(mesh, count, all_algorithms):
-    """With every algorithm that fits, or the one that is chosen, against NumPy; integers, so that sums are exact."""
+    """Every supported algorithm, or the selected one, against NumPy. Integers, so that sums are exact."""
     n, checked = mesh.size, 0
     x = np.random.default_rng(3).integers(-64, 64, (n, count)).astype(np.float32)
     blocks = x.reshape(n, n, -1)
@@ -59,7 +59,7 @@ def every_op(mesh, count, all_algorithms):
                 run = program(lambda x, body=body, a=algorithm: body(x, a), mesh, x)
                 results = [run() for _ in range(3)]
             except ValueError as error:
-                assert op in str(error)  # it doesn't fit
+                assert op in str(error)  # the algorithm does not support the group
                 continue
             checked += 1
             assert all(same(result, want) for result in results), (op, algorithm, count)
@@ -67,10 +67,10 @@ def every_op(mesh, count, all_algorithms):
 
 
 def groups_and_orders(mesh):
-    """Groups across processes, axes in either order, other element types, an operand that is donated or empty."""
+    """Groups across processes, axes in both orders, other element types, donated and empty operands."""
     n, rng = mesh.size, np.random.default_rng(4)
     x = rng.integers(-9, 9, (n, 4 * n)).astype(np.float32)
-    # Neighbours are in different groups, ranks in another order than the devices.
+    # Adjacent ranks are in different groups, and ranks have another order than devices.
     groups = [list(range(first, n, n // 2))[::-1] for first in range(n // 2)]
     pairs = np.empty((n, 2, 4 * n), np.float32)
     for group in groups:
@@ -106,7 +106,7 @@ def groups_and_orders(mesh):
 
 
 def values(mesh):
-    """SIZE=full: small operands with every algorithm too."""
+    """With SIZE=full, also runs small operands with every algorithm."""
     checked = every_op(mesh, mesh.size, os.environ.get("SIZE") == "full") + every_op(mesh, 1000 * mesh.size, True)
     groups_and_orders(mesh)
     return {"checked": checked}
@@ -147,7 +147,7 @@ def small_all_to_all(mesh):
 
 
 def large_psum(mesh):
-    """In a chain inside jit, so that results are not fresh memory."""
+    """Measures a chain inside jit, so that results are not in fresh memory."""
     x = np.ones((mesh.size, 1 << 22), np.int32)  # 16 MiB
 
     def chain(x, algorithm=None):

@@ -1,15 +1,15 @@
-"""Several hosts on one machine: Linux namespaces, joined by a bridge over links of a given rate and delay.
+"""Several hosts on one machine: Linux namespaces, connected by a bridge over links of a given rate and delay.
 
-A host has its own network, mounts (/proc, /dev/shm), IPC, processes and host name; files are shared. Nothing is
-created outside of anonymous namespaces, which end with the processes that hold them: those read a pipe from this
-process, so a killed test leaves nothing behind either.
+A host has its own network, mounts (/proc, /dev/shm), IPC, processes and host name; files are shared. All objects are in
+anonymous namespaces, which end with the processes that hold them. These processes end when a pipe from this process
+closes, so a killed test leaves nothing behind.
 
     with netns.Hosts(2, rate_bits_per_s=1e9, delay_s=0.2e-3) as hosts:
         server = hosts.start(0, [sys.executable, "server.py"])
         hosts.start(1, [sys.executable, "client.py", hosts.address(0)]).wait()
 
-Rates are enforced by the kernel. Delays are too where it has netem; else a process forwards the packets later, which
-meets a delay to about 0.1 ms and costs a part of a processor (up to all of it near 5 Gbit/s).
+The kernel enforces rates. It also enforces delays if it has netem. Otherwise, a process forwards packets with a delay,
+to an accuracy of about 0.1 ms. That process uses a part of a processor, up to all of it near 5 Gbit/s.
 """
 
 import collections
@@ -35,7 +35,7 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subproce
 
 @dataclasses.dataclass(frozen=True)
 class Counters:
-    """What has passed the network interface of a host. The kernel counts a segmented packet once."""
+    """Traffic of the network interface of a host. The kernel counts a segmented packet once."""
 
     sent_bytes: int
     sent_packets: int
@@ -45,7 +45,7 @@ class Counters:
 
 @functools.cache
 def why_not():
-    """Why hosts can't be made here, in one line; empty if they can."""
+    """The reason in one line why this machine can't create hosts; empty if it can."""
     if not sys.platform.startswith("linux"):
         return f"network namespaces need Linux, this is {sys.platform}"
     if os.geteuid() != 0:
@@ -74,19 +74,19 @@ class Hosts:
     """Hosts 0 .. num_hosts - 1, each with one interface, eth0.
 
     Args:
-      num_hosts: how many.
-      rate_bits_per_s: of each link, in each direction; None leaves it unlimited.
-      delay_s: from any host to any other, one way.
+      num_hosts: number of hosts.
+      rate_bits_per_s: rate of each link in each direction; None means no limit.
+      delay_s: one-way delay between any two hosts.
     """
 
     def __init__(self, num_hosts, *, rate_bits_per_s=None, delay_s=0.0):
         self.num_hosts = num_hosts
         self._anchors = []  # the processes that hold the namespaces: hosts, then the switch
-        self._pids = []  # by which those are entered
+        self._pids = []  # process ids by which commands enter the namespaces
         self._started = []
         try:
             for host in range(num_hosts):
-                # Every host knows the others by name, as programs expect.
+                # Every host has the names of the others in /etc/hosts, as programs expect.
                 names = "".join(f"{self.address(h)} host{h}\\n" for h in range(num_hosts))
                 self._anchor(
                     NAMESPACES,
@@ -115,18 +115,18 @@ class Hosts:
         return f"10.77.{host // 250}.{host % 250 + 1}"
 
     def argv(self, host, argv, cwd=None):
-        """The command line that runs ``argv`` on a host."""
+        """Returns the command line that runs ``argv`` on a host."""
         enter = ["nsenter", "--target", str(self._pids[host]), *NAMESPACES, "--"]
         return [*enter, "sh", "-c", 'cd "$0" && exec "$@"', cwd or os.getcwd(), *argv]
 
     def start(self, host, argv, *, cwd=None, **popen):
-        """Starts ``argv`` on a host; returns its Popen. `stop` ends it, as does `close`."""
+        """Starts ``argv`` on a host and returns its Popen. `stop` and `close` end it."""
         process = subprocess.Popen(self.argv(host, argv, cwd), start_new_session=True, **popen)
         self._started.append(process)
         return process
 
     def run(self, host, argv, *, timeout_s=60):
-        """Runs ``argv`` on a host to its end; returns what it printed. Raises RuntimeError if it fails."""
+        """Runs ``argv`` on a host and returns its output. Raises RuntimeError if it fails."""
         process = self.start(host, argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
             output, _ = process.communicate(timeout=timeout_s)
@@ -153,7 +153,7 @@ class Hosts:
         return Counters(sent["bytes"], sent["packets"], received["bytes"], received["packets"])
 
     def cut(self, host):
-        """Pulls the cable of a host: packets vanish, nobody is told but the host's kernel."""
+        """Cuts the link of a host: packets are lost, and only the host's kernel gets a notification."""
         self._in_switch("ip", "link", "set", f"port{host}", "down")
 
     def restore(self, host):
@@ -207,7 +207,7 @@ class Hosts:
 
     def _shape(self, host, rate_bits_per_s, delay_s):
         rate = f"{int(rate_bits_per_s)}bit" if rate_bits_per_s is not None else ""
-        # What leaves the host, what leaves the switch towards it. The burst lasts 1 ms or is the largest packet.
+        # Limits both directions: host to switch and switch to host. The burst lasts 1 ms or is the largest packet.
         burst_bytes = max(int((rate_bits_per_s or 0) / 8 * 1e-3), 70_000)
         limit = ["tbf", "rate", rate, "burst", str(burst_bytes), "latency", "50ms"]
         add = ["tc", "qdisc", "add", "dev"]
@@ -239,7 +239,7 @@ class Hosts:
 
 
 def child_of(pid):
-    """The one child of a process."""
+    """Process id of the only child of a process."""
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError), open(f"/proc/{entry}/stat") as stat:
@@ -251,12 +251,12 @@ def child_of(pid):
 def forward(near, far, delay_s):
     """Carries packets from interface ``near`` to ``far`` after ``delay_s``, and from ``far`` to ``near`` at once.
 
-    Packets carry the kernel's segmentation header: large ones pass whole. Ends when standard input does.
+    Packets have the kernel's segmentation header, so large ones are forwarded whole. Ends at the end of standard input.
     """
     sol_packet, packet_vnet_hdr, packet_ignore_outgoing, pr_set_timerslack = 263, 15, 23, 29
-    with contextlib.suppress(PermissionError):  # a wire doesn't wait for the hosts' processors
+    with contextlib.suppress(PermissionError):  # a link does not wait for the processors of the hosts
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
-    ctypes.CDLL(None).prctl(pr_set_timerslack, 1, 0, 0, 0)  # sleep no longer than asked for
+    ctypes.CDLL(None).prctl(pr_set_timerslack, 1, 0, 0, 0)  # sleeps end on time
     ends = []
     for name in (near, far):
         end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))  # all protocols
@@ -281,7 +281,7 @@ def forward(near, far, delay_s):
             for _ in range(32):
                 try:
                     packet = end.recv(1 << 17)
-                except (BlockingIOError, OSError):  # nothing more, or the cable is cut
+                except (BlockingIOError, OSError):  # no more packets, or the link is cut
                     break
                 if end is ends[0]:
                     waiting.append((now + delay_s, packet))
@@ -290,7 +290,7 @@ def forward(near, far, delay_s):
 
 
 def send(end, packet):
-    with contextlib.suppress(OSError):  # a full queue or a cut cable loses packets
+    with contextlib.suppress(OSError):  # a full queue or a cut link loses packets
         end.send(packet)
 
 

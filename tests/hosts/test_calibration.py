@@ -1,4 +1,4 @@
-"""Calibration on a fast and on a slow link: what is predicted, and what is chosen because of it."""
+"""Calibration on a fast and on a slow link: predictions, and the algorithms selected by them."""
 
 import statistics
 

@@ -1,4 +1,4 @@
-"""Collectives between real network stacks: hosts of network namespaces, joined by links of 1 Gbit/s and 0.2 ms."""
+"""Collectives between real network stacks: hosts in network namespaces, connected by links of 1 Gbit/s and 0.2 ms."""
 
 import json
 import os
@@ -17,7 +17,7 @@ pytestmark = [
 
 
 class Run:
-    """A script of this folder in all processes; devices[h][p]: devices of process p of host h."""
+    """Runs a script of this folder in all processes; devices[h][p]: number of devices of process p of host h."""
 
     def __init__(self, hosts, what, devices, script="collectives.py"):
         self.hosts, self.processes = hosts, []
@@ -58,7 +58,7 @@ class Run:
     ids=str,
 )  # fmt: skip
 def test_values(devices, request, monkeypatch):
-    """Whole nodes, uneven ones, three hosts."""
+    """Equal nodes, unequal nodes, three hosts."""
     monkeypatch.setenv("SIZE", request.config.getoption("--size"))
     with netns.Hosts(len(devices), rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
         run = Run(hosts, "values", devices)
@@ -81,7 +81,7 @@ def test_hierarchy_pays_for_small_messages(capsys):
 @pytest.mark.full
 @pytest.mark.timing
 def test_large_psum_fills_the_link(capsys, monkeypatch, tmp_path):
-    # As jaxcomm.calibrate() would keep it. The parameters for memory are jaxcomm's own.
+    # In the format of jaxcomm.calibrate(). The parameters of memory are jaxcomm's constants.
     memory = ["self", 6e-8, 12e9, 0.0], ["node", 6e-8, 12e9, 0.0]
     network = {"links": [*memory, ["network", 50e-6, RATE_BITS_PER_S / 8, DELAY_S]], "launch_s": 15e-6}
     kept = {"format": 2, "processors": len(os.sched_getaffinity(0)), "cost_params": {"network": network}}
@@ -98,10 +98,10 @@ def test_large_psum_fills_the_link(capsys, monkeypatch, tmp_path):
         run.go_on()
         ring = run.wait_for()["seconds"]
         run.finish()
-    plan_bytes = 16 << 20  # each host sends one buffer's worth in all
+    plan_bytes = 16 << 20  # each host sends the size of one buffer in total
     ideal_s = plan_bytes * 8 / RATE_BITS_PER_S
     with capsys.disabled():
         print(f"\npsum of 16 MiB: {measured * 1e3:.0f} ms, {measured / ideal_s:.2f} times the link's time; flat ring "
               f"{ring * 1e3:.0f} ms; {sent_bytes / plan_bytes:.3f} times the plan's bytes sent")  # fmt: skip
     assert plan_bytes <= sent_bytes < 1.1 * plan_bytes  # headers of packets, and acknowledgements
-    assert measured < 2 * ideal_s  # what it takes here is printed above and stands in benchmarks/README.md
+    assert measured < 2 * ideal_s  # the measured time is printed above; docs/guide/processes.md quotes it

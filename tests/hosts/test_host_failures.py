@@ -22,7 +22,7 @@ pytestmark = [
 
 @pytest.fixture
 def hosts():
-    """With nothing left in /dev/shm, which nobody needs."""
+    """Ends with nothing left in /dev/shm."""
     with netns.Hosts(2, rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
         for host in range(hosts.num_hosts):
             fill = "mount -o remount,size=64k /dev/shm && ! head -c 100000 /dev/zero 2> /dev/null > /dev/shm/full"
@@ -49,7 +49,7 @@ def start(hosts):
 
 
 def check(text, *parts):
-    """Op, call site, phase."""
+    """Checks that the error names op, call site and phase."""
     assert re.search(
         r"psum at failing.py:\d+ \(.+?\): (in the entry barrier|while running|in the exit barrier), ", text
     ), text
@@ -89,7 +89,7 @@ def test_process_that_is_stopped_and_goes_on(start, round_):
     for error in errors:
         check(error["text"])
         assert error["at"] - stopped < TIMEOUT_S + SLACK_S
-    # On its own host they know who is missing. The other host may reach its deadline before they have said so.
+    # On its own host, errors name the missing rank. The other host may time out before it gets their messages.
     assert "(process 3)" in errors[2]["text"]
     victim.process.send_signal(signal.SIGCONT)
     victim.wait_for("error")
@@ -117,11 +117,11 @@ def test_link_that_is_cut_and_mended(hosts, start, scenario, round_):
         for _ in range(2 if scenario == "link_cut_between_collectives" else 1):
             error = rank.wait_for("error")
             check(error["text"])
-            # Of the other host, as cause of it all.
+            # The error names the other host as the cause.
             assert re.search(r"\(process [23]\)" if number < ON_EACH else r"\(process [01]\)", error["text"]), error
         rank.wait_for("host works")
     hosts.restore(1)
-    time.sleep(time.monotonic() - began)  # TCP doubles the time between its attempts
+    time.sleep(time.monotonic() - began)  # TCP doubles the time between its retries
     for rank in ranks:
         rank.go_on()
     for rank in ranks:

@@ -1,7 +1,7 @@
-"""models/moe on 2 hosts x 2 processes x 2 devices: the losses of one process, checkpoints that go either way.
+"""models/moe on 2 hosts x 2 processes x 2 devices: the losses of one process, and checkpoints in both directions.
 
-Hosts can't read each other's memory, so psum is hierarchical there: one process that asks for that adds in the same
-order, and the losses are equal bit for bit. The default of one process differs from them by rounding.
+Hosts can't read each other's memory, so psum is hierarchical there. One process with --psum hierarchical adds in the
+same order, and the losses are bit-identical. With the default of one process, they differ by rounding.
 """
 
 import subprocess
@@ -36,7 +36,7 @@ def alone(tmp_path_factory):
 
 
 def train_on(hosts, folder, *arguments):
-    """models.moe.train in two processes of each host, which share nothing but files."""
+    """Runs models.moe.train in two processes of each host. Hosts share files only."""
     training.folder_to_start_in(folder)
     processes, outputs = [], []
     for rank in range(4):

@@ -1,4 +1,4 @@
-"""The hosts that other tests run on: they reach each other as shaped, share nothing else, and leave nothing behind."""
+"""The hosts of other tests: links have their rate and delay, hosts share files only, and they leave nothing behind."""
 
 import contextlib
 import os
@@ -62,7 +62,7 @@ def test_hosts_talk_and_their_links_count():
 @pytest.mark.timing
 def test_links_have_the_rate():
     trip_s, bytes_per_s, _, _ = measure(rate_bits_per_s=2e8)
-    # Sockets and the shaper's burst hold a part of what was sent.
+    # Sockets and the shaper's burst buffer a part of the data.
     assert 0.7 * 2.5e7 < bytes_per_s < 1.6 * 2.5e7
     assert trip_s < 5e-3
 

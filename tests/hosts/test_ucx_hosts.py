@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.timing,
     pytest.mark.full,
     pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not()),
-    # On CI the native tests have been built before, so this fails there instead.
+    # On CI, the native tests are built before, so a missing one is a failure there.
     pytest.mark.skipif(
         not BINARY.exists() and not os.environ.get("CI"), reason=f"{BINARY}: run make test-native first"
     ),
@@ -49,8 +49,8 @@ def test_messages_between_hosts(tmp_path, capsys):
         print(f"\ntwo hosts, 1 Gbit/s, 0.2 ms:\n{outputs[0]}", end="")
     half_trip_us = float(re.search(r"half round trip ([0-9.]+) us", outputs[0])[1])
     gb_per_s = {int(size): float(rate) for size, rate in re.findall(r"(\d+) bytes: ([0-9.]+) GB/s", outputs[0])}
-    assert 200 <= half_trip_us < 2000  # the wire's delay and a loaded machine
-    # Payloads took the link, not memory that real hosts would not share, and nearly filled it.
+    assert 200 <= half_trip_us < 2000  # the delay of the link, on a loaded machine
+    # Payloads used the link, not memory that real hosts would not share, and nearly filled the link.
     payload_bytes = 3 * (200 * (64 << 10) + 30 * (1 << 20) + 4 * (16 << 20))
     assert payload_bytes <= sent_bytes < 1.2 * payload_bytes
     assert 0.08 < gb_per_s[16 << 20] < 0.14

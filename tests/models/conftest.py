@@ -1,4 +1,4 @@
-"""Small options for models/moe, a run of them that nothing interrupts, and quick compilation."""
+"""Small options for models/moe, an uninterrupted run with them, and quick compilation."""
 
 import dataclasses
 import os
@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from training import OPTIONS, TINY
 
-# Appended, so that an installed jaxcomm comes before its sources in the repository.
+# Appended, so that an installed jaxcomm precedes its sources in the repository.
 sys.path.append(str(pathlib.Path(__file__).parents[2]))
 
 from models.moe import train
@@ -22,9 +22,9 @@ def cache(tmp_path_factory):
     return str(tmp_path_factory.mktemp("cache"))
 
 
-@pytest.fixture(scope="module", autouse=True)  # a package's would last to the end of the session
+@pytest.fixture(scope="module", autouse=True)  # a fixture of the package would last to the end of the session
 def _quick_compilation(request, cache):
-    """These tests compile for most of their time, and the same programs again and again.
+    """Compiles quickly: these tests spend most of their time in compilations of the same programs.
 
     `--size full` compiles as users do.
     """
@@ -40,7 +40,7 @@ def _quick_compilation(request, cache):
     before = {name: jax.config.values[name] for name in settings}
     for name, value in settings.items():
         jax.config.update(name, value)
-        os.environ[name.upper()] = str(value)  # of processes that tests start
+        os.environ[name.upper()] = str(value)  # for processes that tests start
     compilation_cache.reset_cache()
     yield
     for name, value in before.items():

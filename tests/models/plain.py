@@ -1,6 +1,6 @@
-"""The model of models/moe written anew, for one device: no slots, no exchange, every expert applied to every token.
+"""A second implementation of the model of models/moe, for one device: no slots, every expert on every token.
 
-Tests compare the distributed one with this. It shares the parameters' names with models/moe, and no code.
+Tests compare the distributed model with this one. It shares the names of parameters with models/moe, but no code.
 """
 
 import jax
@@ -31,7 +31,7 @@ def attention(params, x, heads):
 
 
 def kept(expert, slots):
-    """(t, TOP_K) choices -> which find a slot: all first choices come before any second one."""
+    """(t, TOP_K) choices -> whether each gets a slot. First choices come before second choices."""
     order = expert.T.reshape(-1)
     earlier = np.tri(len(order), k=-1, dtype=np.int32) * (order[:, None] == order)
     return (earlier.sum(1) < slots).reshape(TOP_K, -1).T
@@ -53,7 +53,7 @@ def experts(params, x, factor):
 def metrics(params, tokens, config, factor):
     """(batch, seq + 1) -> loss in nats per byte, balancing loss, share of dropped choices.
 
-    The tokens of a rank meet at the experts' slots, so those of every rank are routed by themselves.
+    Each rank has its own slots at the experts, so the tokens of each rank are routed separately.
     """
 
     def of_rank(tokens):
@@ -75,7 +75,7 @@ def metrics(params, tokens, config, factor):
 
 
 def grads(params, tokens, config):
-    """Metrics and gradient of what training makes smaller."""
+    """Metrics, and the gradient of the training loss."""
 
     def objective(params):
         found = metrics(params, tokens, config, config.capacity)
@@ -86,7 +86,7 @@ def grads(params, tokens, config):
 
 
 def rate(config, step):
-    """Learning rate of a step, the first of which is 0."""
+    """Learning rate of a step; steps count from 0."""
     done = step + 1
     if done <= config.warmup:
         return config.lr * done / config.warmup
@@ -95,7 +95,7 @@ def rate(config, step):
 
 
 class AdamW:
-    """Loshchilov and Hutter, arXiv 1711.05101, in float64, on a list of arrays; decay only of matrices."""
+    """AdamW on arrays in float64 (Loshchilov and Hutter, arXiv 1711.05101). Only matrices have weight decay."""
 
     def __init__(self, config, params):
         self.config, self.step = config, 0
@@ -115,7 +115,7 @@ class AdamW:
 
 
 def clip(gradients, limit):
-    """Norm of all, and the gradients scaled so that it is at most ``limit``; float64."""
+    """Global norm, and the gradients scaled to a norm of at most ``limit``; float64."""
     gradients = [np.asarray(g, np.float64) for g in gradients]
     norm = np.sqrt(sum((g * g).sum() for g in gradients))
     return norm, [g * min(1, limit / norm) for g in gradients]

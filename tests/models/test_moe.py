@@ -1,7 +1,7 @@
 """The layers of models/moe: routing and experts against plain oracles, gradients against one device.
 
-Guards against the ways in which a distributed mixture of experts goes wrong without failing: gradients scaled by the
-number of ranks, tokens returned to the wrong place, the wrong token dropped.
+Guards against silent errors of a distributed mixture of experts: gradients scaled by the number of ranks, tokens
+returned to the wrong place, the wrong token dropped.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ route = jax.jit(model_lib.route, static_argnums=1)
 
 
 def route_oracle(logits, capacity):
-    """Token by token, as the definition reads: (kept (t, TOP_K) bool, slot number, expert)."""
+    """The definition, token by token: (kept (t, TOP_K) bool, slot number, expert)."""
     logits = np.asarray(logits)
     expert = np.argsort(-logits, axis=1, kind="stable")[:, :TOP_K]
     kept, slot = np.zeros(expert.shape, bool), np.zeros(expert.shape, int)
@@ -47,7 +47,7 @@ def test_first_choices_come_before_second_ones():
     # Tokens 0 and 1 prefer expert 0, then 1; tokens 2 and 3 the other way around; there are three slots at each.
     logits = jnp.log(jnp.array([[0.6, 0.3, 0.1], [0.6, 0.3, 0.1], [0.3, 0.6, 0.1], [0.3, 0.6, 0.1]]))
     routing = route(logits, 3)
-    # Expert 0 serves tokens 0, 1, then the second choice of token 2; that of token 3 is dropped. Expert 1 alike.
+    # Expert 0 gets tokens 0, 1 and the second choice of token 2; that of token 3 is dropped. Expert 1 is symmetric.
     np.testing.assert_array_equal(routing.slot, [[0, 5], [1, 9], [3, 2], [4, 9]])
     np.testing.assert_array_equal(routing.token, [0, 1, 2, 2, 3, 0, 4, 4, 4])
     np.testing.assert_allclose(routing.weight, np.full((4, 2), [2 / 3, 1 / 3]), rtol=1e-6)
@@ -80,7 +80,7 @@ def test_balance_is_one_when_even_and_high_when_not():
     assert route(jnp.tile(even[:1], (8, 1)), 8).stats.balance == pytest.approx(8)
 
 
-# The layer, distributed, against every expert applied to every token on one device.
+# The distributed layer against every expert applied to every token on one device.
 
 
 def dense_layer(params, x, kept, expert):
@@ -148,7 +148,7 @@ def test_layer_matches_dense_reference(mesh, comm, check_vma, experts, factor):
 @pytest.mark.full
 @pytest.mark.parametrize("comm", COMMS)
 def test_gradients_of_the_model_match_one_device(mesh, comm):
-    """The model on 8 ranks against the mean loss of the 8 groups of tokens on one device that holds all experts."""
+    """The model on 8 ranks against the mean loss of the 8 groups of tokens on one device with all experts."""
     config = dataclasses.replace(TINY, layers=2, capacity=1.0, batch=16)
     graphdef, (specs, _), init = step_lib.init_state(config)
     params, _ = jax.jit(init)()
@@ -158,7 +158,7 @@ def test_gradients_of_the_model_match_one_device(mesh, comm):
     grads, metrics = jax.jit(run)(params, tokens)
 
     def reference(params):
-        """Mean over all bytes, written anew: a factor in make_loss that depends on the number of ranks must show."""
+        """Mean over all bytes, without make_loss, to detect a factor in it that depends on the number of ranks."""
         groups = tokens.reshape(config.num_ranks, -1, config.seq + 1)
         model = nnx.merge(graphdef, params)
         logits, stats = jax.vmap(lambda group: model(group[:, :-1], capacity_factor=config.capacity))(groups)

@@ -1,4 +1,4 @@
-"""Around the training of models/moe: progress, plot, exit status, failure; the training itself is a fake."""
+"""The command line of models/moe: progress, plot, exit status, failures. The training is a fake."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ def test_text_must_fill_a_window_and_the_byte_after_it(tiny, monkeypatch):
 
 
 class Run:
-    """A train.Run whose steps cost nothing."""
+    """A fake train.Run whose steps take no time."""
 
     def __init__(self, out, leads=True, **options):
         self.config = dataclasses.replace(TINY, **options)
@@ -113,7 +113,7 @@ def test_the_bar_follows_the_steps_of_the_first_process_on_a_terminal(tmp_path, 
     assert (bar.options["total"], bar.options["initial"], bar.updates) == (5, 0, 5)
     assert bar.options["disable"] == (not (terminal and leads))
     assert [text.split(",")[0] for text in bar.texts] == [f"loss {1 / step:.3f}" for step in range(1, 6)]
-    # The last step is saved and evaluated once, whatever the intervals.
+    # The last step is saved and evaluated once, with any intervals.
     ended = ["evaluate 2", "save 3", "evaluate 4", "save 5", "close", "evaluate 5"]
     assert run.did == ended + ["plot"] * leads
     assert summary["train_loss"] == pytest.approx(np.mean([1 / step for step in range(1, 6)]))
@@ -170,7 +170,7 @@ def test_a_failure_ends_one_of_several_processes_at_once(monkeypatch, capfd, err
         raise Ended(code)
 
     with pytest.raises(type(error)), distributed.prompt_failure():
-        raise error  # a process alone ends in Python's own way
+        raise error  # a single process raises as usual
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(os, "_exit", end)
     with pytest.raises(Ended) as ended, distributed.prompt_failure():

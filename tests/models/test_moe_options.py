@@ -1,4 +1,4 @@
-"""Options and data of models/moe: what is read, what is held out, what is refused."""
+"""Options and data of models/moe: files, held-out text, errors."""
 
 import pathlib
 

@@ -1,4 +1,4 @@
-"""models/moe in several processes: the losses of one process, checkpoints for every layout, failure of all at once."""
+"""models/moe in several processes: the losses of one process, checkpoints for every layout, common failure."""
 
 import re
 import signal
@@ -12,7 +12,7 @@ from jaxcomm import run as launcher
 
 LIMIT_S = 120
 
-# models.moe.train, but a process of its own gets a signal after a step: <step> <process> <signal> <options>.
+# models.moe.train, which sends a signal to one of its processes after a step: <step> <process> <signal> <options>.
 WITH_SIGNAL = """
 import os, sys
 import jax
@@ -69,7 +69,7 @@ def launch(tmp_path):
 
 
 def test_two_processes_compute_what_one_does(alone, launch, tmp_path):
-    """Two processes until one of them gets Ctrl-C, then one: everything is as in one process from the start."""
+    """Two processes until one gets Ctrl-C, then one process: the results of a single process."""
     out, (wanted, _, summary) = tmp_path / "run", alone
     options = flags(**{**OPTIONS, "eval_every": 100}, out=out)
     status, output = launch(2, WITH_SIGNAL, 5, 1, int(signal.SIGINT), *options)
@@ -94,17 +94,19 @@ def test_two_processes_finish_what_one_does(alone, launch, tmp_path):
     assert (out / "loss.png").exists()
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["12", "9"]
     lines = output.splitlines()
-    assert sum("held-out" in line for line in lines) == 3  # two evaluations, the summary: told by one process only
+    assert (
+        sum("held-out" in line for line in lines) == 3
+    )  # two evaluations and the summary: printed by one process only
     # Gloo's own lines, which may be broken anywhere, have none of these words.
     assert not re.search(r"^\[1\] .*(step|loss|sample|parameters)", output, re.MULTILINE), output
 
 
 @pytest.mark.full
 def test_every_layout_continues_what_another_began(alone, launch, tmp_path):
-    """1 process, then 2 of which one is killed, 4 of which one gets Ctrl-C, 1: the losses of an uninterrupted run."""
+    """1 process, then 2 (one is killed), 4 (one gets Ctrl-C) and 1: the losses of an uninterrupted run."""
     out, alone = tmp_path / "run", alone[0]
     train_here(out, steps=3, sample=0)
-    resume = ["--resume", *flags(out=out, steps=12, eval_every=100)]  # saves time: nothing to compile for evaluation
+    resume = ["--resume", *flags(out=out, steps=12, eval_every=100)]  # saves the compilation of the evaluation
 
     status, output = launch(2, WITH_SIGNAL, 7, 1, int(signal.SIGKILL), *resume)
     assert status == 128 + signal.SIGKILL, output

@@ -1,4 +1,4 @@
-"""Whole runs of models/moe: what they learn from, checkpoints, continuation, evaluation, samples, files."""
+"""Complete runs of models/moe: data, checkpoints, resume, evaluation, samples, files."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ class Crash(Exception):
 
 @pytest.fixture
 def after_step(monkeypatch):
-    """after_step(n, action) calls it when step n is done, before it is logged."""
+    """after_step(n, action) calls action after step n, before the step is logged."""
     advance, actions = train.Run.advance, {}
 
     def advance_and_act(run):
@@ -78,7 +78,7 @@ def test_jaxcomm_and_lax_give_the_same_losses(alone, tmp_path):
 
 
 def test_evaluation_is_that_of_one_device(alone):
-    """On windows spread over the text that is held out, with the parameters that were saved last."""
+    """On evenly spaced windows of the held-out text, with the last saved parameters."""
     out, run, summary = alone
     text = run.heldout_text
     starts = [(len(text) - TINY.seq - 1) * i // (TINY.batch - 1) for i in range(TINY.batch)]
@@ -136,7 +136,7 @@ def test_loss_falls_and_files_are_written(tmp_path, text_folder, capsys):
 
 
 def test_sample_follows_the_scores_of_the_model(alone, tmp_path, monkeypatch):
-    """Without temperature, or nearly so, each byte is the likeliest."""
+    """With a temperature of zero or almost zero, each byte is the likeliest one."""
     _, run, _ = alone
     monkeypatch.setattr(run, "out", tmp_path)
     params = jax.device_get(run.state[0])
@@ -146,7 +146,7 @@ def test_sample_follows_the_scores_of_the_model(alone, tmp_path, monkeypatch):
         text = np.frombuffer(run.sample(), np.uint8).astype(np.int32)
         assert text.shape == (33,)
         for start in range(len(text) - TINY.seq):
-            first = len(TINY.prompt) - 1 if start == 0 else TINY.seq - 1  # with less than a window of text: all places
+            first = len(TINY.prompt) - 1 if start == 0 else TINY.seq - 1  # with less text than a window: all positions
             window = text[start : start + TINY.seq + 1]
             np.testing.assert_array_equal(window[first + 1 :], likeliest(window[:-1])[first:])
 
@@ -163,7 +163,7 @@ def test_sample_follows_the_scores_of_the_model(alone, tmp_path, monkeypatch):
     ],
 )
 def test_direct_sums_need_one_node(ranks, asked, chosen, monkeypatch):
-    """Nodes can't read each other's memory; the hierarchy of equal nodes adds in the order of one process."""
+    """Nodes can't read each other's memory. The hierarchical plan of equal nodes adds in the order of one process."""
     monkeypatch.setattr(jaxcomm, "topology", lambda: types.SimpleNamespace(ranks=ranks))
     monkeypatch.setattr(jaxcomm, "psum", lambda x, axes, algorithm: algorithm)
     assert train.load_comm(dataclasses.replace(TINY, psum=asked)).psum(0, "i") == chosen

@@ -1,7 +1,7 @@
 """The training step and the evaluation of models/moe on 8 ranks against the same model on one device (plain.py).
 
-Guards against ways in which all distributed modes agree on a wrong result: a gradient or a norm that counts something
-once per rank, the wrong capacity, a dropped part of the loss, an optimiser that is not AdamW.
+Guards against errors that are equal in all distributed modes: a gradient or a norm that counts a term once per rank,
+the wrong capacity, a missing part of the loss, an optimiser that is not AdamW.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ def some_tokens(seed):
 
 
 def close(value, expected, scale=None, name=""):
-    """To rounding, in units of the largest value."""
+    """Compares up to rounding, relative to the largest value."""
     expected = np.asarray(expected)
     scale = np.abs(expected).max() if scale is None else scale
     np.testing.assert_allclose(np.asarray(value), expected, rtol=1e-3, atol=1e-5 * scale, err_msg=name)
@@ -41,14 +41,14 @@ def close(value, expected, scale=None, name=""):
     [("jaxcomm", True), *(pytest.param(*mode, marks=pytest.mark.full) for mode in [("jaxcomm", False), ("lax", True)])],
 )
 def test_step_is_that_of_one_device(mesh, comm, check_vma):
-    """Two steps: gradients of the first are clipped, those of the second are not."""
+    """Two steps: the gradients of the first step are clipped, those of the second are not."""
     graphdef, specs, init = step_lib.init_state(CONFIG)
     step = step_lib.make_step(CONFIG, mesh, graphdef, specs, COMMS[comm], check_vma)
     grads_of = jax.jit(lambda params, tokens: plain.grads(params, tokens, CONFIG))
     state = jax.jit(init)()
     adamw = plain.AdamW(CONFIG, jax.tree.leaves(state[0]))
     names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state[0])]
-    # In the first batch all bytes are equal, and so are the signs of what the ranks find.
+    # In the first batch all bytes are equal, so the gradients of all ranks have equal signs.
     for tokens, clipped in ((0 * some_tokens(2) + 65, True), (some_tokens(3), False)):
         wanted, grads = jax.device_get(grads_of(state[0], tokens))
         norm, grads = plain.clip(jax.tree.leaves(grads), CONFIG.clip)
@@ -65,7 +65,7 @@ def test_step_is_that_of_one_device(mesh, comm, check_vma):
             assert np.abs(adamw.mean[i]).max() > 0, name
             close(mean, adamw.mean[i], name=name)
             close(square, adamw.square[i], name=name)
-            # Where a gradient is nothing but rounding, so is the direction of its step.
+            # If a gradient is only rounding error, the direction of its step is arbitrary.
             sure = np.sqrt(adamw.square[i]) > 1e-3 * np.sqrt(adamw.square[i]).max()
             rate = plain.rate(CONFIG, adamw.step - 1)
             close(np.asarray(params)[sure], adamw.params[i][sure], scale=100 * rate, name=name)
@@ -105,7 +105,7 @@ def test_optimizer_is_adamw_with_warm_up_and_cosine():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tokens_travel_in_the_type_of_the_activations(mesh, dtype):
-    """Two exchanges a layer, and as many for the gradient; what is summed over ranks stays float32."""
+    """Two all_to_all per layer, and two for its gradient. Sums over ranks stay float32."""
     config = dataclasses.replace(TINY, dtype=dtype)
     graphdef, specs, init = step_lib.init_state(config)
     exchanged, summed = [], []
@@ -131,7 +131,7 @@ def test_tokens_travel_in_the_type_of_the_activations(mesh, dtype):
 @pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_step_is_the_same_in_every_mode(mesh, dtype):
-    """jax.lax and jaxcomm with the algorithms of its choice, with and without check_vma."""
+    """jax.lax, and jaxcomm with selected algorithms, with and without check_vma."""
     config = dataclasses.replace(TINY, dtype=dtype)
     graphdef, specs, init = step_lib.init_state(config)
     init = jax.jit(init)

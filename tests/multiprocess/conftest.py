@@ -9,7 +9,7 @@ from ranks import PIPES, Rank, argv, environment
 
 
 def shared_files():
-    """Of anybody but Open MPI, which other tests may run at the same time."""
+    """Files of programs other than Open MPI, which other tests may run at the same time."""
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sm_segment.")}
 
 

@@ -1,7 +1,7 @@
-"""Programs in which something goes wrong; tests run them in several processes: failing.py <scenario>...
+"""Programs with failures; tests run them in several processes: failing.py <scenario>...
 
-Here on one host, in tests/hosts/test_host_failures.py on two. It goes wrong in the last process, or in process VICTIM.
-Prints one JSON object a line: what happened, and when (time.monotonic(), which all processes of a machine share).
+These tests use one host; tests/hosts/test_host_failures.py uses two. The last process fails, or process VICTIM. Each
+process prints one JSON object per line: an event and its time (time.monotonic(), common to all processes of a machine).
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def say(what, **more):
 
 
 def program(body, processes=None):
-    """body(block) on every device of the given processes: a function of a row per device that waits for its result."""
+    """Returns a function that runs body(block) on every device of the processes, with a row per device, and waits."""
     devices = [d for d in jax.devices() if processes is None or d.process_index in processes]
     mesh = Mesh(np.array(devices), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
@@ -60,7 +60,7 @@ def psum(x):
 
 
 def attempt(run):
-    """Runs what should fail. The call returns before the error shows up, hence the waiting in program()."""
+    """Runs a call that should fail. The error comes after the call has returned, so program() waits for the result."""
     try:
         run()
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
@@ -70,7 +70,7 @@ def attempt(run):
 
 
 def victim_does(action, victim=VICTIM):
-    """psum, but the victim first runs action() in the middle of the program."""
+    """psum; the victim first runs action() in the middle of the program."""
     first = threading.Lock()  # of the devices
 
     def act(_):
@@ -97,13 +97,13 @@ def killed_in_a_collective():
 
 
 def survivors_work():
-    """The others form a group of their own."""
+    """The other processes form a group."""
     works([p for p in range(jax.process_count()) if p != VICTIM])
     say("survivors work")
 
 
 def works(processes):
-    """Twice: the network's first messages after a failure are not the last."""
+    """Runs twice, because later messages may fail even if the first ones after a failure succeed."""
     run = program(psum, processes)
     run()
     result = run()
@@ -117,7 +117,7 @@ def killed_between_collectives():
     run = program(psum)
     run()
     if jax.process_index() == VICTIM:
-        time.sleep(0.5)  # or what others still have to hear of the first collective dies with it
+        time.sleep(0.5)  # otherwise pending messages of the first collective are lost with the process
         say("acts")
         kill()
     time.sleep(1)
@@ -128,7 +128,7 @@ def killed_between_collectives():
 
 @scenario
 def one_after_the_other_is_killed():
-    """The last in the middle of a program, then the first between two."""
+    """The last process ends in the middle of a program, then the first one between two programs."""
     attempt(victim_does(kill, jax.process_count() - 1))
     works([0, 1])
     say("survivors work")
@@ -156,7 +156,7 @@ def killed_during_bootstrap():
 
 @scenario
 def coordinator_killed_during_bootstrap():
-    time.sleep(0.1)  # the others have heard that all are there
+    time.sleep(0.1)  # the others have the message that all are there
     if jax.process_index() == VICTIM:
         say("acts")
         kill()
@@ -165,7 +165,7 @@ def coordinator_killed_during_bootstrap():
 
 
 def large_data_move():
-    """For as long as nothing happens."""
+    """Moves large data in a loop, until a peer fails."""
     x = jnp.ones((1 << 22,), jnp.float32)
 
     def body(block):
@@ -179,7 +179,7 @@ def large_data_move():
 
 @scenario
 def killed_while_large_data_move():
-    """The others read the memory of the one that ends."""
+    """The other processes read the memory of the one that ends."""
 
     def act():
         say("acts")
@@ -201,14 +201,14 @@ def stopped():
 
 @scenario
 def works_again():
-    """Follows others, after which all processes are there."""
+    """Runs after other scenarios, which leave all processes alive."""
     sys.stdin.readline()  # until all have failed
     works(range(jax.process_count()))
     say("works again")
 
 
 def acknowledged_bytes():
-    """What has arrived of all that this process has sent by TCP."""
+    """Number of bytes that this process has sent by TCP and that have arrived."""
     total = 0
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -228,7 +228,7 @@ def stopped_while_its_data_lands():
     program(psum)()  # all has arrived
     if jax.process_index() == VICTIM:
 
-        def run():  # whether the sender gets an error depends on the moment: others wait for its data, it for nobody's
+        def run():  # whether the sender gets an error depends on timing: it waits for no data
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 send()
 
@@ -285,7 +285,7 @@ def first_half():
 
 
 def listening_ports():
-    """Where this process listens, as (family, address, port)."""
+    """Listening addresses of this process, as (family, address, port)."""
     own = set()
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -308,7 +308,7 @@ def network_key(process):
 
 @scenario
 def watched_by_strangers():
-    """Collectives with checked values until the parent says so."""
+    """Runs collectives and checks their values, until the parent ends it."""
     own, processes = jax.process_index(), range(jax.process_count())
     works(processes)
     address = _kv_store.client().blocking_key_value_get(network_key(own), 1000)
@@ -318,7 +318,7 @@ def watched_by_strangers():
     rows, run = np.arange(8.0 * jax.device_count()).reshape(-1, 8), program(lambda x: jaxcomm.pmax(x, "i"))
     rounds, last = 0, False
     while not last:
-        # All learn in the same round that one of them shall stop.
+        # All processes stop in the same iteration.
         rows[:, 0] = done.is_set()
         for shard in run(rows).addressable_shards:
             np.testing.assert_array_equal(np.asarray(shard.data)[0, 1:], rows[-1, 1:])
@@ -330,7 +330,7 @@ def watched_by_strangers():
 
 @scenario
 def has_another_token():
-    """Is process 0 and 1 of a run of its own, whose messages go to those of the run under REAL_ADDRESSES."""
+    """Acts as processes 0 and 1 of another program, and sends messages to the processes at REAL_ADDRESSES."""
     real, fetch = json.loads(os.environ["REAL_ADDRESSES"]), _kv_store.kv_get_of_process
 
     def forged(key, process):
@@ -395,7 +395,7 @@ def another_version():
 
 @scenario
 def no_descriptors_left():
-    """The kernel gives no more shared memory."""
+    """The kernel allocates no more shared memory."""
     program(psum)()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if jax.process_index() == 1:
@@ -412,7 +412,7 @@ if __name__ == "__main__":
     initialize(
         os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
     )
-    jax.devices()  # JAX's own part waits for minutes
+    jax.devices()  # JAX's own exit waits for minutes
     _kv_store.client().wait_at_barrier("back ends are up", 100_000)
     for name in sys.argv[1:]:
         SCENARIOS[name]()
@@ -420,4 +420,4 @@ if __name__ == "__main__":
     sys.stdin.readline()  # until all have come so far
     if VICTIM == 0:
         sys.exit()
-    os._exit(0)  # JAX waits for the dead when a process ends
+    os._exit(0)  # at exit, JAX waits for dead processes

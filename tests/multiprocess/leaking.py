@@ -1,4 +1,4 @@
-"""What test_leaks.py runs in each process: many groups, then many programs. Says what the process holds, in JSON.
+"""Program of test_leaks.py: many groups, then many programs. Prints the resources of the process as JSON.
 
 leaking.py <number of groups> <number of programs> <calls of each collective in a program>
 """
@@ -24,7 +24,7 @@ def say(what):
 
 
 def check(devices, count, factor, calls=1):
-    """Compiles a program of three collectives over these devices, each called so many times, and runs it."""
+    """Compiles and runs a program over these devices that calls three collectives several times each."""
     mesh = Mesh(np.array(devices), ("i",), axis_types=(AxisType.Auto,))
     x = np.arange(mesh.size * count, dtype=np.int32).reshape(mesh.size, count)
 

@@ -1,4 +1,4 @@
-"""jaxcomm.bench between processes: small runs beside gloo and beside MPI, and how the processes of a team meet."""
+"""jaxcomm.bench between processes: small comparisons with gloo and MPI, and the synchronization of a team."""
 
 import json
 import os
@@ -13,19 +13,19 @@ import pytest
 from jaxcomm.bench.cases import COLLECTIVES
 from jaxcomm.bench.team import Team
 
-LIMIT_S = 300  # for a machine that is busy with other things; alone it takes 20
+LIMIT_S = 300  # on a busy machine; it takes 20 on a quiet one
 
 pytestmark = pytest.mark.deadline(LIMIT_S + 30)
 
 
 def bench(folder, *arguments):
-    """Exit status, whole output and the document of a small run, in an environment without pytest's devices."""
+    """Exit status, output and result file of a small benchmark, without pytest's setting of devices."""
     out = folder / "r.json"
     ours = ("JAX", "XLA", "OMPI")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     command = [sys.executable, "-m", "jaxcomm.bench", *arguments, "--begin", "1K", "--end", "1K", "--reps", "30"]
-    done = subprocess.run(  # timeout(1) lets the program end what it has started
+    done = subprocess.run(  # timeout(1) lets the program end its processes
         ["timeout", "--kill-after=10", str(LIMIT_S), *command, "--json", str(out)], cwd=folder, env=environment,
         capture_output=True, text=True, timeout=LIMIT_S + 20, stdin=subprocess.DEVNULL,
     )  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_process_that_fails_ends_the_run(tmp_path):
     assert "hierarchical" in output and "ended with exit status" in output
 
 
-def test_a_team_meets_and_follows_its_first(tmp_path):
+def test_a_team_synchronizes_and_follows_rank_0(tmp_path):
     size, rounds = 3, 200
     Team.prepare(tmp_path, size)
     followed, gathered = [[] for _ in range(size)], [[] for _ in range(size)]

@@ -1,4 +1,4 @@
-"""Programs that not all processes compile as often: which call sites belong together."""
+"""Numbers of call sites, if processes compile programs different numbers of times."""
 
 import subprocess
 import sys

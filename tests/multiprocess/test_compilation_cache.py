@@ -1,4 +1,4 @@
-"""Programs that are compiled again, with JAX's persistent compilation cache, which process 0 alone finds its own in."""
+"""Programs compiled again with JAX's persistent compilation cache, whose entries only process 0 finds."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
-"""What goes wrong in one process ends in an error that names it in every other, and in nothing else.
+"""A failure of one process raises an error that names it in all others, and has no other effect.
 
-A launch costs seconds, so failures after which all processes live follow each other in one, and what mostly waits runs
-side by side. The full size has each by itself; `make stress` repeats every test.
+A launch costs seconds. So failures after which all processes live run in one launch, and tests that mostly wait run in
+parallel. The full size runs each by itself; `make stress` repeats every test.
 """
 
 import concurrent.futures
@@ -46,7 +46,7 @@ def hear_of_missing_memory(healthy, starved):
 
 
 def hear_of_stopped(others, victim):
-    """Stops and goes on; the others have waited for as long as they should."""
+    """The process stops and continues; the others have waited for the time limit."""
     number = len(others)
     stopped = victim.wait_for("acts")["at"]
     for rank in others:
@@ -55,7 +55,7 @@ def hear_of_stopped(others, victim):
         assert f"[{2 * number}, {2 * number + 1}] (process {number})" in error["text"]
         assert TIMEOUT_S - 1 < error["at"] - stopped < TIMEOUT_S + SLACK_S
     victim.process.send_signal(signal.SIGCONT)
-    text = victim.wait_for("error")["text"]  # whichever of its two devices comes first
+    text = victim.wait_for("error")["text"]  # the first of its two devices
     assert "aborted" in text or re.search(rf"\[{2 * number}\]|\[{2 * number + 1}\] did not arrive", text)
 
 
@@ -67,7 +67,7 @@ def all_work_again(ranks):
 
 
 def all_live_on(start):
-    """After each failure collectives of both processes are right."""
+    """After each failure, collectives of both processes give correct values."""
     mismatches = ["different_shapes", "different_dtypes", "different_orders"]
     scenarios = [*mismatches, "different_numbers_of_runs", "no_descriptors_left", "stopped"]
     ranks = start(" works_again ".join([*scenarios, ""]), 2)
@@ -84,7 +84,7 @@ def all_live_on(start):
 
 
 def one_after_the_other_is_killed(start):
-    """The last in a collective, then the first, which coordinates, between two."""
+    """The last process ends in a collective, then process 0, the coordinator, between two collectives."""
     first, second, third = start("one_after_the_other_is_killed", 3, **COORDINATOR, **LONG)
     killed = third.wait_for("acts")["at"]
     assert third.process.wait(DEADLINE_S) == -signal.SIGKILL
@@ -114,14 +114,14 @@ def killed_during_bootstrap(start):
     for rank in survivors:
         error = rank.wait_for("error")
         assert "psum at failing.py:" in error["text"]
-        assert f"while compiling, process 2 did not show up within {TIMEOUT_S} s (JAXCOMM_TIMEOUT_S)" in error["text"]
+        assert f"while compiling, process 2 did not connect within {TIMEOUT_S} s (JAXCOMM_TIMEOUT_S)" in error["text"]
         assert error["at"] - killed < TIMEOUT_S + SLACK_S
         rank.wait_for("survivors work")
     finish(survivors)
 
 
 def sender_is_stopped_in_the_middle(start):
-    """Its part of the result is never written again; the two can't work together any more."""
+    """No later message writes its part of the result. The two processes can't communicate any more."""
     receiver, sender = ranks = start("stopped_while_its_data_lands", 2, nodes="ab")
     stopped = sender.wait_for("acts")["at"]
     error = receiver.wait_for("error")
@@ -201,7 +201,7 @@ def test_coordinator_that_is_killed_between_collectives(start, round_):
 
 @pytest.mark.full
 def test_coordinator_that_is_killed_during_bootstrap(start, round_):
-    """The survivors can't find each other any more."""
+    """The survivors can't connect to each other any more."""
     victim, *survivors = start("coordinator_killed_during_bootstrap", 3, **COORDINATOR)
     killed = victim.wait_for("acts")["at"]
     for rank in survivors:

@@ -1,4 +1,4 @@
-"""docs/guide/clusters.md against the launchers it describes: its commands run its script, as they stand there."""
+"""docs/guide/clusters.md against real launchers: runs the commands and the script of the page."""
 
 import os
 import pathlib
@@ -13,13 +13,13 @@ import yaml
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "guide" / "clusters.md").read_text()
 ENVIRONMENT = pathlib.Path(sys.prefix)
-LIMIT_S = 200  # alone a machine takes 4
+LIMIT_S = 200  # a quiet machine takes 4
 
 pytestmark = pytest.mark.deadline(LIMIT_S + 30)
 
 
 def block(title, language):
-    """The first block of a section in this language."""
+    """The first code block of a section in this language."""
     (section,) = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)
     return re.findall(rf"^```{language}\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE)[0]
 
@@ -29,13 +29,13 @@ EXPECTED = [f"process {rank} of 2: 4 devices, ranks [0, 1]" for rank in range(2)
 
 
 def start(command, folder, commands=(), **variables):
-    """What the processes of a launcher say: (exit status, lines of the script in order, whole output)."""
+    """Runs a launcher: (exit status, sorted lines of the script, whole output)."""
     (folder / "hello.py").write_text(SCRIPT)
     ours = ("JAX", "XLA", "OMPI", "PMI", "MPI", "SLURM", "CUDA_VISIBLE")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     paths = [*commands, ENVIRONMENT / "bin", environment["PATH"]]
     environment |= {"PATH": os.pathsep.join(map(str, paths)), **variables}
-    done = subprocess.run(  # timeout(1) lets a launcher end what it has started
+    done = subprocess.run(  # timeout(1) lets a launcher end its processes
         ["timeout", "--kill-after=10", str(LIMIT_S), "bash", "-euc", command], cwd=folder, env=environment,
         capture_output=True, text=True, timeout=LIMIT_S + 20, stdin=subprocess.DEVNULL,
     )  # fmt: skip
@@ -106,7 +106,7 @@ def test_mpich(tmp_path):
 
 @pytest.mark.full
 def test_slurm_script_with_a_stand_in_for_slurm(tmp_path):
-    """There is no Slurm here. This shows that the script is sound, and that what srun sets is enough."""
+    """Without Slurm. Checks the script, and that the variables of srun suffice."""
     commands = tmp_path / "bin"
     commands.mkdir()
     stand_ins = {

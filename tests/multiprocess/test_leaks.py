@@ -1,4 +1,4 @@
-"""What a process holds doesn't grow with the groups it has worked in, nor with the programs it has compiled."""
+"""The resources of a process don't grow with the number of its groups or of compiled programs."""
 
 import itertools
 import json
@@ -34,6 +34,6 @@ def test_groups_and_programs_leave_nothing_behind(nodes, groups, programs, calls
         for before, after in itertools.pairwise(said):
             assert after["descriptors"] <= before["descriptors"], said
             assert after["threads"] <= before["threads"], said
-            assert after["mappings"] <= before["mappings"] + 20, said  # of the allocator, which comes and goes
+            assert after["mappings"] <= before["mappings"] + 20, said  # of the allocator, which varies
             assert after["shared KiB"] <= before["shared KiB"] + 1024, said
             assert after["private KiB"] <= before["private KiB"] + MAX_PRIVATE_KIB[after["what"]], said

@@ -1,4 +1,4 @@
-"""How processes find their nodes, and what a mesh makes of them."""
+"""Nodes of processes, and meshes that follow nodes."""
 
 import json
 import os
@@ -25,7 +25,7 @@ if jax.process_index() == 0:
 @pytest.mark.parametrize("ids", ["abab", *(pytest.param(x, marks=pytest.mark.full) for x in ("aabb", "baba"))])
 def test_inner_axis_of_a_mesh_stays_in_a_node(ids, tmp_path):
     script = tmp_path / "script.py"
-    # Each process gets a node of its own choice.
+    # Each process sets its own node.
     script.write_text(
         f"import os\nos.environ['JAXCOMM_NODE_ID'] = {ids!r}[int(os.environ['JAX_PROCESS_ID'])]\n{SCRIPT}"
     )

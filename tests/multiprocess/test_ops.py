@@ -14,7 +14,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
-# What depends on where ranks and their memory are; the rest is the same for JAX. `make stress` runs everything.
+# Tests that depend on the placement of ranks and memory; others are equal for JAX. `make stress` runs all.
 PLACES = "algorithm or groups or sizes or dtype or axes or donation or equal or later or eager or ahead or bits"
 PLANS = "algorithm or sizes or dtype"
 # Processes, nodes, single copies, tests. With two copies, ranks of one node are spread over more processes than there
@@ -29,7 +29,7 @@ CASES = {
 @pytest.mark.deadline(500)
 @pytest.mark.parametrize(("processes", "nodes", "single_copy"), [(4, 2, "1"), (2, 1, "0")])
 def test_values(processes, nodes, single_copy):
-    """Devices of one process, processes of one node, nodes: in one group. Then with two copies."""
+    """One group over devices of a process, processes of a node and several nodes. Then with two copies."""
     environment = {**os.environ, "JAXCOMM_SINGLE_COPY": single_copy, "DEVICES": str(8 // processes)}
     command = [sys.executable, "-m", "jaxcomm.run", "--processes", str(processes), "--nodes", str(nodes)]
     command += ["tests/hosts/collectives.py", "values"]

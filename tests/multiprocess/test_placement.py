@@ -1,4 +1,4 @@
-"""Where the ranks of a group are, from the records of their processes; a store in this process stands in for JAX's."""
+"""Placement of the ranks of a group, from the records of their processes. The key-value store is a fake."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ from jaxcomm import _bootstrap, _core, _kv_store, _placement
 
 
 class Store:
-    """The client of jax.distributed's key-value store."""
+    """Fake client of jax.distributed's key-value store."""
 
     def __init__(self):
         self.values, self.asked = {}, []
@@ -30,7 +30,7 @@ class Store:
 
 
 class Mesh:
-    """Of devices that other processes have."""
+    """A mesh of fake devices of several processes."""
 
     def __init__(self, processes):
         self.devices = np.array([types.SimpleNamespace(process_index=p, platform="cpu") for p in processes])
@@ -97,7 +97,7 @@ def test_groups_of_this_process_alone_need_no_other(cluster):
 
 
 def test_connects_to_the_processes_of_its_groups_once(cluster):
-    """To those of another node through the network too."""
+    """Connects to processes of another node through the network too."""
     store, connected = cluster("aabb", 1)
     store.values["jaxcomm/network/3"] = "aGVyZQ=="
     mesh = Mesh([0, 1, 2, 3])
@@ -112,7 +112,7 @@ def test_versions_must_agree(cluster):
     store, _ = cluster("aa", 1)
     record = json.loads(store.values["jaxcomm/process/0"])
     store.values["jaxcomm/process/0"] = json.dumps({**record, "version": "99.0"})
-    with pytest.raises(RuntimeError, match=r"process 0 runs jaxcomm 99\.0, process 1 1\.0"):
+    with pytest.raises(RuntimeError, match=r"process 0 runs jaxcomm 99\.0, but process 1 runs 1\.0"):
         _bootstrap.connect([0, 1])
     assert _bootstrap._connected == set()
 
@@ -121,7 +121,7 @@ def test_a_process_that_does_not_show_up_is_named(cluster):
     store, _ = cluster("aa", 1)
     del store.values["jaxcomm/process/0"]
     timeout_s = _kv_store.config().timeout_s
-    with pytest.raises(RuntimeError, match=rf"process 0 did not show up within {timeout_s:g} s .*DEADLINE_EXCEEDED"):
+    with pytest.raises(RuntimeError, match=rf"process 0 did not connect within {timeout_s:g} s .*DEADLINE_EXCEEDED"):
         _bootstrap.connect([0, 1])
     assert store.asked == [("jaxcomm/process/0", int(timeout_s * 1000))]
 

@@ -1,4 +1,4 @@
-"""Bytes from strangers: they change nothing in a run, and are counted in a warning."""
+"""Unauthenticated connections: they do not affect a program, and a warning counts them."""
 
 import json
 import os
@@ -21,7 +21,7 @@ GARBAGE = (
 
 
 def disturb(family, address, port):
-    """A scan, garbage, connections that are reset. Returns sockets that stay open, with nothing or little said."""
+    """Sends a port scan, garbage and resets. Returns sockets that stay open with little or no data."""
     address = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address).removeprefix("::ffff:")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     half_open = []
@@ -32,7 +32,7 @@ def disturb(family, address, port):
             try:
                 stranger.connect((address, port))
                 stranger.sendall(data[:7] if stays else data)
-            except OSError:  # shown the door
+            except OSError:  # the process has closed the connection
                 stranger.close()
                 continue
             half_open.append(stranger) if stays else stranger.close()

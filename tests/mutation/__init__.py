@@ -1,1 +1,1 @@
-"""Mistakes put into the sources on purpose, and whether tests notice."""
+"""Mutation testing: puts mistakes into the sources and checks that tests fail."""

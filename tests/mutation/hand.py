@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Mutant(NamedTuple):
-    """A text that stands exactly once in a file of the repository, and what it becomes."""
+    """A text that occurs exactly once in a file of the repository, and its replacement."""
 
     name: str
     file: str

@@ -167,8 +167,8 @@ MUTANTS = [
     ),
     Mutant(
         "time of the fastest process", "jaxcomm/bench/measure.py",
-        "Times(np.max([times[name] for times in everybodys], axis=0))",
-        "Times(np.min([times[name] for times in everybodys], axis=0))",
+        "Times(np.max([times[name] for times in gathered], axis=0))",
+        "Times(np.min([times[name] for times in gathered], axis=0))",
         "tests/test_bench.py::test_times_are_those_of_the_slowest_process",
     ),
     Mutant(

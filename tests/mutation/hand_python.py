@@ -255,7 +255,7 @@ MUTANTS = [
         "tests/test_distributed.py",
     ),
     Mutant(
-        "everybody agrees with himself",
+        "each process agrees with itself only",
         "jaxcomm/_kv_store.py",
         "    return kv_wait(key, config().timeout_s)\n",
         "    return text\n",
@@ -264,8 +264,8 @@ MUTANTS = [
     Mutant(
         "versions swapped in the message",
         "jaxcomm/_bootstrap.py",
-        "runs jaxcomm {record['version']}, process {own} {ours}",
-        "runs jaxcomm {ours}, process {own} {record['version']}",
+        "runs jaxcomm {record['version']}, but process {own} runs {ours}: install ",
+        "runs jaxcomm {ours}, but process {own} runs {record['version']}: install ",
         "tests/test_distributed.py",
     ),
     Mutant(
@@ -499,16 +499,16 @@ MUTANTS = [
     Mutant(
         "failures said twice",
         "jaxcomm/_errors.py",
-        "        _told.update(failures)\n",
+        "        _raised.update(failures)\n",
         "",
-        "tests/test_errors.py::test_failures_are_raised_and_said_once",
+        "tests/test_errors.py::test_failures_are_raised_and_printed_once",
     ),
     Mutant(
         "nothing said at the end",
         "jaxcomm/_errors.py",
-        "        if failure not in _told:",
-        "        if failure in _told:",
-        "tests/test_errors.py::test_failures_are_raised_and_said_once",
+        "        if failure not in _raised:",
+        "        if failure in _raised:",
+        "tests/test_errors.py::test_failures_are_raised_and_printed_once",
     ),
     Mutant(
         "versions compared as texts",
@@ -550,7 +550,7 @@ MUTANTS = [
         "jaxcomm/_native.py",
         "    _core.set_wait_limits(config().timeout_s, config().warn_s)\n",
         "",
-        "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
+        "tests/test_errors.py::test_the_native_module_gets_limit_and_devices",
     ),
     Mutant(
         "rank in the group instead of the place in the mesh",
@@ -571,13 +571,13 @@ MUTANTS = [
         "jaxcomm/_native.py",
         "        if event != _COMPILE:\n",
         '        if not event.startswith("/jax/core/compile"):\n',
-        "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
+        "tests/test_errors.py::test_the_native_module_gets_limit_and_devices",
     ),
     Mutant(
         "completion threads for one device only",
         "jaxcomm/_native.py",
         'num_devices = jax.local_device_count("cpu")',
         "num_devices = 1",
-        "tests/test_errors.py::test_the_native_module_learns_limit_and_devices",
+        "tests/test_errors.py::test_the_native_module_gets_limit_and_devices",
     ),
 ]

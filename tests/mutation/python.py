@@ -113,7 +113,7 @@ class Runner:
             pytest.close()
 
     def prepare(self, mutants):
-        """Without a mutant: which statements does each test run, and how long does it take?"""
+        """Runs the tests without a mutant, to find the statements and the time of each test."""
         tree = self.trees.get()
         self.first, end = {}, 0
         for name in sorted({mutant.file for mutant in mutants}):

@@ -1,4 +1,4 @@
-"""What became of mutants: a CSV, tables, and the list of those that change nothing."""
+"""Results of mutants: the CSV file, tables, and the list of equivalent mutants."""
 
 import csv
 import hashlib
@@ -13,7 +13,7 @@ SURVIVED, NOT_REACHED, CAUGHT = "survived", "not reached", "caught"
 
 
 class Result(NamedTuple):
-    """A mutant and what became of it. `text` is the line, `change` what was done to it, `test` what caught it."""
+    """A mutant and its result. `text` is the line, `change` the edit, `test` the test that caught it."""
 
     folder: str
     file: str
@@ -52,14 +52,14 @@ def write(results, path=RECORD):
 
 
 def merge(results, path=RECORD):
-    """Into the record: `results` stand for all that it had of their folders, made by hand or generated."""
+    """Writes the record: `results` replace all rows of their folders and kind (made by hand, generated)."""
     replaced = {(result.folder, result.kind == "hand") for result in results}
     kept = [old for old in read(path) if (old.folder, old.kind == "hand") not in replaced]
     write([*kept, *results], path)
 
 
 def equivalents():
-    """{(file, text, change): why}, of equivalent/*.toml."""
+    """{(file, text, change): reason}, from equivalent/*.toml."""
     known = {}
     for path in sorted((HERE / "equivalent").glob("*.toml")):
         for entry in tomllib.loads(path.read_text()).get("equivalent", []):
@@ -73,7 +73,7 @@ def order(seed, *parts):
 
 
 def sample(mutants, count, seed, kind, key):
-    """`count` of them, of every kind its share, the same for the same seed."""
+    """Selects `count` mutants, a share of each kind. The seed determines the selection."""
     if not count or count >= len(mutants):
         return list(mutants)
     kinds = {}
@@ -90,7 +90,7 @@ def sample(mutants, count, seed, kind, key):
 
 
 def table(results):
-    """Mutants of each folder, how many were caught, and the rate among those that change something."""
+    """Numbers of mutants and caught mutants per folder, and the rate among mutants that are not equivalent."""
     known = equivalents()
     rows = [("folder", "mutants", "caught", "survived", "not reached", "equivalent", "rate")]
     for folder in [*sorted({result.folder for result in results}), "all"]:

@@ -1,4 +1,4 @@
-"""Puts mistakes into the sources and tells which the tests catch. See README.md beside it."""
+"""Runs mutation testing and reports which mutants the tests catch. See README.md in this folder."""
 
 import argparse
 import pathlib

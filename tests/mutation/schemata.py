@@ -92,7 +92,7 @@ class Build:
         trees.copy(self.tree, changed)
 
     def drop(self, output):
-        """Forgets the mutants on the lines that the compiler complains of. Returns how many."""
+        """Drops the mutants on lines with compiler errors. Returns their number."""
         before = len(self.dropped)
         for pattern in (r"^(\S+?):(\d+)(?::\d+)?: (?:fatal )?error: ", r"(\S+?\.(?:cc|h)):(\d+)"):
             found = set()
@@ -132,7 +132,7 @@ class Build:
         return done.returncode == 0, done.stdout
 
     def compile(self, name, targets):
-        """Until all that is left compiles."""
+        """Drops mutants until the others compile."""
         for _ in range(12):
             built, said = self.ninja(name, targets, "-k", "0")
             if built:

@@ -28,7 +28,7 @@ def files():
 
 
 def put(path, content):
-    """Writes only what differs, so that no more than needed is built anew."""
+    """Writes only files that differ, so that builds stay incremental."""
     if not path.exists() or path.read_bytes() != content:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -67,7 +67,7 @@ def limit():
 
 
 def run(command, cwd, limit_s, environment=None, log=None):
-    """(whether it passed, seconds). It and its children are ended after `limit_s`."""
+    """Runs a command: (whether it passed, seconds). Ends it and its children after `limit_s`."""
     began = time.monotonic()
     output = open(log or os.devnull, "wb")  # noqa: SIM115 (closed below)
     process = subprocess.Popen(

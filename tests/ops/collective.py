@@ -1,4 +1,4 @@
-"""What the tests of an op share: meshes, blocks, element types, and the op as a call and as an oracle."""
+"""Base of the tests of an op: meshes, blocks, element types, calls and oracles."""
 
 import math
 import os
@@ -17,11 +17,13 @@ from jaxcomm import _lowering, _placement
 from jaxcomm._explain import NATIVE
 
 NUM_NODES = int(os.environ.get("JAXCOMM_TEST_NODES", "1"))  # see tests/multiprocess/test_ops.py
-MESH = {"node": 2, "gpu": 4}  # of the fixture `mesh`
+MESH = {"node": 2, "gpu": 4}  # axes of the fixture `mesh`
 BLOCK = (48, 8)  # divides into 1, 2, 3, 4, 6, 8 and 16 parts, and the second dimension into up to 8
 NO_VMA = pytest.param(False, marks=pytest.mark.full)
 VMA = pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
-MOSTLY_VMA = pytest.mark.parametrize("check_vma", [True, NO_VMA], ids=["vma", "no_vma"])  # the types hardly matter
+MOSTLY_VMA = pytest.mark.parametrize(
+    "check_vma", [True, NO_VMA], ids=["vma", "no_vma"]
+)  # the element type has little effect
 INTEGERS = (
     "int2", "uint2", "int4", "int8", "int16", "int32", "int64", "uint4", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
@@ -30,7 +32,7 @@ SMALL_FLOATS = (
     "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "bfloat16", "float16",
 )  # fmt: skip
 ALL_DTYPES = ("bool", *INTEGERS, *SMALL_FLOATS, "float32", "float64", "complex64", "complex128")
-COMMON = (  # one of each kind: of a bit, of half a byte, of each size and class
+COMMON = (  # one type of each kind: one bit, half a byte, each size and class
     "bool", "int4", "int8", "uint16", "int32", "int64", "float8_e4m3fn", "bfloat16", "float16", "float32", "float64",
     "complex64",
 )  # fmt: skip
@@ -42,7 +44,7 @@ def make_mesh(sizes, devices=None):
 
 
 def fitting(op, sizes, axes):
-    """The algorithms that take a group over these axes of a mesh {axis: size} of the first devices."""
+    """The algorithms that support a group over these axes of a mesh {axis: size} of the first devices."""
     rows = _lowering.replica_groups(tuple(sizes), tuple(sizes.values()), axes, None)
     per_node = {_placement.ranks_per_node(row // (8 // NUM_NODES)) for row in rows}
     one_node = per_node == {rows.shape[1]}
@@ -55,33 +57,33 @@ def fitting(op, sizes, axes):
 
 
 def any_bits(rng, shape, name):
-    """Random elements: all values of integers, all bit patterns of floats, NaN payloads among them."""
+    """Random elements: all values of integers, all bit patterns of floats, including NaN payloads."""
     dtype = jnp.dtype(name)
     if name == "bool" or name in INTEGERS:
         bits = 1 if name == "bool" else int(name.lstrip("uint"))
         values = rng.integers(0, min(2**bits, 256), (*shape, max(bits // 8, 1)), np.uint8)
         return values[..., 0].astype(dtype) if bits < 8 else values.view(dtype)[..., 0]
-    if name == "float4_e2m1fn":  # four bits of a byte
+    if name == "float4_e2m1fn":  # four bits in a byte
         return rng.integers(0, 16, shape, np.uint8).view(dtype)
     return rng.integers(0, 256, (*shape, dtype.itemsize), np.uint8).view(dtype)[..., 0]
 
 
 class Collective:
-    """Subclasses say what the op is called, with what arguments, and what jax.lax lacks."""
+    """Subclasses define the name of the op, its arguments, and the features that jax.lax lacks."""
 
     op: str
     dtypes: tuple = ALL_DTYPES
     exact = True  # integers stay integers
     differentiable = True
-    rounds = False  # adds floats; between nodes in an order that depends on the plan
+    rounds = False  # sums floats; between nodes, the order depends on the plan
 
     @staticmethod
     def arguments(n):
-        """Of a canonical call in a group of n, on a block of shape BLOCK."""
+        """Arguments of the standard call in a group of n ranks, on a block of shape BLOCK."""
         return {}
 
     variant: dict = {}  # noqa: RUF012  (other arguments, for half of the transformations)
-    sample: tuple = ()  # if its code is that of another op: the tests that run in the default size
+    sample: tuple = ()  # tests of the default size, if the op runs the code of another op
 
     def call(self, library, x, axes, groups=None, **more):
         n = lax.axis_size(axes) if groups is None else len(groups[0])
@@ -90,7 +92,7 @@ class Collective:
         return getattr(library, self.op)(x, axes, **{**self.arguments(n), **more})
 
     def oracle(self, x, sizes, axes, groups=None, **changed):
-        """What the ranks of a mesh {axis: size} should get; one row per rank, in and out."""
+        """The expected results on a mesh {axis: size}; operands and results have one row per rank."""
         axes = axes if isinstance(axes, tuple) else (axes,)
         n = math.prod(sizes[a] for a in axes) if groups is None else len(groups[0])
         rows = x.reshape(*sizes.values(), *x.shape[1:])

@@ -1,6 +1,6 @@
-"""Tests of ops may not lean on implicit promotion: what works here works for users who have switched it off.
+"""Tests of ops run without implicit promotion, because users may have switched it off.
 
-Where an op runs the code of another one, the default size has a sample of its tests.
+If an op runs the code of another op, the default size has a sample of its tests.
 """
 
 import jax
@@ -15,7 +15,7 @@ def _strict():
 
 @pytest.fixture(autouse=True)
 def _compiled_quickly(request):
-    """In the default size without LLVM's optimizations, which take a quarter of the time of these tests."""
+    """Switches LLVM's optimizations off in the default size. They take a quarter of the time of these tests."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", request.config.getoption("--size") == "default")
     yield

@@ -1,4 +1,4 @@
-"""What every collective owes a user of JAX, whatever it computes: a base class for the tests of each op.
+"""The JAX contract of every collective: a base class for the tests of each op.
 
 Guards against rules that are right for one transformation, axis order, algorithm or way of compiling and wrong for
 another. The op is compared with its NumPy oracle, and with jax.lax on the same random inputs.
@@ -29,7 +29,7 @@ class GroupsContract(Contract):
             return {size: self.call(library, x, ("gpu", "node"), groups) for size, groups in cases.items()}
 
         want = {size: self.oracle(x, mesh.shape, ("gpu", "node"), groups) for size, groups in cases.items()}
-        # jax.lax has no groups where types track what varies.
+        # jax.lax has no groups under check_vma=True.
         libraries = [OURS] if check_vma else [OURS, LAX]
         got = run(lambda x: [body(library, x) for library in libraries], mesh, x, check_vma=check_vma)
         assert_same(got, [want] * len(libraries))

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 AXES = ["gpu", "node", ("node", "gpu"), ("gpu", "node"), ("gpu",)]
-# A group of one, of all, of a number that is no power of two, of nodes in each order of the axes, of axes far apart.
+# Groups of one rank, of all ranks, of no power of two; axes in each order, and axes that are not adjacent.
 GROUPS = [
     ({"a": 8, "b": 1}, ("b",)),
     ({"a": 1, "b": 8}, ("b",)),
@@ -46,7 +46,7 @@ class Meshes(collective.Collective):
 
         def body(x):
             ours = {str(axes): self.call(OURS, x, axes) for axes in AXES}
-            # There jax.lax 0.10 takes ranks in the order of the mesh, and 0.12 refuses.
+            # In this case, jax.lax 0.10 numbers ranks in the order of the mesh, and 0.12 raises.
             known = [axes for axes in AXES if not (self.op == "ppermute" and axes == ("gpu", "node"))]
             return ours, {str(axes): self.call(LAX, x, axes) for axes in known}
 
@@ -81,7 +81,7 @@ class Meshes(collective.Collective):
 
     @pytest.mark.parametrize(("kind", "check_vma"), PARTLY_MANUAL)
     def test_partly_manual_mesh(self, rng, kind, check_vma):
-        """The axis node is not manual: x is sharded over it all the same."""
+        """The axis node is not manual, but x is sharded over it."""
         x, w = self.integers(rng, 4 * 48, (3, 6)), np.float32(3)
 
         def outcome(library, kind, outcomes):
@@ -101,7 +101,7 @@ class Meshes(collective.Collective):
         (result, ours), specs = outcome(OURS, kind, lambda f, x: (f(x + 1), gradient(f, x)))
         assert_same(result, self.oracle(x.reshape(4, 48, 3, 6) + 1, {"gpu": 4}, "gpu"))
         assert kind != AxisType.Explicit or specs[0] == P("gpu", None, None, "node")
-        # jax.lax does not take every op on explicit axes.
+        # jax.lax does not support every op on explicit axes.
         assert_same(ours, outcome(LAX, AxisType.Auto, gradient)[0], rtol=1e-5)
 
     def test_mesh_of_explicit_axes(self, rng):
@@ -115,7 +115,7 @@ class Meshes(collective.Collective):
     def test_mesh_without_devices(self, mesh, rng):
         x = self.integers(rng)
         f = on_ranks(functools.partial(self.call, OURS, axes="gpu"), mesh.abstract_mesh)
-        if jax.process_count() > 1:  # nothing tells then which devices are of which process
+        if jax.process_count() > 1:  # the processes of its devices are unknown
             with pytest.raises(NotImplementedError, match="AbstractMesh"):
                 jax.jit(f)(jax.device_put(x, NamedSharding(mesh, P(("node", "gpu")))))
             return

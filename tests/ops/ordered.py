@@ -21,7 +21,7 @@ class Ordered:
     dtypes = tuple(name for name in collective.ALL_DTYPES if not name.startswith("complex"))
 
     def elements(self, rng, shape, name):
-        """All values but NaN, whose payload is nobody's promise, and what is subnormal in f32, which XLA makes zero."""
+        """All values except NaN, whose payload is unspecified, and f32 subnormals, which XLA flushes to zero."""
         x = collective.any_bits(rng, shape, name)
         if "float" not in name:
             return x
@@ -34,8 +34,8 @@ class Ordered:
     def test_special_values(self, mesh, name):
         """All pairs of NaN, infinities, zeros of both signs and ordinary numbers, on two ranks and among eight.
 
-        NaN wins, and -0 is less than +0, whatever the order. jax.lax on CPU agrees on the rest only: it loses NaN and
-        picks either zero, depending on the order.
+        NaN wins, and -0 is less than +0, in any order. jax.lax on CPU gives the same results for other values only: it
+        loses NaN and returns either zero, depending on the order.
         """
         special = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.5, -2.0]
         pairs = np.array(list(itertools.product(special, special)))
@@ -60,7 +60,7 @@ class Ordered:
             np.testing.assert_array_equal(rows[:, ~nan], from_lax.astype(np.float64)[:, ~nan], str(call))
 
     def test_stabilised_softmax(self, mesh, rng):
-        """The usual place of a maximum in a loss: behind stop_gradient."""
+        """The usual use of a maximum in a loss: under stop_gradient."""
         x = rng.standard_normal((8, *collective.BLOCK), np.float32)
 
         def body(library, x):

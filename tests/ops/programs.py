@@ -1,4 +1,4 @@
-"""Part of the contract: ways to compile and run a program, and what XLA may do to buffers and calls."""
+"""Part of the contract: ways to compile and run programs, reuse of buffers, merging of calls."""
 
 import functools
 
@@ -38,7 +38,7 @@ class Programs(collective.Collective):
         assert_same(value(got), self.oracle(x, mesh.shape, ("gpu", "node")))
 
     def test_donation(self, mesh, rng):
-        """The operand's memory may become the result's while peers still read it."""
+        """XLA may reuse the operand's memory for the result while peers still read it."""
         x = rng.integers(-64, 64, (8, 64, 33)).astype(np.float32)
         sharding = NamedSharding(mesh, P(("node", "gpu")))
 
@@ -57,11 +57,11 @@ class Programs(collective.Collective):
 
     @staticmethod
     def fold(y, shape):
-        """Some of y's elements, in another shape."""
+        """Returns some elements of y in another shape."""
         return jnp.resize(y, shape)
 
     def test_result_feeds_on_its_operand_later(self, mesh, rng):
-        """XLA must not reuse the operand's buffer for anything before all peers have read it."""
+        """XLA must not reuse the operand's buffer before all peers have read it."""
         x = self.integers(rng, block=(64, 33))
 
         def body(library, x):

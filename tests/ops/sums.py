@@ -1,4 +1,4 @@
-"""Tests that psum, pmean and psum_scatter share: precision, overflow, and the same bits in every run."""
+"""Tests that psum, pmean and psum_scatter share: precision, overflow, and equal bits in every execution."""
 
 import collective
 import jax
@@ -18,7 +18,7 @@ class Sums:
     rounds = True
 
     def elements(self, rng, shape, name):
-        """Sums of 8 are exact in f32, but not in 16 bits or less, where rounding once shows; integers wrap around."""
+        """Sums of 8 values are exact in f32; 16 bits or less show the single rounding. Integers wrap around."""
         dtype = jnp.dtype(name)
         if name == "bool" or name in collective.INTEGERS:
             return collective.any_bits(rng, shape, name)
@@ -32,9 +32,11 @@ class Sums:
         ("axes", "dtypes"), [("gpu", collective.COMMON), *ALL_DTYPES], ids=["common", "all", "far"]
     )
     def test_dtypes_of_lax(self, mesh, rng, axes, dtypes):
-        """Where no rounding happens, types and values are those of jax.lax."""
+        """Without rounding, types and values are those of jax.lax."""
         with jax.enable_x64(True):
-            names = [name for name in self.dtypes if name in dtypes and "int2" not in name]  # which end jax.lax
+            names = [
+                name for name in self.dtypes if name in dtypes and "int2" not in name
+            ]  # jax.lax ends the process for these types
             x = {name: rng.integers(0, 3, (8, 48)).astype(jnp.dtype(name)) for name in names}
             if "float4_e2m1fn" in names:
                 x["float8_e8m0fnu"] = np.ones_like(x["float8_e8m0fnu"])
@@ -46,7 +48,7 @@ class Sums:
 
     @pytest.mark.parametrize("name", RUNS)
     def test_same_bits_in_every_run_and_program(self, mesh, rng, name):
-        """Random floats, whose sum depends on the order: the plan fixes it, not the order of arrival."""
+        """Sums of random floats depend on the order. The plan determines it, not the order of arrival."""
         x = rng.standard_normal((8, 8 * 1031)).astype(jnp.dtype(name))
         names = collective.fitting(self.op, collective.MESH, ("node", "gpu"))
 
@@ -67,7 +69,7 @@ class Sums:
             np.testing.assert_allclose(result, exact, rtol=0, atol=8 * 2.0**-24 * np.abs(x).sum(0).max())
 
     def test_small_floats_round_once_per_step_at_most(self, mesh, rng):
-        """Every algorithm; those of several steps hand on rounded partial sums."""
+        """Every algorithm. Algorithms of several steps forward rounded partial sums."""
         for name in ("bfloat16", "float16"):
             x = rng.standard_normal((8, 8 * 1031)).astype(jnp.dtype(name))
             exact = self.oracle(x.astype(np.float64), mesh.shape, ("node", "gpu"))

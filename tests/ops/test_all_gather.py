@@ -1,4 +1,4 @@
-"""all_gather. Beyond the contract: where the new or joined axis lies, and results typed as equal on all ranks."""
+"""all_gather. Beyond the contract: the position of the new or joined axis, and results typed as invariant."""
 
 import collective
 import contract
@@ -42,7 +42,7 @@ class TestAllGather(contract.GroupsContract):
 
     @pytest.mark.parametrize("tiled", [True, False], ids=["tiled", "untiled"])
     def test_result_typed_as_equal_on_all_ranks(self, mesh, rng, tiled):
-        """Such a result may leave shard_map unsharded; its gradient is cut, not summed."""
+        """out_specs may leave such a result unsharded. Its gradient is sliced, not summed."""
         x = rng.standard_normal((32, 3), np.float32)
 
         def outcome(library):

@@ -29,7 +29,7 @@ class TestAllToAll(contract.GroupsContract):
         def body(library, x):
             return {str(pair): library.all_to_all(x, axes, *pair, tiled=tiled) for pair in pairs}
 
-        # XLA takes seconds to compile so many of its own.
+        # XLA takes seconds to compile so many all_to_all of its own.
         got = run(lambda x: body(OURS, x), mesh, x) if check_vma else compare(body, mesh, x, check_vma=False)
         for split, concat in pairs:
             want = self.oracle(x, mesh.shape, axes, split_axis=split, concat_axis=concat, tiled=tiled)

@@ -1,4 +1,4 @@
-"""barrier. Beyond the contract: it waits for everybody, orders what passes through it, and takes any operands."""
+"""barrier. Beyond the contract: it waits for all ranks, orders its operands, and accepts any operands."""
 
 import time
 
@@ -37,7 +37,7 @@ class TestBarrier(contract.GroupsContract):
             return x
 
         assert_same(run(body, mesh, np.zeros(8, np.int32), check_vma=False), np.full(8, 4, np.int32))
-        # The clock is that of the machine, so times of several processes compare.
+        # The clock is that of the machine, so that times of several processes can be compared.
         entered, left = ({k: t for part in parts for k, t in part.items()} for parts in (share(entered), share(left)))
         for step in range(4):
             assert max(entered[r, step] for r in range(8)) <= min(left[r, step] for r in range(8))
@@ -64,7 +64,7 @@ class TestBarrier(contract.GroupsContract):
         assert_same(run(lambda x: body(x, ("gpu", "i")), mesh, x), x)
 
     def test_operand_is_usable_afterwards(self, mesh, rng):
-        """The result is aliased to the operand: XLA must copy where both live on."""
+        """The result is aliased to the operand: XLA must copy if both stay in use."""
         x = self.integers(rng)
 
         def body(x):

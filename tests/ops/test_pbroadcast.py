@@ -1,4 +1,4 @@
-"""pbroadcast. Beyond the contract: every source. XLA:CPU has no such op: harness.py has what jax.lax says it is."""
+"""pbroadcast. Beyond the contract: every source. XLA:CPU has no such op, so harness.py defines the reference."""
 
 import math
 
@@ -24,7 +24,7 @@ class TestPbroadcast(contract.Contract):
         assert_same(got, [self.oracle(x, mesh.shape, axes, source=source) for source in range(8)])
 
     def test_every_source_over_axes_of_vmap(self, mesh, rng):
-        """The source is a place along the mapped axis and a rank along the others, in the order of the axes."""
+        """The source is an index along the mapped axis and a rank along the others, in the order of the axes."""
         x = rng.integers(-9, 9, (8, 3, 5)).astype(np.float32)
         for axes in (("i", "gpu"), ("node", "i", "gpu"), ("gpu", "i", "node")):
             n = 3 * math.prod(mesh.shape[a] for a in axes if a != "i")

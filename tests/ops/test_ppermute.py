@@ -1,4 +1,4 @@
-"""ppermute. Beyond the contract: any partial permutation, in any form that jax.lax takes."""
+"""ppermute. Beyond the contract: any partial permutation, in any form that jax.lax accepts."""
 
 import collective
 import contract
@@ -37,7 +37,7 @@ class TestPpermute(contract.Contract):
             assert_same({name: got[name]}, {name: self.oracle(x, mesh.shape, ("node", "gpu"), perm=perm)})
 
     def test_group_of_one(self, mesh, rng):
-        """Not always the operand: who gets nothing gets zeros."""
+        """The result is not always the operand: a rank that receives nothing gets zeros."""
         x, alone = self.integers(rng), collective.make_mesh({"one": 1, "gpu": 8})
         got = run(lambda x: [OURS.ppermute(x, "one", perm) for perm in ([], [(0, 0)])], alone, x)
         assert_same(got, [0 * x, x])

@@ -1,4 +1,4 @@
-"""psum. Beyond the contract: what is summed in which precision, and the same bits on all ranks and in every run."""
+"""psum. Beyond the contract: precision of sums, and equal bits on all ranks and in every execution."""
 
 import collective
 import contract
@@ -45,7 +45,7 @@ class TestPsum(sums.Sums, contract.GroupsContract):
 
     @pytest.mark.parametrize("op", ["psum", "pmean", "pmax", "pmin"])
     def test_results_of_groups_vary(self, mesh, rng, op):
-        """One group's result is not that of another: it may not leave shard_map as the same on all ranks."""
+        """Results of groups differ, so they must not leave shard_map as equal on all ranks."""
         x = self.integers(rng)
 
         def outcome(groups, out_spec):
@@ -55,7 +55,7 @@ class TestPsum(sums.Sums, contract.GroupsContract):
             )  # fmt: skip
             return jax.eval_shape(f, x).shape
 
-        assert outcome(None, P("node")) == (2, *x.shape[1:])  # over the other axis it varies in any case
+        assert outcome(None, P("node")) == (2, *x.shape[1:])  # it varies over the other axis in any case
         with pytest.raises(ValueError, match=r"varying|out_specs"):
             outcome(None, P())
         assert outcome([[0, 1], [2, 3]], P(("node", "gpu"))) == x.shape
@@ -63,7 +63,7 @@ class TestPsum(sums.Sums, contract.GroupsContract):
             outcome([[0, 1], [2, 3]], P("node"))
 
     def test_a_pending_sum_is_finished_as_jax_does(self, rng):
-        """Types tell shares of a sum from copies: psum of shares adds them up, and its gradient is a copy."""
+        """Types distinguish shares of a sum from copies: psum adds shares, and its gradient is a copy."""
         mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(jax.sharding.AxisType.Explicit,) * 2)
         x = rng.integers(-9, 9, (16,)).astype(np.float32)
 
@@ -88,7 +88,7 @@ class TestPsum(sums.Sums, contract.GroupsContract):
         compare(lambda library, x: library.psum(x, ()), mesh, self.integers(rng))
 
     def test_gradient_of_a_mean_loss_is_that_of_one_device(self, mesh, rng):
-        """Data parallel training: where a factor of the number of ranks would hide."""
+        """Data parallel training, to detect a wrong factor of the number of ranks."""
         x, w = rng.standard_normal((64, 5), np.float32), rng.standard_normal((5,), np.float32)
 
         def loss(w, x, mean=lambda y: y):

@@ -1,4 +1,4 @@
-"""psum_scatter. Beyond the contract: every dimension, and what is summed in which precision."""
+"""psum_scatter. Beyond the contract: every dimension, and the precision of sums."""
 
 import functools
 
@@ -15,7 +15,7 @@ CASES = [(dimension, tiled) for tiled in (True, False) for dimension in range(-3
 
 class TestPsumScatter(sums.Sums, contract.GroupsContract):
     op = "psum_scatter"
-    dtypes = sums.DTYPES  # jax.lax refuses bool
+    dtypes = sums.DTYPES  # jax.lax rejects bool
 
     @staticmethod
     def arguments(n):
@@ -40,7 +40,7 @@ class TestPsumScatter(sums.Sums, contract.GroupsContract):
 
     @pytest.mark.parametrize("batch", range(3))
     def test_vmap_of_the_untiled_form(self, line, rng, batch):
-        """jax.lax gets the place of the batch wrong where it comes after the scattered dimension."""
+        """jax.lax misplaces a batch dimension that comes after the scattered dimension."""
         x = rng.integers(-99, 99, (8, 3, 5, 8)).astype(np.int32)  # rank, batch, and a block of 5 x 8
         call = functools.partial(OURS.psum_scatter, axis_name="gpu", scatter_dimension=1)
         got = run(jax.vmap(call, batch, 0), line, np.moveaxis(x, 1, 1 + batch))
@@ -48,7 +48,7 @@ class TestPsumScatter(sums.Sums, contract.GroupsContract):
         assert_same(got, np.stack(want, 1))
 
     def test_short_and_long_runs(self, mesh, rng):
-        """Runs below and above the sizes at which the reduction gathers its operands first."""
+        """Contiguous runs below and above the size from which the reduction gathers its operands first."""
         xs = [rng.integers(-99, 99, (8, 40, 16, width)).astype(np.int32) for width in (1, 5, 16, 1031)]
         names = collective.fitting(self.op, collective.MESH, ("gpu",))
 

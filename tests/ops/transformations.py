@@ -42,7 +42,7 @@ def while_loop(f, x):
 
 
 def cond(f, x, axes=("node", "gpu")):
-    everywhere = lax.psum(jnp.sum(x), axes)  # the same on all ranks, as it must be
+    everywhere = lax.psum(jnp.sum(x), axes)  # equal on all ranks, as conditions must be
     return [lax.cond(pick, lambda x: f(2 * x), lambda x: f(x + 1), x) for pick in (everywhere > 1e9, everywhere < 1e9)]
 
 
@@ -51,7 +51,7 @@ def nested_jit(f, x):
     return g(x), g(2 * x), jax.jit(lambda x: g(3 * x))(x)
 
 
-# Each takes the op as a function of one array, and the array.
+# Each has two arguments: the op as a function of one array, and the array.
 DERIVATIVES = {
     "grad": lambda f, x: jax.value_and_grad(loss(f))(x),
     "jvp": lambda f, x: jax.jvp(lambda x: f(jnp.sin(x)), (x,), (jnp.cos(x),)),
@@ -93,7 +93,7 @@ DERIVATIVE_TABLES = [
 
 SETTINGS = [("gpu", True), (("node", "gpu"), False)]
 NAMED = ["i", ("i", "gpu"), ("gpu", "i"), ("node", "i", "gpu")]
-# Linear functions: what they are called with is their own transpose's operand.
+# Axes of the gradient tests.
 DIRECTIONS = ["gpu", ("node", "gpu"), ("gpu", "node")]
 
 
@@ -126,7 +126,7 @@ class Transformations(collective.Collective):
     def test_gradient_is_the_transpose(self, mesh, rng, check_vma):
         """All ops are linear: <f(x), w> = <x, gradient of <f, w>>, where f is the oracle. Integers, so exact.
 
-        With axis_index_groups and check_vma=True jax.lax has nothing to compare with.
+        jax.lax has no axis_index_groups under check_vma=True, so it can't be the reference there.
         """
         if not self.differentiable:
             return
@@ -178,7 +178,7 @@ class Transformations(collective.Collective):
 
     @VMA
     def test_vmap_over_a_named_axis(self, mesh, rng, check_vma):
-        """Mapped operands, and constants, of f32 and of 8 bits, which a sum over the axis must not make wider."""
+        """Mapped operands and constants, of f32 and of 8 bits. A sum over the axis must not widen the type."""
         x = rng.integers(-64, 64, (8, 2, *BLOCK)).astype(np.float32)
         same = self.integers(rng).astype(np.int8)
         virtual = {**mesh.shape, "i": 2}

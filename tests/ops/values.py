@@ -10,7 +10,7 @@ from collective import INTEGERS, VMA
 from harness import LAX, OURS, assert_same, compare, run, value
 from jax.sharding import PartitionSpec as P
 
-# Per rank, in two bytes an element: empty, one element a block, a prime, more than a tile of the reductions, 1 MiB.
+# Elements of two bytes per rank: none, one per block, a prime, more than a tile of the reductions, 1 MiB.
 SIZES = [
     [(0,), (8, 0), (8,), (16, 1), (8, 7), (8, 4099), (1 << 19,)],
     pytest.param([(65528, 11)], marks=pytest.mark.full),
