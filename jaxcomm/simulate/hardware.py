@@ -40,6 +40,12 @@ def device(hardware: str) -> Device | None:
     return next((d for d in devices() if any(part in name for part in d.match)), None)
 
 
+def sisters(name: str) -> list[str]:
+    """Devices with the same links and the same constants of NCCL, `name` included: they behave alike."""
+    mine = next(d for d in devices() if d.name == name)
+    return [d.name for d in devices() if (d.link, d.bus, d.domain, d.kind) == (mine.link, mine.bus, mine.domain, mine.kind)]
+
+
 def domain_ranks(row: Row, kind: Device) -> int:
     """Ranks of the row's group that share one NVLink or xGMI domain; 1 if the row turns those links off."""
     text = row.interconnect.lower()

@@ -106,13 +106,13 @@ def _bases(residual: Residual, knots: Knots, origins: list[str]) -> np.ndarray:
     return np.array(result, dtype=object)
 
 
-def fit(table: Table) -> Model:
-    """Fits both layers to the rows that have a time and known hardware."""
+def fit(table: Table, cache: systems.Cache | None = None, wanted: set[systems.Key] | None = None) -> Model:
+    """Fits both layers to the rows that have a time and known hardware; `systems.fit` explains the options."""
     table = table.measured()
     q = query.build(table)
     table = table.select(np.isfinite(q.link))
     q = query.build(table)
-    found = systems.fit(table, q)
+    found = systems.fit(table, q, cache, wanted)
     bare = Model(found, Residual(Knots.of((), []), np.zeros(0)))
     log_time, forms, _ = bare.plan(table, q)
     return Model(found, Residual(Knots.of(table.rows, forms), np.log(table.times()) - log_time))

@@ -36,9 +36,8 @@ def ring(q: Queries, p: Figures) -> np.ndarray:
 
 def tree(q: Queries, p: Figures) -> np.ndarray:
     """All_reduce by a chain inside each host and a tree between hosts. Sanders, Speck, Traeff, 2009."""
-    host = np.where(q.largest <= 8, 8.0, 4.0)
-    hosts = np.ceil(q.ranks / host)
-    depth = 2 * (host - 1) * p["tree_inner"] + 2 * np.floor(np.log2(hosts)) * p["tree_outer"]
+    hosts = np.ceil(q.ranks / q.host)
+    depth = 2 * (q.host - 1) * p["tree_inner"] + 2 * np.floor(np.log2(hosts)) * p["tree_outer"]
     return depth + 2 * (q.ranks - 1) / q.ranks * q.bytes / (p["share_tree"] * q.link)
 
 
@@ -55,7 +54,9 @@ def messages(q: Queries, p: Figures) -> np.ndarray:
     m = np.where(permute, q.bytes, q.bytes / q.ranks)
     channels = rules.message_channels(q.largest, q.ranks, m)
     rounds = np.where(permute, 1.0, np.ceil(q.ranks * channels / 32))
-    start = np.where(permute, 0.0, p["per_peer"] * (q.ranks - 1))
+    # Exchanges inside one host start later than those between the hosts of a domain.
+    start = p["per_peer"] * (q.ranks - 1) + np.where(q.ranks <= q.host, p["host_start"], 0.0)
+    start = np.where(permute, 0.0, start)
     part = rounds * m / channels / 1e3
     small = start + part / p["channel_ll"]
     alone = np.maximum(part / p["channel_simple"], m / (p["share_peer"] * q.link))

@@ -18,6 +18,7 @@ class Queries:
     op: np.ndarray
     ranks: np.ndarray
     domain: np.ndarray  # ranks that share one domain
+    host: np.ndarray  # ranks of the group in one host
     nodes: np.ndarray  # domains of the group
     bytes: np.ndarray  # EP: what one rank sends to others
     link: np.ndarray
@@ -77,6 +78,7 @@ def build(table: Table) -> Queries:
                 row.op,
                 row.ranks,
                 domain,
+                min(row.ranks, row.ranks_per_node),
                 -(-row.ranks // domain),
                 expert_bytes(row) if row.op.startswith("ep_") else row.bytes,
                 known.link * 1e3 if kind else math.nan,
@@ -93,4 +95,4 @@ def build(table: Table) -> Queries:
             )
         )
     columns = list(zip(*records, strict=True)) if records else [()] * len(dataclasses.fields(Queries))
-    return Queries(*(np.array(c, dtype=float if i in range(1, 12) else None) for i, c in enumerate(columns)))
+    return Queries(*(np.array(c, dtype=float if i in range(1, 13) else None) for i, c in enumerate(columns)))

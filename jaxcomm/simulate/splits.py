@@ -81,7 +81,10 @@ def op(table: Table) -> Iterator[Part]:
 
 
 def system(table: Table, points: int = 0) -> Iterator[Part]:
-    """S: all rows of the devices of a family with four ops or more; `points` 6 keeps 2 sizes of 3 ops at 8 ranks."""
+    """S: all rows of a switched family with four ops or more, and of sister devices, wherever they were measured.
+
+    `points` = 6 keeps 2 sizes of 3 ops at 8 ranks.
+    """
     kinds = [hardware.device(row.hardware) for row in table.rows]
     names = np.array([k.name if k else "" for k in kinds], dtype=object)
     switched = np.array([k is not None and k.kind == "switch" for k in kinds], bool)
@@ -90,7 +93,7 @@ def system(table: Table, points: int = 0) -> Iterator[Part]:
         if len(set(ops[family & _dense(table)])) < 4 or not switched[family].all():
             continue
         devices = sorted(set(names[family]))
-        gone = np.isin(names, devices)
+        gone = np.isin(names, sorted({s for d in devices for s in hardware.sisters(d)}))
         kept = np.zeros(len(table), bool)
         if points:
             kept[_few(table, family & (names == devices[0]))] = True

@@ -36,6 +36,7 @@ class Systems:
             return self.fitted[key].figures, "system"
         same_form = {k: s for k, s in self.fitted.items() if k[0] == key[0]}
         near = [s for s in same_form.values() if s.device == device]
+        near = near or [s for s in same_form.values() if s.device in hardware.sisters(device)]
         prior = {name: p.center for name, p in self.priors[key[0]].items()}
         if near:
             return {name: _blend(center, name, near) for name, center in prior.items()}, "device"
@@ -69,8 +70,19 @@ def _fit_one(key: Key, q: Queries, target, weight, prior: dict[str, figures.Prio
     return min(fits, key=lambda fit: fit.loss)
 
 
-def fit(table: Table, q: Queries) -> Systems:
-    """Fits every system twice: with the neutral prior, then with the prior that the other systems give."""
+# First fits by system and rows: the parts of a split share most of them.
+Cache = dict[tuple[Key, tuple[int, ...]], optimize.Fit]
+
+
+def fit(table: Table, q: Queries, cache: Cache | None = None, wanted: set[Key] | None = None) -> Systems:
+    """Fits every system twice: with the neutral prior, then with the prior that the other systems give.
+
+    Args:
+      table, q: rows with a time.
+      cache: shared by calls on parts of one table.
+      wanted: the systems that are fitted twice; None means all. Others serve as prior only.
+    """
+    cache = {} if cache is None else cache
     _, keys = describe(table, q)
     index = defaultdict(list)
     for i, key in enumerate(keys):
@@ -83,11 +95,14 @@ def fit(table: Table, q: Queries) -> Systems:
     thetas, first = {}, {}
     for key, part in parts.items():
         neutral = figures.PRIORS[key[0]]
-        found = _fit_one(key, *part, neutral)
+        name = (key, tuple(table.rows[i].line for i in index[key]))
+        found = cache[name] if name in cache else cache.setdefault(name, _fit_one(key, *part, neutral))
         thetas[key] = found.theta
         first[key] = _system(neutral, found, devices[key], len(part[1]))
-    fitted = {}
+    fitted = dict(first)
     for key, part in parts.items():
+        if wanted is not None and key not in wanted:
+            continue
         prior = _prior(key[0], {k: s for k, s in first.items() if s.device != devices[key]})
         found = _fit_one(key, *part, prior, thetas[key])
         fitted[key] = _system(prior, found, devices[key], len(part[1]))
