@@ -14,6 +14,9 @@ from jaxcomm.simulate.residual import NUGGET
 SIZES = ("under 64 KiB", "to 1 MiB", "to 64 MiB", "above")
 _EDGES = (2.0**16, 2.0**20, 2.0**26)
 _LEVELS = (0.1, 0.9)
+# Rows of one machine or harness err together, and these splits have few of them: wider quantiles.
+_WIDE_LEVELS = (0.03, 0.97)
+_WIDE_SPLITS = ("X", "H", "S0")
 # Fewer errors than this in a size band: all sizes together.
 _FEWEST = 25
 # A tenth of a normal distribution lies above.
@@ -49,12 +52,12 @@ class Bands:
         return np.minimum(low, 0), np.maximum(high, 0)
 
 
-def _pairs(error: np.ndarray, size: np.ndarray) -> list[tuple[float, float]]:
+def _pairs(error: np.ndarray, size: np.ndarray, split: str = "") -> list[tuple[float, float]]:
     band, result = size_band(size), []
     for number in range(len(SIZES)):
         chosen = error[band == number]
         chosen = chosen if len(chosen) >= _FEWEST else error
-        low, high = np.quantile(chosen, _LEVELS)
+        low, high = np.quantile(chosen, _WIDE_LEVELS if split in _WIDE_SPLITS else _LEVELS)
         result.append((float(low), float(high)))
     return result
 
@@ -75,7 +78,7 @@ def calibrate(scaled: tuple[np.ndarray, ...], judged: dict[str, Judged], sizes: 
             quantiles[name] = _pairs(error[mask] / deviation[mask], size[mask])
     for name, split in SOURCES.items():
         if split in judged and len(judged[split]):
-            quantiles[name] = _pairs(judged[split].error, sizes[judged[split].index])
+            quantiles[name] = _pairs(judged[split].error, sizes[judged[split].index], split)
     return Bands(quantiles)
 
 
@@ -95,7 +98,7 @@ def coverage(judged: Judged, sizes: np.ndarray) -> float:
         mine, others = judged.part == number, judged.part != number
         if not others.any():
             return float("nan")
-        pairs = np.array(_pairs(judged.error[others], sizes[judged.index[others]]))
+        pairs = np.array(_pairs(judged.error[others], sizes[judged.index[others]], judged.split))
         band = size_band(sizes[judged.index[mine]])
         held.append((judged.error[mine] >= pairs[band, 0]) & (judged.error[mine] <= pairs[band, 1]))
     return float(np.mean(np.concatenate(held))) if held else float("nan")

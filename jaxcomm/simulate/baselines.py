@@ -55,7 +55,9 @@ def textbook(table: Table, part: splits.Part) -> np.ndarray:
     """Ring with T = alpha steps + w bytes / beta, two figures for each op of a harness on one machine."""
     log_time = np.log(table.times())
     ranks = np.array([row.ranks for row in table.rows], float)
-    dense = np.array([row.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") for row in table.rows], bool)
+    dense = np.array(
+        [row.op in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all") for row in table.rows], bool
+    )
     f = np.array([2.0 if row.op == "all_reduce" else 1.0 for row in table.rows])
     sent = np.array([row.size for row in table.rows]) * f * (ranks - 1) / ranks
     steps = f * (ranks - 1)

@@ -43,7 +43,9 @@ def device(hardware: str) -> Device | None:
 def sisters(name: str) -> list[str]:
     """Devices with the same links and the same constants of NCCL, `name` included: they behave alike."""
     mine = next(d for d in devices() if d.name == name)
-    return [d.name for d in devices() if (d.link, d.bus, d.domain, d.kind) == (mine.link, mine.bus, mine.domain, mine.kind)]
+    return [
+        d.name for d in devices() if (d.link, d.bus, d.domain, d.kind) == (mine.link, mine.bus, mine.domain, mine.kind)
+    ]
 
 
 def domain_ranks(row: Row, kind: Device) -> int:

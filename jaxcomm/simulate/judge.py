@@ -41,22 +41,22 @@ def judge(table: Table, name: str, cache: systems.Cache | None = None) -> Judged
     """Runs one split of a table of measured rows."""
     log_time = np.log(table.times())
     _, keys = systems.describe(table, query.build(table))
-    columns: list[list[np.ndarray]] = [[] for _ in range(6)]
+    columns: list[list[np.ndarray]] = [[], [], [], [], [], []]
     calibration: tuple[np.ndarray, ...] = ()
-    for number, part in enumerate(SPLITS[name](table)):
-        index = np.flatnonzero(part.test)
+    for number, each in enumerate(SPLITS[name](table)):
+        rows = np.flatnonzero(each.test)
         # Other splits predict from near systems as well, so that those have to be fitted in full.
-        wanted = {keys[i] for i in index} if name in ("N", "X", "O") else None
-        fitted = model.fit(table.select(part.train), cache, wanted)
-        test = table.select(part.test)
+        wanted = {keys[i] for i in rows} if name in ("N", "X", "O") else None
+        fitted = model.fit(table.select(each.train), cache, wanted)
+        test = table.select(each.test)
         found = fitted.predict(test)
         plan = fitted.predict(test, use_residual=False)
         known = np.isfinite(found.log_time)
         values = (
-            index,
-            np.full(len(index), number),
-            log_time[index] - found.log_time,
-            log_time[index] - plan.log_time,
+            rows,
+            np.full(len(rows), number),
+            log_time[rows] - found.log_time,
+            log_time[rows] - plan.log_time,
             found.basis,
             found.deviation,
         )
@@ -64,8 +64,8 @@ def judge(table: Table, name: str, cache: systems.Cache | None = None) -> Judged
             column.append(value[known])
         if name == "I":
             calibration = leave_one_out(fitted)
-    joined = [np.concatenate(c) if c else np.zeros(0) for c in columns]
-    return Judged(name, joined[0].astype(int), *joined[1:], calibration=calibration)
+    index, part, error, plan_error, basis, deviation = (np.concatenate(c) if c else np.zeros(0) for c in columns)
+    return Judged(name, index.astype(int), part, error, plan_error, basis, deviation, calibration)
 
 
 def leave_one_out(fitted: model.Model) -> tuple[np.ndarray, ...]:

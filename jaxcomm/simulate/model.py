@@ -81,7 +81,9 @@ class Model:
 
 def _bases(residual: Residual, knots: Knots, origins: list[str]) -> np.ndarray:
     known: dict[tuple, tuple[float, float]] = {}
-    points, largest, ops = set(), {}, set()
+    points: set[tuple] = set()
+    largest: dict[tuple, float] = {}
+    ops: set[tuple] = set()
     for key, size in zip(residual.knots.series(), residual.knots.size, strict=True):
         low, high = known.get(key, (np.inf, 0.0))
         known[key] = (min(low, size), max(high, size))
@@ -110,7 +112,7 @@ def fit(table: Table, cache: systems.Cache | None = None, wanted: set[systems.Ke
     """Fits both layers to the rows that have a time and known hardware; `systems.fit` explains the options."""
     table = table.measured()
     q = query.build(table)
-    table = table.select(np.isfinite(q.link))
+    table = table.select(np.isfinite(q.link) & (q.ranks > 1))
     q = query.build(table)
     found = systems.fit(table, q, cache, wanted)
     bare = Model(found, Residual(Knots.of((), []), np.zeros(0)))

@@ -16,7 +16,9 @@ class Fit:
     variance: np.ndarray  # of each figure's logarithm, from the curvature; near the prior's where data are silent
 
 
-def _loss(residual: np.ndarray, theta: np.ndarray, mean: np.ndarray, precision: np.ndarray, weight: np.ndarray) -> float:
+def _loss(
+    residual: np.ndarray, theta: np.ndarray, mean: np.ndarray, precision: np.ndarray, weight: np.ndarray
+) -> float:
     soft = 2 * (np.sqrt(1 + (residual / SCALE) ** 2) - 1)
     return float(weight @ soft + precision @ (theta - mean) ** 2)
 

@@ -172,5 +172,3 @@ class Residual:
         array = np.array(texts, dtype=object).reshape(-1, len(_TEXTS))
         knots = Knots(array, np.array(ranks, float), np.array(size, float), np.array(noise, float))
         return cls(knots, np.array(values, float))
-
-

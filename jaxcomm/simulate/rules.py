@@ -12,6 +12,7 @@ _KIB = 1024.0
 # us before the first step and per step of a ring on NVLink, for LL, LL128, Simple.
 _BASE = (6.6, 14.0, 8.4)
 _HOP = (0.6, 1.9, 3.4)
+_RING_CHANNELS = 24
 
 
 def ring_protocol(q: Queries) -> np.ndarray:
@@ -19,10 +20,9 @@ def ring_protocol(q: Queries) -> np.ndarray:
     f = np.where(q.op == "all_reduce", 2.0, 1.0)
     s, sent = f * (q.ranks - 1), f * (q.ranks - 1) / q.ranks * q.bytes
     bus = np.where(q.bus > 0, q.bus, q.link)
-    channels = np.where(q.ll128 > 50e3, 16, 24)
     caps = (
         np.minimum(np.where(q.ll > 0, q.ll, np.inf), bus / 2),
-        np.minimum(0.92 * bus, np.where(q.ll128 > 0, channels * q.ll128, np.inf)),
+        np.minimum(0.92 * bus, np.where(q.ll128 > 0, _RING_CHANNELS * q.ll128, np.inf)),
         bus,
     )
     return np.argmin([b + h * s + sent / c for b, h, c in zip(_BASE, _HOP, caps, strict=True)], axis=0)

@@ -89,7 +89,7 @@ def system(table: Table, points: int = 0) -> Iterator[Part]:
     names = np.array([k.name if k else "" for k in kinds], dtype=object)
     switched = np.array([k is not None and k.kind == "switch" for k in kinds], bool)
     ops = np.array([row.op for row in table.rows], dtype=object)
-    for (repo, interconnect), family in _families(table).items():
+    for (repo, _), family in _families(table).items():
         if len(set(ops[family & _dense(table)])) < 4 or not switched[family].all():
             continue
         devices = sorted(set(names[family]))
@@ -102,11 +102,11 @@ def system(table: Table, points: int = 0) -> Iterator[Part]:
 
 def _few(table: Table, rows: np.ndarray) -> list[int]:
     """The points nearest to 1 MiB and 256 MiB of all_reduce, all_gather and all_to_all on 8 ranks."""
-    chosen = []
+    chosen: list[int] = []
     for name in ("all_reduce", "all_gather", "all_to_all"):
         index = [i for i in np.flatnonzero(rows) if table.rows[i].op == name and table.rows[i].ranks == 8]
         for size in (2.0**20, 2.0**28):
-            chosen.append(min(index, key=lambda i: abs(np.log(table.rows[i].size / size))))
+            chosen.append(min(map(int, index), key=lambda i, size=size: abs(np.log(table.rows[i].size / size))))
     return chosen
 
 
@@ -115,7 +115,9 @@ def harness(table: Table) -> Iterator[Part]:
     kinds = [hardware.device(row.hardware) for row in table.rows]
     names = np.array([k.name if k else "" for k in kinds], dtype=object)
     repos = np.array([row.repo for row in table.rows], dtype=object)
-    wanted = np.array([r.op == "all_reduce" and r.ranks == 8 and r.library.startswith("NCCL") for r in table.rows], bool)
+    wanted = np.array(
+        [r.op == "all_reduce" and r.ranks == 8 and r.library.startswith("NCCL") for r in table.rows], bool
+    )
     wanted &= np.array(["device API" not in row.library and "timing=CUDA" not in row.notes for row in table.rows], bool)
     for repo in sorted(set(repos[wanted])):
         for device in sorted(set(names[wanted & (repos == repo)])):

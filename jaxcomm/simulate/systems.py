@@ -34,13 +34,20 @@ class Systems:
         """Figures for a row, and where they come from: `system`, `device`, `form` or `guess`."""
         if key in self.fitted:
             return self.fitted[key].figures, "system"
-        same_form = {k: s for k, s in self.fitted.items() if k[0] == key[0]}
-        near = [s for s in same_form.values() if s.device == device]
-        near = near or [s for s in same_form.values() if s.device in hardware.sisters(device)]
+        # A kernel of its own tells of the same kernel elsewhere, not of others: key[3:5] is its op and library.
+        related = {k: s for k, s in self.fitted.items() if k[0] == key[0] and k[3:5] == key[3:5]}
         prior = {name: p.center for name, p in self.priors[key[0]].items()}
+        near = [s for s in related.values() if s.device == device]
+        near = near or [s for s in related.values() if s.device in hardware.sisters(device)]
         if near:
             return {name: _blend(center, name, near) for name, center in prior.items()}, "device"
-        return prior, "form" if same_form else "guess"
+        if not related:
+            return prior, "guess"
+        # The launch belongs to the harness more than to the device.
+        harness = [s for k, s in related.items() if k[1] == key[1]]
+        if harness:
+            prior["launch"] = _blend(prior["launch"], "launch", harness)
+        return prior, "form"
 
 
 def _blend(center: float, name: str, systems: list[System]) -> float:
