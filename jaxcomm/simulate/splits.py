@@ -106,7 +106,8 @@ def _few(table: Table, rows: np.ndarray) -> list[int]:
     for name in ("all_reduce", "all_gather", "all_to_all"):
         index = [i for i in np.flatnonzero(rows) if table.rows[i].op == name and table.rows[i].ranks == 8]
         for size in (2.0**20, 2.0**28):
-            chosen.append(min(map(int, index), key=lambda i, size=size: abs(np.log(table.rows[i].size / size))))
+            distance = [abs(np.log(table.rows[i].size / size)) for i in index]
+            chosen.append(int(index[int(np.argmin(distance))]))
     return chosen
 
 

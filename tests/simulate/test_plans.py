@@ -129,11 +129,11 @@ def test_versions_differ_in_what_a_message_of_ll_may_hold(tmp_path):
 
 def test_nccl_changes_protocol_with_size(tmp_path):
     """all_gather on 4 ranks of an NVL72 goes to Simple between 4 and 8 MiB (measured: 28 and 55 us)."""
-    rows = made.sweep(["all_gather"], [4], [2**k for k in range(10, 30)])
-    chosen = rules.ring_protocol(query.build(made.read(tmp_path / "t.csv", rows)))
-    assert chosen[0] == 0 and chosen[-1] == 2 and set(chosen) == {0, 1, 2}
-    assert (np.diff(chosen) >= 0).all()
-    assert chosen[22 - 10] == 1 and chosen[23 - 10] == 2
+    rows = made.sweep(["all_gather"], [4, 8], [2**k for k in range(10, 30)])
+    four, eight = rules.ring_protocol(query.build(made.read(tmp_path / "t.csv", rows))).reshape(2, -1)
+    assert four[22 - 10] == 0 and four[23 - 10] == 2
+    assert list(dict.fromkeys(eight)) == [0, 1, 2]
+    assert (np.diff(four) >= 0).all() and (np.diff(eight) >= 0).all()
 
 
 @pytest.mark.parametrize("form", plans.FORMS)
