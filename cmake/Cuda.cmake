@@ -48,8 +48,8 @@ elseif(DEFINED ENV{CUDACXX})
 else()
   find_program(JAXCOMM_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATHS /usr/local/cuda PATH_SUFFIXES bin)
   jaxcomm_find_in_wheels(wheel_nvcc cu13/bin/nvcc)
-  set(problem "there is no nvcc: install CUDA ${JAXCOMM_OLDEST_NVCC} or later, or set CUDACXX, or see docs/cuda.md for \
-the wheels to install")
+  set(problem "there is no nvcc: install CUDA ${JAXCOMM_OLDEST_NVCC} or later, or set CUDACXX, or see docs/guide/gpu-install.md \
+for the wheels to install")
   foreach(candidate IN LISTS JAXCOMM_NVCC wheel_nvcc)
     if(EXISTS "${candidate}" AND NOT CMAKE_CUDA_COMPILER)
       jaxcomm_check_nvcc("${candidate}" nvcc_version problem)
@@ -105,35 +105,36 @@ set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 enable_language(CUDA)  # no find_package(CUDAToolkit): it wants an unversioned libcudart.so, which the wheels lack
 
 nanobind_add_module(_cuda STABLE_ABI NB_STATIC
+  ffi/common/attributes.cc
   ffi/cuda/module.cc
   ffi/cuda/kernels/code_check.cu
   ffi/cuda/kernels/executor.cu
   ffi/cuda/kernels/executor_gin.cu
-  ffi/cuda/kernels/flagged.cu
-  ffi/cuda/kernels/locate.cu
+  ffi/cuda/kernels/ll.cu
+  ffi/cuda/kernels/exchange_offsets.cu
   ffi/cuda/kernels/multimem.cu
-  ffi/cuda/kernels/watch.cu
+  ffi/cuda/kernels/watchdog.cu
   ffi/cuda/nccl/capabilities.cc
-  ffi/cuda/nccl/exchange.cc
+  ffi/cuda/nccl/bootstrap.cc
   ffi/cuda/nccl/gin.cc
   ffi/cuda/nccl/nccl_library.cc
   ffi/cuda/nccl/nodes.cc
   ffi/cuda/nccl/symmetric_memory.cc
+  ffi/cuda/nccl/wait_for_stream.cc
   ffi/cuda/program/call_program.cc
   ffi/cuda/program/packing.cc
   ffi/cuda/program/program.cc
-  ffi/cuda/program/rounds.cc
+  ffi/cuda/program/send_recv_schedule.cc
   ffi/cuda/runtime/call_names.cc
   ffi/cuda/runtime/communicator.cc
   ffi/cuda/runtime/device_call.cc
-  ffi/cuda/runtime/messenger.cc
+  ffi/cuda/runtime/send_recv_proxy.cc
   ffi/cuda/runtime/own_communicators.cc
-  ffi/cuda/runtime/stop_word.cc
+  ffi/cuda/runtime/abort_flag.cc
   ffi/cuda/xla/call.cc
   ffi/cuda/xla/call_communicator.cc
   ffi/cuda/xla/user_call.cc
-  ffi/cuda/xla/xla_collectives.cc
-  ffi/handlers/attributes.cc)
+  ffi/cuda/xla/xla_collectives.cc)
 target_include_directories(_cuda SYSTEM PRIVATE
   ${JAXCOMM_NCCL_INCLUDE_DIR} ${JAXLIB_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)

@@ -5,16 +5,18 @@
 #include <nanobind/stl/string.h>
 
 #include <array>
+#include <optional>
 #include <stdexcept>
 
 #include "common/status.h"
-#include "cpu/completer.h"
-#include "cpu/meeting.h"
+#include "cpu/completion_pool.h"
 #include "cpu/planner.h"
-#include "cpu/this_process.h"
+#include "cpu/process_context.h"
+#include "cpu/rendezvous.h"
 #include "handlers/call.h"
 #include "plan/plan_py.h"
 #include "plan/select_for_gpus.h"
+#include "transport/open_network.h"
 #include "transport/relay.h"
 
 namespace nb = nanobind;
@@ -49,8 +51,8 @@ nb::dict CpuTargets() {
 
 nb::dict CpuStateType() {
   nb::dict type;
-  type["type_id"] = nb::capsule(static_cast<void*>(&CallState::id), "xla._CUSTOM_CALL_TARGET");
-  type["type_info"] = nb::capsule(static_cast<void*>(&CallState::info), "xla._CUSTOM_CALL_TARGET");
+  type["type_id"] = nb::capsule(static_cast<void*>(&CpuCallState::id), "xla._CUSTOM_CALL_TARGET");
+  type["type_info"] = nb::capsule(static_cast<void*>(&CpuCallState::info), "xla._CUSTOM_CALL_TARGET");
   return type;
 }
 
@@ -59,16 +61,17 @@ void RaiseIfError(const Status& status) {
 }
 
 void BindNetwork(nb::module_& m) {
+  m.def("has_rdma", &HasRdma, "Whether this host has devices of InfiniBand or RoCE.");
   m.def(
       "start_network",
       [](const std::string& library, const std::string& fallback_library, const std::string& devices,
          int32_t num_processes, uint64_t token) {
-        UcxOptions options;
+        NetworkOptions options;
         options.library = library;
         options.fallback_library = fallback_library;
         options.devices = devices;
-        RaiseIfError(ThisProcess::Get().StartNetwork(options, num_processes, token));
-        const std::string address = ThisProcess::Get().switchboard().network()->address();
+        RaiseIfError(ProcessContext::Get().StartNetwork(options, num_processes, token));
+        const std::string address = ProcessContext::Get().active_messages().network()->address();
         return nb::bytes(address.data(), address.size());
       },
       nb::arg("library"), nb::arg("fallback_library"), nb::arg("devices"), nb::arg("num_processes"), nb::arg("token"),
@@ -76,28 +79,28 @@ void BindNetwork(nb::module_& m) {
   m.def(
       "connect_network",
       [](int32_t index, nb::bytes address) {
-        RaiseIfError(ThisProcess::Get().ConnectNetwork(index, std::string(address.c_str(), address.size())));
+        RaiseIfError(ProcessContext::Get().ConnectNetwork(index, std::string(address.c_str(), address.size())));
       },
       nb::arg("index"), nb::arg("address"), "Connects to a process of another node.");
 }
 
-Reach ReachOf(const std::string& name) {
-  constexpr const char* kNames[kNumReaches] = {"process", "node", "network"};
-  for (int i = 0; i < kNumReaches; ++i) {
-    if (name == kNames[i]) return static_cast<Reach>(i);
+Scope ScopeOf(const std::string& name) {
+  constexpr const char* kNames[kNumScopes] = {"process", "node", "network"};
+  for (int i = 0; i < kNumScopes; ++i) {
+    if (name == kNames[i]) return static_cast<Scope>(i);
   }
-  throw nb::value_error("reach must be process, node or network");
+  throw nb::value_error("scope must be process, node or network");
 }
 
 void BindFigures(nb::module_& m) {
   m.def(
-      "set_figures",
-      [](const std::string& reach, const Machine& machine) {
-        Figures figures = Figures::Current();
-        figures.machines[static_cast<size_t>(ReachOf(reach))] = machine;
-        Figures::Set(figures);
+      "set_cost_params",
+      [](const std::string& scope, const Machine& machine) {
+        CostParams cost_params = CostParams::Current();
+        cost_params.machines[static_cast<size_t>(ScopeOf(scope))] = machine;
+        CostParams::Set(cost_params);
       },
-      nb::arg("reach"), nb::arg("machine"), "For all programs made from now on.");
+      nb::arg("scope"), nb::arg("machine"), "For all programs made from now on.");
 }
 
 }  // namespace
@@ -107,18 +110,18 @@ NB_MODULE(_core, m) {
   m.def("cpu_targets", &CpuTargets, "FFI handlers of the CPU back end, by target name.");
   m.def("cpu_state_type", &CpuStateType, "The type of the handlers' state, for jax.ffi.register_ffi_type.");
   m.def(
-      "start_completer", [](int64_t num_devices) { Completer::Get().EnsureThreads(num_devices); },
+      "start_completion_pool", [](int64_t num_devices) { CompletionPool::Get().EnsureThreads(num_devices); },
       nb::arg("num_devices"), "Starts at least one completion thread per local device.");
-  m.def("end_program", &Meeting::EndProgram, "Tells that all call sites of a program have been made.");
+  m.def("end_program", &Rendezvous::EndProgram, "Tells that all call sites of a program have been made.");
   m.def(
       "start_process",
       [](int32_t index, const std::string& node, bool single_copy) {
-        ThisProcess& process = ThisProcess::Get();
+        ProcessContext& process = ProcessContext::Get();
         RaiseIfError(process.Start(index, node, single_copy));
         const ProcessInfo& info = process.info();
         nb::dict record;
         record["pid"] = info.address.pid;
-        record["board_fd"] = info.address.board_fd;
+        record["control_segment_fd"] = info.address.control_segment_fd;
         record["token"] = nb::make_tuple(info.address.token[0], info.address.token[1]);
         record["token_address"] = info.address.token_address;
         record["single_copy"] = info.single_copy;
@@ -129,12 +132,12 @@ NB_MODULE(_core, m) {
       "Lets other processes of this host reach this one. Returns what connect_process needs there.");
   m.def(
       "connect_process",
-      [](int32_t index, const std::string& node, int32_t pid, int32_t board_fd, std::array<uint64_t, 2> token,
+      [](int32_t index, const std::string& node, int32_t pid, int32_t control_segment_fd, std::array<uint64_t, 2> token,
          uint64_t token_address, bool single_copy, int64_t num_processors) {
-        RaiseIfError(ThisProcess::Get().Connect(
-            index, {node, {pid, board_fd, token, token_address}, single_copy, num_processors}));
+        RaiseIfError(ProcessContext::Get().Connect(
+            index, {node, {pid, control_segment_fd, token, token_address}, single_copy, num_processors}));
       },
-      nb::arg("index"), nb::arg("node"), nb::arg("pid"), nb::arg("board_fd"), nb::arg("token"),
+      nb::arg("index"), nb::arg("node"), nb::arg("pid"), nb::arg("control_segment_fd"), nb::arg("token"),
       nb::arg("token_address"), nb::arg("single_copy"), nb::arg("num_processors"),
       "Makes another process known, and connects to it if it is of this node.");
   BindNetwork(m);
@@ -149,7 +152,7 @@ NB_MODULE(_core, m) {
   m.def("relay_has_lost_server", &RelayHasLostServer,
         "Whether the server of start_relay() had been there and has gone.");
   m.def(
-      "set_wait_limits", [](double timeout_s, double warn_s) { Meeting::SetLimits({timeout_s, warn_s}); },
+      "set_wait_limits", [](double timeout_s, double warn_s) { Rendezvous::SetLimits({timeout_s, warn_s}); },
       nb::arg("timeout_s"), nb::arg("warn_s"),
       "Bounds every wait for a late rank; a line on standard error comes before.");
   nb::module_ plan = m.def_submodule("plan", "Plans: build, validate, cost, select.");
@@ -157,20 +160,31 @@ NB_MODULE(_core, m) {
   BindFigures(m);
   plan.def(
       "machine_of",
-      [](const std::string& reach, int64_t num_ranks, int64_t ranks_per_node) {
-        return MachineOf(Figures::Current(), {ReachOf(reach), NumProcessors()}, num_ranks, ranks_per_node);
+      [](const std::string& scope, int64_t num_ranks, int64_t ranks_per_node) {
+        return MachineOf(CostParams::Current(), {ScopeOf(scope), NumProcessors()}, num_ranks, ranks_per_node);
       },
-      nb::arg("reach"), nb::arg("num_ranks"), nb::arg("ranks_per_node") = 1,
-      "A group as the cost model sees it. reach: process, node or network.");
+      nb::arg("scope"), nb::arg("num_ranks"), nb::arg("ranks_per_node") = 1,
+      "A group as the cost model sees it. scope: process, node or network.");
   nb::class_<Selection>(plan, "Selection", "What a call on GPUs runs.")
       .def_ro("choice", &Selection::choice)
       .def_ro("num_channels", &Selection::num_channels);
-  plan.def("gpu_machine", &GpuMachine, nb::arg("gin"), "A GPU as the cost model sees it.");
-  plan.def("select_for_gpus", &SelectForGpus, nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"),
-           nb::arg("max_channels"), nb::arg("gin"), "As select, with the channels that a GPU walks.");
-  plan.def("cost_on_gpus", &CostOnGpus, nb::arg("request"), nb::arg("selection"), nb::arg("item_bytes"),
-           nb::arg("gpu") = nb::none(), nb::arg("gin") = true,
-           "Cost of what has been selected, of all channels of a GPU.");
+  const auto inter_node = [](bool gin) { return gin ? InterNode::kGin : InterNode::kSendRecv; };
+  plan.def(
+      "gpu_machine", [=](bool gin) { return GpuMachine(inter_node(gin)); }, nb::arg("gin"),
+      "A GPU as the cost model sees it.");
+  plan.def(
+      "select_for_gpus",
+      [=](const Request& request, const std::string& algorithm, int64_t item_bytes, int32_t max_channels, bool gin) {
+        return SelectForGpus(request, algorithm, item_bytes, max_channels, inter_node(gin));
+      },
+      nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"), nb::arg("max_channels"), nb::arg("gin"),
+      "As select, with the channels that a GPU walks.");
+  plan.def(
+      "cost_on_gpus",
+      [=](const Request& request, const Selection& selection, int64_t item_bytes, std::optional<Machine> gpu,
+          bool gin) { return CostOnGpus(request, selection, item_bytes, gpu, inter_node(gin)); },
+      nb::arg("request"), nb::arg("selection"), nb::arg("item_bytes"), nb::arg("gpu") = nb::none(),
+      nb::arg("gin") = true, "Cost of what has been selected, of all channels of a GPU.");
 }
 
 }  // namespace jaxcomm

@@ -2,13 +2,14 @@
 
 import importlib.metadata
 
+from jaxcomm import distributed
+from jaxcomm._bootstrap import register
 from jaxcomm._calibrate import Calibration, calibrate
 from jaxcomm._errors import check
-from jaxcomm._explain import algorithms, explain
+from jaxcomm._explain import Explanation, algorithms, explain
 from jaxcomm._ffi import ffi_call, register_ffi_target
 from jaxcomm._headers import get_cmake_dir, get_include
 from jaxcomm._topology import Link, Topology, make_mesh, topology
-from jaxcomm.distributed import register
 from jaxcomm.info import Info, info
 from jaxcomm.ops.all_gather import all_gather
 from jaxcomm.ops.all_to_all import all_to_all
@@ -22,6 +23,7 @@ __version__ = importlib.metadata.version("jaxcomm")
 
 __all__ = [
     "Calibration",
+    "Explanation",
     "Info",
     "Link",
     "Topology",
@@ -31,6 +33,7 @@ __all__ = [
     "barrier",
     "calibrate",
     "check",
+    "distributed",
     "explain",
     "ffi_call",
     "get_cmake_dir",

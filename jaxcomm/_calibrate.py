@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm import _cost_params, distributed
+from jaxcomm import _cost_params, _kv_store, _placement
 from jaxcomm._core import plan
 from jaxcomm.ops.all_to_all import all_to_all
 from jaxcomm.ops.barrier import barrier
@@ -43,15 +43,15 @@ class Cell:
     """One measured collective.
 
     Attributes:
-      reach: "process", "node" or "network".
+      scope: "process", "node" or "network".
       op: public name.
       algorithm: name of its plan.
       bytes: operand of one rank.
       measured_s: median time of one op in a chain inside jit.
-      predicted_s: by the cost model with the new figures.
+      predicted_s: time predicted with the new parameters.
     """
 
-    reach: str
+    scope: str
     op: str
     algorithm: str
     bytes: int
@@ -66,26 +66,26 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """What calibrate() has found. ``str()`` gives a table.
+    """The result of calibrate(). ``str()`` returns a table.
 
     Attributes:
-      cells: all that was measured.
-      path: file that later runs of this machine read; None if nothing was kept.
+      cells: all measurements.
+      path: file that later programs on this machine read; None if nothing was saved.
     """
 
     cells: tuple[Cell, ...]
     path: pathlib.Path | None
 
     def __str__(self) -> str:
-        lines = [f"{'reach':8} {'op':11} {'algorithm':19} {'bytes':>9} {'measured':>12} {'predicted':>12} {'error':>6}"]
+        lines = [f"{'scope':8} {'op':11} {'algorithm':19} {'bytes':>9} {'measured':>12} {'predicted':>12} {'error':>6}"]
         lines += [
-            f"{c.reach:8} {c.op:11} {c.algorithm:19} {c.bytes:9} {c.measured_s * 1e6:9.1f} us "
+            f"{c.scope:8} {c.op:11} {c.algorithm:19} {c.bytes:9} {c.measured_s * 1e6:9.1f} us "
             f"{c.predicted_s * 1e6:9.1f} us {c.error:6.0%}"
             for c in self.cells
         ]
-        for reach in dict.fromkeys(c.reach for c in self.cells):
-            errors = [c.error for c in self.cells if c.reach == reach]
-            lines.append(f"{reach}: median error {statistics.median(errors):.0%} of {len(errors)}")
+        for scope in dict.fromkeys(c.scope for c in self.cells):
+            errors = [c.error for c in self.cells if c.scope == scope]
+            lines.append(f"{scope}: median error {statistics.median(errors):.0%} of {len(errors)}")
         return "\n".join([*lines, f"kept in {self.path}" if self.path else "not kept"])
 
 
@@ -93,7 +93,7 @@ class Calibration:
 class _Group:
     """Devices that measure together, and how the planner sees them."""
 
-    reach: str
+    scope: str
     mesh: Mesh
     ranks_per_node: int
 
@@ -105,19 +105,15 @@ class _Group:
     def request(self, op: str, num_bytes: int) -> Any:
         n = self.mesh.size
         count = self.count(num_bytes) // (n if op == "all_to_all" else 1) if op != "barrier" else 0
-        near = self.reach != "network"
-        return plan.Request(
-            _OPS[op][0], n // self.ranks_per_node, self.ranks_per_node, count,
-            all_addressable=near, pull=self.reach != "process",
-        )  # fmt: skip
+        return plan.cpu_request(_OPS[op][0], self.scope, n, self.ranks_per_node, count)
 
     def machine(self) -> Any:
-        return plan.machine_of(self.reach, self.mesh.size, self.ranks_per_node)
+        return plan.machine_of(self.scope, self.mesh.size, self.ranks_per_node)
 
 
 def _groups() -> list[_Group]:
-    """Smallest reach first: of the first process of several devices, of the first node of several processes, of all."""
-    nodes = distributed.nodes()
+    """Smallest scope first: of the first process of several devices, of the first node of several processes, of all."""
+    nodes = _placement.nodes()
     devices = jax.devices("cpu")
     found = []
     for process in range(jax.process_count()):
@@ -132,11 +128,11 @@ def _groups() -> list[_Group]:
         node_of = {process: i for i, processes in enumerate(nodes) for process in processes}
         found.append(("network", sorted(devices, key=lambda d: (node_of[d.process_index], d.process_index, d.id))))
     groups = []
-    for reach, members in found:
+    for scope, members in found:
         names = [next(i for i, ps in enumerate(nodes) if d.process_index in ps) for d in members]
         mesh = Mesh(np.array(members), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-        per_node = distributed.ranks_per_node(names) if reach == "network" else len(members)
-        groups.append(_Group(reach, mesh, per_node))
+        per_node = _placement.ranks_per_node(names) if scope == "network" else len(members)
+        groups.append(_Group(scope, mesh, per_node))
     return groups
 
 
@@ -160,7 +156,7 @@ def _median_s(group: _Group, op: str, algorithm: str, num_bytes: int, key: str) 
 
     once()
     once()  # the first run has planned
-    repetitions = int(distributed.agree(key, str(min(max(int(_SECONDS / _CHAIN / once()), 3), 50))))
+    repetitions = int(_kv_store.kv_agree(key, str(min(max(int(_SECONDS / _CHAIN / once()), 3), 50))))
     return statistics.median(once() for _ in range(repetitions))
 
 
@@ -173,23 +169,23 @@ def _measure(group: _Group, key: str, done: set[tuple[Any, ...]]) -> list[tuple[
         request = group.request(op, num_bytes)
         choices = {}
         for algorithm, _ in plan.algorithms(request.collective):
-            # Those with flags run here as the plans that they stand for, which are in the table too.
+            # LL algorithms run here as the plans that they stand for, which are in the table too.
             if plan.supports(request, algorithm) and plan.protocol(request.collective, algorithm) == "steps":
                 choices[algorithm] = plan.select(request, algorithm, 4, machine)
         cheapest = sorted(choices, key=lambda algorithm: choices[algorithm].cost.time_s)[:_ALGORITHMS]
         # Processes with different numbers of processors might choose differently.
-        for algorithm in json.loads(distributed.agree(f"{key}/{op}/{num_bytes}", json.dumps(cheapest))):
+        for algorithm in json.loads(_kv_store.kv_agree(f"{key}/{op}/{num_bytes}", json.dumps(cheapest))):
             choice = choices[algorithm]
             if (what := (op, num_bytes, choice.algorithm, choice.request.chunk_count)) in done:
                 continue
             done.add(what)
             time_s = _median_s(group, op, choice.algorithm, num_bytes, f"{key}/{op}/{num_bytes}/{choice.algorithm}")
-            cell = Cell(group.reach, op, choice.algorithm, num_bytes if op != "barrier" else 0, time_s, 0.0)
+            cell = Cell(group.scope, op, choice.algorithm, num_bytes if op != "barrier" else 0, time_s, 0.0)
             measured.append((choice.request, choice.algorithm, cell))
     return measured
 
 
-# What can be fitted, and in which reach: (links, figure) or launch_s. In one address space or node, declared nodes are
+# The fitted parameters of each scope: (links, parameter) or launch_s. In one address space or node, declared nodes are
 # no further away than others.
 _FREE: dict[str, tuple[tuple[str, ...], ...]] = {
     "process": (("launch_s",), ("self+node+network", "overhead_s"), ("self+node+network", "bytes_per_s")),
@@ -202,7 +198,7 @@ _FREE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
 }  # fmt: skip
 _COLUMN = {"overhead_s": 1, "bytes_per_s": 2, "latency_s": 3}
-_PROGRESS = 1e-3  # a smaller gain ends the search of a step: figures that hardly matter don't run away
+_PROGRESS = 1e-3  # a smaller gain ends the search of a step: parameters that hardly matter don't diverge
 _LEAST = {"overhead_s": 1e-8, "bytes_per_s": 1e5, "latency_s": 1e-9, "launch_s": 1e-6}
 _STARTS = [
     {"overhead_s": overhead_s, "bytes_per_s": 1e9, "latency_s": latency_s, "launch_s": 2e-5}
@@ -224,9 +220,9 @@ def _with(machine: Any, free: Sequence[tuple[str, ...]], values: Sequence[float]
     )
 
 
-def _fit(machine: Any, reach: str, measured: list[tuple[Any, str, Cell]]) -> Any:
-    """The machine with the free figures that predict best: pattern searches over their logarithms."""
-    free = _FREE[reach]
+def _fit(machine: Any, scope: str, measured: list[tuple[Any, str, Cell]]) -> Any:
+    """The machine with the free parameters that predict best: pattern searches over their logarithms."""
+    free = _FREE[scope]
     if all(request.ranks_per_node == 1 for request, _, _ in measured):
         free = tuple(parameter for parameter in free if parameter[0] != "node")  # nobody uses it
 
@@ -261,50 +257,51 @@ def _calibrate_group(group: _Group, number: int) -> tuple[dict[str, Any], list[C
     first = group.mesh.devices.flat[0].process_index == jax.process_index()
     measured: list[tuple[Any, str, Cell]] = []
     done: set[tuple[Any, ...]] = set()
-    for round_ in range(2):  # better figures choose other chunks and algorithms
-        key = f"calibrate/{number}/{group.reach}/{round_}"
+    for round_ in range(2):  # better parameters choose other chunks and algorithms
+        key = f"calibrate/{number}/{group.scope}/{round_}"
         if jax.process_index() in members:
             measured += _measure(group, key, done)
         text = ""
         if first:
-            fitted = _fit(group.machine(), group.reach, measured)
+            fitted = _fit(group.machine(), group.scope, measured)
             cells = [
                 dataclasses.replace(cell, predicted_s=plan.cost(request, algorithm, 4, fitted).time_s)
                 for request, algorithm, cell in measured
             ]
             found = {"links": fitted.links, "launch_s": fitted.launch_s}
-            text = distributed.agree(key, json.dumps([found, [dataclasses.astuple(cell) for cell in cells]]))
-        found, rows = json.loads(text or distributed.hear(key, _LIMIT_S))
-        _cost_params.use({group.reach: found})
+            text = _kv_store.kv_agree(key, json.dumps([found, [dataclasses.astuple(cell) for cell in cells]]))
+        found, rows = json.loads(text or _kv_store.kv_wait(key, _LIMIT_S))
+        _cost_params.apply({group.scope: found})
     return found, [Cell(*row) for row in rows]
 
 
 def calibrate(keep: bool = True) -> Calibration:
     """Measures the collectives of this machine and fits the cost model to them. With several processes, all call it.
 
-    Takes some ten seconds per reach (one process, several of a node, several nodes) that the program has. What is
-    compiled afterwards is planned with the new figures, and so is what later programs on this machine compile, if they
-    are kept: the first process of each node writes them, and of all files that a program's processes find, the one of
-    the process that needs it first counts for all.
+    Takes about ten seconds for each scope of the program: one process, several processes of a node, several nodes.
+    Programs that are compiled afterwards use the new parameters. If the parameters are saved, later programs on this
+    machine use them too. The first process of each node writes them. A program of several processes uses the file of
+    the process that needs the parameters first.
 
     Args:
-      keep: writes the figures to JAXCOMM_CALIBRATION, or to jaxcomm/calibration-<host>.json in the user's cache folder.
+      keep: saves the parameters to JAXCOMM_CALIBRATION, or to jaxcomm/calibration-<host>.json in the user's cache
+        folder.
 
     Returns:
-      What was measured, beside what is now predicted; print it.
+      The measurements beside the predictions; print it.
 
     Raises:
       OSError: the file can't be written.
-      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S, or one that measures has failed: those that wait
-        for it learn so after ten minutes.
+      RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S, or a measuring process failed. The others notice
+        such a failure after ten minutes.
     """
     _cost_params.load()
     number = next(_numbers)
     found, cells = {}, []
     for group in _groups():
-        found[group.reach], more = _calibrate_group(group, number)
+        found[group.scope], more = _calibrate_group(group, number)
         cells += more
     path = _cost_params.path() if keep and found else None
-    if path is not None and any(jax.process_index() == processes[0] for processes in distributed.nodes()):
-        _cost_params.keep(found)
+    if path is not None and any(jax.process_index() == processes[0] for processes in _placement.nodes()):
+        _cost_params.save(found)
     return Calibration(tuple(cells), path)

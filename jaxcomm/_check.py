@@ -12,6 +12,7 @@ from jax import lax
 
 from jaxcomm import _compat
 from jaxcomm._core import plan
+from jaxcomm._typing import AxisIndexGroups, AxisName, AxisNames, Groups
 
 _PACKAGES = tuple(os.path.dirname(os.path.abspath(str(m.__file__))) + os.sep for m in (jax, sys.modules["jaxcomm"]))
 
@@ -51,7 +52,7 @@ def dimension(op: str, name: str, value: Any, ndim: int) -> int:
     return index % ndim
 
 
-def axes(op: str, axis_name: Any, *, dimensions: bool = False) -> tuple:
+def axes(op: str, axis_name: AxisName, *, dimensions: bool = False) -> AxisNames:
     """Axis names as a tuple, each bound by an enclosing shard_map or vmap. `dimensions` lets integers through."""
     static(op, "axis_name", axis_name)
     names = tuple(axis_name) if isinstance(axis_name, tuple | list) else (axis_name,)
@@ -74,7 +75,7 @@ def axes(op: str, axis_name: Any, *, dimensions: bool = False) -> tuple:
     return names
 
 
-def groups(op: str, axis_index_groups: Any, names: tuple, *, unequal: bool = False) -> tuple | None:
+def groups(op: str, axis_index_groups: AxisIndexGroups | None, names: AxisNames, *, unequal: bool = False) -> Groups:
     """axis_index_groups as tuples: a partition of the axis into groups, of equal size unless `unequal`."""
     if axis_index_groups is None:
         return None
@@ -94,11 +95,11 @@ def groups(op: str, axis_index_groups: Any, names: tuple, *, unequal: bool = Fal
     return rows
 
 
-def equal_sizes(rows: tuple | None) -> bool:
+def equal_sizes(rows: Groups) -> bool:
     return rows is None or len({len(row) for row in rows}) == 1
 
 
-def group_size(names: tuple, rows: tuple | None) -> int:
+def group_size(names: AxisNames, rows: Groups) -> int:
     return lax.axis_size(names) if rows is None else len(rows[0])
 
 
@@ -120,7 +121,7 @@ def max_sms(op: str, value: Any) -> int | None:
     return number
 
 
-def divisible(op: str, name: str, index: int, shape: Sequence[int], parts: int, names: tuple) -> None:
+def divisible(op: str, name: str, index: int, shape: Sequence[int], parts: int, names: AxisNames) -> None:
     if shape[index] % parts:
         raise ValueError(
             f"{op}: dimension {name}={index} of an array of shape {tuple(shape)} has size {shape[index]}, which does "
@@ -128,7 +129,7 @@ def divisible(op: str, name: str, index: int, shape: Sequence[int], parts: int, 
         )
 
 
-def equal(op: str, name: str, index: int, shape: Sequence[int], parts: int, names: tuple) -> None:
+def equal(op: str, name: str, index: int, shape: Sequence[int], parts: int, names: AxisNames) -> None:
     if shape[index] != parts:
         raise ValueError(
             f"{op}: dimension {name}={index} of an array of shape {tuple(shape)} must have size {parts}, one per rank "
@@ -155,5 +156,5 @@ def element_type(op: str, x: Any, *, ordered: bool = False) -> None:
         raise TypeError(f"{op}: x has element type {dtype}, which has no order; expected a real type")
 
 
-def _show(names: tuple) -> str:
+def _show(names: AxisNames) -> str:
     return repr(names[0]) if len(names) == 1 else repr(names)

@@ -1,7 +1,7 @@
 """Everything that depends on the JAX version or on JAX API that may change.
 
-Written for jax 0.10.2 to 0.12. Nothing here is private (`jax._src`), but `jax.interpreters` and `jax.extend` promise no
-stability.
+Written for jax 0.10.2 to 0.12. `jax.interpreters` and `jax.extend` promise no stability. Two functions read private
+state (`jax._src`) and return False where they do not find it; _kv_store.py uses the private distributed client.
 """
 
 import contextlib
@@ -16,9 +16,12 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from jaxcomm._typing import AxisNames, Groups
+
 __all__ = [
     "Primitive",
     "ad",
+    "back_ends_have_started",
     "batch_like",
     "batching",
     "has_windows",
@@ -26,9 +29,10 @@ __all__ = [
     "in_spmd_region",
     "is_tracer",
     "leave_compilation_cache",
-    "lends_communicators",
     "make_varying",
     "mlir",
+    "on_cloud_tpu",
+    "provides_communicators",
     "psum_of_groups",
     "unbound_axis",
     "unreduced_axes",
@@ -57,14 +61,14 @@ def with_varying(aval: Any, axes: frozenset) -> Any:
     return aval.update(manual_axis_type=aval.manual_axis_type.update(varying=axes))
 
 
-def make_varying(x: Any, axes: tuple) -> Any:
+def make_varying(x: Any, axes: AxisNames) -> Any:
     """Types `x` as varying over `axes`. Does nothing under check_vma=False and for names that vmap introduced."""
     # An axis index varies exactly over its own axis, and over nothing where types don't track this.
     missing = tuple(a for a in axes if varying_axes(lax.axis_index(a)) - varying_axes(x))
     return lax.pcast(x, missing, to="varying") if missing else x
 
 
-def psum_of_groups(x: Any, axes: tuple, groups: tuple) -> Any:
+def psum_of_groups(x: Any, axes: AxisNames, groups: Groups) -> Any:
     """jax.lax.psum with axis_index_groups, where it refuses them too: under check_vma=True."""
     y = lax.psum_p.bind(x, axes=axes, axis_index_groups=groups)
     return y[0] if lax.psum_p.multiple_results else y
@@ -78,6 +82,27 @@ def leave_compilation_cache() -> bool:
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # or it would go on as it began
     return True
+
+
+def back_ends_have_started() -> bool:
+    """Whether JAX has started its back ends; asking it for devices would start them."""
+    try:
+        from jax._src import xla_bridge
+
+        return bool(xla_bridge.backends_are_initialized())
+    except (ImportError, AttributeError):
+        return False
+
+
+def on_cloud_tpu() -> bool:
+    """Whether JAX is about to use the TPUs of this machine."""
+    try:
+        from jax._src import cloud_tpu_init
+
+        platforms = getattr(jax.config, "jax_platforms", None) or "tpu"
+        return bool(cloud_tpu_init.running_in_cloud_tpu_vm) and "tpu" in platforms
+    except (ImportError, AttributeError):
+        return False
 
 
 def unbound_axis(name: Any) -> bool:
@@ -99,8 +124,8 @@ def _jaxlib() -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", jaxlib.__version__)[:3])
 
 
-def lends_communicators() -> bool:
-    """Whether XLA:GPU lends its communicators to FFI handlers."""
+def provides_communicators() -> bool:
+    """Whether XLA:GPU provides its communicators to FFI handlers."""
     return _jaxlib() >= (0, 11, 2)
 
 

@@ -1,53 +1,20 @@
-"""Environment variables, read once."""
+"""Settings: environment variables, read once. They are defined here only; docs/configuration.md has their table."""
 
 import dataclasses
 import functools
 import math
 import os
+from collections.abc import Callable
+from typing import Any
+
+ALL, EACH = "all processes alike", "each process alone"
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """Settings of this process.
-
-    Attributes:
-      timeout_s: seconds that a rank waits for others that live but are late, because they compile or write a
-        checkpoint, before its call ends in an error (JAXCOMM_TIMEOUT_S).
-      warn_s: seconds after which a line on standard error names the op and the missing ranks, and again each time that
-        the wait has doubled (JAXCOMM_WARN_S). CPUs only.
-      node_id: name of the node of this process, instead of what the kernel says (JAXCOMM_NODE_ID): processes share
-        memory exactly if their names are equal. GPUs are of different nodes if their names differ.
-      single_copy: whether processes of a node may read each other's memory (JAXCOMM_SINGLE_COPY, 0 or 1). If not, or if
-        the kernel forbids it, large buffers are copied through shared memory.
-      ucx_library: path of the libucp to use between nodes (JAXCOMM_UCX_LIBRARY), instead of the system's or the
-        wheel's.
-      network_devices: UCX's names of the interfaces to use and listen on (JAXCOMM_NETWORK_DEVICES), such as "eth0" or
-        "mlx5_0:1", or "all". If not set: the one through which the coordinator is reached; all on machines with RDMA.
-      max_sms: multiprocessors of a GPU that one collective may keep busy (JAXCOMM_MAX_SMS); the same in all processes.
-      windows: whether GPUs read and write XLA's own buffers (JAXCOMM_WINDOWS, 0 or 1), from jax 0.12 on, instead of
-        copies of them; the same in all processes. docs/cuda.md says why it is off.
-      algorithm: "xla" lowers every collective to XLA's own (JAXCOMM_ALGORITHM), whatever the calls ask for; the same in
-        all processes.
-      calibration: file that jaxcomm.calibrate() writes and later runs read (JAXCOMM_CALIBRATION), instead of
-        jaxcomm/calibration-<host>.json in the user's cache folder; none if empty.
-    """
-
-    timeout_s: float = 600.0
-    warn_s: float = 30.0
-    node_id: str | None = None
-    single_copy: bool = True
-    ucx_library: str | None = None
-    network_devices: str | None = None
-    max_sms: int = 32
-    windows: bool = False
-    algorithm: str | None = None
-    calibration: str | None = None
+def _text(name: str, text: str) -> str:
+    return text
 
 
-def _positive_float(name: str, default: float) -> float:
-    text = os.environ.get(name)
-    if text is None:
-        return default
+def _seconds(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -57,39 +24,109 @@ def _positive_float(name: str, default: float) -> float:
     return value
 
 
-def _positive_int(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
+def _positive_int(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**31):
         raise ValueError(f"{name} must be a positive integer, got {text!r}")
     return int(text)
 
 
-def _flag(name: str, default: bool) -> bool:
-    text = os.environ.get(name, "1" if default else "0")
+def _flag(name: str, text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError(f"{name} must be 0 or 1, got {text!r}")
     return text == "1"
 
 
-def _algorithm() -> str | None:
-    text = os.environ.get("JAXCOMM_ALGORITHM") or None
-    if text not in (None, "xla"):
-        raise ValueError(f"JAXCOMM_ALGORITHM must be 'xla' or not set, got {text!r}")
-    return text
+def _algorithm(name: str, text: str) -> str | None:
+    if text not in ("", "xla"):
+        raise ValueError(f"{name} must be 'xla' or not set, got {text!r}")
+    return text or None
+
+
+def _setting(name: str, default: Any, parse: Callable[[str, str], Any], who: str, meaning: str) -> Any:
+    """A field of Config.
+
+    Args:
+      name: of the environment variable.
+      default: value if that is not set.
+      parse: (name, text) -> value, or ValueError.
+      who: ALL or EACH: whether the processes of a program must agree.
+      meaning: for users, in Markdown.
+    """
+    metadata = {"name": name, "parse": parse, "who": who, "meaning": meaning}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of this process."""
+
+    timeout_s: float = _setting(
+        "JAXCOMM_TIMEOUT_S", 600.0, _seconds, EACH,
+        "Seconds that a rank waits for a late rank before its call ends in an error. A rank is late while it compiles "
+        "or writes a checkpoint. A dead rank is detected sooner.",
+    )  # fmt: skip
+    warn_s: float = _setting(
+        "JAXCOMM_WARN_S", 30.0, _seconds, EACH,
+        "Seconds after which a line on standard error names the op and the missing ranks. It comes again each time the "
+        "wait has doubled. CPUs only.",
+    )  # fmt: skip
+    node_id: str | None = _setting(
+        "JAXCOMM_NODE_ID", None, _text, EACH,
+        "Name of the node of this process. Processes share memory exactly if their names are equal; GPUs are on "
+        "different nodes if their names differ. By default, jaxcomm asks the kernel.",
+    )  # fmt: skip
+    single_copy: bool = _setting(
+        "JAXCOMM_SINGLE_COPY", True, _flag, EACH,
+        "1: processes of a node read each other's memory where the kernel allows it. 0: they copy large buffers "
+        "through shared memory.",
+    )  # fmt: skip
+    ucx_library: str | None = _setting(
+        "JAXCOMM_UCX_LIBRARY", None, _text, EACH,
+        "Path of the libucp to use between nodes, instead of that of the system or of the libucx wheel.",
+    )  # fmt: skip
+    network_devices: str | None = _setting(
+        "JAXCOMM_NETWORK_DEVICES", None, _text, EACH,
+        "UCX's names of the network interfaces to use and listen on, such as `eth0` or `mlx5_0:1`, or `all`. By "
+        "default the interface through which the coordinator is reached, and all on machines with RDMA.",
+    )  # fmt: skip
+    max_sms: int = _setting(
+        "JAXCOMM_MAX_SMS", 32, _positive_int, ALL,
+        "Multiprocessors of a GPU that one collective may keep busy. The keyword `max_sms` of an op lowers it further.",
+    )  # fmt: skip
+    symmetric_buffers: bool = _setting(
+        "JAXCOMM_SYMMETRIC_BUFFERS", False, _flag, ALL,
+        "1: GPUs read and write XLA's own buffers, instead of copies of them. Needs jax 0.12.",
+    )  # fmt: skip
+    algorithm: str | None = _setting(
+        "JAXCOMM_ALGORITHM", None, _algorithm, ALL,
+        "`xla`: every collective becomes XLA's own, whatever the calls ask for.",
+    )  # fmt: skip
+    calibration: str | None = _setting(
+        "JAXCOMM_CALIBRATION", None, _text, EACH,
+        "File that `jaxcomm.calibrate()` writes and later programs read; none if empty. By default "
+        "`jaxcomm/calibration-<host>.json` in the user's cache folder. All processes of a program use the content that "
+        "the first of them has read.",
+    )  # fmt: skip
 
 
 @functools.cache
 def config() -> Config:
     """The settings, from the environment at the first call."""
-    return Config(
-        timeout_s=_positive_float("JAXCOMM_TIMEOUT_S", Config.timeout_s),
-        warn_s=_positive_float("JAXCOMM_WARN_S", Config.warn_s),
-        node_id=os.environ.get("JAXCOMM_NODE_ID"),
-        single_copy=_flag("JAXCOMM_SINGLE_COPY", Config.single_copy),
-        ucx_library=os.environ.get("JAXCOMM_UCX_LIBRARY"),
-        network_devices=os.environ.get("JAXCOMM_NETWORK_DEVICES"),
-        max_sms=_positive_int("JAXCOMM_MAX_SMS", Config.max_sms),
-        windows=_flag("JAXCOMM_WINDOWS", Config.windows),
-        algorithm=_algorithm(),
-        calibration=os.environ.get("JAXCOMM_CALIBRATION"),
-    )
+    values = {}
+    for field in dataclasses.fields(Config):
+        name, parse = field.metadata["name"], field.metadata["parse"]
+        if (text := os.environ.get(name)) is not None:
+            values[field.name] = parse(name, text)
+    return Config(**values)
+
+
+def table() -> str:
+    """The settings as a table in Markdown."""
+    rows = []
+    for field in dataclasses.fields(Config):
+        value: Any = field.default
+        default = "not set" if value is None else f"{int(value)}"  # flags and whole numbers
+        rows.append(
+            f"| `{field.metadata['name']}` | {default} | {field.metadata['who']} | {field.metadata['meaning']} |"
+        )
+    return "\n".join(["| variable | default | must agree | meaning |", "|---|---|---|---|", *rows])

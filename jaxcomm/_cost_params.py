@@ -1,4 +1,4 @@
-"""The figures of the cost model: constants, or those that calibrate() has kept for this machine."""
+"""The parameters of the cost model: constants, or those that calibrate() has kept for this machine."""
 
 import functools
 import json
@@ -8,15 +8,15 @@ import platform
 import warnings
 from typing import Any
 
-from jaxcomm import _core, distributed
+from jaxcomm import _core, _kv_store
 from jaxcomm._config import config
 
-_FORMAT = 1
-measured: set[str] = set()  # reaches whose figures are no constants
+_FORMAT = 2
+measured: set[str] = set()  # scopes whose parameters are measured
 
 
 def path() -> pathlib.Path | None:
-    """Where figures are kept."""
+    """Where the parameters are kept."""
     given = config().calibration
     if given is not None:
         return pathlib.Path(given) if given else None
@@ -31,36 +31,36 @@ def _machine(values: dict[str, Any]) -> Any:
     return _core.plan.Machine([tuple(row) for row in values["links"]], values["launch_s"], shared_network=True)
 
 
-def use(figures: dict[str, Any]) -> None:
+def apply(cost_params: dict[str, Any]) -> None:
     """For all programs that this process compiles from now on."""
-    for reach, values in figures.items():
-        _core.set_figures(reach, _machine(values))
-        measured.add(reach)
+    for scope, values in cost_params.items():
+        _core.set_cost_params(scope, _machine(values))
+        measured.add(scope)
 
 
-def keep(figures: dict[str, Any]) -> None:
-    """Writes them to path(), beside those of other reaches that are there already.
+def save(cost_params: dict[str, Any]) -> None:
+    """Writes them to path(), beside those of other scopes that are there already.
 
-    figures: reach -> {"links": rows of plan.Machine.links, "launch_s": seconds}.
+    cost_params: scope -> {"links": rows of plan.Machine.links, "launch_s": seconds}.
     """
     if (file := path()) is None:
         return
-    before = json.loads(_kept() or "{}").get("figures", {})
-    kept = {"format": _FORMAT, "processors": len(os.sched_getaffinity(0)), "figures": before | figures}
+    before = json.loads(_saved() or "{}").get("cost_params", {})
+    kept = {"format": _FORMAT, "processors": len(os.sched_getaffinity(0)), "cost_params": before | cost_params}
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f"{file.name}.{os.getpid()}")
     new.write_text(json.dumps(kept, indent=1))
     new.replace(file)  # readers see the old or the new
 
 
-def _kept() -> str:
+def _saved() -> str:
     """Text of the file; "" if there is none for such a machine."""
     if (file := path()) is None:
         return ""
     try:
         kept = file.read_text()
         content = json.loads(kept)
-        for values in content["figures"].values():
+        for values in content["cost_params"].values():
             _machine(values)
         fits = content["format"] == _FORMAT and content["processors"] == len(os.sched_getaffinity(0))
         return kept if fits else ""
@@ -74,6 +74,6 @@ def _kept() -> str:
 @functools.cache
 def load() -> None:
     """Uses what is kept for this machine, if anything is; with several processes, what the first of them has."""
-    kept = distributed.agree("figures", _kept() or "none")
+    kept = _kv_store.kv_agree("cost_params", _saved() or "none")
     if kept != "none":
-        use(json.loads(kept)["figures"])
+        apply(json.loads(kept)["cost_params"])

@@ -7,15 +7,15 @@ _told: set[str] = set()  # failures that check() has raised
 
 
 def check() -> None:
-    """Raises if a collective on a GPU of this process has failed; to be called once results are there.
+    """Raises if a collective on a GPU of this process has failed.
 
-    On GPUs a collective that gives up can tell XLA only at the next one on the same communicator, which raises. Of the
-    last one of a program there is none: its result is undefined, and nobody says so. Call this after
-    `jax.block_until_ready`, before results are used outside of JAX. What nobody has asked for is written to standard
-    error when the process ends. On CPU the collectives themselves raise.
+    On GPUs, the next collective raises the error of a failed one. After the last collective of a program no call can
+    raise, and its result is undefined if it has failed. Call check() after `jax.block_until_ready`, before you use
+    results outside of JAX. Errors that no call has raised are written to standard error when the process ends. On CPUs,
+    the failed collective itself raises.
 
     Raises:
-      RuntimeError: some have failed; the text has one line for each communicator.
+      RuntimeError: a collective has failed; the message has one line for each communicator.
     """
     module = sys.modules.get("jaxcomm._cuda")
     failures = module.failures() if module else []
@@ -25,7 +25,7 @@ def check() -> None:
 
 
 def at_exit(failures: Callable[[], list[str]]) -> None:
-    """Says what nobody has asked for."""
+    """Prints failures that check() has not raised."""
     for failure in failures():
         if failure not in _told:
             print(f"jaxcomm: {failure}; results are undefined (jaxcomm.check)", file=sys.stderr)

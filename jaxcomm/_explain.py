@@ -34,38 +34,41 @@ def _native(op: str) -> str:
 
 
 def algorithms(op: str) -> tuple[str, ...]:
-    """Names of plans that the keyword ``algorithm`` of an op takes, in order of preference; "xla" comes on top.
+    """Lists the algorithms of an op, in order of preference. Every op also accepts "xla", which is not a plan.
 
-    Not every algorithm fits every group: recursive halving wants a power of two of ranks, a hierarchical plan several
-    nodes of several ranks.
+    Not every algorithm fits every group: recursive halving needs a power of two of ranks, a hierarchical plan needs
+    several nodes of several ranks.
+
+    Args:
+      op: public name, such as "all_to_all" or "psum".
 
     Raises:
-      ValueError: no such op.
+      ValueError: unknown op.
     """
     return tuple(name for name, _ in plan.algorithms(_native(op)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """One choice of the selection table. ``str()`` gives a text for people, ``steps_text`` the plan itself.
+    """The result of explain(). ``str()`` returns a summary, ``steps_text`` the plan itself.
 
     Attributes:
       op: public name.
-      algorithm: name of the plan chosen.
-      reason: why.
-      source: where the algorithm comes from.
-      num_nodes, ranks_per_node: the group, as the planner sees it.
-      input_bytes, output_bytes: buffers of one rank.
-      steps: of the rank that takes longest; on a GPU, of each of its thread blocks.
-      scratch_bytes: of each rank.
-      messages, bytes, signals: initiated by the rank that takes longest, by link class ("self", "node", "network"). On
-        GPUs "node" is NVLink; bytes of messages with flags are twice those of the data.
-      predicted_time_s: by the cost model of docs/algorithms.md.
+      algorithm: name of the selected plan.
+      reason: why the selection chose it.
+      source: origin of the algorithm.
+      num_nodes, ranks_per_node: shape of the group, as the planner sees it.
+      input_bytes, output_bytes: sizes of the buffers of one rank.
+      steps: number of steps of the slowest rank; on a GPU, of each of its thread blocks.
+      scratch_bytes: scratch memory of each rank.
+      messages, bytes, signals: traffic of the slowest rank, by link ("self", "node", "network"). On GPUs "node" is
+        NVLink; LL messages count twice the bytes of their data.
+      predicted_time_s: time by the cost model of docs/internals/cost-model.md.
       platform: "cpu" or "cuda".
-      protocol: "steps", or on GPUs "flagged" or "flagged_twice": one exchange of messages with flags, or two.
-      sms: multiprocessors of a GPU that the call keeps busy, a thread block each; 0 on CPUs.
-      links, launch_s, frame_s: the figures that the time is predicted with. launch_s: of a call; frame_s: of what all
-        ranks do together before and after a plan.
+      protocol: "steps", or on GPUs "ll" or "ll_two_shot" for one or two exchanges of LL messages.
+      sms: multiprocessors of a GPU that the call uses, one thread block each; 0 on CPUs.
+      links, launch_s, sync_overhead_s: parameters of the prediction. launch_s: overhead of a call.
+        sync_overhead_s: time that all ranks spend on synchronization before and after a plan.
     """
 
     op: str
@@ -87,11 +90,11 @@ class Explanation:
     sms: int
     links: tuple[Link, ...]
     launch_s: float
-    frame_s: float
+    sync_overhead_s: float
     _request: Any = dataclasses.field(repr=False, compare=False)
 
     def steps_text(self, rank: int = 0) -> str:
-        """The plan of one rank, a step a line: buffers by rank, offsets and counts in elements."""
+        """Returns the plan of one rank, one step per line: buffers by rank, offsets and counts in elements."""
         return str(plan.build(self._request, self.algorithm)[rank])
 
     def __str__(self) -> str:
@@ -114,15 +117,17 @@ class Explanation:
 
     def _on_gpus(self) -> list[str]:
         return [
-            f"on GPUs   {'walk of the plan' if self.protocol == 'steps' else 'messages with flags'}, {self.sms} SM(s)",
-            f"  launch {self.launch_s * 1e6:.3f} us, frame {self.frame_s * 1e6:.3f} us",
+            f"on GPUs   {'walk of the plan' if self.protocol == 'steps' else 'LL messages'}, {self.sms} SM(s)",
+            f"  launch {self.launch_s * 1e6:.3f} us, synchronization {self.sync_overhead_s * 1e6:.3f} us",
             *(f"  {link}" for link in self.links),
-            "  Not measured with jaxcomm: figures of others, ceilings and guesses (docs/algorithms.md), or given.",
+            "  Not measured with jaxcomm: published values, ceilings, guesses (docs/internals/cost-model.md) or given.",
         ]
 
 
-def _replace(op: str, machine: Any, links: Sequence[Link], launch_s: float | None, frame_s: float | None) -> None:
-    """Figures of the machine by those that are given."""
+def _replace(
+    op: str, machine: Any, links: Sequence[Link], launch_s: float | None, sync_overhead_s: float | None
+) -> None:
+    """Replaces parameters of the machine by those that are given."""
     rows = {link.name: (link.overhead_s, link.bytes_per_s, link.latency_s) for link in links_of(machine)}
     for link in links:
         if link.name not in rows:
@@ -130,11 +135,11 @@ def _replace(op: str, machine: Any, links: Sequence[Link], launch_s: float | Non
         if link.overhead_s < 0 or link.latency_s < 0 or not link.bytes_per_s > 0:
             raise ValueError(f"{op}: times must not be negative, nor bandwidths 0 or less, got {link!r}")
         rows[link.name] = (link.overhead_s, link.bytes_per_s, link.latency_s)
-    if (flagged := rows.pop("flagged", None)) is not None:
-        machine.flagged = machine.flagged_twice = flagged
+    if (ll := rows.pop("ll", None)) is not None:
+        machine.ll = machine.ll_two_shot = ll
     machine.links = [(name, *row) for name, row in rows.items()]
     machine.launch_s = machine.launch_s if launch_s is None else launch_s
-    machine.frame_s = machine.frame_s if frame_s is None else frame_s
+    machine.sync_overhead_s = machine.sync_overhead_s if sync_overhead_s is None else sync_overhead_s
 
 
 def explain(
@@ -145,19 +150,19 @@ def explain(
     algorithm: str | None = None,
     source: int = 0,
     perm: Sequence[tuple[int, int]] | None = None,
-    reach: str | None = None,
+    scope: str | None = None,
     ranks_per_node: int | None = None,
     platform: str = "cpu",
     max_sms: int | None = None,
     gin: bool = True,
     links: Sequence[Link] = (),
     launch_s: float | None = None,
-    frame_s: float | None = None,
+    sync_overhead_s: float | None = None,
 ) -> Explanation:
-    """Tells which plan an op would run, why, and what it should cost.
+    """Shows which plan an op would run, why, and its predicted time. Runs nothing.
 
-    The plan is the one that a program would choose, which does not know of `links`, `launch_s` and `frame_s`: these
-    change the prediction only. Ask for another plan by `algorithm`.
+    `links`, `launch_s` and `sync_overhead_s` change the prediction only. The plan is the one that a program would
+    choose without them. `algorithm` selects another plan.
 
     Args:
       op: public name, such as "all_to_all" or "psum".
@@ -166,22 +171,22 @@ def explain(
       algorithm: as in the op.
       source: rank that broadcasts (pbroadcast).
       perm: as in ppermute; None means a shift by one.
-      reach: how CPU devices reach each other: "process" (devices of one process, the default), "node" (of several
+      scope: how CPU devices reach each other: "process" (devices of one process, the default), "node" (of several
         processes on a node) or "network" (of several nodes).
-      ranks_per_node: of the group; by default the innermost of several axes is a node. On GPUs a node is what NVLink
-        connects.
-      platform: "cpu", or "cuda" for NVIDIA GPUs; none need be there.
+      ranks_per_node: of the group; by default the innermost of several axes is a node. On GPUs, a node is an NVLink
+        domain.
+      platform: "cpu", or "cuda" for NVIDIA GPUs. No GPU is needed.
       max_sms: as in the op.
-      gin: on GPUs of several nodes, kernels put over the network themselves, as they do where NCCL has GIN; if not,
-        messages go in rounds of NCCL's sends and receives.
-      links: figures to use instead of those of the same names, as `Explanation.links` has them.
-      launch_s, frame_s: the same for these.
+      gin: on GPUs of several nodes, whether kernels use GIN. If False, messages travel in rounds of NCCL's send and
+        receive.
+      links: parameters that replace those of the same names, in the form of `Explanation.links`.
+      launch_s, sync_overhead_s: the same for these parameters.
 
     Returns:
-      An Explanation; print it, or read its fields.
+      An Explanation; print it, or read its attributes.
 
     Raises:
-      ValueError: unknown op, algorithm, reach, platform or link, or sizes that don't fit.
+      ValueError: unknown op, algorithm, scope, platform or link, or sizes that do not fit.
       RuntimeError: with several processes, the coordination service does not answer.
     """
     native = _native(op)
@@ -208,26 +213,24 @@ def explain(
     if platform not in ("cpu", "cuda"):
         raise ValueError(f"{op}: platform must be 'cpu' or 'cuda', got {platform!r}")
     on_gpus = platform == "cuda"
-    if on_gpus and reach is not None:
-        raise ValueError(f"{op}: reach is of CPU devices; on GPUs ranks_per_node tells what NVLink connects")
-    one_node = n == ranks_per_node if on_gpus else reach != "network"
-    request = plan.Request(
-        native, n // ranks_per_node, ranks_per_node, count, root=source, source_of=source_of,
-        all_addressable=one_node, pull=on_gpus or reach not in (None, "process"),
-    )  # fmt: skip
+    if on_gpus and scope is not None:
+        raise ValueError(f"{op}: scope is of CPU devices; on GPUs ranks_per_node tells what NVLink connects")
+    of_call: dict[str, Any] = {"block_count": count, "root": source, "source_of": source_of}
     if on_gpus:
+        request = plan.gpu_request(native, n, ranks_per_node, **of_call)
         most = min(_check.max_sms(op, max_sms) or config().max_sms, config().max_sms)
         selection = plan.select_for_gpus(request, algorithm or "", item_bytes, most, gin)
         choice, sms = selection.choice, selection.num_channels
         machine = plan.gpu_machine(gin)
     else:
         _cost_params.load()
-        machine = plan.machine_of(reach or "process", n, ranks_per_node)
+        machine = plan.machine_of(scope or "process", n, ranks_per_node)
+        request = plan.cpu_request(native, scope or "process", n, ranks_per_node, **of_call)
         choice, sms = plan.select(request, algorithm or "", item_bytes, machine), 0
     if choice.algorithm is None:
         raise ValueError(f"{op}: {choice.reason}")
-    _replace(op, machine, links, launch_s, frame_s)
-    given = links or launch_s is not None or frame_s is not None
+    _replace(op, machine, links, launch_s, sync_overhead_s)
+    given = links or launch_s is not None or sync_overhead_s is not None
     if on_gpus:
         cost = plan.cost_on_gpus(request, selection, item_bytes, machine if given else None, gin)
     elif given:
@@ -251,10 +254,10 @@ def explain(
         signals={name: traffic.signals for name, traffic in traffic_of.items()},
         predicted_time_s=cost.time_s,
         platform=platform,
-        protocol=plan.protocol(native, choice.algorithm) if choice.flagged else "steps",
+        protocol=plan.protocol(native, choice.algorithm) if choice.ll else "steps",
         sms=sms,
         links=links_of(machine),
         launch_s=machine.launch_s,
-        frame_s=machine.frame_s,
+        sync_overhead_s=machine.sync_overhead_s,
         _request=choice.request,
     )

@@ -14,18 +14,18 @@ from jaxcomm import _check, _compat, _lowering, _native
 def register_ffi_target(name: str, library: ctypes.CDLL, *, initialize: str, execute: str) -> None:
     """Registers a CUDA target like jax.ffi.register_ffi_target, for handlers that use jaxcomm/host.h.
 
-    Call it before the target is compiled for, or loaded from a cache, in all processes. Registers nothing where JAX has
-    no CUDA back end.
+    Call it in all processes, before a program with the target is compiled or loaded from a cache. It registers nothing
+    if JAX has no CUDA back end.
 
     Args:
-      name: of the target, for ffi_call. Calls of one target share an arena (jaxcomm::host::Setup::Reserve).
-      library: what holds the handlers, as ctypes.CDLL(path); it must stay loaded.
-      initialize: symbol of the handler for the stage Initialize. If it fails, Execute says so: XLA ends a process in
-        which one of several devices fails in Initialize alone.
-      execute: symbol of the handler for the stage Execute, which must have jaxcomm::host::Call.
+      name: name of the target, for ffi_call. Calls of one target share an arena (jaxcomm::host::Setup::Reserve).
+      library: the library that contains the handlers, as ctypes.CDLL(path); it must stay loaded.
+      initialize: symbol of the handler for the stage Initialize. Execute reports its errors, because XLA ends a process
+        if only one of several devices fails in Initialize.
+      execute: symbol of the handler for the stage Execute, which must bind jaxcomm::host::Call.
 
     Raises:
-      AttributeError: the library has no such symbol, or nothing in it includes jaxcomm/host.h.
+      AttributeError: the library lacks a symbol, or no file of it includes jaxcomm/host.h.
       RuntimeError: the library was compiled with headers of another version of jaxcomm.
       ImportError: jaxcomm was built without CUDA.
     """
@@ -57,25 +57,25 @@ def ffi_call(
     has_side_effect: bool = True,
     **options: Any,
 ) -> Callable[..., Any]:
-    """jax.ffi.ffi_call for a target of register_ffi_target, inside jax.shard_map: the ranks of a group call together.
+    """Calls a target of register_ffi_target like jax.ffi.ffi_call, inside jax.shard_map, for the ranks of a group.
 
     All ranks of a group must make the same calls in the same order, with arrays of the same shapes.
 
     Args:
-      target_name: as it was registered.
+      target_name: name of the registered target.
       result_shape_dtypes: shape and dtype of the result, or a sequence of them, on one device.
       axis_name: mesh axis, or tuple of axes, outermost first: the ranks of a group, in this order.
       axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
-      max_sms: the most thread blocks that the call may launch per GPU (jaxcomm::host::Call::max_channels); None means
-        JAXCOMM_MAX_SMS, which is the limit in any case.
-      has_side_effect: as for jax.ffi.ffi_call. Without a side effect XLA may drop or merge calls, which must then
-        happen on all devices alike.
+      max_sms: maximum number of thread blocks per GPU (jaxcomm::host::Call::max_channels). None means JAXCOMM_MAX_SMS,
+        which is always an upper limit.
+      has_side_effect: as for jax.ffi.ffi_call. Without a side effect XLA may drop or merge calls. This must then happen
+        on all devices alike.
       options: further arguments of jax.ffi.ffi_call.
 
     Returns:
-      A function of arrays and attributes, as jax.ffi.ffi_call does. The handlers get the attributes as a dictionary
-      (`.Attrs()`): `jaxcomm` and `jaxcomm_groups` are there too. Its results count as the same on all devices under
-      check_vma=True unless `result_shape_dtypes` says otherwise.
+      A function of arrays and attributes, like that of jax.ffi.ffi_call. The handlers receive the attributes as a
+      dictionary (`.Attrs()`), with `jaxcomm` and `jaxcomm_groups` added. Under check_vma=True, its results count as
+      equal on all devices unless `result_shape_dtypes` says otherwise.
 
     Raises:
       NameError: axis_name is not bound by an enclosing shard_map.

@@ -1,4 +1,4 @@
-"""Where the headers of the device API are, for programs with kernels of their own."""
+"""Paths of the device API's headers, for programs with their own kernels."""
 
 import pathlib
 
@@ -14,10 +14,10 @@ def _find(path: str) -> str:
 
 
 def get_include() -> str:
-    """The folder for the compiler's -I, so that `#include <jaxcomm/version.h>` works."""
+    """Returns the folder for the compiler's -I, so that `#include <jaxcomm/version.h>` works."""
     return _find("include/jaxcomm")
 
 
 def get_cmake_dir() -> str:
-    """The folder for CMake's jaxcomm_ROOT: `find_package(jaxcomm CONFIG)` then defines the target jaxcomm::device."""
+    """Returns the folder for CMake's jaxcomm_ROOT. `find_package(jaxcomm CONFIG)` defines jaxcomm::device."""
     return _find("cmake/jaxcommConfig.cmake")

@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import ipaddress
-import os
 import socket
 import struct
 
@@ -25,7 +24,7 @@ def _addresses() -> dict[str, str]:
     return found
 
 
-def towards(address: str) -> str | None:
+def interface_to(address: str) -> str | None:
     """The interface through which host:port is reached; None if it can't be told.
 
     A host may have its own name lead to its loopback interface, through which no other reaches it: that counts only
@@ -45,10 +44,3 @@ def towards(address: str) -> str | None:
     except (OSError, ValueError):
         pass
     return None
-
-
-def has_rdma() -> bool:
-    try:
-        return bool(os.listdir("/sys/class/infiniband"))
-    except OSError:
-        return False

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _compat, _cost_params, distributed
+from jaxcomm import _bootstrap, _compat, _cost_params, _placement
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._native import register, register_cuda
+from jaxcomm._typing import AnyMesh, AxisNames, Groups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,17 +34,17 @@ class Call:
     """
 
     op: str
-    axes: tuple
-    groups: tuple | None
+    axes: AxisNames
+    groups: Groups
     algorithm: str | None
     max_sms: int | None
     site: str
 
-    def over(self, axes: tuple) -> "Call":
+    def over(self, axes: AxisNames) -> "Call":
         return dataclasses.replace(self, axes=axes)
 
 
-def replica_groups(axis_names: tuple, axis_sizes: tuple, axes: tuple, groups: tuple | None) -> np.ndarray:
+def replica_groups(axis_names: AxisNames, axis_sizes: tuple[int, ...], axes: AxisNames, groups: Groups) -> np.ndarray:
     """Logical device ids (row-major positions in the mesh), one row per group, in rank order: (groups, group size)."""
     ids = np.arange(math.prod(axis_sizes)).reshape(axis_sizes)
     where = [axis_names.index(a) for a in axes]
@@ -54,7 +55,7 @@ def replica_groups(axis_names: tuple, axis_sizes: tuple, axes: tuple, groups: tu
     return np.stack([row[list(group)] for row in rows for group in groups])
 
 
-def ranks_per_node(axis_sizes: tuple, groups: tuple | None) -> int:
+def ranks_per_node(axis_sizes: tuple[int, ...], groups: Groups) -> int:
     """Ranks that share a node, from the sizes of the named axes, outermost first.
 
     Several axes declare a hierarchy: the innermost one stays inside a node. Everything else is one node, since all
@@ -66,35 +67,41 @@ def ranks_per_node(axis_sizes: tuple, groups: tuple | None) -> int:
     return sizes[-1] if len(sizes) > 1 else math.prod(sizes)
 
 
-def _place(mesh: Any, call: Call, rows: np.ndarray, platform: str) -> tuple[int, bool, dict[str, Any]]:
+def _place(mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str) -> tuple[int, bool, dict[str, Any]]:
     """Makes the back end ready. Returns ranks per node, whether a group is of one node, attributes of this platform."""
+    _bootstrap.warn_if_alone()
     try:
         if platform == "cuda":
             # Which GPUs share a node is found at run time, by NCCL.
             register_cuda()
             own: dict[str, Any] = {}
-            if not _compat.lends_communicators():
-                own["members"] = distributed.gpu_groups(mesh, rows)
-            elif _compat.has_windows() and distributed.windows(mesh):
+            if not _compat.provides_communicators():
+                own["members"] = _placement.gpu_groups(mesh, rows)
+            elif _compat.has_windows() and _bootstrap.symmetric_buffers(mesh):
                 own["windows"] = np.int64(1)
             return rows.shape[1], True, own
         register()
         _cost_params.load()
-        layout = distributed.layout(mesh, rows)
+        placement = _placement.placement(mesh, rows)
     except (ImportError, RuntimeError) as error:  # the traceback shows the call, but a log may not show that
         raise RuntimeError(f"jaxcomm: {call.op} at {call.site}: while compiling, {error}") from error
     sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
-    per_node = layout.ranks_per_node or ranks_per_node(sizes, call.groups)
-    return per_node, layout.ranks_per_node is None, {"processes": layout.processes}
+    per_node = placement.ranks_per_node or ranks_per_node(sizes, call.groups)
+    return per_node, placement.ranks_per_node is None, {"processes": placement.processes}
 
 
-def _call_attributes(mesh: Any, call: Call, rows: np.ndarray, collective: str, platform: str) -> dict[str, Any]:
+def _call_attributes(mesh: AnyMesh, call: Call, rows: np.ndarray, collective: str, platform: str) -> dict[str, Any]:
     """Attributes that every collective has. Arrays must stand at the top level, everything else is in `call`."""
     per_node, one_node, own = _place(mesh, call, rows, platform)
     if call.algorithm is not None:
-        # Not known for GPUs: see _place.
-        possible = range(1, rows.shape[1] + 1) if platform == "cuda" else (per_node,)
-        _check_algorithm(call, collective, rows.shape[1], possible, one_node, platform == "cuda")
+        n = rows.shape[1]
+        if platform == "cuda":  # nodes are found at run time: see _place
+            shapes = [size for size in range(1, n + 1) if n % size == 0]
+            possible = [plan.gpu_request(collective, n, size, multimem=True, source_of=range(n)) for size in shapes]
+        else:
+            scope = "node" if one_node else "network"
+            possible = [plan.cpu_request(collective, scope, n, per_node, source_of=range(n))]
+        _check_algorithm(call, call.algorithm, possible)
     attributes = {
         "op": call.op,
         "site": call.site,
@@ -110,7 +117,7 @@ def _call_attributes(mesh: Any, call: Call, rows: np.ndarray, collective: str, p
     }
 
 
-def _local_shape(aval: Any, mesh: Any) -> tuple:
+def _local_shape(aval: Any, mesh: AnyMesh) -> tuple[int, ...]:
     """Shape on one device: over explicit mesh axes that are not manual, types show the whole array."""
     shape = list(aval.shape)
     for dimension, names in enumerate(aval.sharding.spec):
@@ -133,26 +140,13 @@ def _in_bytes(dtype: Any) -> Any:
     return _IN_BYTES.get(str(dtype), dtype)
 
 
-def _check_algorithm(
-    call: Call, collective: str, group_size: int, ranks_per_node: Iterable[int], one_node: bool, multimem: bool
-) -> None:
-    """Whether the algorithm takes such a group is known now; the executor would only say so at run time.
-
-    Args:
-      ranks_per_node: numbers that the group may turn out to have; what they don't divide is passed over.
-      multimem: whether the group may turn out to have NVLink SHARP.
-    """
-    for per_node in ranks_per_node:
-        if group_size % per_node == 0:
-            source_of = range(group_size)
-            request = plan.Request(
-                collective, group_size // per_node, per_node, source_of=source_of, all_addressable=one_node,
-                multimem=multimem,
-            )  # fmt: skip
-            if plan.supports(request, call.algorithm):
-                return
-    machine = plan.machine_of("process", group_size)
-    raise ValueError(f"{call.op} at {call.site}: {plan.select(request, call.algorithm, 1, machine).reason}")
+def _check_algorithm(call: Call, algorithm: str, possible: Sequence[Any]) -> None:
+    """Raises unless the algorithm takes one of the requests. The executor would only say so at run time."""
+    if any(plan.supports(request, algorithm) for request in possible):
+        return
+    machine = plan.machine_of("process", possible[-1].num_ranks)
+    reason = plan.select(possible[-1], algorithm, 1, machine).reason
+    raise ValueError(f"{call.op} at {call.site}: {reason}")
 
 
 def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:

@@ -7,7 +7,9 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import threading
 from types import ModuleType
+from typing import Any
 
 import jax
 
@@ -16,25 +18,55 @@ from jaxcomm._config import config
 
 _ffi_version.check(_core.xla_ffi_api_version)
 
-# JAX records it when XLA has compiled a program or has read one from the compilation cache.
-_COMPILED = "/jax/core/compile/backend_compile_duration"
+# JAX records it twice, on the thread that asks for a program: as a scalar before XLA compiles the program or reads it
+# from the compilation cache, and as a duration afterwards, also where that fails.
+_COMPILE = "/jax/core/compile/backend_compile_duration"
 
 
-def _on_event(event: str, duration_secs: float, **more: str | int) -> None:
-    if event == _COMPILED:
-        _core.end_program()
+class _Compilations:
+    """Between processes of CPUs, one compilation at a time.
+
+    Call sites of a program are numbered until the program ends. XLA makes them on a thread of its own, so the end of
+    another program would start the numbering anew in the middle, and equal call sites would get equal numbers.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._own = threading.local()
+
+    def begin(self, event: str, value: float, **more: str | int) -> None:
+        if event != _COMPILE or jax.process_count() == 1 or jax.default_backend() != "cpu":
+            return
+        depth = getattr(self._own, "depth", 0)
+        if depth == 0 and not self._turn.acquire(timeout=config().timeout_s):
+            return  # a compilation that takes so long need not stop the others
+        self._own.depth = depth + 1
+
+    def end(self, event: str, duration_secs: float, **more: str | int) -> None:
+        if event != _COMPILE:
+            return
+        depth = getattr(self._own, "depth", 0)
+        if depth <= 1:
+            _core.end_program()
+        if depth > 0:
+            self._own.depth = depth - 1
+        if depth == 1:
+            self._turn.release()
 
 
 @functools.cache
 def register() -> None:
     """Registers jaxcomm's FFI targets with the CPU back end, which this starts."""
     num_devices = jax.local_device_count("cpu")
-    jax.ffi.register_ffi_type("jaxcomm_call", _core.cpu_state_type(), platform="cpu")
+    state_type: Any = _core.cpu_state_type()
+    jax.ffi.register_ffi_type("jaxcomm_call", state_type, platform="cpu")
     for name, stages in _core.cpu_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="cpu")
-    jax.monitoring.register_event_duration_secs_listener(_on_event)
+    compilations = _Compilations()
+    jax.monitoring.register_scalar_listener(compilations.begin)
+    jax.monitoring.register_event_duration_secs_listener(compilations.end)
     _core.set_wait_limits(config().timeout_s, config().warn_s)
-    _core.start_completer(num_devices)
+    _core.start_completion_pool(num_devices)
 
 
 @functools.cache
@@ -55,7 +87,7 @@ def register_cuda() -> bool:
             "other would run at the same time, but share signals and memory"
         )
     module = cuda()
-    module.configure(config().timeout_s, config().max_sms, config().node_id or "", config().windows)
+    module.configure(config().timeout_s, config().max_sms, config().node_id or "", config().symmetric_buffers)
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm import _compat, _lowering
+from jaxcomm import _check, _compat, _lowering
 from jaxcomm._lowering import Call
 
 
@@ -17,6 +17,29 @@ class ReduceOp(enum.IntEnum):
     SUM = 0
     MAX = 1
     MIN = 2
+
+
+def make_call(
+    op: str,
+    collective: str,
+    axes: tuple,
+    axis_index_groups: Any,
+    algorithm: str | None,
+    max_sms: int | None,
+    *,
+    unequal: bool = False,
+) -> Call:
+    """Checks the arguments that every op takes.
+
+    Args:
+      op: public name, for messages.
+      collective: native name, which `algorithm` belongs to.
+      axes: what _check.axes has made of axis_name, mesh axes only.
+      unequal: whether groups of different sizes are allowed.
+    """
+    groups = _check.groups(op, axis_index_groups, axes, unequal=unequal)
+    _check.algorithm(op, collective, algorithm)
+    return Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
 
 
 def block_run(shape: Sequence[int], dimension: int) -> int:

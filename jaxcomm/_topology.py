@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm import _cost_params, distributed
+from jaxcomm import _cost_params, _placement
 from jaxcomm._core import plan
 
 
@@ -18,11 +18,11 @@ class Link:
     """One class of link.
 
     Attributes:
-      name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes); on GPUs also "flagged"
-        (messages with flags to peers of the node).
-      overhead_s: that the sender is busy with a step or a signal, beside its bytes.
-      latency_s: until it arrives, while the sender goes on.
-      bytes_per_s: of one rank while all work; of the link that the ranks of a node share, for "network".
+      name: "self" (own memory), "node" (peers of the node) or "network" (peers of other nodes); on GPUs also "ll"
+        (LL messages to peers of the node).
+      overhead_s: time of the sender for a step or a signal, without its bytes.
+      latency_s: time until the data arrives, while the sender continues.
+      bytes_per_s: bandwidth of one rank while all ranks work; for "network", of the link that a node shares.
     """
 
     name: str
@@ -39,15 +39,15 @@ class Link:
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """What the devices of this program can reach.
+    """The result of topology(). ``str()`` returns a summary.
 
     Attributes:
       nodes: processes of each node; they share memory.
-      ranks: devices of each node.
-      processors: processors that this process may use.
-      links: link classes with the figures that predictions use.
-      calibrated: whether calibrate() has found these figures, on this machine or on that of another process of the
-        program; if not, they are constants.
+      ranks: number of devices of each node.
+      processors: number of processors that this process may use.
+      links: links with the parameters that predictions use.
+      calibrated: whether calibrate() has measured these parameters, on this machine or on that of another process of
+        the program. If not, they are constants.
     """
 
     nodes: tuple[tuple[int, ...], ...]
@@ -69,26 +69,26 @@ class Topology:
 
 def links_of(machine: Any) -> tuple[Link, ...]:
     """Those of a plan.Machine."""
-    rows = [*machine.links, *([("flagged", *machine.flagged)] if machine.flagged else [])]
+    rows = [*machine.links, *([("ll", *machine.ll)] if machine.ll else [])]
     return tuple(Link(name, overhead_s, latency_s, bytes_per_s) for name, overhead_s, bytes_per_s, latency_s in rows)
 
 
 def topology() -> Topology:
     """Describes the CPU devices of this program. With several processes, all must call it.
 
-    The figures of the links are those that the selection table works with for a group of all devices.
+    The parameters of the links are those that the selection uses for a group of all devices.
 
     Raises:
       RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S.
     """
-    nodes = distributed.nodes()
+    nodes = _placement.nodes()
     devices = [device.process_index for device in jax.devices("cpu")]
     ranks = [sum(map(devices.count, processes)) for processes in nodes]
     _cost_params.load()
-    reach = "process" if len(set(devices)) == 1 else "node" if len(nodes) == 1 else "network"
-    machine = plan.machine_of(reach, len(devices), max(ranks))
+    scope = "process" if len(set(devices)) == 1 else "node" if len(nodes) == 1 else "network"
+    machine = plan.machine_of(scope, len(devices), max(ranks))
     processors = len(os.sched_getaffinity(0))
-    calibrated = reach in _cost_params.measured
+    calibrated = scope in _cost_params.measured
     return Topology(tuple(map(tuple, nodes)), tuple(ranks), processors, links_of(machine), calibrated)
 
 
@@ -114,7 +114,7 @@ def make_mesh(
       ValueError: fewer devices than the mesh has places.
       RuntimeError: a process did not show up within JAXCOMM_TIMEOUT_S.
     """
-    node_of = {process: number for number, processes in enumerate(distributed.nodes()) for process in processes}
+    node_of = {process: number for number, processes in enumerate(_placement.nodes()) for process in processes}
     devices = jax.devices() if devices is None else devices
     if len(devices) < (size := math.prod(axis_shapes)):
         raise ValueError(f"make_mesh: axis_shapes {tuple(axis_shapes)} need {size} devices, got {len(devices)}")

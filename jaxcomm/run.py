@@ -1,7 +1,7 @@
 """Starts a script in several processes on this machine, for development and tests: python -m jaxcomm.run --help.
 
 Nothing here knows the collectives, and nothing runs in the ranks but the script: what they need to find each other is
-in their environment. docs/clusters.md has the launchers for several machines.
+in their environment. docs/guide/clusters.md has the launchers for several machines.
 """
 
 import argparse
@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import IO
 
 TIMED_OUT = 124  # what timeout(1) returns
 LONGEST_LINE_BYTES = 1 << 20  # longer ones are cut, so that a rank can't fill this process's memory
@@ -47,15 +48,15 @@ def _say(text: str) -> None:
 def rank_environment(
     base: Mapping[str, str], rank: int, *, processes: int, devices: int | None, nodes: int | None, address: str
 ) -> dict[str, str]:
-    """The environment of one rank, in which ``jax.distributed.initialize()`` needs no arguments.
+    """The environment of one rank, in which ``jaxcomm.distributed.initialize()`` needs no arguments.
 
-    JAX reads the coordinator's address, but has no variables of its own for rank and number of processes (0.10.2 to
-    0.12). It does detect Open MPI 4, by the three OMPI variables below, and looks for that before all else.
+    Nor does ``jax.distributed.initialize()``: JAX reads the coordinator's address, but has no variables of its own for
+    rank and number of processes (0.10.2 to 0.12). It detects Open MPI 4 first, by the three OMPI variables below.
     """
     ours = {
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_COORDINATOR_BIND_ADDRESS": address,  # JAX would listen to the whole network
-        "JAX_NUM_PROCESSES": str(processes),  # these two are for scripts
+        "JAX_NUM_PROCESSES": str(processes),  # these two are for jaxcomm
         "JAX_PROCESS_ID": str(rank),
         "OMPI_MCA_orte_hnp_uri": "0.0;none",  # makes JAX look; what it says is not used, as there is an address
         "OMPI_COMM_WORLD_SIZE": str(processes),
@@ -94,7 +95,7 @@ def _process_group() -> Iterator[int]:
             guard.wait()
 
 
-def _relay(pipe, fd: int, prefix: bytes, events: Events) -> None:
+def _relay(pipe: IO[bytes], fd: int, prefix: bytes, events: Events) -> None:
     """Copies a pipe to ``fd`` by whole lines, each behind ``prefix``. An unfinished last line is ended."""
     open_ = True
     while line := pipe.readline(LONGEST_LINE_BYTES):
@@ -184,11 +185,11 @@ def _supervise(group: int, processes: int, events: Events, *, timeout_s: float |
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+        return int(s.getsockname()[1])
 
 
-def _positive(kind):
-    def parse(text: str):
+def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
         value = kind(text)
         if not 0 < value < threading.TIMEOUT_MAX:
             raise ValueError
@@ -202,8 +203,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jaxcomm.run",
         usage="%(prog)s -n PROCESSES [options] (script.py | -m module) [arguments]",
-        description="Starts a script in several processes on this machine. In each, jax.distributed.initialize() "
-        "needs no arguments. The first failure ends all; its exit code is returned.",
+        description="Starts a script in several processes on this machine. In each, "
+        "jaxcomm.distributed.initialize() needs no arguments. The first failure ends all; its exit code is returned.",
         allow_abbrev=False,
     )
     parser.add_argument("-n", "--processes", type=_positive(int), required=True)

@@ -58,7 +58,7 @@ class Rank:
                 self.said.put(json.loads(line))
         self.said.put(None)
 
-    def hear(self, what):
+    def wait_for(self, what):
         """The next thing it says, which must be this."""
         try:
             said = self.said.get(timeout=DEADLINE_S)
@@ -85,7 +85,7 @@ class Rank:
 def finish(ranks):
     """They come to their end, and end as usual."""
     for rank in ranks:
-        rank.hear("end")
+        rank.wait_for("end")
     for rank in ranks:
         rank.go_on()
     for rank in ranks:

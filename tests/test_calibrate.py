@@ -24,15 +24,15 @@ OPERAND = jax.ShapeDtypeStruct((1 << 20,), jnp.float32)
 
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
-    """A file of its own, and the figures of before afterwards."""
-    path = tmp_path / "folder" / "figures.json"
+    """A file of its own, and the earlier parameters afterwards."""
+    path = tmp_path / "folder" / "cost_params.json"
     monkeypatch.setattr(_cost_params, "config", lambda: _config.Config(calibration=str(path)))
     monkeypatch.setattr(_cost_params, "measured", set())
-    before = {reach: _core.plan.machine_of(reach, 1) for reach in ("process", "network")}
+    before = {scope: _core.plan.machine_of(scope, 1) for scope in ("process", "network")}
     _cost_params.load.cache_clear()
     yield path
-    for reach, machine in before.items():
-        _core.set_figures(reach, machine)
+    for scope, machine in before.items():
+        _core.set_cost_params(scope, machine)
     _cost_params.load.cache_clear()
 
 
@@ -48,19 +48,19 @@ def test_what_is_measured_is_used_and_kept(kept, monkeypatch):
     monkeypatch.setattr(calibration, "_SIZES", (1024, 1 << 20))
     monkeypatch.setattr(calibration, "_SECONDS", 0.02)
     found = jaxcomm.calibrate()
-    assert {cell.reach for cell in found.cells} == {"process"}
+    assert {cell.scope for cell in found.cells} == {"process"}
     assert {cell.op for cell in found.cells} == {"barrier", "psum", "all_to_all"}
     assert all(cell.measured_s > 0 and cell.predicted_s > 0 for cell in found.cells)
     assert found.path == kept and str(kept) in str(found)
     topology = jaxcomm.topology()
     assert topology.calibrated and "measured by calibrate()" in str(topology)
     (row,) = [link for link in topology.links if link.name == "node"]
-    assert row.bytes_per_s == json.loads(kept.read_text())["figures"]["process"]["links"][1][2]
+    assert row.bytes_per_s == json.loads(kept.read_text())["cost_params"]["process"]["links"][1][2]
 
 
 def test_figures_are_read_again(kept):
     before = predicted_s()
-    _cost_params.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
     assert predicted_s() == before  # they are read once
     _cost_params.load.cache_clear()
     assert predicted_s() > 100 * before
@@ -68,25 +68,25 @@ def test_figures_are_read_again(kept):
 
 
 def test_reaches_are_kept_beside_each_other(kept):
-    _cost_params.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
-    _cost_params.keep({"network": {"links": rows(1e7), "launch_s": 2e-5}})
-    assert set(json.loads(kept.read_text())["figures"]) == {"process", "network"}
+    _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    _cost_params.save({"network": {"links": rows(1e7), "launch_s": 2e-5}})
+    assert set(json.loads(kept.read_text())["cost_params"]) == {"process", "network"}
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
 
 
 def test_new_figures_of_a_reach_replace_its_old_ones(kept):
-    _cost_params.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
-    _cost_params.keep({"process": {"links": rows(1e7), "launch_s": 3e-5}})
-    assert json.loads(kept.read_text())["figures"] == {"process": {"links": rows(1e7), "launch_s": 3e-5}}
+    _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    _cost_params.save({"process": {"links": rows(1e7), "launch_s": 3e-5}})
+    assert json.loads(kept.read_text())["cost_params"] == {"process": {"links": rows(1e7), "launch_s": 3e-5}}
 
 
 @pytest.mark.parametrize(("process", "keeps"), [(0, True), (1, False), (2, True), (3, False)])
 def test_the_first_process_of_each_node_keeps_the_figures(kept, monkeypatch, process, keeps):
     """Nodes need not share a home."""
     found = {"links": rows(1e6), "launch_s": 1e-5}
-    monkeypatch.setattr(calibration, "_groups", lambda: [types.SimpleNamespace(reach="network")])
+    monkeypatch.setattr(calibration, "_groups", lambda: [types.SimpleNamespace(scope="network")])
     monkeypatch.setattr(calibration, "_calibrate_group", lambda group, number: (found, []))
-    monkeypatch.setattr(calibration.distributed, "nodes", lambda: [[0, 1], [2, 3]])
+    monkeypatch.setattr(calibration._placement, "nodes", lambda: [[0, 1], [2, 3]])
     monkeypatch.setattr(jax, "process_index", lambda: process)
     assert jaxcomm.calibrate().path == kept
     assert kept.exists() == keeps
@@ -108,21 +108,21 @@ def test_groups_that_measure(monkeypatch):
 
     def groups(nodes, processes):
         devices = [Device(i, process) for i, process in enumerate(processes)]
-        monkeypatch.setattr(calibration.distributed, "nodes", lambda: nodes)
+        monkeypatch.setattr(calibration._placement, "nodes", lambda: nodes)
         monkeypatch.setattr(jax, "devices", lambda platform: devices)
         monkeypatch.setattr(jax, "process_count", lambda: max(processes) + 1)
-        return [(g.reach, [d.id for d in g.mesh.devices.flat], g.ranks_per_node) for g in calibration._groups()]
+        return [(g.scope, [d.id for d in g.mesh.devices.flat], g.ranks_per_node) for g in calibration._groups()]
 
     assert groups([[0]], [0]) == []
     assert groups([[0]], [0, 0]) == [("process", [0, 1], 2)]
     assert groups([[0, 1]], [0, 1, 1]) == [("process", [1, 2], 2), ("node", [0, 1, 2], 3)]
-    far = groups([[0], [1, 3], [2]], [0, 1, 2, 3])
-    assert far == [("node", [1, 3], 2), ("network", [0, 1, 3, 2], 1)]
+    inter_node = groups([[0], [1, 3], [2]], [0, 1, 2, 3])
+    assert inter_node == [("node", [1, 3], 2), ("network", [0, 1, 3, 2], 1)]
     assert groups([[0, 2], [1, 3]], [0, 1, 2, 3])[1:] == [("network", [0, 2, 1, 3], 2)]
 
 
 def test_the_fit_finds_the_machine_that_was_measured():
-    """From times that the cost model itself gives to a machine with other figures than those it starts from."""
+    """From times that the cost model itself gives to a machine with other parameters than those it starts from."""
     start = _core.plan.machine_of("process", 8)
     true = _core.plan.Machine([tuple(row) for row in rows(2e9)], 7e-6, start.ranks_per_processor, True)
     measured = []
@@ -186,19 +186,21 @@ def test_all_processes_use_the_figures_of_one(kept, monkeypatch):
     """Else they would plan differently, and hang."""
     asked = []
 
-    def agree(key, text):
+    def kv_agree(key, text):
         asked.append(text)
         return (
-            json.dumps({"figures": {"process": {"links": rows(1e8), "launch_s": 1e-5}}}) if len(asked) > 1 else "none"
+            json.dumps({"cost_params": {"process": {"links": rows(1e8), "launch_s": 1e-5}}})
+            if len(asked) > 1
+            else "none"
         )
 
-    monkeypatch.setattr(_cost_params.distributed, "agree", agree)
+    monkeypatch.setattr(_cost_params._kv_store, "kv_agree", kv_agree)
     _cost_params.load()
     assert asked == ["none"] and not _cost_params.measured
-    _cost_params.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
     _cost_params.load.cache_clear()
     _cost_params.load()
-    assert json.loads(asked[1])["figures"]["process"]["links"] == rows(1e6)
+    assert json.loads(asked[1])["cost_params"]["process"]["links"] == rows(1e6)
     assert _core.plan.machine_of("process", 1).links[1][2] == 1e8
 
 
@@ -211,7 +213,7 @@ def test_errors_of_cells_and_their_median():
 
 
 @pytest.mark.parametrize(
-    "text", ["", "nonsense", "[]", '{"format": 1}', '{"format": 1, "figures": {"node": {"links": [1]}}}']
+    "text", ["", "nonsense", "[]", '{"format": 2}', '{"format": 2, "cost_params": {"node": {"links": [1]}}}']
 )
 def test_a_broken_file_is_said_and_ignored(kept, text):
     kept.parent.mkdir()
@@ -222,7 +224,7 @@ def test_a_broken_file_is_said_and_ignored(kept, text):
 
 
 def test_figures_of_another_machine_are_ignored(kept):
-    _cost_params.keep({"process": {"links": rows(1e6), "launch_s": 1e-5}})
+    _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
     content = json.loads(kept.read_text())
     for change in ({"processors": 1000}, {"format": 2}):
         kept.write_text(json.dumps(content | change))
@@ -246,9 +248,9 @@ def test_where_figures_are_kept(monkeypatch, tmp_path):
 
 
 def test_the_environment_names_the_file(tmp_path):
-    path = tmp_path / "figures.json"
-    slow = {"format": 1, "processors": jaxcomm.topology().processors,
-            "figures": {"process": {"links": rows(1e6), "launch_s": 1e-5}}}  # fmt: skip
+    path = tmp_path / "cost_params.json"
+    slow = {"format": 2, "processors": jaxcomm.topology().processors,
+            "cost_params": {"process": {"links": rows(1e6), "launch_s": 1e-5}}}  # fmt: skip
     path.write_text(json.dumps(slow))
     script = "import jax, jaxcomm; print(jaxcomm.explain('psum', jax.ShapeDtypeStruct((1 << 20,), 'f4'), 8))"
     environment = {"JAXCOMM_CALIBRATION": str(path), "JAX_PLATFORMS": "cpu", "PATH": ""}
@@ -259,15 +261,15 @@ def test_the_environment_names_the_file(tmp_path):
 
 
 def test_explain_tells_reaches_apart():
-    near = jaxcomm.explain("psum", OPERAND, 8, reach="node")
-    far = jaxcomm.explain("psum", OPERAND, 8, reach="network", ranks_per_node=1)
-    assert near.bytes["network"] == 0 < far.bytes["network"]
-    assert far.algorithm not in ("direct", "root", "one_shot")  # which read the memory of others
-    assert jaxcomm.explain("psum", OPERAND, (2, 4), reach="network").algorithm == "hierarchical"
+    intra_node = jaxcomm.explain("psum", OPERAND, 8, scope="node")
+    inter_node = jaxcomm.explain("psum", OPERAND, 8, scope="network", ranks_per_node=1)
+    assert intra_node.bytes["network"] == 0 < inter_node.bytes["network"]
+    assert inter_node.algorithm not in ("direct", "root", "one_shot")  # which read the memory of others
+    assert jaxcomm.explain("psum", OPERAND, (2, 4), scope="network").algorithm == "hierarchical"
 
 
 def test_explain_refuses_what_is_no_group():
-    with pytest.raises(ValueError, match="reach must be process, node or network"):
-        jaxcomm.explain("psum", OPERAND, 8, reach="moon")
+    with pytest.raises(ValueError, match="scope must be process, node or network"):
+        jaxcomm.explain("psum", OPERAND, 8, scope="moon")
     with pytest.raises(ValueError, match="8 ranks are not nodes of 3"):
         jaxcomm.explain("psum", OPERAND, 8, ranks_per_node=3)

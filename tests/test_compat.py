@@ -9,7 +9,7 @@ from jaxcomm import _compat
 
 
 @pytest.mark.parametrize(
-    ("version", "lends", "windows"),
+    ("version", "provides", "windows"),
     [
         ("0.10.2", False, False),
         ("0.11.1", False, False),
@@ -21,9 +21,9 @@ from jaxcomm import _compat
         ("1.0.0", True, True),
     ],
 )
-def test_what_a_version_of_jaxlib_has(monkeypatch, version, lends, windows):
+def test_what_a_version_of_jaxlib_has(monkeypatch, version, provides, windows):
     monkeypatch.setattr(jaxlib, "__version__", version)
-    assert (_compat.lends_communicators(), _compat.has_windows()) == (lends, windows)
+    assert (_compat.provides_communicators(), _compat.has_windows()) == (provides, windows)
 
 
 @pytest.mark.parametrize(("enabled", "folder"), [(True, True), (True, False), (False, True)])

@@ -1,10 +1,12 @@
 """Environment variables: read once, and refused where they make no sense."""
 
 import dataclasses
+import pathlib
+import re
 
 import pytest
 
-from jaxcomm._config import Config, config
+from jaxcomm._config import ALL, EACH, Config, config, table
 
 read = config.__wrapped__  # what is behind the cache
 
@@ -26,7 +28,7 @@ VARIABLES = {
     "JAXCOMM_UCX_LIBRARY": ("/u", "ucx_library", "/u", None),
     "JAXCOMM_NETWORK_DEVICES": ("eth1", "network_devices", "eth1", None),
     "JAXCOMM_MAX_SMS": ("5", "max_sms", 5, 32),
-    "JAXCOMM_WINDOWS": ("1", "windows", True, False),
+    "JAXCOMM_SYMMETRIC_BUFFERS": ("1", "symmetric_buffers", True, False),
     "JAXCOMM_ALGORITHM": ("xla", "algorithm", "xla", None),
     "JAXCOMM_CALIBRATION": ("/c", "calibration", "/c", None),
 }
@@ -41,6 +43,24 @@ def test_each_variable_sets_its_field(variable, monkeypatch):
     text, field, value, _ = VARIABLES[variable]
     monkeypatch.setenv(variable, text)
     assert dataclasses.asdict(read()) == defaults | {field: value}
+
+
+def test_the_page_has_the_table():
+    """docs/configuration.md: every variable with its default, and who must agree. Nothing else is read."""
+    root = pathlib.Path(__file__).parents[1]
+    assert table() in (root / "docs" / "configuration.md").read_text()
+    rows = re.findall(r"^\| `(JAXCOMM_\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", table(), flags=re.MULTILINE)
+    shown = {None: "not set", True: "1", False: "0"}
+    assert [(name, default) for name, default, _, _ in rows] == [
+        (name, shown.get(default, f"{default:g}" if isinstance(default, float) else str(default)))
+        for name, (_, _, _, default) in VARIABLES.items()
+    ]
+    alike = {name for name, _, who, _ in rows if who == ALL}
+    assert alike == {"JAXCOMM_MAX_SMS", "JAXCOMM_SYMMETRIC_BUFFERS", "JAXCOMM_ALGORITHM"}
+    assert {who for _, _, who, _ in rows} == {ALL, EACH}
+    for path in (root / "jaxcomm").rglob("*.py"):
+        if path.name != "_config.py":
+            assert not re.search(r"environ\W.*JAXCOMM_", path.read_text()), path
 
 
 def test_read_once(monkeypatch):
@@ -62,12 +82,12 @@ def test_max_sms_is_a_positive_integer(text, monkeypatch):
 
 
 def test_windows_are_asked_for(monkeypatch):
-    monkeypatch.delenv("JAXCOMM_WINDOWS", raising=False)
-    assert not read().windows
-    monkeypatch.setenv("JAXCOMM_WINDOWS", "1")
-    assert read().windows
-    monkeypatch.setenv("JAXCOMM_WINDOWS", "yes")
-    with pytest.raises(ValueError, match="JAXCOMM_WINDOWS must be 0 or 1"):
+    monkeypatch.delenv("JAXCOMM_SYMMETRIC_BUFFERS", raising=False)
+    assert not read().symmetric_buffers
+    monkeypatch.setenv("JAXCOMM_SYMMETRIC_BUFFERS", "1")
+    assert read().symmetric_buffers
+    monkeypatch.setenv("JAXCOMM_SYMMETRIC_BUFFERS", "yes")
+    with pytest.raises(ValueError, match="JAXCOMM_SYMMETRIC_BUFFERS must be 0 or 1"):
         read()
 
 

@@ -6,9 +6,6 @@ The store, the native module and the other processes are fakes; tests/multiproce
 import dataclasses
 import importlib
 import os
-import socket
-import subprocess
-import sys
 import threading
 import types
 
@@ -17,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm import _config, distributed
+from jaxcomm import _bootstrap, _config, _kv_store, _placement
 
 topology = importlib.import_module("jaxcomm._topology")  # the function has the same name
 VERSION = jaxcomm.__version__
@@ -77,19 +74,20 @@ class Native:
 def world(monkeypatch):
     """This is process 1; a function says on which node each process is, and what they have published."""
     store, native = Store(), Native()
-    monkeypatch.setattr(distributed, "_client", lambda: store)
-    monkeypatch.setattr(distributed, "_core", native)
-    monkeypatch.setattr(distributed, "_records", {})
-    monkeypatch.setattr(distributed, "_connected", set())
-    monkeypatch.setattr(distributed, "config", lambda: _config.Config(timeout_s=2.5, single_copy=False))
-    monkeypatch.setattr(distributed, "_network_devices", lambda: "")
+    monkeypatch.setattr(_kv_store, "client", lambda: store)
+    monkeypatch.setattr(_bootstrap, "_core", native)
+    monkeypatch.setattr(_bootstrap, "_records", {})
+    monkeypatch.setattr(_bootstrap, "_connected", set())
+    for module in (_bootstrap, _kv_store):
+        monkeypatch.setattr(module, "config", lambda: _config.Config(timeout_s=2.5, single_copy=False))
+    monkeypatch.setattr(_bootstrap, "_network_devices", lambda: "")
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    distributed._start_network.cache_clear()
+    _bootstrap._start_network.cache_clear()
 
     def start(nodes, version=VERSION):
         monkeypatch.setattr(jax, "process_count", lambda: len(nodes))
-        monkeypatch.setattr(distributed, "node_id", lambda: nodes[1])
+        monkeypatch.setattr(_bootstrap, "node_id", lambda: nodes[1])
         for process, node in enumerate(nodes):
             if process != 1:
                 record = f'{{"version": "{version}", "node": "{node}", "address": {{"token": {process}}}}}'
@@ -98,63 +96,12 @@ def world(monkeypatch):
         return types.SimpleNamespace(store=store, native=native)
 
     yield start
-    distributed._start_network.cache_clear()
+    _bootstrap._start_network.cache_clear()
 
 
 def mesh_of(processes):
     devices = [Device(i, process) for i, process in enumerate(processes)]
     return jax.sharding.Mesh(np.array(devices), ("i",))
-
-
-# The coordinator.
-
-
-@pytest.fixture
-def told(monkeypatch):
-    """What initialize() tells the relay and JAX."""
-    said = {}
-
-    def initialize(*args, **kwargs):
-        said.update(args=args, kwargs=kwargs)
-
-    def start_relay(host, port):
-        said["relay"] = host, port
-        return "name"
-
-    monkeypatch.setattr(jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(distributed._core, "start_relay", start_relay)
-    monkeypatch.setattr(jax.config, "update", lambda name, value: said.update({name: value}))
-    monkeypatch.setattr(distributed.atexit, "register", lambda function: None)
-    monkeypatch.setattr(distributed, "_coordinator", None)
-    monkeypatch.delenv("JAX_COORDINATOR_BIND_ADDRESS", raising=False)
-    monkeypatch.delenv("JAX_COORDINATOR_ADDRESS", raising=False)
-    return said
-
-
-def test_the_service_listens_on_the_address_of_the_coordinator_only(told, monkeypatch):
-    distributed.initialize("10.1.2.3:4567", 2, process_id=1)
-    assert told["relay"] == ("10.1.2.3", "4567")
-    assert told["args"] == ("unix-abstract:name", 2)
-    assert told["kwargs"] == {
-        "process_id": 1, "coordinator_bind_address": "10.1.2.3:4567", "heartbeat_timeout_seconds": 1_000_000,
-    }  # fmt: skip
-    assert told["jax_enable_recoverability"] is True
-    assert distributed._coordinator == "10.1.2.3:4567"
-    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "[fe80::1]:80")
-    distributed.initialize()
-    assert (told["relay"], told["kwargs"]["coordinator_bind_address"]) == (("fe80::1", "80"), "[fe80::1]:80")
-    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "0.0.0.0:80")
-    distributed.initialize()
-    assert told["kwargs"]["coordinator_bind_address"] == "0.0.0.0:80"
-    distributed.initialize(coordinator_bind_address="10.0.0.1:80", heartbeat_timeout_seconds=5)
-    assert told["kwargs"] == {"coordinator_bind_address": "10.0.0.1:80", "heartbeat_timeout_seconds": 5}
-
-
-@pytest.mark.parametrize("address", [None, "host"])
-def test_no_coordinator(told, address):
-    with pytest.raises(ValueError, match=f"coordinator_address must be host:port, got {address!r}"):
-        distributed.initialize(address)
-    assert not told
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -167,13 +114,13 @@ def test_registration_reaches_both_back_ends_and_all_processes(monkeypatch, modu
         if not module:
             raise ImportError("jaxcomm was built without CUDA")
 
-    monkeypatch.setattr(distributed._native, "register", lambda: done.append("cpu"))
-    monkeypatch.setattr(distributed._native, "register_cuda", register_cuda)
-    monkeypatch.setattr(topology._cost_params, "load", lambda: done.append("figures"))
-    monkeypatch.setattr(distributed, "connect", lambda others: done.append(list(others)))
+    monkeypatch.setattr(_bootstrap._native, "register", lambda: done.append("cpu"))
+    monkeypatch.setattr(_bootstrap._native, "register_cuda", register_cuda)
+    monkeypatch.setattr(_bootstrap._cost_params, "load", lambda: done.append("cost_params"))
+    monkeypatch.setattr(_bootstrap, "connect", lambda others: done.append(list(others)))
     monkeypatch.setattr(jax, "process_count", lambda: processes)
-    distributed.register()
-    assert done == ["cpu", "cuda", "figures", *([[0, 1]] if processes == 2 else [])]
+    jaxcomm.register()
+    assert done == ["cpu", "cuda", "cost_params", *([[0, 1]] if processes == 2 else [])]
 
 
 # Records of processes.
@@ -181,19 +128,19 @@ def test_registration_reaches_both_back_ends_and_all_processes(monkeypatch, modu
 
 def test_processes_of_one_node_share_memory(world):
     at = world("aab")
-    distributed.connect([0, 1])
+    _bootstrap.connect([0, 1])
     assert at.native.calls == [("start_process", 1, "a", False), ("connect_process", 0, "a", {"token": 0})]
     own = at.store.values["jaxcomm/process/1"]
     assert own == f'{{"version": "{VERSION}", "node": "a", "address": {{"token": 7}}}}'
     assert at.store.asked == {"jaxcomm/process/0": 2500}  # milliseconds
-    distributed.connect([0, 1])
+    _bootstrap.connect([0, 1])
     assert len(at.native.calls) == 2
 
 
 def test_processes_of_other_nodes_are_reached_through_the_network(world):
     at = world("baba")
     at.store.values["jaxcomm/token"] = "12345"  # another process was first
-    distributed.connect([0, 1, 2, 3])
+    _bootstrap.connect([0, 1, 2, 3])
     assert at.native.called("start_network") == [(4, 12345)]
     assert at.store.values["jaxcomm/network/1"] == "AG1pbmU="
     others = [(0, "b", {"token": 0}), (2, "b", {"token": 2}), (3, "a", {"token": 3})]
@@ -209,7 +156,7 @@ def test_a_process_that_does_not_come(world):
         r"collectives: DEADLINE_EXCEEDED: jaxcomm/process/2$"
     )
     with pytest.raises(RuntimeError, match=message):
-        distributed.connect([0, 2])
+        _bootstrap.connect([0, 2])
     assert not at.native.called("connect_process")
 
 
@@ -221,25 +168,25 @@ def test_a_process_that_can_not_be_reached(world):
 
     at.native.connect_process = fail
     with pytest.raises(RuntimeError, match=r"^process 0 can't be reached from process 1: no permission\. .* here 'a'"):
-        distributed.connect([0])
+        _bootstrap.connect([0])
     del at.native.connect_process  # it is tried again
-    distributed.connect([0])
+    _bootstrap.connect([0])
     assert len(at.native.called("connect_process")) == 1
 
 
 def test_a_process_with_another_version(world):
     world("aa", version="9.9")
     with pytest.raises(RuntimeError, match=f"^process 0 runs jaxcomm 9.9, process 1 {VERSION}$"):
-        distributed.connect([0])
+        _bootstrap.connect([0])
 
 
 def test_the_first_to_ask_decides(world):
     at = world("aa")
-    assert distributed.agree("color", "red") == "red"
-    assert distributed.agree("color", "blue") == "red"
+    assert _kv_store.kv_agree("color", "red") == "red"
+    assert _kv_store.kv_agree("color", "blue") == "red"
     assert at.store.asked == {"jaxcomm/color": 2500}
-    with pytest.raises(RuntimeError, match=r"^jaxcomm: no process has said shape within 0\.25 s: DEADLINE"):
-        distributed.hear("shape", 0.25)
+    with pytest.raises(RuntimeError, match=r"^jaxcomm: no process has set shape within 0\.25 s: DEADLINE"):
+        _kv_store.kv_wait("shape", 0.25)
     assert at.store.asked["jaxcomm/shape"] == 250
 
 
@@ -251,10 +198,10 @@ def test_a_store_that_does_not_answer(world, monkeypatch):
             limits.append(timeout)
 
     with monkeypatch.context() as patch:
-        patch.setattr(distributed, "threading", types.SimpleNamespace(Thread=Thread))
+        patch.setattr(_kv_store, "threading", types.SimpleNamespace(Thread=Thread))
         at.store.key_value_set = lambda key, value: ended.wait()
         with pytest.raises(RuntimeError, match=r"^the coordinator \(process 0\) did not answer within 2.5 s"):
-            distributed.agree("color", "red")
+            _kv_store.kv_agree("color", "red")
         ended.set()
     assert limits == [2.5]
 
@@ -263,18 +210,18 @@ def test_a_store_that_does_not_answer(world, monkeypatch):
 
     at.store.key_value_set = fail
     with pytest.raises(OSError, match="broken"):
-        distributed.agree("color", "red")
+        _kv_store.kv_agree("color", "red")
 
 
 def test_names_of_nodes(monkeypatch):
     """Processes share memory only if boot, namespaces of processes and users, and user are the same."""
-    name = distributed.node_id.__wrapped__
-    monkeypatch.setattr(distributed, "config", lambda: _config.Config())
+    name = _bootstrap.node_id.__wrapped__
+    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config())
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     pid, user = (os.stat(f"/proc/self/ns/{space}").st_ino for space in ("pid", "user"))
     assert name() == f"{boot}:{pid}:{user}:{os.getuid()}"
-    monkeypatch.setattr(distributed, "config", lambda: _config.Config(node_id="mine"))
+    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(node_id="mine"))
     assert name() == "JAXCOMM_NODE_ID=mine"
 
 
@@ -283,7 +230,7 @@ def test_names_of_nodes(monkeypatch):
 
 def test_nodes_in_the_order_of_their_first_process(world):
     world("babac")
-    assert distributed.nodes() == [[0, 2], [1, 3], [4]]
+    assert _placement.nodes() == [[0, 2], [1, 3], [4]]
 
 
 def test_mesh_in_the_order_of_nodes(world):
@@ -324,45 +271,17 @@ def test_topology_of_several_nodes(world, monkeypatch):
         ("aabb", [0, 1, 2, 3, 0, 2], [[0, 1], [4, 5]], ([0, 1, 0, 2], 1), [0]),  # of one node, and of two
     ],
 )
-def test_layout_of_groups(world, nodes, processes, rows, expected, connected):
+def test_placement_of_groups(world, nodes, processes, rows, expected, connected):
     at = world(nodes)
-    found = distributed.layout(mesh_of(processes), np.array(rows))
+    found = _placement.placement(mesh_of(processes), np.array(rows))
     assert (found.processes.tolist(), found.ranks_per_node) == expected
     assert [call[0] for call in at.native.called("connect_process")] == connected
 
 
-def test_layout_needs_devices(world):
+def test_placement_needs_devices(world):
     world("aa")
     with pytest.raises(NotImplementedError, match="AbstractMesh"):
-        distributed.layout(mesh_of([0, 1]).abstract_mesh, np.array([[0, 1]]))
-
-
-# A real one.
-
-LISTENS = """
-import socket, sys
-import jaxcomm
-from jaxcomm import distributed
-distributed.initialize(sys.argv[1], 1, 0)
-port = int(sys.argv[1].rpartition(":")[2])
-for name in ("tcp", "tcp6"):
-    for line in open(f"/proc/net/{name}").read().splitlines()[1:]:
-        _, local, _, state, *_ = line.split()
-        address, _, number = local.rpartition(":")
-        if state == "0A" and int(number, 16) == port:
-            print("LISTENS", name, address)
-"""
-
-
-def test_the_service_really_listens_there_only(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_COORD", "OMPI"))}
-    command = [sys.executable, "-c", LISTENS, f"127.0.0.1:{port}"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
-    (address,) = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("LISTENS")]
-    assert address in ("0100007F", "0000000000000000FFFF00000100007F"), done.stderr  # 127.0.0.1, for IPv4 or IPv6
+        _placement.placement(mesh_of([0, 1]).abstract_mesh, np.array([[0, 1]]))
 
 
 def test_a_wait_for_a_key_warns_and_then_ends(monkeypatch, capsys):
@@ -374,10 +293,11 @@ def test_a_wait_for_a_key_warns_and_then_ends(monkeypatch, capsys):
             clock[0] += timeout_ms / 1000
             raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: nobody has set it")
 
-    monkeypatch.setattr(distributed.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(distributed, "config", lambda: _config.Config(timeout_s=100, warn_s=30))
+    monkeypatch.setattr(_kv_store.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(_kv_store, "config", lambda: _config.Config(timeout_s=100, warn_s=30))
+    monkeypatch.setattr(_kv_store, "client", Silent)
     with pytest.raises(jax.errors.JaxRuntimeError, match="nobody has set it"):
-        distributed._get(Silent(), "process/1", 100, "process 1 did not show up")
+        _kv_store.kv_get("process/1", 100, "process 1 did not show up")
     assert limits_ms == [30_000, 30_000, 40_000]
     assert capsys.readouterr().err.splitlines() == [
         f"warning: jaxcomm: process 1 did not show up within {waited_s} s; an error follows after 100 s"

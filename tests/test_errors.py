@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import types
 
 import jax
@@ -233,11 +234,12 @@ def test_the_native_module_learns_limit_and_devices(monkeypatch):
     limits, devices, heard, ended = [], [], [], []
     native = types.SimpleNamespace(
         cpu_state_type=dict, cpu_targets=dict, set_wait_limits=lambda *given: limits.append(given),
-        start_completer=devices.append, end_program=lambda: ended.append(True),
+        start_completion_pool=devices.append, end_program=lambda: ended.append(True),
     )  # fmt: skip
     monkeypatch.setattr(_native, "_core", native)
     monkeypatch.setattr(_native, "config", lambda: Config(timeout_s=2.5, warn_s=1.5))
     monkeypatch.setattr(jax.ffi, "register_ffi_type", lambda *types, **platform: None)
+    monkeypatch.setattr(jax.monitoring, "register_scalar_listener", lambda listener: None)
     monkeypatch.setattr(jax.monitoring, "register_event_duration_secs_listener", heard.append)
     _native.register.__wrapped__()
     assert (limits, devices) == ([(2.5, 1.5)], [jax.local_device_count()])
@@ -246,6 +248,59 @@ def test_the_native_module_learns_limit_and_devices(monkeypatch):
     assert not ended
     listener("/jax/core/compile/backend_compile_duration", 1.0, fun_name="f")
     assert ended == [True]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_compilations_between_processes_of_cpus_take_turns(monkeypatch, num_processes, backend):
+    """The end of one would start the numbering of call sites anew in the middle of another."""
+    event, ended, order = _native._COMPILE, [], []
+    monkeypatch.setattr(_native, "_core", types.SimpleNamespace(end_program=lambda: ended.append(True)))
+    monkeypatch.setattr(jax, "process_count", lambda: num_processes)
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    compilations, second_began = _native._Compilations(), threading.Event()
+
+    def second():
+        compilations.begin(event, 1.0, fun_name="g")
+        order.append("second begins")
+        second_began.set()
+        compilations.end(event, 1.0, fun_name="g")
+
+    compilations.begin("/jax/core/compile/another", 1.0)
+    compilations.begin(event, 1.0, fun_name="f")
+    compilations.begin(event, 1.0, fun_name="within f")
+    compilations.end(event, 1.0, fun_name="within f")
+    thread = threading.Thread(target=second)
+    thread.start()
+    take_turns = num_processes == 2 and backend == "cpu"
+    assert second_began.wait(0.2 if take_turns else 60) != take_turns
+    order.append("first ends")
+    compilations.end("/jax/core/compile/another", 1.0)
+    compilations.end(event, 1.0, fun_name="f")
+    thread.join(60)
+    assert order == ["first ends", "second begins"][:: 1 if take_turns else -1]
+    assert len(ended) == (2 if take_turns else 3)
+
+
+def test_jax_tells_when_compilations_begin_and_end():
+    """What the turns above rest on."""
+    events = []
+
+    def begins(event, value, **more):
+        events.append(("begins", event, threading.get_ident()))
+
+    def ends(event, duration_secs, **more):
+        events.append(("ends", event, threading.get_ident()))
+
+    jax.monitoring.register_scalar_listener(begins)
+    jax.monitoring.register_event_duration_secs_listener(ends)
+    try:
+        jax.jit(lambda x: x * 3 + 7).lower(np.float32(1)).compile()
+    finally:
+        jax.monitoring.unregister_scalar_listener(begins)
+        jax.monitoring.unregister_event_duration_listener(ends)
+    own = [entry for entry in events if entry[1] == _native._COMPILE]
+    assert own == [(what, _native._COMPILE, threading.get_ident()) for what in ("begins", "ends")]
 
 
 def test_failures_are_raised_and_said_once(monkeypatch, capsys):

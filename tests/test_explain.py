@@ -32,7 +32,7 @@ def test_every_op_and_algorithm_is_explained(op):
                 assert algorithm in str(error) and "needs" in str(error)
             else:
                 assert asked.algorithm == algorithm
-                stepwise = "; without flags here, step by step" if algorithm.startswith("flagged") else ""
+                stepwise = "; no LL protocol here, step by step" if algorithm.startswith("ll") else ""
                 assert asked.reason == "asked for" + stepwise
 
 
@@ -109,15 +109,15 @@ def on_gpus(op, count, axis_sizes, **more):
 def test_small_blocks_on_gpus_by_hand():
     """Seven messages of 4000 bytes; as many bytes of flags."""
     small = on_gpus("psum", 1000, 8)
-    assert (small.algorithm, small.protocol, small.sms) == ("flagged", "flagged", 1)
+    assert (small.algorithm, small.protocol, small.sms) == ("ll", "ll", 1)
     assert (small.messages["node"], small.bytes["node"], small.bytes["network"]) == (7, 2 * 7 * 4000, 0)
     by_hand = 2.2e-6 + 7 * (0.03e-6 + 4000 / 175e9) + 1.5e-6
     assert small.predicted_time_s == pytest.approx(by_hand)
-    assert "messages with flags, 1 SM(s)" in str(small)
+    assert "LL messages, 1 SM(s)" in str(small)
     assert "Not measured with jaxcomm" in str(small)
     # Pieces of 64 KiB, twice, in slots of 8 channels.
-    twice = on_gpus("psum", 8 << 14, 8, algorithm="flagged_two_shot")
-    assert (twice.protocol, twice.sms, twice.bytes["node"]) == ("flagged_twice", 8, 2 * 14 * 65536)
+    twice = on_gpus("psum", 8 << 14, 8, algorithm="ll_two_shot")
+    assert (twice.protocol, twice.sms, twice.bytes["node"]) == ("ll_two_shot", 8, 2 * 14 * 65536)
 
 
 def test_a_walk_on_gpus_by_hand():
@@ -152,16 +152,18 @@ def test_figures_that_are_given(platform):
     """They change what is predicted, not what is chosen."""
     arguments = {"platform": platform, "ranks_per_node": 1}
     if platform == "cpu":
-        arguments["reach"] = "network"
+        arguments["scope"] = "network"
     asked = jaxcomm.explain("ppermute", operand(1024), 2, **arguments)
     network = dataclasses.replace(
         next(link for link in asked.links if link.name == "network"),
         overhead_s=2e-6, latency_s=10e-6, bytes_per_s=96e9,
     )  # fmt: skip
-    given = jaxcomm.explain("ppermute", operand(1024), 2, links=[network], launch_s=1.0, frame_s=2.0, **arguments)
+    given = jaxcomm.explain(
+        "ppermute", operand(1024), 2, links=[network], launch_s=1.0, sync_overhead_s=2.0, **arguments
+    )
     assert given.predicted_time_s == pytest.approx(3 + 2e-6 + 4096 / 96e9 + 10e-6, rel=1e-9)
     assert network in given.links
-    assert (given.launch_s, given.frame_s) == (1.0, 2.0)
+    assert (given.launch_s, given.sync_overhead_s) == (1.0, 2.0)
     assert (given.algorithm, given.reason, given.messages) == (asked.algorithm, asked.reason, asked.messages)
     assert (given.sms > 0) == (platform == "cuda")
 
@@ -187,11 +189,11 @@ def test_100000_gpus(op):
 def test_bad_arguments_of_gpus():
     with pytest.raises(ValueError, match="psum: platform must be 'cpu' or 'cuda', got 'gpu'"):
         jaxcomm.explain("psum", operand(8), 8, platform="gpu")
-    with pytest.raises(ValueError, match="psum: reach is of CPU devices"):
-        on_gpus("psum", 8, 8, reach="node")
-    with pytest.raises(ValueError, match="psum: links must be of self, node, network, got 'flagged'"):
-        jaxcomm.explain("psum", operand(8), 8, links=[jaxcomm.Link("flagged", 0, 0, 1)])
-    with pytest.raises(ValueError, match=r"psum: links must be of self, node, network, flagged, got 'wire'"):
+    with pytest.raises(ValueError, match="psum: scope is of CPU devices"):
+        on_gpus("psum", 8, 8, scope="node")
+    with pytest.raises(ValueError, match="psum: links must be of self, node, network, got 'll'"):
+        jaxcomm.explain("psum", operand(8), 8, links=[jaxcomm.Link("ll", 0, 0, 1)])
+    with pytest.raises(ValueError, match=r"psum: links must be of self, node, network, ll, got 'wire'"):
         on_gpus("psum", 8, 8, links=[jaxcomm.Link("wire", 0, 0, 1)])
     with pytest.raises(ValueError, match="psum: times must not be negative, nor bandwidths 0 or less"):
         on_gpus("psum", 8, 8, links=[jaxcomm.Link("node", 0, 0, 0)])

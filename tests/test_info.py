@@ -1,6 +1,6 @@
 """info(): what it says with and without module, driver, GPUs, NCCL, NVLink, NICs. It never raises for what is missing.
 
-Where there is no GPU, doubles of the module, of JAX's devices and of nvidia-smi stand in for them.
+Where there is no GPU, fakes of the module, of JAX's devices and of nvidia-smi stand in for them.
 """
 
 import dataclasses

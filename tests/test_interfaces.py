@@ -14,11 +14,11 @@ def test_own_addresses_lead_to_their_interfaces():
     }
     assert own["127.0.0.1"] == "lo"
     for text, name in own.items():
-        assert _interfaces.towards(f"[{text}]:7000" if ":" in text else f"{text}:7000") == name
+        assert _interfaces.interface_to(f"[{text}]:7000" if ":" in text else f"{text}:7000") == name
 
 
 def test_localhost_is_the_loopback_interface():
-    assert _interfaces.towards("localhost:7000") == "lo"
+    assert _interfaces.interface_to("localhost:7000") == "lo"
 
 
 @pytest.mark.parametrize("loopback", ["127.0.0.1", "127.0.1.1"])
@@ -31,11 +31,11 @@ def test_name_that_leads_to_the_loopback_interface_tells_nothing(monkeypatch, lo
         return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (loopback, port))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    assert _interfaces.towards("head-node:7000") is None
-    assert _interfaces.towards("localhost:7000") == "lo"
+    assert _interfaces.interface_to("head-node:7000") is None
+    assert _interfaces.interface_to("localhost:7000") == "lo"
     assert resolved == ["head-node", "localhost"]
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http x", "name.invalid:7000"])
 def test_what_leads_nowhere(address):
-    assert _interfaces.towards(address) is None
+    assert _interfaces.interface_to(address) is None

@@ -67,6 +67,6 @@ def test_late_process_is_waited_for(tmp_path):
     first, second, *_ = run(tmp_path, "-m", "jaxcomm.run", "--processes", "2", "--devices", "1")
     for warning, time in ((first, "0.4 s (JAXCOMM_WARN_S)"), (second, "0.8 s")):
         assert re.search(
-            rf"while entering, ranks \[0\] .* were not joined within {re.escape(time)} by ranks \[1\]", warning
+            rf"in the entry barrier, ranks \[0\] .* were not joined within {re.escape(time)} by ranks \[1\]", warning
         )
         assert warning.endswith("; an error follows after 600 s (JAXCOMM_TIMEOUT_S)")

@@ -12,7 +12,7 @@ import pytest
 from harness import OURS, on_ranks
 from jax import lax
 
-from jaxcomm import _lowering, _primitive, distributed
+from jaxcomm import _lowering, _placement, _primitive
 from jaxcomm._lowering import ranks_per_node, replica_groups
 
 
@@ -97,11 +97,11 @@ def test_nodes_of_processes_come_before_those_of_axes(mesh, monkeypatch, found, 
     """Axes declare nodes only inside one: memory of others can't be read."""
     places = []
 
-    def layout(mesh, rows):
+    def placement(mesh, rows):
         places.append(rows)
-        return distributed.Layout(np.arange(8, dtype=np.int32), found)
+        return _placement.GroupPlacement(np.arange(8, dtype=np.int32), found)
 
-    monkeypatch.setattr(_lowering.distributed, "layout", layout)
+    monkeypatch.setattr(_placement, "placement", placement)
     (call,) = calls(lambda x: OURS.psum(x, ("node", "gpu")), mesh)
     assert call["ranks_per_node"] == ranks
     np.testing.assert_array_equal(places, [[range(8)]])
@@ -117,10 +117,10 @@ def test_nodes_of_processes_come_before_those_of_axes(mesh, monkeypatch, found, 
 
 
 def test_errors_of_processes_name_the_call(mesh, monkeypatch):
-    def layout(mesh, rows):
+    def placement(mesh, rows):
         raise RuntimeError("process 3 did not show up")
 
-    monkeypatch.setattr(_lowering.distributed, "layout", layout)
+    monkeypatch.setattr(_placement, "placement", placement)
     with pytest.raises(
         RuntimeError, match=r"^jaxcomm: psum at test_lowering.py:\d+ \(<lambda>\): while compiling, process 3"
     ):

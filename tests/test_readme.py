@@ -1,4 +1,4 @@
-"""Documents against what they describe: code and output in the README, its tables, commands, links."""
+"""Documents against what they describe: code and its output, tables, commands, links."""
 
 import os
 import pathlib
@@ -14,7 +14,19 @@ from jaxcomm.bench import records, report
 
 ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("examples/*/*.md")]
+DOCUMENTS = [
+    path
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "benchmarks/*.md",
+        "examples/*/*.md",
+        "models/*/*.md",
+        "tests/mutation/*.md",
+    )
+    for path in sorted(ROOT.glob(pattern))
+]
+PAGES_WITH_CODE = ["quickstart.md", "guide/operations.md", "guide/choosing.md", "guide/failures.md"]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 
 
@@ -22,13 +34,12 @@ def blocks(text, language):
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
 
 
-def run_python(source, folder):
+def run_python(folder, *arguments):
     """Output of a program in a fresh interpreter, with JAX's settings at their defaults."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA"))}
     environment["JAX_PLATFORMS"] = "cpu"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", source], capture_output=True, text=True, cwd=folder, env=environment,
-        timeout=120,
+        [sys.executable, *arguments], capture_output=True, text=True, cwd=folder, env=environment, timeout=120
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -37,12 +48,34 @@ def run_python(source, folder):
 def test_first_example(tmp_path):
     example, output = blocks(README, "python")[0], blocks(README, "text")[0]
     assert len(example.splitlines()) <= 15
-    assert run_python(example, tmp_path) == output
+    assert run_python(tmp_path, "-W", "error", "-c", example) == output
 
 
-def test_further_examples_run(tmp_path):
-    output = run_python("\n".join(blocks(README, "python")), tmp_path)
-    assert "psum over 2 node(s) of 4 rank(s)" in output
+@pytest.mark.parametrize("page", PAGES_WITH_CODE)
+def test_examples_of_a_page(page, tmp_path):
+    """Its blocks are one program, which prints its blocks of output, one after the other."""
+    text = (ROOT / "docs" / page).read_text()
+    output = run_python(tmp_path, "-W", "error", "-c", "\n".join(blocks(text, "python")))
+    for expected in blocks(text, "text"):
+        assert expected in output, expected
+        output = output.split(expected, 1)[1]
+
+
+def test_code_of_every_page_is_run_by_a_test():
+    """clusters.md: tests/multiprocess/test_launchers.py; the device API: tests/cuda/test_device_headers.py."""
+    pages = {str(path.relative_to(ROOT / "docs")) for path in DOCUMENTS if path.is_relative_to(ROOT / "docs")}
+    with_code = {page for page in pages if blocks((ROOT / "docs" / page).read_text(), "python")}
+    assert with_code == {*PAGES_WITH_CODE, "guide/clusters.md", "guide/device-kernels.md"}
+
+
+def test_example_of_several_processes(tmp_path):
+    (command,) = blocks(README, "bash")
+    (example,) = [block for block in blocks(README, "python") if "distributed.initialize()" in block]
+    python, *arguments, script = command.split()
+    assert python == "python"
+    (tmp_path / script).write_text(example)
+    lines = run_python(tmp_path, *arguments, script).splitlines()
+    assert sorted(lines) == blocks(README, "text")[1].splitlines()
 
 
 def test_table_of_operations():
@@ -55,16 +88,17 @@ def test_table_of_operations():
 
 
 def test_every_collective_is_in_the_export_list_of_the_limits():
-    text = (ROOT / "docs" / "limits.md").read_text()
+    text = (ROOT / "docs" / "guide" / "limits.md").read_text()
     assert set(re.findall(r"jaxcomm_[a-z_]+[a-z]", text)) == {f"jaxcomm_{native}" for native in NATIVE.values()}
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="no benchmark results in this checkout")
 def test_benchmark_table_is_rendered_from_the_results(tmp_path):
+    text = (ROOT / "benchmarks" / "README.md").read_text()
     page = tmp_path / "README.md"
-    page.write_text(README)
+    page.write_text(text)
     report.update_markdown(str(page), report.markdown(*records.load(str(RESULTS))))
-    assert page.read_text() == README
+    assert page.read_text() == text
 
 
 def test_continuous_integration_runs_the_commands_that_are_quoted():
@@ -89,8 +123,17 @@ def test_hooks_are_the_tools_of_make_lint():
     assert re.findall(r"entry: \.venv/bin/([\w-]+(?: (?:check|format))?)", hooks) == linted
 
 
+def anchors(document):
+    """Of the headings of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S), flags=re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document):
     prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\]\(([^)#]+)\)", prose):
-        assert target.startswith("http") or (document.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", prose):
+        if not target.startswith("http"):
+            page = document.parent / target if target else document
+            assert page.exists(), target
+            assert not anchor or anchor in anchors(page), f"{target}#{anchor}"

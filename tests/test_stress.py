@@ -257,7 +257,7 @@ def choose_size(seed):
 
 def test_sums_have_the_same_bits_in_every_run(mesh, rng, alive, rounds):
     """Who works on a call differs from run to run; the order of additions must not."""
-    x = rng.standard_normal((8, 300_000)).astype(np.float32)  # large enough for helpers
+    x = rng.standard_normal((8, 300_000)).astype(np.float32)  # large enough for worker threads
     f = jax.jit(on_ranks(lambda x: (OURS.psum(x, BOTH), OURS.psum(x, BOTH, algorithm="direct")), mesh, check_vma=False))
     first = jax.tree.map(np.asarray, f(x))
     for result in first:

@@ -281,7 +281,7 @@ void MeasureLatency(const Cell& cell, cudaStream_t stream) {
                static_cast<unsigned long long>(resolution_ns), few < 0 ? -1 : (many - few) / 200));
 }
 
-Geometry Near(int32_t n) { return {1, n, false, true}; }
+Geometry OneNode(int32_t n) { return {1, n, false, true}; }
 
 }  // namespace
 }  // namespace cuda
@@ -315,24 +315,24 @@ int main(int argc, char** argv) {
               {Collective::kAllReduce, "direct"},
               {Collective::kReduceScatter, "direct"}};
   for (const auto& [collective, algorithm] : kOps) {
-    MeasureBandwidth({collective, algorithm, Near(8), 64 * kMiB, 0, "target"}, cache, stream);
+    MeasureBandwidth({collective, algorithm, OneNode(8), 64 * kMiB, 0, "target"}, cache, stream);
   }
   for (const int32_t n : {2, 4, 8}) {
     for (const char* algorithm : {"one_shot", "direct", "recursive_doubling", "ring"}) {
-      MeasureLatency({Collective::kAllReduce, algorithm, Near(n), 8, 0, "latency"}, stream);
+      MeasureLatency({Collective::kAllReduce, algorithm, OneNode(n), 8, 0, "latency"}, stream);
     }
-    MeasureLatency({Collective::kBarrier, "direct", Near(n), 0, 0, "latency"}, stream);
-    MeasureLatency({Collective::kAllToAll, "direct", Near(n), 4 * n, 0, "latency"}, stream);
+    MeasureLatency({Collective::kBarrier, "direct", OneNode(n), 0, 0, "latency"}, stream);
+    MeasureLatency({Collective::kAllToAll, "direct", OneNode(n), 4 * n, 0, "latency"}, stream);
   }
   for (const auto& [collective, algorithm] : kOps) {
     for (int32_t channels = 1; channels <= MostChannels(8); channels *= 2) {
-      MeasureBandwidth({collective, algorithm, Near(8), 64 * kMiB, channels, "channels"}, cache, stream);
+      MeasureBandwidth({collective, algorithm, OneNode(8), 64 * kMiB, channels, "channels"}, cache, stream);
     }
   }
   for (const int64_t bytes : {64 * kMiB, kMiB}) {
     MeasureBandwidth({Collective::kAllToAll, "hierarchical", {2, 4, false, true}, bytes}, cache, stream);
     MeasureBandwidth({Collective::kAllReduce, "hierarchical", {2, 4, false, true}, bytes}, cache, stream);
-    MeasureBandwidth({Collective::kAllReduce, "ring", Near(8), bytes}, cache, stream);
+    MeasureBandwidth({Collective::kAllReduce, "ring", OneNode(8), bytes}, cache, stream);
   }
   for (int64_t bytes = 1 << 10; bytes <= 256 * kMiB; bytes *= 4) {
     for (const int32_t n : {2, 4, 8}) {
@@ -341,9 +341,9 @@ int main(int argc, char** argv) {
           std::printf("{\"what\": \"left out\", \"from_bytes\": %lld}\n", static_cast<long long>(bytes));
           return any_wrong ? 1 : 0;
         }
-        MeasureBandwidth({collective, algorithm, Near(n), bytes}, cache, stream);
+        MeasureBandwidth({collective, algorithm, OneNode(n), bytes}, cache, stream);
       }
-      if (bytes <= kMiB) MeasureBandwidth({Collective::kAllReduce, "one_shot", Near(n), bytes}, cache, stream);
+      if (bytes <= kMiB) MeasureBandwidth({Collective::kAllReduce, "one_shot", OneNode(n), bytes}, cache, stream);
     }
   }
   return any_wrong ? 1 : 0;

@@ -134,7 +134,7 @@ JAXCOMM_DEVICE void Run(const Args<Codec>& args) {
   const int64_t channels = gridDim.x;
   const int64_t end = args.tokens * (channel + 1) / channels;
   const int64_t most = HalfBytes(args) / RowBytes(args);
-  if (!device::MayBegin(args.comm)) return;
+  if (device::IsAborted(args.comm)) return;
   const uint64_t rounds_before = args.rounds[channel];
   uint64_t round = rounds_before;
   for (int64_t first = args.tokens * channel / channels; first < end; first += most, ++round) {

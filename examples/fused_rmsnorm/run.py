@@ -4,7 +4,6 @@ python run.py build/libfused_rmsnorm.so
 python -m jaxcomm.run -n 4 run.py build/libfused_rmsnorm.so    # in several processes
 """
 
-import os
 import sys
 
 import jax
@@ -14,6 +13,8 @@ from fused_rmsnorm import fused_rmsnorm, reference, register
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+
+from jaxcomm.distributed import initialize
 
 AXIS = "tensor"
 CASES = [(1, 128), (33, 1000), (256, 4096), (5, 7)]
@@ -54,8 +55,7 @@ def compare(mesh: jax.sharding.Mesh, tokens: int, hidden: int, dtype: jnp.dtype)
 
 
 def main() -> None:
-    if "JAX_COORDINATOR_ADDRESS" in os.environ:  # by jaxcomm.run
-        jax.distributed.initialize()
+    initialize()  # under jaxcomm.run
     register(sys.argv[1])
     mesh = jax.make_mesh((len(jax.devices()),), (AXIS,), axis_types=(jax.sharding.AxisType.Auto,))
     for tokens, hidden in CASES:

@@ -45,17 +45,17 @@ void CopyRows(char* dst, int64_t dst_stride, const char* src, int64_t src_stride
 
 bool CopyFromProcess(int32_t pid, Cursor to, Cursor from, int64_t bytes) {
   constexpr size_t kBatch = 256;
-  constexpr int64_t kMaxPiece = 1 << 30;
-  std::vector<Piece> pieces;
+  constexpr int64_t kMaxReadBytes = 1 << 30;
+  std::vector<RemoteRead> reads;
   while (bytes > 0) {
-    const int64_t piece = std::min({bytes, to.left_bytes(), from.left_bytes(), kMaxPiece});
-    pieces.push_back({to.at(), from.at(), piece});
+    const int64_t piece = std::min({bytes, to.left_bytes(), from.left_bytes(), kMaxReadBytes});
+    reads.push_back({to.at(), from.at(), piece});
     to.Advance(piece);
     from.Advance(piece);
     bytes -= piece;
-    if (bytes > 0 && pieces.size() < kBatch && piece < kMaxPiece) continue;
-    if (!ReadFromProcess(pid, pieces.data(), static_cast<int>(pieces.size()))) return false;
-    pieces.clear();
+    if (bytes > 0 && reads.size() < kBatch && piece < kMaxReadBytes) continue;
+    if (!ReadFromProcess(pid, reads.data(), static_cast<int>(reads.size()))) return false;
+    reads.clear();
   }
   return true;
 }
@@ -63,7 +63,7 @@ bool CopyFromProcess(int32_t pid, Cursor to, Cursor from, int64_t bytes) {
 }  // namespace
 
 Cursor::Cursor(const View& view, int64_t offset, int64_t item_bytes) : base_(view.base) {
-  const Layout& layout = view.layout;
+  const BlockLayout& layout = view.layout;
   if (layout.contiguous()) {  // one run that never ends
     num_blocks_ = runs_per_block_ = 1;
     run_bytes_ = stride_bytes_ = std::numeric_limits<int64_t>::max() / 2;

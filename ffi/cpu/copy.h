@@ -8,7 +8,7 @@ namespace jaxcomm {
 // How a buffer of `num_blocks` blocks lies in memory. A block is cut into runs of `run` elements; run k of all blocks
 // lie side by side, block by block, before run k + 1 of any. That is an array (block_count / run, num_blocks, run):
 // the blocks of a tiled split or concatenation along an inner axis. run == block_count is block after block.
-struct Layout {
+struct BlockLayout {
   int64_t num_blocks = 1;
   int64_t block_count = 0;
   int64_t run = 0;
@@ -19,7 +19,7 @@ struct Layout {
 // A buffer, addressed by the logical element numbers of plan.h.
 struct View {
   char* base = nullptr;
-  Layout layout;
+  BlockLayout layout;
   int32_t pid = 0;  // of the process that the address is in; 0: this one
 };
 

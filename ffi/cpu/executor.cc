@@ -32,8 +32,8 @@ constexpr int64_t kRemoteTileBytes = 128 << 10;
 
 }  // namespace
 
-std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, Layout input, Layout output, int64_t item_bytes,
-                                             ReduceFn reduce, int32_t type) {
+std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,
+                                             int64_t item_bytes, ReduceFn reduce, int32_t type) {
   auto program = std::make_shared<Program>();
   for (const Plan& plan : plans) {
     for (const Step& step : plan.steps) {
@@ -78,24 +78,24 @@ Execution::Execution(std::shared_ptr<const Program> program, std::vector<RankBuf
 
 bool Execution::Work() {
   const IeeeArithmetic arithmetic;
-  const size_t first = next_helper_.fetch_add(1) % local_.size();
+  const size_t first = next_start_.fetch_add(1) % local_.size();
   for (;;) {
     // A rank may be skipped here because its holder has just looked at it in vain. Whoever made that look vain no more
-    // has raised progress_ before, so one of the two sees the change and looks again.
-    const uint32_t seen = progress_.load();
+    // has raised num_advances_ before, so one of the two sees the change and looks again.
+    const uint32_t seen = num_advances_.load();
     bool advanced = false;
     for (size_t i = 0; i < local_.size(); ++i) {
-      const Progress progress = RunRank(local_[(first + i) % local_.size()]);
-      if (progress == Progress::kFinishedLast) return true;
-      advanced |= progress == Progress::kSome;
+      const Advance advance = RunRank(local_[(first + i) % local_.size()]);
+      if (advance == Advance::kFinishedLast) return true;
+      advanced |= advance == Advance::kSome;
     }
-    if (!advanced && progress_.load() == seen) return false;
+    if (!advanced && num_advances_.load() == seen) return false;
   }
 }
 
-Execution::Progress Execution::RunRank(int32_t rank) {
+Execution::Advance Execution::RunRank(int32_t rank) {
   Rank& state = ranks_[rank];
-  if (state.finished.load(std::memory_order_relaxed) || state.busy.exchange(true)) return Progress::kNone;
+  if (state.finished.load(std::memory_order_relaxed) || state.busy.exchange(true)) return Advance::kNone;
   const Plan& plan = program_->plans[rank];
   const size_t begin = state.next_step;
   bool blocked = false;
@@ -107,7 +107,7 @@ Execution::Progress Execution::RunRank(int32_t rank) {
     const Step& step = plan.steps[state.next_step];
     if (step.kind == StepKind::kWait) {
       uint32_t& count = waits_[static_cast<size_t>(rank) * num_ranks_ + step.peer];
-      // Acquires what the peer wrote. Sequentially consistent, for the argument about progress_ in Work().
+      // Acquires what the peer wrote. Sequentially consistent, for the argument about num_advances_ in Work().
       if (signals_[rank][step.peer].load() <= count) {
         blocked = true;
         break;
@@ -125,15 +125,15 @@ Execution::Progress Execution::RunRank(int32_t rank) {
     // Marked under `busy`, so nobody finishes a rank twice.
     if (state.finished.exchange(true)) {
       state.busy.store(false);
-      return Progress::kNone;
+      return Advance::kNone;
     }
-    progress_.fetch_add(1);
+    num_advances_.fetch_add(1);
     state.busy.store(false);
-    return unfinished_.fetch_sub(1) == 1 ? Progress::kFinishedLast : Progress::kSome;
+    return unfinished_.fetch_sub(1) == 1 ? Advance::kFinishedLast : Advance::kSome;
   }
-  if (advanced) progress_.fetch_add(1);
+  if (advanced) num_advances_.fetch_add(1);
   state.busy.store(false);
-  return advanced ? Progress::kSome : Progress::kNone;
+  return advanced ? Advance::kSome : Advance::kNone;
 }
 
 View Execution::ViewOf(const Place& place) const {
@@ -146,7 +146,7 @@ View Execution::ViewOf(const Place& place) const {
     case Space::kScratch:
       break;
   }
-  return {buffers.scratch, Layout{}};
+  return {buffers.scratch, BlockLayout{}};
 }
 
 bool Execution::Read(bool readable, int32_t pid) {
@@ -160,11 +160,11 @@ bool Execution::RunStep(const Plan& plan, const Step& step) {
     case StepKind::kPut:
     case StepKind::kGet: {
       const View src = ViewOf(step.src);
-      if (Wire* wire = buffers_[step.dst.rank].wire) {
+      if (RemoteTransport* remote = buffers_[step.dst.rank].remote) {
         // A copy, because the next steps may overwrite what the network has not sent yet.
         std::unique_ptr<char[]> data(new char[step.count * program_->item_bytes]);
-        CopyElements({data.get(), Layout{}}, 0, src, step.src.offset, step.count, program_->item_bytes, false);
-        wire->Put(step.dst, std::move(data), step.count);
+        CopyElements({data.get(), BlockLayout{}}, 0, src, step.src.offset, step.count, program_->item_bytes, false);
+        remote->Put(step.dst, std::move(data), step.count);
         return true;
       }
       return Read(CopyElements(ViewOf(step.dst), step.dst.offset, src, step.src.offset, step.count,
@@ -177,12 +177,12 @@ bool Execution::RunStep(const Plan& plan, const Step& step) {
       ZeroElements(ViewOf(step.dst), step.dst.offset, step.count, program_->item_bytes);
       return true;
     case StepKind::kSignal:
-      if (Wire* wire = buffers_[step.peer].wire) {
-        wire->Signal(plan.rank, step.peer);
+      if (RemoteTransport* remote = buffers_[step.peer].remote) {
+        remote->Signal(plan.rank, step.peer);
         return true;
       }
       signals_[step.peer][plan.rank].fetch_add(1);
-      if (buffers_[step.peer].board != nullptr) buffers_[step.peer].board->Ring();
+      if (buffers_[step.peer].control_segment != nullptr) buffers_[step.peer].control_segment->RingDoorbell();
       return true;
     case StepKind::kWait:
       return true;
@@ -250,7 +250,8 @@ bool Execution::RunReduce(const Plan& plan, const Step& step) {
         continue;
       }
       char* own = gathered + s * tile * item_bytes;
-      if (!Read(CopyElements({own, Layout{}}, 0, src, sources[s].offset + done, size, item_bytes, false), src.pid)) {
+      if (!Read(CopyElements({own, BlockLayout{}}, 0, src, sources[s].offset + done, size, item_bytes, false),
+                src.pid)) {
         return false;
       }
       pointers[s] = own;
@@ -259,7 +260,7 @@ bool Execution::RunReduce(const Plan& plan, const Step& step) {
     char* result =
         in_place ? dst.base + (step.dst.offset + done) * item_bytes : gathered + num_sources * tile * item_bytes;
     program_->reduce(result, pointers.data(), num_sources, size);
-    if (!in_place) CopyElements(dst, step.dst.offset + done, {result, Layout{}}, 0, size, item_bytes, false);
+    if (!in_place) CopyElements(dst, step.dst.offset + done, {result, BlockLayout{}}, 0, size, item_bytes, false);
   }
   return true;
 }

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "../plan/plan.h"
-#include "../transport/board.h"
+#include "../transport/control_segment.h"
 #include "copy.h"
 #include "reduce.h"
 
@@ -21,8 +21,8 @@ namespace jaxcomm {
 // The plans of a group and how to run them. Immutable; shared by all executions of a call site.
 struct Program {
   std::vector<Plan> plans;  // of all ranks
-  Layout input;
-  Layout output;
+  BlockLayout input;
+  BlockLayout output;
   int64_t item_bytes = 1;
   int32_t type = 0;           // tells programs apart that differ in nothing else
   ReduceFn reduce = nullptr;  // null where no plan has a reduce step
@@ -30,14 +30,14 @@ struct Program {
   bool stream = false;        // write outputs past the caches
 
   // Fills in moved_bytes and stream.
-  static std::shared_ptr<const Program> Make(std::vector<Plan> plans, Layout input, Layout output, int64_t item_bytes,
-                                             ReduceFn reduce, int32_t type = 0);
+  static std::shared_ptr<const Program> Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,
+                                             int64_t item_bytes, ReduceFn reduce, int32_t type = 0);
 };
 
 // The way to the ranks of other nodes.
-class Wire {
+class RemoteTransport {
  public:
-  virtual ~Wire() = default;
+  virtual ~RemoteTransport() = default;
   virtual void Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) = 0;
   virtual void Signal(int32_t from, int32_t to) = 0;
 };
@@ -50,9 +50,9 @@ struct RankBuffers {
   bool local = true;        // this process runs the rank
   int32_t input_pid = 0;    // View::pid of input and output
   int32_t output_pid = 0;
-  std::atomic<uint32_t>* signals = nullptr;  // counters of the signals to this rank, by sender; null: private ones
-  Board* board = nullptr;                    // of the process that runs it; null: this one
-  Wire* wire = nullptr;                      // not null: the rank is on another node, and nothing above is used
+  std::atomic<uint32_t>* signals = nullptr;   // counters of the signals to this rank, by sender; null: private ones
+  ControlSegment* control_segment = nullptr;  // of the process that runs it; null: this one
+  RemoteTransport* remote = nullptr;          // not null: the rank is on another node, and nothing above is used
 };
 
 class Execution {
@@ -70,7 +70,7 @@ class Execution {
   // A pair of ranks of which the first waits for the second; -1 if none does. For messages.
   std::pair<int32_t, int32_t> WaitingPair();
   // Counts every stretch of steps.
-  uint32_t progress() const { return progress_.load(); }
+  uint32_t num_advances() const { return num_advances_.load(); }
 
  private:
   struct Rank {
@@ -81,8 +81,8 @@ class Execution {
     char unused[48];
   };
 
-  enum class Progress { kNone, kSome, kFinishedLast };
-  Progress RunRank(int32_t rank);
+  enum class Advance { kNone, kSome, kFinishedLast };
+  Advance RunRank(int32_t rank);
   bool RunStep(const Plan& plan, const Step& step);  // false: the memory of unreadable_pid_ could not be read
   bool RunReduce(const Plan& plan, const Step& step);
   bool Read(bool readable, int32_t pid);
@@ -99,8 +99,8 @@ class Execution {
   std::atomic<int32_t> unfinished_;
   std::atomic<bool> cancelled_{false};
   std::atomic<int32_t> unreadable_pid_{0};
-  std::atomic<uint32_t> progress_{0};     // raised after every stretch of steps
-  std::atomic<uint32_t> next_helper_{0};  // where the next thread starts to look
+  std::atomic<uint32_t> num_advances_{0};  // raised after every stretch of steps
+  std::atomic<uint32_t> next_start_{0};    // where the next thread starts to look
 };
 
 }  // namespace jaxcomm

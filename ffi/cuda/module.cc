@@ -175,7 +175,7 @@ NB_MODULE(_cuda, m) {
   m.doc() = "CUDA back end of jaxcomm";
   m.attr("xla_ffi_api_version") = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
   m.def("cuda_targets", &CudaTargets, "FFI handlers of the CUDA back end, by target name.");
-  m.def("cuda_state_type", &StateType<cuda::CallState>, "The type of the handlers' state.");
+  m.def("cuda_state_type", &StateType<cuda::GpuCallState>, "The type of the handlers' state.");
   m.def("user_stages", &UserStages, "Handlers of all stages but Execute of a target whose handlers are a user's.");
   m.def(
       "set_user_initialize",
@@ -198,10 +198,10 @@ NB_MODULE(_cuda, m) {
         "Why this module's kernels can't run on a GPU; empty if they can. Starts the GPU.");
   m.def("nccl", &Nccl, nb::arg("wheel_path"),
         "Opens NCCL: path, version, optional functions that it lacks. Raises RuntimeError if it can't be used.");
-  m.def("failures", &cuda::Communicator::Failures, "Why calls on GPUs have given up, so far.");
+  m.def("failures", &cuda::Communicator::Failures, "Why calls on GPUs have aborted, so far.");
   m.def("unique_id", &UniqueId, nb::arg("wheel_path"), "A key with which processes make a communicator (NCCL).");
   m.def("add_group", &AddGroup, nb::arg("wheel_path"), nb::arg("own_process"), nb::arg("members"), nb::arg("key"),
-        "For calls where XLA lends no communicators: process and number of each GPU of a group, and its key.");
+        "For calls where XLA provides no communicators: process and number of each GPU of a group, and its key.");
   m.def("communicator_properties", &CommunicatorProperties, nb::arg("wheel_path"), nb::arg("devices"),
         "What a communicator over these GPUs, one rank each, can do. Takes seconds.");
 }

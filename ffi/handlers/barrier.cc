@@ -1,14 +1,10 @@
 // barrier: y is x, once every rank has arrived. Operands are aliased to results, so nothing is copied.
-#include "call.h"
+#include "handlers/call.h"
 
 namespace jaxcomm {
 namespace {
 
-ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(CallAttributes call, Groups groups, Processes processes) {
-  return MakeState(MakeSpec(Collective::kBarrier, call, groups, processes));
-}
-
-ffi::Future ExecuteBarrier(CallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::RemainingArgs xs,
+ffi::Future ExecuteBarrier(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::RemainingArgs xs,
                            ffi::RemainingRets ys) {
   if (xs.size() != ys.size()) return Failed(InvalidArgumentError("jaxcomm: barrier: one result per operand expected"));
   for (size_t i = 0; i < xs.size(); ++i) {
@@ -18,18 +14,18 @@ ffi::Future ExecuteBarrier(CallState* state, ffi::RunId run, ffi::Buffer<ffi::S3
       return Failed(InvalidArgumentError("jaxcomm: barrier: results must be aliased to operands"));
     }
   }
-  Arrival arrival;
-  arrival.run = run.run_id;
-  arrival.rank = rank.typed_data()[0];
-  return Arrive(*state->meeting, arrival);
+  Participant participant;
+  participant.run_id = run.run_id;
+  participant.rank = rank.typed_data()[0];
+  return Arrive(*state->rendezvous, participant);
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierInstantiate, Instantiate, BindCall());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierInstantiate, Instantiate<Collective::kBarrier>, BindInstantiate());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BarrierExecute, ExecuteBarrier,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::State<CallState>>()
+                                  .Ctx<ffi::State<CpuCallState>>()
                                   .Ctx<ffi::RunId>()
                                   .Arg<ffi::Buffer<ffi::S32>>()  // logical id of this device
                                   .RemainingArgs()               // xs

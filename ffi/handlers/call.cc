@@ -1,12 +1,12 @@
-#include "call.h"
+#include "handlers/call.h"
 
 #include <optional>
 #include <utility>
 
 namespace jaxcomm {
 
-ffi::TypeId CallState::id = {};
-ffi::TypeInfo CallState::info = ffi::MakeTypeInfo<CallState>();
+ffi::TypeId CpuCallState::id = {};
+ffi::TypeInfo CpuCallState::info = ffi::MakeTypeInfo<CpuCallState>();
 
 namespace {
 
@@ -28,11 +28,12 @@ class PromiseCompletion : public Completion {
 
 }  // namespace
 
-ffi::ErrorOr<std::unique_ptr<CallState>> MakeState(CallSpec spec) {
-  StatusOr<std::shared_ptr<Meeting>> meeting = Meeting::Make(std::move(spec));
-  if (!meeting.ok()) return ffi::Unexpected(ffi::Error::InvalidArgument("jaxcomm: " + meeting.status().message()));
-  auto state = std::make_unique<CallState>();
-  state->meeting = *std::move(meeting);
+ffi::ErrorOr<std::unique_ptr<CpuCallState>> MakeState(CallSpec spec) {
+  StatusOr<std::shared_ptr<Rendezvous>> rendezvous = Rendezvous::Make(std::move(spec));
+  if (!rendezvous.ok())
+    return ffi::Unexpected(ffi::Error::InvalidArgument("jaxcomm: " + rendezvous.status().message()));
+  auto state = std::make_unique<CpuCallState>();
+  state->rendezvous = *std::move(rendezvous);
   return state;
 }
 
@@ -43,29 +44,29 @@ ffi::Future Failed(const Status& error) {
   return future;
 }
 
-ffi::Future Arrive(Meeting& meeting, const Arrival& arrival) {
+ffi::Future Arrive(Rendezvous& rendezvous, const Participant& participant) {
   ffi::Promise promise;
   ffi::Future future(promise);
-  meeting.Arrive(arrival, std::make_unique<PromiseCompletion>(std::move(promise)));
+  rendezvous.Arrive(participant, std::make_unique<PromiseCompletion>(std::move(promise)));
   return future;
 }
 
-ffi::Future Execute(CallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::AnyBuffer x,
+ffi::Future Execute(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::AnyBuffer x,
                     ffi::Result<ffi::AnyBuffer> y) {
   const std::optional<DType> dtype = FromFfi(x.element_type());
   if (!dtype) {
     return Failed(InvalidArgumentError("jaxcomm: unsupported element type " +
                                        std::to_string(static_cast<int>(x.element_type()))));
   }
-  Arrival arrival;
-  arrival.run = run.run_id;
-  arrival.rank = rank.typed_data()[0];
-  arrival.input = static_cast<const char*>(x.untyped_data());
-  arrival.output = static_cast<char*>(y->untyped_data());
-  arrival.dtype = *dtype;
-  arrival.input_count = static_cast<int64_t>(x.element_count());
-  arrival.output_count = static_cast<int64_t>(y->element_count());
-  return Arrive(*state->meeting, arrival);
+  Participant participant;
+  participant.run_id = run.run_id;
+  participant.rank = rank.typed_data()[0];
+  participant.input = static_cast<const char*>(x.untyped_data());
+  participant.output = static_cast<char*>(y->untyped_data());
+  participant.dtype = *dtype;
+  participant.input_count = static_cast<int64_t>(x.element_count());
+  participant.output_count = static_cast<int64_t>(y->element_count());
+  return Arrive(*state->rendezvous, participant);
 }
 
 }  // namespace jaxcomm

@@ -3,7 +3,7 @@
 #include <cstring>
 #include <limits>
 
-#include "layout.h"
+#include "partition.h"
 
 namespace jaxcomm {
 
@@ -52,22 +52,19 @@ bool WellFormed(const Request& request) {
   return true;
 }
 
-bool AnyGeometry(const Request& request) { return WellFormed(request); }
+bool Support::operator()(const Request& request) const { return WellFormed(request) && predicate(request); }
 
-bool OneAddressSpace(const Request& request) {
-  return WellFormed(request) && (request.geometry.all_addressable || request.geometry.num_nodes == 1);
-}
-
-bool OneNodeWithMultimem(const Request& request) {
-  return WellFormed(request) && request.geometry.num_nodes == 1 && request.geometry.multimem;
-}
-
-bool PowerOfTwoRanks(const Request& request) {
-  return WellFormed(request) && IsPowerOfTwo(request.geometry.num_ranks());
-}
-
-bool SeveralNodes(const Request& request) {
-  return WellFormed(request) && request.geometry.num_nodes > 1 && request.geometry.ranks_per_node > 1;
-}
+const Support kAnyGeometry = {[](const Request&) { return true; }, "nothing"};
+const Support kOneAddressSpace = {
+    [](const Request& request) { return request.geometry.all_addressable || request.geometry.num_nodes == 1; },
+    "ranks that may read each other's memory"};
+const Support kOneNodeWithMultimem = {
+    [](const Request& request) { return request.geometry.num_nodes == 1 && request.geometry.multimem; },
+    "one node of GPUs with NVLink SHARP"};
+const Support kPowerOfTwoRanks = {[](const Request& request) { return IsPowerOfTwo(request.geometry.num_ranks()); },
+                                  "a power of two of ranks"};
+const Support kSeveralNodes = {
+    [](const Request& request) { return request.geometry.num_nodes > 1 && request.geometry.ranks_per_node > 1; },
+    "several nodes of several ranks", true};
 
 }  // namespace jaxcomm

@@ -1,6 +1,7 @@
 // Plans of all_gather: every rank ends with block r of every rank r, in rank order.
 #include "builder.h"
-#include "layout.h"
+#include "partition.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -15,7 +16,7 @@ Plan DirectAllGather(const Request& request, int32_t rank) {
   const int64_t chunks = NumChunks(b, request.geometry.all_addressable ? request.chunk_count : 0);
   Builder plan(request, rank);
   for (int64_t c = 0; c < chunks; ++c) {
-    const Range part = Part({0, b}, chunks, c);
+    const Range part = Subrange({0, b}, chunks, c);
     for (int32_t s = 0; s < n; ++s) {
       const int32_t peer = (rank + s) % n;
       if (Pulls(request.geometry, rank, peer)) {
@@ -103,7 +104,7 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
   Builder plan(request, rank);
 
   const auto send = [&](int64_t t) {
-    const Range part = Part({0, b}, chunks, t % chunks);
+    const Range part = Subrange({0, b}, chunks, t % chunks);
     const auto peer = static_cast<int32_t>((node + 1 + t / chunks) % nodes * locals + local);
     plan.Move(plan.Input(part.begin), Builder::At(peer, Space::kOutput, rank * b + part.begin), part.count);
     plan.Signal(peer);
@@ -117,7 +118,7 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
   };
   // What local rank l gets in a stage, in everybody's output.
   const auto got = [&](int64_t t, int32_t l) {
-    const Range part = Part({0, b}, chunks, t % chunks);
+    const Range part = Subrange({0, b}, chunks, t % chunks);
     const int64_t from = (node + nodes - 1 - t / chunks) % nodes * locals + l;
     return Range{from * b + part.begin, part.count};
   };
@@ -139,7 +140,7 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
 
   // The own node gets its chunks in between, while messages of other nodes are under way.
   const auto spread_own = [&](int64_t c) {
-    const Range part = Part({0, b}, chunks, c);
+    const Range part = Subrange({0, b}, chunks, c);
     plan.Move(plan.Input(part.begin), plan.Output(rank * b + part.begin), part.count);
     if (!geometry.pull) return spread(plan.Input(part.begin), rank * b + part.begin, part.count);
     for (int32_t i = 1; i < locals; ++i) {
@@ -148,14 +149,11 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
     }
   };
 
-  if (stages > 0) send(0);
-  for (int64_t t = 0; t < stages; ++t) {
-    if (t + 1 < stages) send(t + 1);
+  const auto forward_all = [&](int64_t t) {
     if (t < chunks) spread_own(t);
     forward(t);
-    if (t > 0) collect(t - 1);
-  }
-  if (stages > 0) collect(stages - 1);
+  };
+  RunPipeline(stages, {{0, send}, {1, forward_all}, {2, collect}});
   return std::move(plan).Finish(0);
 }
 
@@ -164,17 +162,16 @@ Plan HierarchicalAllGather(const Request& request, int32_t rank) {
 template <>
 const std::vector<Algorithm>& Table<Collective::kAllGather>() {
   static const std::vector<Algorithm> table = {
-      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
        DirectAllGather},
       {"recursive_doubling", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521",
-       PowerOfTwoRanks, RecursiveDoublingAllGather},
-      {"bruck", "Bruck et al., IEEE TPDS 8(11), 1997, doi 10.1109/71.642949", AnyGeometry, BruckAllGather},
-      {"ring", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+       kPowerOfTwoRanks, RecursiveDoublingAllGather},
+      {"bruck", "Bruck et al., IEEE TPDS 8(11), 1997, doi 10.1109/71.642949", kAnyGeometry, BruckAllGather},
+      {"ring", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
        RingAllGather},
-      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalAllGather},
-      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectAllGather,
-       Protocol::kFlagged},
-      {"multimem", "NVIDIA/nccl:src/device/symmetric/all_gather.cuh (multimem)", OneNodeWithMultimem, DirectAllGather,
+      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", kSeveralNodes, HierarchicalAllGather},
+      {"ll", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectAllGather, Protocol::kLl},
+      {"multimem", "NVIDIA/nccl:src/device/symmetric/all_gather.cuh (multimem)", kOneNodeWithMultimem, DirectAllGather,
        Protocol::kMultimem},
   };
   return table;

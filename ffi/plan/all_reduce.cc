@@ -1,7 +1,8 @@
 // Plans of all_reduce: every rank ends with the sum of everybody's block. For each element the order of the operands is
 // the same on all ranks, so the result is the same to the bit.
 #include "builder.h"
-#include "layout.h"
+#include "partition.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -12,13 +13,13 @@ namespace {
 // Source: pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (two-shot).
 Plan DirectAllReduce(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
-  const auto piece_of = [&](int32_t r) { return Part({0, request.block_count}, n, r); };
+  const auto piece_of = [&](int32_t r) { return Subrange({0, request.block_count}, n, r); };
   const Range piece = piece_of(rank);
   const int64_t chunks = NumChunks(piece.count, request.chunk_count);
   Builder plan(request, rank);
   std::vector<Place> sources(n);
   for (int64_t c = 0; c < chunks; ++c) {
-    const Range part = Part(piece, chunks, c);
+    const Range part = Subrange(piece, chunks, c);
     for (int32_t peer = 0; peer < n; ++peer) sources[peer] = Builder::At(peer, Space::kInput, part.begin);
     plan.Reduce(sources, plan.Output(part.begin), part.count);
     for (int32_t s = 1; s < n && !request.geometry.pull; ++s) {
@@ -60,7 +61,7 @@ Plan RootAllReduce(const Request& request, int32_t rank) {
   Builder plan(request, rank);
   std::vector<Place> sources(n);
   for (int64_t c = 0; c < chunks; ++c) {
-    const Range part = Part(block, chunks, c);
+    const Range part = Subrange(block, chunks, c);
     for (int32_t peer = 0; peer < n; ++peer) sources[peer] = Builder::At(peer, Space::kInput, part.begin);
     plan.Reduce(sources, plan.Output(part.begin), part.count);
     for (int32_t peer = 1; peer < n; ++peer) {
@@ -84,9 +85,9 @@ Plan RingAllReduce(const Request& request, int32_t rank) {
   Builder plan(request, rank);
   // Step s: the first n - 1 forward partial sums, the others results. In step n - 1 the own piece becomes a result.
   for (int64_t s = 0; s <= 2 * (n - 1) - 1; ++s) {
-    const Range piece = Part(block, n, (rank + 2 * n - 1 - s) % n);
+    const Range piece = Subrange(block, n, (rank + 2 * n - 1 - s) % n);
     for (int64_t c = 0; c < chunks; ++c) {
-      const Range part = Part(piece, chunks, c);
+      const Range part = Subrange(piece, chunks, c);
       if (s > 0) plan.Wait(prev);
       if (s > 0 && s < n) {
         plan.Reduce({plan.Output(part.begin), plan.Input(part.begin)}, plan.Output(part.begin), part.count);
@@ -172,8 +173,8 @@ Plan RabenseifnerAllReduce(const Request& request, int32_t rank) {
   const int32_t member = fold.Member(rank);
   // Elements of the `width` of fold.size pieces that begin at the piece `first`.
   const auto pieces = [&](int64_t first, int64_t width) {
-    const int64_t begin = Part({0, b}, fold.size, first).begin;
-    const Range last = Part({0, b}, fold.size, first + width - 1);
+    const int64_t begin = Subrange({0, b}, fold.size, first).begin;
+    const Range last = Subrange({0, b}, fold.size, first + width - 1);
     return Range{begin, last.begin + last.count - begin};
   };
 
@@ -224,7 +225,7 @@ Plan TreeAllReduce(const Request& request, int32_t rank) {
   const auto area = [&](int32_t child) { return CeilLog2(child - TreeParent(child)) * b; };
 
   const auto up = [&](int64_t c) {
-    const Range part = Part({0, b}, chunks, c);
+    const Range part = Subrange({0, b}, chunks, c);
     std::vector<Place> sources = {plan.Input(part.begin)};
     for (int32_t child : children) {
       plan.Wait(child);
@@ -237,7 +238,7 @@ Plan TreeAllReduce(const Request& request, int32_t rank) {
     plan.Signal(parent);
   };
   const auto down = [&](int64_t c) {
-    const Range part = Part({0, b}, chunks, c);
+    const Range part = Subrange({0, b}, chunks, c);
     if (rank != 0 && !children.empty()) plan.Wait(parent);
     for (auto child = children.rbegin(); child != children.rend(); ++child) {
       plan.Move(plan.Output(part.begin), Builder::At(*child, Space::kOutput, part.begin), part.count);
@@ -277,7 +278,7 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
   Builder plan(request, rank);
 
   const auto part_at = [&](int32_t l, int32_t g, int64_t c) {
-    return Part(Part(Part(block, locals, l), nodes, g), chunks, c);
+    return Subrange(Subrange(Subrange(block, locals, l), nodes, g), chunks, c);
   };
   const auto part_of = [&](int32_t g, int64_t c) { return part_at(local, g, c); };
   const auto received = [&](int64_t c, int32_t from) { return (c % slots * nodes + from) * max_chunk; };
@@ -339,13 +340,7 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
     }
   };
 
-  const auto of_a_chunk = [chunks](int64_t c) { return c >= 0 && c < chunks; };
-  for (int64_t i = 0; chunks > 0 && i <= chunks + 2 * kAhead; ++i) {
-    if (of_a_chunk(i)) scatter(i);
-    if (of_a_chunk(i - kAhead)) combine(i - kAhead);
-    if (of_a_chunk(i - 2 * kAhead)) spread(i - 2 * kAhead);
-    if (of_a_chunk(i - 2 * kAhead - 1)) collect(i - 2 * kAhead - 1);
-  }
+  RunPipeline(chunks, {{0, scatter}, {kAhead, combine}, {2 * kAhead, spread}, {2 * kAhead + 1, collect}});
   return std::move(plan).Finish(send_area + std::min(kSendSlots, (nodes - 1) * chunks) * max_chunk);
 }
 
@@ -354,25 +349,25 @@ Plan HierarchicalAllReduce(const Request& request, int32_t rank) {
 template <>
 const std::vector<Algorithm>& Table<Collective::kAllReduce>() {
   static const std::vector<Algorithm> table = {
-      {"direct", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (two-shot)", OneAddressSpace,
+      {"direct", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (two-shot)", kOneAddressSpace,
        DirectAllReduce},
       {"root", "Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206 (flat trees)",
-       OneAddressSpace, RootAllReduce},
-      {"one_shot", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (one-shot)", OneAddressSpace,
+       kOneAddressSpace, RootAllReduce},
+      {"one_shot", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (one-shot)", kOneAddressSpace,
        OneShotAllReduce},
-      {"rabenseifner", "Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1", AnyGeometry, RabenseifnerAllReduce},
+      {"rabenseifner", "Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1", kAnyGeometry, RabenseifnerAllReduce},
       {"recursive_doubling", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521",
-       AnyGeometry, RecursiveDoublingAllReduce},
-      {"ring", "Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002", AnyGeometry, RingAllReduce},
-      {"tree", "Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206", AnyGeometry,
+       kAnyGeometry, RecursiveDoublingAllReduce},
+      {"ring", "Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002", kAnyGeometry, RingAllReduce},
+      {"tree", "Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206", kAnyGeometry,
        TreeAllReduce},
-      {"hierarchical", "Cho et al., IBM J. Res. Dev. 63(6), 2019, doi 10.1147/JRD.2019.2947013", SeveralNodes,
+      {"hierarchical", "Cho et al., IBM J. Res. Dev. 63(6), 2019, doi 10.1147/JRD.2019.2947013", kSeveralNodes,
        HierarchicalAllReduce},
-      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, OneShotAllReduce,
-       Protocol::kFlagged},
-      {"flagged_two_shot", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectAllReduce,
-       Protocol::kFlaggedTwice},
-      {"multimem", "NVIDIA/nccl:src/device/symmetric/all_reduce.cuh (multimem)", OneNodeWithMultimem, DirectAllReduce,
+      {"ll", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, OneShotAllReduce,
+       Protocol::kLl},
+      {"ll_two_shot", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectAllReduce,
+       Protocol::kLlTwoShot},
+      {"multimem", "NVIDIA/nccl:src/device/symmetric/all_reduce.cuh (multimem)", kOneNodeWithMultimem, DirectAllReduce,
        Protocol::kMultimem},
   };
   return table;

@@ -1,6 +1,7 @@
 // Plans of all_to_all: block j of rank r goes to block r of rank j.
 #include "builder.h"
-#include "layout.h"
+#include "partition.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -109,7 +110,7 @@ Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
   Builder plan(request, rank);
 
   const auto target = [&](int64_t t) { return static_cast<int32_t>((node + 1 + t / chunks) % nodes); };
-  const auto chunk = [&](int64_t t) { return Part({0, b}, chunks, t % chunks); };
+  const auto chunk = [&](int64_t t) { return Subrange({0, b}, chunks, t % chunks); };
   // Where a slot keeps what comes from local rank `from`. Whole blocks lie together, in the order of the output.
   const auto slot = [&](int64_t t, int32_t from) { return (t % slots * locals + from) * max_chunk; };
   const auto gather = [&](int64_t t) {
@@ -137,11 +138,7 @@ Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
     }
   };
 
-  if (stages > 0) gather(0);
-  for (int64_t t = 0; t < stages; ++t) {
-    if (t + 1 < stages) gather(t + 1);
-    send(t);
-  }
+  RunPipeline(stages, {{0, gather}, {1, send}});
   // The own node's blocks come last: nobody waits for them, and the last messages are still under way.
   for (int32_t i = 0; i < locals; ++i) {
     Exchange(plan, request, rank, node * locals + (local + i) % locals);
@@ -154,16 +151,15 @@ Plan HierarchicalAllToAll(const Request& request, int32_t rank) {
 template <>
 const std::vector<Algorithm>& Table<Collective::kAllToAll>() {
   static const std::vector<Algorithm> table = {
-      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
        DirectAllToAll},
-      {"pairwise", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+      {"pairwise", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
        PairwiseAllToAll},
-      {"bruck", "Bruck et al., IEEE TPDS 8(11), 1997, doi 10.1109/71.642949", AnyGeometry, BruckAllToAll},
+      {"bruck", "Bruck et al., IEEE TPDS 8(11), 1997, doi 10.1109/71.642949", kAnyGeometry, BruckAllToAll},
       {"hierarchical",
-       "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373; Hwang et al., MLSys 2023, arXiv:2206.03382", SeveralNodes,
+       "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373; Hwang et al., MLSys 2023, arXiv:2206.03382", kSeveralNodes,
        HierarchicalAllToAll},
-      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectAllToAll,
-       Protocol::kFlagged},
+      {"ll", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectAllToAll, Protocol::kLl},
   };
   return table;
 }

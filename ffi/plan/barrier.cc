@@ -1,6 +1,6 @@
 // Plans of barrier: no rank ends before every rank has begun.
 #include "builder.h"
-#include "layout.h"
+#include "partition.h"
 
 namespace jaxcomm {
 namespace {
@@ -70,11 +70,11 @@ Plan HierarchicalBarrier(const Request& request, int32_t rank) {
 template <>
 const std::vector<Algorithm>& Table<Collective::kBarrier>() {
   static const std::vector<Algorithm> table = {
-      {"direct", "Hoefler, Mehlan, Mietke, Rehm, Chemnitzer Informatik-Berichte, 2004", AnyGeometry, DirectBarrier},
-      {"dissemination", "Hensgen, Finkel, Manber, IJPP 17(1), 1988, doi 10.1007/BF01379320", AnyGeometry,
+      {"direct", "Hoefler, Mehlan, Mietke, Rehm, Chemnitzer Informatik-Berichte, 2004", kAnyGeometry, DirectBarrier},
+      {"dissemination", "Hensgen, Finkel, Manber, IJPP 17(1), 1988, doi 10.1007/BF01379320", kAnyGeometry,
        DisseminationBarrier},
-      {"tree", "Mellor-Crummey, Scott, ACM TOCS 9(1), 1991, doi 10.1145/103727.103729", AnyGeometry, TreeBarrier},
-      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalBarrier},
+      {"tree", "Mellor-Crummey, Scott, ACM TOCS 9(1), 1991, doi 10.1145/103727.103729", kAnyGeometry, TreeBarrier},
+      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", kSeveralNodes, HierarchicalBarrier},
   };
   return table;
 }

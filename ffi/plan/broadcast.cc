@@ -1,6 +1,7 @@
 // Plans of broadcast: every rank ends with the root's block.
 #include "builder.h"
-#include "layout.h"
+#include "partition.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -19,7 +20,7 @@ Plan DirectBroadcast(const Request& request, int32_t rank) {
     const Range block = {0, request.block_count};
     const int64_t chunks = NumChunks(block.count, request.geometry.all_addressable ? request.chunk_count : 0);
     for (int64_t c = 0; c < chunks; ++c) {
-      const Range part = Part(block, chunks, c);
+      const Range part = Subrange(block, chunks, c);
       for (int32_t s = 0; s < n; ++s) {
         const int32_t peer = (rank + s) % n;
         if (Pulls(request.geometry, peer, rank)) continue;
@@ -37,11 +38,11 @@ Plan DirectBroadcast(const Request& request, int32_t rank) {
 Plan ScatterAllGatherBroadcast(const Request& request, int32_t rank) {
   const int32_t n = request.geometry.num_ranks();
   const Range block = {0, request.block_count};
-  const Range piece = Part(block, n, rank);
+  const Range piece = Subrange(block, n, rank);
   const int64_t chunks = NumChunks(piece.count, request.chunk_count);
   Builder plan(request, rank);
   for (int64_t c = 0; c < chunks; ++c) {
-    const Range part = Part(piece, chunks, c);
+    const Range part = Subrange(piece, chunks, c);
     plan.Move(Builder::At(request.root, Space::kInput, part.begin), plan.Output(part.begin), part.count);
     for (int32_t s = 1; s < n; ++s) {
       plan.Move(plan.Output(part.begin), Builder::At((rank + s) % n, Space::kOutput, part.begin), part.count);
@@ -58,7 +59,7 @@ Plan Forward(const Request& request, int32_t rank, int32_t parent, const std::ve
   const int64_t chunks = NumChunks(block.count, request.chunk_count);
   Builder plan(request, rank);
   for (int64_t c = 0; c < chunks; ++c) {
-    const Range part = Part(block, chunks, c);
+    const Range part = Subrange(block, chunks, c);
     if (parent >= 0 && !children.empty()) plan.Wait(parent);
     const Place src = parent < 0 ? plan.Input(part.begin) : plan.Output(part.begin);
     for (size_t i = 0; i < children.size(); ++i) {
@@ -116,7 +117,7 @@ Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
   const bool is_root = rank == request.root;
   const bool pull = geometry.pull;
   Builder plan(request, rank);
-  const auto part_of = [&](int32_t l, int64_t c) { return Part(Part(block, locals, l), chunks, c); };
+  const auto part_of = [&](int32_t l, int64_t c) { return Subrange(Subrange(block, locals, l), chunks, c); };
   const auto read_root = [&](Range part) {
     plan.Move(Builder::At(request.root, Space::kInput, part.begin), plan.Output(part.begin), part.count);
   };
@@ -134,7 +135,7 @@ Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
       plan.Move(Builder::At(peer, Space::kOutput, part.begin), plan.Output(part.begin), part.count);
     }
   };
-  for (int64_t c = 0; c < chunks; ++c) {
+  const auto forward = [&](int64_t c) {
     if (v == 0 && pull) {
       if (!is_root) read_root(part_of(local, c));
     } else if (is_root) {
@@ -162,9 +163,8 @@ Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
         plan.Move(src, Builder::At(peer, Space::kOutput, part.begin), part.count);
       }
     }
-    if (c > 0) collect(c - 1);
-  }
-  if (chunks > 0) collect(chunks - 1);
+  };
+  RunPipeline(chunks, {{0, forward}, {1, collect}});
   if (is_root) plan.Move(plan.Input(0), plan.Output(0), block.count);
   return std::move(plan).Finish(0);
 }
@@ -174,14 +174,14 @@ Plan HierarchicalBroadcast(const Request& request, int32_t rank) {
 template <>
 const std::vector<Algorithm>& Table<Collective::kBroadcast>() {
   static const std::vector<Algorithm> table = {
-      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+      {"direct", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
        DirectBroadcast},
       {"scatter_all_gather", "Chan, Heimlich, Purkayastha, van de Geijn, CCPE 19(13), 2007, doi 10.1002/cpe.1206",
-       OneAddressSpace, ScatterAllGatherBroadcast},
-      {"tree", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", AnyGeometry,
+       kOneAddressSpace, ScatterAllGatherBroadcast},
+      {"tree", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521", kAnyGeometry,
        TreeBroadcast},
-      {"ring", "Watts, van de Geijn, Parallel Processing Letters 5(2), 1995", AnyGeometry, RingBroadcast},
-      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalBroadcast},
+      {"ring", "Watts, van de Geijn, Parallel Processing Letters 5(2), 1995", kAnyGeometry, RingBroadcast},
+      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", kSeveralNodes, HierarchicalBroadcast},
   };
   return table;
 }

@@ -1,4 +1,4 @@
-// The model is described in docs/algorithms.md, "Cost".
+// The model is described in docs/internals/cost-model.md.
 #include "cost.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "algorithms.h"
-#include "layout.h"
+#include "partition.h"
 
 namespace jaxcomm {
 namespace {
@@ -19,7 +19,7 @@ constexpr size_t kMaxSteps = 1 << 19;
 constexpr size_t kMaxStepsPerRank = 8;
 
 // What a rank has done so far and until when its processor and its share of the network are busy.
-struct Progress {
+struct RankTime {
   double processor_s = 0;
   double network_s = 0;
   double work_s = 0;  // of the processor, without the time it waited
@@ -32,8 +32,8 @@ class Model {
 
   size_t LinkOf(int32_t rank, int32_t peer) const {
     if (peer == rank) return static_cast<size_t>(Link::kSelf);
-    const bool near = geometry_.node(peer) == geometry_.node(rank);
-    return static_cast<size_t>(near ? Link::kNode : Link::kNetwork);
+    const bool intra_node = geometry_.node(peer) == geometry_.node(rank);
+    return static_cast<size_t>(intra_node ? Link::kNode : Link::kNetwork);
   }
 
   bool SharesLinks() const {
@@ -62,31 +62,31 @@ class Model {
   }
 
   // `link_s`: until when the link to other nodes is busy.
-  void RunData(const Plan& plan, const Step& step, Progress* progress, double* link_s) const {
+  void RunData(const Plan& plan, const Step& step, RankTime* times, double* link_s) const {
     std::array<Traffic, kNumLinks> traffic;
     Moves(plan, step, &traffic);
     for (size_t link = 0; link < kNumLinks; ++link) {
       if (traffic[link].messages == 0) continue;
-      Use(link, static_cast<double>(traffic[link].bytes), progress, link_s);
+      Use(link, static_cast<double>(traffic[link].bytes), times, link_s);
     }
   }
 
   // Returns when the peer gets it.
-  double RunSignal(const Plan& plan, const Step& step, Progress* progress, double* link_s) const {
+  double RunSignal(const Plan& plan, const Step& step, RankTime* times, double* link_s) const {
     const size_t link = LinkOf(plan.rank, step.peer);
-    return Use(link, 0, progress, link_s) + machine_.links[link].latency_s;
+    return Use(link, 0, times, link_s) + machine_.links[link].latency_s;
   }
 
  private:
-  double Use(size_t link, double bytes, Progress* progress, double* link_s) const {
+  double Use(size_t link, double bytes, RankTime* times, double* link_s) const {
     const double time_s = machine_.links[link].overhead_s + bytes / machine_.links[link].bytes_per_s;
     if (OnProcessor(link)) {
-      progress->work_s += time_s * slowdown_;
-      return progress->processor_s += time_s * slowdown_;
+      times->work_s += time_s * slowdown_;
+      return times->processor_s += time_s * slowdown_;
     }
     // The processor only starts it; what was started earlier comes first.
-    *link_s = std::max(*link_s, progress->processor_s) + time_s;
-    return progress->network_s = *link_s;
+    *link_s = std::max(*link_s, times->processor_s) + time_s;
+    return times->network_s = *link_s;
   }
 
   const Geometry& geometry_;
@@ -109,7 +109,7 @@ Cost Count(const Plan& plan, const Model& model, int64_t item_bytes) {
   return cost;
 }
 
-double End(const Progress& progress) { return std::max(progress.processor_s, progress.network_s); }
+double End(const RankTime& times) { return std::max(times.processor_s, times.network_s); }
 
 // Until the last word of a rank, which follows its data, has reached the other nodes.
 double LastWord(const Geometry& geometry, const Machine& machine) {
@@ -118,7 +118,7 @@ double LastWord(const Geometry& geometry, const Machine& machine) {
 }
 
 // All ranks, each on its own processor.
-std::vector<Progress> Simulate(const std::vector<Plan>& plans, const Model& model) {
+std::vector<RankTime> Simulate(const std::vector<Plan>& plans, const Model& model) {
   struct Channel {
     std::vector<double> arrivals_s;
     size_t received = 0;
@@ -126,7 +126,7 @@ std::vector<Progress> Simulate(const std::vector<Plan>& plans, const Model& mode
   };
   const size_t n = plans.size();
   std::unordered_map<uint64_t, Channel> channels;
-  std::vector<Progress> progress(n);
+  std::vector<RankTime> times(n);
   std::vector<size_t> next(n, 0);
   std::vector<double> links_s(n, 0);  // by rank, or by node where its ranks share one
   // Where ranks share a link, the earliest goes on, so that they use it in order of time. A rank that waits in vain
@@ -138,7 +138,7 @@ std::vector<Progress> Simulate(const std::vector<Plan>& plans, const Model& mode
     const size_t rank = turns.top().second;
     turns.pop();
     const std::vector<Step>& steps = plans[rank].steps;
-    double& now_s = progress[rank].processor_s;
+    double& now_s = times[rank].processor_s;
     double& link_s = links_s[model.LinkNumber(plans[rank].rank)];
     for (size_t& i = next[rank]; i < steps.size(); ++i) {
       if (model.SharesLinks() && !turns.empty() && now_s > turns.top().first) {
@@ -153,14 +153,14 @@ std::vector<Progress> Simulate(const std::vector<Plan>& plans, const Model& mode
         now_s = std::max(now_s, channel.arrivals_s[channel.received++]);
       } else if (steps[i].kind == StepKind::kSignal) {
         Channel& channel = channels[rank * n + peer];
-        channel.arrivals_s.push_back(model.RunSignal(plans[rank], steps[i], &progress[rank], &link_s));
-        if (std::exchange(channel.waits, false)) turns.push({progress[peer].processor_s, peer});
+        channel.arrivals_s.push_back(model.RunSignal(plans[rank], steps[i], &times[rank], &link_s));
+        if (std::exchange(channel.waits, false)) turns.push({times[peer].processor_s, peer});
       } else {
-        model.RunData(plans[rank], steps[i], &progress[rank], &link_s);
+        model.RunData(plans[rank], steps[i], &times[rank], &link_s);
       }
     }
   }
-  return progress;
+  return times;
 }
 
 // A machine on which a rank has its own part of what its node shares.
@@ -170,24 +170,24 @@ Machine Divided(Machine machine, const Geometry& geometry) {
 }
 
 // One rank among others like it: the i-th wait on a link ends when its own i-th signal over that link arrives.
-Progress SimulateOne(const Plan& plan, const Model& model) {
+RankTime SimulateOne(const Plan& plan, const Model& model) {
   std::array<std::vector<double>, kNumLinks> arrivals_s;
   std::array<size_t, kNumLinks> received = {};
-  Progress progress;
+  RankTime times;
   double link_s = 0;
   for (const Step& step : plan.steps) {
     if (step.kind == StepKind::kWait) {
       const size_t link = model.LinkOf(plan.rank, step.peer);
       if (received[link] < arrivals_s[link].size()) {
-        progress.processor_s = std::max(progress.processor_s, arrivals_s[link][received[link]++]);
+        times.processor_s = std::max(times.processor_s, arrivals_s[link][received[link]++]);
       }
     } else if (step.kind == StepKind::kSignal) {
-      arrivals_s[model.LinkOf(plan.rank, step.peer)].push_back(model.RunSignal(plan, step, &progress, &link_s));
+      arrivals_s[model.LinkOf(plan.rank, step.peer)].push_back(model.RunSignal(plan, step, &times, &link_s));
     } else {
-      model.RunData(plan, step, &progress, &link_s);
+      model.RunData(plan, step, &times, &link_s);
     }
   }
-  return progress;
+  return times;
 }
 
 // The rank that sends most to other nodes.
@@ -195,8 +195,9 @@ int32_t BusiestSource(const Request& request) {
   std::vector<int32_t> sent(static_cast<size_t>(request.geometry.num_ranks()), 0);
   for (size_t r = 0; r < sent.size(); ++r) {
     const int32_t source = request.source_of[r];
-    const bool far = source >= 0 && request.geometry.node(source) != request.geometry.node(static_cast<int32_t>(r));
-    if (far) ++sent[static_cast<size_t>(source)];
+    const bool inter_node =
+        source >= 0 && request.geometry.node(source) != request.geometry.node(static_cast<int32_t>(r));
+    if (inter_node) ++sent[static_cast<size_t>(source)];
   }
   return static_cast<int32_t>(std::max_element(sent.begin(), sent.end()) - sent.begin());
 }
@@ -251,41 +252,42 @@ Cost CostOfExchange(const Request& request, int64_t item_bytes, const Machine& m
 
 }  // namespace
 
-const std::optional<LinkModel>& FlaggedLink(const Algorithm& algorithm, const Machine& machine) {
+const std::optional<LinkModel>& LlLink(const Algorithm& algorithm, const Machine& machine) {
   static const std::optional<LinkModel> none;
-  if (algorithm.protocol == Protocol::kFlagged) return machine.flagged;
-  return algorithm.protocol == Protocol::kFlaggedTwice ? machine.flagged_twice : none;
+  if (algorithm.protocol == Protocol::kLl) return machine.ll;
+  return algorithm.protocol == Protocol::kLlTwoShot ? machine.ll_two_shot : none;
 }
 
 Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, const Machine& machine) {
   const Machine divided = Divided(machine, geometry);
   const Model model(geometry, item_bytes, divided, machine.ranks_per_processor);
   Cost cost = Count(plan, model, item_bytes);
-  cost.time_s = machine.launch_s + machine.frame_s + End(SimulateOne(plan, model)) + LastWord(geometry, machine);
+  cost.time_s =
+      machine.launch_s + machine.sync_overhead_s + End(SimulateOne(plan, model)) + LastWord(geometry, machine);
   return cost;
 }
 
 Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_bytes, const Machine& machine) {
-  if (const auto& link = FlaggedLink(algorithm, machine)) {
-    return CostOfExchange(request, item_bytes, machine, *link, algorithm.protocol == Protocol::kFlaggedTwice);
+  if (const auto& link = LlLink(algorithm, machine)) {
+    return CostOfExchange(request, item_bytes, machine, *link, algorithm.protocol == Protocol::kLlTwoShot);
   }
   const Model model(request.geometry, item_bytes, machine, 1);
   const std::vector<Plan> sample = BuildSample(algorithm, request);
   std::vector<Plan> plans = BuildWithinLimit(algorithm, request, sample);
-  std::vector<Progress> progress;
+  std::vector<RankTime> times;
   double least_s = 0;
   if (!plans.empty()) {
-    progress = Simulate(plans, model);
+    times = Simulate(plans, model);
   } else {
     plans = sample;
     const Machine divided = Divided(machine, request.geometry);
     const Model alone(request.geometry, item_bytes, divided, 1);
-    for (const Plan& plan : plans) progress.push_back(SimulateOne(plan, alone));
+    for (const Plan& plan : plans) times.push_back(SimulateOne(plan, alone));
     // A sample doesn't show how long a chain or how deep a tree of ranks is; the same plan without data does.
     Request skeleton = request;
     skeleton.block_count = std::min<int64_t>(request.block_count, 1);
     skeleton.chunk_count = 0;
-    for (const Progress& rank :
+    for (const RankTime& rank :
          Simulate(BuildWithinLimit(algorithm, skeleton, BuildSample(algorithm, skeleton)), model)) {
       least_s = std::max(least_s, End(rank));
     }
@@ -294,17 +296,17 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
   size_t busiest = 0;
   double end_s = least_s;
   double work_s = 0;
-  const auto effort = [&](size_t i) { return progress[i].work_s + progress[i].network_s; };
+  const auto effort = [&](size_t i) { return times[i].work_s + times[i].network_s; };
   for (size_t i = 0; i < plans.size(); ++i) {
-    end_s = std::max(end_s, End(progress[i]));
-    work_s += progress[i].work_s / static_cast<double>(plans.size());
+    end_s = std::max(end_s, End(times[i]));
+    work_s += times[i].work_s / static_cast<double>(plans.size());
     if (effort(i) > effort(busiest)) busiest = i;
   }
   Cost cost = Count(plans[busiest], model, item_bytes);
   cost.rank = plans[busiest].rank;
   // Ranks that share a processor take turns: it is busy for all of their work, and no less than the dependent steps
   // take.
-  cost.time_s = machine.launch_s + machine.frame_s + std::max(end_s, work_s * machine.ranks_per_processor) +
+  cost.time_s = machine.launch_s + machine.sync_overhead_s + std::max(end_s, work_s * machine.ranks_per_processor) +
                 LastWord(request.geometry, machine);
   return cost;
 }

@@ -28,10 +28,10 @@ struct Machine {
   // The ranks of a node share one link to other nodes and take turns on it. If not, each has its own.
   bool shared_network = false;
   // What ranks do together before the first step of a plan and after the last.
-  double frame_s = 0;
-  // Protocol::kFlagged, kFlaggedTwice: messages to peers of the node. None: not for a request of this size.
-  std::optional<LinkModel> flagged;
-  std::optional<LinkModel> flagged_twice;
+  double sync_overhead_s = 0;
+  // Protocol::kLl, kLlTwoShot: messages to peers of the node. None: not for a request of this size.
+  std::optional<LinkModel> ll;
+  std::optional<LinkModel> ll_two_shot;
 };
 
 struct Traffic {
@@ -55,8 +55,8 @@ Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, cons
 // time until the last one has finished. Where the plans of all ranks are too many steps to simulate, the time comes
 // from a sample of ranks.
 struct Algorithm;
-// How `machine` exchanges messages with flags, if that is how it carries out the algorithm.
-const std::optional<LinkModel>& FlaggedLink(const Algorithm& algorithm, const Machine& machine);
+// How `machine` exchanges LL messages, if that is how it carries out the algorithm.
+const std::optional<LinkModel>& LlLink(const Algorithm& algorithm, const Machine& machine);
 Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_bytes, const Machine& machine);
 
 }  // namespace jaxcomm

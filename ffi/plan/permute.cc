@@ -1,6 +1,6 @@
 // Plans of permute: rank r ends with the block of source_of[r], or zeros.
 #include "builder.h"
-#include "layout.h"
+#include "partition.h"
 
 namespace jaxcomm {
 namespace {
@@ -30,7 +30,7 @@ Plan DirectPermute(const Request& request, int32_t rank) {
 template <>
 const std::vector<Algorithm>& Table<Collective::kPermute>() {
   static const std::vector<Algorithm> table = {
-      {"direct", "jax-ml/jax:jax/_src/lax/parallel.py (ppermute)", AnyGeometry, DirectPermute},
+      {"direct", "jax-ml/jax:jax/_src/lax/parallel.py (ppermute)", kAnyGeometry, DirectPermute},
   };
   return table;
 }

@@ -2,17 +2,6 @@
 
 namespace jaxcomm {
 
-const char* Name(Collective collective) {
-  switch (collective) {
-#define JAXCOMM_COLLECTIVE(enumerator, name, ...) \
-  case Collective::enumerator:                    \
-    return #name;
-#include "../collectives.def"
-#undef JAXCOMM_COLLECTIVE
-  }
-  return "?";
-}
-
 int64_t InputCount(const Request& request) {
   switch (request.collective) {
     case Collective::kAllToAll:

@@ -14,16 +14,9 @@
 #include <string>
 #include <vector>
 
+#include "common/collective.h"
+
 namespace jaxcomm {
-
-enum class Collective : uint8_t {
-#define JAXCOMM_COLLECTIVE(enumerator, name, handler) enumerator,
-#include "../collectives.def"
-#undef JAXCOMM_COLLECTIVE
-};
-
-// The word of collectives.def.
-const char* Name(Collective collective);
 
 enum class Space : uint8_t { kInput, kOutput, kScratch };
 

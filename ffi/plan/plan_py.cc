@@ -16,8 +16,9 @@
 
 #include "algorithms.h"
 #include "cost.h"
-#include "layout.h"
+#include "partition.h"
 #include "plan.h"
+#include "request.h"
 #include "select.h"
 #include "validate.h"
 
@@ -34,7 +35,8 @@ constexpr Collective kCollectives[] = {
 };
 constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
 constexpr const char* kSpaces[] = {"input", "output", "scratch"};
-constexpr const char* kProtocols[] = {"steps", "flagged", "flagged_twice", "multimem"};
+constexpr const char* kProtocols[] = {"steps", "ll", "ll_two_shot", "multimem"};
+constexpr const char* kReaches[] = {"process", "node", "network"};
 constexpr const char* kLinks[] = {"self", "node", "network"};
 
 Collective CollectiveOf(const std::string& name) {
@@ -107,18 +109,12 @@ std::string Show(const Plan& plan) {
   return text;
 }
 
-Request MakeRequest(const std::string& collective, int32_t num_nodes, int32_t ranks_per_node, int64_t block_count,
-                    int64_t chunk_count, int32_t root, std::vector<int32_t> source_of, bool all_addressable, bool pull,
-                    bool multimem) {
+Request RequestOf(const std::string& collective, const Geometry& geometry, int64_t block_count, int32_t root,
+                  std::vector<int32_t> source_of) {
   Request request;
   request.collective = CollectiveOf(collective);
-  request.geometry.num_nodes = num_nodes;
-  request.geometry.ranks_per_node = ranks_per_node;
-  request.geometry.all_addressable = all_addressable;
-  request.geometry.pull = pull;
-  request.geometry.multimem = multimem;
+  request.geometry = geometry;
   request.block_count = block_count;
-  request.chunk_count = chunk_count;
   request.root = root;
   request.source_of = std::move(source_of);
   return request;
@@ -164,8 +160,9 @@ void BindData(nb::module_& m) {
           [](Request* self, const std::string& collective, int32_t num_nodes, int32_t ranks_per_node,
              int64_t block_count, int64_t chunk_count, int32_t root, std::vector<int32_t> source_of,
              bool all_addressable, bool pull, bool multimem) {
-            new (self) Request(MakeRequest(collective, num_nodes, ranks_per_node, block_count, chunk_count, root,
-                                           std::move(source_of), all_addressable, pull, multimem));
+            const Geometry geometry = {num_nodes, ranks_per_node, all_addressable, pull, multimem};
+            new (self) Request(RequestOf(collective, geometry, block_count, root, std::move(source_of)));
+            self->chunk_count = chunk_count;
           },
           "collective"_a, "num_nodes"_a = 1, "ranks_per_node"_a = 1, "block_count"_a = 0, "chunk_count"_a = 0,
           "root"_a = 0, "source_of"_a = std::vector<int32_t>(), "all_addressable"_a = true, "pull"_a = false,
@@ -181,10 +178,29 @@ void BindData(nb::module_& m) {
       .def_rw("chunk_count", &Request::chunk_count)
       .def_rw("root", &Request::root)
       .def_rw("source_of", &Request::source_of);
+  m.def(
+      "cpu_request",
+      [](const std::string& collective, const std::string& scope, int64_t num_ranks, int64_t ranks_per_node,
+         int64_t block_count, int32_t root, std::vector<int32_t> source_of) {
+        const Geometry geometry = CpuGeometry(EnumOf<Scope>(kReaches, "scope", scope), num_ranks, ranks_per_node);
+        return RequestOf(collective, geometry, block_count, root, std::move(source_of));
+      },
+      "collective"_a, "scope"_a, "num_ranks"_a, "ranks_per_node"_a, "block_count"_a = 0, "root"_a = 0,
+      "source_of"_a = std::vector<int32_t>(), "The request of a call on CPUs. scope: process, node or network.");
+  m.def(
+      "gpu_request",
+      [](const std::string& collective, int64_t num_ranks, int64_t ranks_per_node, bool multimem, int64_t block_count,
+         int32_t root, std::vector<int32_t> source_of) {
+        const Geometry geometry = GpuGeometry(num_ranks, ranks_per_node, multimem);
+        return RequestOf(collective, geometry, block_count, root, std::move(source_of));
+      },
+      "collective"_a, "num_ranks"_a, "ranks_per_node"_a, "multimem"_a = false, "block_count"_a = 0, "root"_a = 0,
+      "source_of"_a = std::vector<int32_t>(),
+      "The request of a call on GPUs. multimem: whether a node may have NVLink SHARP.");
 }
 
 using LinkRow = std::tuple<std::string, double, double, double>;
-using FlaggedRow = std::tuple<double, double, double>;
+using LlRow = std::tuple<double, double, double>;
 
 std::array<LinkRow, kNumLinks> GetLinks(const Machine& machine) {
   std::array<LinkRow, kNumLinks> rows;
@@ -201,12 +217,12 @@ void SetLinks(Machine& machine, const std::array<LinkRow, kNumLinks>& rows) {
   }
 }
 
-std::optional<FlaggedRow> GetFlagged(const std::optional<LinkModel>& link) {
+std::optional<LlRow> GetLl(const std::optional<LinkModel>& link) {
   if (!link) return std::nullopt;
-  return FlaggedRow{link->overhead_s, link->bytes_per_s, link->latency_s};
+  return LlRow{link->overhead_s, link->bytes_per_s, link->latency_s};
 }
 
-LinkModel ToLink(const FlaggedRow& row) {
+LinkModel ToLink(const LlRow& row) {
   const auto& [overhead_s, bytes_per_s, latency_s] = row;
   return {overhead_s, bytes_per_s, latency_s};
 }
@@ -226,14 +242,14 @@ void BindCost(nb::module_& m) {
       .def_rw("launch_s", &Machine::launch_s)
       .def_rw("ranks_per_processor", &Machine::ranks_per_processor)
       .def_rw("shared_network", &Machine::shared_network)
-      .def_rw("frame_s", &Machine::frame_s)
+      .def_rw("sync_overhead_s", &Machine::sync_overhead_s)
       .def_prop_rw(
-          "flagged", [](const Machine& machine) { return GetFlagged(machine.flagged); },
-          [](Machine& machine, const FlaggedRow& row) { machine.flagged = ToLink(row); },
-          "(overhead_s, bytes_per_s, latency_s) of messages with flags; None: the machine has none.")
+          "ll", [](const Machine& machine) { return GetLl(machine.ll); },
+          [](Machine& machine, const LlRow& row) { machine.ll = ToLink(row); },
+          "(overhead_s, bytes_per_s, latency_s) of LL messages; None: the machine has none.")
       .def_prop_rw(
-          "flagged_twice", [](const Machine& machine) { return GetFlagged(machine.flagged_twice); },
-          [](Machine& machine, const FlaggedRow& row) { machine.flagged_twice = ToLink(row); },
+          "ll_two_shot", [](const Machine& machine) { return GetLl(machine.ll_two_shot); },
+          [](Machine& machine, const LlRow& row) { machine.ll_two_shot = ToLink(row); },
           "The same for algorithms of two exchanges.");
   nb::class_<Traffic>(m, "Traffic")
       .def_ro("messages", &Traffic::messages)
@@ -258,7 +274,7 @@ void BindPlan(nb::module_& m) {
           "algorithm",
           [](const Choice& choice) { return choice.algorithm == nullptr ? nullptr : choice.algorithm->name; },
           "Name of the algorithm; None if there is none, for the given reason.")
-      .def_ro("flagged", &Choice::flagged)
+      .def_ro("ll", &Choice::ll)
       .def_ro("request", &Choice::request)
       .def_ro("cost", &Choice::cost)
       .def_ro("reason", &Choice::reason);
@@ -286,7 +302,7 @@ void BindPlan(nb::module_& m) {
         return kProtocols[static_cast<int>(AlgorithmOf(request, algorithm).protocol)];
       },
       "collective"_a, "algorithm"_a,
-      "\"steps\", \"flagged\", \"flagged_twice\" or \"multimem\": how the algorithm is carried out where it can be.");
+      "\"steps\", \"ll\", \"ll_two_shot\" or \"multimem\": how the algorithm is carried out where it can be.");
   m.def(
       "supports",
       [](const Request& request, const std::string& algorithm) {

@@ -1,6 +1,7 @@
 // Plans of reduce_scatter: rank r ends with the sum of everybody's block r.
 #include "builder.h"
-#include "layout.h"
+#include "partition.h"
+#include "pipeline.h"
 
 namespace jaxcomm {
 namespace {
@@ -34,7 +35,7 @@ Plan RingReduceScatter(const Request& request, int32_t rank) {
   int64_t message = 0;  // number of the next one to send; the one received before it is message - 1
   const auto slot = [&](int64_t i) { return i % slots * max_chunk; };
   for (int64_t c = 0; c < chunks; ++c) {
-    const Range part = Part({0, b}, chunks, c);
+    const Range part = Subrange({0, b}, chunks, c);
     for (int64_t s = 0; s + 1 < n; ++s, ++message) {
       const int64_t block = (rank + 2 * n - 1 - s) % n;
       Place sum = plan.Input(block * b + part.begin);
@@ -119,7 +120,7 @@ Plan HierarchicalReduceScatter(const Request& request, int32_t rank) {
     plan.Reduce(sources, to, part.count);
   };
   const auto scatter = [&](int64_t c) {
-    const Range part = Part({0, b}, chunks, c);
+    const Range part = Subrange({0, b}, chunks, c);
     for (int32_t d = 1; d < nodes; ++d) {
       const int32_t target = (node + d) % nodes;
       const int32_t peer = target * locals + local;
@@ -131,18 +132,14 @@ Plan HierarchicalReduceScatter(const Request& request, int32_t rank) {
     node_sum(node, part, plan.Scratch(received(c, node)));
   };
   const auto finish = [&](int64_t c) {
-    const Range part = Part({0, b}, chunks, c);
+    const Range part = Subrange({0, b}, chunks, c);
     for (int32_t d = 1; d < nodes; ++d) plan.Wait((node + nodes - d) % nodes * locals + local);
     std::vector<Place> sources;
     for (int32_t from = 0; from < nodes; ++from) sources.push_back(plan.Scratch(received(c, from)));
     plan.Reduce(sources, plan.Output(part.begin), part.count);
   };
 
-  if (chunks > 0) scatter(0);
-  for (int64_t c = 0; c < chunks; ++c) {
-    if (c + 1 < chunks) scatter(c + 1);
-    finish(c);
-  }
+  RunPipeline(chunks, {{0, scatter}, {1, finish}});
   return std::move(plan).Finish(send_area + std::min(kSendSlots, (nodes - 1) * chunks) * max_chunk);
 }
 
@@ -152,14 +149,14 @@ template <>
 const std::vector<Algorithm>& Table<Collective::kReduceScatter>() {
   static const std::vector<Algorithm> table = {
       {"direct", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (first half of two-shot)",
-       OneAddressSpace, DirectReduceScatter},
+       kOneAddressSpace, DirectReduceScatter},
       {"recursive_halving", "Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005, doi 10.1177/1094342005051521",
-       PowerOfTwoRanks, RecursiveHalvingReduceScatter},
-      {"ring", "Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002", AnyGeometry, RingReduceScatter},
-      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", SeveralNodes, HierarchicalReduceScatter},
-      {"flagged", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", OneAddressSpace, DirectReduceScatter,
-       Protocol::kFlagged},
-      {"multimem", "NVIDIA/nccl:src/device/symmetric/reduce_scatter.cuh (multimem)", OneNodeWithMultimem,
+       kPowerOfTwoRanks, RecursiveHalvingReduceScatter},
+      {"ring", "Patarasuk, Yuan, JPDC 69(2), 2009, doi 10.1016/j.jpdc.2008.09.002", kAnyGeometry, RingReduceScatter},
+      {"hierarchical", "Traeff, Hunold, IEEE Cluster 2020, arXiv:1910.13373", kSeveralNodes, HierarchicalReduceScatter},
+      {"ll", "NVIDIA/nccl:src/device/prims_ll.h (flags in the data)", kOneAddressSpace, DirectReduceScatter,
+       Protocol::kLl},
+      {"multimem", "NVIDIA/nccl:src/device/symmetric/reduce_scatter.cuh (multimem)", kOneNodeWithMultimem,
        DirectReduceScatter, Protocol::kMultimem},
   };
   return table;

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "layout.h"
+#include "partition.h"
 
 namespace jaxcomm {
 namespace {
@@ -73,14 +73,9 @@ std::string Micros(double time_s) {
 
 std::string WhyNot(const Algorithm& algorithm, const Request& request) {
   const Geometry& geometry = request.geometry;
-  std::string needs;
-  if (algorithm.supports == PowerOfTwoRanks) needs = "a power of two of ranks";
-  if (algorithm.supports == OneAddressSpace) needs = "ranks that may read each other's memory";
-  if (algorithm.supports == SeveralNodes) needs = "several nodes of several ranks";
-  const bool multimem = algorithm.supports == OneNodeWithMultimem;
-  if (multimem) needs = "one node of GPUs with NVLink SHARP";
-  return "needs " + needs + ", got " + std::to_string(geometry.num_nodes) + " nodes of " +
-         std::to_string(geometry.ranks_per_node) + " ranks" + (multimem && !geometry.multimem ? " without" : "");
+  const bool lacks_switch = algorithm.protocol == Protocol::kMultimem && !geometry.multimem;
+  return std::string("needs ") + algorithm.supports.requirement + ", got " + std::to_string(geometry.num_nodes) +
+         " nodes of " + std::to_string(geometry.ranks_per_node) + " ranks" + (lacks_switch ? " without" : "");
 }
 
 }  // namespace
@@ -89,13 +84,13 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
   const std::vector<Algorithm>& table = Algorithms(request.collective);
   Choice choice;
   choice.request = request;
-  const auto lacks_flags = [&](const Algorithm& algorithm) {
-    return (algorithm.protocol == Protocol::kFlagged || algorithm.protocol == Protocol::kFlaggedTwice) &&
-           !FlaggedLink(algorithm, machine);
+  const auto lacks_ll = [&](const Algorithm& algorithm) {
+    return (algorithm.protocol == Protocol::kLl || algorithm.protocol == Protocol::kLlTwoShot) &&
+           !LlLink(algorithm, machine);
   };
   const auto choose = [&](const Candidate& candidate) {
     choice.algorithm = candidate.algorithm;
-    choice.flagged = FlaggedLink(*candidate.algorithm, machine).has_value();
+    choice.ll = LlLink(*candidate.algorithm, machine).has_value();
     choice.request = candidate.request;
     choice.cost = candidate.cost;
   };
@@ -113,14 +108,14 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
     } else {
       choose(Tune(*wanted, request, item_bytes, machine));
       choice.reason = "asked for";
-      if (lacks_flags(*wanted)) choice.reason += "; without flags here, step by step";
+      if (lacks_ll(*wanted)) choice.reason += "; no LL protocol here, step by step";
     }
     return choice;
   }
 
   std::vector<Candidate> candidates;
   for (const Algorithm& algorithm : table) {
-    if (algorithm.supports(request) && !lacks_flags(algorithm) && algorithm.protocol != Protocol::kMultimem)
+    if (algorithm.supports(request) && !lacks_ll(algorithm) && algorithm.protocol != Protocol::kMultimem)
       candidates.push_back(Tune(algorithm, request, item_bytes, machine));
   }
   if (candidates.empty()) {
@@ -130,7 +125,7 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
   Candidate best = Best(candidates);
   choice.reason = "lowest predicted cost of " + std::to_string(candidates.size());
   for (const Candidate& candidate : candidates) {
-    if (candidate.algorithm->supports != SeveralNodes) continue;
+    if (!candidate.algorithm->supports.hierarchical) continue;
     if (candidate.cost.time_s > kHierarchyLimit * best.cost.time_s) break;
     best = candidate;
     choice.reason = "made for " + std::to_string(request.geometry.num_nodes) + " nodes of " +

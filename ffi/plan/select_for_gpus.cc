@@ -11,14 +11,14 @@ constexpr int64_t kMinChannelBytes = 16 << 10;
 // One of `num_channels` channels of a GPU.
 Machine ChannelMachine(Machine gpu, int32_t num_channels) {
   for (LinkModel& link : gpu.links) link.bytes_per_s /= num_channels;
-  for (std::optional<LinkModel>* flags : {&gpu.flagged, &gpu.flagged_twice}) {
+  for (std::optional<LinkModel>* flags : {&gpu.ll, &gpu.ll_two_shot}) {
     if (*flags) (*flags)->bytes_per_s /= num_channels;
   }
   return gpu;
 }
 
-// Bytes of a message with flags.
-int64_t FlaggedMessage(int64_t block_bytes, int64_t num_ranks, bool twice) {
+// Bytes of an LL message.
+int64_t LlMessage(int64_t block_bytes, int64_t num_ranks, bool twice) {
   return twice ? CeilDiv(block_bytes, num_ranks) : block_bytes;
 }
 
@@ -30,7 +30,7 @@ int32_t NumChannels(int64_t block_bytes, int32_t max_channels) {
 
 Range ChannelRange(int64_t block_count, int64_t item_bytes, int32_t num_channels, int32_t channel) {
   const int64_t grain = std::max<int64_t>(kGrainBytes / item_bytes, 1);
-  const Range grains = Part({0, CeilDiv(block_count, grain)}, num_channels, channel);
+  const Range grains = Subrange({0, CeilDiv(block_count, grain)}, num_channels, channel);
   const int64_t begin = std::min(grains.begin * grain, block_count);
   return {begin, std::min((grains.begin + grains.count) * grain, block_count) - begin};
 }
@@ -43,70 +43,72 @@ int64_t ChannelCount(int64_t block_count, int64_t item_bytes, int32_t num_channe
   return largest;
 }
 
-bool FitsFlagged(int64_t message_bytes, int32_t max_channels) {
-  return message_bytes > 0 && message_bytes <= int64_t{std::min(max_channels, kFlaggedChannels)} * kFlaggedBytes;
+bool FitsLl(int64_t message_bytes, int32_t max_channels) {
+  return message_bytes > 0 && message_bytes <= int64_t{std::min(max_channels, kLlChannels)} * kLlBytes;
 }
 
-int32_t NumFlaggedChannels(int64_t message_bytes, int32_t max_channels) {
-  const int64_t enough = CeilDiv(message_bytes, kFlaggedBytes / 2);
-  return static_cast<int32_t>(std::clamp<int64_t>(enough, 1, std::min(max_channels, kFlaggedChannels)));
+int32_t NumLlChannels(int64_t message_bytes, int32_t max_channels) {
+  const int64_t enough = CeilDiv(message_bytes, kLlBytes / 2);
+  return static_cast<int32_t>(std::clamp<int64_t>(enough, 1, std::min(max_channels, kLlChannels)));
 }
 
-// None of it is measured with this library. Where the figures come from: docs/algorithms.md, "GPUs".
-Machine GpuMachine(bool gin) {
+// None of it is measured with this library. Where the figures come from: docs/internals/cost-model.md, "GPUs".
+Machine GpuMachine(InterNode inter_node) {
   Machine machine;
   machine.launch_s = 2.2e-6;
-  machine.frame_s = 5e-6;
+  machine.sync_overhead_s = 5e-6;
   // Flags take as many bytes as the data.
-  machine.flagged = machine.flagged_twice = LinkModel{0.03e-6, 175e9, 1.5e-6};
+  machine.ll = machine.ll_two_shot = LinkModel{0.03e-6, 175e9, 1.5e-6};
   machine.links[static_cast<size_t>(Link::kSelf)] = {0.3e-6, 1.5e12, 0};
   machine.links[static_cast<size_t>(Link::kNode)] = {0.5e-6, 350e9, 1e-6};
-  machine.links[static_cast<size_t>(Link::kNetwork)] = gin ? LinkModel{1e-6, 48e9, 7e-6} : LinkModel{11e-6, 48e9, 5e-6};
+  machine.links[static_cast<size_t>(Link::kNetwork)] =
+      inter_node == InterNode::kGin ? LinkModel{1e-6, 48e9, 7e-6} : LinkModel{11e-6, 48e9, 5e-6};
   return machine;
 }
 
 Selection SelectForGpus(const Request& request, const std::string& algorithm, int64_t item_bytes, int32_t max_channels,
-                        bool gin) {
+                        InterNode inter_node) {
   const int64_t block_bytes = request.block_count * item_bytes;
   const int64_t num_ranks = request.geometry.num_ranks();
   Selection selection;
   selection.num_channels = NumChannels(block_bytes, max_channels);
   Request of_channel = request;
   of_channel.block_count = ChannelCount(request.block_count, item_bytes, selection.num_channels);
-  Machine machine = ChannelMachine(GpuMachine(gin), selection.num_channels);
-  if (!FitsFlagged(FlaggedMessage(block_bytes, num_ranks, false), max_channels)) machine.flagged.reset();
-  if (!FitsFlagged(FlaggedMessage(block_bytes, num_ranks, true), max_channels)) machine.flagged_twice.reset();
+  Machine machine = ChannelMachine(GpuMachine(inter_node), selection.num_channels);
+  if (!FitsLl(LlMessage(block_bytes, num_ranks, false), max_channels)) machine.ll.reset();
+  if (!FitsLl(LlMessage(block_bytes, num_ranks, true), max_channels)) machine.ll_two_shot.reset();
   selection.choice = Select(of_channel, algorithm, item_bytes, machine);
-  if (selection.choice.flagged) {
-    const bool twice = selection.choice.algorithm->protocol == Protocol::kFlaggedTwice;
-    selection.num_channels = NumFlaggedChannels(FlaggedMessage(block_bytes, num_ranks, twice), max_channels);
+  if (selection.choice.ll) {
+    const bool twice = selection.choice.algorithm->protocol == Protocol::kLlTwoShot;
+    selection.num_channels = NumLlChannels(LlMessage(block_bytes, num_ranks, twice), max_channels);
   }
   return selection;
 }
 
 Cost CostOnGpus(const Request& request, const Selection& selection, int64_t item_bytes, std::optional<Machine> gpu,
-                bool gin) {
+                InterNode inter_node) {
   const Choice& choice = selection.choice;
-  if (choice.flagged) {
-    Cost cost = CostOf(*choice.algorithm, request, item_bytes, gpu.value_or(GpuMachine(gin)));
+  if (choice.ll) {
+    Cost cost = CostOf(*choice.algorithm, request, item_bytes, gpu.value_or(GpuMachine(inter_node)));
     cost.traffic[static_cast<size_t>(Link::kNode)].bytes *= 2;
     return cost;
   }
   Cost cost = choice.cost;
   if (gpu) {
-    gpu->flagged.reset();
-    gpu->flagged_twice.reset();
+    gpu->ll.reset();
+    gpu->ll_two_shot.reset();
     cost = CostOf(*choice.algorithm, choice.request, item_bytes, ChannelMachine(*gpu, selection.num_channels));
   }
   cost.scratch_bytes *= selection.num_channels;
   // Channels have almost the same number of elements each; so bytes are counted in the plan of whole blocks.
   Request whole = request;
   whole.chunk_count = std::max<int64_t>(request.block_count, 1);
-  const Cost of_blocks = CostOf(choice.algorithm->build(whole, cost.rank), whole.geometry, item_bytes, GpuMachine(gin));
+  const Cost of_blocks =
+      CostOf(choice.algorithm->build(whole, cost.rank), whole.geometry, item_bytes, GpuMachine(inter_node));
   for (size_t link = 0; link < kNumLinks; ++link) {
     Traffic& traffic = cost.traffic[link];
     traffic.bytes = of_blocks.traffic[link].bytes;
-    if (link == static_cast<size_t>(Link::kNetwork) && !gin) continue;
+    if (link == static_cast<size_t>(Link::kNetwork) && inter_node == InterNode::kSendRecv) continue;
     traffic.messages *= selection.num_channels;
     traffic.signals *= selection.num_channels;
   }

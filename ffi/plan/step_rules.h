@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../common/status.h"
-#include "layout.h"
+#include "partition.h"
 #include "plan.h"
 
 namespace jaxcomm {

@@ -80,7 +80,7 @@ struct Moment {
   int32_t time = 0;
 };
 
-struct Run {
+struct Extent {
   int64_t end = 0;
   Content content;
   Moment writer;
@@ -92,7 +92,7 @@ struct Run {
 class Memory {
  public:
   explicit Memory(int64_t count) : count_(count) {
-    if (count > 0) runs_[0].end = count;
+    if (count > 0) extents_[0].end = count;
   }
 
   // Calls visit(begin, run) for the runs of [begin, end), after cutting them at both ends.
@@ -100,13 +100,13 @@ class Memory {
   void ForEach(int64_t begin, int64_t end, Visit visit) {
     Cut(begin);
     Cut(end);
-    for (auto it = runs_.find(begin); it != runs_.end() && it->first < end; ++it) visit(it->first, it->second);
+    for (auto it = extents_.find(begin); it != extents_.end() && it->first < end; ++it) visit(it->first, it->second);
   }
-  void Replace(int64_t begin, const Run& run) {
+  void Replace(int64_t begin, const Extent& extent) {
     Cut(begin);
-    Cut(run.end);
-    runs_.erase(runs_.lower_bound(begin), runs_.lower_bound(run.end));
-    runs_[begin] = run;
+    Cut(extent.end);
+    extents_.erase(extents_.lower_bound(begin), extents_.lower_bound(extent.end));
+    extents_[begin] = extent;
   }
 
   int64_t count() const { return count_; }
@@ -114,16 +114,16 @@ class Memory {
  private:
   void Cut(int64_t at) {
     if (at <= 0 || at >= count_) return;
-    const auto after = runs_.upper_bound(at);
+    const auto after = extents_.upper_bound(at);
     const auto it = std::prev(after);
     if (it->first == at) return;
-    Run rest = it->second;
+    Extent rest = it->second;
     it->second.end = at;
-    runs_.emplace_hint(after, at, std::move(rest));
+    extents_.emplace_hint(after, at, std::move(rest));
   }
 
   int64_t count_;
-  std::map<int64_t, Run> runs_;
+  std::map<int64_t, Extent> extents_;
 };
 
 }  // namespace jaxcomm

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "layout.h"
+#include "partition.h"
 #include "step_rules.h"
 #include "symbolic.h"
 
@@ -14,7 +14,7 @@ using Clock = std::vector<int32_t>;
 
 constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};
 // A run of what a step reads: elements [begin, end) of the step, element k being content.value at k + content.shift.
-struct Piece {
+struct ReadExtent {
   int64_t begin;
   int64_t end;
   Content content;
@@ -115,7 +115,7 @@ class Validator {
   Status RunStep(int32_t rank, size_t index) {
     const Plan& plan = plans_[Index(rank)];
     const Step& step = plan.steps[index];
-    std::vector<Piece> pieces;
+    std::vector<ReadExtent> reads;
     switch (step.kind) {
       case StepKind::kWait:
         return OkStatus();
@@ -126,22 +126,22 @@ class Validator {
         return OkStatus();
       }
       case StepKind::kZero:
-        pieces = {{0, step.count, {values_.Zero(), 0}}};
+        reads = {{0, step.count, {values_.Zero(), 0}}};
         break;
       case StepKind::kReduce: {
-        JAXCOMM_RETURN_IF_ERROR(Read(rank, index, plan.sources[Index(step.first_source)], &pieces));
-        std::vector<std::vector<Piece>> operands = {std::move(pieces)};
+        JAXCOMM_RETURN_IF_ERROR(Read(rank, index, plan.sources[Index(step.first_source)], &reads));
+        std::vector<std::vector<ReadExtent>> operands = {std::move(reads)};
         for (int32_t i = 1; i < step.num_sources; ++i) {
           operands.emplace_back();
           JAXCOMM_RETURN_IF_ERROR(Read(rank, index, plan.sources[Index(step.first_source + i)], &operands.back()));
         }
-        JAXCOMM_RETURN_IF_ERROR(Sum(rank, index, operands, &pieces));
+        JAXCOMM_RETURN_IF_ERROR(Sum(rank, index, operands, &reads));
         break;
       }
       default:
-        JAXCOMM_RETURN_IF_ERROR(Read(rank, index, step.src, &pieces));
+        JAXCOMM_RETURN_IF_ERROR(Read(rank, index, step.src, &reads));
     }
-    return Write(rank, index, pieces);
+    return Write(rank, index, reads);
   }
 
   // Whether `rank` knows, by now, that `moment` has passed.
@@ -150,56 +150,57 @@ class Validator {
   }
 
   // Whether what was last written to a run of `owner` is there for `rank`.
-  bool Arrived(int32_t rank, int32_t owner, const jaxcomm::Run& run) const {
-    if (run.signals_before < 0 || run.writer.rank == rank) return Knows(rank, run.writer);
-    const auto channel = channels_.find({run.writer.rank, owner});
-    const auto signal = static_cast<size_t>(run.signals_before);
+  bool Arrived(int32_t rank, int32_t owner, const jaxcomm::Extent& extent) const {
+    if (extent.signals_before < 0 || extent.writer.rank == rank) return Knows(rank, extent.writer);
+    const auto channel = channels_.find({extent.writer.rank, owner});
+    const auto signal = static_cast<size_t>(extent.signals_before);
     if (channel == channels_.end() || channel->second.received.size() <= signal) return false;
     return Knows(rank, {owner, channel->second.received[signal]});
   }
 
-  Status Read(int32_t rank, size_t index, const Place& src, std::vector<Piece>* pieces) {
+  Status Read(int32_t rank, size_t index, const Place& src, std::vector<ReadExtent>* reads) {
     const int64_t count = plans_[Index(rank)].steps[index].count;
     if (src.space == Space::kInput) {  // final before the first step, never written
-      *pieces = {{0, count, {values_.Leaf(src.rank), src.offset}}};
+      *reads = {{0, count, {values_.Leaf(src.rank), src.offset}}};
       return OkStatus();
     }
     std::string fault;
-    pieces->clear();
-    At(src).ForEach(src.offset, src.offset + count, [&](int64_t begin, jaxcomm::Run& run) {
-      if (run.content.value < 0) {
-        fault = "reads " + Interval(src, begin, run.end) + ", which nothing has written";
-      } else if (!Arrived(rank, src.rank, run)) {
-        fault = "reads " + Interval(src, begin, run.end) + ", which rank " + std::to_string(run.writer.rank) +
+    reads->clear();
+    At(src).ForEach(src.offset, src.offset + count, [&](int64_t begin, jaxcomm::Extent& extent) {
+      if (extent.content.value < 0) {
+        fault = "reads " + Interval(src, begin, extent.end) + ", which nothing has written";
+      } else if (!Arrived(rank, src.rank, extent)) {
+        fault = "reads " + Interval(src, begin, extent.end) + ", which rank " + std::to_string(extent.writer.rank) +
                 " may not have written yet";
       }
-      const auto known = std::find_if(run.readers.begin(), run.readers.end(),
+      const auto known = std::find_if(extent.readers.begin(), extent.readers.end(),
                                       [&](const Moment& reader) { return reader.rank == rank; });
       const Moment now = {rank, clocks_[Index(rank)][Index(rank)]};
-      if (known == run.readers.end()) {
-        run.readers.push_back(now);
+      if (known == extent.readers.end()) {
+        extent.readers.push_back(now);
       } else {
         *known = now;
       }
-      Content content = run.content;
+      Content content = extent.content;
       if (content.value != values_.Zero()) content.shift += src.offset;
-      Append({begin - src.offset, run.end - src.offset, content}, pieces);
+      Append({begin - src.offset, extent.end - src.offset, content}, reads);
     });
     return fault.empty() ? OkStatus() : Fault(rank, index, fault);
   }
 
-  static void Append(const Piece& piece, std::vector<Piece>* pieces) {
-    if (!pieces->empty()) {
-      Piece& last = pieces->back();
-      if (last.content.value == piece.content.value && last.content.shift == piece.content.shift) {
-        last.end = piece.end;
+  static void Append(const ReadExtent& read, std::vector<ReadExtent>* reads) {
+    if (!reads->empty()) {
+      ReadExtent& last = reads->back();
+      if (last.content.value == read.content.value && last.content.shift == read.content.shift) {
+        last.end = read.end;
         return;
       }
     }
-    pieces->push_back(piece);
+    reads->push_back(read);
   }
 
-  Status Sum(int32_t rank, size_t index, const std::vector<std::vector<Piece>>& operands, std::vector<Piece>* sums) {
+  Status Sum(int32_t rank, size_t index, const std::vector<std::vector<ReadExtent>>& operands,
+             std::vector<ReadExtent>* sums) {
     const int64_t count = plans_[Index(rank)].steps[index].count;
     std::vector<size_t> at(operands.size(), 0);
     std::vector<int32_t> values(operands.size());
@@ -208,10 +209,10 @@ class Validator {
       int64_t end = count;
       const int64_t shift = operands[0][at[0]].content.shift;
       for (size_t i = 0; i < operands.size(); ++i) {
-        const Piece& piece = operands[i][at[i]];
-        if (piece.content.shift != shift) return Fault(rank, index, "adds elements of different offsets");
-        values[i] = piece.content.value;
-        end = std::min(end, piece.end);
+        const ReadExtent& read = operands[i][at[i]];
+        if (read.content.shift != shift) return Fault(rank, index, "adds elements of different offsets");
+        values[i] = read.content.value;
+        end = std::min(end, read.end);
       }
       const int32_t value = values_.Sum(values);
       if (value < 0) return Fault(rank, index, "adds the same rank's input twice, or zeros");
@@ -222,32 +223,32 @@ class Validator {
     return OkStatus();
   }
 
-  Status Write(int32_t rank, size_t index, const std::vector<Piece>& pieces) {
+  Status Write(int32_t rank, size_t index, const std::vector<ReadExtent>& reads) {
     const Step& step = plans_[Index(rank)].steps[index];
     const Place& dst = step.dst;
     Memory& memory = At(dst);
     std::string fault;
-    memory.ForEach(dst.offset, dst.offset + step.count, [&](int64_t begin, const jaxcomm::Run& run) {
-      const std::string what = Interval(dst, begin, run.end);
-      if (!Arrived(rank, dst.rank, run)) {
-        fault = "writes " + what + ", which rank " + std::to_string(run.writer.rank) + " may write later";
+    memory.ForEach(dst.offset, dst.offset + step.count, [&](int64_t begin, const jaxcomm::Extent& extent) {
+      const std::string what = Interval(dst, begin, extent.end);
+      if (!Arrived(rank, dst.rank, extent)) {
+        fault = "writes " + what + ", which rank " + std::to_string(extent.writer.rank) + " may write later";
       }
-      for (const Moment& reader : run.readers) {
+      for (const Moment& reader : extent.readers) {
         if (Knows(rank, reader)) continue;
         fault = "writes " + what + ", which rank " + std::to_string(reader.rank) + " may not have read yet";
       }
     });
     if (!fault.empty()) return Fault(rank, index, fault);
-    jaxcomm::Run run;
-    run.writer = {rank, clocks_[Index(rank)][Index(rank)]};
+    jaxcomm::Extent extent;
+    extent.writer = {rank, clocks_[Index(rank)][Index(rank)]};
     if (!CanRead(geometry_, rank, dst.rank)) {
-      run.signals_before = static_cast<int64_t>(channels_[{rank, dst.rank}].sent.size());
+      extent.signals_before = static_cast<int64_t>(channels_[{rank, dst.rank}].sent.size());
     }
-    for (const Piece& piece : pieces) {
-      run.end = dst.offset + piece.end;
-      run.content = piece.content;
-      if (run.content.value != values_.Zero()) run.content.shift -= dst.offset;
-      memory.Replace(dst.offset + piece.begin, run);
+    for (const ReadExtent& read : reads) {
+      extent.end = dst.offset + read.end;
+      extent.content = read.content;
+      if (extent.content.value != values_.Zero()) extent.content.shift -= dst.offset;
+      memory.Replace(dst.offset + read.begin, extent);
     }
     return OkStatus();
   }
@@ -264,10 +265,10 @@ class Validator {
   }
 
   // What the output of `rank` must hold at the end, block by block. Value -1 stands for a sum of everybody.
-  std::vector<Piece> Promise(int32_t rank) const {
+  std::vector<ReadExtent> Promise(int32_t rank) const {
     const int32_t n = geometry_.num_ranks();
     const int64_t b = request_.block_count;
-    std::vector<Piece> promise;
+    std::vector<ReadExtent> promise;
     switch (request_.collective) {
       case Collective::kAllToAll:
         for (int32_t j = 0; j < n; ++j) promise.push_back({j * b, (j + 1) * b, {j, (rank - j) * b}});
@@ -296,29 +297,30 @@ class Validator {
   }
 
   Status CheckOutputs() {
-    std::vector<Piece> first;  // all_reduce: the sums of rank 0
+    std::vector<ReadExtent> first;  // all_reduce: the sums of rank 0
     for (int32_t rank = 0; rank < geometry_.num_ranks(); ++rank) {
-      std::vector<Piece> sums;
+      std::vector<ReadExtent> sums;
       Memory& output = At({rank, Space::kOutput, 0});
-      for (const Piece& promised : Promise(rank)) {
+      for (const ReadExtent& promised : Promise(rank)) {
         bool kept = true;
         std::string what;
         if (promised.begin == promised.end) continue;
-        output.ForEach(promised.begin, promised.end, [&](int64_t begin, const jaxcomm::Run& run) {
+        output.ForEach(promised.begin, promised.end, [&](int64_t begin, const jaxcomm::Extent& extent) {
           const Content& wanted = promised.content;
-          const bool right = wanted.value < 0 ? values_.Complete(run.content.value) : run.content.value == wanted.value;
-          if (kept && !(right && run.content.shift == wanted.shift)) {
+          const bool right =
+              wanted.value < 0 ? values_.Complete(extent.content.value) : extent.content.value == wanted.value;
+          if (kept && !(right && extent.content.shift == wanted.shift)) {
             kept = false;
-            what = Interval({rank, Space::kOutput, 0}, begin, run.end);
-            what += run.content.value < 0 ? " is never written" : " ends with the wrong contents";
+            what = Interval({rank, Space::kOutput, 0}, begin, extent.end);
+            what += extent.content.value < 0 ? " is never written" : " ends with the wrong contents";
           }
-          Append({begin, run.end, run.content}, &sums);
+          Append({begin, extent.end, extent.content}, &sums);
         });
         if (!kept) return Fault(what);
       }
       if (request_.collective != Collective::kAllReduce) continue;
       if (rank == 0) first = sums;
-      const auto same = [](const Piece& a, const Piece& b) {
+      const auto same = [](const ReadExtent& a, const ReadExtent& b) {
         return a.begin == b.begin && a.end == b.end && a.content.value == b.content.value;
       };
       if (!std::equal(sums.begin(), sums.end(), first.begin(), first.end(), same)) {

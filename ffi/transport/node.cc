@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kSmallestBlock = 4096;
 constexpr uint64_t kMemoryBytes = 16 << 20;  // blocks of up to half of that share a memory
-constexpr int kMaxPieces = 512;
+constexpr int kMaxReads = 512;
 
 uint64_t RoundUp(uint64_t bytes) {
   uint64_t size = kSmallestBlock;
@@ -29,15 +29,15 @@ uint64_t RoundUp(uint64_t bytes) {
 
 }  // namespace
 
-Peer::Peer(int32_t process, const NodeAddress& address, int pidfd, std::unique_ptr<SharedMemory> board)
+Peer::Peer(int32_t process, const NodeAddress& address, int pidfd, std::unique_ptr<SharedMemory> control_segment)
     : process_(process),
       address_(address),
       pidfd_(pidfd),
-      board_memory_(std::move(board)),
-      board_(*reinterpret_cast<Board*>(board_memory_->data())) {}
+      control_segment_memory_(std::move(control_segment)),
+      control_segment_(*reinterpret_cast<ControlSegment*>(control_segment_memory_->data())) {}
 
 Peer::Peer(int32_t process, Node& node)
-    : process_(process), address_(node.address()), pidfd_(-1), board_(node.board()), node_(&node) {}
+    : process_(process), address_(node.address()), pidfd_(-1), control_segment_(node.control_segment()), node_(&node) {}
 
 Peer::~Peer() {
   if (pidfd_ >= 0) close(pidfd_);
@@ -53,13 +53,13 @@ bool Peer::CheckAlive() {
 StatusOr<char*> Peer::BlockOf(const Slot& slot) {
   if (node_ != nullptr) return node_->MemoryOf(slot.memory) + slot.offset;
   std::lock_guard<std::mutex> lock(mutex_);
-  const uint32_t count = std::min<uint32_t>(board().num_memories.load(), Board::kMaxMemories);
+  const uint32_t count = std::min<uint32_t>(control_segment().num_memories.load(), ControlSegment::kMaxMemories);
   if (slot.memory >= count) {
     return UnavailableError("process " + std::to_string(process_) + " points to memory that it doesn't have");
   }
   if (memories_.size() <= slot.memory) memories_.resize(slot.memory + 1);
   std::unique_ptr<SharedMemory>& memory = memories_[slot.memory];
-  const Board::Memory& announced = board().memories[slot.memory];
+  const ControlSegment::Memory& announced = control_segment().memories[slot.memory];
   if (!memory) {
     StatusOr<std::unique_ptr<SharedMemory>> mapped = SharedMemory::Map(address_.pid, announced.fd, announced.bytes);
     if (!mapped.ok()) return mapped.status();
@@ -70,35 +70,38 @@ StatusOr<char*> Peer::BlockOf(const Slot& slot) {
 
 Status Node::Open() {
   if (is_open()) return OkStatus();
-  StatusOr<std::unique_ptr<SharedMemory>> made = SharedMemory::Create(sizeof(Board));
+  StatusOr<std::unique_ptr<SharedMemory>> made = SharedMemory::Create(sizeof(ControlSegment));
   if (!made.ok()) return made.status();
   std::unique_ptr<SharedMemory> memory = *std::move(made);
   if (getrandom(address_.token.data(), sizeof(address_.token), 0) != sizeof(address_.token)) {
     return UnavailableError("no random numbers");
   }
   address_.pid = getpid();
-  address_.board_fd = memory->fd();
+  address_.control_segment_fd = memory->fd();
   address_.token_address = reinterpret_cast<uint64_t>(address_.token.data());
-  auto* board = new (memory->data()) Board;
-  board->token[0] = address_.token[0];
-  board->token[1] = address_.token[1];
-  board_memory_ = std::move(memory);
+  auto* control_segment = new (memory->data()) ControlSegment;
+  control_segment->token[0] = address_.token[0];
+  control_segment->token[1] = address_.token[1];
+  control_segment_memory_ = std::move(memory);
   return OkStatus();
 }
 
 Status Node::Connect(int32_t process, const NodeAddress& address) {
   std::lock_guard<std::mutex> lock(peers_mutex_);
   if (peers_.count(process) > 0) return OkStatus();
-  // First a handle on the process, then the look at its board: the handle can't be of a later process of that number.
+  // First a handle on the process, then the look at its control segment: the handle can't be of a later process of that
+  // number.
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, address.pid, 0));
   if (pidfd < 0) {
     return UnavailableError("process " + std::to_string(address.pid) + " can't be found: " + std::strerror(errno));
   }
-  StatusOr<std::unique_ptr<SharedMemory>> memory = SharedMemory::Map(address.pid, address.board_fd, sizeof(Board));
+  StatusOr<std::unique_ptr<SharedMemory>> memory =
+      SharedMemory::Map(address.pid, address.control_segment_fd, sizeof(ControlSegment));
   Status status = memory.status();
   if (memory.ok()) {
-    const auto* board = reinterpret_cast<const Board*>((*memory)->data());
-    if (board->magic != Board::kMagic || board->token[0] != address.token[0] || board->token[1] != address.token[1]) {
+    const auto* control_segment = reinterpret_cast<const ControlSegment*>((*memory)->data());
+    if (control_segment->magic != ControlSegment::kMagic || control_segment->token[0] != address.token[0] ||
+        control_segment->token[1] != address.token[1]) {
       status = UnavailableError("process " + std::to_string(address.pid) + " is not the one that was announced");
     }
   }
@@ -127,19 +130,19 @@ void Node::CheckAlive() {
 }
 
 StatusOr<Block> Node::AddMemory(uint64_t bytes) {
-  if (memories_.size() == Board::kMaxMemories) {
-    return UnavailableError("more than " + std::to_string(Board::kMaxMemories) + " pieces of shared memory");
+  if (memories_.size() == ControlSegment::kMaxMemories) {
+    return UnavailableError("more than " + std::to_string(ControlSegment::kMaxMemories) + " pieces of shared memory");
   }
   StatusOr<std::unique_ptr<SharedMemory>> memory = SharedMemory::Create(bytes);
   if (!memory.ok()) return memory.status();
   const auto number = static_cast<uint32_t>(memories_.size());
-  board().memories[number] = {(*memory)->fd(), bytes};
-  board().num_memories.store(number + 1);
+  control_segment().memories[number] = {(*memory)->fd(), bytes};
+  control_segment().num_memories.store(number + 1);
   memories_.push_back(*std::move(memory));
   return Block{number, 0, bytes, memories_.back()->data()};
 }
 
-StatusOr<Block> Node::Take(uint64_t bytes) {
+StatusOr<Block> Node::Allocate(uint64_t bytes) {
   const uint64_t size = RoundUp(bytes);
   std::lock_guard<std::mutex> lock(blocks_mutex_);
   std::vector<Block>& free = free_[size];
@@ -150,13 +153,13 @@ StatusOr<Block> Node::Take(uint64_t bytes) {
   }
   if (size > kMemoryBytes / 2) return AddMemory(size);
   if (rest_.bytes < size) {
-    for (uint64_t piece = kMemoryBytes; piece >= kSmallestBlock; piece /= 2) {
+    for (uint64_t read = kMemoryBytes; read >= kSmallestBlock; read /= 2) {
       // What is left goes to the lists; sizes are powers of two and so is every cut.
-      while (rest_.bytes >= piece) {
-        free_[piece].push_back({rest_.memory, rest_.offset, piece, rest_.data});
-        rest_.offset += piece;
-        rest_.data += piece;
-        rest_.bytes -= piece;
+      while (rest_.bytes >= read) {
+        free_[read].push_back({rest_.memory, rest_.offset, read, rest_.data});
+        rest_.offset += read;
+        rest_.data += read;
+        rest_.bytes -= read;
       }
     }
     const StatusOr<Block> added = AddMemory(kMemoryBytes);
@@ -170,7 +173,7 @@ StatusOr<Block> Node::Take(uint64_t bytes) {
   return block;
 }
 
-void Node::Give(const Block& block) {
+void Node::Release(const Block& block) {
   std::lock_guard<std::mutex> lock(blocks_mutex_);
   free_[block.bytes].push_back(block);
 }
@@ -187,27 +190,27 @@ bool Node::AllowSingleCopy(const char* scope_file) {
   if (scope > 1) return false;
   // Containers may forbid the call itself.
   uint64_t from = 42, to = 0;
-  const Piece piece{reinterpret_cast<char*>(&to), reinterpret_cast<const char*>(&from), sizeof(from)};
-  return ReadFromProcess(getpid(), &piece, 1) && to == from;
+  const RemoteRead read{reinterpret_cast<char*>(&to), reinterpret_cast<const char*>(&from), sizeof(from)};
+  return ReadFromProcess(getpid(), &read, 1) && to == from;
 }
 
-bool ReadFromProcess(pid_t pid, const Piece* pieces, int num_pieces) {
-  iovec local[kMaxPieces], remote[kMaxPieces];
-  while (num_pieces > 0) {
-    const int count = std::min(num_pieces, kMaxPieces);
+bool ReadFromProcess(pid_t pid, const RemoteRead* reads, int num_reads) {
+  iovec local[kMaxReads], remote[kMaxReads];
+  while (num_reads > 0) {
+    const int count = std::min(num_reads, kMaxReads);
     ssize_t bytes = 0;
     for (int i = 0; i < count; ++i) {
-      local[i] = {pieces[i].to, static_cast<size_t>(pieces[i].bytes)};
-      remote[i] = {const_cast<char*>(pieces[i].from), static_cast<size_t>(pieces[i].bytes)};
-      bytes += pieces[i].bytes;
+      local[i] = {reads[i].to, static_cast<size_t>(reads[i].bytes)};
+      remote[i] = {const_cast<char*>(reads[i].from), static_cast<size_t>(reads[i].bytes)};
+      bytes += reads[i].bytes;
     }
     // Less than all only if the memory ends, or beyond 2 GiB in one call, which the callers' pieces don't reach.
     if (process_vm_readv(pid, local, static_cast<unsigned long>(count), remote, static_cast<unsigned long>(count), 0) !=
         bytes) {
       return false;
     }
-    pieces += count;
-    num_pieces -= count;
+    reads += count;
+    num_reads -= count;
   }
   return true;
 }

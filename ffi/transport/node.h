@@ -1,4 +1,4 @@
-// The processes of one host that this one works with: their boards, their memory, and whether they live.
+// The processes of one host that this one works with: their control segments, their memory, and whether they live.
 #pragma once
 
 #include <sys/types.h>
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "../common/status.h"
-#include "board.h"
+#include "control_segment.h"
 #include "shared_memory.h"
 
 namespace jaxcomm {
@@ -21,14 +21,14 @@ namespace jaxcomm {
 // What a process must know to reach another: published by the other in jax.distributed's key-value store.
 struct NodeAddress {
   int32_t pid = 0;
-  int32_t board_fd = -1;
-  std::array<uint64_t, 2> token = {};  // random; tells this board from any other
+  int32_t control_segment_fd = -1;
+  std::array<uint64_t, 2> token = {};  // random; tells this control segment from any other
   uint64_t token_address = 0;          // of a copy in the owner's private memory, to try single copies on
 };
 
 // A piece of shared memory, as its owner sees it.
 struct Block {
-  uint32_t memory = 0;  // Board::memories
+  uint32_t memory = 0;  // ControlSegment::memories
   uint64_t offset = 0;
   uint64_t bytes = 0;
   char* data = nullptr;
@@ -38,13 +38,13 @@ class Node;
 
 class Peer {
  public:
-  Peer(int32_t process, const NodeAddress& address, int pidfd, std::unique_ptr<SharedMemory> board);
+  Peer(int32_t process, const NodeAddress& address, int pidfd, std::unique_ptr<SharedMemory> control_segment);
   Peer(int32_t process, Node& node);
   ~Peer();
 
   int32_t process() const { return process_; }
   pid_t pid() const { return address_.pid; }
-  Board& board() const { return board_; }
+  ControlSegment& control_segment() const { return control_segment_; }
   // Where a slot's block lies in this process.
   StatusOr<char*> BlockOf(const Slot& slot);
   // Asks the kernel. False once the process has ended.
@@ -55,8 +55,8 @@ class Peer {
   const int32_t process_;
   const NodeAddress address_;
   const int pidfd_;
-  const std::unique_ptr<SharedMemory> board_memory_;
-  Board& board_;
+  const std::unique_ptr<SharedMemory> control_segment_memory_;
+  ControlSegment& control_segment_;
   Node* const node_ = nullptr;  // null: of another process
   std::atomic<bool> alive_{true};
   std::mutex mutex_;
@@ -65,14 +65,18 @@ class Peer {
 
 class Node {
  public:
-  // Makes the own board.
+  // Creates the own control segment.
   Status Open();
-  bool is_open() const { return board_memory_ != nullptr; }
+  bool is_open() const { return control_segment_memory_ != nullptr; }
   const NodeAddress& address() const { return address_; }
-  Board& board() const { return *reinterpret_cast<Board*>(board_memory_->data()); }
-  std::mutex& board_mutex() { return board_mutex_; }  // for what one thread of the owner does at a time
+  ControlSegment& control_segment() const {
+    return *reinterpret_cast<ControlSegment*>(control_segment_memory_->data());
+  }
+  std::mutex& control_segment_mutex() {
+    return control_segment_mutex_;
+  }  // for what one thread of the owner does at a time
 
-  // Maps the board of another process. Connecting again to the same process does nothing.
+  // Maps the control segment of another process. Connecting again to the same process does nothing.
   Status Connect(int32_t process, const NodeAddress& address);
   // For tests with several nodes in one process: the other's memory is used where it is. A second mapping of it would
   // keep sanitizers from seeing what is ordered by what.
@@ -81,8 +85,8 @@ class Node {
   void CheckAlive();            // all peers
 
   // At least `bytes` bytes of shared memory, aligned to a cache line.
-  StatusOr<Block> Take(uint64_t bytes);
-  void Give(const Block& block);
+  StatusOr<Block> Allocate(uint64_t bytes);
+  void Release(const Block& block);
   char* MemoryOf(uint32_t number);  // of the own ones
 
   // Whether the kernel lets processes of one user read each other's memory (process_vm_readv). Allows others to read
@@ -93,8 +97,8 @@ class Node {
   StatusOr<Block> AddMemory(uint64_t bytes);
 
   NodeAddress address_;
-  std::unique_ptr<SharedMemory> board_memory_;
-  std::mutex board_mutex_;
+  std::unique_ptr<SharedMemory> control_segment_memory_;
+  std::mutex control_segment_mutex_;
   std::mutex peers_mutex_;
   std::map<int32_t, std::unique_ptr<Peer>> peers_;
   std::mutex blocks_mutex_;
@@ -104,11 +108,11 @@ class Node {
 };
 
 // Reads from another process. False if it has ended or doesn't have such memory any more.
-struct Piece {
+struct RemoteRead {
   char* to;
   const char* from;  // in the other process
   int64_t bytes;
 };
-bool ReadFromProcess(pid_t pid, const Piece* pieces, int num_pieces);
+bool ReadFromProcess(pid_t pid, const RemoteRead* reads, int num_reads);
 
 }  // namespace jaxcomm

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "inbox.h"
+#include "receive_queue.h"
 #include "ucx_library.h"
 
 namespace jaxcomm {
@@ -30,7 +30,7 @@ using Clock = std::chrono::steady_clock;
 constexpr unsigned kMessageId = 0;                         // of the active message
 constexpr size_t kCopyBytes = 1024;                        // payloads that Send copies
 constexpr auto kSleep = std::chrono::seconds(1);           // bound of a sleep, for UCX's own timers
-constexpr auto kFarewell = std::chrono::seconds(1);        // how long a peer may take to see that this process leaves
+constexpr auto kDisconnect = std::chrono::seconds(1);      // how long a peer may take to see that this process leaves
 constexpr auto kClosing = std::chrono::milliseconds(500);  // and UCX to end what it has begun
 constexpr char kAddressMagic[8] = "jaxcUCX";
 
@@ -39,11 +39,6 @@ constexpr char kAddressMagic[8] = "jaxcUCX";
 // The user's own UCX_TCP_TX_SEG_SIZE and UCX_TCP_RX_SEG_SIZE win.
 constexpr char kTcpSegment[] = "128k";
 constexpr unsigned kMinorWithTransportPrefix = 17;
-
-bool HasRdma() {
-  std::error_code error;
-  return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
-}
 
 // Devices of InfiniBand and RoCE carry a port ("mlx5_0:1"), interfaces of the kernel do not.
 bool UsesTcp(const std::string& devices) {
@@ -68,7 +63,7 @@ class UcxNetwork : public Network {
         eager_bytes_(options.eager_bytes > 0 ? options.eager_bytes : (HasRdma() ? 64 << 10 : 1 << 20)),
         process_(process),
         token_(token),
-        inbox_(receiver, process, num_processes, token),
+        receive_queue_(receiver, process, num_processes, token),
         peers_(num_processes) {}
   ~UcxNetwork() override;
 
@@ -81,7 +76,7 @@ class UcxNetwork : public Network {
   void Accept(int process, uint64_t id, void* destination) override;
   void Drop(int process, const std::string& why) override;
   PeerTraffic traffic(int process) const override;
-  uint64_t rejected() const override { return inbox_.rejected(); }
+  uint64_t rejected() const override { return receive_queue_.rejected(); }
 
  private:
   // A Send. Lives until UCX no longer needs header and data.
@@ -156,7 +151,7 @@ class UcxNetwork : public Network {
 
   // The progress thread's.
   std::vector<void*> unwanted_;  // descriptors to release outside of UCX's callbacks; the inbox's payloads end here
-  Inbox inbox_;
+  ReceiveQueue receive_queue_;
   std::vector<Peer> peers_;
   bool closing_ = false;
   bool has_errors_ = false;
@@ -316,7 +311,7 @@ Status UcxNetwork::Connect(int process, const std::string& address) {
 void UcxNetwork::Send(int process, uint64_t channel, const void* header, size_t header_bytes, const void* data,
                       size_t bytes, SentFn sent) {
   Peer& peer = peers_[process];
-  if (!peer.connected || peer.failed || inbox_.lost(process)) {
+  if (!peer.connected || peer.failed || receive_queue_.lost(process)) {
     if (sent) sent(false);
     return;
   }
@@ -346,7 +341,7 @@ void UcxNetwork::Send(int process, uint64_t channel, const void* header, size_t 
 }
 
 void UcxNetwork::Accept(int process, uint64_t id, void* destination) {
-  Do([this, process, id, destination] { inbox_.Accept(process, id, destination); });
+  Do([this, process, id, destination] { receive_queue_.Accept(process, id, destination); });
 }
 
 void UcxNetwork::Drop(int process, const std::string& why) {
@@ -354,7 +349,7 @@ void UcxNetwork::Drop(int process, const std::string& why) {
     Peer& peer = peers_[process];
     // Said, because closing the own endpoint leaves the peer's as it is: UCX would find out after its keepalive of 20
     // s.
-    PostControl(process, Envelope::kFarewell);
+    PostControl(process, Envelope::kDisconnect);
     peer.why = why;
     OnEndpointError(&peer, peer.endpoint, ucp::kCanceled);
   });
@@ -362,7 +357,7 @@ void UcxNetwork::Drop(int process, const std::string& why) {
 
 PeerTraffic UcxNetwork::traffic(int process) const {
   const Peer& peer = peers_[process];
-  return {peer.messages, peer.bytes, inbox_.messages(process), inbox_.bytes(process)};
+  return {peer.messages, peer.bytes, receive_queue_.messages(process), receive_queue_.bytes(process)};
 }
 
 void UcxNetwork::Do(std::function<void()> task) {
@@ -436,7 +431,7 @@ void UcxNetwork::Sleep() {
 
 void UcxNetwork::Post(std::unique_ptr<Outgoing> owned) {
   Peer& peer = peers_[owned->process];
-  if (!peer.endpoint || peer.failed || inbox_.lost(owned->process)) {
+  if (!peer.endpoint || peer.failed || receive_queue_.lost(owned->process)) {
     if (owned->sent) owned->sent(false);
     return;
   }
@@ -444,7 +439,7 @@ void UcxNetwork::Post(std::unique_ptr<Outgoing> owned) {
   sends_.insert(message);
   message->envelope.token = token_;
   message->envelope.process = process_;
-  if (message->envelope.kind != Envelope::kFarewellSeen) message->envelope.sequence = peer.sequence++;
+  if (message->envelope.kind != Envelope::kDisconnectAck) message->envelope.sequence = peer.sequence++;
   ucp::RequestParams params;
   params.mask = ucp::RequestParams::kCallback | ucp::RequestParams::kUserData | ucp::RequestParams::kFlags;
   params.flags = message->bytes <= eager_bytes_ ? ucp::RequestParams::kEager : ucp::RequestParams::kRendezvous;
@@ -485,13 +480,13 @@ ucp::Status UcxNetwork::OnActiveMessage(void* arg, const void* header, size_t he
   const bool rendezvous = params->attributes & ucp::ReceivedParams::kRendezvous;
   std::unique_ptr<RemotePayload> remote;
   if (rendezvous) remote = std::make_unique<Payload>(network, data, bytes);
-  const Inbox::Farewell farewell =
-      network->inbox_.Arrive(header, header_bytes, bytes, rendezvous ? nullptr : data, std::move(remote));
-  if (farewell.kind == Envelope::kFarewell) {
+  const ReceiveQueue::Disconnect disconnect =
+      network->receive_queue_.Arrive(header, header_bytes, bytes, rendezvous ? nullptr : data, std::move(remote));
+  if (disconnect.kind == Envelope::kDisconnect) {
     // Posted from the loop: UCX's callbacks start nothing.
-    network->Do([network, process = farewell.process] { network->PostControl(process, Envelope::kFarewellSeen); });
-  } else if (farewell.kind == Envelope::kFarewellSeen) {
-    network->peers_[farewell.process].farewell_seen = true;
+    network->Do([network, process = disconnect.process] { network->PostControl(process, Envelope::kDisconnectAck); });
+  } else if (disconnect.kind == Envelope::kDisconnectAck) {
+    network->peers_[disconnect.process].farewell_seen = true;
   }
   return rendezvous ? ucp::kInProgress : ucp::kOk;
 }
@@ -527,7 +522,7 @@ bool UcxNetwork::HandleErrors() {
   for (size_t process = 0; process < peers_.size(); ++process) {
     Peer& peer = peers_[process];
     if (peer.status == ucp::kOk || !peer.endpoint) continue;
-    inbox_.Lose(static_cast<int>(process), peer.why.empty() ? ucx_->ucs_status_string(peer.status) : peer.why);
+    receive_queue_.Lose(static_cast<int>(process), peer.why.empty() ? ucx_->ucs_status_string(peer.status) : peer.why);
     ucp::RequestParams params;
     params.mask = ucp::RequestParams::kFlags;
     params.flags = ucp::RequestParams::kForce;
@@ -541,15 +536,15 @@ bool UcxNetwork::HandleErrors() {
 // what they have not read yet.
 void UcxNetwork::Close() {
   closing_ = true;
-  inbox_.Mute();
+  receive_queue_.Mute();
   RunQueue();
   for (size_t process = 0; process < peers_.size(); ++process)
-    PostControl(static_cast<int>(process), Envelope::kFarewell);
-  ProgressUntil(kFarewell, [this] {
+    PostControl(static_cast<int>(process), Envelope::kDisconnect);
+  ProgressUntil(kDisconnect, [this] {
     for (size_t process = 0; process < peers_.size(); ++process) {
       const Peer& peer = peers_[process];
       // Who has left itself has no use for the rest, and has been answered.
-      if (peer.endpoint && !peer.farewell_seen && !inbox_.left(static_cast<int>(process))) return false;
+      if (peer.endpoint && !peer.farewell_seen && !receive_queue_.disconnected(static_cast<int>(process))) return false;
     }
     return true;
   });
@@ -570,6 +565,11 @@ void UcxNetwork::ProgressUntil(Clock::duration limit, Done done) {
 }
 
 }  // namespace
+
+bool HasRdma() {
+  std::error_code error;
+  return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
+}
 
 StatusOr<std::unique_ptr<Network>> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes,
                                                   uint64_t token, Receiver* receiver) {

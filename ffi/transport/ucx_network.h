@@ -10,15 +10,12 @@
 #include <memory>
 #include <string>
 
-#include "network.h"
+#include "open_network.h"
 
 namespace jaxcomm {
 
-struct UcxOptions {
-  std::string library;           // path of libucp; empty: the system's, or `fallback_library` if there is none
-  std::string fallback_library;  // path, such as that in the libucx wheel; may be empty
-  // UCX's names of interfaces to use and listen on, such as "eth0" or "mlx5_0:1,mlx5_1:1"; empty: all.
-  std::string devices;
+// The library is libucp; `devices` are UCX's names, such as "eth0" or "mlx5_0:1,mlx5_1:1".
+struct UcxOptions : NetworkOptions {
   // UCX_TLS; empty: what UCX itself would use. Default: all but memory shared within a host, which jaxcomm does itself.
   std::string transports = "^sm,self";
   // Larger payloads stay with the sender until they have a place. 0: 64 KiB where there is RDMA, else 1 MiB, because
@@ -29,7 +26,6 @@ struct UcxOptions {
   int64_t spin_us = 20;
 };
 
-// `token` is the same in all processes of a run and in no other run.
 StatusOr<std::unique_ptr<Network>> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes,
                                                   uint64_t token, Receiver* receiver);
 

@@ -23,6 +23,7 @@ from jaxcomm.bench import measure, records, startup, sweep
 from jaxcomm.bench.cases import Group
 from jaxcomm.bench.records import Record
 from jaxcomm.bench.team import Team
+from jaxcomm.distributed import initialize
 
 # Where the processes of a team meet; set in them, and nowhere else.
 FOLDER = "JAXCOMM_BENCH_FOLDER"
@@ -109,8 +110,8 @@ def take_part(args: argparse.Namespace) -> int:
     """In one of the processes. Returns the exit status; whoever fails ends at once, so that the launcher ends all."""
     folder = pathlib.Path(os.environ[FOLDER])
     try:
-        rank, size = int(os.environ["OMPI_COMM_WORLD_RANK"]), int(os.environ["OMPI_COMM_WORLD_SIZE"])  # or jaxcomm.run
-        jax.distributed.initialize(num_processes=size, process_id=rank, cluster_detection_method="deactivate")
+        size = initialize()
+        rank = jax.process_index()
         group = Group(Mesh(np.array(jax.devices()), "ranks"), "ranks")
         run = json.loads((folder / "run.json").read_text())
         args.against = run.pop("against")

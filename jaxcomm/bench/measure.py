@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class CopyLimit:
     def __enter__(self) -> "CopyLimit":
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
     def _work(self, thread: int) -> float:
@@ -93,7 +94,7 @@ class CopyLimit:
         return max(self._pool.map(self._work, range(self._num_threads)))
 
 
-def stopwatch(function: Callable, x: object, *, blocks: bool = False) -> Callable[[], float]:
+def stopwatch(function: Callable[[Any], Any], x: object, *, blocks: bool = False) -> Callable[[], float]:
     """Microseconds from the call to the moment when the result is there on all devices.
 
     blocks: the function returns no earlier than that; else its result is a jax.Array.

@@ -1,4 +1,4 @@
-"""What this process has to communicate with: versions, devices, links, capabilities."""
+"""Versions, devices, links and capabilities of this process."""
 
 import dataclasses
 import importlib.metadata
@@ -13,14 +13,14 @@ from jaxcomm.info._capabilities import Answer, version
 
 @dataclasses.dataclass(frozen=True)
 class Info:
-    """What info() has found. ``str()`` gives a text for people.
+    """The result of info(). ``str()`` returns a summary.
 
     Attributes:
-      versions: of jaxcomm and what it works with; where something is missing, why.
-      devices: of this process, in JAX's order.
-      nvlink: whether NVLink joins GPUs of this host, and which.
+      versions: versions of jaxcomm and its dependencies; for a missing one, the reason.
+      devices: devices of this process, in JAX's order.
+      nvlink: whether NVLink connects GPUs of this host, and which.
       nics: ports of RDMA devices of this host.
-      capabilities: name -> whether kernels and NCCL can do it on the GPUs of this process, and why.
+      capabilities: for each name, whether kernels and NCCL support it on the GPUs of this process, and the reason.
     """
 
     versions: dict[str, str]
@@ -75,16 +75,16 @@ def _versions(cuda: _capabilities.Cuda) -> dict[str, str]:
 
 
 def info(communicator: bool = False) -> Info:
-    """Describes this process and its machine. Missing hardware is told, never raised.
+    """Describes this process and its machine. Missing hardware is reported, never raised.
 
-    Starts JAX's back ends, as ``jax.devices()`` does, and loads NCCL if the CUDA module is there.
+    Starts JAX's back ends, as ``jax.devices()`` does, and loads NCCL if the CUDA module is installed.
 
     Args:
-      communicator: makes an NCCL communicator over the GPUs of this process for a moment and asks it. Takes seconds and
-        some memory of each GPU. Without it, what only a communicator knows is unknown.
+      communicator: creates an NCCL communicator over the GPUs of this process for a moment and asks it. Takes seconds
+        and some memory of each GPU. Without it, some capabilities are unknown.
 
     Returns:
-      What was found; print it.
+      An Info; print it, or read its attributes.
     """
     try:
         devices = tuple(jax.local_devices())

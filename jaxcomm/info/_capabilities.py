@@ -1,6 +1,6 @@
 """What the GPUs, the driver, NCCL and XLA of this process allow: yes, no or unknown, and why.
 
-Conditions of NCCL: docs/cuda.md has them with their sources.
+Conditions of NCCL: docs/guide/gpu-install.md has them with their sources.
 """
 
 import dataclasses

@@ -1,27 +1,25 @@
 """all_gather: every rank gets every rank's block."""
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._lowering import Call
-from jaxcomm._primitive import block_run, define, shift
+from jaxcomm._primitive import block_run, define, make_call, shift
+from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
 def all_gather(
-    x: Any,
-    axis_name: Any,
+    x: PyTree,
+    axis_name: AxisName,
     *,
-    axis_index_groups: Any = None,
+    axis_index_groups: AxisIndexGroups | None = None,
     axis: int = 0,
     tiled: bool = False,
     to: str = "varying",
     algorithm: str | None = None,
     max_sms: int | None = None,
-) -> Any:
+) -> PyTree:
     """Collects one block per rank along ``axis``; every rank gets all blocks in rank order.
 
     Args:
@@ -34,8 +32,7 @@ def all_gather(
         to jax.lax.
       algorithm: a name from ``algorithms("all_gather")``, or "xla" for XLA's own collective; None lets the
         selection table choose.
-      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
-        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
+      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       (..., n * d, ...) if tiled, else (..., n, d, ...); block r came from rank r.
@@ -50,9 +47,8 @@ def all_gather(
     Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
     """
     op = "all_gather"
-    axes = _check.axes(op, axis_name)
-    groups = _check.groups(op, axis_index_groups, axes)
-    _check.algorithm(op, op, algorithm)
+    call = make_call(op, op, _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
+    axes, groups = call.axes, call.groups
     if to not in ("varying", "invarying", "reduced"):
         raise ValueError(f"{op}: to must be 'varying', 'invarying' or 'reduced', got {to!r}")
     if to != "varying" and groups is not None:
@@ -61,7 +57,6 @@ def all_gather(
         return lax.all_gather(x, axes, axis=axis, tiled=tiled, to=to)
     if not axes:
         return x
-    call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
 
     def bind(leaf):
         _check.element_type(op, leaf)

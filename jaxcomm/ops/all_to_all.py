@@ -1,27 +1,25 @@
 """all_to_all: every rank sends a different block to every rank."""
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._lowering import Call
-from jaxcomm._primitive import block_run, define, shift
+from jaxcomm._primitive import block_run, define, make_call, shift
+from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
 def all_to_all(
-    x: Any,
-    axis_name: Any,
+    x: PyTree,
+    axis_name: AxisName,
     split_axis: int,
     concat_axis: int,
     *,
-    axis_index_groups: Any = None,
+    axis_index_groups: AxisIndexGroups | None = None,
     tiled: bool = False,
     algorithm: str | None = None,
     max_sms: int | None = None,
-) -> Any:
+) -> PyTree:
     """Cuts x into one block per rank, sends block j to rank j, and joins what arrives in rank order.
 
     Args:
@@ -36,8 +34,7 @@ def all_to_all(
       tiled: keep the number of dimensions instead of removing ``split_axis`` and adding ``concat_axis``.
       algorithm: a name from ``algorithms("all_to_all")``, or "xla" for XLA's own collective; None lets the
         selection table choose.
-      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
-        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
+      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays with ``split_axis`` divided and ``concat_axis`` multiplied by n (tiled), or with ``split_axis`` removed and
@@ -50,14 +47,12 @@ def all_to_all(
       jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
 
     Cost: direct, (n - 1) * block bytes sent per rank in n - 1 messages; hierarchical, n / L - 1 messages of L blocks
-    between nodes of L ranks. See docs/algorithms.md.
+    between nodes of L ranks. See docs/reference/algorithms.md.
     """
     op = "all_to_all"
-    axes = _check.axes(op, axis_name)
-    groups = _check.groups(op, axis_index_groups, axes)
-    _check.algorithm(op, op, algorithm)
-    n = _check.group_size(axes, groups)
-    call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
+    call = make_call(op, op, _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
+    axes = call.axes
+    n = _check.group_size(axes, call.groups)
 
     def bind(leaf):
         _check.element_type(op, leaf)

@@ -1,18 +1,22 @@
 """barrier: nobody goes on before everybody has arrived."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _check, _compat, _lowering
-from jaxcomm._lowering import Call
+from jaxcomm._primitive import make_call
+from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
 def barrier(
-    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
-) -> Any:
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> PyTree:
     """Returns x once every rank of the group has arrived here.
 
     A barrier orders only what depends on its result: pass what must wait through it.
@@ -24,8 +28,7 @@ def barrier(
       axis_index_groups: lists of ranks of equal size that form the groups; None means one group of all.
       algorithm: a name from ``algorithms("barrier")``, or "xla" for XLA's own collective; None lets the
         selection table choose.
-      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
-        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
+      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       x, unchanged and not copied.
@@ -39,16 +42,13 @@ def barrier(
     Source: Hensgen, Finkel, Manber, Int. J. Parallel Programming 17(1), 1988, doi 10.1007/BF01379320.
     """
     op = "barrier"
-    axes = _check.axes(op, axis_name)
-    groups = _check.groups(op, axis_index_groups, axes)
-    _check.algorithm(op, op, algorithm)
+    call = make_call(op, op, _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
     leaves, tree = jax.tree.flatten(x)
     if not leaves:
         raise ValueError(f"{op}: x has no arrays; a barrier orders only what passes through it")
     for leaf in leaves:
         _check.element_type(op, leaf)
-    leaves = [_compat.make_varying(jnp.asarray(leaf), axes) for leaf in leaves]
-    call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
+    leaves = [_compat.make_varying(jnp.asarray(leaf), call.axes) for leaf in leaves]
     return jax.tree.unflatten(tree, barrier_p.bind(*leaves, call=call))
 
 

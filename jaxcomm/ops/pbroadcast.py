@@ -1,19 +1,19 @@
 """pbroadcast: every rank gets one rank's array (native name: broadcast)."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._lowering import Call
-from jaxcomm._primitive import define
+from jaxcomm._primitive import define, make_call
+from jaxcomm._typing import AxisName, PyTree
 from jaxcomm.ops.psum import psum
 
 
-def pbroadcast(x: Any, axis_name: Any, source: int, *, algorithm: str | None = None, max_sms: int | None = None) -> Any:
+def pbroadcast(
+    x: PyTree, axis_name: AxisName, source: int, *, algorithm: str | None = None, max_sms: int | None = None
+) -> PyTree:
     """Copies x of rank ``source`` to every rank.
 
     Args:
@@ -23,8 +23,7 @@ def pbroadcast(x: Any, axis_name: Any, source: int, *, algorithm: str | None = N
       source: rank along axis_name, 0 to n - 1; static.
       algorithm: a name from ``algorithms("pbroadcast")``, or "xla" for XLA's own collective; None lets the
         selection table choose.
-      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
-        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
+      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays of the shapes of x.
@@ -38,13 +37,12 @@ def pbroadcast(x: Any, axis_name: Any, source: int, *, algorithm: str | None = N
     Cost: n - 1 messages of the size of x from the source (direct), or log2 n rounds (tree).
     """
     op = "pbroadcast"
-    axes = _check.axes(op, axis_name)
-    _check.algorithm(op, "broadcast", algorithm)
+    call = make_call(op, "broadcast", _check.axes(op, axis_name), None, algorithm, max_sms)
+    axes = call.axes
     root = _check.integer(op, "source", source)
     n = lax.axis_size(axes)
     if not 0 <= root < n:
         raise ValueError(f"{op}: source must be a rank from 0 to {n - 1}, got {root}")
-    call = Call(op, axes, None, algorithm, _check.max_sms(op, max_sms), _check.call_site())
 
     def bind(leaf):
         _check.element_type(op, leaf)

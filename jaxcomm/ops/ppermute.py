@@ -1,17 +1,24 @@
 """ppermute: every rank sends its array to at most one other (native name: permute)."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._lowering import Call
-from jaxcomm._primitive import define
+from jaxcomm._primitive import define, make_call
+from jaxcomm._typing import AxisName, PyTree
 
 
-def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None, max_sms: int | None = None) -> Any:
+def ppermute(
+    x: PyTree,
+    axis_name: AxisName,
+    perm: Sequence[tuple[int, int]],
+    *,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> PyTree:
     """Sends x along the given (source, destination) pairs; ranks that receive nothing get zeros.
 
     Args:
@@ -20,8 +27,7 @@ def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None,
       perm: list of (source, destination) ranks; each rank at most once as source and once as destination.
       algorithm: a name from ``algorithms("ppermute")``, or "xla" for XLA's own collective; None lets the
         selection table choose.
-      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
-        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
+      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays of the shapes of x.
@@ -35,8 +41,8 @@ def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None,
     Cost: one message of the size of x per rank.
     """
     op = "ppermute"
-    axes = _check.axes(op, axis_name)
-    _check.algorithm(op, "permute", algorithm)
+    call = make_call(op, "permute", _check.axes(op, axis_name), None, algorithm, max_sms)
+    axes = call.axes
     _check.static(op, "perm", perm)
     try:
         rows = [tuple(pair) for pair in perm]
@@ -51,7 +57,6 @@ def ppermute(x: Any, axis_name: Any, perm: Any, *, algorithm: str | None = None,
             raise ValueError(f"{op}: perm names a {what} twice: {ranks}")
         if any(not 0 <= r < n for r in ranks):
             raise ValueError(f"{op}: perm names a {what} outside 0 to {n - 1}: {ranks}")
-    call = Call(op, axes, None, algorithm, _check.max_sms(op, max_sms), _check.call_site())
 
     def bind(leaf):
         _check.element_type(op, leaf)

@@ -9,18 +9,23 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._lowering import Call
-from jaxcomm._primitive import ReduceOp, define, in_wider_type
+from jaxcomm._primitive import ReduceOp, define, in_wider_type, make_call
+from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 _POSITIONAL: dict[ReduceOp, Callable[..., Any]] = {ReduceOp.SUM: jnp.sum, ReduceOp.MAX: jnp.max, ReduceOp.MIN: jnp.min}
 
 
 def psum(
-    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
-) -> Any:
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> PyTree:
     """Sums x over the ranks of a group; every rank gets the sum, with the same bits everywhere and in every run.
 
-    ``algorithm="multimem"``, for GPUs with NVLink SHARP, does not promise those of another run.
+    With ``algorithm="multimem"``, for GPUs with NVLink SHARP, the bits may differ between executions.
 
     Args:
       x: pytree of arrays of the same shape and dtype on every rank. Booleans are counted as int32. A leaf that is known
@@ -31,8 +36,7 @@ def psum(
         left to jax.lax, and so are arrays typed as pending sums (unreduced).
       algorithm: a name from ``algorithms("psum")``, or "xla" for XLA's own collective; None lets the
         selection table choose.
-      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
-        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
+      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       Arrays of the shapes of x. 8- and 16-bit floats are accumulated in f32.
@@ -43,15 +47,20 @@ def psum(
       TypeError: a tracer where a static value is needed, or an unsupported element type.
       jax.errors.JaxRuntimeError: ranks did not arrive within JAXCOMM_TIMEOUT_S seconds (at run time).
 
-    Cost: 2 (n - 1) / n * bytes moved per rank where bandwidth counts; see docs/algorithms.md for the small sizes.
+    Cost: 2 (n - 1) / n * bytes moved per rank for large arrays; see docs/reference/algorithms.md for small ones.
     Source: Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1; Patarasuk and Yuan, JPDC 69(2), 2009.
     """
     return _all_reduce("psum", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm, max_sms)
 
 
 def pmean(
-    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
-) -> Any:
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> PyTree:
     """Averages x over the ranks of a group: psum divided by the group size.
 
     Arguments, errors and cost are those of psum. Integers give floats.
@@ -62,8 +71,13 @@ def pmean(
 
 
 def pmax(
-    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
-) -> Any:
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> PyTree:
     """Takes the elementwise maximum of x over the ranks of a group; NaN where any rank has NaN.
 
     Arguments, errors and cost are those of psum, for real element types; there is no derivative, as in jax.lax.
@@ -72,8 +86,13 @@ def pmax(
 
 
 def pmin(
-    x: Any, axis_name: Any, *, axis_index_groups: Any = None, algorithm: str | None = None, max_sms: int | None = None
-) -> Any:
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+) -> PyTree:
     """Takes the elementwise minimum of x over the ranks of a group; NaN where any rank has NaN.
 
     Arguments, errors and cost are those of psum, for real element types; there is no derivative, as in jax.lax.
@@ -87,9 +106,9 @@ def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_s
     positional = tuple(a for a in names if isinstance(a, int))
     if positional and axis_index_groups is not None:
         raise ValueError(f"{op}: axis_index_groups can't be combined with dimensions {positional} in axis_name")
-    groups = _check.groups(op, axis_index_groups, axes, unequal=op != "pmean")  # jax.lax divides by the first's size
-    _check.algorithm(op, "all_reduce", algorithm)
-    call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
+    unequal = op != "pmean"  # jax.lax divides by the first's size
+    call = make_call(op, "all_reduce", axes, axis_index_groups, algorithm, max_sms, unequal=unequal)
+    groups = call.groups
     summed = reduce_op == ReduceOp.SUM
 
     def bind(leaf):

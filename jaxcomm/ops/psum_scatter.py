@@ -1,26 +1,24 @@
 """psum_scatter: the sum of all ranks' arrays, cut into one block per rank (native name: reduce_scatter)."""
 
-from typing import Any
-
 import jax
 import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._lowering import Call
-from jaxcomm._primitive import ReduceOp, block_run, define, in_wider_type, shift
+from jaxcomm._primitive import ReduceOp, block_run, define, in_wider_type, make_call, shift
+from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
 def psum_scatter(
-    x: Any,
-    axis_name: Any,
+    x: PyTree,
+    axis_name: AxisName,
     *,
     scatter_dimension: int = 0,
-    axis_index_groups: Any = None,
+    axis_index_groups: AxisIndexGroups | None = None,
     tiled: bool = False,
     algorithm: str | None = None,
     max_sms: int | None = None,
-) -> Any:
+) -> PyTree:
     """Sums x over the ranks of a group; rank r gets block r of the sum.
 
     Args:
@@ -32,8 +30,7 @@ def psum_scatter(
       tiled: keep ``scatter_dimension`` (divided by n) instead of removing it.
       algorithm: a name from ``algorithms("psum_scatter")``, or "xla" for XLA's own collective; None lets the
         selection table choose.
-      max_sms: on GPUs, the most multiprocessors that the call keeps busy, a thread block each; the same on all ranks.
-        None means JAXCOMM_MAX_SMS, which is the limit in any case. No effect on CPUs.
+      max_sms: the most multiprocessors of a GPU to keep busy; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
       The block of the sum that belongs to this rank. 8- and 16-bit floats are accumulated in f32.
@@ -48,13 +45,11 @@ def psum_scatter(
     Source: Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005.
     """
     op = "psum_scatter"
-    axes = _check.axes(op, axis_name)
-    groups = _check.groups(op, axis_index_groups, axes)
-    _check.algorithm(op, "reduce_scatter", algorithm)
+    call = make_call(op, "reduce_scatter", _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
+    axes, groups = call.axes, call.groups
     if not axes:
         return x
     n = _check.group_size(axes, groups)
-    call = Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
 
     def scatter(leaf, axis):
         return in_wider_type(lambda wide: reduce_scatter_p.bind(wide, call=call, axis=axis), leaf)

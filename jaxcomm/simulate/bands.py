@@ -1,7 +1,7 @@
 """Bands that hold 80 % of the times: quantiles of the errors of the split that a prediction belongs to.
 
-Points of a measured series take errors in units of the residual layer's own deviation, so that a band narrows between
-close neighbours. All others take plain errors, by size band.
+Points of a measured series use errors in units of the residual layer's deviation, so that the band is narrow between
+close neighbours. All others use plain errors, by size band.
 """
 
 import dataclasses
@@ -17,11 +17,11 @@ _LEVELS = (0.1, 0.9)
 # Rows of one machine or harness err together, and these splits have few of them: wider quantiles.
 _WIDE_LEVELS = (0.03, 0.97)
 _WIDE_SPLITS = ("X", "H", "S0")
-# Fewer errors than this in a size band: all sizes together.
+# A size band with fewer errors uses those of all sizes.
 _FEWEST = 25
-# A tenth of a normal distribution lies above.
+# 90 % quantile of the normal distribution.
 _NORMAL = 1.2816
-# Where nothing was measured: a factor of four, a guess.
+# Factor of four, a guess, where no measurement exists.
 _GUESS = (-float(np.log(4)), float(np.log(4)))
 _SCALED = ("between", "beyond")
 # Basis of a prediction and the split whose errors it has.

@@ -1,4 +1,4 @@
-"""Simple models to compare with: a model that does not beat them is not worth its figures."""
+"""Simple models for comparison: alpha-beta, interpolation, and the textbook ring."""
 
 from collections import defaultdict
 
@@ -52,7 +52,7 @@ def interpolation(table: Table, part: splits.Part) -> np.ndarray:
 
 
 def textbook(table: Table, part: splits.Part) -> np.ndarray:
-    """Ring with T = alpha steps + w bytes / beta, two figures for each op of a harness on one machine."""
+    """Ring with T = alpha steps + w bytes / beta, two parameters for each op of a harness on one machine."""
     log_time = np.log(table.times())
     ranks = np.array([row.ranks for row in table.rows], float)
     dense = np.array(

@@ -19,28 +19,30 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser("validate", help="fit parts of a table, predict the rest, print the errors")
     check.add_argument("table", metavar="FILE.csv")
-    text = f"one of {', '.join(judge.SPLITS)}, `kept-apart` (rows that the figures were not fitted to); default: all"
+    text = f"one of {', '.join(judge.SPLITS)}, `kept-apart` (rows that the parameters were not fitted to); default: all"
     names = [*judge.SPLITS, "kept-apart"]
     check.add_argument("--split", help=text, nargs="+", choices=names, default=names, metavar="SPLIT")
     check.add_argument("--report", help="where to write the table too (default: errors.md)", default="errors.md")
-    check.add_argument("--figures", help="figures to judge by kept-apart rows (default: the package's)", metavar="FILE")
+    check.add_argument(
+        "--parameters", help="parameters to judge by kept-apart rows (default: the package's)", metavar="FILE"
+    )
     text = "exit with status 1 if a target is missed, except for those of SPLIT"
     check.add_argument("--strict", help=text, nargs="*", default=None, metavar="SPLIT")
 
-    fit = commands.add_parser("fit", help="fit figures to a table and write them as JSON")
+    fit = commands.add_parser("fit", help="fit parameters to a table and write them as JSON")
     fit.add_argument("table", metavar="FILE.csv")
-    fit.add_argument("--out", help="where to write them (default: figures.json)", default="figures.json")
+    fit.add_argument("--out", help="where to write them (default: parameters.json)", default="parameters.json")
     text = "leave out the splits: quicker, but predictions of other scales, ops and systems get the widest band"
     fit.add_argument("--quick", help=text, action="store_true")
 
     ask = commands.add_parser("predict", help="add predicted_us, low_us and high_us to the rows of a table")
     ask.add_argument("table", metavar="IN.csv")
     ask.add_argument("--out", required=True, metavar="OUT.csv")
-    ask.add_argument("--figures", help="figures that `fit` wrote (default: the package's)", metavar="FILE")
+    ask.add_argument("--parameters", help="parameters that `fit` wrote (default: the package's)", metavar="FILE")
     return parser
 
 
-def _figures(path: str | None) -> store.Fitted:
+def _parameters(path: str | None) -> store.Fitted:
     return store.load(path) if path else store.shipped()
 
 
@@ -55,7 +57,7 @@ def _validate(args: argparse.Namespace) -> int:
     rows = _measured(args.table)
     report = validate.run(rows, tuple(name for name in args.split if name != "kept-apart"))
     if "kept-apart" in args.split:
-        more = validate.shipped(rows, _figures(args.figures))
+        more = validate.shipped(rows, _parameters(args.parameters))
         report.lines.extend(more.lines)
         report.coverage.update(more.coverage)
     text = validate.text(report, pathlib.Path(args.table).name)
@@ -72,9 +74,9 @@ def _fit(args: argparse.Namespace) -> int:
     store.save(args.out, fitted)
     for key, system in sorted(fitted.model.systems.fitted.items()):
         print(f"{', '.join(part for part in key if part)}: {system.rows} rows")
-        for name, value in system.figures.items():
-            known = system.known[name]
-            print(f"  {name:16}{value:10.4g}" + ("" if known >= 0.5 else "  not identified: close to its prior"))
+        for name, value in system.parameters.items():
+            identified = system.identified[name]
+            print(f"  {name:16}{value:10.4g}" + ("" if identified >= 0.5 else "  not identified: close to its prior"))
     print(f"written to {args.out}")
     return 0
 
@@ -84,7 +86,7 @@ def _predict(args: argparse.Namespace) -> int:
     taken = [name for name in predict.COLUMNS if name in queries.columns]
     if taken:
         raise table.TableError(f"{args.table}:1: column {taken[0]} is there already")
-    cells, reasons = predict.rows(queries, _figures(args.figures))
+    cells, reasons = predict.rows(queries, _parameters(args.parameters))
     table.write(args.out, queries, predict.COLUMNS, cells)
     for index, reason in sorted(reasons.items()):
         print(f"{args.table}:{queries.rows[index].line}: declined: {reason}", file=sys.stderr)
@@ -96,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = {"validate": _validate, "fit": _fit, "predict": _predict}[args.command]
     try:
         return run(args)
-    except (table.TableError, store.FiguresError) as error:
+    except (table.TableError, store.ParametersError) as error:
         print(f"python -m jaxcomm.simulate: {error}", file=sys.stderr)
         return 2
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Data-sheet figures of a row: what the links, the memory and the network adapters could do at best."""
+"""Data-sheet rates of a row: what the links, the memory and the network adapters could do at best."""
 
 import dataclasses
 import functools
@@ -11,7 +11,7 @@ from jaxcomm.simulate.table import Row
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """Figures of one kind of accelerator, GB/s per device and direction; data/hardware.toml says more."""
+    """Parameters of one kind of accelerator, GB/s per device and direction; data/hardware.toml says more."""
 
     name: str
     match: tuple[str, ...]

@@ -8,7 +8,7 @@ from jaxcomm.simulate import hardware, plans, query, systems
 from jaxcomm.simulate.residual import Knots, Residual
 from jaxcomm.simulate.table import Table
 
-# What a prediction rests on, best first.
+# Basis of a prediction, best first.
 BASES = (
     "measured",  # this very point
     "between",  # between measured sizes of its series
@@ -42,7 +42,7 @@ class Model:
     residual: Residual
 
     def plan(self, table: Table, q: query.Queries) -> tuple[np.ndarray, list[str], list[str]]:
-        """Logarithm of the plan model's time, form and origin of the figures of each row."""
+        """Logarithm of the plan model's time, form and origin of the parameters of each row."""
         forms, keys = systems.describe(table, q)
         log_time, origins = np.full(len(table), np.nan), [""] * len(table)
         groups: dict[tuple, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Robust least squares in logarithms with a prior on every figure, in NumPy."""
+"""Robust least squares in logarithms with a prior on every parameter, in NumPy."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,7 +13,7 @@ SCALE = 0.1
 class Fit:
     theta: np.ndarray
     loss: float
-    variance: np.ndarray  # of each figure's logarithm, from the curvature; near the prior's where data are silent
+    variance: np.ndarray  # of each parameter's logarithm, from the curvature; near the prior's variance without data
 
 
 def _loss(
@@ -35,7 +35,7 @@ def minimize(
     """Levenberg-Marquardt on the soft L1 loss of log times plus ((theta - mean) / spread)^2.
 
     Args:
-      model: logarithms of the figures -> logarithms of the times.
+      model: logarithms of the parameters -> logarithms of the times.
       target: logarithms of the measured times.
       mean, spread: the prior of theta.
       start: where to begin.

@@ -1,6 +1,6 @@
 """Time of a collective from its plan: steps times latency, bytes of the busiest link over its rate.
 
-Formulas take queries and a dict of figures (floats) and give microseconds. Rates among the figures are shares of the
+Formulas take queries and a dict of parameters (floats) and give microseconds. Rates among the parameters are shares of the
 data sheet where one exists, so that they carry over between systems.
 n ranks, b bytes; w b bytes leave each rank in s steps; f = 2 for all_reduce, which moves its own part twice.
 """
@@ -12,7 +12,7 @@ import numpy as np
 from jaxcomm.simulate import rules
 from jaxcomm.simulate.query import Queries
 
-Figures = Mapping[str, float]
+Parameters = Mapping[str, float]
 
 
 def _ring_terms(q: Queries) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -21,7 +21,7 @@ def _ring_terms(q: Queries) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return f * (q.ranks - 1), f * (q.ranks - 1) / q.ranks, f
 
 
-def ring(q: Queries, p: Figures) -> np.ndarray:
+def ring(q: Queries, p: Parameters) -> np.ndarray:
     """Ring by protocol, three rows: LL, LL128, Simple. Thakur, Rabenseifner, Gropp, IJHPCA 19(1), 2005."""
     s, w, f = _ring_terms(q)
     own = f * q.bytes / (q.ranks * p["self"] * q.hbm)  # Simple copies the own block too
@@ -34,21 +34,21 @@ def ring(q: Queries, p: Figures) -> np.ndarray:
     )
 
 
-def tree(q: Queries, p: Figures) -> np.ndarray:
+def tree(q: Queries, p: Parameters) -> np.ndarray:
     """All_reduce by a chain inside each host and a tree between hosts. Sanders, Speck, Traeff, 2009."""
     hosts = np.ceil(q.ranks / q.host)
     depth = 2 * (q.host - 1) * p["tree_inner"] + 2 * np.floor(np.log2(hosts)) * p["tree_outer"]
     return depth + 2 * (q.ranks - 1) / q.ranks * q.bytes / (p["share_tree"] * q.link)
 
 
-def multicast(q: Queries, p: Figures) -> np.ndarray:
+def multicast(q: Queries, p: Parameters) -> np.ndarray:
     """All_reduce in the switch (NVLS): each rank sends b and receives b / n, or the reverse, at the same time."""
     rate = p["share_nvls"] * q.link
     time = p["nvls"] + q.bytes * (q.ranks + 1) / (q.ranks * rate)
     return np.where((q.ranks > 2) & rules.has_multicast(q.kind), time, np.inf)
 
 
-def messages(q: Queries, p: Figures) -> np.ndarray:
+def messages(q: Queries, p: Parameters) -> np.ndarray:
     """All_to_all and permute: one message per peer, in parts on channels, 32 channels at a time."""
     permute = q.op == "collective_permute"
     m = np.where(permute, q.bytes, q.bytes / q.ranks)
@@ -66,8 +66,8 @@ def messages(q: Queries, p: Figures) -> np.ndarray:
     return np.where(m <= rules.message_ll_limit(channels, q.old_ll), small, large)
 
 
-def domain(q: Queries, p: Figures) -> np.ndarray:
-    """NCCL inside one NVLink domain. The library's constants choose the protocol, fitted figures time it."""
+def domain(q: Queries, p: Parameters) -> np.ndarray:
+    """NCCL inside one NVLink domain. The library's constants choose the protocol, fitted parameters time it."""
     by_protocol = ring(q, p)
     chosen = np.take_along_axis(by_protocol, rules.ring_protocol(q)[None], axis=0)[0]
     best = np.minimum(by_protocol.min(axis=0), np.minimum(tree(q, p), multicast(q, p)))
@@ -76,7 +76,7 @@ def domain(q: Queries, p: Figures) -> np.ndarray:
     return p["launch"] + np.where(alone, messages(q, p), dense)
 
 
-def mesh(q: Queries, p: Figures) -> np.ndarray:
+def mesh(q: Queries, p: Parameters) -> np.ndarray:
     """Every pair of ranks has a link of its own (xGMI): one step, and rates grow with the ranks."""
     f = np.where(q.op == "all_reduce", 2.0, 1.0)
     share = (q.ranks - 1) / (q.largest - 1)
@@ -97,7 +97,7 @@ def mesh(q: Queries, p: Figures) -> np.ndarray:
     return np.where(q.op == "collective_permute", p["permute"] + single, p["launch"] + dense)
 
 
-def cluster(q: Queries, p: Figures) -> np.ndarray:
+def cluster(q: Queries, p: Parameters) -> np.ndarray:
     """Several domains: hierarchical bytes on the network adapters, ring bytes on the links, steps that grow with n."""
     f = np.where(q.op == "all_reduce", 2.0, 1.0)
     network = f * (q.nodes - 1) / q.nodes * q.bytes / (q.nic * q.domain)
@@ -111,14 +111,14 @@ def cluster(q: Queries, p: Figures) -> np.ndarray:
     return p["launch"] + steps + np.minimum(small, large)
 
 
-def stepwise(q: Queries, p: Figures) -> np.ndarray:
+def stepwise(q: Queries, p: Parameters) -> np.ndarray:
     """Ring over network adapters only, step by step: small and large messages differ in latency and rate."""
     s, _, _ = _ring_terms(q)
     m = q.bytes / q.ranks / q.nic
     return p["launch"] + s * np.minimum(p["hop_ll"] + m / p["nic_ll"], p["hop_simple"] + m / p["nic_simple"])
 
 
-def doubling(q: Queries, p: Figures) -> np.ndarray:
+def doubling(q: Queries, p: Parameters) -> np.ndarray:
     """Recursive doubling over network adapters only."""
     depth = np.log2(q.ranks)
     sent = (q.ranks - 1) / q.ranks * q.bytes / q.nic
@@ -126,13 +126,13 @@ def doubling(q: Queries, p: Figures) -> np.ndarray:
     return p["launch"] + np.minimum(small, depth * p["hop_simple"] + sent / p["nic_simple"])
 
 
-def line(q: Queries, p: Figures) -> np.ndarray:
+def line(q: Queries, p: Parameters) -> np.ndarray:
     """A kernel of its own: start, a term for each peer, bytes over one rate (links, or adapters between domains)."""
     rate = np.where(q.nodes > 1, p["nic_simple"] * q.nic * q.domain, p["share_simple"] * q.link)
     return p["launch"] + p["per_peer"] * (q.ranks - 1) + q.bytes / rate
 
 
-def experts(q: Queries, p: Figures) -> np.ndarray:
+def experts(q: Queries, p: Parameters) -> np.ndarray:
     """Dispatch and combine: a start and a rate that meet smoothly, as the kernels overlap them."""
     rate = np.where(q.nodes > 1, p["nic_simple"] * q.nic, p["share_simple"] * q.link)
     start = p["launch"] + p["per_peer"] * (q.ranks - 1)
@@ -140,7 +140,7 @@ def experts(q: Queries, p: Figures) -> np.ndarray:
     return (start**k + (q.bytes / rate) ** k) ** (1 / k)
 
 
-FORMS: dict[str, Callable[[Queries, Figures], np.ndarray]] = {
+FORMS: dict[str, Callable[[Queries, Parameters], np.ndarray]] = {
     "domain": domain,
     "mesh": mesh,
     "cluster": cluster,

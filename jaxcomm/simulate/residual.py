@@ -1,8 +1,8 @@
 """The second layer: how measurements differ from the plan model, interpolated between neighbouring points.
 
 A Gaussian process on the logarithm of measured over modelled time. With one series and this kernel it is close to
-linear interpolation in log bytes; points of the sister machine, of other patterns and of other scales add what they
-share. Far from all points it falls to zero, so that the plan model stands alone.
+linear interpolation in log bytes. Points of sister machines, other patterns and other scales add correlated
+information. Far from all points the mean falls to zero and leaves the plan model.
 Source: Rasmussen, Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5.
 """
 
@@ -52,7 +52,7 @@ class Knots:
         return Knots(self.texts[index], self.ranks[index], self.size[index], self.noise[index])
 
     def blocks(self) -> dict[tuple[str, ...], np.ndarray]:
-        """Points that may tell of each other: one op of one library and harness on one kind of network."""
+        """Correlated points: one op of one library and harness on one kind of network."""
         found = defaultdict(list)
         for i, text in enumerate(self.texts):
             found[tuple(text[:5])].append(i)
@@ -107,7 +107,7 @@ class Residual:
             index = self._index[key]
             knots, values = self.knots.take(index), self.values[index]
             amplitude = max(float(np.sqrt(np.mean(values**2))), _LEAST_AMPLITUDE)
-            # A printed figure is uniform inside its rounding: half a digit over sqrt(3).
+            # A printed number is uniform inside its rounding: half a digit over sqrt(3).
             noise = NUGGET**2 + (knots.noise / np.sqrt(3)) ** 2
             inverse = np.linalg.inv(amplitude**2 * _kernel(knots, knots) + np.diag(noise))
             self._blocks[key] = _Block(knots, amplitude, inverse, inverse @ values)

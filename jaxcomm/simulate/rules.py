@@ -1,7 +1,7 @@
-"""NCCL's own choices of protocol and channels: its constants, which no fit finds.
+"""NCCL's choices of protocol and channels, by its own constants.
 
-Origin: src/graph/tuning.cc and src/enqueue.cc of NVIDIA/nccl 2.27. Prediction takes the library's choice, however slow
-the chosen protocol turns out to be.
+Origin: src/graph/tuning.cc and src/enqueue.cc of NVIDIA/nccl 2.27. The choice is the library's, even
+where another protocol would be faster.
 """
 
 import numpy as np

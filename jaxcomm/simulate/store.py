@@ -1,4 +1,4 @@
-"""Fitted figures as JSON: the package ships one file, `fit` writes others."""
+"""Fitted parameters as JSON: the package ships one file, `fit` writes others."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm.simulate import figures, judge, model, systems
+from jaxcomm.simulate import judge, model, parameters, systems
 from jaxcomm.simulate.bands import SOURCES, Bands, calibrate
 from jaxcomm.simulate.residual import Residual
 from jaxcomm.simulate.table import Table
@@ -18,8 +18,8 @@ from jaxcomm.simulate.table import Table
 _FORMAT = 1
 
 
-class FiguresError(ValueError):
-    """A file of figures that cannot be read; the message names file and key."""
+class ParametersError(ValueError):
+    """A file of parameters that cannot be read; the message names file and key."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +63,8 @@ def save(path: str | pathlib.Path, fitted: Fitted) -> None:
                 "key": list(key),
                 "device": s.device,
                 "rows": s.rows,
-                "figures": {n: _short(v) for n, v in s.figures.items()},
-                "known": {n: round(v, 2) for n, v in s.known.items()},
+                "parameters": {n: _short(v) for n, v in s.parameters.items()},
+                "identified": {n: round(v, 2) for n, v in s.identified.items()},
             }
             for key, s in sorted(found.fitted.items())
         ],
@@ -91,45 +91,45 @@ def load(path: str | pathlib.Path) -> Fitted:
         text = pathlib.Path(path).read_text(encoding="utf-8")
         data = json.loads(text)
     except OSError as error:
-        raise FiguresError(f"{path}: {error.strerror}") from None
+        raise ParametersError(f"{path}: {error.strerror}") from None
     except ValueError as error:
-        raise FiguresError(f"{path}: not JSON: {error}") from None
+        raise ParametersError(f"{path}: not JSON: {error}") from None
     return _parse(str(path), data)
 
 
 @functools.cache
 def shipped() -> Fitted:
-    """The figures of the package."""
-    file = importlib.resources.files("jaxcomm.simulate") / "data" / "figures.json"
-    return _parse("data/figures.json", json.loads(file.read_text(encoding="utf-8")))
+    """The parameters of the package."""
+    file = importlib.resources.files("jaxcomm.simulate") / "data" / "parameters.json"
+    return _parse("data/parameters.json", json.loads(file.read_text(encoding="utf-8")))
 
 
 def _parse(path: str, data: Any) -> Fitted:
     if not isinstance(data, dict) or data.get("format") != _FORMAT:
-        raise FiguresError(f"{path}: key format: expected {_FORMAT}; write the file anew with `fit`")
+        raise ParametersError(f"{path}: key format: expected {_FORMAT}; write the file anew with `fit`")
     try:
         priors = {
-            form: {n: figures.Prior(*map(_positive, pair)) for n, pair in prior.items()}
+            form: {n: parameters.Prior(*map(_positive, pair)) for n, pair in prior.items()}
             for form, prior in data["priors"].items()
         }
         fitted = {}
         for entry in data["systems"]:
             key = tuple(entry["key"])
-            if set(entry["figures"]) != set(figures.PRIORS[key[0]]):
-                raise FiguresError(f"{path}: key systems: figures of {', '.join(key)} do not match its form")
-            values = {n: _positive(v) for n, v in entry["figures"].items()}
-            fitted[key] = systems.System(values, entry["known"], entry["device"], entry["rows"])
-        if set(priors) != set(figures.PRIORS):
-            raise FiguresError(f"{path}: key priors: expected {', '.join(figures.PRIORS)}")
+            if set(entry["parameters"]) != set(parameters.PRIORS[key[0]]):
+                raise ParametersError(f"{path}: key systems: parameters of {', '.join(key)} do not match its form")
+            values = {n: _positive(v) for n, v in entry["parameters"].items()}
+            fitted[key] = systems.System(values, entry["identified"], entry["device"], entry["rows"])
+        if set(priors) != set(parameters.PRIORS):
+            raise ParametersError(f"{path}: key priors: expected {', '.join(parameters.PRIORS)}")
         residual = Residual.from_data(data["residual"])
         bands = Bands({k: [(low, high) for low, high in v] for k, v in data["bands"].items()})
         return Fitted(model.Model(systems.Systems(fitted, priors), residual), bands, data["origin"])
     except (KeyError, TypeError, AttributeError) as error:
-        raise FiguresError(f"{path}: missing or malformed key: {error}") from None
+        raise ParametersError(f"{path}: missing or malformed key: {error}") from None
 
 
 def _positive(value: Any) -> float:
     number = float(value)
     if not (number > 0 and math.isfinite(number)):
-        raise FiguresError(f"got figure {value!r}, expected a positive number")
+        raise ParametersError(f"got parameter {value!r}, expected a positive number")
     return number

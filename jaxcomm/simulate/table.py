@@ -46,7 +46,8 @@ class Row:
     notes: dict[str, str]
 
     @property
-    def flagged(self) -> bool:
+    def warm_up(self) -> bool:
+        """Slower than a larger size of its series: mostly warm-up of the benchmark."""
         return "flag" in self.notes
 
     @property

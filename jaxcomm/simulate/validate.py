@@ -1,4 +1,4 @@
-"""The table of errors: every split, by size band, flagged rows apart, beside baselines and targets."""
+"""The table of errors: every split, by size band, warm-up apart, beside baselines and targets."""
 
 import dataclasses
 from collections import defaultdict
@@ -79,16 +79,16 @@ def line(split: str, rows: str, error: np.ndarray) -> Line | None:
 
 
 def _lines(split: str, table: Table, index: np.ndarray, error: np.ndarray) -> list[Line]:
-    flagged = np.array([table.rows[i].flagged for i in index], bool)
+    warm_up = np.array([table.rows[i].warm_up for i in index], bool)
     size = np.array([table.rows[i].size for i in index], float)
     ops = np.array([table.rows[i].op for i in index], dtype=object)
     band = bands.size_band(size)
-    masks = {"all": ~flagged, "from 1 MiB": ~flagged & (size >= _MIB)}
-    masks |= {name: ~flagged & (band == i) for i, name in enumerate(bands.SIZES)}
+    masks = {"all": ~warm_up, "from 1 MiB": ~warm_up & (size >= _MIB)}
+    masks |= {name: ~warm_up & (band == i) for i, name in enumerate(bands.SIZES)}
     if split == "O":
         for pair in (("all_gather", "reduce_scatter"), ("all_reduce", "all_to_all")):
-            masks[", ".join(pair)] = ~flagged & np.isin(ops, pair)
-    masks["flagged"] = flagged
+            masks[", ".join(pair)] = ~warm_up & np.isin(ops, pair)
+    masks["warm-up"] = warm_up
     return [found for name, mask in masks.items() if (found := line(split, name, error[mask]))]
 
 
@@ -139,7 +139,7 @@ def _choice(table: Table, judged: judge.Judged) -> tuple[int, int]:
 
 
 def shipped(table: Table, fitted: store.Fitted) -> Report:
-    """Judges fitted figures by rows that they were not fitted to: rows kept apart, other sweeps."""
+    """Judges fitted parameters by rows that they were not fitted to: rows kept apart, other sweeps."""
     found = fitted.model.predict(table)
     sizes = np.array([row.size for row in table.rows])
     fresh = np.isfinite(found.log_time) & (found.basis != "measured")
@@ -172,7 +172,7 @@ def text(report: Report, path: str) -> str:
         f"# Errors on {path}",
         "",
         "Splits: " + "; ".join(f"{k}: {v}" for k, v in _SPLIT_TEXT.items()) + ".",
-        f"Seed {splits.SEED}. Rows flagged as slower than a larger size appear in their own line only.",
+        f"Seed {splits.SEED}. Rows with the note flag=slower_than_a_larger_size appear as warm-up only.",
         "Percent. Bias: median of predicted over measured, minus 1. Target: median, p95.",
         "",
         "| split | rows | count | median | p90 | p95 | within 25 % | bias | target | met |",

@@ -12,29 +12,18 @@ from jax.sharding import PartitionSpec as P
 
 from .model import AXES
 
-RANK_AND_SIZE = [
-    ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES"),  # jaxcomm.run, by hand, Kubernetes
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),  # Open MPI
-    ("PMI_RANK", "PMI_SIZE"),  # MPICH and what derives from it
-    ("SLURM_PROCID", "SLURM_NTASKS"),  # srun
-]
-
 
 def initialize():
-    """Joins the other processes, as docs/clusters.md says, before JAX starts. Returns how many there are.
-
-    Without JAX_COORDINATOR_ADDRESS in the environment this process is alone.
-    """
-    if "JAX_COORDINATOR_ADDRESS" not in os.environ:
+    """Joins the other processes, before JAX starts. Returns how many there are; alone, 1."""
+    if jax.distributed.is_initialized():
+        return jax.process_count()
+    try:
+        from jaxcomm.distributed import initialize
+    except ImportError:  # with --comm lax, one process needs no jaxcomm
+        if "JAX_COORDINATOR_ADDRESS" in os.environ:
+            raise
         return 1
-    rank, size = next(names for names in RANK_AND_SIZE if names[0] in os.environ)
-    if not jax.distributed.is_initialized():
-        jax.distributed.initialize(
-            num_processes=int(os.environ[size]),
-            process_id=int(os.environ[rank]),
-            cluster_detection_method="deactivate",  # otherwise jax 0.12 wants mpi4py under Open MPI 5
-        )
-    return int(os.environ[size])
+    return initialize()
 
 
 def put(array, sharding):

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "../../ffi/cpu/this_process.h"
-#include "arrivals.h"
+#include "../../ffi/cpu/process_context.h"
+#include "participants.h"
 
 namespace jaxcomm {
 namespace {
@@ -42,9 +42,9 @@ void InTwoProcesses(const std::function<void(int32_t process, const std::functio
     if (children[p] > 0) continue;
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // also if a check ends the test
     close(sockets[1 - p]);
-    Completer::Get().EnsureThreads(4);
-    Meeting::SetLimits({30, 60});
-    ThisProcess& self = ThisProcess::Get();
+    CompletionPool::Get().EnsureThreads(4);
+    Rendezvous::SetLimits({30, 60});
+    ProcessContext& self = ProcessContext::Get();
     CHECK(self.Start(p, "node", true).ok());
     const Announcement theirs =
         Exchange(sockets[p], Announcement{self.info().address, self.info().single_copy, self.info().num_processors});
@@ -66,10 +66,10 @@ void InTwoProcesses(const std::function<void(int32_t process, const std::functio
 }
 
 // Of ranks 0 and 1, one in each process.
-std::shared_ptr<Meeting> PairSite(Collective collective = Collective::kAllReduce) {
+std::shared_ptr<Rendezvous> PairSite(Collective collective = Collective::kAllReduce) {
   CallSpec spec = Spec(collective, 2, 2, "psum");
   spec.processes = {0, 1};
-  return ValueOf(Meeting::Make(std::move(spec)));
+  return ValueOf(Rendezvous::Make(std::move(spec)));
 }
 
 // A rank's part in one call, of one s32.
@@ -77,16 +77,16 @@ struct Part {
   std::vector<int32_t> in, out;
   Counter counter;
   explicit Part(int32_t value, size_t num_outputs = 1) : in{value}, out(num_outputs, -1) {}
-  void Arrive(Meeting& site, int64_t run, int64_t rank) {
-    Arrival arrival;
-    arrival.run = run;
-    arrival.rank = rank;
-    arrival.input = reinterpret_cast<const char*>(in.data());
-    arrival.output = reinterpret_cast<char*>(out.data());
-    arrival.dtype = DType::kS32;
-    arrival.input_count = static_cast<int64_t>(in.size());
-    arrival.output_count = static_cast<int64_t>(out.size());
-    site.Arrive(arrival, std::make_unique<CountCompletion>(counter));
+  void Arrive(Rendezvous& site, int64_t run_id, int64_t rank) {
+    Participant participant;
+    participant.run_id = run_id;
+    participant.rank = rank;
+    participant.input = reinterpret_cast<const char*>(in.data());
+    participant.output = reinterpret_cast<char*>(out.data());
+    participant.dtype = DType::kS32;
+    participant.input_count = static_cast<int64_t>(in.size());
+    participant.output_count = static_cast<int64_t>(out.size());
+    site.Arrive(participant, std::make_unique<CountCompletion>(counter));
   }
   void Expect(const std::vector<int32_t>& expected) {
     CHECK(counter.WaitFor(1));
@@ -99,11 +99,11 @@ TEST_CASE("a program that one process alone compiles once more changes nothing")
   InTwoProcesses([](int32_t p, const std::function<void()>&) {
     for (int program = 0; program < 3; ++program) {
       const auto site = PairSite();
-      Meeting::EndProgram();
+      Rendezvous::EndProgram();
       if (p == 1 && program == 1) {
         for (int again = 0; again < 2; ++again) {
           PairSite();
-          Meeting::EndProgram();
+          Rendezvous::EndProgram();
         }
       }
       Part part(10 + p);
@@ -116,7 +116,7 @@ TEST_CASE("a program that one process alone compiles once more changes nothing")
 TEST_CASE("equal call sites of one program are told apart by their order") {
   InTwoProcesses([](int32_t p, const std::function<void()>& meet) {
     const auto first = PairSite(), second = PairSite();
-    Meeting::EndProgram();
+    Rendezvous::EndProgram();
     Part a(1 + p), b(100 + p);
     // The processes come to them in different orders, and both are under way at once.
     if (p == 0) {
@@ -156,7 +156,7 @@ TEST_CASE("groups of a call site are told apart, each in its own order") {
     CallSpec spec = Spec(Collective::kAllGather, 4, 2, "all_gather");
     spec.groups = {0, 2, 3, 1};  // of which 0 and 1 are of process 0
     spec.processes = {0, 1, 1, 0};
-    const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(std::move(spec)));
+    const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(std::move(spec)));
     Part low(10 + 2 * p, 2), high(11 + 2 * p, 2);  // ranks 2p and 2p + 1
     if (p == 0) {
       low.Arrive(*site, 100, 0);
@@ -177,7 +177,7 @@ TEST_CASE("results that are larger than inputs, and written by the other process
     CallSpec spec = Spec(Collective::kAllGather, 2, 2, "all_gather");
     spec.processes = {0, 1};
     spec.algorithm = "ring";
-    const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(std::move(spec)));
+    const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(std::move(spec)));
     Part part(10 + p, 2);
     part.Arrive(*site, 100, p);
     part.Expect({10, 11});
@@ -189,14 +189,14 @@ TEST_CASE("processes that bring different types see both") {
     const auto site = PairSite();
     Counter counter;
     float in = 1, out = 0;
-    Arrival arrival;
-    arrival.run = 100;
-    arrival.rank = p;
-    arrival.input = reinterpret_cast<const char*>(&in);
-    arrival.output = reinterpret_cast<char*>(&out);
-    arrival.dtype = p == 0 ? DType::kF32 : DType::kS32;
-    arrival.input_count = arrival.output_count = 1;
-    site->Arrive(arrival, std::make_unique<CountCompletion>(counter));
+    Participant participant;
+    participant.run_id = 100;
+    participant.rank = p;
+    participant.input = reinterpret_cast<const char*>(&in);
+    participant.output = reinterpret_cast<char*>(&out);
+    participant.dtype = p == 0 ? DType::kF32 : DType::kS32;
+    participant.input_count = participant.output_count = 1;
+    site->Arrive(participant, std::make_unique<CountCompletion>(counter));
     CHECK(counter.WaitFor(1) && counter.errors().size() == 1);
     const std::string message = counter.errors()[0];
     for (const char* part :
@@ -212,7 +212,7 @@ TEST_CASE("a failure in one process ends all calls of the run in both") {
   for (const int32_t failing : {0, 1}) {
     InTwoProcesses([failing](int32_t p, const std::function<void()>& meet) {
       const auto first = PairSite(), second = PairSite();
-      Meeting::EndProgram();
+      Rendezvous::EndProgram();
       Part part(1), next(10 + p);
       part.Arrive(p == failing ? *first : *second, 100, p);
       meet();
@@ -233,31 +233,31 @@ TEST_CASE("a failure in one process ends all calls of the run in both") {
 
 TEST_CASE("what the processes of a group have in common") {
   InTwoProcesses([](int32_t p, const std::function<void()>&) {
-    ThisProcess& self = ThisProcess::Get();
-    ProcessInfo far = self.info();  // of another node: no memory is shared
-    far.node = "far";
-    far.num_processors = 1;
-    CHECK(self.Connect(7, far).ok());
-    far.single_copy = false;
-    CHECK(self.Connect(8, far).ok());
+    ProcessContext& self = ProcessContext::Get();
+    ProcessInfo remote = self.info();  // of another node: no memory is shared
+    remote.node = "far";
+    remote.num_processors = 1;
+    CHECK(self.Connect(7, remote).ok());
+    remote.single_copy = false;
+    CHECK(self.Connect(8, remote).ok());
     bool single_copy = false;
     std::vector<int32_t> node_of;
-    Host host = self.HostOf({1, 0, 1}, &single_copy, &node_of);
-    CHECK(host.reach == Reach::kNode && single_copy == self.info().single_copy);
-    CHECK(host.num_processors == self.info().num_processors && (node_of == std::vector<int32_t>{0, 0, 0}));
+    NodeResources resources = self.ResourcesOf({1, 0, 1}, &single_copy, &node_of);
+    CHECK(resources.scope == Scope::kNode && single_copy == self.info().single_copy);
+    CHECK(resources.num_processors == self.info().num_processors && (node_of == std::vector<int32_t>{0, 0, 0}));
     node_of.clear();
-    host = self.HostOf({7, p, 7, 1 - p}, &single_copy, &node_of);
-    CHECK(host.reach == Reach::kNetwork && single_copy == self.info().single_copy);
-    CHECK(host.num_processors == 1 && (node_of == std::vector<int32_t>{0, 1, 0, 1}));
+    resources = self.ResourcesOf({7, p, 7, 1 - p}, &single_copy, &node_of);
+    CHECK(resources.scope == Scope::kNetwork && single_copy == self.info().single_copy);
+    CHECK(resources.num_processors == 1 && (node_of == std::vector<int32_t>{0, 1, 0, 1}));
     node_of.clear();
-    self.HostOf({p, 8}, &single_copy, &node_of);
+    self.ResourcesOf({p, 8}, &single_copy, &node_of);
     CHECK(!single_copy);
     // Who isn't connected is named before anything runs.
     CallSpec spec = Spec(Collective::kAllReduce, 2, 2, "psum");
     spec.processes = {p, 9};
-    CHECK(Meeting::Make(spec).status().message() == "psum: process 9 is not connected; call jaxcomm.register()");
+    CHECK(Rendezvous::Make(spec).status().message() == "psum: process 9 is not connected; call jaxcomm.register()");
     spec.processes = {p};
-    CHECK(Meeting::Make(spec).status().message() == "psum: 1 processes for 2 ranks");
+    CHECK(Rendezvous::Make(spec).status().message() == "psum: 1 processes for 2 ranks");
   });
 }
 

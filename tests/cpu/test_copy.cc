@@ -12,7 +12,7 @@ namespace jaxcomm {
 namespace {
 
 // Where element `offset` of the logical order lies, from the definition in copy.h.
-int64_t Index(const Layout& layout, int64_t offset) {
+int64_t Index(const BlockLayout& layout, int64_t offset) {
   const int64_t block = offset / layout.block_count, element = offset % layout.block_count;
   const int64_t run = element / layout.run, within = element % layout.run;
   return (run * layout.num_blocks + block) * layout.run + within;
@@ -25,7 +25,7 @@ void CheckCopies(int64_t item_bytes, bool stream, int32_t pid = 0) {
   for (size_t i = 0; i < src.size(); ++i) src[i] = static_cast<char>(i * 7 + 1);
   for (int64_t src_run : {1, 2, 6, 12, 24}) {
     for (int64_t dst_run : {1, 3, 4, 8, 24}) {
-      const Layout from{num_blocks, block_count, src_run}, to{num_blocks, block_count, dst_run};
+      const BlockLayout from{num_blocks, block_count, src_run}, to{num_blocks, block_count, dst_run};
       for (int64_t offset = 0; offset < total; offset += 5) {
         for (int64_t dst_offset : {int64_t{0}, int64_t{7}, offset}) {
           const int64_t count = total - std::max(offset, dst_offset);
@@ -50,7 +50,7 @@ TEST_CASE("copies from a process") {
 TEST_CASE("zeros in every layout") {
   constexpr int64_t kTotal = 72;
   for (const int64_t run : {1, 3, 8, 24}) {
-    const Layout layout{3, 24, run};
+    const BlockLayout layout{3, 24, run};
     for (int64_t offset = 0; offset < kTotal; offset += 5) {
       for (const int64_t count : {int64_t{0}, int64_t{1}, (kTotal - offset) / 2, kTotal - offset}) {
         std::vector<int32_t> data(kTotal, -1), expected(kTotal, -1);

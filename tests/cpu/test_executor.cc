@@ -48,7 +48,7 @@ int Check(const Algorithm& algorithm, const Request& request, std::mt19937& rand
   const Values expected = Expected(request, inputs);
   const int64_t block_count = std::max<int64_t>(request.block_count, 1);
   const auto layout = [&](int64_t count) {
-    return Layout{std::max<int64_t>(count / block_count, 1), block_count, block_count};
+    return BlockLayout{std::max<int64_t>(count / block_count, 1), block_count, block_count};
   };
   const auto program =
       Program::Make(BuildAll(algorithm, request), layout(InputCount(request)), layout(OutputCount(request)),
@@ -139,7 +139,7 @@ TEST_CASE("reductions of more than a tile") {
   }
 }
 
-// A peer that gives up may free its buffers at any time.
+// A peer that aborts may free its buffers at any time.
 TEST_CASE("a reduction of memory that can't be read does not end well") {
   if (!Node::AllowSingleCopy()) return;
   constexpr int64_t kBlock = 40'001;
@@ -174,7 +174,7 @@ TEST_CASE("a reduction of memory that can't be read does not end well") {
 }
 
 #if defined(__x86_64__)
-// XLA's threads take subnormals for zero, helpers don't: the sum must not depend on who adds.
+// XLA's threads take subnormals for zero, worker threads don't: the sum must not depend on who adds.
 TEST_CASE("sums of subnormals are kept on threads that flush them, which then still do") {
   constexpr unsigned kFlushing = 0x8040;  // results and operands
   constexpr int64_t kCount = 100;
@@ -182,7 +182,7 @@ TEST_CASE("sums of subnormals are kept on threads that flush them, which then st
   request.collective = Collective::kAllReduce;
   request.geometry.ranks_per_node = 2;
   request.block_count = kCount;
-  const Layout layout{1, kCount, kCount};
+  const BlockLayout layout{1, kCount, kCount};
   for (const char* name : {"direct", "ring", "root"}) {
     const Algorithm* const algorithm = FindAlgorithm(Collective::kAllReduce, name);
     CHECK(algorithm != nullptr);

@@ -4,7 +4,7 @@
 
 #include "../../ffi/cpu/planner.h"
 #include "../../ffi/plan/algorithms.h"
-#include "arrivals.h"
+#include "participants.h"
 
 namespace jaxcomm {
 namespace {
@@ -23,9 +23,9 @@ int32_t Value(int64_t rank, int64_t row, int64_t column) {
 }
 
 Run Call(CallSpec spec, int64_t output_count, DType dtype = DType::kS32) {
-  Completer::Get().EnsureThreads(kRanks);
-  Meeting::SetLimits({60, 60});
-  const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(std::move(spec)));
+  CompletionPool::Get().EnsureThreads(kRanks);
+  Rendezvous::SetLimits({60, 60});
+  const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(std::move(spec)));
   std::vector<std::vector<int32_t>> in(kRanks);
   Run run;
   run.out.assign(kRanks, std::vector<int32_t>(output_count, -1));
@@ -36,15 +36,15 @@ Run Call(CallSpec spec, int64_t output_count, DType dtype = DType::kS32) {
     for (int64_t i = 0; i < kRows; ++i) {
       for (int64_t j = 0; j < kColumns; ++j) in[r].push_back(Value(r, i, j));
     }
-    Arrival arrival;
-    arrival.run = number;
-    arrival.rank = r;
-    arrival.input = reinterpret_cast<const char*>(in[r].data());
-    arrival.output = reinterpret_cast<char*>(run.out[r].data());
-    arrival.dtype = dtype;
-    arrival.input_count = kRows * kColumns;
-    arrival.output_count = output_count;
-    site->Arrive(arrival, std::make_unique<CountCompletion>(counter));
+    Participant participant;
+    participant.run_id = number;
+    participant.rank = r;
+    participant.input = reinterpret_cast<const char*>(in[r].data());
+    participant.output = reinterpret_cast<char*>(run.out[r].data());
+    participant.dtype = dtype;
+    participant.input_count = kRows * kColumns;
+    participant.output_count = output_count;
+    site->Arrive(participant, std::make_unique<CountCompletion>(counter));
   }
   CHECK(counter.WaitFor(kRanks));
   run.errors = counter.errors();
@@ -162,7 +162,7 @@ TEST_CASE("calls that can't be are told why") {
     for (const std::string& error : run.errors) CHECK(error == run.errors[0]);
     return run.errors[0];
   };
-  const std::string prefix = "jaxcomm: op at test_meeting.cc: ";
+  const std::string prefix = "jaxcomm: op at test_rendezvous.cc: ";
   CHECK(error_of(SpecOf(Collective::kAllGather), 7) == prefix + "buffers of 48 and 7 elements don't fit 4 ranks");
   CHECK(error_of(SpecOf(Collective::kReduceScatter), 13) == prefix + "buffers of 48 and 13 elements don't fit 4 ranks");
   for (const int64_t run : {5, 24}) {  // no divisor of the block of 12, and more than the block
@@ -180,7 +180,7 @@ TEST_CASE("calls that can't be are told why") {
   CHECK(error_of(spec, 48, DType::kF8E8M0FNU) == prefix + "elements of this type can't be reduced");
   spec.algorithm = "no such";
   CHECK(error_of(spec, 48).find("no such") != std::string::npos);
-  const auto make = [](CallSpec bad) { return Meeting::Make(std::move(bad)).status().message(); };
+  const auto make = [](CallSpec bad) { return Rendezvous::Make(std::move(bad)).status().message(); };
   CHECK(make(Spec(Collective::kAllReduce, 4, 3, "op")) == "op: 4 ranks are no groups of 3");
   CHECK(make(Spec(Collective::kAllReduce, 4, 0, "op")) == "op: 4 ranks are no groups of 0");
   spec = SpecOf(Collective::kAllReduce);
@@ -188,10 +188,10 @@ TEST_CASE("calls that can't be are told why") {
   CHECK(make(spec) == "op: groups of 4 are no nodes of 3");
   spec.ranks_per_node = 0;
   CHECK(make(spec) == "op: groups of 4 are no nodes of 0");
-  const std::shared_ptr<Meeting> site = ValueOf(Meeting::Make(SpecOf(Collective::kBarrier)));
+  const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(SpecOf(Collective::kBarrier)));
   Counter counter;
-  Arrival stranger;
-  stranger.run = 999;
+  Participant stranger;
+  stranger.run_id = 999;
   stranger.rank = 4;
   site->Arrive(stranger, std::make_unique<CountCompletion>(counter));
   CHECK(counter.WaitFor(1) && counter.errors()[0] == prefix + "rank 4 is in no group");
@@ -200,21 +200,21 @@ TEST_CASE("calls that can't be are told why") {
 // Ranks that share a processor take turns. In one process and on one node, all of a group share; between nodes, those
 // of a node.
 TEST_CASE("the machine of a group") {
-  Figures figures;
-  for (int reach = 0; reach < kNumReaches; ++reach) figures.machines[reach].launch_s = reach + 1;
-  Host host;
-  host.num_processors = 4;
-  const auto per_processor = [&](Reach reach, int64_t ranks, int64_t ranks_per_node) {
-    host.reach = reach;
-    const Machine machine = MachineOf(figures, host, ranks, ranks_per_node);
-    CHECK(machine.launch_s == static_cast<double>(reach) + 1);
+  CostParams cost_params;
+  for (int scope = 0; scope < kNumScopes; ++scope) cost_params.machines[scope].launch_s = scope + 1;
+  NodeResources resources;
+  resources.num_processors = 4;
+  const auto per_processor = [&](Scope scope, int64_t ranks, int64_t ranks_per_node) {
+    resources.scope = scope;
+    const Machine machine = MachineOf(cost_params, resources, ranks, ranks_per_node);
+    CHECK(machine.launch_s == static_cast<double>(scope) + 1);
     return machine.ranks_per_processor;
   };
-  CHECK(per_processor(Reach::kProcess, 16, 8) == 4);
-  CHECK(per_processor(Reach::kNode, 16, 8) == 4);
-  CHECK(per_processor(Reach::kNetwork, 16, 8) == 2);
-  CHECK(per_processor(Reach::kNetwork, 16, 6) == 1.5);
-  CHECK(per_processor(Reach::kProcess, 2, 2) == 1);  // never less: idle processors don't help
+  CHECK(per_processor(Scope::kProcess, 16, 8) == 4);
+  CHECK(per_processor(Scope::kNode, 16, 8) == 4);
+  CHECK(per_processor(Scope::kNetwork, 16, 8) == 2);
+  CHECK(per_processor(Scope::kNetwork, 16, 6) == 1.5);
+  CHECK(per_processor(Scope::kProcess, 2, 2) == 1);  // never less: idle processors don't help
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-"""Sums of subnormals: XLA's threads flush them to zero, the helpers that add beside them don't."""
+"""Sums of subnormals: XLA's threads flush them to zero, the worker threads that add beside them don't."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ import jaxcomm
 
 
 @pytest.mark.parametrize("op", ["psum", "psum_scatter"])
-@pytest.mark.parametrize("count", [8, 80_000])  # by the thread that comes last; by helpers too
+@pytest.mark.parametrize("count", [8, 80_000])  # by the thread that comes last; by worker threads too
 def test_sums_of_subnormals_are_kept(line, op, count):
     (axis,) = line.axis_names
     # As bits, because NumPy and JAX may flush what they convert: those of a subnormal are its multiple of the smallest.

@@ -86,7 +86,7 @@ std::string AllReduce(const Type& type, ReduceOp op, const std::vector<std::stri
   request.collective = Collective::kAllReduce;
   request.geometry.ranks_per_node = n;
   request.block_count = count;
-  const Layout layout{1, count, count};
+  const BlockLayout layout{1, count, count};
   const auto program = Program::Make(BuildAll(*FindAlgorithm(Collective::kAllReduce, "direct"), request), layout,
                                      layout, type.bytes, FindReduce(type.dtype, op));
   std::vector<std::string> outputs(n, std::string(inputs[0].size(), '\x55')), scratch(n);

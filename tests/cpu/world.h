@@ -13,16 +13,16 @@
 #include <utility>
 #include <vector>
 
-#include "../../ffi/cpu/joint_call.h"
-#include "../../ffi/cpu/progress.h"
+#include "../../ffi/cpu/inter_process_call.h"
+#include "../../ffi/cpu/progress_thread.h"
 #include "../../ffi/plan/algorithms.h"
-#include "../../ffi/transport/memory_network.h"
 #include "../check.h"
 #include "../plan/expected.h"
+#include "../transport/memory_network.h"
 
 namespace jaxcomm {
 
-using Clock = JointCall::Clock;
+using Clock = InterProcessCall::Clock;
 
 // Processes that know each other: those of a node through memory, the others through a network.
 class World {
@@ -36,7 +36,7 @@ class World {
   World(int num_processes, int num_nodes, const MemoryNetworkOptions& options)
       : num_nodes_(num_nodes), fabric_(std::make_unique<MemoryFabric>(num_processes, options)) {
     for (int p = 0; p < num_processes && num_nodes > 1; ++p) {
-      switchboards_.push_back(std::make_unique<Switchboard>());
+      switchboards_.push_back(std::make_unique<ActiveMessages>());
       switchboards_[p]->SetNetwork(fabric_->Attach(p, 42, switchboards_[p].get()));
     }
     for (int p = 0; p < num_processes; ++p) {
@@ -51,18 +51,20 @@ class World {
           nodes_[p]->ConnectTo(q, *nodes_[q]);
         }
       }
-      progress_.push_back(std::make_unique<Progress>(*nodes_[p]));
+      progress_threads_.push_back(std::make_unique<ProgressThread>(*nodes_[p]));
     }
   }
   ~World() {
-    for (auto& progress : progress_) progress->Stop();  // it may be about to send something
+    for (auto& progress_thread : progress_threads_) progress_thread->Stop();  // it may be about to send something
     switchboards_.clear();
   }
   int NodeOf(int process, int num_processes) const { return process * num_nodes_ / num_processes; }
   MemoryFabric& fabric() { return *fabric_; }
-  Switchboard* switchboard(int process) { return switchboards_.empty() ? nullptr : switchboards_[process].get(); }
+  ActiveMessages* active_messages(int process) {
+    return switchboards_.empty() ? nullptr : switchboards_[process].get();
+  }
   Node& node(int process) { return *nodes_[process]; }
-  Progress& progress(int process) { return *progress_[process]; }
+  ProgressThread& progress_thread(int process) { return *progress_threads_[process]; }
 
  private:
   static MemoryNetworkOptions Uneven(uint64_t seed) {
@@ -74,16 +76,16 @@ class World {
 
   const int num_nodes_;
   std::unique_ptr<MemoryFabric> fabric_;
-  std::vector<std::unique_ptr<Switchboard>> switchboards_;
+  std::vector<std::unique_ptr<ActiveMessages>> switchboards_;
   std::vector<std::unique_ptr<Node>> nodes_;
-  std::vector<std::unique_ptr<Progress>> progress_;
+  std::vector<std::unique_ptr<ProgressThread>> progress_threads_;
 };
 
 // How the parts of a call have ended.
 class Results {
  public:
   explicit Results(int num_processes) : errors_(num_processes), ended_(num_processes) {}
-  JointCall::Finish For(int process) {
+  InterProcessCall::Finish For(int process) {
     return [this, process](int64_t, const Status& status) {
       std::lock_guard<std::mutex> lock(mutex_);
       CHECK(!ended_[process]);
@@ -117,7 +119,7 @@ class Results {
 // One collective over all processes of a world.
 struct Collective1 {
   Request request;
-  std::shared_ptr<const JointProgram> program;
+  std::shared_ptr<const InterProcessProgram> program;
   std::vector<int32_t> process_of;
   Values inputs, outputs, expected;
 
@@ -137,19 +139,19 @@ struct Collective1 {
     }
     const int64_t block_count = std::max<int64_t>(request.block_count, 1);
     const auto layout = [&](int64_t count) {
-      return Layout{std::max<int64_t>(count / block_count, 1), block_count, block_count};
+      return BlockLayout{std::max<int64_t>(count / block_count, 1), block_count, block_count};
     };
-    program = std::make_shared<const JointProgram>(
+    program = std::make_shared<const InterProcessProgram>(
         Program::Make(BuildAll(algorithm, request), layout(InputCount(request)), layout(OutputCount(request)),
                       sizeof(int32_t), FindReduce(DType::kS32, ReduceOp::kSum)),
         process_of, node_of, single_copy, InputCount(request), OutputCount(request));
   }
 
-  std::shared_ptr<JointCall> CallOf(World& world, int32_t process, uint64_t key, Results& results,
-                                    double timeout_s = 60, int64_t run = -1, double warn_s = 1e6) {
-    JointCall::Spec spec;
+  std::shared_ptr<InterProcessCall> CallOf(World& world, int32_t process, uint64_t key, Results& results,
+                                           double timeout_s = 60, int64_t run_id = -1, double warn_s = 1e6) {
+    InterProcessCall::Spec spec;
     spec.key = key;
-    spec.run = run >= 0 ? run : static_cast<int64_t>(key / 1000);
+    spec.run_id = run_id >= 0 ? run_id : static_cast<int64_t>(key / 1000);
     auto names = std::make_shared<CallNames>();
     names->prefix = "psum at test: ";
     names->what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";
@@ -162,8 +164,8 @@ struct Collective1 {
       buffers[r].input = reinterpret_cast<const char*>(inputs[r].data());
       buffers[r].output = reinterpret_cast<char*>(outputs[r].data());
     }
-    return std::make_shared<JointCall>(world.node(process), world.switchboard(process), process, program,
-                                       std::move(spec), std::move(buffers), results.For(process));
+    return std::make_shared<InterProcessCall>(world.node(process), world.active_messages(process), process, program,
+                                              std::move(spec), std::move(buffers), results.For(process));
   }
 };
 

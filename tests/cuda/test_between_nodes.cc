@@ -109,8 +109,8 @@ ALONE_TEST_CASE("calls between nodes") {
       std::string error;
       Communicator* const communicator = Communicator::Get(comm, &error);
       if (communicator == nullptr) std::fprintf(stderr, "%s\n", error.c_str());
-      CHECK(communicator != nullptr && communicator->messenger() != nullptr);
-      CHECK(communicator->seat().ranks_per_node == shape.ranks_per_node);
+      CHECK(communicator != nullptr && communicator->send_recv_proxy() != nullptr);
+      CHECK(communicator->placement().ranks_per_node == shape.ranks_per_node);
       Request request;
       request.geometry.ranks_per_node = shape.ranks_per_node;
       request.geometry.num_nodes = communicator->size() / shape.ranks_per_node;
@@ -149,8 +149,8 @@ ALONE_TEST_CASE("names make nodes") {
       std::string error;
       Communicator* const communicator = Communicator::Get(comm, &error);
       next.join();
-      CHECK(communicator != nullptr && communicator->seat().ranks_per_node == ranks_per_node);
-      CHECK((communicator->messenger() == nullptr) == (ranks_per_node == 4));
+      CHECK(communicator != nullptr && communicator->placement().ranks_per_node == ranks_per_node);
+      CHECK((communicator->send_recv_proxy() == nullptr) == (ranks_per_node == 4));
     });
   }
 }
@@ -189,7 +189,7 @@ ALONE_TEST_CASE("a rank that does not connect is named") {
     CHECK(Has(error, late));
     // Rank 3 might take for the answer to a later call what this one has sent: there is none.
     CHECK(Has(communicator.Failure(), late));
-    CHECK(!communicator.messenger()->Connect({}, 4, 0, &error) && Has(error, late));
+    CHECK(!communicator.send_recv_proxy()->Connect({}, 4, 0, &error) && Has(error, late));
     CHECK(!Of(comm).aborted);  // XLA's
   });
 }
@@ -205,7 +205,7 @@ std::vector<std::string> MakeWithFault(const Cluster& cluster, double timeout_s,
     Communicator* const communicator = Communicator::Get(comm, &errors[rank]);
     if (communicator != nullptr) {
       DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), *communicator, DType::kS32, 99, 99, &errors[rank]);
-      ways[rank] = (communicator->gin() ? 1 : 0) + (communicator->messenger() ? 2 : 0);
+      ways[rank] = (communicator->gin() ? 1 : 0) + (communicator->send_recv_proxy() ? 2 : 0);
     }
     if (rank == 1) *reached = fault.skipped < 0;
     fault = {};
@@ -281,8 +281,9 @@ void GinFails() {
       if (everywhere || rank == 2) fault = {"ncclDevCommCreate"};
       std::string error;
       Communicator* const communicator = Communicator::Get(comm, &error);
-      CHECK(communicator != nullptr && communicator->gin() == nullptr && communicator->messenger() != nullptr);
-      CHECK(communicator->seat().ranks_per_node == 2 && !communicator->seat().gin);
+      CHECK(communicator != nullptr && communicator->gin() == nullptr && communicator->send_recv_proxy() != nullptr);
+      CHECK(communicator->placement().ranks_per_node == 2 &&
+            communicator->placement().inter_node == InterNode::kSendRecv);
       RunCalls(*communicator, SpecOf(Collective::kAllReduce, 4, "hierarchical"), 1000);
     });
   }
@@ -325,19 +326,19 @@ ALONE_TEST_CASE("a rank that does not come ends in errors on all others") {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
     if (failure.empty()) std::fprintf(stderr, "rank %d has not failed\n", rank);
-    CHECK(Has(failure, "all_reduce at here.py:1: rank " + std::to_string(rank) + " gave up "));
+    CHECK(Has(failure, "all_reduce at here.py:1: rank " + std::to_string(rank) + " aborted "));
     CHECK(Has(failure, "within 3 s (JAXCOMM_TIMEOUT_S)"));
     if (rank == 1) CHECK(Has(failure, "in round 0 of the messages between nodes: rank 3 did not come"));
-    if (rank == 2) CHECK(Has(failure, "when entering: rank 3 did not signal"));
+    if (rank == 2) CHECK(Has(failure, "in the entry barrier: rank 3 did not signal"));
     // Later calls say so, and put nothing on a stream.
-    CHECK(!call->Launch(x.data(), y.data(), stream.handle()).empty() || Has(communicator.Failure(), "gave up"));
+    CHECK(!call->Launch(x.data(), y.data(), stream.handle()).empty() || Has(communicator.Failure(), "aborted"));
     Until([&] { return stream.num_running == 0; });
   });
 }
 
-// Rank 3 comes to a call when all others have given up, with runs behind it: what they brought to the call is still
+// Rank 3 comes to a call when all others have aborted, with runs behind it: what they brought to the call is still
 // there, and they have heard of each other's failure at most.
-ALONE_TEST_CASE("runs behind a call that is given up bring nothing") {
+ALONE_TEST_CASE("runs behind a call that is aborted bring nothing") {
   Communicator::Configure(3, 3);
   std::atomic<int> num_over{0};
   OnRanks({Hosts(2, 2)}, [&](ncclComm_t comm, int rank) {
@@ -417,7 +418,7 @@ ALONE_TEST_CASE("nothing is late while nothing is under way") {
 }
 
 // On the GPU of rank 0, and on another communicator: what it would send to the other node has no meaning.
-ALONE_TEST_CASE("a GPU on which something gave up sends nothing") {
+ALONE_TEST_CASE("a GPU on which something aborted sends nothing") {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
     std::string error;
@@ -427,7 +428,7 @@ ALONE_TEST_CASE("a GPU on which something gave up sends nothing") {
     CHECK(call != nullptr);
     std::vector<int32_t> x(100, 1), y(100);
     Stream& stream = OwnStream();
-    if (rank == 0) device::Stop(communicator.comm());
+    if (rank == 0) device::SetAbortFlag(communicator.comm());
     CHECK(call->Launch(x.data(), y.data(), stream.handle()).empty());
     Until([&] { return stream.num_running == 0; });
     std::string failure;

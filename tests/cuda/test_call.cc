@@ -10,7 +10,7 @@
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/select_for_gpus.h"
 #include "../check.h"
-#include "fakes/virtual_flagged.h"
+#include "fakes/virtual_ll.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -101,7 +101,7 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
     CHECK(calls[r].arena.output == calls[0].arena.output && calls[r].arena.scratch == calls[0].arena.scratch);
     CHECK(calls[r].program.shares_input == calls[0].program.shares_input);
     CHECK(calls[r].program.shares_output == calls[0].program.shares_output);
-    CHECK(calls[r].empty() == calls[0].empty() && calls[r].flagged.has_value() == calls[0].flagged.has_value());
+    CHECK(calls[r].empty() == calls[0].empty() && calls[r].ll.has_value() == calls[0].ll.has_value());
     CHECK(calls[r].num_channels == calls[0].num_channels && calls[r].num_channels <= max_channels);
     inputs.emplace_back(counts.input);
     for (int64_t i = 0; i < counts.input; ++i) inputs[r][i] = static_cast<int32_t>(1000 * r + i);
@@ -111,13 +111,13 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
 
   HostMemory memory;
   const Counters counters = MakeCounters(memory, n, n, max_channels);
-  const VirtualSlots slots(memory, n, max_channels, kFlaggedUnits);
+  const VirtualSlots slots(memory, n, max_channels, kLlUnits);
   const int64_t arena_bytes = calls[0].arena.bytes;
   device::Window arena = {memory.Take(n * arena_bytes), arena_bytes};
   std::vector<device::Report> reports(n);
-  std::vector<uint64_t> stopped(n);
+  std::vector<uint64_t> abort_flags(n);
   std::vector<RankArgs> args;
-  std::vector<FlaggedArgs> flagged;
+  std::vector<LlArgs> ll;
   for (int32_t r = 0; r < n; ++r) {
     device::Comm comm;
     comm.world = comm.local = {r, n, 0, 1};
@@ -126,12 +126,12 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
     comm.arena_bytes = arena_bytes;
     comm.timeout_ns = 1'000'000'000;
     comm.report = &reports[r];
-    comm.stopped = &stopped[r];
-    comm.slots = slots.Of(r);
-    if (calls[r].flagged) {
+    comm.abort_flag = &abort_flags[r];
+    comm.ll_slots = slots.Of(r);
+    if (calls[r].ll) {
       CHECK(calls[r].arena.bytes == 0);
-      flagged.push_back(WithBuffers(*calls[r].flagged, inputs[r].data(), outputs[r].data()));
-      flagged[r].comm = comm;
+      ll.push_back(WithBuffers(*calls[r].ll, inputs[r].data(), outputs[r].data()));
+      ll[r].comm = comm;
       continue;
     }
     const ProgramImage image(calls[r].program);
@@ -153,8 +153,8 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
     if (moved && calls[0].program.shares_output) own.output = own.comm.signals.pad, own.output_at = output_at.data();
   }
   emulation::Launch(static_cast<unsigned>(calls[0].num_channels), static_cast<unsigned>(n), 4, 7, [&] {
-    if (!flagged.empty()) {
-      FlaggedCall call(flagged[blockIdx.y], static_cast<int32_t>(blockIdx.x));
+    if (!ll.empty()) {
+      LlCall call(ll[blockIdx.y], static_cast<int32_t>(blockIdx.x));
       return call.Run();
     }
     NoNetwork network;
@@ -206,13 +206,13 @@ TEST_CASE("copies of the elements of a channel") {
         std::vector<char> expected(bytes);
         for (int32_t channel = 0; channel < 3; ++channel) {
           Elements elements;
-          elements.part =
-              PartOf(num_blocks * block_count, block_count, ChannelRange(block_count, item_bytes, 3, channel), run);
-          for (int64_t i = 0; i < num_blocks * elements.part.count; ++i) {
+          elements.slice =
+              SliceOf(num_blocks * block_count, block_count, ChannelRange(block_count, item_bytes, 3, channel), run);
+          for (int64_t i = 0; i < num_blocks * elements.slice.count; ++i) {
             const int64_t at = elements.Position(i) * item_bytes;
             std::memcpy(expected.data() + at, from + at, item_bytes);
           }
-          emulation::Launch(1, 1, 4, 1, [&] { CopyPart({to, from}, elements.part, item_bytes); });
+          emulation::Launch(1, 1, 4, 1, [&] { CopySlice({to, from}, elements.slice, item_bytes); });
           CHECK(std::equal(expected.begin(), expected.end(), to));
           ++num_copies;
         }
@@ -230,14 +230,14 @@ TEST_CASE("a channel for each 16 KiB of a block") {
 
 // As far as can be told, by 48 GB/s between nodes, however messages travel.
 TEST_CASE("large calls between nodes take as long as their bytes") {
-  for (const bool gin : {false, true}) {
+  for (const InterNode inter_node : {InterNode::kSendRecv, InterNode::kGin}) {
     Request request;
     request.collective = Collective::kAllGather;
     request.geometry = {2, 1, false, true};
     request.block_count = 1 << 30;
-    const Selection selection = SelectForGpus(request, "", 1, 32, gin);
+    const Selection selection = SelectForGpus(request, "", 1, 32, inter_node);
     const double bytes_s = (1 << 30) / 48e9;
-    const double time_s = CostOnGpus(request, selection, 1, std::nullopt, gin).time_s;
+    const double time_s = CostOnGpus(request, selection, 1, std::nullopt, inter_node).time_s;
     CHECK(time_s > bytes_s && time_s < 1.5 * bytes_s);
   }
 }
@@ -257,45 +257,45 @@ TEST_CASE("max_sms bounds the channels of a call") {
 }
 
 // By itself: for small blocks, of these collectives.
-TEST_CASE("small calls are flagged") {
-  const auto is_flagged = [](Collective collective, const char* algorithm, int64_t block_count, int32_t max_channels) {
+TEST_CASE("small calls use LL") {
+  const auto is_ll = [](Collective collective, const char* algorithm, int64_t block_count, int32_t max_channels) {
     const Counts counts = CountsOf(collective, 4, block_count);
     CallProgram call;
     std::string error;
     CHECK(MakeCallProgram(SpecOf(collective, 4, algorithm), DType::kF32, counts.input, counts.output, {1, 4},
                           max_channels, &call, &error));
-    return call.flagged.has_value();
+    return call.ll.has_value();
   };
   for (const Collective collective :
        {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce, Collective::kReduceScatter}) {
-    CHECK(is_flagged(collective, "", 2, 32));
-    CHECK(!is_flagged(collective, "", 1 << 20, 32));
-    CHECK(!is_flagged(collective, "direct", 2, 32));
+    CHECK(is_ll(collective, "", 2, 32));
+    CHECK(!is_ll(collective, "", 1 << 20, 32));
+    CHECK(!is_ll(collective, "direct", 2, 32));
     // What the slots take depends on the channels.
     for (const int32_t max_channels : {1, 3, 8, 32}) {
-      const int64_t most = std::min(max_channels, kFlaggedChannels) * kFlaggedBytes / 4;
-      CHECK(is_flagged(collective, "flagged", most, max_channels));
-      CHECK(!is_flagged(collective, "flagged", most + 1, max_channels));
+      const int64_t most = std::min(max_channels, kLlChannels) * kLlBytes / 4;
+      CHECK(is_ll(collective, "ll", most, max_channels));
+      CHECK(!is_ll(collective, "ll", most + 1, max_channels));
     }
   }
-  CHECK(!is_flagged(Collective::kBroadcast, "", 2, 32));
-  CHECK(NumFlaggedChannels(8, 32) == 1 && NumFlaggedChannels(4097, 32) == 2 && NumFlaggedChannels(65536, 3) == 3);
+  CHECK(!is_ll(Collective::kBroadcast, "", 2, 32));
+  CHECK(NumLlChannels(8, 32) == 1 && NumLlChannels(4097, 32) == 2 && NumLlChannels(65536, 3) == 3);
 }
 
 // Only who asks for it gets it.
 TEST_CASE("calls by multimem") {
-  const auto make = [](Collective collective, const char* algorithm, DType dtype, int64_t block_count, Seat seat,
-                       CallProgram* call, std::string* error, int64_t max_sms = 0) {
+  const auto make = [](Collective collective, const char* algorithm, DType dtype, int64_t block_count,
+                       RankPlacement placement, CallProgram* call, std::string* error, int64_t max_sms = 0) {
     const Counts counts = CountsOf(collective, 4, block_count);
     CallSpec spec = SpecOf(collective, 4, algorithm);
     spec.max_sms = max_sms;
-    return MakeCallProgram(spec, dtype, counts.input, counts.output, seat, 32, call, error);
+    return MakeCallProgram(spec, dtype, counts.input, counts.output, placement, 32, call, error);
   };
   for (const Collective collective : {Collective::kAllReduce, Collective::kReduceScatter, Collective::kAllGather}) {
     CallProgram asked, other, bounded, nothing, refused;
     std::string error;
     CHECK(make(collective, "multimem", DType::kBF16, 100'001, {1, 4}, &asked, &error));
-    CHECK(asked.multimem && !asked.flagged && !asked.empty() && asked.arena.bytes == 0);
+    CHECK(asked.multimem && !asked.ll && !asked.empty() && asked.arena.bytes == 0);
     CHECK(asked.num_channels > 2 && asked.multimem->num_channels == asked.num_channels);
     // Blocks in whole units of 16 bytes.
     const int64_t num_blocks = collective == Collective::kAllReduce ? 1 : 4;
@@ -352,9 +352,10 @@ TEST_CASE("windows are equally spaced") {
 }
 
 TEST_CASE("failures say who, where and how long") {
-  CHECK(PhaseText(kEnter) == "when entering" && PhaseText(kLeave) == "when leaving" && PhaseText(7) == "in step 7");
-  CHECK(PhaseText(kExchange) == "in the exchange");
-  CHECK(PhaseText(kLocate) == "when telling where its buffers are");
+  CHECK(PhaseText(kEntryBarrier) == "in the entry barrier" && PhaseText(kExitBarrier) == "in the exit barrier" &&
+        PhaseText(7) == "in step 7");
+  CHECK(PhaseText(kLlExchange) == "in the LL exchange");
+  CHECK(PhaseText(kOffsetExchange) == "in the exchange of offsets");
   device::Report report;
   report.step = 3;
   report.rank = 2;
@@ -363,11 +364,11 @@ TEST_CASE("failures say who, where and how long") {
   report.expected = 4;
   report.seen = 3;
   CHECK(FailureText(report, "psum at model.py:7 (step)", 2.5) ==
-        "psum at model.py:7 (step): rank 2 gave up in step 3: rank 5 did not signal within 2.5 s (JAXCOMM_TIMEOUT_S); "
+        "psum at model.py:7 (step): rank 2 aborted in step 3: rank 5 did not signal within 2.5 s (JAXCOMM_TIMEOUT_S); "
         "channel 1, 3 signals seen of 4");
   report.step = kFlush;
   CHECK(FailureText(report, "psum at model.py:7 (step)", 2.5) ==
-        "psum at model.py:7 (step): rank 2 gave up: the network took 3 of 4 puts of channel 1 within 2.5 s "
+        "psum at model.py:7 (step): rank 2 aborted: the network took 3 of 4 puts of channel 1 within 2.5 s "
         "(JAXCOMM_TIMEOUT_S)");
 }
 

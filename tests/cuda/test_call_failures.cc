@@ -1,4 +1,4 @@
-// After a kernel has given up: what is said, and what no longer begins.
+// After a kernel has aborted: what is said, and what no longer begins.
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -37,10 +37,10 @@ ALONE_TEST_CASE("failures last") {
     Sum(communicator, 10);
     device::Report& report = *communicator.comm().report;
     const CallName name("psum at there.py:3");
-    report.program = name.number();
+    report.call_id = name.number();
     report.rank = rank.rank;
     report.peer = 1 - rank.rank;
-    report.step = kEnter;
+    report.step = kEntryBarrier;
     report.state = device::Report::kClaimed;
     CHECK(communicator.Failure().empty());  // still being written
     const auto num_known = [&] {
@@ -54,15 +54,15 @@ ALONE_TEST_CASE("failures last") {
     CHECK(num_known() == 1);
     const std::string me = std::to_string(rank.rank), peer = std::to_string(1 - rank.rank);
     for (int i = 0; i < 2; ++i) {
-      CHECK(Has(communicator.Failure(), "psum at there.py:3: rank " + me + " gave up when entering: rank " + peer +
-                                            " did not signal within 20 s"));
+      CHECK(Has(communicator.Failure(), "psum at there.py:3: rank " + me + " aborted in the entry barrier: rank " +
+                                            peer + " did not signal within 20 s"));
     }
   });
 }
 
-// Kernels have given up, with runs behind them. A peer may be late, and still read from the arena what it found there;
+// Kernels have aborted, with runs behind them. A peer may be late, and still read from the arena what it found there;
 // and whatever comes next on these GPUs may have the result of such a kernel for its operand.
-ALONE_TEST_CASE("nothing comes after a kernel that has given up") {
+ALONE_TEST_CASE("nothing comes after a kernel that has aborted") {
   constexpr int64_t kCount = 40000;  // several channels
   Communicator::Configure(20, 4);
   auto* other_world = new World(2);
@@ -80,7 +80,7 @@ ALONE_TEST_CASE("nothing comes after a kernel that has given up") {
       return call;
     };
     const auto call = make(rank, "direct", kCount);
-    const auto flagged = make(rank, "flagged", 2);
+    const auto ll = make(rank, "ll", 2);
     const auto other = make(other_rank, "direct", kCount);
     CHECK(call->shares_input() && call->shares_output());
     const auto run = [&](Rank& of, const DeviceCall& launched, const std::vector<int32_t>& x) {
@@ -94,14 +94,14 @@ ALONE_TEST_CASE("nothing comes after a kernel that has given up") {
     CHECK(run(rank, *call, std::vector<int32_t>(kCount, 1 + rank.rank)) == std::vector<int32_t>(kCount, 3));
     CHECK(run(other_rank, *other, std::vector<int32_t>(kCount, 5)) == std::vector<int32_t>(kCount, 10));
 
-    device::GiveUp(call->communicator().comm(), 1);
+    device::AbortChannel(call->communicator().comm(), 1);
     std::string error;
     device::Window arena;
     int64_t bytes = 0;
     CHECK(call->communicator().Reserve(1, &arena, &bytes, &error));
     const std::vector<char> before(arena.At(rank.rank), arena.At(rank.rank) + bytes);
     const std::vector<int32_t> next(kCount, 77);
-    CHECK(run(rank, *call, next) == untouched && run(rank, *flagged, next) == untouched);
+    CHECK(run(rank, *call, next) == untouched && run(rank, *ll, next) == untouched);
     CHECK(std::equal(before.begin(), before.end(), arena.At(rank.rank)));
     CHECK(run(other_rank, *other, next) == untouched);
   });
@@ -110,7 +110,7 @@ ALONE_TEST_CASE("nothing comes after a kernel that has given up") {
 // Calls on two communicators that have nothing in common but the process. The first to fail is named, for good.
 ALONE_TEST_CASE("one failure ends all calls of the process") {
   Communicator::Configure(20, 4);
-  CallState state;
+  GpuCallState state;
   state.spec = SpecOf(Collective::kAllReduce, 1);
   state.spec.groups = {0};
   Rank ranks[3];
@@ -128,7 +128,7 @@ ALONE_TEST_CASE("one failure ends all calls of the process") {
   const auto fail = [&](Rank& rank, const char* call, uint64_t time_ns) {
     std::string error;
     device::Report& report = *Get(rank, &error)->comm().report;
-    report.program = CallName(call).number();  // known a while longer
+    report.call_id = CallName(call).number();  // known a while longer
     report.time_ns = time_ns;
     report.state = device::Report::kComplete;
   };

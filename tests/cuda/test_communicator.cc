@@ -25,10 +25,10 @@ ALONE_TEST_CASE("calls share a communicator") {
       Sum(*communicator, 1);
       CHECK(rank.num_allocations == 1);  // small calls need no arena
       Sum(*communicator, 1000);
-      CHECK(rank.num_flagged == 4);
+      CHECK(rank.num_ll == 4);
       Sum(*communicator, 40000);  // several channels
       Sum(*communicator, 1000);
-      CHECK(rank.num_flagged == 6);
+      CHECK(rank.num_ll == 6);
       device::Window small, large, again;
       int64_t bytes = 0;
       CHECK(communicator->Reserve(1, &small, &bytes, &error));
@@ -159,8 +159,8 @@ ALONE_TEST_CASE("GIN between nodes, NVLink inside") {
     OnRanks(*world, [&, n = n](Rank& rank) {
       std::string error;
       Communicator* const communicator = Get(rank, &error);
-      CHECK(communicator != nullptr && communicator->gin() != nullptr && communicator->messenger() == nullptr);
-      CHECK(communicator->seat().ranks_per_node == world->team_size() && rank.num_gin == 1);
+      CHECK(communicator != nullptr && communicator->gin() != nullptr && communicator->send_recv_proxy() == nullptr);
+      CHECK(communicator->placement().ranks_per_node == world->team_size() && rank.num_gin == 1);
       Sum(*communicator, 1);
       Sum(*communicator, 1000);
       Sum(*communicator, 40000);  // several channels

@@ -48,7 +48,10 @@ def nvcc(tmp_path):
     return make
 
 
-NO_NVCC = "there is no nvcc: install CUDA 12.4 or later, or set CUDACXX, or see docs/cuda.md for the wheels to install"
+NO_NVCC = (
+    "there is no nvcc: install CUDA 12.4 or later, or set CUDACXX, or see docs/guide/gpu-install.md for the wheels to "
+    "install"
+)
 
 
 def test_without_a_compiler(configure):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from harness import OURS, on_ranks
 
-from jaxcomm import _compat, _config, _native, distributed
+from jaxcomm import _bootstrap, _compat, _config, _kv_store, _native, _placement
 
 X = np.zeros((8, 16, 4), np.float32)
 
@@ -113,9 +113,9 @@ def test_max_sms(op, mesh):
 
 @pytest.fixture
 def windows(monkeypatch):
-    """JAXCOMM_WINDOWS=1."""
+    """JAXCOMM_SYMMETRIC_BUFFERS=1."""
     jax.clear_caches()  # of lowerings without
-    monkeypatch.setattr(distributed, "config", lambda: _config.Config(windows=True))
+    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
     yield
     jax.clear_caches()
 
@@ -164,7 +164,7 @@ def test_gpus_are_told_where_xla_lends_no_communicators(mesh, jaxlib, told, monk
 
 
 def test_keys_of_groups_that_this_process_shares(mesh, monkeypatch):
-    """The process of the first rank makes the key, the others hear it; only groups with a GPU of this process."""
+    """The process of the first rank makes the key, the others read it; only groups with a GPU of this process."""
     added, said, made = [], {}, []
 
     class Module:
@@ -175,24 +175,23 @@ def test_keys_of_groups_that_this_process_shares(mesh, monkeypatch):
         def add_group(self, wheel, own_process, members, key):
             added.append((own_process, members, key))
 
-    monkeypatch.setattr(distributed._native, "cuda", Module)
-    monkeypatch.setattr(distributed, "_client", lambda: said)
-    monkeypatch.setattr(distributed, "_store", dict.__setitem__)
-    monkeypatch.setattr(distributed, "hear", lambda key, timeout_s: (b"\7" * 128).hex())
+    monkeypatch.setattr(_bootstrap._native, "cuda", Module)
+    monkeypatch.setattr(_kv_store, "kv_set", said.__setitem__)
+    monkeypatch.setattr(_kv_store, "kv_wait", lambda key, timeout_s: (b"\7" * 128).hex())
     monkeypatch.setattr(jax, "process_index", lambda: 1)
-    distributed._know_gpu_group.cache_clear()
+    _bootstrap.join_gpu_group.cache_clear()
     rows = np.array([[2, 3], [4, 5]])
     for _ in range(2):
-        told = distributed.gpu_groups(gpus(8), rows)
+        told = _placement.gpu_groups(gpus(8), rows)
     assert told.tolist() == [1, 0, 1, 1, 2, 0, 2, 1]
     assert added == [(1, [(1, 0), (1, 1)], b"\1" * 128)]
     assert not said, "nobody else needs it"
-    distributed.gpu_groups(gpus(8), np.array([[2, 4]]))
+    _placement.gpu_groups(gpus(8), np.array([[2, 4]]))
     assert [bytes.fromhex(key) for key in said.values()] == [b"\2" * 128]
-    distributed.gpu_groups(gpus(8), np.array([[1, 2]]))
+    _placement.gpu_groups(gpus(8), np.array([[1, 2]]))
     assert added[2] == (1, [(0, 1), (1, 0)], b"\7" * 128)
     assert len(made) == 2
-    distributed._know_gpu_group.cache_clear()
+    _bootstrap.join_gpu_group.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -204,21 +203,22 @@ def test_windows_are_wanted_by_all_or_made_for_none(monkeypatch, own, others, ex
     of_others = dict(zip((0, 2), others.split(), strict=True))
     said, asked = {}, []
 
-    def fetch(client, key, process):
+    def fetch(key, process):
         asked.append((key, process))
         return of_others[process]
 
-    monkeypatch.setattr(distributed, "_windows", {})
-    monkeypatch.setattr(distributed, "_client", lambda: said)
-    monkeypatch.setattr(distributed, "_store", dict.__setitem__)
-    monkeypatch.setattr(distributed, "_fetch", fetch)
-    monkeypatch.setattr(distributed, "config", lambda: _config.Config(windows=own))
+    monkeypatch.setattr(_bootstrap, "_symmetric_buffers", {})
+    monkeypatch.setattr(_kv_store, "kv_set", said.__setitem__)
+    monkeypatch.setattr(_kv_store, "kv_get_of_process", fetch)
+    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=own))
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     monkeypatch.setattr(jax, "process_count", lambda: 4)
     for _ in range(2):
-        assert distributed.windows(gpus(6)) == expected
-    assert said == {"jaxcomm/windows/1": str(int(own))}
-    assert asked == ([("windows", 0), ("windows", 2)] if own else []), "each once, and not of process 3"
+        assert _bootstrap.symmetric_buffers(gpus(6)) == expected
+    assert said == {"symmetric_buffers/1": str(int(own))}
+    assert asked == ([("symmetric_buffers", 0), ("symmetric_buffers", 2)] if own else []), (
+        "each once, and not of process 3"
+    )
 
 
 @pytest.mark.parametrize("op", OPS)

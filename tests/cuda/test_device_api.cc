@@ -6,7 +6,7 @@
 #include "../../ffi/include/jaxcomm/device.h"
 #include "../check.h"
 #include "fakes/seed.h"
-#include "fakes/virtual_flagged.h"
+#include "fakes/virtual_ll.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -24,11 +24,11 @@ struct Node {
       comm.world = {2 + 4 * r, 4 * size, 0, 1};
       comm.local = {r, size, 2, 4};
       comm.signals = {{counters.pads, counters.pad_bytes}, counters.sent[r], counters.received[r], num_channels};
-      comm.slots = slots.Of(r);
+      comm.ll_slots = slots.Of(r);
       comm.timeout_ns = 10'000'000;
       comm.report = reports + r;
-      comm.stopped = memory.Upload(std::vector<uint64_t>(1));
-      comm.program = 7;
+      comm.abort_flag = memory.Upload(std::vector<uint64_t>(1));
+      comm.call_id = 7;
       comms.push_back(comm);
     }
   }
@@ -100,7 +100,7 @@ void TestRing(uint64_t seed, int32_t size, int32_t channels, unsigned threads, i
   for (int32_t r = 0; r < size; ++r) CHECK(node.reports[r].state == device::Report::kNone);
 }
 
-// A number from every rank to every other, by messages with flags, exchange after exchange: the page's example. Later
+// A number from every rank to every other, by LL messages, exchange after exchange: the page's example. Later
 // the last rank is not there.
 void TestNumbers(uint64_t seed, int32_t size, int32_t channels) {
   const Node node(size, channels, 1);
@@ -113,16 +113,16 @@ void TestNumbers(uint64_t seed, int32_t size, int32_t channels) {
     const device::Comm& comm = node.comms[blockIdx.y];
     auto* const numbers = static_cast<uint64_t*>(device::DynamicShared());
     const uint64_t number = number_of(round, channel, comm.local.rank);
-    device::Exchange exchange;
-    if (!device::BeginExchange(comm, channel, &exchange)) return false;
+    device::LlExchange exchange;
+    if (!device::BeginLlExchange(comm, channel, &exchange)) return false;
     const int32_t rank = comm.local.rank, peer = static_cast<int32_t>(threadIdx.x);  // a thread per peer
     const bool mine = peer < comm.local.size && peer != rank;
     if (mine) device::SendUnit(comm, exchange, peer, 0, number);
     uint64_t payload = number;
-    const auto units = [&](int) { return device::FlaggedUnit{peer, 0}; };
+    const auto units = [&](int) { return device::LlUnit{peer, 0}; };
     const bool received = !mine || device::ReceiveUnits<1>(comm, exchange, 1, units, &payload, 42);
     if (peer < comm.local.size) numbers[peer] = payload;  // in shared memory
-    if (!device::EndExchange(comm, exchange, received)) return false;
+    if (!device::EndLlExchange(comm, exchange, received)) return false;
     for (int32_t r = 0; r < size; ++r) CHECK(numbers[r] == number_of(round, channel, r));
     return true;
   };
@@ -139,7 +139,7 @@ void TestNumbers(uint64_t seed, int32_t size, int32_t channels) {
   }
 }
 
-// The last rank is not there. All threads of all others hear so, one of them reports, and no kernel signals again.
+// The last rank is not there. All threads of all others detect it, one of them reports, and no kernel signals again.
 // Channel 0 begins to wait before the others, which end when it does.
 void TestMissingRank(uint64_t seed, int32_t size, int32_t channels, unsigned threads) {
   const Node node(size, channels, 1);
@@ -154,7 +154,7 @@ void TestMissingRank(uint64_t seed, int32_t size, int32_t channels, unsigned thr
   for (int32_t again = 0; again < 2; ++again) {
     for (int32_t r = 0; r + 1 < size; ++r) {
       const device::Report& report = node.reports[r];
-      CHECK(report.state == device::Report::kComplete && report.program == 7 && report.step == 42);
+      CHECK(report.state == device::Report::kComplete && report.call_id == 7 && report.step == 42);
       CHECK(report.rank == 2 + 4 * r && report.peer == 2 + 4 * (size - 1));
       CHECK(report.channel >= 0 && report.channel < channels && report.expected == 1 && report.seen == 0);
     }
@@ -251,7 +251,7 @@ TEST_CASE("sums through a switch") {
   });
 }
 
-TEST_CASE("numbers with flags") {
+TEST_CASE("numbers by LL") {
   uint64_t seed = FirstSeed();
   for (const int32_t size : {2, 3, 6}) {
     for (const int32_t channels : {1, 3}) TestNumbers(++seed, size, channels);

@@ -11,7 +11,7 @@ namespace {
 
 using namespace fake;
 
-// Sums, blocks of them and gathers, in an arena of their own that grows; and what users hear where there is none.
+// Sums, blocks of them and gathers, in an arena of their own that grows; and what users see where there is none.
 ALONE_TEST_CASE("calls by multimem") {
   constexpr int kRanks = 3;
   Communicator::Configure(20, 4, "");
@@ -100,7 +100,7 @@ void SumWhereXlaPutsIt(int n, int without_input, int without_output) {
       int32_t* y = memory.At(output.offset);
       if (rank.rank == without_input) input = {}, x = x_elsewhere.data();
       if (rank.rank == without_output) output = {}, y = y_elsewhere.data();
-      CHECK(call->Locate(x, y, input, output, on_stream).empty());
+      CHECK(call->ExchangeOffsets(x, y, input, output, on_stream).empty());
       for (int32_t replay = 0; replay < 2; ++replay) {  // as a CUDA graph does it
         for (int64_t i = 0; i < kCount; ++i) x[i] = static_cast<int32_t>(rank.rank + i + 10 * run + replay), y[i] = -1;
         CHECK(call->Launch(x, y, on_stream).empty());
@@ -123,7 +123,7 @@ TEST_CASE("buffers where XLA puts them, of some ranks in the arena") {
   });
   // Once in a process, whatever the ranks and calls.
   CHECK(Count(said, "buffers are copied") == 1);
-  CHECK(Count(said, "JAXCOMM_WINDOWS=1, but buffers are copied: of the operand: XLA gives no window\n") == 1);
+  CHECK(Count(said, "JAXCOMM_SYMMETRIC_BUFFERS=1, but buffers are copied: of the operand: XLA gives no window\n") == 1);
 }
 
 ALONE_TEST_CASE("windows that change") {
@@ -142,18 +142,19 @@ ALONE_TEST_CASE("windows that change") {
     int32_t* const x = memory.At(64);
     int32_t* const other = memory.At(128);
     int32_t y[8] = {};
-    CHECK(call->Locate(x, y, {memory.window, 64}, {}, on_stream).empty());
+    CHECK(call->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).empty());
     CHECK(stream.queue.size() == 1);
-    CHECK(call->Locate(x, y, {memory.window, 64}, {}, on_stream).empty());
+    CHECK(call->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).empty());
     CHECK(stream.queue.size() == 1);  // nothing new to tell
     // A plan that has been captured copies nothing.
-    CHECK(Has(call->Locate(x, y, {}, {}, on_stream), "the operand was in a window of XLA's before, but is not now"));
+    CHECK(Has(call->ExchangeOffsets(x, y, {}, {}, on_stream),
+              "the operand was in a window of XLA's before, but is not now"));
     CHECK(Has(call->Launch(other, y, on_stream), "other buffers than it has initialized it with"));
     // Peers can't find a window that is not spaced as the communicator's own.
     Sum(communicator, 1);  // both ranks are here
     world->spacing_error = 64;
     const auto copies = DeviceCall::Make(spec, communicator, DType::kS32, 4, 8, &error, true);
-    CHECK(copies->Locate(x, y, {memory.window, 64}, {}, on_stream).empty());
+    CHECK(copies->ExchangeOffsets(x, y, {memory.window, 64}, {}, on_stream).empty());
     Sum(communicator, 1);
     world->spacing_error = 0;
     CHECK(copies->Launch(other, y, on_stream).empty());

@@ -76,9 +76,10 @@ def test_each_compiles_with_nvcc(user, toolkit, header):
 
 @pytest.mark.parametrize(("language", "least"), [("cpp", 7), ("python", 2)])
 def test_the_page_quotes_what_is_run(language, least):
-    page = (ROOT / "docs" / "device-api.md").read_text()
+    page = (ROOT / "docs" / "guide" / "device-kernels.md").read_text()
+    page += (ROOT / "docs" / "reference" / "device-api.md").read_text()
     quoted = re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    # Messages with flags are not in the example; what the page says of them is part of a test.
+    # LL messages are not in the example; what the page says of them is part of a test.
     sources = [path for path in EXAMPLE.iterdir() if path.is_file()] + [ROOT / "tests" / "cuda" / "test_device_api.cc"]
     run_somewhere = {line.strip() for path in sources for line in path.read_text().splitlines()}
     assert len(quoted) >= least

@@ -9,7 +9,7 @@ import pytest
 import jaxcomm
 from jaxcomm import _errors, _native
 
-FAILURES = ["psum at a.py:1: rank 0 gave up when leaving", "pmax at b.py:2: rank 3 gave up in step 1"]
+FAILURES = ["psum at a.py:1: rank 0 aborted in the exit barrier", "pmax at b.py:2: rank 3 aborted in step 1"]
 
 
 @pytest.fixture

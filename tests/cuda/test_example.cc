@@ -95,7 +95,7 @@ struct Node {
         window_bytes(window_bytes),
         counters(MakeCounters(memory, size, size, num_channels)),
         reports(memory.Upload(std::vector<device::Report>(size))),
-        stopped(memory.Upload(std::vector<uint64_t>(size))),
+        abort_flags(memory.Upload(std::vector<uint64_t>(size))),
         window({memory.Take(size * window_bytes), window_bytes}) {
     std::memset(window.base, 0xff, size * window_bytes);
     for (int32_t r = 0; r < size; ++r) rounds.push_back(memory.Upload(std::vector<uint64_t>(num_channels)));
@@ -110,7 +110,7 @@ struct Node {
         {counters.pads, counters.pad_bytes}, counters.sent[rank], counters.received[rank], num_channels};
     args.comm.timeout_ns = kTimeoutNs;
     args.comm.report = reports + rank;
-    args.comm.stopped = stopped + rank;
+    args.comm.abort_flag = abort_flags + rank;
     args.window = window;
     args.window_bytes = window_bytes;
     args.rounds = rounds[rank];
@@ -124,7 +124,7 @@ struct Node {
   TestMemory memory;
   const Counters counters;
   device::Report* const reports;
-  uint64_t* const stopped;  // of a GPU per rank
+  uint64_t* const abort_flags;  // of a GPU per rank
   const device::Window window;
   std::vector<uint64_t*> rounds;  // by rank
 };

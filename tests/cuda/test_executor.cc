@@ -35,7 +35,7 @@ struct Case {
   int64_t shift = 0;
   bool gin = false;        // between nodes
   bool in_rounds = false;  // likewise: cut out of the kernels
-  CutLimits limits;
+  SplitLimits limits;
   PackLimits pack;
 };
 
@@ -107,10 +107,6 @@ Bytes RandomBytes(DType dtype, int64_t bytes, std::mt19937_64& random) {
   return values;
 }
 
-bool Reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
-}
-
 void Check(const Case& test, uint64_t seed) {
 #if defined(__CUDACC__)
   if (a_stream_per_rank && test.request.geometry.num_nodes > 1) return;  // it has no network
@@ -153,7 +149,7 @@ void Check(const Case& test, uint64_t seed) {
           : test.in_rounds ? "in rounds, "
                            : "",
           static_cast<unsigned long long>(seed), static_cast<unsigned long long>(round), r,
-          same ? "gave up" : "has other bits than the CPU", static_cast<unsigned long long>(report.state), report.step,
+          same ? "aborted" : "has other bits than the CPU", static_cast<unsigned long long>(report.state), report.step,
           report.peer);
       std::exit(1);
     }
@@ -203,7 +199,7 @@ Plan OverwriteByThird(const Request& request, int32_t rank) {
 
 void CheckOverwrite(uint64_t seed) {
   for (Plan (*build)(const Request&, int32_t) : {Overwrite, OverwriteByThird<1>, OverwriteByThird<2>}) {
-    const Algorithm algorithm = {"overwrite", "", nullptr, build};
+    const Algorithm algorithm = {"overwrite", "", {}, build};
     Case test;
     test.algorithm = &algorithm;
     test.request.collective = Collective::kPermute;

@@ -1,4 +1,4 @@
-// Kernels whose peers stop, come late, run other programs, or whose host gives up: all of them end in time, and what
+// Kernels whose peers stop, come late, run other programs, or whose host aborts: all of them end in time, and what
 // they report is what a model of signals and waits says.
 #include <algorithm>
 #include <cstdlib>
@@ -19,7 +19,7 @@ namespace {
 
 constexpr Operation kSum{DType::kS32, ReduceOp::kSum};
 bool Same(const device::Report& a, const device::Report& b) {
-  return a.state == b.state && a.program == b.program && a.channel == b.channel && a.step == b.step &&
+  return a.state == b.state && a.call_id == b.call_id && a.channel == b.channel && a.step == b.step &&
          a.rank == b.rank && a.peer == b.peer && a.expected == b.expected && a.seen == b.seen;
 }
 
@@ -72,7 +72,7 @@ class Trial {
     CheckReports(begin, rank);
   }
 
-  // A rank begins when the others have given up: it must find out.
+  // A rank begins when the others have aborted: it must find out.
   void ComeLate() {
     const int32_t rank = Draw(n());
     std::map<Block, Stop> itself;
@@ -111,7 +111,7 @@ class Trial {
     CheckReports(begin, rank);
   }
 
-  // The host gives up long before the kernels would.
+  // The host aborts long before the kernels would.
   void Abort() {
     const int32_t rank = Draw(n());
     std::map<Block, Stop> stops;
@@ -124,8 +124,8 @@ class Trial {
     for (int32_t r = 0; r < n(); ++r) CHECK(ranks_.reports()[r].state == device::Report::kNone);
   }
 
-  // A rank stops for a while in the middle of a call, until others have given up and are through with the calls behind
-  // it. What a rank has got of a call without giving up must be right: that rank too, which finds the others' signals.
+  // A rank stops for a while in the middle of a call, until others have aborted and are through with the calls behind
+  // it. What a rank has got of a call without aborting must be right: that rank too, which finds the others' signals.
   void PauseInBetween() {
     calls_.push_back(calls_[0]);
     calls_.back().args = memory_.Upload(std::vector<RankArgs>(calls_[0].args, calls_[0].args + n()));
@@ -151,13 +151,13 @@ class Trial {
       for (int32_t r = 0; r < n(); ++r) {
         if (!passed_.at({i, r})) continue;
         CHECK(results_[i][r] == expected[i][r]);
-        const bool others_gave_up = *calls_[0].args[(r + 1) % n()].comm.stopped != 0;
+        const bool others_gave_up = *calls_[0].args[(r + 1) % n()].comm.abort_flag != 0;
         if (i == 0 && r == rank && others_gave_up) ++num_reports_;
       }
     }
   }
 
-  // Reports of ranks that gave up; of PauseInBetween, ranks that could go on where others had given up.
+  // Reports of ranks that aborted; of PauseInBetween, ranks that could go on where others had aborted.
   int num_reports() const { return num_reports_; }
 
  private:
@@ -251,8 +251,8 @@ class Trial {
   void Number(uint64_t first) {
     for (size_t i = 0; i < calls_.size(); ++i) {
       for (int32_t rank = 0; rank < n(); ++rank) {
-        calls_[i].args[rank].comm.program = first + i;
-        calls_[i].network[rank].comm.program = first + i;
+        calls_[i].args[rank].comm.call_id = first + i;
+        calls_[i].network[rank].comm.call_id = first + i;
       }
     }
   }
@@ -293,7 +293,7 @@ class Trial {
     if (threadIdx.x == 0) {
       __atomic_fetch_add(&num_ended, 1, __ATOMIC_ACQ_REL);
       while (device::LoadAcquire(&num_ended) < (call + 1) * num_channels_) emulation::Pause();
-      if (blockIdx.x == 0) passed_.at({call, rank}) = device::LoadAcquire(calls_[call].args[rank].comm.stopped) == 0;
+      if (blockIdx.x == 0) passed_.at({call, rank}) = device::LoadAcquire(calls_[call].args[rank].comm.abort_flag) == 0;
     }
     __syncthreads();
   }
@@ -396,12 +396,12 @@ class Trial {
   uint64_t abort_ns_ = 0;
   std::map<Block, uint64_t> ends_;
   std::map<Block, int32_t> pauses_;                         // steps of the first call before which a block pauses
-  std::map<std::pair<size_t, int32_t>, bool> passed_;       // by call and rank: nothing has given up so far
+  std::map<std::pair<size_t, int32_t>, bool> passed_;       // by call and rank: nothing has aborted so far
   std::vector<std::vector<std::vector<int32_t>>> results_;  // by call and rank
   int num_reports_ = 0;
 };
 
-// Returns how many ranks have given up.
+// Returns how many ranks have aborted.
 int Repeat(void (Trial::*fault)(), int times, uint64_t first_seed) {
   int num_reports = 0;
   for (int i = 0; i < times; ++i) {
@@ -418,7 +418,7 @@ TEST_CASE("a rank comes late") { CHECK(Repeat(&Trial::ComeLate, 50, 200) > 20); 
 
 TEST_CASE("a rank runs another program") { Repeat(&Trial::DifferOnce, 100, 250); }
 
-TEST_CASE("the host gives up") { Repeat(&Trial::Abort, 30, 350); }
+TEST_CASE("the host aborts") { Repeat(&Trial::Abort, 30, 350); }
 
 TEST_CASE("a rank pauses") { CHECK(Repeat(&Trial::PauseInBetween, 200, 380) > 20); }
 

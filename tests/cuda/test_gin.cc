@@ -28,7 +28,7 @@ struct Pair {
       args.comm.signals.received = reinterpret_cast<uint64_t*>(memory.Take(num_channels * 2 * sizeof(uint64_t)));
       args.comm.timeout_ns = kTimeoutNs;
       args.comm.report = memory.Upload(std::vector<device::Report>(1));
-      args.comm.stopped = memory.Upload(std::vector<uint64_t>(1));
+      args.comm.abort_flag = memory.Upload(std::vector<uint64_t>(1));
       args.input = {inputs, kBytes};
       args.output = {outputs, kBytes};
     }

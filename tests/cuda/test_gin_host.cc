@@ -50,7 +50,7 @@ device::Comm SomeComm() {
   comm.local = {1, 2, 4, 1};
   comm.signals.num_channels = 7;
   comm.timeout_ns = 123;
-  comm.program = 9;
+  comm.call_id = 9;
   return comm;
 }
 
@@ -82,7 +82,7 @@ TEST_CASE("what kernels get") {
   const auto window = reinterpret_cast<ncclWindow_t>(uintptr_t{64});
   const GinNetworkArgs args = gin->Args(SomeComm(), window, layout);
   CHECK(args.comm.local.rank == 5 && args.comm.local.size == 6 && args.comm.local.World(3) == 3);
-  CHECK(args.comm.timeout_ns == 123 && args.comm.program == 9);
+  CHECK(args.comm.timeout_ns == 123 && args.comm.call_id == 9);
   CHECK(args.comm.signals.received == counts && args.puts == counts + 7 * 6);
   CHECK(args.input.window == window && args.input.offset == 0);
   CHECK(args.BufferOf({2, Space::kOutput, 0}).offset == 4096 && args.BufferOf({2, Space::kScratch, 0}).offset == 8192);

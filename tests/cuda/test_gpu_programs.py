@@ -10,8 +10,8 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 TOOLS = pathlib.Path(sys.executable).parent
-TESTS = [f"tests/cuda/test_{name}.cc" for name in ("executor", "flagged", "example")]
-BENCHMARKS = [f"benchmarks/gpu/{name}.cu" for name in ("virtual_ranks", "flagged", "nccl_ranks")]
+TESTS = [f"tests/cuda/test_{name}.cc" for name in ("executor", "ll", "example")]
+BENCHMARKS = [f"benchmarks/gpu/{name}.cu" for name in ("virtual_ranks", "ll", "nccl_ranks")]
 
 
 def run(*command, **more):

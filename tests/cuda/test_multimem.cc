@@ -175,7 +175,7 @@ void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t pl
                  Name(drawn.request.collective), group.n, static_cast<long long>(drawn.request.block_count),
                  static_cast<int>(drawn.operation.dtype), static_cast<long long>(drawn.runs.input),
                  static_cast<long long>(drawn.runs.output), drawn.args[r].num_channels,
-                 static_cast<unsigned long long>(seed), place, r, same ? "gave up" : "has another result");
+                 static_cast<unsigned long long>(seed), place, r, same ? "aborted" : "has another result");
     std::exit(1);
   }
 }
@@ -248,7 +248,7 @@ std::vector<Drawn> DrawRow(Group& group, int length, std::mt19937_64& random) {
     row.push_back(DrawAny(group, random));
     for (int32_t r = 0; r < group.n; ++r) {
       row[i].args[r].num_channels = group.num_channels;
-      row[i].args[r].comm.program = i;
+      row[i].args[r].comm.call_id = i;
     }
   }
   return row;
@@ -272,8 +272,8 @@ void TestMissingRank(uint64_t seed, bool late) {
       continue;
     }
     // Three calls of two barriers before; the late one finds all others to have entered, and misses them at the end.
-    CHECK(report.state == device::Report::kComplete && report.rank == r && report.program == 0);
-    CHECK(report.step == (r == missing ? kLeave : kEnter));
+    CHECK(report.state == device::Report::kComplete && report.rank == r && report.call_id == 0);
+    CHECK(report.step == (r == missing ? kExitBarrier : kEntryBarrier));
     CHECK(r == missing ? report.peer != r : report.peer == missing);
     CHECK(report.expected == (r == missing ? 8 : 7) && report.seen == report.expected - 1);
     CHECK(report.channel < group.num_channels);
@@ -289,7 +289,7 @@ void TestMissingRank(uint64_t seed, bool late) {
   for (int32_t r = 0; r < group.n; ++r) CHECK(group.Arena(r) == arenas[r]);
 }
 
-// The host gives up long before the kernels would.
+// The host aborts long before the kernels would.
 void TestAbort(uint64_t seed) {
   constexpr uint64_t kTimeoutNs = 100'000'000;
   std::mt19937_64 random(seed);
@@ -314,7 +314,7 @@ TEST_CASE("a rank that does not come, or late") {
   for (int repeat = 0; repeat < 10; ++repeat) TestMissingRank(FirstSeed() + 2000 + 3 * repeat, repeat % 2 == 1);
 }
 
-TEST_CASE("the host gives up") {
+TEST_CASE("the host aborts") {
   for (int repeat = 0; repeat < 3; ++repeat) TestAbort(FirstSeed() + 3000 + repeat);
 }
 

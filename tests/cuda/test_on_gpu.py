@@ -288,9 +288,9 @@ def test_targets_are_those_of_the_record():
         {"what": "latency", "op": "all_reduce", "ranks_per_node": 8, "kernel_us": 4.5},
         {"what": "latency", "op": "all_reduce", "ranks_per_node": 2, "kernel_us": 1.0},
     ]
-    flagged = [{"op": "all_reduce", "ranks": n, "block_bytes": size, "flagged_us": us} for n, size, us in FLAGGED]
+    ll = [{"op": "all_reduce", "ranks": n, "block_bytes": size, "ll_us": us} for n, size, us in FLAGGED]
     host = [{"platform": "gpu", "until it returns": {"us_above_empty": {"psum": 5.1}}}]
-    found = on_gpu.targets(virtual, flagged, host)
+    found = on_gpu.targets(virtual, ll, host)
     assert [(t["value"], t["met"]) for t in found.values()] == [
         (0.91, True), (None, None), (0.79, False), (2.5, True), (5.1, False)
     ]  # fmt: skip
@@ -300,7 +300,7 @@ def test_targets_are_those_of_the_record():
 
 
 def test_verdict_on_the_survivors():
-    good = {"error": "jaxcomm: psum at x.py:1: psum at x.py:1: rank 0 gave up: rank 1 did not signal", "seconds": 5}
+    good = {"error": "jaxcomm: psum at x.py:1: psum at x.py:1: rank 0 aborted: rank 1 did not signal", "seconds": 5}
     assert killed.verdict([good], 2) == ""
     assert "said nothing" in killed.verdict([None], 2)
     assert "no error within" in killed.verdict([{"error": "", "seconds": 30}], 2)

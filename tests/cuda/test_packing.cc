@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t kItemBytes = 4;
 
-bool IsFar(const Geometry& geometry, const ProgramStep& step, int32_t rank) {
+bool IsInterNode(const Geometry& geometry, const ProgramStep& step, int32_t rank) {
   return step.step.kind == StepKind::kPut && geometry.node(step.step.peer) != geometry.node(rank);
 }
 
@@ -63,14 +63,14 @@ TEST_CASE("packed plans are correct") {
         const std::vector<Plan> plans = BuildAll(algorithm, request);
         const auto whole_count = request.block_count * static_cast<int64_t>(1 + random() % 2);
         const auto run = [&] { return random() % 3 == 0 ? int64_t{0} : static_cast<int64_t>(1 + random() % 40); };
-        const Pieces pieces(request.block_count, whole_count, {run(), run()});
+        const Fragments fragments(request.block_count, whole_count, {run(), run()});
         const PackLimits limits = {static_cast<int64_t>(random() % 100), static_cast<int64_t>(random() % 3000)};
-        const PackedPlans packed = PackFarPuts(plans, request.geometry, pieces, kItemBytes, 1, limits);
+        const PackedPlans packed = PackInterNodePuts(plans, request.geometry, fragments, kItemBytes, 1, limits);
         const std::set<int32_t> open = OpenRanks(plans, request.geometry);
         for (size_t r = 0; r < n; ++r) {
           CHECK(packed.origins[r].size() == packed.plans[r].steps.size());
           const auto& origins = packed.origins[r];
-          const bool adds = std::find(origins.begin(), origins.end(), kLeave) != origins.end();
+          const bool adds = std::find(origins.begin(), origins.end(), kExitBarrier) != origins.end();
           CHECK(!adds || open.count(static_cast<int32_t>(r)) > 0);
           if (packed.plans[r].scratch_count > plans[r].scratch_count) ++num_packed;
         }
@@ -102,17 +102,17 @@ TEST_CASE("short runs are packed, long ones are not") {
   for (const int64_t run : {int64_t{16}, int64_t{8} << 10, int64_t{0}}) {
     const RankProgram program = ProgramOf(Collective::kAllToAll, "direct", geometry, kCount, {run, run}, 2);
     const bool packs = run == 16;
-    const Pieces pieces(kCount / 2, kCount, {run, run});
+    const Fragments fragments(kCount / 2, kCount, {run, run});
     for (const ChannelProgram& channel : program.channels) {
       int num_puts = 0, num_unpacked = 0;
       for (int32_t i = 0; i < channel.num_steps; ++i) {
         const ProgramStep& step = program.steps[channel.first_step + i];
         const Step& s = step.step;
         if (s.kind == StepKind::kCopy && s.src.space == Space::kScratch) ++num_unpacked;
-        if (!IsFar(geometry, step, 0)) continue;
+        if (!IsInterNode(geometry, step, 0)) continue;
         ++num_puts;
         CHECK((s.src.space == Space::kScratch) == packs && (s.dst.space == Space::kScratch) == packs);
-        CHECK(packs ? s.count == kCount / 2 : pieces.MostPuts(s) <= kMostPutsUnderWay);
+        CHECK(packs ? s.count == kCount / 2 : fragments.MostPuts(s) <= kMostPutsUnderWay);
       }
       CHECK(packs ? num_puts == 2 && num_unpacked == 2 : num_unpacked == 0);
       CHECK(run != 0 || num_puts == 2);

@@ -110,7 +110,7 @@ ALONE_TEST_CASE("ranks whose programs differ are told so") {
     CHECK(Has(error, "their programs differ"));
     CallSpec spec = SpecOf(Collective::kAllReduce, 2);
     spec.max_sms = 2 + rank.rank;
-    for (const int64_t count : {1 << 22, 3000}) {  // a plan, messages with flags
+    for (const int64_t count : {1 << 22, 3000}) {  // a plan, LL messages
       CHECK(DeviceCall::Make(spec, communicator, DType::kF32, count, count, &error) == nullptr);
       CHECK(Has(error, "(max_sms) must be the same on all ranks, but is " + std::to_string(3 - rank.rank) +
                            " on rank " + std::to_string(1 - rank.rank)));
@@ -141,8 +141,9 @@ ALONE_TEST_CASE("ranks whose settings differ are told so") {
   };
   differ({4, true}, {5, true}, "JAXCOMM_MAX_SMS must be the same on all ranks, but is 5 on rank 1 and 4 on rank 0",
          "JAXCOMM_MAX_SMS must be the same on all ranks, but is 4 on rank 0 and 5 on rank 1");
-  differ({4, true}, {4, false}, "JAXCOMM_WINDOWS must be the same on all ranks, but is 0 on rank 1 and 1 on rank 0",
-         "JAXCOMM_WINDOWS must be the same on all ranks, but is 1 on rank 0 and 0 on rank 1");
+  differ({4, true}, {4, false},
+         "JAXCOMM_SYMMETRIC_BUFFERS must be the same on all ranks, but is 0 on rank 1 and 1 on rank 0",
+         "JAXCOMM_SYMMETRIC_BUFFERS must be the same on all ranks, but is 1 on rank 0 and 0 on rank 1");
 }
 
 ALONE_TEST_CASE("a rank that does not come is not waited for without end") {

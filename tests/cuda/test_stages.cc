@@ -15,18 +15,18 @@ namespace {
 using namespace fake;
 
 // Three runs of a call by XLA's stages. `bare`: a rank without collective memory, or -1.
-void RunByXla(bool windows, bool lends, int bare) {
+void RunByXla(bool windows, bool provides, int bare) {
   constexpr int kRanks = 3;
   constexpr int64_t kCount = 500;
   Communicator::Configure(20, 4);
   auto* world = new World(kRanks);
-  auto* state = new CallState;  // of all devices
+  auto* state = new GpuCallState;  // of all devices
   state->spec = SpecOf(Collective::kAllReduce, kRanks);
   state->spec.algorithm = "direct";
   state->spec.groups = {0, 1, 2};
   state->windows = windows;
   state->members = {{7, 0}, {7, 1}, {7, 2}};  // not looked at where XLA has communicators
-  if (!lends) OwnCommunicators::Add(7, state->members, KeyOf(world));
+  if (!provides) OwnCommunicators::Add(7, state->members, KeyOf(world));
   OnRanks(*world, [&](Rank& rank) {
     const XlaMemory memory(rank);
     Stream stream;
@@ -34,7 +34,7 @@ void RunByXla(bool windows, bool lends, int bare) {
     xla.state = state;
     xla.stream = stream.handle();
     xla.device = rank.rank;
-    xla.has_extension = lends;
+    xla.has_extension = provides;
     xla.communicator = &rank;
     xla.window = memory.window;
     xla.memory = reinterpret_cast<char*>(memory.At(0));
@@ -47,9 +47,9 @@ void RunByXla(bool windows, bool lends, int bare) {
       int32_t* const x = memory.At(memory.InputOf(run));
       int32_t* const y = memory.At(memory.OutputOf(run));
       CHECK(stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, y).empty());
-      CHECK(xla.num_communicators == lends);
-      CHECK(xla.regions.size() == (windows && lends ? 2 : 0));
-      if (windows && lends) {
+      CHECK(xla.num_communicators == provides);
+      CHECK(xla.regions.size() == (windows && provides ? 2 : 0));
+      if (windows && provides) {
         CHECK(xla.regions[0].buffer == x && xla.regions[1].buffer == y && xla.regions[1].bytes == 4 * kCount);
       }
       if (run == 0) {
@@ -79,19 +79,19 @@ void RunByXla(bool windows, bool lends, int bare) {
 
 // A process says once that buffers are copied, and why.
 TEST_CASE("calls by XLA's stages") {
-  for (const bool lends : {true, false}) CHECK(Alone([&] { RunByXla(false, lends, 1); }).empty());
+  for (const bool provides : {true, false}) CHECK(Alone([&] { RunByXla(false, provides, 1); }).empty());
   CHECK(Alone([] { RunByXla(true, true, -1); }).empty());
-  const std::string said = "jaxcomm: all_reduce at here.py:1: JAXCOMM_WINDOWS=1, but buffers are copied: ";
+  const std::string said = "jaxcomm: all_reduce at here.py:1: JAXCOMM_SYMMETRIC_BUFFERS=1, but buffers are copied: ";
   CHECK(Alone([] { RunByXla(true, true, 1); }) == said + "XLA's window is null\n");
   const std::string without = Alone([] { RunByXla(true, false, 1); });
-  CHECK(Count(without, said + "XLA lends no communicators to FFI handlers") == 1 && Count(without, "copied") == 1);
+  CHECK(Count(without, said + "XLA provides no communicators to FFI handlers") == 1 && Count(without, "copied") == 1);
 }
 
 // Prepare says at once what is wrong. What one device alone may have met in Initialize comes in Execute.
 ALONE_TEST_CASE("what XLA refuses is said, with its reason") {
   Communicator::Configure(20, 4);
   const auto said = [](const char* refused) {
-    CallState state;
+    GpuCallState state;
     state.spec = SpecOf(Collective::kAllReduce, 1);
     state.spec.groups = {0};
     Stream stream;
@@ -106,16 +106,16 @@ ALONE_TEST_CASE("what XLA refuses is said, with its reason") {
     return xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4);
   };
   const std::string at = "jaxcomm: all_reduce at here.py:1: ";
-  CHECK(said("extension") == at + "XLA does not say whether it lends communicators: not now");
+  CHECK(said("extension") == at + "XLA does not say whether it provides communicators: not now");
   CHECK(said("request") == at + "XLA has no communicator for the group: not now");
-  CHECK(said("get") == at + "XLA does not lend the group's communicator: not now");
+  CHECK(said("get") == at + "XLA does not provide the group's communicator: not now");
   CHECK(said("") == at + "XLA's communicator is null");
 }
 
 // All later runs use what the first one has found, whatever it would find now: no run plans again.
 ALONE_TEST_CASE("what is prepared is found once") {
   Communicator::Configure(20, 4);
-  CallState state;
+  GpuCallState state;
   state.spec = SpecOf(Collective::kAllReduce, 2);
   state.spec.algorithm = "direct";
   state.spec.groups = {0, 2, 1, 3};
@@ -136,7 +136,7 @@ ALONE_TEST_CASE("what is prepared is found once") {
 
 ALONE_TEST_CASE("a GPU alone shares no buffers") {
   Communicator::Configure(20, 4);
-  CallState state;
+  GpuCallState state;
   state.spec = SpecOf(Collective::kAllReduce, 1);
   state.spec.algorithm = "direct";
   state.spec.groups = {0};
@@ -150,7 +150,7 @@ ALONE_TEST_CASE("a GPU alone shares no buffers") {
 // Two devices of a process, each a group of its own. XLA ends a process in which one of them fails to initialize alone.
 ALONE_TEST_CASE("local devices fail together") {
   Communicator::Configure(20, 4);
-  CallState state;
+  GpuCallState state;
   state.spec = SpecOf(Collective::kAllReduce, 1);
   state.spec.groups = {0, 1};
   struct Device {
@@ -178,7 +178,7 @@ ALONE_TEST_CASE("local devices fail together") {
   for (int device = 0; device < 2; ++device) CHECK(initialize(device, 0).empty());
 
   // What one device alone can't do.
-  CallState other;
+  GpuCallState other;
   other.spec = state.spec;
   other.spec.group_size = 2;
   Device& of = devices[0];
@@ -203,15 +203,15 @@ ALONE_TEST_CASE("local devices fail together") {
 ALONE_TEST_CASE("what a GPU had to do before is not counted") {
   Communicator::Configure(0.5, 4);
   auto* world = new World(2);
-  CallState states[2];
-  for (CallState& state : states) {
+  GpuCallState states[2];
+  for (GpuCallState& state : states) {
     state.spec = SpecOf(Collective::kAllReduce, 2);
     state.spec.groups = {0, 1};
   }
   OnRanks(*world, [&](Rank& rank) {
     Stream stream;
     rank.busy = &stream;
-    for (CallState& state : states) {
+    for (GpuCallState& state : states) {
       const auto begin = std::chrono::steady_clock::now();
       stream.queue.push_back([=] { return std::chrono::steady_clock::now() - begin > std::chrono::seconds(1); });
       FakeXla xla;
@@ -233,7 +233,7 @@ ALONE_TEST_CASE("what a GPU had to do before is not counted") {
 // To free memory waits for the GPU, and so perhaps for another device that needs the lock.
 ALONE_TEST_CASE("calls that are replaced end without the lock") {
   Communicator::Configure(20, 4);
-  CallState state;
+  GpuCallState state;
   state.spec = SpecOf(Collective::kAllReduce, 1);
   state.spec.algorithm = "direct";
   state.spec.groups = {0};

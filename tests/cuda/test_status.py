@@ -1,11 +1,11 @@
-"""docs/gpu-status.md says what the records say, and no more."""
+"""docs/development/gpu-status.md says what the records say, and no more."""
 
 import pytest
 import status
 
 
 def test_page_is_that_of_the_records():
-    assert status.PAGE.read_text() == status.page(*map(status.load, ("ring1.json", "test-gpu.json", "bench-gpu.json")))
+    assert status.PAGE.read_text() == status.page(*map(status.load, ("level1.json", "test-gpu.json", "bench-gpu.json")))
 
 
 def test_nothing_is_claimed_without_a_record():

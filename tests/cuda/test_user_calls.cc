@@ -247,7 +247,7 @@ ALONE_TEST_CASE("call sites and targets") {
     fake::Wait(execution.stream);
     CHECK(On(one, rank).comm.arena.base == On(limited, rank).comm.arena.base);
     CHECK(On(one, rank).comm.arena.base != On(other, rank).comm.arena.base);
-    CHECK(On(one, rank).comm.program != On(limited, rank).comm.program);
+    CHECK(On(one, rank).comm.call_id != On(limited, rank).comm.call_id);
     Operands operands = OperandsOf(limited, rank, 1);
     CHECK(Execute(limited, execution, operands).empty());
     CHECK(fused_rmsnorm::channels_of_last_launch == 2);
@@ -309,7 +309,7 @@ ALONE_TEST_CASE("a kernel that has failed ends the calls after it") {
     fake::Wait(execution.stream);
     if (rank == 0) {
       const device::Comm& comm = On(site, rank).comm;
-      comm.report->program = comm.program;
+      comm.report->call_id = comm.call_id;
       comm.report->peer = 1;
       comm.report->step = 17;
       comm.report->state = device::Report::kComplete;
@@ -318,7 +318,7 @@ ALONE_TEST_CASE("a kernel that has failed ends the calls after it") {
     while (!failed) std::this_thread::yield();
     const std::string expected =
         "fused_rmsnorm_F32 at model.py:7 can't run, since a call before it failed: "
-        "fused_rmsnorm_F32 at model.py:7: rank 0 gave up in step 17: rank 1";
+        "fused_rmsnorm_F32 at model.py:7: rank 0 aborted in step 17: rank 1";
     CHECK(Has(Execute(site, execution, operands), expected));
   });
 }
@@ -344,7 +344,7 @@ ALONE_TEST_CASE("a user's handlers fail on all local devices") {
   });
   CHECK(Initialize(site, executions[0]).empty());
   device::Report& report = *On(site, 1).comm.report;
-  report.program = On(site, 1).comm.program;
+  report.call_id = On(site, 1).comm.call_id;
   report.state = device::Report::kComplete;
   CHECK(Initialize(site, executions[1]).empty());  // as on the other one
   for (CallOnDevice& execution : executions) {

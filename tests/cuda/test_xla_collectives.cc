@@ -81,7 +81,7 @@ bool Has(const std::string& text, const std::string& part) { return text.find(pa
 struct Runtime {
   XLA_FFI_Api api = {};
   XLA_FFI_Collectives_Extension extension = {};
-  bool lends = true;
+  bool provides = true;
   std::string refusal;  // of requests
   std::vector<std::vector<int64_t>> groups;
   std::vector<XLA_FFI_CollectiveMemoryRegion> regions;
@@ -114,7 +114,7 @@ Runtime MakeRuntime() {
   made.api.XLA_FFI_Error_Destroy = [](XLA_FFI_Error_Destroy_Args*) { --runtime->num_errors; };
   made.api.XLA_FFI_InvokeContext_FindExtension = [](XLA_FFI_InvokeContext_FindExtension_Args* args) {
     CHECK(args->extension_type == XLA_FFI_Extension_Collectives);
-    args->extension = runtime->lends ? &runtime->extension.extension_base : nullptr;
+    args->extension = runtime->provides ? &runtime->extension.extension_base : nullptr;
     return static_cast<XLA_FFI_Error*>(nullptr);
   };
   // As jaxlib 0.11.2 has it: without what 0.12 adds.
@@ -173,7 +173,7 @@ std::string Asked(Runtime& of) {
   return requested;
 }
 
-TEST_CASE("communicators are lent") {
+TEST_CASE("communicators are provided") {
   Runtime runtime_of_0_11_2 = MakeRuntime();
   CHECK(Asked(runtime_of_0_11_2).empty());
   CHECK(runtime_of_0_11_2.groups == kGroups);  // the order of ranks is that of the group
@@ -217,8 +217,8 @@ TEST_CASE("windows on XLA's buffers") {
   too_small.extension.extension_base.struct_size = offsetof(XLA_FFI_Collectives_Extension, get_window);
   CHECK(Has(AskedForWindow(too_small).first, "from jaxlib 0.12 on"));
   Runtime none = MakeRuntimeWithWindows();
-  none.lends = false;
-  CHECK(Has(AskedForWindow(none).first, "lends no communicators"));
+  none.provides = false;
+  CHECK(Has(AskedForWindow(none).first, "provides no communicators"));
 }
 
 TEST_CASE("other runtimes are refused") {
@@ -227,7 +227,7 @@ TEST_CASE("other runtimes are refused") {
   without_search.api.api_version.minor_version = 3;
   CHECK(Has(Asked(without_search), "FFI 0.3 has no extensions"));
   Runtime without_extension = MakeRuntime();
-  without_extension.lends = false;
+  without_extension.provides = false;
   CHECK(Has(Asked(without_extension), "CUDA plugin 0.11.2 or later"));
   Runtime next_major = MakeRuntime();
   next_major.extension.extension_base.id.major_version = 1;

@@ -23,8 +23,8 @@ using Rows = std::vector<std::vector<int32_t>>;
 constexpr int32_t kRanks = 4;
 
 void Prepare(double timeout_s = 60) {
-  Completer::Get().EnsureThreads(kRanks);
-  Meeting::SetLimits({timeout_s, 60});
+  CompletionPool::Get().EnsureThreads(kRanks);
+  Rendezvous::SetLimits({timeout_s, 60});
 }
 
 // What a call site has besides the attributes of its collective, which sort before or behind `call`.
@@ -83,8 +83,8 @@ Rows Run(const Target& target, const Rows& in, size_t out_count, Attributes attr
   return y;
 }
 
-// Element i of rank r: no two are equal, and no order of ranks is that of the values.
-int32_t Value(int32_t rank, int32_t i) { return (rank * 3 + 1) % 5 * 1000 + i; }
+// Element i of rank r: no two are equal, no order of ranks is that of the values, and as floats some are no numbers.
+int32_t Value(int32_t rank, int32_t i) { return (rank * 3 + 1) % 5 * 1000 + i - 3000; }
 
 Rows Values(int32_t count) {
   Rows rows(kRanks);
@@ -181,9 +181,9 @@ TEST_CASE("broadcast: the root's") {
 
 // A rank's execution of a barrier with these operands and results.
 std::unique_ptr<fake::XlaFuture> EnterBarrier(CallSite& site, int32_t& rank, std::vector<fake::Buffer> xs,
-                                              const std::vector<fake::Buffer>& ys) {
+                                              const std::vector<fake::Buffer>& ys, int64_t run = 1001) {
   xs.insert(xs.begin(), {XLA_FFI_DataType_S32, &rank, {}});
-  return site.Execute(BarrierExecute, 1, std::move(xs), ys);
+  return site.Execute(BarrierExecute, run, std::move(xs), ys);
 }
 
 TEST_CASE("barrier: waits for all ranks, copies nothing") {
@@ -209,6 +209,12 @@ TEST_CASE("barrier: waits for all ranks, copies nothing") {
   for (int32_t& rank : ranks) futures.push_back(EnterBarrier(site, rank, {x, y}, {x, y}));
   for (auto& future : futures) CHECK(future->Wait().code == XLA_FFI_Error_Code_OK);
   CHECK(data[0] == 1 && data[1] == 2);
+  // A run that has failed does not concern the next one.
+  int32_t stranger = 9;
+  CHECK(EnterBarrier(site, stranger, {}, {}, 1002)->Wait().code == XLA_FFI_Error_Code_INVALID_ARGUMENT);
+  futures.clear();
+  for (int32_t& rank : ranks) futures.push_back(EnterBarrier(site, rank, {}, {}, 1003));
+  for (auto& future : futures) CHECK(future->Wait().code == XLA_FFI_Error_Code_OK);
 }
 
 TEST_CASE("errors carry XLA's code and name the call") {
@@ -238,17 +244,100 @@ TEST_CASE("errors carry XLA's code and name the call") {
     CHECK(error.text.find(part) != std::string::npos);
   }
   Prepare();
+  int32_t ranks[kRanks] = {0, 1, 2, 3}, sums[kRanks] = {};
+  std::vector<std::unique_ptr<fake::XlaFuture>> futures;
+  for (int32_t r = 0; r < kRanks; ++r) {  // the next run is well
+    futures.push_back(site.Execute(AllReduceExecute, 903,
+                                   {{XLA_FFI_DataType_S32, &ranks[r], {}}, {XLA_FFI_DataType_S32, &x, {1}}},
+                                   {{XLA_FFI_DataType_S32, &sums[r], {1}}}));
+  }
+  for (auto& future : futures) CHECK(future->Wait().code == XLA_FFI_Error_Code_OK);
+  for (const int32_t sum : sums) CHECK(sum == kRanks);
+}
+
+StatusOr<CallSpec> Decode(Collective collective, Attributes attributes) {
+  const XLA_FFI_Attrs attrs = attributes.Get();
+  ffi::ErrorOr<CallSpec> spec = DecodeCall(collective, ffi::Dictionary(&attrs));
+  if (!spec) return InvalidArgumentError(spec.error().message());
+  return *std::move(spec);
 }
 
 TEST_CASE("the specification of a call has all that its attributes say") {
-  const std::vector<int64_t> groups = {4, 5, 6, 7};
+  const std::vector<int64_t> groups = {4, 5, 6, 7}, source_of = {1, -1, 3, 2};
   const std::vector<int32_t> processes = {0, 0, 1, 1};
-  const CallAttributes call = {"psum", "train.py:3", "ring", 4, 2, 11};
-  const CallSpec spec = MakeSpec(Collective::kBroadcast, call, Groups(groups.data(), groups.size()),
-                                 Processes(processes.data(), processes.size()));
+  Attributes call, all;
+  call.AddText("algorithm", "ring");
+  int64_t value = 4;
+  for (const char* name : {"group_size", "max_sms"}) call.AddScalar(name, XLA_FFI_DataType_S64, value++);
+  call.AddText("op", "psum");
+  call.AddScalar<int64_t>("ranks_per_node", XLA_FFI_DataType_S64, 2);
+  call.AddText("site", "train.py:3");
+  all.AddDictionary("call", call);
+  all.AddArray("groups", groups);
+  all.AddScalar<int64_t>("input_run", XLA_FFI_DataType_S64, 6);
+  all.AddScalar<int64_t>("output_run", XLA_FFI_DataType_S64, 7);
+  all.AddArray("processes", processes);
+  all.AddScalar<int64_t>("reduce_op", XLA_FFI_DataType_S64, 2);
+  all.AddScalar<int64_t>("root", XLA_FFI_DataType_S64, 3);
+  all.AddArray("source_of", source_of);
+  const CallSpec spec = *Decode(Collective::kBroadcast, all);
   CHECK(spec.collective == Collective::kBroadcast && spec.op == "psum" && spec.site == "train.py:3");
   CHECK(spec.algorithm == "ring" && spec.groups == groups && spec.processes == processes);
-  CHECK(spec.group_size == 4 && spec.ranks_per_node == 2 && spec.max_sms == 11);
+  CHECK(spec.group_size == 4 && spec.max_sms == 5 && spec.ranks_per_node == 2 && spec.root == 3);
+  CHECK(Decode(Collective::kAllToAll, all)->input_run == 6 && Decode(Collective::kAllToAll, all)->output_run == 7);
+  CHECK(Decode(Collective::kAllGather, all)->output_run == 7);
+  CHECK(Decode(Collective::kReduceScatter, all)->input_run == 6);
+  CHECK(Decode(Collective::kReduceScatter, all)->reduce_op == ReduceOp::kMin);
+  CHECK(Decode(Collective::kAllReduce, all)->reduce_op == ReduceOp::kMin);
+  CHECK(Decode(Collective::kPermute, all)->source_of == std::vector<int32_t>({1, -1, 3, 2}));
+}
+
+TEST_CASE("an attribute that is missing is named") {
+  const std::string where = "jaxcomm: an_op at a_file.py:7: attribute ";
+  CHECK(Decode(Collective::kAllReduce, Call()).status().message() == where + "reduce_op is missing or no int64");
+  CHECK(Decode(Collective::kPermute, Call()).status().message() == where + "source_of is missing or no array");
+  CHECK(Decode(Collective::kBarrier, Call()).ok());  // `processes` may be missing
+  CHECK(Decode(Collective::kBarrier, {}).status().message().find("attribute call is missing") != std::string::npos);
+  Attributes call, all;
+  call.AddScalar<int64_t>("op", XLA_FFI_DataType_S64, 1);
+  all.AddDictionary("call", call);
+  CHECK(Decode(Collective::kBarrier, all).status().message().find("attribute op is missing or no string") !=
+        std::string::npos);
+}
+
+// Processes agree on a call site by the hash: calls that differ in anything that their attributes say must not meet.
+TEST_CASE("calls with different attributes have different hashes") {
+  const auto differs = [](Collective collective, auto change) {
+    CallSpec spec;
+    spec.collective = collective;
+    spec.groups = {0, 1};
+    const uint64_t hash = HashAttributes(spec);
+    CHECK(HashAttributes(spec) == hash);
+    change(spec);
+    return HashAttributes(spec) != hash;
+  };
+  const Collective barrier = Collective::kBarrier;
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.collective = Collective::kAllReduce; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.op = "psum"; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.site = "train.py:3"; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.algorithm = "ring"; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.group_size = 2; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.ranks_per_node = 2; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.groups = {1, 0}; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.processes = {0, 1}; }));
+  CHECK(differs(Collective::kAllToAll, [](CallSpec& spec) { spec.input_run = 1; }));
+  CHECK(differs(Collective::kAllToAll, [](CallSpec& spec) { spec.output_run = 1; }));
+  CHECK(differs(Collective::kAllReduce, [](CallSpec& spec) { spec.reduce_op = ReduceOp::kMax; }));
+  CHECK(differs(Collective::kBroadcast, [](CallSpec& spec) { spec.root = 1; }));
+  CHECK(differs(Collective::kPermute, [](CallSpec& spec) { spec.source_of = {1, 0}; }));
+  // Where one list ends and the next begins counts.
+  const auto halves = [](std::vector<int64_t> groups, std::vector<int32_t> processes) {
+    CallSpec spec;
+    spec.groups = std::move(groups);
+    spec.processes = std::move(processes);
+    return HashAttributes(spec);
+  };
+  CHECK(halves({1, 2}, {3}) != halves({1}, {2, 3}));
 }
 
 // Names and sizes are those of ml_dtypes and NumPy.

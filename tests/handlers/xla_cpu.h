@@ -57,7 +57,7 @@ class CallSite {
   using Handler = XLA_FFI_Error*(XLA_FFI_CallFrame*);
 
   CallSite() {
-    CallState::id.type_id = 1;  // as XLA does when the type is registered
+    CpuCallState::id.type_id = 1;  // as XLA does when the type is registered
     std::memset(api_, 0, sizeof(api_));
     auto* table = reinterpret_cast<XLA_FFI_Api*>(api_);
     table->struct_size = sizeof(api_);
@@ -65,12 +65,12 @@ class CallSite {
       return reinterpret_cast<XLA_FFI_Error*>(new XlaError{args->errc, args->message});
     };
     table->XLA_FFI_State_Set = [](XLA_FFI_State_Set_Args* args) -> XLA_FFI_Error* {
-      CHECK(args->type_id->type_id == CallState::id.type_id);
-      Of(args).site->state_.reset(static_cast<CallState*>(args->state));
+      CHECK(args->type_id->type_id == CpuCallState::id.type_id);
+      Of(args).site->state_.reset(static_cast<CpuCallState*>(args->state));
       return nullptr;
     };
     table->XLA_FFI_State_Get = [](XLA_FFI_State_Get_Args* args) -> XLA_FFI_Error* {
-      CHECK(args->type_id->type_id == CallState::id.type_id);
+      CHECK(args->type_id->type_id == CpuCallState::id.type_id);
       args->state = Of(args).site->state_.get();
       return nullptr;
     };
@@ -157,7 +157,7 @@ class CallSite {
   }
 
   alignas(XLA_FFI_Api) char api_[1024];  // with room for the functions of newer versions
-  std::unique_ptr<CallState> state_;
+  std::unique_ptr<CpuCallState> state_;
 };
 
 }  // namespace fake

@@ -35,7 +35,7 @@ def body(op, n):
 
 def explain(n, op, num_bytes):
     operand = jax.ShapeDtypeStruct((num_bytes // 4,), jnp.int32)
-    return jaxcomm.explain(op, operand, n, reach="network", ranks_per_node=1)
+    return jaxcomm.explain(op, operand, n, scope="network", ranks_per_node=1)
 
 
 def measure(mesh, op, num_bytes):

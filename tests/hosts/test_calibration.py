@@ -21,7 +21,7 @@ def test_links_choose_the_algorithms(capsys, monkeypatch):
     for name, link in LINKS.items():
         with netns.Hosts(3, **link) as hosts:
             run = Run(hosts, "", [[1], [1], [1]], "calibration.py")
-            said = run.hear()
+            said = run.wait_for()
             run.finish()
         assert (said["calibrated_before"], said["calibrated"]) == (False, True)
         cells = said["cells"]

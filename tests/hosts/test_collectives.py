@@ -35,7 +35,7 @@ class Run:
                 command = [sys.executable, str(pathlib.Path(__file__).with_name(script)), what]
                 self.processes.append(hosts.start(host, command, env=environment, text=True, **netns.PIPES))
 
-    def hear(self, process=0):
+    def wait_for(self, process=0):
         for line in self.processes[process].stdout:
             if line.startswith("{"):
                 return json.loads(line)
@@ -62,7 +62,7 @@ def test_values(devices, request, monkeypatch):
     monkeypatch.setenv("SIZE", request.config.getoption("--size"))
     with netns.Hosts(len(devices), rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
         run = Run(hosts, "values", devices)
-        assert run.hear()["checked"] >= 30
+        assert run.wait_for()["checked"] >= 30
         run.finish()
 
 
@@ -71,7 +71,7 @@ def test_values(devices, request, monkeypatch):
 def test_hierarchy_pays_for_small_messages(capsys):
     with netns.Hosts(2, rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
         run = Run(hosts, "small_all_to_all", [[2, 2], [2, 2]])
-        seconds = run.hear()
+        seconds = run.wait_for()
         run.finish()
     with capsys.disabled():
         print("\nall_to_all, 256 B a block:", {name: f"{s * 1e6:.0f} us" for name, s in seconds.items()})
@@ -81,22 +81,22 @@ def test_hierarchy_pays_for_small_messages(capsys):
 @pytest.mark.full
 @pytest.mark.timing
 def test_large_psum_fills_the_link(capsys, monkeypatch, tmp_path):
-    # As jaxcomm.calibrate() would keep it. The figures for memory are jaxcomm's own.
+    # As jaxcomm.calibrate() would keep it. The parameters for memory are jaxcomm's own.
     memory = ["self", 6e-8, 12e9, 0.0], ["node", 6e-8, 12e9, 0.0]
     network = {"links": [*memory, ["network", 50e-6, RATE_BITS_PER_S / 8, DELAY_S]], "launch_s": 15e-6}
-    kept = {"format": 1, "processors": len(os.sched_getaffinity(0)), "figures": {"network": network}}
-    (tmp_path / "figures.json").write_text(json.dumps(kept))
-    monkeypatch.setenv("JAXCOMM_CALIBRATION", str(tmp_path / "figures.json"))
+    kept = {"format": 2, "processors": len(os.sched_getaffinity(0)), "cost_params": {"network": network}}
+    (tmp_path / "cost_params.json").write_text(json.dumps(kept))
+    monkeypatch.setenv("JAXCOMM_CALIBRATION", str(tmp_path / "cost_params.json"))
     with netns.Hosts(2, rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
         run = Run(hosts, "large_psum", [[2, 2], [2, 2]])
         for process in range(4):
-            assert run.hear(process) == {"ready": True}
+            assert run.wait_for(process) == {"ready": True}
         before = hosts.counters(0)
         run.go_on()
-        measured, *_ = [run.hear(process)["seconds"] for process in range(4)]
+        measured, *_ = [run.wait_for(process)["seconds"] for process in range(4)]
         sent_bytes = (hosts.counters(0).sent_bytes - before.sent_bytes) / (5 * CHAIN)
         run.go_on()
-        ring = run.hear()["seconds"]
+        ring = run.wait_for()["seconds"]
         run.finish()
     plan_bytes = 16 << 20  # each host sends one buffer's worth in all
     ideal_s = plan_bytes * 8 / RATE_BITS_PER_S
@@ -104,4 +104,4 @@ def test_large_psum_fills_the_link(capsys, monkeypatch, tmp_path):
         print(f"\npsum of 16 MiB: {measured * 1e3:.0f} ms, {measured / ideal_s:.2f} times the link's time; flat ring "
               f"{ring * 1e3:.0f} ms; {sent_bytes / plan_bytes:.3f} times the plan's bytes sent")  # fmt: skip
     assert plan_bytes <= sent_bytes < 1.1 * plan_bytes  # headers of packets, and acknowledgements
-    assert measured < 2 * ideal_s  # what it takes here is printed above and stands in docs/processes.md
+    assert measured < 2 * ideal_s  # what it takes here is printed above and stands in benchmarks/README.md

@@ -50,7 +50,9 @@ def start(hosts):
 
 def check(text, *parts):
     """Op, call site, phase."""
-    assert re.search(r"psum at failing.py:\d+ \(.+?\): while (entering|running|leaving), ", text), text
+    assert re.search(
+        r"psum at failing.py:\d+ \(.+?\): (in the entry barrier|while running|in the exit barrier), ", text
+    ), text
     for part in parts:
         assert part in text, text
 
@@ -59,42 +61,42 @@ def check(text, *parts):
 @pytest.mark.parametrize("scenario", ["killed_in_a_collective", "killed_while_large_data_move"])
 def test_process_that_is_killed_in_a_collective(start, scenario, round_):
     *survivors, victim = start(scenario, **LONG)
-    killed = victim.hear("acts")["at"]
+    killed = victim.wait_for("acts")["at"]
     for rank in survivors:
-        error = rank.hear("error")
+        error = rank.wait_for("error")
         check(error["text"], "[6, 7] (process 3)")
         assert error["at"] - killed < PROMPT_S
-        rank.hear("survivors work")
+        rank.wait_for("survivors work")
     finish(survivors)
 
 
 @pytest.mark.full
 def test_process_that_is_killed_between_collectives(start, round_):
     *survivors, victim = start("killed_between_collectives", **LONG)
-    victim.hear("acts")
+    victim.wait_for("acts")
     for rank in survivors:
         for _ in range(2):
-            check(rank.hear("error")["text"], "[6, 7] (process 3)")
-        rank.hear("survivors work")
+            check(rank.wait_for("error")["text"], "[6, 7] (process 3)")
+        rank.wait_for("survivors work")
     finish(survivors)
 
 
 @pytest.mark.full
 def test_process_that_is_stopped_and_goes_on(start, round_):
     *others, victim = ranks = start("stopped works_again")
-    stopped = victim.hear("acts")["at"]
-    errors = [rank.hear("error") for rank in others]
+    stopped = victim.wait_for("acts")["at"]
+    errors = [rank.wait_for("error") for rank in others]
     for error in errors:
         check(error["text"])
         assert error["at"] - stopped < TIMEOUT_S + SLACK_S
     # On its own host they know who is missing. The other host may reach its deadline before they have said so.
     assert "(process 3)" in errors[2]["text"]
     victim.process.send_signal(signal.SIGCONT)
-    victim.hear("error")
+    victim.wait_for("error")
     for rank in ranks:
         rank.go_on()
     for rank in ranks:
-        rank.hear("works again")
+        rank.wait_for("works again")
     finish(ranks)
 
 
@@ -105,7 +107,7 @@ def test_process_that_is_stopped_and_goes_on(start, round_):
 def test_link_that_is_cut_and_mended(hosts, start, scenario, round_):
     ranks = start(scenario)
     for rank in ranks:
-        rank.hear("ready")
+        rank.wait_for("ready")
     hosts.cut(1)
     began = time.monotonic()
     if scenario == "link_cut_between_collectives":
@@ -113,17 +115,17 @@ def test_link_that_is_cut_and_mended(hosts, start, scenario, round_):
             rank.go_on()
     for number, rank in enumerate(ranks):
         for _ in range(2 if scenario == "link_cut_between_collectives" else 1):
-            error = rank.hear("error")
+            error = rank.wait_for("error")
             check(error["text"])
             # Of the other host, as cause of it all.
             assert re.search(r"\(process [23]\)" if number < ON_EACH else r"\(process [01]\)", error["text"]), error
-        rank.hear("host works")
+        rank.wait_for("host works")
     hosts.restore(1)
     time.sleep(time.monotonic() - began)  # TCP doubles the time between its attempts
     for rank in ranks:
         rank.go_on()
     for rank in ranks:
-        rank.hear("works again")
+        rank.wait_for("works again")
     finish(ranks)
 
 
@@ -137,7 +139,7 @@ MISMATCHES = {
 @pytest.mark.parametrize("scenario", MISMATCHES)
 def test_hosts_that_disagree_see_both_sides(start, scenario, round_):
     ranks = start(f"{scenario} works_again")
-    texts = [rank.hear("error")["text"] for rank in ranks]
+    texts = [rank.wait_for("error")["text"] for rank in ranks]
     for text in texts:
         assert re.search(r"p(sum|max) at failing.py:\d+ \(.+?\): while ", text), text
         assert "(process " in text
@@ -146,5 +148,5 @@ def test_hosts_that_disagree_see_both_sides(start, scenario, round_):
     for rank in ranks:
         rank.go_on()
     for rank in ranks:
-        rank.hear("works again")
+        rank.wait_for("works again")
     finish(ranks)

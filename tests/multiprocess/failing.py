@@ -25,6 +25,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
+from jaxcomm import _kv_store
 
 SCENARIOS = {}
 VICTIM = int(os.environ.get("VICTIM", int(os.environ["JAX_NUM_PROCESSES"]) - 1))
@@ -310,7 +311,7 @@ def watched_by_strangers():
     """Collectives with checked values until the parent says so."""
     own, processes = jax.process_index(), range(jax.process_count())
     works(processes)
-    address = jaxcomm.distributed._client().blocking_key_value_get(network_key(own), 1000)
+    address = _kv_store.client().blocking_key_value_get(network_key(own), 1000)
     say("listens", ports=listening_ports(), address=address)
     done = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), done.set()), daemon=True).start()
@@ -330,12 +331,12 @@ def watched_by_strangers():
 @scenario
 def has_another_token():
     """Is process 0 and 1 of a run of its own, whose messages go to those of the run under REAL_ADDRESSES."""
-    real, fetch = json.loads(os.environ["REAL_ADDRESSES"]), jaxcomm.distributed._fetch
+    real, fetch = json.loads(os.environ["REAL_ADDRESSES"]), _kv_store.kv_get_of_process
 
-    def forged(client, key, process):
-        return real[process] if key == "network" else fetch(client, key, process)
+    def forged(key, process):
+        return real[process] if key == "network" else fetch(key, process)
 
-    jaxcomm.distributed._fetch = forged
+    _kv_store.kv_get_of_process = forged
     attempt(lambda: program(psum)())
     x = jnp.ones((1, 1 << 18), jnp.float32)
     attempt(lambda: program(lambda block: jaxcomm.psum(x + block[:, :1], "i")[:, :8])())
@@ -412,7 +413,7 @@ if __name__ == "__main__":
         os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
     )
     jax.devices()  # JAX's own part waits for minutes
-    jaxcomm.distributed._client().wait_at_barrier("back ends are up", 100_000)
+    _kv_store.client().wait_at_barrier("back ends are up", 100_000)
     for name in sys.argv[1:]:
         SCENARIOS[name]()
     say("end")

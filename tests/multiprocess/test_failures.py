@@ -24,7 +24,7 @@ MISMATCHES = {
 
 
 def hear_both_sides(ranks, scenario):
-    texts = [rank.hear("error")["text"] for rank in ranks]
+    texts = [rank.wait_for("error")["text"] for rank in ranks]
     for text in texts:
         assert re.search(r"p(sum|max) at failing.py:\d+ ", text), text
         assert "(process " in text
@@ -35,35 +35,35 @@ def hear_both_sides(ranks, scenario):
 def hear_of_missing_call(more, fewer):
     for rank in (more, fewer):
         for _ in range(2):
-            rank.hear("no error")
-    assert "ranks [2, 3] (process 1) in no collective" in more.hear("error")["text"]
+            rank.wait_for("no error")
+    assert "ranks [2, 3] (process 1) in no collective" in more.wait_for("error")["text"]
 
 
 def hear_of_missing_memory(healthy, starved):
-    assert "memfd_create" in starved.hear("error")["text"]
-    text = healthy.hear("error")["text"]
-    assert "gave up" in text and "memfd_create" in text
+    assert "memfd_create" in starved.wait_for("error")["text"]
+    text = healthy.wait_for("error")["text"]
+    assert "aborted" in text and "memfd_create" in text
 
 
 def hear_of_stopped(others, victim):
     """Stops and goes on; the others have waited for as long as they should."""
     number = len(others)
-    stopped = victim.hear("acts")["at"]
+    stopped = victim.wait_for("acts")["at"]
     for rank in others:
-        error = rank.hear("error")
+        error = rank.wait_for("error")
         assert "psum at failing.py:" in error["text"]
         assert f"[{2 * number}, {2 * number + 1}] (process {number})" in error["text"]
         assert TIMEOUT_S - 1 < error["at"] - stopped < TIMEOUT_S + SLACK_S
     victim.process.send_signal(signal.SIGCONT)
-    text = victim.hear("error")["text"]  # whichever of its two devices comes first
-    assert "gave up" in text or re.search(rf"\[{2 * number}\]|\[{2 * number + 1}\] did not arrive", text)
+    text = victim.wait_for("error")["text"]  # whichever of its two devices comes first
+    assert "aborted" in text or re.search(rf"\[{2 * number}\]|\[{2 * number + 1}\] did not arrive", text)
 
 
 def all_work_again(ranks):
     for rank in ranks:
         rank.go_on()
     for rank in ranks:
-        rank.hear("works again")
+        rank.wait_for("works again")
 
 
 def all_live_on(start):
@@ -86,52 +86,52 @@ def all_live_on(start):
 def one_after_the_other_is_killed(start):
     """The last in a collective, then the first, which coordinates, between two."""
     first, second, third = start("one_after_the_other_is_killed", 3, **COORDINATOR, **LONG)
-    killed = third.hear("acts")["at"]
+    killed = third.wait_for("acts")["at"]
     assert third.process.wait(DEADLINE_S) == -signal.SIGKILL
     for rank in (first, second):
-        error = rank.hear("error")
+        error = rank.wait_for("error")
         assert "psum at failing.py:" in error["text"]
         assert "[4, 5] (process 2)" in error["text"]
         assert error["at"] - killed < PROMPT_S
-        rank.hear("survivors work")
+        rank.wait_for("survivors work")
     for rank in (first, second):
         rank.go_on()
-    first.hear("acts")
+    first.wait_for("acts")
     assert first.process.wait(DEADLINE_S) == -signal.SIGKILL
     second.go_on()
-    errors = [second.hear("error") for _ in range(2)]
+    errors = [second.wait_for("error") for _ in range(2)]
     for error in errors:
         assert "psum at failing.py:" in error["text"]
         assert "process of ranks [0, 1] (process 0) has ended" in error["text"]
     assert errors[1]["at"] - errors[0]["at"] < PROMPT_S
-    second.hear("survivors work")
+    second.wait_for("survivors work")
     finish([second])
 
 
 def killed_during_bootstrap(start):
     *survivors, victim = start("killed_during_bootstrap", 3)
-    killed = victim.hear("acts")["at"]
+    killed = victim.wait_for("acts")["at"]
     for rank in survivors:
-        error = rank.hear("error")
+        error = rank.wait_for("error")
         assert "psum at failing.py:" in error["text"]
         assert f"while compiling, process 2 did not show up within {TIMEOUT_S} s (JAXCOMM_TIMEOUT_S)" in error["text"]
         assert error["at"] - killed < TIMEOUT_S + SLACK_S
-        rank.hear("survivors work")
+        rank.wait_for("survivors work")
     finish(survivors)
 
 
 def sender_is_stopped_in_the_middle(start):
     """Its part of the result is never written again; the two can't work together any more."""
     receiver, sender = ranks = start("stopped_while_its_data_lands", 2, nodes="ab")
-    stopped = sender.hear("acts")["at"]
-    error = receiver.hear("error")
+    stopped = sender.wait_for("acts")["at"]
+    error = receiver.wait_for("error")
     assert "ppermute at failing.py:" in error["text"] and "(process 1)" in error["text"]
     assert TIMEOUT_S - 1 < error["at"] - stopped < TIMEOUT_S + SLACK_S
-    assert "(process 1) can't be reached: its data did not arrive in time" in receiver.hear("error")["text"]
-    receiver.hear("each works alone")
+    assert "(process 1) can't be reached: its data did not arrive in time" in receiver.wait_for("error")["text"]
+    receiver.wait_for("each works alone")
     sender.process.send_signal(signal.SIGCONT)
-    assert "(process 0)" in sender.hear("error")["text"]
-    sender.hear("each works alone")
+    assert "(process 0)" in sender.wait_for("error")["text"]
+    sender.wait_for("each works alone")
     finish(ranks)
 
 
@@ -150,52 +150,52 @@ def test_side_by_side(start, checks, round_):
 @pytest.mark.parametrize("scenario", ["killed_in_a_collective", "killed_while_large_data_move"])
 def test_process_that_is_killed_in_a_collective(start, scenario, round_):
     *survivors, victim = start(scenario, 3, **LONG)
-    killed = victim.hear("acts")["at"]
+    killed = victim.wait_for("acts")["at"]
     assert victim.process.wait(DEADLINE_S) == -signal.SIGKILL
     for rank in survivors:
-        error = rank.hear("error")
+        error = rank.wait_for("error")
         assert "psum at failing.py:" in error["text"]
         assert "[4, 5] (process 2)" in error["text"]
         assert error["at"] - killed < PROMPT_S
-        rank.hear("survivors work")
+        rank.wait_for("survivors work")
     finish(survivors)
 
 
 @pytest.mark.full
 def test_process_that_is_killed_between_collectives(start, round_):
     *survivors, victim = start("killed_between_collectives", 3, **LONG)
-    victim.hear("acts")
+    victim.wait_for("acts")
     for rank in survivors:
-        first, second = rank.hear("error"), rank.hear("error")
+        first, second = rank.wait_for("error"), rank.wait_for("error")
         for error in (first, second):
             assert "psum at failing.py:" in error["text"]
             assert "process of ranks [4, 5] (process 2) has ended" in error["text"]
         assert second["at"] - first["at"] < PROMPT_S
-        rank.hear("survivors work")
+        rank.wait_for("survivors work")
     finish(survivors)
 
 
 @pytest.mark.full
 def test_coordinator_that_is_killed_in_a_collective(start, round_):
     victim, *survivors = start("killed_in_a_collective", 3, **COORDINATOR, **LONG)
-    killed = victim.hear("acts")["at"]
+    killed = victim.wait_for("acts")["at"]
     for rank in survivors:
-        error = rank.hear("error")
+        error = rank.wait_for("error")
         assert "psum at failing.py:" in error["text"]
         assert "[0, 1] (process 0)" in error["text"]
         assert error["at"] - killed < PROMPT_S
-        rank.hear("survivors work")
+        rank.wait_for("survivors work")
     finish(survivors)
 
 
 @pytest.mark.full
 def test_coordinator_that_is_killed_between_collectives(start, round_):
     victim, *survivors = start("killed_between_collectives", 3, **COORDINATOR, **LONG)
-    victim.hear("acts")
+    victim.wait_for("acts")
     for rank in survivors:
         for _ in range(2):
-            assert "process of ranks [0, 1] (process 0) has ended" in rank.hear("error")["text"]
-        rank.hear("survivors work")
+            assert "process of ranks [0, 1] (process 0) has ended" in rank.wait_for("error")["text"]
+        rank.wait_for("survivors work")
     finish(survivors)
 
 
@@ -203,10 +203,10 @@ def test_coordinator_that_is_killed_between_collectives(start, round_):
 def test_coordinator_that_is_killed_during_bootstrap(start, round_):
     """The survivors can't find each other any more."""
     victim, *survivors = start("coordinator_killed_during_bootstrap", 3, **COORDINATOR)
-    killed = victim.hear("acts")["at"]
+    killed = victim.wait_for("acts")["at"]
     for rank in survivors:
         for attempt in range(2):
-            error = rank.hear("error")
+            error = rank.wait_for("error")
             assert "psum at failing.py:" in error["text"]
             assert f"within {TIMEOUT_S} s (JAXCOMM_TIMEOUT_S)" in error["text"]
             assert error["at"] - killed < (attempt + 1) * (TIMEOUT_S + SLACK_S)
@@ -242,7 +242,7 @@ def test_ranks_that_call_a_different_number_of_times(start, round_):
 def test_versions_that_differ(start, round_):
     ranks = start("another_version", 2)
     for rank in ranks:
-        assert "runs jaxcomm" in (text := rank.hear("error")["text"])
+        assert "runs jaxcomm" in (text := rank.wait_for("error")["text"])
         assert "99.0" in text
     finish(ranks)
 

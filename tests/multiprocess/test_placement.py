@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxcomm import _core, distributed
+from jaxcomm import _bootstrap, _core, _kv_store, _placement
 
 
 class Store:
@@ -45,10 +45,10 @@ def cluster(monkeypatch):
         for process, node in enumerate(nodes):
             record = {"version": "1.0", "node": node, "address": {"of": process}}
             store.key_value_set(f"jaxcomm/process/{process}", json.dumps(record))
-        monkeypatch.setattr(distributed, "_records", {own: {"version": "1.0", "node": nodes[own], "address": {}}})
-        monkeypatch.setattr(distributed, "_connected", set())
-        monkeypatch.setattr(distributed, "_client", lambda: store)
-        monkeypatch.setattr(distributed, "_start_network", lambda: connected.append("network started"))
+        monkeypatch.setattr(_bootstrap, "_records", {own: {"version": "1.0", "node": nodes[own], "address": {}}})
+        monkeypatch.setattr(_bootstrap, "_connected", set())
+        monkeypatch.setattr(_kv_store, "client", lambda: store)
+        monkeypatch.setattr(_bootstrap, "_start_network", lambda: connected.append("network started"))
         monkeypatch.setattr(jax, "process_count", lambda: len(nodes))
         monkeypatch.setattr(jax, "process_index", lambda: own)
         monkeypatch.setattr(jax.sharding, "Mesh", Mesh)
@@ -56,7 +56,7 @@ def cluster(monkeypatch):
             connect_process=lambda process, node, of: connected.append((process, node, of)),
             connect_network=lambda process, address: connected.append((process, address)),
         )
-        monkeypatch.setattr(distributed, "_core", core)
+        monkeypatch.setattr(_bootstrap, "_core", core)
         return store, connected
 
     return make
@@ -64,7 +64,7 @@ def cluster(monkeypatch):
 
 def test_nodes_come_in_the_order_of_their_first_process(cluster):
     cluster("babc", 2)
-    assert distributed.nodes() == [[0, 2], [1], [3]]
+    assert _placement.nodes() == [[0, 2], [1], [3]]
 
 
 @pytest.mark.parametrize(
@@ -80,18 +80,18 @@ def test_nodes_come_in_the_order_of_their_first_process(cluster):
         ("ab", [0, 0, 1, 1], [[3, 2, 1, 0]], 2),
     ],
 )
-def test_layout(cluster, nodes, devices, rows, ranks_per_node):
+def test_placement(cluster, nodes, devices, rows, ranks_per_node):
     store, _ = cluster(nodes, 1)
     store.values |= {f"jaxcomm/network/{process}": "" for process in range(len(nodes))}
     rows = np.array(rows)
-    found = distributed.layout(Mesh(devices), rows)
+    found = _placement.placement(Mesh(devices), rows)
     assert found.ranks_per_node == ranks_per_node
     np.testing.assert_array_equal(found.processes, np.array(devices)[rows].reshape(-1))
 
 
 def test_groups_of_this_process_alone_need_no_other(cluster):
     store, connected = cluster("aabb", 1)
-    found = distributed.layout(Mesh([1, 1]), np.array([[0, 1]]))
+    found = _placement.placement(Mesh([1, 1]), np.array([[0, 1]]))
     assert (len(found.processes), found.ranks_per_node) == (0, None)
     assert store.asked == connected == []
 
@@ -102,9 +102,9 @@ def test_connects_to_the_processes_of_its_groups_once(cluster):
     store.values["jaxcomm/network/3"] = "aGVyZQ=="
     mesh = Mesh([0, 1, 2, 3])
     for _ in range(2):
-        distributed.layout(mesh, np.array([[0, 2], [1, 3]]))
+        _placement.placement(mesh, np.array([[0, 2], [1, 3]]))
     assert connected == ["network started", (3, "b", 3), (3, b"here")]
-    distributed.layout(mesh, np.array([[0, 1], [2, 3]]))
+    _placement.placement(mesh, np.array([[0, 1], [2, 3]]))
     assert connected[3:] == [(0, "a", 0)]
 
 
@@ -113,16 +113,16 @@ def test_versions_must_agree(cluster):
     record = json.loads(store.values["jaxcomm/process/0"])
     store.values["jaxcomm/process/0"] = json.dumps({**record, "version": "99.0"})
     with pytest.raises(RuntimeError, match=r"process 0 runs jaxcomm 99\.0, process 1 1\.0"):
-        distributed.connect([0, 1])
-    assert distributed._connected == set()
+        _bootstrap.connect([0, 1])
+    assert _bootstrap._connected == set()
 
 
 def test_a_process_that_does_not_show_up_is_named(cluster):
     store, _ = cluster("aa", 1)
     del store.values["jaxcomm/process/0"]
-    timeout_s = distributed.config().timeout_s
+    timeout_s = _kv_store.config().timeout_s
     with pytest.raises(RuntimeError, match=rf"process 0 did not show up within {timeout_s:g} s .*DEADLINE_EXCEEDED"):
-        distributed.connect([0, 1])
+        _bootstrap.connect([0, 1])
     assert store.asked == [("jaxcomm/process/0", int(timeout_s * 1000))]
 
 
@@ -132,38 +132,40 @@ def test_a_process_that_cannot_be_reached_is_named(cluster, monkeypatch):
     def fail(process, node, of):
         raise RuntimeError("no way")
 
-    monkeypatch.setattr(distributed._core, "connect_process", fail)
+    monkeypatch.setattr(_bootstrap._core, "connect_process", fail)
     with pytest.raises(RuntimeError, match=r"process 0 can't be reached from process 1: no way.*here 'a'"):
-        distributed.connect([0])
+        _bootstrap.connect([0])
     tried = []
-    monkeypatch.setattr(distributed._core, "connect_process", lambda process, node, of: tried.append(process))
-    distributed.connect([0])
-    assert tried == [0] and distributed._connected == {0}
+    monkeypatch.setattr(_bootstrap._core, "connect_process", lambda process, node, of: tried.append(process))
+    _bootstrap.connect([0])
+    assert tried == [0] and _bootstrap._connected == {0}
 
 
-def test_first_that_speaks_decides(cluster, monkeypatch):
+def test_the_first_to_call_decides(cluster, monkeypatch):
     cluster("aa", 1)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    assert distributed.agree("token", "1") == "1"
-    assert distributed.agree("token", "2") == "1"
+    assert _kv_store.kv_agree("token", "1") == "1"
+    assert _kv_store.kv_agree("token", "2") == "1"
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
-    assert distributed.agree("token", "2") == "2"
+    assert _kv_store.kv_agree("token", "2") == "2"
 
 
 def test_a_coordinator_that_does_not_answer(monkeypatch):
     ended = threading.Event()
     client = types.SimpleNamespace(key_value_set=lambda key, value: ended.wait(100))
-    monkeypatch.setattr(distributed, "config", lambda: types.SimpleNamespace(timeout_s=0.1))
+    monkeypatch.setattr(_kv_store, "client", lambda: client)
+    monkeypatch.setattr(_kv_store, "config", lambda: types.SimpleNamespace(timeout_s=0.1))
     with pytest.raises(RuntimeError, match=r"process 0\) did not answer within 0.1 s \(JAXCOMM_TIMEOUT_S\)"):
-        distributed._store(client, "key", "value")
+        _kv_store.kv_set("key", "value")
     ended.set()
 
     def fail(key, value):
         raise OSError("oops")
 
-    monkeypatch.setattr(distributed, "config", lambda: types.SimpleNamespace(timeout_s=100))
+    client.key_value_set = fail
+    monkeypatch.setattr(_kv_store, "config", lambda: types.SimpleNamespace(timeout_s=100))
     with pytest.raises(OSError, match="oops"):
-        distributed._store(types.SimpleNamespace(key_value_set=fail), "key", "value")
+        _kv_store.kv_set("key", "value")
 
 
 def test_the_real_module_has_what_the_fake_has():

@@ -41,7 +41,7 @@ def disturb(family, address, port):
 
 def test_strangers_change_nothing(start, round_):
     ranks = start("watched_by_strangers", 2, nodes="ab")
-    said = [rank.hear("listens") for rank in ranks]
+    said = [rank.wait_for("listens") for rank in ranks]
     half_open = []
     for one in said:
         assert one["ports"]
@@ -52,12 +52,12 @@ def test_strangers_change_nothing(start, round_):
     forgers = start("has_another_token", 2, nodes="ab", REAL_ADDRESSES=addresses)
     for forger in forgers:
         for _ in range(2):
-            assert "psum at failing.py:" in forger.hear("error")["text"]
+            assert "psum at failing.py:" in forger.wait_for("error")["text"]
     finish(forgers)
     for rank in ranks:
         rank.go_on()
     for rank in ranks:
-        assert rank.hear("right")["rounds"] > 10
+        assert rank.wait_for("right")["rounds"] > 10
     finish(ranks)
     for stranger in half_open:
         stranger.close()

@@ -18,7 +18,7 @@ class Tests(NamedTuple):
 
 PLAN = ("tests/plan/test_select.py", "tests/plan/test_cost.py", "tests/plan/test_validate.py")
 TESTS = {
-    "ffi/plan": Tests(("plan",), PLAN),
+    "ffi/plan": Tests(("plan", "cpu"), (*PLAN, "tests/test_explain.py")),
     "ffi/cpu": Tests(("cpu", "transport")),
     "ffi/transport": Tests(("transport", "cpu")),
     "ffi/common": Tests(("common", "handlers", "plan", "cpu"), ("tests/ops/test_psum.py",)),

@@ -3,11 +3,11 @@
 from mutation.hand import Mutant
 
 COMMUNICATOR = "ffi/cuda/runtime/communicator.cc"
-EXCHANGE = "ffi/cuda/nccl/exchange.cc"
+EXCHANGE = "ffi/cuda/nccl/bootstrap.cc"
 NODES = "ffi/cuda/nccl/nodes.cc"
 MEMORY = "ffi/cuda/nccl/symmetric_memory.cc"
 OWN = "ffi/cuda/runtime/own_communicators.cc"
-MESSENGER = "ffi/cuda/runtime/messenger.cc"
+PROXY = "ffi/cuda/runtime/send_recv_proxy.cc"
 CALL = "ffi/cuda/xla/call.cc"
 DEVICE_CALL = "ffi/cuda/runtime/device_call.cc"
 PROGRAM = "ffi/cuda/program/call_program.cc"
@@ -74,29 +74,29 @@ MUTANTS = [
     Mutant(
         "settings of windows need not agree",
         COMMUNICATOR,
-        ' ||\n      !exchange_.Agree("JAXCOMM_WINDOWS", settings_.windows ? 1 : 0, error)) {',
+        ' ||\n      !bootstrap_.CheckEqual("JAXCOMM_SYMMETRIC_BUFFERS", settings_.windows ? 1 : 0, error)) {',
         ") {",
         "test_cuda_refusals",
     ),
     Mutant(
         "GIN's counts are not cleared",
         COMMUNICATOR,
-        'CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, exchange_.stream()), &problem);',
+        'CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, bootstrap_.stream()), &problem);',
         "true;",
         "test_cuda_communicator",
     ),
     Mutant(
         "a rank makes GIN where another one can't",
         COMMUNICATOR,
-        "if (!exchange_.AllCan(made != nullptr, &all_can, error)) return false;",
+        "if (!bootstrap_.AllTrue(made != nullptr, &all_can, error)) return false;",
         "all_can = made != nullptr;",
         "test_cuda_between_nodes",
     ),
     Mutant(
         "the mailboxes lie in the signals",
         COMMUNICATOR,
-        "mail_ = {pad.base + pad_bytes, pad.stride};",
-        "mail_ = {pad.base, pad.stride};",
+        "offset_table_ = {pad.base + pad_bytes, pad.stride};",
+        "offset_table_ = {pad.base, pad.stride};",
         "test_cuda_device_call",
     ),
     Mutant(
@@ -144,14 +144,14 @@ MUTANTS = [
     Mutant(
         "a part's ranks are those of the group",
         NODES,
-        "key, exchange.rank() - first, &config",
-        "key, exchange.rank(), &config",
+        "key, bootstrap.rank() - first, &config",
+        "key, bootstrap.rank(), &config",
         "test_cuda_between_nodes",
     ),
     Mutant(
         "nodes that can't address each other keep their communicator",
         NODES,
-        "  if (!*connected && ranks_per_node < exchange.size()) exchange.nccl().CommAbort(nodes->comm);\n",
+        "  if (!*connected && ranks_per_node < bootstrap.size()) bootstrap.nccl().CommAbort(nodes->comm);\n",
         "",
         "test_cuda_between_nodes",
     ),
@@ -172,8 +172,8 @@ MUTANTS = [
     Mutant(
         "only a part of new memory is cleared",
         MEMORY,
-        "cudaMemsetAsync(own, 0, static_cast<size_t>(bytes), exchange_.stream())",
-        "cudaMemsetAsync(own, 0, static_cast<size_t>(bytes) / 2, exchange_.stream())",
+        "cudaMemsetAsync(own, 0, static_cast<size_t>(bytes), bootstrap_.stream())",
+        "cudaMemsetAsync(own, 0, static_cast<size_t>(bytes) / 2, bootstrap_.stream())",
         "test_cuda_user_calls",
     ),
     Mutant(
@@ -235,8 +235,8 @@ MUTANTS = [
     Mutant(
         "a new place of the result alone is not told",
         DEVICE_CALL,
-        "location.input == location_.input && location.output == location_.output",
-        "location.input == location_.input",
+        "offsets.input == offsets_.input && offsets.output == offsets_.output",
+        "offsets.input == offsets_.input",
         "test_cuda_device_call",
     ),
     Mutant(
@@ -276,21 +276,21 @@ MUTANTS = [
     ),
     Mutant(
         "a message is unpacked on the stream of the call",
-        MESSENGER,
+        PROXY,
         "Launch(OfWalk(call, args, round.unpack), call.num_channels, stream_)",
         "Launch(OfWalk(call, args, round.unpack), call.num_channels, stream)",
         "test_cuda_between_nodes",
     ),
     Mutant(
         "messages are sent before they are packed",
-        MESSENGER,
+        PROXY,
         'problem = Problem("cudaStreamWaitEvent", cudaStreamWaitEvent(stream_, events.packed, 0));',
         'problem = "";',
         "test_cuda_between_nodes",
     ),
     Mutant(
         "rounds of an idle GPU are too late",
-        MESSENGER,
+        PROXY,
         "if (seen != count || round == 0) since = now;",
         "if (seen != count) since = now;",
         "test_cuda_between_nodes",

@@ -5,7 +5,8 @@ from mutation.hand import Mutant
 STEP = "tests/models/test_moe_step.py::test_step_is_that_of_one_device"
 RUNS = "tests/models/test_moe_runs.py"
 MODEL, TRAIN = "models/moe/model.py", "models/moe/train.py"
-RUN, CASES, DISTRIBUTED = "jaxcomm/run.py", "jaxcomm/bench/cases.py", "jaxcomm/distributed.py"
+RUN, CASES = "jaxcomm/run.py", "jaxcomm/bench/cases.py"
+BOOTSTRAP, KV_STORE, PLACED = "jaxcomm/_bootstrap.py", "jaxcomm/_kv_store.py", "jaxcomm/_placement.py"
 PLACEMENT = "tests/multiprocess/test_placement.py"
 
 MUTANTS = [
@@ -179,38 +180,38 @@ MUTANTS = [
         "tests/test_bench.py::test_targets",
     ),
     Mutant(
-        "nodes in the order of their names", DISTRIBUTED, "return list(by_name.values())",
+        "nodes in the order of their names", PLACED, "return list(by_name.values())",
         "return [by_name[name] for name in sorted(by_name)]",
         f"{PLACEMENT}::test_nodes_come_in_the_order_of_their_first_process",
     ),
     Mutant(
-        "nodes that a group visits twice", DISTRIBUTED,
+        "nodes that a group visits twice", PLACED,
         "return runs[0] if len(set(runs)) == 1 and len(runs) == len(set(nodes)) else 1",
         "return runs[0] if len(set(runs)) == 1 else 1",
         "tests/multiprocess/test_nodes.py::test_ranks_per_node_of_a_group",
     ),
     Mutant(
-        "ranks of a group in the order of the mesh", DISTRIBUTED,
-        "np.int32)[rows]\n    own", "np.int32)[np.sort(rows)]\n    own", f"{PLACEMENT}::test_layout",
+        "ranks of a group in the order of the mesh", PLACED,
+        "np.int32)[rows]\n    own", "np.int32)[np.sort(rows)]\n    own", f"{PLACEMENT}::test_placement",
     ),
     Mutant(
-        "the first group stands for all", DISTRIBUTED, "sizes.pop() if len(sizes) == 1 else 1", "max(sizes)",
-        f"{PLACEMENT}::test_layout",
+        "the first group stands for all", PLACED, "sizes.pop() if len(sizes) == 1 else 1", "max(sizes)",
+        f"{PLACEMENT}::test_placement",
     ),
     Mutant(
-        "connected before it is", DISTRIBUTED,
+        "connected before it is", BOOTSTRAP,
         "            record = _records[process]\n            try:\n",
         "            record = _records[process]\n            _connected.add(process)\n            try:\n",
         f"{PLACEMENT}::test_a_process_that_cannot_be_reached_is_named",
     ),
     Mutant(
-        "milliseconds as seconds", DISTRIBUTED,
+        "milliseconds as seconds", KV_STORE,
         "max(math.ceil(limit_s * 1000), 1)",
         "max(math.ceil(limit_s), 1)",
         f"{PLACEMENT}::test_a_process_that_does_not_show_up_is_named",
     ),
     Mutant(
-        "versions are not compared", DISTRIBUTED, 'if record["version"] != (ours := _records[own]["version"]):',
+        "versions are not compared", BOOTSTRAP, 'if record["version"] != (ours := _records[own]["version"]):',
         'if (ours := _records[own]["version"]) != _records[own]["version"]:', f"{PLACEMENT}::test_versions_must_agree",
     ),
 ]  # fmt: skip

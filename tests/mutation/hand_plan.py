@@ -3,7 +3,7 @@
 from mutation.hand import Mutant
 
 VALIDATE, RULES, SYMBOLIC = "ffi/plan/validate.cc", "ffi/plan/step_rules.h", "ffi/plan/symbolic.h"
-COST, SELECT, LAYOUT = "ffi/plan/cost.cc", "ffi/plan/select.cc", "ffi/plan/layout.h"
+COST, SELECT, LAYOUT = "ffi/plan/cost.cc", "ffi/plan/select.cc", "ffi/plan/partition.h"
 TESTS = "test_plan"
 
 MUTANTS = [
@@ -89,8 +89,8 @@ MUTANTS = [
     Mutant(
         "runs of one rank's input are one run, wherever they come from",
         VALIDATE,
-        "last.content.value == piece.content.value && last.content.shift == piece.content.shift",
-        "last.content.value == piece.content.value",
+        "last.content.value == read.content.value && last.content.shift == read.content.shift",
+        "last.content.value == read.content.value",
         TESTS,
     ),
     Mutant(
@@ -103,14 +103,14 @@ MUTANTS = [
     Mutant(
         "elements of sums are not compared",
         VALIDATE,
-        "if (piece.content.shift != shift) return",
-        "if (piece.content.shift < 0) return",
+        "if (read.content.shift != shift) return",
+        "if (read.content.shift < 0) return",
         TESTS,
     ),
     Mutant(
         "contents of an output may come from another element",
         VALIDATE,
-        "if (kept && !(right && run.content.shift == wanted.shift))",
+        "if (kept && !(right && extent.content.shift == wanted.shift))",
         "if (kept && !right)",
         TESTS,
     ),
@@ -282,8 +282,8 @@ MUTANTS = [
     Mutant(
         "a signal arrives after an overhead instead of the latency",
         COST,
-        "return Use(link, 0, progress, link_s) + machine_.links[link].latency_s;",
-        "return Use(link, 0, progress, link_s) + machine_.links[link].overhead_s;",
+        "return Use(link, 0, times, link_s) + machine_.links[link].latency_s;",
+        "return Use(link, 0, times, link_s) + machine_.links[link].overhead_s;",
         TESTS,
     ),
     Mutant(

@@ -11,7 +11,6 @@ from . import syntax, trees
 
 NUMBERS_PER_FILE = 5000
 DEVICE = re.compile(r"JAXCOMM_(DEVICE|BOTH|EMULATION)|__device__|__global__")
-FAKES = {"memory_network"}  # of tests only
 NOT_RUN = re.compile(r"mutants")  # a test that breaks the code itself
 
 
@@ -48,10 +47,9 @@ class Sources:
     def __init__(self, folder, first=0):
         paths = [path for path in sorted((trees.ROOT / folder).rglob("*")) if path.suffix in (".cc", ".h")]
         paths = [path for path in paths if not (path.suffix == ".h" and DEVICE.search(path.read_text()))]
-        paths = [path for path in paths if path.stem not in FAKES]
         units = [path for path in paths if path.suffix == ".cc"]
-        if not units:  # headers only: whoever includes them
-            units = sorted((trees.ROOT / "ffi/cpu").glob("*.cc"))
+        if folder == "ffi/common":  # most of its headers are included by others only
+            units += sorted((trees.ROOT / "ffi/cpu").glob("*.cc"))
         self.sources = syntax.read(units, {str(path) for path in paths})
         self.mutants, self.edits = [], {}
         for index, (path, source) in enumerate(sorted(self.sources.items())):

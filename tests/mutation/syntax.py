@@ -4,6 +4,7 @@ An edit replaces a range of a file by texts and inner ranges, which are rendered
 they are, so that what the compiler says of the rewritten source holds for the original.
 """
 
+import functools
 import itertools
 import pathlib
 import re
@@ -420,17 +421,20 @@ def read(units, wanted, definitions=('JAXCOMM_CUDA_ARCHITECTURES=""',)):
         arguments += ["-isystem", folder]
     index = cindex.Index.create()
     sources = {}
+    resolve = functools.cache(lambda name: str(pathlib.Path(name).resolve()))
     for unit in units:
+        if wanted <= sources.keys():
+            break
         options = cindex.TranslationUnit.PARSE_DETAILED_PROCESSING_RECORD
         parsed = index.parse(str(unit), args=arguments, options=options)
         new, macros = {}, {}
         for cursor in parsed.cursor.get_children():
             file = cursor.extent.start.file
-            if file is None or str(pathlib.Path(file.name).resolve()) not in wanted:
+            if file is None or resolve(file.name) not in wanted:
                 continue
             if cursor.kind is CursorKind.MACRO_INSTANTIATION:
                 macros.setdefault(file.name, []).append((cursor.extent.start.offset, cursor.extent.end.offset))
-            elif str(pathlib.Path(file.name).resolve()) not in sources and not cursor.kind.is_preprocessing():
+            elif resolve(file.name) not in sources and not cursor.kind.is_preprocessing():
                 new.setdefault(file.name, []).append(cursor)
         for name, cursors in new.items():
             source = Source(name)
@@ -438,6 +442,6 @@ def read(units, wanted, definitions=('JAXCOMM_CUDA_ARCHITECTURES=""',)):
             walker = Walker(source)
             for cursor in cursors:
                 walker.walk(cursor)
-            source.path = str(pathlib.Path(name).resolve())
+            source.path = resolve(name)
             sources[source.path] = source
     return sources

@@ -70,7 +70,7 @@ class Interleavings {
 
   struct Access {
     bool data = false;
-    bool far = false;  // a put across the network
+    bool inter_node = false;  // a put across the network
     Cells read, written;
     bool Conflicts(const Access& other) const {
       return (written & (other.read | other.written)).any() || (read & other.written).any();
@@ -85,7 +85,7 @@ class Interleavings {
     uint64_t order = 0;
   };
 
-  bool Near(int32_t a, int32_t b) const {
+  bool IsIntraNode(int32_t a, int32_t b) const {
     const int32_t locals = request_.geometry.ranks_per_node;
     return request_.geometry.all_addressable || a / locals == b / locals;
   }
@@ -118,7 +118,7 @@ class Interleavings {
     if (!Exists(step.dst, step.count)) return false;
     if (step.kind == StepKind::kReduce && step.num_sources < 1) return false;
     for (const Place& src : SourcesOf(plan, step)) {
-      if (!Exists(src, step.count) || !Near(plan.rank, src.rank)) return false;
+      if (!Exists(src, step.count) || !IsIntraNode(plan.rank, src.rank)) return false;
       if (step.kind == StepKind::kGet && src.rank != step.peer) return false;
       if ((step.kind == StepKind::kCopy || step.kind == StepKind::kPut) && src.rank != plan.rank) return false;
       const int64_t apart = Cell(src) - Cell(step.dst);
@@ -141,7 +141,7 @@ class Interleavings {
           access.written.set(static_cast<size_t>(Cell(step.dst) + k));
           for (const Place& src : SourcesOf(plan, step)) access.read.set(static_cast<size_t>(Cell(src) + k));
         }
-        access.far = step.kind == StepKind::kPut && !Near(plan.rank, step.peer);
+        access.inter_node = step.kind == StepKind::kPut && !IsIntraNode(plan.rank, step.peer);
         accesses_.back().push_back(access);
         for (size_t peer = 0; peer < n; ++peer) {
           const bool with = step.peer == static_cast<int32_t>(peer);
@@ -207,7 +207,7 @@ class Interleavings {
         if (!Ended(state, a) && next.Conflicts(accesses_[Index(a)][Index(state[Index(a)])])) faults_ |= kRace;
         for (int32_t i = 0; i < state[Index(a)]; ++i) {  // puts of rank a that may still be under way
           const Access& put = accesses_[Index(a)][Index(i)];
-          if (!put.far) continue;
+          if (!put.inter_node) continue;
           const int32_t to = plans_[Index(a)].steps[Index(i)].peer;
           if (Waits(state, to, a) > signals_[Index(a)][Index(to)][Index(i)]) continue;
           if ((put.written & (next.read | next.written)).any()) faults_ |= kRace;
@@ -276,7 +276,7 @@ class Interleavings {
         std::vector<Element> elements;
         for (int64_t k = 0; k < step.count; ++k) elements.push_back(Compute(memory, plans_[Index(rank)], step, k));
         flights.push_back({rank, step.peer, Signals(state, rank, std::max(step.peer, 0)), Cell(step.dst), elements});
-        if (!accesses_[Index(rank)][Index(state[Index(rank)])].far) land(flights.size() - 1);
+        if (!accesses_[Index(rank)][Index(state[Index(rank)])].inter_node) land(flights.size() - 1);
       }
       ++state[Index(rank)];
     }

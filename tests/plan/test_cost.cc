@@ -84,7 +84,7 @@ TEST_CASE("empty blocks cost nothing but the launch") {
     if (request.collective == Collective::kBarrier) return;
     Machine machine = MakeMachine(kNode, kNode, kNetwork);
     machine.launch_s = 1e-3;
-    machine.frame_s = 1e-4;
+    machine.sync_overhead_s = 1e-4;
     const Cost cost = CostOf(algorithm, request, 4, machine);
     CHECK(cost.traffic[1].bytes == 0 && cost.traffic[2].bytes == 0);
     if (cost.steps == 0) CheckTime(algorithm.name, cost.time_s, 1.1e-3 + (request.geometry.num_nodes > 1 ? 2e-5 : 0));
@@ -170,7 +170,7 @@ TEST_CASE("ranks that share a processor take turns, but wait at the same time") 
     Machine machine = MakeMachine(kFree, node, kNetwork);
     machine.ranks_per_processor = sharing;
     machine.launch_s = 0.125;
-    machine.frame_s = 0.25;
+    machine.sync_overhead_s = 0.25;
     const double message_s = 3e-6 + 4000 / 2e9;
     CheckTime("direct", CostOf("direct", Ask(Collective::kAllToAll, 1, 8, 1000), 4, machine).time_s,
               0.375 + sharing * 7 * message_s);
@@ -182,21 +182,21 @@ TEST_CASE("ranks that share a processor take turns, but wait at the same time") 
   }
 }
 
-TEST_CASE("an exchange with flags has a formula of its own") {
+TEST_CASE("an LL exchange has a formula of its own") {
   Machine machine = MakeMachine(kNode, kNode, kNetwork);
   machine.launch_s = 1e-3;
-  machine.frame_s = 1e-1;  // only around steps
-  machine.flagged = LinkModel{1e-6, 1e9, 3e-6};
-  machine.flagged_twice = LinkModel{2e-6, 2e9, 5e-6};
+  machine.sync_overhead_s = 1e-1;  // only around steps
+  machine.ll = LinkModel{1e-6, 1e9, 3e-6};
+  machine.ll_two_shot = LinkModel{2e-6, 2e9, 5e-6};
   const Request request = Ask(Collective::kAllReduce, 1, 8, 1001);
-  CheckTime("flagged", CostOf("flagged", request, 4, machine).time_s, 1e-3 + 3e-6 + 7 * (1e-6 + 4004 / 1e9));
-  CheckTime("flagged_two_shot", CostOf("flagged_two_shot", request, 4, machine).time_s,
+  CheckTime("ll", CostOf("ll", request, 4, machine).time_s, 1e-3 + 3e-6 + 7 * (1e-6 + 4004 / 1e9));
+  CheckTime("ll_two_shot", CostOf("ll_two_shot", request, 4, machine).time_s,
             1e-3 + 2 * 5e-6 + 14 * (2e-6 + 4 * 126 / 2e9));  // ceil(1001 / 8) = 126
   const Request alone = Ask(Collective::kAllReduce, 1, 1, 1001);
-  CheckTime("alone", CostOf("flagged", alone, 4, machine).time_s, 1e-3);
-  machine.flagged.reset();
-  CHECK(CostOf("flagged", request, 4, machine).time_s == CostOf("one_shot", request, 4, machine).time_s);
-  CHECK(CostOf("flagged_two_shot", request, 4, machine).time_s < 1e-1);
+  CheckTime("alone", CostOf("ll", alone, 4, machine).time_s, 1e-3);
+  machine.ll.reset();
+  CHECK(CostOf("ll", request, 4, machine).time_s == CostOf("one_shot", request, 4, machine).time_s);
+  CHECK(CostOf("ll_two_shot", request, 4, machine).time_s < 1e-1);
 }
 
 TEST_CASE("sizes are bytes: items of twice the size are as many bytes in half as many items") {

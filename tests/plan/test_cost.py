@@ -1,10 +1,11 @@
-"""The traffic of every plan is that of the formulas in docs/algorithms.md, and predicted times follow from it."""
+"""Traffic of every plan against the formulas in docs/reference/algorithms.md, and predicted times against theirs."""
 
 import re
 import time
 from pathlib import Path
 
 import pytest
+
 from jaxcomm._core import plan
 
 ALGORITHMS = [(collective, name) for collective in plan.collectives() for name, _ in plan.algorithms(collective)]
@@ -137,11 +138,11 @@ ONE_LEVEL = {
 }
 # Step by step, as here, those with flags and by multimem are the plans that they stand for.
 ONE_LEVEL |= {
-    ("all_to_all", "flagged"): ONE_LEVEL["all_to_all", "direct"],
-    ("all_gather", "flagged"): ONE_LEVEL["all_gather", "direct"],
-    ("all_reduce", "flagged"): ONE_LEVEL["all_reduce", "one_shot"],
-    ("all_reduce", "flagged_two_shot"): ONE_LEVEL["all_reduce", "direct"],
-    ("reduce_scatter", "flagged"): ONE_LEVEL["reduce_scatter", "direct"],
+    ("all_to_all", "ll"): ONE_LEVEL["all_to_all", "direct"],
+    ("all_gather", "ll"): ONE_LEVEL["all_gather", "direct"],
+    ("all_reduce", "ll"): ONE_LEVEL["all_reduce", "one_shot"],
+    ("all_reduce", "ll_two_shot"): ONE_LEVEL["all_reduce", "direct"],
+    ("reduce_scatter", "ll"): ONE_LEVEL["reduce_scatter", "direct"],
     ("all_gather", "multimem"): ONE_LEVEL["all_gather", "direct"],
     ("all_reduce", "multimem"): ONE_LEVEL["all_reduce", "direct"],
     ("reduce_scatter", "multimem"): ONE_LEVEL["reduce_scatter", "direct"],
@@ -257,7 +258,7 @@ def test_chunks_change_neither_bytes_nor_grow_scratch(collective, algorithm):
 
 # Elements of a block and of a chunk.
 SIZES = [(0, 0), (0, 3), (1, 0), (7, 0), (7, 3), (4096, 0), (4096, 64), (100003, 0), (100003, 1000)]
-# Elements of scratch, at most, when blocks of b elements are cut into chunks of c, as in docs/algorithms.md.
+# Elements of scratch, at most, when blocks of b elements are cut into chunks of c, as in docs/reference/algorithms.md.
 SCRATCH_LIMITS = {
     ("all_to_all", "bruck"): lambda n, G, L, b, c: (n // 2) * (1 + ceil_log2(n)) * b,
     ("all_to_all", "hierarchical"): lambda n, G, L, b, c: 4 * L * c,
@@ -373,7 +374,7 @@ def test_rank_must_exist():
 
 
 def test_the_document_lists_every_algorithm():
-    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "algorithms.md").read_text()
     sections = dict(re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL))
     for collective in plan.collectives():
         rows = re.findall(r"^\| `(\w+)` \|", sections[collective], re.MULTILINE)

@@ -225,7 +225,7 @@ std::vector<Plan> RandomProgram(const Request& request, int num_steps, Random* r
   for (int32_t rank = 0; rank < n; ++rank) {
     steps[static_cast<size_t>(rank)] = {Copy(Output(rank), Input(rank), request.block_count)};
   }
-  const auto near = [&](int32_t a, int32_t b) {
+  const auto intra_node = [&](int32_t a, int32_t b) {
     return request.geometry.all_addressable || request.geometry.node(a) == request.geometry.node(b);
   };
   while (num_steps-- > 0) {
@@ -246,7 +246,7 @@ std::vector<Plan> RandomProgram(const Request& request, int num_steps, Random* r
         --received;
         break;
       default: {
-        const bool get = near(rank, peer) && random->OneIn(3), put = !get && random->OneIn(2);
+        const bool get = intra_node(rank, peer) && random->OneIn(3), put = !get && random->OneIn(2);
         const int32_t count = 1 + random->Below(2);
         const Place dst = Scratch(put ? peer : rank, random->Below(kScratchCount + 1 - count));
         Place src = {get ? peer : rank, static_cast<Space>(random->Below(3)), 0};

@@ -9,7 +9,7 @@
 
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/builder.h"
-#include "../../ffi/plan/layout.h"
+#include "../../ffi/plan/partition.h"
 #include "written.h"
 
 namespace jaxcomm {
@@ -89,11 +89,11 @@ TEST_CASE("there is no step to spare in a plan") {
 
 TEST_CASE("a block for everybody is cut into chunks only where the processor copies it") {
   for (Collective collective : {Collective::kAllGather, Collective::kBroadcast}) {
-    const Plan near = Build("direct", Ask(collective, 4, 1, 10, 5))[0];
-    CHECK(near.steps.size() == 8);
+    const Plan one_node = Build("direct", Ask(collective, 4, 1, 10, 5))[0];
+    CHECK(one_node.steps.size() == 8);
     for (size_t i = 0; i < 8; ++i) {  // the first chunk to everybody, then the second
-      CHECK(near.steps[i].count == 5 && near.steps[i].src.offset == (i < 4 ? 0 : 5));
-      CHECK(near.steps[i].dst.rank == static_cast<int32_t>(i % 4));
+      CHECK(one_node.steps[i].count == 5 && one_node.steps[i].src.offset == (i < 4 ? 0 : 5));
+      CHECK(one_node.steps[i].dst.rank == static_cast<int32_t>(i % 4));
     }
     const Plan apart = Build("direct", AskApart(collective, 4, 1, 10, 5))[0];
     CHECK(apart.steps.size() == 4);
@@ -161,7 +161,7 @@ TEST_CASE("algorithms are for the geometries that they name") {
       {Collective::kAllReduce, "direct", one_space},
       {Collective::kAllReduce, "root", one_space},
       {Collective::kAllReduce, "one_shot", one_space},
-      {Collective::kAllReduce, "flagged", one_space},
+      {Collective::kAllReduce, "ll", one_space},
       {Collective::kReduceScatter, "direct", one_space},
       {Collective::kBroadcast, "scatter_all_gather", one_space},
       {Collective::kAllGather, "recursive_doubling", power_of_two},
@@ -233,7 +233,7 @@ TEST_CASE("inputs and outputs have the sizes of the collective") {
 TEST_CASE("requests are well formed up to their limits") {
   const auto fits = [](const Request& request) {
     const bool fits = WellFormed(request);
-    CHECK(AnyGeometry(request) == fits);
+    CHECK(kAnyGeometry(request) == fits);
     return fits;
   };
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
@@ -261,7 +261,7 @@ TEST_CASE("parts of a run cover it and differ by one element at most") {
     for (int64_t n : {1, 3, 8, 150}) {
       int64_t next = 5;
       for (int64_t i = 0; i < n; ++i) {
-        const Range part = Part({5, count}, n, i);
+        const Range part = Subrange({5, count}, n, i);
         CHECK(part.begin == next && (part.count == count / n || part.count == count / n + 1));
         CHECK(part.count <= CeilDiv(count, n));
         next += part.count;

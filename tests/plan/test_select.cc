@@ -192,7 +192,7 @@ TEST_CASE("the reason names every candidate with its time, the least first") {
   Machine machine = MakeMachine(kFree, {1e-6, 1e30, 5e-7}, {});
   machine.launch_s = 1e-5;
   const Choice choice = Select(Ask(Collective::kAllGather, 1, 8, 4, 4), "", 4, machine);
-  CHECK(IsNamed(choice, "recursive_doubling") && !choice.flagged);
+  CHECK(IsNamed(choice, "recursive_doubling") && !choice.ll);
   // 3 messages and 2 signals; 7 messages; 3 messages, of which two wrap, and 2 signals; 7 messages and 6 signals.
   const std::string expected =
       "lowest predicted cost of 4: recursive_doubling 16.0 us, direct 17.0 us, bruck 18.0 us, ring 26.0 us";
@@ -215,6 +215,10 @@ TEST_CASE("what can't be had is explained") {
         "algorithm \"one_shot\" needs ranks that may read each other's memory, got 2 nodes of 3 ranks");
   CHECK(reason(Ask(Collective::kAllReduce, 1, 6, 8), "multimem") ==
         "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 1 nodes of 6 ranks without");
+  Request with_switch = Ask(Collective::kAllReduce, 2, 3, 8);
+  with_switch.geometry.multimem = true;
+  CHECK(reason(with_switch, "multimem") ==
+        "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 2 nodes of 3 ranks");
   CHECK(reason(Ask(Collective::kBarrier, 1, 6, 0), "fast") ==
         "no algorithm \"fast\"; there are direct, dissemination, tree, hierarchical");
   Request request = Ask(Collective::kBroadcast, 1, 6, 8);
@@ -227,20 +231,20 @@ TEST_CASE("flags are used only where the machine has them, and a switch only whe
   Machine machine = MakeMachine(kFree, link, link);
   Request request = Ask(Collective::kAllReduce, 1, 8, 16);
   request.geometry.multimem = true;
-  Choice choice = Select(request, "flagged", 4, machine);
-  CHECK(!choice.flagged && choice.reason == "asked for; without flags here, step by step");
-  CHECK(Select(request, "", 4, machine).reason.find("flagged") == std::string::npos);
-  machine.flagged = LinkModel{1e-9, 1e12, 1e-9};
+  Choice choice = Select(request, "ll", 4, machine);
+  CHECK(!choice.ll && choice.reason == "asked for; no LL protocol here, step by step");
+  CHECK(Select(request, "", 4, machine).reason.find("ll") == std::string::npos);
+  machine.ll = LinkModel{1e-9, 1e12, 1e-9};
   choice = Select(request, "", 4, machine);
-  CHECK(IsNamed(choice, "flagged") && choice.flagged);
-  CHECK(choice.reason.find("flagged_two_shot") == std::string::npos);
+  CHECK(IsNamed(choice, "ll") && choice.ll);
+  CHECK(choice.reason.find("ll_two_shot") == std::string::npos);
   CHECK(choice.reason.find("multimem") == std::string::npos);
-  choice = Select(request, "flagged", 4, machine);
-  CHECK(choice.flagged && choice.reason == "asked for");
+  choice = Select(request, "ll", 4, machine);
+  CHECK(choice.ll && choice.reason == "asked for");
   choice = Select(request, "direct", 4, machine);
-  CHECK(!choice.flagged && choice.reason == "asked for");
+  CHECK(!choice.ll && choice.reason == "asked for");
   choice = Select(request, "multimem", 4, machine);
-  CHECK(IsNamed(choice, "multimem") && !choice.flagged && choice.reason == "asked for");
+  CHECK(IsNamed(choice, "multimem") && !choice.ll && choice.reason == "asked for");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 """The selection: what is asked for, what is cheapest, and why something can't be had."""
 
 import pytest
+
 from jaxcomm._core import plan
 
 COLLECTIVES = plan.collectives()
@@ -90,8 +91,8 @@ def test_what_is_asked_for_is_used():
             if multimem or plan.protocol(collective, name) == "steps":
                 assert choice.reason == "asked for"
             else:
-                assert choice.reason == "asked for; without flags here, step by step"
-                assert not choice.flagged
+                assert choice.reason == "asked for; no LL protocol here, step by step"
+                assert not choice.ll
 
 
 @pytest.mark.parametrize("collective", ["all_to_all", "all_gather", "all_reduce", "reduce_scatter"])
@@ -99,19 +100,19 @@ def test_flags_are_for_machines_that_have_them(collective):
     """They need no barriers, but twice the bytes: small blocks only."""
     machine = cluster()
     for flags in (None, (1e-7, 2e11, 1e-6)):
-        machine.frame_s = 5e-6
+        machine.sync_overhead_s = 5e-6
         if flags:
-            machine.flagged = flags
-        assert machine.flagged == flags
+            machine.ll = flags
+        assert machine.ll == flags
         for block, expected in ((16, flags is not None), (1 << 20, False)):
             choice = plan.select(request(collective, 1, 8, block), "", 4, machine)
-            assert choice.flagged == (choice.algorithm == "flagged") == expected
-            assert ("flagged" in choice.reason) == (flags is not None)
-    asked = plan.select(request(collective, 1, 8, 1000), "flagged", 4, machine)
-    assert (asked.flagged, asked.reason) == (True, "asked for")
+            assert choice.ll == (choice.algorithm == "ll") == expected
+            assert ("ll" in choice.reason) == (flags is not None)
+    asked = plan.select(request(collective, 1, 8, 1000), "ll", 4, machine)
+    assert (asked.ll, asked.reason) == (True, "asked for")
     assert asked.cost.time_s == pytest.approx(5e-6 + 7 * 1e-7 + 7 * 4000 / 2e11 + 1e-6)  # cluster() launches in 5 us
     assert (asked.cost.node.messages, asked.cost.node.bytes, asked.cost.node.signals) == (7, 7 * 4000, 0)
-    assert plan.select(request(collective, 1, 8, 0), "flagged", 4, machine).cost.node.bytes == 0
+    assert plan.select(request(collective, 1, 8, 0), "ll", 4, machine).cost.node.bytes == 0
     stepwise = plan.select(request(collective, 1, 8, 1000), "direct", 4, machine)
     unframed = plan.select(request(collective, 1, 8, 1000), "direct", 4, cluster())
     assert stepwise.cost.time_s == pytest.approx(unframed.cost.time_s + 5e-6)
@@ -119,19 +120,19 @@ def test_flags_are_for_machines_that_have_them(collective):
 
 def test_two_exchanges_of_pieces_are_for_longer_blocks():
     machine = cluster()
-    machine.frame_s = 1e-3
-    machine.flagged = machine.flagged_twice = (1e-7, 2e11, 1e-6)
-    assert plan.select(request("all_reduce", 1, 8, 16), "", 4, machine).algorithm == "flagged"
+    machine.sync_overhead_s = 1e-3
+    machine.ll = machine.ll_two_shot = (1e-7, 2e11, 1e-6)
+    assert plan.select(request("all_reduce", 1, 8, 16), "", 4, machine).algorithm == "ll"
     long = plan.select(request("all_reduce", 1, 8, 100_001), "", 4, machine)
-    assert (long.algorithm, long.flagged) == ("flagged_two_shot", True)
+    assert (long.algorithm, long.ll) == ("ll_two_shot", True)
     piece = 4 * 12_501
     assert (long.cost.node.messages, long.cost.node.bytes) == (14, 14 * piece)
     assert long.cost.time_s == pytest.approx(5e-6 + 14 * 1e-7 + 14 * piece / 2e11 + 2e-6)
     # Blocks may be too long for one exchange, and pieces of them not.
     machine = cluster()
-    machine.flagged_twice = (1e-7, 2e11, 1e-6)
-    assert not plan.select(request("all_reduce", 1, 8, 16), "flagged", 4, machine).flagged
-    assert plan.select(request("all_reduce", 1, 8, 16), "flagged_two_shot", 4, machine).flagged
+    machine.ll_two_shot = (1e-7, 2e11, 1e-6)
+    assert not plan.select(request("all_reduce", 1, 8, 16), "ll", 4, machine).ll
+    assert plan.select(request("all_reduce", 1, 8, 16), "ll_two_shot", 4, machine).ll
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "reduce_scatter"])

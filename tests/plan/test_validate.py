@@ -5,6 +5,7 @@ import itertools
 import random
 
 import pytest
+
 from jaxcomm._core import plan
 
 GEOMETRIES = {
@@ -29,7 +30,7 @@ def expected_support(collective, algorithm, nodes, locals_, addressable):
         return nodes > 1 and locals_ > 1
     if algorithm == "multimem":
         return nodes == 1
-    if (collective, algorithm) in ONE_ADDRESS_SPACE or algorithm.startswith("flagged"):
+    if (collective, algorithm) in ONE_ADDRESS_SPACE or algorithm.startswith("ll"):
         return addressable or nodes == 1
     if (collective, algorithm) in POWER_OF_TWO:
         return num_ranks & (num_ranks - 1) == 0

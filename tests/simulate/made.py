@@ -1,10 +1,10 @@
-"""Tables made from known figures: what a fit has to find again."""
+"""Tables made from known parameters: what a fit has to find again."""
 
 import csv
 
 import numpy as np
 
-from jaxcomm.simulate import figures, plans, query, table
+from jaxcomm.simulate import parameters, plans, query, table
 
 COLUMNS = (*table.REQUIRED[:8], "time_us", "note")
 DEFAULTS = {
@@ -44,12 +44,12 @@ def sweep(ops, ranks, sizes, **row):
 
 
 def timed(path, rows, values, noise=0.0, seed=0):
-    """A table of `rows` whose times follow from the figures `values`, with log-normal noise."""
+    """A table of `rows` whose times follow from the parameters `values`, with log-normal noise."""
     found = read(path, rows)
     q = query.build(found)
     random = np.random.default_rng(seed)
     times = np.zeros(len(found))
     for i, row in enumerate(found.rows):
-        form = plans.FORMS[figures.form(row, q, i)]
+        form = plans.FORMS[parameters.form(row, q, i)]
         times[i] = form(q.take(np.array([i])), values)[0] * np.exp(noise * random.normal())
     return read(path, [{**row, "time_us": f"{t:.9g}"} for row, t in zip(rows, times, strict=True)])

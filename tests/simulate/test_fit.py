@@ -1,10 +1,10 @@
-"""jaxcomm.simulate: fits find the figures that made a table, residuals and bands hold on rows left out."""
+"""jaxcomm.simulate: fits find the parameters that made a table, residuals and bands hold on rows left out."""
 
 import made
 import numpy as np
 import pytest
 
-from jaxcomm.simulate import bands, figures, hardware, judge, model, optimize, splits, store
+from jaxcomm.simulate import bands, hardware, judge, model, optimize, parameters, splits, store
 from jaxcomm.simulate.residual import Knots, Residual
 
 SIZES = [2**k for k in range(10, 34, 2)]
@@ -27,17 +27,17 @@ def test_a_fit_finds_the_figures_that_made_the_table(tmp_path):
     fitted = model.fit(_domain(tmp_path / "t.csv", noise=0.01))
     (system,) = fitted.systems.fitted.values()
     for name, value in TRUTH.items():
-        if system.known[name] > 0.9:
-            assert system.figures[name] == pytest.approx(value, rel=0.2), name
-    known = [name for name in TRUTH if system.known[name] > 0.9]
+        if system.identified[name] > 0.9:
+            assert system.parameters[name] == pytest.approx(value, rel=0.2), name
+    known = [name for name in TRUTH if system.identified[name] > 0.9]
     assert {"launch", "lambda_ll", "share_ll", "channel_simple", "share_simple"} <= set(known) and len(known) >= 12
 
 
 def test_figures_without_data_stay_at_their_prior(tmp_path):
     rows = made.sweep(["collective_permute"], [72], SIZES)
     (system,) = model.fit(made.timed(tmp_path / "t.csv", rows, TRUTH)).systems.fitted.values()
-    assert system.known["channel_simple"] > 0.9 and system.known["nvls"] < 0.1
-    assert system.figures["nvls"] == pytest.approx(figures.PRIORS["domain"]["nvls"].center, rel=1e-3)
+    assert system.identified["channel_simple"] > 0.9 and system.identified["nvls"] < 0.1
+    assert system.parameters["nvls"] == pytest.approx(parameters.PRIORS["domain"]["nvls"].center, rel=1e-3)
 
 
 def test_the_optimum_of_a_line_is_least_squares_with_a_prior():
@@ -59,7 +59,7 @@ def test_one_wild_point_moves_little():
     assert abs(found.theta[0]) < 0.02 < target.mean()
 
 
-def test_the_same_table_gives_the_same_figures(tmp_path):
+def test_the_same_table_gives_the_same_parameters(tmp_path):
     source = _domain(tmp_path / "t.csv", noise=0.05)
     texts = []
     for name in ("a.json", "b.json"):
@@ -154,12 +154,12 @@ def test_stored_figures_predict_the_same(tmp_path):
         ("[]", "key format"),
         ('{"format": 1}', "malformed key: 'priors'"),
         ('{"format": 1, "priors": {}, "systems": []}', "key priors"),
-        ('{"format": 1, "priors": {"domain": {"launch": [-1, 1]}}, "systems": []}', "got figure -1"),
+        ('{"format": 1, "priors": {"domain": {"launch": [-1, 1]}}, "systems": []}', "got parameter -1"),
     ],
 )
 def test_bad_figures_are_named(tmp_path, text, message):
     (tmp_path / "f.json").write_text(text)
-    with pytest.raises(store.FiguresError) as error:
+    with pytest.raises(store.ParametersError) as error:
         store.load(tmp_path / "f.json")
     assert message in str(error.value)
 

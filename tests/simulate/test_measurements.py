@@ -48,7 +48,7 @@ def test_all_splits_meet_their_targets():
 
 @needs_table
 def test_the_package_ships_the_figures_of_this_table():
-    """Every measured point returns itself: the shipped figures are not those of an older table."""
+    """Every measured point returns itself: the shipped parameters are not those of an older table."""
     measured = table.read(FOUND[0]).measured()
     found = store.shipped().model.predict(measured)
     assert set(found.basis) == {"measured"}

@@ -6,7 +6,7 @@ import made
 import numpy as np
 import pytest
 
-from jaxcomm.simulate import figures, plans, query, rules
+from jaxcomm.simulate import parameters, plans, query, rules
 
 MIB = 2**20
 RING = {
@@ -56,7 +56,7 @@ def test_messages_share_channels(tmp_path):
 
 def test_a_mesh_has_a_link_for_each_pair(tmp_path):
     """MI355X: 7 links of 76.8 GB/s; 2 ranks use one, 8 ranks seven."""
-    p = {name: prior.center for name, prior in figures.PRIORS["mesh"].items()}
+    p = {name: prior.center for name, prior in parameters.PRIORS["mesh"].items()}
     p |= {"launch": 0, "lambda_ll": 1e9, "lambda_ll128": 1e9, "lambda_simple": 0.0, "growth": 0, "self": 1e12}
     row = {"hardware": "8x MI355X", "interconnect": "xGMI", "op": "all_gather", "bytes": 8_000_000, "ranks_per_node": 8}
     two, eight = (plans.mesh(made.queries(tmp_path, ranks=n, **row), p)[0] for n in (2, 8))
@@ -139,7 +139,7 @@ def test_nccl_changes_protocol_with_size(tmp_path):
 @pytest.mark.parametrize("form", plans.FORMS)
 def test_times_grow_with_bytes(tmp_path, form):
     """Sizes double; a protocol switched too early may cost, as on the machine, but never a factor of two."""
-    p = {name: prior.center for name, prior in figures.PRIORS[form].items()}
+    p = {name: prior.center for name, prior in parameters.PRIORS[form].items()}
     for op in ("all_reduce", "all_gather", "all_to_all", "collective_permute"):
         q = query.build(made.read(tmp_path / "t.csv", made.sweep([op], [16], [2**k for k in range(10, 34)])))
         times = plans.FORMS[form](q, p)

@@ -50,7 +50,7 @@ def test_predictions_follow_the_figures_that_were_fitted(tmp_path, capsys):
     assert cli.main(["fit", str(tmp_path / "t.csv"), "--quick", "--out", str(tmp_path / "f.json")]) == 0
     out = capsys.readouterr().out
     assert "domain, somebody/sweep, GB200 NVL72: 120 rows" in out and "not identified" in out
-    command = ["predict", str(tmp_path / "t.csv"), "--figures", str(tmp_path / "f.json"), "--out"]
+    command = ["predict", str(tmp_path / "t.csv"), "--parameters", str(tmp_path / "f.json"), "--out"]
     assert cli.main([*command, str(tmp_path / "out.csv")]) == 0
     predicted = [float(row[-3]) for row in _rows(tmp_path / "out.csv")[1:]]
     np.testing.assert_allclose(predicted, source.times(), rtol=1e-3)
@@ -91,7 +91,7 @@ def test_rows_kept_apart_are_judged_by_figures_that_never_saw_them(tmp_path, cap
     made.timed(tmp_path / "all.csv", rows, TRUTH)
     made.timed(tmp_path / "seen.csv", rows[::2], TRUTH)
     assert cli.main(["fit", str(tmp_path / "seen.csv"), "--quick", "--out", str(tmp_path / "f.json")]) == 0
-    command = ["validate", str(tmp_path / "all.csv"), "--split", "kept-apart", "--figures", str(tmp_path / "f.json")]
+    command = ["validate", str(tmp_path / "all.csv"), "--split", "kept-apart", "--parameters", str(tmp_path / "f.json")]
     assert cli.main([*command, "--report", str(tmp_path / "r.md")]) == 0
     assert "| kept apart | all | 60 |" in capsys.readouterr().out
 
@@ -103,7 +103,7 @@ def test_rows_kept_apart_are_judged_by_figures_that_never_saw_them(tmp_path, cap
         (["validate", "bad.csv"], "bad.csv:2: column ranks"),
         (["predict", "bad.csv", "--out", "out.csv"], "bad.csv:2: column ranks"),
         (["predict", "good.csv", "--out", "none/out.csv"], "none/out.csv: No such file"),
-        (["predict", "good.csv", "--out", "out.csv", "--figures", "good.csv"], "good.csv: not JSON"),
+        (["predict", "good.csv", "--out", "out.csv", "--parameters", "good.csv"], "good.csv: not JSON"),
         (["predict", "done.csv", "--out", "out.csv"], "done.csv:1: column low_us is there already"),
         (["fit", "untimed.csv"], "untimed.csv: no row has a time"),
     ],

@@ -10,7 +10,7 @@ def test_cells_become_numbers_and_notes(tmp_path):
     note = "lib=NCCL; algo=ring; ci_baseline; printed=time,algbw; flag=slower_than_a_larger_size; tokens=64"
     row = made.read(tmp_path / "t.csv", [{"note": note, "bytes": "4096", "time_us": "12.5"}]).rows[0]
     assert (row.repo, row.ranks, row.bytes, row.time_us, row.line) == ("somebody/sweep", 8, 4096, 12.5, 2)
-    assert row.flagged and row.library == "NCCL" and row.notes["ci_baseline"] == ""
+    assert row.warm_up and row.library == "NCCL" and row.notes["ci_baseline"] == ""
 
 
 def test_a_series_does_not_depend_on_notes_that_follow_from_the_time(tmp_path):

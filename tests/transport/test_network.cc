@@ -2,7 +2,7 @@
 #include <chrono>
 #include <random>
 
-#include "../../ffi/transport/memory_network.h"
+#include "memory_network.h"
 #include "network_contract.h"
 
 namespace jaxcomm {

@@ -1,4 +1,4 @@
-// What a process shows the others of its node: its board, and the memory of its calls.
+// What a process shows the others of its node: its control segment, and the memory of its calls.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -39,7 +39,7 @@ Child SpawnNode() {
     prctl(PR_SET_PDEATHSIG, SIGKILL);  // also if a check ends the test
     Node node;
     if (!node.Open().ok()) _exit(1);
-    Slot& slot = node.board().slots[0];
+    Slot& slot = node.control_segment().slots[0];
     slot.memory = 3;  // which it doesn't have
     const NodeAddress address = node.address();
     if (write(to_parent[1], &address, sizeof(address)) != sizeof(address)) _exit(1);
@@ -62,14 +62,14 @@ TEST_CASE("a process is alive until it ends") {
   CHECK(peer != nullptr && peer->process() == 1 && peer->pid() == child.pid && node.Find(2) == nullptr);
   node.CheckAlive();
   CHECK(peer->alive());
-  CHECK(
-      Has(peer->BlockOf(peer->board().slots[0]).status().message(), "process 1 points to memory that it doesn't have"));
+  CHECK(Has(peer->BlockOf(peer->control_segment().slots[0]).status().message(),
+            "process 1 points to memory that it doesn't have"));
   CHECK(kill(child.pid, SIGKILL) == 0);
   CHECK(waitpid(child.pid, nullptr, 0) == child.pid);
   CHECK(peer->alive());  // as far as anybody has looked
   node.CheckAlive();
   CHECK(!peer->alive() && !peer->CheckAlive());
-  peer->board().Ring();  // its board stays
+  peer->control_segment().RingDoorbell();  // its control segment stays
 }
 
 TEST_CASE("a process without stdin connects: its first descriptor is 0") {
@@ -104,12 +104,12 @@ TEST_CASE("a read from a process is whole or fails") {
   const HalfReadable from;
   std::vector<char> to(2 * from.page);
   const int32_t self = getpid();
-  const Piece first{to.data(), from.data, from.page}, second{to.data() + from.page, from.data + from.page, 1};
-  const Piece across{to.data(), from.data + from.page - 8, 16};
+  const RemoteRead first{to.data(), from.data, from.page}, second{to.data() + from.page, from.data + from.page, 1};
+  const RemoteRead across{to.data(), from.data + from.page - 8, 16};
   CHECK(ReadFromProcess(self, &first, 1) && to[from.page - 1] == 'x' && to[from.page] == 0);
   CHECK(!ReadFromProcess(self, &second, 1));
   CHECK(!ReadFromProcess(self, &across, 1));
-  const Piece both[] = {first, second};
+  const RemoteRead both[] = {first, second};
   CHECK(!ReadFromProcess(self, both, 2));
   CHECK(ReadFromProcess(self, nullptr, 0));
 }
@@ -132,78 +132,78 @@ TEST_CASE("a read of more pieces than one call takes") {
   constexpr int kPieces = 1500;
   std::vector<int32_t> from(2 * kPieces), to(kPieces, -1);
   for (int i = 0; i < 2 * kPieces; ++i) from[i] = i;
-  std::vector<Piece> pieces;
+  std::vector<RemoteRead> reads;
   for (int i = 0; i < kPieces; ++i) {
-    pieces.push_back({reinterpret_cast<char*>(&to[i]), reinterpret_cast<const char*>(&from[2 * i]), sizeof(int32_t)});
+    reads.push_back({reinterpret_cast<char*>(&to[i]), reinterpret_cast<const char*>(&from[2 * i]), sizeof(int32_t)});
   }
-  CHECK(ReadFromProcess(getpid(), pieces.data(), kPieces));
+  CHECK(ReadFromProcess(getpid(), reads.data(), kPieces));
   for (int i = 0; i < kPieces; ++i) CHECK(to[i] == 2 * i);
   const HalfReadable unreadable;
   for (const int bad : {0, 511, 512, 1023, 1024, kPieces - 1}) {
-    std::vector<Piece> some = pieces;
+    std::vector<RemoteRead> some = reads;
     some[bad].from = unreadable.data + unreadable.page;
     CHECK(!ReadFromProcess(getpid(), some.data(), kPieces));
   }
 }
 
-TEST_CASE("a bell that has rung ends the sleep at once, a silent one after its time") {
+TEST_CASE("a doorbell that has rung ends the sleep at once, a silent one after its time") {
   using Clock = std::chrono::steady_clock;
   Node node;
   CHECK(node.Open().ok());
-  Board& board = node.board();
-  const uint32_t silent = board.bell.load();
-  board.Ring();  // nobody sleeps: no need for a call of the kernel
-  CHECK(board.bell.load() == silent);
-  uint32_t seen = board.PrepareToSleep();
-  board.Ring();  // between the announcement and the sleep
+  ControlSegment& control_segment = node.control_segment();
+  const uint32_t silent = control_segment.doorbell.load();
+  control_segment.RingDoorbell();  // nobody sleeps: no need for a call of the kernel
+  CHECK(control_segment.doorbell.load() == silent);
+  uint32_t seen = control_segment.PrepareToSleep();
+  control_segment.RingDoorbell();  // between the announcement and the sleep
   const auto began = Clock::now();
-  board.Sleep(seen, 60'000'000'000);
+  control_segment.Sleep(seen, 60'000'000'000);
   CHECK(Clock::now() - began < std::chrono::seconds(30));
-  CHECK(board.sleeping.load() == 0);
-  seen = board.PrepareToSleep();
+  CHECK(control_segment.sleeping.load() == 0);
+  seen = control_segment.PrepareToSleep();
   const auto again = Clock::now();
-  board.Sleep(seen, 1'000'000'000);  // a second and no nanoseconds
+  control_segment.Sleep(seen, 1'000'000'000);  // a second and no nanoseconds
   CHECK(Clock::now() - again >= std::chrono::seconds(1));
   CHECK(Clock::now() - again < std::chrono::seconds(30));
 }
 
-TEST_CASE("boards keep calls and failures") {
+TEST_CASE("control segments keep calls and failures") {
   Node node;
   CHECK(node.Open().ok());
-  Board& board = node.board();
+  ControlSegment& control_segment = node.control_segment();
   // Keys that want the same places: as many as there are, then none.
   int count = 0;
   for (uint64_t i = 1;; ++i, ++count) {
-    const uint64_t key = i * Board::kBuckets;
-    const int slot = board.Reserve(key);
+    const uint64_t key = i * ControlSegment::kBuckets;
+    const int slot = control_segment.Reserve(key);
     if (slot < 0) break;
-    board.Publish(slot, key);
-    CHECK(board.Find(key) == slot);
+    control_segment.Publish(slot, key);
+    CHECK(control_segment.Find(key) == slot);
   }
-  CHECK(count == Board::kWays * Board::kProbes);
+  CHECK(count == ControlSegment::kWays * ControlSegment::kProbes);
   for (const uint64_t i : {1, 20}) {  // of the first and of a later probe
-    const uint64_t key = i * Board::kBuckets;
-    const int slot = board.Find(key);
-    board.Retire(slot);
-    CHECK(board.Find(key) < 0 && board.Reserve(key) < 0);
-    board.Free(slot);
-    CHECK(board.Find(key) < 0 && board.Reserve(key) == slot);
-    board.Publish(slot, key);
+    const uint64_t key = i * ControlSegment::kBuckets;
+    const int slot = control_segment.Find(key);
+    control_segment.Retire(slot);
+    CHECK(control_segment.Find(key) < 0 && control_segment.Reserve(key) < 0);
+    control_segment.Free(slot);
+    CHECK(control_segment.Find(key) < 0 && control_segment.Reserve(key) == slot);
+    control_segment.Publish(slot, key);
   }
-  CHECK(board.Find(12345) < 0);
-  CHECK(!board.FindFailure(7));
-  board.AddFailure(7, "seven");
-  board.AddFailure(8, std::string(5000, 'x'));
-  CHECK(!board.FindFailure(0));  // what is in places that nobody has written
-  CHECK(board.FindFailure(7) == "seven");
-  CHECK(board.FindFailure(8) == std::string(Board::kFailureWords * 8, 'x'));
-  for (int64_t run = 100; run < 100 + Board::kNumFailures; ++run) board.AddFailure(run, "later");
-  CHECK(!board.FindFailure(7));
-  CHECK(board.FindFailure(100 + Board::kNumFailures - 1) == "later");
-  CHECK(!board.FindFailure(0));
-  board.AddFailure(200, "eight by");
-  board.AddFailure(201, "");
-  CHECK(board.FindFailure(200) == "eight by" && board.FindFailure(201) == "");
+  CHECK(control_segment.Find(12345) < 0);
+  CHECK(!control_segment.FindFailure(7));
+  control_segment.AddFailure(7, "seven");
+  control_segment.AddFailure(8, std::string(5000, 'x'));
+  CHECK(!control_segment.FindFailure(0));  // what is in places that nobody has written
+  CHECK(control_segment.FindFailure(7) == "seven");
+  CHECK(control_segment.FindFailure(8) == std::string(ControlSegment::kFailureWords * 8, 'x'));
+  for (int64_t run = 100; run < 100 + ControlSegment::kNumFailures; ++run) control_segment.AddFailure(run, "later");
+  CHECK(!control_segment.FindFailure(7));
+  CHECK(control_segment.FindFailure(100 + ControlSegment::kNumFailures - 1) == "later");
+  CHECK(!control_segment.FindFailure(0));
+  control_segment.AddFailure(200, "eight by");
+  control_segment.AddFailure(201, "");
+  CHECK(control_segment.FindFailure(200) == "eight by" && control_segment.FindFailure(201) == "");
 }
 
 TEST_CASE("memory is cut and used again") {
@@ -212,7 +212,7 @@ TEST_CASE("memory is cut and used again") {
   std::vector<Block> blocks;
   for (const uint64_t bytes : {1, 4096, 4097, 100000, 5 << 20, 9 << 20, 20 << 20}) {
     for (int i = 0; i < 3; ++i) {
-      const Block block = ValueOf(node.Take(bytes));
+      const Block block = ValueOf(node.Allocate(bytes));
       CHECK(block.bytes >= bytes);
       std::fill(block.data, block.data + block.bytes, static_cast<char>(blocks.size()));
       blocks.push_back(block);
@@ -221,22 +221,22 @@ TEST_CASE("memory is cut and used again") {
   for (size_t i = 0; i < blocks.size(); ++i) {
     CHECK(blocks[i].data[0] == static_cast<char>(i) && blocks[i].data[blocks[i].bytes - 1] == static_cast<char>(i));
   }
-  for (const Block& block : blocks) node.Give(block);
-  const uint32_t memories = node.board().num_memories.load();
+  for (const Block& block : blocks) node.Release(block);
+  const uint32_t memories = node.control_segment().num_memories.load();
   for (int i = 0; i < 1000; ++i) {
-    node.Give(ValueOf(node.Take(1 + i * 1000)));
+    node.Release(ValueOf(node.Allocate(1 + i * 1000)));
   }
-  CHECK(node.board().num_memories.load() <= memories + 2);
+  CHECK(node.control_segment().num_memories.load() <= memories + 2);
 }
 
 TEST_CASE("what is left of a memory is used for smaller blocks") {
   Node node;
   CHECK(node.Open().ok());
   Block block;
-  for (const uint64_t bytes : {4 << 10, 8 << 20, 8 << 20}) block = ValueOf(node.Take(bytes));
+  for (const uint64_t bytes : {4 << 10, 8 << 20, 8 << 20}) block = ValueOf(node.Allocate(bytes));
   CHECK(block.memory == 1);  // of 16 MiB; the first has 8 MiB left, but for a page
   for (uint64_t bytes = 4 << 20; bytes >= 4 << 10; bytes /= 2) {
-    block = ValueOf(node.Take(bytes));
+    block = ValueOf(node.Allocate(bytes));
     CHECK(block.memory == 0 && block.bytes == bytes);
     CHECK(block.data == node.MemoryOf(0) + block.offset);  // peers know the offset only
   }
@@ -245,8 +245,8 @@ TEST_CASE("what is left of a memory is used for smaller blocks") {
 TEST_CASE("memory that the system does not have is an error") {
   Node node;
   CHECK(node.Open().ok());
-  CHECK(Has(node.Take(uint64_t{1} << 63).status().message(), "no room for 9223372036854775808 bytes"));
-  CHECK(node.Take(100).ok());  // the next one is there
+  CHECK(Has(node.Allocate(uint64_t{1} << 63).status().message(), "no room for 9223372036854775808 bytes"));
+  CHECK(node.Allocate(100).ok());  // the next one is there
 }
 
 int NumFiles() {
@@ -274,7 +274,7 @@ TEST_CASE("strangers are refused") {
   address.token[1] ^= 1;
   CHECK(Has(other.Connect(1, address).message(), "not the one that was announced"));
   address = node.address();
-  address.board_fd = 0;
+  address.control_segment_fd = 0;
   CHECK(!other.Connect(1, address).ok());
   address.pid = 1 << 30;
   CHECK(Has(other.Connect(1, address).message(), "can't be found"));

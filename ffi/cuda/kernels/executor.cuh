@@ -15,7 +15,7 @@ namespace cuda {
 //  Put     from memory of this rank to byte `offset` of the buffer that `to` is in; number `number` of its step. What
 //          other threads have written there comes before a __syncthreads(). May return before it has read the memory,
 //          and arrives before the next signal to the same rank, which a __syncthreads() goes before.
-//  Flush   all puts of the channel have read their memory. False: gave up.
+//  Flush   all puts of the channel have read their memory. False: aborted.
 struct NoNetwork {
   JAXCOMM_DEVICE static void Put(int32_t, int32_t, const Place&, int64_t, const Place&, int64_t, int64_t) {}
   JAXCOMM_DEVICE static void Signal(int32_t, int32_t) {}
@@ -26,7 +26,7 @@ struct NoNetwork {
 // The elements of a step in one buffer of one rank.
 struct Elements {
   char* base = nullptr;  // of the buffer
-  Part part;
+  ChannelSlice slice;
   int64_t first = 0;  // number of the step's first element, in the plan; if flat, in memory
   bool flat = false;
 
@@ -37,30 +37,31 @@ struct Elements {
 
   // Whether every `unit` elements, counted from the step's first, lie side by side and may be moved as one.
   JAXCOMM_DEVICE bool InUnits(int64_t unit, int64_t item_bytes) const {
-    const int64_t bounds = flat ? first : first | part.count | part.begin | part.run;
+    const int64_t bounds = flat ? first : first | slice.count | slice.begin | slice.run;
     return bounds % unit == 0 && reinterpret_cast<uintptr_t>(base) % (unit * item_bytes) == 0;
   }
   // With such units for elements.
   JAXCOMM_DEVICE Elements OfUnits(int64_t unit) const {
     Elements units = *this;
     units.first /= unit;
-    units.part.count /= unit;
-    units.part.begin /= unit;
-    units.part.run /= unit;
+    units.slice.count /= unit;
+    units.slice.begin /= unit;
+    units.slice.run /= unit;
     return units;
   }
 
  private:
   JAXCOMM_DEVICE_CALLED int64_t FindPosition(int64_t i) const {
     const int64_t number = first + i;
-    const int64_t element = part.begin + number % part.count;
-    return element / part.run * (part.num_blocks * part.run) + number / part.count * part.run + element % part.run;
+    const int64_t element = slice.begin + number % slice.count;
+    return element / slice.run * (slice.num_blocks * slice.run) + number / slice.count * slice.run +
+           element % slice.run;
   }
   JAXCOMM_DEVICE_CALLED int64_t FindSide(int64_t i, int64_t most) const {
-    const int64_t in_part = (first + i) % part.count;
-    const int64_t in_run = (part.begin + in_part) % part.run;
-    int64_t side = part.count - in_part;
-    if (side > part.run - in_run) side = part.run - in_run;
+    const int64_t in_part = (first + i) % slice.count;
+    const int64_t in_run = (slice.begin + in_part) % slice.run;
+    int64_t side = slice.count - in_part;
+    if (side > slice.run - in_run) side = slice.run - in_run;
     return side < most ? side : most;
   }
 };
@@ -80,8 +81,8 @@ JAXCOMM_DEVICE Elements ElementsOf(const RankArgs& args, const ChannelProgram& p
     return elements;
   }
   if (const int64_t* const at = input ? args.input_at : args.output_at) elements.base += at[local_rank];
-  elements.part = input ? program.input : program.output;
-  if (step.flat) elements.first += elements.part.begin;
+  elements.slice = input ? program.input : program.output;
+  if (step.flat) elements.first += elements.slice.begin;
   return elements;
 }
 
@@ -191,18 +192,18 @@ JAXCOMM_DEVICE_CALLED void ZeroElements(const Elements& dst, int64_t count, int6
 }
 
 // The channel's elements of a buffer. A row is a run of every block: rows that the channel has whole lie side by side.
-JAXCOMM_DEVICE_CALLED void CopyPart(const BufferCopy& copy, const Part& part, int64_t item_bytes) {
-  const int64_t end = part.begin + part.count;
-  for (int64_t element = part.begin; element < end;) {
-    const int64_t in_run = element % part.run;
+JAXCOMM_DEVICE_CALLED void CopySlice(const BufferCopy& copy, const ChannelSlice& slice, int64_t item_bytes) {
+  const int64_t end = slice.begin + slice.count;
+  for (int64_t element = slice.begin; element < end;) {
+    const int64_t in_run = element % slice.run;
     const int64_t left = end - element;
-    const bool whole = in_run == 0 && left >= part.run;
-    const int64_t rest = part.run - in_run < left ? part.run - in_run : left;
-    const int64_t count = whole ? left / part.run * part.run : rest;  // of each block
-    const int64_t first = (element - in_run) * part.num_blocks + in_run;
-    for (int64_t block = 0; block < (whole ? 1 : part.num_blocks); ++block) {
-      const int64_t at = (first + block * part.run) * item_bytes;
-      device::Copy(copy.to + at, copy.from + at, (whole ? count * part.num_blocks : count) * item_bytes);
+    const bool whole = in_run == 0 && left >= slice.run;
+    const int64_t rest = slice.run - in_run < left ? slice.run - in_run : left;
+    const int64_t count = whole ? left / slice.run * slice.run : rest;  // of each block
+    const int64_t first = (element - in_run) * slice.num_blocks + in_run;
+    for (int64_t block = 0; block < (whole ? 1 : slice.num_blocks); ++block) {
+      const int64_t at = (first + block * slice.run) * item_bytes;
+      device::Copy(copy.to + at, copy.from + at, (whole ? count * slice.num_blocks : count) * item_bytes);
     }
     element += count;
   }
@@ -216,13 +217,13 @@ class Walk {
 
   JAXCOMM_DEVICE void Run() {
     // Here, not in the first wait: networks have counters of their own.
-    if (!device::MayBegin(args_.comm)) return;
+    if (device::IsAborted(args_.comm)) return;
     if (args_.copy_in.to != nullptr) {
-      CopyPart(args_.copy_in, program_.input, args_.item_bytes);
+      CopySlice(args_.copy_in, program_.input, args_.item_bytes);
       __syncthreads();
     }
     const ProgramStep* steps = args_.steps + program_.first_step;
-    // Who waits in vain, in a flush too, has given up for the channel.
+    // A thread whose wait fails, in a flush too, has aborted the channel.
     for (int32_t i = 0; i < program_.num_steps; ++i) {
       const ProgramStep& step = steps[i];
       if (step.flush && __syncthreads_or(!network_.Flush(channel_)) != 0) return;
@@ -248,18 +249,18 @@ class Walk {
     }
     // XLA may reuse the memory once the kernel has ended.
     if (__syncthreads_or(!network_.Flush(channel_)) != 0) return;
-    if (args_.copy_out.to != nullptr) CopyPart(args_.copy_out, program_.output, args_.item_bytes);
+    if (args_.copy_out.to != nullptr) CopySlice(args_.copy_out, program_.output, args_.item_bytes);
   }
 
  private:
   JAXCOMM_DEVICE static int32_t Thread() { return static_cast<int32_t>(threadIdx.x); }
   JAXCOMM_DEVICE static int32_t Threads() { return static_cast<int32_t>(blockDim.x); }
   JAXCOMM_DEVICE int32_t Node(int32_t rank) const { return rank / args_.ranks_per_node; }
-  JAXCOMM_DEVICE bool Near(int32_t rank) const { return Node(rank) == Node(args_.comm.world.rank); }
+  JAXCOMM_DEVICE bool IsIntraNode(int32_t rank) const { return Node(rank) == Node(args_.comm.world.rank); }
   JAXCOMM_DEVICE int32_t Local(int32_t rank) const { return rank % args_.ranks_per_node; }
 
   JAXCOMM_DEVICE void SignalPeer(int32_t peer) {
-    if (Near(peer)) {
+    if (IsIntraNode(peer)) {
       device::Signal(args_.comm, channel_, Local(peer));
     } else {
       network_.Signal(channel_, peer);
@@ -267,7 +268,8 @@ class Walk {
   }
 
   JAXCOMM_DEVICE bool WaitForPeer(int32_t peer, int32_t origin) {
-    return Near(peer) ? device::Wait(args_.comm, channel_, Local(peer), origin) : network_.Wait(channel_, peer, origin);
+    return IsIntraNode(peer) ? device::Wait(args_.comm, channel_, Local(peer), origin)
+                             : network_.Wait(channel_, peer, origin);
   }
 
   JAXCOMM_DEVICE void RunData(const ProgramStep& step) {
@@ -289,11 +291,11 @@ class Walk {
   }
 
   JAXCOMM_DEVICE void Move(const ProgramStep& step, const Elements& dst, const Elements& src) {
-    if (!Near(step.step.dst.rank)) return PutFar(step.step, dst, src);
+    if (!IsIntraNode(step.step.dst.rank)) return PutInterNode(step.step, dst, src);
     MoveElements(dst, src, step.step.count, args_.item_bytes);
   }
 
-  JAXCOMM_DEVICE void PutFar(const Step& step, const Elements& dst, const Elements& src) {
+  JAXCOMM_DEVICE void PutInterNode(const Step& step, const Elements& dst, const Elements& src) {
     int64_t i = 0;
     for (int32_t number = 0; i < step.count; ++number) {
       const int64_t side = src.Side(i, dst.Side(i, step.count - i));

@@ -4,7 +4,7 @@
 // A channel puts and signals on one context. A strong signal arrives after all that was put to the same rank on the
 // same context before, which is what the plan wants of a signal; a weak one would not. Signals and counters are never
 // reset: what has arrived is compared with counts of our own, which like them begin at zero. Walk sees to it that a
-// channel that has given up is silent.
+// channel that has aborted is silent.
 //
 // NCCL's own waits, flush among them, have no deadline. So every put raises a counter once its source has been read,
 // and signals and counters are read in loops of our own. What has no end is a put or signal for which NCCL's queue has

@@ -31,14 +31,14 @@ class MultimemCall {
         own_block_(args.reduces && args.to_all ? 0 : comm_.local.rank) {}
 
   JAXCOMM_DEVICE void Run() {
-    if (!device::MayBegin(comm_)) return;
+    if (device::IsAborted(comm_)) return;
     for (int64_t block = 0; block < args_.input.num_blocks; ++block) {
       const int64_t place = args_.input.num_blocks > 1 ? block : own_block_;
       Move(InArena(place), InBuffer(const_cast<char*>(args_.x), args_.input, block));
     }
-    if (!device::Barrier(comm_, channel_, kEnter)) return;
+    if (!device::Barrier(comm_, channel_, kEntryBarrier)) return;
     Exchange();
-    if (!device::Barrier(comm_, channel_, kLeave)) return;
+    if (!device::Barrier(comm_, channel_, kExitBarrier)) return;
     for (int64_t block = 0; block < args_.output.num_blocks; ++block) {
       const int64_t place = args_.output.num_blocks > 1 ? block : own_block_;
       Move(InBuffer(args_.y, args_.output, block), InArena(place));
@@ -67,11 +67,11 @@ class MultimemCall {
     const int64_t end = units_.end * kMultimemUnitBytes / args_.item_bytes;
     return (end < args_.input.count ? end : args_.input.count) - Begin();
   }
-  JAXCOMM_DEVICE Elements InBuffer(char* base, const Part& whole, int64_t block) const {
+  JAXCOMM_DEVICE Elements InBuffer(char* base, const ChannelSlice& whole, int64_t block) const {
     Elements elements;
     elements.base = base;
     elements.flat = whole.run == whole.count;
-    elements.part = {Count(), Begin(), whole.num_blocks, whole.run};
+    elements.slice = {Count(), Begin(), whole.num_blocks, whole.run};
     elements.first = elements.flat ? block * whole.count + Begin() : block * Count();
     return elements;
   }

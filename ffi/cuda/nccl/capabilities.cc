@@ -3,14 +3,14 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/nccl/keep_device.h"
+#include "cuda/nccl/scoped_device.h"
 
 namespace jaxcomm {
 
 std::string QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& devices,
                               ncclCommProperties_t* properties) {
   if (std::string why = nccl.WhyNot("ncclCommQueryProperties"); !why.empty()) return why;
-  KeepDevice keep;
+  ScopedDevice keep;
   std::string failure;
   // Only the first failure is of interest; NCCL has a longer text for it than its code.
   const auto check = [&](const char* name, ncclResult_t result) {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/nccl/exchange.h"
+#include "cuda/nccl/bootstrap.h"
 #include "include/jaxcomm/comm.h"
 
 namespace jaxcomm {
@@ -20,15 +20,15 @@ struct Nodes {
   bool gin = false;           // kernels can reach other nodes, on all ranks, and nodes are what NCCL takes for them
 };
 
-// `properties`: of the exchange's communicator. `name`: ranks that have other names are of other nodes. `can_gin`: this
-// process can. Collective. False: `error` is filled in.
-bool FindNodes(Exchange& exchange, const ncclCommProperties_t& properties, uint64_t name, bool can_gin, Nodes* nodes,
+// `properties`: of the bootstrap's communicator. `name`: ranks that have other names are of other nodes. `can_gin`:
+// this process can. Collective. False: `error` is filled in.
+bool FindNodes(Bootstrap& bootstrap, const ncclCommProperties_t& properties, uint64_t name, bool can_gin, Nodes* nodes,
                std::string* error);
 
 // A communicator of the `count` ranks from `first` on, this one among them; other ranks make others at the same time.
-// Collective for all ranks of the exchange, all of which get an error if one does. Blocking: waits for the ranks as
+// Collective for all ranks of the bootstrap, all of which get an error if one does. Blocking: waits for the ranks as
 // long as NCCL does.
-bool MakePart(Exchange& exchange, int32_t first, int32_t count, ncclComm_t* part, std::string* error);
+bool MakeSubCommunicator(Bootstrap& bootstrap, int32_t first, int32_t count, ncclComm_t* part, std::string* error);
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -12,13 +12,13 @@ namespace cuda {
 // A rank that has no memory says so, or the others would wait for it without end when they register theirs.
 bool SymmetricMemory::Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error,
                                device::Multicast* multicast) {
-  const NcclLibrary& nccl = exchange_.nccl();
+  const NcclLibrary& nccl = bootstrap_.nccl();
   const auto own = static_cast<uint64_t>(bytes);
   void* memory = nullptr;
   std::string problem;
-  if (!exchange_.Check("ncclMemAlloc", nccl.MemAlloc(&memory, own), &problem)) memory = nullptr;
+  if (!bootstrap_.Check("ncclMemAlloc", nccl.MemAlloc(&memory, own), &problem)) memory = nullptr;
   std::vector<uint64_t> all;
-  if (!exchange_.Gather(memory != nullptr ? own : 0, &all, error)) return false;
+  if (!bootstrap_.AllGather(memory != nullptr ? own : 0, &all, error)) return false;
   for (size_t r = 0; r < all.size(); ++r) {
     if (all[r] == own) continue;
     *error = "rank " + std::to_string(r) + " of the group " +
@@ -31,15 +31,16 @@ bool SymmetricMemory::Allocate(const char* what, int64_t bytes, device::Window* 
     return false;
   }
   ncclWindow_t registered = nullptr;
-  if (exchange_.Check("ncclCommWindowRegister",
-                      nccl.CommWindowRegister(nodes_.comm, memory, own, &registered, NCCL_WIN_COLL_SYMMETRIC), error) &&
+  if (bootstrap_.Check("ncclCommWindowRegister",
+                       nccl.CommWindowRegister(nodes_.comm, memory, own, &registered, NCCL_WIN_COLL_SYMMETRIC),
+                       error) &&
       registered == nullptr) {
     *error = "NCCL gave no window for the " + std::string(what) +
              ": the group's GPUs can't address each other's memory (see python -m jaxcomm.info --communicator)";
   }
   const bool addressed = registered != nullptr && Address(registered, 0, window, error);
   if (registered == nullptr) nccl.MemFree(memory);
-  if (!exchange_.AllDone("when it registered memory with NCCL", addressed, error)) return false;
+  if (!bootstrap_.AllDone("when it registered memory with NCCL", addressed, error)) return false;
   registered_[window->base] = registered;
   return multicast == nullptr || FindMulticast(registered, multicast, error);
 }
@@ -47,8 +48,8 @@ bool SymmetricMemory::Allocate(const char* what, int64_t bytes, device::Window* 
 bool SymmetricMemory::Clear(const device::Window& window, int64_t bytes, std::string* error) {
   void* const own = window.At(nodes_.own.rank);
   const bool begun =
-      CheckCuda("cudaMemsetAsync", cudaMemsetAsync(own, 0, static_cast<size_t>(bytes), exchange_.stream()), error);
-  return exchange_.AllDone("when it cleared memory", begun, error);
+      CheckCuda("cudaMemsetAsync", cudaMemsetAsync(own, 0, static_cast<size_t>(bytes), bootstrap_.stream()), error);
+  return bootstrap_.AllDone("when it cleared memory", begun, error);
 }
 
 bool SymmetricMemory::Address(ncclWindow_t registered, int64_t offset, device::Window* window,
@@ -57,8 +58,8 @@ bool SymmetricMemory::Address(ncclWindow_t registered, int64_t offset, device::W
   for (int32_t r = 0; r < nodes_.own.size; ++r) {
     void* address = nullptr;
     const ncclResult_t found =
-        exchange_.nccl().GetLsaDevicePointer(registered, static_cast<size_t>(offset), r, &address);
-    if (!exchange_.Check("ncclGetLsaDevicePointer", found, error)) return false;
+        bootstrap_.nccl().GetLsaDevicePointer(registered, static_cast<size_t>(offset), r, &address);
+    if (!bootstrap_.Check("ncclGetLsaDevicePointer", found, error)) return false;
     addresses.push_back(static_cast<char*>(address));
   }
   return MakeWindow(addresses, window, error);
@@ -68,11 +69,11 @@ bool SymmetricMemory::FindMulticast(ncclWindow_t registered, device::Multicast* 
   void* address = nullptr;
   std::string problem;
   if (multimem_) {
-    const ncclResult_t found = exchange_.nccl().GetLsaMultimemDevicePointer(registered, 0, &address);
-    if (!exchange_.Check("ncclGetLsaMultimemDevicePointer", found, &problem)) address = nullptr;
+    const ncclResult_t found = bootstrap_.nccl().GetLsaMultimemDevicePointer(registered, 0, &address);
+    if (!bootstrap_.Check("ncclGetLsaMultimemDevicePointer", found, &problem)) address = nullptr;
   }
   bool all_can = false;
-  if (!exchange_.AllCan(address != nullptr, &all_can, error)) return false;
+  if (!bootstrap_.AllTrue(address != nullptr, &all_can, error)) return false;
   if (all_can) multicast->base = static_cast<char*>(address);
   return true;
 }

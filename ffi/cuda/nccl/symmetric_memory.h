@@ -7,7 +7,7 @@
 #include <map>
 #include <string>
 
-#include "cuda/nccl/exchange.h"
+#include "cuda/nccl/bootstrap.h"
 #include "cuda/nccl/nodes.h"
 #include "include/jaxcomm/comm.h"
 
@@ -21,10 +21,10 @@ inline int64_t WholePages(int64_t bytes) { return (bytes + kPageBytes - 1) / kPa
 // Of one communicator. Nothing is ever freed, for executables and CUDA graphs keep its addresses. One thread at a time.
 class SymmetricMemory {
  public:
-  SymmetricMemory(Exchange& exchange, const Nodes& nodes, bool multimem)
-      : exchange_(exchange), nodes_(nodes), multimem_(multimem) {}
+  SymmetricMemory(Bootstrap& bootstrap, const Nodes& nodes, bool multimem)
+      : bootstrap_(bootstrap), nodes_(nodes), multimem_(multimem) {}
 
-  // Collective for all ranks of the exchange; NCCL's own wait, in which it registers memory, is as long as NCCL's.
+  // Collective for all ranks of the bootstrap; NCCL's own wait, in which it registers memory, is as long as NCCL's.
   // `multicast` is null unless all ranks have an address. False: `error` is filled in.
   bool Allocate(const char* what, int64_t bytes, device::Window* window, std::string* error,
                 device::Multicast* multicast = nullptr);
@@ -42,7 +42,7 @@ class SymmetricMemory {
  private:
   bool FindMulticast(ncclWindow_t registered, device::Multicast* multicast, std::string* error);
 
-  Exchange& exchange_;
+  Bootstrap& bootstrap_;
   const Nodes nodes_;
   const bool multimem_;
   std::map<const char*, ncclWindow_t> registered_;  // by Window::base

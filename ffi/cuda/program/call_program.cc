@@ -5,7 +5,8 @@
 #include <cstring>
 
 #include "cuda/program/steps.h"
-#include "plan/layout.h"
+#include "plan/partition.h"
+#include "plan/request.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -43,8 +44,9 @@ int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
 
 }  // namespace
 
-bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, Seat seat,
-                     int32_t max_channels, CallProgram* call, std::string* error, CutLimits limits) {
+bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                     RankPlacement placement, int32_t max_channels, CallProgram* call, std::string* error,
+                     SplitLimits limits) {
   call->operation = {dtype, spec.reduce_op};
   if (Reduces(spec.collective) && !CanReduce(dtype, spec.reduce_op)) {
     *error = "elements of this type can't be reduced";
@@ -53,26 +55,22 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
   call->item_bytes = ItemBytes(dtype);
   call->input_bytes = input_count * call->item_bytes;
   call->output_bytes = output_count * call->item_bytes;
-  Geometry geometry;
-  geometry.ranks_per_node = seat.ranks_per_node;
-  geometry.num_nodes = static_cast<int32_t>(spec.group_size) / seat.ranks_per_node;
-  geometry.all_addressable = geometry.num_nodes == 1;
-  geometry.pull = true;
-  geometry.multimem = true;  // if it turns out to be missing, there is no memory for it
-  Request request;
+  // If multimem turns out to be missing, there is no memory for it.
+  const Geometry geometry = GpuGeometry(spec.group_size, placement.ranks_per_node, true);
   const StatusOr<Request> made = MakeRequest(spec, geometry, input_count, output_count);
   if (!made.ok()) {
     *error = made.status().message();
     return false;
   }
-  request = *made;
+  const Request& request = *made;
   const int64_t block_count = request.block_count;
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
-  const Selection selection = SelectForGpus(request, spec.algorithm, call->item_bytes, max_channels, seat.gin);
+  const Selection selection =
+      SelectForGpus(request, spec.algorithm, call->item_bytes, max_channels, placement.inter_node);
   const Choice& choice = selection.choice;
   const int32_t num_channels = call->num_channels = selection.num_channels;
   if (choice.algorithm == nullptr) {
-    *error = choice.reason + " (on GPUs a node is what NVLink connects: see docs/cuda.md)";
+    *error = choice.reason + " (on GPUs a node is what NVLink connects: see docs/guide/gpus.md)";
     return false;
   }
   const Runs runs = {spec.input_run, spec.output_run};
@@ -82,26 +80,24 @@ bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int
     return false;
   }
   if (multimem && block_count > 0) {
-    request.block_count = block_count;
     call->multimem = MakeMultimemArgs(request, runs, dtype, num_channels);
     return true;
   }
-  if (choice.flagged) {
-    const bool twice = choice.algorithm->protocol == Protocol::kFlaggedTwice;
-    call->flagged = MakeFlaggedArgs(request, runs, call->operation, num_channels, twice);
+  if (choice.ll) {
+    const bool twice = choice.algorithm->protocol == Protocol::kLlTwoShot;
+    call->ll = MakeLlArgs(request, runs, call->operation, num_channels, twice);
     return true;
   }
-  call->program = geometry.num_nodes == 1 || seat.gin
-                      ? MakeRankProgram(choice, block_count, runs, call->item_bytes, num_channels, seat.rank)
-                      : MakeRoundsProgram(choice, block_count, runs, call->item_bytes, num_channels, seat.rank, limits,
-                                          &call->rounds);
+  call->program = geometry.num_nodes == 1 || placement.inter_node == InterNode::kGin
+                      ? MakeRankProgram(choice, block_count, runs, call->item_bytes, num_channels, placement.rank)
+                      : MakeSendRecvProgram(choice, block_count, runs, call->item_bytes, num_channels, placement.rank,
+                                            limits, &call->schedule);
   call->arena = LayoutOf(*call);
   return true;
 }
 
-FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels,
-                            bool two_shot) {
-  FlaggedArgs args;
+LlArgs MakeLlArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels, bool two_shot) {
+  LlArgs args;
   args.num_channels = num_channels;
   args.reduces = Reduces(request.collective);
   args.two_shot = two_shot;
@@ -112,8 +108,8 @@ FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operati
   if (complex || item_bytes > 8) parts = 2;
   if (complex) args.operation.dtype = operation.dtype == DType::kC64 ? DType::kF32 : DType::kF64;
   const auto blocks = [&](int64_t count, int64_t run) {
-    return FlaggedBlocks{static_cast<int32_t>(count / request.block_count),
-                         static_cast<int32_t>((run > 0 ? run : request.block_count) * parts)};
+    return LlBlocks{static_cast<int32_t>(count / request.block_count),
+                    static_cast<int32_t>((run > 0 ? run : request.block_count) * parts)};
   };
   args.input = blocks(InputCount(request), runs.input);
   args.output = blocks(OutputCount(request), runs.output);
@@ -125,8 +121,8 @@ FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operati
 MultimemArgs MakeMultimemArgs(const Request& request, Runs runs, DType dtype, int32_t num_channels) {
   MultimemArgs args;
   const Range block = {0, request.block_count};
-  args.input = PartOf(InputCount(request), request.block_count, block, runs.input);
-  args.output = PartOf(OutputCount(request), request.block_count, block, runs.output);
+  args.input = SliceOf(InputCount(request), request.block_count, block, runs.input);
+  args.output = SliceOf(OutputCount(request), request.block_count, block, runs.output);
   args.dtype = dtype;
   args.item_bytes = static_cast<int32_t>(ItemBytes(dtype));
   args.num_channels = num_channels;
@@ -163,7 +159,7 @@ RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk) {
   return args;
 }
 
-FlaggedArgs WithBuffers(FlaggedArgs args, const void* x, void* y) {
+LlArgs WithBuffers(LlArgs args, const void* x, void* y) {
   args.x = static_cast<const char*>(x);
   args.y = static_cast<char*>(y);
   return args;
@@ -202,10 +198,10 @@ bool MakeWindow(const std::vector<char*>& addresses, device::Window* window, std
 }
 
 std::string PhaseText(int32_t step) {
-  if (step == kEnter) return "when entering";
-  if (step == kLeave) return "when leaving";
-  if (step == kExchange) return "in the exchange";
-  if (step == kLocate) return "when telling where its buffers are";
+  if (step == kEntryBarrier) return "in the entry barrier";
+  if (step == kExitBarrier) return "in the exit barrier";
+  if (step == kLlExchange) return "in the LL exchange";
+  if (step == kOffsetExchange) return "in the exchange of offsets";
   return "in step " + std::to_string(step);
 }
 
@@ -217,11 +213,11 @@ std::string TimeoutText(double timeout_s) {
 
 std::string FailureText(const device::Report& report, const std::string& call, double timeout_s) {
   if (report.step == kFlush) {
-    return call + ": rank " + std::to_string(report.rank) + " gave up: the network took " +
+    return call + ": rank " + std::to_string(report.rank) + " aborted: the network took " +
            std::to_string(report.seen) + " of " + std::to_string(report.expected) + " puts of channel " +
            std::to_string(report.channel) + " within " + TimeoutText(timeout_s);
   }
-  return call + ": rank " + std::to_string(report.rank) + " gave up " + PhaseText(report.step) + ": rank " +
+  return call + ": rank " + std::to_string(report.rank) + " aborted " + PhaseText(report.step) + ": rank " +
          std::to_string(report.peer) + " did not signal within " + TimeoutText(timeout_s) + "; channel " +
          std::to_string(report.channel) + ", " + std::to_string(report.seen) + " signals seen of " +
          std::to_string(report.expected);

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "cpu/planner.h"
+#include "common/call_spec.h"
 #include "cuda/program/kernel_args.h"
 #include "cuda/program/program.h"
-#include "cuda/program/rounds.h"
+#include "cuda/program/send_recv_schedule.h"
 #include "plan/select_for_gpus.h"
 
 namespace jaxcomm {
@@ -29,36 +29,36 @@ struct CallProgram {
   RankProgram program;
   ArenaLayout arena;
   // Without a Comm. Instead of a program and an arena; kMultimem has an arena of its own.
-  std::optional<FlaggedArgs> flagged;
+  std::optional<LlArgs> ll;
   std::optional<MultimemArgs> multimem;
   Operation operation;
   int64_t item_bytes = 1;
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
 
-  Rounds rounds;             // of groups of several nodes
-  int32_t num_channels = 0;  // of whatever there is
+  SendRecvSchedule schedule;  // of groups of several nodes
+  int32_t num_channels = 0;   // of whatever there is
 
   // A group or a buffer of nothing to exchange.
-  bool empty() const { return program.steps.empty() && rounds.actions.empty() && !flagged && !multimem; }
+  bool empty() const { return program.steps.empty() && schedule.actions.empty() && !ll && !multimem; }
 };
 
-// A rank's place in a group. Ranks of a node, which all address each other's memory, follow each other.
-struct Seat {
+// The placement of a rank in a group. Ranks of a node, which all address each other's memory, follow each other.
+struct RankPlacement {
   int32_t rank = 0;
   int32_t ranks_per_node = 1;
-  bool gin = false;  // kernels reach the other nodes; else calls are cut at what goes there
+  InterNode inter_node = InterNode::kSendRecv;
 };
 
 // The program of one rank. At most `max_channels` channels, or spec.max_sms if that is less. False, and `error` filled
 // in, if the buffers, the type or the algorithm don't fit.
-bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count, Seat seat,
-                     int32_t max_channels, CallProgram* call, std::string* error, CutLimits limits = {});
+bool MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                     RankPlacement placement, int32_t max_channels, CallProgram* call, std::string* error,
+                     SplitLimits limits = {});
 
 // What does not change from call to call, but for the Comm.
-FlaggedArgs MakeFlaggedArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels,
-                            bool two_shot);
-FlaggedArgs WithBuffers(FlaggedArgs args, const void* x, void* y);
+LlArgs MakeLlArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels, bool two_shot);
+LlArgs WithBuffers(LlArgs args, const void* x, void* y);
 
 // The same for calls by multimem.
 MultimemArgs MakeMultimemArgs(const Request& request, Runs runs, DType dtype, int32_t num_channels);
@@ -85,13 +85,13 @@ RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void
 // spaced.
 bool MakeWindow(const std::vector<char*>& addresses, device::Window* window, std::string* error);
 
-// Where a program was: "when entering", "in step 3", "when leaving".
+// Where a program was: "in the entry barrier", "in step 3", "in the exit barrier".
 std::string PhaseText(int32_t step);
 
 // "30 s (JAXCOMM_TIMEOUT_S)"
 std::string TimeoutText(double timeout_s);
 
-// Why a kernel gave up. `call`: op and place of the call.
+// Why a kernel aborted. `call`: op and place of the call.
 std::string FailureText(const device::Report& report, const std::string& call, double timeout_s);
 
 }  // namespace cuda

@@ -43,8 +43,8 @@ struct RankArgs {
   int32_t ranks_per_node = 1;
 };
 
-// A buffer of `num` blocks, in elements; Layout of ffi/cpu/copy.h.
-struct FlaggedBlocks {
+// A buffer of `num` blocks, in elements; BlockLayout of ffi/cpu/copy.h.
+struct LlBlocks {
   int32_t num = 1;
   int32_t run = 1;
 
@@ -55,12 +55,12 @@ struct FlaggedBlocks {
 };
 
 // One rank's call. Plain data; pointers are to memory of the device.
-struct FlaggedArgs {
+struct LlArgs {
   device::Comm comm;
   const char* x = nullptr;
   char* y = nullptr;
-  FlaggedBlocks input;
-  FlaggedBlocks output;
+  LlBlocks input;
+  LlBlocks output;
   int32_t block_count = 0;
   int32_t num_channels = 1;
   Operation operation;     // reduces only
@@ -74,8 +74,8 @@ struct MultimemArgs {
   device::Comm comm;
   const char* x = nullptr;
   char* y = nullptr;
-  Part input;  // all of every block
-  Part output;
+  ChannelSlice input;  // all of every block
+  ChannelSlice output;
   DType dtype = DType::kF32;  // of sums
   int32_t item_bytes = 1;
   int32_t num_channels = 1;

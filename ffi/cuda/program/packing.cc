@@ -6,18 +6,18 @@
 #include <utility>
 
 #include "cuda/program/steps.h"
-#include "plan/layout.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
 
-bool IsFarPut(const Geometry& geometry, const Plan& plan, const Step& step) {
+bool IsInterNodePut(const Geometry& geometry, const Plan& plan, const Step& step) {
   return step.kind == StepKind::kPut && geometry.node(step.peer) != geometry.node(plan.rank);
 }
 
 // What a put leaves in its receiver's scratch.
-struct Parcel {
+struct PackedSegment {
   Place dst;
   int64_t count;
   int64_t offset;  // in scratch
@@ -26,11 +26,11 @@ struct Parcel {
 
 class Packer {
  public:
-  Packer(const std::vector<Plan>& plans, const Geometry& geometry, const Pieces& pieces, int64_t item_bytes,
+  Packer(const std::vector<Plan>& plans, const Geometry& geometry, const Fragments& fragments, int64_t item_bytes,
          int32_t num_channels, PackLimits limits)
       : plans_(plans),
         geometry_(geometry),
-        pieces_(pieces),
+        fragments_(fragments),
         item_bytes_(item_bytes),
         grain_(std::max<int64_t>(kGrainBytes / item_bytes, 1)),
         send_count_(limits.send_bytes / num_channels / item_bytes),
@@ -50,14 +50,14 @@ class Packer {
   int64_t Aligned(int64_t count) const { return CeilDiv(count, grain_) * grain_; }
 
   bool IsShort(const Place& place, int64_t count) const {
-    const int64_t num_pieces = pieces_.Usual(place, count);
+    const int64_t num_pieces = fragments_.Usual(place, count);
     return num_pieces > 1 && count * item_bytes_ < num_pieces * run_bytes_;
   }
 
   template <typename Visit>
-  void ForEachFarPut(const Plan& plan, Visit visit) const {
+  void ForEachInterNodePut(const Plan& plan, Visit visit) const {
     for (const Step& step : plan.steps) {
-      if (IsFarPut(geometry_, plan, step)) visit(step);
+      if (IsInterNodePut(geometry_, plan, step)) visit(step);
     }
   }
 
@@ -65,7 +65,7 @@ class Packer {
   // (StepsOf). Then comes what is received, each put in a place of its own: nobody tells the sender that it is free.
   void PlaceSends(const Plan& plan) {
     int64_t largest = 0, all = 0;
-    ForEachFarPut(plan, [&](const Step& step) {
+    ForEachInterNodePut(plan, [&](const Step& step) {
       if (!IsShort(step.src, step.count)) return;
       largest = std::max(largest, Aligned(step.count));
       all += Aligned(step.count);
@@ -78,7 +78,7 @@ class Packer {
     std::map<int32_t, int32_t> num_signals;  // by receiver
     for (const Step& step : plan.steps) {
       if (step.kind == StepKind::kSignal) ++num_signals[step.peer];
-      if (!IsFarPut(geometry_, plan, step) || !IsShort(step.dst, step.count)) continue;
+      if (!IsInterNodePut(geometry_, plan, step) || !IsShort(step.dst, step.count)) continue;
       parcels_[{plan.rank, step.peer}].push_back({step.dst, step.count, end_[step.peer], num_signals[step.peer]});
       end_[step.peer] += Aligned(step.count);
     }
@@ -101,7 +101,7 @@ class Packer {
         Unpack(plan.rank, step.peer, num_received[step.peer]++, origin);
         continue;
       }
-      if (!IsFarPut(geometry_, plan, step)) {
+      if (!IsInterNodePut(geometry_, plan, step)) {
         Add(plan.rank, step, origin);
         continue;
       }
@@ -116,21 +116,21 @@ class Packer {
       const bool unpacks = IsShort(step.dst, step.count);
       const Link link = {plan.rank, step.peer};
       if (unpacks) {
-        const Parcel& parcel = parcels_.at(link)[num_put[step.peer]++];
+        const PackedSegment& parcel = parcels_.at(link)[num_put[step.peer]++];
         step.dst = {step.peer, Space::kScratch, parcel.offset};
       }
       AddPuts(plan.rank, step, origin);
       // The receiver has to know when it can unpack what no signal of the plan follows.
       if (unpacks && num_put[step.peer] == parcels_.at(link).size() && IsOpen(link)) {
-        Add(plan.rank, Synchronize(StepKind::kSignal, step.peer), kLeave);
+        Add(plan.rank, Synchronize(StepKind::kSignal, step.peer), kExitBarrier);
       }
     }
     const auto n = static_cast<int32_t>(plans_.size());
     for (int32_t s = 1; s < n; ++s) {
       const int32_t peer = (plan.rank + n - s) % n;
       if (!IsOpen({peer, plan.rank})) continue;
-      Add(plan.rank, Synchronize(StepKind::kWait, peer), kLeave);
-      Unpack(plan.rank, peer, NumSignals({peer, plan.rank}), kLeave);
+      Add(plan.rank, Synchronize(StepKind::kWait, peer), kExitBarrier);
+      Unpack(plan.rank, peer, NumSignals({peer, plan.rank}), kExitBarrier);
     }
   }
 
@@ -168,7 +168,7 @@ class Packer {
 
   void AddPuts(int32_t rank, const Step& step, int32_t origin) {
     Step part = step;
-    while (part.count > 1 && pieces_.MostPuts(part) > kMostPutsUnderWay) part.count = CeilDiv(part.count, 2);
+    while (part.count > 1 && fragments_.MostPuts(part) > kMostPutsUnderWay) part.count = CeilDiv(part.count, 2);
     const int64_t most = part.count;
     for (int64_t done = 0; done < step.count; done += most) {
       part.count = std::min(most, step.count - done);
@@ -182,7 +182,7 @@ class Packer {
   void Unpack(int32_t rank, int32_t peer, int32_t signal, int32_t origin) {
     const auto found = parcels_.find({peer, rank});
     if (found == parcels_.end()) return;
-    for (const Parcel& parcel : found->second) {
+    for (const PackedSegment& parcel : found->second) {
       if (parcel.signal != signal) continue;
       Add(rank, Copy({rank, Space::kScratch, parcel.offset}, parcel.dst, parcel.count), origin);
     }
@@ -194,48 +194,50 @@ class Packer {
 
   const std::vector<Plan>& plans_;
   const Geometry& geometry_;
-  const Pieces& pieces_;
+  const Fragments& fragments_;
   const int64_t item_bytes_, grain_, send_count_, run_bytes_;
   std::vector<Sends> sends_;  // by rank
   std::vector<int64_t> end_;  // of scratch, by rank
-  std::map<Link, std::vector<Parcel>> parcels_;
+  std::map<Link, std::vector<PackedSegment>> parcels_;
   std::map<Link, int32_t> num_signals_;
   PackedPlans result_;
 };
 
 }  // namespace
 
-int64_t Pieces::RunOf(const Place& place) const {
+int64_t Fragments::RunOf(const Place& place) const {
   const int64_t run = place.space == Space::kInput ? runs_.input : runs_.output;
   return run > 0 ? run : whole_count_;
 }
 
 // All of the buffer.
-bool Pieces::InOne(const Place& place) const {
+bool Fragments::InOne(const Place& place) const {
   return place.space == Space::kScratch || (block_count_ == whole_count_ && RunOf(place) == whole_count_);
 }
 
-int64_t Pieces::BlocksOf(const Place& place, int64_t count) const {
+int64_t Fragments::BlocksOf(const Place& place, int64_t count) const {
   return (place.offset % block_count_ + count - 1) / block_count_ + 1;
 }
 
-int64_t Pieces::Usual(const Place& place, int64_t count) const {
+int64_t Fragments::Usual(const Place& place, int64_t count) const {
   if (InOne(place)) return 1;
   return BlocksOf(place, count) * CeilDiv(std::min(count, block_count_), RunOf(place));
 }
 
-int64_t Pieces::Most(const Place& place, int64_t count) const {
+int64_t Fragments::Most(const Place& place, int64_t count) const {
   if (InOne(place)) return 1;
   const int64_t run = RunOf(place);
   const int64_t cuts = run == whole_count_ ? 0 : CeilDiv(std::min(count, block_count_) - 1, run);
   return BlocksOf(place, count) * (1 + cuts);
 }
 
-int64_t Pieces::MostPuts(const Step& step) const { return Most(step.src, step.count) + Most(step.dst, step.count) - 1; }
+int64_t Fragments::MostPuts(const Step& step) const {
+  return Most(step.src, step.count) + Most(step.dst, step.count) - 1;
+}
 
-PackedPlans PackFarPuts(const std::vector<Plan>& plans, const Geometry& geometry, const Pieces& pieces,
-                        int64_t item_bytes, int32_t num_channels, PackLimits limits) {
-  return Packer(plans, geometry, pieces, item_bytes, num_channels, limits).Pack();
+PackedPlans PackInterNodePuts(const std::vector<Plan>& plans, const Geometry& geometry, const Fragments& fragments,
+                              int64_t item_bytes, int32_t num_channels, PackLimits limits) {
+  return Packer(plans, geometry, fragments, item_bytes, num_channels, limits).Pack();
 }
 
 }  // namespace cuda

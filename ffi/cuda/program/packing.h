@@ -17,13 +17,13 @@ namespace cuda {
 constexpr int64_t kMostPutsUnderWay = 8;
 
 // How a channel's elements lie in memory, wherever in a block the channel begins.
-class Pieces {
+class Fragments {
  public:
   // `block_count`, `whole_count`: elements of a block of the channel and of all channels.
-  Pieces(int64_t block_count, int64_t whole_count, Runs runs)
+  Fragments(int64_t block_count, int64_t whole_count, Runs runs)
       : block_count_(block_count), whole_count_(whole_count), runs_(runs) {}
 
-  // Pieces of memory that `count` elements from `place` on lie in: as a rule, and at most.
+  // Fragments of memory that `count` elements from `place` on lie in: as a rule, and at most.
   int64_t Usual(const Place& place, int64_t count) const;
   int64_t Most(const Place& place, int64_t count) const;
   // What a step puts to another node at most: pieces that lie side by side on both sides.
@@ -41,12 +41,13 @@ class Pieces {
 
 // The plans of one channel, packed. Steps for other nodes put at most kMostPutsUnderWay pieces each.
 struct PackedPlans {
-  std::vector<Plan> plans;                    // by rank
-  std::vector<std::vector<int32_t>> origins;  // by rank: of each step, its position in the plan as it was; or kLeave
+  std::vector<Plan> plans;  // by rank
+  std::vector<std::vector<int32_t>>
+      origins;  // by rank: of each step, its position in the plan as it was; or kExitBarrier
 };
 
-PackedPlans PackFarPuts(const std::vector<Plan>& plans, const Geometry& geometry, const Pieces& pieces,
-                        int64_t item_bytes, int32_t num_channels, PackLimits limits);
+PackedPlans PackInterNodePuts(const std::vector<Plan>& plans, const Geometry& geometry, const Fragments& fragments,
+                              int64_t item_bytes, int32_t num_channels, PackLimits limits);
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -54,7 +54,8 @@ void Group(std::vector<ProgramStep>& steps) {
   }
 }
 
-void AddPhase(std::vector<ProgramStep>& steps, Phase phase, StepKind kind, const std::vector<int32_t>& peers) {
+void AddBarrierSteps(std::vector<ProgramStep>& steps, PseudoStep phase, StepKind kind,
+                     const std::vector<int32_t>& peers) {
   for (const int32_t peer : peers) {
     ProgramStep step;
     step.step.kind = kind;
@@ -65,13 +66,13 @@ void AddPhase(std::vector<ProgramStep>& steps, Phase phase, StepKind kind, const
 }
 
 // Pairs of ranks of different nodes of which one puts to the other.
-struct FarPuts {
+struct InterNodePuts {
   std::vector<int32_t> from_own, to_own;            // peers that this rank puts to; that put to this rank
   std::vector<int32_t> open_from_own, open_to_own;  // of these, where no signal of the plan follows the last put
 };
 
-FarPuts FindFarPuts(const std::vector<Plan>& plans, const Geometry& geometry, int32_t own) {
-  FarPuts found;
+InterNodePuts FindInterNodePuts(const std::vector<Plan>& plans, const Geometry& geometry, int32_t own) {
+  InterNodePuts found;
   for (const Plan& plan : plans) {
     std::map<int32_t, bool> open;  // by peer
     for (const Step& step : plan.steps) {
@@ -92,13 +93,13 @@ FarPuts FindFarPuts(const std::vector<Plan>& plans, const Geometry& geometry, in
 }
 
 // A put to another node that the network may not have read from memory yet.
-struct FarPut {
+struct InterNodePut {
   int32_t peer;
   Access source;
   int64_t num_pieces;
 };
 
-bool Overwrites(const std::vector<Access>& accesses, const FarPut& put) {
+bool Overwrites(const std::vector<Access>& accesses, const InterNodePut& put) {
   return std::any_of(accesses.begin(), accesses.end(),
                      [&](const Access& access) { return Conflict(access, put.source); });
 }
@@ -137,23 +138,24 @@ std::map<int32_t, std::vector<Access>> FindWritesBehindSignals(const std::vector
 }
 
 // Whether puts under way must have been read before step `step`.
-bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<FarPut>& sending,
+bool NeedsFlush(const Plan& plan, const Step& step, const std::vector<InterNodePut>& sending,
                 const std::vector<Access>& behind) {
   if (step.kind == StepKind::kWait) return false;
   if (step.kind == StepKind::kSignal) {
     // The receiver of a signal has what was put to it before, but may overwrite what is on its way to others, or let
     // somebody know who does.
     return std::any_of(sending.begin(), sending.end(),
-                       [&](const FarPut& put) { return put.peer != step.peer && Overwrites(behind, put); });
+                       [&](const InterNodePut& put) { return put.peer != step.peer && Overwrites(behind, put); });
   }
   const std::vector<Access> accesses = AccessesOf(plan, step);
-  return std::any_of(sending.begin(), sending.end(), [&](const FarPut& put) { return Overwrites(accesses, put); });
+  return std::any_of(sending.begin(), sending.end(),
+                     [&](const InterNodePut& put) { return Overwrites(accesses, put); });
 }
 
 // Whether there are too many puts under way for `put`.
-bool IsQueueFull(const std::vector<FarPut>& sending, const FarPut& put) {
+bool IsQueueFull(const std::vector<InterNodePut>& sending, const InterNodePut& put) {
   int64_t num_pieces = put.num_pieces;
-  for (const FarPut& other : sending) {
+  for (const InterNodePut& other : sending) {
     if (other.peer == put.peer) num_pieces += other.num_pieces;
   }
   return num_pieces > kMostPutsUnderWay;
@@ -161,40 +163,41 @@ bool IsQueueFull(const std::vector<FarPut>& sending, const FarPut& put) {
 
 }  // namespace
 
-std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, const Pieces& pieces,
+std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, const Fragments& fragments,
                                  int32_t rank) {
   const Plan& plan = plans[rank];
   const Geometry& geometry = request.geometry;
-  const FarPuts far = FindFarPuts(plans, geometry, rank);
-  std::vector<int32_t> near;
+  const InterNodePuts inter_node = FindInterNodePuts(plans, geometry, rank);
+  std::vector<int32_t> intra_node;
   for (int32_t local = 0; local < geometry.ranks_per_node; ++local) {
     const int32_t peer = geometry.node(plan.rank) * geometry.ranks_per_node + local;
-    if (peer != plan.rank) near.push_back(peer);
+    if (peer != plan.rank) intra_node.push_back(peer);
   }
   std::vector<ProgramStep> steps;
   // Nothing to enter or leave where no memory is touched. The same for all ranks.
   const bool moves = request.block_count > 0;
   if (moves) {
-    AddPhase(steps, kEnter, StepKind::kSignal, near);
-    AddPhase(steps, kEnter, StepKind::kSignal, far.to_own);
-    AddPhase(steps, kEnter, StepKind::kWait, near);
-    AddPhase(steps, kEnter, StepKind::kWait, far.from_own);
+    AddBarrierSteps(steps, kEntryBarrier, StepKind::kSignal, intra_node);
+    AddBarrierSteps(steps, kEntryBarrier, StepKind::kSignal, inter_node.to_own);
+    AddBarrierSteps(steps, kEntryBarrier, StepKind::kWait, intra_node);
+    AddBarrierSteps(steps, kEntryBarrier, StepKind::kWait, inter_node.from_own);
   }
-  std::vector<Access> open;     // since the last barrier of the thread block
-  std::vector<FarPut> sending;  // since the last flush
+  std::vector<Access> open;           // since the last barrier of the thread block
+  std::vector<InterNodePut> sending;  // since the last flush
   std::map<int32_t, std::vector<Access>> behind;
-  if (!far.from_own.empty()) behind = FindWritesBehindSignals(plans, rank);
+  if (!inter_node.from_own.empty()) behind = FindWritesBehindSignals(plans, rank);
   for (size_t i = 0; i < plan.steps.size(); ++i) {
     ProgramStep step;
     step.step = plan.steps[i];
     step.origin = static_cast<int32_t>(i);
-    const bool far_put = step.step.kind == StepKind::kPut && geometry.node(step.step.peer) != geometry.node(plan.rank);
-    FarPut put = {};
-    if (far_put) put = {step.step.peer, {step.step.src, step.step.count, false}, pieces.MostPuts(step.step)};
-    step.flush = !sending.empty() &&
-                 (NeedsFlush(plan, step.step, sending, behind[step.origin]) || (far_put && IsQueueFull(sending, put)));
+    const bool inter_node_put =
+        step.step.kind == StepKind::kPut && geometry.node(step.step.peer) != geometry.node(plan.rank);
+    InterNodePut put = {};
+    if (inter_node_put) put = {step.step.peer, {step.step.src, step.step.count, false}, fragments.MostPuts(step.step)};
+    step.flush = !sending.empty() && (NeedsFlush(plan, step.step, sending, behind[step.origin]) ||
+                                      (inter_node_put && IsQueueFull(sending, put)));
     if (step.flush) sending.clear();
-    if (far_put) sending.push_back(put);
+    if (inter_node_put) sending.push_back(put);
     if (Synchronizes(step.step.kind)) {
       open.clear();
     } else {
@@ -208,10 +211,10 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
     steps.push_back(step);
   }
   if (moves) {
-    AddPhase(steps, kLeave, StepKind::kSignal, near);
-    AddPhase(steps, kLeave, StepKind::kSignal, far.open_from_own);
-    AddPhase(steps, kLeave, StepKind::kWait, near);
-    AddPhase(steps, kLeave, StepKind::kWait, far.open_to_own);
+    AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, intra_node);
+    AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, inter_node.open_from_own);
+    AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, intra_node);
+    AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, inter_node.open_to_own);
   }
   Group(steps);
   return steps;
@@ -265,13 +268,13 @@ void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64
   for (ProgramStep& step : steps) flattener.Flatten(step, sources);
 }
 
-cuda::Part PartOf(int64_t buffer_count, int64_t block_count, Range range, int64_t run) {
-  cuda::Part part;
-  part.count = range.count;
-  part.begin = range.begin;
-  part.num_blocks = std::max<int64_t>(block_count > 0 ? buffer_count / block_count : 1, 1);
-  part.run = run > 0 ? run : std::max<int64_t>(block_count, 1);
-  return part;
+cuda::ChannelSlice SliceOf(int64_t buffer_count, int64_t block_count, Range range, int64_t run) {
+  cuda::ChannelSlice slice;
+  slice.count = range.count;
+  slice.begin = range.begin;
+  slice.num_blocks = std::max<int64_t>(block_count > 0 ? buffer_count / block_count : 1, 1);
+  slice.run = run > 0 ? run : std::max<int64_t>(block_count, 1);
+  return slice;
 }
 
 void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankProgram& program) {
@@ -279,8 +282,8 @@ void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankPro
     for (const Step& step : plan.steps) {
       if (Synchronizes(step.kind)) continue;
       for (const Access& access : AccessesOf(plan, step)) {
-        const bool far = step.kind == StepKind::kPut && geometry.node(step.peer) != geometry.node(plan.rank);
-        if (access.place.rank == plan.rank && !far) continue;
+        const bool inter_node = step.kind == StepKind::kPut && geometry.node(step.peer) != geometry.node(plan.rank);
+        if (access.place.rank == plan.rank && !inter_node) continue;
         program.shares_input = program.shares_input || access.place.space == Space::kInput;
         program.shares_output = program.shares_output || access.place.space == Space::kOutput;
       }
@@ -304,11 +307,11 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs
     if (built.count(range.count) == 0) {
       Request request = choice.request;
       request.block_count = range.count;
-      const Pieces pieces(range.count, block_count, runs);
-      PackedPlans packed =
-          PackFarPuts(BuildAll(*choice.algorithm, request), request.geometry, pieces, item_bytes, num_channels, limits);
+      const Fragments fragments(range.count, block_count, runs);
+      PackedPlans packed = PackInterNodePuts(BuildAll(*choice.algorithm, request), request.geometry, fragments,
+                                             item_bytes, num_channels, limits);
       std::vector<Plan>& plans = packed.plans;
-      std::vector<ProgramStep> steps = StepsOf(plans, request, pieces, rank);
+      std::vector<ProgramStep> steps = StepsOf(plans, request, fragments, rank);
       for (ProgramStep& step : steps) {
         if (step.origin >= 0) step.origin = packed.origins[rank][step.origin];
       }
@@ -327,8 +330,8 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs
     channel.first_step = found.first_step;
     channel.num_steps = found.num_steps;
     channel.first_source = found.first_source;
-    channel.input = PartOf(InputCount(whole), block_count, range, runs.input);
-    channel.output = PartOf(OutputCount(whole), block_count, range, runs.output);
+    channel.input = SliceOf(InputCount(whole), block_count, range, runs.input);
+    channel.output = SliceOf(OutputCount(whole), block_count, range, runs.output);
     channel.scratch_begin = program.scratch_count;
     program.channels.push_back(channel);
     const int64_t grain = std::max<int64_t>(kGrainBytes / item_bytes, 1);

@@ -16,8 +16,8 @@ namespace jaxcomm {
 namespace cuda {
 
 // One channel's part of a buffer. Element i of the plan is element begin + i % count of block i / count; where that
-// lies in memory, see Layout in ffi/cpu/copy.h.
-struct Part {
+// lies in memory, see BlockLayout in ffi/cpu/copy.h.
+struct ChannelSlice {
   int64_t count = 0;  // of every block
   int64_t begin = 0;  // in every block
   int64_t num_blocks = 1;
@@ -25,13 +25,19 @@ struct Part {
 };
 
 // Steps that no plan has: all ranks of the node, and those of other nodes that send here, enter and leave; own puts to
-// other nodes are read. kExchange: all of a call that has no steps. kLocate: before the plan, the ranks of the node
-// tell each other where their buffers are.
-enum Phase : int32_t { kEnter = -1, kLeave = -2, kExchange = -3, kFlush = -5, kLocate = -6 };
+// other nodes are read. kLlExchange: all of a call that has no steps. kOffsetExchange: before the plan, the ranks of
+// the node tell each other where their buffers are.
+enum PseudoStep : int32_t {
+  kEntryBarrier = -1,
+  kExitBarrier = -2,
+  kLlExchange = -3,
+  kFlush = -5,
+  kOffsetExchange = -6
+};
 
 struct ProgramStep {
   Step step;
-  int32_t origin = 0;    // position in the plan, or a Phase; for reports
+  int32_t origin = 0;    // position in the plan, or a PseudoStep; for reports
   int32_t together = 1;  // signals, waits: this one and the following ones that different threads may run at once
   bool sync = false;     // data steps: needs what other threads have done since the last barrier of the thread block
   // What has been put to other nodes must have been read from here before: this step overwrites it, or lets somebody
@@ -46,8 +52,8 @@ struct ChannelProgram {
   int32_t first_step = 0;  // in RankProgram::steps
   int32_t num_steps = 0;
   int32_t first_source = 0;  // in RankProgram::sources
-  Part input;
-  Part output;
+  ChannelSlice input;
+  ChannelSlice output;
   int64_t scratch_begin = 0;  // elements
 };
 
@@ -62,7 +68,7 @@ struct RankProgram {
   bool shares_output = false;
 };
 
-// How blocks lie in memory: Layout::run of ffi/cpu/copy.h, 0: block after block.
+// How blocks lie in memory: BlockLayout::run of ffi/cpu/copy.h, 0: block after block.
 struct Runs {
   int64_t input = 0;
   int64_t output = 0;
@@ -70,7 +76,7 @@ struct Runs {
 
 // What is packed before it is put to another node. Neither number has been measured.
 struct PackLimits {
-  // Pieces that on average are shorter: a network of 50 GB/s carries as much in the time that a message costs.
+  // Fragments that on average are shorter: a network of 50 GB/s carries as much in the time that a message costs.
   int64_t run_bytes = 32 << 10;
   // What a rank keeps packed at once; but a put is never cut.
   int64_t send_bytes = 16 << 20;

@@ -1,4 +1,4 @@
-// What the programs of groups of one node (program.cc) and of several (rounds.cc) are made of.
+// What the programs of groups of one node (program.cc) and of several (send_recv_schedule.cc) are made of.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 #include "cuda/program/packing.h"
 #include "cuda/program/program.h"
-#include "plan/layout.h"
+#include "plan/partition.h"
 #include "plan/select_for_gpus.h"
 
 namespace jaxcomm {
@@ -14,7 +14,7 @@ namespace cuda {
 
 // The steps of one channel's plan, with those of entering and leaving. Of the other ranks' plans, only what is put to
 // other nodes counts, and what is written to this rank's memory.
-std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, const Pieces& pieces,
+std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, const Fragments& fragments,
                                  int32_t rank);
 
 // Marks the steps as flat, and changes their offsets, that touch no more than one block of each buffer, or whose
@@ -24,7 +24,7 @@ void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64
              Runs runs);
 
 // The range of every block in a buffer of `buffer_count` elements.
-Part PartOf(int64_t buffer_count, int64_t block_count, Range range, int64_t run);
+ChannelSlice SliceOf(int64_t buffer_count, int64_t block_count, Range range, int64_t run);
 
 // What ranks touch of each other's buffers, and what the network reads from.
 void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankProgram& program);

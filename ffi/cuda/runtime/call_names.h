@@ -1,4 +1,4 @@
-// What people call a call by, for reports that know it by device::Comm::program.
+// What people call a call by, for reports that know it by device::Comm::call_id.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Known as long as this lives, and a while longer: somebody may ask only then why a kernel has given up.
+// Known as long as this lives, and a while longer: somebody may ask only then why a kernel has aborted.
 class CallName {
  public:
   explicit CallName(const std::string& text);

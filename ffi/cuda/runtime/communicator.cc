@@ -8,12 +8,12 @@
 #include <utility>
 
 #include "common/hash.h"
+#include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
-#include "cuda/kernels/locate.cuh"
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/nccl/keep_device.h"
+#include "cuda/nccl/scoped_device.h"
+#include "cuda/runtime/abort_flag.h"
 #include "cuda/runtime/call_names.h"
-#include "cuda/runtime/stop_word.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -117,29 +117,29 @@ bool Communicator::Make(std::string* error) {
   comm_.signals.num_channels = settings_.max_channels + 1;
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   if (!QueryProperties(&properties, error)) return false;
-  KeepDevice keep;
-  // Until there is an exchange, no rank can tell the others that it has failed.
-  if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) || !exchange_.Make(rank(), size(), error)) {
+  ScopedDevice keep;
+  // Until there is a bootstrap, no rank can tell the others that it has failed.
+  if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) || !bootstrap_.Make(rank(), size(), error)) {
     return false;
   }
   int num_sms = 0;
   const bool ready = CheckCuda("cudaDeviceGetAttribute",
                                cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_), error) &&
                      CheckDevice(num_sms, error);
-  if (!exchange_.AllDone("when it loaded kernels", ready, error) ||
-      !exchange_.Agree("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels()), error) ||
-      !exchange_.Agree("JAXCOMM_WINDOWS", settings_.windows ? 1 : 0, error)) {
+  if (!bootstrap_.AllDone("when it loaded kernels", ready, error) ||
+      !bootstrap_.CheckEqual("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels()), error) ||
+      !bootstrap_.CheckEqual("JAXCOMM_SYMMETRIC_BUFFERS", settings_.windows ? 1 : 0, error)) {
     return false;
   }
   const bool can_gin = Gin::Usable(nccl_, properties);
   Nodes nodes;
-  if (!FindNodes(exchange_, properties, settings_.node_name, can_gin, &nodes, error)) return false;
+  if (!FindNodes(bootstrap_, properties, settings_.node_name, can_gin, &nodes, error)) return false;
   if (nodes.gin && !MakeGin(error)) return false;
-  if (nodes.gin && !gin_ && !FindNodes(exchange_, properties, settings_.node_name, false, &nodes, error)) return false;
+  if (nodes.gin && !gin_ && !FindNodes(bootstrap_, properties, settings_.node_name, false, &nodes, error)) return false;
   comm_.local = nodes.own;
-  memory_.emplace(exchange_, nodes, properties.multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr);
-  if (!exchange_.AllDone("when it made counters", MakeLocalMemory(error), error) || !MakeCounters(error)) return false;
-  return comm_.local.size == size() || gin_ || MakeMessenger(num_sms, error);
+  memory_.emplace(bootstrap_, nodes, properties.multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr);
+  if (!bootstrap_.AllDone("when it made counters", MakeLocalMemory(error), error) || !MakeCounters(error)) return false;
+  return comm_.local.size == size() || gin_ || MakeSendRecvProxy(num_sms, error);
 }
 
 bool Communicator::CheckDevice(int num_sms, std::string* error) const {
@@ -148,11 +148,11 @@ bool Communicator::CheckDevice(int num_sms, std::string* error) const {
              std::to_string(num_sms) + " SMs";
     return false;
   }
-  return CheckCuda("kernels", LoadKernel(), error) && CheckCuda("kernels", LoadFlaggedKernel(), error) &&
+  return CheckCuda("kernels", LoadKernel(), error) && CheckCuda("kernels", LoadLlKernel(), error) &&
          CheckCuda("kernels", LoadMultimemKernel(), error);
 }
 
-bool Communicator::MakeMessenger(int num_sms, std::string* error) {
+bool Communicator::MakeSendRecvProxy(int num_sms, std::string* error) {
   // Kernels that wait for their node must leave room for NCCL's, or no rank comes any further.
   constexpr int32_t kSmsOfNccl = 34;
   const bool room = max_channels() + kSmsOfNccl <= num_sms;
@@ -163,12 +163,12 @@ bool Communicator::MakeMessenger(int num_sms, std::string* error) {
   }
   ncclComm_t network = nullptr;
   // Everybody again: what goes between nodes must not meet what XLA sends on its communicator.
-  if (!exchange_.AllDone("when it looked for room for NCCL", room, error) ||
-      !MakePart(exchange_, 0, size(), &network, error)) {
+  if (!bootstrap_.AllDone("when it looked for room for NCCL", room, error) ||
+      !MakeSubCommunicator(bootstrap_, 0, size(), &network, error)) {
     return false;
   }
-  messenger_ = Messenger::Make(nccl_, network, comm_, report_, settings_.timeout_s, error);
-  return exchange_.AllDone("when it made streams for messages", messenger_ != nullptr, error);
+  send_recv_proxy_ = SendRecvProxy::Make(nccl_, network, comm_, report_, settings_.timeout_s, error);
+  return bootstrap_.AllDone("when it made streams for messages", send_recv_proxy_ != nullptr, error);
 }
 
 bool Communicator::QueryProperties(ncclCommProperties_t* properties, std::string* error) {
@@ -177,8 +177,8 @@ bool Communicator::QueryProperties(ncclCommProperties_t* properties, std::string
     *error = nccl_.WhyNot(name);
     if (!error->empty()) return false;
   }
-  const ncclResult_t asked = nccl_.CommQueryProperties(exchange_.nccl_comm(), properties);
-  if (!exchange_.Check("ncclCommQueryProperties", asked, error)) return false;
+  const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), properties);
+  if (!bootstrap_.Check("ncclCommQueryProperties", asked, error)) return false;
   device_ = properties->cudaDev;
   comm_.world = {properties->rank, properties->nRanks, 0, 1};
   return true;
@@ -194,46 +194,46 @@ bool Communicator::MakeLocalMemory(std::string* error) {
   if (!CheckCuda("cudaHostAlloc", cudaHostAlloc(&host, sizeof(device::Report), cudaHostAllocMapped), error) ||
       !CheckCuda("cudaHostGetDevicePointer", cudaHostGetDevicePointer(&report, host, 0), error) ||
       !CheckCuda("cudaMalloc", cudaMalloc(&counters, 2 * counters_bytes + epochs_bytes), error) ||
-      !CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counters, 0, 2 * counters_bytes + epochs_bytes, exchange_.stream()),
-                 error)) {
+      !CheckCuda("cudaMemsetAsync",
+                 cudaMemsetAsync(counters, 0, 2 * counters_bytes + epochs_bytes, bootstrap_.stream()), error)) {
     return false;
   }
   report_ = new (host) device::Report;
   comm_.report = static_cast<device::Report*>(report);
-  comm_.stopped = StopWord(device_, error);
+  comm_.abort_flag = AbortFlag(device_, error);
   comm_.signals.sent = reinterpret_cast<uint64_t*>(counters);
   comm_.signals.received = reinterpret_cast<uint64_t*>(counters + counters_bytes);
-  comm_.slots.epochs = reinterpret_cast<uint64_t*>(counters + 2 * counters_bytes);
-  return comm_.stopped != nullptr;
+  comm_.ll_slots.epochs = reinterpret_cast<uint64_t*>(counters + 2 * counters_bytes);
+  return comm_.abort_flag != nullptr;
 }
 
-// Signals, slots and mail have memory of their own, which stays where it is when the arena grows.
+// Signals, LL slots and the offset table have memory of their own, which stays where it is when the arena grows.
 bool Communicator::MakeCounters(std::string* error) {
-  device::Slots& slots = comm_.slots;
-  slots.num_channels = std::min(max_channels(), kFlaggedChannels);
-  slots.num_units = kFlaggedUnits;
+  device::LlSlots& slots = comm_.ll_slots;
+  slots.num_channels = std::min(max_channels(), kLlChannels);
+  slots.num_units = kLlUnits;
   const int64_t num_ranks = comm_.local.size;
   const int64_t slot_bytes = 2 * num_ranks * slots.num_channels * slots.num_units * int64_t{sizeof(uint64_t[2])};
   const int64_t pad_bytes = num_ranks * comm_.signals.num_channels * int64_t{sizeof(uint64_t)};
-  const int64_t bytes = WholePages(slot_bytes + pad_bytes + MailBytes(comm_.local.size));
+  const int64_t bytes = WholePages(slot_bytes + pad_bytes + OffsetTableBytes(comm_.local.size));
   device::Window& pad = comm_.signals.pad;
   if (!memory_->Allocate("signals", bytes, &pad, error) || !memory_->Clear(pad, bytes, error)) return false;
   slots.pad = pad;
   pad.base += slot_bytes;
-  mail_ = {pad.base + pad_bytes, pad.stride};
+  offset_table_ = {pad.base + pad_bytes, pad.stride};
   return true;
 }
 
 bool Communicator::IsSameOnAllRanks(const char* what, uint64_t own, std::string* error) {
   std::lock_guard<std::mutex> lock(mutex_);
-  KeepDevice keep;
-  return CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) && exchange_.Agree(what, own, error);
+  ScopedDevice keep;
+  return CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) && bootstrap_.CheckEqual(what, own, error);
 }
 
 bool Communicator::AllDone(const char* at, bool own, std::string* error) {
   std::lock_guard<std::mutex> lock(mutex_);
-  KeepDevice keep;
-  return CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) && exchange_.AllDone(at, own, error);
+  ScopedDevice keep;
+  return CheckCuda("cudaSetDevice", cudaSetDevice(device_), error) && bootstrap_.AllDone(at, own, error);
 }
 
 // What it can't make on all ranks, it makes on none: there are other ways between nodes. What NCCL has made where it
@@ -244,16 +244,16 @@ bool Communicator::MakeGin(std::string* error) {
   std::string problem;
   bool all_can = CheckCuda("kernels", LoadGinKernel(), &problem) &&
                  CheckCuda("cudaMalloc", cudaMalloc(&counts, bytes), &problem) &&
-                 CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, exchange_.stream()), &problem);
+                 CheckCuda("cudaMemsetAsync", cudaMemsetAsync(counts, 0, bytes, bootstrap_.stream()), &problem);
   // After this, all counts are zero.
-  if (!exchange_.AllCan(all_can, &all_can, error)) return false;
+  if (!bootstrap_.AllTrue(all_can, &all_can, error)) return false;
   std::unique_ptr<Gin> made;
   if (all_can) {
     const auto check = [this](const char* name, ncclResult_t result, std::string* why) {
-      return exchange_.Check(name, result, why);
+      return bootstrap_.Check(name, result, why);
     };
-    made = Gin::Make(nccl_, exchange_.nccl_comm(), comm_, counts, check, &problem);
-    if (!exchange_.AllCan(made != nullptr, &all_can, error)) return false;
+    made = Gin::Make(nccl_, bootstrap_.nccl_comm(), comm_, counts, check, &problem);
+    if (!bootstrap_.AllTrue(made != nullptr, &all_can, error)) return false;
   }
   if (all_can) {
     gin_ = std::move(made);
@@ -304,7 +304,7 @@ std::string Communicator::End(cudaStream_t stream) {
 bool Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes, std::string* error) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (bytes > arena_bytes_ || arena_bytes_ == 0) {
-    KeepDevice keep;
+    ScopedDevice keep;
     if (!CheckCuda("cudaSetDevice", cudaSetDevice(device_), error)) return false;
     // Twice as much as the last: what old programs and CUDA graphs still use is never more than what the newest has.
     const int64_t whole = WholePages(std::max({bytes, 2 * arena_bytes_, kLeastArenaBytes}));
@@ -322,7 +322,7 @@ bool Communicator::ReserveFor(const std::string& owner, int64_t bytes, device::C
   std::lock_guard<std::mutex> lock(mutex_);
   Arena& arena = arenas_[owner];
   if (bytes > arena.bytes) {
-    KeepDevice keep;
+    ScopedDevice keep;
     const std::string what = "arena of " + owner;
     Arena made;
     made.bytes = WholePages(std::max(bytes, 2 * arena.bytes));
@@ -346,7 +346,7 @@ ncclWindow_t Communicator::Registered(const device::Window& arena) {
 
 // What NCCL says of peers is right only if their buffers lie as far from the begin of their windows as this rank's: it
 // is looked at for the distance between ranks, nothing else.
-bool Communicator::Locate(ncclWindow_t window, int64_t offset, int64_t* location, std::string* error) const {
+bool Communicator::OffsetOf(ncclWindow_t window, int64_t offset, int64_t* buffer_offset, std::string* error) const {
   device::Window addressed;
   if (!memory_->Address(window, offset, &addressed, error)) return false;
   if (size() > 1 && addressed.stride != comm_.signals.pad.stride) {
@@ -354,18 +354,18 @@ bool Communicator::Locate(ncclWindow_t window, int64_t offset, int64_t* location
              std::to_string(comm_.signals.pad.stride);
     return false;
   }
-  *location = Locate(addressed, 0);
+  *buffer_offset = OffsetOf(addressed, 0);
   return true;
 }
 
-int64_t Communicator::Locate(const device::Window& arena, int64_t offset) const {
+int64_t Communicator::OffsetOf(const device::Window& arena, int64_t offset) const {
   return arena.At(rank(), offset) - comm_.signals.pad.At(rank());
 }
 
 std::string Communicator::Failure() {
   uint64_t time_ns;
   const std::string failure = KernelFailure(&time_ns);
-  return failure.empty() ? exchange_.Failure() : failure;
+  return failure.empty() ? bootstrap_.Failure() : failure;
 }
 
 std::string Communicator::WhyNot() {
@@ -377,12 +377,12 @@ std::string Communicator::KernelFailure(uint64_t* time_ns) {
   const bool reported = __atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) == device::Report::kComplete;
   uint64_t call = 0;
   std::string of_messages;
-  if (messenger_ && !reported) of_messages = messenger_->Failure(&call);
+  if (send_recv_proxy_ && !reported) of_messages = send_recv_proxy_->Failure(&call);
   if (!reported && of_messages.empty()) return "";
   *time_ns = reported ? report_->time_ns : UINT64_MAX;
   std::lock_guard<std::mutex> lock(failure_mutex_);
   if (failure_.empty()) {
-    if (reported) call = report_->program;
+    if (reported) call = report_->call_id;
     const std::string name = CallName::Of(call);
     failure_ = reported ? FailureText(*report_, name, settings_.timeout_s) : name + ": " + of_messages;
   }

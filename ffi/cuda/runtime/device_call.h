@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "cpu/planner.h"
-#include "cuda/kernels/locate.cuh"
+#include "common/call_spec.h"
+#include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/program/call_program.h"
 #include "cuda/runtime/call_names.h"
 #include "cuda/runtime/communicator.h"
@@ -14,20 +14,17 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Start of every message about a call: op and place.
-std::string Where(const CallSpec& spec);
-
-// Prints once per process that JAXCOMM_WINDOWS=1 has no effect on a buffer. Copies are slower, not wrong.
+// Prints once per process that JAXCOMM_SYMMETRIC_BUFFERS=1 has no effect on a buffer. Copies are slower, not wrong.
 void WarnOfCopies(const std::string& where, const std::string& why);
 
 // A call site on one device.
 class DeviceCall {
  public:
   // Collective: as Communicator::Reserve. Null, and `error` filled in, if it can't be made. `moves`: ranks tell each
-  // other in every run where their buffers are, and Locate() comes before Launch(). The same on all ranks.
+  // other in every run where their buffers are, and ExchangeOffsets() comes before Launch(). The same on all ranks.
   static std::unique_ptr<DeviceCall> Make(const CallSpec& spec, Communicator& communicator, DType dtype,
                                           int64_t input_count, int64_t output_count, std::string* error,
-                                          bool moves = false);
+                                          bool exchanges_offsets = false);
   ~DeviceCall();
   DeviceCall(const DeviceCall&) = delete;
   DeviceCall& operator=(const DeviceCall&) = delete;
@@ -39,8 +36,8 @@ class DeviceCall {
     ncclWindow_t window = nullptr;
     int64_t offset = 0;
   };
-  std::string Locate(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
-                     cudaStream_t stream);
+  std::string ExchangeOffsets(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
+                              cudaStream_t stream);
 
   // Empty, or what is wrong. May be captured.
   std::string Launch(const void* x, void* y, cudaStream_t stream) const;
@@ -52,14 +49,14 @@ class DeviceCall {
  private:
   // A buffer that peers use.
   struct Shared {
-    bool known = false;             // Locate() has been called
+    bool known = false;             // ExchangeOffsets() has been called
     bool in_place = false;          // else in the arena
     const void* address = nullptr;  // XLA's, of this run
   };
 
   DeviceCall(Communicator& communicator, const std::string& name) : communicator_(communicator), name_(name) {}
-  std::string LocateBuffer(const char* name, const void* address, const XlaWindow& window, int64_t in_arena,
-                           Shared* shared, int64_t* location) const;
+  std::string FindOffset(const char* name, const void* address, const XlaWindow& window, int64_t in_arena,
+                         Shared* shared, int64_t* buffer_offset) const;
   bool Upload(std::string* error);
   std::string CheckAlignment(const void* x, const void* y) const;
 
@@ -69,9 +66,9 @@ class DeviceCall {
   char* image_ = nullptr;  // of the device
   RankArgs args_;          // without XLA's buffers
   std::string where_;
-  bool moves_ = false;
-  LocateArgs locate_;
-  Location location_;  // as the device has it
+  bool exchanges_offsets_ = false;
+  ExchangeOffsetsArgs offset_args_;
+  BufferOffsets offsets_;  // as the device has it
   Shared input_, output_;
   GinNetworkArgs gin_args_;  // of groups of several nodes with GIN
   RoundEvents events_;       // of those without

@@ -9,8 +9,8 @@
 
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/deadline.h"
-#include "cuda/nccl/keep_device.h"
 #include "cuda/nccl/nccl_library.h"
+#include "cuda/nccl/scoped_device.h"
 #include "cuda/program/call_program.h"
 #include "cuda/runtime/communicator.h"
 
@@ -45,7 +45,7 @@ std::string Make(const Group& group, const ncclUniqueId& key, int32_t rank, int3
   const NcclLibrary* const nccl = NcclLibrary::Open("", &error);
   if (nccl == nullptr) return error;
   if (error = nccl->WhyNot("ncclCommInitRankConfig"); !error.empty()) return error;
-  KeepDevice keep;
+  ScopedDevice keep;
   if (error = Problem("cudaSetDevice", cudaSetDevice(device)); !error.empty()) return error;
   const double timeout_s = Communicator::Configured().timeout_s;
   const Deadline deadline(timeout_s);
@@ -101,7 +101,7 @@ std::string OwnCommunicators::Get(const std::vector<Member>& groups, int64_t gro
     rank = static_cast<int32_t>(position % group_size);
     const auto found = known.keys.find(group);
     if (found == known.keys.end()) {
-      return "this process has not compiled the call, and XLA before jaxlib 0.11.2 lends no communicators: install "
+      return "this process has not compiled the call, and XLA before jaxlib 0.11.2 provides no communicators: install "
              "jax, "
              "jaxlib and JAX's CUDA plugin 0.11.2 or later";
     }

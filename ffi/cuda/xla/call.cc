@@ -3,57 +3,18 @@
 #include <cuda_runtime_api.h>
 
 #include <optional>
-#include <type_traits>
 #include <utility>
 
 namespace jaxcomm {
 namespace cuda {
 
-ffi::TypeId CallState::id = {};
-ffi::TypeInfo CallState::info = ffi::MakeTypeInfo<CallState>();
+ffi::TypeId GpuCallState::id = {};
+ffi::TypeInfo GpuCallState::info = ffi::MakeTypeInfo<GpuCallState>();
 
 namespace {
 
 ffi::Error Invalid(const CallSpec& spec, const std::string& problem) {
-  return ffi::Error::InvalidArgument(Where(spec) + ": " + problem);
-}
-
-// Attributes of one op or another, as ffi/handlers/<op>.cc binds them on the CPU.
-ffi::Error ReadOwnAttributes(const ffi::Dictionary& attributes, CallSpec* spec) {
-  ffi::Error error;
-  const auto take = [&](const char* name, auto* value) {
-    const auto found = attributes.get<int64_t>(name);
-    if (!found) error = ffi::Error::InvalidArgument(Where(*spec) + ": attribute " + name + " is missing or no int64");
-    if (found) *value = static_cast<std::remove_reference_t<decltype(*value)>>(*found);
-  };
-  switch (spec->collective) {
-    case Collective::kAllToAll:
-      take("input_run", &spec->input_run);
-      take("output_run", &spec->output_run);
-      break;
-    case Collective::kAllGather:
-      take("output_run", &spec->output_run);
-      break;
-    case Collective::kReduceScatter:
-      take("input_run", &spec->input_run);
-      take("reduce_op", &spec->reduce_op);
-      break;
-    case Collective::kAllReduce:
-      take("reduce_op", &spec->reduce_op);
-      break;
-    case Collective::kBroadcast:
-      take("root", &spec->root);
-      break;
-    case Collective::kPermute: {
-      const auto found = attributes.get<ffi::Span<const int64_t>>("source_of");
-      if (!found) return ffi::Error::InvalidArgument(Where(*spec) + ": attribute source_of is missing or no array");
-      spec->source_of.assign(found->begin(), found->end());
-      break;
-    }
-    case Collective::kBarrier:
-      break;
-  }
-  return error;
+  return ffi::Error::InvalidArgument(spec.Where() + ": " + problem);
 }
 
 // What all handlers' operands and results are: the rank, which the communicator knows better; x; y. Of the barrier, any
@@ -88,19 +49,16 @@ std::string Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::Remaining
 }
 
 template <Collective collective>
-ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes) {
-  const auto call = attributes.get<CallAttributes>("call");
-  if (!call) return ffi::Unexpected(call.error());
-  const auto groups = attributes.get<Groups>("groups");
-  if (!groups) return ffi::Unexpected(groups.error());
-  auto state = std::make_unique<CallState>();
+ffi::ErrorOr<std::unique_ptr<GpuCallState>> Instantiate(ffi::Dictionary attributes) {
+  ffi::ErrorOr<CallSpec> decoded = DecodeCall(collective, attributes);
+  if (!decoded) return ffi::Unexpected(decoded.error());
+  auto state = std::make_unique<GpuCallState>();
   CallSpec& spec = state->spec;
-  spec = MakeSpec(collective, *call, *groups, Processes());
-  if (ffi::Error error = ReadOwnAttributes(attributes, &spec); !error.success()) return ffi::Unexpected(error);
+  spec = *std::move(decoded);
   state->windows = attributes.get<int64_t>("windows").has_value();
   // Process and number of every GPU of `groups`.
   if (const auto members = attributes.get<ffi::Span<const int32_t>>("members")) {
-    if (members->size() != 2 * groups->size()) {
+    if (members->size() != 2 * spec.groups.size()) {
       return ffi::Unexpected(Invalid(spec, "attribute members is not of two numbers for each device"));
     }
     for (size_t i = 0; i < members->size(); i += 2) {
@@ -116,13 +74,13 @@ ffi::ErrorOr<std::unique_ptr<CallState>> Instantiate(ffi::Dictionary attributes)
 }
 
 // What peers use of the operand and the result. All ranks must come to the same, so it does not ask where they are.
-void FindShared(CallState& state, const Buffers& buffers) {
+void FindShared(GpuCallState& state, const Buffers& buffers) {
   const CallSpec& spec = state.spec;
   CallProgram call;
   std::string error;
   // As if they were of one node: between nodes windows are of no use. What does not fit, Initialize says.
-  const Seat seat = {0, static_cast<int32_t>(spec.group_size)};
-  if (!MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, seat,
+  const RankPlacement placement = {0, static_cast<int32_t>(spec.group_size)};
+  if (!MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, placement,
                        Communicator::Configured().max_channels, &call, &error) ||
       call.program.steps.empty()) {
     return;
@@ -131,17 +89,17 @@ void FindShared(CallState& state, const Buffers& buffers) {
   if (call.program.shares_output) state.shared.output_bytes = call.output_bytes;
 }
 
-void RequestWindows(CallState& state, const XlaCollectives& collectives, const Buffers& buffers) {
+void RequestWindows(GpuCallState& state, const XlaCollectives& collectives, const Buffers& buffers) {
   std::call_once(state.shared_once, [&] { FindShared(state, buffers); });
   std::vector<XlaCollectives::Buffer> shared;
   if (state.shared.input_bytes > 0) shared.push_back({buffers.x, state.shared.input_bytes});
   if (state.shared.output_bytes > 0) shared.push_back({buffers.y, state.shared.output_bytes});
   if (shared.empty()) return;
   const std::string error = collectives.RequestWindows(state.Groups(), shared);
-  if (!error.empty()) WarnOfCopies(Where(state.spec), error);
+  if (!error.empty()) WarnOfCopies(state.spec.Where(), error);
 }
 
-ffi::Error Prepare(CallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+ffi::Error Prepare(GpuCallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   std::string problem = RequestCommunicator(collectives, state->Groups(), state->members);
   if (problem.empty() && state->windows) {
     Buffers buffers;
@@ -152,36 +110,36 @@ ffi::Error Prepare(CallState* state, XlaCollectives collectives, ffi::RemainingA
 }
 
 // The call site on this device; null before Initialize.
-DeviceCall* Find(CallState& state, int32_t device) {
+DeviceCall* Find(GpuCallState& state, int32_t device) {
   std::lock_guard<std::mutex> lock(state.mutex);
   const auto found = state.calls.find(device);
   return found == state.calls.end() ? nullptr : found->second.get();
 }
 
-std::string ProblemOf(CallState& state, int32_t device) {
+std::string ProblemOf(GpuCallState& state, int32_t device) {
   std::lock_guard<std::mutex> lock(state.mutex);
   const auto found = state.problems.find(device);
   return found == state.problems.end() ? "" : found->second;
 }
 
-DeviceCall::XlaWindow WindowOf(CallState& state, const XlaCollectives& collectives, const void* buffer) {
+DeviceCall::XlaWindow WindowOf(GpuCallState& state, const XlaCollectives& collectives, const void* buffer) {
   DeviceCall::XlaWindow found;
   void* window = nullptr;
   const std::string problem = collectives.GetWindow(state.Groups(), buffer, &window, &found.offset);
-  if (!problem.empty()) WarnOfCopies(Where(state.spec), problem);
+  if (!problem.empty()) WarnOfCopies(state.spec.Where(), problem);
   found.window = static_cast<ncclWindow_t>(window);
   return found;
 }
 
-std::string LocateBuffers(CallState& state, const XlaCollectives& collectives, const Buffers& buffers, DeviceCall& call,
-                          cudaStream_t stream) {
+std::string FindOffsets(GpuCallState& state, const XlaCollectives& collectives, const Buffers& buffers,
+                        DeviceCall& call, cudaStream_t stream) {
   DeviceCall::XlaWindow input, output;
   if (call.shares_input()) input = WindowOf(state, collectives, buffers.x);
   if (call.shares_output()) output = WindowOf(state, collectives, buffers.y);
-  return call.Locate(buffers.x, buffers.y, input, output, stream);
+  return call.ExchangeOffsets(buffers.x, buffers.y, input, output, stream);
 }
 
-std::string Initialized(CallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers,
+std::string Initialized(GpuCallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers,
                         cudaStream_t stream) {
   const CallSpec& spec = state.spec;
   ncclComm_t nccl_comm = nullptr;
@@ -210,12 +168,12 @@ std::string Initialized(CallState& state, const XlaCollectives& collectives, int
 ffi::Error FailureOf(const CallSpec& spec, const std::string& failure) {
   if (failure.empty()) return ffi::Error::Success();
   return ffi::Error(ffi::ErrorCode::kDeadlineExceeded,
-                    Where(spec) + " can't run, since a call before it failed: " + failure);
+                    spec.Where() + " can't run, since a call before it failed: " + failure);
 }
 
-// Why a run must not go on: a kernel of the process has given up, or ranks have not met.
-std::string FailureBefore(CallState& state, int64_t run) {
-  return state.verdicts.Of(run, [&] {
+// Why an execution must not go on: a kernel of the process has aborted, or ranks have not met.
+std::string FailureBefore(GpuCallState& state, int64_t run) {
+  return state.run_status.Of(run, [&] {
     std::string failure = Communicator::FirstFailure();
     std::lock_guard<std::mutex> lock(state.mutex);
     for (const auto& [device, call] : state.calls) {
@@ -227,8 +185,8 @@ std::string FailureBefore(CallState& state, int64_t run) {
 
 // After this stage, the local devices of a run meet. If only some of them came, because others have an error, XLA would
 // end the process: so all must get the same. What one device alone has an error of, it says in Execute.
-ffi::Error Initialize(cudaStream_t stream, CallState* state, XlaCollectives collectives, ffi::RunId run, int32_t device,
-                      ffi::RemainingArgs args, ffi::RemainingRets rets) {
+ffi::Error Initialize(cudaStream_t stream, GpuCallState* state, XlaCollectives collectives, ffi::RunId run,
+                      int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Buffers buffers;
   std::string problem = Decode(state->spec, args, rets, &buffers);
   if (!problem.empty()) return Invalid(state->spec, problem);
@@ -243,11 +201,11 @@ ffi::Error Initialize(cudaStream_t stream, CallState* state, XlaCollectives coll
     return ffi::Error::Success();
   }
   DeviceCall& call = *Find(*state, device);
-  if (state->windows) problem = LocateBuffers(*state, collectives, buffers, call, stream);
+  if (state->windows) problem = FindOffsets(*state, collectives, buffers, call, stream);
   return problem.empty() ? ffi::Error::Success() : Invalid(state->spec, problem);
 }
 
-ffi::Error Execute(cudaStream_t stream, CallState* state, int32_t device, ffi::RemainingArgs args,
+ffi::Error Execute(cudaStream_t stream, GpuCallState* state, int32_t device, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
   if (const std::string problem = ProblemOf(*state, device); !problem.empty()) return Invalid(state->spec, problem);
   const DeviceCall* const call = Find(*state, device);
@@ -261,7 +219,7 @@ ffi::Error Execute(cudaStream_t stream, CallState* state, int32_t device, ffi::R
 
 }  // namespace
 
-const DeviceGroups& CallState::Groups() {
+const DeviceGroups& GpuCallState::Groups() {
   std::call_once(split_once, [this] { split.emplace(spec.groups, spec.group_size); });
   return *split;
 }
@@ -277,13 +235,16 @@ namespace jaxcomm {
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    CudaPrepare, cuda::Prepare,
-    ffi::Ffi::BindPrepare().Ctx<ffi::State<cuda::CallState>>().Ctx<XlaCollectives>().RemainingArgs().RemainingRets());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaPrepare, cuda::Prepare,
+                              ffi::Ffi::BindPrepare()
+                                  .Ctx<ffi::State<cuda::GpuCallState>>()
+                                  .Ctx<XlaCollectives>()
+                                  .RemainingArgs()
+                                  .RemainingRets());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaInitialize, cuda::Initialize,
                               ffi::Ffi::BindInitialize()
                                   .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::State<cuda::CallState>>()
+                                  .Ctx<ffi::State<cuda::GpuCallState>>()
                                   .Ctx<XlaCollectives>()
                                   .Ctx<ffi::RunId>()
                                   .Ctx<ffi::DeviceOrdinal>()
@@ -292,7 +253,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaInitialize, cuda::Initialize,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecute, cuda::Execute,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::State<cuda::CallState>>()
+                                  .Ctx<ffi::State<cuda::GpuCallState>>()
                                   .Ctx<ffi::DeviceOrdinal>()
                                   .RemainingArgs()   // rank, x
                                   .RemainingRets(),  // y

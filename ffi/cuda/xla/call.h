@@ -11,29 +11,29 @@
 #include <string>
 #include <vector>
 
+#include "common/attributes.h"
 #include "cuda/runtime/device_call.h"
 #include "cuda/xla/call_communicator.h"
-#include "cuda/xla/verdicts.h"
+#include "cuda/xla/run_status.h"
 #include "cuda/xla/xla_collectives.h"
-#include "handlers/attributes.h"
 
 namespace jaxcomm {
 namespace cuda {
 
 // One per call site and executable, shared by the local devices.
-struct CallState {
+struct GpuCallState {
   static ffi::TypeId id;
   static ffi::TypeInfo info;
 
   const DeviceGroups& Groups();
 
   CallSpec spec;
-  std::vector<Member> members;  // of the groups, if XLA lends no communicators
+  std::vector<Member> members;  // of the groups, if XLA provides no communicators
   bool windows = false;         // buffers are in XLA's collective memory
   std::mutex mutex;
   std::map<int32_t, std::unique_ptr<DeviceCall>> calls;  // by local device
   std::map<int32_t, std::string> problems;               // by local device: why it has no call, and gets none
-  Verdicts verdicts;
+  RunStatus run_status;
 
   // What is the same in all runs, since shapes are; found in the first one.
   std::once_flag split_once, shared_once;

@@ -5,18 +5,18 @@ namespace cuda {
 
 std::string RequestCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
                                 const std::vector<Member>& members) {
-  if (!collectives.Lends() && !members.empty()) return "";
+  if (!collectives.Provides() && !members.empty()) return "";
   return collectives.Request(groups);
 }
 
 std::string GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
                             const std::vector<Member>& members, int32_t device, ncclComm_t* nccl_comm) {
-  if (!collectives.Lends() && !members.empty()) {
+  if (!collectives.Provides() && !members.empty()) {
     return OwnCommunicators::Get(members, groups.group_size(), device, nccl_comm);
   }
-  void* lent = nullptr;
-  std::string error = collectives.Get(groups, &lent);
-  *nccl_comm = static_cast<ncclComm_t>(lent);
+  void* from_xla = nullptr;
+  std::string error = collectives.Get(groups, &from_xla);
+  *nccl_comm = static_cast<ncclComm_t>(from_xla);
   return error;
 }
 

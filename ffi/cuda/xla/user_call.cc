@@ -68,10 +68,10 @@ std::string FailureOf(const OnDevice& call) {
 }
 
 std::string Started(UserCallState& state, const XlaCollectives& collectives, int32_t device, OnDevice** call) {
-  void* lent = nullptr;
-  std::string error = collectives.Get(*state.split, &lent);
+  void* from_xla = nullptr;
+  std::string error = collectives.Get(*state.split, &from_xla);
   if (!error.empty()) return state.Where() + ": " + error;
-  Communicator* const communicator = Communicator::Get(static_cast<ncclComm_t>(lent), &error);
+  Communicator* const communicator = Communicator::Get(static_cast<ncclComm_t>(from_xla), &error);
   if (communicator == nullptr) return state.Where() + ": " + error;
   if (communicator->size() != state.group_size) {
     return state.Where() + ": XLA's communicator has " + std::to_string(communicator->size()) + " ranks, the group " +
@@ -79,7 +79,7 @@ std::string Started(UserCallState& state, const XlaCollectives& collectives, int
   }
   if (communicator->comm().local.size != communicator->size()) {
     return state.Where() + ": the group's GPUs are of several nodes, and a kernel reaches those of its own only: " +
-           "call it over groups of " + std::to_string(communicator->seat().ranks_per_node) + " ranks";
+           "call it over groups of " + std::to_string(communicator->placement().ranks_per_node) + " ranks";
   }
   *call = Find(state, device);
   if (*call == nullptr || (*call)->communicator != communicator) {
@@ -88,7 +88,7 @@ std::string Started(UserCallState& state, const XlaCollectives& collectives, int
     made.communicator = communicator;
     made.comm = communicator->comm();
     made.name = std::make_shared<CallName>(state.target + " at " + state.site);
-    made.comm.program = made.name->number();
+    made.comm.call_id = made.name->number();
     made.max_channels = communicator->max_channels();
     if (state.max_sms > 0) {
       made.max_channels = static_cast<int32_t>(std::min<int64_t>(made.max_channels, state.max_sms));
@@ -178,13 +178,13 @@ ffi::Error Prepare(UserCallState* state, XlaCollectives collectives, ffi::Remain
   return problem.empty() ? ffi::Error::Success() : ffi::Error::InvalidArgument(state->Where() + ": " + problem);
 }
 
-// All local devices get the same: see Verdicts.
+// All local devices get the same: see RunStatus.
 ffi::Error Begin(UserCallState* state, ffi::RunId run, ffi::RemainingArgs, ffi::RemainingRets) {
   if (state->initialize == nullptr) {
     return ffi::Error::InvalidArgument(state->Where() +
                                        ": the target has not been registered by jaxcomm.register_ffi_target");
   }
-  const std::string failure = state->verdicts.Of(run.run_id, [&] {
+  const std::string failure = state->run_status.Of(run.run_id, [&] {
     std::lock_guard<std::mutex> lock(state->mutex);
     std::string found;
     for (const auto& [device, call] : state->calls) {

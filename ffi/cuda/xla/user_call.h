@@ -14,7 +14,7 @@
 
 #include "cuda/runtime/call_names.h"
 #include "cuda/runtime/communicator.h"
-#include "cuda/xla/verdicts.h"
+#include "cuda/xla/run_status.h"
 #include "cuda/xla/xla_collectives.h"
 #include "include/jaxcomm/host_api.h"
 #include "xla/ffi/api/ffi.h"
@@ -54,7 +54,7 @@ struct UserCallState {
   std::optional<DeviceGroups> split;  // these
   int64_t max_sms = 0;
   XLA_FFI_Handler* initialize = nullptr;  // the user's
-  Verdicts verdicts;
+  RunStatus run_status;
   std::mutex mutex;
   std::map<int32_t, OnDevice> calls;        // by local device
   std::map<int32_t, std::string> problems;  // by local device: why Initialize has failed there, and is not called again

@@ -32,11 +32,11 @@ XlaCollectives::XlaCollectives(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext*
   }
   xla_abi::FindExtensionArgs args = {sizeof args, nullptr, context, xla_abi::kCollectives, nullptr};
   if (XLA_FFI_Error* error = find(&args)) {
-    missing_ = "XLA does not say whether it lends communicators: " + TakeText(error);
+    missing_ = "XLA does not say whether it provides communicators: " + TakeText(error);
     return;
   }
   if (args.extension == nullptr) {
-    missing_ = std::string("XLA lends no communicators to FFI handlers") + kNeeds;
+    missing_ = std::string("XLA provides no communicators to FFI handlers") + kNeeds;
     return;
   }
   const xla_abi::Extension& found = *args.extension;
@@ -63,7 +63,7 @@ std::string XlaCollectives::Get(const DeviceGroups& groups, void** communicator)
   xla_abi::GetArgs args = {sizeof args,      nullptr, xla_abi::kFlattenedIds, split.data(), split.size(),
                            kCommunicationId, nullptr};
   if (XLA_FFI_Error* error = extension_->get_communicator(extension_, &args)) {
-    return "XLA does not lend the group's communicator: " + TakeText(error);
+    return "XLA does not provide the group's communicator: " + TakeText(error);
   }
   if (args.communicator == nullptr) return "XLA's communicator is null";
   *communicator = args.communicator;

@@ -39,8 +39,8 @@ class XlaCollectives {
 
   XlaCollectives(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* context);
 
-  // Whether XLA lends communicators at all. If not, everything below says why.
-  bool Lends() const { return extension_ != nullptr; }
+  // Whether XLA provides communicators at all. If not, everything below says why.
+  bool Provides() const { return extension_ != nullptr; }
 
   // Both return an empty string, or what is wrong.
   //

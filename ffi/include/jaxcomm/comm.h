@@ -42,12 +42,12 @@ struct Multicast {
   }
 };
 
-// Why a kernel gave up. Lies in memory that the host reads while kernels run.
+// Why a kernel aborted. Lies in memory that the host reads while kernels run.
 struct Report {
   enum State : uint64_t { kNone = 0, kClaimed = 1, kComplete = 2 };
   uint64_t state = kNone;
   uint64_t abort = 0;    // set by the host: all waits end
-  uint64_t program = 0;  // which call: Comm::program
+  uint64_t call_id = 0;  // which call: Comm::call_id
   int32_t channel = 0;
   int32_t step = 0;  // position in the plan, or what the kernel passed to Wait
   int32_t rank = 0;
@@ -66,10 +66,10 @@ struct Signals {
   int32_t num_channels = 0;
 };
 
-// Where the messages of flagged.h arrive. Memory that nothing else ever writes to, all zero at first. What a sender
+// Where the messages of ll.h arrive. Memory that nothing else ever writes to, all zero at first. What a sender
 // writes has one receiver, and stays until the sender's next exchange but one on the channel.
-struct Slots {
-  Window pad;                  // Flagged [channel][epoch % 2][sender][unit], for the owner
+struct LlSlots {
+  Window pad;                  // LlLine [channel][epoch % 2][sender][unit], for the owner
   uint64_t* epochs = nullptr;  // [channel], exchanges that this rank has finished
   int32_t num_channels = 0;
   int32_t num_units = 0;  // from one sender
@@ -80,15 +80,15 @@ struct Comm {
   Team world;
   Team local;  // ranks whose memory this one can address
   Signals signals;
-  Slots slots;
+  LlSlots ll_slots;
   Window arena;  // symmetric memory that the communicator owns
   int64_t arena_bytes = 0;
   Multicast arena_multicast;  // the same memory
   uint64_t timeout_ns = 0;    // of every wait
   Report* report = nullptr;
-  // One word per GPU and process, of all communicators: not zero once a kernel there has given up.
-  uint64_t* stopped = nullptr;
-  uint64_t program = 0;  // number of the call, for reports
+  // One word per GPU and process, of all communicators: not zero once a kernel there has aborted.
+  uint64_t* abort_flag = nullptr;
+  uint64_t call_id = 0;  // number of the call, for reports
 };
 
 }  // namespace device

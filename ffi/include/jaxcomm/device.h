@@ -4,7 +4,7 @@
 #include "block.h"
 #include "comm.h"
 #include "copy.h"
-#include "flagged.h"
+#include "ll.h"
 #include "multimem.h"
 #include "reduce.h"
 #include "sync.h"

@@ -52,7 +52,7 @@ class Setup {
 };
 
 // The same in the stage Execute, with the arena. If Initialize has failed on this device, the stage ends with its
-// error. Once a kernel of this communicator has given up, it ends with one that names that kernel's call, the rank, and
+// error. Once a kernel of this communicator has aborted, it ends with one that names that kernel's call, the rank, and
 // the peer that did not signal.
 class Call {
  public:

@@ -79,10 +79,7 @@ JAXCOMM_DEVICE void StorePair(uint64_t* pair, uint64_t first, uint64_t second) {
 #if defined(__CUDACC__)
   asm volatile("st.relaxed.sys.global.v2.b64 [%0], {%1, %2};" ::"l"(pair), "l"(first), "l"(second) : "memory");
 #else
-  const bool turned = emulation::FlipCoin();
-  __atomic_store_n(pair + turned, turned ? second : first, __ATOMIC_RELAXED);
-  emulation::Pause();
-  __atomic_store_n(pair + !turned, turned ? first : second, __ATOMIC_RELAXED);
+  emulation::StorePair(pair, first, second);
 #endif
 }
 

@@ -15,45 +15,45 @@ JAXCOMM_DEVICE int64_t Row(const Comm& comm, int32_t channel) {
   return static_cast<int64_t>(channel) * comm.local.size;
 }
 
-// Nothing begins on this GPU any more, on any communicator of the process: MayBegin.
-JAXCOMM_DEVICE void Stop(const Comm& comm) { StoreRelease(comm.stopped, 1); }
+// Kernels that begin later on this GPU end at once, on every communicator of the process: see IsAborted.
+JAXCOMM_DEVICE void SetAbortFlag(const Comm& comm) { StoreRelease(comm.abort_flag, 1); }
 
-// A channel that has given up neither signals nor waits ever again: peers, which may still wait for a signal that it
+// A channel that has aborted neither signals nor waits ever again: peers, which may still wait for a signal that it
 // owes them, would take the first one of the next kernel for that. Kept as the count of what the rank has received from
 // itself, which is of no other use. And nothing comes after the kernel.
-JAXCOMM_DEVICE void GiveUp(const Comm& comm, int32_t channel) {
+JAXCOMM_DEVICE void AbortChannel(const Comm& comm, int32_t channel) {
   StoreRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank, 1);
-  Stop(comm);
+  SetAbortFlag(comm);
 }
 
-JAXCOMM_DEVICE bool HasGivenUp(const Comm& comm, int32_t channel) {
+JAXCOMM_DEVICE bool IsChannelAborted(const Comm& comm, int32_t channel) {
   return LoadRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank) != 0;
 }
 
-// Whether no kernel of this process has given up on this GPU. Called by all threads of a block, before the kernel
-// writes to memory that peers read: a peer of the kernel that gave up may be late, and still read what that has left
-// there. False: the kernel must end. Its operands may be of a kernel that gave up, and its results have no meaning
+// Whether a kernel of this process has aborted on this GPU. Called by all threads of a block, before the kernel
+// writes to memory that peers read: a peer of the kernel that aborted may be late, and still read what that has left
+// there. True: the kernel must end. Its operands may be of a kernel that aborted, and its results have no meaning
 // either.
-JAXCOMM_DEVICE bool MayBegin(const Comm& comm) {
-  return __syncthreads_or(threadIdx.x == 0 && LoadAcquire(comm.stopped) != 0) == 0;
+JAXCOMM_DEVICE bool IsAborted(const Comm& comm) {
+  return __syncthreads_or(threadIdx.x == 0 && LoadAcquire(comm.abort_flag) != 0) != 0;
 }
 
 // Adds one to the count of signals from this rank to `peer`. Called by one thread per peer. Release: whoever waits for
 // it sees what this thread did before, and what its block did before a __syncthreads() in front of the call.
 JAXCOMM_DEVICE void Signal(const Comm& comm, int32_t channel, int32_t peer) {
-  if (HasGivenUp(comm, channel)) return;
+  if (IsChannelAborted(comm, channel)) return;
   const int64_t row = Row(comm, channel);
   const uint64_t count = comm.signals.sent[row + peer] + 1;
   StoreRelease(comm.signals.pad.At<uint64_t>(peer) + row + comm.local.rank, count);
   comm.signals.sent[row + peer] = count;  // after it: a release waits for the stores before
 }
 
-// Tells the host why this kernel gives up. The first caller is heard.
+// Reports to the host why this kernel aborts. The first report counts.
 JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_t step, uint64_t expected,
                          uint64_t seen) {
   Report& report = *comm.report;
   if (!Claim(&report.state, Report::kNone, Report::kClaimed)) return;
-  report.program = comm.program;
+  report.call_id = comm.call_id;
   report.channel = channel;
   report.step = step;
   report.rank = comm.world.rank;
@@ -68,18 +68,18 @@ JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_
 constexpr int kLooksBetweenClocks = 64;
 
 // Asked by a thread that has waited since `begin_ns`. False: go on. True: Comm::timeout_ns are over, which the host has
-// been told, or the host or another block of this rank has given up. Then the channel has given up.
+// been told, or the host or another block of this rank has aborted. Then the channel has aborted.
 JAXCOMM_DEVICE bool EndWait(const Comm& comm, int32_t channel, uint64_t begin_ns, int32_t peer, int32_t step,
                             uint64_t expected, uint64_t seen) {
   const bool stop = LoadAcquire(&comm.report->abort) != 0 || LoadAcquire(&comm.report->state) != Report::kNone;
   if (!stop && NowNs() - begin_ns < comm.timeout_ns) return false;
   if (!stop) Fail(comm, channel, peer, step, expected, seen);
-  GiveUp(comm, channel);
+  AbortChannel(comm, channel);
   return true;
 }
 
 // Waits until `read()` is at least `expected`. False if that took longer than Comm::timeout_ns, or if the host or
-// another block of this rank has given up; then the channel has given up. `peer` and `step` are for the report.
+// another block of this rank has aborted; then the channel has aborted. `peer` and `step` are for the report.
 template <typename Read>
 JAXCOMM_DEVICE bool WaitUntil(const Comm& comm, int32_t channel, int32_t peer, int32_t step, uint64_t expected,
                               Read read) {
@@ -100,7 +100,7 @@ JAXCOMM_DEVICE bool WaitUntil(const Comm& comm, int32_t channel, int32_t peer, i
 // what the peer did before its signal is visible to this thread, and after a __syncthreads() to its block. False as
 // WaitUntil: then nothing may be concluded about the peer. `step` is for the report.
 JAXCOMM_DEVICE bool Wait(const Comm& comm, int32_t channel, int32_t peer, int32_t step = 0) {
-  if (HasGivenUp(comm, channel)) return false;
+  if (IsChannelAborted(comm, channel)) return false;
   const int64_t row = Row(comm, channel);
   const uint64_t expected = comm.signals.received[row + peer] + 1;
   const uint64_t* word = comm.signals.pad.At<uint64_t>(comm.local.rank) + row + peer;

@@ -6,7 +6,7 @@
 #include <random>
 
 #include "../../../ffi/cuda/kernels/launch.h"
-#include "../../../ffi/cuda/kernels/launch_locate.h"
+#include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
 
 namespace jaxcomm {
 namespace fake {
@@ -52,14 +52,14 @@ ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t,
   const size_t bytes = count * sizeof(uint64_t);
   Of(stream).Push([=, &rank] {
     Group& group = *rank.group;
-    Group::Meeting* meeting = nullptr;
+    Group::Rendezvous* rendezvous = nullptr;
     Locked([&] {
-      meeting = &group.meetings[number];
+      rendezvous = &group.all_rendezvous[number];
       const char* bytes_from = static_cast<const char*>(from);
-      meeting->brought[rank.rank].assign(bytes_from, bytes_from + bytes);
+      rendezvous->brought[rank.rank].assign(bytes_from, bytes_from + bytes);
     });
-    Until([&] { return static_cast<int>(meeting->brought.size()) == group.n(); });
-    for (const auto& [r, brought] : meeting->brought)
+    Until([&] { return static_cast<int>(rendezvous->brought.size()) == group.n(); });
+    for (const auto& [r, brought] : rendezvous->brought)
       std::memcpy(static_cast<char*>(to) + r * bytes, brought.data(), bytes);
   });
   return ncclSuccess;
@@ -84,7 +84,7 @@ ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclC
   CHECK(config->blocking == 1 && words[0] != 0 && words[0] == words[15]);
   if (own->group->cluster->init_fails) return ncclInternalError;
   Group* group = nullptr;
-  Group::Meeting* meeting = nullptr;
+  Group::Rendezvous* rendezvous = nullptr;
   Locked([&] {
     Group*& shared = Groups()[words[0]];
     if (shared == nullptr) {
@@ -95,10 +95,10 @@ ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclC
     group = shared;
     CHECK(group->n() == n && rank < n);
     group->ranks[rank] = own->group->ranks[own->rank];
-    meeting = &group->meetings[-1];
-    meeting->brought[rank];
+    rendezvous = &group->all_rendezvous[-1];
+    rendezvous->brought[rank];
   });
-  Until([&] { return static_cast<int>(meeting->brought.size()) == n; });
+  Until([&] { return static_cast<int>(rendezvous->brought.size()) == n; });
   if (Fails("ncclCommInitRankConfig")) return ncclInternalError;
   *made = MakeRank(group, rank);
   return ncclSuccess;
@@ -118,15 +118,15 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
   registered->stride = static_cast<int64_t>(bytes) + 4096;
   registered->first = rank.rank - rank.rank % (group.n() / group.num_lsa_teams());
   const bool fails = Fails("ncclCommWindowRegister");
-  Group::Meeting* meeting = nullptr;
+  Group::Rendezvous* rendezvous = nullptr;
   Locked([&] {
-    meeting = &group.meetings[rank.num_meetings++];
-    meeting->memory.resize(registered->stride * group.n(), 0x5c);
-    meeting->brought[rank.rank];
+    rendezvous = &group.all_rendezvous[rank.num_meetings++];
+    rendezvous->memory.resize(registered->stride * group.n(), 0x5c);
+    rendezvous->brought[rank.rank];
   });
-  Until([&] { return static_cast<int>(meeting->brought.size()) == group.n(); });
+  Until([&] { return static_cast<int>(rendezvous->brought.size()) == group.n(); });
   if (fails) return ncclUnhandledCudaError;
-  registered->begin = meeting->memory.data();
+  registered->begin = rendezvous->memory.data();
   *window = reinterpret_cast<ncclWindow_t>(Keep(std::move(registered)));
   return ncclSuccess;
 }
@@ -155,17 +155,17 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
 ncclResult_t DevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t*, ncclDevComm_t*) {
   const bool fails = Fails("ncclDevCommCreate");
   Rank& rank = Of(comm);
-  Group::Meeting* meeting = nullptr;
+  Group::Rendezvous* rendezvous = nullptr;
   Locked([&] {
-    meeting = &rank.group->meetings[rank.num_meetings++];
-    meeting->brought[rank.rank];
+    rendezvous = &rank.group->all_rendezvous[rank.num_meetings++];
+    rendezvous->brought[rank.rank];
   });
-  Until([&] { return static_cast<int>(meeting->brought.size()) == rank.group->n(); });
+  Until([&] { return static_cast<int>(rendezvous->brought.size()) == rank.group->n(); });
   return fails ? ncclInvalidUsage : ncclSuccess;
 }
 
 // Of the group that this thread is in.
-struct Transfer {
+struct SendRecvCall {
   bool send;
   char* memory;
   size_t bytes;
@@ -173,7 +173,7 @@ struct Transfer {
   Rank* rank;
   Stream* stream;
 };
-thread_local std::vector<Transfer> transfers;
+thread_local std::vector<SendRecvCall> transfers;
 
 ncclResult_t Send(const void* from, size_t bytes, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
   CHECK(type == ncclInt8);
@@ -186,9 +186,9 @@ ncclResult_t Recv(void* to, size_t bytes, ncclDataType_t type, int peer, ncclCom
   return ncclSuccess;
 }
 
-void RunGroup(const std::vector<Transfer>& group) {
+void RunGroup(const std::vector<SendRecvCall>& group) {
   std::vector<std::shared_ptr<Message>> sent;
-  for (const Transfer& transfer : group) {
+  for (const SendRecvCall& transfer : group) {
     if (!transfer.send) continue;
     auto message = std::make_shared<Message>();
     message->from = transfer.memory;
@@ -196,7 +196,7 @@ void RunGroup(const std::vector<Transfer>& group) {
     sent.push_back(message);
     Locked([&] { transfer.rank->group->links[{transfer.rank->rank, transfer.peer}].push_back(message); });
   }
-  for (const Transfer& transfer : group) {
+  for (const SendRecvCall& transfer : group) {
     if (transfer.send) continue;
     auto& link = [&]() -> auto& {
       std::lock_guard<std::mutex> lock(mutex);
@@ -215,7 +215,7 @@ void RunGroup(const std::vector<Transfer>& group) {
 }
 
 ncclResult_t GroupEnd() {
-  std::vector<Transfer> group;
+  std::vector<SendRecvCall> group;
   group.swap(transfers);
   if (group.empty()) return ncclSuccess;
   Rank& rank = *group[0].rank;
@@ -302,12 +302,12 @@ cudaError_t LoadGinKernel() { return fake::Fails("kernels of GIN") ? cudaErrorUn
 cudaError_t LaunchGin(const RankArgs&, const GinNetworkArgs&, const ncclDevComm&, int32_t, cudaStream_t) {
   return cudaErrorUnknown;
 }
-cudaError_t LoadWatch() { return cudaSuccess; }
+cudaError_t LoadWatchdog() { return cudaSuccess; }
 
 // For one node.
-cudaError_t Launch(const FlaggedArgs&, cudaStream_t) { return cudaErrorUnknown; }
+cudaError_t Launch(const LlArgs&, cudaStream_t) { return cudaErrorUnknown; }
 cudaError_t Launch(const MultimemArgs&, cudaStream_t) { return cudaErrorUnknown; }
-cudaError_t LaunchLocate(const LocateArgs&, cudaStream_t) { return cudaErrorUnknown; }
+cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs&, cudaStream_t) { return cudaErrorUnknown; }
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
   if (fake::before_launch) fake::before_launch();
@@ -321,13 +321,13 @@ cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stre
   return cudaSuccess;
 }
 
-cudaError_t LaunchBegin(const device::Comm& comm, device::Progress* progress, uint64_t round, cudaStream_t stream) {
-  fake::Of(stream).Push([=] { emulation::Launch(1, 1, 1, 1, [&] { BeginRound(comm, *progress, round); }); });
+cudaError_t LaunchBegin(const device::Comm& comm, device::WatchdogState* state, uint64_t round, cudaStream_t stream) {
+  fake::Of(stream).Push([=] { emulation::Launch(1, 1, 1, 1, [&] { BeginRound(comm, *state, round); }); });
   return cudaSuccess;
 }
 
-cudaError_t LaunchEnd(const device::Comm& comm, device::Progress* progress, cudaStream_t stream) {
-  fake::Of(stream).Push([=] { emulation::Launch(1, 1, 1, 1, [&] { EndRound(comm, *progress); }); });
+cudaError_t LaunchEnd(const device::Comm& comm, device::WatchdogState* state, cudaStream_t stream) {
+  fake::Of(stream).Push([=] { emulation::Launch(1, 1, 1, 1, [&] { EndRound(comm, *state); }); });
   return cudaSuccess;
 }
 

@@ -65,11 +65,11 @@ struct Message {
 struct Group {
   const Cluster* cluster = nullptr;
   std::vector<int> ranks;  // of the cluster
-  struct Meeting {
+  struct Rendezvous {
     std::map<int, std::vector<char>> brought;  // by rank
     std::vector<char> memory;                  // of a window
   };
-  std::map<int, Meeting> meetings;
+  std::map<int, Rendezvous> all_rendezvous;
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> links;  // from, to
 
   int n() const { return static_cast<int>(ranks.size()); }
@@ -135,7 +135,7 @@ inline std::atomic<int> num_aborted{0}, num_revoked{0};
 
 std::vector<int> Hosts(int num_nodes, int ranks_per_node);
 
-// Runs `f` with the communicator that XLA would lend, once per rank, in threads of their own.
+// Runs `f` with the communicator that XLA would provide, once per rank, in threads of their own.
 void OnRanks(const Cluster& cluster, const std::function<void(ncclComm_t, int)>& f);
 
 Stream& OwnStream();

@@ -50,7 +50,7 @@ class TestNetwork {
   void Run(const VirtualRanks::Call& call, Data& data, unsigned threads, uint64_t seed) {
     const auto num_ranks = static_cast<unsigned>(call.inputs.size());
     const auto num_channels = static_cast<unsigned>(call.num_channels);
-    if (!call.rounds.empty()) return RunInRounds(call, data, threads, seed);
+    if (!call.schedules.empty()) return RunInRounds(call, data, threads, seed);
     if (uses_gin_) {
       const std::vector<GinNetworkArgs> args = gin_.Args(call);
       gin_.network().Reopen();

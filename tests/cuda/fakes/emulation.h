@@ -138,6 +138,14 @@ EMULATION_UNCHECKED static bool FlipCoin() {
   return (coins >> 63) != 0;
 }
 
+// Each word arrives whole, either one first, and others may run in between.
+inline void StorePair(uint64_t* pair, uint64_t first, uint64_t second) {
+  const bool turned = FlipCoin();
+  __atomic_store_n(pair + turned, turned ? second : first, __ATOMIC_RELAXED);
+  Pause();
+  __atomic_store_n(pair + !turned, turned ? first : second, __ATOMIC_RELAXED);
+}
+
 EMULATION_UNCHECKED static void* DynamicShared() { return Current().shared; }
 
 EMULATION_UNCHECKED static int Arrive(int value) {

@@ -2,7 +2,7 @@
 #include "gpu_fake.h"
 
 #include "../../../ffi/cuda/kernels/launch.h"
-#include "../../../ffi/cuda/kernels/launch_locate.h"
+#include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
 
 namespace jaxcomm {
 
@@ -11,9 +11,9 @@ std::string NcclLibrary::WhyNot(const std::string&) const { return ""; }
 namespace cuda {
 
 cudaError_t LoadKernel() { return fake::Fails("kernels") ? cudaErrorUnknown : cudaSuccess; }
-cudaError_t LoadFlaggedKernel() { return cudaSuccess; }
+cudaError_t LoadLlKernel() { return cudaSuccess; }
 cudaError_t LoadMultimemKernel() { return cudaSuccess; }
-cudaError_t LoadLocate() { return cudaSuccess; }
+cudaError_t LoadExchangeOffsets() { return cudaSuccess; }
 
 }  // namespace cuda
 }  // namespace jaxcomm
@@ -22,8 +22,10 @@ using namespace jaxcomm::fake;
 
 extern "C" {
 
-cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
-cudaError_t cudaSetDevice(int) { return Fails("cudaSetDevice") ? cudaErrorInvalidDevice : cudaSuccess; }
+cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
+cudaError_t cudaSetDevice(int device) {
+  return Fails("cudaSetDevice") ? cudaErrorInvalidDevice : (current_device = device, cudaSuccess);
+}
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t) { return "failed"; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {

@@ -31,6 +31,9 @@ struct Fault {
 inline thread_local Fault fault;
 inline bool Fails(const char* call) { return fault.call == call && fault.skipped-- == 0; }
 
+// Of this thread.
+inline thread_local int current_device = 0;
+
 // What happens before memory is freed.
 inline thread_local std::function<void()> before_free;
 

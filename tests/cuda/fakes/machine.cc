@@ -2,8 +2,8 @@
 #include "machine.h"
 
 #include "../../../ffi/cuda/kernels/launch.h"
-#include "../../../ffi/cuda/kernels/launch_locate.h"
-#include "../../../ffi/cuda/kernels/peer_network.cuh"
+#include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
+#include "peer_network.cuh"
 
 namespace jaxcomm {
 namespace fake {
@@ -256,9 +256,11 @@ using fake::Registered;
 using fake::World;
 
 // Several nodes without GIN: cluster.h.
-cudaError_t LoadWatch() { return cudaErrorUnknown; }
-cudaError_t LaunchBegin(const device::Comm&, device::Progress*, uint64_t, cudaStream_t) { return cudaErrorUnknown; }
-cudaError_t LaunchEnd(const device::Comm&, device::Progress*, cudaStream_t) { return cudaErrorUnknown; }
+cudaError_t LoadWatchdog() { return cudaErrorUnknown; }
+cudaError_t LaunchBegin(const device::Comm&, device::WatchdogState*, uint64_t, cudaStream_t) {
+  return cudaErrorUnknown;
+}
+cudaError_t LaunchEnd(const device::Comm&, device::WatchdogState*, cudaStream_t) { return cudaErrorUnknown; }
 
 cudaError_t LoadGinKernel() { return cudaSuccess; }
 
@@ -270,8 +272,8 @@ cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stre
   });
 }
 
-cudaError_t LaunchLocate(const LocateArgs& args, cudaStream_t stream) {
-  return fake::Launch(1, 4, 0, stream, [args] { Locate(args); });
+cudaError_t LaunchExchangeOffsets(const ExchangeOffsetsArgs& args, cudaStream_t stream) {
+  return fake::Launch(1, 4, 0, stream, [args] { ExchangeOffsets(args); });
 }
 
 // In place of GIN, a network that addresses all ranks' memory. GIN itself: test_gin.cc.
@@ -283,12 +285,12 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncc
   const auto words = static_cast<size_t>(gin.comm.signals.num_channels) * world.n;
   {
     std::lock_guard<std::mutex> lock(world.mutex);
-    world.far_pads.resize(words * world.n);
-    world.far_sent.resize(world.n, std::vector<uint64_t>(words));
+    world.remote_pads.resize(words * world.n);
+    world.remote_sent.resize(world.n, std::vector<uint64_t>(words));
   }
-  peers.comm.signals.pad = {reinterpret_cast<char*>(world.far_pads.data()),
+  peers.comm.signals.pad = {reinterpret_cast<char*>(world.remote_pads.data()),
                             static_cast<int64_t>(words * sizeof(uint64_t))};
-  peers.comm.signals.sent = world.far_sent[own->rank].data();
+  peers.comm.signals.sent = world.remote_sent[own->rank].data();
   const auto window = [](const GinBuffer& buffer) {
     if (buffer.window == nullptr) return device::Window{};
     const Registered& registered = *static_cast<Registered*>(buffer.window);
@@ -304,10 +306,10 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncc
   });
 }
 
-cudaError_t Launch(const FlaggedArgs& args, cudaStream_t stream) {
-  ++own->num_flagged;
+cudaError_t Launch(const LlArgs& args, cudaStream_t stream) {
+  ++own->num_ll;
   return fake::Launch(args.num_channels, 4, 0, stream, [args] {
-    FlaggedCall call(args, static_cast<int32_t>(blockIdx.x));
+    LlCall call(args, static_cast<int32_t>(blockIdx.x));
     call.Run();
   });
 }

@@ -69,8 +69,8 @@ struct World {
   std::map<int, Mapping> mappings;
   std::map<int, Kernel> kernels;
   // What ranks have signalled to ranks of other nodes: by rank, [channel][the other].
-  std::vector<uint64_t> far_pads;
-  std::vector<std::vector<uint64_t>> far_sent;
+  std::vector<uint64_t> remote_pads;
+  std::vector<std::vector<uint64_t>> remote_sent;
 
   int team_size() const { return n / num_lsa_teams; }
 };
@@ -80,7 +80,7 @@ struct Rank {
   int rank = 0;
   int num_gathers = 0, num_mappings = 0, num_kernels = 0;
   int num_allocations = 0;
-  int num_flagged = 0;         // calls of messages with flags
+  int num_ll = 0;              // calls of LL messages
   int num_multimem = 0;        // calls by multimem
   int num_gin = 0;             // device communicators
   FakeStream* busy = nullptr;  // keeps the GPU from doing anything else

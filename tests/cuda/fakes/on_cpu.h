@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "../../../ffi/cpu/executor.h"
-#include "../../../ffi/cpu/planner.h"
 #include "../../../ffi/cpu/reduce.h"
 #include "../../../ffi/plan/algorithms.h"
 #include "../../check.h"
@@ -18,7 +17,7 @@ inline std::vector<Bytes> OnCpu(const char* algorithm, const Request& request, R
   const int64_t item = ItemBytes(operation.dtype);
   const std::vector<Plan> plans = BuildAll(*FindAlgorithm(request.collective, algorithm), request);
   const auto layout = [&](int64_t count, int64_t run) {
-    return Layout{count / request.block_count, request.block_count, run > 0 ? run : request.block_count};
+    return BlockLayout{count / request.block_count, request.block_count, run > 0 ? run : request.block_count};
   };
   const int64_t output_count = OutputCount(request);
   std::vector<Bytes> outputs(inputs.size(), Bytes(output_count * item));

@@ -25,7 +25,7 @@ using Calls = std::vector<VirtualRanks::Call>;
 
 // Signals and waits of thread blocks that run until they can't. What orders them is counts that only grow, so this is
 // the one state in which they end up, whatever the schedule. A rank's next call begins when all of its blocks have
-// ended the one before; if one of them is stuck, and so gives up, it does nothing.
+// ended the one before; if one of them is stuck, and so aborts, it does nothing.
 class Model {
  public:
   Model(int32_t num_ranks, int32_t num_channels) : num_ranks_(num_ranks), num_channels_(num_channels) {}
@@ -105,7 +105,7 @@ class Model {
     for (int32_t k = 0; k < steps->together; ++k) {
       device::Report report;
       report.state = device::Report::kComplete;
-      report.program = calls[at.call].args[rank].comm.program;
+      report.call_id = calls[at.call].args[rank].comm.call_id;
       report.channel = channel;
       report.step = steps[k].origin;
       report.rank = rank;

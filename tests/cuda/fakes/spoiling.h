@@ -18,10 +18,10 @@ constexpr char kSpoiled = 0x77;
 
 // f(byte) for every byte that this thread has of the channel's part of a buffer.
 template <typename F>
-JAXCOMM_DEVICE void Spread(const RankArgs& args, const Part& part, const F& f) {
+JAXCOMM_DEVICE void Spread(const RankArgs& args, const ChannelSlice& slice, const F& f) {
   Elements elements;
-  elements.part = part;
-  for (int64_t i = threadIdx.x; i < part.num_blocks * part.count; i += blockDim.x) {
+  elements.slice = slice;
+  for (int64_t i = threadIdx.x; i < slice.num_blocks * slice.count; i += blockDim.x) {
     const int64_t at = elements.Position(i) * args.item_bytes;
     for (int64_t byte = at; byte < at + args.item_bytes; ++byte) f(byte);
   }

@@ -1,7 +1,7 @@
-// The two streams of a call that is cut at its messages between nodes (ffi/cuda/program/rounds.h), for all ranks in one
-// emulated launch. A kernel of a stream begins when the one before it has ended in all thread blocks; nothing but what
-// the host puts there orders the streams. Messages are those of NCCL in a group: matched in order between each two
-// ranks, the source is read until the receiver has it, and a round ends when all of its messages have.
+// The two streams of a call that is cut at its messages between nodes (ffi/cuda/program/send_recv_schedule.h), for all
+// ranks in one emulated launch. A kernel of a stream begins when the one before it has ended in all thread blocks;
+// nothing but what the host puts there orders the streams. Messages are those of NCCL in a group: matched in order
+// between each two ranks, the source is read until the receiver has it, and a round ends when all of its messages have.
 #pragma once
 
 #include <cstring>
@@ -18,8 +18,8 @@ class TwoStreams {
   explicit TwoStreams(const VirtualRanks::Call& call)
       : call_(call), n_(call.inputs.size()), ranks_(n_), links_(n_ * n_) {
     for (size_t r = 0; r < n_; ++r) {
-      for (const Round& round : call.rounds[r].rounds) {
-        for (const Message& message : round.sends) links_[r * n_ + message.peer].emplace_back();
+      for (const Round& round : call.schedules[r].rounds) {
+        for (const Transfer& transfer : round.sends) links_[r * n_ + transfer.peer].emplace_back();
       }
       ranks_[r].received.resize(n_);
       ranks_[r].sent.resize(n_);
@@ -31,7 +31,7 @@ class TwoStreams {
     Rank& rank = ranks_[blockIdx.y];
     uint64_t num_joins = 0;
     Join(rank, ++num_joins);
-    for (const Action& action : call_.rounds[blockIdx.y].actions) {
+    for (const Action& action : call_.schedules[blockIdx.y].actions) {
       if (action.kind == Action::kWalk) {
         RunWalk(action.number, static_cast<int32_t>(blockIdx.x));
         Join(rank, ++num_joins);
@@ -45,7 +45,7 @@ class TwoStreams {
 
   void RunSecond() {
     Rank& rank = ranks_[blockIdx.y];
-    const std::vector<Round>& rounds = call_.rounds[blockIdx.y].rounds;
+    const std::vector<Round>& rounds = call_.schedules[blockIdx.y].rounds;
     for (size_t i = 0; i < rounds.size(); ++i) {
       Until(&rank.posted, i + 1);
       if (threadIdx.x == 0) Exchange(rank, rounds[i]);
@@ -103,20 +103,20 @@ class TwoStreams {
     const size_t own = blockIdx.y;
     const int64_t item = call_.args[own].item_bytes;
     std::vector<Offer*> offered;
-    for (const Message& message : round.sends) {
-      Offer& offer = links_[own * n_ + message.peer][rank.sent[message.peer]++];
-      offer.data = At(message.begin);
-      offer.bytes = message.count * item;
+    for (const Transfer& transfer : round.sends) {
+      Offer& offer = links_[own * n_ + transfer.peer][rank.sent[transfer.peer]++];
+      offer.data = At(transfer.begin);
+      offer.bytes = transfer.count * item;
       device::StoreRelease(&offer.state, 1);
       offered.push_back(&offer);
     }
-    for (const Message& message : round.receives) {
-      std::vector<Offer>& link = links_[message.peer * n_ + own];
-      const size_t number = rank.received[message.peer]++;
+    for (const Transfer& transfer : round.receives) {
+      std::vector<Offer>& link = links_[transfer.peer * n_ + own];
+      const size_t number = rank.received[transfer.peer]++;
       CHECK(number < link.size());
       Spin(&link[number].state, 1);
-      CHECK(link[number].bytes == message.count * item);
-      std::memcpy(At(message.begin), link[number].data, link[number].bytes);
+      CHECK(link[number].bytes == transfer.count * item);
+      std::memcpy(At(transfer.begin), link[number].data, link[number].bytes);
       device::StoreRelease(&link[number].state, 2);
     }
     for (Offer* offer : offered) Spin(&offer->state, 2);

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "../../../ffi/cuda/kernels/executor.cuh"
-#include "../../../ffi/cuda/kernels/peer_network.cuh"
 #include "../../../ffi/cuda/program/program.h"
-#include "../../../ffi/cuda/program/rounds.h"
+#include "../../../ffi/cuda/program/send_recv_schedule.h"
+#include "peer_network.cuh"
 
 namespace jaxcomm {
 namespace cuda {
@@ -71,10 +71,10 @@ class VirtualRanks {
       : geometry_(geometry),
         num_channels_(num_channels),
         timeout_ns_(timeout_ns),
-        near_(MakeCounters(memory, n(), geometry.ranks_per_node, num_channels)),
-        far_(MakeCounters(memory, n(), n(), num_channels)),
+        intra_node_(MakeCounters(memory, n(), geometry.ranks_per_node, num_channels)),
+        inter_node_(MakeCounters(memory, n(), n(), num_channels)),
         reports_(memory.Upload(std::vector<device::Report>(n()))),
-        stopped_(memory.Upload(std::vector<uint64_t>(n()))) {}
+        abort_flags_(memory.Upload(std::vector<uint64_t>(n()))) {}
 
   struct Call {
     RankArgs* args = nullptr;  // by rank
@@ -82,14 +82,15 @@ class VirtualRanks {
     PeerNetworkArgs* network = nullptr;
     std::vector<char*> inputs, outputs, scratch;  // by rank
     int32_t num_channels = 0;
-    std::vector<ChannelProgram> parts;  // of input and output, by channel; the same at all ranks
-    std::vector<Rounds> rounds;         // by rank, if the call has been cut at its messages between nodes
+    std::vector<ChannelProgram> parts;        // of input and output, by channel; the same at all ranks
+    std::vector<SendRecvSchedule> schedules;  // by rank, if the call has been cut at its messages between nodes
   };
 
   // Buffers of `stride` bytes per rank, which is a multiple of 16; `shift` bytes from a multiple of 16. `limits`: how
   // the call is cut at its messages between nodes; null if kernels send them, packed as `pack` says.
   Call Prepare(Memory& memory, const Choice& choice, int64_t block_count, Runs runs, Operation operation,
-               int32_t num_channels, int64_t shift = 0, const CutLimits* limits = nullptr, PackLimits pack = {}) const {
+               int32_t num_channels, int64_t shift = 0, const SplitLimits* limits = nullptr,
+               PackLimits pack = {}) const {
     const int64_t item_bytes = ItemBytes(operation.dtype);
     Request whole = choice.request;
     whole.block_count = block_count;
@@ -99,9 +100,9 @@ class VirtualRanks {
     int64_t scratch_count = 0;
     for (int32_t r = 0; r < n(); ++r) {
       if (limits != nullptr) {
-        call.rounds.emplace_back();
-        programs.push_back(
-            MakeRoundsProgram(choice, block_count, runs, item_bytes, num_channels, r, *limits, &call.rounds.back()));
+        call.schedules.emplace_back();
+        programs.push_back(MakeSendRecvProgram(choice, block_count, runs, item_bytes, num_channels, r, *limits,
+                                               &call.schedules.back()));
       } else {
         programs.push_back(MakeRankProgram(choice, block_count, runs, item_bytes, num_channels, r, pack));
       }
@@ -125,7 +126,7 @@ class VirtualRanks {
       const auto of_node = [&](const device::Window& all) {
         return device::Window{all.base + first * all.stride, all.stride};
       };
-      args[r].comm = CommOf(r, {r - first, per_node, first, 1}, near_, first);
+      args[r].comm = CommOf(r, {r - first, per_node, first, 1}, intra_node_, first);
       args[r].input = of_node(input);
       args[r].output = of_node(output);
       args[r].scratch = of_node(scratch);
@@ -135,7 +136,7 @@ class VirtualRanks {
       args[r].operation = operation;
       args[r].item_bytes = static_cast<int32_t>(item_bytes);
       args[r].ranks_per_node = per_node;
-      network[r] = {CommOf(r, {r, n(), 0, 1}, far_, 0), input, output, scratch};
+      network[r] = {CommOf(r, {r, n(), 0, 1}, inter_node_, 0), input, output, scratch};
     }
     call.args = memory.Upload(args);
     call.args_on_host = args;
@@ -144,11 +145,11 @@ class VirtualRanks {
   }
 
   // Of a group of one node.
-  device::Comm CommOfNode(int32_t rank) const { return CommOf(rank, {rank, n(), 0, 1}, near_, 0); }
+  device::Comm CommOfNode(int32_t rank) const { return CommOf(rank, {rank, n(), 0, 1}, intra_node_, 0); }
 
   int32_t n() const { return geometry_.num_ranks(); }
   device::Report* reports() const { return reports_; }
-  const Counters& near() const { return near_; }
+  const Counters& intra_node() const { return intra_node_; }
 
  private:
   device::Comm CommOf(int32_t rank, device::Team local, const Counters& counters, int32_t first) const {
@@ -161,17 +162,17 @@ class VirtualRanks {
     comm.signals.num_channels = num_channels_;
     comm.timeout_ns = timeout_ns_;
     comm.report = reports_ + rank;
-    comm.stopped = stopped_ + rank;
+    comm.abort_flag = abort_flags_ + rank;
     return comm;
   }
 
   const Geometry geometry_;
   const int32_t num_channels_;
   const uint64_t timeout_ns_;
-  const Counters near_;
-  const Counters far_;
+  const Counters intra_node_;
+  const Counters inter_node_;
   device::Report* const reports_;
-  uint64_t* const stopped_;  // of a GPU per rank
+  uint64_t* const abort_flags_;  // of a GPU per rank
 };
 
 }  // namespace cuda

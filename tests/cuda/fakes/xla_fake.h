@@ -37,7 +37,7 @@ struct FakeXla {
   std::vector<xla_abi::Region> regions;
 
   FakeXla() {
-    cuda::CallState::id.type_id = 1;  // as registration does it
+    cuda::GpuCallState::id.type_id = 1;  // as registration does it
     auto* table = reinterpret_cast<XLA_FFI_Api*>(api_);
     table->struct_size = sizeof api_;
     SetErrors(*table);

@@ -58,7 +58,7 @@ def test_every_algorithm(op):
 
 @pytest.mark.parametrize("op", [op for op in OPS if op not in ("barrier", "pbroadcast")])
 def test_as_jax_lax(op):
-    # An NCCL that was built small enough to travel (docs/cuda.md) has no kernels for the greatest and the least.
+    # An NCCL with a subset of functions (docs/development/gpu-tests.md) has no kernels for maximum and minimum.
     gathered = {"pmax": lambda x: lax.all_gather(x, "i").max(0), "pmin": lambda x: lax.all_gather(x, "i").min(0)}
     rows = numbers(2, (8 * SIZE, 5), np.float32)
     ours = on_ranks(lambda x: OPS[op][0](jaxcomm, x, algorithm=chosen(op)))(put(rows))
@@ -231,6 +231,6 @@ def test_command_buffers():
 @pytest.mark.skipif(NODES == 1, reason="there is one node")
 def test_nodes_are_several():
     """By the error for an algorithm whose ranks must read each other's memory."""
-    f = on_ranks(lambda x: jaxcomm.psum(x, "i", algorithm="flagged"))
+    f = on_ranks(lambda x: jaxcomm.psum(x, "i", algorithm="ll"))
     with pytest.raises((RuntimeError, ValueError), match=f"got {NODES} nodes of {SIZE // NODES} ranks"):
         jax.block_until_ready(f(put(numbers(12, (8,), np.int32))))

@@ -1,4 +1,4 @@
-"""Ring 2: builds examples/fused_rmsnorm against the installed jaxcomm, outside the tree, and runs it on the GPUs.
+"""Level 2: builds examples/fused_rmsnorm against the installed jaxcomm, outside the tree, and runs it on the GPUs.
 
     python tests/cuda/tools/example_on_gpu.py <architecture> [processes]    # 90, or native
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from kernel_mutant import CALL_PROGRAM, PACKING, PROGRAM, ROUNDS, Mutant
+from kernel_mutant import CALL_PROGRAM, PACKING, PROGRAM, SCHEDULE, Mutant
 from mutants_of_networks import PLAIN
 from mutants_of_order import THREAD
 
@@ -91,7 +91,7 @@ def main() -> int:
         tree = build.copy("sound")
         sources = {test: f"tests/cuda/test_{test}.cc" for test in tests}
         # Not in a header.
-        parts = {"packer": PACKING, "program": PROGRAM, "call_program": CALL_PROGRAM, "cut": ROUNDS}
+        parts = {"packer": PACKING, "program": PROGRAM, "call_program": CALL_PROGRAM, "cut": SCHEDULE}
         parts |= {"cases": "tests/check.cc", "main": "tests/main.cc"}
         sources |= parts
         sound = dict(zip(sources, pool.map(lambda source: build.compile(tree, source), sources.values()), strict=True))

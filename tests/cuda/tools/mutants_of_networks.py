@@ -1,6 +1,6 @@
 """Mutants of what goes between nodes, and of programs: noticed in less time without ThreadSanitizer."""
 
-from kernel_mutant import EXECUTOR, GIN, PACKING, PROGRAM, ROUNDS, Mutant
+from kernel_mutant import EXECUTOR, GIN, PACKING, PROGRAM, SCHEDULE, Mutant
 
 # Show between nodes, in less time than under ThreadSanitizer.
 PLAIN = [
@@ -11,7 +11,7 @@ PLAIN = [
         "for (int s = 2; s < num_sources; ++s) sum.template",
     ),
     Mutant(
-        "units are longer than runs", EXECUTOR, "flat ? first : first | part.count | part.begin | part.run", "first"
+        "units are longer than runs", EXECUTOR, "flat ? first : first | slice.count | slice.begin | slice.run", "first"
     ),
     Mutant("units lie anywhere", EXECUTOR, " && reinterpret_cast<uintptr_t>(base) % (unit * item_bytes) == 0", ""),
     Mutant("nothing is flushed before a step", EXECUTOR, "if (step.flush &&", "if (false &&"),
@@ -37,11 +37,11 @@ PLAIN = [
     Mutant(
         "nobody leaves between nodes",
         PROGRAM,
-        """    AddPhase(steps, kLeave, StepKind::kSignal, far.open_from_own);
-    AddPhase(steps, kLeave, StepKind::kWait, near);
-    AddPhase(steps, kLeave, StepKind::kWait, far.open_to_own);
+        """    AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, inter_node.open_from_own);
+    AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, intra_node);
+    AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, inter_node.open_to_own);
 """,
-        "    AddPhase(steps, kLeave, StepKind::kWait, near);\n",
+        "    AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, intra_node);\n",
     ),
     Mutant("signals don't wait for puts", GIN, "ncclGin_StrongSignalInc{", "ncclGin_WeakSignalInc{"),
     Mutant("puts are not counted", GIN, "    if (threadIdx.x == 0) ++args_.puts[channel];\n", ""),
@@ -70,10 +70,10 @@ PLAIN = [
         "plan.rank == own ? index : -1",
     ),
     Mutant("queues have room for everything", PROGRAM, "num_pieces > kMostPutsUnderWay", "num_pieces < 0"),
-    Mutant("puts of many runs are not cut", PACKING, "pieces_.MostPuts(part) > kMostPutsUnderWay", "false"),
-    Mutant("parcels have one place", PACKING, "      end_[step.peer] += Aligned(step.count);\n", ""),
+    Mutant("puts of many runs are not cut", PACKING, "fragments_.MostPuts(part) > kMostPutsUnderWay", "false"),
+    Mutant("segments have one place", PACKING, "      end_[step.peer] += Aligned(step.count);\n", ""),
     Mutant(
-        "parcels lie where their receiver sends from",
+        "segments lie where their receiver sends from",
         PACKING,
         "sends_.back().begin + Aligned(sends_.back().count)",
         "sends_.back().begin",
@@ -87,15 +87,15 @@ PLAIN = [
     Mutant("all that is packed has one place", PACKING, "        packed += Aligned(step.count);\n", "", "packing"),
     Mutant("sends wait for each other", PROGRAM, " && Overwrites(behind, put)", "", "packing"),
     Mutant(
-        "parcels are unpacked one signal early",
+        "segments are unpacked one signal early",
         PACKING,
         "num_received[step.peer]++, origin",
         "++num_received[step.peer], origin",
     ),
     Mutant(
-        "parcels are unpacked before they have come",
+        "segments are unpacked before they have come",
         PACKING,
-        "      Add(plan.rank, Synchronize(StepKind::kWait, peer), kLeave);\n",
+        "      Add(plan.rank, Synchronize(StepKind::kWait, peer), kExitBarrier);\n",
         "",
     ),
     Mutant(
@@ -122,42 +122,65 @@ PLAIN = [
         "nobody reports puts that are not read",
         GIN,
         "device::WaitUntil(args_.comm, channel, args_.comm.local.rank, kFlush",
-        "device::WaitUntil(args_.comm, channel, args_.comm.local.rank, kLeave",
+        "device::WaitUntil(args_.comm, channel, args_.comm.local.rank, kExitBarrier",
         "gin",
     ),
-    Mutant("what other nodes send is not waited for", ROUNDS, "if (far) rank.awaited =", "if (false) rank.awaited ="),
+    Mutant(
+        "what other nodes send is not waited for",
+        SCHEDULE,
+        "if (inter_node) rank.awaited =",
+        "if (false) rank.awaited =",
+    ),
     Mutant(
         "packs don't wait until their slot has been sent",
-        ROUNDS,
+        SCHEDULE,
         "rank.awaited = std::max(rank.awaited, rank.round - num_slots_ + 1);",
         "",
     ),
     Mutant(
         "rounds don't wait for what they send",
-        ROUNDS,
+        SCHEDULE,
         "return channel.EndOf(round);",
         "return round * 0 + channel.next;",
     ),
     Mutant(
-        "signals of the own node carry no level", ROUNDS, "rank.round + 1 : rank.level", "rank.round + 1 : 0", "rounds"
+        "signals of the own node carry no level",
+        SCHEDULE,
+        "rank.round + 1 : rank.level",
+        "rank.round + 1 : 0",
+        "send_recv_schedule",
     ),
-    Mutant("leaving has no level", ROUNDS, "std::max(leave.level, ranks_[r].level)", "leave.level + r * 0", "rounds"),
-    Mutant("channels keep to no common order", ROUNDS, ", channel.AtLevel(level)", ", channel.next", "rounds"),
+    Mutant(
+        "leaving has no level",
+        SCHEDULE,
+        "std::max(leave.level, ranks_[r].level)",
+        "leave.level + r * 0",
+        "send_recv_schedule",
+    ),
+    Mutant(
+        "channels keep to no common order", SCHEDULE, ", channel.AtLevel(level)", ", channel.next", "send_recv_schedule"
+    ),
     Mutant(
         "a segment takes what waits for a round",
-        ROUNDS,
+        SCHEDULE,
         "std::min(ends[c], channel.AtLevel(blocked))",
         "std::max(begin, ends[c])",
     ),
-    Mutant("segments run on with what is run together", ROUNDS, "    steps[i].together = end - i;\n", ""),
-    Mutant("all chunks are in one round", ROUNDS, "rank.filled >= round_count_ ? 1 : 0", "0", "rounds"),
-    Mutant("channels share a place in a message", ROUNDS, "parts[c + 1] += parts[c];", "parts[c + 1] += 0;"),
-    Mutant("signals without data are empty", ROUNDS, "std::max(parts.back(), grain)", "parts.back()", "rounds"),
+    Mutant("segments run on with what is run together", SCHEDULE, "    steps[i].together = end - i;\n", ""),
+    Mutant("all chunks are in one round", SCHEDULE, "rank.filled >= round_count_ ? 1 : 0", "0", "send_recv_schedule"),
+    Mutant("channels share a place in a message", SCHEDULE, "parts[c + 1] += parts[c];", "parts[c + 1] += 0;"),
+    Mutant(
+        "signals without data are empty",
+        SCHEDULE,
+        "std::max(parts.back(), grain)",
+        "parts.back()",
+        "send_recv_schedule",
+    ),
     Mutant(
         "the end waits for no round",
-        ROUNDS,
+        SCHEDULE,
         "    if (!rounds_.empty()) Await(rounds_.back() + 1);\n",
         "",
-        "rounds",
+        "send_recv_schedule",
     ),
 ]

@@ -56,7 +56,7 @@ class Nccl:
     @property
     def problem(self) -> str:
         """Why jaxcomm._cuda can't be built with it and run; empty if it can."""
-        bring = "Bring NCCL 2.30.7 or later along: make test-gpu NCCL=folder (docs/cuda.md)"
+        bring = "Bring NCCL 2.30.7 or later along: make test-gpu NCCL=folder (docs/development/gpu-tests.md)"
         if self.headers < OLDEST_NCCL:
             found = f"headers of NCCL {version_text(self.headers)}" if self.headers else "no headers of NCCL"
             return f"{found} in {self.folder}, 2.30.7 or later are needed to build jaxcomm._cuda. {bring}"

@@ -1,4 +1,4 @@
-"""Ring 2: runs what needs a GPU, part by part, each with a limit, and writes a record as JSON and all output.
+"""Level 2: runs what needs a GPU, part by part, each with a limit, and writes a record as JSON and all output.
 
     on_gpu.py test build/gpu out     # `make test-gpu`: out/test-gpu.json and out/test-gpu.log
     on_gpu.py bench build/gpu out    # `make bench-gpu`: out/bench-gpu.json and out/bench-gpu.log
@@ -194,11 +194,11 @@ def kernel_parts(machine: Machine) -> list[Part]:
     """Kernels without JAX: virtual ranks in one launch, and the production kernel with a stream per rank."""
     missing = machine.no_gpu or ("needs a GPU" if machine.platform == "cpu" else "")
     executor = machine.program("test_gpu_executor")
-    flagged = machine.program("test_gpu_flagged")
+    ll = machine.program("test_gpu_ll")
     programs = {
         "executor": ("/bin/sh", "-c", '"$0" && exec "$0" --full "in all shapes" "every type"', executor),
         "executor, a stream per rank": (executor, "--full", "a stream per rank"),
-        "flagged": ("/bin/sh", "-c", '"$0" && exec "$0" --full', flagged),
+        "ll": ("/bin/sh", "-c", '"$0" && exec "$0" --full', ll),
         "example, virtual ranks": (machine.program("test_gpu_example"),),
     }
     return [
@@ -358,7 +358,7 @@ def bench_parts(machine: Machine) -> list[Part]:
     )  # fmt: skip
     built = "build: programs"
     parts = [Part(VIRTUAL_RANKS, (machine.program("bench_virtual_ranks"), "130"), 170, {}, missing, None, True, built)]
-    parts.append(Part(FLAGGED, (machine.program("bench_flagged"),), 40, {}, missing, None, True, built))
+    parts.append(Part(FLAGGED, (machine.program("bench_ll"),), 40, {}, missing, None, True, built))
     for state, flags in COMMAND_BUFFERS.items():
         command = (sys.executable, str(ROOT / "benchmarks" / "gpu" / "host_cost.py"), machine.empty_call)
         environment = machine.environment(XLA_FLAGS=flags)
@@ -373,7 +373,7 @@ def bench_parts(machine: Machine) -> list[Part]:
 
 
 VIRTUAL_RANKS = "virtual ranks"
-FLAGGED = "small messages with flags"
+FLAGGED = "small LL messages"
 HOST_COST = "host cost"
 # (what, the least or most that it should be): of the copy's bandwidth, microseconds
 TARGETS = {
@@ -385,7 +385,7 @@ TARGETS = {
 }
 
 
-def targets(virtual: list[dict], flagged: list[dict], host: list[dict]) -> dict[str, dict]:
+def targets(virtual: list[dict], ll: list[dict], host: list[dict]) -> dict[str, dict]:
     """What was measured of each; None if it was not."""
     shares = {line["op"]: line["of_copy"] for line in virtual if line["what"] == "target"}
     latencies = [
@@ -394,9 +394,7 @@ def targets(virtual: list[dict], flagged: list[dict], host: list[dict]) -> dict[
         if line["what"] == "latency" and line["op"] == "all_reduce" and line["ranks_per_node"] == 8
     ]
     latencies += [
-        line["flagged_us"]
-        for line in flagged
-        if line["op"] == "all_reduce" and line["ranks"] == 8 and line["block_bytes"] == 8
+        line["ll_us"] for line in ll if line["op"] == "all_reduce" and line["ranks"] == 8 and line["block_bytes"] == 8
     ]
     values = [shares.get(op) for op in ("all_to_all", "all_gather", "all_reduce")]
     returned = [line["until it returns"] for line in host if line["platform"] != "cpu" and "until it returns" in line]
@@ -427,7 +425,7 @@ def print_measured(runner: Runner) -> None:
 
 def bench(machine: Machine, runner: Runner) -> None:
     machine.lay_overlay()
-    programs = ("bench_virtual_ranks", "bench_flagged")
+    programs = ("bench_virtual_ranks", "bench_ll")
     runner.run(*machine.builds(*programs, *["bench_nccl_ranks"] * (machine.nccl.headers >= SHARES_GPU)))
     for part in bench_parts(machine):
         runner.run(part)
@@ -443,7 +441,7 @@ def example_part(machine: Machine) -> Part:
 
 def test(machine: Machine, runner: Runner) -> None:
     machine.lay_overlay()
-    programs, *others = machine.builds("test_gpu_executor", "test_gpu_flagged", "test_gpu_example")
+    programs, *others = machine.builds("test_gpu_executor", "test_gpu_ll", "test_gpu_example")
     compiling = runner.begin(programs)  # takes longest
     runner.run(*others)
     # Here no process waits for another, so they may take turns on the GPU.

@@ -1,10 +1,10 @@
-"""Writes docs/gpu-status.md: which feature of the GPU back end has passed which ring, as test records show it.
+"""Writes docs/development/gpu-status.md: which features of the GPU back end have passed which ring of tests.
 
-    status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as ring 1
+    status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as level 1
     status.py                                                                # from the stored records
 
-Records are in benchmarks/results/gpu: ring1.json is what the first form keeps of ctest's reports; test-gpu.json and
-bench-gpu.json are what `make test-gpu` and `make bench-gpu` leave. A feature has passed a ring if there is a record of
+Records are in benchmarks/results/gpu: level1.json is what the first form keeps of ctest's reports; test-gpu.json and
+bench-gpu.json are what `make test-gpu` and `make bench-gpu` leave. A feature has passed a level if there is a record of
 each of its tests, and all passed.
 """
 
@@ -16,52 +16,52 @@ import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).parents[3]
 RECORDS = ROOT / "benchmarks" / "results" / "gpu"
-PAGE = ROOT / "docs" / "gpu-status.md"
+PAGE = ROOT / "docs" / "development" / "gpu-status.md"
 
-# Feature: (tests of ring 1, steps of ring 2). Ring 3 has no run.
+# Feature: (tests of level 1, steps of level 2). Level 3 has no run.
 FEATURES = {
-    "kernels compile for sm_80, 90, 100, 120; no spills": (["pytest tests/cuda/test_build.py"], []),
-    "executor: all plans, types, sizes, nodes of one GPU or of several": (
+    "kernels compile for sm_80, 90, 100, 120 without register spills": (["pytest tests/cuda/test_build.py"], []),
+    "executor: all plans, types and sizes, on one node and several": (
         ["native test_cuda_executor", "native test_cuda_executor.full", "thread test_cuda_executor"],
         ["executor", "executor, memcheck", "executor, racecheck", "executor, synccheck"],
     ),
-    "the production kernel, a stream per rank, buffers in use before and after": ([], ["executor, a stream per rank"]),
-    "GIN between nodes, on a fake: puts are late, in any order; the network stops": (
+    "production kernel: a stream per rank, buffers in use before and after": ([], ["executor, a stream per rank"]),
+    "GIN between nodes, on a fake: late puts, any order, a network that stops": (
         ["native test_cuda_executor", "thread test_cuda_executor", "native test_cuda_gin", "thread test_cuda_gin"],
         [],
     ),
-    "GIN: short runs are packed, sends don't wait for each other": (
+    "GIN: packing of short runs, independent sends": (
         ["native test_cuda_packing", "native test_cuda_executor"],
         [],
     ),
-    "GIN on the host: versions, device communicator": (["native test_cuda_gin_host"], []),
-    "several nodes: rounds of NCCL's sends and receives, failures": (
-        ["native test_cuda_executor", "native test_cuda_rounds", "native test_cuda_between_nodes"],
+    "GIN, host side: versions, device communicator": (["native test_cuda_gin_host"], []),
+    "send and receive between nodes, failures": (
+        ["native test_cuda_executor", "native test_cuda_send_recv_schedule", "native test_cuda_between_nodes"],
         [],
     ),
-    "first runs: what one rank can't do is an error on all; rounds where NCCL has no GIN after all": (
+    "first execution: a failure of one rank is an error on all; fallback if GIN is missing": (
         ["native test_cuda_between_nodes"],
         [],
     ),
-    "mutants of the executor are noticed": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
-    "small messages that carry their own flags: four collectives, all types, sizes, strides": (
-        ["native test_cuda_flagged", "native test_cuda_flagged.full", "thread test_cuda_flagged"],
-        ["flagged"],
+    "mutants of the executor are caught": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
+    "LL messages: four collectives, all types, sizes and strides": (
+        ["native test_cuda_ll", "native test_cuda_ll.full", "thread test_cuda_ll"],
+        ["ll"],
     ),
-    "multimem, on request: sums and gathers through a switch; one GPU has none, so no ring 2": (
+    "multimem: sums and gathers; impossible on one GPU, so no level 2": (
         ["native test_cuda_multimem", "thread test_cuda_multimem", "native test_cuda_device_call"],
         [],
     ),
     "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
-    "nothing begins after a kernel has given up, on its GPU and in its process; late ranks get no other data": (
+    "after an abort, no kernel starts on the GPU or in the process; late ranks get no other data": (
         ["native test_cuda_failures", "thread test_cuda_failures", "native test_cuda_call_failures"],
         [],
     ),
-    "buffers that move: ranks tell each other where theirs are": (
-        ["native test_cuda_locate", "thread test_cuda_locate", "native test_cuda_device_call"],
+    "moving buffers: exchange of offsets": (
+        ["native test_cuda_exchange_offsets", "thread test_cuda_exchange_offsets", "native test_cuda_device_call"],
         [],
     ),
-    "inside JAX: all ops, types, loops, gradients, beside collectives of XLA": (
+    "inside JAX: all operations, types, loops, gradients, beside collectives of XLA": (
         ["pytest tests/cuda/test_cuda_lowering.py", "pytest tests/cuda/test_handlers.py", "native test_cuda_call"],
         ["JAX, 1 rank, command buffers off"],
     ),
@@ -73,16 +73,16 @@ FEATURES = {
     "the same between nodes": ([], ["JAX, 2 ranks as 2 nodes", "JAX, 4 ranks as 2 nodes"]),
     "errors: no windows, NCCL too old": ([], ["errors: no windows", "errors: old NCCL"]),
     "errors: a process is killed": ([], ["errors: killed process"]),
-    "models/moe learns as on CPUs": ([], ["models/moe, 1 rank: losses", "models/moe, 2 ranks: losses"]),
-    "device API: signal, wait, barrier, put, get, reduce; on a GPU only as far as the example uses it": (
+    "models/moe trains as on CPUs": ([], ["models/moe, 1 rank: losses", "models/moe, 2 ranks: losses"]),
+    "device API: signal, wait, barrier, put, get, reduce; on a GPU only the part that the example uses": (
         ["native test_cuda_device_api", "thread test_cuda_device_api"],
         [],
     ),
-    "example of a user's kernel: residual + all_reduce + RMSNorm": (
+    "example kernel: residual + all_reduce + RMSNorm": (
         ["native test_cuda_example", "thread test_cuda_example", "pytest tests/cuda/test_device_headers.py"],
         ["example, virtual ranks"],
     ),
-    "handlers of users: communicator, arena, failures, versions; the example inside jit(shard_map)": (
+    "user handlers: communicator, arena, failures, versions; the example inside jit(shard_map)": (
         [
             "native test_cuda_user_calls",
             "pytest tests/cuda/test_device_headers.py",
@@ -92,13 +92,18 @@ FEATURES = {
     ),
 }
 
-HEAD = """# GPU back end: what has been shown
+HEAD = """# Status of the GPU back end
 
-Ring 1: compiled by nvcc, and the same source run on the CPU by emulation. Ring 2: run on one GPU. Ring 3: many GPUs
-and hosts. This page is written by `tests/cuda/tools/status.py` from the records in `benchmarks/results/gpu`; what is
-not marked has not been shown by any run that is recorded there.
+This page shows the test results of each feature of the CUDA back end. `tests/cuda/tools/status.py` writes it from the
+records in `benchmarks/results/gpu`. An empty field means that no recorded run has tested the feature.
 
-| feature | ring 1 | ring 2 | ring 3 |
+- Level 1: compiled by nvcc, and the same source run on the CPU by emulation.
+- Level 2: run on one GPU.
+- Level 3: run on many GPUs and hosts.
+
+[Tests of the CUDA back end](tests.md#tests-of-the-cuda-back-end) lists the commands.
+
+| feature | level 1 | level 2 | level 3 |
 |---|---|---|---|
 """
 
@@ -146,9 +151,9 @@ def page(ring1: dict, ring2: dict, bench: dict) -> str:
     for feature, (emulated, on_gpu) in FEATURES.items():
         text += f"| {feature} | {mark(emulated, ring1)} | {mark(on_gpu, ring2)} | |\n"
     if ring2:
-        text += f"\nRing 2: {ring2['device']}, driver {ring2['driver']}, CUDA {ring2['cuda']}.\n"
+        text += f"\nLevel 2: {ring2['device']}, driver {ring2['driver']}, CUDA {ring2['cuda']}.\n"
     else:
-        text += "\nNo GPU has been at hand for ring 2 yet: `make test-gpu bench-gpu` are ready to run.\n"
+        text += "\nNothing has run on a GPU yet: no GPU was available for level 2.\n"
     return text + (measured(bench) if bench else "")
 
 
@@ -173,8 +178,8 @@ def main() -> None:
         tests = {test: found[test] for test in sorted(wanted & found.keys())}
         record = {"commit": commit.stdout.strip(), "tests": tests}
         RECORDS.mkdir(parents=True, exist_ok=True)
-        (RECORDS / "ring1.json").write_text(json.dumps(record, indent=1) + "\n")
-    PAGE.write_text(page(load("ring1.json"), load("test-gpu.json"), load("bench-gpu.json")))
+        (RECORDS / "level1.json").write_text(json.dumps(record, indent=1) + "\n")
+    PAGE.write_text(page(load("level1.json"), load("test-gpu.json"), load("bench-gpu.json")))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,111 @@
+"""Sphinx settings of the documentation: `make docs`. The sources are the Markdown files of the whole repository."""
+
+import importlib.metadata
+
+project = "jaxcomm"
+author = "the jaxcomm authors"
+copyright = "the jaxcomm authors"
+release = version = importlib.metadata.version("jaxcomm")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "benchmarks/README.md",
+    "examples/*/README.md",
+    "models/*/README.md",
+    "tests/mutation/README.md",
+]
+exclude_patterns = [".*", "build", "dist", "runs"]
+
+# The order of pages, by caption. It is kept here so that docs/index.md stays readable outside of the site.
+NAVIGATION = {
+    "User guide": [
+        "quickstart",
+        "guide/install",
+        "guide/operations",
+        "guide/choosing",
+        "configuration",
+        "guide/processes",
+        "guide/clusters",
+        "guide/gpu-install",
+        "guide/gpus",
+        "guide/gpu-limits",
+        "guide/device-kernels",
+        "guide/failures",
+        "guide/limits",
+        "guide/security",
+        "Model: mixture of experts </models/moe/README>",
+        "Example: device kernel </examples/fused_rmsnorm/README>",
+    ],
+    "Reference": [
+        "reference/api",
+        "reference/algorithms",
+        "reference/device-api",
+        "reference/commands",
+        "glossary",
+    ],
+    "Internals": [
+        "internals/architecture",
+        "internals/plans",
+        "internals/cost-model",
+        "internals/cpu",
+        "internals/cuda",
+        "internals/transports",
+    ],
+    "Development": [
+        "/CONTRIBUTING",
+        "development/tests",
+        "/tests/mutation/README",
+        "development/gpu-tests",
+        "development/gpu-status",
+        "/benchmarks/README",
+        "/CHANGELOG",
+    ],
+}
+
+
+def add_navigation(app, docname, source):
+    if docname == root_doc:
+        for caption, pages in NAVIGATION.items():
+            listed = "\n".join(pages)
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{listed}\n```\n"
+
+
+def separate_notes(app, what, name, obj, options, lines):
+    """Cost and source of a collective are paragraphs of their own."""
+    for i, line in reversed(list(enumerate(lines))):
+        if line.startswith(("Cost: ", "Source: ")):
+            title, text = line.split(": ", 1)
+            lines[i : i + 1] = ["", f"**{title}:** {text}"]
+
+
+def setup(app):
+    app.connect("source-read", add_navigation)
+    app.connect("autodoc-process-docstring", separate_notes)
+    return {"parallel_read_safe": True}
+
+
+# Docstrings are written as plain text with names in `backticks`.
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+python_maximum_signature_line_length = 88
+
+myst_enable_extensions = ["fieldlist"]
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]  # a README may begin its sections below the second level
+
+# Nothing is loaded from other hosts: the theme uses the fonts of the system, and search runs in the browser.
+html_theme = "furo"
+html_title = f"jaxcomm {release}"
+html_copy_source = False
+html_show_sphinx = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_additional_pages = {"index": "redirect.html"}
+templates_path = ["_templates"]

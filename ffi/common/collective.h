@@ -1,0 +1,30 @@
+// The collectives.
+#pragma once
+
+#include <cstdint>
+
+namespace jaxcomm {
+
+enum class Collective : uint8_t {
+#define JAXCOMM_COLLECTIVE(enumerator, name, handler) enumerator,
+#include "collectives.def"
+#undef JAXCOMM_COLLECTIVE
+};
+
+// The word of collectives.def.
+constexpr const char* Name(Collective collective) {
+  switch (collective) {
+#define JAXCOMM_COLLECTIVE(enumerator, name, ...) \
+  case Collective::enumerator:                    \
+    return #name;
+#include "collectives.def"
+#undef JAXCOMM_COLLECTIVE
+  }
+  return "?";
+}
+
+constexpr bool Reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
+}
+
+}  // namespace jaxcomm

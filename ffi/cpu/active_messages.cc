@@ -1,0 +1,286 @@
+#include "active_messages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+namespace jaxcomm {
+namespace {
+
+constexpr size_t kMaxClosed = 1 << 14;
+constexpr size_t kMaxAborted = 1 << 10;
+
+}  // namespace
+
+void ActiveMessages::Register(uint64_t key, std::shared_ptr<MessageHandler> handler) {
+  Waiting waiting;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    handlers_[key] = handler;
+    const auto found = waiting_.find(key);
+    if (found == waiting_.end()) return;
+    waiting = std::move(found->second);
+    waiting_.erase(found);
+  }
+  // While puts wait, nothing after them in their channel is delivered: events came before, so their order is kept.
+  for (const WaitingEvent& waited : waiting.events) waited.event(*handler);
+  for (const WaitingPut& put : waiting.puts) {
+    network_->Accept(put.process, put.id, AssignDestination(put.process, put.id, put.header, put.bytes, handler));
+  }
+}
+
+void* ActiveMessages::AssignDestination(int process, uint64_t id, const Header& header, int64_t bytes,
+                                        const std::shared_ptr<MessageHandler>& handler) {
+  void* const destination =
+      handler->DestinationOf(header.fingerprint, header.to, header.space, header.offset_bytes, bytes);
+  if (destination != nullptr) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (lost_.count(process) == 0) {
+      puts_in_progress_[{process, id}] = handler;
+      return destination;
+    }
+    lock.unlock();
+    handler->OnPutDone();
+  }
+  return nullptr;
+}
+
+void ActiveMessages::CancelPuts(const MessageHandler& handler) {
+  std::set<int> processes;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [id, of] : puts_in_progress_) {
+      if (of.get() == &handler) processes.insert(id.first);
+    }
+  }
+  for (const int process : processes) network_->Drop(process, "its data did not arrive in time");
+}
+
+void ActiveMessages::Unregister(uint64_t key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  handlers_.erase(key);
+  if (closed_.insert(key).second) closed_order_.push_back(key);
+  if (closed_order_.size() > kMaxClosed) {
+    closed_.erase(closed_order_.front());
+    closed_order_.pop_front();
+  }
+}
+
+void ActiveMessages::Send(int32_t process, const Header& header, std::unique_ptr<char[]> data, int64_t bytes) {
+  const char* payload = data.get();
+  // Messages about a whole call must not wait behind payloads that the receiver may never ask for. Keys are odd.
+  const bool aside = header.kind == Kind::kEntered || header.kind == Kind::kAborted;
+  network_->Send(process, aside ? header.key ^ 1 : header.key, &header, sizeof(header), payload,
+                 static_cast<size_t>(bytes), [owned = std::shared_ptr<char[]>(std::move(data))](bool) {});
+}
+
+ActiveMessages::Header ActiveMessages::HeaderOf(Kind kind, uint64_t key, uint64_t fingerprint) {
+  Header header;
+  header.kind = kind;
+  header.key = key;
+  header.fingerprint = fingerprint;
+  return header;
+}
+
+void ActiveMessages::Put(int32_t process, uint64_t key, uint64_t fingerprint, const Place& to, int64_t offset_bytes,
+                         std::unique_ptr<char[]> data, int64_t bytes) {
+  Header header = HeaderOf(Kind::kPut, key, fingerprint);
+  header.to = to.rank;
+  header.space = to.space;
+  header.offset_bytes = offset_bytes;
+  Send(process, header, std::move(data), bytes);
+}
+
+void ActiveMessages::Signal(int32_t process, uint64_t key, int32_t from, int32_t to) {
+  Header header = HeaderOf(Kind::kSignal, key);
+  header.from = from;
+  header.to = to;
+  Send(process, header, nullptr, 0);
+}
+
+void ActiveMessages::SendText(int32_t process, const Header& header, const std::string& text) {
+  std::unique_ptr<char[]> data(new char[text.size()]);
+  std::memcpy(data.get(), text.data(), text.size());
+  Send(process, header, std::move(data), static_cast<int64_t>(text.size()));
+}
+
+void ActiveMessages::SendEntered(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what) {
+  SendText(process, HeaderOf(Kind::kEntered, key, fingerprint), what);
+}
+
+void ActiveMessages::SendExited(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what) {
+  SendText(process, HeaderOf(Kind::kExited, key, fingerprint), what);
+}
+
+void ActiveMessages::SendAborted(int32_t process, uint64_t key, const std::string& why) {
+  SendText(process, HeaderOf(Kind::kAborted, key), why);
+}
+
+Status ActiveMessages::Reachable(int32_t process) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = lost_.find(process);
+  return found == lost_.end() ? OkStatus() : UnavailableError(found->second);
+}
+
+std::string ActiveMessages::OtherCallsOf(int32_t process) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::string text;
+  for (const auto& [key, waiting] : waiting_) {
+    const auto found = waiting.entered.find(process);
+    if (found == waiting.entered.end()) continue;
+    text += (text.empty() ? " in " : " and in ") + found->second;
+    if (text.size() > 600) break;
+  }
+  return text;
+}
+
+void* ActiveMessages::TextDestination(const Message& message) {
+  auto& destination = texts_[{message.process, message.id}];
+  destination.reset(new char[std::max<size_t>(message.bytes, 1)]);
+  return destination.get();
+}
+
+// Nobody waits for the payload, nor shall what follows it in its channel: a large one is not even fetched.
+void* ActiveMessages::Refuse(const Message& message) {
+  network_->Accept(message.process, message.id, nullptr);
+  return nullptr;
+}
+
+void* ActiveMessages::OnMessage(const Message& message) {
+  Header header;
+  if (message.header_bytes != sizeof(header)) return Refuse(message);
+  std::memcpy(&header, message.header, sizeof(header));
+  if (header.kind != Kind::kPut) return TextDestination(message);
+  std::shared_ptr<MessageHandler> handler;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_.count(header.key) > 0) return Refuse(message);
+    const auto found = handlers_.find(header.key);
+    if (found == handlers_.end()) {
+      Waiting& waiting = waiting_[header.key];
+      if (waiting.aborted.count(message.process) > 0) return Refuse(message);
+      waiting.puts.push_back({message.process, message.id, header, static_cast<int64_t>(message.bytes)});
+      return nullptr;
+    }
+    handler = found->second;
+  }
+  void* const destination =
+      AssignDestination(message.process, message.id, header, static_cast<int64_t>(message.bytes), handler);
+  return destination != nullptr ? destination : Refuse(message);
+}
+
+void ActiveMessages::FinishPut(const MessageId& id) {
+  std::shared_ptr<MessageHandler> handler;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = puts_in_progress_.find(id);
+    if (found == puts_in_progress_.end()) return;
+    handler = std::move(found->second);
+    puts_in_progress_.erase(found);
+  }
+  handler->OnPutDone();
+}
+
+// The process has aborted a call that this one has not entered yet. If this one enters it later, it gets that error.
+void ActiveMessages::DropWaiting(uint64_t key, int32_t process) {
+  std::vector<WaitingPut> dropped;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto drop = [&](Waiting& waiting, bool all) {
+      const auto kept = std::partition(waiting.puts.begin(), waiting.puts.end(),
+                                       [&](const WaitingPut& put) { return !all && put.process != process; });
+      dropped.insert(dropped.end(), kept, waiting.puts.end());
+      waiting.puts.erase(kept, waiting.puts.end());
+    };
+    const auto found = waiting_.find(key);
+    if (found == waiting_.end()) return;
+    drop(found->second, false);
+    found->second.aborted.insert(process);
+    aborted_.push_back(key);
+    if (aborted_.size() > kMaxAborted) {
+      const auto oldest = waiting_.find(aborted_.front());
+      aborted_.pop_front();
+      if (oldest != waiting_.end()) {
+        drop(oldest->second, true);
+        waiting_.erase(oldest);
+      }
+    }
+  }
+  for (const WaitingPut& put : dropped) network_->Accept(put.process, put.id, nullptr);
+}
+
+void ActiveMessages::Dispatch(uint64_t key, WaitingEvent event, const std::function<void(Waiting&)>& note) {
+  std::shared_ptr<MessageHandler> handler;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (closed_.count(key) > 0) return;
+    const auto found = handlers_.find(key);
+    if (found == handlers_.end()) {
+      Waiting& waiting = waiting_[key];
+      waiting.events.push_back(std::move(event));
+      if (note) note(waiting);
+      return;
+    }
+    handler = found->second;
+  }
+  event.event(*handler);
+}
+
+void ActiveMessages::OnDelivered(const Message& message) {
+  Header header;
+  std::string text;
+  const auto kept = texts_.find({message.process, message.id});
+  if (kept != texts_.end()) {
+    text.assign(kept->second.get(), message.bytes);
+    texts_.erase(kept);
+  }
+  if (message.header_bytes != sizeof(header)) return;
+  std::memcpy(&header, message.header, sizeof(header));
+  const int32_t process = message.process;
+  switch (header.kind) {
+    case Kind::kPut:
+      return FinishPut({message.process, message.id});
+    case Kind::kSignal:
+      return Dispatch(header.key,
+                      {process, [=](MessageHandler& handler) { handler.OnSignal(header.from, header.to); }});
+    case Kind::kEntered:
+      return Dispatch(header.key,
+                      {process, [=](MessageHandler& handler) { handler.OnEntered(process, header.fingerprint, text); }},
+                      [&](Waiting& waiting) { waiting.entered[process] = text; });
+    case Kind::kExited:
+      return Dispatch(header.key,
+                      {process, [=](MessageHandler& handler) { handler.OnExited(process, header.fingerprint, text); }});
+    case Kind::kAborted:
+      Dispatch(header.key, {process, [=](MessageHandler& handler) { handler.OnAborted(process, text); }},
+               [&](Waiting& waiting) { waiting.entered.erase(process); });
+      return DropWaiting(header.key, process);
+  }
+}
+
+void ActiveMessages::OnPeerLost(int process, const std::string& why) {
+  std::vector<std::shared_ptr<MessageHandler>> handlers, interrupted;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    lost_[process] = why;
+    for (const auto& entry : handlers_) handlers.push_back(entry.second);
+    for (auto it = puts_in_progress_.lower_bound({process, 0});
+         it != puts_in_progress_.end() && it->first.first == process;) {
+      interrupted.push_back(std::move(it->second));
+      it = puts_in_progress_.erase(it);
+    }
+    for (auto it = waiting_.begin(); it != waiting_.end();) {
+      Waiting& waiting = it->second;
+      waiting.entered.erase(process);
+      // Of no use: whoever enters the call learns of the loss.
+      const auto of_lost = [&](const auto& item) { return item.process == process; };
+      waiting.puts.erase(std::remove_if(waiting.puts.begin(), waiting.puts.end(), of_lost), waiting.puts.end());
+      waiting.events.erase(std::remove_if(waiting.events.begin(), waiting.events.end(), of_lost), waiting.events.end());
+      it = waiting.puts.empty() && waiting.events.empty() ? waiting_.erase(it) : std::next(it);
+    }
+  }
+  for (const auto& handler : interrupted) handler->OnPutDone();
+  for (const auto& handler : handlers) handler->OnLost(process);
+}
+
+}  // namespace jaxcomm

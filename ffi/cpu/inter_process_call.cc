@@ -1,0 +1,493 @@
+#include "inter_process_call.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "worker_pool.h"
+
+namespace jaxcomm {
+namespace {
+
+// After a failure, for the rest of payloads that are on their way into buffers. Then their senders are cut off, so that
+// the buffers are free. Enough for tens of megabytes over 1 Gbit/s.
+constexpr auto kPatience = std::chrono::milliseconds(500);
+// Beyond the deadline while running: whoever is waited for may itself wait for the one at fault, and is given time to
+// say so. A few looks at the clock and the way of a message.
+constexpr InterProcessCall::Clock::duration kGrace = std::chrono::milliseconds(300);
+
+}  // namespace
+
+InterProcessCall::InterProcessCall(Node& node, ActiveMessages* active_messages, int32_t process,
+                                   std::shared_ptr<const InterProcessProgram> program, Spec spec,
+                                   std::vector<RankBuffers> buffers, Finish finish)
+    : node_(node),
+      active_messages_(active_messages),
+      process_(process),
+      program_(std::move(program)),
+      spec_(std::move(spec)),
+      buffers_(std::move(buffers)),
+      finish_(std::move(finish)) {
+  const std::vector<int32_t>& process_of = program_->process_of();
+  const auto own = std::find(process_of.begin(), process_of.end(), process_) - process_of.begin();
+  for (int32_t position = 0; position < program_->num_ranks(); ++position) {
+    const int32_t process = process_of[position];
+    num_local_ += process == process_;
+    if (std::find(process_of.begin(), process_of.begin() + position, process) != process_of.begin() + position)
+      continue;
+    if (program_->node_of()[position] != program_->node_of()[own]) {
+      distant_.push_back(process);
+    } else if (process != process_) {
+      Other other;
+      other.peer = node_.Find(process);
+      others_.push_back(other);
+    }
+  }
+  has_exited_.reset(new std::atomic<bool>[distant_.size()]());
+}
+
+void InterProcessCall::Enter() {
+  const StatusOr<Block> block = node_.Allocate(program_->block_bytes(process_));
+  if (!block.ok()) return Fail(InvalidArgumentError(spec_.names->prefix + block.status().message()));
+  block_ = *block;
+  for (int32_t position = 0; position < program_->num_ranks(); ++position) {
+    if (program_->process_of()[position] != process_) continue;
+    const RankBuffers& own = buffers_[position];
+    auto* addresses = reinterpret_cast<uint64_t*>(block_.data + program_->addresses(position));
+    addresses[0] = reinterpret_cast<uint64_t>(own.input);
+    addresses[1] = reinterpret_cast<uint64_t>(own.output);
+    auto* signals = reinterpret_cast<std::atomic<uint32_t>*>(block_.data + program_->signals(position));
+    for (int32_t from = 0; from < program_->num_ranks(); ++from) new (&signals[from]) std::atomic<uint32_t>(0);
+    if (program_->windowed(Space::kInput)) {
+      std::memcpy(block_.data + program_->window(Space::kInput, position), own.input,
+                  static_cast<size_t>(program_->input_bytes()));
+    }
+  }
+  std::string error;
+  {
+    std::lock_guard<std::mutex> lock(node_.control_segment_mutex());
+    ControlSegment& control_segment = node_.control_segment();
+    if (control_segment.Find(spec_.key) >= 0) {
+      error = "two calls that this process can't tell apart are in flight";
+    } else if ((slot_ = control_segment.Reserve(spec_.key)) < 0) {
+      error = "too many collectives are in flight";
+    } else {
+      Slot& slot = control_segment.slots[slot_];
+      slot.exited.store(0);
+      slot.failed.store(0);
+      slot.over.store(0);
+      slot.memory = block_.memory;
+      slot.offset = block_.offset;
+      slot.fingerprint = program_->fingerprint();
+      // No further than its end: the rest of the slot need not be fetched from the core that has read it.
+      const size_t length = std::min(spec_.names->what.size(), sizeof(slot.what) - 1);
+      std::memcpy(slot.what, spec_.names->what.data(), length);
+      slot.what[length] = 0;
+      control_segment.Publish(slot_, spec_.key);
+    }
+  }
+  if (!error.empty()) {
+    node_.Release(block_);
+    return Fail(InvalidArgumentError(spec_.names->prefix + error));
+  }
+  for (Other& other : others_) other.peer->control_segment().RingDoorbell();
+  registered_ = !distant_.empty();
+  if (registered_) active_messages_->Register(spec_.key, shared_from_this());
+}
+
+// With `claimed_` held.
+bool InterProcessCall::FindOthers() {
+  bool all = true;
+  for (Other& other : others_) {
+    if (other.slot >= 0) continue;
+    const ControlSegment& control_segment = other.peer->control_segment();
+    const int slot = control_segment.Find(spec_.key);
+    if (slot < 0) {
+      all = false;
+      continue;
+    }
+    const Slot& theirs = control_segment.slots[slot];
+    other.slot = slot;  // from here on it has to be counted out
+    if (theirs.fingerprint != program_->fingerprint()) {
+      const std::string what(theirs.what, strnlen(theirs.what, sizeof(theirs.what)));
+      return Agrees(other.peer->process(), theirs.fingerprint, what);
+    }
+    const StatusOr<char*> block = other.peer->BlockOf(theirs);
+    if (!block.ok()) {
+      Fail(Wrong(StatusCode::kDeadlineExceeded, "the memory of ranks " + RanksOf(other.peer->process()) +
+                                                    " can't be mapped: " + block.status().message()));
+      return false;
+    }
+    other.block = *block;
+  }
+  return all;
+}
+
+// With `claimed_` held: all have entered.
+void InterProcessCall::Begin() {
+  std::vector<RankBuffers> buffers = buffers_;
+  for (int32_t position = 0; position < program_->num_ranks(); ++position) {
+    const int32_t process = program_->process_of()[position];
+    RankBuffers& at = buffers[position];
+    char* block = block_.data;
+    at.local = process == process_;
+    if (std::find(distant_.begin(), distant_.end(), process) != distant_.end()) {
+      at.remote = this;
+      continue;
+    }
+    if (!at.local) {
+      const auto other =
+          std::find_if(others_.begin(), others_.end(), [&](const Other& o) { return o.peer->process() == process; });
+      block = other->block;
+      at.control_segment = &other->peer->control_segment();
+      const auto* addresses = reinterpret_cast<const uint64_t*>(block + program_->addresses(position));
+      at.input = reinterpret_cast<const char*>(addresses[0]);
+      at.output = reinterpret_cast<char*>(addresses[1]);
+      at.input_pid = at.output_pid = other->peer->pid();
+      if (program_->windowed(Space::kInput)) {
+        at.input = block + program_->window(Space::kInput, position);
+        at.input_pid = 0;
+      }
+    }
+    if (program_->windowed(Space::kOutput)) {
+      at.output = block + program_->window(Space::kOutput, position);
+      at.output_pid = 0;
+    }
+    at.scratch = block + program_->window(Space::kScratch, position);
+    at.signals = reinterpret_cast<std::atomic<uint32_t>*>(block + program_->signals(position));
+  }
+  execution_ = std::make_unique<Execution>(program_->program(), std::move(buffers));
+}
+
+// Work for several threads.
+void InterProcessCall::SubmitToWorkers() {
+  if (program_->program()->moved_bytes < kMinParallelBytes) return;
+  WorkerPool::Get().Submit(num_local_ - 1, [self = shared_from_this()] {
+    while (self->Advance() == AdvanceResult::kMoved) {
+    }
+  });
+}
+
+void InterProcessCall::LeaveSlot(Other& other) {
+  if (other.slot < 0 || other.exited) return;
+  other.exited = true;
+  ControlSegment& control_segment = other.peer->control_segment();
+  control_segment.slots[other.slot].exited.fetch_add(1);
+  control_segment.RingDoorbell();
+}
+
+const InterProcessCall::Other* InterProcessCall::Failed() const {
+  for (const Other& other : others_) {
+    if (other.slot >= 0 && other.peer->control_segment().slots[other.slot].failed.load() != 0) return &other;
+  }
+  return nullptr;
+}
+
+void InterProcessCall::FailLike(const Other& other) {
+  const std::string why = other.peer->control_segment().FindFailure(spec_.run_id).value_or("no reason known");
+  Fail(Wrong(StatusCode::kDeadlineExceeded, "ranks " + RanksOf(other.peer->process()) + " aborted: " + why));
+}
+
+// Whether something happened.
+bool InterProcessCall::Step() {
+  if (phase_.load() == Phase::kRunning) {
+    const uint32_t before = execution_->num_advances();
+    if (!execution_->Work()) {
+      if (const int32_t pid = execution_->unreadable_pid()) {
+        for (const Other& other : others_) {
+          if (other.peer->pid() != pid) continue;
+          // A process publishes why it aborts before it frees its memory.
+          if (other.peer->control_segment().FindFailure(spec_.run_id)) {
+            FailLike(other);
+          } else {
+            Fail(Wrong(StatusCode::kDeadlineExceeded, "the memory of ranks " + RanksOf(other.peer->process()) +
+                                                          " can't be read: their process has ended"));
+          }
+        }
+      }
+      return execution_->num_advances() != before;
+    }
+    // A process that aborts may free its buffers at once: what was read from them counts only if it hasn't yet.
+    if (const Other* other = Failed()) {
+      FailLike(*other);
+      return false;
+    }
+    for (Other& other : others_) LeaveSlot(other);
+    for (const int32_t process : distant_) {
+      active_messages_->SendExited(process, spec_.key, program_->fingerprint(), spec_.names->what);
+    }
+    phase_.store(Phase::kExitBarrier);
+    return true;
+  }
+
+  if (claimed_.exchange(true)) return false;
+  bool moved = false;
+  if (phase_.load() == Phase::kEntryBarrier) {
+    if (!FindOthers()) {
+      // Not all are there, or they disagree.
+    } else if (const Other* other = Failed()) {
+      FailLike(*other);
+    } else {
+      Begin();
+      phase_.store(Phase::kRunning);
+      SubmitToWorkers();
+      moved = true;
+    }
+  } else if (phase_.load() == Phase::kExitBarrier && AllExited()) {
+    if (const Other* other = Failed()) {
+      FailLike(*other);
+    } else {
+      moved = Close();
+    }
+  }
+  claimed_.store(false);
+  return moved;
+}
+
+bool InterProcessCall::AllExited() const {
+  return node_.control_segment().slots[slot_].exited.load() == others_.size() &&
+         num_distant_exited_.load() == distant_.size();
+}
+
+// Success, unless somebody has declared failure before.
+bool InterProcessCall::Close() {
+  std::lock_guard<std::mutex> lock(error_mutex_);
+  if (!error_.ok() || (state_.load() & kDone) != 0) return false;
+  if (program_->windowed(Space::kOutput)) {
+    // Only now: peers may write to the window as long as they have not left.
+    for (int32_t position = 0; position < program_->num_ranks(); ++position) {
+      if (program_->process_of()[position] != process_) continue;
+      const int64_t item_bytes = program_->program()->item_bytes;
+      CopyElements({buffers_[position].output, program_->output_layout()}, 0,
+                   {block_.data + program_->window(Space::kOutput, position), BlockLayout()}, 0,
+                   program_->output_bytes() / item_bytes, item_bytes, false);
+    }
+  }
+  node_.control_segment().Free(slot_);
+  node_.Release(block_);
+  state_.fetch_or(kDone);
+  return true;
+}
+
+InterProcessCall::AdvanceResult InterProcessCall::Advance(int64_t own_position) {
+  bool moved = false;
+  if ((state_.fetch_add(1) & (kDone | kFailed)) == 0) moved = Step();
+  if (Leave(own_position)) return AdvanceResult::kOver;
+  return moved ? AdvanceResult::kMoved : AdvanceResult::kWaiting;
+}
+
+bool InterProcessCall::Leave(int64_t own_position) {
+  const uint32_t state = state_.fetch_sub(1) - 1;
+  if ((state & kThreads) != 0 || (state & (kDone | kFailed)) == 0 || finished_.exchange(true)) return false;
+  Status status;
+  {
+    std::lock_guard<std::mutex> lock(error_mutex_);
+    status = error_;
+  }
+  if (!status.ok()) {
+    for (Other& other : others_) LeaveSlot(other);
+    if (slot_ >= 0) node_.control_segment().slots[slot_].over.store(1);
+  }
+  if (registered_) active_messages_->Unregister(spec_.key);
+  released_.store(true);
+  finish_(own_position, status);
+  return true;
+}
+
+void InterProcessCall::Fail(const Status& error) {
+  state_.fetch_add(1);
+  {
+    std::lock_guard<std::mutex> lock(error_mutex_);
+    if (error_.ok() && (state_.load() & kDone) == 0) {
+      error_ = error;
+      if (phase_.load() != Phase::kEntryBarrier) execution_->Cancel();  // before, nobody works on it, nor ever will
+      {
+        std::lock_guard<std::mutex> lock_of_segment(node_.control_segment_mutex());
+        node_.control_segment().AddFailure(spec_.run_id, error.message());
+      }
+      if (slot_ >= 0) node_.control_segment().slots[slot_].failed.store(1);
+      for (const Other& other : others_) other.peer->control_segment().RingDoorbell();
+      for (const int32_t process : distant_) active_messages_->SendAborted(process, spec_.key, error.message());
+      state_.fetch_or(kFailed);
+    }
+  }
+  Leave(-1);
+}
+
+bool InterProcessCall::Reclaim() {
+  if (slot_ < 0) return true;
+  if (!released_.load()) return false;
+  // From here on nobody finds the slot. Whoever has found it before had put the call on its own control segment before
+  // that.
+  node_.control_segment().Retire(slot_);
+  for (const Other& other : others_) {
+    const ControlSegment& control_segment = other.peer->control_segment();
+    const int theirs = control_segment.Find(spec_.key);
+    if (theirs >= 0 && control_segment.slots[theirs].over.load() == 0 && other.peer->alive()) return false;
+  }
+  node_.control_segment().Free(slot_);
+  node_.Release(block_);
+  return true;
+}
+
+// A process that brings something else says so in its next message, which an unwanted payload must not hold up. Nor may
+// it be on its way here when that makes the call fail: then it would have to be waited for, or its sender cut off.
+void* InterProcessCall::DestinationOf(uint64_t fingerprint, int32_t rank, Space space, int64_t offset_bytes,
+                                      int64_t bytes) {
+  if (fingerprint != program_->fingerprint()) return nullptr;
+  if (rank < 0 || rank >= program_->num_ranks() || program_->process_of()[rank] != process_) return nullptr;
+  int64_t size = 0;
+  if (space == Space::kOutput) size = program_->output_bytes();
+  if (space == Space::kScratch) {
+    size = program_->program()->plans[rank].scratch_count * program_->program()->item_bytes;
+  }
+  if (offset_bytes < 0 || bytes > size || offset_bytes > size - bytes) return nullptr;
+  if ((state_.fetch_add(1) & (kDone | kFailed)) != 0) {
+    Leave(-1);
+    return nullptr;
+  }
+  const bool direct = space == Space::kOutput && !program_->windowed(space);
+  return (direct ? buffers_[rank].output : block_.data + program_->window(space, rank)) + offset_bytes;
+}
+
+void InterProcessCall::OnPutDone() { Leave(-1); }
+
+void InterProcessCall::OnSignal(int32_t from, int32_t to) {
+  const int32_t n = program_->num_ranks();
+  if (from < 0 || from >= n || to < 0 || to >= n || program_->process_of()[to] != process_) return;
+  if ((state_.fetch_add(1) & (kDone | kFailed)) == 0) {
+    reinterpret_cast<std::atomic<uint32_t>*>(block_.data + program_->signals(to))[from].fetch_add(1);
+  }
+  Leave(-1);
+  node_.control_segment().RingDoorbell();
+}
+
+bool InterProcessCall::Agrees(int32_t process, uint64_t fingerprint, const std::string& what) {
+  if (fingerprint == program_->fingerprint()) return true;
+  Fail(Wrong(StatusCode::kInvalidArgument, "ranks " + RanksOf(process_) + " bring " + spec_.names->what + ", ranks " +
+                                               RanksOf(process) + " bring " + what));
+  return false;
+}
+
+void InterProcessCall::OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) {
+  Agrees(process, fingerprint, what);
+}
+
+void InterProcessCall::OnExited(int32_t process, uint64_t fingerprint, const std::string& what) {
+  if (!Agrees(process, fingerprint, what)) return;
+  const auto sender = std::find(distant_.begin(), distant_.end(), process);
+  if (sender == distant_.end()) return;
+  has_exited_[sender - distant_.begin()].store(true);
+  num_distant_exited_.fetch_add(1);
+  node_.control_segment().RingDoorbell();
+}
+
+void InterProcessCall::OnAborted(int32_t process, const std::string& why) {
+  Fail(Wrong(StatusCode::kDeadlineExceeded, "ranks " + RanksOf(process) + " aborted: " + why));
+}
+
+void InterProcessCall::OnLost(int32_t process) {
+  if (std::find(distant_.begin(), distant_.end(), process) == distant_.end()) return;
+  if (phase_.load() == Phase::kExitBarrier && AllExited()) return;
+  Fail(Wrong(StatusCode::kDeadlineExceeded, "the process of ranks " + RanksOf(process) + " can't be reached: " +
+                                                active_messages_->Reachable(process).message()));
+}
+
+void InterProcessCall::Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) {
+  const int64_t item_bytes = program_->program()->item_bytes;
+  active_messages_->Put(program_->process_of()[to.rank], spec_.key, program_->fingerprint(), to, to.offset * item_bytes,
+                        std::move(data), count * item_bytes);
+}
+
+void InterProcessCall::Signal(int32_t from, int32_t to) {
+  active_messages_->Signal(program_->process_of()[to], spec_.key, from, to);
+}
+
+Status InterProcessCall::Wrong(StatusCode code, const std::string& text) const {
+  constexpr const char* kPhases[] = {"in the entry barrier", "while running", "in the exit barrier"};
+  return {code, spec_.names->prefix + kPhases[static_cast<int>(phase_.load())] + ", " + text};
+}
+
+std::string InterProcessCall::RanksOf(int32_t process) const {
+  std::string text;
+  for (int32_t position = 0; position < program_->num_ranks(); ++position) {
+    if (program_->process_of()[position] != process) continue;
+    text += (text.empty() ? "[" : ", ") + std::to_string(spec_.names->ranks[position]);
+  }
+  return text + "] (process " + std::to_string(process) + ")";
+}
+
+std::string InterProcessCall::DescribeLate(const std::string& within) const {
+  const Phase phase = phase_.load();
+  if (phase == Phase::kRunning) {
+    const auto [rank, peer] = execution_->WaitingPair();
+    if (rank < 0) return "the collective did not end" + within;
+    const int32_t process = program_->process_of()[peer];
+    const bool distant = std::find(distant_.begin(), distant_.end(), process) != distant_.end();
+    const std::string elsewhere = distant ? active_messages_->OtherCallsOf(process) : "";
+    return "rank " + std::to_string(spec_.names->ranks[rank]) + " in " + spec_.names->what +
+           " got no signal from rank " + std::to_string(spec_.names->ranks[peer]) + " (process " +
+           std::to_string(process) + ")" + (elsewhere.empty() ? "" : ", which is" + elsewhere + ",") + within;
+  }
+  std::string late;
+  for (const Other& other : others_) {
+    const ControlSegment& control_segment = other.peer->control_segment();
+    const bool entered = control_segment.Find(spec_.key) >= 0;
+    if (phase == Phase::kEntryBarrier && entered) continue;
+    late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(other.peer->process());
+    if (phase == Phase::kExitBarrier) continue;
+    std::string elsewhere;
+    for (int slot = 0; slot < ControlSegment::kNumSlots; ++slot) {
+      if (control_segment.keys[slot].load() == 0 || control_segment.slots[slot].failed.load() != 0) continue;
+      const char* what = control_segment.slots[slot].what;
+      elsewhere += (elsewhere.empty() ? " in " : " and in ") +
+                   std::string(what, strnlen(what, sizeof(control_segment.slots[slot].what)));
+      if (elsewhere.size() > 600) break;
+    }
+    late += elsewhere.empty() ? " in no collective" : elsewhere;
+  }
+  for (size_t i = 0; i < distant_.size() && phase == Phase::kExitBarrier; ++i) {
+    if (!has_exited_[i].load()) late += (late.empty() ? "ranks " : "; ranks ") + RanksOf(distant_[i]);
+  }
+  return "ranks " + RanksOf(process_) + " in " + spec_.names->what + " were not " +
+         (phase == Phase::kEntryBarrier ? "joined" : "left") + within + " by " + late;
+}
+
+void InterProcessCall::Check(Clock::time_point now) {
+  const uint32_t state = state_.load();
+  if ((state & kFailed) != 0 && (state & kThreads) != 0) {
+    if (cancel_puts_at_ == Clock::time_point{}) cancel_puts_at_ = now + kPatience;
+    if (now >= cancel_puts_at_ && active_messages_ != nullptr) active_messages_->CancelPuts(*this);
+  }
+  if ((state & (kDone | kFailed)) != 0) return;
+  bool ended = false;
+  for (const Other& other : others_) ended |= !other.peer->alive();
+  // Whoever has left all its calls may end. It counted itself out before, so this look comes after that.
+  if (phase_.load() == Phase::kExitBarrier && AllExited()) return;
+  for (const int32_t process : distant_) {
+    if (!active_messages_->Reachable(process).ok()) return OnLost(process);
+  }
+  for (const Other& other : others_) {
+    if (ended && !other.peer->alive()) {
+      return Fail(Wrong(StatusCode::kDeadlineExceeded,
+                        "the process of ranks " + RanksOf(other.peer->process()) + " has ended"));
+    }
+    if (other.peer->control_segment().FindFailure(spec_.run_id)) return FailLike(other);
+  }
+  const auto grace = phase_.load() == Phase::kRunning ? kGrace : Clock::duration::zero();
+  if (wait_.Expired(now, grace)) return Fail(Wrong(StatusCode::kDeadlineExceeded, DescribeLate(wait_.WithinTimeout())));
+  if (wait_.WarningDue(now)) {
+    wait_.Warn([&](const std::string& within) {
+      return Wrong(StatusCode::kDeadlineExceeded, DescribeLate(within)).message();
+    });
+  }
+  // Only those who wait are told: a message more would slow down small collectives.
+  if (std::exchange(said_entered_, true)) return;
+  for (const int32_t process : distant_) {
+    active_messages_->SendEntered(process, spec_.key, program_->fingerprint(), spec_.names->what);
+  }
+}
+
+}  // namespace jaxcomm

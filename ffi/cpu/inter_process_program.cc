@@ -1,0 +1,132 @@
+#include "inter_process_program.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "../common/hash.h"
+
+namespace jaxcomm {
+namespace {
+
+// Below this, two copies through shared memory cost less than one call to the kernel (AMD EPYC, 2026-11: 2 processes,
+// all_to_all; see benchmarks/README.md).
+constexpr int64_t kSmallBytes = 32 << 10;
+// A piece of a single copy costs the kernel about as much as copying this many bytes.
+constexpr int64_t kShortRunBytes = 1024;
+
+uint64_t Align(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+bool ShortRuns(const BlockLayout& layout, int64_t item_bytes) {
+  return !layout.contiguous() && layout.run * item_bytes < kShortRunBytes;
+}
+
+// What other processes do to the buffers of a process.
+struct Access {
+  std::array<bool, 3> read = {};     // by those of its node
+  std::array<bool, 3> written = {};  // by those of its node
+  std::array<bool, 3> sent = {};     // messages of other nodes go there
+};
+
+Access AccessOf(const Program& program, const std::vector<int32_t>& process_of, const std::vector<int32_t>& node_of) {
+  Access access;
+  for (const Plan& plan : program.plans) {
+    const auto foreign = [&](int32_t rank) { return process_of[rank] != process_of[plan.rank]; };
+    for (const Step& step : plan.steps) {
+      if (step.kind == StepKind::kPut && foreign(step.dst.rank)) {
+        const bool intra_node = node_of[step.dst.rank] == node_of[plan.rank];
+        (intra_node ? access.written : access.sent)[static_cast<size_t>(step.dst.space)] = true;
+      }
+      if (step.kind == StepKind::kGet && foreign(step.src.rank))
+        access.read[static_cast<size_t>(step.src.space)] = true;
+      for (int32_t i = 0; i < step.num_sources; ++i) {
+        const Place& source = plan.sources[step.first_source + i];
+        if (foreign(source.rank)) access.read[static_cast<size_t>(source.space)] = true;
+      }
+    }
+  }
+  return access;
+}
+
+uint64_t Hash(uint64_t hash, const Place& place) {
+  return Mix(Mix(Mix(hash, static_cast<uint64_t>(place.rank)), static_cast<uint64_t>(place.space)),
+             static_cast<uint64_t>(place.offset));
+}
+
+uint64_t Hash(const Program& program) {
+  uint64_t hash = Mix(static_cast<uint64_t>(program.type), static_cast<uint64_t>(program.item_bytes));
+  for (const BlockLayout& layout : {program.input, program.output}) {
+    for (const int64_t size : {layout.num_blocks, layout.block_count, layout.run}) {
+      hash = Mix(hash, static_cast<uint64_t>(size));
+    }
+  }
+  for (const Plan& plan : program.plans) {
+    hash = Mix(hash, static_cast<uint64_t>(plan.scratch_count));
+    for (const Step& step : plan.steps) {
+      hash = Mix(Mix(hash, static_cast<uint64_t>(step.kind)), static_cast<uint64_t>(step.count));
+      hash = Hash(Hash(Mix(hash, static_cast<uint64_t>(step.peer)), step.dst), step.src);
+    }
+    for (const Place& source : plan.sources) hash = Hash(hash, source);
+  }
+  return hash;
+}
+
+}  // namespace
+
+InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program, std::vector<int32_t> process_of,
+                                         std::vector<int32_t> node_of, bool single_copy, int64_t input_count,
+                                         int64_t output_count)
+    : program_(std::move(program)),
+      process_of_(std::move(process_of)),
+      node_of_(std::move(node_of)),
+      output_layout_(program_->output),
+      input_bytes_(input_count * program_->item_bytes),
+      output_bytes_(output_count * program_->item_bytes),
+      offsets_(process_of_.size()) {
+  const Access access = AccessOf(*program_, process_of_, node_of_);
+  const auto one_copy = [&](const BlockLayout& layout) {
+    return single_copy && std::max(input_bytes_, output_bytes_) >= kSmallBytes &&
+           !ShortRuns(layout, program_->item_bytes);
+  };
+  constexpr auto kInput = static_cast<size_t>(Space::kInput);
+  constexpr auto kOutput = static_cast<size_t>(Space::kOutput);
+  constexpr auto kScratch = static_cast<size_t>(Space::kScratch);
+  windowed_[kInput] = access.read[kInput] && !one_copy(program_->input);
+  windowed_[kOutput] = access.written[kOutput] || (access.read[kOutput] && !one_copy(program_->output)) ||
+                       (access.sent[kOutput] && !program_->output.contiguous());
+  if (windowed_[kOutput]) {
+    auto in_order = std::make_shared<Program>(*program_);
+    in_order->output = BlockLayout();
+    in_order->stream = false;  // windows are read at once
+    program_ = std::move(in_order);
+  }
+  windowed_[kScratch] = true;  // our own memory: it may as well lie where peers reach it
+
+  for (int32_t position = 0; position < num_ranks(); ++position) {
+    RankOffsets& offsets = offsets_[position];
+    uint64_t next = block_bytes(process_of_[position]);
+    const auto place = [&next](uint64_t bytes) {
+      const uint64_t begin = next;
+      next = Align(next + bytes);
+      return begin;
+    };
+    offsets.addresses = place(2 * sizeof(uint64_t));
+    offsets.signals = place(static_cast<uint64_t>(num_ranks()) * sizeof(uint32_t));
+    if (windowed_[kInput]) offsets.windows[kInput] = place(static_cast<uint64_t>(input_bytes_));
+    if (windowed_[kOutput]) offsets.windows[kOutput] = place(static_cast<uint64_t>(output_bytes_));
+    offsets.windows[kScratch] =
+        place(static_cast<uint64_t>(program_->plans[position].scratch_count * program_->item_bytes));
+    offsets.end = next;
+  }
+  fingerprint_ = Hash(*program_);
+  for (const bool windowed : windowed_) fingerprint_ = Mix(fingerprint_, windowed ? 1 : 0);
+}
+
+uint64_t InterProcessProgram::block_bytes(int32_t process) const {
+  uint64_t end = 0;
+  for (size_t position = 0; position < offsets_.size(); ++position) {
+    if (process_of_[position] == process) end = std::max(end, offsets_[position].end);
+  }
+  return end;
+}
+
+}  // namespace jaxcomm

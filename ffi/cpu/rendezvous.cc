@@ -1,0 +1,475 @@
+#include "rendezvous.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <deque>
+#include <thread>
+#include <utility>
+
+#include "../common/hash.h"
+#include "inter_process_call.h"
+#include "process_context.h"
+#include "worker_pool.h"
+
+namespace jaxcomm {
+
+struct Rendezvous::GroupCall {
+  std::vector<RankBuffers> buffers;                      // by position
+  std::vector<std::unique_ptr<Completion>> completions;  // by position; null: not arrived
+  Participant first;
+  int64_t num_arrived = 0;
+  BoundedWait wait;
+  Key key;
+  std::unique_ptr<char[]> scratch;
+  std::unique_ptr<Execution> execution;
+};
+
+// Shared by all calls of a group with ranks of other processes.
+struct Rendezvous::InterProcess {
+  std::shared_ptr<const InterProcessProgram> program;
+  std::shared_ptr<const CallNames> names;
+};
+
+namespace {
+
+std::atomic<double> timeout_s{WaitLimits{}.timeout_s}, warn_s{WaitLimits{}.warn_s};
+
+BoundedWait Begin() { return {BoundedWait::Clock::now(), {timeout_s.load(), warn_s.load()}}; }
+
+constexpr int64_t kHugePageBytes = 2 << 20;
+
+// How long the thread of the last arrival waits for other processes by itself. Small collectives between processes that
+// arrive together take a few microseconds; waking another thread would take longer than that.
+constexpr auto kSpin = std::chrono::microseconds(100);
+constexpr auto kSpinBeforeYield = std::chrono::microseconds(2);
+
+// Numbers the call sites of a program that have equal attributes. XLA makes all call sites of a program on one thread.
+struct Numbering {
+  uint64_t program = 0;
+  std::map<uint64_t, uint64_t> count;
+};
+thread_local Numbering numbering;
+std::atomic<uint64_t> num_programs{0};
+
+// The same in all processes for the same call site.
+uint64_t IdentityOf(const CallSpec& spec) {
+  const uint64_t hash = HashAttributes(spec);
+  if (numbering.program != num_programs.load()) numbering = {num_programs.load(), {}};
+  return Mix(hash, numbering.count[hash]++);
+}
+
+// Runs that have failed: devices that come late to another call of such a run are told at once.
+class FailedRuns {
+ public:
+  void Add(int64_t run_id, const Status& error) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& entry : runs_) {
+      if (entry.first == run_id) return;  // the first error is the cause
+    }
+    runs_.emplace_back(run_id, error);
+    if (runs_.size() > 16) runs_.pop_front();
+    any_.store(true, std::memory_order_release);
+  }
+  // Success if the run has not failed.
+  Status Find(int64_t run_id) {
+    if (!any_.load(std::memory_order_acquire)) return OkStatus();
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [failed, why] : runs_) {
+      if (failed == run_id) return why;
+    }
+    return OkStatus();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::deque<std::pair<int64_t, Status>> runs_;
+  std::atomic<bool> any_{false};
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Rendezvous>> all_rendezvous;
+  FailedRuns failed_runs;
+};
+
+Registry& TheRegistry() {
+  static auto* registry = new Registry;
+  return *registry;
+}
+
+// Fresh output pages cost more than the data at large sizes; with 2 MiB pages there are 512 times fewer faults.
+void AdviseHugePages(char* data, int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  if (bytes < 2 * kHugePageBytes) return;
+  const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePageBytes * kHugePageBytes;
+  // Only advice: where the kernel declines, pages stay small.
+  if (end > begin) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)data, (void)bytes;
+#endif
+}
+
+std::string List(const std::vector<int64_t>& numbers) {
+  constexpr size_t kShown = 16;
+  std::string text = "[";
+  for (size_t i = 0; i < std::min(numbers.size(), kShown); ++i) text += (i ? ", " : "") + std::to_string(numbers[i]);
+  if (numbers.size() > kShown) text += ", ... (" + std::to_string(numbers.size()) + " in all)";
+  return text + "]";
+}
+
+std::string Sizes(const Participant& participant) {
+  return std::to_string(participant.input_count) + " -> " + std::to_string(participant.output_count) + " elements of " +
+         Name(participant.dtype);
+}
+
+}  // namespace
+
+int64_t Rendezvous::Iterations::Next(int64_t run_id) {
+  for (Count& count : counts_) {
+    if (count.run_id == run_id && count.next > 0) return count.next++;
+  }
+  counts_[oldest_] = {run_id, 1};
+  oldest_ = (oldest_ + 1) % counts_.size();
+  return 0;
+}
+
+void Rendezvous::SetLimits(const WaitLimits& limits) {
+  timeout_s.store(limits.timeout_s);
+  warn_s.store(limits.warn_s);
+}
+
+StatusOr<std::shared_ptr<Rendezvous>> Rendezvous::Make(CallSpec spec) {
+  const auto num_slots = static_cast<int64_t>(spec.groups.size());
+  if (spec.group_size <= 0 || num_slots % spec.group_size != 0) {
+    return InvalidArgumentError(spec.op + ": " + std::to_string(num_slots) + " ranks are no groups of " +
+                                std::to_string(spec.group_size));
+  }
+  if (spec.ranks_per_node <= 0 || spec.group_size % spec.ranks_per_node != 0) {
+    return InvalidArgumentError(spec.op + ": groups of " + std::to_string(spec.group_size) + " are no nodes of " +
+                                std::to_string(spec.ranks_per_node));
+  }
+  std::shared_ptr<Rendezvous> rendezvous(new Rendezvous(std::move(spec)));
+  for (int64_t slot = 0; slot < num_slots; ++slot) {
+    if (!rendezvous->slots_.emplace(rendezvous->spec_.groups[slot], slot).second) {
+      return InvalidArgumentError(rendezvous->spec_.op + ": rank " + std::to_string(rendezvous->spec_.groups[slot]) +
+                                  " is in two groups");
+    }
+  }
+  rendezvous->iterations_.resize(num_slots);
+  rendezvous->local_count_.assign(num_slots / rendezvous->spec_.group_size, rendezvous->spec_.group_size);
+  if (!rendezvous->spec_.processes.empty()) JAXCOMM_RETURN_IF_ERROR(rendezvous->CountLocal());
+  static const bool sweeping = [] {
+    std::thread(SweepForever).detach();
+    return true;
+  }();
+  (void)sweeping;
+  std::lock_guard<std::mutex> lock(TheRegistry().mutex);
+  TheRegistry().all_rendezvous.push_back(rendezvous);
+  return rendezvous;
+}
+
+// Which ranks are of this process; whether it knows the others of its groups.
+Status Rendezvous::CountLocal() {
+  ProcessContext& process = ProcessContext::Get();
+  if (process.index() < 0) {
+    return InvalidArgumentError(spec_.op +
+                                ": this process has not been connected to the others; call jaxcomm.register()");
+  }
+  if (spec_.processes.size() != spec_.groups.size()) {
+    return InvalidArgumentError(spec_.op + ": " + std::to_string(spec_.processes.size()) + " processes for " +
+                                std::to_string(spec_.groups.size()) + " ranks");
+  }
+  for (size_t group = 0; group < local_count_.size(); ++group) {
+    const auto begin = spec_.processes.begin() + static_cast<int64_t>(group) * spec_.group_size;
+    const auto end = begin + spec_.group_size;
+    local_count_[group] = std::count(begin, end, process.index());
+    if (local_count_[group] == 0) continue;
+    for (auto other = begin; other != end; ++other) {
+      if (process.connected(*other)) continue;
+      return InvalidArgumentError(spec_.op + ": process " + std::to_string(*other) +
+                                  " is not connected; call jaxcomm.register()");
+    }
+  }
+  identity_ = IdentityOf(spec_);
+  return OkStatus();
+}
+
+void Rendezvous::EndProgram() { num_programs.fetch_add(1); }
+
+void Rendezvous::Arrive(const Participant& participant, std::unique_ptr<Completion> done) {
+  AdviseHugePages(participant.output, participant.output_count * ItemBytes(participant.dtype));
+  const StatusOr<std::shared_ptr<GroupCall>> joined = Join(participant, done);
+  if (!joined.ok()) {
+    FailRun(participant.run_id, joined.status());
+    done->Fail(joined.status());
+    return;
+  }
+  const std::shared_ptr<GroupCall>& group_call = *joined;
+  if (!group_call) return;  // not the last
+  const int64_t own_position = slots_.at(participant.rank) % spec_.group_size;
+  if (SpansProcesses(std::get<2>(group_call->key))) return StartInterProcess(group_call, own_position);
+
+  const StatusOr<std::shared_ptr<const Program>> made = ProgramFor(participant);
+  if (!made.ok()) return FailCall(*group_call, WithPrefix(Prefix(), made.status()));
+  const std::shared_ptr<const Program>& program = *made;
+  int64_t scratch_bytes = 0;
+  for (const Plan& plan : program->plans) scratch_bytes += plan.scratch_count * program->item_bytes;
+  if (scratch_bytes > 0) {
+    group_call->scratch = TakeScratch(static_cast<size_t>(scratch_bytes));
+    char* next = group_call->scratch.get();
+    for (size_t i = 0; i < group_call->buffers.size(); ++i) {
+      group_call->buffers[i].scratch = next;
+      next += program->plans[i].scratch_count * program->item_bytes;
+    }
+  }
+  group_call->execution = std::make_unique<Execution>(program, group_call->buffers);
+  if (program->moved_bytes >= kMinParallelBytes) {
+    WorkerPool::Get().Submit(spec_.group_size - 1,
+                             [self = shared_from_this(), group_call] { self->Work(group_call, -1); });
+  }
+  Work(group_call, own_position);
+}
+
+void Rendezvous::FailCall(GroupCall& group_call, const Status& error) {
+  std::vector<CompletionPool::Item> items;
+  for (auto& completion : group_call.completions) {
+    if (completion) items.push_back({std::move(completion), nullptr, error});
+  }
+  CompletionPool::Get().Push(std::move(items));
+}
+
+// All ranks of this process have arrived; the other processes come next.
+void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position) {
+  const auto [run_id, iteration, group] = group_call->key;
+  const StatusOr<const InterProcess*> made = InterProcessFor(group_call->first, group);
+  if (!made.ok()) {
+    const Status error = WithPrefix(Prefix(), made.status());
+    FailRun(run_id, error);
+    return FailCall(*group_call, error);
+  }
+  const InterProcess* const inter_process = *made;
+  InterProcessCall::Spec spec;
+  spec.key = Mix(Mix(Mix(identity_, static_cast<uint64_t>(run_id)), static_cast<uint64_t>(iteration)),
+                 static_cast<uint64_t>(group)) |
+             1;
+  spec.run_id = run_id;
+  spec.names = inter_process->names;
+  spec.wait = group_call->wait;
+  const auto finish = [self = shared_from_this(), group_call](int64_t position, const Status& status) {
+    if (status.ok()) return self->Finish(*group_call, position);
+    FailRun(std::get<0>(group_call->key), status);
+    self->FailCall(*group_call, status);
+  };
+  ProcessContext& process = ProcessContext::Get();
+  const auto call =
+      std::make_shared<InterProcessCall>(process.node(), &process.active_messages(), process.index(),
+                                         inter_process->program, std::move(spec), group_call->buffers, finish);
+  call->Enter();
+  const Clock::time_point start = Clock::now();
+  for (Clock::time_point now = start; now - start < kSpin; now = Clock::now()) {
+    if (call->over() || call->Advance(own_position) == InterProcessCall::AdvanceResult::kOver) {
+      if (call->failed()) process.progress_thread().Add(call);  // what it used has yet to be reclaimed
+      return;
+    }
+    if (now - start > kSpinBeforeYield) std::this_thread::yield();
+  }
+  process.progress_thread().Add(call);
+  if (const Status failed = TheRegistry().failed_runs.Find(run_id); !failed.ok()) call->Fail(failed);
+}
+
+// Lives as long as the rendezvous.
+StatusOr<const Rendezvous::InterProcess*> Rendezvous::InterProcessFor(const Participant& participant, int64_t group) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = inter_process_.find(group);
+    if (found != inter_process_.end()) return found->second.get();
+  }
+  const int64_t begin = group * spec_.group_size, end = begin + spec_.group_size;
+  std::vector<int32_t> process_of(spec_.processes.begin() + begin, spec_.processes.begin() + end);
+  bool single_copy = false;
+  std::vector<int32_t> node_of;
+  const NodeResources resources = ProcessContext::Get().ResourcesOf(process_of, &single_copy, &node_of);
+  const auto program =
+      MakeProgram(spec_, figures_, resources, participant.dtype, participant.input_count, participant.output_count);
+  if (!program.ok()) return program.status();
+  auto inter_process = std::make_shared<InterProcess>();
+  inter_process->program =
+      std::make_shared<const InterProcessProgram>(*program, std::move(process_of), std::move(node_of), single_copy,
+                                                  participant.input_count, participant.output_count);
+  const std::string what = spec_.op + " at " + spec_.site + " (" + Sizes(participant) + ")";
+  inter_process->names = std::make_shared<const CallNames>(
+      CallNames{Prefix(), what, {spec_.groups.begin() + begin, spec_.groups.begin() + end}});
+  std::lock_guard<std::mutex> lock(mutex_);
+  return inter_process_.emplace(group, std::move(inter_process)).first->second.get();
+}
+
+// Books the arrival and takes `done`, unless it fails. Returns the round if it is complete now, else null.
+StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Participant& participant,
+                                                                  std::unique_ptr<Completion>& done) {
+  const auto found = slots_.find(participant.rank);
+  if (found == slots_.end()) {
+    return InvalidArgumentError(Prefix() + "rank " + std::to_string(participant.rank) + " is in no group");
+  }
+  const int64_t slot = found->second;
+  const int64_t position = slot % spec_.group_size;
+  std::lock_guard<std::mutex> lock(mutex_);
+  JAXCOMM_RETURN_IF_ERROR(TheRegistry().failed_runs.Find(participant.run_id));
+  const Key key(participant.run_id, iterations_[slot].Next(participant.run_id), slot / spec_.group_size);
+  std::shared_ptr<GroupCall>& entry = open_[key];
+  if (!entry) {
+    entry = std::make_shared<GroupCall>();
+    entry->key = key;
+    entry->buffers.resize(spec_.group_size);
+    entry->completions.resize(spec_.group_size);
+    entry->first = participant;
+    entry->wait = Begin();
+  }
+  const Participant& first = entry->first;
+  if (first.dtype != participant.dtype || first.input_count != participant.input_count ||
+      first.output_count != participant.output_count) {
+    return InvalidArgumentError(Prefix() + "rank " + std::to_string(participant.rank) + " brings " +
+                                Sizes(participant) + ", rank " + std::to_string(first.rank) + " " + Sizes(first));
+  }
+  entry->buffers[position] = {participant.input, participant.output, nullptr};
+  entry->completions[position] = std::move(done);
+  if (++entry->num_arrived < local_count_[slot / spec_.group_size]) return std::shared_ptr<GroupCall>();
+  std::shared_ptr<GroupCall> group_call = std::move(entry);
+  open_.erase(key);
+  return group_call;
+}
+
+void Rendezvous::Work(const std::shared_ptr<GroupCall>& group_call, int64_t own_position) {
+  if (group_call->execution->Work()) Finish(*group_call, own_position);
+}
+
+// Called once per call, by the thread that ran its last step. own_position < 0: not a thread of an arrival.
+void Rendezvous::Finish(GroupCall& group_call, int64_t own_position) {
+  if (group_call.scratch) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    scratch_.push_back(std::move(group_call.scratch));
+  }
+  std::vector<CompletionPool::Item> items;
+  items.reserve(group_call.completions.size());
+  std::unique_ptr<Completion> own;
+  for (size_t i = 0; i < group_call.completions.size(); ++i) {
+    if (static_cast<int64_t>(i) == own_position) {
+      own = std::move(group_call.completions[i]);
+    } else if (group_call.completions[i]) {
+      items.push_back({std::move(group_call.completions[i]), pace_, OkStatus()});
+    }
+  }
+  if (own) own->Succeed();
+  CompletionPool::Get().Push(std::move(items));
+}
+
+StatusOr<std::shared_ptr<const Program>> Rendezvous::ProgramFor(const Participant& participant) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (program_) return program_;  // shapes are static: one program per call site
+  }
+  StatusOr<std::shared_ptr<const Program>> program = MakeProgram(spec_, figures_, NodeResources(), participant.dtype,
+                                                                 participant.input_count, participant.output_count);
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (program.ok() && !program_) program_ = *program;
+  return program;
+}
+
+std::unique_ptr<char[]> Rendezvous::TakeScratch(size_t bytes) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!scratch_.empty()) {
+      std::unique_ptr<char[]> scratch = std::move(scratch_.back());
+      scratch_.pop_back();
+      return scratch;
+    }
+  }
+  return std::unique_ptr<char[]>(new char[bytes]);  // all calls of a call site need the same size
+}
+
+std::string Rendezvous::DescribeLate(const GroupCall& group_call, const Key& key, const std::string& within) const {
+  std::vector<int64_t> missing, arrived;
+  for (int64_t position = 0; position < spec_.group_size; ++position) {
+    const int64_t slot = std::get<2>(key) * spec_.group_size + position;
+    const int64_t rank = spec_.groups[slot];
+    if (!spec_.processes.empty() && spec_.processes[slot] != ProcessContext::Get().index()) continue;
+    (group_call.completions[position] ? arrived : missing).push_back(rank);
+  }
+  return Prefix() + "ranks " + List(missing) + " did not arrive" + within + " of the first of ranks " + List(arrived);
+}
+
+void Rendezvous::FailCalls(int64_t run_id, const Status& error) {
+  std::vector<CompletionPool::Item> items;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto it = open_.begin(); it != open_.end();) {
+      if (std::get<0>(it->first) != run_id) {
+        ++it;
+        continue;
+      }
+      for (auto& completion : it->second->completions) {
+        if (completion) items.push_back({std::move(completion), nullptr, error});
+      }
+      it = open_.erase(it);
+    }
+  }
+  CompletionPool::Get().Push(std::move(items));
+}
+
+void Rendezvous::FailRun(int64_t run_id, const Status& error) {
+  // First the mark, then the sweep: a device that arrives in between finds one or the other.
+  TheRegistry().failed_runs.Add(run_id, error);
+  ProcessContext& process = ProcessContext::Get();
+  if (process.index() >= 0) {
+    process.PublishFailure(run_id, error.message());
+    process.progress_thread().FailRun(run_id, error);
+  }
+  std::vector<std::weak_ptr<Rendezvous>> all_rendezvous;
+  {
+    std::lock_guard<std::mutex> lock(TheRegistry().mutex);
+    all_rendezvous = TheRegistry().all_rendezvous;
+  }
+  for (const auto& weak : all_rendezvous) {
+    if (const auto rendezvous = weak.lock()) rendezvous->FailCalls(run_id, error);
+  }
+}
+
+void Rendezvous::FailExpired(Clock::time_point now) {
+  std::vector<std::pair<int64_t, Status>> failed;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto& [key, group_call] : open_) {
+      if (group_call->wait.Expired(now)) {
+        failed.emplace_back(std::get<0>(key),
+                            DeadlineExceededError(DescribeLate(*group_call, key, group_call->wait.WithinTimeout())));
+      } else if (group_call->wait.WarningDue(now)) {
+        group_call->wait.Warn([&](const std::string& within) { return DescribeLate(*group_call, key, within); });
+      }
+    }
+  }
+  for (const auto& [run_id, error] : failed) FailRun(run_id, error);
+}
+
+void Rendezvous::SweepForever() {
+  for (;;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    std::vector<std::shared_ptr<Rendezvous>> alive;
+    {
+      std::lock_guard<std::mutex> lock(TheRegistry().mutex);
+      auto& all_rendezvous = TheRegistry().all_rendezvous;
+      all_rendezvous.erase(
+          std::remove_if(all_rendezvous.begin(), all_rendezvous.end(), [](const auto& weak) { return weak.expired(); }),
+          all_rendezvous.end());
+      for (const auto& weak : all_rendezvous) {
+        if (auto rendezvous = weak.lock()) alive.push_back(std::move(rendezvous));
+      }
+    }
+    const Clock::time_point now = Clock::now();
+    for (const auto& rendezvous : alive) rendezvous->FailExpired(now);
+  }
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,107 @@
+// The rendezvous of the devices of one process for a collective, which also starts calls between processes.
+//
+// One Rendezvous per call site and executable. Calls are matched by identity (run, iteration of the call site within
+// the run, group), never by order of arrival: independent calls may run in any order on any device and never mix.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "bounded_wait.h"
+#include "completion_pool.h"
+#include "inter_process_program.h"
+#include "planner.h"
+
+namespace jaxcomm {
+
+// One device in one call.
+struct Participant {
+  int64_t run_id = 0;  // XLA's run id: the same on all devices of a launch
+  int64_t rank = 0;    // logical device id
+  const char* input = nullptr;
+  char* output = nullptr;
+  DType dtype = DType::kF32;
+  int64_t input_count = 0;
+  int64_t output_count = 0;
+};
+
+class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
+ public:
+  // Fails if the groups are not a partition into groups of equal size.
+  static StatusOr<std::shared_ptr<Rendezvous>> Make(CallSpec spec);
+
+  // Never blocks. The last of a group to arrive does the work, with worker threads if there is much. `done` is
+  // completed on this thread or, for the others, by the CompletionPool; the buffers must stay valid until then.
+  void Arrive(const Participant& participant, std::unique_ptr<Completion> done);
+
+  // Call sites are numbered within a program, in the order in which XLA makes them, which is the same in all processes.
+  // Tells that the program is complete.
+  static void EndProgram();
+
+  // How long the first of a group to arrive waits for the others.
+  static void SetLimits(const WaitLimits& limits);
+
+ private:
+  struct GroupCall;
+  struct InterProcess;
+  using Clock = std::chrono::steady_clock;
+  using Key = std::tuple<int64_t, int64_t, int64_t>;  // run, iteration, group
+
+  explicit Rendezvous(CallSpec spec) : spec_(std::move(spec)) {}
+  Status CountLocal();
+  StatusOr<std::shared_ptr<GroupCall>> Join(const Participant& participant, std::unique_ptr<Completion>& done);
+  void Work(const std::shared_ptr<GroupCall>& group_call, int64_t own_position);
+  void Finish(GroupCall& group_call, int64_t own_position);
+  bool SpansProcesses(int64_t group) const { return local_count_[group] < spec_.group_size; }  // other processes too
+  void StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position);
+  StatusOr<const InterProcess*> InterProcessFor(const Participant& participant, int64_t group);
+  void FailCall(GroupCall& group_call, const Status& error);
+  StatusOr<std::shared_ptr<const Program>> ProgramFor(const Participant& participant);
+  std::unique_ptr<char[]> TakeScratch(size_t bytes);
+  std::string Prefix() const { return spec_.Where() + ": "; }
+  std::string DescribeLate(const GroupCall& group_call, const Key& key, const std::string& within) const;
+  void FailCalls(int64_t run_id, const Status& error);
+  void FailExpired(Clock::time_point now);
+  static void FailRun(int64_t run_id, const Status& error);  // all open and all later calls of a run, of all call sites
+  static void SweepForever();
+
+  CallSpec spec_;  // constant once made
+  // Of the moment when the call site was made, which is the same in the course of all processes.
+  const CostParams figures_ = CostParams::Current();
+  uint64_t identity_ = 0;                       // of the call site, where it spans processes
+  std::unordered_map<int64_t, int64_t> slots_;  // rank -> group * group_size + position
+  std::vector<int64_t> local_count_;            // by group: ranks of this process
+  const std::shared_ptr<Pace> pace_ = std::make_shared<Pace>();
+
+  std::mutex mutex_;  // guards what follows; held for bookkeeping only, never during work or completion
+  // How often a device has called in its latest runs. XLA:CPU 0.10 to 0.12 runs one launch at a time; a few more are
+  // kept apart in case that changes.
+  class Iterations {
+   public:
+    int64_t Next(int64_t run_id);  // 0, 1, ...
+
+   private:
+    struct Count {
+      int64_t run_id = 0;
+      int64_t next = 0;
+    };
+    std::array<Count, 4> counts_;
+    size_t oldest_ = 0;
+  };
+  std::vector<Iterations> iterations_;  // by slot
+  std::map<Key, std::shared_ptr<GroupCall>> open_;
+  std::shared_ptr<const Program> program_;
+  std::map<int64_t, std::shared_ptr<const InterProcess>> inter_process_;  // by group
+  std::vector<std::unique_ptr<char[]>> scratch_;                          // for reuse: fresh memory costs page faults
+};
+
+}  // namespace jaxcomm

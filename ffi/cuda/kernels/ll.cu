@@ -1,0 +1,26 @@
+// The kernel of LL calls.
+#include "cuda/kernels/launch.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+__global__ void __launch_bounds__(kThreads, 1) ExchangeLl(const __grid_constant__ LlArgs args) {
+  LlCall call(args, static_cast<int32_t>(blockIdx.x));
+  call.Run();
+}
+
+}  // namespace
+
+cudaError_t Launch(const LlArgs& args, cudaStream_t stream) {
+  ExchangeLl<<<args.num_channels, kThreads, 0, stream>>>(args);
+  return cudaGetLastError();
+}
+
+cudaError_t LoadLlKernel() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, ExchangeLl);
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

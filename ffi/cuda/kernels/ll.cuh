@@ -1,0 +1,230 @@
+// Collectives of small blocks in one or two exchanges of messages that carry their own flags: what Protocol::kLl
+// and kLlTwoShot mean on GPUs. Every rank sends each peer what the plan would have that peer read, and stores what
+// comes, or adds it up in rank order, as the plan does. Nobody enters or leaves: ranks touch no memory of each other's
+// but the slots.
+#pragma once
+
+#include "common/dtype.h"
+#include "cuda/kernels/executor.cuh"
+#include "cuda/kernels/reductions.h"
+#include "cuda/program/kernel_args.h"
+#include "include/jaxcomm/device.h"
+#include "include/jaxcomm/ll.h"
+#include "plan/select_for_gpus.h"
+
+#if JAXCOMM_HAS_DEVICE
+namespace jaxcomm {
+namespace cuda {
+
+// Loads of slots that a thread has under way at once.
+constexpr int kLlLoads = 8;
+
+// One block of a buffer as a row of units. The last one may be filled up with zeros.
+struct UnitsOfBlock {
+  char* base;
+  LlBlocks blocks;
+  int32_t block;
+  int32_t block_count;
+  int32_t item_bytes;
+
+  JAXCOMM_DEVICE uint64_t Load(int32_t unit) const {
+    if (const char* whole = Whole(unit)) return *reinterpret_cast<const uint64_t*>(whole);
+    uint64_t payload = 0;
+    for (int32_t lane = 0, element = First(unit); lane < Lanes() && element < block_count; ++lane, ++element) {
+      payload |= LoadItem(At(element)) << (8 * item_bytes * lane);
+    }
+    return payload;
+  }
+
+  JAXCOMM_DEVICE void Store(int32_t unit, uint64_t payload) const {
+    if (char* whole = Whole(unit)) {
+      *reinterpret_cast<uint64_t*>(whole) = payload;
+      return;
+    }
+    for (int32_t lane = 0, element = First(unit); lane < Lanes() && element < block_count; ++lane, ++element) {
+      StoreItem(At(element), payload >> (8 * item_bytes * lane));
+    }
+  }
+
+ private:
+  JAXCOMM_DEVICE int32_t Lanes() const { return kLlUnitBytes / item_bytes; }
+  JAXCOMM_DEVICE int32_t First(int32_t unit) const { return unit * Lanes(); }
+  JAXCOMM_DEVICE char* At(int32_t element) const { return base + blocks.Position(block, element) * item_bytes; }
+
+  // Where the unit is, if it lies in one piece as 8 bytes should; else null.
+  JAXCOMM_DEVICE char* Whole(int32_t unit) const {
+    const int32_t first = First(unit), last = first + Lanes() - 1;
+    if (last >= block_count || (blocks.num > 1 && first / blocks.run != last / blocks.run)) return nullptr;
+    char* at = At(first);
+    return reinterpret_cast<uintptr_t>(at) % kLlUnitBytes == 0 ? at : nullptr;
+  }
+
+  JAXCOMM_DEVICE uint64_t LoadItem(const char* at) const {
+    switch (item_bytes) {
+      case 1:
+        return *reinterpret_cast<const uint8_t*>(at);
+      case 2:
+        return *reinterpret_cast<const uint16_t*>(at);
+      case 4:
+        return *reinterpret_cast<const uint32_t*>(at);
+      default:
+        return *reinterpret_cast<const uint64_t*>(at);
+    }
+  }
+  JAXCOMM_DEVICE void StoreItem(char* at, uint64_t value) const {
+    switch (item_bytes) {
+      case 1:
+        *reinterpret_cast<uint8_t*>(at) = static_cast<uint8_t>(value);
+        break;
+      case 2:
+        *reinterpret_cast<uint16_t*>(at) = static_cast<uint16_t>(value);
+        break;
+      case 4:
+        *reinterpret_cast<uint32_t*>(at) = static_cast<uint32_t>(value);
+        break;
+      default:
+        *reinterpret_cast<uint64_t*>(at) = value;
+    }
+  }
+};
+
+// A thread block's part of a call: some units of every block. Where a block has none of them, zeros are sent, and
+// nothing is stored.
+class LlCall {
+ public:
+  JAXCOMM_DEVICE LlCall(const LlArgs& args, int32_t channel) : args_(args), comm_(args.comm), channel_(channel) {
+    const int32_t parts = args.num_channels * (args.two_shot ? comm_.local.size : 1);
+    const int32_t part_count = kLlUnitBytes / args.item_bytes * parts;
+    num_units_ = (args.block_count + part_count - 1) / part_count;
+  }
+
+  JAXCOMM_DEVICE void Run() {
+    if (!device::BeginLlExchange(comm_, channel_, &exchange_)) return;
+    Send([&](int32_t peer) { return LlSlice{Input(peer), Begin(peer)}; });
+    bool received = args_.reduces ? Reduce() : Store();
+    received = device::EndLlExchange(comm_, exchange_, received);
+    if (!args_.two_shot || !received || !device::BeginLlExchange(comm_, channel_, &exchange_)) return;
+    Send([&](int32_t) { return LlSlice{Output(0), Begin(rank())}; });
+    device::EndLlExchange(comm_, exchange_, Store());
+  }
+
+ private:
+  JAXCOMM_DEVICE int32_t n() const { return comm_.local.size; }
+  JAXCOMM_DEVICE int32_t rank() const { return comm_.local.rank; }
+  JAXCOMM_DEVICE static int32_t Thread() { return static_cast<int32_t>(threadIdx.x); }
+  JAXCOMM_DEVICE static int32_t Threads() { return static_cast<int32_t>(blockDim.x); }
+  // The s-th peer; each rank begins with another.
+  JAXCOMM_DEVICE int32_t Peer(int32_t s) const { return (rank() + 1 + s) % n(); }
+
+  // The first of the channel's units, in what a rank is in charge of: of a block, or of its piece of the one block.
+  JAXCOMM_DEVICE int32_t Begin(int32_t owner) const {
+    return ((args_.two_shot ? owner * args_.num_channels : 0) + channel_) * num_units_;
+  }
+
+  // The block of this rank's input that is for `rank`.
+  JAXCOMM_DEVICE UnitsOfBlock Input(int32_t rank) const {
+    return {const_cast<char*>(args_.x), args_.input, args_.input.num > 1 ? rank : 0, args_.block_count,
+            args_.item_bytes};
+  }
+  // Where a block of `rank` comes.
+  JAXCOMM_DEVICE UnitsOfBlock Output(int32_t rank) const {
+    return {args_.y, args_.output, args_.output.num > 1 ? rank : 0, args_.block_count, args_.item_bytes};
+  }
+
+  struct LlSlice {
+    UnitsOfBlock units;
+    int32_t begin;
+  };
+  template <typename Source>
+  JAXCOMM_DEVICE void Send(Source source) {
+    for (int32_t i = Thread(); i < num_units_ * (n() - 1); i += Threads()) {
+      const int32_t peer = Peer(i / num_units_), unit = i % num_units_;
+      const LlSlice slice = source(peer);
+      device::SendUnit(comm_, exchange_, peer, unit, slice.units.Load(slice.begin + unit));
+    }
+  }
+
+  // Every thread waits for some units and stores them.
+  JAXCOMM_DEVICE bool Store() {
+    for (int32_t unit = Thread(); unit < num_units_ && !args_.two_shot; unit += Threads()) {
+      Output(rank()).Store(Begin(rank()) + unit, Input(rank()).Load(Begin(rank()) + unit));
+    }
+    const int32_t all = num_units_ * (n() - 1);
+    for (int32_t first = Thread(); first < all; first += kLlLoads * Threads()) {
+      const int32_t left = (all - first + Threads() - 1) / Threads();
+      const int count = left < kLlLoads ? left : kLlLoads;
+      const auto units = [&](int k) {
+        const int32_t i = first + k * Threads();
+        return device::LlUnit{Peer(i / num_units_), i % num_units_};
+      };
+      uint64_t payloads[kLlLoads];
+      if (!device::ReceiveUnits<kLlLoads>(comm_, exchange_, count, units, payloads, kLlExchange)) return false;
+      JAXCOMM_UNROLL
+      for (int k = 0; k < kLlLoads; ++k) {
+        if (k >= count) continue;
+        const device::LlUnit from = units(k);
+        Output(from.peer).Store(Begin(from.peer) + from.unit, payloads[k]);
+      }
+    }
+    return true;
+  }
+
+  JAXCOMM_DEVICE bool Reduce() {
+    bool received = true;
+    VisitReduction(args_.operation, [&](auto codec, auto op) {
+      // Larger elements are taken as two.
+      if constexpr (sizeof(typename decltype(codec)::Storage) <= kLlUnitBytes) {
+        received = ReduceUnits<decltype(codec), decltype(op)>(codec);
+      }
+    });
+    return received;
+  }
+
+  // Every thread waits for some units of all peers, and adds them up in rank order.
+  template <typename Codec, typename Op>
+  JAXCOMM_DEVICE_CALLED bool ReduceUnits(Codec codec) {
+    constexpr int kLanes = kLlUnitBytes / static_cast<int>(sizeof(typename Codec::Storage));
+    using Lanes = device::Unit<Codec, kLanes>;
+    for (int32_t unit = Thread(); unit < num_units_; unit += Threads()) {
+      const uint64_t own = Input(rank()).Load(Begin(rank()) + unit);
+      device::Accumulator<Codec, kLanes> sum = {codec, {}};
+      for (int32_t first = 0; first < n(); first += kLlLoads) {
+        const int count = n() - first < kLlLoads ? n() - first : kLlLoads;
+        // Nobody waits for itself: in place of the own unit, that of a neighbour is looked at once more.
+        const int32_t stand_in = first > 0 ? first - 1 : rank() == 0 ? 1 : 0;
+        uint64_t payloads[kLlLoads];
+        const auto units = [&](int k) { return device::LlUnit{first + k == rank() ? stand_in : first + k, unit}; };
+        if (n() > 1 && !device::ReceiveUnits<kLlLoads>(comm_, exchange_, count, units, payloads, kLlExchange)) {
+          return false;
+        }
+        JAXCOMM_UNROLL
+        for (int k = 0; k < kLlLoads; ++k) {
+          if (k >= count) continue;
+          const uint64_t payload = first + k == rank() ? own : payloads[k];
+          Lanes lanes;
+          std::memcpy(&lanes, &payload, sizeof(lanes));
+          if (first + k == 0) {
+            sum.Set(lanes);
+          } else {
+            sum.template Add<Op>(lanes);
+          }
+        }
+      }
+      const Lanes lanes = sum.Get();
+      uint64_t payload;
+      std::memcpy(&payload, &lanes, sizeof(payload));
+      Output(0).Store(Begin(rank()) + unit, payload);
+    }
+    return true;
+  }
+
+  const LlArgs& args_;
+  const device::Comm& comm_;
+  const int32_t channel_;
+  int32_t num_units_ = 0;  // that a rank sends to each other in an exchange
+  device::LlExchange exchange_;
+};
+
+}  // namespace cuda
+}  // namespace jaxcomm
+#endif

@@ -1,0 +1,80 @@
+// What the plans of all collectives share: how a run of elements is split, who may read whom, trees and powers of two.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "algorithms.h"
+
+namespace jaxcomm {
+
+// The rows of one collective. Each collective's file defines its own, so a missing one fails to link.
+template <Collective collective>
+const std::vector<Algorithm>& Table();
+#define JAXCOMM_COLLECTIVE(enumerator, name, ...) \
+  template <>                                     \
+  const std::vector<Algorithm>& Table<Collective::enumerator>();
+#include "../collectives.def"
+#undef JAXCOMM_COLLECTIVE
+
+struct Range {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Part i of n: sizes differ by at most one element, so any count works for any n. The largest has CeilDiv(count, n).
+inline Range Subrange(Range whole, int64_t n, int64_t i) {
+  const int64_t begin = whole.count * i / n;
+  return {whole.begin + begin, whole.count * (i + 1) / n - begin};
+}
+
+// Chunks that a run of `count` elements is cut into; 0 if there is nothing to move. Chunk c is Part(run, chunks, c).
+inline int64_t NumChunks(int64_t count, int64_t chunk_count) {
+  if (count <= 0) return 0;
+  return chunk_count > 0 ? CeilDiv(count, chunk_count) : 1;
+}
+
+// Elements of the largest chunk.
+inline int64_t MaxChunk(int64_t count, int64_t num_chunks) { return num_chunks > 0 ? CeilDiv(count, num_chunks) : 0; }
+
+inline bool IsPowerOfTwo(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
+
+// Smallest k with 2^k >= n.
+inline int32_t CeilLog2(int64_t n) {
+  int32_t k = 0;
+  while ((int64_t{1} << k) < n) ++k;
+  return k;
+}
+
+inline bool CanRead(const Geometry& geometry, int32_t reader, int32_t owner) {
+  return geometry.all_addressable || geometry.node(reader) == geometry.node(owner);
+}
+
+// Whether a direct plan lets `reader` read what `owner` would else put to it. The same answer for both.
+inline bool Pulls(const Geometry& geometry, int32_t reader, int32_t owner) {
+  return geometry.pull && CanRead(geometry, reader, owner);
+}
+
+// Binomial tree over 0 .. n-1 with root 0: the subtree of v is v .. v + lowbit(v) - 1, so sums up the tree are in rank
+// order. Children in ascending order, which is ascending size of subtree.
+inline std::vector<int32_t> TreeChildren(int32_t v, int32_t n) {
+  std::vector<int32_t> children;
+  for (int64_t bit = 1; (v & bit) == 0 && v + bit < n; bit <<= 1) children.push_back(static_cast<int32_t>(v + bit));
+  return children;
+}
+inline int32_t TreeParent(int32_t v) { return v & (v - 1); }
+
+// Whether sizes, root and permutation fit the geometry. No algorithm supports another request.
+bool WellFormed(const Request& request);
+
+// Values of Algorithm::supports.
+extern const Support kAnyGeometry;
+extern const Support kOneAddressSpace;
+extern const Support kOneNodeWithMultimem;
+extern const Support kPowerOfTwoRanks;
+extern const Support kSeveralNodes;
+
+}  // namespace jaxcomm

@@ -1,0 +1,67 @@
+#include "request.h"
+
+#include <string>
+
+namespace jaxcomm {
+namespace {
+
+// Elements of one block, from the side of the call that holds exactly one.
+int64_t BlockCount(Collective collective, int64_t num_ranks, int64_t input_count, int64_t output_count) {
+  switch (collective) {
+    case Collective::kAllToAll:
+      return input_count / num_ranks;
+    case Collective::kReduceScatter:
+      return output_count;
+    case Collective::kBarrier:
+      return 0;
+    default:
+      return input_count;
+  }
+}
+
+Geometry MakeGeometry(int64_t num_ranks, int64_t ranks_per_node) {
+  Geometry geometry;
+  geometry.ranks_per_node = static_cast<int32_t>(ranks_per_node);
+  geometry.num_nodes = static_cast<int32_t>(num_ranks / ranks_per_node);
+  return geometry;
+}
+
+}  // namespace
+
+Geometry CpuGeometry(Scope scope, int64_t num_ranks, int64_t ranks_per_node) {
+  Geometry geometry = MakeGeometry(num_ranks, ranks_per_node);
+  geometry.all_addressable = scope != Scope::kNetwork;
+  geometry.pull = scope != Scope::kProcess;
+  return geometry;
+}
+
+Geometry GpuGeometry(int64_t num_ranks, int64_t ranks_per_node, bool multimem) {
+  Geometry geometry = MakeGeometry(num_ranks, ranks_per_node);
+  geometry.all_addressable = geometry.num_nodes == 1;
+  geometry.pull = true;
+  geometry.multimem = multimem;
+  return geometry;
+}
+
+StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, int64_t input_count,
+                              int64_t output_count) {
+  Request request;
+  request.collective = spec.collective;
+  request.geometry = geometry;
+  request.block_count = BlockCount(spec.collective, spec.group_size, input_count, output_count);
+  request.root = spec.root;
+  request.source_of = spec.source_of;
+  if (spec.collective != Collective::kBarrier &&
+      (InputCount(request) != input_count || OutputCount(request) != output_count)) {
+    return InvalidArgumentError("buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
+                                " elements don't fit " + std::to_string(spec.group_size) + " ranks");
+  }
+  for (const int64_t run : {spec.input_run, spec.output_run}) {
+    if (run <= 0 || request.block_count % run == 0) continue;
+    return InvalidArgumentError("blocks of " + std::to_string(request.block_count) +
+                                " elements cannot be split into runs of " + std::to_string(run));
+  }
+  return request;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,12 @@
+#include "open_network.h"
+
+#include "ucx_network.h"
+
+namespace jaxcomm {
+
+StatusOr<std::unique_ptr<Network>> OpenNetwork(const NetworkOptions& options, int process, int num_processes,
+                                               uint64_t token, Receiver* receiver) {
+  return OpenUcxNetwork(UcxOptions{options}, process, num_processes, token, receiver);
+}
+
+}  // namespace jaxcomm

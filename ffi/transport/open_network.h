@@ -1,0 +1,26 @@
+// The one place that knows which networks between hosts there are. Today: UCX.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "../common/status.h"
+#include "network.h"
+
+namespace jaxcomm {
+
+// Whether this host has InfiniBand or RoCE devices.
+bool HasRdma();
+
+struct NetworkOptions {
+  std::string library;           // path of the network's library; empty: the system's, or `fallback_library`
+  std::string fallback_library;  // path, such as that in a wheel; may be empty
+  std::string devices;           // names of interfaces to use and listen on, such as "eth0"; empty: all
+};
+
+// `token` is the same in all processes of a job and in no other job.
+StatusOr<std::unique_ptr<Network>> OpenNetwork(const NetworkOptions& options, int process, int num_processes,
+                                               uint64_t token, Receiver* receiver);
+
+}  // namespace jaxcomm

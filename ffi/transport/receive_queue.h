@@ -1,0 +1,132 @@
+// Order and places of incoming messages, the same for every network: puts messages back into the order of Send, asks
+// the receiver where payloads go, and delivers each channel in order although large payloads take longer than small
+// ones.
+//
+// Used by the progress thread alone, but for the counters.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "network.h"
+
+namespace jaxcomm {
+
+// A payload that is still with its sender. Destroyed without Fetch: not wanted.
+class RemotePayload {
+ public:
+  virtual ~RemotePayload() = default;
+  // Writes it to `destination`, then calls `done` from the progress thread, possibly before returning. Called at most
+  // once. This object may be destroyed before `done` is called, and by it. Not ok is the same as a lost peer.
+  virtual void Fetch(void* destination, std::function<void(bool ok)> done) = 0;
+};
+
+// What travels in front of every message.
+struct Envelope {
+  enum Kind : uint16_t {
+    kMessage,
+    kDisconnect,     // the sender's last message
+    kDisconnectAck,  // acknowledges a disconnect: all messages of the peer have come in; has no sequence
+  };
+  uint64_t token = 0;     // of the run
+  uint64_t sequence = 0;  // counts the messages of one process to another, from 0; Message::id
+  uint64_t channel = 0;
+  int32_t process = -1;  // the sender
+  uint16_t header_bytes = 0;
+  uint16_t kind = kMessage;
+  char header[kMaxHeaderBytes] = {};
+
+  size_t size_bytes() const { return offsetof(Envelope, header) + header_bytes; }
+};
+
+class ReceiveQueue {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  ReceiveQueue(Receiver* receiver, int process, int num_processes, uint64_t token,
+               Clock::duration warn_every = std::chrono::minutes(1));
+
+  // The peer has disconnected, or has acknowledged this side's disconnect.
+  struct Disconnect {
+    int process = -1;
+    Envelope::Kind kind = Envelope::kMessage;  // this: neither
+  };
+  // A message has come in. Its payload is at `data` until return, or it is `remote`, or there is none. Messages that
+  // are not of this run are dropped and counted; a warning says so, at most once in `warn_every`. Returns what the
+  // network has to know.
+  Disconnect Arrive(const void* envelope, size_t envelope_bytes, size_t bytes, const void* data,
+                    std::unique_ptr<RemotePayload> remote);
+
+  void Accept(int process, uint64_t id, void* destination);
+
+  // Drops what has not been delivered and reports the peer lost, once no fetch from it is under way any more. A peer
+  // that has disconnected is reported when what it left here has been delivered.
+  void Lose(int process, const std::string& why);
+
+  // No further call to the receiver; what is held and what comes is dropped.
+  void Mute();
+
+  // The peer has disconnected, or is lost.
+  bool disconnected(int process) const { return peers_[process].disconnected || peers_[process].lost; }
+
+  // From any thread. A peer is lost from Lose, its disconnect or a failed fetch on.
+  bool lost(int process) const { return peers_[process].lost; }
+  uint64_t messages(int process) const { return peers_[process].messages; }
+  uint64_t bytes(int process) const { return peers_[process].bytes; }
+  uint64_t rejected() const { return rejected_; }
+
+ private:
+  // A message that is early, has no place yet, is being fetched, or waits for an earlier one of its channel.
+  struct Held {
+    Envelope envelope;
+    size_t bytes = 0;
+    std::unique_ptr<char[]> data;
+    std::unique_ptr<RemotePayload> remote;
+    bool placed = false;
+    bool ready = false;    // payload in place
+    bool dropped = false;  // by the receiver
+  };
+  struct Peer {
+    uint64_t next = 0;  // sequence that is announced next; what is held from there on came early
+    std::map<uint64_t, Held> held;
+    std::unordered_map<uint64_t, std::deque<uint64_t>> channels;  // announced and held, by sequence; never empty
+    int64_t num_fetches = 0;
+    bool disconnected = false;  // has disconnected
+    bool reported = false;
+    std::string why;
+    std::atomic<bool> lost{false};
+    std::atomic<uint64_t> messages{0};
+    std::atomic<uint64_t> bytes{0};
+  };
+
+  void Announce(Peer& peer, const Envelope& envelope, size_t bytes, const void* data,
+                std::unique_ptr<RemotePayload> remote);
+  void Place(Peer& peer, uint64_t sequence, void* destination);
+  void Fetched(Peer& peer, uint64_t sequence, bool ok);
+  void DeliverChannel(Peer& peer, uint64_t channel);
+  void Deliver(Peer& peer, const Envelope& envelope, size_t bytes);
+  void ReportIfQuiet(Peer& peer);
+  void Reject();
+  void WarnOfRejected();
+
+  Receiver* const receiver_;
+  const int process_;
+  const uint64_t token_;
+  const Clock::duration warn_every_;
+  std::vector<Peer> peers_;
+  bool muted_ = false;
+  std::atomic<uint64_t> rejected_{0};
+  uint64_t warned_ = 0;  // of them
+  Clock::time_point first_rejected_, last_warning_;
+};
+
+}  // namespace jaxcomm

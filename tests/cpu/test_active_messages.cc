@@ -1,0 +1,274 @@
+// What reaches a call of messages that come before, while and after it is there. The test steps the network.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "../../ffi/cpu/active_messages.h"
+#include "../check.h"
+#include "../transport/memory_network.h"
+
+namespace jaxcomm {
+namespace {
+
+constexpr uint64_t kKey = 11, kFingerprint = 7;
+constexpr int64_t kSmall = 16, kLarge = 100'000;  // sent at once, and fetched
+
+// A call that writes down what it is told.
+struct Notes : MessageHandler {
+  std::vector<std::string> said;
+  std::vector<char> buffer = std::vector<char>(2 * kLarge, '-');
+  bool wanted = true;
+
+  void* DestinationOf(uint64_t fingerprint, int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) override {
+    said.push_back("place of " + std::to_string(bytes) + " for rank " + std::to_string(rank));
+    CHECK(space == Space::kScratch && offset_bytes + bytes <= static_cast<int64_t>(buffer.size()));
+    return wanted && fingerprint == kFingerprint ? buffer.data() + offset_bytes : nullptr;
+  }
+  void OnPutDone() override { said.push_back("landed"); }
+  void OnSignal(int32_t from, int32_t to) override {
+    said.push_back("signal from " + std::to_string(from) + " to " + std::to_string(to));
+  }
+  void OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) override {
+    CHECK(fingerprint == kFingerprint);
+    said.push_back(std::to_string(process) + " entered with " + what);
+  }
+  void OnExited(int32_t process, uint64_t fingerprint, const std::string& what) override {
+    CHECK(fingerprint == kFingerprint);
+    said.push_back(std::to_string(process) + " left with " + what);
+  }
+  void OnAborted(int32_t process, const std::string& why) override {
+    said.push_back(std::to_string(process) + " aborted: " + why);
+  }
+  void OnLost(int32_t process) override { said.push_back(std::to_string(process) + " lost"); }
+
+  // What was said since the last time.
+  std::vector<std::string> News() { return std::exchange(said, {}); }
+};
+
+using Said = std::vector<std::string>;
+
+struct Processes {
+  MemoryFabric fabric{3, {}};
+  ActiveMessages endpoints[3];
+
+  Processes() {
+    for (int p = 0; p < 3; ++p) endpoints[p].SetNetwork(fabric.Attach(p, 42, &endpoints[p]));
+    for (int p = 0; p < 3; ++p) {
+      for (int q = 0; q < 3; ++q) {
+        if (p != q) CHECK(endpoints[p].network()->Connect(q, endpoints[q].network()->address()).ok());
+      }
+    }
+  }
+  void Drain() {
+    while (fabric.Step()) {
+    }
+  }
+  // To rank 5 of process 1.
+  void Put(int from, int64_t bytes, int64_t offset, char letter, uint64_t fingerprint = kFingerprint,
+           uint64_t key = kKey) {
+    std::unique_ptr<char[]> data(new char[bytes]);
+    std::fill(data.get(), data.get() + bytes, letter);
+    Place place;
+    place.rank = 5;
+    place.space = Space::kScratch;
+    endpoints[from].Put(1, key, fingerprint, place, offset, std::move(data), bytes);
+  }
+};
+
+TEST_CASE("what comes before its call waits, in its order") {
+  for (const int64_t bytes : {kSmall, kLarge}) {
+    Processes all;
+    all.endpoints[0].SendEntered(1, kKey, kFingerprint, "x");
+    all.Put(0, bytes, 8, 'a');
+    all.endpoints[0].Signal(1, kKey, 3, 5);
+    all.endpoints[0].SendExited(1, kKey, kFingerprint, "x");
+    all.endpoints[2].Signal(1, kKey, 4, 5);
+    all.endpoints[0].Signal(1, kKey + 1, 1, 2);  // of another call
+    all.Drain();
+    const auto notes = std::make_shared<Notes>();
+    all.endpoints[1].Register(kKey, notes);
+    all.Drain();
+    Said said = notes->News();
+    // That of another process may come first; the rest is in the order of sending.
+    CHECK(std::count(said.begin(), said.end(), "signal from 4 to 5") == 1);
+    said.erase(std::find(said.begin(), said.end(), "signal from 4 to 5"));
+    CHECK((said == Said{"0 entered with x", "place of " + std::to_string(bytes) + " for rank 5", "landed",
+                        "signal from 3 to 5", "0 left with x"}));
+    CHECK(notes->buffer[7] == '-' && notes->buffer[8] == 'a' && notes->buffer[7 + bytes] == 'a');
+    CHECK(notes->buffer[8 + bytes] == '-');
+    // And what comes afterwards goes straight to it.
+    all.Put(2, bytes, 0, 'b');
+    all.Drain();
+    CHECK((notes->News() == Said{"place of " + std::to_string(bytes) + " for rank 5", "landed"}));
+    CHECK(notes->buffer[0] == 'b' && notes->buffer[bytes - 1] == 'b');
+  }
+}
+
+TEST_CASE("what comes for a call that is over is dropped, and holds up nothing") {
+  Processes all;
+  const auto notes = std::make_shared<Notes>(), next = std::make_shared<Notes>();
+  all.endpoints[1].Register(kKey, notes);
+  all.endpoints[1].Register(kKey + 1, next);
+  all.endpoints[1].Unregister(kKey);
+  for (const int64_t bytes : {kSmall, kLarge}) all.Put(0, bytes, 0, 'a');
+  all.endpoints[0].Signal(1, kKey, 3, 5);
+  all.endpoints[0].SendEntered(1, kKey, kFingerprint, "psum");
+  all.Drain();
+  CHECK(all.endpoints[1].OtherCallsOf(0).empty());  // nothing is kept
+  CHECK(all.endpoints[1].network()->traffic(0).messages_received == 2);
+  all.endpoints[0].SendAborted(1, kKey, "had enough");
+  all.endpoints[0].Signal(1, kKey + 1, 3, 5);
+  all.Drain();
+  CHECK(notes->said.empty() && notes->buffer[0] == '-' && notes.use_count() == 1);
+  CHECK((next->News() == Said{"signal from 3 to 5"}));
+  CHECK(all.endpoints[1].network()->traffic(0).messages_received == 4);  // all but the payloads, which hold up nothing
+  CHECK(all.endpoints[1].network()->traffic(0).bytes_received < kLarge);
+}
+
+TEST_CASE("a payload that is not wanted is not written, what follows it comes") {
+  for (const bool early : {true, false}) {
+    Processes all;
+    const auto notes = std::make_shared<Notes>();
+    if (!early) all.endpoints[1].Register(kKey, notes);
+    for (const int64_t bytes : {kSmall, kLarge}) all.Put(0, bytes, 0, 'a', kFingerprint + 1);
+    all.endpoints[0].Signal(1, kKey, 3, 5);
+    all.Drain();
+    if (early) all.endpoints[1].Register(kKey, notes);
+    all.Drain();
+    CHECK((notes->News() == Said{"place of 16 for rank 5", "place of 100000 for rank 5", "signal from 3 to 5"}));
+    CHECK(notes->buffer[0] == '-');
+  }
+}
+
+TEST_CASE("an abort before the call is entered is delivered, its payloads are dropped") {
+  Processes all;
+  all.Put(0, kLarge, 0, 'a');
+  all.Put(2, kLarge, kLarge, 'c');
+  all.Drain();
+  all.endpoints[0].SendAborted(1, kKey, "had enough");
+  all.Drain();
+  all.Put(0, kSmall, 0, 'a');  // of a thread that had begun before
+  all.Drain();
+  const auto notes = std::make_shared<Notes>();
+  all.endpoints[1].Register(kKey, notes);
+  all.Drain();
+  CHECK((notes->News() == Said{"0 aborted: had enough", "place of 100000 for rank 5", "landed"}));
+  CHECK(notes->buffer[0] == '-' && notes->buffer[kLarge] == 'c' && notes->buffer[2 * kLarge - 1] == 'c');
+}
+
+TEST_CASE("calls in which another process is and this one is not") {
+  Processes all;
+  CHECK(all.endpoints[1].OtherCallsOf(0).empty());
+  all.Put(0, kSmall, 0, 'a');  // waits, and holds up nothing of this
+  all.endpoints[0].SendEntered(1, kKey, kFingerprint, "psum");
+  all.endpoints[2].SendEntered(1, kKey, kFingerprint, "pmax");
+  all.Drain();
+  CHECK(all.endpoints[1].OtherCallsOf(0) == " in psum" && all.endpoints[1].OtherCallsOf(2) == " in pmax");
+  all.endpoints[0].SendEntered(1, kKey + 1, kFingerprint, "all_gather");
+  all.Drain();
+  const std::string both = all.endpoints[1].OtherCallsOf(0);
+  CHECK(both == " in psum and in all_gather" || both == " in all_gather and in psum");
+  all.endpoints[0].SendAborted(1, kKey, "had enough");
+  all.Drain();
+  CHECK(all.endpoints[1].OtherCallsOf(0) == " in all_gather" && all.endpoints[1].OtherCallsOf(2) == " in pmax");
+  const auto notes = std::make_shared<Notes>();
+  all.endpoints[1].Register(kKey + 1, notes);
+  CHECK(all.endpoints[1].OtherCallsOf(0).empty());
+}
+
+TEST_CASE("a process that is lost: nothing of it waits, nothing of it is written") {
+  Processes all;
+  all.endpoints[0].SendEntered(1, kKey + 1, kFingerprint, "psum");
+  all.Put(0, kLarge, 0, 'a', kFingerprint, kKey + 1);
+  all.endpoints[2].Signal(1, kKey + 1, 4, 5);
+  all.Drain();
+  const auto notes = std::make_shared<Notes>(), other = std::make_shared<Notes>();
+  all.endpoints[1].Register(kKey, notes);
+  all.Put(0, kLarge, 0, 'a');
+  while (notes->said.empty()) CHECK(all.fabric.Step());  // it has a place, and is being fetched
+  CHECK(all.endpoints[1].Reachable(0).ok());
+  all.fabric.Lose(0);
+  all.Drain();
+  Said said = notes->News();
+  std::sort(said.begin(), said.end());
+  CHECK((said == Said{"0 lost", "landed", "place of 100000 for rank 5"}));
+  CHECK(!all.endpoints[1].Reachable(0).ok() && all.endpoints[1].Reachable(2).ok());
+  CHECK(all.endpoints[1].OtherCallsOf(0).empty());
+  all.endpoints[1].Register(kKey + 1, other);
+  all.Drain();
+  CHECK((other->News() == Said{"signal from 4 to 5"}));  // of the one that lives
+  CHECK(other->buffer[0] == '-');
+}
+
+TEST_CASE("a call that can't wait for a payload cuts its sender off") {
+  Processes all;
+  const auto notes = std::make_shared<Notes>(), other = std::make_shared<Notes>();
+  all.endpoints[1].Register(kKey, notes);
+  all.endpoints[1].Register(kKey + 1, other);
+  all.Put(0, kLarge, 0, 'a');
+  while (notes->said.empty()) CHECK(all.fabric.Step());
+  all.endpoints[1].CancelPuts(*other);  // which waits for nothing
+  all.Put(2, kLarge, 0, 'd', kFingerprint, kKey + 1);
+  while (other->said.empty()) CHECK(all.fabric.Step());
+  notes->News();
+  other->News();
+  all.endpoints[1].CancelPuts(*notes);
+  all.Put(2, kSmall, kLarge, 'c');
+  all.Drain();
+  const Said said = notes->News();
+  CHECK(std::count(said.begin(), said.end(), "landed") == 2 && std::count(said.begin(), said.end(), "0 lost") == 1);
+  CHECK(notes->buffer[0] == '-' && notes->buffer[kLarge] == 'c');
+  CHECK(all.endpoints[1].Reachable(0).message() == "its data did not arrive in time" &&
+        all.endpoints[1].Reachable(2).ok());
+  CHECK(all.endpoints[0].Reachable(1).message() == "the connection was lost");
+  // That of another call, which another process sends, goes on.
+  CHECK((other->News() == Said{"0 lost", "landed"}) && other->buffer[kLarge - 1] == 'd');
+}
+
+TEST_CASE("what is kept of calls that are never entered has a limit") {
+  Processes all;
+  constexpr uint64_t kKept = 1024;
+  for (uint64_t key = 100; key <= 100 + kKept; ++key) {
+    all.endpoints[0].SendEntered(1, key, kFingerprint, "psum");
+    all.endpoints[0].SendAborted(1, key, "had enough");
+    all.Drain();
+  }
+  const auto first = std::make_shared<Notes>(), second = std::make_shared<Notes>();
+  all.endpoints[1].Register(100, first);
+  all.endpoints[1].Register(101, second);
+  CHECK(first->said.empty());
+  CHECK((second->News() == Said{"0 entered with psum", "0 aborted: had enough"}));
+}
+
+TEST_CASE("of the calls that are over, the latest are known") {
+  Processes all;
+  constexpr uint64_t kKnown = 1 << 14, kForgotten = 2;
+  for (uint64_t key = 1; key <= kKnown + kForgotten; ++key) all.endpoints[1].Unregister(key);
+  for (uint64_t key = 1; key <= kForgotten + 1; ++key) {
+    all.endpoints[0].SendEntered(1, key, kFingerprint, "psum");
+    all.Drain();
+    const std::string in = all.endpoints[1].OtherCallsOf(0);  // what comes for the known is dropped
+    CHECK(in == (key == 1 ? " in psum" : " in psum and in psum"));
+  }
+}
+
+// As long a header as ours, of another kind, and shorter ones: nobody but us sends such, and they change nothing.
+TEST_CASE("messages with a header of another size are refused") {
+  Processes all;
+  const auto notes = std::make_shared<Notes>();
+  all.endpoints[1].Register(kKey, notes);
+  const char header[8] = {};
+  std::vector<char> data(kLarge, 'x');
+  int sent = 0;
+  for (const size_t bytes : {size_t{0}, size_t{kSmall}, size_t{kLarge}}) {
+    all.endpoints[0].network()->Send(1, kKey, header, sizeof(header), data.data(), bytes, [&](bool) { ++sent; });
+  }
+  all.endpoints[0].Signal(1, kKey, 3, 5);
+  all.Drain();
+  CHECK(sent == 3 && (notes->News() == Said{"signal from 3 to 5"}));
+}
+
+}  // namespace
+}  // namespace jaxcomm

@@ -1,0 +1,437 @@
+// How a collective between processes ends, step by step: the test moves the parts itself, so nothing depends on time.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "standard_error.h"
+#include "world.h"
+
+namespace jaxcomm {
+namespace {
+
+// Two processes of a node. Rank 0 is of process 1, and rank 1 of process 0.
+struct Pair {
+  World world{2};
+  std::mt19937 random{11};
+  Collective1 one;
+  Results results{2};
+  std::shared_ptr<InterProcessCall> calls[2];
+
+  explicit Pair(const Algorithm& algorithm, const Request& request, bool single_copy = false)
+      : one(algorithm, request, {1, 0}, single_copy, random) {}
+  // The ranks write to each other, and none waits: what ends the call is that all have left.
+  static Request Exchange(int64_t block_count) {
+    Request request = Sum(2, block_count);
+    request.collective = Collective::kAllGather;
+    request.geometry.pull = false;
+    return request;
+  }
+  static Pair Direct() { return Pair(Named(Collective::kAllGather, "direct"), Exchange(100)); }
+  static Pair Ring() { return Pair(Named(Collective::kAllReduce, "ring"), Sum(2, 100)); }
+
+  void Enter(uint64_t key, double timeout_s = 60) {
+    for (const int p : {0, 1}) {
+      calls[p] = one.CallOf(world, p, key, results, timeout_s);
+      calls[p]->Enter();
+    }
+  }
+  // Until it has to wait. Whether it is over.
+  bool Move(int process) {
+    InterProcessCall::AdvanceResult status;
+    while ((status = calls[process]->Advance()) == InterProcessCall::AdvanceResult::kMoved) {
+    }
+    return status == InterProcessCall::AdvanceResult::kOver;
+  }
+  // Runs the call that has been entered to its good end.
+  void Succeed() {
+    for (auto& output : one.outputs) std::fill(output.begin(), output.end(), -1);
+    const int before = results.num_ended();
+    for (int turn = 0; turn < 50 && results.num_ended() < before + 2; ++turn) Move(turn % 2);
+    CHECK(results.num_ended() == before + 2 && one.outputs == one.expected);
+    for (const int p : {0, 1}) CHECK(results.error(p).empty() && calls[p]->over() && !calls[p]->failed());
+  }
+};
+
+const Status kEnough = InvalidArgumentError("had enough");
+
+TEST_CASE("a result is given back when all others have left, and not before") {
+  Pair pair = Pair::Direct();
+  const Values before = pair.one.outputs;
+  pair.Enter(1000);
+  CHECK(!pair.Move(0) && !pair.Move(0));
+  CHECK(pair.results.num_ended() == 0 && pair.one.outputs == before);
+  CHECK(pair.Move(1));  // all have written: this one is through
+  CHECK(pair.results.num_ended() == 1 && pair.one.outputs[0] == pair.one.expected[0]);
+  CHECK(pair.one.outputs[1] == before[1]);
+  CHECK(pair.Move(0));
+  CHECK(pair.results.num_ended() == 2 && pair.one.outputs == pair.one.expected);
+  for (const int p : {0, 1}) CHECK(pair.results.error(p).empty());
+}
+
+// A process that aborts leaves the others' slots: that alone doesn't mean that it has put its data there.
+TEST_CASE("a peer that aborts before its put is noticed after the own work") {
+  Pair pair = Pair::Direct();
+  pair.Enter(1000);
+  CHECK(pair.calls[1]->Advance() == InterProcessCall::AdvanceResult::kMoved);  // it has found the other
+  CHECK(!pair.Move(0));                                                        // this one has done its work
+  pair.calls[1]->Fail(kEnough);
+  CHECK(pair.results.num_ended() == 1);
+  CHECK(pair.Move(0));
+  CHECK(pair.results.error(0) == "psum at test: in the exit barrier, ranks [0] (process 1) aborted: had enough");
+  CHECK(pair.results.error(1) == "had enough");
+}
+
+TEST_CASE("a peer that aborts before it has found the others is detected in the entry barrier") {
+  Pair pair = Pair::Direct();
+  pair.Enter(1000);
+  pair.calls[1]->Fail(kEnough);
+  CHECK(pair.Move(0));
+  CHECK(pair.results.error(0) == "psum at test: in the entry barrier, ranks [0] (process 1) aborted: had enough");
+}
+
+TEST_CASE("a peer that aborts after its work is noticed") {
+  Pair pair = Pair::Direct();
+  pair.Enter(1000);
+  CHECK(!pair.Move(1));  // it has counted itself out
+  pair.calls[1]->Fail(kEnough);
+  CHECK(pair.Move(0));
+  CHECK(Has(pair.results.error(0), "aborted: had enough"));
+}
+
+TEST_CASE("only the first failure counts, and none after success") {
+  Pair pair = Pair::Ring();
+  pair.Enter(1000);
+  const InterProcessProgram& program = *pair.one.program;  // both come before the last thread has left
+  CHECK(pair.calls[0]->DestinationOf(program.fingerprint(), 1, Space::kOutput, 0, program.output_bytes()) != nullptr);
+  pair.calls[0]->Fail(kEnough);
+  pair.calls[0]->Fail(InvalidArgumentError("more than enough"));
+  CHECK(pair.results.num_ended() == 0);
+  pair.calls[0]->OnPutDone();
+  CHECK(pair.results.error(0) == "had enough");
+  CHECK(pair.Move(1) && Has(pair.results.error(1), "had enough"));
+  pair.calls[1]->Fail(InvalidArgumentError("more than enough"));
+  CHECK(Has(pair.results.error(1), "had enough"));
+
+  Pair good = Pair::Ring();
+  good.Enter(1000);
+  good.Succeed();
+  const std::shared_ptr<InterProcessCall> old = good.calls[0];
+  good.Enter(1000);  // in the same slot
+  old->Fail(kEnough);
+  CHECK(!old->failed() && good.results.error(0).empty());
+  CHECK(good.world.node(0).control_segment().slots[good.world.node(0).control_segment().Find(1000)].failed.load() == 0);
+}
+
+// A slot and a block that are used again remember nothing of the call before.
+TEST_CASE("one slot serves calls that succeed and calls that fail in turn") {
+  for (const bool direct : {true, false}) {
+    World world(2);
+    std::mt19937 random(11);
+    const uint64_t key = 1000;
+    std::vector<uint64_t> offsets;
+    for (int round = 0; round < 6; ++round) {
+      Collective1 one(Named(direct ? Collective::kAllGather : Collective::kAllReduce, direct ? "direct" : "ring"),
+                      direct ? Pair::Exchange(100) : Sum(2, 100), {1, 0}, false, random);
+      Results results(2);
+      std::shared_ptr<InterProcessCall> calls[2];
+      // A run of its own, whose failure the next does not find: the key, which the slot follows from, stays.
+      for (const int p : {0, 1}) calls[p] = one.CallOf(world, p, key, results, 60, round);
+      for (const auto& call : calls) call->Enter();
+      const auto move = [&](int p) {
+        while (calls[p]->Advance() == InterProcessCall::AdvanceResult::kMoved) {
+        }
+      };
+      ControlSegment& control_segment = world.node(0).control_segment();
+      const int slot = control_segment.Find(key);
+      CHECK(slot >= 0);
+      offsets.push_back(control_segment.slots[slot].offset);
+      if (round % 3 != 2) {
+        move(0);
+        CHECK(results.num_ended() == 0);
+        for (int turn = 1; turn < 50 && results.num_ended() < 2; ++turn) move(turn % 2);
+        CHECK(results.num_ended() == 2 && one.outputs == one.expected);
+        for (const int p : {0, 1}) CHECK(results.error(p).empty());
+      } else {
+        CHECK(calls[1]->Advance() == InterProcessCall::AdvanceResult::kMoved);
+        calls[0]->Fail(kEnough);
+        CHECK(results.num_ended() == 1);
+        CHECK(!calls[0]->Reclaim());  // the other may still touch it
+        CHECK(control_segment.Find(key) < 0 && control_segment.keys[slot].load() != 0);
+        move(1);
+        calls[1]->Check(Clock::now());  // who waits for a signal finds it out by looking
+        CHECK(results.num_ended() == 2 && Has(results.error(1), "aborted: had enough"));
+        for (const int p : {1, 0}) CHECK(calls[p]->Reclaim());
+      }
+      CHECK(control_segment.keys[slot].load() == 0);
+    }
+    CHECK(offsets == std::vector<uint64_t>(6, offsets[0]));
+  }
+}
+
+// What a peer that failed may still read or write isn't given to others, whichever of the two failed first.
+TEST_CASE("a block is free again when the last of its users is done") {
+  Pair pair = Pair::Ring();
+  pair.Enter(1000);
+  const auto block_of = [&](int process) {
+    ControlSegment& control_segment = pair.world.node(process).control_segment();
+    return control_segment.slots[control_segment.Find(1000)].offset;
+  };
+  const uint64_t offset = block_of(0);
+  const auto next = [&] { return ValueOf(pair.world.node(0).Allocate(pair.one.program->block_bytes(0))); };
+  for (const int p : {0, 1}) CHECK(pair.calls[p]->Advance() == InterProcessCall::AdvanceResult::kMoved);
+  pair.calls[0]->Fail(kEnough);
+  CHECK(!pair.calls[0]->Reclaim());
+  const Block other = next();
+  CHECK(other.offset != offset);
+  const InterProcessProgram& program = *pair.one.program;  // of process 1, something is still at work when it fails
+  CHECK(pair.calls[1]->DestinationOf(program.fingerprint(), 0, Space::kOutput, 0, program.output_bytes()) != nullptr);
+  pair.calls[1]->Check(Clock::now());
+  CHECK(pair.calls[1]->failed() && pair.results.num_ended() == 1 && !pair.calls[0]->Reclaim());
+  pair.calls[1]->OnPutDone();
+  CHECK(pair.results.num_ended() == 2 && pair.calls[0]->Reclaim());
+  const Block same = next();
+  CHECK(same.offset == offset);
+}
+
+TEST_CASE("a deadline is the given one, with some grace for those who run") {
+  const auto ms = [](int64_t count) { return std::chrono::milliseconds(count); };
+  Pair pair = Pair::Ring();
+  const auto began = Clock::now();
+  pair.calls[0] = pair.one.CallOf(pair.world, 0, 1000, pair.results, 500);
+  pair.calls[0]->Enter();
+  CHECK(!pair.Move(0));
+  pair.calls[0]->Check(began + ms(499'999));
+  CHECK(pair.results.num_ended() == 0);
+  pair.calls[0]->Check(Clock::now() + ms(500'001));
+  CHECK(pair.results.error(0) ==
+        "psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements were not joined within "
+        "500 s "
+        "(JAXCOMM_TIMEOUT_S) by ranks [0] (process 1) in no collective");
+
+  Pair running = Pair::Ring();
+  const auto before = Clock::now();
+  running.Enter(1000, 500);
+  CHECK(!running.Move(0));
+  running.calls[0]->Check(before + ms(500'290));  // beyond the deadline, unless this machine is slow
+  CHECK(running.results.num_ended() == 0);
+  running.calls[0]->Check(Clock::now() + ms(501'000));
+  CHECK(running.results.error(0) ==
+        "psum at test: while running, rank 1 in call 1000 of 100 elements got no signal from rank 0 (process 1) within "
+        "500 s (JAXCOMM_TIMEOUT_S)");
+  CHECK(running.calls[0]->failed());
+
+  Pair leaving = Pair::Direct();
+  const auto start = Clock::now();
+  leaving.Enter(1000, 500);
+  CHECK(!leaving.Move(0));
+  leaving.calls[0]->Check(start + ms(499'999));
+  CHECK(leaving.results.num_ended() == 0);
+  leaving.calls[0]->Check(Clock::now() + ms(500'001));
+  CHECK(leaving.results.error(0) ==
+        "psum at test: in the exit barrier, ranks [1] (process 0) in call 1000 of 100 elements were not left within "
+        "500 s "
+        "(JAXCOMM_TIMEOUT_S) by ranks [0] (process 1)");
+}
+
+TEST_CASE("a late process is named with the calls in which it is") {
+  Pair pair = Pair::Ring();
+  Results more(2);
+  pair.calls[0] = pair.one.CallOf(pair.world, 0, 1000, pair.results);
+  pair.calls[1] = pair.one.CallOf(pair.world, 1, 2000, more);
+  for (const auto& call : pair.calls) call->Enter();
+  CHECK(!pair.Move(0) && !pair.Move(1));
+  pair.calls[0]->Check(Clock::now() + std::chrono::seconds(70));
+  CHECK(Has(pair.results.error(0), "by ranks [0] (process 1) in call 2000 of 100 elements"));
+}
+
+TEST_CASE("a line on standard error names who is late, then after each time twice as long") {
+  Pair pair = Pair::Ring();
+  pair.calls[0] = pair.one.CallOf(pair.world, 0, 1000, pair.results, 600, -1, 100);
+  pair.calls[0]->Enter();
+  CHECK(!pair.Move(0));
+  const Clock::time_point began = Clock::now();
+  std::string text;
+  {
+    const StandardError error;
+    for (const int seconds : {10, 150, 190, 250}) pair.calls[0]->Check(began + std::chrono::seconds(seconds));
+    text = error.text();
+  }
+  const std::string late =
+      "warning: psum at test: in the entry barrier, ranks [1] (process 0) in call 1000 of 100 elements were not "
+      "joined ";
+  const std::string by =
+      " by ranks [0] (process 1) in no collective; an error follows after 600 s (JAXCOMM_TIMEOUT_S)\n";
+  CHECK(text == late + "within 100 s (JAXCOMM_WARN_S)" + by + late + "within 200 s" + by);
+  CHECK(pair.results.num_ended() == 0);
+}
+
+TEST_CASE("of the processes of a call, those that have entered are not called late") {
+  World world(3);
+  std::mt19937 random(11);
+  Collective1 one(Named(Collective::kAllReduce, "ring"), Sum(3, 100), {0, 1, 2}, false, random);
+  Results results(3);
+  std::vector<std::shared_ptr<InterProcessCall>> calls;
+  for (const int p : {0, 1}) {
+    calls.push_back(one.CallOf(world, p, 1000, results));
+    calls[p]->Enter();
+  }
+  CHECK(calls[0]->Advance() != InterProcessCall::AdvanceResult::kOver);
+  calls[0]->Check(Clock::now() + std::chrono::seconds(70));
+  CHECK(results.error(0) ==
+        "psum at test: in the entry barrier, ranks [0] (process 0) in call 1000 of 100 elements were not joined within "
+        "60 s "
+        "(JAXCOMM_TIMEOUT_S) by ranks [2] (process 2) in no collective");
+}
+
+TEST_CASE("a failure of the run elsewhere in a process is found by those who wait") {
+  Pair pair = Pair::Ring();
+  pair.Enter(1000);
+  CHECK(!pair.Move(0));
+  for (const auto& [run_id, found] : {std::pair<int64_t, bool>{2, false}, {1, true}}) {
+    pair.world.node(1).control_segment().AddFailure(run_id, "another call failed");
+    pair.calls[0]->Check(Clock::now());
+    CHECK(pair.results.num_ended() == found);
+  }
+  CHECK(pair.results.error(0) == "psum at test: while running, ranks [0] (process 1) aborted: another call failed");
+}
+
+// Large buffers are read where they lie, which fails if their owner has ended or has aborted and freed them.
+TEST_CASE("memory of a peer that can't be read") {
+  if (!Node::AllowSingleCopy()) return;
+  constexpr int64_t kCount = 50'000;
+  for (const auto& [collective, says_why] : {std::pair<Collective, bool>{Collective::kAllGather, true},
+                                             {Collective::kAllGather, false},
+                                             {Collective::kAllReduce, false}}) {
+    Request request = Sum(2, kCount);
+    request.collective = collective;
+    Pair pair(Named(collective, "direct"), request, true);
+    CHECK(!pair.one.program->windowed(Space::kInput));
+    pair.Enter(1000);
+    void* const gone = mmap(nullptr, kCount * sizeof(int32_t), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(gone != MAP_FAILED);
+    // Where the others look for the input of process 1.
+    Peer* const peer = pair.world.node(0).Find(1);
+    const ControlSegment& control_segment = peer->control_segment();
+    char* const block = ValueOf(peer->BlockOf(control_segment.slots[control_segment.Find(1000)]));
+    *reinterpret_cast<uint64_t*>(block + pair.one.program->addresses(0)) = reinterpret_cast<uint64_t>(gone);
+    if (says_why) pair.world.node(1).control_segment().AddFailure(1, "had enough");
+    CHECK(pair.Move(0));
+    CHECK(pair.results.error(0) ==
+          (says_why ? "psum at test: while running, ranks [0] (process 1) aborted: had enough"
+                    : "psum at test: while running, the memory of ranks [0] (process 1) can't be read: their process "
+                      "has ended"));
+    munmap(gone, kCount * sizeof(int32_t));
+  }
+}
+
+// What the network asks of a call on its own thread.
+TEST_CASE("payloads and signals of other nodes go where they may, or nowhere") {
+  World world(2, 2);
+  std::mt19937 random(11);
+  Request request;
+  request.collective = Collective::kAllGather;
+  request.geometry = {2, 2, false, true};
+  request.block_count = 10;
+  for (const bool reduce : {false, true}) {
+    if (reduce) request.collective = Collective::kAllReduce;
+    Collective1 one(Named(request.collective, "ring"), request, {0, 0, 1, 1}, false, random, &world, 2);
+    Results results(2);
+    const auto call = one.CallOf(world, 0, reduce ? 2000 : 1000, results);
+    call->Enter();
+    const uint64_t fingerprint = one.program->fingerprint();
+    const int64_t size = one.program->output_bytes();
+    const auto place = [&](int32_t rank, Space space, int64_t offset, int64_t bytes, uint64_t brings) {
+      void* const at = call->DestinationOf(brings, rank, space, offset, bytes);
+      if (at != nullptr) call->OnPutDone();
+      return static_cast<char*>(at);
+    };
+    char* const first = place(1, Space::kOutput, 0, size, fingerprint);
+    CHECK(first != nullptr);
+    if (!one.program->windowed(Space::kOutput)) CHECK(first == reinterpret_cast<char*>(one.outputs[1].data()));
+    CHECK(place(1, Space::kOutput, 8, size - 8, fingerprint) == first + 8);
+    CHECK(place(0, Space::kOutput, 0, size, fingerprint) != first);
+    CHECK(place(1, Space::kOutput, 8, size - 7, fingerprint) == nullptr);
+    CHECK(place(1, Space::kOutput, 0, size + 1, fingerprint) == nullptr);
+    CHECK(place(1, Space::kOutput, -1, 1, fingerprint) == nullptr);
+    CHECK(place(1, Space::kInput, 0, 1, fingerprint) == nullptr);
+    CHECK(place(2, Space::kOutput, 0, size, fingerprint) == nullptr);  // of the other process
+    CHECK(place(4, Space::kOutput, 0, size, fingerprint) == nullptr);
+    CHECK(place(-1, Space::kOutput, 0, size, fingerprint) == nullptr);
+    CHECK(place(1, Space::kOutput, 0, size, fingerprint + 1) == nullptr);
+    for (int32_t r = 0; r < 2; ++r) {
+      const int64_t scratch = one.program->program()->plans[r].scratch_count * 4;
+      if (scratch > 0) CHECK(place(r, Space::kScratch, scratch - 4, 4, fingerprint) != nullptr);
+      CHECK(place(r, Space::kScratch, scratch, 4, fingerprint) == nullptr);
+    }
+    for (const int32_t rank : {-1, 2, 4}) call->OnSignal(0, rank);
+    for (const int32_t rank : {-1, 4}) call->OnSignal(rank, 0);
+    CHECK(results.num_ended() == 0);
+    // A payload that has a place keeps the call from ending.
+    CHECK(call->DestinationOf(fingerprint, 1, Space::kOutput, 0, size) != nullptr);
+    call->Fail(kEnough);
+    CHECK(results.num_ended() == 0);
+    CHECK(call->DestinationOf(fingerprint, 1, Space::kOutput, 0, size) == nullptr);
+    CHECK(results.num_ended() == 0);
+    call->OnPutDone();
+    CHECK(results.num_ended() == 1 && results.error(0) == "had enough");
+  }
+}
+
+// Programs that differ in anything that all must agree on have different fingerprints.
+TEST_CASE("fingerprints tell programs apart") {
+  const auto fingerprint = [](const std::function<void(Program&)>& change) {
+    const auto plain = Program::Make(BuildAll(Named(Collective::kAllReduce, "ring"), Sum(2, 100)), {1, 100, 100},
+                                     {1, 100, 100}, 4, FindReduce(DType::kS32, ReduceOp::kSum), 3);
+    auto program = std::make_shared<Program>(*plain);
+    change(*program);
+    return InterProcessProgram(program, {0, 1}, {0, 0}, false, 100, 100).fingerprint();
+  };
+  const auto reduce_step = [](Program& program) -> Step& {
+    for (Step& step : program.plans[1].steps) {
+      if (step.num_sources > 0) return step;
+    }
+    CHECK(false);
+    return program.plans[1].steps[0];
+  };
+  const uint64_t plain = fingerprint([](Program&) {});
+  CHECK(plain == fingerprint([](Program&) {}));
+  const std::vector<std::function<void(Program&)>> changes = {
+      [](Program& p) { p.type = 4; },
+      [](Program& p) { p.item_bytes = 8; },
+      [](Program& p) { p.input.num_blocks = 2; },
+      [](Program& p) { p.input.block_count = 50; },
+      [](Program& p) { p.input.run = 10; },
+      [](Program& p) { p.plans[0].scratch_count += 1; },
+      [](Program& p) { p.plans[1].steps[0].kind = StepKind::kZero; },
+      [](Program& p) { p.plans[1].steps[0].peer += 1; },
+      [](Program& p) { p.plans[1].steps[0].count += 1; },
+      [](Program& p) { p.plans[1].steps[0].dst.offset += 1; },
+      [](Program& p) { p.plans[1].steps[0].src.offset += 1; },
+      [](Program& p) { p.plans[1].steps[0].src.space = Space::kScratch; },
+      [](Program& p) { p.plans[1].steps.pop_back(); },
+      [&](Program& p) { p.plans[1].sources[reduce_step(p).first_source].offset += 1; },
+      [&](Program& p) { p.plans[1].sources[reduce_step(p).first_source].rank ^= 1; },
+      [](Program& p) { std::swap(p.plans[0], p.plans[1]); },
+  };
+  std::vector<uint64_t> all = {plain};
+  for (const auto& change : changes) all.push_back(fingerprint(change));
+  std::sort(all.begin(), all.end());
+  CHECK(std::unique(all.begin(), all.end()) == all.end());
+  // Who sees windows and who doesn't can't work together either.
+  Request request = Sum(2, 20'000);
+  request.collective = Collective::kAllGather;
+  std::mt19937 random(11);
+  const Algorithm& direct = Named(Collective::kAllGather, "direct");
+  const Collective1 reads(direct, request, {0, 1}, true, random), copies(direct, request, {0, 1}, false, random);
+  CHECK(!reads.program->windowed(Space::kInput) && copies.program->windowed(Space::kInput));
+  CHECK(reads.program->fingerprint() != copies.program->fingerprint());
+}
+
+}  // namespace
+}  // namespace jaxcomm

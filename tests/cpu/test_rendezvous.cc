@@ -1,0 +1,413 @@
+// Stress: many call sites, runs and iterations at once, devices in random order and with random delays; late devices.
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "participants.h"
+#include "standard_error.h"
+
+namespace jaxcomm {
+namespace {
+
+// Of every case: threads for all devices, and no deadline that a slow machine could meet.
+void Prepare() {
+  CompletionPool::Get().EnsureThreads(8);
+  Rendezvous::SetLimits({60, 30});
+}
+
+// Devices are threads that arrive at every site of every run without waiting for earlier ones, each in its own order of
+// sites. Every output must be that of its own site, run and iteration.
+void IndependentCalls(int round) {
+  constexpr int64_t kRanks = 8;
+  constexpr int kSites = 12;
+  constexpr int kIterations = 5;
+  std::vector<std::shared_ptr<Rendezvous>> sites;
+  std::vector<int64_t> counts;
+  for (int s = 0; s < kSites; ++s) {
+    const int64_t group_size = s % 3 == 2 ? 4 : kRanks;
+    CallSpec spec = Spec(Collective::kAllReduce, kRanks, group_size, "psum");
+    if (s % 4 == 3) {
+      spec.ranks_per_node = group_size / 2;
+      spec.algorithm = "hierarchical";
+    }
+    if (s % 4 == 1) spec.algorithm = "ring";
+    sites.push_back(ValueOf(Rendezvous::Make(spec)));
+    counts.push_back(s % 5 == 4 ? 40000 : 64);  // the large ones use worker threads
+  }
+  struct Call {
+    std::vector<int32_t> input, output;
+  };
+  std::vector<std::vector<Call>> calls(kRanks, std::vector<Call>(kSites * kIterations));
+  const auto value = [&](int64_t rank, int site, int iteration) {
+    return static_cast<int32_t>(rank + 1000 * site + 100000 * iteration + 7 * round);
+  };
+  Counter counter;
+  std::vector<std::thread> devices;
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    devices.emplace_back([&, rank] {
+      std::mt19937 random(static_cast<unsigned>(rank + 100 * round));
+      for (int iteration = 0; iteration < kIterations; ++iteration) {
+        std::vector<int> order(kSites);
+        for (int s = 0; s < kSites; ++s) order[s] = s;
+        std::shuffle(order.begin(), order.end(), random);
+        for (const int s : order) {
+          Call& call = calls[rank][s * kIterations + iteration];
+          call.input.assign(counts[s], value(rank, s, iteration));
+          call.output.assign(counts[s], -1);
+          Participant participant;
+          participant.run_id = 1 + round;
+          participant.rank = rank;
+          participant.input = reinterpret_cast<const char*>(call.input.data());
+          participant.output = reinterpret_cast<char*>(call.output.data());
+          participant.dtype = DType::kS32;
+          participant.input_count = participant.output_count = counts[s];
+          sites[s]->Arrive(participant, std::make_unique<CountCompletion>(counter));
+          if (random() % 8 == 0) std::this_thread::yield();
+        }
+      }
+    });
+  }
+  for (auto& device : devices) device.join();
+  CHECK(counter.WaitFor(kRanks * kSites * kIterations));
+  CHECK(counter.errors().empty());
+  for (int64_t rank = 0; rank < kRanks; ++rank) {
+    for (int s = 0; s < kSites; ++s) {
+      const int64_t group_size = s % 3 == 2 ? 4 : kRanks;
+      for (int iteration = 0; iteration < kIterations; ++iteration) {
+        int32_t expected = 0;
+        for (int64_t peer = rank / group_size * group_size; peer < (rank / group_size + 1) * group_size; ++peer) {
+          expected += value(peer, s, iteration);
+        }
+        for (const int32_t out : calls[rank][s * kIterations + iteration].output) CHECK(out == expected);
+      }
+    }
+  }
+}
+
+// As XLA's programs do: what runs inside a completion waits until all other devices of the round got theirs. Quick
+// rounds in between let the queue run empty at every possible moment.
+class BlockingCompletion : public Completion {
+ public:
+  BlockingCompletion(Counter& inside, Counter& finished, int wait_for)
+      : inside_(inside), finished_(finished), wait_for_(wait_for) {}
+  void Succeed() override {
+    inside_.Add(OkStatus());
+    CHECK(inside_.WaitFor(wait_for_));
+    finished_.Add(OkStatus());
+  }
+  void Fail(const Status& error) override { finished_.Add(error); }
+
+ private:
+  Counter& inside_;
+  Counter& finished_;
+  const int wait_for_;
+};
+
+void ContinuationsThatWait(int num_rounds) {
+  constexpr int kRanks = 8;
+  const std::shared_ptr<Rendezvous> site =
+      ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum")));
+  std::vector<float> in(kRanks, 1), out(kRanks);
+  for (int round = 0; round < num_rounds; ++round) {
+    const bool blocking = round % 3 == 0;
+    // The last to arrive completes its own promise at once, in its own call: that one doesn't wait.
+    Counter inside, finished;
+    for (int64_t rank = 0; rank < kRanks; ++rank) {
+      Participant participant;
+      participant.run_id = 5000 + round;
+      participant.rank = rank;
+      participant.input = reinterpret_cast<const char*>(&in[rank]);
+      participant.output = reinterpret_cast<char*>(&out[rank]);
+      participant.input_count = participant.output_count = 1;
+      const int wait_for = blocking && rank + 1 < kRanks ? kRanks : 1;
+      site->Arrive(participant, std::make_unique<BlockingCompletion>(inside, finished, wait_for));
+    }
+    CHECK(finished.WaitFor(kRanks));
+    CHECK(finished.errors().empty());
+    CHECK(out == std::vector<float>(kRanks, kRanks));
+  }
+}
+
+TEST_CASE("independent calls arrive in any order") {
+  Prepare();
+  for (int round = 0; round < 5; ++round) IndependentCalls(round);
+}
+
+TEST_CASE("independent calls arrive in any order, many rounds [full]") {
+  Prepare();
+  for (int round = 5; round < 60; ++round) IndependentCalls(round);
+}
+
+TEST_CASE("continuations wait for each other") {
+  Prepare();
+  ContinuationsThatWait(500);
+}
+
+TEST_CASE("continuations wait for each other, many rounds [full]") {
+  Prepare();
+  ContinuationsThatWait(6000);
+}
+
+// Every device alternates between two runs of one call site, the second half of the devices in the other order.
+TEST_CASE("two runs that interleave on every device") {
+  Prepare();
+  constexpr int kRanks = 4;
+  const std::shared_ptr<Rendezvous> site =
+      ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, kRanks, kRanks, "psum")));
+  int32_t in[kRanks][2][3], out[kRanks][2][3];
+  Counter counter;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    for (int iteration = 0; iteration < 3; ++iteration) {
+      for (int i = 0; i < 2; ++i) {
+        const int which = rank < 2 ? i : 1 - i;
+        in[rank][which][iteration] = rank + 100 * which + 10000 * iteration;
+        Participant participant;
+        participant.run_id = 3000 + which;
+        participant.rank = rank;
+        participant.input = reinterpret_cast<const char*>(&in[rank][which][iteration]);
+        participant.output = reinterpret_cast<char*>(&out[rank][which][iteration]);
+        participant.dtype = DType::kS32;
+        participant.input_count = participant.output_count = 1;
+        site->Arrive(participant, std::make_unique<CountCompletion>(counter));
+      }
+    }
+  }
+  CHECK(counter.WaitFor(kRanks * 2 * 3));
+  for (const auto& runs : out) {
+    for (int which = 0; which < 2; ++which) {
+      for (int iteration = 0; iteration < 3; ++iteration) {
+        CHECK(runs[which][iteration] == 6 + kRanks * (100 * which + 10000 * iteration));
+      }
+    }
+  }
+}
+
+// A page of memory that stops the first thread that touches it until it is let go.
+class Gate {
+ public:
+  explicit Gate(size_t bytes) : bytes_(bytes) {
+    page_ = static_cast<char*>(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    CHECK(page_ != MAP_FAILED);
+    current = this;
+    struct sigaction action = {};
+    action.sa_sigaction = OnFault;
+    action.sa_flags = SA_SIGINFO;
+    CHECK(sigaction(SIGSEGV, &action, &before_) == 0);
+  }
+  ~Gate() {
+    sigaction(SIGSEGV, &before_, nullptr);
+    munmap(page_, bytes_);
+  }
+  char* data() const { return page_; }
+  bool reached() const { return reached_.load(); }
+  void LetGo() { released_.store(true); }
+
+ private:
+  static void OnFault(int, siginfo_t* info, void*) {
+    const char* const at = static_cast<const char*>(info->si_addr);
+    if (at < current->page_ || at >= current->page_ + current->bytes_) {
+      sigaction(SIGSEGV, &current->before_, nullptr);  // comes again
+      return;
+    }
+    current->reached_.store(true);
+    while (!current->released_.load()) usleep(100);
+    mprotect(current->page_, current->bytes_, PROT_READ | PROT_WRITE);
+  }
+  static inline Gate* current = nullptr;
+  const size_t bytes_;
+  char* page_ = nullptr;
+  struct sigaction before_ = {};
+  std::atomic<bool> reached_{false}, released_{false};
+};
+
+// The first run stops where it writes a rank's output; the second runs to its end meanwhile.
+TEST_CASE("two runs of a call site at once have scratch of their own") {
+  Prepare();
+  constexpr int64_t kRanks = 4, kCount = 64;
+  const auto value = [](int64_t run_id, int64_t rank, int64_t i) {
+    return static_cast<int32_t>(100'000 * run_id + 1000 * rank + i);
+  };
+  int64_t run_id = 7000;
+  for (const char* algorithm : {"ring", "tree", "recursive_doubling", "rabenseifner", "hierarchical"}) {
+    for (int64_t held = 0; held < kRanks; ++held) {
+      CallSpec spec = Spec(Collective::kAllReduce, kRanks, kRanks, "psum");
+      spec.algorithm = algorithm;
+      if (algorithm == std::string("hierarchical")) spec.ranks_per_node = 2;
+      const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(spec));
+      Gate gate(kCount * sizeof(int32_t));
+      std::vector<std::vector<int32_t>> in[2], out[2];
+      for (auto& outputs : out) outputs.assign(kRanks, std::vector<int32_t>(kCount, -1));
+      Counter counters[2];
+      const auto arrive = [&](int which) {
+        for (int64_t rank = 0; rank < kRanks; ++rank) {
+          std::vector<int32_t>& input = in[which].emplace_back();
+          for (int64_t i = 0; i < kCount; ++i) input.push_back(value(which, rank, i));
+          Participant participant;
+          participant.run_id = run_id + which;
+          participant.rank = rank;
+          participant.input = reinterpret_cast<const char*>(input.data());
+          char* const own = reinterpret_cast<char*>(out[which][rank].data());
+          participant.output = which == 0 && rank == held ? gate.data() : own;
+          participant.dtype = DType::kS32;
+          participant.input_count = participant.output_count = kCount;
+          site->Arrive(participant, std::make_unique<CountCompletion>(counters[which]));
+        }
+      };
+      std::thread first([&] { arrive(0); });
+      while (!gate.reached()) std::this_thread::yield();
+      arrive(1);
+      CHECK(counters[1].WaitFor(kRanks) && counters[0].count() == 0);
+      gate.LetGo();
+      first.join();
+      CHECK(counters[0].WaitFor(kRanks));
+      run_id += 2;
+      std::memcpy(out[0][held].data(), gate.data(), kCount * sizeof(int32_t));
+      for (int which = 0; which < 2; ++which) {
+        CHECK(counters[which].errors().empty());
+        for (const auto& output : out[which]) {
+          for (int64_t i = 0; i < kCount; ++i) {
+            CHECK(output[i] == value(which, 0, i) + value(which, 1, i) + value(which, 2, i) + value(which, 3, i));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("late devices are named, the run is refused, the next one works") {
+  Prepare();
+  Rendezvous::SetLimits({0.3, 30});
+  const std::shared_ptr<Rendezvous> late = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 4, 4, "psum")));
+  const std::shared_ptr<Rendezvous> other = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 4, 4, "pmax")));
+  std::vector<float> in(10, 1), out(10);
+  const auto arrive = [&](Rendezvous& rendezvous, int64_t run_id, int64_t rank, Counter& counter) {
+    Participant participant;
+    participant.run_id = run_id;
+    participant.rank = rank;
+    participant.input = reinterpret_cast<const char*>(&in[rank]);
+    participant.output = reinterpret_cast<char*>(&out[rank]);
+    participant.input_count = participant.output_count = 1;
+    rendezvous.Arrive(participant, std::make_unique<CountCompletion>(counter));
+  };
+  Rendezvous::SetLimits({60, 60});
+  Counter patient;  // a run that waits for longer
+  for (const int64_t rank : {0, 1, 2}) arrive(*other, 999, rank, patient);
+  Rendezvous::SetLimits({0.3, 60});
+  Counter counter;
+  arrive(*late, 1000, 0, counter);
+  arrive(*late, 1000, 3, counter);
+  arrive(*other, 1000, 1, counter);  // went on to another call of the same run: told as well
+  CHECK(counter.WaitFor(3));
+  const auto errors = counter.errors();
+  CHECK(errors.size() == 3);
+  for (const auto& message : errors) {
+    CHECK(message.find("psum at test_rendezvous.cc") != std::string::npos);
+    CHECK(message.find("ranks [1, 2] did not arrive within 0.3 s") != std::string::npos);
+  }
+  Rendezvous::SetLimits({60, 60});
+  Counter straggler;
+  arrive(*late, 1000, 2, straggler);  // the failed run refuses it at once, and gives the first reason
+  Counter stranger;
+  arrive(*late, 1000, 9, stranger);
+  CHECK(stranger.count() == 1 && stranger.errors()[0].find("rank 9 is in no group") != std::string::npos);
+  arrive(*other, 1000, 0, straggler);
+  CHECK(straggler.count() == 2);
+  for (const auto& message : straggler.errors()) CHECK(message == errors[0]);
+  CHECK(patient.count() == 0);  // the failure was of the one run
+  arrive(*other, 999, 3, patient);
+  CHECK(patient.WaitFor(4) && patient.errors().empty());
+  Counter next;
+  for (int64_t rank = 0; rank < 4; ++rank) arrive(*late, 1001, rank, next);  // the next run works
+  CHECK(next.WaitFor(4));
+  CHECK(next.errors().empty());
+  CHECK(out[0] == 4 && out[3] == 4);
+}
+
+TEST_CASE("a line on standard error names devices that are late, which are waited for") {
+  Prepare();
+  Rendezvous::SetLimits({60, 0.2});
+  std::string text;
+  const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 3, 3, "psum")));
+  std::vector<float> in(3, 1), out(3);
+  Counter counter;
+  const auto arrive = [&](int64_t rank) {
+    Participant participant;
+    participant.run_id = 8000;
+    participant.rank = rank;
+    participant.input = reinterpret_cast<const char*>(&in[rank]);
+    participant.output = reinterpret_cast<char*>(&out[rank]);
+    participant.input_count = participant.output_count = 1;
+    site->Arrive(participant, std::make_unique<CountCompletion>(counter));
+  };
+  {
+    const StandardError standard_error;
+    arrive(1);
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (text.find('\n') == std::string::npos && std::chrono::steady_clock::now() < limit) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      text = standard_error.text();
+    }
+  }
+  CHECK(text.find("warning: jaxcomm: psum at test_rendezvous.cc: ranks [0, 2] did not arrive within ") == 0);
+  CHECK(text.find(" of the first of ranks [1]; an error follows after 60 s (JAXCOMM_TIMEOUT_S)\n") !=
+        std::string::npos);
+  CHECK(counter.count() == 0);
+  Rendezvous::SetLimits({60, 30});
+  for (const int64_t rank : {0, 2}) arrive(rank);
+  CHECK(counter.WaitFor(3) && counter.errors().empty() && out == std::vector<float>(3, 3));
+}
+
+TEST_CASE("ranks that disagree see both sides") {
+  Prepare();
+  const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(Spec(Collective::kAllReduce, 2, 2, "psum")));
+  std::vector<float> in(8, 1), out(8);
+  Counter counter;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    Participant participant;
+    participant.run_id = 2000;
+    participant.rank = rank;
+    participant.input = reinterpret_cast<const char*>(in.data());
+    participant.output = reinterpret_cast<char*>(out.data());
+    participant.input_count = participant.output_count = rank == 0 ? 8 : 4;
+    site->Arrive(participant, std::make_unique<CountCompletion>(counter));
+  }
+  CHECK(counter.WaitFor(2));
+  const auto errors = counter.errors();
+  CHECK(errors.size() == 2);
+  for (const auto& message : errors) {
+    CHECK(message.find("rank 1 brings 4 -> 4 elements of float32, rank 0 8 -> 8 ") != std::string::npos);
+  }
+  Counter types;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    Participant participant;
+    participant.run_id = 2001;
+    participant.rank = rank;
+    participant.input = reinterpret_cast<const char*>(in.data());
+    participant.output = reinterpret_cast<char*>(out.data());
+    participant.dtype = rank == 0 ? DType::kF32 : DType::kS32;
+    participant.input_count = participant.output_count = 4;
+    site->Arrive(participant, std::make_unique<CountCompletion>(types));
+  }
+  CHECK(types.WaitFor(2) && types.errors().size() == 2);
+  for (const auto& message : types.errors()) {
+    CHECK(message.find("rank 1 brings 4 -> 4 elements of int32, rank 0 4 -> 4 elements of float32") !=
+          std::string::npos);
+  }
+  CallSpec overlapping = Spec(Collective::kAllReduce, 2, 2, "psum");
+  overlapping.groups = {0, 0};
+  const std::string error = Rendezvous::Make(overlapping).status().message();
+  CHECK(error.find("rank 0 is in two groups") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace jaxcomm

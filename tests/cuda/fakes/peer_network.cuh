@@ -1,0 +1,53 @@
+// Stands in for the network between nodes where all ranks can in fact address each other: several nodes that are
+// played by the ranks of one GPU.
+#pragma once
+
+#include "../../../ffi/cuda/kernels/executor.cuh"
+
+namespace jaxcomm {
+namespace cuda {
+
+// Windows and signals of all ranks of the group, as if they were one node; with counters apart from those of the nodes.
+struct PeerNetworkArgs {
+  device::Comm comm;
+  device::Window input;
+  device::Window output;
+  device::Window scratch;
+
+  // Byte `offset` of the buffer that `place` is in.
+  JAXCOMM_BOTH char* At(const Place& place, int64_t offset) const {
+    const device::Window& window = place.space == Space::kInput    ? input
+                                   : place.space == Space::kOutput ? output
+                                                                   : scratch;
+    return window.At(place.rank, offset);
+  }
+};
+
+}  // namespace cuda
+}  // namespace jaxcomm
+
+#if JAXCOMM_HAS_DEVICE
+namespace jaxcomm {
+namespace cuda {
+
+class PeerNetwork {
+ public:
+  JAXCOMM_DEVICE explicit PeerNetwork(const PeerNetworkArgs& args) : args_(args) {}
+
+  JAXCOMM_DEVICE void Put(int32_t, int32_t, const Place& to, int64_t to_offset, const Place& from, int64_t from_offset,
+                          int64_t bytes) const {
+    device::Copy(args_.At(to, to_offset), args_.At(from, from_offset), bytes);
+  }
+  JAXCOMM_DEVICE void Signal(int32_t channel, int32_t peer) const { device::Signal(args_.comm, channel, peer); }
+  JAXCOMM_DEVICE bool Wait(int32_t channel, int32_t peer, int32_t origin) const {
+    return device::Wait(args_.comm, channel, peer, origin);
+  }
+  JAXCOMM_DEVICE static bool Flush(int32_t) { return true; }
+
+ private:
+  const PeerNetworkArgs& args_;
+};
+
+}  // namespace cuda
+}  // namespace jaxcomm
+#endif

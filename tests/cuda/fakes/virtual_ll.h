@@ -1,0 +1,94 @@
+// LL calls among virtual ranks, with the counters of a VirtualRanks: what the kernels need, one call after the
+// other.
+#pragma once
+
+#include <vector>
+
+#include "../../../ffi/cuda/kernels/ll.cuh"
+#include "../../../ffi/cuda/program/call_program.h"
+#include "virtual_ranks.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// One of a row of calls on the same counters and slots: an LL one, or a plan that is walked.
+struct MixedCall {
+  const LlArgs* ll = nullptr;  // by rank
+  const RankArgs* walked = nullptr;
+  const PeerNetworkArgs* network = nullptr;
+  int32_t num_channels = 0;
+};
+
+#if JAXCOMM_HAS_DEVICE
+// What a thread block does in a call.
+JAXCOMM_DEVICE void RunMixed(const MixedCall& call, int32_t rank, int32_t channel) {
+  if (channel >= call.num_channels) return;
+  if (call.ll != nullptr) {
+    LlCall ll(call.ll[rank], channel);
+    return ll.Run();
+  }
+  PeerNetwork network(call.network[rank]);
+  Walk<PeerNetwork> walk(call.walked[rank], network, channel);
+  walk.Run();
+}
+#endif
+
+#if defined(__CUDACC__)
+// blockIdx.y is the rank. All calls, `repetitions` times.
+__global__ void __launch_bounds__(kThreads, 1)
+    RunCalls(const MixedCall* calls, int32_t num_calls, int32_t repetitions) {
+  for (int32_t i = 0; i < num_calls * repetitions; ++i) {
+    RunMixed(calls[i % num_calls], static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(blockIdx.x));
+    __syncthreads();
+  }
+}
+#endif
+
+// Slots of a group of one node.
+class VirtualSlots {
+ public:
+  VirtualSlots(Memory& memory, int32_t num_ranks, int32_t num_channels, int32_t num_units)
+      : n_(num_ranks), num_channels_(num_channels), num_units_(num_units) {
+    pads_ = memory.Take(n_ * pad_bytes());
+    for (int32_t r = 0; r < n_; ++r) {
+      epochs_.push_back(reinterpret_cast<uint64_t*>(memory.Take(num_channels * int64_t{sizeof(uint64_t)})));
+    }
+  }
+
+  device::LlSlots Of(int32_t rank) const { return {{pads_, pad_bytes()}, epochs_[rank], num_channels_, num_units_}; }
+  char* pads() const { return pads_; }
+  int64_t pad_bytes() const { return int64_t{2} * num_channels_ * n_ * num_units_ * 16; }
+
+ private:
+  const int32_t n_, num_channels_, num_units_;
+  char* pads_ = nullptr;
+  std::vector<uint64_t*> epochs_;  // by rank
+};
+
+struct LlBuffers {
+  MixedCall call;
+  LlArgs* args = nullptr;              // those of the call
+  std::vector<char*> inputs, outputs;  // by rank
+};
+
+// Buffers that end where the data does; `shift` bytes from a multiple of 16.
+inline LlBuffers PrepareLl(Memory& memory, const VirtualRanks& ranks, const VirtualSlots& slots, const Request& request,
+                           Runs runs, Operation operation, int32_t num_channels, int64_t shift, bool two_shot = false) {
+  LlBuffers made;
+  std::vector<LlArgs> args;
+  for (int32_t r = 0; r < ranks.n(); ++r) {
+    LlArgs own = MakeLlArgs(request, runs, operation, num_channels, two_shot);
+    const int64_t item = ItemBytes(operation.dtype);
+    made.inputs.push_back(memory.Take(InputCount(request) * item + shift) + shift);
+    made.outputs.push_back(memory.Take(OutputCount(request) * item + shift) + shift);
+    own.comm = ranks.CommOfNode(r);
+    own.comm.ll_slots = slots.Of(r);
+    args.push_back(WithBuffers(own, made.inputs[r], made.outputs[r]));
+  }
+  made.args = memory.Upload(args);
+  made.call = {made.args, nullptr, nullptr, num_channels};
+  return made;
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,484 @@
+"""jaxcomm.distributed.initialize(): what it finds in the environment of each launcher, and what it makes of it.
+
+The environments are those that the launchers set; tests/multiprocess/test_launchers.py has real ones.
+"""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import types
+
+import jax
+import pytest
+
+from jaxcomm import _bootstrap, _compat, _kv_store, _launchers, distributed
+
+# Two hosts of two processes, this one the second of the second host, as each launcher says it.
+OPEN_MPI_5 = {
+    "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-node1-27093@1", "PMIX_RANK": "3",
+}  # fmt: skip
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_FD": "9"}
+SLURM = {
+    "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "gpu[07-08]", "SLURM_JOB_NODELIST": "gpu[07-08]",
+}  # fmt: skip
+TORCHRUN = {
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29400",
+}  # fmt: skip
+KUBERNETES = {"JOB_COMPLETION_INDEX": "3", "JAX_NUM_PROCESSES": "4", "JAX_COORDINATOR_ADDRESS": "hello-0.hello:29500"}
+BY_HAND = {"JAX_PROCESS_ID": "3", "JAX_NUM_PROCESSES": "4", "JAX_COORDINATOR_ADDRESS": "node1:29500"}
+AT = {"JAX_COORDINATOR_ADDRESS": "node1:29500"}
+EVERYTHING = (OPEN_MPI_5, MPICH, SLURM, TORCHRUN, KUBERNETES, BY_HAND)
+OURS = ("JAX_", "OMPI_", "PMI", "MPI_", "SLURM_", "CUDA_VISIBLE", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "JOB_")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        (OPEN_MPI_5 | AT, (3, 4, 1, 2, "node1:29500")),
+        (OPEN_MPI_5, (3, 4, 1, 2, None)),
+        (MPICH | AT, (3, 4, 1, 2, "node1:29500")),
+        (MPICH, (3, 4, 1, 2, None)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", **AT}, (3, 4, None, None, "node1:29500")),
+        (SLURM | {"JAX_COORDINATOR_PORT": "7"}, (3, 4, 1, 2, "gpu07:7")),
+        (SLURM | AT, (3, 4, 1, 2, "node1:29500")),
+        (TORCHRUN, (3, 4, 1, 2, "node1:29400")),
+        (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, (3, 4, 1, 2, "node1:29401")),
+        (TORCHRUN | {"MASTER_ADDR": "fe80::1", "JAX_COORDINATOR_PORT": "7"}, (3, 4, 1, 2, "[fe80::1]:7")),
+        (KUBERNETES, (3, 4, None, None, "hello-0.hello:29500")),
+        (BY_HAND, (3, 4, None, None, "node1:29500")),
+        # One inside another: MPI inside Slurm, and our own variables above all.
+        (SLURM | {"SLURM_PROCID": "0"} | OPEN_MPI_5 | AT, (3, 4, 1, 2, "node1:29500")),
+        (SLURM | {"SLURM_PROCID": "0"} | MPICH | AT, (3, 4, 1, 2, "node1:29500")),
+        (OPEN_MPI_5 | {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "2"} | AT, (1, 2, None, None, "node1:29500")),
+    ],
+)
+def test_processes_of_each_launcher(environment, expected):
+    found = _launchers.detect(environment)
+    assert (found.rank, found.size, found.local_rank, found.local_size, found.coordinator) == expected
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"JOB_COMPLETION_INDEX": "3", "KUBERNETES_SERVICE_HOST": "10.0.0.1"},  # a pod that is alone
+        {name: text for name, text in SLURM.items() if "STEP" not in name},  # a batch script, not started by srun
+        {"RANK": "0"},
+        AT,
+    ],
+)
+def test_processes_without_a_launcher(environment):
+    assert _launchers.detect(environment) is None
+
+
+def test_one_host_needs_no_coordinator(monkeypatch):
+    """All ranks of a job find the same port, other jobs find others."""
+
+    def open_mpi(rank, job):
+        environment = OPEN_MPI_5 | {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
+        return _launchers.detect(environment | {"PMIX_NAMESPACE": job}).coordinator
+
+    found = [open_mpi(rank, "prterun-vm-1@1") for rank in range(4)]
+    host, port = found[0].split(":")
+    assert set(found) == {found[0]} and host == "127.0.0.1" and 61440 <= int(port) < 65536
+    assert len({open_mpi(0, f"prterun-vm-{job}@1") for job in range(20)}) > 15
+    assert _launchers.detect(MPICH | {"MPI_LOCALNRANKS": "4"}).coordinator is None, "no mpiexec above this process"
+    monkeypatch.setattr(_launchers, "_ancestor", lambda name: 17 if name == "hydra_pmi_proxy" else None)
+    assert _launchers.detect(MPICH | {"MPI_LOCALNRANKS": "4"}).coordinator.startswith("127.0.0.1:6")
+
+
+def test_jobs_of_slurm_have_their_own_ports():
+    def port(**variables):
+        return _launchers.detect(SLURM | variables).coordinator
+
+    assert port() == port(SLURM_PROCID="0", SLURM_LOCALID="0", SLURM_NODEID="0")
+    assert len({port(), port(SLURM_JOB_ID="4712"), port(SLURM_STEP_ID="1")}) == 3
+
+
+def test_the_parent_of_this_process():
+    name = pathlib.Path(f"/proc/{os.getppid()}/comm").read_text().strip()
+    assert _launchers._ancestor(name) in (os.getpid(), os.getppid())
+    assert _launchers._ancestor("no such process") is None
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("node1", "node1"), ("node1,node2", "node1"), ("n[001-015],b", "n001"), ("n[001,007-015]", "n001"),
+        ("n[3]", "n3"), ("rack[2-3]node[5,7],b", "rack2node5"), ("a-b,c", "a-b"), ("gpu[07-08]-ib", "gpu07-ib"),
+    ],
+)  # fmt: skip
+def test_first_host_of_slurm(nodes, first):
+    assert _launchers.first_host(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"), [("2(x3),1", [2, 2, 2, 1, None]), ("4", [4, None]), ("1,3(x2)", [1, 3, 3, None]), ("", [None])]
+)
+def test_tasks_per_node_of_slurm(text, counts):
+    assert [_launchers.tasks_of_node(text, node) for node in range(len(counts))] == counts
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"PMI_RANK": "4", "PMI_SIZE": "4"}, "MPICH says process 4 of 4"),
+        ({"PMI_RANK": "one", "PMI_SIZE": "4"}, "PMI_RANK must be a number, got 'one'"),
+    ],
+)
+def test_nonsense_in_the_environment(environment, message):
+    with pytest.raises(ValueError, match=message):
+        _launchers.detect(environment)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local", "more", "expected"),
+    [
+        (8, (0, 8), {}, [0]), (8, (7, 8), {}, [7]), (8, (1, 2), {}, [4, 5, 6, 7]), (8, (1, 3), {}, [2, 3]),
+        (8, (0, 1), {}, None),  # one process per host
+        (8, (None, None), {}, None),
+        (0, (1, 2), {}, None),
+        (1, (1, 4), {}, None),  # each has one of its own
+        (4, (1, 2), {"SLURM_GPUS_ON_NODE": "8"}, None),  # each has four of its own
+        (8, (1, 2), {"SLURM_GPUS_ON_NODE": "8"}, [4, 5, 6, 7]),
+    ],
+)  # fmt: skip
+def test_gpus_of_a_process(gpus, local, more, expected):
+    process = _launchers.Process("test", 0, 16, *local)
+    environment = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus))), **more}
+    assert _launchers.local_devices(process, environment) == expected
+
+
+def test_gpus_are_counted_without_cuda_visible_devices(monkeypatch):
+    monkeypatch.setattr(_launchers.os, "listdir", lambda path: ["0000:01:00.0", "0000:02:00.0"])
+    process = _launchers.Process("test", 0, 2, 1, 2)
+    assert _launchers.local_devices(process, {}) == [1]
+    assert _launchers.local_devices(process, {"CUDA_VISIBLE_DEVICES": ""}) is None
+    assert _launchers.local_devices(process, {"CUDA_VISIBLE_DEVICES": "-1"}) is None
+
+
+# What JAX gets.
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What initialize() tells the relay, JAX and the key-value store, in order."""
+    made = []
+    for name in [name for name in os.environ if name.startswith(OURS)]:
+        monkeypatch.delenv(name)
+    state = types.SimpleNamespace(process_id=0, num_processes=1)
+
+    def initialize(*args, **kwargs):
+        made.append(("jax", args, kwargs))
+        state.process_id, state.num_processes = kwargs.get("process_id"), kwargs.get("num_processes")
+
+    def start_relay(host, port):
+        made.append(("relay", host, port))
+        return "name"
+
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
+    monkeypatch.setattr(distributed._core, "start_relay", start_relay)
+    monkeypatch.setattr(jax.config, "update", lambda name, value: made.append((name, value)))
+    monkeypatch.setattr(distributed.atexit, "register", lambda function, *args: made.append(("at exit", *args)))
+    monkeypatch.setattr(_kv_store, "hidden_coordinator", None)
+    monkeypatch.setattr(_kv_store, "process_id", lambda: state.process_id)
+    monkeypatch.setattr(_kv_store, "num_processes", lambda: state.num_processes)
+    monkeypatch.setattr(_kv_store, "kv_set", lambda key, value: made.append((key, value)))
+    return made
+
+
+def told(calls, name):
+    (found,) = [call[1:] for call in calls if call[0] == name]
+    return found
+
+
+def test_arguments_of_jax(calls):
+    assert distributed.initialize("10.1.2.3:4567", 2, process_id=1) == 2
+    assert told(calls, "relay") == ("10.1.2.3", "4567")
+    args, kwargs = told(calls, "jax")
+    assert args == ("unix-abstract:name",)
+    assert kwargs == {
+        "num_processes": 2, "process_id": 1, "local_device_ids": None, "cluster_detection_method": "deactivate",
+        "coordinator_bind_address": "10.1.2.3:4567", "heartbeat_timeout_seconds": 1_000_000,
+    }  # fmt: skip
+    assert told(calls, "jax_enable_recoverability") == (True,)
+    assert _kv_store.hidden_coordinator == "10.1.2.3:4567"
+    assert told(calls, "pid/1") == (f"{_bootstrap.kernel_id()} {os.getpid()}",)
+    assert told(calls, "at exit") == (1, 2, 300)
+
+
+@pytest.mark.parametrize("environment", [OPEN_MPI_5 | AT, MPICH | AT, SLURM, TORCHRUN, KUBERNETES, BY_HAND])
+def test_every_launcher_needs_no_arguments(calls, monkeypatch, environment):
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert distributed.initialize() == 4
+    _, kwargs = told(calls, "jax")
+    assert (kwargs["process_id"], kwargs["num_processes"]) == (3, 4)
+    has_local_rank = environment not in (KUBERNETES, BY_HAND)
+    assert kwargs["local_device_ids"] == ([2, 3] if has_local_rank else None)
+    assert told(calls, "relay")[0] == environment.get("JAX_COORDINATOR_ADDRESS", "gpu07:1" if environment is SLURM else
+                                                      "node1:1").partition(":")[0]  # fmt: skip
+
+
+def test_arguments_override_the_environment(calls, monkeypatch):
+    for name, text in (SLURM | {"JAX_LOCAL_DEVICE_IDS": "1"}).items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    assert distributed.initialize("[fe80::1]:80", num_processes=8, process_id=5, local_device_ids=[0, 1]) == 8
+    _, kwargs = told(calls, "jax")
+    assert (kwargs["process_id"], kwargs["num_processes"], kwargs["local_device_ids"]) == (5, 8, [0, 1])
+    assert told(calls, "relay") == ("fe80::1", "80")
+    assert kwargs["coordinator_bind_address"] == "[fe80::1]:80"
+    calls.clear()
+    distributed.initialize()
+    assert told(calls, "jax")[1]["local_device_ids"] is None, "JAX reads JAX_LOCAL_DEVICE_IDS"
+    calls.clear()
+    monkeypatch.setenv("JAX_COORDINATOR_BIND_ADDRESS", "0.0.0.0:80")
+    distributed.initialize(shutdown_timeout_seconds=7)
+    assert told(calls, "jax")[1]["coordinator_bind_address"] == "0.0.0.0:80"
+    assert told(calls, "at exit") == (3, 4, 7)
+    calls.clear()
+    distributed.initialize(coordinator_bind_address="10.0.0.1:80", heartbeat_timeout_seconds=5)
+    kwargs = told(calls, "jax")[1]
+    assert (kwargs["coordinator_bind_address"], kwargs["heartbeat_timeout_seconds"]) == ("10.0.0.1:80", 5)
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"PMI_RANK": "0", "PMI_SIZE": "1"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}]
+)
+def test_alone_nothing_happens(calls, monkeypatch, environment):
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    assert distributed.initialize() == 1
+    assert distributed.initialize() == 1
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "message"),
+    [
+        ({}, {"coordinator_address": "host"}, "the coordinator is 'host', but num_processes is None"),
+        (AT, {}, "the coordinator is 'node1:29500', but num_processes is None and process_id None"),
+        (AT, {"num_processes": 2}, "num_processes is 2 and process_id None; pass them, or set JAX_NUM_PROCESSES"),
+        (MPICH, {}, "coordinator_address must be host:port, got None; pass it, or set JAX_COORDINATOR_ADDRESS"),
+        (BY_HAND, {"coordinator_address": "host"}, "coordinator_address must be host:port, got 'host'"),
+    ],
+)
+def test_what_is_missing_is_named(calls, monkeypatch, environment, arguments, message):
+    for name, text in environment.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=message):
+        distributed.initialize(**arguments)
+    assert not calls
+
+
+def test_twice(calls, monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match=r"jax\.distributed is initialized already; call this once"):
+        distributed.initialize("localhost:1", 2, 1)
+    assert not calls
+
+
+def test_cloud_tpus_are_left_to_jax(calls, monkeypatch):
+    monkeypatch.setattr(_compat, "on_cloud_tpu", lambda: True)
+    distributed.initialize(initialization_timeout=5)
+    assert calls == [("jax", (), {"local_device_ids": None, "initialization_timeout": 5})]
+    calls.clear()
+    assert distributed.initialize("localhost:1", 2, 1) == 2
+    assert told(calls, "relay") == ("localhost", "1")
+
+
+@pytest.mark.parametrize(
+    ("host", "leads_to", "expected"),
+    [
+        ("10.1.2.3", "10.1.2.3", "10.1.2.3:80"),
+        ("node1", "10.1.2.3", "node1:80"),
+        ("node1", "127.0.1.1", "[::]:80"),  # its own name, in /etc/hosts
+        ("localhost", "127.0.0.1", "localhost:80"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1:80"),
+        ("::1", "::1", "[::1]:80"),
+        ("node9", None, "node9:80"),
+    ],
+)
+def test_address_of_the_service(monkeypatch, host, leads_to, expected):
+    def getaddrinfo(host, port, type):
+        if leads_to is None:
+            raise socket.gaierror("unknown")
+        return [(socket.AF_INET, type, 6, "", (leads_to, 80))]
+
+    monkeypatch.setattr(distributed.socket, "getaddrinfo", getaddrinfo)
+    assert distributed._bind_address(host, "80") == expected
+
+
+# The end of a process.
+
+
+class Client:
+    """The key-value store, where some keys never come."""
+
+    error = "DEADLINE_EXCEEDED"
+
+    def __init__(self, values):
+        self.values, self.asked = values, []
+
+    def blocking_key_value_get(self, key, timeout_ms):
+        self.asked.append((key, timeout_ms))
+        if key not in self.values:
+            raise jax.errors.JaxRuntimeError(self.error)
+        return self.values[key]
+
+
+@pytest.fixture
+def leave(monkeypatch):
+    """leave(own, client, limit_s): how long the end of a process of three takes on a fake clock, and what it did."""
+
+    def run(own, values, limit_s=10.0, lost=False):
+        clock, done = [0.0], []
+        client = Client(values)
+        get = client.blocking_key_value_get
+
+        def slow_get(key, timeout_ms):
+            try:
+                return get(key, timeout_ms)
+            except jax.errors.JaxRuntimeError:
+                clock[0] += timeout_ms / 1000
+                raise
+
+        client.blocking_key_value_get = slow_get
+        monkeypatch.setattr(distributed.time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(_kv_store, "client", lambda: client)
+        monkeypatch.setattr(_kv_store, "kv_set", lambda key, value, timeout_s: done.append(key))
+        monkeypatch.setattr(_kv_store, "detach", lambda: done.append("detached"))
+        monkeypatch.setattr(distributed._core, "relay_has_lost_server", lambda: lost)
+        distributed._leave(own, 3, limit_s)
+        return clock[0], done
+
+    return run
+
+
+def pid(number, kernel=None):
+    return f"{kernel or _bootstrap.kernel_id()} {number}"
+
+
+@pytest.fixture
+def no_exception(monkeypatch):
+    monkeypatch.delattr(sys, "last_value", raising=False)
+
+
+def test_process_0_waits_for_the_others(leave, monkeypatch, no_exception):
+    done = {"jaxcomm/exit/1": "", "jaxcomm/exit/2": ""}
+    assert leave(0, done) == (0, ["exit/0"])
+    living = {"jaxcomm/exit/1": "", "jaxcomm/pid/2": pid(os.getpid())}
+    assert leave(0, living)[0] == pytest.approx(10, abs=0.01)
+    monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
+    assert leave(0, living) == (0, ["exit/0"]), "after an uncaught exception"
+
+
+def test_process_0_waits_for_no_dead_one_of_its_host(leave, no_exception):
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+    assert leave(0, {"jaxcomm/exit/1": "", "jaxcomm/pid/2": pid(child.pid)})[0] == 0.5
+    child.wait()
+    assert leave(0, {"jaxcomm/exit/1": "", "jaxcomm/pid/2": pid(child.pid)})[0] == 0.5
+    elsewhere = {"jaxcomm/exit/1": "", "jaxcomm/pid/2": pid(child.pid, "another kernel")}
+    assert leave(0, elsewhere)[0] == pytest.approx(10, abs=0.01)
+
+
+def test_the_others_wait_for_process_0_and_detach(leave, monkeypatch, no_exception):
+    """JAX's own disconnection ends a process by SIGABRT if process 0 is a moment faster."""
+    assert leave(2, {"jaxcomm/exit/0": ""}) == (0, ["exit/2", "detached"])
+    waited_s, done = leave(2, {})
+    assert waited_s == pytest.approx(10, abs=0.01) and done == ["exit/2", "detached"]
+    assert leave(2, {}, lost=True) == (0, ["detached"])
+    monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
+    assert leave(2, {}) == (0, ["exit/2", "detached"])
+
+
+def test_a_service_that_ends_ends_the_wait(leave, monkeypatch, no_exception):
+    monkeypatch.setattr(Client, "error", "UNAVAILABLE")
+    assert leave(2, {})[0] == 0.5
+
+
+# Real ones.
+
+LISTENS = """
+import socket, sys
+from jaxcomm import distributed
+distributed.initialize(sys.argv[1], 1, 0)
+port = int(sys.argv[1].rpartition(":")[2])
+for name in ("tcp", "tcp6"):
+    for line in open(f"/proc/net/{name}").read().splitlines()[1:]:
+        _, local, _, state, *_ = line.split()
+        address, _, number = local.rpartition(":")
+        if state == "0A" and int(number, 16) == port:
+            print("LISTENS", name, address)
+try:
+    distributed.initialize(sys.argv[1], 1, 0)
+except RuntimeError as error:
+    print("TWICE", error)
+"""
+
+
+def environment():
+    return {name: text for name, text in os.environ.items() if not name.startswith(OURS)} | {"JAX_PLATFORMS": "cpu"}
+
+
+def test_the_service_really_listens_there_only(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-c", LISTENS, f"127.0.0.1:{port}"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200)
+    (address,) = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("LISTENS")]
+    assert address in ("0100007F", "0000000000000000FFFF00000100007F"), done.stderr  # 127.0.0.1, for IPv4 or IPv6
+    assert "TWICE jaxcomm.distributed.initialize: jax.distributed is initialized already" in done.stdout
+    assert done.returncode == 0, done.stderr
+
+
+NEVER_CALLED = """
+import jax, jaxcomm
+jax.make_mesh((8,), ("ranks",))
+"""
+
+
+def test_a_script_that_never_calls_it(tmp_path):
+    (tmp_path / "script.py").write_text(NEVER_CALLED)
+    command = [sys.executable, "-m", "jaxcomm.run", "-n", "2", "--devices", "4", "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200)
+    message = "4 devices seen, 8 expected in 2 processes: call jaxcomm.distributed.initialize() first"
+    assert message in done.stderr
+    assert done.returncode == 1
+
+
+ENDS = """
+import sys, time
+import jax
+from jaxcomm import _kv_store, distributed
+distributed.initialize()
+rank, late = jax.process_index(), int(sys.argv[1])
+if rank == late:
+    time.sleep(1.5)  # the other has long come to its end
+    print("still served", _kv_store.kv_agree("late", "yes"), flush=True)
+else:
+    print("ends", flush=True)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_normal_end_waits_for_all(tmp_path, late):
+    """jaxcomm.run would otherwise end the late one when the other returns 3."""
+    (tmp_path / "script.py").write_text(ENDS)
+    command = [sys.executable, "-m", "jaxcomm.run", "-n", "2", "--timeout", "100", "script.py", str(late)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 3, done.stderr
+    assert set(done.stdout.splitlines()) == {f"[{1 - late}] ends", f"[{late}] still served yes"}

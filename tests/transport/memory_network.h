@@ -1,0 +1,106 @@
+// The test double of a network: processes are objects of one process, time is virtual. Messages, delays and losses
+// happen in an order that the seed fixes, so long as only one thread sends and steps.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../../ffi/transport/network.h"
+
+namespace jaxcomm {
+
+struct MemoryNetworkOptions {
+  int64_t latency_ns = 5'000;
+  double bytes_per_ns = 1.0;  // of each ordered pair of processes
+  int64_t jitter_ns = 0;      // added to every message, uniform in [0, jitter_ns]
+  size_t eager_bytes = 4096;  // larger payloads stay with the sender until they have a place
+  int64_t loss_detection_ns = 30'000'000;
+  uint64_t seed = 0;
+};
+
+class MemoryEndpoint;
+
+// Must outlive its networks.
+class MemoryFabric {
+ public:
+  MemoryFabric(int num_processes, const MemoryNetworkOptions& options);
+  ~MemoryFabric();
+
+  // The network of one process; once per process.
+  std::unique_ptr<Network> Attach(int process, uint64_t token, Receiver* receiver);
+
+  // Lets the next thing happen, in the calling thread, which is the progress thread meanwhile. False: nothing is left
+  // before that time.
+  bool Step(int64_t before_ns = std::numeric_limits<int64_t>::max());
+  // From now on a thread steps as fast as it can.
+  void Start();
+  int64_t now_ns() const;
+
+  // All messages from and to the process take this much longer.
+  void Delay(int process, int64_t delay_ns);
+  // The process dies: nothing leaves or reaches it any more, the others are told after `loss_detection_ns`.
+  void Lose(int process);
+  // Bytes from a stranger reach the process as if they were a message.
+  void Inject(int process, std::string bytes);
+
+ private:
+  friend class MemoryEndpoint;
+  friend class MemoryPayload;
+
+  using EventId = std::pair<int64_t, uint64_t>;  // by time, then by order of their making
+
+  struct Outstanding {  // a Send whose `sent` has not been called
+    int from = -1;
+    int to = -1;
+    const void* data = nullptr;
+    size_t bytes = 0;
+    SentFn sent;
+  };
+  struct UnderWay {  // a payload that is being fetched
+    int from = -1;
+    int to = -1;
+    std::function<void(bool)> done;
+  };
+
+  // With mutex_ held.
+  void At(int64_t time_ns, std::function<void()> event);
+  int64_t Transmit(int from, int to, size_t bytes);  // when the last byte arrives
+
+  bool TakeOutstanding(uint64_t id, Outstanding* message);
+  void FailOutstanding(const std::function<bool(const Outstanding&)>& which);
+  void Fetch(uint64_t id, void* destination, std::function<void(bool)> done);
+  void Break(int process, int peer, const std::string& why);
+  void Detach(int process);
+
+  const int num_processes_;
+  const MemoryNetworkOptions options_;
+
+  std::mutex stepping_;  // held while an event runs; taken before mutex_
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  int64_t now_ns_ = 0;
+  uint64_t num_events_ = 0;
+  std::map<EventId, std::function<void()>> events_;
+  std::mt19937_64 random_;
+  std::vector<int64_t> link_free_ns_;  // [from * n + to]
+  std::vector<int64_t> delay_ns_;
+  std::vector<bool> lost_;
+  std::vector<MemoryEndpoint*> endpoints_;
+  std::map<uint64_t, Outstanding> outstanding_;
+  std::map<EventId, UnderWay> under_way_;  // by arrival
+  uint64_t next_outstanding_ = 0;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace jaxcomm
