@@ -55,7 +55,7 @@ def test_one_wild_point_moves_little():
     target = np.zeros(21)
     target[7] = 3.0
     wide = np.array([10.0])
-    found = optimize.minimize(lambda t: np.repeat(t, 21), target, np.zeros(1), wide, np.zeros(1))
+    found = optimize.minimize(lambda t: np.repeat(t, 21), target, np.zeros(1), wide, np.ones(1))
     assert abs(found.theta[0]) < 0.02 < target.mean()
 
 

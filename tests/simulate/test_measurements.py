@@ -12,13 +12,13 @@ FILE = "shared/reference/measurements.csv"
 FOUND = [path for path in (ROOT.parent / FILE, ROOT.parents[1] / FILE) if path.is_file()]
 needs_table = pytest.mark.skipif(not FOUND, reason=f"no {FILE} beside the clone")
 
-# Targets that are missed today, with what stands instead: median and p95.
+# Limits where a target is missed today, or met by less than 0.1 percent: median and p95.
 KNOWN = {
-    ("I plan", "all"): (0.07, 0.34),
-    ("X", "all"): (0.15, 2.0),
-    ("X", "from 1 MiB"): (0.14, 0.66),
-    ("O", "all_gather, reduce_scatter"): (0.085, 0.36),
-    ("O", "all_reduce, all_to_all"): (0.15, 0.72),
+    ("I plan", "all"): (0.07, 0.32),
+    ("X", "all"): (0.15, 1.8),
+    ("X", "from 1 MiB"): (0.135, 0.40),
+    ("O", "all_gather, reduce_scatter"): (0.08, 0.335),
+    ("O", "all_reduce, all_to_all"): (0.15, 0.71),
 }
 
 
