@@ -107,7 +107,7 @@ def form(row: Row, q: Queries, i: int) -> str:
 
 
 def system(row: Row, form_name: str) -> tuple[str, ...]:
-    """Rows of one system share one set of parameters: one harness on one machine, and one kernel where it has its own."""
+    """Key of the rows that share one set of parameters: harness and machine; for single kernels also op and library."""
     parts: tuple[str, ...] = (form_name, row.repo, row.hardware)
     if form_name in ("line", "stepwise", "experts", "doubling"):
         parts += (row.op, row.library, row.notes.get("algo", ""), row.notes.get("nic_interleave", ""))

@@ -1,7 +1,7 @@
 """Time of a collective from its plan: steps times latency, bytes of the busiest link over its rate.
 
-Formulas take queries and a dict of parameters (floats) and give microseconds. Rates among the parameters are shares of the
-data sheet where one exists, so that they carry over between systems.
+Formulas take queries and a dict of parameters (floats) and return microseconds. Rates are shares of the data sheet
+where one exists, so that they carry over between systems.
 n ranks, b bytes; w b bytes leave each rank in s steps; f = 2 for all_reduce, which moves its own part twice.
 """
 

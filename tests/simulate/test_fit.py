@@ -23,7 +23,7 @@ def _domain(path, noise=0.0, seed=0):
 
 
 @pytest.mark.deadline(60)
-def test_a_fit_finds_the_figures_that_made_the_table(tmp_path):
+def test_a_fit_finds_the_parameters_that_made_the_table(tmp_path):
     fitted = model.fit(_domain(tmp_path / "t.csv", noise=0.01))
     (system,) = fitted.systems.fitted.values()
     for name, value in TRUTH.items():
@@ -33,7 +33,7 @@ def test_a_fit_finds_the_figures_that_made_the_table(tmp_path):
     assert {"launch", "lambda_ll", "share_ll", "channel_simple", "share_simple"} <= set(known) and len(known) >= 12
 
 
-def test_figures_without_data_stay_at_their_prior(tmp_path):
+def test_parameters_without_data_stay_at_their_prior(tmp_path):
     rows = made.sweep(["collective_permute"], [72], SIZES)
     (system,) = model.fit(made.timed(tmp_path / "t.csv", rows, TRUTH)).systems.fitted.values()
     assert system.identified["channel_simple"] > 0.9 and system.identified["nvls"] < 0.1
@@ -95,6 +95,20 @@ def test_a_prediction_names_what_it_rests_on(tmp_path):
     assert np.isfinite(found.log_time).all()
 
 
+def test_a_kernel_is_predicted_from_the_same_kernel_only(tmp_path):
+    note = {"note": "lib=MSCCL++; algo=one"}
+    rows = [{**note, "bytes": str(b), "time_us": str(5 + b / 1e5)} for b in SIZES]
+    fitted = model.fit(made.read(tmp_path / "t.csv", rows))
+    asked = [
+        ({**note, "bytes": "8192"}, "between"),
+        ({**note, "source": "other/sweep:file"}, "harness"),
+        ({**note, "op": "all_gather"}, "guess"),
+        ({"note": "lib=UCCL"}, "guess"),
+    ]
+    found = fitted.predict(made.read(tmp_path / "q.csv", [row for row, _ in asked]))
+    assert list(found.basis) == [basis for _, basis in asked]
+
+
 def test_unknown_hardware_and_single_ranks_are_declined(tmp_path):
     fitted = model.fit(made.timed(tmp_path / "t.csv", made.sweep(DENSE[:1], (4,), SIZES), TRUTH))
     found = fitted.predict(made.read(tmp_path / "q.csv", [{"hardware": "TPU v5e"}, {"ranks": "1"}, {}]))
@@ -137,7 +151,7 @@ def test_the_band_holds_80_percent_of_rows_left_out(tmp_path):
     assert len(judged) == 125 and 0.68 <= share <= 0.92
 
 
-def test_stored_figures_predict_the_same(tmp_path):
+def test_stored_parameters_predict_the_same(tmp_path):
     source = _domain(tmp_path / "t.csv", noise=0.1)
     fitted = store.fit(source, "made", with_splits=False)
     store.save(tmp_path / "f.json", fitted)
@@ -157,7 +171,7 @@ def test_stored_figures_predict_the_same(tmp_path):
         ('{"format": 1, "priors": {"domain": {"launch": [-1, 1]}}, "systems": []}', "got parameter -1"),
     ],
 )
-def test_bad_figures_are_named(tmp_path, text, message):
+def test_bad_parameters_are_named(tmp_path, text, message):
     (tmp_path / "f.json").write_text(text)
     with pytest.raises(store.ParametersError) as error:
         store.load(tmp_path / "f.json")

@@ -47,7 +47,7 @@ def test_all_splits_meet_their_targets():
 
 
 @needs_table
-def test_the_package_ships_the_figures_of_this_table():
+def test_the_package_ships_the_parameters_of_this_table():
     """Every measured point returns itself: the shipped parameters are not those of an older table."""
     measured = table.read(FOUND[0]).measured()
     found = store.shipped().model.predict(measured)
@@ -55,7 +55,7 @@ def test_the_package_ships_the_figures_of_this_table():
     np.testing.assert_allclose(found.time_us, measured.times(), rtol=1e-3)
 
 
-def test_shipped_figures_name_their_origin_and_have_a_band_for_every_basis():
+def test_shipped_parameters_name_their_origin_and_have_a_band_for_every_basis():
     fitted = store.shipped()
     assert "measurements.csv" in fitted.origin
     assert {"between", "beyond", "scale", "larger", "op", "harness", "device"} == set(fitted.bands.quantiles)
