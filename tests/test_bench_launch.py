@@ -122,5 +122,5 @@ def test_mpi4jax_gets_what_it_expects(monkeypatch):
 def test_a_process_that_does_not_come_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(team, "_DEADLINE_S", 0.05)
     team.Team.prepare(tmp_path, 2)
-    with pytest.raises(TimeoutError, match=r"process 1 did not come to meeting 1 in 0\.05 s"):
+    with pytest.raises(TimeoutError, match=r"process 1 did not come to barrier 1 in 0\.05 s"):
         team.Team(tmp_path, 0, 2).align()

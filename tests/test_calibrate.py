@@ -58,7 +58,7 @@ def test_what_is_measured_is_used_and_kept(kept, monkeypatch):
     assert row.bytes_per_s == json.loads(kept.read_text())["cost_params"]["process"]["links"][1][2]
 
 
-def test_figures_are_read_again(kept):
+def test_parameters_are_read_again(kept):
     before = predicted_s()
     _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
     assert predicted_s() == before  # they are read once
@@ -74,14 +74,14 @@ def test_reaches_are_kept_beside_each_other(kept):
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
 
 
-def test_new_figures_of_a_reach_replace_its_old_ones(kept):
+def test_new_parameters_of_a_scope_replace_its_old_ones(kept):
     _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
     _cost_params.save({"process": {"links": rows(1e7), "launch_s": 3e-5}})
     assert json.loads(kept.read_text())["cost_params"] == {"process": {"links": rows(1e7), "launch_s": 3e-5}}
 
 
 @pytest.mark.parametrize(("process", "keeps"), [(0, True), (1, False), (2, True), (3, False)])
-def test_the_first_process_of_each_node_keeps_the_figures(kept, monkeypatch, process, keeps):
+def test_the_first_process_of_each_node_keeps_the_parameters(kept, monkeypatch, process, keeps):
     """Nodes need not share a home."""
     found = {"links": rows(1e6), "launch_s": 1e-5}
     monkeypatch.setattr(calibration, "_groups", lambda: [types.SimpleNamespace(scope="network")])
@@ -172,7 +172,7 @@ def test_what_is_measured_is_what_is_predicted(monkeypatch):
     assert group.request("barrier", 1 << 20).input_count == 0
 
 
-def test_figures_go_into_their_places():
+def test_parameters_go_into_their_places():
     machine = _core.plan.Machine([("self", 1.0, 2.0, 3.0), ("node", 4.0, 5.0, 6.0), ("network", 7.0, 8.0, 9.0)], 10.0)
     fitted = calibration._with(machine, calibration._FREE["node"], (11.0, 12.0, 13.0, 14.0))
     assert fitted.launch_s == 11
@@ -182,7 +182,7 @@ def test_figures_go_into_their_places():
         assert link == jaxcomm.Link(link.name, overhead_s=12, bytes_per_s=13, latency_s=14)
 
 
-def test_all_processes_use_the_figures_of_one(kept, monkeypatch):
+def test_all_processes_use_the_parameters_of_one(kept, monkeypatch):
     """Else they would plan differently, and hang."""
     asked = []
 
@@ -223,17 +223,17 @@ def test_a_broken_file_is_said_and_ignored(kept, text):
     assert not jaxcomm.topology().calibrated
 
 
-def test_figures_of_another_machine_are_ignored(kept):
+def test_parameters_of_another_machine_are_ignored(kept):
     _cost_params.save({"process": {"links": rows(1e6), "launch_s": 1e-5}})
     content = json.loads(kept.read_text())
-    for change in ({"processors": 1000}, {"format": 2}):
+    for change in ({"processors": 1000}, {"format": 99}):
         kept.write_text(json.dumps(content | change))
         _cost_params.load()
         assert not jaxcomm.topology().calibrated
         _cost_params.load.cache_clear()
 
 
-def test_where_figures_are_kept(monkeypatch, tmp_path):
+def test_where_parameters_are_kept(monkeypatch, tmp_path):
     def path(calibration, **environment):
         monkeypatch.setattr(_cost_params, "config", lambda: _config.Config(calibration=calibration))
         for name in ("XDG_CACHE_HOME", "HOME"):

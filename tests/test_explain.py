@@ -148,7 +148,7 @@ def test_between_nodes_of_gpus_by_hand():
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
-def test_figures_that_are_given(platform):
+def test_parameters_that_are_given(platform):
     """They change what is predicted, not what is chosen."""
     arguments = {"platform": platform, "ranks_per_node": 1}
     if platform == "cpu":

@@ -16,8 +16,8 @@ thread_local bool in_pool = false;
 }  // namespace
 
 CompletionPool& CompletionPool::Get() {
-  static auto* completer = new CompletionPool;
-  return *completer;
+  static auto* pool = new CompletionPool;
+  return *pool;
 }
 
 CompletionPool::CompletionPool() {

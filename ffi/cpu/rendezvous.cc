@@ -307,7 +307,7 @@ StatusOr<const Rendezvous::InterProcess*> Rendezvous::InterProcessFor(const Part
   return inter_process_.emplace(group, std::move(inter_process)).first->second.get();
 }
 
-// Books the arrival and takes `done`, unless it fails. Returns the round if it is complete now, else null.
+// Adds the participant and takes `done`, unless it fails. Returns the call if it is complete now, else null.
 StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Participant& participant,
                                                                   std::unique_ptr<Completion>& done) {
   const auto found = slots_.find(participant.rank);

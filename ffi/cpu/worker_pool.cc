@@ -7,8 +7,8 @@
 namespace jaxcomm {
 
 WorkerPool& WorkerPool::Get() {
-  static auto* helpers = new WorkerPool;
-  return *helpers;
+  static auto* pool = new WorkerPool;
+  return *pool;
 }
 
 WorkerPool::WorkerPool() : num_threads_(std::max<int64_t>(std::thread::hardware_concurrency(), 1) - 1) {

@@ -7,7 +7,7 @@ import pickle
 import time
 from typing import Any
 
-# Longer than anything that a process does between two meetings, even gloo's slowest repetitions.
+# Longer than anything that a process does between two barriers, even gloo's slowest repetitions.
 _DEADLINE_S = 300
 _WORDS = 8  # per process, a cache line
 
@@ -30,30 +30,30 @@ class Alone:
 class Team(Alone):
     """Processes that share a folder.
 
-    Meetings go through words of a mapped file. Rank r's two words hold 2 * (number of its last even or odd meeting) +
-    what it passes: a word is written again two meetings later, when everybody has read it.
+    Barriers go through words of a mapped file. Rank r's two words hold 2 * (number of its last even or odd barrier) +
+    what it passes: a word is written again two barriers later, when everybody has read it.
     """
 
     def __init__(self, folder: pathlib.Path, rank: int, size: int):
         self.rank, self.size, self._folder = rank, size, folder
-        self._met = self._gathered = 0
-        with open(folder / "meetings", "r+b") as file:
+        self._barriers = self._gathered = 0
+        with open(folder / "barriers", "r+b") as file:
             self._words = memoryview(mmap.mmap(file.fileno(), 8 * _WORDS * size)).cast("q")
 
     @staticmethod
     def prepare(folder: pathlib.Path, size: int) -> None:
         """Before the processes start."""
-        (folder / "meetings").write_bytes(bytes(8 * _WORDS * size))
+        (folder / "barriers").write_bytes(bytes(8 * _WORDS * size))
 
     def align(self, go_on: bool = True) -> bool:
-        self._met += 1
-        parity = self._met % 2
-        self._words[_WORDS * self.rank + parity] = 2 * self._met + go_on
+        self._barriers += 1
+        parity = self._barriers % 2
+        self._words[_WORDS * self.rank + parity] = 2 * self._barriers + go_on
         deadline = time.monotonic() + _DEADLINE_S
         for other in range(self.size):
-            while self._words[_WORDS * other + parity] >> 1 < self._met:
+            while self._words[_WORDS * other + parity] >> 1 < self._barriers:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"process {other} did not come to meeting {self._met} in {_DEADLINE_S} s")
+                    raise TimeoutError(f"process {other} did not come to barrier {self._barriers} in {_DEADLINE_S} s")
                 os.sched_yield()
         return bool(self._words[parity] & 1)
 

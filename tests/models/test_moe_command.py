@@ -29,7 +29,7 @@ def test_the_defaults_are_those_of_the_readme():
     params, _ = jax.eval_shape(init)
     millions = sum(x.size for x in jax.tree.leaves(params)) / 1e6
     quoted = (
-        f"The defaults ({config.steps} steps of {config.batch * config.seq} bytes, {millions:.1f} million parameters)"
+        f"the defaults ({config.steps} steps of {config.batch * config.seq} bytes, {millions:.1f} million parameters)"
     )
     assert quoted in (ROOT / "models/moe/README.md").read_text()
 

@@ -111,7 +111,7 @@ MUTANTS = [
         "test_receive_queue",
     ),
     Mutant(
-        "what came before a farewell is dropped",
+        "messages before a disconnect are dropped",
         QUEUE,
         "    if (all_here) return;\n",
         "",

@@ -363,7 +363,7 @@ THREAD = [
     ),
     Mutant("every thread puts", GIN, "if (threadIdx.x == number % num_warps * warpSize) {", "{"),
     Mutant(
-        "letters of two calls in one place",
+        "offsets of two calls in one place",
         OFFSETS,
         "static_cast<int64_t>(count % 2) * num_ranks + sender",
         "static_cast<int64_t>(count % 1) * num_ranks + sender",
