@@ -1,6 +1,7 @@
 """Simple models for comparison: alpha-beta, interpolation, and the textbook ring."""
 
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from jaxcomm.simulate import optimize, splits
 from jaxcomm.simulate.table import Table
 
 
-def _series(table: Table, mask: np.ndarray) -> dict[tuple, list[int]]:
+def _series(table: Table, mask: np.ndarray) -> dict[tuple[Any, ...], list[int]]:
     found = defaultdict(list)
     for i in np.flatnonzero(mask):
         found[table.rows[i].series].append(int(i))
@@ -35,7 +36,7 @@ def alpha_beta(table: Table, part: splits.Part) -> np.ndarray:
         if len(known) >= 2:
             theta = _line(sizes[known], log_time[known])
             error[test] = log_time[test] - np.logaddexp(theta[0], theta[1] + np.log(sizes[test]))
-    return error[part.test]
+    return np.asarray(error[part.test])
 
 
 def interpolation(table: Table, part: splits.Part) -> np.ndarray:
@@ -48,7 +49,7 @@ def interpolation(table: Table, part: splits.Part) -> np.ndarray:
         if known:
             value = np.interp(x[test], x[known], log_time[known])
             error[test] = log_time[test] - value - np.maximum(x[test] - x[known[-1]], 0)
-    return error[part.test]
+    return np.asarray(error[part.test])
 
 
 def textbook(table: Table, part: splits.Part) -> np.ndarray:
@@ -72,4 +73,4 @@ def textbook(table: Table, part: splits.Part) -> np.ndarray:
         if len(known) >= 2 and test:
             theta = _line(sent[known], log_time[known], steps[known])
             error[test] = log_time[test] - np.logaddexp(theta[0] + np.log(steps[test]), theta[1] + np.log(sent[test]))
-    return error[part.test]
+    return np.asarray(error[part.test])

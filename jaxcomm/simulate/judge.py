@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +73,7 @@ def leave_one_out(fitted: model.Model) -> tuple[np.ndarray, ...]:
     """Error, deviation, size and basis of each fitted point predicted from all others."""
     error, deviation = fitted.residual.leave_one_out()
     knots = fitted.residual.knots
-    ends: dict[tuple, tuple[float, float]] = {}
+    ends: dict[tuple[Any, ...], tuple[float, float]] = {}
     for key, size in zip(knots.series(), knots.size, strict=True):
         low, high = ends.get(key, (np.inf, 0.0))
         ends[key] = (min(low, size), max(high, size))

@@ -1,6 +1,7 @@
 """Both layers together: plan model times residual."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ class Prediction:
 
     @property
     def time_us(self) -> np.ndarray:
-        return np.exp(self.log_time)
+        return np.asarray(np.exp(self.log_time))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Model:
         """Logarithm of the plan model's time, form and origin of the parameters of each row."""
         forms, keys = systems.describe(table, q)
         log_time, origins = np.full(len(table), np.nan), [""] * len(table)
-        groups: dict[tuple, list[int]] = {}
+        groups: dict[tuple[Any, ...], list[int]] = {}
         for i, key in enumerate(keys):
             if np.isfinite(q.link[i]):
                 groups.setdefault((key, str(q.kind[i])), []).append(i)
@@ -80,10 +81,10 @@ class Model:
 
 
 def _bases(residual: Residual, knots: Knots, origins: list[str]) -> np.ndarray:
-    known: dict[tuple, tuple[float, float]] = {}
-    points: set[tuple] = set()
-    largest: dict[tuple, float] = {}
-    ops: set[tuple] = set()
+    known: dict[tuple[Any, ...], tuple[float, float]] = {}
+    points: set[tuple[Any, ...]] = set()
+    largest: dict[tuple[Any, ...], float] = {}
+    ops: set[tuple[Any, ...]] = set()
     for key, size in zip(residual.knots.series(), residual.knots.size, strict=True):
         low, high = known.get(key, (np.inf, 0.0))
         known[key] = (min(low, size), max(high, size))

@@ -38,7 +38,7 @@ def tree(q: Queries, p: Parameters) -> np.ndarray:
     """All_reduce by a chain inside each host and a tree between hosts. Sanders, Speck, Traeff, 2009."""
     hosts = np.ceil(q.ranks / q.host)
     depth = 2 * (q.host - 1) * p["tree_inner"] + 2 * np.floor(np.log2(hosts)) * p["tree_outer"]
-    return depth + 2 * (q.ranks - 1) / q.ranks * q.bytes / (p["share_tree"] * q.link)
+    return np.asarray(depth + 2 * (q.ranks - 1) / q.ranks * q.bytes / (p["share_tree"] * q.link))
 
 
 def multicast(q: Queries, p: Parameters) -> np.ndarray:
@@ -63,7 +63,7 @@ def messages(q: Queries, p: Parameters) -> np.ndarray:
     all_links = (q.ranks - 1) * m / (p["share_simple"] * q.link)
     every = np.maximum(part / p["channel_simple"], np.maximum(all_links, m / (p["self"] * q.hbm)))
     large = start + p["rendezvous"] + np.where(permute, alone, every)
-    return np.where(m <= rules.message_ll_limit(channels, q.old_ll), small, large)
+    return np.asarray(np.where(m <= rules.message_ll_limit(channels, q.old_ll), small, large))
 
 
 def domain(q: Queries, p: Parameters) -> np.ndarray:
@@ -94,7 +94,7 @@ def mesh(q: Queries, p: Parameters) -> np.ndarray:
     every = start + np.minimum(m / (p["share_ll"] / 7 * q.link), p["rendezvous"] + m / peer) + m / (p["self"] * q.hbm)
     single = np.minimum(m / (p["share_ll"] / 7 * q.link), p["rendezvous"] + m / peer)
     dense = np.where(q.op == "all_to_all", every, reduced)
-    return np.where(q.op == "collective_permute", p["permute"] + single, p["launch"] + dense)
+    return np.asarray(np.where(q.op == "collective_permute", p["permute"] + single, p["launch"] + dense))
 
 
 def cluster(q: Queries, p: Parameters) -> np.ndarray:
@@ -108,14 +108,16 @@ def cluster(q: Queries, p: Parameters) -> np.ndarray:
     depth = f * np.log2(np.maximum(q.nodes, 2))
     small = depth * p["hop_ll"] + np.maximum(network / p["nic_ll"], links)
     large = depth * p["hop_simple"] + np.maximum(network / p["nic_simple"], links)
-    return p["launch"] + steps + np.minimum(small, large)
+    return np.asarray(p["launch"] + steps + np.minimum(small, large))
 
 
 def stepwise(q: Queries, p: Parameters) -> np.ndarray:
     """Ring over network adapters only, step by step: small and large messages differ in latency and rate."""
     s, _, _ = _ring_terms(q)
     m = q.bytes / q.ranks / q.nic
-    return p["launch"] + s * np.minimum(p["hop_ll"] + m / p["nic_ll"], p["hop_simple"] + m / p["nic_simple"])
+    return np.asarray(
+        p["launch"] + s * np.minimum(p["hop_ll"] + m / p["nic_ll"], p["hop_simple"] + m / p["nic_simple"])
+    )
 
 
 def doubling(q: Queries, p: Parameters) -> np.ndarray:
@@ -123,7 +125,7 @@ def doubling(q: Queries, p: Parameters) -> np.ndarray:
     depth = np.log2(q.ranks)
     sent = (q.ranks - 1) / q.ranks * q.bytes / q.nic
     small = depth * p["hop_ll"] + sent / p["nic_ll"]
-    return p["launch"] + np.minimum(small, depth * p["hop_simple"] + sent / p["nic_simple"])
+    return np.asarray(p["launch"] + np.minimum(small, depth * p["hop_simple"] + sent / p["nic_simple"]))
 
 
 def line(q: Queries, p: Parameters) -> np.ndarray:

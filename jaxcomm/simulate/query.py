@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class Queries:
     def __len__(self) -> int:
         return len(self.ranks)
 
-    def take(self, index) -> "Queries":
+    def take(self, index: Any) -> "Queries":
         return Queries(**{f.name: getattr(self, f.name)[index] for f in dataclasses.fields(self)})
 
 

@@ -48,7 +48,7 @@ class Knots:
             np.array([_rounding(row) for row in rows], float),
         )
 
-    def take(self, index) -> "Knots":
+    def take(self, index: Any) -> "Knots":
         return Knots(self.texts[index], self.ranks[index], self.size[index], self.noise[index])
 
     def blocks(self) -> dict[tuple[str, ...], np.ndarray]:
@@ -58,7 +58,7 @@ class Knots:
             found[tuple(text[:5])].append(i)
         return {key: np.array(index) for key, index in found.items()}
 
-    def series(self) -> list[tuple]:
+    def series(self) -> list[tuple[Any, ...]]:
         return [(*text, n) for text, n in zip(map(tuple, self.texts), self.ranks, strict=True)]
 
 
@@ -78,14 +78,16 @@ def _kernel(a: Knots, b: Knots) -> np.ndarray:
     def position(k: Knots) -> np.ndarray:
         # Messages of an all_to_all are parts of its buffer; protocols switch by message.
         messages = k.texts[:, 3] == "all_to_all"
-        return np.log2(k.size) - np.where(messages, np.log2(k.ranks), 0)
+        return np.asarray(np.log2(k.size) - np.where(messages, np.log2(k.ranks), 0))
 
     size = np.exp(-np.abs(position(a)[:, None] - position(b)) / SIZE_LENGTH)
     scale = np.exp(-np.abs(np.log(a.ranks)[:, None] - np.log(b.ranks)) / SCALE_LENGTH)
     machine = a.texts[:, None, 5] == b.texts[:, 5]
     option = a.texts[:, None, 6] == b.texts[:, 6]
     own = machine & option & (a.ranks[:, None] == b.ranks)
-    return size * ((1 - OWN) * scale * np.where(machine, 1, SISTER) * np.where(option, 1, OTHER) + OWN * own)
+    return np.asarray(
+        size * ((1 - OWN) * scale * np.where(machine, 1, SISTER) * np.where(option, 1, OTHER) + OWN * own)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

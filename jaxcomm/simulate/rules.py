@@ -25,14 +25,14 @@ def ring_protocol(q: Queries) -> np.ndarray:
         np.minimum(0.92 * bus, np.where(q.ll128 > 0, _RING_CHANNELS * q.ll128, np.inf)),
         bus,
     )
-    return np.argmin([b + h * s + sent / c for b, h, c in zip(_BASE, _HOP, caps, strict=True)], axis=0)
+    return np.asarray(np.argmin([b + h * s + sent / c for b, h, c in zip(_BASE, _HOP, caps, strict=True)], axis=0))
 
 
 def message_channels(largest: np.ndarray, ranks: np.ndarray, message: np.ndarray) -> np.ndarray:
     """Channels of one message: 32 / domain as a power of two, doubled until a part has 16 MiB (32 chunks)."""
     start = np.exp2(np.maximum(np.floor(np.log2(32 / ranks)), 0))
     doublings = np.ceil(np.log2(np.maximum(message / start / (16 * _KIB * _KIB), 1)))
-    return np.minimum(start * np.exp2(doublings), 32)
+    return np.asarray(np.minimum(start * np.exp2(doublings), 32))
 
 
 def message_ll_limit(channels: np.ndarray, old: np.ndarray) -> np.ndarray:

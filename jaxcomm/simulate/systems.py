@@ -63,13 +63,20 @@ def describe(table: Table, q: Queries) -> tuple[list[str], list[Key]]:
     return forms, [parameters.system(row, form) for row, form in zip(table.rows, forms, strict=True)]
 
 
-def _fit_one(key: Key, q: Queries, target, weight, prior: dict[str, parameters.Prior], start=None) -> optimize.Fit:
+def _fit_one(
+    key: Key,
+    q: Queries,
+    target: np.ndarray,
+    weight: np.ndarray,
+    prior: dict[str, parameters.Prior],
+    start: np.ndarray | None = None,
+) -> optimize.Fit:
     mean = np.log([p.center for p in prior.values()])
     spread = np.array([p.spread for p in prior.values()])
     names = list(prior)
 
     def model(theta: np.ndarray) -> np.ndarray:
-        return np.log(plans.FORMS[key[0]](q, dict(zip(names, np.exp(theta), strict=True))))
+        return np.asarray(np.log(plans.FORMS[key[0]](q, dict(zip(names, np.exp(theta), strict=True)))))
 
     random = np.random.default_rng(0)
     starts = [start] if start is not None else [mean + k * spread * random.normal(size=len(mean)) for k in (0, 0.5)]

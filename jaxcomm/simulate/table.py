@@ -5,6 +5,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -125,7 +126,7 @@ def read(path: str | pathlib.Path, times: bool = True) -> Table:
         raise TableError(f"{path}: {error.strerror}") from None
 
 
-def _read(path: str, reader, times: bool) -> Table:
+def _read(path: str, reader: Any, times: bool) -> Table:
     columns = tuple(next(reader, ()))
     if not columns:
         raise TableError(f"{path}:1: empty file, expected a line of column names")
@@ -148,7 +149,7 @@ def _read(path: str, reader, times: bool) -> Table:
 
 
 def _row(path: str, line: int, cell: dict[str, str], times: bool) -> Row:
-    def fail(column: str, expected: str):
+    def fail(column: str, expected: str) -> None:
         raise TableError(f"{path}:{line}: column {column}: got {cell[column]!r}, expected {expected}")
 
     def number(column: str, optional: bool) -> float | None:
