@@ -1,0 +1,194 @@
+"""The table of errors: every split, by size band, warm-up apart, beside baselines and targets."""
+
+import dataclasses
+from collections import defaultdict
+
+import numpy as np
+
+from jaxcomm.simulate import bands, baselines, judge, splits, store, systems
+from jaxcomm.simulate.table import Table
+
+_MIB = 2.0**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """Errors of some rows; shares are 0 to 1. An error is max(predicted / measured, measured / predicted) - 1."""
+
+    split: str
+    rows: str
+    count: int
+    median: float
+    p90: float
+    p95: float
+    within_25: float
+    bias: float  # median of predicted / measured, minus 1
+    target: tuple[float, float] | None = None  # of median and p95
+
+    @property
+    def met(self) -> bool:
+        return self.target is None or (self.median <= self.target[0] and self.p95 <= self.target[1])
+
+
+# Median and p95 by split and rows.
+TARGETS = {
+    ("I", "all"): (0.035, 0.30),
+    ("I plan", "all"): (0.07, 0.30),
+    ("N", "all"): (0.09, 0.45),
+    ("N", "from 1 MiB"): (0.075, 0.35),
+    ("X", "all"): (0.15, 0.80),
+    ("X", "from 1 MiB"): (0.12, 0.40),
+    ("O", "all_gather, reduce_scatter"): (0.08, 0.30),
+    ("O", "all_reduce, all_to_all"): (0.15, 0.60),
+    ("S0", "all"): (0.18, 1.00),
+    ("S0", "from 1 MiB"): (0.13, 0.60),
+    ("S6", "all"): (0.10, 0.60),
+    ("S6", "from 1 MiB"): (0.09, 0.45),
+}
+BAND_TARGET = (0.75, 0.85)
+CHOICE_TARGET = 0.9
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    lines: list[Line]
+    coverage: dict[str, float]  # of the 80 % band, by split
+    choice: tuple[int, int] | None  # pairs named right, pairs
+
+    def missed(self) -> list[str]:
+        """Targets that are not met."""
+        found = [f"{x.split}, {x.rows}" for x in self.lines if not x.met]
+        low, high = BAND_TARGET
+        if "I" in self.coverage and not low <= self.coverage["I"] <= high:
+            found.append("band of I")
+        if self.choice and self.choice[1] and self.choice[0] < CHOICE_TARGET * self.choice[1]:
+            found.append("choice")
+        return found
+
+
+def line(split: str, rows: str, error: np.ndarray) -> Line | None:
+    """`error`: logarithm of measured over predicted. None without rows."""
+    error = error[np.isfinite(error)]
+    if not len(error):
+        return None
+    size = np.expm1(np.abs(error))
+    median, p90, p95 = (float(x) for x in np.quantile(size, [0.5, 0.9, 0.95]))
+    bias = float(np.expm1(-np.median(error)))
+    target = TARGETS.get((split, rows))
+    return Line(split, rows, len(error), median, p90, p95, float(np.mean(size <= 0.25)), bias, target)
+
+
+def _lines(split: str, table: Table, index: np.ndarray, error: np.ndarray) -> list[Line]:
+    warm_up = np.array([table.rows[i].warm_up for i in index], bool)
+    size = np.array([table.rows[i].size for i in index], float)
+    ops = np.array([table.rows[i].op for i in index], dtype=object)
+    band = bands.size_band(size)
+    masks = {"all": ~warm_up, "from 1 MiB": ~warm_up & (size >= _MIB)}
+    masks |= {name: ~warm_up & (band == i) for i, name in enumerate(bands.SIZES)}
+    if split == "O":
+        for pair in (("all_gather", "reduce_scatter"), ("all_reduce", "all_to_all")):
+            masks[", ".join(pair)] = ~warm_up & np.isin(ops, pair)
+    masks["warm-up"] = warm_up
+    return [found for name, mask in masks.items() if (found := line(split, name, error[mask]))]
+
+
+def run(table: Table, names: tuple[str, ...] = tuple(judge.SPLITS)) -> Report:
+    """Judges the splits of a table of measured rows, with baselines where they can predict at all."""
+    sizes = np.array([row.size for row in table.rows])
+    cache: systems.Cache = {}
+    lines, coverage, choice = [], {}, None
+    for name in names:
+        judged = judge.judge(table, name, cache)
+        if not len(judged):
+            continue
+        lines += _lines(name, table, judged.index, judged.error)
+        if name == "I":
+            lines += _lines("I plan", table, judged.index, judged.plan_error)
+        simple = {"I": ("alpha_beta", "interpolation"), "N": ("textbook",), "X": ("textbook",), "O": ()}
+        for baseline in simple.get(name, ()):
+            parts = list(judge.SPLITS[name](table))
+            errors = np.concatenate([getattr(baselines, baseline)(table, part) for part in parts])
+            index = np.concatenate([np.flatnonzero(part.test) for part in parts])
+            lines += _lines(f"{name} {baseline}", table, index, errors)[:2]
+        share = bands.coverage(judged, sizes)
+        if np.isfinite(share):
+            coverage[name] = share
+        if name == "N":
+            choice = _choice(table, judged)
+    return Report(lines, coverage, choice)
+
+
+def _choice(table: Table, judged: judge.Judged) -> tuple[int, int]:
+    """Pairs of algorithms of one library at one size and scale that differ by 25 %: how many are ordered right."""
+    groups = defaultdict(list)
+    for i, error in zip(judged.index, judged.error, strict=True):
+        row = table.rows[i]
+        if row.notes.get("algo"):
+            others = row.notes.get("nic_interleave", "")
+            groups[row.repo, row.hardware, row.op, row.ranks, row.size, row.dtype, others].append((i, error))
+    right = pairs = 0
+    log_time = np.log(table.times())
+    for members in groups.values():
+        for k, (i, error_i) in enumerate(members):
+            for j, error_j in members[:k]:
+                measured = log_time[i] - log_time[j]
+                if abs(measured) >= np.log(1.25):
+                    pairs += 1
+                    right += measured * (measured - error_i + error_j) > 0
+    return right, pairs
+
+
+def shipped(table: Table, fitted: store.Fitted) -> Report:
+    """Judges fitted parameters by rows that they were not fitted to: rows kept apart, other sweeps."""
+    found = fitted.model.predict(table)
+    sizes = np.array([row.size for row in table.rows])
+    fresh = np.isfinite(found.log_time) & (found.basis != "measured")
+    error = np.log(table.times()) - found.log_time
+    index = np.flatnonzero(fresh)
+    lines = _lines("kept apart", table, index, error[fresh])
+    for basis in sorted(set(found.basis[fresh])):
+        lines += _lines(f"kept apart, {basis}", table, index, np.where(found.basis == basis, error, np.nan)[fresh])[:2]
+    coverage = {}
+    if len(index):
+        low, high = fitted.bands.limits(found.basis[fresh], sizes[fresh], found.deviation[fresh])
+        coverage["kept apart"] = float(np.mean((error[fresh] >= low) & (error[fresh] <= high)))
+    return Report(lines, coverage, None)
+
+
+_SPLIT_TEXT = {
+    "I": "random 20 % of each series",
+    "N": "one scale left out",
+    "X": "64, 72 ranks from at most 18",
+    "O": "one op left out",
+    "S0": "one family of systems left out",
+    "S6": "the same, 6 points of it known",
+    "H": "one harness left out",
+}
+
+
+def text(report: Report, path: str) -> str:
+    """Markdown."""
+    out = [
+        f"# Errors on {path}",
+        "",
+        "Splits: " + "; ".join(f"{k}: {v}" for k, v in _SPLIT_TEXT.items()) + ".",
+        f"Seed {splits.SEED}. Rows with the note flag=slower_than_a_larger_size appear as warm-up only.",
+        "Percent. Bias: median of predicted over measured, minus 1. Target: median, p95.",
+        "",
+        "| split | rows | count | median | p90 | p95 | within 25 % | bias | target | met |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
+    ]
+    for x in report.lines:
+        target = f"{100 * x.target[0]:g}, {100 * x.target[1]:g}" if x.target else ""
+        met = "" if x.target is None else "yes" if x.met else "no"
+        numbers = " | ".join(f"{100 * v:.1f}" for v in (x.median, x.p90, x.p95, x.within_25, x.bias))
+        out.append(f"| {x.split} | {x.rows} | {x.count} | {numbers} | {target} | {met} |")
+    out.append("")
+    for split, share in report.coverage.items():
+        out.append(f"The 80 % band of split {split} holds {100 * share:.1f} % of rows that it was not made from.")
+    if report.choice:
+        right, pairs = report.choice
+        out.append(f"Of {pairs} pairs of algorithms that differ by 25 %, {right} are ordered right (split N).")
+    missed = report.missed()
+    out.append("Targets missed: " + ("; ".join(missed) if missed else "none") + ".")
+    return "\n".join(out) + "\n"

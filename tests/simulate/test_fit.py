@@ -1,0 +1,205 @@
+"""jaxcomm.simulate: fits find the parameters that made a table, residuals and bands hold on rows left out."""
+
+import made
+import numpy as np
+import pytest
+
+from jaxcomm.simulate import bands, hardware, judge, model, optimize, parameters, splits, store
+from jaxcomm.simulate.residual import Knots, Residual
+
+SIZES = [2**k for k in range(10, 34, 2)]
+DENSE = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
+TRUTH = {
+    "launch": 9.0, "lambda_ll": 1.3, "lambda_ll128": 2.6, "lambda_simple": 7.0,
+    "share_ll": 0.35, "share_ll128": 0.7, "share_simple": 0.85, "self": 0.2,
+    "tree_inner": 4.0, "tree_outer": 2.5, "share_tree": 0.5, "nvls": 150.0, "share_nvls": 0.6,
+    "per_peer": 0.4, "host_start": 12.0, "rendezvous": 9.0, "channel_ll": 5.5, "channel_simple": 22.0,
+    "share_peer": 0.75,
+}  # fmt: skip
+
+
+def _domain(path, noise=0.0, seed=0):
+    return made.timed(path, made.sweep(DENSE, (4, 8, 18, 36, 72), SIZES), TRUTH, noise, seed)
+
+
+@pytest.mark.deadline(60)
+def test_a_fit_finds_the_parameters_that_made_the_table(tmp_path):
+    fitted = model.fit(_domain(tmp_path / "t.csv", noise=0.01))
+    (system,) = fitted.systems.fitted.values()
+    for name, value in TRUTH.items():
+        if system.identified[name] > 0.9:
+            assert system.parameters[name] == pytest.approx(value, rel=0.2), name
+    known = [name for name in TRUTH if system.identified[name] > 0.9]
+    assert {"launch", "lambda_ll", "share_ll", "channel_simple", "share_simple"} <= set(known) and len(known) >= 12
+
+
+def test_parameters_without_data_stay_at_their_prior(tmp_path):
+    rows = made.sweep(["collective_permute"], [72], SIZES)
+    (system,) = model.fit(made.timed(tmp_path / "t.csv", rows, TRUTH)).systems.fitted.values()
+    assert system.identified["channel_simple"] > 0.9 and system.identified["nvls"] < 0.1
+    assert system.parameters["nvls"] == pytest.approx(parameters.PRIORS["domain"]["nvls"].center, rel=1e-3)
+
+
+def test_the_optimum_of_a_line_is_least_squares_with_a_prior():
+    """Small errors: soft L1 is quadratic, so that normal equations give the answer."""
+    random = np.random.default_rng(0)
+    a, target = random.normal(size=(20, 3)), 1e-4 * random.normal(size=20)
+    mean, spread = 1e-4 * np.ones(3), np.array([0.1, 1.0, 10.0])
+    found = optimize.minimize(lambda t: a @ t, target, mean, spread, np.zeros(3))
+    precision, weight = np.diag(1 / spread**2), 1 / optimize.SCALE**2
+    expected = np.linalg.solve(weight * a.T @ a + precision, weight * a.T @ target + precision @ mean)
+    np.testing.assert_allclose(found.theta, expected, atol=1e-7)
+
+
+def test_one_wild_point_moves_little():
+    target = np.zeros(21)
+    target[7] = 3.0
+    wide = np.array([10.0])
+    found = optimize.minimize(lambda t: np.repeat(t, 21), target, np.zeros(1), wide, np.ones(1))
+    assert abs(found.theta[0]) < 0.02 < target.mean()
+
+
+def test_the_same_table_gives_the_same_parameters(tmp_path):
+    source = _domain(tmp_path / "t.csv", noise=0.05)
+    texts = []
+    for name in ("a.json", "b.json"):
+        store.save(tmp_path / name, store.fit(source, "made", with_splits=False))
+        texts.append((tmp_path / name).read_text())
+    assert texts[0] == texts[1]
+
+
+def test_a_measured_point_returns_itself(tmp_path):
+    source = _domain(tmp_path / "t.csv", noise=0.3)
+    found = model.fit(source).predict(source)
+    np.testing.assert_allclose(found.time_us, source.times(), rtol=1e-9)
+    assert set(found.basis) == {"measured"}
+
+
+def test_a_prediction_names_what_it_rests_on(tmp_path):
+    rows = made.sweep(DENSE[:3], (4, 8), [2**k for k in range(12, 24, 2)])
+    fitted = model.fit(made.timed(tmp_path / "t.csv", rows, TRUTH))
+    asked = [
+        ({"bytes": "8192", "ranks": "8"}, "between"),
+        ({"bytes": "1073741824", "ranks": "8"}, "beyond"),
+        ({"ranks": "6"}, "scale"),
+        ({"ranks": "64"}, "larger"),
+        ({"op": "all_to_all"}, "op"),
+        ({"source": "other/sweep:file"}, "harness"),
+        ({"hardware": "GB300 NVL72"}, "harness"),
+        ({"hardware": "8x H100"}, "device"),
+        ({"hardware": "8x MI300X", "note": "lib=RCCL"}, "guess"),
+        ({"note": "lib=MSCCL++"}, "guess"),
+    ]
+    found = fitted.predict(made.read(tmp_path / "q.csv", [row for row, _ in asked]))
+    assert list(found.basis) == [basis for _, basis in asked]
+    assert np.isfinite(found.log_time).all()
+
+
+def test_a_kernel_is_predicted_from_the_same_kernel_only(tmp_path):
+    note = {"note": "lib=MSCCL++; algo=one"}
+    rows = [{**note, "bytes": str(b), "time_us": str(5 + b / 1e5)} for b in SIZES]
+    fitted = model.fit(made.read(tmp_path / "t.csv", rows))
+    asked = [
+        ({**note, "bytes": "8192"}, "between"),
+        ({**note, "source": "other/sweep:file"}, "harness"),
+        ({**note, "op": "all_gather"}, "guess"),
+        ({"note": "lib=UCCL"}, "guess"),
+    ]
+    found = fitted.predict(made.read(tmp_path / "q.csv", [row for row, _ in asked]))
+    assert list(found.basis) == [basis for _, basis in asked]
+
+
+def test_unknown_hardware_and_single_ranks_are_declined(tmp_path):
+    fitted = model.fit(made.timed(tmp_path / "t.csv", made.sweep(DENSE[:1], (4,), SIZES), TRUTH))
+    found = fitted.predict(made.read(tmp_path / "q.csv", [{"hardware": "TPU v5e"}, {"ranks": "1"}, {}]))
+    assert np.isnan(found.log_time).tolist() == [True, True, False]
+    assert "TPU v5e" in found.reasons[0] and "one rank" in found.reasons[1] and 2 not in found.reasons
+
+
+def test_residuals_pass_through_points_and_fade(tmp_path):
+    rows = made.read(tmp_path / "t.csv", made.sweep(["all_gather"], [8], SIZES)).rows
+    knots = Knots.of(rows, ["domain"] * len(rows))
+    wave = 0.2 * np.sin(np.arange(len(rows)))
+    layer = Residual(knots, wave)
+    mean, deviation = layer.predict(knots)
+    np.testing.assert_allclose(mean, wave, atol=0.01)
+    assert (deviation < 0.04).all()
+    far = made.read(tmp_path / "q.csv", [*made.sweep(["all_gather"], [8], [2.0**80]), {"op": "all_to_all"}]).rows
+    mean, deviation = layer.predict(Knots.of(far, ["domain"] * 2))
+    assert abs(mean[0]) < 1e-3 and deviation[0] > 0.1
+    assert mean[1] == 0 and np.isnan(deviation[1])
+
+
+def test_leave_one_out_is_what_refitting_without_a_point_gives(tmp_path):
+    rows = made.read(tmp_path / "t.csv", made.sweep(["all_gather"], [8, 16], SIZES)).rows
+    knots = Knots.of(rows, ["domain"] * len(rows))
+    # Values of one size, so that the amplitude without a point is the same.
+    values = 0.2 * np.random.default_rng(0).choice([-1, 1], len(rows))
+    error, deviation = Residual(knots, values).leave_one_out()
+    rest = np.arange(len(rows)) != 5
+    mean, spread = Residual(knots.take(rest), values[rest]).predict(knots.take(~rest))
+    assert error[5] == pytest.approx(values[5] - mean[0]) and deviation[5] == pytest.approx(spread[0])
+
+
+@pytest.mark.deadline(60)
+def test_the_band_holds_80_percent_of_rows_left_out(tmp_path):
+    """Noise that the model has not seen: 600 points, 20 % of them left out."""
+    rows = made.sweep(DENSE, (4, 8, 18, 36, 72), [2**k for k in range(10, 34)])
+    source = made.timed(tmp_path / "t.csv", rows, TRUTH, noise=0.1)
+    judged = judge.judge(source, "I")
+    share = bands.coverage(judged, np.array([row.size for row in source.rows]))
+    assert len(judged) == 125 and 0.68 <= share <= 0.92
+
+
+def test_stored_parameters_predict_the_same(tmp_path):
+    source = _domain(tmp_path / "t.csv", noise=0.1)
+    fitted = store.fit(source, "made", with_splits=False)
+    store.save(tmp_path / "f.json", fitted)
+    asked = made.read(tmp_path / "q.csv", [*made.sweep(DENSE, (4, 8, 64), [3000, 3 * 2**20]), {"hardware": "8x H100"}])
+    before, after = fitted.model.predict(asked), store.load(tmp_path / "f.json").model.predict(asked)
+    np.testing.assert_allclose(before.log_time, after.log_time, atol=2e-4)
+    assert list(before.basis) == list(after.basis)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "key format"),
+        ('{"format": 1}', "malformed key: 'priors'"),
+        ('{"format": 1, "priors": {}, "systems": []}', "key priors"),
+        ('{"format": 1, "priors": {"domain": {"launch": [-1, 1]}}, "systems": []}', "got parameter -1"),
+    ],
+)
+def test_bad_parameters_are_named(tmp_path, text, message):
+    (tmp_path / "f.json").write_text(text)
+    with pytest.raises(store.ParametersError) as error:
+        store.load(tmp_path / "f.json")
+    assert message in str(error.value)
+
+
+def test_a_split_never_fits_what_it_judges(tmp_path):
+    """Families left out take their sisters along."""
+    rows = [
+        {**row, "hardware": name, "interconnect": wire, "ranks_per_node": "8", "source": source}
+        for name, wire, source in (
+            ("8x H100", "NVLink4", "a/b:c"),
+            ("8x H200", "NVLink4", "d/e:f"),
+            ("8x B200", "NVLink5", "a/b:c"),
+        )
+        for row in made.sweep(DENSE, (2, 4, 8), SIZES)
+    ]
+    source = made.read(tmp_path / "t.csv", rows)
+    seen = set()
+    for name, split in judge.SPLITS.items():
+        for part in split(source):
+            seen.add(name)
+            assert part.test.any() and not (part.train & part.test).any(), name
+            again = next(p for p in split(source) if p.name == part.name)
+            np.testing.assert_array_equal(part.test, again.test)
+            if name in ("S0", "S6"):
+                kept = {hardware.device(source.rows[i].hardware).name for i in np.flatnonzero(part.train)}
+                assert kept == {"B200"} if name == "S0" and "H" in part.name.split(", ")[1] else kept
+    assert seen == {"I", "N", "O", "S0", "S6"}
+    six = next(splits.system(source, 6))
+    assert (six.train & np.array([row.hardware == "8x H100" for row in source.rows])).sum() == 6

@@ -1,0 +1,140 @@
+"""python -m jaxcomm.simulate: rows in, the same rows out; errors on standard error."""
+
+import csv
+import subprocess
+import sys
+
+import made
+import numpy as np
+import pytest
+from test_fit import DENSE, SIZES, TRUTH
+
+from jaxcomm.simulate import cli, validate
+
+
+def _rows(path):
+    with open(path, newline="") as file:
+        return list(csv.reader(file))
+
+
+def test_predict_keeps_rows_order_and_cells(tmp_path, capsys):
+    columns = ("note", *made.COLUMNS[:8], "extra")
+    rows = [
+        {"bytes": "65536.0", "note": "lib=NCCL; a, b", "extra": 'say "x"'},
+        {"hardware": "TPU v5e", "extra": ""},
+        {"hardware": "8x H100", "ranks_per_node": "8", "op": "all_to_all", "extra": "1"},
+        {"bytes": "65536.0", "note": "lib=NCCL; a, b", "extra": "again"},
+    ]
+    made.write(tmp_path / "in.csv", rows, columns)
+    assert cli.main(["predict", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")]) == 0
+    before, after = _rows(tmp_path / "in.csv"), _rows(tmp_path / "out.csv")
+    assert [row[:-3] for row in after] == before
+    assert after[0][-3:] == ["predicted_us", "low_us", "high_us"]
+    assert after[2][-3:] == ["", "", ""]
+    for row in (after[1], after[3]):
+        predicted, low, high = map(float, row[-3:])
+        assert 0 < low < predicted < high
+    assert after[1][-3:] == after[4][-3:]
+    error = capsys.readouterr().err
+    assert "in.csv:3: declined: unknown hardware 'TPU v5e'" in error and error.count("\n") == 1
+
+
+def test_predict_takes_a_table_without_rows(tmp_path):
+    made.write(tmp_path / "in.csv", [])
+    assert cli.main(["predict", str(tmp_path / "in.csv"), "--out", str(tmp_path / "out.csv")]) == 0
+    assert len(_rows(tmp_path / "out.csv")) == 1
+
+
+def test_predictions_follow_the_parameters_that_were_fitted(tmp_path, capsys):
+    source = made.timed(tmp_path / "t.csv", made.sweep(DENSE, (4, 8), SIZES), TRUTH)
+    assert cli.main(["fit", str(tmp_path / "t.csv"), "--quick", "--out", str(tmp_path / "f.json")]) == 0
+    out = capsys.readouterr().out
+    assert "domain, somebody/sweep, GB200 NVL72: 120 rows" in out and "not identified" in out
+    command = ["predict", str(tmp_path / "t.csv"), "--parameters", str(tmp_path / "f.json"), "--out"]
+    assert cli.main([*command, str(tmp_path / "out.csv")]) == 0
+    predicted = [float(row[-3]) for row in _rows(tmp_path / "out.csv")[1:]]
+    np.testing.assert_allclose(predicted, source.times(), rtol=1e-3)
+
+
+def test_validate_prints_and_writes_the_table(tmp_path, capsys):
+    made.timed(tmp_path / "t.csv", made.sweep(DENSE, (4, 8, 18, 72), SIZES), TRUTH, noise=0.02)
+    report = tmp_path / "errors.md"
+    assert cli.main(["validate", str(tmp_path / "t.csv"), "--split", "I", "X", "--report", str(report)]) == 0
+    out = capsys.readouterr().out
+    assert out == report.read_text()
+    lines = {tuple(cell.strip() for cell in line.split("|")[1:3]) for line in out.splitlines() if line[:1] == "|"}
+    assert {("I", "all"), ("I", "under 64 KiB"), ("I", "above"), ("I plan", "all"), ("X", "from 1 MiB")} <= lines
+    assert "The 80 % band of split I holds" in out
+
+
+def test_validate_strict_fails_on_a_missed_target(tmp_path, capsys):
+    """Times without any order: nothing can predict them."""
+    random = np.random.default_rng(0)
+    rows = [{**row, "time_us": f"{10 ** random.uniform(1, 4):.6g}"} for row in made.sweep(DENSE[:2], (4, 8), SIZES)]
+    made.write(tmp_path / "t.csv", rows)
+    command = ["validate", str(tmp_path / "t.csv"), "--split", "I", "--report", str(tmp_path / "r.md"), "--strict"]
+    assert cli.main(command) == 1
+    assert cli.main([*command, "I", "I plan", "band of I"]) == 0
+    assert "Targets missed: I, all; I plan, all" in capsys.readouterr().out
+
+
+def test_errors_are_ratios_and_bias_has_a_sign():
+    error = np.log([2.0, 2.0, 0.5, 1.0])  # measured over predicted
+    found = validate.line("I", "all", error)
+    assert (found.count, found.median, found.within_25) == (4, 1.0, 0.25)
+    assert found.bias == pytest.approx(1 / np.sqrt(2) - 1)
+    assert not found.met and validate.line("I", "all", error * 0).met
+
+
+def test_choice_counts_pairs_of_algorithms_that_are_ordered_right(tmp_path):
+    """Recursive doubling and ring over adapters: from 4 to 16 ranks the ring falls behind for small messages."""
+    wire = {"interconnect": "2x 400 Gb/s InfiniBand per rank; NVLink and shared memory disabled", "ranks_per_node": "2"}
+    rows = [
+        {**row, "note": f"lib=NCCLX CTRAN; algo={algorithm}", "time_us": f"{20 + 15 * rounds(n) + b / 1e5:.6g}"}
+        for algorithm, rounds in (("ring", lambda n: n - 1), ("recursive_doubling", np.log2))
+        for n in (4, 8, 16)
+        for b in SIZES
+        for row in made.sweep(["all_gather"], [n], [b], **wire)
+    ]
+    report = validate.run(made.read(tmp_path / "t.csv", rows), ("N",))
+    right, pairs = report.choice
+    assert pairs >= 15 and right >= 0.9 * pairs
+
+
+def test_rows_kept_apart_are_judged_by_parameters_that_never_saw_them(tmp_path, capsys):
+    rows = made.sweep(DENSE, (4, 8), SIZES)
+    made.timed(tmp_path / "all.csv", rows, TRUTH)
+    made.timed(tmp_path / "seen.csv", rows[::2], TRUTH)
+    assert cli.main(["fit", str(tmp_path / "seen.csv"), "--quick", "--out", str(tmp_path / "f.json")]) == 0
+    command = ["validate", str(tmp_path / "all.csv"), "--split", "kept-apart", "--parameters", str(tmp_path / "f.json")]
+    assert cli.main([*command, "--report", str(tmp_path / "r.md")]) == 0
+    assert "| kept apart | all | 60 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["fit", "bad.csv"], "bad.csv:2: column ranks"),
+        (["validate", "bad.csv"], "bad.csv:2: column ranks"),
+        (["predict", "bad.csv", "--out", "out.csv"], "bad.csv:2: column ranks"),
+        (["predict", "good.csv", "--out", "none/out.csv"], "none/out.csv: No such file"),
+        (["predict", "good.csv", "--out", "out.csv", "--parameters", "good.csv"], "good.csv: not JSON"),
+        (["predict", "done.csv", "--out", "out.csv"], "done.csv:1: column low_us is there already"),
+        (["fit", "untimed.csv"], "untimed.csv: no row has a time"),
+    ],
+)
+def test_bad_input_ends_with_its_name_and_status_2(tmp_path, monkeypatch, capsys, command, message):
+    monkeypatch.chdir(tmp_path)
+    made.write("bad.csv", [{"ranks": "x"}])
+    made.write("good.csv", [{}])
+    made.write("done.csv", [{"low_us": "1"}], (*made.COLUMNS, "low_us"))
+    made.write("untimed.csv", [{"op": "ep_combine", "bytes": "", "time_us": ""}])
+    assert cli.main(command) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_it_runs_as_a_module(tmp_path):
+    made.write(tmp_path / "in.csv", [{}])
+    command = [sys.executable, "-m", "jaxcomm.simulate", "predict", tmp_path / "in.csv", "--out", tmp_path / "out.csv"]
+    subprocess.run(command, check=True, timeout=120)
+    assert len(_rows(tmp_path / "out.csv")[1]) == len(made.COLUMNS) + 3

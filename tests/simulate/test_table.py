@@ -1,0 +1,123 @@
+"""jaxcomm.simulate.table: what it reads, and the file, line and column of what it refuses."""
+
+import made
+import pytest
+
+from jaxcomm.simulate import hardware, table
+
+
+def test_cells_become_numbers_and_notes(tmp_path):
+    note = "lib=NCCL; algo=ring; ci_baseline; printed=time,algbw; flag=slower_than_a_larger_size; tokens=64"
+    row = made.read(tmp_path / "t.csv", [{"note": note, "bytes": "4096", "time_us": "12.5"}]).rows[0]
+    assert (row.repo, row.ranks, row.bytes, row.time_us, row.line) == ("somebody/sweep", 8, 4096, 12.5, 2)
+    assert row.warm_up and row.library == "NCCL" and row.notes["ci_baseline"] == ""
+
+
+def test_a_series_does_not_depend_on_notes_that_follow_from_the_time(tmp_path):
+    """Tables that are to be predicted lack those notes."""
+    notes = [
+        "lib=NCCL; algo=ring; printed=time; rounding=+-6%; flag=x; bw=logical; bytes=from shape",
+        "lib=NCCL; algo=ring",
+        "lib=NCCL; algo=tree",
+    ]
+    same, also, other = (r.series for r in made.read(tmp_path / "t.csv", [{"note": n} for n in notes]).rows)
+    assert same == also != other
+
+
+def test_expert_rows_may_lack_bytes_and_time(tmp_path):
+    found = made.read(tmp_path / "t.csv", [{"op": "ep_combine", "bytes": "", "time_us": "", "note": "tokens=128"}, {}])
+    assert found.rows[0].bytes is None and found.rows[0].size == 128
+    assert len(found) == 2 and len(found.measured()) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"ranks": "eight"}, "t.csv:3: column ranks: got 'eight', expected an integer from 1"),
+        ({"ranks": "0"}, "t.csv:3: column ranks: got '0'"),
+        ({"ranks_per_node": "-4"}, "t.csv:3: column ranks_per_node: got '-4'"),
+        ({"bytes": ""}, "t.csv:3: column bytes: got '', expected a positive number"),
+        ({"bytes": "-1"}, "t.csv:3: column bytes: got '-1'"),
+        ({"time_us": "nan"}, "t.csv:3: column time_us: got 'nan'"),
+        ({"time_us": "inf"}, "t.csv:3: column time_us: got 'inf'"),
+        ({"op": "all_reduced"}, "t.csv:3: column op: got 'all_reduced', expected one of all_reduce, "),
+        ({"hardware": ""}, "t.csv:3: column hardware: got ''"),
+        ({"note": "topk=many"}, "t.csv:3: column note: got topk='many'"),
+    ],
+)
+def test_a_bad_cell_is_named_by_line_and_column(tmp_path, row, message):
+    with pytest.raises(table.TableError) as error:
+        made.read(tmp_path / "t.csv", [{}, row])
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "t.csv:1: empty file"),
+        ("source,hardware\n", "t.csv:1: missing columns interconnect, op, dtype"),
+        (",".join((*made.COLUMNS, "op")) + "\n", "t.csv:1: column op appears twice"),
+        (",".join(made.COLUMNS) + "\na,b\n", "t.csv:2: 2 cells, expected 10"),
+        (",".join(made.COLUMNS) + '\n"a,b\n', "t.csv:2: "),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path, text, message):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(table.TableError) as error:
+        table.read(tmp_path / "t.csv")
+    assert message in str(error.value)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(table.TableError, match=r"none\.csv: No such file"):
+        table.read(tmp_path / "none.csv")
+    (tmp_path / "t.csv").write_bytes(b"\xff\xfe")
+    with pytest.raises(table.TableError, match=r"t\.csv: not UTF-8"):
+        table.read(tmp_path / "t.csv")
+
+
+def test_lines_are_counted_through_cells_that_span_them(tmp_path):
+    with pytest.raises(table.TableError, match=r"t\.csv:4: column ranks"):
+        made.read(tmp_path / "t.csv", [{"hardware": "GB200\nNVL72"}, {"ranks": "x"}])
+
+
+def test_a_table_to_predict_needs_no_times(tmp_path):
+    path = made.write(tmp_path / "t.csv", [{}], [c for c in made.COLUMNS if c != "time_us"])
+    assert table.read(path, times=False).rows[0].time_us is None
+    with pytest.raises(table.TableError, match="missing columns time_us"):
+        table.read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [
+        ("8x H100 per node (p5.48xlarge)", "H100"),
+        ("8x H100-class (sm_90)", "H100"),
+        ("GB300-class NVL72 (sm_103)", "GB300"),
+        ("GB200 NVL72, 20 racks", "GB200"),
+        ("8x B300 per node", "B300"),
+        ("NDm A100 v4", "A100"),
+        ("8x MI355X-class (gfx950)", "MI355X"),
+        ("TPU v5e", None),
+    ],
+)
+def test_hardware_is_recognised(name, device):
+    found = hardware.device(name)
+    assert (found and found.name) == device
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("2x 400 Gb/s InfiniBand per rank; NVLink and shared memory disabled", 100),
+        ("NVLink3 + 400 Gb/s EFA per node", 6.25),
+        ("NVLink4 + 8x 400 Gb/s InfiniBand per node", 50),
+        ("NVLink + 400 Gb/s InfiniBand per GPU", 50),
+        ("NVLink4 + InfiniBand", 50),  # H100's usual adapter
+    ],
+)
+def test_network_rates_are_read_per_rank(tmp_path, text, rate):
+    row = {"hardware": "8x H100", "interconnect": text, "ranks": "16", "ranks_per_node": "8"}
+    found = made.read(tmp_path / "t.csv", [row]).rows[0]
+    device = hardware.device(found.hardware)
+    assert hardware.nic_rate(found, device) == rate
