@@ -10,10 +10,10 @@ import pytest
 import reference
 from jax import lax
 from jax.sharding import AxisType, Mesh
-from jaxcomm._core import plan
 
 import jaxcomm
 from jaxcomm import _lowering, _placement
+from jaxcomm._core import plan
 from jaxcomm._explain import NATIVE
 
 NUM_NODES = int(os.environ.get("JAXCOMM_TEST_NODES", "1"))  # see tests/multiprocess/test_ops.py

@@ -7,6 +7,7 @@ not apply to an algorithm, the reason is stated and tested.
 import itertools
 
 import pytest
+
 from jaxcomm._core import plan
 
 MOVES = ("copy", "put", "get")

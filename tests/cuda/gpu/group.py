@@ -11,9 +11,9 @@ import numpy as np
 import reference
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxcomm._core import plan
 
 import jaxcomm
+from jaxcomm._core import plan
 from jaxcomm._explain import NATIVE
 
 NODES = int(os.environ.get("JAXCOMM_NODES", "1"))
