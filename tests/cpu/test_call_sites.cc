@@ -199,8 +199,8 @@ TEST_CASE("processes with different types get an error that names both") {
     site->Arrive(participant, std::make_unique<CountCompletion>(counter));
     CHECK(counter.WaitFor(1) && counter.errors().size() == 1);
     const std::string message = counter.errors()[0];
-    for (const char* part :
-         {"[0] (process 0) are in psum", "[1] (process 1) are in psum", "1 -> 1 elements of float32", "1 -> 1 elements of int32"}) {
+    for (const char* part : {"[0] (process 0) are in psum", "[1] (process 1) are in psum", "1 -> 1 elements of float32",
+                             "1 -> 1 elements of int32"}) {
       if (message.find(part) == std::string::npos) std::fprintf(stderr, "%s\n", message.c_str());
       CHECK(message.find(part) != std::string::npos);
     }
