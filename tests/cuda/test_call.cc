@@ -301,7 +301,7 @@ TEST_CASE("calls by multimem") {
     CHECK(Made(make(collective, "multimem", DType::kF32, 0, {1, 4})).empty());
     const std::string error = make(collective, "multimem", DType::kF32, 8, {1, 2}).status().message();
     CHECK(Has(error, "algorithm \"multimem\" needs one node of GPUs with NVLink SHARP, got 2 nodes of 2 ranks"));
-    CHECK(Has(error, "on GPUs a node is what NVLink connects"));
+    CHECK(Has(error, "on GPUs, the ranks that NVLink connects form a node"));
     const StatusOr<CallProgram> integers = make(collective, "multimem", DType::kS32, 8, {1, 4});
     CHECK(integers.ok() == !Reduces(collective));
     CHECK(integers.ok() || Has(integers.status().message(), "algorithm \"multimem\" needs f32, bf16 or f16 to add up"));
@@ -370,15 +370,17 @@ std::string Refusal(const CallSpec& spec, DType dtype, int64_t input_count, int6
 }
 
 TEST_CASE("calls that do not fit are refused") {
-  CHECK(Has(Refusal(SpecOf(Collective::kAllGather, 4, "nonsense"), DType::kF32, 8, 32), "no algorithm \"nonsense\""));
+  CHECK(Has(Refusal(SpecOf(Collective::kAllGather, 4, "nonsense"), DType::kF32, 8, 32),
+            "unknown algorithm \"nonsense\""));
   const std::string far = Refusal(SpecOf(Collective::kAllReduce, 4, "hierarchical"), DType::kF32, 8, 8);
   CHECK(Has(far, "needs several nodes of several ranks") &&
         Has(far, "on GPUs, the ranks that NVLink connects form a node"));
-  CHECK(Has(Refusal(SpecOf(Collective::kAllToAll, 4, ""), DType::kF32, 10, 10), "don't fit 4 ranks"));
-  CHECK(Has(Refusal(SpecOf(Collective::kAllReduce, 4, ""), DType::kF8E8M0FNU, 8, 8), "can't be reduced"));
+  CHECK(Has(Refusal(SpecOf(Collective::kAllToAll, 4, ""), DType::kF32, 10, 10), "do not match a group of 4 ranks"));
+  CHECK(Has(Refusal(SpecOf(Collective::kAllReduce, 4, ""), DType::kF8E8M0FNU, 8, 8),
+            "elements of float8_e8m0fnu cannot be reduced"));
   CallSpec maximum = SpecOf(Collective::kAllReduce, 4, "");
   maximum.reduce_op = ReduceOp::kMax;
-  CHECK(Has(Refusal(maximum, DType::kC64, 8, 8), "can't be reduced"));
+  CHECK(Has(Refusal(maximum, DType::kC64, 8, 8), "elements of complex64 cannot be reduced"));
 }
 
 }  // namespace

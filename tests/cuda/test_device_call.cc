@@ -61,7 +61,7 @@ ALONE_TEST_CASE("calls by multimem") {
     CallSpec maximum = spec_of(Collective::kAllReduce);
     maximum.reduce_op = ReduceOp::kMax;
     CHECK(Has(DeviceCall::Make(maximum, communicator, DType::kF32, 5, 5).status(),
-              "needs f32, bf16 or f16 to add up, nothing else"));
+              "supports only sums of f32, bf16 and f16"));
   });
   auto* without = new World(kRanks);
   without->multimem = true;

@@ -268,7 +268,7 @@ ALONE_TEST_CASE("impossible requests are refused") {
   cuda::Communicator::Configure(20, 4);
   Site odd;
   odd.num_ranks = 0;
-  CHECK(Has(odd.Instantiate(), "fused_rmsnorm_F32 at model.py:7: 0 devices are no groups of 0"));
+  CHECK(Has(odd.Instantiate(), "fused_rmsnorm_F32 at model.py:7: 0 devices cannot be split into groups of 0"));
   Site site;
   CHECK(site.Instantiate().empty());
   fake::OnRanks(2, [&](int rank, void* nccl_comm) {

@@ -49,7 +49,7 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
   CallProgram call;
   call.operation = {dtype, spec.reduce_op};
   if (Reduces(spec.collective) && !CanReduce(dtype, spec.reduce_op)) {
-    return InvalidArgumentError("elements of this type can't be reduced");
+    return InvalidArgumentError(std::string("elements of ") + Name(dtype) + " cannot be reduced by this operation");
   }
   call.item_bytes = ItemBytes(dtype);
   call.input_bytes = input_count * call.item_bytes;
@@ -66,12 +66,13 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
   const Choice& choice = selection.choice;
   const int32_t num_channels = call.num_channels = selection.num_channels;
   if (choice.algorithm == nullptr) {
-    return InvalidArgumentError(choice.reason + " (on GPUs a node is what NVLink connects: see docs/guide/gpus.md)");
+    return InvalidArgumentError(choice.reason +
+                                " (on GPUs, the ranks that NVLink connects form a node: see docs/guide/gpus.md)");
   }
   const Runs runs = {spec.input_run, spec.output_run};
   const bool multimem = choice.algorithm->protocol == Protocol::kMultimem;
   if (multimem && Reduces(spec.collective) && !SumsByMultimem(call.operation)) {
-    return InvalidArgumentError("algorithm \"multimem\" needs f32, bf16 or f16 to add up, nothing else");
+    return InvalidArgumentError("algorithm \"multimem\" supports only sums of f32, bf16 and f16");
   }
   if (multimem && block_count > 0) {
     call.multimem = MakeMultimemArgs(request, runs, dtype, num_channels);
@@ -179,7 +180,7 @@ StatusOr<device::Window> MakeWindow(const std::vector<char*>& addresses) {
   window.stride = addresses.size() > 1 ? address(1) - address(0) : 0;
   for (size_t i = 0; i < addresses.size(); ++i) {
     if (addresses[i] == nullptr) {
-      return UnavailableError("the memory of rank " + std::to_string(i) + " has no address here");
+      return UnavailableError("the memory of rank " + std::to_string(i) + " is not addressable from this rank");
     }
     if (address(i) - address(0) != static_cast<int64_t>(i) * window.stride) {
       return UnavailableError("the ranks' memory is not equally spaced: rank " + std::to_string(i) + " is " +

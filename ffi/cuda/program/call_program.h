@@ -53,7 +53,7 @@ struct RankPlacement {
 };
 
 // The program of one rank. At most `max_channels` channels, or spec.max_sms if that is less. An error if the buffers,
-// the type or the algorithm don't fit.
+// the type or the algorithm do not fit.
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                       RankPlacement placement, int32_t max_channels, SplitLimits limits = {});
 

@@ -74,8 +74,8 @@ ffi::ErrorOr<std::unique_ptr<GpuCallState>> Instantiate(ffi::Dictionary attribut
   }
   const auto num_devices = static_cast<int64_t>(spec.groups.size());
   if (spec.group_size < 1 || num_devices % spec.group_size != 0) {
-    return ffi::Unexpected(
-        Invalid(spec, std::to_string(num_devices) + " devices are no groups of " + std::to_string(spec.group_size)));
+    return ffi::Unexpected(Invalid(spec, std::to_string(num_devices) + " devices cannot be split into groups of " +
+                                             std::to_string(spec.group_size)));
   }
   return state;
 }

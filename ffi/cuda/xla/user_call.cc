@@ -177,7 +177,7 @@ ffi::ErrorOr<std::unique_ptr<UserCallState>> Instantiate(ffi::Dictionary attribu
   const auto num_devices = static_cast<int64_t>(state->groups.size());
   if (state->group_size < 1 || num_devices % state->group_size != 0) {
     return ffi::Unexpected(ffi::Error::InvalidArgument(state->Where() + ": " + std::to_string(num_devices) +
-                                                       " devices are no groups of " +
+                                                       " devices cannot be split into groups of " +
                                                        std::to_string(state->group_size)));
   }
   state->split.emplace(state->groups, state->group_size);
