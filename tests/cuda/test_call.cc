@@ -341,7 +341,7 @@ TEST_CASE("windows are equally spaced") {
   CHECK(MakeWindow({base, base + far, base + 2 * far})->stride == far);
   CHECK(MakeWindow({base, base - far, base - 2 * far})->At(2) == base - 2 * far);
   CHECK(Has(MakeWindow({base, base + far, base + 3 * far}).status().message(), "not equally spaced: rank 2"));
-  CHECK(Has(MakeWindow({base, nullptr}).status().message(), "memory of rank 1 has no address"));
+  CHECK(Has(MakeWindow({base, nullptr}).status().message(), "memory of rank 1 is not addressable"));
 }
 
 TEST_CASE("failure texts name rank, step and timeout") {
