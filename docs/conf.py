@@ -51,6 +51,7 @@ NAVIGATION = {
         "internals/architecture",
         "internals/plans",
         "internals/cost-model",
+        "internals/simulate",
         "internals/cpu",
         "internals/cuda",
         "internals/transports",

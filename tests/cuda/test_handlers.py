@@ -48,7 +48,8 @@ def test_attributes_are_read_and_no_gpu_is_an_error(target, name):
 
 def test_groups_must_be_of_equal_size(target):
     call = CALL | {"group_size": np.int64(2)}
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"psum at here\.py:1: 3 devices cannot be split into groups of 2"):
+    text = r"psum at here\.py:1: 3 devices cannot be split into groups of 2"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=text):
         compiled(target("all_reduce"), groups=(0, 1, 2), call=call, **OWN["all_reduce"])
 
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -121,9 +122,9 @@ inline std::string Invoke(XLA_FFI_Handler* handler, XLA_FFI_ExecutionStage stage
   frame.rets = {XLA_FFI_Rets_STRUCT_SIZE, nullptr, static_cast<int64_t>(rets.size()), ret_types.data(),
                 pointers.data() + args.size()};
   frame.attrs = attributes.Get();
-  XLA_FFI_Extension_Base unknown = {};  // of a newer XLA
+  std::remove_pointer_t<decltype(frame.extension_start)> unknown = {};  // of a newer XLA; its type's name varies
   unknown.struct_size = sizeof unknown;
-  unknown.type = static_cast<XLA_FFI_Extension_Type>(XLA_FFI_Extension_Metadata + 1);
+  unknown.type = static_cast<decltype(unknown.type)>(XLA_FFI_Extension_Metadata + 1);
   frame.extension_start = &unknown;
   XLA_FFI_Error* const error = handler(&frame);
   if (error == nullptr) return "";
