@@ -6,6 +6,9 @@
 #include "../../../ffi/cuda/kernels/ll.cuh"
 #include "../../../ffi/cuda/program/call_program.h"
 #include "virtual_ranks.h"
+#if defined(__CUDACC__)
+#include "../../../ffi/cuda/kernels/launch.h"
+#endif
 
 namespace jaxcomm {
 namespace cuda {
