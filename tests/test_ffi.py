@@ -96,7 +96,7 @@ class Library:
 
 @pytest.fixture
 def registered(monkeypatch):
-    """What a target is registered with, on a machine with GPUs; changing `gpus` takes them away."""
+    """Records the registrations of a target on a machine with GPUs; with `gpus` false, there are none."""
     found = types.SimpleNamespace(gpus=True, calls=[])
     module = types.SimpleNamespace(
         host_api=lambda: 1,

@@ -57,7 +57,7 @@ def folder_of(path: pathlib.Path) -> str:
 
 
 def includes(path: pathlib.Path) -> list[tuple[str, pathlib.Path | None]]:
-    """What a file includes, and where that is if it is ours."""
+    """Pairs of each included name and the path of that file, None if it is not of this project."""
     names = re.findall(r'^ *# *include +[<"]([^">]+)[">]', path.read_text(), re.M)
     places = [[(path.parent / name).resolve(), FFI / name] for name in names]
     return [(name, next((p for p in both if p.is_file()), None)) for name, both in zip(names, places, strict=True)]
