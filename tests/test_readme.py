@@ -124,7 +124,7 @@ def test_hooks_are_the_tools_of_make_lint():
 
 
 def anchors(document):
-    """Of the headings of a page, as GitHub makes them."""
+    """The anchors that GitHub makes for the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S), flags=re.M)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 

@@ -45,6 +45,6 @@ def train_here(out, resume=False, **options):
 
 
 def metrics(out):
-    """What a run has logged, but for its speed."""
+    """The log of a training run without its speed."""
     records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     return [{name: value for name, value in record.items() if name != "tokens_per_s"} for record in records]

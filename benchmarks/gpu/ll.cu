@@ -15,7 +15,7 @@ namespace {
 
 constexpr int32_t kCallsOfALaunch = 200;
 
-// Of a call; the median over the launches.
+// The time of a call: the median over the launches.
 double Microseconds(const MixedCall* call, int32_t num_channels, int32_t num_ranks, int launches) {
   cudaEvent_t begin, end;
   CHECK_CUDA(cudaEventCreate(&begin));

@@ -108,7 +108,7 @@ struct Cell {
   const char* what = "sweep";
 };
 
-// What one call needs, several times over: between two uses of the same memory, all of the L2 cache is used for other
+// Several copies of the buffers of one call: between two uses of the same memory, all of the L2 cache is used for other
 // memory.
 class Prepared {
  public:
@@ -147,7 +147,7 @@ class Prepared {
     const auto& [from, to] = copies_[num_copies_++ % copies_.size()];
     CHECK_CUDA(cudaMemcpyAsync(to, from, bytes() / 2, cudaMemcpyDeviceToDevice, stream));
   }
-  // Of all ranks; the least that memory must read and write.
+  // The least bytes of all ranks that memory must read and write.
   int64_t bytes() const { return n_ * (inputs_ + outputs_) * kItem; }
   int32_t num_channels() const { return num_channels_; }
   int32_t num_blocks() const { return num_channels_ * n_; }
@@ -206,7 +206,7 @@ std::string Format(const char* format, Values... values) {
 void MeasureBandwidth(const Cell& cell, int64_t cache_bytes, cudaStream_t stream) {
   Prepared prepared(cell, cache_bytes);
   Stopwatch stopwatch(stream);
-  // What takes no longer than launching it is measured many at a time.
+  // Calls that take no longer than their launch are timed many at a time.
   const int together = prepared.bytes() < (8 << 20) ? 20 : 1;
   const int repetitions = prepared.bytes() < (int64_t{1} << 30) ? 15 : 7;
   std::vector<double> walks, copies;

@@ -23,7 +23,7 @@ class Alone:
         return go_on
 
     def gather(self, thing: Any) -> list[Any]:
-        """What every process passes, by rank."""
+        """Returns the values that all processes pass, in rank order."""
         return [thing]
 
 

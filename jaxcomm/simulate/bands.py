@@ -39,7 +39,7 @@ class Bands:
     quantiles: dict[str, list[tuple[float, float]]]
 
     def limits(self, basis: np.ndarray, size: np.ndarray, deviation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What to add to the logarithm of the time: lower and upper end."""
+        """Returns the ends of the band as offsets to the logarithm of the time: lower, upper."""
         low, high = np.zeros(len(basis)), np.zeros(len(basis))
         for i, (name, band) in enumerate(zip(basis, size_band(size), strict=True)):
             if name == "measured":

@@ -59,7 +59,7 @@ def make_mesh(config):
 
 
 def load_comm(config):
-    """What gives all_to_all and psum: the module jax.lax, or those of jaxcomm, which is imported only when chosen."""
+    """Returns the module or object with all_to_all and psum: jax.lax, or jaxcomm's, imported only when chosen."""
     if config.comm == "lax":
         return jax.lax
     try:

@@ -79,7 +79,7 @@ ALONE_TEST_CASE("multicast addresses") {
   CHECK(!has_address(false, -1, -1));
 }
 
-// Of two groups, this process (number 3) has all GPUs of the second one.
+// There are two groups. This process (number 3) has all GPUs of the second.
 const std::vector<Member> kMembers = {{2, 1}, {2, 0}, {3, 1}, {3, 0}};
 
 ALONE_TEST_CASE("jaxcomm's own communicators") {
@@ -129,7 +129,7 @@ ALONE_TEST_CASE("calls on two streams follow each other") {
     CHECK(one.num_records == 1);
     CHECK(communicator.Begin(other.handle()).ok() && other.num_waits == 1 && communicator.End(other.handle()).ok());
     CHECK(communicator.Begin(one.handle()).ok() && one.num_waits == 1);
-    // What is captured waits for nothing, and nothing for it.
+    // A captured call waits for nothing, and nothing waits for it.
     CHECK(communicator.Begin(captured.handle()).ok() && communicator.End(captured.handle()).ok());
     CHECK(captured.num_waits == 0 && captured.num_records == 0);
     CHECK(communicator.Begin(other.handle()).ok() && other.num_waits == 1);

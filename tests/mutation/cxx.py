@@ -10,7 +10,7 @@ from . import record, schemata, trees
 
 
 class Tests(NamedTuple):
-    """What runs for a folder: CTest's programs of folders of tests/, then pytest, each entry a run of its own."""
+    """Tests of a folder: CTest's programs of folders of tests/, then pytest, each entry a run of its own."""
 
     native: tuple
     python: tuple = ()
@@ -29,7 +29,7 @@ PYTEST_SECONDS = 30  # at most of each file for each mutant, the cheapest tests 
 
 
 class Coverage(NamedTuple):
-    """Of a unit without a mutant: seconds, switches asked, and for pytest (name, seconds, switches) of its tests."""
+    """A unit without a mutant: seconds, switches asked, and for pytest (name, seconds, switches) of its tests."""
 
     seconds: float
     reached: set

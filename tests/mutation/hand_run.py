@@ -19,7 +19,7 @@ def mutants():
 
 
 def faults():
-    """Of mutants that no longer fit the sources."""
+    """Describes the mutants that no longer fit the sources."""
     found = []
     for mutant in mutants():
         times = (trees.ROOT / mutant.file).read_text().count(mutant.old)

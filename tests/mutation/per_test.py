@@ -18,7 +18,7 @@ class Recorder:
         self.shared = {}  # of the fixtures that several tests share: asked in their setup
 
     def take(self):
-        """What was asked since the last time."""
+        """The switches that have been asked since the last call."""
         reached = {i for i, byte in enumerate(self.bytes[:]) if byte}
         self.bytes[:] = bytes(len(self.bytes))
         return reached

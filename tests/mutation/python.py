@@ -68,7 +68,7 @@ def tests(name):
 
 
 class Coverage(NamedTuple):
-    """Of pytest without a mutant: seconds outside the tests, and (name, seconds, statements reached) of each test."""
+    """pytest without a mutant: seconds outside the tests, and (name, seconds, statements reached) of each test."""
 
     start: float
     outside: set

@@ -144,7 +144,7 @@ class Source:
     def render(self, chosen):
         """The text with the edits {index in edits: number of switch}."""
         edits = [(self.edits[index], number) for index, number in chosen.items()]
-        # Of two with the same range, the earlier one is outside.
+        # If two have the same range, the earlier one is outside.
         edits.sort(key=lambda pair: (pair[0].begin, -pair[0].end))
         return self._render(0, len(self.bytes), edits)
 

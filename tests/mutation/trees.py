@@ -60,7 +60,7 @@ def copy(tree, changed=None):
 
 
 def limit():
-    """Of the process that calls it and its children."""
+    """Limits the memory, file sizes and core files of the calling process and its children."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

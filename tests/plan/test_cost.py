@@ -24,7 +24,7 @@ def ceil_log2(n):
 
 
 def children(v, n):
-    """Of v in a binomial tree over 0 .. n - 1."""
+    """The children of v in a binomial tree over 0 .. n - 1."""
     bits = [1 << k for k in range(n.bit_length()) if (1 << k) < (v & -v if v else n)]
     return [v + bit for bit in bits if v + bit < n]
 
