@@ -1,0 +1,27 @@
+// Executes a workload in simulated time.
+//
+// Every rank has a lane, which executes its ops in order, and a queue to the network. A transfer on the lane ends
+// before the next op; a queued one ends before the next entry of the queue. Times are integers, so equal transfers end
+// at the same time.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/status.h"
+#include "workload.h"
+
+namespace jaxcomm {
+
+struct EngineResult {
+  int64_t time_ps = 0;           // until the last rank has finished
+  double mean_lane_s = 0;        // time of the lanes of all ranks without waits, on average
+  double mean_wait_s = 0;        // time in which the lanes of all ranks wait for signals, on average
+  std::vector<double> bytes_on;  // bytes on one link of each class
+  int64_t num_ops = 0;           // executed
+};
+
+// Fails if ranks wait for signals that never come. `with_bytes`: otherwise all transfers are empty.
+StatusOr<EngineResult> RunEngine(const Workload& workload, bool with_bytes);
+
+}  // namespace jaxcomm

@@ -1,0 +1,294 @@
+#include "topology.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace jaxcomm {
+namespace {
+
+// The shorter way around a ring of `size` from a to b: hops, negative backwards.
+int64_t Hops(int64_t a, int64_t b, int64_t size) {
+  const int64_t forward = (b - a + size) % size;
+  return forward <= size - forward ? forward : forward - size;
+}
+
+constexpr int64_t kMaxRanks = 1 << 26;
+
+}  // namespace
+
+Cluster ClusterOf(const Machine& machine, const Geometry& geometry) {
+  const LinkModel& node = machine.links[static_cast<size_t>(Link::kNode)];
+  const LinkModel& network = machine.links[static_cast<size_t>(Link::kNetwork)];
+  Cluster cluster;
+  cluster.self = machine.links[static_cast<size_t>(Link::kSelf)];
+  cluster.launch_s = machine.launch_s;
+  cluster.sync_overhead_s = machine.sync_overhead_s;
+  cluster.ranks_per_processor = machine.ranks_per_processor;
+  Level inner;
+  inner.name = "node";
+  inner.ranks = geometry.ranks_per_node;
+  inner.bytes_per_s = kUnlimited;
+  inner.flow_bytes_per_s = node.bytes_per_s;
+  inner.overhead_s = node.overhead_s;
+  inner.latency_s = node.latency_s;
+  cluster.levels.push_back(inner);
+  if (geometry.num_nodes == 1) return cluster;
+  Level outer;
+  outer.name = "network";
+  outer.kind = LevelKind::kFatTree;
+  outer.ranks = geometry.num_ranks();
+  outer.shared = machine.shared_network && !geometry.all_addressable;
+  outer.bytes_per_s = outer.shared ? network.bytes_per_s : kUnlimited;
+  outer.flow_bytes_per_s = network.bytes_per_s;
+  outer.overhead_s = network.overhead_s;
+  outer.latency_s = network.latency_s;
+  cluster.levels.push_back(outer);
+  return cluster;
+}
+
+Machine MachineOf(const Cluster& cluster, int64_t num_ranks) {
+  Machine machine;
+  machine.launch_s = cluster.launch_s;
+  machine.sync_overhead_s = cluster.sync_overhead_s;
+  machine.ranks_per_processor = cluster.ranks_per_processor;
+  machine.links[static_cast<size_t>(Link::kSelf)] = cluster.self;
+  const Level& inner = cluster.levels.front();
+  machine.links[static_cast<size_t>(Link::kNode)] = {
+      inner.overhead_s, std::min(inner.bytes_per_s, inner.flow_bytes_per_s), inner.latency_s};
+  LinkModel& network = machine.links[static_cast<size_t>(Link::kNetwork)];
+  network = machine.links[static_cast<size_t>(Link::kNode)];
+  for (size_t i = 1; i < cluster.levels.size() && cluster.levels[i - 1].ranks < num_ranks; ++i) {
+    const Level& level = cluster.levels[i];
+    network.latency_s = level.latency_s + (i > 1 ? network.latency_s : 0);
+    network.overhead_s = level.overhead_s;
+    if (i == 1) {
+      network.bytes_per_s = std::min(level.bytes_per_s, level.flow_bytes_per_s);
+      machine.shared_network = level.shared;
+    } else {
+      network.bytes_per_s = std::min(network.bytes_per_s, level.flow_bytes_per_s);
+    }
+  }
+  return machine;
+}
+
+StatusOr<Topology> Topology::Make(const Cluster& cluster, int64_t num_ranks) {
+  const auto fail = [](const std::string& text) { return InvalidArgumentError("cluster: " + text); };
+  if (cluster.levels.empty()) return fail("needs at least one level");
+  if (num_ranks < 1 || num_ranks > kMaxRanks) {
+    return fail("the number of ranks must be from 1 to " + std::to_string(kMaxRanks) + ", got " +
+                std::to_string(num_ranks));
+  }
+  Topology topology;
+  topology.cluster_ = cluster;
+  topology.num_ranks_ = num_ranks;
+  std::vector<Level>& levels = topology.cluster_.levels;
+  int64_t below = 1;
+  for (size_t i = 0; i < levels.size(); ++i) {
+    Level& level = levels[i];
+    if (level.ranks < 1 || level.ranks % below != 0) {
+      return fail("level " + level.name + " has " + std::to_string(level.ranks) +
+                  " ranks, which is not a multiple of the " + std::to_string(below) + " below it");
+    }
+    const bool misplaced = (level.kind == LevelKind::kMesh || level.kind == LevelKind::kTorus) ? i != 0
+                           : level.kind == LevelKind::kRails                                   ? i != 1
+                           : level.kind == LevelKind::kDragonfly                               ? i < 2
+                                                                                               : false;
+    if (misplaced) return fail("level " + level.name + " cannot be of its kind at this place");
+    if (level.ranks < num_ranks && num_ranks % level.ranks != 0) {
+      return fail(std::to_string(num_ranks) + " ranks cannot be split into groups of " + std::to_string(level.ranks) +
+                  " (level " + level.name + ")");
+    }
+    if (level.kind == LevelKind::kTorus) {
+      int64_t product = 1;
+      for (int32_t size : level.dims) product *= size;
+      if (product != level.ranks) {
+        return fail("the dimensions of level " + level.name + " have " + std::to_string(product) + " ranks, not " +
+                    std::to_string(level.ranks));
+      }
+      if (num_ranks < level.ranks) return fail("a part of torus " + level.name + " cannot be simulated");
+      topology.digits_.assign(level.dims.begin(), level.dims.end());
+    } else {
+      topology.digits_.push_back(std::min(level.ranks, num_ranks) / below);
+    }
+    if (level.ranks >= num_ranks) {
+      if (level.kind != LevelKind::kMesh) level.ranks = num_ranks;  // a mesh keeps the bandwidth of a pair
+      levels.resize(i + 1);
+      break;
+    }
+    below = level.ranks;
+    if (i + 1 == levels.size()) {
+      return fail("has " + std::to_string(level.ranks) + " ranks, fewer than " + std::to_string(num_ranks));
+    }
+  }
+  int64_t stride = 1;
+  for (int64_t size : topology.digits_) {
+    topology.strides_.push_back(stride);
+    stride *= size;
+  }
+  return topology;
+}
+
+int32_t Topology::CommonLevel(int32_t a, int32_t b) const {
+  int32_t level = 0;
+  while (Group(a, level) != Group(b, level)) ++level;
+  return level;
+}
+
+int64_t Topology::RanksBelow(int32_t level) const {
+  const std::vector<Level>& levels = cluster_.levels;
+  const int64_t ranks = levels[static_cast<size_t>(level - 1)].ranks;
+  return level == 2 && Rails() ? ranks / levels[0].ranks : ranks;
+}
+
+int32_t Topology::Below(int32_t rank, int32_t level) const {
+  const int64_t ranks = cluster_.levels[static_cast<size_t>(level - 1)].ranks;
+  const int64_t rail = level == 2 && Rails() ? rank % cluster_.levels[0].ranks : 0;
+  return static_cast<int32_t>(rank / ranks * ranks + rail);
+}
+
+bool Topology::Crosses(int32_t src, int32_t dst, int32_t level) const { return Below(src, level) != Below(dst, level); }
+
+double Topology::LatencyS(int32_t src, int32_t dst) const {
+  const std::vector<Level>& levels = cluster_.levels;
+  const auto top = static_cast<size_t>(CommonLevel(src, dst));
+  if (top == 0) {
+    if (levels[0].kind != LevelKind::kTorus) return levels[0].latency_s;
+    int64_t hops = 0;
+    for (size_t d = 0; d < levels[0].dims.size(); ++d) {
+      hops += std::abs(Hops(src / strides_[d] % digits_[d], dst / strides_[d] % digits_[d], digits_[d]));
+    }
+    return static_cast<double>(hops) * levels[0].latency_s;
+  }
+  double latency_s = levels[1].latency_s;
+  for (size_t i = 2; i < levels.size(); ++i) {
+    if (Crosses(src, dst, static_cast<int32_t>(i))) latency_s += levels[i].latency_s;
+  }
+  const bool over_domain = Rails() && levels.size() == 2 && src % levels[0].ranks != dst % levels[0].ranks;
+  return latency_s + (over_domain ? levels[0].latency_s : 0);
+}
+
+void Topology::RouteInTorus(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const {
+  int64_t at = src;
+  for (size_t d = 0; d < cluster_.levels[0].dims.size(); ++d) {
+    const int64_t size = digits_[d], stride = strides_[d];
+    const int64_t from = at / stride % size;
+    const int64_t hops = Hops(from, dst / stride % size, size);
+    const bool both_ways = 2 * std::abs(hops) == size;  // half of the bytes go each way
+    const int64_t base = at - from * stride;
+    for (int way = 0; way < 2; ++way) {
+      if (!both_ways && (hops < 0) != (way == 1)) continue;
+      for (int64_t i = 0; i < std::abs(hops); ++i) {
+        const int64_t position = (from + (way == 0 ? i : size - i)) % size;
+        uses->push_back({{LinkType::kTorus, 0, static_cast<uint8_t>(2 * d + static_cast<size_t>(way)),
+                          static_cast<int32_t>(base + position * stride), 0},
+                         both_ways ? 0.5 : 1});
+      }
+    }
+    at += (dst / stride % size - from) * stride;
+  }
+}
+
+void Topology::Route(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const {
+  const std::vector<Level>& levels = cluster_.levels;
+  const auto use = [&](LinkType type, size_t level, int32_t owner, int32_t other = 0, double weight = 1) {
+    uses->push_back({{type, static_cast<uint8_t>(level), 0, owner, other}, weight});
+  };
+  const auto cross = [&](size_t level, int32_t from, int32_t to) {
+    use(LinkType::kOut, level, from);
+    use(LinkType::kIn, level, to);
+  };
+  if (CommonLevel(src, dst) == 0) {
+    if (levels[0].kind == LevelKind::kTorus) return RouteInTorus(src, dst, uses);
+    if (levels[0].kind == LevelKind::kMesh) return use(LinkType::kPair, 0, src, dst);
+    return cross(0, src, dst);
+  }
+  const auto local_ranks = static_cast<int32_t>(levels[0].ranks);
+  if (Rails() && levels.size() == 2 && src % local_ranks != dst % local_ranks) {
+    // Without a level above, no switch joins two rails: the data changes rails inside the sender's domain.
+    const int32_t relay = src / local_ranks * local_ranks + dst % local_ranks;
+    cross(0, src, relay);
+    return cross(1, relay, dst);
+  }
+  const auto adapter = [&](int32_t rank) { return levels[1].shared ? rank / local_ranks * local_ranks : rank; };
+  cross(1, adapter(src), adapter(dst));
+  for (size_t i = 2; i < levels.size(); ++i) {
+    const auto level = static_cast<int32_t>(i);
+    if (!Crosses(src, dst, level)) continue;
+    use(LinkType::kUp, i, Below(src, level));
+    use(LinkType::kDown, i, Below(dst, level));
+    if (levels[i].kind != LevelKind::kDragonfly || CommonLevel(src, dst) != level) continue;
+    if (levels[i].valiant) {
+      use(LinkType::kFabric, i, static_cast<int32_t>(Group(src, level) * levels[i].ranks), 0, 2);
+    } else {
+      use(LinkType::kGroups, i, Below(src, level), Below(dst, level));
+    }
+  }
+}
+
+double Topology::Capacity(const LinkId& link) const {
+  const Level& level = cluster_.levels[link.level];
+  switch (link.type) {
+    case LinkType::kMemory:
+      return cluster_.memory_bytes_per_s;
+    case LinkType::kOut:
+    case LinkType::kIn:
+    case LinkType::kTorus:
+      return level.bytes_per_s;
+    case LinkType::kPair:
+      return level.bytes_per_s / static_cast<double>(std::max<int64_t>(level.ranks - 1, 1));
+    default:
+      break;
+  }
+  const double adapter = cluster_.levels[1].bytes_per_s / (cluster_.levels[1].shared ? cluster_.levels[0].ranks : 1);
+  const double uplinks = static_cast<double>(RanksBelow(link.level)) * adapter / level.taper;
+  const auto groups = static_cast<double>(level.ranks / cluster_.levels[link.level - 1U].ranks);
+  if (link.type == LinkType::kGroups) return uplinks / std::max(groups - 1, 1.0);
+  return link.type == LinkType::kFabric ? uplinks * groups : uplinks;
+}
+
+uint32_t Topology::OwnerDigits(const LinkId& link) const {
+  const uint32_t all = (1U << digits_.size()) - 1;
+  const size_t inner = digits_.size() - (cluster_.levels.size() - 1);                              // digits of level 0
+  const auto from_level = [&](size_t level) { return all & ~((1U << (inner + level - 1)) - 1); };  // level and above
+  switch (link.type) {
+    case LinkType::kOut:
+    case LinkType::kIn:
+      return link.level == 1 && cluster_.levels[1].shared ? from_level(1) : all;
+    case LinkType::kUp:
+    case LinkType::kDown:
+      return from_level(link.level) | (link.level == 2 && Rails() ? (1U << inner) - 1 : 0);
+    case LinkType::kGroups:
+      return from_level(link.level);
+    case LinkType::kFabric:
+      return from_level(link.level + 1U);
+    default:
+      return all;
+  }
+}
+
+std::string Topology::Name(const LinkId& link) const {
+  const std::string& level = cluster_.levels[link.level].name;
+  switch (link.type) {
+    case LinkType::kMemory:
+      return "memory";
+    case LinkType::kOut:
+      return level + " out";
+    case LinkType::kIn:
+      return level + " in";
+    case LinkType::kPair:
+      return level + " pair";
+    case LinkType::kTorus:
+      return level + " dimension " + std::to_string(link.direction / 2) + (link.direction % 2 ? " -" : " +");
+    case LinkType::kUp:
+      return level + " up";
+    case LinkType::kDown:
+      return level + " down";
+    case LinkType::kGroups:
+      return level + " between two groups";
+    case LinkType::kFabric:
+      return level + " all links";
+  }
+  return level;
+}
+
+}  // namespace jaxcomm

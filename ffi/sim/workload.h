@@ -1,0 +1,121 @@
+// The input of the engine: programs of representative ranks, their transfers over classes of links.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "fold.h"
+#include "plan/algorithms.h"
+#include "topology.h"
+
+namespace jaxcomm {
+
+// Links that carry the same load. A class has `count` links of `capacity` bytes per second each.
+struct LinkClass {
+  LinkId id;  // one of them
+  double capacity = 1;
+  int64_t count = 1;
+};
+
+// Links that a transfer crosses, as a range of Workload::uses. `limit`: bytes per second where nothing else transfers.
+struct TransferRoute {
+  int32_t first = 0;
+  int32_t count = 0;
+  double limit = kUnlimited;
+};
+
+struct ClassUse {
+  int32_t link = 0;
+  double weight = 1;  // bytes on each link of the class for each byte of one of the equal transfers
+};
+
+enum class OpKind : uint8_t { kTransfer, kSignal, kWait };
+
+// A step, or the part of a reduce on one class of link. `queued`: the network executes it, after earlier ones.
+struct Op {
+  OpKind kind = OpKind::kTransfer;
+  bool queued = false;
+  int32_t route = 0;    // transfer
+  int32_t channel = 0;  // wait: the channel. Signal: an entry of Workload::targets
+  double bytes = 0;
+  int64_t overhead_ps = 0;
+  int64_t latency_ps = 0;  // signal
+
+  bool operator<(const Op& other) const {
+    const auto key = [](const Op& op) {
+      return std::make_tuple(op.kind, op.queued, op.route, op.channel, op.bytes, op.overhead_ps, op.latency_ps);
+    };
+    return key(*this) < key(other);
+  }
+};
+
+// `length` entries of Program::ops from `first` on, `count` times.
+struct Loop {
+  int64_t first = 0;
+  int64_t length = 0;
+  int64_t count = 1;
+};
+
+struct Program {
+  std::vector<int32_t> ops;  // indices of Workload::ops
+  std::vector<Loop> loops;   // executed one after the other
+  int64_t ranks = 1;         // that run this program
+  int64_t num_ops() const;
+};
+
+struct Workload {
+  std::vector<LinkClass> links;
+  std::vector<ClassUse> uses;
+  std::vector<TransferRoute> routes;
+  std::vector<Op> ops;
+  std::vector<Program> programs;
+  std::vector<std::vector<int32_t>> targets;  // the channels that a signal adds to
+  int32_t num_channels = 0;
+};
+
+// Finds repeated sequences of ops.
+std::vector<Loop> FindLoops(const std::vector<int32_t>& ops);
+
+// Makes the workload of a collective. Memory: one plan, and 4 bytes for each op of a representative rank.
+class WorkloadBuilder {
+ public:
+  // `bytes_per_item` counts all channels together. All arguments must outlive the builder.
+  WorkloadBuilder(const Topology& topology, const Fold& fold, const Geometry& geometry, double bytes_per_item);
+
+  // Adds the program of a representative rank.
+  void Add(const Plan& plan);
+  Workload Finish() &&;
+
+ private:
+  struct Figures {
+    double overhead_s = 0;
+    double limit = kUnlimited;
+    bool queued = false;
+  };
+  Figures FiguresOf(int32_t rank, int32_t peer) const;
+  void AddUse(const LinkId& link, double weight, std::map<int32_t, double>* sum);
+  // The index of the route with these uses.
+  int32_t RouteOf(const std::map<int32_t, double>& sum, double limit);
+  int32_t PeerRoute(int32_t rank, int32_t src, int32_t dst, const Figures& figures);
+  int32_t OpOf(const Op& op);
+  int32_t ChannelOf(int32_t src, int32_t dst);
+  void AddStep(const Plan& plan, const Step& step, Program* program);
+  void AddReduce(const Plan& plan, const Step& step, Program* program);
+
+  const Topology& topology_;
+  const Fold& fold_;
+  const Geometry& geometry_;
+  const double bytes_per_item_;
+  Workload workload_;
+  std::map<std::tuple<uint8_t, uint8_t, uint8_t, int64_t, int64_t>, int32_t> link_index_;
+  std::map<std::vector<std::pair<int32_t, double>>, std::map<double, int32_t>> route_index_;
+  std::map<Op, int32_t> op_index_;
+  std::unordered_map<uint64_t, int32_t> channel_index_;
+  std::unordered_map<uint64_t, int32_t> peer_route_;  // of this rank
+};
+
+}  // namespace jaxcomm
