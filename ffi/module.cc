@@ -16,6 +16,7 @@
 #include "handlers/call.h"
 #include "plan/plan_py.h"
 #include "plan/select_for_gpus.h"
+#include "sim/sim_py.h"
 #include "transport/open_network.h"
 #include "transport/relay.h"
 
@@ -158,6 +159,8 @@ NB_MODULE(_core, m) {
       "Sets the limits of every wait for a late rank: a warning on standard error, then an error.");
   nb::module_ plan = m.def_submodule("plan", "Plans: build, validate, cost, select.");
   BindPlan(plan);
+  nb::module_ sim = m.def_submodule("sim", "Times of collectives on clusters.");
+  BindSim(sim);
   BindCostParams(m);
   plan.def(
       "machine_of",

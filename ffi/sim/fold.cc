@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "hash.h"
 #include "plan/partition.h"
 
 namespace jaxcomm {
@@ -11,13 +12,6 @@ namespace {
 constexpr int64_t kMaxChecked = 64;
 // Plans with more steps are sampled at fewer ranks.
 constexpr size_t kManySteps = 20000;
-
-uint64_t Mix(uint64_t x) {  // splitmix64, Steele, Lea, Flood, OOPSLA 2014
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
 
 int64_t Moved(int64_t digit, int64_t by, int64_t size, Symmetry symmetry) {
   return symmetry == Symmetry::kXor ? digit ^ by : (digit + by) % size;

@@ -70,22 +70,20 @@ void Rates::Finish(int32_t slot) {
   transfer.route = -1;
 }
 
-void Rates::Collect(int64_t now_ps) {
-  ++visit_;
+bool Rates::Collect(int32_t slot, int64_t now_ps) {
   part_.clear();
   tight_.clear();
-  const auto add = [&](int32_t slot) {
-    Transfer& transfer = transfers_[static_cast<size_t>(slot)];
+  const auto add = [&](int32_t index) {
+    Transfer& transfer = transfers_[static_cast<size_t>(index)];
     if (transfer.route < 0 || transfer.visit == visit_) return;
     transfer.visit = visit_;
     transfer.frozen = false;
     transfer.bytes -= transfer.rate * static_cast<double>(now_ps - transfer.since_ps) * 1e-12;
     transfer.bytes = std::max(transfer.bytes, 0.0);
     transfer.since_ps = now_ps;
-    part_.push_back(slot);
+    part_.push_back(index);
   };
-  for (int32_t slot : dirty_) add(slot);
-  dirty_.clear();
+  add(slot);
   for (size_t next = 0; next < part_.size(); ++next) {
     const Transfer& transfer = transfers_[static_cast<size_t>(part_[next])];
     const ClassUse* uses = Uses(transfer);
@@ -99,19 +97,28 @@ void Rates::Collect(int64_t now_ps) {
       for (const auto& [user, use] : link.users) add(user);
     }
   }
-  for (int32_t slot : part_) {
-    const Transfer& transfer = transfers_[static_cast<size_t>(slot)];
+  for (int32_t index : part_) {
+    const Transfer& transfer = transfers_[static_cast<size_t>(index)];
     const ClassUse* uses = Uses(transfer);
     for (int32_t i = 0; i < NumUses(transfer); ++i) {
       Link& link = links_[static_cast<size_t>(uses[i].link)];
       if (link.visit == visit_) link.weight += uses[i].weight;
     }
   }
+  return !part_.empty();
 }
 
 void Rates::Fill() {
-  std::vector<int32_t> rising = part_;
+  std::vector<int32_t>& rising = rising_;
+  rising = part_;
   while (!rising.empty()) {
+    if (tight_.empty()) {  // a single transfer
+      for (int32_t slot : rising) {
+        Transfer& transfer = transfers_[static_cast<size_t>(slot)];
+        transfer.new_rate = Limit(transfer);
+      }
+      return;
+    }
     double level = kUnlimited;
     for (int32_t slot : rising) level = std::min(level, Limit(transfers_[static_cast<size_t>(slot)]));
     for (int32_t index : tight_) {

@@ -23,15 +23,18 @@ class Rates {
   // Computes the rates that Start and Finish changed. Calls changed(slot, finish_ps) for each of them.
   template <typename Changed>
   void Update(int64_t now_ps, Changed changed) {
-    if (dirty_.empty()) return;
-    Collect(now_ps);
-    Fill();
-    for (int32_t slot : part_) {
-      Transfer& transfer = transfers_[static_cast<size_t>(slot)];
-      if (transfer.new_rate == transfer.rate) continue;
-      transfer.rate = transfer.new_rate;
-      changed(slot, now_ps + Remaining(transfer));
+    ++visit_;
+    for (size_t i = 0; i < dirty_.size(); ++i) {
+      if (!Collect(dirty_[i], now_ps)) continue;
+      Fill();
+      for (int32_t slot : part_) {
+        Transfer& transfer = transfers_[static_cast<size_t>(slot)];
+        if (transfer.new_rate == transfer.rate) continue;
+        transfer.rate = transfer.new_rate;
+        changed(slot, now_ps + Remaining(transfer));
+      }
     }
+    dirty_.clear();
   }
 
  private:
@@ -59,8 +62,9 @@ class Rates {
   const ClassUse* Uses(const Transfer& transfer) const;
   int32_t NumUses(const Transfer& transfer) const;
   double Limit(const Transfer& transfer) const;
-  // The transfers that the dirty ones are connected with: part_, and the links that connect them: tight_.
-  void Collect(int64_t now_ps);
+  // The transfers that `slot` is connected with: part_, and the links that connect them: tight_. False if the slot is
+  // empty or belongs to an earlier part of this update.
+  bool Collect(int32_t slot, int64_t now_ps);
   void Fill();
 
   const Workload& workload_;
@@ -69,6 +73,7 @@ class Rates {
   std::vector<int32_t> dirty_;
   std::vector<int32_t> part_;
   std::vector<int32_t> tight_;
+  std::vector<int32_t> rising_;
   uint64_t visit_ = 0;
 };
 

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+
+#include "hash.h"
 
 namespace jaxcomm {
 namespace {
@@ -9,6 +12,18 @@ namespace {
 int64_t Picoseconds(double time_s) { return std::llround(time_s * 1e12); }
 
 uint64_t Pair(int32_t a, int32_t b) { return static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b); }
+
+uint64_t Bits(double value) {
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+// Different for different links: ranks have 26 bits (Topology::Make).
+uint64_t Key(const LinkId& link) {
+  const uint64_t kind = static_cast<uint64_t>(link.type) << 8 | static_cast<uint64_t>(link.level) << 4 | link.direction;
+  return kind << 52 | static_cast<uint64_t>(link.owner) << 26 | static_cast<uint64_t>(link.other);
+}
 
 }  // namespace
 
@@ -30,36 +45,72 @@ WorkloadBuilder::Figures WorkloadBuilder::FiguresOf(int32_t rank, int32_t peer) 
   return {level.overhead_s, level.flow_bytes_per_s, top > 0 && !geometry_.all_addressable};
 }
 
-void WorkloadBuilder::AddUse(const LinkId& link, double weight, std::map<int32_t, double>* sum) {
+void WorkloadBuilder::AddUse(const LinkId& link, double weight) {
   const double capacity = topology_.Capacity(link);
   if (!(capacity < kUnlimited)) return;
   int64_t count = 1;
   const LinkId id = fold_.RepresentativeOf(link, &count);
-  const auto [entry, added] =
-      link_index_.try_emplace({static_cast<uint8_t>(id.type), id.level, id.direction, id.owner, id.other},
-                              static_cast<int32_t>(workload_.links.size()));
-  if (added) workload_.links.push_back({id, capacity, count});
+  const auto [entry, added] = link_index_.try_emplace(Key(id), static_cast<int32_t>(workload_.links.size()));
+  if (added) {
+    workload_.links.push_back({id, capacity, count});
+    sum_.push_back(0);
+  }
+  double& sum = sum_[static_cast<size_t>(entry->second)];
+  if (sum == 0) touched_.push_back(entry->second);
   // All ranks of equal role transfer at once, over all links of the class.
-  (*sum)[entry->second] += weight * static_cast<double>(fold_.multiplicity()) / static_cast<double>(count);
+  sum += weight * static_cast<double>(fold_.multiplicity()) / static_cast<double>(count);
 }
 
-int32_t WorkloadBuilder::RouteOf(const std::map<int32_t, double>& sum, double limit) {
-  for (const auto& [link, weight] : sum) {
+int32_t WorkloadBuilder::TakeRoute(double scale, double limit) {
+  std::sort(touched_.begin(), touched_.end());
+  uint64_t hash = 0;
+  for (int32_t link : touched_) {
+    double& weight = sum_[static_cast<size_t>(link)];
+    weight *= scale;
     limit = std::min(limit, workload_.links[static_cast<size_t>(link)].capacity / weight);
+    hash = Mix(Mix(hash ^ static_cast<uint64_t>(link)) ^ Bits(weight));
   }
-  const std::vector<std::pair<int32_t, double>> key(sum.begin(), sum.end());
-  const auto [entry, added] = route_index_[key].try_emplace(limit, static_cast<int32_t>(workload_.routes.size()));
-  if (added) {
-    workload_.routes.push_back({static_cast<int32_t>(workload_.uses.size()), static_cast<int32_t>(key.size()), limit});
-    for (const auto& [link, weight] : key) workload_.uses.push_back({link, weight});
+  hash = Mix(hash ^ Bits(limit));
+  const auto same = [&](const TransferRoute& route) {
+    if (route.limit != limit || static_cast<size_t>(route.count) != touched_.size()) return false;
+    for (size_t i = 0; i < touched_.size(); ++i) {
+      const ClassUse& use = workload_.uses[static_cast<size_t>(route.first) + i];
+      if (use.link != touched_[i] || use.weight != sum_[static_cast<size_t>(touched_[i])]) return false;
+    }
+    return true;
+  };
+  const auto clear = [&] {
+    for (int32_t link : touched_) sum_[static_cast<size_t>(link)] = 0;
+    touched_.clear();
+  };
+  const auto [first, last] = route_index_.equal_range(hash);
+  for (auto entry = first; entry != last; ++entry) {
+    if (!same(workload_.routes[static_cast<size_t>(entry->second)])) continue;
+    clear();
+    return entry->second;
   }
-  return entry->second;
+  const auto index = static_cast<int32_t>(workload_.routes.size());
+  workload_.routes.push_back(
+      {static_cast<int32_t>(workload_.uses.size()), static_cast<int32_t>(touched_.size()), limit});
+  for (int32_t link : touched_) workload_.uses.push_back({link, sum_[static_cast<size_t>(link)]});
+  route_index_.emplace(hash, index);
+  clear();
+  return index;
 }
 
 int32_t WorkloadBuilder::OpOf(const Op& op) {
-  const auto [entry, added] = op_index_.try_emplace(op, static_cast<int32_t>(workload_.ops.size()));
-  if (added) workload_.ops.push_back(op);
-  return entry->second;
+  uint64_t hash = Mix(static_cast<uint64_t>(op.kind) * 2 + (op.queued ? 1 : 0));
+  hash = Mix(hash ^ Pair(op.route, op.channel));
+  hash = Mix(Mix(hash ^ Bits(op.bytes)) + static_cast<uint64_t>(op.overhead_ps));
+  hash = Mix(hash + static_cast<uint64_t>(op.latency_ps));
+  const auto [first, last] = op_index_.equal_range(hash);
+  for (auto entry = first; entry != last; ++entry) {
+    if (workload_.ops[static_cast<size_t>(entry->second)] == op) return entry->second;
+  }
+  const auto index = static_cast<int32_t>(workload_.ops.size());
+  op_index_.emplace(hash, index);
+  workload_.ops.push_back(op);
+  return index;
 }
 
 int32_t WorkloadBuilder::ChannelOf(int32_t src, int32_t dst) {
@@ -75,51 +126,49 @@ int32_t WorkloadBuilder::ChannelOf(int32_t src, int32_t dst) {
 int32_t WorkloadBuilder::PeerRoute(int32_t rank, int32_t src, int32_t dst, const Figures& figures) {
   const auto [entry, added] = peer_route_.try_emplace(Pair(src, dst), 0);
   if (added) {
-    std::map<int32_t, double> sum;
-    std::vector<LinkUse> links;
     if (src == dst) {
-      AddUse({LinkType::kMemory, 0, 0, rank, 0}, 2, &sum);  // read and written
+      AddUse({LinkType::kMemory, 0, 0, rank, 0}, 2);  // read and written
     } else {
-      topology_.Route(src, dst, &links);
-      for (const LinkUse& use : links) AddUse(use.link, use.weight, &sum);
-      AddUse({LinkType::kMemory, 0, 0, src, 0}, 1, &sum);
-      AddUse({LinkType::kMemory, 0, 0, dst, 0}, 1, &sum);
+      links_.clear();
+      topology_.Route(src, dst, &links_);
+      for (const LinkUse& use : links_) AddUse(use.link, use.weight);
+      AddUse({LinkType::kMemory, 0, 0, src, 0}, 1);
+      AddUse({LinkType::kMemory, 0, 0, dst, 0}, 1);
     }
-    entry->second = RouteOf(sum, figures.limit);
+    entry->second = TakeRoute(1, figures.limit);
   }
   return entry->second;
 }
 
 void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, Program* program) {
-  // Operands of one class of link are one transfer, as in the cost model.
-  struct Part {
-    int64_t operands = 0;
-    Figures figures;
-    std::map<int32_t, double> sum;
-  };
-  std::map<int32_t, Part> parts;  // by level; -1: own memory
+  // Operands of one level are one transfer, as in the cost model.
   const double bytes = static_cast<double>(step.count) * bytes_per_item_;
-  std::vector<LinkUse> links;
+  const auto source = [&](int32_t i) { return plan.sources[static_cast<size_t>(step.first_source + i)].rank; };
+  const auto level_of = [&](int32_t src) { return src == plan.rank ? -1 : topology_.CommonLevel(plan.rank, src); };
+  std::vector<int32_t> levels;
   for (int32_t i = 0; i < step.num_sources; ++i) {
-    const int32_t src = plan.sources[static_cast<size_t>(step.first_source + i)].rank;
-    Part& part = parts[src == plan.rank ? -1 : topology_.CommonLevel(plan.rank, src)];
-    if (++part.operands == 1) part.figures = FiguresOf(plan.rank, src);
-    AddUse({LinkType::kMemory, 0, 0, src, 0}, 1, &part.sum);
-    if (src == plan.rank) continue;
-    links.clear();
-    topology_.Route(src, plan.rank, &links);
-    for (const LinkUse& use : links) AddUse(use.link, use.weight, &part.sum);
+    const int32_t level = level_of(source(i));
+    if (std::find(levels.begin(), levels.end(), level) == levels.end()) levels.push_back(level);
   }
-  bool first = true;
-  for (auto& [level, part] : parts) {
-    if (first) AddUse({LinkType::kMemory, 0, 0, plan.rank, 0}, 1, &part.sum);  // the result is written once
-    first = false;
-    const auto operands = static_cast<double>(part.operands);
-    for (auto& [link, weight] : part.sum) weight /= operands;
+  std::sort(levels.begin(), levels.end());
+  for (int32_t level : levels) {
+    double operands = 0;
+    Figures figures;
+    for (int32_t i = 0; i < step.num_sources; ++i) {
+      const int32_t src = source(i);
+      if (level_of(src) != level) continue;
+      if (operands++ == 0) figures = FiguresOf(plan.rank, src);
+      AddUse({LinkType::kMemory, 0, 0, src, 0}, 1);
+      if (src == plan.rank) continue;
+      links_.clear();
+      topology_.Route(src, plan.rank, &links_);
+      for (const LinkUse& use : links_) AddUse(use.link, use.weight);
+    }
+    if (level == levels.front()) AddUse({LinkType::kMemory, 0, 0, plan.rank, 0}, 1);  // the result is written once
     Op op;
-    op.route = RouteOf(part.sum, part.figures.limit);
+    op.route = TakeRoute(1 / operands, figures.limit);
     op.bytes = bytes * operands;
-    op.overhead_ps = Picoseconds(part.figures.overhead_s);
+    op.overhead_ps = Picoseconds(figures.overhead_s);
     program->ops.push_back(OpOf(op));
   }
 }

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
-#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -45,11 +43,9 @@ struct Op {
   int64_t overhead_ps = 0;
   int64_t latency_ps = 0;  // signal
 
-  bool operator<(const Op& other) const {
-    const auto key = [](const Op& op) {
-      return std::make_tuple(op.kind, op.queued, op.route, op.channel, op.bytes, op.overhead_ps, op.latency_ps);
-    };
-    return key(*this) < key(other);
+  bool operator==(const Op& other) const {
+    return kind == other.kind && queued == other.queued && route == other.route && channel == other.channel &&
+           bytes == other.bytes && overhead_ps == other.overhead_ps && latency_ps == other.latency_ps;
   }
 };
 
@@ -97,9 +93,10 @@ class WorkloadBuilder {
     bool queued = false;
   };
   Figures FiguresOf(int32_t rank, int32_t peer) const;
-  void AddUse(const LinkId& link, double weight, std::map<int32_t, double>* sum);
-  // The index of the route with these uses.
-  int32_t RouteOf(const std::map<int32_t, double>& sum, double limit);
+  // Adds to the weight of the link's class in sum_.
+  void AddUse(const LinkId& link, double weight);
+  // The route with the weights of sum_, multiplied by `scale`. Clears sum_.
+  int32_t TakeRoute(double scale, double limit);
   int32_t PeerRoute(int32_t rank, int32_t src, int32_t dst, const Figures& figures);
   int32_t OpOf(const Op& op);
   int32_t ChannelOf(int32_t src, int32_t dst);
@@ -111,9 +108,12 @@ class WorkloadBuilder {
   const Geometry& geometry_;
   const double bytes_per_item_;
   Workload workload_;
-  std::map<std::tuple<uint8_t, uint8_t, uint8_t, int64_t, int64_t>, int32_t> link_index_;
-  std::map<std::vector<std::pair<int32_t, double>>, std::map<double, int32_t>> route_index_;
-  std::map<Op, int32_t> op_index_;
+  std::vector<LinkUse> links_;  // scratch
+  std::vector<double> sum_;     // by class of link; 0 where not in touched_
+  std::vector<int32_t> touched_;
+  std::unordered_map<uint64_t, int32_t> link_index_;
+  std::unordered_multimap<uint64_t, int32_t> route_index_;  // by hash
+  std::unordered_multimap<uint64_t, int32_t> op_index_;     // by hash
   std::unordered_map<uint64_t, int32_t> channel_index_;
   std::unordered_map<uint64_t, int32_t> peer_route_;  // of this rank
 };

@@ -1,0 +1,85 @@
+// Lower bounds in closed form, which hold for every algorithm without reductions by switches.
+#include <algorithm>
+
+#include "simulate.h"
+
+namespace jaxcomm {
+namespace {
+
+// Bytes that a group of g of n ranks must at least receive from outside, on average over all groups of that size. The
+// sum over sent and received bytes of an all_reduce is that of Patarasuk, Yuan, JPDC 69(2), 2009.
+double BytesInto(const Request& request, double item_bytes, int64_t n, int64_t g) {
+  const double block = static_cast<double>(request.block_count) * item_bytes;
+  const auto ranks = static_cast<double>(n), group = static_cast<double>(g);
+  if (n == g) return 0;
+  switch (request.collective) {
+    case Collective::kAllToAll:
+      return group * (ranks - group) * block;
+    case Collective::kAllGather:
+      return (ranks - group) * block;
+    case Collective::kAllReduce:
+      return 2 * (1 - group / ranks) * block;
+    case Collective::kReduceScatter:
+      return (ranks - group) * block;
+    case Collective::kBroadcast:
+      return (1 - group / ranks) * block;
+    case Collective::kPermute: {
+      int64_t most = 0, into = 0;
+      for (size_t r = 0; r < request.source_of.size(); ++r) {
+        const auto rank = static_cast<int64_t>(r);
+        if (rank % g == 0) into = 0;
+        const int32_t source = request.source_of[r];
+        into += source >= 0 && source / g != rank / g;
+        most = std::max(most, into);
+      }
+      return static_cast<double>(most) * block;
+    }
+    case Collective::kBarrier:
+      return 0;
+  }
+  return 0;
+}
+
+}  // namespace
+
+StatusOr<Bounds> BoundsOf(const Request& request, double item_bytes, const Cluster& cluster) {
+  const int64_t n = request.geometry.num_ranks();
+  auto made = Topology::Make(cluster, n);
+  if (!made.ok()) return made.status();
+  const Topology& topology = *made;
+  const std::vector<Level>& levels = topology.cluster().levels;
+  Bounds bounds;
+  if (n == 1) return bounds;
+  const auto limit = [&](int64_t group, double bytes_per_s, const std::string& name) {
+    const double time_s = BytesInto(request, item_bytes, n, group) / bytes_per_s;
+    if (time_s <= bounds.beta_s) return;
+    bounds.beta_s = time_s;
+    bounds.bottleneck = name;
+  };
+  // A single rank may receive over all its links at once.
+  double rank_bytes_per_s = levels[0].ranks > 1 ? levels[0].bytes_per_s : 0;
+  if (levels[0].kind == LevelKind::kTorus) {
+    rank_bytes_per_s = 0;
+    for (int32_t size : levels[0].dims) rank_bytes_per_s += (size > 2 ? 2 : size - 1) * levels[0].bytes_per_s;
+  }
+  if (levels.size() > 1) rank_bytes_per_s += levels[1].bytes_per_s;
+  limit(1, rank_bytes_per_s, levels[0].ranks > 1 ? levels[0].name + " in" : levels[1].name + " in");
+  for (size_t i = 1; i < levels.size(); ++i) {
+    const int64_t group = levels[i - 1].ranks;
+    const double adapters =
+        levels[1].shared ? static_cast<double>(group / levels[0].ranks) : static_cast<double>(group);
+    limit(group, adapters * levels[1].bytes_per_s / levels[i].taper, levels[i].name + (i > 1 ? " down" : " in"));
+  }
+  // Data of the farthest rank must arrive, or a signal, at least once.
+  if (request.collective != Collective::kPermute) {
+    for (const Level& level : levels) {
+      if (&level == &levels[0] && levels.size() > 1) continue;
+      bounds.alpha_s += level.kind == LevelKind::kTorus ? 0 : level.latency_s;
+    }
+    // A plan without signals inside a domain has no latency in this model.
+    if (levels.size() == 1 && request.collective != Collective::kBarrier) bounds.alpha_s = 0;
+  }
+  return bounds;
+}
+
+}  // namespace jaxcomm

@@ -1,0 +1,121 @@
+#include "sim_py.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "plan/algorithms.h"
+#include "simulate.h"
+#include "topology.h"
+
+namespace jaxcomm {
+namespace {
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+constexpr const char* kLevelKinds[] = {"switch", "mesh", "torus", "rails", "fat_tree", "dragonfly"};
+constexpr const char* kFidelities[] = {"folded", "full"};
+
+template <typename Enum, size_t size>
+Enum ValueOf(const char* const (&names)[size], const char* what, const std::string& name) {
+  for (size_t i = 0; i < size; ++i) {
+    if (name == names[i]) return static_cast<Enum>(i);
+  }
+  throw nb::value_error((std::string(what) + ": got \"" + name + "\"").c_str());
+}
+
+template <typename T>
+T Checked(StatusOr<T> made) {
+  if (!made.ok()) throw nb::value_error(made.status().message().c_str());
+  return *std::move(made);
+}
+
+using Row = std::tuple<double, double, double>;  // overhead_s, bytes_per_s, latency_s
+
+void BindClusters(nb::module_& m) {
+  nb::class_<Level>(m, "Level", "One level of links of a cluster.")
+      .def(
+          "__init__",
+          [](Level* self, const std::string& name, const std::string& kind, int64_t ranks) {
+            new (self) Level();
+            self->name = name;
+            self->kind = ValueOf<LevelKind>(kLevelKinds, "kind", kind);
+            self->ranks = ranks;
+          },
+          "name"_a, "kind"_a, "ranks"_a)
+      .def_rw("bytes_per_s", &Level::bytes_per_s)
+      .def_rw("flow_bytes_per_s", &Level::flow_bytes_per_s)
+      .def_rw("overhead_s", &Level::overhead_s)
+      .def_rw("latency_s", &Level::latency_s)
+      .def_rw("taper", &Level::taper)
+      .def_rw("shared", &Level::shared)
+      .def_rw("valiant", &Level::valiant)
+      .def_rw("dims", &Level::dims);
+  nb::class_<Cluster>(m, "Cluster", "Levels of links, innermost first, and the parameters of a rank.")
+      .def(nb::init<>())
+      .def_rw("levels", &Cluster::levels)
+      .def_prop_rw(
+          "own",
+          [](const Cluster& cluster) {
+            return Row{cluster.self.overhead_s, cluster.self.bytes_per_s, cluster.self.latency_s};
+          },
+          [](Cluster& cluster, const Row& row) {
+            cluster.self = {std::get<0>(row), std::get<1>(row), std::get<2>(row)};
+          },
+          "(overhead_s, bytes_per_s, latency_s) of copies in a rank's own memory.")
+      .def_rw("memory_bytes_per_s", &Cluster::memory_bytes_per_s)
+      .def_rw("launch_s", &Cluster::launch_s)
+      .def_rw("sync_overhead_s", &Cluster::sync_overhead_s)
+      .def_rw("ranks_per_processor", &Cluster::ranks_per_processor);
+  m.def(
+      "cluster_of", [](const Machine& machine, const Request& request) { return ClusterOf(machine, request.geometry); },
+      "machine"_a, "request"_a, "The levels that the cost model sees for a request.");
+  m.def("machine_of", &MachineOf, "cluster"_a, "num_ranks"_a, "The parameters of the cost model for a cluster.");
+}
+
+}  // namespace
+
+void BindSim(nb::module_& m) {
+  BindClusters(m);
+  nb::class_<Bounds>(m, "Bounds", "Lower bounds of a time: without bytes, and of the bytes on the busiest link.")
+      .def_ro("alpha_s", &Bounds::alpha_s)
+      .def_ro("beta_s", &Bounds::beta_s)
+      .def_ro("bottleneck", &Bounds::bottleneck);
+  nb::class_<LinkLoad>(m, "LinkLoad")
+      .def_ro("name", &LinkLoad::name)
+      .def_ro("bytes", &LinkLoad::bytes)
+      .def_ro("capacity", &LinkLoad::capacity);
+  nb::class_<Simulation>(m, "Simulation")
+      .def_ro("time_s", &Simulation::time_s)
+      .def_ro("bounds", &Simulation::bounds)
+      .def_ro("lane_s", &Simulation::lane_s)
+      .def_ro("wait_s", &Simulation::wait_s)
+      .def_ro("ranks_simulated", &Simulation::ranks_simulated)
+      .def_ro("num_ops", &Simulation::num_ops)
+      .def_ro("links", &Simulation::links);
+  m.def(
+      "bounds",
+      [](const Request& request, double item_bytes, const Cluster& cluster) {
+        return Checked(BoundsOf(request, item_bytes, cluster));
+      },
+      "request"_a, "item_bytes"_a, "cluster"_a, "Lower bounds on every algorithm.");
+  m.def(
+      "simulate",
+      [](const Request& request, const std::string& algorithm, double item_bytes, const Cluster& cluster,
+         const std::string& fidelity, int64_t max_steps) {
+        const Algorithm* found = FindAlgorithm(request.collective, algorithm.c_str());
+        if (found == nullptr) throw nb::value_error(("algorithm: got \"" + algorithm + "\"").c_str());
+        const auto level = ValueOf<Fidelity>(kFidelities, "fidelity", fidelity);
+        return Checked(Simulate(*found, request, item_bytes, cluster, level, max_steps));
+      },
+      "request"_a, "algorithm"_a, "item_bytes"_a, "cluster"_a, "fidelity"_a = "folded",
+      "max_steps"_a = int64_t{100'000'000}, "The time of a request of one channel; item_bytes counts all channels.");
+}
+
+}  // namespace jaxcomm
