@@ -1,0 +1,400 @@
+"""Clusters: levels of links with the origin of every figure, as TOML files."""
+
+import dataclasses
+import importlib.resources
+import math
+import os
+import pathlib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jaxcomm._calibrate import Calibration
+from jaxcomm._core import plan, sim
+
+ORIGINS = ("datasheet", "measured", "fitted", "guess")
+KINDS = ("switch", "mesh", "torus", "rails", "fat_tree", "dragonfly")
+# Units of strings such as "400 Gb/s"; numbers have the first unit of their row.
+_RATES = {"GB/s": 1e9, "MB/s": 1e6, "TB/s": 1e12, "Gb/s": 0.125e9, "Tb/s": 0.125e12}
+_TIMES = {"us": 1e-6, "ns": 1e-9, "ms": 1e-3, "s": 1.0}
+_FLOPS = {"flop/s": 1.0, "Tflop/s": 1e12, "Pflop/s": 1e15}
+
+
+class ClusterError(ValueError):
+    """A file that describes no cluster. The text names file and key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """One level of links.
+
+    Attributes:
+      name: of the level.
+      kind: "switch", "mesh", "torus", "rails", "fat_tree" or "dragonfly" (docs/internals/simulate.md).
+      ranks: of one group of this level.
+      bytes_per_s: usable bandwidth of one rank and direction: into the domain (first level), of its adapters (second).
+      flow_bytes_per_s: limit of one transfer of a rank.
+      latency_s: added by this level.
+      overhead_s: time that a step occupies the sender, in addition to its bytes.
+      hashed_planes: networks of which a thread block uses one at a time; 1 where transfers use all of them.
+      taper: bandwidth of the adapters below a group, divided by that of its uplinks.
+      shared: the ranks of a group of the first level share the bandwidth of the second.
+      valiant: a dragonfly sends through a random third group.
+      dims: dimensions of a torus.
+    """
+
+    name: str
+    kind: str
+    ranks: int
+    bytes_per_s: float = math.inf
+    flow_bytes_per_s: float = math.inf
+    latency_s: float = 0.0
+    overhead_s: float = 0.0
+    hashed_planes: int = 1
+    taper: float = 1.0
+    shared: bool = False
+    valiant: bool = False
+    dims: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """A cluster of equal devices. ``Cluster.load`` reads one; ``str()`` lists its figures with their origins.
+
+    Attributes:
+      name: for messages.
+      device: kind of the devices, such as "GB200" or "cpu".
+      levels: innermost first.
+      memory_bytes_per_s: bandwidth of a device's memory.
+      copy: (overhead_s, bytes_per_s) of copies inside a device.
+      launch_s, sync_overhead_s: start of a call, and synchronization of all ranks before and after it.
+      channels: most thread blocks of a call.
+      channel_bytes_per_s: limit of one thread block.
+      ll: (overhead_s, bytes_per_s, latency_s) of LL messages; None: the cluster has none.
+      scope: on CPUs "process", "node" or "network"; None on GPUs.
+      ranks_per_processor: ranks that take turns on one processor.
+      origins: origin of each figure, by "table.key".
+      errors: measured / predicted - 1 of the calibration that the figures come from.
+    """
+
+    name: str
+    device: str
+    levels: tuple[Level, ...]
+    memory_bytes_per_s: float = math.inf
+    copy: tuple[float, float] = (0.0, math.inf)
+    launch_s: float = 0.0
+    sync_overhead_s: float = 0.0
+    channels: int = 1
+    channel_bytes_per_s: float = math.inf
+    ll: tuple[float, float, float] | None = None
+    scope: str | None = None
+    ranks_per_processor: float = 1.0
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    errors: tuple[float, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        return self.levels[-1].ranks
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.ranks} ranks ({self.device})"]
+        lines += [f"  {level.name}: {level.kind}, groups of {level.ranks}" for level in self.levels]
+        lines += [f"  {key}: {origin}" for key, origin in self.origins.items()]
+        return "\n".join(lines)
+
+    @staticmethod
+    def names() -> list[str]:
+        """Names of the clusters in the package, for ``load``."""
+        return sorted(path.name.removesuffix(".toml") for path in _library().iterdir() if path.name.endswith(".toml"))
+
+    @staticmethod
+    def load(name: str | os.PathLike[str]) -> "Cluster":
+        """Reads a cluster: the name of one in the package, or the path of a TOML file.
+
+        Raises:
+          ClusterError: the file is not valid; the text names file and key.
+          OSError: the file cannot be read.
+        """
+        text = str(name)
+        if text in Cluster.names():
+            return parse((_library() / f"{text}.toml").read_text(encoding="utf-8"), text)
+        if not text.endswith(".toml") and not pathlib.Path(text).exists():
+            raise ClusterError(f"cluster {text!r} is neither a file nor one of {', '.join(Cluster.names())}")
+        return parse(pathlib.Path(text).read_text(encoding="utf-8"), text)
+
+    def spread(self, ranks: int) -> "Cluster":
+        """The part of the cluster that this number of ranks uses, as many in each group of a level.
+
+        Where they do not fill whole groups, the groups hold fewer ranks: 1440 ranks in groups of at most 1152 make two
+        groups of 720. A group keeps at least half of its ranks.
+
+        Raises:
+          ClusterError: the cluster is too small, or the ranks cannot be spread evenly.
+        """
+        levels: list[Level] = []
+        below = 1
+        for level in self.levels:
+            most = min(level.ranks, ranks) // below
+            size = next((k for k in range(most, most // 2, -1) if ranks // below % k == 0), 0)
+            whole = level.kind in ("torus", "mesh")
+            if size == 0 or (whole and ranks > level.ranks and size * below < level.ranks):
+                raise ClusterError(
+                    f"{self.name}: {ranks} ranks cannot be spread evenly over groups of {level.ranks} "
+                    f"(level {level.name})"
+                )
+            below *= size
+            levels.append(level if whole else dataclasses.replace(level, ranks=below))
+            if below == ranks:
+                return dataclasses.replace(self, levels=tuple(levels))
+        raise ClusterError(f"{self.name} has {self.ranks} ranks, got {ranks}")
+
+    @staticmethod
+    def here(calibration: Calibration | None = None) -> "Cluster":
+        """The CPU devices of this program, with the parameters of the cost model. All processes must call it.
+
+        Args:
+          calibration: result of ``calibrate()``; its errors become the band of predictions.
+        """
+        # Only here: the others need no devices.
+        from jaxcomm._topology import topology
+
+        found = topology()
+        n, per_node = sum(found.ranks), max(found.ranks)
+        processes = sum(map(len, found.nodes))
+        scope = "process" if processes == 1 else "node" if len(found.nodes) == 1 else "network"
+        machine = plan.machine_of(scope, n, per_node)
+        rows = {name: (overhead_s, rate, latency_s) for name, overhead_s, rate, latency_s in machine.links}
+        origin = "measured: calibrate()" if found.calibrated else "guess: constants of the cost model"
+        overhead_s, rate, latency_s = rows["node"]
+        levels = [Level("node", "switch", per_node, flow_bytes_per_s=rate, latency_s=latency_s, overhead_s=overhead_s)]
+        if n > per_node:
+            overhead_s, rate, latency_s = rows["network"]
+            shared = machine.shared_network
+            levels.append(
+                Level(
+                    "network", "fat_tree", n, rate if shared else math.inf, rate, latency_s, overhead_s, shared=shared
+                )
+            )
+        errors = (
+            [c.measured_s / c.predicted_s - 1 for c in calibration.cells if c.scope == scope] if calibration else []
+        )
+        return Cluster(
+            "this machine",
+            "cpu",
+            tuple(levels),
+            copy=rows["self"][:2],
+            launch_s=machine.launch_s,
+            sync_overhead_s=machine.sync_overhead_s,
+            scope=scope,
+            ranks_per_processor=machine.ranks_per_processor,
+            origins={f"{name}.{key}": origin for name in rows for key in ("overhead", "bandwidth", "latency")},
+            errors=tuple(errors),
+        )
+
+    def native(self, channels: int = 1) -> Any:
+        """The cluster of the engine, for calls with this number of channels."""
+        result = sim.Cluster()
+        levels = []
+        for number, level in enumerate(self.levels):
+            made = sim.Level(level.name, level.kind, level.ranks)
+            made.bytes_per_s = level.bytes_per_s
+            if number == 0:
+                limit = channels * self.channel_bytes_per_s
+            else:
+                adapters = self.levels[1]
+                limit = adapters.bytes_per_s * min(channels / adapters.hashed_planes, 1.0)
+            made.flow_bytes_per_s = min(level.flow_bytes_per_s, limit)
+            made.overhead_s, made.latency_s, made.taper = level.overhead_s, level.latency_s, level.taper
+            made.shared, made.valiant, made.dims = level.shared, level.valiant, list(level.dims)
+            levels.append(made)
+        result.levels = levels
+        result.own = (*self.copy, 0.0)
+        result.memory_bytes_per_s = self.memory_bytes_per_s
+        result.launch_s, result.sync_overhead_s = self.launch_s, self.sync_overhead_s
+        result.ranks_per_processor = self.ranks_per_processor
+        return result
+
+
+def _library() -> Any:
+    return importlib.resources.files("jaxcomm.simulate") / "clusters"
+
+
+class _Table:
+    """A table of the file, whose keys are taken one by one. ``done`` refuses the others."""
+
+    def __init__(self, file: str, path: str, values: Any, origins: dict[str, str]):
+        self.file, self.path, self.origins = file, path, origins
+        if not isinstance(values, dict):
+            raise self.error("", f"must be a table, got {values!r}")
+        self.values = dict(values)
+        self.origin = self.values.pop("origin", None)
+        self.known = {"origin"}
+
+    def error(self, key: str, text: str) -> ClusterError:
+        name = ".".join(part for part in (self.path, key) if part)
+        return ClusterError(f"{self.file}: {name}: {text}")
+
+    def take(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+        self.known.add(key)
+        if key not in self.values:
+            if default is None:
+                raise self.error(key, "is missing")
+            return default
+        value = self.values.pop(key)
+        if (isinstance(value, bool) and kind is not bool) or not isinstance(value, kind):
+            raise self.error(key, f"got {value!r}, expected {_words(kind)}")
+        return value
+
+    def figure(self, key: str, units: Mapping[str, float], default: float | None = None, least: float = 0.0) -> float:
+        """A quantity: a number in the first unit, or a string with a unit. It must have an origin."""
+        if key not in self.values and default is not None:
+            self.known.add(key)
+            return default
+        value = self.take(key, (int, float, str))
+        first, scale = next(iter(units.items()), ("", 1.0))
+        if isinstance(value, str):
+            found = re.fullmatch(r"\s*([-+\d.eE]+)\s*(\S+)\s*", value)
+            if not found or found[2] not in units:
+                raise self.error(key, f"got {value!r}, expected a number with one of the units {', '.join(units)}")
+            try:
+                value, scale = float(found[1]), units[found[2]]
+            except ValueError:
+                raise self.error(key, f"got {value!r}, expected a number with a unit") from None
+        if not math.isfinite(value) or value < least or (least == 0 and value == 0 and units is _RATES):
+            limit = "more than 0" if units is _RATES or units is _FLOPS else f"at least {least:g}"
+            raise self.error(key, f"got {value:g} {first}".rstrip() + f", expected {limit}")
+        self._note_origin(key)
+        return float(value * scale)
+
+    def _note_origin(self, key: str) -> None:
+        origin = self.origin.get(key) if isinstance(self.origin, dict) else self.origin
+        if not isinstance(origin, str):
+            raise self.error(key, f"has no origin; add `origin` with one of {', '.join(ORIGINS)}")
+        if origin.split(":")[0] not in ORIGINS:
+            raise self.error(
+                "origin", f"got {origin!r}, expected one of {', '.join(ORIGINS)}, and a source after a colon"
+            )
+        self.origins[f"{self.path}.{key}"] = origin
+
+    def done(self) -> None:
+        extra = set(self.values) | (set(self.origin) - self.known if isinstance(self.origin, dict) else set())
+        for key in sorted(extra):
+            raise self.error(key, f"unknown key; known are {', '.join(sorted(self.known))}")
+
+
+def _words(kind: type | tuple[type, ...]) -> str:
+    kinds: Iterable[type] = kind if isinstance(kind, tuple) else (kind,)
+    names = {
+        int: "an integer",
+        float: "a number",
+        str: "a text",
+        bool: "true or false",
+        list: "a list",
+        dict: "a table",
+    }
+    return " or ".join(names[k] for k in kinds)
+
+
+def _level(table: _Table, name: str, number: int) -> Level:
+    ranks = table.take("ranks", int)
+    kind = table.take("kind", str)
+    if ranks < 1:
+        raise table.error("ranks", f"got {ranks}, expected at least 1")
+    if kind not in KINDS:
+        raise table.error("kind", f"got {kind!r}, expected one of {', '.join(KINDS)}")
+    values: dict[str, Any] = {"latency_s": table.figure("latency", _TIMES)}
+    if number < 2:
+        nics = table.figure("nics", {}, 1.0, 1.0) if number == 1 else 1.0
+        rate = table.figure("bandwidth", _RATES) * nics * table.figure("efficiency", {}, 1.0)
+        values |= {"bytes_per_s": rate, "overhead_s": table.figure("overhead", _TIMES, 0.0)}
+        if "flow" in table.values:
+            values["flow_bytes_per_s"] = table.figure("flow", _RATES)
+        if number == 1 and "planes" in table.values:
+            planes = table.figure("planes", {}, 1.0, 1.0)
+            routing = table.take("routing", str, "spray")
+            if routing not in ("spray", "hash"):
+                raise table.error("routing", f"got {routing!r}, expected spray or hash")
+            if routing == "hash":
+                values["hashed_planes"] = int(planes)
+    else:
+        values |= {"taper": table.figure("taper", {}, 1.0), "overhead_s": table.figure("overhead", _TIMES, 0.0)}
+        if values["taper"] <= 0:
+            raise table.error("taper", "got 0, expected more than 0")
+        if kind == "dragonfly":
+            routing = table.take("routing", str, "minimal")
+            if routing not in ("minimal", "valiant"):
+                raise table.error("routing", f"got {routing!r}, expected minimal or valiant")
+            values["valiant"] = routing == "valiant"
+    if kind == "torus":
+        dims = table.take("dims", list)
+        if not all(isinstance(size, int) and size > 0 for size in dims) or math.prod(dims) != ranks:
+            raise table.error("dims", f"got {dims!r}, expected positive integers with the product {ranks}")
+        values["dims"] = tuple(dims)
+    places = {"mesh": number == 0, "torus": number == 0, "rails": number == 1, "dragonfly": number > 1}
+    if not places.get(kind, True):
+        raise table.error("kind", f"{kind!r} cannot be level {number + 1}; see docs/internals/simulate.md")
+    table.done()
+    return Level(name, kind, ranks, **values)
+
+
+def parse(text: str, file: str) -> Cluster:
+    """The cluster that a TOML text describes. ``file`` is for messages.
+
+    Raises:
+      ClusterError: see ``Cluster.load``.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ClusterError(f"{file}: {error}") from None
+    origins: dict[str, str] = {}
+
+    def table(path: str, values: Any) -> _Table:
+        return _Table(file, path, values, origins)
+
+    top = table("", content)
+    name = top.take("name", str)
+    device = table("device", top.take("device", dict))
+    kernel = table("kernel", top.take("kernel", dict))
+    rows = top.take("level", list)
+    top.done()
+    figures: dict[str, Any] = {
+        "memory_bytes_per_s": device.figure("hbm", _RATES),
+        "copy": (device.figure("copy_overhead", _TIMES), device.figure("copy", _RATES)),
+        "launch_s": kernel.figure("launch", _TIMES),
+        "sync_overhead_s": kernel.figure("sync", _TIMES),
+        "channels": int(kernel.figure("channels", {}, least=1.0)),
+        "channel_bytes_per_s": kernel.figure("channel", _RATES),
+    }
+    if "ll" in kernel.values:
+        figures["ll"] = (
+            kernel.figure("ll_overhead", _TIMES),
+            kernel.figure("ll", _RATES),
+            kernel.figure("ll_latency", _TIMES),
+        )
+    kind = device.take("kind", str)
+    device.figure("flops_bf16", _FLOPS, 0.0)
+    device.done()
+    kernel.done()
+    levels: list[Level] = []
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict) or len(row) != 1:
+            raise ClusterError(
+                f"{file}: level {number + 1}: expected one table with the name of the level, got {row!r}"
+            )
+        [(level_name, values)] = row.items()
+        level = _level(table(level_name, values), level_name, number)
+        if levels and level.ranks % levels[-1].ranks:
+            raise ClusterError(
+                f"{file}: {level_name}.ranks: {level.ranks} is not a multiple of the {levels[-1].ranks} ranks of "
+                f"{levels[-1].name}"
+            )
+        if number > 1:  # transfers over a higher level pass the adapters too
+            flow = min(level.flow_bytes_per_s, levels[-1].flow_bytes_per_s)
+            overhead = level.overhead_s or levels[-1].overhead_s
+            level = dataclasses.replace(level, flow_bytes_per_s=flow, overhead_s=overhead)
+        levels.append(level)
+    if not levels:
+        raise ClusterError(f"{file}: level: needs at least one")
+    return Cluster(name, kind, tuple(levels), origins=origins, **figures)
