@@ -90,7 +90,8 @@ void BindSim(nb::module_& m) {
   nb::class_<LinkLoad>(m, "LinkLoad")
       .def_ro("name", &LinkLoad::name)
       .def_ro("bytes", &LinkLoad::bytes)
-      .def_ro("capacity", &LinkLoad::capacity);
+      .def_ro("capacity", &LinkLoad::capacity)
+      .def_ro("total_bytes", &LinkLoad::total_bytes);
   nb::class_<Simulation>(m, "Simulation")
       .def_ro("time_s", &Simulation::time_s)
       .def_ro("bounds", &Simulation::bounds)

@@ -21,6 +21,7 @@ std::vector<LinkLoad> Loads(const Topology& topology, const Workload& workload, 
   std::map<std::string, LinkLoad> by_name;
   for (size_t i = 0; i < bytes.size(); ++i) {
     LinkLoad& load = by_name[topology.Name(workload.links[i].id)];
+    load.total_bytes += bytes[i] * static_cast<double>(workload.links[i].count);
     if (load.capacity > 0 && bytes[i] / workload.links[i].capacity <= load.bytes / load.capacity) continue;
     load.bytes = bytes[i];
     load.capacity = workload.links[i].capacity;

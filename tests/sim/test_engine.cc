@@ -1,9 +1,12 @@
 // The engine agrees with the cost model where no link is shared, and keeps the properties of max-min fair sharing.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <string>
 #include <utility>
 #include <vector>
 
+#include "../../ffi/sim/rates.h"
 #include "../../ffi/sim/simulate.h"
 #include "../plan/written.h"
 
@@ -143,6 +146,179 @@ TEST_CASE("one rank for all of equal role gives the time of all ranks") {
         });
   }
   CHECK(folded_cases > 200);
+}
+
+double TotalOn(const Simulation& simulation, const std::string& name) {
+  for (const LinkLoad& load : simulation.links) {
+    if (load.name == name) return load.total_bytes;
+  }
+  return 0;
+}
+
+TEST_CASE("lower bounds of any algorithm are below the bounds of each plan, and these below its time") {
+  for (int64_t num_ranks : {2, 8, 16}) {
+    for (const Cluster& cluster : Clusters()) {
+      if (cluster.levels[0].kind == LevelKind::kTorus && num_ranks != 16) continue;
+      for (int i = 0; i <= static_cast<int>(Collective::kBarrier); ++i) {
+        const Request request = OnGpus(static_cast<Collective>(i), cluster, num_ranks, 160000, 0);
+        const Bounds least = ValueOf(BoundsOf(request, 4, cluster));
+        for (const Algorithm& algorithm : Algorithms(request.collective)) {
+          if (!algorithm.supports(request)) continue;
+          const Simulation found = Run(algorithm, request, cluster, Fidelity::kFolded);
+          CHECK(least.alpha_s <= found.bounds.alpha_s * (1 + 1e-9));
+          CHECK(least.beta_s <= found.time_s);
+          CHECK(found.bounds.alpha_s <= found.time_s && found.bounds.beta_s <= found.time_s);
+          const bool reads_all = found.bounds.bottleneck != "memory" && cluster.levels[0].kind == LevelKind::kSwitch;
+          if (reads_all && cluster.levels.size() == 1) CHECK(least.beta_s <= found.bounds.beta_s * (1 + 1e-9));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("every byte that leaves a rank arrives at another") {
+  ForEachAlgorithmOnGpus(160000, 1000, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
+    Cost traffic;
+    for (int32_t rank = 0; rank < 16; ++rank) {
+      const Cost cost = CostOf(algorithm.build(request, rank), request.geometry, 4, Machine());
+      for (size_t link = 0; link < kNumLinks; ++link) traffic.traffic[link].bytes += cost.traffic[link].bytes;
+    }
+    const auto node = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kNode)].bytes);
+    const auto network = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kNetwork)].bytes);
+    const Simulation full = Run(algorithm, request, cluster, Fidelity::kFull);
+    if (cluster.levels[0].kind != LevelKind::kSwitch) return;
+    const bool over_domain = cluster.levels.size() == 2 && cluster.levels[1].kind == LevelKind::kRails;
+    if (!over_domain) {  // otherwise transfers between rails cross the domain too
+      CheckClose(algorithm.name, TotalOn(full, "nvlink out"), node, 1e-9);
+      CheckClose(algorithm.name, TotalOn(full, "nvlink in"), node, 1e-9);
+    }
+    if (cluster.levels.size() == 1) return;
+    CheckClose(algorithm.name, TotalOn(full, cluster.levels[1].name + " out"), network, 1e-9);
+    CheckClose(algorithm.name, TotalOn(full, cluster.levels[1].name + " in"), network, 1e-9);
+    if (cluster.levels.size() == 2) return;
+    CheckClose(algorithm.name, TotalOn(full, cluster.levels[2].name + " up"),
+               TotalOn(full, cluster.levels[2].name + " down"), 1e-9);
+  });
+}
+
+// The plans of an algorithm after a renumbering of the ranks. Algorithm::build has no state of its own.
+const Algorithm* renumbered = nullptr;
+std::vector<int32_t> new_number;
+
+Plan Renumbered(const Request& request, int32_t rank) {
+  const auto old = static_cast<int32_t>(std::find(new_number.begin(), new_number.end(), rank) - new_number.begin());
+  Plan plan = renumbered->build(request, old);
+  const auto change = [](int32_t* peer) { *peer = *peer < 0 ? *peer : new_number[static_cast<size_t>(*peer)]; };
+  change(&plan.rank);
+  for (Step& step : plan.steps) {
+    change(&step.peer);
+    change(&step.dst.rank);
+    change(&step.src.rank);
+  }
+  for (Place& source : plan.sources) change(&source.rank);
+  return plan;
+}
+
+TEST_CASE("another numbering of the ranks changes no time") {
+  ForEachAlgorithmOnGpus(160000, 1000, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
+    // Ranks of a switch are all equal. On several levels, domains of a leaf change places, and ranks of all domains.
+    const auto domain = static_cast<int32_t>(cluster.levels[0].ranks);
+    if (cluster.levels[0].kind != LevelKind::kSwitch) return;
+    new_number.clear();
+    for (int32_t rank = 0; rank < 16; ++rank) {
+      const int32_t other =
+          cluster.levels.size() == 1 ? (5 * rank + 3) % 16 : (rank / domain ^ 1) * domain + (rank + 1) % domain;
+      new_number.push_back(other);
+    }
+    renumbered = &algorithm;
+    Algorithm changed = algorithm;
+    changed.build = Renumbered;
+    const Simulation before = Run(algorithm, request, cluster, Fidelity::kFull);
+    const Simulation after = Run(changed, request, cluster, Fidelity::kFull);
+    CheckClose(algorithm.name, after.time_s, before.time_s, 1e-9);
+    CheckClose(algorithm.name, Run(changed, request, cluster, Fidelity::kFolded).time_s, before.time_s, 1e-9);
+  });
+}
+
+TEST_CASE("transfers that share a link get max-min fair rates") {
+  // Links of 1 and 2 bytes per second. The first transfer uses the first link, the second both, the third the second.
+  Workload workload;
+  workload.links = {{{}, 1, 1}, {{}, 2, 1}};
+  workload.uses = {{0, 1}, {0, 1}, {1, 1}, {1, 1}};
+  workload.routes = {{0, 1, 1}, {1, 2, 1}, {3, 1, 2}};
+  Rates rates(workload, 3);
+  std::vector<int64_t> finish_ps(3, 0);
+  const auto update = [&](int64_t now_ps) {
+    rates.Update(now_ps, [&](int32_t slot, int64_t time_ps) { finish_ps[static_cast<size_t>(slot)] = time_ps; });
+  };
+  constexpr int64_t kSecond = 1'000'000'000'000;
+  for (int32_t slot = 0; slot < 3; ++slot) rates.Start(slot, slot, 3, 0);
+  update(0);  // 0.5, 0.5, 1.5
+  CHECK(finish_ps == (std::vector<int64_t>{6 * kSecond, 6 * kSecond, 2 * kSecond}));
+  rates.Finish(2);
+  update(2 * kSecond);  // nothing changes for the others
+  CHECK(finish_ps == (std::vector<int64_t>{6 * kSecond, 6 * kSecond, 2 * kSecond}));
+  rates.Finish(0);
+  update(4 * kSecond);  // of the second transfer 1 byte is left, which now has the first link alone
+  CHECK(finish_ps[1] == 5 * kSecond);
+}
+
+TEST_CASE("ranks that read from one rank share its link") {
+  const Cluster cluster = MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 5, 4e11, 1e-6)});
+  Request request = OnGpus(Collective::kPermute, cluster, 5, 1 << 24, 0);
+  request.source_of = {-1, 0, 0, 0, 0};
+  const Simulation found = Run(*FindAlgorithm(Collective::kPermute, "direct"), request, cluster, Fidelity::kFull);
+  const double bytes = 4.0 * (1 << 24);
+  CheckClose("fan-out", found.time_s, 2e-6 + 4e-7 + 4 * bytes / 4e11, 1e-9);
+  CHECK(found.bounds.bottleneck == "nvlink out");
+}
+
+TEST_CASE("closed forms of all_to_all on tapered trees and tori") {
+  // Direct all_to_all, bytes large: 32 domains of 1 rank, leaves of 4, taper 2: (n - 4) m / (beta / 2) at least.
+  const double m = 4.0 * (1 << 22);
+  const Algorithm& direct = *FindAlgorithm(Collective::kAllToAll, "direct");
+  Cluster tree = MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 1, 4e11, 1e-6),
+                              MakeLevel("leaf", LevelKind::kFatTree, 4, 5e10, 2e-6),
+                              MakeLevel("spine", LevelKind::kFatTree, 32, 1, 1e-6, 2)});
+  Simulation found = Run(direct, OnGpus(Collective::kAllToAll, tree, 32, 1 << 22, 0), tree, Fidelity::kFolded);
+  CheckClose("fat tree", found.bounds.beta_s, (32 - 4) * m * 2 / 5e10, 1e-9);
+  // A ring of even k: n m k / (8 beta) for each dimension.
+  Cluster torus = MakeCluster({MakeLevel("torus", LevelKind::kTorus, 64, 5e10, 1e-6)});
+  torus.memory_bytes_per_s = kUnlimited;
+  torus.levels[0].dims = {8, 8};
+  found = Run(direct, OnGpus(Collective::kAllToAll, torus, 64, 1 << 22, 0), torus, Fidelity::kFolded);
+  CheckClose("torus", found.bounds.beta_s, 64 * m * 8 / (8 * 5e10), 1e-9);
+  // Dragonfly of groups of 4 ranks, half as many global links: a shift by one group uses one pair of groups.
+  Cluster dragonfly = MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 1, 4e11, 1e-6),
+                                   MakeLevel("group", LevelKind::kSwitch, 4, 5e10, 1e-6),
+                                   MakeLevel("global", LevelKind::kDragonfly, 20, 1, 1e-6, 1)});
+  Request shift = OnGpus(Collective::kPermute, dragonfly, 20, 1 << 22, 0);
+  shift.source_of.clear();
+  for (int32_t rank = 0; rank < 20; ++rank) shift.source_of.push_back((rank + 16) % 20);
+  const Algorithm& permute = *FindAlgorithm(Collective::kPermute, "direct");
+  found = Run(permute, shift, dragonfly, Fidelity::kFull);
+  CheckClose("dragonfly", found.bounds.beta_s, 4 * m / 5e10, 1e-9);  // 4 links of a group, 4 other groups
+  dragonfly.levels[2].valiant = true;
+  found = Run(permute, shift, dragonfly, Fidelity::kFull);
+  CheckClose("valiant", found.bounds.beta_s, 2 * m / 5e10, 1e-9);
+}
+
+TEST_CASE("clusters whose levels do not fit are refused") {
+  const Algorithm& direct = *FindAlgorithm(Collective::kAllToAll, "direct");
+  const auto reason = [&](const Cluster& cluster, int32_t nodes, int32_t locals) {
+    const Request request = AskApart(Collective::kAllToAll, nodes, locals, 16);
+    return Simulate(direct, request, 4, cluster, Fidelity::kFull, kMaxSteps).status().message();
+  };
+  const Cluster cluster = MakeCluster(
+      {MakeLevel("nvlink", LevelKind::kSwitch, 4, 4e11, 1e-6), MakeLevel("leaf", LevelKind::kFatTree, 10, 5e10, 2e-6)});
+  CHECK(reason(cluster, 2, 4).find("not a multiple") != std::string::npos);
+  Cluster whole = cluster;
+  whole.levels[1].ranks = 16;
+  CHECK(reason(whole, 3, 2).find("cannot be split") != std::string::npos);
+  CHECK(reason(whole, 8, 4).find("fewer than 32") != std::string::npos);
+  CHECK(reason(whole, 4, 4).empty());
+  const auto few = Simulate(direct, AskApart(Collective::kAllToAll, 4, 4, 16), 4, whole, Fidelity::kFull, 100);
+  CHECK(few.status().message().find("more than 100 steps") != std::string::npos);
 }
 
 }  // namespace
