@@ -1,6 +1,7 @@
 #include "fold.h"
 
 #include <algorithm>
+#include <tuple>
 
 #include "hash.h"
 #include "plan/partition.h"
@@ -54,7 +55,24 @@ int32_t Fold::Image(int32_t rank, int32_t other) const {
   return static_cast<int32_t>(image);
 }
 
-int32_t Fold::RepresentativeOf(int32_t rank) const { return Image(rank, rank); }
+int32_t Fold::RepresentativeOf(int32_t rank) const {
+  return representative_.empty() ? Image(rank, rank) : representative_[static_cast<size_t>(rank)];
+}
+
+int64_t Fold::Multiplicity(int32_t rank) const {
+  return representative_.empty() ? multiplicity_ : sizes_.at(RepresentativeOf(rank));
+}
+
+Fold::Channel Fold::ChannelOf(int32_t src, int32_t dst) const {
+  if (!representative_.empty()) return {src, dst};
+  return {RepresentativeOf(src), Image(src, dst)};
+}
+
+std::vector<Fold::Channel> Fold::Targets(int32_t rank, int64_t step, int32_t peer) const {
+  if (representative_.empty()) return {ChannelOf(rank, peer)};
+  const auto found = targets_.find(StepKey(rank, step));
+  return found == targets_.end() ? std::vector<Channel>{} : found->second;
+}
 
 std::vector<int32_t> Fold::Representatives() const {
   std::vector<int32_t> ranks;
@@ -65,6 +83,16 @@ std::vector<int32_t> Fold::Representatives() const {
 }
 
 LinkId Fold::RepresentativeOf(const LinkId& link, int64_t* count) const {
+  if (!representative_.empty()) {
+    LinkId image = link;
+    if (OfOneRank(link)) {
+      image.owner = RepresentativeOf(link.owner);
+      *count = sizes_.at(image.owner);
+    } else {
+      std::tie(image.owner, *count) = groups_.at(GroupColour(link));
+    }
+    return image;
+  }
   const uint32_t digits = topology_->OwnerDigits(link);
   *count = 1;
   for (size_t i = 0; i < symmetries_.size(); ++i) {
@@ -141,6 +169,10 @@ Fold Fold::Find(const Topology& topology, const Algorithm& algorithm, const Requ
     } else if (IsPowerOfTwo(size) && !torus && holds(Symmetry::kXor)) {
       fold.Set(i, Symmetry::kXor);
     }
+  }
+  if (fold.multiplicity_ == 1 && topology.num_ranks() > 1) {
+    Fold refined(topology);
+    if (refined.Refine(algorithm, request)) return refined;
   }
   return fold;
 }

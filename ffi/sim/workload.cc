@@ -58,7 +58,7 @@ void WorkloadBuilder::AddUse(const LinkId& link, double weight) {
   double& sum = sum_[static_cast<size_t>(entry->second)];
   if (sum == 0) touched_.push_back(entry->second);
   // All ranks of equal role transfer at once, over all links of the class.
-  sum += weight * static_cast<double>(fold_.multiplicity()) / static_cast<double>(count);
+  sum += weight * multiplicity_ / static_cast<double>(count);
 }
 
 int32_t WorkloadBuilder::TakeRoute(double scale, double limit) {
@@ -113,13 +113,18 @@ int32_t WorkloadBuilder::OpOf(const Op& op) {
   return index;
 }
 
-int32_t WorkloadBuilder::ChannelOf(int32_t src, int32_t dst) {
-  const auto [entry, added] =
-      channel_index_.try_emplace(Pair(fold_.RepresentativeOf(src), fold_.Image(src, dst)), workload_.num_channels);
-  if (added) {
-    workload_.targets.push_back({workload_.num_channels});
-    ++workload_.num_channels;
-  }
+int32_t WorkloadBuilder::ChannelOf(const Fold::Channel& channel) {
+  const auto [entry, added] = channel_index_.try_emplace(Pair(channel.first, channel.second), workload_.num_channels);
+  if (added) ++workload_.num_channels;
+  return entry->second;
+}
+
+int32_t WorkloadBuilder::TargetsOf(int32_t rank, int64_t step, int32_t peer) {
+  std::vector<int32_t> channels;
+  for (const Fold::Channel& channel : fold_.Targets(rank, step, peer)) channels.push_back(ChannelOf(channel));
+  const auto index = static_cast<int32_t>(workload_.targets.size());
+  const auto [entry, added] = targets_index_.try_emplace(std::move(channels), index);
+  if (added) workload_.targets.push_back(entry->first);
   return entry->second;
 }
 
@@ -183,10 +188,10 @@ void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, Program* progr
   if (step.kind == StepKind::kWait) {
     op = Op();
     op.kind = OpKind::kWait;
-    op.channel = ChannelOf(peer, rank);
+    op.channel = ChannelOf(fold_.ChannelOf(peer, rank));
   } else if (step.kind == StepKind::kSignal) {
     op.kind = OpKind::kSignal;
-    op.channel = ChannelOf(rank, peer);
+    op.channel = TargetsOf(rank, &step - plan.steps.data(), peer);
     op.latency_ps = Picoseconds(topology_.LatencyS(rank, peer));
   } else {
     const bool reads = step.kind == StepKind::kGet;
@@ -198,7 +203,8 @@ void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, Program* progr
 
 void WorkloadBuilder::Add(const Plan& plan) {
   Program program;
-  program.ranks = fold_.multiplicity();
+  program.ranks = fold_.Multiplicity(plan.rank);
+  multiplicity_ = static_cast<double>(program.ranks);
   peer_route_.clear();
   program.ops.reserve(plan.steps.size());
   for (const Step& step : plan.steps) AddStep(plan, step, &program);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -99,7 +100,9 @@ class WorkloadBuilder {
   int32_t TakeRoute(double scale, double limit);
   int32_t PeerRoute(int32_t rank, int32_t src, int32_t dst, const Figures& figures);
   int32_t OpOf(const Op& op);
-  int32_t ChannelOf(int32_t src, int32_t dst);
+  int32_t ChannelOf(const Fold::Channel& channel);
+  // The entry of Workload::targets for a signal.
+  int32_t TargetsOf(int32_t rank, int64_t step, int32_t peer);
   void AddStep(const Plan& plan, const Step& step, Program* program);
   void AddReduce(const Plan& plan, const Step& step, Program* program);
 
@@ -108,6 +111,7 @@ class WorkloadBuilder {
   const Geometry& geometry_;
   const double bytes_per_item_;
   Workload workload_;
+  double multiplicity_ = 1;     // of this rank
   std::vector<LinkUse> links_;  // scratch
   std::vector<double> sum_;     // by class of link; 0 where not in touched_
   std::vector<int32_t> touched_;
@@ -115,6 +119,7 @@ class WorkloadBuilder {
   std::unordered_multimap<uint64_t, int32_t> route_index_;  // by hash
   std::unordered_multimap<uint64_t, int32_t> op_index_;     // by hash
   std::unordered_map<uint64_t, int32_t> channel_index_;
+  std::map<std::vector<int32_t>, int32_t> targets_index_;
   std::unordered_map<uint64_t, int32_t> peer_route_;  // of this rank
 };
 
