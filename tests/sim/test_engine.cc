@@ -131,7 +131,7 @@ void ForEachAlgorithmOnGpus(int64_t block_count, int64_t chunk_count, Visit visi
 
 TEST_CASE("one rank for all of equal role gives the time of all ranks") {
   int folded_cases = 0;
-  for (const auto& [block, chunk] : {std::pair{1600, 0}, {160000, 1000}, {3200000, 0}}) {
+  for (const auto& [block, chunk] : {std::pair{1600, 0}, {160000, 4000}, {3200000, 0}}) {
     ForEachAlgorithmOnGpus(
         block, chunk, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
           const Simulation full = Run(algorithm, request, cluster, Fidelity::kFull);
@@ -177,7 +177,7 @@ TEST_CASE("lower bounds of any algorithm are below the bounds of each plan, and 
 }
 
 TEST_CASE("every byte that leaves a rank arrives at another") {
-  ForEachAlgorithmOnGpus(160000, 1000, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
+  ForEachAlgorithmOnGpus(160000, 10000, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
     Cost traffic;
     for (int32_t rank = 0; rank < 16; ++rank) {
       const Cost cost = CostOf(algorithm.build(request, rank), request.geometry, 4, Machine());
@@ -220,7 +220,7 @@ Plan Renumbered(const Request& request, int32_t rank) {
 }
 
 TEST_CASE("another numbering of the ranks changes no time") {
-  ForEachAlgorithmOnGpus(160000, 1000, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
+  ForEachAlgorithmOnGpus(160000, 10000, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
     // Ranks of a switch are all equal. On several levels, domains of a leaf change places, and ranks of all domains.
     const auto domain = static_cast<int32_t>(cluster.levels[0].ranks);
     if (cluster.levels[0].kind != LevelKind::kSwitch) return;

@@ -1,0 +1,126 @@
+"""Clusters as TOML: those of the package are complete, and errors name file and key."""
+
+import math
+
+import pytest
+
+from jaxcomm.simulate import Cluster, ClusterError
+from jaxcomm.simulate.cluster import ORIGINS, parse
+
+TEXT = """
+name = "two levels"
+
+[device]
+kind = "H100"
+hbm = 3350
+copy = "0.56 TB/s"
+copy_overhead = 0.3
+flops_bf16 = "989 Tflop/s"
+origin = "datasheet: a source"
+
+[kernel]
+launch = 2
+sync = "5000 ns"
+channels = 32
+channel = 20.6
+origin = "guess"
+
+[[level]]
+nvlink = { ranks = 8, kind = "switch", bandwidth = 450, efficiency = 0.8, latency = 1, origin = "datasheet" }
+[[level]]
+[level.leaf]
+ranks = 256
+kind = "rails"
+nics = 2
+bandwidth = "400 Gb/s"
+latency = 2.0
+overhead = "1 us"
+[level.leaf.origin]
+nics = "datasheet"
+bandwidth = "datasheet"
+latency = "guess"
+overhead = "measured: somewhere"
+[[level]]
+spine = { ranks = 4096, kind = "fat_tree", taper = 2, latency = 1.5, origin = "guess" }
+"""
+
+
+def test_units_and_origins():
+    cluster = parse(TEXT, "two.toml")
+    nvlink, leaf, spine = cluster.levels
+    assert nvlink.bytes_per_s == pytest.approx(450e9 * 0.8)
+    assert leaf.bytes_per_s == pytest.approx(2 * 50e9)
+    assert (nvlink.latency_s, leaf.latency_s, spine.latency_s) == pytest.approx((1e-6, 2e-6, 1.5e-6))
+    assert cluster.copy == pytest.approx((0.3e-6, 560e9))
+    assert (cluster.launch_s, cluster.sync_overhead_s, cluster.channels) == (2e-6, 5e-6, 32)
+    assert spine.taper == 2
+    # Transfers over the spine pass the adapters, so they cost as much to start.
+    assert spine.overhead_s == leaf.overhead_s == 1e-6
+    assert cluster.origins["leaf.overhead"] == "measured: somewhere"
+    assert cluster.origins["device.hbm"] == "datasheet: a source"
+    assert "leaf.overhead: measured: somewhere" in str(cluster)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("hbm = 3350", "hbm = 3350\nhbn = 1", r"two.toml: device.hbn: unknown key; known are .*hbm"),
+        ("hbm = 3350\n", "", r"two.toml: device.hbm: is missing"),
+        ("hbm = 3350", "hbm = -1", r"device.hbm: got -1 GB/s, expected more than 0"),
+        ("hbm = 3350", "hbm = true", r"device.hbm: got True, expected an integer or a number or a text"),
+        ("0.56 TB/s", "0.56 TB", r"device.copy: got '0.56 TB', expected a number with one of the units GB/s"),
+        ("0.56 TB/s", "1e TB/s", r"device.copy: got '1e TB/s', expected a number with a unit"),
+        ("latency = 2.0", "latency = -2.0", r"leaf.latency: got -2 us, expected at least 0"),
+        ("channels = 32", "channels = 0", r"kernel.channels: got 0, expected at least 1"),
+        ('"datasheet: a source"', '"hearsay"', r"device.origin: got 'hearsay', expected one of datasheet"),
+        ('nics = "datasheet"\n', "", r"leaf.nics: has no origin"),
+        ('nics = "datasheet"', 'nics = "datasheet"\nnisc = "guess"', r"leaf.nisc: unknown key"),
+        ("ranks = 256", "ranks = 100", r"leaf.ranks: 100 is not a multiple of the 8 ranks of nvlink"),
+        ("ranks = 256", "ranks = 0", r"leaf.ranks: got 0, expected at least 1"),
+        ('kind = "rails"', 'kind = "rail"', r"leaf.kind: got 'rail', expected one of switch"),
+        ('kind = "rails"', 'kind = "torus"\ndims = [16, 16]', r"leaf.kind: 'torus' cannot be level 2"),
+        ('kind = "rails"', 'kind = "rails"\nplanes = 2', r"leaf.planes: has no origin"),
+        ("spine = {", 'spine = { routing = "luck",', r"spine.routing: unknown key"),
+        ("taper = 2,", "taper = 0,", r"spine.taper: got 0, expected more than 0"),
+        ("spine = {", "spine = { bandwidth = 1,", r"spine.bandwidth: unknown key"),
+        ("[kernel]", "[colonel]", r"kernel: is missing"),
+        ('name = "two levels"', 'name = "two levels"\nfaults = 3', r"two.toml: faults: unknown key"),
+        ("[[level]]\nspine", "[[level]]\nother = 1\nspine", r"level 3: expected one table with the name of the level"),
+        ("hbm = 3350", "hbm = ", r"two.toml: .*line 6"),
+    ],
+)
+def test_errors_name_file_and_key(old, new, message):
+    assert TEXT.count(old) == 1
+    with pytest.raises(ClusterError, match=message):
+        parse(TEXT.replace(old, new), "two.toml")
+
+
+@pytest.mark.parametrize("name", Cluster.names())
+def test_clusters_of_the_package(name):
+    cluster = Cluster.load(name)
+    assert cluster.ranks >= 512
+    assert {origin.split(":")[0] for origin in cluster.origins.values()} <= set(ORIGINS)
+    figures = [f for level in cluster.levels for f in (level.latency_s, level.overhead_s, level.taper)]
+    assert all(math.isfinite(figure) for figure in figures)
+    cluster.native()
+
+
+def test_a_file_and_an_unknown_name(tmp_path):
+    path = tmp_path / "two.toml"
+    path.write_text(TEXT)
+    assert Cluster.load(path).name == "two levels"
+    with pytest.raises(ClusterError, match="neither a file nor one of dgx-h100"):
+        Cluster.load("dgx-h1000")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "groups"), [(8, (8,)), (12, (6, 12)), (64, (8, 64)), (512, (8, 256, 512)), (768, (8, 256, 768))]
+)
+def test_ranks_are_spread_evenly(ranks, groups):
+    assert tuple(level.ranks for level in parse(TEXT, "two.toml").spread(ranks).levels) == groups
+
+
+@pytest.mark.parametrize(("ranks", "message"), [(13, "13 ranks cannot be spread evenly"), (8192, "has 4096 ranks")])
+def test_ranks_that_do_not_fit(ranks, message):
+    with pytest.raises(ClusterError, match=message):
+        parse(TEXT, "two.toml").spread(ranks)

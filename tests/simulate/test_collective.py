@@ -1,0 +1,137 @@
+"""collective(): times on clusters, from the plans that jaxcomm executes."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm.simulate import Cluster, cli, collective
+
+
+def _operand(num_bytes):
+    return jax.ShapeDtypeStruct((num_bytes // 4,), np.float32)
+
+
+def test_a_direct_exchange_in_a_domain_takes_the_textbook_time():
+    """One copy, then n - 1 transfers at the rate of the slower of link and thread blocks."""
+    cluster = Cluster.load("dgx-h100")
+    size = 8 * 64 << 20
+    found = collective("all_to_all", _operand(size), 8, cluster=cluster, algorithm="direct")
+    overhead_s, copy = cluster.copy
+    rate = min(450e9 * 0.78, 32 * 20.6e9)
+    block = size / 8
+    expected = 2.2e-6 + 5e-6 + overhead_s + block / copy + 7 * (0.5e-6 + block / rate)
+    assert found.time_s == pytest.approx(expected, rel=1e-6)
+    assert found.bound_beta_s == pytest.approx(7 * block / (450e9 * 0.78))
+    assert found.bottleneck.startswith("nvlink")
+    assert found.why.startswith("nvlink")
+    assert found.band[0] < found.time_s < found.band[1]
+    assert not found.measured and "no measurement of jaxcomm" in str(found)
+
+
+def test_taper_slows_what_crosses_the_spine_only():
+    """all_to_all between 64 domains needs (n - 256) m taper / beta; one domain needs no spine."""
+    size = 512 * 512 << 10
+    times, bounds = [], []
+    for name in ("dgx-h100", "dgx-h100-taper2", "dgx-h100-taper4"):
+        cluster = Cluster.load(name)
+        found = collective("all_to_all", _operand(size), 512, cluster=cluster, algorithm="hierarchical")
+        least = collective("all_to_all", _operand(size), 512, cluster=cluster, fidelity="bounds")
+        times.append(found.time_s)
+        bounds.append(least.bound_beta_s)
+        assert least.time_s is None and least.bound_beta_s <= found.time_s
+        inside = collective("all_to_all", _operand(size), 8, cluster=cluster)
+        assert "spine" not in " ".join(inside.utilisation)
+    assert times[0] < times[1] < times[2]
+    block, adapter = size / 512, 50e9 * 0.97
+    assert bounds == pytest.approx([(512 - 8) * block / adapter, 256 * block * 2 / adapter, 256 * block * 4 / adapter])
+
+
+@pytest.mark.parametrize("op", ["psum", "all_gather", "psum_scatter", "pbroadcast", "ppermute", "barrier"])
+def test_folded_is_full(op):
+    cluster = Cluster.load("gb200-nvl72")
+    x = _operand(4 * 144 * 32 * 40)  # 32 thread blocks, and equal pieces, which folding would round up to
+    folded, full = (collective(op, x, 144, cluster=cluster, fidelity=f) for f in ("folded", "full"))
+    assert folded.time_s == pytest.approx(full.time_s, rel=1e-9)
+    assert folded.ranks_simulated <= full.ranks_simulated
+
+
+def test_a_thread_block_uses_one_plane():
+    """With one thread block, a transfer gets a quarter of the adapter; with 32 of them, all planes."""
+    flat, planes = Cluster.load("dgx-h100"), Cluster.load("planes-h100")
+    x = _operand(64 << 20)
+    perm = [(rank, (rank + 8) % 16) for rank in range(16)]
+    times = {
+        sms: [
+            collective("ppermute", x, 16, cluster=cluster, perm=perm, max_sms=sms).time_s for cluster in (flat, planes)
+        ]
+        for sms in (1, 32)
+    }
+    assert times[1][1] == pytest.approx(4 * times[1][0], rel=0.02)
+    assert times[32][1] == pytest.approx(times[32][0])
+
+
+@pytest.mark.parametrize("op", ["psum", "all_to_all", "all_gather"])
+@pytest.mark.parametrize("size", [256, 1 << 20])
+def test_on_this_machine_explain_says_the_same(op, size):
+    cluster = dataclasses.replace(Cluster.here(), errors=())
+    n = cluster.ranks
+    x = _operand(size)
+    explained = jaxcomm.explain(op, x, n)
+    found = collective(op, x, n, cluster=cluster)
+    assert found.algorithm == explained.algorithm
+    assert found.time_s == pytest.approx(explained.predicted_time_s, rel=1e-6)
+
+
+def test_the_errors_of_a_calibration_become_the_band():
+    cluster = dataclasses.replace(Cluster.here(), errors=(-0.5, -0.1, 0.0, 0.2, 1.0))
+    found = collective("psum", _operand(1 << 20), cluster.ranks, cluster=cluster)
+    low, high = np.quantile([-0.5, -0.1, 0.0, 0.2, 1.0], [0.1, 0.9])
+    assert found.band == pytest.approx((found.time_s * (1 + low), found.time_s * (1 + high)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"op": "sum"}, "op must be one of"),
+        ({"algorithm": "xla"}, "has no plan"),
+        ({"algorithm": "nope"}, "unknown algorithm"),
+        ({"fidelity": "exact"}, "fidelity must be one of bounds, folded, full"),
+        ({"axis_sizes": (2, 0)}, "axis_sizes must be positive"),
+        ({"op": "all_to_all", "axis_sizes": 3}, "cannot be split into 3 equal blocks"),
+        ({"axis_sizes": 999983}, "cannot be spread evenly"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    call = {"op": "psum", "x": _operand(256), "axis_sizes": 8, "cluster": Cluster.load("dgx-h100")} | arguments
+    with pytest.raises(ValueError, match=message):
+        collective(call.pop("op"), call.pop("x"), call.pop("axis_sizes"), **call)
+
+
+def test_the_command_prints_time_band_bounds_and_reason(capsys):
+    command = ["collective", "psum", "--bytes", "64KiB..128KiB", "--ranks", "8,72", "--cluster", "gb200-nvl72"]
+    assert cli.main(command) == 0
+    text = capsys.readouterr().out
+    for part in ("psum of 65536 bytes", "psum of 131072 bytes", "among 72 ranks", "band", "bounds", "limited by"):
+        assert part in text
+    assert cli.main([*command, "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["ranks"], row["bytes"]) for row in rows] == [(8, 1 << 16), (8, 1 << 17), (72, 1 << 16), (72, 1 << 17)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (["--bytes", "4 parsec"], "--bytes: got '4 parsec'"),
+        (["--ranks", "many"], "--ranks: got 'many'"),
+        (["--cluster", "nope"], "neither a file"),
+        (["--cluster", "nope.toml"], "nope.toml: No such file"),
+    ],
+)
+def test_errors_of_the_command(changed, message, capsys):
+    command = ["collective", "psum", "--bytes", "1KiB", "--cluster", "dgx-h100", *changed]
+    assert cli.main(command) == 2
+    assert message in capsys.readouterr().err
