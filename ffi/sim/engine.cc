@@ -10,7 +10,7 @@
 namespace jaxcomm {
 namespace {
 
-struct Channel {
+struct Counter {
   std::vector<int64_t> arrivals_ps;  // not received yet, from `next` on
   size_t next = 0;
   int32_t waiter = -1;  // rank that is blocked
@@ -22,11 +22,9 @@ struct QueueEntry {
 };
 
 struct RankState {
-  size_t loop = 0;  // position in the program
-  int64_t offset = 0;
-  int64_t iteration = 0;
-  int64_t clock_ps = 0;   // of the lane; may be later than the present
-  int32_t transfer = -1;  // op under way or about to start on the lane
+  size_t next = 0;        // position in the program
+  int64_t clock_ps = 0;   // of the processor; may be later than the present
+  int32_t transfer = -1;  // op under way or about to start on the processor
   std::vector<QueueEntry> queue;
   size_t queue_next = 0;
   int64_t queue_free_ps = 0;
@@ -44,7 +42,7 @@ struct Event {
   bool operator>(const Event& other) const { return time_ps > other.time_ps; }
 };
 
-// Slots of transfers: 2 * rank for the lane, 2 * rank + 1 for the queue.
+// Slots of transfers: 2 * rank for the processor, 2 * rank + 1 for the queue.
 class Engine {
  public:
   Engine(const Workload& workload, bool with_bytes)
@@ -52,7 +50,7 @@ class Engine {
         with_bytes_(with_bytes),
         rates_(workload, 2 * workload.programs.size()),
         ranks_(workload.programs.size()),
-        channels_(static_cast<size_t>(workload.num_channels)),
+        counters_(static_cast<size_t>(workload.num_counters)),
         versions_(2 * workload.programs.size(), 0) {
     result_.bytes_on.resize(workload.links.size(), 0);
   }
@@ -84,54 +82,42 @@ class Engine {
   const Op& OpAt(int32_t index) const { return workload_.ops[static_cast<size_t>(index)]; }
   RankState& RankOf(int32_t slot) { return ranks_[static_cast<size_t>(slot / 2)]; }
 
-  // The lane's next op; -1 at the end.
+  // The processor's next op; -1 at the end.
   int32_t Current(int32_t rank) const {
-    const RankState& state = ranks_[static_cast<size_t>(rank)];
-    const Program& program = workload_.programs[static_cast<size_t>(rank)];
-    if (state.loop == program.loops.size()) return -1;
-    return program.ops[static_cast<size_t>(program.loops[state.loop].first + state.offset)];
-  }
-
-  void Advance(int32_t rank) {
-    RankState& state = ranks_[static_cast<size_t>(rank)];
-    const Loop& loop = workload_.programs[static_cast<size_t>(rank)].loops[state.loop];
-    ++result_.num_ops;
-    if (++state.offset < loop.length) return;
-    state.offset = 0;
-    if (++state.iteration < loop.count) return;
-    state.iteration = 0;
-    ++state.loop;
+    const size_t next = ranks_[static_cast<size_t>(rank)].next;
+    const std::vector<int32_t>& ops = workload_.programs[static_cast<size_t>(rank)].ops;
+    return next < ops.size() ? ops[next] : -1;
   }
 
   void RunReady() {
     while (!ready_.empty()) {
       const int32_t rank = ready_.back();
       ready_.pop_back();
-      RunLane(rank);
+      RunSteps(rank);
     }
   }
 
-  // Executes ops of the lane up to the next transfer or to a wait for a signal that has not been sent.
-  void RunLane(int32_t rank) {
+  // Executes ops of the processor up to the next transfer or to a wait for a signal that has not been sent.
+  void RunSteps(int32_t rank) {
     RankState& state = ranks_[static_cast<size_t>(rank)];
     for (int32_t index = Current(rank); index >= 0; index = Current(rank)) {
       const Op& op = OpAt(index);
       if (op.kind == OpKind::kWait) {
-        Channel& channel = channels_[static_cast<size_t>(op.channel)];
-        if (channel.next == channel.arrivals_ps.size()) {
-          channel.waiter = rank;
+        Counter& counter = counters_[static_cast<size_t>(op.counter)];
+        if (counter.next == counter.arrivals_ps.size()) {
+          counter.waiter = rank;
           return;
         }
-        const int64_t arrival_ps = channel.arrivals_ps[channel.next++];
-        if (channel.next == channel.arrivals_ps.size()) {
-          channel.arrivals_ps.clear();
-          channel.next = 0;
+        const int64_t arrival_ps = counter.arrivals_ps[counter.next++];
+        if (counter.next == counter.arrivals_ps.size()) {
+          counter.arrivals_ps.clear();
+          counter.next = 0;
         }
         state.waited_ps += std::max<int64_t>(arrival_ps - state.clock_ps, 0);
         state.clock_ps = std::max(state.clock_ps, arrival_ps);
       } else if (op.queued) {
         state.queue.push_back({index, state.clock_ps});
-        Advance(rank);
+        ++state.next;
         if (state.queue_transfer < 0) RunQueue(rank);
         continue;
       } else {
@@ -140,12 +126,12 @@ class Engine {
         if (op.kind == OpKind::kSignal) {
           Send(op, state.clock_ps);
         } else if (TakesTime(op)) {
-          Advance(rank);
+          ++state.next;
           state.transfer = index;
           return StartAt(2 * rank, state.clock_ps);
         }
       }
-      Advance(rank);
+      ++state.next;
     }
   }
 
@@ -167,12 +153,12 @@ class Engine {
   }
 
   void Send(const Op& op, int64_t time_ps) {
-    for (int32_t target : workload_.targets[static_cast<size_t>(op.channel)]) {
-      Channel& channel = channels_[static_cast<size_t>(target)];
-      channel.arrivals_ps.push_back(time_ps + op.latency_ps);
-      if (channel.waiter < 0) continue;
-      ready_.push_back(channel.waiter);
-      channel.waiter = -1;
+    for (int32_t target : workload_.targets[static_cast<size_t>(op.counter)]) {
+      Counter& counter = counters_[static_cast<size_t>(target)];
+      counter.arrivals_ps.push_back(time_ps + op.latency_ps);
+      if (counter.waiter < 0) continue;
+      ready_.push_back(counter.waiter);
+      counter.waiter = -1;
     }
   }
 
@@ -225,12 +211,13 @@ class Engine {
                                     " waits for a signal that is never sent");
       }
       result_.time_ps = std::max({result_.time_ps, state.clock_ps, state.queue_free_ps});
+      result_.num_ops += static_cast<int64_t>(state.next);
       const auto weight = static_cast<double>(workload_.programs[i].ranks);
       ranks += weight;
-      result_.mean_lane_s += weight * static_cast<double>(state.busy_ps) * 1e-12;
+      result_.mean_work_s += weight * static_cast<double>(state.busy_ps) * 1e-12;
       result_.mean_wait_s += weight * static_cast<double>(state.waited_ps) * 1e-12;
     }
-    result_.mean_lane_s /= ranks;
+    result_.mean_work_s /= ranks;
     result_.mean_wait_s /= ranks;
     return std::move(result_);
   }
@@ -239,7 +226,7 @@ class Engine {
   const bool with_bytes_;
   Rates rates_;
   std::vector<RankState> ranks_;
-  std::vector<Channel> channels_;
+  std::vector<Counter> counters_;
   std::vector<uint32_t> versions_;
   std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events_;
   std::vector<int32_t> ready_;

@@ -1,8 +1,8 @@
 // Executes a workload in simulated time.
 //
-// Every rank has a lane, which executes its ops in order, and a queue to the network. A transfer on the lane ends
-// before the next op; a queued one ends before the next entry of the queue. Times are integers, so equal transfers end
-// at the same time.
+// Every rank has a processor, which executes its ops in order, and a queue to the network. A transfer on the processor
+// ends before the next op; a queued one ends before the next entry of the queue. Times are integers, so equal transfers
+// end at the same time.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ namespace jaxcomm {
 
 struct EngineResult {
   int64_t time_ps = 0;           // until the last rank has finished
-  double mean_lane_s = 0;        // time of the lanes of all ranks without waits, on average
-  double mean_wait_s = 0;        // time in which the lanes of all ranks wait for signals, on average
+  double mean_work_s = 0;        // time of a rank on its own steps, on average
+  double mean_wait_s = 0;        // time in which a rank waits for signals, on average
   std::vector<double> bytes_on;  // bytes on one link of each class
   int64_t num_ops = 0;           // executed
 };

@@ -63,15 +63,15 @@ int64_t Fold::Multiplicity(int32_t rank) const {
   return representative_.empty() ? multiplicity_ : sizes_.at(RepresentativeOf(rank));
 }
 
-Fold::Channel Fold::ChannelOf(int32_t src, int32_t dst) const {
+Fold::Counter Fold::CounterOf(int32_t src, int32_t dst) const {
   if (!representative_.empty()) return {src, dst};
   return {RepresentativeOf(src), Image(src, dst)};
 }
 
-std::vector<Fold::Channel> Fold::Targets(int32_t rank, int64_t step, int32_t peer) const {
-  if (representative_.empty()) return {ChannelOf(rank, peer)};
+std::vector<Fold::Counter> Fold::Targets(int32_t rank, int64_t step, int32_t peer) const {
+  if (representative_.empty()) return {CounterOf(rank, peer)};
   const auto found = targets_.find(StepKey(rank, step));
-  return found == targets_.end() ? std::vector<Channel>{} : found->second;
+  return found == targets_.end() ? std::vector<Counter>{} : found->second;
 }
 
 std::vector<int32_t> Fold::Representatives() const {

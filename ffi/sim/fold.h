@@ -35,11 +35,11 @@ class Fold {
   // A link of the same class, equal for all links of the class; and their number.
   LinkId RepresentativeOf(const LinkId& link, int64_t* count) const;
 
-  // A channel of signals from src to dst, as the pair of a sender and a receiver that is a representative.
-  using Channel = std::pair<int32_t, int32_t>;
-  Channel ChannelOf(int32_t src, int32_t dst) const;
-  // The channels that the signal to `peer` in step `step` of representative `rank` adds to.
-  std::vector<Channel> Targets(int32_t rank, int64_t step, int32_t peer) const;
+  // A counter of signals from src to dst, as the pair of a sender and a receiver that is a representative.
+  using Counter = std::pair<int32_t, int32_t>;
+  Counter CounterOf(int32_t src, int32_t dst) const;
+  // The counters that the signal to `peer` in step `step` of representative `rank` adds to.
+  std::vector<Counter> Targets(int32_t rank, int64_t step, int32_t peer) const;
 
  private:
   // Equal for plans of ranks of equal role under the symmetries of this fold.
@@ -70,7 +70,7 @@ class Fold {
   std::unordered_map<int32_t, int64_t> sizes_;                        // by representative
   std::unordered_map<uint64_t, std::pair<int32_t, int64_t>> groups_;  // first owner and number, by type, level, colour
   std::unordered_map<uint64_t, uint64_t> group_colours_;              // by type, level, owner
-  std::unordered_map<uint64_t, std::vector<Channel>> targets_;        // by representative and step
+  std::unordered_map<uint64_t, std::vector<Counter>> targets_;        // by representative and step
 };
 
 }  // namespace jaxcomm

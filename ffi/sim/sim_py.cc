@@ -95,7 +95,7 @@ void BindSim(nb::module_& m) {
   nb::class_<Simulation>(m, "Simulation")
       .def_ro("time_s", &Simulation::time_s)
       .def_ro("bounds", &Simulation::bounds)
-      .def_ro("lane_s", &Simulation::lane_s)
+      .def_ro("work_s", &Simulation::work_s)
       .def_ro("wait_s", &Simulation::wait_s)
       .def_ro("ranks_simulated", &Simulation::ranks_simulated)
       .def_ro("num_ops", &Simulation::num_ops)

@@ -74,11 +74,11 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
 
   Simulation simulation;
   const double last_s = LastMessage(topology, request.geometry);
-  const double lane_s = (*run).mean_lane_s * cluster.ranks_per_processor;
-  const double end_s = std::max(static_cast<double>((*run).time_ps) * 1e-12, lane_s);
+  const double work_s = (*run).mean_work_s * cluster.ranks_per_processor;
+  const double end_s = std::max(static_cast<double>((*run).time_ps) * 1e-12, work_s);
   simulation.time_s = cluster.launch_s + cluster.sync_overhead_s + end_s + last_s;
   simulation.bounds.alpha_s = static_cast<double>((*empty).time_ps) * 1e-12 + last_s;
-  simulation.lane_s = (*run).mean_lane_s;
+  simulation.work_s = (*run).mean_work_s;
   simulation.wait_s = (*run).mean_wait_s;
   simulation.ranks_simulated = static_cast<int64_t>(ranks.size());
   simulation.num_ops = (*run).num_ops;

@@ -27,12 +27,6 @@ uint64_t Key(const LinkId& link) {
 
 }  // namespace
 
-int64_t Program::num_ops() const {
-  int64_t total = 0;
-  for (const Loop& loop : loops) total += loop.length * loop.count;
-  return total;
-}
-
 WorkloadBuilder::WorkloadBuilder(const Topology& topology, const Fold& fold, const Geometry& geometry,
                                  double bytes_per_item)
     : topology_(topology), fold_(fold), geometry_(geometry), bytes_per_item_(bytes_per_item) {}
@@ -100,7 +94,7 @@ int32_t WorkloadBuilder::TakeRoute(double scale, double limit) {
 
 int32_t WorkloadBuilder::OpOf(const Op& op) {
   uint64_t hash = Mix(static_cast<uint64_t>(op.kind) * 2 + (op.queued ? 1 : 0));
-  hash = Mix(hash ^ Pair(op.route, op.channel));
+  hash = Mix(hash ^ Pair(op.route, op.counter));
   hash = Mix(Mix(hash ^ Bits(op.bytes)) + static_cast<uint64_t>(op.overhead_ps));
   hash = Mix(hash + static_cast<uint64_t>(op.latency_ps));
   const auto [first, last] = op_index_.equal_range(hash);
@@ -113,17 +107,17 @@ int32_t WorkloadBuilder::OpOf(const Op& op) {
   return index;
 }
 
-int32_t WorkloadBuilder::ChannelOf(const Fold::Channel& channel) {
-  const auto [entry, added] = channel_index_.try_emplace(Pair(channel.first, channel.second), workload_.num_channels);
-  if (added) ++workload_.num_channels;
+int32_t WorkloadBuilder::CounterOf(const Fold::Counter& counter) {
+  const auto [entry, added] = counter_index_.try_emplace(Pair(counter.first, counter.second), workload_.num_counters);
+  if (added) ++workload_.num_counters;
   return entry->second;
 }
 
 int32_t WorkloadBuilder::TargetsOf(int32_t rank, int64_t step, int32_t peer) {
-  std::vector<int32_t> channels;
-  for (const Fold::Channel& channel : fold_.Targets(rank, step, peer)) channels.push_back(ChannelOf(channel));
+  std::vector<int32_t> counters;
+  for (const Fold::Counter& counter : fold_.Targets(rank, step, peer)) counters.push_back(CounterOf(counter));
   const auto index = static_cast<int32_t>(workload_.targets.size());
-  const auto [entry, added] = targets_index_.try_emplace(std::move(channels), index);
+  const auto [entry, added] = targets_index_.try_emplace(std::move(counters), index);
   if (added) workload_.targets.push_back(entry->first);
   return entry->second;
 }
@@ -188,10 +182,10 @@ void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, Program* progr
   if (step.kind == StepKind::kWait) {
     op = Op();
     op.kind = OpKind::kWait;
-    op.channel = ChannelOf(fold_.ChannelOf(peer, rank));
+    op.counter = CounterOf(fold_.CounterOf(peer, rank));
   } else if (step.kind == StepKind::kSignal) {
     op.kind = OpKind::kSignal;
-    op.channel = TargetsOf(rank, &step - plan.steps.data(), peer);
+    op.counter = TargetsOf(rank, &step - plan.steps.data(), peer);
     op.latency_ps = Picoseconds(topology_.LatencyS(rank, peer));
   } else {
     const bool reads = step.kind == StepKind::kGet;
@@ -208,15 +202,9 @@ void WorkloadBuilder::Add(const Plan& plan) {
   peer_route_.clear();
   program.ops.reserve(plan.steps.size());
   for (const Step& step : plan.steps) AddStep(plan, step, &program);
-  program.loops = FindLoops(program.ops);
   workload_.programs.push_back(std::move(program));
 }
 
 Workload WorkloadBuilder::Finish() && { return std::move(workload_); }
-
-std::vector<Loop> FindLoops(const std::vector<int32_t>& ops) {
-  const auto size = static_cast<int64_t>(ops.size());
-  return size > 0 ? std::vector<Loop>{{0, size, 1}} : std::vector<Loop>{};
-}
 
 }  // namespace jaxcomm

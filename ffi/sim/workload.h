@@ -39,29 +39,20 @@ struct Op {
   OpKind kind = OpKind::kTransfer;
   bool queued = false;
   int32_t route = 0;    // transfer
-  int32_t channel = 0;  // wait: the channel. Signal: an entry of Workload::targets
+  int32_t counter = 0;  // wait: the counter. Signal: an entry of Workload::targets
   double bytes = 0;
   int64_t overhead_ps = 0;
   int64_t latency_ps = 0;  // signal
 
   bool operator==(const Op& other) const {
-    return kind == other.kind && queued == other.queued && route == other.route && channel == other.channel &&
+    return kind == other.kind && queued == other.queued && route == other.route && counter == other.counter &&
            bytes == other.bytes && overhead_ps == other.overhead_ps && latency_ps == other.latency_ps;
   }
 };
 
-// `length` entries of Program::ops from `first` on, `count` times.
-struct Loop {
-  int64_t first = 0;
-  int64_t length = 0;
-  int64_t count = 1;
-};
-
 struct Program {
   std::vector<int32_t> ops;  // indices of Workload::ops
-  std::vector<Loop> loops;   // executed one after the other
   int64_t ranks = 1;         // that run this program
-  int64_t num_ops() const;
 };
 
 struct Workload {
@@ -70,12 +61,9 @@ struct Workload {
   std::vector<TransferRoute> routes;
   std::vector<Op> ops;
   std::vector<Program> programs;
-  std::vector<std::vector<int32_t>> targets;  // the channels that a signal adds to
-  int32_t num_channels = 0;
+  std::vector<std::vector<int32_t>> targets;  // the counters that a signal adds to
+  int32_t num_counters = 0;
 };
-
-// Finds repeated sequences of ops.
-std::vector<Loop> FindLoops(const std::vector<int32_t>& ops);
 
 // Makes the workload of a collective. Memory: one plan, and 4 bytes for each op of a representative rank.
 class WorkloadBuilder {
@@ -100,7 +88,7 @@ class WorkloadBuilder {
   int32_t TakeRoute(double scale, double limit);
   int32_t PeerRoute(int32_t rank, int32_t src, int32_t dst, const Figures& figures);
   int32_t OpOf(const Op& op);
-  int32_t ChannelOf(const Fold::Channel& channel);
+  int32_t CounterOf(const Fold::Counter& counter);
   // The entry of Workload::targets for a signal.
   int32_t TargetsOf(int32_t rank, int64_t step, int32_t peer);
   void AddStep(const Plan& plan, const Step& step, Program* program);
@@ -118,7 +106,7 @@ class WorkloadBuilder {
   std::unordered_map<uint64_t, int32_t> link_index_;
   std::unordered_multimap<uint64_t, int32_t> route_index_;  // by hash
   std::unordered_multimap<uint64_t, int32_t> op_index_;     // by hash
-  std::unordered_map<uint64_t, int32_t> channel_index_;
+  std::unordered_map<uint64_t, int32_t> counter_index_;
   std::map<std::vector<int32_t>, int32_t> targets_index_;
   std::unordered_map<uint64_t, int32_t> peer_route_;  // of this rank
 };

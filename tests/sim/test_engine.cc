@@ -148,6 +148,18 @@ TEST_CASE("one rank for all of equal role gives the time of all ranks") {
   CHECK(folded_cases > 200);
 }
 
+TEST_CASE("colour refinement folds what has no symmetry") {
+  // 16 members; 8 of them stand for a rank outside. In recursive doubling, ranks outside, those that stand for them,
+  // and the others are equal.
+  for (const auto& [algorithm, classes] : {std::pair{"recursive_doubling", 3}, {"rabenseifner", 6}}) {
+    const Request request = OnGpus(Collective::kAllReduce, flat, 24, 24 * 100, 0);
+    const Algorithm& found = *FindAlgorithm(Collective::kAllReduce, algorithm);
+    const Simulation folded = Run(found, request, flat, Fidelity::kFolded);
+    CHECK(folded.ranks_simulated == classes);
+    CheckClose(algorithm, folded.time_s, Run(found, request, flat, Fidelity::kFull).time_s, 1e-9);
+  }
+}
+
 double TotalOn(const Simulation& simulation, const std::string& name) {
   for (const LinkLoad& load : simulation.links) {
     if (load.name == name) return load.total_bytes;
@@ -177,28 +189,29 @@ TEST_CASE("lower bounds of any algorithm are below the bounds of each plan, and 
 }
 
 TEST_CASE("every byte that leaves a rank arrives at another") {
-  ForEachAlgorithmOnGpus(160000, 10000, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
-    Cost traffic;
-    for (int32_t rank = 0; rank < 16; ++rank) {
-      const Cost cost = CostOf(algorithm.build(request, rank), request.geometry, 4, Machine());
-      for (size_t link = 0; link < kNumLinks; ++link) traffic.traffic[link].bytes += cost.traffic[link].bytes;
-    }
-    const auto node = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kNode)].bytes);
-    const auto network = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kNetwork)].bytes);
-    const Simulation full = Run(algorithm, request, cluster, Fidelity::kFull);
-    if (cluster.levels[0].kind != LevelKind::kSwitch) return;
-    const bool over_domain = cluster.levels.size() == 2 && cluster.levels[1].kind == LevelKind::kRails;
-    if (!over_domain) {  // otherwise transfers between rails cross the domain too
-      CheckClose(algorithm.name, TotalOn(full, "nvlink out"), node, 1e-9);
-      CheckClose(algorithm.name, TotalOn(full, "nvlink in"), node, 1e-9);
-    }
-    if (cluster.levels.size() == 1) return;
-    CheckClose(algorithm.name, TotalOn(full, cluster.levels[1].name + " out"), network, 1e-9);
-    CheckClose(algorithm.name, TotalOn(full, cluster.levels[1].name + " in"), network, 1e-9);
-    if (cluster.levels.size() == 2) return;
-    CheckClose(algorithm.name, TotalOn(full, cluster.levels[2].name + " up"),
-               TotalOn(full, cluster.levels[2].name + " down"), 1e-9);
-  });
+  ForEachAlgorithmOnGpus(
+      160000, 10000, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
+        Cost traffic;
+        for (int32_t rank = 0; rank < 16; ++rank) {
+          const Cost cost = CostOf(algorithm.build(request, rank), request.geometry, 4, Machine());
+          for (size_t link = 0; link < kNumLinks; ++link) traffic.traffic[link].bytes += cost.traffic[link].bytes;
+        }
+        const auto node = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kNode)].bytes);
+        const auto network = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kNetwork)].bytes);
+        const Simulation full = Run(algorithm, request, cluster, Fidelity::kFull);
+        if (cluster.levels[0].kind != LevelKind::kSwitch) return;
+        const bool over_domain = cluster.levels.size() == 2 && cluster.levels[1].kind == LevelKind::kRails;
+        if (!over_domain) {  // otherwise transfers between rails cross the domain too
+          CheckClose(algorithm.name, TotalOn(full, "nvlink out"), node, 1e-9);
+          CheckClose(algorithm.name, TotalOn(full, "nvlink in"), node, 1e-9);
+        }
+        if (cluster.levels.size() == 1) return;
+        CheckClose(algorithm.name, TotalOn(full, cluster.levels[1].name + " out"), network, 1e-9);
+        CheckClose(algorithm.name, TotalOn(full, cluster.levels[1].name + " in"), network, 1e-9);
+        if (cluster.levels.size() == 2) return;
+        CheckClose(algorithm.name, TotalOn(full, cluster.levels[2].name + " up"),
+                   TotalOn(full, cluster.levels[2].name + " down"), 1e-9);
+      });
 }
 
 // The plans of an algorithm after a renumbering of the ranks. Algorithm::build has no state of its own.
@@ -220,24 +233,26 @@ Plan Renumbered(const Request& request, int32_t rank) {
 }
 
 TEST_CASE("another numbering of the ranks changes no time") {
-  ForEachAlgorithmOnGpus(160000, 10000, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
-    // Ranks of a switch are all equal. On several levels, domains of a leaf change places, and ranks of all domains.
-    const auto domain = static_cast<int32_t>(cluster.levels[0].ranks);
-    if (cluster.levels[0].kind != LevelKind::kSwitch) return;
-    new_number.clear();
-    for (int32_t rank = 0; rank < 16; ++rank) {
-      const int32_t other =
-          cluster.levels.size() == 1 ? (5 * rank + 3) % 16 : (rank / domain ^ 1) * domain + (rank + 1) % domain;
-      new_number.push_back(other);
-    }
-    renumbered = &algorithm;
-    Algorithm changed = algorithm;
-    changed.build = Renumbered;
-    const Simulation before = Run(algorithm, request, cluster, Fidelity::kFull);
-    const Simulation after = Run(changed, request, cluster, Fidelity::kFull);
-    CheckClose(algorithm.name, after.time_s, before.time_s, 1e-9);
-    CheckClose(algorithm.name, Run(changed, request, cluster, Fidelity::kFolded).time_s, before.time_s, 1e-9);
-  });
+  ForEachAlgorithmOnGpus(
+      160000, 10000, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
+        // Ranks of a switch are all equal. On several levels, domains of a leaf change places, and ranks of all
+        // domains.
+        const auto domain = static_cast<int32_t>(cluster.levels[0].ranks);
+        if (cluster.levels[0].kind != LevelKind::kSwitch) return;
+        new_number.clear();
+        for (int32_t rank = 0; rank < 16; ++rank) {
+          const int32_t other =
+              cluster.levels.size() == 1 ? (5 * rank + 3) % 16 : (rank / domain ^ 1) * domain + (rank + 1) % domain;
+          new_number.push_back(other);
+        }
+        renumbered = &algorithm;
+        Algorithm changed = algorithm;
+        changed.build = Renumbered;
+        const Simulation before = Run(algorithm, request, cluster, Fidelity::kFull);
+        const Simulation after = Run(changed, request, cluster, Fidelity::kFull);
+        CheckClose(algorithm.name, after.time_s, before.time_s, 1e-9);
+        CheckClose(algorithm.name, Run(changed, request, cluster, Fidelity::kFolded).time_s, before.time_s, 1e-9);
+      });
 }
 
 TEST_CASE("transfers that share a link get max-min fair rates") {
