@@ -149,13 +149,13 @@ TEST_CASE("one rank for all of equal role gives the time of all ranks") {
 }
 
 TEST_CASE("colour refinement folds what has no symmetry") {
-  // 16 members; 8 of them stand for a rank outside. In recursive doubling, ranks outside, those that stand for them,
-  // and the others are equal.
-  for (const auto& [algorithm, classes] : {std::pair{"recursive_doubling", 3}, {"rabenseifner", 6}}) {
+  const Cluster flat = MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 24, 4e11, 1e-6)});
+  // 16 members; 8 of them stand for a rank outside. Ranks outside, those that stand for them, and the others are equal.
+  for (const char* algorithm : {"recursive_doubling", "rabenseifner"}) {
     const Request request = OnGpus(Collective::kAllReduce, flat, 24, 24 * 100, 0);
     const Algorithm& found = *FindAlgorithm(Collective::kAllReduce, algorithm);
     const Simulation folded = Run(found, request, flat, Fidelity::kFolded);
-    CHECK(folded.ranks_simulated == classes);
+    CHECK(folded.ranks_simulated == 3);
     CheckClose(algorithm, folded.time_s, Run(found, request, flat, Fidelity::kFull).time_s, 1e-9);
   }
 }
