@@ -303,6 +303,7 @@ TEST_CASE("closed forms of all_to_all on tapered trees and tori") {
   torus.levels[0].dims = {8, 8};
   found = Run(direct, OnGpus(Collective::kAllToAll, torus, 64, 1 << 22, 0), torus, Fidelity::kFolded);
   CheckClose("torus", found.bounds.beta_s, 64 * m * 8 / (8 * 5e10), 1e-9);
+  CheckClose("torus", TotalOn(found, "torus dimension 1 -"), TotalOn(found, "torus dimension 1 +"), 1e-9);
   // Dragonfly of groups of 4 ranks, half as many global links: a shift by one group uses one pair of groups.
   Cluster dragonfly = MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 1, 4e11, 1e-6),
                                    MakeLevel("group", LevelKind::kSwitch, 4, 5e10, 1e-6),
