@@ -310,6 +310,8 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
   }
 }
 
+inline void AliasFence() {}  // litmus.h checks it
+
 // A multicast object: addresses that stand for those of several ranks. There is no memory at these addresses.
 struct Multicast {
   char* base = nullptr;
@@ -334,13 +336,4 @@ inline void* Replica(void* address, int rank) {
 
 }  // namespace emulation
 
-// The number of threads per warp. It is small, so that small blocks have several warps.
-constexpr int warpSize = 2;
-
-#define threadIdx (::emulation::Current().thread)
-#define blockIdx (::emulation::Current().block)
-#define blockDim (::emulation::Current().block_dim)
-#define gridDim (::emulation::Current().grid_dim)
-
-inline void __syncthreads() { ::emulation::Arrive(0); }
-inline int __syncthreads_or(int value) { return ::emulation::Arrive(value != 0); }
+#include "cuda_names.h"
