@@ -138,12 +138,39 @@ EMULATION_UNCHECKED static bool FlipCoin() {
   return (coins >> 63) != 0;
 }
 
+enum thread_scope { thread_scope_thread, thread_scope_block, thread_scope_device, thread_scope_system };
+enum memory_order {
+  memory_order_relaxed = __ATOMIC_RELAXED,
+  memory_order_acquire = __ATOMIC_ACQUIRE,
+  memory_order_release = __ATOMIC_RELEASE
+};
+
+// Stands for cuda::atomic_ref. Scopes have no effect here; litmus.h checks them.
+template <typename T, thread_scope>
+class atomic_ref {
+ public:
+  explicit atomic_ref(T& word) : word_(&word) {}
+  T load(memory_order order) const { return __atomic_load_n(word_, order); }
+  void store(T value, memory_order order) const { __atomic_store_n(word_, value, order); }
+  bool compare_exchange_strong(T& expected, T desired, memory_order order) const {
+    return __atomic_compare_exchange_n(word_, &expected, desired, false, order, order);
+  }
+
+ private:
+  T* const word_;
+};
+
 // Each word is stored atomically, in either order, and other fibers may run in between.
 inline void StorePair(uint64_t* pair, uint64_t first, uint64_t second) {
   const bool turned = FlipCoin();
   __atomic_store_n(pair + turned, turned ? second : first, __ATOMIC_RELAXED);
   Pause();
   __atomic_store_n(pair + !turned, turned ? first : second, __ATOMIC_RELAXED);
+}
+
+inline void LoadPair(const uint64_t* pair, uint64_t* first, uint64_t* second) {
+  *first = __atomic_load_n(pair, __ATOMIC_RELAXED);
+  *second = __atomic_load_n(pair + 1, __ATOMIC_RELAXED);
 }
 
 EMULATION_UNCHECKED static void* DynamicShared() { return Current().shared; }
