@@ -99,22 +99,22 @@ TEST_CASE("the model: deadlocks are found") {
   CHECK(Explore(program).fault.rfind("deadlock", 0) == 0);
 }
 
-// Each rank puts two elements to its neighbour, twice, without a barrier: a put of the second round must wait for the
-// signal that the first has been read.
+// Each rank puts two units of 16 bytes to its neighbour, twice, without a barrier: a put of the second round must wait
+// for the signal that the first has been read.
 TEST_CASE("puts, signals and waits") {
   Program program;
   LitmusRanks ranks(program, 2, 2);
-  const device::Window window = ranks.Window(program, 16, "window");
-  auto* const sources = program.Words<uint64_t>(4, "sources");
+  const device::Window window = ranks.Window(program, 32, "window");
+  auto* const sources = program.Words<uint64_t>(8, "sources");
   ranks.AddBlocks(program, 1, 2, [=](const device::Comm& comm) {
     const int32_t rank = comm.local.rank, peer = 1 - rank;
     for (uint64_t round = 1; round <= 2; ++round) {
-      sources[2 * rank + threadIdx.x] = round * 10 + threadIdx.x;
+      sources[4 * rank + 2 * threadIdx.x] = round * 10 + threadIdx.x;
       __syncthreads();
-      device::PutSignal(comm, 0, window, peer, 0, sources + 2 * rank, 16);
+      device::PutSignal(comm, 0, window, peer, 0, sources + 4 * rank, 32);
       if (threadIdx.x == 0) Require(device::Wait(comm, 0, peer), "no signal");
       __syncthreads();
-      Require(window.At<uint64_t>(rank)[1 - threadIdx.x] == round * 10 + 1 - threadIdx.x, "stale data");
+      Require(window.At<uint64_t>(rank)[2 - 2 * threadIdx.x] == round * 10 + 1 - threadIdx.x, "stale data");
       if (round == 2) break;
       __syncthreads();
       if (threadIdx.x == 1) {
@@ -195,7 +195,7 @@ void RunLlExchanges(int32_t n, unsigned num_threads, uint64_t first, uint64_t nu
   LitmusRanks ranks(program, n, 1, static_cast<int32_t>(num_threads));
   for (int32_t r = 0; r < n; ++r) *ranks.comm(r).ll_slots.epochs = first;
   ranks.AddBlocks(program, 1, num_threads, [=](const device::Comm& comm) {
-    const auto unit = static_cast<int32_t>(threadIdx.x);
+    const auto unit = static_cast<int32_t>((threadIdx.x + 1) % blockDim.x);  // sweeps begin with that of the thread
     for (uint64_t i = 1; i <= num_exchanges; ++i) {
       const auto payload = [&](int32_t rank) { return (i << 32 | 7) + 16 * static_cast<uint64_t>(rank) + threadIdx.x; };
       device::LlExchange exchange;
@@ -221,6 +221,44 @@ TEST_CASE("LL messages") {
 }
 
 TEST_CASE("LL messages when slots are swept") { RunLlExchanges(2, 2, (uint64_t{1} << 29) - 2, 4); }
+
+// Threads wait for peers that never signal: two of one block, or two blocks, of which the second begins at any time.
+// The host reads the report and may also end the waits.
+void WaitInVain(unsigned num_blocks, unsigned num_threads, bool by_host) {
+  Program program;
+  program.times_out = true;
+  LitmusRanks ranks(program, 1 + static_cast<int32_t>(num_threads), 2);
+  device::Comm& comm = ranks.comm(0);
+  comm.call_id = 5;
+  auto* const aborted = program.Words<uint64_t>(1, "aborted");
+  program.AddBlock(0, 0, num_threads, [=, &comm] {
+    Require(!device::Barrier(comm, 0), "a barrier without peers has ended");
+    Require(device::IsAborted(comm), "the next kernel begins");
+    if (threadIdx.x == 0) *aborted = 1;
+  });
+  if (num_blocks == 2) {
+    program.AddBlock(0, 1, 1, [&comm] {
+      if (!device::IsAborted(comm)) Require(!device::Wait(comm, 1, 1), "a wait without a peer has ended");
+    });
+  }
+  program.AddBlock(-1, 0, 1, [=, &comm] {
+    if (by_host) memory_model::Store(&comm.report->abort, 1, memory_model::kSystem, memory_model::kRelease);
+    if (memory_model::Load(&comm.report->state, memory_model::kSystem, memory_model::kAcquire) !=
+        device::Report::kComplete) {
+      return;
+    }
+    Require(comm.report->call_id == 5 && comm.report->peer != 0 && comm.report->expected == 1, "half a report");
+  });
+  program.check = [=]() -> std::string { return *aborted == 1 ? "" : "not aborted"; };
+  ExpectSound(program);
+}
+
+TEST_CASE("waits without a signal end") {
+  for (const bool by_host : {false, true}) {
+    WaitInVain(1, 2, by_host);
+    WaitInVain(2, 1, by_host);
+  }
+}
 
 }  // namespace
 }  // namespace cuda

@@ -77,10 +77,11 @@ std::vector<LitmusGin> MakeLitmusGin(Program& program, const VirtualRanks::Call&
   return made;
 }
 
-int32_t Value(int32_t rank, int64_t i, int32_t run) { return static_cast<int32_t>(100 * run + 10 * rank + i); }
+int32_t Value(int32_t rank, int64_t i, int32_t run) { return static_cast<int32_t>(40 * run + 16 * rank + i); }
 
-// Runs a plan twice. A rank writes its input just before the kernel begins, and reads and overwrites its output as soon
-// as the kernel has ended, as XLA's kernels do.
+// Runs a plan on bytes twice. Reductions and copies divide bytes among threads in different ways. A rank writes its
+// input just before the kernel begins, and reads and overwrites its output as soon as the kernel has ended, as XLA's
+// kernels do.
 void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, int64_t block_count, unsigned threads,
                bool copies) {
   Program program;
@@ -91,18 +92,19 @@ void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, 
   choice.request = RequestOf(collective, geometry, block_count);
   choice.algorithm = FindAlgorithm(collective, algorithm);
   CHECK(choice.algorithm != nullptr);
-  const VirtualRanks::Call call = ranks.Prepare(memory, choice, block_count, {}, {DType::kS32, ReduceOp::kSum}, 1);
+  const VirtualRanks::Call call = ranks.Prepare(memory, choice, block_count, {}, {DType::kS8, ReduceOp::kSum}, 1);
   std::vector<LitmusGin> gin;
   if (geometry.num_nodes > 1) gin = MakeLitmusGin(program, call);
-  auto* const operands = program.Words<int32_t>(n * InputCount(choice.request), "operands");
-  auto* const results = program.Words<int32_t>(n * OutputCount(choice.request), "results");
+  // Not aligned, so that the copies divide bytes in yet another way.
+  auto* const operands = program.Words<int8_t>(n * InputCount(choice.request) + 1, "operands") + 1;
+  auto* const results = program.Words<int8_t>(n * OutputCount(choice.request) + 1, "results") + 1;
   const auto input_count = static_cast<int32_t>(InputCount(choice.request));
   const auto output_count = static_cast<int32_t>(OutputCount(choice.request));
   for (int32_t r = 0; r < n; ++r) {
     program.AddBlock(r, 0, threads, [=, &call, &gin] {
       RankArgs args = call.args_on_host[r];
-      auto* input = reinterpret_cast<int32_t*>(call.inputs[r]);
-      auto* output = reinterpret_cast<int32_t*>(call.outputs[r]);
+      auto* input = reinterpret_cast<int8_t*>(call.inputs[r]);
+      auto* output = reinterpret_cast<int8_t*>(call.outputs[r]);
       if (copies) {
         args.copy_in = {call.inputs[r], reinterpret_cast<char*>(operands + r * input_count)};
         args.copy_out = {reinterpret_cast<char*>(results + r * output_count), call.outputs[r]};
@@ -111,7 +113,7 @@ void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, 
       }
       for (int32_t run = 1; run <= 2; ++run) {
         if (threadIdx.x == 0) {
-          for (int32_t i = 0; i < input_count; ++i) input[i] = Value(r, i, run);
+          for (int32_t i = 0; i < input_count; ++i) input[i] = static_cast<int8_t>(Value(r, i, run));
         }
         EndKernel();
         if (gin.empty()) {
@@ -127,7 +129,7 @@ void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, 
           if (collective == Collective::kAllGather) expected = Value(i / input_count, i % input_count, run);
           for (int32_t peer = 0; peer < n && collective == Collective::kAllReduce; ++peer)
             expected += Value(peer, i, run);
-          Require(output[i] == expected, "a wrong result");
+          Require(output[i] == static_cast<int8_t>(expected), "a wrong result");
           output[i] = -1;
         }
       }
@@ -138,16 +140,17 @@ void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, 
 
 TEST_CASE("a walked plan") {
   const Geometry node = {1, 2, true, true};
-  CheckPlan(Collective::kAllGather, "direct", node, 1, 2, false);
-  CheckPlan(Collective::kAllReduce, "direct", node, 1, 2, false);
-  CheckPlan(Collective::kAllReduce, "ring", node, 2, 1, false);
+  CheckPlan(Collective::kAllGather, "direct", node, 32, 2, false);
+  CheckPlan(Collective::kAllReduce, "direct", node, 32, 2, false);
+  CheckPlan(Collective::kAllReduce, "ring", node, 64, 2, false);
 }
 
 TEST_CASE("a walked plan with copies of operand and result") {
-  CheckPlan(Collective::kAllGather, "direct", {1, 2, true, true}, 2, 2, true);
+  CheckPlan(Collective::kAllGather, "direct", {1, 2, true, true}, 32, 2, true);
+  CheckPlan(Collective::kAllGather, "direct", {1, 1, true, true}, 32, 2, true);  // begins with data
 }
 
-TEST_CASE("a walked plan over GIN") { CheckPlan(Collective::kAllGather, "ring", {2, 1, false, false}, 1, 2, false); }
+TEST_CASE("a walked plan over GIN") { CheckPlan(Collective::kAllGather, "ring", {2, 1, false, false}, 32, 2, false); }
 
 // Sums through the switch, twice on the same arena.
 TEST_CASE("multimem") {

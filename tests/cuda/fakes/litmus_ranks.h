@@ -67,8 +67,6 @@ class LitmusRanks {
 // All executions of the program are free of races, deadlocks and failed requirements.
 inline void ExpectSound(const memory_model::Program& program) {
   const memory_model::Result result = Explore(program);
-  std::fprintf(stderr, "%llu executions, %llu states\n", static_cast<unsigned long long>(result.num_executions),
-               static_cast<unsigned long long>(result.num_states));
   if (!result.fault.empty()) std::fprintf(stderr, "%s\n", result.fault.c_str());
   CHECK(result.fault.empty() && result.exhaustive && result.num_executions > 0);
 }

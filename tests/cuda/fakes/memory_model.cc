@@ -300,7 +300,6 @@ uint64_t Execution::Load(const uint64_t* address, Scope scope, Order order) {
 void Execution::Store(uint64_t* address, uint64_t value, Scope scope, Order order) {
   ThreadState& self = threads[running];
   CheckWordRaces(WordAt(address), scope, true);
-  HaveEffect();
   size_t after = WordAt(address).messages.size() - 1;
   if (HasSeveralWriters(address)) {
     self.operation = {Operation::kStore, address, 0, value};
@@ -308,6 +307,7 @@ void Execution::Store(uint64_t* address, uint64_t value, Scope scope, Order orde
     after = static_cast<size_t>(self.outcome);
     self.hash = Mix(self.hash, after);
   }
+  HaveEffect();
   CountStore(running, reinterpret_cast<uintptr_t>(address));
   Log("stores", reinterpret_cast<uintptr_t>(address), value);
   Append(WordAt(address), after, value, order, false, running, self.knowledge);
@@ -316,9 +316,9 @@ void Execution::Store(uint64_t* address, uint64_t value, Scope scope, Order orde
 bool Execution::CompareExchange(uint64_t* address, uint64_t* expected, uint64_t desired, Scope scope) {
   ThreadState& self = threads[running];
   CheckWordRaces(WordAt(address), scope, true);
-  HaveEffect();
   self.operation = {Operation::kExchange, address, *expected, desired};
   Leave(ThreadState::kParked);
+  HaveEffect();
   CountStore(running, reinterpret_cast<uintptr_t>(address));
   Word& word = WordAt(address);
   const auto outcome = static_cast<size_t>(self.outcome);

@@ -33,7 +33,7 @@ struct Node {
   std::vector<Option> rest;  // of the other threads, if the options are those of one thread
   bool partial = false;      // a later load of that thread may return stores that were not made when it ran
   bool live = false;         // whether an option led to more than a fruitless iteration of a loop
-  std::string deadlock;
+  std::string deadlock;      // the text if it is one
 };
 
 class Explorer {
@@ -181,7 +181,7 @@ class Explorer {
         (alone && !own ? node.rest : node.options).push_back({i, outcome});
       }
     }
-    node.deadlock = WhoWaits(execution);
+    node.deadlock = WhoWaits(execution) + execution.Story();
     return node;
   }
 
