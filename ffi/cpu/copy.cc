@@ -1,11 +1,11 @@
-#include "copy.h"
+#include "cpu/copy.h"
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
 
-#include "../transport/node.h"
+#include "transport/node.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>

@@ -1,4 +1,4 @@
-#include "executor.h"
+#include "cpu/executor.h"
 
 #include <algorithm>
 #include <limits>

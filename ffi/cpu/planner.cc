@@ -1,4 +1,4 @@
-#include "planner.h"
+#include "cpu/planner.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "request.h"
+#include "plan/request.h"
 
 #include <string>
 

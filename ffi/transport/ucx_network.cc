@@ -1,4 +1,4 @@
-#include "ucx_network.h"
+#include "transport/ucx_network.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "receive_queue.h"
-#include "ucx_library.h"
+#include "transport/receive_queue.h"
+#include "transport/ucx_library.h"
 
 namespace jaxcomm {
 namespace {
