@@ -5,7 +5,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._primitive import block_run, define, make_call, shift
+from jaxcomm._primitive import contiguous_count, define, make_call, shift
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
@@ -84,7 +84,7 @@ def _shape_invariant(x, *, call, axis):
 
 
 def _attributes(x, n, *, axis):
-    return {"output_run": np.int64(block_run(x.shape, axis))}
+    return {"output_contiguous_count": np.int64(contiguous_count(x.shape, axis))}
 
 
 def _transpose(ct, x, *, call, axis):

@@ -5,7 +5,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._primitive import block_run, define, make_call, shift
+from jaxcomm._primitive import contiguous_count, define, make_call, shift
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
@@ -89,8 +89,8 @@ def _attributes(x, n, *, split_axis, concat_axis):
     block = list(x.shape)
     block[split_axis] //= n
     return {
-        "input_run": np.int64(block_run(block, split_axis)),
-        "output_run": np.int64(block_run(block, concat_axis)),
+        "input_contiguous_count": np.int64(contiguous_count(block, split_axis)),
+        "output_contiguous_count": np.int64(contiguous_count(block, concat_axis)),
     }
 
 

@@ -69,7 +69,7 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
     return InvalidArgumentError(choice.reason +
                                 " (on GPUs, the ranks that NVLink connects form a node: see docs/guide/gpus.md)");
   }
-  const Runs runs = {spec.input_run, spec.output_run};
+  const Runs runs = {spec.input_contiguous_count, spec.output_contiguous_count};
   const bool multimem = choice.algorithm->protocol == Protocol::kMultimem;
   if (multimem && Reduces(spec.collective) && !SumsByMultimem(call.operation)) {
     return InvalidArgumentError("algorithm \"multimem\" supports only sums of f32, bf16 and f16");
@@ -148,8 +148,8 @@ RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char*
   return args;
 }
 
-RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk) {
-  args.channels += static_cast<int64_t>(walk) * call.num_channels;
+RankArgs ArgsOfLaunch(const CallProgram& call, RankArgs args, int32_t launch) {
+  args.channels += static_cast<int64_t>(launch) * call.num_channels;
   args.copy_in = args.copy_out = {};
   return args;
 }

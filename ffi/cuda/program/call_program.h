@@ -77,9 +77,9 @@ struct ProgramImage {
 // The arguments that are the same in every call: all but `input` and `output` if the program does not share them.
 // `image` is the address of the copied ProgramImage.
 RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char* image, const ProgramImage& layout);
-// The arguments of walk number `walk` of a program with rounds; other programs have one walk. Without copy_in and
+// The arguments of launch number `launch` of a program with rounds; other programs have one launch. Without copy_in and
 // copy_out.
-RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk);
+RankArgs ArgsOfLaunch(const CallProgram& call, RankArgs args, int32_t launch);
 // Adds XLA's buffers of this call.
 RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y);
 
