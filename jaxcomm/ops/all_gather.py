@@ -30,8 +30,8 @@ def all_gather(
       tiled: join along ``axis`` instead of adding a dimension.
       to: type of the result under check_vma=True, as in jax.lax.all_gather: "varying", "invarying" or "reduced".
         "reduced" calls jax.lax.all_gather.
-      algorithm: a name from ``algorithms("all_gather")``, or "xla" for XLA's own collective. None selects it
-        by the selection table.
+      algorithm: a name from ``algorithms("all_gather")``, or "xla" for XLA's own collective. None lets
+        the selection table choose.
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:

@@ -32,8 +32,8 @@ def all_to_all(
         dimension after ``split_axis`` has been removed (not tiled).
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
       tiled: keep the number of dimensions instead of removing ``split_axis`` and inserting ``concat_axis``.
-      algorithm: a name from ``algorithms("all_to_all")``, or "xla" for XLA's own collective. None selects it
-        by the selection table.
+      algorithm: a name from ``algorithms("all_to_all")``, or "xla" for XLA's own collective. None lets
+        the selection table choose.
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:

@@ -28,8 +28,8 @@ def psum_scatter(
         (tiled). Negative values count from the end.
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
       tiled: keep ``scatter_dimension`` (divided by n) instead of removing it.
-      algorithm: a name from ``algorithms("psum_scatter")``, or "xla" for XLA's own collective. None selects it
-        by the selection table.
+      algorithm: a name from ``algorithms("psum_scatter")``, or "xla" for XLA's own collective. None lets
+        the selection table choose.
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
