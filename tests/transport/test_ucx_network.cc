@@ -122,6 +122,30 @@ TEST_CASE("another version of UCX is refused") {
   }
 }
 
+TEST_CASE("addresses that do not match the process are refused") {
+  TestProcess one(0), other(2);
+  one.Join(MakeUcxNetwork(0, 2, 1, &one));
+  other.Join(MakeUcxNetwork(2, 3, 1, &other));
+  constexpr size_t kProcess = 8;  // behind the magic number
+  const auto address_of = [&](int32_t process) {
+    std::string address = other.network().address();
+    std::memcpy(&address[kProcess], &process, sizeof(process));
+    return address;
+  };
+  const auto refused = [&](int process, const std::string& address) {
+    const std::string expected = "process " + std::to_string(process) + " has not published a valid UCX address";
+    return one.network().Connect(process, address).message() == expected;
+  };
+  CHECK(refused(-1, address_of(-1)) && refused(2, address_of(2)));  // processes are 0 and 1
+  CHECK(refused(0, address_of(0)));                                 // the process itself
+  CHECK(refused(1, address_of(0)) && refused(1, address_of(2)));
+  std::string address = address_of(1);
+  CHECK(refused(1, address.substr(0, address.size() - 1)) && refused(1, address + "x"));
+  ++address[0];
+  CHECK(refused(1, address));
+  CHECK(one.network().Connect(1, address_of(1)).ok());
+}
+
 // Addresses go through files, in place of jax.distributed's key-value store.
 std::string ReadWhenThere(const std::string& path) {
   for (const auto start = Clock::now(); Seconds(start) < 30;) {
