@@ -47,6 +47,23 @@ TEST_CASE("a library that is not UCX is named") {
   CHECK(error.find("lacks the function ucp_") != std::string::npos);
 }
 
+// The library tests/transport/fake_ucp.cc has the version that the environment names, and no other function.
+TEST_CASE("UCX older than 1.15 or of another major version is refused") {
+  TestProcess process(0);
+  UcxOptions options;
+  options.library = FAKE_UCP;
+  const auto error_of = [&](const char* minor, const char* major) {
+    setenv("FAKE_UCP_MAJOR", major, 1);
+    setenv("FAKE_UCP_MINOR", minor, 1);
+    return OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
+  };
+  CHECK(error_of("14", "1").find("is UCX 1.14.0, but jaxcomm needs 1.15 or later") != std::string::npos);
+  CHECK(error_of("15", "2").find("is UCX 2.15.0, but jaxcomm needs 1.15 or later") != std::string::npos);
+  for (const char* minor : {"15", "16"}) {
+    CHECK(error_of(minor, "1").find("lacks the function ucp_") != std::string::npos);
+  }
+}
+
 TEST_CASE("order of small and large messages") {
   for (const auto place : {TestProcess::Place::kAtOnce, TestProcess::Place::kLater, TestProcess::Place::kMixed}) {
     CheckOrder(MakeUcxNetwork, place);

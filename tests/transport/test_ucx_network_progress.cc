@@ -1,6 +1,8 @@
 // When the UCX network sends: before or after a payload has a destination, without a delay by its sleep, at its end.
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <random>
 
 #include "../../ffi/transport/ucx_network.h"
@@ -57,6 +59,37 @@ TEST_CASE("a message is sent at once even if the progress thread is about to sle
   }
   CHECK(processes[1]->WaitDelivered(1500));
   LeaveAll(processes);
+}
+
+TEST_CASE("a sleeping progress thread is woken by a destination") {
+  double least_s = 10;
+  for (int i = 0; i < 5 && least_s > 0.5; ++i) {
+    Processes processes = JoinAll(WithOptions(0, 0), 2, TestProcess::Place::kLater);
+    processes[0]->Send(1, 0, 0, 100);
+    CHECK(processes[1]->WaitWaiting(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // nothing else happens, so the thread sleeps
+    const auto start = Clock::now();
+    processes[1]->AcceptAll();
+    CHECK(processes[1]->WaitDelivered(1));
+    least_s = std::min(least_s, Seconds(start));
+    LeaveAll(processes);
+  }
+  CHECK(least_s < 0.5);
+}
+
+int NumFiles() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(files), end(files)));
+}
+
+TEST_CASE("a network closes its descriptors") {
+  int files = 0;
+  for (int i = 0; i < 4; ++i) {
+    if (i == 1) files = NumFiles();  // the first network loads UCX
+    Processes processes = JoinAll(WithOptions(0, 20), 2, TestProcess::Place::kAtOnce);
+    LeaveAll(processes);
+  }
+  CHECK(NumFiles() == files);
 }
 
 // A process that leaves waits for the answers of its peers for up to a second.
