@@ -567,9 +567,9 @@ void UcxNetwork::ProgressUntil(Clock::duration limit, Done done) {
 
 }  // namespace
 
-bool HasRdma() {
+bool HasRdma(const char* folder) {
   std::error_code error;
-  return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
+  return !std::filesystem::is_empty(folder, error) && !error;
 }
 
 StatusOr<std::unique_ptr<Network>> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes,

@@ -25,6 +25,17 @@ MakeNetwork WithOptions(size_t eager_bytes, int64_t spin_us) {
   };
 }
 
+TEST_CASE("a host has RDMA if the folder of its devices exists and is not empty") {
+  char folder[] = "/tmp/jaxcomm_test.XXXXXX";
+  CHECK(mkdtemp(folder) != nullptr);
+  CHECK(!HasRdma(folder));
+  const std::string device = std::string(folder) + "/mlx5_0";
+  CHECK(std::filesystem::create_directory(device));
+  CHECK(HasRdma(folder));
+  CHECK(std::filesystem::remove_all(folder) == 2);
+  CHECK(!HasRdma(folder));
+}
+
 TEST_CASE("payloads up to the limit are sent before they have a destination, larger ones are not") {
   for (const size_t option : {size_t{4096}, size_t{0}}) {
     const size_t limit = option > 0 ? option : HasRdma() ? 65536 : 1048576;
