@@ -269,6 +269,14 @@ TEST_CASE("mapped memory needs no descriptor") {
   CHECK(NumFiles() == before);
 }
 
+TEST_CASE("memory can be mapped by a process without stdin") {
+  const auto memory = ValueOf(SharedMemory::Create(4096));
+  const int saved = dup(STDIN_FILENO);  // -1: there is none
+  close(STDIN_FILENO);                  // the next descriptor is 0
+  CHECK(SharedMemory::Map(getpid(), memory->fd(), 4096).ok());
+  if (saved >= 0) CHECK(dup2(saved, STDIN_FILENO) == STDIN_FILENO && close(saved) == 0);
+}
+
 // Mappings of anonymous files in this process.
 int NumMappings() {
   std::ifstream maps("/proc/self/maps");
