@@ -66,7 +66,7 @@ struct Group {
       const auto channel = static_cast<int32_t>(blockIdx.x);
       if (call.is_ll) return LlCall(call.ll.args[rank], channel).Run();
       NoNetwork network;
-      Walk<NoNetwork>(call.walked.args[rank], network, channel).Run();
+      ChannelExecutor<NoNetwork>(call.walked.args[rank], network, channel).Run();
     });
   }
 

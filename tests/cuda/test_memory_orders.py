@@ -33,7 +33,7 @@ ACCESSES = {
 SIGNALS = {"LoadAcquire", "StoreRelease", "LoadRelaxed", "StoreRelaxed", "Claim"}
 # Kernels of the module, by a part of their names, and the functions that they use.
 KERNELS = {
-    "WalkPlanENS": SIGNALS,
+    "ExecutePlanENS": SIGNALS,
     "FindOffsets": SIGNALS,
     "ExchangeLl": SIGNALS | {"LoadPair", "StorePair"},
     "ExchangeMultimem": SIGNALS | {"AliasFence", "MulticastSum", "MulticastStore"},

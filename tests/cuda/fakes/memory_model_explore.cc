@@ -33,7 +33,6 @@ struct Node {
   std::vector<Option> rest;  // of the other threads, if the options are those of one thread
   bool partial = false;      // a later load of that thread may return stores that were not made when it ran
   bool live = false;         // whether an option led to more than a fruitless iteration of a loop
-  std::string deadlock;      // the text if it is one
 };
 
 class Explorer {
@@ -64,6 +63,7 @@ class Explorer {
         if (!result_.fault.empty()) return result_;
         if (visited_.size() > max_states_) return result_;
       } while (BackTrack());
+      deadlock_depth_ = SIZE_MAX;
       if (learned_) result_.fault.clear();  // it may be the deadlock of a thread for which no store was expected
       if (!result_.fault.empty()) return result_;
       nodes_.clear();
@@ -133,6 +133,10 @@ class Explorer {
         nodes_.push_back(MakeNode(execution, goes_on, last));
         nodes_.back().hash = hash;
       }
+      if (depth == deadlock_depth_) {
+        result_.fault = "deadlock:" + WhoWaits(execution) + execution.Story();
+        return;
+      }
       const Node& node = nodes_[depth];
       const Option& option = node.options[node.next];
       last = option.thread;
@@ -181,7 +185,6 @@ class Explorer {
         (alone && !own ? node.rest : node.options).push_back({i, outcome});
       }
     }
-    node.deadlock = WhoWaits(execution) + execution.Story();
     return node;
   }
 
@@ -197,7 +200,9 @@ class Explorer {
       }
       visited_[node.hash] = node.live;
       if (!node.live && !node.goes_on && !program_.times_out) {
-        result_.fault = "deadlock:" + node.deadlock;
+        node.next = 0;
+        deadlock_depth_ = nodes_.size() - 1;
+        RunOnce();  // again, for the text
         return false;
       }
       nodes_.pop_back();
@@ -215,6 +220,7 @@ class Explorer {
   KnownStores known_;
   bool learned_ = false;
   uint64_t number_ = 0;
+  size_t deadlock_depth_ = SIZE_MAX;  // of the node that is a deadlock
   Result result_;
 };
 

@@ -42,9 +42,9 @@ class Build:
             shutil.copytree(ROOT / part, tree / part)
         for part in ("check.h", "check.cc", "main.cc"):
             shutil.copy(ROOT / "tests" / part, tree / "tests" / part)
-        # The tests use two types; the others would take most of the time to compile.
+        # The tests use three types; the others would take most of the time to compile.
         reductions = tree / "ffi" / "cuda" / "kernels" / "reductions.h"
-        text = re.sub(r"    JAXCOMM_CASE\((?!kF32,|kS32,).*\n", "", reductions.read_text())
+        text = re.sub(r"    JAXCOMM_CASE\((?!kF32,|kS32,|kS8,).*\n", "", reductions.read_text())
         reductions.write_text(text)
         return tree
 
