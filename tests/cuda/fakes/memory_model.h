@@ -109,7 +109,7 @@ void Pause();
 uint64_t NowNs();
 void AliasFence();
 // Ends the execution and the exploration with a fault.
-[[noreturn]] void Fail(const std::string& text);
+[[noreturn]] void Fail(const char* text);
 inline void Require(bool condition, const char* text) {
   if (!condition) Fail(text);
 }

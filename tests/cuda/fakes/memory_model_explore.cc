@@ -274,7 +274,7 @@ void AliasFence() {
   ++self.knowledge.clock[Execution::current->running];
 }
 
-void Fail(const std::string& text) { Execution::current->Fault(text); }
+void Fail(const char* text) { Execution::current->Fault(text); }
 
 struct Agent::State {
   size_t id = 0;
