@@ -167,6 +167,10 @@ TEST_CASE("the doorbell ends a sleep at once, otherwise the sleep times out") {
   control_segment.Sleep(seen, 1'000'000'000);  // a second and no nanoseconds
   CHECK(Clock::now() - again >= std::chrono::seconds(1));
   CHECK(Clock::now() - again < std::chrono::seconds(30));
+  seen = control_segment.PrepareToSleep();
+  const auto briefly = Clock::now();
+  control_segment.Sleep(seen, 50'000'000);
+  CHECK(Clock::now() - briefly >= std::chrono::milliseconds(50));
 }
 
 TEST_CASE("control segments hold calls and failures") {

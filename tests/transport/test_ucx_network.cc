@@ -45,6 +45,9 @@ TEST_CASE("a library that is not UCX is named") {
   options.library = "libc.so.6";  // a library, not UCX
   error = OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
   CHECK(error.find("lacks the function ucp_") != std::string::npos);
+  options.library = "";  // the system's, which may be missing; without a path of another one, nothing else is opened
+  error = OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
+  CHECK(error.empty() || (error.find("libucp.so.0") != std::string::npos && error.find("lacks") == std::string::npos));
 }
 
 // The library tests/transport/fake_ucp.cc has the version that the environment names, and no other function.
