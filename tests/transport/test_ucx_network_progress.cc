@@ -72,6 +72,13 @@ TEST_CASE("a message is sent at once even if the progress thread is about to sle
   LeaveAll(processes);
 }
 
+TEST_CASE("nothing is sent to a process without a connection") {
+  TestProcess process(0);
+  process.Join(WithOptions(0, 20)(0, 2, 1, &process));
+  for (const size_t bytes : {size_t{0}, size_t{100}, size_t{5000}}) process.Send(1, 0, 0, bytes);
+  CHECK(process.WaitSent(3) && process.unsent() == 3);
+}
+
 TEST_CASE("a sleeping progress thread is woken by a destination") {
   double least_s = 10;
   for (int i = 0; i < 5 && least_s > 0.5; ++i) {
