@@ -278,6 +278,8 @@ TEST_CASE("memory can be mapped by a process without stdin") {
   const int saved = dup(STDIN_FILENO);  // -1: there is none
   close(STDIN_FILENO);                  // the next descriptor is 0
   CHECK(SharedMemory::Map(getpid(), memory->fd(), 4096).ok());
+  CHECK(ValueOf(SharedMemory::Create(4096))->fd() == 0);
+  CHECK(fcntl(0, F_GETFD) < 0);  // closed with the memory
   if (saved >= 0) CHECK(dup2(saved, STDIN_FILENO) == STDIN_FILENO && close(saved) == 0);
 }
 
