@@ -1,0 +1,65 @@
+"""Meshes, operands and reference programs for the tests of collective matmul."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from harness import on_ranks
+from jax import lax
+from jax.sharding import AxisType
+
+import jaxcomm
+
+CHUNKED = ("direct", "ring")
+ALL = ("unfused", *CHUNKED, "xla", None)
+FLOAT32 = {"rtol": 1e-5, "atol": 1e-5}
+
+
+def line_of(n):
+    return jax.make_mesh((n,), ("i",), axis_types=(AxisType.Auto,), devices=jax.devices()[:n])
+
+
+def gathers(**options):
+    return functools.partial(jaxcomm.all_gather_matmul, axis_name="i", **options)
+
+
+def scatters(**options):
+    return functools.partial(jaxcomm.matmul_psum_scatter, axis_name="i", **options)
+
+
+def lax_gathers(x, w, axis=0):
+    """The same computation with jax.lax, for any number of weights."""
+    gathered = lax.all_gather(x, "i", axis=axis, tiled=True)
+    return tuple(gathered @ one for one in w) if isinstance(w, tuple) else gathered @ w
+
+
+def lax_scatters(x, w, scatter_dimension=0):
+    return lax.psum_scatter(x @ w, "i", scatter_dimension=scatter_dimension, tiled=True)
+
+
+def normal(rng, *shape):
+    return rng.standard_normal(shape, np.float32)
+
+
+def exact(x, w):
+    """Products of the operands of all ranks in float64: rank j's rows times rank r's weights are [j, r]."""
+    return np.einsum("j...k,rkf->jr...f", np.float64(x), np.float64(w))
+
+
+def collectives(f, mesh, *xs):
+    """The number of custom calls of each collective in the compiled program, and of XLA's own collectives."""
+    text = jax.jit(on_ranks(f, mesh)).lower(*xs).compile().as_text()
+    names = re.findall(r'custom_call_target="jaxcomm_(\w+)"', text)
+    names += re.findall(r" (all-gather|all-reduce|reduce-scatter|collective-permute|all-to-all)(?:-start)?\(", text)
+    return {name: names.count(name) for name in set(names)}
+
+
+def square_loss(f):
+    """Scalar loss of each rank, whose cotangent depends on the result."""
+
+    def loss(*operands):
+        return sum(jnp.sum(jnp.sin(y)) for y in jax.tree.leaves(f(*operands)))
+
+    return loss

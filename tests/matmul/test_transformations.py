@@ -1,0 +1,258 @@
+"""Derivatives and other transformations of collective matmul, against one device and jax.lax; collectives in HLO."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from harness import assert_same, on_ranks, run, value
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from products import CHUNKED, collectives, gathers, lax_gathers, lax_scatters, line_of, normal, scatters, square_loss
+
+N, M, K, F = 4, 2, 6, 3
+NAMES = ("unfused", *CHUNKED)
+ALGORITHMS = pytest.mark.parametrize("algorithm", NAMES)
+
+
+def operands(rng):
+    """x, w of a gather and of a scatter; one row per rank."""
+    return normal(rng, N, M, K), normal(rng, N, K, F), normal(rng, N, N * M, K), normal(rng, N, K, F)
+
+
+def pair(algorithm, **options):
+    """(gather, scatter); those of jax.lax if the algorithm is "lax"."""
+    if algorithm == "lax":
+        return lax_gathers, lax_scatters
+    return gathers(algorithm=algorithm, **options), scatters(algorithm=algorithm, **options)
+
+
+def against_lax(program, rng, *names, rtol=2e-5):
+    """Runs program(gather, scatter, x, w, y, u) with each algorithm and with jax.lax."""
+    sides = [pair(name) for name in names or NAMES]
+
+    def body(*xs):
+        return [program(*side, *xs) for side in (pair("lax"), *sides)]
+
+    want, *got = run(body, line_of(N), *operands(rng))
+    for result in got:
+        assert_same(result, want, rtol=rtol)
+
+
+@pytest.mark.parametrize("check_vma", [True, False], ids=["vma", "no_vma"])
+def test_gradients_are_those_of_one_device(rng, check_vma):
+    """A column-parallel and a row-parallel layer. The gradients of x and of both weights are those of the whole model."""
+    x, w, v = normal(rng, N * M, K), normal(rng, K, N * F), normal(rng, N * F, K)
+
+    def whole(x, w, v):
+        return jnp.sum(jnp.sin(jnp.tanh(x @ w) @ v))
+
+    want = jax.jit(jax.value_and_grad(whole, (0, 1, 2)))(x, w, v)
+    specs = (P("i"), P(None, "i"), P("i"))
+
+    def body(x, w, v):
+        def layer(gather, scatter):
+            return lambda x, w, v: jnp.sum(jnp.sin(scatter(jnp.tanh(gather(x, w)), v)))
+
+        sides = [pair(a) for a in NAMES] + [(gathers(algorithm=a, save_gathered=True), scatters()) for a in CHUNKED]
+        found = [jax.value_and_grad(layer(*side), (0, 1, 2))(x, w, v) for side in sides]
+        return [(lax.psum(loss, "i"), grads) for loss, grads in found]
+
+    out_specs = [(P(), specs)] * 5
+    f = jax.shard_map(body, mesh=line_of(N), in_specs=specs, out_specs=out_specs, check_vma=check_vma)
+    for loss, grads in value(jax.jit(f)(x, w, v)):
+        assert_same((loss, grads), jax.tree.map(np.asarray, want), rtol=2e-5)
+
+
+def test_gradients_of_several_weights(rng):
+    """Results without cotangent, weights of several sizes, one of them used twice."""
+
+    def program(gather, _, x, w, y, u):
+        def loss(x, w, u):
+            one, two, _, again = gather(x, (w, u[:, :2], u, w))
+            return jnp.sum(jnp.sin(one) + again**2) + jnp.sum(jnp.cos(two))
+
+        return jax.grad(loss, (0, 1, 2))(x, w, u), jax.grad(loss, 1)(x, w, u)
+
+    against_lax(program, rng)
+
+
+def test_element_types_of_gradients(rng):
+    """The cotangent has the type of the result. Gradients have the types of the operands."""
+    x, w, y, u = operands(rng)
+
+    def body(*xs):
+        def grads(f, *xs):
+            return jax.grad(square_loss(f), (0, 1))(*(a.astype(jnp.bfloat16) for a in xs))
+
+        wide = {"preferred_element_type": jnp.float32}
+        found = []
+        for options in ({}, wide):
+            for gather, scatter in (pair(a, **options) for a in NAMES):
+                found.append((*grads(gather, *xs[:2]), *grads(scatter, *xs[2:])))
+        return found
+
+    with jax.numpy_dtype_promotion("strict"):
+        got = run(body, line_of(N), x, w, y, u)
+    rounded = [np.float32(a.astype(jnp.bfloat16)) for a in (x, w, y, u)]
+
+    def reference(x, w, y, u):
+        return [*jax.grad(square_loss(lax_gathers), (0, 1))(x, w), *jax.grad(square_loss(lax_scatters), (0, 1))(y, u)]
+
+    want = run(reference, line_of(N), *rounded)
+    for result in got:
+        for a, b in zip(result, want, strict=True):
+            assert a.dtype == jnp.bfloat16
+            np.testing.assert_allclose(np.float32(a), b, rtol=0.1, atol=0.1)
+
+
+def test_higher_and_forward_derivatives(rng):
+    def program(gather, scatter, x, w, y, u):
+        found = []
+        for f, a, b in ((gather, x, w), (scatter, y, u)):
+            da, db = jnp.cos(a), jnp.sin(b)
+            found.append(jax.jvp(f, (a, b), (da, db)))
+            found.append(jax.jvp(lambda a, f=f, b=b: f(a, b), (a,), (da,)))
+            hessian = jax.jvp(jax.grad(square_loss(f), (0, 1)), (a, b), (da, db))
+            found.append(hessian)
+            _, transpose = jax.vjp(lambda da, db, f=f, a=a, b=b: jax.jvp(f, (a, b), (da, db))[1], da, db)
+            found.append(transpose(f(a, b)))
+        return found
+
+    against_lax(program, rng, "ring", "unfused", rtol=1e-4)
+
+
+def test_derivatives_of_saved_rows(rng):
+    """save_gathered gives the same derivatives of every order."""
+
+    def program(gather, _, x, w, y, u):
+        dx, dw = jnp.cos(x), jnp.sin(w)
+        grad = jax.grad(square_loss(gather), (0, 1))
+        return jax.jvp(gather, (x, w), (dx, dw)), jax.jvp(grad, (x, w), (dx, dw))
+
+    def body(x, w, y, u):
+        sides = [lax_gathers, *(gathers(algorithm=a, save_gathered=True) for a in ("unfused", "ring"))]
+        return [program(side, None, x, w, y, u) for side in sides]
+
+    want, *got = run(body, line_of(N), *operands(rng))
+    for result in got:
+        assert_same(result, want, rtol=1e-4)
+
+
+def stack(x, at=0):
+    return jnp.stack([x, 2 * x, jnp.sin(x)], at)
+
+
+BATCHES = [(0, None), (None, 0), (0, 0), (1, None), (2, 1)]
+
+
+@pytest.mark.parametrize("order", ["vmap", "vmap of grad", "grad of vmap"])
+def test_vmap(rng, order):
+    """Either operand batched, or both, at several dimensions; and twice."""
+
+    def program(gather, scatter, x, w, y, u):
+        found = []
+        for f, a, b in ((gather, x, w), (scatter, y, u)):
+            for at in BATCHES:
+                batch = [z if d is None else stack(z, d) for z, d in zip((a, b), at, strict=True)]
+                if order == "vmap":
+                    found.append(jax.vmap(f, at, 1)(*batch))
+                elif order == "vmap of grad":
+                    found.append(jax.vmap(jax.grad(square_loss(f), (0, 1)), at)(*batch))
+                else:
+                    found.append(jax.grad(square_loss(jax.vmap(f, at)), (0, 1))(*batch))
+        twice = jax.vmap(jax.vmap(gather, (0, None)), (None, 0))(stack(x), stack(w))
+        return found, twice, jax.vmap(lambda s: gather(x * s, (w, w * s)))(jnp.arange(1.0, 4))
+
+    against_lax(program, rng, "ring", rtol=1e-4)
+
+
+def test_vmap_over_an_axis_of_the_group(rng):
+    """The axis is one of vmap: no rank is a device."""
+    x, w, y, u = operands(rng)
+
+    def both(gather, scatter):
+        return lambda x, w, y, u: (gather(x, w), scatter(y, u), jax.grad(square_loss(gather), (0, 1))(x, w))
+
+    for name in ("ring", None):
+        got, want = (jax.vmap(both(*pair(a)), axis_name="i")(x, w, y, u) for a in (name, "lax"))
+        assert_same(jax.tree.map(np.asarray, got), jax.tree.map(np.asarray, want), rtol=2e-5)
+    got = jax.vmap(gathers(), (0, None), axis_name="i")(x, w[0])
+    assert_same(np.asarray(got), np.stack([x.reshape(N * M, K) @ w[0]] * N), rtol=2e-5)
+
+
+def test_programs(rng):
+    """scan, checkpoint, cond, nested jit, and a loop whose derivative is taken."""
+
+    def program(gather, scatter, x, w, y, u):
+        square = jnp.concatenate([w, w], 1)  # (K, K)
+
+        def layer(x, scale):
+            return jnp.tanh(scatter(jnp.tanh(gather(x, square * scale)), square)), None
+
+        scales = jnp.arange(1.0, 4)
+        loop = lambda x: lax.scan(layer, x, scales)[0]
+        saving = lambda x: lax.scan(jax.checkpoint(layer), x, scales)[0]
+        everywhere = lax.psum(jnp.sum(x), "i")
+        picked = lax.cond(everywhere > 1e9, gather, lambda x, w: gather(2 * x, w), x, w)
+        return [
+            loop(x),
+            jax.grad(square_loss(loop))(x),
+            jax.grad(square_loss(saving))(x),
+            jax.checkpoint(gather)(x, w),
+            jax.grad(square_loss(jax.checkpoint(gather)), (0, 1))(x, w),
+            picked,
+            jax.jit(scatter)(y, u),
+        ]
+
+    against_lax(program, rng, "ring", rtol=1e-4)
+
+
+def test_eager(rng):
+    x, w, y, u = operands(rng)
+    got = on_ranks(lambda x, w, y, u: (gathers()(x, w), scatters()(y, u)), line_of(N))(x, w, y, u)
+    assert_same(value(got), run(lambda x, w, y, u: (lax_gathers(x, w), lax_scatters(y, u)), line_of(N), x, w, y, u), rtol=2e-5)
+
+
+# Transfers of blocks: forward, derivative for x, derivative for w. The two derivatives of a scatter share theirs.
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"algorithm": "ring"}, {"permute": 3}),
+        ({"algorithm": "direct", "chunks": 2}, {"permute": 6}),
+        ({"algorithm": "unfused"}, None),
+        ({"algorithm": "xla"}, {}),
+    ],
+    ids=["ring", "direct", "unfused", "xla"],
+)
+def test_collectives_of_programs(rng, options, expected):
+    """Exactly these custom calls, no collective of XLA's own; none twice, none for a gradient that is not asked for."""
+    x, w, y, u = operands(rng)
+    mesh, gather, scatter = line_of(N), gathers(**options), scatters(**options)
+    gathered, scattered = ({"all_gather": 1}, {"reduce_scatter": 1}) if expected is None else (expected, expected)
+
+    def times(counts, factor):
+        return {name: count * factor for name, count in counts.items()}
+
+    def total(*rows):
+        return {name: sum(row.get(name, 0) for row in rows) for row in rows for name in row}
+
+    cases = [
+        (gather, (x, w), gathered),
+        (lambda x, w: gather(x, (w, 2 * w)), (x, w), gathered),
+        (jax.grad(square_loss(gather), (0, 1)), (x, w), total(times(gathered, 2), scattered)),
+        (jax.grad(square_loss(gather), 0), (x, w), total(gathered, scattered)),
+        (jax.grad(square_loss(gather), 1), (x, w), times(gathered, 2)),
+        (scatter, (y, u), scattered),
+        (jax.grad(square_loss(scatter), (0, 1)), (y, u), total(scattered, gathered)),
+    ]
+    if options["algorithm"] == "ring":
+        saved = gathers(**options, save_gathered=True)
+        cases.append((jax.grad(square_loss(saved), (0, 1)), (x, w), total(gathered, scattered)))
+        two = jax.grad(lambda x, w: square_loss(lambda x, w: gather(x, (w, 2 * w)))(x, w), (0, 1))
+        cases.append((two, (x, w), total(times(gathered, 2), scattered)))
+    for f, xs, want in cases:
+        counts = collectives(f, mesh, *xs)
+        if options["algorithm"] == "xla":
+            assert counts and not any("_" in name or name == "permute" for name in counts)
+        else:
+            assert counts == want
