@@ -57,8 +57,7 @@ def all_gather_matmul(
         run time).
 
     Cost: (n - 1) * m * k elements sent per rank; n - 1 messages per chunk with "ring" and "direct". The derivative for
-      x sends as much in f32 or wider, else in the type of x; the derivative for w as much again, except with
-      `save_gathered`.
+      x sends as much. The derivative for w sends as much again, unless `save_gathered` is true.
     Source: Wang et al., ASPLOS 2023, doi 10.1145/3567955.3567959.
     """
     op = "all_gather_matmul"
@@ -109,7 +108,7 @@ def matmul_psum_scatter(
       preferred_element_type: element type of the result and of the parts that ranks send.
 
     Returns:
-      (..., m, ..., f). "direct" adds the parts in rank order. "ring" adds those of ranks r + 1, r + 2, ... and r, in this
+      (..., m, ..., f). "direct" adds the parts in rank order; "ring" adds those of ranks r + 1, r + 2, ..., r in this
       order. 8- and 16-bit floats are added in f32; "ring" rounds once per rank.
 
     Raises:
@@ -145,7 +144,7 @@ def _call(op: str, axis_name: Any, axis_index_groups: Any, algorithm: str | None
     return Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
 
 
-def _operands(op: str, call: Call, x: Any, weights: list, precision: Any, preferred: Any) -> tuple:
+def _operands(op: str, call: Call, x: Any, weights: list[Any], precision: Any, preferred: Any) -> tuple[Any, ...]:
     """Checks the arrays. Returns them in one element type and as varying over the same axes.
 
     Returns:
@@ -167,10 +166,11 @@ def _operands(op: str, call: Call, x: Any, weights: list, precision: Any, prefer
     dtype = jnp.result_type(x, *weights)
     x, weights = x.astype(dtype), [w.astype(dtype) for w in weights]
     if precision is None:  # lowering happens outside of a user's jax.default_matmul_precision
-        precision = jax.config.jax_default_matmul_precision
+        settings: Any = jax.config
+        precision = settings.jax_default_matmul_precision
     precision = tuple(precision) if isinstance(precision, list) else precision
 
-    def product(x, w):
+    def product(x: Any, w: Any) -> Any:
         numbers = (((x.ndim - 1,), (0,)), ((), ()))
         return lax.dot_general(x, w, numbers, precision=precision, preferred_element_type=preferred)
 
@@ -192,5 +192,7 @@ def _chunks(op: str, chunks: Any, block: int) -> int:
         return 1
     number = _check.integer(op, "chunks", chunks)
     if isinstance(chunks, bool) or number < 1 or block % number:
-        raise ValueError(f"{op}: chunks must be a positive number that divides the {block} rows of a block, got {chunks!r}")
+        raise ValueError(
+            f"{op}: chunks must be a positive number that divides the {block} rows of a block, got {chunks!r}"
+        )
     return number

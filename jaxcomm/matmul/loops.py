@@ -10,7 +10,8 @@ have two dimensions after the batch dimensions.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -141,15 +142,15 @@ def gather(x: Any, ys: Sequence[Any], *, spec: Spec, num_weights: int, dtypes: S
       gathered x @ w for each weight; gathered x^T @ y for each other array; gathered x if `keep`.
     """
     if spec.call.algorithm in ("unfused", "xla"):
-        gathered = all_gather_p.bind(x, call=spec.transfer, axis=spec.axis)
+        whole = all_gather_p.bind(x, call=spec.transfer, axis=spec.axis)
         of = [rows_product] * num_weights + [columns_product] * (len(ys) - num_weights)
-        products = [f(gathered, y, spec, dtype) for f, y, dtype in zip(of, ys, dtypes, strict=True)]
-        return [*products, gathered] if keep else products
+        products = [f(whole, y, spec, dtype) for f, y, dtype in zip(of, ys, dtypes, strict=True)]
+        return [*products, whole] if keep else products
     axis, n, me = spec.axis, spec.group_size, _rank(spec.call)
     block, chunk = x.shape[axis], x.shape[axis] // spec.chunks
     weights, others = list(zip(ys, dtypes, strict=True))[:num_weights], ys[num_weights:]
     rows = [_zeros(x, spec, n * block, w.shape[-1], dtype) for w, dtype in weights]
-    gathered = _zeros(x, spec, n * block, x.shape[-1], x.dtype) if keep else None
+    gathered: Any = _zeros(x, spec, n * block, x.shape[-1], x.dtype) if keep else None
     sums: list[Any] = [None] * len(others)
     pieces = [lax.slice_in_dim(x, c * chunk, (c + 1) * chunk, axis=axis) for c in range(spec.chunks)]
     for shift, arrived in enumerate(zip(*(_arrivals(piece, spec) for piece in pieces), strict=True)):
@@ -190,15 +191,15 @@ def scatter(xs: Sequence[Any], ws: Sequence[Any], *, spec: Spec, dtype: Any) -> 
     block = xs[0].shape[axis] // n
     chunk = block // spec.chunks
 
-    def part_of(rank, c):
+    def part_of(c, rank):
         start = rank * block + c * chunk
         return part([lax.dynamic_slice_in_dim(x, start, chunk, axis) for x in xs])
 
-    chunks = [_scatter_chunk(lambda rank, c=c: part_of(rank, c), me, spec, dtype) for c in range(spec.chunks)]
+    chunks = [_scatter_chunk(functools.partial(part_of, c), me, spec, dtype) for c in range(spec.chunks)]
     return lax.concatenate(chunks, axis) if len(chunks) > 1 else chunks[0]
 
 
-def _scatter_chunk(part_of, me: Any, spec: Spec, dtype: Any) -> Any:
+def _scatter_chunk(part_of: Callable[[Any], Any], me: Any, spec: Spec, dtype: Any) -> Any:
     """The sum over ranks of part_of(rank), for the own rank."""
     n = spec.group_size
     if spec.call.algorithm == "ring":  # a partial sum of block j goes from rank j + 1 around the ring to rank j

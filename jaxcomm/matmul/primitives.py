@@ -48,7 +48,7 @@ def _unsharded(spec: Spec, avals: Sequence[Any]) -> None:
 
 def _product_aval(f: Callable[..., Any], a: Any, b: Any, spec: Spec, dtype: Any) -> Any:
     """Type of a product of loops.py."""
-    contract = ((a.ndim - 1,), (spec.num_batch,))
+    contract: tuple = ((a.ndim - 1,), (spec.num_batch,))
     if f is loops.columns_product:
         contract = (tuple(range(spec.num_batch, a.ndim - 1)),) * 2
     return _compat.dot_general_type(a, b, contract, tuple(range(spec.num_batch)), dtype)

@@ -49,10 +49,11 @@ def exact(x, w):
 
 
 def collectives(f, mesh, *xs):
-    """The number of custom calls of each collective in the compiled program, and of XLA's own collectives."""
-    text = jax.jit(on_ranks(f, mesh)).lower(*xs).compile().as_text()
-    names = re.findall(r'custom_call_target="jaxcomm_(\w+)"', text)
-    names += re.findall(r" (all-gather|all-reduce|reduce-scatter|collective-permute|all-to-all)(?:-start)?\(", text)
+    """The number of each collective in the program; names of XLA's own have the prefix "xla "."""
+    text = jax.jit(on_ranks(f, mesh)).lower(*xs).as_text()
+    names = re.findall(r"custom_call @jaxcomm_(\w+)\(", text)
+    of_xla = r"stablehlo\.(all_gather|all_reduce|reduce_scatter|collective_permute|all_to_all)\b"
+    names += [f"xla {name}" for name in re.findall(of_xla, text)]
     return {name: names.count(name) for name in set(names)}
 
 

@@ -67,5 +67,5 @@ def test_explicit_sharding_is_refused():
     with jax.set_mesh(mesh):
         x = jax.device_put(np.zeros((4, 4), np.float32), jax.NamedSharding(mesh, P("i", "j")))
         w = jax.device_put(np.zeros((4, 4), np.float32), jax.NamedSharding(mesh, P()))
-        with pytest.raises(ValueError, match="all_gather_matmul: an operand .* is sharded over explicit mesh axes"):
+        with pytest.raises(ValueError, match=r"all_gather_matmul: an operand .* is sharded over explicit mesh axes"):
             jax.jit(f)(x, w)
