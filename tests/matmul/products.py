@@ -57,6 +57,13 @@ def collectives(f, mesh, *xs):
     return {name: names.count(name) for name in set(names)}
 
 
+def transfers(f, mesh, *xs):
+    """(source of each rank, shape of the block) of each ppermute in the program."""
+    text = jax.jit(on_ranks(f, mesh)).lower(*xs).as_text()
+    calls = re.findall(r"@jaxcomm_permute\(.*source_of = dense<\[(.*?)\]>.*-> tensor<(.*?)xf32>", text)
+    return [(tuple(map(int, sources.split(", "))), tuple(map(int, shape.split("x")))) for sources, shape in calls]
+
+
 def square_loss(f):
     """Scalar loss of each rank, whose cotangent depends on the result."""
 

@@ -7,7 +7,20 @@ import pytest
 from harness import assert_same, on_ranks, run, value
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from products import CHUNKED, collectives, gathers, lax_gathers, lax_scatters, line_of, normal, scatters, square_loss
+from products import (
+    CHUNKED,
+    collectives,
+    gathers,
+    lax_gathers,
+    lax_scatters,
+    line_of,
+    normal,
+    scatters,
+    square_loss,
+    transfers,
+)
+
+import jaxcomm
 
 N, M, K, F = 4, 2, 6, 3
 NAMES = ("unfused", *CHUNKED)
@@ -60,6 +73,22 @@ def test_gradients_are_those_of_one_device(rng, check_vma):
     f = jax.shard_map(body, mesh=line_of(N), in_specs=specs, out_specs=out_specs, check_vma=check_vma)
     for loss, grads in value(jax.jit(f)(x, w, v)):
         assert_same((loss, grads), jax.tree.map(np.asarray, want), rtol=2e-5)
+
+
+def test_weights_shared_over_another_axis(mesh, rng):
+    """Replicas along "node": shard_map sums the gradient of the weights over it."""
+    x, w, v = normal(rng, 16, K), normal(rng, K, 4 * F), normal(rng, 4 * F, K)
+
+    def body(x, w, v):
+        hidden = jnp.tanh(jaxcomm.all_gather_matmul(x, w, "gpu", algorithm="ring"))
+        y = jaxcomm.matmul_psum_scatter(hidden, v, "gpu", algorithm="direct")
+        return lax.psum(jnp.sum(jnp.sin(y)), ("node", "gpu"))
+
+    specs = (P(("node", "gpu")), P(None, "gpu"), P("gpu"))
+    loss = jax.shard_map(body, mesh=mesh, in_specs=specs, out_specs=P())
+    got = jax.jit(jax.value_and_grad(loss, (0, 1, 2)))(x, w, v)
+    want = jax.value_and_grad(lambda x, w, v: jnp.sum(jnp.sin(jnp.tanh(x @ w) @ v)), (0, 1, 2))(x, w, v)
+    assert_same(value(got), jax.tree.map(np.asarray, want), rtol=2e-5)
 
 
 def test_gradients_of_several_weights(rng):
@@ -148,7 +177,7 @@ def test_vmap(rng, order):
     def program(gather, scatter, x, w, y, u):
         found = []
         for f, a, b in ((gather, x, w), (scatter, y, u)):
-            for at in BATCHES:
+            for at in BATCHES if order == "vmap" else BATCHES[:2] + BATCHES[-1:]:
                 batch = [z if d is None else stack(z, d) for z, d in zip((a, b), at, strict=True)]
                 if order == "vmap":
                     found.append(jax.vmap(f, at, 1)(*batch))
@@ -156,8 +185,11 @@ def test_vmap(rng, order):
                     found.append(jax.vmap(jax.grad(square_loss(f), (0, 1)), at)(*batch))
                 else:
                     found.append(jax.grad(square_loss(jax.vmap(f, at)), (0, 1))(*batch))
-        twice = jax.vmap(jax.vmap(gather, (0, None)), (None, 0))(stack(x), stack(w))
-        return found, twice, jax.vmap(lambda s: gather(x * s, (w, w * s)))(jnp.arange(1.0, 4))
+        if order == "vmap":
+            found.append(jax.vmap(jax.vmap(gather, (0, None)), (None, 0))(stack(x), stack(w)))
+            found.append(jax.vmap(jax.vmap(scatter, (None, 0)))(stack(y), stack(stack(u))))
+            found.append(jax.vmap(lambda s: gather(x * s, (w, w * s)))(jnp.arange(1.0, 4)))
+        return found
 
     against_lax(program, rng, "ring", rtol=1e-4)
 
@@ -215,6 +247,17 @@ def test_eager(rng):
     assert_same(value(got), want, rtol=2e-5)
 
 
+def test_direct_sends_to_all_ranks_and_ring_to_one(rng):
+    x, w, y, u = operands(rng)
+    ring = tuple((r - 1) % N for r in range(N))
+    shifts = [tuple((r - s) % N for r in range(N)) for s in range(1, N)]
+    for f, xs, block in ((gathers, (x, w), (M, K)), (scatters, (y, u), (M, F))):
+        assert transfers(f(algorithm="ring"), line_of(N), *xs) == [(ring, block)] * (N - 1)
+        assert transfers(f(algorithm="direct"), line_of(N), *xs) == [(shift, block) for shift in shifts]
+    batched = jax.vmap(gathers(algorithm="ring"), (None, 0))  # x is sent once for all weights
+    assert transfers(batched, line_of(N), x, stack(w, 1)) == [(ring, (M, K))] * (N - 1)
+
+
 def total(*rows):
     return {name: sum(row.get(name, 0) for row in rows) for row in rows for name in row}
 
@@ -251,7 +294,6 @@ def test_collectives_of_programs(rng, options, gathered, scattered):
         (jax.grad(square_loss(saving), (0, 1)), (x, w), total(gathered, scattered)),
         (scatter, (y, u), scattered),
         (jax.grad(square_loss(scatter), (0, 1)), (y, u), total(scattered, gathered)),
-        (jax.vmap(gather, (None, 0)), (x, stack(w, 1)), gathered),  # x is sent once
         (jax.grad(square_loss(jax.vmap(scatter)), (0, 1)), (stack(y, 1), stack(u, 1)), total(scattered, gathered)),
     ]
     for f, xs, want in cases:

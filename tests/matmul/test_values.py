@@ -156,6 +156,34 @@ def test_element_types(algorithm, rng):
             np.testing.assert_allclose(a.astype(np.complex128), b, rtol=limit, atol=4 * limit)
 
 
+@pytest.mark.parametrize("algorithm", CHUNKED)
+def test_sums_of_bfloat16(algorithm, rng):
+    """Integers, so that float32 is exact: the roundings are those of the parts that ranks send, and of the result."""
+    n, m, k, f = 4, 8, 16, 5
+    y, u, ct = (rng.integers(0, 16, shape).astype(np.float32) for shape in ((n, n * m, k), (n, k, f), (n, n * m, f)))
+    x = rng.integers(0, 16, (n, m, k)).astype(np.float32)
+
+    def body(*operands):
+        x, y, u, ct = (a.astype(jnp.bfloat16) for a in operands)
+        _, pull = jax.vjp(lambda u: gathers(algorithm=algorithm)(x, u), u)
+        return scatters(algorithm=algorithm)(y, u), *pull(ct)
+
+    def rounded(a):
+        return np.float32(a.astype(jnp.bfloat16))
+
+    sums, dw = run(body, line_of(n), x, y, u, ct)
+    assert_same(dw, np.einsum("mk,rmf->rkf", x.reshape(n * m, k), ct).astype(jnp.bfloat16))
+    parts = (y @ u).reshape(n, n, m, f)  # (rank, block, m, f)
+    for r in range(n):
+        if algorithm == "direct":
+            want = sum(rounded(parts[j, r]) for j in range(n))
+        else:
+            want = parts[(r + 1) % n, r]
+            for s in range(2, n + 1):
+                want = rounded(want) + parts[(r + s) % n, r]
+        assert_same(sums[r], want.astype(jnp.bfloat16))
+
+
 def test_empty_operands_and_one_rank():
     shapes = [((0, 3), (3, 2)), ((4, 0), (0, 2)), ((4, 3), (3, 0))]
 
