@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import pathlib
+import shlex
 import statistics
 import sys
 import time
@@ -142,7 +143,8 @@ def main():
     if jax.process_index() == 0:
         print(table(found))
         if arguments.json:
-            context = records.context(sys.argv, {"processes": jax.process_count(), "devices": jax.device_count()})
+            parameters = {"processes": jax.process_count(), "devices": jax.device_count(), "rounds": arguments.rounds}
+            context = {**records.context([], parameters), "command": shlex.join(["python", *sys.argv])}
             arguments.json.write_text(json.dumps({"context": context, "records": found}, indent=1) + "\n")
 
 

@@ -137,8 +137,9 @@ def test_higher_and_forward_derivatives(rng):
             da, db = jnp.cos(a), jnp.sin(b)
             found.append(jax.jvp(f, (a, b), (da, db)))
             found.append(jax.jvp(lambda a, f=f, b=b: f(a, b), (a,), (da,)))
-            hessian = jax.jvp(jax.grad(square_loss(f), (0, 1)), (a, b), (da, db))
-            found.append(hessian)
+            grad = jax.grad(square_loss(f), (0, 1))
+            found.append(jax.jvp(grad, (a, b), (da, db)))
+            found.append(jax.grad(square_loss(grad), (0, 1))(a, b))
             _, transpose = jax.vjp(lambda da, db, f=f, a=a, b=b: jax.jvp(f, (a, b), (da, db))[1], da, db)
             found.append(transpose(f(a, b)))
         return found
@@ -152,7 +153,11 @@ def test_derivatives_of_saved_rows(rng):
     def program(gather, _, x, w, y, u):
         dx, dw = jnp.cos(x), jnp.sin(w)
         grad = jax.grad(square_loss(gather), (0, 1))
-        return jax.jvp(gather, (x, w), (dx, dw)), jax.jvp(grad, (x, w), (dx, dw))
+
+        def change(x, w):
+            return jax.jvp(gather, (x, w), (dx, dw))
+
+        return change(x, w), jax.jvp(grad, (x, w), (dx, dw)), jax.grad(square_loss(change), (0, 1))(x, w)
 
     def body(x, w, y, u):
         sides = [lax_gathers, *(gathers(algorithm=a, save_gathered=True) for a in ("unfused", "ring"))]
