@@ -130,7 +130,6 @@ def main():
     parser.add_argument("--devices", type=int, default=8, help="of a program of one process")
     parser.add_argument("--json", type=pathlib.Path, help="file for the records")
     arguments = parser.parse_args()
-    jaxcomm.distributed.initialize()
     if "JAX_NUM_CPU_DEVICES" not in os.environ:  # jaxcomm.run sets it
         jax.config.update("jax_num_cpu_devices", arguments.devices)
     jaxcomm.distributed.initialize()

@@ -7,8 +7,8 @@ from typing import NamedTuple
 # Names that the keyword `algorithm` accepts, besides "xla".
 ALGORITHMS = ("unfused", "direct", "ring")
 
-# Platforms where a transfer runs beside a product and gains from it. On GPUs, jaxcomm's calls and the products share
-# one stream. On CPUs, they share the processors: benchmarks/README.md has measurements.
+# Platforms where a transfer runs beside a product. On GPUs, jaxcomm's calls and the products share one stream. On CPUs,
+# they share the processors: benchmarks/README.md has measurements.
 OVERLAPPING: frozenset[str] = frozenset()
 
 # A product on a GPU works in tiles of this size. Fewer tiles than multiprocessors leave some idle. On 8 H100 with 132

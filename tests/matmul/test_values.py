@@ -139,9 +139,12 @@ def test_element_types(algorithm, rng):
         found = {dtype: both(dtype) for dtype in ("bfloat16", "float16", "float32", "complex64")}
         found["wide"] = both("bfloat16", preferred_element_type=jnp.float32)
         found["int"] = scatters(algorithm=algorithm, preferred_element_type=jnp.int32)(small, small[:, :3])
+        mixed = gathers(algorithm=algorithm)
+        found["mixed"] = mixed(x.astype("bfloat16"), w), mixed(x.astype("bfloat16").astype("float32"), w)
         return found
 
     got = run(body, line_of(n), x, w, y, u, small)
+    assert_same(*got.pop("mixed"))  # the common type is that of jnp.result_type
     integers = np.einsum("rmk,rkf->mf", np.int32(small), np.int32(small[:, :, :3])).reshape(n, m, 3)
     assert_same(got.pop("int"), integers.astype(np.int32))
     rounded = {"bfloat16": jnp.bfloat16, "float16": np.float16, "wide": jnp.bfloat16}
@@ -203,6 +206,20 @@ def test_empty_operands_and_one_rank():
                 assert_same(next(found), np.full((n, m // n, f), n * k, np.float32))
     x, w = np.float32([[[1, 2]]]), np.float32([[[3], [4]]])
     assert_same(run(lambda x, w: gathers(algorithm="ring")(x, w), line_of(1), x, w), x @ w)
+
+
+def test_calls_have_the_op_its_caller_and_max_sms(rng):
+    """Errors of a transfer name the public op, also in derivatives."""
+    x, w = normal(rng, 2, 4, 3), normal(rng, 2, 3, 4)
+    for op, name in ((gathers, "all_gather_matmul"), (scatters, "matmul_psum_scatter")):
+        for algorithm in ("ring", "unfused"):
+
+            def body(x, w, op=op, algorithm=algorithm):
+                return jax.grad(lambda x, w: jnp.sum(jnp.sin(op(algorithm=algorithm, max_sms=3)(x, w))))(x, w)
+
+            text = jax.jit(on_ranks(body, line_of(2))).lower(x, w).as_text()
+            for value in (f'op = "{name}"', 'site = "test_values.py:', "max_sms = 3 : i64"):
+                assert text.count(value) == text.count("custom_call @jaxcomm") == 2
 
 
 def test_precision_reaches_every_product(rng):
