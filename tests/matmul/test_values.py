@@ -124,7 +124,7 @@ def test_groups(algorithm, rng):
             np.testing.assert_allclose(sums[r], total[i], **FLOAT32)
 
 
-@pytest.mark.parametrize("algorithm", ["unfused", *CHUNKED])
+@pytest.mark.parametrize("algorithm", ["unfused", "ring", pytest.param("direct", marks=pytest.mark.full)])
 def test_element_types(algorithm, rng):
     """Sums of 16-bit floats are accumulated in f32 and rounded at most once per rank."""
     n, m, k, f = 4, 2, 8, 3  # n * m = k: the integers are rows and weights
