@@ -18,7 +18,7 @@ ACCESSES = {
     "Claim": ("*out = Claim(word, 0, 1)", "atom.cas.relaxed.sys.b64", "a relaxed exchange, system scope"),
     "LoadPair": ("LoadPair(word, out, out + 1)", "ld.relaxed.sys.global.v2.b64", "two relaxed loads, system scope"),
     "StorePair": ("StorePair(word, *out, 0)", "st.relaxed.sys.global.v2.b64", "two relaxed stores, system scope"),
-    "AliasFence": ("AliasFence()", "fence.proxy.alias", "an alias fence"),
+    "FenceAliases": ("FenceAliases()", "fence.proxy.alias", "an alias fence"),
     "MulticastSum": (
         "*unit = MulticastSum<jaxcomm::arithmetic::Plain<float>>(unit)",
         "multimem.ld_reduce.relaxed.sys.global.add.v4.f32",
@@ -36,7 +36,7 @@ KERNELS = {
     "ExecutePlanENS": SIGNALS,
     "FindOffsets": SIGNALS,
     "ExchangeLl": SIGNALS | {"LoadPair", "StorePair"},
-    "ExchangeMultimem": SIGNALS | {"AliasFence", "MulticastSum", "MulticastStore"},
+    "ExchangeMultimem": SIGNALS | {"FenceAliases", "MulticastSum", "MulticastStore"},
     "BeginRoundKernel": {"LoadAcquire", "StoreRelease"},
 }
 ORDERED = re.compile(r"^\s+(?:@\S+\s+)?((?:ld|st|atom|red|multimem|fence|membar)\b[\w.:]*)", re.MULTILINE)

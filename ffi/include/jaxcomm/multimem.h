@@ -15,18 +15,6 @@
 namespace jaxcomm {
 namespace device {
 
-// Orders accesses to the same memory through multicast addresses and through addresses of single ranks, which PTX
-// otherwise leaves unordered, also across signals and barriers. The fence must lie between the two accesses: after the
-// earlier one, or after a wait that orders it, or in the thread that signals. MultimemReduce and MultimemPut contain
-// it.
-JAXCOMM_DEVICE void AliasFence() {
-#if defined(__CUDACC__)
-  asm volatile("fence.proxy.alias;" ::: "memory");
-#else
-  emulation::AliasFence();
-#endif
-}
-
 // The sum of 16 bytes of elements over the ranks, for f32, bf16 and f16. bf16 and f16 are added in f32 and rounded
 // once. The switch chooses the order of summation.
 template <typename Codec>
@@ -94,11 +82,11 @@ template <typename Codec>
 JAXCOMM_DEVICE void MultimemReduce(void* dst, const Multicast& window, int64_t byte_offset, int64_t bytes) {
   const auto* from = window.At<const Bytes16>(byte_offset);
   const int64_t end = bytes / static_cast<int64_t>(sizeof(Bytes16));
-  AliasFence();  // the operands were written through addresses of single ranks
+  FenceAliases();  // the operands were written through addresses of single ranks
   for (auto i = static_cast<int64_t>(threadIdx.x); i < end; i += blockDim.x) {
     static_cast<Bytes16*>(dst)[i] = MulticastSum<Codec>(from + i);
   }
-  AliasFence();  // and may be overwritten through them
+  FenceAliases();  // and may be overwritten through them
 }
 
 // Writes to the windows of all ranks, including this rank's own. Called by all threads of the block. The data is
@@ -106,11 +94,11 @@ JAXCOMM_DEVICE void MultimemReduce(void* dst, const Multicast& window, int64_t b
 JAXCOMM_DEVICE void MultimemPut(const Multicast& window, int64_t byte_offset, const void* src, int64_t bytes) {
   auto* to = window.At<Bytes16>(byte_offset);
   const int64_t end = bytes / static_cast<int64_t>(sizeof(Bytes16));
-  AliasFence();  // earlier data was read through addresses of single ranks
+  FenceAliases();  // earlier data was read through addresses of single ranks
   for (auto i = static_cast<int64_t>(threadIdx.x); i < end; i += blockDim.x) {
     MulticastStore(to + i, static_cast<const Bytes16*>(src)[i]);
   }
-  AliasFence();  // and this data will be
+  FenceAliases();  // and this data will be
 }
 
 }  // namespace device

@@ -337,7 +337,7 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
   }
 }
 
-inline void AliasFence() {}  // litmus.h checks it
+inline void FenceAliases() {}  // litmus.h checks it
 
 // A multicast object: addresses that stand for those of several ranks. There is no memory at these addresses.
 struct Multicast {

@@ -27,7 +27,8 @@ inline Coordinates Current() {
 inline int Arrive(int value) { return memory_model::Arrive(value); }
 inline void Pause() { memory_model::Pause(); }
 inline uint64_t NowNs() { return memory_model::NowNs(); }
-inline void AliasFence() { memory_model::AliasFence(); }
+inline void FenceAliases() { memory_model::AliasFence(); }
+inline void AccessMulticast() {}
 inline void* DynamicShared() { std::abort(); }
 
 enum thread_scope {

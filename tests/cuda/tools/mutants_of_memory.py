@@ -200,14 +200,14 @@ MODEL = [
     Mutant(
         "no alias fence before the switch",
         MULTIMEM,
-        "    device::AliasFence();  // operands",
+        "    device::FenceAliases();  // operands",
         "    // operands",
         "litmus_kernels",
     ),
     Mutant(
         "no alias fence after the switch",
         MULTIMEM,
-        "    device::AliasFence();  // results",
+        "    device::FenceAliases();  // results",
         "    // results",
         "litmus_kernels",
     ),
