@@ -1,7 +1,7 @@
 // Lower bounds in closed form, which hold for every algorithm without reductions by switches.
 #include <algorithm>
 
-#include "simulate.h"
+#include "sim/simulate.h"
 
 namespace jaxcomm {
 namespace {

@@ -1,11 +1,11 @@
-#include "engine.h"
+#include "sim/engine.h"
 
 #include <algorithm>
 #include <functional>
 #include <queue>
 #include <string>
 
-#include "rates.h"
+#include "sim/rates.h"
 
 namespace jaxcomm {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/status.h"
-#include "workload.h"
+#include "sim/workload.h"
 
 namespace jaxcomm {
 

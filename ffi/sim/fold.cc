@@ -1,10 +1,10 @@
-#include "fold.h"
+#include "sim/fold.h"
 
 #include <algorithm>
 #include <tuple>
 
-#include "hash.h"
 #include "plan/partition.h"
+#include "sim/hash.h"
 
 namespace jaxcomm {
 namespace {

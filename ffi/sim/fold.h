@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "plan/algorithms.h"
-#include "topology.h"
+#include "sim/topology.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-#include "rates.h"
+#include "sim/rates.h"
 
 #include <algorithm>
 #include <cmath>

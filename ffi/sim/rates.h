@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "workload.h"
+#include "sim/workload.h"
 
 namespace jaxcomm {
 

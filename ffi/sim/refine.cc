@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <unordered_set>
 
-#include "fold.h"
-#include "hash.h"
+#include "sim/fold.h"
+#include "sim/hash.h"
 
 namespace jaxcomm {
 namespace {

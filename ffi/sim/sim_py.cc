@@ -1,4 +1,4 @@
-#include "sim_py.h"
+#include "sim/sim_py.h"
 
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "plan/algorithms.h"
-#include "simulate.h"
-#include "topology.h"
+#include "sim/simulate.h"
+#include "sim/topology.h"
 
 namespace jaxcomm {
 namespace {

@@ -1,12 +1,12 @@
-#include "simulate.h"
+#include "sim/simulate.h"
 
 #include <algorithm>
 #include <map>
 
-#include "engine.h"
-#include "fold.h"
 #include "plan/partition.h"
-#include "workload.h"
+#include "sim/engine.h"
+#include "sim/fold.h"
+#include "sim/workload.h"
 
 namespace jaxcomm {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "common/status.h"
 #include "plan/algorithms.h"
-#include "topology.h"
+#include "sim/topology.h"
 
 namespace jaxcomm {
 

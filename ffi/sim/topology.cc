@@ -1,4 +1,4 @@
-#include "topology.h"
+#include "sim/topology.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,10 +1,10 @@
-#include "workload.h"
+#include "sim/workload.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
-#include "hash.h"
+#include "sim/hash.h"
 
 namespace jaxcomm {
 namespace {

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "fold.h"
 #include "plan/algorithms.h"
-#include "topology.h"
+#include "sim/fold.h"
+#include "sim/topology.h"
 
 namespace jaxcomm {
 
