@@ -163,7 +163,7 @@ nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector
   result["device_api"] = properties.deviceApiSupport;
   result["multimem"] = properties.multimemSupport;
   result["gin"] = static_cast<int>(properties.ginType);
-  result["gin_usable"] = cuda::Gin::Usable(library, properties);
+  result["gin_usable"] = cuda::Gin::Problem(library, properties).ok();
   result["railed_gin"] = static_cast<int>(properties.railedGinType);
   result["num_lsa_teams"] = properties.nLsaTeams;
   result["host_rma"] = properties.hostRmaSupport;

@@ -10,6 +10,7 @@ import ptxas
 import pytest
 
 from jaxcomm import _native
+from jaxcomm.info import _capabilities as info
 
 ROOT = pathlib.Path(__file__).parents[2]
 MODULE = importlib.util.find_spec("jaxcomm._cuda")
@@ -34,8 +35,16 @@ def test_imports_alone():
         "print([line for line in open('/proc/self/maps') if 'nccl' in line or 'cudart' in line])"
     )
     built, loaded = run(sys.executable, "-I", "-c", program, MODULE.origin).splitlines()
-    assert re.fullmatch(r"\{'cuda': 13000, 'nccl': 23007, 'architectures': '[^']+'\} True", built)
+    assert re.fullmatch(r"\{'cuda': 13000, 'nccl': 23203, 'architectures': '[^']+'\} True", built)
     assert loaded == "[]"
+
+
+def test_installed_nccl_is_the_one_of_the_headers():
+    """GIN needs equal versions, so the documented commands install the version that the build takes its headers from."""
+    files = [(ROOT / name).read_text() for name in ("pyproject.toml", "cuda13/pyproject.toml")]
+    pins = [pin for text in files for pin in re.findall(r'"nvidia-nccl-(cu1[23])([=<>~]+[\d.]+)"', text)]
+    version = info.version(_native.cuda().built()["nccl"])
+    assert pins == [(name, f"=={version}") for name in ("cu12", "cu13", "cu13", "cu13", "cu13")]
 
 
 def test_is_of_this_build(build):
