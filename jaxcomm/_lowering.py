@@ -217,6 +217,8 @@ def lower(
     group_size = rows.shape[1]
     uses_xla = _uses_xla(call, platform)
     common = {} if uses_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform)
+    if platform == "cuda" and not uses_xla and not _placement.gpus_are_on_one_host(mesh, rows):
+        target += "_eager"  # NCCL's messages between nodes must not be part of a CUDA graph
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):

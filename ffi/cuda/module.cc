@@ -40,7 +40,8 @@ nb::capsule Capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
   return nb::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
 }
 
-// {"jaxcomm_<name>": {"instantiate": ..., "prepare": ..., ...}} for jax.ffi.register_ffi_target.
+// {"jaxcomm_<name>": {"instantiate": ..., "prepare": ..., ...}} for jax.ffi.register_ffi_target. "jaxcomm_<name>_eager"
+// are the targets that XLA does not capture into CUDA graphs.
 nb::dict CudaTargets() {
   nb::dict targets;
 #define JAXCOMM_COLLECTIVE(enumerator, name, Handler)             \
@@ -51,6 +52,10 @@ nb::dict CudaTargets() {
     stages["initialize"] = Capsule(&CudaInitialize);              \
     stages["execute"] = Capsule(&CudaExecute);                    \
     targets["jaxcomm_" #name] = stages;                           \
+    nb::dict eager;                                               \
+    for (auto [stage, handler] : stages) eager[stage] = handler;  \
+    eager["execute"] = Capsule(&CudaExecuteEagerly);              \
+    targets["jaxcomm_" #name "_eager"] = eager;                   \
   }
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE

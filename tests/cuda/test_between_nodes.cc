@@ -267,15 +267,14 @@ ALONE_TEST_CASE("a failed exchange ends the operation that needs it") {
 // One line, of the first rank that has a reason.
 void GinIsOff() {
   Communicator::Configure(kLong, 3);
-  OnRanks(Hosts(2, 2), [](ncclComm_t comm, int) {
-    CHECK(Ok(Communicator::Get(comm))->send_recv_proxy() != nullptr);
-  });
+  OnRanks(Hosts(2, 2), [](ncclComm_t comm, int) { CHECK(Ok(Communicator::Get(comm))->send_recv_proxy() != nullptr); });
 }
 
 TEST_CASE("one line says why GIN is off") {
   const std::string said = Alone(GinIsOff);
-  CHECK(said == "jaxcomm: no GIN between nodes: rank 0 of 4: NCCL offers no GIN on this network (NCCL_DEBUG=INFO shows "
-                "its reason); NCCL sends and receives instead\n");
+  CHECK(said ==
+        "jaxcomm: no GIN between nodes: rank 0 of 4: NCCL offers no GIN on this network (NCCL_DEBUG=INFO shows "
+        "its reason); NCCL sends and receives instead\n");
 }
 
 // Simulates a network without strong signals: NCCL detects this when it creates the device communicator.
@@ -299,6 +298,24 @@ TEST_CASE("send and receive replace GIN if it fails") {
   const std::string said = Alone(GinFails);
   CHECK(Count(said, "jaxcomm: no GIN between nodes: rank ") == 1);  // once per process
   CHECK(Count(said, " of 4: ") == 1);
+}
+
+// Parallel branches of a graph may run one after the other, and then ranks would wait for each other.
+ALONE_TEST_CASE("messages between nodes are not captured") {
+  Communicator::Configure(kLong, 3);
+  OnRanks(Hosts(2, 1), [](ncclComm_t comm, int) {
+    Communicator& communicator = *Ok(Communicator::Get(comm));
+    const auto call = Ok(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32, 9, 9));
+    Stream& stream = OwnStream();
+    std::vector<int32_t> x(9, 1), y(9, -1);
+    stream.captures = true;
+    CHECK(Has(call->Launch(x.data(), y.data(), stream.handle()), "can't be part of a CUDA graph"));
+    CHECK(stream.num_running == 0);
+    stream.captures = false;
+    CHECK(call->Launch(x.data(), y.data(), stream.handle()).ok());
+    Until([&] { return stream.num_running == 0; });
+    CHECK(y == std::vector<int32_t>(9, 2));
+  });
 }
 
 ALONE_TEST_CASE("programs that differ are an error") {

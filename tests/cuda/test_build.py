@@ -62,6 +62,17 @@ def test_architectures(wheels):
     assert set(re.findall(r"PTX file.*\.(sm_\d+)\.ptx", listing)) == ptx
 
 
+def test_kernels_change_no_word_atomically_in_system_scope(wheels):
+    """On host memory, CUDA promises this only on machines with hostNativeAtomicSupported. NCCL's GIN is not included."""
+    text = run(wheels / "cu13" / "bin" / "cuobjdump", "--dump-ptx", MODULE.origin)
+    files = [file for file in text.split("Fatbin ptx code:") if ".entry " in file]
+    own = "".join(file for file in files if "WalkPlanGin" not in file)
+    assert len(files) > 5 and own.count(".entry ") > 6
+    changes = re.findall(r"\b(?:atom|red)\.[\w.:]+", own)
+    assert any("cas" in change and "gpu" in change for change in changes)  # the claim of the report
+    assert [change for change in changes if "sys" in change] == []
+
+
 @pytest.mark.full
 def test_of_all_generations_and_those_to_come():
     assert _native.cuda().built()["architectures"] == "80-real 90-real 100-real 120"

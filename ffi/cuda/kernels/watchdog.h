@@ -11,7 +11,8 @@
 namespace jaxcomm {
 namespace device {
 
-// Resides in memory that the host reads while kernels run.
+// Resides in host memory that the GPU addresses. Each word has one writer, and both sides use only loads and stores,
+// for the reason given at device::Report.
 struct WatchdogState {
   uint64_t count = 0;     // number of times that a round has begun or ended
   uint64_t call = 0;      // Comm::call_id of the round's call
@@ -44,7 +45,7 @@ JAXCOMM_DEVICE void BeginRound(const device::Comm& comm, device::WatchdogState& 
   constexpr uint64_t kHoldNs = 10'000'000;  // after `aborting` is set: NCCL needs time to notify its own kernels
   const uint64_t begin = device::NowNs();
   uint64_t aborted = 0;
-  state.call = comm.call_id;
+  device::StoreRelease(&state.call, comm.call_id);
   for (bool reported = false; device::LoadAcquire(comm.abort_flag) != 0; reported = true) {
     if (!reported) device::StoreRelease(&state.held, 1);
     const uint64_t now = device::NowNs();
@@ -52,13 +53,13 @@ JAXCOMM_DEVICE void BeginRound(const device::Comm& comm, device::WatchdogState& 
     if (now - begin > comm.timeout_ns || (aborted != 0 && now - aborted > kHoldNs)) break;
     device::Pause();
   }
-  state.round = round;
+  device::StoreRelease(&state.round, round);
   device::StoreRelease(&state.count, state.count + 1);
 }
 
 JAXCOMM_DEVICE void EndRound(const device::Comm& comm, device::WatchdogState& state) {
   if (device::LoadAcquire(&state.aborting) != 0) device::SetAbortFlag(comm);
-  state.round = 0;
+  device::StoreRelease(&state.round, 0);
   device::StoreRelease(&state.count, state.count + 1);
 }
 

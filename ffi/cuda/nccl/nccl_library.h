@@ -66,8 +66,8 @@ struct NcclLibrary {
   static StatusOr<const NcclLibrary*> Open(const std::string& wheel_path);
 };
 
-// The argument of ncclCommQueryProperties. NCCL fills the members of the version that it reads there, and refuses versions
-// later than its own.
+// The argument of ncclCommQueryProperties. NCCL fills the members of the version that it reads there, and refuses
+// versions later than its own.
 inline ncclCommProperties_t NoProperties(const NcclLibrary& nccl) {
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   properties.version = static_cast<unsigned>(std::min(nccl.version, NCCL_VERSION_CODE));

@@ -13,6 +13,7 @@
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/is_captured.h"
 #include "cuda/nccl/scoped_device.h"
 #include "cuda/runtime/abort_flag.h"
 #include "cuda/runtime/call_names.h"
@@ -286,17 +287,6 @@ Status Communicator::MakeGin(Status* problem) {
   *problem = own;
   return OkStatus();
 }
-
-namespace {
-
-// False also if CUDA reports no status.
-bool IsCaptured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
-  return status != cudaStreamCaptureStatusNone;
-}
-
-}  // namespace
 
 Status Communicator::Begin(cudaStream_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);

@@ -64,10 +64,11 @@ JAXCOMM_DEVICE void StoreRelaxed(uint64_t* word, uint64_t value) {
 #endif
 }
 
-// Returns true to the one caller that changes the word from `expected` to `desired`.
+// Returns true to the one caller on this GPU that changes the word from `expected` to `desired`. Atomic between the
+// threads of the GPU, also on host memory.
 JAXCOMM_DEVICE bool Claim(uint64_t* word, uint64_t expected, uint64_t desired) {
 #if defined(__CUDACC__)
-  return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system>(*word).compare_exchange_strong(
+  return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_device>(*word).compare_exchange_strong(
       expected, desired, ::cuda::memory_order_relaxed);
 #else
   return __atomic_compare_exchange_n(word, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
