@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _bootstrap, _compat, _cost_params, _placement
+from jaxcomm import _bootstrap, _compat, _cost_params, _placement, _selftest_record
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._native import register, register_cuda
@@ -168,9 +168,32 @@ def _log_platform() -> None:
     logging.getLogger("jaxcomm").warning("jaxcomm has no collectives for this platform: it uses XLA's own collectives")
 
 
+@functools.cache
+def _log_untested() -> None:
+    logging.getLogger("jaxcomm").warning(
+        "jaxcomm uses XLA's own collectives on these GPUs until its self-test has passed with this driver, NCCL, "
+        "jaxlib and jaxcomm: run `python -m jaxcomm.selftest` with the launcher of the program, or set "
+        "JAXCOMM_ALGORITHM=plans"
+    )
+
+
+_use_plans = False
+
+
+def use_plans() -> None:
+    """Programs that are compiled from now on use jaxcomm's own collectives on GPUs, as with JAXCOMM_ALGORITHM=plans."""
+    global _use_plans
+    _use_plans = True
+
+
 def _uses_xla(call: Call, platform: str) -> bool:
     """Whether a call is lowered to XLA's own collective."""
     if "xla" in (call.algorithm, config().algorithm):
+        return True
+    if platform == "cuda" and call.algorithm is None:
+        if _use_plans or config().algorithm == "plans" or _selftest_record.passed():
+            return False
+        _log_untested()
         return True
     if platform != "other":
         return False

@@ -40,7 +40,7 @@ def test_imports_alone():
 
 
 def test_installed_nccl_is_the_one_of_the_headers():
-    """GIN needs equal versions, so the documented commands install the version that the build takes its headers from."""
+    """GIN needs equal versions, so the documented commands install the version of the headers of the build."""
     files = [(ROOT / name).read_text() for name in ("pyproject.toml", "cuda13/pyproject.toml")]
     pins = [pin for text in files for pin in re.findall(r'"nvidia-nccl-(cu1[23])([=<>~]+[\d.]+)"', text)]
     version = info.version(_native.cuda().built()["nccl"])
@@ -63,7 +63,7 @@ def test_architectures(wheels):
 
 
 def test_kernels_change_no_word_atomically_in_system_scope(wheels):
-    """On host memory, CUDA promises this only on machines with hostNativeAtomicSupported. NCCL's GIN is not included."""
+    """On host memory, CUDA promises this only where hostNativeAtomicSupported is 1. NCCL's GIN is not included."""
     text = run(wheels / "cu13" / "bin" / "cuobjdump", "--dump-ptx", MODULE.origin)
     files = [file for file in text.split("Fatbin ptx code:") if ".entry " in file]
     own = "".join(file for file in files if "WalkPlanGin" not in file)

@@ -14,10 +14,7 @@ NEEDED, OPTIONAL = (
     [f"nccl{name}" for name in re.findall(r"F\((\w+)\)", HEADER[HEADER.index(f"define {macro}(F)") :].split("\n\n")[0])]
     for macro in ("JAXCOMM_NCCL_NEEDED", "JAXCOMM_NCCL_OPTIONAL")
 )
-INSTALL = (
-    "Install version 2.32.3 of the wheel that JAX's plugin uses, nvidia-nccl-cu12 or nvidia-nccl-cu13, "
-    "never both"
-)
+INSTALL = "Install version 2.32.3 of the wheel that JAX's plugin uses, nvidia-nccl-cu12 or nvidia-nccl-cu13, never both"
 PROGRAM = """
 import ctypes, importlib.util, sys
 spec = importlib.util.spec_from_file_location("_cuda", sys.argv[1])
@@ -111,8 +108,7 @@ def test_too_old_but_loaded(fake, opened):
     """A newer library beside it would be a second copy, which cannot use JAX's communicators."""
     old, new = fake("old", version=23006), fake("new")
     assert opened(new, old) == (
-        f"{old}, which this process had loaded before, is NCCL 2.30.6, but jaxcomm needs 2.30.7 or later. "
-        f"{INSTALL}"
+        f"{old}, which this process had loaded before, is NCCL 2.30.6, but jaxcomm needs 2.30.7 or later. {INSTALL}"
     )
 
 

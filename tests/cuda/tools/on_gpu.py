@@ -107,6 +107,7 @@ class Machine:
             "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "JAX_PLATFORMS": "cuda,cpu" if self.platform == "cuda" else "cpu",
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "JAXCOMM_ALGORITHM": "plans",  # no self-test has passed yet
             "JAXCOMM_CALIBRATION": "",
             "JAXCOMM_EMPTY_CALL": self.empty_call,
             "JAXCOMM_COMMAND_BUFFERS": "as XLA has them",
