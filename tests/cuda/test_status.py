@@ -10,7 +10,7 @@ import status
 FOLDER = pathlib.Path(__file__).parent
 
 
-def test_page_is_that_of_the_records():
+def test_the_page_matches_the_records():
     """`make gpu-status` writes it."""
     assert status.PAGE.read_text() == status.page(*status.stored())
 
@@ -35,10 +35,10 @@ def test_level_1_names_tests_that_run():
 @pytest.mark.parametrize(
     ("name", "begin"),
     [
-        ("inside JAX", "only the text of the lowering"),
-        ("the same in CUDA graphs", ""),
-        ("the same between processes", "no; "),
-        ("the same between nodes", "no; "),
+        ("inside JAX:", "only the text of the lowering"),
+        ("inside JAX, in CUDA graphs", ""),
+        ("inside JAX, between processes", "no; "),
+        ("inside JAX, between nodes", "no; "),
     ],
 )
 def test_what_never_ran_is_not_emulated(name, begin):
@@ -58,7 +58,7 @@ def test_nothing_is_claimed_without_a_record():
     assert "Nothing has run on a GPU yet" in text
     record = {"commit": "0123456789abc", "device": "a GPU", "driver": "580", "cuda": "13.0"}
     tests = {"JAX, 2 ranks": True, "JAX, 4 ranks": True}
-    between = "| the same between processes | no; ranks are threads, on fakes |"
+    between = "| inside JAX, between processes | no; ranks are threads, on fakes |"
     assert f"{between} passed at 012345678 |  |" in status.page(record | {"tests": tests}, {}, {})
     tests["JAX, 4 ranks"] = False
     assert f"{between} failed at 012345678 |  |" in status.page(record | {"tests": tests}, {}, {})
@@ -70,7 +70,7 @@ def test_nothing_is_claimed_without_a_record():
     assert "Nothing has run on a GPU yet" not in text
 
 
-def test_what_was_measured_is_told_with_its_target():
+def test_measurements_are_listed_with_their_targets():
     machine = {"device": "a GPU", "driver": "580", "cuda": "13.0", "commit": "0123456789abcdef"}
     targets = {
         "met": {"value": 0.95, "target": ">= 0.9", "met": True},
@@ -87,6 +87,6 @@ def test_what_was_measured_is_told_with_its_target():
 @pytest.mark.parametrize(
     "records", [({"platform": "cpu"}, {}, {}), ({}, {"platform": "cpu"}, {}), ({}, {}, {"nodes": {"platform": "cpu"}})]
 )
-def test_rehearsals_are_no_records(records):
+def test_rehearsals_are_not_recorded(records):
     with pytest.raises(ValueError, match="rehearsal"):
         status.page(*records)
