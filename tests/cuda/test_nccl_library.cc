@@ -15,9 +15,8 @@
 namespace jaxcomm {
 namespace {
 
-const std::string kInstall =
-    ". Install version " + NcclVersionText(NCCL_VERSION_CODE) +
-    " of the wheel that JAX's plugin uses, nvidia-nccl-cu12 or nvidia-nccl-cu13, never both";
+const std::string kInstall = ". Install version " + NcclVersionText(NCCL_VERSION_CODE) +
+                             " of the wheel that JAX's plugin uses, nvidia-nccl-cu12 or nvidia-nccl-cu13, never both";
 
 // A folder that the process removes when it ends.
 struct Folder {
