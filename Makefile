@@ -182,11 +182,9 @@ OUT ?= build/gpu/records
 test-gpu bench-gpu:
 	$(PYTHON) tests/cuda/tools/on_gpu.py $(@:-gpu=) build/gpu $(OUT) $(if $(NCCL),--nccl $(NCCL)) $(GPU_ARGS)
 
-# Writes the results of `make test-all test-tsan` to docs/development/gpu-status.md.
+# Writes docs/development/gpu-status.md from the records in benchmarks/results/gpu.
 gpu-status:
-	$(BIN)/python tests/cuda/tools/status.py $(addprefix --ctest ,$(wildcard build/ctest-all.xml build/*/mutants.xml \
-	  build/thread/ctest.xml)) \
-	  $(addprefix --pytest ,$(wildcard build/pytest-all.xml))
+	$(BIN)/python tests/cuda/tools/status.py
 
 bench: setup
 	$(BIN)/python benchmarks/collectives.py $(BENCH_ARGS)

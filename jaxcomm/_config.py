@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import os
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -37,8 +38,8 @@ def _flag(name: str, text: str) -> bool:
 
 
 def _algorithm(name: str, text: str) -> str | None:
-    if text not in ("", "xla"):
-        raise ValueError(f"{name} must be 'xla', empty or not set, got {text!r}")
+    if text not in ("", "xla", "plans"):
+        raise ValueError(f"{name} must be 'xla', 'plans', empty or not set, got {text!r}")
     return text or None
 
 
@@ -92,7 +93,8 @@ class Config:
     )  # fmt: skip
     max_sms: int = _setting(
         "JAXCOMM_MAX_SMS", 32, _positive_int, ALL,
-        "Multiprocessors of a GPU that one collective may occupy. The keyword `max_sms` of an op can lower the limit.",
+        "Multiprocessors of a GPU that one collective may occupy. The keyword `max_sms` of an op can lower the limit. "
+        "34 multiprocessors of the smallest GPU of a group stay free in any case.",
     )  # fmt: skip
     symmetric_buffers: bool = _setting(
         "JAXCOMM_SYMMETRIC_BUFFERS", False, _flag, ALL,
@@ -100,7 +102,8 @@ class Config:
     )  # fmt: skip
     algorithm: str | None = _setting(
         "JAXCOMM_ALGORITHM", None, _algorithm, ALL,
-        "`xla`: every collective becomes XLA's own, also in calls with `algorithm=`.",
+        "`xla`: every collective becomes XLA's own, also in calls with `algorithm=`. `plans`: jaxcomm's own "
+        "collectives on GPUs even if `python -m jaxcomm.selftest` has not passed there.",
     )  # fmt: skip
     calibration: str | None = _setting(
         "JAXCOMM_CALIBRATION", None, _text, EACH,
@@ -119,6 +122,20 @@ def config() -> Config:
         if (text := os.environ.get(name)) is not None:
             values[field.name] = parse(name, text)
     return Config(**values)
+
+
+def set_default(name: str, text: str) -> None:
+    """Sets an environment variable if it is not set. Comes before the first call of config()."""
+    os.environ.setdefault(name, text)
+
+
+def cache_folder() -> pathlib.Path | None:
+    """jaxcomm's folder in the user's cache; None if the user has no home folder."""
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return pathlib.Path(cache) / "jaxcomm"
 
 
 def table() -> str:

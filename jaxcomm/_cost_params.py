@@ -9,7 +9,7 @@ import warnings
 from typing import Any
 
 from jaxcomm import _core, _kv_store
-from jaxcomm._config import config
+from jaxcomm._config import cache_folder, config
 
 _FORMAT = 2
 measured: set[str] = set()  # scopes whose parameters are measured
@@ -20,11 +20,8 @@ def path() -> pathlib.Path | None:
     given = config().calibration
     if given is not None:
         return pathlib.Path(given) if given else None
-    try:
-        cache = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    except RuntimeError:  # the user has no home folder
-        return None
-    return pathlib.Path(cache) / "jaxcomm" / f"calibration-{platform.node() or 'localhost'}.json"
+    folder = cache_folder()
+    return folder / f"calibration-{platform.node() or 'localhost'}.json" if folder else None
 
 
 def _machine(values: dict[str, Any]) -> Any:

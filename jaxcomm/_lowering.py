@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _bootstrap, _compat, _cost_params, _placement
+from jaxcomm import _bootstrap, _compat, _cost_params, _placement, _selftest_record
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._native import register, register_cuda
@@ -168,9 +168,32 @@ def _log_platform() -> None:
     logging.getLogger("jaxcomm").warning("jaxcomm has no collectives for this platform: it uses XLA's own collectives")
 
 
+@functools.cache
+def _log_untested() -> None:
+    logging.getLogger("jaxcomm").warning(
+        "jaxcomm uses XLA's own collectives on these GPUs until its self-test has passed with this driver, NCCL, "
+        "jaxlib and jaxcomm: run `python -m jaxcomm.selftest` with the launcher of the program, or set "
+        "JAXCOMM_ALGORITHM=plans"
+    )
+
+
+_use_plans = False
+
+
+def use_plans() -> None:
+    """Programs that are compiled from now on use jaxcomm's own collectives on GPUs, as with JAXCOMM_ALGORITHM=plans."""
+    global _use_plans
+    _use_plans = True
+
+
 def _uses_xla(call: Call, platform: str) -> bool:
     """Whether a call is lowered to XLA's own collective."""
     if "xla" in (call.algorithm, config().algorithm):
+        return True
+    if platform == "cuda" and call.algorithm is None:
+        if _use_plans or config().algorithm == "plans" or _selftest_record.passed():
+            return False
+        _log_untested()
         return True
     if platform != "other":
         return False
@@ -217,6 +240,8 @@ def lower(
     group_size = rows.shape[1]
     uses_xla = _uses_xla(call, platform)
     common = {} if uses_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform)
+    if platform == "cuda" and not uses_xla and not _placement.gpus_are_on_one_host(mesh, rows):
+        target += "_eager"  # NCCL's messages between nodes must not be part of a CUDA graph
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from jaxcomm import _bootstrap, _compat
+from jaxcomm._config import config
 from jaxcomm._typing import AnyMesh
 
 
@@ -78,6 +79,24 @@ def placement(mesh: AnyMesh, rows: np.ndarray) -> GroupPlacement:
     if sizes == {rows.shape[1]}:
         return GroupPlacement(processes.reshape(-1), None)
     return GroupPlacement(processes.reshape(-1), sizes.pop() if len(sizes) == 1 else 1)
+
+
+def gpus_are_on_one_host(mesh: AnyMesh, rows: np.ndarray) -> bool:
+    """Whether the GPUs of each group are certainly on one host, or in one NVLink domain of several hosts.
+
+    Processes on one host have equal slice indices. JAX compares the boot ids of hosts, or the ids of NVLink domains.
+    """
+    if jax.process_count() == 1:
+        return True
+    if not isinstance(mesh, jax.sharding.Mesh) or config().node_id is not None:
+        return False
+    devices = mesh.devices.reshape(-1)
+    return all(len({_host(device) for device in devices[row]}) == 1 for row in rows)
+
+
+def _host(device: jax.Device) -> tuple[int | None, int | None]:
+    slice_index = getattr(device, "slice_index", None)
+    return (slice_index, None) if slice_index is not None else (None, device.process_index)
 
 
 def gpu_groups(mesh: AnyMesh, rows: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import threading
 import zlib
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # must be set before JAX starts a back end
+os.environ["JAXCOMM_ALGORITHM"] = "plans"  # the lowering for GPUs is that of jaxcomm's kernels
 os.environ["JAXCOMM_CALIBRATION"] = ""  # independent of measurements on this machine
 os.environ.setdefault(
     "JAXCOMM_TIMEOUT_S", "20"

@@ -14,6 +14,7 @@ read = config.__wrapped__  # the function without its cache
 def test_defaults_and_values(monkeypatch):
     monkeypatch.delenv("JAXCOMM_TIMEOUT_S", raising=False)
     monkeypatch.delenv("JAXCOMM_CALIBRATION", raising=False)
+    monkeypatch.delenv("JAXCOMM_ALGORITHM", raising=False)
     assert read() == Config(timeout_s=600, warn_s=30)
     for seconds in (0.25, 2.5):
         monkeypatch.setenv("JAXCOMM_TIMEOUT_S", str(seconds))
@@ -91,10 +92,10 @@ def test_symmetric_buffers_are_off_by_default(monkeypatch):
         read()
 
 
-@pytest.mark.parametrize("text", ["ring", "XLA", " xla"])
-def test_jaxcomm_algorithm_accepts_only_xla(text, monkeypatch):
+@pytest.mark.parametrize("text", ["ring", "XLA", " xla", "plan"])
+def test_jaxcomm_algorithm_accepts_only_xla_and_plans(text, monkeypatch):
     monkeypatch.setenv("JAXCOMM_ALGORITHM", text)
-    with pytest.raises(ValueError, match="JAXCOMM_ALGORITHM must be 'xla', empty or not set, got "):
+    with pytest.raises(ValueError, match="JAXCOMM_ALGORITHM must be 'xla', 'plans', empty or not set, got "):
         read()
 
 

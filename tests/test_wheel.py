@@ -96,4 +96,4 @@ def test_package_of_the_cuda_module(python, wheel, tmp_path):
     program = "from jaxcomm import _native; print(_native.cuda().__name__, sorted(_native.cuda().cuda_targets())[0])"
     assert output(fresh, program, tmp_path) == "jaxcomm_cuda13._cuda jaxcomm_all_gather\n"
     requires = output(fresh, "import importlib.metadata as m; print(m.requires('jaxcomm-cuda13'))", tmp_path)
-    assert "'jaxcomm==0.1.0'" in requires and "nvidia-nccl-cu13>=" in requires
+    assert "'jaxcomm==0.1.0'" in requires and "nvidia-nccl-cu13==" in requires

@@ -40,7 +40,8 @@ nb::capsule Capsule(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*)) {
   return nb::capsule(reinterpret_cast<void*>(handler), "xla._CUSTOM_CALL_TARGET");
 }
 
-// {"jaxcomm_<name>": {"instantiate": ..., "prepare": ..., ...}} for jax.ffi.register_ffi_target.
+// {"jaxcomm_<name>": {"instantiate": ..., "prepare": ..., ...}} for jax.ffi.register_ffi_target. "jaxcomm_<name>_eager"
+// are the targets that XLA does not capture into CUDA graphs.
 nb::dict CudaTargets() {
   nb::dict targets;
 #define JAXCOMM_COLLECTIVE(enumerator, name, Handler)             \
@@ -51,6 +52,10 @@ nb::dict CudaTargets() {
     stages["initialize"] = Capsule(&CudaInitialize);              \
     stages["execute"] = Capsule(&CudaExecute);                    \
     targets["jaxcomm_" #name] = stages;                           \
+    nb::dict eager;                                               \
+    for (auto [stage, handler] : stages) eager[stage] = handler;  \
+    eager["execute"] = Capsule(&CudaExecuteEagerly);              \
+    targets["jaxcomm_" #name "_eager"] = eager;                   \
   }
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
@@ -163,7 +168,7 @@ nb::dict CommunicatorProperties(const std::string& wheel_path, const std::vector
   result["device_api"] = properties.deviceApiSupport;
   result["multimem"] = properties.multimemSupport;
   result["gin"] = static_cast<int>(properties.ginType);
-  result["gin_usable"] = cuda::Gin::Usable(library, properties);
+  result["gin_usable"] = cuda::Gin::Problem(library, properties).ok();
   result["railed_gin"] = static_cast<int>(properties.railedGinType);
   result["num_lsa_teams"] = properties.nLsaTeams;
   result["host_rma"] = properties.hostRmaSupport;

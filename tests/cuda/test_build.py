@@ -10,6 +10,7 @@ import ptxas
 import pytest
 
 from jaxcomm import _native
+from jaxcomm.info import _capabilities as info
 
 ROOT = pathlib.Path(__file__).parents[2]
 MODULE = importlib.util.find_spec("jaxcomm._cuda")
@@ -34,8 +35,16 @@ def test_imports_alone():
         "print([line for line in open('/proc/self/maps') if 'nccl' in line or 'cudart' in line])"
     )
     built, loaded = run(sys.executable, "-I", "-c", program, MODULE.origin).splitlines()
-    assert re.fullmatch(r"\{'cuda': 13000, 'nccl': 23007, 'architectures': '[^']+'\} True", built)
+    assert re.fullmatch(r"\{'cuda': 13000, 'nccl': 23203, 'architectures': '[^']+'\} True", built)
     assert loaded == "[]"
+
+
+def test_installed_nccl_is_the_one_of_the_headers():
+    """GIN needs equal versions, so the documented commands install the version of the headers of the build."""
+    files = [(ROOT / name).read_text() for name in ("pyproject.toml", "cuda13/pyproject.toml")]
+    pins = [pin for text in files for pin in re.findall(r'"nvidia-nccl-(cu1[23])([=<>~]+[\d.]+)"', text)]
+    version = info.version(_native.cuda().built()["nccl"])
+    assert pins == [(name, f"=={version}") for name in ("cu12", "cu13", "cu13", "cu13", "cu13")]
 
 
 def test_is_of_this_build(build):
@@ -58,6 +67,17 @@ def test_architectures(wheels):
     machine_code = {f"sm_{word.removesuffix('-real')}" for word in words if not word.endswith("-virtual")}
     ptx = {f"sm_{word.removesuffix('-virtual')}" for word in words if not word.endswith("-real")}
     assert code_in_the_module(wheels) == (machine_code, ptx)
+
+
+def test_kernels_change_no_word_atomically_in_system_scope(wheels):
+    """On host memory, CUDA promises this only where hostNativeAtomicSupported is 1. NCCL's GIN is not included."""
+    text = run(wheels / "cu13" / "bin" / "cuobjdump", "--dump-ptx", MODULE.origin)
+    files = [file for file in text.split("Fatbin ptx code:") if ".entry " in file]
+    own = "".join(file for file in files if "executor_gin_cu" not in file)
+    assert len(files) > 5 and own.count(".entry ") > 6
+    changes = re.findall(r"\b(?:atom|red)\.[\w.:]+", own)
+    assert any("cas" in change and "gpu" in change for change in changes)  # the claim of the report
+    assert [change for change in changes if "sys" in change] == []
 
 
 @pytest.mark.full

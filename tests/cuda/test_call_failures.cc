@@ -40,7 +40,7 @@ ALONE_TEST_CASE("failures persist") {
     report.rank = rank.rank;
     report.peer = 1 - rank.rank;
     report.step = kEntryBarrier;
-    report.state = device::Report::kClaimed;
+    report.claim = 1;
     CHECK(communicator.Failure().ok());  // still being written
     const auto num_known = [&] {
       const std::vector<std::string> known = Communicator::Failures();

@@ -47,6 +47,28 @@ ALONE_TEST_CASE("calls share a communicator") {
   }
 }
 
+// Other kernels, such as XLA's collectives, find free SMs on every GPU of the group.
+ALONE_TEST_CASE("the smallest GPU of the group limits the channels of all") {
+  const auto channels = [](int32_t limit, const std::vector<int>& sms) {
+    Communicator::Configure(20, limit);
+    const auto n = static_cast<int>(sms.size());
+    std::vector<int32_t> found(n);
+    OnRanks(*new World(n), [&](Rank& rank) {
+      num_sms = sms[rank.rank];
+      Communicator& communicator = *Ok(Get(rank));
+      found[rank.rank] = communicator.max_channels();
+      Sum(communicator, 40000);
+    });
+    for (const int32_t of_rank : found) CHECK(of_rank == found[0]);
+    return found[0];
+  };
+  CHECK(channels(32, {132, 132}) == 32);
+  CHECK(channels(1000, {132, 132}) == 98);
+  CHECK(channels(32, {132, 58, 142}) == 24);
+  CHECK(channels(8, {58, 132}) == 8);
+  CHECK(channels(32, {36, 35}) == 1 && channels(32, {20}) == 1);
+}
+
 TEST_CASE("memory comes in whole pages of 2 MiB") {
   CHECK(WholePages(0) == 0 && WholePages(1) == 2 << 20 && WholePages(2 << 20) == 2 << 20);
   CHECK(WholePages((2 << 20) + 1) == 4 << 20 && WholePages((4 << 20) - 1) == 4 << 20);

@@ -112,7 +112,7 @@ def test_the_wheels_of_this_python(older, configure, nvcc, wheels):
         f"-- With jaxcomm._cuda: {wheels}/cu13/bin/nvcc 13.0 for 80-real;90-real;100-real;120; headers of NCCL"
         in output
     )
-    assert f"23007 in {wheels}/nccl/include --" in output
+    assert f"23203 in {wheels}/nccl/include --" in output
 
 
 def test_without_the_cuda_module(configure, wheels):
@@ -125,4 +125,4 @@ def test_the_systems_compiler_comes_first_with_the_architectures_that_it_support
     system = nvcc("12.4")
     _, output = configure("-DJAXCOMM_CUDA=ON", path=system.parent, python_path=wheels.parent)
     # CMake then detects that this compiler does not work.
-    assert f"-- With jaxcomm._cuda: {system} 12.4 for 80-real;90; headers of NCCL 23007" in output
+    assert f"-- With jaxcomm._cuda: {system} 12.4 for 80-real;90; headers of NCCL 23203" in output

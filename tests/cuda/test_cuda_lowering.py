@@ -70,7 +70,7 @@ def lowered(f, mesh, platforms=("cuda",)):
 
 def test_every_collective_is_tried():
     assert {TARGETS.get(op, op) for op in OPS} == {
-        name.removeprefix("jaxcomm_") for name in _native.cuda().cuda_targets()
+        name.removeprefix("jaxcomm_") for name in _native.cuda().cuda_targets() if not name.endswith("_eager")
     }
 
 
@@ -96,6 +96,39 @@ def test_one_call_with_the_attributes_that_the_handler_reads(mesh, op):
         written = f"dense<[{value}]>" if isinstance(value, str) else value
         assert f"{name} = {written}" in attributes, name
     assert ("output_operand_aliases" in attributes) == (op == "barrier")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "node_id", "expected"),
+    [
+        ([0, 0, 0, 0], None, ""),
+        ([0, 0, 1, 1], None, "_eager"),
+        ([None] * 4, None, "_eager"),  # a version of JAX that doesn't know hosts
+        ([0, 0, 0, 0], "name", "_eager"),
+    ],
+)
+def test_calls_between_hosts_are_not_for_cuda_graphs(monkeypatch, hosts, node_id, expected):
+    """Two processes of two GPUs each."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(_placement, "config", lambda: _config.Config(node_id=node_id))
+    several = gpus(4)
+    for gpu, host in zip(several.devices, hosts, strict=True):
+        if host is not None:
+            gpu.slice_index = host
+    whole, halves = np.array([[0, 1, 2, 3]]), np.array([[0, 1], [2, 3]])
+    assert _placement.gpus_are_on_one_host(several, whole) == (not expected)
+    assert _placement.gpus_are_on_one_host(several, halves) == (node_id is None)
+    monkeypatch.setattr(jax, "process_count", lambda: 1)
+    assert _placement.gpus_are_on_one_host(several, whole)
+
+
+@pytest.mark.parametrize("one_host", [True, False])
+def test_the_target_depends_on_the_hosts(monkeypatch, mesh, one_host):
+    jax.clear_caches()
+    monkeypatch.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: one_host)
+    text = lowered(OPS["all_gather"][0], mesh)
+    assert re.findall(r"custom_call @(jaxcomm_\w+)", text) == ["jaxcomm_all_gather" + ("" if one_host else "_eager")]
+    jax.clear_caches()
 
 
 @pytest.mark.parametrize("op", OPS)

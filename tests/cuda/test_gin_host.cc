@@ -28,20 +28,31 @@ NcclLibrary Library() {
   return nccl;
 }
 
-TEST_CASE("where GIN can be used") {
+TEST_CASE("where GIN can be used, and why not") {
   NcclLibrary nccl = Library();
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+  const auto says = [&](const std::string& part) {
+    return Gin::Problem(nccl, properties).message().find(part) != std::string::npos;
+  };
   properties.ginType = properties.railedGinType = NCCL_GIN_TYPE_PROXY;
-  CHECK(Gin::Usable(nccl, properties));
-  properties.ginType = NCCL_GIN_TYPE_NONE;  // only on rails
-  CHECK(!Gin::Usable(nccl, properties));
+  CHECK(Gin::Problem(nccl, properties).ok());
+  properties.ginType = NCCL_GIN_TYPE_NONE;
+  CHECK(says("on rails only"));
+  properties.railedGinType = NCCL_GIN_TYPE_NONE;
+  CHECK(says("NCCL offers no GIN on this network"));
   properties.ginType = NCCL_GIN_TYPE_GDAKI;
   nccl.DevCommCreate = nullptr;
-  CHECK(!Gin::Usable(nccl, properties));
-  // A newer version is refused like an older one.
-  nccl = Library();
-  nccl.version = NCCL_VERSION_CODE + 1;
-  CHECK(!Gin::Usable(nccl, properties));
+  nccl.missing = {"ncclDevCommCreate"};
+  CHECK(says("has no function ncclDevCommCreate"));
+  // NCCL itself would accept the kernels in a newer version.
+  const std::string built = NcclVersionText(NCCL_VERSION_CODE);
+  for (const int other : {NCCL_VERSION_CODE + 1, NCCL_VERSION_CODE - 1}) {
+    nccl = Library();
+    nccl.path = "libnccl.so.2";
+    nccl.version = other;
+    CHECK(says("jaxcomm was built for NCCL " + built + ", but libnccl.so.2 is " + NcclVersionText(other) +
+               ". Install nvidia-nccl-cu12==" + built + " or nvidia-nccl-cu13==" + built));
+  }
 }
 
 device::Comm SomeComm() {

@@ -39,9 +39,9 @@ def compiled(target, groups=(0,), **attributes):
     return f.lower(np.int32(0), x).compile(), (np.int32(0), x)
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", [*OWN, *(f"{name}_eager" for name in OWN)])
 def test_attributes_are_read_and_no_gpu_is_an_error(target, name):
-    program, arguments = compiled(target(name), call=CALL, **OWN[name])
+    program, arguments = compiled(target(name), call=CALL, **OWN[name.removesuffix("_eager")])
     with pytest.raises(jax.errors.JaxRuntimeError, match="GPU"):
         jax.block_until_ready(program(*arguments))
 

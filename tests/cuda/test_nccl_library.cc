@@ -15,9 +15,8 @@
 namespace jaxcomm {
 namespace {
 
-const std::string kInstall =
-    ". Install version " + NcclVersionText(NCCL_VERSION_CODE) +
-    " or later of the wheel that JAX's plugin uses, nvidia-nccl-cu12 or nvidia-nccl-cu13, never both";
+const std::string kInstall = ". Install version " + NcclVersionText(NCCL_VERSION_CODE) +
+                             " of the wheel that JAX's plugin uses, nvidia-nccl-cu12 or nvidia-nccl-cu13, never both";
 
 // A folder that the process removes when it ends.
 struct Folder {
@@ -57,6 +56,17 @@ std::string Refusal(const std::string& wheel) {
 TEST_CASE("texts of NCCL versions") {
   CHECK(NcclVersionText(23007) == "2.30.7" && NcclVersionText(20000) == "2.0.0" && NcclVersionText(22809) == "2.28.9" &&
         NcclVersionText(30112) == "3.1.12");
+}
+
+// NCCL refuses structures of a version later than its own.
+TEST_CASE("properties have the version of the older side") {
+  NcclLibrary nccl;
+  for (const int version : {kOldestNccl, NCCL_VERSION_CODE, NCCL_VERSION_CODE + 100}) {
+    nccl.version = version;
+    const ncclCommProperties_t properties = NoProperties(nccl);
+    CHECK(static_cast<int>(properties.version) == (version < NCCL_VERSION_CODE ? version : NCCL_VERSION_CODE));
+    CHECK(properties.size == sizeof properties && properties.magic != 0);
+  }
 }
 
 ALONE_TEST_CASE("the loaded copy has priority and stays") {
@@ -103,12 +113,18 @@ ALONE_TEST_CASE("a missing library") {
 ALONE_TEST_CASE("a library that is too old or not NCCL") {
   const Folder folder;
   const std::string old = MakeLibrary(folder, "old", {"ncclSend"});  // an old library lacks functions too
-  SetVersion(NCCL_VERSION_CODE - 1);
-  const std::string built = ", but jaxcomm was built with the headers of " + NcclVersionText(NCCL_VERSION_CODE);
-  const std::string is = " is NCCL " + NcclVersionText(NCCL_VERSION_CODE - 1);
+  SetVersion(kOldestNccl - 1);
+  const std::string built = ", but jaxcomm needs 2.30.7 or later";
+  const std::string is = " is NCCL " + NcclVersionText(kOldestNccl - 1);
   CHECK(Refusal(old) == old + is + built + kInstall);
   // The library is still loaded.
   CHECK(Refusal("") == old + ", which this process had loaded before," + is + built + kInstall);
+}
+
+ALONE_TEST_CASE("a library older than the headers") {
+  const Folder folder;
+  SetVersion(kOldestNccl);
+  CHECK(NcclLibrary::Open(MakeLibrary(folder, "oldest")).ok());
 }
 
 ALONE_TEST_CASE("a library that lacks a function") {

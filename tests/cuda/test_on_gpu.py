@@ -384,7 +384,7 @@ def test_rehearsal_in_one_process(tmp_path, empty_call):
 
 
 def test_rehearsal_in_two_processes(tmp_path, empty_call):
-    chosen = on_gpu.pytest_command("in_jax.py", "-k", "here or psum or thousands")
+    chosen = on_gpu.pytest_command("in_jax.py", "-k", "info or psum or thousands")
     done = rehearse(tmp_path, empty_call, *chosen, launcher=("-m", "jaxcomm.run", "-n", "2"))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert {path.name for path in tmp_path.iterdir()} == {"0.jsonl", "1.jsonl"}

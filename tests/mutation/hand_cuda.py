@@ -14,7 +14,44 @@ PROGRAM = "ffi/cuda/program/call_program.cc"
 SELECTION = "ffi/plan/select_for_gpus.cc"
 USER = "ffi/cuda/xla/user_call.cc"
 
+GIN = "ffi/cuda/nccl/gin.cc"
+LIBRARY = "ffi/cuda/nccl/nccl_library.h"
 MUTANTS = [
+    Mutant(
+        "GIN kernels run with a newer NCCL",
+        GIN,
+        "nccl.version != NCCL_VERSION_CODE",
+        "nccl.version < NCCL_VERSION_CODE",
+        "test_cuda_gin_host",
+    ),
+    Mutant(
+        "an older NCCL gets properties of the headers' version",
+        LIBRARY,
+        "std::min(nccl.version, NCCL_VERSION_CODE)",
+        "std::max(nccl.version, NCCL_VERSION_CODE)",
+        "test_cuda_nccl_library",
+    ),
+    Mutant(
+        "the largest GPU limits the channels",
+        COMMUNICATOR,
+        "std::min_element(gathered->begin()",
+        "std::max_element(gathered->begin()",
+        "test_cuda_communicator",
+    ),
+    Mutant(
+        "no SM stays free",
+        COMMUNICATOR,
+        "smallest > kReservedSms ? smallest - kReservedSms : 1",
+        "smallest",
+        "test_cuda_communicator",
+    ),
+    Mutant(
+        "messages between nodes are captured",
+        PROXY,
+        "if (IsCaptured(stream)) {",
+        "if (false) {",
+        "test_cuda_between_nodes",
+    ),
     Mutant(
         "an arena grows to the requested size, not to twice its size",
         COMMUNICATOR,

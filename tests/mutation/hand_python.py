@@ -5,6 +5,56 @@ from mutation.hand import Mutant
 T = "tests/ops/test_"
 
 MUTANTS = [
+    # The self-test and its record.
+    Mutant(
+        "wrong elements are not counted",
+        "jaxcomm/selftest.py",
+        "jnp.sum(ours != theirs, dtype=jnp.int32)",
+        "jnp.sum(ours != ours, dtype=jnp.int32)",
+        "tests/test_selftest.py",
+    ),
+    Mutant(
+        "an exception is no failure",
+        "jaxcomm/selftest.py",
+        "return self.wrong == 0 and not self.error",
+        "return not self.wrong",
+        "tests/test_selftest.py",
+    ),
+    Mutant(
+        "a self-test of one device is recorded",
+        "jaxcomm/selftest.py",
+        "if len(devices) == 1:",
+        "if len(devices) == 0:",
+        "tests/test_selftest.py",
+    ),
+    Mutant(
+        "a record of other versions counts",
+        "jaxcomm/_selftest_record.py",
+        "own is not None and own in _keys()",
+        "own is not None and bool(_keys())",
+        "tests/test_selftest.py",
+    ),
+    Mutant(
+        "a self-test inside a host counts between hosts",
+        "jaxcomm/_selftest_record.py",
+        '"one" if len(hosts) == 1 and None not in hosts else "several"',
+        '"one"',
+        "tests/test_selftest.py",
+    ),
+    Mutant(
+        "jaxcomm's kernels are the default on untested GPUs",
+        "jaxcomm/_lowering.py",
+        '_use_plans or config().algorithm == "plans" or _selftest_record.passed()',
+        '_use_plans or config().algorithm != "xla" or _selftest_record.passed()',
+        "tests/test_selftest.py",
+    ),
+    Mutant(
+        "calls between hosts may be captured into graphs",
+        "jaxcomm/_placement.py",
+        "if not isinstance(mesh, jax.sharding.Mesh) or config().node_id is not None:\n        return False",
+        "if not isinstance(mesh, jax.sharding.Mesh) or config().node_id is not None:\n        return True",
+        "tests/cuda/test_cuda_lowering.py",
+    ),
     # Lowering.
     Mutant(
         "sizes in the order of the mesh",

@@ -1,5 +1,5 @@
 // State that the watchdog thread reads, and the kernels that write it. Kernels of one thread record it before and after
-// each round between nodes, also in CUDA graphs.
+// each round between nodes.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 namespace jaxcomm {
 namespace device {
 
-// Resides in memory that the host reads while kernels run.
+// Resides in host memory that the GPU addresses. Each word has one writer, and both sides use only loads and stores,
+// for the reason given at device::Report.
 struct WatchdogState {
   uint64_t count = 0;     // number of times that a round has begun or ended
   uint64_t call = 0;      // Comm::call_id of the round's call

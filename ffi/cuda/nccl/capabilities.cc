@@ -39,7 +39,7 @@ StatusOr<ncclCommProperties_t> QueryCommunicator(const NcclLibrary& nccl, const 
     check("ncclCommInitRank", nccl.CommInitRank(&communicators[rank], num_ranks, id, rank));
   }
   check("ncclGroupEnd", nccl.GroupEnd());
-  ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+  ncclCommProperties_t properties = NoProperties(nccl);
   if (status.ok()) check("ncclCommQueryProperties", nccl.CommQueryProperties(communicators[0], &properties));
   // ncclCommDestroy of an incomplete communicator would wait for the other ranks.
   const bool made = status.ok();

@@ -1,9 +1,6 @@
 // The properties that NCCL reports for a communicator over the GPUs of this process.
 #pragma once
 
-#include <nccl.h>
-#include <nccl_device/core.h>
-
 #include <vector>
 
 #include "common/status.h"

@@ -4,15 +4,30 @@
 #include <nccl_device/comm.h>
 #include <nccl_device/impl/comm__types.h>
 
+#include <string>
+
 namespace jaxcomm {
 namespace cuda {
 
 Gin::Gin() : nccl_comm_(std::make_unique<ncclDevComm>()) {}
 Gin::~Gin() = default;
 
-// NCCL_CROSS_NIC=0 allows GIN on rails only, which is not enough for plans.
-bool Gin::Usable(const NcclLibrary& nccl, const ncclCommProperties_t& properties) {
-  return nccl.version == NCCL_VERSION_CODE && nccl.DevCommCreate != nullptr && properties.ginType != NCCL_GIN_TYPE_NONE;
+// The versions must be equal. NCCL's table of versions (getNcclVersionCompat in its dev_runtime.cc) is not enough: NCCL
+// 2.32.3 accepts kernels of 2.30.7, but its GIN contexts of the CPU proxy are larger, and a kernel of 2.30.7 finds only
+// the first one (ncclGinProxyGpuCtx_t, an array indexed by kernels).
+Status Gin::Problem(const NcclLibrary& nccl, const ncclCommProperties_t& properties) {
+  if (nccl.version != NCCL_VERSION_CODE) {
+    const std::string built = NcclVersionText(NCCL_VERSION_CODE);
+    return UnavailableError("jaxcomm was built for NCCL " + built + ", but " + nccl.path + " is " +
+                            NcclVersionText(nccl.version) + ". Install nvidia-nccl-cu12==" + built +
+                            " or nvidia-nccl-cu13==" + built + ", or build jaxcomm with the headers of the other one");
+  }
+  JAXCOMM_RETURN_IF_ERROR(nccl.Require("ncclDevCommCreate"));
+  if (properties.ginType != NCCL_GIN_TYPE_NONE) return OkStatus();
+  if (properties.railedGinType != NCCL_GIN_TYPE_NONE) {
+    return UnavailableError("NCCL offers GIN on rails only, and plans need it between all GPUs (NCCL_CROSS_NIC=0?)");
+  }
+  return UnavailableError("NCCL offers no GIN on this network (NCCL_DEBUG=INFO shows its reason)");
 }
 
 // Signals received from each rank, and puts.

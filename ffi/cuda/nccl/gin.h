@@ -18,9 +18,9 @@ class Gin {
   // Waits for the end of a call of NCCL and returns its outcome.
   using Check = std::function<Status(const char* name, ncclResult_t result)>;
 
-  // Whether this process can use GIN on a communicator with these properties. Other processes may differ, so ranks must
-  // agree before Make().
-  static bool Usable(const NcclLibrary& nccl, const ncclCommProperties_t& properties);
+  // The reason why this process can't use GIN on a communicator with these properties; else OK. Other processes may
+  // differ, so ranks must agree before Make().
+  static Status Problem(const NcclLibrary& nccl, const ncclCommProperties_t& properties);
 
   // Size of the counts that Make() takes: device memory, all zero before the first kernel.
   static int64_t CountBytes(int32_t num_channels, int32_t num_ranks);

@@ -14,7 +14,7 @@ constexpr char kLibrary[] = "libnccl.so.2";
 
 std::string WhatToInstall() {
   return "Install version " + NcclVersionText(NCCL_VERSION_CODE) +
-         " or later of the wheel that JAX's plugin uses, nvidia-nccl-cu12 or nvidia-nccl-cu13, never both";
+         " of the wheel that JAX's plugin uses, nvidia-nccl-cu12 or nvidia-nccl-cu13, never both";
 }
 
 // A handle, or an error that lists the attempts. `*loaded`: the process had loaded the library before.
@@ -55,21 +55,16 @@ StatusOr<const NcclLibrary*> TryOpen(const std::string& wheel_path) {
   library->path = dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map ? map->l_name : kLibrary;
   // The version comes first, because an old NCCL lacks functions too.
   if (library->GetVersion) library->GetVersion(&library->version);
-  if (library->GetVersion && library->version < NCCL_VERSION_CODE) {
+  if (library->GetVersion && library->version < kOldestNccl) {
     return UnavailableError(library->path + (loaded ? ", which this process had loaded before," : "") + " is NCCL " +
-                            NcclVersionText(library->version) + ", but jaxcomm was built with the headers of " +
-                            NcclVersionText(NCCL_VERSION_CODE) + ". " + WhatToInstall());
+                            NcclVersionText(library->version) + ", but jaxcomm needs " + NcclVersionText(kOldestNccl) +
+                            " or later. " + WhatToInstall());
   }
   if (!lacks.empty()) return UnavailableError(library->path + " lacks " + lacks + ". " + WhatToInstall());
   return library.release();
 }
 
 }  // namespace
-
-std::string NcclVersionText(int version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
-}
 
 Status NcclLibrary::Require(const std::string& name) const {
   if (std::find(missing.begin(), missing.end(), name) == missing.end()) return OkStatus();

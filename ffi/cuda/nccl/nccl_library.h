@@ -2,15 +2,18 @@
 // ncclComm_t is valid only in the copy that made it.
 #pragma once
 
-#include <nccl.h>
-#include <nccl_device/core.h>
-
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "common/status.h"
+#include "cuda/nccl/nccl_headers.h"
 
 namespace jaxcomm {
+
+// NCCL 2.30.7, the oldest version whose device API has what jaxcomm uses. jaxcomm may be built with later headers: the
+// only structures that it exchanges with NCCL carry a version, which is then that of the older side (NoProperties).
+constexpr int kOldestNccl = 23007;
 
 // NCCL is refused if one of these is missing.
 #define JAXCOMM_NCCL_NEEDED(F) \
@@ -50,20 +53,31 @@ struct NcclLibrary {
   JAXCOMM_NCCL_OPTIONAL(JAXCOMM_DECLARE)
 #undef JAXCOMM_DECLARE
   std::string path;                  // file of the library
-  int version = 0;                   // as ncclGetVersion returns it; at least NCCL_VERSION_CODE
+  int version = 0;                   // as ncclGetVersion returns it; at least kOldestNccl
   std::vector<std::string> missing;  // names of optional functions that are null
 
   // An error if the optional function `name`, such as "ncclDevCommCreate", is null.
   Status Require(const std::string& name) const;
 
   // The copy that this process has loaded; else `wheel_path`, the file of the nvidia-nccl wheel, if it is not empty and
-  // can be loaded; else the copy that the loader finds. The error, if there is no copy or if it is older than the
-  // headers that this module was built with, names the package to install. A copy that is found stays loaded.
+  // can be loaded; else the copy that the loader finds. The error, if there is no copy or if it is older than
+  // kOldestNccl, names the package to install. A copy that is found stays loaded.
   // Thread-safe.
   static StatusOr<const NcclLibrary*> Open(const std::string& wheel_path);
 };
 
+// The argument of ncclCommQueryProperties. NCCL fills the members of the version that it reads there, and refuses
+// versions later than its own.
+inline ncclCommProperties_t NoProperties(const NcclLibrary& nccl) {
+  ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+  properties.version = static_cast<unsigned>(std::min(nccl.version, NCCL_VERSION_CODE));
+  return properties;
+}
+
 // 23007 -> "2.30.7"
-std::string NcclVersionText(int version);
+inline std::string NcclVersionText(int version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
 
 }  // namespace jaxcomm

@@ -19,7 +19,7 @@ StatusOr<bool> SplitNodes(Bootstrap& bootstrap, const ncclCommProperties_t& all,
     const StatusOr<ncclComm_t> made = MakeSubCommunicator(bootstrap, nodes->own.first, ranks_per_node);
     JAXCOMM_RETURN_IF_ERROR(made.status());
     nodes->comm = *made;
-    ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+    ncclCommProperties_t properties = NoProperties(bootstrap.nccl());
     const ncclResult_t asked = bootstrap.nccl().CommQueryProperties(nodes->comm, &properties);
     const Status known = bootstrap.Check("ncclCommQueryProperties", asked);
     JAXCOMM_RETURN_IF_ERROR(bootstrap.AllDone("when it asked NCCL for its node", known));

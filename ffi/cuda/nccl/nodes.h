@@ -1,9 +1,6 @@
 // Nodes of a communicator (ranks that address each other's memory), and NCCL communicators for some of its ranks.
 #pragma once
 
-#include <nccl.h>
-#include <nccl_device/core.h>
-
 #include <cstdint>
 
 #include "common/status.h"

@@ -13,6 +13,7 @@
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/is_captured.h"
 #include "cuda/nccl/scoped_device.h"
 #include "cuda/runtime/abort_flag.h"
 #include "cuda/runtime/call_names.h"
@@ -114,7 +115,6 @@ std::vector<std::string> Communicator::Failures() {
 
 Status Communicator::Make() {
   comm_.timeout_ns = static_cast<uint64_t>(settings_.timeout_s * 1e9);
-  comm_.signals.num_channels = settings_.max_channels + 1;
   const StatusOr<ncclCommProperties_t> properties = QueryProperties();
   JAXCOMM_RETURN_IF_ERROR(properties.status());
   ScopedDevice keep;
@@ -124,14 +124,15 @@ Status Communicator::Make() {
   int num_sms = 0;
   Status ready =
       CheckCuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_));
-  if (ready.ok()) ready = CheckDevice(num_sms);
+  if (ready.ok()) ready = LoadKernels();
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it loaded kernels", ready));
-  JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_MAX_SMS", static_cast<uint64_t>(max_channels())));
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_MAX_SMS", static_cast<uint64_t>(settings_.max_channels)));
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_SYMMETRIC_BUFFERS", settings_.windows ? 1 : 0));
-  const bool can_gin = Gin::Usable(nccl_, *properties);
-  StatusOr<Nodes> nodes = FindNodes(bootstrap_, *properties, settings_.node_name, can_gin);
+  JAXCOMM_RETURN_IF_ERROR(LimitChannels(num_sms));
+  Status gin_problem = Gin::Problem(nccl_, *properties);
+  StatusOr<Nodes> nodes = FindNodes(bootstrap_, *properties, settings_.node_name, gin_problem.ok());
   JAXCOMM_RETURN_IF_ERROR(nodes.status());
-  if (nodes->gin) JAXCOMM_RETURN_IF_ERROR(MakeGin());
+  if (nodes->gin) JAXCOMM_RETURN_IF_ERROR(MakeGin(&gin_problem));
   if (nodes->gin && !gin_) {
     nodes = FindNodes(bootstrap_, *properties, settings_.node_name, false);
     JAXCOMM_RETURN_IF_ERROR(nodes.status());
@@ -140,29 +141,47 @@ Status Communicator::Make() {
   memory_.emplace(bootstrap_, *nodes, properties->multimemSupport && nccl_.GetLsaMultimemDevicePointer != nullptr);
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it made counters", MakeLocalMemory()));
   JAXCOMM_RETURN_IF_ERROR(MakeCounters());
-  return comm_.local.size == size() || gin_ ? OkStatus() : MakeSendRecvProxy(num_sms);
+  if (comm_.local.size == size() || gin_) return OkStatus();
+  JAXCOMM_RETURN_IF_ERROR(WarnOfNoGin(gin_problem));
+  return MakeSendRecvProxy();
 }
 
-Status Communicator::CheckDevice(int num_sms) const {
-  if (max_channels() > num_sms) {
-    return InvalidArgumentError("JAXCOMM_MAX_SMS is " + std::to_string(max_channels()) + ", but GPU " +
-                                std::to_string(device_) + " has " + std::to_string(num_sms) + " SMs");
-  }
+// The first rank with a problem prints it. Others would repeat it.
+Status Communicator::WarnOfNoGin(const Status& own) {
+  const StatusOr<std::vector<uint64_t>> gathered = bootstrap_.AllGather(own.ok() ? 1 : 0);
+  JAXCOMM_RETURN_IF_ERROR(gathered.status());
+  const auto first = std::find(gathered->begin(), gathered->end(), 0);
+  const auto speaker = first == gathered->end() ? 0 : static_cast<int32_t>(first - gathered->begin());
+  if (speaker != rank()) return OkStatus();
+  static std::once_flag warned;
+  std::call_once(warned, [&] {
+    std::fprintf(stderr, "jaxcomm: no GIN between nodes: rank %d of %d: %s; NCCL sends and receives instead\n", rank(),
+                 size(), own.ok() ? "its nodes are not NCCL's teams" : own.message().c_str());
+  });
+  return OkStatus();
+}
+
+// Kernels of other streams, XLA's NCCL collectives first of all, may have to run while jaxcomm's kernels wait for their
+// peers. If jaxcomm's took all SMs, ranks could block each other. NCCL's kernels have 16 to 32 thread blocks on most
+// machines and at most 64; blocks without an SM begin when others end. Two SMs remain for the small kernels of
+// send_recv_proxy.h.
+Status Communicator::LimitChannels(int num_sms) {
+  constexpr uint64_t kReservedSms = 34;
+  const StatusOr<std::vector<uint64_t>> gathered = bootstrap_.AllGather(static_cast<uint64_t>(num_sms));
+  JAXCOMM_RETURN_IF_ERROR(gathered.status());
+  const uint64_t smallest = *std::min_element(gathered->begin(), gathered->end());
+  const uint64_t room = smallest > kReservedSms ? smallest - kReservedSms : 1;
+  comm_.signals.num_channels = static_cast<int32_t>(std::min<uint64_t>(room, settings_.max_channels)) + 1;
+  return OkStatus();
+}
+
+Status Communicator::LoadKernels() const {
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadKernel()));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadLlKernel()));
   return CheckCuda("kernels", LoadMultimemKernel());
 }
 
-Status Communicator::MakeSendRecvProxy(int num_sms) {
-  // Kernels that wait for their node must leave SMs to NCCL's kernels, or the ranks block each other.
-  constexpr int32_t kSmsOfNccl = 34;
-  Status room;
-  if (max_channels() + kSmsOfNccl > num_sms) {
-    room = InvalidArgumentError("JAXCOMM_MAX_SMS is " + std::to_string(max_channels()) + ", but between nodes " +
-                                std::to_string(kSmsOfNccl) + " of the " + std::to_string(num_sms) + " SMs of GPU " +
-                                std::to_string(device_) + " must be left to NCCL");
-  }
-  JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it looked for room for NCCL", room));
+Status Communicator::MakeSendRecvProxy() {
   // A second communicator of all ranks: messages between nodes must not mix with XLA's messages on its communicator.
   const StatusOr<ncclComm_t> network = MakeSubCommunicator(bootstrap_, 0, size());
   JAXCOMM_RETURN_IF_ERROR(network.status());
@@ -177,7 +196,7 @@ StatusOr<ncclCommProperties_t> Communicator::QueryProperties() {
                            "ncclGetLsaDevicePointer"}) {
     JAXCOMM_RETURN_IF_ERROR(nccl_.Require(name));
   }
-  ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+  ncclCommProperties_t properties = NoProperties(nccl_);
   const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), &properties);
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.Check("ncclCommQueryProperties", asked));
   device_ = properties.cudaDev;
@@ -244,7 +263,7 @@ Status Communicator::AllDone(const char* at, const Status& own) {
 
 // GIN is made on all ranks or on none; without it, NCCL sends and receives between nodes. Where NCCL could make its
 // part, that part is kept. An error: ranks did not meet.
-Status Communicator::MakeGin() {
+Status Communicator::MakeGin(Status* problem) {
   const auto bytes = static_cast<size_t>(Gin::CountBytes(comm_.signals.num_channels, size()));
   uint64_t* counts = nullptr;
   Status own = CheckCuda("kernels", LoadGinKernel());
@@ -265,24 +284,9 @@ Status Communicator::MakeGin() {
     }
   }
   cudaFree(counts);
-  static std::once_flag warned;
-  std::call_once(warned, [&] {
-    std::fprintf(stderr, "jaxcomm: no GIN between nodes: rank %d of %d: %s; NCCL sends and receives instead\n", rank(),
-                 size(), own.ok() ? "another rank can't" : own.message().c_str());
-  });
+  *problem = own;
   return OkStatus();
 }
-
-namespace {
-
-// False also if CUDA reports no status.
-bool IsCaptured(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
-  return status != cudaStreamCaptureStatusNone;
-}
-
-}  // namespace
 
 Status Communicator::Begin(cudaStream_t stream) {
   std::lock_guard<std::mutex> lock(mutex_);

@@ -111,11 +111,13 @@ class Communicator {
   Status KernelFailure(uint64_t* time_ns);
   Status Make();
   StatusOr<ncclCommProperties_t> QueryProperties();
-  Status CheckDevice(int num_sms) const;
+  Status LimitChannels(int num_sms);
+  Status LoadKernels() const;
   Status MakeLocalMemory();
   Status MakeCounters();
-  Status MakeGin();
-  Status MakeSendRecvProxy(int num_sms);
+  Status MakeGin(Status* problem);  // `problem`: why it is not made, if it is this rank's
+  Status WarnOfNoGin(const Status& own);
+  Status MakeSendRecvProxy();
 
   const NcclLibrary& nccl_;
   const Settings settings_;

@@ -9,6 +9,7 @@
 #include "common/hash.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/is_captured.h"
 #include "cuda/nccl/wait_for_stream.h"
 
 namespace jaxcomm {
@@ -181,6 +182,12 @@ Status SendRecvProxy::Post(const CallProgram& call, const RankArgs& args, int32_
 
 Status SendRecvProxy::Run(const CallProgram& call, const RankArgs& args, const RoundEvents& events,
                           cudaStream_t stream) {
+  if (IsCaptured(stream)) {
+    return UnavailableError(
+        "the GPUs of the group form several nodes, though they are on one host by JAX's account, and NCCL's messages "
+        "between nodes can't be part of a CUDA graph. Set XLA_FLAGS=--xla_gpu_enable_command_buffer= or "
+        "JAXCOMM_ALGORITHM=xla");
+  }
   std::lock_guard<std::mutex> lock(enqueue_mutex_);
   uint64_t failed_call;
   JAXCOMM_RETURN_IF_ERROR(Failure(&failed_call));  // NCCL's communicator may be gone

@@ -55,7 +55,9 @@ class SendRecvProxy {
   Status MakeEvents(const SendRecvSchedule& schedule, RoundEvents* events) const;
   static void Free(const RoundEvents& events);
 
-  // Enqueues a call on `stream`, and its sends and receives on the proxy's own stream. May be captured.
+  // Enqueues a call on `stream`, and its sends and receives on the proxy's own stream. An error if `stream` is being
+  // captured: kernels of one stream may wait for peers that wait for this rank's messages on the other one, and nothing
+  // promises that parallel branches of a CUDA graph run at the same time.
   Status Run(const CallProgram& call, const RankArgs& args, const RoundEvents& events, cudaStream_t stream);
 
   // The error after which the proxy can't be used any more. Sets `call` to the number of the call that failed; the

@@ -247,13 +247,15 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaInitialize, cuda::Initialize,
                                   .Ctx<ffi::DeviceOrdinal>()
                                   .RemainingArgs()
                                   .RemainingRets());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecute, cuda::Execute,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<ffi::State<cuda::GpuCallState>>()
-                                  .Ctx<ffi::DeviceOrdinal>()
-                                  .RemainingArgs()   // rank, x
-                                  .RemainingRets(),  // y
-                              {ffi::Traits::kCmdBufferCompatible});
+#define JAXCOMM_BIND_EXECUTE                    \
+  ffi::Ffi::Bind()                              \
+      .Ctx<ffi::PlatformStream<cudaStream_t>>() \
+      .Ctx<ffi::State<cuda::GpuCallState>>()    \
+      .Ctx<ffi::DeviceOrdinal>()                \
+      .RemainingArgs() /* rank, x */            \
+      .RemainingRets() /* y */
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecute, cuda::Execute, JAXCOMM_BIND_EXECUTE, {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecuteEagerly, cuda::Execute, JAXCOMM_BIND_EXECUTE);
+#undef JAXCOMM_BIND_EXECUTE
 
 }  // namespace jaxcomm

@@ -1,6 +1,8 @@
 // The XLA handlers of all collectives on GPUs. Stages: Instantiate reads the attributes. Prepare requests the group's
 // communicator from XLA. Initialize makes the DeviceCall at the first run on a device. Execute enqueues the call on
-// XLA's stream; it neither allocates nor waits, so that it can be captured into a CUDA graph.
+// XLA's stream; it neither allocates nor waits, so that it can be captured into a CUDA graph. ExecuteEagerly is the
+// same for calls that XLA must not capture: those that may send messages between nodes on a second stream
+// (SendRecvProxy).
 #pragma once
 
 #include <cstdint>
@@ -55,4 +57,5 @@ extern "C" {
 XLA_FFI_Error* CudaPrepare(XLA_FFI_CallFrame*);
 XLA_FFI_Error* CudaInitialize(XLA_FFI_CallFrame*);
 XLA_FFI_Error* CudaExecute(XLA_FFI_CallFrame*);
+XLA_FFI_Error* CudaExecuteEagerly(XLA_FFI_CallFrame*);
 }

@@ -43,10 +43,15 @@ struct Multicast {
   }
 };
 
-// Why a kernel aborted. Resides in memory that the host reads while kernels run.
+// Why a kernel aborted. Resides in host memory that the GPU addresses; the host reads it while kernels run. CUDA
+// promises that aligned loads and stores of up to 16 bytes there are atomic between host and GPU in system scope, but
+// promises it for read-modify-write operations only where the link has them (hostNativeAtomicSupported). So host and
+// GPU share `state` and `abort` by loads and stores alone, and the threads of the GPU claim the report with a word of
+// their own.
 struct Report {
-  enum State : uint64_t { kNone = 0, kClaimed = 1, kComplete = 2 };
+  enum State : uint64_t { kNone = 0, kComplete = 2 };
   uint64_t state = kNone;
+  uint64_t claim = 0;    // not read by the host; 1: a thread of the GPU writes the report
   uint64_t abort = 0;    // set by the host: all waits end
   uint64_t call_id = 0;  // Comm::call_id of the call that aborted
   int32_t channel = 0;

@@ -55,9 +55,10 @@ JAXCOMM_DEVICE void StoreRelaxed(uint64_t* word, uint64_t value) {
   AtomicWord<atomics::thread_scope_block>(*word).store(value, atomics::memory_order_relaxed);
 }
 
-// Returns true to the one caller that changes the word from `expected` to `desired`.
+// Returns true to the one caller on this GPU that changes the word from `expected` to `desired`. Atomic between the
+// threads of the GPU, also on host memory.
 JAXCOMM_DEVICE bool Claim(uint64_t* word, uint64_t expected, uint64_t desired) {
-  return AtomicWord<atomics::thread_scope_system>(*word).compare_exchange_strong(expected, desired,
+  return AtomicWord<atomics::thread_scope_device>(*word).compare_exchange_strong(expected, desired,
                                                                                  atomics::memory_order_relaxed);
 }
 

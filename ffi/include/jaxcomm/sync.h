@@ -53,7 +53,7 @@ JAXCOMM_DEVICE void Signal(const Comm& comm, int32_t channel, int32_t peer) {
 JAXCOMM_DEVICE void Fail(const Comm& comm, int32_t channel, int32_t peer, int32_t step, uint64_t expected,
                          uint64_t seen) {
   Report& report = *comm.report;
-  if (!Claim(&report.state, Report::kNone, Report::kClaimed)) return;
+  if (!Claim(&report.claim, 0, 1)) return;
   report.call_id = comm.call_id;
   report.channel = channel;
   report.step = step;

@@ -28,9 +28,7 @@ cudaError_t cudaSetDevice(int device) {
 }
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t) { return "failed"; }
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  return *value = Fails("few SMs") ? 36 : 132, cudaSuccess;
-}
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = num_sms, cudaSuccess; }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
   return Fails("cudaMalloc") ? cudaErrorMemoryAllocation : Allocate(memory, bytes);

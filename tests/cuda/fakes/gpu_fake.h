@@ -4,8 +4,6 @@
 #pragma once
 
 #include <cuda_runtime_api.h>
-#include <nccl.h>
-#include <nccl_device/core.h>
 
 #include <cstdint>
 #include <cstdio>
@@ -35,6 +33,7 @@ inline bool Fails(const char* call) { return fault.call == call && fault.skipped
 
 // State of this thread.
 inline thread_local int current_device = 0;
+inline thread_local int num_sms = 132;  // of its GPU
 
 // Called before memory is freed.
 inline thread_local std::function<void()> before_free;

@@ -27,9 +27,9 @@ def test_no_windows():
 
 
 def test_old_nccl():
-    """JAX loads an NCCL that is older than the headers with which the module was built."""
+    """JAX loads an NCCL that is older than 2.30.7."""
     text = refusal()
-    assert "but jaxcomm was built with the headers of" in text
+    assert "but jaxcomm needs " in text
     assert "Install version" in text
 
 

@@ -141,7 +141,7 @@ THREAD = [
     Mutant(
         "every block reports",
         SYNC,
-        "if (!Claim(&report.state, Report::kNone, Report::kClaimed)) return;",
+        "if (!Claim(&report.claim, 0, 1)) return;",
         "",
         "failures",
     ),

@@ -21,7 +21,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from nccl_folder import Nccl, find_nccl, jax_nccl, output, version_text
+from nccl_folder import OLDEST_NCCL, Nccl, find_nccl, jax_nccl, output, version_text
 from runner import Part, Runner
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -107,6 +107,7 @@ class Machine:
             "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "JAX_PLATFORMS": "cuda,cpu" if self.platform == "cuda" else "cpu",
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+            "JAXCOMM_ALGORITHM": "plans",  # no self-test has passed yet
             "JAXCOMM_CALIBRATION": "",
             "JAXCOMM_EMPTY_CALL": self.empty_call,
             "JAXCOMM_COMMAND_BUFFERS": "as XLA has them",
@@ -305,8 +306,8 @@ def error_parts(machine: Machine) -> list[Part]:
 
     needs_gpu = "needs a GPU" if machine.platform == "cpu" else machine.no_gpu
     no_module = machine.nccl.problem
-    old = "" if machine.own_nccl.library and machine.own_nccl.library < machine.nccl.headers else (
-        f"JAX's own NCCL is {version_text(machine.own_nccl.library)}, not older than the headers"
+    old = "" if machine.own_nccl.library and machine.own_nccl.library < OLDEST_NCCL else (
+        f"JAX's own NCCL is {version_text(machine.own_nccl.library)}, not older than {version_text(OLDEST_NCCL)}"
     )  # fmt: skip
     has_module = "" if no_module else "the module could be built"
     return [

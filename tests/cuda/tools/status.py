@@ -1,138 +1,172 @@
-"""Writes docs/development/gpu-status.md: which levels of tests each feature of the GPU back end has passed.
+"""Writes docs/development/gpu-status.md: what each level of tests shows of each feature of the GPU back end.
 
-    status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # new results of level 1
-    status.py                                                                # from the stored records
-
-Records are in benchmarks/results/gpu. The first form writes level1.json, `make test-gpu` test-gpu.json, and `make
-bench-gpu` bench-gpu.json. A feature has passed a level if each of its tests has a record, and all passed.
+Level 1 needs no record: the page says how the tests of a feature run without a GPU, and continuous integration fails if
+one of them fails. Levels 2 and 3 show records in benchmarks/results/gpu: test-gpu.json and bench-gpu.json of `make
+test-gpu` and `make bench-gpu`, and one file per rung of bring_up.py. tests/cuda/test_status.py fails if the page is not
+that of the records.
 """
 
-import argparse
+import dataclasses
 import json
 import pathlib
-import subprocess
-import xml.etree.ElementTree as ElementTree
 
 ROOT = pathlib.Path(__file__).parents[3]
 RECORDS = ROOT / "benchmarks" / "results" / "gpu"
 PAGE = ROOT / "docs" / "development" / "gpu-status.md"
 
-# Feature: (tests of level 1, steps of level 2). Level 3 has no run.
-FEATURES = {
-    "kernels compile for sm_80, 90, 100, 120 without register spills": (["pytest tests/cuda/test_build.py"], []),
-    "executor: all plans, element types and sizes, on one node and on several": (
-        ["native test_cuda_executor", "native test_cuda_executor.full", "thread test_cuda_executor"],
-        ["executor", "executor, memcheck", "executor, racecheck", "executor, synccheck"],
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+    """One row.
+
+    Attributes:
+      name: first column.
+      how: how its tests run without a GPU. "emulated" if they run the source of the kernels themselves.
+      tests: these tests: names of native tests and files of pytest.
+      parts: parts of `make test-gpu`, level 2.
+      rungs: rungs of bring_up.py, level 3.
+    """
+
+    name: str
+    how: str = ""
+    tests: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+    rungs: tuple[str, ...] = ()
+
+
+FEATURES = (
+    Feature("kernels compile for sm_80, 90, 100, 120 without register spills", "compiled", ("test_build.py",)),
+    Feature(
+        "executor: all plans, element types and sizes, on one node and on several",
+        "emulated",
+        ("test_cuda_executor",),
+        ("executor", "executor, memcheck", "executor, racecheck", "executor, synccheck"),
     ),
-    "executor kernel as shipped: one stream per rank, buffers in use before and after the call": (
-        [],
-        ["executor, a stream per rank"],
+    Feature(
+        "executor kernel as shipped: one stream per rank, buffers in use before and after the call",
+        parts=("executor, a stream per rank",),
     ),
-    "GIN between nodes, on a fake network: late puts, reordered puts, a network failure": (
-        ["native test_cuda_executor", "thread test_cuda_executor", "native test_cuda_gin", "thread test_cuda_gin"],
-        [],
+    Feature(
+        "GIN between nodes: late puts, reordered puts, a network failure",
+        "emulated, on a fake of GIN",
+        ("test_cuda_executor", "test_cuda_gin"),
+        rungs=("nodes",),
     ),
-    "GIN: packing of short contiguous runs, independent sends": (
-        ["native test_cuda_packing", "native test_cuda_executor"],
-        [],
+    Feature(
+        "GIN: packing of short contiguous runs, independent sends",
+        "emulated",
+        ("test_cuda_packing", "test_cuda_executor"),
     ),
-    "GIN, host side: versions of NCCL, device communicator": (["native test_cuda_gin_host"], []),
-    "send and receive between nodes, failures": (
-        ["native test_cuda_executor", "native test_cuda_send_recv_schedule", "native test_cuda_between_nodes"],
-        [],
+    Feature(
+        "GIN, host side: versions of NCCL, device communicator",
+        "host code on fakes",
+        ("test_cuda_gin_host",),
+        rungs=("nodes",),
     ),
-    "first execution: a failure of one rank is an error on all ranks; fallback without GIN": (
-        ["native test_cuda_between_nodes"],
-        [],
+    Feature(
+        "send and receive between nodes, failures",
+        "emulated, on a fake of NCCL",
+        ("test_cuda_send_recv_schedule", "test_cuda_between_nodes"),
+        rungs=("nodes-send-receive",),
     ),
-    "mutants of the executor are caught": (["native test_cuda_mutants", "thread test_cuda_mutants"], []),
-    "LL messages: four collectives, all types, sizes and strides": (
-        ["native test_cuda_ll", "native test_cuda_ll.full", "thread test_cuda_ll"],
-        ["ll"],
+    Feature(
+        "first execution: a failure of one rank is an error on all ranks; fallback without GIN",
+        "host code on fakes",
+        ("test_cuda_between_nodes",),
     ),
-    "multimem: sums and gathers; needs several GPUs, so no level 2": (
-        ["native test_cuda_multimem", "thread test_cuda_multimem", "native test_cuda_device_call"],
-        [],
+    Feature("LL messages: four collectives, all types, sizes and strides", "emulated", ("test_cuda_ll",), ("ll",)),
+    Feature(
+        "multimem: sums and gathers; needs several GPUs, so no level 2",
+        "emulated, on a fake of the switch",
+        ("test_cuda_multimem", "test_cuda_device_call"),
     ),
-    "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
-    "after an abort, no kernel starts on the GPU or in the process; late ranks read no wrong data": (
-        ["native test_cuda_failures", "thread test_cuda_failures", "native test_cuda_call_failures"],
-        [],
+    Feature("timeouts and reports", "emulated", ("test_cuda_failures",)),
+    Feature(
+        "after an abort, no kernel starts on the GPU or in the process; late ranks read no wrong data",
+        "emulated",
+        ("test_cuda_failures", "test_cuda_call_failures"),
     ),
-    "buffers that change between calls: exchange of offsets": (
-        ["native test_cuda_exchange_offsets", "thread test_cuda_exchange_offsets", "native test_cuda_device_call"],
-        [],
+    Feature(
+        "buffers that change between calls: exchange of offsets",
+        "emulated",
+        ("test_cuda_exchange_offsets", "test_cuda_device_call"),
+        rungs=("windows", "processes-windows"),
     ),
-    "inside JAX: all operations, element types, loops, gradients, together with XLA's collectives": (
-        ["pytest tests/cuda/test_cuda_lowering.py", "pytest tests/cuda/test_handlers.py", "native test_cuda_call"],
-        ["JAX, 1 rank, command buffers off"],
+    Feature(
+        "inside JAX: all operations, element types, loops, gradients, together with XLA's collectives",
+        "only the text of the lowering; handlers on a fake of XLA",
+        ("test_cuda_lowering.py", "test_handlers.py", "test_cuda_stages"),
+        ("JAX, 1 rank, command buffers off",),
+        ("one-process", "graphs-off"),
     ),
-    "inside JAX, in CUDA graphs": ([], ["JAX, 1 rank, command buffers on"]),
-    "inside JAX, between processes": (
-        ["native test_cuda_communicator", "native test_cuda_stages"],
-        ["JAX, 2 ranks", "JAX, 4 ranks"],
+    Feature("inside JAX, in CUDA graphs", parts=("JAX, 1 rank, command buffers on",), rungs=("graphs-on",)),
+    Feature(
+        "inside JAX, between processes",
+        "no; ranks are threads, on fakes",
+        ("test_cuda_communicator",),
+        ("JAX, 2 ranks", "JAX, 4 ranks"),
+        ("processes", "processes-graphs-on"),
     ),
-    "inside JAX, between nodes": ([], ["JAX, 2 ranks as 2 nodes", "JAX, 4 ranks as 2 nodes"]),
-    "errors: no symmetric windows, NCCL too old": ([], ["errors: no windows", "errors: old NCCL"]),
-    "errors: a process is killed": ([], ["errors: killed process"]),
-    "models/moe trains as on CPUs": ([], ["models/moe, 1 rank: losses", "models/moe, 2 ranks: losses"]),
-    "device API: signal, wait, barrier, put, get, reduce; level 2 tests only the part that the example uses": (
-        ["native test_cuda_device_api", "thread test_cuda_device_api"],
-        [],
+    Feature(
+        "inside JAX, between nodes",
+        "no; ranks are threads, on fakes",
+        ("test_cuda_between_nodes",),
+        ("JAX, 2 ranks as 2 nodes", "JAX, 4 ranks as 2 nodes"),
+        ("nodes-send-receive", "nodes"),
     ),
-    "example kernel: residual + all_reduce + RMSNorm": (
-        ["native test_cuda_example", "thread test_cuda_example", "pytest tests/cuda/test_device_headers.py"],
-        ["example, virtual ranks"],
+    Feature("communicators that XLA replaces", rungs=("cliques", "processes-cliques", "nodes-cliques")),
+    Feature("errors: no symmetric windows, NCCL too old", parts=("errors: no windows", "errors: old NCCL")),
+    Feature("errors: a process is killed", parts=("errors: killed process",)),
+    Feature("models/moe trains as on CPUs", parts=("models/moe, 1 rank: losses", "models/moe, 2 ranks: losses")),
+    Feature(
+        "device API: signal, wait, barrier, put, get, reduce; level 2 tests only the part that the example uses",
+        "emulated",
+        ("test_cuda_device_api",),
     ),
-    "user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)": (
-        [
-            "native test_cuda_user_calls",
-            "pytest tests/cuda/test_device_headers.py",
-            "pytest tests/test_ffi.py",
-        ],
-        ["example, inside JAX"],
+    Feature(
+        "example kernel: residual + all_reduce + RMSNorm",
+        "emulated; compiled",
+        ("test_cuda_example", "test_device_headers.py"),
+        ("example, virtual ranks",),
     ),
-}
+    Feature(
+        "user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)",
+        "host code on fakes",
+        ("test_cuda_user_calls", "test_device_headers.py"),
+        ("example, inside JAX",),
+    ),
+)
 
 HEAD = """# Status of the GPU back end
 
-This page shows the test results of each feature of the CUDA back end. `tests/cuda/tools/status.py` writes it from the
-records in `benchmarks/results/gpu`. An empty field means that no recorded run has tested the feature.
+This page shows what the tests of each feature of the CUDA back end have shown. `tests/cuda/tools/status.py` writes it.
+An empty field means: nothing.
 
-- Level 1: compiled by nvcc, and the same source run on the CPU by emulation.
-- Level 2: run on one GPU.
-- Level 3: run on many GPUs and hosts.
+- Level 1, without a GPU: how the tests of the feature run. *Emulated*: the source of the kernels runs on the CPU. *On
+  fakes*: jaxcomm's code runs against stand-ins for CUDA, NCCL or XLA. Continuous integration requires that all of these
+  tests pass, so the page does not repeat it.
+- Level 2: run on one GPU (`make test-gpu`).
+- Level 3: run on several GPUs or hosts (`tests/cuda/tools/bring_up.py`).
 
-[Tests of the CUDA back end](tests.md#tests-of-the-cuda-back-end) lists the commands.
+Levels 2 and 3 name the commit of the record. [Tests of the CUDA back end](tests.md#tests-of-the-cuda-back-end) lists
+the commands.
 
 | feature | level 1 | level 2 | level 3 |
 |---|---|---|---|
 """
 
 
-def of_ctest(path: pathlib.Path) -> dict[str, bool]:
-    """Reads a report of ctest --output-junit: {"<flavour> <test>": passed}. Folder: flavour; build/ is native."""
-    flavour = "native" if path.parent.name == "build" else path.parent.name
-    return {
-        f"{flavour} {case.get('name')}": case.get("status") == "run"
-        for case in ElementTree.parse(path).getroot().iter("testcase")
-    }
-
-
-def of_pytest(path: pathlib.Path) -> dict[str, bool]:
-    """Reads a report of pytest --junit-xml: {"pytest <file>": all passed}. A skipped test has not passed."""
-    passed: dict[str, bool] = {}
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
-        name = "pytest " + case.get("classname", "").replace(".", "/") + ".py"
-        passed[name] = passed.get(name, True) and len([child for child in case if child.tag != "properties"]) == 0
-    return passed
-
-
-def mark(tests: list[str], record: dict) -> str:
+def mark(tests: tuple[str, ...], record: dict) -> str:
+    """The outcome of these parts in one record; empty if one of them has no outcome."""
     results = [record.get("tests", {}).get(test) for test in tests]
     if not tests or None in results:
         return ""
-    return f"{'passed' if all(results) else 'FAILED'} ({record['commit'][:9]})"
+    return f"{'passed' if all(results) else 'failed'} at {record['commit'][:9]}"
+
+
+def mark_rungs(rungs: tuple[str, ...], records: dict[str, dict]) -> str:
+    found = {rung: mark((rung,), records.get(rung, {})) for rung in rungs}
+    return "; ".join(f"{rung} {outcome}" for rung, outcome in found.items() if outcome)
 
 
 def measured(bench: dict) -> str:
@@ -146,16 +180,16 @@ def measured(bench: dict) -> str:
     )
 
 
-def page(level1: dict, level2: dict, bench: dict) -> str:
-    if "cpu" in (level2.get("platform"), bench.get("platform")):
-        raise ValueError("this record is of a rehearsal on CPUs, not of a GPU")
+def page(level2: dict, bench: dict, rungs: dict[str, dict]) -> str:
+    if "cpu" in [record.get("platform") for record in (level2, bench, *rungs.values())]:
+        raise ValueError("a rehearsal on CPUs shows nothing of a GPU")
     text = HEAD
-    for feature, (emulated, on_gpu) in FEATURES.items():
-        text += f"| {feature} | {mark(emulated, level1)} | {mark(on_gpu, level2)} | |\n"
+    for row in FEATURES:
+        text += f"| {row.name} | {row.how} | {mark(row.parts, level2)} | {mark_rungs(row.rungs, rungs)} |\n"
     if level2:
         text += f"\nLevel 2: {level2['device']}, driver {level2['driver']}, CUDA {level2['cuda']}.\n"
-    else:
-        text += "\nNothing has run on a GPU yet: no GPU was available for level 2.\n"
+    if not level2 and not rungs:
+        text += "\nNothing has run on a GPU yet: no GPU was available.\n"
     return text + (measured(bench) if bench else "")
 
 
@@ -164,25 +198,11 @@ def load(name: str) -> dict:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ctest", type=pathlib.Path, action="append", default=[])
-    parser.add_argument("--pytest", type=pathlib.Path, action="append", default=[])
-    args = parser.parse_args()
-    if args.ctest or args.pytest:
-        wanted = {test for tests, _ in FEATURES.values() for test in tests}
-        found: dict[str, bool] = {}
-        for path in args.ctest:
-            found |= of_ctest(path)
-        for path in args.pytest:
-            found |= of_pytest(path)
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, check=True, capture_output=True, text=True)
-        tests = {test: found[test] for test in sorted(wanted & found.keys())}
-        record = {"commit": commit.stdout.strip(), "tests": tests}
-        RECORDS.mkdir(parents=True, exist_ok=True)
-        (RECORDS / "level1.json").write_text(json.dumps(record, indent=1) + "\n")
-    PAGE.write_text(page(load("level1.json"), load("test-gpu.json"), load("bench-gpu.json")))
+def stored() -> tuple[dict, dict, dict[str, dict]]:
+    """The arguments of page() from the stored records."""
+    rungs = {rung: load(f"{rung}.json") for row in FEATURES for rung in row.rungs}
+    return load("test-gpu.json"), load("bench-gpu.json"), {rung: record for rung, record in rungs.items() if record}
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page(*stored()))

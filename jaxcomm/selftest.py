@@ -1,0 +1,334 @@
+"""``python -m jaxcomm.selftest``: compares every collective with jax.lax on the devices of this program.
+
+Runs alone, under ``python -m jaxcomm.run``, and under any launcher of ``jaxcomm.distributed.initialize``. Prints
+bandwidths in the columns of nccl-tests and a verdict.
+
+Exit status: 0 if all results are right, 1 if one is wrong or raised, 3 if time ran out between two tests, 124 if a test
+did not end, 2 for wrong arguments.
+"""
+
+import argparse
+import dataclasses
+import faulthandler
+import functools
+import importlib.metadata
+import json
+import os
+import pathlib
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+from jaxcomm import _config, _kv_store, _lowering, _selftest_record
+from jaxcomm.bench import cases
+from jaxcomm.bench.cases import COLLECTIVES, Collective, Group
+
+PASSED, FAILED, INCOMPLETE, TIMED_OUT = 0, 1, 3, 124
+_AXIS = "i"
+_SIZES = {"cpu": (1 << 10, 64 << 10, 1 << 20), "gpu": (1 << 10, 64 << 10, 1 << 20, 32 << 20)}
+_DTYPES = ("float32", "bfloat16", "int32")  # types after the first are tested with one size
+_TYPED_BYTES = 64 << 10
+_REDOPS = {"psum": "sum", "pmean": "avg", "pmax": "max", "pmin": "min", "psum_scatter": "sum"}
+_SHARE = 0.8  # of the time limit: after it, no test begins
+
+
+def _like(name: str, of: str) -> Collective:
+    return dataclasses.replace(
+        COLLECTIVES[of], name=name, run=lambda lib, x, axis, n, options: getattr(lib, name)(x, axis, **options)
+    )
+
+
+OPS = {**COLLECTIVES, "pmean": _like("pmean", "psum"), "pmin": _like("pmin", "pmax")}
+
+
+class _Lax:
+    """jax.lax, with the operations that it lacks on some platforms."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(lax, name)
+
+    @staticmethod
+    def pbroadcast(x: Any, axis_name: Any, source: int) -> Any:
+        return lax.all_gather(x, axis_name)[source]
+
+    @staticmethod
+    def barrier(x: Any, axis_name: Any) -> Any:
+        return x
+
+
+@dataclasses.dataclass
+class Row:
+    """One test. The columns of nccl-tests: time of one call, bandwidths in GB/s of 1e9 bytes, wrong elements."""
+
+    op: str
+    size: int
+    count: int
+    type: str
+    redop: str
+    time_us: float | None = None
+    algbw: float | None = None
+    busbw: float | None = None
+    wrong: int | None = None
+    error: str = ""
+
+    @property
+    def right(self) -> bool:
+        return self.wrong == 0 and not self.error
+
+    def __str__(self) -> str:
+        times = [f"{value:.2f}" if value is not None else "-" for value in (self.time_us, self.algbw, self.busbw)]
+        wrong = "-" if self.wrong is None else str(self.wrong)
+        line = f"{self.op:14}{self.size:>11}{self.count:>11}{self.type:>10}{self.redop:>7}"
+        return line + f"{times[0]:>12}{times[1]:>9}{times[2]:>9}{wrong:>9}" + (f"  {self.error}" if self.error else "")
+
+
+HEADER = (
+    f"#{'op':13}{'size':>11}{'count':>11}{'type':>10}{'redop':>7}{'time':>12}{'algbw':>9}{'busbw':>9}{'#wrong':>9}\n"
+    f"#{'':13}{'(B)':>11}{'(elements)':>11}{'':>10}{'':>7}{'(us)':>12}{'(GB/s)':>9}{'(GB/s)':>9}{'':>9}"
+)
+
+
+@jax.jit
+def _count_wrong(ours: jax.Array, theirs: jax.Array) -> jax.Array:
+    return jnp.sum(ours != theirs, dtype=jnp.int32)
+
+
+def _test_op(row: Row, collective: Collective, group: Group, size: cases.Size) -> None:
+    n, dtype = group.size, jnp.dtype(row.type)
+    x = cases.place(cases.make_operands(collective, size, dtype, n, 1), group)
+    ours = cases.program(collective, jaxcomm, group, 1, {})
+    y = ours(x)
+    row.wrong = int(_count_wrong(y, cases.program(collective, _Lax(), group, 1, {})(x)))
+    times = []
+    for _ in range(20 if row.size <= _TYPED_BYTES else 5):
+        begin = time.perf_counter()
+        ours(x).block_until_ready()
+        times.append(time.perf_counter() - begin)
+    seconds = statistics.median(times)
+    row.time_us = seconds * 1e6
+    if collective.bus_factor is not None:
+        row.algbw = row.size / seconds / 1e9
+        row.busbw = row.algbw * collective.bus_factor(n)
+
+
+def _in_loop(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
+    """Several collectives per step of a loop, one of them XLA's own."""
+
+    def step(x: Any, _: Any) -> tuple[Any, None]:
+        y = lib.psum_scatter(x, axes, tiled=True) - lib.pmax(x[:8], axes)[0]
+        return lib.all_gather(y, axes, tiled=True) + lax.psum(x[0], axes) % 7, None
+
+    return lax.scan(step, x % 3, length=3)[0] % 251
+
+
+def _gradient(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
+    return jax.grad(lambda x: jnp.sum(lib.all_to_all(lib.psum(x, axes[0]), axes, 0, 0, tiled=True) * x))(x)
+
+
+# Collectives in programs: (lib, x, names of two axes) -> y.
+PROGRAMS: dict[str, Callable[[Any, Any, tuple[str, str]], Any]] = {
+    "two axes": lambda lib, x, axes: lib.all_to_all(lib.psum(x, axes[1]), axes, 0, 0, tiled=True),
+    "one axis": lambda lib, x, axes: lib.all_gather(lib.pmin(x, axes[0]), axes[1]).sum(0),
+    "loop": _in_loop,
+    "gradient": _gradient,
+}
+
+
+def _test_program(row: Row, run: Callable[..., Any], devices: Sequence[Any]) -> None:
+    n = len(devices)
+    inner = next(size for size in range(int(n**0.5), 0, -1) if n % size == 0)
+    mesh = Mesh(np.array(devices).reshape(inner, n // inner), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    group = Group(mesh, ("a", "b"))
+    x = cases.place(np.arange(n * row.count).reshape(n, -1).astype(row.type) % 61, group)
+
+    def on_devices(lib: Any) -> jax.Array:
+        spec = P(("a", "b"))
+        body = jax.shard_map(
+            lambda x: run(lib, x, ("a", "b")).reshape(-1), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+        )
+        y: jax.Array = jax.jit(body)(x)
+        return y
+
+    row.wrong = int(_count_wrong(on_devices(jaxcomm), on_devices(_Lax())))
+
+
+def tests(devices: Sequence[Any], sizes: Sequence[int], ops: Sequence[str]) -> Iterator[tuple[Row, Callable[[], None]]]:
+    """The rows, not yet filled, and the functions that fill them. The same in all processes."""
+    mesh = Mesh(np.array(devices), (_AXIS,), axis_types=(AxisType.Auto,))
+    group, n = Group(mesh, _AXIS), len(devices)
+    cells = [(size, _DTYPES[0]) for size in sizes] + [(min(_TYPED_BYTES, max(sizes)), dtype) for dtype in _DTYPES[1:]]
+    for name in ops:
+        collective = OPS[name]
+        for size_bytes, dtype in cells if collective.sized else cells[:1]:
+            if name == "pmean" and dtype == "int32":
+                continue
+            if cases.num_values(collective, dtype, n, 1) < 2:
+                continue  # sums over so many ranks are not exact in this type
+            itemsize = jnp.dtype(dtype).itemsize
+            size = cases.make_size(collective, size_bytes, itemsize, n)
+            row = Row(name, size.total * itemsize, size.count, dtype, _REDOPS.get(name, "none"))
+            yield row, functools.partial(_test_op, row, collective, group, size)
+    for name, run in PROGRAMS.items():
+        row = Row(name, 32 * n * 4, 32 * n, "int32", "none")
+        if name == "gradient":
+            row.type = "float32"
+        yield row, functools.partial(_test_program, row, run, devices)
+
+
+class Report:
+    """What is printed and written. Only process 0 prints and writes the file."""
+
+    def __init__(self, file: pathlib.Path | None, limit_s: float):
+        self.file, self.limit_s, self.begin = file, limit_s, time.monotonic()
+        self.rows: list[Row] = []
+        self.current = "the start of JAX"
+        self.facts: dict[str, Any] = {}
+        self.speaks = True
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begin
+
+    def say(self, text: str) -> None:
+        if self.speaks:
+            print(text, flush=True)
+
+    def end(self, status: int, verdict: str) -> int:
+        """Prints the verdict and writes the file."""
+        self.say(f"# {verdict}")
+        if self.speaks and self.file is not None:
+            rows = [dataclasses.asdict(row) for row in self.rows]
+            found = {
+                "verdict": verdict,
+                "status": status,
+                "seconds": round(self.seconds, 3),
+                **self.facts,
+                "rows": rows,
+            }
+            self.file.write_text(json.dumps(found, indent=1) + "\n")
+        return status
+
+    def give_up(self) -> None:
+        """Ends the process: a collective that does not end can't be interrupted."""
+        faulthandler.dump_traceback(all_threads=True)
+        status = self.end(TIMED_OUT, f"FAILED: {self.current} did not end within {self.limit_s:g} s")
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def _facts(devices: Sequence[Any]) -> dict[str, Any]:
+    return {
+        "platform": devices[0].platform,
+        "device_kind": devices[0].device_kind,
+        "devices": len(devices),
+        "processes": jax.process_count(),
+        "jaxcomm": importlib.metadata.version("jaxcomm"),
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "recorded": None,
+    }
+
+
+def _goes_on(report: Report, number: int) -> bool:
+    """Whether another test begins. All processes decide as the first of them does."""
+    own = report.seconds < _SHARE * report.limit_s
+    return _kv_store.kv_agree(f"selftest/{number}", str(int(own))) == "1"
+
+
+def run(report: Report, devices: Sequence[Any], sizes: Sequence[int], ops: Sequence[str]) -> int:
+    """Runs the tests and prints them. Returns the exit status."""
+    report.facts = _facts(devices)
+    report.say(
+        f"# jaxcomm {report.facts['jaxcomm']}, jaxlib {report.facts['jaxlib']}: {len(devices)} devices "
+        f"({devices[0].device_kind}) in {jax.process_count()} processes"
+    )
+    report.say(HEADER)
+    for number, (row, fill) in enumerate(tests(devices, sizes, ops)):
+        if not _goes_on(report, number):
+            return report.end(INCOMPLETE, f"INCOMPLETE: {len(report.rows)} tests passed before the time ran out")
+        report.current = f"{row.op} of {row.size} bytes"
+        try:
+            fill()
+        except Exception as error:  # the verdict names it
+            lines = str(error).splitlines()
+            row.error = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        report.rows.append(row)
+        report.say(str(row))
+        if row.error and jax.process_count() > 1:
+            break  # this process would run other tests than the others
+    wrong = [row for row in report.rows if not row.right]
+    if wrong:
+        names = ", ".join(dict.fromkeys(row.op for row in wrong))
+        return report.end(FAILED, f"FAILED: {len(wrong)} of {len(report.rows)} tests, in {names}")
+    return _passed(report, devices, set(ops) == set(OPS))
+
+
+def _passed(report: Report, devices: Sequence[Any], complete: bool) -> int:
+    verdict = f"PASSED: {len(report.rows)} tests on {len(devices)} devices in {report.seconds:.0f} s"
+    if len(devices) == 1:
+        return report.end(PASSED, f"{verdict}; with one device, nothing was communicated")
+    key = _selftest_record.key() if devices[0].platform == "gpu" else None
+    if key is None:
+        return report.end(PASSED, verdict)
+    if not complete:
+        return report.end(PASSED, f"{verdict}; not recorded, because only some ops were tested")
+    try:
+        file = _selftest_record.save(key)
+    except OSError as error:
+        return report.end(PASSED, f"{verdict}; not recorded: {error}")
+    report.facts["recorded"] = str(file) if file else None
+    return report.end(PASSED, f"{verdict}; recorded in {file}" if file else f"{verdict}; there is no cache folder")
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    units = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    try:
+        found = tuple(int(word.rstrip("KMG")) * units[word.lstrip("0123456789")] for word in text.split(","))
+    except (KeyError, ValueError):
+        found = (0,)
+    if min(found) < 1:
+        raise argparse.ArgumentTypeError(f"sizes are bytes such as 1K,1M, got {text!r}")
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="python -m jaxcomm.selftest", description=__doc__.split("\n\n")[1])
+    parser.add_argument("--json", type=pathlib.Path, help="write the result to this file")
+    parser.add_argument("--sizes", type=_sizes, help="bytes, such as 1K,1M")
+    parser.add_argument("--ops", nargs="+", choices=list(OPS), default=list(OPS), help="only these ops")
+    parser.add_argument("--timeout", type=float, default=120, help="seconds (default 120)")
+    args = parser.parse_args(arguments)
+    report = Report(args.json, args.timeout)
+    timer = threading.Timer(args.timeout, report.give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        _config.set_default("JAXCOMM_TIMEOUT_S", f"{args.timeout / 2:g}")  # a lost rank is named before the end
+        jaxcomm.distributed.initialize()
+        report.speaks = jax.process_index() == 0
+        if _config.config().algorithm == "xla":
+            parser.error("JAXCOMM_ALGORITHM=xla: jaxcomm's own collectives would not run; unset it")
+        _lowering.use_plans()
+        devices = jax.devices()
+        if devices[0].platform not in _SIZES:
+            report.facts = _facts(devices)
+            why = f"on {devices[0].platform}, jaxcomm uses XLA's own collectives"
+            return report.end(PASSED, f"PASSED: nothing to test: {why}")
+        return run(report, devices, args.sizes or _SIZES[devices[0].platform], args.ops)
+    finally:
+        timer.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

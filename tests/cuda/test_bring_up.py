@@ -1,0 +1,67 @@
+"""The rungs of the bring-up of several GPUs, rehearsed on CPU devices."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import bring_up
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+TOOL = ROOT / "tests" / "cuda" / "tools" / "bring_up.py"
+
+
+def climb(name, out, *more):
+    done = subprocess.run(
+        (sys.executable, TOOL, name, out, *more), capture_output=True, text=True, timeout=250, cwd=out,
+        env={**os.environ, "JAXCOMM_TIMEOUT_S": "60"},
+    )  # fmt: skip
+    return done.returncode, json.loads((out / f"{name}.json").read_text()), done.stdout + done.stderr
+
+
+def test_every_combination_has_a_rung():
+    rungs = bring_up.RUNGS
+    for one, several in (("one-process", "processes"), ("cliques", "processes-cliques")):
+        assert rungs[one].program == rungs[several].program
+        assert not rungs[one].processes and rungs[several].processes
+    environments = [rung.environment for rung in rungs.values()]
+    for variables in (bring_up.GRAPHS_OFF, bring_up.GRAPHS_ON, bring_up.WINDOWS, bring_up.NO_GIN):
+        assert variables in environments
+    assert "-n 8" in " ".join(rungs["processes"].command())
+    page = (ROOT / "docs" / "development" / "gpu-tests.md").read_text()
+    assert re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE) == list(rungs)
+
+
+def test_the_programs_of_replaced_communicators(tmp_path):
+    status, record, text = climb("cliques", tmp_path, "--platform", "cpu", "--patience", "3")
+    assert status == 0, text
+    assert record["tests"] == {"cliques": True} and record["platform"] == "cpu"
+    assert record["parts"]["cliques"]["lines"] == [{"programs": 32, "devices": 8, "processes": 1}]
+
+
+def test_a_wrong_value_fails_the_rung(tmp_path, monkeypatch):
+    program = pathlib.Path(bring_up.CLIQUES[0]).read_text()
+    wrong = tmp_path / "cliques.py"
+    wrong.write_text(program.replace('jaxcomm.psum(x, "dp")', 'jaxcomm.pmax(x, "dp")'))
+    rung = bring_up.Rung("wrong", (str(wrong),))
+    monkeypatch.setitem(bring_up.RUNGS, "cliques", rung)
+    assert bring_up.climb("cliques", tmp_path, "cpu", 3) == 1
+    assert json.loads((tmp_path / "cliques.json").read_text())["tests"] == {"cliques": False}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in bring_up.RUNGS if name != "cliques"])
+def test_all_rungs(name, tmp_path):
+    status, record, text = climb(name, tmp_path, "--platform", "cpu", "--patience", "10")
+    assert status == 0, text
+    if bring_up.RUNGS[name].program is bring_up.SELFTEST:
+        assert record["selftest"]["status"] == 0
+
+
+def test_without_a_gpu_the_record_says_so(tmp_path):
+    status, record, _ = climb("one-process", tmp_path)
+    assert status == 1
+    assert "no NVIDIA GPU" in record["left_out"]["one-process"]
