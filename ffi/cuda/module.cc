@@ -146,7 +146,7 @@ void AddGroup(const std::string& wheel_path, int own_process, const std::vector<
   if (key.size() != sizeof copied.internal) throw std::invalid_argument("add_group: key is of another size");
   std::memcpy(copied.internal, key.data(), sizeof copied.internal);
   std::vector<cuda::Member> group;
-  for (const auto& [process, device] : members) group.push_back({process, device});
+  for (const auto& [process, device] : members) group.push_back({static_cast<uint64_t>(process), device});
   cuda::OwnCommunicators::Add(own_process, group, copied);
 }
 

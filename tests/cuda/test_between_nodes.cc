@@ -102,7 +102,7 @@ ALONE_TEST_CASE("calls between nodes") {
     Cluster cluster(shape.hosts);
     cluster.peers_in_host = shape.peers_in_host;
     OnRanks(cluster, [&](ncclComm_t comm, int) {
-      Communicator* const communicator = Ok(Communicator::Get(comm));
+      Communicator* const communicator = Ok(fake::Get(comm));
       CHECK(communicator->send_recv_proxy() != nullptr);
       CHECK(communicator->placement().ranks_per_node == shape.ranks_per_node);
       Request request;
@@ -134,13 +134,16 @@ ALONE_TEST_CASE("process names determine the nodes") {
     std::atomic<int> turn{0};
     OnRanks(Hosts(1, 4), [&, names = names, ranks_per_node = ranks_per_node](ncclComm_t comm, int rank) {
       // The name belongs to the process, so each rank sets its own while it reads the name.
-      while (turn < rank) std::this_thread::yield();
-      Communicator::Configure(kLong, 3, std::string(1, names[rank]));
-      std::thread next([&] {
-        while (Of(comm).num_meetings == 0) std::this_thread::yield();
-        ++turn;
-      });
-      Communicator* const communicator = Ok(Communicator::Get(comm));
+      std::thread next;
+      after_init = [&] {
+        while (turn < rank) std::this_thread::yield();
+        Communicator::Configure(kLong, 3, std::string(1, names[rank]));
+        next = std::thread([&] {
+          while (!Of(comm).made->asked) std::this_thread::yield();
+          ++turn;
+        });
+      };
+      Communicator* const communicator = Ok(fake::Get(comm));
       next.join();
       CHECK(communicator != nullptr && communicator->placement().ranks_per_node == ranks_per_node);
       CHECK((communicator->send_recv_proxy() == nullptr) == (ranks_per_node == 4));
@@ -153,7 +156,7 @@ ALONE_TEST_CASE("a communicator that cannot be created is an error") {
   Cluster cluster(Hosts(2, 2));
   cluster.init_fails = true;
   OnRanks(cluster, [&](ncclComm_t comm, int) {
-    CHECK(Has(Communicator::Get(comm).status(), "ncclCommInitRankConfig: failed"));
+    CHECK(Has(fake::Get(comm).status(), "ncclCommInitRankConfig: failed"));
   });
 }
 
@@ -165,7 +168,7 @@ StatusOr<std::unique_ptr<DeviceCall>> Sum(Communicator& communicator, int64_t co
 ALONE_TEST_CASE("the error names a rank that does not connect") {
   Communicator::Configure(3, 3);
   OnRanks(Hosts(2, 2), [&](ncclComm_t comm, int rank) {
-    Communicator& communicator = *Ok(Communicator::Get(comm));
+    Communicator& communicator = *Ok(fake::Get(comm));
     device::Window arena;
     int64_t bytes;
     CHECK(communicator.Reserve(1, &arena, &bytes).ok());
@@ -193,7 +196,7 @@ std::vector<std::string> MakeWithFault(const Cluster& cluster, double timeout_s,
   std::vector<int> ways(2);
   OnRanks(cluster, [&](ncclComm_t comm, int rank) {
     if (rank == 1) fault = of_rank_1;
-    const StatusOr<Communicator*> made = Communicator::Get(comm);
+    const StatusOr<Communicator*> made = fake::Get(comm);
     errors[rank] = made.status().message();
     if (made.ok()) {
       Communicator& communicator = **made;
@@ -215,7 +218,7 @@ ALONE_TEST_CASE("a failure on one rank is an error on all, or all take another p
     bool gin;
     int num_errors, num_fallbacks;
   };
-  for (const Kind& kind : {Kind{Hosts(1, 2), false, 14, 0}, {Hosts(2, 1), false, 22, 0}, {Hosts(2, 1), true, 12, 4}}) {
+  for (const Kind& kind : {Kind{Hosts(1, 2), false, 20, 0}, {Hosts(2, 1), false, 28, 0}, {Hosts(2, 1), true, 18, 4}}) {
     int num_errors = 0, num_fallbacks = 0;
     for (const char* call :
          {"few SMs", "kernels", "kernels of GIN", "cudaMalloc", "cudaHostAlloc", "cudaStreamCreate", "cudaMemsetAsync",
@@ -223,7 +226,7 @@ ALONE_TEST_CASE("a failure on one rank is an error on all, or all take another p
           "ncclCommQueryProperties", "ncclCommInitRankConfig", "ncclDevCommCreate"}) {
       // The first operations precede any exchange between the ranks.
       const bool early = call == std::string("cudaMalloc") || call == std::string("cudaHostAlloc") ||
-                         call == std::string("cudaStreamCreate") || call == std::string("ncclCommQueryProperties");
+                         call == std::string("cudaStreamCreate");
       for (int skipped = early ? 1 : 0;; ++skipped) {
         Cluster& cluster = *Keep(std::make_unique<Cluster>(kind.hosts));
         cluster.gin = kind.gin;
@@ -250,7 +253,7 @@ ALONE_TEST_CASE("a failed exchange ends the operation that needs it") {
       cluster.gin = gin;
       OnRanks(cluster, [&](ncclComm_t comm, int rank) {
         fault = {"ncclAllGather", num_failed};
-        const StatusOr<Communicator*> made = Communicator::Get(comm);
+        const StatusOr<Communicator*> made = fake::Get(comm);
         Status status = made.status();
         if (made.ok()) {
           const CallSpec spec = SpecOf(Collective::kAllReduce, 4, "hierarchical");
@@ -273,7 +276,7 @@ void GinFails() {
     cluster.gin = true;
     OnRanks(cluster, [&](ncclComm_t comm, int rank) {
       if (everywhere || rank == 2) fault = {"ncclDevCommCreate"};
-      Communicator* const communicator = Ok(Communicator::Get(comm));
+      Communicator* const communicator = Ok(fake::Get(comm));
       CHECK(communicator != nullptr && communicator->gin() == nullptr && communicator->send_recv_proxy() != nullptr);
       CHECK(communicator->placement().ranks_per_node == 2 &&
             communicator->placement().inter_node == InterNode::kSendRecv);
@@ -291,7 +294,7 @@ TEST_CASE("send and receive replace GIN if it fails") {
 ALONE_TEST_CASE("programs that differ are an error") {
   Communicator::Configure(kLong, 3);
   OnRanks(Hosts(2, 1), [&](ncclComm_t comm, int rank) {
-    Communicator& communicator = *Ok(Communicator::Get(comm));
+    Communicator& communicator = *Ok(fake::Get(comm));
     const auto call = DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32,
                                        100 + rank * 900, 100 + rank * 900);
     CHECK(Has(call.status(), "their programs differ"));
@@ -303,7 +306,7 @@ ALONE_TEST_CASE("programs that differ are an error") {
 ALONE_TEST_CASE("a missing rank is an error on all others") {
   Communicator::Configure(3, 3);
   OnRanks(Hosts(2, 2), [&](ncclComm_t comm, int rank) {
-    Communicator& communicator = *Ok(Communicator::Get(comm));
+    Communicator& communicator = *Ok(fake::Get(comm));
     const auto call = Ok(Sum(communicator, 100));
     if (rank == 3) return;
     std::vector<int32_t> x(100), y(100);
@@ -333,7 +336,7 @@ ALONE_TEST_CASE("runs after an aborted call do not write operands") {
   std::atomic<int> num_over{0};
   OnRanks({Hosts(2, 2)}, [&](ncclComm_t comm, int rank) {
     constexpr int64_t kCount = 9001;
-    Communicator& communicator = *Ok(Communicator::Get(comm));
+    Communicator& communicator = *Ok(fake::Get(comm));
     const auto call = Ok(Sum(communicator, kCount));
     CHECK(call && call->shares_input());
     device::Window arena;
@@ -371,7 +374,7 @@ ALONE_TEST_CASE("runs after an aborted call do not write operands") {
 ALONE_TEST_CASE("a call that is late when it ends is still an error") {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
-    Communicator& communicator = *Ok(Communicator::Get(comm));
+    Communicator& communicator = *Ok(fake::Get(comm));
     auto call = Ok(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32, 9, 9));
     if (rank == 1) return;
     std::vector<int32_t> x(9), y(9);
@@ -387,7 +390,7 @@ ALONE_TEST_CASE("a call that is late when it ends is still an error") {
 ALONE_TEST_CASE("an idle communicator does not time out") {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int) {
-    Communicator& communicator = *Ok(Communicator::Get(comm));
+    Communicator& communicator = *Ok(fake::Get(comm));
     const auto call =
         Ok(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32, 100, 100));
     Stream& stream = OwnStream();
@@ -407,7 +410,7 @@ ALONE_TEST_CASE("an idle communicator does not time out") {
 ALONE_TEST_CASE("a GPU with an aborted kernel sends nothing") {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
-    Communicator& communicator = *Ok(Communicator::Get(comm));
+    Communicator& communicator = *Ok(fake::Get(comm));
     const auto call =
         Ok(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32, 100, 100));
     std::vector<int32_t> x(100, 1), y(100);
@@ -430,7 +433,7 @@ ALONE_TEST_CASE("a GPU with an aborted kernel sends nothing") {
 void AFullQueueOfLaunches(bool in_nccl) {
   Communicator::Configure(3, 3);
   OnRanks({Hosts(2, 1)}, [&](ncclComm_t comm, int rank) {
-    Communicator& communicator = *Ok(Communicator::Get(comm));
+    Communicator& communicator = *Ok(fake::Get(comm));
     const auto call =
         Ok(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32, 100, 100));
     if (rank == 1) return;

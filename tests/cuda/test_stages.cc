@@ -28,6 +28,7 @@ void RunByXla(bool windows, bool provides, int bare) {
   state->members = {{7, 0}, {7, 1}, {7, 2}};  // not used if XLA provides communicators
   if (!provides) OwnCommunicators::Add(7, state->members, KeyOf(world));
   OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
     const XlaMemory memory(rank);
     Stream stream;
     FakeXla xla;
@@ -65,7 +66,7 @@ void RunByXla(bool windows, bool provides, int bare) {
       while (!stream.Drain()) std::this_thread::yield();
       for (int64_t i = 0; i < kCount; ++i) CHECK(y[i] == kRanks * (kRanks - 1) / 2 + kRanks * (i + run));
     }
-    device::Report& report = *Ok(Get(rank))->comm().report;
+    device::Report& report = *state->calls.at(rank.rank)->communicator().comm().report;
     report.state = device::Report::kComplete;
     xla.run = 3;
     int32_t* const x = memory.At(memory.InputOf(0));
@@ -192,7 +193,7 @@ ALONE_TEST_CASE("local devices fail together") {
   }
 
   CHECK(initialize(0, 1).empty());
-  Ok(Get(devices[1].rank))->comm().report->state = device::Report::kComplete;
+  state.calls.at(1)->communicator().comm().report->state = device::Report::kComplete;
   CHECK(initialize(1, 1).empty());  // as the other one
   for (int device = 0; device < 2; ++device) CHECK(Has(initialize(device, 2), "a call before it failed"));
 }
@@ -226,38 +227,6 @@ ALONE_TEST_CASE("earlier work of a GPU does not count towards the timeout") {
     }
     rank.busy = nullptr;
   });
-}
-
-// Freeing memory waits for the GPU, and so perhaps for another device that needs the lock.
-ALONE_TEST_CASE("replaced calls are freed without the lock") {
-  Communicator::Configure(20, 4);
-  GpuCallState state;
-  state.spec = SpecOf(Collective::kAllReduce, 1);
-  state.spec.algorithm = "direct";
-  state.spec.groups = {0};
-  int num_freed = 0;
-  for (int run = 0; run < 2; ++run) {
-    Rank& rank = *new Rank{new World(1), 0};
-    own = &rank;
-    Stream stream;
-    FakeXla xla;
-    xla.state = &state;
-    xla.stream = stream.handle();
-    xla.run = run;
-    xla.communicator = &rank;
-    xla.num_communicators = 1;
-    before_free = [&] {
-      std::thread([&] {
-        CHECK(state.mutex.try_lock());
-        state.mutex.unlock();
-      }).join();
-      ++num_freed;
-    };
-    int32_t x[4] = {}, y[4];
-    CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
-    before_free = nullptr;
-    CHECK(num_freed == run);
-  }
 }
 
 }  // namespace

@@ -5,9 +5,8 @@
 #include <utility>
 
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/nccl/deadline.h"
+#include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/wait_for_stream.h"
-#include "cuda/program/call_program.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -28,6 +27,7 @@ StatusOr<std::vector<uint64_t>> Bootstrap::AllGather(uint64_t own) {
   JAXCOMM_RETURN_IF_ERROR(WithPrefix("ranks did not meet before: ", Failure()));
   StatusOr<std::vector<uint64_t>> all = TryAllGather(own);
   if (all.ok()) return all;
+  RevokeNcclComm(nccl_, nccl_comm_);
   std::lock_guard<std::mutex> lock(mutex_);
   failure_ = all.status();
   return all;
@@ -69,9 +69,13 @@ Status Bootstrap::AllDone(const char* at, const Status& own) {
   const StatusOr<std::vector<uint64_t>> answers = AllGather(own.ok() ? 1 : 0);
   JAXCOMM_RETURN_IF_ERROR(own);
   JAXCOMM_RETURN_IF_ERROR(answers.status());
-  const auto failed = std::find(answers->begin(), answers->end(), 0);
-  if (failed == answers->end()) return OkStatus();
-  return UnavailableError("rank " + std::to_string(failed - answers->begin()) + " of the group failed " + at +
+  return FailureOf(*answers, at);
+}
+
+Status Bootstrap::FailureOf(const std::vector<uint64_t>& answers, const char* at) {
+  const auto failed = std::find(answers.begin(), answers.end(), 0);
+  if (failed == answers.end()) return OkStatus();
+  return UnavailableError("rank " + std::to_string(failed - answers.begin()) + " of the group failed " + at +
                           "; its error says why");
 }
 
@@ -81,23 +85,12 @@ Status Bootstrap::Failure() const {
 }
 
 Status Bootstrap::Check(const char* name, ncclResult_t result) const {
-  const Deadline deadline(timeout_s_);
-  while (result == ncclInProgress) {
-    if (const ncclResult_t asked = nccl_.CommGetAsyncError(nccl_comm_, &result); asked != ncclSuccess) result = asked;
-    if (result == ncclInProgress && !deadline.Wait()) {
-      return DeadlineExceededError(std::string(name) + " was not over within " + TimeoutText(timeout_s_));
-    }
-  }
-  if (result == ncclSuccess) return OkStatus();
-  cudaGetLastError();  // as in CheckCuda
-  std::string text = std::string(name) + ": " + nccl_.GetErrorString(result);
-  if (nccl_.GetLastError) {
-    if (const char* more = nccl_.GetLastError(nccl_comm_); more && *more) text += std::string(" (") + more + ")";
-  }
-  return UnavailableError(std::move(text));
+  return WaitForNccl(nccl_, nccl_comm_, name, result, timeout_s_);
 }
 
-Status WaitForEarlier(cudaStream_t stream) { return CheckCuda("cudaStreamSynchronize", cudaStreamSynchronize(stream)); }
+Status WaitForEarlier(cudaStream_t stream, double timeout_s) {
+  return WaitForStream(stream, 10 * timeout_s, "the end of earlier work on this GPU");
+}
 
 }  // namespace cuda
 }  // namespace jaxcomm

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/nccl/nccl_calls.h"
+
 namespace jaxcomm {
 namespace cuda {
 namespace {
@@ -16,18 +18,18 @@ StatusOr<bool> SplitNodes(Bootstrap& bootstrap, const ncclCommProperties_t& all,
   nodes->comm = bootstrap.nccl_comm();
   bool own = all.deviceApiSupport && all.nLsaTeams == 1;
   if (ranks_per_node < bootstrap.size()) {
-    const StatusOr<ncclComm_t> made = MakeSubCommunicator(bootstrap, nodes->own.first, ranks_per_node);
+    const StatusOr<ncclComm_t> made = MakeSubCommunicator(bootstrap, nodes->own.first, ranks_per_node, false);
     JAXCOMM_RETURN_IF_ERROR(made.status());
     nodes->comm = *made;
     ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
     const ncclResult_t asked = bootstrap.nccl().CommQueryProperties(nodes->comm, &properties);
-    const Status known = bootstrap.Check("ncclCommQueryProperties", asked);
+    const Status known = CheckNccl(bootstrap.nccl(), nodes->comm, "ncclCommQueryProperties", asked);
     JAXCOMM_RETURN_IF_ERROR(bootstrap.AllDone("when it asked NCCL for its node", known));
     own = properties.deviceApiSupport && properties.nLsaTeams == 1;
   }
   const StatusOr<bool> connected = bootstrap.AllTrue(own);
   JAXCOMM_RETURN_IF_ERROR(connected.status());
-  if (!*connected && ranks_per_node < bootstrap.size()) bootstrap.nccl().CommAbort(nodes->comm);
+  if (!*connected && ranks_per_node < bootstrap.size()) AbortNcclComm(bootstrap.nccl(), nodes->comm);
   return connected;
 }
 
@@ -75,9 +77,7 @@ StatusOr<Nodes> FindNodes(Bootstrap& bootstrap, const ncclCommProperties_t& prop
       "the driver is too old (see python -m jaxcomm.info --communicator)");
 }
 
-// Not ncclCommSplit: XLA's communicator shares resources with its splits (splitShare), also its abort flag. The new
-// communicator is blocking: all ranks have met just before.
-StatusOr<ncclComm_t> MakeSubCommunicator(Bootstrap& bootstrap, int32_t first, int32_t count) {
+StatusOr<ncclComm_t> MakeSubCommunicator(Bootstrap& bootstrap, int32_t first, int32_t count, bool blocking) {
   const NcclLibrary& nccl = bootstrap.nccl();
   ncclUniqueId key = {};
   const bool own_can = nccl.Require("ncclCommInitRankConfig").ok() &&
@@ -95,12 +95,9 @@ StatusOr<ncclComm_t> MakeSubCommunicator(Bootstrap& bootstrap, int32_t first, in
     word = (*of_ranks)[static_cast<size_t>(first)];
   }
   std::memcpy(&key, words, sizeof words);
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 1;
-  ncclComm_t made = nullptr;
-  const ncclResult_t asked = nccl.CommInitRankConfig(&made, count, key, bootstrap.rank() - first, &config);
-  const Status done = bootstrap.Check("ncclCommInitRankConfig", asked);
-  JAXCOMM_RETURN_IF_ERROR(bootstrap.AllDone("in ncclCommInitRankConfig", done));
+  const auto make = blocking ? &MakeBlockingNcclComm : &MakeNcclComm;
+  StatusOr<ncclComm_t> made = make(nccl, key, count, bootstrap.rank() - first, bootstrap.timeout_s());
+  JAXCOMM_RETURN_IF_ERROR(bootstrap.AllDone("in ncclCommInitRankConfig", made.status()));
   return made;
 }
 

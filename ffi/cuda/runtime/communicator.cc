@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <new>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -23,6 +21,7 @@ namespace {
 
 // Small enough for the memory that XLA leaves free, large enough for most calls of a model.
 constexpr int64_t kLeastArenaBytes = 32 << 20;
+constexpr char kBegin[] = "when it made its communicator";
 
 struct Shared {
   std::mutex mutex;
@@ -52,32 +51,14 @@ Communicator::Settings Communicator::Configured() {
   return GetShared().settings;
 }
 
-StatusOr<Communicator*> Communicator::Get(ncclComm_t nccl_comm) {
-  struct Entry {
-    std::mutex mutex;  // held while the communicator is made: other devices make theirs at the same time
-    std::optional<StatusOr<Communicator*>> made;  // never deleted
-  };
-  static std::mutex mutex;
-  static auto* entries = new std::map<ncclComm_t, Entry>;
-  Entry* entry;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    entry = &(*entries)[nccl_comm];
-  }
-  std::lock_guard<std::mutex> lock(entry->mutex);
-  if (!entry->made) {
-    entry->made = [&]() -> StatusOr<Communicator*> {
-      // XLA has loaded the library that made the communicator.
-      const StatusOr<const NcclLibrary*> nccl = NcclLibrary::Open("");
-      JAXCOMM_RETURN_IF_ERROR(nccl.status());
-      auto* const made = new Communicator(**nccl, nccl_comm, Configured());
-      JAXCOMM_RETURN_IF_ERROR(made->Make());
-      std::lock_guard<std::mutex> shared_lock(GetShared().mutex);
-      GetShared().communicators.push_back(made);
-      return made;
-    }();
-  }
-  return *entry->made;
+StatusOr<Communicator*> Communicator::Make(const NcclLibrary& nccl, const StatusOr<ncclComm_t>& nccl_comm,
+                                           const AllDoneFunction& all_done) {
+  if (!nccl_comm.ok()) return all_done(kBegin, nccl_comm.status());
+  auto* const made = new Communicator(nccl, *nccl_comm, Configured());
+  JAXCOMM_RETURN_IF_ERROR(made->Make(all_done));
+  std::lock_guard<std::mutex> lock(GetShared().mutex);
+  GetShared().communicators.push_back(made);
+  return made;
 }
 
 namespace {
@@ -112,15 +93,19 @@ std::vector<std::string> Communicator::Failures() {
   return failures;
 }
 
-Status Communicator::Make() {
+Status Communicator::MakeBootstrap(ncclCommProperties_t* properties) {
+  JAXCOMM_RETURN_IF_ERROR(QueryProperties(properties));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
+  return bootstrap_.Make(rank(), size());
+}
+
+Status Communicator::Make(const AllDoneFunction& all_done) {
   comm_.timeout_ns = static_cast<uint64_t>(settings_.timeout_s * 1e9);
   comm_.signals.num_channels = settings_.max_channels + 1;
-  const StatusOr<ncclCommProperties_t> properties = QueryProperties();
-  JAXCOMM_RETURN_IF_ERROR(properties.status());
   ScopedDevice keep;
-  // Before bootstrap_.Make(), a rank can't report a failure to the other ranks.
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
-  JAXCOMM_RETURN_IF_ERROR(bootstrap_.Make(rank(), size()));
+  ncclCommProperties_t found = NCCL_COMM_PROPERTIES_INITIALIZER;
+  const ncclCommProperties_t* const properties = &found;
+  JAXCOMM_RETURN_IF_ERROR(all_done(kBegin, MakeBootstrap(&found)));
   int num_sms = 0;
   Status ready =
       CheckCuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_));
@@ -163,8 +148,8 @@ Status Communicator::MakeSendRecvProxy(int num_sms) {
                                 std::to_string(device_) + " must be left to NCCL");
   }
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it looked for room for NCCL", room));
-  // A second communicator of all ranks: messages between nodes must not mix with XLA's messages on its communicator.
-  const StatusOr<ncclComm_t> network = MakeSubCommunicator(bootstrap_, 0, size());
+  // A second communicator of all ranks, because the first one is non-blocking.
+  const StatusOr<ncclComm_t> network = MakeSubCommunicator(bootstrap_, 0, size(), true);
   JAXCOMM_RETURN_IF_ERROR(network.status());
   StatusOr<std::unique_ptr<SendRecvProxy>> made =
       SendRecvProxy::Make(nccl_, *network, comm_, report_, settings_.timeout_s);
@@ -172,17 +157,16 @@ Status Communicator::MakeSendRecvProxy(int num_sms) {
   return bootstrap_.AllDone("when it made streams for messages", made.status());
 }
 
-StatusOr<ncclCommProperties_t> Communicator::QueryProperties() {
+Status Communicator::QueryProperties(ncclCommProperties_t* properties) {
   for (const char* name : {"ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommQueryProperties",
                            "ncclGetLsaDevicePointer"}) {
     JAXCOMM_RETURN_IF_ERROR(nccl_.Require(name));
   }
-  ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
-  const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), &properties);
+  const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), properties);
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.Check("ncclCommQueryProperties", asked));
-  device_ = properties.cudaDev;
-  comm_.world = {properties.rank, properties.nRanks, 0, 1};
-  return properties;
+  device_ = properties->cudaDev;
+  comm_.world = {properties->rank, properties->nRanks, 0, 1};
+  return OkStatus();
 }
 
 Status Communicator::MakeLocalMemory() {
@@ -203,7 +187,7 @@ Status Communicator::MakeLocalMemory() {
   comm_.signals.sent = reinterpret_cast<uint64_t*>(counters);
   comm_.signals.received = reinterpret_cast<uint64_t*>(counters + counters_bytes);
   comm_.ll_slots.epochs = reinterpret_cast<uint64_t*>(counters + 2 * counters_bytes);
-  const StatusOr<uint64_t*> abort_flag = AbortFlag(device_);
+  const StatusOr<uint64_t*> abort_flag = AbortFlag(device_, settings_.timeout_s);
   JAXCOMM_RETURN_IF_ERROR(abort_flag.status());
   comm_.abort_flag = *abort_flag;
   return OkStatus();
@@ -240,6 +224,13 @@ Status Communicator::AllDone(const char* at, const Status& own) {
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
   return bootstrap_.AllDone(at, own);
+}
+
+StatusOr<bool> Communicator::AllTrue(bool own) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ScopedDevice keep;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
+  return bootstrap_.AllTrue(own);
 }
 
 // GIN is made on all ranks or on none; without it, NCCL sends and receives between nodes. Where NCCL could make its
@@ -346,21 +337,19 @@ ncclWindow_t Communicator::Registered(const device::Window& arena) {
   return memory_->Registered(arena);
 }
 
-// NCCL computes the addresses of peers' buffers from this rank's offset, but the buffers of peers begin elsewhere in
-// their windows. So only the distance between ranks is used.
-StatusOr<int64_t> Communicator::OffsetOf(ncclWindow_t window, int64_t offset) const {
-  const StatusOr<device::Window> addressed = memory_->Address(window, offset);
+StatusOr<int64_t> Communicator::PlaceOf(ncclWindow_t window) const {
+  const StatusOr<device::Window> addressed = memory_->Address(window, 0);
   JAXCOMM_RETURN_IF_ERROR(addressed.status());
   const int64_t stride = addressed->stride;
   if (size() > 1 && stride != comm_.signals.pad.stride) {
     return UnavailableError("XLA's window is " + std::to_string(stride) + " bytes apart from rank to rank, jaxcomm's " +
                             std::to_string(comm_.signals.pad.stride));
   }
-  return OffsetOf(*addressed, 0);
+  return PlaceOf(*addressed);
 }
 
-int64_t Communicator::OffsetOf(const device::Window& arena, int64_t offset) const {
-  return arena.At(rank(), offset) - comm_.signals.pad.At(rank());
+int64_t Communicator::PlaceOf(const device::Window& arena) const {
+  return arena.At(rank()) - comm_.signals.pad.At(rank());
 }
 
 Status Communicator::Failure() {

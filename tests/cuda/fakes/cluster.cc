@@ -7,6 +7,8 @@
 
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
+#include "../../../ffi/cuda/nccl/threads.h"
+#include "../../../ffi/cuda/runtime/own_communicators.h"
 
 namespace jaxcomm {
 namespace fake {
@@ -45,8 +47,52 @@ ncclComm_t MakeRank(Group* group, int rank) {
 // The rank of this thread in the group that XLA has made.
 thread_local Rank* own = nullptr;
 
-ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
+// What a rank's thread has, on a thread that works for it.
+cuda::Carried Carry(std::function<void()> call) {
+  struct Carry {
+    Rank* rank;
+    Fault fault;
+  };
+  const auto carry = std::make_shared<Carry>(Carry{own, fault});
+  return {[carry, call = std::move(call)] {
+            own = carry->rank;
+            fault = carry->fault;
+            call();
+            carry->fault = fault;
+          },
+          [carry] { fault = carry->fault; }};
+}
+const bool carries = (cuda::carry_to_thread = &Carry) != nullptr;
+
+// The last call on a non-blocking communicator must have ended before the next one.
+Rank& Ready(ncclComm_t comm) {
+  CHECK(!Of(comm).pending);
+  return Of(comm);
+}
+
+// Ends the call when all ranks have come, after a `fault` with an error.
+ncclResult_t Pend(Rank& rank, Group::Rendezvous* rendezvous, std::function<void()> finish) {
+  rank.pending = [=, &rank] {
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      if (static_cast<int>(rendezvous->brought.size()) < rank.group->n()) return false;
+    }
+    finish();
+    return true;
+  };
+  return ncclSuccess;  // as NCCL, although it goes on
+}
+
+ncclResult_t AsyncError(ncclComm_t comm, ncclResult_t* result) {
   Rank& rank = Of(comm);
+  if (rank.pending && !rank.pending()) return *result = ncclInProgress, ncclSuccess;
+  rank.pending = nullptr;
+  *result = std::exchange(rank.failure, ncclSuccess);
+  return ncclSuccess;
+}
+
+ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
+  Rank& rank = Ready(comm);
   if (Fails("ncclAllGather")) return ncclInternalError;
   const int number = rank.num_meetings++;
   const size_t bytes = count * sizeof(uint64_t);
@@ -58,7 +104,8 @@ ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t,
       const char* bytes_from = static_cast<const char*>(from);
       rendezvous->brought[rank.rank].assign(bytes_from, bytes_from + bytes);
     });
-    Until([&] { return static_cast<int>(rendezvous->brought.size()) == group.n(); });
+    Until([&] { return static_cast<int>(rendezvous->brought.size()) == group.n() || rank.aborted; });
+    if (rank.aborted) return;
     for (const auto& [r, brought] : rendezvous->brought)
       std::memcpy(static_cast<char*>(to) + r * bytes, brought.data(), bytes);
   });
@@ -81,7 +128,7 @@ ncclResult_t GetUniqueId(ncclUniqueId* key) {
 ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclConfig_t* config) {
   uint64_t words[16];
   std::memcpy(words, &key, sizeof words);
-  CHECK(config->blocking == 1 && words[0] != 0 && words[0] == words[15]);
+  CHECK(words[0] != 0 && words[0] == words[15]);
   if (own->group->cluster->init_fails) return ncclInternalError;
   Group* group = nullptr;
   Group::Rendezvous* rendezvous = nullptr;
@@ -95,11 +142,23 @@ ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclC
     group = shared;
     CHECK(group->n() == n && rank < n);
     group->ranks[rank] = own->group->ranks[own->rank];
+    group->first_device = own->group->first_device;
     rendezvous = &group->all_rendezvous[-1];
     rendezvous->brought[rank];
   });
+  const bool fails = Fails("ncclCommInitRankConfig");
+  if (config->blocking == 0) {
+    *made = MakeRank(group, rank);
+    Rank& of = Of(*made);
+    if (own->made == nullptr) own->made = &of;
+    Pend(of, rendezvous, [&of, fails] {
+      of.failure = fails ? ncclInternalError : ncclSuccess;
+      if (after_init) std::exchange(after_init, nullptr)();
+    });
+    return ncclInProgress;
+  }
   Until([&] { return static_cast<int>(rendezvous->brought.size()) == n; });
-  if (Fails("ncclCommInitRankConfig")) return ncclInternalError;
+  if (fails) return ncclInternalError;
   *made = MakeRank(group, rank);
   return ncclSuccess;
 }
@@ -111,7 +170,7 @@ struct Registered {
 };
 
 ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int) {
-  Rank& rank = Of(comm);
+  Rank& rank = Ready(comm);
   Group& group = *rank.group;
   CHECK(group.num_lsa_teams() == 1 || group.cluster->gin);
   auto registered = std::make_unique<Registered>();
@@ -124,11 +183,15 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
     rendezvous->memory.resize(registered->stride * group.n(), 0x5c);
     rendezvous->brought[rank.rank];
   });
-  Until([&] { return static_cast<int>(rendezvous->brought.size()) == group.n(); });
-  if (fails) return ncclUnhandledCudaError;
-  registered->begin = rendezvous->memory.data();
-  *window = reinterpret_cast<ncclWindow_t>(Keep(std::move(registered)));
-  return ncclSuccess;
+  *window = nullptr;
+  return Pend(rank, rendezvous, [=, &rank, made = Keep(std::move(registered))] {
+    if (fails) {
+      rank.failure = ncclUnhandledCudaError;
+      return;
+    }
+    made->begin = rendezvous->memory.data();
+    *window = reinterpret_cast<ncclWindow_t>(made);
+  });
 }
 
 ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address) {
@@ -140,10 +203,11 @@ ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** add
 
 ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) {
   if (Fails("ncclCommQueryProperties")) return ncclInternalError;
-  const Rank& rank = Of(comm);
+  Rank& rank = Ready(comm);
+  rank.asked = true;
   properties->rank = rank.rank;
   properties->nRanks = rank.group->n();
-  properties->cudaDev = rank.group->ranks[rank.rank];
+  properties->cudaDev = rank.group->first_device + rank.group->ranks[rank.rank];
   properties->nLsaTeams = rank.group->num_lsa_teams();
   const bool connected = properties->nLsaTeams == 1 || rank.group->cluster->gin;
   properties->deviceApiSupport = connected && (rank.group->cluster->peers_in_host || properties->nRanks == 1);
@@ -154,14 +218,13 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
 // Waits for all ranks, also if one of them fails.
 ncclResult_t DevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t*, ncclDevComm_t*) {
   const bool fails = Fails("ncclDevCommCreate");
-  Rank& rank = Of(comm);
+  Rank& rank = Ready(comm);
   Group::Rendezvous* rendezvous = nullptr;
   Locked([&] {
     rendezvous = &rank.group->all_rendezvous[rank.num_meetings++];
     rendezvous->brought[rank.rank];
   });
-  Until([&] { return static_cast<int>(rendezvous->brought.size()) == rank.group->n(); });
-  return fails ? ncclInvalidUsage : ncclSuccess;
+  return Pend(rank, rendezvous, [fails, &rank] { rank.failure = fails ? ncclInvalidUsage : ncclSuccess; });
 }
 
 // A call in the current NCCL group of this thread.
@@ -255,6 +318,8 @@ void OnRanks(const Cluster& cluster, const std::function<void(ncclComm_t, int)>&
   auto group = std::make_unique<Group>();
   group->cluster = &cluster;
   for (size_t r = 0; r < cluster.hosts.size(); ++r) group->ranks.push_back(static_cast<int>(r));
+  static std::atomic<int> number{0};
+  group->first_device = 100 * number++;
   Group* const shared = Keep(std::move(group));
   std::vector<std::thread> threads;
   for (int r = 0; r < shared->n(); ++r) {
@@ -265,6 +330,11 @@ void OnRanks(const Cluster& cluster, const std::function<void(ncclComm_t, int)>&
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+StatusOr<cuda::Communicator*> Get(ncclComm_t of_xla) {
+  const Rank& rank = Of(of_xla);
+  return cuda::OwnCommunicators::Get(of_xla, rank.group->first_device + rank.rank);
 }
 
 Stream& OwnStream() {
@@ -283,6 +353,9 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
     made.CommAbort = &fake::Abort;
     made.DevCommCreate = &fake::DevCommCreate;
     made.CommRevoke = &fake::Revoke;
+    made.CommGetAsyncError = &fake::AsyncError;
+    made.CommCount = [](ncclComm_t comm, int* n) { return *n = fake::Of(comm).group->n(), ncclSuccess; };
+    made.CommUserRank = [](ncclComm_t comm, int* rank) { return *rank = fake::Of(comm).rank, ncclSuccess; };
     made.CommWindowRegister = &fake::WindowRegister;
     made.GetLsaDevicePointer = &fake::LsaPointer;
     made.CommQueryProperties = &fake::QueryProperties;

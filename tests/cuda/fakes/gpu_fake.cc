@@ -72,11 +72,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   *status = captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  while (stream != cudaStreamPerThread && !AnyOf(stream).IsOver()) std::this_thread::yield();
-  return cudaSuccess;
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return stream == cudaStreamPerThread || AnyOf(stream).IsOver() ? cudaSuccess : cudaErrorNotReady;
 }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return AnyOf(stream).IsOver() ? cudaSuccess : cudaErrorNotReady; }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   if (Fails("cudaEventCreate")) return cudaErrorUnknown;
