@@ -27,10 +27,15 @@ StatusOr<std::vector<uint64_t>> Bootstrap::AllGather(uint64_t own) {
   JAXCOMM_RETURN_IF_ERROR(WithPrefix("ranks did not meet before: ", Failure()));
   StatusOr<std::vector<uint64_t>> all = TryAllGather(own);
   if (all.ok()) return all;
-  RevokeNcclComm(nccl_, nccl_comm_);
-  std::lock_guard<std::mutex> lock(mutex_);
-  failure_ = all.status();
+  Fail(all.status());
   return all;
+}
+
+void Bootstrap::Fail(const Status& failure) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_.ok()) return;
+  failure_ = failure;
+  RevokeNcclComm(nccl_, nccl_comm_);
 }
 
 StatusOr<std::vector<uint64_t>> Bootstrap::TryAllGather(uint64_t own) {
@@ -84,8 +89,10 @@ Status Bootstrap::Failure() const {
   return failure_;
 }
 
-Status Bootstrap::Check(const char* name, ncclResult_t result) const {
-  return WaitForNccl(nccl_, nccl_comm_, name, result, timeout_s_);
+Status Bootstrap::Check(const char* name, ncclResult_t result) {
+  const Status status = WaitForNccl(nccl_, nccl_comm_, name, result, timeout_s_);
+  if (status.code() == StatusCode::kDeadlineExceeded) Fail(status);
+  return status;
 }
 
 Status WaitForEarlier(cudaStream_t stream, double timeout_s) {

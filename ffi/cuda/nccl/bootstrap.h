@@ -50,7 +50,8 @@ class Bootstrap {
   Status Failure() const;
 
   // Waits for the end of a call of NCCL on the communicator, which is non-blocking, and returns its outcome.
-  Status Check(const char* name, ncclResult_t result) const;
+  // A call that has not ended by the timeout is a failure as above: the communicator can't be used meanwhile.
+  Status Check(const char* name, ncclResult_t result);
 
   const NcclLibrary& nccl() const { return nccl_; }
   ncclComm_t nccl_comm() const { return nccl_comm_; }
@@ -62,6 +63,7 @@ class Bootstrap {
 
  private:
   StatusOr<std::vector<uint64_t>> TryAllGather(uint64_t own);
+  void Fail(const Status& failure);
 
   const NcclLibrary& nccl_;
   const ncclComm_t nccl_comm_;

@@ -51,8 +51,10 @@ StatusOr<device::Window> SymmetricMemory::Register(const char* what, void* memor
                                                    ncclWindow_t* registered) {
   const ncclResult_t asked =
       bootstrap_.nccl().CommWindowRegister(nodes_.comm, memory, bytes, registered, NCCL_WIN_COLL_SYMMETRIC);
-  JAXCOMM_RETURN_IF_ERROR(
-      WaitForNccl(bootstrap_.nccl(), nodes_.comm, "ncclCommWindowRegister", asked, bootstrap_.timeout_s()));
+  constexpr char kName[] = "ncclCommWindowRegister";
+  JAXCOMM_RETURN_IF_ERROR(nodes_.comm == bootstrap_.nccl_comm() ? bootstrap_.Check(kName, asked)
+                                                               : WaitForNccl(bootstrap_.nccl(), nodes_.comm, kName,
+                                                                             asked, bootstrap_.timeout_s()));
   if (*registered == nullptr) {
     return UnavailableError(
         "NCCL gave no window for the " + std::string(what) +

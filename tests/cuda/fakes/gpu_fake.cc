@@ -1,6 +1,8 @@
 // The CUDA runtime functions of gpu_fake.h.
 #include "gpu_fake.h"
 
+#include <malloc.h>
+
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
 
@@ -37,6 +39,7 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
 }
 cudaError_t cudaFree(void* memory) {
   if (before_free) before_free();
+  if (memory != nullptr) std::memset(memory, 0xdd, malloc_usable_size(memory));  // what still uses it notices
   return std::free(memory), cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {

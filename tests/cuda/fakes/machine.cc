@@ -47,6 +47,7 @@ ncclResult_t MemAlloc(void** memory, size_t) {
 ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
   Rank& rank = Ready(comm);
   if (Fails("ncclAllGather")) return ncclInternalError;
+  while (rank.world->connects != nullptr && !*rank.world->connects) std::this_thread::yield();
   const int number = rank.num_gathers++;
   const size_t bytes = count * sizeof(uint64_t);
   auto sent = std::make_shared<bool>(false);
@@ -118,7 +119,7 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
       CHECK(mprotect(at, bytes, PROT_READ | PROT_WRITE) == 0);
       if (r == rank.rank) std::memset(at, 0x5c, bytes);  // memory is not zero at first
     }
-    ++mapping.num_arrived;
+    if (world.root.never_registers != rank.rank) ++mapping.num_arrived;
   }
   const auto all_arrived = [&world, number] {
     std::lock_guard<std::mutex> lock(world.mutex);
@@ -230,6 +231,10 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
 // The last rank to arrive runs the kernels of all ranks.
 cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cudaStream_t stream,
                    std::function<void()> of_rank) {
+  if (Of(stream).captures) {
+    Of(stream).graph.push_back([=](cudaStream_t on) { Launch(channels, threads, shared_bytes, on, of_rank); });
+    return cudaSuccess;
+  }
   Rank* const rank = own;
   const int number = rank->num_kernels++;
   auto sent = std::make_shared<bool>(false);
@@ -256,6 +261,10 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
     return kernel.done;
   });
   return cudaSuccess;
+}
+
+void Replay(const Stream& captured, cudaStream_t stream) {
+  for (const auto& launch : captured.graph) launch(stream);
 }
 
 std::unique_ptr<FakeStream> MakeStream() { return std::make_unique<Stream>(); }

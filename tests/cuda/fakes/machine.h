@@ -46,6 +46,8 @@ struct World {
   int rank_without_multimem = -1, rank_without_multicast = -1;
   bool split_fails = false;
   std::atomic<int64_t> spacing_error = 0;
+  int never_registers = -1;  // a rank whose memory NCCL never registers
+  std::atomic<bool>* connects = nullptr;  // XLA's communicator connects its ranks, in their threads, once this is true
   int num_made = 0, num_aborted = 0;  // ranks of jaxcomm's communicators
   int num_keys = 0;
   std::map<int, std::unique_ptr<World>> own;  // jaxcomm's communicators, by number of the key
@@ -97,6 +99,7 @@ struct Rank {
 
 struct Stream : FakeStream {
   int num_waits = 0, num_records = 0;       // of events
+  std::vector<std::function<void(cudaStream_t)>> graph;  // launches while it is captured, with their arguments
   std::deque<std::function<bool()>> queue;  // each returns whether it is complete
   bool Drain() {
     while (!queue.empty() && queue.front()()) queue.pop_front();
@@ -166,6 +169,9 @@ void OnRanks(int num_ranks, const std::function<void(int rank, void* nccl_comm)>
 // `channels` x ranks.
 cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cudaStream_t stream,
                    std::function<void()> kernel);
+
+// The launches that `captured` has recorded, on `stream`, as a CUDA graph makes them.
+void Replay(const Stream& captured, cudaStream_t stream);
 
 cudaStream_t NewStream();
 void Wait(cudaStream_t stream);
