@@ -15,6 +15,7 @@
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/gin.h"
 #include "cuda/nccl/nccl_library.h"
+#include "cuda/nccl/threads.h"
 #include "cuda/runtime/own_communicators.h"
 #include "cuda/xla/call.h"
 #include "cuda/xla/user_call.h"
@@ -198,6 +199,9 @@ NB_MODULE(_cuda, m) {
         "Why this module's kernels can't run on a GPU; empty if they can. Initializes the GPU.");
   m.def("nccl", &Nccl, nb::arg("wheel_path"),
         "Opens NCCL: path, version, optional functions that it lacks. Raises RuntimeError if it can't be used.");
+  m.def(
+      "end_threads", [] { return cuda::Threads::End(); }, nb::call_guard<nb::gil_scoped_release>(),
+      "Ends the threads of this module, at exit. Whether they have ended.");
   m.def("failures", &cuda::Communicator::Failures, "The errors of calls on GPUs that have aborted so far.");
   m.def("unique_id", &UniqueId, nb::arg("wheel_path"),
         "A key with which processes make a communicator (ncclUniqueId).");

@@ -2,6 +2,7 @@
 #include "gpu_fake.h"
 
 #include <malloc.h>
+#include <sys/mman.h>
 
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
@@ -21,6 +22,21 @@ cudaError_t LoadExchangeOffsets() { return cudaSuccess; }
 }  // namespace jaxcomm
 
 using namespace jaxcomm::fake;
+
+namespace {
+
+struct HostMemory {
+  std::mutex mutex;
+  std::vector<std::pair<void*, size_t>> pages;
+};
+HostMemory& host_memory = *new HostMemory;
+
+}  // namespace
+
+void jaxcomm::fake::UnmapHostMemory() {
+  std::lock_guard<std::mutex> lock(host_memory.mutex);
+  for (const auto& [memory, bytes] : host_memory.pages) munmap(memory, bytes);
+}
 
 extern "C" {
 
@@ -43,7 +59,14 @@ cudaError_t cudaFree(void* memory) {
   return std::free(memory), cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
-  return Fails("cudaHostAlloc") ? cudaErrorMemoryAllocation : Allocate(memory, bytes);
+  if (Fails("cudaHostAlloc")) return cudaErrorMemoryAllocation;
+  // Pages of its own, which UnmapHostMemory() takes away.
+  *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(*memory != MAP_FAILED);
+  std::memset(*memory, 0x5c, bytes);  // memory is not zero at first
+  std::lock_guard<std::mutex> lock(host_memory.mutex);
+  host_memory.pages.emplace_back(*memory, bytes);
+  return cudaSuccess;
 }
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) { return *device = host, cudaSuccess; }
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {

@@ -55,6 +55,9 @@ struct FakeStream {
   bool captures = false;
 };
 
+// What CUDA does with memory of cudaHostAlloc when the process exits.
+void UnmapHostMemory();
+
 // Defined by the program.
 std::unique_ptr<FakeStream> MakeStream();
 
