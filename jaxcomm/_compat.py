@@ -32,6 +32,7 @@ __all__ = [
     "make_varying",
     "mlir",
     "on_cloud_tpu",
+    "is_exported",
     "provides_communicators",
     "psum_of_groups",
     "unbound_axis",
@@ -127,6 +128,11 @@ def _jaxlib() -> tuple[int, ...]:
 def provides_communicators() -> bool:
     """Whether XLA:GPU provides its communicators to FFI handlers."""
     return _jaxlib() >= (0, 11, 2)
+
+
+def is_exported(ctx: Any) -> bool:
+    """Whether a lowering is that of jax.export, so that other devices than those of its mesh may run the program."""
+    return bool(getattr(getattr(ctx.module_context, "lowering_parameters", None), "for_export", False))
 
 
 def has_windows() -> bool:

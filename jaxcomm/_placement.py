@@ -80,6 +80,14 @@ def placement(mesh: AnyMesh, rows: np.ndarray) -> GroupPlacement:
     return GroupPlacement(processes.reshape(-1), sizes.pop() if len(sizes) == 1 else 1)
 
 
+def gpu_processes(mesh: AnyMesh, rows: np.ndarray) -> np.ndarray | None:
+    """Process of each GPU, group after group, equal in all processes. None if the mesh has no GPUs to ask."""
+    devices = list(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else []
+    if not devices or devices[0].platform != "gpu":
+        return None
+    return np.array([device.process_index for device in devices], np.int32)[rows].reshape(-1)
+
+
 def gpu_groups(mesh: AnyMesh, rows: np.ndarray) -> np.ndarray:
     """Process and local number of each GPU, group after group, for versions of XLA that provide no communicators.
 

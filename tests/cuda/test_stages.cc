@@ -1,8 +1,11 @@
 // XLA's stages of a call: preparation, initialization and execution, and the devices on which they fail.
+#include <atomic>
 #include <chrono>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "../../ffi/cuda/runtime/own_communicators.h"
 #include "fakes/machine.h"
@@ -196,6 +199,72 @@ ALONE_TEST_CASE("local devices fail together") {
   state.calls.at(1)->communicator().comm().report->state = device::Report::kComplete;
   CHECK(initialize(1, 1).empty());  // as the other one
   for (int device = 0; device < 2; ++device) CHECK(Has(initialize(device, 2), "a call before it failed"));
+}
+
+// Four GPUs of a process form two groups. An allocation waits for the kernels of all four, and nothing can be launched
+// meanwhile. A kernel on GPU 2 waits for a launch on GPU 3, which comes late. `processes`: of the
+// GPUs.
+void AllocateBesideAKernel(const std::vector<int32_t>& processes) {
+  Communicator::Configure(20, 4, "", false, 5);
+  auto* const state = new GpuCallState;
+  state->spec = SpecOf(Collective::kAllReduce, 2);
+  state->spec.groups = {0, 1, 2, 3};
+  state->spec.processes = processes;
+  auto* const driver = new std::mutex;
+  auto* const launched = new std::atomic<bool>(false);
+  before_allocation = [driver, launched] {
+    std::lock_guard<std::mutex> lock(*driver);
+    const auto begin = std::chrono::steady_clock::now();
+    while (!*launched) {
+      if (std::chrono::steady_clock::now() - begin > std::chrono::seconds(1)) {
+        std::fprintf(stderr, "stalled\n");
+        *launched = true;
+      }
+    }
+  };
+  std::vector<std::thread> groups;
+  for (int group = 0; group < 2; ++group) {
+    groups.emplace_back([=] {
+      OnRanks(*new World(2), [=](Rank& rank) {
+        const int device = rank.number = 2 * group + rank.rank;
+        Stream stream;
+        FakeXla xla;
+        xla.state = state;
+        xla.stream = stream.handle();
+        xla.device = device;
+        xla.communicator = &rank;
+        xla.num_communicators = 1;
+        if (device == 2) stream.queue.push_back([=] { return launched->load(); });
+        if (device == 3) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+          std::lock_guard<std::mutex> lock(*driver);
+          *launched = true;
+        }
+        int32_t x[4] = {1, 2, 3, 4}, y[4] = {};
+        CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
+        CHECK(xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4).empty());
+        fake::Wait(stream.handle());
+        CHECK(y[3] == 8);
+      });
+    });
+  }
+  for (std::thread& group : groups) group.join();
+}
+
+TEST_CASE("GPUs of a process allocate when the earlier work of all of them has ended") {
+  CHECK(Alone([] { AllocateBesideAKernel({5, 5, 5, 5}); }).empty());
+  // Of other processes, and where the processes are unknown: nothing to wait for.
+  CHECK(Has(Alone([] { AllocateBesideAKernel({5, 5, 6, 6}); }), "stalled"));
+  CHECK(Has(Alone([] { AllocateBesideAKernel({}); }), "stalled"));
+}
+
+ALONE_TEST_CASE("a GPU of the process that does not come is an error in time") {
+  Communicator::Configure(0.02, 4);
+  LocalRendezvous rendezvous;
+  CHECK(rendezvous.Join(1, 1, 0.05).ok() && rendezvous.Join(1, 0, 0.05).ok());
+  CHECK(Has(rendezvous.Join(2, 3, 0.05), "2 other GPUs of this process did not come within"));
+  CHECK(!rendezvous.Join(3, 2, 0.05).ok());  // of another run
+  CHECK(rendezvous.Join(3, 2, 0.05).ok());
 }
 
 // First runs find all ranks even if GPUs are busy for longer than the timeout.

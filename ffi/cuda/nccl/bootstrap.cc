@@ -96,7 +96,7 @@ Status Bootstrap::Check(const char* name, ncclResult_t result) {
 }
 
 Status WaitForEarlier(cudaStream_t stream, double timeout_s) {
-  return WaitForStream(stream, 10 * timeout_s, "the end of earlier work on this GPU");
+  return WaitForStream(stream, kTimeoutsOfEarlierWork * timeout_s, "the end of earlier work on this GPU");
 }
 
 }  // namespace cuda

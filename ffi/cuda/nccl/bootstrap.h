@@ -79,7 +79,8 @@ class Bootstrap {
 };
 
 // Waits for the earlier work on `stream`, before the first collective call of a run: the timeout of the other ranks
-// must not cover that work. The work may be long and may itself wait for peers, so the limit is ten timeouts.
+// must not cover that work. The work may be long and may itself wait for peers, so the limit is many timeouts.
+constexpr double kTimeoutsOfEarlierWork = 10;
 Status WaitForEarlier(cudaStream_t stream, double timeout_s);
 
 }  // namespace cuda

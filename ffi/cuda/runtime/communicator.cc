@@ -37,13 +37,15 @@ Shared& GetShared() {
 
 }  // namespace
 
-void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id, bool windows) {
+void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id, bool windows,
+                             int32_t process) {
   std::lock_guard<std::mutex> lock(GetShared().mutex);
   Communicator::Settings& settings = GetShared().settings;
   settings.timeout_s = timeout_s;
   settings.max_channels = max_channels;
   settings.node_name = node_id.empty() ? 0 : Mix(1, std::string_view(node_id));
   settings.windows = windows;
+  settings.process = process;
 }
 
 Communicator::Settings Communicator::Configured() {

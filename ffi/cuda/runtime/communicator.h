@@ -33,13 +33,15 @@ class Communicator {
  public:
   // Sets what all communicators made from now on use. `max_channels` and `windows` (JAXCOMM_SYMMETRIC_BUFFERS) must be
   // the same on all ranks. `node_id`: ranks whose names differ are on different nodes, even if NVLink connects them;
-  // empty: no name.
-  static void Configure(double timeout_s, int32_t max_channels, const std::string& node_id = "", bool windows = false);
+  // empty: no name. `process`: JAX's number of this process.
+  static void Configure(double timeout_s, int32_t max_channels, const std::string& node_id = "", bool windows = false,
+                        int32_t process = 0);
   struct Settings {
     double timeout_s = 30;
     int32_t max_channels = 32;
     uint64_t node_name = 0;  // hash of the name, 0: none
     bool windows = false;
+    int32_t process = 0;
   };
   static Settings Configured();
 

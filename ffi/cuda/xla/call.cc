@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -143,10 +144,17 @@ Status FindOffsets(GpuCallState& state, const XlaCollectives& collectives, const
 // Makes the call site on this device, in its first run. It is never replaced, because CUDA graphs keep its addresses,
 // and needs no communicator of XLA from then on.
 Status MakeCall(GpuCallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers,
-                cudaStream_t stream) {
+                cudaStream_t stream, int64_t run) {
   if (Find(state, device) != nullptr) return OkStatus();
   const CallSpec& spec = state.spec;
-  JAXCOMM_RETURN_IF_ERROR(WaitForEarlier(stream, Communicator::Configured().timeout_s));
+  const Communicator::Settings settings = Communicator::Configured();
+  const Status earlier = WaitForEarlier(stream, settings.timeout_s);
+  // GPUs of this process; none if the lowering did not know the processes.
+  const auto num_local = std::count(spec.processes.begin(), spec.processes.end(), settings.process);
+  // The others may still wait for their earlier work.
+  const Status met = state.first_run.Join(run, num_local, (kTimeoutsOfEarlierWork + 1) * settings.timeout_s);
+  JAXCOMM_RETURN_IF_ERROR(earlier);
+  JAXCOMM_RETURN_IF_ERROR(met);
   const StatusOr<Communicator*> found = GetCommunicator(collectives, state.Groups(), state.members, device);
   JAXCOMM_RETURN_IF_ERROR(found.status());
   Communicator* const communicator = *found;
@@ -191,7 +199,7 @@ ffi::Error Initialize(cudaStream_t stream, GpuCallState* state, XlaCollectives c
   if (ffi::Error failure = FailureOf(state->spec, FailureBefore(*state, run.run_id)); !failure.success())
     return failure;
   if (!ProblemOf(*state, device).ok()) return ffi::Error::Success();
-  Status problem = MakeCall(*state, collectives, device, *buffers, stream);
+  Status problem = MakeCall(*state, collectives, device, *buffers, stream, run.run_id);
   if (problem.ok() && state->windows) {
     problem = FindOffsets(*state, collectives, *buffers, *Find(*state, device), stream);
   }

@@ -14,6 +14,7 @@
 #include "common/status.h"
 #include "cuda/runtime/device_call.h"
 #include "cuda/xla/call_communicator.h"
+#include "cuda/xla/local_rendezvous.h"
 #include "cuda/xla/run_status.h"
 #include "cuda/xla/xla_collectives.h"
 
@@ -34,6 +35,7 @@ struct GpuCallState {
   std::map<int32_t, std::unique_ptr<DeviceCall>> calls;  // by local device
   std::map<int32_t, Status> problems;                    // by local device: why its call can't be made, ever
   RunStatus run_status;
+  LocalRendezvous first_run;
 
   // Found in the first run. The same in all runs, because the shapes are.
   std::once_flag split_once, shared_once;

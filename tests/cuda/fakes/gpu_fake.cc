@@ -51,6 +51,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
 }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  if (before_allocation) before_allocation();
   return Fails("cudaMalloc") ? cudaErrorMemoryAllocation : Allocate(memory, bytes);
 }
 cudaError_t cudaFree(void* memory) {
@@ -59,6 +60,7 @@ cudaError_t cudaFree(void* memory) {
   return std::free(memory), cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  if (before_allocation) before_allocation();
   if (Fails("cudaHostAlloc")) return cudaErrorMemoryAllocation;
   // Pages of its own, which UnmapHostMemory() takes away.
   *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -36,6 +36,9 @@ inline bool Fails(const char* call) { return fault.call == call && fault.skipped
 // State of this thread.
 inline thread_local int current_device = 0;
 
+// Called before memory is allocated, on any thread.
+inline std::function<void()> before_allocation;
+
 // Called before memory is freed.
 inline thread_local std::function<void()> before_free;
 
