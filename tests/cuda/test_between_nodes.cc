@@ -188,6 +188,41 @@ ALONE_TEST_CASE("the error names a rank that does not connect") {
   });
 }
 
+// NCCL connects to a rank in the thread that ends the group of sends and receives. It returns once the communicator has
+// been revoked.
+ALONE_TEST_CASE("a connection that NCCL waits for is an error in time") {
+  Communicator::Configure(1, 3);
+  OnRanks(Hosts(2, 1), [&](ncclComm_t comm, int rank) {
+    Communicator& communicator = *Ok(fake::Get(comm));
+    device::Window arena;
+    int64_t bytes;
+    CHECK(communicator.Reserve(1, &arena, &bytes).ok());
+    if (rank == 1) {
+      CHECK(communicator.CheckSameOnAllRanks("all", 1).ok() && communicator.AllDone("here", OkStatus()).ok());
+      return;
+    }
+    before_group = [] {
+      while (num_revoked == 0) std::this_thread::yield();
+    };
+    const auto call = DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32, 9, 9);
+    CHECK(Has(call.status(), "rank 1 of other nodes did not come within 1 s (JAXCOMM_TIMEOUT_S)"));
+    CHECK(Has(communicator.Failure(), "rank 1 of other nodes did not come within 1 s"));
+    CHECK(num_revoked == 1);
+  });
+}
+
+ALONE_TEST_CASE("a communicator for messages that NCCL never completes is an error in time") {
+  Communicator::Configure(1, 3);
+  static std::atomic<bool> joins{false};
+  Cluster cluster(Hosts(2, 1));
+  cluster.joins = &joins;
+  OnRanks(cluster, [&](ncclComm_t comm, int) {
+    CHECK(Has(fake::Get(comm).status(),
+              "the other ranks of the group of 2 did not come to make its communicator within 1 s"));
+  });
+  joins = true;
+}
+
 // The errors of two ranks when `of_rank_1` happens. `reached`: it has happened.
 std::vector<std::string> MakeWithFault(const Cluster& cluster, double timeout_s, const Fault& of_rank_1,
                                        bool* reached) {

@@ -52,11 +52,13 @@ cuda::Carried Carry(std::function<void()> call) {
   struct Carry {
     Rank* rank;
     Fault fault;
+    std::function<void()> before_group;
   };
-  const auto carry = std::make_shared<Carry>(Carry{own, fault});
+  const auto carry = std::make_shared<Carry>(Carry{own, fault, before_group});
   return {[carry, call = std::move(call)] {
             own = carry->rank;
             fault = carry->fault;
+            before_group = carry->before_group;
             call();
             carry->fault = fault;
           },
@@ -157,6 +159,7 @@ ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclC
     });
     return ncclInProgress;
   }
+  while (own->group->cluster->joins != nullptr && !*own->group->cluster->joins) std::this_thread::yield();
   Until([&] { return static_cast<int>(rendezvous->brought.size()) == n; });
   if (fails) return ncclInternalError;
   *made = MakeRank(group, rank);

@@ -49,6 +49,7 @@ struct Cluster {
   std::vector<int> hosts;     // by rank
   bool peers_in_host = true;  // GPUs of a host address each other
   bool init_fails = false;
+  std::atomic<bool>* joins = nullptr;  // blocking communicators wait in NCCL until this is true
   bool gin = false;                          // NCCL supports GIN between nodes
   mutable std::atomic<int> num_aborted = 0;  // communicators
 
