@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "../common/status.h"
-#include "network.h"
+#include "common/status.h"
+#include "transport/network.h"
 
 namespace jaxcomm {
 

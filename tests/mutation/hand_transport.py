@@ -11,7 +11,7 @@ MUTANTS = [
     Mutant("a short read is a success", NODE, " !=\n        bytes) {", " < 0) {", "test_node"),
     Mutant("the second call reads the first pieces", NODE, "    reads += count;\n", "", "test_node"),
     Mutant(
-        "who can't be polled has ended",
+        "a process that cannot be polled counts as ended",
         NODE,
         "if (poll(&ended, 1, 0) > 0)",
         "if (poll(&ended, 1, 0) >= 0)",
@@ -25,7 +25,7 @@ MUTANTS = [
         "test_node",
     ),
     Mutant(
-        "what is left of a memory is lost",
+        "the rest of a memory is lost",
         NODE,
         "      while (rest_.bytes >= read) {",
         "      while (false) {",
@@ -76,7 +76,7 @@ MUTANTS = [
         "test_receive_queue",
     ),
     Mutant(
-        "a message without payload passes one that waits",
+        "a message without payload overtakes a waiting one",
         QUEUE,
         "  if (ready && !peer.channels.count(envelope.channel)) return",
         "  if (ready) return",
@@ -133,7 +133,7 @@ MUTANTS = [
     ),
     # UCX.
     Mutant(
-        "small data is said to be sent before it is copied",
+        "small data is reported as sent before it is copied",
         UCX,
         "    message->data = message->copy.get();\n",
         "",
@@ -154,14 +154,14 @@ MUTANTS = [
         "test_ucx_network",
     ),
     Mutant(
-        "another version of UCX is spoken to",
+        "another version of UCX is accepted",
         UCX,
         "if (head.version[0] != ucx_->major || head.version[1] != ucx_->minor) {",
         "if (head.version[0] != ucx_->major) {",
         "test_ucx_network",
     ),
     Mutant(
-        "the address of another process is taken",
+        "the address of another process is used",
         UCX,
         " || head.process != process ||",
         " ||",
