@@ -224,9 +224,7 @@ def lower(
     group_size = rows.shape[1]
     uses_xla = _uses_xla(call, platform)
     exported = _compat.is_exported(ctx)
-    common = (
-        {} if uses_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
-    )
+    common = {} if uses_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):

@@ -95,7 +95,7 @@ def register_cuda() -> bool:
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
-    # Registered after JAX's own handler, so it runs before that one ends CUDA. Prints failures first, then ends threads.
+    # After JAX's own handler, so these run before CUDA ends: failures are printed, then threads end.
     atexit.register(module.end_threads)
     atexit.register(_errors.at_exit, module.failures)
     return True

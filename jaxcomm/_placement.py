@@ -85,7 +85,8 @@ def gpu_processes(mesh: AnyMesh, rows: np.ndarray) -> np.ndarray | None:
     devices = list(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else []
     if not devices or devices[0].platform != "gpu":
         return None
-    return np.array([device.process_index for device in devices], np.int32)[rows].reshape(-1)
+    processes: np.ndarray = np.array([device.process_index for device in devices], np.int32)
+    return np.asarray(processes[rows].reshape(-1))
 
 
 def gpu_groups(mesh: AnyMesh, rows: np.ndarray) -> np.ndarray:
