@@ -155,9 +155,8 @@ ALONE_TEST_CASE("a communicator that cannot be created is an error") {
   Communicator::Configure(kLong, 3);
   Cluster cluster(Hosts(2, 2));
   cluster.init_fails = true;
-  OnRanks(cluster, [&](ncclComm_t comm, int) {
-    CHECK(Has(fake::Get(comm).status(), "ncclCommInitRankConfig: failed"));
-  });
+  OnRanks(cluster,
+          [&](ncclComm_t comm, int) { CHECK(Has(fake::Get(comm).status(), "ncclCommInitRankConfig: failed")); });
 }
 
 StatusOr<std::unique_ptr<DeviceCall>> Sum(Communicator& communicator, int64_t count) {

@@ -100,8 +100,7 @@ TEST_CASE("a query that does not end is an error in time") {
     return made;
   }();
   num_groups = 0;
-  CHECK(QueryCommunicator(nccl, {4, 5, 6}, 0.1).status().message() ==
-        "NCCL made no communicator of 3 GPUs within 0 s");
+  CHECK(QueryCommunicator(nccl, {4, 5, 6}, 0.1).status().message() == "NCCL made no communicator of 3 GPUs within 0 s");
   released = true;
   CHECK(cuda::Threads::End(20));
 }

@@ -115,8 +115,7 @@ ALONE_TEST_CASE("jaxcomm's own communicators") {
       CHECK(Has(OwnCommunicators::Get({{3, 0}, {4, 0}}, 2, 0).status(), "did not come to make its communicator"));
     }
   });
-  Until(late->mutex, [&] { return late->num_aborted == 1; });
-  CHECK(late->num_made == 1);
+  CHECK(late->num_made == 1 && late->num_aborted == 0);  // NCCL goes on in its thread
 }
 
 ALONE_TEST_CASE("calls on two streams follow each other") {

@@ -47,9 +47,8 @@ TEST_CASE("the watchdog ends before the memory that it reads is gone") {
 // A thread that stays inside of NCCL does not keep the process from exiting.
 TEST_CASE("the exit does not wait forever") {
   const auto begin = std::chrono::steady_clock::now();
-  const int status = StatusAtExit([] {
-    Threads::Start([] { std::this_thread::sleep_for(std::chrono::seconds(100)); });
-  });
+  const int status =
+      StatusAtExit([] { Threads::Start([] { std::this_thread::sleep_for(std::chrono::seconds(100)); }); });
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 7);
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(50));
 }

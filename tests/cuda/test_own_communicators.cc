@@ -120,9 +120,10 @@ void Replace(bool same_address, bool reversed) {
     for (int run = 2; run < 4; ++run) {
       Fill(x.data(), y.data(), device, run);
       if (reversed) {
-        CHECK(site.xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x.data(), Site::kCount, y.data(),
-                           Site::kCount)
-                  .empty());
+        CHECK(
+            site.xla
+                .Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x.data(), Site::kCount, y.data(), Site::kCount)
+                .empty());
       } else {
         site.Begin(x.data(), y.data());
       }
@@ -236,12 +237,12 @@ ALONE_TEST_CASE("an exchange that times out leaves XLA's communicator as it was"
     const int before = rank.num_gathers;
     if (rank.rank == 0) {
       CHECK(Has(communicator.CheckSameOnAllRanks("a", 1), "did not come within 0.3 s"));
-      for (int i = 0; i < 1000 && !rank.made->aborted; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      CHECK(rank.made->aborted);  // no kernel of NCCL waits on
+      for (int i = 0; i < 1000 && !*rank.made->revoked; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      CHECK(*rank.made->revoked);  // no kernel of NCCL waits on
       turn = 1;
     }
     while (turn < 1) std::this_thread::yield();
-    CHECK(rank.num_gathers == before && !rank.aborted);
+    CHECK(rank.num_gathers == before && !*rank.revoked);
     FirstContact contact(**NcclLibrary::Open(""), reinterpret_cast<ncclComm_t>(&rank), rank.device(), 5);
     const std::vector<Member> members = Ok(contact.Members());
     CHECK(members.size() == 2 && members[0].process == Incarnation() && members[1].device == members[0].device + 1);

@@ -24,7 +24,7 @@ WAITS = {
     },
     r"cudaFreeHost|cudaStreamDestroy|cudaGraph": {},
     # NCCL waits for peers.
-    r"CommInitRankConfig\(": {"nccl/nccl_calls.cc": "non-blocking, or on a thread of its own"},
+    r"CommInitRankConfig\(": {"nccl/nccl_calls.cc": "on a thread of its own"},
     r"CommInitRank\(|CommInitAll|CommDestroy\(|CommFinalize|CommWindowDeregister\(": {
         "nccl/capabilities.cc": "on a thread of its own",
     },
@@ -34,10 +34,10 @@ WAITS = {
         "nccl/nccl_calls.cc": "on a thread of its own",
         "nccl/capabilities.cc": "on a thread of its own",
     },
-    r"(\.|->)CommWindowRegister\(": {"nccl/symmetric_memory.cc": "on a non-blocking communicator, then polled"},
-    r"(\.|->)DevCommCreate\(": {"nccl/gin.cc": "on a non-blocking communicator, then polled"},
+    r"(\.|->)CommWindowRegister\(": {"nccl/symmetric_memory.cc": "on a thread of its own"},
+    r"(\.|->)DevCommCreate\(": {"nccl/gin.cc": "on a thread of its own (runtime/communicator.cc)"},
     r"(\.|->)AllGather\(words_|nccl->AllGather\(": {
-        "nccl/bootstrap.cc": "on a non-blocking communicator, then polled",
+        "nccl/bootstrap.cc": "on a thread of its own",
         "nccl/first_contact.cc": "on a thread of its own",
     },
     r"GroupEnd\(": {

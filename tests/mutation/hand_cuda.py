@@ -144,8 +144,8 @@ MUTANTS = [
     Mutant(
         "a part's ranks are those of the group",
         NODES,
-        "make(nccl, key, count, bootstrap.rank() - first,",
-        "make(nccl, key, count, bootstrap.rank(),",
+        "MakeNcclComm(nccl, key, count, bootstrap.rank() - first,",
+        "MakeNcclComm(nccl, key, count, bootstrap.rank(),",
         "test_cuda_between_nodes",
     ),
     Mutant(

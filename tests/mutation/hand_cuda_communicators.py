@@ -56,10 +56,10 @@ MUTANTS = [
         "test_cuda_device_call",
     ),
     Mutant(
-        "what NCCL has begun is taken for done",
+        "NCCL is called in the thread that waits",
         CALLS_OF_NCCL,
-        "  if (result == ncclSuccess) result = ncclInProgress;\n",
-        "",
+        "bool done = RunBounded([result, call = std::move(call)] { *result = call(); }, deadline);",
+        "bool done = true;\n  *result = call();",
         "test_cuda_own_communicators",
     ),
     Mutant(
@@ -68,13 +68,6 @@ MUTANTS = [
         "  RevokeNcclComm(nccl_, nccl_comm_);\n",
         "",
         "test_cuda_own_communicators",
-    ),
-    Mutant(
-        "a communicator without its ranks is not aborted",
-        CALLS_OF_NCCL,
-        "  AbortNcclComm(nccl, made);\n",
-        "",
-        "test_cuda_communicator",
     ),
     Mutant(
         "the rank that fails to make the communicator keeps it to itself",

@@ -28,7 +28,7 @@ struct OwnBuffers {
 // Plain data. Pointers point to device memory.
 struct ExchangeOffsetsArgs {
   device::Comm comm;
-  device::Window offset_table;         // BufferOffsets [2][sender], on every rank
+  device::Window offset_table;  // BufferOffsets [2][sender], on every rank
   const OwnBuffers* own = nullptr;
   int64_t* input_at = nullptr;   // [rank], out: bytes from the rank's signals
   int64_t* output_at = nullptr;  // [rank], out

@@ -43,7 +43,9 @@ StatusOr<std::vector<uint64_t>> Bootstrap::TryAllGather(uint64_t own) {
   JAXCOMM_RETURN_IF_ERROR(
       CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(words_, &own, sizeof own, cudaMemcpyHostToDevice, stream_)));
   JAXCOMM_RETURN_IF_ERROR(
-      Check("ncclAllGather", nccl_.AllGather(words_, words_ + 1, 1, ncclUint64, nccl_comm_, stream_)));
+      // NCCL connects the ranks in the first exchange.
+      Call("ncclAllGather",
+           [this] { return nccl_.AllGather(words_, words_ + 1, 1, ncclUint64, nccl_comm_, stream_); }));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda(
       "cudaMemcpyAsync", cudaMemcpyAsync(words_on_host_, words_ + 1, bytes, cudaMemcpyDeviceToHost, stream_)));
   JAXCOMM_RETURN_IF_ERROR(
@@ -89,8 +91,8 @@ Status Bootstrap::Failure() const {
   return failure_;
 }
 
-Status Bootstrap::Check(const char* name, ncclResult_t result) {
-  const Status status = WaitForNccl(nccl_, nccl_comm_, name, result, timeout_s_);
+Status Bootstrap::Call(const char* name, std::function<ncclResult_t()> call) {
+  const Status status = CallNccl(nccl_, nccl_comm_, name, std::move(call), timeout_s_);
   if (status.code() == StatusCode::kDeadlineExceeded) Fail(status);
   return status;
 }

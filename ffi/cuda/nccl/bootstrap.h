@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -49,9 +50,8 @@ class Bootstrap {
   // The failure after which all collective calls fail. Any thread.
   Status Failure() const;
 
-  // Waits for the end of a call of NCCL on the communicator, which is non-blocking, and returns its outcome.
-  // A call that has not ended by the timeout is a failure as above: the communicator can't be used meanwhile.
-  Status Check(const char* name, ncclResult_t result);
+  // As CallNccl, on the communicator. A call that has not ended by the timeout is a failure as above.
+  Status Call(const char* name, std::function<ncclResult_t()> call);
 
   const NcclLibrary& nccl() const { return nccl_; }
   ncclComm_t nccl_comm() const { return nccl_comm_; }

@@ -60,8 +60,7 @@ StatusOr<ncclCommProperties_t> Query(const NcclLibrary& nccl, const std::vector<
 StatusOr<ncclCommProperties_t> QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& devices,
                                                  double limit_s) {
   const auto found = std::make_shared<StatusOr<ncclCommProperties_t>>(UnavailableError("not asked"));
-  const bool done =
-      cuda::RunBounded([found, &nccl, devices] { *found = Query(nccl, devices); }, Deadline(limit_s));
+  const bool done = cuda::RunBounded([found, &nccl, devices] { *found = Query(nccl, devices); }, Deadline(limit_s));
   if (done) return *found;
   return DeadlineExceededError("NCCL made no communicator of " + std::to_string(devices.size()) + " GPUs within " +
                                std::to_string(static_cast<int>(limit_s)) + " s");

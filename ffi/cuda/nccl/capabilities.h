@@ -11,8 +11,8 @@
 
 namespace jaxcomm {
 
-// Makes a communicator over `devices`, queries its properties, and destroys it. Takes seconds. An error after `limit_s`;
-// NCCL goes on in its thread.
+// Makes a communicator over `devices`, queries its properties, and destroys it. Takes seconds. An error after
+// `limit_s`; NCCL goes on in its thread.
 StatusOr<ncclCommProperties_t> QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& devices,
                                                  double limit_s = 120);
 

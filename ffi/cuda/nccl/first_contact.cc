@@ -4,7 +4,6 @@
 
 #include <cstring>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <random>
 #include <string>
@@ -12,10 +11,8 @@
 
 #include "cuda/nccl/bootstrap.h"
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/nccl/deadline.h"
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/scoped_device.h"
-#include "cuda/nccl/threads.h"
 #include "cuda/nccl/wait_for_stream.h"
 
 namespace jaxcomm {
@@ -55,7 +52,8 @@ Kept& GetKept() {
   return *kept;
 }
 
-// Takes what is kept for the GPU, if it is large enough. What an exchange that has failed may still use is not put back.
+// Takes what is kept for the GPU, if it is large enough. What an exchange that has failed may still use is not put
+// back.
 StatusOr<Memory> Take(int32_t device, size_t num_words) {
   {
     std::lock_guard<std::mutex> lock(GetKept().mutex);
@@ -97,20 +95,17 @@ StatusOr<std::vector<uint64_t>> FirstContact::AllGather(const std::vector<uint64
       CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(memory.on_device, memory.on_host, own.size() * sizeof(uint64_t),
                                                    cudaMemcpyHostToDevice, memory.stream)));
   // NCCL connects the ranks in the first collective call, and waits for them in the calling thread.
-  const auto result = std::make_shared<ncclResult_t>(ncclSuccess);
-  const Deadline deadline(timeout_s_);
   uint64_t* const all = memory.on_device + own.size();
-  const bool begun = RunBounded(
-      [result, memory, all, count = own.size(), nccl = &nccl_, of_xla = of_xla_] {
-        *result = nccl->AllGather(memory.on_device, all, count, ncclUint64, of_xla, memory.stream);
-      },
-      deadline);
   const std::string late = "the other ranks of the group of " + std::to_string(size_);
-  if (!begun) return Late(late, timeout_s_);
-  JAXCOMM_RETURN_IF_ERROR(WaitForNccl(nccl_, of_xla_, "ncclAllGather", *result, timeout_s_));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda(
-      "cudaMemcpyAsync", cudaMemcpyAsync(memory.on_host + own.size(), all, num_all * sizeof(uint64_t),
-                                         cudaMemcpyDeviceToHost, memory.stream)));
+  const auto call = [memory, all, count = own.size(), nccl = &nccl_, of_xla = of_xla_] {
+    return nccl->AllGather(memory.on_device, all, count, ncclUint64, of_xla, memory.stream);
+  };
+  const Status begun = CallNccl(nccl_, of_xla_, "ncclAllGather", call, timeout_s_);
+  if (begun.code() == StatusCode::kDeadlineExceeded) return Late(late, timeout_s_);
+  JAXCOMM_RETURN_IF_ERROR(begun);
+  JAXCOMM_RETURN_IF_ERROR(
+      CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(memory.on_host + own.size(), all, num_all * sizeof(uint64_t),
+                                                   cudaMemcpyDeviceToHost, memory.stream)));
   JAXCOMM_RETURN_IF_ERROR(WaitForStream(memory.stream, timeout_s_, late));
   const uint64_t* const gathered = memory.on_host + own.size();
   std::vector<uint64_t> words(gathered, gathered + num_all);

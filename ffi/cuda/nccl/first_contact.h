@@ -1,8 +1,8 @@
 // The GPUs of a group, and the key of jaxcomm's own communicator of them, by way of XLA's communicator.
 //
 // XLA destroys its communicators and makes them anew in ordinary programs, possibly at the same address (openxla/xla:
-// AcquireGpuClique). So an ncclComm_t of XLA identifies nothing beyond the current run. The ranks exchange over it which
-// GPUs they are, and the key of a communicator that XLA does not know.
+// AcquireGpuClique). So an ncclComm_t of XLA identifies nothing beyond the current run. The ranks exchange over it
+// which GPUs they are, and the key of a communicator that XLA does not know.
 //
 // Not ncclCommSplit: it runs on XLA's communicator, which is blocking by default, so the wait for the other ranks would
 // have no limit, and a rank that is missing would leave XLA's communicator amidst a collective call.

@@ -32,10 +32,8 @@ StatusOr<std::unique_ptr<Gin>> Gin::Make(const NcclLibrary& nccl, ncclComm_t ncc
   std::unique_ptr<Gin> made(new Gin);
   made->counts_ = counts;
   // A non-blocking communicator may still write to the ncclDevComm after the call returns, so it must not move.
-  const Status status =
-      check("ncclDevCommCreate", nccl.DevCommCreate(nccl_comm, &requirements, made->nccl_comm_.get()));
-  if (status.code() == StatusCode::kDeadlineExceeded) made.release();  // NCCL may still write to it
-  JAXCOMM_RETURN_IF_ERROR(status);
+  JAXCOMM_RETURN_IF_ERROR(
+      check("ncclDevCommCreate", nccl.DevCommCreate(nccl_comm, &requirements, made->nccl_comm_.get())));
   return made;
 }
 

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,16 +13,6 @@
 
 namespace jaxcomm {
 namespace cuda {
-namespace {
-
-constexpr char kInit[] = "ncclCommInitRankConfig";
-
-Status Missing(int32_t size, double timeout_s) {
-  return DeadlineExceededError("the other ranks of the group of " + std::to_string(size) +
-                               " did not come to make its communicator within " + TimeoutText(timeout_s));
-}
-
-}  // namespace
 
 Status CheckNccl(const NcclLibrary& nccl, ncclComm_t nccl_comm, const char* name, ncclResult_t result) {
   if (result == ncclSuccess) return OkStatus();
@@ -33,56 +24,45 @@ Status CheckNccl(const NcclLibrary& nccl, ncclComm_t nccl_comm, const char* name
   return UnavailableError(std::move(text));
 }
 
-Status WaitForNccl(const NcclLibrary& nccl, ncclComm_t nccl_comm, const char* name, ncclResult_t result,
-                   double timeout_s) {
+Status CallNccl(const NcclLibrary& nccl, ncclComm_t nccl_comm, const char* name, std::function<ncclResult_t()> call,
+                double timeout_s) {
   const Deadline deadline(timeout_s);
-  if (result == ncclSuccess) result = ncclInProgress;
-  while (result == ncclInProgress) {
-    if (const ncclResult_t asked = nccl.CommGetAsyncError(nccl_comm, &result); asked != ncclSuccess) result = asked;
-    if (result == ncclInProgress && !deadline.Wait()) {
-      return DeadlineExceededError(std::string(name) + " was not over within " + TimeoutText(timeout_s));
-    }
+  const auto result = std::make_shared<ncclResult_t>(ncclSuccess);
+  bool done = RunBounded([result, call = std::move(call)] { *result = call(); }, deadline);
+  // XLA's communicators may be non-blocking, and NCCL_COMM_BLOCKING=0 makes all of them so. ncclCommWindowRegister and
+  // ncclDevCommCreate then return ncclSuccess while their work goes on, so the communicator is asked in any case.
+  if (done && *result == ncclSuccess && nccl_comm != nullptr) *result = ncclInProgress;
+  while (done && *result == ncclInProgress && nccl_comm != nullptr) {
+    const ncclResult_t asked = nccl.CommGetAsyncError(nccl_comm, result.get());
+    if (asked != ncclSuccess) *result = asked;
+    if (*result == ncclInProgress) done = deadline.Wait();
   }
-  return CheckNccl(nccl, nccl_comm, name, result);
+  if (!done) return DeadlineExceededError(std::string(name) + " was not over within " + TimeoutText(timeout_s));
+  return CheckNccl(nccl, nccl_comm, name, *result);
 }
 
 StatusOr<ncclComm_t> MakeNcclComm(const NcclLibrary& nccl, const ncclUniqueId& key, int32_t size, int32_t rank,
                                   double timeout_s) {
-  JAXCOMM_RETURN_IF_ERROR(nccl.Require(kInit));
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  ncclComm_t made = nullptr;
-  const ncclResult_t asked = nccl.CommInitRankConfig(&made, size, key, rank, &config);
-  if (made == nullptr) {
-    return CheckNccl(nccl, nullptr, kInit, asked == ncclSuccess ? ncclInternalError : asked);
-  }
-  const Status status = WaitForNccl(nccl, made, kInit, asked, timeout_s);
-  if (status.ok()) return made;
-  AbortNcclComm(nccl, made);
-  return status.code() == StatusCode::kDeadlineExceeded ? Missing(size, timeout_s) : status;
-}
-
-StatusOr<ncclComm_t> MakeBlockingNcclComm(const NcclLibrary& nccl, const ncclUniqueId& key, int32_t size, int32_t rank,
-                                          double timeout_s) {
+  constexpr char kInit[] = "ncclCommInitRankConfig";
   JAXCOMM_RETURN_IF_ERROR(nccl.Require(kInit));
   struct Init {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclComm_t made = nullptr;
-    ncclResult_t result = ncclSuccess;
   };
   const auto init = std::make_shared<Init>();
   init->config.blocking = 1;
-  const bool done = RunBounded(
-      [&nccl, init, key, size, rank] {
-        init->result = nccl.CommInitRankConfig(&init->made, size, key, rank, &init->config);
-      },
-      Deadline(timeout_s));
-  if (!done) return Missing(size, timeout_s);
-  // In progress: NCCL_COMM_BLOCKING=0 overrides the configuration.
-  JAXCOMM_RETURN_IF_ERROR(init->result == ncclInProgress
-                              ? WaitForNccl(nccl, init->made, kInit, init->result, timeout_s)
-                              : CheckNccl(nccl, nullptr, kInit, init->result));
-  return init->made;
+  const auto call = [&nccl, init, key, size, rank] {
+    ncclResult_t result = nccl.CommInitRankConfig(&init->made, size, key, rank, &init->config);
+    while (result == ncclInProgress && Threads::Sleep(std::chrono::milliseconds(1))) {  // NCCL_COMM_BLOCKING=0
+      if (const ncclResult_t asked = nccl.CommGetAsyncError(init->made, &result); asked != ncclSuccess) return asked;
+    }
+    return result;
+  };
+  const Status status = CallNccl(nccl, nullptr, kInit, call, timeout_s);
+  if (status.ok()) return init->made;
+  if (status.code() != StatusCode::kDeadlineExceeded) return status;
+  return DeadlineExceededError("the other ranks of the group of " + std::to_string(size) +
+                               " did not come to make its communicator within " + TimeoutText(timeout_s));
 }
 
 void AbortNcclComm(const NcclLibrary& nccl, ncclComm_t nccl_comm) {

@@ -18,7 +18,7 @@ StatusOr<bool> SplitNodes(Bootstrap& bootstrap, const ncclCommProperties_t& all,
   nodes->comm = bootstrap.nccl_comm();
   bool own = all.deviceApiSupport && all.nLsaTeams == 1;
   if (ranks_per_node < bootstrap.size()) {
-    const StatusOr<ncclComm_t> made = MakeSubCommunicator(bootstrap, nodes->own.first, ranks_per_node, false);
+    const StatusOr<ncclComm_t> made = MakeSubCommunicator(bootstrap, nodes->own.first, ranks_per_node);
     JAXCOMM_RETURN_IF_ERROR(made.status());
     nodes->comm = *made;
     ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
@@ -77,7 +77,7 @@ StatusOr<Nodes> FindNodes(Bootstrap& bootstrap, const ncclCommProperties_t& prop
       "the driver is too old (see python -m jaxcomm.info --communicator)");
 }
 
-StatusOr<ncclComm_t> MakeSubCommunicator(Bootstrap& bootstrap, int32_t first, int32_t count, bool blocking) {
+StatusOr<ncclComm_t> MakeSubCommunicator(Bootstrap& bootstrap, int32_t first, int32_t count) {
   const NcclLibrary& nccl = bootstrap.nccl();
   ncclUniqueId key = {};
   const bool own_can = nccl.Require("ncclCommInitRankConfig").ok() &&
@@ -95,8 +95,7 @@ StatusOr<ncclComm_t> MakeSubCommunicator(Bootstrap& bootstrap, int32_t first, in
     word = (*of_ranks)[static_cast<size_t>(first)];
   }
   std::memcpy(&key, words, sizeof words);
-  const auto make = blocking ? &MakeBlockingNcclComm : &MakeNcclComm;
-  StatusOr<ncclComm_t> made = make(nccl, key, count, bootstrap.rank() - first, bootstrap.timeout_s());
+  StatusOr<ncclComm_t> made = MakeNcclComm(nccl, key, count, bootstrap.rank() - first, bootstrap.timeout_s());
   JAXCOMM_RETURN_IF_ERROR(bootstrap.AllDone("in ncclCommInitRankConfig", made.status()));
   return made;
 }

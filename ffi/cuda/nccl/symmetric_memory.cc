@@ -1,5 +1,6 @@
 #include "cuda/nccl/symmetric_memory.h"
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,15 +33,11 @@ StatusOr<device::Window> SymmetricMemory::Allocate(const char* what, int64_t byt
     if (memory != nullptr) nccl.MemFree(memory);
     return Status(all[r] == 0 ? StatusCode::kUnavailable : StatusCode::kInvalidArgument, std::move(text));
   }
-  // Not on the stack: after a timeout, a thread of NCCL may still write it.
-  auto* const at = new ncclWindow_t(nullptr);
-  const StatusOr<device::Window> window = Register(what, memory, own, at);
-  const ncclWindow_t registered = *at;
-  // After a timeout, NCCL may still use both.
-  if (window.status().code() != StatusCode::kDeadlineExceeded) {
-    if (registered == nullptr) nccl.MemFree(memory);
-    delete at;
-  }
+  ncclWindow_t registered = nullptr;
+  const StatusOr<device::Window> window = Register(what, memory, own, &registered);
+  // After a timeout, NCCL may still use the memory.
+  const bool ended = window.status().code() != StatusCode::kDeadlineExceeded;
+  if (registered == nullptr && ended) nccl.MemFree(memory);
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it registered memory with NCCL", window.status()));
   registered_[window->base] = registered;
   if (multicast != nullptr) JAXCOMM_RETURN_IF_ERROR(FindMulticast(registered, multicast));
@@ -49,12 +46,15 @@ StatusOr<device::Window> SymmetricMemory::Allocate(const char* what, int64_t byt
 
 StatusOr<device::Window> SymmetricMemory::Register(const char* what, void* memory, uint64_t bytes,
                                                    ncclWindow_t* registered) {
-  const ncclResult_t asked =
-      bootstrap_.nccl().CommWindowRegister(nodes_.comm, memory, bytes, registered, NCCL_WIN_COLL_SYMMETRIC);
+  const auto made = std::make_shared<ncclWindow_t>(nullptr);
+  const auto call = [made, memory, bytes, comm = nodes_.comm, nccl = &bootstrap_.nccl()] {
+    return nccl->CommWindowRegister(comm, memory, bytes, made.get(), NCCL_WIN_COLL_SYMMETRIC);
+  };
   constexpr char kName[] = "ncclCommWindowRegister";
-  JAXCOMM_RETURN_IF_ERROR(nodes_.comm == bootstrap_.nccl_comm() ? bootstrap_.Check(kName, asked)
-                                                               : WaitForNccl(bootstrap_.nccl(), nodes_.comm, kName,
-                                                                             asked, bootstrap_.timeout_s()));
+  const bool of_all = nodes_.comm == bootstrap_.nccl_comm();
+  JAXCOMM_RETURN_IF_ERROR(of_all ? bootstrap_.Call(kName, call)
+                                 : CallNccl(bootstrap_.nccl(), nodes_.comm, kName, call, bootstrap_.timeout_s()));
+  *registered = *made;
   if (*registered == nullptr) {
     return UnavailableError(
         "NCCL gave no window for the " + std::string(what) +

@@ -32,11 +32,11 @@ State& GetState() {
 
 Carried (*carry_to_thread)(std::function<void()> call) = nullptr;
 
-void Threads::Start(std::function<void()> body) {
+bool Threads::Start(std::function<void()> body) {
   State& state = GetState();
   {
     std::lock_guard<std::mutex> lock(state.mutex);
-    if (state.ending) return;
+    if (state.ending) return false;
     ++state.num_running;
   }
   std::thread([&state, body = std::move(body)]() mutable {
@@ -46,6 +46,7 @@ void Threads::Start(std::function<void()> body) {
     --state.num_running;
     state.changed.notify_all();
   }).detach();
+  return true;
 }
 
 bool Threads::Sleep(std::chrono::milliseconds duration) {
@@ -72,13 +73,14 @@ bool RunBounded(std::function<void()> call, const Deadline& deadline) {
   const auto run = std::make_shared<Run>();
   int device = 0;
   const bool has_device = cudaGetDevice(&device) == cudaSuccess;
-  Threads::Start([run, has_device, device, call = std::move(carried.call)] {
+  const bool started = Threads::Start([run, has_device, device, call = std::move(carried.call)] {
     if (has_device) cudaSetDevice(device);
     call();
     std::lock_guard<std::mutex> lock(run->mutex);
     run->done = true;
     run->returned.notify_all();
   });
+  if (!started) return false;
   std::unique_lock<std::mutex> lock(run->mutex);
   const bool done = run->returned.wait_until(lock, deadline.end(), [&] { return run->done; });
   if (done && carried.after) carried.after();

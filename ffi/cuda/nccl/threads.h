@@ -14,8 +14,8 @@ namespace cuda {
 
 class Threads {
  public:
-  // Runs `body` on a thread of its own. Does nothing after End().
-  static void Start(std::function<void()> body);
+  // Runs `body` on a thread of its own. Does nothing, and returns false, after End().
+  static bool Start(std::function<void()> body);
 
   // Called by such threads. Sleeps; false, at once, if the thread must end.
   static bool Sleep(std::chrono::milliseconds duration);

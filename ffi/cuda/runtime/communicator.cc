@@ -11,6 +11,7 @@
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/scoped_device.h"
 #include "cuda/runtime/abort_flag.h"
 #include "cuda/runtime/call_names.h"
@@ -150,8 +151,8 @@ Status Communicator::MakeSendRecvProxy(int num_sms) {
                                 std::to_string(device_) + " must be left to NCCL");
   }
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it looked for room for NCCL", room));
-  // A second communicator of all ranks, because the first one is non-blocking.
-  const StatusOr<ncclComm_t> network = MakeSubCommunicator(bootstrap_, 0, size(), true);
+  // A second communicator of all ranks, because messages that fail are ended by aborting their communicator.
+  const StatusOr<ncclComm_t> network = MakeSubCommunicator(bootstrap_, 0, size());
   JAXCOMM_RETURN_IF_ERROR(network.status());
   StatusOr<std::unique_ptr<SendRecvProxy>> made =
       SendRecvProxy::Make(nccl_, *network, comm_, report_, settings_.timeout_s);
@@ -165,7 +166,7 @@ Status Communicator::QueryProperties(ncclCommProperties_t* properties) {
     JAXCOMM_RETURN_IF_ERROR(nccl_.Require(name));
   }
   const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), properties);
-  JAXCOMM_RETURN_IF_ERROR(bootstrap_.Check("ncclCommQueryProperties", asked));
+  JAXCOMM_RETURN_IF_ERROR(CheckNccl(nccl_, bootstrap_.nccl_comm(), "ncclCommQueryProperties", asked));
   device_ = properties->cudaDev;
   comm_.world = {properties->rank, properties->nRanks, 0, 1};
   return OkStatus();
@@ -247,8 +248,15 @@ Status Communicator::MakeGin() {
   StatusOr<bool> all_can = bootstrap_.AllTrue(own.ok());
   JAXCOMM_RETURN_IF_ERROR(all_can.status());
   if (*all_can) {
-    const auto check = [this](const char* name, ncclResult_t result) { return bootstrap_.Check(name, result); };
-    StatusOr<std::unique_ptr<Gin>> made = Gin::Make(nccl_, bootstrap_.nccl_comm(), comm_, counts, check);
+    const auto making = std::make_shared<StatusOr<std::unique_ptr<Gin>>>(UnavailableError("not made"));
+    const auto make = [making, nccl = &nccl_, nccl_comm = bootstrap_.nccl_comm(), comm = comm_, counts] {
+      *making = Gin::Make(*nccl, nccl_comm, comm, counts, [&](const char* name, ncclResult_t result) {
+        return CheckNccl(*nccl, nccl_comm, name, result);
+      });
+      return ncclSuccess;
+    };
+    JAXCOMM_RETURN_IF_ERROR(bootstrap_.Call("ncclDevCommCreate", make));
+    StatusOr<std::unique_ptr<Gin>>& made = *making;
     own = made.status();
     all_can = bootstrap_.AllTrue(made.ok());
     JAXCOMM_RETURN_IF_ERROR(all_can.status());

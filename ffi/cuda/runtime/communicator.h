@@ -45,7 +45,7 @@ class Communicator {
   };
   static Settings Configured();
 
-  // Owns `nccl_comm`, which is non-blocking and used by nothing else; or the error with which this rank did not get one.
+  // Owns `nccl_comm`, which nothing else uses; or the error with which this rank did not get one.
   // `all_done`: as Bootstrap::AllDone, for the steps before there is a bootstrap. Collective.
   using AllDoneFunction = std::function<Status(const char* at, const Status& own)>;
   static StatusOr<Communicator*> Make(const NcclLibrary& nccl, const StatusOr<ncclComm_t>& nccl_comm,

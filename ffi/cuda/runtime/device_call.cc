@@ -82,8 +82,7 @@ Status DeviceCall::Upload() {
   ScopedDevice keep;
   const ProgramImage image(call_.program);
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
-  const size_t image_bytes =
-      (image.bytes.size() + sizeof(OwnBuffers) - 1) / sizeof(OwnBuffers) * sizeof(OwnBuffers);
+  const size_t image_bytes = (image.bytes.size() + sizeof(OwnBuffers) - 1) / sizeof(OwnBuffers) * sizeof(OwnBuffers);
   const size_t table_bytes = sizeof(int64_t) * static_cast<size_t>(communicator_.size());
   const size_t offset_bytes = exchanges_offsets_ ? sizeof(OwnBuffers) + 2 * table_bytes : 0;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&image_, image_bytes + offset_bytes)));
@@ -151,9 +150,8 @@ Status DeviceCall::ExchangeOffsets(const void* x, const void* y, const XlaWindow
   // kernel, because a captured CUDA graph keeps its arguments.
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
-  JAXCOMM_RETURN_IF_ERROR(
-      CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(const_cast<OwnBuffers*>(offset_args_.own), &own, sizeof own,
-                                                   cudaMemcpyHostToDevice, stream)));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(const_cast<OwnBuffers*>(offset_args_.own), &own,
+                                                                       sizeof own, cudaMemcpyHostToDevice, stream)));
   own_ = own;
   placed_ = true;
   return OkStatus();

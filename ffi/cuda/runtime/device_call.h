@@ -34,11 +34,11 @@ class DeviceCall {
     ncclWindow_t window = nullptr;
     int64_t offset = 0;
   };
-  // Sets the places of the buffers in this run. XLA's windows are of its communicator of this run, so nothing of them is
-  // kept: a captured CUDA graph reads their places from memory that each run writes. The first run, which is collective,
-  // decides for each buffer that peers use: if a rank has no window, the data of all ranks goes through the arena, in
-  // this run and in all later ones, because a captured CUDA graph can't change from copies to none or back. `stream`: of
-  // the run. Not captured.
+  // Sets the places of the buffers in this run. XLA's windows are of its communicator of this run, so nothing of them
+  // is kept: a captured CUDA graph reads their places from memory that each run writes. The first run, which is
+  // collective, decides for each buffer that peers use: if a rank has no window, the data of all ranks goes through the
+  // arena, in this run and in all later ones, because a captured CUDA graph can't change from copies to none or back.
+  // `stream`: of the run. Not captured.
   Status ExchangeOffsets(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
                          cudaStream_t stream);
 

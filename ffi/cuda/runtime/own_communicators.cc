@@ -128,8 +128,9 @@ StatusOr<Communicator*> OwnCommunicators::Get(const std::vector<Member>& groups,
   const StatusOr<const NcclLibrary*> nccl = NcclLibrary::Open("");
   JAXCOMM_RETURN_IF_ERROR(nccl.status());
   // A rank that fails alone is noticed after the timeout.
-  return FindOrMake(**nccl, group,
-                    {[&]() -> StatusOr<ncclUniqueId> { return key; }, [](const char*, const Status& own) { return own; }});
+  return FindOrMake(
+      **nccl, group,
+      {[&]() -> StatusOr<ncclUniqueId> { return key; }, [](const char*, const Status& own) { return own; }});
 }
 
 }  // namespace cuda

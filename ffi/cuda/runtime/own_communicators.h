@@ -3,8 +3,8 @@
 // A group has one communicator per process and rank. It is identified by its GPUs in rank order, each with the
 // incarnation of its process: the same GPUs in another order are another group, and so are the GPUs of a process that
 // has restarted. A communicator lives as long as the process. XLA's communicator of the group only leads to it
-// (first_contact.h) and may be destroyed right after. Where XLA provides none (jaxlib up to 0.11.1), the lowering writes
-// the group's GPUs into the call, and its processes exchange a key of NCCL's when they compile the call.
+// (first_contact.h) and may be destroyed right after. Where XLA provides none (jaxlib up to 0.11.1), the lowering
+// writes the group's GPUs into the call, and its processes exchange a key of NCCL's when they compile the call.
 #pragma once
 
 #include <nccl.h>

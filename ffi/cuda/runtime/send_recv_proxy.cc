@@ -116,8 +116,8 @@ Status SendRecvProxy::Handshake(const SendRecvSchedule& schedule, int64_t item_b
     const std::string peers = RanksText(PeersOf(handshake)) + " of other nodes";
     // NCCL connects to new peers in the thread that ends the group, without a limit.
     const auto status = std::make_shared<Status>();
-    const bool begun = RunBounded([this, status, handshake, at] { *status = SendRecv(handshake, at, sizeof(uint64_t)); },
-                                  Deadline(timeout_s_));
+    const bool begun = RunBounded(
+        [this, status, handshake, at] { *status = SendRecv(handshake, at, sizeof(uint64_t)); }, Deadline(timeout_s_));
     if (!begun) return Late(peers, timeout_s_);
     JAXCOMM_RETURN_IF_ERROR(*status);
     JAXCOMM_RETURN_IF_ERROR(WaitForStream(stream_, timeout_s_, peers));
@@ -166,9 +166,8 @@ Status SendRecvProxy::SendRecv(const Round& round, const std::function<char*(int
   }
   const ncclResult_t ended = nccl_.GroupEnd();
   if (result == ncclSuccess) result = ended;
-  // In progress: NCCL_COMM_BLOCKING=0 overrides the configuration.
-  if (result == ncclInProgress) {
-    return WaitForNccl(nccl_, network_, "messages between nodes", result, timeout_s_);
+  while (result == ncclInProgress && Threads::Sleep(std::chrono::milliseconds(1))) {  // NCCL_COMM_BLOCKING=0
+    if (const ncclResult_t asked = nccl_.CommGetAsyncError(network_, &result); asked != ncclSuccess) result = asked;
   }
   return CheckNccl(nccl_, network_, "messages between nodes", result);
 }

@@ -1,6 +1,7 @@
 // The XLA handlers of all collectives on GPUs. Stages: Instantiate reads the attributes. Prepare requests the group's
 // communicator from XLA, in every run. Initialize makes the DeviceCall in the first run on a device; the DeviceCall
-// lives as long as the executable. Execute enqueues the call on XLA's stream; it neither allocates nor waits, so that it can be captured into a CUDA graph.
+// lives as long as the executable. Execute enqueues the call on XLA's stream; it neither allocates nor waits, so that
+// it can be captured into a CUDA graph.
 #pragma once
 
 #include <cstdint>

@@ -16,8 +16,8 @@ namespace cuda {
 // communicators of XLA.
 Status RequestCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
                            const std::vector<Member>& members);
-// Stage Initialize, in the first run of a call site only: a later run may have another communicator of XLA, but the call
-// keeps its own. Collective.
+// Stage Initialize, in the first run of a call site only: a later run may have another communicator of XLA, but the
+// call keeps its own. Collective.
 StatusOr<Communicator*> GetCommunicator(const XlaCollectives& collectives, const DeviceGroups& groups,
                                         const std::vector<Member>& members, int32_t device);
 

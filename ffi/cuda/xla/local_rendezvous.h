@@ -3,7 +3,8 @@
 // Memory that NCCL and CUDA allocate or map may have to wait for kernels that run, also on other GPUs of the process,
 // and other threads can't launch kernels meanwhile. A kernel of another group may be waiting for such a launch. XLA's
 // own rendezvous do not prevent this: that of a clique has the GPUs of one group only, and that of all local GPUs comes
-// after the stage Initialize. So each GPU first waits for its own earlier work, and then for the others to have done so.
+// after the stage Initialize. So each GPU first waits for its own earlier work, and then for the others to have done
+// so.
 #pragma once
 
 #include <chrono>
@@ -27,8 +28,8 @@ class LocalRendezvous {
     std::unique_lock<std::mutex> lock(mutex_);
     const int64_t& num_joined = ++num_joined_[run_id];
     joined_.notify_all();
-    const bool met = joined_.wait_for(lock, std::chrono::duration<double>(limit_s),
-                                      [&] { return num_joined >= num_devices; });
+    const bool met =
+        joined_.wait_for(lock, std::chrono::duration<double>(limit_s), [&] { return num_joined >= num_devices; });
     return met ? OkStatus() : Late(std::to_string(num_devices - num_joined) + " other GPUs of this process", limit_s);
   }
 

@@ -52,13 +52,14 @@ cuda::Carried Carry(std::function<void()> call) {
   struct Carry {
     Rank* rank;
     Fault fault;
-    std::function<void()> before_group;
+    std::function<void()> before_group, after_init;
   };
-  const auto carry = std::make_shared<Carry>(Carry{own, fault, before_group});
+  const auto carry = std::make_shared<Carry>(Carry{own, fault, before_group, after_init});
   return {[carry, call = std::move(call)] {
             own = carry->rank;
             fault = carry->fault;
             before_group = carry->before_group;
+            after_init = carry->after_init;
             call();
             carry->fault = fault;
           },
@@ -66,35 +67,13 @@ cuda::Carried Carry(std::function<void()> call) {
 }
 const bool carries = (cuda::carry_to_thread = &Carry) != nullptr;
 
-// The last call on a non-blocking communicator must have ended before the next one.
-Rank& Ready(ncclComm_t comm) {
-  CHECK(!Of(comm).pending);
-  return Of(comm);
-}
-
-// Ends the call when all ranks have come, after a `fault` with an error.
-ncclResult_t Pend(Rank& rank, Group::Rendezvous* rendezvous, std::function<void()> finish) {
-  rank.pending = [=, &rank] {
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      if (static_cast<int>(rendezvous->brought.size()) < rank.group->n()) return false;
-    }
-    finish();
-    return true;
-  };
-  return ncclSuccess;  // as NCCL, although it goes on
-}
-
-ncclResult_t AsyncError(ncclComm_t comm, ncclResult_t* result) {
-  Rank& rank = Of(comm);
-  if (rank.pending && !rank.pending()) return *result = ncclInProgress, ncclSuccess;
-  rank.pending = nullptr;
-  *result = std::exchange(rank.failure, ncclSuccess);
-  return ncclSuccess;
+// A call that waits for other ranks ends when the communicator is revoked.
+void Meet(Rank& rank, const Group::Rendezvous& rendezvous) {
+  Until([&] { return static_cast<int>(rendezvous.brought.size()) == rank.group->n() || rank.aborted; });
 }
 
 ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
-  Rank& rank = Ready(comm);
+  Rank& rank = Of(comm);
   if (Fails("ncclAllGather")) return ncclInternalError;
   const int number = rank.num_meetings++;
   const size_t bytes = count * sizeof(uint64_t);
@@ -130,7 +109,7 @@ ncclResult_t GetUniqueId(ncclUniqueId* key) {
 ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclConfig_t* config) {
   uint64_t words[16];
   std::memcpy(words, &key, sizeof words);
-  CHECK(words[0] != 0 && words[0] == words[15]);
+  CHECK(config->blocking == 1 && words[0] != 0 && words[0] == words[15]);
   if (own->group->cluster->init_fails) return ncclInternalError;
   Group* group = nullptr;
   Group::Rendezvous* rendezvous = nullptr;
@@ -149,20 +128,14 @@ ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclC
     rendezvous->brought[rank];
   });
   const bool fails = Fails("ncclCommInitRankConfig");
-  if (config->blocking == 0) {
-    *made = MakeRank(group, rank);
-    Rank& of = Of(*made);
-    if (own->made == nullptr) own->made = &of;
-    Pend(of, rendezvous, [&of, fails] {
-      of.failure = fails ? ncclInternalError : ncclSuccess;
-      if (after_init) std::exchange(after_init, nullptr)();
-    });
-    return ncclInProgress;
-  }
-  while (own->group->cluster->joins != nullptr && !*own->group->cluster->joins) std::this_thread::yield();
-  Until([&] { return static_cast<int>(rendezvous->brought.size()) == n; });
-  if (fails) return ncclInternalError;
+  const bool first = own->made == nullptr;
   *made = MakeRank(group, rank);
+  if (first) own->made = &Of(*made);
+  const std::atomic<bool>* const joins = own->group->cluster->joins;
+  while (!first && n > 1 && joins != nullptr && !*joins) std::this_thread::yield();
+  Meet(Of(*made), *rendezvous);
+  if (fails) return ncclInternalError;
+  if (first && after_init) after_init();
   return ncclSuccess;
 }
 
@@ -173,7 +146,7 @@ struct Registered {
 };
 
 ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int) {
-  Rank& rank = Ready(comm);
+  Rank& rank = Of(comm);
   Group& group = *rank.group;
   CHECK(group.num_lsa_teams() == 1 || group.cluster->gin);
   auto registered = std::make_unique<Registered>();
@@ -186,15 +159,11 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
     rendezvous->memory.resize(registered->stride * group.n(), 0x5c);
     rendezvous->brought[rank.rank];
   });
-  *window = nullptr;
-  return Pend(rank, rendezvous, [=, &rank, made = Keep(std::move(registered))] {
-    if (fails) {
-      rank.failure = ncclUnhandledCudaError;
-      return;
-    }
-    made->begin = rendezvous->memory.data();
-    *window = reinterpret_cast<ncclWindow_t>(made);
-  });
+  Meet(rank, *rendezvous);
+  if (fails || rank.aborted) return ncclUnhandledCudaError;
+  registered->begin = rendezvous->memory.data();
+  *window = reinterpret_cast<ncclWindow_t>(Keep(std::move(registered)));
+  return ncclSuccess;
 }
 
 ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address) {
@@ -206,7 +175,7 @@ ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** add
 
 ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) {
   if (Fails("ncclCommQueryProperties")) return ncclInternalError;
-  Rank& rank = Ready(comm);
+  Rank& rank = Of(comm);
   rank.asked = true;
   properties->rank = rank.rank;
   properties->nRanks = rank.group->n();
@@ -221,13 +190,14 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
 // Waits for all ranks, also if one of them fails.
 ncclResult_t DevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t*, ncclDevComm_t*) {
   const bool fails = Fails("ncclDevCommCreate");
-  Rank& rank = Ready(comm);
+  Rank& rank = Of(comm);
   Group::Rendezvous* rendezvous = nullptr;
   Locked([&] {
     rendezvous = &rank.group->all_rendezvous[rank.num_meetings++];
     rendezvous->brought[rank.rank];
   });
-  return Pend(rank, rendezvous, [fails, &rank] { rank.failure = fails ? ncclInvalidUsage : ncclSuccess; });
+  Meet(rank, *rendezvous);
+  return fails ? ncclInvalidUsage : ncclSuccess;
 }
 
 // A call in the current NCCL group of this thread.
@@ -356,7 +326,7 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
     made.CommAbort = &fake::Abort;
     made.DevCommCreate = &fake::DevCommCreate;
     made.CommRevoke = &fake::Revoke;
-    made.CommGetAsyncError = &fake::AsyncError;
+    made.CommGetAsyncError = [](ncclComm_t, ncclResult_t* result) { return *result = ncclSuccess; };
     made.CommCount = [](ncclComm_t comm, int* n) { return *n = fake::Of(comm).group->n(), ncclSuccess; };
     made.CommUserRank = [](ncclComm_t comm, int* rank) { return *rank = fake::Of(comm).rank, ncclSuccess; };
     made.CommWindowRegister = &fake::WindowRegister;

@@ -49,7 +49,7 @@ struct Cluster {
   std::vector<int> hosts;     // by rank
   bool peers_in_host = true;  // GPUs of a host address each other
   bool init_fails = false;
-  std::atomic<bool>* joins = nullptr;  // blocking communicators wait in NCCL until this is true
+  std::atomic<bool>* joins = nullptr;        // the communicator for messages waits until this is true
   bool gin = false;                          // NCCL supports GIN between nodes
   mutable std::atomic<int> num_aborted = 0;  // communicators
 
@@ -94,10 +94,8 @@ struct Rank {
   Group* group = nullptr;
   int rank = 0;
   std::atomic<int> num_meetings{0};
-  std::function<bool()> pending;  // whether a call on this non-blocking communicator has ended
-  ncclResult_t failure = ncclSuccess;  // of that call
-  Rank* made = nullptr;                // the first of jaxcomm's communicators
-  std::atomic<bool> asked{false};      // for its properties, after jaxcomm has read its settings
+  Rank* made = nullptr;            // the first of jaxcomm's communicators
+  std::atomic<bool> asked{false};  // for its properties, after jaxcomm has read its settings
   std::atomic<bool> aborted{false};
   std::atomic<bool> in_call{false};  // in an NCCL call, which must not overlap with another one
 };

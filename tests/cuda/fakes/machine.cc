@@ -21,11 +21,13 @@ cuda::Carried Carry(std::function<void()> call) {
   struct Carry {
     Rank* rank;
     Fault fault;
+    std::function<void()> after_init;
   };
-  const auto carry = std::make_shared<Carry>(Carry{own, fault});
+  const auto carry = std::make_shared<Carry>(Carry{own, fault, after_init});
   return {[carry, call = std::move(call)] {
             own = carry->rank;
             fault = carry->fault;
+            after_init = carry->after_init;
             call();
             carry->fault = fault;
           },
@@ -33,11 +35,20 @@ cuda::Carried Carry(std::function<void()> call) {
 }
 const bool carries = (cuda::carry_to_thread = &Carry) != nullptr;
 
-// Communicators of jaxcomm's are non-blocking. The next call on one must wait for the last one.
-Rank& Ready(ncclComm_t comm) {
-  CHECK(!Of(comm).pending);
-  return Of(comm);
-}
+// NCCL allows one call at a time on a communicator. A call that waits for other ranks ends when it is revoked.
+struct InCall {
+  explicit InCall(Rank& of) : rank(of) { CHECK(!rank.in_call->exchange(true)); }
+  ~InCall() { *rank.in_call = false; }
+  template <typename F>
+  ncclResult_t Until(F condition) {
+    while (!condition()) {
+      if (*rank.revoked) return ncclRemoteError;
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    return ncclSuccess;
+  }
+  Rank& rank;
+};
 
 ncclResult_t MemAlloc(void** memory, size_t) {
   ++own->num_allocations;
@@ -45,14 +56,15 @@ ncclResult_t MemAlloc(void** memory, size_t) {
 }
 
 ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
-  Rank& rank = Ready(comm);
+  Rank& rank = Of(comm);
+  const InCall in_call(rank);
   if (Fails("ncclAllGather")) return ncclInternalError;
   while (rank.world->connects != nullptr && !*rank.world->connects) std::this_thread::yield();
   const int number = rank.num_gathers++;
   const size_t bytes = count * sizeof(uint64_t);
   auto sent = std::make_shared<bool>(false);
   Of(stream).queue.push_back([&rank, number, bytes, from, to, sent] {
-    if (rank.aborted) return true;
+    if (*rank.revoked) return true;
     if (own->busy != nullptr && !own->busy->IsOver()) return false;
     std::lock_guard<std::mutex> lock(rank.world->mutex);
     World::Gather& gather = rank.world->gathers[number];
@@ -94,10 +106,12 @@ void Destroy(Rank& of_xla) {
   CHECK(mprotect(of_xla.world->memory[of_xla.rank], of_xla.world->n * World::kStride, PROT_NONE) == 0);
 }
 
-// The window's memory is at another address than the registered memory: jaxcomm may rely only on NCCL's guarantees.
+// Blocks until all ranks have arrived, as NCCL does. The window's memory is at another address than the registered
+// memory: jaxcomm may rely only on NCCL's guarantees.
 ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int flags) {
   CHECK(flags == NCCL_WIN_COLL_SYMMETRIC);
-  Rank& rank = Ready(comm);
+  Rank& rank = Of(comm);
+  InCall in_call(rank);
   World& world = *rank.world;
   *window = nullptr;
   if (!world.root.windows) return ncclSuccess;
@@ -125,18 +139,9 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
     std::lock_guard<std::mutex> lock(world.mutex);
     return world.mappings[number].num_arrived == world.n;
   };
-  const auto made = reinterpret_cast<ncclWindow_t>(registered);
-  if (&world == &world.root) {
-    while (!all_arrived()) std::this_thread::yield();
-    *window = made;
-  } else {
-    rank.pending = [=] {
-      if (!all_arrived()) return false;
-      *window = made;
-      return true;
-    };
-  }
-  return ncclSuccess;
+  const ncclResult_t result = in_call.Until(all_arrived);
+  if (result == ncclSuccess) *window = reinterpret_cast<ncclWindow_t>(registered);
+  return result;
 }
 
 ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address) {
@@ -144,48 +149,46 @@ ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** add
   CHECK(!registered.rank->destroyed);
   const World& world = *registered.rank->world;
   if (rank >= world.team_size()) return ncclInvalidArgument;
-  *address =
-      registered.At(rank, static_cast<int64_t>(offset)) + (rank == 1 ? world.root.spacing_error.load() : 0);
+  *address = registered.At(rank, static_cast<int64_t>(offset)) + (rank == 1 ? world.root.spacing_error.load() : 0);
   return ncclSuccess;
 }
 
 namespace {
 
-// Does not block. Complete once all ranks have arrived.
+// Blocks until all ranks have arrived.
 ncclResult_t InitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId key, int rank, ncclConfig_t* config) {
   World* root = nullptr;
   int number = 0;
   std::memcpy(&root, key.internal, sizeof root);
   std::memcpy(&number, key.internal + sizeof root, sizeof number);
-  CHECK(config->blocking == 0 && rank < num_ranks);
-  std::lock_guard<std::mutex> lock(root->mutex);
-  std::unique_ptr<World>& world = root->own[number];
-  if (!world) world = std::make_unique<World>(num_ranks, root);
-  CHECK(world->n == num_ranks);
-  ++world->num_made;
-  ++root->num_made;
+  CHECK(config->blocking == 1 && rank < num_ranks);
+  World* world = nullptr;
+  {
+    std::lock_guard<std::mutex> lock(root->mutex);
+    std::unique_ptr<World>& shared = root->own[number];
+    if (!shared) shared = std::make_unique<World>(num_ranks, root);
+    world = shared.get();
+    CHECK(world->n == num_ranks);
+    ++world->num_made;
+    ++root->num_made;
+  }
   auto made = std::make_unique<Rank>();
-  made->world = world.get();
+  made->world = world;
   made->rank = rank;
   made->number = own->device();
-  made->pending = [of = world.get()] {
-    {
-      std::lock_guard<std::mutex> lock(of->root.mutex);
-      if (of->num_made < of->n) return false;
-    }
-    if (after_init) std::exchange(after_init, nullptr)();
-    return true;
-  };
   own->made = Keep(std::move(made));
   *comm = reinterpret_cast<ncclComm_t>(own->made);
-  return ncclInProgress;
+  InCall(*own->made).Until([&] {
+    std::lock_guard<std::mutex> lock(root->mutex);
+    return world->num_made == world->n;
+  });
+  if (after_init) std::exchange(after_init, nullptr)();
+  return ncclSuccess;
 }
 
 ncclResult_t AsyncError(ncclComm_t comm, ncclResult_t* result) {
-  Rank& rank = Of(comm);
-  *result = !rank.pending || rank.pending() ? ncclSuccess : ncclInProgress;
-  if (*result == ncclSuccess) rank.pending = nullptr;
-  return ncclSuccess;
+  Of(comm);
+  return *result = ncclSuccess;
 }
 
 ncclResult_t Abort(ncclComm_t comm) {
@@ -198,7 +201,7 @@ ncclResult_t Abort(ncclComm_t comm) {
 
 ncclResult_t Revoke(ncclComm_t comm, int) {
   CHECK(&Of(comm).world->root != Of(comm).world);
-  Of(comm).aborted = true;
+  *Of(comm).revoked = true;
   return ncclSuccess;
 }
 
@@ -212,7 +215,7 @@ ncclResult_t MultimemPointer(ncclWindow_t window, size_t offset, void** address)
 }
 
 ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) {
-  const Rank& rank = Ready(comm);
+  const Rank& rank = Of(comm);
   const World& root = rank.world->root;
   *rank.asked = true;
   CHECK(&root != rank.world);  // on XLA's communicator, this would make NCCL reserve addresses

@@ -46,9 +46,9 @@ struct World {
   int rank_without_multimem = -1, rank_without_multicast = -1;
   bool split_fails = false;
   std::atomic<int64_t> spacing_error = 0;
-  int never_registers = -1;  // a rank whose memory NCCL never registers
+  int never_registers = -1;               // a rank whose memory NCCL never registers
   std::atomic<bool>* connects = nullptr;  // XLA's communicator connects its ranks, in their threads, once this is true
-  int num_made = 0, num_aborted = 0;  // ranks of jaxcomm's communicators
+  int num_made = 0, num_aborted = 0;      // ranks of jaxcomm's communicators
   int num_keys = 0;
   std::map<int, std::unique_ptr<World>> own;  // jaxcomm's communicators, by number of the key
 
@@ -79,15 +79,18 @@ struct World {
   int team_size() const { return n == root.n ? n / root.num_lsa_teams : n; }
 };
 
+using Flag = std::shared_ptr<std::atomic<bool>>;
+inline Flag MakeFlag() { return std::make_shared<std::atomic<bool>>(false); }
+
 struct Rank {
   World* world = nullptr;
   int rank = 0;
-  int number = -1;                // of the GPU in the process, if it is not the usual one
-  uint64_t restarted = 0;         // its process has another incarnation
-  Rank* made = nullptr;           // the newest of jaxcomm's communicators
-  std::function<bool()> pending = nullptr;  // whether a call on this non-blocking communicator has ended
-  bool destroyed = false, aborted = false;
-  std::shared_ptr<std::atomic<bool>> asked = std::make_shared<std::atomic<bool>>(false);  // for the properties
+  int number = -1;         // of the GPU in the process, if it is not the usual one
+  uint64_t restarted = 0;  // its process has another incarnation
+  Rank* made = nullptr;    // the newest of jaxcomm's communicators
+  bool destroyed = false;
+  Flag asked = MakeFlag();  // for the properties
+  Flag in_call = MakeFlag(), revoked = MakeFlag();
   int device() const { return number >= 0 ? number : world->first_device + rank; }
   int num_gathers = 0, num_mappings = 0, num_kernels = 0;
   int num_allocations = 0;
@@ -98,9 +101,9 @@ struct Rank {
 };
 
 struct Stream : FakeStream {
-  int num_waits = 0, num_records = 0;       // of events
+  int num_waits = 0, num_records = 0;                    // of events
   std::vector<std::function<void(cudaStream_t)>> graph;  // launches while it is captured, with their arguments
-  std::deque<std::function<bool()>> queue;  // each returns whether it is complete
+  std::deque<std::function<bool()>> queue;               // each returns whether it is complete
   bool Drain() {
     while (!queue.empty() && queue.front()()) queue.pop_front();
     return queue.empty();
@@ -148,7 +151,7 @@ void Until(std::mutex& mutex, F condition) {
   }
 }
 
-// NCCL functions. The first one blocks until all ranks have arrived, if the communicator is XLA's.
+// NCCL functions. The first one blocks until all ranks have arrived.
 ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int flags);
 ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address);
 
