@@ -10,8 +10,8 @@
 
 namespace jaxcomm {
 
-// Whether this host has InfiniBand or RoCE devices.
-bool HasRdma();
+// Whether this host has InfiniBand or RoCE devices: entries in `folder`.
+bool HasRdma(const char* folder = "/sys/class/infiniband");
 
 struct NetworkOptions {
   std::string library;           // path of the network's library; empty: the system's, or `fallback_library`

@@ -431,7 +431,9 @@ void UcxNetwork::Sleep() {
 
 void UcxNetwork::Post(std::unique_ptr<Outgoing> owned) {
   Peer& peer = peers_[owned->process];
-  if (!peer.endpoint || peer.failed || receive_queue_.lost(owned->process)) {
+  // A peer that has disconnected counts as lost, but still waits for the acknowledgement.
+  const bool is_ack = owned->envelope.kind == Envelope::kDisconnectAck;
+  if (!peer.endpoint || peer.failed || (!is_ack && receive_queue_.lost(owned->process))) {
     if (owned->sent) owned->sent(false);
     return;
   }
@@ -439,7 +441,7 @@ void UcxNetwork::Post(std::unique_ptr<Outgoing> owned) {
   sends_.insert(message);
   message->envelope.token = token_;
   message->envelope.process = process_;
-  if (message->envelope.kind != Envelope::kDisconnectAck) message->envelope.sequence = peer.sequence++;
+  if (!is_ack) message->envelope.sequence = peer.sequence++;
   ucp::RequestParams params;
   params.mask = ucp::RequestParams::kCallback | ucp::RequestParams::kUserData | ucp::RequestParams::kFlags;
   params.flags = message->bytes <= eager_bytes_ ? ucp::RequestParams::kEager : ucp::RequestParams::kRendezvous;
@@ -565,9 +567,9 @@ void UcxNetwork::ProgressUntil(Clock::duration limit, Done done) {
 
 }  // namespace
 
-bool HasRdma() {
+bool HasRdma(const char* folder) {
   std::error_code error;
-  return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
+  return !std::filesystem::is_empty(folder, error) && !error;
 }
 
 StatusOr<std::unique_ptr<Network>> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes,
