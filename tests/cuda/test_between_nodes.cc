@@ -187,8 +187,7 @@ ALONE_TEST_CASE("the error names a rank that does not connect") {
   });
 }
 
-// NCCL connects to a rank in the thread that ends the group of sends and receives. It returns once the communicator has
-// been revoked.
+// NCCL connects in the thread that ends the group of sends and receives, and returns once it is revoked.
 ALONE_TEST_CASE("a connection that NCCL waits for is an error in time") {
   Communicator::Configure(1, 3);
   OnRanks(Hosts(2, 1), [&](ncclComm_t comm, int rank) {
@@ -200,9 +199,7 @@ ALONE_TEST_CASE("a connection that NCCL waits for is an error in time") {
       CHECK(communicator.CheckSameOnAllRanks("all", 1).ok() && communicator.AllDone("here", OkStatus()).ok());
       return;
     }
-    before_group = [] {
-      while (num_revoked == 0) std::this_thread::yield();
-    };
+    before_group = [] { Until([] { return num_revoked > 0; }); };
     const auto call = DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32, 9, 9);
     CHECK(Has(call.status(), "rank 1 of other nodes did not come within 1 s (JAXCOMM_TIMEOUT_S)"));
     CHECK(Has(communicator.Failure(), "rank 1 of other nodes did not come within 1 s"));

@@ -272,8 +272,10 @@ ncclResult_t Abort(ncclComm_t comm) {
 
 ncclResult_t Revoke(ncclComm_t comm, int flags) {
   CHECK(flags == NCCL_REVOKE_DEFAULT);
-  Locked([&] { Of(comm).aborted = true; });
-  ++num_revoked;
+  Locked([&] {
+    Of(comm).aborted = true;
+    ++num_revoked;
+  });
   return ncclSuccess;
 }
 
