@@ -118,10 +118,13 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/kernels/watchdog.cu
   ffi/cuda/nccl/capabilities.cc
   ffi/cuda/nccl/bootstrap.cc
+  ffi/cuda/nccl/first_contact.cc
   ffi/cuda/nccl/gin.cc
+  ffi/cuda/nccl/nccl_calls.cc
   ffi/cuda/nccl/nccl_library.cc
   ffi/cuda/nccl/nodes.cc
   ffi/cuda/nccl/symmetric_memory.cc
+  ffi/cuda/nccl/threads.cc
   ffi/cuda/nccl/wait_for_stream.cc
   ffi/cuda/program/call_program.cc
   ffi/cuda/program/packing.cc

@@ -28,6 +28,7 @@ __all__ = [
     "has_windows",
     "in_collective_memory",
     "in_spmd_region",
+    "is_exported",
     "is_tracer",
     "leave_compilation_cache",
     "make_varying",
@@ -141,6 +142,11 @@ def _jaxlib() -> tuple[int, ...]:
 def provides_communicators() -> bool:
     """Whether XLA:GPU provides its communicators to FFI handlers."""
     return _jaxlib() >= (0, 11, 2)
+
+
+def is_exported(ctx: Any) -> bool:
+    """Whether a lowering is that of jax.export, so that other devices than those of its mesh may run the program."""
+    return bool(getattr(getattr(ctx.module_context, "lowering_parameters", None), "for_export", False))
 
 
 def has_windows() -> bool:

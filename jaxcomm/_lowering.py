@@ -70,8 +70,10 @@ def ranks_per_node(axis_sizes: tuple[int, ...], groups: Groups) -> int:
     return sizes[-1] if len(sizes) > 1 else math.prod(sizes)
 
 
-def _place(mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str) -> tuple[int, bool, dict[str, Any]]:
-    """Registers targets and connects processes.
+def _place(
+    mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str, exported: bool
+) -> tuple[int, bool, dict[str, Any]]:
+    """Registers targets and connects processes. `exported`: other devices than those of the mesh may run the program.
 
     Returns:
       Ranks per node, whether each group is on one node, and the attributes of this platform.
@@ -82,6 +84,9 @@ def _place(mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str) -> tuple[
             # NCCL finds the nodes of GPUs at run time.
             register_cuda()
             own: dict[str, Any] = {}
+            processes = None if exported else _placement.gpu_processes(mesh, rows)
+            if processes is not None:  # else the GPUs of a process do not meet before the first run
+                own["processes"] = processes
             if not _compat.provides_communicators():
                 own["members"] = _placement.gpu_groups(mesh, rows)
             elif _compat.has_windows() and _bootstrap.symmetric_buffers(mesh):
@@ -97,9 +102,11 @@ def _place(mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str) -> tuple[
     return per_node, placement.ranks_per_node is None, {"processes": placement.processes}
 
 
-def _call_attributes(mesh: AnyMesh, call: Call, rows: np.ndarray, collective: str, platform: str) -> dict[str, Any]:
+def _call_attributes(
+    mesh: AnyMesh, call: Call, rows: np.ndarray, collective: str, platform: str, exported: bool
+) -> dict[str, Any]:
     """Attributes that every collective has. Arrays must be at the top level; `call` has the others."""
-    per_node, one_node, own = _place(mesh, call, rows, platform)
+    per_node, one_node, own = _place(mesh, call, rows, platform, exported)
     if call.algorithm is not None:
         n = rows.shape[1]
         if platform == "cuda":  # see _place: nodes are unknown here
@@ -239,7 +246,8 @@ def lower(
     rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
     group_size = rows.shape[1]
     uses_xla = _uses_xla(call, platform)
-    common = {} if uses_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform)
+    exported = _compat.is_exported(ctx)
+    common = {} if uses_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
     if platform == "cuda" and not uses_xla and not _placement.gpus_are_on_one_host(mesh, rows):
         target += "_eager"  # NCCL's messages between nodes must not be part of a CUDA graph
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]

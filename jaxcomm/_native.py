@@ -89,11 +89,14 @@ def register_cuda() -> bool:
             "same time, but they share signals and memory. Remove the flag"
         )
     module = cuda()
-    module.configure(config().timeout_s, config().max_sms, config().node_id or "", config().symmetric_buffers)
+    own = jax.process_index()
+    module.configure(config().timeout_s, config().max_sms, config().node_id or "", config().symmetric_buffers, own)
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():
         jax.ffi.register_ffi_target(name, stages, platform="CUDA")
+    # After JAX's own handler, so these run before CUDA ends: failures are printed, then threads end.
+    atexit.register(module.end_threads)
     atexit.register(_errors.at_exit, module.failures)
     return True
 

@@ -99,6 +99,15 @@ def _host(device: jax.Device) -> tuple[int | None, int | None]:
     return (slice_index, None) if slice_index is not None else (None, device.process_index)
 
 
+def gpu_processes(mesh: AnyMesh, rows: np.ndarray) -> np.ndarray | None:
+    """Process of each GPU, group after group, equal in all processes. None if the mesh has no GPUs to ask."""
+    devices = list(mesh.devices.flat) if isinstance(mesh, jax.sharding.Mesh) else []
+    if not devices or devices[0].platform != "gpu":
+        return None
+    processes: np.ndarray = np.array([device.process_index for device in devices], np.int32)
+    return np.asarray(processes[rows].reshape(-1))
+
+
 def gpu_groups(mesh: AnyMesh, rows: np.ndarray) -> np.ndarray:
     """Process and local number of each GPU, group after group, for versions of XLA that provide no communicators.
 

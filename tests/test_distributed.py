@@ -280,6 +280,15 @@ def test_placement_of_groups(world, nodes, processes, rows, expected, connected)
     assert [call[0] for call in at.native.called("connect_process")] == connected
 
 
+def test_processes_of_gpus():
+    """In rank order, group after group. Other devices have none: a program for GPUs may be lowered for them."""
+    rows = np.array([[0, 2], [3, 1]])
+    gpus = jax.sharding.Mesh(np.array([Device(i, p, "gpu") for i, p in enumerate([5, 5, 7, 7])]), ("i",))
+    assert _placement.gpu_processes(gpus, rows).tolist() == [5, 7, 7, 5]
+    assert _placement.gpu_processes(gpus.abstract_mesh, rows) is None
+    assert _placement.gpu_processes(mesh_of([5, 5, 7, 7]), rows) is None
+
+
 def test_placement_needs_devices(world):
     world("aa")
     with pytest.raises(NotImplementedError, match="AbstractMesh"):

@@ -15,6 +15,7 @@
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/gin.h"
 #include "cuda/nccl/nccl_library.h"
+#include "cuda/nccl/threads.h"
 #include "cuda/runtime/own_communicators.h"
 #include "cuda/xla/call.h"
 #include "cuda/xla/user_call.h"
@@ -151,7 +152,7 @@ void AddGroup(const std::string& wheel_path, int own_process, const std::vector<
   if (key.size() != sizeof copied.internal) throw std::invalid_argument("add_group: key is of another size");
   std::memcpy(copied.internal, key.data(), sizeof copied.internal);
   std::vector<cuda::Member> group;
-  for (const auto& [process, device] : members) group.push_back({process, device});
+  for (const auto& [process, device] : members) group.push_back({static_cast<uint64_t>(process), device});
   cuda::OwnCommunicators::Add(own_process, group, copied);
 }
 
@@ -193,9 +194,11 @@ NB_MODULE(_cuda, m) {
   m.def(
       "host_api", [] { return reinterpret_cast<uintptr_t>(&cuda::HostApi()); },
       "Address of the table for jaxcomm_use_host_api in the user's library (jaxcomm/host.h).");
-  m.def("configure", &cuda::Communicator::Configure, nb::arg("timeout_s"), nb::arg("max_channels"), nb::arg("node_id"),
-        nb::arg("windows"),
-        "Sets the timeout, the SMs of one call and the node's name, for all communicators that are made from now on.");
+  m.def(
+      "configure", &cuda::Communicator::Configure, nb::arg("timeout_s"), nb::arg("max_channels"), nb::arg("node_id"),
+      nb::arg("windows"), nb::arg("process"),
+      "Sets the timeout, the SMs of one call, the names of the node and of the process, for all communicators that are "
+      "made from now on.");
   m.def("built", &Built, "Versions of the CUDA runtime and of NCCL's headers, and the architectures with code.");
   m.def("driver_version", &DriverVersion, "Newest CUDA that the driver supports, such as 13000; 0 without a driver.");
   m.def("devices", &Devices, "One dict per GPU. Raises RuntimeError if there is none.");
@@ -203,6 +206,9 @@ NB_MODULE(_cuda, m) {
         "Why this module's kernels can't run on a GPU; empty if they can. Initializes the GPU.");
   m.def("nccl", &Nccl, nb::arg("wheel_path"),
         "Opens NCCL: path, version, optional functions that it lacks. Raises RuntimeError if it can't be used.");
+  m.def(
+      "end_threads", [] { return cuda::Threads::End(); }, nb::call_guard<nb::gil_scoped_release>(),
+      "Ends the threads of this module, at exit. Whether they have ended.");
   m.def("failures", &cuda::Communicator::Failures, "The errors of calls on GPUs that have aborted so far.");
   m.def("unique_id", &UniqueId, nb::arg("wheel_path"),
         "A key with which processes make a communicator (ncclUniqueId).");

@@ -66,7 +66,9 @@ ALONE_TEST_CASE("no kernel runs after an aborted one") {
   Communicator::Configure(20, 4);
   auto* other_world = new World(2);
   OnRanks(*new World(2), [&](Rank& rank) {
-    Rank& other_rank = *new Rank{other_world, rank.rank};  // on the same GPU
+    // On the same GPUs, in another order.
+    Rank& other_rank = *new Rank{other_world, 1 - rank.rank};
+    other_rank.number = rank.device();
     Stream stream;
     const auto on_stream = stream.handle();
     const auto make = [&](Rank& of, const char* algorithm, int64_t count) {

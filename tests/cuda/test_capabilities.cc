@@ -1,8 +1,11 @@
 // The capabilities of a communicator over some GPUs: which ranks ask NCCL, and that a failure leaves nothing behind.
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "../../ffi/cuda/nccl/capabilities.h"
+#include "../../ffi/cuda/nccl/threads.h"
 #include "fakes/machine.h"
 
 namespace jaxcomm {
@@ -83,6 +86,23 @@ TEST_CASE("NCCL's own text for a failure") {
         std::string("ncclGetUniqueId: failed") + (words && *words ? " (no route to host)" : "");
     CHECK(QueryCommunicator(nccl, {0}).status().message() == expected);
   }
+}
+
+// The last one: no thread starts after it.
+TEST_CASE("a query that does not end is an error in time") {
+  static std::atomic<bool> released{false};
+  static const NcclLibrary nccl = [] {
+    NcclLibrary made = Library();
+    made.GroupEnd = [] {
+      while (!released) std::this_thread::yield();
+      return --num_groups, ncclSuccess;
+    };
+    return made;
+  }();
+  num_groups = 0;
+  CHECK(QueryCommunicator(nccl, {4, 5, 6}, 0.1).status().message() == "NCCL made no communicator of 3 GPUs within 0 s");
+  released = true;
+  CHECK(cuda::Threads::End(20));
 }
 
 }  // namespace

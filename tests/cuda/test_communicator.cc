@@ -19,7 +19,7 @@ ALONE_TEST_CASE("calls share a communicator") {
     OnRanks(*world, [&](Rank& rank) {
       Communicator* const communicator = Ok(Get(rank));
       CHECK(communicator != nullptr && communicator->rank() == rank.rank && communicator->size() == n);
-      CHECK(communicator->max_channels() == 4 && communicator->device() == rank.rank);
+      CHECK(communicator->max_channels() == 4 && communicator->device() == rank.device());
       CHECK(Ok(Get(rank)) == communicator);
       Sum(*communicator, 1);
       CHECK(rank.num_allocations == 1);  // small calls need no arena
@@ -120,9 +120,10 @@ ALONE_TEST_CASE("jaxcomm's own communicators") {
   OnRanks(*world, [&](Rank& rank) {
     const int32_t device = 1 - rank.rank;  // ranks are in the order of the group
     for (int i = 0; i < 2; ++i) {
-      CHECK(Ok(GetCommunicator(provides_none, groups, kMembers, device)) == reinterpret_cast<ncclComm_t>(&rank));
+      Communicator* const communicator = Ok(GetCommunicator(provides_none, groups, kMembers, device));
+      CHECK(communicator->rank() == rank.rank);
+      if (i == 1) Sum(*communicator, 100);
     }
-    Sum(*Ok(Get(rank)), 100);
   });
   CHECK(world->num_made == 2 && world->num_aborted == 0);
   CHECK(Has(OwnCommunicators::Get({{3, 0}, {3, 2}}, 2, 2).status(), "this process has not compiled the call"));
@@ -136,7 +137,7 @@ ALONE_TEST_CASE("jaxcomm's own communicators") {
       CHECK(Has(OwnCommunicators::Get({{3, 0}, {4, 0}}, 2, 0).status(), "did not come to make its communicator"));
     }
   });
-  CHECK(late->num_made == 1 && late->num_aborted == 1);
+  CHECK(late->num_made == 1 && late->num_aborted == 0);  // NCCL goes on in its thread
 }
 
 ALONE_TEST_CASE("calls on two streams follow each other") {

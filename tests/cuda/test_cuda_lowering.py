@@ -199,6 +199,19 @@ def test_gpus_of_ranks_are_attributes_before_jaxlib_0_11_2(mesh, jaxlib, told, m
     assert ("members" in text) == told
 
 
+def test_processes_of_gpus_are_an_attribute_unless_other_gpus_may_run_the_program(mesh, monkeypatch):
+    monkeypatch.setattr(_placement, "gpu_processes", lambda mesh, rows: rows.reshape(-1).astype(np.int32) // 4)
+    f = on_ranks(lambda x: OURS.psum(x, "node"), mesh)
+    attribute = "processes = dense<[0, 1, 0, 1, 0, 1, 0, 1]> : tensor<8xi32>"
+    assert attribute in lowered(lambda x: OURS.psum(x, "node"), mesh)
+    checks = [jax.export.DisabledSafetyCheck.custom_call("jaxcomm_all_reduce")]
+    exported = jax.export.export(jax.jit(f), platforms=["cuda"], disabled_checks=checks)(X[: mesh.size])
+    assert "custom_call @jaxcomm_all_reduce" in exported.mlir_module()
+    assert "processes = dense" not in exported.mlir_module()
+    monkeypatch.setattr(_placement, "gpu_processes", lambda mesh, rows: None)
+    assert "processes = dense" not in lowered(lambda x: OURS.psum(x, "node"), mesh)
+
+
 def test_keys_of_groups_that_this_process_shares(mesh, monkeypatch):
     """The first rank's process makes the key, and the others read it. Only for groups with a GPU of this process."""
     added, said, made = [], {}, []

@@ -40,12 +40,14 @@ struct Ranks {
   const Counters counters;
   std::vector<device::Report> reports;
   std::vector<uint64_t> abort_flags;
-  std::vector<BufferOffsets> own;
+  std::vector<OwnBuffers> own;
   std::vector<std::vector<int64_t>> input_at, output_at;
   std::vector<ExchangeOffsetsArgs> args;
 };
 
-BufferOffsets Expected(int32_t rank, int32_t call) { return {1000000 * call + rank, -1000000 * call - rank}; }
+BufferOffsets OffsetsOf(int32_t rank, int32_t call) { return {1000000 * call + rank, -1000000 * call - rank}; }
+// Every rank has XLA's windows at other addresses, as processes have.
+BufferOffsets WindowsOf(int32_t rank, int32_t call) { return {100 * rank + call, 1000 * rank - call}; }
 
 TEST_CASE("series of calls") {
   constexpr int32_t kCalls = 5;
@@ -56,13 +58,13 @@ TEST_CASE("series of calls") {
       emulation::Launch(1, static_cast<unsigned>(n), 4, seed, [&] {
         const auto rank = static_cast<int32_t>(blockIdx.y);
         for (int32_t call = 0; call < kCalls; ++call) {
-          if (threadIdx.x == 0) ranks.own[rank] = Expected(rank, call);
+          if (threadIdx.x == 0) ranks.own[rank] = {OffsetsOf(rank, call), WindowsOf(rank, call)};
           __syncthreads();
           ExchangeOffsets(ranks.args[rank]);
           __syncthreads();
           for (int32_t r = 0; r < n && threadIdx.x == 0; ++r) {
-            CHECK(ranks.input_at[rank][r] == Expected(r, call).input);
-            CHECK(ranks.output_at[rank][r] == Expected(r, call).output);
+            CHECK(ranks.input_at[rank][r] == WindowsOf(rank, call).input + OffsetsOf(r, call).input);
+            CHECK(ranks.output_at[rank][r] == WindowsOf(rank, call).output + OffsetsOf(r, call).output);
           }
           __syncthreads();
         }
@@ -86,7 +88,7 @@ TEST_CASE("a rank with a missing peer runs no plan") {
     CHECK(ranks.abort_flags[r] != 0);
     // A CUDA graph may be replayed: it writes nothing and signals nobody.
     const uint64_t sent = ranks.counters.sent[r][3 * 3 + (r + 1) % 3];
-    ranks.own[r].input = 77;
+    ranks.own[r].in_window.input = 77;
     emulation::Launch(1, 1, 4, 1, [&] { ExchangeOffsets(ranks.args[r]); });
     CHECK(ranks.counters.sent[r][3 * 3 + (r + 1) % 3] == sent && ranks.input_at[r][r] != 77);
   }

@@ -121,10 +121,14 @@ ALONE_TEST_CASE("ranks with different settings get an error") {
   const auto differ = [](Settings of_0, Settings of_1, const std::string& on_0, const std::string& on_1) {
     Communicator::Configure(20, of_0.channels, "", of_0.windows);
     auto* world = new World(2);
+    std::atomic<std::atomic<bool>*> asked{nullptr};
     OnRanks(*world, [&](Rank& rank) {
+      if (rank.rank == 0) after_init = [&] { asked = rank.made->asked.get(); };
       if (rank.rank == 1) {
-        Until(world->mutex, [&] { return world->gathers[0].num_arrived == 1; });
-        Communicator::Configure(20, of_1.channels, "", of_1.windows);
+        after_init = [&] {
+          while (asked == nullptr || !*asked.load()) std::this_thread::yield();
+          Communicator::Configure(20, of_1.channels, "", of_1.windows);
+        };
       }
       for (int i = 0; i < 2; ++i) {
         CHECK(Has(Get(rank).status(), rank.rank == 0 ? on_0 : on_1));
@@ -154,6 +158,7 @@ ALONE_TEST_CASE("ranks that did not meet do not continue") {
   std::atomic<int> turn{0};
   OnRanks(*world, [&](Rank& rank) {
     Communicator& communicator = *Ok(Get(rank));
+    Rank& made = *rank.made;
     Communicator& other = *Ok(Get(*new Rank{new World(1), 0}));
     if (rank.rank == 1) {
       while (turn < 1) std::this_thread::yield();
@@ -163,7 +168,7 @@ ALONE_TEST_CASE("ranks that did not meet do not continue") {
     const std::string late = "the other ranks of the group of 2 did not come within 0.2 s";
     CHECK(Has(communicator.CheckSameOnAllRanks("a", 1), late));
     turn = 1;
-    const int before = rank.num_gathers;
+    const int before = made.num_gathers;
     device::Window arena;
     int64_t bytes = 0;
     for (int i = 0; i < 2; ++i) {
@@ -172,7 +177,7 @@ ALONE_TEST_CASE("ranks that did not meet do not continue") {
       CHECK(Has(communicator.AllDone("here", OkStatus()), "ranks did not meet before: " + late));
       CHECK(Has(communicator.Failure(), late));
     }
-    CHECK(rank.num_gathers == before);
+    CHECK(made.num_gathers == before);
     CHECK(other.Failure().ok());
   });
 }

@@ -1,8 +1,11 @@
 // XLA's stages of a call: preparation, initialization and execution, and the devices on which they fail.
+#include <atomic>
 #include <chrono>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "../../ffi/cuda/runtime/own_communicators.h"
 #include "fakes/machine.h"
@@ -28,6 +31,7 @@ void RunByXla(bool windows, bool provides, int bare) {
   state->members = {{7, 0}, {7, 1}, {7, 2}};  // not used if XLA provides communicators
   if (!provides) OwnCommunicators::Add(7, state->members, KeyOf(world));
   OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
     const XlaMemory memory(rank);
     Stream stream;
     FakeXla xla;
@@ -65,7 +69,7 @@ void RunByXla(bool windows, bool provides, int bare) {
       while (!stream.Drain()) std::this_thread::yield();
       for (int64_t i = 0; i < kCount; ++i) CHECK(y[i] == kRanks * (kRanks - 1) / 2 + kRanks * (i + run));
     }
-    device::Report& report = *Ok(Get(rank))->comm().report;
+    device::Report& report = *state->calls.at(rank.rank)->communicator().comm().report;
     report.state = device::Report::kComplete;
     xla.run = 3;
     int32_t* const x = memory.At(memory.InputOf(0));
@@ -192,9 +196,75 @@ ALONE_TEST_CASE("local devices fail together") {
   }
 
   CHECK(initialize(0, 1).empty());
-  Ok(Get(devices[1].rank))->comm().report->state = device::Report::kComplete;
+  state.calls.at(1)->communicator().comm().report->state = device::Report::kComplete;
   CHECK(initialize(1, 1).empty());  // as the other one
   for (int device = 0; device < 2; ++device) CHECK(Has(initialize(device, 2), "a call before it failed"));
+}
+
+// Four GPUs of a process form two groups. An allocation waits for the kernels of all four, and nothing can be launched
+// meanwhile. A kernel on GPU 2 waits for a launch on GPU 3, which comes late. `processes`: of the
+// GPUs.
+void AllocateBesideAKernel(const std::vector<int32_t>& processes) {
+  Communicator::Configure(20, 4, "", false, 5);
+  auto* const state = new GpuCallState;
+  state->spec = SpecOf(Collective::kAllReduce, 2);
+  state->spec.groups = {0, 1, 2, 3};
+  state->spec.processes = processes;
+  auto* const driver = new std::mutex;
+  auto* const launched = new std::atomic<bool>(false);
+  before_allocation = [driver, launched] {
+    std::lock_guard<std::mutex> lock(*driver);
+    const auto begin = std::chrono::steady_clock::now();
+    while (!*launched) {
+      if (std::chrono::steady_clock::now() - begin > std::chrono::seconds(1)) {
+        std::fprintf(stderr, "stalled\n");
+        *launched = true;
+      }
+    }
+  };
+  std::vector<std::thread> groups;
+  for (int group = 0; group < 2; ++group) {
+    groups.emplace_back([=] {
+      OnRanks(*new World(2), [=](Rank& rank) {
+        const int device = rank.number = 2 * group + rank.rank;
+        Stream stream;
+        FakeXla xla;
+        xla.state = state;
+        xla.stream = stream.handle();
+        xla.device = device;
+        xla.communicator = &rank;
+        xla.num_communicators = 1;
+        if (device == 2) stream.queue.push_back([=] { return launched->load(); });
+        if (device == 3) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+          std::lock_guard<std::mutex> lock(*driver);
+          *launched = true;
+        }
+        int32_t x[4] = {1, 2, 3, 4}, y[4] = {};
+        CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
+        CHECK(xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, 4, y, 4).empty());
+        fake::Wait(stream.handle());
+        CHECK(y[3] == 8);
+      });
+    });
+  }
+  for (std::thread& group : groups) group.join();
+}
+
+TEST_CASE("GPUs of a process allocate when the earlier work of all of them has ended") {
+  CHECK(Alone([] { AllocateBesideAKernel({5, 5, 5, 5}); }).empty());
+  // Of other processes, and where the processes are unknown: nothing to wait for.
+  CHECK(Has(Alone([] { AllocateBesideAKernel({5, 5, 6, 6}); }), "stalled"));
+  CHECK(Has(Alone([] { AllocateBesideAKernel({}); }), "stalled"));
+}
+
+ALONE_TEST_CASE("a GPU of the process that does not come is an error in time") {
+  Communicator::Configure(0.02, 4);
+  LocalRendezvous rendezvous;
+  CHECK(rendezvous.Join(1, 1, 0.05).ok() && rendezvous.Join(1, 0, 0.05).ok());
+  CHECK(Has(rendezvous.Join(2, 3, 0.05), "2 other GPUs of this process did not come within"));
+  CHECK(!rendezvous.Join(3, 2, 0.05).ok());  // of another run
+  CHECK(rendezvous.Join(3, 2, 0.05).ok());
 }
 
 // First runs find all ranks even if GPUs are busy for longer than the timeout.
@@ -226,38 +296,6 @@ ALONE_TEST_CASE("earlier work of a GPU does not count towards the timeout") {
     }
     rank.busy = nullptr;
   });
-}
-
-// Freeing memory waits for the GPU, and so perhaps for another device that needs the lock.
-ALONE_TEST_CASE("replaced calls are freed without the lock") {
-  Communicator::Configure(20, 4);
-  GpuCallState state;
-  state.spec = SpecOf(Collective::kAllReduce, 1);
-  state.spec.algorithm = "direct";
-  state.spec.groups = {0};
-  int num_freed = 0;
-  for (int run = 0; run < 2; ++run) {
-    Rank& rank = *new Rank{new World(1), 0};
-    own = &rank;
-    Stream stream;
-    FakeXla xla;
-    xla.state = &state;
-    xla.stream = stream.handle();
-    xla.run = run;
-    xla.communicator = &rank;
-    xla.num_communicators = 1;
-    before_free = [&] {
-      std::thread([&] {
-        CHECK(state.mutex.try_lock());
-        state.mutex.unlock();
-      }).join();
-      ++num_freed;
-    };
-    int32_t x[4] = {}, y[4];
-    CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, 4, y, 4).empty());
-    before_free = nullptr;
-    CHECK(num_freed == run);
-  }
 }
 
 }  // namespace

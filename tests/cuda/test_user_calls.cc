@@ -171,13 +171,13 @@ CallOnDevice ExecutionOf(int rank, void* nccl_comm) {
 
 // Enqueues a sum of jaxcomm's own over the same communicator.
 struct Sum {
-  Sum(void* nccl_comm, int num_ranks) : x(3000, 1), y(3000) {
+  Sum(void* nccl_comm, int num_ranks, int rank) : x(3000, 1), y(3000) {
     CallSpec spec;
     spec.op = "psum";
     spec.site = "model.py:8";
     spec.collective = Collective::kAllReduce;
     spec.group_size = num_ranks;
-    cuda::Communicator* communicator = Ok(cuda::Communicator::Get(static_cast<ncclComm_t>(nccl_comm)));
+    cuda::Communicator* communicator = Ok(cuda::OwnCommunicators::Get(static_cast<ncclComm_t>(nccl_comm), rank));
     call = Ok(cuda::DeviceCall::Make(spec, *communicator, DType::kS32, 3000, 3000));
   }
   void Launch(cudaStream_t stream) { CHECK(call->Launch(x.data(), y.data(), stream).ok()); }
@@ -207,7 +207,7 @@ ALONE_TEST_CASE("a user's kernel, stage by stage, between calls of jaxcomm's") {
       CHECK(Initialize(large, execution).empty() && Initialize(small, execution).empty());
       CHECK(On(small, rank).comm.arena.base == first.arena.base);
       CHECK(On(large, rank).comm.arena.base != first.arena.base);
-      Sum sum(nccl_comm, n);
+      Sum sum(nccl_comm, n, rank);
       // One after the other on one stream, as in XLA, without a wait in between.
       std::vector<std::pair<const Site*, Operands>> calls;
       for (const Site* site : {&small, &large, &small, &small, &large}) {

@@ -1,9 +1,10 @@
 // The ranks of a node exchange the addresses of their operands and results, in a kernel before that of the plan.
 //
 // XLA may place a buffer at a new address in every run, different on each rank, and only the rank itself has this
-// address. All memory of NCCL's windows lies in one address range with the same stride from rank to rank
-// (ncclGetLsaPointer). An offset from memory that all ranks can address is therefore enough. The offsets are relative
-// to the rank's signals.
+// address. All memory of NCCL's windows lies in one address range per communicator, with the same stride from rank to
+// rank (ncclGetLsaPointer). So a rank publishes the offset of its buffer in its window. Every rank adds the place where
+// it finds that window itself: XLA's windows are of XLA's communicator, whose address range begins elsewhere on each
+// rank.
 #pragma once
 
 #include "cuda/program/program.h"
@@ -12,19 +13,25 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Bytes from the start of a rank's signals.
+// Bytes.
 struct BufferOffsets {
   int64_t input = 0;
   int64_t output = 0;
 };
 
+// The buffers of a rank in one run.
+struct OwnBuffers {
+  BufferOffsets in_window;  // of this rank's buffers; the other ranks get them
+  BufferOffsets window_at;  // of the windows, from the signals, as this rank addresses them
+};
+
 // Plain data. Pointers point to device memory.
 struct ExchangeOffsetsArgs {
   device::Comm comm;
-  device::Window offset_table;         // BufferOffsets [2][sender], on every rank
-  const BufferOffsets* own = nullptr;  // offsets of this rank
-  int64_t* input_at = nullptr;         // [rank], out
-  int64_t* output_at = nullptr;        // [rank], out
+  device::Window offset_table;  // BufferOffsets [2][sender], on every rank
+  const OwnBuffers* own = nullptr;
+  int64_t* input_at = nullptr;   // [rank], out: bytes from the rank's signals
+  int64_t* output_at = nullptr;  // [rank], out
 };
 
 // Bytes of a rank's offset table.
@@ -60,11 +67,12 @@ JAXCOMM_DEVICE void ExchangeOffsets(const ExchangeOffsetsArgs& args) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const auto num_threads = static_cast<int32_t>(blockDim.x);
   if (device::IsAborted(comm)) return;
-  const BufferOffsets own = *args.own;
+  const BufferOffsets own = args.own->in_window;
+  const BufferOffsets window_at = args.own->window_at;
   for (int32_t peer = thread; peer < num_ranks; peer += num_threads) {
     if (peer == rank) {
-      args.input_at[rank] = own.input;
-      args.output_at[rank] = own.output;
+      args.input_at[rank] = window_at.input + own.input;
+      args.output_at[rank] = window_at.output + own.output;
       continue;
     }
     args.offset_table.At<BufferOffsets>(peer)[Slot(comm.signals.sent[row + peer], rank, num_ranks)] = own;
@@ -76,8 +84,8 @@ JAXCOMM_DEVICE void ExchangeOffsets(const ExchangeOffsetsArgs& args) {
     const int64_t slot = Slot(comm.signals.received[row + peer], peer, num_ranks);
     reached = device::Wait(comm, channel, peer, kOffsetExchange);
     const BufferOffsets theirs = args.offset_table.At<BufferOffsets>(rank)[slot];
-    args.input_at[peer] = theirs.input;
-    args.output_at[peer] = theirs.output;
+    args.input_at[peer] = window_at.input + theirs.input;
+    args.output_at[peer] = window_at.output + theirs.output;
   }
 }
 

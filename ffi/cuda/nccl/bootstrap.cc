@@ -5,9 +5,8 @@
 #include <utility>
 
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/nccl/deadline.h"
+#include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/wait_for_stream.h"
-#include "cuda/program/call_program.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -28,9 +27,15 @@ StatusOr<std::vector<uint64_t>> Bootstrap::AllGather(uint64_t own) {
   JAXCOMM_RETURN_IF_ERROR(WithPrefix("ranks did not meet before: ", Failure()));
   StatusOr<std::vector<uint64_t>> all = TryAllGather(own);
   if (all.ok()) return all;
-  std::lock_guard<std::mutex> lock(mutex_);
-  failure_ = all.status();
+  Fail(all.status());
   return all;
+}
+
+void Bootstrap::Fail(const Status& failure) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!failure_.ok()) return;
+  failure_ = failure;
+  RevokeNcclComm(nccl_, nccl_comm_);
 }
 
 StatusOr<std::vector<uint64_t>> Bootstrap::TryAllGather(uint64_t own) {
@@ -38,7 +43,9 @@ StatusOr<std::vector<uint64_t>> Bootstrap::TryAllGather(uint64_t own) {
   JAXCOMM_RETURN_IF_ERROR(
       CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(words_, &own, sizeof own, cudaMemcpyHostToDevice, stream_)));
   JAXCOMM_RETURN_IF_ERROR(
-      Check("ncclAllGather", nccl_.AllGather(words_, words_ + 1, 1, ncclUint64, nccl_comm_, stream_)));
+      // NCCL connects the ranks in the first exchange.
+      Call("ncclAllGather",
+           [this] { return nccl_.AllGather(words_, words_ + 1, 1, ncclUint64, nccl_comm_, stream_); }));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda(
       "cudaMemcpyAsync", cudaMemcpyAsync(words_on_host_, words_ + 1, bytes, cudaMemcpyDeviceToHost, stream_)));
   JAXCOMM_RETURN_IF_ERROR(
@@ -69,9 +76,13 @@ Status Bootstrap::AllDone(const char* at, const Status& own) {
   const StatusOr<std::vector<uint64_t>> answers = AllGather(own.ok() ? 1 : 0);
   JAXCOMM_RETURN_IF_ERROR(own);
   JAXCOMM_RETURN_IF_ERROR(answers.status());
-  const auto failed = std::find(answers->begin(), answers->end(), 0);
-  if (failed == answers->end()) return OkStatus();
-  return UnavailableError("rank " + std::to_string(failed - answers->begin()) + " of the group failed " + at +
+  return FailureOf(*answers, at);
+}
+
+Status Bootstrap::FailureOf(const std::vector<uint64_t>& answers, const char* at) {
+  const auto failed = std::find(answers.begin(), answers.end(), 0);
+  if (failed == answers.end()) return OkStatus();
+  return UnavailableError("rank " + std::to_string(failed - answers.begin()) + " of the group failed " + at +
                           "; its error says why");
 }
 
@@ -80,24 +91,15 @@ Status Bootstrap::Failure() const {
   return failure_;
 }
 
-Status Bootstrap::Check(const char* name, ncclResult_t result) const {
-  const Deadline deadline(timeout_s_);
-  while (result == ncclInProgress) {
-    if (const ncclResult_t asked = nccl_.CommGetAsyncError(nccl_comm_, &result); asked != ncclSuccess) result = asked;
-    if (result == ncclInProgress && !deadline.Wait()) {
-      return DeadlineExceededError(std::string(name) + " was not over within " + TimeoutText(timeout_s_));
-    }
-  }
-  if (result == ncclSuccess) return OkStatus();
-  cudaGetLastError();  // as in CheckCuda
-  std::string text = std::string(name) + ": " + nccl_.GetErrorString(result);
-  if (nccl_.GetLastError) {
-    if (const char* more = nccl_.GetLastError(nccl_comm_); more && *more) text += std::string(" (") + more + ")";
-  }
-  return UnavailableError(std::move(text));
+Status Bootstrap::Call(const char* name, std::function<ncclResult_t()> call) {
+  const Status status = CallNccl(nccl_, nccl_comm_, name, std::move(call), timeout_s_);
+  if (status.code() == StatusCode::kDeadlineExceeded) Fail(status);
+  return status;
 }
 
-Status WaitForEarlier(cudaStream_t stream) { return CheckCuda("cudaStreamSynchronize", cudaStreamSynchronize(stream)); }
+Status WaitForEarlier(cudaStream_t stream, double timeout_s) {
+  return WaitForStream(stream, kTimeoutsOfEarlierWork * timeout_s, "the end of earlier work on this GPU");
+}
 
 }  // namespace cuda
 }  // namespace jaxcomm

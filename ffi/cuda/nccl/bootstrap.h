@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -18,7 +19,7 @@ namespace cuda {
 //
 // All ranks make the collective calls in the same order. A collective call waits for the other ranks no longer than the
 // timeout. After one failure all later calls fail: other ranks may have continued, and their next word would be matched
-// with a different call.
+// with a different call. The communicator is revoked then, so that no kernel of NCCL goes on waiting on the GPU.
 class Bootstrap {
  public:
   Bootstrap(const NcclLibrary& nccl, ncclComm_t nccl_comm, double timeout_s)
@@ -43,12 +44,14 @@ class Bootstrap {
   // a rank that has failed.
   Status AllDone(const char* at, const Status& own);
 
+  // The error of AllDone() if one of the ranks' answers is 0.
+  static Status FailureOf(const std::vector<uint64_t>& answers, const char* at);
+
   // The failure after which all collective calls fail. Any thread.
   Status Failure() const;
 
-  // Waits for the end of a call of NCCL on the communicator, which XLA may have made non-blocking, and returns its
-  // outcome.
-  Status Check(const char* name, ncclResult_t result) const;
+  // As CallNccl, on the communicator. A call that has not ended by the timeout is a failure as above.
+  Status Call(const char* name, std::function<ncclResult_t()> call);
 
   const NcclLibrary& nccl() const { return nccl_; }
   ncclComm_t nccl_comm() const { return nccl_comm_; }
@@ -60,6 +63,7 @@ class Bootstrap {
 
  private:
   StatusOr<std::vector<uint64_t>> TryAllGather(uint64_t own);
+  void Fail(const Status& failure);
 
   const NcclLibrary& nccl_;
   const ncclComm_t nccl_comm_;
@@ -75,9 +79,9 @@ class Bootstrap {
 };
 
 // Waits for the earlier work on `stream`, before the first collective call of a run: the timeout of the other ranks
-// must not cover that work. The wait ends: earlier work may depend on earlier work of peers, but all ranks start the
-// same programs in the same order, and jaxcomm's kernels abort.
-Status WaitForEarlier(cudaStream_t stream);
+// must not cover that work. The work may be long and may itself wait for peers, so the limit is many timeouts.
+constexpr double kTimeoutsOfEarlierWork = 10;
+Status WaitForEarlier(cudaStream_t stream, double timeout_s);
 
 }  // namespace cuda
 }  // namespace jaxcomm

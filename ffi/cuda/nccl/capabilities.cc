@@ -2,15 +2,19 @@
 
 #include <cuda_runtime_api.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/deadline.h"
 #include "cuda/nccl/scoped_device.h"
+#include "cuda/nccl/threads.h"
 
 namespace jaxcomm {
+namespace {
 
-StatusOr<ncclCommProperties_t> QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& devices) {
+StatusOr<ncclCommProperties_t> Query(const NcclLibrary& nccl, const std::vector<int>& devices) {
   JAXCOMM_RETURN_IF_ERROR(nccl.Require("ncclCommQueryProperties"));
   ScopedDevice keep;
   Status status;
@@ -48,6 +52,18 @@ StatusOr<ncclCommProperties_t> QueryCommunicator(const NcclLibrary& nccl, const 
   }
   JAXCOMM_RETURN_IF_ERROR(status);
   return properties;
+}
+
+}  // namespace
+
+// All ranks are in one thread, so their communicator is blocking, and NCCL bounds no wait.
+StatusOr<ncclCommProperties_t> QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& devices,
+                                                 double limit_s) {
+  const auto found = std::make_shared<StatusOr<ncclCommProperties_t>>(UnavailableError("not asked"));
+  const bool done = cuda::RunBounded([found, &nccl, devices] { *found = Query(nccl, devices); }, Deadline(limit_s));
+  if (done) return *found;
+  return DeadlineExceededError("NCCL made no communicator of " + std::to_string(devices.size()) + " GPUs within " +
+                               std::to_string(static_cast<int>(limit_s)) + " s");
 }
 
 }  // namespace jaxcomm

@@ -8,7 +8,9 @@
 
 namespace jaxcomm {
 
-// Makes a communicator over `devices`, queries its properties, and destroys it. Takes seconds.
-StatusOr<ncclCommProperties_t> QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& devices);
+// Makes a communicator over `devices`, queries its properties, and destroys it. Takes seconds. An error after
+// `limit_s`; NCCL goes on in its thread.
+StatusOr<ncclCommProperties_t> QueryCommunicator(const NcclLibrary& nccl, const std::vector<int>& devices,
+                                                 double limit_s = 120);
 
 }  // namespace jaxcomm

@@ -14,10 +14,13 @@ class Deadline {
 
   // Sleeps for a short while. False, at once, after the deadline.
   bool Wait() const {
-    if (std::chrono::steady_clock::now() > end_) return false;
+    if (IsOver()) return false;
     std::this_thread::sleep_for(std::chrono::microseconds(50));
     return true;
   }
+
+  bool IsOver() const { return std::chrono::steady_clock::now() > end_; }
+  std::chrono::steady_clock::time_point end() const { return end_; }
 
  private:
   const std::chrono::steady_clock::time_point end_;

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/nccl/nccl_calls.h"
+
 namespace jaxcomm {
 namespace cuda {
 namespace {
@@ -21,13 +23,13 @@ StatusOr<bool> SplitNodes(Bootstrap& bootstrap, const ncclCommProperties_t& all,
     nodes->comm = *made;
     ncclCommProperties_t properties = NoProperties(bootstrap.nccl());
     const ncclResult_t asked = bootstrap.nccl().CommQueryProperties(nodes->comm, &properties);
-    const Status known = bootstrap.Check("ncclCommQueryProperties", asked);
+    const Status known = CheckNccl(bootstrap.nccl(), nodes->comm, "ncclCommQueryProperties", asked);
     JAXCOMM_RETURN_IF_ERROR(bootstrap.AllDone("when it asked NCCL for its node", known));
     own = properties.deviceApiSupport && properties.nLsaTeams == 1;
   }
   const StatusOr<bool> connected = bootstrap.AllTrue(own);
   JAXCOMM_RETURN_IF_ERROR(connected.status());
-  if (!*connected && ranks_per_node < bootstrap.size()) bootstrap.nccl().CommAbort(nodes->comm);
+  if (!*connected && ranks_per_node < bootstrap.size()) AbortNcclComm(bootstrap.nccl(), nodes->comm);
   return connected;
 }
 
@@ -75,8 +77,6 @@ StatusOr<Nodes> FindNodes(Bootstrap& bootstrap, const ncclCommProperties_t& prop
       "the driver is too old (see python -m jaxcomm.info --communicator)");
 }
 
-// Not ncclCommSplit: XLA's communicator shares resources with its splits (splitShare), also its abort flag. The new
-// communicator is blocking: all ranks have met just before.
 StatusOr<ncclComm_t> MakeSubCommunicator(Bootstrap& bootstrap, int32_t first, int32_t count) {
   const NcclLibrary& nccl = bootstrap.nccl();
   ncclUniqueId key = {};
@@ -95,12 +95,8 @@ StatusOr<ncclComm_t> MakeSubCommunicator(Bootstrap& bootstrap, int32_t first, in
     word = (*of_ranks)[static_cast<size_t>(first)];
   }
   std::memcpy(&key, words, sizeof words);
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 1;
-  ncclComm_t made = nullptr;
-  const ncclResult_t asked = nccl.CommInitRankConfig(&made, count, key, bootstrap.rank() - first, &config);
-  const Status done = bootstrap.Check("ncclCommInitRankConfig", asked);
-  JAXCOMM_RETURN_IF_ERROR(bootstrap.AllDone("in ncclCommInitRankConfig", done));
+  StatusOr<ncclComm_t> made = MakeNcclComm(nccl, key, count, bootstrap.rank() - first, bootstrap.timeout_s());
+  JAXCOMM_RETURN_IF_ERROR(bootstrap.AllDone("in ncclCommInitRankConfig", made.status()));
   return made;
 }
 

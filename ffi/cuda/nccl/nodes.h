@@ -22,8 +22,7 @@ struct Nodes {
 StatusOr<Nodes> FindNodes(Bootstrap& bootstrap, const ncclCommProperties_t& properties, uint64_t name, bool can_gin);
 
 // A communicator of the `count` ranks from `first` on, which include this rank. The other ranks make theirs at the same
-// time. Collective for all ranks of the bootstrap: if one rank fails, all return an error. Blocking: NCCL bounds the
-// wait, not the timeout.
+// time. Collective for all ranks of the bootstrap: if one rank fails, all return an error.
 StatusOr<ncclComm_t> MakeSubCommunicator(Bootstrap& bootstrap, int32_t first, int32_t count);
 
 }  // namespace cuda

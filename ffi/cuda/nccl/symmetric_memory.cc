@@ -1,10 +1,12 @@
 #include "cuda/nccl/symmetric_memory.h"
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/nccl_calls.h"
 #include "cuda/program/call_program.h"
 
 namespace jaxcomm {
@@ -15,7 +17,7 @@ StatusOr<device::Window> SymmetricMemory::Allocate(const char* what, int64_t byt
   const NcclLibrary& nccl = bootstrap_.nccl();
   const auto own = static_cast<uint64_t>(bytes);
   void* memory = nullptr;
-  const Status allocated = bootstrap_.Check("ncclMemAlloc", nccl.MemAlloc(&memory, own));
+  const Status allocated = CheckNccl(nccl, nullptr, "ncclMemAlloc", nccl.MemAlloc(&memory, own));
   if (!allocated.ok()) memory = nullptr;
   const StatusOr<std::vector<uint64_t>> gathered = bootstrap_.AllGather(memory != nullptr ? own : 0);
   JAXCOMM_RETURN_IF_ERROR(gathered.status());
@@ -33,7 +35,9 @@ StatusOr<device::Window> SymmetricMemory::Allocate(const char* what, int64_t byt
   }
   ncclWindow_t registered = nullptr;
   const StatusOr<device::Window> window = Register(what, memory, own, &registered);
-  if (registered == nullptr) nccl.MemFree(memory);
+  // After a timeout, NCCL may still use the memory.
+  const bool ended = window.status().code() != StatusCode::kDeadlineExceeded;
+  if (registered == nullptr && ended) nccl.MemFree(memory);
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it registered memory with NCCL", window.status()));
   registered_[window->base] = registered;
   if (multicast != nullptr) JAXCOMM_RETURN_IF_ERROR(FindMulticast(registered, multicast));
@@ -42,9 +46,15 @@ StatusOr<device::Window> SymmetricMemory::Allocate(const char* what, int64_t byt
 
 StatusOr<device::Window> SymmetricMemory::Register(const char* what, void* memory, uint64_t bytes,
                                                    ncclWindow_t* registered) {
-  const ncclResult_t asked =
-      bootstrap_.nccl().CommWindowRegister(nodes_.comm, memory, bytes, registered, NCCL_WIN_COLL_SYMMETRIC);
-  JAXCOMM_RETURN_IF_ERROR(bootstrap_.Check("ncclCommWindowRegister", asked));
+  const auto made = std::make_shared<ncclWindow_t>(nullptr);
+  const auto call = [made, memory, bytes, comm = nodes_.comm, nccl = &bootstrap_.nccl()] {
+    return nccl->CommWindowRegister(comm, memory, bytes, made.get(), NCCL_WIN_COLL_SYMMETRIC);
+  };
+  constexpr char kName[] = "ncclCommWindowRegister";
+  const bool of_all = nodes_.comm == bootstrap_.nccl_comm();
+  JAXCOMM_RETURN_IF_ERROR(of_all ? bootstrap_.Call(kName, call)
+                                 : CallNccl(bootstrap_.nccl(), nodes_.comm, kName, call, bootstrap_.timeout_s()));
+  *registered = *made;
   if (*registered == nullptr) {
     return UnavailableError(
         "NCCL gave no window for the " + std::string(what) +
@@ -66,7 +76,7 @@ StatusOr<device::Window> SymmetricMemory::Address(ncclWindow_t registered, int64
     void* address = nullptr;
     const ncclResult_t found =
         bootstrap_.nccl().GetLsaDevicePointer(registered, static_cast<size_t>(offset), r, &address);
-    JAXCOMM_RETURN_IF_ERROR(bootstrap_.Check("ncclGetLsaDevicePointer", found));
+    JAXCOMM_RETURN_IF_ERROR(CheckNccl(bootstrap_.nccl(), nullptr, "ncclGetLsaDevicePointer", found));
     addresses.push_back(static_cast<char*>(address));
   }
   return MakeWindow(addresses);
@@ -76,7 +86,7 @@ Status SymmetricMemory::FindMulticast(ncclWindow_t registered, device::Multicast
   void* address = nullptr;
   if (multimem_) {
     const ncclResult_t found = bootstrap_.nccl().GetLsaMultimemDevicePointer(registered, 0, &address);
-    if (!bootstrap_.Check("ncclGetLsaMultimemDevicePointer", found).ok()) address = nullptr;
+    if (!CheckNccl(bootstrap_.nccl(), nullptr, "ncclGetLsaMultimemDevicePointer", found).ok()) address = nullptr;
   }
   const StatusOr<bool> all_can = bootstrap_.AllTrue(address != nullptr);
   JAXCOMM_RETURN_IF_ERROR(all_can.status());

@@ -26,8 +26,7 @@ class SymmetricMemory {
       : bootstrap_(bootstrap), nodes_(nodes), multimem_(multimem) {}
 
   // Allocates and registers `bytes` at every rank. `what`: the purpose, for errors. Fills in `multicast`, if given,
-  // only if all ranks have a multicast address. Collective for all ranks of the bootstrap; NCCL bounds the wait in
-  // which it registers memory, not the timeout.
+  // only if all ranks have a multicast address. Collective for all ranks of the bootstrap.
   StatusOr<device::Window> Allocate(const char* what, int64_t bytes, device::Multicast* multicast = nullptr);
 
   // Zeroes the window. When this returns, the window is zero at all ranks. Collective. Comes before the launch of any

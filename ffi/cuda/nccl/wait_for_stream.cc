@@ -12,8 +12,12 @@ Status WaitForStream(cudaStream_t stream, double timeout_s, const std::string& l
   for (;;) {
     const cudaError_t result = cudaStreamQuery(stream);
     if (result != cudaErrorNotReady) return CheckCuda("cudaStreamQuery", result);
-    if (!deadline.Wait()) return DeadlineExceededError(late + " did not come within " + TimeoutText(timeout_s));
+    if (!deadline.Wait()) return Late(late, timeout_s);
   }
+}
+
+Status Late(const std::string& late, double timeout_s) {
+  return DeadlineExceededError(late + " did not come within " + TimeoutText(timeout_s));
 }
 
 }  // namespace cuda

@@ -14,5 +14,8 @@ namespace cuda {
 // after a timeout names them.
 Status WaitForStream(cudaStream_t stream, double timeout_s, const std::string& late);
 
+// The error after a timeout.
+Status Late(const std::string& late, double timeout_s);
+
 }  // namespace cuda
 }  // namespace jaxcomm

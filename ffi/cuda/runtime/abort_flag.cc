@@ -6,11 +6,12 @@
 #include <mutex>
 
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/wait_for_stream.h"
 
 namespace jaxcomm {
 namespace cuda {
 
-StatusOr<uint64_t*> AbortFlag(int device) {
+StatusOr<uint64_t*> AbortFlag(int device, double timeout_s) {
   static std::mutex mutex;
   static auto* words = new std::map<int, uint64_t*>;
   std::lock_guard<std::mutex> lock(mutex);
@@ -23,8 +24,8 @@ StatusOr<uint64_t*> AbortFlag(int device) {
   if (status == cudaSuccess) {
     status = cudaMemcpyAsync(made, &zero, sizeof zero, cudaMemcpyHostToDevice, cudaStreamPerThread);
   }
-  if (status == cudaSuccess) status = cudaStreamSynchronize(cudaStreamPerThread);
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("a word of GPU memory", status));
+  JAXCOMM_RETURN_IF_ERROR(WaitForStream(cudaStreamPerThread, timeout_s, "the end of a copy to the GPU"));
   return word = static_cast<uint64_t*>(made);
 }
 

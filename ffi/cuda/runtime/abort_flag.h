@@ -9,7 +9,7 @@ namespace jaxcomm {
 namespace cuda {
 
 // The flag of `device`, which must be the current GPU. It lives as long as the process.
-StatusOr<uint64_t*> AbortFlag(int device);
+StatusOr<uint64_t*> AbortFlag(int device, double timeout_s);
 
 }  // namespace cuda
 }  // namespace jaxcomm

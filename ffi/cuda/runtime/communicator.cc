@@ -2,10 +2,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <new>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -14,6 +12,7 @@
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/is_captured.h"
+#include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/scoped_device.h"
 #include "cuda/runtime/abort_flag.h"
 #include "cuda/runtime/call_names.h"
@@ -24,6 +23,7 @@ namespace {
 
 // Small enough for the memory that XLA leaves free, large enough for most calls of a model.
 constexpr int64_t kLeastArenaBytes = 32 << 20;
+constexpr char kBegin[] = "when it made its communicator";
 
 struct Shared {
   std::mutex mutex;
@@ -39,13 +39,15 @@ Shared& GetShared() {
 
 }  // namespace
 
-void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id, bool windows) {
+void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id, bool windows,
+                             int32_t process) {
   std::lock_guard<std::mutex> lock(GetShared().mutex);
   Communicator::Settings& settings = GetShared().settings;
   settings.timeout_s = timeout_s;
   settings.max_channels = max_channels;
   settings.node_name = node_id.empty() ? 0 : Mix(1, std::string_view(node_id));
   settings.windows = windows;
+  settings.process = process;
 }
 
 Communicator::Settings Communicator::Configured() {
@@ -53,32 +55,14 @@ Communicator::Settings Communicator::Configured() {
   return GetShared().settings;
 }
 
-StatusOr<Communicator*> Communicator::Get(ncclComm_t nccl_comm) {
-  struct Entry {
-    std::mutex mutex;  // held while the communicator is made: other devices make theirs at the same time
-    std::optional<StatusOr<Communicator*>> made;  // never deleted
-  };
-  static std::mutex mutex;
-  static auto* entries = new std::map<ncclComm_t, Entry>;
-  Entry* entry;
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    entry = &(*entries)[nccl_comm];
-  }
-  std::lock_guard<std::mutex> lock(entry->mutex);
-  if (!entry->made) {
-    entry->made = [&]() -> StatusOr<Communicator*> {
-      // XLA has loaded the library that made the communicator.
-      const StatusOr<const NcclLibrary*> nccl = NcclLibrary::Open("");
-      JAXCOMM_RETURN_IF_ERROR(nccl.status());
-      auto* const made = new Communicator(**nccl, nccl_comm, Configured());
-      JAXCOMM_RETURN_IF_ERROR(made->Make());
-      std::lock_guard<std::mutex> shared_lock(GetShared().mutex);
-      GetShared().communicators.push_back(made);
-      return made;
-    }();
-  }
-  return *entry->made;
+StatusOr<Communicator*> Communicator::Make(const NcclLibrary& nccl, const StatusOr<ncclComm_t>& nccl_comm,
+                                           const AllDoneFunction& all_done) {
+  if (!nccl_comm.ok()) return all_done(kBegin, nccl_comm.status());
+  auto* const made = new Communicator(nccl, *nccl_comm, Configured());
+  JAXCOMM_RETURN_IF_ERROR(made->Make(all_done));
+  std::lock_guard<std::mutex> lock(GetShared().mutex);
+  GetShared().communicators.push_back(made);
+  return made;
 }
 
 namespace {
@@ -113,14 +97,18 @@ std::vector<std::string> Communicator::Failures() {
   return failures;
 }
 
-Status Communicator::Make() {
-  comm_.timeout_ns = static_cast<uint64_t>(settings_.timeout_s * 1e9);
-  const StatusOr<ncclCommProperties_t> properties = QueryProperties();
-  JAXCOMM_RETURN_IF_ERROR(properties.status());
-  ScopedDevice keep;
-  // Before bootstrap_.Make(), a rank can't report a failure to the other ranks.
+Status Communicator::MakeBootstrap(ncclCommProperties_t* properties) {
+  JAXCOMM_RETURN_IF_ERROR(QueryProperties(properties));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
-  JAXCOMM_RETURN_IF_ERROR(bootstrap_.Make(rank(), size()));
+  return bootstrap_.Make(rank(), size());
+}
+
+Status Communicator::Make(const AllDoneFunction& all_done) {
+  comm_.timeout_ns = static_cast<uint64_t>(settings_.timeout_s * 1e9);
+  ScopedDevice keep;
+  ncclCommProperties_t found = NoProperties(nccl_);
+  const ncclCommProperties_t* const properties = &found;
+  JAXCOMM_RETURN_IF_ERROR(all_done(kBegin, MakeBootstrap(&found)));
   int num_sms = 0;
   Status ready =
       CheckCuda("cudaDeviceGetAttribute", cudaDeviceGetAttribute(&num_sms, cudaDevAttrMultiProcessorCount, device_));
@@ -182,7 +170,7 @@ Status Communicator::LoadKernels() const {
 }
 
 Status Communicator::MakeSendRecvProxy() {
-  // A second communicator of all ranks: messages between nodes must not mix with XLA's messages on its communicator.
+  // A second communicator of all ranks, because messages that fail are ended by aborting their communicator.
   const StatusOr<ncclComm_t> network = MakeSubCommunicator(bootstrap_, 0, size());
   JAXCOMM_RETURN_IF_ERROR(network.status());
   StatusOr<std::unique_ptr<SendRecvProxy>> made =
@@ -191,17 +179,16 @@ Status Communicator::MakeSendRecvProxy() {
   return bootstrap_.AllDone("when it made streams for messages", made.status());
 }
 
-StatusOr<ncclCommProperties_t> Communicator::QueryProperties() {
+Status Communicator::QueryProperties(ncclCommProperties_t* properties) {
   for (const char* name : {"ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommQueryProperties",
                            "ncclGetLsaDevicePointer"}) {
     JAXCOMM_RETURN_IF_ERROR(nccl_.Require(name));
   }
-  ncclCommProperties_t properties = NoProperties(nccl_);
-  const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), &properties);
-  JAXCOMM_RETURN_IF_ERROR(bootstrap_.Check("ncclCommQueryProperties", asked));
-  device_ = properties.cudaDev;
-  comm_.world = {properties.rank, properties.nRanks, 0, 1};
-  return properties;
+  const ncclResult_t asked = nccl_.CommQueryProperties(bootstrap_.nccl_comm(), properties);
+  JAXCOMM_RETURN_IF_ERROR(CheckNccl(nccl_, bootstrap_.nccl_comm(), "ncclCommQueryProperties", asked));
+  device_ = properties->cudaDev;
+  comm_.world = {properties->rank, properties->nRanks, 0, 1};
+  return OkStatus();
 }
 
 Status Communicator::MakeLocalMemory() {
@@ -222,7 +209,7 @@ Status Communicator::MakeLocalMemory() {
   comm_.signals.sent = reinterpret_cast<uint64_t*>(counters);
   comm_.signals.received = reinterpret_cast<uint64_t*>(counters + counters_bytes);
   comm_.ll_slots.epochs = reinterpret_cast<uint64_t*>(counters + 2 * counters_bytes);
-  const StatusOr<uint64_t*> abort_flag = AbortFlag(device_);
+  const StatusOr<uint64_t*> abort_flag = AbortFlag(device_, settings_.timeout_s);
   JAXCOMM_RETURN_IF_ERROR(abort_flag.status());
   comm_.abort_flag = *abort_flag;
   return OkStatus();
@@ -261,6 +248,13 @@ Status Communicator::AllDone(const char* at, const Status& own) {
   return bootstrap_.AllDone(at, own);
 }
 
+StatusOr<bool> Communicator::AllTrue(bool own) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ScopedDevice keep;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
+  return bootstrap_.AllTrue(own);
+}
+
 // GIN is made on all ranks or on none; without it, NCCL sends and receives between nodes. Where NCCL could make its
 // part, that part is kept. An error: ranks did not meet.
 Status Communicator::MakeGin(Status* problem) {
@@ -273,8 +267,15 @@ Status Communicator::MakeGin(Status* problem) {
   StatusOr<bool> all_can = bootstrap_.AllTrue(own.ok());
   JAXCOMM_RETURN_IF_ERROR(all_can.status());
   if (*all_can) {
-    const auto check = [this](const char* name, ncclResult_t result) { return bootstrap_.Check(name, result); };
-    StatusOr<std::unique_ptr<Gin>> made = Gin::Make(nccl_, bootstrap_.nccl_comm(), comm_, counts, check);
+    const auto making = std::make_shared<StatusOr<std::unique_ptr<Gin>>>(UnavailableError("not made"));
+    const auto make = [making, nccl = &nccl_, nccl_comm = bootstrap_.nccl_comm(), comm = comm_, counts] {
+      *making = Gin::Make(*nccl, nccl_comm, comm, counts, [&](const char* name, ncclResult_t result) {
+        return CheckNccl(*nccl, nccl_comm, name, result);
+      });
+      return ncclSuccess;
+    };
+    JAXCOMM_RETURN_IF_ERROR(bootstrap_.Call("ncclDevCommCreate", make));
+    StatusOr<std::unique_ptr<Gin>>& made = *making;
     own = made.status();
     all_can = bootstrap_.AllTrue(made.ok());
     JAXCOMM_RETURN_IF_ERROR(all_can.status());
@@ -350,21 +351,19 @@ ncclWindow_t Communicator::Registered(const device::Window& arena) {
   return memory_->Registered(arena);
 }
 
-// NCCL computes the addresses of peers' buffers from this rank's offset, but the buffers of peers begin elsewhere in
-// their windows. So only the distance between ranks is used.
-StatusOr<int64_t> Communicator::OffsetOf(ncclWindow_t window, int64_t offset) const {
-  const StatusOr<device::Window> addressed = memory_->Address(window, offset);
+StatusOr<int64_t> Communicator::PlaceOf(ncclWindow_t window) const {
+  const StatusOr<device::Window> addressed = memory_->Address(window, 0);
   JAXCOMM_RETURN_IF_ERROR(addressed.status());
   const int64_t stride = addressed->stride;
   if (size() > 1 && stride != comm_.signals.pad.stride) {
     return UnavailableError("XLA's window is " + std::to_string(stride) + " bytes apart from rank to rank, jaxcomm's " +
                             std::to_string(comm_.signals.pad.stride));
   }
-  return OffsetOf(*addressed, 0);
+  return PlaceOf(*addressed);
 }
 
-int64_t Communicator::OffsetOf(const device::Window& arena, int64_t offset) const {
-  return arena.At(rank(), offset) - comm_.signals.pad.At(rank());
+int64_t Communicator::PlaceOf(const device::Window& arena) const {
+  return arena.At(rank()) - comm_.signals.pad.At(rank());
 }
 
 Status Communicator::Failure() {

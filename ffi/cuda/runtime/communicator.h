@@ -1,9 +1,10 @@
-// Resources of kernels for one ncclComm_t: symmetric memory, counters, a report.
+// Resources of kernels for one ncclComm_t of jaxcomm's: symmetric memory, counters, a report.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,30 +24,32 @@
 namespace jaxcomm {
 namespace cuda {
 
-// One per ncclComm_t and process. Never deleted: executables and CUDA graphs keep its addresses, and XLA may destroy
-// the ncclComm_t before the end of the process.
+// One per ordered group of GPUs and process (own_communicators.h). Never deleted, and its ncclComm_t never destroyed:
+// executables and CUDA graphs keep its addresses.
 //
 // All ranks of the communicator make the collective calls in the same order, outside of the capture of a CUDA graph. A
-// collective call waits for the other ranks no longer than the timeout; only NCCL bounds the waits in which it
-// registers memory.
+// collective call waits for the other ranks no longer than the timeout.
 class Communicator {
  public:
   // Sets what all communicators made from now on use. `max_channels` and `windows` (JAXCOMM_SYMMETRIC_BUFFERS) must be
   // the same on all ranks. `node_id`: ranks whose names differ are on different nodes, even if NVLink connects them;
-  // empty: no name.
-  static void Configure(double timeout_s, int32_t max_channels, const std::string& node_id = "", bool windows = false);
+  // empty: no name. `process`: JAX's number of this process.
+  static void Configure(double timeout_s, int32_t max_channels, const std::string& node_id = "", bool windows = false,
+                        int32_t process = 0);
   struct Settings {
     double timeout_s = 30;
     int32_t max_channels = 32;
     uint64_t node_name = 0;  // hash of the name, 0: none
     bool windows = false;
+    int32_t process = 0;
   };
   static Settings Configured();
 
-  // Collective at the first call for `nccl_comm`. Its outcome is final, also an error. If XLA replaces communicators
-  // because a process has died, a new one must not get the address of an old one: NCCL has no safe way to distinguish
-  // them.
-  static StatusOr<Communicator*> Get(ncclComm_t nccl_comm);
+  // Owns `nccl_comm`, which nothing else uses; or the error with which this rank did not get one.
+  // `all_done`: as Bootstrap::AllDone, for the steps before there is a bootstrap. Collective.
+  using AllDoneFunction = std::function<Status(const char* at, const Status& own)>;
+  static StatusOr<Communicator*> Make(const NcclLibrary& nccl, const StatusOr<ncclComm_t>& nccl_comm,
+                                      const AllDoneFunction& all_done);
 
   // The failures of all communicators of the process, for people.
   static std::vector<std::string> Failures();
@@ -57,8 +60,9 @@ class Communicator {
 
   // An error that names both ranks if two ranks pass different values of `what`. Collective.
   Status CheckSameOnAllRanks(const char* what, uint64_t own);
-  // As Bootstrap::AllDone. Collective.
+  // As the functions of Bootstrap. Collective.
   Status AllDone(const char* at, const Status& own);
+  StatusOr<bool> AllTrue(bool own);
 
   // Symmetric memory of at least `bytes` at every rank, which lives as long as the process. Calls that need no more
   // than the newest arena share it. Collective.
@@ -70,11 +74,11 @@ class Communicator {
   Status ReserveFor(const std::string& owner, int64_t bytes, device::Comm* comm);
   // Offset table, which the other ranks of the node write.
   const device::Window& offset_table() const { return offset_table_; }
-  // The place of a buffer of this rank, in bytes from the begin of its signals. First form: the buffer begins at
-  // `offset` in `window`, an ncclWindow_t on XLA's memory; an error if peers can't address it at the distance between
-  // ranks that jaxcomm's windows have. Second form: the buffer is in the arena.
-  StatusOr<int64_t> OffsetOf(ncclWindow_t window, int64_t offset) const;
-  int64_t OffsetOf(const device::Window& arena, int64_t offset) const;
+  // Where this rank addresses a window, in bytes from the signals. First form: an ncclWindow_t on XLA's memory, made on
+  // XLA's communicator; an error if it does not have the distance between ranks that jaxcomm's windows have. Second
+  // form: an arena.
+  StatusOr<int64_t> PlaceOf(ncclWindow_t window) const;
+  int64_t PlaceOf(const device::Window& arena) const;
 
   // Called before and after a call enqueues its work on `stream`. Calls on different streams share signals and arena,
   // so they run one after the other, in the order in which the host enqueued them. During the capture of a CUDA graph
@@ -109,8 +113,9 @@ class Communicator {
   // Failure() of kernels and of messages between nodes. `time_ns`: its time on the GPU's clock; UINT64_MAX if no kernel
   // has reported it.
   Status KernelFailure(uint64_t* time_ns);
-  Status Make();
-  StatusOr<ncclCommProperties_t> QueryProperties();
+  Status Make(const AllDoneFunction& all_done);
+  Status MakeBootstrap(ncclCommProperties_t* properties);
+  Status QueryProperties(ncclCommProperties_t* properties);
   Status LimitChannels(int num_sms);
   Status LoadKernels() const;
   Status MakeLocalMemory();

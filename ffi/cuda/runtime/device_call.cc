@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
+#include <cstring>
 #include <mutex>
 #include <utility>
 
@@ -10,6 +11,7 @@
 #include "cuda/kernels/launch_exchange_offsets.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/scoped_device.h"
+#include "cuda/nccl/wait_for_stream.h"
 
 namespace jaxcomm {
 namespace cuda {
@@ -17,6 +19,7 @@ namespace {
 
 // Owner of the arena of multimem calls. No target of a user has this name.
 constexpr const char* kMultimemArena = "jaxcomm: multimem";
+constexpr const char* kCopy = "the end of a copy to the GPU";
 
 }  // namespace
 
@@ -79,23 +82,22 @@ Status DeviceCall::Upload() {
   ScopedDevice keep;
   const ProgramImage image(call_.program);
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
-  const size_t image_bytes =
-      (image.bytes.size() + sizeof(BufferOffsets) - 1) / sizeof(BufferOffsets) * sizeof(BufferOffsets);
+  const size_t image_bytes = (image.bytes.size() + sizeof(OwnBuffers) - 1) / sizeof(OwnBuffers) * sizeof(OwnBuffers);
   const size_t table_bytes = sizeof(int64_t) * static_cast<size_t>(communicator_.size());
-  const size_t offset_bytes = exchanges_offsets_ ? sizeof(BufferOffsets) + 2 * table_bytes : 0;
+  const size_t offset_bytes = exchanges_offsets_ ? sizeof(OwnBuffers) + 2 * table_bytes : 0;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&image_, image_bytes + offset_bytes)));
   // Not on the legacy default stream, which might wait for a kernel that waits for a peer.
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(image_, image.bytes.data(), image.bytes.size(),
                                                                        cudaMemcpyHostToDevice, cudaStreamPerThread)));
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaStreamSynchronize", cudaStreamSynchronize(cudaStreamPerThread)));
+  JAXCOMM_RETURN_IF_ERROR(WaitForStream(cudaStreamPerThread, Communicator::Configured().timeout_s, kCopy));
   args_ = MakeArgs(call_, args_.comm, image_, image);
   if (!exchanges_offsets_) return OkStatus();
   offset_args_.comm = args_.comm;
   offset_args_.offset_table = communicator_.offset_table();
-  offset_args_.own = reinterpret_cast<const BufferOffsets*>(image_ + image_bytes);
-  offset_args_.input_at = reinterpret_cast<int64_t*>(image_ + image_bytes + sizeof(BufferOffsets));
+  offset_args_.own = reinterpret_cast<const OwnBuffers*>(image_ + image_bytes);
+  offset_args_.input_at = reinterpret_cast<int64_t*>(image_ + image_bytes + sizeof(OwnBuffers));
   offset_args_.output_at = offset_args_.input_at + communicator_.size();
-  // Relative to the begin of the signals, as BufferOffsets are.
+  // Relative to the begin of the signals, as `input_at` and `output_at` are.
   if (shares_input()) {
     args_.input = args_.comm.signals.pad;
     args_.input_at = offset_args_.input_at;
@@ -107,42 +109,51 @@ Status DeviceCall::Upload() {
   return CheckCuda("kernels", LoadExchangeOffsets());
 }
 
-StatusOr<int64_t> DeviceCall::FindOffset(const char* name, const void* address, const XlaWindow& window,
-                                         int64_t in_arena, Shared* shared) const {
-  const StatusOr<int64_t> found = window.window != nullptr ? communicator_.OffsetOf(window.window, window.offset)
+Status DeviceCall::Place(const char* name, const void* address, const XlaWindow& window, int64_t in_arena,
+                         Shared* shared, int64_t* in_window, int64_t* window_at) const {
+  const StatusOr<int64_t> found = window.window != nullptr ? communicator_.PlaceOf(window.window)
                                                            : StatusOr<int64_t>(UnavailableError("XLA gives no window"));
-  if (!shared->known) *shared = {true, found.ok(), address};
   if (!found.ok()) WarnOfCopies(where_, std::string("of the ") + name + ": " + found.status().message());
-  if (!shared->in_place) return communicator_.OffsetOf(args_.comm.arena, in_arena);
+  if (!placed_) {
+    const StatusOr<bool> all_have = communicator_.AllTrue(found.ok());
+    JAXCOMM_RETURN_IF_ERROR(all_have.status());
+    shared->in_place = *all_have;
+    if (found.ok() && !*all_have) WarnOfCopies(where_, std::string("of the ") + name + ": another rank has no window");
+  }
+  if (!shared->in_place) {
+    *in_window = in_arena;
+    *window_at = communicator_.PlaceOf(args_.comm.arena);
+    return OkStatus();
+  }
+  JAXCOMM_RETURN_IF_ERROR(
+      WithPrefix(std::string("the ") + name + " was in a window of XLA's before, but is not now: ", found.status()));
   shared->address = address;
-  if (found.ok()) return found;
-  return WithPrefix(std::string("the ") + name + " was in a window of XLA's before, but is not now: ", found.status());
+  *in_window = window.offset;
+  *window_at = *found;
+  return OkStatus();
 }
 
 Status DeviceCall::ExchangeOffsets(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
                                    cudaStream_t stream) {
   if (!exchanges_offsets_) return OkStatus();
-  BufferOffsets offsets;
-  const bool first = !input_.known && !output_.known;
+  OwnBuffers own;
   if (shares_input()) {
-    const StatusOr<int64_t> found = FindOffset("operand", x, input, call_.arena.input, &input_);
-    JAXCOMM_RETURN_IF_ERROR(found.status());
-    offsets.input = *found;
+    JAXCOMM_RETURN_IF_ERROR(
+        Place("operand", x, input, call_.arena.input, &input_, &own.in_window.input, &own.window_at.input));
   }
   if (shares_output()) {
-    const StatusOr<int64_t> found = FindOffset("result", y, output, call_.arena.output, &output_);
-    JAXCOMM_RETURN_IF_ERROR(found.status());
-    offsets.output = *found;
+    JAXCOMM_RETURN_IF_ERROR(
+        Place("result", y, output, call_.arena.output, &output_, &own.in_window.output, &own.window_at.output));
   }
-  if (!first && offsets.input == offsets_.input && offsets.output == offsets_.output) return OkStatus();
+  if (placed_ && std::memcmp(&own, &own_, sizeof own) == 0) return OkStatus();
   // Copied in the order of the stream, because earlier runs may still read the old offsets. Not an argument of the
   // kernel, because a captured CUDA graph keeps its arguments.
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
-  JAXCOMM_RETURN_IF_ERROR(
-      CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(const_cast<BufferOffsets*>(offset_args_.own), &offsets,
-                                                   sizeof offsets, cudaMemcpyHostToDevice, stream)));
-  offsets_ = offsets;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMemcpyAsync", cudaMemcpyAsync(const_cast<OwnBuffers*>(offset_args_.own), &own,
+                                                                       sizeof own, cudaMemcpyHostToDevice, stream)));
+  own_ = own;
+  placed_ = true;
   return OkStatus();
 }
 
@@ -152,6 +163,8 @@ DeviceCall::~DeviceCall() {
   ScopedDevice keep;
   cudaSetDevice(communicator_.device());
   SendRecvProxy::Free(events_);
+  // XLA destroys the executable's CUDA graphs with it. cudaFree may wait for kernels, which end within their own
+  // timeouts.
   cudaFree(image_);
   cudaGetLastError();  // the driver may be gone at the end of the process
 }

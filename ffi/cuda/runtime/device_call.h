@@ -34,9 +34,11 @@ class DeviceCall {
     ncclWindow_t window = nullptr;
     int64_t offset = 0;
   };
-  // Sets the places of the buffers in this run. The first run decides for each buffer that peers use: without a window
-  // its data goes through the arena, in this run and in all later ones, because a captured CUDA graph can't change from
-  // copies to none or back. `stream`: of the run. Not captured.
+  // Sets the places of the buffers in this run. XLA's windows are of its communicator of this run, so nothing of them
+  // is kept: a captured CUDA graph reads their places from memory that each run writes. The first run, which is
+  // collective, decides for each buffer that peers use: if a rank has no window, the data of all ranks goes through the
+  // arena, in this run and in all later ones, because a captured CUDA graph can't change from copies to none or back.
+  // `stream`: of the run. Not captured.
   Status ExchangeOffsets(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
                          cudaStream_t stream);
 
@@ -50,14 +52,13 @@ class DeviceCall {
  private:
   // A buffer that peers use.
   struct Shared {
-    bool known = false;             // ExchangeOffsets() has been called
     bool in_place = false;          // else its data goes through the arena
     const void* address = nullptr;  // in XLA's memory, in this run
   };
 
   DeviceCall(Communicator& communicator, const std::string& name) : communicator_(communicator), name_(name) {}
-  StatusOr<int64_t> FindOffset(const char* name, const void* address, const XlaWindow& window, int64_t in_arena,
-                               Shared* shared) const;
+  Status Place(const char* name, const void* address, const XlaWindow& window, int64_t in_arena, Shared* shared,
+               int64_t* in_window, int64_t* window_at) const;
   Status Upload();
   Status CheckAlignment(const void* x, const void* y) const;
   Status Enqueue(const void* x, void* y, cudaStream_t stream) const;
@@ -70,7 +71,8 @@ class DeviceCall {
   std::string where_;
   bool exchanges_offsets_ = false;
   ExchangeOffsetsArgs offset_args_;
-  BufferOffsets offsets_;  // the copy on the device
+  bool placed_ = false;  // ExchangeOffsets() has been called
+  OwnBuffers own_;       // the copy on the device
   Shared input_, output_;
   GinNetworkArgs gin_args_;  // for groups of several nodes with GIN
   RoundEvents events_;       // for groups of several nodes without GIN

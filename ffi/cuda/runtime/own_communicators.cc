@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -11,29 +12,35 @@
 #include <utility>
 
 #include "cuda/nccl/check_cuda.h"
-#include "cuda/nccl/deadline.h"
+#include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/nccl_library.h"
 #include "cuda/nccl/scoped_device.h"
-#include "cuda/program/call_program.h"
-#include "cuda/runtime/communicator.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
 
-using Group = std::vector<Member>;
+struct Group {
+  bool of_xla = false;  // else the processes are numbers, not incarnations
+  std::vector<Member> members;
+  int32_t rank = 0;
 
-// One GPU of this process.
+  bool operator<(const Group& other) const {
+    return std::tie(of_xla, members, rank) < std::tie(other.of_xla, other.members, other.rank);
+  }
+};
+
+// One GPU of this process in a group.
 struct Entry {
-  std::mutex mutex;  // held during Make(): other GPUs make theirs at the same time
-  std::optional<StatusOr<ncclComm_t>> made;
+  std::mutex mutex;  // held while the communicator is made: other GPUs make theirs at the same time
+  std::optional<StatusOr<Communicator*>> made;
 };
 
 struct Known {
   std::mutex mutex;
   int32_t own_process = 0;
-  std::map<Group, ncclUniqueId> keys;
-  std::map<std::pair<Group, int32_t>, std::unique_ptr<Entry>> entries;  // by rank; never deleted
+  std::map<std::vector<Member>, ncclUniqueId> keys;
+  std::map<Group, std::unique_ptr<Entry>> entries;  // never deleted
 };
 
 Known& GetKnown() {
@@ -41,37 +48,50 @@ Known& GetKnown() {
   return *known;
 }
 
-// Non-blocking, because NCCL would wait for the other ranks forever.
-StatusOr<ncclComm_t> Make(const Group& group, const ncclUniqueId& key, int32_t rank, int32_t device) {
-  const StatusOr<const NcclLibrary*> opened = NcclLibrary::Open("");
-  JAXCOMM_RETURN_IF_ERROR(opened.status());
-  const NcclLibrary* const nccl = *opened;
-  JAXCOMM_RETURN_IF_ERROR(nccl->Require("ncclCommInitRankConfig"));
+// What the ranks share before they have a communicator.
+struct Contact {
+  std::function<StatusOr<ncclUniqueId>()> key;
+  Communicator::AllDoneFunction all_done;
+};
+
+StatusOr<Communicator*> Make(const NcclLibrary& nccl, const Group& group, const Contact& contact) {
+  const StatusOr<ncclUniqueId> key = contact.key();
+  JAXCOMM_RETURN_IF_ERROR(key.status());
+  const auto make = [&]() -> StatusOr<ncclComm_t> {
+    JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(group.members[group.rank].device)));
+    return MakeNcclComm(nccl, *key, static_cast<int32_t>(group.members.size()), group.rank,
+                        Communicator::Configured().timeout_s);
+  };
   ScopedDevice keep;
-  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device)));
-  const double timeout_s = Communicator::Configured().timeout_s;
-  const Deadline deadline(timeout_s);
-  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-  config.blocking = 0;
-  ncclComm_t nccl_comm = nullptr;
-  ncclResult_t result =
-      nccl->CommInitRankConfig(&nccl_comm, static_cast<int>(group.size()), key, static_cast<int>(rank), &config);
-  while (result == ncclInProgress) {
-    if (const ncclResult_t asked = nccl->CommGetAsyncError(nccl_comm, &result); asked != ncclSuccess) result = asked;
-    if (result == ncclInProgress && !deadline.Wait()) {
-      nccl->CommAbort(nccl_comm);
-      return DeadlineExceededError("the other ranks of the group of " + std::to_string(group.size()) +
-                                   " did not come to make its communicator within " + TimeoutText(timeout_s));
-    }
+  return Communicator::Make(nccl, make(), contact.all_done);
+}
+
+StatusOr<Communicator*> FindOrMake(const NcclLibrary& nccl, const Group& group, const Contact& contact) {
+  Entry* entry;
+  {
+    std::lock_guard<std::mutex> lock(GetKnown().mutex);
+    std::unique_ptr<Entry>& slot = GetKnown().entries[group];
+    if (!slot) slot = std::make_unique<Entry>();
+    entry = slot.get();
   }
-  if (result == ncclSuccess) return nccl_comm;
-  cudaGetLastError();  // as in CheckCuda
-  std::string text = std::string("ncclCommInitRankConfig: ") + nccl->GetErrorString(result);
-  if (nccl_comm != nullptr) nccl->CommAbort(nccl_comm);
-  return UnavailableError(std::move(text));
+  std::lock_guard<std::mutex> lock(entry->mutex);
+  if (!entry->made) entry->made = Make(nccl, group, contact);
+  return *entry->made;
 }
 
 }  // namespace
+
+StatusOr<Communicator*> OwnCommunicators::Get(ncclComm_t of_xla, int32_t device) {
+  // XLA has loaded the library that made its communicator.
+  const StatusOr<const NcclLibrary*> nccl = NcclLibrary::Open("");
+  JAXCOMM_RETURN_IF_ERROR(nccl.status());
+  FirstContact contact(**nccl, of_xla, device, Communicator::Configured().timeout_s);
+  const StatusOr<std::vector<Member>> members = contact.Members();
+  JAXCOMM_RETURN_IF_ERROR(members.status());
+  return FindOrMake(
+      **nccl, {true, *members, contact.rank()},
+      {[&] { return contact.Key(); }, [&](const char* at, const Status& own) { return contact.AllDone(at, own); }});
+}
 
 void OwnCommunicators::Add(int32_t own_process, const std::vector<Member>& group, const ncclUniqueId& key) {
   Known& known = GetKnown();
@@ -80,15 +100,14 @@ void OwnCommunicators::Add(int32_t own_process, const std::vector<Member>& group
   known.keys.emplace(group, key);
 }
 
-StatusOr<ncclComm_t> OwnCommunicators::Get(const std::vector<Member>& groups, int64_t group_size, int32_t device) {
+StatusOr<Communicator*> OwnCommunicators::Get(const std::vector<Member>& groups, int64_t group_size, int32_t device) {
   Known& known = GetKnown();
   Group group;
   ncclUniqueId key;
-  int32_t rank;
-  Entry* entry;
   {
     std::lock_guard<std::mutex> lock(known.mutex);
-    const auto own = std::find(groups.begin(), groups.end(), Member{known.own_process, device});
+    const Member self = {static_cast<uint64_t>(known.own_process), device};
+    const auto own = std::find(groups.begin(), groups.end(), self);
     if (own == groups.end()) {
       return InvalidArgumentError(
           "GPU " + std::to_string(device) + " of process " + std::to_string(known.own_process) +
@@ -96,22 +115,22 @@ StatusOr<ncclComm_t> OwnCommunicators::Get(const std::vector<Member>& groups, in
     }
     const int64_t position = own - groups.begin();
     const auto first = groups.begin() + position / group_size * group_size;
-    group.assign(first, first + group_size);
-    rank = static_cast<int32_t>(position % group_size);
-    const auto found = known.keys.find(group);
+    group.members.assign(first, first + group_size);
+    group.rank = static_cast<int32_t>(position % group_size);
+    const auto found = known.keys.find(group.members);
     if (found == known.keys.end()) {
       return UnavailableError(
           "this process has not compiled the call, and XLA before jaxlib 0.11.2 provides no communicators: install "
           "jax, jaxlib and JAX's CUDA plugin 0.11.2 or later");
     }
     key = found->second;
-    std::unique_ptr<Entry>& slot = known.entries[{group, rank}];
-    if (!slot) slot = std::make_unique<Entry>();
-    entry = slot.get();
   }
-  std::lock_guard<std::mutex> lock(entry->mutex);
-  if (!entry->made) entry->made = Make(group, key, rank, device);
-  return *entry->made;
+  const StatusOr<const NcclLibrary*> nccl = NcclLibrary::Open("");
+  JAXCOMM_RETURN_IF_ERROR(nccl.status());
+  // A rank that fails alone is noticed after the timeout.
+  return FindOrMake(
+      **nccl, group,
+      {[&]() -> StatusOr<ncclUniqueId> { return key; }, [](const char*, const Status& own) { return own; }});
 }
 
 }  // namespace cuda

@@ -4,12 +4,14 @@
 #include <chrono>
 #include <new>
 #include <set>
-#include <thread>
 
 #include "common/hash.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/nccl/check_cuda.h"
+#include "cuda/nccl/deadline.h"
 #include "cuda/nccl/is_captured.h"
+#include "cuda/nccl/nccl_calls.h"
+#include "cuda/nccl/threads.h"
 #include "cuda/nccl/wait_for_stream.h"
 
 namespace jaxcomm {
@@ -20,6 +22,7 @@ constexpr auto kLook = std::chrono::milliseconds(50);  // period of the watchdog
 // How long the watchdog waits for a call of NCCL in another thread. LaunchBegin's kernel holds back for longer what
 // must not be sent.
 constexpr auto kPatience = std::chrono::milliseconds(500);
+constexpr auto kPatienceAfterRevoke = std::chrono::seconds(5);
 
 std::string RanksText(const std::set<int32_t>& ranks) {
   std::string text = ranks.size() == 1 ? "rank" : "ranks";
@@ -54,7 +57,7 @@ StatusOr<std::unique_ptr<SendRecvProxy>> SendRecvProxy::Make(const NcclLibrary& 
                                                              double timeout_s) {
   std::unique_ptr<SendRecvProxy> made(new SendRecvProxy(nccl, network, comm, report, timeout_s));
   JAXCOMM_RETURN_IF_ERROR(made->Allocate());
-  std::thread([send_recv_proxy = made.get()] { send_recv_proxy->RunWatchdog(); }).detach();
+  Threads::Start([send_recv_proxy = made.get()] { send_recv_proxy->RunWatchdog(); });
   return made;
 }
 
@@ -104,15 +107,20 @@ Status SendRecvProxy::Handshake(const SendRecvSchedule& schedule, int64_t item_b
     handshake.sends.push_back({peer, peer, 1});
   }
   for (const auto& [peer, hash] : received) handshake.receives.push_back({peer, comm_.world.size + peer, 1});
-  const auto at = [&](int64_t word) { return handshake_ + word * static_cast<int64_t>(sizeof(uint64_t)); };
+  const auto at = [this](int64_t word) { return handshake_ + word * static_cast<int64_t>(sizeof(uint64_t)); };
   {
     std::lock_guard<std::mutex> lock(enqueue_mutex_);
     uint64_t failed_call;
     JAXCOMM_RETURN_IF_ERROR(Failure(&failed_call));  // NCCL's communicator may be gone
     JAXCOMM_RETURN_IF_ERROR(CheckCuda(
         "cudaMemcpyAsync", cudaMemcpyAsync(handshake_, words.data(), bytes, cudaMemcpyHostToDevice, stream_)));
-    JAXCOMM_RETURN_IF_ERROR(SendRecv(handshake, at, sizeof(uint64_t)));
     const std::string peers = RanksText(PeersOf(handshake)) + " of other nodes";
+    // NCCL connects to new peers in the thread that ends the group, without a limit.
+    const auto status = std::make_shared<Status>();
+    const bool begun = RunBounded(
+        [this, status, handshake, at] { *status = SendRecv(handshake, at, sizeof(uint64_t)); }, Deadline(timeout_s_));
+    if (!begun) return Late(peers, timeout_s_);
+    JAXCOMM_RETURN_IF_ERROR(*status);
     JAXCOMM_RETURN_IF_ERROR(WaitForStream(stream_, timeout_s_, peers));
     JAXCOMM_RETURN_IF_ERROR(CheckCuda(
         "cudaMemcpyAsync", cudaMemcpyAsync(words.data(), handshake_, bytes, cudaMemcpyDeviceToHost, stream_)));
@@ -159,8 +167,10 @@ Status SendRecvProxy::SendRecv(const Round& round, const std::function<char*(int
   }
   const ncclResult_t ended = nccl_.GroupEnd();
   if (result == ncclSuccess) result = ended;
-  if (result == ncclSuccess) return OkStatus();
-  return UnavailableError(std::string("messages between nodes: ") + nccl_.GetErrorString(result));
+  while (result == ncclInProgress && Threads::Sleep(std::chrono::milliseconds(1))) {  // NCCL_COMM_BLOCKING=0
+    if (const ncclResult_t asked = nccl_.CommGetAsyncError(network_, &result); asked != ncclSuccess) result = asked;
+  }
+  return CheckNccl(nccl_, network_, "messages between nodes", result);
 }
 
 Status SendRecvProxy::Post(const CallProgram& call, const RankArgs& args, int32_t number, const RoundEvents& events,
@@ -219,7 +229,7 @@ void SendRecvProxy::RunWatchdog() {
   uint64_t count = 0;
   auto since = std::chrono::steady_clock::now();
   for (;;) {
-    std::this_thread::sleep_for(kLook);
+    if (!Threads::Sleep(kLook)) return;
     const bool held = __atomic_load_n(&state_->held, __ATOMIC_ACQUIRE) != 0;  // set after a report
     if (__atomic_load_n(&report_->state, __ATOMIC_ACQUIRE) == device::Report::kComplete) {
       return Fail(report_->call_id, "");  // the report holds the reason
@@ -259,12 +269,13 @@ void SendRecvProxy::Fail(uint64_t call, const std::string& text) {
   std::unique_lock<std::timed_mutex> lock(nccl_mutex_, kPatience);
   __atomic_store_n(&state_->aborting, 1, __ATOMIC_RELEASE);
   if (!lock) {
-    nccl_.CommRevoke(network_, NCCL_REVOKE_DEFAULT);
-    lock.lock();
+    RevokeNcclComm(nccl_, network_);
+    // A thread that stays inside of NCCL is left there: NCCL allows no other call on the communicator meanwhile.
+    if (!lock.try_lock_for(kPatienceAfterRevoke)) return;
   }
   lock.unlock();  // a call of NCCL that begins now finds closed_
-  // Detached: ncclCommAbort returns only after all CUDA graphs that use the communicator are gone.
-  std::thread([nccl = &nccl_, network = network_] { nccl->CommAbort(network); }).detach();
+  // ncclCommAbort returns only after all CUDA graphs that use the communicator are gone.
+  AbortNcclComm(nccl_, network_);
 }
 
 }  // namespace cuda

@@ -2,6 +2,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -69,7 +70,7 @@ ffi::ErrorOr<std::unique_ptr<GpuCallState>> Instantiate(ffi::Dictionary attribut
       return ffi::Unexpected(Invalid(spec, "attribute members is not of two numbers for each device"));
     }
     for (size_t i = 0; i < members->size(); i += 2) {
-      state->members.push_back({members->begin()[i], members->begin()[i + 1]});
+      state->members.push_back({static_cast<uint64_t>(members->begin()[i]), members->begin()[i + 1]});
     }
   }
   const auto num_devices = static_cast<int64_t>(spec.groups.size());
@@ -140,18 +141,23 @@ Status FindOffsets(GpuCallState& state, const XlaCollectives& collectives, const
   return call.ExchangeOffsets(buffers.x, buffers.y, input, output, stream);
 }
 
-// Makes the call site on this device, unless it exists for the run's communicator.
+// Makes the call site on this device, in its first run. It is never replaced, because CUDA graphs keep its addresses,
+// and needs no communicator of XLA from then on.
 Status MakeCall(GpuCallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers,
-                cudaStream_t stream) {
+                cudaStream_t stream, int64_t run) {
+  if (Find(state, device) != nullptr) return OkStatus();
   const CallSpec& spec = state.spec;
-  const DeviceCall* const existing = Find(state, device);
-  if (existing == nullptr) JAXCOMM_RETURN_IF_ERROR(WaitForEarlier(stream));
-  const StatusOr<ncclComm_t> nccl_comm = GetCommunicator(collectives, state.Groups(), state.members, device);
-  JAXCOMM_RETURN_IF_ERROR(nccl_comm.status());
-  const StatusOr<Communicator*> found = Communicator::Get(*nccl_comm);
+  const Communicator::Settings settings = Communicator::Configured();
+  const Status earlier = WaitForEarlier(stream, settings.timeout_s);
+  // GPUs of this process; none if the lowering did not know the processes.
+  const auto num_local = std::count(spec.processes.begin(), spec.processes.end(), settings.process);
+  // The others may still wait for their earlier work.
+  const Status met = state.first_run.Join(run, num_local, (kTimeoutsOfEarlierWork + 1) * settings.timeout_s);
+  JAXCOMM_RETURN_IF_ERROR(earlier);
+  JAXCOMM_RETURN_IF_ERROR(met);
+  const StatusOr<Communicator*> found = GetCommunicator(collectives, state.Groups(), state.members, device);
   JAXCOMM_RETURN_IF_ERROR(found.status());
   Communicator* const communicator = *found;
-  if (existing != nullptr && &existing->communicator() == communicator) return OkStatus();
   if (communicator->size() != spec.group_size) {
     return InvalidArgumentError("the group's communicator has " + std::to_string(communicator->size()) +
                                 " ranks, the group " + std::to_string(spec.group_size));
@@ -161,7 +167,7 @@ Status MakeCall(GpuCallState& state, const XlaCollectives& collectives, int32_t 
       DeviceCall::Make(spec, *communicator, buffers.dtype, buffers.input_count, buffers.output_count, state.windows);
   JAXCOMM_RETURN_IF_ERROR(made.status());
   std::lock_guard<std::mutex> lock(state.mutex);
-  state.calls[device].swap(*made);  // `made` is declared before the lock: freeing the old call waits for the GPU
+  state.calls[device] = *std::move(made);
   return OkStatus();
 }
 
@@ -193,13 +199,15 @@ ffi::Error Initialize(cudaStream_t stream, GpuCallState* state, XlaCollectives c
   if (ffi::Error failure = FailureOf(state->spec, FailureBefore(*state, run.run_id)); !failure.success())
     return failure;
   if (!ProblemOf(*state, device).ok()) return ffi::Error::Success();
-  if (const Status problem = MakeCall(*state, collectives, device, *buffers, stream); !problem.ok()) {
+  Status problem = MakeCall(*state, collectives, device, *buffers, stream, run.run_id);
+  if (problem.ok() && state->windows) {
+    problem = FindOffsets(*state, collectives, *buffers, *Find(*state, device), stream);
+  }
+  if (!problem.ok()) {
     std::lock_guard<std::mutex> lock(state->mutex);
     state->problems[device] = problem;
-    return ffi::Error::Success();
   }
-  if (!state->windows) return ffi::Error::Success();
-  return ToFfi(state->spec, FindOffsets(*state, collectives, *buffers, *Find(*state, device), stream));
+  return ffi::Error::Success();
 }
 
 ffi::Error Execute(cudaStream_t stream, GpuCallState* state, int32_t device, ffi::RemainingArgs args,

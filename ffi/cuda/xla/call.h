@@ -1,8 +1,8 @@
 // The XLA handlers of all collectives on GPUs. Stages: Instantiate reads the attributes. Prepare requests the group's
-// communicator from XLA. Initialize makes the DeviceCall at the first run on a device. Execute enqueues the call on
-// XLA's stream; it neither allocates nor waits, so that it can be captured into a CUDA graph. ExecuteEagerly is the
-// same for calls that XLA must not capture: those that may send messages between nodes on a second stream
-// (SendRecvProxy).
+// communicator from XLA, in every run. Initialize makes the DeviceCall in the first run on a device; the DeviceCall
+// lives as long as the executable. Execute enqueues the call on XLA's stream; it neither allocates nor waits, so that
+// it can be captured into a CUDA graph. ExecuteEagerly is the same for calls that XLA must not capture: those that may
+// send messages between nodes on a second stream (SendRecvProxy).
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 #include "common/status.h"
 #include "cuda/runtime/device_call.h"
 #include "cuda/xla/call_communicator.h"
+#include "cuda/xla/local_rendezvous.h"
 #include "cuda/xla/run_status.h"
 #include "cuda/xla/xla_collectives.h"
 
@@ -36,6 +37,7 @@ struct GpuCallState {
   std::map<int32_t, std::unique_ptr<DeviceCall>> calls;  // by local device
   std::map<int32_t, Status> problems;                    // by local device: why its call can't be made, ever
   RunStatus run_status;
+  LocalRendezvous first_run;
 
   // Found in the first run. The same in all runs, because the shapes are.
   std::once_flag split_once, shared_once;

@@ -6,6 +6,8 @@
 #include <string>
 #include <utility>
 
+#include "cuda/xla/call_communicator.h"
+
 namespace jaxcomm {
 namespace cuda {
 
@@ -69,15 +71,14 @@ Status FailureOf(const OnDevice& call) {
                     call.communicator->CheckUsable());
 }
 
-// The call on this device, made if it does not exist for the run's communicator. Errors are without the call's name.
+// The call on this device, made in its first run. Errors are without the call's name.
 StatusOr<OnDevice*> FindOrMake(UserCallState& state, const XlaCollectives& collectives, int32_t device) {
-  const StatusOr<void*> from_xla = collectives.Get(*state.split);
-  JAXCOMM_RETURN_IF_ERROR(from_xla.status());
-  const StatusOr<Communicator*> found = Communicator::Get(static_cast<ncclComm_t>(*from_xla));
+  if (OnDevice* const call = Find(state, device)) return call;
+  const StatusOr<Communicator*> found = GetCommunicator(collectives, *state.split, {}, device);
   JAXCOMM_RETURN_IF_ERROR(found.status());
   Communicator* const communicator = *found;
   if (communicator->size() != state.group_size) {
-    return InvalidArgumentError("XLA's communicator has " + std::to_string(communicator->size()) +
+    return InvalidArgumentError("the group's communicator has " + std::to_string(communicator->size()) +
                                 " ranks, the group " + std::to_string(state.group_size));
   }
   if (communicator->comm().local.size != communicator->size()) {
@@ -85,8 +86,6 @@ StatusOr<OnDevice*> FindOrMake(UserCallState& state, const XlaCollectives& colle
         "the group's GPUs are of several nodes, and a kernel reaches those of its own only: call it over groups of " +
         std::to_string(communicator->placement().ranks_per_node) + " ranks");
   }
-  OnDevice* const call = Find(state, device);
-  if (call != nullptr && call->communicator == communicator) return call;
   OnDevice made;
   made.state = &state;
   made.communicator = communicator;
@@ -111,7 +110,7 @@ Status TryStart(const Context& given, host::CallData* data) {
   if (Find(**state, *device) == nullptr) {
     const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>();
     JAXCOMM_RETURN_IF_ERROR(stream.status());
-    JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, WaitForEarlier(*stream)));
+    JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, WaitForEarlier(*stream, Communicator::Configured().timeout_s)));
   }
   const StatusOr<OnDevice*> call = FindOrMake(**state, XlaCollectives(given.api, given.context), *device);
   JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, call.status()));

@@ -7,6 +7,8 @@
 
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
+#include "../../../ffi/cuda/nccl/threads.h"
+#include "../../../ffi/cuda/runtime/own_communicators.h"
 
 namespace jaxcomm {
 namespace fake {
@@ -45,6 +47,31 @@ ncclComm_t MakeRank(Group* group, int rank) {
 // The rank of this thread in the group that XLA has made.
 thread_local Rank* own = nullptr;
 
+// What a rank's thread has, on a thread that works for it.
+cuda::Carried Carry(std::function<void()> call) {
+  struct Carry {
+    Rank* rank;
+    Fault fault;
+    std::function<void()> before_group, after_init;
+  };
+  const auto carry = std::make_shared<Carry>(Carry{own, fault, before_group, after_init});
+  return {[carry, call = std::move(call)] {
+            own = carry->rank;
+            fault = carry->fault;
+            before_group = carry->before_group;
+            after_init = carry->after_init;
+            call();
+            carry->fault = fault;
+          },
+          [carry] { fault = carry->fault; }};
+}
+const bool carries = (cuda::carry_to_thread = &Carry) != nullptr;
+
+// A call that waits for other ranks ends when the communicator is revoked.
+void Meet(Rank& rank, const Group::Rendezvous& rendezvous) {
+  Until([&] { return static_cast<int>(rendezvous.brought.size()) == rank.group->n() || rank.aborted; });
+}
+
 ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
   Rank& rank = Of(comm);
   if (Fails("ncclAllGather")) return ncclInternalError;
@@ -58,7 +85,8 @@ ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t,
       const char* bytes_from = static_cast<const char*>(from);
       rendezvous->brought[rank.rank].assign(bytes_from, bytes_from + bytes);
     });
-    Until([&] { return static_cast<int>(rendezvous->brought.size()) == group.n(); });
+    Until([&] { return static_cast<int>(rendezvous->brought.size()) == group.n() || rank.aborted; });
+    if (rank.aborted) return;
     for (const auto& [r, brought] : rendezvous->brought)
       std::memcpy(static_cast<char*>(to) + r * bytes, brought.data(), bytes);
   });
@@ -95,12 +123,19 @@ ncclResult_t InitRank(ncclComm_t* made, int n, ncclUniqueId key, int rank, ncclC
     group = shared;
     CHECK(group->n() == n && rank < n);
     group->ranks[rank] = own->group->ranks[own->rank];
+    group->first_device = own->group->first_device;
     rendezvous = &group->all_rendezvous[-1];
     rendezvous->brought[rank];
   });
-  Until([&] { return static_cast<int>(rendezvous->brought.size()) == n; });
-  if (Fails("ncclCommInitRankConfig")) return ncclInternalError;
+  const bool fails = Fails("ncclCommInitRankConfig");
+  const bool first = own->made == nullptr;
   *made = MakeRank(group, rank);
+  if (first) own->made = &Of(*made);
+  const std::atomic<bool>* const joins = own->group->cluster->joins;
+  while (!first && n > 1 && joins != nullptr && !*joins) std::this_thread::yield();
+  Meet(Of(*made), *rendezvous);
+  if (fails) return ncclInternalError;
+  if (first && after_init) after_init();
   return ncclSuccess;
 }
 
@@ -124,8 +159,8 @@ ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* 
     rendezvous->memory.resize(registered->stride * group.n(), 0x5c);
     rendezvous->brought[rank.rank];
   });
-  Until([&] { return static_cast<int>(rendezvous->brought.size()) == group.n(); });
-  if (fails) return ncclUnhandledCudaError;
+  Meet(rank, *rendezvous);
+  if (fails || rank.aborted) return ncclUnhandledCudaError;
   registered->begin = rendezvous->memory.data();
   *window = reinterpret_cast<ncclWindow_t>(Keep(std::move(registered)));
   return ncclSuccess;
@@ -140,10 +175,11 @@ ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** add
 
 ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) {
   if (Fails("ncclCommQueryProperties")) return ncclInternalError;
-  const Rank& rank = Of(comm);
+  Rank& rank = Of(comm);
+  rank.asked = true;
   properties->rank = rank.rank;
   properties->nRanks = rank.group->n();
-  properties->cudaDev = rank.group->ranks[rank.rank];
+  properties->cudaDev = rank.group->first_device + rank.group->ranks[rank.rank];
   properties->nLsaTeams = rank.group->num_lsa_teams();
   const bool connected = properties->nLsaTeams == 1 || rank.group->cluster->gin;
   properties->deviceApiSupport = connected && (rank.group->cluster->peers_in_host || properties->nRanks == 1);
@@ -160,7 +196,7 @@ ncclResult_t DevCommCreate(ncclComm_t comm, const ncclDevCommRequirements_t*, nc
     rendezvous = &rank.group->all_rendezvous[rank.num_meetings++];
     rendezvous->brought[rank.rank];
   });
-  Until([&] { return static_cast<int>(rendezvous->brought.size()) == rank.group->n(); });
+  Meet(rank, *rendezvous);
   return fails ? ncclInvalidUsage : ncclSuccess;
 }
 
@@ -236,8 +272,10 @@ ncclResult_t Abort(ncclComm_t comm) {
 
 ncclResult_t Revoke(ncclComm_t comm, int flags) {
   CHECK(flags == NCCL_REVOKE_DEFAULT);
-  Locked([&] { Of(comm).aborted = true; });
-  ++num_revoked;
+  Locked([&] {
+    Of(comm).aborted = true;
+    ++num_revoked;
+  });
   return ncclSuccess;
 }
 
@@ -255,6 +293,8 @@ void OnRanks(const Cluster& cluster, const std::function<void(ncclComm_t, int)>&
   auto group = std::make_unique<Group>();
   group->cluster = &cluster;
   for (size_t r = 0; r < cluster.hosts.size(); ++r) group->ranks.push_back(static_cast<int>(r));
+  static std::atomic<int> number{0};
+  group->first_device = 100 * number++;
   Group* const shared = Keep(std::move(group));
   std::vector<std::thread> threads;
   for (int r = 0; r < shared->n(); ++r) {
@@ -265,6 +305,11 @@ void OnRanks(const Cluster& cluster, const std::function<void(ncclComm_t, int)>&
     });
   }
   for (std::thread& thread : threads) thread.join();
+}
+
+StatusOr<cuda::Communicator*> Get(ncclComm_t of_xla) {
+  const Rank& rank = Of(of_xla);
+  return cuda::OwnCommunicators::Get(of_xla, rank.group->first_device + rank.rank);
 }
 
 Stream& OwnStream() {
@@ -283,6 +328,9 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
     made.CommAbort = &fake::Abort;
     made.DevCommCreate = &fake::DevCommCreate;
     made.CommRevoke = &fake::Revoke;
+    made.CommGetAsyncError = [](ncclComm_t, ncclResult_t* result) { return *result = ncclSuccess; };
+    made.CommCount = [](ncclComm_t comm, int* n) { return *n = fake::Of(comm).group->n(), ncclSuccess; };
+    made.CommUserRank = [](ncclComm_t comm, int* rank) { return *rank = fake::Of(comm).rank, ncclSuccess; };
     made.CommWindowRegister = &fake::WindowRegister;
     made.GetLsaDevicePointer = &fake::LsaPointer;
     made.CommQueryProperties = &fake::QueryProperties;

@@ -49,6 +49,7 @@ struct Cluster {
   std::vector<int> hosts;     // by rank
   bool peers_in_host = true;  // GPUs of a host address each other
   bool init_fails = false;
+  std::atomic<bool>* joins = nullptr;        // the communicator for messages waits until this is true
   bool gin = false;                          // NCCL supports GIN between nodes
   mutable std::atomic<int> num_aborted = 0;  // communicators
 
@@ -73,6 +74,8 @@ struct Group {
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Message>>> links;  // from, to
 
   int n() const { return static_cast<int>(ranks.size()); }
+  int first_device = 0;  // GPUs of different tests have different numbers
+
   int num_lsa_teams() const {
     int size = 0, run = 1;
     for (int r = 1; r <= n(); ++r) {
@@ -91,6 +94,8 @@ struct Rank {
   Group* group = nullptr;
   int rank = 0;
   std::atomic<int> num_meetings{0};
+  Rank* made = nullptr;            // the first of jaxcomm's communicators
+  std::atomic<bool> asked{false};  // for its properties, after jaxcomm has read its settings
   std::atomic<bool> aborted{false};
   std::atomic<bool> in_call{false};  // in an NCCL call, which must not overlap with another one
 };
@@ -130,10 +135,15 @@ inline Stream& Of(cudaStream_t stream) { return static_cast<Stream&>(AnyOf(strea
 
 // Called before this thread launches a kernel or ends an NCCL group.
 inline thread_local std::function<void()> before_launch, before_group;
+// Called once the first communicator of jaxcomm's has been made.
+inline thread_local std::function<void()> after_init;
 // Numbers of communicators.
 inline std::atomic<int> num_aborted{0}, num_revoked{0};
 
 std::vector<int> Hosts(int num_nodes, int ranks_per_node);
+
+// jaxcomm's communicator of the group whose communicator of XLA is `of_xla`.
+StatusOr<cuda::Communicator*> Get(ncclComm_t of_xla);
 
 // Runs `f` with the communicator that XLA would provide, once per rank, on separate threads.
 void OnRanks(const Cluster& cluster, const std::function<void(ncclComm_t, int)>& f);

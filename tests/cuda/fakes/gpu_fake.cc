@@ -1,6 +1,9 @@
 // The CUDA runtime functions of gpu_fake.h.
 #include "gpu_fake.h"
 
+#include <malloc.h>
+#include <sys/mman.h>
+
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
 
@@ -20,6 +23,21 @@ cudaError_t LoadExchangeOffsets() { return cudaSuccess; }
 
 using namespace jaxcomm::fake;
 
+namespace {
+
+struct HostMemory {
+  std::mutex mutex;
+  std::vector<std::pair<void*, size_t>> pages;
+};
+HostMemory& host_memory = *new HostMemory;
+
+}  // namespace
+
+void jaxcomm::fake::UnmapHostMemory() {
+  std::lock_guard<std::mutex> lock(host_memory.mutex);
+  for (const auto& [memory, bytes] : host_memory.pages) munmap(memory, bytes);
+}
+
 extern "C" {
 
 cudaError_t cudaGetDevice(int* device) { return *device = current_device, cudaSuccess; }
@@ -31,14 +49,24 @@ const char* cudaGetErrorString(cudaError_t) { return "failed"; }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { return *value = num_sms, cudaSuccess; }
 
 cudaError_t cudaMalloc(void** memory, size_t bytes) {
+  if (before_allocation) before_allocation();
   return Fails("cudaMalloc") ? cudaErrorMemoryAllocation : Allocate(memory, bytes);
 }
 cudaError_t cudaFree(void* memory) {
   if (before_free) before_free();
+  if (memory != nullptr) std::memset(memory, 0xdd, malloc_usable_size(memory));  // what still uses it notices
   return std::free(memory), cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
-  return Fails("cudaHostAlloc") ? cudaErrorMemoryAllocation : Allocate(memory, bytes);
+  if (before_allocation) before_allocation();
+  if (Fails("cudaHostAlloc")) return cudaErrorMemoryAllocation;
+  // Pages of its own, which UnmapHostMemory() takes away.
+  *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  CHECK(*memory != MAP_FAILED);
+  std::memset(*memory, 0x5c, bytes);  // memory is not zero at first
+  std::lock_guard<std::mutex> lock(host_memory.mutex);
+  host_memory.pages.emplace_back(*memory, bytes);
+  return cudaSuccess;
 }
 cudaError_t cudaHostGetDevicePointer(void** device, void* host, unsigned) { return *device = host, cudaSuccess; }
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream) {
@@ -70,11 +98,9 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   *status = captures ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  while (stream != cudaStreamPerThread && !AnyOf(stream).IsOver()) std::this_thread::yield();
-  return cudaSuccess;
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return stream == cudaStreamPerThread || AnyOf(stream).IsOver() ? cudaSuccess : cudaErrorNotReady;
 }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return AnyOf(stream).IsOver() ? cudaSuccess : cudaErrorNotReady; }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   if (Fails("cudaEventCreate")) return cudaErrorUnknown;

@@ -35,6 +35,9 @@ inline bool Fails(const char* call) { return fault.call == call && fault.skipped
 inline thread_local int current_device = 0;
 inline thread_local int num_sms = 132;  // of its GPU
 
+// Called before memory is allocated, on any thread.
+inline std::function<void()> before_allocation;
+
 // Called before memory is freed.
 inline thread_local std::function<void()> before_free;
 
@@ -53,6 +56,9 @@ struct FakeStream {
 
   bool captures = false;
 };
+
+// What CUDA does with memory of cudaHostAlloc when the process exits.
+void UnmapHostMemory();
 
 // Defined by the program.
 std::unique_ptr<FakeStream> MakeStream();

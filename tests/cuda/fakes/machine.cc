@@ -1,8 +1,12 @@
 // The functions of machine.h, with the kernels. Compiled with JAXCOMM_EMULATION.
 #include "machine.h"
 
+#include <unistd.h>
+
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
+#include "../../../ffi/cuda/nccl/threads.h"
+#include "../../../ffi/cuda/runtime/own_communicators.h"
 #include "peer_network.cuh"
 
 namespace jaxcomm {
@@ -12,6 +16,40 @@ thread_local Rank* own = nullptr;
 
 namespace {
 
+// What a rank's thread has, on a thread that works for it.
+cuda::Carried Carry(std::function<void()> call) {
+  struct Carry {
+    Rank* rank;
+    Fault fault;
+    std::function<void()> after_init;
+  };
+  const auto carry = std::make_shared<Carry>(Carry{own, fault, after_init});
+  return {[carry, call = std::move(call)] {
+            own = carry->rank;
+            fault = carry->fault;
+            after_init = carry->after_init;
+            call();
+            carry->fault = fault;
+          },
+          [carry] { fault = carry->fault; }};
+}
+const bool carries = (cuda::carry_to_thread = &Carry) != nullptr;
+
+// NCCL allows one call at a time on a communicator. A call that waits for other ranks ends when it is revoked.
+struct InCall {
+  explicit InCall(Rank& of) : rank(of) { CHECK(!rank.in_call->exchange(true)); }
+  ~InCall() { *rank.in_call = false; }
+  template <typename F>
+  ncclResult_t Until(F condition) {
+    while (!condition()) {
+      if (*rank.revoked) return ncclRemoteError;
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+    return ncclSuccess;
+  }
+  Rank& rank;
+};
+
 ncclResult_t MemAlloc(void** memory, size_t) {
   ++own->num_allocations;
   return FakeLibrary().MemAlloc(memory, 1);
@@ -19,17 +57,23 @@ ncclResult_t MemAlloc(void** memory, size_t) {
 
 ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t, ncclComm_t comm, cudaStream_t stream) {
   Rank& rank = Of(comm);
+  const InCall in_call(rank);
   if (Fails("ncclAllGather")) return ncclInternalError;
+  while (rank.world->connects != nullptr && !*rank.world->connects) std::this_thread::yield();
   const int number = rank.num_gathers++;
   const size_t bytes = count * sizeof(uint64_t);
   auto sent = std::make_shared<bool>(false);
   Of(stream).queue.push_back([&rank, number, bytes, from, to, sent] {
-    if (rank.busy != nullptr && !rank.busy->IsOver()) return false;
+    if (*rank.revoked) return true;
+    if (own->busy != nullptr && !own->busy->IsOver()) return false;
     std::lock_guard<std::mutex> lock(rank.world->mutex);
     World::Gather& gather = rank.world->gathers[number];
     gather.bytes.resize(bytes * rank.world->n);
     if (!*sent) {
-      std::memcpy(gather.bytes.data() + bytes * rank.rank, from, bytes);
+      char* const at = gather.bytes.data() + bytes * rank.rank;
+      std::memcpy(at, from, bytes);
+      // The first word of the first exchange is the incarnation of the process.
+      if (bytes == 2 * sizeof(uint64_t) && rank.restarted != 0) std::memcpy(at, &rank.restarted, sizeof(uint64_t));
       ++gather.num_arrived;
       *sent = true;
     }
@@ -42,89 +86,146 @@ ncclResult_t AllGather(const void* from, void* to, size_t count, ncclDataType_t,
 
 }  // namespace
 
+World::World(int num_ranks, World* of)
+    : n(num_ranks), root(of != nullptr ? *of : *this), first_device([] {
+        static std::atomic<int> number{0};
+        return 100 * number++;
+      }()) {
+  const int file = memfd_create("world", 0);
+  CHECK(file >= 0 && ftruncate(file, n * kStride) == 0);
+  for (int r = 0; r < n; ++r) {
+    void* const view = mmap(nullptr, n * kStride, PROT_NONE, MAP_SHARED | MAP_NORESERVE, file, 0);
+    CHECK(view != MAP_FAILED);
+    memory.push_back(static_cast<char*>(view));
+  }
+  close(file);
+}
+
+void Destroy(Rank& of_xla) {
+  of_xla.destroyed = true;
+  CHECK(mprotect(of_xla.world->memory[of_xla.rank], of_xla.world->n * World::kStride, PROT_NONE) == 0);
+}
+
 // Blocks until all ranks have arrived, as NCCL does. The window's memory is at another address than the registered
 // memory: jaxcomm may rely only on NCCL's guarantees.
 ncclResult_t WindowRegister(ncclComm_t comm, void*, size_t bytes, ncclWindow_t* window, int flags) {
   CHECK(flags == NCCL_WIN_COLL_SYMMETRIC);
   Rank& rank = Of(comm);
+  InCall in_call(rank);
   World& world = *rank.world;
   *window = nullptr;
-  if (!world.windows) return ncclSuccess;
+  if (!world.root.windows) return ncclSuccess;
   auto* registered = Keep(std::make_unique<Registered>());
-  registered->world = &world;
+  registered->rank = &rank;
   registered->first = rank.rank / world.team_size() * world.team_size();
   const int number = rank.num_mappings++;
   {
     std::lock_guard<std::mutex> lock(world.mutex);
     World::Mapping& mapping = world.mappings[number];
-    if (mapping.num_arrived++ == 0) {
+    if (mapping.num_arrived == 0) {
       mapping.begin = world.mapped;
       world.mapped += static_cast<int64_t>(bytes) + 4096;
     }
     registered->begin = mapping.begin;
-    char* const memory = world.memory + rank.rank * World::kStride + mapping.begin;
     CHECK(mapping.begin + static_cast<int64_t>(bytes) <= World::kStride);
-    CHECK(mprotect(memory, bytes, PROT_READ | PROT_WRITE) == 0);
-    std::memset(memory, 0x5c, bytes);  // memory is not zero at first
+    for (int r = 0; r < world.n; ++r) {
+      char* const at = world.memory[rank.rank] + r * World::kStride + mapping.begin;
+      CHECK(mprotect(at, bytes, PROT_READ | PROT_WRITE) == 0);
+      if (r == rank.rank) std::memset(at, 0x5c, bytes);  // memory is not zero at first
+    }
+    if (world.root.never_registers != rank.rank) ++mapping.num_arrived;
   }
-  Until(world.mutex, [&] { return world.mappings[number].num_arrived == world.n; });
-  *window = reinterpret_cast<ncclWindow_t>(registered);
-  return ncclSuccess;
+  const auto all_arrived = [&world, number] {
+    std::lock_guard<std::mutex> lock(world.mutex);
+    return world.mappings[number].num_arrived == world.n;
+  };
+  const ncclResult_t result = in_call.Until(all_arrived);
+  if (result == ncclSuccess) *window = reinterpret_cast<ncclWindow_t>(registered);
+  return result;
 }
 
 ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** address) {
   const Registered& registered = *reinterpret_cast<Registered*>(window);
-  if (rank >= registered.world->team_size()) return ncclInvalidArgument;
-  *address = registered.world->memory + (registered.first + rank) * World::kStride + registered.begin + offset +
-             (rank == 1 ? registered.world->spacing_error.load() : 0);
+  CHECK(!registered.rank->destroyed);
+  const World& world = *registered.rank->world;
+  if (rank >= world.team_size()) return ncclInvalidArgument;
+  *address = registered.At(rank, static_cast<int64_t>(offset)) + (rank == 1 ? world.root.spacing_error.load() : 0);
   return ncclSuccess;
 }
 
 namespace {
 
-// Does not block unless the configuration says so. Complete once all ranks have arrived.
+// Blocks until all ranks have arrived.
 ncclResult_t InitRank(ncclComm_t* comm, int num_ranks, ncclUniqueId key, int rank, ncclConfig_t* config) {
+  World* root = nullptr;
+  int number = 0;
+  std::memcpy(&root, key.internal, sizeof root);
+  std::memcpy(&number, key.internal + sizeof root, sizeof number);
+  CHECK(config->blocking == 1 && rank < num_ranks);
   World* world = nullptr;
-  std::memcpy(&world, key.internal, sizeof world);
-  if (config->blocking == 1)
-    return *comm = reinterpret_cast<ncclComm_t>(own), ncclSuccess;  // of a node: without change
-  CHECK(config->blocking == 0 && num_ranks == world->n && rank == own->rank);
-  std::lock_guard<std::mutex> lock(world->mutex);
-  ++world->num_made;
-  *comm = reinterpret_cast<ncclComm_t>(own);
-  return ncclInProgress;
-}
-
-ncclResult_t AsyncError(ncclComm_t comm, ncclResult_t* result) {
-  World& world = *Of(comm).world;
-  std::lock_guard<std::mutex> lock(world.mutex);
-  *result = world.num_made == world.n ? ncclSuccess : ncclInProgress;
+  {
+    std::lock_guard<std::mutex> lock(root->mutex);
+    std::unique_ptr<World>& shared = root->own[number];
+    if (!shared) shared = std::make_unique<World>(num_ranks, root);
+    world = shared.get();
+    CHECK(world->n == num_ranks);
+    ++world->num_made;
+    ++root->num_made;
+  }
+  auto made = std::make_unique<Rank>();
+  made->world = world;
+  made->rank = rank;
+  made->number = own->device();
+  own->made = Keep(std::move(made));
+  *comm = reinterpret_cast<ncclComm_t>(own->made);
+  InCall(*own->made).Until([&] {
+    std::lock_guard<std::mutex> lock(root->mutex);
+    return world->num_made == world->n;
+  });
+  if (after_init) std::exchange(after_init, nullptr)();
   return ncclSuccess;
 }
 
+ncclResult_t AsyncError(ncclComm_t comm, ncclResult_t* result) {
+  Of(comm);
+  return *result = ncclSuccess;
+}
+
 ncclResult_t Abort(ncclComm_t comm) {
-  World& world = *Of(comm).world;
-  std::lock_guard<std::mutex> lock(world.mutex);
-  ++world.num_aborted;
+  World& root = Of(comm).world->root;
+  CHECK(&root != Of(comm).world);  // XLA's communicator is not jaxcomm's to abort
+  std::lock_guard<std::mutex> lock(root.mutex);
+  ++root.num_aborted;
+  return ncclSuccess;
+}
+
+ncclResult_t Revoke(ncclComm_t comm, int) {
+  CHECK(&Of(comm).world->root != Of(comm).world);
+  *Of(comm).revoked = true;
   return ncclSuccess;
 }
 
 ncclResult_t MultimemPointer(ncclWindow_t window, size_t offset, void** address) {
   const Registered& registered = *reinterpret_cast<Registered*>(window);
-  CHECK(registered.world->multimem);
-  if (registered.world->rank_without_multicast == own->rank) return ncclUnhandledCudaError;
+  const World& root = registered.rank->world->root;
+  CHECK(root.multimem);
+  if (root.rank_without_multicast == own->rank) return ncclUnhandledCudaError;
   *address = reinterpret_cast<void*>(kMulticast + registered.begin + offset);
   return ncclSuccess;
 }
 
 ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) {
-  properties->rank = Of(comm).rank;
-  properties->nRanks = Of(comm).world->n;
-  properties->cudaDev = Of(comm).rank;
-  properties->deviceApiSupport = Of(comm).world->device_api;
-  properties->multimemSupport = Of(comm).world->multimem && Of(comm).rank != Of(comm).world->rank_without_multimem;
-  properties->nLsaTeams = Of(comm).world->num_lsa_teams;
-  properties->ginType = Of(comm).rank == Of(comm).world->rank_without_gin ? NCCL_GIN_TYPE_NONE : Of(comm).world->gin;
+  const Rank& rank = Of(comm);
+  const World& root = rank.world->root;
+  *rank.asked = true;
+  CHECK(&root != rank.world);  // on XLA's communicator, this would make NCCL reserve addresses
+  properties->rank = rank.rank;
+  properties->nRanks = rank.world->n;
+  properties->cudaDev = rank.device();
+  properties->deviceApiSupport = root.device_api;
+  properties->multimemSupport = root.multimem && rank.rank != root.rank_without_multimem;
+  properties->nLsaTeams = rank.world->n / rank.world->team_size();
+  properties->ginType = rank.rank == root.rank_without_gin ? NCCL_GIN_TYPE_NONE : root.gin;
   return ncclSuccess;
 }
 
@@ -133,6 +234,10 @@ ncclResult_t QueryProperties(ncclComm_t comm, ncclCommProperties_t* properties) 
 // The last rank to arrive runs the kernels of all ranks.
 cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cudaStream_t stream,
                    std::function<void()> of_rank) {
+  if (Of(stream).captures) {
+    Of(stream).graph.push_back([=](cudaStream_t on) { Launch(channels, threads, shared_bytes, on, of_rank); });
+    return cudaSuccess;
+  }
   Rank* const rank = own;
   const int number = rank->num_kernels++;
   auto sent = std::make_shared<bool>(false);
@@ -159,6 +264,10 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
     return kernel.done;
   });
   return cudaSuccess;
+}
+
+void Replay(const Stream& captured, cudaStream_t stream) {
+  for (const auto& launch : captured.graph) launch(stream);
 }
 
 std::unique_ptr<FakeStream> MakeStream() { return std::make_unique<Stream>(); }
@@ -192,7 +301,9 @@ void OnRanks(int num_ranks, const std::function<void(int rank, void* nccl_comm)>
   OnRanks(*new World(num_ranks), [&](Rank& rank) { f(rank.rank, &rank); });
 }
 
-StatusOr<cuda::Communicator*> Get(Rank& rank) { return cuda::Communicator::Get(reinterpret_cast<ncclComm_t>(&rank)); }
+StatusOr<cuda::Communicator*> Get(Rank& rank) {
+  return cuda::OwnCommunicators::Get(reinterpret_cast<ncclComm_t>(&rank), rank.device());
+}
 
 CallSpec SpecOf(Collective collective, int32_t num_ranks) {
   CallSpec spec;
@@ -231,15 +342,22 @@ StatusOr<const NcclLibrary*> NcclLibrary::Open(const std::string&) {
     made.CommInitRankConfig = &fake::InitRank;
     made.CommGetAsyncError = &fake::AsyncError;
     made.CommAbort = &fake::Abort;
-    made.CommRevoke = [](ncclComm_t, int) { return ncclInternalError; };
+    made.CommRevoke = &fake::Revoke;
+    made.CommCount = [](ncclComm_t comm, int* n) { return *n = fake::Of(comm).world->n, ncclSuccess; };
+    made.CommUserRank = [](ncclComm_t comm, int* rank) { return *rank = fake::Of(comm).rank, ncclSuccess; };
     made.DevCommCreate = [](ncclComm_t comm, const ncclDevCommRequirements_t* requirements, ncclDevComm_t*) {
       CHECK(requirements->ginSignalCount == 5 * fake::Of(comm).world->n);
-      ++fake::Of(comm).num_gin;
+      ++fake::own->num_gin;
       return ncclSuccess;
     };
+    // The first key is that of the group's own communicator.
     made.GetUniqueId = [](ncclUniqueId* key) {
-      std::memcpy(key->internal, &fake::own->world, sizeof fake::own->world);
-      return fake::own->world->split_fails ? ncclInternalError : ncclSuccess;
+      fake::World& root = *fake::own->world;
+      std::lock_guard<std::mutex> lock(root.mutex);
+      const int number = ++root.num_keys;
+      *key = fake::KeyOf(&root);
+      std::memcpy(key->internal + sizeof(void*), &number, sizeof number);
+      return root.split_fails && number > 1 ? ncclInternalError : ncclSuccess;
     };
     return made;
   }();
@@ -291,7 +409,7 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncc
   const auto window = [](const GinBuffer& buffer) {
     if (buffer.window == nullptr) return device::Window{};
     const Registered& registered = *static_cast<Registered*>(buffer.window);
-    return device::Window{registered.world->memory + registered.begin + buffer.offset, World::kStride};
+    return device::Window{registered.rank->world->memory[own->rank] + registered.begin + buffer.offset, World::kStride};
   };
   peers.input = window(gin.input);
   peers.output = window(gin.output);

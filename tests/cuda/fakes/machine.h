@@ -27,16 +27,16 @@
 namespace jaxcomm {
 namespace fake {
 
-// State that the ranks of a communicator share.
+// State that the ranks of a communicator share. `of`: the communicator of XLA that led to this one of jaxcomm's, and
+// that has the machine's properties.
 struct World {
-  explicit World(int num_ranks)
-      : n(num_ranks),
-        memory(static_cast<char*>(
-            mmap(nullptr, n * kStride, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0))) {}
+  explicit World(int num_ranks, World* of = nullptr);
 
   const int n;
-  char* const memory;     // memory outside windows is inaccessible
-  int64_t mapped = 4096;  // of each rank
+  World& root;
+  const int first_device;     // of the GPUs of this test, unless a rank has another number
+  std::vector<char*> memory;  // by rank: where the rank addresses all ranks' memory; inaccessible outside windows
+  int64_t mapped = 4096;      // of each rank
   int num_lsa_teams = 1;
   ncclGinType_t gin = NCCL_GIN_TYPE_NONE;
   int rank_without_gin = -1;
@@ -46,7 +46,11 @@ struct World {
   int rank_without_multimem = -1, rank_without_multicast = -1;
   bool split_fails = false;
   std::atomic<int64_t> spacing_error = 0;
-  int num_made = 0, num_aborted = 0;  // communicators
+  int never_registers = -1;               // a rank whose memory NCCL never registers
+  std::atomic<bool>* connects = nullptr;  // XLA's communicator connects its ranks, in their threads, once this is true
+  int num_made = 0, num_aborted = 0;      // ranks of jaxcomm's communicators
+  int num_keys = 0;
+  std::map<int, std::unique_ptr<World>> own;  // jaxcomm's communicators, by number of the key
 
   struct Gather {
     std::vector<char> bytes;
@@ -72,12 +76,22 @@ struct World {
   std::vector<uint64_t> remote_pads;
   std::vector<std::vector<uint64_t>> remote_sent;
 
-  int team_size() const { return n / num_lsa_teams; }
+  int team_size() const { return n == root.n ? n / root.num_lsa_teams : n; }
 };
+
+using Flag = std::shared_ptr<std::atomic<bool>>;
+inline Flag MakeFlag() { return std::make_shared<std::atomic<bool>>(false); }
 
 struct Rank {
   World* world = nullptr;
   int rank = 0;
+  int number = -1;         // of the GPU in the process, if it is not the usual one
+  uint64_t restarted = 0;  // its process has another incarnation
+  Rank* made = nullptr;    // the newest of jaxcomm's communicators
+  bool destroyed = false;
+  Flag asked = MakeFlag();  // for the properties
+  Flag in_call = MakeFlag(), revoked = MakeFlag();
+  int device() const { return number >= 0 ? number : world->first_device + rank; }
   int num_gathers = 0, num_mappings = 0, num_kernels = 0;
   int num_allocations = 0;
   int num_ll = 0;              // LL calls
@@ -87,8 +101,9 @@ struct Rank {
 };
 
 struct Stream : FakeStream {
-  int num_waits = 0, num_records = 0;       // of events
-  std::deque<std::function<bool()>> queue;  // each returns whether it is complete
+  int num_waits = 0, num_records = 0;                    // of events
+  std::vector<std::function<void(cudaStream_t)>> graph;  // launches while it is captured, with their arguments
+  std::deque<std::function<bool()>> queue;               // each returns whether it is complete
   bool Drain() {
     while (!queue.empty() && queue.front()()) queue.pop_front();
     return queue.empty();
@@ -103,15 +118,26 @@ struct Stream : FakeStream {
 
 struct Registered {
   int64_t begin = 0;
-  World* world = nullptr;
+  Rank* rank = nullptr;
   int first = 0;  // first rank of the team
+  char* At(int of, int64_t offset) const {
+    return rank->world->memory[rank->rank] + (first + of) * World::kStride + begin + offset;
+  }
 };
 
 constexpr uintptr_t kMulticast = 0x123000;  // of all memory that a rank has mapped; there is no memory at this address
 
 extern thread_local Rank* own;  // of this thread
+// Called once a communicator of jaxcomm's has been made.
+inline thread_local std::function<void()> after_init;
 
-inline Rank& Of(ncclComm_t comm) { return *reinterpret_cast<Rank*>(comm); }
+inline Rank& Of(ncclComm_t comm) {
+  Rank& rank = *reinterpret_cast<Rank*>(comm);
+  CHECK(!rank.destroyed);
+  return rank;
+}
+// What XLA does with a communicator: nothing may use it, or its windows, any more.
+void Destroy(Rank& of_xla);
 inline Stream& Of(cudaStream_t stream) { return static_cast<Stream&>(AnyOf(stream)); }
 
 template <typename F>
@@ -132,7 +158,9 @@ ncclResult_t LsaPointer(ncclWindow_t window, size_t offset, int rank, void** add
 // The key with which jaxcomm makes its own communicators.
 inline ncclUniqueId KeyOf(World* world) {
   ncclUniqueId key;
+  const int number = 0;
   std::memcpy(key.internal, &world, sizeof world);
+  std::memcpy(key.internal + sizeof world, &number, sizeof number);
   return key;
 }
 
@@ -144,6 +172,9 @@ void OnRanks(int num_ranks, const std::function<void(int rank, void* nccl_comm)>
 // `channels` x ranks.
 cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cudaStream_t stream,
                    std::function<void()> kernel);
+
+// The launches that `captured` has recorded, on `stream`, as a CUDA graph makes them.
+void Replay(const Stream& captured, cudaStream_t stream);
 
 cudaStream_t NewStream();
 void Wait(cudaStream_t stream);

@@ -1,0 +1,43 @@
+// Where the GPUs of a process meet in the first run of a call, before one of them allocates memory.
+//
+// Memory that NCCL and CUDA allocate or map may have to wait for kernels that run, also on other GPUs of the process,
+// and other threads can't launch kernels meanwhile. A kernel of another group may be waiting for such a launch. XLA's
+// own rendezvous do not prevent this: that of a clique has the GPUs of one group only, and that of all local GPUs comes
+// after the stage Initialize. So each GPU first waits for its own earlier work, and then for the others to have done
+// so.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "common/status.h"
+#include "cuda/nccl/wait_for_stream.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// One per call site and executable.
+class LocalRendezvous {
+ public:
+  // Waits until `num_devices` threads have come for this run, no longer than `limit_s`.
+  Status Join(int64_t run_id, int64_t num_devices, double limit_s) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const int64_t& num_joined = ++num_joined_[run_id];
+    joined_.notify_all();
+    const bool met =
+        joined_.wait_for(lock, std::chrono::duration<double>(limit_s), [&] { return num_joined >= num_devices; });
+    return met ? OkStatus() : Late(std::to_string(num_devices - num_joined) + " other GPUs of this process", limit_s);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable joined_;
+  std::map<int64_t, int64_t> num_joined_;  // by run
+};
+
+}  // namespace cuda
+}  // namespace jaxcomm

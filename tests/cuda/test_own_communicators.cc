@@ -1,0 +1,290 @@
+// Communicators of jaxcomm's own: XLA may destroy and replace the communicators that led to them.
+#include <atomic>
+#include <chrono>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../ffi/cuda/nccl/first_contact.h"
+#include "../../ffi/cuda/runtime/own_communicators.h"
+#include "fakes/machine.h"
+#include "fakes/xla_fake.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+using namespace fake;
+
+// Where the threads of all ranks wait for each other.
+class Meeting {
+ public:
+  explicit Meeting(int n) : n_(n) {}
+  void Join() {
+    const int round = (num_joined_++) / n_ + 1;
+    while (num_joined_ < round * n_) std::this_thread::yield();
+  }
+
+ private:
+  const int n_;
+  std::atomic<int> num_joined_{0};
+};
+
+// A call site on one GPU, in XLA's stages.
+struct Site {
+  Site(GpuCallState& state, Rank& rank, int device) {
+    xla.state = &state;
+    xla.stream = stream.handle();
+    xla.device = device;
+    Use(rank);
+  }
+  void Use(Rank& rank) { xla.communicator = &rank; }
+  void Begin(int32_t* x, int32_t* y) {
+    ++xla.run;
+    CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, kCount, y, kCount).empty());
+    CHECK(xla.num_communicators == 1);  // in every run: XLA locks it
+    CHECK(xla.Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x, kCount, y, kCount).empty());
+  }
+  void Execute(int32_t* x, int32_t* y) {
+    const std::string error = xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, kCount, y, kCount);
+    if (!error.empty()) std::fprintf(stderr, "%s\n", error.c_str());
+    CHECK(error.empty());
+  }
+  Communicator& communicator(int device) {
+    return static_cast<GpuCallState*>(xla.state)->calls.at(device)->communicator();
+  }
+
+  static constexpr int64_t kCount = 500;
+  Stream stream;
+  FakeXla xla;
+};
+
+GpuCallState* StateOf(int n, bool windows = false) {
+  auto* state = new GpuCallState;
+  state->spec = SpecOf(Collective::kAllReduce, n);
+  state->spec.algorithm = "direct";
+  for (int r = 0; r < n; ++r) state->spec.groups.push_back(r);
+  state->windows = windows;
+  return state;
+}
+
+void Fill(int32_t* x, int32_t* y, int device, int run) {
+  for (int64_t i = 0; i < Site::kCount; ++i) x[i] = static_cast<int32_t>(1000 * device + i + run), y[i] = -1;
+}
+void CheckSum(const int32_t* y, int n, int run) {
+  for (int64_t i = 0; i < Site::kCount; ++i) CHECK(y[i] == 1000 * n * (n - 1) / 2 + n * (i + run));
+}
+
+// XLA's communicator of the same GPUs is destroyed while a CUDA graph of the call is cached. The next one has another
+// address, or the same one; `reversed`: it is of a group of the same GPUs in another order, and another call site uses
+// it.
+void Replace(bool same_address, bool reversed) {
+  constexpr int kRanks = 3;
+  Communicator::Configure(20, 4);
+  auto* const first = new World(kRanks);
+  auto* const second = new World(kRanks);
+  GpuCallState *const state = StateOf(kRanks), *const other = StateOf(kRanks);
+  Meeting meeting(kRanks);
+  OnRanks(*first, [&](Rank& of_xla) {
+    const int device = of_xla.number = of_xla.rank;
+    Site site(*state, of_xla, device);
+    std::vector<int32_t> x(Site::kCount), y(Site::kCount);
+    const auto check = [&](int run) {
+      fake::Wait(site.stream.handle());
+      CheckSum(y.data(), kRanks, run);
+    };
+    Fill(x.data(), y.data(), device, 0);
+    site.Begin(x.data(), y.data());
+    site.Execute(x.data(), y.data());
+    check(0);
+    const DeviceCall* const call = state->calls.at(device).get();
+    Stream graph;
+    graph.captures = true;
+    site.Begin(x.data(), y.data());
+    site.xla.stream = graph.handle();
+    site.Execute(x.data(), y.data());
+    site.xla.stream = site.stream.handle();
+    CHECK(graph.graph.size() == 1);
+
+    meeting.Join();
+    Destroy(of_xla);
+    meeting.Join();
+    Rank& next = same_address ? of_xla : *Keep(std::make_unique<Rank>());
+    next = Rank{};
+    next.world = second;
+    next.rank = reversed ? kRanks - 1 - device : device;
+    next.number = device;
+    own = &next;
+    Site new_site(*other, next, device);
+    if (!reversed) site.Use(next);
+    for (int run = 2; run < 4; ++run) {
+      Fill(x.data(), y.data(), device, run);
+      if (reversed) {
+        CHECK(
+            site.xla
+                .Run(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE, x.data(), Site::kCount, y.data(), Site::kCount)
+                .empty());
+      } else {
+        site.Begin(x.data(), y.data());
+      }
+      CHECK(state->calls.at(device).get() == call);
+      Replay(graph, site.stream.handle());
+      check(run);
+      Fill(x.data(), y.data(), device, 10 + run);
+      new_site.Begin(x.data(), y.data());
+      new_site.Execute(x.data(), y.data());
+      fake::Wait(new_site.stream.handle());
+      CheckSum(y.data(), kRanks, 10 + run);
+    }
+    const Communicator& of_new = new_site.communicator(device);
+    CHECK((&of_new == &call->communicator()) == !reversed);
+    CHECK(of_new.rank() == next.rank && call->communicator().rank() == device);
+  });
+}
+
+TEST_CASE("XLA replaces its communicator under a cached CUDA graph") {
+  for (const bool same_address : {false, true}) {
+    Alone([&] { Replace(same_address, false); });
+    Alone([&] { Replace(same_address, true); });
+  }
+}
+
+// A graph holds nothing of XLA's windows either: it reads their places where each run writes them.
+ALONE_TEST_CASE("XLA replaces its communicator and the windows on its buffers") {
+  constexpr int kRanks = 3;
+  Communicator::Configure(20, 4);
+  auto* const first = new World(kRanks);
+  auto* const second = new World(kRanks);
+  GpuCallState* const state = StateOf(kRanks, true);
+  Meeting meeting(kRanks);
+  OnRanks(*first, [&](Rank& of_xla) {
+    const int device = of_xla.number = of_xla.rank;
+    Site site(*state, of_xla, device);
+    Stream graph;
+    const auto use = [&](const XlaMemory& memory) {
+      site.xla.window = memory.window;
+      site.xla.memory = reinterpret_cast<char*>(memory.At(0));
+      site.xla.memory_bytes = XlaMemory::kBytes;
+    };
+    const XlaMemory before(of_xla);
+    use(before);
+    int32_t* x = before.At(before.InputOf(0));
+    int32_t* y = before.At(before.OutputOf(0));
+    Fill(x, y, device, 0);
+    site.Begin(x, y);
+    graph.captures = true;
+    site.xla.stream = graph.handle();
+    site.Execute(x, y);
+    site.xla.stream = site.stream.handle();
+    CHECK(graph.graph.size() == 2);  // the exchange of offsets, the plan
+    Replay(graph, site.stream.handle());
+    fake::Wait(site.stream.handle());
+    CheckSum(y, kRanks, 0);
+
+    meeting.Join();
+    Destroy(of_xla);
+    meeting.Join();
+    Rank& next = *Keep(std::make_unique<Rank>());
+    next.world = second;
+    next.rank = next.number = device;
+    own = &next;
+    const XlaMemory after(next);
+    use(after);
+    site.Use(next);
+    for (int run = 1; run < 3; ++run) {
+      x = after.At(after.InputOf(run));
+      y = after.At(after.OutputOf(run));
+      Fill(x, y, device, run);
+      site.Begin(x, y);
+      Replay(graph, site.stream.handle());
+      fake::Wait(site.stream.handle());
+      CheckSum(y, kRanks, run);
+    }
+  });
+}
+
+// Two programs over the same GPUs share a communicator. The order of the ranks, and another incarnation of a process,
+// make another one.
+ALONE_TEST_CASE("what identifies a group") {
+  Communicator::Configure(20, 4);
+  const auto get = [](bool reversed, uint64_t incarnation_of_1) {
+    std::vector<Communicator*> found(2);
+    OnRanks(*new World(2), [&](Rank& rank) {
+      rank.number = reversed ? 1 - rank.rank : rank.rank;
+      if (rank.number == 1) rank.restarted = incarnation_of_1;
+      Communicator* const communicator = Ok(Get(rank));
+      CHECK(communicator->rank() == rank.rank);
+      found[rank.number] = communicator;
+      Sum(*communicator, 10);
+    });
+    return found;
+  };
+  const auto first = get(false, 0);
+  CHECK(get(false, 0) == first);
+  const auto reversed = get(true, 0);
+  CHECK(reversed[0] != first[0] && reversed[1] != first[1] && get(true, 0) == reversed);
+  const auto restarted = get(false, 77);
+  CHECK(restarted[0] != first[0] && restarted[1] != first[1] && restarted[0] != reversed[0]);
+  CHECK(get(false, 77) == restarted && get(false, 78)[0] != restarted[0] && get(false, 0) == first);
+}
+
+// Rank 0 waits for an exchange that rank 1 never makes.
+ALONE_TEST_CASE("an exchange that times out leaves XLA's communicator as it was") {
+  Communicator::Configure(0.3, 4);
+  std::atomic<int> turn{0};
+  OnRanks(*new World(2), [&](Rank& rank) {
+    Communicator& communicator = *Ok(Get(rank));
+    const int before = rank.num_gathers;
+    if (rank.rank == 0) {
+      CHECK(Has(communicator.CheckSameOnAllRanks("a", 1), "did not come within 0.3 s"));
+      for (int i = 0; i < 1000 && !*rank.made->revoked; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      CHECK(*rank.made->revoked);  // no kernel of NCCL waits on
+      turn = 1;
+    }
+    while (turn < 1) std::this_thread::yield();
+    CHECK(rank.num_gathers == before && !*rank.revoked);
+    FirstContact contact(**NcclLibrary::Open(""), reinterpret_cast<ncclComm_t>(&rank), rank.device(), 5);
+    const std::vector<Member> members = Ok(contact.Members());
+    CHECK(members.size() == 2 && members[0].process == Incarnation() && members[1].device == members[0].device + 1);
+  });
+}
+
+// NCCL connects the ranks of XLA's communicator in the thread that makes the first exchange.
+ALONE_TEST_CASE("ranks that do not connect are an error in time") {
+  Communicator::Configure(0.2, 4);
+  std::atomic<bool> connects{false};
+  auto* const world = new World(2);
+  world->connects = &connects;
+  OnRanks(*world, [](Rank& rank) {
+    CHECK(Has(Get(rank).status(), "the other ranks of the group of 2 did not come within 0.2 s (JAXCOMM_TIMEOUT_S)"));
+  });
+  connects = true;
+}
+
+ALONE_TEST_CASE("memory that NCCL never registers is an error in time") {
+  Communicator::Configure(0.2, 4);
+  auto* const world = new World(2);
+  world->never_registers = 1;
+  OnRanks(*world, [](Rank& rank) {
+    CHECK(Has(Get(rank).status(), "ncclCommWindowRegister was not over within 0.2 s (JAXCOMM_TIMEOUT_S)"));
+  });
+}
+
+// XLA's stream is busy for longer than any wait for peers.
+ALONE_TEST_CASE("earlier work that never ends is an error in time") {
+  Communicator::Configure(0.02, 4);
+  GpuCallState* const state = StateOf(1);
+  OnRanks(*new World(1), [&](Rank& rank) {
+    Site site(*state, rank, 0);
+    site.stream.queue.push_back([] { return false; });
+    std::vector<int32_t> x(Site::kCount), y(Site::kCount);
+    site.Begin(x.data(), y.data());
+    const std::string error =
+        site.xla.Run(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x.data(), Site::kCount, y.data(), Site::kCount);
+    CHECK(Has(error, "all_reduce at here.py:1: the end of earlier work on this GPU did not come within 0.2 s"));
+  });
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,107 @@
+"""Mistakes in communicators of jaxcomm's own, in the limits of waits, in first runs, and at the end of the process."""
+
+from mutation.hand import Mutant
+
+BOOTSTRAP = "ffi/cuda/nccl/bootstrap.cc"
+CALL = "ffi/cuda/xla/call.cc"
+CALLS_OF_NCCL = "ffi/cuda/nccl/nccl_calls.cc"
+CONTACT = "ffi/cuda/nccl/first_contact.cc"
+DEVICE_CALL = "ffi/cuda/runtime/device_call.cc"
+OWN = "ffi/cuda/runtime/own_communicators.cc"
+PROXY = "ffi/cuda/runtime/send_recv_proxy.cc"
+THREADS = "ffi/cuda/nccl/threads.cc"
+
+MUTANTS = [
+    Mutant(
+        "the order of a group's GPUs does not matter",
+        OWN,
+        "  return FindOrMake(\n      **nccl, {true, *members, contact.rank()},",
+        "  std::vector<Member> sorted = *members;\n  std::sort(sorted.begin(), sorted.end());\n"
+        "  return FindOrMake(\n      **nccl, {true, sorted, device % 100},",
+        "test_cuda_own_communicators",
+    ),
+    Mutant(
+        "a process that has restarted is the same process",
+        CONTACT,
+        "members.push_back({(*words)[2 * r],",
+        "members.push_back({Incarnation(),",
+        "test_cuda_own_communicators",
+    ),
+    Mutant(
+        "a communicator per rank is one for all local ranks",
+        OWN,
+        "return std::tie(of_xla, members, rank) < std::tie(other.of_xla, other.members, other.rank);",
+        "return std::tie(of_xla, members) < std::tie(other.of_xla, other.members);",
+        "test_cuda_communicator",
+    ),
+    Mutant(
+        "a call is made anew in every run",
+        CALL,
+        "  if (Find(state, device) != nullptr) return OkStatus();\n",
+        "",
+        "test_cuda_own_communicators",
+    ),
+    Mutant(
+        "the window's place is not added",
+        DEVICE_CALL,
+        "  *window_at = *found;\n",
+        "  *window_at = 0;\n",
+        "test_cuda_own_communicators",
+    ),
+    Mutant(
+        "each rank decides alone whether buffers are in place",
+        DEVICE_CALL,
+        "shared->in_place = *all_have;",
+        "shared->in_place = found.ok();",
+        "test_cuda_device_call",
+    ),
+    Mutant(
+        "NCCL is called in the thread that waits",
+        CALLS_OF_NCCL,
+        "bool done = RunBounded([result, call = std::move(call)] { *result = call(); }, deadline);",
+        "bool done = true;\n  *result = call();",
+        "test_cuda_own_communicators",
+    ),
+    Mutant(
+        "NCCL's kernel goes on waiting after an exchange has timed out",
+        BOOTSTRAP,
+        "  RevokeNcclComm(nccl_, nccl_comm_);\n",
+        "",
+        "test_cuda_own_communicators",
+    ),
+    Mutant(
+        "the rank that fails to make the communicator keeps it to itself",
+        CONTACT,
+        "return Bootstrap::FailureOf(*answers, at);",
+        "return OkStatus();",
+        "test_cuda_between_nodes",
+    ),
+    Mutant(
+        "earlier work that never ends is passed over",
+        CALL,
+        "  JAXCOMM_RETURN_IF_ERROR(earlier);\n",
+        "",
+        "test_cuda_own_communicators",
+    ),
+    Mutant(
+        "GPUs of a process allocate without waiting for each other",
+        CALL,
+        "std::count(spec.processes.begin(), spec.processes.end(), settings.process);",
+        "0;",
+        "test_cuda_stages",
+    ),
+    Mutant(
+        "the end of the process does not wait for threads",
+        THREADS,
+        "    std::atexit([] { Threads::End(); });\n",
+        "",
+        "test_cuda_exit",
+    ),
+    Mutant(
+        "the watchdog does not end",
+        PROXY,
+        "    if (!Threads::Sleep(kLook)) return;\n",
+        "    Threads::Sleep(kLook);\n",
+        "test_cuda_exit",
+    ),
+]
