@@ -18,6 +18,7 @@ from jaxcomm.ops.pbroadcast import pbroadcast
 from jaxcomm.ops.ppermute import ppermute
 from jaxcomm.ops.psum import pmax, pmean, pmin, psum
 from jaxcomm.ops.psum_scatter import psum_scatter
+from jaxcomm.ops.ragged_all_to_all import ragged_all_to_all
 
 __version__ = importlib.metadata.version("jaxcomm")
 
@@ -47,6 +48,7 @@ __all__ = [
     "ppermute",
     "psum",
     "psum_scatter",
+    "ragged_all_to_all",
     "register",
     "register_ffi_target",
     "topology",

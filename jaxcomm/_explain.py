@@ -24,6 +24,7 @@ NATIVE = {
     "ppermute": "permute",
     "pbroadcast": "broadcast",
     "barrier": "barrier",
+    "ragged_all_to_all": "all_to_all_v",
 }
 
 

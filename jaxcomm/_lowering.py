@@ -168,7 +168,7 @@ def _log_platform() -> None:
     logging.getLogger("jaxcomm").warning("jaxcomm has no collectives for this platform: it uses XLA's own collectives")
 
 
-def _uses_xla(call: Call, platform: str) -> bool:
+def uses_xla(call: Call, platform: str) -> bool:
     """Whether a call is lowered to XLA's own collective."""
     if "xla" in (call.algorithm, config().algorithm):
         return True
@@ -192,7 +192,7 @@ def lower(
     attributes: Callable[[Any, int], dict[str, Any]],
     alone: Callable[..., Any] | None,
     xla: Callable[..., Any],
-    in_place: bool = False,
+    aliases: dict[int, int] | None = None,
 ) -> Any:
     """Lowers one collective to one custom call per device, or to XLA's own collective.
 
@@ -207,7 +207,7 @@ def lower(
       alone: the computation in a group of one rank, (x, shape) -> y; None calls the target there too. On GPUs, a call
         with `algorithm` calls the target in any case, so that a single GPU can test the handlers.
       xla: the same computation with collectives of jax.lax, (*xs) -> results.
-      in_place: whether each operand is aliased to the result of the same index.
+      aliases: operands by index, and the results that they are aliased to.
     """
     axis_context = ctx.module_context.axis_context
     if not _compat.in_spmd_region(axis_context):
@@ -215,8 +215,8 @@ def lower(
     mesh = axis_context.mesh
     rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
     group_size = rows.shape[1]
-    uses_xla = _uses_xla(call, platform)
-    common = {} if uses_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform)
+    by_xla = uses_xla(call, platform)
+    common = {} if by_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform)
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):
@@ -226,10 +226,10 @@ def lower(
             rank = rank * size + lax.axis_index(name).astype(jnp.int32)
         # The side effect keeps XLA from merging or dropping calls on some devices only. It is added in the lowering:
         # jax.checkpoint rejects primitives with effects in 0.10.
-        aliases = {i + 1: i for i in range(len(xs))} if in_place else None
         whole = [x.astype(_in_bytes(x.dtype)) for x in xs]
-        ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=aliases)
-        windows = "windows" in common and not in_place  # no peer reads the operands of a barrier
+        in_place = {operand + 1: result for operand, result in aliases.items()} if aliases else None
+        ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
+        windows = "windows" in common and aliases is None  # no peer reads the operands of a barrier
         with _compat.in_collective_memory(operand=1, result=0) if windows else contextlib.nullcontext():
             ys = ffi_call(rank, *whole, **common, **attributes(whole[0], group_size))
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
@@ -241,7 +241,7 @@ def lower(
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
     def manual(*xs):
-        run = exchange_by_xla if uses_xla else exchange
+        run = exchange_by_xla if by_xla else exchange
         if group_size == 1 and alone is not None and not (platform == "cuda" and call.algorithm):
             return [alone(x, a.shape) for x, a in zip(xs, ctx.avals_out, strict=True)]
         if set(axis_context.manual_axes) == set(mesh.axis_names):

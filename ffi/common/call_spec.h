@@ -22,6 +22,7 @@ struct CallSpec {
   std::vector<int32_t> processes;  // of these devices; empty: all belong to this process
   int64_t input_run = 0;           // elements of a run of a blocked input (cpu/copy.h); 0: each block is contiguous
   int64_t output_run = 0;
+  int64_t row_count = 0;           // all_to_all_v: elements of a row
   ReduceOp reduce_op = ReduceOp::kSum;
   int32_t root = 0;                // broadcast: position in the group
   std::vector<int32_t> source_of;  // permute: position in the group, by position; -1: none
@@ -53,6 +54,9 @@ void VisitOtherAttributes(Spec& spec, const Visit& visit) {
     case Collective::kAllToAll:
       visit("input_run", spec.input_run);
       visit("output_run", spec.output_run);
+      break;
+    case Collective::kAllToAllV:
+      visit("row_count", spec.row_count);
       break;
     case Collective::kAllGather:
       visit("output_run", spec.output_run);

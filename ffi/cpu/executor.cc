@@ -30,6 +30,11 @@ constexpr int64_t kShortRunBytes = 256;
 // The same for sources in other processes: one system call per tile, and all tiles stay in the cache.
 constexpr int64_t kRemoteTileBytes = 128 << 10;
 
+// Measured on AMD EPYC (2 cores, 2026-11): for outputs of a few cache sizes, streamed stores save the read of every
+// line that is about to be overwritten. For smaller outputs, they evict results that the next op would find in the
+// cache.
+constexpr int64_t kStreamBytes = 32 << 20;
+
 }  // namespace
 
 std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,
@@ -40,10 +45,6 @@ std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, BlockLayou
       program->moved_bytes += step.count * item_bytes * std::max(1, step.num_sources);
     }
   }
-  // Measured on AMD EPYC (2 cores, 2026-11): for outputs of a few cache sizes, streamed stores save the read of every
-  // line that is about to be overwritten. For smaller outputs, they evict results that the next op would find in the
-  // cache.
-  constexpr int64_t kStreamBytes = 32 << 20;
   program->stream = program->moved_bytes >= kStreamBytes;
   program->plans = std::move(plans);
   program->input = input;
@@ -54,9 +55,21 @@ std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, BlockLayou
   return program;
 }
 
-Execution::Execution(std::shared_ptr<const Program> program, std::vector<RankBuffers> buffers)
+std::shared_ptr<const Program> Program::MakeOfLists(std::vector<Plan> plans, int64_t input_count, int64_t output_count,
+                                                    int64_t row_count, int64_t item_bytes, int32_t type) {
+  const auto num_ranks = static_cast<int64_t>(plans.size());
+  auto program = std::make_shared<Program>(
+      *Make(std::move(plans), {1, input_count, input_count}, {1, output_count, output_count}, item_bytes, nullptr, type));
+  program->row_count = row_count;
+  program->moved_bytes = num_ranks * std::min(input_count, output_count) * item_bytes;  // at most, unless lists overlap
+  program->stream = program->moved_bytes >= kStreamBytes;
+  return program;
+}
+
+Execution::Execution(std::shared_ptr<const Program> program, std::vector<RankBuffers> buffers, Slices slices)
     : program_(std::move(program)),
       buffers_(std::move(buffers)),
+      slices_(slices),
       num_ranks_(static_cast<int32_t>(buffers_.size())),
       ranks_(buffers_.size()),
       signals_(buffers_.size()),
@@ -160,19 +173,8 @@ bool Execution::RunStep(const Plan& plan, const Step& step) {
   switch (step.kind) {
     case StepKind::kCopy:
     case StepKind::kPut:
-    case StepKind::kGet: {
-      const View src = ViewOf(step.src);
-      if (RemoteTransport* remote = buffers_[step.dst.rank].remote) {
-        // A copy, because later steps may overwrite data that the network has not sent yet.
-        std::unique_ptr<char[]> data(new char[step.count * program_->item_bytes]);
-        CopyElements({data.get(), BlockLayout{}}, 0, src, step.src.offset, step.count, program_->item_bytes, false);
-        remote->Put(step.dst, std::move(data), step.count);
-        return true;
-      }
-      return Read(CopyElements(ViewOf(step.dst), step.dst.offset, src, step.src.offset, step.count,
-                               program_->item_bytes, program_->stream && step.dst.space == Space::kOutput),
-                  src.pid);
-    }
+    case StepKind::kGet:
+      return program_->of_lists() ? MoveLists(step) : Move(step.dst, step.src, step.count);
     case StepKind::kReduce:
       return RunReduce(plan, step);
     case StepKind::kZero:
@@ -188,6 +190,44 @@ bool Execution::RunStep(const Plan& plan, const Step& step) {
       return true;
     case StepKind::kWait:
       return true;
+  }
+  return true;
+}
+
+// dst = src, for `count` elements. False: the memory of unreadable_pid_ could not be read.
+bool Execution::Move(const Place& dst, const Place& src, int64_t count) {
+  const View from = ViewOf(src);
+  if (RemoteTransport* remote = buffers_[dst.rank].remote) {
+    // A copy, because later steps may overwrite data that the network has not sent yet.
+    std::unique_ptr<char[]> data(new char[count * program_->item_bytes]);
+    CopyElements({data.get(), BlockLayout{}}, 0, from, src.offset, count, program_->item_bytes, false);
+    remote->Put(dst, std::move(data), count);
+    return true;
+  }
+  return Read(CopyElements(ViewOf(dst), dst.offset, from, src.offset, count, program_->item_bytes,
+                           program_->stream && dst.space == Space::kOutput),
+              from.pid);
+}
+
+// Moves the slices of the lists that the step names by their ranks: list j of an input goes to rank j.
+bool Execution::MoveLists(const Step& step) {
+  const int64_t row = program_->row_count;
+  for (int64_t i = 0; i < slices_.per_pair() && row > 0; ++i) {
+    Slice slice = slices_.At(step.src.rank, step.dst.rank, i);
+    if (slice.size == 0) continue;
+    // A run of slices that are contiguous at both ends is one message.
+    for (; i + 1 < slices_.per_pair(); ++i) {
+      const Slice next = slices_.At(step.src.rank, step.dst.rank, i + 1);
+      if (next.size > 0 && (next.input_offset != slice.input_offset + slice.size ||
+                            next.output_offset != slice.output_offset + slice.size)) {
+        break;
+      }
+      slice.size += next.size;
+    }
+    if (!Move({step.dst.rank, Space::kOutput, slice.output_offset * row},
+              {step.src.rank, Space::kInput, slice.input_offset * row}, slice.size * row)) {
+      return false;
+    }
   }
   return true;
 }

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "../plan/plan.h"
+#include "../plan/slices.h"
 #include "../transport/control_segment.h"
 #include "copy.h"
 #include "reduce.h"
@@ -29,10 +30,17 @@ struct Program {
   ReduceFn reduce = nullptr;  // null if no plan has a reduce step
   int64_t moved_bytes = 0;    // by all data steps of all ranks; every source of a reduce counts
   bool stream = false;        // writes to outputs bypass the caches
+  // Elements of a row, if the elements of the plans are lists of slices (all_to_all_v); -1: they are those of the
+  // buffers.
+  int64_t row_count = -1;
 
   // Fills in moved_bytes and stream.
   static std::shared_ptr<const Program> Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,
                                              int64_t item_bytes, ReduceFn reduce, int32_t type = 0);
+  // Plans over lists of slices. `input_count`, `output_count`: elements of the buffers of a rank.
+  static std::shared_ptr<const Program> MakeOfLists(std::vector<Plan> plans, int64_t input_count, int64_t output_count,
+                                                    int64_t row_count, int64_t item_bytes, int32_t type);
+  bool of_lists() const { return row_count >= 0; }
 };
 
 // Puts and signals to the ranks of other nodes.
@@ -58,7 +66,8 @@ struct RankBuffers {
 
 class Execution {
  public:
-  Execution(std::shared_ptr<const Program> program, std::vector<RankBuffers> buffers);
+  // `slices`: of the lists of the program; they have passed CheckSlices.
+  Execution(std::shared_ptr<const Program> program, std::vector<RankBuffers> buffers, Slices slices = {});
 
   // Runs all steps that are ready. Returns true to exactly one caller: the one that finished the last rank of this
   // process. All effects of all threads are then visible to that caller. Other threads may still be inside Work() when
@@ -87,11 +96,14 @@ class Execution {
   Advance RunRank(int32_t rank);
   bool RunStep(const Plan& plan, const Step& step);  // false: the memory of unreadable_pid_ could not be read
   bool RunReduce(const Plan& plan, const Step& step);
+  bool Move(const Place& dst, const Place& src, int64_t count);
+  bool MoveLists(const Step& step);
   bool Read(bool readable, int32_t pid);
   View ViewOf(const Place& place) const;
 
   const std::shared_ptr<const Program> program_;
   const std::vector<RankBuffers> buffers_;
+  const Slices slices_;
   const int32_t num_ranks_;
   std::vector<int32_t> local_;  // ranks that this process runs
   std::vector<Rank> ranks_;

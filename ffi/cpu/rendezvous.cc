@@ -25,6 +25,7 @@ struct Rendezvous::GroupCall {
   Key key;
   std::unique_ptr<char[]> scratch;
   std::unique_ptr<Execution> execution;
+  Slices slices;  // all_to_all_v
 };
 
 // Shared by all calls of a group that spans processes.
@@ -210,6 +211,12 @@ void Rendezvous::Arrive(const Participant& participant, std::unique_ptr<Completi
   const std::shared_ptr<GroupCall>& group_call = *joined;
   if (!group_call) return;  // not the last to arrive
   const int64_t own_position = slots_.at(participant.rank) % spec_.group_size;
+  const StatusOr<Slices> slices = SlicesOf(participant, std::get<2>(group_call->key));
+  if (!slices.ok()) {  // every rank finds the same fault, and no row has moved
+    FailRun(participant.run_id, slices.status());
+    return FailCall(*group_call, slices.status());
+  }
+  group_call->slices = *slices;
   if (SpansProcesses(std::get<2>(group_call->key))) return StartInterProcess(group_call, own_position);
 
   const StatusOr<std::shared_ptr<const Program>> made = ProgramFor(participant);
@@ -225,7 +232,7 @@ void Rendezvous::Arrive(const Participant& participant, std::unique_ptr<Completi
       next += program->plans[i].scratch_count * program->item_bytes;
     }
   }
-  group_call->execution = std::make_unique<Execution>(program, group_call->buffers);
+  group_call->execution = std::make_unique<Execution>(program, group_call->buffers, group_call->slices);
   if (program->moved_bytes >= kMinParallelBytes) {
     WorkerPool::Get().Submit(spec_.group_size - 1,
                              [self = shared_from_this(), group_call] { self->Work(group_call, -1); });
@@ -258,6 +265,7 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
   spec.run_id = run_id;
   spec.names = inter_process->names;
   spec.wait = group_call->wait;
+  spec.slices = group_call->slices;
   const auto finish = [self = shared_from_this(), group_call](int64_t position, const Status& status) {
     if (status.ok()) return self->Finish(*group_call, position);
     FailRun(std::get<0>(group_call->key), status);
@@ -330,7 +338,7 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
   }
   const Participant& first = entry->first;
   if (first.dtype != participant.dtype || first.input_count != participant.input_count ||
-      first.output_count != participant.output_count) {
+      first.output_count != participant.output_count || first.table_count != participant.table_count) {
     return InvalidArgumentError(Prefix() + "buffers do not match: rank " + std::to_string(participant.rank) + " has " +
                                 Sizes(participant) + ", rank " + std::to_string(first.rank) + " has " + Sizes(first));
   }
@@ -388,6 +396,23 @@ std::unique_ptr<char[]> Rendezvous::TakeScratch(size_t bytes) {
     }
   }
   return std::unique_ptr<char[]>(new char[bytes]);  // all calls of a call site need the same size
+}
+
+// The checked slices of an all_to_all_v; none for other collectives.
+StatusOr<Slices> Rendezvous::SlicesOf(const Participant& participant, int64_t group) const {
+  if (spec_.collective != Collective::kAllToAllV) return Slices();
+  const int64_t n = spec_.group_size, row = spec_.row_count;
+  const int64_t per_rank = participant.table_count / (4 * n);
+  if (row < 0 || per_rank * 4 * n != participant.table_count || per_rank % n != 0) {
+    return InvalidArgumentError(Prefix() + "a table of " + std::to_string(participant.table_count) +
+                                " integers does not fit a group of " + std::to_string(n) + " ranks");
+  }
+  if (row == 0) return Slices();  // no data; the numbers of rows are unknown
+  const Slices slices(participant.table, participant.wide_table, static_cast<int32_t>(n), per_rank);
+  const Status checked = CheckSlices(slices, participant.input_count / row, participant.output_count / row,
+                                     spec_.groups.data() + group * n);
+  if (!checked.ok()) return WithPrefix(Prefix(), checked);
+  return slices;
 }
 
 std::string Rendezvous::DescribeLate(const GroupCall& group_call, const Key& key, const std::string& within) const {

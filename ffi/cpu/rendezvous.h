@@ -33,6 +33,9 @@ struct Participant {
   DType dtype = DType::kF32;
   int64_t input_count = 0;
   int64_t output_count = 0;
+  const void* table = nullptr;  // all_to_all_v: of Slices; the same on all ranks
+  bool wide_table = false;
+  int64_t table_count = 0;
 };
 
 class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
@@ -69,6 +72,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   void FailCall(GroupCall& group_call, const Status& error);
   StatusOr<std::shared_ptr<const Program>> ProgramFor(const Participant& participant);
   std::unique_ptr<char[]> TakeScratch(size_t bytes);
+  StatusOr<Slices> SlicesOf(const Participant& participant, int64_t group) const;
   std::string Prefix() const { return spec_.Where() + ": "; }
   std::string DescribeLate(const GroupCall& group_call, const Key& key, const std::string& within) const;
   void FailCalls(int64_t run_id, const Status& error);

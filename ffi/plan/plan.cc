@@ -5,6 +5,7 @@ namespace jaxcomm {
 int64_t InputCount(const Request& request) {
   switch (request.collective) {
     case Collective::kAllToAll:
+    case Collective::kAllToAllV:
     case Collective::kReduceScatter:
       return request.geometry.num_ranks() * request.block_count;
     case Collective::kAllGather:
@@ -21,6 +22,7 @@ int64_t InputCount(const Request& request) {
 int64_t OutputCount(const Request& request) {
   switch (request.collective) {
     case Collective::kAllToAll:
+    case Collective::kAllToAllV:
     case Collective::kAllGather:
       return request.geometry.num_ranks() * request.block_count;
     case Collective::kAllReduce:

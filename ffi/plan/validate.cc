@@ -272,6 +272,7 @@ class Validator {
     std::vector<ReadExtent> promise;
     switch (request_.collective) {
       case Collective::kAllToAll:
+      case Collective::kAllToAllV:
         for (int32_t j = 0; j < n; ++j) promise.push_back({j * b, (j + 1) * b, {j, (rank - j) * b}});
         break;
       case Collective::kAllGather:

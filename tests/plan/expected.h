@@ -19,6 +19,7 @@ inline Values Expected(const Request& request, const Values& inputs) {
       int32_t& out = outputs[r][i];
       switch (request.collective) {
         case Collective::kAllToAll:
+        case Collective::kAllToAllV:
           out = inputs[i / b][r * b + i % b];
           break;
         case Collective::kAllGather:
