@@ -63,7 +63,8 @@ def test_every_op_takes_the_arguments_of_jax_lax(op):
     assert ours[len(lax) :] == [(name, inspect.Parameter.KEYWORD_ONLY, None) for name in ("algorithm", "max_sms")]
 
 
-@pytest.mark.parametrize("op", NATIVE)
+# The results of ragged_all_to_all are those of its second operand: tests/ops/test_ragged_all_to_all.py.
+@pytest.mark.parametrize("op", [op for op in NATIVE if op != "ragged_all_to_all"])
 def test_results_are_weakly_typed_where_those_of_jax_lax_are(op, line):
     """Otherwise a Python number would widen small types after a collective."""
     arguments = {"ppermute": ([(0, 1)],), "all_to_all": (0, 0), "pbroadcast": (1,)}.get(op, ())

@@ -58,8 +58,8 @@ std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, BlockLayou
 std::shared_ptr<const Program> Program::MakeOfLists(std::vector<Plan> plans, int64_t input_count, int64_t output_count,
                                                     int64_t row_count, int64_t item_bytes, int32_t type) {
   const auto num_ranks = static_cast<int64_t>(plans.size());
-  auto program = std::make_shared<Program>(
-      *Make(std::move(plans), {1, input_count, input_count}, {1, output_count, output_count}, item_bytes, nullptr, type));
+  auto program = std::make_shared<Program>(*Make(std::move(plans), {1, input_count, input_count},
+                                                 {1, output_count, output_count}, item_bytes, nullptr, type));
   program->row_count = row_count;
   program->moved_bytes = num_ranks * std::min(input_count, output_count) * item_bytes;  // at most, unless lists overlap
   program->stream = program->moved_bytes >= kStreamBytes;

@@ -53,12 +53,12 @@ class Checker {
     if (slice.size < 0) return wrong(sizes + ", expected at least 0");
     if (slice.size == 0) return OkStatus();
     if (!Inside(slice.input_offset, slice.size, input_rows_)) {
-      return wrong("it starts at row " + std::to_string(slice.input_offset) + " (input_offsets of " + Rank(from) +
-                   "), but the operand has " + std::to_string(input_rows_) + " rows; " + sizes);
+      return wrong("it starts at row " + std::to_string(slice.input_offset) + " of the operand (input_offsets of " +
+                   Rank(from) + "), but the operand has " + std::to_string(input_rows_) + " rows; " + sizes);
     }
     if (!Inside(slice.output_offset, slice.size, output_rows_)) {
-      return wrong("it ends at row " + std::to_string(slice.output_offset) + " (output_offsets of " + Rank(from) +
-                   ") of " + Rank(to) + ", but the output has " + std::to_string(output_rows_) + " rows; " + sizes);
+      return wrong("it goes to row " + std::to_string(slice.output_offset) + " of the output (output_offsets of " +
+                   Rank(from) + "), but the output has " + std::to_string(output_rows_) + " rows; " + sizes);
     }
     return OkStatus();
   }

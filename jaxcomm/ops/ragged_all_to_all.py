@@ -88,9 +88,7 @@ def _check_arguments(op: str, operand: jax.Array, output: jax.Array, vectors: Se
             f"{op}: operand and output must have rows of one shape, got shapes {operand.shape} and {output.shape}"
         )
     if operand.dtype != output.dtype:
-        raise ValueError(
-            f"{op}: operand and output must have one element type, got {operand.dtype} and {output.dtype}"
-        )
+        raise ValueError(f"{op}: operand and output must have one element type, got {operand.dtype} and {output.dtype}")
     for name, vector in zip(_VECTORS, vectors, strict=True):
         if not jnp.issubdtype(vector.dtype, jnp.integer):
             raise ValueError(f"{op}: {name} must have integers, got element type {vector.dtype}")
@@ -98,7 +96,7 @@ def _check_arguments(op: str, operand: jax.Array, output: jax.Array, vectors: Se
             raise ValueError(f"{op}: {name} must have one dimension and at least one slice, got shape {vector.shape}")
         if vector.shape != vectors[0].shape:
             raise ValueError(
-                f"{op}: {name} has {vector.size} slices, but input_offsets has {vectors[0].size}; expected equal numbers"
+                f"{op}: {name} has {vector.size} slices, but input_offsets has {vectors[0].size}; expected as many"
             )
 
 
