@@ -27,6 +27,8 @@ namespace nb = nanobind;
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
 
+extern "C" XLA_FFI_Error* MoeCheckExecute(XLA_FFI_CallFrame*);
+
 namespace jaxcomm {
 namespace {
 
@@ -46,6 +48,9 @@ nb::dict CpuTargets() {
   }
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
+  nb::dict check;
+  check["execute"] = Capsule(&MoeCheckExecute);
+  targets["jaxcomm_moe_check"] = check;
   return targets;
 }
 

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-from jaxcomm import distributed
+from jaxcomm import distributed, moe
 from jaxcomm._bootstrap import register
 from jaxcomm._calibrate import Calibration, calibrate
 from jaxcomm._errors import check
@@ -41,6 +41,7 @@ __all__ = [
     "get_include",
     "info",
     "make_mesh",
+    "moe",
     "pbroadcast",
     "pmax",
     "pmean",

@@ -143,7 +143,8 @@ _IN_BYTES = {
 }
 
 
-def _in_bytes(dtype: Any) -> Any:
+def in_bytes(dtype: Any) -> Any:
+    """The type in which elements of this type are sent."""
     return _IN_BYTES.get(str(dtype), dtype)
 
 
@@ -183,6 +184,16 @@ def uses_xla(call: Call, platform: str) -> bool:
     return True
 
 
+def ranks_per_node_of(ctx: Any, call: Call, platform: str) -> int:
+    """Ranks per node of the groups of a call that is being lowered."""
+    mesh = ctx.module_context.axis_context.mesh
+    sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
+    if platform != "cpu":
+        return ranks_per_node(sizes, call.groups)
+    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
+    return _place(mesh, call, rows, platform)[0]
+
+
 def lower(
     ctx: Any,
     *xs: Any,
@@ -217,7 +228,7 @@ def lower(
     group_size = rows.shape[1]
     by_xla = uses_xla(call, platform)
     common = {} if by_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform)
-    out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]
+    out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):
         # The rank is the position in the mesh, not the device id: this holds for permuted and exported meshes too.
@@ -226,7 +237,7 @@ def lower(
             rank = rank * size + lax.axis_index(name).astype(jnp.int32)
         # The side effect keeps XLA from merging or dropping calls on some devices only. It is added in the lowering:
         # jax.checkpoint rejects primitives with effects in 0.10.
-        whole = [x.astype(_in_bytes(x.dtype)) for x in xs]
+        whole = [x.astype(in_bytes(x.dtype)) for x in xs]
         in_place = {operand + 1: result for operand, result in aliases.items()} if aliases else None
         ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
         windows = "windows" in common and aliases is None  # no peer reads the operands of a barrier
@@ -237,7 +248,7 @@ def lower(
     def exchange_by_xla(*xs):
         if not any(math.prod(out.shape) for out in out_types):  # XLA rejects some empty collectives
             return [jnp.zeros(out.shape, a.dtype) for out, a in zip(out_types, ctx.avals_out, strict=True)]
-        ys = xla(*(x.astype(_in_bytes(x.dtype)) for x in xs))
+        ys = xla(*(x.astype(in_bytes(x.dtype)) for x in xs))
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
     def manual(*xs):

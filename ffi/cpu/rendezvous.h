@@ -52,6 +52,9 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   // the same in all processes.
   static void EndProgram();
 
+  // Fails the open and later calls of a run at all call sites, also in other processes.
+  static void FailRun(int64_t run_id, const Status& error);
+
   // Limits of the wait from the first arrival in a group to the last.
   static void SetLimits(const WaitLimits& limits);
 
@@ -77,7 +80,6 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   std::string DescribeLate(const GroupCall& group_call, const Key& key, const std::string& within) const;
   void FailCalls(int64_t run_id, const Status& error);
   void FailExpired(Clock::time_point now);
-  static void FailRun(int64_t run_id, const Status& error);  // open and later calls of the run, at all call sites
   static void SweepForever();
 
   CallSpec spec_;  // constant after Make

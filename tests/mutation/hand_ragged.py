@@ -61,7 +61,7 @@ MUTANTS = [
         OP,
         "starts = jnp.where(sizes > 0, starts, jnp.iinfo(table.dtype).max)  # empty slices come last",
         "starts = starts + 0",
-        f"{T}derivatives_are_those_of_indexing",
+        f"{T}overlap_behind_an_empty_slice",
     ),
     Mutant(
         "an end is set, not added, in the mask of the output",
@@ -69,13 +69,6 @@ MUTANTS = [
         "changes.at[starts + sizes].add(-(sizes > 0).astype(table.dtype))",
         "changes.at[starts + sizes].set(-(sizes > 0).astype(table.dtype))",
         f"{T}derivatives_are_those_of_indexing",
-    ),
-    Mutant(
-        "the result is typed like the output",
-        OP,
-        "    varying = (_compat.make_varying(x, call.axes) for x in (operand, output, table))\n",
-        "    varying = (operand, output, table)\n",
-        f"{T}results_vary",
     ),
     Mutant(
         "offsets of a batch are not shifted",
