@@ -70,6 +70,11 @@ def ranks_per_node(axis_sizes: tuple[int, ...], groups: Groups) -> int:
     return sizes[-1] if len(sizes) > 1 else math.prod(sizes)
 
 
+def _axis_sizes(mesh: AnyMesh, call: Call) -> tuple[int, ...]:
+    sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
+    return sizes
+
+
 def _place(mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str) -> tuple[int, bool, dict[str, Any]]:
     """Registers targets and connects processes.
 
@@ -92,7 +97,7 @@ def _place(mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str) -> tuple[
         placement = _placement.placement(mesh, rows)
     except (ImportError, RuntimeError) as error:  # logs may lack the traceback, so the text names the call
         raise RuntimeError(f"jaxcomm: {call.op} at {call.site}: while compiling, {error}") from error
-    sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
+    sizes = _axis_sizes(mesh, call)
     per_node = placement.ranks_per_node or ranks_per_node(sizes, call.groups)
     return per_node, placement.ranks_per_node is None, {"processes": placement.processes}
 
@@ -187,7 +192,7 @@ def uses_xla(call: Call, platform: str) -> bool:
 def ranks_per_node_of(ctx: Any, call: Call, platform: str) -> int:
     """Ranks per node of the groups of a call that is being lowered."""
     mesh = ctx.module_context.axis_context.mesh
-    sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
+    sizes = _axis_sizes(mesh, call)
     if platform != "cpu":
         return ranks_per_node(sizes, call.groups)
     rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)

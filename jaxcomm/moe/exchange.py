@@ -46,8 +46,8 @@ def slices(table: jax.Array, starts: jax.Array) -> jax.Array:
       starts: (E,), first row of each expert at its rank.
     """
     n, total = table.shape
-    inputs = jnp.cumsum(table, 1) - table
-    outputs = starts + jnp.cumsum(table, 0) - table
+    inputs = jnp.cumsum(table, 1, dtype=table.dtype) - table
+    outputs = starts[None] + jnp.cumsum(table, 0, dtype=table.dtype) - table
     received = table.reshape(n, n, total // n).transpose(1, 0, 2).reshape(n, total)
     return jnp.stack([inputs, table, outputs, received], axis=1)
 
@@ -78,10 +78,10 @@ def _from_bytes(y, dtype, width):
     if dtype == jnp.bool_:
         return y.astype(jnp.bool_)
     if jnp.issubdtype(dtype, jnp.complexfloating):
-        parts = _from_bytes(y, jnp.finfo(dtype).dtype, 2 * width).reshape(-1, width, 2)
+        parts = _from_bytes(y, jnp.finfo(dtype).dtype, 2 * width).reshape(len(y), width, 2)
         return lax.complex(parts[..., 0], parts[..., 1])
     whole = jnp.dtype(_lowering.in_bytes(dtype))
-    y = y.reshape(-1, width, whole.itemsize)
+    y = y.reshape(len(y), width, whole.itemsize)
     return lax.bitcast_convert_type(y if whole.itemsize > 1 else y[..., 0], whole).astype(dtype)
 
 
@@ -190,7 +190,7 @@ def _dispatch_jvp(primals, tangents, *, layout):
 
 def _dispatch_transpose(cts, *args, layout):
     where = args[-4:]
-    results = []
+    results: list[Any] = []
     for ct, x in zip(cts, args[:-4], strict=True):
         if not _compat.ad.is_undefined_primal(x):
             results.append(None)
@@ -206,8 +206,8 @@ def _check_gradient(dtype, call):
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16:
         raise TypeError(
             f"moe.dispatch at {call.site}: a gradient of {jnp.dtype(dtype)} would be rounded to that type; apply "
-            "jax.lax.stop_gradient to x, or wrap its conversion and the dispatch in a jax.custom_vjp whose gradient has "
-            "the type of the unconverted x"
+            "jax.lax.stop_gradient to x, or wrap its conversion and the dispatch in a jax.custom_vjp whose gradient "
+            "has the type of the unconverted x"
         )
 
 
@@ -255,11 +255,11 @@ def _check_batch(axis_data, dims, call):
 def _merge(x, d, size):
     """The batch as a part of the rows."""
     x = jnp.broadcast_to(x[:, None], (x.shape[0], size, x.shape[1])) if d is None else jnp.moveaxis(x, d, 1)
-    return x.reshape(x.shape[0], -1)
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2])
 
 
 def _split(y, size):
-    return y.reshape(y.shape[0], size, -1)
+    return y.reshape(y.shape[0], size, y.shape[1] // size)
 
 
 def _dispatch_batch(axis_data, args, dims, *, layout):

@@ -17,6 +17,19 @@ from jaxcomm.moe.verdict import verdict
 from jaxcomm.ops.all_gather import all_gather_p
 
 
+@dataclasses.dataclass(frozen=True)
+class RouteCall(Call):
+    """The arguments of a call, and those of route() that define the layout of the rows.
+
+    Attributes:
+      align: groups start at multiples of it.
+      slots: rows per expert; 0 if groups follow each other.
+    """
+
+    align: int = 1
+    slots: int = 0
+
+
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["slot", "expert", "group_sizes", "group_counts", "demand", "dropped", "table"],
@@ -49,7 +62,7 @@ class Routing:
     demand: jax.Array
     dropped: jax.Array
     table: jax.Array
-    call: Call
+    call: RouteCall
     num_experts: int
     capacity: int
     reduce: str
@@ -59,20 +72,7 @@ class Routing:
         local = self.num_experts // self.table.shape[0]
         if self.call.slots:
             return jnp.tile(jnp.arange(local, dtype=jnp.int32) * self.call.slots, self.table.shape[0])
-        return _starts(self.table.sum(0), local, self.call.align)
-
-
-@dataclasses.dataclass(frozen=True)
-class RouteCall(Call):
-    """The arguments of a call, and those of route() that define the layout of the rows.
-
-    Attributes:
-      align: groups start at multiples of it.
-      slots: rows per expert; 0 if groups follow each other.
-    """
-
-    align: int = 1
-    slots: int = 0
+        return _starts(self.table.sum(0, dtype=jnp.int32), local, self.call.align)
 
 
 def route(
@@ -162,11 +162,12 @@ def _route(ids, call, total, rows, raises, reduce):
     local, (tokens, choices) = total // n, ids.shape
     ids = _compat.make_varying(ids, call.axes)
     # An unknown expert is E, and no choice is E + 1.
+    ids = ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)  # num_experts may not fit into a smaller type
     known = jnp.where(ids < 0, total + 1, jnp.minimum(ids, total)).astype(jnp.int32)
     order = known.T.reshape(-1)  # first choices of all tokens before second ones
     by_expert = jnp.argsort(order, stable=True)
     counts = jnp.zeros(total + 2, jnp.int32).at[order].add(1)
-    before = jnp.cumsum(counts) - counts
+    before = jnp.cumsum(counts, dtype=counts.dtype) - counts
     places = jnp.arange(len(order), dtype=jnp.int32) - before[order[by_expert]]
     index = jnp.zeros(order.shape, jnp.int32).at[by_expert].set(places)
     index = index.reshape(choices, tokens).T
@@ -174,22 +175,22 @@ def _route(ids, call, total, rows, raises, reduce):
     table = verdict(table, call=call, capacity=rows, raises=raises)
     wanted = table[:, :total]
     kept = wanted if raises else _keep(wanted, n, local, rows, tokens * choices, call)
-    me = lax.axis_index(call.axes)
-    groups = kept.sum(0)
+    me = lax.axis_index(call.axes).astype(jnp.int32)
+    groups = kept.sum(0, dtype=jnp.int32)
     starts = _starts(groups, local, call.align)
     if call.slots:
         starts = jnp.tile(jnp.arange(local, dtype=jnp.int32) * call.slots, n)
     mine = lax.dynamic_index_in_dim(kept, me, 0, keepdims=False)
-    earlier = jnp.where(jnp.arange(n)[:, None] < me, kept, 0).sum(0)
+    earlier = jnp.where(jnp.arange(n, dtype=jnp.int32)[:, None] < me, kept, 0).sum(0, dtype=jnp.int32)
     safe = jnp.minimum(known, total - 1)
     valid = (known < total) & (index < mine[safe])
     slot = jnp.where(valid, starts[safe] + earlier[safe] + index, -1)
     own_counts = lax.dynamic_slice_in_dim(groups, me * local, local)
-    own_wanted = lax.dynamic_slice_in_dim(wanted.sum(0), me * local, local)
+    own_wanted = lax.dynamic_slice_in_dim(wanted.sum(0, dtype=jnp.int32), me * local, local)
     if call.slots:
-        sizes, demand = jnp.full_like(own_counts, call.slots), own_wanted.sum()
+        sizes, demand = jnp.full_like(own_counts, call.slots), own_wanted.sum(dtype=jnp.int32)
     else:
-        sizes, demand = _aligned(own_counts, call.align), _aligned(own_wanted, call.align).sum()
+        sizes, demand = _aligned(own_counts, call.align), _aligned(own_wanted, call.align).sum(dtype=jnp.int32)
     return Routing(
         slot=slot,
         expert=jnp.where(valid, known, -1),
@@ -212,7 +213,7 @@ def _aligned(counts, align):
 def _starts(groups, local, align):
     """(E,), the first row of each group at its rank."""
     sizes = _aligned(groups, align).reshape(-1, local)
-    return (jnp.cumsum(sizes, 1) - sizes).reshape(-1).astype(jnp.int32)
+    return (jnp.cumsum(sizes, 1, dtype=sizes.dtype) - sizes).reshape(-1).astype(jnp.int32)
 
 
 def _keep(wanted, n, local, rows, most, call):
@@ -226,7 +227,7 @@ def _keep(wanted, n, local, rows, most, call):
     cells = wanted.reshape(n, *parts)
 
     def fits(kept):
-        return _aligned(kept.sum(0), call.align).sum(-1) <= limit
+        return _aligned(kept.sum(0, dtype=jnp.int32), call.align).sum(-1, dtype=jnp.int32) <= limit
 
     def largest(most, kept_with):
         """(parts,), the largest number of 0 to `most` for which kept_with(number) fits; 0 fits."""
@@ -237,13 +238,13 @@ def _keep(wanted, n, local, rows, most, call):
             good = fits(kept_with(middle))
             return jnp.where(good, middle, low), jnp.where(good, high, middle - 1)
 
-        low = 0 * cells.sum((0, 2))
+        low = 0 * cells.sum((0, 2), dtype=jnp.int32)
         return lax.fori_loop(0, max(1, math.ceil(math.log2(most + 1))), halve, (low, low + most))[0]
 
-    quota = largest(most, lambda q: jnp.minimum(cells, q[:, None]))
-    kept = jnp.minimum(cells, quota[:, None])
+    quota = largest(most, lambda q: jnp.minimum(cells, q[None, :, None]))
+    kept = jnp.minimum(cells, quota[None, :, None])
     more = (cells > kept).astype(jnp.int32).transpose(1, 0, 2)  # (parts, source, expert)
-    rank = jnp.cumsum(more.reshape(parts[0], -1), 1).reshape(more.shape) * more
+    rank = jnp.cumsum(more.reshape(parts[0], -1), 1, dtype=jnp.int32).reshape(more.shape) * more
     added = lambda x: ((rank > 0) & (rank <= x[:, None, None])).astype(jnp.int32).transpose(1, 0, 2)  # noqa: E731
     extra = largest(n * local, lambda x: kept + added(x))
     return (kept + added(extra)).reshape(n, n * local)

@@ -16,8 +16,8 @@ def _lower(ctx, table, *, platform, call, capacity, raises):
     if platform != "cpu":
         if raises:
             raise NotImplementedError(
-                f"{call.op} at {call.site}: on_overflow='raise' works on CPUs only; pass on_overflow='drop' and look at "
-                "Routing.dropped"
+                f"{call.op} at {call.site}: on_overflow='raise' works on CPUs only; pass on_overflow='drop' and look "
+                "at Routing.dropped"
             )
         return [table]
     return _lowering.lower(
@@ -40,6 +40,8 @@ def _lower(ctx, table, *, platform, call, capacity, raises):
 
 
 def _batch(axis_data, args, dims, *, call, **params):
+    if dims[0] is None and axis_data.name not in call.axes:
+        return verdict_p.bind(*args, call=call, **params), None
     raise NotImplementedError(f"{call.op} at {call.site}: expert_ids have a dimension of vmap; call it without vmap")
 
 

@@ -106,7 +106,8 @@ def exchange(operand: jax.Array, output: jax.Array, table: jax.Array, *, call: _
     Args:
       operand: (R, ...).
       output: (Q, ...).
-      table: (n, 4, N), varying over the axes; row r has the vectors of rank r, in the order of the arguments of ragged_all_to_all.
+      table: (n, 4, N), varying over the axes; row r has the vectors of rank r, in the order of the arguments of
+        ragged_all_to_all.
       call: arguments of the op.
     """
     return all_to_all_v_p.bind(*_compat.equally_varying(operand, output, table), call=call)
