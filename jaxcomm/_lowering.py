@@ -199,6 +199,13 @@ def ranks_per_node_of(ctx: Any, call: Call, platform: str) -> int:
     return _place(mesh, call, rows, platform)[0]
 
 
+def in_one_process(ctx: Any, call: Call) -> bool:
+    """Whether the groups of a call on CPU devices, which is being lowered, belong to this process."""
+    mesh = ctx.module_context.axis_context.mesh
+    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
+    return len(_place(mesh, call, rows, "cpu")[2]["processes"]) == 0
+
+
 def lower(
     ctx: Any,
     *xs: Any,

@@ -217,6 +217,12 @@ void Rendezvous::Arrive(const Participant& participant, std::unique_ptr<Completi
     return FailCall(*group_call, slices.status());
   }
   group_call->slices = *slices;
+  for (const RankBuffers& buffers : group_call->buffers) {
+    const Status checked = CheckRows(participant, buffers);
+    if (checked.ok()) continue;
+    FailRun(participant.run_id, checked);
+    return FailCall(*group_call, checked);
+  }
   if (SpansProcesses(std::get<2>(group_call->key))) return StartInterProcess(group_call, own_position);
 
   const StatusOr<std::shared_ptr<const Program>> made = ProgramFor(participant);
@@ -342,7 +348,12 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
     return InvalidArgumentError(Prefix() + "buffers do not match: rank " + std::to_string(participant.rank) + " has " +
                                 Sizes(participant) + ", rank " + std::to_string(first.rank) + " has " + Sizes(first));
   }
-  entry->buffers[position] = {participant.input, participant.output, nullptr};
+  RankBuffers& buffers = entry->buffers[position];
+  buffers.input = participant.input;
+  buffers.output = participant.output;
+  buffers.index = participant.index;
+  buffers.expert = participant.expert;
+  buffers.weights = participant.weights;
   entry->completions[position] = std::move(done);
   if (++entry->num_arrived < local_count_[slot / spec_.group_size]) return std::shared_ptr<GroupCall>();
   std::shared_ptr<GroupCall> group_call = std::move(entry);
@@ -398,6 +409,27 @@ std::unique_ptr<char[]> Rendezvous::TakeScratch(size_t bytes) {
   return std::unique_ptr<char[]>(new char[bytes]);  // all calls of a call site need the same size
 }
 
+// Checks the rows that a rank names itself. A routing is plain data, which a program may change.
+Status Rendezvous::CheckRows(const Participant& participant, const RankBuffers& buffers) const {
+  if (buffers.index == nullptr || spec_.row_count <= 0) return OkStatus();
+  const bool combines = spec_.collective == Collective::kCombine;
+  const int64_t num_rows = participant.input_count / spec_.row_count;
+  for (int64_t i = 0; i < participant.index_count; ++i) {
+    const int32_t row = buffers.index[i];
+    if (combines && row < 0) continue;
+    if (row < 0 || row >= num_rows) {
+      return InvalidArgumentError(Prefix() + "row " + std::to_string(row) + " of the routing does not exist, expected " +
+                                  std::to_string(num_rows) + " rows");
+    }
+    if (combines && (buffers.expert[i] < 0 || buffers.expert[i] >= spec_.num_experts)) {
+      return InvalidArgumentError(Prefix() + "expert " + std::to_string(buffers.expert[i]) +
+                                  " of the routing does not exist, expected one of " +
+                                  std::to_string(spec_.num_experts));
+    }
+  }
+  return OkStatus();
+}
+
 // The checked slices of an all_to_all_v; none for other collectives.
 StatusOr<Slices> Rendezvous::SlicesOf(const Participant& participant, int64_t group) const {
   if (spec_.collective != Collective::kAllToAllV) return Slices();
@@ -409,7 +441,8 @@ StatusOr<Slices> Rendezvous::SlicesOf(const Participant& participant, int64_t gr
   }
   if (row == 0) return Slices();  // no data; the numbers of rows are unknown
   const Slices slices(participant.table, participant.wide_table, static_cast<int32_t>(n), per_rank);
-  const Status checked = CheckSlices(slices, participant.input_count / row, participant.output_count / row,
+  const int64_t input_rows = participant.index != nullptr ? participant.index_count : participant.input_count / row;
+  const Status checked = CheckSlices(slices, input_rows, participant.output_count / row,
                                      spec_.groups.data() + group * n);
   if (!checked.ok()) return WithPrefix(Prefix(), checked);
   return slices;

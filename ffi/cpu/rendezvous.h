@@ -36,6 +36,11 @@ struct Participant {
   const void* table = nullptr;  // all_to_all_v: of Slices; the same on all ranks
   bool wide_table = false;
   int64_t table_count = 0;
+  // As in RankBuffers.
+  const int32_t* index = nullptr;
+  int64_t index_count = 0;
+  const int32_t* expert = nullptr;
+  const void* weights = nullptr;
 };
 
 class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
@@ -75,6 +80,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   void FailCall(GroupCall& group_call, const Status& error);
   StatusOr<std::shared_ptr<const Program>> ProgramFor(const Participant& participant);
   std::unique_ptr<char[]> TakeScratch(size_t bytes);
+  Status CheckRows(const Participant& participant, const RankBuffers& buffers) const;
   StatusOr<Slices> SlicesOf(const Participant& participant, int64_t group) const;
   std::string Prefix() const { return spec_.Where() + ": "; }
   std::string DescribeLate(const GroupCall& group_call, const Key& key, const std::string& within) const;

@@ -7,6 +7,7 @@ int64_t InputCount(const Request& request) {
     case Collective::kAllToAll:
     case Collective::kAllToAllV:
     case Collective::kReduceScatter:
+    case Collective::kCombine:
       return request.geometry.num_ranks() * request.block_count;
     case Collective::kAllGather:
     case Collective::kAllReduce:
@@ -27,6 +28,7 @@ int64_t OutputCount(const Request& request) {
       return request.geometry.num_ranks() * request.block_count;
     case Collective::kAllReduce:
     case Collective::kReduceScatter:
+    case Collective::kCombine:
     case Collective::kPermute:
     case Collective::kBroadcast:
       return request.block_count;

@@ -77,6 +77,7 @@ struct Geometry {
 //   all_gather      b       n * b
 //   all_reduce      b       b
 //   reduce_scatter  n * b   b        rank r gets the sum of block r of all ranks
+//   combine         n       1        as reduce_scatter; an element is the list of rows for one rank, so b is 1
 //   permute         b       b        from source_of[rank]; zeros where that is -1
 //   broadcast       b       b        from root
 //   barrier         0       0

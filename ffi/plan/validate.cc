@@ -282,6 +282,7 @@ class Validator {
         promise.push_back({0, b, {-1, 0}});
         break;
       case Collective::kReduceScatter:
+      case Collective::kCombine:
         promise.push_back({0, b, {-1, rank * b}});
         break;
       case Collective::kPermute: {

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxcomm import _compat, _lowering
@@ -89,10 +90,8 @@ def _dispatch_by_exchange(*args, layout):
     """Packs the rows by expert and sends them to the slots."""
     *xs, slot, expert, table, starts = args
     whole = slices(table, starts)
-    tokens, choices = slot.shape
-    number = jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape)
-    row = number if layout.per_choice else number // choices
-    order = jnp.zeros(slot.size, jnp.int32).at[_packed(slot, expert, _own(whole, layout.call))].set(row, mode="drop")
+    tokens = slot.shape[0]
+    order = _order(slot, expert, _own(whole, layout.call), layout)
     if len(xs) == 1:
         packed = [xs[0][order] if tokens else jnp.zeros((0, *xs[0].shape[1:]), xs[0].dtype)]
     else:
@@ -140,12 +139,98 @@ def _combine_by_exchange(rows, *args, layout, ranks_per_node):
     return y.astype(rows.dtype)
 
 
+def _order(slot, expert, vectors, layout):
+    """(T K,), the row of the payload for each choice, packed by expert."""
+    number = jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape)
+    row = number if layout.per_choice else number // slot.shape[1]
+    return jnp.zeros(slot.size, jnp.int32).at[_packed(slot, expert, vectors)].set(row, mode="drop")
+
+
 def _lower_dispatch(ctx, *args, platform, layout):
+    if _is_native(ctx, layout, platform) and len(args) == 5:
+        return _lower_native_dispatch(ctx, *args, platform=platform, layout=layout)
     run = functools.partial(_dispatch_by_exchange, layout=layout)
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 
 
+def _is_native(ctx, layout, platform):
+    """Whether rows move by jaxcomm's own dispatch and combine: on CPU devices of one process."""
+    return (
+        platform == "cpu"
+        and layout.call.algorithm is None
+        and not _lowering.uses_xla(layout.call, platform)
+        and _lowering.in_one_process(ctx, layout.call)
+    )
+
+
+def _lower_native_dispatch(ctx, *args, platform, layout):
+    def run(x, slot, expert, table, starts):
+        whole = slices(table, starts)
+        order = _order(slot, expert, _own(whole, layout.call), layout)
+        return dispatch_rows_p.bind(x, order, whole, layout=layout)
+
+    return _compat.mlir.lower_fun(run, multiple_results=False)(ctx, *args)
+
+
+def _lower_dispatch_rows(ctx, *args, platform, layout):
+    return _lowering.lower(
+        ctx,
+        *args,
+        platform=platform,
+        call=layout.call,
+        target="jaxcomm_dispatch",
+        attributes=lambda x, n: {"row_count": np.int64(x.shape[1])},
+        alone=None,
+        xla=None,
+    )
+
+
+def _lower_native_combine(ctx, rows, *args, platform, layout):
+    *weights, slot, expert, table, starts = args
+    total = ctx.avals_in[-1].shape[0]
+
+    def run(rows, *args):
+        *weights, slot, expert, _, _ = args
+        adds = jnp.float64 if rows.dtype == jnp.float64 else jnp.float32
+        own = weights[0].astype(adds) if weights else jnp.zeros(0, adds)
+        operands = _compat.equally_varying(rows, slot, expert, own)
+        return combine_rows_p.bind(*operands, layout=layout, num_experts=total)
+
+    return _compat.mlir.lower_fun(run, multiple_results=False)(ctx, rows, *args)
+
+
+def _lower_combine_rows(ctx, *args, platform, layout, num_experts):
+    choices = ctx.avals_in[1].shape[1]
+    return _lowering.lower(
+        ctx,
+        *args,
+        platform=platform,
+        call=layout.call,
+        target="jaxcomm_combine",
+        attributes=lambda rows, n: {
+            "row_count": np.int64(rows.shape[1]),
+            "choices": np.int64(choices),
+            "num_experts": np.int64(num_experts),
+            "per_choice": np.int64(layout.per_choice),
+            "home": np.int64(layout.reduce == "home"),
+        },
+        alone=None,
+        xla=None,
+    )
+
+
+def _adds_natively(dtype, weighted, reduce):
+    """Whether the executor adds rows of this type: floats with or without weights, others without."""
+    if str(dtype) in ("float16", "bfloat16", "float32", "float64"):
+        return True
+    return not weighted and (reduce == "home" or not jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize > 1
+
+
 def _lower_combine(ctx, *args, platform, layout):
+    rows, weighted = ctx.avals_in[0], len(args) > 5
+    exact = layout.per_choice or _adds_natively(rows.dtype, weighted, layout.reduce)
+    if exact and ctx.avals_in[-4].shape[1] > 0 and _is_native(ctx, layout, platform):
+        return _lower_native_combine(ctx, *args, platform=platform, layout=layout)
     per_node = _lowering.ranks_per_node_of(ctx, layout.call, platform)
     run = functools.partial(_combine_by_exchange, layout=layout, ranks_per_node=per_node)
     return _compat.mlir.lower_fun(run, multiple_results=False)(ctx, *args)
@@ -299,3 +384,17 @@ _lowering.register_rule(combine_p, _lower_combine)
 _compat.ad.primitive_jvps[combine_p] = _combine_jvp
 _compat.ad.primitive_transposes[combine_p] = _combine_transpose
 _compat.batching.fancy_primitive_batchers[combine_p] = _combine_batch
+
+# Inside the lowering of the two: what the executor does.
+dispatch_rows_p = _compat.Primitive("jaxcomm_moe_dispatch_rows")
+dispatch_rows_p.def_abstract_eval(
+    lambda x, order, table, *, layout: x.update(shape=(layout.capacity, x.shape[1]), weak_type=False)
+)
+_lowering.register_rule(dispatch_rows_p, _lower_dispatch_rows)
+combine_rows_p = _compat.Primitive("jaxcomm_moe_combine_rows")
+combine_rows_p.def_abstract_eval(
+    lambda rows, slot, expert, weights, *, layout, num_experts: rows.update(
+        shape=(slot.size if layout.per_choice else slot.shape[0], rows.shape[1]), weak_type=False
+    )
+)
+_lowering.register_rule(combine_rows_p, _lower_combine_rows)

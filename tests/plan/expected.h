@@ -29,6 +29,7 @@ inline Values Expected(const Request& request, const Values& inputs) {
           for (const auto& input : inputs) out += input[i];
           break;
         case Collective::kReduceScatter:
+        case Collective::kCombine:
           for (const auto& input : inputs) out += input[r * b + i];
           break;
         case Collective::kPermute:

@@ -46,8 +46,9 @@ int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
 
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                       RankPlacement placement, int32_t max_channels, SplitLimits limits) {
-  if (spec.collective == Collective::kAllToAllV) {
-    return InvalidArgumentError("all_to_all_v runs on CPUs only; on GPUs, pass algorithm=\"xla\"");
+  if (OfLists(spec.collective)) {
+    return InvalidArgumentError(std::string(Name(spec.collective)) +
+                                " runs on CPUs only; on GPUs, pass algorithm=\"xla\"");
   }
   CallProgram call;
   call.operation = {dtype, spec.reduce_op};
