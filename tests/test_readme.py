@@ -26,7 +26,7 @@ DOCUMENTS = [
     )
     for path in sorted(ROOT.glob(pattern))
 ]
-PAGES_WITH_CODE = ["quickstart.md", "guide/operations.md", "guide/choosing.md", "guide/failures.md"]
+PAGES_WITH_CODE = ["quickstart.md", "guide/operations.md", "guide/choosing.md", "guide/failures.md", "guide/moe.md"]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 
 
@@ -89,7 +89,9 @@ def test_table_of_operations():
 
 def test_every_collective_is_in_the_export_list_of_the_limits():
     text = (ROOT / "docs" / "guide" / "limits.md").read_text()
-    assert set(re.findall(r"jaxcomm_[a-z_]+[a-z]", text)) == {f"jaxcomm_{native}" for native in NATIVE.values()}
+    assert set(re.findall(r"jaxcomm_[a-z_]+[a-z]", text)) == {
+        f"jaxcomm_{native}" for native in (*NATIVE.values(), "dispatch", "combine", "moe_check")
+    }
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="no benchmark results in this checkout")

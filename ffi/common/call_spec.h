@@ -22,11 +22,11 @@ struct CallSpec {
   std::vector<int32_t> processes;  // of these devices; empty: all belong to this process
   int64_t input_run = 0;           // elements of a run of a blocked input (cpu/copy.h); 0: each block is contiguous
   int64_t output_run = 0;
-  int64_t row_count = 0;           // all_to_all_v, combine: elements of a row
-  int64_t choices = 0;             // combine: choices of a token
-  int64_t num_experts = 0;         // combine: of all ranks
-  int64_t per_choice = 0;          // combine: not 0: rows of choices are not added
-  int64_t home = 0;                // combine: not 0: rows are added in the order of the choices, whatever their nodes
+  int64_t row_count = 0;    // all_to_all_v, combine: elements of a row
+  int64_t choices = 0;      // combine: choices of a token
+  int64_t num_experts = 0;  // combine: of all ranks
+  int64_t per_choice = 0;   // combine: not 0: rows of choices are not added
+  int64_t home = 0;         // combine: not 0: rows are added in the order of the choices, whatever their nodes
   ReduceOp reduce_op = ReduceOp::kSum;
   int32_t root = 0;                // broadcast: position in the group
   std::vector<int32_t> source_of;  // permute: position in the group, by position; -1: none

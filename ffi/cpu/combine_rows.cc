@@ -54,8 +54,10 @@ inline __attribute__((always_inline)) void Combine(void* y, const TokenRows& tok
 }
 
 // Clones cannot be templates.
-#define JAXCOMM_COMBINE(name, ...) \
-  JAXCOMM_SIMD_CLONES void name(void* y, const TokenRows& token, int64_t count) { Combine<__VA_ARGS__>(y, token, count); }
+#define JAXCOMM_COMBINE(name, ...)                                                \
+  JAXCOMM_SIMD_CLONES void name(void* y, const TokenRows& token, int64_t count) { \
+    Combine<__VA_ARGS__>(y, token, count);                                        \
+  }
 JAXCOMM_COMBINE(F16, arithmetic::Widened<Float16>)
 JAXCOMM_COMBINE(BF16, arithmetic::Widened<BFloat16>)
 JAXCOMM_COMBINE(F32, arithmetic::Plain<float>)

@@ -35,11 +35,11 @@ struct Program {
   int64_t row_count = -1;
   // combine: how the rows of a token are added.
   struct Tokens {
-    int64_t choices = 0;           // 0: not a combine
+    int64_t choices = 0;  // 0: not a combine
     int64_t experts_per_rank = 1;
-    int32_t num_nodes = 1;         // that round their sums
-    bool per_choice = false;       // rows are not added
-    CombineFn combine = nullptr;   // null: Program::reduce, without weights
+    int32_t num_nodes = 1;        // that round their sums
+    bool per_choice = false;      // rows are not added
+    CombineFn combine = nullptr;  // null: Program::reduce, without weights
   } tokens;
 
   // Fills in moved_bytes and stream.

@@ -418,8 +418,8 @@ Status Rendezvous::CheckRows(const Participant& participant, const RankBuffers& 
     const int32_t row = buffers.index[i];
     if (combines && row < 0) continue;
     if (row < 0 || row >= num_rows) {
-      return InvalidArgumentError(Prefix() + "row " + std::to_string(row) + " of the routing does not exist, expected " +
-                                  std::to_string(num_rows) + " rows");
+      return InvalidArgumentError(Prefix() + "row " + std::to_string(row) +
+                                  " of the routing does not exist, expected " + std::to_string(num_rows) + " rows");
     }
     if (combines && (buffers.expert[i] < 0 || buffers.expert[i] >= spec_.num_experts)) {
       return InvalidArgumentError(Prefix() + "expert " + std::to_string(buffers.expert[i]) +
@@ -442,8 +442,8 @@ StatusOr<Slices> Rendezvous::SlicesOf(const Participant& participant, int64_t gr
   if (row == 0) return Slices();  // no data; the numbers of rows are unknown
   const Slices slices(participant.table, participant.wide_table, static_cast<int32_t>(n), per_rank);
   const int64_t input_rows = participant.index != nullptr ? participant.index_count : participant.input_count / row;
-  const Status checked = CheckSlices(slices, input_rows, participant.output_count / row,
-                                     spec_.groups.data() + group * n);
+  const Status checked =
+      CheckSlices(slices, input_rows, participant.output_count / row, spec_.groups.data() + group * n);
   if (!checked.ok()) return WithPrefix(Prefix(), checked);
   return slices;
 }

@@ -44,8 +44,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(MoeCheckExecute, ExecuteMoeCheck,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::RunId>()
                                   .Attrs()
-                                  .Arg<ffi::Buffer<ffi::S32>>()   // logical id of this device
-                                  .Arg<ffi::Buffer<ffi::S32>>()   // counts of plan/routing.h
+                                  .Arg<ffi::Buffer<ffi::S32>>()    // logical id of this device
+                                  .Arg<ffi::Buffer<ffi::S32>>()    // counts of plan/routing.h
                                   .Ret<ffi::Buffer<ffi::S32>>());  // the same
 
 }  // namespace jaxcomm

@@ -55,8 +55,7 @@ StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, in
   request.root = spec.root;
   request.source_of = spec.source_of;
   const bool sized = spec.collective != Collective::kBarrier && !OfLists(spec.collective);
-  if (sized &&
-      (InputCount(request) != input_count || OutputCount(request) != output_count)) {
+  if (sized && (InputCount(request) != input_count || OutputCount(request) != output_count)) {
     return InvalidArgumentError("buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
                                 " elements do not match a group of " + std::to_string(spec.group_size) + " ranks");
   }

@@ -186,7 +186,7 @@ def _lower_dispatch_rows(ctx, *args, platform, layout):
 
 
 def _lower_native_combine(ctx, rows, *args, platform, layout):
-    *weights, slot, expert, table, starts = args
+    *_weights, _slot, _expert, _table, _starts = args
     total = ctx.avals_in[-1].shape[0]
 
     def run(rows, *args):
