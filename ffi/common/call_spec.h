@@ -20,8 +20,9 @@ struct CallSpec {
   int64_t max_sms = 0;             // limit on channels, one per SM of a GPU; 0: no limit
   std::vector<int64_t> groups;     // logical device ids, group after group
   std::vector<int32_t> processes;  // of these devices; empty: all belong to this process
-  int64_t input_run = 0;           // elements of a run of a blocked input (cpu/copy.h); 0: each block is contiguous
-  int64_t output_run = 0;
+  // Elements of a block that are contiguous in memory (BlockLayout::run in cpu/copy.h). 0: all.
+  int64_t input_contiguous_count = 0;
+  int64_t output_contiguous_count = 0;
   int64_t row_count = 0;    // all_to_all_v, combine: elements of a row
   int64_t choices = 0;      // combine: choices of a token
   int64_t num_experts = 0;  // combine: of all ranks
@@ -56,8 +57,8 @@ void VisitOtherAttributes(Spec& spec, const Visit& visit) {
   visit("processes", spec.processes);
   switch (spec.collective) {
     case Collective::kAllToAll:
-      visit("input_run", spec.input_run);
-      visit("output_run", spec.output_run);
+      visit("input_contiguous_count", spec.input_contiguous_count);
+      visit("output_contiguous_count", spec.output_contiguous_count);
       break;
     case Collective::kAllToAllV:
       visit("row_count", spec.row_count);
@@ -70,10 +71,10 @@ void VisitOtherAttributes(Spec& spec, const Visit& visit) {
       visit("home", spec.home);
       break;
     case Collective::kAllGather:
-      visit("output_run", spec.output_run);
+      visit("output_contiguous_count", spec.output_contiguous_count);
       break;
     case Collective::kReduceScatter:
-      visit("input_run", spec.input_run);
+      visit("input_contiguous_count", spec.input_contiguous_count);
       visit("reduce_op", spec.reduce_op);
       break;
     case Collective::kAllReduce:

@@ -1,9 +1,9 @@
-#include "combine_rows.h"
+#include "cpu/combine_rows.h"
 
 #include <algorithm>
 
-#include "../include/jaxcomm/arithmetic.h"
-#include "simd_clones.h"
+#include "cpu/simd_clones.h"
+#include "include/jaxcomm/arithmetic.h"
 
 namespace jaxcomm {
 namespace {

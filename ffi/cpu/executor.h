@@ -12,12 +12,12 @@
 #include <utility>
 #include <vector>
 
-#include "../plan/plan.h"
-#include "../plan/slices.h"
-#include "../transport/control_segment.h"
-#include "combine_rows.h"
-#include "copy.h"
-#include "reduce.h"
+#include "cpu/combine_rows.h"
+#include "cpu/copy.h"
+#include "cpu/reduce.h"
+#include "plan/plan.h"
+#include "plan/slices.h"
+#include "transport/control_segment.h"
 
 namespace jaxcomm {
 

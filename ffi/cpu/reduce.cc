@@ -1,9 +1,9 @@
-#include "reduce.h"
+#include "cpu/reduce.h"
 
 #include <algorithm>
 
-#include "../include/jaxcomm/arithmetic.h"
-#include "simd_clones.h"
+#include "cpu/simd_clones.h"
+#include "include/jaxcomm/arithmetic.h"
 
 namespace jaxcomm {
 namespace {

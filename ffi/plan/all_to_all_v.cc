@@ -1,6 +1,6 @@
 // Plans of all_to_all_v: list j of rank r goes to list r of rank j. The plans are those of all_to_all over lists. The
 // executor reads the offsets and sizes of their slices at run time.
-#include "partition.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 

@@ -1,6 +1,6 @@
 // Plans of combine: rank r adds the rows that list r of every rank holds. The plans are those of reduce_scatter over
 // lists. The executor reads at run time which rows they are, and adds them in the order of the choices.
-#include "partition.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-#include "routing.h"
+#include "plan/routing.h"
 
 #include <string>
 

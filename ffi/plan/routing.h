@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../common/status.h"
+#include "common/status.h"
 
 namespace jaxcomm {
 

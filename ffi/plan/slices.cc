@@ -1,4 +1,4 @@
-#include "slices.h"
+#include "plan/slices.h"
 
 #include <algorithm>
 #include <string>

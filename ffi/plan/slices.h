@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "../common/status.h"
+#include "common/status.h"
 
 namespace jaxcomm {
 

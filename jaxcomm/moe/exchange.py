@@ -172,6 +172,10 @@ def _lower_native_dispatch(ctx, *args, platform, layout):
     return _compat.mlir.lower_fun(run, multiple_results=False)(ctx, *args)
 
 
+def _no_xla(*xs):
+    raise AssertionError("only calls that use jaxcomm's own collectives are lowered here")
+
+
 def _lower_dispatch_rows(ctx, *args, platform, layout):
     return _lowering.lower(
         ctx,
@@ -181,12 +185,11 @@ def _lower_dispatch_rows(ctx, *args, platform, layout):
         target="jaxcomm_dispatch",
         attributes=lambda x, n: {"row_count": np.int64(x.shape[1])},
         alone=None,
-        xla=None,
+        xla=_no_xla,
     )
 
 
 def _lower_native_combine(ctx, rows, *args, platform, layout):
-    *_weights, _slot, _expert, _table, _starts = args
     total = ctx.avals_in[-1].shape[0]
 
     def run(rows, *args):
@@ -215,7 +218,7 @@ def _lower_combine_rows(ctx, *args, platform, layout, num_experts):
             "home": np.int64(layout.reduce == "home"),
         },
         alone=None,
-        xla=None,
+        xla=_no_xla,
     )
 
 

@@ -158,11 +158,38 @@ def ragged(mesh):
     assert all(map(same, run(*arguments), (want, sent, kept))), "after an error"
 
 
+def experts(mesh):
+    """A token's rows go to its experts and back, each times a number of the expert; and the gradient of that."""
+    n, spec = mesh.size, P("i")
+    rng = np.random.default_rng(6)
+    ids = rng.integers(-1, 2 * n, (n, 6, 3)).astype(np.int32)
+    x = rng.integers(-9, 9, (n, 6, 5)).astype(np.float32)
+    weights = rng.integers(1, 4, ids.shape).astype(np.float32)
+
+    def body(ids, x, weights):
+        r = jaxcomm.moe.route(ids[0], "i", num_experts=2 * n, align=4)
+
+        def layer(x):
+            rows = jaxcomm.moe.dispatch(x, r)
+            expert = jax.numpy.repeat(jax.numpy.arange(2), r.group_sizes, total_repeat_length=len(rows))
+            number = 1.0 + expert + 2 * jax.lax.axis_index("i")
+            return jaxcomm.moe.combine(rows * number[:, None].astype(x.dtype), r, weights[0])
+
+        y, back = jax.vjp(layer, x[0])
+        return y[None], back(y)[0][None]
+
+    run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    factor = np.where(ids >= 0, weights * (ids + 1), 0).sum(2)[..., None].astype(np.float32)
+    got = run(*(place(a, NamedSharding(mesh, spec)) for a in (ids, x, weights)))
+    assert all(map(same, got, (factor * x, factor**2 * x))), "moe"
+
+
 def values(mesh):
     """With SIZE=full, also runs small operands with every algorithm."""
     checked = every_op(mesh, mesh.size, os.environ.get("SIZE") == "full") + every_op(mesh, 1000 * mesh.size, True)
     groups_and_orders(mesh)
     ragged(mesh)
+    experts(mesh)
     return {"checked": checked}
 
 

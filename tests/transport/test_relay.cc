@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -65,6 +66,11 @@ std::string Long(int seed) {
   return text;
 }
 
+int NumFiles() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(files), end(files)));
+}
+
 // Sends a signal to all threads but the calling one.
 void InterruptOthers() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -87,12 +93,25 @@ TEST_CASE("a relay waits for its server, carries bytes, and never breaks the con
   const int early = Connect(name);
   CHECK(Ended(early) && !RelayHasLostServer());
   close(early);
+  const int files = NumFiles();
+  for (int i = 0; i < 5; ++i) {
+    const int again = Connect(name);
+    CHECK(Ended(again));
+    close(again);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  while (NumFiles() > files) {  // the relay's threads close their sockets when they end
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 
   CHECK(listen(listener, 16) == 0);
   const int client = Connect(name);
   const int server = Patient(accept(listener, nullptr, nullptr));
   Send(client, "question");
   CHECK(Receive(server, 8) == "question");
+  Send(client, "!");  // a single byte
+  CHECK(Receive(server, 1) == "!");
   Send(server, "answer");
   CHECK(Receive(client, 6) == "answer");
   const std::string there = Long(1), back = Long(2);
