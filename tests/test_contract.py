@@ -96,7 +96,7 @@ def test_public_names_are_functions_and_types():
     """Implementation modules are private, so that importing one can't replace the function of the same name."""
     modules = {module.name for module in pkgutil.iter_modules(jaxcomm.__path__)}
     public = {name for name in modules if not name.startswith("_")}
-    assert public == {"bench", "distributed", "info", "moe", "ops", "run", "simulate"}
+    assert public == {"bench", "distributed", "info", "matmul", "moe", "ops", "run", "simulate"}
     importlib.import_module("jaxcomm.info")
     assert [name for name in jaxcomm.__all__ if inspect.ismodule(getattr(jaxcomm, name))] == ["distributed", "moe"]
     assert public & set(jaxcomm.__all__) == {"distributed", "info", "moe"}  # python -m jaxcomm.info, jaxcomm.info()

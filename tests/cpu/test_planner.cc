@@ -170,7 +170,8 @@ TEST_CASE("invalid calls get an error with the reason") {
   for (const int64_t run : {5, 24}) {  // not a divisor of the block of 12; larger than the block
     CallSpec blocked = SpecOf(Collective::kAllToAll);
     blocked.input_contiguous_count = run;
-    const std::string why = prefix + "blocks of 12 elements cannot be split into contiguous runs of " + std::to_string(run);
+    const std::string why =
+        prefix + "blocks of 12 elements cannot be split into contiguous runs of " + std::to_string(run);
     CHECK(error_of(blocked, 48) == why);
     std::swap(blocked.input_contiguous_count, blocked.output_contiguous_count);
     CHECK(error_of(blocked, 48) == why);

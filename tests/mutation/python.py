@@ -44,6 +44,9 @@ TESTS = {
     "jaxcomm/_topology.py": ["tests/test_explain.py", "tests/test_lowering.py", "tests/test_distributed.py"],
     "jaxcomm/ops/psum.py": ["tests/ops/test_psum.py", "tests/ops/test_pmean.py", "tests/ops/test_pmax.py", *OPS],
     "jaxcomm/ops/": ["tests/ops/test_{0}.py", *OPS],
+    "jaxcomm/matmul/": [
+        f"tests/matmul/test_{name}.py" for name in ("bad_input", "choice", "values", "transformations")
+    ],
     "jaxcomm/bench/": [f"tests/{name}.py" for name in BENCH],
     "jaxcomm/info/": ["tests/test_info.py"],
     "jaxcomm/": ["tests/test_{0}.py"],
@@ -55,7 +58,7 @@ TESTS = {
 }
 IMPORTS = {"models/": ("flax.nnx", "optax", "orbax.checkpoint", "tqdm")}  # imported once, before the tests
 SECONDS = 60  # limit of the tests of a file that run for one mutant; the fastest run first
-FOLDERS = ("jaxcomm", "jaxcomm/ops", "jaxcomm/bench", "jaxcomm/info", "models/moe")
+FOLDERS = ("jaxcomm", "jaxcomm/ops", "jaxcomm/matmul", "jaxcomm/bench", "jaxcomm/info", "models/moe")
 
 
 def tests(name):

@@ -167,6 +167,10 @@ TEST_CASE("the doorbell ends a sleep at once, otherwise the sleep times out") {
   control_segment.Sleep(seen, 1'000'000'000);  // a second and no nanoseconds
   CHECK(Clock::now() - again >= std::chrono::seconds(1));
   CHECK(Clock::now() - again < std::chrono::seconds(30));
+  seen = control_segment.PrepareToSleep();
+  const auto briefly = Clock::now();
+  control_segment.Sleep(seen, 50'000'000);
+  CHECK(Clock::now() - briefly >= std::chrono::milliseconds(50));
 }
 
 TEST_CASE("control segments hold calls and failures") {
@@ -274,6 +278,8 @@ TEST_CASE("memory can be mapped by a process without stdin") {
   const int saved = dup(STDIN_FILENO);  // -1: there is none
   close(STDIN_FILENO);                  // the next descriptor is 0
   CHECK(SharedMemory::Map(getpid(), memory->fd(), 4096).ok());
+  CHECK(ValueOf(SharedMemory::Create(4096))->fd() == 0);
+  CHECK(fcntl(0, F_GETFD) < 0);  // closed with the memory
   if (saved >= 0) CHECK(dup2(saved, STDIN_FILENO) == STDIN_FILENO && close(saved) == 0);
 }
 

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -106,6 +107,17 @@ TEST_CASE("a relay waits for its server, carries bytes, and never breaks the con
   }
 
   CHECK(listen(listener, 16) == 0);
+  if (getuid() == 0) {  // another user gets no connection to the server
+    const pid_t child = fork();
+    if (child == 0) {
+      if (setuid(65534) != 0) _exit(1);
+      _exit(Ended(Connect(name)) ? 0 : 2);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    pollfd accepted = {listener, POLLIN, 0};
+    CHECK(poll(&accepted, 1, 0) == 0);
+  }
   const int client = Connect(name);
   const int server = Patient(accept(listener, nullptr, nullptr));
   Send(client, "question");

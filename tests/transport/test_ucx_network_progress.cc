@@ -72,6 +72,25 @@ TEST_CASE("a message is sent at once even if the progress thread is about to sle
   LeaveAll(processes);
 }
 
+TEST_CASE("the factory opens UCX for this process") {
+  const auto make = [](int process, int num_processes, uint64_t token, Receiver* receiver) {
+    NetworkOptions options;
+    if (const char* path = std::getenv("JAXCOMM_UCX_LIBRARY")) options.library = path;
+    return ValueOf(OpenNetwork(options, process, num_processes, token, receiver));
+  };
+  Processes processes = JoinAll(make, 3, TestProcess::Place::kAtOnce);
+  processes[2]->Send(1, 0, 0, 100);
+  CHECK(processes[1]->WaitDelivered(1));
+  LeaveAll(processes);
+}
+
+TEST_CASE("nothing is sent to a process without a connection") {
+  TestProcess process(0);
+  process.Join(WithOptions(0, 20)(0, 2, 1, &process));
+  for (const size_t bytes : {size_t{0}, size_t{100}, size_t{5000}}) process.Send(1, 0, 0, bytes);
+  CHECK(process.WaitSent(3) && process.unsent() == 3);
+}
+
 TEST_CASE("a sleeping progress thread is woken by a destination") {
   double least_s = 10;
   for (int i = 0; i < 5 && least_s > 0.5; ++i) {
@@ -104,16 +123,21 @@ TEST_CASE("a network closes its descriptors") {
 }
 
 // A process that leaves waits for the answers of its peers for up to a second.
-TEST_CASE("a process leaves as soon as its peers have answered") {
+TEST_CASE("a process disconnects from all peers and leaves as soon as they have answered") {
   double least_s = 10;
-  for (int i = 0; i < 5 && least_s > 0.8; ++i) {
+  for (int i = 0; i < 3 || (i < 8 && least_s > 0.8); ++i) {
+    const int leaver = i % 3, first = (leaver + 1) % 3, second = (leaver + 2) % 3;
     Processes processes = JoinAll(WithOptions(0, 20), 3, TestProcess::Place::kAtOnce);
-    processes[0]->Send(1, 0, 0, 100);
-    CHECK(processes[1]->WaitDelivered(1));
+    processes[leaver]->Send(first, 0, 0, 100);
+    CHECK(processes[first]->WaitDelivered(1));
     std::this_thread::sleep_for(std::chrono::milliseconds(100));  // so that the progress thread sleeps
     const auto start = Clock::now();
-    processes[0]->Leave();
+    processes[leaver]->Leave();
     least_s = std::min(least_s, Seconds(start));
+    for (const int peer : {first, second}) {
+      CHECK(processes[peer]->WaitLost(leaver) && processes[peer]->why_lost(leaver) == "it disconnected");
+      CHECK(processes[peer]->network().traffic(leaver).messages_sent == 0);  // an answer is not a message
+    }
     LeaveAll(processes);
   }
   CHECK(least_s < 0.8);

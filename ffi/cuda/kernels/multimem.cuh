@@ -38,7 +38,9 @@ class MultimemCall {
       Move(InArena(place), InBuffer(const_cast<char*>(args_.x), args_.input, block));
     }
     if (!device::Barrier(comm_, channel_, kEntryBarrier)) return;
+    device::FenceAliases();  // operands were copied in through addresses of this rank
     Exchange();
+    device::FenceAliases();  // results are copied out, and operands overwritten, through them
     if (!device::Barrier(comm_, channel_, kExitBarrier)) return;
     for (int64_t block = 0; block < args_.output.num_blocks; ++block) {
       const int64_t place = args_.output.num_blocks > 1 ? block : own_block_;

@@ -82,9 +82,11 @@ template <typename Codec>
 JAXCOMM_DEVICE void MultimemReduce(void* dst, const Multicast& window, int64_t byte_offset, int64_t bytes) {
   const auto* from = window.At<const Bytes16>(byte_offset);
   const int64_t end = bytes / static_cast<int64_t>(sizeof(Bytes16));
+  FenceAliases();  // the operands were written through addresses of single ranks
   for (auto i = static_cast<int64_t>(threadIdx.x); i < end; i += blockDim.x) {
     static_cast<Bytes16*>(dst)[i] = MulticastSum<Codec>(from + i);
   }
+  FenceAliases();  // and may be overwritten through them
 }
 
 // Writes to the windows of all ranks, including this rank's own. Called by all threads of the block. The data is
@@ -92,9 +94,11 @@ JAXCOMM_DEVICE void MultimemReduce(void* dst, const Multicast& window, int64_t b
 JAXCOMM_DEVICE void MultimemPut(const Multicast& window, int64_t byte_offset, const void* src, int64_t bytes) {
   auto* to = window.At<Bytes16>(byte_offset);
   const int64_t end = bytes / static_cast<int64_t>(sizeof(Bytes16));
+  FenceAliases();  // earlier data was read through addresses of single ranks
   for (auto i = static_cast<int64_t>(threadIdx.x); i < end; i += blockDim.x) {
     MulticastStore(to + i, static_cast<const Bytes16*>(src)[i]);
   }
+  FenceAliases();  // and this data will be
 }
 
 }  // namespace device

@@ -28,50 +28,37 @@
 namespace jaxcomm {
 namespace device {
 
+#if defined(__CUDACC__)
+namespace atomics = ::cuda;
+#else
+namespace atomics = ::emulation;
+#endif
+// A word that several threads of the scope access without further order.
+template <atomics::thread_scope kScope>
+using AtomicWord = atomics::atomic_ref<uint64_t, kScope>;
+
 // Atomic and ordered in system scope: all GPUs and the host.
 JAXCOMM_DEVICE uint64_t LoadAcquire(const uint64_t* word) {
-#if defined(__CUDACC__)
-  return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system>(*const_cast<uint64_t*>(word))
-      .load(::cuda::memory_order_acquire);
-#else
-  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
-#endif
+  return AtomicWord<atomics::thread_scope_system>(*const_cast<uint64_t*>(word)).load(atomics::memory_order_acquire);
 }
 
 JAXCOMM_DEVICE void StoreRelease(uint64_t* word, uint64_t value) {
-#if defined(__CUDACC__)
-  ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system>(*word).store(value, ::cuda::memory_order_release);
-#else
-  __atomic_store_n(word, value, __ATOMIC_RELEASE);
-#endif
+  AtomicWord<atomics::thread_scope_system>(*word).store(value, atomics::memory_order_release);
 }
 
 // Atomic between the threads of a block and later kernels of the stream. Orders nothing.
 JAXCOMM_DEVICE uint64_t LoadRelaxed(const uint64_t* word) {
-#if defined(__CUDACC__)
-  return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_block>(*const_cast<uint64_t*>(word))
-      .load(::cuda::memory_order_relaxed);
-#else
-  return __atomic_load_n(word, __ATOMIC_RELAXED);
-#endif
+  return AtomicWord<atomics::thread_scope_block>(*const_cast<uint64_t*>(word)).load(atomics::memory_order_relaxed);
 }
 
 JAXCOMM_DEVICE void StoreRelaxed(uint64_t* word, uint64_t value) {
-#if defined(__CUDACC__)
-  ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_block>(*word).store(value, ::cuda::memory_order_relaxed);
-#else
-  __atomic_store_n(word, value, __ATOMIC_RELAXED);
-#endif
+  AtomicWord<atomics::thread_scope_block>(*word).store(value, atomics::memory_order_relaxed);
 }
 
 // Returns true to the one caller that changes the word from `expected` to `desired`.
 JAXCOMM_DEVICE bool Claim(uint64_t* word, uint64_t expected, uint64_t desired) {
-#if defined(__CUDACC__)
-  return ::cuda::atomic_ref<uint64_t, ::cuda::thread_scope_system>(*word).compare_exchange_strong(
-      expected, desired, ::cuda::memory_order_relaxed);
-#else
-  return __atomic_compare_exchange_n(word, &expected, desired, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
-#endif
+  return AtomicWord<atomics::thread_scope_system>(*word).compare_exchange_strong(expected, desired,
+                                                                                 atomics::memory_order_relaxed);
 }
 
 // Stores two words. Each word is stored atomically, but one may become visible before the other. Visible to all GPUs.
@@ -88,8 +75,18 @@ JAXCOMM_DEVICE void LoadPair(const uint64_t* pair, uint64_t* first, uint64_t* se
 #if defined(__CUDACC__)
   asm volatile("ld.relaxed.sys.global.v2.b64 {%0, %1}, [%2];" : "=l"(*first), "=l"(*second) : "l"(pair) : "memory");
 #else
-  *first = __atomic_load_n(pair, __ATOMIC_RELAXED);
-  *second = __atomic_load_n(pair + 1, __ATOMIC_RELAXED);
+  emulation::LoadPair(pair, first, second);
+#endif
+}
+
+// Orders accesses of this thread to a Multicast with its accesses to the same memory at other addresses. The two are
+// aliases, which signals and barriers alone do not order: PTX ISA, "Proxies". Without effect where there is no
+// Multicast.
+JAXCOMM_DEVICE void FenceAliases() {
+#if !defined(__CUDACC__)
+  emulation::FenceAliases();
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.alias;" ::: "memory");
 #endif
 }
 

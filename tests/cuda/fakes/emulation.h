@@ -138,12 +138,39 @@ EMULATION_UNCHECKED static bool FlipCoin() {
   return (coins >> 63) != 0;
 }
 
+enum thread_scope { thread_scope_thread, thread_scope_block, thread_scope_device, thread_scope_system };
+enum memory_order {
+  memory_order_relaxed = __ATOMIC_RELAXED,
+  memory_order_acquire = __ATOMIC_ACQUIRE,
+  memory_order_release = __ATOMIC_RELEASE
+};
+
+// Stands for cuda::atomic_ref. Scopes have no effect here; litmus.h checks them.
+template <typename T, thread_scope>
+class atomic_ref {
+ public:
+  explicit atomic_ref(T& word) : word_(&word) {}
+  T load(memory_order order) const { return __atomic_load_n(word_, order); }
+  void store(T value, memory_order order) const { __atomic_store_n(word_, value, order); }
+  bool compare_exchange_strong(T& expected, T desired, memory_order order) const {
+    return __atomic_compare_exchange_n(word_, &expected, desired, false, order, order);
+  }
+
+ private:
+  T* const word_;
+};
+
 // Each word is stored atomically, in either order, and other fibers may run in between.
 inline void StorePair(uint64_t* pair, uint64_t first, uint64_t second) {
   const bool turned = FlipCoin();
   __atomic_store_n(pair + turned, turned ? second : first, __ATOMIC_RELAXED);
   Pause();
   __atomic_store_n(pair + !turned, turned ? first : second, __ATOMIC_RELAXED);
+}
+
+inline void LoadPair(const uint64_t* pair, uint64_t* first, uint64_t* second) {
+  *first = __atomic_load_n(pair, __ATOMIC_RELAXED);
+  *second = __atomic_load_n(pair + 1, __ATOMIC_RELAXED);
 }
 
 EMULATION_UNCHECKED static void* DynamicShared() { return Current().shared; }
@@ -310,6 +337,8 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
   }
 }
 
+inline void FenceAliases() {}  // litmus.h checks it
+
 // A multicast object: addresses that stand for those of several ranks. There is no memory at these addresses.
 struct Multicast {
   char* base = nullptr;
@@ -334,13 +363,4 @@ inline void* Replica(void* address, int rank) {
 
 }  // namespace emulation
 
-// The number of threads per warp. It is small, so that small blocks have several warps.
-constexpr int warpSize = 2;
-
-#define threadIdx (::emulation::Current().thread)
-#define blockIdx (::emulation::Current().block)
-#define blockDim (::emulation::Current().block_dim)
-#define gridDim (::emulation::Current().grid_dim)
-
-inline void __syncthreads() { ::emulation::Arrive(0); }
-inline int __syncthreads_or(int value) { return ::emulation::Arrive(value != 0); }
+#include "cuda_names.h"

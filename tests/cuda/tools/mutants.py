@@ -17,6 +17,7 @@ import tempfile
 import time
 
 from kernel_mutant import CALL_PROGRAM, PACKING, PROGRAM, SCHEDULE, Mutant
+from mutants_of_memory import MODEL
 from mutants_of_networks import PLAIN
 from mutants_of_order import THREAD
 
@@ -41,17 +42,20 @@ class Build:
             shutil.copytree(ROOT / part, tree / part)
         for part in ("check.h", "check.cc", "main.cc"):
             shutil.copy(ROOT / "tests" / part, tree / "tests" / part)
-        # The tests use two types; the others would take most of the time to compile.
+        # The tests use three types; the others would take most of the time to compile.
         reductions = tree / "ffi" / "cuda" / "kernels" / "reductions.h"
-        text = re.sub(r"    JAXCOMM_CASE\((?!kF32,|kS32,).*\n", "", reductions.read_text())
+        text = re.sub(r"    JAXCOMM_CASE\((?!kF32,|kS32,|kS8,).*\n", "", reductions.read_text())
         reductions.write_text(text)
         return tree
 
     def compile(self, tree: pathlib.Path, source: str) -> pathlib.Path:
         output = tree / (pathlib.Path(source).stem + ".o")
-        define = f'-DJAXCOMM_EMULATION="{tree}/tests/cuda/fakes/emulation.h"'
+        litmus = "test_litmus" in source
+        define = f'-DJAXCOMM_EMULATION="{tree}/tests/cuda/fakes/{"litmus" if litmus else "emulation"}.h"'
         include = [f"-I{tree}/ffi", f"-I{tree}/ffi/include"]
-        command = [self.args.compiler, *self.flags, define, *include, "-c", tree / source, "-o", output]
+        # The memory model defines the functions that this instrumentation calls.
+        hooks = ["-fsanitize=thread"] if litmus else []
+        command = [self.args.compiler, *self.flags, *hooks, define, *include, "-c", tree / source, "-o", output]
         subprocess.run(command, check=True, timeout=LIMIT_S)
         return output
 
@@ -83,7 +87,7 @@ def main() -> int:
     parser.add_argument("--sanitize", default="", choices=["", "thread"])
     parser.add_argument("--only", default="", help="mutants whose names contain this")
     args = parser.parse_args()
-    mutants = [mutant for mutant in (THREAD if args.sanitize else PLAIN) if args.only in mutant.name]
+    mutants = [mutant for mutant in (THREAD if args.sanitize else PLAIN + MODEL) if args.only in mutant.name]
     tests = sorted({mutant.test for mutant in mutants})
 
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -93,11 +97,18 @@ def main() -> int:
         # Not in a header.
         parts = {"packer": PACKING, "program": PROGRAM, "call_program": CALL_PROGRAM, "cut": SCHEDULE}
         parts |= {"cases": "tests/check.cc", "main": "tests/main.cc"}
-        sources |= parts
+        models = {name: f"tests/cuda/fakes/{name}.cc" for name in ("memory_model", "memory_model_explore")}
+        if not any(test.startswith("litmus") for test in tests):
+            models = {}
+        sources |= parts | models
+
+        def used_by(test: str) -> dict[str, pathlib.Path]:
+            return {name: sound[name] for name in (test, *parts, *(models if test.startswith("litmus") else ()))}
+
         sound = dict(zip(sources, pool.map(lambda source: build.compile(tree, source), sources.values()), strict=True))
 
         def check_sound(test: str) -> bool:
-            program = build.link(tree / f"test_{test}", [sound[name] for name in (test, *parts)])
+            program = build.link(tree / f"test_{test}", list(used_by(test).values()))
             fault = run(program)
             print(f"{'FAILS: ' + fault if fault else 'passes'}: test_{test} of the sources as they are", flush=True)
             return not fault
@@ -111,7 +122,7 @@ def main() -> int:
                 return False
             (copy / mutant.file).write_text(text.replace(mutant.old, mutant.new))
             broken = next((name for name, file in parts.items() if file == mutant.file), mutant.test)
-            used = {name: sound[name] for name in (mutant.test, *parts)}
+            used = used_by(mutant.test)
             used[broken] = build.compile(copy, sources[broken])
             fault = run(build.link(copy / "test", list(used.values())))
             shutil.rmtree(copy)

@@ -22,14 +22,14 @@ THREAD = [
     Mutant(
         "a signal releases nothing",
         PORTABLE,
-        "__atomic_store_n(word, value, __ATOMIC_RELEASE)",
-        "__atomic_store_n(word, value, __ATOMIC_RELAXED)",
+        "(value, atomics::memory_order_release)",
+        "(value, atomics::memory_order_relaxed)",
     ),
     Mutant(
         "a wait acquires nothing",
         PORTABLE,
-        "__atomic_load_n(word, __ATOMIC_ACQUIRE)",
-        "__atomic_load_n(word, __ATOMIC_RELAXED)",
+        "load(atomics::memory_order_acquire)",
+        "load(atomics::memory_order_relaxed)",
     ),
     Mutant(
         "signals don't wait for other threads",

@@ -1,0 +1,96 @@
+// Replaces emulation.h in programs for memory_model.h: the functions that kernels and headers of the device API use.
+// Accesses to atomic words go to the model, and so do plain accesses, which the compiler reports
+// (memory_model_explore.cc). memcpy is not reported; kernels use it for local variables only.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+
+#include "memory_model.h"
+
+namespace emulation {
+
+struct Index {
+  unsigned x = 0, y = 0;
+};
+struct Coordinates {
+  Index thread, block, block_dim;
+};
+
+// blockIdx.y is the GPU.
+inline Coordinates Current() {
+  const memory_model::Program::Thread& self = memory_model::Self();
+  const auto gpu = static_cast<unsigned>(self.place.gpu);
+  return {{self.place.thread, 0}, {self.place.block, gpu}, {self.num_threads, 1}};
+}
+
+inline int Arrive(int value) { return memory_model::Arrive(value); }
+inline void Pause() { memory_model::Pause(); }
+inline uint64_t NowNs() { return memory_model::NowNs(); }
+inline void FenceAliases() { memory_model::AliasFence(); }
+inline void AccessMulticast() {}
+inline void* DynamicShared() { std::abort(); }
+
+enum thread_scope {
+  thread_scope_thread = memory_model::kThread,
+  thread_scope_block = memory_model::kBlock,
+  thread_scope_device = memory_model::kDevice,
+  thread_scope_system = memory_model::kSystem
+};
+enum memory_order {
+  memory_order_relaxed = memory_model::kRelaxed,
+  memory_order_acquire = memory_model::kAcquire,
+  memory_order_release = memory_model::kRelease
+};
+
+template <typename T, thread_scope kScope>
+class atomic_ref {
+ public:
+  static constexpr auto kModelScope = static_cast<memory_model::Scope>(kScope);
+  explicit atomic_ref(T& word) : word_(&word) {}
+  T load(memory_order order) const {
+    return memory_model::Load(word_, kModelScope, static_cast<memory_model::Order>(order));
+  }
+  void store(T value, memory_order order) const {
+    memory_model::Store(word_, value, kModelScope, static_cast<memory_model::Order>(order));
+  }
+  bool compare_exchange_strong(T& expected, T desired, memory_order order) const {
+    if (order != memory_order_relaxed) std::abort();
+    return memory_model::CompareExchange(word_, &expected, desired, kModelScope);
+  }
+
+ private:
+  T* const word_;
+};
+
+// st.relaxed.sys and ld.relaxed.sys of two words: PTX treats each word as an access of its own.
+inline void StorePair(uint64_t* pair, uint64_t first, uint64_t second) {
+  memory_model::Store(pair, first, memory_model::kSystem, memory_model::kRelaxed);
+  memory_model::Store(pair + 1, second, memory_model::kSystem, memory_model::kRelaxed);
+}
+inline void LoadPair(const uint64_t* pair, uint64_t* first, uint64_t* second) {
+  *first = memory_model::Load(pair, memory_model::kSystem, memory_model::kRelaxed);
+  *second = memory_model::Load(pair + 1, memory_model::kSystem, memory_model::kRelaxed);
+}
+
+// The multicast object of the current program. Its addresses are those that the program has chosen.
+struct Multicast {
+  const memory_model::Program* program = nullptr;
+  char* base = nullptr;
+  int64_t bytes = 0;
+  char* replicas[8] = {};
+  int num_replicas = 0;
+};
+inline Multicast& TheMulticast() {
+  static Multicast multicast;
+  return multicast;
+}
+inline int NumReplicas(const void*) { return TheMulticast().num_replicas; }
+inline void* Replica(void* address, int rank) {
+  const Multicast& multicast = TheMulticast();
+  return multicast.program->Alias(multicast.replicas[rank] + (static_cast<char*>(address) - multicast.base));
+}
+
+}  // namespace emulation
+
+#include "cuda_names.h"

@@ -1,0 +1,88 @@
+// NCCL's GIN in programs for memory_model.h, under the names that gin_network.cuh uses: no order but what GIN promises.
+// A put's source is read at any time until its counter rises; the data arrives at any time until a later strong signal
+// on the same context to the same rank does. The network acts as agents of the threads that post. Agents act at once:
+// later writes of the source are races with an agent that no counter has ordered before them.
+#pragma once
+
+#include <cstdint>
+
+#include "memory_model.h"
+
+namespace cuda {
+enum thread_scope { thread_scope_system, thread_scope_device, thread_scope_block, thread_scope_thread };
+}
+
+using ncclGinSignal_t = uint32_t;
+using ncclGinCounter_t = uint32_t;
+
+struct ncclWindow_vidmem {
+  char* base;
+  int64_t stride;
+};
+using ncclWindow_t = ncclWindow_vidmem*;
+
+struct ncclDevComm {
+  int rank = 0;
+  uint32_t ginContextCount = 1;
+  uint64_t* signals = nullptr;   // [rank][signal]
+  uint64_t* counters = nullptr;  // [rank][counter]
+  // Of this rank, by peer: orders arrivals before strong signals. A word that only agents change.
+  uint64_t* arrivals = nullptr;
+  uint32_t num_signals = 0;
+};
+
+struct ncclTeam {};  // the world
+inline ncclTeam ncclTeamWorld(const ncclDevComm&) { return {}; }
+
+struct ncclCoopThread {};
+struct ncclGin_None {};
+struct ncclGin_WeakCounterInc {
+  ncclGinCounter_t counter;
+};
+struct ncclGin_StrongSignalInc {
+  ncclGinSignal_t signal;
+  static constexpr bool kStrong = true;
+};
+struct ncclGin_WeakSignalInc {
+  ncclGinSignal_t signal;
+  static constexpr bool kStrong = false;
+};
+
+class ncclGin {
+ public:
+  ncclGin(const ncclDevComm& comm, int) : comm_(comm) {}
+
+  void put(ncclTeam, int peer, ncclWindow_t to, size_t to_offset, ncclWindow_t from, size_t from_offset, size_t bytes,
+           ncclGin_None, ncclGin_WeakCounterInc action, ncclCoopThread, ncclGin_None, cuda::thread_scope,
+           cuda::thread_scope required) const {
+    memory_model::Require(required == cuda::thread_scope_system, "the network is not part of the GPU");
+    const char* const source = from->base + comm_.rank * from->stride + from_offset;
+    const auto count = static_cast<int64_t>(bytes);
+    memory_model::Agent reader, writer;
+    reader.Read(source, count);
+    writer.Follow(reader);
+    writer.Write(to->base + peer * to->stride + to_offset, source, count);
+    writer.Increment(comm_.arrivals + peer);
+    reader.Increment(comm_.counters + action.counter);
+  }
+
+  template <typename Action>
+  void signal(ncclTeam, int peer, Action action, ncclCoopThread, ncclGin_None, cuda::thread_scope,
+              cuda::thread_scope required) const {
+    memory_model::Require(required == cuda::thread_scope_system, "the network is not part of the GPU");
+    memory_model::Agent signaller;
+    if (Action::kStrong) signaller.Follow(comm_.arrivals + peer);
+    signaller.Increment(comm_.signals + peer * static_cast<int64_t>(comm_.num_signals) + action.signal);
+  }
+
+  uint64_t readSignal(ncclGinSignal_t signal) const {
+    return memory_model::Load(comm_.signals + comm_.rank * static_cast<int64_t>(comm_.num_signals) + signal,
+                              memory_model::kSystem, memory_model::kAcquire);
+  }
+  uint64_t readCounter(ncclGinCounter_t counter) const {
+    return memory_model::Load(comm_.counters + counter, memory_model::kSystem, memory_model::kAcquire);
+  }
+
+ private:
+  const ncclDevComm& comm_;
+};

@@ -1,0 +1,367 @@
+// The exploration of memory_model.h. Threads are fibers, which begin anew in every execution.
+//
+// A thread runs alone until an operation of it has several outcomes. Only loads, read-modify-writes and stores of words
+// with several writers have: earlier execution of another store only adds to what loads may return, as older stores
+// stay readable. When all threads have come to such an operation, the exploration branches over the threads and over
+// the outcomes of each, depth first. It stays with the thread until the thread has an effect on others, because loads
+// can be delayed without consequences. Two prefixes in which all threads have read the same stores, and words with
+// several writers have the same order of stores, continue in the same way, so the second one ends there. If no other
+// thread will store to the word that a thread loads, the exploration branches over the outcomes of this load alone. The
+// number of stores that a thread makes to a word is learned: the exploration begins anew whenever it finds more of
+// them.
+#include <sys/mman.h>
+
+#include <cstring>
+#include <unordered_map>
+
+#include "memory_model_state.h"
+
+namespace memory_model {
+namespace {
+
+struct Option {
+  size_t thread;
+  int outcome;
+};
+
+// A point at which the exploration branches.
+struct Node {
+  uint64_t hash = 0;
+  std::vector<Option> options;
+  size_t next = 0;
+  bool goes_on = false;      // the options are those of the thread that has run, which has only loaded since
+  std::vector<Option> rest;  // of the other threads, if the options are those of one thread
+  bool partial = false;      // a later load of that thread may return stores that were not made when it ran
+  bool live = false;         // whether an option led to more than a fruitless iteration of a loop
+};
+
+class Explorer {
+ public:
+  Explorer(const Program& program, uint64_t max_states)
+      : program_(program), max_states_(max_states), cells_(Program::kBytes) {
+    initial_.assign(program.base(), program.base() + program.used());
+    for (size_t i = 0; i < program.threads().size(); ++i) {
+      void* const stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (stack == MAP_FAILED) std::abort();
+      stacks_.push_back(static_cast<char*>(stack));
+    }
+  }
+  ~Explorer() {
+    for (char* stack : stacks_) munmap(stack, kStackBytes);
+    std::memcpy(program_.base(), initial_.data(), initial_.size());
+  }
+  Explorer(const Explorer&) = delete;
+
+  Result Run() {
+    do {
+      learned_ = false;
+      visited_.clear();
+      result_.num_executions = 0;
+      do {
+        RunOnce();
+        if (learned_) break;
+        if (!result_.fault.empty()) return result_;
+        if (visited_.size() > max_states_) return result_;
+      } while (BackTrack());
+      deadlock_depth_ = SIZE_MAX;
+      if (learned_) result_.fault.clear();  // it may be the deadlock of a thread for which no store was expected
+      if (!result_.fault.empty()) return result_;
+      nodes_.clear();
+    } while (learned_);
+    result_.num_states = visited_.size();
+    result_.exhaustive = true;
+    return result_;
+  }
+
+ private:
+  // Runs all threads until each has ended or has come to an operation with several outcomes.
+  bool RunReady(Execution& execution) {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (size_t thread = 0; thread < execution.threads.size(); ++thread) {
+        ThreadState& next = execution.threads[thread];
+        if (next.status != ThreadState::kReady) continue;
+        execution.Resume(thread);
+        moved = true;
+        if (next.status == ThreadState::kAbandoned) return false;
+        if (next.status == ThreadState::kFaulty) {
+          result_.fault = execution.fault + execution.Story();
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  void RunOnce() {
+    std::memcpy(program_.base(), initial_.data(), initial_.size());
+    Execution execution(program_, known_, cells_, stacks_, ++number_);
+    Execution::current = &execution;
+    RunFrom(execution);
+    Execution::current = nullptr;
+    learned_ = learned_ || execution.learned;
+  }
+
+  void RunFrom(Execution& execution) {
+    size_t last = 0;  // the thread that an option has chosen
+    for (size_t depth = 0;; ++depth) {
+      if (!RunReady(execution)) return;
+      const bool goes_on =
+          depth > 0 && execution.threads[last].status == ThreadState::kParked && !execution.threads[last].effect;
+      if (!goes_on) Mark(depth, &Node::live);
+      bool done = true, parked = false;
+      for (const ThreadState& thread : execution.threads) {
+        done = done && thread.status == ThreadState::kDone;
+        parked = parked || thread.status == ThreadState::kParked;
+      }
+      if (done) {
+        ++result_.num_executions;
+        if (program_.check) result_.fault = program_.check();
+        if (!result_.fault.empty()) result_.fault += execution.Story();
+        return;
+      }
+      if (!parked) {
+        result_.fault = "deadlock:" + WhoWaits(execution) + execution.Story();
+        return;
+      }
+      if (depth == nodes_.size()) {
+        const uint64_t hash = execution.Hash() + (goes_on ? 1 + last : 0);
+        const auto [visited, first] = visited_.emplace(hash, false);
+        if (goes_on && (!first || execution.MayGrow(last))) Mark(depth, &Node::partial);
+        if (goes_on && visited->second) Mark(depth, &Node::live);
+        if (!first) return;
+        nodes_.push_back(MakeNode(execution, goes_on, last));
+        nodes_.back().hash = hash;
+      }
+      if (depth == deadlock_depth_) {
+        result_.fault = "deadlock:" + WhoWaits(execution) + execution.Story();
+        return;
+      }
+      const Node& node = nodes_[depth];
+      const Option& option = node.options[node.next];
+      last = option.thread;
+      ThreadState& thread = execution.threads[last];
+      thread.outcome = option.outcome;
+      thread.status = ThreadState::kReady;
+      thread.effect = false;
+    }
+  }
+
+  // Sets the property of the nodes before `depth` that chose the loads since the last effect of the thread.
+  void Mark(size_t depth, bool Node::* property) {
+    while (depth > 0) {
+      Node& node = nodes_[--depth];
+      node.*property = true;
+      if (!node.goes_on) return;
+    }
+  }
+
+  std::string WhoWaits(const Execution& execution) const {
+    std::string text;
+    for (size_t i = 0; i < execution.threads.size(); ++i) {
+      const ThreadState& thread = execution.threads[i];
+      if (thread.status == ThreadState::kInBarrier) text += "\n  " + execution.NameOf(i) + " waits in a barrier";
+      if (thread.status == ThreadState::kParked || thread.status == ThreadState::kStuck) {
+        text += "\n  " + execution.NameOf(i) + " waits for " +
+                program_.NameOf(reinterpret_cast<uintptr_t>(thread.operation.word));
+      }
+    }
+    return text;
+  }
+
+  Node MakeNode(Execution& execution, bool goes_on, size_t last) const {
+    Node node;
+    node.goes_on = goes_on;
+    bool alone = false;
+    for (size_t i = 0; i < execution.threads.size(); ++i) {
+      const ThreadState& thread = execution.threads[i];
+      if (thread.status != ThreadState::kParked || (goes_on && i != last)) continue;
+      const bool own = !alone && thread.operation.kind == Operation::kLoad && !execution.MayGrow(i);
+      if (own) {
+        node.rest.swap(node.options);
+        alone = true;
+      }
+      for (const int outcome : execution.Outcomes(i)) {
+        (alone && !own ? node.rest : node.options).push_back({i, outcome});
+      }
+    }
+    return node;
+  }
+
+  bool BackTrack() {
+    while (!nodes_.empty()) {
+      Node& node = nodes_.back();
+      if (++node.next < node.options.size()) return true;
+      if ((!node.live || node.partial) && !node.rest.empty()) {
+        node.options.swap(node.rest);
+        node.rest.clear();
+        node.next = 0;
+        return true;
+      }
+      visited_[node.hash] = node.live;
+      if (!node.live && !node.goes_on && !program_.times_out) {
+        node.next = 0;
+        deadlock_depth_ = nodes_.size() - 1;
+        RunOnce();  // again, for the text
+        return false;
+      }
+      nodes_.pop_back();
+    }
+    return false;
+  }
+
+  const Program& program_;
+  const uint64_t max_states_;
+  std::vector<Cell> cells_;
+  std::vector<char> initial_;
+  std::vector<char*> stacks_;
+  std::unordered_map<uint64_t, bool> visited_;  // by state: Node::live
+  std::vector<Node> nodes_;
+  KnownStores known_;
+  bool learned_ = false;
+  uint64_t number_ = 0;
+  size_t deadlock_depth_ = SIZE_MAX;  // of the node that is a deadlock
+  Result result_;
+};
+
+}  // namespace
+
+Result Explore(const Program& program, uint64_t max_states) { return Explorer(program, max_states).Run(); }
+
+uint64_t Load(const uint64_t* word, Scope scope, Order order) { return Execution::current->Load(word, scope, order); }
+
+void Store(uint64_t* word, uint64_t value, Scope scope, Order order) {
+  Execution::current->Store(word, value, scope, order);
+}
+
+bool CompareExchange(uint64_t* word, uint64_t* expected, uint64_t desired, Scope scope) {
+  return Execution::current->CompareExchange(word, expected, desired, scope);
+}
+
+const Program::Thread& Self() { return Execution::current->program.threads()[Execution::current->running]; }
+
+int Arrive(int value) {
+  const Program::Thread& self = Self();
+  Execution& execution = *Execution::current;
+  return execution.Wait(execution.blocks[{self.place.gpu, self.place.block}], self.num_threads, value);
+}
+
+void EndKernel() {
+  Execution& execution = *Execution::current;
+  size_t size = 0;
+  for (const Program::Thread& thread : execution.program.threads()) size += thread.place.gpu == Self().place.gpu;
+  execution.Wait(execution.gpus[Self().place.gpu], size, 0);
+}
+
+void Pause() {
+  Execution& execution = *Execution::current;
+  if (!execution.program.times_out) {
+    execution.LeaveForever(execution.IsStuck() ? ThreadState::kStuck : ThreadState::kAbandoned);
+  }
+  execution.threads[execution.running].expired = true;
+}
+
+uint64_t NowNs() {
+  constexpr uint64_t kLongNs = uint64_t{1} << 50;
+  ThreadState& self = Execution::current->threads[Execution::current->running];
+  if (self.expired) self.now_ns += kLongNs;
+  return self.now_ns;
+}
+
+void AliasFence() {
+  ThreadState& self = Execution::current->threads[Execution::current->running];
+  self.knowledge.fenced = self.knowledge.clock;
+  ++self.knowledge.clock[Execution::current->running];
+}
+
+void Fail(const char* text) { Execution::current->Fault(text); }
+
+struct Agent::State {
+  size_t id = 0;
+  Knowledge knowledge;
+};
+
+Agent::Agent() : state_(std::make_unique<State>()) {
+  Execution& execution = *Execution::current;
+  ThreadState& poster = execution.threads[execution.running];
+  if (poster.num_agents == kMaxAgents) std::abort();
+  state_->id = kMaxThreads + execution.running * kMaxAgents + poster.num_agents++;
+  state_->knowledge = poster.knowledge;
+  state_->knowledge.clock[state_->id] = 1;
+  ++poster.knowledge.clock[execution.running];
+  execution.HaveEffect();
+  execution.agents[state_->id] = &state_->knowledge;
+}
+
+Agent::~Agent() = default;
+
+void Agent::Read(const void* from, int64_t bytes) {
+  Execution::current->Plain(state_->id, reinterpret_cast<uintptr_t>(from), static_cast<size_t>(bytes), false);
+}
+
+void Agent::Write(void* to, const void* from, int64_t bytes) {
+  Execution::current->Plain(state_->id, reinterpret_cast<uintptr_t>(to), static_cast<size_t>(bytes), true);
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+}
+
+void Agent::Increment(uint64_t* address) {
+  Execution& execution = *Execution::current;
+  execution.CountStore(execution.running, reinterpret_cast<uintptr_t>(address));
+  Word& word = execution.WordAt(address);
+  execution.Append(word, word.messages.size() - 1, word.messages.back().value + 1, kRelease, true, state_->id,
+                   state_->knowledge);
+}
+
+void Agent::Follow(const Agent& other) { state_->knowledge.Join(other.state_->knowledge); }
+
+void Agent::Follow(const uint64_t* word) {
+  const auto& last = Execution::current->WordAt(word).messages.back();
+  if (last.released != nullptr) state_->knowledge.Join(*last.released);
+}
+
+}  // namespace memory_model
+
+// The calls that -fsanitize=thread puts before plain accesses.
+#define JAXCOMM_HOOK(name, bytes, write)                                                                           \
+  extern "C" void __tsan_##name(void* address) {                                                                   \
+    memory_model::Execution* const execution = memory_model::Execution::current;                                   \
+    if (execution == nullptr || !execution->in_program) return;                                                    \
+    execution->Plain(execution->running, reinterpret_cast<uintptr_t>(address), static_cast<size_t>(bytes), write); \
+  }
+#define JAXCOMM_HOOKS(bytes)                        \
+  JAXCOMM_HOOK(read##bytes, bytes, false)           \
+  JAXCOMM_HOOK(write##bytes, bytes, true)           \
+  JAXCOMM_HOOK(unaligned_read##bytes, bytes, false) \
+  JAXCOMM_HOOK(unaligned_write##bytes, bytes, true)
+JAXCOMM_HOOKS(1)
+JAXCOMM_HOOKS(2)
+JAXCOMM_HOOKS(4)
+JAXCOMM_HOOKS(8)
+JAXCOMM_HOOKS(16)
+
+extern "C" {
+void __tsan_read_range(void* address, size_t bytes) {
+  memory_model::Execution* const execution = memory_model::Execution::current;
+  if (execution == nullptr || !execution->in_program) return;
+  execution->Plain(execution->running, reinterpret_cast<uintptr_t>(address), bytes, false);
+}
+void __tsan_write_range(void* address, size_t bytes) {
+  memory_model::Execution* const execution = memory_model::Execution::current;
+  if (execution == nullptr || !execution->in_program) return;
+  execution->Plain(execution->running, reinterpret_cast<uintptr_t>(address), bytes, true);
+}
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_read(void**) {}
+void __tsan_vptr_update(void**, void*) {}
+void* __tsan_memcpy(void* to, const void* from, size_t bytes) {
+  __tsan_read_range(const_cast<void*>(from), bytes);
+  __tsan_write_range(to, bytes);
+  return std::memcpy(to, from, bytes);
+}
+void* __tsan_memset(void* to, int value, size_t bytes) {
+  __tsan_write_range(to, bytes);
+  return std::memset(to, value, bytes);
+}
+}

@@ -1,0 +1,265 @@
+// Protocols of the device API and of the kernels, in all executions that a relaxed memory model allows: fakes/litmus.h
+// replaces the emulation. Each program is as small as the protocol's mistakes allow.
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../../ffi/cuda/kernels/exchange_offsets.cuh"
+#include "../../ffi/include/jaxcomm/device.h"
+#include "../check.h"
+#include "fakes/litmus_ranks.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+using memory_model::Program;
+using memory_model::Require;
+
+TEST_CASE("the model: a relaxed store publishes nothing") {
+  for (const bool release : {true, false}) {
+    for (const bool acquire : {true, false}) {
+      Program program;
+      auto* const data = program.Words<uint64_t>(1, "data");
+      auto* const flag = program.Words<uint64_t>(1, "flag");
+      program.AddBlock(0, 0, 1, [=] {
+        *data = 7;
+        memory_model::Store(flag, 1, memory_model::kSystem, release ? memory_model::kRelease : memory_model::kRelaxed);
+      });
+      program.AddBlock(1, 0, 1, [=] {
+        const auto order = acquire ? memory_model::kAcquire : memory_model::kRelaxed;
+        while (memory_model::Load(flag, memory_model::kSystem, order) == 0) memory_model::Pause();
+        Require(*data == 7, "stale data");
+      });
+      const memory_model::Result result = Explore(program);
+      CHECK(result.exhaustive == (release && acquire));
+      CHECK((result.fault.find("race in data") != std::string::npos) == !(release && acquire));
+    }
+  }
+}
+
+// Outcomes that the model allows or forbids: (store buffering, message passing, coherence, 2+2W), as in C++11.
+TEST_CASE("the model: outcomes of known programs") {
+  using memory_model::kRelaxed;
+  using memory_model::kSystem;
+  struct Known {
+    const char* name;
+    std::vector<std::vector<int>> threads;  // store: word * 10 + value; load: -1 - word
+    std::vector<uint64_t> loads;
+    bool allowed;
+  };
+  const std::vector<Known> all = {
+      {"store buffering", {{1, -2}, {11, -1}}, {0, 0}, true},
+      {"message passing", {{1, 11}, {-2, -1}}, {1, 0}, true},
+      {"coherence of reads", {{1, 2}, {-1, -1}}, {2, 1}, false},
+      {"independent reads", {{1}, {11}, {-1, -2}, {-2, -1}}, {1, 0, 1, 0}, true},
+      {"coherence of writers", {{1}, {2}, {-1, -1}, {-1, -1}}, {1, 2, 2, 1}, false},
+      {"2+2W", {{1, 12}, {11, 2}, {-1, -1}, {-2, -2}}, {2, 1, 2, 1}, true},
+  };
+  for (const Known& known : all) {
+    Program program;
+    auto* const words = program.Words<uint64_t>(2, "words");
+    auto* const seen = program.Words<uint64_t>(8, "seen");
+    int first = 0;
+    for (size_t t = 0; t < known.threads.size(); ++t) {
+      const std::vector<int>* const steps = &known.threads[t];
+      program.AddBlock(static_cast<int>(t), 0, 1, [=] {
+        int slot = first;
+        for (const int step : *steps) {
+          if (step > 0) {
+            memory_model::Store(words + step / 10, static_cast<uint64_t>(step % 10), kSystem, kRelaxed);
+          } else {
+            seen[slot++] = memory_model::Load(words + (-1 - step), kSystem, kRelaxed);
+          }
+        }
+      });
+      for (const int step : *steps) first += step < 0;
+    }
+    program.check = [&]() -> std::string {
+      return std::equal(known.loads.begin(), known.loads.end(), seen) ? "found" : "";
+    };
+    const memory_model::Result result = Explore(program);
+    if ((result.fault.rfind("found", 0) == 0) != known.allowed) std::fprintf(stderr, "%s\n", known.name);
+    CHECK((result.fault.rfind("found", 0) == 0) == known.allowed && result.exhaustive != known.allowed);
+  }
+}
+
+TEST_CASE("the model: deadlocks are found") {
+  Program program;
+  auto* const flags = program.Words<uint64_t>(2, "flags");
+  for (int i = 0; i < 2; ++i) {
+    program.AddBlock(i, 0, 1, [=] {
+      while (memory_model::Load(flags + 1 - i, memory_model::kSystem, memory_model::kAcquire) == 0) {
+        memory_model::Pause();
+      }
+      memory_model::Store(flags + i, 1, memory_model::kSystem, memory_model::kRelease);
+    });
+  }
+  CHECK(Explore(program).fault.rfind("deadlock", 0) == 0);
+}
+
+// Each rank puts two units of 16 bytes to its neighbour, twice, without a barrier: a put of the second round must wait
+// for the signal that the first has been read.
+TEST_CASE("puts, signals and waits") {
+  Program program;
+  LitmusRanks ranks(program, 2, 2);
+  const device::Window window = ranks.Window(program, 32, "window");
+  auto* const sources = program.Words<uint64_t>(8, "sources");
+  ranks.AddBlocks(program, 1, 2, [=](const device::Comm& comm) {
+    const int32_t rank = comm.local.rank, peer = 1 - rank;
+    for (uint64_t round = 1; round <= 2; ++round) {
+      sources[4 * rank + 2 * threadIdx.x] = round * 10 + threadIdx.x;
+      __syncthreads();
+      device::PutSignal(comm, 0, window, peer, 0, sources + 4 * rank, 32);
+      if (threadIdx.x == 0) Require(device::Wait(comm, 0, peer), "no signal");
+      __syncthreads();
+      Require(window.At<uint64_t>(rank)[2 - 2 * threadIdx.x] == round * 10 + 1 - threadIdx.x, "stale data");
+      if (round == 2) break;
+      __syncthreads();
+      if (threadIdx.x == 1) {
+        device::Signal(comm, 0, peer);
+        Require(device::Wait(comm, 0, peer), "no signal");
+      }
+      __syncthreads();
+    }
+  });
+  ExpectSound(program);
+}
+
+// The window of a rank holds new data in every round. Barriers lie between its writes and its peers' reads.
+TEST_CASE("barriers") {
+  for (const int32_t n : {2, 3}) {
+    Program program;
+    LitmusRanks ranks(program, n, 2);
+    const device::Window window = ranks.Window(program, 8, "window");
+    ranks.AddBlocks(program, 1, n == 2 ? 2 : 1, [=](const device::Comm& comm) {
+      const int32_t rank = comm.local.rank, peer = (rank + 1) % n;
+      const unsigned last = blockDim.x - 1;
+      for (uint64_t round = 1; round <= 2; ++round) {
+        if (threadIdx.x == 0) *window.At<uint64_t>(rank) = round;
+        Require(device::Barrier(comm, 0), "no signal");
+        if (threadIdx.x == last) Require(*window.At<uint64_t>(peer) == round, "stale data");
+        if (round == 1) Require(device::Barrier(comm, 0), "no signal");
+      }
+    });
+    ExpectSound(program);
+  }
+}
+
+// Kernels of one stream: counts continue, and channels do not share them.
+TEST_CASE("barriers of two channels in two kernels") {
+  Program program;
+  LitmusRanks ranks(program, 2, 2);
+  const device::Window window = ranks.Window(program, 16, "window");
+  ranks.AddBlocks(program, 2, 1, [=](const device::Comm& comm) {
+    const auto channel = static_cast<int32_t>(blockIdx.x);
+    const int32_t rank = comm.local.rank;
+    for (uint64_t kernel = 1; kernel <= 2; ++kernel) {
+      window.At<uint64_t>(rank)[channel] = kernel;
+      Require(device::Barrier(comm, channel), "no signal");
+      Require(window.At<uint64_t>(1 - rank)[channel] == kernel, "stale data");
+      Require(device::Barrier(comm, channel), "no signal");
+      memory_model::EndKernel();
+    }
+  });
+  ExpectSound(program);
+}
+
+TEST_CASE("offsets exchange") {
+  constexpr int32_t kRanks = 2;
+  Program program;
+  LitmusRanks ranks(program, kRanks, 1);
+  const device::Window table = ranks.Window(program, OffsetTableBytes(kRanks), "table");
+  auto* const own = program.Words<BufferOffsets>(kRanks, "own");
+  auto* const input_at = program.Words<int64_t>(kRanks * kRanks, "input_at");
+  auto* const output_at = program.Words<int64_t>(kRanks * kRanks, "output_at");
+  ranks.AddBlocks(program, 1, 2, [=](const device::Comm& comm) {
+    const int32_t rank = comm.local.rank;
+    for (int64_t call = 1; call <= 3; ++call) {
+      if (threadIdx.x == 0) own[rank] = {10 * call + rank, -10 * call - rank};
+      memory_model::EndKernel();
+      ExchangeOffsets({comm, table, own + rank, input_at + rank * kRanks, output_at + rank * kRanks});
+      memory_model::EndKernel();
+      Require(input_at[rank * kRanks + 1 - rank] == 10 * call + 1 - rank, "offset of another call");
+      Require(output_at[rank * kRanks + 1 - rank] == -10 * call - 1 + rank, "offset of another call");
+      memory_model::EndKernel();
+    }
+  });
+  ExpectSound(program);
+}
+
+// Exchanges in which every rank sends one unit per thread to every other one. `first`: number of exchanges before.
+void RunLlExchanges(int32_t n, unsigned num_threads, uint64_t first, uint64_t num_exchanges) {
+  Program program;
+  LitmusRanks ranks(program, n, 1, static_cast<int32_t>(num_threads));
+  for (int32_t r = 0; r < n; ++r) *ranks.comm(r).ll_slots.epochs = first;
+  ranks.AddBlocks(program, 1, num_threads, [=](const device::Comm& comm) {
+    const auto unit = static_cast<int32_t>((threadIdx.x + 1) % blockDim.x);  // sweeps begin with that of the thread
+    for (uint64_t i = 1; i <= num_exchanges; ++i) {
+      const auto payload = [&](int32_t rank) { return (i << 32 | 7) + 16 * static_cast<uint64_t>(rank) + threadIdx.x; };
+      device::LlExchange exchange;
+      Require(device::BeginLlExchange(comm, 0, &exchange), "no begin");
+      for (int32_t s = 1; s < n; ++s) {
+        device::SendUnit(comm, exchange, (comm.local.rank + s) % n, unit, payload(comm.local.rank));
+      }
+      uint64_t payloads[2];
+      const auto from = [&](int k) { return device::LlUnit{(comm.local.rank + 1 + k) % n, unit}; };
+      const bool received = device::ReceiveUnits<2>(comm, exchange, n - 1, from, payloads);
+      Require(device::EndLlExchange(comm, exchange, received), "no end");
+      for (int32_t k = 0; k < n - 1; ++k) Require(payloads[k] == payload(from(k).peer), "payload of another exchange");
+    }
+  });
+  ExpectSound(program);
+}
+
+// Two sets of slots suffice: four exchanges use each set twice.
+TEST_CASE("LL messages") {
+  RunLlExchanges(2, 1, 0, 4);
+  RunLlExchanges(2, 2, 0, 3);
+  RunLlExchanges(3, 1, 0, 3);
+}
+
+TEST_CASE("LL messages when slots are swept") { RunLlExchanges(2, 2, (uint64_t{1} << 29) - 2, 4); }
+
+// Threads wait for peers that never signal: two of one block, or two blocks, of which the second begins at any time.
+// The host reads the report and may also end the waits.
+void WaitInVain(unsigned num_blocks, unsigned num_threads, bool by_host) {
+  Program program;
+  program.times_out = true;
+  LitmusRanks ranks(program, 1 + static_cast<int32_t>(num_threads), 2);
+  device::Comm& comm = ranks.comm(0);
+  comm.call_id = 5;
+  auto* const aborted = program.Words<uint64_t>(1, "aborted");
+  program.AddBlock(0, 0, num_threads, [=, &comm] {
+    Require(!device::Barrier(comm, 0), "a barrier without peers has ended");
+    Require(device::IsAborted(comm), "the next kernel begins");
+    if (threadIdx.x == 0) *aborted = 1;
+  });
+  if (num_blocks == 2) {
+    program.AddBlock(0, 1, 1, [&comm] {
+      if (!device::IsAborted(comm)) Require(!device::Wait(comm, 1, 1), "a wait without a peer has ended");
+    });
+  }
+  program.AddBlock(-1, 0, 1, [=, &comm] {
+    if (by_host) memory_model::Store(&comm.report->abort, 1, memory_model::kSystem, memory_model::kRelease);
+    if (memory_model::Load(&comm.report->state, memory_model::kSystem, memory_model::kAcquire) !=
+        device::Report::kComplete) {
+      return;
+    }
+    Require(comm.report->call_id == 5 && comm.report->peer != 0 && comm.report->expected == 1, "half a report");
+  });
+  program.check = [=]() -> std::string { return *aborted == 1 ? "" : "not aborted"; };
+  ExpectSound(program);
+}
+
+TEST_CASE("waits without a signal end") {
+  for (const bool by_host : {false, true}) {
+    WaitInVain(1, 2, by_host);
+    WaitInVain(2, 1, by_host);
+  }
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,91 @@
+"""Orders and scopes of the device API as nvcc compiles them. tests/cuda/test_litmus.cc checks the protocols, under the
+assumption that each function is the instruction that this table names."""
+
+import re
+import subprocess
+
+import jax
+import pytest
+
+import jaxcomm
+
+# Function of the device API: a call of it, its PTX, and how fakes/litmus.h treats it.
+ACCESSES = {
+    "LoadAcquire": ("*out = LoadAcquire(word)", "ld.acquire.sys.b64", "an acquire load, system scope"),
+    "StoreRelease": ("StoreRelease(word, *out)", "st.release.sys.b64", "a release store, system scope"),
+    "LoadRelaxed": ("*out = LoadRelaxed(word)", "ld.relaxed.cta.b64", "a relaxed load, block scope"),
+    "StoreRelaxed": ("StoreRelaxed(word, *out)", "st.relaxed.cta.b64", "a relaxed store, block scope"),
+    "Claim": ("*out = Claim(word, 0, 1)", "atom.cas.relaxed.sys.b64", "a relaxed exchange, system scope"),
+    "LoadPair": ("LoadPair(word, out, out + 1)", "ld.relaxed.sys.global.v2.b64", "two relaxed loads, system scope"),
+    "StorePair": ("StorePair(word, *out, 0)", "st.relaxed.sys.global.v2.b64", "two relaxed stores, system scope"),
+    "FenceAliases": ("FenceAliases()", "fence.proxy.alias", "an alias fence"),
+    "MulticastSum": (
+        "*unit = MulticastSum<jaxcomm::arithmetic::Plain<float>>(unit)",
+        "multimem.ld_reduce.relaxed.sys.global.add.v4.f32",
+        "plain loads through the alias",
+    ),
+    "MulticastStore": (
+        "MulticastStore(unit, *unit)",
+        "multimem.st.relaxed.sys.global.v4.f32",
+        "plain stores through the alias",
+    ),
+}
+SIGNALS = {"LoadAcquire", "StoreRelease", "LoadRelaxed", "StoreRelaxed", "Claim"}
+# Kernels of the module, by a part of their names, and the functions that they use.
+KERNELS = {
+    "ExecutePlanENS": SIGNALS,
+    "FindOffsets": SIGNALS,
+    "ExchangeLl": SIGNALS | {"LoadPair", "StorePair"},
+    "ExchangeMultimem": SIGNALS | {"FenceAliases", "MulticastSum", "MulticastStore"},
+    "BeginRoundKernel": {"LoadAcquire", "StoreRelease"},
+}
+ORDERED = re.compile(r"^\s+(?:@\S+\s+)?((?:ld|st|atom|red|multimem|fence|membar)\b[\w.:]*)", re.MULTILINE)
+
+
+def ordered(ptx):
+    """The instructions that take part in the order of threads: all but plain loads and stores."""
+    found = {word.replace(".acc::f32", "") for word in ORDERED.findall(ptx)}
+    return {
+        word
+        for word in found
+        if not re.match(r"(ld|st)\.", word) or re.search(r"\.(acquire|release|relaxed|volatile|mmio|sc)\b", word)
+    }
+
+
+@pytest.fixture(scope="module")
+def compiled(wheels, tmp_path_factory):
+    """PTX of one kernel per function."""
+    folder = tmp_path_factory.mktemp("orders")
+    kernels = [
+        f'extern "C" __global__ void {name}Kernel(uint64_t* word, uint64_t* out, Bytes16* unit) {{ {call}; }}\n'
+        for name, (call, _, _) in ACCESSES.items()
+    ]
+    headers = "#include <jaxcomm/device.h>\n#include <jaxcomm/multimem.h>\nusing namespace jaxcomm::device;\n"
+    (folder / "orders.cu").write_text(headers + "".join(kernels))
+    command = (
+        wheels / "cu13" / "bin" / "nvcc", "-std=c++17", "-arch=sm_90", "-ptx", "-I", jaxcomm.get_include(),
+        "-isystem", jax.ffi.include_dir(), folder / "orders.cu", "-o", folder / "orders.ptx",
+    )  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    texts = re.split(r"\.visible \.entry (\w+)Kernel\(", (folder / "orders.ptx").read_text())
+    return dict(zip(texts[1::2], texts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("name", ACCESSES)
+def test_each_function_is_one_instruction(compiled, name):
+    assert ordered(compiled[name]) == {ACCESSES[name][1]}
+
+
+def test_kernels_use_no_other_orders(build, wheels):
+    (module,) = build.glob("_cuda.*.so")
+    command = (wheels / "cu13" / "bin" / "cuobjdump", "--dump-ptx", module)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    files = [text for text in re.split(r"^Fatbin ptx code:", done.stdout, flags=re.MULTILINE) if ".entry" in text]
+    for kernel, functions in KERNELS.items():
+        (ptx,) = (text for text in files if re.search(rf"\.entry \w*{kernel}", text))
+        used = ordered(ptx)
+        # Sums of f16 and bf16 differ from those of f32 in their types only.
+        used = {re.sub(r"\.v4\.(bf16x2|f16x2)$", ".v4.f32", word) for word in used}
+        assert used == {ACCESSES[name][1] for name in functions}, kernel
