@@ -12,6 +12,7 @@
 #include "common/hash.h"
 #include "cpu/inter_process_call.h"
 #include "cpu/process_context.h"
+#include "cpu/row_checks.h"
 #include "cpu/worker_pool.h"
 
 namespace jaxcomm {
@@ -211,14 +212,14 @@ void Rendezvous::Arrive(const Participant& participant, std::unique_ptr<Completi
   const std::shared_ptr<GroupCall>& group_call = *joined;
   if (!group_call) return;  // not the last to arrive
   const int64_t own_position = slots_.at(participant.rank) % spec_.group_size;
-  const StatusOr<Slices> slices = SlicesOf(participant, std::get<2>(group_call->key));
+  const StatusOr<Slices> slices = CheckedSlices(spec_, participant, std::get<2>(group_call->key));
   if (!slices.ok()) {  // every rank finds the same fault, and no row has moved
     FailRun(participant.run_id, slices.status());
     return FailCall(*group_call, slices.status());
   }
   group_call->slices = *slices;
   for (const RankBuffers& buffers : group_call->buffers) {
-    const Status checked = CheckRows(participant, buffers);
+    const Status checked = CheckRows(spec_, participant, buffers);
     if (checked.ok()) continue;
     FailRun(participant.run_id, checked);
     return FailCall(*group_call, checked);
@@ -407,45 +408,6 @@ std::unique_ptr<char[]> Rendezvous::TakeScratch(size_t bytes) {
     }
   }
   return std::unique_ptr<char[]>(new char[bytes]);  // all calls of a call site need the same size
-}
-
-// Checks the rows that a rank names itself. A routing is plain data, which a program may change.
-Status Rendezvous::CheckRows(const Participant& participant, const RankBuffers& buffers) const {
-  if (buffers.index == nullptr || spec_.row_count <= 0) return OkStatus();
-  const bool combines = spec_.collective == Collective::kCombine;
-  const int64_t num_rows = participant.input_count / spec_.row_count;
-  for (int64_t i = 0; i < participant.index_count; ++i) {
-    const int32_t row = buffers.index[i];
-    if (combines && row < 0) continue;
-    if (row < 0 || row >= num_rows) {
-      return InvalidArgumentError(Prefix() + "row " + std::to_string(row) +
-                                  " of the routing does not exist, expected " + std::to_string(num_rows) + " rows");
-    }
-    if (combines && (buffers.expert[i] < 0 || buffers.expert[i] >= spec_.num_experts)) {
-      return InvalidArgumentError(Prefix() + "expert " + std::to_string(buffers.expert[i]) +
-                                  " of the routing does not exist, expected one of " +
-                                  std::to_string(spec_.num_experts));
-    }
-  }
-  return OkStatus();
-}
-
-// The checked slices of an all_to_all_v; none for other collectives.
-StatusOr<Slices> Rendezvous::SlicesOf(const Participant& participant, int64_t group) const {
-  if (spec_.collective != Collective::kAllToAllV) return Slices();
-  const int64_t n = spec_.group_size, row = spec_.row_count;
-  const int64_t per_rank = participant.table_count / (4 * n);
-  if (row < 0 || per_rank * 4 * n != participant.table_count || per_rank % n != 0) {
-    return InvalidArgumentError(Prefix() + "a table of " + std::to_string(participant.table_count) +
-                                " integers does not fit a group of " + std::to_string(n) + " ranks");
-  }
-  if (row == 0) return Slices();  // no data; the numbers of rows are unknown
-  const Slices slices(participant.table, participant.wide_table, static_cast<int32_t>(n), per_rank);
-  const int64_t input_rows = participant.index != nullptr ? participant.index_count : participant.input_count / row;
-  const Status checked =
-      CheckSlices(slices, input_rows, participant.output_count / row, spec_.groups.data() + group * n);
-  if (!checked.ok()) return WithPrefix(Prefix(), checked);
-  return slices;
 }
 
 std::string Rendezvous::DescribeLate(const GroupCall& group_call, const Key& key, const std::string& within) const {

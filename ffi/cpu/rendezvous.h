@@ -80,8 +80,6 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   void FailCall(GroupCall& group_call, const Status& error);
   StatusOr<std::shared_ptr<const Program>> ProgramFor(const Participant& participant);
   std::unique_ptr<char[]> TakeScratch(size_t bytes);
-  Status CheckRows(const Participant& participant, const RankBuffers& buffers) const;
-  StatusOr<Slices> SlicesOf(const Participant& participant, int64_t group) const;
   std::string Prefix() const { return spec_.Where() + ": "; }
   std::string DescribeLate(const GroupCall& group_call, const Key& key, const std::string& within) const;
   void FailCalls(int64_t run_id, const Status& error);
