@@ -28,6 +28,9 @@ namespace nb = nanobind;
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
 
+extern "C" XLA_FFI_Error* MoeCheckExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* DispatchExecute(XLA_FFI_CallFrame*);
+
 namespace jaxcomm {
 namespace {
 
@@ -47,6 +50,13 @@ nb::dict CpuTargets() {
   }
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
+  nb::dict check;
+  check["execute"] = Capsule(&MoeCheckExecute);
+  targets["jaxcomm_moe_check"] = check;
+  nb::dict dispatch;
+  dispatch["instantiate"] = Capsule(&AllToAllVInstantiate);
+  dispatch["execute"] = Capsule(&DispatchExecute);
+  targets["jaxcomm_dispatch"] = dispatch;
   return targets;
 }
 

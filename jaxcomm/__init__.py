@@ -2,7 +2,7 @@
 
 import importlib.metadata
 
-from jaxcomm import distributed
+from jaxcomm import distributed, moe
 from jaxcomm._bootstrap import register
 from jaxcomm._calibrate import Calibration, calibrate
 from jaxcomm._errors import check
@@ -19,6 +19,7 @@ from jaxcomm.ops.pbroadcast import pbroadcast
 from jaxcomm.ops.ppermute import ppermute
 from jaxcomm.ops.psum import pmax, pmean, pmin, psum
 from jaxcomm.ops.psum_scatter import psum_scatter
+from jaxcomm.ops.ragged_all_to_all import ragged_all_to_all
 
 __version__ = importlib.metadata.version("jaxcomm")
 
@@ -43,6 +44,7 @@ __all__ = [
     "info",
     "make_mesh",
     "matmul_psum_scatter",
+    "moe",
     "pbroadcast",
     "pmax",
     "pmean",
@@ -50,6 +52,7 @@ __all__ = [
     "ppermute",
     "psum",
     "psum_scatter",
+    "ragged_all_to_all",
     "register",
     "register_ffi_target",
     "topology",

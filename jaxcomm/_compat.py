@@ -25,6 +25,7 @@ __all__ = [
     "batch_like",
     "batching",
     "dot_general_type",
+    "equally_varying",
     "has_windows",
     "in_collective_memory",
     "in_spmd_region",
@@ -40,6 +41,7 @@ __all__ = [
     "unreduced_axes",
     "varying_axes",
     "with_varying",
+    "zero_tangent",
 ]
 
 
@@ -68,6 +70,18 @@ def make_varying(x: Any, axes: AxisNames) -> Any:
     # The type of an axis index varies over its own axis only, or over no axis where types don't track this.
     missing = tuple(a for a in axes if varying_axes(lax.axis_index(a)) - varying_axes(x))
     return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def equally_varying(*xs: Any) -> tuple:
+    """Types all values as varying over the axes over which one of them varies."""
+    axes = frozenset().union(*map(varying_axes, xs))
+    missing = [tuple(axes - varying_axes(x)) for x in xs]
+    return tuple(lax.pcast(x, m, to="varying") if m else x for x, m in zip(xs, missing, strict=True))
+
+
+def zero_tangent(x: Any) -> Any:
+    """The symbolic zero in place of the tangent of a value."""
+    return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
 def psum_of_groups(x: Any, axes: AxisNames, groups: Groups) -> Any:

@@ -25,6 +25,7 @@ NATIVE = {
     "ppermute": "permute",
     "pbroadcast": "broadcast",
     "barrier": "barrier",
+    "ragged_all_to_all": "all_to_all_v",
 }
 
 
@@ -173,7 +174,8 @@ def explain(
 
     Args:
       op: public name, such as "all_to_all" or "psum".
-      x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier".
+      x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier". "ragged_all_to_all" is
+        predicted for a rank that sends all rows, and the same number of them to every rank.
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
       algorithm: as in the op, except "xla".
       source: rank that broadcasts (pbroadcast).
@@ -210,6 +212,8 @@ def explain(
     if n % ranks_per_node:
         raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
     count, item_bytes = (0, 1) if op == "barrier" else (math.prod(x.shape), np.dtype(x.dtype).itemsize)
+    if native == "all_to_all_v":  # its plans are over lists, one per pair of ranks
+        count, item_bytes = 1, count * item_bytes // n
     if native in ("all_to_all", "reduce_scatter"):
         if count % n:
             raise ValueError(f"{op}: {count} elements cannot be split into {n} equal blocks")

@@ -70,6 +70,10 @@ def ranks_per_node(axis_sizes: tuple[int, ...], groups: Groups) -> int:
     return sizes[-1] if len(sizes) > 1 else math.prod(sizes)
 
 
+def _axis_sizes(mesh: AnyMesh, call: Call) -> tuple[int, ...]:
+    return tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
+
+
 def _place(
     mesh: AnyMesh, call: Call, rows: np.ndarray, platform: str, exported: bool
 ) -> tuple[int, bool, dict[str, Any]]:
@@ -97,7 +101,7 @@ def _place(
         placement = _placement.placement(mesh, rows)
     except (ImportError, RuntimeError) as error:  # logs may lack the traceback, so the text names the call
         raise RuntimeError(f"jaxcomm: {call.op} at {call.site}: while compiling, {error}") from error
-    sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
+    sizes = _axis_sizes(mesh, call)
     per_node = placement.ranks_per_node or ranks_per_node(sizes, call.groups)
     return per_node, placement.ranks_per_node is None, {"processes": placement.processes}
 
@@ -150,7 +154,8 @@ _IN_BYTES = {
 }
 
 
-def _in_bytes(dtype: Any) -> Any:
+def in_bytes(dtype: Any) -> Any:
+    """The type in which elements of this type are sent."""
     return _IN_BYTES.get(str(dtype), dtype)
 
 
@@ -193,7 +198,7 @@ def use_plans() -> None:
     _use_plans = True
 
 
-def _uses_xla(call: Call, platform: str) -> bool:
+def uses_xla(call: Call, platform: str) -> bool:
     """Whether a call is lowered to XLA's own collective."""
     if "xla" in (call.algorithm, config().algorithm):
         return True
@@ -213,6 +218,23 @@ def _uses_xla(call: Call, platform: str) -> bool:
     return True
 
 
+def ranks_per_node_of(ctx: Any, call: Call, platform: str) -> int:
+    """Ranks per node of the groups of a call that is being lowered."""
+    mesh = ctx.module_context.axis_context.mesh
+    sizes = _axis_sizes(mesh, call)
+    if platform != "cpu":
+        return ranks_per_node(sizes, call.groups)
+    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
+    return _place(mesh, call, rows, platform, _compat.is_exported(ctx))[0]
+
+
+def in_one_process(ctx: Any, call: Call) -> bool:
+    """Whether the groups of a call on CPU devices, which is being lowered, belong to this process."""
+    mesh = ctx.module_context.axis_context.mesh
+    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
+    return len(_place(mesh, call, rows, "cpu", _compat.is_exported(ctx))[2]["processes"]) == 0
+
+
 def lower(
     ctx: Any,
     *xs: Any,
@@ -222,7 +244,7 @@ def lower(
     attributes: Callable[[Any, int], dict[str, Any]],
     alone: Callable[..., Any] | None,
     xla: Callable[..., Any],
-    in_place: bool = False,
+    aliases: dict[int, int] | None = None,
 ) -> Any:
     """Lowers one collective to one custom call per device, or to XLA's own collective.
 
@@ -237,7 +259,7 @@ def lower(
       alone: the computation in a group of one rank, (x, shape) -> y; None calls the target there too. On GPUs, a call
         with `algorithm` calls the target in any case, so that a single GPU can test the handlers.
       xla: the same computation with collectives of jax.lax, (*xs) -> results.
-      in_place: whether each operand is aliased to the result of the same index.
+      aliases: operands by index, and the results that they are aliased to.
     """
     axis_context = ctx.module_context.axis_context
     if not _compat.in_spmd_region(axis_context):
@@ -245,12 +267,12 @@ def lower(
     mesh = axis_context.mesh
     rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
     group_size = rows.shape[1]
-    uses_xla = _uses_xla(call, platform)
+    by_xla = uses_xla(call, platform)
     exported = _compat.is_exported(ctx)
-    common = {} if uses_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
-    if platform == "cuda" and not uses_xla and not _placement.gpus_are_on_one_host(mesh, rows):
+    common = {} if by_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
+    if platform == "cuda" and not by_xla and not _placement.gpus_are_on_one_host(mesh, rows):
         target += "_eager"  # NCCL's messages between nodes must not be part of a CUDA graph
-    out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), _in_bytes(a.dtype)) for a in ctx.avals_out]
+    out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):
         # The rank is the position in the mesh, not the device id: this holds for permuted and exported meshes too.
@@ -259,10 +281,10 @@ def lower(
             rank = rank * size + lax.axis_index(name).astype(jnp.int32)
         # The side effect keeps XLA from merging or dropping calls on some devices only. It is added in the lowering:
         # jax.checkpoint rejects primitives with effects in 0.10.
-        aliases = {i + 1: i for i in range(len(xs))} if in_place else None
-        whole = [x.astype(_in_bytes(x.dtype)) for x in xs]
-        ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=aliases)
-        windows = "windows" in common and not in_place  # no peer reads the operands of a barrier
+        whole = [x.astype(in_bytes(x.dtype)) for x in xs]
+        in_place = {operand + 1: result for operand, result in aliases.items()} if aliases else None
+        ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
+        windows = "windows" in common and aliases is None  # no peer reads the operands of a barrier
         with _compat.in_collective_memory(operand=1, result=0) if windows else contextlib.nullcontext():
             ys = ffi_call(rank, *whole, **common, **attributes(whole[0], group_size))
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
@@ -270,11 +292,11 @@ def lower(
     def exchange_by_xla(*xs):
         if not any(math.prod(out.shape) for out in out_types):  # XLA rejects some empty collectives
             return [jnp.zeros(out.shape, a.dtype) for out, a in zip(out_types, ctx.avals_out, strict=True)]
-        ys = xla(*(x.astype(_in_bytes(x.dtype)) for x in xs))
+        ys = xla(*(x.astype(in_bytes(x.dtype)) for x in xs))
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
     def manual(*xs):
-        run = exchange_by_xla if uses_xla else exchange
+        run = exchange_by_xla if by_xla else exchange
         if group_size == 1 and alone is not None and not (platform == "cuda" and call.algorithm):
             return [alone(x, a.shape) for x, a in zip(xs, ctx.avals_out, strict=True)]
         if set(axis_context.manual_axes) == set(mesh.axis_names):

@@ -27,7 +27,7 @@ def read(path):
 
 def test_the_list_is_complete():
     assert [name for _, name, _ in ROWS] == _core.plan.collectives()
-    assert set(NATIVE.values()) == set(_core.plan.collectives())
+    assert set(NATIVE.values()) | {"combine"} == set(_core.plan.collectives())  # combine: jaxcomm.moe
 
 
 @pytest.mark.parametrize(("enumerator", "name", "handler"), ROWS)
@@ -63,7 +63,8 @@ def test_every_op_takes_the_arguments_of_jax_lax(op):
     assert ours[len(lax) :] == [(name, inspect.Parameter.KEYWORD_ONLY, None) for name in ("algorithm", "max_sms")]
 
 
-@pytest.mark.parametrize("op", NATIVE)
+# The results of ragged_all_to_all are those of its second operand: tests/ops/test_ragged_all_to_all.py.
+@pytest.mark.parametrize("op", [op for op in NATIVE if op != "ragged_all_to_all"])
 def test_results_are_weakly_typed_where_those_of_jax_lax_are(op, line):
     """Otherwise a Python number would widen small types after a collective."""
     arguments = {"ppermute": ([(0, 1)],), "all_to_all": (0, 0), "pbroadcast": (1,)}.get(op, ())
@@ -95,10 +96,10 @@ def test_public_names_are_functions_and_types():
     """Implementation modules are private, so that importing one can't replace the function of the same name."""
     modules = {module.name for module in pkgutil.iter_modules(jaxcomm.__path__)}
     public = {name for name in modules if not name.startswith("_")}
-    assert public == {"bench", "distributed", "info", "matmul", "ops", "run", "selftest", "simulate"}
+    assert public == {"bench", "distributed", "info", "matmul", "moe", "ops", "run", "selftest", "simulate"}
     importlib.import_module("jaxcomm.info")
-    assert [name for name in jaxcomm.__all__ if inspect.ismodule(getattr(jaxcomm, name))] == ["distributed"]
-    assert public & set(jaxcomm.__all__) == {"distributed", "info"}  # python -m jaxcomm.info, jaxcomm.info()
+    assert [name for name in jaxcomm.__all__ if inspect.ismodule(getattr(jaxcomm, name))] == ["distributed", "moe"]
+    assert public & set(jaxcomm.__all__) == {"distributed", "info", "moe"}  # python -m jaxcomm.info, jaxcomm.info()
 
 
 def test_mutants_fit_the_sources():

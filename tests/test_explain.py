@@ -48,6 +48,7 @@ def test_bytes_follow_the_formulas():
 B = 64 * 3 * 4  # bytes of an operand, among 8 ranks
 BYTES = {  # of the operand and the result of a rank, and what a rank moves between ranks if all do it directly
     "all_to_all": (B, B, 7 * B // 8),
+    "ragged_all_to_all": (B, B, 7 * B // 8),
     "all_gather": (B, 8 * B, 7 * B),
     "psum": (B, B, 2 * 7 * B // 8),
     "pmean": (B, B, 2 * 7 * B // 8),

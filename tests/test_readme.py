@@ -32,6 +32,7 @@ PAGES_WITH_CODE = [
     "guide/choosing.md",
     "guide/collective-matmul.md",
     "guide/failures.md",
+    "guide/moe.md",
 ]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 
@@ -95,7 +96,9 @@ def test_table_of_operations():
 
 def test_every_collective_is_in_the_export_list_of_the_limits():
     text = (ROOT / "docs" / "guide" / "limits.md").read_text()
-    assert set(re.findall(r"jaxcomm_[a-z_]+[a-z]", text)) == {f"jaxcomm_{native}" for native in NATIVE.values()}
+    assert set(re.findall(r"jaxcomm_[a-z_]+[a-z]", text)) == {
+        f"jaxcomm_{native}" for native in (*NATIVE.values(), "dispatch", "combine", "moe_check")
+    }
 
 
 @pytest.mark.skipif(not RESULTS.exists(), reason="no benchmark results in this checkout")

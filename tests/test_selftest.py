@@ -201,7 +201,7 @@ def test_the_default_on_gpus(monkeypatch, mesh, caplog):
     assert "run `python -m jaxcomm.selftest`" in message and "JAXCOMM_ALGORITHM=plans" in message
     call = _lowering.Call("psum", ("gpu",), None, None, None, "here.py:1")
     named = _lowering.Call("psum", ("gpu",), None, "direct", None, "here.py:1")
-    uses_xla = _lowering._uses_xla
+    uses_xla = _lowering.uses_xla
     assert uses_xla(call, "cuda") and not uses_xla(named, "cuda") and not uses_xla(call, "cpu")
     monkeypatch.setattr(_lowering, "config", lambda: _config.Config(algorithm="plans"))
     assert not uses_xla(call, "cuda")

@@ -23,6 +23,11 @@ constexpr const char* Name(Collective collective) {
   return "?";
 }
 
+// Plans of these collectives are over lists of rows, which are known at run time only.
+constexpr bool OfLists(Collective collective) {
+  return collective == Collective::kAllToAllV || collective == Collective::kCombine;
+}
+
 constexpr bool Reduces(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
 }

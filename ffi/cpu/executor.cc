@@ -1,6 +1,7 @@
 #include "cpu/executor.h"
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -30,6 +31,13 @@ constexpr int64_t kShortRunBytes = 256;
 // The same for sources in other processes: one system call per tile, and all tiles stay in the cache.
 constexpr int64_t kRemoteTileBytes = 128 << 10;
 
+// Measured on AMD EPYC (2 cores, 2026-11): for outputs of a few cache sizes, streamed stores save the read of every
+// line that is about to be overwritten. For smaller outputs, they evict results that the next op would find in the
+// cache.
+constexpr int64_t kStreamBytes = 32 << 20;
+// Shorter rows are copied through the caches, even to large outputs.
+constexpr int64_t kMinStreamedRowBytes = 1024;
+
 }  // namespace
 
 std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,
@@ -40,10 +48,6 @@ std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, BlockLayou
       program->moved_bytes += step.count * item_bytes * std::max(1, step.num_sources);
     }
   }
-  // Measured on AMD EPYC (2 cores, 2026-11): for outputs of a few cache sizes, streamed stores save the read of every
-  // line that is about to be overwritten. For smaller outputs, they evict results that the next op would find in the
-  // cache.
-  constexpr int64_t kStreamBytes = 32 << 20;
   program->stream = program->moved_bytes >= kStreamBytes;
   program->plans = std::move(plans);
   program->input = input;
@@ -54,9 +58,21 @@ std::shared_ptr<const Program> Program::Make(std::vector<Plan> plans, BlockLayou
   return program;
 }
 
-Execution::Execution(std::shared_ptr<const Program> program, std::vector<RankBuffers> buffers)
+std::shared_ptr<Program> Program::MakeOfLists(std::vector<Plan> plans, int64_t input_count, int64_t output_count,
+                                              int64_t row_count, int64_t item_bytes, int32_t type) {
+  const auto num_ranks = static_cast<int64_t>(plans.size());
+  auto program = std::make_shared<Program>(*Make(std::move(plans), {1, input_count, input_count},
+                                                 {1, output_count, output_count}, item_bytes, nullptr, type));
+  program->row_count = row_count;
+  program->moved_bytes = num_ranks * std::min(input_count, output_count) * item_bytes;  // at most, unless lists overlap
+  program->stream = program->moved_bytes >= kStreamBytes;
+  return program;
+}
+
+Execution::Execution(std::shared_ptr<const Program> program, std::vector<RankBuffers> buffers, Slices slices)
     : program_(std::move(program)),
       buffers_(std::move(buffers)),
+      slices_(slices),
       num_ranks_(static_cast<int32_t>(buffers_.size())),
       ranks_(buffers_.size()),
       signals_(buffers_.size()),
@@ -160,20 +176,11 @@ bool Execution::RunStep(const Plan& plan, const Step& step) {
   switch (step.kind) {
     case StepKind::kCopy:
     case StepKind::kPut:
-    case StepKind::kGet: {
-      const View src = ViewOf(step.src);
-      if (RemoteTransport* remote = buffers_[step.dst.rank].remote) {
-        // A copy, because later steps may overwrite data that the network has not sent yet.
-        std::unique_ptr<char[]> data(new char[step.count * program_->item_bytes]);
-        CopyElements({data.get(), BlockLayout{}}, 0, src, step.src.offset, step.count, program_->item_bytes, false);
-        remote->Put(step.dst, std::move(data), step.count);
-        return true;
-      }
-      return Read(CopyElements(ViewOf(step.dst), step.dst.offset, src, step.src.offset, step.count,
-                               program_->item_bytes, program_->stream && step.dst.space == Space::kOutput),
-                  src.pid);
-    }
+    case StepKind::kGet:
+      if (program_->tokens.choices > 0) break;
+      return program_->of_lists() ? MoveLists(step) : Move(step.dst, step.src, step.count);
     case StepKind::kReduce:
+      if (program_->tokens.choices > 0) break;
       return RunReduce(plan, step);
     case StepKind::kZero:
       ZeroElements(ViewOf(step.dst), step.dst.offset, step.count, program_->item_bytes);
@@ -189,7 +196,122 @@ bool Execution::RunStep(const Plan& plan, const Step& step) {
     case StepKind::kWait:
       return true;
   }
+  CombineTokens(plan.rank);
   return true;
+}
+
+// dst = src, for `count` elements. False: the memory of unreadable_pid_ could not be read.
+bool Execution::Move(const Place& dst, const Place& src, int64_t count) {
+  const View from = ViewOf(src);
+  if (RemoteTransport* remote = buffers_[dst.rank].remote) {
+    // A copy, because later steps may overwrite data that the network has not sent yet.
+    std::unique_ptr<char[]> data(new char[count * program_->item_bytes]);
+    CopyElements({data.get(), BlockLayout{}}, 0, from, src.offset, count, program_->item_bytes, false);
+    remote->Put(dst, std::move(data), count);
+    return true;
+  }
+  return Read(CopyElements(ViewOf(dst), dst.offset, from, src.offset, count, program_->item_bytes,
+                           program_->stream && dst.space == Space::kOutput),
+              from.pid);
+}
+
+// Moves the slices of the lists that the step names by their ranks: list j of an input goes to rank j.
+bool Execution::MoveLists(const Step& step) {
+  const int64_t row = program_->row_count;
+  for (int64_t i = 0; i < slices_.per_pair() && row > 0; ++i) {
+    Slice slice = slices_.At(step.src.rank, step.dst.rank, i);
+    if (slice.size == 0) continue;
+    // A run of slices that are contiguous at both ends is one message.
+    for (; i + 1 < slices_.per_pair(); ++i) {
+      const Slice next = slices_.At(step.src.rank, step.dst.rank, i + 1);
+      if (next.size > 0 && (next.input_offset != slice.input_offset + slice.size ||
+                            next.output_offset != slice.output_offset + slice.size)) {
+        break;
+      }
+      slice.size += next.size;
+    }
+    if (!MoveSlice(step, slice)) return false;
+  }
+  if (buffers_[step.dst.rank].index != nullptr && step.src.rank == step.dst.rank) ZeroRest(step.dst.rank);
+  return true;
+}
+
+bool Execution::MoveSlice(const Step& step, const Slice& slice) {
+  const int64_t row = program_->row_count;
+  const Place to = {step.dst.rank, Space::kOutput, slice.output_offset * row};
+  const int32_t* const index = buffers_[step.src.rank].index;
+  if (index == nullptr) {
+    return Move(to, {step.src.rank, Space::kInput, slice.input_offset * row}, slice.size * row);
+  }
+  const int64_t bytes = row * program_->item_bytes;
+  char* dst = buffers_[to.rank].output + to.offset * program_->item_bytes;
+  const char* const src = buffers_[step.src.rank].input;
+  const bool stream = program_->stream && bytes >= kMinStreamedRowBytes;
+  for (int64_t i = 0; i < slice.size; ++i, dst += bytes) {
+    CopyBytes(dst, src + index[slice.input_offset + i] * bytes, bytes, stream);
+  }
+  return true;
+}
+
+// Zeroes the rows of the output of `rank` that no slice fills.
+void Execution::ZeroRest(int32_t rank) {
+  std::vector<std::pair<int64_t, int64_t>> filled;
+  for (int32_t from = 0; from < num_ranks_; ++from) {
+    for (int64_t i = 0; i < slices_.per_pair(); ++i) {
+      const Slice slice = slices_.At(from, rank, i);
+      if (slice.size > 0) filled.emplace_back(slice.output_offset, slice.output_offset + slice.size);
+    }
+  }
+  std::sort(filled.begin(), filled.end());
+  const int64_t bytes = program_->row_count * program_->item_bytes;
+  filled.emplace_back(program_->output.block_count / program_->row_count, 0);
+  int64_t end = 0;
+  for (const auto& [begin, next] : filled) {
+    if (begin > end) std::memset(buffers_[rank].output + end * bytes, 0, static_cast<size_t>((begin - end) * bytes));
+    end = next;
+  }
+}
+
+// Adds the rows of each token of `rank`, in the order of its choices.
+void Execution::CombineTokens(int32_t rank) {
+  const Program::Tokens& tokens = program_->tokens;
+  const RankBuffers& own = buffers_[rank];
+  const int64_t row = program_->row_count, bytes = row * program_->item_bytes;
+  const int64_t num_rows = row > 0 ? program_->output.block_count / row : 0;
+  const int64_t width = tokens.combine != nullptr && program_->item_bytes == 8 ? 8 : 4;  // of a weight
+  const int64_t per_row = tokens.per_choice ? 1 : tokens.choices;
+  std::vector<const void*> rows(static_cast<size_t>(per_row));
+  std::vector<char> weights(static_cast<size_t>(per_row * width));
+  std::vector<int32_t> ends(static_cast<size_t>(tokens.num_nodes));
+  const int32_t ranks_per_node = num_ranks_ / tokens.num_nodes;
+  for (int64_t t = 0; t < num_rows; ++t) {
+    int32_t num = 0;
+    for (int32_t node = 0; node < tokens.num_nodes; ++node) {
+      for (int64_t k = 0; k < per_row; ++k) {
+        const int64_t choice = t * per_row + k;
+        if (own.index[choice] < 0) continue;
+        const auto from = static_cast<int32_t>(own.expert[choice] / tokens.experts_per_rank);
+        if (tokens.num_nodes > 1 && from / ranks_per_node != node) continue;
+        rows[num] = buffers_[from].input + own.index[choice] * bytes;
+        if (own.weights != nullptr) {
+          std::memcpy(&weights[num * width], static_cast<const char*>(own.weights) + choice * width, width);
+        }
+        ++num;
+      }
+      ends[node] = num;
+    }
+    char* const y = own.output + t * bytes;
+    if (num == 0) {
+      std::memset(y, 0, static_cast<size_t>(bytes));
+    } else if (tokens.per_choice) {
+      CopyBytes(y, static_cast<const char*>(rows[0]), bytes, false);
+    } else if (tokens.combine != nullptr) {
+      tokens.combine(y, {rows.data(), own.weights != nullptr ? weights.data() : nullptr, ends.data(), tokens.num_nodes},
+                     row);
+    } else {
+      program_->reduce(y, rows.data(), num, row);
+    }
+  }
 }
 
 std::pair<int32_t, int32_t> Execution::WaitingPair() {

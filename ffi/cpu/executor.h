@@ -12,9 +12,11 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/combine_rows.h"
 #include "cpu/copy.h"
 #include "cpu/reduce.h"
 #include "plan/plan.h"
+#include "plan/slices.h"
 #include "transport/control_segment.h"
 
 namespace jaxcomm {
@@ -29,10 +31,24 @@ struct Program {
   ReduceFn reduce = nullptr;  // null if no plan has a reduce step
   int64_t moved_bytes = 0;    // by all data steps of all ranks; every source of a reduce counts
   bool stream = false;        // writes to outputs bypass the caches
+  // Elements of a row, if the elements of the plans are lists of rows; -1: they are those of the buffers.
+  int64_t row_count = -1;
+  // combine: how the rows of a token are added.
+  struct Tokens {
+    int64_t choices = 0;  // 0: not a combine
+    int64_t experts_per_rank = 1;
+    int32_t num_nodes = 1;        // that round their sums
+    bool per_choice = false;      // rows are not added
+    CombineFn combine = nullptr;  // null: Program::reduce, without weights
+  } tokens;
 
   // Fills in moved_bytes and stream.
   static std::shared_ptr<const Program> Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,
                                              int64_t item_bytes, ReduceFn reduce, int32_t type = 0);
+  // Plans over lists of rows. `input_count`, `output_count`: elements of the buffers of a rank.
+  static std::shared_ptr<Program> MakeOfLists(std::vector<Plan> plans, int64_t input_count, int64_t output_count,
+                                              int64_t row_count, int64_t item_bytes, int32_t type);
+  bool of_lists() const { return row_count >= 0; }
 };
 
 // Puts and signals to the ranks of other nodes.
@@ -54,11 +70,17 @@ struct RankBuffers {
   std::atomic<uint32_t>* signals = nullptr;   // counts signals to this rank, by sender; null: private counters
   ControlSegment* control_segment = nullptr;  // of the process that runs the rank; null: this process
   RemoteTransport* remote = nullptr;          // not null: the rank is on another node; the fields above are unused
+  // all_to_all_v: the row of the input for each row of the slices, and rows that no slice fills become zero; null: the
+  // rows of the slices are those of the input. combine: the slot of each choice.
+  const int32_t* index = nullptr;
+  const int32_t* expert = nullptr;  // combine: of each choice
+  const void* weights = nullptr;    // combine: of each choice, or null
 };
 
 class Execution {
  public:
-  Execution(std::shared_ptr<const Program> program, std::vector<RankBuffers> buffers);
+  // `slices`: of the lists of the program; they have passed CheckSlices.
+  Execution(std::shared_ptr<const Program> program, std::vector<RankBuffers> buffers, Slices slices = {});
 
   // Runs all steps that are ready. Returns true to exactly one caller: the one that finished the last rank of this
   // process. All effects of all threads are then visible to that caller. Other threads may still be inside Work() when
@@ -87,11 +109,17 @@ class Execution {
   Advance RunRank(int32_t rank);
   bool RunStep(const Plan& plan, const Step& step);  // false: the memory of unreadable_pid_ could not be read
   bool RunReduce(const Plan& plan, const Step& step);
+  bool Move(const Place& dst, const Place& src, int64_t count);
+  bool MoveLists(const Step& step);
+  bool MoveSlice(const Step& step, const Slice& slice);
+  void ZeroRest(int32_t rank);
+  void CombineTokens(int32_t rank);
   bool Read(bool readable, int32_t pid);
   View ViewOf(const Place& place) const;
 
   const std::shared_ptr<const Program> program_;
   const std::vector<RankBuffers> buffers_;
+  const Slices slices_;
   const int32_t num_ranks_;
   std::vector<int32_t> local_;  // ranks that this process runs
   std::vector<Rank> ranks_;

@@ -64,6 +64,11 @@ void InterProcessCall::Enter() {
       std::memcpy(block_.data + program_->window(Space::kInput, position), own.input,
                   static_cast<size_t>(program_->input_bytes()));
     }
+    if (program_->program()->of_lists() && program_->windowed(Space::kOutput)) {
+      // Rows that no rank writes keep the values that the output starts with.
+      std::memcpy(block_.data + program_->window(Space::kOutput, position), own.output,
+                  static_cast<size_t>(program_->output_bytes()));
+    }
   }
   std::string error;
   {
@@ -158,7 +163,7 @@ void InterProcessCall::Begin() {
     at.scratch = block + program_->window(Space::kScratch, position);
     at.signals = reinterpret_cast<std::atomic<uint32_t>*>(block + program_->signals(position));
   }
-  execution_ = std::make_unique<Execution>(program_->program(), std::move(buffers));
+  execution_ = std::make_unique<Execution>(program_->program(), std::move(buffers), spec_.slices);
 }
 
 // Large calls run on several threads.

@@ -54,6 +54,7 @@ uint64_t Hash(uint64_t hash, const Place& place) {
 
 uint64_t Hash(const Program& program) {
   uint64_t hash = Mix(static_cast<uint64_t>(program.type), static_cast<uint64_t>(program.item_bytes));
+  hash = Mix(hash, static_cast<uint64_t>(program.row_count));
   for (const BlockLayout& layout : {program.input, program.output}) {
     for (const int64_t size : {layout.num_blocks, layout.block_count, layout.run}) {
       hash = Mix(hash, static_cast<uint64_t>(size));

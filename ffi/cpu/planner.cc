@@ -29,9 +29,26 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
   const StatusOr<Request> request = MakeRequest(spec, geometry, input_count, output_count);
   if (!request.ok()) return request.status();
   const int64_t item_bytes = ItemBytes(dtype);
-  const Choice choice = Select(*request, spec.algorithm, item_bytes,
+  const bool of_lists = OfLists(spec.collective);
+  // The sizes of lists are known at run time only. Selection assumes that each rank sends all rows, evenly.
+  const int64_t plan_item_bytes = of_lists ? input_count * item_bytes / spec.group_size : item_bytes;
+  const Choice choice = Select(*request, spec.algorithm, plan_item_bytes,
                                MachineOf(cost_params, resources, spec.group_size, spec.ranks_per_node));
   if (choice.algorithm == nullptr) return InvalidArgumentError(choice.reason);
+  if (of_lists) {
+    const auto program = Program::MakeOfLists(BuildAll(*choice.algorithm, choice.request), input_count, output_count,
+                                              spec.row_count, item_bytes, static_cast<int32_t>(dtype));
+    if (spec.collective == Collective::kCombine) {
+      program->tokens.choices = spec.choices;
+      program->tokens.experts_per_rank = spec.num_experts / spec.group_size;
+      program->tokens.num_nodes = spec.home != 0 || spec.per_choice != 0 ? 1 : request->geometry.num_nodes;
+      program->tokens.per_choice = spec.per_choice != 0;
+      program->tokens.combine = FindCombine(dtype);
+      program->reduce = FindReduce(dtype, ReduceOp::kSum);
+      program->moved_bytes = input_count * item_bytes * spec.group_size;
+    }
+    return std::shared_ptr<const Program>(program);
+  }
   return Program::Make(BuildAll(*choice.algorithm, choice.request),
                        Blocks(input_count, request->block_count, spec.input_contiguous_count),
                        Blocks(output_count, request->block_count, spec.output_contiguous_count), item_bytes, reduce,

@@ -12,6 +12,7 @@
 #include "common/hash.h"
 #include "cpu/inter_process_call.h"
 #include "cpu/process_context.h"
+#include "cpu/row_checks.h"
 #include "cpu/worker_pool.h"
 
 namespace jaxcomm {
@@ -25,6 +26,7 @@ struct Rendezvous::GroupCall {
   Key key;
   std::unique_ptr<char[]> scratch;
   std::unique_ptr<Execution> execution;
+  Slices slices;  // all_to_all_v
 };
 
 // Shared by all calls of a group that spans processes.
@@ -210,6 +212,18 @@ void Rendezvous::Arrive(const Participant& participant, std::unique_ptr<Completi
   const std::shared_ptr<GroupCall>& group_call = *joined;
   if (!group_call) return;  // not the last to arrive
   const int64_t own_position = slots_.at(participant.rank) % spec_.group_size;
+  const StatusOr<Slices> slices = CheckedSlices(spec_, participant, std::get<2>(group_call->key));
+  if (!slices.ok()) {  // every rank finds the same fault, and no row has moved
+    FailRun(participant.run_id, slices.status());
+    return FailCall(*group_call, slices.status());
+  }
+  group_call->slices = *slices;
+  for (const RankBuffers& buffers : group_call->buffers) {
+    const Status checked = CheckRows(spec_, participant, buffers);
+    if (checked.ok()) continue;
+    FailRun(participant.run_id, checked);
+    return FailCall(*group_call, checked);
+  }
   if (SpansProcesses(std::get<2>(group_call->key))) return StartInterProcess(group_call, own_position);
 
   const StatusOr<std::shared_ptr<const Program>> made = ProgramFor(participant);
@@ -225,7 +239,7 @@ void Rendezvous::Arrive(const Participant& participant, std::unique_ptr<Completi
       next += program->plans[i].scratch_count * program->item_bytes;
     }
   }
-  group_call->execution = std::make_unique<Execution>(program, group_call->buffers);
+  group_call->execution = std::make_unique<Execution>(program, group_call->buffers, group_call->slices);
   if (program->moved_bytes >= kMinParallelBytes) {
     WorkerPool::Get().Submit(spec_.group_size - 1,
                              [self = shared_from_this(), group_call] { self->Work(group_call, -1); });
@@ -258,6 +272,7 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
   spec.run_id = run_id;
   spec.names = inter_process->names;
   spec.wait = group_call->wait;
+  spec.slices = group_call->slices;
   const auto finish = [self = shared_from_this(), group_call](int64_t position, const Status& status) {
     if (status.ok()) return self->Finish(*group_call, position);
     FailRun(std::get<0>(group_call->key), status);
@@ -330,11 +345,16 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
   }
   const Participant& first = entry->first;
   if (first.dtype != participant.dtype || first.input_count != participant.input_count ||
-      first.output_count != participant.output_count) {
+      first.output_count != participant.output_count || first.table_count != participant.table_count) {
     return InvalidArgumentError(Prefix() + "buffers do not match: rank " + std::to_string(participant.rank) + " has " +
                                 Sizes(participant) + ", rank " + std::to_string(first.rank) + " has " + Sizes(first));
   }
-  entry->buffers[position] = {participant.input, participant.output, nullptr};
+  RankBuffers& buffers = entry->buffers[position];
+  buffers.input = participant.input;
+  buffers.output = participant.output;
+  buffers.index = participant.index;
+  buffers.expert = participant.expert;
+  buffers.weights = participant.weights;
   entry->completions[position] = std::move(done);
   if (++entry->num_arrived < local_count_[slot / spec_.group_size]) return std::shared_ptr<GroupCall>();
   std::shared_ptr<GroupCall> group_call = std::move(entry);

@@ -33,6 +33,14 @@ struct Participant {
   DType dtype = DType::kF32;
   int64_t input_count = 0;
   int64_t output_count = 0;
+  const void* table = nullptr;  // all_to_all_v: of Slices; the same on all ranks
+  bool wide_table = false;
+  int64_t table_count = 0;
+  // As in RankBuffers.
+  const int32_t* index = nullptr;
+  int64_t index_count = 0;
+  const int32_t* expert = nullptr;
+  const void* weights = nullptr;
 };
 
 class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
@@ -48,6 +56,9 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   // Marks the end of a program. Call sites are numbered within a program in the order in which XLA makes them, which is
   // the same in all processes.
   static void EndProgram();
+
+  // Fails the open and later calls of a run at all call sites, also in other processes.
+  static void FailRun(int64_t run_id, const Status& error);
 
   // Limits of the wait from the first arrival in a group to the last.
   static void SetLimits(const WaitLimits& limits);
@@ -73,7 +84,6 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   std::string DescribeLate(const GroupCall& group_call, const Key& key, const std::string& within) const;
   void FailCalls(int64_t run_id, const Status& error);
   void FailExpired(Clock::time_point now);
-  static void FailRun(int64_t run_id, const Status& error);  // open and later calls of the run, at all call sites
   static void SweepForever();
 
   CallSpec spec_;  // constant after Make

@@ -5,7 +5,9 @@ namespace jaxcomm {
 int64_t InputCount(const Request& request) {
   switch (request.collective) {
     case Collective::kAllToAll:
+    case Collective::kAllToAllV:
     case Collective::kReduceScatter:
+    case Collective::kCombine:
       return request.geometry.num_ranks() * request.block_count;
     case Collective::kAllGather:
     case Collective::kAllReduce:
@@ -21,10 +23,12 @@ int64_t InputCount(const Request& request) {
 int64_t OutputCount(const Request& request) {
   switch (request.collective) {
     case Collective::kAllToAll:
+    case Collective::kAllToAllV:
     case Collective::kAllGather:
       return request.geometry.num_ranks() * request.block_count;
     case Collective::kAllReduce:
     case Collective::kReduceScatter:
+    case Collective::kCombine:
     case Collective::kPermute:
     case Collective::kBroadcast:
       return request.block_count;

@@ -73,9 +73,11 @@ struct Geometry {
 // The task of a plan. Elements per rank, with n ranks and block_count b:
 //                   input   output
 //   all_to_all      n * b   n * b    output block j of rank r is input block r of rank j
+//   all_to_all_v    n       n        as all_to_all; an element is a list of slices (slices.h), so b is 1
 //   all_gather      b       n * b
 //   all_reduce      b       b
 //   reduce_scatter  n * b   b        rank r gets the sum of block r of all ranks
+//   combine         n       1        as reduce_scatter; an element is the list of rows for one rank, so b is 1
 //   permute         b       b        from source_of[rank]; zeros where that is -1
 //   broadcast       b       b        from root
 //   barrier         0       0

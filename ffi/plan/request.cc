@@ -12,6 +12,9 @@ int64_t BlockCount(Collective collective, int64_t num_ranks, int64_t input_count
       return input_count / num_ranks;
     case Collective::kReduceScatter:
       return output_count;
+    case Collective::kAllToAllV:
+    case Collective::kCombine:
+      return 1;
     case Collective::kBarrier:
       return 0;
     default:
@@ -51,8 +54,8 @@ StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, in
   request.block_count = BlockCount(spec.collective, spec.group_size, input_count, output_count);
   request.root = spec.root;
   request.source_of = spec.source_of;
-  if (spec.collective != Collective::kBarrier &&
-      (InputCount(request) != input_count || OutputCount(request) != output_count)) {
+  const bool sized = spec.collective != Collective::kBarrier && !OfLists(spec.collective);
+  if (sized && (InputCount(request) != input_count || OutputCount(request) != output_count)) {
     return InvalidArgumentError("buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
                                 " elements do not match a group of " + std::to_string(spec.group_size) + " ranks");
   }

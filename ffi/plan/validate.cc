@@ -272,6 +272,7 @@ class Validator {
     std::vector<ReadExtent> promise;
     switch (request_.collective) {
       case Collective::kAllToAll:
+      case Collective::kAllToAllV:
         for (int32_t j = 0; j < n; ++j) promise.push_back({j * b, (j + 1) * b, {j, (rank - j) * b}});
         break;
       case Collective::kAllGather:
@@ -281,6 +282,7 @@ class Validator {
         promise.push_back({0, b, {-1, 0}});
         break;
       case Collective::kReduceScatter:
+      case Collective::kCombine:
         promise.push_back({0, b, {-1, rank * b}});
         break;
       case Collective::kPermute: {

@@ -111,10 +111,91 @@ def groups_and_orders(mesh):
     assert same(placed, np.roll(x, 1, 0)), "donated"
 
 
+def slices(mesh, rng):
+    """Vectors of ragged_all_to_all, (n, N) each: two slices per pair, a part of them empty, received in any order."""
+    n = mesh.size
+    sizes = rng.integers(0, 5, (n, n, 2)) * rng.integers(0, 2, (n, n, 2))
+    inputs = np.cumsum(sizes.reshape(n, -1), 1) - sizes.reshape(n, -1)
+    received = sizes.swapaxes(0, 1).reshape(n, -1)
+    order = rng.permuted(np.tile(np.arange(2 * n), (n, 1)), axis=1)
+    outputs = np.empty_like(received)
+    for rank in range(n):
+        outputs[rank, order[rank]] = np.cumsum(received[rank, order[rank]]) - received[rank, order[rank]]
+    outputs = outputs.reshape(n, n, 2).swapaxes(0, 1).reshape(n, -1)
+    return [v.astype(np.int32) for v in (inputs, sizes.reshape(n, -1), outputs, received)]
+
+
+def ragged(mesh):
+    """ragged_all_to_all with short and long rows, its gradient, and an error that all processes get."""
+    n, rng, spec = mesh.size, np.random.default_rng(5), P("i")
+    vectors = slices(mesh, rng)
+
+    def program(algorithm):
+        def call(x, y, *v):
+            f = lambda x, y: jaxcomm.ragged_all_to_all(x, y, *v, axis_name="i", algorithm=algorithm)  # noqa: E731
+            result, back = jax.vjp(f, x, y)
+            return result, *back(2 * result)
+
+        body = lambda *xs: [y[None] for y in call(*(x[0] for x in xs))]  # noqa: E731
+        return jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+
+    for algorithm in (None, *jaxcomm.algorithms("ragged_all_to_all")):
+        for width in (1, 4000):
+            x, start = (rng.integers(-99, 99, (n, r, width)).astype(np.float32) for r in (16 * n, 9 * n))
+            want, sent, kept = start.copy(), 0 * x, 2 * start
+            for r in range(n):
+                for i, (row, size, at) in enumerate(zip(*(v[r] for v in vectors[:3]), strict=True)):
+                    want[i // 2, at : at + size] = x[r, row : row + size]
+                    sent[r, row : row + size] = 2 * x[r, row : row + size]
+                    kept[i // 2, at : at + size] = 0
+            run, arguments = program(algorithm), [place(a, NamedSharding(mesh, spec)) for a in (x, start, *vectors)]
+            for _ in range(3):
+                got = run(*arguments)
+                assert all(map(same, got, (want, sent, kept))), ("ragged_all_to_all", algorithm, width)
+    wrong = [v.copy() for v in vectors]
+    wrong[1][0, 2 * n - 1] += 1
+    message = f"rank 0 to rank {n - 1}: send_sizes is {wrong[1][0, 2 * n - 1]} at rank 0 and recv_sizes is"
+    try:
+        jax.block_until_ready(run(*arguments[:2], *(place(v, NamedSharding(mesh, spec)) for v in wrong)))
+    except jax.errors.JaxRuntimeError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError("no error")
+    assert all(map(same, run(*arguments), (want, sent, kept))), "after an error"
+
+
+def experts(mesh):
+    """A token's rows go to its experts and back, each times a number of the expert; and the gradient of that."""
+    n, spec = mesh.size, P("i")
+    rng = np.random.default_rng(6)
+    ids = rng.integers(-1, 2 * n, (n, 6, 3)).astype(np.int32)
+    x = rng.integers(-9, 9, (n, 6, 5)).astype(np.float32)
+    weights = rng.integers(1, 4, ids.shape).astype(np.float32)
+
+    def body(ids, x, weights):
+        r = jaxcomm.moe.route(ids[0], "i", num_experts=2 * n, align=4)
+
+        def layer(x):
+            rows = jaxcomm.moe.dispatch(x, r)
+            expert = jax.numpy.repeat(jax.numpy.arange(2), r.group_sizes, total_repeat_length=len(rows))
+            number = 1.0 + expert + 2 * jax.lax.axis_index("i")
+            return jaxcomm.moe.combine(rows * number[:, None].astype(x.dtype), r, weights[0])
+
+        y, back = jax.vjp(layer, x[0])
+        return y[None], back(y)[0][None]
+
+    run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+    factor = np.where(ids >= 0, weights * (ids + 1), 0).sum(2)[..., None].astype(np.float32)
+    got = run(*(place(a, NamedSharding(mesh, spec)) for a in (ids, x, weights)))
+    assert all(map(same, got, (factor * x, factor**2 * x))), "moe"
+
+
 def values(mesh):
     """With SIZE=full, also runs small operands with every algorithm."""
     checked = every_op(mesh, mesh.size, os.environ.get("SIZE") == "full") + every_op(mesh, 1000 * mesh.size, True)
     groups_and_orders(mesh)
+    ragged(mesh)
+    experts(mesh)
     return {"checked": checked}
 
 

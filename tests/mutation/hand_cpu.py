@@ -327,8 +327,8 @@ MUTANTS = [
     Mutant(
         "scratch is given back while the round still runs",
         RENDEZVOUS,
-        "  group_call->execution = std::make_unique<Execution>(program, group_call->buffers);\n",
-        "  group_call->execution = std::make_unique<Execution>(program, group_call->buffers);\n"
+        "  group_call->execution = std::make_unique<Execution>(program, group_call->buffers, group_call->slices);\n",
+        "  group_call->execution = std::make_unique<Execution>(program, group_call->buffers, group_call->slices);\n"
         "  if (group_call->scratch) {\n    std::lock_guard<std::mutex> lock(mutex_);\n"
         "    scratch_.push_back(std::move(group_call->scratch));\n  }\n",
         "test_rendezvous",
@@ -372,8 +372,8 @@ MUTANTS = [
     Mutant(
         "a put to another node reads memory that later steps write",
         EXECUTOR,
-        "CopyElements({data.get(), BlockLayout{}}, 0, src, step.src.offset, step.count, program_->item_bytes, false);",
-        "CopyElements({data.get(), BlockLayout{}}, 0, src, 0, step.count, program_->item_bytes, false);",
+        "CopyElements({data.get(), BlockLayout{}}, 0, from, src.offset, count, program_->item_bytes, false);",
+        "CopyElements({data.get(), BlockLayout{}}, 0, from, 0, count, program_->item_bytes, false);",
         "test_inter_process_call",
     ),
     Mutant(

@@ -178,8 +178,8 @@ MUTANTS = [
     Mutant(
         "barrier copies",
         f"{OPS}/barrier.py",
-        "in_place=True",
-        "in_place=False",
+        "aliases={i: i for i in range(len(xs))}",
+        "aliases=None",
         f"{T}barrier.py::TestBarrier::test_axes",
     ),
     Mutant(

@@ -19,6 +19,7 @@ inline Values Expected(const Request& request, const Values& inputs) {
       int32_t& out = outputs[r][i];
       switch (request.collective) {
         case Collective::kAllToAll:
+        case Collective::kAllToAllV:
           out = inputs[i / b][r * b + i % b];
           break;
         case Collective::kAllGather:
@@ -28,6 +29,7 @@ inline Values Expected(const Request& request, const Values& inputs) {
           for (const auto& input : inputs) out += input[i];
           break;
         case Collective::kReduceScatter:
+        case Collective::kCombine:
           for (const auto& input : inputs) out += input[r * b + i];
           break;
         case Collective::kPermute:

@@ -139,6 +139,9 @@ ONE_LEVEL = {
 # Executed step by step, LL and multimem algorithms have the plans of other rows.
 ONE_LEVEL |= {
     ("all_to_all", "ll"): ONE_LEVEL["all_to_all", "direct"],
+    ("combine", "direct"): ONE_LEVEL["reduce_scatter", "direct"],
+    ("all_to_all_v", "direct"): ONE_LEVEL["all_to_all", "direct"],
+    ("all_to_all_v", "pairwise"): ONE_LEVEL["all_to_all", "pairwise"],
     ("all_gather", "ll"): ONE_LEVEL["all_gather", "direct"],
     ("all_reduce", "ll"): ONE_LEVEL["all_reduce", "one_shot"],
     ("all_reduce", "ll_two_shot"): ONE_LEVEL["all_reduce", "direct"],

@@ -220,7 +220,8 @@ TEST_CASE("inputs and outputs have the sizes of the collective") {
       {Collective::kAllToAll, "all_to_all", 60, 60},  {Collective::kAllGather, "all_gather", 10, 60},
       {Collective::kAllReduce, "all_reduce", 10, 10}, {Collective::kReduceScatter, "reduce_scatter", 60, 10},
       {Collective::kPermute, "permute", 10, 10},      {Collective::kBroadcast, "broadcast", 10, 10},
-      {Collective::kBarrier, "barrier", 0, 0},
+      {Collective::kBarrier, "barrier", 0, 0},        {Collective::kAllToAllV, "all_to_all_v", 60, 60},
+      {Collective::kCombine, "combine", 60, 10},
   };
   for (const Row& row : rows) {
     const Request request = Ask(row.collective, 2, 3, row.collective == Collective::kBarrier ? 0 : 10);

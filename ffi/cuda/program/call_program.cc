@@ -46,6 +46,10 @@ int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
 
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                       RankPlacement placement, int32_t max_channels, SplitLimits limits) {
+  if (OfLists(spec.collective)) {
+    return InvalidArgumentError(std::string(Name(spec.collective)) +
+                                " runs on CPUs only; on GPUs, pass algorithm=\"xla\"");
+  }
   CallProgram call;
   call.operation = {dtype, spec.reduce_op};
   if (Reduces(spec.collective) && !CanReduce(dtype, spec.reduce_op)) {

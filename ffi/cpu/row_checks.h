@@ -1,0 +1,20 @@
+// Checks of the rows that a call names at run time. They run once all local ranks have arrived, before a row moves.
+#pragma once
+
+#include <cstdint>
+
+#include "common/call_spec.h"
+#include "common/status.h"
+#include "cpu/rendezvous.h"
+#include "plan/slices.h"
+
+namespace jaxcomm {
+
+// The checked slices of an all_to_all_v; none for other collectives.
+StatusOr<Slices> CheckedSlices(const CallSpec& spec, const Participant& participant, int64_t group);
+
+// Checks the rows that a rank names itself. A routing is plain data, which a program may change. participant: any rank
+// of the call.
+Status CheckRows(const CallSpec& spec, const Participant& participant, const RankBuffers& buffers);
+
+}  // namespace jaxcomm

@@ -1,0 +1,403 @@
+"""The primitives of dispatch and combine, on rows of one dimension, and their derivatives.
+
+With S, the 0/1 matrix (C, T K) of the slots of all ranks, and R, the sum over the choices of a token, dispatch is
+S R^T, or S for payloads per choice. combine is R diag(weights) S^T, or S^T.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxcomm import _compat, _lowering
+from jaxcomm.moe.routing import Routing
+from jaxcomm.ops.ragged_all_to_all import exchange, reverse
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Static parameters of both primitives.
+
+    Attributes:
+      call: arguments of the op.
+      capacity: C.
+      per_choice: payloads have a row per choice, not per token.
+      reduce: "node" or "home".
+    """
+
+    call: Any
+    capacity: int
+    per_choice: bool
+    reduce: str
+
+
+def layout_of(routing: Routing, call: Any, per_choice: bool) -> Layout:
+    return Layout(call, routing.capacity, per_choice, routing.reduce)
+
+
+def slices(table: jax.Array, starts: jax.Array) -> jax.Array:
+    """The table of ragged_all_to_all, one slice per pair of source rank and expert. Choices are packed by expert.
+
+    Args:
+      table: (n, E), rows of each rank for each expert.
+      starts: (E,), first row of each expert at its rank.
+    """
+    n, total = table.shape
+    inputs = jnp.cumsum(table, 1, dtype=table.dtype) - table
+    outputs = starts[None] + jnp.cumsum(table, 0, dtype=table.dtype) - table
+    received = table.reshape(n, n, total // n).transpose(1, 0, 2).reshape(n, total)
+    return jnp.stack([inputs, table, outputs, received], axis=1)
+
+
+def _packed(slot, expert, vectors):
+    """(T, K), the place of each choice among those of its rank, packed by expert; T K if it has no row."""
+    inputs, _, outputs, _ = vectors
+    safe = jnp.maximum(expert, 0)
+    return jnp.where(slot >= 0, slot - outputs[safe] + inputs[safe], slot.size)
+
+
+def _own(table, call):
+    return lax.dynamic_index_in_dim(table, lax.axis_index(call.axes), 0, keepdims=False)
+
+
+def _as_bytes(x):
+    """(rows, bytes), with the bits of x."""
+    rows = x.shape[0]
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        x = jnp.stack([x.real, x.imag], -1)
+    x = x.astype(_lowering.in_bytes(x.dtype))
+    return lax.bitcast_convert_type(x, jnp.uint8).reshape(rows, -1)
+
+
+def _from_bytes(y, dtype, width):
+    if dtype == jnp.bool_:
+        return y.astype(jnp.bool_)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        parts = _from_bytes(y, jnp.finfo(dtype).dtype, 2 * width).reshape(len(y), width, 2)
+        return lax.complex(parts[..., 0], parts[..., 1])
+    whole = jnp.dtype(_lowering.in_bytes(dtype))
+    y = y.reshape(len(y), width, whole.itemsize)
+    return lax.bitcast_convert_type(y if whole.itemsize > 1 else y[..., 0], whole).astype(dtype)
+
+
+def _dispatch_by_exchange(*args, layout):
+    """Packs the rows by expert and sends them to the slots."""
+    *xs, slot, expert, table, starts = args
+    whole = slices(table, starts)
+    tokens = slot.shape[0]
+    order = _order(slot, expert, _own(whole, layout.call), layout)
+    if len(xs) == 1:
+        packed = [xs[0][order] if tokens else jnp.zeros((0, *xs[0].shape[1:]), xs[0].dtype)]
+    else:
+        joined = jnp.concatenate([_as_bytes(x) for x in xs], 1)
+        packed = [joined[order] if tokens else joined]
+    zeros = jnp.zeros((layout.capacity, packed[0].shape[1]), packed[0].dtype)
+    (y,) = (exchange(p, zeros, whole, call=layout.call) for p in packed)
+    if len(xs) == 1:
+        return [y]
+    results, at = [], 0
+    for x in xs:
+        size = x.shape[1] * (1 if x.dtype == jnp.bool_ else jnp.dtype(_lowering.in_bytes(x.dtype)).itemsize)
+        results.append(_from_bytes(y[:, at : at + size], x.dtype, x.shape[1]))
+        at += size
+    return results
+
+
+def wide(dtype: Any) -> Any:
+    """The type in which combine adds rows of this type."""
+    small = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+    return jnp.dtype(jnp.float32) if small else jnp.dtype(jnp.int32) if dtype == jnp.bool_ else jnp.dtype(dtype)
+
+
+def _combine_by_exchange(rows, *args, layout, ranks_per_node):
+    """Fetches the rows, packed by expert, and adds those of each token."""
+    *weights, slot, expert, table, starts = args
+    whole = slices(table, starts)
+    n, total = table.shape
+    zeros = jnp.zeros((slot.size, rows.shape[1]), rows.dtype)
+    packed = exchange(rows, zeros, reverse(whole), call=layout.call)
+    place = _packed(slot, expert, _own(whole, layout.call))
+    if layout.per_choice:
+        return packed.at[place].get(mode="fill", fill_value=0)
+    adds = wide(rows.dtype)
+    nodes = n // ranks_per_node if layout.reduce == "node" else 1
+    node = expert // (total // n) // (n // nodes)
+    y = jnp.zeros((slot.shape[0], rows.shape[1]), adds)
+    for g in range(nodes):
+        part = jnp.zeros_like(y)
+        for k in range(slot.shape[1]):
+            at = jnp.where(node[:, k] == g, place[:, k], slot.size)
+            row = packed.at[at].get(mode="fill", fill_value=0).astype(adds)
+            part = part + (row * weights[0][:, k, None].astype(adds) if weights else row)
+        y = y + (part.astype(rows.dtype).astype(adds) if nodes > 1 else part)
+    return y.astype(rows.dtype)
+
+
+def _order(slot, expert, vectors, layout):
+    """(T K,), the row of the payload for each choice, packed by expert."""
+    number = jnp.arange(slot.size, dtype=jnp.int32).reshape(slot.shape)
+    row = number if layout.per_choice else number // slot.shape[1]
+    return jnp.zeros(slot.size, jnp.int32).at[_packed(slot, expert, vectors)].set(row, mode="drop")
+
+
+def _lower_dispatch(ctx, *args, platform, layout):
+    if _is_native(ctx, layout, platform) and len(args) == 5:
+        return _lower_native_dispatch(ctx, *args, platform=platform, layout=layout)
+    run = functools.partial(_dispatch_by_exchange, layout=layout)
+    return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *args)
+
+
+def _is_native(ctx, layout, platform):
+    """Whether rows move by jaxcomm's own dispatch and combine: on CPU devices of one process."""
+    return (
+        platform == "cpu"
+        and layout.call.algorithm is None
+        and not _lowering.uses_xla(layout.call, platform)
+        and _lowering.in_one_process(ctx, layout.call)
+    )
+
+
+def _lower_native_dispatch(ctx, *args, platform, layout):
+    def run(x, slot, expert, table, starts):
+        whole = slices(table, starts)
+        order = _order(slot, expert, _own(whole, layout.call), layout)
+        return dispatch_rows_p.bind(x, order, whole, layout=layout)
+
+    return _compat.mlir.lower_fun(run, multiple_results=False)(ctx, *args)
+
+
+def _no_xla(*xs):
+    raise AssertionError("only calls that use jaxcomm's own collectives are lowered here")
+
+
+def _lower_dispatch_rows(ctx, *args, platform, layout):
+    return _lowering.lower(
+        ctx,
+        *args,
+        platform=platform,
+        call=layout.call,
+        target="jaxcomm_dispatch",
+        attributes=lambda x, n: {"row_count": np.int64(x.shape[1])},
+        alone=None,
+        xla=_no_xla,
+    )
+
+
+def _lower_native_combine(ctx, rows, *args, platform, layout):
+    total = ctx.avals_in[-1].shape[0]
+
+    def run(rows, *args):
+        *weights, slot, expert, _, _ = args
+        adds = jnp.float64 if rows.dtype == jnp.float64 else jnp.float32
+        own = weights[0].astype(adds) if weights else jnp.zeros(0, adds)
+        operands = _compat.equally_varying(rows, slot, expert, own)
+        return combine_rows_p.bind(*operands, layout=layout, num_experts=total)
+
+    return _compat.mlir.lower_fun(run, multiple_results=False)(ctx, rows, *args)
+
+
+def _lower_combine_rows(ctx, *args, platform, layout, num_experts):
+    choices = ctx.avals_in[1].shape[1]
+    return _lowering.lower(
+        ctx,
+        *args,
+        platform=platform,
+        call=layout.call,
+        target="jaxcomm_combine",
+        attributes=lambda rows, n: {
+            "row_count": np.int64(rows.shape[1]),
+            "choices": np.int64(choices),
+            "num_experts": np.int64(num_experts),
+            "per_choice": np.int64(layout.per_choice),
+            "home": np.int64(layout.reduce == "home"),
+        },
+        alone=None,
+        xla=_no_xla,
+    )
+
+
+def _adds_natively(dtype, weighted, reduce):
+    """Whether the executor adds rows of this type: floats with or without weights, others without."""
+    if str(dtype) in ("float16", "bfloat16", "float32", "float64"):
+        return True
+    return not weighted and (reduce == "home" or not jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize > 1
+
+
+def _lower_combine(ctx, *args, platform, layout):
+    rows, weighted = ctx.avals_in[0], len(args) > 5
+    exact = layout.per_choice or _adds_natively(rows.dtype, weighted, layout.reduce)
+    if exact and ctx.avals_in[-4].shape[1] > 0 and _is_native(ctx, layout, platform):
+        return _lower_native_combine(ctx, *args, platform=platform, layout=layout)
+    per_node = _lowering.ranks_per_node_of(ctx, layout.call, platform)
+    run = functools.partial(_combine_by_exchange, layout=layout, ranks_per_node=per_node)
+    return _compat.mlir.lower_fun(run, multiple_results=False)(ctx, *args)
+
+
+def dispatch(xs: list, routing: Routing, layout: Layout) -> list:
+    """[(T or T K, W), ...] -> [(C, W), ...]."""
+    where = (routing.slot, routing.expert, routing.table, routing.starts())
+    return _dispatch(xs, where, layout)
+
+
+def _dispatch(xs, where, layout):
+    return dispatch_p.bind(*_compat.equally_varying(*xs, *where), layout=layout)
+
+
+def combine(rows: jax.Array, routing: Routing, weights: jax.Array | None, layout: Layout) -> jax.Array:
+    """(C, W), weights (T, K) -> (T, W), or (T K, W) per choice."""
+    where = (routing.slot, routing.expert, routing.table, routing.starts())
+    return _combine(rows, [] if weights is None else [weights], where, layout)
+
+
+def _combine(rows, weights, where, layout):
+    return combine_p.bind(*_compat.equally_varying(rows, *weights, *where), layout=layout)
+
+
+def _dispatch_shape(*args, layout):
+    return [x.update(shape=(layout.capacity, *x.shape[1:]), weak_type=False) for x in args[:-4]]
+
+
+def _combine_shape(rows, *args, layout):
+    slot = args[-4]
+    return rows.update(shape=(slot.size if layout.per_choice else slot.shape[0], *rows.shape[1:]), weak_type=False)
+
+
+def _dispatch_jvp(primals, tangents, *, layout):
+    *xs, _, _, _, _ = primals
+    results, where = dispatch_p.bind(*primals, layout=layout), primals[-4:]
+    moving = [i for i in range(len(xs)) if type(tangents[i]) is not _compat.ad.Zero]
+    moved = iter(_dispatch([tangents[i] for i in moving], where, layout) if moving else [])
+    return results, [next(moved) if i in moving else _compat.zero_tangent(r) for i, r in enumerate(results)]
+
+
+def _dispatch_transpose(cts, *args, layout):
+    where = args[-4:]
+    results: list[Any] = []
+    for ct, x in zip(cts, args[:-4], strict=True):
+        if not _compat.ad.is_undefined_primal(x):
+            results.append(None)
+        elif type(ct) is _compat.ad.Zero:
+            results.append(_compat.ad.Zero(x.aval))
+        else:
+            _check_gradient(x.aval.dtype, layout.call)
+            results.append(_combine(ct, [], where, layout))
+    return [*results, None, None, None, None]
+
+
+def _check_gradient(dtype, call):
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16:
+        raise TypeError(
+            f"moe.dispatch at {call.site}: a gradient of {jnp.dtype(dtype)} would be rounded to that type; apply "
+            "jax.lax.stop_gradient to x, or wrap its conversion and the dispatch in a jax.custom_vjp whose gradient "
+            "has the type of the unconverted x"
+        )
+
+
+def _combine_jvp(primals, tangents, *, layout):
+    rows, *weights = primals[:-4]
+    where = primals[-4:]
+    result = combine_p.bind(*primals, layout=layout)
+    terms = []
+    if type(tangents[0]) is not _compat.ad.Zero:
+        terms.append(_combine(tangents[0], weights, where, layout))
+    if weights and type(tangents[1]) is not _compat.ad.Zero:
+        terms.append(_combine(rows, [tangents[1]], where, layout))
+    return result, functools.reduce(_compat.ad.add_tangents, terms) if terms else _compat.zero_tangent(result)
+
+
+def _combine_transpose(ct, *args, layout):
+    where, (rows, *weights) = args[-4:], args[:-4]
+    results = [None] * len(args)
+    undefined = _compat.ad.is_undefined_primal
+    if type(ct) is _compat.ad.Zero:
+        return [_compat.ad.Zero(a.aval) if undefined(a) else None for a in args]
+    each = dataclasses.replace(layout, per_choice=True)
+    (sent,) = _dispatch([ct], where, layout)
+    if undefined(rows):
+        results[0] = sent
+        if weights:
+            adds = wide(sent.dtype)
+            (own,) = _dispatch([weights[0].reshape(-1, 1)], where, each)
+            results[0] = (sent.astype(adds) * own.astype(adds)).astype(sent.dtype)
+    elif undefined(weights[0]):
+        adds = wide(rows.dtype)
+        products = jnp.sum(sent.astype(adds) * rows.astype(adds), 1, keepdims=True)
+        at_home = _combine(products, [], where, each)
+        results[1] = at_home.reshape(weights[0].aval.shape).astype(weights[0].aval.dtype)
+    return results
+
+
+def _check_batch(axis_data, dims, call):
+    if axis_data.name in call.axes:
+        raise NotImplementedError(f"{call.op}: {axis_data.name!r} is an axis of vmap, expected axes of a mesh")
+    if any(d is not None for d in dims[-4:]):
+        raise NotImplementedError(f"{call.op}: the routing has a dimension of vmap; route and call it without vmap")
+
+
+def _merge(x, d, size):
+    """The batch as a part of the rows."""
+    x = jnp.broadcast_to(x[:, None], (x.shape[0], size, x.shape[1])) if d is None else jnp.moveaxis(x, d, 1)
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2])
+
+
+def _split(y, size):
+    return y.reshape(y.shape[0], size, y.shape[1] // size)
+
+
+def _dispatch_batch(axis_data, args, dims, *, layout):
+    _check_batch(axis_data, dims, layout.call)
+    merged = [_merge(x, d, axis_data.size) for x, d in zip(args[:-4], dims[:-4], strict=True)]
+    results = [_split(y, axis_data.size) for y in dispatch_p.bind(*merged, *args[-4:], layout=layout)]
+    return results, [1] * len(results)
+
+
+def _combine_batch(axis_data, args, dims, *, layout):
+    _check_batch(axis_data, dims, layout.call)
+    rows, *weights = args[:-4]
+    merged = _merge(rows, dims[0], axis_data.size)
+    if not weights or dims[1] is None:
+        return _split(combine_p.bind(merged, *weights, *args[-4:], layout=layout), axis_data.size), 1
+    # One row per choice comes home, because each element of the batch has its own weights.
+    each = dataclasses.replace(layout, per_choice=True)
+    choices = _split(combine_p.bind(merged, *args[-4:], layout=each), axis_data.size)
+    own = jnp.moveaxis(weights[0], dims[1], 2)  # (T, K, batch)
+    adds = wide(rows.dtype)
+    choices = choices.reshape(*own.shape, -1).astype(adds) * own[..., None].astype(adds)
+    total = functools.reduce(jnp.add, [choices[:, k] for k in range(own.shape[1])])
+    return total.astype(rows.dtype), 1
+
+
+dispatch_p = _compat.Primitive("jaxcomm_moe_dispatch")
+dispatch_p.multiple_results = True
+dispatch_p.def_abstract_eval(_dispatch_shape)
+_lowering.register_rule(dispatch_p, _lower_dispatch)
+_compat.ad.primitive_jvps[dispatch_p] = _dispatch_jvp
+_compat.ad.primitive_transposes[dispatch_p] = _dispatch_transpose
+_compat.batching.fancy_primitive_batchers[dispatch_p] = _dispatch_batch
+
+combine_p = _compat.Primitive("jaxcomm_moe_combine")
+combine_p.def_abstract_eval(_combine_shape)
+_lowering.register_rule(combine_p, _lower_combine)
+_compat.ad.primitive_jvps[combine_p] = _combine_jvp
+_compat.ad.primitive_transposes[combine_p] = _combine_transpose
+_compat.batching.fancy_primitive_batchers[combine_p] = _combine_batch
+
+# Inside the lowering of the two: what the executor does.
+dispatch_rows_p = _compat.Primitive("jaxcomm_moe_dispatch_rows")
+dispatch_rows_p.def_abstract_eval(
+    lambda x, order, table, *, layout: x.update(shape=(layout.capacity, x.shape[1]), weak_type=False)
+)
+_lowering.register_rule(dispatch_rows_p, _lower_dispatch_rows)
+combine_rows_p = _compat.Primitive("jaxcomm_moe_combine_rows")
+combine_rows_p.def_abstract_eval(
+    lambda rows, slot, expert, weights, *, layout, num_experts: rows.update(
+        shape=(slot.size if layout.per_choice else slot.shape[0], rows.shape[1]), weak_type=False
+    )
+)
+_lowering.register_rule(combine_rows_p, _lower_combine_rows)

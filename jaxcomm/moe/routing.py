@@ -1,0 +1,250 @@
+"""route(): the place of every choice, as a function of all expert ids."""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxcomm import _check, _compat
+from jaxcomm._lowering import Call
+from jaxcomm._primitive import make_call
+from jaxcomm._typing import AxisName
+from jaxcomm.moe.verdict import verdict
+from jaxcomm.ops.all_gather import all_gather_p
+
+
+@dataclasses.dataclass(frozen=True)
+class RouteCall(Call):
+    """The arguments of a call, and those of route() that define the layout of the rows.
+
+    Attributes:
+      align: groups start at multiples of it.
+      slots: rows per expert; 0 if groups follow each other.
+    """
+
+    align: int = 1
+    slots: int = 0
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["slot", "expert", "group_sizes", "group_counts", "demand", "dropped", "table"],
+    meta_fields=["call", "num_experts", "capacity", "reduce"],
+)
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """Where the rows of each token go. Plain data: arrays of int32 that vary over the axes, and static values.
+
+    T tokens per rank, K choices per token, M experts per rank, C rows that a rank can receive.
+
+    Attributes:
+      slot: (T, K), the row at the rank of the expert; -1 if the choice has no row.
+      expert: (T, K), the number of the expert; -1 if the choice has no row.
+      group_sizes: (M,), rows of each local expert with padding, as jax.lax.ragged_dot takes them.
+      group_counts: (M,), rows of each local expert without padding.
+      demand: (), rows that this rank needed to receive everything, with padding.
+      dropped: (), choices of this rank that were dropped.
+      table: (n, E), rows of each rank for each expert, the same on all ranks.
+      call: axes and call site.
+      num_experts: E.
+      capacity: C.
+      reduce: "node" or "home", see route().
+    """
+
+    slot: jax.Array
+    expert: jax.Array
+    group_sizes: jax.Array
+    group_counts: jax.Array
+    demand: jax.Array
+    dropped: jax.Array
+    table: jax.Array
+    call: RouteCall
+    num_experts: int
+    capacity: int
+    reduce: str
+
+    def starts(self) -> jax.Array:
+        """(E,), the first row of each expert at its rank."""
+        local = self.num_experts // self.table.shape[0]
+        if self.call.slots:
+            return jnp.tile(jnp.arange(local, dtype=jnp.int32) * self.call.slots, self.table.shape[0])
+        return _starts(self.table.sum(0, dtype=jnp.int32), local, self.call.align)
+
+
+def route(
+    expert_ids: Any,
+    axis_name: AxisName,
+    *,
+    num_experts: int,
+    capacity: int | None = None,
+    align: int = 1,
+    slots: int | None = None,
+    on_overflow: str = "raise",
+    reduce: str = "node",
+) -> Routing:
+    """Assigns a row at the rank of its expert to every choice of every token.
+
+    The places depend on the ids alone, not on the order of arrival. The rows of an expert form a group, in the order of
+    the source ranks; those of one rank hold the first choices of all its tokens before the second ones.
+
+    Args:
+      expert_ids: (T, K) integers. A negative number is no choice. A token may choose an expert several times.
+      axis_name: mesh axis, or tuple of axes, outermost first, over which the experts are divided. Several axes declare
+        a hierarchy: the innermost axis stays inside a node.
+      num_experts: E, a multiple of the number n of ranks. Expert e belongs to rank e // M, with M = E / n.
+      capacity: C, rows that a rank can receive. None means n T min(K, M) + M (align - 1), rounded up to `align`: enough
+        for all tokens if the choices of a token differ.
+      align: groups start at multiples of this number; rows in between are zero.
+      slots: rows per expert, instead of `capacity` and `align`: C = M slots, and group e starts at row e slots.
+      on_overflow: "raise", or "drop" the choices that do not fit. Each pair of source rank and expert keeps the same
+        number of choices, as far as it has them; first choices are kept first.
+      reduce: order of the sums of combine(). "node" adds the rows of each node, rounds, and adds the nodes; "home" adds
+        all rows in the order of the choices, with the same bits for every number of ranks.
+
+    Returns:
+      A Routing.
+
+    Raises:
+      NameError: axis_name is not bound by an enclosing shard_map.
+      ValueError: invalid shapes or numbers (when tracing).
+      TypeError: expert_ids are not integers, or a tracer in place of a static value (when tracing).
+      jax.errors.JaxRuntimeError: an id is E or larger, or a rank overflows and on_overflow is "raise": on all ranks,
+        before a row moves (at run time, on CPUs).
+
+    Cost: an all_gather of E + 1 integers.
+    """
+    op = "moe.route"
+    ids = jnp.asarray(expert_ids)
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(f"{op}: expert_ids must have integers, got element type {ids.dtype}")
+    if ids.ndim != 2:
+        raise ValueError(f"{op}: expert_ids must have shape (tokens, choices), got {ids.shape}")
+    for name, value, allowed in (("on_overflow", on_overflow, ("raise", "drop")), ("reduce", reduce, ("node", "home"))):
+        if value not in allowed:
+            raise ValueError(f"{op}: {name} must be one of {', '.join(allowed)}, got {value!r}")
+    call = make_call(op, "all_to_all_v", _check.axes(op, axis_name), None, None, None)
+    n = _check.group_size(call.axes, None)
+    total = _positive(op, "num_experts", num_experts)
+    if total % n:
+        raise ValueError(f"{op}: num_experts={total} must be a multiple of the {n} ranks of {call.axes}")
+    local, (tokens, choices) = total // n, ids.shape
+    if slots is not None:
+        if capacity is not None or align != 1:
+            raise ValueError(f"{op}: slots cannot be combined with capacity or align")
+        slots = _positive(op, "slots", slots)
+        rows = local * slots
+    else:
+        align = _positive(op, "align", align)
+        rows = n * tokens * min(choices, local) + local * (align - 1)
+        rows = -(-rows // align) * align
+        if capacity is not None:
+            rows = _check.integer(op, "capacity", capacity)
+            if rows < 0:
+                raise ValueError(f"{op}: capacity must not be negative, got {rows}")
+    fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(call)}
+    call = RouteCall(**fields, align=align, slots=slots or 0)
+    return _route(ids, call, total, rows, on_overflow == "raise", reduce)
+
+
+def _positive(op: str, name: str, value: Any) -> int:
+    number = _check.integer(op, name, value)
+    if number < 1:
+        raise ValueError(f"{op}: {name} must be positive, got {number}")
+    return number
+
+
+def _route(ids, call, total, rows, raises, reduce):
+    n = _check.group_size(call.axes, None)
+    local, (tokens, choices) = total // n, ids.shape
+    ids = _compat.make_varying(ids, call.axes)
+    # An unknown expert is E, and no choice is E + 1.
+    ids = ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)  # num_experts may not fit into a smaller type
+    known = jnp.where(ids < 0, total + 1, jnp.minimum(ids, total)).astype(jnp.int32)
+    order = known.T.reshape(-1)  # first choices of all tokens before second ones
+    by_expert = jnp.argsort(order, stable=True)
+    counts = jnp.zeros(total + 2, jnp.int32).at[order].add(1)
+    before = jnp.cumsum(counts, dtype=counts.dtype) - counts
+    places = jnp.arange(len(order), dtype=jnp.int32) - before[order[by_expert]]
+    index = jnp.zeros(order.shape, jnp.int32).at[by_expert].set(places)
+    index = index.reshape(choices, tokens).T
+    table = all_gather_p.bind(counts[None, : total + 1], call=call, axis=0)
+    table = verdict(table, call=call, capacity=rows, raises=raises)
+    wanted = table[:, :total]
+    kept = wanted if raises else _keep(wanted, n, local, rows, tokens * choices, call)
+    me = lax.axis_index(call.axes).astype(jnp.int32)
+    groups = kept.sum(0, dtype=jnp.int32)
+    starts = _starts(groups, local, call.align)
+    if call.slots:
+        starts = jnp.tile(jnp.arange(local, dtype=jnp.int32) * call.slots, n)
+    mine = lax.dynamic_index_in_dim(kept, me, 0, keepdims=False)
+    earlier = jnp.where(jnp.arange(n, dtype=jnp.int32)[:, None] < me, kept, 0).sum(0, dtype=jnp.int32)
+    safe = jnp.minimum(known, total - 1)
+    valid = (known < total) & (index < mine[safe])
+    slot = jnp.where(valid, starts[safe] + earlier[safe] + index, -1)
+    own_counts = lax.dynamic_slice_in_dim(groups, me * local, local)
+    own_wanted = lax.dynamic_slice_in_dim(wanted.sum(0, dtype=jnp.int32), me * local, local)
+    if call.slots:
+        sizes, demand = jnp.full_like(own_counts, call.slots), own_wanted.sum(dtype=jnp.int32)
+    else:
+        sizes, demand = _aligned(own_counts, call.align), _aligned(own_wanted, call.align).sum(dtype=jnp.int32)
+    return Routing(
+        slot=slot,
+        expert=jnp.where(valid, known, -1),
+        group_sizes=sizes,
+        group_counts=own_counts,
+        demand=demand,
+        dropped=(known < total).sum(dtype=jnp.int32) - valid.sum(dtype=jnp.int32),
+        table=kept,
+        call=call,
+        num_experts=total,
+        capacity=rows,
+        reduce=reduce,
+    )
+
+
+def _aligned(counts, align):
+    return -(-counts // align) * align
+
+
+def _starts(groups, local, align):
+    """(E,), the first row of each group at its rank."""
+    sizes = _aligned(groups, align).reshape(-1, local)
+    return (jnp.cumsum(sizes, 1, dtype=sizes.dtype) - sizes).reshape(-1).astype(jnp.int32)
+
+
+def _keep(wanted, n, local, rows, most, call):
+    """(n, E), the choices that are kept. A cell is a pair of source rank and expert.
+
+    Every cell of a rank keeps up to q choices, with the largest q for which the groups fit. Then the first x cells that
+    have another one keep one more, with the largest x. With slots, each expert is on its own.
+    """
+    parts = (n * local, 1) if call.slots else (n, local)  # what has a capacity, and its experts
+    limit = call.slots or rows
+    cells = wanted.reshape(n, *parts)
+
+    def fits(kept):
+        return _aligned(kept.sum(0, dtype=jnp.int32), call.align).sum(-1, dtype=jnp.int32) <= limit
+
+    def largest(most, kept_with):
+        """(parts,), the largest number of 0 to `most` for which kept_with(number) fits; 0 fits."""
+
+        def halve(_, bounds):
+            low, high = bounds
+            middle = (low + high + 1) // 2
+            good = fits(kept_with(middle))
+            return jnp.where(good, middle, low), jnp.where(good, high, middle - 1)
+
+        low = 0 * cells.sum((0, 2), dtype=jnp.int32)
+        return lax.fori_loop(0, max(1, math.ceil(math.log2(most + 1))), halve, (low, low + most))[0]
+
+    quota = largest(most, lambda q: jnp.minimum(cells, q[None, :, None]))
+    kept = jnp.minimum(cells, quota[None, :, None])
+    more = (cells > kept).astype(jnp.int32).transpose(1, 0, 2)  # (parts, source, expert)
+    rank = jnp.cumsum(more.reshape(parts[0], -1), 1, dtype=jnp.int32).reshape(more.shape) * more
+    added = lambda x: ((rank > 0) & (rank <= x[:, None, None])).astype(jnp.int32).transpose(1, 0, 2)  # noqa: E731
+    extra = largest(n * local, lambda x: kept + added(x))
+    return (kept + added(extra)).reshape(n, n * local)

@@ -1,0 +1,51 @@
+"""The check of a count matrix at run time. All ranks have the same matrix, so all raise or none."""
+
+import dataclasses
+
+import numpy as np
+
+from jaxcomm import _compat, _lowering
+
+
+def verdict(table, *, call, capacity, raises):
+    """Returns `table`, (n, E + 1), or raises. Its last column counts ids of unknown experts."""
+    return verdict_p.bind(table, call=call, capacity=capacity, raises=raises)
+
+
+def _lower(ctx, table, *, platform, call, capacity, raises):
+    if platform != "cpu":
+        if raises:
+            raise NotImplementedError(
+                f"{call.op} at {call.site}: on_overflow='raise' works on CPUs only; pass on_overflow='drop' and look "
+                "at Routing.dropped"
+            )
+        return [table]
+    return _lowering.lower(
+        ctx,
+        table,
+        platform=platform,
+        # algorithm="xla" for a whole program does not concern a check.
+        call=dataclasses.replace(call, algorithm=None),
+        target="jaxcomm_moe_check",
+        attributes=lambda x, n: {
+            "capacity": np.int64(capacity),
+            "align": np.int64(call.align),
+            "slots": np.int64(call.slots),
+            "raises": np.int64(raises),
+        },
+        alone=None,
+        xla=lambda x: [x],
+        aliases={0: 0},
+    )
+
+
+def _batch(axis_data, args, dims, *, call, **params):
+    if dims[0] is None and axis_data.name not in call.axes:
+        return verdict_p.bind(*args, call=call, **params), None
+    raise NotImplementedError(f"{call.op} at {call.site}: expert_ids have a dimension of vmap; call it without vmap")
+
+
+verdict_p = _compat.Primitive("jaxcomm_moe_check")
+verdict_p.def_abstract_eval(lambda table, **params: table)
+_lowering.register_rule(verdict_p, _lower)
+_compat.batching.fancy_primitive_batchers[verdict_p] = _batch

@@ -1,0 +1,115 @@
+// Plans over lists (all_to_all_v), by one and by many threads, against rows moved one by one.
+#include <atomic>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "../../ffi/cpu/executor.h"
+#include "../../ffi/plan/algorithms.h"
+#include "../check.h"
+#include "../plan/slices.h"
+
+namespace jaxcomm {
+namespace {
+
+using Buffers = std::vector<std::vector<int32_t>>;
+
+constexpr int64_t kRow = 3;
+
+Buffers Expected(RaggedCase c, const Buffers& inputs, Buffers outputs) {
+  for (int32_t from = 0; from < c.n; ++from) {
+    for (int64_t i = 0; i < c.n * c.per_pair; ++i) {
+      for (int64_t k = 0; k < c.At(from, 1, i) * kRow; ++k) {
+        outputs[i / c.per_pair][c.At(from, 2, i) * kRow + k] = inputs[from][c.At(from, 0, i) * kRow + k];
+      }
+    }
+  }
+  return outputs;
+}
+
+TEST_CASE("every algorithm moves the slices of every pair, and nothing else") {
+  std::mt19937 random(11);
+  for (int round = 0; round < 60; ++round) {
+    const int32_t n = 1 + round % 6;
+    const RaggedCase c = DrawRagged(n, 1 + round % 3, random);
+    Buffers inputs(n), start(n);
+    for (int32_t r = 0; r < n; ++r) {
+      for (int64_t i = 0; i < c.input_rows * kRow; ++i) inputs[r].push_back(static_cast<int32_t>(random()));
+      for (int64_t i = 0; i < c.output_rows * kRow; ++i) start[r].push_back(static_cast<int32_t>(random()));
+    }
+    const Buffers expected = Expected(c, inputs, start);
+    Request request;
+    request.collective = Collective::kAllToAllV;
+    request.geometry.ranks_per_node = n;
+    request.geometry.pull = round % 2 == 1;
+    request.block_count = 1;
+    for (const Algorithm& algorithm : Algorithms(request.collective)) {
+      const auto program = Program::MakeOfLists(BuildAll(algorithm, request), c.input_rows * kRow, c.output_rows * kRow,
+                                                kRow, sizeof(int32_t), 0);
+      for (const int num_threads : {1, 4}) {
+        Buffers outputs = start;
+        std::vector<RankBuffers> buffers(n);
+        for (int32_t r = 0; r < n; ++r) {
+          buffers[r].input = reinterpret_cast<const char*>(inputs[r].data());
+          buffers[r].output = reinterpret_cast<char*>(outputs[r].data());
+        }
+        Execution execution(program, buffers, c.slices());
+        std::atomic<int> finished{0};
+        std::vector<std::thread> threads;
+        for (int i = 0; i < num_threads; ++i) threads.emplace_back([&] { finished += execution.Work(); });
+        for (auto& thread : threads) thread.join();
+        CHECK(finished == 1);
+        CHECK(outputs == expected);
+      }
+    }
+  }
+}
+
+// Counts puts, and keeps what they carry.
+class Recorder : public RemoteTransport {
+ public:
+  void Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) override {
+    offsets.push_back(to.offset);
+    counts.push_back(count);
+    first.push_back(*reinterpret_cast<int32_t*>(data.get()));
+  }
+  void Signal(int32_t, int32_t) override {}
+  std::vector<int64_t> offsets, counts;
+  std::vector<int32_t> first;
+};
+
+TEST_CASE("slices that are contiguous at both ends are one message") {
+  RaggedCase c;
+  c.n = 2;
+  c.per_pair = 4;
+  c.table.assign(2 * 4 * 8, 0);
+  // To rank 1: rows 5 and 6 to rows 2 and 3, an empty slice between them, and row 7 to row 9.
+  const int64_t inputs[] = {5, 99, 6, 7}, sizes[] = {1, 0, 1, 1}, outputs[] = {2, -9, 3, 9};
+  for (int i = 0; i < 4; ++i) {
+    c.At(0, 0, 4 + i) = inputs[i];
+    c.At(0, 1, 4 + i) = c.At(1, 3, i) = sizes[i];
+    c.At(0, 2, 4 + i) = outputs[i];
+  }
+  std::vector<int32_t> input(8 * kRow);
+  for (size_t i = 0; i < input.size(); ++i) input[i] = static_cast<int32_t>(i);
+  Request request;
+  request.collective = Collective::kAllToAllV;
+  request.geometry.num_nodes = 2;
+  request.geometry.all_addressable = false;
+  request.block_count = 1;
+  const auto program = Program::MakeOfLists(BuildAll(*FindAlgorithm(request.collective, "direct"), request), 8 * kRow,
+                                            10 * kRow, kRow, sizeof(int32_t), 0);
+  Recorder recorder;
+  std::vector<RankBuffers> buffers(2);
+  buffers[0].input = reinterpret_cast<const char*>(input.data());
+  buffers[1].local = false;
+  buffers[1].remote = &recorder;
+  Execution execution(program, buffers, c.slices());
+  CHECK(execution.Work());
+  CHECK((recorder.offsets == std::vector<int64_t>{2 * kRow, 9 * kRow}));
+  CHECK((recorder.counts == std::vector<int64_t>{2 * kRow, kRow}));
+  CHECK((recorder.first == std::vector<int32_t>{15, 21}));
+}
+
+}  // namespace
+}  // namespace jaxcomm

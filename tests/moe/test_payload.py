@@ -1,0 +1,298 @@
+"""dispatch and combine: values of all types, pytrees, derivatives and transformations, against loops of NumPy."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from harness import OURS, assert_same, run
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from test_routing import KINDS, ids_of, mesh_of
+
+moe = OURS.moe
+DTYPES = ("bool", "int4", "int8", "uint16", "int32", "float8_e4m3fn", "bfloat16", "float16", "float32", "complex64")
+
+
+def through(ids, x, weights=None, *, experts, axes="gpu", per_choice=False, scale=1, **options):
+    r = moe.route(ids, axes, num_experts=experts, **options)
+    rows = moe.dispatch(x, r, per_choice=per_choice)
+    back = moe.combine(jax.tree.map(lambda y: y * jnp.array(scale, y.dtype), rows), r, weights, per_choice=per_choice)
+    return rows, back
+
+
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.full), pytest.param(2, marks=pytest.mark.full), 3, 8])
+def test_values(rng, n):
+    mesh, experts = mesh_of(n), 4 * n
+    body = functools.partial(through, experts=experts, scale=3, capacity=n * 18, align=2)
+    program = jax.jit(
+        jax.shard_map(
+            lambda *a: jax.tree.map(lambda y: y[None], body(*(b[0] for b in a))),
+            mesh=mesh, in_specs=P("gpu"), out_specs=P("gpu"),
+        )
+    )  # fmt: skip
+    for kind in KINDS:
+        ids = ids_of(kind, rng, n, 6, 2, experts)
+        x = rng.integers(-9, 10, (n, 6, 5)).astype(np.float32)
+        weights = rng.integers(-3, 4, ids.shape).astype(np.float32)
+        slot, _, capacity = oracle.route(ids, experts, capacity=n * 18, align=2)
+        rows = oracle.dispatch(x, ids, slot, capacity, experts)
+        want = rows, oracle.combine(3 * rows, ids, slot, experts, weights)
+        assert_same(jax.tree.map(np.asarray, program(ids, x, weights)), want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_element_types(line, rng, dtype):
+    ids = ids_of("holes", rng, 8, 5, 3, 16)
+    x = rng.integers(0, 2, (8, 5, 2, 3)).astype(jnp.dtype(dtype))
+    slot, _, capacity = oracle.route(ids, 16)
+    rows = oracle.dispatch(x, ids, slot, capacity, 16)
+    total = oracle.combine(rows.astype(np.int32), ids, slot, 16) if dtype in ("bool", "int4") else None
+    want = oracle.combine(rows, ids, slot, 16) if total is None else total.astype(rows.dtype)
+    assert_same(run(lambda i, x: through(i, x, experts=16), line, ids, x), (rows, want))
+
+
+def test_pytrees_per_choice_and_sizes(line, rng):
+    """All leaves travel in one exchange, whatever their types and widths."""
+    ids = ids_of("holes", rng, 8, 4, 3, 8)
+    slot, _, capacity = oracle.route(ids, 8)
+    for per_choice, lead in ((False, (8, 4)), (True, (8, 4, 3))):
+        x = {
+            name: rng.integers(0, 2, (*lead, *end)).astype(jnp.dtype(name))
+            for name, end in {
+                "float32": (7,), "bfloat16": (3, 2), "bool": (), "complex64": (1,), "int8": (0,), "int4": (5,),
+            }.items()
+        }  # fmt: skip
+        got, back = run(lambda i, x, c=per_choice: through(i, x, experts=8, per_choice=c), line, ids, x)
+        want = {name: oracle.dispatch(v, ids, slot, capacity, 8, per_choice) for name, v in x.items()}
+        assert_same(got, want)
+        if per_choice:
+            here = {n: (slot >= 0).reshape(*slot.shape, *[1] * (v.ndim - 3)) for n, v in x.items()}
+            assert_same(back, {n: np.where(here[n], v, np.zeros_like(v)).astype(v.dtype) for n, v in x.items()})
+
+
+def test_no_tokens(line):
+    ids, x = np.zeros((8, 0, 2), np.int32), np.zeros((8, 0, 3), np.float32)
+    rows, back = run(lambda i, x: through(i, x, experts=8, align=4), line, ids, x)
+    assert rows.shape == (8, 4, 3) and not rows.any() and back.shape == (8, 0, 3)
+
+
+def test_dropped_choices_are_zero(line, rng):
+    ids = ids_of("uniform", rng, 8, 6, 3, 16)
+    x, weights = rng.integers(1, 9, (8, 6, 4)).astype(np.float32), rng.integers(1, 4, ids.shape).astype(np.float32)
+    options = {"capacity": 9, "on_overflow": "drop"}
+    slot, _, capacity = oracle.route(ids, 16, capacity=9, drop=True)
+    rows = oracle.dispatch(x, ids, slot, capacity, 16)
+
+    def body(ids, x, w):
+        f = lambda x, w: jnp.sum(through(ids, x, w, experts=16, **options)[1])  # noqa: E731
+        return through(ids, x, w, experts=16, **options), jax.grad(f, (0, 1))(x, w)
+
+    got, (dx, dw) = run(body, line, ids, x, weights)
+    assert_same(got, (rows, oracle.combine(rows, ids, slot, 16, weights)))
+    assert_same(dw, np.where(slot >= 0, x.sum(2)[:, :, None], 0).astype(np.float32))
+    assert_same(dx, np.repeat(np.where(slot >= 0, weights, 0).sum(2)[:, :, None], 4, 2).astype(np.float32))
+
+
+def test_padding_stays_zero_next_to_nan(line, rng):
+    ids = ids_of("holes", rng, 8, 5, 2, 16)
+    x = np.full((8, 5, 3), np.nan, np.float32)
+    slot, _, capacity = oracle.route(ids, 16, align=8)
+    rows = run(lambda i, x: through(i, x, experts=16, align=8)[0], line, ids, x)
+    assert_same(rows, oracle.dispatch(x, ids, slot, capacity, 16))
+    assert (rows == 0).any()
+
+
+@pytest.mark.parametrize("reduce", ["node", "home"])
+def test_order_of_sums(mesh, rng, reduce):
+    """In bfloat16 every rounding is visible. "home" gives the same bits for one rank as for eight."""
+    ids, experts = ids_of("holes", rng, 8, 16, 6, 16), 16
+    x = rng.standard_normal((8, 16, 8)).astype(jnp.bfloat16)
+    weights = rng.integers(-8, 9, ids.shape).astype(np.float32)  # products are exact, so that FMA changes nothing
+    body = lambda i, x, w: through(i, x, w, experts=experts, axes=("node", "gpu"), reduce=reduce)[1]  # noqa: E731
+    got = run(body, mesh, ids, x, weights)
+    slot, _, capacity = oracle.route(ids, experts)
+    rows = oracle.dispatch(x, ids, slot, capacity, experts)
+    want = {nodes: oracle.combine(rows, ids, slot, experts, weights, nodes) for nodes in (1, 2)}
+    assert (want[1] != want[2]).any()
+    assert_same(got, want[2 if reduce == "node" else 1], bits=True)
+    if reduce == "home":
+        whole = [a.reshape(1, -1, *a.shape[2:]) for a in (ids, x, weights)]
+        alone = run(lambda i, x, w: through(i, x, w, experts=experts, reduce="home")[1], mesh_of(1), *whole)
+        assert_same(got.reshape(alone.shape), alone, bits=True)
+        for split in ({"node": 4, "gpu": 2}, {"node": 1, "gpu": 8}):
+            other = jax.make_mesh(tuple(split.values()), tuple(split), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+            assert_same(run(body, other, ids, x, weights), got, bits=True)
+
+
+def experts_alone(ids, x, weights, matrices):
+    """The layer on one device: every expert on every token, and a one-hot choice. (n, T, ...)"""
+    each = jnp.tanh(jnp.einsum("ntd,edf->ntef", x, matrices, precision="highest"))
+    chosen = jax.nn.one_hot(ids, matrices.shape[0], dtype=x.dtype)  # -1 is no choice
+    return jnp.einsum("ntke,ntk,ntef->ntf", chosen, weights, each, precision="highest")
+
+
+def layer(ids, x, weights, own, *, experts, slots=None):
+    """`own`: the matrices of the experts of this rank."""
+    r = moe.route(ids, "gpu", num_experts=experts, slots=slots)
+    rows = moe.dispatch(x, r)
+    if slots:
+        y = jnp.einsum("msd,mdf->msf", rows.reshape(len(own), slots, -1), own, precision="highest")
+        y = y.reshape(len(rows), -1)
+    else:
+        y = lax.ragged_dot(rows, own, r.group_sizes, precision="highest")
+    return moe.combine(jnp.tanh(y), r, weights)
+
+
+@pytest.mark.parametrize("slots", [None, 40])
+def test_gradients_of_a_layer(line, rng, slots):
+    """Reverse and forward mode, first and second order; expert 3 has no token."""
+    experts, d, f = 16, 3, 2
+    ids = ids_of("holes", rng, 8, 4, 2, experts)
+    ids[ids == 3] = 4
+    x, dx = (rng.standard_normal((8, 4, d)).astype(np.float32) for _ in range(2))
+    weights = rng.standard_normal(ids.shape).astype(np.float32)
+    matrices = rng.standard_normal((experts, d, f)).astype(np.float32)
+
+    def rank(ids, x, w, m, dx):
+        f = functools.partial(layer, ids, experts=experts, slots=slots)
+        loss = lambda x, w, m: jnp.sum(f(x, w, m) ** 2)  # noqa: E731
+        first = jax.grad(loss, (0, 1, 2))(x, w, m)
+        second = jax.jvp(lambda x: jax.grad(loss, (0, 1, 2))(x, w, m), (x,), (dx,))[1]
+        return f(x, w, m), first, second
+
+    def alone(x, w, m):
+        return jnp.sum(experts_alone(ids, x, w, m) ** 2)
+
+    got = run(rank, line, ids, x, weights, matrices.reshape(8, 2, d, f), dx)
+    arguments = tuple(map(jnp.array, (x, weights, matrices)))
+    with jax.numpy_rank_promotion("allow"):
+        first = jax.grad(alone, (0, 1, 2))(*arguments)
+        second = jax.jvp(lambda x: jax.grad(alone, (0, 1, 2))(x, *arguments[1:]), arguments[:1], (jnp.array(dx),))[1]
+        want = experts_alone(ids, *arguments), first, second
+    want = jax.tree.map(lambda a, b: np.asarray(b).reshape(a.shape), got, want)
+    assert_same(got, want, rtol=2e-5)
+    assert not got[1][2].reshape(matrices.shape)[3].any()  # the expert without tokens
+
+
+def test_combine_is_the_transpose_of_dispatch(line, rng):
+    """<dispatch(x), r> = <x, combine(r)> on integers, and bilinear in rows and weights, per choice too."""
+    ids = ids_of("holes", rng, 8, 5, 3, 16)
+    capacity = oracle.route(ids, 16)[2]
+    x, each = (rng.integers(-9, 9, s).astype(np.float32) for s in ((8, 5, 4), (8, 5, 3, 4)))
+    rows, w = (rng.integers(-9, 9, s).astype(np.float32) for s in ((8, capacity, 4), (8, 5, 3)))
+
+    def body(ids, x, each, rows, w):
+        r = moe.route(ids, "gpu", num_experts=16)
+        send = lambda x: moe.dispatch(x, r)  # noqa: E731
+        send_each = lambda x: moe.dispatch(x, r, per_choice=True)  # noqa: E731
+        add = lambda rows, w: moe.combine(rows, r, w)  # noqa: E731
+        return {
+            "dispatch": (jax.vjp(send, x)[1](rows)[0], moe.combine(rows, r)),
+            "per choice": (jax.vjp(send_each, each)[1](rows)[0], moe.combine(rows, r, per_choice=True)),
+            "twice": (jax.vjp(lambda ct: jax.vjp(send, x)[1](ct)[0], rows)[1](x)[0], send(x)),
+            "weights": (jax.jvp(lambda w: add(rows, w), (w,), (2 * w,))[1], 2 * add(rows, w)),
+            "rows": (jax.vjp(lambda z: add(z, w), rows)[1](x)[0], send_each(x[:, None] * w[:, :, None])),
+        }
+
+    for name, (got, want) in run(body, line, ids, x, each, rows, w).items():
+        assert_same({name: got}, {name: want})
+
+
+def test_gradient_of_small_floats_is_refused(line):
+    ids, x = np.zeros((8, 2, 1), np.int32), np.ones((8, 2, 4), np.float32)
+
+    def body(ids, x):
+        f = lambda x: through(ids, x.astype(jnp.float8_e4m3fn), experts=8)[1].astype(jnp.float32).sum()  # noqa: E731
+        return jax.grad(f)(x)
+
+    with pytest.raises(TypeError, match="a gradient of float8_e4m3fn would be rounded"):
+        run(body, line, ids, x)
+
+
+def test_vmap(line, rng):
+    """Over payloads and weights, with the batch dimension anywhere; not over ids."""
+    ids = ids_of("holes", rng, 8, 4, 2, 8)
+    x = rng.integers(-9, 9, (8, 4, 3, 5)).astype(np.float32)
+    weights = rng.integers(-3, 4, (8, 4, 2, 3)).astype(np.float32)
+
+    def body(ids, x, w):
+        f = functools.partial(through, ids, experts=8)
+        one = lambda x, w: jnp.sum(f(x, w)[1] ** 2)  # noqa: E731
+        rows = jax.vmap(lambda x: f(x)[0], 1, 1)(x)
+        both = jax.vmap(lambda x, w: f(x, w)[1], (1, 2), 1)(x, w)
+        same = jax.vmap(lambda x: f(x, w[:, :, 0])[1], 1, 1)(x)
+        return rows, both, same, jax.vmap(jax.grad(one, (0, 1)), (1, 2), (1, 2))(x, w)
+
+    rows, both, same, (dx, dw) = run(body, line, ids, x, weights)
+    for i in range(3):
+        for w, got in ((weights[..., i], both[:, :, i]), (weights[..., 0], same[:, :, i])):
+            f = lambda ids, x, w: through(ids, x, w, experts=8)  # noqa: E731
+            want_rows, want = run(f, line, ids, x[:, :, i], w)
+            assert_same((rows[:, :, i], got), (want_rows, want))
+        loss = lambda x, w, ids: jnp.sum(through(ids, x, w, experts=8)[1] ** 2)  # noqa: E731
+        grad = lambda ids, x, w, loss=loss: jax.grad(loss, (0, 1))(x, w, ids)  # noqa: E731
+        assert_same((dx[:, :, i], dw[..., i]), run(grad, line, ids, x[:, :, i], weights[..., i]))
+    with pytest.raises(NotImplementedError, match="dimension of vmap"):
+        run(lambda i, x: jax.vmap(lambda j: through(j, x, experts=8)[0])(jnp.stack([i, i])), line, ids, x[:, :, 0])
+
+
+def test_routing_is_plain_data(line, rng):
+    """Through jit, scan, cond, checkpoint with a policy, and donation; several payloads with one routing."""
+    ids = ids_of("holes", rng, 8, 4, 2, 8)
+    x = rng.integers(-9, 9, (8, 4, 3)).astype(np.float32)
+
+    def body(ids, x):
+        r = jax.jit(lambda i: moe.route(i, "gpu", num_experts=8))(ids)
+
+        @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable)
+        def step(x, _):
+            y = moe.combine(moe.dispatch(2 * x, r), r)
+            return lax.cond(r.demand >= 0, lambda y: y, lambda y: 0 * y, y), None
+
+        twice = lambda x: lax.scan(step, x, None, length=2)[0]  # noqa: E731
+        return twice(x), jax.grad(lambda x: jnp.sum(twice(x)))(x)
+
+    got = run(body, line, ids, x)
+    times = (2 * (ids >= 0).sum(2, keepdims=True)).astype(np.float32) ** 2
+    assert_same(got, (times * x, np.broadcast_to(times, x.shape)))
+
+
+def test_results_vary(line):
+    def body(ids, x):
+        rows, y = through(ids, x, experts=8)
+        assert all(jax.typeof(a).manual_axis_type.varying == {"gpu"} for a in (rows, y))
+        return jnp.zeros(())
+
+    f = jax.shard_map(body, mesh=line, in_specs=P(), out_specs=P())
+    jax.eval_shape(f, jnp.zeros((3, 2), int), jnp.zeros((3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda r: moe.dispatch(jnp.zeros((3, 2)), r), ValueError, "dispatch: leaves of x must have shape .4, ...."),
+        (lambda r: moe.dispatch(jnp.zeros((4, 3)), r, per_choice=True), ValueError, "must have shape .4, 2, ...."),
+        (lambda r: moe.dispatch([], r), ValueError, "dispatch: x has no arrays"),
+        (lambda r: moe.dispatch(jnp.zeros((4, 2)), {}), TypeError, "routing must be the result of jaxcomm.moe.route"),
+        (lambda r: moe.dispatch(jnp.zeros((4, 2)), r, algorithm="x"), ValueError, "unknown algorithm 'x'"),
+        (lambda r: moe.combine(jnp.zeros((4, 2)), r), ValueError, "combine: leaves of rows must have shape .64, ...."),
+        (lambda r: moe.combine(jnp.zeros((64, 2)), r, jnp.zeros(4)), ValueError, "weights must have shape .4, 2., got"),
+        (lambda r: moe.combine(jnp.zeros((64, 2)), r, jnp.zeros((4, 2), int)), TypeError, "weights must have floats"),
+        (lambda r: moe.combine(jnp.zeros((64, 2), int), r, jnp.zeros((4, 2))), TypeError, "rows must have floats"),
+        (
+            lambda r: moe.combine(jnp.zeros((64, 2)), r, jnp.zeros((4, 2)), per_choice=True),
+            ValueError,
+            "weights cannot be combined with per_choice",
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_arguments(line, call, error, message):
+    def body(ids):
+        return call(moe.route(ids, "gpu", num_experts=8, capacity=64))
+
+    with pytest.raises(error, match=f"moe.*{message}"):
+        run(body, line, np.zeros((8, 4, 2), np.int32))

@@ -1,0 +1,201 @@
+"""route: places, counts, capacity and errors, against loops of NumPy."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from harness import OURS, assert_same, on_ranks, run, value
+from jax.sharding import AxisType
+
+moe = OURS.moe
+
+
+def mesh_of(n):
+    return jax.make_mesh((n,), ("gpu",), devices=jax.devices()[:n], axis_types=(AxisType.Auto,))
+
+
+def routed(mesh, ids, experts, axes="gpu", **options):
+    """Arrays of the routing of every rank, by name."""
+
+    def body(ids):
+        r = moe.route(ids, axes, num_experts=experts, **options)
+        return {name: getattr(r, name) for name in FIELDS}
+
+    return run(body, mesh, ids)
+
+
+FIELDS = ("slot", "expert", "group_sizes", "group_counts", "demand", "dropped", "table")
+
+
+def check(got, ids, experts, *, drop=False, align=1, slots=None, capacity=None):
+    slot, kept, _ = oracle.route(ids, experts, capacity=capacity, align=align, slots=slots, drop=drop)
+    n, local = len(ids), experts // len(ids)
+    wanted = oracle.counts_of(ids, experts)
+    counts, whole = kept.sum(0).reshape(n, local), wanted.sum(0).reshape(n, local)
+    sizes = np.full_like(counts, slots) if slots else oracle.aligned(counts, align)
+    want = {
+        "slot": slot,
+        "expert": np.where(slot >= 0, ids, -1),
+        "group_sizes": sizes,
+        "group_counts": counts,
+        "demand": oracle.aligned(whole, align).sum(1),
+        "dropped": (ids >= 0).sum((1, 2)) - (slot >= 0).sum((1, 2)),
+        "table": np.stack([kept] * n),
+    }
+    assert_same(got, {name: v.astype(np.int32) for name, v in want.items()})
+
+
+def ids_of(kind, rng, n, tokens, choices, experts):
+    ids = rng.integers(0, experts, (n, tokens, choices))
+    if kind == "holes":
+        ids[rng.random(ids.shape) < 0.3] = rng.integers(-9, 0)
+    elif kind == "one expert":
+        ids[:] = experts - 1
+    elif kind == "one rank":
+        ids = ids % (experts // n) + (n - 1) * (experts // n)
+    elif kind == "silent rank":
+        ids[n // 2] = -1
+    elif kind == "duplicates":
+        ids[:] = ids[:, :, :1]
+    elif kind == "none":
+        ids[:] = -1
+    return ids.astype(np.int32)
+
+
+KINDS = ("uniform", "holes", "one expert", "one rank", "silent rank", "duplicates", "none")
+
+
+@pytest.mark.parametrize("n", [1, pytest.param(2, marks=pytest.mark.full), 3, pytest.param(8, marks=pytest.mark.full)])
+def test_places(rng, n):
+    """One compiled program for all kinds of routings, so that nothing of an earlier one may remain."""
+    mesh = mesh_of(n)
+    for tokens, choices, experts in ((7, 3, 2 * n), (1, 1, n), (5, 2, 16 * n), (0, 2, n)):
+        room = n * tokens * choices
+        body = lambda ids, e=experts, c=room: {  # noqa: E731
+            name: getattr(moe.route(ids, "gpu", num_experts=e, capacity=c), name) for name in FIELDS
+        }
+        program = jax.jit(on_ranks(body, mesh))
+        for kind in KINDS:
+            ids = ids_of(kind, rng, n, tokens, choices, experts)
+            check(value(program(ids)), ids, experts, capacity=room)
+
+
+@pytest.mark.parametrize("options", [{"align": 8}, {"align": 128}, {"slots": 40}], ids=str)
+def test_alignment_and_slots(line, rng, options):
+    ids = ids_of("holes", rng, 8, 9, 4, 16)
+    check(routed(line, ids, 16, **options), ids, 16, **options)
+
+
+def test_types_axes_and_order(mesh, rng):
+    ids = ids_of("holes", rng, 8, 5, 3, 16)
+    check(routed(mesh, ids, 16, axes=("node", "gpu")), ids, 16)
+    for dtype in ("int8", "int64"):
+        with jax.enable_x64(dtype == "int64"):
+            check(routed(mesh, ids.astype(dtype), 16, axes=("node", "gpu")), ids, 16)
+    order = ids.reshape(2, 4, 5, 3).swapaxes(0, 1).reshape(8, 5, 3)
+    got = routed(mesh, ids, 16, axes=("gpu", "node"))
+    check({k: v.reshape(2, 4, *v.shape[1:]).swapaxes(0, 1).reshape(v.shape) for k, v in got.items()}, order, 16)
+    inner = routed(mesh, ids, 8, axes="gpu") if (ids < 8).all() else routed(mesh, ids % 8, 8, axes="gpu")
+    for node in (slice(0, 4), slice(4, 8)):
+        check({k: v[node] for k, v in inner.items()}, ids[node] % 8, 8)
+
+
+@pytest.mark.parametrize(
+    "kind", ["uniform", *(pytest.param(k, marks=pytest.mark.full) for k in ("one expert", "one rank", "holes"))]
+)
+def test_drop(line, rng, kind):
+    """Every quota from nothing to everything; with align 1 nothing fits any more that was dropped."""
+    ids = ids_of(kind, rng, 8, 6, 3, 16)
+    demand = oracle.counts_of(ids, 16).sum(0).reshape(8, 2).sum(1)
+    for capacity, align in ((0, 1), (7, 1), (21, 4), (int(demand.max()) - 1, 1)):
+        options = {"capacity": capacity, "align": align}
+        got = routed(line, ids, 16, on_overflow="drop", **options)
+        check(got, ids, 16, drop=True, **options)
+        if align == 1:
+            assert got["dropped"].sum() == np.maximum(demand - capacity, 0).sum()
+        # First choices are kept before second ones.
+        for own_ids, own_slot in zip(ids, got["slot"], strict=True):
+            for e in range(16):
+                kept = (own_slot >= 0).T[(own_ids == e).T]  # in the order of choices, then tokens
+                assert (np.sort(kept)[::-1] == kept).all()
+    got = routed(line, ids, 16, on_overflow="drop", slots=5)
+    check(got, ids, 16, drop=True, slots=5)
+
+
+def raises(mesh, message, ids, experts, **options):
+    body = lambda ids: moe.route(ids, "gpu", num_experts=experts, **options).slot  # noqa: E731
+    program = jax.jit(on_ranks(body, mesh))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=re.escape(message)) as caught:
+        jax.block_until_ready(program(ids))
+    assert "jaxcomm: moe.route at test_routing.py" in str(caught.value)
+    return program
+
+
+def test_overflow_is_an_error_on_all_ranks(line):
+    ids = np.tile(np.arange(16, dtype=np.int32).reshape(1, 8, 2), (8, 1, 1))  # each expert gets 8 rows
+    fits = {"capacity": 16}
+    check(routed(line, ids, 16, **fits), ids, 16, **fits)
+    more = ids.copy()
+    more[3, 5, 1] = 4
+    program = raises(line, "rank 2 gets 17 rows, but capacity is 16; pass a larger capacity", more, 16, **fits)
+    assert value(program(ids)).shape == (8, 8, 2)  # the next call works
+    raises(line, "rank 2 gets 24 rows, but capacity is 16;", more, 16, align=8, capacity=16)
+    raises(line, "expert 4 of rank 2 gets 9 rows, but slots is 8; pass more slots", more, 16, slots=8)
+
+
+def test_unknown_experts_are_an_error_on_all_ranks(line, rng):
+    ids = ids_of("uniform", rng, 8, 4, 2, 16)
+    ids[6, 3, 1] = 16
+    ids[7, :, 0] = 2**31 - 1
+    for overflow in ("raise", "drop"):
+        raises(
+            line, "rank 6 has 1 expert ids that are not below num_experts=16", ids, 16, on_overflow=overflow, slots=99
+        )
+
+
+def test_ranks_outside_of_the_group_are_released(mesh, rng):
+    """An overflow in one group ends the run on all ranks, also on those that wait for it in a later collective."""
+    ids = ids_of("uniform", rng, 8, 4, 2, 4)
+    ids[0] = 99
+
+    def body(ids):
+        slot = moe.route(ids, "gpu", num_experts=4).slot
+        return OURS.psum(slot, ("node", "gpu"))
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="rank 0 has 8 expert ids"):
+        run(body, mesh, ids)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"num_experts": 12}, ValueError, "num_experts=12 must be a multiple of the 8 ranks"),
+        ({"num_experts": 0}, ValueError, "num_experts must be positive, got 0"),
+        ({"expert_ids": jnp.zeros((4, 2))}, TypeError, "expert_ids must have integers, got element type float32"),
+        ({"expert_ids": jnp.zeros(4, int)}, ValueError, "expert_ids must have shape .tokens, choices., got .4,."),
+        ({"on_overflow": "clip"}, ValueError, "on_overflow must be one of raise, drop, got 'clip'"),
+        ({"reduce": "rank"}, ValueError, "reduce must be one of node, home, got 'rank'"),
+        ({"slots": 3, "capacity": 6}, ValueError, "slots cannot be combined with capacity or align"),
+        ({"slots": 0}, ValueError, "slots must be positive, got 0"),
+        ({"align": 0}, ValueError, "align must be positive, got 0"),
+        ({"capacity": -1}, ValueError, "capacity must not be negative, got -1"),
+        ({"axis_name": "x"}, NameError, "axis_name 'x' is not bound here"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments(line, options, error, message):
+    given = {"expert_ids": jnp.zeros((4, 2), int), "axis_name": "gpu", "num_experts": 16, **options}
+    with pytest.raises(error, match=f"moe.route: {message}"):
+        run(lambda _: moe.route(**given).slot, line, np.zeros((8, 1)))
+
+
+def test_ids_of_vmap_are_refused(line):
+    with pytest.raises(NotImplementedError, match=r"moe.route at test_routing.py.*expert_ids have a dimension of vmap"):
+        run(
+            lambda ids: jax.vmap(lambda i: moe.route(i, "gpu", num_experts=8).slot)(ids),
+            line,
+            np.zeros((8, 2, 3, 1), int),
+        )
