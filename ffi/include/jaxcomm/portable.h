@@ -93,6 +93,17 @@ JAXCOMM_DEVICE void LoadPair(const uint64_t* pair, uint64_t* first, uint64_t* se
 #endif
 }
 
+// Orders accesses of this thread to a Multicast with its accesses to the same memory at other addresses. The two are
+// aliases, which signals and barriers alone do not order: PTX ISA, "Proxies". Without effect where there is no
+// Multicast.
+JAXCOMM_DEVICE void FenceAliases() {
+#if !defined(__CUDACC__)
+  emulation::FenceAliases();
+#elif __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.alias;" ::: "memory");
+#endif
+}
+
 // The block's dynamic shared memory. Its size is that of the kernel launch, and its alignment is 16 bytes. Its content
 // is undefined at first.
 JAXCOMM_DEVICE void* DynamicShared() {
