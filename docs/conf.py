@@ -54,6 +54,7 @@ NAVIGATION = {
         "internals/simulate",
         "internals/cpu",
         "internals/cuda",
+        "internals/cuda-bandwidth",
         "internals/transports",
     ],
     "Development": [

@@ -7,7 +7,7 @@ namespace {
 
 // Fewer than kThreads, which would leave 128 registers per thread: too few on sm_100 for the loads that reductions keep
 // in flight (CUDA 13.0).
-constexpr int kPlanThreads = 448;
+constexpr int kPlanThreads = 384;
 
 __global__ void __launch_bounds__(kPlanThreads, 1) WalkPlan(const __grid_constant__ RankArgs args) {
   NoNetwork network;
