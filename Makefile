@@ -8,25 +8,26 @@ PIP := $(BIN)/uv pip install -q --python $(BIN)/python
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 SHARD ?=
 
-.PHONY: help setup train test test-all test-python test-native test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean docs
+.PHONY: help setup train test test-all test-python test-native test-jax test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean docs
 
 help:
 	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
-	@echo "make test       set up, then run every test of the default size: ten minutes on two cores"
-	@echo "make test-all   the full size; SHARD=2/4: the second quarter of what make test leaves out"
-	@echo "make mutants    break the sources in hundreds of places and see that tests notice: hours (MUTANTS_ARGS=...)"
-	@echo "make test-gpu   tests that need a GPU, with what is installed; bench-gpu: timings. Records go to OUT=folder;"
-	@echo "                NCCL=folder takes NCCL 2.30.7 or later from there"
-	@echo "make stress     run the tests of concurrency and failure 20 times"
-	@echo "make soak       200,000 random collectives between processes that are stopped now and then (SOAK_ARGS=...)"
-	@echo "make test-asan  native tests under AddressSanitizer; test-tsan: under ThreadSanitizer"
+	@echo "make test       set up, then run all tests of the default size: ten minutes on two cores"
+	@echo "make test-all   run all tests of the full size; SHARD=2/4: the second quarter of the tests that make test omits"
+	@echo "make test-jax   run the tests that depend on the version of JAX"
+	@echo "make mutants    run the tests on sources with one deliberate mistake each: hours (MUTANTS_ARGS=... for options)"
+	@echo "make test-gpu   run the tests that need a GPU, without downloads; bench-gpu: timings. OUT=folder for records;"
+	@echo "                NCCL=folder of NCCL 2.30.7 or later"
+	@echo "make stress     repeat the tests of concurrency and failures: hours"
+	@echo "make soak       run 200,000 random collectives between processes, with random stops (SOAK_ARGS=... for options)"
+	@echo "make test-asan  run the native tests under AddressSanitizer; test-tsan: under ThreadSanitizer"
 	@echo "make bench      compare the collectives with jax.lax (BENCH_ARGS=... for options)"
 	@echo "make cuda       build the module for NVIDIA GPUs with the compiler from PyPI; needs no GPU and no driver"
-	@echo "make lint       formatters, linters and the type checker; make format: apply the formatters"
+	@echo "make lint       check format, lint and types; make format: apply the formatters"
 	@echo "make docs       build the documentation as a site: build/site/index.html"
-	@echo "make wheel      build a wheel into dist/; wheel-cuda: the wheel of the CUDA module"
-	@echo "make clean      remove everything that make has built"
-	@echo "PYTHON=python3.12 chooses the interpreter, VENV=.venv312 the place of its environment"
+	@echo "make wheel      build the wheel into dist/; wheel-cuda: the wheel of the CUDA module"
+	@echo "make clean      remove all outputs of make"
+	@echo "PYTHON=python3.12 selects the interpreter, VENV=.venv312 the folder of its environment"
 
 # Build tools and dependencies come first. The package is then built without isolation, so that a change of the native
 # code recompiles only the files that depend on it. The build uses the installed jaxlib instead of the oldest one: the
@@ -109,11 +110,13 @@ test-python: setup $(VENV)/test-deps
 	$(PYTEST) --junit-xml=build/pytest.xml $(PYTEST_ARGS)
 
 # All tests except the size stress. Timing tests run last, one at a time. SHARD=i/n selects the i-th of n parts of the
-# tests that `make test` leaves out, without timing tests.
+# tests that `make test` leaves out, without timing tests. The first part tests the machine code of all generations of
+# GPUs (tests/shards.py). The others build PTX only, as `make test` does: machine code takes five minutes.
 shard_number = $(firstword $(subst /, ,$(SHARD)))
 shard_count = $(lastword $(subst /, ,$(SHARD)))
 test-all: setup $(VENV)/test-deps
-	$(MAKE) --no-print-directory cuda build-native
+	$(MAKE) --no-print-directory cuda CUDA_ARCHITECTURES=$(if $(filter-out 1,$(shard_number)),$(TEST_ARCHITECTURES))
+	$(MAKE) --no-print-directory build-native
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target full_tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --output-junit $(abspath build/ctest-all.xml) \
 	  -LE mutants $(if $(SHARD),-L full -I $(shard_number)$(comma)$(comma)$(shard_count))
@@ -137,6 +140,19 @@ build-native: $(NATIVE_BUILD)/build.ninja
 
 test-native: build-native
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -LE 'full|mutants' --output-on-failure --output-junit ctest.xml $(CTEST_ARGS)
+
+# Tests that depend on the version of JAX, which `.ci/run` runs on the newest one: the native tests of code compiled with
+# jaxlib's headers, and the Python tests without those of
+# - native code that sees no JAX: plans, the executor, the simulator, hosts, GPUs, calibration;
+# - what other tests show as well, with more processes, more time or larger models.
+WITHOUT_JAX := plan cpu simulate hosts cuda test_calibrate.py test_bench.py test_bench_launch.py test_bench_report.py \
+  test_run.py test_headers.py test_includes.py test_contract.py test_shards.py multiprocess/test_launchers.py
+SHOWN_BY_OTHERS := test_late.py test_soak.py test_stress.py multiprocess/test_ops.py multiprocess/test_leaks.py \
+  multiprocess/test_bench_processes.py multiprocess/test_strangers.py models/test_moe_processes.py models/test_moe_step.py
+test-jax: setup $(VENV)/test-deps $(NATIVE_BUILD)/build.ninja
+	$(BIN)/cmake --build $(NATIVE_BUILD) --target jaxlib_tests
+	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -L jaxlib --output-on-failure
+	$(PYTEST) $(WITHOUT_JAX:%=--ignore=tests/%) $(SHOWN_BY_OTHERS:%=--ignore=tests/%) $(PYTEST_ARGS)
 
 test-asan: build/address/build.ninja
 	$(BIN)/cmake --build build/address

@@ -1,13 +1,15 @@
-# jaxcomm_native_test(<name> <source>... [LIBRARIES <target>...] [ARGUMENTS <argument>...]) adds a program of TEST_CASEs
-# (tests/check.h) as a test of CTest. Cases whose names end in [full] form a test of their own, <name>.full, with the
-# label full.
+# jaxcomm_native_test(<name> <source>... [JAXLIB] [LIBRARIES <target>...] [ARGUMENTS <argument>...]) adds a program of
+# TEST_CASEs (tests/check.h) as a test of CTest. Cases whose names end in [full] form a test of their own, <name>.full,
+# with the label full. JAXLIB marks a test of code compiled with jaxlib's headers: it gets the label jaxlib, and the target
+# jaxlib_tests builds it.
+add_custom_target(jaxlib_tests)
 add_library(jaxcomm_test_cases OBJECT ${PROJECT_SOURCE_DIR}/tests/check.cc)
 target_link_libraries(jaxcomm_test_cases PRIVATE jaxcomm_plans)  # for the compile options
 add_library(jaxcomm_test_main OBJECT ${PROJECT_SOURCE_DIR}/tests/main.cc)
 target_link_libraries(jaxcomm_test_main PRIVATE jaxcomm_plans)
 
 function(jaxcomm_native_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 ARG "" "" "LIBRARIES;ARGUMENTS")
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "JAXLIB" "" "LIBRARIES;ARGUMENTS")
   set(default OFF)
   set(full OFF)
   set(main $<TARGET_OBJECTS:jaxcomm_test_main>)
@@ -30,6 +32,12 @@ function(jaxcomm_native_test name)
   if(default OR NOT full)
     add_test(NAME ${name} COMMAND ${name} ${ARG_ARGUMENTS})
     set_tests_properties(${name} PROPERTIES TIMEOUT 600)
+    if(ARG_JAXLIB)
+      set_tests_properties(${name} PROPERTIES LABELS jaxlib)
+    endif()
+  endif()
+  if(ARG_JAXLIB)
+    add_dependencies(jaxlib_tests ${name})
   endif()
   if(full)
     add_test(NAME ${name}.full COMMAND ${name} --full ${ARG_ARGUMENTS})

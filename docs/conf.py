@@ -27,6 +27,7 @@ NAVIGATION = {
         "guide/install",
         "guide/operations",
         "guide/choosing",
+        "guide/collective-matmul",
         "configuration",
         "guide/processes",
         "guide/clusters",

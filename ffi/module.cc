@@ -61,7 +61,7 @@ void RaiseIfError(const Status& status) {
 }
 
 void BindNetwork(nb::module_& m) {
-  m.def("has_rdma", &HasRdma, "Whether this host has InfiniBand or RoCE devices.");
+  m.def("has_rdma", [] { return HasRdma(); }, "Whether this host has InfiniBand or RoCE devices.");
   m.def(
       "start_network",
       [](const std::string& library, const std::string& fallback_library, const std::string& devices,

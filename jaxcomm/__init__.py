@@ -11,6 +11,7 @@ from jaxcomm._ffi import ffi_call, register_ffi_target
 from jaxcomm._headers import get_cmake_dir, get_include
 from jaxcomm._topology import Link, Topology, make_mesh, topology
 from jaxcomm.info import Info, info
+from jaxcomm.matmul import all_gather_matmul, matmul_psum_scatter
 from jaxcomm.ops.all_gather import all_gather
 from jaxcomm.ops.all_to_all import all_to_all
 from jaxcomm.ops.barrier import barrier
@@ -29,6 +30,7 @@ __all__ = [
     "Topology",
     "algorithms",
     "all_gather",
+    "all_gather_matmul",
     "all_to_all",
     "barrier",
     "calibrate",
@@ -40,6 +42,7 @@ __all__ = [
     "get_include",
     "info",
     "make_mesh",
+    "matmul_psum_scatter",
     "pbroadcast",
     "pmax",
     "pmean",

@@ -24,6 +24,7 @@ __all__ = [
     "back_ends_have_started",
     "batch_like",
     "batching",
+    "dot_general_type",
     "has_windows",
     "in_collective_memory",
     "in_spmd_region",
@@ -82,6 +83,19 @@ def leave_compilation_cache() -> bool:
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # otherwise JAX keeps using the cache that it has opened
     return True
+
+
+def dot_general_type(a: Any, b: Any, contract: tuple, batch: tuple, dtype: Any) -> Any:
+    """Type of jax.lax.dot_general of two avals: contracted dimensions of each, batch dimensions of both."""
+    types = lax.dot_general_p.abstract_eval(
+        a,
+        b,
+        dimension_numbers=(contract, (batch, batch)),
+        precision=None,
+        preferred_element_type=dtype,
+        out_sharding=None,
+    )
+    return types[0]
 
 
 def back_ends_have_started() -> bool:

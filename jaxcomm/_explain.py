@@ -11,6 +11,7 @@ from jaxcomm import _check, _cost_params, _lowering
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._topology import Link, links_of
+from jaxcomm.matmul.choice import ALGORITHMS as MATMUL
 
 # Public name (jax.lax) -> native name (ffi/collectives.def).
 NATIVE = {
@@ -36,6 +37,8 @@ def _native(op: str) -> str:
 def algorithms(op: str) -> tuple[str, ...]:
     """Names that the keyword ``algorithm`` of an op accepts, in order of preference; "xla" is accepted too.
 
+    Those of all_gather_matmul and matmul_psum_scatter are "unfused", "direct" and "ring".
+
     Not every algorithm supports every group. Recursive halving requires a power of two of ranks, and a hierarchical
     plan requires several nodes of several ranks.
 
@@ -45,6 +48,8 @@ def algorithms(op: str) -> tuple[str, ...]:
     Raises:
       ValueError: unknown op.
     """
+    if op in ("all_gather_matmul", "matmul_psum_scatter"):
+        return MATMUL
     return tuple(name for name, _ in plan.algorithms(_native(op)))
 
 

@@ -28,7 +28,7 @@ class Call:
       op: public name, for messages.
       axes: mesh axes that form the group, outermost first.
       groups: axis_index_groups, or None.
-      algorithm: name of an algorithm; None selects it by the selection table.
+      algorithm: name of an algorithm; None lets the selection table choose.
       max_sms: multiprocessors of a GPU that the call may occupy; None means JAXCOMM_MAX_SMS.
       site: call site in the user's program, for messages.
     """

@@ -45,7 +45,7 @@ def make_call(
     return Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
 
 
-def block_run(shape: Sequence[int], dimension: int) -> int:
+def contiguous_count(shape: Sequence[int], dimension: int) -> int:
     """Number of elements of a block that stay contiguous when blocks are joined along `dimension`."""
     return int(np.prod(shape[dimension:], dtype=np.int64))
 

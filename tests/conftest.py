@@ -14,6 +14,7 @@ os.environ.setdefault(
 import jax
 import numpy as np
 import pytest
+import shards
 from jax.sharding import AxisType
 
 # tests/multiprocess/test_ops.py runs these tests in several processes at once.
@@ -28,7 +29,7 @@ _terminal = None
 
 def pytest_addoption(parser):
     parser.addoption("--size", choices=["default", "full", "stress"], default="default", help="which tests run")
-    parser.addoption("--shard", default="", help="i/n: of the tests marked full only the i-th of n parts, by name")
+    parser.addoption("--shard", default="", help="i/n: of the tests marked full only the i-th of n parts")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -40,8 +41,9 @@ def pytest_collection_modifyitems(config, items):
             return False
         full = item.get_closest_marker("full") is not None
         if parts:
+            machine_code = item.get_closest_marker("machine_code") is not None
             timing = item.get_closest_marker("timing")
-            return full and not timing and zlib.crc32(item.nodeid.encode()) % parts == part - 1
+            return full and not timing and shards.part(item.nodeid, machine_code, parts) == part
         return size != "default" or not full
 
     if left_out := [item for item in items if not runs(item)]:
@@ -52,6 +54,7 @@ def pytest_collection_modifyitems(config, items):
 def pytest_configure(config):
     config.addinivalue_line("markers", "deadline(seconds): the run ends when this test, or a round of it, takes longer")
     config.addinivalue_line("markers", "full: not in `make test`, but in `make test-all`")
+    config.addinivalue_line("markers", "machine_code: full, and needs `make cuda`; all in the first part of --shard")
     config.addinivalue_line("markers", "stress: only in `make stress`")
     config.addinivalue_line("markers", "timing: full, and on a machine that does nothing else; never in a shard")
     global _terminal

@@ -105,7 +105,7 @@ def test_wrong_data_is_counted(name, monkeypatch, capsys):
     assert 0.9 * num_elements < wrong <= num_elements
 
 
-def test_a_chain_that_does_nothing_is_noticed(monkeypatch):
+def test_a_collective_without_effect_fails_the_check(monkeypatch):
     monkeypatch.setattr(jaxcomm, "all_to_all", lambda x, *args, **kw: x)
     assert bench.main(["--op", "all_to_all", "--end", "256", "--mode", "chain", "--check-only"]) == 1
 
@@ -141,7 +141,7 @@ def test_chains_of_psum_stay_exact(n, dtype, chain):
         assert float(np.array(largest, dtype)) == largest
 
 
-def test_no_exact_sum_is_an_error():
+def test_a_sum_that_is_not_exact_is_an_error():
     with pytest.raises(ValueError, match="psum: sums over 512 ranks are not exact in float8_e4m3fn"):
         cases.longest_exact_chain(COLLECTIVES["psum"], ml_dtypes.float8_e4m3fn, 512, 16)
 

@@ -97,7 +97,7 @@ class Comm:
     rank, size = 1, 3
 
 
-def test_mpi4jax_gets_what_it_expects(monkeypatch):
+def test_arguments_of_mpi4jax(monkeypatch):
     """A fake that returns its arguments by the names that mpi4jax documents."""
     comm = Comm()
     fake = types.SimpleNamespace(

@@ -44,7 +44,7 @@ def predicted_s():
     return jaxcomm.explain("psum", OPERAND, 8).predicted_time_s
 
 
-def test_what_is_measured_is_used_and_kept(kept, monkeypatch):
+def test_measured_parameters_are_used_and_saved(kept, monkeypatch):
     monkeypatch.setattr(calibration, "_SIZES", (1024, 1 << 20))
     monkeypatch.setattr(calibration, "_SECONDS", 0.02)
     found = jaxcomm.calibrate()
@@ -159,7 +159,7 @@ def test_a_cell_that_is_far_off_counts_no_more_than_one_that_is_off_by_a_factor_
     assert fitted.launch_s == pytest.approx(launch_s * math.exp(2), rel=1e-6)
 
 
-def test_what_is_measured_is_what_is_predicted(monkeypatch):
+def test_measurements_and_predictions_are_of_the_same_call(monkeypatch):
     """With a clock that advances by 8 s per reading: the time of one call of a chain, with the given bytes."""
     (group,) = calibration._groups()
     ticks = itertools.count(0, 8)
@@ -215,7 +215,7 @@ def test_errors_of_cells_and_their_median():
 @pytest.mark.parametrize(
     "text", ["", "nonsense", "[]", '{"format": 2}', '{"format": 2, "cost_params": {"node": {"links": [1]}}}']
 )
-def test_a_broken_file_is_said_and_ignored(kept, text):
+def test_a_broken_file_is_ignored_with_a_warning(kept, text):
     kept.parent.mkdir()
     kept.write_text(text)
     with pytest.warns(UserWarning, match=f"{kept.name} can't be used"):

@@ -21,7 +21,7 @@ from jaxcomm import _compat
         ("1.0.0", True, True),
     ],
 )
-def test_what_a_version_of_jaxlib_has(monkeypatch, version, provides, windows):
+def test_features_of_versions_of_jaxlib(monkeypatch, version, provides, windows):
     monkeypatch.setattr(jaxlib, "__version__", version)
     assert (_compat.provides_communicators(), _compat.has_windows()) == (provides, windows)
 

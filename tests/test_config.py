@@ -81,7 +81,7 @@ def test_max_sms_is_a_positive_integer(text, monkeypatch):
         read()
 
 
-def test_windows_are_asked_for(monkeypatch):
+def test_symmetric_buffers_are_off_by_default(monkeypatch):
     monkeypatch.delenv("JAXCOMM_SYMMETRIC_BUFFERS", raising=False)
     assert not read().symmetric_buffers
     monkeypatch.setenv("JAXCOMM_SYMMETRIC_BUFFERS", "1")
@@ -92,7 +92,7 @@ def test_windows_are_asked_for(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["ring", "XLA", " xla"])
-def test_only_xla_is_set_for_a_whole_program(text, monkeypatch):
+def test_jaxcomm_algorithm_accepts_only_xla(text, monkeypatch):
     monkeypatch.setenv("JAXCOMM_ALGORITHM", text)
     with pytest.raises(ValueError, match="JAXCOMM_ALGORITHM must be 'xla', empty or not set, got "):
         read()

@@ -182,7 +182,7 @@ def test_a_process_with_another_version(world):
         _bootstrap.connect([0])
 
 
-def test_the_first_to_ask_decides(world):
+def test_the_first_value_is_agreed_on(world):
     at = world("aa")
     assert _kv_store.kv_agree("color", "red") == "red"
     assert _kv_store.kv_agree("color", "blue") == "red"

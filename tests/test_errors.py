@@ -60,7 +60,7 @@ def test_unknown_algorithm(op, mesh):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_max_sms_that_is_no_number_of_multiprocessors(op, mesh):
+def test_max_sms_that_is_not_a_positive_integer(op, mesh):
     for value in (0, -1, True, 2**31):
         message = f"{op}: max_sms must be a positive integer, got {value}"
         fails(ValueError, message, lambda x, value=value: OPS[op](x, "gpu", max_sms=value), mesh)
@@ -97,7 +97,7 @@ def test_bad_groups(op, mesh):
 
 
 @pytest.mark.parametrize("op", GROUPED)
-def test_groups_that_are_no_lists_of_ranks(op, mesh):
+def test_groups_that_are_not_lists_of_ranks(op, mesh):
     for groups, message in (
         (5, "must be lists of ranks, got 5"),
         ([0, 1], r"must be lists of ranks, got \[0, 1\]"),
@@ -287,7 +287,7 @@ def test_compilations_between_processes_of_cpus_take_turns(monkeypatch, num_proc
     assert len(ended) == (2 if take_turns else 3)
 
 
-def test_jax_tells_when_compilations_begin_and_end():
+def test_jax_reports_begin_and_end_of_compilations():
     """The serialization of compilations depends on these events."""
     events = []
 
@@ -374,7 +374,7 @@ LATE = """
 ABSENT = {"missing": "[2, 5]", "fewer": "[3]", "only_one": "[0, 1, 2, 3, 4, 5, 6]", "chain": "[0]"}
 
 
-def test_late_ranks_are_named_and_the_process_lives_on(tmp_path):
+def test_late_ranks_are_named_and_the_process_continues(tmp_path):
     script = tmp_path / "late.py"
     script.write_text(textwrap.dedent(LATE))
     environment = {**os.environ, "JAXCOMM_TIMEOUT_S": "1"}

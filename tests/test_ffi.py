@@ -40,7 +40,7 @@ def test_ranks_in_the_order_of_the_axes(mesh):
     assert "flag = 1 : i32" in text
 
 
-def test_further_options_are_those_of_jax(mesh):
+def test_other_options_are_passed_to_jax(mesh):
     text = lowered(lambda x: call(x, "gpu", has_side_effect=False, input_output_aliases={0: 0}), mesh)
     assert "has_side_effect" not in text
     assert "output_operand_alias" in text
@@ -59,7 +59,7 @@ def test_operands_that_vary_over_different_axes(mesh):
         assert groups(f.trace(X, X).lower(lowering_platforms=("cuda",)).as_text()) == [list(range(8))]
 
 
-def test_what_is_refused(mesh):
+def test_invalid_calls_are_refused(mesh):
     def fails(error, match, body, **options):
         with pytest.raises(error, match=match):
             lowered(body, mesh, **options)

@@ -40,7 +40,7 @@ def test_a_module_for_this_jaxlib_or_an_older_one(built, monkeypatch, tmp_path):
     _ffi_version.check(built)
 
 
-def test_a_jaxlib_that_does_not_tell(monkeypatch, tmp_path):
+def test_a_jaxlib_without_the_version_header(monkeypatch, tmp_path):
     monkeypatch.setattr(jax.ffi, "include_dir", lambda: str(tmp_path))
     _ffi_version.check((9, 9))
 

@@ -22,7 +22,7 @@ int main() { std::printf("%d.%d.%d", JAXCOMM_VERSION_MAJOR, JAXCOMM_VERSION_MINO
 """
 
 
-def test_a_program_finds_them_by_cmake(tmp_path):
+def test_cmake_finds_the_headers(tmp_path):
     (tmp_path / "CMakeLists.txt").write_text(PROJECT)
     (tmp_path / "user.cc").write_text(SOURCE)
     tools = pathlib.Path(sys.executable).parent

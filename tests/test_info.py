@@ -106,7 +106,7 @@ def test_command():
 
 
 @pytest.mark.full
-def test_a_back_end_that_is_not_there():
+def test_an_unavailable_back_end():
     """JAX raises; info() reports that and the other facts."""
     done = subprocess.run(
         (sys.executable, "-m", "jaxcomm.info"),
@@ -137,7 +137,7 @@ def test_built_without_cuda(monkeypatch):
     assert {str(found.capabilities[name]) for name in NAMES} == {"no: jaxcomm was built without CUDA"}
 
 
-def test_the_reason_for_a_missing_module(monkeypatch):
+def test_reason_of_a_missing_module(monkeypatch):
     monkeypatch.setattr(_native.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="CUDA module is missing: install jaxcomm-cuda13"):
         _native.cuda.__wrapped__()
@@ -157,7 +157,7 @@ def test_the_reason_for_a_missing_module(monkeypatch):
         ),
     ],
 )
-def test_what_makes_everything_impossible(module, said, answers):
+def test_reasons_against_all_capabilities(module, said, answers):
     found = answers(module)
     assert {found[name] for name in NAMES} == {said}
 
@@ -176,7 +176,7 @@ def test_jax_without_gpus(answers):
     assert answers(Module(), devices=jax.local_devices())["windows"] == "unknown: JAX uses no GPU in this process"
 
 
-def test_nothing_speaks_against(answers):
+def test_all_capabilities_are_possible(answers):
     found = answers(Module())
     assert found["kernels"] == "yes: there is code for 90"
     assert {found[name] for name in NAMES[1:]} == {ASK}
@@ -196,7 +196,7 @@ def test_nothing_speaks_against(answers):
         ),
     ],
 )
-def test_what_rules_some_out(changes, impossible, answers):
+def test_reasons_against_some_capabilities(changes, impossible, answers):
     found = answers(Module(**changes))
     for name in NAMES:
         assert found[name] == (f"no: {impossible[name]}" if name in impossible else answers(Module())[name])
@@ -238,7 +238,7 @@ def test_gin_needs_a_nic_or_sockets(answers, monkeypatch, tmp_path):
     assert answers(module, nics=())["GIN"] == ASK
 
 
-def test_what_a_communicator_says(answers):
+def test_capabilities_by_a_communicator(answers):
     whose = "by a communicator of 2 GPU(s) of this process"
     found = answers(Module(), communicator=True)
     assert found["windows"] == f"yes: {whose}"

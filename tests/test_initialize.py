@@ -254,7 +254,7 @@ def test_arguments_override_the_environment(calls, monkeypatch):
 @pytest.mark.parametrize(
     "environment", [{}, {"PMI_RANK": "0", "PMI_SIZE": "1"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}]
 )
-def test_alone_nothing_happens(calls, monkeypatch, environment):
+def test_a_single_process_initializes_nothing(calls, monkeypatch, environment):
     for name, text in environment.items():
         monkeypatch.setenv(name, text)
     assert distributed.initialize() == 1
@@ -272,7 +272,7 @@ def test_alone_nothing_happens(calls, monkeypatch, environment):
         (BY_HAND, {"coordinator_address": "host"}, "coordinator_address must be host:port, got 'host'"),
     ],
 )
-def test_what_is_missing_is_named(calls, monkeypatch, environment, arguments, message):
+def test_missing_settings_are_named(calls, monkeypatch, environment, arguments, message):
     for name, text in environment.items():
         monkeypatch.setenv(name, text)
     with pytest.raises(ValueError, match=message):
@@ -280,7 +280,7 @@ def test_what_is_missing_is_named(calls, monkeypatch, environment, arguments, me
     assert not calls
 
 
-def test_twice(calls, monkeypatch):
+def test_a_second_initialization_is_an_error(calls, monkeypatch):
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match=r"jax\.distributed is initialized already; call this once"):
         distributed.initialize("localhost:1", 2, 1)
@@ -383,7 +383,7 @@ def test_process_0_waits_for_the_others(leave, monkeypatch, no_exception):
     assert leave(0, living) == (0, ["exit/0"]), "after an uncaught exception"
 
 
-def test_process_0_waits_for_no_dead_one_of_its_host(leave, no_exception):
+def test_process_0_does_not_wait_for_dead_processes_of_its_host(leave, no_exception):
     child = subprocess.Popen(["true"])
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie
     assert leave(0, {"jaxcomm/exit/1": "", "jaxcomm/pid/2": pid(child.pid)})[0] == 0.5

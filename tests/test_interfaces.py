@@ -22,7 +22,7 @@ def test_localhost_is_the_loopback_interface():
 
 
 @pytest.mark.parametrize("loopback", ["127.0.0.1", "127.0.1.1"])
-def test_name_that_leads_to_the_loopback_interface_tells_nothing(monkeypatch, loopback):
+def test_names_of_the_loopback_interface_are_ignored(monkeypatch, loopback):
     """As Debian's /etc/hosts has it for the machine's own name: other hosts are not reached that way."""
     resolved = []
 
@@ -37,5 +37,5 @@ def test_name_that_leads_to_the_loopback_interface_tells_nothing(monkeypatch, lo
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1", "127.0.0.1:", "127.0.0.1:http x", "name.invalid:7000"])
-def test_what_leads_nowhere(address):
+def test_addresses_without_an_interface(address):
     assert _interfaces.interface_to(address) is None

@@ -33,7 +33,7 @@ def test_groups_are_mesh_positions_in_the_order_of_the_axes(axes, groups, rows):
 
 @pytest.mark.parametrize("axes", [("b",), ("c", "a"), ("b", "c", "a")], ids=str)
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "halves"])
-def test_groups_are_those_of_jax(axes, whole):
+def test_groups_match_jax(axes, whole):
     sizes = {"a": 2, "b": 2, "c": 2}
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(jax.sharding.AxisType.Auto,) * 3)
     size = math.prod(sizes[a] for a in axes)

@@ -26,7 +26,13 @@ DOCUMENTS = [
     )
     for path in sorted(ROOT.glob(pattern))
 ]
-PAGES_WITH_CODE = ["quickstart.md", "guide/operations.md", "guide/choosing.md", "guide/failures.md"]
+PAGES_WITH_CODE = [
+    "quickstart.md",
+    "guide/operations.md",
+    "guide/choosing.md",
+    "guide/collective-matmul.md",
+    "guide/failures.md",
+]
 RESULTS = ROOT / "benchmarks" / "results" / "cpu.json"
 
 

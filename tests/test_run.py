@@ -230,7 +230,7 @@ def test_timeout(launch, tmp_path):
     assert_gone(numbers(tmp_path, "rank*", 3) + numbers(tmp_path, "child*", 3))
 
 
-def test_job_ends_when_nobody_reads_its_output(launch):
+def test_job_ends_when_its_output_is_closed(launch):
     process = launch("import time\nwhile True: print('line'); time.sleep(0.01)", "-n", "2")
     process.stdout.readline()
     process.stdout.close()

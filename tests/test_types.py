@@ -35,7 +35,7 @@ def test_the_package_is_typed():
     assert installed("py.typed")
 
 
-def test_stubs_have_what_the_native_module_has():
+def test_stubs_list_all_names_of_the_native_module():
     for path in installed("_core/__init__.pyi"):
         assert names(path) == public(_core)
     for path in installed("_core/plan.pyi"):

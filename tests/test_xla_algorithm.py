@@ -41,7 +41,7 @@ def lowered(mesh, op, platform, algorithm=None, axes=NODES):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_values_groups_and_derivatives_are_those_of_lax(mesh, rng, op):
+def test_values_groups_and_derivatives_equal_those_of_lax(mesh, rng, op):
     arguments, _, takes_groups = OPS[op]
     x = rng.standard_normal((8, 8, 8)).astype(np.float32)
 
@@ -62,7 +62,7 @@ def test_values_groups_and_derivatives_are_those_of_lax(mesh, rng, op):
         assert_same(got, want, rtol=1e-6)
 
 
-def test_sums_of_groups_where_types_track_what_varies(mesh):
+def test_sums_of_groups_with_varying_types(mesh):
     x = np.arange(8, dtype=np.float32)
     got = run(lambda x: OURS.psum(x, "gpu", axis_index_groups=GROUPS, algorithm="xla"), mesh, x)
     np.testing.assert_array_equal(got, [2, 4, 2, 4, 10, 12, 10, 12])
@@ -101,7 +101,7 @@ def test_selected_by_a_call(mesh, platform):
     assert "jaxcomm_all_reduce" in lowered(mesh, "psum", platform, "ring", axes="gpu")
 
 
-def test_set_for_the_whole_program(mesh, monkeypatch):
+def test_jaxcomm_algorithm_applies_to_all_calls(mesh, monkeypatch):
     """Also for calls with another algorithm."""
     monkeypatch.setenv("JAXCOMM_ALGORITHM", "xla")
     _config.config.cache_clear()

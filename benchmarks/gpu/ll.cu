@@ -49,12 +49,12 @@ void Measure(Collective collective, int32_t n, int64_t block_bytes, int launches
   choice.request.block_count = block_bytes / 4;
   const LlBuffers ll = PrepareLl(memory, ranks, slots, choice.request, {}, operation, num_channels, 0);
   choice.algorithm = FindAlgorithm(collective, "ll");  // its plan
-  const VirtualRanks::Call walked =
+  const VirtualRanks::Call planned =
       ranks.Prepare(memory, choice, choice.request.block_count, {}, operation, num_channels);
   const MixedCall* calls =
-      memory.Upload(std::vector<MixedCall>{ll.call, {nullptr, walked.args, walked.network, walked.num_channels}});
+      memory.Upload(std::vector<MixedCall>{ll.call, {nullptr, planned.args, planned.network, planned.num_channels}});
   const double ll_us = Microseconds(calls, num_channels, n, launches);
-  const double walked_us = Microseconds(calls + 1, num_channels, n, launches);
+  const double planned_us = Microseconds(calls + 1, num_channels, n, launches);
   std::vector<device::Report> reports(n);
   CHECK_CUDA(cudaMemcpy(reports.data(), ranks.reports(), n * sizeof(device::Report), cudaMemcpyDeviceToHost));
   for (const device::Report& report : reports) {
@@ -65,7 +65,7 @@ void Measure(Collective collective, int32_t n, int64_t block_bytes, int launches
   std::printf(
       "{\"op\": \"%s\", \"ranks\": %d, \"block_bytes\": %lld, \"channels\": %d, \"ll_us\": %.2f, \"plan_us\": "
       "%.2f}\n",
-      Name(collective), n, static_cast<long long>(block_bytes), num_channels, ll_us, walked_us);
+      Name(collective), n, static_cast<long long>(block_bytes), num_channels, ll_us, planned_us);
   std::fflush(stdout);
 }
 

@@ -19,14 +19,14 @@ namespace {
 
 // blockIdx.y is the rank. `times`, if given: when each thread block began and ended.
 __global__ void __launch_bounds__(kThreads, 1)
-    WalkVirtualRanks(const RankArgs* args, const PeerNetworkArgs* networks, uint64_t* times) {
+    ExecuteOnVirtualRanks(const RankArgs* args, const PeerNetworkArgs* networks, uint64_t* times) {
   __shared__ __align__(16) char shared[sizeof(SharedArgs)];
   const unsigned block = blockIdx.y * gridDim.x + blockIdx.x;
   if (times != nullptr && threadIdx.x == 0) times[2 * block] = device::NowNs();
   const SharedArgs& own = TakeArgs(shared, args, networks);
   PeerNetwork network(own.network);
-  Walk<PeerNetwork> walk(own.args, network, static_cast<int32_t>(blockIdx.x));
-  walk.Run();
+  ChannelExecutor<PeerNetwork> executor(own.args, network, static_cast<int32_t>(blockIdx.x));
+  executor.Run();
   if (times != nullptr && threadIdx.x == 0) times[2 * block + 1] = device::NowNs();
 }
 
@@ -59,7 +59,7 @@ int32_t MostChannels(int32_t num_ranks) {
   int device = 0, processors = 0, per_processor = 0;
   CHECK_CUDA(cudaGetDevice(&device));
   CHECK_CUDA(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device));
-  CHECK_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, WalkVirtualRanks, kThreads, 0));
+  CHECK_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_processor, ExecuteOnVirtualRanks, kThreads, 0));
   return processors * per_processor / num_ranks;
 }
 
@@ -68,7 +68,7 @@ cudaError_t LaunchVirtualRanks(const VirtualRanks::Call& call, uint64_t* times, 
   const RankArgs* args = call.args;
   const PeerNetworkArgs* networks = call.network;
   void* parameters[] = {&args, &networks, &times};
-  return cudaLaunchCooperativeKernel(WalkVirtualRanks, grid, dim3(kThreads), parameters, 0, stream);
+  return cudaLaunchCooperativeKernel(ExecuteOnVirtualRanks, grid, dim3(kThreads), parameters, 0, stream);
 }
 
 double Median(std::vector<double>& values) {
@@ -139,8 +139,8 @@ class Prepared {
     CHECK_CUDA(cudaDeviceSynchronize());
   }
 
-  cudaError_t Walk(cudaStream_t stream, uint64_t* times = nullptr) {
-    return LaunchVirtualRanks(calls_[walks_++ % calls_.size()], times, stream);
+  cudaError_t Launch(cudaStream_t stream, uint64_t* times = nullptr) {
+    return LaunchVirtualRanks(calls_[num_launches_++ % calls_.size()], times, stream);
   }
   // Moves as many bytes as the inputs and outputs of all ranks have.
   void Copy(cudaStream_t stream) {
@@ -156,7 +156,7 @@ class Prepared {
   // After all sets have been used.
   int64_t CountWrongElements() {
     auto* const wrong = reinterpret_cast<unsigned long long*>(memory_.Take(sizeof(unsigned long long)));
-    for (size_t set = 0; set < std::min(calls_.size(), walks_); ++set) {
+    for (size_t set = 0; set < std::min(calls_.size(), num_launches_); ++set) {
       for (int32_t r = 0; r < n_ && cell_.collective != Collective::kBarrier; ++r) {
         CountWrong<<<256, 256>>>(reinterpret_cast<const float*>(calls_[set].outputs[r]), cell_.collective, block_,
                                  outputs_, r, n_, wrong);
@@ -178,7 +178,7 @@ class Prepared {
   std::unique_ptr<VirtualRanks> ranks_;
   std::vector<VirtualRanks::Call> calls_;
   std::vector<std::pair<char*, char*>> copies_;
-  size_t walks_ = 0, num_copies_ = 0;
+  size_t num_launches_ = 0, num_copies_ = 0;
 };
 
 bool any_wrong = false;
@@ -209,33 +209,33 @@ void MeasureBandwidth(const Cell& cell, int64_t cache_bytes, cudaStream_t stream
   // Calls that take no longer than their launch are timed many at a time.
   const int together = prepared.bytes() < (8 << 20) ? 20 : 1;
   const int repetitions = prepared.bytes() < (int64_t{1} << 30) ? 15 : 7;
-  std::vector<double> walks, copies;
+  std::vector<double> launches, copies;
   for (int repetition = -2; repetition < repetitions; ++repetition) {  // the first two don't count
-    const double walk = stopwatch.Time([&] {
-      for (int i = 0; i < together; ++i) CHECK_CUDA(prepared.Walk(stream));
+    const double launch = stopwatch.Time([&] {
+      for (int i = 0; i < together; ++i) CHECK_CUDA(prepared.Launch(stream));
     });
     const double copy = stopwatch.Time([&] {
       for (int i = 0; i < together; ++i) prepared.Copy(stream);
     });
     if (repetition < 0) continue;
-    walks.push_back(walk / together);
+    launches.push_back(launch / together);
     copies.push_back(copy / together);
   }
-  const double walk = Median(walks), copy = Median(copies);
+  const double launch = Median(launches), copy = Median(copies);
   Print(cell, prepared,
         Format("\"bytes\": %lld, \"median_us\": %.2f, \"least_us\": %.2f, \"copy_us\": %.2f, \"of_copy\": %.3f, "
                "\"gb_per_s\": %.1f",
-               static_cast<long long>(prepared.bytes()), walk, walks[0], copy, copy / walk,
-               static_cast<double>(prepared.bytes()) / walk / 1e3));
+               static_cast<long long>(prepared.bytes()), launch, launches[0], copy, copy / launch,
+               static_cast<double>(prepared.bytes()) / launch / 1e3));
 }
 
-// Microseconds of a CUDA graph of so many walks; -1 if it can't be captured.
-double MedianOfGraph(Prepared& prepared, int walks, cudaStream_t stream) {
+// Microseconds of a CUDA graph of so many launches; -1 if it can't be captured.
+double MedianOfGraph(Prepared& prepared, int launches, cudaStream_t stream) {
   cudaGraph_t graph;
   cudaGraphExec_t executable;
   CHECK_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   bool captured = true;
-  for (int i = 0; i < walks; ++i) captured &= prepared.Walk(stream) == cudaSuccess;
+  for (int i = 0; i < launches; ++i) captured &= prepared.Launch(stream) == cudaSuccess;
   captured &= cudaStreamEndCapture(stream, &graph) == cudaSuccess;
   cudaGetLastError();
   if (!captured) return -1;
@@ -262,7 +262,7 @@ void MeasureLatency(const Cell& cell, cudaStream_t stream) {
   std::vector<double> inside;
   uint64_t resolution_ns = ~uint64_t{0}, last = 0;
   for (int repetition = -5; repetition < 200; ++repetition) {
-    CHECK_CUDA(prepared.Walk(stream, times));
+    CHECK_CUDA(prepared.Launch(stream, times));
     CHECK_CUDA(cudaStreamSynchronize(stream));
     CHECK_CUDA(cudaMemcpy(read.data(), times, read.size() * sizeof(uint64_t), cudaMemcpyDeviceToHost));
     uint64_t begin = ~uint64_t{0}, end = 0;

@@ -20,8 +20,9 @@ struct CallSpec {
   int64_t max_sms = 0;             // limit on channels, one per SM of a GPU; 0: no limit
   std::vector<int64_t> groups;     // logical device ids, group after group
   std::vector<int32_t> processes;  // of these devices; empty: all belong to this process
-  int64_t input_run = 0;           // elements of a run of a blocked input (cpu/copy.h); 0: each block is contiguous
-  int64_t output_run = 0;
+  // Elements of a block that are contiguous in memory (BlockLayout::run in cpu/copy.h). 0: all.
+  int64_t input_contiguous_count = 0;
+  int64_t output_contiguous_count = 0;
   ReduceOp reduce_op = ReduceOp::kSum;
   int32_t root = 0;                // broadcast: position in the group
   std::vector<int32_t> source_of;  // permute: position in the group, by position; -1: none
@@ -51,14 +52,14 @@ void VisitOtherAttributes(Spec& spec, const Visit& visit) {
   visit("processes", spec.processes);
   switch (spec.collective) {
     case Collective::kAllToAll:
-      visit("input_run", spec.input_run);
-      visit("output_run", spec.output_run);
+      visit("input_contiguous_count", spec.input_contiguous_count);
+      visit("output_contiguous_count", spec.output_contiguous_count);
       break;
     case Collective::kAllGather:
-      visit("output_run", spec.output_run);
+      visit("output_contiguous_count", spec.output_contiguous_count);
       break;
     case Collective::kReduceScatter:
-      visit("input_run", spec.input_run);
+      visit("input_contiguous_count", spec.input_contiguous_count);
       visit("reduce_op", spec.reduce_op);
       break;
     case Collective::kAllReduce:

@@ -1,4 +1,4 @@
-#include "active_messages.h"
+#include "cpu/active_messages.h"
 
 #include <algorithm>
 #include <cstring>

@@ -17,9 +17,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "../common/status.h"
-#include "../plan/plan.h"
-#include "../transport/network.h"
+#include "common/status.h"
+#include "plan/plan.h"
+#include "transport/network.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-#include "completion_pool.h"
+#include "cpu/completion_pool.h"
 
 #include <algorithm>
 #include <thread>

@@ -15,7 +15,7 @@
 #include <mutex>
 #include <vector>
 
-#include "../common/status.h"
+#include "common/status.h"
 
 namespace jaxcomm {
 

@@ -1,11 +1,11 @@
-#include "copy.h"
+#include "cpu/copy.h"
 
 #include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
 
-#include "../transport/node.h"
+#include "transport/node.h"
 
 #if defined(__x86_64__)
 #include <emmintrin.h>
@@ -48,12 +48,12 @@ bool CopyFromProcess(int32_t pid, Cursor to, Cursor from, int64_t bytes) {
   constexpr int64_t kMaxReadBytes = 1 << 30;
   std::vector<RemoteRead> reads;
   while (bytes > 0) {
-    const int64_t piece = std::min({bytes, to.left_bytes(), from.left_bytes(), kMaxReadBytes});
-    reads.push_back({to.at(), from.at(), piece});
-    to.Advance(piece);
-    from.Advance(piece);
-    bytes -= piece;
-    if (bytes > 0 && reads.size() < kBatch && piece < kMaxReadBytes) continue;
+    const int64_t part_bytes = std::min({bytes, to.left_bytes(), from.left_bytes(), kMaxReadBytes});
+    reads.push_back({to.at(), from.at(), part_bytes});
+    to.Advance(part_bytes);
+    from.Advance(part_bytes);
+    bytes -= part_bytes;
+    if (bytes > 0 && reads.size() < kBatch && part_bytes < kMaxReadBytes) continue;
     if (!ReadFromProcess(pid, reads.data(), static_cast<int>(reads.size()))) return false;
     reads.clear();
   }
@@ -143,11 +143,11 @@ bool CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t 
       bytes -= rows * row_bytes;
       continue;
     }
-    const int64_t piece = std::min(bytes, std::min(to.left_bytes(), from.left_bytes()));
-    CopyBytes(to.at(), from.at(), piece, stream);
-    to.Advance(piece);
-    from.Advance(piece);
-    bytes -= piece;
+    const int64_t part_bytes = std::min(bytes, std::min(to.left_bytes(), from.left_bytes()));
+    CopyBytes(to.at(), from.at(), part_bytes, stream);
+    to.Advance(part_bytes);
+    from.Advance(part_bytes);
+    bytes -= part_bytes;
   }
   return true;
 }
@@ -155,10 +155,10 @@ bool CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t 
 void ZeroElements(const View& dst, int64_t offset, int64_t count, int64_t item_bytes) {
   Cursor to(dst, offset, item_bytes);
   for (int64_t bytes = count * item_bytes; bytes > 0;) {
-    const int64_t piece = std::min(bytes, to.left_bytes());
-    std::memset(to.at(), 0, static_cast<size_t>(piece));
-    to.Advance(piece);
-    bytes -= piece;
+    const int64_t part_bytes = std::min(bytes, to.left_bytes());
+    std::memset(to.at(), 0, static_cast<size_t>(part_bytes));
+    to.Advance(part_bytes);
+    bytes -= part_bytes;
   }
 }
 

@@ -1,4 +1,4 @@
-#include "cost_params.h"
+#include "cpu/cost_params.h"
 
 #include <algorithm>
 #include <mutex>

@@ -1,4 +1,4 @@
-#include "executor.h"
+#include "cpu/executor.h"
 
 #include <algorithm>
 #include <limits>
@@ -226,15 +226,15 @@ bool Execution::RunReduce(const Plan& plan, const Step& step) {
 
   if (shortest >= kShortRunBytes && !remote) {
     for (int64_t bytes = step.count * item_bytes; bytes > 0;) {
-      int64_t piece = std::min(bytes, to.left_bytes());
-      for (const Cursor& cursor : cursors) piece = std::min(piece, cursor.left_bytes());
+      int64_t part_bytes = std::min(bytes, to.left_bytes());
+      for (const Cursor& cursor : cursors) part_bytes = std::min(part_bytes, cursor.left_bytes());
       for (int s = 0; s < num_sources; ++s) {
         pointers[s] = cursors[s].at();
-        cursors[s].Advance(piece);
+        cursors[s].Advance(part_bytes);
       }
-      program_->reduce(to.at(), pointers.data(), num_sources, piece / item_bytes);
-      to.Advance(piece);
-      bytes -= piece;
+      program_->reduce(to.at(), pointers.data(), num_sources, part_bytes / item_bytes);
+      to.Advance(part_bytes);
+      bytes -= part_bytes;
     }
     return true;
   }

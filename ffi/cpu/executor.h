@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "../plan/plan.h"
-#include "../transport/control_segment.h"
-#include "copy.h"
-#include "reduce.h"
+#include "cpu/copy.h"
+#include "cpu/reduce.h"
+#include "plan/plan.h"
+#include "transport/control_segment.h"
 
 namespace jaxcomm {
 

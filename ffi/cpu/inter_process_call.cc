@@ -1,4 +1,4 @@
-#include "inter_process_call.h"
+#include "cpu/inter_process_call.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-#include "worker_pool.h"
+#include "cpu/worker_pool.h"
 
 namespace jaxcomm {
 namespace {

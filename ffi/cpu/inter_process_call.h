@@ -28,11 +28,11 @@
 #include <string>
 #include <vector>
 
-#include "../transport/node.h"
-#include "active_messages.h"
-#include "bounded_wait.h"
-#include "completion_pool.h"
-#include "inter_process_program.h"
+#include "cpu/active_messages.h"
+#include "cpu/bounded_wait.h"
+#include "cpu/completion_pool.h"
+#include "cpu/inter_process_program.h"
+#include "transport/node.h"
 
 namespace jaxcomm {
 

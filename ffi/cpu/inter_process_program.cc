@@ -1,9 +1,9 @@
-#include "inter_process_program.h"
+#include "cpu/inter_process_program.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "../common/hash.h"
+#include "common/hash.h"
 
 namespace jaxcomm {
 namespace {

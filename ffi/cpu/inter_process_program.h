@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "executor.h"
+#include "cpu/executor.h"
 
 namespace jaxcomm {
 

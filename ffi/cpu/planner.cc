@@ -1,4 +1,4 @@
-#include "planner.h"
+#include "cpu/planner.h"
 
 #include <algorithm>
 
@@ -32,9 +32,10 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
   const Choice choice = Select(*request, spec.algorithm, item_bytes,
                                MachineOf(cost_params, resources, spec.group_size, spec.ranks_per_node));
   if (choice.algorithm == nullptr) return InvalidArgumentError(choice.reason);
-  return Program::Make(
-      BuildAll(*choice.algorithm, choice.request), Blocks(input_count, request->block_count, spec.input_run),
-      Blocks(output_count, request->block_count, spec.output_run), item_bytes, reduce, static_cast<int32_t>(dtype));
+  return Program::Make(BuildAll(*choice.algorithm, choice.request),
+                       Blocks(input_count, request->block_count, spec.input_contiguous_count),
+                       Blocks(output_count, request->block_count, spec.output_contiguous_count), item_bytes, reduce,
+                       static_cast<int32_t>(dtype));
 }
 
 }  // namespace jaxcomm

@@ -6,8 +6,8 @@
 
 #include "common/call_spec.h"
 #include "common/status.h"
-#include "cost_params.h"
-#include "executor.h"
+#include "cpu/cost_params.h"
+#include "cpu/executor.h"
 
 namespace jaxcomm {
 

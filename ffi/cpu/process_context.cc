@@ -1,4 +1,4 @@
-#include "process_context.h"
+#include "cpu/process_context.h"
 
 #include <algorithm>
 

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "../common/status.h"
-#include "../transport/node.h"
-#include "../transport/open_network.h"
-#include "active_messages.h"
-#include "cost_params.h"
-#include "progress_thread.h"
+#include "common/status.h"
+#include "cpu/active_messages.h"
+#include "cpu/cost_params.h"
+#include "cpu/progress_thread.h"
+#include "transport/node.h"
+#include "transport/open_network.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-#include "progress_thread.h"
+#include "cpu/progress_thread.h"
 
 #include <sched.h>
 

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "inter_process_call.h"
+#include "cpu/inter_process_call.h"
 
 namespace jaxcomm {
 

@@ -1,8 +1,8 @@
-#include "reduce.h"
+#include "cpu/reduce.h"
 
 #include <algorithm>
 
-#include "../include/jaxcomm/arithmetic.h"
+#include "include/jaxcomm/arithmetic.h"
 
 // One binary for all x86-64 machines: the loader selects the clone. Sanitizers do not support this mechanism (ifunc).
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__) && \

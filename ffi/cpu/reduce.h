@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "../common/dtype.h"
+#include "common/dtype.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-#include "rendezvous.h"
+#include "cpu/rendezvous.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -9,10 +9,10 @@
 #include <thread>
 #include <utility>
 
-#include "../common/hash.h"
-#include "inter_process_call.h"
-#include "process_context.h"
-#include "worker_pool.h"
+#include "common/hash.h"
+#include "cpu/inter_process_call.h"
+#include "cpu/process_context.h"
+#include "cpu/worker_pool.h"
 
 namespace jaxcomm {
 

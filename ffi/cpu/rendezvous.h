@@ -17,10 +17,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "bounded_wait.h"
-#include "completion_pool.h"
-#include "inter_process_program.h"
-#include "planner.h"
+#include "cpu/bounded_wait.h"
+#include "cpu/completion_pool.h"
+#include "cpu/inter_process_program.h"
+#include "cpu/planner.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-#include "worker_pool.h"
+#include "cpu/worker_pool.h"
 
 #include <algorithm>
 #include <thread>

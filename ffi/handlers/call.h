@@ -5,8 +5,8 @@
 #include <memory>
 #include <utility>
 
-#include "../common/status.h"
 #include "common/attributes.h"
+#include "common/status.h"
 #include "cpu/rendezvous.h"
 
 namespace jaxcomm {

@@ -1,9 +1,9 @@
-#include "algorithms.h"
+#include "plan/algorithms.h"
 
 #include <cstring>
 #include <limits>
 
-#include "partition.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 
@@ -12,7 +12,7 @@ const std::vector<Algorithm>& Algorithms(Collective collective) {
 #define JAXCOMM_COLLECTIVE(enumerator, name, ...) \
   case Collective::enumerator:                    \
     return Table<Collective::enumerator>();
-#include "../collectives.def"
+#include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
   }
   static const std::vector<Algorithm> none;

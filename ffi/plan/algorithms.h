@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "plan.h"
+#include "plan/plan.h"
 
 namespace jaxcomm {
 

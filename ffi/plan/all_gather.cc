@@ -1,7 +1,7 @@
 // Plans of all_gather: every rank ends with block r of every rank r, in rank order.
-#include "builder.h"
-#include "partition.h"
-#include "pipeline.h"
+#include "plan/builder.h"
+#include "plan/partition.h"
+#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {

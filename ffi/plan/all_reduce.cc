@@ -1,8 +1,8 @@
 // Plans of all_reduce: every rank ends with the sum of the blocks of all ranks. For each element, the order of operands
 // is the same on all ranks, so the results are equal bit for bit.
-#include "builder.h"
-#include "partition.h"
-#include "pipeline.h"
+#include "plan/builder.h"
+#include "plan/partition.h"
+#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {

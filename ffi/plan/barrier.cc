@@ -1,6 +1,6 @@
 // Plans of barrier: no rank ends before every rank has begun.
-#include "builder.h"
-#include "partition.h"
+#include "plan/builder.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace {

@@ -1,7 +1,7 @@
 // Plans of broadcast: every rank ends with the root's block.
-#include "builder.h"
-#include "partition.h"
-#include "pipeline.h"
+#include "plan/builder.h"
+#include "plan/partition.h"
+#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {

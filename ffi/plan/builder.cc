@@ -1,4 +1,4 @@
-#include "builder.h"
+#include "plan/builder.h"
 
 namespace jaxcomm {
 namespace {

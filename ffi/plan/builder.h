@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "plan.h"
+#include "plan/plan.h"
 
 namespace jaxcomm {
 

@@ -1,5 +1,5 @@
 // The cost model. docs/internals/cost-model.md describes it.
-#include "cost.h"
+#include "plan/cost.h"
 
 #include <algorithm>
 #include <functional>
@@ -7,8 +7,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "algorithms.h"
-#include "partition.h"
+#include "plan/algorithms.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace {

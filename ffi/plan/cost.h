@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "plan.h"
+#include "plan/plan.h"
 
 namespace jaxcomm {
 

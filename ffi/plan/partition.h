@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "algorithms.h"
+#include "plan/algorithms.h"
 
 namespace jaxcomm {
 
@@ -15,7 +15,7 @@ const std::vector<Algorithm>& Table();
 #define JAXCOMM_COLLECTIVE(enumerator, name, ...) \
   template <>                                     \
   const std::vector<Algorithm>& Table<Collective::enumerator>();
-#include "../collectives.def"
+#include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
 
 struct Range {

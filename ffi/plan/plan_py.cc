@@ -1,4 +1,4 @@
-#include "plan_py.h"
+#include "plan/plan_py.h"
 
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
@@ -14,13 +14,13 @@
 #include <utility>
 #include <vector>
 
-#include "algorithms.h"
-#include "cost.h"
-#include "partition.h"
-#include "plan.h"
-#include "request.h"
-#include "select.h"
-#include "validate.h"
+#include "plan/algorithms.h"
+#include "plan/cost.h"
+#include "plan/partition.h"
+#include "plan/plan.h"
+#include "plan/request.h"
+#include "plan/select.h"
+#include "plan/validate.h"
 
 namespace jaxcomm {
 namespace {
@@ -30,7 +30,7 @@ using namespace nb::literals;
 
 constexpr Collective kCollectives[] = {
 #define JAXCOMM_COLLECTIVE(enumerator, name, ...) Collective::enumerator,
-#include "../collectives.def"
+#include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
 };
 constexpr const char* kKinds[] = {"copy", "put", "get", "reduce", "zero", "signal", "wait"};

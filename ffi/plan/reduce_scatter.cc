@@ -1,7 +1,7 @@
 // Plans of reduce_scatter: rank r ends with the sum of block r of all ranks.
-#include "builder.h"
-#include "partition.h"
-#include "pipeline.h"
+#include "plan/builder.h"
+#include "plan/partition.h"
+#include "plan/pipeline.h"
 
 namespace jaxcomm {
 namespace {

@@ -1,4 +1,4 @@
-#include "request.h"
+#include "plan/request.h"
 
 #include <string>
 
@@ -56,10 +56,10 @@ StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, in
     return InvalidArgumentError("buffers of " + std::to_string(input_count) + " and " + std::to_string(output_count) +
                                 " elements do not match a group of " + std::to_string(spec.group_size) + " ranks");
   }
-  for (const int64_t run : {spec.input_run, spec.output_run}) {
-    if (run <= 0 || request.block_count % run == 0) continue;
+  for (const int64_t count : {spec.input_contiguous_count, spec.output_contiguous_count}) {
+    if (count <= 0 || request.block_count % count == 0) continue;
     return InvalidArgumentError("blocks of " + std::to_string(request.block_count) +
-                                " elements cannot be split into runs of " + std::to_string(run));
+                                " elements cannot be split into contiguous runs of " + std::to_string(count));
   }
   return request;
 }

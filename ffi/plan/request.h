@@ -6,7 +6,7 @@
 
 #include "common/call_spec.h"
 #include "common/status.h"
-#include "plan.h"
+#include "plan/plan.h"
 
 namespace jaxcomm {
 

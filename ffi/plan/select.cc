@@ -1,11 +1,11 @@
-#include "select.h"
+#include "plan/select.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <vector>
 
-#include "partition.h"
+#include "plan/partition.h"
 
 namespace jaxcomm {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "algorithms.h"
-#include "cost.h"
+#include "plan/algorithms.h"
+#include "plan/cost.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-#include "select_for_gpus.h"
+#include "plan/select_for_gpus.h"
 
 #include <algorithm>
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "partition.h"
-#include "select.h"
+#include "plan/partition.h"
+#include "plan/select.h"
 
 namespace jaxcomm {
 

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "../common/status.h"
-#include "partition.h"
-#include "plan.h"
+#include "common/status.h"
+#include "plan/partition.h"
+#include "plan/plan.h"
 
 namespace jaxcomm {
 

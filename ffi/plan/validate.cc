@@ -1,11 +1,11 @@
-#include "validate.h"
+#include "plan/validate.h"
 
 #include <algorithm>
 #include <map>
 
-#include "partition.h"
-#include "step_rules.h"
-#include "symbolic.h"
+#include "plan/partition.h"
+#include "plan/step_rules.h"
+#include "plan/symbolic.h"
 
 namespace jaxcomm {
 namespace {

@@ -13,8 +13,8 @@
 
 #include <vector>
 
-#include "../common/status.h"
-#include "plan.h"
+#include "common/status.h"
+#include "plan/plan.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-#include "control_segment.h"
+#include "transport/control_segment.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

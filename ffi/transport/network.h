@@ -13,7 +13,7 @@
 #include <functional>
 #include <string>
 
-#include "../common/status.h"
+#include "common/status.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-#include "node.h"
+#include "transport/node.h"
 
 #include <poll.h>
 #include <sys/prctl.h>

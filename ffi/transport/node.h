@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "../common/status.h"
-#include "control_segment.h"
-#include "shared_memory.h"
+#include "common/status.h"
+#include "transport/control_segment.h"
+#include "transport/shared_memory.h"
 
 namespace jaxcomm {
 

@@ -1,6 +1,6 @@
-#include "open_network.h"
+#include "transport/open_network.h"
 
-#include "ucx_network.h"
+#include "transport/ucx_network.h"
 
 namespace jaxcomm {
 

@@ -5,13 +5,13 @@
 #include <memory>
 #include <string>
 
-#include "../common/status.h"
-#include "network.h"
+#include "common/status.h"
+#include "transport/network.h"
 
 namespace jaxcomm {
 
-// Whether this host has InfiniBand or RoCE devices.
-bool HasRdma();
+// Whether this host has InfiniBand or RoCE devices: entries in `folder`.
+bool HasRdma(const char* folder = "/sys/class/infiniband");
 
 struct NetworkOptions {
   std::string library;           // path of the network's library; empty: the system's, or `fallback_library`

@@ -1,4 +1,4 @@
-#include "receive_queue.h"
+#include "transport/receive_queue.h"
 
 #include <cstdio>
 #include <cstring>

@@ -16,7 +16,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "network.h"
+#include "transport/network.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-#include "relay.h"
+#include "transport/relay.h"
 
 #include <netdb.h>
 #include <netinet/in.h>

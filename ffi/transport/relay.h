@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "../common/status.h"
+#include "common/status.h"
 
 namespace jaxcomm {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "../common/status.h"
+#include "common/status.h"
 
 namespace jaxcomm {
 

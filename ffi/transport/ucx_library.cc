@@ -1,4 +1,4 @@
-#include "ucx_library.h"
+#include "transport/ucx_library.h"
 
 #include <dlfcn.h>
 

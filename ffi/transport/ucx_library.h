@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "../common/status.h"
-#include "ucp_abi.h"
+#include "common/status.h"
+#include "transport/ucp_abi.h"
 
 namespace jaxcomm {
 

@@ -1,4 +1,4 @@
-#include "ucx_network.h"
+#include "transport/ucx_network.h"
 
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "receive_queue.h"
-#include "ucx_library.h"
+#include "transport/receive_queue.h"
+#include "transport/ucx_library.h"
 
 namespace jaxcomm {
 namespace {
@@ -100,7 +100,7 @@ class UcxNetwork : public Network {
     uint64_t sequence = 0;          // of the next message
     ucp::Status status = ucp::kOk;  // an error for HandleErrors()
     std::string why;                // replaces UCX's text of the error; may be empty
-    bool farewell_seen = false;
+    bool disconnecting = false;
     std::atomic<bool> connected{false};
     std::atomic<bool> failed{false};
     std::atomic<uint64_t> messages{0};
@@ -431,7 +431,9 @@ void UcxNetwork::Sleep() {
 
 void UcxNetwork::Post(std::unique_ptr<Outgoing> owned) {
   Peer& peer = peers_[owned->process];
-  if (!peer.endpoint || peer.failed || receive_queue_.lost(owned->process)) {
+  // A peer that has disconnected counts as lost, but still waits for the acknowledgement.
+  const bool is_ack = owned->envelope.kind == Envelope::kDisconnectAck;
+  if (!peer.endpoint || peer.failed || (!is_ack && receive_queue_.lost(owned->process))) {
     if (owned->sent) owned->sent(false);
     return;
   }
@@ -439,7 +441,7 @@ void UcxNetwork::Post(std::unique_ptr<Outgoing> owned) {
   sends_.insert(message);
   message->envelope.token = token_;
   message->envelope.process = process_;
-  if (message->envelope.kind != Envelope::kDisconnectAck) message->envelope.sequence = peer.sequence++;
+  if (!is_ack) message->envelope.sequence = peer.sequence++;
   ucp::RequestParams params;
   params.mask = ucp::RequestParams::kCallback | ucp::RequestParams::kUserData | ucp::RequestParams::kFlags;
   params.flags = message->bytes <= eager_bytes_ ? ucp::RequestParams::kEager : ucp::RequestParams::kRendezvous;
@@ -486,7 +488,7 @@ ucp::Status UcxNetwork::OnActiveMessage(void* arg, const void* header, size_t he
     // Posted from the progress loop: UCX's callbacks must not start operations.
     network->Do([network, process = disconnect.process] { network->PostControl(process, Envelope::kDisconnectAck); });
   } else if (disconnect.kind == Envelope::kDisconnectAck) {
-    network->peers_[disconnect.process].farewell_seen = true;
+    network->peers_[disconnect.process].disconnecting = true;
   }
   return rendezvous ? ucp::kInProgress : ucp::kOk;
 }
@@ -543,7 +545,7 @@ void UcxNetwork::Close() {
     for (size_t process = 0; process < peers_.size(); ++process) {
       const Peer& peer = peers_[process];
       // A peer that has disconnected itself needs nothing more, and its disconnect has been acknowledged.
-      if (peer.endpoint && !peer.farewell_seen && !receive_queue_.disconnected(static_cast<int>(process))) return false;
+      if (peer.endpoint && !peer.disconnecting && !receive_queue_.disconnected(static_cast<int>(process))) return false;
     }
     return true;
   });
@@ -565,9 +567,9 @@ void UcxNetwork::ProgressUntil(Clock::duration limit, Done done) {
 
 }  // namespace
 
-bool HasRdma() {
+bool HasRdma(const char* folder) {
   std::error_code error;
-  return !std::filesystem::is_empty("/sys/class/infiniband", error) && !error;
+  return !std::filesystem::is_empty(folder, error) && !error;
 }
 
 StatusOr<std::unique_ptr<Network>> OpenUcxNetwork(const UcxOptions& options, int process, int num_processes,

@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "open_network.h"
+#include "transport/open_network.h"
 
 namespace jaxcomm {
 

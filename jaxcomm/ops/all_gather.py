@@ -5,7 +5,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._primitive import block_run, define, make_call, shift
+from jaxcomm._primitive import contiguous_count, define, make_call, shift
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
@@ -30,8 +30,8 @@ def all_gather(
       tiled: join along ``axis`` instead of adding a dimension.
       to: type of the result under check_vma=True, as in jax.lax.all_gather: "varying", "invarying" or "reduced".
         "reduced" calls jax.lax.all_gather.
-      algorithm: a name from ``algorithms("all_gather")``, or "xla" for XLA's own collective. None selects it
-        by the selection table.
+      algorithm: a name from ``algorithms("all_gather")``, or "xla" for XLA's own collective. None lets
+        the selection table choose.
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
@@ -84,7 +84,7 @@ def _shape_invariant(x, *, call, axis):
 
 
 def _attributes(x, n, *, axis):
-    return {"output_run": np.int64(block_run(x.shape, axis))}
+    return {"output_contiguous_count": np.int64(contiguous_count(x.shape, axis))}
 
 
 def _transpose(ct, x, *, call, axis):

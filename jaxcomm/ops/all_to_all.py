@@ -5,7 +5,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._primitive import block_run, define, make_call, shift
+from jaxcomm._primitive import contiguous_count, define, make_call, shift
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
@@ -32,8 +32,8 @@ def all_to_all(
         dimension after ``split_axis`` has been removed (not tiled).
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
       tiled: keep the number of dimensions instead of removing ``split_axis`` and inserting ``concat_axis``.
-      algorithm: a name from ``algorithms("all_to_all")``, or "xla" for XLA's own collective. None selects it
-        by the selection table.
+      algorithm: a name from ``algorithms("all_to_all")``, or "xla" for XLA's own collective. None lets
+        the selection table choose.
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
@@ -89,8 +89,8 @@ def _attributes(x, n, *, split_axis, concat_axis):
     block = list(x.shape)
     block[split_axis] //= n
     return {
-        "input_run": np.int64(block_run(block, split_axis)),
-        "output_run": np.int64(block_run(block, concat_axis)),
+        "input_contiguous_count": np.int64(contiguous_count(block, split_axis)),
+        "output_contiguous_count": np.int64(contiguous_count(block, concat_axis)),
     }
 
 

@@ -26,8 +26,8 @@ def barrier(
       axis_name: mesh axis, or tuple of axes, outermost first. Several axes declare a hierarchy: the innermost axis
         stays inside a node.
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
-      algorithm: a name from ``algorithms("barrier")``, or "xla" for XLA's own collective. None selects it
-        by the selection table.
+      algorithm: a name from ``algorithms("barrier")``, or "xla" for XLA's own collective. None lets
+        the selection table choose.
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:

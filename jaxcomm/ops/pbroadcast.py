@@ -21,8 +21,8 @@ def pbroadcast(
       axis_name: mesh axis, or tuple of axes, outermost first; n is the number of ranks in a group. Several axes declare
         a hierarchy: the innermost axis stays inside a node.
       source: rank that broadcasts, 0 to n - 1; a static integer.
-      algorithm: a name from ``algorithms("pbroadcast")``, or "xla" for XLA's own collective. None selects it
-        by the selection table.
+      algorithm: a name from ``algorithms("pbroadcast")``, or "xla" for XLA's own collective. None lets
+        the selection table choose.
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:

@@ -25,8 +25,8 @@ def ppermute(
       x: pytree of arrays with the same shapes and dtypes on every rank.
       axis_name: mesh axis, or tuple of axes, outermost first.
       perm: static list of (source, destination) ranks; each rank at most once as source and once as destination.
-      algorithm: a name from ``algorithms("ppermute")``, or "xla" for XLA's own collective. None selects it
-        by the selection table.
+      algorithm: a name from ``algorithms("ppermute")``, or "xla" for XLA's own collective. None lets
+        the selection table choose.
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:

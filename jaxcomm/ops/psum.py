@@ -36,8 +36,8 @@ def psum(
         sum over as well.
       axis_index_groups: groups as lists of ranks; None means one group of all ranks. jax.lax.psum handles groups of
         unequal sizes, and arrays whose type is unreduced (pending sums).
-      algorithm: a name from ``algorithms("psum")``, or "xla" for XLA's own collective. None selects it
-        by the selection table.
+      algorithm: a name from ``algorithms("psum")``, or "xla" for XLA's own collective. None lets
+        the selection table choose.
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:

@@ -5,7 +5,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat
-from jaxcomm._primitive import ReduceOp, block_run, define, in_wider_type, make_call, shift
+from jaxcomm._primitive import ReduceOp, contiguous_count, define, in_wider_type, make_call, shift
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
@@ -28,8 +28,8 @@ def psum_scatter(
         (tiled). Negative values count from the end.
       axis_index_groups: groups as lists of ranks, all of one size; None means one group of all ranks.
       tiled: keep ``scatter_dimension`` (divided by n) instead of removing it.
-      algorithm: a name from ``algorithms("psum_scatter")``, or "xla" for XLA's own collective. None selects it
-        by the selection table.
+      algorithm: a name from ``algorithms("psum_scatter")``, or "xla" for XLA's own collective. None lets
+        the selection table choose.
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS. See jaxcomm.ops.
 
     Returns:
@@ -83,7 +83,7 @@ def _shape(x, *, call, axis):
 def _attributes(x, n, *, axis):
     block = list(x.shape)
     block[axis] //= n
-    return {"input_run": np.int64(block_run(block, axis)), "reduce_op": np.int64(ReduceOp.SUM)}
+    return {"input_contiguous_count": np.int64(contiguous_count(block, axis)), "reduce_op": np.int64(ReduceOp.SUM)}
 
 
 def _transpose(ct, x, *, call, axis):

@@ -62,7 +62,7 @@ CallSpec SpecOf(Collective collective) { return Spec(collective, kRanks, kRanks,
 
 TEST_CASE("columns of all ranks side by side") {
   CallSpec spec = SpecOf(Collective::kAllGather);
-  spec.output_run = kColumns;  // the output has rows of kRanks * kColumns
+  spec.output_contiguous_count = kColumns;  // the output has rows of kRanks * kColumns
   const auto out = CallWell(spec, kRanks * kRows * kColumns);
   for (int64_t r = 0; r < kRanks; ++r) {
     for (int64_t i = 0; i < kRows; ++i) {
@@ -78,7 +78,7 @@ TEST_CASE("sums, maxima and minima of each rank's columns") {
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
     CallSpec spec = SpecOf(Collective::kReduceScatter);
     spec.reduce_op = op;
-    spec.input_run = kOwn;
+    spec.input_contiguous_count = kOwn;
     const auto out = CallWell(spec, kRows * kOwn);
     for (int64_t r = 0; r < kRanks; ++r) {
       for (int64_t i = 0; i < kRows; ++i) {
@@ -118,7 +118,7 @@ TEST_CASE("sums by every algorithm that one process supports") {
 TEST_CASE("columns become rows") {
   constexpr int64_t kOwn = kColumns / kRanks;
   CallSpec spec = SpecOf(Collective::kAllToAll);
-  spec.input_run = kOwn;  // split along columns, joined along rows
+  spec.input_contiguous_count = kOwn;  // split along columns, joined along rows
   auto out = CallWell(spec, kRows * kColumns);
   for (int64_t r = 0; r < kRanks; ++r) {
     for (int64_t i = 0; i < kRanks * kRows; ++i) {
@@ -128,8 +128,8 @@ TEST_CASE("columns become rows") {
     }
   }
   constexpr int64_t kPart = 3;  // rows of two: split along rows of a matrix of (4 * 3) x 4, joined along columns
-  spec.input_run = 0;
-  spec.output_run = 4;
+  spec.input_contiguous_count = 0;
+  spec.output_contiguous_count = 4;
   out = CallWell(spec, kRows * kColumns);
   for (int64_t r = 0; r < kRanks; ++r) {
     for (int64_t i = 0; i < kPart; ++i) {
@@ -169,10 +169,11 @@ TEST_CASE("invalid calls get an error with the reason") {
         prefix + "buffers of 48 and 13 elements do not match a group of 4 ranks");
   for (const int64_t run : {5, 24}) {  // not a divisor of the block of 12; larger than the block
     CallSpec blocked = SpecOf(Collective::kAllToAll);
-    blocked.input_run = run;
-    const std::string why = prefix + "blocks of 12 elements cannot be split into runs of " + std::to_string(run);
+    blocked.input_contiguous_count = run;
+    const std::string why =
+        prefix + "blocks of 12 elements cannot be split into contiguous runs of " + std::to_string(run);
     CHECK(error_of(blocked, 48) == why);
-    std::swap(blocked.input_run, blocked.output_run);
+    std::swap(blocked.input_contiguous_count, blocked.output_contiguous_count);
     CHECK(error_of(blocked, 48) == why);
   }
   CallSpec spec = SpecOf(Collective::kAllReduce);

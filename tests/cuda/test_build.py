@@ -43,22 +43,32 @@ def test_is_of_this_build(build):
     assert build.name.startswith(pathlib.Path(sys.prefix).name)
 
 
+def code_in_the_module(wheels):
+    """Architectures of the machine code and of the PTX in the module."""
+    listing = run(wheels / "cu13" / "bin" / "cuobjdump", "--list-elf", "--list-ptx", MODULE.origin)
+    return (
+        set(re.findall(r"ELF file.*\.(sm_\d+)\.cubin", listing)),
+        set(re.findall(r"PTX file.*\.(sm_\d+)\.ptx", listing)),
+    )
+
+
 def test_architectures(wheels):
     """Each architecture gets machine code and PTX, unless its name selects one of them."""
     words = _native.cuda().built()["architectures"].split()
-    listing = run(wheels / "cu13" / "bin" / "cuobjdump", "--list-elf", "--list-ptx", MODULE.origin)
     machine_code = {f"sm_{word.removesuffix('-real')}" for word in words if not word.endswith("-virtual")}
     ptx = {f"sm_{word.removesuffix('-virtual')}" for word in words if not word.endswith("-real")}
-    assert set(re.findall(r"ELF file.*\.(sm_\d+)\.cubin", listing)) == machine_code
-    assert set(re.findall(r"PTX file.*\.(sm_\d+)\.ptx", listing)) == ptx
+    assert code_in_the_module(wheels) == (machine_code, ptx)
 
 
 @pytest.mark.full
-def test_of_all_generations_and_those_to_come():
+@pytest.mark.machine_code
+def test_machine_code_of_all_generations_and_ptx_of_the_newest(wheels):
+    assert code_in_the_module(wheels) == ({"sm_80", "sm_90", "sm_100", "sm_120"}, {"sm_120"})
     assert _native.cuda().built()["architectures"] == "80-real 90-real 100-real 120"
 
 
 @pytest.mark.full
+@pytest.mark.machine_code
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 def test_no_kernel_spills_registers(build, source, architectures):
     text = report(build, source)
@@ -87,8 +97,8 @@ def test_a_spilling_kernel_is_found(wheels, tmp_path):
         ptxas.check_no_spills([kernel])
 
 
-def test_what_is_no_report_is_shown(wheels, tmp_path):
-    """Errors and warnings of the compiler reach the caller and leave no report."""
+def test_compiler_errors_reach_the_caller(wheels, tmp_path):
+    """A failed compilation leaves no report."""
     (tmp_path / "wrong.cu").write_text("__global__ void Wrong() { nonsense; }")
     done = subprocess.run(
         (sys.executable, ROOT / "cmake" / "keep_ptxas.py", wheels / "cu13" / "bin" / "nvcc", "-c",

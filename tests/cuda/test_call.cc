@@ -162,8 +162,8 @@ int64_t RunCall(const CallSpec& spec, int64_t block_count, int32_t max_channels,
       return call.Run();
     }
     NoNetwork network;
-    Walk<NoNetwork> walk(args[blockIdx.y], network, static_cast<int32_t>(blockIdx.x));
-    walk.Run();
+    ChannelExecutor<NoNetwork> executor(args[blockIdx.y], network, static_cast<int32_t>(blockIdx.x));
+    executor.Run();
   });
   for (int32_t r = 0; r < n; ++r) {
     CHECK(reports[r].state == device::Report::kNone);

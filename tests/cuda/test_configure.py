@@ -115,13 +115,13 @@ def test_the_wheels_of_this_python(older, configure, nvcc, wheels):
     assert f"23007 in {wheels}/nccl/include --" in output
 
 
-def test_off(configure, wheels):
+def test_without_the_cuda_module(configure, wheels):
     status, output = configure("-DJAXCOMM_CUDA=OFF", python_path=wheels.parent)
     assert status == 0
     assert "_cuda" not in output
 
 
-def test_the_system_comes_first_and_old_ones_get_what_they_know(configure, nvcc, wheels):
+def test_the_systems_compiler_comes_first_with_the_architectures_that_it_supports(configure, nvcc, wheels):
     system = nvcc("12.4")
     _, output = configure("-DJAXCOMM_CUDA=ON", path=system.parent, python_path=wheels.parent)
     # CMake then detects that this compiler does not work.

@@ -14,14 +14,17 @@ X = np.zeros((8, 16, 4), np.float32)
 
 # Call on one device's (16, 4); FFI target; attributes of the custom call besides the common ones.
 OPS = {
-    "all_to_all": (lambda x, **k: OURS.all_to_all(x, "gpu", 0, 1, tiled=True, **k), {"input_run": 16, "output_run": 4}),
-    "all_gather": (lambda x, **k: OURS.all_gather(x, "gpu", axis=1, tiled=True, **k), {"output_run": 4}),
+    "all_to_all": (
+        lambda x, **k: OURS.all_to_all(x, "gpu", 0, 1, tiled=True, **k),
+        {"input_contiguous_count": 16, "output_contiguous_count": 4},
+    ),
+    "all_gather": (lambda x, **k: OURS.all_gather(x, "gpu", axis=1, tiled=True, **k), {"output_contiguous_count": 4}),
     "psum": (lambda x, **k: OURS.psum(x, "gpu", **k), {"reduce_op": 0}),
     "pmax": (lambda x, **k: OURS.pmax(x, "gpu", **k), {"reduce_op": 1}),
     "pmin": (lambda x, **k: OURS.pmin(x, "gpu", **k), {"reduce_op": 2}),
     "psum_scatter": (
         lambda x, **k: OURS.psum_scatter(x, "gpu", scatter_dimension=0, tiled=True, **k),
-        {"input_run": 16, "reduce_op": 0},
+        {"input_contiguous_count": 16, "reduce_op": 0},
     ),
     "ppermute": (lambda x, **k: OURS.ppermute(x, "gpu", [(0, 1), (1, 2)], **k), {"source_of": "-1, 0, 1, -1"}),
     "pbroadcast": (lambda x, **k: OURS.pbroadcast(x, "gpu", 2, **k), {"root": 2}),
@@ -132,7 +135,7 @@ def test_buffers_in_collective_memory(mesh, op, windows, monkeypatch):
     assert text.count("memory_spaces") == (0 if op == "barrier" else 2), "of other operations"
 
 
-def test_no_windows_before_jax_0_12_nor_unasked(mesh, windows, monkeypatch):
+def test_windows_need_jax_0_12_and_the_setting(mesh, windows, monkeypatch):
     f = OPS["psum"][0]
     monkeypatch.setattr(_compat.jaxlib, "__version__", "0.11.2")
     assert "windows" not in lowered(f, mesh)
@@ -153,7 +156,7 @@ def test_no_windows_on_the_cpu(mesh, windows, monkeypatch):
 
 
 @pytest.mark.parametrize(("jaxlib", "told"), [("0.10.2", True), ("0.11.1", True), ("0.11.2", False)])
-def test_gpus_are_told_where_xla_lends_no_communicators(mesh, jaxlib, told, monkeypatch):
+def test_gpus_of_ranks_are_attributes_before_jaxlib_0_11_2(mesh, jaxlib, told, monkeypatch):
     """The process of each rank and its number there, in the order of `groups`."""
     monkeypatch.setattr(_compat.jaxlib, "__version__", jaxlib)
     text = lowered(lambda x: OURS.psum(x, "node"), mesh)
@@ -222,7 +225,7 @@ def test_windows_are_wanted_by_all_or_made_for_none(monkeypatch, own, others, ex
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_nodes_are_not_known_yet(mesh, op):
+def test_declared_nodes_have_no_effect_at_compile_time(mesh, op):
     """NCCL determines the nodes at run time. Declared axes have no effect, and a plan for several nodes may fit."""
     f = OPS[op][0]
     text = lowered(lambda x: OURS.psum(x, ("node", "gpu")), mesh)
@@ -243,7 +246,7 @@ def test_multimem_is_for_gpus(mesh, op):
         lowered(f, mesh, platforms=("cpu",))
 
 
-def test_algorithms_that_fit_no_nodes_are_refused(mesh):
+def test_algorithms_that_do_not_fit_the_nodes_are_refused(mesh):
     with pytest.raises(ValueError, match=r"psum at .*: algorithm \"hierarchical\" needs several nodes"):
         lowered(lambda x: OURS.psum(x, "node", algorithm="hierarchical"), mesh)  # two ranks
 
@@ -265,7 +268,7 @@ def test_one_program_for_both_platforms(mesh):
     assert text.count("processes = ") == 1
 
 
-def test_what_runs_here_is_unchanged(mesh):
+def test_the_lowering_for_cpus_is_unchanged(mesh):
     """The lowering rule for GPUs does not affect the rule for CPUs."""
     text = jax.jit(on_ranks(lambda x: OURS.psum(x, "gpu"), mesh)).lower(X).as_text()
     assert len(re.findall(r"custom_call @jaxcomm_all_reduce", text)) == 1

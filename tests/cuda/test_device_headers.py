@@ -48,7 +48,7 @@ def user(tmp_path):
     return compile
 
 
-def test_what_is_installed_is_what_the_sources_are():
+def test_installed_headers_equal_the_sources():
     installed = pathlib.Path(jaxcomm.get_include()) / "jaxcomm"
     assert sorted(path.name for path in installed.iterdir()) == HEADERS
     for header in HEADERS:
@@ -75,7 +75,7 @@ def test_each_compiles_with_nvcc(user, toolkit, header):
 
 
 @pytest.mark.parametrize(("language", "least"), [("cpp", 7), ("python", 2)])
-def test_the_page_quotes_what_is_run(language, least):
+def test_the_quoted_code_is_run(language, least):
     page = (ROOT / "docs" / "guide" / "device-kernels.md").read_text()
     page += (ROOT / "docs" / "reference" / "device-api.md").read_text()
     quoted = re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)

@@ -34,7 +34,7 @@ def test_failures_are_raised_every_time(failures):
         assert str(error.value) == f"jaxcomm: {FAILURES[0]}\njaxcomm: {FAILURES[1]}"
 
 
-def test_what_nobody_has_asked_for_is_said_at_the_end(failures, capsys):
+def test_unreported_failures_are_printed_at_exit(failures, capsys):
     failures.append(FAILURES[0])
     with pytest.raises(RuntimeError):
         jaxcomm.check()

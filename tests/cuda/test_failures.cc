@@ -262,31 +262,31 @@ class Trial {
   // Upper bound of the time in which a block polls for a signal between two reads of the clock.
   uint64_t RoundNs() const { return uint64_t{100} * 64 * num_channels_ * (n() + 2) * threads_ * 4; }
 
-  void Walk(const RankArgs& args, const PeerNetworkArgs& peers, const GinNetworkArgs& gin, int32_t channel) {
+  void Execute(const RankArgs& args, const PeerNetworkArgs& peers, const GinNetworkArgs& gin, int32_t channel) {
     if (!uses_gin_) {
       PeerNetwork network(peers);
-      return cuda::Walk<PeerNetwork>(args, network, channel).Run();
+      return cuda::ChannelExecutor<PeerNetwork>(args, network, channel).Run();
     }
     const ncclDevComm comm = gin_.CommOf(args.comm.world.rank);
     GinNetwork network(gin, comm);
-    cuda::Walk<GinNetwork>(args, network, channel).Run();
+    cuda::ChannelExecutor<GinNetwork>(args, network, channel).Run();
   }
 
   // With a pause before step `pause` of the channel.
-  void WalkSlowly(RankArgs args, const PeerNetworkArgs& peers, const GinNetworkArgs& gin, int32_t channel,
-                  int32_t pause, uint64_t end) {
+  void ExecuteSlowly(RankArgs args, const PeerNetworkArgs& peers, const GinNetworkArgs& gin, int32_t channel,
+                     int32_t pause, uint64_t end) {
     std::vector<ChannelProgram> programs(args.channels, args.channels + num_channels_);
     const ChannelProgram whole = programs[channel];
     const BufferCopy copy_out = std::exchange(args.copy_out, {});
     args.channels = programs.data();
     programs[channel].num_steps = pause;
-    Walk(args, peers, gin, channel);
+    Execute(args, peers, gin, channel);
     while (emulation::NowNs() < end) emulation::Pause();
     programs[channel].first_step = whole.first_step + pause;
     programs[channel].num_steps = whole.num_steps - pause;
     args.copy_in = {};
     args.copy_out = copy_out;
-    Walk(args, peers, gin, channel);
+    Execute(args, peers, gin, channel);
   }
 
   // A kernel begins when all blocks of the previous one have ended.
@@ -333,10 +333,10 @@ class Trial {
         }
         const auto pause = pauses_.find(block);
         if (i == 0 && pause != pauses_.end()) {
-          WalkSlowly(args, calls_[i].network[block.first], gin[i][block.first], block.second, pause->second,
-                     begin + late_ns_);
+          ExecuteSlowly(args, calls_[i].network[block.first], gin[i][block.first], block.second, pause->second,
+                        begin + late_ns_);
         } else {
-          Walk(args, calls_[i].network[block.first], gin[i][block.first], block.second);
+          Execute(args, calls_[i].network[block.first], gin[i][block.first], block.second);
         }
         EndCall(i, block.first, num_ended[block.first]);
       }

@@ -9,10 +9,10 @@ from jaxcomm import _native
 CALL = {"op": "psum", "site": "here.py:1", "algorithm": "", "group_size": np.int64(1), "ranks_per_node": np.int64(1)}
 CALL["max_sms"] = np.int64(0)
 OWN = {
-    "all_to_all": {"input_run": np.int64(4), "output_run": np.int64(4)},
-    "all_gather": {"output_run": np.int64(4)},
+    "all_to_all": {"input_contiguous_count": np.int64(4), "output_contiguous_count": np.int64(4)},
+    "all_gather": {"output_contiguous_count": np.int64(4)},
     "all_reduce": {"reduce_op": np.int64(1)},
-    "reduce_scatter": {"input_run": np.int64(4), "reduce_op": np.int64(0)},
+    "reduce_scatter": {"input_contiguous_count": np.int64(4), "reduce_op": np.int64(0)},
     "permute": {"source_of": np.zeros(1, np.int64)},
     "broadcast": {"root": np.int64(0)},
     "barrier": {},

@@ -1,6 +1,6 @@
 // LL messages. Collectives have the same bits as on the CPU's executor, in long series of calls of all kinds and sizes
-// on the same slots, mixed with walked plans. Kernels whose peers do not arrive end in time. Emulated, or compiled by
-// nvcc for a GPU.
+// on the same slots, mixed with plans of the executor. Kernels whose peers do not arrive end in time. Emulated, or
+// compiled by nvcc for a GPU.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -125,8 +125,8 @@ Drawn Draw(Group& group, Collective collective, Operation operation, std::mt1993
   return drawn;
 }
 
-// The same calls as walked plans, on the same communicator.
-VirtualRanks::Call DrawWalked(Group& group, std::mt19937_64& random) {
+// The same calls as plans of the executor, on the same communicator.
+VirtualRanks::Call DrawPlanned(Group& group, std::mt19937_64& random) {
   Choice choice;
   choice.algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
   choice.request.collective = Collective::kAllReduce;
@@ -163,8 +163,8 @@ void RunRow(Group& group, const std::vector<Drawn>& row, uint64_t seed, std::mt1
   for (const Drawn& drawn : row) {
     calls.push_back(drawn.buffers.call);
     if (random() % 3 != 0) continue;
-    const VirtualRanks::Call walked = DrawWalked(group, random);
-    calls.push_back({nullptr, walked.args, walked.network, walked.num_channels});
+    const VirtualRanks::Call planned = DrawPlanned(group, random);
+    calls.push_back({nullptr, planned.args, planned.network, planned.num_channels});
   }
   Launch(group.memory.Upload(calls), static_cast<int32_t>(calls.size()), group.num_channels, group.n,
          kThreadsOfBlocks[random() % 4], seed);

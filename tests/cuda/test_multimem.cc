@@ -1,6 +1,6 @@
-// Multimem calls, emulated: results of long series of calls of all kinds and sizes on the same arena, mixed with walked
-// plans. Kernels whose peers do not arrive end in time. The data are integers, so that the switch's order does not
-// matter.
+// Multimem calls, emulated: results of long series of calls of all kinds and sizes on the same arena, mixed with
+// planned plans. Kernels whose peers do not arrive end in time. The data are integers, so that the switch's order does
+// not matter.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -48,7 +48,7 @@ struct Group {
   int64_t arena_bytes = 0;
 };
 
-// One of several consecutive calls: a multimem call or a walked plan.
+// One of several consecutive calls: a multimem call or a plan of the executor.
 struct Drawn {
   Request request;
   Operation operation;
@@ -56,14 +56,14 @@ struct Drawn {
   std::vector<MultimemArgs> args;  // by rank
   std::vector<char*> inputs, outputs;
   std::vector<Bytes> expected;
-  VirtualRanks::Call walked;
+  VirtualRanks::Call planned;
 };
 
 void RunCall(const Drawn& drawn, int32_t rank, int32_t channel) {
   if (drawn.args.empty()) {
-    if (channel >= drawn.walked.num_channels) return;
-    PeerNetwork network(drawn.walked.network[rank]);
-    Walk<PeerNetwork>(drawn.walked.args[rank], network, channel).Run();
+    if (channel >= drawn.planned.num_channels) return;
+    PeerNetwork network(drawn.planned.network[rank]);
+    ChannelExecutor<PeerNetwork>(drawn.planned.args[rank], network, channel).Run();
   } else if (channel < drawn.args[rank].num_channels) {
     MultimemCall(drawn.args[rank], channel).Run();
   }
@@ -150,8 +150,8 @@ Drawn DrawAny(Group& group, std::mt19937_64& random) {
   return Draw(group, collective, dtype, random);
 }
 
-// A walked plan on the same communicator.
-Drawn DrawWalked(Group& group, std::mt19937_64& random) {
+// A plan of the executor on the same communicator.
+Drawn DrawPlanned(Group& group, std::mt19937_64& random) {
   Choice choice;
   choice.algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
   choice.request.collective = Collective::kAllReduce;
@@ -159,8 +159,8 @@ Drawn DrawWalked(Group& group, std::mt19937_64& random) {
   choice.request.block_count = 1 + static_cast<int64_t>(random() % 50);
   const auto num_channels = 1 + static_cast<int32_t>(random() % group.num_channels);
   Drawn drawn;
-  drawn.walked = group.ranks.Prepare(group.memory, choice, choice.request.block_count, {},
-                                     {DType::kF32, ReduceOp::kSum}, num_channels);
+  drawn.planned = group.ranks.Prepare(group.memory, choice, choice.request.block_count, {},
+                                      {DType::kF32, ReduceOp::kSum}, num_channels);
   return drawn;
 }
 
@@ -195,7 +195,7 @@ void TestRows(uint64_t seed, int32_t n, int length) {
   for (int launch = 0; launch < 2; ++launch) {
     std::vector<Drawn> row;
     for (int i = 0; i < length; ++i) {
-      row.push_back(random() % 4 == 0 ? DrawWalked(group, random) : DrawAny(group, random));
+      row.push_back(random() % 4 == 0 ? DrawPlanned(group, random) : DrawAny(group, random));
     }
     RunRow(group, row, seed + launch, kThreadsOfBlocks[random() % std::size(kThreadsOfBlocks)]);
   }

@@ -85,12 +85,12 @@ def test_the_loaded_copy_comes_first(fake, opened):
     assert opened(wheel, loaded, loader=system) == f"{loaded} 23007"
 
 
-def test_then_the_wheel(fake, opened):
+def test_the_wheel_comes_second(fake, opened):
     wheel, system = fake("wheel", version=23203), fake("system")
     assert opened(wheel, loader=system) == f"{wheel} 23203"
 
 
-def test_then_what_the_loader_finds(fake, opened, tmp_path):
+def test_the_loaders_search_comes_last(fake, opened, tmp_path):
     system = fake("system")
     assert opened("", loader=system) == f"{system} 23007"
     assert opened(str(tmp_path / "gone.so"), loader=system) == f"{system} 23007"
@@ -116,7 +116,7 @@ def test_too_old_but_loaded(fake, opened):
     )
 
 
-def test_something_else_of_that_name(fake, opened):
+def test_a_library_without_the_functions_of_nccl(fake, opened):
     other = fake("other", without=("ncclGetVersion", "ncclSend"))
     assert opened(other) == f"{other} lacks ncclGetVersion, ncclSend. {INSTALL}"
 

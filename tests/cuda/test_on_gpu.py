@@ -60,7 +60,7 @@ def test_a_part_that_fails_hangs_or_can_not_start_does_not_keep_others_from_runn
     assert [line.split()[0] for line in table] == ["FAILED", "FAILED", "FAILED", "passed"]
 
 
-def test_what_is_left_out_says_why(run):
+def test_parts_that_are_left_out_have_a_reason(run):
     _, record = run(
         shell("no hardware", "true", missing="there is no GPU"),
         shell("fails", "false"),
@@ -75,7 +75,7 @@ def test_what_is_left_out_says_why(run):
     }
 
 
-def test_the_whole_has_a_limit_too(run):
+def test_all_parts_together_have_a_time_limit(run):
     began = time.monotonic()
     too_long = shell("begins only if it can end", "true", takes_s=20)
     _, record = run(too_long, shell("takes all", "sleep 30", 99), shell("comes late", "true"), total_s=6)
@@ -94,7 +94,7 @@ def test_parts_of_one_step_run_at_the_same_time(run, tmp_path):
     assert record["tests"] == {"a": True, "b": True}
 
 
-def test_a_part_may_run_beside_others(run, tmp_path):
+def test_parts_may_run_in_parallel(run, tmp_path):
     made, _ = run()
     started = made.begin(shell("in the background", f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; sleep 0.2"))
     made.run(shell("go", f"touch {tmp_path}/go"), shell("waits", "sleep 2"))
@@ -172,7 +172,7 @@ def fake_nccl(folder, headers, library):
         (23007, 0, "there is no libnccl.so.2"),
     ],
 )
-def test_which_nccl_can_be_used(tmp_path, headers, library, problem):
+def test_usable_versions_of_nccl(tmp_path, headers, library, problem):
     fake_nccl(tmp_path / "nvidia" / "nccl", headers, library)
     found = on_gpu.find_nccl(str(tmp_path), on_gpu.Nccl(None, given=False))
     assert found.given
@@ -219,7 +219,7 @@ def machine(tmp_path, monkeypatch):
     return made
 
 
-def test_with_a_gpu_and_nccl_nothing_is_left_out(machine):
+def test_with_a_gpu_and_nccl_all_parts_run(machine):
     for parts in parts_of(machine).values():
         left_out = {name for name, part in parts.items() if part.missing}
         assert left_out <= {"errors: old NCCL", "errors: no module"}  # these need a missing package
@@ -246,7 +246,7 @@ def test_without_a_gpu_no_part_but_the_builds_runs(machine):
         assert [name for name in left if not name.startswith("build") and not name.endswith("losses")] == []
 
 
-def test_without_a_new_nccl_the_record_says_what_to_bring(machine, tmp_path):
+def test_without_a_new_nccl_the_record_has_instructions(machine, tmp_path):
     machine.nccl = on_gpu.Nccl(fake_nccl(tmp_path / "old", 22809, 22809), given=False)
     parts = parts_of(machine)
     for name in ("JAX, 1 rank, command buffers on", "JAX, 4 ranks", "models/moe, 1 rank: on the GPU"):
@@ -280,7 +280,7 @@ def test_status_names_parts_that_exist(machine):
 FLAGGED = [(8, 8, 2.5), (8, 1024, 1.5), (2, 8, 0.5)]
 
 
-def test_targets_are_those_of_the_record():
+def test_targets_match_the_record():
     virtual = [
         {"what": "target", "op": "all_to_all", "of_copy": 0.91},
         {"what": "target", "op": "all_reduce", "of_copy": 0.79},
@@ -299,7 +299,7 @@ def test_targets_are_those_of_the_record():
     assert {t["met"] for t in on_gpu.targets([], [], no_host).values()} == {None}
 
 
-def test_verdict_on_the_survivors():
+def test_check_of_the_survivors_errors():
     good = {"error": "jaxcomm: psum at x.py:1: psum at x.py:1: rank 0 aborted: rank 1 did not signal", "seconds": 5}
     assert killed.verdict([good], 2) == ""
     assert "said nothing" in killed.verdict([None], 2)

@@ -36,13 +36,13 @@ Cut MakeCut(const Algorithm& algorithm, const Request& request, int32_t num_chan
   return cut;
 }
 
-// Runs the two streams of all ranks. The thread blocks of a walk do not wait for each other. Returns false if no step
+// Runs the two streams of all ranks. The thread blocks of a launch do not wait for each other. Returns false if no step
 // can run although some remain.
 bool Ends(const Cut& cut, const Geometry& geometry) {
   const auto n = static_cast<int32_t>(cut.programs.size());
   struct Rank {
     size_t action = 0;
-    std::vector<int32_t> step;  // of the walk, by channel
+    std::vector<int32_t> step;  // of the launch, by channel
     int32_t posted = 0;         // rounds that the second stream may begin
     int32_t begun = 0, over = 0;
   };
@@ -51,11 +51,11 @@ bool Ends(const Cut& cut, const Geometry& geometry) {
   std::map<std::vector<int32_t>, int64_t> signals;                // channel, from, to
   std::map<std::vector<int32_t>, std::vector<int64_t>> messages;  // from, to: counts
   std::map<std::vector<int32_t>, size_t> received;
-  const auto run_steps = [&](int32_t r, const ChannelProgram* walk) {
+  const auto run_steps = [&](int32_t r, const ChannelProgram* launch) {
     bool moved = false;
     for (int32_t c = 0; c < cut.num_channels; ++c) {
-      for (int32_t& i = ranks[r].step[c]; i < walk[c].num_steps; ++i) {
-        const Step& step = cut.programs[r].steps[walk[c].first_step + i].step;
+      for (int32_t& i = ranks[r].step[c]; i < launch[c].num_steps; ++i) {
+        const Step& step = cut.programs[r].steps[launch[c].first_step + i].step;
         if (step.peer >= 0) CHECK(geometry.node(step.peer) == geometry.node(r));
         if (step.kind == StepKind::kWait && signals[{c, step.peer, r}]-- == 0) {
           ++signals[{c, step.peer, r}];
@@ -91,11 +91,11 @@ bool Ends(const Cut& cut, const Geometry& geometry) {
     if (rank.action == cut.schedules[r].actions.size()) return false;
     const Action& action = cut.schedules[r].actions[rank.action];
     bool moved = false;
-    if (action.kind == Action::kWalk) {
-      const ChannelProgram* walk = cut.programs[r].channels.data() + action.number * cut.num_channels;
-      moved = run_steps(r, walk);
+    if (action.kind == Action::kLaunch) {
+      const ChannelProgram* launch = cut.programs[r].channels.data() + action.number * cut.num_channels;
+      moved = run_steps(r, launch);
       for (int32_t c = 0; c < cut.num_channels; ++c) {
-        if (rank.step[c] < walk[c].num_steps) return moved;
+        if (rank.step[c] < launch[c].num_steps) return moved;
       }
     } else if (action.kind == Action::kPost) {
       rank.posted = action.number + 1;
@@ -175,19 +175,19 @@ TEST_CASE("all plans terminate") {
 // Counts rounds that are in progress while steps run that precede another round.
 int32_t NumOverlapped(const RankProgram& program, const SendRecvSchedule& schedule, int32_t num_channels) {
   int32_t posted = 0, awaited = 0, overlapped = 0;
-  bool walked = false;
+  bool planned = false;
   for (const Action& action : schedule.actions) {
-    if (action.kind == Action::kWalk) {
+    if (action.kind == Action::kLaunch) {
       for (int32_t c = 0; c < num_channels; ++c) {
-        const ChannelProgram& walk = program.channels[action.number * num_channels + c];
-        for (int32_t i = 0; i < walk.num_steps; ++i) {
-          const StepKind kind = program.steps[walk.first_step + i].step.kind;
-          walked = walked || (kind != StepKind::kSignal && kind != StepKind::kWait);
+        const ChannelProgram& launch = program.channels[action.number * num_channels + c];
+        for (int32_t i = 0; i < launch.num_steps; ++i) {
+          const StepKind kind = program.steps[launch.first_step + i].step.kind;
+          planned = planned || (kind != StepKind::kSignal && kind != StepKind::kWait);
         }
       }
     } else if (action.kind == Action::kPost) {
-      if (walked && posted > awaited) ++overlapped;
-      walked = false;
+      if (planned && posted > awaited) ++overlapped;
+      planned = false;
       posted = action.number + 1;
     } else {
       awaited = action.number + 1;

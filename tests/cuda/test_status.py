@@ -4,7 +4,7 @@ import pytest
 import status
 
 
-def test_page_is_that_of_the_records():
+def test_the_page_matches_the_records():
     assert status.PAGE.read_text() == status.page(*map(status.load, ("level1.json", "test-gpu.json", "bench-gpu.json")))
 
 
@@ -18,7 +18,7 @@ def test_nothing_is_claimed_without_a_record():
     assert "| timeouts and reports |  |" in status.page({"commit": "0123456", "tests": tests}, {}, {})
 
 
-def test_what_was_measured_is_told_with_its_target():
+def test_measurements_are_listed_with_their_targets():
     machine = {"device": "a GPU", "driver": "580", "cuda": "13.0", "commit": "0123456789abcdef"}
     targets = {
         "met": {"value": 0.95, "target": ">= 0.9", "met": True},
@@ -33,6 +33,6 @@ def test_what_was_measured_is_told_with_its_target():
 
 
 @pytest.mark.parametrize("records", [({}, {"platform": "cpu"}, {}), ({}, {}, {"platform": "cpu"})])
-def test_rehearsals_are_no_records(records):
+def test_rehearsals_are_not_recorded(records):
     with pytest.raises(ValueError, match="rehearsal"):
         status.page(*records)

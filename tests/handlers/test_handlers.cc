@@ -99,7 +99,8 @@ std::function<void(Attributes&)> Number(const std::string& name, int64_t value) 
 }
 
 TEST_CASE("all_gather: columns of all ranks side by side") {
-  const Rows y = Run({{AllGatherInstantiate, AllGatherExecute}, Number("output_run", 3), {}}, Values(6), 24);
+  const Rows y =
+      Run({{AllGatherInstantiate, AllGatherExecute}, Number("output_contiguous_count", 3), {}}, Values(6), 24);
   for (const auto& row : y) {
     for (int32_t i = 0; i < 24; ++i) CHECK(row[i] == Value(i % 12 / 3, i / 12 * 3 + i % 3));  // 2 rows of 4 x 3
   }
@@ -133,9 +134,10 @@ TEST_CASE("all_reduce: groups come from the attributes") {
 
 TEST_CASE("reduce_scatter: sums, maxima and minima of each rank's columns") {
   for (const int64_t op : {0, 1, 2}) {
-    const Rows y =
-        Run({{ReduceScatterInstantiate, ReduceScatterExecute}, Number("input_run", 3), Number("reduce_op", op)},
-            Values(24), 6);
+    const Rows y = Run({{ReduceScatterInstantiate, ReduceScatterExecute},
+                        Number("input_contiguous_count", 3),
+                        Number("reduce_op", op)},
+                       Values(24), 6);
     for (int32_t r = 0; r < kRanks; ++r) {
       for (int32_t i = 0; i < 6; ++i) CHECK(y[r][i] == Reduced(op, i / 3 * 12 + r * 3 + i % 3));
     }
@@ -146,8 +148,8 @@ TEST_CASE("all_to_all: columns become rows, and rows columns") {
   const Handlers handlers = {AllToAllInstantiate, AllToAllExecute};
   const auto runs = [](int64_t input, int64_t output) {
     return [=](Attributes& attributes) {
-      Number("input_run", input)(attributes);
-      Number("output_run", output)(attributes);
+      Number("input_contiguous_count", input)(attributes);
+      Number("output_contiguous_count", output)(attributes);
     };
   };
   const Rows by_columns = Run({handlers, runs(3, 6), {}}, Values(24), 24);
@@ -274,8 +276,8 @@ TEST_CASE("a call specification has the values of all attributes") {
   call.AddText("site", "train.py:3");
   all.AddDictionary("call", call);
   all.AddArray("groups", groups);
-  all.AddScalar<int64_t>("input_run", XLA_FFI_DataType_S64, 6);
-  all.AddScalar<int64_t>("output_run", XLA_FFI_DataType_S64, 7);
+  all.AddScalar<int64_t>("input_contiguous_count", XLA_FFI_DataType_S64, 6);
+  all.AddScalar<int64_t>("output_contiguous_count", XLA_FFI_DataType_S64, 7);
   all.AddArray("processes", processes);
   all.AddScalar<int64_t>("reduce_op", XLA_FFI_DataType_S64, 2);
   all.AddScalar<int64_t>("root", XLA_FFI_DataType_S64, 3);
@@ -284,9 +286,10 @@ TEST_CASE("a call specification has the values of all attributes") {
   CHECK(spec.collective == Collective::kBroadcast && spec.op == "psum" && spec.site == "train.py:3");
   CHECK(spec.algorithm == "ring" && spec.groups == groups && spec.processes == processes);
   CHECK(spec.group_size == 4 && spec.max_sms == 5 && spec.ranks_per_node == 2 && spec.root == 3);
-  CHECK(Decode(Collective::kAllToAll, all)->input_run == 6 && Decode(Collective::kAllToAll, all)->output_run == 7);
-  CHECK(Decode(Collective::kAllGather, all)->output_run == 7);
-  CHECK(Decode(Collective::kReduceScatter, all)->input_run == 6);
+  CHECK(Decode(Collective::kAllToAll, all)->input_contiguous_count == 6 &&
+        Decode(Collective::kAllToAll, all)->output_contiguous_count == 7);
+  CHECK(Decode(Collective::kAllGather, all)->output_contiguous_count == 7);
+  CHECK(Decode(Collective::kReduceScatter, all)->input_contiguous_count == 6);
   CHECK(Decode(Collective::kReduceScatter, all)->reduce_op == ReduceOp::kMin);
   CHECK(Decode(Collective::kAllReduce, all)->reduce_op == ReduceOp::kMin);
   CHECK(Decode(Collective::kPermute, all)->source_of == std::vector<int32_t>({1, -1, 3, 2}));
@@ -326,8 +329,8 @@ TEST_CASE("calls with different attributes have different hashes") {
   CHECK(differs(barrier, [](CallSpec& spec) { spec.ranks_per_node = 2; }));
   CHECK(differs(barrier, [](CallSpec& spec) { spec.groups = {1, 0}; }));
   CHECK(differs(barrier, [](CallSpec& spec) { spec.processes = {0, 1}; }));
-  CHECK(differs(Collective::kAllToAll, [](CallSpec& spec) { spec.input_run = 1; }));
-  CHECK(differs(Collective::kAllToAll, [](CallSpec& spec) { spec.output_run = 1; }));
+  CHECK(differs(Collective::kAllToAll, [](CallSpec& spec) { spec.input_contiguous_count = 1; }));
+  CHECK(differs(Collective::kAllToAll, [](CallSpec& spec) { spec.output_contiguous_count = 1; }));
   CHECK(differs(Collective::kAllReduce, [](CallSpec& spec) { spec.reduce_op = ReduceOp::kMax; }));
   CHECK(differs(Collective::kBroadcast, [](CallSpec& spec) { spec.root = 1; }));
   CHECK(differs(Collective::kPermute, [](CallSpec& spec) { spec.source_of = {1, 0}; }));

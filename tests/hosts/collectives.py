@@ -38,7 +38,7 @@ def every_op(mesh, count, all_algorithms):
     """Every supported algorithm, or the selected one, against NumPy. Integers, so that sums are exact."""
     n, checked = mesh.size, 0
     x = np.random.default_rng(3).integers(-64, 64, (n, count)).astype(np.float32)
-    blocks = x.reshape(n, n, -1)
+    blocks, weights = x.reshape(n, n, -1), np.float32([[2, -3]])
     cases = {
         "all_to_all": (lambda x, a: jaxcomm.all_to_all(x.reshape(n, -1), "i", 0, 0, algorithm=a).reshape(1, -1),
                        blocks.swapaxes(0, 1).reshape(n, -1)),
@@ -52,6 +52,12 @@ def every_op(mesh, count, all_algorithms):
                      np.roll(x, 1, 0)),
         "pbroadcast": (lambda x, a: jaxcomm.pbroadcast(x, "i", n - 1, algorithm=a), np.tile(x[-1:], (n, 1))),
         "barrier": (lambda x, a: jaxcomm.barrier(x, "i", algorithm=a), x),
+        "all_gather_matmul": (
+            lambda x, a: jaxcomm.all_gather_matmul(x.T, weights, "i", algorithm=a).reshape(1, -1),
+            np.tile((x.reshape(-1, 1) @ weights).reshape(1, -1), (n, 1))),
+        "matmul_psum_scatter": (
+            lambda x, a: jaxcomm.matmul_psum_scatter(x.T, weights, "i", algorithm=a).reshape(1, -1),
+            (x.sum(0).reshape(-1, 1) @ weights).reshape(n, -1)),
     }  # fmt: skip
     for op, (body, want) in cases.items():
         for algorithm in (None, *(jaxcomm.algorithms(op) if all_algorithms else ())):

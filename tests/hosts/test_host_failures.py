@@ -137,7 +137,7 @@ MISMATCHES = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("scenario", MISMATCHES)
-def test_hosts_that_disagree_see_both_sides(start, scenario, round_):
+def test_errors_of_disagreeing_hosts_show_both_sides(start, scenario, round_):
     ranks = start(f"{scenario} works_again")
     texts = [rank.wait_for("error")["text"] for rank in ranks]
     for text in texts:

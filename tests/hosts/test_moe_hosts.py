@@ -61,7 +61,7 @@ def losses(out):
     return [record["loss"] for record in metrics(out) if "loss" in record]
 
 
-def test_hosts_compute_what_one_process_does(alone, hosts, tmp_path):
+def test_hosts_and_one_process_compute_the_same(alone, hosts, tmp_path):
     out = tmp_path / "run"
     before = hosts.counters(0).sent_bytes
     train_on(hosts, tmp_path, *flags(**SHORT, out=out))

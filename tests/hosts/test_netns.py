@@ -88,7 +88,7 @@ def test_a_cut_link_carries_nothing_until_restored():
         hosts.run(1, [sys.executable, "-c", reach.replace("timeout=1", "timeout=10")])
 
 
-def test_hosts_share_files_and_nothing_else(tmp_path):
+def test_hosts_share_only_files(tmp_path):
     with netns.Hosts(2) as hosts:
         hosts.run(0, ["sh", "-c", f"echo 1 > /dev/shm/mine; echo 2 > {tmp_path}/shared"])
         assert hosts.run(1, ["cat", f"{tmp_path}/shared"]) == "2\n"
@@ -167,7 +167,7 @@ time.sleep(1000)
     wait_until_gone(made)
 
 
-def test_why_not_says_what_is_missing(monkeypatch):
+def test_why_not_names_missing_requirements(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     assert "not installed: ip, tc" in netns.why_not.__wrapped__()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

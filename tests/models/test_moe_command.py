@@ -138,7 +138,7 @@ def test_the_curve_shows_steps_and_evaluations_in_bits(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-def test_a_run_that_ctrl_c_stops_says_so_by_its_exit_status(tmp_path, monkeypatch, capsys):
+def test_exit_status_after_ctrl_c(tmp_path, monkeypatch, capsys):
     def make_step(*arguments):
         def step(state, tokens):
             os.kill(os.getpid(), signal.SIGINT)

@@ -27,7 +27,7 @@ def test_standard_library_is_found_and_split():
     assert not set(training) & set(heldout)
 
 
-def test_binary_and_hidden_files_are_no_text(tmp_path):
+def test_binary_and_hidden_files_are_skipped(tmp_path):
     for name, text in {"b": b"bb", "a": b"aa", ".hidden": b"x", "image": b"\x89\0"}.items():
         (tmp_path / name).write_bytes(text)
     assert data.read_folder(tmp_path) == {"a": b"aa", "b": b"bb"}

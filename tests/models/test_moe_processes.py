@@ -68,7 +68,7 @@ def launch(tmp_path):
     return start
 
 
-def test_two_processes_compute_what_one_does(alone, launch, tmp_path):
+def test_two_processes_and_one_compute_the_same(alone, launch, tmp_path):
     """Two processes until one gets Ctrl-C, then one process: the results of a single process."""
     out, (wanted, _, summary) = tmp_path / "run", alone
     options = flags(**{**OPTIONS, "eval_every": 100}, out=out)
@@ -85,7 +85,7 @@ def test_two_processes_compute_what_one_does(alone, launch, tmp_path):
 
 
 @pytest.mark.full
-def test_two_processes_finish_what_one_does(alone, launch, tmp_path):
+def test_two_processes_finish_a_run_as_one_does(alone, launch, tmp_path):
     out, alone = tmp_path / "run", alone[0]
     status, output = launch(2, "models.moe.train", *flags(**OPTIONS, out=out))
     assert status == 0, output
@@ -102,7 +102,7 @@ def test_two_processes_finish_what_one_does(alone, launch, tmp_path):
 
 
 @pytest.mark.full
-def test_every_layout_continues_what_another_began(alone, launch, tmp_path):
+def test_every_layout_continues_runs_of_other_layouts(alone, launch, tmp_path):
     """1 process, then 2 (one is killed), 4 (one gets Ctrl-C) and 1: the losses of an uninterrupted run."""
     out, alone = tmp_path / "run", alone[0]
     train_here(out, steps=3, sample=0)

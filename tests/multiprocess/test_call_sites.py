@@ -27,7 +27,7 @@ print("right", flush=True)
 """
 
 
-def test_a_program_that_one_process_alone_compiles_once_more_changes_nothing(tmp_path):
+def test_recompilation_in_one_process_keeps_call_sites_matched(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "jaxcomm.run", "--processes", "2", "--devices", "1", script]

@@ -223,7 +223,7 @@ def test_process_that_is_stopped_and_goes_on(start, round_):
 
 @pytest.mark.full
 @pytest.mark.parametrize("scenario", MISMATCHES)
-def test_ranks_that_disagree_see_both_sides(start, scenario, round_):
+def test_errors_of_disagreeing_ranks_show_both_sides(start, scenario, round_):
     ranks = start(f"{scenario} works_again", 2)
     hear_both_sides(ranks, scenario)
     all_work_again(ranks)

@@ -141,7 +141,7 @@ def test_a_process_that_cannot_be_reached_is_named(cluster, monkeypatch):
     assert tried == [0] and _bootstrap._connected == {0}
 
 
-def test_the_first_to_call_decides(cluster, monkeypatch):
+def test_the_first_value_is_agreed_on_between_processes(cluster, monkeypatch):
     cluster("aa", 1)
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     assert _kv_store.kv_agree("token", "1") == "1"
@@ -168,5 +168,5 @@ def test_a_coordinator_that_does_not_answer(monkeypatch):
         _kv_store.kv_set("key", "value")
 
 
-def test_the_real_module_has_what_the_fake_has():
+def test_the_real_module_has_all_names_of_the_fake():
     assert all(callable(getattr(_core, name)) for name in ("connect_process", "connect_network"))

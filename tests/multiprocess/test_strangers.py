@@ -39,7 +39,7 @@ def disturb(family, address, port):
     return half_open
 
 
-def test_strangers_change_nothing(start, round_):
+def test_unknown_clients_change_nothing(start, round_):
     ranks = start("watched_by_strangers", 2, nodes="ab")
     said = [rank.wait_for("listens") for rank in ranks]
     half_open = []

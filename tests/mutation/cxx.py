@@ -1,4 +1,4 @@
-"""Mutants of the C++ sources, generated from the syntax, all in one build: which ones do the tests catch?"""
+"""Runs the tests against mutants of the C++ sources, which are generated from the syntax and share one build."""
 
 import concurrent.futures
 import json
@@ -10,7 +10,7 @@ from . import record, schemata, trees
 
 
 class Tests(NamedTuple):
-    """Tests of a folder: CTest's programs of folders of tests/, then pytest, each entry a run of its own."""
+    """Tests of a folder: folders of tests/ with programs of CTest, and arguments of separate runs of pytest."""
 
     native: tuple
     python: tuple = ()
@@ -25,11 +25,11 @@ TESTS = {
     "ffi/handlers": Tests(("handlers",), ("tests/test_errors.py", "tests/test_compilation.py")),
     "ffi/cuda": Tests(("cuda",)),
 }
-PYTEST_SECONDS = 30  # at most of each file for each mutant, the cheapest tests first
+PYTEST_SECONDS = 30  # limit of the tests of a file that run for one mutant; the fastest run first
 
 
 class Coverage(NamedTuple):
-    """A unit without a mutant: seconds, switches asked, and for pytest (name, seconds, switches) of its tests."""
+    """A unit without a mutant: seconds, switches reached, and for pytest (name, seconds, switches) of each test."""
 
     seconds: float
     reached: set
@@ -38,7 +38,7 @@ class Coverage(NamedTuple):
 
 
 def cover(build, units):
-    """Runs each unit without a mutant: {its name: Coverage}."""
+    """Runs each unit without a mutant. Returns {name of the unit: Coverage}."""
     covered = {}
     for unit in units:
         path, tests, log = (build.place / name for name in ("coverage", "tests.json", "test.log"))
@@ -65,7 +65,7 @@ def cover(build, units):
 
 
 def command(unit, coverage, number):
-    """(what runs the tests of a unit that reach a switch, their usual seconds)."""
+    """Returns the command that runs the tests of a unit that reach a switch, and their usual seconds."""
     if not unit.pytest:
         return unit.command, coverage.seconds
     reaching = [test for test in coverage.tests if number in test[2] or number in coverage.outside]
@@ -79,7 +79,7 @@ def command(unit, coverage, number):
 
 
 def judge(mutant, units, covered, folder):
-    """Runs the tests that reach a mutant, cheapest first, programs before pytest."""
+    """Runs the tests that reach a mutant: programs before pytest, fast programs first."""
     reaching = [unit for unit in units if unit.name in covered and mutant.number in covered[unit.name].reached]
     reaching.sort(key=lambda unit: (unit.pytest, 0 if unit.pytest else covered[unit.name].seconds))
     total, caught = 0.0, ""
@@ -97,7 +97,7 @@ def judge(mutant, units, covered, folder):
 
 
 def run(folder, count, seed, jobs=2, only=None, python=True):
-    """Results of `count` mutants of a folder, of all with 0, or of those whose file, line and change contain `only`."""
+    """Runs `count` mutants of a folder (0: all), or those whose "file:line: change" contains `only`."""
     tests = TESTS[folder]
     build = schemata.Build(trees.BUILD / folder.replace("/", "-"), [schemata.Sources(folder)], jobs=jobs)
     units = []

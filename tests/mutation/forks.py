@@ -1,4 +1,4 @@
-"""Runs pytest in forks of one process that has imported JAX, which takes longer than most tests."""
+"""Runs pytest in forks of one process that has imported JAX. The import takes longer than most tests."""
 
 import json
 import os
@@ -16,7 +16,7 @@ MODULES = ("numpy", "pytest", "jax.numpy", "jax.experimental.compilation_cache.c
 
 
 class Pytest:
-    """The process, whose folder is `tree`; it serves one run at a time."""
+    """The process that forks. Its working directory is `tree`. It serves one run at a time."""
 
     def __init__(self, tree, modules=()):
         environment = {**os.environ, **trees.python_environment(tree), "JAX_PLATFORMS": "cpu"}
@@ -26,7 +26,7 @@ class Pytest:
         )
 
     def run(self, arguments, limit_s, log, environment=None):
-        """(whether the tests passed, seconds)."""
+        """Returns whether the tests passed, and seconds."""
         request = {"arguments": arguments, "limit_s": limit_s, "log": str(log), "environment": environment or {}}
         print(json.dumps(request), file=self._process.stdin, flush=True)
         return tuple(json.loads(self._process.stdout.readline()))
@@ -37,7 +37,7 @@ class Pytest:
 
 
 def _child(request):
-    """One run of pytest. Never returns."""
+    """Runs pytest once. Does not return."""
     code = 70
     try:
         os.setsid()
@@ -67,16 +67,16 @@ def _serve(request):
     ended = select.select([handle], [], [], request["limit_s"])[0]
     os.close(handle)
     try:
-        os.killpg(pid, signal.SIGKILL)  # and all that it has started
+        os.killpg(pid, signal.SIGKILL)  # with all processes that it has started
     except (ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)  # it has no group of its own yet
+        os.kill(pid, signal.SIGKILL)  # it has no process group of its own yet
     _, status = os.waitpid(pid, 0)
     passed = bool(ended) and os.waitstatus_to_exitcode(status) == 0
     return passed, round(time.monotonic() - began, 2)
 
 
 def main():
-    warnings.simplefilter("ignore")  # JAX warns of every fork; no back end runs here
+    warnings.simplefilter("ignore")  # JAX warns of every fork; this process starts no back end
     for name in sys.argv[1:]:
         __import__(name)
     sys.path.insert(0, str(pathlib.Path.cwd()))

@@ -1,4 +1,4 @@
-"""Mistakes written by hand: lists of Mutant in the modules hand_*.py."""
+"""The type of hand-made mutants, which the modules hand_*.py list."""
 
 from typing import NamedTuple
 

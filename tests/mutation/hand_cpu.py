@@ -37,7 +37,7 @@ MUTANTS = [
         "test_inter_process_endings test_inter_process_failures",
     ),
     Mutant(
-        "the count of those who left is not reset",
+        "the number of ranks that have left is not reset",
         CALL,
         "      slot.exited.store(0);\n",
         "",
@@ -45,7 +45,11 @@ MUTANTS = [
     ),
     Mutant("a slot keeps its failure", CALL, "      slot.failed.store(0);\n", "", "test_inter_process_endings"),
     Mutant(
-        "a slot remembers that its call is over", CALL, "      slot.over.store(0);\n", "", "test_inter_process_endings"
+        "a slot keeps the state of its previous call",
+        CALL,
+        "      slot.over.store(0);\n",
+        "",
+        "test_inter_process_endings",
     ),
     Mutant(
         "a block that failed is reclaimed while peers may touch it",
@@ -83,14 +87,14 @@ MUTANTS = [
         "test_inter_process_endings",
     ),
     Mutant(
-        "the last error wins",
+        "the last error is reported",
         CALL,
         "    if (error_.ok() && (state_.load() & kDone) == 0) {\n      error_ =",
         "    if ((state_.load() & kDone) == 0) {\n      error_ =",
         "test_inter_process_endings",
     ),
     Mutant(
-        "peers of other nodes are not told of a failure",
+        "peers of other nodes get no failure message",
         CALL,
         "      for (const int32_t process : distant_) active_messages_->SendAborted(process, "
         "spec_.key, error.message());\n",
@@ -126,7 +130,7 @@ MUTANTS = [
         "test_inter_process_endings test_inter_process_call",
     ),
     Mutant(
-        "payloads for ranks of other processes are taken",
+        "payloads for ranks of other processes are accepted",
         CALL,
         "  if (rank < 0 || rank >= program_->num_ranks() || program_->process_of()[rank] != process_) return nullptr;",
         "  if (rank < 0 || rank >= program_->num_ranks()) return nullptr;",
@@ -155,28 +159,28 @@ MUTANTS = [
         "test_inter_process_endings test_inter_process_call",
     ),
     Mutant(
-        "no grace for those who run",
+        "running calls get no grace period",
         CALL,
         "phase_.load() == Phase::kRunning ? kGrace",
         "phase_.load() == Phase::kExitBarrier ? kGrace",
         "test_inter_process_endings",
     ),
     Mutant(
-        "a window is used for what peers only read in place",
+        "a window is used where peers read in place",
         CALL,
         "      if (program_->windowed(Space::kInput)) {\n        at.input =",
         "      if (!program_->windowed(Space::kInput)) {\n        at.input =",
         "test_inter_process_call",
     ),
     Mutant(
-        "the reason of an unreadable peer is not asked for",
+        "the reason of an unreadable peer is not reported",
         CALL,
         "          if (other.peer->control_segment().FindFailure(spec_.run_id)) {\n            FailLike(other);",
         "          if (false) {\n            FailLike(other);",
         "test_inter_process_endings",
     ),
     Mutant(
-        "failures of the run in other calls are not looked for",
+        "failures of other calls of the run are not checked",
         CALL,
         "    if (other.peer->control_segment().FindFailure(spec_.run_id)) return FailLike(other);",
         "    if (other.slot >= 0 && other.peer->control_segment().slots[other.slot].failed.load()) "
@@ -184,7 +188,7 @@ MUTANTS = [
         "test_inter_process_endings",
     ),
     Mutant(
-        "who has left all its calls is taken for dead",
+        "a process that has left all calls counts as dead",
         CALL,
         "  if (phase_.load() == Phase::kExitBarrier && AllExited()) return;\n"
         "  for (const int32_t process : distant_) {",
@@ -331,14 +335,14 @@ MUTANTS = [
     ),
     # Execution.
     Mutant(
-        "a reduction goes on with what could not be read",
+        "a reduction continues after a failed read",
         EXECUTOR,
         "size, item_bytes, false),\n                src.pid)) {\n        return false;\n",
         "size, item_bytes, false), src.pid)) {\n        return true;\n",
         "test_executor",
     ),
     Mutant(
-        "arithmetic of the thread",
+        "the arithmetic mode of the thread is used",
         EXECUTOR,
         "  const IeeeArithmetic arithmetic;\n",
         "",
@@ -366,14 +370,14 @@ MUTANTS = [
         "test_executor",
     ),
     Mutant(
-        "a put to another node is sent from memory that later steps write",
+        "a put to another node reads memory that later steps write",
         EXECUTOR,
         "CopyElements({data.get(), BlockLayout{}}, 0, src, step.src.offset, step.count, program_->item_bytes, false);",
         "CopyElements({data.get(), BlockLayout{}}, 0, src, 0, step.count, program_->item_bytes, false);",
         "test_inter_process_call",
     ),
     Mutant(
-        "the rest of a reduction by tiles is not done",
+        "the last tile of a reduction is skipped",
         EXECUTOR,
         "  for (int64_t done = 0; done < step.count; done += tile) {",
         "  for (int64_t done = 0; done + tile <= step.count; done += tile) {",
@@ -404,15 +408,15 @@ MUTANTS = [
     Mutant(
         "zeros where there are runs",
         COPY,
-        "    const int64_t piece = std::min(bytes, to.left_bytes());\n    std::memset",
-        "    const int64_t piece = bytes;\n    std::memset",
+        "    const int64_t part_bytes = std::min(bytes, to.left_bytes());\n    std::memset",
+        "    const int64_t part_bytes = bytes;\n    std::memset",
         "test_copy",
     ),
     Mutant(
-        "the last batch of reads is not done",
+        "the last batch of reads is skipped",
         COPY,
-        "    if (bytes > 0 && reads.size() < kBatch && piece < kMaxReadBytes) continue;",
-        "    if (reads.size() < kBatch && piece < kMaxReadBytes) continue;",
+        "    if (bytes > 0 && reads.size() < kBatch && part_bytes < kMaxReadBytes) continue;",
+        "    if (reads.size() < kBatch && part_bytes < kMaxReadBytes) continue;",
         "test_copy",
     ),
     # Switchboards and inboxes.
@@ -466,7 +470,7 @@ MUTANTS = [
         "test_active_messages",
     ),
     Mutant(
-        "what came before a call is kept when it is there",
+        "early messages are kept after delivery",
         MESSAGES,
         "    waiting = std::move(found->second);\n    waiting_.erase(found);\n",
         "    waiting = found->second;\n",
@@ -488,21 +492,21 @@ MUTANTS = [
         "test_active_messages",
     ),
     Mutant(
-        "what a lost process has said is kept",
+        "messages of a lost process are kept",
         MESSAGES,
         "      waiting.entered.erase(process);\n      // Not needed any more",
         "      // Not needed any more",
         "test_active_messages",
     ),
     Mutant(
-        "who cuts off one sender cuts off those of other calls",
+        "dropping one sender drops those of other calls",
         MESSAGES,
         "      if (of.get() == &handler) processes.insert(id.first);",
         "      processes.insert(id.first);",
         "test_active_messages",
     ),
     Mutant(
-        "nothing limits what is kept of calls that are never entered",
+        "the state of calls that are never entered has no limit",
         MESSAGES,
         "    if (aborted_.size() > kMaxAborted) {",
         "    if (aborted_.size() > 2 * kMaxAborted) {",
@@ -531,10 +535,10 @@ MUTANTS = [
         "test_planner",
     ),
     Mutant(
-        "the run of the input is that of the output",
+        "the contiguous count of the input is that of the output",
         "ffi/cpu/planner.cc",
-        "Blocks(output_count, request->block_count, spec.output_run)",
-        "Blocks(output_count, request->block_count, spec.input_run)",
+        "Blocks(output_count, request->block_count, spec.output_contiguous_count)",
+        "Blocks(output_count, request->block_count, spec.input_contiguous_count)",
         "test_planner",
     ),
     Mutant(
@@ -552,7 +556,7 @@ MUTANTS = [
         "test_call_sites",
     ),
     Mutant(
-        "a queue that blocks is not noticed",
+        "a blocked queue is not detected",
         "ffi/cpu/completion_pool.cc",
         "    if (!queue_.empty()) work_.notify_all();",
         "    if (!queue_.empty() && num_idle_ == 0) work_.notify_all();",
@@ -595,17 +599,17 @@ MUTANTS = [
         "test_handlers",
     ),
     Mutant(
-        "the run of the input is dropped",
+        "the contiguous count of the input is dropped",
         "ffi/common/call_spec.h",
-        '      visit("input_run", spec.input_run);\n      visit("reduce_op", spec.reduce_op);\n',
-        '      visit("reduce_op", spec.reduce_op);\n',
+        '      visit("input_contiguous_count", spec.input_contiguous_count);\n      visit("reduce_op",',
+        '      visit("reduce_op",',
         "test_handlers",
     ),
     Mutant(
-        "the runs of input and output are exchanged",
+        "the contiguous counts of input and output are swapped",
         "ffi/common/call_spec.h",
-        '      visit("input_run", spec.input_run);\n      visit("output_run", spec.output_run);\n',
-        '      visit("input_run", spec.output_run);\n      visit("output_run", spec.input_run);\n',
+        'spec.input_contiguous_count);\n      visit("output_contiguous_count", spec.output_contiguous_count);',
+        'spec.output_contiguous_count);\n      visit("output_contiguous_count", spec.input_contiguous_count);',
         "test_handlers",
     ),
     Mutant(
@@ -623,7 +627,7 @@ MUTANTS = [
         "tests/cpu/test_subnormals.py",
     ),
     Mutant(
-        "deadlines are told as invalid arguments",
+        "deadlines are reported as invalid arguments",
         "ffi/handlers/call.cc",
         "StatusCode::kDeadlineExceeded ?",
         "StatusCode::kInvalidArgument ?",

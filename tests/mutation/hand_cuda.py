@@ -16,7 +16,7 @@ USER = "ffi/cuda/xla/user_call.cc"
 
 MUTANTS = [
     Mutant(
-        "an arena grows to what is asked for, not to twice the last one",
+        "an arena grows to the requested size, not to twice its size",
         COMMUNICATOR,
         "WholePages(std::max({bytes, 2 * arena_bytes_, kLeastArenaBytes}))",
         "WholePages(std::max({bytes, kLeastArenaBytes}))",
@@ -51,14 +51,14 @@ MUTANTS = [
         "test_cuda_communicator",
     ),
     Mutant(
-        "what is captured is recorded as the last call",
+        "a captured call is recorded as the last call",
         COMMUNICATOR,
         "  if (IsCaptured(stream)) return OkStatus();\n",
         "",
         "test_cuda_communicator",
     ),
     Mutant(
-        "the first failure is the one that is looked at last",
+        "the last failure found is reported as the first",
         COMMUNICATOR,
         "(!first.ok() && time_ns >= first_ns)",
         "(!first.ok() && time_ns <= first_ns)",
@@ -100,14 +100,14 @@ MUTANTS = [
         "test_cuda_device_call",
     ),
     Mutant(
-        "the distance of XLA's window is not looked at",
+        "the stride of XLA's window is not checked",
         COMMUNICATOR,
         "size() > 1 && stride != comm_.signals.pad.stride",
         "size() > 9 && stride != comm_.signals.pad.stride",
         "test_cuda_device_call",
     ),
     Mutant(
-        "ranks that have not met go on",
+        "ranks that have not met continue",
         EXCHANGE,
         "  failure_ = all.status();\n",
         "",
@@ -163,7 +163,7 @@ MUTANTS = [
         "test_cuda_refusals",
     ),
     Mutant(
-        "a multicast address is for those who have one",
+        "the multicast address is not agreed on",
         MEMORY,
         "if (*all_can) multicast->base",
         "if (*all_can || address != nullptr) multicast->base",
@@ -212,7 +212,7 @@ MUTANTS = [
         "test_cuda_stages",
     ),
     Mutant(
-        "the first run does not wait for what was before it",
+        "the first run does not wait for earlier work",
         CALL,
         "if (existing == nullptr) JAXCOMM_RETURN_IF_ERROR(WaitForEarlier(stream));",
         "if (existing != nullptr) JAXCOMM_RETURN_IF_ERROR(WaitForEarlier(stream));",
@@ -233,7 +233,7 @@ MUTANTS = [
         "test_cuda_device_call",
     ),
     Mutant(
-        "a new place of the result alone is not told",
+        "a new address of the result alone is not sent",
         DEVICE_CALL,
         "offsets.input == offsets_.input && offsets.output == offsets_.output",
         "offsets.input == offsets_.input",
@@ -268,7 +268,7 @@ MUTANTS = [
         "test_cuda_call",
     ),
     Mutant(
-        "max_sms of a user's call is not looked at",
+        "max_sms of a user's call is ignored",
         USER,
         "std::min<int64_t>(made.max_channels, state.max_sms)",
         "std::max<int64_t>(made.max_channels, state.max_sms)",
@@ -277,8 +277,8 @@ MUTANTS = [
     Mutant(
         "a message is unpacked on the stream of the call",
         PROXY,
-        "Launch(OfWalk(call, args, round.unpack), call.num_channels, stream_)",
-        "Launch(OfWalk(call, args, round.unpack), call.num_channels, stream)",
+        "Launch(ArgsOfLaunch(call, args, round.unpack), call.num_channels, stream_)",
+        "Launch(ArgsOfLaunch(call, args, round.unpack), call.num_channels, stream)",
         "test_cuda_between_nodes",
     ),
     Mutant(

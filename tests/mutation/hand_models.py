@@ -2,7 +2,7 @@
 
 from mutation.hand import Mutant
 
-STEP = "tests/models/test_moe_step.py::test_step_is_that_of_one_device"
+STEP = "tests/models/test_moe_step.py::test_step_equals_that_of_one_device"
 RUNS = "tests/models/test_moe_runs.py"
 MODEL, TRAIN = "models/moe/model.py", "models/moe/train.py"
 RUN, CASES = "jaxcomm/run.py", "jaxcomm/bench/cases.py"
@@ -77,10 +77,10 @@ MUTANTS = [
     ),
     Mutant(
         "every step sees the same batch", TRAIN, "config.seq + 1, config.seed, self.step)",
-        "config.seq + 1, config.seed, 0)", f"{RUNS}::test_each_step_learns_from_other_windows",
+        "config.seq + 1, config.seed, 0)", f"{RUNS}::test_each_step_uses_other_windows",
     ),
     Mutant(
-        "what an interrupted run logged after its checkpoint stays", TRAIN, 'if r["step"] <= step]', "]",
+        "log lines after the checkpoint of an interrupted run are kept", TRAIN, 'if r["step"] <= step]', "]",
         f"{RUNS}::test_interrupted_run_continues_where_it_was_saved",
     ),
     Mutant(
@@ -199,7 +199,7 @@ MUTANTS = [
         f"{PLACEMENT}::test_placement",
     ),
     Mutant(
-        "connected before it is", BOOTSTRAP,
+        "connected before the service listens", BOOTSTRAP,
         "            record = _records[process]\n            try:\n",
         "            record = _records[process]\n            _connected.add(process)\n            try:\n",
         f"{PLACEMENT}::test_a_process_that_cannot_be_reached_is_named",

@@ -10,14 +10,14 @@ MUTANTS = [
     # The proof.
     Mutant("only each reader's first read is kept", VALIDATE, "*known = now;", "(void)now;", TESTS),
     Mutant(
-        "a signal covers what follows it",
+        "a signal covers later steps",
         VALIDATE,
         "++clock[Index(rank)];  // the signal does not cover later steps",
         "",
         TESTS,
     ),
     Mutant(
-        "a signal tells only of its sender",
+        "a signal does not pass on the clocks of other ranks",
         VALIDATE,
         "for (size_t i = 0; i < clock.size(); ++i) clock[i] = std::max(clock[i], seen[i]);",
         "clock[Index(peer)] = std::max(clock[Index(peer)], seen[Index(peer)]);",
@@ -31,7 +31,7 @@ MUTANTS = [
         TESTS,
     ),
     Mutant(
-        "readers behind the first known one are not looked at",
+        "only the first known reader is checked",
         VALIDATE,
         "if (HappenedBefore(rank, reader)) continue;",
         "if (HappenedBefore(rank, reader)) break;",
@@ -94,7 +94,7 @@ MUTANTS = [
         TESTS,
     ),
     Mutant(
-        "what is read as a part keeps the place of the whole",
+        "a partial read keeps the offset of the whole",
         VALIDATE,
         "content.shift += src.offset;",
         "content.shift += begin;",
@@ -122,7 +122,7 @@ MUTANTS = [
         TESTS,
     ),
     Mutant(
-        "a barrier needs to hear of its own node's first ranks only",
+        "a barrier waits only for the first ranks of its own node",
         VALIDATE,
         "peer < clocks_.size(); ++peer) {",
         "peer <= rank; ++peer) {",
@@ -175,7 +175,7 @@ MUTANTS = [
         TESTS,
     ),
     Mutant(
-        "a cut forgets who has read the second half",
+        "a split range loses the readers of its second half",
         SYMBOLIC,
         "it->second.end = at;",
         "it->second.end = at;\n    rest.readers.clear();",
@@ -223,7 +223,7 @@ MUTANTS = [
         TESTS,
     ),
     Mutant(
-        "one slot too few for what is on the way",
+        "one slot too few for chunks in flight",
         "ffi/plan/all_reduce.cc",
         "kSlots = 2 * kAhead + 1;",
         "kSlots = 2 * kAhead;",
@@ -240,7 +240,7 @@ MUTANTS = [
         TESTS,
     ),
     Mutant(
-        "children are told before their block is there",
+        "children get the signal before their block",
         "ffi/plan/broadcast.cc",
         """      plan.Move(src, Builder::At(children[i], Space::kOutput, part.begin), part.count);
       if (child_forwards[i]) plan.Signal(children[i]);""",
@@ -249,21 +249,21 @@ MUTANTS = [
         TESTS,
     ),
     Mutant(
-        "the node is asked instead of the rail",
+        "the node is used instead of the rail",
         "ffi/plan/all_gather.cc",
         "const auto peer = static_cast<int32_t>((node + 1 + t / chunks) % nodes * locals + local);",
         "const auto peer = static_cast<int32_t>((node + 1 + t % chunks) % nodes * locals + local);",
         TESTS,
     ),
     Mutant(
-        "nobody's block is left as it is",
+        "the block of a rank without source is not zeroed",
         "ffi/plan/permute.cc",
         "plan.Zero(plan.Output(0), b);",
         "",
         TESTS,
     ),
     Mutant(
-        "nodes hear of their own ranks too late",
+        "nodes signal their own ranks too late",
         "ffi/plan/barrier.cc",
         """    for (int32_t i = 1; i < locals; ++i) plan.Wait(leader + i);
     Disseminate(plan, geometry.node(rank), geometry.num_nodes, [&](int32_t node) { return node * locals; });""",
@@ -308,7 +308,7 @@ MUTANTS = [
         TESTS,
     ),
     Mutant(
-        "the laziest rank is shown",
+        "the rank with the least work is shown",
         COST,
         "if (effort(i) > effort(busiest)) busiest = i;",
         "if (effort(i) < effort(busiest)) busiest = i;",
@@ -329,7 +329,7 @@ MUTANTS = [
         TESTS,
     ),
     Mutant(
-        "the last word is forgotten",
+        "the final signal costs nothing",
         COST,
         "return apart ? machine.links[static_cast<size_t>(Link::kNetwork)].latency_s : 0;",
         "return apart ? 0 : 0;",
@@ -352,14 +352,14 @@ MUTANTS = [
     ),
     Mutant("chunks are counted in bytes", SELECT, "bytes / std::max<int64_t>(item_bytes, 1)", "bytes", TESTS),
     Mutant(
-        "the very least is taken",
+        "the lowest cost is selected without the factor",
         SELECT,
         "candidate.cost.time_s <= kEqual * least.cost.time_s;",
         "candidate.cost.time_s <= least.cost.time_s;",
         TESTS,
     ),
     Mutant(
-        "scratch is forgotten where times are about equal",
+        "scratch is ignored among about equal times",
         SELECT,
         "return candidate.Large() == least.Large() && candidate",
         "return candidate",
@@ -387,7 +387,7 @@ MUTANTS = [
         TESTS,
     ),
     Mutant(
-        "switches are chosen",
+        "multimem is selected",
         SELECT,
         " && algorithm.protocol != Protocol::kMultimem)",
         ")",

@@ -121,7 +121,7 @@ MUTANTS = [
         "tests/test_config.py",
     ),
     Mutant(
-        "limits of no seconds taken",
+        "limits of zero seconds accepted",
         "jaxcomm/_config.py",
         "if not (0 < value < math.inf):",
         "if not (0 <= value < math.inf):",
@@ -497,14 +497,14 @@ MUTANTS = [
     ),
     # Errors, interfaces, versions.
     Mutant(
-        "failures said twice",
+        "failures are printed twice",
         "jaxcomm/_errors.py",
         "        _raised.update(failures)\n",
         "",
         "tests/test_errors.py::test_failures_are_raised_and_printed_once",
     ),
     Mutant(
-        "nothing said at the end",
+        "nothing is printed at exit",
         "jaxcomm/_errors.py",
         "        if failure not in _raised:",
         "        if failure in _raised:",
@@ -567,7 +567,7 @@ MUTANTS = [
         "tests/test_calibrate.py",
     ),
     Mutant(
-        "end of a program heard after tracing",
+        "the end of a program is registered after tracing",
         "jaxcomm/_native.py",
         "        if event != _COMPILE:\n",
         '        if not event.startswith("/jax/core/compile"):\n',

@@ -141,14 +141,14 @@ MUTANTS = [
         f"{T}ppermute.py::TestPpermute::test_gradient_is_the_transpose",
     ),
     Mutant(
-        "ppermute in a group of one keeps what nobody sends",
+        "ppermute in a group of one does not zero ranks without source",
         f"{OPS}/ppermute.py",
         "    alone=None,  # an empty perm gives zeros\n",
         "",
         f"{T}ppermute.py::TestPpermute::test_group_of_one",
     ),
     Mutant(
-        "ppermute over a vmap axis keeps what nobody sends",
+        "ppermute over a vmap axis does not zero ranks without source",
         f"{OPS}/ppermute.py",
         "jax.numpy.zeros_like(lax.index_in_dim(x, 0, d))",
         "lax.index_in_dim(x, 0, d)",
@@ -169,11 +169,11 @@ MUTANTS = [
         f"{T}pbroadcast.py::TestPbroadcast::test_gradient_is_the_transpose",
     ),
     Mutant(
-        "barrier over an axis of vmap waits for nobody",
+        "barrier over an axis of vmap does not wait",
         f"{OPS}/barrier.py",
         "(barrier_p.bind(*args, call=call.over(axes)) if axes else args), dims",
         "args, dims",
-        f"{T}barrier.py::TestBarrier::test_over_an_axis_of_vmap_the_others_wait",
+        f"{T}barrier.py::TestBarrier::test_axes_of_vmap_are_left_out",
     ),
     Mutant(
         "barrier copies",

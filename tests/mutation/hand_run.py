@@ -1,4 +1,4 @@
-"""Mutants written by hand: each is put into a copy, what depends on it is built, and its tests run."""
+"""Runs hand-made mutants: puts each into a copy of the repository, builds the programs of its tests, and runs them."""
 
 import importlib
 import pathlib
@@ -8,11 +8,11 @@ import shlex
 from . import record, schemata, trees
 from .hand import Mutant
 
-LIMIT_S = 600  # of a test; a mutant may hang, but few do
+LIMIT_S = 600  # of a test; few mutants hang
 
 
 def mutants():
-    """Those of all modules hand_*.py."""
+    """The mutants of all modules hand_*.py."""
     names = sorted(path.stem for path in record.HERE.glob("hand_*.py") if path.stem != "hand_run")
     modules = [importlib.import_module(f"mutation.{name}") for name in names]
     return [mutant for module in modules for mutant in module.MUTANTS]
@@ -24,7 +24,7 @@ def faults():
     for mutant in mutants():
         times = (trees.ROOT / mutant.file).read_text().count(mutant.old)
         if times != 1:
-            found.append(f"{mutant.file}: {mutant.name}: its text stands {times} times in the file, not once")
+            found.append(f"{mutant.file}: {mutant.name}: its text occurs {times} times in the file, not once")
     return found
 
 
@@ -34,7 +34,7 @@ def folder(mutant):
 
 
 class Runner:
-    """A copy of the repository with builds of its own, which are kept."""
+    """A copy of the repository with its own builds, which later runs reuse."""
 
     def __init__(self, jobs, build=None):
         self.build = build or schemata.Build(trees.BUILD / "hand", [], jobs=jobs)
@@ -42,14 +42,14 @@ class Runner:
         self.normal, self.configured = {}, set()
 
     def ninja(self, name, targets, *options):
-        """Whether the targets could be built."""
+        """Builds the targets. Returns success."""
         if name not in self.configured:
             self.build.cmake(name, *options)
             self.configured.add(name)
         return self.build.ninja(name, targets)[0]
 
     def runs(self, mutant):
-        """[(command, folder, environment)], or None if it does not compile."""
+        """Returns [(command, folder, environment)], or None if the mutant does not compile."""
         if ".py" in mutant.tests:
             if mutant.file.startswith("ffi/"):
                 if not self.ninja("module", ["_core"]):
@@ -66,7 +66,7 @@ class Runner:
         return [(test["command"], self.place, test["environment"]) for test in tests]
 
     def passes(self, mutant):
-        """Whether its tests pass with the tree as it is; None if it does not compile."""
+        """Runs the tests of a mutant in this tree. Returns whether they pass (None: compile error), and seconds."""
         runs = self.runs(mutant)
         if not runs:
             return None, 0.0
@@ -83,11 +83,11 @@ class Runner:
             self.normal[mutant.tests] = self.passes(mutant)[0]
         if not self.normal[mutant.tests]:
             log = (self.place / "test.log").read_text(errors="replace")[-1500:]
-            print(f"{mutant.name}: {mutant.tests} fails, or is not built, without it\n{log}", flush=True)
+            print(f"{mutant.name}: {mutant.tests} fails or is not built without the mutant\n{log}", flush=True)
             return None
         original = (self.tree / mutant.file).read_text()
         if original.count(mutant.old) != 1:
-            raise SystemExit(f"{mutant.file}: {mutant.name}: its text does not stand there exactly once")
+            raise SystemExit(f"{mutant.file}: {mutant.name}: its text does not occur exactly once")
         (self.tree / mutant.file).write_text(original.replace(mutant.old, mutant.new))
         try:
             passed, seconds = self.passes(mutant)

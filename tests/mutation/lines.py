@@ -1,8 +1,8 @@
-"""Marks the statements of Python that run, in the processes that tests start too.
+"""Marks the Python statements that run, also in the processes that tests start.
 
-Sources are compiled with an assignment before each statement, which costs the code of others nothing. The variable
-MUTANT_LINES holds JSON: `marks`, a file with a byte for each line, and `first`, {path of a source: number of its line
-0}. Its name has no JAX in it: tests keep such variables from some processes.
+The sources under test are compiled with an assignment before each statement. Other code is unchanged. The environment
+variable MUTANT_LINES holds JSON: `marks`, a file with a byte for each line, and `first`, {path of a source: number of
+its line 0}. Its name does not contain "JAX", because some tests start processes without the variables that do.
 """
 
 import ast
@@ -17,7 +17,7 @@ VARIABLE = "MUTANT_LINES"
 
 
 def first_line(statement):
-    """Decorators included."""
+    """The first line of a statement, decorators included."""
     return min([statement.lineno, *(mark.lineno for mark in getattr(statement, "decorator_list", ()))])
 
 
@@ -48,7 +48,7 @@ def start():
     first = settings["first"]
     with open(settings["marks"], "r+b") as file:
         builtins._mutant_marks = marks = mmap.mmap(file.fileno(), 0)
-    for path in first.keys() & set(sys.orig_argv):  # a script, which no loader compiles: all of it counts
+    for path in first.keys() & set(sys.orig_argv):  # scripts bypass the loader: mark all their lines
         with open(path) as file:
             for line, _ in enumerate(file, first[path] + 1):
                 marks[line] = 1

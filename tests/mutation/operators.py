@@ -1,4 +1,4 @@
-"""Operators of cosmic-ray that we use, and two of our own: deletion of a statement, swap of neighbouring arguments."""
+"""Mutation operators: a selection of cosmic-ray's, deletion of a statement, and swap of neighbouring arguments."""
 
 import ast
 import itertools
@@ -13,7 +13,7 @@ from cosmic_ray.operators.operator import Example, Operator
 
 
 class DeleteStatement(Operator):
-    """A call whose result nobody takes, an assignment to an item or attribute, or an augmented one, becomes pass."""
+    """Deletes calls whose result is unused, assignments to items and attributes, and augmented assignments."""
 
     def mutation_positions(self, node):
         if node.type not in ("simple_stmt",):
@@ -37,7 +37,7 @@ class DeleteStatement(Operator):
 
 
 class SwapArguments(Operator):
-    """Two neighbouring names that are passed by position change places."""
+    """Swaps two neighbouring names that are passed by position."""
 
     def _pairs(self, node):
         if node.type != "arglist":
@@ -60,7 +60,7 @@ class SwapArguments(Operator):
         return (Example("f(a, b)", "f(b, a)"),)
 
 
-# One replacement for each: a test that notices one mostly notices the others.
+# One replacement for each operator: a test that catches one usually catches the others.
 BINARY = (
     "Add_Sub Sub_Add Mul_Add Div_Mul FloorDiv_Mul Mod_Sub LShift_RShift RShift_LShift BitAnd_BitOr BitOr_BitAnd Pow_Mul"
 )
@@ -81,7 +81,7 @@ OPERATORS = {
 
 
 class Mutant(NamedTuple):
-    """`node` is its number in the tree, `place` which of the operator's changes there."""
+    """`node` is the number of a node in the tree, `place` the index of the operator's change at this node."""
 
     file: str
     line: int
@@ -103,7 +103,7 @@ def _nodes(node):
 
 
 def _static(node):
-    """In an annotation or a docstring, which are not run, or in a module's guard."""
+    """Whether a node is part of an annotation, which does not run."""
     while node.parent is not None:
         parent = node.parent
         if parent.type == "annassign" and node is parent.children[1]:
@@ -117,7 +117,7 @@ def _static(node):
 
 
 def mutants(root, name):
-    """All of a file."""
+    """All mutants of a file."""
     source = pathlib.Path(root, name).read_text()
     lines = source.splitlines(keepends=True)
     starts = [0]
@@ -141,7 +141,7 @@ def mutants(root, name):
 
 
 def apply(root, mutant):
-    """The text of the file with a mutant, or None if it is none."""
+    """The text of the file with a mutant, or None if the mutant is invalid or changes nothing."""
     source = pathlib.Path(root, mutant.file).read_text()
     tree = get_ast(source)
     node = next(node for i, node in enumerate(_nodes(tree)) if i == mutant.node)

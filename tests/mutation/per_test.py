@@ -1,4 +1,4 @@
-"""A plugin of pytest: which switches of mutants does each test ask? Into the file JAXCOMM_MUTANT_TESTS, as JSON."""
+"""A plugin of pytest that writes the switches that each test reaches to the file JAXCOMM_MUTANT_TESTS, as JSON."""
 
 import json
 import mmap
@@ -15,10 +15,10 @@ class Recorder:
             self.bytes = mmap.mmap(file.fileno(), 0)
         self.tests = []
         self.outside = set()
-        self.shared = {}  # of the fixtures that several tests share: asked in their setup
+        self.shared = {}  # {name of a fixture that tests share: switches that its setup reaches}
 
     def take(self):
-        """The switches that have been asked since the last call."""
+        """Returns the switches reached since the last call."""
         reached = {i for i, byte in enumerate(self.bytes[:]) if byte}
         self.bytes[:] = bytes(len(self.bytes))
         return reached

@@ -1,4 +1,4 @@
-"""Mutants of the Python sources, made by operators of cosmic-ray, and whether the tests of their module catch them."""
+"""Runs the tests of a module against mutants of its Python source, which the operators of cosmic-ray make."""
 
 import ast
 import concurrent.futures
@@ -15,7 +15,7 @@ LOWERING_FOR_CUDA = (
 )
 OPS = ("tests/test_contract.py", "tests/test_errors.py", "tests/test_xla_algorithm.py")
 BENCH = ("test_bench_launch", "test_bench_report", "test_bench", "multiprocess/test_bench_processes")
-# Tests of a module, one pytest run each, those that find most first. {0} is the module's name.
+# Tests of a module, one run of pytest each. Files that catch most come first. {0} is the module's name.
 TESTS = {
     "jaxcomm/__init__.py": ["tests/test_contract.py"],
     "jaxcomm/_check.py": ["tests/test_errors.py", "tests/ops/test_psum.py", "tests/ops/test_all_gather.py"],
@@ -44,6 +44,9 @@ TESTS = {
     "jaxcomm/_topology.py": ["tests/test_explain.py", "tests/test_lowering.py", "tests/test_distributed.py"],
     "jaxcomm/ops/psum.py": ["tests/ops/test_psum.py", "tests/ops/test_pmean.py", "tests/ops/test_pmax.py", *OPS],
     "jaxcomm/ops/": ["tests/ops/test_{0}.py", *OPS],
+    "jaxcomm/matmul/": [
+        f"tests/matmul/test_{name}.py" for name in ("bad_input", "choice", "values", "transformations")
+    ],
     "jaxcomm/bench/": [f"tests/{name}.py" for name in BENCH],
     "jaxcomm/info/": ["tests/test_info.py"],
     "jaxcomm/": ["tests/test_{0}.py"],
@@ -53,9 +56,9 @@ TESTS = {
     "models/moe/data.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_runs.py"],
     "models/moe/": ["tests/models/test_moe_step.py", "tests/models/test_moe.py", "tests/models/test_moe_runs.py"],
 }
-IMPORTS = {"models/": ("flax.nnx", "optax", "orbax.checkpoint", "tqdm")}  # before the tests, once
-SECONDS = 60  # of the tests of a file for one mutant, the cheapest first
-FOLDERS = ("jaxcomm", "jaxcomm/ops", "jaxcomm/bench", "jaxcomm/info", "models/moe")
+IMPORTS = {"models/": ("flax.nnx", "optax", "orbax.checkpoint", "tqdm")}  # imported once, before the tests
+SECONDS = 60  # limit of the tests of a file that run for one mutant; the fastest run first
+FOLDERS = ("jaxcomm", "jaxcomm/ops", "jaxcomm/matmul", "jaxcomm/bench", "jaxcomm/info", "models/moe")
 
 
 def tests(name):
@@ -68,7 +71,7 @@ def tests(name):
 
 
 class Coverage(NamedTuple):
-    """pytest without a mutant: seconds outside the tests, and (name, seconds, statements reached) of each test."""
+    """pytest without a mutant: seconds outside of tests, and (name, seconds, statements reached) of each test."""
 
     start: float
     outside: set
@@ -76,7 +79,7 @@ class Coverage(NamedTuple):
 
 
 def place(name, line):
-    """The first line of the statement that holds a mutant; None if that defines something for other modules to run."""
+    """The first line of the statement of a mutant, or None if it is a definition, whose body other modules run."""
     found = None
     for node in ast.walk(ast.parse((trees.ROOT / name).read_text())):
         if isinstance(node, ast.stmt):
@@ -98,7 +101,7 @@ def copy(number):
 
 
 class Runner:
-    """Copies of the repository, one for each job, and a process in each that runs pytest."""
+    """One copy of the repository per job, and in each a process that runs pytest."""
 
     def __init__(self, jobs, imports=()):
         self.covered = {}
@@ -113,7 +116,7 @@ class Runner:
             pytest.close()
 
     def prepare(self, mutants):
-        """Runs the tests without a mutant, to find the statements and the time of each test."""
+        """Runs the tests without a mutant and records statements and time of each test."""
         tree = self.trees.get()
         self.first, end = {}, 0
         for name in sorted({mutant.file for mutant in mutants}):
@@ -142,7 +145,7 @@ class Runner:
         self.trees.put(tree)
 
     def reaching(self, mutant, coverage):
-        """(names of the tests of a file that run the mutant's statement, the cheapest first; their seconds)."""
+        """Returns the tests of a file that reach the mutant's statement, fastest first, and their seconds."""
         line = place(mutant.file, mutant.line)
         number = None if line is None else self.first[mutant.file] + line
         every = number is None or number in coverage.outside

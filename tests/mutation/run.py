@@ -13,27 +13,23 @@ KINDS = ("cxx", "python", "hand")
 
 
 def commit():
-    """The hash of the last one."""
+    """The hash of HEAD."""
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=trees.ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=KINDS, help="mutants of this kind")
-    parser.add_argument(
-        "--folder", action="append", help="of the sources, for example ffi/plan; several times for several"
-    )
-    parser.add_argument("--all", action="store_true", help="all mutants, instead of a sample of each folder")
-    parser.add_argument("--sample", type=int, metavar="N", help="instead: N of those that the record says are caught")
+    parser.add_argument("--only", choices=KINDS, help="only mutants of this kind")
+    parser.add_argument("--folder", action="append", help="a folder of sources, for example ffi/plan; may be repeated")
+    parser.add_argument("--all", action="store_true", help="all generated mutants, instead of a sample of each folder")
+    parser.add_argument("--sample", type=int, metavar="N", help="only N mutants that record.csv lists as caught")
     parser.add_argument("--per-folder", type=int, default=60, metavar="N", help="generated mutants of each folder")
-    parser.add_argument("--seed", help="chooses them: 1, or with --sample the last commit's hash")
-    parser.add_argument("--match", help="instead: those whose 'file:line: change' contains this")
-    parser.add_argument("--jobs", type=int, default=2, help="compilers and tests at a time")
-    parser.add_argument(
-        "--native", action="store_true", help="leaves out Python tests of C++, which take long to build for"
-    )
-    parser.add_argument("--record", action="store_true", help="writes the results into record.csv")
+    parser.add_argument("--seed", help="of the selection; default: 1, with --sample the hash of HEAD")
+    parser.add_argument("--match", help="only mutants whose 'file:line: change' contains this text")
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel compilers and tests")
+    parser.add_argument("--native", action="store_true", help="skips the Python tests of C++, whose build takes long")
+    parser.add_argument("--record", action="store_true", help="writes the results to record.csv")
     options = parser.parse_args()
     count = 0 if options.all else options.per_folder
     folders = options.folder or [*cxx.TESTS, *python.FOLDERS]

@@ -1,6 +1,6 @@
-"""A few mutants of the record, each against the test that caught it: what continuous integration runs.
+"""Runs a sample of the recorded mutants, each against the test that caught it, for continuous integration.
 
-One copy of the tree, with the generated mutants as switches; only the programs that these need are built.
+The generated mutants are switches in one copy of the tree. Only the programs that they need are built.
 """
 
 import contextlib
@@ -9,8 +9,8 @@ import re
 from . import cxx, hand_run, operators, python, record, schemata, trees
 
 SHARES = {"cxx": 11, "python": 6, "hand": 3}
-SLOW_S = 15  # mutants that took longer are not taken
-SPARE = 5  # some may name programs that are gone
+SLOW_S = 15  # slower mutants are not in the sample
+SPARE = 5  # some records may name programs that no longer exist
 LIMIT_S = 300  # of a test without a mutant
 SLOW_TO_BUILD = re.compile(r"test_cuda_")
 
@@ -20,7 +20,7 @@ def kind(result):
 
 
 def choose(count, seed, folders):
-    """Rows of the record in the order of the seed, by kind; {kind: (rows, how many of them are wanted)}."""
+    """Returns {kind: (rows of the record in the order of the seed, size of the sample)}."""
     rows = [row for row in record.read() if row.caught and row.seconds <= SLOW_S and not SLOW_TO_BUILD.search(row.test)]
     rows = [row for row in rows if row.folder in folders]
     rows.sort(key=lambda row: record.order(seed, *row.key))
@@ -34,13 +34,13 @@ def choose(count, seed, folders):
 
 
 def program(row):
-    """The test program that a row names, or nothing."""
+    """The test program that a row names, or ""."""
     found = re.match(r"tests/\w+/(\w+)(:|$)", row.test)
     return found.group(1) if found else ""
 
 
 def whole(unit):
-    """A unit of all cases of the program."""
+    """The unit of all cases of the same program."""
     return unit._replace(command=unit.command[:1])
 
 
@@ -65,7 +65,7 @@ class Runner:
         self.results.append(row._replace(result=result, seconds=round(seconds, 1)))
 
     def judge(self, row, candidates, environment=None, prepare=None):
-        """With the first candidate, (command, folder, environment), that passes without the mutant."""
+        """Runs the first of the candidates, (command, folder, environment), that passes without the mutant."""
         for command, folder, own in candidates:
             key = tuple(map(str, command))
             if key not in self.ok:
@@ -75,11 +75,11 @@ class Runner:
                 with prepare or contextlib.nullcontext():
                     limit_s = 3 * self.ok[key] + 10
                     return self.verdict(row, *trees.run(command, folder, limit_s, {**own, **(environment or {})}))
-        print(f"{row.test}: not there, or fails without a mutant", flush=True)
+        print(f"{row.test}: missing, or fails without a mutant", flush=True)
         return self.results.append(row._replace(result=record.SURVIVED))
 
     def cxx(self, rows, wanted):
-        """Those that the sources and tests still have."""
+        """Skips rows whose mutant or test no longer exists."""
         chosen, parts = [], {}
         for row in rows:
             if len(chosen) == wanted + SPARE:
@@ -109,7 +109,7 @@ class Runner:
             units |= {unit.name: unit for unit in build.python(modules)}
         for row, mutant in chosen:
             candidates = [units[row.test]] if row.test in units else []
-            if program(row):  # its cases may have other names now
+            if program(row):  # its cases may have been renamed
                 same = [unit for name, unit in units.items() if name.split(":")[0] == row.test.split(":")[0]]
                 candidates += [whole(unit) for unit in same[:1]]
             else:
@@ -137,7 +137,7 @@ class Runner:
             self.judge(row, candidates, prepare=changed(tree / row.file, code))
 
     def hand(self, rows, wanted):
-        """In the copy that has the generated ones, none of which is switched on."""
+        """Uses the copy with the generated mutants, all switched off."""
         build = self.build or schemata.Build(self.place, [], jobs=self.jobs)
         mutants = {mutant.name: mutant for mutant in hand_run.mutants()}
         rows = [row for row in rows if row.change in mutants]

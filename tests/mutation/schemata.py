@@ -11,7 +11,7 @@ from . import syntax, trees
 
 NUMBERS_PER_FILE = 5000
 DEVICE = re.compile(r"JAXCOMM_(DEVICE|BOTH|EMULATION)|__device__|__global__")
-NOT_RUN = re.compile(r"mutants")  # a test that breaks the code itself
+NOT_RUN = re.compile(r"mutants")  # tests that mutate the code themselves
 
 
 class Mutant(NamedTuple):
@@ -28,7 +28,7 @@ class Mutant(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """One run of a test program, of a case of it, or of pytest."""
+    """A run of a test program, of one of its cases, or of pytest."""
 
     name: str
     command: tuple
@@ -42,13 +42,13 @@ def relative(path):
 
 
 class Sources:
-    """The mutants of a folder. `first` is the number of its first file's first one."""
+    """The mutants of a folder. Their numbers begin at `first`."""
 
     def __init__(self, folder, first=0):
         paths = [path for path in sorted((trees.ROOT / folder).rglob("*")) if path.suffix in (".cc", ".h")]
         paths = [path for path in paths if not (path.suffix == ".h" and DEVICE.search(path.read_text()))]
         units = [path for path in paths if path.suffix == ".cc"]
-        if folder == "ffi/common":  # most of its headers are included by others only
+        if folder == "ffi/common":  # only other folders include most of its headers
             units += sorted((trees.ROOT / "ffi/cpu").glob("*.cc"))
         self.sources = syntax.read(units, {str(path) for path in paths})
         self.mutants, self.edits = [], {}
@@ -65,14 +65,14 @@ class Sources:
 
 
 class Build:
-    """A copy of the repository in which all mutants of `parts`, or those of these numbers, are switches."""
+    """A copy of the repository in which the mutants of `parts` are switches: all, or those with these numbers."""
 
     def __init__(self, place, parts, numbers=None, jobs=2):
         self.place, self.tree, self.parts, self.jobs = place, place / "tree", parts, jobs
         self.mutants = [m for part in parts for m in part.mutants if numbers is None or m.number in numbers]
         self.end = max((part.end for part in parts), default=0)
         self.place.mkdir(parents=True, exist_ok=True)
-        known = self.place / "dropped.json"  # what did not compile the last time
+        known = self.place / "dropped.json"  # mutants that did not compile in an earlier run
         remembered = {tuple(key) for key in json.loads(known.read_text())} if known.exists() else set()
         self.dropped = {mutant.number for mutant in self.mutants if mutant.key in remembered}
         self.write()
@@ -87,7 +87,7 @@ class Build:
             for path, source in part.sources.items():
                 chosen = {i: n for n, (file, i) in part.edits.items() if file == path and n in numbers}
                 changed[relative(path)] = source.render(chosen).encode()
-        # Loops that are written for the vectoriser have switches in them: optimising takes minutes and gains nothing.
+        # Switches prevent vectorisation of loops, so -O3 takes minutes and gains nothing.
         changed["CMakeLists.txt"] = (trees.ROOT / "CMakeLists.txt").read_bytes().replace(b'"-O3', b'"-O1')
         trees.copy(self.tree, changed)
 
@@ -124,7 +124,7 @@ class Build:
             raise SystemExit(done.stdout + done.stderr)
 
     def ninja(self, name, targets, *options):
-        """(whether the targets could be built, what was said)."""
+        """Builds the targets. Returns success and the output."""
         environment = {**os.environ, "CCACHE_BASEDIR": str(self.place), "CCACHE_NOHASHDIR": "1"}
         command = [trees.BIN / "ninja", "-C", self.place / name, "-j", self.jobs, *options, *targets]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment)
@@ -132,7 +132,7 @@ class Build:
         return done.returncode == 0, done.stdout
 
     def compile(self, name, targets):
-        """Drops mutants until the others compile."""
+        """Builds the targets. Drops mutants that do not compile."""
         for _ in range(12):
             built, said = self.ninja(name, targets, "-k", "0")
             if built:
@@ -145,7 +145,7 @@ class Build:
         raise SystemExit(f"{self.place.name}: see {self.place / name}.log")
 
     def native(self, targets, folders=None):
-        """Builds these targets. The units of the programs of `folders` of tests/, or of all that are built."""
+        """Builds the targets. Returns the units of the programs in `folders` of tests/; None: of all programs built."""
         self.cmake("native", "-DJAXCOMM_NATIVE_TESTS=ON")
         self.compile("native", targets)
         units = []
@@ -156,19 +156,19 @@ class Build:
         return units
 
     def programs(self):
-        """CTest's tests whose programs are built."""
+        """The tests of CTest whose programs are built."""
         command = [trees.BIN / "ctest", "--test-dir", self.place / "native", "--show-only=json-v1"]
         listed = subprocess.run(list(map(str, command)), capture_output=True, text=True).stdout
         return [test for test in trees.parse_tests(listed) if pathlib.Path(test["command"][0]).exists()]
 
     def cases(self, test):
-        """A unit for each case, where the program can list them."""
+        """One unit per case if the program lists its cases, else one unit."""
         program, environment, folder = test["command"][0], test["environment"], str(self.place)
         name = f"tests/{pathlib.Path(program).parent.name}/{test['name']}"
         try:
             done = subprocess.run([program, "--list"], capture_output=True, cwd=folder, timeout=30)
             cases = [case for case in done.stdout.splitlines() if case]
-        except subprocess.TimeoutExpired:  # it knows no options and runs everything
+        except subprocess.TimeoutExpired:  # it ignores options and runs everything
             cases = []
         contents = pathlib.Path(program).read_bytes()
         if not cases or not all(case in contents for case in cases):
@@ -176,7 +176,7 @@ class Build:
         return [Unit(f"{name}: {case.decode()}", (program, case.decode()), folder, environment) for case in cases]
 
     def python(self, arguments):
-        """Builds the module _core. A unit for each string of arguments of pytest."""
+        """Builds the module _core. Returns a unit for each string of arguments of pytest."""
         self.cmake("module")
         self.compile("module", ["_core"])
         built = next((self.place / "module").glob("_core*.so"))

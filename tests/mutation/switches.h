@@ -1,7 +1,7 @@
-// Run-time switches of mutants: what rewritten sources call. The compiler is told to include this file first.
+// Run-time switches of mutants, which the rewritten sources call. A compiler option includes this file first.
 //
-// JAXCOMM_MUTANT=<number> switches one mutant on. JAXCOMM_MUTANT_COVERAGE=<file> marks, one byte each, the switches
-// that any process has asked; the file exists and is long enough.
+// JAXCOMM_MUTANT=<number> switches one mutant on. With JAXCOMM_MUTANT_COVERAGE=<file>, every process marks the switches
+// that it reaches, one byte each, in this file. The caller creates the file in full length.
 #pragma once
 
 #include <fcntl.h>
@@ -22,7 +22,7 @@ inline std::atomic<int> active{-1};
 inline std::atomic<unsigned char*> reached{nullptr};
 inline std::atomic<long> num_reached{0};
 
-// The first call in a process, which may be in several threads at once, and all calls with coverage.
+// The first call of a process, which several threads may make at once, and every call with coverage.
 __attribute__((noinline)) inline bool Slow(int id) {
   if (mode.load(std::memory_order_acquire) == kUnknown) {
     const char* chosen = std::getenv("JAXCOMM_MUTANT");
@@ -52,7 +52,7 @@ inline bool On(int id) {
   return active.load(std::memory_order_relaxed) == id;
 }
 
-// Both operands are evaluated, as without a mutant.
+// Both operands are evaluated, with and without the mutant.
 #define JM_ARITHMETIC(name, op, other)                                   \
   template <typename A, typename B>                                      \
   inline auto name(int id, const A& a, const B& b) -> decltype(a op b) { \

@@ -1,7 +1,7 @@
-"""Mutants of C++ from its syntax, by libclang. Each becomes a switch in the source: one build has them all.
+"""Generates mutants of C++ from the syntax tree of libclang. Each is a switch in the source, so one build serves all.
 
-An edit replaces a range of a file by texts and inner ranges, which are rendered with their own edits. Lines stay where
-they are, so that what the compiler says of the rewritten source holds for the original.
+An edit replaces a range of a file by texts and inner ranges, which are rendered with their own edits. Line numbers do
+not change, so compiler errors in the rewritten source hold for the original.
 """
 
 import functools
@@ -88,7 +88,7 @@ def include_folders(wheels=ROOT / "build/cuda/wheels/nvidia"):
         wheels / "nccl/include",
         wheels / "cu13/include",
     ]
-    # libclang's wheel has no headers of its own compiler.
+    # libclang's wheel contains no compiler headers.
     gcc = subprocess.run(["c++", "-print-file-name=include"], capture_output=True, text=True).stdout.strip()
     return [*map(str, folders), gcc]
 
@@ -115,7 +115,7 @@ class Source:
         return self.bytes.decode().splitlines()[self.line(offset) - 1].strip()
 
     def in_macro(self, begin, end):
-        """Whether a macro is cut, or holds it all."""
+        """Whether a range cuts a macro or is inside of one."""
         return any(b <= begin < e or b < end <= e for b, e in self.macros)
 
     def add(self, edit):
@@ -127,7 +127,7 @@ class Source:
             )
             if crossing:
                 return
-            # Inside of another: only where that one lets it be.
+            # An edit inside another one must be in one of its inner ranges.
             if other.begin <= edit.begin and edit.end <= other.end:
                 inner = [part for part in other.parts if not isinstance(part, str)]
                 if not any(b <= edit.begin and edit.end <= e for b, e in inner):
@@ -166,13 +166,13 @@ class Source:
 
 
 def short(text):
-    """In one line, without comments."""
+    """The text in one line, without comments."""
     text = " ".join(re.sub(r"//[^\n]*", "", text).split())
     return text if len(text) <= 100 else text[:48] + " ... " + text[-47:]
 
 
 def one_line(text):
-    """As code in one line, or None if there are comments or directives."""
+    """The code in one line, or None if it contains comments or directives."""
     return None if "//" in text or "#" in text else " ".join(text.split("\n"))
 
 
@@ -215,7 +215,7 @@ class Walker:
             self.walk(child, role == "condition", role == "statement")
 
     def roles(self, cursor, children):
-        """The children to walk, and what each is there."""
+        """The children to walk, each with its role."""
         kind = cursor.kind
         begin = cursor.extent.start.offset
         if kind is CursorKind.IF_STMT:
@@ -248,7 +248,7 @@ class Walker:
             return []
         if kind is CursorKind.MEMBER_REF_EXPR:
             return [(child, "") for child in children if child.extent.start.offset == begin]
-        if kind in (CursorKind.VAR_DECL, CursorKind.FIELD_DECL):  # neither bounds nor arguments of templates
+        if kind in (CursorKind.VAR_DECL, CursorKind.FIELD_DECL):  # without array bounds and template arguments
             name = cursor.location.offset
             rest = [child for child in children if child.extent.start.offset > name]
             bound = self.source.text(name, cursor.extent.end.offset)
@@ -303,7 +303,7 @@ class Walker:
         if gap not in RELATIONS and not pointer and not all(map(self.arithmetic, children)):
             return
         if gap in ("==", "!=") and condition:
-            return  # the negated condition is the same
+            return  # equal to the negated condition
         name, other = BINARY[gap]
         kind = "relation" if gap in RELATIONS else "arithmetic"
         change = f"{texts[0]} {gap} {texts[1]}: {gap} becomes {other}"
@@ -324,7 +324,7 @@ class Walker:
         span = self.range(cursor)
         if text.startswith("!") and not condition:
             self.add(span, ["(jm::On({id}) != static_cast<bool>(", span, "))"], "condition", f"negate {short(text)}")
-        # Alone, its deletion is enough; and a loop that never ends shows nothing.
+        # An operator whose result is unused is covered by its deletion. An endless loop would show nothing.
         operator = re.match(r"(\+\+|--)|.*?(\+\+|--)$", text, re.DOTALL)
         parent_uses = operator and not re.match(rb"\s*[;)]", self.source.bytes[span[1] :])
         if parent_uses and one_line(text):
@@ -350,7 +350,7 @@ class Walker:
             self.add(span, ["(", span, " + jm::On({id}))"], "literal", change)
 
     def marked(self, span):
-        """The line of a literal, which is put in brackets."""
+        """The line of a literal, with the literal in brackets."""
         begin = self.source.bytes.rfind(b"\n", 0, span[0]) + 1
         end = self.source.bytes.find(b"\n", span[1])
         before, after = self.source.text(begin, span[0]).lstrip(), self.source.text(span[1], end)
@@ -389,7 +389,7 @@ class Walker:
         self.swap(children, self.text(cursor))
 
     def swap(self, arguments, call):
-        """Neighbours of the same type."""
+        """Swaps neighbours of the same type."""
 
         def name(cursor):
             spelling = cursor.type.get_canonical().spelling.rstrip("& ")
@@ -406,7 +406,7 @@ class Walker:
             begin, end = self.range(first)[0], self.range(second)[1]
             if self.range(first)[1] > self.range(second)[0]:
                 continue
-            # One switch, two places: an edit around both, with the comma in between as it stands.
+            # One switch in two places: the edit spans both and keeps the comma between them.
             comma = (self.range(first)[1], self.range(second)[0])
             parts = [f"(jm::On({{id}}) ? ({texts[1]}) : (", self.range(first), "))", comma]
             parts += [f"(jm::On({{id}}) ? ({texts[0]}) : (", self.range(second), "))"]

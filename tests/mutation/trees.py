@@ -14,13 +14,13 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/mutants"
-MEMORY_BYTES = 8 << 30  # of the data of a process; a mutant may allocate for ever
+MEMORY_BYTES = 8 << 30  # of data per process: a mutant may allocate without end
 FILE_BYTES = 256 << 20
 BIN = pathlib.Path(sys.executable).parent
 
 
 def files():
-    """Those of the repository, new ones included."""
+    """The files of the repository, untracked ones included."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
@@ -35,7 +35,7 @@ def put(path, content):
 
 
 def copy(tree, changed=None):
-    """Makes `tree` a copy of the repository, with {path in it: bytes} `changed`."""
+    """Makes `tree` a copy of the repository, with the files {path: bytes} of `changed`."""
     changed = changed or {}
     names = set(files())
     for name in names:
@@ -52,7 +52,7 @@ def copy(tree, changed=None):
             and "build/" not in name
         ):
             path.unlink()
-    # What `make cuda` has fetched, and where the tests look for it.
+    # The wheels that `make cuda` downloads, where the tests look for them.
     wheels = ROOT / "build/cuda/wheels"
     if wheels.exists() and not (tree / "build/cuda/wheels").exists():
         (tree / "build/cuda").mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,7 @@ def limit():
 
 
 def run(command, cwd, limit_s, environment=None, log=None):
-    """Runs a command: (whether it passed, seconds). Ends it and its children after `limit_s`."""
+    """Runs a command. Kills it and its children after `limit_s`. Returns whether it passed, and seconds."""
     began = time.monotonic()
     output = open(log or os.devnull, "wb")  # noqa: SIM115 (closed below)
     process = subprocess.Popen(
@@ -92,7 +92,7 @@ def run(command, cwd, limit_s, environment=None, log=None):
     return passed, time.monotonic() - began
 
 
-# A copy's own jaxcomm instead of that which is installed: the finder of an editable install comes before any path.
+# Makes Python import jaxcomm from the copy: the finder of the editable install would precede every path.
 SITE = """import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if type(finder).__name__ != "ScikitBuildRedirectingFinder"]
 import os
@@ -103,7 +103,7 @@ if "MUTANT_LINES" in os.environ:
 
 
 def python_environment(tree):
-    """In which Python imports jaxcomm, models and tests of `tree`."""
+    """The environment in which Python imports jaxcomm, models and tests from `tree`."""
     put(tree / "build/site/sitecustomize.py", SITE.encode())
     return {
         "PYTHONPATH": os.pathsep.join(map(str, (tree / "build/site", tree, tree / "tests"))),
@@ -119,13 +119,13 @@ def pytest(arguments):
 
 
 def failed(log):
-    """The test that a run of pytest says to have failed, if it says so."""
+    """The failed test in the log of pytest, or ""."""
     found = re.search(r"^FAILED (\S+)", log.read_text(errors="replace"), re.MULTILINE) if log else None
     return found.group(1) if found else ""
 
 
 def parse_tests(listing):
-    """Of `ctest --show-only=json-v1`: name, command, environment, folder and labels of the tests that are built."""
+    """Reads `ctest --show-only=json-v1`: name, command, environment and labels of the tests that are built."""
     found = []
     for test in json.loads(listing)["tests"]:
         if "command" in test:
@@ -138,5 +138,5 @@ def parse_tests(listing):
 
 
 def installed():
-    """Where the built module _core is."""
+    """The folder of the built module _core."""
     return pathlib.Path(sysconfig.get_path("platlib")) / "jaxcomm"

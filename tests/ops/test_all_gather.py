@@ -77,7 +77,7 @@ class TestAllGather(contract.GroupsContract):
         x = self.integers(rng)
         assert_same(run(lambda x: OURS.all_gather(x, (), tiled=True), mesh, x), x)
 
-    def test_result_typed_as_reduced_is_that_of_lax(self, rng):
+    def test_result_typed_as_reduced_equals_that_of_lax(self, rng):
         mesh = jax.make_mesh((8,), ("gpu",), axis_types=(jax.sharding.AxisType.Explicit,))
         x = rng.standard_normal((16, 3), np.float32)
 

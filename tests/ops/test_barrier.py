@@ -16,7 +16,7 @@ class TestBarrier(contract.GroupsContract):
     op = "barrier"
 
     @pytest.mark.parametrize("algorithm", OURS.algorithms("barrier"))
-    def test_nobody_leaves_before_everybody_has_come(self, mesh, algorithm):
+    def test_no_rank_leaves_before_all_have_entered(self, mesh, algorithm):
         entered, left = {}, {}
 
         def enter(rank, step):
@@ -52,7 +52,7 @@ class TestBarrier(contract.GroupsContract):
         }
         assert_same(run(lambda x: OURS.barrier(x, "gpu"), mesh, x), x)
 
-    def test_over_an_axis_of_vmap_the_others_wait(self, mesh, rng):
+    def test_axes_of_vmap_are_left_out(self, mesh, rng):
         x = self.integers(rng, block=(2, 6))
 
         def body(x, axes):

@@ -87,7 +87,7 @@ class TestPsum(sums.Sums, contract.GroupsContract):
     def test_no_axes(self, mesh, rng):
         compare(lambda library, x: library.psum(x, ()), mesh, self.integers(rng))
 
-    def test_gradient_of_a_mean_loss_is_that_of_one_device(self, mesh, rng):
+    def test_gradient_of_a_mean_loss_equals_that_of_one_device(self, mesh, rng):
         """Data parallel training, to detect a wrong factor of the number of ranks."""
         x, w = rng.standard_normal((64, 5), np.float32), rng.standard_normal((5,), np.float32)
 

@@ -89,7 +89,7 @@ def test_larger_groups(collective, algorithm, nodes, locals_):
             assert plan.check(request, algorithm) == ""
 
 
-def test_names_of_what_makes_a_request():
+def test_arguments_of_a_request_are_its_fields():
     values = {"num_nodes": 2, "ranks_per_node": 3, "block_count": 4, "chunk_count": 5, "root": 1}
     values |= {"source_of": [5] * 6, "all_addressable": False}
     request = plan.Request("permute", **values)

@@ -144,6 +144,10 @@ class TestProcess : public Receiver {
     std::lock_guard<std::mutex> lock(mutex_);
     return delivered_;
   }
+  int64_t sent() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return sent_;
+  }
   int64_t unsent() {
     std::lock_guard<std::mutex> lock(mutex_);
     return unsent_;

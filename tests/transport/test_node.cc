@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -66,7 +67,8 @@ TEST_CASE("a process is alive until it ends") {
             "process 1 has published a call in memory"));
   CHECK(kill(child.pid, SIGKILL) == 0);
   CHECK(waitpid(child.pid, nullptr, 0) == child.pid);
-  CHECK(peer->alive());  // not checked yet
+  CHECK(peer->alive());                        // not checked yet
+  CHECK(node.Connect(1, child.address).ok());  // it is known, so nothing is looked up
   node.CheckAlive();
   CHECK(!peer->alive() && !peer->CheckAlive());
   peer->control_segment().RingDoorbell();  // its control segment stays mapped
@@ -165,6 +167,10 @@ TEST_CASE("the doorbell ends a sleep at once, otherwise the sleep times out") {
   control_segment.Sleep(seen, 1'000'000'000);  // a second and no nanoseconds
   CHECK(Clock::now() - again >= std::chrono::seconds(1));
   CHECK(Clock::now() - again < std::chrono::seconds(30));
+  seen = control_segment.PrepareToSleep();
+  const auto briefly = Clock::now();
+  control_segment.Sleep(seen, 50'000'000);
+  CHECK(Clock::now() - briefly >= std::chrono::milliseconds(50));
 }
 
 TEST_CASE("control segments hold calls and failures") {
@@ -265,6 +271,34 @@ TEST_CASE("mapped memory needs no descriptor") {
   CHECK(Has(SharedMemory::Map(getpid(), memory->fd(), 8192).status().message(),
             "is not a shared memory of jaxcomm with 8192 bytes"));
   CHECK(NumFiles() == before);
+}
+
+TEST_CASE("memory can be mapped by a process without stdin") {
+  const auto memory = ValueOf(SharedMemory::Create(4096));
+  const int saved = dup(STDIN_FILENO);  // -1: there is none
+  close(STDIN_FILENO);                  // the next descriptor is 0
+  CHECK(SharedMemory::Map(getpid(), memory->fd(), 4096).ok());
+  CHECK(ValueOf(SharedMemory::Create(4096))->fd() == 0);
+  CHECK(fcntl(0, F_GETFD) < 0);  // closed with the memory
+  if (saved >= 0) CHECK(dup2(saved, STDIN_FILENO) == STDIN_FILENO && close(saved) == 0);
+}
+
+// Mappings of anonymous files in this process.
+int NumMappings() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) count += line.find("memfd:") != std::string::npos;
+  return count;
+}
+
+TEST_CASE("memory is unmapped and its file closed with the last user") {
+  const int files = NumFiles(), mappings = NumMappings();
+  for (int i = 0; i < 3; ++i) {
+    const auto memory = ValueOf(SharedMemory::Create(4096));
+    const auto mapped = ValueOf(SharedMemory::Map(getpid(), memory->fd(), 4096));
+    CHECK(NumFiles() == files + 1 && NumMappings() == mappings + 2);
+  }
+  CHECK(NumFiles() == files && NumMappings() == mappings);
 }
 
 TEST_CASE("processes with a wrong token or pid are refused") {

@@ -298,5 +298,30 @@ TEST_CASE("a muted queue makes no calls, but follows sequence numbers up to the 
   CHECK(wire.notes.said.empty());
 }
 
+struct LastHeader : Receiver {
+  void* OnMessage(const Message&) override { return nullptr; }
+  void OnDelivered(const Message& message) override {
+    header.assign(static_cast<const char*>(message.header), message.header_bytes);
+  }
+  void OnPeerLost(int, const std::string&) override {}
+  std::string header;
+};
+
+TEST_CASE("a header has up to 64 bytes") {
+  LastHeader receiver;
+  ReceiveQueue queue(&receiver, 0, 2, 9);
+  Envelope envelope;
+  envelope.token = 9;
+  envelope.process = 1;
+  envelope.header_bytes = 64;
+  std::memset(envelope.header, 'h', 64);
+  queue.Arrive(&envelope, envelope.size_bytes(), 0, nullptr, nullptr);
+  CHECK(receiver.header == std::string(64, 'h') && queue.rejected() == 0);
+  envelope.sequence = 1;
+  envelope.header_bytes = 65;
+  queue.Arrive(&envelope, sizeof(envelope), 0, nullptr, nullptr);
+  CHECK(queue.rejected() == 1);
+}
+
 }  // namespace
 }  // namespace jaxcomm

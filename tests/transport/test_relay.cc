@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,6 +14,7 @@
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <string>
 #include <thread>
 
@@ -65,6 +67,11 @@ std::string Long(int seed) {
   return text;
 }
 
+int NumFiles() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(files), end(files)));
+}
+
 // Sends a signal to all threads but the calling one.
 void InterruptOthers() {
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -87,12 +94,36 @@ TEST_CASE("a relay waits for its server, carries bytes, and never breaks the con
   const int early = Connect(name);
   CHECK(Ended(early) && !RelayHasLostServer());
   close(early);
+  const int files = NumFiles();
+  for (int i = 0; i < 5; ++i) {
+    const int again = Connect(name);
+    CHECK(Ended(again));
+    close(again);
+  }
+  const auto start = std::chrono::steady_clock::now();
+  while (NumFiles() > files) {  // the relay's threads close their sockets when they end
+    CHECK(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 
   CHECK(listen(listener, 16) == 0);
+  if (getuid() == 0) {  // another user gets no connection to the server
+    const pid_t child = fork();
+    if (child == 0) {
+      if (setuid(65534) != 0) _exit(1);
+      _exit(Ended(Connect(name)) ? 0 : 2);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    pollfd accepted = {listener, POLLIN, 0};
+    CHECK(poll(&accepted, 1, 0) == 0);
+  }
   const int client = Connect(name);
   const int server = Patient(accept(listener, nullptr, nullptr));
   Send(client, "question");
   CHECK(Receive(server, 8) == "question");
+  Send(client, "!");  // a single byte
+  CHECK(Receive(server, 1) == "!");
   Send(server, "answer");
   CHECK(Receive(client, 6) == "answer");
   const std::string there = Long(1), back = Long(2);

@@ -45,6 +45,26 @@ TEST_CASE("a library that is not UCX is named") {
   options.library = "libc.so.6";  // a library, not UCX
   error = OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
   CHECK(error.find("lacks the function ucp_") != std::string::npos);
+  options.library = "";  // the system's, which may be missing; without a path of another one, nothing else is opened
+  error = OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
+  CHECK(error.empty() || (error.find("libucp.so.0") != std::string::npos && error.find("lacks") == std::string::npos));
+}
+
+// The library tests/transport/fake_ucp.cc has the version that the environment names, and no other function.
+TEST_CASE("UCX older than 1.15 or of another major version is refused") {
+  TestProcess process(0);
+  UcxOptions options;
+  options.library = FAKE_UCP;
+  const auto error_of = [&](const char* minor, const char* major) {
+    setenv("FAKE_UCP_MAJOR", major, 1);
+    setenv("FAKE_UCP_MINOR", minor, 1);
+    return OpenUcxNetwork(options, 0, 2, 1, &process).status().message();
+  };
+  CHECK(error_of("14", "1").find("is UCX 1.14.0, but jaxcomm needs 1.15 or later") != std::string::npos);
+  CHECK(error_of("15", "2").find("is UCX 2.15.0, but jaxcomm needs 1.15 or later") != std::string::npos);
+  for (const char* minor : {"15", "16"}) {
+    CHECK(error_of(minor, "1").find("lacks the function ucp_") != std::string::npos);
+  }
 }
 
 TEST_CASE("order of small and large messages") {
@@ -117,9 +137,37 @@ TEST_CASE("another version of UCX is refused") {
   for (const size_t at : {kMajor, kMinor}) {
     std::string address = other.network().address();
     ++address[at];
+    uint32_t version[2];
+    std::memcpy(version, &address[kMajor], sizeof(version));
     const std::string error = one.network().Connect(1, address).message();
-    CHECK(error.find("process 1 has UCX") != std::string::npos && error.find("the same UCX") != std::string::npos);
+    const std::string theirs = std::to_string(version[0]) + "." + std::to_string(version[1]) + ",";
+    CHECK(error.find("process 1 has UCX " + theirs) != std::string::npos);
+    CHECK(error.find("the same UCX") != std::string::npos);
   }
+}
+
+TEST_CASE("addresses that do not match the process are refused") {
+  TestProcess one(0), other(2);
+  one.Join(MakeUcxNetwork(0, 2, 1, &one));
+  other.Join(MakeUcxNetwork(2, 3, 1, &other));
+  constexpr size_t kProcess = 8;  // behind the magic number
+  const auto address_of = [&](int32_t process) {
+    std::string address = other.network().address();
+    std::memcpy(&address[kProcess], &process, sizeof(process));
+    return address;
+  };
+  const auto refused = [&](int process, const std::string& address) {
+    const std::string expected = "process " + std::to_string(process) + " has not published a valid UCX address";
+    return one.network().Connect(process, address).message() == expected;
+  };
+  CHECK(refused(-1, address_of(-1)) && refused(2, address_of(2)));  // processes are 0 and 1
+  CHECK(refused(0, address_of(0)));                                 // the process itself
+  CHECK(refused(1, address_of(0)) && refused(1, address_of(2)));
+  std::string address = address_of(1);
+  CHECK(refused(1, address.substr(0, address.size() - 1)) && refused(1, address + "x"));
+  ++address[0];
+  CHECK(refused(1, address));
+  CHECK(one.network().Connect(1, address_of(1)).ok());
 }
 
 // Addresses go through files, in place of jax.distributed's key-value store.

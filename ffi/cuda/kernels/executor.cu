@@ -9,22 +9,22 @@ namespace {
 // in flight (CUDA 13.0).
 constexpr int kPlanThreads = 384;
 
-__global__ void __launch_bounds__(kPlanThreads, 1) WalkPlan(const __grid_constant__ RankArgs args) {
+__global__ void __launch_bounds__(kPlanThreads, 1) ExecutePlan(const __grid_constant__ RankArgs args) {
   NoNetwork network;
-  Walk<NoNetwork> walk(args, network, static_cast<int32_t>(blockIdx.x));
-  walk.Run();
+  ChannelExecutor<NoNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x));
+  executor.Run();
 }
 
 }  // namespace
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
-  WalkPlan<<<num_channels, kPlanThreads, 0, stream>>>(args);
+  ExecutePlan<<<num_channels, kPlanThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 
 cudaError_t LoadKernel() {
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, WalkPlan);
+  return cudaFuncGetAttributes(&attributes, ExecutePlan);
 }
 
 }  // namespace cuda

@@ -218,9 +218,9 @@ JAXCOMM_DEVICE_CALLED void CopySlice(const BufferCopy& copy, const ChannelSlice&
 }
 
 template <typename Network>
-class Walk {
+class ChannelExecutor {
  public:
-  JAXCOMM_DEVICE Walk(const RankArgs& args, Network& network, int32_t channel)
+  JAXCOMM_DEVICE ChannelExecutor(const RankArgs& args, Network& network, int32_t channel)
       : args_(args), network_(network), channel_(channel), program_(args.channels[channel]) {}
 
   JAXCOMM_DEVICE void Run() {

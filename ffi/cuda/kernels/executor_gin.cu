@@ -14,24 +14,24 @@ namespace {
 constexpr int kGinThreads = 384;
 
 __global__ void __launch_bounds__(kGinThreads, 1)
-    WalkPlanGin(const __grid_constant__ RankArgs args, const __grid_constant__ GinNetworkArgs network_args,
-                const __grid_constant__ ncclDevComm nccl_comm) {
+    ExecutePlanGin(const __grid_constant__ RankArgs args, const __grid_constant__ GinNetworkArgs network_args,
+                   const __grid_constant__ ncclDevComm nccl_comm) {
   GinNetwork network(network_args, nccl_comm);
-  Walk<GinNetwork> walk(args, network, static_cast<int32_t>(blockIdx.x));
-  walk.Run();
+  ChannelExecutor<GinNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x));
+  executor.Run();
 }
 
 }  // namespace
 
 cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& network, const ncclDevComm& nccl_comm,
                       int32_t num_channels, cudaStream_t stream) {
-  WalkPlanGin<<<num_channels, kGinThreads, 0, stream>>>(args, network, nccl_comm);
+  ExecutePlanGin<<<num_channels, kGinThreads, 0, stream>>>(args, network, nccl_comm);
   return cudaGetLastError();
 }
 
 cudaError_t LoadGinKernel() {
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, WalkPlanGin);
+  return cudaFuncGetAttributes(&attributes, ExecutePlanGin);
 }
 
 }  // namespace cuda

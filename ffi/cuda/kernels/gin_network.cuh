@@ -3,7 +3,8 @@
 //
 // A channel puts and signals on one context. A strong signal arrives after all earlier puts to the same rank on the
 // same context, as the plan requires. A weak signal does not. Signals and counters are never reset: jaxcomm compares
-// them with counts of its own, which also begin at zero. Walk ensures that an aborted channel neither puts nor signals.
+// them with counts of its own, which also begin at zero. ChannelExecutor ensures that an aborted channel neither puts
+// nor signals.
 //
 // NCCL's own waits, including flush, have no deadline. So every put raises a counter once its source has been read, and
 // this file polls signals and counters in its own loops. One unbounded wait remains: a put or signal waits in NCCL's

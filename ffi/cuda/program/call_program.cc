@@ -54,7 +54,7 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
   call.item_bytes = ItemBytes(dtype);
   call.input_bytes = input_count * call.item_bytes;
   call.output_bytes = output_count * call.item_bytes;
-  // If multimem turns out to be missing, there is no memory for it.
+  // Assumes that multimem is available. If it is not, the arena has no multicast address, and the call fails later.
   const Geometry geometry = GpuGeometry(spec.group_size, placement.ranks_per_node, true);
   const StatusOr<Request> made = MakeRequest(spec, geometry, input_count, output_count);
   JAXCOMM_RETURN_IF_ERROR(made.status());
@@ -69,7 +69,7 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
     return InvalidArgumentError(choice.reason +
                                 " (on GPUs, the ranks that NVLink connects form a node: see docs/guide/gpus.md)");
   }
-  const Runs runs = {spec.input_run, spec.output_run};
+  const Runs runs = {spec.input_contiguous_count, spec.output_contiguous_count};
   const bool multimem = choice.algorithm->protocol == Protocol::kMultimem;
   if (multimem && Reduces(spec.collective) && !SumsByMultimem(call.operation)) {
     return InvalidArgumentError("algorithm \"multimem\" supports only sums of f32, bf16 and f16");
@@ -148,8 +148,8 @@ RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char*
   return args;
 }
 
-RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk) {
-  args.channels += static_cast<int64_t>(walk) * call.num_channels;
+RankArgs ArgsOfLaunch(const CallProgram& call, RankArgs args, int32_t launch) {
+  args.channels += static_cast<int64_t>(launch) * call.num_channels;
   args.copy_in = args.copy_out = {};
   return args;
 }
@@ -167,7 +167,7 @@ MultimemArgs WithBuffers(MultimemArgs args, const void* x, void* y) {
 }
 
 RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y) {
-  // Stride 0: every rank that a step names stands for this rank.
+  // Stride 0 maps every rank to the buffer of this rank.
   if (!call.program.shares_input) args.input = {static_cast<char*>(const_cast<void*>(x)), 0};
   if (!call.program.shares_output) args.output = {static_cast<char*>(y), 0};
   return args;

@@ -1,4 +1,4 @@
-// The parts of a GPU call that need no GPU: its program, the layout of its buffers in the arena, the kernel arguments,
+// The parts of a GPU call that need no CUDA: its program, the layout of its buffers in the arena, the kernel arguments,
 // and the error texts.
 #pragma once
 
@@ -17,8 +17,8 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Bytes from the start of a rank's arena. Input and output are in the arena only if the program shares them. Otherwise
-// the kernel uses XLA's buffers. The same on all ranks.
+// Byte offsets in the arena of a rank, equal on all ranks. Input and output are in the arena only if the program shares
+// them. Otherwise the kernel uses XLA's buffers.
 struct ArenaLayout {
   int64_t input = 0;
   int64_t output = 0;
@@ -41,7 +41,7 @@ struct CallProgram {
   SendRecvSchedule schedule;  // only for groups of several nodes
   int32_t num_channels = 0;   // of the program, the LL call or the multimem call
 
-  // Whether there is nothing to exchange.
+  // True if the call needs no kernel.
   bool empty() const { return program.steps.empty() && schedule.actions.empty() && !ll && !multimem; }
 };
 
@@ -52,12 +52,12 @@ struct RankPlacement {
   InterNode inter_node = InterNode::kSendRecv;
 };
 
-// The program of one rank. At most `max_channels` channels, or spec.max_sms if that is less. An error if the buffers,
-// the type or the algorithm do not fit.
+// Makes the program of one rank, with at most `max_channels` and at most spec.max_sms channels. Fails if the buffers,
+// the element type or the algorithm do not fit the call.
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                       RankPlacement placement, int32_t max_channels, SplitLimits limits = {});
 
-// The arguments that are the same in every call, except for the Comm.
+// Makes the arguments that are equal in all executions of a call, except for the Comm.
 LlArgs MakeLlArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels, bool two_shot);
 LlArgs WithBuffers(LlArgs args, const void* x, void* y);
 
@@ -74,19 +74,19 @@ struct ProgramImage {
   int64_t channels = 0;
 };
 
-// The arguments that are the same in every call: all but `input` and `output` if the program does not share them.
-// `image` is the address of the copied ProgramImage.
+// Makes the arguments that are equal in all executions of a call: all except `input` and `output` that the program does
+// not share. `image` is the device address of the ProgramImage.
 RankArgs MakeArgs(const CallProgram& call, const device::Comm& comm, const char* image, const ProgramImage& layout);
-// The arguments of walk number `walk` of a program with rounds; other programs have one walk. Without copy_in and
-// copy_out.
-RankArgs OfWalk(const CallProgram& call, RankArgs args, int32_t walk);
-// Adds XLA's buffers of this call.
+// Returns the arguments of launch number `launch`, without copy_in and copy_out. Only programs with rounds have several
+// launches.
+RankArgs ArgsOfLaunch(const CallProgram& call, RankArgs args, int32_t launch);
+// Adds XLA's buffers of this execution.
 RankArgs WithBuffers(const CallProgram& call, RankArgs args, const void* x, void* y);
 
-// The window of memory that begins at addresses[i] at rank i. An error if the addresses are not equally spaced.
+// Returns the window whose memory begins at addresses[i] on rank i. Fails if the addresses are not equally spaced.
 StatusOr<device::Window> MakeWindow(const std::vector<char*>& addresses);
 
-// A position in a program as text: "in the entry barrier", "in step 3", "in the exit barrier".
+// Describes a position in a program: "in the entry barrier", "in step 3", "in the exit barrier".
 std::string PhaseText(int32_t step);
 
 // "30 s (JAXCOMM_TIMEOUT_S)"

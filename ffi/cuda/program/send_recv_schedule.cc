@@ -237,7 +237,7 @@ struct ChannelSteps {
   std::vector<int32_t> levels;      // of each step, ascending
   std::vector<int32_t> awaited;     // of each step, ascending; no more than its level
   std::map<int32_t, int32_t> ends;  // as in SplitChannel
-  int32_t next = 0;                 // the first step that is in no walk
+  int32_t next = 0;                 // the first step that is in no launch
 
   void Add(const KeptStep& step) {
     levels.push_back(step.level);
@@ -254,7 +254,7 @@ struct ChannelSteps {
   }
 };
 
-// Splits a group of steps that threads run together at the end of a walk.
+// Splits a group of steps that threads run together at the end of a launch.
 void SplitTogether(std::vector<ProgramStep>& steps, int32_t begin, int32_t end) {
   for (int32_t i = begin; i < end; i += steps[i].together) {
     if (i + steps[i].together <= end) continue;
@@ -263,17 +263,17 @@ void SplitTogether(std::vector<ProgramStep>& steps, int32_t begin, int32_t end) 
   }
 }
 
-// Returns the number of the new walk.
-int32_t AddWalk(RankProgram& program, const std::vector<ChannelProgram>& walk) {
-  const auto number = static_cast<int32_t>(program.channels.size() / walk.size());
-  program.channels.insert(program.channels.end(), walk.begin(), walk.end());
+// Returns the number of the new launch.
+int32_t AddLaunch(RankProgram& program, const std::vector<ChannelProgram>& launch) {
+  const auto number = static_cast<int32_t>(program.channels.size() / launch.size());
+  program.channels.insert(program.channels.end(), launch.begin(), launch.end());
   return number;
 }
 
-// Divides a rank's steps into walks. A round begins as early as possible, and steps that can run before the next
+// Divides a rank's steps into launches. A round begins as early as possible, and steps that can run before the next
 // awaited round do so. All channels together keep the order of levels: no step comes after a step of a higher level,
 // nor after a wait for a round whose number is the step's level or more. Otherwise a thread block that waits long would
-// delay a later walk with steps that other ranks need first.
+// delay a later launch with steps that other ranks need first.
 class Scheduler {
  public:
   Scheduler(std::vector<ChannelSteps>& channels, const std::vector<int32_t>& rounds, RankProgram& program,
@@ -283,21 +283,21 @@ class Scheduler {
   void Schedule() {
     for (size_t i = 0; i < rounds_.size(); ++i) {
       const int32_t round = rounds_[i];
-      WalkTo([&](const ChannelSteps& channel) { return channel.EndOf(round); });
+      LaunchUpTo([&](const ChannelSteps& channel) { return channel.EndOf(round); });
       result_.actions.push_back({Action::kPost, static_cast<int32_t>(i)});
     }
-    WalkTo([](const ChannelSteps& channel) { return channel.size(); });
+    LaunchUpTo([](const ChannelSteps& channel) { return channel.size(); });
     // The caller's stream must not end before the rounds that this call has begun.
     if (!rounds_.empty()) Await(rounds_.back() + 1);
-    // The walk that copies the result (SendRecvSchedule) comes after all rounds.
-    if (program_.shares_output && result_.actions.back().kind != Action::kWalk) {
-      result_.actions.push_back({Action::kWalk, AddWalk(program_, layout_)});
+    // The launch that copies the result (SendRecvSchedule) comes after all rounds.
+    if (program_.shares_output && result_.actions.back().kind != Action::kLaunch) {
+      result_.actions.push_back({Action::kLaunch, AddLaunch(program_, layout_)});
     }
   }
 
  private:
   template <typename EndOf>
-  void WalkTo(EndOf end_of) {
+  void LaunchUpTo(EndOf end_of) {
     int32_t level = 0;
     for (const ChannelSteps& channel : channels_) {
       if (const int32_t end = end_of(channel); end > channel.next) level = std::max(level, channel.levels[end - 1]);
@@ -312,18 +312,18 @@ class Scheduler {
         const auto waits = std::upper_bound(awaited.begin() + channels_[c].next, end, awaited_);
         if (waits != end) blocked = std::min(blocked, *waits);
       }
-      std::vector<ChannelProgram> walk = layout_;
+      std::vector<ChannelProgram> launch = layout_;
       bool moves = false;
       for (size_t c = 0; c < channels_.size(); ++c) {
         ChannelSteps& channel = channels_[c];
         const int32_t begin = channel.next;
         channel.next = std::max(begin, std::min(ends[c], channel.AtLevel(blocked)));
         SplitTogether(channel.steps, begin, channel.next);
-        walk[c].first_step += begin;
-        walk[c].num_steps = channel.next - begin;
+        launch[c].first_step += begin;
+        launch[c].num_steps = channel.next - begin;
         moves = moves || channel.next > begin;
       }
-      if (moves) result_.actions.push_back({Action::kWalk, AddWalk(program_, walk)});
+      if (moves) result_.actions.push_back({Action::kLaunch, AddLaunch(program_, launch)});
       if (blocked != kNever) Await(blocked);
     }
   }
@@ -466,7 +466,7 @@ RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Runs 
       transfer.begin += messages_begin;
       (sends ? round.sends : round.receives).push_back(transfer);
     }
-    std::vector<ChannelProgram> walk = layout;
+    std::vector<ChannelProgram> launch = layout;
     bool moves = false;
     for (int32_t c = 0; c < num_channels; ++c) {
       std::vector<ProgramStep> steps =
@@ -475,12 +475,12 @@ RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Runs 
           });
       std::vector<Place> no_sources;
       Flatten(steps, no_sources, counts[c], block_count, runs);
-      walk[c].first_step = static_cast<int32_t>(program.steps.size());
-      walk[c].num_steps = static_cast<int32_t>(steps.size());
+      launch[c].first_step = static_cast<int32_t>(program.steps.size());
+      launch[c].num_steps = static_cast<int32_t>(steps.size());
       program.steps.insert(program.steps.end(), steps.begin(), steps.end());
       moves = moves || !steps.empty();
     }
-    if (moves) round.unpack = AddWalk(program, walk);
+    if (moves) round.unpack = AddLaunch(program, launch);
     schedule->rounds.push_back(std::move(round));
   }
   return program;

@@ -172,7 +172,7 @@ Status SendRecvProxy::Post(const CallProgram& call, const RankArgs& args, int32_
   const auto at = [&](int64_t item) { return scratch + item * call.item_bytes; };
   JAXCOMM_RETURN_IF_ERROR(SendRecv(round, at, call.item_bytes));
   if (round.unpack >= 0) {
-    const cudaError_t launched = Launch(OfWalk(call, args, round.unpack), call.num_channels, stream_);
+    const cudaError_t launched = Launch(ArgsOfLaunch(call, args, round.unpack), call.num_channels, stream_);
     JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", launched));
   }
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", LaunchEnd(args.comm, state_on_device_, stream_)));
@@ -186,12 +186,12 @@ Status SendRecvProxy::Run(const CallProgram& call, const RankArgs& args, const R
   JAXCOMM_RETURN_IF_ERROR(Failure(&failed_call));  // NCCL's communicator may be gone
   bool copied_in = false;
   for (const Action& action : call.schedule.actions) {
-    if (action.kind == Action::kWalk) {
-      RankArgs walk = OfWalk(call, args, action.number);
-      if (!copied_in) walk.copy_in = args.copy_in;
-      if (&action == &call.schedule.actions.back()) walk.copy_out = args.copy_out;
+    if (action.kind == Action::kLaunch) {
+      RankArgs launch_args = ArgsOfLaunch(call, args, action.number);
+      if (!copied_in) launch_args.copy_in = args.copy_in;
+      if (&action == &call.schedule.actions.back()) launch_args.copy_out = args.copy_out;
       copied_in = true;
-      JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", Launch(walk, call.num_channels, stream)));
+      JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", Launch(launch_args, call.num_channels, stream)));
     } else if (action.kind == Action::kPost) {
       JAXCOMM_RETURN_IF_ERROR(Post(call, args, action.number, events, stream));
     } else {

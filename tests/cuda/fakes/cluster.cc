@@ -314,8 +314,8 @@ cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stre
   fake::Of(stream).Push([=] {
     emulation::Launch(static_cast<unsigned>(num_channels), 1, 2, 1, [&] {
       NoNetwork network;
-      Walk<NoNetwork> walk(args, network, static_cast<int32_t>(blockIdx.x));
-      walk.Run();
+      ChannelExecutor<NoNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x));
+      executor.Run();
     });
   });
   return cudaSuccess;

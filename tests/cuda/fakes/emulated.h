@@ -27,7 +27,7 @@ inline Staged StagedOf(Data& data) { return {data.inputs[blockIdx.y].data(), dat
 
 template <typename Network>
 void RunKernel(const VirtualRanks::Call& call, Data& data, Network& network) {
-  FillWalkSpoil(call.args[blockIdx.y], network, StagedOf(data));
+  FillExecuteSpoil(call.args[blockIdx.y], network, StagedOf(data));
 }
 
 // The first stream of every rank uses one thread block per channel, and the second stream one more.

@@ -264,8 +264,8 @@ cudaError_t LoadGinKernel() { return cudaSuccess; }
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
   return fake::Launch(num_channels, 4, 0, stream, [args] {
     NoNetwork network;
-    Walk<NoNetwork> walk(args, network, static_cast<int32_t>(blockIdx.x));
-    walk.Run();
+    ChannelExecutor<NoNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x));
+    executor.Run();
   });
 }
 
@@ -299,7 +299,7 @@ cudaError_t LaunchGin(const RankArgs& args, const GinNetworkArgs& gin, const ncc
   for (int32_t c = 0; c < gin.comm.signals.num_channels; ++c) CHECK(gin.puts[c] == 0);
   return fake::Launch(num_channels, 4, 0, stream, [args, peers] {
     PeerNetwork network(peers);
-    Walk<PeerNetwork>(args, network, static_cast<int32_t>(blockIdx.x)).Run();
+    ChannelExecutor<PeerNetwork>(args, network, static_cast<int32_t>(blockIdx.x)).Run();
   });
 }
 

@@ -1,5 +1,5 @@
-// A walk of a rank whose own threads fill its buffers when the kernel begins, copy the result when the plan is over,
-// and then overwrite the input. A peer that reads or writes too early or too late gets a wrong result.
+// The executor of a rank whose own threads fill its buffers when the kernel begins, copy the result when the plan is
+// over, and then overwrite the input. A peer that reads or writes too early or too late gets a wrong result.
 #pragma once
 
 #include "../../../ffi/cuda/kernels/executor.cuh"
@@ -43,10 +43,10 @@ JAXCOMM_DEVICE void FillRunSpoil(const RankArgs& args, const ChannelProgram& cha
 }
 
 template <typename Network>
-JAXCOMM_DEVICE void FillWalkSpoil(const RankArgs& args, Network& network, const Staged& staged) {
+JAXCOMM_DEVICE void FillExecuteSpoil(const RankArgs& args, Network& network, const Staged& staged) {
   FillRunSpoil(args, args.channels[blockIdx.x], staged, [&] {
-    Walk<Network> walk(args, network, static_cast<int32_t>(blockIdx.x));
-    walk.Run();
+    ChannelExecutor<Network> executor(args, network, static_cast<int32_t>(blockIdx.x));
+    executor.Run();
   });
 }
 

@@ -33,8 +33,8 @@ class TwoStreams {
     uint64_t num_joins = 0;
     Join(rank, ++num_joins);
     for (const Action& action : call_.schedules[blockIdx.y].actions) {
-      if (action.kind == Action::kWalk) {
-        RunWalk(action.number, static_cast<int32_t>(blockIdx.x));
+      if (action.kind == Action::kLaunch) {
+        RunLaunch(action.number, static_cast<int32_t>(blockIdx.x));
         Join(rank, ++num_joins);
       } else if (action.kind == Action::kPost) {
         if (blockIdx.x == 0 && threadIdx.x == 0) device::StoreRelease(&rank.posted, action.number + 1);
@@ -51,7 +51,7 @@ class TwoStreams {
       Until(&rank.posted, i + 1);
       if (threadIdx.x == 0) Exchange(rank, rounds[i]);
       __syncthreads();
-      for (int32_t c = 0; c < call_.num_channels && rounds[i].unpack >= 0; ++c) RunWalk(rounds[i].unpack, c);
+      for (int32_t c = 0; c < call_.num_channels && rounds[i].unpack >= 0; ++c) RunLaunch(rounds[i].unpack, c);
       __syncthreads();
       if (threadIdx.x == 0) device::StoreRelease(&rank.done, i + 1);
     }
@@ -69,12 +69,12 @@ class TwoStreams {
     std::vector<size_t> received, sent;  // messages, by peer
   };
 
-  void RunWalk(int32_t number, int32_t channel) {
+  void RunLaunch(int32_t number, int32_t channel) {
     RankArgs args = call_.args[blockIdx.y];
     args.channels += static_cast<int64_t>(number) * call_.num_channels;
     NoNetwork network;
-    Walk<NoNetwork> walk(args, network, channel);
-    walk.Run();
+    ChannelExecutor<NoNetwork> executor(args, network, channel);
+    executor.Run();
     __syncthreads();
   }
 

@@ -13,10 +13,10 @@
 namespace jaxcomm {
 namespace cuda {
 
-// One of several consecutive calls on the same counters and slots: an LL call or the walk of a plan.
+// One of several consecutive calls on the same counters and slots: an LL call or a plan.
 struct MixedCall {
   const LlArgs* ll = nullptr;  // by rank
-  const RankArgs* walked = nullptr;
+  const RankArgs* planned = nullptr;
   const PeerNetworkArgs* network = nullptr;
   int32_t num_channels = 0;
 };
@@ -30,8 +30,8 @@ JAXCOMM_DEVICE void RunMixed(const MixedCall& call, int32_t rank, int32_t channe
     return ll.Run();
   }
   PeerNetwork network(call.network[rank]);
-  Walk<PeerNetwork> walk(call.walked[rank], network, channel);
-  walk.Run();
+  ChannelExecutor<PeerNetwork> executor(call.planned[rank], network, channel);
+  executor.Run();
 }
 #endif
 

@@ -32,7 +32,7 @@ def chosen(op):
     return "hierarchical" if "hierarchical" in names else names[0]
 
 
-def test_what_is_here():
+def test_info():
     found = jaxcomm.info(communicator=SIZE == 1 and ON_GPU)
     note("info", str(found).splitlines())
     note("ranks", SIZE)
@@ -132,7 +132,7 @@ def test_two_programs_take_turns():
         assert_rows(scattered, expected("psum_scatter", rows * np.int32(i)))
 
 
-def test_beside_collectives_of_xla():
+def test_together_with_collectives_of_xla():
     """Calls in one program: some need the result of the previous one, and some are independent."""
     rows = numbers(8, (8 * SIZE, 40), np.int32)
 

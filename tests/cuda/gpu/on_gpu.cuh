@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <random>
 
-#include "../../../ffi/cuda/kernels/executor.cu"  // WalkPlan: kernels that share functions are compiled together
+#include "../../../ffi/cuda/kernels/executor.cu"  // ExecutePlan: kernels that share functions are compiled together
 #include "../../check.h"
 #include "../fakes/spoiling.h"
 #include "gpu.cuh"
@@ -28,10 +28,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   __shared__ __align__(16) char shared[sizeof(SharedArgs)];
   const SharedArgs& own = TakeArgs(shared, args, networks);
   PeerNetwork network(own.network);
-  FillWalkSpoil(own.args, network, staged[blockIdx.y]);
+  FillExecuteSpoil(own.args, network, staged[blockIdx.y]);
 }
 
-// One thread block each, before and after the walk. The memory has the rank's data only in between.
+// One thread block each, before and after the executor. The memory has the rank's data only in between.
 __global__ void Fill(RankArgs args, Staged staged, int64_t input_bytes, int64_t output_bytes, uint64_t delay_ns) {
   char* const input = args.input.At(args.comm.local.rank);
   char* const output = args.output.At(args.comm.local.rank);

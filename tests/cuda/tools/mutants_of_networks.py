@@ -33,9 +33,9 @@ PLAIN = [
         "    if (__syncthreads_or(!network_.Flush(channel_)) != 0) return;\n    if (args_.copy_out",
         "    if (args_.copy_out",
     ),
-    Mutant("what needs a flush joins what doesn't", PROGRAM, " && !steps[end].flush &&", " &&"),
+    Mutant("signals with and without flush are merged", PROGRAM, " && !steps[end].flush &&", " &&"),
     Mutant(
-        "nobody leaves between nodes",
+        "no exit barrier between nodes",
         PROGRAM,
         """    AddBarrierSteps(steps, kExitBarrier, StepKind::kSignal, inter_node.open_from_own);
     AddBarrierSteps(steps, kExitBarrier, StepKind::kWait, intra_node);
@@ -79,7 +79,7 @@ PLAIN = [
         "sends_.back().begin",
     ),
     Mutant(
-        "what is packed lies in the plan's scratch",
+        "packed data is in the plan's scratch",
         PACKING,
         "sends_.push_back({Aligned(plan.scratch_count), ",
         "sends_.push_back({0, ",
@@ -98,9 +98,7 @@ PLAIN = [
         "      Add(plan.rank, Synchronize(StepKind::kWait, peer), kExitBarrier);\n",
         "",
     ),
-    Mutant(
-        "nobody waits for puts to be read", GIN, "args_.puts[channel],", "args_.puts[channel] - args_.puts[channel],"
-    ),
+    Mutant("puts are not waited for", GIN, "args_.puts[channel],", "args_.puts[channel] - args_.puts[channel],"),
     Mutant(
         "GIN's signals are the receiver's",
         GIN,
@@ -119,14 +117,14 @@ PLAIN = [
     Mutant("puts arrive at the window's begin", GIN, "to.offset + to_offset", "to_offset"),
     Mutant("puts come from the window's begin", GIN, "from.offset + from_offset", "from_offset"),
     Mutant(
-        "nobody reports puts that are not read",
+        "unread puts are not reported",
         GIN,
         "device::WaitUntil(args_.comm, channel, args_.comm.local.rank, kFlush",
         "device::WaitUntil(args_.comm, channel, args_.comm.local.rank, kExitBarrier",
         "gin",
     ),
     Mutant(
-        "what other nodes send is not waited for",
+        "data of other nodes is not waited for",
         SCHEDULE,
         "if (inter_node) rank.awaited =",
         "if (false) rank.awaited =",
@@ -138,7 +136,7 @@ PLAIN = [
         "",
     ),
     Mutant(
-        "rounds don't wait for what they send",
+        "rounds do not wait for their data",
         SCHEDULE,
         "return channel.EndOf(round);",
         "return round * 0 + channel.next;",
@@ -161,12 +159,12 @@ PLAIN = [
         "channels keep to no common order", SCHEDULE, ", channel.AtLevel(level)", ", channel.next", "send_recv_schedule"
     ),
     Mutant(
-        "a segment takes what waits for a round",
+        "a segment includes steps that wait for a round",
         SCHEDULE,
         "std::min(ends[c], channel.AtLevel(blocked))",
         "std::max(begin, ends[c])",
     ),
-    Mutant("segments run on with what is run together", SCHEDULE, "    steps[i].together = end - i;\n", ""),
+    Mutant("segments continue past a group of steps", SCHEDULE, "    steps[i].together = end - i;\n", ""),
     Mutant("all chunks are in one round", SCHEDULE, "rank.filled >= round_count_ ? 1 : 0", "0", "send_recv_schedule"),
     Mutant("channels share a place in a message", SCHEDULE, "parts[c + 1] += parts[c];", "parts[c + 1] += 0;"),
     Mutant(

@@ -288,7 +288,7 @@ THREAD = [
         "ll",
     ),
     Mutant(
-        "nobody enters before the switch is asked",
+        "the switch is queried after the entry",
         MULTIMEM,
         "if (!device::Barrier(comm_, channel_, kEntryBarrier)) return;",
         "__syncthreads();",
@@ -302,7 +302,7 @@ THREAD = [
         "multimem",
     ),
     Mutant(
-        "who could not leave takes a result away",
+        "a rank that could not leave removes a result",
         MULTIMEM,
         "if (!device::Barrier(comm_, channel_, kExitBarrier)) return;",
         "device::Barrier(comm_, channel_, kExitBarrier);",
@@ -337,7 +337,7 @@ THREAD = [
         "multimem",
     ),
     Mutant(
-        "what is for all stays with one rank",
+        "results for all ranks stay on one rank",
         MULTIMEM,
         "device::MulticastStore(all + unit, value);",
         "own[unit] = value;",

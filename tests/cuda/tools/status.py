@@ -1,11 +1,10 @@
 """Writes docs/development/gpu-status.md: which levels of tests each feature of the GPU back end has passed.
 
-    status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # take these as level 1
+    status.py --ctest build/native/ctest.xml --ctest build/thread/ctest.xml  # new results of level 1
     status.py                                                                # from the stored records
 
-Records are in benchmarks/results/gpu: level1.json is what the first form keeps of ctest's reports; test-gpu.json and
-bench-gpu.json are what `make test-gpu` and `make bench-gpu` leave. A feature has passed a level if there is a record of
-each of its tests, and all passed.
+Records are in benchmarks/results/gpu. The first form writes level1.json, `make test-gpu` test-gpu.json, and `make
+bench-gpu` bench-gpu.json. A feature has passed a level if each of its tests has a record, and all passed.
 """
 
 import argparse
@@ -21,25 +20,28 @@ PAGE = ROOT / "docs" / "development" / "gpu-status.md"
 # Feature: (tests of level 1, steps of level 2). Level 3 has no run.
 FEATURES = {
     "kernels compile for sm_80, 90, 100, 120 without register spills": (["pytest tests/cuda/test_build.py"], []),
-    "executor: all plans, types and sizes, on one node and several": (
+    "executor: all plans, element types and sizes, on one node and on several": (
         ["native test_cuda_executor", "native test_cuda_executor.full", "thread test_cuda_executor"],
         ["executor", "executor, memcheck", "executor, racecheck", "executor, synccheck"],
     ),
-    "production kernel: a stream per rank, buffers in use before and after": ([], ["executor, a stream per rank"]),
-    "GIN between nodes, on a fake: late puts, any order, a network that stops": (
+    "executor kernel as shipped: one stream per rank, buffers in use before and after the call": (
+        [],
+        ["executor, a stream per rank"],
+    ),
+    "GIN between nodes, on a fake network: late puts, reordered puts, a network failure": (
         ["native test_cuda_executor", "thread test_cuda_executor", "native test_cuda_gin", "thread test_cuda_gin"],
         [],
     ),
-    "GIN: packing of short runs, independent sends": (
+    "GIN: packing of short contiguous runs, independent sends": (
         ["native test_cuda_packing", "native test_cuda_executor"],
         [],
     ),
-    "GIN, host side: versions, device communicator": (["native test_cuda_gin_host"], []),
+    "GIN, host side: versions of NCCL, device communicator": (["native test_cuda_gin_host"], []),
     "send and receive between nodes, failures": (
         ["native test_cuda_executor", "native test_cuda_send_recv_schedule", "native test_cuda_between_nodes"],
         [],
     ),
-    "first execution: a failure of one rank is an error on all; fallback if GIN is missing": (
+    "first execution: a failure of one rank is an error on all ranks; fallback without GIN": (
         ["native test_cuda_between_nodes"],
         [],
     ),
@@ -48,33 +50,33 @@ FEATURES = {
         ["native test_cuda_ll", "native test_cuda_ll.full", "thread test_cuda_ll"],
         ["ll"],
     ),
-    "multimem: sums and gathers; impossible on one GPU, so no level 2": (
+    "multimem: sums and gathers; needs several GPUs, so no level 2": (
         ["native test_cuda_multimem", "thread test_cuda_multimem", "native test_cuda_device_call"],
         [],
     ),
     "timeouts and reports": (["native test_cuda_failures", "thread test_cuda_failures"], []),
-    "after an abort, no kernel starts on the GPU or in the process; late ranks get no other data": (
+    "after an abort, no kernel starts on the GPU or in the process; late ranks read no wrong data": (
         ["native test_cuda_failures", "thread test_cuda_failures", "native test_cuda_call_failures"],
         [],
     ),
-    "moving buffers: exchange of offsets": (
+    "buffers that change between calls: exchange of offsets": (
         ["native test_cuda_exchange_offsets", "thread test_cuda_exchange_offsets", "native test_cuda_device_call"],
         [],
     ),
-    "inside JAX: all operations, types, loops, gradients, beside collectives of XLA": (
+    "inside JAX: all operations, element types, loops, gradients, together with XLA's collectives": (
         ["pytest tests/cuda/test_cuda_lowering.py", "pytest tests/cuda/test_handlers.py", "native test_cuda_call"],
         ["JAX, 1 rank, command buffers off"],
     ),
-    "the same in CUDA graphs": ([], ["JAX, 1 rank, command buffers on"]),
-    "the same between processes": (
+    "inside JAX, in CUDA graphs": ([], ["JAX, 1 rank, command buffers on"]),
+    "inside JAX, between processes": (
         ["native test_cuda_communicator", "native test_cuda_stages"],
         ["JAX, 2 ranks", "JAX, 4 ranks"],
     ),
-    "the same between nodes": ([], ["JAX, 2 ranks as 2 nodes", "JAX, 4 ranks as 2 nodes"]),
-    "errors: no windows, NCCL too old": ([], ["errors: no windows", "errors: old NCCL"]),
+    "inside JAX, between nodes": ([], ["JAX, 2 ranks as 2 nodes", "JAX, 4 ranks as 2 nodes"]),
+    "errors: no symmetric windows, NCCL too old": ([], ["errors: no windows", "errors: old NCCL"]),
     "errors: a process is killed": ([], ["errors: killed process"]),
     "models/moe trains as on CPUs": ([], ["models/moe, 1 rank: losses", "models/moe, 2 ranks: losses"]),
-    "device API: signal, wait, barrier, put, get, reduce; on a GPU only the part that the example uses": (
+    "device API: signal, wait, barrier, put, get, reduce; level 2 tests only the part that the example uses": (
         ["native test_cuda_device_api", "thread test_cuda_device_api"],
         [],
     ),
@@ -82,7 +84,7 @@ FEATURES = {
         ["native test_cuda_example", "thread test_cuda_example", "pytest tests/cuda/test_device_headers.py"],
         ["example, virtual ranks"],
     ),
-    "user handlers: communicator, arena, failures, versions; the example inside jit(shard_map)": (
+    "user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)": (
         [
             "native test_cuda_user_calls",
             "pytest tests/cuda/test_device_headers.py",
@@ -109,7 +111,7 @@ records in `benchmarks/results/gpu`. An empty field means that no recorded run h
 
 
 def of_ctest(path: pathlib.Path) -> dict[str, bool]:
-    """{"<flavour> <test>": passed} of ctest --output-junit; the folder is the flavour, or build/ for native."""
+    """Reads a report of ctest --output-junit: {"<flavour> <test>": passed}. Folder: flavour; build/ is native."""
     flavour = "native" if path.parent.name == "build" else path.parent.name
     return {
         f"{flavour} {case.get('name')}": case.get("status") == "run"
@@ -118,7 +120,7 @@ def of_ctest(path: pathlib.Path) -> dict[str, bool]:
 
 
 def of_pytest(path: pathlib.Path) -> dict[str, bool]:
-    """{"pytest <file>": all passed} of a report of pytest --junit-xml; a skipped test has not passed."""
+    """Reads a report of pytest --junit-xml: {"pytest <file>": all passed}. A skipped test has not passed."""
     passed: dict[str, bool] = {}
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         name = "pytest " + case.get("classname", "").replace(".", "/") + ".py"
@@ -144,14 +146,14 @@ def measured(bench: dict) -> str:
     )
 
 
-def page(ring1: dict, ring2: dict, bench: dict) -> str:
-    if "cpu" in (ring2.get("platform"), bench.get("platform")):
-        raise ValueError("a rehearsal on CPUs shows nothing of a GPU")
+def page(level1: dict, level2: dict, bench: dict) -> str:
+    if "cpu" in (level2.get("platform"), bench.get("platform")):
+        raise ValueError("this record is of a rehearsal on CPUs, not of a GPU")
     text = HEAD
     for feature, (emulated, on_gpu) in FEATURES.items():
-        text += f"| {feature} | {mark(emulated, ring1)} | {mark(on_gpu, ring2)} | |\n"
-    if ring2:
-        text += f"\nLevel 2: {ring2['device']}, driver {ring2['driver']}, CUDA {ring2['cuda']}.\n"
+        text += f"| {feature} | {mark(emulated, level1)} | {mark(on_gpu, level2)} | |\n"
+    if level2:
+        text += f"\nLevel 2: {level2['device']}, driver {level2['driver']}, CUDA {level2['cuda']}.\n"
     else:
         text += "\nNothing has run on a GPU yet: no GPU was available for level 2.\n"
     return text + (measured(bench) if bench else "")

@@ -1,0 +1,239 @@
+"""Values of all_gather_matmul and matmul_psum_scatter: against NumPy in float64, and bit by bit against one device."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from harness import assert_same, on_ranks, run
+from jax import lax
+from products import ALL, CHUNKED, FLOAT32, exact, gathers, line_of, normal, scatters
+
+import jaxcomm
+
+MANY = pytest.mark.parametrize("algorithm", ALL)
+
+
+@MANY
+@pytest.mark.parametrize("check_vma", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_products(algorithm, check_vma, rng):
+    """One program with a batch dimension, several weights, chunks, and blocks of one row."""
+    n = 3
+    x, w, v = normal(rng, n, 2, 4, 5), normal(rng, n, 5, 6), normal(rng, n, 5, 1)
+    y, u = normal(rng, n, 2, n * 4, 5), normal(rng, n, 5, 6)
+
+    def body(x, w, v, y, u):
+        gather, scatter = gathers(algorithm=algorithm, axis=1), scatters(algorithm=algorithm, scatter_dimension=-2)
+        return {
+            "one": gather(x, w),
+            "two": gather(x, (w, v)),
+            "chunks": gather(x, [w], chunks=2)[0],
+            "first": jaxcomm.all_gather_matmul(x, w, ("i",), algorithm=algorithm),
+            "scatter": scatter(y, u),
+            "parts": scatter(y, u, chunks=4),
+        }
+
+    got = run(body, line_of(n), x, w, v, y, u, check_vma=check_vma)
+    one, two = (np.moveaxis(exact(x, weights), 0, 2) for weights in (w, v))  # (r, batch, j, m, f)
+    total = np.einsum("rbmk,rkf->bmf", np.float64(y), np.float64(u))
+    shape = (n, 2, n * 4)
+    want = {
+        "one": one.reshape(*shape, 6),
+        "two": (one.reshape(*shape, 6), two.reshape(*shape, 1)),
+        "chunks": one.reshape(*shape, 6),
+        "first": np.moveaxis(exact(x, w), 0, 1).reshape(n, n * 2, 4, 6),
+        "scatter": np.moveaxis(total.reshape(2, n, 4, 6), 1, 0),
+    }
+    want["parts"] = want["scatter"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **FLOAT32), got, want)
+
+
+@pytest.mark.parametrize("algorithm", CHUNKED)
+def test_blocks_have_the_bits_of_one_device(algorithm, rng):
+    """Rows, sums over ranks, and sums over the rows of all ranks, in the documented order."""
+    n, m, k, f = 4, 8, 33, 17
+    x, w, y, u = normal(rng, n, m, k), normal(rng, n, k, f), normal(rng, n, n * m, k), normal(rng, n, k, f)
+    ct = normal(rng, n, n * m, f)
+
+    def body(x, w, y, u, ct):
+        rows, pull = jax.vjp(gathers(algorithm=algorithm), x, w)
+        dx, dw = pull(ct)
+        parts = jnp.concatenate([y[j * m : (j + 1) * m] @ u for j in range(n)])
+        theirs = jaxcomm.psum_scatter(parts, "i", tiled=True, algorithm=algorithm)
+        return rows, dx, dw, scatters(algorithm=algorithm)(y, u), theirs
+
+    rows, dx, dw, sums, theirs = run(body, line_of(n), x, w, y, u, ct)
+    dot, columns = jax.jit(jnp.matmul), jax.jit(lambda a, b: lax.dot_general(a, b, (((0,), (0,)), ((), ()))))
+    add = jax.jit(jnp.add)
+    order = (lambda r: range(n)) if algorithm == "direct" else (lambda r: [(r + 1 + s) % n for s in range(n)])
+
+    transposed = jax.jit(lambda a, b: a @ b.T)
+
+    def scattered(dot, x, w, r):
+        block = slice(r * m, (r + 1) * m)
+        return functools.reduce(add, [dot(x[j][block], w[j]) for j in order(r)])
+
+    for r in range(n):
+        assert_same(rows[r], np.concatenate([dot(x[j], w[r]) for j in range(n)]), bits=True)
+        assert_same(sums[r], scattered(dot, y, u, r), bits=True)
+        assert_same(dx[r], scattered(transposed, ct, w, r), bits=True)
+        arrived = [(r - s) % n for s in range(n)]
+        parts = [columns(x[j], ct[r][j * m : (j + 1) * m]) for j in arrived]
+        assert_same(dw[r], functools.reduce(add, parts), bits=True)
+    assert_same(sums, theirs, bits=True)
+
+
+@pytest.mark.parametrize("axes", [("node", "gpu"), ("gpu", "node")], ids=str)
+def test_tuples_of_axes(mesh, rng, axes):
+    """Ranks are numbered in the order of the axes."""
+    x, w, y, u = normal(rng, 8, 2, 3), normal(rng, 8, 3, 4), normal(rng, 8, 16, 3), normal(rng, 8, 3, 4)
+
+    def body(x, w, y, u):
+        return [
+            (jaxcomm.all_gather_matmul(x, w, axes, algorithm=a), jaxcomm.matmul_psum_scatter(y, u, axes, algorithm=a))
+            for a in CHUNKED
+        ]
+
+    ids = np.arange(8).reshape(2, 4)
+    ranks = (ids if axes == ("node", "gpu") else ids.T).reshape(-1)  # mesh position of each rank
+    want = exact(x[ranks], w).swapaxes(0, 1).reshape(8, 16, 4)
+    blocks = np.einsum("rmk,rkf->mf", np.float64(y), np.float64(u)).reshape(8, 2, 4)
+    sums = np.empty_like(blocks)
+    sums[ranks] = blocks
+    for rows, scattered in run(body, mesh, x, w, y, u):
+        np.testing.assert_allclose(rows, want, **FLOAT32)
+        np.testing.assert_allclose(scattered, sums, **FLOAT32)
+
+
+@pytest.mark.parametrize("algorithm", ["unfused", *CHUNKED])
+def test_groups(algorithm, rng):
+    groups = [[2, 0], [1, 3]]
+    x, w, y, u = normal(rng, 4, 2, 3), normal(rng, 4, 3, 4), normal(rng, 4, 4, 3), normal(rng, 4, 3, 4)
+
+    def body(*operands):
+        gather = gathers(algorithm=algorithm, axis_index_groups=groups)
+        scatter = scatters(algorithm=algorithm, axis_index_groups=groups)
+        return gather(*operands[:2]), scatter(*operands[2:])
+
+    rows, sums = run(body, line_of(4), x, w, y, u)
+    for group in groups:
+        total = np.einsum("rmk,rkf->mf", np.float64(y[group]), np.float64(u[group])).reshape(2, 2, 4)
+        for i, r in enumerate(group):
+            np.testing.assert_allclose(rows[r], x[group].reshape(4, 3) @ w[r], **FLOAT32)
+            np.testing.assert_allclose(sums[r], total[i], **FLOAT32)
+
+
+@pytest.mark.parametrize("algorithm", ["unfused", "ring", pytest.param("direct", marks=pytest.mark.full)])
+def test_element_types(algorithm, rng):
+    """Sums of 16-bit floats are accumulated in f32 and rounded at most once per rank."""
+    n, m, k, f = 4, 2, 8, 3  # n * m = k: the integers are rows and weights
+    x, w, y, u = normal(rng, n, m, k), normal(rng, n, k, f), normal(rng, n, n * m, k), normal(rng, n, k, f)
+    small = rng.integers(-9, 9, (n, n * m, k)).astype(np.int8)
+
+    def body(x, w, y, u, small):
+        def both(dtype, **options):
+            gather, scatter = (op(algorithm=algorithm, **options) for op in (gathers, scatters))
+            return gather(x.astype(dtype), w.astype(dtype)), scatter(y.astype(dtype), u.astype(dtype))
+
+        found = {dtype: both(dtype) for dtype in ("bfloat16", "float16", "float32", "complex64")}
+        found["wide"] = both("bfloat16", preferred_element_type=jnp.float32)
+        found["int"] = scatters(algorithm=algorithm, preferred_element_type=jnp.int32)(small, small[:, :3])
+        mixed = gathers(algorithm=algorithm)
+        found["mixed"] = mixed(x.astype("bfloat16"), w), mixed(x.astype("bfloat16").astype("float32"), w)
+        return found
+
+    got = run(body, line_of(n), x, w, y, u, small)
+    assert_same(*got.pop("mixed"))  # the common type is that of jnp.result_type
+    integers = np.einsum("rmk,rkf->mf", np.int32(small), np.int32(small[:, :, :3])).reshape(n, m, 3)
+    assert_same(got.pop("int"), integers.astype(np.int32))
+    rounded = {"bfloat16": jnp.bfloat16, "float16": np.float16, "wide": jnp.bfloat16}
+    tolerance = {"bfloat16": 2**-6, "float16": 2**-9}
+    for name, (rows, sums) in got.items():
+        xs, ws, ys, us = (np.float64(a.astype(rounded.get(name, np.float32))) for a in (x, w, y, u))
+        want = exact(xs, ws).swapaxes(0, 1).reshape(n, n * m, f), np.einsum("rmk,rkf->mf", ys, us).reshape(n, m, f)
+        dtype = np.dtype("float32" if name == "wide" else jnp.dtype(name))
+        assert rows.dtype == sums.dtype == dtype
+        limit = tolerance.get(name, 1e-5)
+        for a, b in zip((rows, sums), want, strict=True):
+            np.testing.assert_allclose(a.astype(np.complex128), b, rtol=limit, atol=4 * limit)
+
+
+@pytest.mark.parametrize("algorithm", CHUNKED)
+def test_sums_of_bfloat16(algorithm, rng):
+    """Integers, so that float32 is exact: the roundings are those of the parts that ranks send, and of the result."""
+    n, m, k, f = 4, 8, 16, 5
+    y, u, ct = (rng.integers(0, 16, shape).astype(np.float32) for shape in ((n, n * m, k), (n, k, f), (n, n * m, f)))
+    x = rng.integers(0, 16, (n, m, k)).astype(np.float32)
+
+    def body(*operands):
+        x, y, u, ct = (a.astype(jnp.bfloat16) for a in operands)
+        _, pull = jax.vjp(lambda u: gathers(algorithm=algorithm)(x, u), u)
+        return scatters(algorithm=algorithm)(y, u), *pull(ct)
+
+    def rounded(a):
+        return np.float32(a.astype(jnp.bfloat16))
+
+    sums, dw = run(body, line_of(n), x, y, u, ct)
+    assert_same(dw, np.einsum("mk,rmf->rkf", x.reshape(n * m, k), ct).astype(jnp.bfloat16))
+    parts = (y @ u).reshape(n, n, m, f)  # (rank, block, m, f)
+    for r in range(n):
+        if algorithm == "direct":
+            want = sum(rounded(parts[j, r]) for j in range(n))
+        else:
+            want = parts[(r + 1) % n, r]
+            for s in range(2, n + 1):
+                want = rounded(want) + parts[(r + s) % n, r]
+        assert_same(sums[r], want.astype(jnp.bfloat16))
+
+
+def test_empty_operands_and_one_rank():
+    shapes = [((0, 3), (3, 2)), ((4, 0), (0, 2)), ((4, 3), (3, 0))]
+
+    def body(_):
+        one = []
+        for a in CHUNKED:
+            for x, w in shapes:
+                one.append(gathers(algorithm=a)(jnp.ones(x), jnp.ones(w)))
+                one.append(scatters(algorithm=a)(jnp.ones(x), jnp.ones(w)))
+        return one
+
+    for n in (1, 2):
+        found = iter(run(body, line_of(n), np.zeros(n, np.float32)))
+        for _ in CHUNKED:
+            for (m, k), (_, f) in shapes:
+                assert_same(next(found), np.full((n, n * m, f), k, np.float32))
+                assert_same(next(found), np.full((n, m // n, f), n * k, np.float32))
+    x, w = np.float32([[[1, 2]]]), np.float32([[[3], [4]]])
+    assert_same(run(lambda x, w: gathers(algorithm="ring")(x, w), line_of(1), x, w), x @ w)
+
+
+def test_calls_have_the_op_its_caller_and_max_sms(rng):
+    """Errors of a transfer name the public op, also in derivatives."""
+    x, w = normal(rng, 2, 4, 3), normal(rng, 2, 3, 4)
+    for op, name in ((gathers, "all_gather_matmul"), (scatters, "matmul_psum_scatter")):
+        for algorithm in ("ring", "unfused"):
+
+            def body(x, w, op=op, algorithm=algorithm):
+                return jax.grad(lambda x, w: jnp.sum(jnp.sin(op(algorithm=algorithm, max_sms=3)(x, w))))(x, w)
+
+            text = jax.jit(on_ranks(body, line_of(2))).lower(x, w).as_text()
+            for value in (f'op = "{name}"', 'site = "test_values.py:', "max_sms = 3 : i64"):
+                assert text.count(value) == text.count("custom_call @jaxcomm") == 2
+
+
+def test_precision_reaches_every_product(rng):
+    x, w = normal(rng, 2, 2, 3), normal(rng, 2, 3, 4)
+
+    def text(**options):
+        def body(x, w):
+            return jax.grad(lambda x, w: jnp.sum(jnp.sin(gathers(algorithm="ring", **options)(x, w))), (0, 1))(x, w)
+
+        return jax.jit(on_ranks(body, line_of(2))).trace(x, w)
+
+    products = 2 * 3  # of 2 blocks, in the forward pass and in both derivatives
+    assert text(precision="highest").lower().as_text().count("precision = [HIGHEST, HIGHEST]") == products
+    assert text().lower().as_text().count("HIGHEST") == 0
+    with jax.default_matmul_precision("highest"):
+        traced = text()
+    assert traced.lower().as_text().count("precision = [HIGHEST, HIGHEST]") == products

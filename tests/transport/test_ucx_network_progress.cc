@@ -1,0 +1,147 @@
+// When the UCX network sends: before or after a payload has a destination, without a delay by its sleep, at its end.
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <iterator>
+#include <random>
+
+#include "../../ffi/transport/ucx_network.h"
+#include "network_contract.h"
+
+namespace jaxcomm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double Seconds(Clock::time_point since) { return std::chrono::duration<double>(Clock::now() - since).count(); }
+
+MakeNetwork WithOptions(size_t eager_bytes, int64_t spin_us) {
+  return [=](int process, int num_processes, uint64_t token, Receiver* receiver) {
+    UcxOptions options;
+    options.eager_bytes = eager_bytes;
+    options.spin_us = spin_us;
+    if (const char* path = std::getenv("JAXCOMM_UCX_LIBRARY")) options.library = path;
+    return ValueOf(OpenUcxNetwork(options, process, num_processes, token, receiver));
+  };
+}
+
+TEST_CASE("a host has RDMA if the folder of its devices exists and is not empty") {
+  char folder[] = "/tmp/jaxcomm_test.XXXXXX";
+  CHECK(mkdtemp(folder) != nullptr);
+  CHECK(!HasRdma(folder));
+  const std::string device = std::string(folder) + "/mlx5_0";
+  CHECK(std::filesystem::create_directory(device));
+  CHECK(HasRdma(folder));
+  CHECK(std::filesystem::remove_all(folder) == 2);
+  CHECK(!HasRdma(folder));
+}
+
+TEST_CASE("payloads up to the limit are sent before they have a destination, larger ones are not") {
+  for (const size_t option : {size_t{4096}, size_t{0}}) {
+    const size_t limit = option > 0 ? option : HasRdma() ? 65536 : 1048576;
+    Processes processes = JoinAll(WithOptions(option, 20), 2, TestProcess::Place::kLater);
+    processes[0]->Send(1, 0, 0, limit);
+    CHECK(processes[0]->WaitSent(1));  // process 1 has accepted nothing
+    processes[0]->Send(1, 1, 0, limit + 1);
+    CHECK(processes[1]->WaitWaiting(2));
+    processes[0]->Send(1, 2, 0, 0);  // its arrival shows that process 0 has had time to finish
+    CHECK(processes[1]->WaitDelivered(1));
+    CHECK(processes[0]->sent() == 2);  // the first payload and the empty message
+    processes[1]->AcceptAll();
+    CHECK(processes[1]->WaitDelivered(3) && processes[0]->WaitSent(3));
+    LeaveAll(processes);
+  }
+}
+
+// The progress thread sleeps for up to a second unless it is woken. Without spinning it begins to sleep after each
+// message, so some messages are queued at that moment.
+TEST_CASE("a message is sent at once even if the progress thread is about to sleep") {
+  Processes processes = JoinAll(WithOptions(0, 0), 2, TestProcess::Place::kAtOnce);
+  std::mt19937 random(3);
+  int late = 0;
+  for (uint64_t index = 0; index < 1500; ++index) {
+    const auto start = Clock::now();
+    processes[0]->Send(1, 0, index, 2000);  // more than a network copies
+    CHECK(processes[0]->WaitSent(static_cast<int64_t>(index) + 1));
+    late += Seconds(start) > 0.5 ? 1 : 0;
+    CHECK(late < 3);  // a busy machine may stop a thread for that long, but hardly three times
+    const auto pause = std::chrono::nanoseconds(random() % 60'000);
+    for (const auto began = Clock::now(); Clock::now() - began < pause;) continue;
+  }
+  CHECK(processes[1]->WaitDelivered(1500));
+  LeaveAll(processes);
+}
+
+TEST_CASE("the factory opens UCX for this process") {
+  const auto make = [](int process, int num_processes, uint64_t token, Receiver* receiver) {
+    NetworkOptions options;
+    if (const char* path = std::getenv("JAXCOMM_UCX_LIBRARY")) options.library = path;
+    return ValueOf(OpenNetwork(options, process, num_processes, token, receiver));
+  };
+  Processes processes = JoinAll(make, 3, TestProcess::Place::kAtOnce);
+  processes[2]->Send(1, 0, 0, 100);
+  CHECK(processes[1]->WaitDelivered(1));
+  LeaveAll(processes);
+}
+
+TEST_CASE("nothing is sent to a process without a connection") {
+  TestProcess process(0);
+  process.Join(WithOptions(0, 20)(0, 2, 1, &process));
+  for (const size_t bytes : {size_t{0}, size_t{100}, size_t{5000}}) process.Send(1, 0, 0, bytes);
+  CHECK(process.WaitSent(3) && process.unsent() == 3);
+}
+
+TEST_CASE("a sleeping progress thread is woken by a destination") {
+  double least_s = 10;
+  for (int i = 0; i < 5 && least_s > 0.5; ++i) {
+    Processes processes = JoinAll(WithOptions(0, 0), 2, TestProcess::Place::kLater);
+    processes[0]->Send(1, 0, 0, 100);
+    CHECK(processes[1]->WaitWaiting(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // nothing else happens, so the thread sleeps
+    const auto start = Clock::now();
+    processes[1]->AcceptAll();
+    CHECK(processes[1]->WaitDelivered(1));
+    least_s = std::min(least_s, Seconds(start));
+    LeaveAll(processes);
+  }
+  CHECK(least_s < 0.5);
+}
+
+int NumFiles() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(files), end(files)));
+}
+
+TEST_CASE("a network closes its descriptors") {
+  int files = 0;
+  for (int i = 0; i < 4; ++i) {
+    if (i == 1) files = NumFiles();  // the first network loads UCX
+    Processes processes = JoinAll(WithOptions(0, 20), 2, TestProcess::Place::kAtOnce);
+    LeaveAll(processes);
+  }
+  CHECK(NumFiles() == files);
+}
+
+// A process that leaves waits for the answers of its peers for up to a second.
+TEST_CASE("a process disconnects from all peers and leaves as soon as they have answered") {
+  double least_s = 10;
+  for (int i = 0; i < 3 || (i < 8 && least_s > 0.8); ++i) {
+    const int leaver = i % 3, first = (leaver + 1) % 3, second = (leaver + 2) % 3;
+    Processes processes = JoinAll(WithOptions(0, 20), 3, TestProcess::Place::kAtOnce);
+    processes[leaver]->Send(first, 0, 0, 100);
+    CHECK(processes[first]->WaitDelivered(1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // so that the progress thread sleeps
+    const auto start = Clock::now();
+    processes[leaver]->Leave();
+    least_s = std::min(least_s, Seconds(start));
+    for (const int peer : {first, second}) {
+      CHECK(processes[peer]->WaitLost(leaver) && processes[peer]->why_lost(leaver) == "it disconnected");
+      CHECK(processes[peer]->network().traffic(leaver).messages_sent == 0);  // an answer is not a message
+    }
+    LeaveAll(processes);
+  }
+  CHECK(least_s < 0.8);
+}
+
+}  // namespace
+}  // namespace jaxcomm
