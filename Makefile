@@ -62,14 +62,14 @@ CUDA_BUILD := build/cuda/$(notdir $(VENV))$(CUDA_ARCHITECTURES:%=-%)
 CUDA_PACKAGES = import tomllib; settings = tomllib.load(open("pyproject.toml", "rb"))["tool"]["scikit-build"]; \
   print(*settings["overrides"][0]["build"]["requires"])
 
-# The tests need cuobjdump, which PyPI has from 13.2 on.
-$(CUDA_WHEELS)/complete: pyproject.toml | $(VENV)/deps
+# The tests need cuobjdump and nvdisasm, which PyPI has from 13.2 on.
+$(CUDA_WHEELS)/installed: pyproject.toml | $(VENV)/deps
 	rm -rf $(CUDA_WHEELS)
-	$(PIP) --no-deps --target $(CUDA_WHEELS) "nvidia-cuda-cuobjdump==13.2.*" \
+	$(PIP) --no-deps --target $(CUDA_WHEELS) "nvidia-cuda-cuobjdump==13.2.*" "nvidia-cuda-nvdisasm==13.2.*" \
 	  $$($(BIN)/python -c '$(CUDA_PACKAGES)')
 	touch $@
 
-$(CUDA_BUILD)/configured: $(VENV)/deps $(CUDA_WHEELS)/complete
+$(CUDA_BUILD)/configured: $(VENV)/deps $(CUDA_WHEELS)/installed
 	$(BIN)/cmake -S . -B $(CUDA_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAXCOMM_CUDA=ON -DJAXCOMM_WERROR=$(if $(CI),ON,OFF) \
 	  -DCMAKE_CUDA_COMPILER=$(abspath $(CUDA_WHEELS))/nvidia/cu13/bin/nvcc \
@@ -88,7 +88,7 @@ train: setup
 
 # All builds come first. Native and Python tests then run in parallel.
 test:
-	$(MAKE) --no-print-directory -j3 setup $(VENV)/test-deps $(CUDA_WHEELS)/complete
+	$(MAKE) --no-print-directory -j3 setup $(VENV)/test-deps $(CUDA_WHEELS)/installed
 	$(MAKE) --no-print-directory cuda CUDA_ARCHITECTURES=$(TEST_ARCHITECTURES)
 	$(MAKE) --no-print-directory build-native
 	$(MAKE) --no-print-directory -j2 test-native test-python
@@ -128,7 +128,7 @@ comma := ,
 # One build folder per flavour of the native tests and per environment: they are built with its jaxlib.
 NATIVE_BUILD := build/native$(patsubst .venv%,%,$(VENV))
 NATIVE_BUILDS := $(NATIVE_BUILD) build/address build/thread
-$(NATIVE_BUILDS:=/build.ninja): $(VENV)/test-deps $(CUDA_WHEELS)/complete CMakeLists.txt
+$(NATIVE_BUILDS:=/build.ninja): $(VENV)/test-deps $(CUDA_WHEELS)/installed CMakeLists.txt
 	$(BIN)/cmake -S . -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAXCOMM_CUDA_WHEELS=$(abspath $(CUDA_WHEELS)) \
 	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $(@D))) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF)
@@ -167,7 +167,7 @@ $(VENV)/mutation: $(VENV)/test-deps
 	touch $@
 
 # Mutation testing: puts mistakes into the sources, one at a time, and runs the tests (tests/mutation/README.md).
-mutants: setup $(VENV)/mutation $(CUDA_WHEELS)/complete
+mutants: setup $(VENV)/mutation $(CUDA_WHEELS)/installed
 	$(BIN)/python tests/mutation/run.py $(MUTANTS_ARGS)
 
 # Mutation testing of kernels in emulation, without a sanitizer and under ThreadSanitizer.
@@ -223,7 +223,7 @@ wheel: $(VENV)/wheel-deps
 	$(call build_wheel,.)
 
 # The wheel jaxcomm-cuda13, built with the compiler of `make cuda`.
-wheel-cuda: $(VENV)/wheel-deps $(CUDA_WHEELS)/complete
+wheel-cuda: $(VENV)/wheel-deps $(CUDA_WHEELS)/installed
 	$(call build_wheel,cuda13,-C cmake.define.CMAKE_CUDA_COMPILER=$(abspath $(CUDA_WHEELS))/nvidia/cu13/bin/nvcc \
 	  -C cmake.define.JAXCOMM_NCCL_INCLUDE_DIR=$(abspath $(CUDA_WHEELS))/nvidia/nccl/include \
 	  $(CUDA_ARCHITECTURES:%=-C cmake.define.CMAKE_CUDA_ARCHITECTURES=%))

@@ -55,6 +55,7 @@ NAVIGATION = {
         "internals/simulate",
         "internals/cpu",
         "internals/cuda",
+        "internals/cuda-bandwidth",
         "internals/transports",
     ],
     "Development": [

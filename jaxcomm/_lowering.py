@@ -71,7 +71,8 @@ def ranks_per_node(axis_sizes: tuple[int, ...], groups: Groups) -> int:
 
 
 def _axis_sizes(mesh: AnyMesh, call: Call) -> tuple[int, ...]:
-    return tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
+    sizes = tuple(mesh.axis_sizes[mesh.axis_names.index(a)] for a in call.axes)
+    return sizes
 
 
 def _place(

@@ -206,9 +206,11 @@ void TestMultimem(uint64_t seed, int32_t size, int32_t channels, unsigned thread
     CHECK(device::Barrier(comm, channel));
     alignas(16) static char sums[8][4][kPartBytes];  // by rank and channel
     char* const sum = sums[rank][channel];
+    __syncthreads();  // so that the fence of the barrier above does not count
     device::MultimemReduce<Codec>(sum, window, begin + rank * kPartBytes, kPartBytes);
     __syncthreads();
     device::MultimemPut(window, bytes + begin + rank * kPartBytes, sum, kPartBytes);
+    __syncthreads();
     CHECK(device::Barrier(comm, channel));
     const auto* const all = node.window.At<const Storage>(rank, bytes + begin);
     for (int64_t i = threadIdx.x; i < size * kPartCount; i += blockDim.x) {

@@ -5,7 +5,11 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-__global__ void __launch_bounds__(kThreads, 1) ExecutePlan(const __grid_constant__ RankArgs args) {
+// Fewer than kThreads, which would leave 128 registers per thread: too few on sm_100 for the loads that reductions keep
+// in flight (CUDA 13.0).
+constexpr int kPlanThreads = 384;
+
+__global__ void __launch_bounds__(kPlanThreads, 1) ExecutePlan(const __grid_constant__ RankArgs args) {
   NoNetwork network;
   ChannelExecutor<NoNetwork> executor(args, network, static_cast<int32_t>(blockIdx.x));
   executor.Run();
@@ -14,7 +18,7 @@ __global__ void __launch_bounds__(kThreads, 1) ExecutePlan(const __grid_constant
 }  // namespace
 
 cudaError_t Launch(const RankArgs& args, int32_t num_channels, cudaStream_t stream) {
-  ExecutePlan<<<num_channels, kThreads, 0, stream>>>(args);
+  ExecutePlan<<<num_channels, kPlanThreads, 0, stream>>>(args);
   return cudaGetLastError();
 }
 

@@ -18,9 +18,6 @@
 namespace jaxcomm {
 namespace cuda {
 
-// Outstanding loads from the switch per thread. Not measured.
-constexpr int kMultimemLoads = 8;
-
 // A thread block's part of a call.
 class MultimemCall {
  public:
@@ -38,9 +35,7 @@ class MultimemCall {
       Move(InArena(place), InBuffer(const_cast<char*>(args_.x), args_.input, block));
     }
     if (!device::Barrier(comm_, channel_, kEntryBarrier)) return;
-    device::FenceAliases();  // operands were copied in through addresses of this rank
     Exchange();
-    device::FenceAliases();  // results are copied out, and operands overwritten, through them
     if (!device::Barrier(comm_, channel_, kExitBarrier)) return;
     for (int64_t block = 0; block < args_.output.num_blocks; ++block) {
       const int64_t place = args_.output.num_blocks > 1 ? block : own_block_;
@@ -133,18 +128,9 @@ class MultimemCall {
         own[unit] = value;
       }
     };
-    const auto threads = static_cast<int64_t>(blockDim.x);
-    int64_t unit = units.begin + threadIdx.x;
-    for (; unit + (kMultimemLoads - 1) * threads < units.end; unit += kMultimemLoads * threads) {
-      device::Bytes16 values[kMultimemLoads];
-      JAXCOMM_UNROLL
-      for (int k = 0; k < kMultimemLoads; ++k) {
-        values[k] = Source::Load(own + unit + k * threads, all + unit + k * threads);
-      }
-      JAXCOMM_UNROLL
-      for (int k = 0; k < kMultimemLoads; ++k) store(unit + k * threads, values[k]);
-    }
-    for (; unit < units.end; unit += threads) store(unit, Source::Load(own + unit, all + unit));
+    device::Pass(
+        units.end - units.begin, [&](int64_t i) { return Source::Load(own + units.begin + i, all + units.begin + i); },
+        [&](int64_t i, const device::Bytes16& value) { store(units.begin + i, value); });
   }
 
   const MultimemArgs& args_;

@@ -10,16 +10,10 @@
 namespace jaxcomm {
 namespace cuda {
 
-// One codec for all 8-bit floats, which converts them by function calls. Separate code for each format would take as
-// long to compile as the code of all other types together.
+// One codec for all 8-bit floats. Separate code for each format would take as long to compile as the code of all other
+// types together. A reduction decodes every operand but encodes only results. So decoding is inline, with the format in
+// variables, and encoding is a function call.
 struct AnyFloat8 {
-  using Storage = uint8_t;
-  using Acc = float;
-  DType format = DType::kF8E5M2;
-
-  JAXCOMM_DEVICE float Decode(Storage s) const { return DecodeAs(format, s); }
-  JAXCOMM_DEVICE Storage Encode(float value) const { return EncodeAs(format, value); }
-
  private:
   template <typename Visit>
   JAXCOMM_DEVICE static auto With(DType format, Visit visit) {
@@ -40,9 +34,43 @@ struct AnyFloat8 {
         return visit(Float8E5M2());
     }
   }
-  JAXCOMM_DEVICE_CALLED static float DecodeAs(DType format, Storage s) {
-    return With(format, [&](auto as) { return as.Decode(s); });
+
+ public:
+  using Storage = uint8_t;
+  using Acc = float;
+  DType format = DType::kF8E5M2;
+  uint32_t shift = 0;     // from the mantissa of the format to that of f32
+  float scale = 1;        // 2^(bias of f32 - bias of the format)
+  uint32_t infinity = 0;  // magnitude; above 0x7f: none
+  uint32_t largest = 0;   // the largest magnitude that is not NaN
+  uint32_t nan = 0;       // a pattern that is NaN whatever its magnitude; above 0xff: none
+
+  AnyFloat8() = default;
+  JAXCOMM_DEVICE explicit AnyFloat8(DType dtype) : format(dtype) {
+    With(dtype, [&](auto as) {
+      using Format = decltype(as);
+      constexpr uint32_t kInfinity = Format::kLargest + 1;
+      shift = 23 - Format::kMantissaBits;
+      scale = FloatOf(static_cast<uint32_t>(127 + 127 - Format::kBias) << 23);
+      infinity = Format::kSpecial == Special::kIeee ? kInfinity : 0x100;
+      largest = Format::kSpecial == Special::kIeee ? kInfinity : Format::kLargest;
+      nan = Format::kSpecial == Special::kFiniteNoNegativeZero ? Format::kSign : 0x100;
+      return 0;
+    });
   }
+
+  // The exponent and mantissa, read as those of an f32, are the value divided by `scale`. The product is exact, also
+  // for subnormal values.
+  JAXCOMM_DEVICE float Decode(Storage s) const {
+    const uint32_t magnitude = s & 0x7fu;
+    uint32_t bits = BitsOf(FloatOf(magnitude << shift) * scale);
+    bits = magnitude == infinity ? 0x7f800000u : bits;
+    bits |= (s & 0x80u) << 24;
+    return FloatOf(magnitude > largest || s == nan ? 0x7fc00000u : bits);
+  }
+  JAXCOMM_DEVICE Storage Encode(float value) const { return EncodeAs(format, value); }
+
+ private:
   JAXCOMM_DEVICE_CALLED static Storage EncodeAs(DType format, float value) {
     return With(format, [&](auto as) { return as.Encode(value); });
   }
@@ -101,7 +129,7 @@ JAXCOMM_DEVICE void VisitReduction(const Operation& operation, Visit visit) {
     JAXCOMM_CASE(kC64, Plain<Complex<float>>())
     JAXCOMM_CASE(kC128, Plain<Complex<double>>())
     default:
-      return VisitOp(operation.op, AnyFloat8{operation.dtype}, visit);
+      return VisitOp(operation.op, AnyFloat8(operation.dtype), visit);
 #undef JAXCOMM_CASE
   }
 }

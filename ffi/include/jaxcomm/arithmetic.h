@@ -91,11 +91,21 @@ struct Plain {
 // 8- and 16-bit floats: accumulated in f32 and rounded once.
 template <typename Format>
 struct Widened {
+  using Bits = Format;
   using Storage = typename Format::Storage;
   using Acc = float;
   JAXCOMM_BOTH static Acc Decode(Storage s) { return Format::Decode(s); }
   JAXCOMM_BOTH static Storage Encode(Acc a) { return Format::Encode(a); }
 };
+
+// Whether two accumulators are converted at once, by one instruction of the GPU.
+template <typename Codec>
+constexpr bool kConvertsPairs =
+#if defined(__CUDA_ARCH__)
+    std::is_same_v<Codec, Widened<BFloat16>> || std::is_same_v<Codec, Widened<Float16>>;
+#else
+    false;
+#endif
 
 }  // namespace arithmetic
 }  // namespace jaxcomm

@@ -15,21 +15,41 @@ struct alignas(16) Bytes16 {
   uint32_t words[4];
 };
 
-// Outstanding loads per thread: enough to cover the latency of a peer's memory.
+// Loads that a thread issues before it uses the first of them. The bandwidth of a link is the number of bytes in flight
+// divided by the latency, so a thread that waits for each load cannot fill a link: docs/internals/cuda-bandwidth.md.
 constexpr int kUnroll = 8;
 
-template <typename Unit>
-JAXCOMM_DEVICE void CopyUnits(Unit* dst, const Unit* src, int64_t count) {
+// Calls store(i, load(i)) for i = 0 .. count - 1, by all threads of the block. Each thread issues up to kUnroll loads
+// before the first store, also in the last iteration. `load` must not depend on the stores.
+template <typename Load, typename Store>
+JAXCOMM_DEVICE void Pass(int64_t count, Load load, Store store) {
   const auto num_threads = static_cast<int64_t>(blockDim.x);
-  auto i = static_cast<int64_t>(threadIdx.x);
-  for (; i + (kUnroll - 1) * num_threads < count; i += kUnroll * num_threads) {
-    Unit units[kUnroll];
+  auto first = static_cast<int64_t>(threadIdx.x);
+  for (; first + (kUnroll - 1) * num_threads < count; first += kUnroll * num_threads) {
+    decltype(load(first)) units[kUnroll];
     JAXCOMM_UNROLL
-    for (int k = 0; k < kUnroll; ++k) units[k] = src[i + k * num_threads];
+    for (int k = 0; k < kUnroll; ++k) units[k] = load(first + k * num_threads);
     JAXCOMM_UNROLL
-    for (int k = 0; k < kUnroll; ++k) dst[i + k * num_threads] = units[k];
+    for (int k = 0; k < kUnroll; ++k) store(first + k * num_threads, units[k]);
   }
-  for (; i < count; i += num_threads) dst[i] = src[i];
+  if (first >= count) return;
+  // Initialized, because ptxas keeps registers for undefined values across all functions of the kernel.
+  decltype(load(first)) units[kUnroll] = {};
+  JAXCOMM_UNROLL
+  for (int k = 0; k < kUnroll; ++k) {
+    if (first + k * num_threads < count) units[k] = load(first + k * num_threads);
+  }
+  JAXCOMM_UNROLL
+  for (int k = 0; k < kUnroll; ++k) {
+    if (first + k * num_threads < count) store(first + k * num_threads, units[k]);
+  }
+}
+
+// The pointers have no __restrict__: nvcc would load from `src` through the cache for constants (ld.global.nc), which
+// may hold what was there before a peer wrote.
+template <typename Unit>
+JAXCOMM_DEVICE_CALLED void CopyUnits(Unit* dst, const Unit* src, int64_t count) {
+  Pass(count, [&](int64_t i) { return src[i]; }, [&](int64_t i, const Unit& unit) { dst[i] = unit; });
 }
 
 // Precondition: dst and src have the same remainder modulo sizeof(Unit).
@@ -39,9 +59,10 @@ JAXCOMM_DEVICE void CopyAligned(char* dst, const char* src, int64_t bytes) {
   const int64_t head = to_boundary < bytes ? to_boundary : bytes;
   const int64_t units = (bytes - head) / static_cast<int64_t>(sizeof(Unit));
   const int64_t body_end = head + units * static_cast<int64_t>(sizeof(Unit));
-  CopyUnits(dst, src, head);
+  // Before and after the units, less than one byte per thread.
+  for (auto i = static_cast<int64_t>(threadIdx.x); i < head; i += blockDim.x) dst[i] = src[i];
   CopyUnits(reinterpret_cast<Unit*>(dst + head), reinterpret_cast<const Unit*>(src + head), units);
-  CopyUnits(dst + body_end, src + body_end, bytes - body_end);
+  for (int64_t i = body_end + threadIdx.x; i < bytes; i += blockDim.x) dst[i] = src[i];
 }
 
 // Copies `bytes` bytes between buffers of any alignment that do not overlap. The unit is the largest that the common

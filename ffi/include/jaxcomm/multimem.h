@@ -1,6 +1,11 @@
 // One access reaches the memory of all ranks: NVSwitch returns the sum of a load over all ranks and broadcasts a store
 // to all ranks. Requires Hopper or later and a Multicast::base that is not null. The unit is 16 bytes: addresses and
-// sizes must be multiples of 16. These functions neither wait nor order memory accesses; see copy.h.
+// sizes must be multiples of 16. These functions neither wait nor order memory accesses of different threads; see
+// copy.h.
+//
+// The addresses are aliases of those of the windows. FenceAliases must separate an access at one address from an access
+// to the same memory at another, also by another thread or rank. MultimemReduce, MultimemPut and Barrier contain it. A
+// kernel that calls MulticastSum or MulticastStore itself needs it before and after.
 #pragma once
 
 #include <cstring>
@@ -24,6 +29,7 @@ JAXCOMM_DEVICE Bytes16 MulticastSum(const Bytes16* address) {
   static_assert(kF32 || kBF16 || std::is_same_v<Codec, arithmetic::Widened<Float16>>, "f32, bf16 or f16");
   Bytes16 sum = {};
 #if !defined(__CUDACC__)
+  emulation::AccessMulticast();
   typename Codec::Storage elements[16 / sizeof(typename Codec::Storage)];
   for (size_t i = 0; i < std::size(elements); ++i) {
     float total = 0;
@@ -63,6 +69,7 @@ JAXCOMM_DEVICE Bytes16 MulticastSum(const Bytes16* address) {
 // Writes 16 bytes to the same offset on all ranks.
 JAXCOMM_DEVICE void MulticastStore(Bytes16* address, const Bytes16& value) {
 #if !defined(__CUDACC__)
+  emulation::AccessMulticast();
   for (int r = 0; r < emulation::NumReplicas(address); ++r) {
     *static_cast<Bytes16*>(emulation::Replica(address, r)) = value;
   }
@@ -81,11 +88,10 @@ JAXCOMM_DEVICE void MulticastStore(Bytes16* address, const Bytes16& value) {
 template <typename Codec>
 JAXCOMM_DEVICE void MultimemReduce(void* dst, const Multicast& window, int64_t byte_offset, int64_t bytes) {
   const auto* from = window.At<const Bytes16>(byte_offset);
-  const int64_t end = bytes / static_cast<int64_t>(sizeof(Bytes16));
   FenceAliases();  // the operands were written through addresses of single ranks
-  for (auto i = static_cast<int64_t>(threadIdx.x); i < end; i += blockDim.x) {
-    static_cast<Bytes16*>(dst)[i] = MulticastSum<Codec>(from + i);
-  }
+  Pass(
+      bytes / static_cast<int64_t>(sizeof(Bytes16)), [&](int64_t i) { return MulticastSum<Codec>(from + i); },
+      [&](int64_t i, const Bytes16& sum) { static_cast<Bytes16*>(dst)[i] = sum; });
   FenceAliases();  // and may be overwritten through them
 }
 
@@ -93,11 +99,10 @@ JAXCOMM_DEVICE void MultimemReduce(void* dst, const Multicast& window, int64_t b
 // visible to a peer that waits for this rank's next signal.
 JAXCOMM_DEVICE void MultimemPut(const Multicast& window, int64_t byte_offset, const void* src, int64_t bytes) {
   auto* to = window.At<Bytes16>(byte_offset);
-  const int64_t end = bytes / static_cast<int64_t>(sizeof(Bytes16));
   FenceAliases();  // earlier data was read through addresses of single ranks
-  for (auto i = static_cast<int64_t>(threadIdx.x); i < end; i += blockDim.x) {
-    MulticastStore(to + i, static_cast<const Bytes16*>(src)[i]);
-  }
+  Pass(
+      bytes / static_cast<int64_t>(sizeof(Bytes16)), [&](int64_t i) { return static_cast<const Bytes16*>(src)[i]; },
+      [&](int64_t i, const Bytes16& value) { MulticastStore(to + i, value); });
   FenceAliases();  // and this data will be
 }
 

@@ -3,6 +3,9 @@
 // same bits. These functions neither wait nor order memory accesses; see copy.h.
 #pragma once
 
+#include <cstring>
+#include <type_traits>
+
 #include "arithmetic.h"
 #include "copy.h"
 
@@ -15,6 +18,14 @@ template <typename Codec, int kLanes>
 struct alignas(sizeof(typename Codec::Storage) * kLanes) Unit {
   typename Codec::Storage lanes[kLanes];
 };
+
+// A unit as it is loaded. Units that are still in flight must not be split into lanes, which would take a register
+// each.
+template <size_t kBytes>
+using Raw = std::conditional_t<
+    kBytes == 16, Bytes16,
+    std::conditional_t<kBytes == 8, uint64_t,
+                       std::conditional_t<kBytes == 4, uint32_t, std::conditional_t<kBytes == 2, uint16_t, uint8_t>>>>;
 
 template <typename Codec, int kLanes>
 struct Accumulator {
@@ -33,48 +44,76 @@ struct Accumulator {
   }
   JAXCOMM_DEVICE Unit<Codec, kLanes> Get() const {
     Unit<Codec, kLanes> unit;
-    JAXCOMM_UNROLL
-    for (int i = 0; i < kLanes; ++i) unit.lanes[i] = codec.Encode(lanes[i]);
+    if constexpr (arithmetic::kConvertsPairs<Codec> && kLanes % 2 == 0) {
+      uint32_t pairs[kLanes / 2];
+      JAXCOMM_UNROLL
+      for (int i = 0; i < kLanes / 2; ++i) pairs[i] = Codec::Bits::EncodePair(lanes[2 * i], lanes[2 * i + 1]);
+      std::memcpy(&unit, pairs, sizeof(unit));
+    } else {
+      JAXCOMM_UNROLL
+      for (int i = 0; i < kLanes; ++i) unit.lanes[i] = codec.Encode(lanes[i]);
+    }
     return unit;
   }
 };
 
 // Reduces the elements begin .. begin + count of source(0) .. source(num_sources - 1) into dst, kLanes elements at a
-// time. All buffers must have the alignment of kLanes elements. Each thread has kTile outstanding loads.
-template <typename Codec, typename Op, int kLanes, int kTile, typename Source>
+// time. All buffers must have the alignment of kLanes elements. A thread loads kTile units of a group of up to kSources
+// sources before it adds the first, then the next group. The order of the sums is that of the sources, whatever the
+// groups. All ranks begin with source 0, but a thread needs only a few cycles to address a whole group.
+template <typename Codec, typename Op, int kLanes, int kSources, int kTile, typename Source>
 JAXCOMM_DEVICE void ReduceUnits(typename Codec::Storage* dst, int num_sources, Source source, int64_t begin,
                                 int64_t count, Codec codec) {
   using Units = Unit<Codec, kLanes>;
+  using Loaded = Raw<sizeof(Units)>;
   const auto num_threads = static_cast<int64_t>(blockDim.x);
   const int64_t num_units = count / kLanes;
   auto* to = reinterpret_cast<Units*>(dst + begin);
-  auto first = static_cast<int64_t>(threadIdx.x);
-  for (; first + (kTile - 1) * num_threads < num_units; first += kTile * num_threads) {
-    Accumulator<Codec, kLanes> sums[kTile];
-    const auto* own = reinterpret_cast<const Units*>(source(0) + begin) + first;
+  const int num_groups = (num_sources + kSources - 1) / kSources;
+  const int group = (num_sources + num_groups - 1) / num_groups;
+  const Loaded* from[kSources] = {};
+  const auto locate = [&](int s, int size) {
     JAXCOMM_UNROLL
-    for (int k = 0; k < kTile; ++k) {
-      sums[k].codec = codec;
-      sums[k].Set(own[k * num_threads]);
+    for (int k = 0; k < kSources; ++k) {
+      if (k < size) from[k] = reinterpret_cast<const Loaded*>(source(s + k) + begin);
     }
-    for (int s = 1; s < num_sources; ++s) {
-      const auto* from = reinterpret_cast<const Units*>(source(s) + begin) + first;
-      Units units[kTile];
+  };
+  locate(0, group);
+  for (auto first = static_cast<int64_t>(threadIdx.x); first < num_units; first += kTile * num_threads) {
+    Accumulator<Codec, kLanes> sums[kTile] = {};
+    JAXCOMM_UNROLL
+    for (int t = 0; t < kTile; ++t) sums[t].codec = codec;
+    for (int s = 0; s < num_sources; s += group) {
+      const int size = num_sources - s < group ? num_sources - s : group;
+      if (num_groups > 1) locate(s, size);
+      // Initialized, because ptxas keeps registers for undefined values across all functions of the kernel.
+      Loaded units[kSources][kTile] = {};
       JAXCOMM_UNROLL
-      for (int k = 0; k < kTile; ++k) units[k] = from[k * num_threads];
+      for (int k = 0; k < kSources; ++k) {
+        JAXCOMM_UNROLL
+        for (int t = 0; t < kTile; ++t) {
+          if (k < size && first + t * num_threads < num_units) units[k][t] = from[k][first + t * num_threads];
+        }
+      }
       JAXCOMM_UNROLL
-      for (int k = 0; k < kTile; ++k) sums[k].template Add<Op>(units[k]);
+      for (int k = 0; k < kSources; ++k) {
+        if (k >= size) continue;
+        JAXCOMM_UNROLL
+        for (int t = 0; t < kTile; ++t) {
+          Units unit;
+          std::memcpy(&unit, &units[k][t], sizeof(unit));
+          if (s + k == 0) {
+            sums[t].Set(unit);
+          } else {
+            sums[t].template Add<Op>(unit);
+          }
+        }
+      }
     }
     JAXCOMM_UNROLL
-    for (int k = 0; k < kTile; ++k) to[first + k * num_threads] = sums[k].Get();
-  }
-  for (; first < num_units; first += num_threads) {
-    Accumulator<Codec, kLanes> sum = {codec, {}};
-    sum.Set(reinterpret_cast<const Units*>(source(0) + begin)[first]);
-    for (int s = 1; s < num_sources; ++s) {
-      sum.template Add<Op>(reinterpret_cast<const Units*>(source(s) + begin)[first]);
+    for (int t = 0; t < kTile; ++t) {
+      if (first + t * num_threads < num_units) to[first + t * num_threads] = sums[t].Get();
     }
-    to[first] = sum.Get();
   }
 }
 
@@ -85,21 +124,23 @@ template <typename Codec, typename Op, typename Source>
 JAXCOMM_DEVICE void Reduce(typename Codec::Storage* dst, int num_sources, Source source, int64_t count,
                            Codec codec = {}) {
   using Storage = typename Codec::Storage;
-  constexpr int kMostLanes = 8;  // limited by the registers of the accumulators
-  constexpr int kLanes = sizeof(Storage) >= 16  ? 1
-                         : sizeof(Storage) == 1 ? kMostLanes
-                                                : static_cast<int>(16 / sizeof(Storage));
-  constexpr int kTile = kLanes == kMostLanes ? 2 : 4;
+  // Bytes take 8 lanes instead of 16, because each lane's accumulator takes a register.
+  constexpr int kLanes = sizeof(Storage) >= 16 ? 1 : sizeof(Storage) == 1 ? 8 : static_cast<int>(16 / sizeof(Storage));
   const auto position = [](const void* at) { return reinterpret_cast<uintptr_t>(at) & 15; };
   bool aligned = sizeof(Storage) < 16;
   for (int s = 0; s < num_sources; ++s) aligned = aligned && position(source(s)) == position(dst);
   const auto to_boundary = static_cast<int64_t>((-position(dst) & 15) / sizeof(Storage));
   const int64_t head = aligned && to_boundary < count ? to_boundary : count;
   const int64_t body = (count - head) / kLanes * kLanes;
-  ReduceUnits<Codec, Op, kLanes, kTile>(dst, num_sources, source, head, body, codec);
+  if (num_sources <= 4 || sizeof(Storage) == 1) {  // one variant for bytes: fewer instances to compile
+    ReduceUnits<Codec, Op, kLanes, 4, kUnroll / 4>(dst, num_sources, source, head, body, codec);
+  } else if constexpr (sizeof(Storage) > 1) {
+    ReduceUnits<Codec, Op, kLanes, 8, kUnroll / 8>(dst, num_sources, source, head, body, codec);
+  }
+  constexpr int kSingles = sizeof(Storage) > 8 ? 2 : 4;
   // The elements before and after the body, or all elements if alignments differ.
   for (int64_t begin = 0, end = head; begin < count; begin = head + body, end = count) {
-    ReduceUnits<Codec, Op, 1, 4>(dst, num_sources, source, begin, end - begin, codec);
+    ReduceUnits<Codec, Op, 1, 4, kSingles>(dst, num_sources, source, begin, end - begin, codec);
     if (end == count) break;
   }
 }

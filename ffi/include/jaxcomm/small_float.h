@@ -26,17 +26,34 @@ struct BFloat16 {
   JAXCOMM_BOTH static float Decode(Storage s) { return FloatOf(static_cast<uint32_t>(s) << 16); }
   // No branches, so that loops over it vectorise.
   JAXCOMM_BOTH static Storage Encode(float value) {
+#if defined(__CUDA_ARCH__)
+    return static_cast<Storage>(EncodePair(value, 0));
+#else
     const uint32_t bits = BitsOf(value);
     const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const uint32_t quiet_nan = (bits >> 16) | 0x40;
     return static_cast<Storage>((bits & 0x7fffffff) > 0x7f800000 ? quiet_nan : rounded);
+#endif
   }
+#if defined(__CUDA_ARCH__)
+  // `low` in the lower half. The same bits as two calls of Encode on the host, except those of NaN.
+  __device__ static uint32_t EncodePair(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+  }
+#endif
 };
 
 // Selects instead of branches, so that loops over it vectorise. No operand is a subnormal f32.
 struct Float16 {
   using Storage = uint16_t;
   JAXCOMM_BOTH static float Decode(Storage s) {
+#if defined(__CUDA_ARCH__)
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(s));
+    return value;
+#else
     constexpr uint32_t kExponent = 0x7c00u << 13;
     const uint32_t magnitude = (s & 0x7fffu) << 13;
     const uint32_t rebiased = magnitude + ((127 - 15) << 23);
@@ -45,8 +62,12 @@ struct Float16 {
     uint32_t bits = (magnitude & kExponent) == kExponent ? rebiased + ((128 - 16) << 23) : rebiased;
     bits = (magnitude & kExponent) == 0 ? BitsOf(subnormal) : bits;
     return FloatOf(bits | (s & 0x8000u) << 16);
+#endif
   }
   JAXCOMM_BOTH static Storage Encode(float value) {
+#if defined(__CUDA_ARCH__)
+    return static_cast<Storage>(EncodePair(value, 0));
+#else
     constexpr uint32_t kMagic = ((127 - 15) + (23 - 10) + 1)
                                 << 23;  // adding it shifts and rounds a subnormal into place
     const uint32_t bits = BitsOf(value);
@@ -56,7 +77,16 @@ struct Float16 {
     const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
     const uint32_t finite = magnitude < ((127 - 14) << 23) ? subnormal : normal;
     return static_cast<Storage>((magnitude >= ((127 + 16) << 23) ? special : finite) | (bits >> 16 & 0x8000u));
+#endif
   }
+#if defined(__CUDA_ARCH__)
+  // `low` in the lower half. The same bits as two calls of Encode on the host, except those of NaN.
+  __device__ static uint32_t EncodePair(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+  }
+#endif
 };
 
 // The meaning of the bit patterns at the top of the range.
@@ -66,9 +96,13 @@ enum class Special : uint8_t {
   kFiniteNoNegativeZero,  // only the pattern of -0 is NaN ("FNUZ")
 };
 
-template <int kExponentBits, int kMantissaBits, int kBias, Special kSpecial>
+template <int kExponents, int kMantissas, int kBiasOfExponents, Special kSpecials>
 struct Float8 {
   using Storage = uint8_t;
+  static constexpr int kExponentBits = kExponents;
+  static constexpr int kMantissaBits = kMantissas;
+  static constexpr int kBias = kBiasOfExponents;
+  static constexpr Special kSpecial = kSpecials;
   static constexpr int kBits = 1 + kExponentBits + kMantissaBits;
   static constexpr uint32_t kSign = 1u << (kBits - 1);
   static constexpr uint32_t kExponentOnes = (1u << kExponentBits) - 1;

@@ -112,8 +112,10 @@ JAXCOMM_DEVICE bool Wait(const Comm& comm, int32_t channel, int32_t peer, int32_
 }
 
 // Waits until block `channel` of every rank of the node has reached the barrier. Called by all threads of the block.
-// Acquire and release. Returns false as Wait does.
+// Acquire and release, also between accesses to a Multicast and accesses to the same memory at other addresses. Returns
+// false as Wait does.
 JAXCOMM_DEVICE bool Barrier(const Comm& comm, int32_t channel, int32_t step = 0) {
+  FenceAliases();
   __syncthreads();
   bool reached = true;
   const auto num_threads = static_cast<int32_t>(blockDim.x);
@@ -123,7 +125,9 @@ JAXCOMM_DEVICE bool Barrier(const Comm& comm, int32_t channel, int32_t step = 0)
   for (auto i = static_cast<int32_t>(threadIdx.x); i < comm.local.size && reached; i += num_threads) {
     if (i != comm.local.rank) reached = Wait(comm, channel, i, step);
   }
-  return __syncthreads_or(!reached) == 0;
+  const bool all_reached = __syncthreads_or(!reached) == 0;
+  FenceAliases();
+  return all_reached;
 }
 
 }  // namespace device

@@ -65,6 +65,8 @@ struct Fiber {
   enum State { kReady, kPaused, kBlocked, kDone } state = kReady;
   const std::function<void()>* body = nullptr;
   bool started = false;
+  bool fenced = false;     // no barrier since the last fence between aliases
+  bool multicast = false;  // accesses to a multicast object since the last fence
 };
 
 constexpr size_t kStackBytes = 128 << 10;
@@ -175,8 +177,27 @@ inline void LoadPair(const uint64_t* pair, uint64_t* first, uint64_t* second) {
 
 EMULATION_UNCHECKED static void* DynamicShared() { return Current().shared; }
 
+// Aliases: a thread must execute a fence between a barrier and its accesses to a multicast object, and another one
+// before the next barrier. A barrier may order these accesses with those of other threads and ranks to the same memory.
+EMULATION_UNCHECKED static void FenceAliases() {
+  Current().fenced = true;
+  Current().multicast = false;
+}
+
+EMULATION_UNCHECKED static void AccessMulticast() {
+  Current().multicast = true;
+  if (Current().fenced) return;
+  std::fprintf(stderr, "emulation: no fence separates a barrier from an access to a multicast object\n");
+  std::abort();
+}
+
 EMULATION_UNCHECKED static int Arrive(int value) {
   Fiber& self = Current();
+  self.fenced = false;
+  if (self.multicast) {
+    std::fprintf(stderr, "emulation: no fence separates an access to a multicast object from a barrier\n");
+    std::abort();
+  }
   Barrier& barrier = *self.barrier;
 #if defined(__SANITIZE_THREAD__)
   __tsan_release(&barrier);
@@ -336,8 +357,6 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
 #endif
   }
 }
-
-inline void FenceAliases() {}  // litmus.h checks it
 
 // A multicast object: addresses that stand for those of several ranks. There is no memory at these addresses.
 struct Multicast {

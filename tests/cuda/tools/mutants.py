@@ -17,6 +17,7 @@ import tempfile
 import time
 
 from kernel_mutant import CALL_PROGRAM, PACKING, PROGRAM, SCHEDULE, Mutant
+from mutants_of_data import DATA
 from mutants_of_memory import MODEL
 from mutants_of_networks import PLAIN
 from mutants_of_order import THREAD
@@ -87,7 +88,7 @@ def main() -> int:
     parser.add_argument("--sanitize", default="", choices=["", "thread"])
     parser.add_argument("--only", default="", help="mutants whose names contain this")
     args = parser.parse_args()
-    mutants = [mutant for mutant in (THREAD if args.sanitize else PLAIN + MODEL) if args.only in mutant.name]
+    mutants = [mutant for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL) if args.only in mutant.name]
     tests = sorted({mutant.test for mutant in mutants})
 
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:

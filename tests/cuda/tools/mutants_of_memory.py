@@ -41,9 +41,9 @@ MODEL = [
         "litmus",
     ),
     Mutant(
-        "claims are for the GPU",
+        "claims are of one block",
         PORTABLE,
-        *scope("return AtomicWord<atomics::thread_scope_system>(*word).compare", "device"),
+        *scope("return AtomicWord<atomics::thread_scope_device>(*word).compare", "block"),
         "litmus",
     ),
     Mutant(
@@ -87,7 +87,7 @@ MODEL = [
     Mutant(
         "every thread reports",
         SYNC,
-        "if (!Claim(&report.state, Report::kNone, Report::kClaimed)) return;",
+        "if (!Claim(&report.claim, 0, 1)) return;",
         "",
         "litmus",
     ),
@@ -197,20 +197,7 @@ MODEL = [
         "litmus_kernels",
     ),
     Mutant("signals don't wait for puts", GIN, "ncclGin_StrongSignalInc{", "ncclGin_WeakSignalInc{", "litmus_kernels"),
-    Mutant(
-        "no alias fence before the switch",
-        MULTIMEM,
-        "    device::FenceAliases();  // operands",
-        "    // operands",
-        "litmus_kernels",
-    ),
-    Mutant(
-        "no alias fence after the switch",
-        MULTIMEM,
-        "    device::FenceAliases();  // results",
-        "    // results",
-        "litmus_kernels",
-    ),
+    Mutant("alias fences without effect", PORTABLE, "  emulation::FenceAliases();\n", "", "litmus_kernels"),
     Mutant(
         "no entry barrier of the switch",
         MULTIMEM,

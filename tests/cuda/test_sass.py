@@ -1,0 +1,145 @@
+"""The compiled code of loops over data: enough loads are in flight to fill NVLink from 32 multiprocessors."""
+
+import pathlib
+import re
+import subprocess
+
+import pytest
+import sass
+
+ROOT = pathlib.Path(__file__).parents[2]
+KERNELS = ROOT / "ffi" / "cuda" / "kernels"
+
+
+def run(*command, **options):
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=600, **options)
+
+
+def code(*lines):
+    """A function in the form that nvdisasm prints."""
+    return ".text.f:\n" + "".join(
+        f"{line}\n" if line.startswith(".L") else f"        /*{16 * i:04x}*/                   {line} ;\n"
+        for i, line in enumerate(lines)
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        # Both loads come before the first use.
+        (["LD.E.128 R4, desc[UR4][R2.64]", "LDG.E.128 R8, desc[UR4][R2.64+0x10]", "FADD R0, R4, R9"], [(2, 32)]),
+        # The use of one register of a load ends the burst, whichever it is.
+        (["LD.E.128 R4, desc[UR4][R2.64]", "FADD R0, R1, R7", "LD.E.128 R8, desc[UR4][R2.64]"], [(1, 16), (1, 16)]),
+        # A load into a register of an outstanding load waits for it, and so does a load from its address.
+        (["LD.E R4, desc[UR4][R2.64]", "LD.E.64 R4, desc[UR4][R2.64]"], [(1, 4), (1, 8)]),
+        (["LD.E.64 R4, desc[UR4][R2.64]", "LD.E R6, desc[UR4][R4.64]"], [(1, 8), (1, 4)]),
+        # The second half of a 64-bit operand.
+        (["LD.E R5, desc[UR4][R2.64]", "DADD R8, R4, R6", "LD.E R5, desc[UR4][R2.64]"], [(1, 4), (1, 4)]),
+        # Stores read their data. Unrelated instructions and predicates change nothing.
+        (
+            [
+                "@P0 LD.E.U16 R4, desc[UR4][R2.64]",
+                "IADD3 R2, P0, R3, R2, RZ",
+                "@!P1 LD.E.U8 R5, desc[UR4][R2.64]",
+                "ST.E.U16 desc[UR4][R6.64], R4",
+            ],
+            [(2, 3)],
+        ),
+        # A backward branch ends an iteration, a forward branch nothing.
+        (
+            [
+                ".L_x_1:",
+                "LD.E R4, desc[UR4][R2.64]",
+                "@!P0 BRA `(.L_x_2)",
+                "LD.E R5, desc[UR4][R2.64]",
+                ".L_x_2:",
+                "@P1 BRA `(.L_x_1)",
+                "LD.E R6, desc[UR4][R2.64]",
+            ],
+            [(2, 8), (1, 4)],
+        ),
+        # Loads are not outstanding across a call. Polls, shared, local and constant memory do not count.
+        (
+            ["LD.E R4, desc[UR4][R2.64]", "CALL.REL.NOINC `(f)", "LD.E R5, desc[UR4][R2.64]"],
+            [(1, 4), (1, 4)],
+        ),
+        (["LD.E.64.STRONG.SYS R4, desc[UR4][R2.64]", "LDL R4, [R1]", "LDS R5, [R1]", "LDC R6, c[0x0][0x28]"], []),
+    ],
+)
+def test_bursts(lines, expected):
+    assert [(burst.loads, burst.bytes) for burst in sass.bursts(code(*lines))["f"]] == expected
+
+
+def compile_loops(wheels, folder, architecture):
+    """Copy and Reduce alone, which compile within seconds."""
+    (folder / "loops.cu").write_text(
+        """
+        #include <jaxcomm/device.h>
+        using namespace jaxcomm;
+        struct Args { char* to; const char* from[16]; int num_sources; int64_t count; };
+        __global__ void __launch_bounds__(384, 1) CopyLoop(const __grid_constant__ Args args) {
+          device::Copy(args.to, args.from[0], args.count);
+        }
+        template <typename Codec>
+        __global__ void __launch_bounds__(384, 1) ReduceLoop(const __grid_constant__ Args args) {
+          using T = typename Codec::Storage;
+          device::Reduce<Codec, arithmetic::Sum>(reinterpret_cast<T*>(args.to), args.num_sources,
+              [&](int s) { return reinterpret_cast<const T*>(args.from[s]); }, args.count);
+        }
+        template __global__ void ReduceLoop<arithmetic::Plain<float>>(const __grid_constant__ Args);
+        template __global__ void ReduceLoop<arithmetic::Widened<BFloat16>>(const __grid_constant__ Args);
+        """
+    )
+    cubin = folder / f"{architecture}.cubin"
+    run(
+        wheels / "cu13" / "bin" / "nvcc", f"-arch={architecture}", "-std=c++17", "-cubin",
+        "-I", ROOT / "ffi" / "include", folder / "loops.cu", "-o", cubin,
+    )  # fmt: skip
+    return sass.disassemble(wheels, cubin)
+
+
+def check(found, name, threads, architecture, bursts):
+    """At least so many bursts of this function hold the bytes that Little's law asks for."""
+    enough = [burst for burst in found if burst.bytes * threads >= sass.needed(architecture)]
+    assert len(enough) >= bursts, (
+        f"{name} on {architecture}: {found}, {threads} threads, {sass.needed(architecture):.0f} B"
+    )
+
+
+@pytest.mark.parametrize("architecture", ["sm_90", pytest.param("sm_100", marks=pytest.mark.full)])
+def test_loops_fill_the_link(wheels, tmp_path, architecture):
+    text = compile_loops(wheels, tmp_path, architecture)
+    # This cache is not coherent: a load could return bytes from before a peer's write.
+    assert not re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT", text)
+    found = sass.bursts(text)
+    copies = [name for name in found if "CopyUnits" in name and "Bytes16" in name]
+    reductions = [name for name in found if "ReduceLoop" in name]
+    assert (len(copies), len(reductions)) == (1, 2)
+    check(found[copies[0]], "Copy", 384, architecture, 2)  # body and tail
+    for name in reductions:
+        check(found[name], name, 384, architecture, 2)  # up to 4 sources and more than 4; tails are the same code
+
+
+def sizes(name):
+    return 1 if re.search(r"Plain<?I[ahb]E|AnyFloat8", name) else 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("kernel", ["executor", "executor_gin"])
+def test_every_kernel_fills_the_link(build, wheels, tmp_path, kernel, architecture):
+    built = build / "CMakeFiles" / "_cuda.dir" / "ffi" / "cuda" / "kernels" / f"{kernel}.cu.o"
+    run(wheels / "cu13" / "bin" / "cuobjdump", "-xelf", architecture, built, cwd=tmp_path)
+    (cubin,) = tmp_path.glob("*.cubin")
+    text = sass.disassemble(wheels, cubin)
+    assert not re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT", text)
+    threads = int(re.search(r"constexpr int k\w*Threads = (\d+)", (KERNELS / f"{kernel}.cu").read_text())[1])
+    found = sass.bursts(text)
+    reductions = [name for name in found if "ReduceRange" in name]
+    assert len(reductions) > 30
+    for name in reductions:
+        if sizes(name) == 1 and architecture == "sm_100":
+            continue  # bytes move 8 at a time: their accumulators need the registers
+        check(found[name], name, threads, architecture, sizes(name))
+    (copy,) = [name for name in found if "CopyUnits" in name and "Bytes16" in name]
+    check(found[copy], copy, threads, architecture, 2)
