@@ -1,5 +1,7 @@
 """Mutants of memory orders, scopes and fences. The programs for the memory model detect them, whatever the schedule."""
 
+import re
+
 from kernel_mutant import COPY, EXECUTOR, GIN, LL, LL_CALL, MULTIMEM, OFFSETS, PORTABLE, PROGRAM, SYNC, WATCHDOG, Mutant
 
 SIGNAL = "StoreRelease(comm.signals.pad.At<uint64_t>(peer)"
@@ -9,8 +11,7 @@ STATE = "LoadAcquire(&comm.report->state) != Report::kNone"
 
 def scope(line: str, narrow: str) -> tuple[str, str]:
     """A line of portable.h, and the same in a narrower scope."""
-    wide = "block" if "scope_block" in line else "system"
-    return line, line.replace(f"thread_scope_{wide}", f"thread_scope_{narrow}")
+    return line, re.sub(r"thread_scope_\w+", f"thread_scope_{narrow}", line)
 
 
 MODEL = [
