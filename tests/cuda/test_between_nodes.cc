@@ -301,7 +301,7 @@ ALONE_TEST_CASE("a failed exchange ends the operation that needs it") {
 // One line, of the first rank that has a reason.
 void GinIsOff() {
   Communicator::Configure(kLong, 3);
-  OnRanks(Hosts(2, 2), [](ncclComm_t comm, int) { CHECK(Ok(Communicator::Get(comm))->send_recv_proxy() != nullptr); });
+  OnRanks(Hosts(2, 2), [](ncclComm_t comm, int) { CHECK(Ok(fake::Get(comm))->send_recv_proxy() != nullptr); });
 }
 
 TEST_CASE("one line says why GIN is off") {
@@ -338,7 +338,7 @@ TEST_CASE("send and receive replace GIN if it fails") {
 ALONE_TEST_CASE("messages between nodes are not captured") {
   Communicator::Configure(kLong, 3);
   OnRanks(Hosts(2, 1), [](ncclComm_t comm, int) {
-    Communicator& communicator = *Ok(Communicator::Get(comm));
+    Communicator& communicator = *Ok(fake::Get(comm));
     const auto call = Ok(DeviceCall::Make(SpecOf(Collective::kAllReduce, 2, "ring"), communicator, DType::kS32, 9, 9));
     Stream& stream = OwnStream();
     std::vector<int32_t> x(9, 1), y(9, -1);

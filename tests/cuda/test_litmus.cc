@@ -171,18 +171,18 @@ TEST_CASE("offsets exchange") {
   Program program;
   LitmusRanks ranks(program, kRanks, 1);
   const device::Window table = ranks.Window(program, OffsetTableBytes(kRanks), "table");
-  auto* const own = program.Words<BufferOffsets>(kRanks, "own");
+  auto* const own = program.Words<OwnBuffers>(kRanks, "own");
   auto* const input_at = program.Words<int64_t>(kRanks * kRanks, "input_at");
   auto* const output_at = program.Words<int64_t>(kRanks * kRanks, "output_at");
   ranks.AddBlocks(program, 1, 2, [=](const device::Comm& comm) {
     const int32_t rank = comm.local.rank;
     for (int64_t call = 1; call <= 3; ++call) {
-      if (threadIdx.x == 0) own[rank] = {10 * call + rank, -10 * call - rank};
+      if (threadIdx.x == 0) own[rank] = {{10 * call + rank, -10 * call - rank}, {1000, 2000}};
       memory_model::EndKernel();
       ExchangeOffsets({comm, table, own + rank, input_at + rank * kRanks, output_at + rank * kRanks});
       memory_model::EndKernel();
-      Require(input_at[rank * kRanks + 1 - rank] == 10 * call + 1 - rank, "offset of another call");
-      Require(output_at[rank * kRanks + 1 - rank] == -10 * call - 1 + rank, "offset of another call");
+      Require(input_at[rank * kRanks + 1 - rank] == 1000 + 10 * call + 1 - rank, "offset of another call");
+      Require(output_at[rank * kRanks + 1 - rank] == 2000 - 10 * call - 1 + rank, "offset of another call");
       memory_model::EndKernel();
     }
   });
