@@ -288,7 +288,6 @@ def test_results_vary(line):
             "weights cannot be combined with per_choice",
         ),
     ],
-    ids=str,
 )  # fmt: skip
 def test_wrong_arguments(line, call, error, message):
     def body(ids):
