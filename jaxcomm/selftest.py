@@ -136,12 +136,25 @@ def _gradient(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
     return jax.grad(lambda x: jnp.sum(lib.all_to_all(lib.psum(x, axes[0]), axes, 0, 0, tiled=True) * x))(x)
 
 
+def _ragged(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
+    """Slices of two sizes. jax.lax sends the largest size, because XLA lacks ragged_all_to_all on CPUs."""
+    n = lax.axis_size(axes)
+    rank, peers, rows = lax.axis_index(axes), jnp.arange(n), x.shape[0] // n
+    sizes = rows - (rank + peers) % 2  # of both directions
+    if lib is not jaxcomm:
+        y = lax.all_to_all(x, axes, 0, 0, tiled=True)
+        return jnp.where(jnp.arange(x.shape[0]) % rows < jnp.repeat(sizes, rows), y, 0)
+    places = jnp.full(n, rank * rows)
+    return jaxcomm.ragged_all_to_all(x, jnp.zeros_like(x), peers * rows, sizes, places, sizes, axis_name=axes)
+
+
 # Collectives in programs: (lib, x, names of two axes) -> y.
 PROGRAMS: dict[str, Callable[[Any, Any, tuple[str, str]], Any]] = {
     "two axes": lambda lib, x, axes: lib.all_to_all(lib.psum(x, axes[1]), axes, 0, 0, tiled=True),
     "one axis": lambda lib, x, axes: lib.all_gather(lib.pmin(x, axes[0]), axes[1]).sum(0),
     "loop": _in_loop,
     "gradient": _gradient,
+    "ragged_all_to_all": _ragged,
 }
 
 

@@ -11,6 +11,7 @@ import sys
 import textwrap
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from harness import OURS, on_ranks
@@ -21,6 +22,14 @@ from jax.sharding import PartitionSpec as P
 from jaxcomm._explain import NATIVE
 
 BOTH = ("node", "gpu")
+
+
+def ragged(x):
+    """An all_to_all without the blocks of rank 0."""
+    each, rank = jnp.arange(8), jax.lax.axis_index(BOTH)
+    sizes = [jnp.where(sender == 0, 0, x.shape[0] // 8) for sender in (jnp.full(8, rank), each)]
+    places = [block * (x.shape[0] // 8) for block in (each, jnp.full(8, rank))]
+    return OURS.ragged_all_to_all(x, 0 * x, places[0], sizes[0], places[1], sizes[1], axis_name=BOTH)
 
 
 def every_op(x):
@@ -35,6 +44,7 @@ def every_op(x):
         "ppermute": OURS.ppermute(x, "gpu", [(0, 1), (3, 2)]),
         "pbroadcast": OURS.pbroadcast(x, BOTH, 5),
         "barrier": OURS.barrier(x, BOTH),
+        "ragged_all_to_all": ragged(x),
     }
 
 

@@ -48,7 +48,7 @@ def test_every_op_passes_here(tmp_path, capsys):
     assert text[-1] == f"# {found['verdict']}"
 
 
-@pytest.mark.parametrize("op", NATIVE)
+@pytest.mark.parametrize("op", [op for op in NATIVE if op not in selftest.PROGRAMS])
 def test_a_wrong_result_is_found(op, tmp_path, monkeypatch):
     right = getattr(jaxcomm, op)
     monkeypatch.setattr(jaxcomm, op, lambda x, *args, **more: right(x, *args, **more).at[-1].add(1))

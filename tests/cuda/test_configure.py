@@ -118,7 +118,7 @@ def test_the_wheels_of_this_python(older, configure, nvcc, wheels):
 def test_without_the_cuda_module(configure, wheels):
     status, output = configure("-DJAXCOMM_CUDA=OFF", python_path=wheels.parent)
     assert status == 0
-    assert "_cuda" not in output
+    assert "jaxcomm._cuda" not in output
 
 
 def test_the_systems_compiler_comes_first_with_the_architectures_that_it_supports(configure, nvcc, wheels):

@@ -29,6 +29,8 @@ def request(collective, nodes, locals_, block=1024, chunk=0, addressable=True, m
 def test_the_cheapest_is_chosen(collective):
     for block in (0, 16, 4096, 1 << 20):
         for nodes, locals_ in ((1, 1), (1, 6), (8, 1)):
+            if collective == "combine" and nodes > 1:
+                continue  # no algorithm
             asked = request(collective, nodes, locals_, block, addressable=nodes == 1)
             choice = plan.select(asked, "", 4, cluster())
             costs = {}
@@ -44,7 +46,7 @@ def test_the_cheapest_is_chosen(collective):
             assert plan.validate(plans, choice.request) == ""
 
 
-@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "permute"])
+@pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - {"permute", "all_to_all_v", "combine"}))
 def test_declared_nodes_get_the_hierarchical_plan(collective):
     for addressable in (True, False):
         choice = plan.select(request(collective, 2, 4, addressable=addressable), "", 4, cluster())

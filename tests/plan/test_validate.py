@@ -20,6 +20,7 @@ ONE_ADDRESS_SPACE = {
     ("all_reduce", "one_shot"),
     ("reduce_scatter", "direct"),
     ("broadcast", "scatter_all_gather"),
+    ("combine", "direct"),
 }
 POWER_OF_TWO = {("all_gather", "recursive_doubling"), ("reduce_scatter", "recursive_halving")}
 
