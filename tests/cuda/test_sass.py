@@ -125,6 +125,7 @@ def sizes(name):
 
 
 @pytest.mark.full
+@pytest.mark.machine_code
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_100"])
 @pytest.mark.parametrize("kernel", ["executor", "executor_gin"])
 def test_every_kernel_fills_the_link(build, wheels, tmp_path, kernel, architecture):

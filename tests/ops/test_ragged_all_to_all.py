@@ -57,7 +57,8 @@ def test_random_slices(line, rng, algorithm, per_pair, check_vma):
 def test_element_types_and_shapes_of_rows(mesh, rng, dtype, shape):
     vectors, rows, to_rows = ragged.slices(rng, 8, 2)
     x, start = (collective.any_bits(rng, (8, r, *shape), dtype) for r in (rows, to_rows))
-    got = run(lambda x, y, *v: ragged.call(x, y, v, ("node", "gpu")), mesh, x, start, *vectors)
+    with jax.enable_x64(True):
+        got = run(lambda x, y, *v: ragged.call(x, y, v, ("node", "gpu")), mesh, x, start, *vectors)
     assert_same(got, expected(x, start, vectors), bits=True)
 
 
