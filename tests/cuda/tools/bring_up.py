@@ -87,7 +87,8 @@ def climb(name: str, out: pathlib.Path, platform: str, patience: float) -> int:
     facts = machine.facts() | {"rung": name, "what": rung.what, "environment": dict(rung.environment)}
     runner = Runner(name, out, out / "work", facts, LIMIT_S, patience)
     missing = machine.no_gpu if platform == "cuda" else ""
-    runner.run(Part(name, command, LIMIT_S, environment, missing, keep=not selftest and not rung.processes and rank == 0))
+    keep = not selftest and not rung.processes and rank == 0  # a launcher changes the lines
+    runner.run(Part(name, command, LIMIT_S, environment, missing, keep=keep))
     if verdict.exists():
         runner.record["selftest"] = json.loads(verdict.read_text())
         verdict.unlink()
