@@ -163,6 +163,8 @@ NB_MODULE(_core, m) {
       "Starts a relay to a server. Returns the name of the abstract socket to connect to.");
   m.def("relay_has_lost_server", &RelayHasLostServer,
         "Whether the connection of start_relay() to its server was lost after it had been established.");
+  m.def("close_relay_to_server", &CloseRelayToServer,
+        "Closes the relay's connections to its server, which sees the end of the client's pending calls.");
   m.def(
       "set_wait_limits", [](double timeout_s, double warn_s) { Rendezvous::SetLimits({timeout_s, warn_s}); },
       nb::arg("timeout_s"), nb::arg("warn_s"),

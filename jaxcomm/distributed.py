@@ -140,6 +140,9 @@ def _leave(own: int, size: int, limit_s: float) -> None:
             if waits:
                 _wait(client, "exit/0", deadline, _core.relay_has_lost_server)
     _kv_store.detach()
+    # Else JAX's call that waits for errors would hold up the end of the service for five seconds, and then end this
+    # process with SIGABRT if it is still alive, for example in MPI_Finalize, which waits for process 0.
+    _core.close_relay_to_server()
 
 
 def _wait(client: _kv_store.Client, key: str, deadline: float, in_vain: Callable[[], bool]) -> None:

@@ -359,6 +359,7 @@ def leave(monkeypatch):
         monkeypatch.setattr(_kv_store, "kv_set", lambda key, value, timeout_s: done.append(key))
         monkeypatch.setattr(_kv_store, "detach", lambda: done.append("detached"))
         monkeypatch.setattr(distributed._core, "relay_has_lost_server", lambda: lost)
+        monkeypatch.setattr(distributed._core, "close_relay_to_server", lambda: done.append("closed"))
         distributed._leave(own, 3, limit_s)
         return clock[0], done
 
@@ -395,12 +396,12 @@ def test_process_0_does_not_wait_for_dead_processes_of_its_host(leave, no_except
 
 def test_the_others_wait_for_process_0_and_detach(leave, monkeypatch, no_exception):
     """JAX's own disconnection ends a process by SIGABRT if process 0 is a moment faster."""
-    assert leave(2, {"jaxcomm/exit/0": ""}) == (0, ["exit/2", "detached"])
+    assert leave(2, {"jaxcomm/exit/0": ""}) == (0, ["exit/2", "detached", "closed"])
     waited_s, done = leave(2, {})
-    assert waited_s == pytest.approx(10, abs=0.01) and done == ["exit/2", "detached"]
-    assert leave(2, {}, lost=True) == (0, ["detached"])
+    assert waited_s == pytest.approx(10, abs=0.01) and done == ["exit/2", "detached", "closed"]
+    assert leave(2, {}, lost=True) == (0, ["detached", "closed"])
     monkeypatch.setattr(sys, "last_value", ValueError(), raising=False)
-    assert leave(2, {}) == (0, ["exit/2", "detached"])
+    assert leave(2, {}) == (0, ["exit/2", "detached", "closed"])
 
 
 def test_a_service_that_ends_ends_the_wait(leave, monkeypatch, no_exception):

@@ -35,6 +35,8 @@ double BytesInto(const Request& request, double item_bytes, int64_t n, int64_t g
       return static_cast<double>(most) * block;
     }
     case Collective::kBarrier:
+    case Collective::kAllToAllV:  // how much they send is not part of the request
+    case Collective::kCombine:
       return 0;
   }
   return 0;

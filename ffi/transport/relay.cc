@@ -14,7 +14,9 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <thread>
+#include <vector>
 
 namespace jaxcomm {
 namespace {
@@ -34,6 +36,9 @@ class Socket {
   const int fd_;
 };
 using SharedSocket = std::shared_ptr<Socket>;
+
+std::mutex mutex;
+std::vector<std::weak_ptr<Socket>> servers;  // guarded by mutex
 
 // Copies until `from` is closed or `to` fails.
 void Copy(int from, int to) {
@@ -74,6 +79,11 @@ void Serve(SharedSocket client, const std::string& host, const std::string& port
   if (getsockopt(client->fd(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.uid != getuid()) return;
   const auto server = std::make_shared<Socket>(lost ? -1 : ConnectTo(host, port));
   if (server->fd() < 0 && !lost) return;  // the server has not started yet
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (lost && server->fd() >= 0) shutdown(server->fd(), SHUT_RDWR);  // CloseRelayToServer() came in between
+    servers.push_back(server);
+  }
   if (server->fd() >= 0) {
     std::thread([client, server] {
       Copy(client->fd(), server->fd());
@@ -93,6 +103,14 @@ void Serve(SharedSocket client, const std::string& host, const std::string& port
 }  // namespace
 
 bool RelayHasLostServer() { return lost; }
+
+void CloseRelayToServer() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  lost = true;
+  for (const std::weak_ptr<Socket>& held : servers) {
+    if (const SharedSocket server = held.lock(); server && server->fd() >= 0) shutdown(server->fd(), SHUT_RDWR);
+  }
+}
 
 StatusOr<std::string> StartRelay(const std::string& host, const std::string& port) {
   uint64_t number = 0;

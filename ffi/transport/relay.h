@@ -15,7 +15,10 @@ namespace jaxcomm {
 // client tries again. Can be called once.
 StatusOr<std::string> StartRelay(const std::string& host, const std::string& port);
 
-// Whether the connection to the server was lost after it had been established.
+// Whether the connection to the server was lost after it had been established, or closed by CloseRelayToServer().
 bool RelayHasLostServer();
+
+// Closes the connections to the server, which sees the end of the client's pending calls. The client does not.
+void CloseRelayToServer();
 
 }  // namespace jaxcomm

@@ -228,6 +228,13 @@ MUTANTS = [
         "tests/test_initialize.py",
     ),
     Mutant(
+        "a process keeps its calls to a service that ends",
+        "jaxcomm/distributed.py",
+        "    _core.close_relay_to_server()\n",
+        "",
+        "tests/test_initialize.py",
+    ),
+    Mutant(
         "the environment overrides the arguments",
         "jaxcomm/distributed.py",
         "process.size if num_processes is None and process else num_processes",

@@ -80,8 +80,8 @@ void InterruptOthers() {
   }
 }
 
-TEST_CASE("a relay waits for its server, carries bytes, and never breaks the connection when the server has gone") {
-  // A port that is bound, but not listened on yet.
+// A port that is bound, but not listened on yet.
+int Bind(int* port) {
   const int listener = Patient(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
@@ -89,7 +89,37 @@ TEST_CASE("a relay waits for its server, carries bytes, and never breaks the con
   socklen_t length = sizeof(address);
   CHECK(bind(listener, reinterpret_cast<const sockaddr*>(&address), length) == 0);
   CHECK(getsockname(listener, reinterpret_cast<sockaddr*>(&address), &length) == 0);
-  const std::string name = ValueOf(StartRelay("127.0.0.1", std::to_string(ntohs(address.sin_port))));
+  *port = ntohs(address.sin_port);
+  return listener;
+}
+
+TEST_CASE("a relay that is closed to its server ends the server's connections and keeps those of the client") {
+  const pid_t child = fork();  // a process has one relay
+  if (child == 0) {
+    int port = 0;
+    const int listener = Bind(&port);
+    CHECK(listen(listener, 16) == 0);
+    const std::string name = ValueOf(StartRelay("127.0.0.1", std::to_string(port)));
+    const int clients[] = {Connect(name), Connect(name)};
+    const int servers[] = {Patient(accept(listener, nullptr, nullptr)), Patient(accept(listener, nullptr, nullptr))};
+    CHECK(!RelayHasLostServer());
+    CloseRelayToServer();
+    CHECK(RelayHasLostServer());
+    for (const int server : servers) CHECK(Ended(server));
+    const int late = Connect(name);
+    for (const int client : {clients[0], clients[1], late}) Send(client, "question");
+    pollfd fds[] = {{clients[0], POLLIN, 0}, {clients[1], POLLIN, 0}, {late, POLLIN, 0}, {listener, POLLIN, 0}};
+    CHECK(poll(fds, 4, 100) == 0);  // no answer, no end, and no new connection to the server
+    _exit(0);
+  }
+  int status = -1;
+  CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+TEST_CASE("a relay waits for its server, carries bytes, and never breaks the connection when the server has gone") {
+  int port = 0;
+  const int listener = Bind(&port);
+  const std::string name = ValueOf(StartRelay("127.0.0.1", std::to_string(port)));
   CHECK(!name.empty());
   const int early = Connect(name);
   CHECK(Ended(early) && !RelayHasLostServer());
