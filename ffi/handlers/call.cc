@@ -52,7 +52,7 @@ ffi::Future Arrive(Rendezvous& rendezvous, const Participant& participant) {
 }
 
 ffi::Future Execute(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::AnyBuffer x,
-                    ffi::Result<ffi::AnyBuffer> y) {
+                    ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> y) {
   const std::optional<DType> dtype = FromFfi(x.element_type());
   if (!dtype) {
     return Failed(InvalidArgumentError("jaxcomm: unsupported element type " +
