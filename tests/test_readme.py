@@ -31,6 +31,7 @@ PAGES_WITH_CODE = [
     "guide/operations.md",
     "guide/choosing.md",
     "guide/collective-matmul.md",
+    "guide/overlap.md",
     "guide/failures.md",
     "guide/moe.md",
 ]

@@ -55,6 +55,16 @@ def test_transposed_transfer_is_asynchronous_too(mesh):
     ]  # fmt: skip
 
 
+def test_derivatives_keep_no_values_to_wait_for(mesh):
+    """A transfer is linear: its backward pass needs no value of the forward pass."""
+
+    def residuals(x):
+        _, pull = jax.vjp(lambda x: call(STARTED, "psum_scatter", x, **beside(STARTED, x)), x)
+        return jax.tree.leaves(pull)
+
+    assert jax.eval_shape(on_ranks(residuals, mesh), np.zeros((8, *BLOCK), np.float32)) == []
+
+
 def test_no_derivative_through_integers_and_values_to_wait_for(mesh, rng):
     x = rng.standard_normal((8, *BLOCK), np.float32)
 
@@ -163,13 +173,13 @@ def test_pending_in_the_carry_of_a_loop(mesh, rng):
 @pytest.mark.parametrize("axis_type", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
 def test_mesh_with_an_axis_that_is_not_manual(rng, axis_type):
     mesh = jax.make_mesh((2, 4), ("node", "gpu"), axis_types=(axis_type,) * 2)
-    x = jnp.asarray(rng.integers(-9, 9, (8, 16)).astype(np.float32))
+    spec = jax.sharding.PartitionSpec("gpu")
+    x = jax.device_put(rng.integers(-9, 9, (8, 16)).astype(np.float32), jax.sharding.NamedSharding(mesh, spec))
 
     def body(library, x):
         return call(library, "psum", x, **beside(library, x))
 
     def whole(library):
-        spec = jax.sharding.PartitionSpec("gpu")
         return jax.shard_map(
             lambda x: body(library, x), mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"gpu"}, check_vma=False
         )
