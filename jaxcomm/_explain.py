@@ -232,16 +232,19 @@ def explain(
     if on_gpus:
         request = plan.gpu_request(native, n, ranks_per_node, **of_call)
         most = min(_check.max_sms(op, max_sms) or config().max_sms, config().max_sms)
-        selection = plan.select_for_gpus(request, algorithm or "", item_bytes, most, gin)
-        choice, sms = selection.choice, selection.num_channels
         machine = plan.gpu_machine(gin)
     else:
         _cost_params.load()
         machine = plan.machine_of(scope or "process", n, ranks_per_node)
         request = plan.cpu_request(native, scope or "process", n, ranks_per_node, **of_call)
-        choice, sms = plan.select(request, algorithm or "", item_bytes, machine), 0
-    if choice.algorithm is None:
-        raise ValueError(f"{op}: {choice.reason}")
+    try:
+        if on_gpus:
+            selection = plan.select_for_gpus(request, algorithm or "", item_bytes, most, gin)
+            choice, sms = selection.choice, selection.num_channels
+        else:
+            choice, sms = plan.select(request, algorithm or "", item_bytes, machine), 0
+    except ValueError as error:
+        raise ValueError(f"{op}: {error}") from None
     _replace(op, machine, links, launch_s, sync_overhead_s)
     given = links or launch_s is not None or sync_overhead_s is not None
     if on_gpus:

@@ -165,8 +165,10 @@ def _check_algorithm(call: Call, algorithm: str, possible: Sequence[Any]) -> Non
     if any(plan.supports(request, algorithm) for request in possible):
         return
     machine = plan.machine_of("process", possible[-1].num_ranks)
-    reason = plan.select(possible[-1], algorithm, 1, machine).reason
-    raise ValueError(f"{call.op} at {call.site}: {reason}")
+    try:
+        plan.select(possible[-1], algorithm, 1, machine)
+    except ValueError as error:
+        raise ValueError(f"{call.op} at {call.site}: {error}") from None
 
 
 def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:

@@ -220,9 +220,10 @@ def collective(
             bound_alpha_s=bounds.alpha_s, bound_beta_s=bounds.beta_s, bottleneck=bounds.bottleneck, why=why,
         )  # fmt: skip
     request.block_count = -(-request.block_count // channels)
-    choice = plan.select(request, algorithm or "", item_bytes, _machine(cluster, n, channels, block_bytes))
-    if choice.algorithm is None:
-        raise ValueError(f"{op}: {choice.reason}")
+    try:
+        choice = plan.select(request, algorithm or "", item_bytes, _machine(cluster, n, channels, block_bytes))
+    except ValueError as error:
+        raise ValueError(f"{op}: {error}") from None
     common |= {"algorithm": choice.algorithm, "reason": choice.reason, "channels": channels}
     if choice.ll:  # a closed form: no link is shared
         time_s = choice.cost.time_s

@@ -61,9 +61,7 @@ std::vector<Bytes> OnCpu(const Case& test, const std::vector<Bytes>& inputs) {
   const ReduceFn reduce = FindReduce(test.dtype, test.op);
   const int64_t input_count = InputCount(test.request), output_count = OutputCount(test.request);
   std::vector<Bytes> outputs(n, Bytes(output_count * item));
-  Choice choice;
-  choice.algorithm = test.algorithm;
-  choice.request = test.request;
+  const Choice choice(*test.algorithm, test.request);
   const RankProgram layout = MakeRankProgram(choice, test.block_count, {}, item, test.num_channels, 0);
   for (const ChannelProgram& channel : layout.channels) {
     Request request = test.request;
@@ -121,9 +119,7 @@ void Check(const Case& test, uint64_t seed) {
 
   TestMemory memory;
   const VirtualRanks ranks(memory, test.request.geometry, test.num_channels, kDeadlineNs);
-  Choice choice;
-  choice.algorithm = test.algorithm;
-  choice.request = test.request;
+  const Choice choice(*test.algorithm, test.request);
   const VirtualRanks::Call call =
       ranks.Prepare(memory, choice, test.block_count, test.runs, {test.dtype, test.op}, test.num_channels, test.shift,
                     test.in_rounds ? &test.limits : nullptr, test.pack);

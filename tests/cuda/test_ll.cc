@@ -127,14 +127,14 @@ Drawn Draw(Group& group, Collective collective, Operation operation, std::mt1993
 
 // The same calls as plans of the executor, on the same communicator.
 VirtualRanks::Call DrawPlanned(Group& group, std::mt19937_64& random) {
-  Choice choice;
-  choice.algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
-  choice.request.collective = Collective::kAllReduce;
-  choice.request.geometry = {1, group.n, true, true};
-  choice.request.block_count = 1 + static_cast<int64_t>(random() % 50);
+  const Algorithm* algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
+  Request request;
+  request.collective = Collective::kAllReduce;
+  request.geometry = {1, group.n, true, true};
+  request.block_count = 1 + static_cast<int64_t>(random() % 50);
   const auto num_channels = 1 + static_cast<int32_t>(random() % group.num_channels);
-  return group.ranks.Prepare(group.memory, choice, choice.request.block_count, {}, {DType::kS32, ReduceOp::kSum},
-                             num_channels);
+  return group.ranks.Prepare(group.memory, Choice(*algorithm, request), request.block_count, {},
+                             {DType::kS32, ReduceOp::kSum}, num_channels);
 }
 
 void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t place) {

@@ -152,14 +152,14 @@ Drawn DrawAny(Group& group, std::mt19937_64& random) {
 
 // A plan of the executor on the same communicator.
 Drawn DrawPlanned(Group& group, std::mt19937_64& random) {
-  Choice choice;
-  choice.algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
-  choice.request.collective = Collective::kAllReduce;
-  choice.request.geometry = {1, group.n, true, true};
-  choice.request.block_count = 1 + static_cast<int64_t>(random() % 50);
+  const Algorithm* algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
+  Request request;
+  request.collective = Collective::kAllReduce;
+  request.geometry = {1, group.n, true, true};
+  request.block_count = 1 + static_cast<int64_t>(random() % 50);
   const auto num_channels = 1 + static_cast<int32_t>(random() % group.num_channels);
   Drawn drawn;
-  drawn.planned = group.ranks.Prepare(group.memory, choice, choice.request.block_count, {},
+  drawn.planned = group.ranks.Prepare(group.memory, Choice(*algorithm, request), request.block_count, {},
                                       {DType::kF32, ReduceOp::kSum}, num_channels);
   return drawn;
 }

@@ -86,13 +86,13 @@ TEST_CASE("packed plans are correct") {
 
 RankProgram ProgramOf(Collective collective, const char* algorithm, Geometry geometry, int64_t block_count, Runs runs,
                       int32_t num_channels, PackLimits limits = {}) {
-  Choice choice;
-  choice.algorithm = FindAlgorithm(collective, algorithm);
-  choice.request.collective = collective;
-  choice.request.geometry = geometry;
-  choice.request.geometry.pull = true;
-  choice.request.geometry.all_addressable = false;
-  choice.request.block_count = ChannelCount(block_count, kItemBytes, num_channels);
+  Request request;
+  request.collective = collective;
+  request.geometry = geometry;
+  request.geometry.pull = true;
+  request.geometry.all_addressable = false;
+  request.block_count = ChannelCount(block_count, kItemBytes, num_channels);
+  const Choice choice(*FindAlgorithm(collective, algorithm), request);
   return MakeRankProgram(choice, block_count, runs, kItemBytes, num_channels, 0, limits);
 }
 

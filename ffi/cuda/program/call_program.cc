@@ -65,14 +65,14 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
   const Request& request = *made;
   const int64_t block_count = request.block_count;
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
-  const Selection selection =
+  const StatusOr<Selection> selection =
       SelectForGpus(request, spec.algorithm, call.item_bytes, max_channels, placement.inter_node);
-  const Choice& choice = selection.choice;
-  const int32_t num_channels = call.num_channels = selection.num_channels;
-  if (choice.algorithm == nullptr) {
-    return InvalidArgumentError(choice.reason +
+  if (!selection.ok()) {
+    return InvalidArgumentError(selection.status().message() +
                                 " (on GPUs, the ranks that NVLink connects form a node: see docs/guide/gpus.md)");
   }
+  const Choice& choice = selection->choice;
+  const int32_t num_channels = call.num_channels = selection->num_channels;
   const Runs runs = {spec.input_contiguous_count, spec.output_contiguous_count};
   const bool multimem = choice.algorithm->protocol == Protocol::kMultimem;
   if (multimem && Reduces(spec.collective) && !SumsByMultimem(call.operation)) {
