@@ -11,7 +11,7 @@ from harness import OURS, on_ranks
 
 import jaxcomm
 from jaxcomm import _config, _lowering, _native, _selftest_record, selftest
-from jaxcomm._explain import NATIVE
+from jaxcomm._request import NATIVE
 
 GPU_KEY = {
     "gpus": "NVIDIA H100", "hosts": "one", "driver": "580.65.06", "nccl": "23203", "built": "cuda=13000",

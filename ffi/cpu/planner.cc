@@ -8,11 +8,11 @@
 namespace jaxcomm {
 namespace {
 
-BlockLayout Blocks(int64_t count, int64_t block_count, int64_t run) {
+BlockLayout Blocks(int64_t count, int64_t block_count, int64_t contiguous_count) {
   BlockLayout layout;
   layout.block_count = std::max<int64_t>(block_count, 1);
   layout.num_blocks = std::max<int64_t>(count / layout.block_count, 1);
-  layout.run = run > 0 ? run : layout.block_count;
+  layout.contiguous_count = contiguous_count > 0 ? contiguous_count : layout.block_count;
   return layout;
 }
 

@@ -4,7 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from jaxcomm import _compat, _lowering
+from jaxcomm import _lowering
+from jaxcomm._primitive import register
 
 
 def check(table, *, call, capacity, raises):
@@ -45,7 +46,4 @@ def _batch(axis_data, args, dims, *, call, **params):
     raise NotImplementedError(f"{call.op} at {call.site}: expert_ids have a dimension of vmap; call it without vmap")
 
 
-check_p = _compat.Primitive("jaxcomm_moe_check")
-check_p.def_abstract_eval(lambda table, **params: table)
-_lowering.register_rule(check_p, _lower)
-_compat.batching.fancy_primitive_batchers[check_p] = _batch
+check_p = register("moe_check", shape=lambda table, **params: table, lower=_lower, batch=_batch)
