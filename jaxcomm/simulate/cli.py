@@ -33,8 +33,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--parameters", help="parameters to judge by kept-apart rows (default: the package's)", metavar="FILE"
     )
-    text = "exit with status 1 if a target is missed, except for those of SPLIT"
-    check.add_argument("--strict", help=text, nargs="*", default=None, metavar="SPLIT")
+    text = "exit with status 1 if a target is missed, except for those of TARGET: a split, or a split and its rows"
+    check.add_argument("--strict", help=text, nargs="*", default=None, metavar="TARGET")
 
     fit = commands.add_parser("fit", help="fit parameters to a table and write them as JSON")
     fit.add_argument("table", metavar="FILE.csv")
@@ -126,7 +126,7 @@ def _validate(args: argparse.Namespace) -> int:
     pathlib.Path(args.report).write_text(text, encoding="utf-8")
     if args.strict is None:
         return 0
-    return int(any(name.split(",")[0] not in args.strict for name in report.missed()))
+    return int(any(not {name, name.split(",")[0]} & set(args.strict) for name in report.missed()))
 
 
 def _fit(args: argparse.Namespace) -> int:
