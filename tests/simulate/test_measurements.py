@@ -22,7 +22,6 @@ KNOWN = {
 }
 
 
-
 def _check(report):
     """Every line is within its target or its limit, every target of the splits is judged, and no limit is idle."""
     judged = {(line.split, line.rows): line for line in report.lines}
