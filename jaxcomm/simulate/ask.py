@@ -105,7 +105,7 @@ def _print(args: argparse.Namespace, label: str, found: Any, row: dict[str, Any]
         print(f"--- {label}")
     print(found, flush=True)
     if base and label and found.time_s is not None:
-        print(f"change      {found.time_s / base:.3f} times the time without the change")
+        print(f"compared    {found.time_s / base:.3f} times the first time")
 
 
 def collective(args: argparse.Namespace) -> int:

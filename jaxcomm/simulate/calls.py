@@ -245,9 +245,8 @@ def collective(
         )  # fmt: skip
     try:
         limit = _MAX_STEPS if max_steps is None else max_steps
-        found = sim.simulate(
-            choice.request, choice.algorithm, item_bytes * channels, native, fidelity, limit, max_entries
-        )
+        bytes_of_all = item_bytes * channels
+        found = sim.simulate(choice.request, choice.algorithm, bytes_of_all, native, fidelity, limit, max_entries)
     except ValueError as error:
         if max_steps is None or "would have to be simulated" not in str(error):
             raise

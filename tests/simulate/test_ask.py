@@ -72,7 +72,7 @@ def test_a_what_if_of_a_collective_scales_what_it_should(capsys):
     base, slow = _rows(capsys)
     assert slow["bound_beta_s"] == pytest.approx(10 * base["bound_beta_s"])
     assert cli.main([*CALL, "--what-if", "leaf.bandwidth=40Gb/s"]) == 0
-    assert f"change      {slow['time_s'] / base['time_s']:.3f} times the time" in capsys.readouterr().out
+    assert f"compared    {slow['time_s'] / base['time_s']:.3f} times the first time" in capsys.readouterr().out
 
 
 def test_other_clusters_are_compared(program, capsys):
