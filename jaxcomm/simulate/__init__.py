@@ -9,6 +9,7 @@ them. The command is `python -m jaxcomm.simulate`.
 
 from jaxcomm.simulate.calls import Simulated, collective
 from jaxcomm.simulate.cluster import Cluster, ClusterError, Compute, Level
+from jaxcomm.simulate.failures import Goodput, goodput
 from jaxcomm.simulate.program import StepError
 from jaxcomm.simulate.steps import Collective, Step, step
 
@@ -17,10 +18,12 @@ __all__ = [
     "ClusterError",
     "Collective",
     "Compute",
+    "Goodput",
     "Level",
     "Simulated",
     "Step",
     "StepError",
     "collective",
+    "goodput",
     "step",
 ]

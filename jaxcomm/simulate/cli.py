@@ -5,7 +5,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from jaxcomm.simulate import ask, judge, predict, store, table, validate
+from jaxcomm.simulate import ask, failures, judge, predict, store, table, validate
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     rows.add_argument("--parameters", help="parameters that `fit` wrote (default: the package's)", metavar="FILE")
 
     ask.add_commands(commands)
+    failures.add_command(commands)
     return parser
 
 
@@ -103,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "predict": _predict,
         "collective": ask.collective,
         "step": ask.step,
+        "goodput": failures.command,
     }
     try:
         return run[args.command](args)
