@@ -156,8 +156,9 @@ class Engine {
   }
 
   void Send(const Op& op, int64_t time_ps) {
-    for (int32_t target : workload_.targets[static_cast<size_t>(op.counter)]) {
-      Counter& counter = counters_[static_cast<size_t>(target)];
+    const auto entry = static_cast<size_t>(op.counter);
+    for (int32_t i = workload_.target_first[entry]; i < workload_.target_first[entry + 1]; ++i) {
+      Counter& counter = counters_[static_cast<size_t>(workload_.target_counters[static_cast<size_t>(i)])];
       counter.arrivals_ps.push_back(time_ps + op.latency_ps);
       if (counter.waiter < 0) continue;
       ready_.push_back(counter.waiter);

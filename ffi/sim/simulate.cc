@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "plan/partition.h"
 #include "sim/engine.h"
@@ -97,7 +98,7 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
     if (Cuts(algorithm, request)) request.block_count = CeilDiv(request.block_count, n) * n;
     fold = Fold::Find(topology, algorithm, request);
   }
-  WorkloadBuilder builder(topology, fold, request.geometry, item_bytes);
+  std::optional<WorkloadBuilder> builder(std::in_place, topology, fold, request.geometry, item_bytes);
   int64_t num_steps = 0;
   const std::vector<int32_t> ranks = fold.Representatives();
   for (int32_t rank : ranks) {
@@ -107,9 +108,10 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
       return InvalidArgumentError("more than " + std::to_string(max_steps) + " steps of " +
                                   std::to_string(ranks.size()) + " ranks would have to be simulated");
     }
-    builder.Add(plan);
+    builder->Add(plan);
   }
-  const Workload workload = std::move(builder).Finish();
+  const Workload workload = std::move(*builder).Finish();
+  builder.reset();  // frees its tables
   auto run = RunEngine(workload, true, static_cast<size_t>(std::max<int64_t>(max_entries, 0)));
   if (!run.ok()) return run.status();
   auto empty = RunEngine(workload, false);
