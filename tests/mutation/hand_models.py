@@ -6,6 +6,7 @@ STEP = "tests/models/test_moe_step.py::test_step_equals_that_of_one_device"
 RUNS = "tests/models/test_moe_runs.py"
 MODEL, TRAIN = "models/moe/model.py", "models/moe/train.py"
 DROPLESS, LAYER = "models/moe/dropless.py", "tests/models/test_moe.py::test_layer_matches_dense_reference"
+GENERATE = "tests/models/test_moe_generate.py::test_greedy_text_is_that_of_one_device"
 RUN, CASES = "jaxcomm/run.py", "jaxcomm/bench/cases.py"
 BOOTSTRAP, KV_STORE, PLACED = "jaxcomm/_bootstrap.py", "jaxcomm/_kv_store.py", "jaxcomm/_placement.py"
 PLACEMENT = "tests/multiprocess/test_placement.py"
@@ -91,6 +92,31 @@ MUTANTS = [
         "comm.all_to_all(slots, AXES, split_axis=1, concat_axis=0, tiled=True)",
         "comm.all_to_all(slots, AXES[::-1], split_axis=1, concat_axis=0, tiled=True)",
         "tests/models/test_moe.py::test_layer_matches_dense_reference",
+    ),
+    Mutant(
+        "the newest position is not seen", MODEL, "<= place\n", "< place\n", GENERATE,
+    ),
+    Mutant(
+        "keys have the position in the cache", MODEL, "set(rotate(key, place)[:, 0])", "set(rotate(key, row)[:, 0])",
+        GENERATE,
+    ),
+    Mutant(
+        "all layers share the first cache", MODEL, "pairs.append(cache)", "pairs.append(pairs[0] if pairs else cache)",
+        GENERATE,
+    ),
+    Mutant(
+        "prompts end with the shortest", "models/moe/decode.py", "place + 1 < lengths,", "place + 1 < lengths.min(),",
+        GENERATE,
+    ),
+    Mutant(
+        "sequences of all ranks have the same random numbers", "models/moe/decode.py",
+        "jax.lax.axis_index(AXES) * len(scores) + jnp.arange", "jnp.arange",
+        "tests/models/test_moe_generate.py::test_sampled_text_does_not_depend_on_the_mesh",
+    ),
+    Mutant(
+        "a command with the first parameters", "models/moe/generate.py",
+        "return state[0], graphdef, specs[0]", "return jax.jit(lambda: init()[0])(), graphdef, specs[0]",
+        "tests/models/test_moe_generate.py::test_the_command_continues_a_run_and_prints_the_speed",
     ),
     Mutant(
         "temperature multiplies", "models/moe/decode.py", "scores / config.temperature", "scores * config.temperature",
