@@ -5,7 +5,7 @@ collective therefore moves a whole layer, and the optimiser, which is elementwis
 
 | stage | in parts | gradients | parameters |
 |---|---|---|---|
-| 0 | nothing | one psum | complete on every rank |
+| 0 | nothing | psum | complete on every rank |
 | 1 | optimiser state | psum_scatter after the backward pass | all_gather before the forward pass |
 | 2 | and gradients | psum_scatter of each layer in the backward pass | as 1 |
 | 3 | and parameters | as 2 | all_gather of each layer, in the forward and in the backward pass |
@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 from ..lm import model as lm
 from ..lm.config import Config as BaseConfig
 from ..lm.config import option
-from ..lm.step import Program, learning_rate, psum_flat
+from ..lm.step import Program, learning_rate
 
 AXES = ("node", "gpu")  # every device is a data-parallel rank
 
@@ -120,8 +120,10 @@ def make_loss(config, packings):
         def layer(x, vector):
             return nnx.merge(block, packings["blocks"].unpack(use(vector)))(x), None
 
-        # Stage 3 keeps the inputs of the layers only. The backward pass gathers each layer again and recomputes it.
-        layer = jax.checkpoint(layer) if config.stage == 3 else layer
+        # Stage 3 keeps the inputs of the layers only; the backward pass gathers each layer again and recomputes it. The
+        # other stages keep products. With all intermediate values, the loop would also keep copies of the parameters.
+        policy = None if config.stage == 3 else jax.checkpoint_policies.dots_saveable
+        layer = jax.checkpoint(layer, policy=policy)
         x = packings["embed"].unpack(use(vectors["embed"]))[tokens[:, :-1]]
         x, _ = jax.lax.scan(layer, x, vectors["blocks"])
         scores = nnx.merge(head, packings["head"].unpack(use(vectors["head"])))(x)
@@ -164,8 +166,7 @@ class Stage:
         # Typed as varying: otherwise, the derivative of shard_map sums the gradients with jax.lax.
         vectors = jax.tree.map(lambda x: jax.lax.pcast(x, AXES, to="varying"), vectors)
         value, grads = jax.value_and_grad(self.local_loss)(vectors, tokens, self.cast)
-        leaves, tree = jax.tree.flatten(grads)
-        return value, jax.tree.unflatten(tree, psum_flat(leaves, AXES, self.comm))
+        return value, self.comm.psum(grads, AXES)
 
     def _stage_1(self, vectors, tokens):
         value, grads = jax.value_and_grad(self.local_loss)(self.complete(vectors), tokens, lambda x: x)
