@@ -11,6 +11,7 @@ import optax
 from flax import nnx
 from jax.sharding import NamedSharding
 
+from models.cp import parallel as cp
 from models.lm import comm as comm_lib
 from models.lm import model as lm
 from models.lm import step as step_lib
@@ -22,7 +23,7 @@ SIZES = {
     "layers": 2, "width": 16, "heads": 4, "hidden": 24, "batch": 8, "seq": 16, "lr": 1e-2, "warmup": 2,
     "decay_steps": 30, "weight_decay": 0.5,
 }  # fmt: skip
-SCRIPTS = {"tp": tp, "zero": zero}
+SCRIPTS = {"cp": cp, "tp": tp, "zero": zero}
 
 
 def tiny(script, **options):

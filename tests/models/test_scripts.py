@@ -21,6 +21,12 @@ from models.zero.parallel import Packing
 
 full = pytest.mark.full
 LAYOUTS = {
+    "cp": [
+        ("2x4", {"layers": 1}),
+        *(pytest.param("2x4", {"attention": way, "order": "striped"}, marks=full) for way in ("ring", "ulysses")),
+        *(pytest.param(layout, {"attention": "gather"}, marks=full) for layout in ("2x4", "4x2")),
+        *(pytest.param(layout, {}, marks=full) for layout in ("1x8", "1x2")),
+    ],
     "tp": [
         ("2x4", {"layers": 1}),
         *(pytest.param(layout, {"matmul": "ring"}, marks=full) for layout in ("2x4", "8x1", "1x4", "1x2")),
@@ -180,6 +186,10 @@ BAD = [
     ("tp", ["--matmul", "fast"], "invalid choice: 'fast'"),
     ("tp", ["--steps", "0"], "--steps: got 0, expected at least 1"),
     ("tp", ["--lr", "-1"], "--lr: got -1.0, expected above 0"),
+    ("cp", ["--seq", "124"], "--seq: got 124, expected a multiple of 8, the chunks of --order zigzag"),
+    ("cp", ["--seq", "30", "--order", "striped"], "--seq: got 30, expected a multiple of context = 4"),
+    ("cp", ["--attention", "ulysses", "--heads", "2"], "--heads: got 2, expected a multiple of context = 4"),
+    ("cp", ["--order", "random"], "invalid choice: 'random'"),
     ("zero", ["--batch", "12"], "--batch: got 12, expected a multiple of node x gpu = 8 in --layout 2x4"),
     ("zero", ["--stage", "4"], "invalid choice: 4"),
     ("zero", ["--resume", "--out", "does/not/exist"], "no run to continue"),

@@ -6,6 +6,8 @@ GRADIENTS = "tests/models/test_scripts.py::test_gradients_equal_those_of_one_dev
 TRAINING = "tests/models/test_scripts.py::test_training_follows_that_of_one_device"
 RUNS = "tests/models/test_scripts.py::test_interrupted_run_continues_where_it_was_saved"
 BITS = "tests/models/test_zero.py::test_stages_1_and_2_equal_data_parallelism_in_every_bit"
+CP, RING = "models/cp/parallel.py", "models/cp/ring.py"
+ATTENTION = "tests/models/test_cp.py::test_attention_equals_that_of_one_device"
 STEP, TP, ZERO = "models/lm/step.py", "models/tp/parallel.py", "models/zero/parallel.py"
 
 MUTANTS = [
@@ -52,12 +54,45 @@ MUTANTS = [
     ),
     Mutant(
         "stage 3 gathers without recomputing", ZERO,
-        "policy = None if config.stage == 3 else", "policy =",
-        "tests/models/test_zero.py::test_memory_of_a_rank tests/models/test_zero.py::test_collectives_of_a_step",
+        "layer = jax.checkpoint(layer, policy=policy)",
+        "layer = layer if policy is None else jax.checkpoint(layer, policy=policy)",
+        "tests/models/test_zero.py::test_collectives_of_a_step",
     ),
     Mutant(
         "stage 2 gives each rank the sum of the whole group", ZERO,
         "lambda _, ct: (sum_to_part(ct, comm), None),", "lambda _, ct: (sum_to_part(ct, comm) * 2, None),", BITS,
+    ),
+    Mutant(
+        "positions see the next one of other ranks", RING,
+        "return own[:, None] >= self.positions[source][None, :]",
+        "return own[:, None] + 1 >= self.positions[source][None, :]", ATTENTION,
+    ),
+    Mutant(
+        "blocks of earlier and later ranks change places", RING,
+        "jax.lax.cond(source < jax.lax.axis_index", "jax.lax.cond(source > jax.lax.axis_index", ATTENTION,
+    ),
+    Mutant(
+        "gradients of keys stop one rank before their own", RING,
+        "d_pair = self.send(own if d_pair is None else d_pair + own)",
+        "d_pair = own if d_pair is None else self.send(d_pair) + own", ATTENTION,
+    ),
+    Mutant(
+        "a merge ignores the weight of the first part", RING,
+        "return scaled(output, lse) + scaled(part, part_lse), total", "return output + scaled(part, part_lse), total",
+        ATTENTION,
+    ),
+    Mutant(
+        "rotary positions as if the sequence were local", CP,
+        "query, key = lm.rotate(query, own), lm.rotate(key, own)",
+        "query, key = (lm.rotate(x, jnp.arange(len(own))) for x in (query, key))", ATTENTION,
+    ),
+    Mutant(
+        "the loss predicts the byte itself", CP, "tokens[:, own + 1]", "tokens[:, own]", GRADIENTS,
+    ),
+    Mutant(
+        "chunks of a rank are neighbours", CP, "np.concatenate([chunks[rank], chunks[-1 - rank]])",
+        "np.concatenate([chunks[2 * rank], chunks[2 * rank + 1]])",
+        "tests/models/test_cp.py::test_ranks_have_equal_work",
     ),
     Mutant(
         "the schedule starts at step 0, where the rate is 0", STEP,
