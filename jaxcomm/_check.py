@@ -161,11 +161,11 @@ def unsharded(op: str, name: str, index: int, aval: Any) -> None:
         )
 
 
-def element_type(op: str, x: Any, *, ordered: bool = False) -> None:
+def element_type(op: str, x: Any, *, ordered: bool = False, name: str = "x") -> None:
     """Raises for extended element types (PRNG keys), and for complex ones if the op needs an order."""
     dtype = jax.typeof(x).dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        raise TypeError(f"{op}: x has element type {dtype}; pass its data (jax.random.key_data)")
+        raise TypeError(f"{op}: {name} has element type {dtype}; pass its data (jax.random.key_data)")
     if ordered and jax.numpy.issubdtype(dtype, jax.numpy.complexfloating):
         raise TypeError(f"{op}: x has element type {dtype}, which has no order; expected a real type")
 
