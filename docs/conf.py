@@ -36,6 +36,7 @@ NAVIGATION = {
         "guide/gpus",
         "guide/gpu-limits",
         "guide/device-kernels",
+        "guide/what-if",
         "guide/failures",
         "guide/limits",
         "guide/security",
