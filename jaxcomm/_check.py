@@ -27,6 +27,14 @@ def call_site() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
+def site_of(source_info: Any) -> str:
+    """As call_site, for an equation of a jaxpr."""
+    for file, line, function in _compat.frames_of(source_info):
+        if not file.startswith((*_PACKAGES, "<")):
+            return f"{os.path.basename(file)}:{line} ({function})"
+    return "unknown place"
+
+
 def static(op: str, name: str, value: Any) -> Any:
     if _compat.is_tracer(value):
         raise TypeError(

@@ -21,7 +21,7 @@ DOCUMENTS = [
         "docs/**/*.md",
         "benchmarks/*.md",
         "examples/*/*.md",
-        "models/*/*.md",
+        "models/**/*.md",
         "tests/mutation/*.md",
     )
     for path in sorted(ROOT.glob(pattern))
