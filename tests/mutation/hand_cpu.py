@@ -58,7 +58,7 @@ MUTANTS = [
     ),
     Mutant(
         "the last error of a run is its cause",
-        RENDEZVOUS,
+        "ffi/cpu/failed_runs.h",
         "      if (entry.first == run_id) return;  // the first error is the cause\n    }\n"
         "    runs_.emplace_back(run_id, error);",
         "      (void)entry;\n    }\n    runs_.emplace_front(run_id, error);",
