@@ -16,7 +16,7 @@ SMALLEST = 8  # of a block, when few tokens share many experts
 def experts_of_all(moe, x, expert, weight, up, down, *, ragged):
     """Sends tokens to their experts, and adds the results.
 
-    reduce="home" adds the results of a token in the order of its choices, so they have the same bits on every mesh.
+    reduce="home" adds the gradients of a token in the order of its choices, so they have the same bits on every mesh.
 
     Args:
       moe: jaxcomm.moe.
@@ -42,7 +42,11 @@ def experts_of_all(moe, x, expert, weight, up, down, *, ragged):
         rows = jax.lax.ragged_dot(hidden, down, routing.group_sizes)
     else:
         rows = perceptrons_by_block(rows, routing.group_sizes, up, down, block)
-    return moe.combine(rows, routing, weight), routing.dropped
+    # combine could add the results too. XLA may round a product and a sum at once. The executor of combine does not,
+    # and adds in some layouts of processes only. Here XLA adds in all, and the barrier keeps its loop the same.
+    chosen = jax.lax.optimization_barrier(moe.combine(rows, routing, per_choice=True))
+    y = jnp.einsum("tkd,tk->td", chosen.astype(jnp.float32), weight).astype(x.dtype)
+    return y, routing.dropped
 
 
 def perceptron(x, up, down):
