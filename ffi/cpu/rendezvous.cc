@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <deque>
 #include <thread>
 #include <utility>
 
 #include "common/hash.h"
+#include "cpu/failed_runs.h"
 #include "cpu/inter_process_call.h"
 #include "cpu/process_context.h"
 #include "cpu/row_checks.h"
@@ -62,34 +62,6 @@ uint64_t IdentityOf(const CallSpec& spec) {
   if (numbering.program != num_programs.load()) numbering = {num_programs.load(), {}};
   return Mix(hash, numbering.count[hash]++);
 }
-
-// Runs that have failed. A device that arrives at a later call of such a run gets the error at once.
-class FailedRuns {
- public:
-  void Add(int64_t run_id, const Status& error) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& entry : runs_) {
-      if (entry.first == run_id) return;  // the first error is the cause
-    }
-    runs_.emplace_back(run_id, error);
-    if (runs_.size() > 16) runs_.pop_front();
-    any_.store(true, std::memory_order_release);
-  }
-  // Success if the run has not failed.
-  Status Find(int64_t run_id) {
-    if (!any_.load(std::memory_order_acquire)) return OkStatus();
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [failed, why] : runs_) {
-      if (failed == run_id) return why;
-    }
-    return OkStatus();
-  }
-
- private:
-  std::mutex mutex_;
-  std::deque<std::pair<int64_t, Status>> runs_;
-  std::atomic<bool> any_{false};
-};
 
 struct Registry {
   std::mutex mutex;

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxcomm._explain import NATIVE
+from jaxcomm._request import NATIVE
 from jaxcomm.simulate import hardware, store, table
 from jaxcomm.simulate.calls import time_text
 from jaxcomm.simulate.cluster import Cluster

@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxcomm import _check
-from jaxcomm._explain import NATIVE
+from jaxcomm._request import NATIVE
 from jaxcomm.simulate import kernels
 
 
