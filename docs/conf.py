@@ -37,6 +37,7 @@ NAVIGATION = {
         "guide/gpus",
         "guide/gpu-limits",
         "guide/device-kernels",
+        "guide/what-if",
         "guide/failures",
         "guide/limits",
         "guide/security",
