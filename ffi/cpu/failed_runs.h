@@ -1,4 +1,4 @@
-// The runs of this process that have failed.
+// Runs that have failed. A device that arrives at a later call of such a run gets the error at once.
 #pragma once
 
 #include <atomic>
@@ -11,7 +11,7 @@
 
 namespace jaxcomm {
 
-// Runs that have failed. A device that arrives at a later call of such a run gets the error at once.
+// Thread-safe. Keeps the last 16 runs.
 class FailedRuns {
  public:
   void Add(int64_t run_id, const Status& error) {
