@@ -32,12 +32,15 @@ def learning_rate(config):
 
 
 def make_optimizer(config):
-    """AdamW. It is elementwise, so it also works on shards. Only matrices have weight decay."""
+    """AdamW. It is elementwise, so it also works on shards. Only matrices have weight decay, not the scales of norms.
+
+    A script may stack the scales of several layers, so the mask goes by name.
+    """
     return optax.adamw(
         learning_rate(config),
         b2=0.95,
         weight_decay=config.weight_decay,
-        mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+        mask=lambda params: jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key != "scale", params),
     )
 
 
@@ -82,15 +85,19 @@ def global_norm(grads, specs, comm):
     return jnp.sqrt(sum(comm.psum(value, axes) if axes else value for axes, value in sorted(squares.items())))
 
 
-def build(config, mesh, comm, loss, specs, loss_axes):
+def build(config, mesh, comm, loss, specs, loss_axes, arrange=None):
     """Makes the Program of a script.
 
     Args:
       loss: loss(model, tokens, comm) of this rank, inside shard_map. The losses of the ranks along ``loss_axes`` add up
         to the loss of the batch. Along other axes, all ranks have the same value, typed as such.
       specs: PartitionSpecs of the parameters, a dict like the parameters.
+      arrange: function of the parameters, for scripts that hold them in another form. ``loss`` then gets this form in
+        place of the model.
     """
     graphdef, shapes, init_params = lm.structure(config)
+    plain, arrange = arrange is None, arrange or (lambda params: params)
+    shapes = jax.eval_shape(arrange, shapes)
     optimizer = make_optimizer(config)
     opt_specs = optax.tree_map_params(
         optimizer,
@@ -102,7 +109,8 @@ def build(config, mesh, comm, loss, specs, loss_axes):
     tokens_spec = P(config.batch_axes)
 
     def local_loss(params, tokens):
-        return loss(nnx.merge(graphdef, lm.cast(params, config)), tokens, comm)
+        params = lm.cast(params, config)
+        return loss(nnx.merge(graphdef, params) if plain else params, tokens, comm)
 
     def gradients(params, tokens):
         value, grads = jax.value_and_grad(local_loss)(vary(params, specs, config.axes), tokens)
@@ -117,7 +125,7 @@ def build(config, mesh, comm, loss, specs, loss_axes):
         return (optax.apply_updates(params, updates), opt_state), {"loss": value, "grad_norm": norm}
 
     def init():
-        params = init_params()
+        params = arrange(init_params())
         return params, optimizer.init(params)
 
     def evaluate(state, tokens):

@@ -16,6 +16,7 @@ from models.lm import comm as comm_lib
 from models.lm import model as lm
 from models.lm import step as step_lib
 from models.lm import train as train_lib
+from models.pp import parallel as pp
 from models.tp import parallel as tp
 from models.zero import parallel as zero
 
@@ -23,7 +24,7 @@ SIZES = {
     "layers": 2, "width": 16, "heads": 4, "hidden": 24, "batch": 8, "seq": 16, "lr": 1e-2, "warmup": 2,
     "decay_steps": 30, "weight_decay": 0.5,
 }  # fmt: skip
-SCRIPTS = {"cp": cp, "tp": tp, "zero": zero}
+SCRIPTS = {"cp": cp, "pp": pp, "tp": tp, "zero": zero}
 
 
 def tiny(script, **options):

@@ -27,6 +27,11 @@ LAYOUTS = {
         *(pytest.param(layout, {"attention": "gather"}, marks=full) for layout in ("2x4", "4x2")),
         *(pytest.param(layout, {}, marks=full) for layout in ("1x8", "1x2")),
     ],
+    "pp": [
+        ("2x2", {"layers": 4, "rounds": 2, "microbatches": 2}),
+        *(pytest.param("2x2", {"rounds": 1, "microbatches": count}, marks=full) for count in (2, 4)),
+        *(pytest.param(layout, {"rounds": 1, "layers": 8, "microbatches": 8}, marks=full) for layout in ("8x1", "1x1")),
+    ],
     "tp": [
         ("2x4", {"layers": 1}),
         *(pytest.param(layout, {"matmul": "ring"}, marks=full) for layout in ("2x4", "8x1", "1x4", "1x2")),
@@ -51,6 +56,8 @@ CASES = list(_cases())
 
 def packed(script, config, tree):
     """Parameters or gradients as the script holds them."""
+    if script == "pp":
+        return scripts.pp.arrange(config, tree)
     if script != "zero":
         return tree
     ranks = config.ranks()
@@ -98,7 +105,8 @@ def test_jaxcomm_and_lax_train_alike(script, layout, options):
 @full
 @pytest.mark.parametrize("script", LAYOUTS)
 def test_activations_may_be_bfloat16(script):
-    losses = [scripts.train(tiny(script, dtype=dtype), 20)[0] for dtype in ("float32", "bfloat16")]
+    _, options = LAYOUTS[script][0]
+    losses = [scripts.train(tiny(script, dtype=dtype, **options), 20)[0] for dtype in ("float32", "bfloat16")]
     np.testing.assert_allclose(*losses, rtol=2e-2)
 
 
@@ -190,6 +198,10 @@ BAD = [
     ("cp", ["--seq", "30", "--order", "striped"], "--seq: got 30, expected a multiple of context = 4"),
     ("cp", ["--attention", "ulysses", "--heads", "2"], "--heads: got 2, expected a multiple of context = 4"),
     ("cp", ["--order", "random"], "invalid choice: 'random'"),
+    ("pp", ["--layers", "12"], "--layers: got 12, expected a multiple of 4 stages in --layout 4x2 x 2 rounds"),
+    ("pp", ["--microbatches", "2"], "--microbatches: got 2, expected at least 4, one for each stage"),
+    ("pp", ["--batch", "24"], "--batch: got 24, expected a multiple of 16, the microbatches of all groups"),
+    ("pp", ["--rounds", "0"], "--rounds: got 0, expected at least 1"),
     ("zero", ["--batch", "12"], "--batch: got 12, expected a multiple of node x gpu = 8 in --layout 2x4"),
     ("zero", ["--stage", "4"], "invalid choice: 4"),
     ("zero", ["--resume", "--out", "does/not/exist"], "no run to continue"),

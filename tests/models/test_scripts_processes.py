@@ -33,7 +33,13 @@ def metrics(out):
 
 @pytest.mark.parametrize(
     ("script", "options"),
-    [("tp", {"layout": "2x4"}), ("tp", {"layout": "1x8"}), ("zero", {"stage": 3}), ("cp", {"layout": "1x8"})],
+    [
+        ("tp", {"layout": "2x4"}),
+        ("tp", {"layout": "1x8"}),
+        ("zero", {"stage": 3}),
+        ("cp", {"layout": "1x8"}),
+        ("pp", {"layers": 4, "rounds": 1, "microbatches": 4}),
+    ],
 )
 def test_two_processes_and_one_compute_the_same(script, options, tmp_path):
     folder_to_start_in(tmp_path)

@@ -8,6 +8,7 @@ RUNS = "tests/models/test_scripts.py::test_interrupted_run_continues_where_it_wa
 BITS = "tests/models/test_zero.py::test_stages_1_and_2_equal_data_parallelism_in_every_bit"
 CP, RING = "models/cp/parallel.py", "models/cp/ring.py"
 ATTENTION = "tests/models/test_cp.py::test_attention_equals_that_of_one_device"
+PP = "models/pp/parallel.py"
 STEP, TP, ZERO = "models/lm/step.py", "models/tp/parallel.py", "models/zero/parallel.py"
 
 MUTANTS = [
@@ -93,6 +94,24 @@ MUTANTS = [
         "chunks of a rank are neighbours", CP, "np.concatenate([chunks[rank], chunks[-1 - rank]])",
         "np.concatenate([chunks[2 * rank], chunks[2 * rank + 1]])",
         "tests/models/test_cp.py::test_ranks_have_equal_work",
+    ),
+    Mutant(
+        "a microbatch waits one place too far", PP,
+        "place = (time - stages) % count", "place = (time - stages + 1) % count", GRADIENTS,
+    ),
+    Mutant(
+        "the loss of every round counts", PP,
+        "last = valid & (stage == stages - 1) & (number == rounds - 1)", "last = valid & (stage == stages - 1)",
+        GRADIENTS,
+    ),
+    Mutant(
+        "items before the first count", PP,
+        "valid = (item >= 0) & (item < rounds * count)", "valid = item < rounds * count", GRADIENTS,
+    ),
+    Mutant(
+        "every round uses the first layers", PP,
+        "dynamic_index_in_dim(w, number, keepdims=False)", "dynamic_index_in_dim(w, 0 * number, keepdims=False)",
+        GRADIENTS,
     ),
     Mutant(
         "the schedule starts at step 0, where the rate is 0", STEP,

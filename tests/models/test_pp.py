@@ -1,0 +1,30 @@
+"""models/pp: order of the layers, collectives of a step."""
+
+import jax
+import numpy as np
+import pytest
+import scripts
+from scripts import tiny
+
+from models.pp import parallel as pp
+
+full = pytest.mark.full
+
+
+def test_consecutive_layers_are_on_consecutive_stages():
+    """Two rounds over two stages: layers 0-1 and 4-5 on the first, 2-3 and 6-7 on the second."""
+    config = tiny("pp", layout="2x4", layers=8, rounds=2, microbatches=2)
+    blocks = {i: {"x": np.full(3, i)} for i in range(8)}
+    found = pp.arrange(config, {"embed": 0, "blocks": blocks, "head": 0})["blocks"]["x"]
+    assert found.shape == (2, 2, 2, 3)
+    np.testing.assert_array_equal(found[..., 0], [[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(1, marks=full)])
+def test_collectives_of_a_step(rounds):
+    """The loop has one ppermute in each direction, for any number of layers, microbatches and rounds."""
+    config = tiny("pp", layers=8, rounds=rounds, microbatches=4)
+    program = scripts.program(config)
+    found = scripts.collectives(program.step, jax.eval_shape(program.init), scripts.tokens(config))
+    # Gradients of the layers, gradients of embedding and scores, norm, loss.
+    assert found == {"permute": 2, "all_reduce": 4}
