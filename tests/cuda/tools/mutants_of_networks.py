@@ -164,6 +164,18 @@ PLAIN = [
         "std::min(ends[c], channel.AtLevel(blocked))",
         "std::max(begin, ends[c])",
     ),
+    Mutant(
+        "moves pass a wait for the network",
+        PROGRAM,
+        "!steps[end].sync && !steps[end].flush; ++end)",
+        "!steps[end].sync; ++end)",
+    ),
+    Mutant(
+        "the second part of a group has no length",
+        PROGRAM,
+        "for (size_t k = i; k < end; ++k)",
+        "for (size_t k = i; k < i + 1; ++k)",
+    ),
     Mutant("segments continue past a group of steps", SCHEDULE, "    steps[i].together = end - i;\n", ""),
     Mutant("all chunks are in one round", SCHEDULE, "rank.filled >= round_count_ ? 1 : 0", "0", "send_recv_schedule"),
     Mutant("channels share a place in a message", SCHEDULE, "parts[c + 1] += parts[c];", "parts[c + 1] += 0;"),
