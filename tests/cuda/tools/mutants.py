@@ -88,7 +88,9 @@ def main() -> int:
     parser.add_argument("--sanitize", default="", choices=["", "thread"])
     parser.add_argument("--only", default="", help="mutants whose names match this expression")
     args = parser.parse_args()
-    mutants = [mutant for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL) if re.search(args.only, mutant.name)]
+    mutants = [
+        mutant for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL) if re.search(args.only, mutant.name)
+    ]
     tests = sorted({mutant.test for mutant in mutants})
 
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
