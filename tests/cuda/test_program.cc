@@ -7,6 +7,7 @@
 
 #include "../../ffi/cuda/program/program.h"
 #include "../../ffi/plan/algorithms.h"
+#include "../../ffi/plan/builder.h"
 #include "../../ffi/plan/select_for_gpus.h"
 #include "../check.h"
 
@@ -68,6 +69,33 @@ TEST_CASE("long moves, moves in runs and dependent moves run one after the other
   CHECK(of_block(1000, {10, 0}) == one_by_one);
   // The second copy of a ring reads what the first one has written.
   CHECK(MovesAtOnce(ProgramOf(ChoiceOf(Collective::kAllToAll, "bruck", {1, 2, true, true}, 1000), 0)).size() > 1);
+}
+
+// The network may still read the input of rank 0 when its second copy overwrites it.
+Plan OverwriteAfterPut(const Request& request, int32_t rank) {
+  const int64_t b = request.block_count;
+  Builder plan(request, rank);
+  if (rank == 1) plan.Wait(0);
+  if (rank == 0) {
+    plan.Move(plan.Input(0), Builder::At(1, Space::kOutput, 0), b);
+    plan.Signal(1);
+    plan.Move(plan.Scratch(0), plan.Output(0), b);
+    plan.Move(plan.Scratch(b), plan.Input(0), b);
+  }
+  return std::move(plan).Finish(2 * b);
+}
+
+TEST_CASE("a move that must wait for the network begins a new group") {
+  const Algorithm algorithm = {"overwrite", "", {}, OverwriteAfterPut};
+  Choice choice;
+  choice.algorithm = &algorithm;
+  choice.request.collective = Collective::kPermute;
+  choice.request.geometry = {2, 1, false, true};
+  choice.request.block_count = 100;
+  const RankProgram program = ProgramOf(choice, 0);
+  CHECK((MovesAtOnce(program) == std::vector<int32_t>{1, 1, 1}));  // the put to the other node is one of them
+  const auto flushes = [](const ProgramStep& step) { return step.flush; };
+  CHECK(std::count_if(program.steps.begin(), program.steps.end(), flushes) == 1);
 }
 
 // Whether the two ranges of memory overlap.

@@ -33,6 +33,7 @@ DATA = [
         "",
         "program",
     ),
+    Mutant("dependent moves run at once", PROGRAM, " && !steps[end].sync && !steps", " && !steps", "program"),
     Mutant("waits pass signals", PLAN, "!IsMove(step.kind) || step.count", "step.count", "program"),
     Mutant("waits come last", PLAN, "first_move++, i);", "first_move, i);", "program"),
     Mutant(

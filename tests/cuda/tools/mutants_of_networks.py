@@ -169,6 +169,7 @@ PLAIN = [
         PROGRAM,
         "!steps[end].sync && !steps[end].flush; ++end)",
         "!steps[end].sync; ++end)",
+        "program",
     ),
     Mutant(
         "the second part of a group has no length",

@@ -83,7 +83,6 @@ THREAD = [
         "return static_cast<int64_t>(channel) * comm.local.size;",
         "return channel * 0;",
     ),
-    Mutant("dependent moves run at once", PROGRAM, " && !steps[end].sync && !steps", " && !steps"),
     Mutant(
         "one peer twice at once",
         PROGRAM,
