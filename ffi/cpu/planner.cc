@@ -8,11 +8,11 @@
 namespace jaxcomm {
 namespace {
 
-BlockLayout Blocks(int64_t count, int64_t block_count, int64_t run) {
+BlockLayout Blocks(int64_t count, int64_t block_count, int64_t contiguous_count) {
   BlockLayout layout;
   layout.block_count = std::max<int64_t>(block_count, 1);
   layout.num_blocks = std::max<int64_t>(count / layout.block_count, 1);
-  layout.run = run > 0 ? run : layout.block_count;
+  layout.contiguous_count = contiguous_count > 0 ? contiguous_count : layout.block_count;
   return layout;
 }
 
@@ -32,11 +32,11 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
   const bool of_lists = OfLists(spec.collective);
   // The sizes of lists are known at run time only. Selection assumes that each rank sends all rows, evenly.
   const int64_t plan_item_bytes = of_lists ? input_count * item_bytes / spec.group_size : item_bytes;
-  const Choice choice = Select(*request, spec.algorithm, plan_item_bytes,
-                               MachineOf(cost_params, resources, spec.group_size, spec.ranks_per_node));
-  if (choice.algorithm == nullptr) return InvalidArgumentError(choice.reason);
+  const StatusOr<Choice> choice = Select(*request, spec.algorithm, plan_item_bytes,
+                                         MachineOf(cost_params, resources, spec.group_size, spec.ranks_per_node));
+  JAXCOMM_RETURN_IF_ERROR(choice.status());
   if (of_lists) {
-    const auto program = Program::MakeOfLists(BuildAll(*choice.algorithm, choice.request), input_count, output_count,
+    const auto program = Program::MakeOfLists(BuildAll(*choice->algorithm, choice->request), input_count, output_count,
                                               spec.row_count, item_bytes, static_cast<int32_t>(dtype));
     if (spec.collective == Collective::kCombine) {
       program->tokens.choices = spec.choices;
@@ -49,7 +49,7 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
     }
     return std::shared_ptr<const Program>(program);
   }
-  return Program::Make(BuildAll(*choice.algorithm, choice.request),
+  return Program::Make(BuildAll(*choice->algorithm, choice->request),
                        Blocks(input_count, request->block_count, spec.input_contiguous_count),
                        Blocks(output_count, request->block_count, spec.output_contiguous_count), item_bytes, reduce,
                        static_cast<int32_t>(dtype));

@@ -19,17 +19,16 @@ constexpr int64_t kItemBytes = 4;
 
 Choice ChoiceOf(Collective collective, const char* algorithm, Geometry geometry, int64_t block_count,
                 int64_t chunk_count = 0) {
-  Choice choice;
-  choice.algorithm = FindAlgorithm(collective, algorithm);
-  choice.request.collective = collective;
-  choice.request.geometry = geometry;
-  choice.request.block_count = block_count;
-  choice.request.chunk_count = chunk_count;
-  return choice;
+  Request request;
+  request.collective = collective;
+  request.geometry = geometry;
+  request.block_count = block_count;
+  request.chunk_count = chunk_count;
+  return {*FindAlgorithm(collective, algorithm), request};
 }
 
-RankProgram ProgramOf(const Choice& choice, int32_t rank, Runs runs = {}) {
-  return MakeRankProgram(choice, choice.request.block_count, runs, kItemBytes, 1, rank);
+RankProgram ProgramOf(const Choice& choice, int32_t rank, ContiguousCounts contiguous = {}) {
+  return MakeRankProgram(choice, choice.request.block_count, contiguous, kItemBytes, 1, rank);
 }
 
 bool Moves(StepKind kind) { return kind == StepKind::kCopy || kind == StepKind::kGet || kind == StepKind::kPut; }
@@ -58,10 +57,10 @@ TEST_CASE("short moves between a rank and all peers run at once") {
   }
 }
 
-TEST_CASE("long moves, moves in runs and dependent moves run one after the other") {
+TEST_CASE("long moves, moves of fragments and dependent moves run one after the other") {
   const int64_t most = kTogetherBytes / kItemBytes;
-  const auto of_block = [](int64_t count, Runs runs = {}) {
-    return MovesAtOnce(ProgramOf(ChoiceOf(Collective::kAllToAll, "direct", kNode, count), 3, runs));
+  const auto of_block = [](int64_t count, ContiguousCounts contiguous = {}) {
+    return MovesAtOnce(ProgramOf(ChoiceOf(Collective::kAllToAll, "direct", kNode, count), 3, contiguous));
   };
   const std::vector<int32_t> one_by_one(8, 1);
   CHECK(of_block(most) == std::vector<int32_t>{8});
@@ -87,12 +86,11 @@ Plan OverwriteAfterPut(const Request& request, int32_t rank) {
 
 TEST_CASE("a move that must wait for the network begins a new group") {
   const Algorithm algorithm = {"overwrite", "", {}, OverwriteAfterPut};
-  Choice choice;
-  choice.algorithm = &algorithm;
-  choice.request.collective = Collective::kPermute;
-  choice.request.geometry = {2, 1, false, true};
-  choice.request.block_count = 100;
-  const RankProgram program = ProgramOf(choice, 0);
+  Request request;
+  request.collective = Collective::kPermute;
+  request.geometry = {2, 1, false, true};
+  request.block_count = 100;
+  const RankProgram program = ProgramOf(Choice(algorithm, request), 0);
   CHECK((MovesAtOnce(program) == std::vector<int32_t>{1, 1, 1}));  // the put to the other node is one of them
   const auto flushes = [](const ProgramStep& step) { return step.flush; };
   CHECK(std::count_if(program.steps.begin(), program.steps.end(), flushes) == 1);

@@ -34,7 +34,7 @@ Prediction Predict(Collective collective, int64_t bytes, int64_t round_bytes) {
   request.geometry = GpuGeometry(16, 8, false);
   const bool blocks = collective == Collective::kAllToAll || collective == Collective::kReduceScatter;
   request.block_count = bytes / kItemBytes / (blocks ? 16 : 1);
-  const Selection selection = SelectForGpus(request, "", kItemBytes, kMostChannels, InterNode::kSendRecv);
+  const Selection selection = *SelectForGpus(request, "", kItemBytes, kMostChannels, InterNode::kSendRecv);
   SendRecvSchedule schedule;
   SplitLimits limits;
   limits.round_bytes = round_bytes;

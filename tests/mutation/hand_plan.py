@@ -415,6 +415,12 @@ MUTANTS = [
         ")",
         TESTS,
     ),
-    Mutant("the choice forgets the chunk", SELECT, "    choice.request = candidate.request;\n", "", TESTS),
+    Mutant(
+        "the choice forgets the chunk",
+        SELECT,
+        "Choice choice(*candidate.algorithm, candidate.request);",
+        "Choice choice(*candidate.algorithm, request);",
+        TESTS,
+    ),
     Mutant("times are shown in ms", SELECT, "time_s * 1e6", "time_s * 1e3", TESTS),
 ]

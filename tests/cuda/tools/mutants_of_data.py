@@ -25,7 +25,7 @@ DATA = [
     Mutant(
         "long moves run at once", PROGRAM, "step.flat && step.step.count <= short_move &&", "step.flat &&", "program"
     ),
-    Mutant("moves in runs run at once", PROGRAM, "step.flat && step.step.count", "step.step.count", "program"),
+    Mutant("moves of fragments run at once", PROGRAM, "step.flat && step.step.count", "step.step.count", "program"),
     Mutant(
         "the first of several moves has the length of all",
         PROGRAM,
