@@ -145,7 +145,7 @@ ALONE_TEST_CASE("windows are requested if any number of channels needs them") {
     state.spec = SpecOf(Collective::kAllReduce, 2);
     state.spec.algorithm = "ll";
     state.spec.groups = {0, 1};
-    state.windows = true;
+    state.symmetric_buffers = true;
     FakeXla xla;
     xla.state = &state;
     std::vector<int32_t> x(count), y(count);
