@@ -30,6 +30,7 @@ namespace nb = nanobind;
 
 extern "C" XLA_FFI_Error* MoeCheckExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* DispatchExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* DoneExecute(XLA_FFI_CallFrame*);
 
 namespace jaxcomm {
 namespace {
@@ -57,6 +58,9 @@ nb::dict CpuTargets() {
   dispatch["instantiate"] = Capsule(&AllToAllVInstantiate);
   dispatch["execute"] = Capsule(&DispatchExecute);
   targets["jaxcomm_dispatch"] = dispatch;
+  nb::dict done;
+  done["execute"] = Capsule(&DoneExecute);
+  targets["jaxcomm_done"] = done;
   return targets;
 }
 

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <deque>
 #include <thread>
 #include <utility>
 
 #include "common/hash.h"
+#include "cpu/failed_runs.h"
 #include "cpu/inter_process_call.h"
 #include "cpu/process_context.h"
 #include "cpu/row_checks.h"
@@ -62,34 +62,6 @@ uint64_t IdentityOf(const CallSpec& spec) {
   if (numbering.program != num_programs.load()) numbering = {num_programs.load(), {}};
   return Mix(hash, numbering.count[hash]++);
 }
-
-// Runs that have failed. A device that arrives at a later call of such a run gets the error at once.
-class FailedRuns {
- public:
-  void Add(int64_t run_id, const Status& error) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& entry : runs_) {
-      if (entry.first == run_id) return;  // the first error is the cause
-    }
-    runs_.emplace_back(run_id, error);
-    if (runs_.size() > 16) runs_.pop_front();
-    any_.store(true, std::memory_order_release);
-  }
-  // Success if the run has not failed.
-  Status Find(int64_t run_id) {
-    if (!any_.load(std::memory_order_acquire)) return OkStatus();
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& [failed, why] : runs_) {
-      if (failed == run_id) return why;
-    }
-    return OkStatus();
-  }
-
- private:
-  std::mutex mutex_;
-  std::deque<std::pair<int64_t, Status>> runs_;
-  std::atomic<bool> any_{false};
-};
 
 struct Registry {
   std::mutex mutex;
@@ -211,7 +183,16 @@ void Rendezvous::Arrive(const Participant& participant, std::unique_ptr<Completi
   }
   const std::shared_ptr<GroupCall>& group_call = *joined;
   if (!group_call) return;  // not the last to arrive
-  const int64_t own_position = slots_.at(participant.rank) % spec_.group_size;
+  if (spec_.asynchronous != 0) {
+    return WorkerPool::Get().SubmitOnce(
+        [self = shared_from_this(), group_call, participant] { self->Start(group_call, participant, -1); });
+  }
+  Start(group_call, participant, slots_.at(participant.rank) % spec_.group_size);
+}
+
+// All ranks of this process have arrived; `participant` was the last. own_position < 0: not its thread.
+void Rendezvous::Start(const std::shared_ptr<GroupCall>& group_call, const Participant& participant,
+                       int64_t own_position) {
   const StatusOr<Slices> slices = CheckedSlices(spec_, participant, std::get<2>(group_call->key));
   if (!slices.ok()) {  // every rank finds the same fault, and no row has moved
     FailRun(participant.run_id, slices.status());
@@ -283,8 +264,9 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
       std::make_shared<InterProcessCall>(process.node(), &process.active_messages(), process.index(),
                                          inter_process->program, std::move(spec), group_call->buffers, finish);
   call->Enter();
+  const auto spin = own_position < 0 ? Clock::duration::zero() : kSpin;
   const Clock::time_point start = Clock::now();
-  for (Clock::time_point now = start; now - start < kSpin; now = Clock::now()) {
+  for (Clock::time_point now = start; now - start < spin; now = Clock::now()) {
     if (call->over() || call->Advance(own_position) == InterProcessCall::AdvanceResult::kOver) {
       if (call->failed()) process.progress_thread().Add(call);  // reclaims its slot and block
       return;

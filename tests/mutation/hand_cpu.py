@@ -2,7 +2,7 @@
 
 from mutation.hand import Mutant
 
-RENDEZVOUS = "ffi/cpu/rendezvous.cc"
+RENDEZVOUS, FAILED_RUNS = "ffi/cpu/rendezvous.cc", "ffi/cpu/failed_runs.h"
 EXECUTOR, COPY = "ffi/cpu/executor.cc", "ffi/cpu/copy.cc"
 
 MUTANTS = [
@@ -58,7 +58,7 @@ MUTANTS = [
     ),
     Mutant(
         "the last error of a run is its cause",
-        RENDEZVOUS,
+        FAILED_RUNS,
         "      if (entry.first == run_id) return;  // the first error is the cause\n    }\n"
         "    runs_.emplace_back(run_id, error);",
         "      (void)entry;\n    }\n    runs_.emplace_front(run_id, error);",
