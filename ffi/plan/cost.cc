@@ -22,7 +22,8 @@ constexpr size_t kMaxStepsPerRank = 8;
 struct RankTime {
   double processor_s = 0;
   double network_s = 0;
-  double work_s = 0;  // time of the processor without waits
+  double work_s = 0;      // time of the processor without waits
+  double overhead_s = 0;  // of the moves that run at once
 };
 
 class Model {
@@ -65,21 +66,34 @@ class Model {
   void RunData(const Plan& plan, const Step& step, RankTime* times, double* link_s) const {
     std::array<Traffic, kNumLinks> traffic;
     Moves(plan, step, &traffic);
+    const bool is_short = IsMove(step.kind) && step.count * item_bytes_ <= machine_.together_bytes;
+    if (!is_short) times->overhead_s = 0;
     for (size_t link = 0; link < kNumLinks; ++link) {
       if (traffic[link].messages == 0) continue;
-      Use(link, static_cast<double>(traffic[link].bytes), times, link_s);
+      double overhead_s = machine_.links[link].overhead_s;
+      if (is_short && OnProcessor(link)) {
+        overhead_s = std::max(overhead_s - times->overhead_s, 0.0);
+        times->overhead_s += overhead_s;
+      }
+      Use(link, overhead_s, static_cast<double>(traffic[link].bytes), times, link_s);
     }
+  }
+
+  // Moves after the wait do not run at once with those before it.
+  void EndWait(RankTime* times) const {
+    if (geometry_.num_nodes > 1) times->overhead_s = 0;
   }
 
   // Returns the time at which the peer gets the signal.
   double RunSignal(const Plan& plan, const Step& step, RankTime* times, double* link_s) const {
     const size_t link = LinkOf(plan.rank, step.peer);
-    return Use(link, 0, times, link_s) + machine_.links[link].latency_s;
+    times->overhead_s = 0;
+    return Use(link, machine_.links[link].overhead_s, 0, times, link_s) + machine_.links[link].latency_s;
   }
 
  private:
-  double Use(size_t link, double bytes, RankTime* times, double* link_s) const {
-    const double time_s = machine_.links[link].overhead_s + bytes / machine_.links[link].bytes_per_s;
+  double Use(size_t link, double overhead_s, double bytes, RankTime* times, double* link_s) const {
+    const double time_s = overhead_s + bytes / machine_.links[link].bytes_per_s;
     if (OnProcessor(link)) {
       times->work_s += time_s * slowdown_;
       return times->processor_s += time_s * slowdown_;
@@ -151,6 +165,7 @@ std::vector<RankTime> Simulate(const std::vector<Plan>& plans, const Model& mode
         channel.waits = channel.received == channel.arrivals_s.size();
         if (channel.waits) break;
         now_s = std::max(now_s, channel.arrivals_s[channel.received++]);
+        model.EndWait(&times[rank]);
       } else if (steps[i].kind == StepKind::kSignal) {
         Channel& channel = channels[rank * n + peer];
         channel.arrivals_s.push_back(model.RunSignal(plans[rank], steps[i], &times[rank], &link_s));
@@ -181,6 +196,7 @@ RankTime SimulateOne(const Plan& plan, const Model& model) {
       if (received[link] < arrivals_s[link].size()) {
         times.processor_s = std::max(times.processor_s, arrivals_s[link][received[link]++]);
       }
+      model.EndWait(&times);
     } else if (step.kind == StepKind::kSignal) {
       arrivals_s[model.LinkOf(plan.rank, step.peer)].push_back(model.RunSignal(plan, step, &times, &link_s));
     } else {
@@ -235,6 +251,15 @@ std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& re
   return plans;
 }
 
+// The plan in the order in which its steps run.
+Plan InOrder(Plan plan, const Geometry& geometry, int64_t item_bytes, const Machine& machine) {
+  if (geometry.num_nodes > 1 || machine.together_bytes == 0) return plan;
+  std::vector<Step> steps;
+  for (const size_t i : WaitsFirst(plan, machine.together_bytes / item_bytes)) steps.push_back(plan.steps[i]);
+  plan.steps = std::move(steps);
+  return plan;
+}
+
 // Each rank sends a block to every peer. `twice`: two such exchanges, each of one n-th of a block.
 Cost CostOfExchange(const Request& request, int64_t item_bytes, const Machine& machine, const LinkModel& link,
                     bool twice) {
@@ -262,8 +287,8 @@ Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, cons
   const Machine divided = Divided(machine, geometry);
   const Model model(geometry, item_bytes, divided, machine.ranks_per_processor);
   Cost cost = Count(plan, model, item_bytes);
-  cost.time_s =
-      machine.launch_s + machine.sync_overhead_s + End(SimulateOne(plan, model)) + LastWord(geometry, machine);
+  cost.time_s = machine.launch_s + machine.sync_overhead_s +
+                End(SimulateOne(InOrder(plan, geometry, item_bytes, machine), model)) + LastWord(geometry, machine);
   return cost;
 }
 
@@ -276,10 +301,15 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
   std::vector<Plan> plans = BuildWithinLimit(algorithm, request, sample);
   std::vector<RankTime> times;
   double least_s = 0;
+  const auto in_order = [&](std::vector<Plan> all) {
+    for (Plan& plan : all) plan = InOrder(std::move(plan), request.geometry, item_bytes, machine);
+    return all;
+  };
   if (!plans.empty()) {
+    plans = in_order(std::move(plans));
     times = Simulate(plans, model);
   } else {
-    plans = sample;
+    plans = in_order(sample);
     const Machine divided = Divided(machine, request.geometry);
     const Model alone(request.geometry, item_bytes, divided, 1);
     for (const Plan& plan : plans) times.push_back(SimulateOne(plan, alone));

@@ -32,6 +32,10 @@ struct Machine {
   // Protocol::kLl, kLlTwoShot: messages to peers of the node. None: no LL for a request of this size.
   std::optional<LinkModel> ll;
   std::optional<LinkModel> ll_two_shot;
+  // Copies, puts and gets inside the node run at once if none has more bytes and no signal comes between them: together
+  // they take the largest overhead of one. 0: each takes its own. In a group of several nodes, waits end such a row of
+  // moves as well.
+  int64_t together_bytes = 0;
 };
 
 struct Traffic {

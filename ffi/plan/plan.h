@@ -10,6 +10,7 @@
 //  - A rank's buffers stay valid until every rank has finished.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -55,6 +56,15 @@ struct Plan {
   std::vector<Step> steps;
   std::vector<Place> sources;  // operands of the reduce steps
 };
+
+// The order in which an executor runs the steps of a plan if moves of at most `short_move` elements run at once: waits
+// come before the short moves that they follow in the plan. No wait passes a signal, so no cycle of waits can arise.
+std::vector<size_t> WaitsFirst(const Plan& plan, int64_t short_move);
+
+// Whether the step is a copy, put or get.
+inline bool IsMove(StepKind kind) {
+  return kind == StepKind::kCopy || kind == StepKind::kPut || kind == StepKind::kGet;
+}
 
 // Ranks are numbered node by node: rank = node * ranks_per_node + local.
 struct Geometry {

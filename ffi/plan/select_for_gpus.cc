@@ -10,6 +10,7 @@ constexpr int64_t kMinChannelBytes = 16 << 10;
 
 // One of `num_channels` channels of a GPU.
 Machine ChannelMachine(Machine gpu, int32_t num_channels) {
+  gpu.together_bytes = kTogetherBytes;
   for (LinkModel& link : gpu.links) link.bytes_per_s /= num_channels;
   for (std::optional<LinkModel>* flags : {&gpu.ll, &gpu.ll_two_shot}) {
     if (*flags) (*flags)->bytes_per_s /= num_channels;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "../../ffi/cuda/program/call_program.h"
+#include "../../ffi/cuda/program/launch_limits.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../check.h"
 #include "fakes/late_gpus.h"
@@ -17,7 +18,6 @@ namespace cuda {
 namespace {
 
 constexpr unsigned kThreads = 2;  // of a block
-constexpr int kSmsOfXla = 2;      // blocks of XLA's collectives, for which jaxcomm's kernels leave SMs free
 constexpr int64_t kCount = 24;
 // Waits end through LateGpus only.
 constexpr uint64_t kForeverNs = uint64_t{1} << 60;
@@ -91,8 +91,8 @@ struct Group {
 };
 
 // The same calls in the same order on every GPU, in stream 0, with XLA's kernels between them. XLA's collectives run in
-// stream 1, beside the calls. Returns the text of a deadlock.
-std::string RunProgram(uint64_t seed, int num_sms, int num_channels) {
+// stream 1, beside the calls, with `sms_of_xla` blocks each. Returns the text of a deadlock.
+std::string RunProgram(uint64_t seed, int num_sms, int num_channels, int sms_of_xla) {
   std::mt19937_64 random(seed);
   const auto n = static_cast<int32_t>(2 + random() % 2);
   Group group(n, num_channels);
@@ -106,7 +106,7 @@ std::string RunProgram(uint64_t seed, int num_sms, int num_channels) {
     for (int32_t i = 0; i < kCalls; ++i) {
       while (random() % 2 == 0) gpus.Compute(r, 0, 1 + static_cast<int>(random() % (2 * num_sms)));
       group.Launch(gpus, calls[i], r, 0, "call " + std::to_string(i));
-      if (i % 2 == 0) gpus.Collective(r, 1, i, kSmsOfXla);
+      if (i % 2 == 0) gpus.Collective(r, 1, i, sms_of_xla);
       if (random() % 2 == 0) gpus.Compute(r, 1, 1 + static_cast<int>(random() % num_sms));
     }
   }
@@ -118,9 +118,14 @@ std::string RunProgram(uint64_t seed, int num_sms, int num_channels) {
   return deadlock;
 }
 
+// The most thread blocks of NCCL's kernels on most machines.
+constexpr int NcclBlocks() { return 32; }
+
 void RunSound(uint64_t first, uint64_t last) {
   for (uint64_t seed = first; seed <= last; ++seed) {
-    const std::string deadlock = RunProgram(seed, 3 + kSmsOfXla, 3);
+    // On these SMs a communicator has three channels.
+    constexpr int kSms = kSmsOfOthers + kSmsOfProxies + 3;
+    const std::string deadlock = RunProgram(seed, kSms, MaxChannels(kSms, 32), NcclBlocks());
     if (!deadlock.empty()) std::fprintf(stderr, "%s\n", deadlock.c_str());
     CHECK(deadlock.empty());
   }
@@ -132,7 +137,7 @@ TEST_CASE("GPUs with SMs for all kernels that wait end, many programs [full]") {
 TEST_CASE("without a reserve of SMs, GPUs block each other") {
   int num_found = 0;
   for (uint64_t seed = 1; seed <= 40; ++seed) {
-    const std::string deadlock = RunProgram(seed, 3, 3);
+    const std::string deadlock = RunProgram(seed, 3, 3, 2);
     if (deadlock.empty()) continue;
     ++num_found;
     CHECK(deadlock.find("XLA's collective") != std::string::npos && deadlock.find("call ") != std::string::npos);

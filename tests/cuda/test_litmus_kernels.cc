@@ -84,14 +84,16 @@ int32_t Value(int32_t rank, int64_t i, int32_t run) { return static_cast<int32_t
 // input just before the kernel begins, and reads and overwrites its output as soon as the kernel has ended, as XLA's
 // kernels do.
 void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, int64_t block_count, unsigned threads,
-               bool copies) {
+               bool copies, int64_t chunk_count = 0) {
   Program program;
   ProgramMemory memory(program);
   const int32_t n = geometry.num_ranks();
   const VirtualRanks ranks(memory, geometry, 1, 1'000'000);
   const Algorithm* found = FindAlgorithm(collective, algorithm);
   CHECK(found != nullptr);
-  const Choice choice(*found, RequestOf(collective, geometry, block_count));
+  Request request = RequestOf(collective, geometry, block_count);
+  request.chunk_count = chunk_count;
+  const Choice choice(*found, request);
   const VirtualRanks::Call call = ranks.Prepare(memory, choice, block_count, {}, {DType::kS8, ReduceOp::kSum}, 1);
   std::vector<LitmusGin> gin;
   if (geometry.num_nodes > 1) gin = MakeLitmusGin(program, call);
@@ -143,6 +145,11 @@ TEST_CASE("a walked plan") {
   CheckPlan(Collective::kAllGather, "direct", node, 32, 2, false);
   CheckPlan(Collective::kAllReduce, "direct", node, 32, 2, false);
   CheckPlan(Collective::kAllReduce, "ring", node, 64, 2, false);
+}
+
+// Own and peer's chunks: every thread is a warp, which takes one after the other from both.
+TEST_CASE("moves of several chunks at once") {
+  CheckPlan(Collective::kAllGather, "direct", {1, 2, true, true}, 4, 2, false, 1);
 }
 
 TEST_CASE("a walked plan with copies of operand and result") {

@@ -1,5 +1,5 @@
-// Copy and Reduce of the device API alone, emulated: all remainders of the unrolled loops, more sources than a thread
-// loads at once, and the conversions of the kernels' 8-bit floats.
+// Copy, CopyRanges and Reduce of the device API alone, emulated: all remainders of the unrolled loops, more sources
+// than a thread loads at once, and the conversions of the kernels' 8-bit floats.
 #include <cstring>
 #include <random>
 #include <vector>
@@ -53,6 +53,49 @@ TEST_CASE("copies of all sizes and alignments") {
   for (int64_t bytes = 0; bytes < 3 * 16 * kThreads * device::kUnroll; bytes += bytes < 64 ? 1 : 13) {
     TestCopy(bytes, bytes % 3 == 0 ? 5 : 0, bytes % 3 == 0 ? 5 : bytes % 3 == 1 ? 4 : 0);
   }
+}
+
+// Ranges of different lengths and alignments, by blocks with whole and with partial warps.
+void TestRanges(int32_t num, int64_t most_bytes, unsigned threads, std::mt19937_64& random) {
+  std::vector<std::vector<char>> src(num), dst(num), expected;
+  std::vector<int64_t> to, from, bytes;
+  for (int32_t i = 0; i < num; ++i) {
+    to.push_back(static_cast<int64_t>(random() % 16));
+    from.push_back(random() % 2 == 0 ? to[i] : static_cast<int64_t>(random() % 16));
+    bytes.push_back(i == 0 ? most_bytes : static_cast<int64_t>(random() % (most_bytes + 1)));
+    for (int64_t k = 0; k < most_bytes + 2 * kGuard; ++k) src[i].push_back(static_cast<char>(random()));
+    dst[i].resize(most_bytes + 2 * kGuard, 'g');
+  }
+  expected = dst;
+  for (int32_t i = 0; i < num; ++i) std::memcpy(expected[i].data() + to[i], src[i].data() + from[i], bytes[i]);
+  emulation::Launch(1, 1, threads, 1, [&] {
+    device::CopyRanges(num, most_bytes, [&](int32_t i) {
+      return device::CopyRange{dst[i].data() + to[i], src[i].data() + from[i], bytes[i]};
+    });
+  });
+  CHECK(dst == expected);
+}
+
+TEST_CASE("copies of several ranges at once") {
+  std::mt19937_64 random(FirstSeed());
+  for (int64_t most_bytes = 0; most_bytes < 4 * device::kTileBytes; most_bytes += most_bytes < 40 ? 1 : 83) {
+    TestRanges(1 + static_cast<int32_t>(random() % 9), most_bytes, 1 + random() % 12, random);
+  }
+}
+
+// Loads from different peers are in flight at once: no warp begins where another one does.
+TEST_CASE("warps begin with different ranges") {
+  constexpr int32_t kNum = 5;
+  std::vector<char> src(kNum * 100), dst(kNum * 100);
+  std::vector<int32_t> first(kNum, -1);  // by warp: the range that it copies first
+  emulation::Launch(1, 1, kNum * device::kWarpThreads, 1, [&] {
+    device::CopyRanges(kNum, 100, [&](int32_t i) {
+      int32_t& of_warp = first[threadIdx.x / device::kWarpThreads];
+      if (of_warp < 0) of_warp = i;
+      return device::CopyRange{dst.data() + i * 100, src.data() + i * 100, 100};
+    });
+  });
+  CHECK((first == std::vector<int32_t>{0, 1, 2, 3, 4}));
 }
 
 TEST_CASE("sums of 1 to 20 sources, in order") {

@@ -137,6 +137,23 @@ ALONE_TEST_CASE("the preparation happens once") {
   }
 }
 
+// A communicator on small GPUs has fewer channels, which are too few for LL messages of this size.
+ALONE_TEST_CASE("windows are requested if any number of channels needs them") {
+  Communicator::Configure(20, 4);
+  for (const auto& [count, num_windows] : {std::pair<int64_t, size_t>{2048, 0}, {2049, 1}, {8192, 1}, {8193, 1}}) {
+    GpuCallState state;
+    state.spec = SpecOf(Collective::kAllReduce, 2);
+    state.spec.algorithm = "ll";
+    state.spec.groups = {0, 1};
+    state.symmetric_buffers = true;
+    FakeXla xla;
+    xla.state = &state;
+    std::vector<int32_t> x(count), y(count);
+    CHECK(xla.Run(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x.data(), count, y.data(), count).empty());
+    CHECK(xla.regions.size() == num_windows);
+  }
+}
+
 ALONE_TEST_CASE("a single GPU shares no buffers") {
   Communicator::Configure(20, 4);
   GpuCallState state;

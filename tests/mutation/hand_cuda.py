@@ -11,6 +11,8 @@ PROXY = "ffi/cuda/runtime/send_recv_proxy.cc"
 CALL = "ffi/cuda/xla/call.cc"
 DEVICE_CALL = "ffi/cuda/runtime/device_call.cc"
 PROGRAM = "ffi/cuda/program/call_program.cc"
+ROUNDS = "ffi/cuda/program/send_recv_schedule.h"
+LIMITS = "ffi/cuda/program/launch_limits.h"
 SELECTION = "ffi/plan/select_for_gpus.cc"
 USER = "ffi/cuda/xla/user_call.cc"
 
@@ -40,10 +42,25 @@ MUTANTS = [
     ),
     Mutant(
         "no SM stays free",
+        LIMITS,
+        "num_sms - kSmsOfOthers - kSmsOfProxies, 1",
+        "num_sms, 1",
+        "test_cuda_late_gpus",
+    ),
+    Mutant(
+        "the smallest GPU does not limit the channels",
         COMMUNICATOR,
-        "smallest > kReservedSms ? smallest - kReservedSms : 1",
-        "smallest",
+        "MaxChannels(static_cast<int64_t>(smallest), settings_.max_channels)",
+        "MaxChannels(num_sms, settings_.max_channels)",
         "test_cuda_communicator",
+    ),
+    Mutant("rounds of 8 MiB", ROUNDS, "round_bytes = 1 << 20", "round_bytes = 8 << 20", "test_cuda_rounds"),
+    Mutant(
+        "windows are found for the configured channels only",
+        CALL,
+        "channels > 0; channels /= 2)",
+        "channels > 0; channels = 0)",
+        "test_cuda_stages",
     ),
     Mutant(
         "messages between nodes are captured",

@@ -105,6 +105,29 @@ TEST_CASE("copies in the own memory take their time") {
             7 * (message_s + 3e-6 + 5e-6) + 7 * (2e-6 + 8000 / 4e9));
 }
 
+TEST_CASE("short moves run at once and take one overhead") {
+  const LinkModel self = {2e-6, 4e9, 0};
+  Machine machine = MakeMachine(self, kNode, kNetwork);
+  machine.together_bytes = 4000;
+  const double bytes_s = 4000 / 4e9 + 7 * 4000 / 2e9;
+  const Request all_to_all = Ask(Collective::kAllToAll, 1, 8, 1000);
+  CheckTime("all_to_all", CostOf("direct", all_to_all, 4, machine).time_s, 3e-6 + bytes_s);
+  CheckTime("longer", CostOf("direct", Ask(Collective::kAllToAll, 1, 8, 1001), 4, machine).time_s,
+            2e-6 + 7 * 3e-6 + 1.001 * bytes_s);
+  // Signals between the moves.
+  machine.links[0] = kFree;
+  CheckTime("pairwise", CostOf("pairwise", all_to_all, 4, machine).time_s,
+            7 * (3e-6 + 4000 / 2e9) + 6 * (kNode.overhead_s + kNode.latency_s));
+  // A sum of a local and seven other operands, seven signals, and seven moves after as many waits.
+  Request all_reduce = Ask(Collective::kAllReduce, 1, 8, 8000);
+  all_reduce.geometry.pull = true;
+  CheckTime("all_reduce", CostOf("direct", all_reduce, 4, machine).time_s,
+            3e-6 + 7 * 4000 / 2e9 + 7 * kNode.overhead_s + kNode.latency_s + 3e-6 + 7 * 4000 / 2e9);
+  // Puts to other nodes wait for the network one by one.
+  CheckTime("apart", CostOf("direct", AskApart(Collective::kAllToAll, 8, 1, 1000), 4, machine).time_s,
+            7 * (kNetwork.overhead_s + 4000 / kNetwork.bytes_per_s) + kNetwork.latency_s);
+}
+
 TEST_CASE("a chain is pipelined by chunks") {
   const Machine machine = MakeMachine(kFree, kNode, kNetwork);
   for (int32_t n : {3, 7}) {

@@ -209,9 +209,13 @@ JAXCOMM_DEVICE_CALLED void CopySlice(const BufferCopy& copy, const ChannelSlice&
     const int64_t rest = slice.contiguous_count - in_fragment < left ? slice.contiguous_count - in_fragment : left;
     const int64_t count = whole ? left / slice.contiguous_count * slice.contiguous_count : rest;  // of each block
     const int64_t first = (element - in_fragment) * slice.num_blocks + in_fragment;
-    for (int64_t block = 0; block < (whole ? 1 : slice.num_blocks); ++block) {
-      const int64_t at = (first + block * slice.contiguous_count) * item_bytes;
-      device::Copy(copy.to + at, copy.from + at, (whole ? count * slice.num_blocks : count) * item_bytes);
+    if (whole) {
+      device::Copy(copy.to + first * item_bytes, copy.from + first * item_bytes, count * slice.num_blocks * item_bytes);
+    } else {
+      device::CopyRanges(static_cast<int32_t>(slice.num_blocks), count * item_bytes, [&](int32_t block) {
+        const int64_t at = (first + block * slice.contiguous_count) * item_bytes;
+        return device::CopyRange{copy.to + at, copy.from + at, count * item_bytes};
+      });
     }
     element += count;
   }
@@ -252,7 +256,12 @@ class ChannelExecutor {
         }
         default:
           if (step.sync) __syncthreads();
-          RunData(step);
+          if (step.together == 1) {
+            RunData(step);
+          } else {
+            MoveTogether(steps + i);
+            i += step.together - 1;
+          }
       }
     }
     // XLA may reuse the memory once the kernel has ended.
@@ -294,8 +303,15 @@ class ChannelExecutor {
     }
   }
 
-  JAXCOMM_DEVICE char* At(const Elements& elements, int64_t i) const {
-    return elements.base + elements.Position(i) * args_.item_bytes;
+  // Moves between this rank and ranks of its node, each of contiguous elements.
+  JAXCOMM_DEVICE_CALLED void MoveTogether(const ProgramStep* steps) const {
+    device::CopyRanges(steps->together, steps->most_count * args_.item_bytes, [&](int32_t k) {
+      const ProgramStep& step = steps[k];
+      const Elements dst = ElementsOf(args_, program_, step, step.step.dst);
+      const Elements src = ElementsOf(args_, program_, step, step.step.src);
+      return device::CopyRange{dst.base + dst.first * args_.item_bytes, src.base + src.first * args_.item_bytes,
+                               step.step.count * args_.item_bytes};
+    });
   }
 
   JAXCOMM_DEVICE void Move(const ProgramStep& step, const Elements& dst, const Elements& src) {

@@ -129,7 +129,8 @@ class MultimemCall {
       }
     };
     device::Pass(
-        units.end - units.begin, [&](int64_t i) { return Source::Load(own + units.begin + i, all + units.begin + i); },
+        units.end - units.begin, device::OfBlock(),
+        [&](int64_t i) { return Source::Load(own + units.begin + i, all + units.begin + i); },
         [&](int64_t i, const device::Bytes16& value) { store(units.begin + i, value); });
   }
 

@@ -165,7 +165,7 @@ bool IsQueueFull(const std::vector<InterNodePut>& sending, const InterNodePut& p
 }  // namespace
 
 std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& request, const Fragments& fragments,
-                                 int32_t rank) {
+                                 int32_t rank, int64_t short_move) {
   const Plan& plan = plans[rank];
   const Geometry& geometry = request.geometry;
   const InterNodePuts inter_node = FindInterNodePuts(plans, geometry, rank);
@@ -187,7 +187,7 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
   std::vector<InterNodePut> sending;  // puts since the last flush
   std::map<int32_t, std::vector<Access>> behind;
   if (!inter_node.from_own.empty()) behind = FindWritesBehindSignals(plans, rank);
-  for (size_t i = 0; i < plan.steps.size(); ++i) {
+  for (const size_t i : WaitsFirst(plan, geometry.num_nodes == 1 ? short_move : 0)) {
     ProgramStep step;
     step.step = plan.steps[i];
     step.origin = static_cast<int32_t>(i);
@@ -269,6 +269,26 @@ void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64
   for (ProgramStep& step : steps) flattener.Flatten(step, sources);
 }
 
+void GroupMoves(std::vector<ProgramStep>& steps, const Geometry& geometry, int64_t short_move) {
+  const auto fits = [&](const ProgramStep& step) {
+    return IsMove(step.step.kind) && step.flat && step.step.count <= short_move &&
+           geometry.node(step.step.dst.rank) == geometry.node(step.step.src.rank);
+  };
+  for (size_t i = 0; i < steps.size();) {
+    size_t end = i + 1;
+    int64_t most_count = steps[i].step.count;
+    if (fits(steps[i])) {
+      for (; end < steps.size() && fits(steps[end]) && !steps[end].sync && !steps[end].flush; ++end) {
+        most_count = std::max(most_count, steps[end].step.count);
+      }
+      steps[i].together = static_cast<int32_t>(end - i);
+      for (size_t k = i; k < end; ++k)
+        steps[k].most_count = most_count;  // of all, because a launch may end between two
+    }
+    i = end;
+  }
+}
+
 cuda::ChannelSlice SliceOf(int64_t buffer_count, int64_t block_count, Range range, int64_t contiguous_count) {
   cuda::ChannelSlice slice;
   slice.count = range.count;
@@ -312,13 +332,14 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Contiguou
       PackedPlans packed = PackInterNodePuts(BuildAll(*choice.algorithm, request), request.geometry, fragments,
                                              item_bytes, num_channels, limits);
       std::vector<Plan>& plans = packed.plans;
-      std::vector<ProgramStep> steps = StepsOf(plans, request, fragments, rank);
+      std::vector<ProgramStep> steps = StepsOf(plans, request, fragments, rank, ShortMove(item_bytes));
       for (ProgramStep& step : steps) {
         if (step.origin >= 0) step.origin = packed.origins[rank][step.origin];
       }
       AddShares(plans, request.geometry, program);
       Plan& plan = plans[rank];
       Flatten(steps, plan.sources, range.count, block_count, contiguous);
+      GroupMoves(steps, request.geometry, ShortMove(item_bytes));
       int64_t scratch_count = 0;  // the same on all ranks: a rank addresses its own and its peers' scratch alike
       for (const Plan& any : plans) scratch_count = std::max(scratch_count, any.scratch_count);
       built[range.count] = {static_cast<int32_t>(program.steps.size()), static_cast<int32_t>(steps.size()),

@@ -39,9 +39,12 @@ enum PseudoStep : int32_t {
 
 struct ProgramStep {
   Step step;
-  int32_t origin = 0;    // position in the plan, or a PseudoStep; for reports
-  int32_t together = 1;  // signals, waits: the number of steps from this one on that different threads may run at once
-  bool sync = false;     // data steps: depends on other threads' accesses since the thread block's last barrier
+  int32_t origin = 0;  // position in the plan, or a PseudoStep; for reports
+  // The number of steps from this one on that run at once. Signals, waits: by different threads. Moves inside the node:
+  // by different warps.
+  int32_t together = 1;
+  int64_t most_count = 0;  // moves that run at once: elements of the longest
+  bool sync = false;       // data steps: depends on other threads' accesses since the thread block's last barrier
   // The network must have read the sources of earlier puts to other nodes before this step. The step overwrites a
   // source, or signals a rank that may overwrite it or cause another rank to do so.
   bool flush = false;

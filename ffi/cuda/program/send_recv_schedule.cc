@@ -254,7 +254,7 @@ struct ChannelSteps {
   }
 };
 
-// Splits a group of steps that threads run together at the end of a launch.
+// Splits a group of steps that run at once at the end of a launch.
 void SplitTogether(std::vector<ProgramStep>& steps, int32_t begin, int32_t end) {
   for (int32_t i = begin; i < end; i += steps[i].together) {
     if (i + steps[i].together <= end) continue;
@@ -367,7 +367,7 @@ std::vector<ProgramStep> UnpackSteps(const SplitChannel& split, const std::vecto
       plans[rank].steps.push_back(step);
     }
   }
-  return StepsOf(plans, nothing, fragments, rank);
+  return StepsOf(plans, nothing, fragments, rank, 0);
 }
 
 }  // namespace
@@ -426,7 +426,7 @@ RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Conti
     const SplitChannel& split = *by_channel[c];
     const std::vector<KeptStep>& kept = split.kept[rank];
     ChannelSteps channel;
-    channel.steps = StepsOf(split.plans, request_of(counts[c]), fragments_of(c), rank);
+    channel.steps = StepsOf(split.plans, request_of(counts[c]), fragments_of(c), rank, ShortMove(item_bytes));
     int32_t num_entry_steps = 0;
     for (ProgramStep& step : channel.steps) {
       if (step.origin == kEntryBarrier) ++num_entry_steps;
@@ -444,6 +444,7 @@ RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Conti
     for (const auto& [round, end] : split.ends[rank]) channel.ends[round] = num_entry_steps + end;
     std::vector<Place> sources = split.plans[rank].sources;
     Flatten(channel.steps, sources, counts[c], block_count, contiguous);
+    GroupMoves(channel.steps, whole.geometry, ShortMove(item_bytes));
     layout[c].first_step = first_step;
     layout[c].first_source = static_cast<int32_t>(program.sources.size());
     first_step += static_cast<int32_t>(channel.steps.size());
@@ -476,6 +477,7 @@ RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Conti
           });
       std::vector<Place> no_sources;
       Flatten(steps, no_sources, counts[c], block_count, contiguous);
+      GroupMoves(steps, whole.geometry, ShortMove(item_bytes));
       launch[c].first_step = static_cast<int32_t>(program.steps.size());
       launch[c].num_steps = static_cast<int32_t>(steps.size());
       program.steps.insert(program.steps.end(), steps.begin(), steps.end());

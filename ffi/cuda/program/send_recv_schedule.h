@@ -30,7 +30,8 @@ namespace cuda {
 struct SplitLimits {
   // A rank begins another round once the current one has this much data. Chunks of a pipelined plan then travel one by
   // one while the node works on the next, and small messages travel together. At 50 GB/s this much data takes as long
-  // as the launches of a round, about 20 us. Neither number has been measured.
+  // as the launches of a round, about 20 us. Chunks of most plans have 4 MiB on 32 channels; rounds of 8 MiB would wait
+  // for two of them. docs/internals/cuda-bandwidth.md has the predictions. Neither number has been measured.
   int64_t round_bytes = 1 << 20;
   // Rounds whose data a rank keeps packed at once.
   int32_t num_slots = 2;

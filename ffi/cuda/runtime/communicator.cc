@@ -14,6 +14,7 @@
 #include "cuda/nccl/is_captured.h"
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/scoped_device.h"
+#include "cuda/program/launch_limits.h"
 #include "cuda/runtime/abort_flag.h"
 #include "cuda/runtime/call_names.h"
 
@@ -149,17 +150,12 @@ Status Communicator::WarnOfNoGin(const Status& own) {
   return OkStatus();
 }
 
-// Kernels of other streams, XLA's NCCL collectives first of all, may have to run while jaxcomm's kernels wait for their
-// peers. If jaxcomm's took all SMs, ranks could block each other. NCCL's kernels have 16 to 32 thread blocks on most
-// machines and at most 64; blocks without an SM begin when others end. Two SMs remain for the small kernels of
-// send_recv_proxy.h.
+// All ranks get the channels of the smallest GPU.
 Status Communicator::LimitChannels(int num_sms) {
-  constexpr uint64_t kReservedSms = 34;
   const StatusOr<std::vector<uint64_t>> gathered = bootstrap_.AllGather(static_cast<uint64_t>(num_sms));
   JAXCOMM_RETURN_IF_ERROR(gathered.status());
   const uint64_t smallest = *std::min_element(gathered->begin(), gathered->end());
-  const uint64_t room = smallest > kReservedSms ? smallest - kReservedSms : 1;
-  comm_.signals.num_channels = static_cast<int32_t>(std::min<uint64_t>(room, settings_.max_channels)) + 1;
+  comm_.signals.num_channels = MaxChannels(static_cast<int64_t>(smallest), settings_.max_channels) + 1;
   return OkStatus();
 }
 

@@ -81,16 +81,20 @@ ffi::ErrorOr<std::unique_ptr<GpuCallState>> Instantiate(ffi::Dictionary attribut
   return state;
 }
 
-// Finds which of operand and result peers use. All ranks must find the same, so it does not depend on placement.
+// Finds which of operand and result peers may use. All ranks must find the same, so it does not depend on placement.
+// The number of channels is not known yet: small GPUs have fewer than configured, and a call that needs no window with
+// many channels (LL messages) may need one with few.
 void FindShared(GpuCallState& state, const Buffers& buffers) {
   const CallSpec& spec = state.spec;
   // As if all ranks were on one node: between nodes windows have no use. Initialize reports errors.
   const RankPlacement placement = {0, static_cast<int32_t>(spec.group_size)};
-  const StatusOr<CallProgram> call = MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count,
-                                                     placement, Communicator::Configured().max_channels);
-  if (!call.ok() || call->program.steps.empty()) return;
-  if (call->program.shares_input) state.shared.input_bytes = call->input_bytes;
-  if (call->program.shares_output) state.shared.output_bytes = call->output_bytes;
+  for (int32_t channels = Communicator::Configured().max_channels; channels > 0; channels /= 2) {
+    const StatusOr<CallProgram> call =
+        MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, placement, channels);
+    if (!call.ok() || call->program.steps.empty()) continue;
+    if (call->program.shares_input) state.shared.input_bytes = call->input_bytes;
+    if (call->program.shares_output) state.shared.output_bytes = call->output_bytes;
+  }
 }
 
 void RequestWindows(GpuCallState& state, const XlaCollectives& collectives, const Buffers& buffers) {

@@ -8,3 +8,4 @@
 #include "multimem.h"
 #include "reduce.h"
 #include "sync.h"
+#include "threads.h"

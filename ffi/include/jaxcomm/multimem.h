@@ -90,7 +90,8 @@ JAXCOMM_DEVICE void MultimemReduce(void* dst, const Multicast& window, int64_t b
   const auto* from = window.At<const Bytes16>(byte_offset);
   FenceAliases();  // the operands were written through addresses of single ranks
   Pass(
-      bytes / static_cast<int64_t>(sizeof(Bytes16)), [&](int64_t i) { return MulticastSum<Codec>(from + i); },
+      bytes / static_cast<int64_t>(sizeof(Bytes16)), OfBlock(),
+      [&](int64_t i) { return MulticastSum<Codec>(from + i); },
       [&](int64_t i, const Bytes16& sum) { static_cast<Bytes16*>(dst)[i] = sum; });
   FenceAliases();  // and may be overwritten through them
 }
@@ -101,7 +102,8 @@ JAXCOMM_DEVICE void MultimemPut(const Multicast& window, int64_t byte_offset, co
   auto* to = window.At<Bytes16>(byte_offset);
   FenceAliases();  // earlier data was read through addresses of single ranks
   Pass(
-      bytes / static_cast<int64_t>(sizeof(Bytes16)), [&](int64_t i) { return static_cast<const Bytes16*>(src)[i]; },
+      bytes / static_cast<int64_t>(sizeof(Bytes16)), OfBlock(),
+      [&](int64_t i) { return static_cast<const Bytes16*>(src)[i]; },
       [&](int64_t i, const Bytes16& value) { MulticastStore(to + i, value); });
   FenceAliases();  // and this data will be
 }

@@ -69,6 +69,8 @@ struct Fiber {
   bool multicast = false;  // accesses to a multicast object since the last fence
 };
 
+constexpr int kWarpThreads = 2;  // small, so that blocks of few threads have several warps
+
 constexpr size_t kStackBytes = 128 << 10;
 
 // Time limit of a launch: ten times that of the longest launch that ends.

@@ -24,6 +24,8 @@ inline Coordinates Current() {
   return {{self.place.thread, 0}, {self.place.block, gpu}, {self.num_threads, 1}};
 }
 
+constexpr int kWarpThreads = 1;
+
 inline int Arrive(int value) { return memory_model::Arrive(value); }
 inline void Pause() { memory_model::Pause(); }
 inline uint64_t NowNs() { return memory_model::NowNs(); }

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 
-from kernel_mutant import CALL_PROGRAM, PACKING, PROGRAM, SCHEDULE, Mutant
+from kernel_mutant import CALL_PROGRAM, PACKING, PLAN, PROGRAM, SCHEDULE, Mutant
 from mutants_of_data import DATA
 from mutants_of_memory import MODEL
 from mutants_of_networks import PLAIN
@@ -86,9 +86,11 @@ def main() -> int:
     parser.add_argument("--library", required=True, help="libjaxcomm_native.a, built with the same sanitizer")
     parser.add_argument("--compiler", default="c++")
     parser.add_argument("--sanitize", default="", choices=["", "thread"])
-    parser.add_argument("--only", default="", help="mutants whose names contain this")
+    parser.add_argument("--only", default="", help="mutants whose names match this expression")
     args = parser.parse_args()
-    mutants = [mutant for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL) if args.only in mutant.name]
+    mutants = [
+        mutant for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL) if re.search(args.only, mutant.name)
+    ]
     tests = sorted({mutant.test for mutant in mutants})
 
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(2) as pool:
@@ -96,7 +98,7 @@ def main() -> int:
         tree = build.copy("sound")
         sources = {test: f"tests/cuda/test_{test}.cc" for test in tests}
         # Not in a header.
-        parts = {"packer": PACKING, "program": PROGRAM, "call_program": CALL_PROGRAM, "cut": SCHEDULE}
+        parts = {"plan": PLAN, "packer": PACKING, "programs": PROGRAM, "call_program": CALL_PROGRAM, "cut": SCHEDULE}
         parts |= {"cases": "tests/check.cc", "main": "tests/main.cc"}
         models = {name: f"tests/cuda/fakes/{name}.cc" for name in ("memory_model", "memory_model_explore")}
         if not any(test.startswith("litmus") for test in tests):

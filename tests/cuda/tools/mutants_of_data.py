@@ -1,6 +1,6 @@
 """Mutants of data movement, of reductions and of the fences between aliases. No data race shows them."""
 
-from kernel_mutant import COPY, MULTICAST, REDUCE, REDUCTIONS, SYNC, Mutant
+from kernel_mutant import COPY, MULTICAST, PLAN, PROGRAM, REDUCE, REDUCTIONS, SYNC, Mutant
 
 DATA = [
     Mutant("the tail stores one unit too many", COPY, "< count) store(", "<= count) store(", "reduce"),
@@ -12,6 +12,30 @@ DATA = [
         "reduce",
     ),
     Mutant("the tail leaves out the last thread's unit", COPY, "< count) units[k]", "< count - 1) units[k]", "reduce"),
+    Mutant("the last tile is left out", COPY, "+ kTileBytes - 1) / kTileBytes);", ") / kTileBytes);", "reduce"),
+    Mutant(
+        "the first range's length is that of all",
+        COPY,
+        "+ kTileBytes < all.bytes ?",
+        "+ kTileBytes < most_bytes ?",
+        "reduce",
+    ),
+    Mutant("the first tile begins before the range", COPY, "    if (begin < 0) begin = 0;\n", "", "reduce"),
+    Mutant("warps take one range after the other", COPY, "range(tile % num);", "range(tile / tiles);", "reduce"),
+    Mutant(
+        "long moves run at once", PROGRAM, "step.flat && step.step.count <= short_move &&", "step.flat &&", "program"
+    ),
+    Mutant("moves of fragments run at once", PROGRAM, "step.flat && step.step.count", "step.step.count", "program"),
+    Mutant(
+        "the first of several moves has the length of all",
+        PROGRAM,
+        "        most_count = std::max(most_count, steps[end].step.count);\n",
+        "",
+        "program",
+    ),
+    Mutant("dependent moves run at once", PROGRAM, " && !steps[end].sync && !steps", " && !steps", "program"),
+    Mutant("waits pass signals", PLAN, "!IsMove(step.kind) || step.count", "step.count", "program"),
+    Mutant("waits come last", PLAN, "first_move++, i);", "first_move, i);", "program"),
     Mutant(
         "sources are added in another order",
         REDUCE,

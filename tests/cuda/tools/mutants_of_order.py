@@ -381,6 +381,13 @@ THREAD = [
         "exchange_offsets",
     ),
     Mutant(
+        "a peer's window is where the peer addresses it",
+        OFFSETS,
+        "args.input_at[peer] = window_at.input + theirs.input;",
+        "args.input_at[peer] = theirs.input;",
+        "exchange_offsets",
+    ),
+    Mutant(
         "a rank goes on sending offsets after its abort",
         OFFSETS,
         "  if (device::IsAborted(comm)) return;\n",
