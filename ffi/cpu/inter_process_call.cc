@@ -62,9 +62,12 @@ void InterProcessCall::Enter() {
     for (int32_t from = 0; from < program_->num_ranks(); ++from) new (&signals[from]) std::atomic<uint32_t>(0);
     if (program_->windowed(Space::kInput)) {
       std::memcpy(block_.data + program_->window(Space::kInput, position), own.input,
-                  static_cast<size_t>(program_->input_bytes()));
+                  static_cast<size_t>(InputBytes(position)));
     }
-    if (program_->program()->of_lists() && program_->windowed(Space::kOutput)) {
+    if (program_->lists_bytes() > 0) {
+      std::memcpy(block_.data + program_->lists(position), own.index, static_cast<size_t>(program_->lists_bytes()));
+    }
+    if (program_->program()->of_lists() && !program_->of_tokens() && program_->windowed(Space::kOutput)) {
       // Rows that no rank writes keep the values that the output starts with.
       std::memcpy(block_.data + program_->window(Space::kOutput, position), own.output,
                   static_cast<size_t>(program_->output_bytes()));
@@ -100,6 +103,19 @@ void InterProcessCall::Enter() {
   for (Other& other : others_) other.peer->control_segment().RingDoorbell();
   registered_ = !distant_.empty();
   if (registered_) active_messages_->Register(spec_.key, shared_from_this());
+}
+
+// Of the input of this rank, as far as it is read. Behind the last group of a combine, nothing is.
+int64_t InterProcessCall::InputBytes(int32_t position) const {
+  if (!program_->of_tokens() || !program_->program()->tokens.combines) return program_->input_bytes();
+  int64_t slots = 0;
+  for (int32_t home = 0; home < spec_.slices.num_ranks(); ++home) {
+    for (int64_t i = 0; i < spec_.slices.per_pair(); ++i) {
+      const Slice slice = spec_.slices.At(home, position, i);
+      if (slice.size > 0) slots = std::max(slots, slice.output_offset + slice.size);
+    }
+  }
+  return slots * program_->program()->tokens.row_bytes;
 }
 
 // Maps the blocks of all others that have entered. Returns whether all have. Called with `claimed_` held.
@@ -151,6 +167,9 @@ void InterProcessCall::Begin() {
       at.input = reinterpret_cast<const char*>(addresses[0]);
       at.output = reinterpret_cast<char*>(addresses[1]);
       at.input_pid = at.output_pid = other->peer->pid();
+      if (program_->lists_bytes() > 0) {
+        at.index = reinterpret_cast<const int32_t*>(block + program_->lists(position));
+      }
       if (program_->windowed(Space::kInput)) {
         at.input = block + program_->window(Space::kInput, position);
         at.input_pid = 0;
@@ -347,7 +366,7 @@ void* InterProcessCall::DestinationOf(uint64_t fingerprint, int32_t rank, Space 
   int64_t size = 0;
   if (space == Space::kOutput) size = program_->output_bytes();
   if (space == Space::kScratch) {
-    size = program_->program()->plans[rank].scratch_count * program_->program()->item_bytes;
+    size = program_->program()->scratch_bytes(static_cast<size_t>(rank));
   }
   if (offset_bytes < 0 || bytes > size || offset_bytes > size - bytes) return nullptr;
   if ((state_.fetch_add(1) & (kDone | kFailed)) != 0) {

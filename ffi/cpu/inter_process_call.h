@@ -56,7 +56,7 @@ class InterProcessCall : public MessageHandler,
     int64_t run_id = 0;  // XLA's run id
     std::shared_ptr<const CallNames> names;
     BoundedWait wait;  // since the first device of this process arrived
-    Slices slices;     // all_to_all_v
+    Slices slices;     // all_to_all_v, dispatch, combine
   };
   enum class AdvanceResult { kWaiting, kMoved, kOver };
 
@@ -105,6 +105,7 @@ class InterProcessCall : public MessageHandler,
   void Signal(int32_t from, int32_t to) override;
 
   bool Step();
+  int64_t InputBytes(int32_t position) const;
   bool FindOthers();
   void Begin();
   void SubmitToWorkers();

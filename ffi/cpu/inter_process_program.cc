@@ -55,6 +55,11 @@ uint64_t Hash(uint64_t hash, const Place& place) {
 uint64_t Hash(const Program& program) {
   uint64_t hash = Mix(static_cast<uint64_t>(program.type), static_cast<uint64_t>(program.item_bytes));
   hash = Mix(hash, static_cast<uint64_t>(program.row_count));
+  const TokenLayout& tokens = program.tokens;
+  for (const int64_t number : {tokens.choices, tokens.experts_per_rank, int64_t{tokens.per_choice},
+                               int64_t{tokens.rounds_nodes}, tokens.weight_bytes}) {
+    hash = Mix(hash, static_cast<uint64_t>(number));
+  }
   for (const BlockLayout& layout : {program.input, program.output}) {
     for (const int64_t size : {layout.num_blocks, layout.block_count, layout.run}) {
       hash = Mix(hash, static_cast<uint64_t>(size));
@@ -100,6 +105,9 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
     in_order->stream = false;  // windows are read soon
     program_ = std::move(in_order);
   }
+  if (of_tokens() && !program_->tokens.combines && access.read[kInput]) {
+    lists_bytes_ = program_->tokens.num_choices() * int64_t{sizeof(int32_t)};
+  }
   windowed_[kScratch] = true;  // jaxcomm's own memory: always in the block, where peers can access it
 
   for (int32_t position = 0; position < num_ranks(); ++position) {
@@ -112,10 +120,11 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
     };
     offsets.addresses = place(2 * sizeof(uint64_t));
     offsets.signals = place(static_cast<uint64_t>(num_ranks()) * sizeof(uint32_t));
+    if (lists_bytes_ > 0) offsets.lists = place(static_cast<uint64_t>(lists_bytes_));
     if (windowed_[kInput]) offsets.windows[kInput] = place(static_cast<uint64_t>(input_bytes_));
     if (windowed_[kOutput]) offsets.windows[kOutput] = place(static_cast<uint64_t>(output_bytes_));
     offsets.windows[kScratch] =
-        place(static_cast<uint64_t>(program_->plans[position].scratch_count * program_->item_bytes));
+        place(static_cast<uint64_t>(program_->scratch_bytes(static_cast<size_t>(position))));
     offsets.end = next;
   }
   fingerprint_ = Hash(*program_);

@@ -37,6 +37,10 @@ class InterProcessProgram {
   // Offsets in the block of the process that runs the rank at `position`.
   uint64_t addresses(int32_t position) const { return offsets_[position].addresses; }  // input, output: uint64_t[2]
   uint64_t signals(int32_t position) const { return offsets_[position].signals; }      // atomic<uint32_t>[num_ranks]
+  // dispatch: RankBuffers::index, which ranks of other processes read; 0 bytes elsewhere.
+  uint64_t lists(int32_t position) const { return offsets_[position].lists; }
+  int64_t lists_bytes() const { return lists_bytes_; }
+  bool of_tokens() const { return program_->tokens.choices > 0; }  // dispatch or combine
   uint64_t window(Space space, int32_t position) const {
     return offsets_[position].windows[static_cast<size_t>(space)];
   }
@@ -48,6 +52,7 @@ class InterProcessProgram {
   struct RankOffsets {
     uint64_t addresses = 0;
     uint64_t signals = 0;
+    uint64_t lists = 0;
     std::array<uint64_t, 3> windows = {};
     uint64_t end = 0;
   };
@@ -58,6 +63,7 @@ class InterProcessProgram {
   BlockLayout output_layout_;
   int64_t input_bytes_;
   int64_t output_bytes_;
+  int64_t lists_bytes_ = 0;
   std::array<bool, 3> windowed_ = {};
   std::vector<RankOffsets> offsets_;
   uint64_t fingerprint_;
