@@ -123,8 +123,7 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
     if (lists_bytes_ > 0) offsets.lists = place(static_cast<uint64_t>(lists_bytes_));
     if (windowed_[kInput]) offsets.windows[kInput] = place(static_cast<uint64_t>(input_bytes_));
     if (windowed_[kOutput]) offsets.windows[kOutput] = place(static_cast<uint64_t>(output_bytes_));
-    offsets.windows[kScratch] =
-        place(static_cast<uint64_t>(program_->scratch_bytes(static_cast<size_t>(position))));
+    offsets.windows[kScratch] = place(static_cast<uint64_t>(program_->scratch_bytes(static_cast<size_t>(position))));
     offsets.end = next;
   }
   fingerprint_ = Hash(*program_);

@@ -226,7 +226,8 @@ void RowLists::PutList(const Step& step) const {
   int64_t before = 0;
   for (size_t e = 0; e < entry_of.size(); ++e) {
     const auto i = static_cast<int64_t>(e);
-    const Slice slice = slices_.At(home, node * tokens_.ranks_per_node + static_cast<int32_t>(i / experts), i % experts);
+    const Slice slice =
+        slices_.At(home, node * tokens_.ranks_per_node + static_cast<int32_t>(i / experts), i % experts);
     entry_of[e] = before - slice.output_offset;
     before += slice.size;
   }

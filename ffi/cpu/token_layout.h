@@ -10,7 +10,7 @@ namespace jaxcomm {
 struct TokenLayout {
   int64_t choices = 0;  // of a token; 0: neither a dispatch nor a combine
   int64_t experts_per_rank = 1;
-  int64_t num_rows = 0;  // of the payload of a rank: tokens, or choices if each has a row of its own
+  int64_t num_rows = 0;   // of the payload of a rank: tokens, or choices if each has a row of its own
   int64_t num_slots = 0;  // rows that a rank has for its experts
   int64_t row_bytes = 0;
   bool per_choice = false;
@@ -26,8 +26,8 @@ struct TokenLayout {
 
   int64_t num_choices() const { return per_choice ? num_rows : num_rows * choices; }
 
-  // Hierarchical plans: a message of a dispatch has the number of its row for each entry, and then the rows. A list of a
-  // combine has the entries of each token, and then their weights. Bytes, for a number of entries.
+  // Hierarchical plans: a message of a dispatch has the number of its row for each entry, and then the rows. A list of
+  // a combine has the entries of each token, and then their weights. Bytes, for a number of entries.
   static int64_t Aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
   static int64_t NumberBytes(int64_t entries) { return Aligned(entries * int64_t{sizeof(int32_t)}); }
   int64_t ListBytes(int64_t entries) const { return NumberBytes(entries) + Aligned(entries * weight_bytes); }

@@ -88,7 +88,8 @@ void TokenSums::Sum(const Token& token, const int32_t* ends) {
   parts_.assign(rows, rows + begin);
   if (end > begin) {
     const int32_t all = end - begin;
-    Add(part_.data(), rows + begin, weights != nullptr ? weights + begin * tokens_.weight_bytes : nullptr, &all, 1, all);
+    Add(part_.data(), rows + begin, weights != nullptr ? weights + begin * tokens_.weight_bytes : nullptr, &all, 1,
+        all);
     parts_.push_back(part_.data());
   }
   parts_.insert(parts_.end(), rows + end, rows + num_rows);

@@ -164,30 +164,50 @@ def ragged(mesh):
     assert all(map(same, run(*arguments), (want, sent, kept))), "after an error"
 
 
+def routings(n, rng):
+    """Tables of ids, (n, 6, 3): any experts, one for all, those of one rank, a rank without choices, none at all."""
+    ids = rng.integers(-1, 2 * n, (n, 6, 3)).astype(np.int32)
+    silent = ids.copy()
+    silent[n // 2] = -1
+    return ids, np.full_like(ids, 2 * n - 1), np.abs(ids) % 2, silent, np.full_like(ids, -1), ids[:, :, :1] + 0 * ids
+
+
 def experts(mesh):
     """A token's rows go to its experts and back, each times a number of the expert; and the gradient of that."""
     n, spec = mesh.size, P("i")
     rng = np.random.default_rng(6)
-    ids = rng.integers(-1, 2 * n, (n, 6, 3)).astype(np.int32)
     x = rng.integers(-9, 9, (n, 6, 5)).astype(np.float32)
-    weights = rng.integers(1, 4, ids.shape).astype(np.float32)
+    weights = rng.integers(1, 4, (n, 6, 3)).astype(np.float32)
 
-    def body(ids, x, weights):
-        r = jaxcomm.moe.route(ids[0], "i", num_experts=2 * n, align=4)
+    def body(ids, x, weights, reduce, algorithm):
+        r = jaxcomm.moe.route(ids[0], "i", num_experts=2 * n, align=4, capacity=n * 18 + 6, reduce=reduce)
 
         def layer(x):
-            rows = jaxcomm.moe.dispatch(x, r)
+            rows, tokens = jaxcomm.moe.dispatch((x, x.astype(np.int8)), r, algorithm=algorithm)
             expert = jax.numpy.repeat(jax.numpy.arange(2), r.group_sizes, total_repeat_length=len(rows))
             number = 1.0 + expert + 2 * jax.lax.axis_index("i")
-            return jaxcomm.moe.combine(rows * number[:, None].astype(x.dtype), r, weights[0])
+            rows = (rows + tokens.astype(x.dtype)) / 2 * number[:, None].astype(x.dtype)
+            return jaxcomm.moe.combine(rows, r, weights[0], algorithm=algorithm)
 
         y, back = jax.vjp(layer, x[0])
-        return y[None], back(y)[0][None]
+        each = jaxcomm.moe.combine(jaxcomm.moe.dispatch(x[0], r), r, per_choice=True)
+        return y[None], 2 * back(y)[0][None], each[None]
 
-    run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-    factor = np.where(ids >= 0, weights * (ids + 1), 0).sum(2)[..., None].astype(np.float32)
-    got = run(*(place(a, NamedSharding(mesh, spec)) for a in (ids, x, weights)))
-    assert all(map(same, got, (factor * x, factor**2 * x))), "moe"
+    checked = 0
+    for reduce, algorithm in (("node", None), ("home", None), ("node", "direct"), ("node", "hierarchical")):
+        wrapped = lambda *a, options=(reduce, algorithm): body(*a, *options)  # noqa: E731
+        run = jax.jit(jax.shard_map(wrapped, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+        for ids in routings(n, rng):
+            factor = np.where(ids >= 0, weights * (ids + 1), 0).sum(2)[..., None].astype(np.float32)
+            each = np.where(ids[..., None] >= 0, x[:, :, None], 0).astype(np.float32)
+            try:
+                got = run(*(place(a, NamedSharding(mesh, spec)) for a in (ids, x, weights)))
+            except ValueError as error:
+                assert algorithm == "hierarchical" and "needs several nodes" in str(error), error
+                break
+            assert all(map(same, got, (factor * x, factor**2 * x, each))), ("moe", reduce, algorithm, ids)
+            checked += 1
+    return checked
 
 
 def values(mesh):
