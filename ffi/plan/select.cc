@@ -116,7 +116,10 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
 
   std::vector<Candidate> candidates;
   for (const Algorithm& algorithm : table) {
-    if (algorithm.supports(request) && !lacks_ll(algorithm) && algorithm.protocol != Protocol::kMultimem)
+    // Rows of a list that can be read in place are best read there: a message to a node saves no copies.
+    const bool in_place = OfLists(request.collective) && request.geometry.all_addressable;
+    if (algorithm.supports(request) && !lacks_ll(algorithm) && algorithm.protocol != Protocol::kMultimem &&
+        !(in_place && algorithm.supports.hierarchical))
       candidates.push_back(Tune(algorithm, request, item_bytes, machine));
   }
   if (candidates.empty()) {
@@ -127,8 +130,6 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
   choice.reason = "lowest predicted cost of " + std::to_string(candidates.size());
   for (const Candidate& candidate : candidates) {
     if (!candidate.algorithm->supports.hierarchical) continue;
-    // Rows of a list that can be read in place are best read there: a message saves no copies.
-    if (OfLists(request.collective) && request.geometry.all_addressable) continue;
     if (candidate.cost.time_s > kHierarchyLimit * best.cost.time_s) break;
     best = candidate;
     choice.reason = "made for " + std::to_string(request.geometry.num_nodes) + " nodes of " +

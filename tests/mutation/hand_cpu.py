@@ -125,7 +125,7 @@ MUTANTS = [
     Mutant(
         "sizes of scratch in elements, not bytes",
         CALL,
-        "    size = program_->program()->plans[rank].scratch_count * program_->program()->item_bytes;",
+        "    size = program_->program()->scratch_bytes(static_cast<size_t>(rank));",
         "    size = program_->program()->plans[rank].scratch_count;",
         "test_inter_process_endings test_inter_process_call",
     ),
@@ -313,7 +313,7 @@ MUTANTS = [
     Mutant(
         "ranks of a round share the scratch of the first",
         RENDEZVOUS,
-        "      next += program->plans[i].scratch_count * program->item_bytes;\n",
+        "      next += program->scratch_bytes(i);\n",
         "",
         "test_planner",
     ),
