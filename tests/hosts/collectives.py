@@ -1,5 +1,6 @@
 """Program of test_collectives.py for every process: collectives.py <what>. Process 0 prints JSON lines."""
 
+import functools
 import json
 import os
 import sys
@@ -219,6 +220,42 @@ def values(mesh):
     return {"checked": checked}
 
 
+MOE_SIZES = 512, 8, 64, 1024  # tokens per rank, choices, experts, elements of a row
+MOE_CALLS = 3
+
+
+def moe_ids(n):
+    tokens, choices, experts, _ = MOE_SIZES
+    return np.argsort(np.random.default_rng(7).random((n * tokens, experts)), 1)[:, :choices].astype(np.int32)
+
+
+def moe_traffic(mesh):
+    """Dispatches and combines a few times with each algorithm, while the test counts bytes."""
+    tokens, _, experts, width = MOE_SIZES
+    ids = moe_ids(mesh.size)
+    demand = int(np.bincount(ids.ravel() * mesh.size // experts).max())
+    x = np.random.default_rng(8).integers(-9, 9, (mesh.size * tokens, width)).astype(np.float32)
+    ones = np.ones(ids.shape, np.float32)
+
+    def body(ids, x, weights, algorithm):
+        r = jaxcomm.moe.route(ids, "i", num_experts=experts, capacity=demand)
+        return jaxcomm.moe.combine(jaxcomm.moe.dispatch(x, r, algorithm=algorithm), r, weights, algorithm=algorithm)
+
+    placed = [place(a, NamedSharding(mesh, ROWS)) for a in (ids, x, ones)]
+    runs = {}
+    for algorithm in ("hierarchical", "direct"):
+        f = functools.partial(body, algorithm=algorithm)
+        f = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=ROWS, out_specs=ROWS, check_vma=False))
+        runs[algorithm] = lambda f=f: jax.block_until_ready(f(*placed))
+        assert same(runs[algorithm](), ids.shape[1] * x)
+    for run in runs.values():
+        print(json.dumps({"ready": True}), flush=True)
+        sys.stdin.readline()
+        print(json.dumps({"seconds": median_s(run, MOE_CALLS)}), flush=True)
+        sys.stdin.readline()
+    return {}
+
+
 def median_s(run, repetitions):
     times = []
     for _ in range(repetitions):
@@ -283,7 +320,12 @@ if __name__ == "__main__":
         os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
     )
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-    outcome = {"values": values, "small_all_to_all": small_all_to_all, "large_psum": large_psum}[sys.argv[1]](mesh)
+    outcome = {
+        "values": values,
+        "small_all_to_all": small_all_to_all,
+        "large_psum": large_psum,
+        "moe_traffic": moe_traffic,
+    }[sys.argv[1]](mesh)
     if jax.process_index() == 0:
         print(json.dumps(outcome), flush=True)
     sys.stdin.readline()

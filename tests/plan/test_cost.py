@@ -285,6 +285,8 @@ SCRATCH_LIMITS = {
     ("all_reduce", "recursive_doubling"): lambda n, G, L, b, c: (ceil_log2(n) + 1) * b,
     ("all_reduce", "tree"): lambda n, G, L, b, c: ceil_log2(n) * b,
     ("all_reduce", "hierarchical"): lambda n, G, L, b, c: (5 * G + 2) * c,
+    ("dispatch", "hierarchical"): lambda n, G, L, b, c: (G - 1) * L * b,
+    ("combine", "hierarchical"): lambda n, G, L, b, c: 4 * (G - 1) * b,
 }
 
 
