@@ -186,10 +186,10 @@ NB_MODULE(_core, m) {
   plan.def(
       "select_for_gpus",
       [=](const Request& request, const std::string& algorithm, int64_t item_bytes, int32_t max_channels, bool gin) {
-        return SelectForGpus(request, algorithm, item_bytes, max_channels, inter_node(gin));
+        return Checked(SelectForGpus(request, algorithm, item_bytes, max_channels, inter_node(gin)));
       },
       nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"), nb::arg("max_channels"), nb::arg("gin"),
-      "Selects an algorithm and the number of channels of a call on GPUs.");
+      "Selects an algorithm and the number of channels of a call on GPUs. Raises ValueError if none fits.");
   plan.def(
       "cost_on_gpus",
       [=](const Request& request, const Selection& selection, int64_t item_bytes, std::optional<Machine> gpu,

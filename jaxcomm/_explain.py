@@ -5,34 +5,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from jaxcomm import _check, _cost_params, _lowering
+from jaxcomm import _check, _cost_params, _lowering, _request
 from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._topology import Link, links_of
 from jaxcomm.matmul.choice import ALGORITHMS as MATMUL
-
-# Public name (jax.lax) -> native name (ffi/collectives.def).
-NATIVE = {
-    "all_to_all": "all_to_all",
-    "all_gather": "all_gather",
-    "psum": "all_reduce",
-    "pmean": "all_reduce",
-    "pmax": "all_reduce",
-    "pmin": "all_reduce",
-    "psum_scatter": "reduce_scatter",
-    "ppermute": "permute",
-    "pbroadcast": "broadcast",
-    "barrier": "barrier",
-    "ragged_all_to_all": "all_to_all_v",
-}
-
-
-def _native(op: str) -> str:
-    if op not in NATIVE:
-        raise ValueError(f"op must be one of {', '.join(NATIVE)}, got {op!r}")
-    return NATIVE[op]
 
 
 def algorithms(op: str) -> tuple[str, ...]:
@@ -51,7 +28,7 @@ def algorithms(op: str) -> tuple[str, ...]:
     """
     if op in ("all_gather_matmul", "matmul_psum_scatter"):
         return MATMUL
-    return tuple(name for name, _ in plan.algorithms(_native(op)))
+    return tuple(name for name, _ in plan.algorithms(_request.native_name(op)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,50 +175,34 @@ def explain(
       ValueError: unknown op, algorithm, scope, platform or link, or invalid sizes.
       RuntimeError: the program has several processes, and the coordination service does not answer.
     """
-    native = _native(op)
+    native = _request.native_name(op)
     _check.algorithm(op, native, algorithm)
     if algorithm == "xla":
         raise ValueError(
             f"{op}: algorithm 'xla' has no plan, for it runs XLA's own collective; pass another algorithm or None"
         )
-    sizes = (axis_sizes,) if isinstance(axis_sizes, int) else tuple(axis_sizes)
-    if not sizes or any(size < 1 for size in sizes):
-        raise ValueError(f"{op}: axis_sizes must be positive, got {axis_sizes!r}")
+    sizes = _request.sizes_of(op, axis_sizes)
     n = math.prod(sizes)
     ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
     if n % ranks_per_node:
         raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
-    count, item_bytes = (0, 1) if op == "barrier" else (math.prod(x.shape), np.dtype(x.dtype).itemsize)
-    if native == "all_to_all_v":  # its plans are over lists, one per pair of ranks
-        count, item_bytes = 1, count * item_bytes // n
-    if native in ("all_to_all", "reduce_scatter"):
-        if count % n:
-            raise ValueError(f"{op}: {count} elements cannot be split into {n} equal blocks")
-        count //= n
-    source_of = []
-    if native == "permute":
-        source_of = [-1] * n
-        for src, dst in perm if perm is not None else [(r, (r + 1) % n) for r in range(n)]:
-            source_of[dst] = src
+    of_call, item_bytes = _request.blocks(op, x, n, source, perm)
     if platform not in ("cpu", "cuda"):
         raise ValueError(f"{op}: platform must be 'cpu' or 'cuda', got {platform!r}")
     on_gpus = platform == "cuda"
     if on_gpus and scope is not None:
         raise ValueError(f"{op}: scope is for CPU devices only, got {scope!r}; for GPUs, pass ranks_per_node")
-    of_call: dict[str, Any] = {"block_count": count, "root": source, "source_of": source_of}
     if on_gpus:
         request = plan.gpu_request(native, n, ranks_per_node, **of_call)
         most = min(_check.max_sms(op, max_sms) or config().max_sms, config().max_sms)
-        selection = plan.select_for_gpus(request, algorithm or "", item_bytes, most, gin)
+        selection = _request.select(op, plan.select_for_gpus, request, algorithm or "", item_bytes, most, gin)
         choice, sms = selection.choice, selection.num_channels
         machine = plan.gpu_machine(gin)
     else:
         _cost_params.load()
         machine = plan.machine_of(scope or "process", n, ranks_per_node)
         request = plan.cpu_request(native, scope or "process", n, ranks_per_node, **of_call)
-        choice, sms = plan.select(request, algorithm or "", item_bytes, machine), 0
-    if choice.algorithm is None:
-        raise ValueError(f"{op}: {choice.reason}")
+        choice, sms = _request.select(op, plan.select, request, algorithm or "", item_bytes, machine), 0
     _replace(op, machine, links, launch_s, sync_overhead_s)
     given = links or launch_s is not None or sync_overhead_s is not None
     if on_gpus:

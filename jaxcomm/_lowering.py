@@ -95,7 +95,7 @@ def _place(
             if not _compat.provides_communicators():
                 own["members"] = _placement.gpu_groups(mesh, rows)
             elif _compat.has_windows() and _bootstrap.symmetric_buffers(mesh):
-                own["windows"] = np.int64(1)
+                own["symmetric_buffers"] = np.int64(1)
             return rows.shape[1], True, own
         register()
         _cost_params.load()
@@ -165,8 +165,10 @@ def _check_algorithm(call: Call, algorithm: str, possible: Sequence[Any]) -> Non
     if any(plan.supports(request, algorithm) for request in possible):
         return
     machine = plan.machine_of("process", possible[-1].num_ranks)
-    reason = plan.select(possible[-1], algorithm, 1, machine).reason
-    raise ValueError(f"{call.op} at {call.site}: {reason}")
+    try:
+        plan.select(possible[-1], algorithm, 1, machine)
+    except ValueError as error:
+        raise ValueError(f"{call.op} at {call.site}: {error}") from None
 
 
 def register_rule(primitive: Any, rule: Callable[..., Any]) -> None:
@@ -278,8 +280,8 @@ def lower(
         whole = [x.astype(in_bytes(x.dtype)) for x in xs]
         in_place = {operand + 1: result for operand, result in aliases.items()} if aliases else None
         ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
-        windows = "windows" in common and aliases is None  # no peer reads the operands of a barrier
-        with _compat.in_collective_memory(operand=1, result=0) if windows else contextlib.nullcontext():
+        symmetric = "symmetric_buffers" in common and aliases is None  # no peer reads the operands of a barrier
+        with _compat.in_collective_memory(operand=1, result=0) if symmetric else contextlib.nullcontext():
             ys = ffi_call(rank, *whole, **common, **attributes(whole[0], group_size))
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 

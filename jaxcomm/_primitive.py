@@ -1,4 +1,4 @@
-"""define() creates a collective primitive and its rules."""
+"""register() and define() create primitives and their rules."""
 
 import enum
 import functools
@@ -87,6 +87,31 @@ def _no_derivative(primals, tangents, *, call: Call, **params):
     raise NotImplementedError(f"{call.op} at {call.site} has no derivative; apply jax.lax.stop_gradient to its operand")
 
 
+def register(
+    name: str,
+    *,
+    shape: Callable[..., Any],
+    lower: Callable[..., Any],
+    jvp: Callable[..., Any] | None = None,
+    transpose: Callable[..., Any] | None = None,
+    batch: Callable[..., Any] | None = None,
+    multiple_results: bool = False,
+) -> _compat.Primitive:
+    """Returns the primitive jaxcomm_<name> with these rules of JAX; `lower` as in _lowering.register_rule."""
+    primitive = _compat.Primitive(f"jaxcomm_{name}")
+    primitive.multiple_results = multiple_results
+    primitive.def_abstract_eval(shape)
+    _lowering.register_rule(primitive, lower)
+    for rules, rule in (
+        (_compat.ad.primitive_jvps, jvp),
+        (_compat.ad.primitive_transposes, transpose),
+        (_compat.batching.fancy_primitive_batchers, batch),
+    ):
+        if rule is not None:
+            rules[primitive] = rule
+    return primitive
+
+
 def define(
     name: str,
     *,
@@ -111,7 +136,6 @@ def define(
       xla: the same computation with a collective of jax.lax, (x, call, **params) -> y.
       alone: the computation in a group of one rank, (x, shape) -> y; None calls the FFI target there too.
     """
-    primitive = _compat.Primitive(f"jaxcomm_{name}")
 
     def abstract_eval(x, *, call: Call, **params):
         return shape(x, call=call, **params)
@@ -136,11 +160,9 @@ def define(
             return primitive.bind(x, call=call, **params), None
         return batch(primitive.bind, x, d, call=call, **params)
 
-    primitive.def_abstract_eval(abstract_eval)
-    _lowering.register_rule(primitive, lower)
+    primitive = register(name, shape=abstract_eval, lower=lower, batch=batch_rule)
     if transpose is not None:
         _compat.ad.deflinear2(primitive, functools.partial(_transpose_rule, transpose))
     else:
         _compat.ad.primitive_jvps[primitive] = _no_derivative
-    _compat.batching.fancy_primitive_batchers[primitive] = batch_rule
     return primitive

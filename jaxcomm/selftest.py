@@ -1,7 +1,7 @@
 """``python -m jaxcomm.selftest``: compares every collective with jax.lax on the devices of this program.
 
 Runs alone, under ``python -m jaxcomm.run``, and under any launcher of ``jaxcomm.distributed.initialize``. Prints
-bandwidths in the columns of nccl-tests and a verdict.
+bandwidths in the columns of nccl-tests and the result.
 
 Exit status: 0 if all results are right, 1 if one is wrong or raised, 3 if time ran out between two tests, 124 if a test
 did not end, 2 for wrong arguments.
@@ -217,13 +217,13 @@ class Report:
         if self.speaks:
             print(text, flush=True)
 
-    def end(self, status: int, verdict: str) -> int:
-        """Prints the verdict and writes the file."""
-        self.say(f"# {verdict}")
+    def end(self, status: int, result: str) -> int:
+        """Prints the result and writes the file."""
+        self.say(f"# {result}")
         if self.speaks and self.file is not None:
             rows = [dataclasses.asdict(row) for row in self.rows]
             found = {
-                "verdict": verdict,
+                "result": result,
                 "status": status,
                 "seconds": round(self.seconds, 3),
                 **self.facts,
@@ -272,7 +272,7 @@ def run(report: Report, devices: Sequence[Any], sizes: Sequence[int], ops: Seque
         report.current = f"{row.op} of {row.size} bytes"
         try:
             fill()
-        except Exception as error:  # the verdict names it
+        except Exception as error:  # the result names it
             lines = str(error).splitlines()
             row.error = f"{type(error).__name__}: {lines[0] if lines else ''}"
         report.rows.append(row)
@@ -287,20 +287,20 @@ def run(report: Report, devices: Sequence[Any], sizes: Sequence[int], ops: Seque
 
 
 def _passed(report: Report, devices: Sequence[Any], complete: bool) -> int:
-    verdict = f"PASSED: {len(report.rows)} tests on {len(devices)} devices in {report.seconds:.0f} s"
+    result = f"PASSED: {len(report.rows)} tests on {len(devices)} devices in {report.seconds:.0f} s"
     if len(devices) == 1:
-        return report.end(PASSED, f"{verdict}; with one device, nothing was communicated")
+        return report.end(PASSED, f"{result}; with one device, nothing was communicated")
     key = _selftest_record.key() if devices[0].platform == "gpu" else None
     if key is None:
-        return report.end(PASSED, verdict)
+        return report.end(PASSED, result)
     if not complete:
-        return report.end(PASSED, f"{verdict}; not recorded, because only some ops were tested")
+        return report.end(PASSED, f"{result}; not recorded, because only some ops were tested")
     try:
         file = _selftest_record.save(key)
     except OSError as error:
-        return report.end(PASSED, f"{verdict}; not recorded: {error}")
+        return report.end(PASSED, f"{result}; not recorded: {error}")
     report.facts["recorded"] = str(file) if file else None
-    return report.end(PASSED, f"{verdict}; recorded in {file}" if file else f"{verdict}; there is no cache folder")
+    return report.end(PASSED, f"{result}; recorded in {file}" if file else f"{result}; there is no cache folder")
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -290,21 +290,21 @@ def test_a_run_leaves_json_plot_and_tables(tmp_path, capsys):
     assert capsys.readouterr().out in page
 
 
-def verdicts(*rows):
-    return [target["verdict"] for target in records.judge(rows)]
+def results(*rows):
+    return [target["result"] for target in records.judge(rows)]
 
 
 def test_targets():
     none = "not measured"
-    assert verdicts() == [none] * 6
-    assert verdicts(record()) == ["met", "met", none, none, none, none]
-    assert verdicts(record(time_us=41.0)) == ["missed", "missed", none, none, none, none]
+    assert results() == [none] * 6
+    assert results(record()) == ["met", "met", none, none, none, none]
+    assert results(record(time_us=41.0)) == ["missed", "missed", none, none, none, none]
     large = record(size_bytes=1 << 20, time_us=100.0, baseline_time_us=100.0, limit_us=70.0)
-    assert verdicts(large) == [none, none, none, "met", "met", none]
-    assert verdicts(dataclasses.replace(large, limit_us=60.0, baseline_time_us=99.0))[3:5] == ["missed", "missed"]
-    assert verdicts(dataclasses.replace(large, op="all_to_all")) == [none, none, "missed", none, none, none]
-    assert verdicts(record(op="pbroadcast", baseline=None, baseline_time_us=None))[:2] == [none, "met"]
-    assert verdicts(record(mode="call", size_bytes=256, baseline_time_us=19.0))[5] == "missed"
+    assert results(large) == [none, none, none, "met", "met", none]
+    assert results(dataclasses.replace(large, limit_us=60.0, baseline_time_us=99.0))[3:5] == ["missed", "missed"]
+    assert results(dataclasses.replace(large, op="all_to_all")) == [none, none, "missed", none, none, none]
+    assert results(record(op="pbroadcast", baseline=None, baseline_time_us=None))[:2] == [none, "met"]
+    assert results(record(mode="call", size_bytes=256, baseline_time_us=19.0))[5] == "missed"
 
 
 def between(baseline, ours_us, other_us, *, processes=2, devices=1, **fields):
@@ -317,16 +317,16 @@ def between(baseline, ours_us, other_us, *, processes=2, devices=1, **fields):
 def test_targets_between_processes():
     none = "not measured"
     gloo = [between("gloo", 1.0, other, devices=4) for other in (5.0, 25.0)]
-    assert verdicts(*gloo) == ["met", "met", none, none, none, none, none]
-    assert verdicts(*gloo, between("gloo", 1.0, 0.9, devices=4))[:2] == ["missed", "missed"]
-    assert verdicts(between("mpi4jax", 13.0, 100.0))[2:4] == ["missed", "met"]
-    assert verdicts(between("mpi", 15.0, 10.0, size_bytes=1 << 20))[4] == "met"
-    assert verdicts(between("mpi", 16.0, 10.0, size_bytes=1 << 20))[4] == "missed"
-    assert verdicts(between("mpi", 16.0, 10.0, size_bytes=32 << 20))[4] == none
-    assert verdicts(between("gloo", 61.0, 10.0, processes=4))[5] == "missed"
+    assert results(*gloo) == ["met", "met", none, none, none, none, none]
+    assert results(*gloo, between("gloo", 1.0, 0.9, devices=4))[:2] == ["missed", "missed"]
+    assert results(between("mpi4jax", 13.0, 100.0))[2:4] == ["missed", "met"]
+    assert results(between("mpi", 15.0, 10.0, size_bytes=1 << 20))[4] == "met"
+    assert results(between("mpi", 16.0, 10.0, size_bytes=1 << 20))[4] == "missed"
+    assert results(between("mpi", 16.0, 10.0, size_bytes=32 << 20))[4] == none
+    assert results(between("gloo", 61.0, 10.0, processes=4))[5] == "missed"
     start = record(mode="start", op="start-up", processes=4, ranks=4, baseline="jax.distributed", time_us=2.6e6)
-    assert verdicts(dataclasses.replace(start, baseline_time_us=2e6))[6] == "missed"
-    assert verdicts(dataclasses.replace(start, baseline_time_us=2.2e6))[6] == "met"
+    assert results(dataclasses.replace(start, baseline_time_us=2e6))[6] == "missed"
+    assert results(dataclasses.replace(start, baseline_time_us=2.2e6))[6] == "met"
 
 
 def test_a_miss_is_named_once_whatever_ran_beside():

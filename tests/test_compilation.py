@@ -19,7 +19,7 @@ from jax.experimental import serialize_executable
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm._explain import NATIVE
+from jaxcomm._request import NATIVE
 
 BOTH = ("node", "gpu")
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm import _core
-from jaxcomm._explain import NATIVE
+from jaxcomm._request import NATIVE
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROWS = re.findall(r"^JAXCOMM_COLLECTIVE\((\w+), (\w+), (\w+)\)", (ROOT / "ffi/collectives.def").read_text(), re.M)
@@ -113,3 +113,13 @@ def test_mutants_fit_the_sources():
     for path in sorted(mutation.glob("equivalent/*.toml")):
         for entry in tomllib.loads(path.read_text())["equivalent"]:
             assert any(entry["text"] in line for line in read(entry["file"]).splitlines()), (path.name, entry)
+
+
+def test_source_files_are_short():
+    """A longer file holds a second idea: split it where its parts meet."""
+    folders = ("benchmarks", "cmake", "docs", "examples", "ffi", "jaxcomm", "models", "tests")
+    kinds = {".cc", ".h", ".cu", ".cuh", ".py", ".md", ".cmake", ".txt"}
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in kinds]
+    assert len(files) > 400
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files}
+    assert {path: length for path, length in lengths.items() if length > 500} == {}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
-from jaxcomm._explain import NATIVE
+from jaxcomm._request import NATIVE
 
 
 def operand(count, dtype=jnp.float32):

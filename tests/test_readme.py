@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import jaxcomm
-from jaxcomm._explain import NATIVE
+from jaxcomm._request import NATIVE
 from jaxcomm.bench import records, report
 
 ROOT = pathlib.Path(__file__).parents[1]

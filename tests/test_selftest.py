@@ -11,7 +11,7 @@ from harness import OURS, on_ranks
 
 import jaxcomm
 from jaxcomm import _config, _lowering, _native, _selftest_record, selftest
-from jaxcomm._explain import NATIVE
+from jaxcomm._request import NATIVE
 
 GPU_KEY = {
     "gpus": "NVIDIA H100", "hosts": "one", "driver": "580.65.06", "nccl": "23203", "built": "cuda=13000",
@@ -34,7 +34,7 @@ def run(tmp_path, *arguments):
 def test_every_op_passes_here(tmp_path, capsys):
     status, found = run(tmp_path)
     assert status == found["status"] == 0
-    assert found["verdict"].startswith(f"PASSED: {len(found['rows'])} tests on 8 devices in ")
+    assert found["result"].startswith(f"PASSED: {len(found['rows'])} tests on 8 devices in ")
     assert {row["op"] for row in found["rows"]} == set(NATIVE) | set(selftest.PROGRAMS)
     assert {row["type"] for row in found["rows"] if row["op"] == "psum"} == {"float32", "bfloat16", "int32"}
     assert [row["wrong"] for row in found["rows"]] == [0] * len(found["rows"])
@@ -45,7 +45,7 @@ def test_every_op_passes_here(tmp_path, capsys):
     assert row["busbw"] == pytest.approx(row["algbw"] * 7 / 8)
     text = capsys.readouterr().out.splitlines()
     assert text[1].split() == ["#op", "size", "count", "type", "redop", "time", "algbw", "busbw", "#wrong"]
-    assert text[-1] == f"# {found['verdict']}"
+    assert text[-1] == f"# {found['result']}"
 
 
 @pytest.mark.parametrize("op", [op for op in NATIVE if op not in selftest.PROGRAMS])
@@ -56,7 +56,7 @@ def test_a_wrong_result_is_found(op, tmp_path, monkeypatch):
     monkeypatch.setattr(selftest, "_DTYPES", ("float32",))
     status, found = run(tmp_path, "--ops", op)
     assert status == selftest.FAILED
-    assert found["verdict"] == f"FAILED: 1 of 1 tests, in {op}"
+    assert found["result"] == f"FAILED: 1 of 1 tests, in {op}"
     assert found["rows"][0]["wrong"] == 8  # one element of each device
 
 
@@ -67,7 +67,7 @@ def test_a_wrong_program_is_found(name, tmp_path, monkeypatch):
         selftest, "PROGRAMS", {name: lambda lib, x, axes: program(lib, x, axes) + (1 if lib is jaxcomm else 0)}
     )
     status, found = run(tmp_path, "--ops", "barrier")
-    assert (status, found["verdict"]) == (selftest.FAILED, f"FAILED: 1 of 2 tests, in {name}")
+    assert (status, found["result"]) == (selftest.FAILED, f"FAILED: 1 of 2 tests, in {name}")
 
 
 def test_an_exception_is_a_failure_and_the_other_ops_are_tested(tmp_path, monkeypatch):
@@ -85,7 +85,7 @@ def test_time_that_runs_out_between_tests(tmp_path, monkeypatch):
     monkeypatch.setattr(selftest, "_SHARE", 0)
     status, found = run(tmp_path)
     assert (status, found["rows"]) == (selftest.INCOMPLETE, [])
-    assert found["verdict"] == "INCOMPLETE: 0 tests passed before the time ran out"
+    assert found["result"] == "INCOMPLETE: 0 tests passed before the time ran out"
 
 
 def test_a_test_that_does_not_end(tmp_path, monkeypatch):
@@ -104,7 +104,7 @@ def test_a_test_that_does_not_end(tmp_path, monkeypatch):
     selftest.main(["--json", str(file), "--timeout", "0.2"])
     assert statuses == [selftest.TIMED_OUT]
     found = json.loads(file.read_text())
-    assert found["verdict"] == "FAILED: psum of 8 bytes did not end within 0.2 s"
+    assert found["result"] == "FAILED: psum of 8 bytes did not end within 0.2 s"
 
 
 def test_arguments(monkeypatch, capsys):

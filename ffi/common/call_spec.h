@@ -20,7 +20,7 @@ struct CallSpec {
   int64_t max_sms = 0;             // limit on channels, one per SM of a GPU; 0: no limit
   std::vector<int64_t> groups;     // logical device ids, group after group
   std::vector<int32_t> processes;  // of these devices; empty: all belong to this process
-  // Elements of a block that are contiguous in memory (BlockLayout::run in cpu/copy.h). 0: all.
+  // Elements of a block that are contiguous in memory (BlockLayout in cpu/copy.h). 0: all.
   int64_t input_contiguous_count = 0;
   int64_t output_contiguous_count = 0;
   int64_t row_count = 0;    // all_to_all_v, dispatch, combine: elements of a row

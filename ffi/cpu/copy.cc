@@ -64,37 +64,39 @@ bool CopyFromProcess(int32_t pid, Cursor to, Cursor from, int64_t bytes) {
 
 Cursor::Cursor(const View& view, int64_t offset, int64_t item_bytes) : base_(view.base) {
   const BlockLayout& layout = view.layout;
-  if (layout.contiguous()) {  // one run that never ends
-    num_blocks_ = runs_per_block_ = 1;
-    run_bytes_ = stride_bytes_ = std::numeric_limits<int64_t>::max() / 2;
+  if (layout.contiguous()) {  // one fragment that never ends
+    num_blocks_ = fragments_per_block_ = 1;
+    fragment_bytes_ = stride_bytes_ = std::numeric_limits<int64_t>::max() / 2;
     at_ = base_ + offset * item_bytes;
-    left_bytes_ = run_bytes_;
+    left_bytes_ = fragment_bytes_;
     return;
   }
   num_blocks_ = layout.num_blocks;
-  runs_per_block_ = layout.block_count / layout.run;
-  run_bytes_ = layout.run * item_bytes;
-  stride_bytes_ = num_blocks_ * run_bytes_;
+  fragments_per_block_ = layout.block_count / layout.contiguous_count;
+  fragment_bytes_ = layout.contiguous_count * item_bytes;
+  stride_bytes_ = num_blocks_ * fragment_bytes_;
   const int64_t element = offset % layout.block_count;
-  Enter(offset / layout.block_count, element / layout.run, element % layout.run * item_bytes);
+  Enter(offset / layout.block_count, element / layout.contiguous_count, element % layout.contiguous_count * item_bytes);
 }
 
-void Cursor::Enter(int64_t block, int64_t run, int64_t within_bytes) {
-  block_ = block + run / runs_per_block_;
-  run_ = run % runs_per_block_;
-  at_ = base_ + run_ * stride_bytes_ + block_ * run_bytes_ + within_bytes;
-  left_bytes_ = run_bytes_ - within_bytes;
+void Cursor::Enter(int64_t block, int64_t fragment, int64_t within_bytes) {
+  block_ = block + fragment / fragments_per_block_;
+  fragment_ = fragment % fragments_per_block_;
+  at_ = base_ + fragment_ * stride_bytes_ + block_ * fragment_bytes_ + within_bytes;
+  left_bytes_ = fragment_bytes_ - within_bytes;
 }
 
-int64_t Cursor::whole_runs() const { return left_bytes_ == run_bytes_ ? runs_per_block_ - run_ : 0; }
+int64_t Cursor::whole_fragments() const {
+  return left_bytes_ == fragment_bytes_ ? fragments_per_block_ - fragment_ : 0;
+}
 
 void Cursor::Advance(int64_t bytes) {
   at_ += bytes;
   left_bytes_ -= bytes;
-  if (left_bytes_ == 0) Enter(block_, run_ + 1, 0);
+  if (left_bytes_ == 0) Enter(block_, fragment_ + 1, 0);
 }
 
-void Cursor::AdvanceRuns(int64_t runs) { Enter(block_, run_ + runs, 0); }
+void Cursor::AdvanceFragments(int64_t fragments) { Enter(block_, fragment_ + fragments, 0); }
 
 void CopyBytes(char* dst, const char* src, int64_t bytes, bool stream) {
 #if defined(__x86_64__)
@@ -129,16 +131,16 @@ bool CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t 
   Cursor from(src, src_offset, item_bytes);
   if (src.pid != 0) return CopyFromProcess(src.pid, to, from, count * item_bytes);
   for (int64_t bytes = count * item_bytes; bytes > 0;) {
-    // Short runs on one side and a long run on the other: copied as rows of equal size, without bookkeeping per run.
-    Cursor& shorter = to.run_bytes() < from.run_bytes() ? to : from;
+    // Short fragments on one side and a long one on the other: rows of equal size, without bookkeeping per fragment.
+    Cursor& shorter = to.fragment_bytes() < from.fragment_bytes() ? to : from;
     Cursor& longer = &shorter == &to ? from : to;
-    const int64_t row_bytes = shorter.run_bytes();
-    const int64_t rows = std::min(shorter.whole_runs(), std::min(longer.left_bytes(), bytes) / row_bytes);
+    const int64_t row_bytes = shorter.fragment_bytes();
+    const int64_t rows = std::min(shorter.whole_fragments(), std::min(longer.left_bytes(), bytes) / row_bytes);
     if (rows > 1) {
       const int64_t to_stride = &shorter == &to ? to.stride_bytes() : row_bytes;
       const int64_t from_stride = &shorter == &to ? row_bytes : from.stride_bytes();
       CopyRows(to.at(), to_stride, from.at(), from_stride, row_bytes, rows);
-      shorter.AdvanceRuns(rows);
+      shorter.AdvanceFragments(rows);
       longer.Advance(rows * row_bytes);
       bytes -= rows * row_bytes;
       continue;

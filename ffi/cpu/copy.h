@@ -5,15 +5,16 @@
 
 namespace jaxcomm {
 
-// How a buffer of `num_blocks` blocks lies in memory: as an array of shape (block_count / run, num_blocks, run). Each
-// block is cut into runs of `run` elements, and run k of all blocks precedes run k + 1 of any block. A tiled split or
-// concatenation along an inner axis has this layout. With run == block_count, each block is contiguous.
+// How a buffer of `num_blocks` blocks lies in memory: as an array of shape
+// (block_count / contiguous_count, num_blocks, contiguous_count). Each block consists of fragments of contiguous_count
+// elements, and fragment k of all blocks precedes fragment k + 1 of any block. A tiled split or concatenation along an
+// inner axis has this layout. With contiguous_count == block_count, each block is contiguous.
 struct BlockLayout {
   int64_t num_blocks = 1;
   int64_t block_count = 0;
-  int64_t run = 0;
+  int64_t contiguous_count = 0;
 
-  bool contiguous() const { return run == block_count || num_blocks == 1; }
+  bool contiguous() const { return contiguous_count == block_count || num_blocks == 1; }
 };
 
 // A buffer, addressed by the logical element offsets of plan.h.
@@ -23,29 +24,29 @@ struct View {
   int32_t pid = 0;  // process that `base` belongs to; 0: this one
 };
 
-// Walks a view run by run from a logical offset.
+// Walks a view fragment by fragment from a logical offset.
 class Cursor {
  public:
   Cursor(const View& view, int64_t offset, int64_t item_bytes);
 
   char* at() const { return at_; }
-  int64_t left_bytes() const { return left_bytes_; }  // to the end of the run
-  int64_t run_bytes() const { return run_bytes_; }
-  int64_t stride_bytes() const { return stride_bytes_; }  // between consecutive runs of a block
-  int64_t whole_runs() const;                             // whole runs left in this block; 0 inside a run
+  int64_t left_bytes() const { return left_bytes_; }  // to the end of the fragment
+  int64_t fragment_bytes() const { return fragment_bytes_; }
+  int64_t stride_bytes() const { return stride_bytes_; }  // between consecutive fragments of a block
+  int64_t whole_fragments() const;                        // whole ones left in this block; 0 inside one
   void Advance(int64_t bytes);                            // at most left_bytes()
-  void AdvanceRuns(int64_t runs);                         // at most whole_runs(), from the start of a run
+  void AdvanceFragments(int64_t fragments);               // at most whole_fragments(), from the start of one
 
  private:
-  void Enter(int64_t block, int64_t run, int64_t within_bytes);
+  void Enter(int64_t block, int64_t fragment, int64_t within_bytes);
 
   char* base_;
   int64_t num_blocks_;
-  int64_t runs_per_block_;
-  int64_t run_bytes_;
+  int64_t fragments_per_block_;
+  int64_t fragment_bytes_;
   int64_t stride_bytes_;
   int64_t block_ = 0;
-  int64_t run_ = 0;
+  int64_t fragment_ = 0;
   char* at_ = nullptr;
   int64_t left_bytes_ = 0;
 };

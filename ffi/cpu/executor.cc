@@ -27,9 +27,10 @@ class IeeeArithmetic {
 #endif
 };
 
-// Sources with runs shorter than kShortRunBytes are copied to contiguous memory first, this many elements at a time.
+// Sources with fragments shorter than kShortFragmentBytes are copied to contiguous memory first, this many elements at
+// a time.
 constexpr int64_t kGatherTile = 1024;
-constexpr int64_t kShortRunBytes = 256;
+constexpr int64_t kShortFragmentBytes = 256;
 // The same for sources in other processes: one system call per tile, and all tiles stay in the cache.
 constexpr int64_t kRemoteTileBytes = 128 << 10;
 
@@ -222,7 +223,7 @@ bool Execution::MoveLists(const Step& step) {
   for (int64_t i = 0; i < slices_.per_pair() && row > 0; ++i) {
     Slice slice = slices_.At(step.src.rank, step.dst.rank, i);
     if (slice.size == 0) continue;
-    // A run of slices that are contiguous at both ends is one message.
+    // A sequence of slices that are contiguous at both ends is one message.
     for (; i + 1 < slices_.per_pair(); ++i) {
       const Slice next = slices_.At(step.src.rank, step.dst.rank, i + 1);
       if (next.size > 0 && (next.input_offset != slice.input_offset + slice.size ||
@@ -262,14 +263,14 @@ bool Execution::RunReduce(const Plan& plan, const Step& step) {
     const View view = ViewOf(sources[s]);
     remote |= view.pid != 0;
     cursors.emplace_back(view, sources[s].offset, item_bytes);
-    shortest = std::min(shortest, cursors.back().run_bytes());
+    shortest = std::min(shortest, cursors.back().fragment_bytes());
   }
   const View dst = ViewOf(step.dst);
   Cursor to(dst, step.dst.offset, item_bytes);
-  shortest = std::min(shortest, to.run_bytes());
+  shortest = std::min(shortest, to.fragment_bytes());
   std::vector<const void*> pointers(num_sources);
 
-  if (shortest >= kShortRunBytes && !remote) {
+  if (shortest >= kShortFragmentBytes && !remote) {
     for (int64_t bytes = step.count * item_bytes; bytes > 0;) {
       int64_t part_bytes = std::min(bytes, to.left_bytes());
       for (const Cursor& cursor : cursors) part_bytes = std::min(part_bytes, cursor.left_bytes());

@@ -62,7 +62,7 @@ void InterProcessCall::Enter() {
     for (int32_t from = 0; from < program_->num_ranks(); ++from) new (&signals[from]) std::atomic<uint32_t>(0);
     if (program_->windowed(Space::kInput)) {
       std::memcpy(block_.data + program_->window(Space::kInput, position), own.input,
-                  static_cast<size_t>(InputBytes(position)));
+                  static_cast<size_t>(program_->ReadBytes(position, spec_.slices)));
     }
     if (program_->lists_bytes() > 0) {
       std::memcpy(block_.data + program_->lists(position), own.index, static_cast<size_t>(program_->lists_bytes()));
@@ -103,19 +103,6 @@ void InterProcessCall::Enter() {
   for (Other& other : others_) other.peer->control_segment().RingDoorbell();
   registered_ = !distant_.empty();
   if (registered_) active_messages_->Register(spec_.key, shared_from_this());
-}
-
-// Of the input of this rank, as far as it is read. Behind the last group of a combine, nothing is.
-int64_t InterProcessCall::InputBytes(int32_t position) const {
-  if (!program_->of_tokens() || !program_->program()->tokens.combines) return program_->input_bytes();
-  int64_t slots = 0;
-  for (int32_t home = 0; home < spec_.slices.num_ranks(); ++home) {
-    for (int64_t i = 0; i < spec_.slices.per_pair(); ++i) {
-      const Slice slice = spec_.slices.At(home, position, i);
-      if (slice.size > 0) slots = std::max(slots, slice.output_offset + slice.size);
-    }
-  }
-  return slots * program_->program()->tokens.row_bytes;
 }
 
 // Maps the blocks of all others that have entered. Returns whether all have. Called with `claimed_` held.

@@ -105,7 +105,6 @@ class InterProcessCall : public MessageHandler,
   void Signal(int32_t from, int32_t to) override;
 
   bool Step();
-  int64_t InputBytes(int32_t position) const;
   bool FindOthers();
   void Begin();
   void SubmitToWorkers();

@@ -12,12 +12,12 @@ namespace {
 // all_to_all; see benchmarks/README.md).
 constexpr int64_t kSmallBytes = 32 << 10;
 // The overhead of one range in a remote read equals the time to copy about this many bytes.
-constexpr int64_t kShortRunBytes = 1024;
+constexpr int64_t kShortFragmentBytes = 1024;
 
 uint64_t Align(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-bool ShortRuns(const BlockLayout& layout, int64_t item_bytes) {
-  return !layout.contiguous() && layout.run * item_bytes < kShortRunBytes;
+bool HasShortFragments(const BlockLayout& layout, int64_t item_bytes) {
+  return !layout.contiguous() && layout.contiguous_count * item_bytes < kShortFragmentBytes;
 }
 
 // How other processes access the buffers of a process, by Space.
@@ -61,7 +61,7 @@ uint64_t Hash(const Program& program) {
     hash = Mix(hash, static_cast<uint64_t>(number));
   }
   for (const BlockLayout& layout : {program.input, program.output}) {
-    for (const int64_t size : {layout.num_blocks, layout.block_count, layout.run}) {
+    for (const int64_t size : {layout.num_blocks, layout.block_count, layout.contiguous_count}) {
       hash = Mix(hash, static_cast<uint64_t>(size));
     }
   }
@@ -91,7 +91,7 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
   const Access access = AccessOf(*program_, process_of_, node_of_);
   const auto one_copy = [&](const BlockLayout& layout) {
     return single_copy && std::max(input_bytes_, output_bytes_) >= kSmallBytes &&
-           !ShortRuns(layout, program_->item_bytes);
+           !HasShortFragments(layout, program_->item_bytes);
   };
   constexpr auto kInput = static_cast<size_t>(Space::kInput);
   constexpr auto kOutput = static_cast<size_t>(Space::kOutput);
@@ -128,6 +128,18 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
   }
   fingerprint_ = Hash(*program_);
   for (const bool windowed : windowed_) fingerprint_ = Mix(fingerprint_, windowed ? 1 : 0);
+}
+
+int64_t InterProcessProgram::ReadBytes(int32_t position, const Slices& slices) const {
+  if (!of_tokens() || !program_->tokens.combines) return input_bytes_;
+  int64_t slots = 0;
+  for (int32_t home = 0; home < slices.num_ranks(); ++home) {
+    for (int64_t i = 0; i < slices.per_pair(); ++i) {
+      const Slice slice = slices.At(home, position, i);
+      if (slice.size > 0) slots = std::max(slots, slice.output_offset + slice.size);
+    }
+  }
+  return slots * program_->tokens.row_bytes;
 }
 
 uint64_t InterProcessProgram::block_bytes(int32_t process) const {

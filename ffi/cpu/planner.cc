@@ -8,11 +8,11 @@
 namespace jaxcomm {
 namespace {
 
-BlockLayout Blocks(int64_t count, int64_t block_count, int64_t run) {
+BlockLayout Blocks(int64_t count, int64_t block_count, int64_t contiguous_count) {
   BlockLayout layout;
   layout.block_count = std::max<int64_t>(block_count, 1);
   layout.num_blocks = std::max<int64_t>(count / layout.block_count, 1);
-  layout.run = run > 0 ? run : layout.block_count;
+  layout.contiguous_count = contiguous_count > 0 ? contiguous_count : layout.block_count;
   return layout;
 }
 
@@ -34,11 +34,11 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
   const int64_t plan_item_bytes = of_lists ? input_count * item_bytes / spec.group_size : item_bytes;
   // Rows that are not added in the node go home directly.
   const bool by_choice = spec.collective == Collective::kCombine && (spec.home != 0 || spec.per_choice != 0);
-  const Choice choice = Select(*request, by_choice ? "direct" : spec.algorithm, plan_item_bytes,
-                               MachineOf(cost_params, resources, spec.group_size, spec.ranks_per_node));
-  if (choice.algorithm == nullptr) return InvalidArgumentError(choice.reason);
+  const StatusOr<Choice> choice = Select(*request, by_choice ? "direct" : spec.algorithm, plan_item_bytes,
+                                         MachineOf(cost_params, resources, spec.group_size, spec.ranks_per_node));
+  JAXCOMM_RETURN_IF_ERROR(choice.status());
   if (of_lists) {
-    const auto program = Program::MakeOfLists(BuildAll(*choice.algorithm, choice.request), input_count, output_count,
+    const auto program = Program::MakeOfLists(BuildAll(*choice->algorithm, choice->request), input_count, output_count,
                                               spec.row_count, item_bytes, static_cast<int32_t>(dtype));
     if (spec.collective != Collective::kAllToAllV) {
       if (spec.choices < 1 || spec.num_experts < 1 || spec.num_experts % spec.group_size != 0) {
@@ -54,7 +54,7 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
       tokens.row_bytes = spec.row_count * item_bytes;
       tokens.per_choice = spec.per_choice != 0;
       tokens.combines = combines;
-      tokens.hierarchical = choice.algorithm->supports.hierarchical;
+      tokens.hierarchical = choice->algorithm->supports.hierarchical;
       tokens.num_nodes = request->geometry.num_nodes;
       tokens.ranks_per_node = request->geometry.ranks_per_node;
       if (combines) {
@@ -67,7 +67,7 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
     }
     return std::shared_ptr<const Program>(program);
   }
-  return Program::Make(BuildAll(*choice.algorithm, choice.request),
+  return Program::Make(BuildAll(*choice->algorithm, choice->request),
                        Blocks(input_count, request->block_count, spec.input_contiguous_count),
                        Blocks(output_count, request->block_count, spec.output_contiguous_count), item_bytes, reduce,
                        static_cast<int32_t>(dtype));

@@ -196,7 +196,7 @@ NB_MODULE(_cuda, m) {
       "Address of the table for jaxcomm_use_host_api in the user's library (jaxcomm/host.h).");
   m.def(
       "configure", &cuda::Communicator::Configure, nb::arg("timeout_s"), nb::arg("max_channels"), nb::arg("node_id"),
-      nb::arg("windows"), nb::arg("process"),
+      nb::arg("symmetric_buffers"), nb::arg("process"),
       "Sets the timeout, the SMs of one call, the names of the node and of the process, for all communicators that are "
       "made from now on.");
   m.def("built", &Built, "Versions of the CUDA runtime and of NCCL's headers, and the architectures with code.");

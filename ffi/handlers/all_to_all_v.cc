@@ -19,14 +19,7 @@ ffi::Future ExecuteAllToAllV(CpuCallState* state, ffi::RunId run, ffi::Buffer<ff
   if (y->untyped_data() != output.untyped_data() && y->size_bytes() > 0) {
     std::memcpy(y->untyped_data(), output.untyped_data(), output.size_bytes());
   }
-  Participant participant;
-  participant.run_id = run.run_id;
-  participant.rank = rank.typed_data()[0];
-  participant.input = static_cast<const char*>(operand.untyped_data());
-  participant.output = static_cast<char*>(y->untyped_data());
-  participant.dtype = *dtype;
-  participant.input_count = static_cast<int64_t>(operand.element_count());
-  participant.output_count = static_cast<int64_t>(y->element_count());
+  Participant participant = ParticipantOf(run, rank, *dtype, operand, y);
   participant.table = table.untyped_data();
   participant.wide_table = wide;
   participant.table_count = static_cast<int64_t>(table.element_count());

@@ -51,6 +51,19 @@ ffi::Future Arrive(Rendezvous& rendezvous, const Participant& participant) {
   return future;
 }
 
+Participant ParticipantOf(ffi::RunId run, ffi::Buffer<ffi::S32> rank, DType dtype, ffi::AnyBuffer x,
+                          ffi::Result<ffi::AnyBuffer> y) {
+  Participant participant;
+  participant.run_id = run.run_id;
+  participant.rank = rank.typed_data()[0];
+  participant.input = static_cast<const char*>(x.untyped_data());
+  participant.output = static_cast<char*>(y->untyped_data());
+  participant.dtype = dtype;
+  participant.input_count = static_cast<int64_t>(x.element_count());
+  participant.output_count = static_cast<int64_t>(y->element_count());
+  return participant;
+}
+
 ffi::Future Execute(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::AnyBuffer x,
                     ffi::Result<ffi::AnyBuffer> y) {
   const std::optional<DType> dtype = FromFfi(x.element_type());
@@ -58,15 +71,7 @@ ffi::Future Execute(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> r
     return Failed(InvalidArgumentError("jaxcomm: unsupported element type " +
                                        std::to_string(static_cast<int>(x.element_type()))));
   }
-  Participant participant;
-  participant.run_id = run.run_id;
-  participant.rank = rank.typed_data()[0];
-  participant.input = static_cast<const char*>(x.untyped_data());
-  participant.output = static_cast<char*>(y->untyped_data());
-  participant.dtype = *dtype;
-  participant.input_count = static_cast<int64_t>(x.element_count());
-  participant.output_count = static_cast<int64_t>(y->element_count());
-  return Arrive(*state->rendezvous, participant);
+  return Arrive(*state->rendezvous, ParticipantOf(run, rank, *dtype, x, y));
 }
 
 }  // namespace jaxcomm

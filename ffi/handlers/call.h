@@ -43,6 +43,10 @@ inline auto BindExecute() {
       .Ret<ffi::AnyBuffer>();        // y
 }
 
+// A participant with one operand and one result.
+Participant ParticipantOf(ffi::RunId run, ffi::Buffer<ffi::S32> rank, DType dtype, ffi::AnyBuffer x,
+                          ffi::Result<ffi::AnyBuffer> y);
+
 // Joins the rendezvous. The future completes when the call is done.
 ffi::Future Arrive(Rendezvous& rendezvous, const Participant& participant);
 

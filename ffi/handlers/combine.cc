@@ -16,14 +16,7 @@ ffi::Future ExecuteCombine(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi:
                                        weights.element_type() != (wide ? ffi::DataType::F64 : ffi::DataType::F32)))) {
     return Failed(InvalidArgumentError("jaxcomm: combine: element types or sizes of the operands do not match"));
   }
-  Participant participant;
-  participant.run_id = run.run_id;
-  participant.rank = rank.typed_data()[0];
-  participant.input = static_cast<const char*>(rows.untyped_data());
-  participant.output = static_cast<char*>(y->untyped_data());
-  participant.dtype = *dtype;
-  participant.input_count = static_cast<int64_t>(rows.element_count());
-  participant.output_count = static_cast<int64_t>(y->element_count());
+  Participant participant = ParticipantOf(run, rank, *dtype, rows, y);
   participant.table = table.untyped_data();
   participant.table_count = static_cast<int64_t>(table.element_count());
   participant.index = slot.typed_data();

@@ -12,14 +12,7 @@ ffi::Future ExecuteDispatch(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi
   if (!dtype || y->element_type() != x.element_type()) {
     return Failed(InvalidArgumentError("jaxcomm: dispatch: element types of operand and result do not match"));
   }
-  Participant participant;
-  participant.run_id = run.run_id;
-  participant.rank = rank.typed_data()[0];
-  participant.input = static_cast<const char*>(x.untyped_data());
-  participant.output = static_cast<char*>(y->untyped_data());
-  participant.dtype = *dtype;
-  participant.input_count = static_cast<int64_t>(x.element_count());
-  participant.output_count = static_cast<int64_t>(y->element_count());
+  Participant participant = ParticipantOf(run, rank, *dtype, x, y);
   participant.table = table.untyped_data();
   participant.table_count = static_cast<int64_t>(table.element_count());
   participant.index = order.typed_data();

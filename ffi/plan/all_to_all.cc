@@ -69,13 +69,13 @@ Plan BruckAllToAll(const Request& request, int32_t rank) {
       for (int64_t j = 0; j < num_moved;) {
         // Contiguous blocks are packed by one step.
         const Place first = where[moved[j]];
-        int64_t run = 1;
-        while (j + run < num_moved && where[moved[j + run]].space == first.space &&
-               where[moved[j + run]].offset == first.offset + run * b) {
-          ++run;
+        int64_t num_contiguous = 1;
+        while (j + num_contiguous < num_moved && where[moved[j + num_contiguous]].space == first.space &&
+               where[moved[j + num_contiguous]].offset == first.offset + num_contiguous * b) {
+          ++num_contiguous;
         }
-        plan.Move(first, plan.Scratch(j * b), run * b);
-        j += run;
+        plan.Move(first, plan.Scratch(j * b), num_contiguous * b);
+        j += num_contiguous;
       }
     }
     plan.Move(message, Builder::At(to, Space::kScratch, receive), num_moved * b);

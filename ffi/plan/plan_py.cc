@@ -73,7 +73,7 @@ const Algorithm& SupportedAlgorithm(const Request& request, const std::string& n
   const Algorithm& algorithm = AlgorithmOf(request, name);
   if (algorithm.supports(request)) return algorithm;
   throw nb::value_error(
-      (std::string(Name(request.collective)) + ": " + Select(request, name, 1, Machine()).reason).c_str());
+      (std::string(Name(request.collective)) + ": " + Select(request, name, 1, Machine()).status().message()).c_str());
 }
 
 std::string Show(const Place& place) {
@@ -272,9 +272,7 @@ void BindPlan(nb::module_& m) {
   BindCost(m);
   nb::class_<Choice>(m, "Choice")
       .def_prop_ro(
-          "algorithm",
-          [](const Choice& choice) { return choice.algorithm == nullptr ? nullptr : choice.algorithm->name; },
-          "Name of the algorithm; None if no algorithm was selected (see reason).")
+          "algorithm", [](const Choice& choice) { return choice.algorithm->name; }, "Name of the algorithm.")
       .def_ro("ll", &Choice::ll)
       .def_ro("request", &Choice::request)
       .def_ro("cost", &Choice::cost)
@@ -337,8 +335,13 @@ void BindPlan(nb::module_& m) {
       },
       "request"_a, "algorithm"_a, "item_bytes"_a, "machine"_a, "rank"_a = -1,
       "Cost of one rank; by default, of the rank that takes longest.");
-  m.def("select", &Select, "request"_a, "algorithm"_a, "item_bytes"_a, "machine"_a,
-        "The algorithm of that name, or of lowest predicted cost if it is empty.");
+  m.def(
+      "select",
+      [](const Request& request, const std::string& algorithm, int64_t item_bytes, const Machine& machine) {
+        return Checked(Select(request, algorithm, item_bytes, machine));
+      },
+      "request"_a, "algorithm"_a, "item_bytes"_a, "machine"_a,
+      "The algorithm of that name, or of lowest predicted cost if it is empty. Raises ValueError if none fits.");
 }
 
 }  // namespace jaxcomm

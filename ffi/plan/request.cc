@@ -63,7 +63,7 @@ StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, in
   for (const int64_t count : {spec.input_contiguous_count, spec.output_contiguous_count}) {
     if (count <= 0 || request.block_count % count == 0) continue;
     return InvalidArgumentError("blocks of " + std::to_string(request.block_count) +
-                                " elements cannot be split into contiguous runs of " + std::to_string(count));
+                                " elements cannot be split into contiguous fragments of " + std::to_string(count));
   }
   return request;
 }

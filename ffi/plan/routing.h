@@ -18,7 +18,7 @@ struct ExpertLayout {
 
 // counts: (num_ranks, num_experts + 1), the choices of each rank for each expert, and for experts that do not exist.
 // Fails if there are such choices or, if `bounded`, a rank or an expert gets more rows than it has. Every rank has the
-// same counts, so every rank gets the same verdict. ranks: names of the ranks in messages.
+// same counts, so every rank gets the same result. ranks: names of the ranks in messages.
 Status CheckRouting(const int32_t* counts, const ExpertLayout& layout, bool bounded, const int64_t* ranks);
 
 }  // namespace jaxcomm

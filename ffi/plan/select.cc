@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "plan/partition.h"
@@ -81,37 +82,35 @@ std::string WhyNot(const Algorithm& algorithm, const Request& request) {
 
 }  // namespace
 
-Choice Select(Request request, const std::string& name, int64_t item_bytes, const Machine& machine) {
+StatusOr<Choice> Select(const Request& request, const std::string& name, int64_t item_bytes, const Machine& machine) {
   const std::vector<Algorithm>& table = Algorithms(request.collective);
-  Choice choice;
-  choice.request = request;
   const auto lacks_ll = [&](const Algorithm& algorithm) {
     return (algorithm.protocol == Protocol::kLl || algorithm.protocol == Protocol::kLlTwoShot) &&
            !LlLink(algorithm, machine);
   };
-  const auto choose = [&](const Candidate& candidate) {
-    choice.algorithm = candidate.algorithm;
+  const auto choice_of = [&](const Candidate& candidate, std::string reason) {
+    Choice choice(*candidate.algorithm, candidate.request);
     choice.ll = LlLink(*candidate.algorithm, machine).has_value();
-    choice.request = candidate.request;
     choice.cost = candidate.cost;
-  };
-  if (!WellFormed(request)) {
-    choice.reason = "sizes, root or permutation are not valid for " + std::to_string(request.geometry.num_nodes) +
-                    " nodes of " + std::to_string(request.geometry.ranks_per_node) + " ranks";
+    choice.reason = std::move(reason);
     return choice;
+  };
+  const std::string shape = std::to_string(request.geometry.num_nodes) + " nodes of " +
+                            std::to_string(request.geometry.ranks_per_node) + " ranks";
+  if (!WellFormed(request)) {
+    return InvalidArgumentError("sizes, root or permutation are not valid for " + shape);
   }
   if (!name.empty()) {
     const Algorithm* wanted = FindAlgorithm(request.collective, name.c_str());
     if (wanted == nullptr) {
-      choice.reason = "unknown algorithm \"" + name + "\"; choose one of " + Joined(table);
-    } else if (!wanted->supports(request)) {
-      choice.reason = "algorithm \"" + name + "\" " + WhyNot(*wanted, request);
-    } else {
-      choose(Tune(*wanted, request, item_bytes, machine));
-      choice.reason = "asked for";
-      if (lacks_ll(*wanted)) choice.reason += "; runs step by step, because LL is not available here";
+      return InvalidArgumentError("unknown algorithm \"" + name + "\"; choose one of " + Joined(table));
     }
-    return choice;
+    if (!wanted->supports(request)) {
+      return InvalidArgumentError("algorithm \"" + name + "\" " + WhyNot(*wanted, request));
+    }
+    return choice_of(
+        Tune(*wanted, request, item_bytes, machine),
+        lacks_ll(*wanted) ? "asked for; runs step by step, because LL is not available here" : "asked for");
   }
 
   std::vector<Candidate> candidates;
@@ -122,28 +121,22 @@ Choice Select(Request request, const std::string& name, int64_t item_bytes, cons
         !(in_place && algorithm.supports.hierarchical))
       candidates.push_back(Tune(algorithm, request, item_bytes, machine));
   }
-  if (candidates.empty()) {
-    choice.reason = "no algorithm supports this request";
-    return choice;
-  }
+  if (candidates.empty()) return InvalidArgumentError("no algorithm supports this request");
   Candidate best = Best(candidates);
-  choice.reason = "lowest predicted cost of " + std::to_string(candidates.size());
+  std::string reason = "lowest predicted cost of " + std::to_string(candidates.size());
   for (const Candidate& candidate : candidates) {
     if (!candidate.algorithm->supports.hierarchical) continue;
     if (candidate.cost.time_s > kHierarchyLimit * best.cost.time_s) break;
     best = candidate;
-    choice.reason = "made for " + std::to_string(request.geometry.num_nodes) + " nodes of " +
-                    std::to_string(request.geometry.ranks_per_node) + " ranks";
+    reason = "made for " + shape;
   }
-  choose(best);
   std::sort(candidates.begin(), candidates.end());
   std::string costs;
   for (const Candidate& candidate : candidates) {
     costs += (costs.empty() ? ": " : ", ") + std::string(candidate.algorithm->name) + " " +
              Micros(candidate.cost.time_s) + (candidate.Large() ? " (too much scratch)" : "");
   }
-  choice.reason += costs;
-  return choice;
+  return choice_of(best, reason + costs);
 }
 
 }  // namespace jaxcomm

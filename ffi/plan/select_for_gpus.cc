@@ -66,18 +66,19 @@ Machine GpuMachine(InterNode inter_node) {
   return machine;
 }
 
-Selection SelectForGpus(const Request& request, const std::string& algorithm, int64_t item_bytes, int32_t max_channels,
-                        InterNode inter_node) {
+StatusOr<Selection> SelectForGpus(const Request& request, const std::string& algorithm, int64_t item_bytes,
+                                  int32_t max_channels, InterNode inter_node) {
   const int64_t block_bytes = request.block_count * item_bytes;
   const int64_t num_ranks = request.geometry.num_ranks();
-  Selection selection;
-  selection.num_channels = NumChannels(block_bytes, max_channels);
+  const int32_t num_channels = NumChannels(block_bytes, max_channels);
   Request of_channel = request;
-  of_channel.block_count = ChannelCount(request.block_count, item_bytes, selection.num_channels);
-  Machine machine = ChannelMachine(GpuMachine(inter_node), selection.num_channels);
+  of_channel.block_count = ChannelCount(request.block_count, item_bytes, num_channels);
+  Machine machine = ChannelMachine(GpuMachine(inter_node), num_channels);
   if (!FitsLl(LlMessage(block_bytes, num_ranks, false), max_channels)) machine.ll.reset();
   if (!FitsLl(LlMessage(block_bytes, num_ranks, true), max_channels)) machine.ll_two_shot.reset();
-  selection.choice = Select(of_channel, algorithm, item_bytes, machine);
+  StatusOr<Choice> choice = Select(of_channel, algorithm, item_bytes, machine);
+  JAXCOMM_RETURN_IF_ERROR(choice.status());
+  Selection selection = {*std::move(choice), num_channels};
   if (selection.choice.ll) {
     const bool twice = selection.choice.algorithm->protocol == Protocol::kLlTwoShot;
     selection.num_channels = NumLlChannels(LlMessage(block_bytes, num_ranks, twice), max_channels);

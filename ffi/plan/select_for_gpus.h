@@ -47,9 +47,9 @@ struct Selection {
   int32_t num_channels = 0;  // thread blocks
 };
 
-// `request` is for whole blocks. The selection uses GpuMachine on every machine.
-Selection SelectForGpus(const Request& request, const std::string& algorithm, int64_t item_bytes, int32_t max_channels,
-                        InterNode inter_node);
+// `request` is for whole blocks. The selection uses GpuMachine on every machine. Fails as Select does.
+StatusOr<Selection> SelectForGpus(const Request& request, const std::string& algorithm, int64_t item_bytes,
+                                  int32_t max_channels, InterNode inter_node);
 
 // The cost of a call with this selection on `gpu`; without a value, on GpuMachine. `steps` counts those of one channel;
 // traffic and scratch are totals of all channels, including LL flags. With send/receive, channels share the messages

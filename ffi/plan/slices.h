@@ -50,7 +50,7 @@ class Slices {
   int64_t per_rank_ = 0;
 };
 
-// Checks all slices of all ranks. Every rank gets the same verdict and the same text. An empty slice may have any
+// Checks all slices of all ranks. Every rank gets the same result and the same text. An empty slice may have any
 // offsets.
 //
 // ranks: names of the ranks in messages.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "plan/algorithms.h"
+#include "plan/plan_py.h"
 #include "sim/simulate.h"
 #include "sim/topology.h"
 
@@ -28,12 +29,6 @@ Enum ValueOf(const char* const (&names)[size], const char* what, const std::stri
     if (name == names[i]) return static_cast<Enum>(i);
   }
   throw nb::value_error((std::string(what) + ": got \"" + name + "\"").c_str());
-}
-
-template <typename T>
-T Checked(StatusOr<T> made) {
-  if (!made.ok()) throw nb::value_error(made.status().message().c_str());
-  return *std::move(made);
 }
 
 using Row = std::tuple<double, double, double>;  // overhead_s, bytes_per_s, latency_s

@@ -67,22 +67,22 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
     builder.Add(plan);
   }
   const Workload workload = std::move(builder).Finish();
-  auto run = RunEngine(workload, true);
-  if (!run.ok()) return run.status();
+  auto result = RunEngine(workload, true);
+  if (!result.ok()) return result.status();
   auto empty = RunEngine(workload, false);
   if (!empty.ok()) return empty.status();
 
   Simulation simulation;
   const double last_s = LastMessage(topology, request.geometry);
-  const double work_s = (*run).mean_work_s * cluster.ranks_per_processor;
-  const double end_s = std::max(static_cast<double>((*run).time_ps) * 1e-12, work_s);
+  const double work_s = result->mean_work_s * cluster.ranks_per_processor;
+  const double end_s = std::max(static_cast<double>(result->time_ps) * 1e-12, work_s);
   simulation.time_s = cluster.launch_s + cluster.sync_overhead_s + end_s + last_s;
   simulation.bounds.alpha_s = static_cast<double>((*empty).time_ps) * 1e-12 + last_s;
-  simulation.work_s = (*run).mean_work_s;
-  simulation.wait_s = (*run).mean_wait_s;
+  simulation.work_s = result->mean_work_s;
+  simulation.wait_s = result->mean_wait_s;
   simulation.ranks_simulated = static_cast<int64_t>(ranks.size());
-  simulation.num_ops = (*run).num_ops;
-  simulation.links = Loads(topology, workload, (*run).bytes_on);
+  simulation.num_ops = result->num_ops;
+  simulation.links = Loads(topology, workload, result->bytes_on);
   if (!simulation.links.empty()) {
     simulation.bounds.beta_s = simulation.links[0].bytes / simulation.links[0].capacity;
     simulation.bounds.bottleneck = simulation.links[0].name;

@@ -70,14 +70,17 @@ struct ReceivedParams {
   Endpoint reply;
 };
 
+// Handler of an active message.
+using AmRecvCallback = Status (*)(void* arg, const void* header, size_t header_bytes, void* data, size_t bytes,
+                                  const ReceivedParams* params);
+
 struct HandlerParams {
   static constexpr uint64_t kId = 1u << 0, kFlags = 1u << 1, kCallback = 1u << 2, kArg = 1u << 3;
   static constexpr uint32_t kWholeMessage = 1u << 0;
   uint64_t mask = 0;
   unsigned id = 0;
   uint32_t flags = 0;
-  Status (*callback)(void* arg, const void* header, size_t header_bytes, void* data, size_t bytes,
-                     const ReceivedParams* params) = nullptr;
+  AmRecvCallback callback = nullptr;
   void* arg = nullptr;
 };
 

@@ -7,12 +7,10 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <future>
 #include <mutex>
-#include <sstream>
 #include <system_error>
 #include <thread>
 #include <unordered_set>
@@ -21,40 +19,17 @@
 
 #include "transport/receive_queue.h"
 #include "transport/ucx_library.h"
+#include "transport/ucx_worker.h"
 
 namespace jaxcomm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr unsigned kMessageId = 0;                         // of the active message
 constexpr size_t kCopyBytes = 1024;                        // payloads that Send copies
 constexpr auto kSleep = std::chrono::seconds(1);           // longest sleep, because UCX has timers of its own
 constexpr auto kDisconnect = std::chrono::seconds(1);      // time for peers to acknowledge the disconnect
 constexpr auto kClosing = std::chrono::milliseconds(500);  // time for UCX to end its requests
-constexpr char kAddressMagic[8] = "jaxcUCX";
-
-// Segment size of UCX over TCP. With UCX's default of 8 KiB, large messages reach 1.2 GB/s over loopback, with this
-// value 5.2 GB/s (16 MiB messages, UCX 1.22, two cores of an AMD EPYC guest, 2026-11). UCX_TCP_TX_SEG_SIZE and
-// UCX_TCP_RX_SEG_SIZE in the user's environment take precedence.
-constexpr char kTcpSegment[] = "128k";
-constexpr unsigned kMinorWithTransportPrefix = 17;
-
-// The names of InfiniBand and RoCE devices include a port ("mlx5_0:1"). Those of kernel interfaces do not.
-bool UsesTcp(const std::string& devices) {
-  std::istringstream names(devices.empty() ? "all" : devices);
-  for (std::string name; std::getline(names, name, ',');) {
-    if (name.find(':') == std::string::npos) return true;
-  }
-  return false;
-}
-
-struct AddressHead {
-  char magic[8] = {};
-  int32_t process = -1;
-  uint32_t version[2] = {};
-  uint32_t worker_address_bytes = 0;
-};
 
 class UcxNetwork : public Network {
  public:
@@ -69,7 +44,7 @@ class UcxNetwork : public Network {
 
   Status Open();
 
-  std::string address() const override { return address_; }
+  std::string address() const override { return ucx_worker_->address(); }
   Status Connect(int process, const std::string& address) override;
   void Send(int process, uint64_t channel, const void* header, size_t header_bytes, const void* data, size_t bytes,
             SentFn sent) override;
@@ -107,7 +82,6 @@ class UcxNetwork : public Network {
     std::atomic<uint64_t> bytes{0};
   };
 
-  Status StatusError(const std::string& what, ucp::Status status) const;
   void Do(std::function<void()> task);
   void Wake();
 
@@ -134,12 +108,10 @@ class UcxNetwork : public Network {
   const size_t eager_bytes_;
   const int process_;
   const uint64_t token_;
-  const UcxLibrary* ucx_ = nullptr;
-  ucp::Context context_ = nullptr;
+  std::unique_ptr<UcxWorker> ucx_worker_;
+  const UcxLibrary* ucx_ = nullptr;  // of the worker
   ucp::Worker worker_ = nullptr;
-  int worker_fd_ = -1;  // UCX's
   int wake_fd_ = -1;
-  std::string address_;
   std::thread thread_;
 
   std::mutex mutex_;  // guards the two queues
@@ -188,70 +160,11 @@ class UcxNetwork::Payload : public RemotePayload {
   const size_t bytes_;
 };
 
-Status UcxNetwork::StatusError(const std::string& what, ucp::Status status) const {
-  return UnavailableError(what + ": " + ucx_->ucs_status_string(status) + " (" + ucx_->path + ", UCX " +
-                          ucx_->version() + ")");
-}
-
 Status UcxNetwork::Open() {
-  const StatusOr<const UcxLibrary*> library = UcxLibrary::Open(options_.library, options_.fallback_library);
-  if (!library.ok()) return library.status();
-  ucx_ = *library;
-  ucp::Config config = nullptr;
-  ucp::Status status = ucx_->ucp_config_read(nullptr, nullptr, &config);
-  if (status != ucp::kOk) return StatusError("ucp_config_read", status);
-  std::vector<std::pair<std::string, std::string>> settings = {{"TLS", options_.transports},
-                                                               {"NET_DEVICES", options_.devices}};
-  // Since UCX 1.17, names of settings include their transport. UCX warns about TCP settings if TCP is not used.
-  const std::string tcp = ucx_->minor < kMinorWithTransportPrefix ? "" : "TCP_";
-  for (const char* name : {"TX_SEG_SIZE", "RX_SEG_SIZE"}) {
-    if (UsesTcp(options_.devices) && !std::getenv((std::string("UCX_TCP_") + name).c_str())) {
-      settings.emplace_back(tcp + name, kTcpSegment);
-    }
-  }
-  for (const auto& [name, value] : settings) {
-    if (!value.empty() && status == ucp::kOk) status = ucx_->ucp_config_modify(config, name.c_str(), value.c_str());
-  }
-  ucp::ContextParams context_params;
-  context_params.mask = ucp::ContextParams::kFeatures | ucp::ContextParams::kEstimatedNumEps;
-  context_params.features = ucp::ContextParams::kActiveMessages | ucp::ContextParams::kWakeup;
-  context_params.estimated_num_eps = peers_.size();
-  if (status == ucp::kOk) {
-    status = ucx_->ucp_init_version(ucp::kApiMajor, ucp::kApiMinor, &context_params, config, &context_);
-  }
-  ucx_->ucp_config_release(config);
-  if (status != ucp::kOk) {
-    return UnavailableError(StatusError("ucp_init", status).message() + "; transports " + options_.transports +
-                            ", devices " + (options_.devices.empty() ? "all" : options_.devices));
-  }
-  ucp::WorkerParams worker_params;
-  worker_params.mask = ucp::WorkerParams::kThreadMode;
-  worker_params.thread_mode = ucp::WorkerParams::kSerialized;
-  status = ucx_->ucp_worker_create(context_, &worker_params, &worker_);
-  if (status != ucp::kOk) return StatusError("ucp_worker_create", status);
-  ucp::HandlerParams handler;
-  handler.mask =
-      ucp::HandlerParams::kId | ucp::HandlerParams::kFlags | ucp::HandlerParams::kCallback | ucp::HandlerParams::kArg;
-  handler.id = kMessageId;
-  handler.flags = ucp::HandlerParams::kWholeMessage;
-  handler.callback = OnActiveMessage;
-  handler.arg = this;
-  status = ucx_->ucp_worker_set_am_recv_handler(worker_, &handler);
-  if (status == ucp::kOk) status = ucx_->ucp_worker_get_efd(worker_, &worker_fd_);
-  ucp::Address* worker_address = nullptr;
-  size_t worker_address_bytes = 0;
-  if (status == ucp::kOk) status = ucx_->ucp_worker_get_address(worker_, &worker_address, &worker_address_bytes);
-  if (status != ucp::kOk) return StatusError("the setup of a UCX worker failed", status);
-  AddressHead head;
-  std::memcpy(head.magic, kAddressMagic, sizeof(head.magic));
-  head.process = process_;
-  head.version[0] = ucx_->major;
-  head.version[1] = ucx_->minor;
-  head.worker_address_bytes = static_cast<uint32_t>(worker_address_bytes);
-  address_.assign(reinterpret_cast<const char*>(&head), sizeof(head));
-  address_.append(reinterpret_cast<const char*>(worker_address), worker_address_bytes);
-  ucx_->ucp_worker_release_address(worker_, worker_address);
-
+  ucx_worker_ = std::make_unique<UcxWorker>(process_, static_cast<int>(peers_.size()));
+  JAXCOMM_RETURN_IF_ERROR(ucx_worker_->Open(options_, OnActiveMessage, this));
+  ucx_ = &ucx_worker_->library();
+  worker_ = ucx_worker_->handle();
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) return UnavailableError(std::string("eventfd: ") + std::strerror(errno));
   for (Peer& peer : peers_) peer.network = this;
@@ -266,8 +179,7 @@ UcxNetwork::~UcxNetwork() {
     thread_.join();
   }
   if (worker_) ReleaseUnwanted();
-  if (worker_) ucx_->ucp_worker_destroy(worker_);
-  if (context_) ucx_->ucp_cleanup(context_);
+  ucx_worker_.reset();
   if (wake_fd_ >= 0) close(wake_fd_);
   for (Fetch* fetch : fetches_) delete fetch;
   for (Outgoing* message : std::exchange(sends_, {})) {
@@ -277,33 +189,23 @@ UcxNetwork::~UcxNetwork() {
 }
 
 Status UcxNetwork::Connect(int process, const std::string& address) {
-  AddressHead head;
-  if (address.size() >= sizeof(head)) std::memcpy(&head, address.data(), sizeof(head));
-  if (process < 0 || process >= static_cast<int>(peers_.size()) || process == process_ ||
-      std::memcmp(head.magic, kAddressMagic, sizeof(head.magic)) != 0 || head.process != process ||
-      address.size() != sizeof(head) + head.worker_address_bytes) {
-    return InvalidArgumentError("process " + std::to_string(process) + " has not published a valid UCX address");
-  }
-  if (head.version[0] != ucx_->major || head.version[1] != ucx_->minor) {
-    return InvalidArgumentError("process " + std::to_string(process) + " has UCX " + std::to_string(head.version[0]) +
-                                "." + std::to_string(head.version[1]) + ", process " + std::to_string(process_) +
-                                " has UCX " + ucx_->version() + " (" + ucx_->path +
-                                "): use the same UCX version in all processes");
-  }
+  const StatusOr<const ucp::Address*> worker_address = ucx_worker_->AddressOf(process, address);
+  JAXCOMM_RETURN_IF_ERROR(worker_address.status());
   Peer& peer = peers_[process];
   if (peer.connected) return OkStatus();
   std::promise<ucp::Status> created;
   Do([&] {
     ucp::EndpointParams params;
     params.mask = ucp::EndpointParams::kAddress | ucp::EndpointParams::kErrorMode | ucp::EndpointParams::kErrorHandler;
-    params.address = reinterpret_cast<const ucp::Address*>(address.data() + sizeof(AddressHead));
+    params.address = *worker_address;
     params.error_mode = ucp::EndpointParams::kReportPeers;
     params.on_error = OnEndpointError;
     params.on_error_arg = &peer;
     created.set_value(ucx_->ucp_ep_create(worker_, &params, &peer.endpoint));
   });
   const ucp::Status status = created.get_future().get();
-  if (status != ucp::kOk) return StatusError("cannot connect to process " + std::to_string(process), status);
+  if (status != ucp::kOk)
+    return ucx_worker_->StatusError("cannot connect to process " + std::to_string(process), status);
   peer.connected = true;
   return OkStatus();
 }
@@ -421,7 +323,7 @@ void UcxNetwork::Sleep() {
   if (status == ucp::kBusy) return;
   sleeping_ = true;
   if (!queued_ && !stop_ && unwanted_.empty()) {
-    pollfd fds[2] = {{worker_fd_, POLLIN, 0}, {wake_fd_, POLLIN, 0}};
+    pollfd fds[2] = {{ucx_worker_->event_fd(), POLLIN, 0}, {wake_fd_, POLLIN, 0}};
     poll(fds, 2, static_cast<int>(std::chrono::milliseconds(kSleep).count()));
   }
   sleeping_ = false;
@@ -447,7 +349,7 @@ void UcxNetwork::Post(std::unique_ptr<Outgoing> owned) {
   params.flags = message->bytes <= eager_bytes_ ? ucp::RequestParams::kEager : ucp::RequestParams::kRendezvous;
   params.sent = OnSent;
   params.user_data = message;
-  void* const request = ucx_->ucp_am_send_nbx(peer.endpoint, kMessageId, &message->envelope,
+  void* const request = ucx_->ucp_am_send_nbx(peer.endpoint, UcxWorker::kMessageId, &message->envelope,
                                               message->envelope.size_bytes(), message->data, message->bytes, &params);
   if (!request) {
     Finish(message, ucp::kOk);

@@ -88,10 +88,10 @@ class Target:
     mean: bool = False
 
     def judge(self, records: Iterable[Record]) -> dict[str, Any]:
-        """{"target", "verdict": met, missed or not measured, "worst": text, "missed": texts}."""
+        """{"target", "result": met, missed or not measured, "worst": text, "missed": texts}."""
         found = [(r, f) for r in records if self.selects(r) and (f := self.figure(r)) is not None]
         if not found:
-            return {"target": self.text, "verdict": "not measured", "worst": None, "missed": []}
+            return {"target": self.text, "result": "not measured", "worst": None, "missed": []}
         sign = -1 if self.upper else 1
         if self.mean:
             mean = statistics.geometric_mean(figure for _, figure in found)
@@ -103,7 +103,7 @@ class Target:
         missed = dict.fromkeys(text for text, figure in texts if sign * figure < sign * self.bound)
         return {
             "target": self.text,
-            "verdict": "missed" if missed else "met",
+            "result": "missed" if missed else "met",
             "worst": worst[0],
             "missed": list(missed),
         }

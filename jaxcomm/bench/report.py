@@ -146,7 +146,7 @@ def summary(records: Sequence[Record]) -> str:
     lines += ["", "Targets (stated for 2 cores, float32, and 8 devices in one process):"]
     for result in judge(records):
         worst = f" (worst: {result['worst']})" if result["worst"] else ""
-        lines.append(f"  {result['verdict']:12} {result['target']}{worst}")
+        lines.append(f"  {result['result']:12} {result['target']}{worst}")
         if result["missed"]:
             lines.append(f"               missed by: {', '.join(result['missed'])}")
     wrong = sum(r.wrong for r in records)

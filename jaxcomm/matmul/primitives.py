@@ -21,7 +21,7 @@ from jax import lax
 
 from jaxcomm import _compat, _lowering
 from jaxcomm._compat import ad
-from jaxcomm._primitive import shift
+from jaxcomm._primitive import register, shift
 from jaxcomm.matmul import choice, loops
 from jaxcomm.matmul.loops import Spec
 from jaxcomm.ops.all_gather import all_gather_p
@@ -272,19 +272,22 @@ def _lower_scatter(ctx, *operands, platform, spec, **params):
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *operands)
 
 
-def _define(name: str, types: Any, lower: Any, jvp: Any, transpose: Any, batch: Any) -> _compat.Primitive:
-    primitive = _compat.Primitive(f"jaxcomm_{name}")
-    primitive.multiple_results = True
-    primitive.def_abstract_eval(types)
-    _lowering.register_rule(primitive, lower)
-    ad.primitive_jvps[primitive] = jvp
-    ad.primitive_transposes[primitive] = transpose
-    _compat.batching.fancy_primitive_batchers[primitive] = batch
-    return primitive
-
-
-gather_p = _define("all_gather_matmul", _gather_types, _lower_gather, _gather_jvp, _gather_transpose, _gather_batch)
-scatter_p = _define(
-    "matmul_psum_scatter", _scatter_types, _lower_scatter, _scatter_jvp, _scatter_transpose, _scatter_batch
+gather_p = register(
+    "all_gather_matmul",
+    shape=_gather_types,
+    lower=_lower_gather,
+    jvp=_gather_jvp,
+    transpose=_gather_transpose,
+    batch=_gather_batch,
+    multiple_results=True,
+)
+scatter_p = register(
+    "matmul_psum_scatter",
+    shape=_scatter_types,
+    lower=_lower_scatter,
+    jvp=_scatter_jvp,
+    transpose=_scatter_transpose,
+    batch=_scatter_batch,
+    multiple_results=True,
 )
 _RUN = {gather_p: _run_gather, scatter_p: _run_scatter}

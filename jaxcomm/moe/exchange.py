@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _compat, _lowering
+from jaxcomm._primitive import register
 from jaxcomm.moe.routing import Routing
 from jaxcomm.ops.ragged_all_to_all import exchange, reverse
 
@@ -388,31 +389,34 @@ def _combine_batch(axis_data, args, dims, *, layout):
     return total.astype(rows.dtype), 1
 
 
-dispatch_p = _compat.Primitive("jaxcomm_moe_dispatch")
-dispatch_p.multiple_results = True
-dispatch_p.def_abstract_eval(_dispatch_shape)
-_lowering.register_rule(dispatch_p, _lower_dispatch)
-_compat.ad.primitive_jvps[dispatch_p] = _dispatch_jvp
-_compat.ad.primitive_transposes[dispatch_p] = _dispatch_transpose
-_compat.batching.fancy_primitive_batchers[dispatch_p] = _dispatch_batch
-
-combine_p = _compat.Primitive("jaxcomm_moe_combine")
-combine_p.def_abstract_eval(_combine_shape)
-_lowering.register_rule(combine_p, _lower_combine)
-_compat.ad.primitive_jvps[combine_p] = _combine_jvp
-_compat.ad.primitive_transposes[combine_p] = _combine_transpose
-_compat.batching.fancy_primitive_batchers[combine_p] = _combine_batch
+dispatch_p = register(
+    "moe_dispatch",
+    shape=_dispatch_shape,
+    lower=_lower_dispatch,
+    jvp=_dispatch_jvp,
+    transpose=_dispatch_transpose,
+    batch=_dispatch_batch,
+    multiple_results=True,
+)
+combine_p = register(
+    "moe_combine",
+    shape=_combine_shape,
+    lower=_lower_combine,
+    jvp=_combine_jvp,
+    transpose=_combine_transpose,
+    batch=_combine_batch,
+)
 
 # Inside the lowering of the two: what the executor does.
-dispatch_rows_p = _compat.Primitive("jaxcomm_moe_dispatch_rows")
-dispatch_rows_p.def_abstract_eval(
-    lambda x, order, table, *, layout, **_: x.update(shape=(layout.capacity, x.shape[1]), weak_type=False)
+dispatch_rows_p = register(
+    "moe_dispatch_rows",
+    shape=lambda x, order, table, *, layout, **_: x.update(shape=(layout.capacity, x.shape[1]), weak_type=False),
+    lower=_lower_dispatch_rows,
 )
-_lowering.register_rule(dispatch_rows_p, _lower_dispatch_rows)
-combine_rows_p = _compat.Primitive("jaxcomm_moe_combine_rows")
-combine_rows_p.def_abstract_eval(
-    lambda rows, slot, expert, weights, table, *, layout, **_: rows.update(
+combine_rows_p = register(
+    "moe_combine_rows",
+    shape=lambda rows, slot, expert, weights, table, *, layout, **_: rows.update(
         shape=(slot.size if layout.per_choice else slot.shape[0], rows.shape[1]), weak_type=False
-    )
+    ),
+    lower=_lower_combine_rows,
 )
-_lowering.register_rule(combine_rows_p, _lower_combine_rows)

@@ -13,7 +13,7 @@ from jaxcomm import _check, _compat
 from jaxcomm._lowering import Call
 from jaxcomm._primitive import make_call
 from jaxcomm._typing import AxisName
-from jaxcomm.moe.verdict import verdict
+from jaxcomm.moe.check import check
 from jaxcomm.ops.all_gather import all_gather_p
 
 
@@ -172,7 +172,7 @@ def _route(ids, call, total, rows, raises, reduce):
     index = jnp.zeros(order.shape, jnp.int32).at[by_expert].set(places)
     index = index.reshape(choices, tokens).T
     table = all_gather_p.bind(counts[None, : total + 1], call=call, axis=0)
-    table = verdict(table, call=call, capacity=rows, raises=raises)
+    table = check(table, call=call, capacity=rows, raises=raises)
     wanted = table[:, :total]
     kept = wanted if raises else _keep(wanted, n, local, rows, tokens * choices, call)
     me = lax.axis_index(call.axes).astype(jnp.int32)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxcomm import _check, _compat, _lowering
-from jaxcomm._primitive import make_call
+from jaxcomm._primitive import make_call, register
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
 
@@ -88,9 +88,6 @@ def _batch(axis_data, args, dims, *, call):
 
 
 # _primitive.define takes one operand and one result; a barrier has several. The derivative needs no barrier.
-barrier_p = _compat.Primitive("jaxcomm_barrier")
-barrier_p.multiple_results = True
-barrier_p.def_abstract_eval(lambda *xs, call: list(xs))
-_lowering.register_rule(barrier_p, _lower)
-_compat.ad.primitive_jvps[barrier_p] = _jvp
-_compat.batching.fancy_primitive_batchers[barrier_p] = _batch
+barrier_p = register(
+    "barrier", shape=lambda *xs, call: list(xs), lower=_lower, jvp=_jvp, batch=_batch, multiple_results=True
+)

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from jaxcomm import _check, _compat, _lowering
-from jaxcomm._primitive import make_call
+from jaxcomm._primitive import make_call, register
 from jaxcomm._typing import AxisIndexGroups, AxisName
 from jaxcomm.ops.all_gather import all_gather_p
 
@@ -258,9 +258,4 @@ def _batch(axis_data, args, dims, *, call):
     return result.reshape(output.shape), 0
 
 
-all_to_all_v_p = _compat.Primitive("jaxcomm_all_to_all_v")
-all_to_all_v_p.def_abstract_eval(_shape)
-_lowering.register_rule(all_to_all_v_p, _lower)
-_compat.ad.primitive_jvps[all_to_all_v_p] = _jvp
-_compat.ad.primitive_transposes[all_to_all_v_p] = _transpose
-_compat.batching.fancy_primitive_batchers[all_to_all_v_p] = _batch
+all_to_all_v_p = register("all_to_all_v", shape=_shape, lower=_lower, jvp=_jvp, transpose=_transpose, batch=_batch)

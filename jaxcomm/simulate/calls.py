@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxcomm import _request
 from jaxcomm._core import plan, sim
-from jaxcomm._explain import NATIVE
 from jaxcomm.simulate.cluster import Cluster
 
 # Errors of a prediction that rests on no measurement of jaxcomm: a factor of four each way, a guess.
@@ -111,22 +111,12 @@ def _why(time_s: float, alpha_s: float, beta_s: float, bottleneck: str) -> str:
     return f"neither alone: {shares}"
 
 
-def _request(op: str, x: Any, sizes: tuple[int, ...], cluster: Cluster, source: int, perm: Any) -> tuple[Any, int, int]:
+def _planned(op: str, x: Any, sizes: tuple[int, ...], cluster: Cluster, source: int, perm: Any) -> tuple[Any, int, int]:
     """The request of whole blocks, bytes of an element, and bytes of the operand."""
-    native, n = NATIVE[op], math.prod(sizes)
-    count, item_bytes = (0, 1) if op == "barrier" else (math.prod(x.shape), np.dtype(x.dtype).itemsize)
-    operand = count * item_bytes
-    if native in ("all_to_all", "reduce_scatter"):
-        if count % n:
-            raise ValueError(f"{op}: {count} elements cannot be split into {n} equal blocks")
-        count //= n
-    source_of = []
-    if native == "permute":
-        source_of = [-1] * n
-        for src, dst in perm if perm is not None else [(r, (r + 1) % n) for r in range(n)]:
-            source_of[dst] = src
+    native, n = _request.native_name(op), math.prod(sizes)
+    call, item_bytes = _request.blocks(op, x, n, source, perm)
+    operand = 0 if op == "barrier" else math.prod(x.shape) * np.dtype(x.dtype).itemsize
     inner = min(cluster.levels[0].ranks, n)
-    call: dict[str, Any] = {"block_count": count, "root": source, "source_of": source_of}
     if cluster.scope is None:
         return plan.gpu_request(native, n, inner, **call), item_bytes, operand
     return plan.cpu_request(native, cluster.scope, n, inner, **call), item_bytes, operand
@@ -185,18 +175,15 @@ def collective(
       ValueError: unknown op, algorithm or fidelity, sizes that the cluster does not have, or too many ranks of
         different roles.
     """
-    if op not in NATIVE:
-        raise ValueError(f"op must be one of {', '.join(NATIVE)}, got {op!r}")
+    _request.native_name(op)
     if fidelity not in FIDELITIES:
         raise ValueError(f"{op}: fidelity must be one of {', '.join(FIDELITIES)}, got {fidelity!r}")
     if algorithm == "xla":
         raise ValueError(f"{op}: algorithm 'xla' has no plan; pass another algorithm or None")
-    sizes = (axis_sizes,) if isinstance(axis_sizes, int) else tuple(axis_sizes)
-    if not sizes or any(size < 1 for size in sizes):
-        raise ValueError(f"{op}: axis_sizes must be positive, got {axis_sizes!r}")
+    sizes = _request.sizes_of(op, axis_sizes)
     n = math.prod(sizes)
     cluster = cluster.spread(n)
-    request, item_bytes, operand = _request(op, x, sizes, cluster, source, perm)
+    request, item_bytes, operand = _planned(op, x, sizes, cluster, source, perm)
     kinds = [origin.split(":")[0] for origin in cluster.origins.values()]
     common: dict[str, Any] = {
         "op": op,
@@ -209,7 +196,7 @@ def collective(
     }
     block_bytes = request.block_count * item_bytes
     most = min(max_sms or cluster.channels, cluster.channels)
-    channels = max(1, min(block_bytes // _CHANNEL_BYTES, most))
+    channels = max(1, min(block_bytes // _CHANNEL_BYTES, request.block_count, most))
     native = cluster.native(channels)
     if fidelity == "bounds":
         bounds = sim.bounds(request, item_bytes, native)
@@ -220,9 +207,8 @@ def collective(
             bound_alpha_s=bounds.alpha_s, bound_beta_s=bounds.beta_s, bottleneck=bounds.bottleneck, why=why,
         )  # fmt: skip
     request.block_count = -(-request.block_count // channels)
-    choice = plan.select(request, algorithm or "", item_bytes, _machine(cluster, n, channels, block_bytes))
-    if choice.algorithm is None:
-        raise ValueError(f"{op}: {choice.reason}")
+    machine = _machine(cluster, n, channels, block_bytes)
+    choice = _request.select(op, plan.select, request, algorithm or "", item_bytes, machine)
     common |= {"algorithm": choice.algorithm, "reason": choice.reason, "channels": channels}
     if choice.ll:  # a closed form: no link is shared
         time_s = choice.cost.time_s

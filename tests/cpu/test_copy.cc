@@ -14,8 +14,8 @@ namespace {
 // The position in memory of the logical element `offset`, by the definition in copy.h.
 int64_t Index(const BlockLayout& layout, int64_t offset) {
   const int64_t block = offset / layout.block_count, element = offset % layout.block_count;
-  const int64_t run = element / layout.run, within = element % layout.run;
-  return (run * layout.num_blocks + block) * layout.run + within;
+  const int64_t fragment = element / layout.contiguous_count, within = element % layout.contiguous_count;
+  return (fragment * layout.num_blocks + block) * layout.contiguous_count + within;
 }
 
 void CheckCopies(int64_t item_bytes, bool stream, int32_t pid = 0) {
@@ -49,8 +49,8 @@ TEST_CASE("copies from a process") {
 
 TEST_CASE("zeros in every layout") {
   constexpr int64_t kTotal = 72;
-  for (const int64_t run : {1, 3, 8, 24}) {
-    const BlockLayout layout{3, 24, run};
+  for (const int64_t contiguous_count : {1, 3, 8, 24}) {
+    const BlockLayout layout{3, 24, contiguous_count};
     for (int64_t offset = 0; offset < kTotal; offset += 5) {
       for (const int64_t count : {int64_t{0}, int64_t{1}, (kTotal - offset) / 2, kTotal - offset}) {
         std::vector<int32_t> data(kTotal, -1), expected(kTotal, -1);

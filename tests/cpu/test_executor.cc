@@ -104,21 +104,21 @@ TEST_CASE("every algorithm by one and by many threads") {
   }
 }
 
-// Sources with short runs and sources in other processes are copied tile by tile.
+// Sources with short fragments and sources in other processes are copied tile by tile.
 TEST_CASE("reductions of more than a tile") {
   constexpr int32_t kRanks = 2;
   const bool single_copy = Node::AllowSingleCopy();
   for (const bool remote : {false, true}) {
     if (remote && !single_copy) continue;
-    const int64_t block = remote ? 40'001 : 2'100, run = remote ? block : 3;
+    const int64_t block = remote ? 40'001 : 2'100, contiguous_count = remote ? block : 3;
     Request request;
     request.collective = Collective::kReduceScatter;
     request.geometry.ranks_per_node = kRanks;
     request.geometry.pull = true;
     request.block_count = block;
-    const auto program =
-        Program::Make(BuildAll(*FindAlgorithm(Collective::kReduceScatter, "direct"), request), {kRanks, block, run},
-                      {1, block, block}, sizeof(int32_t), FindReduce(DType::kS32, ReduceOp::kSum));
+    const auto program = Program::Make(BuildAll(*FindAlgorithm(Collective::kReduceScatter, "direct"), request),
+                                       {kRanks, block, contiguous_count}, {1, block, block}, sizeof(int32_t),
+                                       FindReduce(DType::kS32, ReduceOp::kSum));
     Values in(kRanks), out(kRanks, std::vector<int32_t>(block, -1));
     std::vector<std::vector<int32_t>> scratch(kRanks);
     std::vector<RankBuffers> buffers(kRanks);
@@ -132,7 +132,8 @@ TEST_CASE("reductions of more than a tile") {
     CHECK(Execution(program, buffers).Work());
     for (int32_t r = 0; r < kRanks; ++r) {
       for (int64_t i = 0; i < block; ++i) {
-        const int64_t at = (i / run * kRanks + r) * run + i % run;  // rows of `run` columns for each rank
+        const int64_t at = (i / contiguous_count * kRanks + r) * contiguous_count +
+                           i % contiguous_count;  // rows of that many columns for each rank
         CHECK(out[r][i] == 3 * at);
       }
     }

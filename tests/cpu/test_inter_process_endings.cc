@@ -404,7 +404,7 @@ TEST_CASE("different programs have different fingerprints") {
       [](Program& p) { p.item_bytes = 8; },
       [](Program& p) { p.input.num_blocks = 2; },
       [](Program& p) { p.input.block_count = 50; },
-      [](Program& p) { p.input.run = 10; },
+      [](Program& p) { p.input.contiguous_count = 10; },
       [](Program& p) { p.plans[0].scratch_count += 1; },
       [](Program& p) { p.plans[1].steps[0].kind = StepKind::kZero; },
       [](Program& p) { p.plans[1].steps[0].peer += 1; },

@@ -56,7 +56,7 @@ TEST_CASE("an output that peers of the node write to has a window with contiguou
   const InterProcessProgram program = put.Make();
   CHECK(program.windowed(Space::kOutput) && !program.windowed(Space::kInput) && program.windowed(Space::kScratch));
   CHECK(program.program()->output.contiguous() && !program.program()->stream);
-  CHECK(program.output_layout().run == 10 && program.output_layout().num_blocks == 2);
+  CHECK(program.output_layout().contiguous_count == 10 && program.output_layout().num_blocks == 2);
   put.process_of = {0, 0};
   CHECK(!Needs(put, Space::kOutput) && put.Make().program()->stream);
 }
@@ -81,7 +81,7 @@ TEST_CASE("a buffer that peers read has a window unless remote reads are possibl
       read.single_copy = true;
       CHECK(!Needs(read, space) && !Needs(read, other));
       BlockLayout& layout = space == Space::kInput ? read.input : read.output;
-      layout = {2, kLarge / 2, 250};  // runs of 1000 bytes
+      layout = {2, kLarge / 2, 250};  // fragments of 1000 bytes
       CHECK(Needs(read, space));
       layout = {2, kLarge / 2, 500};
       CHECK(!Needs(read, space));

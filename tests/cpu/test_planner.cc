@@ -167,11 +167,11 @@ TEST_CASE("invalid calls get an error with the reason") {
         prefix + "buffers of 48 and 7 elements do not match a group of 4 ranks");
   CHECK(error_of(SpecOf(Collective::kReduceScatter), 13) ==
         prefix + "buffers of 48 and 13 elements do not match a group of 4 ranks");
-  for (const int64_t run : {5, 24}) {  // not a divisor of the block of 12; larger than the block
+  for (const int64_t count : {5, 24}) {  // not a divisor of the block of 12; larger than the block
     CallSpec blocked = SpecOf(Collective::kAllToAll);
-    blocked.input_contiguous_count = run;
+    blocked.input_contiguous_count = count;
     const std::string why =
-        prefix + "blocks of 12 elements cannot be split into contiguous runs of " + std::to_string(run);
+        prefix + "blocks of 12 elements cannot be split into contiguous fragments of " + std::to_string(count);
     CHECK(error_of(blocked, 48) == why);
     std::swap(blocked.input_contiguous_count, blocked.output_contiguous_count);
     CHECK(error_of(blocked, 48) == why);

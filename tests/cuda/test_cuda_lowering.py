@@ -149,7 +149,7 @@ def test_max_sms(op, mesh):
 
 
 @pytest.fixture
-def windows(monkeypatch):
+def has_windows(monkeypatch):
     """JAXCOMM_SYMMETRIC_BUFFERS=1."""
     jax.clear_caches()  # lowerings without the setting
     monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
@@ -158,35 +158,35 @@ def windows(monkeypatch):
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_buffers_in_collective_memory(mesh, op, windows, monkeypatch):
+def test_buffers_in_collective_memory(mesh, op, has_windows, monkeypatch):
     """From jax 0.12 on: operand 1, which follows the rank, and the result."""
     monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")
     text = lowered(OPS[op][0], mesh)
     ((call, attributes),) = re.findall(r"(stablehlo\.custom_call @jaxcomm_\w+)\(.*?\)(.*)", text)
-    assert "windows = 1 : i64" in attributes
+    assert "symmetric_buffers = 1 : i64" in attributes
     wanted = 'mhlo.frontend_attributes = {operands_memory_spaces = "{1:1}", results_memory_spaces = "{0:1}"}'
     assert (wanted in attributes) == (op != "barrier"), call
     assert text.count("memory_spaces") == (0 if op == "barrier" else 2), "of other operations"
 
 
-def test_windows_need_jax_0_12_and_the_setting(mesh, windows, monkeypatch):
+def test_windows_need_jax_0_12_and_the_setting(mesh, has_windows, monkeypatch):
     f = OPS["psum"][0]
     monkeypatch.setattr(_compat.jaxlib, "__version__", "0.11.2")
-    assert "windows" not in lowered(f, mesh)
+    assert "symmetric_buffers" not in lowered(f, mesh)
     assert "memory_spaces" not in lowered(f, mesh)
     monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")
     assert "memory_spaces" in lowered(f, mesh)
     monkeypatch.undo()
     jax.clear_caches()
-    assert "windows" not in lowered(f, mesh)
+    assert "symmetric_buffers" not in lowered(f, mesh)
     assert "memory_spaces" not in lowered(f, mesh)
 
 
-def test_no_windows_on_the_cpu(mesh, windows, monkeypatch):
+def test_no_windows_on_the_cpu(mesh, has_windows, monkeypatch):
     monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")
     text = lowered(OPS["psum"][0], mesh, platforms=("cpu", "cuda"))
     assert len(re.findall(r"custom_call @jaxcomm_all_reduce", text)) == 2
-    assert text.count("operands_memory_spaces") == text.count("windows = 1") == 1
+    assert text.count("operands_memory_spaces") == text.count("symmetric_buffers = 1") == 1
 
 
 @pytest.mark.parametrize(("jaxlib", "told"), [("0.10.2", True), ("0.11.1", True), ("0.11.2", False)])

@@ -30,7 +30,7 @@ struct Case {
   int64_t chunk_count = 0;
   DType dtype = DType::kS32;
   ReduceOp op = ReduceOp::kSum;
-  Runs runs;
+  ContiguousCounts contiguous;
   int32_t num_channels = 1;
   unsigned threads = 4;
   int64_t shift = 0;
@@ -40,12 +40,13 @@ struct Case {
   PackLimits pack;
 };
 
-// The position of element `i` of a block that lies in runs, and the inverse: the index in an array of (block_count /
-// run, num_blocks, run) elements.
-int64_t InMemory(int64_t element, int64_t num_blocks, int64_t block_count, int64_t run) {
-  if (run == 0) return element;
+// The position of element `i` of a block that lies in fragments, and the inverse: the index in an array of (block_count
+// / contiguous_count, num_blocks, contiguous_count) elements.
+int64_t InMemory(int64_t element, int64_t num_blocks, int64_t block_count, int64_t contiguous_count) {
+  if (contiguous_count == 0) return element;
   const int64_t block = element / block_count, within = element % block_count;
-  return within / run * num_blocks * run + block * run + within % run;
+  return within / contiguous_count * num_blocks * contiguous_count + block * contiguous_count +
+         within % contiguous_count;
 }
 
 #if defined(__CUDACC__)
@@ -61,9 +62,7 @@ std::vector<Bytes> OnCpu(const Case& test, const std::vector<Bytes>& inputs) {
   const ReduceFn reduce = FindReduce(test.dtype, test.op);
   const int64_t input_count = InputCount(test.request), output_count = OutputCount(test.request);
   std::vector<Bytes> outputs(n, Bytes(output_count * item));
-  Choice choice;
-  choice.algorithm = test.algorithm;
-  choice.request = test.request;
+  const Choice choice(*test.algorithm, test.request);
   const RankProgram layout = MakeRankProgram(choice, test.block_count, {}, item, test.num_channels, 0);
   for (const ChannelProgram& channel : layout.channels) {
     Request request = test.request;
@@ -72,12 +71,12 @@ std::vector<Bytes> OnCpu(const Case& test, const std::vector<Bytes>& inputs) {
     const std::vector<Plan> plans = BuildAll(*test.algorithm, request);
     std::vector<Bytes> in(n), out(n), scratch(n);
     std::vector<RankBuffers> buffers(n);
-    const auto move = [&](Bytes& all, Bytes& part, int64_t count, int64_t run, bool back) {
+    const auto move = [&](Bytes& all, Bytes& part, int64_t count, int64_t contiguous_count, bool back) {
       const int64_t num_blocks = std::max<int64_t>(count / test.block_count, 1);
       for (int64_t i = 0; i < num_blocks * channel.input.count; ++i) {
         const int64_t element =
             i / channel.input.count * test.block_count + channel.input.begin + i % channel.input.count;
-        char* there = all.data() + InMemory(element, num_blocks, test.block_count, run) * item;
+        char* there = all.data() + InMemory(element, num_blocks, test.block_count, contiguous_count) * item;
         char* here = part.data() + i * item;
         std::memcpy(back ? there : here, back ? here : there, item);
       }
@@ -87,12 +86,12 @@ std::vector<Bytes> OnCpu(const Case& test, const std::vector<Bytes>& inputs) {
       in[r].resize(InputCount(request) * item);
       out[r].resize(OutputCount(request) * item);
       scratch[r].resize(plans[r].scratch_count * item);
-      move(copies[r], in[r], input_count, test.runs.input, false);
+      move(copies[r], in[r], input_count, test.contiguous.input, false);
       buffers[r] = {in[r].data(), out[r].data(), scratch[r].data()};
     }
     Execution execution(Program::Make(plans, {}, {}, item, reduce), buffers);
     CHECK(execution.Work());
-    for (int32_t r = 0; r < n; ++r) move(outputs[r], out[r], output_count, test.runs.output, true);
+    for (int32_t r = 0; r < n; ++r) move(outputs[r], out[r], output_count, test.contiguous.output, true);
   }
   return outputs;
 }
@@ -121,12 +120,10 @@ void Check(const Case& test, uint64_t seed) {
 
   TestMemory memory;
   const VirtualRanks ranks(memory, test.request.geometry, test.num_channels, kDeadlineNs);
-  Choice choice;
-  choice.algorithm = test.algorithm;
-  choice.request = test.request;
+  const Choice choice(*test.algorithm, test.request);
   const VirtualRanks::Call call =
-      ranks.Prepare(memory, choice, test.block_count, test.runs, {test.dtype, test.op}, test.num_channels, test.shift,
-                    test.in_rounds ? &test.limits : nullptr, test.pack);
+      ranks.Prepare(memory, choice, test.block_count, test.contiguous, {test.dtype, test.op}, test.num_channels,
+                    test.shift, test.in_rounds ? &test.limits : nullptr, test.pack);
   TestNetwork network(ranks, test.num_channels, test.gin, seed);
   // Two runs, because counters continue from call to call.
   for (uint64_t round = 0; round < 2; ++round) {
@@ -139,13 +136,14 @@ void Check(const Case& test, uint64_t seed) {
       if (same && report.state == device::Report::kNone) continue;
       std::fprintf(
           stderr,
-          "%s/%s, %d nodes of %d, %lld elements of %lld bytes, chunk %lld, %d channels of %u threads, runs %lld "
+          "%s/%s, %d nodes of %d, %lld elements of %lld bytes, chunk %lld, %d channels of %u threads, fragments of "
+          "%lld "
           "and %lld, packs less than %lld, %sseed %llu, call %llu: rank %d %s (report: state %llu, step %d, peer %d)\n",
           Name(test.request.collective), test.algorithm->name, test.request.geometry.num_nodes,
           test.request.geometry.ranks_per_node, static_cast<long long>(test.block_count), static_cast<long long>(item),
           static_cast<long long>(test.request.chunk_count), test.num_channels, test.threads,
-          static_cast<long long>(test.runs.input), static_cast<long long>(test.runs.output),
-          static_cast<long long>(test.pack.run_bytes),
+          static_cast<long long>(test.contiguous.input), static_cast<long long>(test.contiguous.output),
+          static_cast<long long>(test.pack.fragment_bytes),
           test.gin         ? "GIN, "
           : test.in_rounds ? "in rounds, "
                            : "",
@@ -212,7 +210,7 @@ void CheckOverwrite(uint64_t seed) {
   }
 }
 
-// Blocks in many runs, packed and not packed, with little scratch and with enough.
+// Blocks in many fragments, packed and not packed, with little scratch and with enough.
 void CheckPacking(uint64_t seed) {
   const std::pair<Collective, const char*> algorithms[] = {{Collective::kAllToAll, "direct"},
                                                            {Collective::kAllToAll, "pairwise"},
@@ -220,14 +218,15 @@ void CheckPacking(uint64_t seed) {
                                                            {Collective::kAllGather, "ring"}};
   for (const auto& [collective, name] : algorithms) {
     for (const PackLimits pack : {PackLimits{0, 0}, PackLimits{1 << 20, 0}, PackLimits{1 << 20, 1 << 20}}) {
-      for (const Runs runs : {Runs{11, 11}, Runs{0, 11}, Runs{11, 0}}) {
+      for (const ContiguousCounts contiguous :
+           {ContiguousCounts{11, 11}, ContiguousCounts{0, 11}, ContiguousCounts{11, 0}}) {
         Case test;
         test.algorithm = FindAlgorithm(collective, name);
         test.request.collective = collective;
         test.request.geometry = {2, 2, false, true};
         test.block_count = test.request.block_count = 330;
-        if (collective == Collective::kAllGather) test.runs.output = runs.output;
-        if (collective == Collective::kAllToAll) test.runs = runs;
+        if (collective == Collective::kAllGather) test.contiguous.output = contiguous.output;
+        if (collective == Collective::kAllToAll) test.contiguous = contiguous;
         test.request.chunk_count = seed % 2 == 0 ? 0 : 40;
         test.dtype = DType::kF32;
         test.num_channels = 1 + static_cast<int32_t>(seed % 3);
@@ -277,8 +276,8 @@ Case Draw(const Algorithm& algorithm, Collective collective, Geometry geometry, 
   test.num_channels = 1 + static_cast<int32_t>(random() % 3);
   constexpr unsigned kThreads[] = {1, 2, 3, 8, 32};
   test.threads = kThreads[random() % 5];
-  const auto run = [&] { return random() % 3 == 0 ? std::max<int64_t>(test.block_count / 7, 1) : 0; };
-  if (test.block_count % 7 == 0 && test.block_count > 0) test.runs = {run(), run()};
+  const auto contiguous_count = [&] { return random() % 3 == 0 ? std::max<int64_t>(test.block_count / 7, 1) : 0; };
+  if (test.block_count % 7 == 0 && test.block_count > 0) test.contiguous = {contiguous_count(), contiguous_count()};
   if (random() % 4 == 0) test.shift = ItemBytes(test.dtype) < 16 ? ItemBytes(test.dtype) : 0;
   return test;
 }
@@ -324,7 +323,7 @@ TEST_CASE("signals that lead to an overwrite of an outstanding put") {
   CheckOverwrite(FirstSeed());
 }
 
-TEST_CASE("blocks in runs, packed and not") {
+TEST_CASE("blocks in fragments, packed and not") {
   PrepareDevice();
   CheckPacking(FirstSeed());
 }

@@ -175,8 +175,7 @@ class Trial {
   Choice DrawChoice() {
     const std::vector<Collective> collectives = AllCollectives();
     for (;;) {
-      Choice choice;
-      Request& request = choice.request;
+      Request request;
       request.collective = collectives[Draw(static_cast<int32_t>(collectives.size()))];
       request.geometry = geometry_;
       request.block_count = request.collective == Collective::kBarrier ? 0 : 60 + Draw(100);
@@ -187,10 +186,10 @@ class Trial {
         for (int32_t r = 0; r < n(); ++r) request.source_of.push_back((r + shift) % n());
       }
       const std::vector<Algorithm>& table = Algorithms(request.collective);
-      choice.algorithm = &table[Draw(static_cast<int32_t>(table.size()))];
-      if (!choice.algorithm->supports(request)) continue;
-      choices_.push_back(choice);
-      return choice;
+      const Algorithm& algorithm = table[Draw(static_cast<int32_t>(table.size()))];
+      if (!algorithm.supports(request)) continue;
+      choices_.emplace_back(algorithm, request);
+      return choices_.back();
     }
   }
 

@@ -42,15 +42,15 @@ struct Group {
   Call MakeCall(bool is_ll, const char* algorithm, int32_t number) {
     Call call;
     call.is_ll = is_ll;
-    Choice choice;
-    choice.algorithm = FindAlgorithm(Collective::kAllReduce, algorithm);
-    choice.request.collective = Collective::kAllReduce;
-    choice.request.geometry = {1, n, true, true};
-    choice.request.block_count = kCount;
+    Request request;
+    request.collective = Collective::kAllReduce;
+    request.geometry = {1, n, true, true};
+    request.block_count = kCount;
     const Operation sum = {DType::kS32, ReduceOp::kSum};
     if (is_ll) {
-      call.ll = PrepareLl(memory, ranks, slots, choice.request, {}, sum, num_channels, 0);
+      call.ll = PrepareLl(memory, ranks, slots, request, {}, sum, num_channels, 0);
     } else {
+      const Choice choice(*FindAlgorithm(Collective::kAllReduce, algorithm), request);
       call.walked = ranks.Prepare(memory, choice, kCount, {}, sum, num_channels);
     }
     for (int32_t r = 0; r < n; ++r) {

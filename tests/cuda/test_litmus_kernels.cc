@@ -89,10 +89,9 @@ void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, 
   ProgramMemory memory(program);
   const int32_t n = geometry.num_ranks();
   const VirtualRanks ranks(memory, geometry, 1, 1'000'000);
-  Choice choice;
-  choice.request = RequestOf(collective, geometry, block_count);
-  choice.algorithm = FindAlgorithm(collective, algorithm);
-  CHECK(choice.algorithm != nullptr);
+  const Algorithm* found = FindAlgorithm(collective, algorithm);
+  CHECK(found != nullptr);
+  const Choice choice(*found, RequestOf(collective, geometry, block_count));
   const VirtualRanks::Call call = ranks.Prepare(memory, choice, block_count, {}, {DType::kS8, ReduceOp::kSum}, 1);
   std::vector<LitmusGin> gin;
   if (geometry.num_nodes > 1) gin = MakeLitmusGin(program, call);

@@ -86,7 +86,7 @@ struct Group {
 struct Drawn {
   Request request;
   Operation operation;
-  Runs runs;
+  ContiguousCounts contiguous;
   bool two_shot = false;
   LlBuffers buffers;
   std::vector<Bytes> expected;
@@ -108,33 +108,33 @@ Drawn Draw(Group& group, Collective collective, Operation operation, std::mt1993
   const int64_t counts[] = {1, 2, 3, 7, 8, 21, most / 2, most - 1, most, most * num_channels};
   int64_t& count = drawn.request.block_count;
   count = std::max<int64_t>(counts[random() % std::size(counts)], 1);
-  const auto run = [&] {
+  const auto contiguous_count = [&] {
     const int64_t all[] = {0, 1, count % 3 == 0 ? count / 3 : 0, count % 7 == 0 ? count / 7 : 0};
     return all[random() % 4];
   };
   const bool in = collective == Collective::kAllToAll || collective == Collective::kReduceScatter;
   const bool out = collective == Collective::kAllToAll || collective == Collective::kAllGather;
-  if (random() % 2 == 0) drawn.runs = {in ? run() : 0, out ? run() : 0};
+  if (random() % 2 == 0) drawn.contiguous = {in ? contiguous_count() : 0, out ? contiguous_count() : 0};
   const int64_t shift = random() % 2 == 0 && item < 16 ? item : 0;
-  drawn.buffers = PrepareLl(group.memory, group.ranks, group.slots, drawn.request, drawn.runs, operation, num_channels,
-                            shift, drawn.two_shot);
+  drawn.buffers = PrepareLl(group.memory, group.ranks, group.slots, drawn.request, drawn.contiguous, operation,
+                            num_channels, shift, drawn.two_shot);
   for (char* input : drawn.buffers.inputs) Randomize(input, operation.dtype, InputCount(drawn.request) * item, random);
   drawn.expected =
-      OnCpu(drawn.two_shot ? "ll_two_shot" : "ll", drawn.request, drawn.runs, operation, drawn.buffers.inputs);
+      OnCpu(drawn.two_shot ? "ll_two_shot" : "ll", drawn.request, drawn.contiguous, operation, drawn.buffers.inputs);
   ++num_calls;
   return drawn;
 }
 
 // The same calls as plans of the executor, on the same communicator.
 VirtualRanks::Call DrawPlanned(Group& group, std::mt19937_64& random) {
-  Choice choice;
-  choice.algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
-  choice.request.collective = Collective::kAllReduce;
-  choice.request.geometry = {1, group.n, true, true};
-  choice.request.block_count = 1 + static_cast<int64_t>(random() % 50);
+  const Algorithm* algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
+  Request request;
+  request.collective = Collective::kAllReduce;
+  request.geometry = {1, group.n, true, true};
+  request.block_count = 1 + static_cast<int64_t>(random() % 50);
   const auto num_channels = 1 + static_cast<int32_t>(random() % group.num_channels);
-  return group.ranks.Prepare(group.memory, choice, choice.request.block_count, {}, {DType::kS32, ReduceOp::kSum},
-                             num_channels);
+  return group.ranks.Prepare(group.memory, Choice(*algorithm, request), request.block_count, {},
+                             {DType::kS32, ReduceOp::kSum}, num_channels);
 }
 
 void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t place) {
@@ -144,12 +144,12 @@ void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t pl
     if (same && group.report(r).state == device::Report::kNone) continue;
     std::fprintf(
         stderr,
-        "%s%s of %d ranks, %lld elements of type %d, operation %d, runs %lld and %lld, %d channels, seed %llu, "
+        "%s%s of %d ranks, %lld elements of type %d, operation %d, fragments of %lld and %lld, %d channels, seed %llu, "
         "call %zu: rank %d %s (report: state %llu, step %d, peer %d)\n",
         Name(drawn.request.collective), drawn.two_shot ? " (two-shot)" : "", group.n,
         static_cast<long long>(drawn.request.block_count), static_cast<int>(drawn.operation.dtype),
-        static_cast<int>(drawn.operation.op), static_cast<long long>(drawn.runs.input),
-        static_cast<long long>(drawn.runs.output), drawn.buffers.call.num_channels,
+        static_cast<int>(drawn.operation.op), static_cast<long long>(drawn.contiguous.input),
+        static_cast<long long>(drawn.contiguous.output), drawn.buffers.call.num_channels,
         static_cast<unsigned long long>(seed), place, r, same ? "aborted" : "has other bits than the CPU",
         static_cast<unsigned long long>(group.report(r).state), group.report(r).step, group.report(r).peer);
     std::exit(1);
@@ -227,7 +227,7 @@ void TestFlagsThatComeAgain(uint64_t seed) {
     drawn.request.block_count = count;
     drawn.buffers = PrepareLl(group.memory, group.ranks, group.slots, drawn.request, {}, drawn.operation, 2, 0);
     for (char* input : drawn.buffers.inputs) Randomize(input, DType::kF32, count * 4, random);
-    drawn.runs = {};
+    drawn.contiguous = {};
     drawn.two_shot = false;
     drawn.expected = OnCpu("ll", drawn.request, {}, drawn.operation, drawn.buffers.inputs);
     row.push_back(drawn);

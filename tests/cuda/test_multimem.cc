@@ -52,7 +52,7 @@ struct Group {
 struct Drawn {
   Request request;
   Operation operation;
-  Runs runs;
+  ContiguousCounts contiguous;
   std::vector<MultimemArgs> args;  // by rank
   std::vector<char*> inputs, outputs;
   std::vector<Bytes> expected;
@@ -112,12 +112,12 @@ Drawn Draw(Group& group, Collective collective, DType dtype, std::mt19937_64& ra
   const int64_t counts[] = {1, 2, 3, 7, 8, 9, 21, 64, 130, 1000, 1024, kMaxCount};
   const int64_t count = counts[random() % std::size(counts)];
   drawn.request.block_count = count;
-  const auto run = [&] {
+  const auto contiguous_count = [&] {
     const int64_t all[] = {0, 1, count % 3 == 0 ? count / 3 : 0, count % 8 == 0 ? count / 8 : 0};
     return all[random() % std::size(all)];
   };
-  drawn.runs.input = collective == Collective::kReduceScatter ? run() : 0;
-  drawn.runs.output = collective == Collective::kAllGather ? run() : 0;
+  drawn.contiguous.input = collective == Collective::kReduceScatter ? contiguous_count() : 0;
+  drawn.contiguous.output = collective == Collective::kAllGather ? contiguous_count() : 0;
   const int64_t shift = random() % 2 == 0 ? item : 0;
   const int64_t input_count = InputCount(drawn.request), output_count = OutputCount(drawn.request);
   for (int32_t r = 0; r < group.n; ++r) {
@@ -132,7 +132,7 @@ Drawn Draw(Group& group, Collective collective, DType dtype, std::mt19937_64& ra
   }
   const auto num_channels = 1 + static_cast<int32_t>(random() % group.num_channels);
   for (int32_t r = 0; r < group.n; ++r) {
-    MultimemArgs args = MakeMultimemArgs(drawn.request, drawn.runs, dtype, num_channels);
+    MultimemArgs args = MakeMultimemArgs(drawn.request, drawn.contiguous, dtype, num_channels);
     args.comm = group.ranks.CommOfNode(r);
     args.comm.arena = group.arena;
     args.comm.arena_bytes = group.arena_bytes;
@@ -140,7 +140,7 @@ Drawn Draw(Group& group, Collective collective, DType dtype, std::mt19937_64& ra
     CHECK(MultimemBytes(args) <= group.arena_bytes);
     drawn.args.push_back(WithBuffers(args, drawn.inputs[r], drawn.outputs[r]));
   }
-  drawn.expected = OnCpu("multimem", drawn.request, drawn.runs, drawn.operation, drawn.inputs);
+  drawn.expected = OnCpu("multimem", drawn.request, drawn.contiguous, drawn.operation, drawn.inputs);
   return drawn;
 }
 
@@ -152,14 +152,14 @@ Drawn DrawAny(Group& group, std::mt19937_64& random) {
 
 // A plan of the executor on the same communicator.
 Drawn DrawPlanned(Group& group, std::mt19937_64& random) {
-  Choice choice;
-  choice.algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
-  choice.request.collective = Collective::kAllReduce;
-  choice.request.geometry = {1, group.n, true, true};
-  choice.request.block_count = 1 + static_cast<int64_t>(random() % 50);
+  const Algorithm* algorithm = FindAlgorithm(Collective::kAllReduce, random() % 2 == 0 ? "direct" : "ring");
+  Request request;
+  request.collective = Collective::kAllReduce;
+  request.geometry = {1, group.n, true, true};
+  request.block_count = 1 + static_cast<int64_t>(random() % 50);
   const auto num_channels = 1 + static_cast<int32_t>(random() % group.num_channels);
   Drawn drawn;
-  drawn.planned = group.ranks.Prepare(group.memory, choice, choice.request.block_count, {},
+  drawn.planned = group.ranks.Prepare(group.memory, Choice(*algorithm, request), request.block_count, {},
                                       {DType::kF32, ReduceOp::kSum}, num_channels);
   return drawn;
 }
@@ -169,13 +169,14 @@ void CheckDrawn(const Group& group, const Drawn& drawn, uint64_t seed, size_t pl
     const Bytes& expected = drawn.expected[r];
     const bool same = std::memcmp(drawn.outputs[r], expected.data(), expected.size()) == 0;
     if (same && group.report(r).state == device::Report::kNone) continue;
-    std::fprintf(stderr,
-                 "%s of %d ranks, %lld elements of type %d, runs %lld and %lld, %d channels, seed %llu, call %zu: rank "
-                 "%d %s\n",
-                 Name(drawn.request.collective), group.n, static_cast<long long>(drawn.request.block_count),
-                 static_cast<int>(drawn.operation.dtype), static_cast<long long>(drawn.runs.input),
-                 static_cast<long long>(drawn.runs.output), drawn.args[r].num_channels,
-                 static_cast<unsigned long long>(seed), place, r, same ? "aborted" : "has another result");
+    std::fprintf(
+        stderr,
+        "%s of %d ranks, %lld elements of type %d, fragments of %lld and %lld, %d channels, seed %llu, call %zu: rank "
+        "%d %s\n",
+        Name(drawn.request.collective), group.n, static_cast<long long>(drawn.request.block_count),
+        static_cast<int>(drawn.operation.dtype), static_cast<long long>(drawn.contiguous.input),
+        static_cast<long long>(drawn.contiguous.output), drawn.args[r].num_channels,
+        static_cast<unsigned long long>(seed), place, r, same ? "aborted" : "has another result");
     std::exit(1);
   }
 }

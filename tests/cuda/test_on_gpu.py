@@ -301,11 +301,11 @@ def test_targets_match_the_record():
 
 def test_check_of_the_survivors_errors():
     good = {"error": "jaxcomm: psum at x.py:1: psum at x.py:1: rank 0 aborted: rank 1 did not signal", "seconds": 5}
-    assert killed.verdict([good], 2) == ""
-    assert "said nothing" in killed.verdict([None], 2)
-    assert "no error within" in killed.verdict([{"error": "", "seconds": 30}], 2)
-    assert "does not name" in killed.verdict([{"error": "psum at x: rank 0 did not signal", "seconds": 5}], 2)
-    assert "does not name" in killed.verdict([good], 3)
+    assert killed.problem_of([good], 2) == ""
+    assert "printed nothing" in killed.problem_of([None], 2)
+    assert "no error within" in killed.problem_of([{"error": "", "seconds": 30}], 2)
+    assert "does not name" in killed.problem_of([{"error": "psum at x: rank 0 did not signal", "seconds": 5}], 2)
+    assert "does not name" in killed.problem_of([good], 3)
 
 
 def test_comparison_of_losses():

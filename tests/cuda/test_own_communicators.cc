@@ -59,12 +59,12 @@ struct Site {
   FakeXla xla;
 };
 
-GpuCallState* StateOf(int n, bool windows = false) {
+GpuCallState* StateOf(int n, bool symmetric_buffers = false) {
   auto* state = new GpuCallState;
   state->spec = SpecOf(Collective::kAllReduce, n);
   state->spec.algorithm = "direct";
   for (int r = 0; r < n; ++r) state->spec.groups.push_back(r);
-  state->windows = windows;
+  state->symmetric_buffers = symmetric_buffers;
   return state;
 }
 

@@ -63,8 +63,10 @@ TEST_CASE("packed plans are correct") {
         if (!algorithm.supports(request)) continue;
         const std::vector<Plan> plans = BuildAll(algorithm, request);
         const auto whole_count = request.block_count * static_cast<int64_t>(1 + random() % 2);
-        const auto run = [&] { return random() % 3 == 0 ? int64_t{0} : static_cast<int64_t>(1 + random() % 40); };
-        const Fragments fragments(request.block_count, whole_count, {run(), run()});
+        const auto contiguous_count = [&] {
+          return random() % 3 == 0 ? int64_t{0} : static_cast<int64_t>(1 + random() % 40);
+        };
+        const Fragments fragments(request.block_count, whole_count, {contiguous_count(), contiguous_count()});
         const PackLimits limits = {static_cast<int64_t>(random() % 100), static_cast<int64_t>(random() % 3000)};
         const PackedPlans packed = PackInterNodePuts(plans, request.geometry, fragments, kItemBytes, 1, limits);
         const std::set<int32_t> open = OpenRanks(plans, request.geometry);
@@ -84,26 +86,26 @@ TEST_CASE("packed plans are correct") {
   CHECK(num_packed > 1000);
 }
 
-RankProgram ProgramOf(Collective collective, const char* algorithm, Geometry geometry, int64_t block_count, Runs runs,
-                      int32_t num_channels, PackLimits limits = {}) {
-  Choice choice;
-  choice.algorithm = FindAlgorithm(collective, algorithm);
-  choice.request.collective = collective;
-  choice.request.geometry = geometry;
-  choice.request.geometry.pull = true;
-  choice.request.geometry.all_addressable = false;
-  choice.request.block_count = ChannelCount(block_count, kItemBytes, num_channels);
-  return MakeRankProgram(choice, block_count, runs, kItemBytes, num_channels, 0, limits);
+RankProgram ProgramOf(Collective collective, const char* algorithm, Geometry geometry, int64_t block_count,
+                      ContiguousCounts contiguous, int32_t num_channels, PackLimits limits = {}) {
+  Request request;
+  request.collective = collective;
+  request.geometry = geometry;
+  request.geometry.pull = true;
+  request.geometry.all_addressable = false;
+  request.block_count = ChannelCount(block_count, kItemBytes, num_channels);
+  const Choice choice(*FindAlgorithm(collective, algorithm), request);
+  return MakeRankProgram(choice, block_count, contiguous, kItemBytes, num_channels, 0, limits);
 }
 
-// Blocks of 1 MiB: in runs of 64 bytes, which would be 16384 messages; in runs of 32 KiB; contiguous.
-TEST_CASE("short runs are packed, long ones are not") {
+// Blocks of 1 MiB: in fragments of 64 bytes, which would be 16384 messages; of 32 KiB; contiguous.
+TEST_CASE("short fragments are packed, long ones are not") {
   constexpr int64_t kCount = 1 << 18;
   const Geometry geometry = {2, 2, false, true};
-  for (const int64_t run : {int64_t{16}, int64_t{8} << 10, int64_t{0}}) {
-    const RankProgram program = ProgramOf(Collective::kAllToAll, "direct", geometry, kCount, {run, run}, 2);
-    const bool packs = run == 16;
-    const Fragments fragments(kCount / 2, kCount, {run, run});
+  for (const int64_t count : {int64_t{16}, int64_t{8} << 10, int64_t{0}}) {
+    const RankProgram program = ProgramOf(Collective::kAllToAll, "direct", geometry, kCount, {count, count}, 2);
+    const bool packs = count == 16;
+    const Fragments fragments(kCount / 2, kCount, {count, count});
     for (const ChannelProgram& channel : program.channels) {
       int num_puts = 0, num_unpacked = 0;
       for (int32_t i = 0; i < channel.num_steps; ++i) {
@@ -116,7 +118,7 @@ TEST_CASE("short runs are packed, long ones are not") {
         CHECK(packs ? s.count == kCount / 2 : fragments.MostPuts(s) <= kMostPutsUnderWay);
       }
       CHECK(packs ? num_puts == 2 && num_unpacked == 2 : num_unpacked == 0);
-      CHECK(run != 0 || num_puts == 2);
+      CHECK(count != 0 || num_puts == 2);
     }
     CHECK(program.scratch_count == (packs ? 4 * kCount : 0));
     CHECK(program.shares_input && program.shares_output == !packs);  // peers read the input
@@ -141,9 +143,9 @@ int CountFlushes(const RankProgram& program) {
 
 TEST_CASE("no step waits for the network unnecessarily") {
   // No step writes to the sources, and a rank has few puts for each other rank.
-  for (const int64_t run : {int64_t{0}, int64_t{16}}) {
+  for (const int64_t count : {int64_t{0}, int64_t{16}}) {
     for (const char* algorithm : {"direct", "pairwise"}) {
-      CHECK(CountFlushes(ProgramOf(Collective::kAllToAll, algorithm, {8, 1}, 1 << 10, {run, run}, 1)) == 0);
+      CHECK(CountFlushes(ProgramOf(Collective::kAllToAll, algorithm, {8, 1}, 1 << 10, {count, count}, 1)) == 0);
     }
   }
   CHECK(CountFlushes(ProgramOf(Collective::kAllGather, "direct", {8, 1}, 1 << 10, {}, 1)) == 0);
@@ -151,7 +153,7 @@ TEST_CASE("no step waits for the network unnecessarily") {
   // Before packing space is reused, its put must have been sent.
   const PackLimits little = {32 << 10, 1};
   CHECK(CountFlushes(ProgramOf(Collective::kAllToAll, "direct", {8, 1}, 1 << 10, {16, 16}, 1, little)) == 6);
-  // 64 runs of 32 KiB, at most eight at a time.
+  // 64 fragments of 32 KiB, at most eight at a time.
   CHECK(CountFlushes(ProgramOf(Collective::kAllToAll, "direct", {2, 1}, 1 << 19, {8 << 10, 8 << 10}, 1)) >= 7);
 }
 

@@ -116,10 +116,10 @@ ALONE_TEST_CASE("ranks with different programs get an error") {
 ALONE_TEST_CASE("ranks with different settings get an error") {
   struct Settings {
     int32_t channels;
-    bool windows;
+    bool symmetric_buffers;
   };
   const auto differ = [](Settings of_0, Settings of_1, const std::string& on_0, const std::string& on_1) {
-    Communicator::Configure(20, of_0.channels, "", of_0.windows);
+    Communicator::Configure(20, of_0.channels, "", of_0.symmetric_buffers);
     auto* world = new World(2);
     std::atomic<std::atomic<bool>*> asked{nullptr};
     OnRanks(*world, [&](Rank& rank) {
@@ -127,7 +127,7 @@ ALONE_TEST_CASE("ranks with different settings get an error") {
       if (rank.rank == 1) {
         after_init = [&] {
           while (asked == nullptr || !*asked.load()) std::this_thread::yield();
-          Communicator::Configure(20, of_1.channels, "", of_1.windows);
+          Communicator::Configure(20, of_1.channels, "", of_1.symmetric_buffers);
         };
       }
       for (int i = 0; i < 2; ++i) {

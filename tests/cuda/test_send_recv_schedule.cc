@@ -23,9 +23,7 @@ struct Cut {
 };
 
 Cut MakeCut(const Algorithm& algorithm, const Request& request, int32_t num_channels, SplitLimits limits) {
-  Choice choice;
-  choice.algorithm = &algorithm;
-  choice.request = request;
+  const Choice choice(algorithm, request);
   Cut cut;
   cut.num_channels = num_channels;
   cut.schedules.resize(request.geometry.num_ranks());

@@ -18,7 +18,7 @@ namespace {
 using namespace fake;
 
 // Three runs of a call in XLA's stages. `bare`: a rank without collective memory, or -1.
-void RunByXla(bool windows, bool provides, int bare) {
+void RunByXla(bool symmetric_buffers, bool provides, int bare) {
   constexpr int kRanks = 3;
   constexpr int64_t kCount = 500;
   Communicator::Configure(20, 4);
@@ -27,7 +27,7 @@ void RunByXla(bool windows, bool provides, int bare) {
   state->spec = SpecOf(Collective::kAllReduce, kRanks);
   state->spec.algorithm = "direct";
   state->spec.groups = {0, 1, 2};
-  state->windows = windows;
+  state->symmetric_buffers = symmetric_buffers;
   state->members = {{7, 0}, {7, 1}, {7, 2}};  // not used if XLA provides communicators
   if (!provides) OwnCommunicators::Add(7, state->members, KeyOf(world));
   OnRanks(*world, [&](Rank& rank) {
@@ -52,8 +52,8 @@ void RunByXla(bool windows, bool provides, int bare) {
       int32_t* const y = memory.At(memory.OutputOf(run));
       CHECK(stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE, x, y).empty());
       CHECK(xla.num_communicators == provides);
-      CHECK(xla.regions.size() == (windows && provides ? 2 : 0));
-      if (windows && provides) {
+      CHECK(xla.regions.size() == (symmetric_buffers && provides ? 2 : 0));
+      if (symmetric_buffers && provides) {
         CHECK(xla.regions[0].buffer == x && xla.regions[1].buffer == y && xla.regions[1].bytes == 4 * kCount);
       }
       if (run == 0) {
@@ -65,7 +65,7 @@ void RunByXla(bool windows, bool provides, int bare) {
       const size_t before = stream.queue.size();
       CHECK(stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE, x, y).empty());
       // One kernel and the necessary copies. With windows, one more kernel before it.
-      CHECK(stream.queue.size() - before == static_cast<size_t>(windows ? 2 : 1));
+      CHECK(stream.queue.size() - before == static_cast<size_t>(symmetric_buffers ? 2 : 1));
       while (!stream.Drain()) std::this_thread::yield();
       for (int64_t i = 0; i < kCount; ++i) CHECK(y[i] == kRanks * (kRanks - 1) / 2 + kRanks * (i + run));
     }
@@ -122,7 +122,7 @@ ALONE_TEST_CASE("the preparation happens once") {
   state.spec = SpecOf(Collective::kAllReduce, 2);
   state.spec.algorithm = "direct";
   state.spec.groups = {0, 2, 1, 3};
-  state.windows = true;
+  state.symmetric_buffers = true;
   FakeXla xla;
   xla.state = &state;
   int32_t x[4], y[4];
@@ -143,7 +143,7 @@ ALONE_TEST_CASE("a single GPU shares no buffers") {
   state.spec = SpecOf(Collective::kAllReduce, 1);
   state.spec.algorithm = "direct";
   state.spec.groups = {0};
-  state.windows = true;
+  state.symmetric_buffers = true;
   FakeXla xla;
   xla.state = &state;
   int32_t x[4], y[4];

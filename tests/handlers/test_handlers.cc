@@ -146,14 +146,14 @@ TEST_CASE("reduce_scatter: sums, maxima and minima of each rank's columns") {
 
 TEST_CASE("all_to_all: columns become rows, and rows columns") {
   const Handlers handlers = {AllToAllInstantiate, AllToAllExecute};
-  const auto runs = [](int64_t input, int64_t output) {
+  const auto contiguous = [](int64_t input, int64_t output) {
     return [=](Attributes& attributes) {
       Number("input_contiguous_count", input)(attributes);
       Number("output_contiguous_count", output)(attributes);
     };
   };
-  const Rows by_columns = Run({handlers, runs(3, 6), {}}, Values(24), 24);
-  const Rows by_rows = Run({handlers, runs(6, 3), {}}, Values(24), 24);
+  const Rows by_columns = Run({handlers, contiguous(3, 6), {}}, Values(24), 24);
+  const Rows by_rows = Run({handlers, contiguous(6, 3), {}}, Values(24), 24);
   for (int32_t r = 0; r < kRanks; ++r) {
     for (int32_t i = 0; i < 24; ++i) {
       const int32_t of_block = i % 6;

@@ -2,236 +2,11 @@
 
 from mutation.hand import Mutant
 
-RENDEZVOUS, CALL, PROGRAM = "ffi/cpu/rendezvous.cc", "ffi/cpu/inter_process_call.cc", "ffi/cpu/inter_process_program.cc"
-EXECUTOR, COPY, MESSAGES = "ffi/cpu/executor.cc", "ffi/cpu/copy.cc", "ffi/cpu/active_messages.cc"
+RENDEZVOUS = "ffi/cpu/rendezvous.cc"
+EXECUTOR, COPY = "ffi/cpu/executor.cc", "ffi/cpu/copy.cc"
 
 MUTANTS = [
-    # Joint calls: phases, endings, what is used again.
-    Mutant(
-        "closes without a look at the peers' failures",
-        CALL,
-        "kExitBarrier && AllExited()) {\n    if (const Other* other = Failed()) {\n"
-        "      FailLike(*other);\n    } else {\n      moved = Close();\n    }",
-        "kExitBarrier && AllExited()) {\n    moved = Close();",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "begins without a look at the peers' failures",
-        CALL,
-        "    } else if (const Other* other = Failed()) {\n      FailLike(*other);\n    } else {\n      Begin();",
-        "    } else {\n      Begin();",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "the result is copied when the own work is done",
-        CALL,
-        "return node_.control_segment().slots[slot_].exited.load() == others_.size() &&",
-        "return",
-        "test_inter_process_endings test_inter_process_call",
-    ),
-    Mutant(
-        "a call that failed is not counted out of its peers' slots",
-        CALL,
-        "    for (Other& other : others_) LeaveSlot(other);\n    if (slot_ >= 0)",
-        "    if (slot_ >= 0)",
-        "test_inter_process_endings test_inter_process_failures",
-    ),
-    Mutant(
-        "the number of ranks that have left is not reset",
-        CALL,
-        "      slot.exited.store(0);\n",
-        "",
-        "test_inter_process_endings",
-    ),
-    Mutant("a slot keeps its failure", CALL, "      slot.failed.store(0);\n", "", "test_inter_process_endings"),
-    Mutant(
-        "a slot keeps the state of its previous call",
-        CALL,
-        "      slot.over.store(0);\n",
-        "",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "a block that failed is reclaimed while peers may touch it",
-        CALL,
-        "if (theirs >= 0 && control_segment.slots[theirs].over.load() == 0 && other.peer->alive()) return false;",
-        "if (theirs >= 0 && control_segment.slots[theirs].failed.load() == 0 && other.peer->alive()) return false;",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "a process that has ended is waited for with its blocks",
-        CALL,
-        "control_segment.slots[theirs].over.load() == 0 && other.peer->alive())",
-        "control_segment.slots[theirs].over.load() == 0)",
-        "test_inter_process_failures",
-    ),
-    Mutant(
-        "a slot can be found while it is reclaimed",
-        CALL,
-        "  node_.control_segment().Retire(slot_);\n",
-        "",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "a block is not given back after success",
-        CALL,
-        "  node_.Release(block_);\n  state_.fetch_or(kDone);",
-        "  state_.fetch_or(kDone);",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "failure is accepted after success",
-        CALL,
-        "    if (error_.ok() && (state_.load() & kDone) == 0) {\n      error_ =",
-        "    if (error_.ok()) {\n      error_ =",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "the last error is reported",
-        CALL,
-        "    if (error_.ok() && (state_.load() & kDone) == 0) {\n      error_ =",
-        "    if ((state_.load() & kDone) == 0) {\n      error_ =",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "peers of other nodes get no failure message",
-        CALL,
-        "      for (const int32_t process : distant_) active_messages_->SendAborted(process, "
-        "spec_.key, error.message());\n",
-        "",
-        "test_inter_process_failures",
-    ),
-    Mutant(
-        "a call ends while a payload lands in its result",
-        CALL,
-        "  const bool direct = space",
-        "  Leave(-1);\n  const bool direct = space",
-        "test_inter_process_endings test_inter_process_failures",
-    ),
-    Mutant(
-        "a refused payload is counted forever",
-        CALL,
-        "  if ((state_.fetch_add(1) & (kDone | kFailed)) != 0) {\n    Leave(-1);\n    return nullptr;",
-        "  if ((state_.fetch_add(1) & (kDone | kFailed)) != 0) {\n    return nullptr;",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "a payload may end beyond its buffer",
-        CALL,
-        "offset_bytes > size - bytes) return nullptr;",
-        "offset_bytes > size) return nullptr;",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "sizes of scratch in elements, not bytes",
-        CALL,
-        "    size = program_->program()->scratch_bytes(static_cast<size_t>(rank));",
-        "    size = program_->program()->plans[rank].scratch_count;",
-        "test_inter_process_endings test_inter_process_call",
-    ),
-    Mutant(
-        "payloads for ranks of other processes are accepted",
-        CALL,
-        "  if (rank < 0 || rank >= program_->num_ranks() || program_->process_of()[rank] != process_) return nullptr;",
-        "  if (rank < 0 || rank >= program_->num_ranks()) return nullptr;",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "offsets of puts to other nodes in elements",
-        CALL,
-        "to, to.offset * item_bytes,",
-        "to, to.offset,",
-        "test_inter_process_call",
-    ),
-    Mutant(
-        "signals of other nodes are counted at the sender's place",
-        CALL,
-        "program_->signals(to))[from].fetch_add(1);",
-        "program_->signals(to))[to].fetch_add(1);",
-        "test_inter_process_call",
-    ),
-    Mutant(
-        "counters of signals are not reset in a block that is used again",
-        CALL,
-        "    for (int32_t from = 0; from < program_->num_ranks(); ++from) new (&signals[from]) "
-        "std::atomic<uint32_t>(0);\n",
-        "",
-        "test_inter_process_endings test_inter_process_call",
-    ),
-    Mutant(
-        "running calls get no grace period",
-        CALL,
-        "phase_.load() == Phase::kRunning ? kGrace",
-        "phase_.load() == Phase::kExitBarrier ? kGrace",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "a window is used where peers read in place",
-        CALL,
-        "      if (program_->windowed(Space::kInput)) {\n        at.input =",
-        "      if (!program_->windowed(Space::kInput)) {\n        at.input =",
-        "test_inter_process_call",
-    ),
-    Mutant(
-        "the reason of an unreadable peer is not reported",
-        CALL,
-        "          if (other.peer->control_segment().FindFailure(spec_.run_id)) {\n            FailLike(other);",
-        "          if (false) {\n            FailLike(other);",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "failures of other calls of the run are not checked",
-        CALL,
-        "    if (other.peer->control_segment().FindFailure(spec_.run_id)) return FailLike(other);",
-        "    if (other.slot >= 0 && other.peer->control_segment().slots[other.slot].failed.load()) "
-        "return FailLike(other);",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "a process that has left all calls counts as dead",
-        CALL,
-        "  if (phase_.load() == Phase::kExitBarrier && AllExited()) return;\n"
-        "  for (const int32_t process : distant_) {",
-        "  for (const int32_t process : distant_) {",
-        "test_inter_process_failures",
-    ),
-    # Joint programs.
-    Mutant(
-        "the type is not part of the fingerprint",
-        PROGRAM,
-        "Mix(static_cast<uint64_t>(program.type), static_cast<uint64_t>(program.item_bytes))",
-        "static_cast<uint64_t>(program.item_bytes)",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "sources are not part of the fingerprint",
-        PROGRAM,
-        "    for (const Place& source : plan.sources) hash = Hash(hash, source);\n",
-        "",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "windows are not part of the fingerprint",
-        PROGRAM,
-        "  for (const bool windowed : windowed_) fingerprint_ = Mix(fingerprint_, windowed ? 1 : 0);\n",
-        "",
-        "test_inter_process_endings",
-    ),
-    Mutant(
-        "windows of two ranks of a process overlap",
-        PROGRAM,
-        "    uint64_t next = block_bytes(process_of_[position]);",
-        "    uint64_t next = 0;",
-        "test_inter_process_call",
-    ),
-    Mutant(
-        "an output that peers write has no window",
-        PROGRAM,
-        "windowed_[kOutput] = access.written[kOutput] || (",
-        "windowed_[kOutput] = (",
-        "test_inter_process_endings",
-    ),
-    # Meetings.
+    # Rendezvous.
     Mutant(
         "the numbering of call sites is never cleared",
         RENDEZVOUS,
@@ -392,9 +167,9 @@ MUTANTS = [
     ),
     # Copies.
     Mutant(
-        "the next run is one block on",
+        "the next fragment is one block on",
         COPY,
-        "  block_ = block + run / runs_per_block_;",
+        "  block_ = block + fragment / fragments_per_block_;",
         "  block_ = block;",
         "test_copy",
     ),
@@ -406,7 +181,7 @@ MUTANTS = [
         "test_copy",
     ),
     Mutant(
-        "zeros where there are runs",
+        "zeros where there are fragments",
         COPY,
         "    const int64_t part_bytes = std::min(bytes, to.left_bytes());\n    std::memset",
         "    const int64_t part_bytes = bytes;\n    std::memset",
@@ -418,106 +193,6 @@ MUTANTS = [
         "    if (bytes > 0 && reads.size() < kBatch && part_bytes < kMaxReadBytes) continue;",
         "    if (reads.size() < kBatch && part_bytes < kMaxReadBytes) continue;",
         "test_copy",
-    ),
-    # Switchboards and inboxes.
-    Mutant(
-        "the message of an abort waits behind the call's payloads",
-        MESSAGES,
-        "header.kind == Kind::kEntered || header.kind == Kind::kAborted;",
-        "header.kind == Kind::kEntered;",
-        "test_active_messages",
-    ),
-    Mutant(
-        "the message of an entry waits behind payloads",
-        MESSAGES,
-        "header.kind == Kind::kEntered || header.kind == Kind::kAborted;",
-        "header.kind == Kind::kAborted;",
-        "test_active_messages",
-    ),
-    Mutant(
-        "payloads of a call that was aborted are kept",
-        MESSAGES,
-        "      if (waiting.aborted.count(message.process) > 0) return Refuse(message);\n",
-        "",
-        "test_active_messages",
-    ),
-    Mutant(
-        "an abort of one process ends the payloads of all",
-        MESSAGES,
-        "[&](const WaitingPut& put) { return !all && put.process != process; }",
-        "[&](const WaitingPut&) { return false; }",
-        "test_active_messages",
-    ),
-    Mutant(
-        "messages of a call that is over wait for it",
-        MESSAGES,
-        "    if (closed_.count(key) > 0) return;\n",
-        "",
-        "test_active_messages",
-    ),
-    Mutant(
-        "payloads of a call that is over wait for it",
-        MESSAGES,
-        "    if (closed_.count(header.key) > 0) return Refuse(message);\n",
-        "",
-        "test_active_messages",
-    ),
-    Mutant(
-        "an unwanted payload waits for a place",
-        MESSAGES,
-        "  return destination != nullptr ? destination : Refuse(message);",
-        "  return destination;",
-        "test_active_messages",
-    ),
-    Mutant(
-        "early messages are kept after delivery",
-        MESSAGES,
-        "    waiting = std::move(found->second);\n    waiting_.erase(found);\n",
-        "    waiting = found->second;\n",
-        "test_active_messages",
-    ),
-    Mutant(
-        "payloads that a lost process was sending never land",
-        MESSAGES,
-        "  for (const auto& handler : interrupted) handler->OnPutDone();\n",
-        "",
-        "test_active_messages",
-    ),
-    Mutant(
-        "all payloads that land are the lost process's",
-        MESSAGES,
-        "it = puts_in_progress_.lower_bound({process, 0});\n"
-        "         it != puts_in_progress_.end() && it->first.first == process;)",
-        "it = puts_in_progress_.begin(); it != puts_in_progress_.end();)",
-        "test_active_messages",
-    ),
-    Mutant(
-        "messages of a lost process are kept",
-        MESSAGES,
-        "      waiting.entered.erase(process);\n      // Not needed any more",
-        "      // Not needed any more",
-        "test_active_messages",
-    ),
-    Mutant(
-        "dropping one sender drops those of other calls",
-        MESSAGES,
-        "      if (of.get() == &handler) processes.insert(id.first);",
-        "      processes.insert(id.first);",
-        "test_active_messages",
-    ),
-    Mutant(
-        "the state of calls that are never entered has no limit",
-        MESSAGES,
-        "    if (aborted_.size() > kMaxAborted) {",
-        "    if (aborted_.size() > 2 * kMaxAborted) {",
-        "test_active_messages",
-    ),
-    Mutant(
-        "the offset of a put is dropped",
-        MESSAGES,
-        "  header.offset_bytes = offset_bytes;\n",
-        "",
-        "test_active_messages",
     ),
     # Plans of call sites, processes, threads that complete.
     Mutant(

@@ -111,8 +111,8 @@ MUTANTS = [
     Mutant(
         "settings of windows need not agree",
         COMMUNICATOR,
-        '  JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_SYMMETRIC_BUFFERS", settings_.windows ? 1 : 0));\n',
-        "",
+        '"JAXCOMM_SYMMETRIC_BUFFERS", settings_.symmetric_buffers ? 1 : 0)',
+        '"JAXCOMM_SYMMETRIC_BUFFERS", 0)',
         "test_cuda_refusals",
     ),
     Mutant(
@@ -295,6 +295,6 @@ MUTANTS = [
         PROXY,
         "if (seen != count || round == 0) since = now;",
         "if (seen != count) since = now;",
-        "test_cuda_between_nodes",
+        "test_cuda_between_nodes_failures",
     ),
 ]

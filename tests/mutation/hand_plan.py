@@ -393,7 +393,13 @@ MUTANTS = [
         " &&",
         TESTS,
     ),
-    Mutant("the choice forgets the chunk", SELECT, "    choice.request = candidate.request;\n", "", TESTS),
+    Mutant(
+        "the choice forgets the chunk",
+        SELECT,
+        "Choice choice(*candidate.algorithm, candidate.request);",
+        "Choice choice(*candidate.algorithm, request);",
+        TESTS,
+    ),
     Mutant(
         "rows in one address space take the hierarchical plan",
         SELECT,

@@ -2,8 +2,8 @@
 
 from mutation.hand import Mutant
 
-NODE, SEGMENT, QUEUE, UCX = (
-    f"ffi/transport/{name}.cc" for name in ("node", "control_segment", "receive_queue", "ucx_network")
+NODE, SEGMENT, QUEUE, UCX, WORKER = (
+    f"ffi/transport/{name}.cc" for name in ("node", "control_segment", "receive_queue", "ucx_network", "ucx_worker")
 )
 
 MUTANTS = [
@@ -155,14 +155,14 @@ MUTANTS = [
     ),
     Mutant(
         "another version of UCX is accepted",
-        UCX,
+        WORKER,
         "if (head.version[0] != ucx_->major || head.version[1] != ucx_->minor) {",
         "if (head.version[0] != ucx_->major) {",
         "test_ucx_network",
     ),
     Mutant(
         "the address of another process is used",
-        UCX,
+        WORKER,
         " || head.process != process ||",
         " ||",
         "test_ucx_network",

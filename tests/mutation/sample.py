@@ -59,7 +59,7 @@ class Runner:
         self.jobs, self.results, self.ok, self.build = jobs, [], {}, None
         self.place = trees.BUILD / "sample"
 
-    def verdict(self, row, passed, seconds):
+    def add(self, row, passed, seconds):
         result = record.SURVIVED if passed else record.CAUGHT
         print(f"{result:<10} {seconds:6.1f} s  {row.file}:{row.line}: {row.change}  [{row.test}]", flush=True)
         self.results.append(row._replace(result=result, seconds=round(seconds, 1)))
@@ -74,7 +74,7 @@ class Runner:
             if self.ok[key] is not None:
                 with prepare or contextlib.nullcontext():
                     limit_s = 3 * self.ok[key] + 10
-                    return self.verdict(row, *trees.run(command, folder, limit_s, {**own, **(environment or {})}))
+                    return self.add(row, *trees.run(command, folder, limit_s, {**own, **(environment or {})}))
         print(f"{row.test}: missing, or fails without a mutant", flush=True)
         return self.results.append(row._replace(result=record.SURVIVED))
 
@@ -145,7 +145,7 @@ class Runner:
         runner = hand_run.Runner(self.jobs, build)
         for row in rows[:wanted]:
             result = runner.judge(mutants[row.change])
-            self.verdict(row, *((not result.caught, result.seconds) if result else (True, 0.0)))
+            self.add(row, *((not result.caught, result.seconds) if result else (True, 0.0)))
 
 
 def run(count, seed, folders, jobs=2, only=None):

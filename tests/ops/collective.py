@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 import jaxcomm
 from jaxcomm import _lowering, _placement
 from jaxcomm._core import plan
-from jaxcomm._explain import NATIVE
+from jaxcomm._request import NATIVE
 
 NUM_NODES = int(os.environ.get("JAXCOMM_TEST_NODES", "1"))  # see tests/multiprocess/test_ops.py
 MESH = {"node": 2, "gpu": 4}  # axes of the fixture `mesh`

@@ -10,7 +10,7 @@ from harness import OURS, assert_same, compare, on_ranks, value
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm._explain import NATIVE
+from jaxcomm._request import NATIVE
 
 
 class Programs(collective.Collective):

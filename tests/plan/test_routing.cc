@@ -1,4 +1,4 @@
-// CheckRouting: the verdict on counts of choices, and its text.
+// CheckRouting: its result for counts of choices, and the text.
 #include <string>
 #include <vector>
 

@@ -17,8 +17,13 @@ Machine MakeMachine(LinkModel self, LinkModel node, LinkModel network) {
   return machine;
 }
 
+// Fails the test if no algorithm fits.
+Choice Selected(const Request& request, const std::string& name, int64_t item_bytes, const Machine& machine) {
+  return ValueOf(Select(request, name, item_bytes, machine));
+}
+
 bool IsNamed(const Choice& choice, const char* name) {
-  const char* chosen = choice.algorithm == nullptr ? "none" : choice.algorithm->name;
+  const char* chosen = choice.algorithm->name;
   if (std::strcmp(chosen, name) != 0)
     std::fprintf(stderr, "expected %s: %s, %s\n", name, chosen, choice.reason.c_str());
   return std::strcmp(chosen, name) == 0;
@@ -55,7 +60,7 @@ void CheckChoices(Collective collective, int32_t num_nodes, int32_t ranks_per_no
     const Request request = AskApart(collective, num_nodes, ranks_per_node, block_count, block_count);
     const std::string name = Formulated(request, 4 * static_cast<double>(block_count), link);
     if (name.empty()) continue;
-    CHECK(IsNamed(Select(request, "", 4, MakeMachine(kFree, link, link)), name.c_str()));
+    CHECK(IsNamed(Selected(request, "", 4, MakeMachine(kFree, link, link)), name.c_str()));
     if (chosen.empty() || chosen.back() != name) chosen.push_back(name);
   }
   CHECK(chosen == expected);
@@ -78,7 +83,7 @@ TEST_CASE("of algorithms with almost equal cost, the first in the table is selec
   // 4 nodes, links without overhead, b / beta = 1 ms: direct broadcast takes 3 ms + lambda, tree 2 ms + 2 lambda.
   const auto choose = [](double latency_s) {
     const LinkModel link = {0, 4e6, latency_s};
-    return Select(AskApart(Collective::kBroadcast, 4, 1, 1000, 1000), "", 4, MakeMachine(kFree, link, link));
+    return Selected(AskApart(Collective::kBroadcast, 4, 1, 1000, 1000), "", 4, MakeMachine(kFree, link, link));
   };
   CHECK(IsNamed(choose(0.80e-3), "tree"));    // direct takes 5.6 percent more
   CHECK(IsNamed(choose(0.83e-3), "direct"));  // 4.6 percent more
@@ -94,11 +99,11 @@ TEST_CASE("the hierarchical plan is preferred unless it takes ten times as long"
     double least_s = 1e30;
     int fitting = 0;
     for (const char* name : {"recursive_doubling", "rabenseifner", "ring", "tree", "hierarchical"}) {
-      least_s = std::min(least_s, Select(request, name, 4, machine).cost.time_s);
+      least_s = std::min(least_s, Selected(request, name, 4, machine).cost.time_s);
       ++fitting;
     }
-    const double ratio = Select(request, "hierarchical", 4, machine).cost.time_s / least_s;
-    const Choice choice = Select(request, "", 4, machine);
+    const double ratio = Selected(request, "hierarchical", 4, machine).cost.time_s / least_s;
+    const Choice choice = Selected(request, "", 4, machine);
     if (ratio < 10) {
       CHECK(IsNamed(choice, "hierarchical"));
       CHECK(choice.reason.rfind("made for 64 nodes of 2 ranks: ", 0) == 0);
@@ -116,7 +121,7 @@ TEST_CASE("plans with more than 64 MiB of scratch come after those with less") {
   const LinkModel link = {1e-6, 1e9, 1e-6};
   const Machine machine = MakeMachine(kFree, link, link);
   const auto choose = [&](int64_t block_count, int64_t chunk_count) {
-    return Select(AskApart(Collective::kReduceScatter, 8, 1, block_count, chunk_count), "", 4, machine);
+    return Selected(AskApart(Collective::kReduceScatter, 8, 1, block_count, chunk_count), "", 4, machine);
   };
   // Recursive halving keeps 7 blocks of 4-byte items: 2396745 of them are the last that fit. The ring keeps 8 chunks.
   const Choice fits = choose(2396745, 1000000), large = choose(2396746, 1000000);
@@ -124,7 +129,7 @@ TEST_CASE("plans with more than 64 MiB of scratch come after those with less") {
   CHECK(IsNamed(large, "ring") && large.reason.find("(too much scratch)") != std::string::npos);
   CHECK(fits.reason.find("scratch") == std::string::npos);
   CHECK(IsNamed(choose(2396746, 2396746), "recursive_halving"));  // both keep too much
-  CHECK(IsNamed(Select(AskApart(Collective::kReduceScatter, 8, 1, 2396746), "recursive_halving", 4, machine),
+  CHECK(IsNamed(Selected(AskApart(Collective::kReduceScatter, 8, 1, 2396746), "recursive_halving", 4, machine),
                 "recursive_halving"));
 }
 
@@ -149,7 +154,7 @@ TEST_CASE("chunks have 128 KiB, 1 MiB or 8 MiB, whichever gives the lowest cost 
     if (close) continue;
     for (int64_t item_bytes : {1, 4, 16}) {
       const Request request = Ask(Collective::kBroadcast, 1, kRanks, kBytes / item_bytes);
-      const Choice choice = Select(request, "ring", item_bytes, MakeMachine(kFree, link, link));
+      const Choice choice = Selected(request, "ring", item_bytes, MakeMachine(kFree, link, link));
       CHECK(choice.request.chunk_count * item_bytes == expected);
       CHECK(std::abs(choice.cost.time_s / time_s(expected) - 1) < 1e-9);
     }
@@ -164,7 +169,7 @@ TEST_CASE("a plan has at most 2^17 chunks of all ranks together") {
   for (int32_t n : {2, 8, 512}) {
     for (int64_t block_bytes : {int64_t{1} << 40, int64_t{1} << 36, (int64_t{1} << 36) + 1}) {
       const Request request = AskApart(Collective::kBroadcast, 1, n, block_bytes);
-      const Choice choice = Select(request, "direct", 1, machine);
+      const Choice choice = Selected(request, "direct", 1, machine);
       // Chunks of 128 KiB would be best; otherwise the smallest chunks within the limit.
       const int64_t most = (1 << 17) / n;
       const int64_t least_count = (block_bytes + most - 1) / most;
@@ -174,7 +179,7 @@ TEST_CASE("a plan has at most 2^17 chunks of all ranks together") {
     }
   }
   // More ranks than that: whole blocks.
-  const Choice whole = Select(AskApart(Collective::kBroadcast, 200000, 1, 1 << 24), "tree", 1, machine);
+  const Choice whole = Selected(AskApart(Collective::kBroadcast, 200000, 1, 1 << 24), "tree", 1, machine);
   CHECK(whole.request.chunk_count == 1 << 24);
 }
 
@@ -182,17 +187,17 @@ TEST_CASE("a given chunk size is kept, and chunk_count is filled in even for one
   const LinkModel link = {1e-6, 1e9, 1e-6};
   const Machine machine = MakeMachine(link, link, link);
   for (const char* name : {"", "ring"}) {
-    CHECK(Select(Ask(Collective::kAllReduce, 1, 8, 1 << 20, 777), name, 4, machine).request.chunk_count == 777);
-    CHECK(Select(Ask(Collective::kAllReduce, 1, 8, 10), name, 4, machine).request.chunk_count == 32 << 10);
-    CHECK(Select(Ask(Collective::kAllReduce, 1, 8, 0), name, 4, machine).request.chunk_count > 0);
+    CHECK(Selected(Ask(Collective::kAllReduce, 1, 8, 1 << 20, 777), name, 4, machine).request.chunk_count == 777);
+    CHECK(Selected(Ask(Collective::kAllReduce, 1, 8, 10), name, 4, machine).request.chunk_count == 32 << 10);
+    CHECK(Selected(Ask(Collective::kAllReduce, 1, 8, 0), name, 4, machine).request.chunk_count > 0);
   }
-  CHECK(Select(Ask(Collective::kBarrier, 1, 8, 0), "", 0, machine).request.chunk_count > 0);
+  CHECK(Selected(Ask(Collective::kBarrier, 1, 8, 0), "", 0, machine).request.chunk_count > 0);
 }
 
 TEST_CASE("the reason names every candidate with its time, the lowest first") {
   Machine machine = MakeMachine(kFree, {1e-6, 1e30, 5e-7}, {});
   machine.launch_s = 1e-5;
-  const Choice choice = Select(Ask(Collective::kAllGather, 1, 8, 4, 4), "", 4, machine);
+  const Choice choice = Selected(Ask(Collective::kAllGather, 1, 8, 4, 4), "", 4, machine);
   CHECK(IsNamed(choice, "recursive_doubling") && !choice.ll);
   // 3 messages and 2 signals; 7 messages; 3 messages, of which two wrap, and 2 signals; 7 messages and 6 signals.
   const std::string expected =
@@ -204,9 +209,7 @@ TEST_CASE("the reason names every candidate with its time, the lowest first") {
 TEST_CASE("the reason explains why an algorithm cannot be used") {
   const Machine machine = MakeMachine(kFree, kFree, kFree);
   const auto reason = [&](const Request& request, const char* name) {
-    const Choice choice = Select(request, name, 4, machine);
-    CHECK(choice.algorithm == nullptr);
-    return choice.reason;
+    return Select(request, name, 4, machine).status().message();
   };
   CHECK(reason(Ask(Collective::kAllGather, 2, 3, 8), "recursive_doubling") ==
         "algorithm \"recursive_doubling\" needs a power of two of ranks, got 2 nodes of 3 ranks");
@@ -232,19 +235,19 @@ TEST_CASE("LL is used only on machines that support it, and multimem only by nam
   Machine machine = MakeMachine(kFree, link, link);
   Request request = Ask(Collective::kAllReduce, 1, 8, 16);
   request.geometry.multimem = true;
-  Choice choice = Select(request, "ll", 4, machine);
+  Choice choice = Selected(request, "ll", 4, machine);
   CHECK(!choice.ll && choice.reason == "asked for; runs step by step, because LL is not available here");
-  CHECK(Select(request, "", 4, machine).reason.find("ll") == std::string::npos);
+  CHECK(Selected(request, "", 4, machine).reason.find("ll") == std::string::npos);
   machine.ll = LinkModel{1e-9, 1e12, 1e-9};
-  choice = Select(request, "", 4, machine);
+  choice = Selected(request, "", 4, machine);
   CHECK(IsNamed(choice, "ll") && choice.ll);
   CHECK(choice.reason.find("ll_two_shot") == std::string::npos);
   CHECK(choice.reason.find("multimem") == std::string::npos);
-  choice = Select(request, "ll", 4, machine);
+  choice = Selected(request, "ll", 4, machine);
   CHECK(choice.ll && choice.reason == "asked for");
-  choice = Select(request, "direct", 4, machine);
+  choice = Selected(request, "direct", 4, machine);
   CHECK(!choice.ll && choice.reason == "asked for");
-  choice = Select(request, "multimem", 4, machine);
+  choice = Selected(request, "multimem", 4, machine);
   CHECK(IsNamed(choice, "multimem") && !choice.ll && choice.reason == "asked for");
 }
 

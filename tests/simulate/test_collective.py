@@ -32,6 +32,17 @@ def test_a_direct_exchange_in_a_domain_takes_the_textbook_time():
     assert not found.measured and "no measurement of jaxcomm" in str(found)
 
 
+def test_a_ragged_exchange_moves_each_byte_once():
+    """Equal slices in a domain, sent by one thread block: n - 1 transfers of a slice each."""
+    cluster = Cluster.load("dgx-h100")
+    size = 8 * 64 << 20
+    found = collective("ragged_all_to_all", _operand(size), 8, cluster=cluster, algorithm="direct")
+    block = size / 8
+    assert found.bytes == size and found.channels == 1
+    assert found.bound_beta_s == pytest.approx(7 * block / (450e9 * 0.78))
+    assert found.time_s == pytest.approx(7 * block / 20.6e9, rel=0.01)
+
+
 def test_taper_slows_what_crosses_the_spine_only():
     """all_to_all between 64 domains needs (n - 256) m taper / beta; one domain needs no spine."""
     size = 512 * 512 << 10

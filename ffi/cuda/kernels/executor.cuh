@@ -39,7 +39,7 @@ struct Elements {
   // Whether every `unit` elements, counted from the step's first, are contiguous and aligned, so that one access can
   // move them.
   JAXCOMM_DEVICE bool InUnits(int64_t unit, int64_t item_bytes) const {
-    const int64_t bounds = flat ? first : first | slice.count | slice.begin | slice.run;
+    const int64_t bounds = flat ? first : first | slice.count | slice.begin | slice.contiguous_count;
     return bounds % unit == 0 && reinterpret_cast<uintptr_t>(base) % (unit * item_bytes) == 0;
   }
   // The same elements, counted in such units.
@@ -48,7 +48,7 @@ struct Elements {
     units.first /= unit;
     units.slice.count /= unit;
     units.slice.begin /= unit;
-    units.slice.run /= unit;
+    units.slice.contiguous_count /= unit;
     return units;
   }
 
@@ -56,14 +56,14 @@ struct Elements {
   JAXCOMM_DEVICE_CALLED int64_t FindPosition(int64_t i) const {
     const int64_t number = first + i;
     const int64_t element = slice.begin + number % slice.count;
-    return element / slice.run * (slice.num_blocks * slice.run) + number / slice.count * slice.run +
-           element % slice.run;
+    return element / slice.contiguous_count * (slice.num_blocks * slice.contiguous_count) +
+           number / slice.count * slice.contiguous_count + element % slice.contiguous_count;
   }
   JAXCOMM_DEVICE_CALLED int64_t FindContiguous(int64_t i, int64_t most) const {
     const int64_t in_part = (first + i) % slice.count;
-    const int64_t in_run = (slice.begin + in_part) % slice.run;
+    const int64_t in_fragment = (slice.begin + in_part) % slice.contiguous_count;
     int64_t contiguous = slice.count - in_part;
-    if (contiguous > slice.run - in_run) contiguous = slice.run - in_run;
+    if (contiguous > slice.contiguous_count - in_fragment) contiguous = slice.contiguous_count - in_fragment;
     return contiguous < most ? contiguous : most;
   }
 };
@@ -104,7 +104,7 @@ struct Operands {
 
 // With fewer contiguous bytes than this, too few threads of a block would be busy. Each thread then locates its own
 // elements.
-constexpr int64_t kShortRunBytes = 2048;
+constexpr int64_t kShortFragmentBytes = 2048;
 
 // Reduces elements i .. i + count, which are contiguous in all buffers unless `scattered`.
 template <typename Codec, typename Op>
@@ -136,7 +136,7 @@ JAXCOMM_DEVICE void ReduceElements(const Elements& dst, const Operands& operands
       contiguous =
           ElementsOf(operands.args, operands.program, operands.step, operands.places[s]).Contiguous(i, contiguous);
     }
-    const bool scattered = contiguous < step.count - i && contiguous * operands.args.item_bytes < kShortRunBytes;
+    const bool scattered = contiguous < step.count - i && contiguous * operands.args.item_bytes < kShortFragmentBytes;
     if (scattered) contiguous = step.count - i;
     VisitReduction(operands.args.operation, [&](auto codec, auto op) {
       ReduceRange<decltype(codec), decltype(op)>(dst, operands, i, contiguous, scattered, codec);
@@ -152,10 +152,10 @@ JAXCOMM_DEVICE_CALLED void MoveItems(const Elements& dst, const Elements& src, i
   }
 }
 
-// Moves elements begin .. count in units of 16 bytes, or of as many bytes as runs and addresses allow. A thread needs
-// more time to locate an item than to move it.
-JAXCOMM_DEVICE_CALLED void MoveShortRuns(const Elements& dst, const Elements& src, int64_t begin, int64_t count,
-                                         int64_t item_bytes) {
+// Moves elements begin .. count in units of 16 bytes, or of as many bytes as fragments and addresses allow. A thread
+// needs more time to locate an item than to move it.
+JAXCOMM_DEVICE_CALLED void MoveShortFragments(const Elements& dst, const Elements& src, int64_t begin, int64_t count,
+                                              int64_t item_bytes) {
   int64_t unit = 16 / item_bytes;
   while (unit > 1 &&
          ((begin | count) % unit != 0 || !dst.InUnits(unit, item_bytes) || !src.InUnits(unit, item_bytes))) {
@@ -181,8 +181,8 @@ JAXCOMM_DEVICE_CALLED void MoveShortRuns(const Elements& dst, const Elements& sr
 JAXCOMM_DEVICE_CALLED void MoveElements(const Elements& dst, const Elements& src, int64_t count, int64_t item_bytes) {
   for (int64_t i = 0; i < count;) {
     const int64_t contiguous = src.Contiguous(i, dst.Contiguous(i, count - i));
-    if (contiguous < count - i && contiguous * item_bytes < kShortRunBytes) {
-      return MoveShortRuns(dst, src, i, count, item_bytes);
+    if (contiguous < count - i && contiguous * item_bytes < kShortFragmentBytes) {
+      return MoveShortFragments(dst, src, i, count, item_bytes);
     }
     device::Copy(dst.base + dst.Position(i) * item_bytes, src.base + src.Position(i) * item_bytes,
                  contiguous * item_bytes);
@@ -198,19 +198,19 @@ JAXCOMM_DEVICE_CALLED void ZeroElements(const Elements& dst, int64_t count, int6
   }
 }
 
-// Copies the channel's elements of a buffer. A row is one run of every block. Rows that belong to the channel entirely
-// are contiguous.
+// Copies the channel's elements of a buffer. A row is one fragment of every block. Rows that belong to the channel
+// entirely are contiguous.
 JAXCOMM_DEVICE_CALLED void CopySlice(const BufferCopy& copy, const ChannelSlice& slice, int64_t item_bytes) {
   const int64_t end = slice.begin + slice.count;
   for (int64_t element = slice.begin; element < end;) {
-    const int64_t in_run = element % slice.run;
+    const int64_t in_fragment = element % slice.contiguous_count;
     const int64_t left = end - element;
-    const bool whole = in_run == 0 && left >= slice.run;
-    const int64_t rest = slice.run - in_run < left ? slice.run - in_run : left;
-    const int64_t count = whole ? left / slice.run * slice.run : rest;  // of each block
-    const int64_t first = (element - in_run) * slice.num_blocks + in_run;
+    const bool whole = in_fragment == 0 && left >= slice.contiguous_count;
+    const int64_t rest = slice.contiguous_count - in_fragment < left ? slice.contiguous_count - in_fragment : left;
+    const int64_t count = whole ? left / slice.contiguous_count * slice.contiguous_count : rest;  // of each block
+    const int64_t first = (element - in_fragment) * slice.num_blocks + in_fragment;
     for (int64_t block = 0; block < (whole ? 1 : slice.num_blocks); ++block) {
-      const int64_t at = (first + block * slice.run) * item_bytes;
+      const int64_t at = (first + block * slice.contiguous_count) * item_bytes;
       device::Copy(copy.to + at, copy.from + at, (whole ? count * slice.num_blocks : count) * item_bytes);
     }
     element += count;

@@ -54,7 +54,8 @@ struct UnitsOfBlock {
   // The address of the unit if its 8 bytes are contiguous and aligned; otherwise null.
   JAXCOMM_DEVICE char* Whole(int32_t unit) const {
     const int32_t first = First(unit), last = first + Lanes() - 1;
-    if (last >= block_count || (blocks.num > 1 && first / blocks.run != last / blocks.run)) return nullptr;
+    if (last >= block_count || (blocks.num > 1 && first / blocks.contiguous_count != last / blocks.contiguous_count))
+      return nullptr;
     char* at = At(first);
     return reinterpret_cast<uintptr_t>(at) % kLlUnitBytes == 0 ? at : nullptr;
   }

@@ -68,8 +68,8 @@ class MultimemCall {
   JAXCOMM_DEVICE Elements InBuffer(char* base, const ChannelSlice& whole, int64_t block) const {
     Elements elements;
     elements.base = base;
-    elements.flat = whole.run == whole.count;
-    elements.slice = {Count(), Begin(), whole.num_blocks, whole.run};
+    elements.flat = whole.contiguous_count == whole.count;
+    elements.slice = {Count(), Begin(), whole.num_blocks, whole.contiguous_count};
     elements.first = elements.flat ? block * whole.count + Begin() : block * Count();
     return elements;
   }

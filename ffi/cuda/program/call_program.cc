@@ -65,37 +65,38 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
   const Request& request = *made;
   const int64_t block_count = request.block_count;
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
-  const Selection selection =
+  const StatusOr<Selection> selection =
       SelectForGpus(request, spec.algorithm, call.item_bytes, max_channels, placement.inter_node);
-  const Choice& choice = selection.choice;
-  const int32_t num_channels = call.num_channels = selection.num_channels;
-  if (choice.algorithm == nullptr) {
-    return InvalidArgumentError(choice.reason +
+  if (!selection.ok()) {
+    return InvalidArgumentError(selection.status().message() +
                                 " (on GPUs, the ranks that NVLink connects form a node: see docs/guide/gpus.md)");
   }
-  const Runs runs = {spec.input_contiguous_count, spec.output_contiguous_count};
+  const Choice& choice = selection->choice;
+  const int32_t num_channels = call.num_channels = selection->num_channels;
+  const ContiguousCounts contiguous = {spec.input_contiguous_count, spec.output_contiguous_count};
   const bool multimem = choice.algorithm->protocol == Protocol::kMultimem;
   if (multimem && Reduces(spec.collective) && !SumsByMultimem(call.operation)) {
     return InvalidArgumentError("algorithm \"multimem\" supports only sums of f32, bf16 and f16");
   }
   if (multimem && block_count > 0) {
-    call.multimem = MakeMultimemArgs(request, runs, dtype, num_channels);
+    call.multimem = MakeMultimemArgs(request, contiguous, dtype, num_channels);
     return call;
   }
   if (choice.ll) {
     const bool twice = choice.algorithm->protocol == Protocol::kLlTwoShot;
-    call.ll = MakeLlArgs(request, runs, call.operation, num_channels, twice);
+    call.ll = MakeLlArgs(request, contiguous, call.operation, num_channels, twice);
     return call;
   }
   call.program = geometry.num_nodes == 1 || placement.inter_node == InterNode::kGin
-                     ? MakeRankProgram(choice, block_count, runs, call.item_bytes, num_channels, placement.rank)
-                     : MakeSendRecvProgram(choice, block_count, runs, call.item_bytes, num_channels, placement.rank,
-                                           limits, &call.schedule);
+                     ? MakeRankProgram(choice, block_count, contiguous, call.item_bytes, num_channels, placement.rank)
+                     : MakeSendRecvProgram(choice, block_count, contiguous, call.item_bytes, num_channels,
+                                           placement.rank, limits, &call.schedule);
   call.arena = LayoutOf(call);
   return call;
 }
 
-LlArgs MakeLlArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels, bool two_shot) {
+LlArgs MakeLlArgs(const Request& request, ContiguousCounts contiguous, Operation operation, int32_t num_channels,
+                  bool two_shot) {
   LlArgs args;
   args.num_channels = num_channels;
   args.reduces = Reduces(request.collective);
@@ -106,22 +107,22 @@ LlArgs MakeLlArgs(const Request& request, Runs runs, Operation operation, int32_
   const bool complex = operation.dtype == DType::kC64 || operation.dtype == DType::kC128;
   if (complex || item_bytes > 8) parts = 2;
   if (complex) args.operation.dtype = operation.dtype == DType::kC64 ? DType::kF32 : DType::kF64;
-  const auto blocks = [&](int64_t count, int64_t run) {
+  const auto blocks = [&](int64_t count, int64_t contiguous_count) {
     return LlBlocks{static_cast<int32_t>(count / request.block_count),
-                    static_cast<int32_t>((run > 0 ? run : request.block_count) * parts)};
+                    static_cast<int32_t>((contiguous_count > 0 ? contiguous_count : request.block_count) * parts)};
   };
-  args.input = blocks(InputCount(request), runs.input);
-  args.output = blocks(OutputCount(request), runs.output);
+  args.input = blocks(InputCount(request), contiguous.input);
+  args.output = blocks(OutputCount(request), contiguous.output);
   args.block_count = static_cast<int32_t>(request.block_count * parts);
   args.item_bytes = static_cast<int32_t>(item_bytes / parts);
   return args;
 }
 
-MultimemArgs MakeMultimemArgs(const Request& request, Runs runs, DType dtype, int32_t num_channels) {
+MultimemArgs MakeMultimemArgs(const Request& request, ContiguousCounts contiguous, DType dtype, int32_t num_channels) {
   MultimemArgs args;
   const Range block = {0, request.block_count};
-  args.input = SliceOf(InputCount(request), request.block_count, block, runs.input);
-  args.output = SliceOf(OutputCount(request), request.block_count, block, runs.output);
+  args.input = SliceOf(InputCount(request), request.block_count, block, contiguous.input);
+  args.output = SliceOf(OutputCount(request), request.block_count, block, contiguous.output);
   args.dtype = dtype;
   args.item_bytes = static_cast<int32_t>(ItemBytes(dtype));
   args.num_channels = num_channels;

@@ -58,11 +58,12 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
                                       RankPlacement placement, int32_t max_channels, SplitLimits limits = {});
 
 // Makes the arguments that are equal in all executions of a call, except for the Comm.
-LlArgs MakeLlArgs(const Request& request, Runs runs, Operation operation, int32_t num_channels, bool two_shot);
+LlArgs MakeLlArgs(const Request& request, ContiguousCounts contiguous, Operation operation, int32_t num_channels,
+                  bool two_shot);
 LlArgs WithBuffers(LlArgs args, const void* x, void* y);
 
 // The same for multimem calls.
-MultimemArgs MakeMultimemArgs(const Request& request, Runs runs, DType dtype, int32_t num_channels);
+MultimemArgs MakeMultimemArgs(const Request& request, ContiguousCounts contiguous, DType dtype, int32_t num_channels);
 MultimemArgs WithBuffers(MultimemArgs args, const void* x, void* y);
 
 // The vectors of a RankProgram for device memory, one after the other in one allocation.

@@ -47,11 +47,11 @@ struct RankArgs {
 // A buffer of `num` blocks, in elements. See BlockLayout in ffi/cpu/copy.h.
 struct LlBlocks {
   int32_t num = 1;
-  int32_t run = 1;
+  int32_t contiguous_count = 1;
 
   JAXCOMM_BOTH int64_t Position(int32_t block, int32_t element) const {
-    const int64_t row = element / run;
-    return (row * (num - 1) + block) * run + element;
+    const int64_t row = element / contiguous_count;
+    return (row * (num - 1) + block) * contiguous_count + element;
   }
 };
 

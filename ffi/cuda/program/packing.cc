@@ -34,7 +34,7 @@ class Packer {
         item_bytes_(item_bytes),
         grain_(std::max<int64_t>(kGrainBytes / item_bytes, 1)),
         send_count_(limits.send_bytes / num_channels / item_bytes),
-        run_bytes_(limits.run_bytes) {}
+        fragment_bytes_(limits.fragment_bytes) {}
 
   PackedPlans Pack() && {
     for (const Plan& plan : plans_) PlaceSends(plan);
@@ -51,7 +51,7 @@ class Packer {
 
   bool IsShort(const Place& place, int64_t count) const {
     const int64_t num_fragments = fragments_.Usual(place, count);
-    return num_fragments > 1 && count * item_bytes_ < num_fragments * run_bytes_;
+    return num_fragments > 1 && count * item_bytes_ < num_fragments * fragment_bytes_;
   }
 
   template <typename Visit>
@@ -196,7 +196,7 @@ class Packer {
   const std::vector<Plan>& plans_;
   const Geometry& geometry_;
   const Fragments& fragments_;
-  const int64_t item_bytes_, grain_, send_count_, run_bytes_;
+  const int64_t item_bytes_, grain_, send_count_, fragment_bytes_;
   std::vector<Sends> sends_;  // by rank
   std::vector<int64_t> end_;  // of scratch, by rank
   std::map<Link, std::vector<PackedSegment>> segments_;
@@ -206,14 +206,14 @@ class Packer {
 
 }  // namespace
 
-int64_t Fragments::RunOf(const Place& place) const {
-  const int64_t run = place.space == Space::kInput ? runs_.input : runs_.output;
-  return run > 0 ? run : whole_count_;
+int64_t Fragments::ContiguousCount(const Place& place) const {
+  const int64_t count = place.space == Space::kInput ? contiguous_.input : contiguous_.output;
+  return count > 0 ? count : whole_count_;
 }
 
 // Whether the channel has all of the buffer, as one contiguous range.
 bool Fragments::InOne(const Place& place) const {
-  return place.space == Space::kScratch || (block_count_ == whole_count_ && RunOf(place) == whole_count_);
+  return place.space == Space::kScratch || (block_count_ == whole_count_ && ContiguousCount(place) == whole_count_);
 }
 
 int64_t Fragments::BlocksOf(const Place& place, int64_t count) const {
@@ -222,13 +222,14 @@ int64_t Fragments::BlocksOf(const Place& place, int64_t count) const {
 
 int64_t Fragments::Usual(const Place& place, int64_t count) const {
   if (InOne(place)) return 1;
-  return BlocksOf(place, count) * CeilDiv(std::min(count, block_count_), RunOf(place));
+  return BlocksOf(place, count) * CeilDiv(std::min(count, block_count_), ContiguousCount(place));
 }
 
 int64_t Fragments::Most(const Place& place, int64_t count) const {
   if (InOne(place)) return 1;
-  const int64_t run = RunOf(place);
-  const int64_t num_splits = run == whole_count_ ? 0 : CeilDiv(std::min(count, block_count_) - 1, run);
+  const int64_t contiguous_count = ContiguousCount(place);
+  const int64_t num_splits =
+      contiguous_count == whole_count_ ? 0 : CeilDiv(std::min(count, block_count_) - 1, contiguous_count);
   return BlocksOf(place, count) * (1 + num_splits);
 }
 

@@ -20,8 +20,8 @@ constexpr int64_t kMostPutsUnderWay = 8;
 class Fragments {
  public:
   // `block_count`, `whole_count`: elements of a block of the channel and of all channels.
-  Fragments(int64_t block_count, int64_t whole_count, Runs runs)
-      : block_count_(block_count), whole_count_(whole_count), runs_(runs) {}
+  Fragments(int64_t block_count, int64_t whole_count, ContiguousCounts contiguous)
+      : block_count_(block_count), whole_count_(whole_count), contiguous_(contiguous) {}
 
   // The number of fragments of memory that hold `count` elements from `place` on: usually, and at most.
   int64_t Usual(const Place& place, int64_t count) const;
@@ -30,13 +30,13 @@ class Fragments {
   int64_t MostPuts(const Step& step) const;
 
  private:
-  int64_t RunOf(const Place& place) const;
+  int64_t ContiguousCount(const Place& place) const;
   bool InOne(const Place& place) const;
   int64_t BlocksOf(const Place& place, int64_t count) const;
 
   int64_t block_count_;
   int64_t whole_count_;
-  Runs runs_;
+  ContiguousCounts contiguous_;
 };
 
 // The packed plans of one channel. Each step for another node puts at most kMostPutsUnderWay fragments.

@@ -227,8 +227,8 @@ namespace {
 // channels.
 class Flattener {
  public:
-  Flattener(int64_t block_count, int64_t whole_count, Runs runs)
-      : block_count_(block_count), whole_count_(whole_count), runs_(runs) {}
+  Flattener(int64_t block_count, int64_t whole_count, ContiguousCounts contiguous)
+      : block_count_(block_count), whole_count_(whole_count), contiguous_(contiguous) {}
 
   void Flatten(ProgramStep& step, std::vector<Place>& sources) const {
     if (Synchronizes(step.step.kind)) return;
@@ -251,30 +251,30 @@ class Flattener {
  private:
   bool IsFlat(const Place& place, int64_t count) const {
     if (place.space == Space::kScratch) return true;
-    const int64_t run = place.space == Space::kInput ? runs_.input : runs_.output;
-    if (run != 0 && run != whole_count_) return false;
+    const int64_t count_at_once = place.space == Space::kInput ? contiguous_.input : contiguous_.output;
+    if (count_at_once != 0 && count_at_once != whole_count_) return false;
     return block_count_ == whole_count_ || place.offset % block_count_ + count <= block_count_;
   }
 
   const int64_t block_count_;
   const int64_t whole_count_;
-  const Runs runs_;
+  const ContiguousCounts contiguous_;
 };
 
 }  // namespace
 
 void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64_t block_count, int64_t whole_count,
-             Runs runs) {
-  const Flattener flattener(block_count, whole_count, runs);
+             ContiguousCounts contiguous) {
+  const Flattener flattener(block_count, whole_count, contiguous);
   for (ProgramStep& step : steps) flattener.Flatten(step, sources);
 }
 
-cuda::ChannelSlice SliceOf(int64_t buffer_count, int64_t block_count, Range range, int64_t run) {
+cuda::ChannelSlice SliceOf(int64_t buffer_count, int64_t block_count, Range range, int64_t contiguous_count) {
   cuda::ChannelSlice slice;
   slice.count = range.count;
   slice.begin = range.begin;
   slice.num_blocks = std::max<int64_t>(block_count > 0 ? buffer_count / block_count : 1, 1);
-  slice.run = run > 0 ? run : std::max<int64_t>(block_count, 1);
+  slice.contiguous_count = contiguous_count > 0 ? contiguous_count : std::max<int64_t>(block_count, 1);
   return slice;
 }
 
@@ -292,7 +292,7 @@ void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankPro
   }
 }
 
-RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
+RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, ContiguousCounts contiguous, int64_t item_bytes,
                             int32_t num_channels, int32_t rank, PackLimits limits) {
   RankProgram program;
   Request whole = choice.request;
@@ -308,7 +308,7 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs
     if (built.count(range.count) == 0) {
       Request request = choice.request;
       request.block_count = range.count;
-      const Fragments fragments(range.count, block_count, runs);
+      const Fragments fragments(range.count, block_count, contiguous);
       PackedPlans packed = PackInterNodePuts(BuildAll(*choice.algorithm, request), request.geometry, fragments,
                                              item_bytes, num_channels, limits);
       std::vector<Plan>& plans = packed.plans;
@@ -318,7 +318,7 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs
       }
       AddShares(plans, request.geometry, program);
       Plan& plan = plans[rank];
-      Flatten(steps, plan.sources, range.count, block_count, runs);
+      Flatten(steps, plan.sources, range.count, block_count, contiguous);
       int64_t scratch_count = 0;  // the same on all ranks: a rank addresses its own and its peers' scratch alike
       for (const Plan& any : plans) scratch_count = std::max(scratch_count, any.scratch_count);
       built[range.count] = {static_cast<int32_t>(program.steps.size()), static_cast<int32_t>(steps.size()),
@@ -331,8 +331,8 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs
     channel.first_step = found.first_step;
     channel.num_steps = found.num_steps;
     channel.first_source = found.first_source;
-    channel.input = SliceOf(InputCount(whole), block_count, range, runs.input);
-    channel.output = SliceOf(OutputCount(whole), block_count, range, runs.output);
+    channel.input = SliceOf(InputCount(whole), block_count, range, contiguous.input);
+    channel.output = SliceOf(OutputCount(whole), block_count, range, contiguous.output);
     channel.scratch_begin = program.scratch_count;
     program.channels.push_back(channel);
     const int64_t grain = std::max<int64_t>(kGrainBytes / item_bytes, 1);

@@ -22,7 +22,7 @@ struct ChannelSlice {
   int64_t count = 0;  // of every block
   int64_t begin = 0;  // in every block
   int64_t num_blocks = 1;
-  int64_t run = 0;  // contiguous elements of a block
+  int64_t contiguous_count = 0;  // BlockLayout in ffi/cpu/copy.h
 };
 
 // Steps that are not in the plan. kEntryBarrier, kExitBarrier: the barriers of the node's ranks, including ranks of
@@ -70,8 +70,8 @@ struct RankProgram {
   bool shares_output = false;
 };
 
-// The memory layout of blocks: BlockLayout::run of ffi/cpu/copy.h. 0: block after block.
-struct Runs {
+// BlockLayout::contiguous_count of ffi/cpu/copy.h. 0: each block is contiguous.
+struct ContiguousCounts {
   int64_t input = 0;
   int64_t output = 0;
 };
@@ -80,14 +80,14 @@ struct Runs {
 struct PackLimits {
   // Puts with shorter fragments on average are packed. A network of 50 GB/s carries this much in the time that a
   // message costs.
-  int64_t run_bytes = 32 << 10;
+  int64_t fragment_bytes = 32 << 10;
   // Maximum of packed bytes that a rank keeps at once. A single larger put is packed whole.
   int64_t send_bytes = 16 << 20;
 };
 
 // Makes the program of `rank`. In groups of several nodes, not all ranks may be addressable. `choice` must be made for
 // the number of elements per block that the largest channel has: see ChannelCount.
-RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
+RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, ContiguousCounts contiguous, int64_t item_bytes,
                             int32_t num_channels, int32_t rank, PackLimits limits = {});
 
 }  // namespace cuda

@@ -372,8 +372,9 @@ std::vector<ProgramStep> UnpackSteps(const SplitChannel& split, const std::vecto
 
 }  // namespace
 
-RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
-                                int32_t num_channels, int32_t rank, SplitLimits limits, SendRecvSchedule* schedule) {
+RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, ContiguousCounts contiguous,
+                                int64_t item_bytes, int32_t num_channels, int32_t rank, SplitLimits limits,
+                                SendRecvSchedule* schedule) {
   RankProgram program;
   *schedule = {};
   Request whole = choice.request;
@@ -402,8 +403,8 @@ RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Runs 
     const SplitChannel& split = splits.at(range.count);
     by_channel.push_back(&split);
     ChannelProgram channel;
-    channel.input = SliceOf(InputCount(whole), block_count, range, runs.input);
-    channel.output = SliceOf(OutputCount(whole), block_count, range, runs.output);
+    channel.input = SliceOf(InputCount(whole), block_count, range, contiguous.input);
+    channel.output = SliceOf(OutputCount(whole), block_count, range, contiguous.output);
     channel.scratch_begin = program.scratch_count;
     layout.push_back(channel);
     int64_t scratch_count = 0;  // the same on all ranks: a rank addresses its own and its peers' scratch alike
@@ -415,7 +416,7 @@ RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Runs 
   program.scratch_count += messages.count();
 
   // Each channel has its own steps, because steps contain positions of messages.
-  const auto fragments_of = [&](int32_t c) { return Fragments(counts[c], block_count, runs); };
+  const auto fragments_of = [&](int32_t c) { return Fragments(counts[c], block_count, contiguous); };
   const auto in_channel = [&](int64_t in_messages, int32_t c) {
     return messages_begin + in_messages - layout[c].scratch_begin;
   };
@@ -442,7 +443,7 @@ RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Runs 
     }
     for (const auto& [round, end] : split.ends[rank]) channel.ends[round] = num_entry_steps + end;
     std::vector<Place> sources = split.plans[rank].sources;
-    Flatten(channel.steps, sources, counts[c], block_count, runs);
+    Flatten(channel.steps, sources, counts[c], block_count, contiguous);
     layout[c].first_step = first_step;
     layout[c].first_source = static_cast<int32_t>(program.sources.size());
     first_step += static_cast<int32_t>(channel.steps.size());
@@ -474,7 +475,7 @@ RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Runs 
             return in_channel(messages.Received(link).begin + messages.ChannelOffset(link, c), c);
           });
       std::vector<Place> no_sources;
-      Flatten(steps, no_sources, counts[c], block_count, runs);
+      Flatten(steps, no_sources, counts[c], block_count, contiguous);
       launch[c].first_step = static_cast<int32_t>(program.steps.size());
       launch[c].num_steps = static_cast<int32_t>(steps.size());
       program.steps.insert(program.steps.end(), steps.begin(), steps.end());

@@ -70,8 +70,9 @@ struct SendRecvSchedule {
 };
 
 // Like MakeRankProgram, for a group of several nodes.
-RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, Runs runs, int64_t item_bytes,
-                                int32_t num_channels, int32_t rank, SplitLimits limits, SendRecvSchedule* schedule);
+RankProgram MakeSendRecvProgram(const Choice& choice, int64_t block_count, ContiguousCounts contiguous,
+                                int64_t item_bytes, int32_t num_channels, int32_t rank, SplitLimits limits,
+                                SendRecvSchedule* schedule);
 
 }  // namespace cuda
 }  // namespace jaxcomm

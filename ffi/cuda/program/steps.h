@@ -21,10 +21,10 @@ std::vector<ProgramStep> StepsOf(const std::vector<Plan>& plans, const Request& 
 // one block of each buffer or the channel has all elements of the blocks. `block_count`, `whole_count`: elements of a
 // block of the channel and of all channels.
 void Flatten(std::vector<ProgramStep>& steps, std::vector<Place>& sources, int64_t block_count, int64_t whole_count,
-             Runs runs);
+             ContiguousCounts contiguous);
 
 // The slice that has `range` of every block in a buffer of `buffer_count` elements.
-ChannelSlice SliceOf(int64_t buffer_count, int64_t block_count, Range range, int64_t run);
+ChannelSlice SliceOf(int64_t buffer_count, int64_t block_count, Range range, int64_t contiguous_count);
 
 // Records which buffers peers access and which the network reads.
 void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankProgram& program);

@@ -39,14 +39,14 @@ Shared& GetShared() {
 
 }  // namespace
 
-void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id, bool windows,
+void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id, bool symmetric_buffers,
                              int32_t process) {
   std::lock_guard<std::mutex> lock(GetShared().mutex);
   Communicator::Settings& settings = GetShared().settings;
   settings.timeout_s = timeout_s;
   settings.max_channels = max_channels;
   settings.node_name = node_id.empty() ? 0 : Mix(1, std::string_view(node_id));
-  settings.windows = windows;
+  settings.symmetric_buffers = symmetric_buffers;
   settings.process = process;
 }
 
@@ -115,7 +115,7 @@ Status Communicator::Make(const AllDoneFunction& all_done) {
   if (ready.ok()) ready = LoadKernels();
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.AllDone("when it loaded kernels", ready));
   JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_MAX_SMS", static_cast<uint64_t>(settings_.max_channels)));
-  JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_SYMMETRIC_BUFFERS", settings_.windows ? 1 : 0));
+  JAXCOMM_RETURN_IF_ERROR(bootstrap_.CheckEqual("JAXCOMM_SYMMETRIC_BUFFERS", settings_.symmetric_buffers ? 1 : 0));
   JAXCOMM_RETURN_IF_ERROR(LimitChannels(num_sms));
   Status gin_problem = Gin::Problem(nccl_, *properties);
   StatusOr<Nodes> nodes = FindNodes(bootstrap_, *properties, settings_.node_name, gin_problem.ok());

@@ -63,7 +63,7 @@ ffi::ErrorOr<std::unique_ptr<GpuCallState>> Instantiate(ffi::Dictionary attribut
   auto state = std::make_unique<GpuCallState>();
   CallSpec& spec = state->spec;
   spec = *std::move(decoded);
-  state->windows = attributes.get<int64_t>("windows").has_value();
+  state->symmetric_buffers = attributes.get<int64_t>("symmetric_buffers").has_value();
   // Process and number of every GPU of `groups`.
   if (const auto members = attributes.get<ffi::Span<const int32_t>>("members")) {
     if (members->size() != 2 * spec.groups.size()) {
@@ -105,7 +105,7 @@ void RequestWindows(GpuCallState& state, const XlaCollectives& collectives, cons
 
 ffi::Error Prepare(GpuCallState* state, XlaCollectives collectives, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Status status = RequestCommunicator(collectives, state->Groups(), state->members);
-  if (status.ok() && state->windows) {
+  if (status.ok() && state->symmetric_buffers) {
     const StatusOr<Buffers> buffers = Decode(state->spec, args, rets);
     status = buffers.status();
     if (status.ok()) RequestWindows(*state, collectives, *buffers);
@@ -163,8 +163,8 @@ Status MakeCall(GpuCallState& state, const XlaCollectives& collectives, int32_t 
                                 " ranks, the group " + std::to_string(spec.group_size));
   }
   // Without the lock: the other devices of the group must do the same at the same time.
-  StatusOr<std::unique_ptr<DeviceCall>> made =
-      DeviceCall::Make(spec, *communicator, buffers.dtype, buffers.input_count, buffers.output_count, state.windows);
+  StatusOr<std::unique_ptr<DeviceCall>> made = DeviceCall::Make(spec, *communicator, buffers.dtype, buffers.input_count,
+                                                                buffers.output_count, state.symmetric_buffers);
   JAXCOMM_RETURN_IF_ERROR(made.status());
   std::lock_guard<std::mutex> lock(state.mutex);
   state.calls[device] = *std::move(made);
@@ -200,7 +200,7 @@ ffi::Error Initialize(cudaStream_t stream, GpuCallState* state, XlaCollectives c
     return failure;
   if (!ProblemOf(*state, device).ok()) return ffi::Error::Success();
   Status problem = MakeCall(*state, collectives, device, *buffers, stream, run.run_id);
-  if (problem.ok() && state->windows) {
+  if (problem.ok() && state->symmetric_buffers) {
     problem = FindOffsets(*state, collectives, *buffers, *Find(*state, device), stream);
   }
   if (!problem.ok()) {

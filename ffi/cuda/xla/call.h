@@ -31,8 +31,8 @@ struct GpuCallState {
   const DeviceGroups& Groups();
 
   CallSpec spec;
-  std::vector<Member> members;  // of the groups, if XLA provides no communicators
-  bool windows = false;         // buffers are in XLA's collective memory
+  std::vector<Member> members;     // of the groups, if XLA provides no communicators
+  bool symmetric_buffers = false;  // buffers are in XLA's collective memory
   std::mutex mutex;
   std::map<int32_t, std::unique_ptr<DeviceCall>> calls;  // by local device
   std::map<int32_t, Status> problems;                    // by local device: why its call can't be made, ever

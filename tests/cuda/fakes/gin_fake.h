@@ -22,6 +22,7 @@
 
 #include "../../check.h"
 #include "emulation.h"
+#include "gin_names.h"
 
 #if defined(__SANITIZE_THREAD__)
 extern "C" void AnnotateIgnoreReadsBegin(const char* file, int line);
@@ -257,41 +258,10 @@ class Network {
 }  // namespace gin_fake
 
 // The names from here on are NCCL's.
-namespace cuda {
-enum thread_scope { thread_scope_system, thread_scope_device, thread_scope_block, thread_scope_thread };
-}
-
-using ncclGinSignal_t = uint32_t;
-using ncclGinCounter_t = uint32_t;
-
-// Memory of the same size on all ranks. The memory of consecutive ranks is `stride` bytes apart.
-struct ncclWindow_vidmem {
-  char* base;
-  int64_t stride;
-};
-using ncclWindow_t = ncclWindow_vidmem*;
-
 struct ncclDevComm {
   int rank = 0;
   uint32_t ginContextCount = 0;
   gin_fake::Network* network = nullptr;
-};
-
-struct ncclTeam {};  // the world
-inline ncclTeam ncclTeamWorld(const ncclDevComm&) { return {}; }
-
-struct ncclCoopThread {};
-struct ncclGin_None {};
-struct ncclGin_WeakCounterInc {
-  ncclGinCounter_t counter;
-};
-struct ncclGin_StrongSignalInc {
-  ncclGinSignal_t signal;
-  static constexpr auto kKind = gin_fake::Message::kStrongSignal;
-};
-struct ncclGin_WeakSignalInc {
-  ncclGinSignal_t signal;
-  static constexpr auto kKind = gin_fake::Message::kWeakSignal;
 };
 
 class ncclGin {
@@ -317,7 +287,7 @@ class ncclGin {
               cuda::thread_scope required = cuda::thread_scope_device) const {
     CHECK(given == cuda::thread_scope_thread && required == cuda::thread_scope_system);
     gin_fake::Message message;
-    message.kind = Action::kKind;
+    message.kind = Action::kStrong ? gin_fake::Message::kStrongSignal : gin_fake::Message::kWeakSignal;
     message.id = action.signal;
     comm_.network->Post({context_, comm_.rank, peer}, std::move(message));
   }

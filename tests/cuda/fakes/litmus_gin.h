@@ -1,51 +1,22 @@
 // NCCL's GIN in programs for memory_model.h, under the names that gin_network.cuh uses: no order but what GIN promises.
 // A put's source is read at any time until its counter rises; the data arrives at any time until a later strong signal
-// on the same context to the same rank does. The network acts as agents of the threads that post. Agents act at once:
-// later writes of the source are races with an agent that no counter has ordered before them.
+// on the same context to the same rank does. A NIC carries out an operation when a thread posts it: later writes of the
+// source are races unless a counter orders them after the operation.
 #pragma once
 
 #include <cstdint>
 
+#include "gin_names.h"
 #include "memory_model.h"
-
-namespace cuda {
-enum thread_scope { thread_scope_system, thread_scope_device, thread_scope_block, thread_scope_thread };
-}
-
-using ncclGinSignal_t = uint32_t;
-using ncclGinCounter_t = uint32_t;
-
-struct ncclWindow_vidmem {
-  char* base;
-  int64_t stride;
-};
-using ncclWindow_t = ncclWindow_vidmem*;
 
 struct ncclDevComm {
   int rank = 0;
   uint32_t ginContextCount = 1;
   uint64_t* signals = nullptr;   // [rank][signal]
   uint64_t* counters = nullptr;  // [rank][counter]
-  // Of this rank, by peer: orders arrivals before strong signals. A word that only agents change.
+  // Of this rank, by peer: orders arrivals before strong signals. A word that only NICs change.
   uint64_t* arrivals = nullptr;
   uint32_t num_signals = 0;
-};
-
-struct ncclTeam {};  // the world
-inline ncclTeam ncclTeamWorld(const ncclDevComm&) { return {}; }
-
-struct ncclCoopThread {};
-struct ncclGin_None {};
-struct ncclGin_WeakCounterInc {
-  ncclGinCounter_t counter;
-};
-struct ncclGin_StrongSignalInc {
-  ncclGinSignal_t signal;
-  static constexpr bool kStrong = true;
-};
-struct ncclGin_WeakSignalInc {
-  ncclGinSignal_t signal;
-  static constexpr bool kStrong = false;
 };
 
 class ncclGin {
@@ -58,7 +29,7 @@ class ncclGin {
     memory_model::Require(required == cuda::thread_scope_system, "the network is not part of the GPU");
     const char* const source = from->base + comm_.rank * from->stride + from_offset;
     const auto count = static_cast<int64_t>(bytes);
-    memory_model::Agent reader, writer;
+    memory_model::NicOperation reader, writer;
     reader.Read(source, count);
     writer.Follow(reader);
     writer.Write(to->base + peer * to->stride + to_offset, source, count);
@@ -70,7 +41,7 @@ class ncclGin {
   void signal(ncclTeam, int peer, Action action, ncclCoopThread, ncclGin_None, cuda::thread_scope,
               cuda::thread_scope required) const {
     memory_model::Require(required == cuda::thread_scope_system, "the network is not part of the GPU");
-    memory_model::Agent signaller;
+    memory_model::NicOperation signaller;
     if (Action::kStrong) signaller.Follow(comm_.arrivals + peer);
     signaller.Increment(comm_.signals + peer * static_cast<int64_t>(comm_.num_signals) + action.signal);
   }

@@ -114,19 +114,19 @@ inline void Require(bool condition, const char* text) {
   if (!condition) Fail(text);
 }
 
-// Hardware other than threads, such as a network, which acts on behalf of the calling thread and after it. An agent
-// happens after the calling thread's earlier operations, and in parallel with its later ones.
-class Agent {
+// An operation of a network card (NIC), which the calling thread posts. It happens after the thread's earlier
+// operations, and in parallel with its later ones.
+class NicOperation {
  public:
-  Agent();
-  ~Agent();
+  NicOperation();
+  ~NicOperation();
   void Read(const void* from, int64_t bytes);
   void Write(void* to, const void* from, int64_t bytes);
-  // Adds one to a word that only agents change. Release, system scope; earlier increments are part of it.
+  // Adds one to a word that only NICs change. Release, system scope; earlier increments are part of it.
   void Increment(uint64_t* word);
   // Orders all operations of `other`, or all that came before the increments of `word`, before the later ones of this
-  // agent.
-  void Follow(const Agent& other);
+  // operation.
+  void Follow(const NicOperation& other);
   void Follow(const uint64_t* word);
 
  private:

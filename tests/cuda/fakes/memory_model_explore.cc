@@ -276,35 +276,35 @@ void AliasFence() {
 
 void Fail(const char* text) { Execution::current->Fault(text); }
 
-struct Agent::State {
+struct NicOperation::State {
   size_t id = 0;
   Knowledge knowledge;
 };
 
-Agent::Agent() : state_(std::make_unique<State>()) {
+NicOperation::NicOperation() : state_(std::make_unique<State>()) {
   Execution& execution = *Execution::current;
   ThreadState& poster = execution.threads[execution.running];
-  if (poster.num_agents == kMaxAgents) std::abort();
-  state_->id = kMaxThreads + execution.running * kMaxAgents + poster.num_agents++;
+  if (poster.num_nic_operations == kMaxNicOperations) std::abort();
+  state_->id = kMaxThreads + execution.running * kMaxNicOperations + poster.num_nic_operations++;
   state_->knowledge = poster.knowledge;
   state_->knowledge.clock[state_->id] = 1;
   ++poster.knowledge.clock[execution.running];
   execution.HaveEffect();
-  execution.agents[state_->id] = &state_->knowledge;
+  execution.nic_operations[state_->id] = &state_->knowledge;
 }
 
-Agent::~Agent() = default;
+NicOperation::~NicOperation() = default;
 
-void Agent::Read(const void* from, int64_t bytes) {
+void NicOperation::Read(const void* from, int64_t bytes) {
   Execution::current->Plain(state_->id, reinterpret_cast<uintptr_t>(from), static_cast<size_t>(bytes), false);
 }
 
-void Agent::Write(void* to, const void* from, int64_t bytes) {
+void NicOperation::Write(void* to, const void* from, int64_t bytes) {
   Execution::current->Plain(state_->id, reinterpret_cast<uintptr_t>(to), static_cast<size_t>(bytes), true);
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-void Agent::Increment(uint64_t* address) {
+void NicOperation::Increment(uint64_t* address) {
   Execution& execution = *Execution::current;
   execution.CountStore(execution.running, reinterpret_cast<uintptr_t>(address));
   Word& word = execution.WordAt(address);
@@ -312,9 +312,9 @@ void Agent::Increment(uint64_t* address) {
                    state_->knowledge);
 }
 
-void Agent::Follow(const Agent& other) { state_->knowledge.Join(other.state_->knowledge); }
+void NicOperation::Follow(const NicOperation& other) { state_->knowledge.Join(other.state_->knowledge); }
 
-void Agent::Follow(const uint64_t* word) {
+void NicOperation::Follow(const uint64_t* word) {
   const auto& last = Execution::current->WordAt(word).messages.back();
   if (last.released != nullptr) state_->knowledge.Join(*last.released);
 }

@@ -16,8 +16,8 @@
 namespace memory_model {
 
 constexpr size_t kMaxThreads = 6;
-constexpr size_t kMaxAgents = 12;  // per thread
-constexpr size_t kMaxClocks = kMaxThreads * (1 + kMaxAgents);
+constexpr size_t kMaxNicOperations = 12;  // per thread
+constexpr size_t kMaxClocks = kMaxThreads * (1 + kMaxNicOperations);
 constexpr size_t kMaxWords = 64;
 constexpr size_t kStackBytes = 64 << 10;
 constexpr uint64_t kKeyStep = uint64_t{1} << 32;
@@ -89,7 +89,7 @@ struct ThreadState {
   bool effect = false;                             // since its last load that had several outcomes
   bool expired = false;                            // a wait of it ends without success
   uint64_t now_ns = 0;
-  size_t num_agents = 0;
+  size_t num_nic_operations = 0;
   std::map<uintptr_t, uint32_t> num_stores;
 };
 
@@ -141,16 +141,18 @@ struct Execution {
   int Wait(Barrier& barrier, size_t size, int value);
   void Log(const char* what, uintptr_t address, uint64_t value);
 
-  // Of any thread or agent.
+  // Of any thread or NIC operation.
   void Plain(size_t thread, uintptr_t address, size_t bytes, bool write);
   void CheckPlain(uintptr_t byte, size_t thread, bool write, bool alias);
   bool Ordered(const Access& access, size_t thread, bool alias) const;
   void Append(Word& word, size_t after, uint64_t value, Order order, bool joined, size_t writer, Knowledge& knowledge);
   void CountStore(size_t writer, uintptr_t address);
-  // Agents have clocks beyond those of the threads.
-  size_t Owner(size_t thread) const { return thread < kMaxThreads ? thread : (thread - kMaxThreads) / kMaxAgents; }
+  // NIC operations have clocks beyond those of the threads.
+  size_t Owner(size_t thread) const {
+    return thread < kMaxThreads ? thread : (thread - kMaxThreads) / kMaxNicOperations;
+  }
   const Knowledge& KnowledgeOf(size_t thread) const {
-    return thread < kMaxThreads ? threads[thread].knowledge : *agents.at(thread);
+    return thread < kMaxThreads ? threads[thread].knowledge : *nic_operations.at(thread);
   }
 
   // Of the scheduler.
@@ -182,7 +184,7 @@ struct Execution {
   const uint64_t number;
   bool learned = false;  // a new store
   std::vector<ThreadState> threads;
-  std::map<size_t, const Knowledge*> agents;
+  std::map<size_t, const Knowledge*> nic_operations;
   std::map<uintptr_t, Word> words;
   size_t num_words = 0;
   std::array<uint32_t, kMaxClocks> num_messages_of{};

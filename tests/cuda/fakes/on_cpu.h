@@ -12,8 +12,8 @@
 namespace jaxcomm {
 namespace cuda {
 
-inline std::vector<Bytes> OnCpu(const char* algorithm, const Request& request, Runs runs, Operation operation,
-                                const std::vector<char*>& inputs) {
+inline std::vector<Bytes> OnCpu(const char* algorithm, const Request& request, ContiguousCounts contiguous,
+                                Operation operation, const std::vector<char*>& inputs) {
   const int64_t item = ItemBytes(operation.dtype);
   const std::vector<Plan> plans = BuildAll(*FindAlgorithm(request.collective, algorithm), request);
   const auto layout = [&](int64_t count, int64_t run) {
@@ -24,9 +24,9 @@ inline std::vector<Bytes> OnCpu(const char* algorithm, const Request& request, R
   std::vector<RankBuffers> buffers;
   for (size_t r = 0; r < inputs.size(); ++r) buffers.push_back({inputs[r], outputs[r].data(), nullptr});
   const ReduceFn reduce = Reduces(request.collective) ? FindReduce(operation.dtype, operation.op) : nullptr;
-  Execution execution(
-      Program::Make(plans, layout(InputCount(request), runs.input), layout(output_count, runs.output), item, reduce),
-      buffers);
+  Execution execution(Program::Make(plans, layout(InputCount(request), contiguous.input),
+                                    layout(output_count, contiguous.output), item, reduce),
+                      buffers);
   CHECK(execution.Work());
   return outputs;
 }

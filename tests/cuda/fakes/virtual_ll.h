@@ -75,11 +75,12 @@ struct LlBuffers {
 
 // Buffers that end with the data, at an address `shift` bytes after a multiple of 16.
 inline LlBuffers PrepareLl(Memory& memory, const VirtualRanks& ranks, const VirtualSlots& slots, const Request& request,
-                           Runs runs, Operation operation, int32_t num_channels, int64_t shift, bool two_shot = false) {
+                           ContiguousCounts contiguous, Operation operation, int32_t num_channels, int64_t shift,
+                           bool two_shot = false) {
   LlBuffers made;
   std::vector<LlArgs> args;
   for (int32_t r = 0; r < ranks.n(); ++r) {
-    LlArgs own = MakeLlArgs(request, runs, operation, num_channels, two_shot);
+    LlArgs own = MakeLlArgs(request, contiguous, operation, num_channels, two_shot);
     const int64_t item = ItemBytes(operation.dtype);
     made.inputs.push_back(memory.Take(InputCount(request) * item + shift) + shift);
     made.outputs.push_back(memory.Take(OutputCount(request) * item + shift) + shift);

@@ -89,8 +89,8 @@ class VirtualRanks {
   // Buffers have `stride` bytes per rank, which is a multiple of 16, and begin `shift` bytes after a multiple of 16.
   // `limits`: how the call is split at its messages between nodes. Null if kernels send the messages, packed according
   // to `pack`.
-  Call Prepare(Memory& memory, const Choice& choice, int64_t block_count, Runs runs, Operation operation,
-               int32_t num_channels, int64_t shift = 0, const SplitLimits* limits = nullptr,
+  Call Prepare(Memory& memory, const Choice& choice, int64_t block_count, ContiguousCounts contiguous,
+               Operation operation, int32_t num_channels, int64_t shift = 0, const SplitLimits* limits = nullptr,
                PackLimits pack = {}) const {
     const int64_t item_bytes = ItemBytes(operation.dtype);
     Request whole = choice.request;
@@ -102,14 +102,14 @@ class VirtualRanks {
     for (int32_t r = 0; r < n(); ++r) {
       if (limits != nullptr) {
         call.schedules.emplace_back();
-        programs.push_back(MakeSendRecvProgram(choice, block_count, runs, item_bytes, num_channels, r, *limits,
+        programs.push_back(MakeSendRecvProgram(choice, block_count, contiguous, item_bytes, num_channels, r, *limits,
                                                &call.schedules.back()));
       } else {
-        programs.push_back(MakeRankProgram(choice, block_count, runs, item_bytes, num_channels, r, pack));
+        programs.push_back(MakeRankProgram(choice, block_count, contiguous, item_bytes, num_channels, r, pack));
       }
       scratch_count = std::max(scratch_count, programs[r].scratch_count);
     }
-    call.parts = MakeRankProgram(choice, block_count, runs, item_bytes, num_channels, 0).channels;
+    call.parts = MakeRankProgram(choice, block_count, contiguous, item_bytes, num_channels, 0).channels;
     const auto take = [&](int64_t bytes, std::vector<char*>& by_rank) {
       const int64_t stride = (bytes + 15) / 16 * 16;
       char* base = memory.Take(n() * stride + shift) + shift;

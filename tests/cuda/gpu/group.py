@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm._core import plan
-from jaxcomm._explain import NATIVE
+from jaxcomm._request import NATIVE
 
 NODES = int(os.environ.get("JAXCOMM_NODES", "1"))
 if NODES > 1:

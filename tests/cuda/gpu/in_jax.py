@@ -18,7 +18,7 @@ from jax import lax
 from report import note
 
 import jaxcomm
-from jaxcomm._explain import NATIVE
+from jaxcomm._request import NATIVE
 
 # Without MPS, processes take turns on the GPU, so each wait for a peer takes milliseconds.
 ROUNDS = int(os.environ.get("JAXCOMM_ROUNDS", "3000"))

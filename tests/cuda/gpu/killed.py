@@ -46,11 +46,11 @@ def survive_or_die():
     os._exit(0)  # JAX would wait for the dead process
 
 
-def verdict(errors, size):
+def problem_of(errors, size):
     """Describes wrong results of the survivors; empty if there are none."""
     for rank, error in enumerate(errors):
         if error is None:
-            return f"rank {rank} said nothing"
+            return f"rank {rank} printed nothing"
         if not error["error"]:
             return f"rank {rank} got no error within {error['seconds']} s"
         dead = rf"rank {size - 1} did not signal|process {size - 1}\b"  # on GPUs, on CPUs
@@ -83,7 +83,7 @@ def main(size):
     for process in processes:
         process.kill()
         process.wait()
-    problem = verdict(errors, size)
+    problem = problem_of(errors, size)
     print(json.dumps({"problem": problem, "survivors": errors}))
     return 1 if problem else 0
 

@@ -77,21 +77,21 @@ def climb(name: str, out: pathlib.Path, platform: str, patience: float) -> int:
     if rank > 0:
         out = out / f"rank-{rank}"
     machine = Machine(out / "build", platform, "")
-    verdict = out.resolve() / f"{name}-selftest.json"
+    report = out.resolve() / f"{name}-selftest.json"
     environment = {"JAXCOMM_ALGORITHM": "plans", **rung.environment}
     if platform == "cpu":
         environment |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1" if rung.processes else "8"}
         environment["XLA_FLAGS"] = ""  # XLA refuses flags of GPUs
     selftest = rung.program is SELFTEST
-    command = (*rung.command(), *(("--json", str(verdict)) if selftest else ()))
+    command = (*rung.command(), *(("--json", str(report)) if selftest else ()))
     facts = machine.facts() | {"rung": name, "what": rung.what, "environment": dict(rung.environment)}
     runner = Runner(name, out, out / "work", facts, LIMIT_S, patience)
     missing = machine.no_gpu if platform == "cuda" else ""
     keep = not selftest and not rung.processes and rank == 0  # a launcher changes the lines
     runner.run(Part(name, command, LIMIT_S, environment, missing, keep=keep))
-    if verdict.exists():
-        runner.record["selftest"] = json.loads(verdict.read_text())
-        verdict.unlink()
+    if report.exists():
+        runner.record["selftest"] = json.loads(report.read_text())
+        report.unlink()
         runner.save()
     runner.print_table()
     return 0 if runner.record["tests"].get(name) else 1

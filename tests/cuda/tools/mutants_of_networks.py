@@ -5,13 +5,16 @@ from kernel_mutant import EXECUTOR, GIN, PACKING, PROGRAM, SCHEDULE, Mutant
 # Inter-node mutants, detected in less time than under ThreadSanitizer.
 PLAIN = [
     Mutant(
-        "reductions of short runs leave out an operand",
+        "reductions of short fragments leave out an operand",
         EXECUTOR,
         "for (int s = 1; s < num_sources; ++s) sum.template",
         "for (int s = 2; s < num_sources; ++s) sum.template",
     ),
     Mutant(
-        "units are longer than runs", EXECUTOR, "flat ? first : first | slice.count | slice.begin | slice.run", "first"
+        "units are longer than fragments",
+        EXECUTOR,
+        "flat ? first : first | slice.count | slice.begin | slice.contiguous_count",
+        "first",
     ),
     Mutant("units lie anywhere", EXECUTOR, " && reinterpret_cast<uintptr_t>(base) % (unit * item_bytes) == 0", ""),
     Mutant("nothing is flushed before a step", EXECUTOR, "if (step.flush &&", "if (false &&"),
@@ -70,7 +73,7 @@ PLAIN = [
         "plan.rank == own ? index : -1",
     ),
     Mutant("queues have room for everything", PROGRAM, "num_fragments > kMostPutsUnderWay", "num_fragments < 0"),
-    Mutant("puts of many runs are not cut", PACKING, "fragments_.MostPuts(part) > kMostPutsUnderWay", "false"),
+    Mutant("puts of many fragments are not cut", PACKING, "fragments_.MostPuts(part) > kMostPutsUnderWay", "false"),
     Mutant("segments have one place", PACKING, "      end_[step.peer] += Aligned(step.count);\n", ""),
     Mutant(
         "segments lie where their receiver sends from",

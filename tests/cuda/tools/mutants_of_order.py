@@ -281,9 +281,9 @@ THREAD = [
     ),
     Mutant("a last unit is stored whole", LL_CALL, "last >= block_count || ", "", "ll"),
     Mutant(
-        "a unit of several runs is taken whole",
+        "a unit of several fragments is taken whole",
         LL_CALL,
-        "first / blocks.run != last / blocks.run",
+        "first / blocks.contiguous_count != last / blocks.contiguous_count",
         "false",
         "ll",
     ),

@@ -420,8 +420,8 @@ def print_measured(runner: Runner) -> None:
         beside = f"{nccl[op, size]:10.1f} us NCCL" if (op, size) in nccl else ""
         print(f"{op:16}{size:>10} B{line['median_us']:10.1f} us{line['of_copy']:7.2f} of a copy{beside}")
     for what, found in runner.record["targets"].items():
-        verdict = {True: "met", False: "NOT MET", None: "not measured"}[found["met"]]
-        print(f"{verdict:13}{found['value'] if found['value'] is not None else '-':>8} {found['target']:>7}  {what}")
+        state = {True: "met", False: "NOT MET", None: "not measured"}[found["met"]]
+        print(f"{state:13}{found['value'] if found['value'] is not None else '-':>8} {found['target']:>7}  {what}")
 
 
 def bench(machine: Machine, runner: Runner) -> None:

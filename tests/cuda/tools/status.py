@@ -53,7 +53,7 @@ FEATURES = (
         rungs=("nodes",),
     ),
     Feature(
-        "GIN: packing of short contiguous runs, independent sends",
+        "GIN: packing of short fragments, independent sends",
         "emulated",
         ("test_cuda_packing", "test_cuda_executor"),
     ),
@@ -66,7 +66,7 @@ FEATURES = (
     Feature(
         "send and receive between nodes, failures",
         "emulated, on a fake of NCCL",
-        ("test_cuda_send_recv_schedule", "test_cuda_between_nodes"),
+        ("test_cuda_send_recv_schedule", "test_cuda_between_nodes", "test_cuda_between_nodes_failures"),
         rungs=("nodes-send-receive",),
     ),
     Feature(

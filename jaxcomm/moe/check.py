@@ -4,12 +4,13 @@ import dataclasses
 
 import numpy as np
 
-from jaxcomm import _compat, _lowering
+from jaxcomm import _lowering
+from jaxcomm._primitive import register
 
 
-def verdict(table, *, call, capacity, raises):
+def check(table, *, call, capacity, raises):
     """Returns `table`, (n, E + 1), or raises. Its last column counts ids of unknown experts."""
-    return verdict_p.bind(table, call=call, capacity=capacity, raises=raises)
+    return check_p.bind(table, call=call, capacity=capacity, raises=raises)
 
 
 def _lower(ctx, table, *, platform, call, capacity, raises):
@@ -41,11 +42,8 @@ def _lower(ctx, table, *, platform, call, capacity, raises):
 
 def _batch(axis_data, args, dims, *, call, **params):
     if dims[0] is None and axis_data.name not in call.axes:
-        return verdict_p.bind(*args, call=call, **params), None
+        return check_p.bind(*args, call=call, **params), None
     raise NotImplementedError(f"{call.op} at {call.site}: expert_ids have a dimension of vmap; call it without vmap")
 
 
-verdict_p = _compat.Primitive("jaxcomm_moe_check")
-verdict_p.def_abstract_eval(lambda table, **params: table)
-_lowering.register_rule(verdict_p, _lower)
-_compat.batching.fancy_primitive_batchers[verdict_p] = _batch
+check_p = register("moe_check", shape=lambda table, **params: table, lower=_lower, batch=_batch)

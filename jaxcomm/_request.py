@@ -1,0 +1,69 @@
+"""The planner's requests of an op: from operand and axis sizes, as explain() and the simulator get them."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+# Public name (jax.lax) -> native name (ffi/collectives.def).
+NATIVE = {
+    "all_to_all": "all_to_all",
+    "all_gather": "all_gather",
+    "psum": "all_reduce",
+    "pmean": "all_reduce",
+    "pmax": "all_reduce",
+    "pmin": "all_reduce",
+    "psum_scatter": "reduce_scatter",
+    "ppermute": "permute",
+    "pbroadcast": "broadcast",
+    "barrier": "barrier",
+    "ragged_all_to_all": "all_to_all_v",
+}
+
+
+def native_name(op: str) -> str:
+    if op not in NATIVE:
+        raise ValueError(f"op must be one of {', '.join(NATIVE)}, got {op!r}")
+    return NATIVE[op]
+
+
+def sizes_of(op: str, axis_sizes: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = (axis_sizes,) if isinstance(axis_sizes, int) else tuple(axis_sizes)
+    if not sizes or any(size < 1 for size in sizes):
+        raise ValueError(f"{op}: axis_sizes must be positive, got {axis_sizes!r}")
+    return sizes
+
+
+def blocks(op: str, x: Any, n: int, source: int, perm: Sequence[tuple[int, int]] | None) -> tuple[dict[str, Any], int]:
+    """The arguments of plan.cpu_request and plan.gpu_request that follow from the call, and bytes of an element.
+
+    Args:
+      op: public name.
+      x: operand of one rank; ignored for "barrier".
+      n: number of ranks.
+      source: rank that broadcasts.
+      perm: pairs of a permutation; None means a shift by one.
+    """
+    native = NATIVE[op]
+    count, item_bytes = (0, 1) if op == "barrier" else (math.prod(x.shape), np.dtype(x.dtype).itemsize)
+    if native == "all_to_all_v":  # its plans are over lists, one per pair of ranks
+        count, item_bytes = 1, count * item_bytes // n
+    if native in ("all_to_all", "reduce_scatter"):
+        if count % n:
+            raise ValueError(f"{op}: {count} elements cannot be split into {n} equal blocks")
+        count //= n
+    source_of = []
+    if native == "permute":
+        source_of = [-1] * n
+        for src, dst in perm if perm is not None else [(r, (r + 1) % n) for r in range(n)]:
+            source_of[dst] = src
+    return {"block_count": count, "root": source, "source_of": source_of}, item_bytes
+
+
+def select(op: str, function: Callable[..., Any], *args: Any) -> Any:
+    """A selection of the planner. Errors name the op."""
+    try:
+        return function(*args)
+    except ValueError as error:
+        raise ValueError(f"{op}: {error}") from None
