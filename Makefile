@@ -11,7 +11,8 @@ SHARD ?=
 .PHONY: help setup train test test-all test-python test-native test-jax test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean docs
 
 help:
-	@echo "make train      set up, then train models/moe on this machine (TRAIN_ARGS=... for options)"
+	@echo "make train      set up, then train models/moe on this machine; MODEL=tp, zero or cp: another script"
+	@echo "                (TRAIN_ARGS=... for options)"
 	@echo "make test       set up, then run all tests of the default size: ten minutes on two cores"
 	@echo "make test-all   run all tests of the full size; SHARD=2/4: the second quarter of the tests that make test omits"
 	@echo "make test-jax   run the tests that depend on the version of JAX"
@@ -83,8 +84,9 @@ cuda: $(VENV)/installed $(CUDA_BUILD)/configured
 	$(BIN)/cmake --install $(CUDA_BUILD) --component cuda \
 	  --prefix "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')"
 
+MODEL ?= moe
 train: setup
-	$(BIN)/python -m models.moe.train $(TRAIN_ARGS)
+	$(BIN)/python -m models.$(MODEL).train $(TRAIN_ARGS)
 
 # All builds come first. Native and Python tests then run in parallel.
 test:

@@ -28,6 +28,7 @@ NAVIGATION = {
         "guide/operations",
         "guide/choosing",
         "guide/collective-matmul",
+        "guide/overlap",
         "guide/moe",
         "configuration",
         "guide/processes",

@@ -29,6 +29,7 @@ namespace nb = nanobind;
 #undef JAXCOMM_COLLECTIVE
 
 extern "C" XLA_FFI_Error* MoeCheckExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* DoneExecute(XLA_FFI_CallFrame*);
 
 namespace jaxcomm {
 namespace {
@@ -52,6 +53,9 @@ nb::dict CpuTargets() {
   nb::dict check;
   check["execute"] = Capsule(&MoeCheckExecute);
   targets["jaxcomm_moe_check"] = check;
+  nb::dict done;
+  done["execute"] = Capsule(&DoneExecute);
+  targets["jaxcomm_done"] = done;
   return targets;
 }
 

@@ -9,16 +9,17 @@ from jaxcomm._errors import check
 from jaxcomm._explain import Explanation, algorithms, explain
 from jaxcomm._ffi import ffi_call, register_ffi_target
 from jaxcomm._headers import get_cmake_dir, get_include
+from jaxcomm._pending import Pending
 from jaxcomm._topology import Link, Topology, make_mesh, topology
 from jaxcomm.info import Info, info
 from jaxcomm.matmul import all_gather_matmul, matmul_psum_scatter
-from jaxcomm.ops.all_gather import all_gather
-from jaxcomm.ops.all_to_all import all_to_all
+from jaxcomm.ops.all_gather import all_gather, all_gather_start
+from jaxcomm.ops.all_to_all import all_to_all, all_to_all_start
 from jaxcomm.ops.barrier import barrier
-from jaxcomm.ops.pbroadcast import pbroadcast
-from jaxcomm.ops.ppermute import ppermute
-from jaxcomm.ops.psum import pmax, pmean, pmin, psum
-from jaxcomm.ops.psum_scatter import psum_scatter
+from jaxcomm.ops.pbroadcast import pbroadcast, pbroadcast_start
+from jaxcomm.ops.ppermute import ppermute, ppermute_start
+from jaxcomm.ops.psum import pmax, pmean, pmin, psum, psum_start
+from jaxcomm.ops.psum_scatter import psum_scatter, psum_scatter_start
 from jaxcomm.ops.ragged_all_to_all import ragged_all_to_all
 
 __version__ = importlib.metadata.version("jaxcomm")
@@ -28,11 +29,14 @@ __all__ = [
     "Explanation",
     "Info",
     "Link",
+    "Pending",
     "Topology",
     "algorithms",
     "all_gather",
     "all_gather_matmul",
+    "all_gather_start",
     "all_to_all",
+    "all_to_all_start",
     "barrier",
     "calibrate",
     "check",
@@ -46,12 +50,16 @@ __all__ = [
     "matmul_psum_scatter",
     "moe",
     "pbroadcast",
+    "pbroadcast_start",
     "pmax",
     "pmean",
     "pmin",
     "ppermute",
+    "ppermute_start",
     "psum",
     "psum_scatter",
+    "psum_scatter_start",
+    "psum_start",
     "ragged_all_to_all",
     "register",
     "register_ffi_target",

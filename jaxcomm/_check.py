@@ -27,6 +27,14 @@ def call_site() -> str:
     return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno} ({frame.f_code.co_name})"
 
 
+def site_of(source_info: Any) -> str:
+    """As call_site, for an equation of a jaxpr."""
+    for file, line, function in _compat.frames_of(source_info):
+        if not file.startswith((*_PACKAGES, "<")):
+            return f"{os.path.basename(file)}:{line} ({function})"
+    return "unknown place"
+
+
 def static(op: str, name: str, value: Any) -> Any:
     if _compat.is_tracer(value):
         raise TypeError(
@@ -153,11 +161,11 @@ def unsharded(op: str, name: str, index: int, aval: Any) -> None:
         )
 
 
-def element_type(op: str, x: Any, *, ordered: bool = False) -> None:
+def element_type(op: str, x: Any, *, ordered: bool = False, name: str = "x") -> None:
     """Raises for extended element types (PRNG keys), and for complex ones if the op needs an order."""
     dtype = jax.typeof(x).dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        raise TypeError(f"{op}: x has element type {dtype}; pass its data (jax.random.key_data)")
+        raise TypeError(f"{op}: {name} has element type {dtype}; pass its data (jax.random.key_data)")
     if ordered and jax.numpy.issubdtype(dtype, jax.numpy.complexfloating):
         raise TypeError(f"{op}: x has element type {dtype}, which has no order; expected a real type")
 

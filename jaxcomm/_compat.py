@@ -26,6 +26,7 @@ __all__ = [
     "batching",
     "dot_general_type",
     "equally_varying",
+    "frames_of",
     "has_windows",
     "in_collective_memory",
     "in_spmd_region",
@@ -176,3 +177,10 @@ def in_collective_memory(operand: int, result: int) -> contextlib.AbstractContex
 def batch_like(primitive: Any, axis_data: Any, x: Any, dimension: int | None, **params: Any) -> tuple:
     """Applies JAX's own batching rule of one of its collectives."""
     return batching.fancy_primitive_batchers[primitive](axis_data, (x,), (dimension,), **params)
+
+
+def frames_of(source_info: Any) -> list[tuple[str, int, str]]:
+    """File, line and function of each frame in which an equation of a jaxpr was made, innermost first."""
+    traceback = getattr(source_info, "traceback", None)
+    frames = traceback.frames if traceback is not None else ()
+    return [(frame.file_name, frame.line_num, frame.function_name) for frame in frames]

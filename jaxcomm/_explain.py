@@ -81,6 +81,19 @@ class Explanation:
         """The plan of one rank, one step per line. Offsets and counts are in elements."""
         return str(plan.build(self._request, self.algorithm)[rank])
 
+    def exposed_time_s(self, beside_s: float) -> float:
+        """The part of the predicted time that computations beside the transfer do not hide.
+
+        Args:
+          beside_s: time of the computations between start and done; at least 0.
+
+        Raises:
+          ValueError: negative time.
+        """
+        if not beside_s >= 0:
+            raise ValueError(f"{self.op}: beside_s must be at least 0, got {beside_s!r}")
+        return max(0.0, self.predicted_time_s - beside_s)
+
     def __str__(self) -> str:
         links = [
             f"  {name:8} {self.messages[name]:6} messages {self.bytes[name]:14} bytes {self.signals[name]:6} signals"

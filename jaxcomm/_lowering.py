@@ -31,6 +31,7 @@ class Call:
       algorithm: name of an algorithm; None lets the selection table choose.
       max_sms: multiprocessors of a GPU that the call may occupy; None means JAXCOMM_MAX_SMS.
       site: call site in the user's program, for messages.
+      asynchronous: whether computations may run beside the transfer, until _pending.done_p ends it.
     """
 
     op: str
@@ -39,6 +40,7 @@ class Call:
     algorithm: str | None
     max_sms: int | None
     site: str
+    asynchronous: bool = False
 
     def over(self, axes: AxisNames) -> "Call":
         return dataclasses.replace(self, axes=axes)
@@ -129,6 +131,8 @@ def _call_attributes(
         "ranks_per_node": np.int64(per_node),
         "max_sms": np.int64(call.max_sms or 0),
     }
+    if call.asynchronous and platform == "cpu":
+        attributes["asynchronous"] = np.int64(1)
     return {
         "call": attributes,
         "groups": rows.reshape(-1).astype(np.int64),
@@ -231,6 +235,46 @@ def ranks_per_node_of(ctx: Any, call: Call, platform: str) -> int:
     return _place(mesh, call, rows, platform, _compat.is_exported(ctx))[0]
 
 
+def _manual(axis_context: Any, run: Callable[..., Any], xs: Sequence[Any], avals_out: Sequence[Any]) -> Any:
+    """run(*xs) with all mesh axes manual: axis_index and custom calls need that.
+
+    Types have the sharding over explicit axes. Over automatic axes, operands are gathered.
+    """
+    if set(axis_context.manual_axes) == set(axis_context.mesh.axis_names):
+        return run(*xs)
+    in_specs = tuple(jax.typeof(x).sharding.spec for x in xs)
+    out_specs = [a.sharding.spec for a in avals_out]
+    return jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*xs)
+
+
+def _wait_for(xs: tuple[Any, ...], num_after: int) -> tuple[Any, ...]:
+    """Operands that are not computed before the last `num_after` of them."""
+    return lax.optimization_barrier(xs)[: len(xs) - num_after] if num_after else xs
+
+
+def lower_done(ctx: Any, *xs: Any, platform: str) -> Any:
+    """Lowers the end of a transfer to a custom call that does nothing. Its result is aliased to the first operand.
+
+    XLA:CPU keeps memory apart only for values that a later computation uses. GPUs and other platforms run collectives
+    in the order of XLA's schedule, so no call is needed there.
+    """
+    axis_context = ctx.module_context.axis_context
+    if platform != "cpu" or not _compat.in_spmd_region(axis_context):
+        return [xs[0]]
+    register()
+    (aval,) = ctx.avals_out
+    out_types = [jax.ShapeDtypeStruct(_local_shape(aval, axis_context.mesh), in_bytes(aval.dtype))]
+
+    def finish(*xs):
+        call = jax.ffi.ffi_call("jaxcomm_done", out_types, input_output_aliases={0: 0})
+        return [call(*(x.astype(in_bytes(x.dtype)) for x in xs))[0].astype(aval.dtype)]
+
+    def manual(*xs):
+        return _manual(axis_context, finish, xs, ctx.avals_out)
+
+    return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)
+
+
 def lower(
     ctx: Any,
     *xs: Any,
@@ -241,6 +285,7 @@ def lower(
     alone: Callable[..., Any] | None,
     xla: Callable[..., Any],
     aliases: dict[int, int] | None = None,
+    num_after: int = 0,
 ) -> Any:
     """Lowers one collective to one custom call per device, or to XLA's own collective.
 
@@ -256,6 +301,7 @@ def lower(
         with `algorithm` calls the target in any case, so that a single GPU can test the handlers.
       xla: the same computation with collectives of jax.lax, (*xs) -> results.
       aliases: operands by index, and the results that they are aliased to.
+      num_after: number of operands at the end that only delay the collective until they have been computed.
     """
     axis_context = ctx.module_context.axis_context
     if not _compat.in_spmd_region(axis_context):
@@ -271,6 +317,8 @@ def lower(
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):
+        if platform != "cpu":
+            xs = _wait_for(xs, num_after)
         # The rank is the position in the mesh, not the device id: this holds for permuted and exported meshes too.
         rank = jnp.int32(0)
         for name, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True):
@@ -286,6 +334,7 @@ def lower(
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
     def exchange_by_xla(*xs):
+        xs = _wait_for(xs, num_after)
         if not any(math.prod(out.shape) for out in out_types):  # XLA rejects some empty collectives
             return [jnp.zeros(out.shape, a.dtype) for out, a in zip(out_types, ctx.avals_out, strict=True)]
         ys = xla(*(x.astype(in_bytes(x.dtype)) for x in xs))
@@ -294,13 +343,8 @@ def lower(
     def manual(*xs):
         run = exchange_by_xla if by_xla else exchange
         if group_size == 1 and alone is not None and not (platform == "cuda" and call.algorithm):
-            return [alone(x, a.shape) for x, a in zip(xs, ctx.avals_out, strict=True)]
-        if set(axis_context.manual_axes) == set(mesh.axis_names):
-            return run(*xs)
-        # axis_index and side effects need manual axes, so this shard_map makes the other axes manual too. The types
-        # have the sharding over explicit axes. Over automatic axes, operands are gathered.
-        in_specs = tuple(jax.typeof(x).sharding.spec for x in xs)
-        out_specs = [a.sharding.spec for a in ctx.avals_out]
-        return jax.shard_map(run, in_specs=in_specs, out_specs=out_specs, check_vma=False)(*xs)
+            own = xs[: len(xs) - num_after]
+            return [alone(x, a.shape) for x, a in zip(own, ctx.avals_out, strict=True)]
+        return _manual(axis_context, run, xs, ctx.avals_out)
 
     return _compat.mlir.lower_fun(manual, multiple_results=True)(ctx, *xs)

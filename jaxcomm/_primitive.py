@@ -28,6 +28,7 @@ def make_call(
     max_sms: int | None,
     *,
     unequal: bool = False,
+    asynchronous: bool = False,
 ) -> Call:
     """Checks the arguments that all ops share and returns them as a Call.
 
@@ -39,10 +40,11 @@ def make_call(
       algorithm: argument of the op, not yet checked.
       max_sms: argument of the op, not yet checked.
       unequal: whether groups of different sizes are allowed.
+      asynchronous: whether computations may run beside the transfer.
     """
     groups = _check.groups(op, axis_index_groups, axes, unequal=unequal)
     _check.algorithm(op, collective, algorithm)
-    return Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site())
+    return Call(op, axes, groups, algorithm, _check.max_sms(op, max_sms), _check.call_site(), asynchronous)
 
 
 def contiguous_count(shape: Sequence[int], dimension: int) -> int:
@@ -125,6 +127,9 @@ def define(
 ) -> _compat.Primitive:
     """Returns a primitive of one operand and one result. Its parameters are `call` (a Call) and those of the rules.
 
+    Further operands only delay the collective until they have been computed. Derivatives do not wait for them: they
+    would be saved for the backward pass.
+
     Args:
       name: native name of the collective; the primitive and the FFI target are jaxcomm_<name>.
       shape: abstract evaluation, (aval, call, **params) -> aval.
@@ -137,32 +142,45 @@ def define(
       alone: the computation in a group of one rank, (x, shape) -> y; None calls the FFI target there too.
     """
 
-    def abstract_eval(x, *, call: Call, **params):
+    def abstract_eval(x, *after, call: Call, **params):
         return shape(x, call=call, **params)
 
-    def lower(ctx, x, *, platform: str, call: Call, **params):
+    def lower(ctx, x, *after, platform: str, call: Call, **params):
         return _lowering.lower(
             ctx,
             x,
+            *after,
             platform=platform,
             call=call,
             target=f"jaxcomm_{name}",
             attributes=lambda x, n: attributes(x, n, **params),
             alone=alone,
             xla=lambda x: [xla(x, call=call, **params)],
+            num_after=len(after),
         )
 
+    def jvp(primals, tangents, *, call: Call, **params):
+        y = primitive.bind(*primals, call=call, **params)
+        if type(tangents[0]) is _compat.ad.Zero:
+            return y, _compat.zero_tangent(y)
+        return y, primitive.bind(tangents[0], call=call, **params)
+
     def batch_rule(axis_data, args, dimensions, *, call: Call, **params):
-        (x,), (d,) = args, dimensions
+        (x, *after), (d, *_) = args, dimensions
+
+        def bind(x, **params):
+            return primitive.bind(x, *after, **params)
+
         if axis_data.name in call.axes:
-            return batch_named(primitive.bind, axis_data, x, d, call=call, **params)
+            return batch_named(bind, axis_data, x, d, call=call, **params)
         if d is None:
-            return primitive.bind(x, call=call, **params), None
-        return batch(primitive.bind, x, d, call=call, **params)
+            return bind(x, call=call, **params), None
+        return batch(bind, x, d, call=call, **params)
 
     primitive = register(name, shape=abstract_eval, lower=lower, batch=batch_rule)
     if transpose is not None:
         _compat.ad.deflinear2(primitive, functools.partial(_transpose_rule, transpose))
+        _compat.ad.primitive_jvps[primitive] = jvp
     else:
         _compat.ad.primitive_jvps[primitive] = _no_derivative
     return primitive

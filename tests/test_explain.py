@@ -219,3 +219,14 @@ def test_mesh_keeps_the_order_of_devices():
     assert mesh.devices.tolist() == np.array(jax.devices()[2:]).reshape(2, 3).tolist()
     with pytest.raises(ValueError, match="need 9 devices, got 8"):
         jaxcomm.make_mesh((3, 3), ("node", "gpu"))
+
+
+def test_time_that_computations_do_not_hide():
+    explanation = jaxcomm.explain("psum", jax.ShapeDtypeStruct((1 << 20,), "float32"), 8)
+    time = explanation.predicted_time_s
+    assert explanation.exposed_time_s(0) == time > 0
+    assert explanation.exposed_time_s(time / 4) == pytest.approx(0.75 * time)
+    assert explanation.exposed_time_s(2 * time) == 0
+    for wrong in (-1e-9, float("nan")):
+        with pytest.raises(ValueError, match="psum: beside_s must be at least 0, got"):
+            explanation.exposed_time_s(wrong)

@@ -33,8 +33,11 @@ struct FieldDecoder {
   template <typename T>
   void operator()(const char* name, T& field) const {
     const auto found = attributes.get<int64_t>(name);
-    if (!found) return Missing(name, "int64");
-    field = static_cast<T>(*found);
+    if (found) {
+      field = static_cast<T>(*found);
+    } else if (static_cast<const void*>(&field) != &spec.asynchronous) {
+      Missing(name, "int64");
+    }
   }
 
   void Missing(const char* name, const char* type) const {

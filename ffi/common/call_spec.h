@@ -18,6 +18,7 @@ struct CallSpec {
   int64_t group_size = 1;
   int64_t ranks_per_node = 1;      // as declared; CUDA determines its own nodes
   int64_t max_sms = 0;             // limit on channels, one per SM of a GPU; 0: no limit
+  int64_t asynchronous = 0;        // not 0: XLA's threads do no work of the call (CPU)
   std::vector<int64_t> groups;     // logical device ids, group after group
   std::vector<int32_t> processes;  // of these devices; empty: all belong to this process
   // Elements of a block that are contiguous in memory (BlockLayout in cpu/copy.h). 0: all.
@@ -49,6 +50,7 @@ void VisitCallAttributes(Spec& spec, const Visit& visit) {
   visit("group_size", spec.group_size);
   visit("ranks_per_node", spec.ranks_per_node);
   visit("max_sms", spec.max_sms);
+  visit("asynchronous", spec.asynchronous);
 }
 
 // Attributes at the top level: arrays, which JAX does not accept in a dictionary, and attributes of some collectives.

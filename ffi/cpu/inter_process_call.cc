@@ -60,17 +60,15 @@ void InterProcessCall::Enter() {
     addresses[1] = reinterpret_cast<uint64_t>(own.output);
     auto* signals = reinterpret_cast<std::atomic<uint32_t>*>(block_.data + program_->signals(position));
     for (int32_t from = 0; from < program_->num_ranks(); ++from) new (&signals[from]) std::atomic<uint32_t>(0);
+    const auto share = [&](uint64_t at, const void* data, int64_t bytes) {
+      std::memcpy(block_.data + at, data, static_cast<size_t>(bytes));
+    };
     if (program_->windowed(Space::kInput)) {
-      std::memcpy(block_.data + program_->window(Space::kInput, position), own.input,
-                  static_cast<size_t>(program_->ReadBytes(position, spec_.slices)));
+      share(program_->window(Space::kInput, position), own.input, program_->ReadBytes(position, spec_.slices));
     }
-    if (program_->lists_bytes() > 0) {
-      std::memcpy(block_.data + program_->lists(position), own.index, static_cast<size_t>(program_->lists_bytes()));
-    }
-    if (program_->program()->of_lists() && !program_->of_tokens() && program_->windowed(Space::kOutput)) {
-      // Rows that no rank writes keep the values that the output starts with.
-      std::memcpy(block_.data + program_->window(Space::kOutput, position), own.output,
-                  static_cast<size_t>(program_->output_bytes()));
+    if (program_->lists_bytes() > 0) share(program_->lists(position), own.index, program_->lists_bytes());
+    if (program_->keeps_output()) {  // rows that no rank writes keep the values that the output starts with
+      share(program_->window(Space::kOutput, position), own.output, program_->output_bytes());
     }
   }
   std::string error;
@@ -154,9 +152,7 @@ void InterProcessCall::Begin() {
       at.input = reinterpret_cast<const char*>(addresses[0]);
       at.output = reinterpret_cast<char*>(addresses[1]);
       at.input_pid = at.output_pid = other->peer->pid();
-      if (program_->lists_bytes() > 0) {
-        at.index = reinterpret_cast<const int32_t*>(block + program_->lists(position));
-      }
+      if (program_->lists_bytes() > 0) at.index = reinterpret_cast<const int32_t*>(block + program_->lists(position));
       if (program_->windowed(Space::kInput)) {
         at.input = block + program_->window(Space::kInput, position);
         at.input_pid = 0;

@@ -43,6 +43,8 @@ class InterProcessProgram {
   // dispatch: RankBuffers::index, which ranks of other processes read; 0 bytes elsewhere.
   uint64_t lists(int32_t position) const { return offsets_[position].lists; }
   int64_t lists_bytes() const { return lists_bytes_; }
+  // all_to_all_v: windows of outputs start with the values of the outputs.
+  bool keeps_output() const { return program_->of_lists() && !of_tokens() && windowed(Space::kOutput); }
   bool of_tokens() const { return program_->tokens.choices > 0; }  // dispatch or combine
   uint64_t window(Space space, int32_t position) const {
     return offsets_[position].windows[static_cast<size_t>(space)];

@@ -211,7 +211,16 @@ void Rendezvous::Arrive(const Participant& participant, std::unique_ptr<Completi
   }
   const std::shared_ptr<GroupCall>& group_call = *joined;
   if (!group_call) return;  // not the last to arrive
-  const int64_t own_position = slots_.at(participant.rank) % spec_.group_size;
+  if (spec_.asynchronous != 0) {
+    return WorkerPool::Get().SubmitOnce(
+        [self = shared_from_this(), group_call, participant] { self->Start(group_call, participant, -1); });
+  }
+  Start(group_call, participant, slots_.at(participant.rank) % spec_.group_size);
+}
+
+// All ranks of this process have arrived; `participant` was the last. own_position < 0: not its thread.
+void Rendezvous::Start(const std::shared_ptr<GroupCall>& group_call, const Participant& participant,
+                       int64_t own_position) {
   const StatusOr<Slices> slices = CheckedSlices(spec_, participant, std::get<2>(group_call->key));
   if (!slices.ok()) {  // every rank finds the same fault, and no row has moved
     FailRun(participant.run_id, slices.status());
@@ -284,8 +293,9 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
       std::make_shared<InterProcessCall>(process.node(), &process.active_messages(), process.index(),
                                          inter_process->program, std::move(spec), group_call->buffers, finish);
   call->Enter();
+  const auto spin = own_position < 0 ? Clock::duration::zero() : kSpin;
   const Clock::time_point start = Clock::now();
-  for (Clock::time_point now = start; now - start < kSpin; now = Clock::now()) {
+  for (Clock::time_point now = start; now - start < spin; now = Clock::now()) {
     if (call->over() || call->Advance(own_position) == InterProcessCall::AdvanceResult::kOver) {
       if (call->failed()) process.progress_thread().Add(call);  // reclaims its slot and block
       return;

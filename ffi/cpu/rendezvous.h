@@ -49,8 +49,9 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   static StatusOr<std::shared_ptr<Rendezvous>> Make(CallSpec spec);
 
   // Never blocks. The last participant to arrive does the work of its group, with worker threads if the data is large.
-  // `done` is completed on the thread of the last participant, or by the CompletionPool for the others. The buffers
-  // must stay valid until then.
+  // If the call is asynchronous, a worker thread does it instead. `done` is completed on the thread of the last
+  // participant, or by the CompletionPool for the others and for asynchronous calls. The buffers must stay valid until
+  // then.
   void Arrive(const Participant& participant, std::unique_ptr<Completion> done);
 
   // Marks the end of a program. Call sites are numbered within a program in the order in which XLA makes them, which is
@@ -72,6 +73,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   explicit Rendezvous(CallSpec spec) : spec_(std::move(spec)) {}
   Status CountLocal();
   StatusOr<std::shared_ptr<GroupCall>> Join(const Participant& participant, std::unique_ptr<Completion>& done);
+  void Start(const std::shared_ptr<GroupCall>& group_call, const Participant& participant, int64_t own_position);
   void Work(const std::shared_ptr<GroupCall>& group_call, int64_t own_position);
   void Finish(GroupCall& group_call, int64_t own_position);
   bool SpansProcesses(int64_t group) const { return local_count_[group] < spec_.group_size; }

@@ -11,7 +11,8 @@ WorkerPool& WorkerPool::Get() {
   return *pool;
 }
 
-WorkerPool::WorkerPool() : num_threads_(std::max<int64_t>(std::thread::hardware_concurrency(), 1) - 1) {
+WorkerPool::WorkerPool()
+    : num_threads_(std::max<int64_t>(std::thread::hardware_concurrency(), 1) - 1), has_thread_(num_threads_ > 0) {
   for (int64_t i = 0; i < num_threads_; ++i) std::thread([this] { Run(); }).detach();
 }
 
@@ -22,6 +23,16 @@ void WorkerPool::Submit(int64_t num_workers, const std::function<void()>& work) 
     for (int64_t i = 0; i < num_workers; ++i) queue_.push_back(work);
   }
   for (int64_t i = 0; i < num_workers; ++i) submitted_.notify_one();
+}
+
+void WorkerPool::SubmitOnce(std::function<void()> work) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!has_thread_) std::thread([this] { Run(); }).detach();
+    has_thread_ = true;
+    queue_.push_back(std::move(work));
+  }
+  submitted_.notify_one();
 }
 
 void WorkerPool::Run() {

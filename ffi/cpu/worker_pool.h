@@ -21,12 +21,15 @@ class WorkerPool {
   int64_t num_threads() const { return num_threads_; }
   // Queues `work` for up to `num_workers` threads, which each call it once. Returns at once.
   void Submit(int64_t num_workers, const std::function<void()>& work);
+  // Queues `work` for one thread, also on a machine with one processor.
+  void SubmitOnce(std::function<void()> work);
 
  private:
   WorkerPool();
   void Run();
 
-  int64_t num_threads_;
+  const int64_t num_threads_;
+  bool has_thread_;
   std::mutex mutex_;
   std::condition_variable submitted_;
   std::deque<std::function<void()>> queue_;

@@ -65,7 +65,7 @@ Participant ParticipantOf(ffi::RunId run, ffi::Buffer<ffi::S32> rank, DType dtyp
 }
 
 ffi::Future Execute(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::AnyBuffer x,
-                    ffi::Result<ffi::AnyBuffer> y) {
+                    ffi::RemainingArgs, ffi::Result<ffi::AnyBuffer> y) {
   const std::optional<DType> dtype = FromFfi(x.element_type());
   if (!dtype) {
     return Failed(InvalidArgumentError("jaxcomm: unsupported element type " +

@@ -31,8 +31,9 @@ ffi::ErrorOr<std::unique_ptr<CpuCallState>> Instantiate(ffi::Dictionary attribut
 inline auto BindInstantiate() { return ffi::Ffi::BindInstantiate().Attrs(); }
 
 // One operand, one result. The buffers stay valid until the future is completed. The rest of the call frame does not.
+// Operands in `after` only delay the call: XLA runs it when they have been computed.
 ffi::Future Execute(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::AnyBuffer x,
-                    ffi::Result<ffi::AnyBuffer> y);
+                    ffi::RemainingArgs after, ffi::Result<ffi::AnyBuffer> y);
 
 inline auto BindExecute() {
   return ffi::Ffi::Bind()
@@ -40,6 +41,7 @@ inline auto BindExecute() {
       .Ctx<ffi::RunId>()
       .Arg<ffi::Buffer<ffi::S32>>()  // logical id of this device
       .Arg<ffi::AnyBuffer>()         // x
+      .RemainingArgs()               // after
       .Ret<ffi::AnyBuffer>();        // y
 }
 

@@ -31,6 +31,7 @@ struct RankState {
   int32_t queue_transfer = -1;
   int64_t busy_ps = 0;
   int64_t waited_ps = 0;
+  int64_t started_ps[2] = {0, 0};  // transfers of the processor and of the queue
 };
 
 // `start`: otherwise the transfer of the slot ends, if its version is still current.
@@ -45,9 +46,10 @@ struct Event {
 // Slots of transfers: 2 * rank for the processor, 2 * rank + 1 for the queue.
 class Engine {
  public:
-  Engine(const Workload& workload, bool with_bytes)
+  Engine(const Workload& workload, bool with_bytes, size_t max_slices)
       : workload_(workload),
         with_bytes_(with_bytes),
+        max_slices_(max_slices),
         rates_(workload, 2 * workload.programs.size()),
         ranks_(workload.programs.size()),
         counters_(static_cast<size_t>(workload.num_counters)),
@@ -114,6 +116,7 @@ class Engine {
           counter.next = 0;
         }
         state.waited_ps += std::max<int64_t>(arrival_ps - state.clock_ps, 0);
+        Record({rank, index, false, state.clock_ps, arrival_ps});
         state.clock_ps = std::max(state.clock_ps, arrival_ps);
       } else if (op.queued) {
         state.queue.push_back({index, state.clock_ps});
@@ -153,8 +156,9 @@ class Engine {
   }
 
   void Send(const Op& op, int64_t time_ps) {
-    for (int32_t target : workload_.targets[static_cast<size_t>(op.counter)]) {
-      Counter& counter = counters_[static_cast<size_t>(target)];
+    const auto entry = static_cast<size_t>(op.counter);
+    for (int32_t i = workload_.target_first[entry]; i < workload_.target_first[entry + 1]; ++i) {
+      Counter& counter = counters_[static_cast<size_t>(workload_.target_counters[static_cast<size_t>(i)])];
       counter.arrivals_ps.push_back(time_ps + op.latency_ps);
       if (counter.waiter < 0) continue;
       ready_.push_back(counter.waiter);
@@ -181,9 +185,14 @@ class Engine {
     return op.bytes > 0 && route.limit < kUnlimited;
   }
 
+  void Record(const Slice& slice) {
+    if (slice.end_ps > slice.start_ps && result_.slices.size() < max_slices_) result_.slices.push_back(slice);
+  }
+
   void Start(int32_t slot) {
-    const RankState& state = RankOf(slot);
+    RankState& state = RankOf(slot);
     const Op& op = OpAt(slot % 2 == 0 ? state.transfer : state.queue_transfer);
+    state.started_ps[slot % 2] = now_ps_;
     rates_.Start(slot, op.route, op.bytes, now_ps_);
   }
 
@@ -191,7 +200,9 @@ class Engine {
     rates_.Finish(slot);
     ++versions_[static_cast<size_t>(slot)];
     RankState& state = RankOf(slot);
-    if (slot % 2 == 1) {
+    const bool queued = slot % 2 == 1;
+    Record({slot / 2, queued ? state.queue_transfer : state.transfer, queued, state.started_ps[slot % 2], now_ps_});
+    if (queued) {
       state.queue_transfer = -1;
       state.queue_free_ps = now_ps_;
       return RunQueue(slot / 2);
@@ -224,6 +235,7 @@ class Engine {
 
   const Workload& workload_;
   const bool with_bytes_;
+  const size_t max_slices_;
   Rates rates_;
   std::vector<RankState> ranks_;
   std::vector<Counter> counters_;
@@ -236,8 +248,8 @@ class Engine {
 
 }  // namespace
 
-StatusOr<EngineResult> RunEngine(const Workload& workload, bool with_bytes) {
-  return Engine(workload, with_bytes).Run();
+StatusOr<EngineResult> RunEngine(const Workload& workload, bool with_bytes, size_t max_slices) {
+  return Engine(workload, with_bytes, max_slices).Run();
 }
 
 }  // namespace jaxcomm

@@ -13,15 +13,26 @@
 
 namespace jaxcomm {
 
+// A transfer, or a wait for a signal, in time.
+struct Slice {
+  int32_t program = 0;
+  int32_t op = 0;
+  bool queued = false;
+  int64_t start_ps = 0;
+  int64_t end_ps = 0;
+};
+
 struct EngineResult {
   int64_t time_ps = 0;           // until the last rank has finished
   double mean_work_s = 0;        // time of a rank on its own steps, on average
   double mean_wait_s = 0;        // time in which a rank waits for signals, on average
   std::vector<double> bytes_on;  // bytes on one link of each class
   int64_t num_ops = 0;           // executed
+  std::vector<Slice> slices;     // the first ones that ended
 };
 
-// Fails if ranks wait for signals that never come. `with_bytes`: otherwise all transfers are empty.
-StatusOr<EngineResult> RunEngine(const Workload& workload, bool with_bytes);
+// Fails if ranks wait for signals that never come. `with_bytes`: otherwise all transfers are empty. Records at most
+// `max_slices` slices.
+StatusOr<EngineResult> RunEngine(const Workload& workload, bool with_bytes, size_t max_slices = 0);
 
 }  // namespace jaxcomm

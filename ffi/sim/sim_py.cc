@@ -87,6 +87,14 @@ void BindSim(nb::module_& m) {
       .def_ro("bytes", &LinkLoad::bytes)
       .def_ro("capacity", &LinkLoad::capacity)
       .def_ro("total_bytes", &LinkLoad::total_bytes);
+  nb::class_<TimelineEntry>(m, "TimelineEntry")
+      .def_ro("rank", &TimelineEntry::rank)
+      .def_ro("ranks", &TimelineEntry::ranks)
+      .def_ro("queued", &TimelineEntry::queued)
+      .def_ro("name", &TimelineEntry::name)
+      .def_ro("bytes", &TimelineEntry::bytes)
+      .def_ro("start_s", &TimelineEntry::start_s)
+      .def_ro("end_s", &TimelineEntry::end_s);
   nb::class_<Simulation>(m, "Simulation")
       .def_ro("time_s", &Simulation::time_s)
       .def_ro("bounds", &Simulation::bounds)
@@ -94,7 +102,8 @@ void BindSim(nb::module_& m) {
       .def_ro("wait_s", &Simulation::wait_s)
       .def_ro("ranks_simulated", &Simulation::ranks_simulated)
       .def_ro("num_ops", &Simulation::num_ops)
-      .def_ro("links", &Simulation::links);
+      .def_ro("links", &Simulation::links)
+      .def_ro("timeline", &Simulation::timeline);
   m.def(
       "bounds",
       [](const Request& request, double item_bytes, const Cluster& cluster) {
@@ -104,14 +113,15 @@ void BindSim(nb::module_& m) {
   m.def(
       "simulate",
       [](const Request& request, const std::string& algorithm, double item_bytes, const Cluster& cluster,
-         const std::string& fidelity, int64_t max_steps) {
+         const std::string& fidelity, int64_t max_steps, int64_t max_entries) {
         const Algorithm* found = FindAlgorithm(request.collective, algorithm.c_str());
         if (found == nullptr) throw nb::value_error(("algorithm: got \"" + algorithm + "\"").c_str());
         const auto level = ValueOf<Fidelity>(kFidelities, "fidelity", fidelity);
-        return Checked(Simulate(*found, request, item_bytes, cluster, level, max_steps));
+        return Checked(Simulate(*found, request, item_bytes, cluster, level, max_steps, max_entries));
       },
       "request"_a, "algorithm"_a, "item_bytes"_a, "cluster"_a, "fidelity"_a = "folded",
-      "max_steps"_a = int64_t{100'000'000}, "The time of a request of one channel; item_bytes counts all channels.");
+      "max_steps"_a = int64_t{100'000'000}, "max_entries"_a = int64_t{0},
+      "The time of a request of one channel; item_bytes counts all channels.");
 }
 
 }  // namespace jaxcomm

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 
 #include "plan/partition.h"
 #include "sim/engine.h"
@@ -36,10 +37,54 @@ std::vector<LinkLoad> Loads(const Topology& topology, const Workload& workload, 
   return loads;
 }
 
+// The link with the least bandwidth for a transfer.
+std::string LimitOf(const Topology& topology, const Workload& workload, const Op& op) {
+  const TransferRoute& route = workload.routes[static_cast<size_t>(op.route)];
+  double least = kUnlimited;
+  std::string name = "memory";
+  for (int32_t i = route.first; i < route.first + route.count; ++i) {
+    const ClassUse& use = workload.uses[static_cast<size_t>(i)];
+    const LinkClass& link = workload.links[static_cast<size_t>(use.link)];
+    if (link.capacity / use.weight >= least) continue;
+    least = link.capacity / use.weight;
+    name = topology.Name(link.id);
+  }
+  return name;
+}
+
+std::vector<TimelineEntry> TimelineOf(const Topology& topology, const Workload& workload,
+                                      const std::vector<int32_t>& ranks, const std::vector<Slice>& slices) {
+  std::vector<TimelineEntry> timeline;
+  for (const Slice& slice : slices) {
+    const Op& op = workload.ops[static_cast<size_t>(slice.op)];
+    TimelineEntry entry;
+    entry.rank = ranks[static_cast<size_t>(slice.program)];
+    entry.ranks = workload.programs[static_cast<size_t>(slice.program)].ranks;
+    entry.queued = slice.queued;
+    if (op.kind == OpKind::kTransfer) {
+      entry.name = LimitOf(topology, workload, op);
+      entry.bytes = op.bytes;
+    }
+    entry.start_s = static_cast<double>(slice.start_ps) * 1e-12;
+    entry.end_s = static_cast<double>(slice.end_ps) * 1e-12;
+    timeline.push_back(entry);
+  }
+  return timeline;
+}
+
+// Whether a plan divides the block of an all_reduce or of a broadcast, which may give pieces of different sizes.
+bool Cuts(const Algorithm& algorithm, const Request& request) {
+  if (request.collective != Collective::kAllReduce && request.collective != Collective::kBroadcast) return false;
+  const Plan plan = algorithm.build(request, request.root);
+  return std::any_of(plan.steps.begin(), plan.steps.end(), [&](const Step& step) {
+    return step.kind != StepKind::kSignal && step.kind != StepKind::kWait && step.count != request.block_count;
+  });
+}
+
 }  // namespace
 
 StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, double item_bytes, const Cluster& cluster,
-                              Fidelity fidelity, int64_t max_steps) {
+                              Fidelity fidelity, int64_t max_steps, int64_t max_entries) {
   if (!algorithm.supports(request)) {
     return InvalidArgumentError(std::string("algorithm \"") + algorithm.name + "\" needs " +
                                 algorithm.supports.requirement);
@@ -50,11 +95,10 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
   const Topology topology = *std::move(made);
   Fold fold(topology);
   if (fidelity == Fidelity::kFolded) {
-    const bool cuts = request.collective == Collective::kAllReduce || request.collective == Collective::kBroadcast;
-    if (cuts) request.block_count = CeilDiv(request.block_count, n) * n;
+    if (Cuts(algorithm, request)) request.block_count = CeilDiv(request.block_count, n) * n;
     fold = Fold::Find(topology, algorithm, request);
   }
-  WorkloadBuilder builder(topology, fold, request.geometry, item_bytes);
+  std::optional<WorkloadBuilder> builder(std::in_place, topology, fold, request.geometry, item_bytes);
   int64_t num_steps = 0;
   const std::vector<int32_t> ranks = fold.Representatives();
   for (int32_t rank : ranks) {
@@ -64,10 +108,11 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
       return InvalidArgumentError("more than " + std::to_string(max_steps) + " steps of " +
                                   std::to_string(ranks.size()) + " ranks would have to be simulated");
     }
-    builder.Add(plan);
+    builder->Add(plan);
   }
-  const Workload workload = std::move(builder).Finish();
-  auto result = RunEngine(workload, true);
+  const Workload workload = std::move(*builder).Finish();
+  builder.reset();  // frees its tables
+  auto result = RunEngine(workload, true, static_cast<size_t>(std::max<int64_t>(max_entries, 0)));
   if (!result.ok()) return result.status();
   auto empty = RunEngine(workload, false);
   if (!empty.ok()) return empty.status();
@@ -83,6 +128,7 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
   simulation.ranks_simulated = static_cast<int64_t>(ranks.size());
   simulation.num_ops = result->num_ops;
   simulation.links = Loads(topology, workload, result->bytes_on);
+  simulation.timeline = TimelineOf(topology, workload, ranks, result->slices);
   if (!simulation.links.empty()) {
     simulation.bounds.beta_s = simulation.links[0].bytes / simulation.links[0].capacity;
     simulation.bounds.bottleneck = simulation.links[0].name;

@@ -32,6 +32,17 @@ struct LinkLoad {
   double total_bytes = 0;  // on all links of this name
 };
 
+// A transfer, or a wait for a signal, of a simulated rank.
+struct TimelineEntry {
+  int32_t rank = 0;
+  int64_t ranks = 1;  // of equal role
+  bool queued = false;
+  std::string name;  // of the link that limits the transfer; "" for a wait
+  double bytes = 0;
+  double start_s = 0;
+  double end_s = 0;
+};
+
 struct Simulation {
   double time_s = 0;
   Bounds bounds;      // of this plan; without launch and synchronization
@@ -40,11 +51,13 @@ struct Simulation {
   int64_t ranks_simulated = 0;
   int64_t num_ops = 0;          // simulated steps
   std::vector<LinkLoad> links;  // by utilisation, highest first
+  std::vector<TimelineEntry> timeline;
 };
 
 // `request` is for one channel. All channels move equal slices at once, so `item_bytes` counts all of them together.
-// Folding rounds blocks up to equal pieces. Fails if more than `max_steps` steps would have to be simulated.
+// Folding rounds blocks up to equal pieces where the plan divides them. Fails if more than `max_steps` steps would have
+// to be simulated. The timeline has at most `max_entries` entries.
 StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, double item_bytes, const Cluster& cluster,
-                              Fidelity fidelity, int64_t max_steps);
+                              Fidelity fidelity, int64_t max_steps, int64_t max_entries = 0);
 
 }  // namespace jaxcomm

@@ -77,17 +77,17 @@ int32_t WorkloadBuilder::TakeRoute(double scale, double limit) {
     for (int32_t link : touched_) sum_[static_cast<size_t>(link)] = 0;
     touched_.clear();
   };
-  const auto [first, last] = route_index_.equal_range(hash);
-  for (auto entry = first; entry != last; ++entry) {
-    if (!same(workload_.routes[static_cast<size_t>(entry->second)])) continue;
+  const int32_t known =
+      route_index_.Find(hash, [&](int32_t i) { return same(workload_.routes[static_cast<size_t>(i)]); });
+  if (known >= 0) {
     clear();
-    return entry->second;
+    return known;
   }
   const auto index = static_cast<int32_t>(workload_.routes.size());
   workload_.routes.push_back(
       {static_cast<int32_t>(workload_.uses.size()), static_cast<int32_t>(touched_.size()), limit});
   for (int32_t link : touched_) workload_.uses.push_back({link, sum_[static_cast<size_t>(link)]});
-  route_index_.emplace(hash, index);
+  route_index_.Add(hash, index);
   clear();
   return index;
 }
@@ -97,46 +97,64 @@ int32_t WorkloadBuilder::OpOf(const Op& op) {
   hash = Mix(hash ^ Pair(op.route, op.counter));
   hash = Mix(Mix(hash ^ Bits(op.bytes)) + static_cast<uint64_t>(op.overhead_ps));
   hash = Mix(hash + static_cast<uint64_t>(op.latency_ps));
-  const auto [first, last] = op_index_.equal_range(hash);
-  for (auto entry = first; entry != last; ++entry) {
-    if (workload_.ops[static_cast<size_t>(entry->second)] == op) return entry->second;
-  }
+  const int32_t known = op_index_.Find(hash, [&](int32_t i) { return workload_.ops[static_cast<size_t>(i)] == op; });
+  if (known >= 0) return known;
   const auto index = static_cast<int32_t>(workload_.ops.size());
-  op_index_.emplace(hash, index);
+  op_index_.Add(hash, index);
   workload_.ops.push_back(op);
   return index;
 }
 
 int32_t WorkloadBuilder::CounterOf(const Fold::Counter& counter) {
-  const auto [entry, added] = counter_index_.try_emplace(Pair(counter.first, counter.second), workload_.num_counters);
-  if (added) ++workload_.num_counters;
-  return entry->second;
+  const uint64_t key = Pair(counter.first, counter.second), hash = Mix(key);
+  const int32_t known =
+      counter_index_.Find(hash, [&](int32_t i) { return counter_keys_[static_cast<size_t>(i)] == key; });
+  if (known >= 0) return known;
+  counter_index_.Add(hash, workload_.num_counters);
+  counter_keys_.push_back(key);
+  target_of_counter_.push_back(-1);
+  return workload_.num_counters++;
 }
 
 int32_t WorkloadBuilder::TargetsOf(int32_t rank, int64_t step, int32_t peer) {
   std::vector<int32_t> counters;
   for (const Fold::Counter& counter : fold_.Targets(rank, step, peer)) counters.push_back(CounterOf(counter));
-  const auto index = static_cast<int32_t>(workload_.targets.size());
+  const auto index = static_cast<int32_t>(workload_.target_first.size() - 1);
+  const auto append = [&](const std::vector<int32_t>& list) {
+    workload_.target_counters.insert(workload_.target_counters.end(), list.begin(), list.end());
+    workload_.target_first.push_back(static_cast<int32_t>(workload_.target_counters.size()));
+  };
+  if (counters.size() == 1) {
+    int32_t& target = target_of_counter_[static_cast<size_t>(counters[0])];
+    if (target < 0) {
+      target = index;
+      append(counters);
+    }
+    return target;
+  }
   const auto [entry, added] = targets_index_.try_emplace(std::move(counters), index);
-  if (added) workload_.targets.push_back(entry->first);
+  if (added) append(entry->first);
   return entry->second;
 }
 
 int32_t WorkloadBuilder::PeerRoute(int32_t rank, int32_t src, int32_t dst, const Figures& figures) {
-  const auto [entry, added] = peer_route_.try_emplace(Pair(src, dst), 0);
-  if (added) {
-    if (src == dst) {
-      AddUse({LinkType::kMemory, 0, 0, rank, 0}, 2);  // read and written
-    } else {
-      links_.clear();
-      topology_.Route(src, dst, &links_);
-      for (const LinkUse& use : links_) AddUse(use.link, use.weight);
-      AddUse({LinkType::kMemory, 0, 0, src, 0}, 1);
-      AddUse({LinkType::kMemory, 0, 0, dst, 0}, 1);
-    }
-    entry->second = TakeRoute(1, figures.limit);
+  const uint64_t key = Pair(src, dst), hash = Mix(key);
+  const int32_t known =
+      peer_index_.Find(hash, [&](int32_t i) { return peer_routes_[static_cast<size_t>(i)].first == key; });
+  if (known >= 0) return peer_routes_[static_cast<size_t>(known)].second;
+  if (src == dst) {
+    AddUse({LinkType::kMemory, 0, 0, rank, 0}, 2);  // read and written
+  } else {
+    links_.clear();
+    topology_.Route(src, dst, &links_);
+    for (const LinkUse& use : links_) AddUse(use.link, use.weight);
+    AddUse({LinkType::kMemory, 0, 0, src, 0}, 1);
+    AddUse({LinkType::kMemory, 0, 0, dst, 0}, 1);
   }
-  return entry->second;
+  const int32_t route = TakeRoute(1, figures.limit);
+  peer_index_.Add(hash, static_cast<int32_t>(peer_routes_.size()));
+  peer_routes_.emplace_back(key, route);
+  return route;
 }
 
 void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, Program* program) {
@@ -199,7 +217,8 @@ void WorkloadBuilder::Add(const Plan& plan) {
   Program program;
   program.ranks = fold_.Multiplicity(plan.rank);
   multiplicity_ = static_cast<double>(program.ranks);
-  peer_route_.clear();
+  peer_index_.Clear();
+  peer_routes_.clear();
   program.ops.reserve(plan.steps.size());
   for (const Step& step : plan.steps) AddStep(plan, step, &program);
   workload_.programs.push_back(std::move(program));

@@ -9,6 +9,7 @@
 
 #include "plan/algorithms.h"
 #include "sim/fold.h"
+#include "sim/hash.h"
 #include "sim/topology.h"
 
 namespace jaxcomm {
@@ -39,7 +40,7 @@ struct Op {
   OpKind kind = OpKind::kTransfer;
   bool queued = false;
   int32_t route = 0;    // transfer
-  int32_t counter = 0;  // wait: the counter. Signal: an entry of Workload::targets
+  int32_t counter = 0;  // wait: the counter. Signal: an entry of Workload::target_first
   double bytes = 0;
   int64_t overhead_ps = 0;
   int64_t latency_ps = 0;  // signal
@@ -61,7 +62,9 @@ struct Workload {
   std::vector<TransferRoute> routes;
   std::vector<Op> ops;
   std::vector<Program> programs;
-  std::vector<std::vector<int32_t>> targets;  // the counters that a signal adds to
+  // The counters that a signal adds to: entry i has those from target_first[i] on.
+  std::vector<int32_t> target_first = {0};
+  std::vector<int32_t> target_counters;
   int32_t num_counters = 0;
 };
 
@@ -89,7 +92,7 @@ class WorkloadBuilder {
   int32_t PeerRoute(int32_t rank, int32_t src, int32_t dst, const Figures& figures);
   int32_t OpOf(const Op& op);
   int32_t CounterOf(const Fold::Counter& counter);
-  // The entry of Workload::targets for a signal.
+  // The entry of Workload::target_first for a signal.
   int32_t TargetsOf(int32_t rank, int64_t step, int32_t peer);
   void AddStep(const Plan& plan, const Step& step, Program* program);
   void AddReduce(const Plan& plan, const Step& step, Program* program);
@@ -104,11 +107,15 @@ class WorkloadBuilder {
   std::vector<double> sum_;     // by class of link; 0 where not in touched_
   std::vector<int32_t> touched_;
   std::unordered_map<uint64_t, int32_t> link_index_;
-  std::unordered_multimap<uint64_t, int32_t> route_index_;  // by hash
-  std::unordered_multimap<uint64_t, int32_t> op_index_;     // by hash
-  std::unordered_map<uint64_t, int32_t> counter_index_;
+  Index route_index_;
+  Index op_index_;
+  Index counter_index_;
+  std::vector<uint64_t> counter_keys_;
+  std::vector<int32_t> target_of_counter_;  // entry of Workload::target_first with this counter alone; -1: none
   std::map<std::vector<int32_t>, int32_t> targets_index_;
-  std::unordered_map<uint64_t, int32_t> peer_route_;  // of this rank
+  // Routes to the peers of this rank.
+  Index peer_index_;
+  std::vector<std::pair<uint64_t, int32_t>> peer_routes_;
 };
 
 }  // namespace jaxcomm

@@ -8,6 +8,7 @@ Rank p of n holds the experts p * M to p * M + M - 1, with M = E / n. Inside jax
 """
 
 from jaxcomm.moe.payload import combine, dispatch
+from jaxcomm.moe.quantized import dequantize, dispatch_quantized, quantize
 from jaxcomm.moe.routing import Routing, route
 
-__all__ = ["Routing", "combine", "dispatch", "route"]
+__all__ = ["Routing", "combine", "dequantize", "dispatch", "dispatch_quantized", "quantize", "route"]

@@ -1,10 +1,15 @@
 """all_gather: every rank gets every rank's block."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import numpy as np
 from jax import lax
 
-from jaxcomm import _check, _compat
+from jaxcomm import _check, _compat, _pending
+from jaxcomm._lowering import Call
+from jaxcomm._pending import Pending
 from jaxcomm._primitive import contiguous_count, define, make_call, shift
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
@@ -50,26 +55,59 @@ def all_gather(
     """
     op = "all_gather"
     call = make_call(op, op, _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
-    axes, groups = call.axes, call.groups
+    return jax.tree.map(_transfer(call, axis, tiled, to), jax.tree.map(jax.numpy.asarray, x))
+
+
+def all_gather_start(
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: str = "varying",
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+    after: PyTree = (),
+) -> Pending:
+    """Starts an all_gather. Computations can run beside the transfer until ``done()`` of the result.
+
+    Arguments, errors and cost are those of all_gather. See docs/guide/overlap.md.
+
+    Args:
+      after: pytree of arrays that have been computed before the transfer starts.
+
+    Returns:
+      A Pending. ``done()`` returns the same bits as all_gather. On GPUs, the call is synchronous at present.
+    """
+    op = "all_gather_start"
+    axes = _check.axes(op, axis_name)
+    call = make_call(op, "all_gather", axes, axis_index_groups, algorithm, max_sms, asynchronous=True)
+    return _pending.start(call, _transfer(call, axis, tiled, to), jax.tree.map(jax.numpy.asarray, x), after)
+
+
+def _transfer(call: Call, axis: int, tiled: bool, to: str) -> Callable[..., Any]:
+    """Checks the arguments and returns the transfer of one array."""
+    op, axes, groups = call.op, call.axes, call.groups
     if to not in ("varying", "invarying", "reduced"):
         raise ValueError(f"{op}: to must be 'varying', 'invarying' or 'reduced', got {to!r}")
     if to != "varying" and groups is not None:
         raise NotImplementedError(f"{op}: to={to!r} can't be combined with axis_index_groups; use to='varying'")
-    if to == "reduced":
-        return lax.all_gather(x, axes, axis=axis, tiled=tiled, to=to)
-    if not axes:
-        return x
 
-    def bind(leaf):
+    def bind(leaf, *after):
+        if to == "reduced":
+            return lax.all_gather(leaf, axes, axis=axis, tiled=tiled, to=to)
+        if not axes:
+            return leaf
         _check.element_type(op, leaf)
         dimension = _check.dimension(op, "axis", axis, leaf.ndim + (not tiled))
         leaf = _compat.make_varying(leaf, axes)
         if not tiled:
             leaf = lax.expand_dims(leaf, (dimension,))
         primitive = all_gather_p if to == "varying" else all_gather_invariant_p
-        return primitive.bind(leaf, call=call, axis=dimension)
+        return primitive.bind(leaf, *after, call=call, axis=dimension)
 
-    return jax.tree.map(bind, jax.tree.map(jax.numpy.asarray, x))
+    return bind
 
 
 def _shape(x, *, call, axis):
@@ -90,7 +128,7 @@ def _attributes(x, n, *, axis):
 def _transpose(ct, x, *, call, axis):
     from jaxcomm.ops.psum_scatter import reduce_scatter_p
 
-    return reduce_scatter_p.bind(_compat.make_varying(ct, call.axes), call=call, axis=axis)
+    return _pending.whole(reduce_scatter_p, _compat.make_varying(ct, call.axes), call=call, axis=axis)
 
 
 def _transpose_invariant(ct, x, *, call, axis):

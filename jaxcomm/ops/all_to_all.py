@@ -1,10 +1,15 @@
 """all_to_all: every rank sends a different block to every rank."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import numpy as np
 from jax import lax
 
-from jaxcomm import _check, _compat
+from jaxcomm import _check, _compat, _pending
+from jaxcomm._lowering import Call
+from jaxcomm._pending import Pending
 from jaxcomm._primitive import contiguous_count, define, make_call, shift
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
@@ -52,27 +57,62 @@ def all_to_all(
     """
     op = "all_to_all"
     call = make_call(op, op, _check.axes(op, axis_name), axis_index_groups, algorithm, max_sms)
-    axes = call.axes
+    return jax.tree.map(_transfer(call, split_axis, concat_axis, tiled), jax.tree.map(jax.numpy.asarray, x))
+
+
+def all_to_all_start(
+    x: PyTree,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    tiled: bool = False,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+    after: PyTree = (),
+) -> Pending:
+    """Starts an all_to_all. Computations can run beside the transfer until ``done()`` of the result.
+
+    Arguments, errors and cost are those of all_to_all. See docs/guide/overlap.md.
+
+    Args:
+      after: pytree of arrays that have been computed before the transfer starts.
+
+    Returns:
+      A Pending. ``done()`` returns the same bits as all_to_all. On GPUs, the call is synchronous at present.
+    """
+    op = "all_to_all_start"
+    axes = _check.axes(op, axis_name)
+    call = make_call(op, "all_to_all", axes, axis_index_groups, algorithm, max_sms, asynchronous=True)
+    transfer = _transfer(call, split_axis, concat_axis, tiled)
+    return _pending.start(call, transfer, jax.tree.map(jax.numpy.asarray, x), after)
+
+
+def _transfer(call: Call, split_axis: int, concat_axis: int, tiled: bool) -> Callable[..., Any]:
+    """Checks the arguments and returns the transfer of one array."""
+    op, axes = call.op, call.axes
     n = _check.group_size(axes, call.groups)
 
-    def bind(leaf):
+    def bind(leaf, *after):
         _check.element_type(op, leaf)
         split = _check.dimension(op, "split_axis", split_axis, leaf.ndim)
         concat = _check.dimension(op, "concat_axis", concat_axis, leaf.ndim)
         leaf = _compat.make_varying(leaf, axes)
         if tiled:
             _check.divisible(op, "split_axis", split, leaf.shape, n, axes)
-            return all_to_all_p.bind(leaf, call=call, split_axis=split, concat_axis=concat)
+            return all_to_all_p.bind(leaf, *after, call=call, split_axis=split, concat_axis=concat)
         _check.equal(op, "split_axis", split, leaf.shape, n, axes)
         if split == concat:
-            return all_to_all_p.bind(leaf, call=call, split_axis=split, concat_axis=concat)
+            return all_to_all_p.bind(leaf, *after, call=call, split_axis=split, concat_axis=concat)
         # concat_axis counts the dimensions without split_axis. Insert the new dimension, then drop split_axis.
         concat += split < concat
         split += concat <= split
-        y = all_to_all_p.bind(lax.expand_dims(leaf, (concat,)), call=call, split_axis=split, concat_axis=concat)
+        leaf = lax.expand_dims(leaf, (concat,))
+        y = all_to_all_p.bind(leaf, *after, call=call, split_axis=split, concat_axis=concat)
         return lax.squeeze(y, (split,))
 
-    return jax.tree.map(bind, jax.tree.map(jax.numpy.asarray, x))
+    return bind
 
 
 def _shape(x, *, call, split_axis, concat_axis):
@@ -95,7 +135,7 @@ def _attributes(x, n, *, split_axis, concat_axis):
 
 
 def _transpose(ct, _, *, call, split_axis, concat_axis):
-    return all_to_all_p.bind(ct, call=call, split_axis=concat_axis, concat_axis=split_axis)
+    return _pending.whole(all_to_all_p, ct, call=call, split_axis=concat_axis, concat_axis=split_axis)
 
 
 def _batch(bind, x, d, *, call, split_axis, concat_axis):

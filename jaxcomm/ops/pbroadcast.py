@@ -1,14 +1,19 @@
 """pbroadcast: every rank gets one rank's array (native name: broadcast)."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _check, _compat
+from jaxcomm import _check, _compat, _pending
+from jaxcomm._lowering import Call
+from jaxcomm._pending import Pending
 from jaxcomm._primitive import define, make_call
 from jaxcomm._typing import AxisName, PyTree
-from jaxcomm.ops.psum import psum
+from jaxcomm.ops.psum import psum, psum_start
 
 
 def pbroadcast(
@@ -39,17 +44,46 @@ def pbroadcast(
     """
     op = "pbroadcast"
     call = make_call(op, "broadcast", _check.axes(op, axis_name), None, algorithm, max_sms)
-    axes = call.axes
+    return jax.tree.map(_transfer(call, source), jax.tree.map(jnp.asarray, x))
+
+
+def pbroadcast_start(
+    x: PyTree,
+    axis_name: AxisName,
+    source: int,
+    *,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+    after: PyTree = (),
+) -> Pending:
+    """Starts a pbroadcast. Computations can run beside the transfer until ``done()`` of the result.
+
+    Arguments, errors and cost are those of pbroadcast. See docs/guide/overlap.md.
+
+    Args:
+      after: pytree of arrays that have been computed before the transfer starts.
+
+    Returns:
+      A Pending. ``done()`` returns the same bits as pbroadcast. On GPUs, the call is synchronous at present.
+    """
+    op = "pbroadcast_start"
+    call = make_call(op, "broadcast", _check.axes(op, axis_name), None, algorithm, max_sms, asynchronous=True)
+    return _pending.start(call, _transfer(call, source), jax.tree.map(jnp.asarray, x), after)
+
+
+def _transfer(call: Call, source: int) -> Callable[..., Any]:
+    """Checks the arguments and returns the transfer of one array."""
+    op, axes = call.op, call.axes
     root = _check.integer(op, "source", source)
     n = lax.axis_size(axes)
     if not 0 <= root < n:
         raise ValueError(f"{op}: source must be a rank from 0 to {n - 1}, got {root}")
 
-    def bind(leaf):
+    def bind(leaf, *after):
         _check.element_type(op, leaf)
-        return broadcast_p.bind(_compat.make_varying(leaf, axes), call=call, source=root)
+        return broadcast_p.bind(_compat.make_varying(leaf, axes), *after, call=call, source=root)
 
-    return jax.tree.map(bind, jax.tree.map(jnp.asarray, x))
+    return bind
 
 
 def _shape(x, *, call, source):
@@ -62,8 +96,14 @@ def _attributes(x, n, *, source):
 
 def _transpose(ct, x, *, call, source):
     # The source gets the sum of all ranks' cotangents.
-    total = psum(ct, call.axes, max_sms=call.max_sms)
+    total = _sum(ct, call)
     return jnp.where(lax.axis_index(call.axes) == source, total, jnp.zeros_like(total))
+
+
+def _sum(ct, call):
+    if call.asynchronous:
+        return psum_start(ct, call.axes, max_sms=call.max_sms).done()
+    return psum(ct, call.axes, max_sms=call.max_sms)
 
 
 def _batch(bind, x, d, *, call, source):

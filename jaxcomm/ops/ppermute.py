@@ -1,12 +1,15 @@
 """ppermute: every rank sends its array to at most one rank (native name: permute)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 
-from jaxcomm import _check, _compat
+from jaxcomm import _check, _compat, _pending
+from jaxcomm._lowering import Call
+from jaxcomm._pending import Pending
 from jaxcomm._primitive import define, make_call
 from jaxcomm._typing import AxisName, PyTree
 
@@ -43,7 +46,36 @@ def ppermute(
     """
     op = "ppermute"
     call = make_call(op, "permute", _check.axes(op, axis_name), None, algorithm, max_sms)
-    axes = call.axes
+    return jax.tree.map(_transfer(call, perm), jax.tree.map(jax.numpy.asarray, x))
+
+
+def ppermute_start(
+    x: PyTree,
+    axis_name: AxisName,
+    perm: Sequence[tuple[int, int]],
+    *,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+    after: PyTree = (),
+) -> Pending:
+    """Starts a ppermute. Computations can run beside the transfer until ``done()`` of the result.
+
+    Arguments, errors and cost are those of ppermute. See docs/guide/overlap.md.
+
+    Args:
+      after: pytree of arrays that have been computed before the transfer starts.
+
+    Returns:
+      A Pending. ``done()`` returns the same bits as ppermute. On GPUs, the call is synchronous at present.
+    """
+    op = "ppermute_start"
+    call = make_call(op, "permute", _check.axes(op, axis_name), None, algorithm, max_sms, asynchronous=True)
+    return _pending.start(call, _transfer(call, perm), jax.tree.map(jax.numpy.asarray, x), after)
+
+
+def _transfer(call: Call, perm: Sequence[tuple[int, int]]) -> Callable[..., Any]:
+    """Checks the arguments and returns the transfer of one array."""
+    op, axes = call.op, call.axes
     _check.static(op, "perm", perm)
     try:
         rows = [tuple(pair) for pair in perm]
@@ -59,11 +91,11 @@ def ppermute(
         if any(not 0 <= r < n for r in ranks):
             raise ValueError(f"{op}: perm must have {what}s from 0 to {n - 1}, got {ranks}")
 
-    def bind(leaf):
+    def bind(leaf, *after):
         _check.element_type(op, leaf)
-        return permute_p.bind(_compat.make_varying(leaf, axes), call=call, perm=pairs)
+        return permute_p.bind(_compat.make_varying(leaf, axes), *after, call=call, perm=pairs)
 
-    return jax.tree.map(bind, jax.tree.map(jax.numpy.asarray, x))
+    return bind
 
 
 def _shape(x, *, call, perm):
@@ -78,7 +110,7 @@ def _attributes(x, n, *, perm):
 
 
 def _transpose(ct, x, *, call, perm):
-    return permute_p.bind(ct, call=call, perm=tuple((d, s) for s, d in perm))
+    return _pending.whole(permute_p, ct, call=call, perm=tuple((d, s) for s, d in perm))
 
 
 def _batch(bind, x, d, *, call, perm):

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxcomm import _check, _compat
+from jaxcomm import _check, _compat, _pending
+from jaxcomm._pending import Pending
 from jaxcomm._primitive import ReduceOp, define, in_wider_type, make_call
 from jaxcomm._typing import AxisIndexGroups, AxisName, PyTree
 
@@ -54,6 +55,30 @@ def psum(
     Source: Rabenseifner, ICCS 2004, doi 10.1007/978-3-540-24685-5_1; Patarasuk and Yuan, JPDC 69(2), 2009.
     """
     return _all_reduce("psum", ReduceOp.SUM, x, axis_name, axis_index_groups, algorithm, max_sms)
+
+
+def psum_start(
+    x: PyTree,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: AxisIndexGroups | None = None,
+    algorithm: str | None = None,
+    max_sms: int | None = None,
+    after: PyTree = (),
+) -> Pending:
+    """Starts a psum. Computations can run beside the transfer until ``done()`` of the result.
+
+    Arguments, errors and cost are those of psum. See docs/guide/overlap.md.
+
+    Args:
+      after: pytree of arrays that have been computed before the transfer starts.
+
+    Returns:
+      A Pending. ``done()`` returns the same bits as psum. On GPUs, the call is synchronous at present.
+    """
+    op, reduce_op = "psum_start", ReduceOp.SUM
+    call, bind = _transfer(op, reduce_op, axis_name, axis_index_groups, algorithm, max_sms, asynchronous=True)
+    return _pending.start(call, bind, x, after)
 
 
 def pmean(
@@ -104,6 +129,12 @@ def pmin(
 
 
 def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_sms):
+    _, bind = _transfer(op, reduce_op, axis_name, axis_index_groups, algorithm, max_sms)
+    return jax.tree.map(bind, x)
+
+
+def _transfer(op, reduce_op, axis_name, axis_index_groups, algorithm, max_sms, **more):
+    """Checks the arguments. Returns a Call and the transfer of one array."""
     names = _check.axes(op, axis_name, dimensions=True)
     axes = tuple(a for a in names if not isinstance(a, int))
     positional = tuple(a for a in names if isinstance(a, int))
@@ -112,11 +143,11 @@ def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_s
             f"{op}: axis_index_groups can't be combined with array dimensions in axis_name, got {positional}"
         )
     unequal = op != "pmean"  # jax.lax divides by the size of the first group
-    call = make_call(op, "all_reduce", axes, axis_index_groups, algorithm, max_sms, unequal=unequal)
+    call = make_call(op, "all_reduce", axes, axis_index_groups, algorithm, max_sms, unequal=unequal, **more)
     groups = call.groups
     summed = reduce_op == ReduceOp.SUM
 
-    def bind(leaf):
+    def bind(leaf, *after):
         if summed and not _compat.is_tracer(leaf):
             return lax.psum(leaf, names, axis_index_groups=groups)  # a constant: no communication
         leaf = jnp.asarray(leaf)
@@ -131,9 +162,9 @@ def _all_reduce(op, reduce_op, x, axis_name, axis_index_groups, algorithm, max_s
             return leaf
         primitive = all_reduce_p if summed else all_reduce_ordered_p
         leaf = _compat.make_varying(leaf, axes)
-        return in_wider_type(lambda wide: primitive.bind(wide, call=call, reduce_op=reduce_op), leaf)
+        return in_wider_type(lambda wide: primitive.bind(wide, *after, call=call, reduce_op=reduce_op), leaf)
 
-    return jax.tree.map(bind, x)
+    return call, bind
 
 
 _LAX: dict[ReduceOp, Callable[..., Any]] = {ReduceOp.SUM: lax.psum, ReduceOp.MAX: lax.pmax, ReduceOp.MIN: lax.pmin}
@@ -156,7 +187,7 @@ def _transpose(ct, x, *, call, reduce_op):
         # varying -> invariant: the transpose only changes the type.
         return _compat.make_varying(ct, invariant)
     # Where types don't track varying axes, jax.lax defines psum to be its own transpose.
-    return all_reduce_p.bind(ct, call=call, reduce_op=reduce_op)
+    return _pending.whole(all_reduce_p, ct, call=call, reduce_op=reduce_op)
 
 
 def _batch(bind, x, d, *, call, reduce_op):

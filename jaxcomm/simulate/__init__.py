@@ -1,12 +1,29 @@
 """Times of collectives on machines that are not at hand.
 
-``collective()`` simulates the plan that jaxcomm would execute on a ``Cluster``. Predictions of NCCL and RCCL come from
-measurements: `table` reads them, `plans` holds the formulas, `systems` fits their parameters, `residual` interpolates
-their errors, `bands` holds the quantiles of these errors, `validate` reports them.
-The command is `python -m jaxcomm.simulate`.
+``collective()`` simulates the plan that jaxcomm would execute on a ``Cluster``; ``step()`` a whole program: `program`
+and `kernels` read its jaxpr, `groups` finds the part of the cluster that a group sees, `schedule` orders the work.
+Predictions of NCCL and RCCL come from measurements: `table` reads them, `plans` holds the formulas, `systems` fits
+their parameters, `residual` interpolates their errors, `bands` holds the quantiles of these errors, `validate` reports
+them. The command is `python -m jaxcomm.simulate`.
 """
 
 from jaxcomm.simulate.calls import Simulated, collective
-from jaxcomm.simulate.cluster import Cluster, ClusterError, Level
+from jaxcomm.simulate.cluster import Cluster, ClusterError, Compute, Level
+from jaxcomm.simulate.failures import Goodput, goodput
+from jaxcomm.simulate.program import StepError
+from jaxcomm.simulate.steps import Collective, Step, step
 
-__all__ = ["Cluster", "ClusterError", "Level", "Simulated", "collective"]
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "Collective",
+    "Compute",
+    "Goodput",
+    "Level",
+    "Simulated",
+    "Step",
+    "StepError",
+    "collective",
+    "goodput",
+    "step",
+]

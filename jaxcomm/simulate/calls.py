@@ -44,6 +44,7 @@ class Simulated:
       origins: number of parameters of each origin.
       ranks_simulated: ranks that were simulated; each represents as many others.
       steps: number of simulated steps.
+      timeline: transfers and waits (with an empty name) of the simulated ranks, as far as ``max_entries`` allows.
     """
 
     op: str
@@ -66,6 +67,7 @@ class Simulated:
     origins: dict[str, int]
     ranks_simulated: int = 0
     steps: int = 0
+    timeline: tuple[Any, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     def __str__(self) -> str:
         lines = [f"{self.op} of {self.bytes} bytes per rank among {self.ranks} ranks on {self.cluster}"]
@@ -73,13 +75,13 @@ class Simulated:
         if self.time_s is not None and self.band is not None:
             low, high = self.band
             lines += [
-                f"time        {_time(self.time_s)}, band {_time(low)} to {_time(high)}",
+                f"time        {time_text(self.time_s)}, band {time_text(low)} to {time_text(high)}",
                 f"algorithm   {self.algorithm}, {self.channels} channel(s): {self.reason}",
             ]
         whose = "of this plan" if self.time_s is not None else "of any algorithm"
         lines += [
-            f"bounds {whose}: {_time(self.bound_alpha_s)} without bytes, "
-            f"{_time(self.bound_beta_s)} for the bytes" + (f" on {self.bottleneck}" if self.bottleneck else ""),
+            f"bounds {whose}: {time_text(self.bound_alpha_s)} without bytes, "
+            f"{time_text(self.bound_beta_s)} for the bytes" + (f" on {self.bottleneck}" if self.bottleneck else ""),
             f"limited by  {self.why}",
         ]
         lines += [f"  {name:24} busy {share:6.1%}" for name, share in list(self.utilisation.items())[:4]]
@@ -93,7 +95,7 @@ class Simulated:
         return "\n".join(lines)
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     for unit, scale in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= scale:
             return f"{seconds / scale:.4g} {unit}"
@@ -154,6 +156,8 @@ def collective(
     perm: Sequence[tuple[int, int]] | None = None,
     max_sms: int | None = None,
     fidelity: str = "folded",
+    max_steps: int | None = None,
+    max_entries: int = 0,
 ) -> Simulated:
     """Predicts the time of a collective on a cluster, from the plan that jaxcomm would execute there.
 
@@ -170,6 +174,10 @@ def collective(
       max_sms: most thread blocks of the call; by default those of the cluster.
       fidelity: "folded" simulates one rank of those with equal role; "full" simulates all ranks; "bounds" gives lower
         bounds for every algorithm, in closed form.
+      max_steps: if more steps would have to be simulated, the time is the larger of that of the cost model, in which
+        transfers do not share links, and of the lower bound of the bytes. By default, more than 10^8 are an error.
+
+      max_entries: most entries of the timeline.
 
     Raises:
       ValueError: unknown op, algorithm or fidelity, sizes that the cluster does not have, or too many ranks of
@@ -221,7 +229,22 @@ def collective(
             bottleneck=next(iter(loads)), utilisation=loads, wait_s=0.0, ranks_simulated=1,
             why=_why(time_s, alpha_s, beta_s, next(iter(loads))),
         )  # fmt: skip
-    found = sim.simulate(choice.request, choice.algorithm, item_bytes * channels, native, fidelity, _MAX_STEPS)
+    try:
+        limit = _MAX_STEPS if max_steps is None else max_steps
+        bytes_of_all = item_bytes * channels
+        found = sim.simulate(choice.request, choice.algorithm, bytes_of_all, native, fidelity, limit, max_entries)
+    except ValueError as error:
+        if max_steps is None or "would have to be simulated" not in str(error):
+            raise
+        least = sim.bounds(request, item_bytes * channels, native)
+        time_s = max(choice.cost.time_s, least.beta_s, least.alpha_s)
+        why = "cost model, in which transfers do not share links: " + _why(
+            time_s, max(time_s - least.beta_s, 0.0), least.beta_s, least.bottleneck
+        )
+        return Simulated(
+            **common, time_s=time_s, band=_band(cluster, time_s), bound_alpha_s=least.alpha_s,
+            bound_beta_s=least.beta_s, bottleneck=least.bottleneck, utilisation={}, wait_s=0.0, why=why,
+        )  # fmt: skip
     bounds = found.bounds
     return Simulated(
         **common,
@@ -235,4 +258,5 @@ def collective(
         why=_why(found.time_s, bounds.alpha_s, bounds.beta_s, bounds.bottleneck),
         ranks_simulated=found.ranks_simulated,
         steps=found.num_ops,
+        timeline=tuple(found.timeline),
     )

@@ -59,6 +59,25 @@ class Level:
 
 
 @dataclasses.dataclass(frozen=True)
+class Compute:
+    """Computation of one device, for ``step``.
+
+    Attributes:
+      flops_per_s: peak of products of bfloat16. Other types have a peak in inverse proportion to their size.
+      efficiency: share of the peak that products reach.
+      memory_efficiency: share of the memory bandwidth that kernels reach.
+      kernel_s: start of a kernel.
+      origins: origin of each figure.
+    """
+
+    flops_per_s: float
+    efficiency: float
+    memory_efficiency: float
+    kernel_s: float
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Cluster:
     """A cluster of equal devices. ``Cluster.load`` reads one; ``str()`` lists its figures with their origins.
 
@@ -76,6 +95,7 @@ class Cluster:
       ranks_per_processor: ranks that take turns on one processor.
       origins: origin of each figure, by "table.key".
       errors: measured / predicted - 1 of the calibration that the figures come from.
+      compute: computation of a device; None if the file has no ``flops_bf16``.
     """
 
     name: str
@@ -92,6 +112,7 @@ class Cluster:
     ranks_per_processor: float = 1.0
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
     errors: tuple[float, ...] = ()
+    compute: Compute | None = None
 
     @property
     def ranks(self) -> int:
@@ -109,8 +130,12 @@ class Cluster:
         return sorted(path.name.removesuffix(".toml") for path in _library().iterdir() if path.name.endswith(".toml"))
 
     @staticmethod
-    def load(name: str | os.PathLike[str]) -> "Cluster":
+    def load(name: str | os.PathLike[str], changes: Mapping[str, str] | None = None) -> "Cluster":
         """Reads a cluster: the name of one in the package, or the path of a TOML file.
+
+        Args:
+          name: of the cluster or the file.
+          changes: values by key, such as {"leaf.bandwidth": "800 Gb/s"}, that replace those of the file.
 
         Raises:
           ClusterError: the file is not valid; the text names file and key.
@@ -118,10 +143,10 @@ class Cluster:
         """
         text = str(name)
         if text in Cluster.names():
-            return parse((_library() / f"{text}.toml").read_text(encoding="utf-8"), text)
+            return parse((_library() / f"{text}.toml").read_text(encoding="utf-8"), text, changes or {})
         if not text.endswith(".toml") and not pathlib.Path(text).exists():
             raise ClusterError(f"cluster {text!r} is neither a file nor one of {', '.join(Cluster.names())}")
-        return parse(pathlib.Path(text).read_text(encoding="utf-8"), text)
+        return parse(pathlib.Path(text).read_text(encoding="utf-8"), text, changes or {})
 
     def spread(self, ranks: int) -> "Cluster":
         """The part of the cluster that this number of ranks uses, as many in each group of a level.
@@ -338,8 +363,51 @@ def _level(table: _Table, name: str, number: int) -> Level:
     return Level(name, kind, ranks, **values)
 
 
-def parse(text: str, file: str) -> Cluster:
-    """The cluster that a TOML text describes. ``file`` is for messages.
+# Where a file is silent. Guesses: shares of large products and of streaming kernels, gaps between kernels of a graph.
+_COMPUTE = {"flops_efficiency": 0.7, "hbm_efficiency": 0.8, "kernel_overhead": 1e-6}
+
+
+def _compute(device: _Table) -> Compute | None:
+    peak = device.figure("flops_bf16", _FLOPS, 0.0)
+    units: dict[str, Mapping[str, float]] = {"kernel_overhead": _TIMES}
+    values = {key: device.figure(key, units.get(key, {}), default) for key, default in _COMPUTE.items()}
+    for key in ("flops_efficiency", "hbm_efficiency"):
+        if not 0 < values[key] <= 1:
+            raise device.error(key, f"got {values[key]:g}, expected more than 0 and at most 1")
+    if not peak:
+        return None
+    keys = ("flops_bf16", *_COMPUTE)
+    origins = {key: device.origins.get(f"device.{key}", "guess: default of the simulator") for key in keys}
+    return Compute(peak, values["flops_efficiency"], values["hbm_efficiency"], values["kernel_overhead"], origins)
+
+
+def _change(content: dict[str, Any], key: str, value: str, file: str) -> None:
+    """Replaces or adds one value of a table. Its origin becomes a guess."""
+    path = key.removeprefix("level.").split(".")
+    tables = {name: content[name] for name in ("device", "kernel") if isinstance(content.get(name), dict)}
+    for row in content.get("level", []):
+        tables |= {name: values for name, values in row.items() if isinstance(values, dict)}
+    if len(path) != 2 or path[0] not in tables:
+        names = ", ".join(f"{name}.KEY" for name in tables)
+        raise ClusterError(f"{file}: {key}: unknown key; known are {names}")
+    table, name = tables[path[0]], path[1]
+    try:
+        number: Any = float(value)
+    except ValueError:
+        number = value
+    else:
+        number = int(number) if number.is_integer() else number
+    words = {"true": True, "false": False}
+    table[name] = words.get(value, number)
+    origin = table.get("origin")
+    if isinstance(origin, str):
+        origin = table["origin"] = dict.fromkeys((k for k in table if k != "origin"), origin)
+    if isinstance(origin, dict) and name not in ("ranks", "kind", "routing", "dims"):
+        origin[name] = "guess: what-if"
+
+
+def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> Cluster:
+    """The cluster that a TOML text describes. ``file`` is for messages, ``changes`` as in ``Cluster.load``.
 
     Raises:
       ClusterError: see ``Cluster.load``.
@@ -348,6 +416,8 @@ def parse(text: str, file: str) -> Cluster:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ClusterError(f"{file}: {error}") from None
+    for key, changed in (changes or {}).items():
+        _change(content, key, changed, file)
     origins: dict[str, str] = {}
 
     def table(path: str, values: Any) -> _Table:
@@ -374,7 +444,7 @@ def parse(text: str, file: str) -> Cluster:
             kernel.figure("ll_latency", _TIMES),
         )
     kind = device.take("kind", str)
-    device.figure("flops_bf16", _FLOPS, 0.0)
+    figures["compute"] = _compute(device)
     device.done()
     kernel.done()
     levels: list[Level] = []

@@ -54,10 +54,14 @@ class Report:
     lines: list[Line]
     coverage: dict[str, float]  # of the 80 % band, by split
     choice: tuple[int, int] | None  # pairs named right, pairs
+    names: tuple[str, ...] = ()  # of the splits that were asked for
 
     def missed(self) -> list[str]:
-        """Targets that are not met."""
+        """Targets that are not met. A target without rows is not met."""
         found = [f"{x.split}, {x.rows}" for x in self.lines if not x.met]
+        judged = {(x.split, x.rows) for x in self.lines}
+        wanted = [key for key in TARGETS if key[0].split()[0] in self.names and key not in judged]
+        found += [f"{split}, {rows}: no rows" for split, rows in wanted]
         low, high = BAND_TARGET
         if "I" in self.coverage and not low <= self.coverage["I"] <= high:
             found.append("band of I")
@@ -115,7 +119,7 @@ def run(table: Table, names: tuple[str, ...] = tuple(judge.SPLITS)) -> Report:
             coverage[name] = share
         if name == "N":
             choice = _choice(table, judged)
-    return Report(lines, coverage, choice)
+    return Report(lines, coverage, choice, names)
 
 
 def _choice(table: Table, judged: judge.Judged) -> tuple[int, int]:

@@ -42,8 +42,15 @@ class Config:
     heads: int = option(4, "attention heads")
     experts: int = option(8, "experts per layer, sharded over all devices")
     hidden: int = option(384, "hidden units of one expert")
-    capacity: float = option(1.25, "slots per expert in training, relative to a perfectly even load")
-    eval_capacity: float = option(2.0, "the same in evaluation; generation never drops a token")
+    moe: str = option(
+        "dropless",
+        '"dropless" computes every choice of an expert; "capacity" drops choices of experts without a free slot',
+        choices=("dropless", "capacity"),
+    )
+    capacity: float = option(
+        1.25, "slots per expert in training with --moe capacity, relative to a perfectly even load"
+    )
+    eval_capacity: float = option(2.0, "the same in evaluation")
     dtype: str = option("float32", "type of activations and of exchanged tokens", choices=("float32", "bfloat16"))
 
     # Training.

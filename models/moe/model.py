@@ -2,7 +2,7 @@
 
 The same code runs on one device and inside ``jax.shard_map`` over ``AXES``. On one device, ``comm`` is None and the
 device holds all experts. Inside shard_map, ``comm`` is ``jaxcomm`` or ``jax.lax``, and each rank holds its tokens and
-its share of the experts.
+its share of the experts. There are two ways for tokens to reach their experts, see ``MoE``.
 
 Sizes in the docstrings: b sequences, s bytes each, t = b * s tokens of this rank, d width, e experts in all,
 n ranks, c slots per expert and rank, f hidden units.
@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-AXES = ("node", "gpu")  # mesh axes, outermost first; every device is a data-parallel rank and holds experts
+from .axes import AXES
+from .dropless import experts_of_all, perceptron
+
 VOCAB = 256  # bytes
 TOP_K = 2  # experts per token
 
@@ -27,7 +28,7 @@ class Stats(NamedTuple):
     """Statistics of the routing of a layer; scalars."""
 
     balance: jax.Array  # load-balancing loss, 1 when the load is even
-    dropped: jax.Array  # share of the t * TOP_K choices whose expert had no free slot
+    dropped: jax.Array  # share of the t * TOP_K choices that had no slot at their expert
 
 
 class Routing(NamedTuple):
@@ -46,28 +47,50 @@ def slots_per_expert(num_tokens, experts, factor):
     return min(num_tokens, math.ceil(factor * TOP_K * num_tokens / experts))
 
 
-def route(logits, capacity):
-    """Chooses two experts per token and a slot at each.
+class Choices(NamedTuple):
+    """The experts of each token."""
 
-    First choices get slots before second choices, each in the order of the tokens. A choice is dropped if its expert
-    has no free slot; the token then passes the layer through the residual connection. The weights of the two choices
-    are the router's probabilities, scaled to sum to 1 before choices are dropped.
+    expert: jax.Array  # (t, TOP_K) int32
+    weight: jax.Array  # (t, TOP_K) weight of each choice in the token's result
+    balance: jax.Array  # load-balancing loss
+
+
+def choose(logits):
+    """Chooses two experts per token. Their weights are the router's probabilities, scaled to sum to 1.
 
     Args:
       logits: (t, e) scores of the router, float32.
+
+    Sources: top-2 gating, GShard, arXiv 2006.16668, algorithm 1 (without its random dispatch of second choices);
+    balancing loss, Switch Transformer, arXiv 2101.03961, equations 4 to 6.
+    """
+    experts = logits.shape[1]
+    probs = jax.nn.softmax(logits)
+    weight, expert = jax.lax.top_k(probs, TOP_K)
+    weight /= weight.sum(-1, keepdims=True)
+    # Product of the share of tokens whose first choice is expert i and i's mean probability; only the latter has a
+    # gradient. Each rank balances its own tokens (a "group" in GShard), so no communication is needed.
+    load = (expert[:, :1] == jnp.arange(experts)).mean(0, dtype=jnp.float32)
+    return Choices(expert, weight, experts * jnp.sum(load * probs.mean(0)))
+
+
+def route(choices, experts, capacity):
+    """Assigns a slot at its expert to each choice of this rank.
+
+    First choices get slots before second choices, each in the order of the tokens. A choice is dropped if its expert
+    has no free slot; the token then passes the layer through the residual connection.
+
+    Args:
+      choices: of choose().
+      experts: e, static.
       capacity: c, static.
 
     Returns:
       Routing.
 
-    Sources: top-2 gating and capacity, GShard, arXiv 2006.16668, algorithm 1 (without its random dispatch of second
-    choices); balancing loss, Switch Transformer, arXiv 2101.03961, equations 4 to 6.
+    Source: capacity, GShard, arXiv 2006.16668, algorithm 1.
     """
-    num_tokens, experts = logits.shape
-    probs = jax.nn.softmax(logits)
-    weight, expert = jax.lax.top_k(probs, TOP_K)  # (t, TOP_K)
-    weight /= weight.sum(-1, keepdims=True)
-
+    expert, num_tokens = choices.expert, len(choices.expert)
     order = expert.T.reshape(-1)  # first choices of all tokens, then second ones
     onehot = order[:, None] == jnp.arange(experts)
     place = jnp.cumsum(onehot, axis=0, dtype=jnp.int32) - 1  # earlier choices of the same expert
@@ -77,13 +100,8 @@ def route(logits, capacity):
 
     ids = jnp.repeat(jnp.arange(num_tokens, dtype=jnp.int32), TOP_K)
     token = jnp.full(experts * capacity, num_tokens, jnp.int32).at[slot.reshape(-1)].set(ids, mode="drop")
-
-    # Product of the share of tokens whose first choice is expert i and i's mean probability; only the latter has a
-    # gradient. Each rank balances its own tokens (a "group" in GShard), so no communication is needed.
-    load = onehot[:num_tokens].mean(0, dtype=jnp.float32)
-    balance = experts * jnp.sum(load * probs.mean(0))
     dropped = jnp.mean(slot == experts * capacity, dtype=jnp.float32)
-    return Routing(slot, token, weight, Stats(balance, dropped))
+    return Routing(slot, token, choices.weight, Stats(choices.balance, dropped))
 
 
 def take_rows(x, index):
@@ -96,10 +114,16 @@ def take_rows(x, index):
 
 
 class MoE(nnx.Module):
-    """Mixture of e two-layer perceptrons with squared ReLU (Primer, arXiv 2109.08668)."""
+    """Mixture of e two-layer perceptrons with squared ReLU (Primer, arXiv 2109.08668).
+
+    ``--moe capacity``: an expert has c slots for each rank, and a choice without a slot is dropped. ``--moe dropless``:
+    every choice is computed, by jaxcomm.moe. With jax.lax, and on one device, dropless means c = t.
+    """
 
     def __init__(self, config, rngs):
         experts, width, hidden = config.experts, config.width, config.hidden
+        self.dropless = config.moe == "dropless"
+        self.ragged = config.platform != "cpu"
         # The annotation is for our in_specs. With eager_sharding=False, the variable can be created without a mesh.
         sharded = functools.partial(nnx.Param, out_sharding=P(AXES), eager_sharding=False)
         init = nnx.initializers.lecun_normal(batch_axis=0)
@@ -108,18 +132,28 @@ class MoE(nnx.Module):
         self.down = sharded(init(rngs.params(), (experts, hidden, width)) / math.sqrt(2 * config.layers))
 
     def __call__(self, x, capacity_factor, comm):
-        """(t, d) -> (t, d) and Stats. Cost: two all_to_all of e * c * d elements per rank."""
+        """(t, d) -> (t, d) and Stats."""
+        choices = choose(x.astype(jnp.float32) @ self.router.astype(jnp.float32))
+        if not self.dropless:
+            return self.with_capacity(x, choices, capacity_factor, comm)
+        if not hasattr(comm, "moe"):
+            return self.with_capacity(x, choices, None, comm)
+        weights = self.up[...], self.down[...]
+        y, dropped = experts_of_all(comm.moe, x, choices.expert, choices.weight, *weights, ragged=self.ragged)
+        return y, Stats(choices.balance, dropped.astype(jnp.float32) / choices.expert.size)
+
+    def with_capacity(self, x, choices, capacity_factor, comm):
+        """Cost: two all_to_all of e * c * d elements per rank."""
         num_tokens, width = x.shape
         experts = self.router.shape[1]
         capacity = slots_per_expert(num_tokens, experts, capacity_factor)
-        routing = route(x.astype(jnp.float32) @ self.router.astype(jnp.float32), capacity)
+        routing = route(choices, experts, capacity)
 
         # Dispatch: block i of the e * c slots goes to the rank of expert i, which gets the slots of all ranks.
         slots = take_rows(x, routing.token).reshape(experts, capacity, width)
         if comm is not None:
             slots = comm.all_to_all(slots, AXES, split_axis=0, concat_axis=1, tiled=True)  # (e / n, n * c, d)
-        hidden = jnp.square(jax.nn.relu(jnp.einsum("ecd,edf->ecf", slots, self.up)))
-        slots = jnp.einsum("ecf,efd->ecd", hidden, self.down)
+        slots = perceptron(slots, self.up[...], self.down[...])
         if comm is not None:
             slots = comm.all_to_all(slots, AXES, split_axis=1, concat_axis=0, tiled=True)  # (e, c, d), as before
 
@@ -129,11 +163,12 @@ class MoE(nnx.Module):
         return jnp.einsum("tkd,tk->td", chosen.reshape(num_tokens, TOP_K, width), weight), routing.stats
 
 
-def rotate(x):
+def rotate(x, first=0):
     """Rotary positions: rotates each pair of features of a head by an angle proportional to the position.
 
     Args:
       x: (b, s, heads, head_dim), head_dim even.
+      first: position of x[:, 0].
 
     Returns:
       The same shape and dtype.
@@ -142,10 +177,17 @@ def rotate(x):
     """
     half = x.shape[-1] // 2
     frequency = 10000.0 ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * frequency  # (s, 1, half)
+    angle = (first + jnp.arange(x.shape[1], dtype=jnp.float32))[:, None, None] * frequency  # (s, 1, half)
     cos, sin = jnp.cos(angle).astype(x.dtype), jnp.sin(angle).astype(x.dtype)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
+
+
+class Cache(NamedTuple):
+    """Keys and values of the last w positions of a layer, (b, w, heads, head_dim). Position i is in row i % w."""
+
+    key: jax.Array
+    value: jax.Array
 
 
 class Attention(nnx.Module):
@@ -164,6 +206,20 @@ class Attention(nnx.Module):
         mixed = jax.nn.dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
         return self.out(mixed.reshape(batch, seq, width))
 
+    def append(self, x, place, cache):
+        """(b, d), the token at position ``place`` of each sequence -> (b, d), and the cache with it.
+
+        It attends to the last w positions, the size of the cache.
+        """
+        batch, width = x.shape
+        window = cache.key.shape[1]
+        query, key, value = jnp.split(self.qkv(x).reshape(batch, 1, 3 * self.heads, -1), 3, axis=2)
+        row = place % window
+        cache = Cache(cache.key.at[:, row].set(rotate(key, place)[:, 0]), cache.value.at[:, row].set(value[:, 0]))
+        written = jnp.arange(window)[None, None, None] <= place
+        mixed = jax.nn.dot_product_attention(rotate(query, place), *cache, mask=written)
+        return self.out(mixed.reshape(batch, width)), cache
+
 
 class Block(nnx.Module):
     """Attention, then experts; each has a normalised input and a residual connection."""
@@ -179,6 +235,12 @@ class Block(nnx.Module):
         x = x + self.attention(self.attention_norm(x))
         mixed, stats = self.moe(self.moe_norm(x).reshape(-1, x.shape[-1]), capacity_factor, comm)
         return x + mixed.reshape(x.shape), stats
+
+    def append(self, x, place, cache, comm):
+        """(b, d) and Cache -> (b, d) and Cache."""
+        mixed, cache = self.attention.append(self.attention_norm(x), place, cache)
+        x = x + mixed
+        return x + self.moe(self.moe_norm(x), None, comm)[0], cache
 
 
 class Transformer(nnx.Module):
@@ -210,33 +272,20 @@ class Transformer(nnx.Module):
         logits = self.head(self.norm(x)).astype(jnp.float32)
         return logits, jax.tree.map(lambda *values: sum(values) / len(values), *stats)
 
+    def caches(self, batch, window):
+        """Empty caches, one per layer."""
+        heads, head_dim = self.blocks[0].attention.heads, self.embed.features // self.blocks[0].attention.heads
+        zeros = jnp.zeros((batch, window, heads, head_dim), self.embed.dtype)
+        return [Cache(zeros, zeros) for _ in self.blocks]
 
-def generate(config, graphdef, params, device):
-    """Continues the prompt by ``config.sample`` bytes, on one device that holds all experts.
+    def append(self, tokens, place, caches, comm):
+        """Reads one byte per sequence, (b,), at position ``place``. Returns the scores of the next one, and the caches.
 
-    The window is recomputed for every byte, which is slower than a cache of keys and values, but simpler. Bytes after
-    the current one have no effect: attention is causal and no token is dropped.
-    """
-    prompt = np.frombuffer(config.prompt.encode(), np.uint8).astype(np.int32)
-    end = len(prompt) + config.sample
-    text = np.zeros(max(end, config.seq), np.int32)
-    text[: len(prompt)] = prompt
-
-    @jax.jit
-    def run(params, text, key):
-        model = nnx.merge(graphdef, params)
-
-        def append(place, text):
-            start = jnp.maximum(place - config.seq, 0)
-            window = jax.lax.dynamic_slice(text, (start,), (config.seq,))
-            scores = model(window[None])[0][0, place - 1 - start]
-            if config.temperature == 0:
-                byte = jnp.argmax(scores)
-            else:
-                byte = jax.random.categorical(jax.random.fold_in(key, place), scores / config.temperature)
-            return text.at[place].set(byte)
-
-        return jax.lax.fori_loop(len(prompt), end, append, text)
-
-    args = jax.device_put((params, text, jax.random.key(config.seed)), device)
-    return bytes(np.asarray(run(*args))[:end].astype(np.uint8))
+        Without drops, the result of a sequence does not depend on the other sequences.
+        """
+        x = self.embed(tokens)
+        pairs = []
+        for block, cache in zip(self.blocks, caches, strict=True):
+            x, cache = block.append(x, place, cache, comm)
+            pairs.append(cache)
+        return self.head(self.norm(x)).astype(jnp.float32), pairs

@@ -22,7 +22,8 @@ from tqdm import tqdm
 
 from . import config as config_lib
 from . import data, distributed
-from .model import AXES, generate
+from .axes import AXES
+from .decode import generate, make_decode
 from .step import init_state, make_eval, make_step
 
 
@@ -59,7 +60,7 @@ def make_mesh(config):
 
 
 def load_comm(config):
-    """Returns the module or object with all_to_all and psum: jax.lax, or jaxcomm's, imported only when chosen."""
+    """Returns the module or object with the collectives: jax.lax, or jaxcomm's, imported only when chosen."""
     if config.comm == "lax":
         return jax.lax
     try:
@@ -75,7 +76,7 @@ def load_comm(config):
         # Nodes can't read each other's memory. The order of summation is that of one process with the same --nodes.
         algorithm = "hierarchical" if len(set(ranks)) == 1 and ranks[0] > 1 else None
     psum = functools.partial(jaxcomm.psum, algorithm=algorithm)
-    return types.SimpleNamespace(all_to_all=jaxcomm.all_to_all, psum=psum)
+    return types.SimpleNamespace(all_to_all=jaxcomm.all_to_all, psum=psum, moe=jaxcomm.moe)
 
 
 class Run:
@@ -91,10 +92,11 @@ class Run:
         self.out = pathlib.Path(config.out)
         self.mesh = make_mesh(config)
         self.leads = jax.process_index() == 0
-        comm = load_comm(config)
+        self.comm = comm = load_comm(config)
         self.train_text, self.heldout_text = data.load(config.data, config.heldout, config.seq + 1)
 
         self.graphdef, specs, init = init_state(config)
+        self.specs = specs[0]
         self.train_step = make_step(config, self.mesh, self.graphdef, specs, comm)
         self.evaluate_batch = make_eval(config, self.mesh, self.graphdef, specs, comm)
         self.any_process = distributed.make_any(self.mesh, comm)
@@ -186,12 +188,12 @@ class Run:
         plt.close(fig)
 
     def sample(self):
-        """Gathers all parameters and generates text in the first process. Returns b"" in the others."""
-        params = multihost_utils.process_allgather(self.state[0], tiled=True)
-        if not self.leads:
-            return b""
-        text = generate(self.config, self.graphdef, params, self.mesh.devices.flat[0])
-        (self.out / "sample.txt").write_bytes(text)
+        """Continues the prompt by ``config.sample`` bytes. All processes take part; the first writes the text."""
+        config = self.config
+        decode = make_decode(config, self.mesh, self.graphdef, self.specs, self.comm)
+        (text,) = generate(decode, self.state[0], [config.prompt.encode()], config.sample, self.mesh, config.seed)
+        if self.leads:
+            (self.out / "sample.txt").write_bytes(text)
         return text
 
 
@@ -219,8 +221,9 @@ def train(run):
     """Trains up to ``run.config.steps`` and writes all files to ``run.out``.
 
     Returns:
-      A dict with steps, train_loss (nats per byte, mean of the last 20 steps), tokens_per_s (of the median step) and
-      seconds. After Ctrl-C it has interrupted, otherwise heldout_bits_per_byte, heldout_dropped and sample (bytes).
+      A dict with steps, train_loss (nats per byte, mean of the last 20 steps), train_dropped (share of the choices of
+      all steps), tokens_per_s (of the median step) and seconds. After Ctrl-C it has interrupted, otherwise
+      heldout_bits_per_byte, heldout_dropped and sample (bytes).
     """
     config = run.config
     size = sum(x.size for x in jax.tree.leaves(run.state[0]))
@@ -258,7 +261,8 @@ def train(run):
     run.save()
     run.checkpoints.close()
     losses = [record["loss"] for record in run.records if "loss" in record]
-    summary = {"steps": run.step, "train_loss": float(np.mean(losses[-20:]))}
+    dropped = [record["dropped"] for record in run.records if "dropped" in record]
+    summary = {"steps": run.step, "train_loss": float(np.mean(losses[-20:])), "train_dropped": float(np.mean(dropped))}
     summary["tokens_per_s"] = float(np.median(rates))
     if stopped:
         summary["interrupted"] = True
@@ -293,7 +297,8 @@ def main(argv=None):
     bits = summary["train_loss"] / math.log(2)
     print(
         f"{summary['steps']} steps, training loss {summary['train_loss']:.3f} ({bits:.3f} bits per byte), "
-        f"held-out {summary['heldout_bits_per_byte']:.3f} bits per byte, {summary['tokens_per_s']:,.0f} tokens/s, "
+        f"held-out {summary['heldout_bits_per_byte']:.3f} bits per byte, {summary['train_dropped']:.2%} of the choices "
+        f"dropped ({summary['heldout_dropped']:.2%} held-out), {summary['tokens_per_s']:,.0f} tokens/s, "
         f"{summary['seconds']:.0f} s. "
         f"Files: {config.out}/{{checkpoints,config.json,loss.png,metrics.jsonl,sample.txt}}"
     )

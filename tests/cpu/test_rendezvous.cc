@@ -41,6 +41,7 @@ void IndependentCalls(int round) {
       spec.algorithm = "hierarchical";
     }
     if (s % 4 == 1) spec.algorithm = "ring";
+    spec.asynchronous = s % 2;
     sites.push_back(ValueOf(Rendezvous::Make(spec)));
     counts.push_back(s % 5 == 4 ? 40000 : 64);  // the large ones use worker threads
   }

@@ -29,9 +29,10 @@ void Prepare(double timeout_s = 60) {
 
 // The attributes of every call site. Those of its collective sort before or after `call`.
 Attributes Call(const std::vector<int64_t>& groups = {0, 1, 2, 3}, int64_t group_size = kRanks,
-                const std::string& algorithm = "") {
+                const std::string& algorithm = "", bool asynchronous = false) {
   Attributes call, all;
   call.AddText("algorithm", algorithm);
+  if (asynchronous) call.AddScalar<int64_t>("asynchronous", XLA_FFI_DataType_S64, 1);
   call.AddScalar<int64_t>("group_size", XLA_FFI_DataType_S64, group_size);
   call.AddScalar<int64_t>("max_sms", XLA_FFI_DataType_S64, 0);
   call.AddText("op", "an_op");
@@ -53,7 +54,8 @@ struct Target {
 };
 
 // The results of all ranks of a call with one operand `in[rank]` and one result of `out_count` elements.
-Rows Run(const Target& target, const Rows& in, size_t out_count, Attributes attributes = Call()) {
+Rows Run(const Target& target, const Rows& in, size_t out_count, Attributes attributes = Call(),
+         const std::vector<fake::Buffer>& after = {}) {
   Prepare();
   if (target.before_processes) target.before_processes(attributes);
   attributes.AddArray<int32_t>("processes", {});
@@ -70,9 +72,11 @@ Rows Run(const Target& target, const Rows& in, size_t out_count, Attributes attr
   for (size_t r = 0; r < in.size(); ++r) {
     ranks[r] = static_cast<int32_t>(r);
     const auto rows = static_cast<int64_t>(x[r].size()), outputs = static_cast<int64_t>(out_count);
-    futures.push_back(site.Execute(target.handlers.execute, run,
-                                   {{XLA_FFI_DataType_S32, &ranks[r], {}}, {XLA_FFI_DataType_S32, x[r].data(), {rows}}},
-                                   {{XLA_FFI_DataType_S32, y[r].data(), {outputs}}}));
+    std::vector<fake::Buffer> operands = {{XLA_FFI_DataType_S32, &ranks[r], {}},
+                                          {XLA_FFI_DataType_S32, x[r].data(), {rows}}};
+    operands.insert(operands.end(), after.begin(), after.end());
+    futures.push_back(
+        site.Execute(target.handlers.execute, run, operands, {{XLA_FFI_DataType_S32, y[r].data(), {outputs}}}));
   }
   for (auto& future : futures) {
     const XlaError failure = future->Wait();
@@ -113,6 +117,14 @@ int32_t Reduced(int64_t op, int32_t i) {
     result = op == 0 ? result + next : op == 1 ? std::max(result, next) : std::min(result, next);
   }
   return result;
+}
+
+TEST_CASE("an asynchronous call with operands to wait for") {
+  double of_any_type = 7;
+  const fake::Buffer after{XLA_FFI_DataType_F64, &of_any_type, {1}};
+  const Rows y = Run({{BroadcastInstantiate, BroadcastExecute}, {}, Number("root", 2)}, Values(5), 5,
+                     Call({0, 1, 2, 3}, kRanks, "", true), {after, after});
+  for (const auto& row : y) CHECK(row == Values(5)[2]);
 }
 
 TEST_CASE("all_reduce: the sum, the largest, the smallest") {
@@ -327,6 +339,7 @@ TEST_CASE("calls with different attributes have different hashes") {
   CHECK(differs(barrier, [](CallSpec& spec) { spec.algorithm = "ring"; }));
   CHECK(differs(barrier, [](CallSpec& spec) { spec.group_size = 2; }));
   CHECK(differs(barrier, [](CallSpec& spec) { spec.ranks_per_node = 2; }));
+  CHECK(differs(barrier, [](CallSpec& spec) { spec.asynchronous = 1; }));
   CHECK(differs(barrier, [](CallSpec& spec) { spec.groups = {1, 0}; }));
   CHECK(differs(barrier, [](CallSpec& spec) { spec.processes = {0, 1}; }));
   CHECK(differs(Collective::kAllToAll, [](CallSpec& spec) { spec.input_contiguous_count = 1; }));

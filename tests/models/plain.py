@@ -22,11 +22,12 @@ def turn(x):
     return jnp.concatenate([z.real, z.imag], -1)
 
 
-def attention(params, x, heads):
+def attention(params, x, heads, window):
     batch, seq, width = x.shape
     q, k, v = (y.reshape(batch, seq, heads, -1) for y in jnp.split(x @ params["qkv"]["kernel"], 3, -1))
     scores = jnp.einsum("bqhd,bkhd->bhqk", turn(q), turn(k)) / np.sqrt(width // heads)
-    shares = jax.nn.softmax(jnp.where(np.tri(seq, dtype=bool), scores, -jnp.inf))
+    seen = np.tri(seq, dtype=bool) & ~np.tri(seq, k=-window, dtype=bool)
+    shares = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
     return jnp.einsum("bhqk,bkhd->bqhd", shares, v).reshape(x.shape) @ params["out"]["kernel"]
 
 
@@ -42,7 +43,7 @@ def experts(params, x, factor):
     probs = jax.nn.softmax(x @ params["router"])
     num_tokens, count = probs.shape
     weight, expert = jax.lax.top_k(probs, TOP_K)
-    stays = kept(expert, np.ceil(factor * TOP_K * num_tokens / count))
+    stays = kept(expert, num_tokens if factor is None else np.ceil(factor * TOP_K * num_tokens / count))
     share = weight / weight.sum(1, keepdims=True) * stays
     every = jnp.einsum("tef,efd->ted", jax.nn.relu(jnp.einsum("td,edf->tef", x, params["up"])) ** 2, params["down"])
     y = (jnp.take_along_axis(every, expert[:, :, None], 1) * share[:, :, None]).sum(1)
@@ -50,25 +51,36 @@ def experts(params, x, factor):
     return y, count * (first * probs.mean(0)).sum(), 1 - stays.mean()
 
 
+def scores(params, tokens, config, factor, window=None):
+    """(b, s) of one rank -> (b, s, 256), balancing loss, share of dropped choices.
+
+    A position attends to the last ``window`` ones; None means all.
+    """
+    x = params["embed"]["embedding"][tokens]
+    balance, dropped = [], []
+    for block in params["blocks"].values():
+        normal = normalise(x, block["attention_norm"]["scale"])
+        x = x + attention(block["attention"], normal, config.heads, window or tokens.shape[1])
+        flat = normalise(x, block["moe_norm"]["scale"]).reshape(-1, config.width)
+        y, layer_balance, layer_dropped = experts(block["moe"], flat, factor)
+        x = x + y.reshape(x.shape)
+        balance.append(layer_balance)
+        dropped.append(layer_dropped)
+    logits = normalise(x, params["norm"]["scale"]) @ params["head"]["kernel"]
+    return logits, jnp.stack(balance).mean(), jnp.stack(dropped).mean()
+
+
 def metrics(params, tokens, config, factor):
     """(batch, seq + 1) -> loss in nats per byte, balancing loss, share of dropped choices.
 
-    Each rank has its own slots at the experts, so the tokens of each rank are routed separately.
+    Each rank has its own slots at the experts, so the tokens of each rank are routed separately. With factor None, no
+    choice is dropped.
     """
 
     def of_rank(tokens):
-        x = params["embed"]["embedding"][tokens[:, :-1]]
-        balance, dropped = [], []
-        for block in params["blocks"].values():
-            x = x + attention(block["attention"], normalise(x, block["attention_norm"]["scale"]), config.heads)
-            flat = normalise(x, block["moe_norm"]["scale"]).reshape(-1, config.width)
-            y, layer_balance, layer_dropped = experts(block["moe"], flat, factor)
-            x = x + y.reshape(x.shape)
-            balance.append(layer_balance)
-            dropped.append(layer_dropped)
-        logits = normalise(x, params["norm"]["scale"]) @ params["head"]["kernel"]
+        logits, balance, dropped = scores(params, tokens[:, :-1], config, factor)
         nll = jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
-        return nll.mean(), jnp.stack(balance).mean(), jnp.stack(dropped).mean()
+        return nll.mean(), balance, dropped
 
     each = jax.lax.map(of_rank, tokens.reshape(config.num_ranks, -1, tokens.shape[1]))
     return dict(zip(("loss", "balance", "dropped"), (x.mean() for x in each), strict=True))
@@ -78,7 +90,7 @@ def grads(params, tokens, config):
     """Metrics, and the gradient of the training loss."""
 
     def objective(params):
-        found = metrics(params, tokens, config, config.capacity)
+        found = metrics(params, tokens, config, None if config.moe == "dropless" else config.capacity)
         return found["loss"] + config.balance * found["balance"], found
 
     derivative, found = jax.grad(objective, has_aux=True)(params)

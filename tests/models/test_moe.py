@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from training import TINY
 
 import jaxcomm
+from models.moe import dropless
 from models.moe import model as model_lib
 from models.moe import step as step_lib
 from models.moe.model import AXES, TOP_K
@@ -26,7 +27,9 @@ COMMS = {"jaxcomm": jaxcomm, "lax": jax.lax}
 # Routing.
 
 
-route = jax.jit(model_lib.route, static_argnums=1)
+@functools.partial(jax.jit, static_argnums=1)
+def route(logits, capacity):
+    return model_lib.route(model_lib.choose(logits), logits.shape[1], capacity)
 
 
 def route_oracle(logits, capacity):
@@ -95,43 +98,58 @@ def dense_layer(params, x, kept, expert):
 
 LAYERS = [(comm, check_vma, experts, factor)
           for comm, check_vma in (("jaxcomm", True), ("jaxcomm", False), ("lax", True))
-          for experts, factor in ((8, None), (16, 0.75), (8, 1.0))]  # fmt: skip
+          for experts, factor in ((8, None), (16, None), (16, 0.75), (8, 1.0))]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("comm", "check_vma", "experts", "factor"),
-    [case if case[::2] in [("jaxcomm", 16)] and case[1] else pytest.param(*case, marks=pytest.mark.full)
-     for case in LAYERS],
-)  # fmt: skip
-def test_layer_matches_dense_reference(mesh, comm, check_vma, experts, factor):
+    [case if case[:3] == ("jaxcomm", True, 16) else pytest.param(*case, marks=pytest.mark.full) for case in LAYERS],
+)
+def test_layer_matches_dense_reference(mesh, monkeypatch, comm, check_vma, experts, factor):
+    """With factor None, no choice is dropped, and an expert has up to several blocks of rows."""
+    monkeypatch.setattr(dropless, "BLOCK", 8)
+    check_layer(mesh, comm, check_vma, experts, factor, TINY.platform)
+
+
+def test_layer_with_ragged_dot(mesh):
+    """As on GPUs."""
+    check_layer(mesh, "jaxcomm", True, 16, None, "gpu")
+
+
+def check_layer(mesh, comm, check_vma, experts, factor, platform):
     ranks, tokens = 8, 12
-    config = dataclasses.replace(TINY, experts=experts)
+    mode = "dropless" if factor is None else "capacity"
+    config = dataclasses.replace(TINY, experts=experts, moe=mode, platform=platform)
     graphdef, state = nnx.split(model_lib.MoE(config, nnx.Rngs(0)), nnx.Param)
     params = nnx.to_pure_dict(state)
     specs = {"router": P(), "up": P(AXES), "down": P(AXES)}
     keys = jax.random.split(jax.random.key(1), 2)
-    x = jax.random.normal(keys[0], (ranks * tokens, config.width))
+    # Experts 0 to 3 get most tokens, and some experts none.
+    x = jax.random.normal(keys[0], (ranks * tokens, config.width)) + 2 * params["router"][:, :4].sum(1)
     target = jax.random.normal(keys[1], x.shape)
 
     def local(params, x, target):
         params = {**params, "router": jax.lax.pcast(params["router"], AXES, to="varying")}
 
         def objective(params, x):
-            y, _ = nnx.merge(graphdef, params)(x, factor, COMMS[comm])
-            return (y * target).sum(), y
+            y, stats = nnx.merge(graphdef, params)(x, factor, COMMS[comm])
+            return (y * target).sum(), (y, stats.dropped[None])
 
-        (grads, dx), y = jax.grad(objective, argnums=(0, 1), has_aux=True)(params, x)
-        return y, dx, step_lib.sum_replicated(grads, specs, COMMS[comm])
+        (grads, dx), (y, dropped) = jax.grad(objective, argnums=(0, 1), has_aux=True)(params, x)
+        return y, dropped, dx, step_lib.sum_replicated(grads, specs, COMMS[comm])
 
     inputs = (specs, P(AXES), P(AXES))
-    outputs = (P(AXES), P(AXES), specs)
+    outputs = (P(AXES), P(AXES), P(AXES), specs)
     run = jax.shard_map(local, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=check_vma)
-    y, dx, grads = jax.jit(run)(params, x, target)
+    y, dropped, dx, grads = jax.jit(run)(params, x, target)
 
     capacity = model_lib.slots_per_expert(tokens, experts, factor)
     groups = [route_oracle(part @ params["router"], capacity) for part in jnp.split(x, ranks)]
     kept, _, expert = (np.concatenate(parts) for parts in zip(*groups, strict=True))
     assert kept.all() == (factor is None)
+    np.testing.assert_allclose(dropped, 1 - kept.reshape(ranks, -1).mean(1), atol=1e-6)
+    if factor is None:
+        assert np.bincount(expert.ravel(), minlength=experts).max() > 3 * TOP_K * len(x) / experts
 
     def reference(params, x):
         y = dense_layer(params, x, kept, expert)
@@ -149,7 +167,7 @@ def test_layer_matches_dense_reference(mesh, comm, check_vma, experts, factor):
 @pytest.mark.parametrize("comm", COMMS)
 def test_gradients_of_the_model_match_one_device(mesh, comm):
     """The model on 8 ranks against the mean loss of the 8 groups of tokens on one device with all experts."""
-    config = dataclasses.replace(TINY, layers=2, capacity=1.0, batch=16)
+    config = dataclasses.replace(TINY, layers=2, moe="capacity", capacity=1.0, batch=16)
     graphdef, (specs, _), init = step_lib.init_state(config)
     params, _ = jax.jit(init)()
     tokens = jax.random.randint(jax.random.key(2), (config.batch, config.seq + 1), 0, 256)

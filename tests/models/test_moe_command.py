@@ -63,7 +63,7 @@ class Run:
 
     def advance(self):
         self.step += 1
-        return {"loss": 1.0 / self.step}
+        return {"loss": 1.0 / self.step, "dropped": self.step % 2}
 
     def log(self, **record):
         self.records.append({"step": self.step, **record})
@@ -117,7 +117,7 @@ def test_the_bar_follows_the_steps_of_the_first_process_on_a_terminal(tmp_path, 
     ended = ["evaluate 2", "save 3", "evaluate 4", "save 5", "close", "evaluate 5"]
     assert run.did == ended + ["plot"] * leads
     assert summary["train_loss"] == pytest.approx(np.mean([1 / step for step in range(1, 6)]))
-    assert (summary["steps"], summary["sample"]) == (5, b"sample")
+    assert (summary["steps"], summary["sample"], summary["train_dropped"]) == (5, b"sample", 0.6)
 
 
 def test_the_curve_shows_steps_and_evaluations_in_bits(tmp_path, monkeypatch):
@@ -142,7 +142,7 @@ def test_exit_status_after_ctrl_c(tmp_path, monkeypatch, capsys):
     def make_step(*arguments):
         def step(state, tokens):
             os.kill(os.getpid(), signal.SIGINT)
-            return state, {"loss": np.float32(1)}
+            return state, {"loss": np.float32(1), "dropped": np.float32(0)}
 
         return step
 

@@ -27,6 +27,8 @@ from jax.sharding import PartitionSpec as P
 import jaxcomm
 from jaxcomm import _kv_store
 
+if "STARTED" in os.environ:  # every sum is started and done
+    jaxcomm.psum = lambda x, axis: jaxcomm.psum_start(x, axis).done(after=x * 2)
 SCENARIOS = {}
 VICTIM = int(os.environ.get("VICTIM", int(os.environ["JAX_NUM_PROCESSES"]) - 1))
 

@@ -135,9 +135,28 @@ def sender_is_stopped_in_the_middle(start):
     finish(ranks)
 
 
+def started_transfers(start):
+    """Errors name the start. After ranks have disagreed, later calls work; then one process is killed."""
+    survivor, victim = ranks = start("different_shapes works_again killed_in_a_collective", 2, STARTED="1", **LONG)
+    texts = [rank.wait_for("error")["text"] for rank in ranks]
+    assert all("psum_start at failing.py:" in text for text in texts), texts
+    assert any("8 -> 8 elements" in text and "4 -> 4 elements" in text for text in texts), texts
+    all_work_again(ranks)
+    killed = victim.wait_for("acts")["at"]
+    error = survivor.wait_for("error")
+    assert "psum_start at failing.py:" in error["text"]
+    assert "[2, 3] (process 1)" in error["text"]
+    assert error["at"] - killed < PROMPT_S
+    survivor.wait_for("survivors work")
+    finish([survivor])
+
+
 @pytest.mark.parametrize(
     "checks",
-    [(all_live_on, one_after_the_other_is_killed), (killed_during_bootstrap, sender_is_stopped_in_the_middle)],
+    [
+        (all_live_on, one_after_the_other_is_killed),
+        (killed_during_bootstrap, sender_is_stopped_in_the_middle, started_transfers),
+    ],
     ids=lambda checks: "-".join(check.__name__ for check in checks),
 )
 def test_side_by_side(start, checks, round_):

@@ -5,6 +5,8 @@ from mutation.hand import Mutant
 STEP = "tests/models/test_moe_step.py::test_step_equals_that_of_one_device"
 RUNS = "tests/models/test_moe_runs.py"
 MODEL, TRAIN = "models/moe/model.py", "models/moe/train.py"
+DROPLESS, LAYER = "models/moe/dropless.py", "tests/models/test_moe.py::test_layer_matches_dense_reference"
+GENERATE = "tests/models/test_moe_generate.py::test_greedy_text_is_that_of_one_device"
 RUN, CASES = "jaxcomm/run.py", "jaxcomm/bench/cases.py"
 BOOTSTRAP, KV_STORE, PLACED = "jaxcomm/_bootstrap.py", "jaxcomm/_kv_store.py", "jaxcomm/_placement.py"
 PLACEMENT = "tests/multiprocess/test_placement.py"
@@ -54,16 +56,36 @@ MUTANTS = [
     ),
     Mutant(
         "the load counts second choices", MODEL,
-        "load = onehot[:num_tokens].mean(0, dtype=jnp.float32)", "load = onehot.mean(0, dtype=jnp.float32)",
+        "load = (expert[:, :1] == jnp.arange(experts))", "load = (expert[:, 1:] == jnp.arange(experts))",
         "tests/models/test_moe.py::test_route_matches_the_loop",
     ),
     Mutant(
         "angles of rotary positions by token of the batch", MODEL,
-        "angle = jnp.arange(x.shape[1], dtype=jnp.float32)[:, None, None] * frequency",
+        "angle = (first + jnp.arange(x.shape[1], dtype=jnp.float32))[:, None, None] * frequency",
         "angle = jnp.arange(1, x.shape[1] + 1, dtype=jnp.float32)[::-1, None, None] * frequency", STEP,
     ),
     Mutant(
         "attention sees what comes later", MODEL, "value, is_causal=True)", "value, is_causal=False)", STEP,
+    ),
+    Mutant(
+        "a block has the expert before its own", DROPLESS, "(jnp.cumsum(sizes) <= i * block)",
+        "(jnp.cumsum(sizes) < i * block)", LAYER,
+    ),
+    Mutant(
+        "weight gradients of the last block only", DROPLESS, "dup.at[expert].add(own_up)", "dup.at[expert].set(own_up)",
+        LAYER,
+    ),
+    Mutant(
+        "the last block is not computed", DROPLESS, "return jax.lax.fori_loop(0, sizes.sum() // block, apply, rows)",
+        "return jax.lax.fori_loop(0, sizes.sum() // block - 1, apply, rows)", LAYER,
+    ),
+    Mutant(
+        "gradients of the results instead of the rows", DROPLESS,
+        "dx = jax.lax.dynamic_update_slice_in_dim(dx, own, start, 0)", "pass", LAYER,
+    ),
+    Mutant(
+        "groups of ragged_dot without padding", DROPLESS, "ragged_dot(hidden, down, routing.group_sizes)",
+        "ragged_dot(hidden, down, routing.group_counts[::-1])", "tests/models/test_moe.py::test_layer_with_ragged_dot",
     ),
     Mutant(
         "results come back along the wrong axis", MODEL,
@@ -72,7 +94,32 @@ MUTANTS = [
         "tests/models/test_moe.py::test_layer_matches_dense_reference",
     ),
     Mutant(
-        "temperature multiplies", MODEL, "scores / config.temperature", "scores * config.temperature",
+        "the newest position is not seen", MODEL, "<= place\n", "< place\n", GENERATE,
+    ),
+    Mutant(
+        "keys have the position in the cache", MODEL, "set(rotate(key, place)[:, 0])", "set(rotate(key, row)[:, 0])",
+        GENERATE,
+    ),
+    Mutant(
+        "all layers share the first cache", MODEL, "pairs.append(cache)", "pairs.append(pairs[0] if pairs else cache)",
+        GENERATE,
+    ),
+    Mutant(
+        "prompts end with the shortest", "models/moe/decode.py", "place + 1 < lengths,", "place + 1 < lengths.min(),",
+        GENERATE,
+    ),
+    Mutant(
+        "sequences of all ranks have the same random numbers", "models/moe/decode.py",
+        "jax.lax.axis_index(AXES) * len(scores) + jnp.arange", "jnp.arange",
+        "tests/models/test_moe_generate.py::test_sampled_text_does_not_depend_on_the_mesh",
+    ),
+    Mutant(
+        "a command with the first parameters", "models/moe/generate.py",
+        "return state[0], graphdef, specs[0]", "return jax.jit(lambda: init()[0])(), graphdef, specs[0]",
+        "tests/models/test_moe_generate.py::test_the_command_continues_a_run_and_prints_the_speed",
+    ),
+    Mutant(
+        "temperature multiplies", "models/moe/decode.py", "scores / config.temperature", "scores * config.temperature",
         f"{RUNS}::test_sample_follows_the_scores_of_the_model",
     ),
     Mutant(

@@ -5,10 +5,53 @@ from mutation.hand import Mutant
 ROUTING, EXCHANGE = "jaxcomm/moe/routing.py", "jaxcomm/moe/exchange.py"
 COMBINE, CHECK = "ffi/cpu/combine_rows.cc", "ffi/plan/routing.cc"
 LISTS, SUMS, PLAN = "ffi/cpu/row_lists.cc", "ffi/cpu/token_sums.cc", "ffi/plan/combine.cc"
+QUANTIZED, EIGHT = "jaxcomm/moe/quantized.py", "tests/moe/test_quantized.py::test_"
 PLACES = "tests/moe/test_routing.py::test_"
 ROWS = "tests/moe/test_payload.py::test_"
 
 MUTANTS = [
+    Mutant(
+        "scales stay at home",
+        QUANTIZED,
+        "    values, scales = dispatch(payload, routing, algorithm=algorithm, max_sms=max_sms)",
+        "    values, scales = dispatch(payload[0], routing), jnp.ones((routing.capacity, payload[1].shape[1]))",
+        f"{EIGHT}scales_travel_with_their_rows",
+    ),
+    Mutant(
+        "powers of two are rounded down",
+        QUANTIZED,
+        "jnp.int32) + 0x7FFFFF) >> 23",
+        "jnp.int32) >> 23)",
+        f"{EIGHT}values_and_scales",
+    ),
+    Mutant(
+        "infinite elements set the scale",
+        QUANTIZED,
+        "jnp.where(jnp.isfinite(size), size, np.float32(0))",
+        "jnp.where(jnp.isnan(size), np.float32(0), size)",
+        f"{EIGHT}zero_infinite_and_tiny_elements",
+    ),
+    Mutant(
+        "the gradient is that of the rounded rows",
+        QUANTIZED,
+        "    return rows, dispatch(tangents[0], routing, algorithm=algorithm, max_sms=max_sms)",
+        "    return rows, _dispatch(tangents[0], routing, dtype, block, scale, algorithm, max_sms)",
+        f"{EIGHT}derivatives_are_those_of_dispatch",
+    ),
+    Mutant(
+        "the last block has the scale of the first",
+        QUANTIZED,
+        "jnp.repeat(scales, block, -1)[..., : x.shape[-1]]",
+        "jnp.tile(scales, block)[..., : x.shape[-1]]",
+        f"{EIGHT}values_and_scales",
+    ),
+    Mutant(
+        "tiny scales become zero",
+        QUANTIZED,
+        "jnp.maximum(amax * (1 / largest), SMALLEST)",
+        "amax * (1 / largest)",
+        f"{EIGHT}zero_infinite_and_tiny_elements",
+    ),
     Mutant(
         "places in the order of tokens",
         ROUTING,

@@ -5,7 +5,9 @@ from mutation.hand import Mutant
 RATES, FOLD, REFINE = "ffi/sim/rates.cc", "ffi/sim/fold.cc", "ffi/sim/refine.cc"
 TOPOLOGY, WORKLOAD, ENGINE = "ffi/sim/topology.cc", "ffi/sim/workload.cc", "ffi/sim/engine.cc"
 BOUNDS, CALLS, CLUSTER = "ffi/sim/bounds.cc", "jaxcomm/simulate/calls.py", "jaxcomm/simulate/cluster.py"
+PROGRAM, SCHEDULE = "jaxcomm/simulate/program.py", "jaxcomm/simulate/schedule.py"
 TESTS = "test_sim"
+STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
 COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test_clusters.py"
 
 MUTANTS = [
@@ -84,8 +86,89 @@ MUTANTS = [
     Mutant(
         "the bytes of one channel count",
         CALLS,
-        "sim.simulate(choice.request, choice.algorithm, item_bytes * channels, native",
-        "sim.simulate(choice.request, choice.algorithm, item_bytes, native",
+        "bytes_of_all = item_bytes * channels",
+        "bytes_of_all = item_bytes",
         COLLECTIVE,
+    ),
+    Mutant(
+        "a block of one element is rounded up to one per rank",
+        "ffi/sim/simulate.cc",
+        "if (Cuts(algorithm, request)) request.block_count",
+        "if (algorithm.build != nullptr) request.block_count",
+        TESTS,
+    ),
+    Mutant(
+        "a target without rows is met",
+        "jaxcomm/simulate/validate.py",
+        "key[0].split()[0] in self.names and key not in judged]",
+        "key in judged and key not in judged]",
+        "tests/simulate/test_simulate_cli.py",
+    ),
+    Mutant(
+        "kernels of one value are several",
+        PROGRAM,
+        "if i not in anchors and depth[i] == depth[index]:",
+        "if i not in anchors and depth[i] == depth[index] < 0:",
+        STEP,
+    ),
+    Mutant(
+        "views are results",
+        PROGRAM,
+        "self.source.update({id(out): self.of(value) for out, value in pairs})",
+        "self.source.update({id(out): out for out, value in pairs})",
+        STEP,
+    ),
+    Mutant(
+        "a loop runs once", SCHEDULE, "return inside, inside.time_s * work.trips", "return inside, inside.time_s", PLAN
+    ),
+    Mutant("loops keep their first count", PROGRAM, 'int(params["length"]), site)', "1, site)", STEP),
+    Mutant(
+        "what nothing uses is executed",
+        PROGRAM,
+        "if equation.keeps or any(id(v) in live for v in equation.outs):",
+        "if True:",
+        STEP,
+    ),
+    Mutant(
+        "a synchronous collective does not wait for the other stream",
+        SCHEDULE,
+        'if not busy["exchange"]:\n                    start(heapq.heappop(compute), ("compute", "exchange"))',
+        'if True:\n                    start(heapq.heappop(compute), ("compute", "exchange"))',
+        PLAN,
+    ),
+    Mutant(
+        "collectives start in the order of the program",
+        SCHEDULE,
+        "heapq.heappush(exchange, (now, index))",
+        "heapq.heappush(exchange, (0.0, index))",
+        PLAN,
+    ),
+    Mutant(
+        "a product needs no second operand",
+        "jaxcomm/simulate/kernels.py",
+        "if i not in contract and i not in batch]",
+        "if i not in contract]",
+        STEP,
+    ),
+    Mutant(
+        "a group has the links of all ranks",
+        "jaxcomm/simulate/groups.py",
+        "levels.append(dataclasses.replace(level, ranks=count))",
+        "levels.append(level)",
+        STEP,
+    ),
+    Mutant(
+        "members keep their numbers in a permutation",
+        "jaxcomm/simulate/steps.py",
+        "tuple((int(place[s]), int(place[d])) for s, d in work.perm)",
+        "work.perm",
+        STEP,
+    ),
+    Mutant(
+        "a what-if keeps the origin of the figure",
+        CLUSTER,
+        'origin[name] = "guess: what-if"',
+        "pass",
+        "tests/simulate/test_ask.py",
     ),
 ]

@@ -160,6 +160,35 @@ TEST_CASE("colour refinement folds what has no symmetry") {
   }
 }
 
+TEST_CASE("the timeline has every transfer in time") {
+  // A shift over one switch: one transfer for all ranks, after the overhead of its start.
+  const Cluster flat = MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 8, 4e11, 1e-6)});
+  Request request = OnGpus(Collective::kPermute, flat, 8, 1 << 20, 0);
+  request.source_of.clear();
+  for (int32_t rank = 0; rank < 8; ++rank) request.source_of.push_back((rank + 7) % 8);
+  const Algorithm& direct = *FindAlgorithm(Collective::kPermute, "direct");
+  const auto run = [&](int64_t max_entries) {
+    return ValueOf(Simulate(direct, request, 4, flat, Fidelity::kFolded, kMaxSteps, max_entries)).timeline;
+  };
+  CHECK(run(0).empty());
+  const std::vector<TimelineEntry> timeline = run(10);
+  CHECK(timeline.size() == 1);
+  CHECK(timeline[0].ranks == 8 && !timeline[0].queued && timeline[0].name.rfind("nvlink", 0) == 0);
+  CheckClose("start", timeline[0].start_s, 4e-7, 1e-6);
+  CheckClose("end", timeline[0].end_s, 4e-7 + 4.0 * (1 << 20) / 4e11, 1e-6);
+  CHECK(timeline[0].bytes == 4.0 * (1 << 20));
+}
+
+TEST_CASE("a block that no rank divides is not rounded up") {
+  // log2(n) exchanges of one element over a switch: each puts, signals and adds. 4 bytes on every link in each round.
+  const Cluster flat = MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 64, 4e11, 1e-6)});
+  const Request request = OnGpus(Collective::kAllReduce, flat, 64, 1, 0);
+  const Algorithm& doubling = *FindAlgorithm(Collective::kAllReduce, "recursive_doubling");
+  const Simulation folded = Run(doubling, request, flat, Fidelity::kFolded);
+  CheckClose("one element", folded.time_s, Run(doubling, request, flat, Fidelity::kFull).time_s, 1e-9);
+  CheckClose("bytes of six rounds", folded.bounds.beta_s * 4e11, 6 * 4, 1e-9);
+}
+
 double TotalOn(const Simulation& simulation, const std::string& name) {
   for (const LinkLoad& load : simulation.links) {
     if (load.name == name) return load.total_bytes;

@@ -75,7 +75,17 @@ def test_validate_strict_fails_on_a_missed_target(tmp_path, capsys):
     command = ["validate", str(tmp_path / "t.csv"), "--split", "I", "--report", str(tmp_path / "r.md"), "--strict"]
     assert cli.main(command) == 1
     assert cli.main([*command, "I", "I plan", "band of I"]) == 0
+    assert cli.main([*command, "I, all", "I plan, all", "band of I"]) == 0
     assert "Targets missed: I, all; I plan, all" in capsys.readouterr().out
+
+
+def test_validate_strict_fails_on_a_target_without_rows(tmp_path, capsys):
+    """One scale: nothing can be extrapolated, so that the targets of X are not shown to be met."""
+    made.timed(tmp_path / "t.csv", made.sweep(DENSE[:1], (8,), SIZES), TRUTH)
+    command = ["validate", str(tmp_path / "t.csv"), "--split", "X", "--report", str(tmp_path / "r.md"), "--strict"]
+    assert cli.main(command) == 1
+    assert "Targets missed: X, all: no rows; X, from 1 MiB: no rows." in capsys.readouterr().out
+    assert cli.main([*command, "X"]) == 0
 
 
 def test_errors_are_ratios_and_bias_has_a_sign():

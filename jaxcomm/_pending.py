@@ -1,0 +1,115 @@
+"""Pending: a transfer that has been started. The primitive done_p ends it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxcomm import _check, _compat, _lowering
+from jaxcomm._lowering import Call
+from jaxcomm._typing import PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Pending:
+    """A collective that has been started; ``done()`` returns its result.
+
+    A Pending is a pytree of arrays. It may be returned from functions, and be part of a carry of ``jax.lax.scan``. The
+    transfer is complete at the end of the computation that started it: of the program, the iteration of a loop or the
+    branch of ``jax.lax.cond``. This holds even if ``done()`` is never called.
+
+    Attributes:
+      op: public name of the start function.
+    """
+
+    op: str
+    _results: PyTree
+    _operands: PyTree  # of the transfers; None in place of a leaf that needs none
+
+    def done(self, after: PyTree = ()) -> PyTree:
+        """Returns the result of the transfer: the same bits as those of the synchronous op.
+
+        Calls of ``done()`` have no effects. A second call returns the same result, and an unused one is removed.
+
+        Args:
+          after: pytree of arrays that have been computed before the transfer ends. XLA keeps the memory of the transfer
+            apart from that of their computations, so these can run beside the transfer on CPUs. On GPUs, `after` has no
+            effect at present.
+
+        Raises:
+          TypeError: `after` has a leaf that is not an array (when tracing).
+        """
+        values = ordering(f"{self.op}(...).done", after)
+
+        def one(result: Any, operand: Any) -> Any:
+            if operand is None or not _compat.is_tracer(result):
+                return result
+            return done_p.bind(result, operand, *values)
+
+        return jax.tree.map(one, self._results, self._operands)
+
+
+jax.tree_util.register_dataclass(Pending, data_fields=["_results", "_operands"], meta_fields=["op"])
+
+
+def ordering(op: str, after: PyTree) -> list[Any]:
+    """Checks the argument `after` and returns its arrays, without constants."""
+
+    def array(leaf: Any) -> Any:
+        try:
+            value = jnp.asarray(leaf)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{op}: after must be a pytree of arrays, got {leaf!r}") from error
+        _check.element_type(op, value, name="after")
+        return value
+
+    return [value for value in map(array, jax.tree.leaves(after)) if _compat.is_tracer(value)]
+
+
+def start(call: Call, transfer: Callable[..., Any], x: PyTree, after: PyTree) -> Pending:
+    """Starts a transfer.
+
+    Args:
+      call: arguments of the op; asynchronous.
+      transfer: (leaf of x, *arrays of after) -> result.
+      x: operand of the op.
+      after: argument of the op, not yet checked.
+    """
+    values = ordering(call.op, after)
+    results = jax.tree.map(lambda leaf: transfer(leaf, *values), x)
+    alone = not call.axes or _check.group_size(call.axes, call.groups) == 1
+    return Pending(call.op, results, jax.tree.map(lambda leaf: None if alone else jnp.asarray(leaf), x))
+
+
+def whole(primitive: _compat.Primitive, x: Any, *, call: Call, **params: Any) -> Any:
+    """The result of a transfer. An asynchronous one ends here."""
+    y = primitive.bind(x, call=call, **params)
+    return done_p.bind(y, x) if call.asynchronous else y
+
+
+# Operands: result and operand of the transfer, then the values to wait for. The result is the first operand. The
+# derivative does not wait for the values: they would be saved for the backward pass.
+
+
+def _jvp(primals: Any, tangents: Any) -> Any:
+    result, operand, *_ = tangents
+    y = done_p.bind(*primals)
+    if type(result) is _compat.ad.Zero:
+        return y, _compat.zero_tangent(y)
+    return y, done_p.bind(result, *([] if type(operand) is _compat.ad.Zero else [operand]))
+
+
+def _transpose(ct: Any, *operands: Any) -> Any:
+    undefined = [_compat.ad.is_undefined_primal(x) for x in operands]
+    zeros = [_compat.ad.Zero(x.aval) if u else None for x, u in zip(operands, undefined, strict=True)]
+    return [ct if undefined[0] else None, *zeros[1:]]
+
+
+done_p = _compat.Primitive("jaxcomm_done")
+done_p.def_abstract_eval(lambda result, *kept: result)
+_lowering.register_rule(done_p, _lowering.lower_done)
+_compat.ad.primitive_jvps[done_p] = _jvp
+_compat.ad.primitive_transposes[done_p] = _transpose
+_compat.batching.primitive_batchers[done_p] = lambda args, dims: (done_p.bind(*args), dims[0])

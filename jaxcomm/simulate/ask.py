@@ -1,0 +1,221 @@
+"""The commands `collective` and `step`: a prediction, what-ifs, comparisons, traces and plots."""
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcomm.simulate import calls, nccl, plot, steps, trace
+from jaxcomm.simulate.cluster import Cluster
+
+_TRACE_ENTRIES = 100_000
+
+
+def add_commands(commands: Any) -> None:
+    """Adds both commands to a parser."""
+    clusters = f"TOML file, or one of {', '.join(Cluster.names())}"
+
+    call = commands.add_parser("collective", help="time of a jaxcomm collective on a cluster, from its plan")
+    call.add_argument("op", metavar="OP", help="public name, such as psum or all_to_all")
+    call.add_argument(
+        "--bytes", required=True, metavar="SIZES", help="operand of one rank: 64MiB, 1KiB,1MiB, 64KiB..4GiB"
+    )
+    call.add_argument("--ranks", metavar="N,...", help="numbers of ranks (default: one group of the first level)")
+    call.add_argument("--cluster", required=True, metavar="CLUSTER", help=clusters)
+    call.add_argument("--algorithm", metavar="NAME", help="default: that of lowest cost in the cost model")
+    call.add_argument("--dtype", default="float32", help="element type (default: float32)")
+    call.add_argument("--fidelity", default="folded", choices=calls.FIDELITIES, help="default: folded")
+    text = "other algorithms, or nccl-VERSION: its time by the plan model of `predict`"
+    call.add_argument("--compare", metavar="NAME", nargs="+", default=[], help=text)
+    _add_shared(call)
+
+    step = commands.add_parser("step", help="time of a step on a cluster, from its jaxpr")
+    text = "FILE.py:FUNCTION or MODULE:FUNCTION; FUNCTION(mesh) returns the step and a tuple of its arguments"
+    step.add_argument("target", metavar="TARGET", help=text)
+    step.add_argument("--mesh", required=True, metavar="AXIS=SIZE,...", help="axes, outermost first: data=16,model=8")
+    step.add_argument("--cluster", required=True, metavar="CLUSTER", help=clusters)
+    step.add_argument("--while-trips", type=int, default=1, metavar="N", help="iterations of while loops (default: 1)")
+    step.add_argument("--fidelity", default="folded", choices=("folded", "full"), help="default: folded")
+    step.add_argument("--compare", metavar="CLUSTER", nargs="+", default=[], help="other clusters")
+    _add_shared(step)
+
+
+def _add_shared(parser: argparse.ArgumentParser) -> None:
+    text = "a figure of the cluster, such as leaf.bandwidth=800Gb/s; several form one what-if, separated by commas"
+    parser.add_argument("--what-if", metavar="KEY=VALUE", nargs="+", default=[], help=text)
+    parser.add_argument("--json", action="store_true", help="one JSON object per prediction")
+    parser.add_argument("--trace", metavar="OUT.json", help="timeline of the last prediction, for ui.perfetto.dev")
+    parser.add_argument("--plot", metavar="OUT.png", help="plot of all predictions; needs matplotlib")
+
+
+def sizes(text: str) -> list[int]:
+    """Bytes of "64MiB", "1KiB,1MiB" or "64KiB..4GiB" (every power of two in between)."""
+
+    def one(part: str) -> int:
+        found = re.fullmatch(r"\s*(\d+)\s*([KMGT]?i?B?)\s*", part)
+        scale = {"": 1, "K": 10, "M": 20, "G": 30, "T": 40}
+        if not found or (unit := found[2].rstrip("B").rstrip("i")) not in scale:
+            raise ValueError(f"--bytes: got {part!r}, expected a size such as 4096, 64KiB or 1GiB")
+        return int(found[1]) << scale[unit] if unit else int(found[1])
+
+    found = []
+    for part in text.split(","):
+        first, _, last = part.partition("..")
+        size = one(first)
+        found.append(size)
+        while last and size > 0 and (size := 2 * size) <= one(last):
+            found.append(size)
+    return found
+
+
+def _changes(text: str) -> dict[str, str]:
+    """Values by key of "leaf.bandwidth=100,leaf.latency=2us"."""
+    changes = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip() or not value.strip():
+            raise ValueError(f"--what-if: got {part!r}, expected KEY=VALUE such as leaf.bandwidth=800Gb/s")
+        # A unit is apart from its number in the file.
+        changes[key.strip()] = re.sub(r"^([-+\d.]+(?:[eE][-+]?\d+)?)\s*([a-zA-Z/]+)$", r"\1 \2", value.strip())
+    return changes
+
+
+def _clusters(args: argparse.Namespace) -> dict[str, Cluster]:
+    """The cluster, and one for each what-if, by the text of the change."""
+    made = {"": Cluster.load(args.cluster)}
+    for text in args.what_if:
+        made[text] = Cluster.load(args.cluster, _changes(text))
+    return made
+
+
+def _print(args: argparse.Namespace, label: str, found: Any, row: dict[str, Any], base: float | None) -> None:
+    if args.json:
+        print(json.dumps({"what_if": label, **row} if label else row), flush=True)
+        return
+    if label:
+        print(f"--- {label}")
+    print(found, flush=True)
+    if base and label and found.time_s is not None:
+        print(f"compared    {found.time_s / base:.3f} times the first time")
+
+
+def collective(args: argparse.Namespace) -> int:
+    clusters = _clusters(args)
+    dtype = np.dtype(args.dtype)
+    try:
+        numbers = [int(part) for part in args.ranks.split(",")] if args.ranks else [clusters[""].levels[0].ranks]
+    except ValueError:
+        raise ValueError(f"--ranks: got {args.ranks!r}, expected numbers separated by commas") from None
+    points: list[plot.Point] = []
+    last: calls.Simulated | None = None
+    for ranks in numbers:
+        for size in sizes(args.bytes):
+            count = size // dtype.itemsize
+            if args.op in ("all_to_all", "psum_scatter"):  # n equal blocks
+                count = -(-count // ranks) * ranks
+            x = jax.ShapeDtypeStruct((count,), dtype)
+            base = None
+            for label, cluster in clusters.items():
+                for algorithm in (args.algorithm, *(a for a in args.compare if not nccl.is_name(a) and not label)):
+                    try:
+                        last = calls.collective(
+                            args.op,
+                            x,
+                            ranks,
+                            cluster=cluster,
+                            algorithm=algorithm,
+                            fidelity=args.fidelity,
+                            max_entries=_TRACE_ENTRIES if args.trace else 0,
+                        )
+                    except ValueError as error:
+                        if algorithm == args.algorithm:
+                            raise
+                        print(f"--compare {algorithm}: {error}", file=sys.stderr)
+                        continue
+                    name = label or (f"algorithm {algorithm}" if algorithm != args.algorithm else "")
+                    row = {f.name: getattr(last, f.name) for f in dataclasses.fields(last) if f.name != "timeline"}
+                    _print(args, name, last, row, base)
+                    base = base or last.time_s
+                    if last.time_s is not None:
+                        points.append(plot.Point(name or "jaxcomm", ranks, last.bytes, last.time_s, last.band))
+            for name in filter(nccl.is_name, args.compare):
+                other = nccl.predict(args.op, last.bytes if last else 0, ranks, clusters[""], str(dtype), name)
+                row = {"op": args.op, "ranks": ranks, "bytes": other.bytes, "time_s": other.time_s, "band": other.band}
+                _print(args, name, other, row, base)
+                points.append(plot.Point(name, ranks, other.bytes, other.time_s, other.band))
+    if args.trace and last is not None:
+        _write(args.trace, trace.of_collective(last))
+    if args.plot:
+        plot.collectives(args.plot, args.op, points)
+    return 0
+
+
+def _mesh(text: str) -> dict[str, int]:
+    mesh: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = part.partition("=")
+        if not equals or not size.strip().isdigit() or not int(size) or not name.strip() or name.strip() in mesh:
+            raise ValueError(f"--mesh: got {part!r}, expected AXIS=SIZE with distinct axes, such as data=16,model=8")
+        mesh[name.strip()] = int(size)
+    return mesh
+
+
+def _target(text: str) -> Callable[..., Any]:
+    """The function that a file or a module holds."""
+    place, colon, name = text.rpartition(":")
+    if not colon or not place or not name:
+        raise ValueError(f"step: got {text!r}, expected FILE.py:FUNCTION or MODULE:FUNCTION")
+    if place.endswith(".py"):
+        path = pathlib.Path(place)
+        if not path.is_file():
+            raise ValueError(f"step: {place}: No such file")
+        sys.path.insert(0, str(path.resolve().parent))  # as `python FILE.py` does
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None  # of a file that ends in .py
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        spec.loader.exec_module(module)
+    else:
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            raise ValueError(f"step: {place}: {error}") from None
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise ValueError(f"step: {place} has no function {name}")
+    return found  # type: ignore[no-any-return]
+
+
+def step(args: argparse.Namespace) -> int:
+    mesh = _mesh(args.mesh)
+    clusters = _clusters(args)
+    for name in args.compare:
+        clusters[f"cluster {name}"] = Cluster.load(name)
+    made = _target(args.target)(jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh)))
+    if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]) or not isinstance(made[1], tuple | list):
+        raise ValueError(f"step: {args.target} must return the step and a tuple of its arguments, got {made!r:.200}")
+    step_fn, arguments = made
+    found: dict[str, steps.Step] = {}
+    for label, cluster in clusters.items():
+        found[label] = steps.step(
+            step_fn, arguments, mesh=mesh, cluster=cluster, while_trips=args.while_trips, fidelity=args.fidelity
+        )
+        _print(args, label, found[label], found[label].row(), found[""].time_s)
+    if args.trace:
+        _write(args.trace, trace.of_step(list(found.values())[-1]))
+    if args.plot:
+        plot.steps(args.plot, found)
+    return 0
+
+
+def _write(path: str, content: dict[str, Any]) -> None:
+    pathlib.Path(path).write_text(json.dumps(content), encoding="utf-8")

@@ -1,0 +1,336 @@
+"""step(): the time of a training or inference step on a cluster, from its jaxpr."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxcomm.simulate import calls, groups
+from jaxcomm.simulate.cluster import Cluster, ClusterError
+from jaxcomm.simulate.program import Block, Exchange, Kernel, Reader, StepError
+from jaxcomm.simulate.schedule import Duration, Timeline, execute
+
+# Of one collective; beyond, the cost model gives its time.
+_MAX_STEPS = 300_000
+# Kernels take at least the time of the data sheet's peaks, and at most twice the estimate: a guess.
+_SLOWEST_KERNEL = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+    """A collective of the step; equal calls of one place in the program are one row.
+
+    Attributes:
+      site: call site.
+      op, axes, ranks, bytes: public name, mesh axes, size of a group, bytes of the operand of one rank.
+      count: executions in a step.
+      time_s: of one execution.
+      exposed_s: of all executions, without computation at the same time.
+      simulated: result of the simulation of one execution.
+    """
+
+    site: str
+    op: str
+    axes: tuple[str, ...]
+    ranks: int
+    bytes: int
+    count: int
+    time_s: float
+    exposed_s: float
+    simulated: calls.Simulated
+
+    @property
+    def total_s(self) -> float:
+        return self.count * self.time_s
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """The predicted time of a step. ``str()`` gives a summary.
+
+    Attributes:
+      cluster: name of the cluster.
+      mesh: sizes of the axes.
+      time_s: predicted time.
+      band: (low, high), seconds; a guess.
+      least_s, serial_s: no order of the tasks is faster than the first; the second is all tasks one after the other.
+      compute_s, communication_s: busy time of the two streams.
+      exposed_s: communication without computation at the same time.
+      flops, bytes: of the kernels of one device: operations of products, and bytes of memory.
+      collectives: by exposed time, largest first.
+      why: what limits the time.
+      notes: assumptions, with the number of places.
+      origins: number of figures of each origin.
+      timeline: tasks in time.
+    """
+
+    cluster: str
+    mesh: dict[str, int]
+    time_s: float
+    band: tuple[float, float]
+    least_s: float
+    serial_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    flops: float
+    bytes: float
+    collectives: tuple[Collective, ...]
+    why: str
+    notes: tuple[str, ...]
+    origins: dict[str, int]
+    timeline: Timeline = dataclasses.field(repr=False, compare=False)
+
+    def row(self) -> dict[str, Any]:
+        """Plain data, without the timeline."""
+        result = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "timeline"}
+        result["collectives"] = [
+            {f.name: getattr(c, f.name) for f in dataclasses.fields(c) if f.name != "simulated"}
+            | {"algorithm": c.simulated.algorithm, "bottleneck": c.simulated.bottleneck, "band": c.simulated.band}
+            for c in self.collectives
+        ]
+        return result
+
+    def __str__(self) -> str:
+        time = calls.time_text
+        sizes = " x ".join(f"{name} {size}" for name, size in self.mesh.items())
+        share = self.exposed_s / self.time_s if self.time_s else 0.0
+        lines = [
+            f"step on {math.prod(self.mesh.values())} ranks of {self.cluster} ({sizes})",
+            f"time           {time(self.time_s)}, band {time(self.band[0])} to {time(self.band[1])}",
+            f"bounds         {time(self.least_s)} for any order of the tasks, {time(self.serial_s)} in series",
+            f"computation    {time(self.compute_s)}: {self.flops:.4g} flop in products, {self.bytes:.4g} bytes moved",
+            f"communication  {time(self.communication_s)}, of which {time(self.exposed_s)} ({share:.0%} of the step) "
+            "without computation",
+            f"limited by     {self.why}",
+            "",
+            f"{'collective':18} {'axes':14} {'ranks':>7} {'bytes':>12} {'count':>6} {'time':>10} {'exposed':>10}  "
+            "algorithm, link, site",
+        ]
+        for c in self.collectives:
+            lines.append(
+                f"{c.op:18} {','.join(c.axes):14} {c.ranks:7} {c.bytes:12} {c.count:6} {time(c.time_s):>10} "
+                f"{time(c.exposed_s):>10}  {c.simulated.algorithm}, {c.simulated.bottleneck or 'no link'}, {c.site}"
+            )
+        lines += ["", *(f"assumed: {note}" for note in self.notes)]
+        counts = ", ".join(f"{count} {origin}" for origin, count in self.origins.items())
+        lines.append(f"This prediction rests on no measurement of a step or of jaxcomm ({counts}).")
+        lines.append("The band is a guess.")
+        return "\n".join(lines)
+
+
+class _Costs:
+    """Times of kernels and collectives. Equal collectives are simulated once."""
+
+    def __init__(self, cluster: Cluster, mesh: dict[str, int], fidelity: str):
+        if cluster.compute is None:
+            raise ClusterError(f"{cluster.name}: device.flops_bf16: is missing; step needs it")
+        self.compute = cluster.compute
+        self.whole, self.mesh, self.fidelity = cluster.spread(math.prod(mesh.values())), mesh, fidelity
+        self.found: dict[Exchange, calls.Simulated | None] = {}
+        self.classes: dict[tuple[Any, ...], calls.Simulated] = {}
+        self.views: dict[tuple[Any, ...], tuple[np.ndarray, Cluster]] = {}
+
+    def kernel(self, work: Kernel, ideal: bool = False) -> float:
+        """Roofline: the larger of the times for operations and bytes."""
+        of, dtype = self.compute, work.dtype or "bfloat16"
+        peak = of.flops_per_s * 2 / max(jax.numpy.dtype(dtype).itemsize, 1)
+        shares = (1.0, 1.0) if ideal else (of.efficiency, of.memory_efficiency)
+        time_s = max(work.flops / (peak * shares[0]), work.bytes / (self.whole.memory_bytes_per_s * shares[1]))
+        return time_s if ideal else time_s + of.kernel_s
+
+    def simulated(self, work: Exchange) -> calls.Simulated | None:
+        """None for a group of one rank, which transfers nothing."""
+        key = dataclasses.replace(work, site="", asynchronous=False)
+        if key not in self.found:
+            self.found[key] = self._simulate(work)
+        return self.found[key]
+
+    def exchange(self, work: Exchange) -> float:
+        found = self.simulated(work)
+        return found.time_s or 0.0 if found else 0.0
+
+    def _simulate(self, work: Exchange) -> calls.Simulated | None:
+        what = f"{work.op} at {work.site} over {', '.join(work.axes)}"
+        where = (work.axes, work.groups)
+        if where not in self.views:
+            ranks = groups.members(self.mesh, work.axes, work.groups, what)
+            self.views[where] = (ranks, groups.view(self.whole, ranks, what))
+        ranks, cluster = self.views[where]
+        n = len(ranks)
+        if n == 1:
+            return None
+        place = np.argsort(np.argsort(ranks))  # of each member in ascending order
+        perm = None if work.perm is None else tuple((int(place[s]), int(place[d])) for s, d in work.perm)
+        count = work.count
+        if work.op in ("all_to_all", "psum_scatter", "ragged_all_to_all"):
+            count = -(-count // n) * n
+        op = "all_to_all" if work.op == "ragged_all_to_all" else work.op  # rows are spread evenly
+        algorithm = None if op != work.op else work.algorithm
+        dtype = jax.numpy.dtype(work.dtype)
+        source = int(place[work.source])
+        key = (op, count * dtype.itemsize, dtype.itemsize, cluster.levels, algorithm, work.max_sms, perm, source)
+        if key not in self.classes:
+            try:
+                self.classes[key] = calls.collective(
+                    op,
+                    jax.ShapeDtypeStruct((count,), dtype),
+                    n,
+                    cluster=cluster,
+                    algorithm=algorithm,
+                    source=source,
+                    perm=perm,
+                    max_sms=work.max_sms,
+                    fidelity=self.fidelity,
+                    max_steps=_MAX_STEPS if self.fidelity == "folded" else None,
+                )
+            except ValueError as error:
+                raise StepError(f"step: {what}: {error}") from None
+        return self.classes[key]
+
+    def duration(self, work: Kernel | Exchange) -> float:
+        return self.kernel(work) if isinstance(work, Kernel) else self.exchange(work)
+
+    def end(self, high: bool) -> Duration:
+        """Times at one end of the band."""
+
+        def of(work: Kernel | Exchange) -> float:
+            if isinstance(work, Kernel):
+                return self.kernel(work) * _SLOWEST_KERNEL if high else self.kernel(work, ideal=True)
+            found = self.simulated(work)
+            return found.band[high] if found and found.band else 0.0
+
+        return of
+
+
+def _axes_of(mesh: Any) -> dict[str, int]:
+    sizes = dict(mesh) if isinstance(mesh, dict) else dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes.values()):
+        raise StepError(f"step: mesh: expected names of axes with positive sizes, got {sizes}")
+    return sizes
+
+
+def _trace(step_fn: Callable[..., Any], args: Sequence[Any], given: Any, reader: Reader) -> Block:
+    mesh = _axes_of(given)
+    if isinstance(given, dict):
+        given = jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))
+    try:
+        with jax.sharding.use_abstract_mesh(getattr(given, "abstract_mesh", given)):
+            jaxpr = jax.make_jaxpr(step_fn)(*args)
+    except ValueError as error:
+        if "context mesh" not in str(error):
+            raise
+        raise StepError(f"step: mesh: {str(error).splitlines()[0]}") from None
+    block = reader.block(jaxpr)
+    for found, site in reader.meshes:
+        if found != mesh:
+            raise StepError(f"step: the shard_map at {site} has the mesh {found}, but the simulation has {mesh}")
+    if not any(True for _ in block.exchanges()):
+        raise StepError(
+            "step: the program has no collective. XLA inserts collectives of automatic sharding when it compiles; "
+            "write the step with jax.shard_map"
+        )
+    return block
+
+
+def _table(timeline: Timeline, costs: _Costs) -> tuple[Collective, ...]:
+    rows: dict[tuple[Any, ...], Collective] = {}
+    for run, times in timeline.leaves():
+        work = run.task.work
+        found = costs.simulated(work) if isinstance(work, Exchange) else None
+        if found is None or not isinstance(work, Exchange):
+            continue
+        key = dataclasses.replace(work)
+        before = rows.get((key,))
+        count, exposed_s = times + (before.count if before else 0), times * run.exposed_s
+        exposed_s += before.exposed_s if before else 0.0
+        rows[(key,)] = Collective(
+            work.site, work.op, work.axes, found.ranks, found.bytes, count, found.time_s or 0.0, exposed_s, found
+        )
+    return tuple(sorted(rows.values(), key=lambda c: (-c.exposed_s, -c.total_s)))
+
+
+def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: _Costs) -> str:
+    if 2 * timeline.exposed_s >= timeline.time_s and collectives:
+        worst = collectives[0]
+        return (
+            f"communication without computation, {timeline.exposed_s / timeline.time_s:.0%} of the time; most of it in "
+            f"{worst.op} over {', '.join(worst.axes)} at {worst.site} ({worst.simulated.why})"
+        )
+    shares = {"operations of products": 0.0, "bytes of memory": 0.0, "starts of kernels": 0.0}
+    for run, times in timeline.leaves():
+        work = run.task.work
+        if isinstance(work, Kernel):
+            by_bytes = work.bytes / (costs.whole.memory_bytes_per_s * costs.compute.memory_efficiency)
+            busy_s = costs.kernel(work) - costs.compute.kernel_s
+            shares["bytes of memory" if by_bytes >= busy_s else "operations of products"] += times * busy_s
+            shares["starts of kernels"] += times * costs.compute.kernel_s
+    largest = max(shares, key=lambda name: shares[name])
+    return f"computation, {timeline.compute_s / timeline.time_s:.0%} of the time; most of it for {largest}"
+
+
+def step(
+    step_fn: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    mesh: Any,
+    cluster: Cluster,
+    while_trips: int = 1,
+    fidelity: str = "folded",
+) -> Step:
+    """Predicts the time of a step on a cluster, from its jaxpr. No device is needed.
+
+    Kernels take the larger of the times for their operations and their bytes; elementwise operations between two
+    products are one kernel. Collectives take the time of ``collective`` while all groups of the mesh communicate.
+    Those of ``jax.lax`` overlap with computation; jaxcomm's block it, as on a GPU stream. Ranks are row-major positions
+    in the mesh: the last axis has consecutive ranks.
+
+    Args:
+      step_fn: a function with ``jax.shard_map`` inside, jitted or not.
+      args: its arguments: arrays, or pytrees of jax.ShapeDtypeStruct.
+      mesh: the mesh of the shard_map, an AbstractMesh, or a dict of sizes by axis.
+      cluster: the cluster; its file has ``device.flops_bf16``.
+      while_trips: iterations of a while loop, which a jaxpr does not know.
+      fidelity: "folded" or "full", as in ``collective``.
+
+    Raises:
+      StepError: a program without collectives or with ones that are not modelled, or with another mesh.
+      ClusterError: a cluster that is too small, or groups that do not fit its levels.
+    """
+    if while_trips < 1:
+        raise StepError(f"step: while_trips must be at least 1, got {while_trips}")
+    if fidelity not in ("folded", "full"):
+        raise StepError(f"step: fidelity must be folded or full, got {fidelity!r}")
+    sizes = _axes_of(mesh)
+    costs = _Costs(cluster, sizes, fidelity)
+    reader = Reader(while_trips)
+    block = _trace(step_fn, args, mesh, reader)
+    timeline = execute(block, costs.duration)
+    low, high = (execute(block, costs.end(end)).time_s for end in (False, True))
+    collectives = _table(timeline, costs)
+    modelled = sum(c.simulated.steps == 0 and not c.simulated.utilisation for c in collectives)
+    if modelled:
+        reader.note(f"collectives of more than {_MAX_STEPS} steps take the time of the cost model", modelled)
+    kinds = [o.split(":")[0] for o in {**cluster.origins, **costs.compute.origins}.values()]
+    kernels = [(run.task.work, times) for run, times in timeline.leaves() if isinstance(run.task.work, Kernel)]
+    return Step(
+        cluster=cluster.name,
+        mesh=sizes,
+        time_s=timeline.time_s,
+        band=(min(low, timeline.time_s), max(high, timeline.time_s)),
+        least_s=timeline.least_s,
+        serial_s=timeline.serial_s,
+        compute_s=timeline.compute_s,
+        communication_s=timeline.communication_s,
+        exposed_s=timeline.exposed_s,
+        flops=sum(work.flops * times for work, times in kernels),
+        bytes=sum(work.bytes * times for work, times in kernels),
+        collectives=collectives,
+        why=_why(timeline, collectives, costs),
+        notes=tuple(f"{text} ({count} place(s))" for text, count in reader.notes.items()),
+        origins={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+        timeline=timeline,
+    )

@@ -1,0 +1,137 @@
+"""Optimiser, and the training step of all scripts that give the loss of a rank and the partition of the parameters."""
+
+import collections
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+from . import model as lm
+
+
+class Program(NamedTuple):
+    """A script, compiled for a mesh by its ``build(config, mesh, comm)``. The training loop needs no more."""
+
+    init: Callable  # () -> state, on one device
+    specs: Any  # PartitionSpec of each array of the state
+    tokens: P  # PartitionSpec of the tokens, (batch, seq + 1)
+    step: Callable  # (state, tokens) -> (state, {"loss", "grad_norm"}); donates the old state
+    evaluate: Callable  # (state, tokens) -> loss of the batch, nats per byte
+    gradients: Callable  # (parameters, tokens) -> (loss, gradients of the whole batch); for tests
+
+
+def learning_rate(config):
+    """Linear warm-up, then a cosine. The first step has a rate above 0."""
+    rate = optax.warmup_cosine_decay_schedule(0, config.lr, config.warmup, config.decay_steps, config.lr / 20)
+    return lambda count: rate(count + 1)
+
+
+def make_optimizer(config):
+    """AdamW. It is elementwise, so it also works on shards. Only matrices have weight decay."""
+    return optax.adamw(
+        learning_rate(config),
+        b2=0.95,
+        weight_decay=config.weight_decay,
+        mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
+    )
+
+
+def sharded_axes(spec):
+    """The mesh axes that a PartitionSpec names."""
+    return {axis for part in spec for axis in (part if isinstance(part, tuple) else (part,)) if axis is not None}
+
+
+def missing_axes(spec, axes):
+    """The mesh axes over which an array with this spec is replicated, in the order of ``axes``."""
+    return tuple(axis for axis in axes if axis not in sharded_axes(spec))
+
+
+def vary(params, specs, axes):
+    """Types replicated parameters as varying: otherwise, the derivative of shard_map sums gradients with jax.lax."""
+    return jax.tree.map(lambda x, spec: jax.lax.pcast(x, missing_axes(spec, axes), to="varying"), params, specs)
+
+
+def psum_flat(arrays, axes, comm):
+    """Sums arrays over ranks with one psum, of all of them in one vector."""
+    flat = comm.psum(jnp.concatenate([x.reshape(-1) for x in arrays]), axes)
+    parts = jnp.split(flat, np.cumsum([x.size for x in arrays])[:-1])
+    return [part.reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
+
+
+def sum_gradients(grads, specs, axes, comm):
+    """Sums each gradient over the axes on which its parameter is replicated, with one psum per set of axes."""
+    leaves, tree = jax.tree.flatten(grads)
+    missing = [missing_axes(spec, axes) for spec in jax.tree.leaves(specs)]
+    for group in sorted(set(missing) - {()}):
+        places = [place for place, own in enumerate(missing) if own == group]
+        for place, x in zip(places, psum_flat([leaves[place] for place in places], group, comm), strict=True):
+            leaves[place] = x
+    return jax.tree.unflatten(tree, leaves)
+
+
+def global_norm(grads, specs, comm):
+    """Norm of the gradient of the whole model: squares of sharded gradients are summed over the ranks."""
+    squares = collections.defaultdict(float)
+    for x, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
+        squares[tuple(sorted(sharded_axes(spec)))] += jnp.sum(jnp.square(x))
+    return jnp.sqrt(sum(comm.psum(value, axes) if axes else value for axes, value in sorted(squares.items())))
+
+
+def build(config, mesh, comm, loss, specs, loss_axes):
+    """Makes the Program of a script.
+
+    Args:
+      loss: loss(model, tokens, comm) of this rank, inside shard_map. The losses of the ranks along ``loss_axes`` add up
+        to the loss of the batch. Along other axes, all ranks have the same value, typed as such.
+      specs: PartitionSpecs of the parameters, a dict like the parameters.
+    """
+    graphdef, shapes, init_params = lm.structure(config)
+    optimizer = make_optimizer(config)
+    opt_specs = optax.tree_map_params(
+        optimizer,
+        lambda _, spec: spec,
+        jax.eval_shape(optimizer.init, shapes),
+        specs,
+        transform_non_params=lambda _: P(),
+    )
+    tokens_spec = P(config.batch_axes)
+
+    def local_loss(params, tokens):
+        return loss(nnx.merge(graphdef, lm.cast(params, config)), tokens, comm)
+
+    def gradients(params, tokens):
+        value, grads = jax.value_and_grad(local_loss)(vary(params, specs, config.axes), tokens)
+        return comm.psum(value, loss_axes), sum_gradients(grads, specs, config.axes, comm)
+
+    def step(state, tokens):
+        params, opt_state = state
+        value, grads = gradients(params, tokens)
+        norm = global_norm(grads, specs, comm)
+        grads = jax.tree.map(lambda x: x * jnp.minimum(1, config.clip / norm), grads)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), {"loss": value, "grad_norm": norm}
+
+    def init():
+        params = init_params()
+        return params, optimizer.init(params)
+
+    def evaluate(state, tokens):
+        return comm.psum(local_loss(vary(state[0], specs, config.axes), tokens), loss_axes)
+
+    def on_mesh(f, outputs, inputs=(specs, opt_specs), **options):
+        return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(inputs, tokens_spec), out_specs=outputs), **options)
+
+    state_specs = (specs, opt_specs)
+    return Program(
+        init=init,
+        specs=state_specs,
+        tokens=tokens_spec,
+        step=on_mesh(step, (state_specs, P()), donate_argnums=0),
+        evaluate=on_mesh(evaluate, P()),
+        gradients=on_mesh(gradients, (P(), specs), specs),
+    )

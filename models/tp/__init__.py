@@ -1,0 +1,1 @@
+"""Tensor parallelism with sequence parallelism and collective matmul; start with README.md."""

@@ -1,0 +1,1 @@
+"""Data parallelism without redundant states (ZeRO); start with README.md."""

@@ -1,0 +1,7 @@
+"""Trains with ZeRO: ``python -m models.zero.train --stage 3``, in one process or several."""
+
+from ..lm import train
+from .parallel import Config, build
+
+if __name__ == "__main__":
+    train.run_command(Config, build)

@@ -1,0 +1,101 @@
+"""Small configurations of the scripts of parallel training, their programs, and training on one device."""
+
+import collections
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding
+
+from models.cp import parallel as cp
+from models.lm import comm as comm_lib
+from models.lm import model as lm
+from models.lm import step as step_lib
+from models.lm import train as train_lib
+from models.tp import parallel as tp
+from models.zero import parallel as zero
+
+SIZES = {
+    "layers": 2, "width": 16, "heads": 4, "hidden": 24, "batch": 8, "seq": 16, "lr": 1e-2, "warmup": 2,
+    "decay_steps": 30, "weight_decay": 0.5,
+}  # fmt: skip
+SCRIPTS = {"cp": cp, "tp": tp, "zero": zero}
+
+
+def tiny(script, **options):
+    return SCRIPTS[script].Config(**{**SIZES, **options})
+
+
+@functools.cache
+def program(config):
+    return SCRIPTS[config.name].build(config, train_lib.make_mesh(config), comm_lib.load(config))
+
+
+def tokens(config, seed=0):
+    return np.random.default_rng(seed).integers(0, lm.VOCAB, (config.batch, config.seq + 1)).astype(np.int32)
+
+
+def first_state(config):
+    """The state of a run before its first step."""
+    found, mesh = program(config), train_lib.make_mesh(config)
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), found.specs)
+    return jax.device_put(jax.jit(found.init)(), shardings)  # this init is the same program for many configurations
+
+
+def train(config, steps):
+    """(losses, norms of the gradients, parameters) of a short run on other tokens in each step."""
+    state, metrics = first_state(config), []
+    for step in range(steps):
+        state, found = program(config).step(state, tokens(config, step))
+        metrics.append(found)
+    values = (np.array([m[name] for m in metrics]) for name in ("loss", "grad_norm"))
+    return *values, jax.device_get(state[0])
+
+
+@functools.cache
+def _one_device(sizes, steps):
+    config = tp.Config(**dict(sizes), layout="1x1")
+    graphdef, _, init = lm.structure(config)
+    optimizer = optax.chain(optax.clip_by_global_norm(config.clip), step_lib.make_optimizer(config))
+
+    def norm(grads):
+        return jnp.sqrt(sum(jnp.vdot(x, x) for x in jax.tree.leaves(grads)))
+
+    @jax.jit
+    def step(state, tokens):
+        params, opt_state = state
+        value, grads = jax.value_and_grad(lambda p: lm.loss(nnx.merge(graphdef, p), tokens))(params)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return (optax.apply_updates(params, updates), opt_state), (value, norm(grads))
+
+    params = jax.jit(init)()
+    state, metrics = (params, optimizer.init(params)), []
+    for number in range(steps):
+        state, found = step(state, tokens(config, number))
+        metrics.append(found)
+    return np.array(metrics).T
+
+
+def train_one_device(steps, **options):
+    """(losses, norms of the gradients) of the same model without any collective, by optax alone."""
+    return _one_device(tuple(sorted({**SIZES, **options}.items())), steps)
+
+
+def gradients_of_one_device(config):
+    """(parameters, loss, gradients) in float64, on the whole batch."""
+    graphdef, _, init = lm.structure(config)
+    params = jax.tree.map(lambda x: x.astype(jnp.float64), jax.jit(init)())
+    value, grads = jax.jit(jax.value_and_grad(lambda p: lm.loss(nnx.merge(graphdef, p), tokens(config))))(params)
+    return params, value, grads
+
+
+def collectives(f, *arguments):
+    """The number of each collective in a program; names of XLA's own have the prefix "xla "."""
+    text = f.lower(*arguments).as_text()
+    names = re.findall(r"custom_call @jaxcomm_(\w+)\(", text)
+    of_xla = r"stablehlo\.(all_gather|all_reduce|reduce_scatter|collective_permute|all_to_all)\b"
+    return dict(collections.Counter([*names, *(f"xla {name}" for name in re.findall(of_xla, text))]))

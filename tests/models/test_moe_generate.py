@@ -1,0 +1,75 @@
+"""Generation in models/moe: expert parallel and with a cache, against one device that computes the whole text anew."""
+
+import dataclasses
+import pathlib
+
+import jax
+import numpy as np
+import plain
+import pytest
+from training import TINY
+
+from models.moe import decode, generate, train
+from models.moe import step as step_lib
+
+CONFIG = dataclasses.replace(TINY, layers=2, temperature=0.0)
+PROMPTS = [b"def f(x):", b"a", b"class", b"import os, sys, a, b, c, d, e, f, g", b"a", b"0", b"x", b"yy", b"zzz", b"a"]
+
+
+def continued(config, prompts, count):
+    """Parameters and texts."""
+    mesh = train.make_mesh(config)
+    graphdef, (specs, _), init = step_lib.init_state(config)
+    shardings = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), specs)
+    params = jax.jit(lambda: init()[0], out_shardings=shardings)()
+    run = decode.make_decode(config, mesh, graphdef, specs, train.load_comm(config))
+    return jax.device_put(jax.device_get(params), jax.devices()[0]), decode.generate(
+        run, params, prompts, count, mesh, config.seed
+    )
+
+
+@pytest.mark.parametrize("comm", ["jaxcomm", pytest.param("lax", marks=pytest.mark.full)])
+def test_greedy_text_is_that_of_one_device(comm):
+    """Prompts of different lengths, more text than the window, and a batch that the ranks cannot share evenly."""
+    params, texts = continued(dataclasses.replace(CONFIG, comm=comm), PROMPTS, 12)
+    longest = max(map(len, PROMPTS))
+    assert longest > 2 * CONFIG.seq and len(PROMPTS) % CONFIG.num_ranks
+    likeliest = jax.jit(lambda tokens: plain.scores(params, tokens, CONFIG, None, CONFIG.seq)[0].argmax(-1))
+    for prompt, text in zip(PROMPTS, texts, strict=True):
+        assert text.startswith(prompt) and len(text) == longest + 12
+        tokens = np.frombuffer(text, np.uint8).astype(np.int32)
+        best = np.asarray(likeliest(tokens[None, :-1]))[0]
+        np.testing.assert_array_equal(tokens[len(prompt) :], best[len(prompt) - 1 :])
+
+
+def test_sampled_text_does_not_depend_on_the_mesh():
+    config = dataclasses.replace(CONFIG, temperature=1.0)
+    texts = continued(config, [b"def"] * 9, 20)[1]
+    assert len(set(texts)) == 9
+    alone = dataclasses.replace(config, nodes=1, gpus=1)
+    assert continued(alone, [b"def"] * 9, 20)[1] == texts
+    assert continued(dataclasses.replace(config, seed=1), [b"def"], 20)[1] != texts[:1]
+
+
+def test_the_command_continues_a_run_and_prints_the_speed(alone, capsys):
+    out, _, summary = alone
+    options = ["--out", str(out), "--tokens", str(TINY.sample), "--temperature", str(TINY.temperature)]
+    texts = generate.main([*options, "--batch", "1", "9"])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in printed[:2]] == [["batch", "1:"], ["batch", "9:"]]
+    assert all("tokens/s" in line and "on 2 x 4 cpu devices" in line for line in printed[:2])
+    assert len(texts) == 9 and texts[0] == summary["sample"]
+    assert texts[0].decode(errors="replace") in "\n".join(printed)
+
+
+def test_wrong_options_are_named(tmp_path, capsys):
+    for options, message in (
+        (["--out", str(tmp_path)], "config.json does not exist"),
+        (["--tokens", "0"], "--batch and --tokens: expected numbers of at least 1"),
+    ):
+        with pytest.raises(SystemExit):
+            generate.parse(options)
+        assert message in capsys.readouterr().err
+    TINY.save(pathlib.Path(tmp_path) / "config.json")
+    with pytest.raises(SystemExit, match=r"error: --out: no checkpoint in .*/checkpoints"):
+        generate.main(["--out", str(tmp_path)])

@@ -1,0 +1,229 @@
+"""All scripts of parallel training against the same model on one device: gradients, losses, runs, options.
+
+Guards against errors that training hides: a gradient that counts a rank twice or not at all, a part of the vocabulary
+that is shifted, a continued run that differs.
+"""
+
+import dataclasses
+import json
+import signal
+import sys
+
+import jax
+import numpy as np
+import pytest
+import scripts
+from scripts import tiny
+
+from models.lm import config as config_lib
+from models.lm import train as train_lib
+from models.zero.parallel import Packing
+
+full = pytest.mark.full
+LAYOUTS = {
+    "cp": [
+        ("2x4", {"layers": 1}),
+        *(pytest.param("2x4", {"attention": way, "order": "striped"}, marks=full) for way in ("ring", "ulysses")),
+        *(pytest.param(layout, {"attention": "gather"}, marks=full) for layout in ("2x4", "4x2")),
+        *(pytest.param(layout, {}, marks=full) for layout in ("1x8", "1x2")),
+    ],
+    "tp": [
+        ("2x4", {"layers": 1}),
+        *(pytest.param(layout, {"matmul": "ring"}, marks=full) for layout in ("2x4", "8x1", "1x4", "1x2")),
+    ],
+    "zero": [
+        ("2x4", {"stage": 3, "layers": 1}),
+        *(pytest.param("2x4", {"stage": stage}, marks=full) for stage in (0, 1, 2, 3)),
+        *(pytest.param("1x2", {"stage": stage}, marks=full) for stage in (2, 3)),
+    ],
+}
+
+
+def _cases():
+    for script, layouts in LAYOUTS.items():
+        for case in layouts:
+            values, marks = (case.values, case.marks) if hasattr(case, "marks") else (case, ())
+            yield pytest.param(script, *values, marks=marks)
+
+
+CASES = list(_cases())
+
+
+def packed(script, config, tree):
+    """Parameters or gradients as the script holds them."""
+    if script != "zero":
+        return tree
+    ranks = config.ranks()
+    blocks = [Packing(block, ranks).pack(block) for _, block in sorted(tree["blocks"].items())]
+    vectors = {name: Packing(tree[name], ranks).pack(tree[name]) for name in ("embed", "head")}
+    return {**vectors, "blocks": jax.numpy.stack(blocks)}
+
+
+@pytest.mark.parametrize(("script", "layout", "options"), CASES)
+def test_gradients_equal_those_of_one_device(script, layout, options):
+    """In float64, where an error of the algorithm is much larger than rounding."""
+    with jax.enable_x64(True):
+        config = tiny(script, layout=layout, dtype="float64", **options)
+        params, loss, wanted = scripts.gradients_of_one_device(config)
+        params, wanted = (packed(script, config, tree) for tree in (params, wanted))
+        found, grads = scripts.program(config).gradients(params, scripts.tokens(config))
+        assert float(found) == pytest.approx(float(loss), rel=1e-12)
+        leaves = jax.tree_util.tree_leaves_with_path(wanted)
+        for (path, want), got in zip(leaves, jax.tree.leaves(grads), strict=True):
+            error = np.abs(np.asarray(got) - np.asarray(want)).max() / np.abs(want).max()
+            assert error < 1e-10, jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize(("script", "layout", "options"), CASES)
+def test_training_follows_that_of_one_device(script, layout, options):
+    """20 steps, of which some are clipped; also the update and the evaluation are compared."""
+    config = tiny(script, layout=layout, clip=1.0, **options)
+    losses, norms, _ = scripts.train(config, 20)
+    wanted, wanted_norms = scripts.train_one_device(20, clip=1.0, layers=config.layers)
+    assert min(wanted_norms) < config.clip < max(wanted_norms)
+    np.testing.assert_allclose(losses, wanted, rtol=1e-4)
+    np.testing.assert_allclose(norms, wanted_norms, rtol=1e-3)
+    found = scripts.program(config).evaluate(scripts.first_state(config), scripts.tokens(config))
+    assert float(found) == pytest.approx(wanted[0], rel=1e-5)
+
+
+@full
+@pytest.mark.parametrize(("script", "layout", "options"), CASES)
+def test_jaxcomm_and_lax_train_alike(script, layout, options):
+    runs = [scripts.train(tiny(script, layout=layout, comm=comm, **options), 20) for comm in ("jaxcomm", "lax")]
+    for got, want in zip(*(jax.tree.leaves(run) for run in runs), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
+
+
+@full
+@pytest.mark.parametrize("script", LAYOUTS)
+def test_activations_may_be_bfloat16(script):
+    losses = [scripts.train(tiny(script, dtype=dtype), 20)[0] for dtype in ("float32", "bfloat16")]
+    np.testing.assert_allclose(*losses, rtol=2e-2)
+
+
+# Runs.
+
+RUN = {
+    "layers": 1, "width": 16, "heads": 4, "hidden": 16, "batch": 8, "seq": 16, "warmup": 2, "decay_steps": 20,
+    "eval_every": 4, "eval_batches": 1, "save_every": 3,
+}  # fmt: skip
+
+
+def command(script, *arguments, **options):
+    module = scripts.SCRIPTS[script]
+    given = [f"--{name}={value}" for name, value in options.items()]
+    return train_lib.main(module.Config, module.build, [*given, *arguments])
+
+
+def metrics(out):
+    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in record.items() if name != "tokens_per_s"} for record in records]
+
+
+@pytest.mark.parametrize("script", ["tp", pytest.param("zero", marks=full)])
+def test_interrupted_run_continues_where_it_was_saved(script, tmp_path, text_folder, monkeypatch, capsys):
+    """A run, and the same run stopped by Ctrl-C after step 5 and continued: the same losses, bit for bit."""
+    options = {**RUN, "data": text_folder, "steps": 8}
+    assert command(script, **options, out=tmp_path / "whole") == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("8 steps, training loss") and "held-out" in last and str(tmp_path / "whole") in last
+
+    advance = train_lib.Run.advance
+
+    def advance_and_stop(run):
+        found = advance(run)
+        if run.step == 5:
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    monkeypatch.setattr(train_lib.Run, "advance", advance_and_stop)
+    out = tmp_path / "parts"
+    assert command(script, **options, out=out) == 130
+    assert capsys.readouterr().out.splitlines()[-1] == f"stopped after step 5; continue with --resume --out {out}"
+    assert command(script, "--resume", out=out) == 0
+    assert metrics(out) == metrics(tmp_path / "whole")
+    assert sorted(int(path.name) for path in (out / "checkpoints").iterdir()) == [6, 8]
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((out / "config.json").read_text())["steps"] == 8
+
+
+@pytest.mark.parametrize("script", LAYOUTS)
+def test_the_module_runs_the_script(script, monkeypatch):
+    calls = []
+    monkeypatch.setattr(train_lib, "run_command", lambda *arguments: calls.append(arguments))
+    monkeypatch.delitem(sys.modules, f"models.{script}.train", raising=False)
+    import runpy
+
+    runpy.run_module(f"models.{script}.train", run_name="__main__")
+    module = scripts.SCRIPTS[script]
+    assert calls == [(module.Config, module.build)]
+
+
+@pytest.mark.parametrize("script", LAYOUTS)
+def test_the_readme_names_the_defaults(script):
+    from training import ROOT
+
+    text = (ROOT / "models" / script / "README.md").read_text()
+    config = scripts.SCRIPTS[script].Config()
+    _, shapes, _ = scripts.lm.structure(config)
+    millions = sum(x.size for x in jax.tree.leaves(shapes)) / 1e6
+    assert f"{config.steps} steps of {config.batch * config.seq} bytes, {millions:.1f} million parameters" in text
+    assert f"`--layout {config.layout}`" in text
+
+
+# Options.
+
+BAD = [
+    ("tp", ["--layout", "8"], "--layout: got '8', expected the sizes of data x tensor, for example 2x2"),
+    ("tp", ["--layout", "2x0"], "--layout: got '2x0'"),
+    ("tp", ["--heads", "2"], "got 2, expected a multiple of tensor = 4 in --layout 2x4, which share the heads"),
+    ("tp", ["--hidden", "6"], "--hidden: got 6"),
+    ("tp", ["--seq", "30"], "--seq: got 30"),
+    ("tp", ["--batch", "3"], "--batch: got 3, expected a multiple of data = 2 in --layout 2x4"),
+    ("tp", ["--layout", "1x3", "--heads", "6", "--width", "24", "--hidden", "24", "--seq", "12"], "got '1x3'"),
+    ("tp", ["--dtype", "float64"], "JAX_ENABLE_X64 is not set"),
+    ("tp", ["--matmul", "fast"], "invalid choice: 'fast'"),
+    ("tp", ["--steps", "0"], "--steps: got 0, expected at least 1"),
+    ("tp", ["--lr", "-1"], "--lr: got -1.0, expected above 0"),
+    ("cp", ["--seq", "124"], "--seq: got 124, expected a multiple of 8, the chunks of --order zigzag"),
+    ("cp", ["--seq", "30", "--order", "striped"], "--seq: got 30, expected a multiple of context = 4"),
+    ("cp", ["--attention", "ulysses", "--heads", "2"], "--heads: got 2, expected a multiple of context = 4"),
+    ("cp", ["--order", "random"], "invalid choice: 'random'"),
+    ("zero", ["--batch", "12"], "--batch: got 12, expected a multiple of node x gpu = 8 in --layout 2x4"),
+    ("zero", ["--stage", "4"], "invalid choice: 4"),
+    ("zero", ["--resume", "--out", "does/not/exist"], "no run to continue"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "argv", "message"), BAD)
+def test_bad_options_are_named(script, argv, message, capsys):
+    with pytest.raises(SystemExit):
+        config_lib.parse(scripts.SCRIPTS[script].Config, argv)
+    assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_too_few_devices_are_named():
+    with pytest.raises(ValueError, match="--layout 4x4: 16 devices need 16 in each of 1 processes, but JAX has 8"):
+        train_lib.make_mesh(tiny("zero", layout="4x4", batch=16))
+
+
+def test_unknown_algorithm_is_named():
+    with pytest.raises(ValueError, match="--psum: got 'fast', expected one of"):
+        scripts.comm_lib.load(tiny("zero", psum="fast"))
+
+
+def test_resume_refuses_another_model(tmp_path):
+    config = tiny("zero", out=str(tmp_path))
+    config.save(tmp_path / "config.json")
+    with pytest.raises(ValueError, match="--width: got 32, but the run to resume has 16"):
+        config_lib.load(type(config), tmp_path / "config.json", {"width": 32})
+    loaded = config_lib.load(type(config), tmp_path / "config.json", {"stage": 1, "comm": "lax"})
+    assert loaded == dataclasses.replace(config, stage=1, comm="lax")
+
+
+def test_resume_needs_a_checkpoint(tmp_path, text_folder):
+    config = tiny("zero", out=str(tmp_path), data=str(text_folder))
+    config.save(tmp_path / "config.json")
+    with pytest.raises(ValueError, match="--resume: no checkpoint in"):
+        train_lib.Run(config, scripts.zero.build, resume=True)

@@ -1,0 +1,107 @@
+"""Mistakes in the scripts of parallel training."""
+
+from mutation.hand import Mutant
+
+GRADIENTS = "tests/models/test_scripts.py::test_gradients_equal_those_of_one_device"
+TRAINING = "tests/models/test_scripts.py::test_training_follows_that_of_one_device"
+RUNS = "tests/models/test_scripts.py::test_interrupted_run_continues_where_it_was_saved"
+BITS = "tests/models/test_zero.py::test_stages_1_and_2_equal_data_parallelism_in_every_bit"
+CP, RING = "models/cp/parallel.py", "models/cp/ring.py"
+ATTENTION = "tests/models/test_cp.py::test_attention_equals_that_of_one_device"
+STEP, TP, ZERO = "models/lm/step.py", "models/tp/parallel.py", "models/zero/parallel.py"
+
+MUTANTS = [
+    Mutant(
+        "gradients of replicated parameters are not summed over the tensor axis", STEP,
+        "missing = [missing_axes(spec, axes) for spec in jax.tree.leaves(specs)]",
+        "missing = [missing_axes(spec, axes)[:1] for spec in jax.tree.leaves(specs)]", GRADIENTS,
+    ),
+    Mutant(
+        "the norm counts the part of one rank", STEP,
+        "comm.psum(value, axes) if axes else value", "value + 0 * comm.psum(value, axes) if axes else value", TRAINING,
+    ),
+    Mutant(
+        "the loss is divided by all ranks", TP, '.mean() / config.ranks("data")', ".mean() / config.ranks()", GRADIENTS,
+    ),
+    Mutant(
+        "rows of the vocabulary are shifted by one", TP,
+        "    rows = table.shape[0]\n    place = tokens - jax.lax.axis_index(AXIS) * rows",
+        "    rows = table.shape[0]\n    place = tokens - jax.lax.axis_index(AXIS) * rows + 1",
+        "tests/models/test_tp.py::test_rows_are_looked_up_where_they_are",
+    ),
+    Mutant(
+        "every rank looks up its first row for bytes of others", TP,
+        "found = jnp.where(mine[:, :, None], table[jnp.where(mine, place, 0)], 0)",
+        "found = table[jnp.where(mine, place, 0)]",
+        "tests/models/test_tp.py::test_rows_are_looked_up_where_they_are",
+    ),
+    Mutant(
+        "the largest score is that of the rank", TP,
+        "comm.pmax(jax.lax.stop_gradient(scores.max(-1)), AXIS)", "jax.lax.stop_gradient(scores.max(-1))",
+        "tests/models/test_tp.py::test_cross_entropy_without_a_gather",
+    ),
+    Mutant(
+        "the target's score is counted on every rank", TP,
+        "jnp.where(mine, chosen, 0)])", "chosen])", "tests/models/test_tp.py::test_cross_entropy_without_a_gather",
+    ),
+    Mutant(
+        "weight decay of norm weights", ZERO,
+        "return (position >= vectors) & (position < total)", "return position < total", TRAINING,
+    ),
+    Mutant(
+        "every rank decays by the places of the first", ZERO,
+        "first = jax.lax.axis_index(AXES) * size if in_parts else 0", "first = 0", TRAINING,
+    ),
+    Mutant(
+        "stage 3 gathers without recomputing", ZERO,
+        "layer = jax.checkpoint(layer, policy=policy)",
+        "layer = layer if policy is None else jax.checkpoint(layer, policy=policy)",
+        "tests/models/test_zero.py::test_collectives_of_a_step",
+    ),
+    Mutant(
+        "stage 2 gives each rank the sum of the whole group", ZERO,
+        "lambda _, ct: (sum_to_part(ct, comm), None),", "lambda _, ct: (sum_to_part(ct, comm) * 2, None),", BITS,
+    ),
+    Mutant(
+        "positions see the next one of other ranks", RING,
+        "return own[:, None] >= self.positions[source][None, :]",
+        "return own[:, None] + 1 >= self.positions[source][None, :]", ATTENTION,
+    ),
+    Mutant(
+        "blocks of earlier and later ranks change places", RING,
+        "jax.lax.cond(source < jax.lax.axis_index", "jax.lax.cond(source > jax.lax.axis_index", ATTENTION,
+    ),
+    Mutant(
+        "gradients of keys stop one rank before their own", RING,
+        "d_pair = self.send(own if d_pair is None else d_pair + own)",
+        "d_pair = own if d_pair is None else self.send(d_pair) + own", ATTENTION,
+    ),
+    Mutant(
+        "a merge ignores the weight of the first part", RING,
+        "return scaled(output, lse) + scaled(part, part_lse), total", "return output + scaled(part, part_lse), total",
+        ATTENTION,
+    ),
+    Mutant(
+        "rotary positions as if the sequence were local", CP,
+        "query, key = lm.rotate(query, own), lm.rotate(key, own)",
+        "query, key = (lm.rotate(x, jnp.arange(len(own))) for x in (query, key))", ATTENTION,
+    ),
+    Mutant(
+        "the loss predicts the byte itself", CP, "tokens[:, own + 1]", "tokens[:, own]", GRADIENTS,
+    ),
+    Mutant(
+        "chunks of a rank are neighbours", CP, "np.concatenate([chunks[rank], chunks[-1 - rank]])",
+        "np.concatenate([chunks[2 * rank], chunks[2 * rank + 1]])",
+        "tests/models/test_cp.py::test_ranks_have_equal_work",
+    ),
+    Mutant(
+        "the schedule starts at step 0, where the rate is 0", STEP,
+        "return lambda count: rate(count + 1)", "return lambda count: rate(count)", TRAINING,
+    ),
+    Mutant(
+        "a continued run starts with fresh parameters", "models/lm/train.py",
+        "            self.restore(shardings)\n",
+        "            self.restore(shardings)\n"
+        "            self.state = jax.jit(self.program.init, out_shardings=shardings)()\n", RUNS,
+    ),
+]  # fmt: skip

@@ -1,0 +1,227 @@
+"""A Pending that is used in another way than started once and done once: stated, harmless behaviour, or a clear error.
+
+And late ranks: the error names the start.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from harness import assert_same, on_ranks, run, value
+from jax import lax
+
+import jaxcomm
+
+
+def numbers(rng):
+    return rng.integers(-9, 9, (8, 16)).astype(np.float32)
+
+
+def test_never_done(mesh, rng):
+    """JAX removes a transfer that nothing uses, on all ranks. The next calls match."""
+    x = numbers(rng)
+
+    def body(x):
+        @jax.jit
+        def forgets(x):
+            jaxcomm.psum_start(x, "gpu")
+            return x + 1
+
+        return lax.fori_loop(0, 3, lambda i, y: forgets(y), x), jaxcomm.psum(x, "gpu"), lax.psum(x, "gpu")
+
+    kept, ours, by_lax = run(body, mesh, x)
+    assert_same((kept, ours), (x + 3, by_lax))
+
+
+def test_never_done_but_returned_from_a_loop(mesh, rng):
+    """The transfer runs, and is complete at the end of the program."""
+
+    def body(x):
+        def step(x, _):
+            return x + 1, jaxcomm.psum_start(x, "gpu")
+
+        x, pending = lax.scan(step, x, length=3)
+        return pending, lax.psum(x, "gpu")
+
+    pending, total = run(body, mesh, numbers(rng), check_vma=False)
+    results, _ = jax.tree.leaves(pending)
+    assert_same(results, np.stack([total - 4 * (3 - i) for i in range(3)], 1))
+
+
+def test_done_twice_and_results_changed_in_between(mesh, rng):
+    """Each done gives the result, even if XLA changes one of them in place."""
+
+    def body(x):
+        pending = jaxcomm.ppermute_start(x, "gpu", [(0, 1), (1, 2), (2, 3), (3, 0)])
+        first = pending.done().at[0].set(7)
+        second = pending.done(after=first)
+        third = pending.done(after=second).at[1].add(second[0])
+        expected = lax.ppermute(x, "gpu", [(0, 1), (1, 2), (2, 3), (3, 0)])
+        return [first, second, third], [expected.at[0].set(7), expected, expected.at[1].add(expected[0])]
+
+    assert_same(*run(body, mesh, numbers(rng)))
+
+
+def test_read_before_done(mesh, rng):
+    """The leaves of a Pending are results and operands; XLA waits for a result that is read."""
+
+    def body(x):
+        pending = jaxcomm.psum_start(x, "gpu")
+        result, operand = jax.tree.leaves(pending)
+        return [result, operand, pending.done()], [lax.psum(x, "gpu"), x, lax.psum(x, "gpu")]
+
+    assert_same(*run(body, mesh, numbers(rng), check_vma=False))
+
+
+def test_start_and_done_in_different_branches(mesh, rng):
+    """Done in one of two branches; and started in either of two branches."""
+
+    def body(x):
+        half = lax.axis_index("node") == 0
+        pending = jaxcomm.psum_start(x, "gpu")
+        first = lax.cond(half, lambda p: p.done(), lambda p: 3 * x, pending)
+        pending = lax.cond(half, lambda: jaxcomm.psum_start(x, "gpu"), lambda: jaxcomm.psum_start(2 * x, "gpu"))
+        total = lax.psum(x, "gpu")
+        return [first, pending.done()], [jnp.where(half, total, 3 * x), jnp.where(half, total, 2 * total)]
+
+    assert_same(*run(body, mesh, numbers(rng), check_vma=False))
+
+
+def test_branches_with_and_without_a_pending(mesh, rng):
+    def body(x):
+        return lax.cond(x[0] > 0, lambda: jaxcomm.psum_start(x, "gpu"), lambda: x).done()
+
+    with pytest.raises(TypeError, match="Pending"):
+        run(body, mesh, numbers(rng), check_vma=False)
+
+
+def test_branches_with_pendings_of_different_ops(mesh, rng):
+    def body(x):
+        starts = [lambda: jaxcomm.psum_start(x, "gpu"), lambda: jaxcomm.pbroadcast_start(x, "gpu", 0)]
+        return lax.cond(x[0] > 0, *starts).done()
+
+    with pytest.raises(TypeError, match=r"(?s)psum_start.*pbroadcast_start"):
+        run(body, mesh, numbers(rng), check_vma=False)
+
+
+def test_done_in_another_program_and_outside_of_shard_map(mesh, rng):
+    x = numbers(rng)
+
+    def start(x):
+        return jaxcomm.psum_start(x, "gpu"), lax.psum(x, "gpu")
+
+    pending, expected = jax.jit(on_ranks(start, mesh, check_vma=False))(x)
+    assert_same(value([pending.done(), jax.jit(lambda p: p.done(after=x))(pending)]), value([expected, expected]))
+
+    def later(pending):
+        return pending.done(after=lax.axis_index("gpu"))
+
+    assert_same(value(jax.jit(on_ranks(later, mesh, check_vma=False))(pending)), value(expected))
+
+
+def test_start_outside_of_shard_map():
+    with pytest.raises(NameError, match=r"psum_start: axis_name 'gpu' is not bound here: there is no enclosing"):
+        jaxcomm.psum_start(np.ones(3), "gpu")
+
+
+@pytest.mark.parametrize("where", ["psum_start", r"psum_start\(\.\.\.\)\.done"])
+@pytest.mark.parametrize(
+    ("wrong", "message"), [("text", "after must be a pytree of arrays, got 'text'"), ("key", "after has element type")]
+)
+def test_values_to_wait_for_must_be_arrays(mesh, rng, where, wrong, message):
+    def body(x):
+        after = [x, jax.random.key(0) if wrong == "key" else wrong]
+        if where == "psum_start":
+            return jaxcomm.psum_start(x, "gpu", after=after).done()
+        return jaxcomm.psum_start(x, "gpu").done(after=after)
+
+    with pytest.raises(TypeError, match=f"^{where}: {message}"):
+        run(body, mesh, numbers(rng))
+
+
+def test_arguments_are_those_of_the_synchronous_op(mesh, rng):
+    def body(x):
+        return jaxcomm.psum_scatter_start(x, "gpu", tiled=True, algorithm="none such").done()
+
+    with pytest.raises(ValueError, match=r"psum_scatter_start: unknown algorithm 'none such'; pass one of"):
+        run(body, mesh, numbers(rng))
+
+
+# One device arrives too late. LATE_S: how long it sleeps.
+PROGRAM = """
+import os, time
+import jax, numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+import jaxcomm
+
+jax.config.update("jax_platforms", "cpu")
+if "JAX_NUM_PROCESSES" in os.environ:
+    jax.distributed.initialize()
+else:
+    jax.config.update("jax_num_cpu_devices", 2)
+mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Auto,))
+
+
+def sleep(rank, x):
+    if rank == 1:
+        time.sleep(float(os.environ["LATE_S"]))
+    return x
+
+
+def body(late, x):
+    x = jaxcomm.pmax(x, "i") * 0 + x
+    if late:
+        x = jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), jax.lax.axis_index("i"), x)
+    pending = jaxcomm.all_gather_start(x, "i")
+    return pending.done(after=x * 2)
+
+
+def program(late):
+    f = lambda x: body(late, x)
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
+
+
+x = np.array([[1.0], [5.0]], np.float32)
+x = jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("i")), lambda index: x[index])
+started = time.monotonic()
+try:
+    jax.block_until_ready(program(True)(x))
+    print("no error")
+except jax.errors.JaxRuntimeError as error:
+    print("after", time.monotonic() - started, "error:", error)
+if jax.process_count() == 1:
+    assert np.asarray(program(False)(x)).reshape(-1).tolist() == [1, 5, 1, 5]
+    print("right")
+"""
+
+
+def outcome(tmp_path, *launcher, **environment):
+    (tmp_path / "late.py").write_text(PROGRAM)
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(("JAX", "XLA"))}
+    done = subprocess.run(
+        [sys.executable, *launcher, "late.py"], cwd=tmp_path, env=kept | environment | {"JAXCOMM_CALIBRATION": ""},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    return done.stdout, done.stdout + done.stderr
+
+
+PLACE = r"all_gather_start at late\.py:\d+ \(body\)"
+
+
+def test_late_device(tmp_path):
+    said, everything = outcome(tmp_path, JAXCOMM_TIMEOUT_S="1", LATE_S="3")
+    assert re.search(rf"error: .*jaxcomm: {PLACE}: ranks \[1\] did not arrive within 1 s", said), everything
+    assert said.endswith("right\n"), everything
+
+
+@pytest.mark.full
+def test_late_process(tmp_path):
+    launcher = ("-m", "jaxcomm.run", "--processes", "2", "--devices", "1")
+    said, everything = outcome(tmp_path, *launcher, JAXCOMM_TIMEOUT_S="3", LATE_S="7")
+    assert re.search(rf"\[0\] after .* error: .*{PLACE}: in the entry barrier, ranks \[0\] ", said), everything
+    assert re.search(rf"\[1\] after .* error: .*{PLACE}: ", said), everything

@@ -1,0 +1,129 @@
+"""start and done: the bits of the synchronous op, the values of jax.lax, and the calls in the program."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from harness import LAX, OURS, assert_same, on_ranks, run
+from jax import lax
+from pairs import BLOCK, OPS, STARTED, call
+
+import jaxcomm
+
+MOSTLY_VMA = pytest.mark.parametrize(
+    "check_vma", [True, pytest.param(False, marks=pytest.mark.full)], ids=["vma", "no_vma"]
+)
+CALL = re.compile(r"stablehlo\.custom_call @jaxcomm_(\w+)\((.*?)\)(.*)")
+
+
+def calls(f, mesh, *xs, platform="cpu"):
+    """Custom calls of the lowered program: name, number of operands, whether asynchronous."""
+    text = jax.jit(on_ranks(f, mesh)).trace(*xs).lower(lowering_platforms=(platform,)).as_text()
+    return [(name, len(xs.split(",")), "asynchronous = 1" in rest) for name, xs, rest in CALL.findall(text)]
+
+
+@MOSTLY_VMA
+@pytest.mark.parametrize("axes", ["gpu", ("node", "gpu")], ids=str)
+def test_bits_are_those_of_the_synchronous_op(mesh, rng, axes, check_vma):
+    """In the presence of values to wait for, of any type and shape."""
+    x = rng.standard_normal((8, *BLOCK), np.float32)
+
+    def body(x):
+        values = {"key": x[0, 0] > 0, "rest": [jnp.arange(5, dtype=jnp.int8) + x[0].astype(jnp.int8)[:5], 3.0]}
+        more = {"start_after": (values, x), "done_after": (x * 2, values)}
+        return [
+            {op: call(library, op, x, axes, **(more if library is STARTED else {})) for op in OPS}
+            for library in (STARTED, OURS, LAX)
+        ]
+
+    started, synchronous, by_lax = run(body, mesh, x, check_vma=check_vma)
+    assert_same(started, synchronous, bits=True)
+    assert_same(started, by_lax, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "bfloat16", pytest.param("complex64", marks=pytest.mark.full)])
+def test_element_types(mesh, rng, dtype):
+    x = rng.integers(0, 2, (8, *BLOCK)).astype(jnp.dtype(dtype))
+
+    def body(x):
+        return [{op: call(library, op, x) for op in OPS} for library in (STARTED, LAX)]
+
+    assert_same(*run(body, mesh, x))
+
+
+def test_trees_empty_arrays_constants_and_groups_of_one(mesh, rng):
+    x = rng.integers(-9, 9, (8, *BLOCK)).astype(np.int32)
+
+    def body(library, x):
+        tree = {"a": x, "b": (x[:0], jnp.sin(1.0))}
+        return library.psum(tree, "gpu"), library.psum(2, "gpu"), library.ppermute(tree, "node", [(0, 1)])
+
+    def alone(library, x):
+        return [call(library, op, x, "one") for op in OPS if op not in ("ppermute", "pbroadcast")]
+
+    assert_same(*run(lambda x: [body(library, x) for library in (STARTED, LAX)], mesh, x))
+    one = jax.make_mesh((1, 8), ("one", "gpu"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    assert_same(*run(lambda x: [alone(library, x) for library in (STARTED, LAX)], one, x))
+    assert calls(lambda x: alone(STARTED, x), one, x) == []
+
+
+def test_arguments_of_the_synchronous_ops(mesh, rng):
+    """Groups, algorithms and dimensions, also those that are not split into blocks of several rows."""
+    x = rng.integers(-9, 9, (8, 4, 2, 6)).astype(np.float32)
+    groups = [[0, 3], [2, 1]]
+
+    def body(library, x):
+        ring = {} if library is LAX else {"algorithm": "ring", "max_sms": 2}
+        return [
+            library.psum(x, ("node", "gpu"), axis_index_groups=[[0, 5, 2, 3], [4, 1, 6, 7]], **ring),
+            library.all_gather(x, "gpu", axis_index_groups=groups, axis=-1, tiled=True, **ring),
+            library.all_gather(x, "gpu", to="invarying"),
+            library.psum_scatter(x, "gpu"),
+            library.psum_scatter(x, "gpu", scatter_dimension=1, axis_index_groups=groups, tiled=True),
+            library.all_to_all(x, "gpu", 0, 2),
+            library.all_to_all(x, "gpu", 1, 0, axis_index_groups=groups, tiled=True),
+            library.pbroadcast(x, ("gpu", "node"), 5),
+            library.all_gather(x, "gpu", **({} if library is LAX else {"algorithm": "xla"})),
+            library.psum(x, ()),
+        ]
+
+    def both(x):
+        return [body(library, x) for library in (STARTED, LAX)]
+
+    assert_same(*run(both, mesh, x, check_vma=False))
+
+
+def test_program_has_the_calls(mesh):
+    """An asynchronous call with the values to wait for, and a done with result, operand and values."""
+    x = np.zeros((8, *BLOCK), np.float32)
+
+    def body(x):
+        pending = jaxcomm.all_gather_start(x, "gpu", after=(x + 1, x + 2))
+        return pending.done(after=x + 3)
+
+    assert calls(body, mesh, x) == [("all_gather", 4, True), ("done", 3, False)]
+    assert calls(lambda x: jaxcomm.all_gather(x, "gpu"), mesh, x) == [("all_gather", 2, False)]
+    compiled = jax.jit(on_ranks(body, mesh)).lower(x).compile().as_text()
+    (done,) = re.findall(r".*jaxcomm_done.*", compiled)
+    assert "output_to_operand_aliasing={{}: (0, {})}" in done
+    assert not re.search(r"= \S+ copy\(", compiled)
+
+
+def test_gpus_and_other_platforms_run_the_synchronous_op(mesh):
+    """After the values to wait for: XLA keeps the order of an optimization barrier there."""
+    x = np.zeros((8, *BLOCK), np.float32)
+
+    def body(x):
+        return jaxcomm.psum_start(x, "gpu", after=jnp.sin(x)).done(after=x + 1)
+
+    assert calls(body, mesh, x, platform="cuda") == [("all_reduce", 2, False)]
+    for platform in ("cuda", "tpu"):
+        text = jax.jit(on_ranks(body, mesh)).trace(x).lower(lowering_platforms=(platform,)).as_text()
+        (barrier,) = re.findall(r"optimization_barrier (\S+), (\S+) :", text)
+        assert re.search(rf"{barrier[1]} = stablehlo.sine", text)
+        collective = r'"stablehlo.all_reduce"\(' if platform == "tpu" else r"custom_call @jaxcomm_all_reduce\(%\S+, "
+        result = re.search(r"(%\S+?):2 = stablehlo.optimization_barrier", text)[1]
+        assert re.search(rf"{collective}{result}#0", text), text
+    assert calls(lambda x: lax.psum(x, "gpu"), mesh, x) == []

@@ -1,0 +1,88 @@
+"""Two streams: times of small programs that can be drawn by hand."""
+
+import itertools
+import random
+
+import pytest
+
+from jaxcomm.simulate.program import Block, Exchange, Kernel, Loop, Task
+from jaxcomm.simulate.schedule import execute
+
+
+def _kernel(seconds, *needs):
+    return Task(Kernel("k", seconds, 0, "", ""), needs)
+
+
+def _exchange(seconds, *needs, asynchronous=True):
+    return Task(Exchange("psum", ("d",), None, seconds, "f", None, None, None, 0, asynchronous, ""), needs)
+
+
+def _run(*tasks):
+    return execute(Block(tasks), lambda work: work.flops if isinstance(work, Kernel) else work.count)
+
+
+def test_independent_work_overlaps():
+    """Kernels 0-3 and 3-5; a collective 0-4. The last kernel needs all: 5-6."""
+    found = _run(_kernel(3), _exchange(4), _kernel(2), _kernel(1, 0, 1, 2))
+    assert (found.time_s, found.compute_s, found.communication_s, found.exposed_s) == (6, 6, 4, 0)
+    assert (found.path_s, found.least_s, found.serial_s) == (5, 6, 10)
+
+
+def test_a_dependent_collective_is_exposed():
+    """Kernel 0-3, its collective 3-7, a kernel beside it 3-4, the user 7-8: three seconds of the collective alone."""
+    found = _run(_kernel(3), _exchange(4, 0), _kernel(1), _kernel(1, 1))
+    assert (found.time_s, found.exposed_s, found.path_s) == (8, 3, 8)
+
+
+def test_a_synchronous_collective_stops_computation():
+    """Kernel 0-3, collective 3-7, then the independent kernel 7-8 and the user 8-9."""
+    found = _run(_kernel(3), _exchange(4, 0, asynchronous=False), _kernel(1), _kernel(1, 1))
+    assert (found.time_s, found.exposed_s) == (9, 4)
+    assert found.serial_s == 9 and found.path_s == 8
+
+
+def test_a_synchronous_collective_waits_for_the_stream():
+    """An asynchronous collective runs 0-5. The synchronous one, ready at 1, waits for it; the last one comes after."""
+    found = _run(_exchange(5), _kernel(1), _exchange(2, 1, asynchronous=False), _exchange(1))
+    assert [(run.start_s, run.end_s) for run in found.runs] == [(0, 5), (0, 1), (5, 7), (7, 8)]
+
+
+def test_collectives_start_in_the_order_in_which_they_are_ready():
+    """As gradients of a backward pass: the last layer's are there first, but the first layer's come first in a tree."""
+    found = _run(_kernel(1), _kernel(1, 0), _kernel(1, 1), _exchange(2, 2), _exchange(2, 1), _exchange(2, 0))
+    assert {run.task.needs: run.start_s for run in found.runs if isinstance(run.task.work, Exchange)} == {
+        (0,): 1,
+        (1,): 3,
+        (2,): 5,
+    }
+    assert (found.time_s, found.exposed_s) == (7, 4)
+
+
+def test_a_loop_repeats_its_body_without_overlap():
+    """Five times 3 s + 4 s, with 1 s of each collective beside a kernel; and of two branches the slower one."""
+    body = Block((_kernel(3), _exchange(4, 0), _kernel(1)))
+    found = _run(Task(Loop("scan", (body,), 5, ""), ()), _exchange(1))
+    assert (found.time_s, found.compute_s, found.communication_s) == (35 + 1, 20, 21)
+    assert found.exposed_s == 5 * 3 + 1
+    assert found.path_s == 35
+    slower = _run(Task(Loop("cond", (Block((_kernel(2),)), body), 1, ""), ()))
+    assert slower.time_s == 7
+    assert [times for _, times in found.leaves()] == [5, 5, 5, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_order_beats_the_lower_bound_and_none_is_slower_than_serial(seed):
+    """Greedy schedules are within the sum of both streams (Graham)."""
+    make = random.Random(seed)
+    tasks = []
+    for index in range(40):
+        needs = tuple(sorted(make.sample(range(index), min(index, make.randrange(3)))))
+        kind = make.choice([_kernel, _exchange, lambda t, *n: _exchange(t, *n, asynchronous=False)])
+        tasks.append(kind(make.randrange(5), *needs))
+    found = _run(*tasks)
+    assert found.least_s <= found.time_s <= found.serial_s
+    ends = {id(run.task): run for run in found.runs}
+    for task in tasks:
+        assert all(ends[id(tasks[need])].end_s <= ends[id(task)].start_s for need in task.needs)
+    kernels = [run for run in found.runs if isinstance(run.task.work, Kernel)]
+    assert all(a.end_s <= b.start_s for a, b in itertools.pairwise(kernels))

@@ -1,0 +1,355 @@
+"""step(): the work that a jaxpr holds, and its time from the closed forms of its parts."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+from jaxcomm.simulate import Cluster, ClusterError, StepError, collective, step
+from jaxcomm.simulate.program import Exchange, Kernel, Reader
+
+MESH = AbstractMesh((4, 8), ("data", "model"))
+SIZES = {"data": 4, "model": 8}
+H100 = Cluster.load("dgx-h100")
+STEP = dataclasses.replace(
+    H100, compute=dataclasses.replace(H100.compute, flops_per_s=1e15, efficiency=0.5, kernel_s=2e-6)
+)
+ADAPTER = 50e9 * 0.97
+NVLINK = 450e9 * 0.78
+
+
+def _struct(*shape, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _sharded(f, ins, outs=None, mesh=MESH):
+    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=ins, out_specs=P() if outs is None else outs, check_vma=False))
+
+
+def _run(f, *args, ins, outs=None, **options):
+    return step(_sharded(f, ins, outs), args, mesh=MESH, cluster=STEP, **options)
+
+
+def test_a_product_and_its_exchange_take_the_time_of_both():
+    """2 M N K operations at half the peak, then a direct exchange in the domain of 8: bytes over the link."""
+    m, k, n = 4096, 2048, 8192
+
+    def f(x, w):
+        y = (x @ w).astype(jnp.bfloat16)
+        return jaxcomm.all_to_all(y, "model", 0, 0, tiled=True, algorithm="direct")
+
+    found = _run(f, _struct(m, k, dtype=jnp.bfloat16), _struct(k, n, dtype=jnp.bfloat16), ins=(P(), P()))
+    product = 2.0 * m * n * k / (1e15 * 0.5) + 2e-6
+    overhead_s, copy = STEP.copy
+    block = 2 * m * n / 8
+    exchange = 2.2e-6 + 5e-6 + overhead_s + block / copy + 7 * (0.5e-6 + block / NVLINK)
+    assert found.time_s == pytest.approx(product + exchange, rel=1e-6)
+    assert found.exposed_s == pytest.approx(exchange, rel=1e-6) and found.flops == 2.0 * m * n * k
+    assert found.band[0] < found.time_s < found.band[1]
+    assert "no measurement" in str(found) and "operations of products" in found.why
+
+
+def test_a_collective_of_jax_lax_overlaps_with_computation():
+    """The exchange of x and the product of y are independent: the step takes the longer one."""
+
+    def f(x, y):
+        return jax.lax.psum(x, "model"), y @ y
+
+    found = _run(f, _struct(1 << 10), _struct(8192, 8192), ins=(P(), P()))
+    product = 2.0 * 8192**3 / (1e15 * 0.5 / 2) + 2e-6  # float32 has half the peak of bfloat16
+    assert found.time_s == pytest.approx(product) and found.exposed_s == 0
+    assert "operations of products" in found.why
+    blocking = _run(lambda x, y: (jaxcomm.psum(x, "model"), y @ y), *_two(), ins=(P(), P()))
+    assert blocking.time_s == pytest.approx(product + blocking.communication_s)
+
+
+def _two():
+    return _struct(1 << 10), _struct(8192, 8192)
+
+
+def test_elementwise_work_takes_its_bytes():
+    """x and y are read once and the result is written once, whatever is computed between."""
+
+    def f(x, y):
+        z = jnp.tanh(x) * jnp.exp(y) + x
+        return jax.lax.psum(jnp.float32(1), "data"), z * z
+
+    size = 1 << 24
+    found = _run(f, _struct(size), _struct(size), ins=(P(), P()))
+    memory = STEP.memory_bytes_per_s * STEP.compute.memory_efficiency
+    assert found.compute_s == pytest.approx(3 * 4 * size / memory + 2e-6)
+    assert found.bytes == 3 * 4 * size
+
+
+def test_strided_groups_use_one_adapter_each():
+    """Ranks of an outer axis are in different domains: n - 1 blocks leave through the rank's own adapter."""
+    mesh = AbstractMesh((16, 8), ("data", "model"))
+    size = 16 << 20
+
+    def f(x):
+        return jaxcomm.all_to_all(x, "data", 0, 0, tiled=True, algorithm="direct")
+
+    found = step(_sharded(f, (P(),), mesh=mesh), [_struct(size)], mesh=mesh, cluster=STEP)
+    (row,) = found.collectives
+    assert (row.ranks, row.bytes) == (16, 4 * size)
+    assert row.simulated.bound_beta_s == pytest.approx(15 * 4 * size / 16 / ADAPTER)
+    assert row.simulated.bottleneck.startswith("leaf")
+
+
+def test_groups_that_share_a_taper_get_their_share():
+    """512 domains over two leaves at least: (n - 32) blocks of a group of 512 cross a spine of half the bandwidth."""
+    cluster = dataclasses.replace(Cluster.load("dgx-h100-taper2"), compute=STEP.compute)
+    mesh = AbstractMesh((512, 8), ("data", "model"))
+    size = 512 << 14
+
+    def f(x):
+        return jaxcomm.all_to_all(x, "data", 0, 0, tiled=True, algorithm="direct")
+
+    found = step(_sharded(f, (P(),), mesh=mesh), [_struct(size)], mesh=mesh, cluster=cluster)
+    (row,) = found.collectives
+    assert row.simulated.groups == {"nvlink": 1, "leaf": 32, "spine": 512}
+    assert row.simulated.bound_beta_s == pytest.approx((512 - 32) * 4 * size / 512 * 2 / ADAPTER)
+
+
+def test_a_permutation_over_reordered_axes_is_renumbered():
+    """("model", "data") numbers ranks column by column. A shift by 4 then stays in the domain."""
+
+    def f(x):
+        return jaxcomm.ppermute(x, ("model", "data"), [(i, (i + 4) % 32) for i in range(32)])
+
+    found = _run(f, _struct(1 << 22), ins=(P(),))
+    (row,) = found.collectives
+    assert row.simulated.bound_beta_s == pytest.approx(4 * (1 << 22) / NVLINK)
+    assert row.simulated.bottleneck.startswith("nvlink")
+
+
+def _blocks(f, *args, ins, trips=1):
+    reader = Reader(trips)
+    return reader, reader.block(jax.make_jaxpr(_sharded(f, ins))(*args))
+
+
+def test_control_flow_is_walked():
+    """scan, checkpoint, cond, while_loop, and the derivatives of custom_vjp."""
+
+    @jax.custom_vjp
+    def scaled(x):
+        return jaxcomm.psum(x, "model")
+
+    scaled.defvjp(lambda x: (scaled(x), None), lambda _, ct: (jaxcomm.pmax(ct, "data"),))
+
+    def loss(x):
+        def body(h, _):
+            return jaxcomm.psum(jnp.sin(h), "model"), None
+
+        h, _ = jax.lax.scan(jax.checkpoint(body), x, length=6)
+        return jnp.sum(scaled(h))
+
+    def f(x):
+        g = jax.grad(loss)(x)
+        g = jax.lax.cond(g[0] > 0, lambda y: jax.lax.all_gather(y, "data", tiled=True)[:4], lambda y: y, g)
+        return jax.lax.while_loop(lambda c: c[0] < 9, lambda c: (c[0] + 1, jax.lax.pmin(c[1], "data")), (0, g))[1]
+
+    found = _run(f, _struct(4), ins=(P(),), while_trips=7)
+    counts = {}
+    for row in found.collectives:
+        counts[row.op] = counts.get(row.op, 0) + row.count
+    # Backward: the transpose of a sum is a sum; sin is computed again, the sum of the forward pass is not needed.
+    assert counts == {"psum": 6 + 6, "pmax": 1, "all_gather": 1, "pmin": 7}
+    assert any("while" in note for note in found.notes) and any("cond" in note for note in found.notes)
+
+
+def test_every_collective_is_found_with_its_bytes():
+    def f(x):
+        lax = jax.lax
+        outs = [lax.psum(x, "data"), lax.pmean(x, ("data", "model")), lax.pmax(x, "data"), lax.pmin(x, "data")]
+        outs += [lax.all_gather(x, "data"), lax.psum_scatter(x, "data", tiled=True)]
+        outs += [lax.all_to_all(x, "model", 0, 0, tiled=True), lax.ppermute(x, "data", [(0, 1), (1, 0)])]
+        j = jaxcomm
+        outs += [j.psum(x, "data"), j.pmean(x, "data"), j.pmax(x, "data"), j.pmin(x, "data"), j.all_gather(x, "data")]
+        outs += [j.psum_scatter(x, "data", tiled=True), j.all_to_all(x, "model", 0, 0, tiled=True)]
+        outs += [j.ppermute(x, "data", [(0, 1), (1, 0)]), j.pbroadcast(x, "data", 2)]
+        return [out.sum() for out in outs]
+
+    reader, block = _blocks(f, _struct(32, 3), ins=(P(),))
+    found = list(block.exchanges())
+    ops = [e.op for e in found]
+    both = ["psum", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all", "ppermute"]
+    assert all(ops.count(op) >= 2 for op in both) and ops.count("pbroadcast") == 1
+    assert len(found) == 17 and {e.count for e in found} == {96}
+    assert {e.site.split(" ")[0].split(":")[0] for e in found} == {"test_step.py"}
+    assert [e.asynchronous for e in found] == [True] * 8 + [False] * 9
+    assert reader.meshes[0][0] == SIZES
+    _run(f, _struct(32, 3), ins=(P(),))
+
+
+def test_results_that_nothing_uses_take_no_time():
+    def f(x):
+        jaxcomm.psum(x, "data")
+        return jaxcomm.psum(x @ x, "model")
+
+    _, block = _blocks(f, _struct(8, 8), ins=(P(),))
+    assert [type(task.work) for task in block.tasks] == [Kernel, Exchange]
+
+
+def test_collective_products_and_experts():
+    """Rows of all 8 ranks times the weight, while they are gathered; choices of tokens over 8 ranks."""
+
+    def f(x, w):
+        return jaxcomm.all_gather_matmul(x, w, "model")
+
+    found = _run(f, _struct(128, 64), _struct(64, 32), ins=(P(), P()))
+    assert found.flops == 2.0 * (8 * 128) * 64 * 32
+    (row,) = found.collectives
+    assert (row.op, row.bytes) == ("all_gather", 4 * 128 * 64)
+
+    def g(x, w):
+        return jaxcomm.matmul_psum_scatter(x, w, "model")
+
+    found = _run(g, _struct(128, 64), _struct(64, 32), ins=(P(), P()))
+    assert found.flops == 2.0 * 128 * 64 * 32
+    (row,) = found.collectives
+    assert (row.op, row.bytes) == ("psum_scatter", 4 * 128 * 32)
+
+    def h(x, ids):
+        route = jaxcomm.moe.route(ids, "model", num_experts=16, capacity=256)
+        rows = jaxcomm.moe.dispatch(x, route)
+        return jaxcomm.moe.combine(rows, route)
+
+    found = _run(h, _struct(64, 32), _struct(64, 2, dtype=jnp.int32), ins=(P(), P()))
+    sizes = {row.bytes for row in found.collectives if "dispatch" in row.site or row.op == "all_to_all"}
+    assert 4 * 64 * 2 * 32 in sizes | {row.bytes for row in found.collectives}
+    assert any("equally many tokens" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("f", "shapes"),
+    [
+        (lambda a, b: a @ b, [(24, 40), (40, 56)]),
+        (lambda a, b: jnp.einsum("bij,bkj->bik", a, b), [(3, 24, 40), (3, 56, 40)]),
+        (
+            lambda a, b: jax.lax.conv_general_dilated(
+                a, b, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2
+            ),
+            [(2, 12, 12, 8), (3, 3, 4, 6)],
+        ),
+    ],
+)
+def test_operations_are_those_that_xla_counts(f, shapes):
+    args = [_struct(*shape) for shape in shapes]
+    counted = jax.jit(f).lower(*args).compile().cost_analysis()["flops"]
+    block = Reader(1).block(jax.make_jaxpr(f)(*args))
+    assert sum(task.work.flops for task in block.tasks) == pytest.approx(counted, rel=0.02)
+
+
+def test_views_do_not_separate_kernels():
+    """The second kernel needs the first result and its reshaped form; a product of the reshaped x needs no kernel."""
+
+    def f(x):
+        a = jnp.tanh(x)
+        return a.reshape(16, 64).T.reshape(64, 16) * 2, a + 1, x.reshape(16, 64) @ x
+
+    tasks = Reader(1).block(jax.make_jaxpr(f)(_struct(64, 16))).tasks
+    assert sorted((t.work.name, t.work.bytes, t.needs) for t in tasks) == [
+        ("dot_general", 4 * (1024 + 1024 + 16 * 16), ()),
+        ("fusion", 4 * 1024 * 3 + 2 * 4, ()),  # and two scalars
+    ]
+
+
+def test_slices_are_read_in_part():
+    def f(x, i):
+        return jax.lax.dynamic_slice(x, (i, 0), (4, 1000)) * 2
+
+    (task,) = Reader(1).block(jax.make_jaxpr(f)(_struct(1000, 1000), _struct(dtype=jnp.int32))).tasks
+    assert task.work.bytes == pytest.approx(2 * 4 * 4 * 1000, rel=0.01)
+
+
+def test_computation_outside_of_shard_map_is_noted():
+    inside = _sharded(lambda x: jax.lax.psum(x, "data"), (P(),))
+    found = step(lambda x: jnp.tanh(inside(x)), [_struct(64)], mesh=MESH, cluster=STEP)
+    assert any("outside of shard_map" in note for note in found.notes)
+
+
+def _psum(x):
+    return jax.lax.psum(x, "data")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"mesh": {"data": 8, "model": 4}}, StepError, r"step: mesh: The context mesh .*'data': 8"),
+        ({"mesh": {"data": 0}}, StepError, "mesh: expected names of axes with positive sizes"),
+        ({"step_fn": lambda x: x + 1}, StepError, "no collective"),
+        ({"while_trips": 0}, StepError, "while_trips must be at least 1, got 0"),
+        ({"fidelity": "bounds"}, StepError, "fidelity must be folded or full"),
+        ({"cluster": dataclasses.replace(STEP, compute=None)}, ClusterError, "device.flops_bf16: is missing"),
+        ({"cluster": dataclasses.replace(STEP, levels=STEP.levels[:1])}, ClusterError, "has 8 ranks, got 32"),
+    ],
+)  # fmt: skip
+def test_bad_arguments(change, error, message):
+    arguments = {"step_fn": _sharded(_psum, (P(),)), "args": [_struct(8)], "mesh": MESH, "cluster": STEP} | change
+    with pytest.raises(error, match=message):
+        step(arguments.pop("step_fn"), arguments.pop("args"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "axes", "message"),
+    [
+        ((4, 12), ("model",), "do not fill groups of 8 ranks evenly"),
+        ((8, 12), ("data",), "different rails"),
+    ],
+)
+def test_groups_that_do_not_fit_the_levels(sizes, axes, message):
+    mesh = AbstractMesh(sizes, ("data", "model"))
+    with pytest.raises(ClusterError, match=message):
+        step(
+            _sharded(lambda x: jax.lax.psum(x, axes), (P(),), mesh=mesh), [_struct(96)], mesh=mesh, cluster=STEP
+        )  # fmt: skip
+
+
+def test_a_torus_has_whole_dimensions_only():
+    torus = dataclasses.replace(Cluster.load("torus-512"), compute=STEP.compute)
+    mesh = AbstractMesh((64, 8), ("data", "model"))
+    size = 8 << 20
+
+    def f(x):
+        return jaxcomm.all_to_all(x, "model", 0, 0, tiled=True, algorithm="direct")
+
+    found = step(_sharded(f, (P(),), mesh=mesh), [_struct(size)], mesh=mesh, cluster=torus)
+    # A ring of even k: n m k / (8 beta), with k = n = 8.
+    expected = 8 * (4 * size / 8) * 8 / (8 * torus.levels[0].bytes_per_s)
+    assert found.collectives[0].simulated.bound_beta_s == pytest.approx(expected)
+    mesh = AbstractMesh((128, 4), ("data", "model"))
+    with pytest.raises(ClusterError, match="not whole dimensions of the torus 8x8x8"):
+        step(_sharded(f, (P(),), mesh=mesh), [_struct(size)], mesh=mesh, cluster=torus)
+
+
+@pytest.mark.deadline(120)
+def test_500_collectives_are_simulated_by_class():
+    """500 calls of 5 sizes in 4 places are 20 rows, and 5 simulations."""
+    mesh = AbstractMesh((1024, 8), ("data", "model"))
+
+    def f(x):
+        total = x
+        for index in range(125):
+            part = x[: 1024 << (index % 5)]
+            out = jax.lax.psum(part, "data") + jax.lax.psum(part + 1, "data")
+            out += jax.lax.psum(part + 2, "data") + jax.lax.psum(part + 3, "data")
+            total = total + out.sum()
+        return total
+
+    found = step(_sharded(f, (P(),), mesh=mesh), [_struct(1 << 20)], mesh=mesh, cluster=STEP)
+    assert sum(row.count for row in found.collectives) == 500
+    assert len({id(row.simulated) for row in found.collectives}) == 5
+    alone = collective("psum", _struct(1024), 1024, cluster=_one_per_domain())
+    assert min(row.time_s for row in found.collectives) == pytest.approx(alone.time_s, rel=1e-9)
+
+
+def _one_per_domain():
+    levels = STEP.spread(8192).levels
+    return dataclasses.replace(
+        STEP, levels=tuple(dataclasses.replace(level, ranks=max(level.ranks // 8, 1)) for level in levels)
+    )
