@@ -55,14 +55,13 @@ void InterProcessCall::Enter() {
   for (int32_t position = 0; position < program_->num_ranks(); ++position) {
     if (program_->process_of()[position] != process_) continue;
     const RankBuffers& own = buffers_[position];
-    auto* addresses = reinterpret_cast<uint64_t*>(block_.data + program_->addresses(position));
-    addresses[0] = reinterpret_cast<uint64_t>(own.input);
-    addresses[1] = reinterpret_cast<uint64_t>(own.output);
-    auto* signals = reinterpret_cast<std::atomic<uint32_t>*>(block_.data + program_->signals(position));
-    for (int32_t from = 0; from < program_->num_ranks(); ++from) new (&signals[from]) std::atomic<uint32_t>(0);
     const auto share = [&](uint64_t at, const void* data, int64_t bytes) {
       std::memcpy(block_.data + at, data, static_cast<size_t>(bytes));
     };
+    const uint64_t addresses[] = {reinterpret_cast<uint64_t>(own.input), reinterpret_cast<uint64_t>(own.output)};
+    share(program_->addresses(position), addresses, sizeof(addresses));
+    auto* signals = reinterpret_cast<std::atomic<uint32_t>*>(block_.data + program_->signals(position));
+    for (int32_t from = 0; from < program_->num_ranks(); ++from) new (&signals[from]) std::atomic<uint32_t>(0);
     if (program_->windowed(Space::kInput)) {
       share(program_->window(Space::kInput, position), own.input, program_->ReadBytes(position, spec_.slices));
     }
