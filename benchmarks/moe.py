@@ -1,83 +1,141 @@
-"""Times dispatch and combine of jaxcomm.moe on 8 CPU devices of one process.
+"""Times dispatch and combine of jaxcomm.moe on 8 CPU devices.
 
-Usage: python benchmarks/moe.py T K E d, for T tokens per rank, K choices, E experts and rows of d elements.
+Usage: python benchmarks/moe.py [T K E d]     8 devices of this process; T tokens per rank, K choices, E experts, rows
+                                              of d elements
+       python -m jaxcomm.run --processes 2 --devices 4 benchmarks/moe.py [T K E d]     2 processes of 4 devices
+
+A shaped link between two hosts needs root: tests/hosts/bench_moe.py.
+
+Options: --routing uniform | zipf | hot (half of all choices are of one rank's experts), --algorithm A (several are run
+in turn), --only-ours (leaves out the exchange with slots for the worst case, whose memory grows with n T min(K, M)).
 
 The same exchange by all_to_all of jax.lax and of jaxcomm, with slots for the worst case, runs in turn with it, and so
-do two copies of all rows by one thread into fresh memory. Prints medians in milliseconds. The memory of the worst case
-grows with n * T * min(K, M).
+do two copies of all rows of a process by one thread into memory that is in use. Prints medians in milliseconds of the
+slowest process.
 """
 
-import sys
+import argparse
+import json
+import os
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm import moe
 
-RANKS, ROUNDS = 8, 7
+ROUNDS = 7
 
 
-def worst_case(library, ids, x, weights, experts):
+def worst_case(library, ids, x, weights, experts, n):
     """Token t has slot t * min(K, M) + i at rank p for its i-th choice there."""
-    local, (tokens, choices) = experts // RANKS, ids.shape
+    local, (tokens, choices) = experts // n, ids.shape
     per_token = min(choices, local)
     rank = ids // local
     earlier = jnp.arange(choices)[:, None] > jnp.arange(choices)[None, :]
     place = jnp.sum((rank[:, :, None] == rank[:, None, :]) & earlier[None], -1)
     slot = (rank * tokens + jnp.arange(tokens)[:, None]) * per_token + place
-    sent = jnp.zeros((RANKS * tokens * per_token, x.shape[1]), x.dtype)
+    sent = jnp.zeros((n * tokens * per_token, x.shape[1]), x.dtype)
     sent = sent.at[slot.reshape(-1)].set(jnp.repeat(x, choices, axis=0))
     rows = library.all_to_all(sent, "rank", 0, 0, tiled=True)
     back = library.all_to_all(rows, "rank", 0, 0, tiled=True)
     return jnp.sum(back[slot] * weights[..., None], 1)
 
 
-def ours(ids, x, weights, experts, capacity):
+def ours(ids, x, weights, experts, capacity, algorithm):
     routing = moe.route(ids, "rank", num_experts=experts, capacity=capacity)
-    return moe.combine(moe.dispatch(x, routing), routing, weights)
+    rows = moe.dispatch(x, routing, algorithm=algorithm)
+    return moe.combine(rows, routing, weights, algorithm=algorithm)
 
 
-def main(tokens, choices, experts, width):
-    jax.config.update("jax_num_cpu_devices", RANKS)
-    mesh = jax.make_mesh((RANKS,), ("rank",), axis_types=(AxisType.Auto,))
+def draw_ids(rng, routing, tokens, choices, experts):
+    """Different experts for each token: Gumbel noise on the logarithm of their popularity."""
+    popularity = np.ones(experts)
+    if routing == "zipf":
+        popularity = 1 / np.arange(1, experts + 1)
+    elif routing == "hot":
+        popularity[: experts // 8] = 7  # half of all choices, of an eighth of the experts
+    noise = rng.gumbel(size=(tokens, experts))
+    return np.argsort(-(np.log(popularity) + noise), 1)[:, :choices].astype(np.int32)
+
+
+def slowest(seconds):
+    """The longest time of all processes, by round."""
+    if jax.process_count() == 1:
+        return seconds
+    return np.max(multihost_utils.process_allgather(np.asarray(seconds)), 0)
+
+
+def measure(tokens, choices, experts, width, routing, algorithms, with_others):
+    """Returns {name: median milliseconds}, and the bytes of the rows of all ranks, one way."""
+    devices = jax.devices()
+    n = len(devices)
+    mesh = jax.sharding.Mesh(np.array(devices), ("rank",), axis_types=(AxisType.Auto,))
     rng = np.random.default_rng(0)
     sharding = NamedSharding(mesh, P("rank"))
-    ids = np.argsort(rng.random((RANKS * tokens, experts)), 1)[:, :choices].astype(np.int32)
-    demand = np.bincount(ids.ravel() * RANKS // experts, minlength=RANKS).max()
-    x = rng.standard_normal((RANKS * tokens, width)).astype(np.float32)
+    ids = draw_ids(rng, routing, n * tokens, choices, experts)
+    demand = np.bincount(ids.ravel() * n // experts, minlength=n).max()
+    x = rng.standard_normal((n * tokens, width)).astype(np.float32)
     weights = rng.random(ids.shape).astype(np.float32)
-    arguments = [jax.device_put(a, sharding) for a in (ids, x, weights)]
+    arguments = [jax.make_array_from_callback(a.shape, sharding, lambda i, a=a: a[i]) for a in (ids, x, weights)]
 
     def program(body):
         f = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P("rank"), out_specs=P("rank"), check_vma=False))
         return lambda: jax.block_until_ready(f(*arguments))
 
-    source = np.ones((RANKS * tokens * choices, width), np.float32)
     runs = {
-        "jaxcomm.moe": program(lambda *a: ours(*a, experts, int(demand))),
-        "all_to_all of jaxcomm": program(lambda *a: worst_case(jaxcomm, *a, experts)),
-        "all_to_all of jax.lax": program(lambda *a: worst_case(lax, *a, experts)),
-        "two copies of the rows": lambda: (source.copy(), source.copy()),
+        f"jaxcomm.moe, {a or 'selected'}": program(lambda *b, a=a: ours(*b, experts, int(demand), a))
+        for a in algorithms
     }
-    results = {name: np.asarray(run()) for name, run in runs.items() if "rows" not in name}
-    for result in results.values():
-        np.testing.assert_allclose(result, results["jaxcomm.moe"], rtol=1e-4, atol=1e-4)
+    if with_others:
+        runs["all_to_all of jaxcomm"] = program(lambda *a: worst_case(jaxcomm, *a, experts, n))
+        runs["all_to_all of jax.lax"] = program(lambda *a: worst_case(lax, *a, experts, n))
+    results = [[np.asarray(s.data) for s in run().addressable_shards] for run in runs.values()]
+    for result in results:
+        for part, first in zip(result, results[0], strict=True):
+            np.testing.assert_allclose(part, first, rtol=1e-4, atol=1e-4)
+    source = np.ones((jax.local_device_count() * tokens * choices, width), np.float32)
+    target = np.ones_like(source)
+    runs["two copies of the rows"] = lambda: (np.copyto(target, source), np.copyto(target, source))
     times = {name: [] for name in runs}
     for _ in range(ROUNDS):
         for name, run in runs.items():
             begin = time.perf_counter()
             run()
             times[name].append(1e3 * (time.perf_counter() - begin))
-    print(f"T {tokens}, K {choices}, E {experts}, d {width}: {source.nbytes / 1e6:.0f} MB of rows each way")
-    for name, values in times.items():
-        print(f"  {name:24} {np.median(values):9.2f} ms")
+    return {name: float(np.median(slowest(t))) for name, t in times.items()}, n * tokens * choices * width * 4
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description="Times dispatch and combine of jaxcomm.moe.")
+    parser.add_argument("sizes", nargs="*", type=int, default=(1024, 8, 64, 1024), metavar="T K E d")
+    parser.add_argument("--routing", choices=("uniform", "zipf", "hot"), default="uniform")
+    parser.add_argument("--algorithm", action="append", choices=("direct", "hierarchical"))
+    parser.add_argument("--only-ours", action="store_true")
+    options = parser.parse_args(arguments)
+    tokens, choices, experts, width = options.sizes
+    algorithms = options.algorithm or (None,)
+    times, row_bytes = measure(*options.sizes, options.routing, algorithms, not options.only_ours)
+    if jax.process_index() == 0:
+        print(
+            f"T {tokens}, K {choices}, E {experts}, d {width}, {options.routing}, {jax.process_count()} processes: "
+            f"{row_bytes / 1e6:.0f} MB of rows each way"
+        )
+        for name, value in times.items():
+            print(f"  {name:28} {value:9.2f} ms")
+        print(json.dumps(times), flush=True)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:] or (1024, 8, 64, 1024)))
+    if "JAX_NUM_PROCESSES" in os.environ:
+        jax.config.update("jax_platforms", "cpu")
+        jaxcomm.distributed.initialize()
+    else:
+        jax.config.update("jax_num_cpu_devices", 8)
+    main()

@@ -29,7 +29,6 @@ namespace nb = nanobind;
 #undef JAXCOMM_COLLECTIVE
 
 extern "C" XLA_FFI_Error* MoeCheckExecute(XLA_FFI_CallFrame*);
-extern "C" XLA_FFI_Error* DispatchExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* DoneExecute(XLA_FFI_CallFrame*);
 
 namespace jaxcomm {
@@ -54,10 +53,6 @@ nb::dict CpuTargets() {
   nb::dict check;
   check["execute"] = Capsule(&MoeCheckExecute);
   targets["jaxcomm_moe_check"] = check;
-  nb::dict dispatch;
-  dispatch["instantiate"] = Capsule(&AllToAllVInstantiate);
-  dispatch["execute"] = Capsule(&DispatchExecute);
-  targets["jaxcomm_dispatch"] = dispatch;
   nb::dict done;
   done["execute"] = Capsule(&DoneExecute);
   targets["jaxcomm_done"] = done;

@@ -235,13 +235,6 @@ def ranks_per_node_of(ctx: Any, call: Call, platform: str) -> int:
     return _place(mesh, call, rows, platform, _compat.is_exported(ctx))[0]
 
 
-def in_one_process(ctx: Any, call: Call) -> bool:
-    """Whether the groups of a call on CPU devices, which is being lowered, belong to this process."""
-    mesh = ctx.module_context.axis_context.mesh
-    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
-    return len(_place(mesh, call, rows, "cpu", _compat.is_exported(ctx))[2]["processes"]) == 0
-
-
 def _manual(axis_context: Any, run: Callable[..., Any], xs: Sequence[Any], avals_out: Sequence[Any]) -> Any:
     """run(*xs) with all mesh axes manual: axis_index and custom calls need that.
 

@@ -28,7 +28,7 @@ def read(path):
 
 def test_the_list_is_complete():
     assert [name for _, name, _ in ROWS] == _core.plan.collectives()
-    assert set(NATIVE.values()) | {"combine"} == set(_core.plan.collectives())  # combine: jaxcomm.moe
+    assert set(NATIVE.values()) | {"dispatch", "combine"} == set(_core.plan.collectives())  # of jaxcomm.moe
 
 
 @pytest.mark.parametrize(("enumerator", "name", "handler"), ROWS)

@@ -24,11 +24,12 @@ struct CallSpec {
   // Elements of a block that are contiguous in memory (BlockLayout in cpu/copy.h). 0: all.
   int64_t input_contiguous_count = 0;
   int64_t output_contiguous_count = 0;
-  int64_t row_count = 0;    // all_to_all_v, combine: elements of a row
-  int64_t choices = 0;      // combine: choices of a token
-  int64_t num_experts = 0;  // combine: of all ranks
-  int64_t per_choice = 0;   // combine: not 0: rows of choices are not added
+  int64_t row_count = 0;    // all_to_all_v, dispatch, combine: elements of a row
+  int64_t choices = 0;      // dispatch, combine: choices of a token
+  int64_t num_experts = 0;  // dispatch, combine: of all ranks
+  int64_t per_choice = 0;   // dispatch, combine: not 0: each choice has a row of its own
   int64_t home = 0;         // combine: not 0: rows are added in the order of the choices, whatever their nodes
+  int64_t weighted = 0;     // combine: not 0: each choice has a weight
   ReduceOp reduce_op = ReduceOp::kSum;
   int32_t root = 0;                // broadcast: position in the group
   std::vector<int32_t> source_of;  // permute: position in the group, by position; -1: none
@@ -65,12 +66,15 @@ void VisitOtherAttributes(Spec& spec, const Visit& visit) {
     case Collective::kAllToAllV:
       visit("row_count", spec.row_count);
       break;
+    case Collective::kDispatch:
     case Collective::kCombine:
       visit("row_count", spec.row_count);
       visit("choices", spec.choices);
       visit("num_experts", spec.num_experts);
       visit("per_choice", spec.per_choice);
+      if (spec.collective == Collective::kDispatch) break;
       visit("home", spec.home);
+      visit("weighted", spec.weighted);
       break;
     case Collective::kAllGather:
       visit("output_contiguous_count", spec.output_contiguous_count);

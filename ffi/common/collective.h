@@ -25,7 +25,8 @@ constexpr const char* Name(Collective collective) {
 
 // Plans of these collectives are over lists of rows, which are known at run time only.
 constexpr bool OfLists(Collective collective) {
-  return collective == Collective::kAllToAllV || collective == Collective::kCombine;
+  return collective == Collective::kAllToAllV || collective == Collective::kDispatch ||
+         collective == Collective::kCombine;
 }
 
 constexpr bool Reduces(Collective collective) {

@@ -5,6 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "cpu/row_lists.h"
+
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -36,8 +38,6 @@ constexpr int64_t kRemoteTileBytes = 128 << 10;
 // line that is about to be overwritten. For smaller outputs, they evict results that the next op would find in the
 // cache.
 constexpr int64_t kStreamBytes = 32 << 20;
-// Shorter rows are copied through the caches, even to large outputs.
-constexpr int64_t kMinStreamedRowBytes = 1024;
 
 }  // namespace
 
@@ -174,14 +174,16 @@ bool Execution::Read(bool readable, int32_t pid) {
 }
 
 bool Execution::RunStep(const Plan& plan, const Step& step) {
+  if (program_->tokens.choices > 0 && step.count > 0) {
+    const int32_t pid = RowLists(*program_, buffers_, slices_).Run(plan, step);
+    return Read(pid == 0, pid);
+  }
   switch (step.kind) {
     case StepKind::kCopy:
     case StepKind::kPut:
     case StepKind::kGet:
-      if (program_->tokens.choices > 0) break;
       return program_->of_lists() ? MoveLists(step) : Move(step.dst, step.src, step.count);
     case StepKind::kReduce:
-      if (program_->tokens.choices > 0) break;
       return RunReduce(plan, step);
     case StepKind::kZero:
       ZeroElements(ViewOf(step.dst), step.dst.offset, step.count, program_->item_bytes);
@@ -197,7 +199,6 @@ bool Execution::RunStep(const Plan& plan, const Step& step) {
     case StepKind::kWait:
       return true;
   }
-  CombineTokens(plan.rank);
   return true;
 }
 
@@ -231,88 +232,10 @@ bool Execution::MoveLists(const Step& step) {
       }
       slice.size += next.size;
     }
-    if (!MoveSlice(step, slice)) return false;
-  }
-  if (buffers_[step.dst.rank].index != nullptr && step.src.rank == step.dst.rank) ZeroRest(step.dst.rank);
-  return true;
-}
-
-bool Execution::MoveSlice(const Step& step, const Slice& slice) {
-  const int64_t row = program_->row_count;
-  const Place to = {step.dst.rank, Space::kOutput, slice.output_offset * row};
-  const int32_t* const index = buffers_[step.src.rank].index;
-  if (index == nullptr) {
-    return Move(to, {step.src.rank, Space::kInput, slice.input_offset * row}, slice.size * row);
-  }
-  const int64_t bytes = row * program_->item_bytes;
-  char* dst = buffers_[to.rank].output + to.offset * program_->item_bytes;
-  const char* const src = buffers_[step.src.rank].input;
-  const bool stream = program_->stream && bytes >= kMinStreamedRowBytes;
-  for (int64_t i = 0; i < slice.size; ++i, dst += bytes) {
-    CopyBytes(dst, src + index[slice.input_offset + i] * bytes, bytes, stream);
+    const Place from = {step.src.rank, Space::kInput, slice.input_offset * row};
+    if (!Move({step.dst.rank, Space::kOutput, slice.output_offset * row}, from, slice.size * row)) return false;
   }
   return true;
-}
-
-// Zeroes the rows of the output of `rank` that no slice fills.
-void Execution::ZeroRest(int32_t rank) {
-  std::vector<std::pair<int64_t, int64_t>> filled;
-  for (int32_t from = 0; from < num_ranks_; ++from) {
-    for (int64_t i = 0; i < slices_.per_pair(); ++i) {
-      const Slice slice = slices_.At(from, rank, i);
-      if (slice.size > 0) filled.emplace_back(slice.output_offset, slice.output_offset + slice.size);
-    }
-  }
-  std::sort(filled.begin(), filled.end());
-  const int64_t bytes = program_->row_count * program_->item_bytes;
-  filled.emplace_back(program_->output.block_count / program_->row_count, 0);
-  int64_t end = 0;
-  for (const auto& [begin, next] : filled) {
-    if (begin > end) std::memset(buffers_[rank].output + end * bytes, 0, static_cast<size_t>((begin - end) * bytes));
-    end = next;
-  }
-}
-
-// Adds the rows of each token of `rank`, in the order of its choices.
-void Execution::CombineTokens(int32_t rank) {
-  const Program::Tokens& tokens = program_->tokens;
-  const RankBuffers& own = buffers_[rank];
-  const int64_t row = program_->row_count, bytes = row * program_->item_bytes;
-  const int64_t num_rows = row > 0 ? program_->output.block_count / row : 0;
-  const int64_t width = tokens.combine != nullptr && program_->item_bytes == 8 ? 8 : 4;  // of a weight
-  const int64_t per_row = tokens.per_choice ? 1 : tokens.choices;
-  std::vector<const void*> rows(static_cast<size_t>(per_row));
-  std::vector<char> weights(static_cast<size_t>(per_row * width));
-  std::vector<int32_t> ends(static_cast<size_t>(tokens.num_nodes));
-  const int32_t ranks_per_node = num_ranks_ / tokens.num_nodes;
-  for (int64_t t = 0; t < num_rows; ++t) {
-    int32_t num = 0;
-    for (int32_t node = 0; node < tokens.num_nodes; ++node) {
-      for (int64_t k = 0; k < per_row; ++k) {
-        const int64_t choice = t * per_row + k;
-        if (own.index[choice] < 0) continue;
-        const auto from = static_cast<int32_t>(own.expert[choice] / tokens.experts_per_rank);
-        if (tokens.num_nodes > 1 && from / ranks_per_node != node) continue;
-        rows[num] = buffers_[from].input + own.index[choice] * bytes;
-        if (own.weights != nullptr) {
-          std::memcpy(&weights[num * width], static_cast<const char*>(own.weights) + choice * width, width);
-        }
-        ++num;
-      }
-      ends[node] = num;
-    }
-    char* const y = own.output + t * bytes;
-    if (num == 0) {
-      std::memset(y, 0, static_cast<size_t>(bytes));
-    } else if (tokens.per_choice) {
-      CopyBytes(y, static_cast<const char*>(rows[0]), bytes, false);
-    } else if (tokens.combine != nullptr) {
-      tokens.combine(y, {rows.data(), own.weights != nullptr ? weights.data() : nullptr, ends.data(), tokens.num_nodes},
-                     row);
-    } else {
-      program_->reduce(y, rows.data(), num, row);
-    }
-  }
 }
 
 std::pair<int32_t, int32_t> Execution::WaitingPair() {

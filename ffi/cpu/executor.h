@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "cpu/combine_rows.h"
 #include "cpu/copy.h"
 #include "cpu/reduce.h"
+#include "cpu/token_layout.h"
 #include "plan/plan.h"
 #include "plan/slices.h"
 #include "transport/control_segment.h"
@@ -33,14 +33,7 @@ struct Program {
   bool stream = false;        // writes to outputs bypass the caches
   // Elements of a row, if the elements of the plans are lists of rows; -1: they are those of the buffers.
   int64_t row_count = -1;
-  // combine: how the rows of a token are added.
-  struct Tokens {
-    int64_t choices = 0;  // 0: not a combine
-    int64_t experts_per_rank = 1;
-    int32_t num_nodes = 1;        // that round their sums
-    bool per_choice = false;      // rows are not added
-    CombineFn combine = nullptr;  // null: Program::reduce, without weights
-  } tokens;
+  TokenLayout tokens;  // dispatch, combine
 
   // Fills in moved_bytes and stream.
   static std::shared_ptr<const Program> Make(std::vector<Plan> plans, BlockLayout input, BlockLayout output,
@@ -49,6 +42,10 @@ struct Program {
   static std::shared_ptr<Program> MakeOfLists(std::vector<Plan> plans, int64_t input_count, int64_t output_count,
                                               int64_t row_count, int64_t item_bytes, int32_t type);
   bool of_lists() const { return row_count >= 0; }
+  int64_t scratch_bytes(size_t rank) const {
+    const int64_t count = plans[rank].scratch_count;
+    return tokens.choices > 0 ? tokens.ScratchBytes(count) : count * item_bytes;
+  }
 };
 
 // Puts and signals to the ranks of other nodes.
@@ -70,8 +67,7 @@ struct RankBuffers {
   std::atomic<uint32_t>* signals = nullptr;   // counts signals to this rank, by sender; null: private counters
   ControlSegment* control_segment = nullptr;  // of the process that runs the rank; null: this process
   RemoteTransport* remote = nullptr;          // not null: the rank is on another node; the fields above are unused
-  // all_to_all_v: the row of the input for each row of the slices, and rows that no slice fills become zero; null: the
-  // rows of the slices are those of the input. combine: the slot of each choice.
+  // dispatch: the row of the input for each packed choice. combine: the slot of each choice.
   const int32_t* index = nullptr;
   const int32_t* expert = nullptr;  // combine: of each choice
   const void* weights = nullptr;    // combine: of each choice, or null
@@ -111,9 +107,6 @@ class Execution {
   bool RunReduce(const Plan& plan, const Step& step);
   bool Move(const Place& dst, const Place& src, int64_t count);
   bool MoveLists(const Step& step);
-  bool MoveSlice(const Step& step, const Slice& slice);
-  void ZeroRest(int32_t rank);
-  void CombineTokens(int32_t rank);
   bool Read(bool readable, int32_t pid);
   View ViewOf(const Place& place) const;
 

@@ -55,19 +55,19 @@ void InterProcessCall::Enter() {
   for (int32_t position = 0; position < program_->num_ranks(); ++position) {
     if (program_->process_of()[position] != process_) continue;
     const RankBuffers& own = buffers_[position];
-    auto* addresses = reinterpret_cast<uint64_t*>(block_.data + program_->addresses(position));
-    addresses[0] = reinterpret_cast<uint64_t>(own.input);
-    addresses[1] = reinterpret_cast<uint64_t>(own.output);
+    const auto share = [&](uint64_t at, const void* data, int64_t bytes) {
+      std::memcpy(block_.data + at, data, static_cast<size_t>(bytes));
+    };
+    const uint64_t addresses[] = {reinterpret_cast<uint64_t>(own.input), reinterpret_cast<uint64_t>(own.output)};
+    share(program_->addresses(position), addresses, sizeof(addresses));
     auto* signals = reinterpret_cast<std::atomic<uint32_t>*>(block_.data + program_->signals(position));
     for (int32_t from = 0; from < program_->num_ranks(); ++from) new (&signals[from]) std::atomic<uint32_t>(0);
     if (program_->windowed(Space::kInput)) {
-      std::memcpy(block_.data + program_->window(Space::kInput, position), own.input,
-                  static_cast<size_t>(program_->input_bytes()));
+      share(program_->window(Space::kInput, position), own.input, program_->ReadBytes(position, spec_.slices));
     }
-    if (program_->program()->of_lists() && program_->windowed(Space::kOutput)) {
-      // Rows that no rank writes keep the values that the output starts with.
-      std::memcpy(block_.data + program_->window(Space::kOutput, position), own.output,
-                  static_cast<size_t>(program_->output_bytes()));
+    if (program_->lists_bytes() > 0) share(program_->lists(position), own.index, program_->lists_bytes());
+    if (program_->keeps_output()) {  // rows that no rank writes keep the values that the output starts with
+      share(program_->window(Space::kOutput, position), own.output, program_->output_bytes());
     }
   }
   std::string error;
@@ -151,6 +151,7 @@ void InterProcessCall::Begin() {
       at.input = reinterpret_cast<const char*>(addresses[0]);
       at.output = reinterpret_cast<char*>(addresses[1]);
       at.input_pid = at.output_pid = other->peer->pid();
+      if (program_->lists_bytes() > 0) at.index = reinterpret_cast<const int32_t*>(block + program_->lists(position));
       if (program_->windowed(Space::kInput)) {
         at.input = block + program_->window(Space::kInput, position);
         at.input_pid = 0;
@@ -347,7 +348,7 @@ void* InterProcessCall::DestinationOf(uint64_t fingerprint, int32_t rank, Space 
   int64_t size = 0;
   if (space == Space::kOutput) size = program_->output_bytes();
   if (space == Space::kScratch) {
-    size = program_->program()->plans[rank].scratch_count * program_->program()->item_bytes;
+    size = program_->program()->scratch_bytes(static_cast<size_t>(rank));
   }
   if (offset_bytes < 0 || bytes > size || offset_bytes > size - bytes) return nullptr;
   if ((state_.fetch_add(1) & (kDone | kFailed)) != 0) {

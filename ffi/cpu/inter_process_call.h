@@ -56,7 +56,7 @@ class InterProcessCall : public MessageHandler,
     int64_t run_id = 0;  // XLA's run id
     std::shared_ptr<const CallNames> names;
     BoundedWait wait;  // since the first device of this process arrived
-    Slices slices;     // all_to_all_v
+    Slices slices;     // all_to_all_v, dispatch, combine
   };
   enum class AdvanceResult { kWaiting, kMoved, kOver };
 

@@ -55,6 +55,11 @@ uint64_t Hash(uint64_t hash, const Place& place) {
 uint64_t Hash(const Program& program) {
   uint64_t hash = Mix(static_cast<uint64_t>(program.type), static_cast<uint64_t>(program.item_bytes));
   hash = Mix(hash, static_cast<uint64_t>(program.row_count));
+  const TokenLayout& tokens = program.tokens;
+  for (const int64_t number : {tokens.choices, tokens.experts_per_rank, int64_t{tokens.per_choice},
+                               int64_t{tokens.rounds_nodes}, tokens.weight_bytes}) {
+    hash = Mix(hash, static_cast<uint64_t>(number));
+  }
   for (const BlockLayout& layout : {program.input, program.output}) {
     for (const int64_t size : {layout.num_blocks, layout.block_count, layout.contiguous_count}) {
       hash = Mix(hash, static_cast<uint64_t>(size));
@@ -100,6 +105,9 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
     in_order->stream = false;  // windows are read soon
     program_ = std::move(in_order);
   }
+  if (of_tokens() && !program_->tokens.combines && access.read[kInput]) {
+    lists_bytes_ = program_->tokens.num_choices() * int64_t{sizeof(int32_t)};
+  }
   windowed_[kScratch] = true;  // jaxcomm's own memory: always in the block, where peers can access it
 
   for (int32_t position = 0; position < num_ranks(); ++position) {
@@ -112,14 +120,26 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
     };
     offsets.addresses = place(2 * sizeof(uint64_t));
     offsets.signals = place(static_cast<uint64_t>(num_ranks()) * sizeof(uint32_t));
+    if (lists_bytes_ > 0) offsets.lists = place(static_cast<uint64_t>(lists_bytes_));
     if (windowed_[kInput]) offsets.windows[kInput] = place(static_cast<uint64_t>(input_bytes_));
     if (windowed_[kOutput]) offsets.windows[kOutput] = place(static_cast<uint64_t>(output_bytes_));
-    offsets.windows[kScratch] =
-        place(static_cast<uint64_t>(program_->plans[position].scratch_count * program_->item_bytes));
+    offsets.windows[kScratch] = place(static_cast<uint64_t>(program_->scratch_bytes(static_cast<size_t>(position))));
     offsets.end = next;
   }
   fingerprint_ = Hash(*program_);
   for (const bool windowed : windowed_) fingerprint_ = Mix(fingerprint_, windowed ? 1 : 0);
+}
+
+int64_t InterProcessProgram::ReadBytes(int32_t position, const Slices& slices) const {
+  if (!of_tokens() || !program_->tokens.combines) return input_bytes_;
+  int64_t slots = 0;
+  for (int32_t home = 0; home < slices.num_ranks(); ++home) {
+    for (int64_t i = 0; i < slices.per_pair(); ++i) {
+      const Slice slice = slices.At(home, position, i);
+      if (slice.size > 0) slots = std::max(slots, slice.output_offset + slice.size);
+    }
+  }
+  return slots * program_->tokens.row_bytes;
 }
 
 uint64_t InterProcessProgram::block_bytes(int32_t process) const {

@@ -32,11 +32,20 @@ class InterProcessProgram {
   const BlockLayout& output_layout() const { return output_layout_; }  // of XLA's buffer
   bool windowed(Space space) const { return windowed_[static_cast<size_t>(space)]; }
 
+  // Bytes of the input of a rank that other ranks may read. Behind the last group of a combine, they read nothing.
+  int64_t ReadBytes(int32_t position, const Slices& slices) const;
+
   // Size of the block that a process contributes.
   uint64_t block_bytes(int32_t process) const;
   // Offsets in the block of the process that runs the rank at `position`.
   uint64_t addresses(int32_t position) const { return offsets_[position].addresses; }  // input, output: uint64_t[2]
   uint64_t signals(int32_t position) const { return offsets_[position].signals; }      // atomic<uint32_t>[num_ranks]
+  // dispatch: RankBuffers::index, which ranks of other processes read; 0 bytes elsewhere.
+  uint64_t lists(int32_t position) const { return offsets_[position].lists; }
+  int64_t lists_bytes() const { return lists_bytes_; }
+  // all_to_all_v: windows of outputs start with the values of the outputs.
+  bool keeps_output() const { return program_->of_lists() && !of_tokens() && windowed(Space::kOutput); }
+  bool of_tokens() const { return program_->tokens.choices > 0; }  // dispatch or combine
   uint64_t window(Space space, int32_t position) const {
     return offsets_[position].windows[static_cast<size_t>(space)];
   }
@@ -48,6 +57,7 @@ class InterProcessProgram {
   struct RankOffsets {
     uint64_t addresses = 0;
     uint64_t signals = 0;
+    uint64_t lists = 0;
     std::array<uint64_t, 3> windows = {};
     uint64_t end = 0;
   };
@@ -58,6 +68,7 @@ class InterProcessProgram {
   BlockLayout output_layout_;
   int64_t input_bytes_;
   int64_t output_bytes_;
+  int64_t lists_bytes_ = 0;
   std::array<bool, 3> windowed_ = {};
   std::vector<RankOffsets> offsets_;
   uint64_t fingerprint_;

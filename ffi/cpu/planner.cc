@@ -32,20 +32,38 @@ StatusOr<std::shared_ptr<const Program>> MakeProgram(const CallSpec& spec, const
   const bool of_lists = OfLists(spec.collective);
   // The sizes of lists are known at run time only. Selection assumes that each rank sends all rows, evenly.
   const int64_t plan_item_bytes = of_lists ? input_count * item_bytes / spec.group_size : item_bytes;
-  const StatusOr<Choice> choice = Select(*request, spec.algorithm, plan_item_bytes,
+  // Rows that are not added in the node go home directly.
+  const bool by_choice = spec.collective == Collective::kCombine && (spec.home != 0 || spec.per_choice != 0);
+  const StatusOr<Choice> choice = Select(*request, by_choice ? "direct" : spec.algorithm, plan_item_bytes,
                                          MachineOf(cost_params, resources, spec.group_size, spec.ranks_per_node));
   JAXCOMM_RETURN_IF_ERROR(choice.status());
   if (of_lists) {
     const auto program = Program::MakeOfLists(BuildAll(*choice->algorithm, choice->request), input_count, output_count,
                                               spec.row_count, item_bytes, static_cast<int32_t>(dtype));
-    if (spec.collective == Collective::kCombine) {
-      program->tokens.choices = spec.choices;
-      program->tokens.experts_per_rank = spec.num_experts / spec.group_size;
-      program->tokens.num_nodes = spec.home != 0 || spec.per_choice != 0 ? 1 : request->geometry.num_nodes;
-      program->tokens.per_choice = spec.per_choice != 0;
-      program->tokens.combine = FindCombine(dtype);
-      program->reduce = FindReduce(dtype, ReduceOp::kSum);
-      program->moved_bytes = input_count * item_bytes * spec.group_size;
+    if (spec.collective != Collective::kAllToAllV) {
+      if (spec.choices < 1 || spec.num_experts < 1 || spec.num_experts % spec.group_size != 0) {
+        return InvalidArgumentError("attributes of the routing are not valid");
+      }
+      const bool combines = spec.collective == Collective::kCombine;
+      TokenLayout& tokens = program->tokens;
+      const auto rows_of = [&](int64_t count) { return spec.row_count > 0 ? count / spec.row_count : 0; };
+      tokens.choices = spec.choices;
+      tokens.experts_per_rank = spec.num_experts / spec.group_size;
+      tokens.num_rows = rows_of(combines ? output_count : input_count);
+      tokens.num_slots = rows_of(combines ? input_count : output_count);
+      tokens.row_bytes = spec.row_count * item_bytes;
+      tokens.per_choice = spec.per_choice != 0;
+      tokens.combines = combines;
+      tokens.hierarchical = choice->algorithm->supports.hierarchical;
+      tokens.num_nodes = request->geometry.num_nodes;
+      tokens.ranks_per_node = request->geometry.ranks_per_node;
+      if (combines) {
+        tokens.rounds_nodes = !by_choice;
+        tokens.weight_bytes = spec.weighted == 0 ? 0 : dtype == DType::kF64 ? 8 : 4;
+        tokens.combine = FindCombine(dtype);
+        program->reduce = FindReduce(dtype, ReduceOp::kSum);
+        program->moved_bytes = input_count * item_bytes * spec.group_size;
+      }
     }
     return std::shared_ptr<const Program>(program);
   }

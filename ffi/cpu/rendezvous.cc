@@ -26,7 +26,7 @@ struct Rendezvous::GroupCall {
   Key key;
   std::unique_ptr<char[]> scratch;
   std::unique_ptr<Execution> execution;
-  Slices slices;  // all_to_all_v
+  Slices slices;  // all_to_all_v, dispatch, combine
 };
 
 // Shared by all calls of a group that spans processes.
@@ -199,8 +199,9 @@ void Rendezvous::Start(const std::shared_ptr<GroupCall>& group_call, const Parti
     return FailCall(*group_call, slices.status());
   }
   group_call->slices = *slices;
-  for (const RankBuffers& buffers : group_call->buffers) {
-    const Status checked = CheckRows(spec_, participant, buffers);
+  for (size_t i = 0; i < group_call->buffers.size(); ++i) {
+    const Status checked =
+        CheckRows(spec_, participant, group_call->buffers[i], group_call->slices, static_cast<int32_t>(i));
     if (checked.ok()) continue;
     FailRun(participant.run_id, checked);
     return FailCall(*group_call, checked);
@@ -211,13 +212,13 @@ void Rendezvous::Start(const std::shared_ptr<GroupCall>& group_call, const Parti
   if (!made.ok()) return FailCall(*group_call, WithPrefix(Prefix(), made.status()));
   const std::shared_ptr<const Program>& program = *made;
   int64_t scratch_bytes = 0;
-  for (const Plan& plan : program->plans) scratch_bytes += plan.scratch_count * program->item_bytes;
+  for (size_t i = 0; i < program->plans.size(); ++i) scratch_bytes += program->scratch_bytes(i);
   if (scratch_bytes > 0) {
     group_call->scratch = TakeScratch(static_cast<size_t>(scratch_bytes));
     char* next = group_call->scratch.get();
     for (size_t i = 0; i < group_call->buffers.size(); ++i) {
       group_call->buffers[i].scratch = next;
-      next += program->plans[i].scratch_count * program->item_bytes;
+      next += program->scratch_bytes(i);
     }
   }
   group_call->execution = std::make_unique<Execution>(program, group_call->buffers, group_call->slices);

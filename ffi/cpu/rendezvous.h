@@ -33,7 +33,7 @@ struct Participant {
   DType dtype = DType::kF32;
   int64_t input_count = 0;
   int64_t output_count = 0;
-  const void* table = nullptr;  // all_to_all_v: of Slices; the same on all ranks
+  const void* table = nullptr;  // all_to_all_v, dispatch, combine: of Slices; the same on all ranks
   bool wide_table = false;
   int64_t table_count = 0;
   // As in RankBuffers.

@@ -10,11 +10,12 @@
 
 namespace jaxcomm {
 
-// The checked slices of an all_to_all_v; none for other collectives.
+// The checked slices of an all_to_all_v, a dispatch or a combine; none for other collectives.
 StatusOr<Slices> CheckedSlices(const CallSpec& spec, const Participant& participant, int64_t group);
 
 // Checks the rows that a rank names itself. A routing is plain data, which a program may change. participant: any rank
-// of the call.
-Status CheckRows(const CallSpec& spec, const Participant& participant, const RankBuffers& buffers);
+// of the call. position: of the rank with these buffers.
+Status CheckRows(const CallSpec& spec, const Participant& participant, const RankBuffers& buffers, const Slices& slices,
+                 int32_t position);
 
 }  // namespace jaxcomm

@@ -8,7 +8,7 @@ namespace {
 
 ffi::Future ExecuteCombine(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi::S32> rank, ffi::AnyBuffer rows,
                            ffi::Buffer<ffi::S32> slot, ffi::Buffer<ffi::S32> expert, ffi::AnyBuffer weights,
-                           ffi::Result<ffi::AnyBuffer> y) {
+                           ffi::Buffer<ffi::S32> table, ffi::Result<ffi::AnyBuffer> y) {
   const std::optional<DType> dtype = FromFfi(rows.element_type());
   const bool wide = rows.element_type() == ffi::DataType::F64;
   if (!dtype || y->element_type() != rows.element_type() || slot.element_count() != expert.element_count() ||
@@ -17,6 +17,8 @@ ffi::Future ExecuteCombine(CpuCallState* state, ffi::RunId run, ffi::Buffer<ffi:
     return Failed(InvalidArgumentError("jaxcomm: combine: element types or sizes of the operands do not match"));
   }
   Participant participant = ParticipantOf(run, rank, *dtype, rows, y);
+  participant.table = table.untyped_data();
+  participant.table_count = static_cast<int64_t>(table.element_count());
   participant.index = slot.typed_data();
   participant.index_count = static_cast<int64_t>(slot.element_count());
   participant.expert = expert.typed_data();
@@ -36,6 +38,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CombineExecute, ExecuteCombine,
                                   .Arg<ffi::Buffer<ffi::S32>>()  // slot of each choice, or -1
                                   .Arg<ffi::Buffer<ffi::S32>>()  // expert of each choice
                                   .Arg<ffi::AnyBuffer>()         // weight of each choice; empty: ones
+                                  .Arg<ffi::Buffer<ffi::S32>>()  // table of plan/slices.h, as of dispatch
                                   .Ret<ffi::AnyBuffer>());       // y
 
 }  // namespace jaxcomm

@@ -66,5 +66,8 @@ const Support kPowerOfTwoRanks = {[](const Request& request) { return IsPowerOfT
 const Support kSeveralNodes = {
     [](const Request& request) { return request.geometry.num_nodes > 1 && request.geometry.ranks_per_node > 1; },
     "several nodes of several ranks", true};
+// Preferred between hosts only: where rows can be read in place, a second copy saves nothing.
+const Support kNetworkOfNodes = {[](const Request& request) { return request.geometry.num_nodes > 1; }, "several nodes",
+                                 true};
 
 }  // namespace jaxcomm

@@ -1,12 +1,101 @@
-// Plans of combine: rank r adds the rows that list r of every rank holds. The plans are those of reduce_scatter over
+// Plans of combine: rank r adds the rows that list r of every rank holds. The plans are those of a reduce_scatter over
 // lists. The executor reads at run time which rows they are, and adds them in the order of the choices.
+#include "plan/builder.h"
 #include "plan/partition.h"
 
 namespace jaxcomm {
+namespace {
+
+// Direct: reads the rows where they lie. Ranks that cannot be read put theirs into the scratch of the rank that adds
+// them: n lists, which hold at most T K rows. n - 1 messages of b.
+Plan DirectCombine(const Request& request, int32_t rank) {
+  const int32_t n = request.geometry.num_ranks();
+  const int64_t b = request.block_count;
+  Builder plan(request, rank);
+  for (int32_t d = 1; d < n; ++d) {
+    const int32_t home = (rank + d) % n;
+    if (CanRead(request.geometry, home, rank)) continue;
+    plan.Move(plan.Input(home * b), Builder::At(home, Space::kScratch, rank * b), b);
+    plan.Signal(home);
+  }
+  std::vector<Place> sources;
+  bool receives = false;
+  for (int32_t from = 0; from < n; ++from) {
+    if (CanRead(request.geometry, rank, from)) {
+      sources.push_back(Builder::At(from, Space::kInput, rank * b));
+      continue;
+    }
+    plan.Wait(from);
+    sources.push_back(plan.Scratch(from * b));
+    receives = true;
+  }
+  plan.Reduce(sources, plan.Output(0), b);
+  return std::move(plan).Finish(receives ? n * b : 0);
+}
+
+// Hierarchical: local rank l of a node adds the rows of its node for each of its rail peers, and puts the sums to it.
+// One row per token and node crosses between nodes. The rail peer first puts the lists of its choices: they say which
+// rows belong to one token, and have the weights. They are moved to a second place, so that the plan shows when they
+// are read. No area of scratch is used twice.
+// Source: deepseek-ai/DeepEP:deep_ep/include/deep_ep/impls/hybrid_combine.cuh.
+Plan HierarchicalCombine(const Request& request, int32_t rank) {
+  const Geometry& geometry = request.geometry;
+  const int32_t nodes = geometry.num_nodes;
+  const int32_t locals = geometry.ranks_per_node;
+  const int32_t node = geometry.node(rank);
+  const int32_t local = geometry.local(rank);
+  const int64_t b = request.block_count;
+  Builder plan(request, rank);
+
+  enum Area { kReceivedLists, kLists, kSums, kReceivedSums, kNumAreas };
+  // At a rank of node `at`: the place for what node `other` sends or gets.
+  const auto area = [&](Area which, int32_t at, int32_t other) {
+    return (int64_t{which} * (nodes - 1) + (at + nodes - other) % nodes - 1) * b;
+  };
+  const auto rail = [&](int32_t d) { return (node + d) % nodes * locals + local; };
+  for (int32_t d = 1; d < nodes; ++d) {
+    const int32_t target = (node + d) % nodes;
+    plan.Move(plan.Input(rank * b), Builder::At(rail(d), Space::kScratch, area(kReceivedLists, target, node)), b);
+    plan.Signal(rail(d));
+  }
+  for (int32_t d = nodes - 1; d > 0; --d) {
+    const int32_t home = (node + d) % nodes;
+    plan.Wait(rail(d));
+    plan.Move(plan.Scratch(area(kReceivedLists, node, home)), plan.Scratch(area(kLists, node, home)), b);
+    std::vector<Place> sources;
+    for (int32_t i = 0; i < locals; ++i) {
+      sources.push_back(Builder::At(node * locals + i, Space::kInput, rail(d) * b));
+    }
+    const Place sums = plan.Scratch(area(kSums, node, home));
+    plan.Reduce(sources, sums, b);
+    plan.Move(sums, Builder::At(rail(d), Space::kScratch, area(kReceivedSums, home, node)), b);
+    plan.Signal(rail(d));
+  }
+  for (int32_t d = 1; d < nodes; ++d) plan.Wait(rail(d));
+  std::vector<Place> sources;
+  for (int32_t from = 0; from < nodes; ++from) {
+    if (from != node) {
+      sources.push_back(plan.Scratch(area(kReceivedSums, node, from)));
+      continue;
+    }
+    for (int32_t i = 0; i < locals; ++i) {
+      sources.push_back(Builder::At(node * locals + i, Space::kInput, rank * b));
+    }
+  }
+  plan.Reduce(sources, plan.Output(0), b);
+  return std::move(plan).Finish(int64_t{kNumAreas} * (nodes - 1) * b);
+}
+
+}  // namespace
 
 template <>
 const std::vector<Algorithm>& Table<Collective::kCombine>() {
-  static const std::vector<Algorithm> table = {*FindAlgorithm(Collective::kReduceScatter, "direct")};
+  static const std::vector<Algorithm> table = {
+      {"direct", "pytorch/pytorch:torch/csrc/distributed/c10d/intra_node_comm.cu (first half of two-shot)",
+       kAnyGeometry, DirectCombine},
+      {"hierarchical", "deepseek-ai/DeepEP:deep_ep/include/deep_ep/impls/hybrid_combine.cuh", kNetworkOfNodes,
+       HierarchicalCombine},
+  };
   return table;
 }
 

@@ -77,5 +77,6 @@ extern const Support kOneAddressSpace;
 extern const Support kOneNodeWithMultimem;
 extern const Support kPowerOfTwoRanks;
 extern const Support kSeveralNodes;
+extern const Support kNetworkOfNodes;
 
 }  // namespace jaxcomm

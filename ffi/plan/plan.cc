@@ -8,6 +8,7 @@ int64_t InputCount(const Request& request) {
   switch (request.collective) {
     case Collective::kAllToAll:
     case Collective::kAllToAllV:
+    case Collective::kDispatch:
     case Collective::kReduceScatter:
     case Collective::kCombine:
       return request.geometry.num_ranks() * request.block_count;
@@ -26,6 +27,7 @@ int64_t OutputCount(const Request& request) {
   switch (request.collective) {
     case Collective::kAllToAll:
     case Collective::kAllToAllV:
+    case Collective::kDispatch:
     case Collective::kAllGather:
       return request.geometry.num_ranks() * request.block_count;
     case Collective::kAllReduce:

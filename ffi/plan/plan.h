@@ -84,6 +84,7 @@ struct Geometry {
 //                   input   output
 //   all_to_all      n * b   n * b    output block j of rank r is input block r of rank j
 //   all_to_all_v    n       n        as all_to_all; an element is a list of slices (slices.h), so b is 1
+//   dispatch        n       n        as all_to_all; an element is the list of rows of one pair of ranks, so b is 1
 //   all_gather      b       n * b
 //   all_reduce      b       b
 //   reduce_scatter  n * b   b        rank r gets the sum of block r of all ranks

@@ -13,6 +13,7 @@ int64_t BlockCount(Collective collective, int64_t num_ranks, int64_t input_count
     case Collective::kReduceScatter:
       return output_count;
     case Collective::kAllToAllV:
+    case Collective::kDispatch:
     case Collective::kCombine:
       return 1;
     case Collective::kBarrier:

@@ -115,7 +115,10 @@ StatusOr<Choice> Select(const Request& request, const std::string& name, int64_t
 
   std::vector<Candidate> candidates;
   for (const Algorithm& algorithm : table) {
-    if (algorithm.supports(request) && !lacks_ll(algorithm) && algorithm.protocol != Protocol::kMultimem)
+    // Rows of a list that can be read in place are best read there: a message to a node saves no copies.
+    const bool in_place = OfLists(request.collective) && request.geometry.all_addressable;
+    if (algorithm.supports(request) && !lacks_ll(algorithm) && algorithm.protocol != Protocol::kMultimem &&
+        !(in_place && algorithm.supports.hierarchical))
       candidates.push_back(Tune(algorithm, request, item_bytes, machine));
   }
   if (candidates.empty()) return InvalidArgumentError("no algorithm supports this request");

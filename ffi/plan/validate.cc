@@ -273,6 +273,7 @@ class Validator {
     switch (request_.collective) {
       case Collective::kAllToAll:
       case Collective::kAllToAllV:
+      case Collective::kDispatch:
         for (int32_t j = 0; j < n; ++j) promise.push_back({j * b, (j + 1) * b, {j, (rank - j) * b}});
         break;
       case Collective::kAllGather:

@@ -36,6 +36,7 @@ double BytesInto(const Request& request, double item_bytes, int64_t n, int64_t g
     }
     case Collective::kBarrier:
     case Collective::kAllToAllV:  // how much they send is not part of the request
+    case Collective::kDispatch:
     case Collective::kCombine:
       return 0;
   }

@@ -91,15 +91,25 @@ def _dispatch_by_exchange(*args, layout):
     """Packs the rows by expert and sends them to the slots."""
     *xs, slot, expert, table, starts = args
     whole = slices(table, starts)
-    tokens = slot.shape[0]
     order = _order(slot, expert, _own(whole, layout.call), layout)
-    if len(xs) == 1:
-        packed = [xs[0][order] if tokens else jnp.zeros((0, *xs[0].shape[1:]), xs[0].dtype)]
-    else:
-        joined = jnp.concatenate([_as_bytes(x) for x in xs], 1)
-        packed = [joined[order] if tokens else joined]
-    zeros = jnp.zeros((layout.capacity, packed[0].shape[1]), packed[0].dtype)
-    (y,) = (exchange(p, zeros, whole, call=layout.call) for p in packed)
+    joined = _join(xs)
+    packed = joined[order] if slot.shape[0] else jnp.zeros((0, joined.shape[1]), joined.dtype)
+    zeros = jnp.zeros((layout.capacity, packed.shape[1]), packed.dtype)
+    return _parts(exchange(packed, zeros, whole, call=_of_slices(layout.call)), xs)
+
+
+def _of_slices(call):
+    """The call as one of ragged_all_to_all, which has other algorithms."""
+    return call if call.algorithm == "xla" else dataclasses.replace(call, algorithm=None)
+
+
+def _join(xs):
+    """One array with the rows of all; bytes if there are several."""
+    return xs[0] if len(xs) == 1 else jnp.concatenate([_as_bytes(x) for x in xs], 1)
+
+
+def _parts(y, xs):
+    """The inverse of _join, for rows that have travelled."""
     if len(xs) == 1:
         return [y]
     results, at = [], 0
@@ -122,7 +132,7 @@ def _combine_by_exchange(rows, *args, layout, ranks_per_node):
     whole = slices(table, starts)
     n, total = table.shape
     zeros = jnp.zeros((slot.size, rows.shape[1]), rows.dtype)
-    packed = exchange(rows, zeros, reverse(whole), call=layout.call)
+    packed = exchange(rows, zeros, reverse(whole), call=_of_slices(layout.call))
     place = _packed(slot, expert, _own(whole, layout.call))
     if layout.per_choice:
         return packed.at[place].get(mode="fill", fill_value=0)
@@ -148,43 +158,50 @@ def _order(slot, expert, vectors, layout):
 
 
 def _lower_dispatch(ctx, *args, platform, layout):
-    if _is_native(ctx, layout, platform) and len(args) == 5:
+    if ctx.avals_in[-4].shape[1] > 0 and _is_native(layout, platform):
         return _lower_native_dispatch(ctx, *args, platform=platform, layout=layout)
     run = functools.partial(_dispatch_by_exchange, layout=layout)
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 
 
-def _is_native(ctx, layout, platform):
-    """Whether rows move by jaxcomm's own dispatch and combine: on CPU devices of one process."""
-    return (
-        platform == "cpu"
-        and layout.call.algorithm is None
-        and not _lowering.uses_xla(layout.call, platform)
-        and _lowering.in_one_process(ctx, layout.call)
-    )
+def _is_native(layout, platform):
+    """Whether rows move by jaxcomm's own dispatch and combine: on CPUs."""
+    return platform == "cpu" and not _lowering.uses_xla(layout.call, platform)
 
 
 def _lower_native_dispatch(ctx, *args, platform, layout):
-    def run(x, slot, expert, table, starts):
+    def run(*args):
+        *xs, slot, expert, table, starts = args
         whole = slices(table, starts)
         order = _order(slot, expert, _own(whole, layout.call), layout)
-        return dispatch_rows_p.bind(x, order, whole, layout=layout)
+        operands = _compat.equally_varying(_join(xs), order, whole)
+        total, choices = table.shape[1], slot.shape[1]
+        return _parts(dispatch_rows_p.bind(*operands, layout=layout, num_experts=total, choices=choices), xs)
 
-    return _compat.mlir.lower_fun(run, multiple_results=False)(ctx, *args)
+    return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 
 
 def _no_xla(*xs):
     raise AssertionError("only calls that use jaxcomm's own collectives are lowered here")
 
 
-def _lower_dispatch_rows(ctx, *args, platform, layout):
+def _attributes(rows, layout, num_experts, choices):
+    return {
+        "row_count": np.int64(rows.shape[1]),
+        "choices": np.int64(choices),
+        "num_experts": np.int64(num_experts),
+        "per_choice": np.int64(layout.per_choice),
+    }
+
+
+def _lower_dispatch_rows(ctx, *args, platform, layout, num_experts, choices):
     return _lowering.lower(
         ctx,
         *args,
         platform=platform,
         call=layout.call,
         target="jaxcomm_dispatch",
-        attributes=lambda x, n: {"row_count": np.int64(x.shape[1])},
+        attributes=lambda x, n: _attributes(x, layout, num_experts, choices),
         alone=None,
         xla=_no_xla,
     )
@@ -194,16 +211,16 @@ def _lower_native_combine(ctx, rows, *args, platform, layout):
     total = ctx.avals_in[-1].shape[0]
 
     def run(rows, *args):
-        *weights, slot, expert, _, _ = args
+        *weights, slot, expert, table, starts = args
         adds = jnp.float64 if rows.dtype == jnp.float64 else jnp.float32
         own = weights[0].astype(adds) if weights else jnp.zeros(0, adds)
-        operands = _compat.equally_varying(rows, slot, expert, own)
-        return combine_rows_p.bind(*operands, layout=layout, num_experts=total)
+        operands = _compat.equally_varying(rows, slot, expert, own, slices(table, starts))
+        return combine_rows_p.bind(*operands, layout=layout, num_experts=total, weighted=bool(weights))
 
     return _compat.mlir.lower_fun(run, multiple_results=False)(ctx, rows, *args)
 
 
-def _lower_combine_rows(ctx, *args, platform, layout, num_experts):
+def _lower_combine_rows(ctx, *args, platform, layout, num_experts, weighted):
     choices = ctx.avals_in[1].shape[1]
     return _lowering.lower(
         ctx,
@@ -212,11 +229,9 @@ def _lower_combine_rows(ctx, *args, platform, layout, num_experts):
         call=layout.call,
         target="jaxcomm_combine",
         attributes=lambda rows, n: {
-            "row_count": np.int64(rows.shape[1]),
-            "choices": np.int64(choices),
-            "num_experts": np.int64(num_experts),
-            "per_choice": np.int64(layout.per_choice),
+            **_attributes(rows, layout, num_experts, choices),
             "home": np.int64(layout.reduce == "home"),
+            "weighted": np.int64(weighted),
         },
         alone=None,
         xla=_no_xla,
@@ -233,7 +248,7 @@ def _adds_natively(dtype, weighted, reduce):
 def _lower_combine(ctx, *args, platform, layout):
     rows, weighted = ctx.avals_in[0], len(args) > 5
     exact = layout.per_choice or _adds_natively(rows.dtype, weighted, layout.reduce)
-    if exact and ctx.avals_in[-4].shape[1] > 0 and _is_native(ctx, layout, platform):
+    if exact and ctx.avals_in[-4].shape[1] > 0 and _is_native(layout, platform):
         return _lower_native_combine(ctx, *args, platform=platform, layout=layout)
     per_node = _lowering.ranks_per_node_of(ctx, layout.call, platform)
     run = functools.partial(_combine_by_exchange, layout=layout, ranks_per_node=per_node)
@@ -395,12 +410,12 @@ combine_p = register(
 # Inside the lowering of the two: what the executor does.
 dispatch_rows_p = register(
     "moe_dispatch_rows",
-    shape=lambda x, order, table, *, layout: x.update(shape=(layout.capacity, x.shape[1]), weak_type=False),
+    shape=lambda x, order, table, *, layout, **_: x.update(shape=(layout.capacity, x.shape[1]), weak_type=False),
     lower=_lower_dispatch_rows,
 )
 combine_rows_p = register(
     "moe_combine_rows",
-    shape=lambda rows, slot, expert, weights, *, layout, num_experts: rows.update(
+    shape=lambda rows, slot, expert, weights, table, *, layout, **_: rows.update(
         shape=(slot.size if layout.per_choice else slot.shape[0], rows.shape[1]), weak_type=False
     ),
     lower=_lower_combine_rows,

@@ -22,7 +22,8 @@ def dispatch(
       x: pytree of (T, ...) arrays, or (T, K, ...) per choice. All leaves travel in one exchange.
       routing: result of route().
       per_choice: each choice has a row of its own.
-      algorithm: a name from ``jaxcomm.algorithms("ragged_all_to_all")``, or "xla" for XLA's own collective.
+      algorithm: "direct", "hierarchical" (one row per token and node crosses between nodes; the default between
+        hosts), or "xla" for XLA's own ragged_all_to_all.
       max_sms: the most multiprocessors of a GPU that the call occupies; None means JAXCOMM_MAX_SMS.
 
     Returns:
@@ -128,7 +129,7 @@ def _layout(op, routing, per_choice, algorithm, max_sms):
     if not isinstance(routing, Routing):
         raise TypeError(f"{op}: routing must be the result of jaxcomm.moe.route, got {type(routing).__name__}")
     _check.axes(op, routing.call.axes)
-    _check.algorithm(op, "all_to_all_v", algorithm)
+    _check.algorithm(op, op.removeprefix("moe."), algorithm)
     call = dataclasses.replace(
         routing.call, op=op, algorithm=algorithm, max_sms=_check.max_sms(op, max_sms), site=_check.call_site()
     )

@@ -81,6 +81,7 @@ std::vector<int32_t> Expected(const CallSpec& spec, const std::vector<std::vecto
       block(spec.root, 0);
       break;
     case Collective::kAllToAllV:
+    case Collective::kDispatch:
     case Collective::kCombine:
     case Collective::kBarrier:
       break;

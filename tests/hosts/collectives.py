@@ -1,5 +1,6 @@
 """Program of test_collectives.py for every process: collectives.py <what>. Process 0 prints JSON lines."""
 
+import functools
 import json
 import os
 import sys
@@ -164,30 +165,50 @@ def ragged(mesh):
     assert all(map(same, run(*arguments), (want, sent, kept))), "after an error"
 
 
+def routings(n, rng):
+    """Tables of ids, (n, 6, 3): any experts, one for all, those of one rank, a rank without choices, none at all."""
+    ids = rng.integers(-1, 2 * n, (n, 6, 3)).astype(np.int32)
+    silent = ids.copy()
+    silent[n // 2] = -1
+    return ids, np.full_like(ids, 2 * n - 1), np.abs(ids) % 2, silent, np.full_like(ids, -1), ids[:, :, :1] + 0 * ids
+
+
 def experts(mesh):
     """A token's rows go to its experts and back, each times a number of the expert; and the gradient of that."""
     n, spec = mesh.size, P("i")
     rng = np.random.default_rng(6)
-    ids = rng.integers(-1, 2 * n, (n, 6, 3)).astype(np.int32)
     x = rng.integers(-9, 9, (n, 6, 5)).astype(np.float32)
-    weights = rng.integers(1, 4, ids.shape).astype(np.float32)
+    weights = rng.integers(1, 4, (n, 6, 3)).astype(np.float32)
 
-    def body(ids, x, weights):
-        r = jaxcomm.moe.route(ids[0], "i", num_experts=2 * n, align=4)
+    def body(ids, x, weights, reduce, algorithm):
+        r = jaxcomm.moe.route(ids[0], "i", num_experts=2 * n, align=4, capacity=n * 18 + 6, reduce=reduce)
 
         def layer(x):
-            rows = jaxcomm.moe.dispatch(x, r)
+            rows, tokens = jaxcomm.moe.dispatch((x, x.astype(np.int8)), r, algorithm=algorithm)
             expert = jax.numpy.repeat(jax.numpy.arange(2), r.group_sizes, total_repeat_length=len(rows))
             number = 1.0 + expert + 2 * jax.lax.axis_index("i")
-            return jaxcomm.moe.combine(rows * number[:, None].astype(x.dtype), r, weights[0])
+            rows = (rows + tokens.astype(x.dtype)) / 2 * number[:, None].astype(x.dtype)
+            return jaxcomm.moe.combine(rows, r, weights[0], algorithm=algorithm)
 
         y, back = jax.vjp(layer, x[0])
-        return y[None], back(y)[0][None]
+        each = jaxcomm.moe.combine(jaxcomm.moe.dispatch(x[0], r), r, per_choice=True)
+        return y[None], 2 * back(y)[0][None], each[None]
 
-    run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
-    factor = np.where(ids >= 0, weights * (ids + 1), 0).sum(2)[..., None].astype(np.float32)
-    got = run(*(place(a, NamedSharding(mesh, spec)) for a in (ids, x, weights)))
-    assert all(map(same, got, (factor * x, factor**2 * x))), "moe"
+    checked = 0
+    for reduce, algorithm in (("node", None), ("home", None), ("node", "direct"), ("node", "hierarchical")):
+        wrapped = lambda *a, options=(reduce, algorithm): body(*a, *options)  # noqa: E731
+        run = jax.jit(jax.shard_map(wrapped, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False))
+        for ids in routings(n, rng):
+            factor = np.where(ids >= 0, weights * (ids + 1), 0).sum(2)[..., None].astype(np.float32)
+            each = np.where(ids[..., None] >= 0, x[:, :, None], 0).astype(np.float32)
+            try:
+                got = run(*(place(a, NamedSharding(mesh, spec)) for a in (ids, x, weights)))
+            except ValueError as error:
+                assert algorithm == "hierarchical" and "needs several nodes" in str(error), error
+                break
+            assert all(map(same, got, (factor * x, factor**2 * x, each))), ("moe", reduce, algorithm, ids)
+            checked += 1
+    return checked
 
 
 def values(mesh):
@@ -197,6 +218,42 @@ def values(mesh):
     ragged(mesh)
     experts(mesh)
     return {"checked": checked}
+
+
+MOE_SIZES = 512, 8, 64, 1024  # tokens per rank, choices, experts, elements of a row
+MOE_CALLS = 3
+
+
+def moe_ids(n):
+    tokens, choices, experts, _ = MOE_SIZES
+    return np.argsort(np.random.default_rng(7).random((n * tokens, experts)), 1)[:, :choices].astype(np.int32)
+
+
+def moe_traffic(mesh):
+    """Dispatches and combines a few times with each algorithm, while the test counts bytes."""
+    tokens, _, experts, width = MOE_SIZES
+    ids = moe_ids(mesh.size)
+    demand = int(np.bincount(ids.ravel() * mesh.size // experts).max())
+    x = np.random.default_rng(8).integers(-9, 9, (mesh.size * tokens, width)).astype(np.float32)
+    ones = np.ones(ids.shape, np.float32)
+
+    def body(ids, x, weights, algorithm):
+        r = jaxcomm.moe.route(ids, "i", num_experts=experts, capacity=demand)
+        return jaxcomm.moe.combine(jaxcomm.moe.dispatch(x, r, algorithm=algorithm), r, weights, algorithm=algorithm)
+
+    placed = [place(a, NamedSharding(mesh, ROWS)) for a in (ids, x, ones)]
+    runs = {}
+    for algorithm in ("hierarchical", "direct"):
+        f = functools.partial(body, algorithm=algorithm)
+        f = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=ROWS, out_specs=ROWS, check_vma=False))
+        runs[algorithm] = lambda f=f: jax.block_until_ready(f(*placed))
+        assert same(runs[algorithm](), ids.shape[1] * x)
+    for run in runs.values():
+        print(json.dumps({"ready": True}), flush=True)
+        sys.stdin.readline()
+        print(json.dumps({"seconds": median_s(run, MOE_CALLS)}), flush=True)
+        sys.stdin.readline()
+    return {}
 
 
 def median_s(run, repetitions):
@@ -263,7 +320,12 @@ if __name__ == "__main__":
         os.environ["JAX_COORDINATOR_ADDRESS"], int(os.environ["JAX_NUM_PROCESSES"]), int(os.environ["JAX_PROCESS_ID"])
     )
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
-    outcome = {"values": values, "small_all_to_all": small_all_to_all, "large_psum": large_psum}[sys.argv[1]](mesh)
+    outcome = {
+        "values": values,
+        "small_all_to_all": small_all_to_all,
+        "large_psum": large_psum,
+        "moe_traffic": moe_traffic,
+    }[sys.argv[1]](mesh)
     if jax.process_index() == 0:
         print(json.dumps(outcome), flush=True)
     sys.stdin.readline()

@@ -7,6 +7,7 @@ import sys
 
 import netns
 import pytest
+from collectives import MOE_CALLS, MOE_SIZES, moe_ids
 
 RATE_BITS_PER_S, DELAY_S = 1e9, 0.2e-3
 CHAIN = 4  # of collectives.py
@@ -105,3 +106,45 @@ def test_large_psum_fills_the_link(capsys, monkeypatch, tmp_path):
               f"{ring * 1e3:.0f} ms; {sent_bytes / plan_bytes:.3f} times the plan's bytes sent")  # fmt: skip
     assert plan_bytes <= sent_bytes < 1.1 * plan_bytes  # headers of packets, and acknowledgements
     assert measured < 2 * ideal_s  # the measured time is printed above; docs/guide/processes.md quotes it
+
+
+def moe_bytes(ids, hierarchical, hosts=2):
+    """Bytes that host 0 sends in a dispatch and a combine with weights, of rows of floats."""
+    tokens, choices, experts, width = MOE_SIZES
+    n = len(ids) // tokens
+    to_host = ids.reshape(n, tokens, choices) // (experts // hosts)
+    sent = 0
+    for rank in range(n):
+        own = rank * hosts // n
+        there = to_host[rank] == 1 - own
+        entries, rows = int(there.sum()), int(there.any(1).sum())
+        if hierarchical:  # rows there or their sums from there; who has the tokens sends lists, and weights
+            list_bytes = -(-4 * entries // 64) * 64
+            sent += rows * 4 * width + (3 * list_bytes if own == 0 else 0)
+        else:
+            sent += entries * 4 * width
+    return sent
+
+
+@pytest.mark.full
+@pytest.mark.timing
+def test_moe_sends_one_row_per_token_and_host(capsys):
+    with netns.Hosts(2, rate_bits_per_s=RATE_BITS_PER_S, delay_s=DELAY_S) as hosts:
+        run = Run(hosts, "moe_traffic", [[2, 2], [2, 2]])
+        seconds = {}
+        for algorithm in ("hierarchical", "direct"):
+            for process in range(4):
+                assert run.wait_for(process) == {"ready": True}
+            before = hosts.counters(0).sent_bytes
+            run.go_on()
+            seconds[algorithm] = max(run.wait_for(process)["seconds"] for process in range(4))
+            sent = (hosts.counters(0).sent_bytes - before) / MOE_CALLS
+            want = moe_bytes(moe_ids(8), algorithm == "hierarchical")
+            with capsys.disabled():
+                print(f"\ndispatch and combine, {algorithm}: {seconds[algorithm] * 1e3:.0f} ms, "
+                      f"{sent / 1e6:.2f} MB sent, {want / 1e6:.2f} MB of rows and lists")  # fmt: skip
+            assert want <= sent < 1.1 * want  # headers of packets, acknowledgements, counts of route
+            run.go_on()
+        assert run.wait_for() == {}
+        run.finish()
+    assert seconds["hierarchical"] < seconds["direct"] / 1.8

@@ -88,7 +88,7 @@ MUTANTS = [
     Mutant(
         "ranks of a round share the scratch of the first",
         RENDEZVOUS,
-        "      next += program->plans[i].scratch_count * program->item_bytes;\n",
+        "      next += program->scratch_bytes(i);\n",
         "",
         "test_planner",
     ),

@@ -125,7 +125,7 @@ MUTANTS = [
     Mutant(
         "sizes of scratch in elements, not bytes",
         CALL,
-        "    size = program_->program()->plans[rank].scratch_count * program_->program()->item_bytes;",
+        "    size = program_->program()->scratch_bytes(static_cast<size_t>(rank));",
         "    size = program_->program()->plans[rank].scratch_count;",
         "test_inter_process_endings test_inter_process_call",
     ),

@@ -3,7 +3,8 @@
 from mutation.hand import Mutant
 
 ROUTING, EXCHANGE = "jaxcomm/moe/routing.py", "jaxcomm/moe/exchange.py"
-EXECUTOR, COMBINE, CHECK = "ffi/cpu/executor.cc", "ffi/cpu/combine_rows.cc", "ffi/plan/routing.cc"
+COMBINE, CHECK = "ffi/cpu/combine_rows.cc", "ffi/plan/routing.cc"
+LISTS, SUMS, PLAN = "ffi/cpu/row_lists.cc", "ffi/cpu/token_sums.cc", "ffi/plan/combine.cc"
 QUANTIZED, EIGHT = "jaxcomm/moe/quantized.py", "tests/moe/test_quantized.py::test_"
 PLACES = "tests/moe/test_routing.py::test_"
 ROWS = "tests/moe/test_payload.py::test_"
@@ -89,17 +90,17 @@ MUTANTS = [
     Mutant("the last rank may overflow", CHECK, "r < n && bounded", "r + 1 < n && bounded", "test_plan"),
     Mutant(
         "rows behind the last group keep what they had",
-        EXECUTOR,
-        "  filled.emplace_back(program_->output.block_count / program_->row_count, 0);\n",
+        LISTS,
+        "  filled.emplace_back(tokens_.num_slots, 0);\n",
         "",
-        f"{ROWS}values",
+        "test_row_lists",
     ),
     Mutant(
         "choices without a row shift the weights",
-        EXECUTOR,
-        "std::memcpy(&weights[num * width]",
-        "std::memcpy(&weights[k * width]",
-        f"{ROWS}values {ROWS}dropped_choices_are_zero",
+        LISTS,
+        "std::memcpy(weights + n * tokens_.weight_bytes",
+        "std::memcpy(weights + c * tokens_.weight_bytes",
+        "test_row_lists",
     ),
     Mutant(
         "sums of nodes are not rounded",
@@ -114,6 +115,92 @@ MUTANTS = [
         "weights != nullptr ? weights + from : nullptr",
         "weights",
         "test_combine_rows",
+    ),
+    Mutant(
+        "a message has each row once per choice",
+        LISTS,
+        "    if (number_of[row] < 0) {",
+        "    if (entry >= 0) {",
+        "test_row_lists",
+    ),
+    Mutant(
+        "forwarded rows are one off",
+        LISTS,
+        "CopyBytes(OutputRow(to, slot), rows + number * tokens_.row_bytes",
+        "CopyBytes(OutputRow(to, slot), rows + (number > 0 ? number - 1 : 0) * tokens_.row_bytes",
+        "test_row_lists",
+    ),
+    Mutant("rows of all ranks are forwarded to one", LISTS, "    if (rank != to) return;\n", "", "test_row_lists"),
+    Mutant(
+        "a message has rows before the last number ends",
+        LISTS,
+        "  char* end = message + number_bytes;",
+        "  char* end = message + number_bytes - 64;",
+        "test_row_lists",
+    ),
+    Mutant(
+        "slices that do not follow each other are one message",
+        LISTS,
+        "      if (slice.size > 0 && size > 0 && slice.output_offset != first + size) break;\n",
+        "",
+        "test_row_lists",
+    ),
+    Mutant(
+        "a list has two tokens as one",
+        LISTS,
+        "    uint32_t is_first = 1;",
+        "    uint32_t is_first = t != 1;",
+        "test_row_lists",
+    ),
+    Mutant("the last entry of a list is dropped", LISTS, "i + 1 < entries", "i + 2 < entries", "test_row_lists"),
+    Mutant(
+        "a list begins at the slots of the node",
+        LISTS,
+        "    before += slice.size;\n",
+        "",
+        "test_row_lists",
+    ),
+    Mutant(
+        "the sum of another node is added once per choice",
+        LISTS,
+        "          next[node] += bytes;\n          break;\n",
+        "          next[node] += bytes;\n",
+        "test_row_lists",
+    ),
+    Mutant(
+        "rows come home to the places of their slots",
+        LISTS,
+        "(slice.input_offset + slot - slice.output_offset) * bytes",
+        "(slice.input_offset + slot) * bytes",
+        "test_row_lists",
+    ),
+    Mutant(
+        "the sum of the own node comes first",
+        SUMS,
+        "  parts_.assign(rows, rows + begin);\n",
+        "  parts_.clear();\n",
+        "test_row_lists",
+    ),
+    Mutant(
+        "the own node uses the weights of the first row",
+        SUMS,
+        "weights + begin * tokens_.weight_bytes",
+        "weights",
+        "test_row_lists",
+    ),
+    Mutant(
+        "a node waits for no list",
+        PLAN,
+        "    plan.Wait(rail(d));\n    plan.Move",
+        "    plan.Move",
+        "test_plan test_row_lists",
+    ),
+    Mutant(
+        "sums are not announced",
+        PLAN,
+        "area(kReceivedSums, home, node)), b);\n    plan.Signal(rail(d));\n",
+        "area(kReceivedSums, home, node)), b);\n",
+        "test_plan test_row_lists",
     ),
     Mutant(
         "the gradient of the rows is not weighted",

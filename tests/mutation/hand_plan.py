@@ -411,8 +411,8 @@ MUTANTS = [
     Mutant(
         "multimem is selected",
         SELECT,
-        " && algorithm.protocol != Protocol::kMultimem)",
-        ")",
+        " && algorithm.protocol != Protocol::kMultimem &&",
+        " &&",
         TESTS,
     ),
     Mutant(
@@ -421,6 +421,13 @@ MUTANTS = [
         "Choice choice(*candidate.algorithm, candidate.request);",
         "Choice choice(*candidate.algorithm, request);",
         TESTS,
+    ),
+    Mutant(
+        "rows in one address space take the hierarchical plan",
+        SELECT,
+        "!(in_place && algorithm.supports.hierarchical)",
+        "(in_place || true)",
+        "tests/plan/test_select.py",
     ),
     Mutant("times are shown in ms", SELECT, "time_s * 1e6", "time_s * 1e3", TESTS),
 ]

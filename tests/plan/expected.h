@@ -20,6 +20,7 @@ inline Values Expected(const Request& request, const Values& inputs) {
       switch (request.collective) {
         case Collective::kAllToAll:
         case Collective::kAllToAllV:
+        case Collective::kDispatch:
           out = inputs[i / b][r * b + i % b];
           break;
         case Collective::kAllGather:

@@ -139,6 +139,7 @@ ONE_LEVEL = {
 # Executed step by step, LL and multimem algorithms have the plans of other rows.
 ONE_LEVEL |= {
     ("all_to_all", "ll"): ONE_LEVEL["all_to_all", "direct"],
+    ("dispatch", "direct"): ONE_LEVEL["all_to_all", "direct"],
     ("combine", "direct"): ONE_LEVEL["reduce_scatter", "direct"],
     ("all_to_all_v", "direct"): ONE_LEVEL["all_to_all", "direct"],
     ("all_to_all_v", "pairwise"): ONE_LEVEL["all_to_all", "pairwise"],
@@ -171,6 +172,18 @@ TWO_LEVELS = {
         (G - 1, (G - 1) * L * B, 0),
         G * B,
         min(4, G - 1) * L * B,
+    ),
+    "dispatch": lambda G, L, node, local: (
+        (G * (L - 1), G * (L - 1) * B, 0),
+        (G - 1, (G - 1) * L * B, G - 1),
+        G * B,
+        (G - 1) * L * B,
+    ),
+    "combine": lambda G, L, node, local: (
+        (G * (L - 1), G * (L - 1) * B, 0),
+        (2 * (G - 1), 2 * (G - 1) * B, 2 * (G - 1)),
+        (3 * G - 2) * B,
+        4 * (G - 1) * B,
     ),
     "all_gather": lambda G, L, node, local: (
         (G * (L - 1), G * (L - 1) * B, 0),
@@ -272,6 +285,8 @@ SCRATCH_LIMITS = {
     ("all_reduce", "recursive_doubling"): lambda n, G, L, b, c: (ceil_log2(n) + 1) * b,
     ("all_reduce", "tree"): lambda n, G, L, b, c: ceil_log2(n) * b,
     ("all_reduce", "hierarchical"): lambda n, G, L, b, c: (5 * G + 2) * c,
+    ("dispatch", "hierarchical"): lambda n, G, L, b, c: (G - 1) * L * b,
+    ("combine", "hierarchical"): lambda n, G, L, b, c: 4 * (G - 1) * b,
 }
 
 

@@ -31,8 +31,8 @@ def request(collective, nodes, locals_, block=1024, chunk=0, addressable=True, m
 def test_the_cheapest_is_chosen(collective):
     for block in (0, 16, 4096, 1 << 20):
         for nodes, locals_ in ((1, 1), (1, 6), (8, 1)):
-            if collective == "combine" and nodes > 1:
-                continue  # no algorithm
+            if collective in ("dispatch", "combine") and nodes > 1:
+                continue  # hierarchical plans are preferred, also for nodes of one rank
             asked = request(collective, nodes, locals_, block, addressable=nodes == 1)
             choice = plan.select(asked, "", 4, cluster())
             costs = {}
@@ -48,12 +48,20 @@ def test_the_cheapest_is_chosen(collective):
             assert plan.validate(plans, choice.request) == ""
 
 
-@pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - {"permute", "all_to_all_v", "combine"}))
+@pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - {"permute", "all_to_all_v", "dispatch", "combine"}))
 def test_declared_nodes_get_the_hierarchical_plan(collective):
     for addressable in (True, False):
         choice = plan.select(request(collective, 2, 4, addressable=addressable), "", 4, cluster())
         assert choice.algorithm == "hierarchical"
         assert choice.reason.startswith("made for 2 nodes of 4 ranks: ")
+
+
+@pytest.mark.parametrize("collective", ["dispatch", "combine"])
+def test_rows_take_the_hierarchical_plan_between_hosts_only(collective):
+    for locals_ in (1, 4):
+        for addressable in (True, False):
+            choice = plan.select(request(collective, 2, locals_, 1, addressable=addressable), "", 4, cluster())
+            assert choice.algorithm == ("direct" if addressable else "hierarchical")
 
 
 def test_nodes_do_not_count_where_they_make_it_far_slower():

@@ -20,7 +20,6 @@ ONE_ADDRESS_SPACE = {
     ("all_reduce", "one_shot"),
     ("reduce_scatter", "direct"),
     ("broadcast", "scatter_all_gather"),
-    ("combine", "direct"),
 }
 POWER_OF_TWO = {("all_gather", "recursive_doubling"), ("reduce_scatter", "recursive_halving")}
 
@@ -28,7 +27,7 @@ POWER_OF_TWO = {("all_gather", "recursive_doubling"), ("reduce_scatter", "recurs
 def expected_support(collective, algorithm, nodes, locals_, addressable):
     num_ranks = nodes * locals_
     if algorithm == "hierarchical":
-        return nodes > 1 and locals_ > 1
+        return nodes > 1 and (locals_ > 1 or collective in ("dispatch", "combine"))
     if algorithm == "multimem":
         return nodes == 1
     if (collective, algorithm) in ONE_ADDRESS_SPACE or algorithm.startswith("ll"):

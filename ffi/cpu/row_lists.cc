@@ -1,0 +1,364 @@
+#include "cpu/row_lists.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "cpu/token_sums.h"
+
+namespace jaxcomm {
+namespace {
+
+// Shorter rows are copied through the caches, even to large outputs.
+constexpr int64_t kMinStreamedRowBytes = 1024;
+// Ends a list that has fewer entries than the table of slices. The routing of a program may be wrong.
+constexpr uint32_t kEnd = 0xffffffff;
+
+}  // namespace
+
+int32_t RowLists::Run(const Plan& plan, const Step& step) const {
+  const bool reduces = step.kind == StepKind::kReduce;
+  const Place& src = reduces ? plan.sources[step.first_source] : step.src;
+  const bool to_scratch = step.dst.space == Space::kScratch, from_scratch = src.space == Space::kScratch;
+  if (tokens_.row_bytes == 0) return 0;
+  if (!tokens_.combines) {
+    if (to_scratch) return PutMessage(step), 0;
+    if (from_scratch) return ForwardMessage(step), 0;
+    return MoveDispatched(src.rank, step.dst.rank);
+  }
+  if (!to_scratch) return AddTokens(plan, step);
+  if (!tokens_.hierarchical) return PutCombined(src.rank, step.dst.rank), 0;
+  switch (tokens_.AreaOf(step.dst.offset)) {
+    case TokenLayout::kReceivedLists:
+      return PutList(step), 0;
+    case TokenLayout::kLists:
+      return MoveList(step), 0;
+    case TokenLayout::kSums:
+      return SumNode(step, static_cast<int32_t>(src.offset));
+    default:
+      return PutSums(step), 0;
+  }
+}
+
+bool RowLists::stream() const { return program_.stream && tokens_.row_bytes >= kMinStreamedRowBytes; }
+
+template <typename Visit>
+void RowLists::ForEachEntry(int32_t home, int32_t node, const Visit& visit) const {
+  int64_t entry = 0;
+  for (int32_t rank = node * tokens_.ranks_per_node; rank < (node + 1) * tokens_.ranks_per_node; ++rank) {
+    for (int64_t i = 0; i < slices_.per_pair(); ++i) {
+      const Slice slice = slices_.At(home, rank, i);
+      for (int64_t k = 0; k < slice.size; ++k, ++entry) {
+        visit(entry, rank, slice.input_offset + k, slice.output_offset + k);
+      }
+    }
+  }
+}
+
+int64_t RowLists::NumEntries(int32_t home, int32_t node) const {
+  int64_t entries = 0;
+  for (int32_t rank = node * tokens_.ranks_per_node; rank < (node + 1) * tokens_.ranks_per_node; ++rank) {
+    for (int64_t i = 0; i < slices_.per_pair(); ++i) entries += slices_.At(home, rank, i).size;
+  }
+  return entries;
+}
+
+void RowLists::Send(int32_t to, Space space, int64_t offset_bytes, std::unique_ptr<char[]> data, int64_t bytes) const {
+  const int64_t item_bytes = program_.item_bytes;
+  buffers_[to].remote->Put({to, space, offset_bytes / item_bytes}, std::move(data), bytes / item_bytes);
+}
+
+// Rows of the payload of `from` to the slots of `to`.
+int32_t RowLists::MoveDispatched(int32_t from, int32_t to) const {
+  const int64_t bytes = tokens_.row_bytes;
+  const RankBuffers& source = buffers_[from];
+  if (buffers_[to].remote != nullptr) {
+    SendDispatched(from, to);
+    return 0;
+  }
+  RowReader reader;
+  for (int64_t i = 0; i < slices_.per_pair(); ++i) {
+    const Slice slice = slices_.At(from, to, i);
+    for (int64_t k = 0; k < slice.size; ++k) {
+      char* const dst = OutputRow(to, slice.output_offset + k);
+      const char* const src = source.input + source.index[slice.input_offset + k] * bytes;
+      if (source.input_pid == 0) {
+        CopyBytes(dst, src, bytes, stream());
+      } else if (!reader.Add(source.input_pid, dst, src, bytes)) {
+        return reader.unreadable_pid();
+      }
+    }
+  }
+  if (!reader.Flush()) return reader.unreadable_pid();
+  if (from == to) ZeroRest(to);
+  return 0;
+}
+
+// The same to a rank of another node: slices that follow each other at the receiver are one message.
+void RowLists::SendDispatched(int32_t from, int32_t to) const {
+  const int64_t bytes = tokens_.row_bytes;
+  const RankBuffers& source = buffers_[from];
+  for (int64_t i = 0; i < slices_.per_pair();) {
+    const int64_t first = slices_.At(from, to, i).output_offset;
+    int64_t size = 0, next = i;
+    for (; next < slices_.per_pair(); ++next) {
+      const Slice slice = slices_.At(from, to, next);
+      if (slice.size > 0 && size > 0 && slice.output_offset != first + size) break;
+      if (slice.size > 0 && size == 0 && next > i) break;  // the first slices are empty
+      size += slice.size;
+    }
+    if (size > 0) {
+      std::unique_ptr<char[]> data(new char[static_cast<size_t>(size * bytes)]);
+      char* end = data.get();
+      for (; i < next; ++i) {
+        const Slice slice = slices_.At(from, to, i);
+        for (int64_t k = 0; k < slice.size; ++k, end += bytes) {
+          std::memcpy(end, source.input + source.index[slice.input_offset + k] * bytes, static_cast<size_t>(bytes));
+        }
+      }
+      Send(to, Space::kOutput, first * bytes, std::move(data), size * bytes);
+    }
+    i = next;
+  }
+}
+
+// Zeroes the slots of `rank` that no slice fills.
+void RowLists::ZeroRest(int32_t rank) const {
+  std::vector<std::pair<int64_t, int64_t>> filled;
+  for (int32_t from = 0; from < static_cast<int32_t>(buffers_.size()); ++from) {
+    for (int64_t i = 0; i < slices_.per_pair(); ++i) {
+      const Slice slice = slices_.At(from, rank, i);
+      if (slice.size > 0) filled.emplace_back(slice.output_offset, slice.output_offset + slice.size);
+    }
+  }
+  std::sort(filled.begin(), filled.end());
+  filled.emplace_back(tokens_.num_slots, 0);
+  int64_t end = 0;
+  for (const auto& [begin, next] : filled) {
+    if (begin > end) std::memset(OutputRow(rank, end), 0, static_cast<size_t>((begin - end) * tokens_.row_bytes));
+    end = next;
+  }
+}
+
+// dispatch: each row of the payload that the lists name, once, after the number of its row for each entry.
+void RowLists::PutMessage(const Step& step) const {
+  const int32_t from = step.src.rank, to = step.dst.rank, node = NodeOf(to);
+  const int64_t entries = NumEntries(from, node), bytes = tokens_.row_bytes;
+  if (entries == 0) return;
+  std::vector<int32_t> numbers(static_cast<size_t>(entries)), rows;
+  std::vector<int32_t> number_of(static_cast<size_t>(tokens_.num_rows), -1);
+  ForEachEntry(from, node, [&](int64_t entry, int32_t, int64_t choice, int64_t) {
+    const int32_t row = buffers_[from].index[choice];
+    if (number_of[row] < 0) {
+      number_of[row] = static_cast<int32_t>(rows.size());
+      rows.push_back(row);
+    }
+    numbers[entry] = number_of[row];
+  });
+  const int64_t number_bytes = TokenLayout::NumberBytes(entries);
+  const int64_t all_bytes = number_bytes + static_cast<int64_t>(rows.size()) * bytes;
+  std::unique_ptr<char[]> data;
+  char* message = buffers_[to].scratch + tokens_.MessageAt(step.dst.offset);
+  if (buffers_[to].remote != nullptr) {
+    data.reset(new char[static_cast<size_t>(all_bytes)]);
+    message = data.get();
+  }
+  std::memcpy(message, numbers.data(), numbers.size() * sizeof(int32_t));
+  char* end = message + number_bytes;
+  for (const int32_t row : rows) {
+    std::memcpy(end, buffers_[from].input + row * bytes, static_cast<size_t>(bytes));
+    end += bytes;
+  }
+  if (data) Send(to, Space::kScratch, tokens_.MessageAt(step.dst.offset), std::move(data), all_bytes);
+}
+
+// dispatch: the rows for one rank of the node, from the message of rank dst.offset.
+void RowLists::ForwardMessage(const Step& step) const {
+  const int32_t home = static_cast<int32_t>(step.dst.offset), to = step.dst.rank;
+  const int64_t entries = NumEntries(home, NodeOf(to));
+  const char* const message = buffers_[step.src.rank].scratch + tokens_.MessageAt(step.src.offset);
+  const char* const rows = message + TokenLayout::NumberBytes(entries);
+  ForEachEntry(home, NodeOf(to), [&](int64_t entry, int32_t rank, int64_t, int64_t slot) {
+    if (rank != to) return;
+    int32_t number = 0;
+    std::memcpy(&number, message + entry * int64_t{sizeof(number)}, sizeof(number));
+    if (number < 0 || number >= tokens_.num_rows) return;
+    CopyBytes(OutputRow(to, slot), rows + number * tokens_.row_bytes, tokens_.row_bytes, stream());
+  });
+}
+
+// combine, direct: the rows of `home` at `from`, to the places of their choices, packed by expert.
+void RowLists::PutCombined(int32_t from, int32_t home) const {
+  const int64_t bytes = tokens_.row_bytes;
+  int64_t size = 0;
+  for (int64_t i = 0; i < slices_.per_pair(); ++i) size += slices_.At(home, from, i).size;
+  if (size == 0) return;
+  const int64_t first = slices_.At(home, from, 0).input_offset;
+  std::unique_ptr<char[]> data;
+  char* rows = buffers_[home].scratch + first * bytes;
+  if (buffers_[home].remote != nullptr) {
+    data.reset(new char[static_cast<size_t>(size * bytes)]);
+    rows = data.get();
+  }
+  for (int64_t i = 0; i < slices_.per_pair(); ++i) {
+    const Slice slice = slices_.At(home, from, i);
+    std::memcpy(rows, buffers_[from].input + slice.output_offset * bytes, static_cast<size_t>(slice.size * bytes));
+    rows += slice.size * bytes;
+  }
+  if (data) Send(home, Space::kScratch, first * bytes, std::move(data), size * bytes);
+}
+
+// combine: the entries of each token in the order of its choices, times 2, plus 1 for the first entry of a token. Then
+// the weights.
+void RowLists::PutList(const Step& step) const {
+  const int32_t home = step.src.rank, to = step.dst.rank, node = NodeOf(to);
+  const int64_t entries = NumEntries(home, node), bytes = tokens_.ListBytes(entries);
+  if (entries == 0) return;
+  std::unique_ptr<char[]> data;
+  char* message = buffers_[to].scratch + tokens_.AreaAt(step.dst.offset);
+  if (buffers_[to].remote != nullptr) {
+    data.reset(new char[static_cast<size_t>(bytes)]);
+    message = data.get();
+  }
+  // By expert of the node: the first entry of its slice, less its first slot.
+  const int64_t experts = tokens_.experts_per_rank;
+  std::vector<int64_t> entry_of(static_cast<size_t>(tokens_.ranks_per_node * experts));
+  int64_t before = 0;
+  for (size_t e = 0; e < entry_of.size(); ++e) {
+    const auto i = static_cast<int64_t>(e);
+    const Slice slice =
+        slices_.At(home, node * tokens_.ranks_per_node + static_cast<int32_t>(i / experts), i % experts);
+    entry_of[e] = before - slice.output_offset;
+    before += slice.size;
+  }
+  auto* const list = reinterpret_cast<uint32_t*>(message);
+  char* const weights = message + TokenLayout::NumberBytes(entries);
+  const RankBuffers& own = buffers_[home];
+  const int64_t first_expert = node * tokens_.ranks_per_node * experts;
+  int64_t n = 0;
+  for (int64_t t = 0; t < tokens_.num_rows; ++t) {
+    uint32_t is_first = 1;
+    for (int64_t c = t * tokens_.choices; c < (t + 1) * tokens_.choices; ++c) {
+      const int64_t expert = own.expert[c] - first_expert;
+      if (own.index[c] < 0 || expert < 0 || expert >= static_cast<int64_t>(entry_of.size()) || n == entries) continue;
+      list[n] = static_cast<uint32_t>(entry_of[expert] + own.index[c]) * 2 + std::exchange(is_first, 0);
+      if (own.weights != nullptr) {
+        std::memcpy(weights + n * tokens_.weight_bytes,
+                    static_cast<const char*>(own.weights) + c * tokens_.weight_bytes,
+                    static_cast<size_t>(tokens_.weight_bytes));
+      }
+      ++n;
+    }
+  }
+  std::fill(list + n, list + entries, kEnd);
+  if (data) Send(to, Space::kScratch, tokens_.AreaAt(step.dst.offset), std::move(data), bytes);
+}
+
+void RowLists::MoveList(const Step& step) const {
+  const int32_t rank = step.dst.rank, node = NodeOf(rank);
+  const int32_t home = tokens_.NodeOf(step.dst.offset, node) * tokens_.ranks_per_node + rank % tokens_.ranks_per_node;
+  char* const scratch = buffers_[rank].scratch;
+  std::memcpy(scratch + tokens_.AreaAt(step.dst.offset), scratch + tokens_.AreaAt(step.src.offset),
+              static_cast<size_t>(tokens_.ListBytes(NumEntries(home, node))));
+}
+
+// combine: the sums of the rows that each token of `home` has in this node.
+int32_t RowLists::SumNode(const Step& step, int32_t home) const {
+  const int32_t rank = step.dst.rank, node = NodeOf(rank);
+  std::vector<std::pair<int32_t, int64_t>> rows;  // rank and slot of each entry
+  ForEachEntry(home, node, [&](int64_t, int32_t at, int64_t, int64_t slot) { rows.emplace_back(at, slot); });
+  const auto entries = static_cast<int64_t>(rows.size());
+  const char* const scratch = buffers_[rank].scratch;
+  const char* const list = scratch + tokens_.AreaAt(tokens_.PlaceOf(TokenLayout::kLists, node, NodeOf(home)));
+  const char* const weights = list + TokenLayout::NumberBytes(entries);
+  char* y = buffers_[rank].scratch + tokens_.AreaAt(step.dst.offset);
+  TokenSums sums(program_, 1, -1);
+  uint32_t entry = kEnd;
+  for (int64_t i = 0; i < entries; ++i) {
+    std::memcpy(&entry, list + i * int64_t{sizeof(entry)}, sizeof(entry));
+    if (entry == kEnd || entry / 2 >= static_cast<uint64_t>(entries)) break;
+    const auto& [at, slot] = rows[entry / 2];
+    sums.AddRow(buffers_[at].input + slot * tokens_.row_bytes, buffers_[at].input_pid,
+                tokens_.weight_bytes > 0 ? weights + i * tokens_.weight_bytes : nullptr);
+    if (i + 1 < entries) {
+      std::memcpy(&entry, list + (i + 1) * int64_t{sizeof(entry)}, sizeof(entry));
+      if (entry != kEnd && entry % 2 == 0) continue;
+    }
+    sums.EndNode();
+    if (!sums.EndToken(y)) return sums.unreadable_pid();
+    y += tokens_.row_bytes;
+  }
+  return sums.Flush() ? 0 : sums.unreadable_pid();
+}
+
+void RowLists::PutSums(const Step& step) const {
+  const int32_t rank = step.src.rank, home = step.dst.rank, node = NodeOf(rank);
+  const char* const scratch = buffers_[rank].scratch;
+  const char* const list = scratch + tokens_.AreaAt(tokens_.PlaceOf(TokenLayout::kLists, node, NodeOf(home)));
+  int64_t size = 0;
+  for (int64_t i = 0, entries = NumEntries(home, node); i < entries; ++i) {
+    uint32_t entry = kEnd;
+    std::memcpy(&entry, list + i * int64_t{sizeof(entry)}, sizeof(entry));
+    if (entry == kEnd) break;
+    size += entry % 2;
+  }
+  const int64_t bytes = std::min(size, tokens_.num_rows) * tokens_.row_bytes;
+  if (bytes == 0) return;
+  const char* const sums = scratch + tokens_.AreaAt(step.src.offset);
+  if (buffers_[home].remote == nullptr) {
+    std::memcpy(buffers_[home].scratch + tokens_.AreaAt(step.dst.offset), sums, static_cast<size_t>(bytes));
+    return;
+  }
+  std::unique_ptr<char[]> data(new char[static_cast<size_t>(bytes)]);
+  std::memcpy(data.get(), sums, static_cast<size_t>(bytes));
+  Send(home, Space::kScratch, tokens_.AreaAt(step.dst.offset), std::move(data), bytes);
+}
+
+// combine: the sum of the rows of each token, in the order of its choices, node by node if sums of nodes are rounded.
+int32_t RowLists::AddTokens(const Plan& plan, const Step& step) const {
+  const int32_t home = step.dst.rank, own_node = NodeOf(home);
+  const RankBuffers& own = buffers_[home];
+  const int64_t bytes = tokens_.row_bytes, per_row = tokens_.per_choice ? 1 : tokens_.choices;
+  std::vector<char> readable(buffers_.size());
+  if (step.kind != StepKind::kReduce) readable[step.src.rank] = step.src.space == Space::kInput;
+  for (int32_t i = 0; i < step.num_sources; ++i) {
+    const Place& source = plan.sources[step.first_source + i];
+    if (source.space == Space::kInput) readable[source.rank] = 1;
+  }
+  const bool by_node = tokens_.rounds_nodes || tokens_.hierarchical;
+  const int32_t num_nodes = by_node ? tokens_.num_nodes : 1;
+  TokenSums sums(program_, num_nodes, tokens_.hierarchical ? own_node : -1);
+  std::vector<const char*> next(static_cast<size_t>(num_nodes));  // sums of other nodes
+  for (int32_t node = 0; node < num_nodes && tokens_.hierarchical; ++node) {
+    if (node == own_node) continue;
+    next[node] = own.scratch + tokens_.AreaAt(tokens_.PlaceOf(TokenLayout::kReceivedSums, own_node, node));
+  }
+  for (int64_t t = 0; t < tokens_.num_rows; ++t) {
+    for (int32_t node = 0; node < num_nodes; ++node) {
+      for (int64_t c = t * per_row; c < (t + 1) * per_row; ++c) {
+        const int32_t slot = own.index[c];
+        if (slot < 0) continue;
+        const auto from = static_cast<int32_t>(own.expert[c] / tokens_.experts_per_rank);
+        if (by_node && NodeOf(from) != node) continue;
+        if (tokens_.hierarchical && node != own_node) {
+          sums.AddRow(next[node], 0, nullptr);
+          next[node] += bytes;
+          break;
+        }
+        const char* row = buffers_[from].input + slot * bytes;
+        if (!readable[from]) {
+          const Slice slice = slices_.At(home, from, own.expert[c] % tokens_.experts_per_rank);
+          row = own.scratch + (slice.input_offset + slot - slice.output_offset) * bytes;
+        }
+        const char* const weights = static_cast<const char*>(own.weights);
+        sums.AddRow(row, readable[from] ? buffers_[from].input_pid : 0,
+                    weights != nullptr ? weights + c * tokens_.weight_bytes : nullptr);
+      }
+      sums.EndNode();
+    }
+    if (!sums.EndToken(own.output + t * bytes)) return sums.unreadable_pid();
+  }
+  return sums.Flush() ? 0 : sums.unreadable_pid();
+}
+
+}  // namespace jaxcomm

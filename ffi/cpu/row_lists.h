@@ -1,0 +1,56 @@
+// Runs the data steps of dispatch and combine, whose elements are lists of rows.
+//
+// List j of rank r has an entry for every choice of r's tokens with an expert at rank j. The table of slices
+// (plan/slices.h), which all ranks have, says where its rows lie: slice i of the pair (r, j) is for expert i of j. Its
+// input rows number the choices of r, packed by expert; its output rows are slots of j. Which token a choice belongs to
+// is known to r alone (RankBuffers::index), so r sends that with the rows, or ahead of them.
+//
+// The entries of r for the ranks of a node are numbered rank by rank, slice by slice.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cpu/executor.h"
+
+namespace jaxcomm {
+
+class RowLists {
+ public:
+  // All must outlive this object.
+  RowLists(const Program& program, const std::vector<RankBuffers>& buffers, const Slices& slices)
+      : program_(program), tokens_(program.tokens), buffers_(buffers), slices_(slices) {}
+
+  // Returns the pid of a process whose memory could not be read, or 0.
+  int32_t Run(const Plan& plan, const Step& step) const;
+
+ private:
+  int32_t NodeOf(int32_t rank) const { return rank / tokens_.ranks_per_node; }
+  bool stream() const;
+  // visit(entry, rank, packed choice, slot), for the lists of `home` for the ranks of a node.
+  template <typename Visit>
+  void ForEachEntry(int32_t home, int32_t node, const Visit& visit) const;
+  int64_t NumEntries(int32_t home, int32_t node) const;
+  char* OutputRow(int32_t rank, int64_t slot) const { return buffers_[rank].output + slot * tokens_.row_bytes; }
+  void Send(int32_t to, Space space, int64_t offset_bytes, std::unique_ptr<char[]> data, int64_t bytes) const;
+
+  int32_t MoveDispatched(int32_t from, int32_t to) const;
+  void SendDispatched(int32_t from, int32_t to) const;
+  void ZeroRest(int32_t rank) const;
+  void PutMessage(const Step& step) const;
+  void ForwardMessage(const Step& step) const;
+
+  void PutCombined(int32_t from, int32_t home) const;
+  void PutList(const Step& step) const;
+  void MoveList(const Step& step) const;
+  int32_t SumNode(const Step& step, int32_t home) const;
+  void PutSums(const Step& step) const;
+  int32_t AddTokens(const Plan& plan, const Step& step) const;
+
+  const Program& program_;
+  const TokenLayout& tokens_;
+  const std::vector<RankBuffers>& buffers_;
+  const Slices& slices_;
+};
+
+}  // namespace jaxcomm

@@ -1,0 +1,277 @@
+// dispatch and combine on ranks of one or several nodes, against rows that are moved and added one by one. Nodes have
+// executions of their own, and a network that counts bytes.
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "../../ffi/cpu/executor.h"
+#include "../../ffi/plan/algorithms.h"
+#include "../../ffi/plan/validate.h"
+#include "../check.h"
+#include "routed.h"
+
+namespace jaxcomm {
+namespace {
+
+using Rows = std::vector<std::vector<float>>;  // by rank
+
+constexpr int64_t kRow = 5;
+constexpr int64_t kRowBytes = kRow * 4;
+
+// Executes a collective with one Execution per node. The network delivers at once, and counts.
+class Machine1 : public RemoteTransport {
+ public:
+  Machine1(std::shared_ptr<const Program> program, const Routed& c)
+      : program_(std::move(program)), c_(c), buffers_(c.n), signals_(c.n) {
+    for (int32_t r = 0; r < c.n; ++r) {
+      signals_[r] = std::make_unique<std::atomic<uint32_t>[]>(c.n);
+      scratch_.emplace_back(program_->scratch_bytes(r), 77);
+      buffers_[r].scratch = scratch_[r].data();
+      buffers_[r].signals = signals_[r].get();
+      buffers_[r].expert = c.ids[r].data();
+    }
+  }
+
+  void Run(const Rows& inputs, Rows& outputs, const Rows* weights, const std::vector<std::vector<int32_t>>& index) {
+    const int32_t per_node = program_->tokens.ranks_per_node;
+    for (int32_t r = 0; r < c_.n; ++r) {
+      buffers_[r].input = reinterpret_cast<const char*>(inputs[r].data());
+      buffers_[r].output = reinterpret_cast<char*>(outputs[r].data());
+      buffers_[r].index = index[r].data();
+      buffers_[r].weights = weights != nullptr ? (*weights)[r].data() : nullptr;
+    }
+    std::vector<std::unique_ptr<Execution>> nodes;
+    for (int32_t node = 0; node < c_.n / per_node; ++node) {
+      std::vector<RankBuffers> seen = buffers_;
+      for (int32_t r = 0; r < c_.n; ++r) {
+        if (r / per_node == node) continue;
+        seen[r] = RankBuffers();
+        seen[r].local = false;
+        seen[r].remote = this;
+      }
+      nodes.push_back(std::make_unique<Execution>(program_, std::move(seen), c_.slices()));
+    }
+    std::set<size_t> finished;
+    for (int round = 0; round < 100 && finished.size() < nodes.size(); ++round) {
+      for (size_t node = 0; node < nodes.size(); ++node) {
+        if (finished.count(node) == 0 && nodes[node]->Work()) finished.insert(node);
+      }
+    }
+    CHECK(finished.size() == nodes.size());
+  }
+
+  void Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) override {
+    const int64_t offset = to.offset * 4, bytes = count * 4;
+    CHECK(bytes > 0 && offset >= 0);
+    const int64_t size =
+        to.space == Space::kScratch ? program_->scratch_bytes(to.rank) : program_->output.block_count * 4;
+    CHECK(offset + bytes <= size);
+    std::memcpy((to.space == Space::kScratch ? buffers_[to.rank].scratch : buffers_[to.rank].output) + offset,
+                data.get(), bytes);
+    sent_bytes += bytes;
+    ++messages;
+  }
+  void Signal(int32_t from, int32_t to) override { signals_[to][from].fetch_add(1); }
+
+  int64_t sent_bytes = 0, messages = 0;
+
+ private:
+  const std::shared_ptr<const Program> program_;
+  const Routed& c_;
+  std::vector<RankBuffers> buffers_;
+  std::vector<std::unique_ptr<std::atomic<uint32_t>[]>> signals_;
+  std::vector<std::vector<char>> scratch_;
+};
+
+struct Setup {
+  int32_t nodes = 1, locals = 1;
+  bool pull = true, home = false, per_choice = false, weighted = false;
+  const char* algorithm = "direct";
+};
+
+std::shared_ptr<const Program> MakeProgram(Collective collective, const Setup& setup, const Routed& c) {
+  Request request;
+  request.collective = collective;
+  request.geometry = {setup.nodes, setup.locals, setup.nodes == 1, setup.pull};
+  request.block_count = 1;
+  const Algorithm* const algorithm = FindAlgorithm(collective, setup.algorithm);
+  CHECK(algorithm != nullptr && algorithm->supports(request));
+  const bool combines = collective == Collective::kCombine;
+  const int64_t payload = c.tokens * (setup.per_choice ? c.choices : 1) * kRow, slots = c.slots * kRow;
+  std::vector<Plan> plans = BuildAll(*algorithm, request);
+  CHECK(Validate(plans, request).ok());
+  auto program =
+      Program::MakeOfLists(std::move(plans), combines ? slots : payload, combines ? payload : slots, kRow, 4, 0);
+  TokenLayout& tokens = program->tokens;
+  tokens.choices = c.choices;
+  tokens.experts_per_rank = c.experts_per_rank;
+  tokens.num_rows = payload / kRow;
+  tokens.num_slots = c.slots;
+  tokens.row_bytes = kRowBytes;
+  tokens.per_choice = setup.per_choice;
+  tokens.combines = combines;
+  tokens.hierarchical = algorithm->supports.hierarchical;
+  tokens.num_nodes = setup.nodes;
+  tokens.ranks_per_node = setup.locals;
+  tokens.rounds_nodes = !setup.home && !setup.per_choice;
+  tokens.weight_bytes = setup.weighted ? 4 : 0;
+  tokens.combine = FindCombine(DType::kF32);
+  program->reduce = FindReduce(DType::kF32, ReduceOp::kSum);
+  return program;
+}
+
+// By source rank and other node: its entries there, and the different rows (or tokens) among them.
+struct Crossing {
+  int64_t entries = 0, rows = 0;
+};
+std::vector<Crossing> Crossings(const Routed& c, const Setup& setup) {
+  std::vector<Crossing> all;
+  for (int32_t r = 0; r < c.n; ++r) {
+    for (int32_t node = 0; node < setup.nodes; ++node) {
+      if (node == r / setup.locals) continue;
+      Crossing crossing;
+      std::set<int64_t> rows;
+      for (size_t i = 0; i < c.ids[r].size(); ++i) {
+        if (c.ids[r][i] < 0 || c.RankOf(c.ids[r][i]) / setup.locals != node) continue;
+        ++crossing.entries;
+        rows.insert(setup.per_choice ? static_cast<int64_t>(i) : static_cast<int64_t>(i) / c.choices);
+      }
+      crossing.rows = static_cast<int64_t>(rows.size());
+      all.push_back(crossing);
+    }
+  }
+  return all;
+}
+
+int64_t Aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+Rows Draw(int32_t n, int64_t count, std::mt19937& random) {
+  Rows rows(n, std::vector<float>(count));
+  for (auto& row : rows) {
+    for (float& x : row) x = static_cast<float>(static_cast<int>(random() % 19) - 9);
+  }
+  return rows;
+}
+
+void CheckDispatch(const Routed& c, const Setup& setup, std::mt19937& random) {
+  const int64_t per_token = setup.per_choice ? c.choices : 1;
+  const Rows x = Draw(c.n, c.tokens * per_token * kRow, random);
+  Rows expected(c.n, std::vector<float>(c.slots * kRow)), got(c.n, std::vector<float>(c.slots * kRow, -77));
+  auto index = c.order;
+  for (int32_t r = 0; r < c.n; ++r) {
+    for (int32_t& choice : index[r]) choice = static_cast<int32_t>(setup.per_choice ? choice : choice / c.choices);
+    for (size_t i = 0; i < c.ids[r].size(); ++i) {
+      if (c.ids[r][i] < 0) continue;
+      const int64_t row = setup.per_choice ? static_cast<int64_t>(i) : static_cast<int64_t>(i) / c.choices;
+      std::copy_n(&x[r][row * kRow], kRow, &expected[c.RankOf(c.ids[r][i])][c.slot[r][i] * kRow]);
+    }
+  }
+  Machine1 machine(MakeProgram(Collective::kDispatch, setup, c), c);
+  machine.Run(x, got, nullptr, index);
+  CHECK(got == expected);
+  int64_t bytes = 0, messages = 0;
+  for (const Crossing& crossing : Crossings(c, setup)) {
+    const bool hierarchical = std::strcmp(setup.algorithm, "hierarchical") == 0;
+    bytes += hierarchical ? crossing.rows * kRowBytes + Aligned(4 * crossing.entries) : crossing.entries * kRowBytes;
+    messages += crossing.entries > 0;
+    if (!hierarchical) messages = machine.messages;  // one per group of rows that are contiguous at the receiver
+  }
+  CHECK(machine.sent_bytes == bytes && machine.messages == messages);
+}
+
+void CheckCombine(const Routed& c, const Setup& setup, std::mt19937& random) {
+  const int64_t per_token = setup.per_choice ? c.choices : 1;
+  const Rows rows = Draw(c.n, c.slots * kRow, random), weights = Draw(c.n, c.tokens * c.choices, random);
+  Rows expected(c.n, std::vector<float>(c.tokens * per_token * kRow)), got = expected;
+  for (auto& y : got) std::fill(y.begin(), y.end(), -77.f);
+  for (int32_t r = 0; r < c.n; ++r) {
+    for (size_t i = 0; i < c.ids[r].size(); ++i) {
+      if (c.ids[r][i] < 0) continue;
+      const int64_t row = setup.per_choice ? static_cast<int64_t>(i) : static_cast<int64_t>(i) / c.choices;
+      for (int64_t k = 0; k < kRow; ++k) {
+        const float value = rows[c.RankOf(c.ids[r][i])][c.slot[r][i] * kRow + k];
+        expected[r][row * kRow + k] += setup.weighted ? weights[r][i] * value : value;
+      }
+    }
+  }
+  Machine1 machine(MakeProgram(Collective::kCombine, setup, c), c);
+  machine.Run(rows, got, setup.weighted ? &weights : nullptr, c.slot);
+  CHECK(got == expected);
+  int64_t bytes = 0;
+  for (const Crossing& crossing : Crossings(c, setup)) {
+    bytes += std::strcmp(setup.algorithm, "hierarchical") == 0
+                 ? crossing.rows * kRowBytes + Aligned(4 * crossing.entries) +
+                       (setup.weighted ? Aligned(4 * crossing.entries) : 0)
+                 : crossing.entries * kRowBytes;
+  }
+  CHECK(machine.sent_bytes == bytes);
+}
+
+// Both collectives with both algorithms, as rows of tokens and of choices, with and without weights.
+void CheckAll(const Routed& c, int32_t nodes, std::mt19937& random) {
+  for (const char* algorithm : {"direct", "hierarchical"}) {
+    Setup setup;
+    setup.nodes = nodes;
+    setup.locals = c.n / nodes;
+    setup.algorithm = algorithm;
+    const bool hierarchical = std::strcmp(algorithm, "hierarchical") == 0;
+    if (hierarchical && nodes == 1) continue;
+    for (const bool flag : {false, true}) {
+      setup.pull = flag;
+      setup.per_choice = flag;
+      CheckDispatch(c, setup, random);
+      if (hierarchical) setup.per_choice = false;
+      CheckCombine(c, setup, random);
+      setup.per_choice = false;
+      setup.weighted = true;
+      setup.home = flag && !hierarchical;
+      CheckCombine(c, setup, random);
+      setup.weighted = setup.home = false;
+    }
+  }
+}
+
+TEST_CASE("rows reach their slots and come home") {
+  std::mt19937 random(3);
+  for (int k = 0; k < static_cast<int>(Kind::kNumKinds); ++k) {
+    for (const auto& [n, nodes] : {std::pair(1, 1), {3, 1}, {3, 3}, {4, 2}, {6, 2}, {6, 3}, {8, 4}, {10, 5}, {16, 2}}) {
+      for (const auto& [tokens, choices] : {std::pair(0, 2), {1, 1}, {7, 3}, {5, 8}}) {
+        const int64_t per_rank = 1 + static_cast<int64_t>(random() % 3);
+        CheckAll(DrawRouting(static_cast<Kind>(k), n, tokens, choices, per_rank, 1 + random() % 4, random), nodes,
+                 random);
+      }
+    }
+  }
+}
+
+// 2 ranks, 2 tokens, 2 choices, 4 experts: all 5^8 tables of ids, of which the default size takes every 50th.
+void CheckEveryRouting(int64_t stride) {
+  std::mt19937 random(4);
+  Routed c;
+  c.n = c.tokens = c.choices = c.experts_per_rank = 2;
+  c.ids.assign(2, std::vector<int32_t>(4));
+  for (int64_t number = 0; number < 390'625; number += stride) {
+    int64_t rest = number;
+    for (auto& ids : c.ids) {
+      for (int32_t& id : ids) {
+        id = static_cast<int32_t>(rest % 5) - 1;
+        rest /= 5;
+      }
+    }
+    PlaceChoices(c, 1);
+    Setup setup;
+    setup.nodes = 2;
+    setup.algorithm = "hierarchical";
+    setup.weighted = number % 2 == 0;
+    CheckDispatch(c, setup, random);
+    CheckCombine(c, setup, random);
+  }
+}
+
+TEST_CASE("a sample of all routings of two ranks") { CheckEveryRouting(53); }
+TEST_CASE("all routings of two ranks [full]") { CheckEveryRouting(1); }
+
+}  // namespace
+}  // namespace jaxcomm
