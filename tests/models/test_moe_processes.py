@@ -70,7 +70,7 @@ def launch(tmp_path):
 
 @pytest.fixture
 def same(request):
-    """Compares logs bit for bit. With XLA's optimizations, up to rounding: between processes it compiles other loops."""
+    """Compares logs bit for bit; with XLA's optimizations up to rounding, because processes compile other loops."""
     exact = request.config.getoption("--size") == "default"
 
     def compare(found, wanted):
