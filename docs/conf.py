@@ -15,6 +15,7 @@ include_patterns = [
     "CHANGELOG.md",
     "benchmarks/README.md",
     "examples/*/README.md",
+    "models/README.md",
     "models/*/README.md",
     "tests/mutation/README.md",
 ]
@@ -41,7 +42,12 @@ NAVIGATION = {
         "guide/failures",
         "guide/limits",
         "guide/security",
+        "Training scripts </models/README>",
         "Model: mixture of experts </models/moe/README>",
+        "Model: tensor parallelism </models/tp/README>",
+        "Model: ZeRO </models/zero/README>",
+        "Model: context parallelism </models/cp/README>",
+        "Model: pipeline parallelism </models/pp/README>",
         "Example: device kernel </examples/fused_rmsnorm/README>",
     ],
     "Reference": [

@@ -309,9 +309,8 @@ def _dispatch_transpose(cts, *args, layout):
 def _check_gradient(dtype, call):
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16:
         raise TypeError(
-            f"moe.dispatch at {call.site}: a gradient of {jnp.dtype(dtype)} would be rounded to that type; apply "
-            "jax.lax.stop_gradient to x, or wrap its conversion and the dispatch in a jax.custom_vjp whose gradient "
-            "has the type of the unconverted x"
+            f"moe.dispatch at {call.site}: a gradient of {jnp.dtype(dtype)} would be rounded to that type; use "
+            "jaxcomm.moe.dispatch_quantized, or apply jax.lax.stop_gradient to x"
         )
 
 

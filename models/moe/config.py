@@ -129,7 +129,7 @@ def load(path, overrides):
         raise FileNotFoundError(
             f"--resume: {path} does not exist, so there is no run to continue. Start without --resume."
         )
-    saved = json.loads(path.read_text())
+    saved = {"moe": "capacity"} | json.loads(path.read_text())  # runs before --moe have no such key
     for name, value in overrides.items():
         if name not in FREE_ON_RESUME and value != saved[name]:
             raise ValueError(f"--{name}: got {value!r}, but the run to resume has {saved[name]!r}. Use another --out.")

@@ -1,5 +1,7 @@
 """Options and data of models/moe: files, held-out text, errors."""
 
+import dataclasses
+import json
 import pathlib
 
 import pytest
@@ -61,6 +63,14 @@ def test_resume_refuses_another_model(tiny):
     tiny.save(pathlib.Path(tiny.out) / "config.json")
     with pytest.raises(ValueError, match="--width: got 32, but the run to resume has 16"):
         config_lib.load(pathlib.Path(tiny.out) / "config.json", {"width": 32})
+
+
+def test_resume_of_a_run_before_dropless_keeps_its_capacity(tmp_path):
+    path = tmp_path / "config.json"
+    saved = dataclasses.asdict(config_lib.Config(out=str(tmp_path)))
+    del saved["moe"]
+    path.write_text(json.dumps(saved))
+    assert config_lib.load(path, {}).moe == "capacity"
 
 
 def test_bad_data_is_named(tmp_path):
