@@ -4,7 +4,7 @@ from mutation.hand import Mutant
 
 PENDING, LOWERING, PRIMITIVE = (f"jaxcomm/{name}.py" for name in ("_pending", "_lowering", "_primitive"))
 BESIDE, VALUES, DERIVED, MISUSE = (
-    f"tests/overlap/test_{name}.py" for name in ("beside", "values", "transformations", "misuse")
+    f"tests/overlap/test_{name}.py" for name in ("beside", "start_values", "start_transformations", "misuse")
 )
 CALLS = f"{VALUES}::test_program_has_the_calls"
 SYNCHRONOUS = f"{VALUES}::test_gpus_and_other_platforms_run_the_synchronous_op"

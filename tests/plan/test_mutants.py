@@ -267,14 +267,32 @@ OPERATORS = [
 ]
 
 
+def moves_of_lists(plans, request):
+    """Moves of a hierarchical combine whose contents Validate does not prove, because the result does not have them.
+
+    They carry the lists of the rows that other nodes add, in the first two areas of scratch.
+    tests/cpu/test_row_lists.cc proves them.
+    """
+    end = 2 * (request.num_nodes - 1) * request.block_count
+    return {
+        f"rank {rank}, step {i} ({step.kind})"
+        for rank, one in enumerate(plans)
+        for i, step in enumerate(one.steps)
+        if step.kind in MOVES and step.dst.space == "scratch" and step.dst.offset < end
+    }
+
+
 def survivors(collective, algorithm, cases, operators):
     """The mutants that pass, and how many there were."""
     passed, tried = [], 0
     for request in requests(collective, algorithm, cases):
         plans = plan.build(request, algorithm)
         assert plan.validate(plans, request) == ""
+        not_proved = moves_of_lists(plans, request) if (collective, algorithm) == ("combine", "hierarchical") else ()
         for operator in operators:
             for where, mutant in operator(plans, request):
+                if where in not_proved:
+                    continue
                 tried += 1
                 if plan.validate(mutant, request) == "":
                     geometry = f"{request.num_nodes} x {request.ranks_per_node}, addressable {request.all_addressable}"

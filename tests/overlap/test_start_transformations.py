@@ -7,7 +7,7 @@ import pytest
 from harness import LAX, assert_same, on_ranks, run, value
 from jax import lax
 from pairs import BLOCK, OPS, STARTED, call
-from test_values import MOSTLY_VMA, calls
+from test_start_values import MOSTLY_VMA, calls
 
 import jaxcomm
 
