@@ -79,10 +79,11 @@ def reshape_alone(x: Any, shape: tuple) -> Any:
     return x.reshape(shape)
 
 
-def _transpose_rule(transpose, cotangent, x, *, call: Call, **params):
+def _transpose_rule(transpose, cotangent, x, *after, call: Call, **params):
+    rest = [_compat.ad.Zero(a.aval) if _compat.ad.is_undefined_primal(a) else None for a in after]
     if type(cotangent) is _compat.ad.Zero:
-        return [_compat.ad.Zero(x.aval)]
-    return [transpose(cotangent, x.aval, call=call, **params)]
+        return [_compat.ad.Zero(x.aval), *rest]
+    return [transpose(cotangent, x.aval, call=call, **params), *rest]
 
 
 def _no_derivative(primals, tangents, *, call: Call, **params):

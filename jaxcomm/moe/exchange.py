@@ -242,7 +242,7 @@ def _adds_natively(dtype, weighted, reduce):
     """Whether the executor adds rows of this type: floats with or without weights, others without."""
     if str(dtype) in ("float16", "bfloat16", "float32", "float64"):
         return True
-    return not weighted and (reduce == "home" or not jnp.issubdtype(dtype, jnp.floating)) and dtype.itemsize > 1
+    return not weighted and (reduce == "home" or not jnp.issubdtype(dtype, jnp.inexact)) and dtype.itemsize > 1
 
 
 def _lower_combine(ctx, *args, platform, layout):

@@ -141,7 +141,7 @@ def _scales(x, largest, block, scale):
     size = jnp.abs(x.astype(jnp.float32))
     size = jnp.where(jnp.isfinite(size), size, np.float32(0))
     size = jnp.pad(size, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % block)])
-    amax = size.reshape(*x.shape[:-1], -1, block).max(-1, initial=0)
+    amax = size.reshape(*x.shape[:-1], -(-x.shape[-1] // block), block).max(-1, initial=0)
     # XLA turns the division by a constant into this product, but not always.
     scales = jnp.where(amax == 0, np.float32(1), jnp.maximum(amax * (1 / largest), SMALLEST))
     if scale == "float32":

@@ -110,7 +110,10 @@ def _print(args: argparse.Namespace, label: str, found: Any, row: dict[str, Any]
 
 def collective(args: argparse.Namespace) -> int:
     clusters = _clusters(args)
-    dtype = np.dtype(args.dtype)
+    try:
+        dtype = np.dtype(args.dtype)
+    except TypeError:
+        raise ValueError(f"--dtype: got {args.dtype!r}, expected an element type such as bfloat16") from None
     try:
         numbers = [int(part) for part in args.ranks.split(",")] if args.ranks else [clusters[""].levels[0].ranks]
     except ValueError:

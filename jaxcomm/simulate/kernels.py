@@ -5,7 +5,7 @@ from typing import Any
 
 # No work, or part of the code of whatever uses the result.
 _FREE = {
-    "reshape", "squeeze", "expand_dims", "stop_gradient", "pvary", "pcast", "pbroadcast", "axis_index",
+    "reshape", "squeeze", "expand_dims", "stop_gradient", "pvary", "pcast", "axis_index", "jaxcomm_done",
     "broadcast_in_dim", "iota", "sharding_constraint", "mesh_cast", "reshard", "optimization_barrier",
     "bitcast_convert_type", "random_wrap", "random_unwrap", "name", "symbolic_zeros", "create_token", "split",
 }  # fmt: skip

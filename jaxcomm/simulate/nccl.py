@@ -85,4 +85,4 @@ def predict(op: str, operand: int, ranks: int, cluster: Cluster, dtype: str, nam
     low, high = fitted.bands.limits(found.basis, np.array([float(size)]), found.deviation)
     time_s = float(np.exp(found.log_time[0])) * 1e-6
     band = (time_s * float(np.exp(low[0])), time_s * float(np.exp(high[0])))
-    return Predicted(name, op, ranks, size, time_s, band, str(found.basis[0]))
+    return Predicted(name, op, ranks, operand, time_s, band, str(found.basis[0]))

@@ -125,6 +125,7 @@ _LAX = {
     "psum": "psum", "psum2": "psum", "psum_invariant": "psum", "pmax": "pmax", "pmin": "pmin",
     "all_gather": "all_gather", "all_gather_invariant": "all_gather", "reduce_scatter": "psum_scatter",
     "all_to_all": "all_to_all", "ragged_all_to_all": "ragged_all_to_all", "ppermute": "ppermute",
+    "pbroadcast": "pbroadcast",
 }  # fmt: skip
 # Name of jaxcomm's primitive -> public name, for calls that other operations make.
 _OWN = {
@@ -135,7 +136,7 @@ _OWN = {
     "all_gather_matmul": "all_gather", "matmul_psum_scatter": "psum_scatter",
 }  # fmt: skip
 # Primitives over named axes that send nothing.
-_LOCAL = ("axis_index", "pvary", "pcast", "pbroadcast", "core_pmap")
+_LOCAL = ("axis_index", "pvary", "pcast", "core_pmap")
 
 
 def _inner(params: Mapping[str, Any]) -> Any:
@@ -412,7 +413,7 @@ class _Builder:
                 None,
                 None,
                 None if perm is None else tuple((int(s), int(d)) for s, d in perm),
-                0,
+                int(params.get("source", 0)),
                 True,
                 equation.site,
             )
@@ -430,14 +431,16 @@ class _Builder:
         if call is None or name not in _OWN:
             raise StepError(f"step: jaxcomm_{name} at {equation.site} is not modelled")
         x = equation.ins[0].aval
-        op = call.op if call.op in NATIVE else _OWN[name]
-        count, flops, asynchronous = math.prod(x.shape), 0.0, False
+        op = call.op if NATIVE.get(call.op) == NATIVE[_OWN[name]] else _OWN[name]
+        count, flops, asynchronous, dtype = math.prod(x.shape), 0.0, False, str(x.dtype)
         algorithm = getattr(call, "algorithm", None)
         if name in ("moe_dispatch", "moe_combine"):
             self.reader.note("experts get equally many tokens, and every choice of a token is sent")
             algorithm, slots = None, equation.ins[-4].aval
             rows = equation.ins[:-4] if name == "moe_dispatch" else equation.ins[:1]
-            count = sum(slots.size * math.prod(v.aval.shape[1:]) for v in rows)
+            # Leaves may have different types.
+            count = sum(slots.size * math.prod(v.aval.shape[1:]) * v.aval.dtype.itemsize for v in rows)
+            dtype = "uint8"
         elif name in ("all_gather_matmul", "matmul_psum_scatter"):
             flops = kernels.collective_matmul(name, equation)
             asynchronous, algorithm = algorithm != "unfused", None
@@ -453,7 +456,7 @@ class _Builder:
             tuple(call.axes),
             None if call.groups is None else tuple(tuple(int(i) for i in g) for g in call.groups),
             count,
-            str(x.dtype),
+            dtype,
             algorithm,
             getattr(call, "max_sms", None),
             None if perm is None else tuple((int(s), int(d)) for s, d in perm),

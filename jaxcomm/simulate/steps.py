@@ -256,8 +256,9 @@ def _table(timeline: Timeline, costs: _Costs) -> tuple[Collective, ...]:
 def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: _Costs) -> str:
     if 2 * timeline.exposed_s >= timeline.time_s and collectives:
         worst = collectives[0]
+        share = timeline.exposed_s / (timeline.time_s or 1)
         return (
-            f"communication without computation, {timeline.exposed_s / timeline.time_s:.0%} of the time; most of it in "
+            f"communication without computation, {share:.0%} of the time; most of it in "
             f"{worst.op} over {', '.join(worst.axes)} at {worst.site} ({worst.simulated.why})"
         )
     shares = {"operations of products": 0.0, "bytes of memory": 0.0, "starts of kernels": 0.0}
@@ -269,7 +270,7 @@ def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: _Costs)
             shares["bytes of memory" if by_bytes >= busy_s else "operations of products"] += times * busy_s
             shares["starts of kernels"] += times * costs.compute.kernel_s
     largest = max(shares, key=lambda name: shares[name])
-    return f"computation, {timeline.compute_s / timeline.time_s:.0%} of the time; most of it for {largest}"
+    return f"computation, {timeline.compute_s / (timeline.time_s or 1):.0%} of the time; most of it for {largest}"
 
 
 def step(

@@ -137,7 +137,8 @@ def load(config_type, path, overrides):
         raise FileNotFoundError(
             f"--resume: {path} does not exist, so there is no run to continue. Start without --resume."
         )
-    saved = json.loads(path.read_text())
+    defaults = {field.name: field.default for field in dataclasses.fields(config_type)}
+    saved = defaults | json.loads(path.read_text())  # an option that is newer than the run
     for name, value in overrides.items():
         if name not in config_type.free_on_resume and value != saved[name]:
             raise ValueError(f"--{name}: got {value!r}, but the run to resume has {saved[name]!r}. Use another --out.")

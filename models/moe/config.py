@@ -17,8 +17,8 @@ class Config:
 
     # Where to run.
     comm: str = option("jaxcomm", "library of the collectives", choices=("jaxcomm", "lax"))
-    # "direct" adds in the order of the ranks, as XLA does on CPUs, so the losses of both libraries are equal. With
-    # another order of summation, rounding errors make the losses differ after some hundred steps.
+    # "direct" adds in the order of the ranks, as XLA does on CPUs, so the losses of both libraries are equal with
+    # --moe capacity. With another order of summation, rounding errors make the losses differ after some hundred steps.
     psum: str = option(
         "direct",
         'algorithm of jaxcomm.psum; "" selects it by size and topology; on several hosts, "direct" becomes '
@@ -129,7 +129,8 @@ def load(path, overrides):
         raise FileNotFoundError(
             f"--resume: {path} does not exist, so there is no run to continue. Start without --resume."
         )
-    saved = {"moe": "capacity"} | json.loads(path.read_text())  # runs before --moe have no such key
+    defaults = {field.name: field.default for field in dataclasses.fields(Config)} | {"moe": "capacity"}
+    saved = defaults | json.loads(path.read_text())  # options that are newer than the run; runs before --moe drop
     for name, value in overrides.items():
         if name not in FREE_ON_RESUME and value != saved[name]:
             raise ValueError(f"--{name}: got {value!r}, but the run to resume has {saved[name]!r}. Use another --out.")

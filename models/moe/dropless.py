@@ -42,8 +42,7 @@ def experts_of_all(moe, x, expert, weight, up, down, *, ragged):
         rows = jax.lax.ragged_dot(hidden, down, routing.group_sizes)
     else:
         rows = perceptrons_by_block(rows, routing.group_sizes, up, down, block)
-    # combine could add the results too. XLA may round a product and a sum at once. The executor of combine does not,
-    # and adds in some layouts of processes only. Here XLA adds in all.
+    # combine could add the results too.
     chosen = jax.lax.optimization_barrier(moe.combine(rows, routing, per_choice=True))
     y = jnp.einsum("tkd,tk->td", chosen.astype(jnp.float32), weight).astype(x.dtype)
     return y, routing.dropped

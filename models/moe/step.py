@@ -1,7 +1,7 @@
 """The training step as one jitted function: loss, gradient, exchange of tokens, sum of gradients, update.
 
-Every device is a data-parallel rank and holds a share of the experts. ``comm`` is ``jaxcomm`` or ``jax.lax``; all
-communication goes through its ``all_to_all`` (in model.py) and ``psum`` (here).
+Every device is a data-parallel rank and holds a share of the experts. ``comm`` is ``jaxcomm`` or ``jax.lax``. Tokens go
+through ``jaxcomm.moe`` or ``all_to_all`` (in dropless.py and model.py), sums of gradients through ``psum`` (here).
 """
 
 import jax

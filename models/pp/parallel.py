@@ -77,14 +77,22 @@ def loss(config, params, tokens, comm):
     tokens = tokens.reshape(count, -1, tokens.shape[1])  # (M, b, s + 1)
     layers = jax.tree.map(lambda x: x[:, 0], params["blocks"])  # (v, layers of a stage, ...), those of this stage
 
-    @jax.checkpoint  # keeps the input of a tick; the backward pass recomputes the layers
+    precise = jnp.promote_types(config.dtype, jnp.float32)
+
     def work(x, layers, number):
         own = jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, number, keepdims=False), layers)
         return jax.lax.scan(lambda x, w: (nnx.merge(block, w)(x), None), x, own)[0]
 
-    @jax.checkpoint
     def of_microbatch(x, params, targets):
         return lm.cross_entropy(nnx.merge(head, params)(x), targets).mean()
+
+    # Keeps the input of a tick; the backward pass recomputes the layers. Inside the two conds, it would keep the
+    # weights of each tick too: the conds would return them.
+    @jax.checkpoint
+    def compute(x, layers, head_params, targets, number, valid, last):
+        x = jax.lax.cond(valid, work, lambda x, *_: x, x, layers, number)
+        own = jax.lax.cond(last, of_microbatch, lambda x, *_: 0 * x.sum().astype(precise), x, head_params, targets)
+        return x, own
 
     def tick(carry, time):
         received, waiting, total = carry
@@ -99,16 +107,13 @@ def loss(config, params, tokens, comm):
         own = jax.lax.dynamic_index_in_dim(tokens, micro, keepdims=False)
         new = jnp.where(number == 0, params["embed"][own[:, :-1]], waiting[micro])
         x = jnp.where(stage == 0, new, received)
-        x = jax.lax.cond(valid, work, lambda x, *_: x, x, layers, number)
         last = valid & (stage == stages - 1) & (number == rounds - 1)
-        total += jax.lax.cond(
-            last, of_microbatch, lambda x, *_: 0 * x.sum().astype(total.dtype), x, params["head"], own[:, 1:]
-        )
+        x, own_loss = compute(x, layers, params["head"], own[:, 1:], number, valid, last)
+        total += own_loss
         following = [(source, (source + 1) % stages) for source in range(stages)]
         return (comm.ppermute(x, AXIS, following), waiting, total), None
 
     shape = (*tokens[0, :, 1:].shape, params["embed"].shape[1])
-    precise = jnp.promote_types(config.dtype, jnp.float32)
     zero = 0 * params["embed"].sum()  # typed as varying over all axes
     carry = (
         jnp.zeros(shape, config.dtype) + zero,

@@ -28,3 +28,16 @@ def test_collectives_of_a_step(rounds):
     found = scripts.collectives(program.step, jax.eval_shape(program.init), scripts.tokens(config))
     # Gradients of the layers, gradients of embedding and scores, norm, loss.
     assert found == {"permute": 2, "all_reduce": 4}
+
+
+def test_memory_of_a_tick_has_no_weights():
+    """More microbatches of the same size keep more inputs, and nothing else."""
+
+    def temporary(microbatches):
+        config = tiny("pp", layers=8, width=128, hidden=384, microbatches=microbatches, batch=2 * microbatches)
+        program = scripts.program(config)
+        state = jax.eval_shape(program.init)
+        return program.step.lower(state, scripts.tokens(config)).compile().memory_analysis().temp_size_in_bytes
+
+    weights = 4 * (4 * 128 * 128 + 2 * 128 * 384)  # at least, of one layer
+    assert temporary(20) - temporary(8) < 12 * weights / 2

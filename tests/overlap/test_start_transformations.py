@@ -55,6 +55,19 @@ def test_transposed_transfer_is_asynchronous_too(mesh):
     ]  # fmt: skip
 
 
+def test_linear_transpose_with_values_to_wait_for(mesh):
+    x = np.zeros((8, *BLOCK), np.float32)
+
+    def program(library, x):
+        after = {"start_after": jnp.sin(x)} if library is STARTED else {}
+        (back,) = jax.linear_transpose(lambda y: call(library, "psum_scatter", y, **after), x)(
+            call(library, "psum_scatter", x)
+        )
+        return back
+
+    both(program, mesh, x + np.arange(8, dtype=np.float32).reshape(8, *[1] * len(BLOCK)))
+
+
 def test_derivatives_keep_no_values_to_wait_for(mesh):
     """A transfer is linear: its backward pass needs no value of the forward pass."""
 

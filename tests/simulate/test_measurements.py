@@ -58,7 +58,7 @@ def test_points_between_measured_sizes_meet_their_targets(monkeypatch, tmp_path)
 @pytest.mark.full
 @pytest.mark.deadline(280)
 def test_all_splits_meet_their_targets(monkeypatch, tmp_path):
-    """The command of the issue, `validate --strict`, fails on every target but those of KNOWN, which have limits."""
+    """The command, `validate --strict`, fails on every target but those of KNOWN, which have limits."""
     status, report = _strict(monkeypatch, tmp_path, list(judge.SPLITS))
     assert status == 0, report.missed()
     _check(report)
