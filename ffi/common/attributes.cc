@@ -1,5 +1,7 @@
 #include "common/attributes.h"
 
+#include <algorithm>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,22 +28,20 @@ struct FieldDecoder {
       field.assign(wide->begin(), wide->end());
     } else if (narrow) {
       field.assign(narrow->begin(), narrow->end());
-    } else if (&field != static_cast<const void*>(&spec.processes)) {
+    } else {
       Missing(name, "array");
     }
   }
   template <typename T>
   void operator()(const char* name, T& field) const {
     const auto found = attributes.get<int64_t>(name);
-    if (found) {
-      field = static_cast<T>(*found);
-    } else if (static_cast<const void*>(&field) != &spec.asynchronous) {
-      Missing(name, "int64");
-    }
+    if (!found) return Missing(name, "int64");
+    field = static_cast<T>(*found);
   }
 
   void Missing(const char* name, const char* type) const {
-    if (!error.success()) return;
+    const std::string_view optional[] = {"processes", "asynchronous"};
+    if (!error.success() || std::find(std::begin(optional), std::end(optional), name) != std::end(optional)) return;
     error = ffi::Error::InvalidArgument(spec.Where() + ": attribute " + name + " is missing or not of type " + type);
   }
 };

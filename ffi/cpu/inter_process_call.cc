@@ -170,7 +170,7 @@ void InterProcessCall::Begin() {
 // Large calls run on several threads.
 void InterProcessCall::SubmitToWorkers() {
   if (program_->program()->moved_bytes < kMinParallelBytes) return;
-  WorkerPool::Get().Submit(num_local_ - 1, [self = shared_from_this()] {
+  WorkerPool::Get().Submit(num_local_ - 1 + spec_.asynchronous, [self = shared_from_this()] {
     while (self->Advance() == AdvanceResult::kMoved) {
     }
   });

@@ -55,8 +55,9 @@ class InterProcessCall : public MessageHandler,
     uint64_t key = 0;    // equal in all processes, unique among the calls in flight
     int64_t run_id = 0;  // XLA's run id
     std::shared_ptr<const CallNames> names;
-    BoundedWait wait;  // since the first device of this process arrived
-    Slices slices;     // all_to_all_v, dispatch, combine
+    BoundedWait wait;           // since the first device of this process arrived
+    Slices slices;              // all_to_all_v, dispatch, combine
+    bool asynchronous = false;  // XLA's threads do no work of the call
   };
   enum class AdvanceResult { kWaiting, kMoved, kOver };
 

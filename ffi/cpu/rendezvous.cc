@@ -199,14 +199,15 @@ void Rendezvous::Start(const std::shared_ptr<GroupCall>& group_call, const Parti
     return FailCall(*group_call, slices.status());
   }
   group_call->slices = *slices;
-  for (size_t i = 0; i < group_call->buffers.size(); ++i) {
-    const Status checked =
-        CheckRows(spec_, participant, group_call->buffers[i], group_call->slices, static_cast<int32_t>(i));
-    if (checked.ok()) continue;
+  Status checked;
+  for (size_t i = 0; checked.ok() && i < group_call->buffers.size(); ++i) {
+    checked = CheckRows(spec_, participant, group_call->buffers[i], group_call->slices, static_cast<int32_t>(i));
+  }
+  if (SpansProcesses(std::get<2>(group_call->key))) return StartInterProcess(group_call, own_position, checked);
+  if (!checked.ok()) {
     FailRun(participant.run_id, checked);
     return FailCall(*group_call, checked);
   }
-  if (SpansProcesses(std::get<2>(group_call->key))) return StartInterProcess(group_call, own_position);
 
   const StatusOr<std::shared_ptr<const Program>> made = ProgramFor(participant);
   if (!made.ok()) return FailCall(*group_call, WithPrefix(Prefix(), made.status()));
@@ -237,8 +238,10 @@ void Rendezvous::FailCall(GroupCall& group_call, const Status& error) {
   CompletionPool::Get().Push(std::move(items));
 }
 
-// All ranks of this process have arrived. Starts the call with the other processes.
-void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position) {
+// All ranks of this process have arrived. Starts the call with the other processes, and fails it if `checked` is an
+// error.
+void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position,
+                                   const Status& checked) {
   const auto [run_id, iteration, group] = group_call->key;
   const StatusOr<const InterProcess*> made = InterProcessFor(group_call->first, group);
   if (!made.ok()) {
@@ -255,6 +258,7 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
   spec.names = inter_process->names;
   spec.wait = group_call->wait;
   spec.slices = group_call->slices;
+  spec.asynchronous = spec_.asynchronous != 0;
   const auto finish = [self = shared_from_this(), group_call](int64_t position, const Status& status) {
     if (status.ok()) return self->Finish(*group_call, position);
     FailRun(std::get<0>(group_call->key), status);
@@ -265,6 +269,7 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
       std::make_shared<InterProcessCall>(process.node(), &process.active_messages(), process.index(),
                                          inter_process->program, std::move(spec), group_call->buffers, finish);
   call->Enter();
+  if (!checked.ok()) call->Fail(checked);  // after Enter(), so that the other processes get the error
   const auto spin = own_position < 0 ? Clock::duration::zero() : kSpin;
   const Clock::time_point start = Clock::now();
   for (Clock::time_point now = start; now - start < spin; now = Clock::now()) {

@@ -77,7 +77,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   void Work(const std::shared_ptr<GroupCall>& group_call, int64_t own_position);
   void Finish(GroupCall& group_call, int64_t own_position);
   bool SpansProcesses(int64_t group) const { return local_count_[group] < spec_.group_size; }
-  void StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position);
+  void StartInterProcess(const std::shared_ptr<GroupCall>& group_call, int64_t own_position, const Status& checked);
   StatusOr<const InterProcess*> InterProcessFor(const Participant& participant, int64_t group);
   void FailCall(GroupCall& group_call, const Status& error);
   StatusOr<std::shared_ptr<const Program>> ProgramFor(const Participant& participant);

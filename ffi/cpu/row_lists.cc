@@ -190,10 +190,13 @@ void RowLists::ForwardMessage(const Step& step) const {
 // combine, direct: the rows of `home` at `from`, to the places of their choices, packed by expert.
 void RowLists::PutCombined(int32_t from, int32_t home) const {
   const int64_t bytes = tokens_.row_bytes;
-  int64_t size = 0;
-  for (int64_t i = 0; i < slices_.per_pair(); ++i) size += slices_.At(home, from, i).size;
+  int64_t size = 0, first = 0;
+  for (int64_t i = 0; i < slices_.per_pair(); ++i) {
+    const Slice slice = slices_.At(home, from, i);
+    if (size == 0) first = slice.input_offset;
+    size += slice.size;
+  }
   if (size == 0) return;
-  const int64_t first = slices_.At(home, from, 0).input_offset;
   std::unique_ptr<char[]> data;
   char* rows = buffers_[home].scratch + first * bytes;
   if (buffers_[home].remote != nullptr) {

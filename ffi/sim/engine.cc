@@ -185,7 +185,7 @@ class Engine {
     return op.bytes > 0 && route.limit < kUnlimited;
   }
 
-  void Record(const Slice& slice) {
+  void Record(const Interval& slice) {
     if (slice.end_ps > slice.start_ps && result_.slices.size() < max_slices_) result_.slices.push_back(slice);
   }
 

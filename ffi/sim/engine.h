@@ -14,7 +14,7 @@
 namespace jaxcomm {
 
 // A transfer, or a wait for a signal, in time.
-struct Slice {
+struct Interval {
   int32_t program = 0;
   int32_t op = 0;
   bool queued = false;
@@ -28,7 +28,7 @@ struct EngineResult {
   double mean_wait_s = 0;        // time in which a rank waits for signals, on average
   std::vector<double> bytes_on;  // bytes on one link of each class
   int64_t num_ops = 0;           // executed
-  std::vector<Slice> slices;     // the first ones that ended
+  std::vector<Interval> slices;  // the first ones that ended
 };
 
 // Fails if ranks wait for signals that never come. `with_bytes`: otherwise all transfers are empty. Records at most

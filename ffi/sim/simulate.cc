@@ -53,9 +53,9 @@ std::string LimitOf(const Topology& topology, const Workload& workload, const Op
 }
 
 std::vector<TimelineEntry> TimelineOf(const Topology& topology, const Workload& workload,
-                                      const std::vector<int32_t>& ranks, const std::vector<Slice>& slices) {
+                                      const std::vector<int32_t>& ranks, const std::vector<Interval>& slices) {
   std::vector<TimelineEntry> timeline;
-  for (const Slice& slice : slices) {
+  for (const Interval& slice : slices) {
     const Op& op = workload.ops[static_cast<size_t>(slice.op)];
     TimelineEntry entry;
     entry.rank = ranks[static_cast<size_t>(slice.program)];

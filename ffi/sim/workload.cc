@@ -157,7 +157,7 @@ int32_t WorkloadBuilder::PeerRoute(int32_t rank, int32_t src, int32_t dst, const
   return route;
 }
 
-void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, Program* program) {
+void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, RankOps* program) {
   // Operands of one level are one transfer, as in the cost model.
   const double bytes = static_cast<double>(step.count) * bytes_per_item_;
   const auto source = [&](int32_t i) { return plan.sources[static_cast<size_t>(step.first_source + i)].rank; };
@@ -190,7 +190,7 @@ void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, Program* pro
   }
 }
 
-void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, Program* program) {
+void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, RankOps* program) {
   if (step.kind == StepKind::kReduce) return AddReduce(plan, step, program);
   const int32_t rank = plan.rank, peer = step.peer >= 0 ? step.peer : rank;
   const Figures figures = FiguresOf(rank, peer);
@@ -214,7 +214,7 @@ void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, Program* progr
 }
 
 void WorkloadBuilder::Add(const Plan& plan) {
-  Program program;
+  RankOps program;
   program.ranks = fold_.Multiplicity(plan.rank);
   multiplicity_ = static_cast<double>(program.ranks);
   peer_index_.Clear();

@@ -51,7 +51,7 @@ struct Op {
   }
 };
 
-struct Program {
+struct RankOps {
   std::vector<int32_t> ops;  // indices of Workload::ops
   int64_t ranks = 1;         // that run this program
 };
@@ -61,7 +61,7 @@ struct Workload {
   std::vector<ClassUse> uses;
   std::vector<TransferRoute> routes;
   std::vector<Op> ops;
-  std::vector<Program> programs;
+  std::vector<RankOps> programs;
   // The counters that a signal adds to: entry i has those from target_first[i] on.
   std::vector<int32_t> target_first = {0};
   std::vector<int32_t> target_counters;
@@ -94,8 +94,8 @@ class WorkloadBuilder {
   int32_t CounterOf(const Fold::Counter& counter);
   // The entry of Workload::target_first for a signal.
   int32_t TargetsOf(int32_t rank, int64_t step, int32_t peer);
-  void AddStep(const Plan& plan, const Step& step, Program* program);
-  void AddReduce(const Plan& plan, const Step& step, Program* program);
+  void AddStep(const Plan& plan, const Step& step, RankOps* program);
+  void AddReduce(const Plan& plan, const Step& step, RankOps* program);
 
   const Topology& topology_;
   const Fold& fold_;

@@ -71,6 +71,17 @@ def test_process_that_is_killed_in_a_collective(start, scenario, round_):
 
 
 @pytest.mark.full
+def test_routing_that_is_wrong_on_one_rank(start, round_):
+    """Processes of both hosts get the error of the one that finds it, long before the limit."""
+    began = time.monotonic()
+    for rank in (ranks := start("wrong_routing", **LONG)):
+        assert "does not belong to this rank" in (error := rank.wait_for("error"))["text"]
+        assert error["at"] - began < PROMPT_S + SLACK_S
+        rank.wait_for("all work")
+    finish(ranks)
+
+
+@pytest.mark.full
 def test_process_that_is_killed_between_collectives(start, round_):
     *survivors, victim = start("killed_between_collectives", **LONG)
     victim.wait_for("acts")
