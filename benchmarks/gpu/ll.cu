@@ -43,12 +43,11 @@ void Measure(Collective collective, int32_t n, int64_t block_bytes, int launches
   DeviceMemory memory;
   const VirtualRanks ranks(memory, {1, n, true, true}, num_channels, 10'000'000'000);
   const VirtualSlots slots(memory, n, num_channels, kLlUnits);
-  Choice choice;
+  Choice choice(*FindAlgorithm(collective, "ll"), {});  // its plan
   choice.request.collective = collective;
   choice.request.geometry = {1, n, true, true};
   choice.request.block_count = block_bytes / 4;
   const LlBuffers ll = PrepareLl(memory, ranks, slots, choice.request, {}, operation, num_channels, 0);
-  choice.algorithm = FindAlgorithm(collective, "ll");  // its plan
   const VirtualRanks::Call planned =
       ranks.Prepare(memory, choice, choice.request.block_count, {}, operation, num_channels);
   const MixedCall* calls =

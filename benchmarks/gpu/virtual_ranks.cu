@@ -118,8 +118,7 @@ class Prepared {
     const Operation operation{DType::kF32, ReduceOp::kSum};
     block_ = cell.rank_bytes / kItem / (in_blocks ? n_ : 1);
     num_channels_ = cell.channels > 0 ? cell.channels : NumChannels(block_ * kItem, MostChannels(n_));
-    Choice choice;
-    choice.algorithm = FindAlgorithm(cell.collective, cell.algorithm);
+    Choice choice(*FindAlgorithm(cell.collective, cell.algorithm), {});
     choice.request.collective = cell.collective;
     choice.request.geometry = cell.geometry;
     choice.request.block_count = block_;

@@ -214,7 +214,8 @@ def experts(mesh):
 def values(mesh):
     """With SIZE=full, also runs small operands with every algorithm."""
     checked = every_op(mesh, mesh.size, os.environ.get("SIZE") == "full") + every_op(mesh, 1000 * mesh.size, True)
-    groups_and_orders(mesh)
+    if mesh.size % 2 == 0:
+        groups_and_orders(mesh)
     ragged(mesh)
     experts(mesh)
     return {"checked": checked}

@@ -89,7 +89,9 @@ def test_training_follows_that_of_one_device(script, layout, options):
     wanted, wanted_norms = scripts.train_one_device(20, clip=1.0, layers=config.layers)
     assert min(wanted_norms) < config.clip < max(wanted_norms)
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
-    np.testing.assert_allclose(norms, wanted_norms, rtol=1e-3)
+    # Rounding grows from step to step, in the gradients first.
+    np.testing.assert_allclose(norms[:10], wanted_norms[:10], rtol=1e-3)
+    np.testing.assert_allclose(norms, wanted_norms, rtol=1e-2)
     found = scripts.program(config).evaluate(scripts.first_state(config), scripts.tokens(config))
     assert float(found) == pytest.approx(wanted[0], rel=1e-5)
 
@@ -105,8 +107,10 @@ def test_jaxcomm_and_lax_train_alike(script, layout, options):
 @full
 @pytest.mark.parametrize("script", LAYOUTS)
 def test_activations_may_be_bfloat16(script):
-    _, options = LAYOUTS[script][0]
-    losses = [scripts.train(tiny(script, dtype=dtype, **options), 20)[0] for dtype in ("float32", "bfloat16")]
+    layout, options = LAYOUTS[script][0]
+    losses = [
+        scripts.train(tiny(script, layout=layout, dtype=dtype, **options), 20)[0] for dtype in ("float32", "bfloat16")
+    ]
     np.testing.assert_allclose(*losses, rtol=2e-2)
 
 
