@@ -37,8 +37,15 @@ class Socket {
 };
 using SharedSocket = std::shared_ptr<Socket>;
 
-std::mutex mutex;
-std::vector<std::weak_ptr<Socket>> servers;  // guarded by mutex
+struct Servers {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<Socket>> sockets;  // guarded by mutex
+};
+// Never destroyed: the threads may run until the process has ended.
+Servers& TheServers() {
+  static Servers* const servers = new Servers;
+  return *servers;
+}
 
 // Copies until `from` is closed or `to` fails.
 void Copy(int from, int to) {
@@ -80,9 +87,9 @@ void Serve(SharedSocket client, const std::string& host, const std::string& port
   const auto server = std::make_shared<Socket>(lost ? -1 : ConnectTo(host, port));
   if (server->fd() < 0 && !lost) return;  // the server has not started yet
   {
-    const std::lock_guard<std::mutex> lock(mutex);
+    const std::lock_guard<std::mutex> lock(TheServers().mutex);
     if (lost && server->fd() >= 0) shutdown(server->fd(), SHUT_RDWR);  // CloseRelayToServer() came in between
-    servers.push_back(server);
+    TheServers().sockets.push_back(server);
   }
   if (server->fd() >= 0) {
     std::thread([client, server] {
@@ -105,9 +112,9 @@ void Serve(SharedSocket client, const std::string& host, const std::string& port
 bool RelayHasLostServer() { return lost; }
 
 void CloseRelayToServer() {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::lock_guard<std::mutex> lock(TheServers().mutex);
   lost = true;
-  for (const std::weak_ptr<Socket>& held : servers) {
+  for (const std::weak_ptr<Socket>& held : TheServers().sockets) {
     if (const SharedSocket server = held.lock(); server && server->fd() >= 0) shutdown(server->fd(), SHUT_RDWR);
   }
 }
