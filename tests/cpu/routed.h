@@ -52,6 +52,7 @@ inline void PlaceChoices(Routed& c, int64_t align) {
       own[e] = static_cast<int32_t>(packed);
       own[experts + e] = static_cast<int32_t>(counts[r][e]);
       own[2 * experts + e] = static_cast<int32_t>(start);
+      if (counts[r][e] == 0) own[e] = own[2 * experts + e] = 1 << 30;  // an empty slice may have any offsets
       const int64_t to = e / c.experts_per_rank;
       c.table[to * 4 * experts + 3 * experts + r * c.experts_per_rank + e % c.experts_per_rank] = own[experts + e];
       for (int64_t k = 0; k < c.choices; ++k) {

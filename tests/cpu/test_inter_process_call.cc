@@ -124,6 +124,29 @@ TEST_CASE("many calls at once") { ManyAtOnce(3, 11); }
 
 TEST_CASE("many calls at once, many rounds [full]") { ManyAtOnce(50, 12); }
 
+// Process 0 has one rank, and no thread advances its call after the entry barrier. Process 1 ends when 0 has its data.
+TEST_CASE("a worker does the work of a large asynchronous call") {
+  constexpr int32_t num_processes = 2;
+  World world(num_processes);
+  std::mt19937 random(11);
+  Request request = Sum(num_processes, 1 << 19);
+  request.collective = Collective::kAllGather;
+  Collective1 one(Named(Collective::kAllGather, "direct"), request, Split(num_processes, num_processes, false), true,
+                  random);
+  Results results(num_processes);
+  const auto first = one.CallOf(world, 0, 1000, results, 60, -1, 1e6, true);
+  const auto second = one.CallOf(world, 1, 1000, results);
+  first->Enter();
+  second->Enter();
+  world.progress_thread(1).Add(second);
+  CHECK(first->Advance() == InterProcessCall::AdvanceResult::kMoved);
+  CHECK(results.WaitFor(1));
+  const Clock::time_point deadline = Clock::now() + std::chrono::seconds(60);
+  while (!first->over() && Clock::now() < deadline) first->Advance();
+  CHECK(results.WaitFor(num_processes) && results.error(0).empty() && results.error(1).empty());
+  CHECK(one.outputs == one.expected);
+}
+
 // A call that is over must be freed: it keeps its call site alive, whose program may have been dropped.
 TEST_CASE("calls that are over are freed") {
   constexpr int32_t num_processes = 3;

@@ -146,7 +146,8 @@ struct Collective1 {
   }
 
   std::shared_ptr<InterProcessCall> CallOf(World& world, int32_t process, uint64_t key, Results& results,
-                                           double timeout_s = 60, int64_t run_id = -1, double warn_s = 1e6) {
+                                           double timeout_s = 60, int64_t run_id = -1, double warn_s = 1e6,
+                                           bool asynchronous = false) {
     InterProcessCall::Spec spec;
     spec.key = key;
     spec.run_id = run_id >= 0 ? run_id : static_cast<int64_t>(key / 1000);
@@ -155,6 +156,7 @@ struct Collective1 {
     names->what = "call " + std::to_string(key) + " of " + std::to_string(InputCount(request)) + " elements";
     for (size_t r = 0; r < process_of.size(); ++r) names->ranks.push_back(static_cast<int64_t>(r));
     spec.names = std::move(names);
+    spec.asynchronous = asynchronous;
     spec.wait = BoundedWait(Clock::now(), {timeout_s, warn_s});
     std::vector<RankBuffers> buffers(process_of.size());
     for (size_t r = 0; r < process_of.size(); ++r) {

@@ -127,6 +127,23 @@ def test_order_of_sums(mesh, rng, reduce):
             assert_same(run(body, other, ids, x, weights), got, bits=True)
 
 
+@pytest.mark.parametrize("algorithm", ["direct", None])
+def test_order_of_sums_of_complex_rows(mesh, rng, algorithm):
+    """Node by node, as floats are added."""
+    ids, experts = ids_of("holes", rng, 8, 16, 6, 16), 16
+    x = (rng.standard_normal((8, 16, 8)) + 1j * rng.standard_normal((8, 16, 8))).astype(np.complex64)
+    slot, _, capacity = oracle.route(ids, experts)
+    rows = oracle.dispatch(x, ids, slot, capacity, experts)
+    one, two = (oracle.combine(rows, ids, slot, experts, nodes=nodes) for nodes in (1, 2))
+    assert (one != two).any()
+
+    def body(ids, x):
+        r = moe.route(ids, ("node", "gpu"), num_experts=experts)
+        return moe.combine(moe.dispatch(x, r), r, algorithm=algorithm)
+
+    assert_same(run(body, mesh, ids, x), two, bits=True)
+
+
 def experts_alone(ids, x, weights, matrices):
     """The layer on one device: every expert on every token, and a one-hot choice. (n, T, ...)"""
     each = jnp.tanh(jnp.einsum("ntd,edf->ntef", x, matrices, precision="highest"))

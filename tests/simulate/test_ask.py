@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from jaxcomm.simulate import Cluster, ClusterError, cli
+from jaxcomm.simulate import Cluster, ClusterError, cli, nccl
 
 PROGRAM = """
 import jax, jax.numpy as jnp
@@ -148,6 +148,12 @@ def test_bad_changes_name_the_key(changes, message):
     assert message in str(error.value)
 
 
+def test_a_compared_library_has_the_same_bytes():
+    """NCCL's tables count the result of an all_gather, jaxcomm the operand."""
+    found = nccl.predict("all_gather", 1 << 20, 8, Cluster.load("dgx-h100"), "float32", "nccl-2.28")
+    assert (found.bytes, found.ranks) == (1 << 20, 8)
+
+
 def test_a_change_is_a_guess():
     cluster = Cluster.load("dgx-h100", {"leaf.bandwidth": "800 Gb/s", "nvlink.ranks": "16", "leaf.ranks": "512"})
     assert cluster.levels[1].bytes_per_s == pytest.approx(100e9 * 0.97)
@@ -171,6 +177,7 @@ def test_a_change_is_a_guess():
         (["step", "{}:step", *STEP, "--compare", "nope"], "neither a file"),
         ([*CALL, "--what-if", "leaf.x=1"], "dgx-h100: leaf.x: unknown key"),
         ([*CALL, "--fidelity", "bounds", "--plot", "x.png"], "--plot: no times"),
+        ([*CALL, "--dtype", "float17"], "--dtype: got 'float17', expected an element type"),
         (["collective", "barrier", *CALL[2:], "--compare", "nccl-2.28"], "no measurements of barrier"),
         (["collective", "psum", *CALL[2:-1], "torus-512", "--ranks", "512", "--compare", "nccl-2.28"], "of TPU v5p"),
     ],
