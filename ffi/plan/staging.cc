@@ -95,7 +95,7 @@ bool CanStage(const Plan& plan, int64_t block_count) {
   return true;
 }
 
-// Builds the staged plan of one rank, round by round.
+// Builds the staged plan of one rank, iteration by iteration.
 class Stager {
  public:
   Stager(const Algorithm& algorithm, const Request& request, int32_t rank)
@@ -112,23 +112,23 @@ class Stager {
     }
   }
 
-  // Round t stages chunk t, runs the steps of chunk t - lead before the exchange of signals, and those of chunk t - 2 *
-  // lead after it. The signal at its end states that this rank has written the chunks of this round and has read those
-  // of its peers. The wait at its begin is for that signal of round t - lead. The rounds' own order replaces the
-  // signals of the algorithm.
+  // Iteration t stages chunk t, runs the steps of chunk t - lead before the exchange of signals, and those of chunk t -
+  // 2 * lead after it. The signal at its end states that this rank has written the chunks of this iteration and has
+  // read those of its peers. The wait at its begin is for the signal of iteration t - lead. These signals replace those
+  // of the algorithm.
   Plan Build() && {
     const int64_t last_delay = (whole_.exchanges ? 2 : 1) * kStagingLead;
-    const int64_t num_rounds = num_chunks_ + last_delay;
+    const int64_t num_iterations = num_chunks_ + last_delay;
     const auto for_chunk = [&](int64_t chunk, auto run) {
       if (chunk >= 0 && chunk < num_chunks_) run(chunk);
     };
-    for (int64_t t = 0; t < num_rounds; ++t) {
+    for (int64_t t = 0; t < num_iterations; ++t) {
       if (t >= kStagingLead) ForEachPartner([&](int32_t peer) { plan_.Wait(peer); }, -1);
       for_chunk(t, [&](int64_t chunk) { Stage(chunk); });
-      // Moves come before sums, so that all moves of a round run at once.
+      // Moves come before sums, so that all moves of an iteration run at once.
       for_chunk(t - 2 * kStagingLead, [&](int64_t chunk) { RunAfterExchange(chunk); });
       for_chunk(t - kStagingLead, [&](int64_t chunk) { RunBeforeExchange(chunk); });
-      if (t + kStagingLead < num_rounds) ForEachPartner([&](int32_t peer) { plan_.Signal(peer); }, 1);
+      if (t + kStagingLead < num_iterations) ForEachPartner([&](int32_t peer) { plan_.Signal(peer); }, 1);
     }
     return std::move(plan_).Finish(kStagingSlots * (input_slot_ + output_slot_));
   }

@@ -12,12 +12,12 @@
 
 namespace jaxcomm {
 
-// A staged plan runs in rounds. Peers read a chunk this many rounds after the owner has written it, so no rank waits
-// for the latency of a signal.
+// A staged plan runs in iterations. Peers read a chunk this many iterations after the owner has written it, so no rank
+// waits for the latency of a signal.
 constexpr int64_t kStagingLead = 2;
-// The slots of the ring. At the begin of round t, all peers have finished round t - kStagingLead. The slot of a chunk
-// that was written in round t - 2 * kStagingLead is free then. With fewer slots, a copy overwrites a chunk that a peer
-// may still read.
+// The slots of the ring. At the begin of iteration t, all peers have finished iteration t - kStagingLead. The slot of a
+// chunk that was written in iteration t - 2 * kStagingLead is free then. With fewer slots, a copy overwrites a chunk
+// that a peer may still read.
 constexpr int64_t kStagingSlots = 2 * kStagingLead;
 // The operand's bytes in one slot of one channel. Not measured.
 constexpr int64_t kStagingSlotBytes = 256 << 10;

@@ -162,8 +162,8 @@ TEST_CASE("copies into and out of an arena take their time") {
   CHECK(copies_s("direct", AskApart(Collective::kAllGather, 2, 4, 1000)) == 0);
 }
 
-// Each round takes the time of the busiest link. The first two chunks are copied before any transfer. No signal
-// separates the last two rounds, so the waits of both come first and one latency shows.
+// Each iteration takes the time of the busiest link. The first two chunks are copied before any transfer. No signal
+// separates the last two iterations, so the waits of both come first and one latency shows.
 TEST_CASE("staged copies overlap with the transfer") {
   Machine machine = MakeMachine({0, 4e9, 0}, {0, 2e9, 1e-6}, kNetwork);
   machine.together_bytes = 1 << 20;

@@ -119,7 +119,7 @@ TEST_CASE("the ring has a fixed size, and chunks are written ahead") {
     request.staged_count = StagedCount(*FindAlgorithm(Collective::kAllGather, "direct"), request, 4);
     const Plan plan = Build("direct", request)[3];
     CHECK(plan.scratch_count * 4 == kStagingSlots * kStagingSlotBytes);
-    // Two chunks before the first wait; each later round waits once for each peer.
+    // Two chunks before the first wait; each later iteration waits once for each peer.
     int64_t num_copies = 0, num_waits = 0;
     for (const Step& step : plan.steps) {
       num_waits += step.kind == StepKind::kWait;
