@@ -25,6 +25,7 @@ struct RankTime {
   double work_s = 0;                              // time of the processor without waits
   double overhead_s = 0;                          // of the moves that run at once
   std::array<double, kNumLinks> together_s = {};  // time on each link of the steps that run at once
+  double signals_s = 0;                           // overhead of the signals that run at once
 
   void EndTogether() {
     overhead_s = 0;
@@ -72,6 +73,7 @@ class Model {
   void RunData(const Plan& plan, const Step& step, RankTime* times, double* link_s) const {
     std::array<Traffic, kNumLinks> traffic;
     Moves(plan, step, &traffic);
+    times->signals_s = 0;
     const bool is_short = step.count * item_bytes_ <= machine_.together_bytes;
     if (!is_short) times->EndTogether();
     for (size_t link = 0; link < kNumLinks; ++link) {
@@ -94,6 +96,7 @@ class Model {
 
   // Moves after the wait do not run at once with those before it.
   void EndWait(RankTime* times) const {
+    times->signals_s = 0;
     if (geometry_.num_nodes > 1) times->EndTogether();
   }
 
@@ -101,7 +104,12 @@ class Model {
   double RunSignal(const Plan& plan, const Step& step, RankTime* times, double* link_s) const {
     const size_t link = LinkOf(plan.rank, step.peer);
     times->EndTogether();
-    return Use(link, machine_.links[link].overhead_s, times, link_s) + machine_.links[link].latency_s;
+    double overhead_s = machine_.links[link].overhead_s;
+    if (machine_.together_bytes > 0 && OnProcessor(link)) {  // by a thread each
+      overhead_s = std::max(overhead_s - times->signals_s, 0.0);
+      times->signals_s += overhead_s;
+    }
+    return Use(link, overhead_s, times, link_s) + machine_.links[link].latency_s;
   }
 
  private:

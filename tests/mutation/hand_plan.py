@@ -290,8 +290,8 @@ MUTANTS = [
     Mutant(
         "moves after a signal run at once with those before",
         COST,
-        "    times->EndTogether();\n    return Use",
-        "    return Use",
+        "    times->EndTogether();\n    double overhead_s",
+        "    double overhead_s",
         TESTS,
     ),
     Mutant(
@@ -311,8 +311,8 @@ MUTANTS = [
     Mutant(
         "a signal arrives after an overhead instead of the latency",
         COST,
-        "overhead_s, times, link_s) + machine_.links[link].latency_s;",
-        "overhead_s, times, link_s) + machine_.links[link].overhead_s;",
+        "return Use(link, overhead_s, times, link_s) + machine_.links[link].latency_s;",
+        "return Use(link, overhead_s, times, link_s) + machine_.links[link].overhead_s;",
         TESTS,
     ),
     Mutant(
@@ -471,4 +471,5 @@ MUTANTS = [
     Mutant("plans that put are staged", STAGING, "step.kind == StepKind::kPut ||", "", TESTS),
     Mutant("copies of an arena are free", COST, "  if (machine.arena) {", "  if (false) {", TESTS),
     Mutant("links take turns", COST, "transfer_s = longest() - before_s;", "", TESTS),
+    Mutant("signals take turns", COST, "times->signals_s += overhead_s;", "", TESTS),
 ]

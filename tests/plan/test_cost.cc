@@ -119,11 +119,11 @@ TEST_CASE("short moves run at once and take one overhead") {
   machine.links[0] = kFree;
   CheckTime("pairwise", CostOf("pairwise", all_to_all, 4, machine).time_s,
             7 * (3e-6 + 4000 / 2e9) + 6 * (kNode.overhead_s + kNode.latency_s));
-  // A sum of a local and seven other operands, seven signals, and seven moves after as many waits.
+  // A sum of a local and seven other operands, seven signals at once, and seven moves after as many waits.
   Request all_reduce = Ask(Collective::kAllReduce, 1, 8, 8000);
   all_reduce.geometry.pull = true;
   CheckTime("all_reduce", CostOf("direct", all_reduce, 4, machine).time_s,
-            3e-6 + 7 * 4000 / 2e9 + 7 * kNode.overhead_s + kNode.latency_s + 3e-6 + 7 * 4000 / 2e9);
+            3e-6 + 7 * 4000 / 2e9 + kNode.overhead_s + kNode.latency_s + 3e-6 + 7 * 4000 / 2e9);
   // Puts to other nodes wait for the network one by one.
   CheckTime("apart", CostOf("direct", AskApart(Collective::kAllToAll, 8, 1, 1000), 4, machine).time_s,
             7 * (kNetwork.overhead_s + 4000 / kNetwork.bytes_per_s) + kNetwork.latency_s);
