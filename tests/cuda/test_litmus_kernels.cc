@@ -84,7 +84,7 @@ int32_t Value(int32_t rank, int64_t i, int32_t run) { return static_cast<int32_t
 // input just before the kernel begins, and reads and overwrites its output as soon as the kernel has ended, as XLA's
 // kernels do.
 void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, int64_t block_count, unsigned threads,
-               bool copies, int64_t chunk_count = 0, int64_t staged_count = 0) {
+               bool copies, int64_t chunk_count = 0) {
   Program program;
   ProgramMemory memory(program);
   const int32_t n = geometry.num_ranks();
@@ -93,7 +93,6 @@ void CheckPlan(Collective collective, const char* algorithm, Geometry geometry, 
   CHECK(found != nullptr);
   Request request = RequestOf(collective, geometry, block_count);
   request.chunk_count = chunk_count;
-  request.staged_count = staged_count;
   const Choice choice(*found, request);
   const VirtualRanks::Call call = ranks.Prepare(memory, choice, block_count, {}, {DType::kS8, ReduceOp::kSum}, 1);
   std::vector<LitmusGin> gin;
@@ -156,13 +155,6 @@ TEST_CASE("moves of several chunks at once") {
 TEST_CASE("a walked plan with copies of operand and result") {
   CheckPlan(Collective::kAllGather, "direct", {1, 2, true, true}, 32, 2, true);
   CheckPlan(Collective::kAllGather, "direct", {1, 1, true, true}, 32, 2, true);  // begins with data
-}
-
-// More chunks than slots, so the ring is reused within a run and between two runs.
-TEST_CASE("a walked plan with a staging ring") {
-  const Geometry node = {1, 2, true, true};
-  CheckPlan(Collective::kAllGather, "direct", node, 5, 1, false, 0, 1);
-  CheckPlan(Collective::kAllReduce, "direct", node, 10, 1, false, 0, 2);
 }
 
 TEST_CASE("a walked plan over GIN") { CheckPlan(Collective::kAllGather, "ring", {2, 1, false, false}, 32, 2, false); }
