@@ -468,7 +468,6 @@ MUTANTS = [
         "bytes < kStagingSlots *",
         TESTS,
     ),
-    Mutant("plans that put are staged", STAGING, "step.kind == StepKind::kPut ||", "", TESTS),
     Mutant("copies of an arena are free", COST, "  if (machine.arena) {", "  if (false) {", TESTS),
     Mutant("links take turns", COST, "transfer_s = longest() - before_s;", "", TESTS),
     Mutant("signals take turns", COST, "times->signals_s += overhead_s;", "", TESTS),

@@ -29,7 +29,7 @@ Request AskOnGpus(Collective collective, int32_t n, int64_t block_count) {
 }
 
 TEST_CASE("direct plans of one node use the ring") {
-  for (const int32_t n : {2, 4}) {  // of two ranks, plans that put have few signals
+  for (const int32_t n : {2, 4}) {
     std::set<std::string> staged, others;
     for (const Collective collective : kCollectives) {
       for (const Algorithm& algorithm : Algorithms(collective)) {
