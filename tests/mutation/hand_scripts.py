@@ -6,6 +6,7 @@ GRADIENTS = "tests/models/test_scripts.py::test_gradients_equal_those_of_one_dev
 TRAINING = "tests/models/test_scripts.py::test_training_follows_that_of_one_device"
 RUNS = "tests/models/test_scripts.py::test_interrupted_run_continues_where_it_was_saved"
 BITS = "tests/models/test_zero.py::test_stages_1_and_2_equal_data_parallelism_in_every_bit"
+BESIDE = "tests/models/test_zero.py::test_transfers_of_a_layer_run_beside_another_layer"
 COMM, CP, RING = "models/lm/comm.py", "models/cp/parallel.py", "models/cp/ring.py"
 ATTENTION = "tests/models/test_cp.py::test_attention_equals_that_of_one_device"
 PP = "models/pp/parallel.py"
@@ -66,6 +67,17 @@ MUTANTS = [
         "x = prefetched(layer, comm, config.dtype)(x, vectors[\"blocks\"])",
         "x, _ = jax.lax.scan(jax.checkpoint(lambda x, v: (layer(x, use(v)), None)), x, vectors[\"blocks\"])",
         "tests/models/test_zero.py::test_collectives_of_a_step",
+    ),
+    Mutant(
+        "the next layer is gathered after a layer", ZERO,
+        "following = start_gather(part, after=x)\n            y = layer(x, vector)",
+        "y = layer(x, vector)\n            following = start_gather(part, after=y)", BESIDE,
+    ),
+    Mutant(
+        "gradients are summed after a layer", ZERO,
+        "start_gather(part, after=ct), start_sum(later, after=ct)\n            ct, grad = derivative(x, vector, ct)",
+        "start_gather(part, after=ct), 0\n            ct, grad = derivative(x, vector, ct)\n"
+        "            summed = start_sum(later, after=ct)", BESIDE,
     ),
     Mutant(
         "the ring waits for each transfer", COMM,
