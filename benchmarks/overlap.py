@@ -16,7 +16,7 @@ are network namespaces, whose links have the given rate (bits per second) and on
 | stub | none: the same shapes without transfers. Its losses mean nothing |
 
 - exposed: time of a step minus that of stub. Its median is over the rounds.
-- alone: time of all collectives of a step, one after the other, without computations.
+- alone: time of all collectives of a step with jaxcomm, one after the other, without computations.
 - overlap: 1 - exposed / alone.
 - memory: arguments and temporary arrays of one device, as XLA plans them.
 """
