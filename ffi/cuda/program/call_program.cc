@@ -42,6 +42,24 @@ int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
   return begin;
 }
 
+// The routing of a dispatch or combine is wrong. Empty: another failure.
+std::string RoutingText(const device::Report& report) {
+  const std::string peer = "rank " + std::to_string(report.peer), count = std::to_string(report.expected);
+  const std::string most = std::to_string(report.seen);
+  switch (report.step) {
+    case kTooManyRows:
+      return peer + " gets more rows for its experts than it has places for: up to row " + count + " of " + most +
+             "; pass more capacity or slots, or on_overflow=\"drop\"";
+    case kUnknownExperts:
+      return peer + " has " + count + " expert ids that are not below num_experts=" + most;
+    case kUnknownRow:
+      return "row " + std::to_string(static_cast<int64_t>(report.expected)) + " of the routing of " + peer +
+             " does not exist, expected one of " + most;
+    default:
+      return "";
+  }
+}
+
 }  // namespace
 
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
@@ -211,6 +229,7 @@ std::string TimeoutText(double timeout_s) {
 }
 
 std::string FailureText(const device::Report& report, const std::string& call, double timeout_s) {
+  if (const std::string routing = RoutingText(report); !routing.empty()) return call + ": " + routing;
   if (report.step == kFlush) {
     return call + ": rank " + std::to_string(report.rank) + " aborted: the network sent " +
            std::to_string(report.seen) + " of " + std::to_string(report.expected) + " puts of channel " +
