@@ -60,10 +60,36 @@ std::string RoutingText(const device::Report& report) {
   }
 }
 
+// dispatch and combine.
+StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                                     RankPlacement placement, int32_t max_channels) {
+  if (placement.ranks_per_node != spec.group_size || (!spec.algorithm.empty() && spec.algorithm != "direct")) {
+    return InvalidArgumentError(std::string(Name(spec.collective)) +
+                                " runs inside a node on GPUs, by algorithm \"direct\"; between nodes, pass "
+                                "algorithm=\"xla\" (the ranks that NVLink connects form a node: see "
+                                "docs/guide/gpus.md)");
+  }
+  const StatusOr<RowArgs> made = MakeRowArgs(spec, dtype, input_count, output_count, max_channels);
+  JAXCOMM_RETURN_IF_ERROR(made.status());
+  CallProgram call;
+  call.operation.dtype = dtype;
+  call.item_bytes = ItemBytes(dtype);
+  call.input_bytes = input_count * call.item_bytes;
+  call.output_bytes = output_count * call.item_bytes;
+  call.num_channels = made->num_channels;
+  if (made->row_bytes == 0 || output_count == 0) return call;
+  call.rows = *made;
+  call.arena.bytes = ArenaBytes(*made);
+  return call;
+}
+
 }  // namespace
 
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                       RankPlacement placement, int32_t max_channels, SplitLimits limits) {
+  if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) {
+    return MakeRowProgram(spec, dtype, input_count, output_count, placement, max_channels);
+  }
   if (OfLists(spec.collective)) {
     return InvalidArgumentError(std::string(Name(spec.collective)) +
                                 " runs on CPUs only; on GPUs, pass algorithm=\"xla\"");
