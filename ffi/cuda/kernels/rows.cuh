@@ -65,6 +65,58 @@ JAXCOMM_DEVICE_CALLED void ZeroPieces(char* first, int64_t row_bytes, int64_t nu
   }
 }
 
+// Where the sums of some tokens come from and go to: a piece of every row.
+template <typename Acc>
+struct TokenSums {
+  const char* rows;          // packed choices
+  char* y;                   // of the first token
+  const int32_t* positions;  // [token][choice], packed; -1: no row
+  const Acc* weights;        // [token][choice]; null: ones
+  int64_t row_bytes;
+  int32_t choices;
+  int32_t units;  // of kLanes elements, in a piece
+};
+
+// The sums of `num` tokens, by all threads of the block. A thread loads up to kRowLoads rows before it adds the first.
+template <typename Codec, int kLanes>
+JAXCOMM_DEVICE_CALLED void AddTokens(const TokenSums<typename Codec::Acc> sums, int32_t num) {
+  using Acc = typename Codec::Acc;
+  using Units = device::Unit<Codec, kLanes>;
+  using Loaded = device::Raw<sizeof(Units)>;
+#if defined(__CUDACC__)
+  __builtin_assume(__isShared(sums.positions));
+#endif
+  const auto units = static_cast<uint32_t>(sums.units);
+  for (auto i = static_cast<uint32_t>(threadIdx.x); i < static_cast<uint32_t>(num) * units; i += blockDim.x) {
+    const uint32_t token = i / units, unit = i - token * units;
+    const int64_t choice = static_cast<int64_t>(token) * sums.choices;
+    device::Accumulator<Codec, kLanes> sum = {};
+    for (int32_t k = 0; k < sums.choices; k += kRowLoads) {
+      int32_t at[kRowLoads];
+      Acc weights[kRowLoads];
+      Loaded rows[kRowLoads] = {};
+      JAXCOMM_UNROLL
+      for (int j = 0; j < kRowLoads; ++j) at[j] = k + j < sums.choices ? sums.positions[choice + k + j] : -1;
+      JAXCOMM_UNROLL
+      for (int j = 0; j < kRowLoads; ++j) {
+        weights[j] = at[j] >= 0 && sums.weights != nullptr ? sums.weights[choice + k + j] : Acc(1);
+        if (at[j] >= 0) rows[j] = reinterpret_cast<const Loaded*>(sums.rows + at[j] * sums.row_bytes)[unit];
+      }
+      JAXCOMM_UNROLL
+      for (int j = 0; j < kRowLoads; ++j) {
+        Units row;
+        std::memcpy(&row, &rows[j], sizeof(row));
+        JAXCOMM_UNROLL
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const Acc added = sum.lanes[lane] + RoundedProduct(weights[j], Acc(Codec::Decode(row.lanes[lane])));
+          sum.lanes[lane] = at[j] >= 0 ? added : sum.lanes[lane];
+        }
+      }
+    }
+    reinterpret_cast<Units*>(sums.y + token * sums.row_bytes)[unit] = sum.Get();
+  }
+}
+
 // A thread block's part of a call.
 class RowCall {
  public:
@@ -331,49 +383,17 @@ class RowCall {
       const auto num = static_cast<int32_t>(args_.num_rows - first < most ? args_.num_rows - first : most);
       for (int32_t i = Thread(); i < num * choices; i += Threads()) positions_[i] = Packed(first * choices + i);
       __syncthreads();
+      using Acc = typename Codec::Acc;
+      const auto* const weights = static_cast<const Acc*>(args_.weights);
+      const TokenSums<Acc> sums = {
+          ArenaRow(rank(), 0), Slot(first), positions_, weights != nullptr ? weights + first * choices : nullptr,
+          args_.row_bytes,     choices,     units};
       if (unit_bytes_ == 16) {
-        AddTokens<Codec, 16 / kItem>(first, num, units);
+        AddTokens<Codec, 16 / kItem>(sums, num);
       } else {
-        AddTokens<Codec, 1>(first, num, units);
+        AddTokens<Codec, 1>(sums, num);
       }
       __syncthreads();
-    }
-  }
-
-  // The sums of `num` tokens. A thread loads up to kRowLoads rows before it adds the first of them.
-  template <typename Codec, int kLanes>
-  JAXCOMM_DEVICE_CALLED void AddTokens(int64_t first, int32_t num, int32_t units) const {
-    using Acc = typename Codec::Acc;
-    using Units = device::Unit<Codec, kLanes>;
-    using Loaded = device::Raw<sizeof(Units)>;
-    const int32_t choices = args_.choices_per_row;
-    const auto* const weights = static_cast<const Acc*>(args_.weights);
-    for (auto i = static_cast<uint32_t>(Thread()); i < static_cast<uint32_t>(num) * units; i += blockDim.x) {
-      const uint32_t token = i / static_cast<uint32_t>(units), unit = i - token * units;
-      const int32_t* const positions = positions_ + token * choices;
-      const int64_t choice = (first + token) * choices;
-      device::Accumulator<Codec, kLanes> sum = {};
-      for (int32_t k = 0; k < choices; k += kRowLoads) {
-        Loaded rows[kRowLoads] = {};
-        JAXCOMM_UNROLL
-        for (int j = 0; j < kRowLoads; ++j) {
-          if (k + j < choices && positions[k + j] >= 0) {
-            rows[j] = reinterpret_cast<const Loaded*>(ArenaRow(rank(), positions[k + j]))[unit];
-          }
-        }
-        JAXCOMM_UNROLL
-        for (int j = 0; j < kRowLoads; ++j) {
-          if (k + j >= choices || positions[k + j] < 0) continue;
-          const Acc weight = weights != nullptr ? weights[choice + k + j] : Acc(1);
-          Units row;
-          std::memcpy(&row, &rows[j], sizeof(row));
-          JAXCOMM_UNROLL
-          for (int lane = 0; lane < kLanes; ++lane) {
-            sum.lanes[lane] = sum.lanes[lane] + RoundedProduct(weight, Acc(Codec::Decode(row.lanes[lane])));
-          }
-        }
-      }
-      reinterpret_cast<Units*>(Slot(first + token))[unit] = sum.Get();
     }
   }
 
