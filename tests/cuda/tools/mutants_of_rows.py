@@ -39,7 +39,7 @@ ROUTED = [
         ROWS,
         "      __syncthreads();\n      switch (unit_bytes_) {",
         "      switch (unit_bytes_) {",
-        "litmus_rows",
+        "rows",
     ),
     # Lists and sums.
     Mutant(
