@@ -65,6 +65,7 @@ NAVIGATION = {
         "internals/cpu",
         "internals/cuda",
         "internals/cuda-bandwidth",
+        "internals/cuda-moe",
         "internals/transports",
     ],
     "Development": [

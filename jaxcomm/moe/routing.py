@@ -24,10 +24,12 @@ class RouteCall(Call):
     Attributes:
       align: groups start at multiples of it.
       slots: rows per expert; 0 if groups follow each other.
+      raises: whether an overflow is an error.
     """
 
     align: int = 1
     slots: int = 0
+    raises: bool = False
 
 
 @functools.partial(
@@ -112,8 +114,10 @@ def route(
       NameError: axis_name is not bound by an enclosing shard_map.
       ValueError: invalid shapes or numbers (when tracing).
       TypeError: expert_ids are not integers, or a tracer in place of a static value (when tracing).
+      NotImplementedError: on_overflow is "raise", but rows move by XLA's own collective (when compiling).
       jax.errors.JaxRuntimeError: an id is E or larger, or a rank overflows and on_overflow is "raise": on all ranks,
-        before a row moves (at run time, on CPUs).
+        before a row moves. On CPUs, this call raises. On GPUs of one node, dispatch() moves no rows and the next call
+        raises; on other GPUs, on_overflow must be "drop", and ids of E or more are no choices (at run time).
 
     Cost: an all_gather of E + 1 integers.
     """
@@ -146,7 +150,7 @@ def route(
             if rows < 0:
                 raise ValueError(f"{op}: capacity must not be negative, got {rows}")
     fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(call)}
-    call = RouteCall(**fields, align=align, slots=slots or 0)
+    call = RouteCall(**fields, align=align, slots=slots or 0, raises=on_overflow == "raise")
     return _route(ids, call, total, rows, on_overflow == "raise", reduce)
 
 

@@ -10,6 +10,7 @@
 #include "common/hash.h"
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/launch_rows.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/is_captured.h"
 #include "cuda/nccl/nccl_calls.h"
@@ -162,6 +163,7 @@ Status Communicator::LimitChannels(int num_sms) {
 Status Communicator::LoadKernels() const {
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadKernel()));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadLlKernel()));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRowKernel()));
   return CheckCuda("kernels", LoadMultimemKernel());
 }
 

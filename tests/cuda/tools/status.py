@@ -80,6 +80,11 @@ FEATURES = (
         "emulated, on a fake of the switch",
         ("test_cuda_multimem", "test_cuda_device_call"),
     ),
+    Feature(
+        "dispatch and combine inside a node: routings of all kinds, sums, overflow, CUDA graphs",
+        "emulated; handlers on a fake of XLA",
+        ("test_cuda_rows", "test_cuda_row_calls"),
+    ),
     Feature("timeouts and reports", "emulated", ("test_cuda_failures",)),
     Feature(
         "after an abort, no kernel starts on the GPU or in the process; late ranks read no wrong data",
