@@ -101,6 +101,8 @@ bool CompareExchange(uint64_t* word, uint64_t* expected, uint64_t desired, Scope
 const Program::Thread& Self();
 // The barrier of the thread's block. Returns the disjunction of all values.
 int Arrive(int value);
+// The barrier of a part of the block, with a number that is not 0.
+int ArriveGroup(int number, int size, int value);
 // Between two kernels of a stream: all threads of a GPU wait for each other.
 void EndKernel();
 // After an iteration of a loop that has seen no progress. Ends the execution, because another execution, in which the

@@ -243,7 +243,13 @@ const Program::Thread& Self() { return Execution::current->program.threads()[Exe
 int Arrive(int value) {
   const Program::Thread& self = Self();
   Execution& execution = *Execution::current;
-  return execution.Wait(execution.blocks[{self.place.gpu, self.place.block}], self.num_threads, value);
+  return execution.Wait(execution.blocks[{self.place.gpu, self.place.block, 0}], self.num_threads, value);
+}
+
+int ArriveGroup(int number, int size, int value) {
+  const Place& place = Self().place;
+  Execution& execution = *Execution::current;
+  return execution.Wait(execution.blocks[{place.gpu, place.block, number}], static_cast<size_t>(size), value);
 }
 
 void EndKernel() {

@@ -4,6 +4,9 @@ from typing import NamedTuple
 
 PORTABLE = "ffi/include/jaxcomm/portable.h"
 SYNC = "ffi/include/jaxcomm/sync.h"
+COMM = "ffi/include/jaxcomm/comm.h"
+THREADS = "ffi/include/jaxcomm/threads.h"
+COUNTERS = "ffi/include/jaxcomm/counters.h"
 COPY = "ffi/include/jaxcomm/copy.h"
 REDUCE = "ffi/include/jaxcomm/reduce.h"
 MULTICAST = "ffi/include/jaxcomm/multimem.h"
