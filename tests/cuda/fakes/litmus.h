@@ -14,14 +14,14 @@ struct Index {
   unsigned x = 0, y = 0;
 };
 struct Coordinates {
-  Index thread, block, block_dim;
+  Index thread, block, block_dim, grid_dim;
 };
 
 // blockIdx.y is the GPU.
 inline Coordinates Current() {
   const memory_model::Program::Thread& self = memory_model::Self();
   const auto gpu = static_cast<unsigned>(self.place.gpu);
-  return {{self.place.thread, 0}, {self.place.block, gpu}, {self.num_threads, 1}};
+  return {{self.place.thread, 0}, {self.place.block, gpu}, {self.num_threads, 1}, {memory_model::NumBlocks(), 1}};
 }
 
 // A test of warps defines more.

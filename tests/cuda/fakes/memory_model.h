@@ -99,6 +99,8 @@ void Store(uint64_t* word, uint64_t value, Scope scope, Order order);
 bool CompareExchange(uint64_t* word, uint64_t* expected, uint64_t desired, Scope scope);
 
 const Program::Thread& Self();
+// The blocks of the thread's GPU.
+unsigned NumBlocks();
 // The barrier of the thread's block. Returns the disjunction of all values.
 int Arrive(int value);
 // The barrier of a part of the block, with a number that is not 0.
