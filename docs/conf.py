@@ -49,6 +49,7 @@ NAVIGATION = {
         "Model: context parallelism </models/cp/README>",
         "Model: pipeline parallelism </models/pp/README>",
         "Example: device kernel </examples/fused_rmsnorm/README>",
+        "Example: a ring that feeds a product </examples/all_gather_matmul/README>",
     ],
     "Reference": [
         "reference/api",

@@ -221,7 +221,7 @@ template <typename Codec>
 JAXCOMM_DEVICE void Run(const Args<Codec>& args) {
   if (device::IsAborted(args.comm)) return;
   const int32_t warps = static_cast<int32_t>(blockDim.x) / device::kWarpThreads;
-  const int32_t senders = warps < 6 ? 1 : warps * 3 / 8;
+  const int32_t senders = warps / 2;
   if (static_cast<int32_t>(threadIdx.x) < senders * device::kWarpThreads) {
     SendTiles(args, device::OfWarps(0, senders, 1));
   } else {
@@ -232,7 +232,8 @@ JAXCOMM_DEVICE void Run(const Args<Codec>& args) {
 #endif
 #if defined(__CUDACC__)
 
-constexpr int kThreads = 512;  // 6 warps send, which keeps 24 KiB in flight; 10 multiply
+// 6 warps send, which keeps 24 KiB in flight, and 6 multiply. With more threads, ptxas would spill registers.
+constexpr int kThreads = 384;
 
 template <typename Codec>
 __global__ void __launch_bounds__(kThreads, 1) Kernel(const __grid_constant__ Args<Codec> args) {

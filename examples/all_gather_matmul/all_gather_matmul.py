@@ -38,9 +38,7 @@ def all_gather_matmul(x: jax.Array, w: jax.Array, axis_name):
     """
     if w.dtype != x.dtype:
         raise TypeError(f"all_gather_matmul: w has type {w.dtype}, expected that of x: {x.dtype}")
-    rows = x.shape[0] * jax.lax.axis_size(axis_name)
-    vary = frozenset().union(*(getattr(jax.typeof(operand), "vma", frozenset()) for operand in (x, w)))
-    result = jax.ShapeDtypeStruct((rows, w.shape[1]), x.dtype, vma=vary)
+    result = jax.eval_shape(lambda x, w: reference(x, w, axis_name), x, w)  # also the axes over which it varies
     return jaxcomm.ffi_call(f"all_gather_matmul_{_TYPES[str(x.dtype)]}", result, axis_name)(x, w)
 
 

@@ -20,7 +20,7 @@ from jaxcomm import _native
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = ROOT / "ffi" / "include" / "jaxcomm"
 HEADERS = sorted(path.name for path in SOURCES.iterdir())
-EXAMPLE = ROOT / "examples" / "fused_rmsnorm"
+EXAMPLE, RING = (ROOT / "examples" / name for name in ("fused_rmsnorm", "all_gather_matmul"))
 TOOLS = pathlib.Path(sys.executable).parent
 
 
@@ -80,17 +80,17 @@ def test_the_quoted_code_is_run(language, least):
     page += (ROOT / "docs" / "reference" / "device-api.md").read_text()
     quoted = re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     # LL messages are not in the example. A test contains the code of the documentation for them.
-    sources = [path for path in EXAMPLE.iterdir() if path.is_file()] + [ROOT / "tests" / "cuda" / "test_device_api.cc"]
+    sources = [path for folder in (EXAMPLE, RING) for path in folder.iterdir() if path.is_file()]
+    sources.append(ROOT / "tests" / "cuda" / "test_device_api.cc")
     run_somewhere = {line.strip() for path in sources for line in path.read_text().splitlines()}
     assert len(quoted) >= least
     assert {line.strip() for block in quoted for line in block.splitlines()} <= run_somewhere
 
 
-@pytest.fixture(scope="module")
-def example(toolkit, architectures, tmp_path_factory):
-    """The example built outside the tree, as its README describes."""
+def build_example(folder, toolkit, architectures, tmp_path_factory):
+    """The copy of the folder, outside the tree, and its build, which is made as its README describes."""
     example, build = tmp_path_factory.mktemp("example"), tmp_path_factory.mktemp("build")
-    for source in EXAMPLE.iterdir():
+    for source in folder.iterdir():
         if source.is_file():
             (example / source.name).write_bytes(source.read_bytes())
     numbers = ";".join(f"{name.removeprefix('sm_')}-real" for name in architectures)
@@ -106,9 +106,20 @@ def example(toolkit, architectures, tmp_path_factory):
     return example, build
 
 
-def test_no_kernel_of_the_example_spills_registers(example, architectures):
-    _, build = example
-    (report,) = build.rglob("fused_rmsnorm.cu.o.ptxas")
+@pytest.fixture(scope="module")
+def example(toolkit, architectures, tmp_path_factory):
+    return build_example(EXAMPLE, toolkit, architectures, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def ring(toolkit, architectures, tmp_path_factory):
+    return build_example(RING, toolkit, architectures, tmp_path_factory)
+
+
+@pytest.mark.parametrize("name", ["example", "ring"])
+def test_no_kernel_of_the_examples_spills_registers(name, architectures, request):
+    _, build = request.getfixturevalue(name)
+    (report,) = build.rglob("*.cu.o.ptxas")
     kernels = ptxas.kernels(report.read_text())
     compiled = sorted((kernel.architecture, "BFloat16" in kernel.name) for kernel in kernels)
     assert compiled == sorted((name, bf16) for name in architectures for bf16 in (False, True))
@@ -146,6 +157,23 @@ def test_the_example_is_called_from_jax(module, mesh):
         assert re.search(r'site = "fused_rmsnorm\.py:\d+ \(fused_rmsnorm\)"', call)
         assert 'target = "fused_rmsnorm_BF16"' in call
         assert "has_side_effect = true" in attributes
+
+
+def test_the_ring_is_called_from_jax(ring, mesh, monkeypatch):
+    folder, build = ring
+    monkeypatch.syspath_prepend(folder)
+    module = importlib.import_module("all_gather_matmul")
+    module.register(build / "liball_gather_matmul.so")
+    arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((16, 32), (32, 24))]
+    for check_vma in (True, False):
+        specs = {"in_specs": (P("gpu"), P(None, "gpu")), "out_specs": P(None, "gpu"), "check_vma": check_vma}
+        f = jax.jit(jax.shard_map(lambda x, w: module.all_gather_matmul(x, w, "gpu"), mesh=mesh, **specs))
+        text = f.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+        ((types, result),) = re.findall(r"custom_call @all_gather_matmul_F32.*: \((.*?)\) -> (tensor<\w+>)", text)
+        assert types == "tensor<4x32xf32>, tensor<32x6xf32>"
+        assert result == "tensor<16x6xf32>"
+    with pytest.raises(TypeError, match="all_gather_matmul: w has type bfloat16, expected that of x: float32"):
+        module.all_gather_matmul(*(jax.numpy.ones((4, 4), dtype) for dtype in ("float32", "bfloat16")), "gpu")
 
 
 def test_the_state_of_a_call_is_made_from_its_attributes(module, example):

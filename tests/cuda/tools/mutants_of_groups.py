@@ -1,6 +1,6 @@
-"""Mutants of thread groups and of further counters of the device API."""
+"""Mutants of thread groups, of further counters of the device API, and of the example that uses both."""
 
-from kernel_mutant import COMM, COPY, COUNTERS, SYNC, THREADS, Mutant
+from kernel_mutant import COMM, COPY, COUNTERS, RING, SYNC, THREADS, Mutant
 
 OWN_WORD = "LoadAcquire(comm.signals.pad.At<uint64_t>(comm.local.rank) + row + peer)"
 
@@ -195,5 +195,83 @@ GROUPS = [
         "int64_t{3} * num_channels",
         "int64_t{2} * num_channels",
         "device_counters",
+    ),
+    Mutant(
+        "tiles are written to slots in use",
+        RING,
+        "if (number >= args.num_slots && !WaitForSlot(args, channel, next, number - args.num_slots, threads)) return;",
+        "",
+        "litmus_examples",
+    ),
+    Mutant(
+        "the ring ends before its slots are free",
+        RING,
+        "for (int64_t i = number < args.num_slots ? 0 : number - args.num_slots; i < number; ++i) {",
+        "for (int64_t i = number; i < number; ++i) {",
+        "litmus_examples",
+    ),
+    Mutant(
+        "tiles are sent on before they are there",
+        RING,
+        "if (step > 0 && !device::Wait(comm, device::Channel(channel, kToSend), prev, threads, step)) return;",
+        "",
+        "litmus_examples",
+    ),
+    Mutant(
+        "tiles are multiplied before they are there",
+        RING,
+        "if (!device::Wait(comm, device::Channel(channel, kToMultiply), prev, threads, step)) return;",
+        "",
+        "litmus_examples",
+    ),
+    Mutant(
+        "slots are free before their tiles are sent on",
+        RING,
+        "if (free && IsSentOn(n, step)) free =",
+        "if (false) free =",
+        "ring_example",
+    ),
+    Mutant(
+        "slots are free before their tiles are multiplied",
+        RING,
+        "free = device::Wait(args.comm, device::Channel(channel, kMultiplied), next, step);",
+        "",
+        "litmus_examples",
+    ),
+    Mutant(
+        "the last rank of the ring sends on",
+        RING,
+        "{ return step + 2 < num_ranks; }",
+        "{ return step + 1 < num_ranks; }",
+        "ring_example",
+    ),
+    Mutant("one slot of a ring", RING, "number % args.num_slots)", "0)", "litmus_examples"),
+    Mutant(
+        "places of slots depend on the shape",
+        RING,
+        "number % args.num_slots) * args.slot_bytes",
+        "number % args.num_slots) * SlotBytes<Codec>(args.hidden)",
+        "ring_example",
+    ),
+    Mutant(
+        "rows go to the wrong rank's place",
+        RING,
+        "(comm.local.rank + n - step) % n;",
+        "(comm.local.rank + step) % n;",
+        "ring_example",
+    ),
+    Mutant(
+        "a tile is sent on to the wrong slot",
+        RING,
+        "Received(args, channel, number - 1)",
+        "Received(args, channel, number)",
+        "ring_example",
+    ),
+    Mutant(
+        "slots of a ring share their channel's",
+        RING,
+        "channel * int64_t{args.num_slots}",
+        "0 * int64_t{args.num_slots}",
+        "ring_example",
     ),
 ]

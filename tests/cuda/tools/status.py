@@ -136,6 +136,11 @@ FEATURES = (
         ("example, virtual ranks",),
     ),
     Feature(
+        "example kernel: ring all-gather that feeds a product",
+        "emulated; compiled",
+        ("test_cuda_ring_example", "test_cuda_ring_calls", "test_cuda_litmus_examples", "test_device_headers.py"),
+    ),
+    Feature(
         "user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)",
         "host code on fakes",
         ("test_cuda_user_calls", "test_device_headers.py"),
