@@ -1,6 +1,6 @@
-"""Mutants of thread groups, of further counters of the device API, and of the example that uses both."""
+"""Mutants of thread groups, of further counters of the device API, and of the examples that use both."""
 
-from kernel_mutant import COMM, COPY, COUNTERS, RING, SYNC, THREADS, Mutant
+from kernel_mutant import COMM, COPY, COUNTERS, DISPATCH, RING, SYNC, THREADS, Mutant
 
 OWN_WORD = "LoadAcquire(comm.signals.pad.At<uint64_t>(comm.local.rank) + row + peer)"
 
@@ -273,5 +273,41 @@ GROUPS = [
         "channel * int64_t{args.num_slots}",
         "0 * int64_t{args.num_slots}",
         "ring_example",
+    ),
+    Mutant(
+        "a dispatch ends without a barrier",
+        DISPATCH,
+        "if (!device::Barrier(comm, device::Channel(channel, kRead), n, warp)) return;",
+        "device::Sync(warp);",
+        "litmus_examples",
+    ),
+    Mutant(
+        "a dispatch reads rows before they are there",
+        DISPATCH,
+        "channel, kRows), source, call << 32, &value, step)",
+        "channel, kRows), source, 0, &value, step)",
+        "litmus_examples",
+    ),
+    Mutant("calls of a dispatch are not counted", DISPATCH, "args.calls[channel] = call;", "", "dispatch_example"),
+    Mutant(
+        "places of a dispatch are those of another rank",
+        DISPATCH,
+        "peer, place_of(rank, place)",
+        "peer, place_of(peer, place)",
+        "dispatch_example",
+    ),
+    Mutant(
+        "a dispatch leaves old rows",
+        DISPATCH,
+        "        ZeroRow(to, args.row_bytes, warp);",
+        "        continue;",
+        "dispatch_example",
+    ),
+    Mutant(
+        "all warps of a dispatch are one channel",
+        DISPATCH,
+        "static_cast<int32_t>(blockIdx.x) * warps + static_cast<int32_t>(threadIdx.x) / device::kWarpThreads",
+        "static_cast<int32_t>(blockIdx.x) * warps",
+        "litmus_examples",
     ),
 ]

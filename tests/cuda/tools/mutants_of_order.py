@@ -12,6 +12,7 @@ from kernel_mutant import (
     OFFSETS,
     PORTABLE,
     PROGRAM,
+    RING,
     SYNC,
     Mutant,
 )
@@ -122,6 +123,13 @@ THREAD = [
         "const bool all_reached = !AnyOf(threads, !reached);",
         "const bool all_reached = reached;",
         "device_api",
+    ),
+    Mutant(
+        "a tile of the ring is signalled before other threads have sent it",
+        RING,
+        "      device::Sync(threads);\n      if (threads.rank != 0) continue;",
+        "      if (threads.rank != 0) continue;",
+        "ring_example",
     ),
     Mutant(
         "a channel goes on signalling after its abort",

@@ -141,6 +141,16 @@ FEATURES = (
         ("test_cuda_ring_example", "test_cuda_ring_calls", "test_cuda_litmus_examples", "test_device_headers.py"),
     ),
     Feature(
+        "example kernel: token dispatch by warps",
+        "emulated; compiled",
+        (
+            "test_cuda_dispatch_example",
+            "test_cuda_dispatch_calls",
+            "test_cuda_litmus_examples",
+            "test_device_headers.py",
+        ),
+    ),
+    Feature(
         "user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)",
         "host code on fakes",
         ("test_cuda_user_calls", "test_device_headers.py"),
