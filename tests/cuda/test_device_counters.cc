@@ -54,8 +54,8 @@ void TestTags(uint64_t seed, int32_t size, int32_t channels) {
   node.CheckNoReports();
 }
 
-// Each rank sends four words to the next one with three signals, one of which counts for two. The next one waits for all
-// at once, or for the first and then for the rest.
+// Each rank sends four words to the next one with three signals, one of which counts for two. The next one waits for
+// all at once, or for the first and then for the rest.
 void TestCounts(uint64_t seed, int32_t size) {
   const Node node(size, 1, 8, 2);
   emulation::Launch(1, size, 1, seed, [&] {
