@@ -288,7 +288,13 @@ GROUPS = [
         "channel, kRows), source, 0, &value, step)",
         "litmus_examples",
     ),
-    Mutant("calls of a dispatch are not counted", DISPATCH, "args.calls[channel] = call;", "", "dispatch_example"),
+    Mutant(
+        "calls of a dispatch are not counted",
+        DISPATCH,
+        "if (warp.rank == 0) args.calls[channel] = call;",
+        "",
+        "dispatch_example",
+    ),
     Mutant(
         "places of a dispatch are those of another rank",
         DISPATCH,
