@@ -49,6 +49,8 @@ NAVIGATION = {
         "Model: context parallelism </models/cp/README>",
         "Model: pipeline parallelism </models/pp/README>",
         "Example: device kernel </examples/fused_rmsnorm/README>",
+        "Example: a ring that feeds a product </examples/all_gather_matmul/README>",
+        "Example: a dispatch by warps </examples/token_dispatch/README>",
     ],
     "Reference": [
         "reference/api",

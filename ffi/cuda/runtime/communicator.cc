@@ -42,7 +42,7 @@ Shared& GetShared() {
 }  // namespace
 
 void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id, bool symmetric_buffers,
-                             int32_t process) {
+                             int32_t process, int32_t num_processes) {
   std::lock_guard<std::mutex> lock(GetShared().mutex);
   Communicator::Settings& settings = GetShared().settings;
   settings.timeout_s = timeout_s;
@@ -50,6 +50,7 @@ void Communicator::Configure(double timeout_s, int32_t max_channels, const std::
   settings.node_name = node_id.empty() ? 0 : Mix(1, std::string_view(node_id));
   settings.symmetric_buffers = symmetric_buffers;
   settings.process = process;
+  settings.num_processes = num_processes;
 }
 
 Communicator::Settings Communicator::Configured() {

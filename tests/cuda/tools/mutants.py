@@ -18,6 +18,7 @@ import time
 
 from kernel_mutant import CALL_PROGRAM, PACKING, PLAN, PROGRAM, ROW_ARGS, SCHEDULE, Mutant
 from mutants_of_data import DATA
+from mutants_of_groups import GROUPS
 from mutants_of_memory import MODEL
 from mutants_of_networks import PLAIN
 from mutants_of_order import THREAD
@@ -91,7 +92,7 @@ def main() -> int:
     args = parser.parse_args()
     mutants = [
         mutant
-        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED)
+        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + GROUPS)
         if re.search(args.only, mutant.name)
     ]
     tests = sorted({mutant.test for mutant in mutants})
