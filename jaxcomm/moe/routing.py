@@ -165,7 +165,7 @@ def _route(ids, call, total, rows, raises, reduce):
     ids = ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)  # num_experts may not fit into a smaller type
     known = jnp.where(ids < 0, total + 1, jnp.minimum(ids, total)).astype(jnp.int32)
     order = known.T.reshape(-1)  # first choices of all tokens before second ones
-    by_expert = jnp.argsort(order, stable=True)
+    by_expert = _stable_order(order, total + 2)
     counts = jnp.zeros(total + 2, jnp.int32).at[order].add(1)
     before = jnp.cumsum(counts, dtype=counts.dtype) - counts
     places = jnp.arange(len(order), dtype=jnp.int32) - before[order[by_expert]]
@@ -204,6 +204,15 @@ def _route(ids, call, total, rows, raises, reduce):
         capacity=rows,
         reduce=reduce,
     )
+
+
+def _stable_order(keys, num_keys):
+    """argsort(keys, stable=True), for keys below `num_keys`."""
+    size = len(keys)
+    if size * num_keys >= 2**31:
+        return jnp.argsort(keys, stable=True)
+    # One operand instead of two: several times faster on CPUs. The place breaks ties.
+    return jnp.sort(keys * size + jnp.arange(size, dtype=keys.dtype)) % max(size, 1)
 
 
 def _aligned(counts, align):
