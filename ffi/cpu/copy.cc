@@ -114,7 +114,8 @@ void StreamBytes(char* dst, const char* src, int64_t bytes) {
       _mm_stream_si128(to + 2, c);
       _mm_stream_si128(to + 3, d);
     }
-    dst += body_end, src += body_end, bytes -= body_end;
+    std::memcpy(dst + body_end, src + body_end, static_cast<size_t>(bytes - body_end));
+    return;
   }
 #endif
   std::memcpy(dst, src, static_cast<size_t>(bytes));

@@ -117,7 +117,14 @@ def route(
 
     Cost: an all_gather of E + 1 integers.
     """
-    op = "moe.route"
+    ids, call, total, rows = prepare(
+        "moe.route", expert_ids, axis_name, num_experts, capacity, align, slots, on_overflow, reduce
+    )
+    return route_prepared(ids, call, total, rows, on_overflow == "raise", reduce)
+
+
+def prepare(op, expert_ids, axis_name, num_experts, capacity, align, slots, on_overflow, reduce):
+    """Checks the arguments of route(). Returns ids, the call, E and C."""
     ids = jnp.asarray(expert_ids)
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"{op}: expert_ids must have integers, got element type {ids.dtype}")
@@ -147,7 +154,7 @@ def route(
                 raise ValueError(f"{op}: capacity must not be negative, got {rows}")
     fields = {f.name: getattr(call, f.name) for f in dataclasses.fields(call)}
     call = RouteCall(**fields, align=align, slots=slots or 0)
-    return _route(ids, call, total, rows, on_overflow == "raise", reduce)
+    return ids, call, total, rows
 
 
 def _positive(op: str, name: str, value: Any) -> int:
@@ -157,7 +164,7 @@ def _positive(op: str, name: str, value: Any) -> int:
     return number
 
 
-def _route(ids, call, total, rows, raises, reduce):
+def route_prepared(ids, call, total, rows, raises, reduce):
     n = _check.group_size(call.axes, None)
     local, (tokens, choices) = total // n, ids.shape
     ids = _compat.make_varying(ids, call.axes)
