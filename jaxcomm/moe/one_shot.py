@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxcomm import _check, _compat, _lowering
-from jaxcomm._lowering import Call
 from jaxcomm._primitive import register
 from jaxcomm._typing import AxisName, PyTree
 from jaxcomm.moe import exchange, payload
-from jaxcomm.moe.routing import RouteCall, Routing, prepare, route, route_prepared
+from jaxcomm.moe.routing import RouteCall, Routing, described, prepare, route, route_prepared
 from jaxcomm.ops.all_gather import all_gather_p
 
 # Up to this size of a rank's rows, one exchange of all rows costs less than two exchanges. Measured on AMD EPYC (2
@@ -141,7 +140,8 @@ def _without_one_shot(ids, *leaves, spec):
 
 
 def _in_one_shot(ids, *leaves, spec):
-    gather = Call(**{f.name: getattr(spec.call, f.name) for f in dataclasses.fields(Call)})
+    types = [f"rows of {leaf.shape[1]} {leaf.dtype}" for leaf in leaves]
+    gather = described(spec.call, ids, spec.num_experts, spec.capacity, *types)
     message = pack_p.bind(ids, *leaves, spec=spec)
     messages = all_gather_p.bind(message, call=gather, axis=0)
     return unpack_p.bind(messages, spec=spec, ids=_Shape.of(ids), leaves=tuple(_Shape.of(leaf) for leaf in leaves))

@@ -178,7 +178,7 @@ def route_prepared(ids, call, total, rows, raises, reduce):
     places = jnp.arange(len(order), dtype=jnp.int32) - before[order[by_expert]]
     index = jnp.zeros(order.shape, jnp.int32).at[by_expert].set(places)
     index = index.reshape(choices, tokens).T
-    table = all_gather_p.bind(counts[None, : total + 1], call=call, axis=0)
+    table = all_gather_p.bind(counts[None, : total + 1], call=described(call, ids, total, rows), axis=0)
     table = check(table, call=call, capacity=rows, raises=raises)
     wanted = table[:, :total]
     kept = wanted if raises else _keep(wanted, n, local, rows, tokens * choices, call)
@@ -211,6 +211,12 @@ def route_prepared(ids, call, total, rows, raises, reduce):
         capacity=rows,
         reduce=reduce,
     )
+
+
+def described(call, ids, total, rows, *more):
+    """The call with its numbers beside its site: ranks that disagree see both sides in the error."""
+    numbers = (f"{ids.shape[0]} tokens", f"{ids.shape[1]} choices", f"{total} experts", f"capacity {rows}", *more)
+    return dataclasses.replace(call, site=f"{call.site} [{', '.join(numbers)}]")
 
 
 def _stable_order(keys, num_keys):
