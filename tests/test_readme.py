@@ -98,7 +98,8 @@ def test_table_of_operations():
 def test_every_collective_is_in_the_export_list_of_the_limits():
     text = (ROOT / "docs" / "guide" / "limits.md").read_text()
     assert set(re.findall(r"jaxcomm_[a-z_]+[a-z]", text)) == {
-        f"jaxcomm_{native}" for native in (*NATIVE.values(), "dispatch", "combine", "moe_check", "done")
+        f"jaxcomm_{native}"
+        for native in (*NATIVE.values(), "dispatch", "combine", "moe_check", "moe_pack", "moe_unpack", "done")
     }
 
 

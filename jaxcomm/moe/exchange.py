@@ -303,10 +303,10 @@ def _lower_combine(ctx, *args, platform, layout):
 def dispatch(xs: list, routing: Routing, layout: Layout) -> list:
     """[(T or T K, W), ...] -> [(C, W), ...]."""
     where = (routing.slot, routing.expert, routing.table, routing.starts())
-    return _dispatch(xs, where, layout)
+    return dispatch_at(xs, where, layout)
 
 
-def _dispatch(xs, where, layout):
+def dispatch_at(xs, where, layout):
     return dispatch_p.bind(*_compat.equally_varying(*xs, *where), layout=layout)
 
 
@@ -333,7 +333,7 @@ def _dispatch_jvp(primals, tangents, *, layout):
     *xs, _, _, _, _ = primals
     results, where = dispatch_p.bind(*primals, layout=layout), primals[-4:]
     moving = [i for i in range(len(xs)) if type(tangents[i]) is not _compat.ad.Zero]
-    moved = iter(_dispatch([tangents[i] for i in moving], where, layout) if moving else [])
+    moved = iter(dispatch_at([tangents[i] for i in moving], where, layout) if moving else [])
     return results, [next(moved) if i in moving else _compat.zero_tangent(r) for i, r in enumerate(results)]
 
 
@@ -378,12 +378,12 @@ def _combine_transpose(ct, *args, layout):
     if type(ct) is _compat.ad.Zero:
         return [_compat.ad.Zero(a.aval) if undefined(a) else None for a in args]
     each = dataclasses.replace(layout, per_choice=True)
-    (sent,) = _dispatch([ct], where, layout)
+    (sent,) = dispatch_at([ct], where, layout)
     if undefined(rows):
         results[0] = sent
         if weights:
             adds = wide(sent.dtype)
-            (own,) = _dispatch([weights[0].reshape(-1, 1)], where, each)
+            (own,) = dispatch_at([weights[0].reshape(-1, 1)], where, each)
             results[0] = (sent.astype(adds) * own.astype(adds)).astype(sent.dtype)
     elif undefined(weights[0]):
         adds = wide(rows.dtype)
@@ -400,32 +400,32 @@ def _check_batch(axis_data, dims, call):
         raise NotImplementedError(f"{call.op}: the routing has a dimension of vmap; route and call it without vmap")
 
 
-def _merge(x, d, size):
+def merge(x, d, size):
     """The batch as a part of the rows."""
     x = jnp.broadcast_to(x[:, None], (x.shape[0], size, x.shape[1])) if d is None else jnp.moveaxis(x, d, 1)
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2])
 
 
-def _split(y, size):
+def split(y, size):
     return y.reshape(y.shape[0], size, y.shape[1] // size)
 
 
 def _dispatch_batch(axis_data, args, dims, *, layout):
     _check_batch(axis_data, dims, layout.call)
-    merged = [_merge(x, d, axis_data.size) for x, d in zip(args[:-4], dims[:-4], strict=True)]
-    results = [_split(y, axis_data.size) for y in dispatch_p.bind(*merged, *args[-4:], layout=layout)]
+    merged = [merge(x, d, axis_data.size) for x, d in zip(args[:-4], dims[:-4], strict=True)]
+    results = [split(y, axis_data.size) for y in dispatch_p.bind(*merged, *args[-4:], layout=layout)]
     return results, [1] * len(results)
 
 
 def _combine_batch(axis_data, args, dims, *, layout):
     _check_batch(axis_data, dims, layout.call)
     rows, *weights = args[:-4]
-    merged = _merge(rows, dims[0], axis_data.size)
+    merged = merge(rows, dims[0], axis_data.size)
     if not weights or dims[1] is None:
-        return _split(combine_p.bind(merged, *weights, *args[-4:], layout=layout), axis_data.size), 1
+        return split(combine_p.bind(merged, *weights, *args[-4:], layout=layout), axis_data.size), 1
     # One row per choice comes home, because each element of the batch has its own weights.
     each = dataclasses.replace(layout, per_choice=True)
-    choices = _split(combine_p.bind(merged, *args[-4:], layout=each), axis_data.size)
+    choices = split(combine_p.bind(merged, *args[-4:], layout=each), axis_data.size)
     own = jnp.moveaxis(weights[0], dims[1], 2)  # (T, K, batch)
     adds = wide(rows.dtype)
     choices = choices.reshape(*own.shape, -1).astype(adds) * own[..., None].astype(adds)
