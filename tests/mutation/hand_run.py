@@ -33,6 +33,11 @@ def folder(mutant):
     return "/".join(parts[:2]) or parts[0]
 
 
+def key(mutant):
+    """The key of the mutant's result in the record."""
+    return mutant.file, re.sub(r"\s+", " ", mutant.old).strip()[:100], mutant.name
+
+
 class Runner:
     """A copy of the repository with its own builds, which later runs reuse."""
 
@@ -97,7 +102,7 @@ class Runner:
             print(f"{mutant.name}: does not compile:\n{(self.place / 'native.log').read_text()[-1500:]}", flush=True)
             return None
         line = original[: original.index(mutant.old)].count("\n") + 1
-        text = re.sub(r"\s+", " ", mutant.old).strip()[:100]
+        _, text, _ = key(mutant)
         result = record.SURVIVED if passed else record.CAUGHT
         tests = "" if passed else mutant.tests
         return record.Result(
@@ -105,22 +110,34 @@ class Runner:
         )
 
 
-def run(count, seed, jobs=2, only=None, names=None, build=None):
+def choose(count, seed, folders, only=None, new=False):
+    """Selects `count` mutants of each folder (0: all), or those whose "file: name" contains `only`.
+
+    `new`: only mutants without a row in the record.
+    """
+    known = {row.key for row in record.read()} if new else set()
+    every = [mutant for mutant in mutants() if folder(mutant) in folders and key(mutant) not in known]
+    if only:
+        return [mutant for mutant in every if only in f"{mutant.file}: {mutant.name}"]
+    chosen = []
+    for name in folders:
+        own = [mutant for mutant in every if folder(mutant) == name]
+        chosen += record.sample(own, count, seed, folder, lambda mutant: mutant[:2])
+    return chosen
+
+
+def run(chosen, jobs=2, build=None, done=None):
     if wrong := faults():
         raise SystemExit("\n".join(wrong))
-    every = mutants()
-    chosen = record.sample(every, count, seed, folder, lambda mutant: mutant[:2])
-    if names is not None:
-        chosen = [mutant for mutant in every if mutant.name in names]
-    if only:
-        chosen = [mutant for mutant in every if only in f"{mutant.file}: {mutant.name}"]
     runner, results = Runner(jobs, build), []
     for mutant in sorted(chosen, key=lambda mutant: mutant.file):
         result = runner.judge(mutant)
         if result:
             results.append(result)
+            if done:
+                done(result)
             print(f"{result.result:<10} {result.seconds:7.1f} s  {mutant.file}: {mutant.name}", flush=True)
     return results
 
 
-__all__ = ["Mutant", "faults", "folder", "mutants", "run"]
+__all__ = ["Mutant", "faults", "folder", "key", "mutants", "run"]

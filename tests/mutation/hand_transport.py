@@ -5,6 +5,7 @@ from mutation.hand import Mutant
 NODE, SEGMENT, QUEUE, UCX, WORKER = (
     f"ffi/transport/{name}.cc" for name in ("node", "control_segment", "receive_queue", "ucx_network", "ucx_worker")
 )
+LIBRARY = "ffi/transport/ucx_library.cc"
 
 MUTANTS = [
     # Nodes and control segments.
@@ -194,5 +195,37 @@ MUTANTS = [
         "  munmap(data_, size_);\n  if (fd_ >= 0) close(fd_);",
         "  munmap(data_, size_);",
         "test_node",
+    ),
+    # The library of UCX.
+    Mutant(
+        "the fallback is opened beside a system library that stays loaded",
+        LIBRARY,
+        "if (stays && candidate == kSystemLibrary && !fallback.empty()) {",
+        "if (false) {",
+        "test_ucx_library",
+    ),
+    Mutant(
+        "the signal handlers of a program that uses UCX itself are removed",
+        LIBRARY,
+        "restore && !loaded) {",
+        "restore) {",
+        "test_ucx_library",
+    ),
+    Mutant(
+        "a system library that was refused counts as not loaded", LIBRARY, "  *stays = true;\n", "", "test_ucx_library"
+    ),
+    Mutant(
+        "a library is opened anew for each network",
+        LIBRARY,
+        "    if (found != opened->end()) return found->second;\n",
+        "",
+        "test_ucx_library",
+    ),
+    Mutant(
+        "the symbols of UCX become global",
+        LIBRARY,
+        "RTLD_NOW | RTLD_LOCAL",
+        "RTLD_NOW | RTLD_GLOBAL",
+        "test_ucx_library",
     ),
 ]

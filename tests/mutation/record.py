@@ -52,10 +52,9 @@ def write(results, path=RECORD):
 
 
 def merge(results, path=RECORD):
-    """Writes the record: `results` replace all rows of their folders and kind (made by hand, generated)."""
-    replaced = {(result.folder, result.kind == "hand") for result in results}
-    kept = [old for old in read(path) if (old.folder, old.kind == "hand") not in replaced]
-    write([*kept, *results], path)
+    """Writes the record: `results` replace the rows of the same mutants, and the other rows stay."""
+    replaced = {result.key for result in results}
+    write([*(old for old in read(path) if old.key not in replaced), *results], path)
 
 
 def equivalents():

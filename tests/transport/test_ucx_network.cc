@@ -50,11 +50,11 @@ TEST_CASE("a library that is not UCX is named") {
   CHECK(error.empty() || (error.find("libucp.so.0") != std::string::npos && error.find("lacks") == std::string::npos));
 }
 
-// The library tests/transport/fake_ucp.cc has the version that the environment names, and no other function.
+// This library has the version that the environment names, and no other function.
 TEST_CASE("UCX older than 1.15 or of another major version is refused") {
   TestProcess process(0);
   UcxOptions options;
-  options.library = FAKE_UCP;
+  options.library = FAKE_UCP_ONLY_VERSION;
   const auto error_of = [&](const char* minor, const char* major) {
     setenv("FAKE_UCP_MAJOR", major, 1);
     setenv("FAKE_UCP_MINOR", minor, 1);
