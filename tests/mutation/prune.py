@@ -1,9 +1,6 @@
-"""Removes results of mutants that no longer exist from record.csv, and writes the table of README.md."""
+"""Removes results of mutants that no longer exist from record.csv."""
 
 from . import cxx, hand_run, operators, record, schemata, trees
-
-README = record.HERE / "README.md"
-MARK = "<!-- table of record.csv -->\n"
 
 
 def existing(rows):
@@ -25,14 +22,3 @@ def prune():
     keys = existing(rows)
     record.write([row for row in rows if row.key in keys])
     return [row for row in rows if row.key not in keys]
-
-
-def block():
-    """The table of the record as README.md contains it."""
-    return f"{MARK}```\n{record.table(record.read())}\n```\n"
-
-
-def write_table():
-    before, _, rest = README.read_text().partition(MARK)
-    _, _, after = rest.removeprefix("```\n").partition("```\n")
-    README.write_text(before + block() + after)

@@ -41,7 +41,7 @@ def main():
     if options.prune:
         for row in prune.prune():
             print(f"{row.file}:{row.line}: {row.change}")
-        prune.write_table()
+        record.write_table()
         print(record.table(record.read()))
         return 0
     results = []
@@ -58,7 +58,7 @@ def main():
         record.write(results, trees.BUILD / "results.csv")
         if options.record:
             record.merge(found)
-            prune.write_table()
+            record.write_table()
 
     for folder in folders:
         if folder in cxx.TESTS and options.only in (None, "cxx"):
