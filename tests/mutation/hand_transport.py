@@ -5,7 +5,7 @@ from mutation.hand import Mutant
 NODE, SEGMENT, QUEUE, UCX, WORKER = (
     f"ffi/transport/{name}.cc" for name in ("node", "control_segment", "receive_queue", "ucx_network", "ucx_worker")
 )
-LIBRARY = "ffi/transport/ucx_library.cc"
+LIBRARY, RELAY = "ffi/transport/ucx_library.cc", "ffi/transport/relay.cc"
 
 MUTANTS = [
     # Nodes and control segments.
@@ -227,5 +227,41 @@ MUTANTS = [
         "RTLD_NOW | RTLD_LOCAL",
         "RTLD_NOW | RTLD_GLOBAL",
         "test_ucx_library",
+    ),
+    # The relay to the coordination service.
+    Mutant(
+        "a relay that is closed leaves the connections to the server open",
+        RELAY,
+        "held.lock(); server && server->fd() >= 0) shutdown(",
+        "held.lock(); false) shutdown(",
+        "test_relay",
+    ),
+    Mutant(
+        "a relay that is closed connects late clients to the server",
+        RELAY,
+        "  lost = true;\n  for (",
+        "  for (",
+        "test_relay",
+    ),
+    Mutant(
+        "a server that has gone is not reported",
+        RELAY,
+        "  lost = true;\n  while (",
+        "  while (",
+        "test_relay",
+    ),
+    Mutant(
+        "the server keeps the connection of a client that has left",
+        RELAY,
+        "      shutdown(server->fd(), SHUT_RDWR);  // the client has ended the connection\n",
+        "",
+        "test_relay",
+    ),
+    Mutant(
+        "a client that left counts as a lost server",
+        RELAY,
+        "  if (peeked == 0 || (peeked < 0 && errno != EAGAIN)) return;\n",
+        "",
+        "test_relay",
     ),
 ]
