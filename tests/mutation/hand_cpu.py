@@ -314,7 +314,7 @@ MUTANTS = [
         RENDEZVOUS,
         "  call->Enter();\n  if (!checked.ok()) call->Fail(checked);",
         "  if (!checked.ok()) call->Fail(checked);\n  call->Enter();",
-        "tests/hosts/test_host_failures.py -m full -k wrong",
+        "tests/hosts/test_host_failures.py --size full -k wrong",
     ),
     Mutant(
         "other processes get no error of wrong row lists",
@@ -327,6 +327,6 @@ MUTANTS = [
         "    return FailCall(*group_call, checked);\n  }\n"
         "  if (SpansProcesses(std::get<2>(group_call->key))) "
         "return StartInterProcess(group_call, own_position, checked);\n",
-        "tests/hosts/test_host_failures.py -m full -k wrong",
+        "tests/hosts/test_host_failures.py --size full -k wrong",
     ),
 ]

@@ -1,11 +1,14 @@
-"""Runs hand-made mutants: puts each into a copy of the repository, builds the programs of its tests, and runs them."""
+"""Runs hand-made mutants: puts each into a copy of the repository, builds the programs of its tests, and runs them.
+
+The tests of Python sources run in forks of a process that has imported JAX.
+"""
 
 import importlib
 import pathlib
 import re
 import shlex
 
-from . import record, schemata, trees
+from . import forks, python, record, schemata, trees
 from .hand import Mutant
 
 LIMIT_S = 600  # of a test; few mutants hang
@@ -44,7 +47,7 @@ class Runner:
     def __init__(self, jobs, build=None):
         self.build = build or schemata.Build(trees.BUILD / "hand", [], jobs=jobs)
         self.place, self.tree = self.build.place, self.build.tree
-        self.normal, self.configured = {}, set()
+        self.normal, self.configured, self.pytest = {}, set(), None
 
     def ninja(self, name, targets, *options):
         """Builds the targets. Returns success."""
@@ -53,15 +56,24 @@ class Runner:
             self.configured.add(name)
         return self.build.ninja(name, targets)[0]
 
+    def close(self):
+        if self.pytest:
+            self.pytest.close()
+
+    def forked(self, mutant):
+        """Runs the tests of a mutant of Python sources, with the installed module. Returns success, and seconds."""
+        for built in trees.installed().glob("_core*.so"):
+            trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
+        if not self.pytest:
+            self.pytest = forks.Pytest(self.tree, [name for names in python.IMPORTS.values() for name in names])
+        return self.pytest.run(shlex.split(mutant.tests), LIMIT_S, self.place / "test.log")
+
     def runs(self, mutant):
         """Returns [(command, folder, environment)], or None if the mutant does not compile."""
         if ".py" in mutant.tests:
-            if mutant.file.startswith("ffi/"):
-                if not self.ninja("module", ["_core"]):
-                    return None
-                built = next((self.place / "module").glob("_core*.so"))
-            else:
-                built = next(trees.installed().glob("_core*.so"))
+            if not self.ninja("module", ["_core"]):
+                return None
+            built = next((self.place / "module").glob("_core*.so"))
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
             return [(trees.pytest(shlex.split(mutant.tests)), self.tree, trees.python_environment(self.tree))]
         names = mutant.tests.split()
@@ -72,6 +84,8 @@ class Runner:
 
     def passes(self, mutant):
         """Runs the tests of a mutant in this tree. Returns whether they pass (None: compile error), and seconds."""
+        if ".py" in mutant.tests and not mutant.file.startswith("ffi/"):
+            return self.forked(mutant)
         runs = self.runs(mutant)
         if not runs:
             return None, 0.0
@@ -130,13 +144,14 @@ def run(chosen, jobs=2, build=None, done=None):
     if wrong := faults():
         raise SystemExit("\n".join(wrong))
     runner, results = Runner(jobs, build), []
-    for mutant in sorted(chosen, key=lambda mutant: mutant.file):
+    for mutant in sorted(chosen, key=lambda mutant: (mutant.file, mutant.tests)):
         result = runner.judge(mutant)
         if result:
             results.append(result)
             if done:
                 done(result)
             print(f"{result.result:<10} {result.seconds:7.1f} s  {mutant.file}: {mutant.name}", flush=True)
+    runner.close()
     return results
 
 
