@@ -272,6 +272,22 @@ TEST_CASE("a silent peer is killed") {
   std::printf("lost after %.0f ms (%s)\n", Seconds(start) * 1e3, self.why_lost(1).c_str());
 }
 
+// The peer does not answer, so only a forced close of the endpoint ends the transfer.
+TEST_CASE("the memory of a payload is free again soon after its receiver, which is stopped, has been dropped") {
+  Folder folder;
+  TestProcess self(0);
+  self.Join(MakeUcxNetwork(0, 2, 99, &self));
+  const pid_t victim = Spawn("silent", folder.path);
+  Meet(folder.path, self.network(), 0, 1);
+  ReadWhenThere(std::string(folder.path) + "/met");
+  kill(victim, SIGSTOP);
+  self.Send(1, 0, 0, 4 << 20);
+  self.network().Drop(1, "too slow");
+  CHECK(self.WaitLost(1) && self.WaitSent(1) && self.unsent() == 1);
+  kill(victim, SIGKILL);
+  waitpid(victim, nullptr, 0);
+}
+
 struct Listener {
   in_addr address;
   uint16_t port;
