@@ -255,6 +255,15 @@ TEST_CASE("memory that the system does not have is an error") {
   CHECK(node.Allocate(100).ok());  // the next allocation succeeds
 }
 
+TEST_CASE("a control segment of another layout is refused") {
+  Node node, peer;
+  CHECK(node.Open().ok() && peer.Open().ok());
+  ++peer.control_segment().magic;
+  CHECK(!node.Connect(1, peer.address()).ok());
+  --peer.control_segment().magic;
+  CHECK(node.Connect(1, peer.address()).ok());
+}
+
 TEST_CASE("a peer has only the memory that it has announced") {
   Node node, peer;
   CHECK(node.Open().ok() && peer.Open().ok());
