@@ -11,7 +11,7 @@ import shlex
 from . import forks, python, record, schemata, trees
 from .hand import Mutant
 
-LIMIT_S = 600  # of a test; few mutants hang
+LIMIT_S = 600  # of a test without a mutant
 
 
 def mutants():
@@ -60,13 +60,13 @@ class Runner:
         if self.pytest:
             self.pytest.close()
 
-    def forked(self, mutant):
+    def forked(self, mutant, limit_s):
         """Runs the tests of a mutant of Python sources, with the installed module. Returns success, and seconds."""
         for built in trees.installed().glob("_core*.so"):
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
         if not self.pytest:
             self.pytest = forks.Pytest(self.tree, [name for names in python.IMPORTS.values() for name in names])
-        return self.pytest.run(shlex.split(mutant.tests), LIMIT_S, self.place / "test.log")
+        return self.pytest.run(shlex.split(mutant.tests), limit_s, self.place / "test.log")
 
     def runs(self, mutant):
         """Returns [(command, folder, environment)], or None if the mutant does not compile."""
@@ -82,16 +82,16 @@ class Runner:
         tests = [test for test in self.build.programs() if test["name"] in names]
         return [(test["command"], self.place, test["environment"]) for test in tests]
 
-    def passes(self, mutant):
+    def passes(self, mutant, limit_s=LIMIT_S):
         """Runs the tests of a mutant in this tree. Returns whether they pass (None: compile error), and seconds."""
         if ".py" in mutant.tests and not mutant.file.startswith("ffi/"):
-            return self.forked(mutant)
+            return self.forked(mutant, limit_s)
         runs = self.runs(mutant)
         if not runs:
             return None, 0.0
         total = 0.0
         for command, place, environment in runs:
-            passed, seconds = trees.run(command, place, LIMIT_S, environment, self.place / "test.log")
+            passed, seconds = trees.run(command, place, limit_s, environment, self.place / "test.log")
             total += seconds
             if not passed:
                 return False, total
@@ -99,8 +99,9 @@ class Runner:
 
     def judge(self, mutant):
         if mutant.tests not in self.normal:
-            self.normal[mutant.tests] = self.passes(mutant)[0]
-        if not self.normal[mutant.tests]:
+            self.normal[mutant.tests] = self.passes(mutant)
+        normal, usual = self.normal[mutant.tests]
+        if not normal:
             log = (self.place / "test.log").read_text(errors="replace")[-1500:]
             print(f"{mutant.name}: {mutant.tests} fails or is not built without the mutant\n{log}", flush=True)
             return None
@@ -109,7 +110,7 @@ class Runner:
             raise SystemExit(f"{mutant.file}: {mutant.name}: its text does not occur exactly once")
         (self.tree / mutant.file).write_text(original.replace(mutant.old, mutant.new))
         try:
-            passed, seconds = self.passes(mutant)
+            passed, seconds = self.passes(mutant, 3 * usual + 10)
         finally:
             (self.tree / mutant.file).write_text(original)
         if passed is None:
