@@ -215,13 +215,6 @@ MUTANTS = [
         "a system library that was refused counts as not loaded", LIBRARY, "  *stays = true;\n", "", "test_ucx_library"
     ),
     Mutant(
-        "a library is opened anew for each network",
-        LIBRARY,
-        "    if (found != opened->end()) return found->second;\n",
-        "",
-        "test_ucx_library",
-    ),
-    Mutant(
         "the symbols of UCX become global",
         LIBRARY,
         "RTLD_NOW | RTLD_LOCAL",

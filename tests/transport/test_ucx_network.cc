@@ -282,8 +282,10 @@ TEST_CASE("the memory of a payload is free again soon after its receiver, which 
   ReadWhenThere(std::string(folder.path) + "/met");
   kill(victim, SIGSTOP);
   self.Send(1, 0, 0, 4 << 20);
+  self.Send(1, 1, 0, 0);
+  CHECK(self.WaitSent(1));  // of the second message, so the transfer of the first one has begun
   self.network().Drop(1, "too slow");
-  CHECK(self.WaitLost(1) && self.WaitSent(1) && self.unsent() == 1);
+  CHECK(self.WaitLost(1) && self.WaitSent(2) && self.unsent() == 1);
   kill(victim, SIGKILL);
   waitpid(victim, nullptr, 0);
 }
