@@ -86,6 +86,12 @@ def train_one_device(steps, **options):
     return _one_device(tuple(sorted({**SIZES, **options}.items())), steps)
 
 
+def loss_of_one_device(config):
+    """The loss of the first parameters, on the whole batch."""
+    graphdef, _, init = lm.structure(config)
+    return jax.jit(lambda: lm.loss(nnx.merge(graphdef, init()), tokens(config)))()
+
+
 def gradients_of_one_device(config):
     """(parameters, loss, gradients) in float64, on the whole batch."""
     graphdef, _, init = lm.structure(config)

@@ -20,6 +20,13 @@ def test_consecutive_layers_are_on_consecutive_stages():
     np.testing.assert_array_equal(found[..., 0], [[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
 
 
+def test_loss_of_one_round_is_that_of_one_device():
+    """The last stage counts no loss before it has the first microbatch. With several rounds, no loss is due then."""
+    config = tiny("pp", layout="2x1", layers=2, rounds=1, microbatches=2)
+    found = scripts.program(config).evaluate(scripts.first_state(config), scripts.tokens(config))
+    assert float(found) == pytest.approx(float(scripts.loss_of_one_device(config)), rel=1e-5)
+
+
 @pytest.mark.parametrize("rounds", [2, pytest.param(1, marks=full)])
 def test_collectives_of_a_step(rounds):
     """The loop has one ppermute in each direction, for any number of layers, microbatches and rounds."""

@@ -11,11 +11,13 @@ import sys
 
 import jax
 import numpy as np
+import plain
 import pytest
 import scripts
 from scripts import tiny
 
 from models.lm import config as config_lib
+from models.lm import step as step_lib
 from models.lm import train as train_lib
 from models.zero.parallel import Packing
 
@@ -80,6 +82,12 @@ def test_gradients_equal_those_of_one_device(script, layout, options):
         for (path, want), got in zip(leaves, jax.tree.leaves(grads), strict=True):
             error = np.abs(np.asarray(got) - np.asarray(want)).max() / np.abs(want).max()
             assert error < 1e-10, jax.tree_util.keystr(path)
+
+
+def test_optimizer_is_adamw_with_warm_up_and_cosine():
+    """One device trains with the same optimizer, so comparisons with it do not show mistakes of the optimizer."""
+    config = tiny("tp", lr=0.5, warmup=3, decay_steps=9, weight_decay=0.1)
+    plain.check_optimizer(step_lib.make_optimizer(config), config)
 
 
 @pytest.mark.parametrize(("script", "layout", "options"), CASES)

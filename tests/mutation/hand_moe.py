@@ -266,4 +266,25 @@ MUTANTS = [
         "        at += x.shape[1]\n",
         f"{ROWS}pytrees_per_choice_and_sizes",
     ),
+    Mutant(
+        "the rows of a combine begin at an empty slice",
+        LISTS,
+        "    if (size == 0) first = slice.input_offset;",
+        "    if (i == 0) first = slice.input_offset;",
+        "test_row_lists",
+    ),
+    Mutant(
+        "the rows of a combine begin at the last slice",
+        LISTS,
+        "    if (size == 0) first = slice.input_offset;",
+        "    first = slice.input_offset;",
+        "test_row_lists",
+    ),
+    Mutant(
+        "an empty message of a combine is sent",
+        LISTS,
+        "    size += slice.size;\n  }\n  if (size == 0) return;\n",
+        "    size += slice.size;\n  }\n",
+        "test_row_lists",
+    ),
 ]

@@ -4,6 +4,7 @@ from mutation.hand import Mutant
 
 GRADIENTS = "tests/models/test_scripts.py::test_gradients_equal_those_of_one_device"
 TRAINING = "tests/models/test_scripts.py::test_training_follows_that_of_one_device"
+OPTIMIZER = "tests/models/test_scripts.py::test_optimizer_is_adamw_with_warm_up_and_cosine"
 RUNS = "tests/models/test_scripts.py::test_interrupted_run_continues_where_it_was_saved"
 BITS = "tests/models/test_zero.py::test_stages_1_and_2_equal_data_parallelism_in_every_bit"
 BESIDE = "tests/models/test_zero.py::test_transfers_of_a_layer_run_beside_another_layer"
@@ -130,7 +131,8 @@ MUTANTS = [
     ),
     Mutant(
         "items before the first count", PP,
-        "valid = (item >= 0) & (item < rounds * count)", "valid = item < rounds * count", GRADIENTS,
+        "valid = (item >= 0) & (item < rounds * count)", "valid = item < rounds * count",
+        "tests/models/test_pp.py -k loss",
     ),
     Mutant(
         "every round uses the first layers", PP,
@@ -139,7 +141,10 @@ MUTANTS = [
     ),
     Mutant(
         "the schedule starts at step 0, where the rate is 0", STEP,
-        "return lambda count: rate(count + 1)", "return lambda count: rate(count)", TRAINING,
+        "return lambda count: rate(count + 1)", "return lambda count: rate(count)", OPTIMIZER,
+    ),
+    Mutant(
+        "the scales of norms decay", STEP, 'path[-1].key != "scale"', "len(path) > 0", OPTIMIZER,
     ),
     Mutant(
         "a continued run starts with fresh parameters", "models/lm/train.py",
