@@ -22,7 +22,8 @@ class Program(NamedTuple):
     tokens: P  # PartitionSpec of the tokens, (batch, seq + 1)
     step: Callable  # (state, tokens) -> (state, {"loss", "grad_norm"}); donates the old state
     evaluate: Callable  # (state, tokens) -> loss of the batch, nats per byte
-    gradients: Callable  # (parameters, tokens) -> (loss, gradients of the whole batch); for tests
+    gradients: Callable | None = None  # (parameters, tokens) -> (loss, gradients of the whole batch); for tests
+    graphdef: Any = None  # for nnx.merge with the parameters, where these are the parameters of the model
 
 
 def learning_rate(config):

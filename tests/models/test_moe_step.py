@@ -96,7 +96,7 @@ def test_evaluation_has_its_own_capacity(mesh):
 def test_optimizer_is_adamw_with_warm_up_and_cosine():
     config = dataclasses.replace(TINY, lr=0.5, warmup=3, decay_steps=9, weight_decay=0.1)
     rng = np.random.default_rng(5)
-    params = {"matrix": rng.normal(size=(2, 3)), "vector": rng.normal(size=3)}
+    params = {"kernel": rng.normal(size=(2, 3)), "scale": rng.normal(size=3)}
     params = {name: jnp.asarray(x, jnp.float32) for name, x in params.items()}
     optimizer = step_lib.make_optimizer(config)
     state = optimizer.init(params)
