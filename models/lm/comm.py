@@ -24,6 +24,7 @@ def load(config):
     matmul = getattr(config, "matmul", "") or None
     return types.SimpleNamespace(
         **sums,
+        moe=jaxcomm.moe,
         pmax=jaxcomm.pmax,
         all_gather=jaxcomm.all_gather,
         all_to_all=jaxcomm.all_to_all,

@@ -38,6 +38,8 @@ def metrics(out):
         ("tp", {"layout": "1x8"}),
         ("zero", {"stage": 3}),
         ("cp", {"layout": "1x8"}),
+        ("mesh", {"layers": 2, "layout": "2x1x2x2", "microbatches": 2}),
+        ("mesh", {"layers": 2, "layout": "2x2x1x2", "microbatches": 2}),
         ("pp", {"layers": 4, "rounds": 1, "microbatches": 4}),
     ],
 )

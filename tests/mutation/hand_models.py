@@ -89,8 +89,8 @@ MUTANTS = [
     ),
     Mutant(
         "results come back along the wrong axis", MODEL,
-        "comm.all_to_all(slots, AXES, split_axis=1, concat_axis=0, tiled=True)",
-        "comm.all_to_all(slots, AXES[::-1], split_axis=1, concat_axis=0, tiled=True)",
+        "comm.all_to_all(slots, axes, split_axis=1, concat_axis=0, tiled=True)",
+        "comm.all_to_all(slots, axes[::-1], split_axis=1, concat_axis=0, tiled=True)",
         "tests/models/test_moe.py::test_layer_matches_dense_reference",
     ),
     Mutant(
