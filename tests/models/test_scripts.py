@@ -62,14 +62,16 @@ LAYOUTS = {
 }
 
 
-def _cases():
+def _cases(is_full=lambda script, options: False):
     for script, layouts in LAYOUTS.items():
         for case in layouts:
             values, marks = (case.values, case.marks) if hasattr(case, "marks") else (case, ())
-            yield pytest.param(script, *values, marks=marks)
+            yield pytest.param(script, *values, marks=full if is_full(script, values[1]) else marks)
 
 
 CASES = list(_cases())
+# Programs that take long to compile train in the full size only: gradients of the default size cover their algorithm.
+TRAINING_CASES = list(_cases(lambda script, options: script == "mesh" or "schedule" in options))
 
 
 def packed(script, config, tree):
@@ -99,7 +101,7 @@ def test_gradients_equal_those_of_one_device(script, layout, options):
             assert error < 1e-10, jax.tree_util.keystr(path)
 
 
-@pytest.mark.parametrize(("script", "layout", "options"), CASES)
+@pytest.mark.parametrize(("script", "layout", "options"), TRAINING_CASES)
 def test_training_follows_that_of_one_device(script, layout, options):
     """20 steps, of which some are clipped; also the update and the evaluation are compared."""
     config = tiny(script, layout=layout, clip=1.0, **options)

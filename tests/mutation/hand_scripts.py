@@ -138,10 +138,6 @@ MUTANTS = [
         "item = time - 2 * (num_stages - 1) + stage - 1", GRADIENTS,
     ),
     Mutant(
-        "metrics of layers count in ticks without work", PP, "lambda x, *_: (x, none)",
-        "lambda x, *_: (x, jax.tree.map(lambda x: x + 1, none))", TRAINING,
-    ),
-    Mutant(
         "experts are on other ranks than their tokens go to", MESH, "return P(*outer, EXPERTS) if",
         "return P(*outer, EXPERTS[::-1]) if", GRADIENTS,
     ),
