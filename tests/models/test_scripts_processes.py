@@ -46,5 +46,5 @@ def metrics(out):
 def test_two_processes_and_one_compute_the_same(script, options, tmp_path):
     folder_to_start_in(tmp_path)
     for processes in (1, 2):
-        launch(tmp_path, script, processes, **OPTIONS, **options, out=tmp_path / str(processes))
+        launch(tmp_path, script, processes, **{**OPTIONS, **options, "out": tmp_path / str(processes)})
     assert metrics(tmp_path / "2") == metrics(tmp_path / "1")  # bit for bit
