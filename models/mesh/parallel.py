@@ -162,7 +162,9 @@ def loss(config, params, tokens, comm):
     head, _, _ = lm.structure(config, lm.Head)
     positions = cp.positions_of(config.order, config.seq, config.ranks(cp.AXIS))
     own = jnp.asarray(positions)[jax.lax.axis_index(cp.AXIS)]
-    attend = functools.partial(cp.attend, config, positions=positions, comm=comm)
+    attend = lm.attend  # a rank with all positions needs no ring
+    if config.ranks(cp.AXIS) > 1:
+        attend = functools.partial(cp.attend, config, positions=positions, comm=comm)
 
     # Matrices of this rank of "pipe" and "tensor", complete. Their gradients are summed into parts, once per step.
     complete = zero.gather(comm, config.dtype, STATE)
