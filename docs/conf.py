@@ -48,6 +48,7 @@ NAVIGATION = {
         "Model: ZeRO </models/zero/README>",
         "Model: context parallelism </models/cp/README>",
         "Model: pipeline parallelism </models/pp/README>",
+        "Model: all on one mesh </models/mesh/README>",
         "Example: device kernel </examples/fused_rmsnorm/README>",
         "Example: a ring that feeds a product </examples/all_gather_matmul/README>",
         "Example: a dispatch by warps </examples/token_dispatch/README>",

@@ -59,7 +59,7 @@ def test_first_example(tmp_path):
     assert run_python(tmp_path, "-W", "error", "-c", example) == output
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_CODE)
+@pytest.mark.parametrize("page", [*PAGES_WITH_CODE, "../models/README.md"])
 def test_examples_of_a_page(page, tmp_path):
     """Its blocks are one program, which prints its blocks of output, one after the other."""
     text = (ROOT / "docs" / page).read_text()

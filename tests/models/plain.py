@@ -82,7 +82,7 @@ def metrics(params, tokens, config, factor):
         nll = jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
         return nll.mean(), balance, dropped
 
-    each = jax.lax.map(of_rank, tokens.reshape(config.num_ranks, -1, tokens.shape[1]))
+    each = jax.lax.map(of_rank, tokens.reshape(config.ranks(), -1, tokens.shape[1]))
     return dict(zip(("loss", "balance", "dropped"), (x.mean() for x in each), strict=True))
 
 

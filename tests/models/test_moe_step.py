@@ -93,11 +93,6 @@ def test_evaluation_has_its_own_capacity(mesh):
         assert float(metrics[name]) == pytest.approx(float(value), rel=1e-5), name
 
 
-def test_optimizer_is_adamw_with_warm_up_and_cosine():
-    config = dataclasses.replace(TINY, lr=0.5, warmup=3, decay_steps=9, weight_decay=0.1)
-    plain.check_optimizer(step_lib.make_optimizer(config), config)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_tokens_travel_in_the_type_of_the_activations(mesh, dtype):
     """Two all_to_all per layer, and two for its gradient. Sums over ranks stay float32."""
