@@ -13,7 +13,7 @@ from jaxcomm import _check, _compat, _lowering
 from jaxcomm._primitive import register
 from jaxcomm._typing import AxisName, PyTree
 from jaxcomm.moe import exchange, payload
-from jaxcomm.moe.routing import RouteCall, Routing, described, prepare, route, route_prepared
+from jaxcomm.moe.routing import RouteCall, Routing, described, known_ids, prepare, route, route_prepared
 from jaxcomm.ops.all_gather import all_gather_p
 
 # Up to this size of a rank's rows, one exchange of all rows costs less than two exchanges. Measured on AMD EPYC (2
@@ -79,7 +79,7 @@ def route_and_dispatch(
     ids, call, total, rows = prepared
     call = dataclasses.replace(call, max_sms=_check.max_sms(op, max_sms))
     ids = _compat.make_varying(ids, call.axes)
-    known = jnp.where(ids < 0, -1, jnp.minimum(ids, total)).astype(jnp.int32)
+    known = known_ids(ids, total, -1)
     flat = [leaf.reshape(leaf.shape[0], math.prod(leaf.shape[1:])) for leaf in leaves]
     spec = _Spec(call, total, rows, reduce)
     results = one_shot_p.bind(*_compat.equally_varying(known, *flat), spec=spec)

@@ -172,9 +172,7 @@ def route_prepared(ids, call, total, rows, raises, reduce):
     n = _check.group_size(call.axes, None)
     local, (tokens, choices) = total // n, ids.shape
     ids = _compat.make_varying(ids, call.axes)
-    # An unknown expert is E, and no choice is E + 1.
-    ids = ids.astype(jnp.int64 if ids.dtype.itemsize == 8 else jnp.int32)  # num_experts may not fit into a smaller type
-    known = jnp.where(ids < 0, total + 1, jnp.minimum(ids, total)).astype(jnp.int32)
+    known = known_ids(ids, total, total + 1)
     order = known.T.reshape(-1)  # first choices of all tokens before second ones
     by_expert = _stable_order(order, total + 2)
     counts = jnp.zeros(total + 2, jnp.int32).at[order].add(1)
@@ -215,6 +213,17 @@ def route_prepared(ids, call, total, rows, raises, reduce):
         capacity=rows,
         reduce=reduce,
     )
+
+
+def known_ids(ids, total, none):
+    """The ids as int32: `total` for an unknown expert, `none` for no choice."""
+    # Clamped in their own type, because int32 may not have the id, and the type of the id may not have `total`.
+    largest = min(total, jnp.iinfo(ids.dtype).max)
+    ids = jnp.minimum(ids, largest)
+    if not jnp.issubdtype(ids.dtype, jnp.unsignedinteger):
+        ids = jnp.maximum(ids, -1)
+    ids = ids.astype(jnp.int32)
+    return jnp.where(ids < 0, none, ids)
 
 
 def described(call, ids, total, rows, *more):

@@ -8,7 +8,7 @@ import numpy as np
 import oracle
 import pytest
 from harness import OURS, assert_same, on_ranks, run
-from test_routing import FIELDS, KINDS, check, ids_of, mesh_of
+from test_routing import FIELDS, KINDS, NARROW, check, ids_of, mesh_of, narrow_ids
 
 moe = OURS.moe
 
@@ -34,6 +34,17 @@ def test_routing_and_rows(rng, n):
             check(fields, ids, experts, **options)
             slot, _, capacity = oracle.route(ids, experts, **options)
             assert_same(rows, oracle.dispatch(x, ids, slot, capacity, experts), bits=True)
+
+
+@pytest.mark.parametrize(("dtype", "experts"), NARROW)
+@pytest.mark.parametrize("algorithm", ["one_shot", "direct"])
+def test_types_that_do_not_hold_the_number_of_experts(line, rng, dtype, experts, algorithm):
+    ids = narrow_ids(rng, dtype, experts)
+    x = rng.standard_normal((8, 5, 3)).astype(np.float32)
+    fields, rows = both(line, ids.astype(dtype), x, experts, algorithm=algorithm)
+    check(fields, ids, experts)
+    slot, _, capacity = oracle.route(ids, experts)
+    assert_same(rows, oracle.dispatch(x, ids, slot, capacity, experts), bits=True)
 
 
 def test_payloads_of_several_types(line, rng):
@@ -102,6 +113,14 @@ def test_every_rank_reports_an_overflow_and_unknown_experts(line, rng):
         both(line, ids, x, 8)
     ids[5, 1, 1] = 7
     both(line, ids, x, 8, capacity=63)  # the next call works
+
+
+def test_ids_that_int32_does_not_hold_are_unknown(line):
+    ids, x = np.zeros((8, 4, 2), np.uint32), np.ones((8, 4, 3), np.float32)
+    ids[5, 1, 1] = 2**31 + 1
+    for algorithm in ("one_shot", "direct"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"rank 5 has 1 expert ids that are not below num_exp"):
+            both(line, ids, x, 16, algorithm=algorithm)
 
 
 def test_one_shot_drops_nothing(line):

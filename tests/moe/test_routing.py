@@ -103,6 +103,23 @@ def test_types_axes_and_order(mesh, rng):
         check({k: v[node] for k, v in inner.items()}, ids[node] % 8, 8)
 
 
+NARROW = [("uint8", 256), ("int8", 200), ("uint32", 16)]
+
+
+def narrow_ids(rng, dtype, experts):
+    """Ids of a type that may not hold the number of experts."""
+    ids = rng.integers(0, min(experts, np.iinfo(dtype).max + 1), (8, 5, 3))
+    if np.iinfo(dtype).min < 0:
+        ids[rng.random(ids.shape) < 0.3] = -1
+    return ids
+
+
+@pytest.mark.parametrize(("dtype", "experts"), NARROW)
+def test_types_that_do_not_hold_the_number_of_experts(line, rng, dtype, experts):
+    ids = narrow_ids(rng, dtype, experts)
+    check(routed(line, ids.astype(dtype), experts), ids, experts)
+
+
 @pytest.mark.parametrize(
     "kind", ["uniform", *(pytest.param(k, marks=pytest.mark.full) for k in ("one expert", "one rank", "holes"))]
 )
@@ -154,6 +171,20 @@ def test_unknown_experts_are_an_error_on_all_ranks(line, rng):
         raises(
             line, "rank 6 has 1 expert ids that are not below num_experts=16", ids, 16, on_overflow=overflow, slots=99
         )
+
+
+def test_ids_that_int32_does_not_hold_are_unknown(line):
+    ids = np.zeros((8, 4, 2), np.uint32)
+    ids[5, 1, 1], ids[7, 0, 0] = 2**31 + 1, 2**32 - 1
+    for overflow in ("raise", "drop"):
+        raises(line, "rank 5 has 1 expert ids that are not below num_experts=16", ids, 16, on_overflow=overflow)
+    with jax.enable_x64(True):
+        wide = np.zeros((8, 4, 2), np.int64)
+        wide[5, 1, 1] = 2**32
+        raises(line, "rank 5 has 1 expert ids that are not below num_experts=16", wide, 16)
+        below = np.where(wide > 0, -wide, wide)
+        got = routed(line, below, 16)
+        assert got["slot"][5, 1, 1] == -1 and (got["slot"] >= 0).sum() == 63
 
 
 def test_ranks_outside_of_the_group_are_released(mesh, rng):

@@ -12,6 +12,20 @@ ONE_SHOT, UNPACK = "tests/moe/test_one_shot.py::test_", "ffi/handlers/moe_one_sh
 
 MUTANTS = [
     Mutant(
+        "the number of experts has the type of the ids",
+        ROUTING,
+        "largest = min(total, jnp.iinfo(ids.dtype).max)",
+        "largest = jnp.asarray(total).astype(ids.dtype)",
+        f"{ONE_SHOT}types_that_do_not_hold_the_number_of_experts",
+    ),
+    Mutant(
+        "ids are cast before they are clamped",
+        ROUTING,
+        "ids = jnp.minimum(ids, largest)",
+        "ids = jnp.minimum(ids.astype(jnp.int32), largest)",
+        f"{PLACES}ids_that_int32_does_not_hold_are_unknown",
+    ),
+    Mutant(
         "choices of one expert keep no order",
         ROUTING,
         "keys * size + jnp.arange(size, dtype=keys.dtype)",
