@@ -48,6 +48,7 @@ void CheckRows(bool combines, unsigned threads) {
     own.comm.arena = arena;
     own.comm.arena_bytes = kArenaBytes;
     own.combines = combines;
+    own.state = program.Words<uint64_t>(1, "state");
     own.dtype = DType::kF32;
     own.num_rows = 1, own.num_slots = 2, own.num_choices = 2;
     own.row_bytes = sizeof(float), own.piece_bytes = 128;

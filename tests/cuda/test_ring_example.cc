@@ -143,17 +143,16 @@ void TestCalls(uint64_t seed, int32_t size) {
   }
 }
 
-// The last rank does not arrive. All others end, and both neighbours of the missing rank report it.
+// The last rank does not arrive. All others end, and at least one of them reports the missing rank.
 void TestMissingRank(uint64_t seed, int32_t size) {
   std::mt19937_64 random(seed);
   const Node node(size, 2, ArenaBytes<F32>(CommOf(size, 2), 4));
   const Call<F32> call(node, 5 * kTileRows, 4, 3, random);
   RunAll<F32>({&call}, size - 1, 2, 4, seed);
   for (int32_t r = 0; r + 1 < size; ++r) CHECK(node.reports[r].state == device::Report::kComplete);
-  for (const int32_t r : {0, size - 2}) {
-    if (size > 2 && node.reports[r].peer != size - 1) continue;  // the neighbour's neighbour was first
-    CHECK(node.reports[r].peer == size - 1);
-  }
+  int32_t num_reports = 0;  // about the missing rank; other ranks may wait longest for one of its neighbours
+  for (int32_t r = 0; r + 1 < size; ++r) num_reports += node.reports[r].peer == size - 1 ? 1 : 0;
+  CHECK(num_reports > 0);
   // Later kernels do not begin.
   const auto bytes = static_cast<size_t>(size * node.arena.stride);
   const std::vector<char> before(node.arena.base, node.arena.base + bytes);

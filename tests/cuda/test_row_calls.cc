@@ -188,6 +188,25 @@ ALONE_TEST_CASE("a rank that gets too many rows: the next call of every rank rai
   });
 }
 
+ALONE_TEST_CASE("a dispatch without slots moves nothing, but the next call of every rank raises") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  auto* dispatch = new GpuCallState;
+  dispatch->spec = RowSpec(Collective::kDispatch);
+  OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream;
+    Buffers buffers;
+    buffers.Fill(RoutingOf(0), rank.rank, 0);
+    buffers.rows.clear();
+    Site site(*dispatch, rank, stream, buffers);
+    CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
+    Finish(stream);
+    site.xla.run = 1;
+    CHECK(Has(site.Execute(), "can't run, since a call before it failed"));
+  });
+}
+
 ALONE_TEST_CASE("calls that GPUs refuse") {
   Communicator::Configure(20, 4);
   auto* world = new World(kRanks);
@@ -199,6 +218,17 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     CallSpec spec = RowSpec(Collective::kCombine);
     CHECK(Has(made(spec, DType::kS32, kCapacity * kRow, kTokens * kRow), "GPUs do not add rows of"));
     CHECK(Has(made(spec, DType::kF32, kCapacity * kRow + 1, kTokens * kRow), "do not fit the operands"));
+    CallSpec one = spec;
+    one.choices = 1;
+    CHECK(made(one, DType::kS32, kCapacity * kRow, kTokens * kRow).ok());  // copies
+    one.weighted = 1;
+    CHECK(Has(made(one, DType::kS32, kCapacity * kRow, kTokens * kRow), "GPUs do not add rows of"));
+    CallSpec longest = spec;
+    longest.row_count = int64_t{4} << 28;  // 4 thread blocks with 2^30 bytes each
+    CHECK(MakeRowArgs(longest, DType::kF32, 2 * longest.row_count, longest.row_count, 4).ok());
+    ++longest.row_count;
+    CHECK(Has(MakeRowArgs(longest, DType::kF32, 2 * longest.row_count, longest.row_count, 4).status(),
+              "are too long for 4 thread blocks"));
     spec.algorithm = "hierarchical";
     CHECK(Has(made(spec, DType::kF32, kCapacity * kRow, kTokens * kRow), "runs inside a node on GPUs"));
     spec = RowSpec(Collective::kDispatch);
@@ -206,6 +236,8 @@ ALONE_TEST_CASE("calls that GPUs refuse") {
     CHECK(Has(made(spec, DType::kF32, kTokens * kRow, kCapacity * kRow), "more shared memory than a thread block has"));
     spec = RowSpec(Collective::kDispatch);
     CHECK(made(spec, DType::kF32, 0, 0).ok());  // no rows: no kernel
+    CHECK(Has(made(RowSpec(Collective::kCombine), DType::kF32, kCapacity * kRow, rank.rank == 0 ? kRow : 0),
+              "the hash of the shapes of the rows"));
     const int64_t tokens = kTokens + rank.rank;
     CHECK(Has(made(spec, DType::kF32, tokens * kRow, kCapacity * kRow), "the hash of the shapes of the rows"));
   });

@@ -99,6 +99,7 @@ void Prepare(Group& group, Drawn& drawn, int32_t num_channels, int64_t shift, st
     args.piece_bytes = per_channel * 128;
     args.num_channels = static_cast<int32_t>((lines + per_channel - 1) / per_channel);
     args.comm = group.CommOf(r);
+    args.state = group.memory.Upload(std::vector<uint64_t>(1));
     CHECK(ArenaBytes(args) <= kArenaBytes);
     const int64_t x_bytes = (drawn.combines ? slots : payload) * item,
                   y_bytes = (drawn.combines ? payload : slots) * item;
@@ -364,16 +365,51 @@ TEST_CASE("an expert whose rows reach into those of the next one") {
   const int32_t start = drawn.routed.table[2 * 4 + 1];   // of expert 1, at rank 0
   const int32_t last = drawn.routed.table[(4 + 2) * 4];  // of rank 1 for expert 0
   SetTable(drawn, 1, 1, 0, start - last + 1);
-  CheckRefused(group, drawn, kTooManyRows, 0, start + 1, drawn.routed.capacity);
+  CheckRefused(group, drawn, kTooManyRowsOfExpert, 0, start + 1, start);
+  CHECK(FailureText(group.report(0), "moe.dispatch at f.py:3", 30)
+            .find("an expert of rank 0 gets " + std::to_string(start + 1) + " rows, but has " + std::to_string(start) +
+                  " slots") != std::string::npos);
 }
 
+// The table that jaxcomm.moe makes of these sizes: slices(). The sizes are part of both cumulative sums.
+void SetSizes(Drawn& drawn, const std::vector<std::vector<int32_t>>& sizes) {
+  const int32_t experts = drawn.routed.experts;
+  for (int32_t r = 0; r < 2; ++r) {
+    int32_t packed = 0;
+    for (int32_t e = 0; e < experts; ++e) {
+      const int32_t start = drawn.routed.table[2 * experts + e];
+      SetTable(drawn, r, 0, e, packed);
+      SetTable(drawn, r, 1, e, sizes[r][e]);
+      if (r == 1) SetTable(drawn, 1, 2, e, start + sizes[0][e]);
+      packed += sizes[r][e];
+    }
+  }
+}
+
+// As jaxcomm/moe/check.py marks them: the number of ids as the negative size of the first slice of the rank.
 TEST_CASE("ids of experts that do not exist") {
-  Group group(2, 2);
-  Drawn drawn = Small(group, false, 1);
-  SetTable(drawn, 1, 1, 0, -6);
-  CheckRefused(group, drawn, kUnknownExperts, 1, 6, 4);
-  CHECK(FailureText(group.report(1), "moe.dispatch at f.py:3", 30).find("rank 1 has 6 expert ids") !=
-        std::string::npos);
+  for (const bool combines : {false, true}) {
+    for (int32_t rank = 0; rank < 2; ++rank) {
+      for (const int32_t unknown : {1, 6, 10}) {
+        Group group(2, 2);
+        Drawn drawn = Small(group, combines, 1);
+        std::vector<std::vector<int32_t>> sizes(2);
+        for (int32_t i = 0; i < 8; ++i) sizes[i / 4].push_back(drawn.routed.table[(i / 4 * 4 + 1) * 4 + i % 4]);
+        sizes[rank][0] = -unknown;
+        SetSizes(drawn, sizes);
+        CheckRefused(group, drawn, kUnknownExperts, rank, unknown, 4);
+        const std::string text = "rank " + std::to_string(rank) + " has " + std::to_string(unknown) + " expert ids";
+        CHECK(FailureText(group.report(1), "moe.dispatch at f.py:3", 30).find(text) != std::string::npos);
+      }
+    }
+  }
+}
+
+TEST_CASE("numbers of a report are signed") {
+  device::Report report;
+  report.step = kTooManyRows;
+  report.expected = static_cast<uint64_t>(-3);
+  CHECK(FailureText(report, "moe.dispatch at f.py:3", 30).find("up to row -3 of 0") != std::string::npos);
 }
 
 TEST_CASE("slices beyond the choices of a rank") {
@@ -403,6 +439,40 @@ TEST_CASE("a slot or an expert of the routing that does not exist") {
     const_cast<int32_t*>(drawn.args[1].expert)[2] = expert;
     Launch({&drawn}, 2, 1, 4, 3);
     CHECK(group.report(1).step == kUnknownRow && group.report(1).state == device::Report::kComplete);
+  }
+}
+
+// The report of a wrong row ends waits of this rank. Hence it follows the last thread block of the call, and peers get
+// the signals of all channels.
+TEST_CASE("a wrong row at one rank does not end the call of the others") {
+  for (const bool combines : {false, true}) {
+    for (const uint64_t late : {0, 3000}) {
+      Group group(2, 3);
+      Drawn drawn = Small(group, combines, 1);
+      CHECK(drawn.args[0].num_channels == 3);
+      drawn.late = {0, late};
+      if (combines) {
+        const_cast<int32_t*>(drawn.args[0].index)[2] = 1 << 30;
+        drawn.routed.slot[0][2] = drawn.routed.expert[0][2] = -1;
+      } else {
+        // The packed choice 0 of rank 0 goes to expert 0 of the same rank.
+        const_cast<int32_t*>(drawn.args[0].index)[0] = 1 << 30;
+      }
+      std::vector<Bytes> expected = combines ? Combined(drawn) : Dispatched(drawn);
+      if (!combines) {
+        const int64_t row = drawn.args[0].row_bytes;
+        std::fill_n(expected[0].begin() + drawn.routed.table[2 * 4] * row, row, 0);
+      }
+      Launch({&drawn}, 2, 3, 4, 3);
+      CHECK(group.report(0).state == device::Report::kComplete && group.report(0).step == kUnknownRow);
+      CHECK(group.report(0).peer == 0 && group.report(0).expected == 1 << 30);
+      CHECK(group.report(1).state == device::Report::kNone);
+      CHECK(*drawn.args[0].comm.abort_flag != 0 && *drawn.args[1].comm.abort_flag == 0);
+      for (int32_t r = 0; r < 2; ++r) {
+        CHECK(std::memcmp(expected[r].data(), drawn.y[r].data(), expected[r].size()) == 0);
+        CHECK(*drawn.args[r].state == 0);
+      }
+    }
   }
 }
 

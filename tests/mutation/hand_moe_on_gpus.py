@@ -47,9 +47,24 @@ MUTANTS = [
     Mutant(
         "any type is added",
         ROW_ARGS,
+        "(choices > 1 || spec.weighted != 0) && !HasSums(dtype)",
         "choices > 1 && !HasSums(dtype)",
-        "choices > 8 && !HasSums(dtype)",
         "test_cuda_row_calls",
+    ),
+    Mutant(
+        "a dispatch without slots is not checked",
+        PROGRAM,
+        "(output_count == 0 && made->num_choices == 0)",
+        "output_count == 0",
+        "test_cuda_row_calls",
+    ),
+    Mutant("rows of any length", ROW_ARGS, "args.piece_bytes > kMaxPieceBytes", "false", "test_cuda_row_calls"),
+    Mutant(
+        "numbers of a wrong routing have no sign",
+        PROGRAM,
+        "std::to_string(static_cast<int64_t>(report.expected))",
+        "std::to_string(report.expected)",
+        "test_cuda_rows",
     ),
     Mutant(
         "any number of experts fits into shared memory",

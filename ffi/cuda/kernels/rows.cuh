@@ -140,9 +140,9 @@ class RowCall {
 
   JAXCOMM_DEVICE void Run() {
     if (device::IsAborted(comm_) || !CheckTable()) return;
-    const bool done = args_.combines ? Combine() : Dispatch();
-    // The barriers are over, so that no rank waits for this one.
-    if (__syncthreads_or(wrong_) != 0 && done && Thread() == 0) device::SetAbortFlag(comm_);
+    args_.combines ? Combine() : Dispatch();
+    __syncthreads();  // after the last Update() of a thread that found a wrong row
+    if (Thread() == 0) EndBlock();
   }
 
  private:
@@ -172,35 +172,91 @@ class RowCall {
   // result, before a row moves. If not, every rank aborts: one thread reports why.
   JAXCOMM_DEVICE bool CheckTable() {
     bool ok = true;
-    for (int32_t i = Thread(); i < n() * args_.num_experts; i += Threads()) {
-      const int32_t from = i / args_.num_experts, expert = i % args_.num_experts;
-      const int64_t size = At(from, kSize, expert), input = At(from, kInputOffset, expert);
-      const int64_t output = At(from, kOutputOffset, expert), end = output + size;
-      if (size < 0) {
-        // The mark of ids that are no experts, made by jaxcomm/moe/check.py.
-        Report(from, kUnknownExperts, -size, args_.num_experts);
-        ok = false;
-      } else if (output < 0 || end > Limit(from, expert)) {
-        Report(expert / num_local_, kTooManyRows, end, args_.num_slots);
-        ok = false;
-      } else if (input < 0 || input + size > args_.num_choices) {
-        Report(from, kUnknownRow, input + size, args_.num_choices);
-        ok = false;
-      }
+    ForSlices([&](int32_t from, int32_t expert) { ok = ok && ProblemOf(from, expert) == kNoProblem; });
+    if (__syncthreads_or(!ok) == 0) return true;
+    // A negative size is part of both cumulative sums of the table, so that slices behind it seem to be wrong too.
+    // Hence the most certain problem of all slices is reported.
+    for (int32_t problem = kNegativeSize; problem < kNoProblem; ++problem) {
+      bool found = false;
+      ForSlices([&](int32_t from, int32_t expert) {
+        if (ProblemOf(from, expert) != problem) return;
+        found = true;
+        ReportSlice(from, expert, problem);
+      });
+      if (__syncthreads_or(found) != 0) break;
     }
-    const bool all_ok = __syncthreads_or(!ok) == 0;
-    if (!all_ok && Thread() == 0) device::AbortChannel(comm_, channel_);
-    return all_ok;
+    if (Thread() == 0) device::AbortChannel(comm_, channel_);
+    return false;
+  }
+
+  // In the order in which they are reported.
+  enum Problem : int32_t { kNegativeSize, kExpertOverflows, kRankOverflows, kOutsideOfChoices, kNoProblem };
+  JAXCOMM_DEVICE int32_t ProblemOf(int32_t from, int32_t expert) const {
+    const int64_t size = At(from, kSize, expert), input = At(from, kInputOffset, expert);
+    const int64_t output = At(from, kOutputOffset, expert);
+    if (size < 0) return kNegativeSize;
+    if (output < 0 || output + size > Limit(from, expert)) {
+      return from + 1 == n() && expert % num_local_ + 1 < num_local_ ? kExpertOverflows : kRankOverflows;
+    }
+    return input < 0 || input + size > args_.num_choices ? kOutsideOfChoices : kNoProblem;
+  }
+
+  JAXCOMM_DEVICE void ReportSlice(int32_t from, int32_t expert, int32_t problem) const {
+    const int64_t size = At(from, kSize, expert), input = At(from, kInputOffset, expert);
+    const int64_t end = At(from, kOutputOffset, expert) + size, first = At(0, kOutputOffset, expert);
+    switch (problem) {
+      case kNegativeSize:
+        // The mark of ids that are no experts, made by jaxcomm/moe/check.py.
+        return Report(from, kUnknownExperts, -size, args_.num_experts);
+      case kExpertOverflows:
+        return Report(expert / num_local_, kTooManyRowsOfExpert, end - first, Limit(from, expert) - first);
+      case kRankOverflows:
+        return Report(expert / num_local_, kTooManyRows, end, args_.num_slots);
+      default:
+        return Report(from, kUnknownRow, input + size, args_.num_choices);
+    }
+  }
+
+  template <typename F>
+  JAXCOMM_DEVICE void ForSlices(F f) const {
+    for (int32_t i = Thread(); i < n() * args_.num_experts; i += Threads()) {
+      f(i / args_.num_experts, i % args_.num_experts);
+    }
   }
 
   JAXCOMM_DEVICE void Report(int32_t peer, int32_t problem, int64_t expected, int64_t seen) const {
     device::Fail(comm_, channel_, peer, problem, static_cast<uint64_t>(expected), static_cast<uint64_t>(seen));
   }
 
+  // args_.state: the number of thread blocks that have ended, kWrong, and the row in the upper half.
+  static constexpr uint64_t kWrong = uint64_t{1} << 31;
+
+  // Changes args_.state to change(state), which it returns.
+  template <typename F>
+  JAXCOMM_DEVICE uint64_t Update(F change) const {
+    for (;;) {
+      const uint64_t state = device::LoadAcquire(args_.state), changed = change(state);
+      if (state == changed || device::Claim(args_.state, state, changed)) return changed;
+    }
+  }
+
   // A routing that names a row that does not exist. The row counts as zero, and the next call of this process fails.
-  JAXCOMM_DEVICE void ReportRow(int64_t row, int64_t num) {
-    Report(rank(), kUnknownRow, row, num);
-    wrong_ = true;
+  JAXCOMM_DEVICE void RememberRow(int32_t row) const {
+    Update([&](uint64_t state) {
+      return (state & kWrong) != 0 ? state : state | kWrong | uint64_t{static_cast<uint32_t>(row)} << 32;
+    });
+  }
+
+  // The last thread block of the call reports a wrong row. An earlier report would end the other blocks of this rank
+  // before they have signaled to their peers.
+  JAXCOMM_DEVICE void EndBlock() const {
+    const uint64_t state = Update([](uint64_t state) { return state + 1; });
+    if ((state & (kWrong - 1)) != static_cast<uint64_t>(args_.num_channels)) return;
+    device::StoreRelease(args_.state, 0);
+    if ((state & kWrong) == 0) return;
+    const auto row = static_cast<int32_t>(static_cast<uint32_t>(state >> 32));
+    Report(rank(), kUnknownRow, row, args_.combines ? args_.num_slots : args_.num_rows);
+    device::SetAbortFlag(comm_);
   }
 
   // Calls moves[i] = make(j) for j = 0 .. total - 1 and copies them, many at a time.
@@ -285,7 +341,7 @@ class RowCall {
       const Row found = FindRow(j);
       const int32_t row = List(found.home)[found.packed];
       const bool exists = row >= 0 && row < args_.num_rows;
-      if (!exists) ReportRow(row, args_.num_rows);
+      if (!exists) RememberRow(row);
       return RowMove{Slot(found.slot), exists ? ArenaRow(found.home, row) : nullptr};
     });
     ZeroGaps();
@@ -354,7 +410,7 @@ class RowCall {
         return static_cast<int32_t>(At(rank(), kInputOffset, expert) + k);
       }
     }
-    ReportRow(slot, args_.num_slots);
+    RememberRow(slot);
     return -1;
   }
 
@@ -404,7 +460,6 @@ class RowCall {
   const int64_t piece_at_;   // the channel's piece of a row, in bytes
   int64_t piece_bytes_ = 0;
   int32_t unit_bytes_ = 1;    // of loads and stores
-  bool wrong_ = false;        // this thread has reported a row
   RowMove* const moves_;      // shared memory
   int32_t* const positions_;  // the same memory
   int32_t* const ends_;

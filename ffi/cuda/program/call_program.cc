@@ -44,17 +44,20 @@ int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
 
 // The routing of a dispatch or combine is wrong. Empty: another failure.
 std::string RoutingText(const device::Report& report) {
-  const std::string peer = "rank " + std::to_string(report.peer), count = std::to_string(report.expected);
-  const std::string most = std::to_string(report.seen);
+  const std::string peer = "rank " + std::to_string(report.peer);
+  const std::string count = std::to_string(static_cast<int64_t>(report.expected));
+  const std::string most = std::to_string(static_cast<int64_t>(report.seen));
   switch (report.step) {
     case kTooManyRows:
       return peer + " gets more rows for its experts than it has places for: up to row " + count + " of " + most +
              "; pass more capacity or slots, or on_overflow=\"drop\"";
+    case kTooManyRowsOfExpert:
+      return "an expert of " + peer + " gets " + count + " rows, but has " + most +
+             " slots; pass more slots, or on_overflow=\"drop\"";
     case kUnknownExperts:
       return peer + " has " + count + " expert ids that are not below num_experts=" + most;
     case kUnknownRow:
-      return "row " + std::to_string(static_cast<int64_t>(report.expected)) + " of the routing of " + peer +
-             " does not exist, expected one of " + most;
+      return "row " + count + " of the routing of " + peer + " does not exist, expected one of " + most;
     default:
       return "";
   }
@@ -77,7 +80,8 @@ StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t 
   call.input_bytes = input_count * call.item_bytes;
   call.output_bytes = output_count * call.item_bytes;
   call.num_channels = made->num_channels;
-  if (made->row_bytes == 0 || output_count == 0) return call;
+  // Without slots, the kernel moves nothing, but still checks the table: any choice is one too many.
+  if (made->row_bytes == 0 || (output_count == 0 && made->num_choices == 0)) return call;
   call.rows = *made;
   call.arena.bytes = ArenaBytes(*made);
   return call;

@@ -38,7 +38,8 @@ enum PseudoStep : int32_t {
   // Not waits: the routing of a dispatch or combine is wrong (kernels/rows.cuh).
   kTooManyRows = -7,
   kUnknownExperts = -8,
-  kUnknownRow = -9
+  kUnknownRow = -9,
+  kTooManyRowsOfExpert = -10
 };
 
 struct ProgramStep {

@@ -14,6 +14,9 @@ namespace {
 // Of a thread block without an opt-in.
 constexpr int64_t kMaxSharedBytes = 48 << 10;
 
+// Of a row. The kernel counts the units of a piece with 31 bits.
+constexpr int64_t kMaxPieceBytes = int64_t{1} << 30;
+
 bool HasSums(DType dtype) {
   return dtype == DType::kF16 || dtype == DType::kBF16 || dtype == DType::kF32 || dtype == DType::kF64;
 }
@@ -43,7 +46,7 @@ StatusOr<RowArgs> MakeRowArgs(const CallSpec& spec, DType dtype, int64_t input_c
   }
   args.num_experts = static_cast<int32_t>(spec.num_experts);
   args.choices_per_row = static_cast<int32_t>(choices);
-  if (args.combines && choices > 1 && !HasSums(dtype)) {
+  if (args.combines && (choices > 1 || spec.weighted != 0) && !HasSums(dtype)) {
     return InvalidArgumentError(std::string("GPUs do not add rows of ") + Name(dtype));
   }
   if (RowSharedBytes(args, kRowThreads) > kMaxSharedBytes) {
@@ -58,6 +61,10 @@ StatusOr<RowArgs> MakeRowArgs(const CallSpec& spec, DType dtype, int64_t input_c
   const int64_t lines_per_channel = CeilDiv(lines, most);
   args.piece_bytes = lines_per_channel * kGrainBytes;
   args.num_channels = static_cast<int32_t>(CeilDiv(lines, lines_per_channel));
+  if (args.piece_bytes > kMaxPieceBytes) {
+    return InvalidArgumentError("rows of " + std::to_string(args.row_bytes) + " bytes are too long for " +
+                                std::to_string(args.num_channels) + " thread blocks");
+  }
   return args;
 }
 

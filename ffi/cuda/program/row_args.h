@@ -23,6 +23,7 @@ struct RowArgs {
   const int32_t* index = nullptr;   // dispatch: the row of x for each packed choice; combine: the slot of each choice
   const int32_t* expert = nullptr;  // combine: of each choice that has a slot
   const void* weights = nullptr;    // combine: f64 for rows of f64, otherwise f32; null: ones
+  uint64_t* state = nullptr;        // of this call on this rank; 0 between executions
   int64_t num_rows = 0;             // of the payload: tokens, or choices if each has a row of its own
   int64_t num_slots = 0;            // of a rank
   int64_t num_choices = 0;          // of a rank

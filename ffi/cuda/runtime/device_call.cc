@@ -43,6 +43,16 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
   // Thread block c of a rank waits for thread block c of its peers.
   const auto num_channels = static_cast<uint64_t>(made->call_.num_channels);
   JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the number of thread blocks (max_sms)", num_channels));
+  if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) {
+    // A rank knows only from its own shapes where the rows of the others lie. A rank without rows or slots of its own
+    // has no kernel to launch, but the others would wait for it.
+    const RowArgs rows = made->call_.rows.value_or(RowArgs());
+    uint64_t shapes = 0;
+    for (const int64_t size : {rows.num_rows, rows.num_slots, rows.num_choices, rows.row_bytes}) {
+      shapes = Mix(shapes, static_cast<uint64_t>(size));
+    }
+    JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the hash of the shapes of the rows", shapes));
+  }
   made->args_.comm = communicator.comm();
   device::Comm& comm = made->args_.comm;
   if (made->call_.arena.bytes > 0) {
@@ -59,13 +69,7 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
   }
   comm.call_id = made->name_.number();
   if (made->call_.rows) {
-    // A rank knows only from its own shapes where the rows of the others lie.
-    const RowArgs& rows = *made->call_.rows;
-    uint64_t shapes = 0;
-    for (const int64_t size : {rows.num_rows, rows.num_slots, rows.num_choices, rows.row_bytes}) {
-      shapes = Mix(shapes, static_cast<uint64_t>(size));
-    }
-    JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the hash of the shapes of the rows", shapes));
+    JAXCOMM_RETURN_IF_ERROR(communicator.AllDone("when it allocated the state of a call", made->AllocateState()));
     made->call_.rows->comm = comm;
     return made;
   }
@@ -89,6 +93,17 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
     JAXCOMM_RETURN_IF_ERROR(send_recv_proxy->Connect(made->call_.schedule, made->call_.item_bytes, comm.call_id));
   }
   return made;
+}
+
+Status DeviceCall::AllocateState() {
+  ScopedDevice keep;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(communicator_.device())));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaMalloc", cudaMalloc(&image_, sizeof(uint64_t))));
+  const uint64_t none = 0;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda(
+      "cudaMemcpyAsync", cudaMemcpyAsync(image_, &none, sizeof none, cudaMemcpyHostToDevice, cudaStreamPerThread)));
+  call_.rows->state = reinterpret_cast<uint64_t*>(image_);
+  return WaitForStream(cudaStreamPerThread, Communicator::Configured().timeout_s, kCopy);
 }
 
 Status DeviceCall::Upload() {

@@ -60,6 +60,8 @@ class DeviceCall {
   Status Place(const char* name, const void* address, const XlaWindow& window, int64_t in_arena, Shared* shared,
                int64_t* in_window, int64_t* window_at) const;
   Status Upload();
+  // Of dispatch and combine.
+  Status AllocateState();
   Status CheckAlignment(const void* x, const void* y) const;
   Status Enqueue(const void* x, void* y, cudaStream_t stream, const RowOperands& rows) const;
 

@@ -98,7 +98,41 @@ ROUTED = [
     # Checks.
     Mutant("an overfull rank is not noticed", ROWS, ": args_.num_slots;", ": args_.num_slots + 8;", "rows"),
     Mutant("groups may overlap", ROWS, "end > Limit(from, expert)", "end > args_.num_slots", "rows"),
-    Mutant("ids of unknown experts are not noticed", ROWS, "if (size < 0) {", "if (size < -100) {", "rows"),
+    Mutant(
+        "ids of unknown experts are not noticed",
+        ROWS,
+        "if (size < 0) return kNegativeSize;",
+        "if (size < -100) return kNegativeSize;",
+        "rows",
+    ),
+    Mutant(
+        "the first problem that a thread finds is reported",
+        ROWS,
+        "if (ProblemOf(from, expert) != problem) return;",
+        "const int32_t problem = ProblemOf(from, expert);\n        if (problem == kNoProblem) return;",
+        "rows",
+    ),
+    Mutant(
+        "an expert without slots is reported as a rank without slots",
+        ROWS,
+        "? kExpertOverflows : kRankOverflows;",
+        "? kRankOverflows : kRankOverflows;",
+        "rows",
+    ),
+    Mutant(
+        "the first thread block that ends reports a wrong row",
+        ROWS,
+        "(state & (kWrong - 1)) != static_cast<uint64_t>(args_.num_channels)",
+        "(state & (kWrong - 1)) > static_cast<uint64_t>(args_.num_channels)",
+        "rows",
+    ),
+    Mutant(
+        "the state of a call stays",
+        ROWS,
+        "    device::StoreRelease(args_.state, 0);\n",
+        "",
+        "rows",
+    ),
     Mutant(
         "slices beyond the choices are not noticed", ROWS, "input + size > args_.num_choices", "input > 1000", "rows"
     ),
