@@ -4,6 +4,7 @@ On GPUs, the kernel of dispatch and combine makes the check, because Python lear
 """
 
 import dataclasses
+import functools
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,9 +33,20 @@ def refuse_unchecked(call):
     )
 
 
-def _mark(table):
-    """The count of unknown ids as a negative size, by which the kernel recognizes it (ffi/cuda/kernels/rows.cuh)."""
+def _mark(table, *, call, capacity):
+    """Sizes by which the kernel recognizes what it cannot see in the table of slices (ffi/cuda/kernels/rows.cuh).
+
+    The count of unknown ids becomes a negative size. If the groups of a rank exceed the capacity with their padding
+    only, the padding becomes part of the last slice of that rank.
+    """
+    n, total = table.shape[0], table.shape[1] - 1
     unknown = table[:, -1]
+    if call.align > 1:
+        rows = table[:, :total].sum(0, dtype=table.dtype).reshape(n, total // n)
+        padding = -rows % call.align
+        overfull = (rows + padding).sum(1, dtype=table.dtype) > capacity
+        last = table[-1, :total].reshape(n, total // n)[:, -1] + jnp.where(overfull, padding[:, -1], 0)
+        table = table.at[-1, total // n - 1 : total : total // n].set(last)
     return table.at[:, 0].set(jnp.where(unknown > 0, -unknown, table[:, 0]))
 
 
@@ -44,7 +56,8 @@ def _lower(ctx, table, *, platform, call, capacity, raises):
             return [table]
         if not uses_kernel(ctx, call, platform):
             refuse_unchecked(call)
-        return _compat.mlir.lower_fun(_mark, multiple_results=False)(ctx, table)
+        mark = functools.partial(_mark, call=call, capacity=capacity)
+        return _compat.mlir.lower_fun(mark, multiple_results=False)(ctx, table)
     return _lowering.lower(
         ctx,
         table,

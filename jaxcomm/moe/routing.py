@@ -200,6 +200,12 @@ def route_prepared(ids, call, total, rows, raises, reduce):
         sizes, demand = jnp.full_like(own_counts, call.slots), own_wanted.sum(dtype=jnp.int32)
     else:
         sizes, demand = _aligned(own_counts, call.align), _aligned(own_wanted, call.align).sum(dtype=jnp.int32)
+    if raises:
+        # On GPUs, the program goes on after an overflow until its next call. No group may reach outside of the slots.
+        if not call.slots:
+            ends = jnp.minimum(jnp.cumsum(jnp.maximum(sizes, 0), dtype=jnp.int32), rows)
+            sizes = jnp.diff(ends, prepend=jnp.zeros_like(ends[:1]))
+        own_counts = jnp.clip(own_counts, 0, sizes)
     return Routing(
         slot=slot,
         expert=jnp.where(valid, known, -1),

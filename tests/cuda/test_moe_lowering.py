@@ -3,15 +3,18 @@
 import dataclasses
 import functools
 import re
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from harness import run
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
 from jaxcomm import _config, _lowering, _placement
+from jaxcomm.moe import check, exchange, routing
 
 TOKENS, CHOICES, EXPERTS, WIDTH = 16, 2, 8, 32
 
@@ -122,7 +125,53 @@ def test_gpus_of_several_hosts_and_untested_ones_use_xlas_collective(monkeypatch
 def test_unknown_ids_are_negative_sizes():
     """The kernel recognizes them. Elsewhere the table stays as it is."""
     table = jnp.array([[3, 1, 0], [2, 2, 5]], jnp.int32)
-    np.testing.assert_array_equal(jaxcomm.moe.check._mark(table), [[3, 1, 0], [-5, 2, 5]])
+    marked = check._mark(table, call=types.SimpleNamespace(align=1), capacity=9)
+    np.testing.assert_array_equal(marked, [[3, 1, 0], [-5, 2, 5]])
     negates = r"stablehlo\.negate %\w+ : tensor<4xi32>"  # the last column, of 4 ranks
     assert re.search(negates, text(layer))
     assert not re.search(negates, text(functools.partial(layer, on_overflow="drop")))
+
+
+@pytest.mark.parametrize(("n", "local", "align"), [(1, 1, 4), (2, 1, 4), (3, 2, 8), (4, 3, 1)])
+def test_the_kernel_sees_an_overflow_by_padding(rng, n, local, align):
+    """It compares the end of each slice with the begin of the next one, and with the number of slots."""
+    seen = set()
+    for _ in range(40):
+        table = rng.integers(0, 4, (n, n * local + 1)).astype(np.int32)
+        table[:, -1] = 0
+        groups = -(-table[:, :-1].sum(0).reshape(n, local) // align) * align
+        demand = groups.sum(1)
+        capacity = int(demand.max() - rng.integers(0, 3))
+        starts = (np.cumsum(groups, 1) - groups).reshape(-1).astype(np.int32)
+        marked = check._mark(jnp.asarray(table), call=types.SimpleNamespace(align=align), capacity=capacity)
+        _, sizes, outputs, _ = np.asarray(exchange.slices(marked[:, :-1], starts)).transpose(1, 0, 2)
+        ends = (outputs + sizes).max(0).reshape(n, local)
+        limits = np.concatenate([starts.reshape(n, local)[:, 1:], np.full((n, 1), capacity)], 1)
+        overfull = (ends > limits).any(1)
+        np.testing.assert_array_equal(overfull, demand > capacity)
+        np.testing.assert_array_equal(ends.max(1)[overfull], demand[overfull])  # as CPUs say it
+        if not overfull.any():
+            np.testing.assert_array_equal(marked, table)
+        seen.add(bool(overfull.any()))
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize(
+    "options", [{"capacity": 6, "align": 4}, {"capacity": 5}, {"slots": 2}, {"capacity": 0}], ids=str
+)
+@pytest.mark.parametrize("unknown", [False, True])
+def test_groups_after_an_overflow_stay_inside_the_slots(line, monkeypatch, options, unknown):
+    """On GPUs, the rest of the program runs on."""
+    marked = lambda table, call, capacity, raises: check._mark(table, call=call, capacity=capacity)  # noqa: E731
+    monkeypatch.setattr(routing, "check", marked)
+
+    def body(ids):
+        r = jaxcomm.moe.route(ids, "gpu", num_experts=16, **options)
+        return r.group_sizes, r.group_counts
+
+    ids = np.ones((8, 4, 2), np.int32)
+    if unknown:
+        ids[3] = 16  # the mark makes the size of expert 0 negative
+    sizes, counts = run(body, line, ids)
+    slots = options.get("capacity", 2 * options.get("slots", 0))
+    assert (counts >= 0).all() and (counts <= sizes).all() and (sizes.sum(1) <= slots).all()

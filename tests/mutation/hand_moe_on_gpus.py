@@ -3,12 +3,28 @@
 from mutation.hand import Mutant
 
 CHECK, EXCHANGE, EXPECTED = "jaxcomm/moe/check.py", "jaxcomm/moe/exchange.py", "jaxcomm/moe/expected.py"
+ROUTING = "jaxcomm/moe/routing.py"
 CALL, PROGRAM = "ffi/cuda/xla/call.cc", "ffi/cuda/program/call_program.cc"
 ROW_ARGS, DEVICE_CALL = "ffi/cuda/program/row_args.cc", "ffi/cuda/runtime/device_call.cc"
 
 LOWERING, EXPLAINED = "tests/cuda/test_moe_lowering.py", "tests/moe/test_expected.py"
 
 MUTANTS = [
+    Mutant(
+        "an overflow by padding is not marked",
+        CHECK,
+        "jnp.where(overfull, padding[:, -1], 0)",
+        "0 * padding[:, -1]",
+        LOWERING,
+    ),
+    Mutant("groups after an overflow may be negative", ROUTING, "jnp.maximum(sizes, 0)", "sizes", LOWERING),
+    Mutant(
+        "groups after an overflow may exceed the slots",
+        ROUTING,
+        "own_counts = jnp.clip(own_counts, 0, sizes)",
+        "own_counts = jnp.maximum(own_counts, 0)",
+        LOWERING,
+    ),
     Mutant(
         "unknown ids are not marked",
         CHECK,
