@@ -182,8 +182,20 @@ THREAD = [
         "args_.item_bytes);",
         "call",
     ),
-    Mutant("channels copy one block", EXECUTOR, "(whole ? 1 : slice.num_blocks)", "1", "call"),
-    Mutant("channels copy no whole rows", EXECUTOR, "(whole ? count * slice.num_blocks : count)", "count", "call"),
+    Mutant(
+        "channels copy one block",
+        EXECUTOR,
+        "device::CopyRanges(static_cast<int32_t>(slice.num_blocks), count",
+        "device::CopyRanges(1, count",
+        "call",
+    ),
+    Mutant(
+        "channels copy no whole rows",
+        EXECUTOR,
+        "count * slice.num_blocks * item_bytes);",
+        "count * item_bytes);",
+        "call",
+    ),
     Mutant(
         "a sum over a block begins before its values are there",
         BLOCK,
