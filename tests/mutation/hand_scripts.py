@@ -149,9 +149,6 @@ MUTANTS = [
         "first = valid & (stage == 0) & (number == 0)", "first = valid & (stage == 0)", GRADIENTS,
     ),
     Mutant(
-        "a gradient passes the last stage", F1B, "dx = jnp.where(stage == num_stages - 1, 0, dx)", "", GRADIENTS,
-    ),
-    Mutant(
         "an input is replaced before its backward pass", F1B, "kept = 2 * (num_stages - 1) + 1",
         "kept = 2 * (num_stages - 1)", GRADIENTS,
     ),
