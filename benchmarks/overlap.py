@@ -256,7 +256,8 @@ def measure(name, arguments):
     for side in [side for side in order if side != "alone"]:
         pairs = zip(seconds["lax"], seconds[side], strict=True)
         record = {
-            "script": name, "side": side, "layout": "x".join(map(str, config.sizes.values())), "layers": config.layers, "width": config.width,
+            "script": name, "side": side, "layout": "x".join(map(str, config.sizes.values())),
+            "layers": config.layers, "width": config.width,
             "step_s": statistics.median(seconds[side]), "fastest_s": min(seconds[side]),
             "tokens_per_s": config.batch * config.seq / statistics.median(seconds[side]),
             "times_of_lax": statistics.median(base / own for base, own in pairs),
