@@ -74,7 +74,7 @@ def _cases(is_full=lambda script, options: False):
 
 CASES = list(_cases())
 # Programs that take long to compile train in the full size only: gradients of the default size cover their algorithm.
-TRAINING_CASES = list(_cases(lambda script, options: script == "mesh" or "schedule" in options))
+TRAINING_CASES = list(_cases(lambda script, options: script in ("cp", "mesh", "pp")))
 
 
 def packed(script, config, tree):

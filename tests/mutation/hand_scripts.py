@@ -154,7 +154,7 @@ MUTANTS = [
     ),
     Mutant(
         "1F1B keeps the inputs of all microbatches", F1B, "kept = 2 * (num_stages - 1) + 1", "kept = count",
-        "tests/models/test_pp.py::test_1f1b_keeps_inputs_by_stages_not_by_microbatches",
+        "tests/models/test_pp.py::test_1f1b_keeps_inputs_by_stages_not_by_microbatches --size full",
     ),
     Mutant(
         "backward passes are one tick late", F1B, "item = time - 2 * (num_stages - 1) + stage",
