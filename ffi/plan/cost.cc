@@ -314,6 +314,7 @@ Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, cons
 
 int64_t CopiedBytes(const Algorithm& algorithm, const Request& request, int64_t item_bytes) {
   if (request.geometry.num_nodes > 1 || request.block_count == 0 || request.staged_count > 0) return 0;
+  if (OfLists(request.collective)) return 0;  // their kernel copies rows of tokens, whose number is not in the request
   // Which buffers peers access does not depend on the size. The root of a broadcast and its neighbours are in a sample.
   Request small = request;
   small.block_count = std::min<int64_t>(request.block_count, request.geometry.num_ranks());
