@@ -397,15 +397,29 @@ MUTANTS = [
     Mutant(
         "declared nodes win at any price",
         SELECT,
-        "if (candidate.cost.time_s > kHierarchyLimit * best.cost.time_s) break;",
+        "if (candidate.cost.time_s > margin * best.cost.time_s) break;",
         "",
         TESTS,
     ),
     Mutant(
         "declared nodes win only where they are faster",
         SELECT,
-        "kHierarchyLimit * best.cost.time_s",
+        "margin * best.cost.time_s",
         "best.cost.time_s",
+        TESTS,
+    ),
+    Mutant(
+        "nodes of other machines win at the price of declared ones",
+        SELECT,
+        "const bool only_declared = request.geometry.all_addressable ||",
+        "const bool only_declared = true ||",
+        TESTS,
+    ),
+    Mutant(
+        "declared nodes of one address space lose to a cheaper plan",
+        SELECT,
+        "request.geometry.all_addressable || OfLists(request.collective)",
+        "OfLists(request.collective)",
         TESTS,
     ),
     Mutant(
