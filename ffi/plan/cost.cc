@@ -255,7 +255,8 @@ std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& re
 Plan InOrder(Plan plan, const Geometry& geometry, int64_t item_bytes, const Machine& machine) {
   if (geometry.num_nodes > 1 || machine.together_bytes == 0) return plan;
   std::vector<Step> steps;
-  for (const size_t i : WaitsFirst(plan, machine.together_bytes / item_bytes)) steps.push_back(plan.steps[i]);
+  for (const size_t i : WaitsFirst(plan, machine.together_bytes / std::max<int64_t>(item_bytes, 1)))
+    steps.push_back(plan.steps[i]);
   plan.steps = std::move(steps);
   return plan;
 }

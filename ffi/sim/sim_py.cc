@@ -11,6 +11,7 @@
 
 #include "plan/algorithms.h"
 #include "plan/plan_py.h"
+#include "plan/select_for_gpus.h"
 #include "sim/simulate.h"
 #include "sim/topology.h"
 
@@ -67,7 +68,8 @@ void BindClusters(nb::module_& m) {
       .def_rw("memory_bytes_per_s", &Cluster::memory_bytes_per_s)
       .def_rw("launch_s", &Cluster::launch_s)
       .def_rw("sync_overhead_s", &Cluster::sync_overhead_s)
-      .def_rw("ranks_per_processor", &Cluster::ranks_per_processor);
+      .def_rw("ranks_per_processor", &Cluster::ranks_per_processor)
+      .def_rw("together_bytes", &Cluster::together_bytes);
   m.def(
       "cluster_of", [](const Machine& machine, const Request& request) { return ClusterOf(machine, request.geometry); },
       "machine"_a, "request"_a, "The levels that the cost model sees for a request.");
@@ -78,6 +80,7 @@ void BindClusters(nb::module_& m) {
 
 void BindSim(nb::module_& m) {
   BindClusters(m);
+  m.attr("TOGETHER_BYTES") = kTogetherBytes;  // of one channel on GPUs
   nb::class_<Bounds>(m, "Bounds", "Lower bounds of a time: without bytes, and of the bytes on the busiest link.")
       .def_ro("alpha_s", &Bounds::alpha_s)
       .def_ro("beta_s", &Bounds::beta_s)

@@ -24,6 +24,7 @@ Cluster ClusterOf(const Machine& machine, const Geometry& geometry) {
   cluster.launch_s = machine.launch_s;
   cluster.sync_overhead_s = machine.sync_overhead_s;
   cluster.ranks_per_processor = machine.ranks_per_processor;
+  cluster.together_bytes = static_cast<double>(machine.together_bytes);
   Level inner;
   inner.name = "node";
   inner.ranks = geometry.ranks_per_node;
@@ -51,6 +52,7 @@ Machine MachineOf(const Cluster& cluster, int64_t num_ranks) {
   machine.launch_s = cluster.launch_s;
   machine.sync_overhead_s = cluster.sync_overhead_s;
   machine.ranks_per_processor = cluster.ranks_per_processor;
+  machine.together_bytes = static_cast<int64_t>(cluster.together_bytes);
   machine.links[static_cast<size_t>(Link::kSelf)] = cluster.self;
   const Level& inner = cluster.levels.front();
   machine.links[static_cast<size_t>(Link::kNode)] = {

@@ -46,6 +46,8 @@ struct Cluster {
   double launch_s = 0;
   double sync_overhead_s = 0;
   double ranks_per_processor = 1;
+  // As Machine::together_bytes, but counts the bytes of all channels.
+  double together_bytes = 0;
 };
 
 // The levels that the cost model sees: a domain without contention and a network.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "sim/hash.h"
 
@@ -190,12 +191,35 @@ void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, RankOps* pro
   }
 }
 
+bool WorkloadBuilder::IsShort(const Step& step) const {
+  return IsMove(step.kind) && static_cast<double>(step.count) * bytes_per_item_ <= topology_.cluster().together_bytes;
+}
+
+std::vector<size_t> WorkloadBuilder::OrderOf(const Plan& plan) const {
+  const double together_bytes = topology_.cluster().together_bytes;
+  if (geometry_.num_nodes > 1 || together_bytes == 0) {
+    std::vector<size_t> order(plan.steps.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    return order;
+  }
+  return WaitsFirst(plan, static_cast<int64_t>(together_bytes / std::max(bytes_per_item_, 1.0)));
+}
+
+double WorkloadBuilder::SharedOverhead(const Step& step, double overhead_s) {
+  if (!IsShort(step)) return overhead_s;
+  const double more_s = std::max(overhead_s - shared_s_, 0.0);
+  shared_s_ += more_s;
+  return more_s;
+}
+
 void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, RankOps* program) {
+  const bool ends_group = step.kind == StepKind::kWait ? geometry_.num_nodes > 1 : !IsShort(step);
+  if (ends_group) shared_s_ = 0;
   if (step.kind == StepKind::kReduce) return AddReduce(plan, step, program);
   const int32_t rank = plan.rank, peer = step.peer >= 0 ? step.peer : rank;
   const Figures figures = FiguresOf(rank, peer);
   Op op;
-  op.overhead_ps = Picoseconds(figures.overhead_s);
+  op.overhead_ps = Picoseconds(figures.queued ? figures.overhead_s : SharedOverhead(step, figures.overhead_s));
   op.queued = figures.queued;
   if (step.kind == StepKind::kWait) {
     op = Op();
@@ -220,7 +244,8 @@ void WorkloadBuilder::Add(const Plan& plan) {
   peer_index_.Clear();
   peer_routes_.clear();
   program.ops.reserve(plan.steps.size());
-  for (const Step& step : plan.steps) AddStep(plan, step, &program);
+  shared_s_ = 0;
+  for (const size_t i : OrderOf(plan)) AddStep(plan, plan.steps[i], &program);
   workload_.programs.push_back(std::move(program));
 }
 

@@ -94,6 +94,12 @@ class WorkloadBuilder {
   int32_t CounterOf(const Fold::Counter& counter);
   // The entry of Workload::target_first for a signal.
   int32_t TargetsOf(int32_t rank, int64_t step, int32_t peer);
+  // Whether the step is a move that runs at once with its neighbours if they are short too.
+  bool IsShort(const Step& step) const;
+  // The order in which the steps of a plan run.
+  std::vector<size_t> OrderOf(const Plan& plan) const;
+  // The overhead of a step on the rank's processor, which short moves share.
+  double SharedOverhead(const Step& step, double overhead_s);
   void AddStep(const Plan& plan, const Step& step, RankOps* program);
   void AddReduce(const Plan& plan, const Step& step, RankOps* program);
 
@@ -103,6 +109,7 @@ class WorkloadBuilder {
   const double bytes_per_item_;
   Workload workload_;
   double multiplicity_ = 1;     // of this rank
+  double shared_s_ = 0;         // overhead of the short moves since the last step that is none
   std::vector<LinkUse> links_;  // scratch
   std::vector<double> sum_;     // by class of link; 0 where not in touched_
   std::vector<int32_t> touched_;

@@ -128,6 +128,7 @@ def _machine(cluster: Cluster, n: int, channels: int, block_bytes: int) -> Any:
     """The cost model of one channel."""
     machine = sim.machine_of(cluster.native(channels), n)
     machine.links = [(name, o, rate / channels, latency) for name, o, rate, latency in machine.links]
+    machine.together_bytes //= channels
     if cluster.ll is not None:
         overhead_s, rate, latency_s = cluster.ll
         row = (overhead_s, rate / channels, latency_s)

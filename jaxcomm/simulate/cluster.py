@@ -238,6 +238,8 @@ class Cluster:
         result.memory_bytes_per_s = self.memory_bytes_per_s
         result.launch_s, result.sync_overhead_s = self.launch_s, self.sync_overhead_s
         result.ranks_per_processor = self.ranks_per_processor
+        if self.scope is None:  # the kernel runs short moves at once
+            result.together_bytes = channels * sim.TOGETHER_BYTES
         return result
 
 

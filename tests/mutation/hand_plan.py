@@ -293,6 +293,7 @@ MUTANTS = [
         "    return Use",
         TESTS,
     ),
+    Mutant("elements without bytes divide by zero", COST, "std::max<int64_t>(item_bytes, 1)", "item_bytes", TESTS),
     Mutant("long moves run at once", COST, " && step.count * item_bytes_ <= machine_.together_bytes", "", TESTS),
     Mutant(
         "waits stay between short moves",

@@ -51,13 +51,32 @@ void ForEachAlgorithm(const std::vector<std::pair<int, int>>& shapes, int64_t bl
 }
 
 TEST_CASE("without shared links the engine is the cost model") {
-  const Machine machine = MachineFor(1e-6);
-  ForEachAlgorithm(
-      {{1, 8}, {8, 1}, {2, 4}, {3, 2}, {1, 7}}, 1680, 100, [&](const Algorithm& algorithm, const Request& request) {
-        const double expected_s = CostOf(algorithm, request, 4, machine).time_s;
-        const Simulation full = Run(algorithm, request, ClusterOf(machine, request.geometry), Fidelity::kFull);
-        CheckClose(algorithm.name, full.time_s, expected_s, 1e-7);
-      });
+  for (int64_t together_bytes : {0, 300, 400, 100'000}) {  // a chunk has 400 bytes
+    Machine machine = MachineFor(1e-6);
+    machine.together_bytes = together_bytes;
+    ForEachAlgorithm(
+        {{1, 8}, {8, 1}, {2, 4}, {3, 2}, {1, 7}}, 1680, 100, [&](const Algorithm& algorithm, const Request& request) {
+          const double expected_s = CostOf(algorithm, request, 4, machine).time_s;
+          const Simulation full = Run(algorithm, request, ClusterOf(machine, request.geometry), Fidelity::kFull);
+          CheckClose(algorithm.name, full.time_s, expected_s, 1e-7);
+        });
+  }
+}
+
+TEST_CASE("short moves run at once and take one overhead") {
+  // In a group of one node: a copy and seven puts, of 4000 bytes each.
+  Machine machine = MachineFor(1e-6);
+  const Request request = Ask(Collective::kAllToAll, 1, 8, 1000);
+  const double bytes_s = 4000 / 5e10 + 7 * 4000 / 2e9;
+  for (int64_t together_bytes : {3999, 4000}) {
+    machine.together_bytes = together_bytes;
+    const Cluster cluster = ClusterOf(machine, request.geometry);
+    CHECK(MachineOf(cluster, 8).together_bytes == together_bytes);
+    const Algorithm& direct = *FindAlgorithm(Collective::kAllToAll, "direct");
+    const double overhead_s = together_bytes < 4000 ? 1e-6 + 7 * 3e-6 : 3e-6;
+    CheckClose("full", Run(direct, request, cluster, Fidelity::kFull).time_s, 1e-5 + overhead_s + bytes_s, 1e-7);
+    CheckClose("folded", Run(direct, request, cluster, Fidelity::kFolded).time_s, 1e-5 + overhead_s + bytes_s, 1e-7);
+  }
 }
 
 Level MakeLevel(const char* name, LevelKind kind, int64_t ranks, double bytes_per_s, double latency_s,
@@ -79,6 +98,7 @@ Cluster MakeCluster(std::vector<Level> levels) {
   cluster.self = {3e-7, 1.5e12, 0};
   cluster.memory_bytes_per_s = 3e12;
   cluster.launch_s = 2e-6;
+  cluster.together_bytes = 20000;
   return cluster;
 }
 

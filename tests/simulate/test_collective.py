@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -41,6 +42,18 @@ def test_a_ragged_exchange_moves_each_byte_once():
     assert found.bytes == size and found.channels == 1
     assert found.bound_beta_s == pytest.approx(7 * block / (450e9 * 0.78))
     assert found.time_s == pytest.approx(7 * block / 20.6e9, rel=0.01)
+
+
+def test_the_cost_model_knows_the_short_moves_of_one_channel():
+    """Moves of 512 KiB per channel are not short: the reason has the time with an overhead for each of them."""
+    cluster = Cluster.load("dgx-h100")
+    found = collective("all_to_all", _operand(8 * 16 << 20), 8, cluster=cluster)
+    assert found.algorithm == "direct" and found.channels == 32
+    in_reason = float(re.search(r"direct ([\d.]+) us", found.reason)[1]) * 1e-6
+    assert found.time_s == pytest.approx(in_reason, abs=0.1e-6)
+    overhead_s, copy = cluster.copy
+    block = 16 << 20
+    assert found.time_s == pytest.approx(2.2e-6 + 5e-6 + overhead_s + block / copy + 7 * (0.5e-6 + block / 351e9))
 
 
 def test_taper_slows_what_crosses_the_spine_only():

@@ -46,7 +46,8 @@ def test_a_product_and_its_exchange_take_the_time_of_both():
     product = 2.0 * m * n * k / (1e15 * 0.5) + 2e-6
     overhead_s, copy = STEP.copy
     block = 2 * m * n / 8
-    exchange = 2.2e-6 + 5e-6 + overhead_s + block / copy + 7 * (0.5e-6 + block / NVLINK)
+    # A copy and seven short puts run at once.
+    exchange = 2.2e-6 + 5e-6 + max(overhead_s, 0.5e-6) + block / copy + 7 * block / NVLINK
     assert found.time_s == pytest.approx(product + exchange, rel=1e-6)
     assert found.exposed_s == pytest.approx(exchange, rel=1e-6) and found.flops == 2.0 * m * n * k
     assert found.band[0] < found.time_s < found.band[1]
