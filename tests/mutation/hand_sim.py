@@ -83,6 +83,16 @@ MUTANTS = [
         "pass",
         COLLECTIVE,
     ),
+    Mutant("composites have no products", PROGRAM, '"run_state", "composite")', '"run_state")', STEP),
+    Mutant("a grid of a pallas_call runs once", PROGRAM, "flops = math.prod(grid) * kernels", "flops = kernels", STEP),
+    Mutant(
+        "loops in a pallas_call run once",
+        "jaxcomm/simulate/kernels.py",
+        '{"scan": eqn.params.get("length", 1), ',
+        "{",
+        STEP,
+    ),
+    Mutant("a pallas_call may exchange data", PROGRAM, 'getattr(estimate, "remote_bytes_transferred", 0) or', "", STEP),
     Mutant("uplinks have no taper", TOPOLOGY, "* adapter / level.taper;", "* adapter;", TESTS),
     Mutant(
         "half-way around a torus all bytes go one way",
