@@ -34,10 +34,11 @@ WorkloadBuilder::WorkloadBuilder(const Topology& topology, const Fold& fold, con
 
 WorkloadBuilder::Figures WorkloadBuilder::FiguresOf(int32_t rank, int32_t peer) const {
   const Cluster& cluster = topology_.cluster();
-  if (rank == peer) return {cluster.self.overhead_s, cluster.self.bytes_per_s, false};
+  const double slow = topology_.Slow(rank);
+  if (rank == peer) return {cluster.self.overhead_s * slow, cluster.self.bytes_per_s / slow, false};
   const int32_t top = topology_.CommonLevel(rank, peer);
   const Level& level = cluster.levels[static_cast<size_t>(top)];
-  return {level.overhead_s, level.flow_bytes_per_s, top > 0 && !geometry_.all_addressable};
+  return {level.overhead_s * slow, level.flow_bytes_per_s / slow, top > 0 && !geometry_.all_addressable};
 }
 
 void WorkloadBuilder::AddUse(const LinkId& link, double weight) {
@@ -240,6 +241,7 @@ void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, RankOps* progr
 void WorkloadBuilder::Add(const Plan& plan) {
   RankOps program;
   program.ranks = fold_.Multiplicity(plan.rank);
+  if (!topology_.StartsTogether()) program.start_ps = Picoseconds(topology_.StartS(plan.rank));
   multiplicity_ = static_cast<double>(program.ranks);
   peer_index_.Clear();
   peer_routes_.clear();

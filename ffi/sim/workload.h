@@ -54,6 +54,7 @@ struct Op {
 struct RankOps {
   std::vector<int32_t> ops;  // indices of Workload::ops
   int64_t ranks = 1;         // that run this program
+  int64_t start_ps = 0;
 };
 
 struct Workload {

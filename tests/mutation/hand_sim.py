@@ -124,7 +124,7 @@ MUTANTS = [
     ),
     Mutant(
         "a key of a file that nobody reads is accepted",
-        CLUSTER,
+        "jaxcomm/simulate/figures.py",
         "for key in sorted(extra):",
         "for key in []:",
         CLUSTERS,
