@@ -8,6 +8,7 @@ BOUNDS, CALLS, CLUSTER = "ffi/sim/bounds.cc", "jaxcomm/simulate/calls.py", "jaxc
 PROGRAM, SCHEDULE = "jaxcomm/simulate/program.py", "jaxcomm/simulate/schedule.py"
 TESTS = "test_sim"
 STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
+FAULTS = "tests/simulate/test_faults.py"
 COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test_clusters.py"
 
 MUTANTS = [
@@ -93,6 +94,21 @@ MUTANTS = [
         STEP,
     ),
     Mutant("a pallas_call may exchange data", PROGRAM, 'getattr(estimate, "remote_bytes_transferred", 0) or', "", STEP),
+    Mutant("a lost adapter is no fault", "ffi/sim/topology.h", "!lost_.empty() ||", "", TESTS),
+    Mutant("a fault slows both directions", TOPOLOGY, "if (fault.in) shares_[", "shares_[", TESTS),
+    Mutant("a relay adds no latency", TOPOLOGY, "+ (first != src ? 1 : 0) + (last != dst ? 1 : 0)", "", TESTS),
+    Mutant("a slow rank keeps its rates", WORKLOAD, "level.flow_bytes_per_s / slow", "level.flow_bytes_per_s", TESTS),
+    Mutant("all ranks are on time", ENGINE, "ranks_[rank].clock_ps = workload_.programs[rank].start_ps;", "", TESTS),
+    Mutant(
+        "no barrier waits for a late rank", "ffi/sim/simulate.cc", "topology.StartsTogether() ? late_s : 0", "0", TESTS
+    ),
+    Mutant(
+        "colours ignore faults", REFINE, "if (topology_->HasFaults()) colour[rank]", "if (false) colour[rank]", TESTS
+    ),
+    Mutant("a remainder of weights remains", RATES, "--link.rising == 0 ? 0 : ", "", FAULTS),
+    Mutant("the rate of a hashed level is the mean", CLUSTER, "made.taper *= hashing", "hashing", FAULTS),
+    Mutant("a lost plane has no hash", "jaxcomm/simulate/faults.py", "* left / level.planes", "", FAULTS),
+    Mutant("an arrival has a band", CALLS, "time_s -= late_s", "pass", FAULTS),
     Mutant("uplinks have no taper", TOPOLOGY, "* adapter / level.taper;", "* adapter;", TESTS),
     Mutant(
         "half-way around a torus all bytes go one way",

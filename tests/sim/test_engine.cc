@@ -327,6 +327,23 @@ TEST_CASE("transfers that share a link get max-min fair rates") {
   CHECK(finish_ps[1] == 5 * kSecond);
 }
 
+TEST_CASE("rounding of weights leaves no rate undetermined") {
+  // Three transfers of weights 0.1, 0.2 and 0.3 fill a link; 0.1 + 0.2 + 0.3 - 0.1 - 0.2 - 0.3 is not 0 in floating
+  // point. Another transfer uses a second link, which a limited one joins to the first.
+  Workload workload;
+  workload.links = {{{}, 1, 1}, {{}, 103, 1}};
+  workload.uses = {{0, 0.1}, {0, 0.2}, {0, 0.3}, {1, 1}, {1, 60}};
+  workload.routes = {{0, 1, 10}, {1, 1, 5}, {2, 2, 1.0 / 0.3}, {4, 1, 1.7}};
+  Rates rates(workload, 4);
+  std::vector<int64_t> finish_ps(4, 0);
+  for (int32_t slot = 0; slot < 4; ++slot) rates.Start(slot, slot, 1, 0);
+  rates.Update(0, [&](int32_t slot, int64_t time_ps) { finish_ps[static_cast<size_t>(slot)] = time_ps; });
+  for (int32_t slot = 0; slot < 3; ++slot) {  // 1 / 0.6 each
+    CheckClose("shared", static_cast<double>(finish_ps[static_cast<size_t>(slot)]), 0.6e12, 1e-9);
+  }
+  CheckClose("alone", static_cast<double>(finish_ps[3]), 60e12 / (103 - 1 / 0.6), 1e-9);
+}
+
 TEST_CASE("ranks that read from one rank share its link") {
   const Cluster cluster = MakeCluster({MakeLevel("nvlink", LevelKind::kSwitch, 5, 4e11, 1e-6)});
   Request request = OnGpus(Collective::kPermute, cluster, 5, 1 << 24, 0);

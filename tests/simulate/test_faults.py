@@ -80,6 +80,13 @@ def test_a_lost_plane_takes_its_share():
         Cluster.load("planes-h100", {"fault.leaf.planes": "4"})
 
 
+def test_a_lost_adapter_of_64_ranks():
+    """The rates of reduces over a relay: sums of weights that are not exact. At most, a second adapter has both loads."""
+    x, clusters = _operand(16 << 20), (_with("leaf[3]=0"), H100)
+    found, healthy = (collective("psum", x, 64, cluster=c, algorithm="hierarchical") for c in clusters)
+    assert healthy.time_s < found.time_s < 2.1 * healthy.time_s
+
+
 def test_ll_messages_wait_for_the_weakest_link():
     """Seven messages, and the bytes of each over half the link."""
     healthy, broken = (
