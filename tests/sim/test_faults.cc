@@ -83,6 +83,14 @@ TEST_CASE("a degraded link slows the transfers that cross it") {
     CheckClose("spine", Time(rails, far) - Time(Rails(), far), kBytes / kAdapter);
     CheckClose("not crossed", Time(rails, Shift(Rails(), 16)), Time(Rails(), Shift(Rails(), 16)));
   }
+  // A rank that only receives.
+  Request receives = inside;
+  receives.source_of[4] = -1;
+  Cluster domain = Domain();
+  domain.faults = {{0, 3, true, false, 0.25}};
+  CheckClose("out", Time(domain, receives), Time(Domain(), receives));
+  domain.faults = {{0, 3, false, true, 0.25}};
+  CheckClose("in", Time(domain, receives) - Time(Domain(), receives), 3 * kBytes / kNvlink);
   // A fault on links that do not limit changes nothing: the adapters have half of the bandwidth of these.
   Cluster rails = Rails();
   rails.faults = {{0, 2, true, true, 0.5}};

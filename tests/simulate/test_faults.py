@@ -81,7 +81,7 @@ def test_a_lost_plane_takes_its_share():
 
 
 def test_a_lost_adapter_of_64_ranks():
-    """The rates of reduces over a relay: sums of weights that are not exact. At most, a second adapter has both loads."""
+    """Reduces over a relay have weights whose sums are not exact. At most, a second adapter has both loads."""
     x, clusters = _operand(16 << 20), (_with("leaf[3]=0"), H100)
     found, healthy = (collective("psum", x, 64, cluster=c, algorithm="hierarchical") for c in clusters)
     assert healthy.time_s < found.time_s < 2.1 * healthy.time_s
