@@ -189,10 +189,12 @@ NB_MODULE(_core, m) {
       "The machine model of a GPU.");
   plan.def(
       "select_for_gpus",
-      [=](const Request& request, const std::string& algorithm, int64_t item_bytes, int32_t max_channels, bool gin) {
-        return Checked(SelectForGpus(request, algorithm, item_bytes, max_channels, inter_node(gin)));
+      [=](const Request& request, const std::string& algorithm, int64_t item_bytes, int32_t max_channels, bool gin,
+          bool arena) {
+        return Checked(SelectForGpus(request, algorithm, item_bytes, max_channels, inter_node(gin), arena));
       },
       nb::arg("request"), nb::arg("algorithm"), nb::arg("item_bytes"), nb::arg("max_channels"), nb::arg("gin"),
+      nb::arg("arena") = true,
       "Selects an algorithm and the number of channels of a call on GPUs. Raises ValueError if none fits.");
   plan.def(
       "cost_on_gpus",

@@ -153,6 +153,7 @@ def explain(
     platform: str = "cpu",
     max_sms: int | None = None,
     gin: bool = True,
+    symmetric_buffers: bool = False,
     links: Sequence[Link] = (),
     launch_s: float | None = None,
     sync_overhead_s: float | None = None,
@@ -178,6 +179,8 @@ def explain(
       max_sms: as in the op.
       gin: on GPUs of several nodes, whether NCCL has GIN. With GIN, kernels put over the network. Without it, NCCL
         sends and receives the messages in rounds.
+      symmetric_buffers: on GPUs, whether peers access operands and results where XLA has them
+        (``JAXCOMM_SYMMETRIC_BUFFERS=1``). Otherwise, data passes through an arena.
       links: link parameters that replace those of the same name in `Explanation.links`.
       launch_s, sync_overhead_s: cost parameters that replace those of the machine, in seconds.
 
@@ -208,16 +211,18 @@ def explain(
     if on_gpus:
         request = plan.gpu_request(native, n, ranks_per_node, **of_call)
         most = min(_check.max_sms(op, max_sms) or config().max_sms, config().max_sms)
-        selection = _request.select(op, plan.select_for_gpus, request, algorithm or "", item_bytes, most, gin)
+        arena = not symmetric_buffers
+        selection = _request.select(op, plan.select_for_gpus, request, algorithm or "", item_bytes, most, gin, arena)
         choice, sms = selection.choice, selection.num_channels
         machine = plan.gpu_machine(gin)
+        machine.arena = arena
     else:
         _cost_params.load()
         machine = plan.machine_of(scope or "process", n, ranks_per_node)
         request = plan.cpu_request(native, scope or "process", n, ranks_per_node, **of_call)
         choice, sms = _request.select(op, plan.select, request, algorithm or "", item_bytes, machine), 0
     _replace(op, machine, links, launch_s, sync_overhead_s)
-    given = links or launch_s is not None or sync_overhead_s is not None
+    given = links or launch_s is not None or sync_overhead_s is not None or symmetric_buffers
     if on_gpus:
         cost = plan.cost_on_gpus(request, selection, item_bytes, machine if given else None, gin)
     elif given:

@@ -27,6 +27,10 @@ class Pending:
     op: str
     _results: PyTree
     _operands: PyTree  # of the transfers; None in place of a leaf that needs none
+    # Arrays that the transfers wait for. They are operands of the calls, so done must name them too: otherwise, XLA
+    # reuses their memory for the computations beside the transfer, which then wait for its end. They are no leaves, so
+    # that branches and iterations may differ in them.
+    _after: tuple[Any, ...] = ()
 
     def done(self, after: PyTree = ()) -> PyTree:
         """Returns the result of the transfer: the same bits as those of the synchronous op.
@@ -46,12 +50,17 @@ class Pending:
         def one(result: Any, operand: Any) -> Any:
             if operand is None or not _compat.is_tracer(result):
                 return result
-            return done_p.bind(result, operand, *values)
+            return done_p.bind(result, operand, *self._after, *values)
 
         return jax.tree.map(one, self._results, self._operands)
 
 
-jax.tree_util.register_dataclass(Pending, data_fields=["_results", "_operands"], meta_fields=["op"])
+_LEAVES = ("_results", "_operands")
+jax.tree_util.register_pytree_with_keys(
+    Pending,
+    lambda pending: ([(jax.tree_util.GetAttrKey(name), getattr(pending, name)) for name in _LEAVES], pending.op),
+    lambda op, children: Pending(op, *children),
+)
 
 
 def ordering(op: str, after: PyTree) -> list[Any]:
@@ -80,7 +89,8 @@ def start(call: Call, transfer: Callable[..., Any], x: PyTree, after: PyTree) ->
     values = ordering(call.op, after)
     results = jax.tree.map(lambda leaf: transfer(leaf, *values), x)
     alone = not call.axes or _check.group_size(call.axes, call.groups) == 1
-    return Pending(call.op, results, jax.tree.map(lambda leaf: None if alone else jnp.asarray(leaf), x))
+    operands = jax.tree.map(lambda leaf: None if alone else jnp.asarray(leaf), x)
+    return Pending(call.op, results, operands, tuple(values))
 
 
 def whole(primitive: _compat.Primitive, x: Any, *, call: Call, **params: Any) -> Any:
@@ -89,8 +99,8 @@ def whole(primitive: _compat.Primitive, x: Any, *, call: Call, **params: Any) ->
     return done_p.bind(y, x) if call.asynchronous else y
 
 
-# Operands: result and operand of the transfer, then the values to wait for. The result is the first operand. The
-# derivative does not wait for the values: they would be saved for the backward pass.
+# Operands: result and operand of the transfer, then the values that start and done wait for. The result is the first
+# operand. The derivative does not wait for the values: they would be saved for the backward pass.
 
 
 def _jvp(primals: Any, tangents: Any) -> Any:

@@ -200,7 +200,7 @@ def tests(devices: Sequence[Any], sizes: Sequence[int], ops: Sequence[str]) -> I
 
 
 class Report:
-    """What is printed and written. Only process 0 prints and writes the file."""
+    """The lines that are printed and the record that is written. Only process 0 prints and writes the file."""
 
     def __init__(self, file: pathlib.Path | None, limit_s: float):
         self.file, self.limit_s, self.begin = file, limit_s, time.monotonic()

@@ -163,7 +163,7 @@ def test_gpus_are_counted_without_cuda_visible_devices(monkeypatch):
     assert _launchers.local_devices(process, {"CUDA_VISIBLE_DEVICES": "-1"}) is None
 
 
-# What JAX gets.
+# The arguments that JAX gets.
 
 
 @pytest.fixture

@@ -154,7 +154,7 @@ def test_dimensions_move_behind_a_batch_dimension_that_is_inserted():
 
 
 def test_one_custom_call_per_op_and_no_reshard(mesh):
-    """What XLA compiles holds our call, no collective of its own and no copy of the operand."""
+    """The compiled program holds our call, no collective of XLA and no copy of the operand."""
     x = np.zeros((8, 16, 4), np.float32)
     f = jax.jit(on_ranks(lambda x: OURS.all_to_all(x, ("node", "gpu"), 0, 1, tiled=True), mesh))
     text = f.lower(x).compile().as_text()

@@ -11,6 +11,7 @@
 
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/select_for_gpus.h"
+#include "../../ffi/plan/staging.h"
 #include "../../tests/cuda/gpu/gpu.cuh"
 
 namespace jaxcomm {
@@ -54,6 +55,9 @@ __global__ void CountWrong(const float* output, Collective collective, int64_t b
     if (output[i] != expected) atomicAdd(wrong, 1);
   }
 }
+
+// The default of JAXCOMM_MAX_SMS, which limits the channels of a GPU's calls.
+constexpr int32_t kMostChannels = 32;
 
 int32_t MostChannels(int32_t num_ranks) {
   int device = 0, processors = 0, per_processor = 0;
@@ -117,22 +121,39 @@ class Prepared {
                            cell.collective == Collective::kReduceScatter;
     const Operation operation{DType::kF32, ReduceOp::kSum};
     block_ = cell.rank_bytes / kItem / (in_blocks ? n_ : 1);
-    num_channels_ = cell.channels > 0 ? cell.channels : NumChannels(block_ * kItem, MostChannels(n_));
+    const int32_t most = std::min(MostChannels(n_), kMostChannels);
+    num_channels_ = cell.channels > 0 ? cell.channels : NumChannels(block_ * kItem, most);
     Choice choice(*FindAlgorithm(cell.collective, cell.algorithm), {});
     choice.request.collective = cell.collective;
     choice.request.geometry = cell.geometry;
+    choice.request.block_count = ChannelCount(block_, kItem, num_channels_);
+    choice.request.staged_count = StagedCount(*choice.algorithm, choice.request, kItem);
     choice.request.block_count = block_;
     choice.request.chunk_count = std::max<int64_t>((1 << 20) / kItem / num_channels_, 1);
     inputs_ = InputCount(choice.request);
     outputs_ = OutputCount(choice.request);
+    const RankProgram program = MakeRankProgram(choice, block_, {}, kItem, num_channels_, 0);
+    const bool staged = choice.request.staged_count > 0;
+    arena_bytes_ =
+        ((program.shares_input || staged ? inputs_ : 0) + (program.shares_output ? outputs_ : 0)) * n_ * kItem;
     const int64_t least = std::max<int64_t>(n_ * (inputs_ + outputs_) * kItem, 1);
     const int64_t sets = std::min<int64_t>(std::max<int64_t>(2 * cache_bytes / least, 1), 16);
     ranks_ = std::make_unique<VirtualRanks>(memory_, cell.geometry, num_channels_, 10'000'000'000);
     for (int64_t i = 0; i < sets; ++i) {
       calls_.push_back(ranks_->Prepare(memory_, choice, block_, {}, operation, num_channels_));
       copies_.push_back({memory_.Take(least / 2 + 16), memory_.Take(least / 2 + 16)});
+      VirtualRanks::Call& call = calls_.back();
+      // The kernel copies between XLA's buffers and what peers use, as in a call.
       for (int32_t r = 0; r < n_; ++r) {
-        Fill<<<256, 256>>>(reinterpret_cast<float*>(calls_.back().inputs[r]), inputs_, r);
+        RankArgs& args = call.args_on_host[r];
+        if (program.shares_input) args.copy_in = {call.inputs[r], memory_.Take(inputs_ * kItem)};
+        if (program.shares_output) args.copy_out = {memory_.Take(outputs_ * kItem), call.outputs[r]};
+        if (program.shares_input) call.inputs[r] = const_cast<char*>(args.copy_in.from);
+        if (program.shares_output) call.outputs[r] = args.copy_out.to;
+      }
+      memory_.Write(call.args, call.args_on_host.data(), n_ * static_cast<int64_t>(sizeof(RankArgs)));
+      for (int32_t r = 0; r < n_; ++r) {
+        Fill<<<256, 256>>>(reinterpret_cast<float*>(call.inputs[r]), inputs_, r);
       }
     }
     CHECK_CUDA(cudaDeviceSynchronize());
@@ -148,6 +169,8 @@ class Prepared {
   }
   // The least bytes of all ranks that memory must read and write.
   int64_t bytes() const { return n_ * (inputs_ + outputs_) * kItem; }
+  // The bytes of all ranks that are copied into or out of an arena in addition.
+  int64_t arena_bytes() const { return arena_bytes_; }
   int32_t num_channels() const { return num_channels_; }
   int32_t num_blocks() const { return num_channels_ * n_; }
   size_t num_sets() const { return calls_.size(); }
@@ -172,7 +195,7 @@ class Prepared {
   const Cell cell_;
   const int32_t n_;
   DeviceMemory memory_;
-  int64_t block_, inputs_, outputs_;
+  int64_t block_, inputs_, outputs_, arena_bytes_ = 0;
   int32_t num_channels_;
   std::unique_ptr<VirtualRanks> ranks_;
   std::vector<VirtualRanks::Call> calls_;
@@ -222,10 +245,11 @@ void MeasureBandwidth(const Cell& cell, int64_t cache_bytes, cudaStream_t stream
   }
   const double launch = Median(launches), copy = Median(copies);
   Print(cell, prepared,
-        Format("\"bytes\": %lld, \"median_us\": %.2f, \"least_us\": %.2f, \"copy_us\": %.2f, \"of_copy\": %.3f, "
+        Format("\"bytes\": %lld, \"arena_bytes\": %lld, \"median_us\": %.2f, \"least_us\": %.2f, \"copy_us\": %.2f, "
+               "\"of_copy\": %.3f, "
                "\"gb_per_s\": %.1f",
-               static_cast<long long>(prepared.bytes()), launch, launches[0], copy, copy / launch,
-               static_cast<double>(prepared.bytes()) / launch / 1e3));
+               static_cast<long long>(prepared.bytes()), static_cast<long long>(prepared.arena_bytes()), launch,
+               launches[0], copy, copy / launch, static_cast<double>(prepared.bytes()) / launch / 1e3));
 }
 
 // Microseconds of a CUDA graph of so many launches; -1 if it can't be captured.

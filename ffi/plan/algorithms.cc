@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "plan/partition.h"
+#include "plan/staging.h"
 
 namespace jaxcomm {
 
@@ -26,11 +27,16 @@ const Algorithm* FindAlgorithm(Collective collective, const char* name) {
   return nullptr;
 }
 
+Plan BuildPlan(const Algorithm& algorithm, const Request& request, int32_t rank) {
+  const bool staged = request.staged_count > 0 && request.block_count > 0;
+  return staged ? BuildStaged(algorithm, request, rank) : algorithm.build(request, rank);
+}
+
 std::vector<Plan> BuildAll(const Algorithm& algorithm, const Request& request) {
   std::vector<Plan> plans;
   const int32_t n = request.geometry.num_ranks();
   plans.reserve(n);
-  for (int32_t rank = 0; rank < n; ++rank) plans.push_back(algorithm.build(request, rank));
+  for (int32_t rank = 0; rank < n; ++rank) plans.push_back(BuildPlan(algorithm, request, rank));
   return plans;
 }
 
@@ -41,7 +47,7 @@ bool WellFormed(const Request& request) {
   const int32_t n = geometry.num_ranks();
   // Subrange multiplies an offset into the whole buffer by a number of parts; the product must not overflow.
   if (request.block_count < 0 || request.block_count > std::numeric_limits<int64_t>::max() / n / n) return false;
-  if (request.chunk_count < 0) return false;
+  if (request.chunk_count < 0 || request.staged_count < 0) return false;
   if (request.collective == Collective::kBroadcast) return request.root >= 0 && request.root < n;
   if (request.collective == Collective::kPermute) {
     if (request.source_of.size() != static_cast<size_t>(n)) return false;

@@ -43,7 +43,10 @@ const std::vector<Algorithm>& Algorithms(Collective collective);
 // Null if no algorithm has that name.
 const Algorithm* FindAlgorithm(Collective collective, const char* name);
 
-// The plans of all ranks, in rank order. The request must be supported.
+// The plan of one rank, staged if the request has a staged_count. The request must be supported.
+Plan BuildPlan(const Algorithm& algorithm, const Request& request, int32_t rank);
+
+// The plans of all ranks, in rank order.
 std::vector<Plan> BuildAll(const Algorithm& algorithm, const Request& request);
 
 }  // namespace jaxcomm

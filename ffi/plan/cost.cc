@@ -22,8 +22,15 @@ constexpr size_t kMaxStepsPerRank = 8;
 struct RankTime {
   double processor_s = 0;
   double network_s = 0;
-  double work_s = 0;      // time of the processor without waits
-  double overhead_s = 0;  // of the moves that run at once
+  double work_s = 0;                              // time of the processor without waits
+  double overhead_s = 0;                          // of the moves that run at once
+  std::array<double, kNumLinks> together_s = {};  // time on each link of the steps that run at once
+  double signals_s = 0;                           // overhead of the signals that run at once
+
+  void EndTogether() {
+    overhead_s = 0;
+    together_s = {};
+  }
 };
 
 class Model {
@@ -66,34 +73,47 @@ class Model {
   void RunData(const Plan& plan, const Step& step, RankTime* times, double* link_s) const {
     std::array<Traffic, kNumLinks> traffic;
     Moves(plan, step, &traffic);
-    const bool is_short = IsMove(step.kind) && step.count * item_bytes_ <= machine_.together_bytes;
-    if (!is_short) times->overhead_s = 0;
+    times->signals_s = 0;
+    const bool is_short = step.count * item_bytes_ <= machine_.together_bytes;
+    if (!is_short) times->EndTogether();
     for (size_t link = 0; link < kNumLinks; ++link) {
       if (traffic[link].messages == 0) continue;
       double overhead_s = machine_.links[link].overhead_s;
+      double transfer_s = static_cast<double>(traffic[link].bytes) / machine_.links[link].bytes_per_s;
       if (is_short && OnProcessor(link)) {
-        overhead_s = std::max(overhead_s - times->overhead_s, 0.0);
-        times->overhead_s += overhead_s;
+        if (IsMove(step.kind)) {
+          overhead_s = std::max(overhead_s - times->overhead_s, 0.0);
+          times->overhead_s += overhead_s;
+        }
+        const auto longest = [&] { return *std::max_element(times->together_s.begin(), times->together_s.end()); };
+        const double before_s = longest();
+        times->together_s[link] += transfer_s;
+        transfer_s = longest() - before_s;
       }
-      Use(link, overhead_s, static_cast<double>(traffic[link].bytes), times, link_s);
+      Use(link, overhead_s + transfer_s, times, link_s);
     }
   }
 
   // Moves after the wait do not run at once with those before it.
   void EndWait(RankTime* times) const {
-    if (geometry_.num_nodes > 1) times->overhead_s = 0;
+    times->signals_s = 0;
+    if (geometry_.num_nodes > 1) times->EndTogether();
   }
 
   // Returns the time at which the peer gets the signal.
   double RunSignal(const Plan& plan, const Step& step, RankTime* times, double* link_s) const {
     const size_t link = LinkOf(plan.rank, step.peer);
-    times->overhead_s = 0;
-    return Use(link, machine_.links[link].overhead_s, 0, times, link_s) + machine_.links[link].latency_s;
+    times->EndTogether();
+    double overhead_s = machine_.links[link].overhead_s;
+    if (machine_.together_bytes > 0 && OnProcessor(link)) {  // by a thread each
+      overhead_s = std::max(overhead_s - times->signals_s, 0.0);
+      times->signals_s += overhead_s;
+    }
+    return Use(link, overhead_s, times, link_s) + machine_.links[link].latency_s;
   }
 
  private:
-  double Use(size_t link, double overhead_s, double bytes, RankTime* times, double* link_s) const {
-    const double time_s = overhead_s + bytes / machine_.links[link].bytes_per_s;
+  double Use(size_t link, double time_s, RankTime* times, double* link_s) const {
     if (OnProcessor(link)) {
       times->work_s += time_s * slowdown_;
       return times->processor_s += time_s * slowdown_;
@@ -224,7 +244,7 @@ std::vector<Plan> BuildSample(const Algorithm& algorithm, const Request& request
   int32_t root = request.collective == Collective::kBroadcast ? request.root : 0;
   if (request.collective == Collective::kPermute) root = BusiestSource(request);
   std::vector<Plan> plans;
-  for (int32_t distance : {0, 1, n / 2, n - 1}) plans.push_back(algorithm.build(request, (root + distance) % n));
+  for (int32_t distance : {0, 1, n / 2, n - 1}) plans.push_back(BuildPlan(algorithm, request, (root + distance) % n));
   return plans;
 }
 
@@ -244,7 +264,7 @@ std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& re
   std::vector<Plan> plans;
   size_t num_steps = 0;
   for (int32_t rank = 0; rank < n; ++rank) {
-    plans.push_back(algorithm.build(request, rank));
+    plans.push_back(BuildPlan(algorithm, request, rank));
     num_steps += plans.back().steps.size();
     if (num_steps > max_steps) return {};
   }
@@ -293,6 +313,29 @@ Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, cons
   return cost;
 }
 
+int64_t CopiedBytes(const Algorithm& algorithm, const Request& request, int64_t item_bytes) {
+  if (request.geometry.num_nodes > 1 || request.block_count == 0 || request.staged_count > 0) return 0;
+  // Which buffers peers access does not depend on the size. The root of a broadcast and its neighbours are in a sample.
+  Request small = request;
+  small.block_count = std::min<int64_t>(request.block_count, request.geometry.num_ranks());
+  small.chunk_count = 0;
+  bool input = false, output = false;
+  for (const Plan& plan : BuildSample(algorithm, small)) {
+    const auto add = [&](const Place& place) {
+      if (place.rank == plan.rank) return;
+      input = input || place.space == Space::kInput;
+      output = output || place.space == Space::kOutput;
+    };
+    for (const Step& step : plan.steps) {
+      if (step.kind == StepKind::kSignal || step.kind == StepKind::kWait) continue;
+      add(step.dst);
+      if (IsMove(step.kind)) add(step.src);
+      for (int32_t s = 0; s < step.num_sources; ++s) add(plan.sources[static_cast<size_t>(step.first_source + s)]);
+    }
+  }
+  return ((input ? InputCount(request) : 0) + (output ? OutputCount(request) : 0)) * item_bytes;
+}
+
 Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_bytes, const Machine& machine) {
   if (const auto& link = LlLink(algorithm, machine)) {
     return CostOfExchange(request, item_bytes, machine, *link, algorithm.protocol == Protocol::kLlTwoShot);
@@ -339,6 +382,12 @@ Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_byt
   // steps.
   cost.time_s = machine.launch_s + machine.sync_overhead_s + std::max(end_s, work_s * machine.ranks_per_processor) +
                 LastWord(request.geometry, machine);
+  if (machine.arena) {
+    Traffic& own = cost.traffic[static_cast<size_t>(Link::kSelf)];
+    const int64_t copied = CopiedBytes(algorithm, request, item_bytes);
+    own.bytes += copied;
+    cost.time_s += static_cast<double>(copied) / machine.links[static_cast<size_t>(Link::kSelf)].bytes_per_s;
+  }
   return cost;
 }
 

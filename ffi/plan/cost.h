@@ -33,9 +33,14 @@ struct Machine {
   std::optional<LinkModel> ll;
   std::optional<LinkModel> ll_two_shot;
   // Copies, puts and gets inside the node run at once if none has more bytes and no signal comes between them: together
-  // they take the largest overhead of one. 0: each takes its own. In a group of several nodes, waits end such a row of
-  // moves as well.
+  // they take the largest overhead of one, and the time of the link that has most to do. Reductions of no more bytes
+  // use the links at the same time, too, and consecutive signals take one overhead. 0: no two steps run at once. In a
+  // group of several nodes, waits end such a row of steps as well.
   int64_t together_bytes = 0;
+  // Peers access only an arena. Large operands pass through it in chunks (staging.h). Otherwise, a rank copies its
+  // operand into it before a plan that reads operands of peers, and its result out of it after a plan that accesses
+  // results of peers.
+  bool arena = false;
 };
 
 struct Traffic {
@@ -59,6 +64,9 @@ Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, cons
 struct Algorithm;
 // The link model of LL messages if `machine` executes the algorithm by LL; none otherwise.
 const std::optional<LinkModel>& LlLink(const Algorithm& algorithm, const Machine& machine);
+// The bytes that a rank copies into an arena before the plan and out of it after the plan, in a group of one node. A
+// staged plan has steps for this instead.
+int64_t CopiedBytes(const Algorithm& algorithm, const Request& request, int64_t item_bytes);
 // The cost of all ranks on `machine`: traffic, steps and scratch of the busiest rank, and the time until the last rank
 // has finished. If the plans of all ranks have too many steps to simulate, the time comes from a sample of ranks.
 Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_bytes, const Machine& machine);

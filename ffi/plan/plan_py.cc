@@ -177,6 +177,7 @@ void BindData(nb::module_& m) {
       .def_prop_ro("output_count", [](const Request& request) { return OutputCount(request); })
       .def_rw("block_count", &Request::block_count)
       .def_rw("chunk_count", &Request::chunk_count)
+      .def_rw("staged_count", &Request::staged_count)
       .def_rw("root", &Request::root)
       .def_rw("source_of", &Request::source_of);
   m.def(
@@ -245,6 +246,7 @@ void BindCost(nb::module_& m) {
       .def_rw("shared_network", &Machine::shared_network)
       .def_rw("sync_overhead_s", &Machine::sync_overhead_s)
       .def_rw("together_bytes", &Machine::together_bytes)
+      .def_rw("arena", &Machine::arena)
       .def_prop_rw(
           "ll", [](const Machine& machine) { return GetLl(machine.ll); },
           [](Machine& machine, const LlRow& row) { machine.ll = ToLink(row); },

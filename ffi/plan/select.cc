@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/partition.h"
+#include "plan/staging.h"
 
 namespace jaxcomm {
 namespace {
@@ -50,6 +51,12 @@ Candidate Best(const std::vector<Candidate>& candidates) {
 
 // The algorithm with the best chunk size, or with the chunk size of the request if that is set.
 Candidate Tune(const Algorithm& algorithm, Request request, int64_t item_bytes, const Machine& machine) {
+  const bool walked = algorithm.protocol != Protocol::kMultimem && !LlLink(algorithm, machine);
+  request.staged_count = machine.arena && walked ? StagedCount(algorithm, request, item_bytes) : 0;
+  if (request.staged_count > 0) {  // chunks of the ring replace those of the algorithm
+    request.chunk_count = request.block_count;
+    return {&algorithm, request, CostOf(algorithm, request, item_bytes, machine)};
+  }
   if (request.chunk_count > 0) {
     return {&algorithm, request, CostOf(algorithm, request, item_bytes, machine)};
   }

@@ -58,6 +58,7 @@ Machine GpuMachine(InterNode inter_node) {
   Machine machine;
   machine.launch_s = 2.2e-6;
   machine.sync_overhead_s = 5e-6;
+  machine.arena = true;
   // Half of the bytes are flags.
   machine.ll = machine.ll_two_shot = LinkModel{0.03e-6, 175e9, 1.5e-6};
   machine.links[static_cast<size_t>(Link::kSelf)] = {0.3e-6, 1.5e12, 0};
@@ -68,13 +69,14 @@ Machine GpuMachine(InterNode inter_node) {
 }
 
 StatusOr<Selection> SelectForGpus(const Request& request, const std::string& algorithm, int64_t item_bytes,
-                                  int32_t max_channels, InterNode inter_node) {
+                                  int32_t max_channels, InterNode inter_node, bool arena) {
   const int64_t block_bytes = request.block_count * item_bytes;
   const int64_t num_ranks = request.geometry.num_ranks();
   const int32_t num_channels = NumChannels(block_bytes, max_channels);
   Request of_channel = request;
   of_channel.block_count = ChannelCount(request.block_count, item_bytes, num_channels);
   Machine machine = ChannelMachine(GpuMachine(inter_node), num_channels);
+  machine.arena = arena;
   if (!FitsLl(LlMessage(block_bytes, num_ranks, false), max_channels)) machine.ll.reset();
   if (!FitsLl(LlMessage(block_bytes, num_ranks, true), max_channels)) machine.ll_two_shot.reset();
   StatusOr<Choice> choice = Select(of_channel, algorithm, item_bytes, machine);
@@ -105,8 +107,12 @@ Cost CostOnGpus(const Request& request, const Selection& selection, int64_t item
   // The slices of channels differ in size. So bytes are counted in the plan of whole blocks.
   Request whole = request;
   whole.chunk_count = std::max<int64_t>(request.block_count, 1);
-  const Cost of_blocks =
-      CostOf(choice.algorithm->build(whole, cost.rank), whole.geometry, item_bytes, GpuMachine(inter_node));
+  whole.staged_count = choice.request.staged_count * selection.num_channels;  // about as many chunks
+  Cost of_blocks =
+      CostOf(BuildPlan(*choice.algorithm, whole, cost.rank), whole.geometry, item_bytes, GpuMachine(inter_node));
+  if (gpu.value_or(GpuMachine(inter_node)).arena) {
+    of_blocks.traffic[static_cast<size_t>(Link::kSelf)].bytes += CopiedBytes(*choice.algorithm, whole, item_bytes);
+  }
   for (size_t link = 0; link < kNumLinks; ++link) {
     Traffic& traffic = cost.traffic[link];
     traffic.bytes = of_blocks.traffic[link].bytes;

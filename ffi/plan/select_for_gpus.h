@@ -44,7 +44,7 @@ enum class InterNode : uint8_t {
   kGin,       // puts by the kernel that executes the plan
 };
 
-// The machine model of a GPU. Channels share its bandwidths equally.
+// The machine model of a GPU, whose peers access an arena. Channels share its bandwidths equally.
 Machine GpuMachine(InterNode inter_node);
 
 struct Selection {
@@ -52,9 +52,10 @@ struct Selection {
   int32_t num_channels = 0;  // thread blocks
 };
 
-// `request` is for whole blocks. The selection uses GpuMachine on every machine. Fails as Select does.
+// `request` is for whole blocks. The selection uses GpuMachine on every machine. `arena`: Machine::arena. Fails as
+// Select does.
 StatusOr<Selection> SelectForGpus(const Request& request, const std::string& algorithm, int64_t item_bytes,
-                                  int32_t max_channels, InterNode inter_node);
+                                  int32_t max_channels, InterNode inter_node, bool arena = true);
 
 // The cost of a call with this selection on `gpu`; without a value, on GpuMachine. `steps` counts those of one channel;
 // traffic and scratch are totals of all channels, including LL flags. With send/receive, channels share the messages

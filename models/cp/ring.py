@@ -72,8 +72,9 @@ class Ring:
         self.ranks, self.size = positions.shape
 
     def send(self, x):
-        """To the next rank of the ring."""
-        return self.comm.ppermute(x, self.axis, [(rank, (rank + 1) % self.ranks) for rank in range(self.ranks)])
+        """Starts the transfer to the next rank of the ring; ``done()`` returns the array of the rank before."""
+        pairs = [(rank, (rank + 1) % self.ranks) for rank in range(self.ranks)]
+        return self.comm.ppermute_start(x, self.axis, pairs)
 
     def visible(self, source):
         """Mask (m, m): which positions of rank ``source`` the positions of this rank see."""
@@ -116,7 +117,7 @@ class Ring:
             arriving = self.send(pair) if step + 1 < self.ranks else None  # beside the products of this step
             part = self.on_block(step, (me - step) % self.ranks, earlier, later, masked, query, *pair)
             found = part if found is None else merge(*found, *part)
-            pair = arriving
+            pair = arriving.done(after=part) if arriving else None
         output, lse = found
         return output.astype(query.dtype), (query, key, value, output, lse)
 
@@ -142,14 +143,17 @@ class Ring:
             d_query, *rest = block_gradients(query[:, half:], key, value, None, *of_half)
             return pad(d_query, half, 0), *rest
 
-        pair, d_query, d_pair = jnp.stack([key, value]), None, None
+        pair, d_query, travelling = jnp.stack([key, value]), None, None
         for step in range(self.ranks):
             arriving = self.send(pair) if step + 1 < self.ranks else None
             source = (me - step) % self.ranks
             part, *rest = self.on_block(step, source, earlier, later, masked, query, *pair, lse, inner, ct)
             d_query = part if d_query is None else d_query + part
             own = jnp.stack(rest)
-            d_pair = self.send(own if d_pair is None else d_pair + own)  # n times: then it is at its rank
-            pair = arriving
-        d_key, d_value = d_pair
+            # The sums of the ranks before arrive beside the products of this rank. After n transfers, a block's
+            # gradients are at its rank.
+            d_pair = own if travelling is None else travelling.done(after=(part, *rest)) + own
+            travelling = self.send(d_pair)
+            pair = arriving.done(after=(part, *rest)) if arriving else None
+        d_key, d_value = travelling.done()
         return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype)

@@ -2,19 +2,42 @@
 
 import functools
 import types
+from typing import Any, NamedTuple
 
 import jax
+
+STARTS = ("all_gather", "psum_scatter", "ppermute")
+
+
+class Ended(NamedTuple):
+    """Stands for jaxcomm.Pending where the transfer is a synchronous operation."""
+
+    result: Any
+
+    def done(self, after=()):
+        return self.result
+
+
+def with_synchronous_starts(comm):
+    """The same collectives, but a start is the synchronous operation, and ``after`` has no effect."""
+
+    def start(name):
+        op = getattr(comm, name)
+        return lambda *args, after=(), **kwargs: Ended(op(*args, **kwargs))
+
+    return types.SimpleNamespace(**vars(comm) | {f"{name}_start": start(name) for name in STARTS})
 
 
 def load(config):
     """Returns an object with the collectives that scripts use. Imports jaxcomm only when it is chosen."""
     if config.comm == "lax":
-        return types.SimpleNamespace(
-            **{name: getattr(jax.lax, name) for name in ("psum", "pmax", "psum_scatter", "all_gather", "all_to_all")},
-            ppermute=jax.lax.ppermute,
+        names = ("psum", "pmax", "psum_scatter", "all_gather", "all_to_all", "ppermute")
+        comm = types.SimpleNamespace(
+            **{name: getattr(jax.lax, name) for name in names},
             all_gather_matmul=all_gather_matmul,
             matmul_psum_scatter=matmul_psum_scatter,
         )
+        return with_synchronous_starts(comm)
     try:
         import jaxcomm
     except ImportError as error:
@@ -25,14 +48,16 @@ def load(config):
     algorithm = config.psum or None
     if algorithm == "direct" and len(jaxcomm.topology().ranks) > 1:
         algorithm = None  # nodes can't read each other's memory
-    sums = {name: functools.partial(getattr(jaxcomm, name), algorithm=algorithm) for name in ("psum", "psum_scatter")}
+    sums = ("psum", "psum_scatter", "psum_scatter_start")
     matmul = getattr(config, "matmul", "") or None
     return types.SimpleNamespace(
-        **sums,
+        **{name: functools.partial(getattr(jaxcomm, name), algorithm=algorithm) for name in sums},
         pmax=jaxcomm.pmax,
         all_gather=jaxcomm.all_gather,
+        all_gather_start=jaxcomm.all_gather_start,
         all_to_all=jaxcomm.all_to_all,
         ppermute=jaxcomm.ppermute,
+        ppermute_start=jaxcomm.ppermute_start,
         all_gather_matmul=functools.partial(jaxcomm.all_gather_matmul, algorithm=matmul),
         matmul_psum_scatter=functools.partial(jaxcomm.matmul_psum_scatter, algorithm=matmul),
     )

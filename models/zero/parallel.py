@@ -10,6 +10,8 @@ collective therefore moves a whole layer, and the optimiser, which is elementwis
 | 2 | and gradients | psum_scatter of each layer in the backward pass | as 1 |
 | 3 | and parameters | as 2 | all_gather of each layer, in the forward and in the backward pass |
 
+With stage 3, the transfers of a layer run beside the computations of another: `prefetched`.
+
 Sources: ZeRO, Rajbhandari et al., arXiv 1910.02054; FSDP, Zhao et al., arXiv 2304.11277; weight-update sharding, Xu et
 al., arXiv 2004.13336.
 """
@@ -97,6 +99,70 @@ def gather(comm, dtype):
     return use
 
 
+def prefetched(layer, comm, dtype):
+    """Stage 3: stack(x, parts) applies layer(x, vector) for all layers; parts (L, m) are those of this rank.
+
+    | pass | beside the computations of layer i | in memory |
+    |---|---|---|
+    | forward | gather of layer i + 1 | inputs of layers, 2 complete layers |
+    | backward | gather of layer i - 1, sum of the gradient of layer i + 1 | and 2 complete gradients |
+
+    The backward pass recomputes each layer from its input. It begins with the last layer, which is still complete.
+    """
+
+    def start_gather(part, after):
+        return comm.all_gather_start(part.astype(dtype), AXES, tiled=True, after=after)
+
+    def start_sum(grad, after):
+        precise = jnp.promote_types(grad.dtype, jnp.float32)
+        return comm.psum_scatter_start(grad.astype(precise), AXES, scatter_dimension=0, tiled=True, after=after)
+
+    def forward(x, parts):
+        def body(carry, part):
+            x, vector = carry
+            following = start_gather(part, after=x)
+            y = layer(x, vector)
+            return (y, following.done(after=y)), x
+
+        vector, inputs = start_gather(parts[0], after=x).done(), None
+        if len(parts) > 1:
+            (x, vector), inputs = jax.lax.scan(body, (x, vector), parts[1:])
+        return layer(x, vector), (inputs, x, vector, parts)
+
+    def derivative(x, vector, ct):
+        return jax.vjp(layer, x, vector)[1](ct)
+
+    def backward(saved, ct):
+        inputs, x, vector, parts = saved
+
+        def body(carry, layer_i):
+            ct, vector, later = carry
+            x, part = layer_i
+            preceding, summed = start_gather(part, after=ct), start_sum(later, after=ct)
+            ct, grad = derivative(x, vector, ct)
+            return (ct, preceding.done(after=(ct, grad)), grad), summed.done(after=(ct, grad))
+
+        sums = []  # of the gradients: layers 2 and later, layer 1, layer 0
+        if len(parts) > 1:  # the last layer has no later one
+            preceding = start_gather(parts[-2], after=ct)
+            ct, grad = derivative(x, vector, ct)
+            x, vector = inputs[0], preceding.done(after=(ct, grad))
+            if len(parts) > 2:
+                of_layers = (inputs[1:], parts[:-2])
+                (ct, vector, grad), found = jax.lax.scan(body, (ct, vector, grad), of_layers, reverse=True)
+                sums.append(found)
+            summed = start_sum(grad, after=ct)
+        ct, grad = derivative(x, vector, ct)  # layer 0 has no preceding one
+        if len(parts) > 1:
+            sums.append(summed.done(after=(ct, grad))[None])
+        sums.append(start_sum(grad, after=()).done()[None])
+        return ct, jnp.concatenate(sums[::-1])
+
+    stack = jax.custom_vjp(lambda x, parts: forward(x, parts)[0])
+    stack.defvjp(forward, backward)
+    return stack
+
+
 def scatter_gradient(comm):
     """Stage 2: the complete vector, which is there already, with the derivative of stage 3 for the part."""
 
@@ -111,21 +177,24 @@ def scatter_gradient(comm):
     return lambda pair: use(*pair)
 
 
-def make_loss(config, packings):
+def make_loss(config, packings, comm):
     """loss(vectors, tokens, use) -> this rank's share of the loss; use(vector) is complete, in the type --dtype."""
     block, _, _ = lm.structure(config, lm.Block)
     head, _, _ = lm.structure(config, lm.Head)
 
     def loss(vectors, tokens, use):
         def layer(x, vector):
-            return nnx.merge(block, packings["blocks"].unpack(use(vector)))(x), None
+            return nnx.merge(block, packings["blocks"].unpack(vector))(x)
 
-        # Stage 3 keeps the inputs of the layers only; the backward pass gathers each layer again and recomputes it. The
-        # other stages keep products. With all intermediate values, the loop would also keep copies of the parameters.
-        policy = None if config.stage == 3 else jax.checkpoint_policies.dots_saveable
-        layer = jax.checkpoint(layer, policy=policy)
         x = packings["embed"].unpack(use(vectors["embed"]))[tokens[:, :-1]]
-        x, _ = jax.lax.scan(layer, x, vectors["blocks"])
+        if config.stage == 3:
+            x = prefetched(layer, comm, config.dtype)(x, vectors["blocks"])
+        else:
+            # Keeps products. With all intermediate values, the loop would also keep copies of the parameters.
+            body = jax.checkpoint(
+                lambda x, vector: (layer(x, use(vector)), None), policy=jax.checkpoint_policies.dots_saveable
+            )
+            x, _ = jax.lax.scan(body, x, vectors["blocks"])
         scores = nnx.merge(head, packings["head"].unpack(use(vectors["head"])))(x)
         return lm.cross_entropy(scores, tokens[:, 1:]).mean() / config.ranks()
 
@@ -136,7 +205,7 @@ class Stage:
     """Loss and gradients of a stage, inside shard_map. ``vectors`` are parts; with stage 0 they are complete."""
 
     def __init__(self, config, packings, comm):
-        self.config, self.comm, self.local_loss = config, comm, make_loss(config, packings)
+        self.config, self.comm, self.local_loss = config, comm, make_loss(config, packings, comm)
 
     def cast(self, x):
         return x.astype(self.config.dtype)

@@ -1,4 +1,4 @@
-// What tests of calls between nodes without GIN share.
+// Shared parts of the tests of calls between nodes without GIN.
 #pragma once
 
 #include <cstdint>

@@ -9,6 +9,7 @@
 #include "../../ffi/cuda/program/steps.h"
 #include "../../ffi/plan/algorithms.h"
 #include "../../ffi/plan/select_for_gpus.h"
+#include "../../ffi/plan/staging.h"
 #include "../check.h"
 #include "fakes/virtual_ll.h"
 
@@ -197,6 +198,31 @@ TEST_CASE("calls with buffers in an arena, and elsewhere") {
     }
   }
   CHECK(num_calls > 200);
+}
+
+// Nothing is copied before or after the plan, and the arena does not grow with the operand.
+TEST_CASE("large calls are staged in a ring in the arena") {
+  constexpr int64_t kRing = kStagingSlots * kStagingSlotBytes;
+  for (const Collective collective : {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce,
+                                      Collective::kReduceScatter, Collective::kPermute, Collective::kBroadcast}) {
+    const CallSpec spec = SpecOf(collective, 2, "direct");
+    const int64_t of_ring = kRing / 4 / CountsOf(collective, 2, 1).input;  // elements of a block
+    const bool halves = collective != Collective::kAllGather && collective != Collective::kPermute &&
+                        collective != Collective::kBroadcast;  // a rank does not stage its own half
+    const int64_t bytes = collective == Collective::kAllReduce || !halves ? kRing : kRing / 2;  // sums: the other half
+    CHECK(RunCall(spec, of_ring + 1, 1) == bytes);
+    CHECK(RunCall(spec, 2 * of_ring + 100, 1) == bytes);
+    for (const bool in_place : {false, true}) {
+      const Counts counts = CountsOf(collective, 2, 3 * of_ring);
+      const CallProgram call =
+          Made(MakeCallProgram(spec, DType::kS32, counts.input, counts.output, {1, 2}, 1, {}, in_place));
+      CHECK(call.program.shares_input == in_place && (call.program.scratch_count > 0) != in_place);
+      CHECK(call.program.shares_output == (in_place && collective == Collective::kAllReduce));
+    }
+    // Two channels: the operand of each fits into its ring.
+    const Counts counts = CountsOf(collective, 2, 2 * of_ring);
+    CHECK(Made(MakeCallProgram(spec, DType::kS32, counts.input, counts.output, {1, 2}, 2)).program.shares_input);
+  }
 }
 
 // Each channel copies its own elements and no byte of any other, in every layout.

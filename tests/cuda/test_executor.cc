@@ -67,6 +67,7 @@ std::vector<Bytes> OnCpu(const Case& test, const std::vector<Bytes>& inputs) {
   for (const ChannelProgram& channel : layout.channels) {
     Request request = test.request;
     request.block_count = channel.input.count;
+    request.staged_count = 0;  // compares with the algorithm's own plan
     if (request.block_count == 0) continue;
     const std::vector<Plan> plans = BuildAll(*test.algorithm, request);
     std::vector<Bytes> in(n), out(n), scratch(n);
@@ -317,6 +318,32 @@ void TestPlans(const std::vector<int32_t>& sizes, int repeats, int repeats_of_re
 void TestAllPlans() { TestPlans({1, 2, 3, 4, 5, 6, 7, 8}, 3, 8); }
 
 TEST_CASE("plans, in some shapes") { TestPlans({1, 4, 6}, 1, 1); }
+
+// Calls that are staged in a ring, with slots of a few elements, in every layout. Results are those of the algorithm's
+// own plan.
+void TestRing(const std::vector<int32_t>& sizes, int repeats) {
+  PrepareDevice();
+  uint64_t seed = FirstSeed();
+  std::mt19937_64 random(seed);
+  const std::pair<Collective, const char*> staged[] = {
+      {Collective::kAllToAll, "direct"},    {Collective::kAllGather, "direct"},     {Collective::kAllReduce, "direct"},
+      {Collective::kAllReduce, "one_shot"}, {Collective::kReduceScatter, "direct"}, {Collective::kPermute, "direct"},
+      {Collective::kBroadcast, "direct"}};
+  for (const auto& [collective, name] : staged) {
+    for (const int32_t n : sizes) {
+      for (int repeat = 0; repeat < repeats; ++repeat) {
+        Case test = Draw(*FindAlgorithm(collective, name), collective, {1, n, false, true, true}, random);
+        constexpr int64_t kStagedCounts[] = {5, 32, 128, 700};
+        test.request.staged_count = kStagedCounts[random() % 4];
+        Check(test, ++seed);
+      }
+    }
+  }
+}
+
+TEST_CASE("plans with a staging ring") { TestRing({2, 5}, 4); }
+
+TEST_CASE("plans with a staging ring, in all shapes [full]") { TestRing({2, 3, 4, 5, 6, 7, 8}, 30); }
 
 TEST_CASE("signals that lead to an overwrite of an outstanding put") {
   PrepareDevice();

@@ -7,6 +7,7 @@
 
 #include "../../ffi/cuda/kernels/exchange_offsets.cuh"
 #include "../../ffi/include/jaxcomm/device.h"
+#include "../../ffi/plan/staging.h"
 #include "../check.h"
 #include "fakes/litmus_ranks.h"
 
@@ -257,6 +258,34 @@ TEST_CASE("waits without a signal end") {
   for (const bool by_host : {false, true}) {
     WaitInVain(1, 2, by_host);
     WaitInVain(2, 1, by_host);
+  }
+}
+
+// One signal per iteration states that a chunk is in its slot and that the chunks of peers have been read
+// (ffi/plan/staging.h). Rank 0 writes one chunk more than there are slots. With fewer slots, it may overwrite a chunk
+// that rank 1 still reads.
+TEST_CASE("a staging ring") {
+  for (const int64_t slots : {kStagingSlots, kStagingSlots - 1}) {
+    Program program;
+    const LitmusRanks ranks(program, 2, 1);
+    const device::Window ring = ranks.Window(program, slots * int64_t{sizeof(int64_t)}, "ring");
+    ranks.AddBlocks(program, 1, 1, [=](const device::Comm& comm) {
+      const int64_t num_chunks = slots + 1, num_iterations = num_chunks + kStagingLead;
+      const int32_t rank = comm.local.rank, peer = 1 - rank;
+      auto* const chunks = ring.At<int64_t>(0);
+      for (int64_t t = 0; t < num_iterations; ++t) {
+        if (t >= kStagingLead) Require(device::Wait(comm, 0, peer), "a wait that ends early");
+        if (rank == 0 && t < num_chunks) chunks[t % slots] = t;
+        const int64_t read = t - kStagingLead;
+        if (rank == 1 && read >= 0) Require(chunks[read % slots] == read, "a wrong chunk");
+        if (t + kStagingLead < num_iterations) device::Signal(comm, 0, peer);
+      }
+    });
+    if (slots == kStagingSlots) {
+      ExpectSound(program);
+    } else {
+      CHECK(!Explore(program).fault.empty());
+    }
   }
 }
 

@@ -37,7 +37,8 @@ LAYOUTS = {
         *(pytest.param(layout, {"matmul": "ring"}, marks=full) for layout in ("2x4", "8x1", "1x4", "1x2")),
     ],
     "zero": [
-        ("2x4", {"stage": 3, "layers": 1}),
+        ("2x4", {"stage": 3, "layers": 3}),
+        pytest.param("2x4", {"stage": 3, "layers": 1}, marks=full),
         *(pytest.param("2x4", {"stage": stage}, marks=full) for stage in (0, 1, 2, 3)),
         *(pytest.param("1x2", {"stage": stage}, marks=full) for stage in (2, 3)),
     ],
@@ -94,6 +95,26 @@ def test_training_follows_that_of_one_device(script, layout, options):
     np.testing.assert_allclose(norms, wanted_norms, rtol=1e-2)
     found = scripts.program(config).evaluate(scripts.first_state(config), scripts.tokens(config))
     assert float(found) == pytest.approx(wanted[0], rel=1e-5)
+
+
+STARTED = [
+    ("cp", {"layers": 1, "order": "zigzag"}),
+    pytest.param("cp", {"layers": 1, "order": "striped"}, marks=full),
+    ("zero", {"layers": 3}),
+    *(pytest.param("zero", {"layers": layers}, marks=full) for layers in (1, 2)),
+]
+
+
+@pytest.mark.parametrize(("script", "options"), STARTED)
+def test_start_and_done_give_the_bits_of_the_synchronous_op(script, options):
+    config = tiny(script, **options)
+    comm = scripts.comm_lib.load(config)
+    state, tokens = scripts.first_state(config), scripts.tokens(config)
+    found, wanted = (
+        scripts.SCRIPTS[script].build(config, train_lib.make_mesh(config), library).gradients(state[0], tokens)
+        for library in (comm, scripts.comm_lib.with_synchronous_starts(comm))
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
 @full

@@ -1,4 +1,4 @@
-"""What route, dispatch and combine promise, in plain loops of NumPy over all ranks at once."""
+"""The contract of route, dispatch and combine, in plain loops of NumPy over all ranks at once."""
 
 import numpy as np
 

@@ -14,16 +14,23 @@ MUTANTS = [
     Mutant(
         "done does not name the operand",
         PENDING,
-        "done_p.bind(result, operand, *values)",
-        "done_p.bind(result, *values)",
+        "done_p.bind(result, operand, *self._after, *values)",
+        "done_p.bind(result, *self._after, *values)",
         BESIDE,
     ),
     Mutant(
         "done does not name the computations",
         PENDING,
-        "done_p.bind(result, operand, *values)",
-        "done_p.bind(result, operand)",
+        "done_p.bind(result, operand, *self._after, *values)",
+        "done_p.bind(result, operand, *self._after)",
         f"{BESIDE} {CALLS}",
+    ),
+    Mutant(
+        "done does not name what the start waits for",
+        PENDING,
+        "done_p.bind(result, operand, *self._after, *values)",
+        "done_p.bind(result, operand, *values)",
+        BESIDE,
     ),
     Mutant(
         "done is nothing",

@@ -4,6 +4,7 @@ from mutation.hand import Mutant
 
 VALIDATE, RULES, SYMBOLIC = "ffi/plan/validate.cc", "ffi/plan/step_rules.h", "ffi/plan/symbolic.h"
 COST, SELECT, LAYOUT = "ffi/plan/cost.cc", "ffi/plan/select.cc", "ffi/plan/partition.h"
+STAGING, RING = "ffi/plan/staging.cc", "ffi/plan/staging.h"
 TESTS = "test_plan"
 
 MUTANTS = [
@@ -289,12 +290,18 @@ MUTANTS = [
     Mutant(
         "moves after a signal run at once with those before",
         COST,
-        "    times->overhead_s = 0;\n    return Use",
-        "    return Use",
+        "    times->EndTogether();\n    double overhead_s",
+        "    double overhead_s",
+        TESTS,
+    ),
+    Mutant(
+        "long moves run at once",
+        COST,
+        "step.count * item_bytes_ <= machine_.together_bytes",
+        "machine_.together_bytes > 0",
         TESTS,
     ),
     Mutant("elements without bytes divide by zero", COST, "std::max<int64_t>(item_bytes, 1)", "item_bytes", TESTS),
-    Mutant("long moves run at once", COST, " && step.count * item_bytes_ <= machine_.together_bytes", "", TESTS),
     Mutant(
         "waits stay between short moves",
         COST,
@@ -305,8 +312,8 @@ MUTANTS = [
     Mutant(
         "a signal arrives after an overhead instead of the latency",
         COST,
-        "overhead_s, 0, times, link_s) + machine_.links[link].latency_s;",
-        "overhead_s, 0, times, link_s) + machine_.links[link].overhead_s;",
+        "return Use(link, overhead_s, times, link_s) + machine_.links[link].latency_s;",
+        "return Use(link, overhead_s, times, link_s) + machine_.links[link].overhead_s;",
         TESTS,
     ),
     Mutant(
@@ -445,4 +452,38 @@ MUTANTS = [
         "tests/plan/test_select.py",
     ),
     Mutant("times are shown in ms", SELECT, "time_s * 1e6", "time_s * 1e3", TESTS),
+    # The staging ring.
+    Mutant("a slot is reused too early", RING, "kStagingSlots = 2 * kStagingLead;", "kStagingSlots = 3;", TESTS),
+    Mutant("a chunk goes to the slot of another", STAGING, "chunk % kStagingSlots", "chunk % 3", TESTS),
+    Mutant(
+        "peers are waited for too late",
+        STAGING,
+        "if (t >= kStagingLead) ForEach",
+        "if (t > kStagingLead) ForEach",
+        TESTS,
+    ),
+    Mutant(
+        "sums are read before they are complete",
+        STAGING,
+        "for_chunk(t - 2 * kStagingLead,",
+        "for_chunk(t - 2 * kStagingLead + 1,",
+        TESTS,
+    ),
+    Mutant(
+        "sums for peers go to the result only",
+        STAGING,
+        "Run(chunk, step, IsRead(chunk, step.dst.offset, step.count));",
+        "Run(chunk, step, false);",
+        TESTS,
+    ),
+    Mutant(
+        "operands of the size of the ring are staged",
+        STAGING,
+        "bytes <= kStagingSlots *",
+        "bytes < kStagingSlots *",
+        TESTS,
+    ),
+    Mutant("copies of an arena are free", COST, "  if (machine.arena) {", "  if (false) {", TESTS),
+    Mutant("links take turns", COST, "transfer_s = longest() - before_s;", "", TESTS),
+    Mutant("signals take turns", COST, "times->signals_s += overhead_s;", "", TESTS),
 ]

@@ -6,7 +6,8 @@ GRADIENTS = "tests/models/test_scripts.py::test_gradients_equal_those_of_one_dev
 TRAINING = "tests/models/test_scripts.py::test_training_follows_that_of_one_device"
 RUNS = "tests/models/test_scripts.py::test_interrupted_run_continues_where_it_was_saved"
 BITS = "tests/models/test_zero.py::test_stages_1_and_2_equal_data_parallelism_in_every_bit"
-CP, RING = "models/cp/parallel.py", "models/cp/ring.py"
+BESIDE = "tests/models/test_zero.py::test_transfers_of_a_layer_run_beside_another_layer"
+COMM, CP, RING = "models/lm/comm.py", "models/cp/parallel.py", "models/cp/ring.py"
 ATTENTION = "tests/models/test_cp.py::test_attention_equals_that_of_one_device"
 PP = "models/pp/parallel.py"
 STEP, TP, ZERO = "models/lm/step.py", "models/tp/parallel.py", "models/zero/parallel.py"
@@ -54,10 +55,34 @@ MUTANTS = [
         "first = jax.lax.axis_index(AXES) * size if in_parts else 0", "first = 0", TRAINING,
     ),
     Mutant(
-        "stage 3 gathers without recomputing", ZERO,
-        "layer = jax.checkpoint(layer, policy=policy)",
-        "layer = layer if policy is None else jax.checkpoint(layer, policy=policy)",
+        "the backward pass gathers a layer again in place of the one before", ZERO,
+        "(inputs[1:], parts[:-2])", "(inputs[1:], parts[1:-1])", GRADIENTS,
+    ),
+    Mutant(
+        "gradients of layers are in the order of the backward pass", ZERO,
+        "jnp.concatenate(sums[::-1])", "jnp.concatenate(sums)", GRADIENTS,
+    ),
+    Mutant(
+        "stage 3 gathers and sums synchronously", ZERO,
+        "x = prefetched(layer, comm, config.dtype)(x, vectors[\"blocks\"])",
+        "x, _ = jax.lax.scan(jax.checkpoint(lambda x, v: (layer(x, use(v)), None)), x, vectors[\"blocks\"])",
         "tests/models/test_zero.py::test_collectives_of_a_step",
+    ),
+    Mutant(
+        "the next layer is gathered after a layer", ZERO,
+        "following = start_gather(part, after=x)\n            y = layer(x, vector)",
+        "y = layer(x, vector)\n            following = start_gather(part, after=y)", BESIDE,
+    ),
+    Mutant(
+        "gradients are summed after a layer", ZERO,
+        "start_gather(part, after=ct), start_sum(later, after=ct)\n            ct, grad = derivative(x, vector, ct)",
+        "start_gather(part, after=ct), 0\n            ct, grad = derivative(x, vector, ct)\n"
+        "            summed = start_sum(later, after=ct)", BESIDE,
+    ),
+    Mutant(
+        "the ring waits for each transfer", COMM,
+        "ppermute_start=jaxcomm.ppermute_start", "ppermute_start=lambda *x, **y: Ended(jaxcomm.ppermute(*x, **y))",
+        "tests/models/test_cp.py::test_collectives_of_a_step",
     ),
     Mutant(
         "stage 2 gives each rank the sum of the whole group", ZERO,
@@ -74,8 +99,7 @@ MUTANTS = [
     ),
     Mutant(
         "gradients of keys stop one rank before their own", RING,
-        "d_pair = self.send(own if d_pair is None else d_pair + own)",
-        "d_pair = own if d_pair is None else self.send(d_pair) + own", ATTENTION,
+        "d_key, d_value = travelling.done()", "d_key, d_value = d_pair", ATTENTION,
     ),
     Mutant(
         "a merge ignores the weight of the first part", RING,

@@ -24,6 +24,15 @@ def at_top(handshake, x):
     return exchange(handshake, x)
 
 
+def started_after(handshake, x):
+    """No computation uses the array that the transfer waits for in the end."""
+    before = shake.callback(lambda rank, x: x, x)
+    operand = shake.callback(handshake.hold_back, jnp.sin(x))
+    pending = jaxcomm.ppermute_start(operand, "i", [(0, 1), (1, 0)], after=before)
+    y = shake.work(handshake, before / 2)
+    return shake.callback(handshake.receive, pending.done(after=y)), y
+
+
 def in_scan(handshake, x):
     def step(carry, _):
         received, y = exchange(handshake, carry)
@@ -37,7 +46,7 @@ def in_cond(handshake, x):
     return lax.cond(jnp.abs(x).max() >= 0, lambda: exchange(handshake, x), lambda: (x, x))
 
 
-@pytest.mark.parametrize("program", [at_top, in_scan, in_cond])
+@pytest.mark.parametrize("program", [at_top, started_after, in_scan, in_cond])
 def test_computation_runs_beside_the_transfer(program, rng):
     x = rng.standard_normal((2, SIZE), np.float32)
     received, _ = shake.run(program, x)

@@ -3,13 +3,11 @@
 And late ranks: the error names the start.
 """
 
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
+import late
 import numpy as np
 import pytest
 from harness import assert_same, on_ranks, run, value
@@ -152,76 +150,25 @@ def test_arguments_are_those_of_the_synchronous_op(mesh, rng):
         run(body, mesh, numbers(rng))
 
 
-# One device arrives too late. LATE_S: how long it sleeps.
-PROGRAM = """
-import os, time
-import jax, numpy as np
-from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-import jaxcomm
-
-jax.config.update("jax_platforms", "cpu")
-if "JAX_NUM_PROCESSES" in os.environ:
-    jax.distributed.initialize()
-else:
-    jax.config.update("jax_num_cpu_devices", 2)
-mesh = jax.make_mesh((2,), ("i",), axis_types=(AxisType.Auto,))
-
-
-def sleep(rank, x):
-    if rank == 1:
-        time.sleep(float(os.environ["LATE_S"]))
-    return x
-
-
-def body(late, x):
-    x = jaxcomm.pmax(x, "i") * 0 + x
-    if late:
-        x = jax.pure_callback(sleep, jax.ShapeDtypeStruct(x.shape, x.dtype), jax.lax.axis_index("i"), x)
-    pending = jaxcomm.all_gather_start(x, "i")
-    return pending.done(after=x * 2)
-
-
-def program(late):
-    f = lambda x: body(late, x)
-    return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P("i"), out_specs=P("i"), check_vma=False))
-
-
-x = np.array([[1.0], [5.0]], np.float32)
-x = jax.make_array_from_callback(x.shape, NamedSharding(mesh, P("i")), lambda index: x[index])
-started = time.monotonic()
-try:
-    jax.block_until_ready(program(True)(x))
-    print("no error")
-except jax.errors.JaxRuntimeError as error:
-    print("after", time.monotonic() - started, "error:", error)
-if jax.process_count() == 1:
-    assert np.asarray(program(False)(x)).reshape(-1).tolist() == [1, 5, 1, 5]
-    print("right")
-"""
-
-
-def outcome(tmp_path, *launcher, **environment):
-    (tmp_path / "late.py").write_text(PROGRAM)
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(("JAX", "XLA"))}
-    done = subprocess.run(
-        [sys.executable, *launcher, "late.py"], cwd=tmp_path, env=kept | environment | {"JAXCOMM_CALIBRATION": ""},
-        capture_output=True, text=True, timeout=200,
-    )  # fmt: skip
-    return done.stdout, done.stdout + done.stderr
-
+# One device arrives too late.
 
 PLACE = r"all_gather_start at late\.py:\d+ \(body\)"
 
 
-def test_late_device(tmp_path):
-    said, everything = outcome(tmp_path, JAXCOMM_TIMEOUT_S="1", LATE_S="3")
-    assert re.search(rf"error: .*jaxcomm: {PLACE}: ranks \[1\] did not arrive within 1 s", said), everything
-    assert said.endswith("right\n"), everything
+def outcome(*launcher, **environment):
+    done = late.outcome("all_gather_start", *launcher, **environment)
+    return done.stdout, done.stdout + done.stderr
+
+
+def test_late_device():
+    said, everything = outcome(JAXCOMM_TIMEOUT_S="1", LATE_S="3")
+    assert re.search(rf"late: error: .*jaxcomm: {PLACE}: ranks \[1\] did not arrive within 1 s", said), everything
+    assert said.endswith("in time: [[1.0, 5.0], [1.0, 5.0]]\n"), everything
 
 
 @pytest.mark.full
-def test_late_process(tmp_path):
+def test_late_process():
     launcher = ("-m", "jaxcomm.run", "--processes", "2", "--devices", "1")
-    said, everything = outcome(tmp_path, *launcher, JAXCOMM_TIMEOUT_S="3", LATE_S="7")
-    assert re.search(rf"\[0\] after .* error: .*{PLACE}: in the entry barrier, ranks \[0\] ", said), everything
-    assert re.search(rf"\[1\] after .* error: .*{PLACE}: ", said), everything
+    said, everything = outcome(*launcher, JAXCOMM_TIMEOUT_S="3", LATE_S="7")
+    assert re.search(rf"\[0\] late: error: .*{PLACE}: in the entry barrier, ranks \[0\] ", said), everything
+    assert re.search(rf"\[1\] late: error: .*{PLACE}: ", said), everything

@@ -1,4 +1,5 @@
 // Predicted times equal closed formulas, in bytes and seconds.
+#include <algorithm>
 #include <cmath>
 
 #include "../../ffi/plan/cost.h"
@@ -109,25 +110,73 @@ TEST_CASE("short moves run at once and take one overhead") {
   const LinkModel self = {2e-6, 4e9, 0};
   Machine machine = MakeMachine(self, kNode, kNetwork);
   machine.together_bytes = 4000;
-  const double bytes_s = 4000 / 4e9 + 7 * 4000 / 2e9;
+  const double self_s = 4000 / 4e9, peers_s = 7 * 4000 / 2e9;
   const Request all_to_all = Ask(Collective::kAllToAll, 1, 8, 1000);
-  CheckTime("all_to_all", CostOf("direct", all_to_all, 4, machine).time_s, 3e-6 + bytes_s);
+  CheckTime("all_to_all", CostOf("direct", all_to_all, 4, machine).time_s, 3e-6 + peers_s);
   CheckTime("longer", CostOf("direct", Ask(Collective::kAllToAll, 1, 8, 1001), 4, machine).time_s,
-            2e-6 + 7 * 3e-6 + 1.001 * bytes_s);
+            2e-6 + 7 * 3e-6 + 1.001 * (self_s + peers_s));
   // Bytes of an element may be 0: less than a byte for each rank.
   CheckTime("empty", CostOf("direct", all_to_all, 0, machine).time_s, 3e-6);
   // Signals between the moves.
   machine.links[0] = kFree;
   CheckTime("pairwise", CostOf("pairwise", all_to_all, 4, machine).time_s,
             7 * (3e-6 + 4000 / 2e9) + 6 * (kNode.overhead_s + kNode.latency_s));
-  // A sum of a local and seven other operands, seven signals, and seven moves after as many waits.
+  // A sum of a local and seven other operands, seven signals at once, and seven moves after as many waits.
   Request all_reduce = Ask(Collective::kAllReduce, 1, 8, 8000);
   all_reduce.geometry.pull = true;
   CheckTime("all_reduce", CostOf("direct", all_reduce, 4, machine).time_s,
-            3e-6 + 7 * 4000 / 2e9 + 7 * kNode.overhead_s + kNode.latency_s + 3e-6 + 7 * 4000 / 2e9);
+            3e-6 + 7 * 4000 / 2e9 + kNode.overhead_s + kNode.latency_s + 3e-6 + 7 * 4000 / 2e9);
   // Puts to other nodes wait for the network one by one.
   CheckTime("apart", CostOf("direct", AskApart(Collective::kAllToAll, 8, 1, 1000), 4, machine).time_s,
             7 * (kNetwork.overhead_s + 4000 / kNetwork.bytes_per_s) + kNetwork.latency_s);
+}
+
+TEST_CASE("links work at the same time for steps that run at once") {
+  Machine machine = MakeMachine({2e-6, 1e9, 0}, kNode, kNetwork);
+  machine.together_bytes = 4000;
+  // The own operand and that of a peer.
+  CheckTime("reduce", CostOf("direct", Ask(Collective::kReduceScatter, 1, 2, 1000), 4, machine).time_s,
+            2e-6 + 3e-6 + std::max(4000 / 1e9, 4000 / 2e9));
+  CheckTime("longer", CostOf("direct", Ask(Collective::kReduceScatter, 1, 2, 2000), 4, machine).time_s,
+            2e-6 + 3e-6 + 8000 / 1e9 + 8000 / 2e9);
+}
+
+TEST_CASE("copies into and out of an arena take their time") {
+  Machine machine = MakeMachine({2e-6, 4e9, 0}, kNode, kNetwork);
+  const auto copies_s = [&](const char* algorithm, Request request) {
+    request.geometry.pull = true;
+    machine.arena = false;
+    const Cost without = CostOf(algorithm, request, 4, machine);
+    machine.arena = true;
+    const Cost with = CostOf(algorithm, request, 4, machine);
+    const auto self = static_cast<size_t>(Link::kSelf);
+    CheckTime("bytes", static_cast<double>(with.traffic[self].bytes - without.traffic[self].bytes) / 4e9 + 1,
+              with.time_s - without.time_s + 1);
+    return with.time_s - without.time_s;
+  };
+  const double block_s = 4000 / 4e9;
+  const auto ask = [](Collective collective) { return Ask(collective, 1, 8, 1000); };
+  CheckTime("operand", copies_s("direct", ask(Collective::kAllToAll)), 8 * block_s);
+  CheckTime("operand", copies_s("direct", ask(Collective::kAllGather)), block_s);
+  CheckTime("both", copies_s("direct", ask(Collective::kAllReduce)), 2 * block_s);
+  CheckTime("result", copies_s("ring", ask(Collective::kAllGather)), 8 * block_s);
+  CHECK(copies_s("recursive_halving", ask(Collective::kReduceScatter)) == 0);  // peers use scratch
+  CHECK(copies_s("direct", AskApart(Collective::kAllGather, 2, 4, 1000)) == 0);
+}
+
+// Each iteration takes the time of the busiest link. The first two chunks are copied before any transfer. No signal
+// separates the last two iterations, so the waits of both come first and one latency shows.
+TEST_CASE("staged copies overlap with the transfer") {
+  Machine machine = MakeMachine({0, 4e9, 0}, {0, 2e9, 1e-6}, kNetwork);
+  machine.together_bytes = 1 << 20;
+  machine.arena = true;
+  Request request = Ask(Collective::kAllGather, 1, 4, 100'000);
+  request.geometry.pull = true;
+  const double block_s = 4e5 / 4e9, peers_s = 3 * 4e5 / 2e9;
+  request.staged_count = 10'000;
+  CheckTime("staged", CostOf("direct", request, 4, machine).time_s, 0.2 * block_s + peers_s + 1e-6);
+  // The rank's own part is copied as well.
+  CHECK(CostOf("direct", request, 4, machine).traffic[static_cast<size_t>(Link::kSelf)].bytes == 2 * 400'000);
 }
 
 TEST_CASE("a chain is pipelined by chunks") {

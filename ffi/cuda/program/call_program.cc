@@ -45,7 +45,8 @@ int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
 }  // namespace
 
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
-                                      RankPlacement placement, int32_t max_channels, SplitLimits limits) {
+                                      RankPlacement placement, int32_t max_channels, SplitLimits limits,
+                                      bool in_place) {
   if (OfLists(spec.collective)) {
     return InvalidArgumentError(std::string(Name(spec.collective)) +
                                 " runs on CPUs only; on GPUs, pass algorithm=\"xla\"");
@@ -66,7 +67,7 @@ StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t
   const int64_t block_count = request.block_count;
   if (spec.max_sms > 0) max_channels = static_cast<int32_t>(std::min<int64_t>(max_channels, spec.max_sms));
   const StatusOr<Selection> selection =
-      SelectForGpus(request, spec.algorithm, call.item_bytes, max_channels, placement.inter_node);
+      SelectForGpus(request, spec.algorithm, call.item_bytes, max_channels, placement.inter_node, !in_place);
   if (!selection.ok()) {
     return InvalidArgumentError(selection.status().message() +
                                 " (on GPUs, the ranks that NVLink connects form a node: see docs/guide/gpus.md)");

@@ -52,10 +52,12 @@ struct RankPlacement {
   InterNode inter_node = InterNode::kSendRecv;
 };
 
-// Makes the program of one rank, with at most `max_channels` and at most spec.max_sms channels. Fails if the buffers,
-// the element type or the algorithm do not fit the call.
+// Makes the program of one rank, with at most `max_channels` and at most spec.max_sms channels. `in_place`: peers
+// access the operand and the result where XLA has them, so the call does not stage them. Fails if the buffers, the
+// element type or the algorithm do not fit the call.
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
-                                      RankPlacement placement, int32_t max_channels, SplitLimits limits = {});
+                                      RankPlacement placement, int32_t max_channels, SplitLimits limits = {},
+                                      bool in_place = false);
 
 // Makes the arguments that are equal in all executions of a call, except for the Comm.
 LlArgs MakeLlArgs(const Request& request, ContiguousCounts contiguous, Operation operation, int32_t num_channels,

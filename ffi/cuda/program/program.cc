@@ -312,6 +312,20 @@ void AddShares(const std::vector<Plan>& plans, const Geometry& geometry, RankPro
   }
 }
 
+namespace {
+
+// The plans of all ranks, in rank order. A staged plan has many steps and depends on no other rank's, so the others
+// stay empty.
+std::vector<Plan> BuildNeeded(const Algorithm& algorithm, const Request& request, int32_t rank) {
+  if (request.staged_count == 0) return BuildAll(algorithm, request);
+  std::vector<Plan> plans(request.geometry.num_ranks());
+  for (int32_t r = 0; r < request.geometry.num_ranks(); ++r) plans[r].rank = r;
+  plans[rank] = BuildPlan(algorithm, request, rank);
+  return plans;
+}
+
+}  // namespace
+
 RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, ContiguousCounts contiguous, int64_t item_bytes,
                             int32_t num_channels, int32_t rank, PackLimits limits) {
   RankProgram program;
@@ -329,7 +343,7 @@ RankProgram MakeRankProgram(const Choice& choice, int64_t block_count, Contiguou
       Request request = choice.request;
       request.block_count = range.count;
       const Fragments fragments(range.count, block_count, contiguous);
-      PackedPlans packed = PackInterNodePuts(BuildAll(*choice.algorithm, request), request.geometry, fragments,
+      PackedPlans packed = PackInterNodePuts(BuildNeeded(*choice.algorithm, request, rank), request.geometry, fragments,
                                              item_bytes, num_channels, limits);
       std::vector<Plan>& plans = packed.plans;
       std::vector<ProgramStep> steps = StepsOf(plans, request, fragments, rank, ShortMove(item_bytes));

@@ -34,8 +34,8 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
                                                        int64_t input_count, int64_t output_count,
                                                        bool exchanges_offsets) {
   std::unique_ptr<DeviceCall> made(new DeviceCall(communicator, spec.op + " at " + spec.site));
-  StatusOr<CallProgram> call =
-      MakeCallProgram(spec, dtype, input_count, output_count, communicator.placement(), communicator.max_channels());
+  StatusOr<CallProgram> call = MakeCallProgram(spec, dtype, input_count, output_count, communicator.placement(),
+                                               communicator.max_channels(), {}, exchanges_offsets);
   JAXCOMM_RETURN_IF_ERROR(call.status());
   made->call_ = *std::move(call);
   // Thread block c of a rank waits for thread block c of its peers.

@@ -48,7 +48,7 @@ Known& GetKnown() {
   return *known;
 }
 
-// What the ranks share before they have a communicator.
+// The means by which ranks agree before they have a communicator.
 struct Contact {
   std::function<StatusOr<ncclUniqueId>()> key;
   Communicator::AllDoneFunction all_done;

@@ -90,7 +90,7 @@ void FindShared(GpuCallState& state, const Buffers& buffers) {
   const RankPlacement placement = {0, static_cast<int32_t>(spec.group_size)};
   for (int32_t channels = Communicator::Configured().max_channels; channels > 0; channels /= 2) {
     const StatusOr<CallProgram> call =
-        MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, placement, channels);
+        MakeCallProgram(spec, buffers.dtype, buffers.input_count, buffers.output_count, placement, channels, {}, true);
     if (!call.ok() || call->program.steps.empty()) continue;
     if (call->program.shares_input) state.shared.input_bytes = call->input_bytes;
     if (call->program.shares_output) state.shared.output_bytes = call->output_bytes;

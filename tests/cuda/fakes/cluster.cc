@@ -47,7 +47,7 @@ ncclComm_t MakeRank(Group* group, int rank) {
 // The rank of this thread in the group that XLA has made.
 thread_local Rank* own = nullptr;
 
-// What a rank's thread has, on a thread that works for it.
+// Runs a call on another thread with the thread-local state of a rank's thread.
 cuda::Carried Carry(std::function<void()> call) {
   struct Carry {
     Rank* rank;

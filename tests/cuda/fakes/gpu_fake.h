@@ -57,7 +57,7 @@ struct FakeStream {
   bool captures = false;
 };
 
-// What CUDA does with memory of cudaHostAlloc when the process exits.
+// Unmaps memory of cudaHostAlloc, as CUDA does when the process exits.
 void UnmapHostMemory();
 
 // Defined by the program.

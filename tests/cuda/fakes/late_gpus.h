@@ -104,7 +104,7 @@ class LateGpus {
     bool over = false;           // the GPU has run all kernels
   };
 
-  // What one SM does. Its threads take part in one block after another.
+  // One SM: its threads take part in one block after another.
   void RunSm() {
     const EmulatedIndex sm = blockIdx;
     const auto gpu = static_cast<int>(sm.y);

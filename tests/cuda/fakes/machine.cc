@@ -16,7 +16,7 @@ thread_local Rank* own = nullptr;
 
 namespace {
 
-// What a rank's thread has, on a thread that works for it.
+// Runs a call on another thread with the thread-local state of a rank's thread.
 cuda::Carried Carry(std::function<void()> call) {
   struct Carry {
     Rank* rank;

@@ -136,7 +136,7 @@ inline Rank& Of(ncclComm_t comm) {
   CHECK(!rank.destroyed);
   return rank;
 }
-// What XLA does with a communicator: nothing may use it, or its windows, any more.
+// Destroys a communicator as XLA does: nothing may use it, or its windows, any more.
 void Destroy(Rank& of_xla);
 inline Stream& Of(cudaStream_t stream) { return static_cast<Stream&>(AnyOf(stream)); }
 

@@ -3,15 +3,15 @@
     predictions.py [--check]
 
 writes the tables of docs/internals/cuda-bandwidth.md between its two marks, or checks them. Needs no GPU: the times
-are those of the cost model (docs/internals/cost-model.md), plus the copies into and out of the arena.
+are those of the cost model (docs/internals/cost-model.md), which include the copies into and out of the arena.
 """
 
 import argparse
 import csv
 import dataclasses
+import functools
 import math
 import pathlib
-import re
 import sys
 
 import jax
@@ -61,8 +61,8 @@ SIZES = (8, *(1 << power for power in (10, 14, 16, 18, 20, 22, 24, 26, 28, 30)))
 
 @dataclasses.dataclass(frozen=True)
 class Prediction:
-    time_s: float  # with copies
-    copies_s: float
+    time_s: float
+    in_place_s: float  # with JAXCOMM_SYMMETRIC_BUFFERS=1: nothing passes through the arena
     protocol: str
     sms: int
 
@@ -71,17 +71,13 @@ def predict(machine: Machine, op: str, size: int) -> Prediction:
     name, parts, _ = OPS[op]
     item = np.int8 if size < 4 * RANKS else np.float32
     x = jax.ShapeDtypeStruct((size // parts // np.dtype(item).itemsize,), item)
-    ours = jaxcomm.explain(name, x, RANKS, platform="cuda")
-    ours = jaxcomm.explain(
-        name, x, RANKS, platform="cuda", algorithm=ours.algorithm, links=machine.links(ours), max_sms=ours.sms
-    )
-    copied = 0
-    if ours.protocol == "steps":
-        plan = ours.steps_text(0)
-        copied += ours.input_bytes if re.search(r"\b[1-9]\d*\.input\b", plan) else 0
-        copied += ours.output_bytes if re.search(r"\b[1-9]\d*\.output\b", plan) else 0
-    copies_s = copied / machine.own
-    return Prediction(ours.predicted_time_s + copies_s, copies_s, ours.protocol, ours.sms)
+    made = []
+    for in_place in (False, True):
+        on_gpus = functools.partial(jaxcomm.explain, name, x, RANKS, platform="cuda", symmetric_buffers=in_place)
+        ours = on_gpus()
+        made.append(on_gpus(algorithm=ours.algorithm, links=machine.links(ours), max_sms=ours.sms))
+    ours, in_place = made
+    return Prediction(ours.predicted_time_s, in_place.predicted_time_s, ours.protocol, ours.sms)
 
 
 def published() -> dict[tuple[str, str, str, int], float]:
@@ -125,8 +121,8 @@ def table(machine: Machine, best: dict[tuple[str, str, str, int], float]) -> str
                     if library == "NCCL" and size < LARGE and ours.time_s > MOST_OF_NCCL * theirs:
                         cell += " **slower**"
             if size >= LARGE:
-                without = of_wire(machine, op, size, ours.time_s - ours.copies_s)
-                cell += f"; {100 * of_wire(machine, op, size, ours.time_s):.0f} %, {100 * without:.0f} %"
+                shares = [of_wire(machine, op, size, time_s) for time_s in (ours.time_s, ours.in_place_s)]
+                cell += f"; {100 * shares[0]:.0f} %, {100 * shares[1]:.0f} %"
             cells.append(cell)
         text += f"| {size_text(size)} | {' | '.join(cells)} |\n"
     return text

@@ -1,0 +1,341 @@
+"""Times the training steps of models/ with jaxcomm in several ways and with jax.lax, in turns.
+
+    python benchmarks/overlap.py --json out.json                    # one process, 8 devices
+    python benchmarks/overlap.py --scripts zero3 ring --layers 4    # some scripts, deeper models
+    python benchmarks/overlap.py --hosts 2 --rate 1e9 --delay 0.2e-3 --scripts zero3 ring    # needs root
+
+Each round runs every side once, in another order. `--hosts` starts one process with one device on each host; the hosts
+are network namespaces, whose links have the given rate (bits per second) and one-way delay (seconds).
+
+| side | collectives |
+|---|---|
+| lax | jax.lax |
+| synchronous | jaxcomm; a start is the synchronous operation; products are not split |
+| start | jaxcomm, as the script calls it |
+| ring, direct | jaxcomm, with this algorithm of collective matmul |
+| stub | none: the same shapes without transfers. Its losses mean nothing |
+
+- exposed: time of a step minus that of stub. Its median is over the rounds.
+- alone: time of all collectives of a step with jaxcomm, one after the other, without computations.
+- overlap: 1 - exposed / alone.
+- memory: arguments and temporary arrays of one device, as XLA plans them.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+import types
+from unittest import mock
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxcomm.bench import records
+from models.cp import parallel as cp
+from models.lm import comm as comm_lib
+from models.lm import model as lm
+from models.lm import train as train_lib
+from models.moe import axes as moe_axes
+from models.moe import distributed
+from models.moe import step as moe_step
+from models.moe import train as moe_train
+from models.moe.config import Config as MoEConfig
+from models.pp import parallel as pp
+from models.tp import parallel as tp
+from models.zero import parallel as zero
+
+# name: (module, options, sides of jaxcomm)
+SCRIPTS = {
+    "moe": (None, {}, ("start",)),
+    "tp": (tp, {}, ("synchronous", "ring", "direct")),
+    "zero1": (zero, {"stage": 1}, ("synchronous",)),
+    "zero2": (zero, {"stage": 2}, ("synchronous",)),
+    "zero3": (zero, {"stage": 3}, ("synchronous", "start")),
+    "ring": (cp, {"attention": "ring"}, ("synchronous", "start")),
+    "ulysses": (cp, {"attention": "ulysses"}, ("synchronous",)),
+    "gather": (cp, {"attention": "gather"}, ("synchronous",)),
+    "pp": (pp, {}, ("synchronous",)),
+}
+TWO_RANKS = {"tp": "1x2", "zero": "2x1", "cp": "1x2", "pp": "2x1", "moe": "2x1"}
+COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "permute", "reduce_scatter")
+
+
+# Collectives of a side.
+
+
+def with_plain_products(comm):
+    """Collective matmul as a collective and a product."""
+
+    def all_gather_matmul(x, weights, axis_name, *, axis):
+        gathered = comm.all_gather(x, axis_name, axis=axis, tiled=True)
+        return tuple(gathered @ w for w in weights)
+
+    def matmul_psum_scatter(x, w, axis_name, *, scatter_dimension):
+        return comm.psum_scatter(x @ w, axis_name, scatter_dimension=scatter_dimension, tiled=True)
+
+    return types.SimpleNamespace(
+        **vars(comm) | {"all_gather_matmul": all_gather_matmul, "matmul_psum_scatter": matmul_psum_scatter}
+    )
+
+
+def stub():
+    """Operations with the shapes of collectives, but without transfers."""
+
+    def all_gather(x, axes, *, axis=0, tiled=False):
+        n = jax.lax.axis_size(axes)
+        return jnp.concatenate([x] * n, axis) if tiled else jnp.stack([x] * n, axis)
+
+    def psum_scatter(x, axes, *, scatter_dimension=0, tiled=False):
+        size = x.shape[scatter_dimension] // jax.lax.axis_size(axes)
+        return jax.lax.slice_in_dim(x, 0, size, axis=scatter_dimension)
+
+    def all_to_all(x, axes, split_axis, concat_axis, tiled=True):
+        return jnp.concatenate(jnp.split(x, jax.lax.axis_size(axes), split_axis), concat_axis)
+
+    comm = types.SimpleNamespace(
+        psum=lambda x, axes: x,
+        pmax=lambda x, axes: x,
+        psum_scatter=psum_scatter,
+        all_gather=all_gather,
+        all_to_all=all_to_all,
+        ppermute=lambda x, axes, pairs: x,
+    )
+    return comm_lib.with_synchronous_starts(with_plain_products(comm))
+
+
+def untyped():
+    """Context in which shard_map does not check that replicated results are equal: those of the stub are not."""
+    return mock.patch.object(jax, "shard_map", functools.partial(jax.shard_map, check_vma=False))
+
+
+@dataclasses.dataclass
+class Side:
+    """A compiled program and its state."""
+
+    program: object  # (state, *inputs) -> (state, results)
+    state: object
+    inputs: tuple = ()
+
+    def run(self):
+        """Seconds of a call, on the slowest process."""
+        start = time.perf_counter()
+        self.state, results = self.program(self.state, *self.inputs)
+        jax.block_until_ready((self.state, results))
+        seconds = time.perf_counter() - start
+        if jax.process_count() == 1:
+            return seconds
+        return float(multihost_utils.process_allgather(np.array(seconds)).max())
+
+    @property
+    def memory_mib(self):
+        memory = self.program.memory_analysis()
+        return (memory.argument_size_in_bytes + memory.temp_size_in_bytes) / 2**20
+
+
+def place(array, mesh, spec):
+    return jax.make_array_from_callback(array.shape, NamedSharding(mesh, spec), lambda index: array[index])
+
+
+def prepare(step, init, specs, tokens_spec, mesh, config):
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    state = jax.jit(init, out_shardings=shardings)()
+    array = np.random.default_rng(0).integers(0, lm.VOCAB, (config.batch, config.seq + 1)).astype(np.int32)
+    tokens = place(array, mesh, tokens_spec)
+    return Side(step.lower(state, tokens).compile(), state, (tokens,))
+
+
+def side_of_moe(config, mesh):
+    graphdef, specs, init = moe_step.init_state(config)
+    step = moe_step.make_step(config, mesh, graphdef, specs, moe_train.load_comm(config))
+    return prepare(step, init, specs, P(moe_axes.AXES), mesh, config)
+
+
+def side_of(module, side, config, mesh):
+    comm = stub() if side == "stub" else comm_lib.load(config)
+    if side == "synchronous":
+        comm = comm_lib.with_synchronous_starts(comm)
+    with untyped() if side == "stub" else contextlib.nullcontext():
+        program = module.build(config, mesh, comm)
+        return prepare(program.step, program.init, program.specs, program.tokens, mesh, config)
+
+
+# All collectives of a step, alone.
+
+
+def calls(jaxpr, times=1):
+    """[(equation of a collective of jaxcomm, how often a step runs it)]"""
+    found = []
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name.removeprefix("jaxcomm_")
+        if name != eqn.primitive.name and name in COLLECTIVES:
+            found.append((eqn, times))
+        inner = times * eqn.params["length"] if eqn.primitive.name == "scan" else times
+        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            value = getattr(value, "jaxpr", value)
+            if hasattr(value, "eqns"):
+                found += calls(value, inner)
+    return found
+
+
+def of_step(module, config, mesh):
+    """``calls`` of a step with synchronous operations."""
+    comm = comm_lib.with_synchronous_starts(with_plain_products(comm_lib.load(config)))
+    program = module.build(config, mesh, comm)
+    tokens = jax.ShapeDtypeStruct((config.batch, config.seq + 1), np.int32)
+    return calls(program.step.trace(jax.eval_shape(program.init), tokens).jaxpr.jaxpr)
+
+
+def alone(found, mesh):
+    """A program with these collectives, one after the other."""
+
+    def body(zero):
+        for eqn, times in found:
+
+            def one(zero, _, eqn=eqn):
+                operands = [jnp.zeros(x.aval.shape, x.aval.dtype) + zero.astype(x.aval.dtype) for x in eqn.invars]
+                result = jax.tree.leaves(eqn.primitive.bind(*operands, **eqn.params))[0]
+                return result.reshape(-1)[0].astype(zero.dtype), None
+
+            zero, _ = jax.lax.scan(one, zero, length=times)
+        return zero, ()
+
+    zero = place(np.zeros((), np.float32), mesh, P())
+    program = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=P(), out_specs=(P(), ()), check_vma=False))
+    return Side(program.lower(zero).compile(), zero)
+
+
+# Measurements.
+
+
+def measure(name, arguments):
+    """One record per side of a script."""
+    module, options, of_jaxcomm = SCRIPTS[name]
+    sizes = {"layers": arguments.layers, "width": arguments.width, "hidden": 2 * (arguments.width or 0), "lr": 1e-6}
+    options = {**options, **{name: value for name, value in sizes.items() if value}}
+    script = "moe" if module is None else module.Config.name
+    if distributed.initialize() > 1:  # JAX starts later, in make_mesh
+        options["layout"] = TWO_RANKS[script]
+    if module is None:
+        options = {k: v for k, v in options.items() if k not in ("layers", "width", "hidden", "layout")}
+        make = functools.partial(MoEConfig, moe="capacity", **options)
+        mesh = moe_train.make_mesh(make())
+        sides = {side: side_of_moe(make(comm="lax" if side == "lax" else "jaxcomm"), mesh) for side in ("lax", "start")}
+    else:
+        make = functools.partial(module.Config, **options)
+        mesh = train_lib.make_mesh(make())
+        sides = {}
+        for side in ("lax", *of_jaxcomm, "stub"):
+            more = {"comm": "lax"} if side == "lax" else {}
+            if module is tp and side != "lax":
+                more["matmul"] = side if side in ("ring", "direct") else "unfused"
+            sides[side] = side_of(module, side, make(**more), mesh)
+        sides["alone"] = alone(of_step(module, make(), mesh), mesh)
+    order, seconds = list(sides), {side: [] for side in sides}
+    for i in range(-arguments.warmup, arguments.rounds):
+        for side in order[i % len(order) :] + order[: i % len(order)]:
+            took = sides[side].run()
+            if i >= 0:
+                seconds[side].append(took)
+    config = make()
+    found = []
+    for side in [side for side in order if side != "alone"]:
+        pairs = zip(seconds["lax"], seconds[side], strict=True)
+        record = {
+            "script": name, "side": side, "layout": config.layout, "layers": config.layers, "width": config.width,
+            "step_s": statistics.median(seconds[side]), "fastest_s": min(seconds[side]),
+            "tokens_per_s": config.batch * config.seq / statistics.median(seconds[side]),
+            "times_of_lax": statistics.median(base / own for base, own in pairs),
+            "memory_mib": sides[side].memory_mib, "rounds": arguments.rounds,
+        }  # fmt: skip
+        if "stub" in sides and side != "stub":
+            differences = (a - b for a, b in zip(seconds[side], seconds["stub"], strict=True))
+            record["exposed_s"], record["alone_s"] = map(statistics.median, (differences, seconds["alone"]))
+            record["overlap"] = 1 - record["exposed_s"] / record["alone_s"]
+        found.append(record)
+    return found
+
+
+HEADER = """| script | side | step | tokens/s | lax / side | exposed | alone | overlap | memory |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+def row(r):
+    exposed = ["", "", ""]
+    if "exposed_s" in r:
+        exposed = [f"{r['exposed_s'] * 1e3:.1f} ms", f"{r['alone_s'] * 1e3:.1f} ms", f"{r['overlap']:.0%}"]
+    return (
+        f"| {r['script']} | {r['side']} | {r['step_s'] * 1e3:.1f} ms | {r['tokens_per_s']:,.0f} | "
+        f"{r['times_of_lax']:.2f}x | {' | '.join(exposed)} | {r['memory_mib']:.1f} MiB |"
+    )
+
+
+# Hosts.
+
+
+def on_hosts(arguments):
+    """Runs this program on hosts of network namespaces; prints the output of the first."""
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "tests" / "hosts"))
+    import netns
+
+    if netns.why_not():
+        sys.exit(f"--hosts: {netns.why_not()}")
+    with netns.Hosts(arguments.hosts, rate_bits_per_s=arguments.rate, delay_s=arguments.delay) as hosts:
+        processes = []
+        for host in range(arguments.hosts):
+            environment = {
+                **os.environ,
+                "JAX_COORDINATOR_ADDRESS": f"{hosts.address(0)}:23456",
+                "JAX_NUM_PROCESSES": str(arguments.hosts),
+                "JAX_PROCESS_ID": str(host),
+                "JAXCOMM_NETWORK_DEVICES": "eth0",
+                "JAXCOMM_BENCHMARK_HOST": "1",
+            }
+            output = None if host == 0 else subprocess.DEVNULL
+            processes.append(hosts.start(host, [sys.executable, *sys.argv], env=environment, stdout=output))
+        return max(process.wait() for process in processes)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scripts", nargs="+", choices=SCRIPTS, default=list(SCRIPTS))
+    parser.add_argument("--layers", type=int, help="of the models; default: that of the script")
+    parser.add_argument("--width", type=int, help="of the models; hidden layers are twice as wide")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--warmup", type=int, default=2, help="rounds that are not timed")
+    parser.add_argument("--hosts", type=int, choices=(2,), help="hosts with one device each")
+    parser.add_argument("--rate", type=float, default=1e9, help="of a link, bits per second")
+    parser.add_argument("--delay", type=float, default=0.2e-3, help="of a link, seconds")
+    parser.add_argument("--json", type=pathlib.Path, help="file for the records")
+    arguments = parser.parse_args()
+    if arguments.hosts and "JAXCOMM_BENCHMARK_HOST" not in os.environ:
+        sys.exit(on_hosts(arguments))
+    found, leads = [], True
+    for name in arguments.scripts:
+        found += measure(name, arguments)
+        leads = jax.process_index() == 0
+        if leads:
+            print("\n".join([HEADER] * (name == arguments.scripts[0]) + [row(r) for r in found if r["script"] == name]),
+                  flush=True)  # fmt: skip
+    if leads and arguments.json:
+        parameters = {"processes": jax.process_count(), "devices": jax.device_count(), "rounds": arguments.rounds}
+        context = {**records.context([], parameters), "command": shlex.join(["python", *sys.argv])}
+        arguments.json.write_text(json.dumps({"context": context, "records": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

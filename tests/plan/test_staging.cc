@@ -1,0 +1,139 @@
+// The staging ring: staged plans compute the collective in every order of execution, and their scratch does not depend
+// on the size of the operand.
+#include <algorithm>
+#include <cstdio>
+#include <set>
+#include <string>
+#include <utility>
+
+#include "../../ffi/plan/partition.h"
+#include "../../ffi/plan/request.h"
+#include "../../ffi/plan/staging.h"
+#include "written.h"
+
+namespace jaxcomm {
+namespace {
+
+constexpr Collective kCollectives[] = {
+#define JAXCOMM_COLLECTIVE(enumerator, name, ...) Collective::enumerator,
+#include "../../ffi/collectives.def"
+#undef JAXCOMM_COLLECTIVE
+};
+constexpr int64_t kLarge = int64_t{1} << 24;
+
+Request AskOnGpus(Collective collective, int32_t n, int64_t block_count) {
+  Request request = Ask(collective, 1, n, block_count);
+  request.geometry = GpuGeometry(n, n, true);
+  request.root = n / 2;
+  return request;
+}
+
+TEST_CASE("direct plans of one node use the ring") {
+  for (const int32_t n : {2, 4}) {
+    std::set<std::string> staged, others;
+    for (const Collective collective : kCollectives) {
+      for (const Algorithm& algorithm : Algorithms(collective)) {
+        const Request request = AskOnGpus(collective, n, OfLists(collective) ? 1 : kLarge);
+        if (!algorithm.supports(request) || algorithm.protocol != Protocol::kSteps) continue;
+        const std::string name = std::string(Name(collective)) + "/" + algorithm.name;
+        (StagedCount(algorithm, request, 4) > 0 ? staged : others).insert(name);
+      }
+    }
+    CHECK(staged ==
+          (std::set<std::string>{"all_to_all/direct", "all_gather/direct", "all_reduce/direct", "all_reduce/one_shot",
+                                 "reduce_scatter/direct", "permute/direct", "broadcast/direct"}));
+    CHECK(others.count("all_reduce/ring") == 1 && others.count("all_gather/bruck") == 1);
+  }
+}
+
+TEST_CASE("operands that fit into the ring are not staged") {
+  const auto staged = [](Collective collective, int32_t n, int64_t block_bytes) {
+    return StagedCount(*FindAlgorithm(collective, "direct"), AskOnGpus(collective, n, block_bytes / 4), 4);
+  };
+  constexpr int64_t kRing = 1 << 20;
+  CHECK(staged(Collective::kAllGather, 8, kRing) == 0 && staged(Collective::kAllGather, 8, kRing + 4) == 65536);
+  CHECK(staged(Collective::kAllToAll, 8, kRing / 8) == 0 && staged(Collective::kAllToAll, 8, kRing) == 8192);
+  CHECK(staged(Collective::kReduceScatter, 3, kRing) == 21760);  // a multiple of 128, of 256 KiB in three blocks
+  CHECK(staged(Collective::kAllToAll, 256, kRing) == 256 && staged(Collective::kAllToAll, 257, kRing) == 0);
+  CHECK(staged(Collective::kAllGather, 1, 2 * kRing) == 0);  // no peer
+  // At most 4096 chunks.
+  CHECK(staged(Collective::kAllGather, 2, int64_t{1} << 40) == int64_t{1} << 26);
+  Request apart = AskOnGpus(Collective::kAllGather, 8, kRing);
+  apart.geometry = GpuGeometry(8, 4, true);
+  CHECK(StagedCount(*FindAlgorithm(Collective::kAllGather, "direct"), apart, 4) == 0);
+}
+
+// Of all ranks for small blocks, with slots of 1 element to more than a block.
+TEST_CASE("staged plans are correct in every order") {
+  int num_checked = 0;
+  for (const Collective collective : kCollectives) {
+    for (const Algorithm& algorithm : Algorithms(collective)) {
+      if (algorithm.protocol != Protocol::kSteps || OfLists(collective)) continue;
+      for (const int32_t n : {2, 3, 5, 8, 16}) {
+        if (!algorithm.supports(AskOnGpus(collective, n, kLarge))) continue;
+        if (StagedCount(algorithm, AskOnGpus(collective, n, kLarge), 4) == 0) continue;
+        for (const auto& [block_count, staged_count] :
+             {std::pair{0, 4}, {1, 1}, {7, 1}, {40, 3}, {64, 8}, {300, 20}, {150, 149}, {10, 64}}) {
+          Request request = AskOnGpus(collective, n, block_count);
+          request.staged_count = staged_count;
+          const std::vector<Plan> plans = BuildAll(algorithm, request);
+          const Status status = Validate(plans, request);
+          if (!status.ok()) {
+            std::fprintf(stderr, "%s %s, %d ranks, block %d, slot %d: %s\n", Name(collective), algorithm.name, n,
+                         block_count, staged_count, status.message().c_str());
+          }
+          CHECK(status.ok());
+          ++num_checked;
+          for (const Plan& plan : plans) {
+            CHECK(plan.scratch_count == plans[0].scratch_count);
+            for (const Step& step : plan.steps) {  // peers access the ring only
+              CHECK(step.kind != StepKind::kPut);
+              CHECK(step.kind != StepKind::kGet || step.src.space == Space::kScratch);
+            }
+            for (const Place& source : plan.sources) {
+              CHECK(source.rank == plan.rank || source.space == Space::kScratch);
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(num_checked == 7 * 5 * 8);
+}
+
+TEST_CASE("permutations of all kinds are staged correctly") {
+  for (const std::vector<int32_t>& source_of : std::vector<std::vector<int32_t>>{
+           {3, 2, 1, 0}, {1, 2, 3, 0}, {0, 1, 2, 3}, {2, 2, 2, 2}, {-1, -1, -1, -1}, {-1, 3, -1, 3}, {1, -1, 0, 0}}) {
+    Request request = AskOnGpus(Collective::kPermute, 4, 50);
+    request.source_of = source_of;
+    request.staged_count = 6;
+    Expect("", Build("direct", request), request);
+  }
+  Request own = AskOnGpus(Collective::kPermute, 4, kLarge);
+  own.source_of = {0, -1, 2, 3};  // no peer reads
+  CHECK(StagedCount(*FindAlgorithm(Collective::kPermute, "direct"), own, 4) == 0);
+}
+
+// The slots, and the lead of the writer over the readers.
+TEST_CASE("the ring has a fixed size, and chunks are written ahead") {
+  for (const int64_t block_count : {1 << 20, 1 << 22}) {
+    Request request = AskOnGpus(Collective::kAllGather, 8, block_count);
+    request.staged_count = StagedCount(*FindAlgorithm(Collective::kAllGather, "direct"), request, 4);
+    const Plan plan = Build("direct", request)[3];
+    CHECK(plan.scratch_count * 4 == kStagingSlots * kStagingSlotBytes);
+    // Two chunks before the first wait; each later iteration waits once for each peer.
+    int64_t num_copies = 0, num_waits = 0;
+    for (const Step& step : plan.steps) {
+      num_waits += step.kind == StepKind::kWait;
+      if (num_waits == 0 && step.kind == StepKind::kCopy && step.dst.space == Space::kScratch) ++num_copies;
+    }
+    CHECK(num_copies == kStagingLead && num_waits == 7 * block_count / 65536);
+  }
+  // An all_reduce has slots for sums as well: one n-th of a chunk.
+  Request request = AskOnGpus(Collective::kAllReduce, 8, 1 << 22);
+  request.staged_count = 65536;
+  CHECK(Build("direct", request)[0].scratch_count * 4 == kStagingSlots * kStagingSlotBytes / 8 * 9);
+}
+
+}  // namespace
+}  // namespace jaxcomm
