@@ -79,7 +79,7 @@ bool Fold::Refine(const Algorithm& algorithm, const Request& request) {
   std::vector<uint64_t> colour(n);
   for (size_t rank = 0; rank < n; ++rank) {
     const auto own = static_cast<int32_t>(rank);
-    const Plan plan = algorithm.build(request, own);
+    const Plan plan = BuildPlan(algorithm, request, own);
     uint64_t hash = Mix(plan.steps.size());
     const auto add = [&](size_t step, StepKind kind, int32_t peer) {
       const auto level = static_cast<uint64_t>(topology_->CommonLevel(own, peer));

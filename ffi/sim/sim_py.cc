@@ -74,6 +74,7 @@ void BindClusters(nb::module_& m) {
       .def_rw("sync_overhead_s", &Cluster::sync_overhead_s)
       .def_rw("ranks_per_processor", &Cluster::ranks_per_processor)
       .def_rw("together_bytes", &Cluster::together_bytes)
+      .def_rw("arena", &Cluster::arena)
       .def_rw("faults", &Cluster::faults)
       .def_rw("slow_ranks", &Cluster::slow_ranks)
       .def_rw("start_s", &Cluster::start_s);

@@ -95,14 +95,18 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
   const Topology topology = *std::move(made);
   Fold fold(topology);
   if (fidelity == Fidelity::kFolded) {
-    if (Cuts(algorithm, request)) request.block_count = CeilDiv(request.block_count, n) * n;
+    if (Cuts(algorithm, request)) {
+      request.block_count = CeilDiv(request.block_count, n) * n;
+      request.staged_count = CeilDiv(request.staged_count, n) * n;
+    }
     fold = Fold::Find(topology, algorithm, request);
   }
-  std::optional<WorkloadBuilder> builder(std::in_place, topology, fold, request.geometry, item_bytes);
+  const ArenaCopies copies = cluster.arena ? CopiesOf(algorithm, request) : ArenaCopies();
+  std::optional<WorkloadBuilder> builder(std::in_place, topology, fold, request.geometry, item_bytes, copies);
   int64_t num_steps = 0;
   const std::vector<int32_t> ranks = fold.Representatives();
   for (int32_t rank : ranks) {
-    const Plan plan = algorithm.build(request, rank);
+    const Plan plan = BuildPlan(algorithm, request, rank);
     num_steps += static_cast<int64_t>(plan.steps.size());
     if (num_steps > max_steps) {
       return InvalidArgumentError("more than " + std::to_string(max_steps) + " steps of " +

@@ -29,6 +29,7 @@ Cluster ClusterOf(const Machine& machine, const Geometry& geometry) {
   cluster.sync_overhead_s = machine.sync_overhead_s;
   cluster.ranks_per_processor = machine.ranks_per_processor;
   cluster.together_bytes = static_cast<double>(machine.together_bytes);
+  cluster.arena = machine.arena;
   Level inner;
   inner.name = "node";
   inner.ranks = geometry.ranks_per_node;
@@ -57,6 +58,7 @@ Machine MachineOf(const Cluster& cluster, int64_t num_ranks) {
   machine.sync_overhead_s = cluster.sync_overhead_s;
   machine.ranks_per_processor = cluster.ranks_per_processor;
   machine.together_bytes = static_cast<int64_t>(cluster.together_bytes);
+  machine.arena = cluster.arena;
   machine.links[static_cast<size_t>(Link::kSelf)] = cluster.self;
   const Level& inner = cluster.levels.front();
   machine.links[static_cast<size_t>(Link::kNode)] = {

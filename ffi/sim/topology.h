@@ -68,6 +68,7 @@ struct Cluster {
   double ranks_per_processor = 1;
   // As Machine::together_bytes, but counts the bytes of all channels.
   double together_bytes = 0;
+  bool arena = false;  // as Machine::arena
   std::vector<LinkFault> faults;
   std::vector<SlowRank> slow_ranks;
   std::vector<double> start_s;  // when each rank arrives; empty: all at 0

@@ -226,6 +226,7 @@ def collective(
     max_entries: int = 0,
     skew: Skew | Sequence[float] | None = None,
     seed: int = 0,
+    symmetric_buffers: bool = False,
 ) -> Simulated:
     """Predicts the time of a collective on a cluster, from the plan that jaxcomm would execute there.
 
@@ -244,11 +245,12 @@ def collective(
         bounds for every algorithm, in closed form.
       max_steps: if more steps would have to be simulated, the time is the larger of that of the cost model, in which
         transfers do not share links, and of the lower bound of the bytes. By default, more than 10^8 are an error.
-
       max_entries: most entries of the timeline.
       skew: arrivals of the ranks: seconds by rank, or a distribution (``skew.parse``). If all ranks synchronize before
         the plan, as on GPUs, the time is that of the last arrival plus that of the plan.
       seed: of the arrivals that are drawn from a distribution.
+      symmetric_buffers: on GPUs, whether peers access operands and results where XLA has them, as in
+        ``jaxcomm.explain``. Otherwise, data passes through an arena.
 
     Raises:
       ValueError: unknown op, algorithm or fidelity, sizes that the cluster does not have, or too many ranks of
@@ -283,6 +285,7 @@ def collective(
     channels = max(1, min(block_bytes // _CHANNEL_BYTES, request.block_count, most))
     native = cluster.native(channels)
     native.start_s = start_s
+    native.arena = cluster.scope is None and not symmetric_buffers
     for level in cluster.levels[2:]:
         if level.paths:
             busiest = hashing.load(level.sharing * channels, level.paths)
@@ -300,6 +303,7 @@ def collective(
         )  # fmt: skip
     request.block_count = -(-request.block_count // channels)
     machine = _machine(cluster, n, channels, block_bytes)
+    machine.arena = native.arena
     choice = _request.select(op, plan.select, request, algorithm or "", item_bytes, machine)
     common |= {"algorithm": choice.algorithm, "reason": choice.reason, "channels": channels}
     if choice.ll:  # a closed form: no link is shared
