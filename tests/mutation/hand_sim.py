@@ -4,7 +4,8 @@ from mutation.hand import Mutant
 
 RATES, FOLD, REFINE = "ffi/sim/rates.cc", "ffi/sim/fold.cc", "ffi/sim/refine.cc"
 TOPOLOGY, WORKLOAD, ENGINE = "ffi/sim/topology.cc", "ffi/sim/workload.cc", "ffi/sim/engine.cc"
-BOUNDS, CALLS, CLUSTER = "ffi/sim/bounds.cc", "jaxcomm/simulate/calls.py", "jaxcomm/simulate/cluster.py"
+BOUNDS, SIMULATE = "ffi/sim/bounds.cc", "ffi/sim/simulate.cc"
+CALLS, CLUSTER = "jaxcomm/simulate/calls.py", "jaxcomm/simulate/cluster.py"
 PROGRAM, SCHEDULE = "jaxcomm/simulate/program.py", "jaxcomm/simulate/schedule.py"
 TESTS = "test_sim"
 STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
@@ -48,21 +49,57 @@ MUTANTS = [
         "(void)peer;",
         TESTS,
     ),
-    Mutant("every short move takes its own overhead", WORKLOAD, "shared_s_ += more_s;", "", TESTS),
+    Mutant("every short move takes its own overhead", WORKLOAD, "row_.overhead_s += more_s;", "", TESTS),
     Mutant(
-        "a wait between nodes does not end a group of moves",
+        "a wait between nodes does not end a row of steps",
         WORKLOAD,
-        "step.kind == StepKind::kWait ? geometry_.num_nodes > 1 : !IsShort(step);",
-        "step.kind == StepKind::kWait ? false : !IsShort(step);",
+        "step.kind == StepKind::kWait ? geometry_.num_nodes > 1 : !is_short;",
+        "step.kind == StepKind::kWait ? false : !is_short;",
         TESTS,
     ),
     Mutant(
-        "a signal does not end a group of moves",
+        "a signal does not end a row of steps",
         WORKLOAD,
-        "geometry_.num_nodes > 1 : !IsShort(step);",
-        "geometry_.num_nodes > 1 : false;",
+        "geometry_.num_nodes > 1 : !is_short;",
+        "geometry_.num_nodes > 1 : moves_data && !is_short;",
         TESTS,
     ),
+    Mutant("the links of short steps wait for each other", WORKLOAD, "(level + 1)", "(0 * level)", TESTS),
+    Mutant("a wait lets a link start again", WORKLOAD, "busy_s - std::exchange(row_.run_s, busy_s)", "busy_s", TESTS),
+    Mutant("short reductions run one by one", WORKLOAD, "if (is_short) {", "if (false) {", TESTS),
+    Mutant("every signal takes its own overhead", WORKLOAD, "signals_s_ += overhead_s;", "", TESTS),
+    Mutant(
+        "signals after data share the overhead of those before it",
+        WORKLOAD,
+        "  signals_s_ = 0;\n  if (r",
+        "  if (r",
+        TESTS,
+    ),
+    Mutant("no copy into the arena", WORKLOAD, "AddCopy(plan.rank, copies_.before, &program);", "", TESTS),
+    Mutant("no copy out of the arena", WORKLOAD, "AddCopy(plan.rank, copies_.after, &program);", "", TESTS),
+    Mutant(
+        "the engine runs the plan without a ring",
+        SIMULATE,
+        "= BuildPlan(algorithm, request, rank)",
+        "= algorithm.build(request, rank)",
+        TESTS,
+    ),
+    Mutant(
+        "colours of a plan without a ring",
+        REFINE,
+        "= BuildPlan(algorithm, request, own)",
+        "= algorithm.build(request, own)",
+        TESTS,
+    ),
+    Mutant(
+        "chunks of a folded ring do not divide",
+        SIMULATE,
+        "request.staged_count = CeilDiv(request.staged_count, n) * n;",
+        "",
+        TESTS,
+    ),
+    Mutant("symmetric buffers pass through the arena", CALLS, "and not symmetric_buffers", "", COLLECTIVE),
+    Mutant("the selection of the simulator has no arena", CALLS, "machine.arena = native.arena", "pass", COLLECTIVE),
     Mutant(
         "waits stay behind short moves",
         WORKLOAD,
@@ -155,8 +192,8 @@ MUTANTS = [
     Mutant(
         "a block of one element is rounded up to one per rank",
         "ffi/sim/simulate.cc",
-        "if (Cuts(algorithm, request)) request.block_count",
-        "if (algorithm.build != nullptr) request.block_count",
+        "if (Cuts(algorithm, request)) {",
+        "if (algorithm.build != nullptr) {",
         TESTS,
     ),
     Mutant(

@@ -51,6 +51,13 @@ void ForEachAlgorithm(const std::vector<std::pair<int, int>>& shapes, int64_t bl
   }
 }
 
+double TotalOn(const Simulation& simulation, const std::string& name) {
+  for (const LinkLoad& load : simulation.links) {
+    if (load.name == name) return load.total_bytes;
+  }
+  return 0;
+}
+
 TEST_CASE("without shared links the engine is the cost model") {
   for (int64_t together_bytes : {0, 300, 400, 100'000}) {  // a chunk has 400 bytes
     Machine machine = MachineFor(1e-6);
@@ -81,13 +88,21 @@ TEST_CASE("the engine runs staged plans as the cost model does") {
     machine.together_bytes = together_bytes;
     machine.arena = true;  // the plan itself has the copies
     ForEachAlgorithm({{1, 8}, {1, 7}}, block_count, 0, [&](const Algorithm& algorithm, Request request) {
+      request.geometry.pull = true;
       if (!Stage(algorithm, 210, &request)) return;
       const double expected_s = CostOf(algorithm, request, 4, machine).time_s;
       const Cluster cluster = ClusterOf(machine, request.geometry);
       CheckClose(algorithm.name, Run(algorithm, request, cluster, Fidelity::kFull).time_s, expected_s, 1e-7);
       // 8 * 210 elements and chunks of 210 divide by 7. Folding rounds others up.
       const double relative = request.geometry.num_ranks() == 7 && block_count == 1680 ? 1e-7 : 0.1;
-      CheckClose(algorithm.name, Run(algorithm, request, cluster, Fidelity::kFolded).time_s, expected_s, relative);
+      const Simulation folded = Run(algorithm, request, cluster, Fidelity::kFolded);
+      CheckClose(algorithm.name, folded.time_s, expected_s, relative);
+      const bool has_root = request.collective == Collective::kBroadcast;
+      CHECK(folded.ranks_simulated == 1 || has_root || request.collective == Collective::kPermute);
+      Cluster broken = cluster;
+      broken.slow_ranks = {{3, 2}};
+      CheckClose(algorithm.name, Run(algorithm, request, broken, Fidelity::kFolded).time_s,
+                 Run(algorithm, request, broken, Fidelity::kFull).time_s, relative);
       ++staged_cases;
     });
   }
@@ -280,13 +295,6 @@ TEST_CASE("a block that no rank divides is not rounded up") {
   CheckClose("bytes of six rounds", folded.bounds.beta_s * 4e11, 6 * 4, 1e-9);
 }
 
-double TotalOn(const Simulation& simulation, const std::string& name) {
-  for (const LinkLoad& load : simulation.links) {
-    if (load.name == name) return load.total_bytes;
-  }
-  return 0;
-}
-
 TEST_CASE("lower bounds of any algorithm are below the bounds of each plan, and these below its time") {
   for (int64_t num_ranks : {2, 8, 16}) {
     for (const Cluster& cluster : Clusters()) {
@@ -309,29 +317,35 @@ TEST_CASE("lower bounds of any algorithm are below the bounds of each plan, and 
 }
 
 TEST_CASE("every byte that leaves a rank arrives at another") {
-  ForEachAlgorithmOnGpus(
-      160000, 10000, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
-        Cost traffic;
-        for (int32_t rank = 0; rank < 16; ++rank) {
-          const Cost cost = CostOf(algorithm.build(request, rank), request.geometry, 4, Machine());
-          for (size_t link = 0; link < kNumLinks; ++link) traffic.traffic[link].bytes += cost.traffic[link].bytes;
-        }
-        const auto node = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kNode)].bytes);
-        const auto network = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kNetwork)].bytes);
-        const Simulation full = Run(algorithm, request, cluster, Fidelity::kFull);
-        if (cluster.levels[0].kind != LevelKind::kSwitch) return;
-        const bool over_domain = cluster.levels.size() == 2 && cluster.levels[1].kind == LevelKind::kRails;
-        if (!over_domain) {  // otherwise transfers between rails cross the domain too
-          CheckClose(algorithm.name, TotalOn(full, "nvlink out"), node, 1e-9);
-          CheckClose(algorithm.name, TotalOn(full, "nvlink in"), node, 1e-9);
-        }
-        if (cluster.levels.size() == 1) return;
-        CheckClose(algorithm.name, TotalOn(full, cluster.levels[1].name + " out"), network, 1e-9);
-        CheckClose(algorithm.name, TotalOn(full, cluster.levels[1].name + " in"), network, 1e-9);
-        if (cluster.levels.size() == 2) return;
-        CheckClose(algorithm.name, TotalOn(full, cluster.levels[2].name + " up"),
-                   TotalOn(full, cluster.levels[2].name + " down"), 1e-9);
-      });
+  for (const auto& [block, chunk] : {std::pair{160000, 10000}, {16000, 1000}}) {
+    ForEachAlgorithmOnGpus(
+        block, chunk, [&](const Cluster& cluster, const Algorithm& algorithm, const Request& request) {
+          Cost traffic;
+          for (int32_t rank = 0; rank < 16; ++rank) {
+            const Cost cost = CostOf(algorithm.build(request, rank), request.geometry, 4, Machine());
+            for (size_t link = 0; link < kNumLinks; ++link) traffic.traffic[link].bytes += cost.traffic[link].bytes;
+          }
+          const auto node = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kNode)].bytes);
+          const auto network = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kNetwork)].bytes);
+          const Simulation full = Run(algorithm, request, cluster, Fidelity::kFull);
+          if (request.collective == Collective::kAllToAll) {  // each byte is read and written
+            const auto self = static_cast<double>(traffic.traffic[static_cast<size_t>(Link::kSelf)].bytes);
+            CheckClose(algorithm.name, TotalOn(full, "memory"), 2 * (self + node + network), 1e-9);
+          }
+          if (cluster.levels[0].kind != LevelKind::kSwitch) return;
+          const bool over_domain = cluster.levels.size() == 2 && cluster.levels[1].kind == LevelKind::kRails;
+          if (!over_domain) {  // otherwise transfers between rails cross the domain too
+            CheckClose(algorithm.name, TotalOn(full, "nvlink out"), node, 1e-9);
+            CheckClose(algorithm.name, TotalOn(full, "nvlink in"), node, 1e-9);
+          }
+          if (cluster.levels.size() == 1) return;
+          CheckClose(algorithm.name, TotalOn(full, cluster.levels[1].name + " out"), network, 1e-9);
+          CheckClose(algorithm.name, TotalOn(full, cluster.levels[1].name + " in"), network, 1e-9);
+          if (cluster.levels.size() == 2) return;
+          CheckClose(algorithm.name, TotalOn(full, cluster.levels[2].name + " up"),
+                     TotalOn(full, cluster.levels[2].name + " down"), 1e-9);
+        });
+  }
 }
 
 // The plans of an algorithm after a renumbering of the ranks. Algorithm::build has no state of its own.
