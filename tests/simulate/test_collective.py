@@ -43,6 +43,18 @@ def test_a_large_exchange_in_a_domain_takes_the_time_of_its_staged_plan(block, c
     assert not found.measured and "no measurement of jaxcomm" in str(found)
 
 
+def test_long_moves_run_one_after_the_other():
+    """512 KiB per thread block are not short: one copy, then n - 1 transfers. The reason has the same time."""
+    cluster = Cluster.load("dgx-h100")
+    block = 16 << 20
+    found = collective("all_to_all", _operand(8 * block), 8, cluster=cluster, symmetric_buffers=True)
+    assert found.algorithm == "direct" and found.channels == 32
+    in_reason = float(re.search(r"direct ([\d.]+) us", found.reason)[1]) * 1e-6
+    assert found.time_s == pytest.approx(in_reason, abs=0.1e-6)
+    overhead_s, copy = cluster.copy
+    assert found.time_s == pytest.approx(2.2e-6 + 5e-6 + overhead_s + block / copy + 7 * (0.5e-6 + block / 351e9))
+
+
 def test_an_exchange_passes_through_the_arena_unless_buffers_are_symmetric():
     """Operands of 512 KiB per thread block do not use the ring: a copy of the whole operand precedes the plan."""
     cluster = Cluster.load("dgx-h100")
