@@ -11,7 +11,7 @@ SHARD ?=
 .PHONY: help setup train test test-all test-python test-native test-jax test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean docs
 
 help:
-	@echo "make train      set up, then train models/moe on this machine; MODEL=tp, zero, cp or pp: another"
+	@echo "make train      set up, then train models/moe on this machine; MODEL=tp, zero, cp, pp or mesh: another"
 	@echo "                (TRAIN_ARGS=... for options)"
 	@echo "make test       set up, then run all tests of the default size: ten minutes on two cores"
 	@echo "make test-all   run all tests of the full size; SHARD=2/4: the second quarter of the tests that make test omits"

@@ -30,7 +30,7 @@ from jax.sharding import PartitionSpec as P
 import jaxcomm
 from jaxcomm import moe
 
-ROUNDS = 7
+ROUNDS, ROUNDS_OF_FEW_TOKENS = 7, 101
 
 
 def worst_case(library, ids, x, weights, experts, n):
@@ -49,9 +49,8 @@ def worst_case(library, ids, x, weights, experts, n):
 
 
 def ours(ids, x, weights, experts, capacity, algorithm):
-    routing = moe.route(ids, "rank", num_experts=experts, capacity=capacity)
-    rows = moe.dispatch(x, routing, algorithm=algorithm)
-    return moe.combine(rows, routing, weights, algorithm=algorithm)
+    rows, routing = moe.route_and_dispatch(x, ids, "rank", num_experts=experts, capacity=capacity, algorithm=algorithm)
+    return moe.combine(rows, routing, weights, algorithm=None if algorithm == "one_shot" else algorithm)
 
 
 def draw_ids(rng, routing, tokens, choices, experts):
@@ -104,7 +103,7 @@ def measure(tokens, choices, experts, width, routing, algorithms, with_others):
     target = np.ones_like(source)
     runs["two copies of the rows"] = lambda: (np.copyto(target, source), np.copyto(target, source))
     times = {name: [] for name in runs}
-    for _ in range(ROUNDS):
+    for _ in range(ROUNDS if tokens > 128 else ROUNDS_OF_FEW_TOKENS):
         for name, run in runs.items():
             begin = time.perf_counter()
             run()
@@ -116,7 +115,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description="Times dispatch and combine of jaxcomm.moe.")
     parser.add_argument("sizes", nargs="*", type=int, default=(1024, 8, 64, 1024), metavar="T K E d")
     parser.add_argument("--routing", choices=("uniform", "zipf", "hot"), default="uniform")
-    parser.add_argument("--algorithm", action="append", choices=("direct", "hierarchical"))
+    parser.add_argument("--algorithm", action="append", choices=("direct", "hierarchical", "one_shot"))
     parser.add_argument("--only-ours", action="store_true")
     options = parser.parse_args(arguments)
     tokens, choices, experts, width = options.sizes

@@ -15,7 +15,9 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models.moe import data, distributed, train
+from models.lm import data, distributed
+from models.lm.train import make_mesh
+from models.moe import train
 from models.moe.axes import AXES
 from models.moe.config import Config
 from models.moe.step import init_state, make_step
@@ -36,7 +38,7 @@ def main():
     args = parser.parse_args()
     configs = {name: Config(moe=name) for name in ("dropless", "capacity")}
     config = configs["dropless"]
-    mesh = train.make_mesh(config)
+    mesh = make_mesh(config)
     text, _ = data.load(config.data, config.heldout, config.seq + 1)
     runs = {name: start(c, mesh) for name, c in configs.items()}
     seconds, results = {name: [] for name in runs}, {name: [] for name in runs}

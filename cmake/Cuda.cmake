@@ -115,6 +115,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/kernels/ll.cu
   ffi/cuda/kernels/exchange_offsets.cu
   ffi/cuda/kernels/multimem.cu
+  ffi/cuda/kernels/rows.cu
   ffi/cuda/kernels/watchdog.cu
   ffi/cuda/nccl/capabilities.cc
   ffi/cuda/nccl/bootstrap.cc
@@ -129,6 +130,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/program/call_program.cc
   ffi/cuda/program/packing.cc
   ffi/cuda/program/program.cc
+  ffi/cuda/program/row_args.cc
   ffi/cuda/program/send_recv_schedule.cc
   ffi/cuda/runtime/call_names.cc
   ffi/cuda/runtime/communicator.cc

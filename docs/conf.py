@@ -48,7 +48,10 @@ NAVIGATION = {
         "Model: ZeRO </models/zero/README>",
         "Model: context parallelism </models/cp/README>",
         "Model: pipeline parallelism </models/pp/README>",
+        "Model: all on one mesh </models/mesh/README>",
         "Example: device kernel </examples/fused_rmsnorm/README>",
+        "Example: a ring that feeds a product </examples/all_gather_matmul/README>",
+        "Example: a dispatch by warps </examples/token_dispatch/README>",
     ],
     "Reference": [
         "reference/api",
@@ -65,6 +68,7 @@ NAVIGATION = {
         "internals/cpu",
         "internals/cuda",
         "internals/cuda-bandwidth",
+        "internals/cuda-moe",
         "internals/transports",
     ],
     "Development": [

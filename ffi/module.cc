@@ -29,6 +29,8 @@ namespace nb = nanobind;
 #undef JAXCOMM_COLLECTIVE
 
 extern "C" XLA_FFI_Error* MoeCheckExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* MoePackExecute(XLA_FFI_CallFrame*);
+extern "C" XLA_FFI_Error* MoeUnpackExecute(XLA_FFI_CallFrame*);
 extern "C" XLA_FFI_Error* DoneExecute(XLA_FFI_CallFrame*);
 
 namespace jaxcomm {
@@ -50,12 +52,17 @@ nb::dict CpuTargets() {
   }
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
-  nb::dict check;
-  check["execute"] = Capsule(&MoeCheckExecute);
-  targets["jaxcomm_moe_check"] = check;
-  nb::dict done;
-  done["execute"] = Capsule(&DoneExecute);
-  targets["jaxcomm_done"] = done;
+  const std::pair<const char*, XLA_FFI_Error* (*)(XLA_FFI_CallFrame*)> local[] = {
+      {"jaxcomm_moe_check", &MoeCheckExecute},
+      {"jaxcomm_moe_pack", &MoePackExecute},
+      {"jaxcomm_moe_unpack", &MoeUnpackExecute},
+      {"jaxcomm_done", &DoneExecute},
+  };
+  for (const auto& [name, handler] : local) {
+    nb::dict stages;
+    stages["execute"] = Capsule(handler);
+    targets[name] = stages;
+  }
   return targets;
 }
 

@@ -10,6 +10,7 @@ from jaxcomm._config import config
 from jaxcomm._core import plan
 from jaxcomm._topology import Link, links_of
 from jaxcomm.matmul.choice import ALGORITHMS as MATMUL
+from jaxcomm.moe.expected import Rows, rows_of
 
 
 def algorithms(op: str) -> tuple[str, ...]:
@@ -28,7 +29,7 @@ def algorithms(op: str) -> tuple[str, ...]:
     """
     if op in ("all_gather_matmul", "matmul_psum_scatter"):
         return MATMUL
-    return tuple(name for name, _ in plan.algorithms(_request.native_name(op)))
+    return tuple(name for name, _ in plan.algorithms(_request.native_name(op, moe=True)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Explanation:
       links: link parameters of the prediction.
       launch_s: cost parameter, the time to start a call.
       sync_overhead_s: cost parameter, the time of the synchronization of all ranks before and after a plan.
+      rows: of "moe.dispatch" and "moe.combine", expected and in the worst case.
     """
 
     op: str
@@ -76,6 +78,7 @@ class Explanation:
     launch_s: float
     sync_overhead_s: float
     _request: Any = dataclasses.field(repr=False, compare=False)
+    rows: Rows | None = None
 
     def steps_text(self, rank: int = 0) -> str:
         """The plan of one rank, one step per line. Offsets and counts are in elements."""
@@ -105,6 +108,7 @@ class Explanation:
                 f"{self.input_bytes} -> {self.output_bytes} bytes per rank",
                 f"algorithm {self.algorithm} ({self.source})",
                 f"reason    {self.reason}",
+                *([str(self.rows)] if self.rows else []),
                 f"steps     {self.steps}, scratch {self.scratch_bytes} bytes",
                 *links,
                 f"predicted {self.predicted_time_s * 1e6:.1f} us",
@@ -120,6 +124,14 @@ class Explanation:
             "  Parameters are not measured with jaxcomm: published values, limits, estimates "
             "(docs/internals/cost-model.md), or arguments.",
         ]
+
+
+def _rows(op: str, x: Any, n: int, num_experts: int | None, choices: int | None) -> Rows:
+    if num_experts is None or choices is None:
+        raise ValueError(f"{op}: pass num_experts and choices")
+    if num_experts < 1 or num_experts % n or not 1 <= choices <= num_experts:
+        raise ValueError(f"{op}: {num_experts} experts and {choices} choices do not fit {n} ranks")
+    return rows_of(x.shape[0], choices, num_experts, n)
 
 
 def _replace(
@@ -157,6 +169,8 @@ def explain(
     links: Sequence[Link] = (),
     launch_s: float | None = None,
     sync_overhead_s: float | None = None,
+    num_experts: int | None = None,
+    choices: int | None = None,
 ) -> Explanation:
     """Describes the plan that an op selects: the reason for the selection and the predicted cost.
 
@@ -166,7 +180,8 @@ def explain(
     Args:
       op: public name, such as "all_to_all" or "psum".
       x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier". "ragged_all_to_all" is
-        predicted for a rank that sends all rows, and the same number of them to every rank.
+        predicted for a rank that sends all rows, and the same number of them to every rank. "moe.dispatch" and
+        "moe.combine" are predicted for GPUs of one node and an even load; x has a row per token.
       axis_sizes: size of the named axis, or of each axis of the tuple, outermost first.
       algorithm: as in the op, except "xla".
       source: rank that broadcasts (pbroadcast).
@@ -183,6 +198,7 @@ def explain(
         (``JAXCOMM_SYMMETRIC_BUFFERS=1``). Otherwise, data passes through an arena.
       links: link parameters that replace those of the same name in `Explanation.links`.
       launch_s, sync_overhead_s: cost parameters that replace those of the machine, in seconds.
+      num_experts, choices: of "moe.dispatch" and "moe.combine": E, and the experts of a token.
 
     Returns:
       An Explanation; print it, or read its attributes.
@@ -191,7 +207,7 @@ def explain(
       ValueError: unknown op, algorithm, scope, platform or link, or invalid sizes.
       RuntimeError: the program has several processes, and the coordination service does not answer.
     """
-    native = _request.native_name(op)
+    native = _request.native_name(op, moe=True)
     _check.algorithm(op, native, algorithm)
     if algorithm == "xla":
         raise ValueError(
@@ -202,7 +218,16 @@ def explain(
     ranks_per_node = ranks_per_node or _lowering.ranks_per_node(sizes, None)
     if n % ranks_per_node:
         raise ValueError(f"{op}: {n} ranks cannot be split into nodes of {ranks_per_node}")
-    of_call, item_bytes = _request.blocks(op, x, n, source, perm)
+    rows = None
+    if op in _request.MOE:
+        if platform != "cuda" or ranks_per_node != n or algorithm not in (None, "direct"):
+            raise ValueError(
+                f"{op} is explained for GPUs of one node and algorithm 'direct' only: pass platform='cuda' and one "
+                "axis size"
+            )
+        rows = _rows(op, x, n, num_experts, choices)
+        algorithm = "direct"
+    of_call, item_bytes = _request.blocks(op, x, n, source, perm, choices or 1)
     if platform not in ("cpu", "cuda"):
         raise ValueError(f"{op}: platform must be 'cpu' or 'cuda', got {platform!r}")
     on_gpus = platform == "cuda"
@@ -252,4 +277,5 @@ def explain(
         launch_s=machine.launch_s,
         sync_overhead_s=machine.sync_overhead_s,
         _request=choice.request,
+        rows=rows,
     )

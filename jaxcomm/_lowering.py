@@ -235,6 +235,16 @@ def ranks_per_node_of(ctx: Any, call: Call, platform: str) -> int:
     return _place(mesh, call, rows, platform, _compat.is_exported(ctx))[0]
 
 
+def is_on_one_host(ctx: Any, call: Call) -> bool:
+    """Whether NVLink may connect all GPUs of each group of a call that is being lowered."""
+    axis_context = ctx.module_context.axis_context
+    if not _compat.in_spmd_region(axis_context):
+        return True  # lower() raises
+    mesh = axis_context.mesh
+    rows = replica_groups(mesh.axis_names, mesh.axis_sizes, call.axes, call.groups)
+    return _placement.gpus_are_on_one_host(mesh, rows)
+
+
 def _manual(axis_context: Any, run: Callable[..., Any], xs: Sequence[Any], avals_out: Sequence[Any]) -> Any:
     """run(*xs) with all mesh axes manual: axis_index and custom calls need that.
 

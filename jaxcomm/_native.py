@@ -89,8 +89,9 @@ def register_cuda() -> bool:
             "same time, but they share signals and memory. Remove the flag"
         )
     module = cuda()
-    own = jax.process_index()
-    module.configure(config().timeout_s, config().max_sms, config().node_id or "", config().symmetric_buffers, own)
+    processes = jax.process_index(), jax.process_count()
+    node_id = config().node_id or ""
+    module.configure(config().timeout_s, config().max_sms, node_id, config().symmetric_buffers, *processes)
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="CUDA")
     jax.ffi.register_ffi_type("jaxcomm_user_call", module.user_state_type(), platform="CUDA")
     for name, stages in module.cuda_targets().items():

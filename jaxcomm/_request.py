@@ -20,12 +20,16 @@ NATIVE = {
     "barrier": "barrier",
     "ragged_all_to_all": "all_to_all_v",
 }
+# Of jaxcomm.moe: their payloads have a row per token.
+MOE = {"moe.dispatch": "dispatch", "moe.combine": "combine"}
 
 
-def native_name(op: str) -> str:
-    if op not in NATIVE:
-        raise ValueError(f"op must be one of {', '.join(NATIVE)}, got {op!r}")
-    return NATIVE[op]
+def native_name(op: str, moe: bool = False) -> str:
+    """`moe`: whether the ops of jaxcomm.moe are allowed."""
+    names = NATIVE | MOE if moe else NATIVE
+    if op not in names:
+        raise ValueError(f"op must be one of {', '.join(names)}, got {op!r}")
+    return names[op]
 
 
 def sizes_of(op: str, axis_sizes: int | Sequence[int]) -> tuple[int, ...]:
@@ -35,7 +39,9 @@ def sizes_of(op: str, axis_sizes: int | Sequence[int]) -> tuple[int, ...]:
     return sizes
 
 
-def blocks(op: str, x: Any, n: int, source: int, perm: Sequence[tuple[int, int]] | None) -> tuple[dict[str, Any], int]:
+def blocks(
+    op: str, x: Any, n: int, source: int, perm: Sequence[tuple[int, int]] | None, choices: int = 1
+) -> tuple[dict[str, Any], int]:
     """The arguments of plan.cpu_request and plan.gpu_request that follow from the call, and bytes of an element.
 
     Args:
@@ -44,9 +50,12 @@ def blocks(op: str, x: Any, n: int, source: int, perm: Sequence[tuple[int, int]]
       n: number of ranks.
       source: rank that broadcasts.
       perm: pairs of a permutation; None means a shift by one.
+      choices: of a token, in a mixture of experts.
     """
-    native = NATIVE[op]
+    native = native_name(op, moe=True)
     count, item_bytes = (0, 1) if op == "barrier" else (math.prod(x.shape), np.dtype(x.dtype).itemsize)
+    if op in MOE:  # an even load; channels divide rows by bytes
+        count, item_bytes = count * item_bytes * choices // n, 1
     if native == "all_to_all_v":  # its plans are over lists, one per pair of ranks
         count, item_bytes = 1, count * item_bytes // n
     if native in ("all_to_all", "reduce_scatter"):

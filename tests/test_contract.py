@@ -106,7 +106,7 @@ def test_public_names_are_functions_and_types():
 def test_mutants_fit_the_sources():
     """A mutant made by hand replaces a text that occurs once in its file; an equivalent mutant names a line.
 
-    The record has no results of mutants that are gone.
+    The record has no results of hand-made mutants that are gone, and README.md contains its table.
     """
     mutation, names = ROOT / "tests/mutation", set()
     for path in sorted(mutation.glob("hand_*.py")):
@@ -120,6 +120,7 @@ def test_mutants_fit_the_sources():
     for path in sorted(mutation.glob("equivalent/*.toml")):
         for entry in tomllib.loads(path.read_text())["equivalent"]:
             assert any(entry["text"] in line for line in read(entry["file"]).splitlines()), (path.name, entry)
+    assert importlib.import_module("mutation.record").block() in read("tests/mutation/README.md")
 
 
 def test_source_files_are_short():

@@ -59,7 +59,7 @@ def test_first_example(tmp_path):
     assert run_python(tmp_path, "-W", "error", "-c", example) == output
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_CODE)
+@pytest.mark.parametrize("page", [*PAGES_WITH_CODE, "../models/README.md"])
 def test_examples_of_a_page(page, tmp_path):
     """Its blocks are one program, which prints its blocks of output, one after the other."""
     text = (ROOT / "docs" / page).read_text()
@@ -98,7 +98,8 @@ def test_table_of_operations():
 def test_every_collective_is_in_the_export_list_of_the_limits():
     text = (ROOT / "docs" / "guide" / "limits.md").read_text()
     assert set(re.findall(r"jaxcomm_[a-z_]+[a-z]", text)) == {
-        f"jaxcomm_{native}" for native in (*NATIVE.values(), "dispatch", "combine", "moe_check", "done")
+        f"jaxcomm_{native}"
+        for native in (*NATIVE.values(), "dispatch", "combine", "moe_check", "moe_pack", "moe_unpack", "done")
     }
 
 

@@ -9,8 +9,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 # Appended, so that an installed jaxcomm comes before its sources in the repository.
 sys.path.append(str(ROOT))
 
-from models.moe import train  # noqa: E402
+from models.lm.train import train  # noqa: E402
 from models.moe.config import Config  # noqa: E402
+from models.moe.train import Run  # noqa: E402
 
 OPTIONS = {
     "layers": 1, "width": 16, "heads": 2, "hidden": 16, "batch": 8, "seq": 16, "steps": 12, "warmup": 2,
@@ -41,7 +42,7 @@ def environment():
 
 
 def train_here(out, resume=False, **options):
-    return train.train(train.Run(Config(**{**OPTIONS, **options, "out": str(out)}), resume))
+    return train(Run(Config(**{**OPTIONS, **options, "out": str(out)}), resume=resume))
 
 
 def metrics(out):

@@ -98,10 +98,9 @@ void Cursor::Advance(int64_t bytes) {
 
 void Cursor::AdvanceFragments(int64_t fragments) { Enter(block_, fragment_ + fragments, 0); }
 
-void CopyBytes(char* dst, const char* src, int64_t bytes, bool stream) {
+void StreamBytes(char* dst, const char* src, int64_t bytes) {
 #if defined(__x86_64__)
-  constexpr int64_t kSmallestStream = 4096;  // for less, the fence costs more than the write-allocate traffic
-  if (stream && bytes >= kSmallestStream) {
+  if (bytes >= 64) {
     const int64_t head = -reinterpret_cast<intptr_t>(dst) & 63;
     std::memcpy(dst, src, static_cast<size_t>(head));
     const int64_t body_end = head + (bytes - head) / 64 * 64;
@@ -116,13 +115,26 @@ void CopyBytes(char* dst, const char* src, int64_t bytes, bool stream) {
       _mm_stream_si128(to + 3, d);
     }
     std::memcpy(dst + body_end, src + body_end, static_cast<size_t>(bytes - body_end));
-    _mm_sfence();  // a release does not order streamed stores
     return;
   }
-#else
-  (void)stream;
 #endif
   std::memcpy(dst, src, static_cast<size_t>(bytes));
+}
+
+void StreamFence() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+void CopyBytes(char* dst, const char* src, int64_t bytes, bool stream) {
+  constexpr int64_t kSmallestStream = 4096;  // for less, the fence costs more than the write-allocate traffic
+  if (!stream || bytes < kSmallestStream) {
+    std::memcpy(dst, src, static_cast<size_t>(bytes));
+    return;
+  }
+  StreamBytes(dst, src, bytes);
+  StreamFence();
 }
 
 bool CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t src_offset, int64_t count,

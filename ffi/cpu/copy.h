@@ -54,6 +54,11 @@ class Cursor {
 // memcpy. `stream` bypasses the caches, for destinations that are not read soon.
 void CopyBytes(char* dst, const char* src, int64_t bytes, bool stream);
 
+// The same for many copies with one StreamFence() after the last.
+void StreamBytes(char* dst, const char* src, int64_t bytes);
+// Orders streamed stores before later stores: a release does not.
+void StreamFence();
+
 // Copies `count` elements; offsets are logical. The two ranges must not overlap in memory. `src` may lie in another
 // process: returns false if it cannot be read there.
 bool CopyElements(const View& dst, int64_t dst_offset, const View& src, int64_t src_offset, int64_t count,

@@ -132,6 +132,16 @@ Execution::Advance Execution::RunRank(int32_t rank) {
         break;
       }
       ++count;
+    } else if (program_->tokens.choices > 0 && step.count > 0) {
+      size_t num_run = 0;
+      const int32_t pid = RowLists(*program_, buffers_, slices_).Run(plan, state.next_step, &num_run);
+      if (!Read(pid == 0, pid)) {
+        cancelled_.store(true);
+        blocked = true;
+        break;
+      }
+      state.next_step += num_run;
+      continue;
     } else if (!RunStep(plan, step)) {
       cancelled_.store(true);
       blocked = true;
@@ -174,10 +184,6 @@ bool Execution::Read(bool readable, int32_t pid) {
 }
 
 bool Execution::RunStep(const Plan& plan, const Step& step) {
-  if (program_->tokens.choices > 0 && step.count > 0) {
-    const int32_t pid = RowLists(*program_, buffers_, slices_).Run(plan, step);
-    return Read(pid == 0, pid);
-  }
   switch (step.kind) {
     case StepKind::kCopy:
     case StepKind::kPut:

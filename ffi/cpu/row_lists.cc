@@ -16,7 +16,14 @@ constexpr uint32_t kEnd = 0xffffffff;
 
 }  // namespace
 
-int32_t RowLists::Run(const Plan& plan, const Step& step) const {
+int32_t RowLists::Run(const Plan& plan, size_t first, size_t* num_run) const {
+  *num_run = NumJoined(plan, first);
+  if (*num_run > 1) return MoveJoined(plan, first, *num_run), 0;
+  *num_run = 1;
+  return RunStep(plan, plan.steps[first]);
+}
+
+int32_t RowLists::RunStep(const Plan& plan, const Step& step) const {
   const bool reduces = step.kind == StepKind::kReduce;
   const Place& src = reduces ? plan.sources[step.first_source] : step.src;
   const bool to_scratch = step.dst.space == Space::kScratch, from_scratch = src.space == Space::kScratch;
@@ -66,6 +73,60 @@ int64_t RowLists::NumEntries(int32_t home, int32_t node) const {
 void RowLists::Send(int32_t to, Space space, int64_t offset_bytes, std::unique_ptr<char[]> data, int64_t bytes) const {
   const int64_t item_bytes = program_.item_bytes;
   buffers_[to].remote->Put({to, space, offset_bytes / item_bytes}, std::move(data), bytes / item_bytes);
+}
+
+// dispatch: the number of steps from `first` on that move rows of one payload to outputs of this host.
+size_t RowLists::NumJoined(const Plan& plan, size_t first) const {
+  if (tokens_.combines || tokens_.row_bytes < kMinStreamedRowBytes) return 0;
+  const int32_t from = plan.steps[first].src.rank;
+  size_t end = first;
+  for (; end < plan.steps.size(); ++end) {
+    const Step& step = plan.steps[end];
+    if (!IsMove(step.kind) || step.src.rank != from || step.src.space != Space::kInput ||
+        step.dst.space != Space::kOutput || buffers_[from].input_pid != 0 ||
+        buffers_[step.dst.rank].remote != nullptr) {
+      break;
+    }
+  }
+  return end - first;
+}
+
+// Reads each row once, in order, and writes all its copies.
+void RowLists::MoveJoined(const Plan& plan, size_t first, size_t num_steps) const {
+  const int32_t from = plan.steps[first].src.rank;
+  const RankBuffers& source = buffers_[from];
+  const auto for_each_copy = [&](const auto& visit) {
+    for (size_t s = first; s < first + num_steps; ++s) {
+      const int32_t to = plan.steps[s].dst.rank;
+      for (int64_t i = 0; i < slices_.per_pair(); ++i) {
+        const Slice slice = slices_.At(from, to, i);
+        for (int64_t k = 0; k < slice.size; ++k) {
+          visit(source.index[slice.input_offset + k], OutputRow(to, slice.output_offset + k));
+        }
+      }
+    }
+  };
+  std::vector<int64_t> begin(static_cast<size_t>(tokens_.num_rows) + 1);  // by row: its first copy
+  for_each_copy([&](int32_t row, char*) { ++begin[row + 1]; });
+  for (int64_t row = 0; row < tokens_.num_rows; ++row) begin[row + 1] += begin[row];
+  std::vector<char*> copies(static_cast<size_t>(begin[tokens_.num_rows]));
+  std::vector<int64_t> next(begin);
+  for_each_copy([&](int32_t row, char* copy) { copies[next[row]++] = copy; });
+  const int64_t bytes = tokens_.row_bytes;
+  const bool streams = stream();
+  for (int64_t row = 0; row < tokens_.num_rows; ++row) {
+    for (int64_t i = begin[row]; i < begin[row + 1]; ++i) {
+      if (streams) {
+        StreamBytes(copies[i], source.input + row * bytes, bytes);
+      } else {
+        std::memcpy(copies[i], source.input + row * bytes, static_cast<size_t>(bytes));
+      }
+    }
+  }
+  if (streams) StreamFence();
+  for (size_t s = first; s < first + num_steps; ++s) {
+    if (plan.steps[s].dst.rank == from) ZeroRest(from);
+  }
 }
 
 // Rows of the payload of `from` to the slots of `to`.

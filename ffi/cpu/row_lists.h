@@ -21,8 +21,9 @@ class RowLists {
   RowLists(const Program& program, const std::vector<RankBuffers>& buffers, const Slices& slices)
       : program_(program), tokens_(program.tokens), buffers_(buffers), slices_(slices) {}
 
-  // Returns the pid of a process whose memory could not be read, or 0.
-  int32_t Run(const Plan& plan, const Step& step) const;
+  // Runs step `first`, or several from there on. Sets `num_run`. Returns the pid of a process whose memory could not be
+  // read, or 0.
+  int32_t Run(const Plan& plan, size_t first, size_t* num_run) const;
 
  private:
   int32_t NodeOf(int32_t rank) const { return rank / tokens_.ranks_per_node; }
@@ -34,6 +35,9 @@ class RowLists {
   char* OutputRow(int32_t rank, int64_t slot) const { return buffers_[rank].output + slot * tokens_.row_bytes; }
   void Send(int32_t to, Space space, int64_t offset_bytes, std::unique_ptr<char[]> data, int64_t bytes) const;
 
+  int32_t RunStep(const Plan& plan, const Step& step) const;
+  size_t NumJoined(const Plan& plan, size_t first) const;
+  void MoveJoined(const Plan& plan, size_t first, size_t num_steps) const;
   int32_t MoveDispatched(int32_t from, int32_t to) const;
   void SendDispatched(int32_t from, int32_t to) const;
   void ZeroRest(int32_t rank) const;

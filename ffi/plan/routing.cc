@@ -1,5 +1,6 @@
 #include "plan/routing.h"
 
+#include <algorithm>
 #include <string>
 
 namespace jaxcomm {
@@ -30,6 +31,50 @@ Status CheckRouting(const int32_t* counts, const ExpertLayout& layout, bool boun
                                 "; pass a larger capacity, or on_overflow=\"drop\"");
   }
   return OkStatus();
+}
+
+void GatheredChoices::Count(int64_t num_experts, int32_t* counts) const {
+  std::fill_n(counts, static_cast<int64_t>(ids.size()) * (num_experts + 1), 0);
+  for (size_t from = 0; from < ids.size(); ++from, counts += num_experts + 1) {
+    for (int64_t i = 0; i < tokens * choices; ++i) {
+      if (ids[from][i] >= 0) ++counts[std::min<int64_t>(ids[from][i], num_experts)];
+    }
+  }
+}
+
+Places::Places(const ExpertLayout& layout, const int32_t* counts)
+    : layout_(layout), counts_(counts), starts_(layout.num_experts), sizes_(layout.num_experts) {
+  const int64_t total = layout.num_experts, local = total / layout.num_ranks;
+  int64_t next = 0;
+  for (int64_t e = 0; e < total; ++e) {
+    for (int64_t from = 0; from < layout.num_ranks; ++from) sizes_[e] += counts[from * (total + 1) + e];
+    if (e % local == 0) next = 0;
+    starts_[e] = layout.slots > 0 ? e % local * layout.slots : next;
+    next += (sizes_[e] + layout.align - 1) / layout.align * layout.align;
+  }
+}
+
+int64_t Places::demand(int32_t rank) const {
+  const int64_t local = layout_.num_experts / layout_.num_ranks;
+  int64_t rows = 0;
+  for (int64_t e = rank * local; e < (rank + 1) * local; ++e) {
+    rows += (sizes_[e] + layout_.align - 1) / layout_.align * layout_.align;
+  }
+  return rows;
+}
+
+void Places::Slots(const GatheredChoices& gathered, int32_t own, int32_t* slot) const {
+  std::vector<int64_t> next(starts_);
+  for (int32_t from = 0; from < own; ++from) {
+    for (int64_t e = 0; e < layout_.num_experts; ++e) next[e] += counts_[from * (layout_.num_experts + 1) + e];
+  }
+  for (int64_t k = 0; k < gathered.choices; ++k) {
+    for (int64_t t = 0; t < gathered.tokens; ++t) {
+      const int64_t i = t * gathered.choices + k;
+      const int32_t expert = gathered.ids[own][i];
+      slot[i] = expert < 0 || expert >= layout_.num_experts ? -1 : static_cast<int32_t>(next[expert]++);
+    }
+  }
 }
 
 }  // namespace jaxcomm

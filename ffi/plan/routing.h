@@ -1,7 +1,8 @@
-// The check of the routing of a mixture of experts.
+// The routing of a mixture of experts: its check, and the places of all rows.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "common/status.h"
 
@@ -20,5 +21,49 @@ struct ExpertLayout {
 // Fails if there are such choices or, if `bounded`, a rank or an expert gets more rows than it has. Every rank has the
 // same counts, so every rank gets the same result. ranks: names of the ranks in messages.
 Status CheckRouting(const int32_t* counts, const ExpertLayout& layout, bool bounded, const int64_t* ranks);
+
+// The choices of all ranks, gathered with their rows: what route and dispatch need if there is no exchange of counts.
+struct GatheredChoices {
+  int64_t tokens = 0, choices = 1;  // of a rank
+  std::vector<const int32_t*> ids;  // by rank: (tokens, choices); num_experts: unknown, negative: no choice
+
+  // counts: as in CheckRouting. All counts are written.
+  void Count(int64_t num_experts, int32_t* counts) const;
+};
+
+// Where all choices go if none is dropped: the places of jaxcomm/moe/routing.py. Only for choices that CheckRouting
+// accepts.
+class Places {
+ public:
+  // counts: as in CheckRouting; it must outlive this object.
+  Places(const ExpertLayout& layout, const int32_t* counts);
+
+  int64_t start(int64_t expert) const { return starts_[expert]; }  // the first row of its group, at its rank
+  int64_t size(int64_t expert) const { return sizes_[expert]; }    // rows of its group, without padding
+  // Rows of the groups of a rank, with padding.
+  int64_t demand(int32_t rank) const;
+  // slot: (tokens, choices) of rank `own`, -1 for no choice.
+  void Slots(const GatheredChoices& gathered, int32_t own, int32_t* slot) const;
+
+  // visit(row, source rank, token): each row of the experts of rank `own` that has a choice.
+  template <typename Visit>
+  void ForEachRow(const GatheredChoices& gathered, int32_t own, const Visit& visit) const {
+    const int64_t local = layout_.num_experts / layout_.num_ranks, first = own * local;
+    std::vector<int64_t> next(starts_.begin() + first, starts_.begin() + first + local);
+    for (int32_t from = 0; from < layout_.num_ranks; ++from) {
+      for (int64_t k = 0; k < gathered.choices; ++k) {
+        for (int64_t t = 0; t < gathered.tokens; ++t) {
+          const int64_t expert = gathered.ids[from][t * gathered.choices + k] - first;
+          if (expert >= 0 && expert < local) visit(next[expert]++, from, t);
+        }
+      }
+    }
+  }
+
+ private:
+  const ExpertLayout layout_;
+  const int32_t* const counts_;
+  std::vector<int64_t> starts_, sizes_;  // by expert
+};
 
 }  // namespace jaxcomm

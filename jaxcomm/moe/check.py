@@ -1,10 +1,14 @@
-"""The check of a count matrix at run time. All ranks have the same matrix, so all raise or none."""
+"""The check of a count matrix at run time. All ranks have the same matrix, so all raise or none.
+
+On GPUs, the kernel of dispatch and combine makes the check, because Python learns of an error in the next call only.
+"""
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 
-from jaxcomm import _lowering
+from jaxcomm import _compat, _lowering
 from jaxcomm._primitive import register
 
 
@@ -13,14 +17,34 @@ def check(table, *, call, capacity, raises):
     return check_p.bind(table, call=call, capacity=capacity, raises=raises)
 
 
+def uses_kernel(ctx, call, platform):
+    """Whether GPUs move the rows of a call by jaxcomm's kernel, which checks the table of slices before a row moves."""
+    if platform != "cuda" or call.algorithm not in (None, "direct"):
+        return False
+    return not _lowering.uses_xla(call, platform) and _lowering.is_on_one_host(ctx, call)
+
+
+def refuse_unchecked(call):
+    """Raises for a call whose overflow nothing would detect."""
+    raise NotImplementedError(
+        f"{call.op} at {call.site}: on_overflow='raise' works on CPUs, and on GPUs of one node with jaxcomm's own "
+        "dispatch; pass on_overflow='drop' and look at Routing.dropped"
+    )
+
+
+def _mark(table):
+    """The count of unknown ids as a negative size, by which the kernel recognizes it (ffi/cuda/kernels/rows.cuh)."""
+    unknown = table[:, -1]
+    return table.at[:, 0].set(jnp.where(unknown > 0, -unknown, table[:, 0]))
+
+
 def _lower(ctx, table, *, platform, call, capacity, raises):
     if platform != "cpu":
-        if raises:
-            raise NotImplementedError(
-                f"{call.op} at {call.site}: on_overflow='raise' works on CPUs only; pass on_overflow='drop' and look "
-                "at Routing.dropped"
-            )
-        return [table]
+        if not raises:
+            return [table]
+        if not uses_kernel(ctx, call, platform):
+            refuse_unchecked(call)
+        return _compat.mlir.lower_fun(_mark, multiple_results=False)(ctx, table)
     return _lowering.lower(
         ctx,
         table,

@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxcomm import _compat, _lowering
 from jaxcomm._primitive import register
+from jaxcomm.moe.check import refuse_unchecked, uses_kernel
 from jaxcomm.moe.routing import Routing
 from jaxcomm.ops.ragged_all_to_all import exchange, reverse
 
@@ -136,18 +137,47 @@ def _combine_by_exchange(rows, *args, layout, ranks_per_node):
     place = _packed(slot, expert, _own(whole, layout.call))
     if layout.per_choice:
         return packed.at[place].get(mode="fill", fill_value=0)
-    adds = wide(rows.dtype)
     nodes = n // ranks_per_node if layout.reduce == "node" else 1
     node = expert // (total // n) // (n // nodes)
+
+    def fetch(k, g):
+        at = jnp.where(node[:, k] == g, place[:, k], slot.size)
+        return packed.at[at].get(mode="fill", fill_value=0)
+
+    return _add(fetch, nodes, rows, weights, slot)
+
+
+def _add(fetch, nodes, rows, weights, slot):
+    """The sums of the rows of each token, node by node. fetch(k, g): its k-th row if it lies in node g, else zero."""
+    adds = wide(rows.dtype)
     y = jnp.zeros((slot.shape[0], rows.shape[1]), adds)
     for g in range(nodes):
         part = jnp.zeros_like(y)
         for k in range(slot.shape[1]):
-            at = jnp.where(node[:, k] == g, place[:, k], slot.size)
-            row = packed.at[at].get(mode="fill", fill_value=0).astype(adds)
+            row = fetch(k, g).astype(adds)
             part = part + (row * weights[0][:, k, None].astype(adds) if weights else row)
         y = y + (part.astype(rows.dtype).astype(adds) if nodes > 1 else part)
     return y.astype(rows.dtype)
+
+
+def _combine_by_choices(rows, *args, layout, ranks_per_node):
+    """Fetches the row of each choice by jaxcomm's own combine, and adds those of each token."""
+    *weights, slot, expert, table, starts = args
+    n, total = table.shape
+    adds = jnp.float64 if rows.dtype == jnp.float64 else jnp.float32
+    operands = _compat.equally_varying(rows, slot, expert, jnp.zeros(0, adds), slices(table, starts))
+    each = dataclasses.replace(layout, per_choice=True)
+    choices = combine_rows_p.bind(*operands, layout=each, num_experts=total, weighted=False)
+    choices = choices.reshape(*slot.shape, rows.shape[1])
+    nodes = n // ranks_per_node if layout.reduce == "node" else 1
+    node = expert // (total // n) // (n // nodes)
+    return _add(
+        lambda k, g: jnp.where((node[:, k] == g)[:, None], choices[:, k], jnp.zeros_like(choices[:, k])),
+        nodes,
+        rows,
+        weights,
+        slot,
+    )
 
 
 def _order(slot, expert, vectors, layout):
@@ -158,15 +188,21 @@ def _order(slot, expert, vectors, layout):
 
 
 def _lower_dispatch(ctx, *args, platform, layout):
-    if ctx.avals_in[-4].shape[1] > 0 and _is_native(layout, platform):
+    if ctx.avals_in[-4].shape[1] > 0 and _is_native(ctx, layout, platform):
         return _lower_native_dispatch(ctx, *args, platform=platform, layout=layout)
     run = functools.partial(_dispatch_by_exchange, layout=layout)
     return _compat.mlir.lower_fun(run, multiple_results=True)(ctx, *args)
 
 
-def _is_native(layout, platform):
-    """Whether rows move by jaxcomm's own dispatch and combine: on CPUs."""
-    return platform == "cpu" and not _lowering.uses_xla(layout.call, platform)
+def _is_native(ctx, layout, platform):
+    """Whether rows move by jaxcomm's own dispatch and combine: on CPUs, and on the GPUs of one node."""
+    if platform == "cpu":
+        return not _lowering.uses_xla(layout.call, platform)
+    if uses_kernel(ctx, layout.call, platform):
+        return True
+    if layout.call.raises and ctx.avals_in[-4].shape[1] > 0:
+        refuse_unchecked(layout.call)
+    return False
 
 
 def _lower_native_dispatch(ctx, *args, platform, layout):
@@ -238,30 +274,39 @@ def _lower_combine_rows(ctx, *args, platform, layout, num_experts, weighted):
     )
 
 
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+
 def _adds_natively(dtype, weighted, reduce):
     """Whether the executor adds rows of this type: floats with or without weights, others without."""
-    if str(dtype) in ("float16", "bfloat16", "float32", "float64"):
+    if str(dtype) in _FLOATS:
         return True
     return not weighted and (reduce == "home" or not jnp.issubdtype(dtype, jnp.inexact)) and dtype.itemsize > 1
 
 
 def _lower_combine(ctx, *args, platform, layout):
     rows, weighted = ctx.avals_in[0], len(args) > 5
+    native = ctx.avals_in[-4].shape[1] > 0 and _is_native(ctx, layout, platform)
     exact = layout.per_choice or _adds_natively(rows.dtype, weighted, layout.reduce)
-    if exact and ctx.avals_in[-4].shape[1] > 0 and _is_native(layout, platform):
+    if native and platform == "cpu" and exact:
         return _lower_native_combine(ctx, *args, platform=platform, layout=layout)
     per_node = _lowering.ranks_per_node_of(ctx, layout.call, platform)
-    run = functools.partial(_combine_by_exchange, layout=layout, ranks_per_node=per_node)
+    if native and platform == "cuda":
+        one_node = layout.reduce == "home" or per_node == ctx.avals_in[-2].shape[0]
+        if layout.per_choice or (str(rows.dtype) in _FLOATS and one_node):
+            return _lower_native_combine(ctx, *args, platform=platform, layout=layout)
+    by = _combine_by_choices if native and platform == "cuda" else _combine_by_exchange
+    run = functools.partial(by, layout=layout, ranks_per_node=per_node)
     return _compat.mlir.lower_fun(run, multiple_results=False)(ctx, *args)
 
 
 def dispatch(xs: list, routing: Routing, layout: Layout) -> list:
     """[(T or T K, W), ...] -> [(C, W), ...]."""
     where = (routing.slot, routing.expert, routing.table, routing.starts())
-    return _dispatch(xs, where, layout)
+    return dispatch_at(xs, where, layout)
 
 
-def _dispatch(xs, where, layout):
+def dispatch_at(xs, where, layout):
     return dispatch_p.bind(*_compat.equally_varying(*xs, *where), layout=layout)
 
 
@@ -288,7 +333,7 @@ def _dispatch_jvp(primals, tangents, *, layout):
     *xs, _, _, _, _ = primals
     results, where = dispatch_p.bind(*primals, layout=layout), primals[-4:]
     moving = [i for i in range(len(xs)) if type(tangents[i]) is not _compat.ad.Zero]
-    moved = iter(_dispatch([tangents[i] for i in moving], where, layout) if moving else [])
+    moved = iter(dispatch_at([tangents[i] for i in moving], where, layout) if moving else [])
     return results, [next(moved) if i in moving else _compat.zero_tangent(r) for i, r in enumerate(results)]
 
 
@@ -333,12 +378,12 @@ def _combine_transpose(ct, *args, layout):
     if type(ct) is _compat.ad.Zero:
         return [_compat.ad.Zero(a.aval) if undefined(a) else None for a in args]
     each = dataclasses.replace(layout, per_choice=True)
-    (sent,) = _dispatch([ct], where, layout)
+    (sent,) = dispatch_at([ct], where, layout)
     if undefined(rows):
         results[0] = sent
         if weights:
             adds = wide(sent.dtype)
-            (own,) = _dispatch([weights[0].reshape(-1, 1)], where, each)
+            (own,) = dispatch_at([weights[0].reshape(-1, 1)], where, each)
             results[0] = (sent.astype(adds) * own.astype(adds)).astype(sent.dtype)
     elif undefined(weights[0]):
         adds = wide(rows.dtype)
@@ -355,32 +400,32 @@ def _check_batch(axis_data, dims, call):
         raise NotImplementedError(f"{call.op}: the routing has a dimension of vmap; route and call it without vmap")
 
 
-def _merge(x, d, size):
+def merge(x, d, size):
     """The batch as a part of the rows."""
     x = jnp.broadcast_to(x[:, None], (x.shape[0], size, x.shape[1])) if d is None else jnp.moveaxis(x, d, 1)
     return x.reshape(x.shape[0], x.shape[1] * x.shape[2])
 
 
-def _split(y, size):
+def split(y, size):
     return y.reshape(y.shape[0], size, y.shape[1] // size)
 
 
 def _dispatch_batch(axis_data, args, dims, *, layout):
     _check_batch(axis_data, dims, layout.call)
-    merged = [_merge(x, d, axis_data.size) for x, d in zip(args[:-4], dims[:-4], strict=True)]
-    results = [_split(y, axis_data.size) for y in dispatch_p.bind(*merged, *args[-4:], layout=layout)]
+    merged = [merge(x, d, axis_data.size) for x, d in zip(args[:-4], dims[:-4], strict=True)]
+    results = [split(y, axis_data.size) for y in dispatch_p.bind(*merged, *args[-4:], layout=layout)]
     return results, [1] * len(results)
 
 
 def _combine_batch(axis_data, args, dims, *, layout):
     _check_batch(axis_data, dims, layout.call)
     rows, *weights = args[:-4]
-    merged = _merge(rows, dims[0], axis_data.size)
+    merged = merge(rows, dims[0], axis_data.size)
     if not weights or dims[1] is None:
-        return _split(combine_p.bind(merged, *weights, *args[-4:], layout=layout), axis_data.size), 1
+        return split(combine_p.bind(merged, *weights, *args[-4:], layout=layout), axis_data.size), 1
     # One row per choice comes home, because each element of the batch has its own weights.
     each = dataclasses.replace(layout, per_choice=True)
-    choices = _split(combine_p.bind(merged, *args[-4:], layout=each), axis_data.size)
+    choices = split(combine_p.bind(merged, *args[-4:], layout=each), axis_data.size)
     own = jnp.moveaxis(weights[0], dims[1], 2)  # (T, K, batch)
     adds = wide(rows.dtype)
     choices = choices.reshape(*own.shape, -1).astype(adds) * own[..., None].astype(adds)

@@ -68,7 +68,7 @@ class Ring:
 
     def __init__(self, comm, axis, positions, order):
         self.comm, self.axis, self.order = comm, axis, order
-        self.positions = jnp.asarray(positions)
+        self.positions = positions
         self.ranks, self.size = positions.shape
 
     def send(self, x):
@@ -78,8 +78,9 @@ class Ring:
 
     def visible(self, source):
         """Mask (m, m): which positions of rank ``source`` the positions of this rank see."""
-        own = self.positions[jax.lax.axis_index(self.axis)]
-        return own[:, None] >= self.positions[source][None, :]
+        positions = jnp.asarray(self.positions)  # here: the derivative of a loop is traced after the loop
+        own = positions[jax.lax.axis_index(self.axis)]
+        return own[:, None] >= positions[source][None, :]
 
     def on_block(self, step, source, earlier, later, masked, *operands):
         """Calls the function for the visible part of the block of rank ``source``.

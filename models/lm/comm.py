@@ -38,19 +38,15 @@ def load(config):
             matmul_psum_scatter=matmul_psum_scatter,
         )
         return with_synchronous_starts(comm)
-    try:
-        import jaxcomm
-    except ImportError as error:
-        raise ImportError(f"--comm jaxcomm: {error}. Install it with `make setup`, or use --comm lax.") from error
-    known = ("", *(name for name in jaxcomm.algorithms("psum_scatter") if name in jaxcomm.algorithms("psum")))
-    if config.psum not in known:
-        raise ValueError(f"--psum: got {config.psum!r}, expected one of {known}")
-    algorithm = config.psum or None
+    jaxcomm = import_jaxcomm()
+    both = [name for name in jaxcomm.algorithms("psum_scatter") if name in jaxcomm.algorithms("psum")]
+    algorithm = algorithm_of_sums(config, both)
     if algorithm == "direct" and len(jaxcomm.topology().ranks) > 1:
         algorithm = None  # nodes can't read each other's memory
     sums = ("psum", "psum_scatter", "psum_scatter_start")
     matmul = getattr(config, "matmul", "") or None
     return types.SimpleNamespace(
+        moe=jaxcomm.moe,
         **{name: functools.partial(getattr(jaxcomm, name), algorithm=algorithm) for name in sums},
         pmax=jaxcomm.pmax,
         all_gather=jaxcomm.all_gather,
@@ -61,6 +57,22 @@ def load(config):
         all_gather_matmul=functools.partial(jaxcomm.all_gather_matmul, algorithm=matmul),
         matmul_psum_scatter=functools.partial(jaxcomm.matmul_psum_scatter, algorithm=matmul),
     )
+
+
+def import_jaxcomm():
+    try:
+        import jaxcomm
+    except ImportError as error:
+        raise ImportError(f"--comm jaxcomm: {error}. Install it with `make setup`, or use --comm lax.") from error
+    return jaxcomm
+
+
+def algorithm_of_sums(config, algorithms):
+    """The algorithm of --psum, one of ``algorithms``; None leaves the choice to jaxcomm."""
+    known = ("", *algorithms)
+    if config.psum not in known:
+        raise ValueError(f"--psum: got {config.psum!r}, expected one of {known}")
+    return config.psum or None
 
 
 def all_gather_matmul(x, weights, axis_name, *, axis):

@@ -1,6 +1,7 @@
 """Options that all scripts share: one frozen dataclass, from which the command line is generated.
 
-A script subclasses Config: it names its mesh axes and may add fields, which become options, and checks.
+A script subclasses Config: it names its mesh axes and may add fields, which become options, and checks. A script with
+other options for the sizes of its mesh subclasses Options.
 """
 
 import argparse
@@ -19,16 +20,19 @@ def option(default, text, **kwargs):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """All options of a training run. The defaults train in one to two minutes on two CPU cores."""
+class Options:
+    """Options of a training run. A subclass has the sizes of the mesh: ``sizes``, and ``layout_flags`` for messages."""
 
     name: ClassVar[str] = "lm"  # folder of the script
+    about: ClassVar[str] = "Trains a transformer on bytes of text."
     axes: ClassVar[tuple[str, ...]] = ("data",)  # mesh axes, outermost first
     batch_axes: ClassVar[tuple[str, ...]] = ("data",)  # axes that share the sequences of a step
     # Options that may differ when a run is resumed: they do not change the losses (or only by rounding).
     free_on_resume: ClassVar[tuple[str, ...]] = (
         "comm", "psum", "out", "steps", "eval_every", "eval_batches", "save_every"
     )  # fmt: skip
+    # Values of options in runs that are older than the option, where these differ from the defaults.
+    before: ClassVar[dict] = {}
 
     # Where to run.
     comm: str = option("jaxcomm", "library of the collectives", choices=("jaxcomm", "lax"))
@@ -38,7 +42,6 @@ class Config:
         'algorithm of the sums over ranks; "" selects it by size and topology, as on several hosts',
     )
     platform: str = option("cpu", "JAX platform; cpu creates the devices, an equal share in each process")
-    layout: str = option("8", "sizes of the mesh axes, outermost first, for example 2x4")
 
     # Input and output.
     data: str = option("", "folder of text to learn; empty means the source of the Python standard library")
@@ -86,14 +89,9 @@ class Config:
             choices = field.metadata["argparse"].get("choices")
             if choices:
                 self.check(getattr(self, field.name) in choices, field.name, f"one of {', '.join(map(str, choices))}")
-        parts = self.layout.split("x")
-        good = len(parts) == len(self.axes) and all(part.isdecimal() and int(part) > 0 for part in parts)
-        example = "x".join("2" for _ in self.axes)
-        self.check(good, "layout", f"the sizes of {' x '.join(self.axes)}, for example {example}")
         self.check(0 < self.heldout < 1, "heldout", "between 0 and 1")
         self.check(self.width % (2 * self.heads) == 0, "width", f"a multiple of 2 * heads = {2 * self.heads}")
         self.check(self.warmup < self.decay_steps, "warmup", f"less than decay_steps = {self.decay_steps}")
-        self.check_divides(self.batch_axes, batch="sequences")
         x64 = self.dtype != "float64" or jax.config.jax_enable_x64
         self.check(x64, "dtype", "float32 or bfloat16, because JAX_ENABLE_X64 is not set")
 
@@ -105,13 +103,8 @@ class Config:
         """Each of ``options`` must be a multiple of the number of ranks along ``axes``; its value says of what."""
         ranks = self.ranks(*axes)
         for name, what in options.items():
-            where = f"{' x '.join(axes)} = {ranks} in --layout {self.layout}"
+            where = f"{' x '.join(axes)} = {ranks} in {self.layout_flags}"
             self.check(getattr(self, name) % ranks == 0, name, f"a multiple of {where}, which share the {what}")
-
-    @property
-    def sizes(self):
-        """Sizes of the mesh axes by name."""
-        return dict(zip(self.axes, map(int, self.layout.split("x")), strict=True))
 
     def ranks(self, *axes):
         """Number of ranks along ``axes``, or of all ranks."""
@@ -123,6 +116,30 @@ class Config:
 
     def save(self, path):
         pathlib.Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Options):
+    """All options of a training run. The defaults train in one to two minutes on two CPU cores."""
+
+    layout: str = option("8", "sizes of the mesh axes, outermost first, for example 2x4")
+
+    def __post_init__(self):
+        parts = self.layout.split("x")
+        good = len(parts) == len(self.axes) and all(part.isdecimal() and int(part) > 0 for part in parts)
+        example = "x".join("2" for _ in self.axes)
+        self.check(good, "layout", f"the sizes of {' x '.join(self.axes)}, for example {example}")
+        super().__post_init__()
+        self.check_divides(self.batch_axes, batch="sequences")
+
+    @property
+    def sizes(self):
+        """Sizes of the mesh axes by name."""
+        return dict(zip(self.axes, map(int, self.layout.split("x")), strict=True))
+
+    @property
+    def layout_flags(self):
+        return f"--layout {self.layout}"
 
 
 def load(config_type, path, overrides):
@@ -138,7 +155,7 @@ def load(config_type, path, overrides):
             f"--resume: {path} does not exist, so there is no run to continue. Start without --resume."
         )
     defaults = {field.name: field.default for field in dataclasses.fields(config_type)}
-    saved = defaults | json.loads(path.read_text())  # an option that is newer than the run
+    saved = defaults | config_type.before | json.loads(path.read_text())
     for name, value in overrides.items():
         if name not in config_type.free_on_resume and value != saved[name]:
             raise ValueError(f"--{name}: got {value!r}, but the run to resume has {saved[name]!r}. Use another --out.")
@@ -147,9 +164,7 @@ def load(config_type, path, overrides):
 
 def parse(config_type, argv=None):
     """Command line -> (config_type, resume). With ``--resume``, options not given are those of the earlier run."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m models.{config_type.name}.train", description="Trains a transformer on bytes of text."
-    )
+    parser = argparse.ArgumentParser(prog=f"python -m models.{config_type.name}.train", description=config_type.about)
     parser.add_argument("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
     for field in dataclasses.fields(config_type):
         text = f"{field.metadata['help']} (default: {field.default!r})".replace("%", "%%")
@@ -160,7 +175,7 @@ def parse(config_type, argv=None):
     given = vars(parser.parse_args(argv))
     resume = given.pop("resume")
     try:
-        folder = pathlib.Path(given.get("out") or f"runs/{config_type.name}")
+        folder = pathlib.Path(given.get("out") or config_type.out or f"runs/{config_type.name}")
         return (load(config_type, folder / "config.json", given) if resume else config_type(**given)), resume
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))

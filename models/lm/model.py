@@ -118,9 +118,11 @@ class Head(nnx.Module):
 class Transformer(nnx.Module):
     """Predicts the next byte."""
 
+    block = Block  # type of the layers
+
     def __init__(self, config, rngs):
         self.embed = nnx.Param(nnx.initializers.normal(config.width**-0.5)(rngs.params(), (VOCAB, config.width)))
-        self.blocks = nnx.List([Block(config, rngs) for _ in range(config.layers)])
+        self.blocks = nnx.List([self.block(config, rngs) for _ in range(config.layers)])
         self.head = Head(config, rngs)
 
     def __call__(self, tokens):

@@ -22,7 +22,8 @@ class Program(NamedTuple):
     tokens: P  # PartitionSpec of the tokens, (batch, seq + 1)
     step: Callable  # (state, tokens) -> (state, {"loss", "grad_norm"}); donates the old state
     evaluate: Callable  # (state, tokens) -> loss of the batch, nats per byte
-    gradients: Callable  # (parameters, tokens) -> (loss, gradients of the whole batch); for tests
+    gradients: Callable | None = None  # (parameters, tokens) -> (loss, gradients of the whole batch); for tests
+    graphdef: Any = None  # for nnx.merge with the parameters, where these are the parameters of the model
 
 
 def learning_rate(config):
@@ -85,18 +86,23 @@ def global_norm(grads, specs, comm):
     return jnp.sqrt(sum(comm.psum(value, axes) if axes else value for axes, value in sorted(squares.items())))
 
 
-def build(config, mesh, comm, loss, specs, loss_axes, arrange=None):
+def build(config, mesh, comm, loss, specs, loss_axes, *, module=lm.Transformer, arrange=None, weights=None):
     """Makes the Program of a script.
 
     Args:
       loss: loss(model, tokens, comm) of this rank, inside shard_map. The losses of the ranks along ``loss_axes`` add up
-        to the loss of the batch. Along other axes, all ranks have the same value, typed as such.
+        to the loss of the batch. Along other axes, all ranks have the same value, typed as such. A dict of several
+        losses must have "loss", that of the prediction.
       specs: PartitionSpecs of the parameters, a dict like the parameters.
+      loss_axes: mesh axes; with several losses a dict.
+      module: the model on one device.
       arrange: function of the parameters, for scripts that hold them in another form. ``loss`` then gets this form in
-        place of the model.
+        place of the model, in the type of the optimiser.
+      weights: of each loss in the sum that is minimised, by name.
     """
-    graphdef, shapes, init_params = lm.structure(config)
+    graphdef, shapes, init_params = lm.structure(config, module)
     plain, arrange = arrange is None, arrange or (lambda params: params)
+    axes_of = loss_axes if isinstance(loss_axes, dict) else {"loss": loss_axes}
     shapes = jax.eval_shape(arrange, shapes)
     optimizer = make_optimizer(config)
     opt_specs = optax.tree_map_params(
@@ -108,28 +114,42 @@ def build(config, mesh, comm, loss, specs, loss_axes, arrange=None):
     )
     tokens_spec = P(config.batch_axes)
 
-    def local_loss(params, tokens):
-        params = lm.cast(params, config)
-        return loss(nnx.merge(graphdef, params) if plain else params, tokens, comm)
+    def local_losses(params, tokens):
+        model = nnx.merge(graphdef, lm.cast(params, config)) if plain else params
+        found = loss(model, tokens, comm)
+        return found if isinstance(loss_axes, dict) else {"loss": found}
+
+    def weight(name, value):
+        """The cotangent of a loss, of its type: a sum of losses that vary over other axes would be one of jax.lax."""
+        one = jnp.full((), 1.0 if weights is None else weights[name], value.dtype)
+        return jax.lax.pcast(one, axes_of[name], to="varying")
+
+    def total(values):
+        return {name: comm.psum(value, axes_of[name]) for name, value in values.items()}
 
     def gradients(params, tokens):
-        value, grads = jax.value_and_grad(local_loss)(vary(params, specs, config.axes), tokens)
-        return comm.psum(value, loss_axes), sum_gradients(grads, specs, config.axes, comm)
+        values, pull = jax.vjp(lambda params: local_losses(params, tokens), vary(params, specs, config.axes))
+        (grads,) = pull({name: weight(name, value) for name, value in values.items()})
+        return total(values), sum_gradients(grads, specs, config.axes, comm)
+
+    def loss_and_gradients(params, tokens):
+        values, grads = gradients(params, tokens)
+        return values["loss"], grads
 
     def step(state, tokens):
         params, opt_state = state
-        value, grads = gradients(params, tokens)
+        values, grads = gradients(params, tokens)
         norm = global_norm(grads, specs, comm)
         grads = jax.tree.map(lambda x: x * jnp.minimum(1, config.clip / norm), grads)
         updates, opt_state = optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), {"loss": value, "grad_norm": norm}
+        return (optax.apply_updates(params, updates), opt_state), {**values, "grad_norm": norm}
 
     def init():
         params = arrange(init_params())
         return params, optimizer.init(params)
 
     def evaluate(state, tokens):
-        return comm.psum(local_loss(vary(state[0], specs, config.axes), tokens), loss_axes)
+        return total(local_losses(vary(state[0], specs, config.axes), tokens))["loss"]
 
     def on_mesh(f, outputs, inputs=(specs, opt_specs), **options):
         return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(inputs, tokens_spec), out_specs=outputs), **options)
@@ -141,5 +161,5 @@ def build(config, mesh, comm, loss, specs, loss_axes, arrange=None):
         tokens=tokens_spec,
         step=on_mesh(step, (state_specs, P()), donate_argnums=0),
         evaluate=on_mesh(evaluate, P()),
-        gradients=on_mesh(gradients, (P(), specs), specs),
+        gradients=on_mesh(loss_and_gradients, (P(), specs), specs),
     )

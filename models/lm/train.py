@@ -14,28 +14,26 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 from tqdm import tqdm
 
-from ..moe import data, distributed
-from ..moe.train import Interrupt
 from . import comm as comm_lib
 from . import config as config_lib
+from . import data, distributed
 
 
 def make_mesh(config):
-    """Returns the mesh of ``config.layout``. Each process has an equal part, in the order of processes.
+    """Returns the mesh of a configuration. Each process has an equal part, in the order of processes.
 
     On the platform cpu, creates the devices unless JAX has already started with enough of them.
     """
     processes = distributed.initialize()
-    wanted = f"--layout {config.layout}: {config.ranks()} devices"
+    wanted = f"{config.layout_flags}: {config.ranks()} devices"
     count, rest = divmod(config.ranks(), processes)
     if rest:
         raise ValueError(f"{wanted} cannot be split evenly among {processes} processes")
     if config.platform == "cpu":
-        # Number of XLA's threads. It determines how matrix products are split, and so their last bits (jax 0.12). The
-        # value here does not depend on the number of processes.
+        # Number of XLA's threads; by default that of the process's devices or cores. It determines how matrix products
+        # are split, and so their last bits (jax 0.12). The value here does not depend on the number of processes.
         os.environ.setdefault("PJRT_NPROC", str(max(config.ranks(), len(os.sched_getaffinity(0)))))
         try:
             jax.config.update("jax_num_cpu_devices", count)
@@ -50,32 +48,27 @@ def make_mesh(config):
     return Mesh(grid, config.axes, axis_types=(jax.sharding.AxisType.Auto,) * len(config.axes))
 
 
-def make_any(mesh, comm):
-    """Returns any_process(flag): whether the flag of any process is set. All processes must call it."""
-    if jax.process_count() == 1:
-        return bool
-    axes = mesh.axis_names
-    count = jax.jit(jax.shard_map(lambda x: comm.psum(x, axes), mesh=mesh, in_specs=P(axes), out_specs=P()))
-    flags = NamedSharding(mesh, P(axes))
-    return lambda flag: bool(count(distributed.put(np.full(mesh.size, flag, np.int32), flags))[0])
-
-
 class Run:
     """State of a training run and its files in ``config.folder``: checkpoints, metrics.jsonl, loss.png.
 
     Each process has one Run, and all processes call the same methods in the same order. All processes must have access
     to the folder. Each writes its part of a checkpoint; the first process writes the other files.
+
+    A script may subclass it, for other metrics and files.
     """
+
+    files = ("checkpoints", "config.json", "loss.png", "metrics.jsonl")
+    load_comm = staticmethod(comm_lib.load)
 
     def __init__(self, config, build, resume=False):
         self.begin = time.monotonic()
         self.config, self.out = config, config.folder
         self.mesh = make_mesh(config)
         self.leads = jax.process_index() == 0
-        comm = comm_lib.load(config)
+        self.comm = comm = self.load_comm(config)
         self.train_text, self.heldout_text = data.load(config.data, config.heldout, config.seq + 1)
         self.program = build(config, self.mesh, comm)
-        self.any_process = make_any(self.mesh, comm)
+        self.any_process = distributed.make_any(self.mesh, comm)
         shardings = jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.program.specs)
 
         if self.leads:
@@ -153,7 +146,7 @@ class Run:
             if points:
                 label = "held-out" if name.startswith("heldout") else "training"
                 axis.plot(*zip(*points, strict=True), style, label=label, linewidth=1, markersize=4)
-        title = f"models/{self.config.name} --layout {self.config.layout} --comm {self.config.comm}"
+        title = f"models/{self.config.name} {self.config.layout_flags} --comm {self.config.comm}"
         axis.set(xlabel="step", ylabel="bits per byte", title=title)
         axis.grid(alpha=0.3)
         axis.legend()
@@ -161,27 +154,50 @@ class Run:
         fig.savefig(self.out / "loss.png", dpi=120)
         plt.close(fig)
 
+    def describe(self):
+        """The model and its parallelism, for the first line of the output."""
+        return f"models/{self.config.name}"
+
+    def totals(self):
+        """Results over all steps, beside those of every script."""
+        return {}
+
+    def finish(self):
+        """Called after the last step, not after Ctrl-C. Returns results beside those of every script."""
+        return {}
+
+    def report(self, summary):
+        """The last line of the output; a list of its parts."""
+        bits = summary["train_loss"] / math.log(2)
+        return [
+            f"{summary['steps']} steps",
+            f"training loss {summary['train_loss']:.3f} ({bits:.3f} bits per byte)",
+            f"held-out {summary['heldout_bits_per_byte']:.3f} bits per byte",
+            f"{summary['tokens_per_s']:,.0f} tokens/s",
+            f"{summary['seconds']:.0f} s. Files: {self.out}/{{{','.join(self.files)}}}",
+        ]
+
 
 def train(run):
     """Trains up to ``run.config.steps`` and writes all files to ``run.out``.
 
     Returns:
       A dict with steps, train_loss (nats per byte, mean of the last 20 steps), tokens_per_s (of the median step) and
-      seconds. After Ctrl-C it has interrupted, otherwise heldout_bits_per_byte.
+      seconds, and Run.totals(). After Ctrl-C it has interrupted, otherwise Run.evaluate() and Run.finish().
     """
     config = run.config
     say = functools.partial(print, flush=True) if run.leads else lambda *_: None
     layout = " x ".join(f"{axis} {size}" for axis, size in config.sizes.items())
     say(
-        f"models/{config.name}: {layout} on {config.platform} devices in {jax.process_count()} processes, collectives "
-        f"of {config.comm}; {len(run.train_text):,} bytes of text, {len(run.heldout_text):,} held out. The first step "
+        f"{run.describe()}: {layout} on {config.platform} devices in {jax.process_count()} processes, collectives of "
+        f"{config.comm}; {len(run.train_text):,} bytes of text, {len(run.heldout_text):,} held out. The first step "
         "compiles."
     )
     rates = collections.deque((r["tokens_per_s"] for r in run.records if "loss" in r), maxlen=20)
     terminal, told = sys.stderr.isatty(), time.monotonic()
     bar = tqdm(total=config.steps, initial=run.step, unit="step", mininterval=0.5, disable=not (terminal and run.leads))
     stopped = False
-    with Interrupt() as interrupt, bar:
+    with distributed.Interrupt() as interrupt, bar:
         while run.step < config.steps and not (stopped := run.any_process(interrupt.asked)):
             start = time.monotonic()
             metrics = run.advance()
@@ -206,21 +222,22 @@ def train(run):
     run.checkpoints.close()
     losses = [record["loss"] for record in run.records if "loss" in record]
     summary = {"steps": run.step, "train_loss": float(np.mean(losses[-20:])), "tokens_per_s": float(np.median(rates))}
-    summary |= {"interrupted": True} if stopped else run.evaluate()
+    summary |= run.totals()
+    summary |= {"interrupted": True} if stopped else {**run.evaluate(), **run.finish()}
     if run.leads:
         run.plot()
     return summary | {"seconds": time.monotonic() - run.begin}
 
 
-def main(config_type, build, argv=None):
-    """Command line: trains, then prints one line of results. Returns the exit status.
+def main(config_type, build, argv=None, run_type=Run):
+    """Command line: trains, then prints the results. Returns the exit status.
 
     Raises:
       SystemExit: invalid options; the message names them.
     """
     config, resume = config_lib.parse(config_type, argv)
     try:
-        run = Run(config, build, resume)
+        run = run_type(config, build, resume)
     except (ValueError, OSError, ImportError) as error:  # options that are invalid for this data or machine
         sys.exit(f"error: {error}")
     summary = train(run)
@@ -230,17 +247,12 @@ def main(config_type, build, argv=None):
     if status:
         print(f"stopped after step {summary['steps']}; continue with --resume --out {config.folder}")
         return status
-    bits = summary["train_loss"] / math.log(2)
-    print(
-        f"{summary['steps']} steps, training loss {summary['train_loss']:.3f} ({bits:.3f} bits per byte), "
-        f"held-out {summary['heldout_bits_per_byte']:.3f} bits per byte, {summary['tokens_per_s']:,.0f} tokens/s, "
-        f"{summary['seconds']:.0f} s. Files: {config.folder}/{{checkpoints,config.json,loss.png,metrics.jsonl}}"
-    )
+    print(", ".join(run.report(summary)))
     return 0
 
 
-def run_command(config_type, build):
+def run_command(config_type, build, run_type=Run):
     """The program ``python -m models.<name>.train``."""
     with distributed.prompt_failure():
-        status = main(config_type, build)
+        status = main(config_type, build, run_type=run_type)
     sys.exit(status)

@@ -8,7 +8,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from . import distributed
+from ..lm import distributed
 from .axes import AXES
 
 

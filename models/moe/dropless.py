@@ -13,7 +13,7 @@ BLOCK = 128
 SMALLEST = 8  # of a block, when few tokens share many experts
 
 
-def experts_of_all(moe, x, expert, weight, up, down, *, ragged):
+def experts_of_all(moe, x, expert, weight, up, down, *, ragged, axes=AXES):
     """Sends tokens to their experts, and adds the results.
 
     reduce="home" adds the gradients of a token in the order of its choices, so they have the same bits on every mesh.
@@ -24,18 +24,19 @@ def experts_of_all(moe, x, expert, weight, up, down, *, ragged):
       expert, weight: (t, k), choices of each token.
       up, down: (m, d, f) and (m, f, d), the experts of this rank.
       ragged: use jax.lax.ragged_dot. On CPUs it multiplies every row by every expert of the rank.
+      axes: mesh axes that share the experts.
 
     Returns:
       (t, d), and the number of choices that were dropped: always 0.
 
     Cost: dispatch and combine of k * t rows per rank.
     """
-    ranks = jax.lax.axis_size(AXES)
+    ranks = jax.lax.axis_size(axes)
     experts = len(up) * ranks
     block = min(BLOCK, -(-expert.size * ranks // (experts * SMALLEST)) * SMALLEST)  # rows of an even load, if fewer
     # A program on a GPU cannot raise an error. Nothing is dropped there either: the default capacity is the worst case.
     options = {"on_overflow": "drop"} if ragged else {"align": block}
-    routing = moe.route(expert, AXES, num_experts=experts, reduce="home", **options)
+    routing = moe.route(expert, axes, num_experts=experts, reduce="home", **options)
     rows = moe.dispatch(x, routing)
     if ragged:
         hidden = jnp.square(jax.nn.relu(jax.lax.ragged_dot(rows, up, routing.group_sizes)))
@@ -44,7 +45,7 @@ def experts_of_all(moe, x, expert, weight, up, down, *, ragged):
         rows = perceptrons_by_block(rows, routing.group_sizes, up, down, block)
     # combine could add the results too.
     chosen = jax.lax.optimization_barrier(moe.combine(rows, routing, per_choice=True))
-    y = jnp.einsum("tkd,tk->td", chosen.astype(jnp.float32), weight).astype(x.dtype)
+    y = jnp.einsum("tkd,tk->td", chosen.astype(weight.dtype), weight).astype(x.dtype)
     return y, routing.dropped
 
 
@@ -90,7 +91,8 @@ def _backward(block, saved, ct):
         dx = jax.lax.dynamic_update_slice_in_dim(dx, own, start, 0)
         return dx, dup.at[expert].add(own_up), ddown.at[expert].add(own_down)
 
-    zeros = [jax.lax.pcast(jnp.zeros(w.shape, jnp.float32), AXES, to="varying") for w in (up, down)]
+    precise = jnp.promote_types(up.dtype, jnp.float32)
+    zeros = [jnp.where(False, w, 0).astype(precise) for w in (up, down)]  # typed as varying over the axes of w
     dx, dup, ddown = jax.lax.fori_loop(0, sizes.sum() // block, apply, (ct, *zeros))
     return dx, None, dup.astype(up.dtype), ddown.astype(down.dtype)
 

@@ -10,19 +10,19 @@ import jax
 import orbax.checkpoint as ocp
 from jax.sharding import NamedSharding
 
-from . import config as config_lib
-from . import distributed
+from ..lm import distributed
+from ..lm.config import load
+from ..lm.train import make_mesh
+from .config import Config
 from .decode import generate, make_decode
 from .step import init_state
-from .train import load_comm, make_mesh
+from .train import load_comm
 
 
 def parse(argv):
     """Command line -> (config of the run, options)."""
     parser = argparse.ArgumentParser(prog=f"python -m {__package__}.generate", description=__doc__)
-    parser.add_argument(
-        "--out", default=config_lib.Config.out, help="folder of the training run (default: %(default)s)"
-    )
+    parser.add_argument("--out", default=Config.out, help="folder of the training run (default: %(default)s)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 64], help="numbers of sequences to measure")
     parser.add_argument("--tokens", type=int, default=200, help="bytes to generate (default: %(default)s)")
     parser.add_argument("--prompt", help="text to continue; by default that of the training run")
@@ -36,7 +36,7 @@ def parse(argv):
     given = {name: getattr(options, name) for name in ("prompt", "temperature", "nodes", "gpus", "comm")}
     given = {name: value for name, value in given.items() if value is not None}
     try:
-        config = config_lib.load(pathlib.Path(options.out) / "config.json", {})
+        config = load(Config, pathlib.Path(options.out) / "config.json", {})
         ranks = given.get("nodes", config.nodes) * given.get("gpus", config.gpus)
         return dataclasses.replace(config, batch=ranks, **given), options
     except (ValueError, FileNotFoundError) as error:

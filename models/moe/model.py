@@ -59,7 +59,7 @@ def choose(logits):
     """Chooses two experts per token. Their weights are the router's probabilities, scaled to sum to 1.
 
     Args:
-      logits: (t, e) scores of the router, float32.
+      logits: (t, e) scores of the router, at least float32.
 
     Sources: top-2 gating, GShard, arXiv 2006.16668, algorithm 1 (without its random dispatch of second choices);
     balancing loss, Switch Transformer, arXiv 2101.03961, equations 4 to 6.
@@ -70,7 +70,7 @@ def choose(logits):
     weight /= weight.sum(-1, keepdims=True)
     # Product of the share of tokens whose first choice is expert i and i's mean probability; only the latter has a
     # gradient. Each rank balances its own tokens (a "group" in GShard), so no communication is needed.
-    load = (expert[:, :1] == jnp.arange(experts)).mean(0, dtype=jnp.float32)
+    load = (expert[:, :1] == jnp.arange(experts)).mean(0, dtype=logits.dtype)
     return Choices(expert, weight, experts * jnp.sum(load * probs.mean(0)))
 
 
@@ -131,18 +131,21 @@ class MoE(nnx.Module):
         self.up = sharded(init(rngs.params(), (experts, width, hidden)))
         self.down = sharded(init(rngs.params(), (experts, hidden, width)) / math.sqrt(2 * config.layers))
 
-    def __call__(self, x, capacity_factor, comm):
-        """(t, d) -> (t, d) and Stats."""
-        choices = choose(x.astype(jnp.float32) @ self.router.astype(jnp.float32))
+    def __call__(self, x, capacity_factor, comm, axes=AXES):
+        """(t, d) -> (t, d) and Stats. The ranks along ``axes`` share the experts."""
+        precise = jnp.promote_types(x.dtype, jnp.float32)
+        choices = choose(x.astype(precise) @ self.router.astype(precise))
         if not self.dropless:
-            return self.with_capacity(x, choices, capacity_factor, comm)
+            return self.with_capacity(x, choices, capacity_factor, comm, axes)
         if not hasattr(comm, "moe"):
-            return self.with_capacity(x, choices, None, comm)
+            return self.with_capacity(x, choices, None, comm, axes)
         weights = self.up[...], self.down[...]
-        y, dropped = experts_of_all(comm.moe, x, choices.expert, choices.weight, *weights, ragged=self.ragged)
+        y, dropped = experts_of_all(
+            comm.moe, x, choices.expert, choices.weight, *weights, ragged=self.ragged, axes=axes
+        )
         return y, Stats(choices.balance, dropped.astype(jnp.float32) / choices.expert.size)
 
-    def with_capacity(self, x, choices, capacity_factor, comm):
+    def with_capacity(self, x, choices, capacity_factor, comm, axes=AXES):
         """Cost: two all_to_all of e * c * d elements per rank."""
         num_tokens, width = x.shape
         experts = self.router.shape[1]
@@ -152,10 +155,10 @@ class MoE(nnx.Module):
         # Dispatch: block i of the e * c slots goes to the rank of expert i, which gets the slots of all ranks.
         slots = take_rows(x, routing.token).reshape(experts, capacity, width)
         if comm is not None:
-            slots = comm.all_to_all(slots, AXES, split_axis=0, concat_axis=1, tiled=True)  # (e / n, n * c, d)
+            slots = comm.all_to_all(slots, axes, split_axis=0, concat_axis=1, tiled=True)  # (e / n, n * c, d)
         slots = perceptron(slots, self.up[...], self.down[...])
         if comm is not None:
-            slots = comm.all_to_all(slots, AXES, split_axis=1, concat_axis=0, tiled=True)  # (e, c, d), as before
+            slots = comm.all_to_all(slots, axes, split_axis=1, concat_axis=0, tiled=True)  # (e, c, d), as before
 
         # Combine: take the results of both choices; the result of a dropped choice is zero.
         chosen = take_rows(slots.reshape(-1, width), routing.slot.reshape(-1))

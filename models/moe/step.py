@@ -10,18 +10,8 @@ import optax
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
+from ..lm.step import Program, make_optimizer
 from .model import AXES, Transformer
-
-
-def make_optimizer(config):
-    """AdamW with linear warm-up and cosine decay. It is elementwise, so it also works on shards."""
-    rate = optax.warmup_cosine_decay_schedule(0, config.lr, config.warmup, config.decay_steps, config.lr / 20)
-    return optax.adamw(
-        lambda count: rate(count + 1),  # the first step must have a rate above 0
-        b2=0.95,
-        weight_decay=config.weight_decay,
-        mask=lambda params: jax.tree.map(lambda x: x.ndim > 1, params),
-    )
 
 
 def init_state(config):
@@ -66,7 +56,7 @@ def make_loss(config, graphdef, comm):
         nll = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
         metrics = {"loss": nll, "balance": stats.balance, "dropped": stats.dropped}
         total = nll + config.balance * stats.balance
-        return jax.tree.map(lambda x: x / config.num_ranks, (total, metrics))
+        return jax.tree.map(lambda x: x / config.ranks(), (total, metrics))
 
     return loss
 
@@ -130,3 +120,17 @@ def make_eval(config, mesh, graphdef, specs, comm):
         return comm.psum(loss(params, tokens, config.eval_capacity)[1], AXES)
 
     return jax.jit(jax.shard_map(evaluate, mesh=mesh, in_specs=(specs[0], P(AXES)), out_specs=P()))
+
+
+def build(config, mesh, comm):
+    """The program for the training loop of models/lm. Its evaluation returns all metrics."""
+    graphdef, specs, init = init_state(config)
+    evaluate = make_eval(config, mesh, graphdef, specs, comm)
+    return Program(
+        init=init,
+        specs=specs,
+        tokens=P(AXES),
+        step=make_step(config, mesh, graphdef, specs, comm),
+        evaluate=lambda state, tokens: evaluate(state[0], tokens),
+        graphdef=graphdef,
+    )

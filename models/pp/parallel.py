@@ -12,6 +12,8 @@ Sources: GPipe, Huang et al., arXiv 1811.06965; several rounds (interleaving), N
 """
 
 import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,7 @@ from ..lm import model as lm
 from ..lm import step
 from ..lm.config import Config as BaseConfig
 from ..lm.config import option
+from . import one_forward_one_backward
 
 AXIS = "pipe"
 
@@ -31,18 +34,24 @@ class Config(BaseConfig):
     name = "pp"
     axes = (AXIS, "data")
     batch_axes = ("data",)
-    free_on_resume = (*BaseConfig.free_on_resume, "microbatches")
+    free_on_resume = (*BaseConfig.free_on_resume, "microbatches", "schedule")
 
     layout: str = option("4x2", "sizes of the mesh axes pipe x data")
     layers: int = option(8, "transformer blocks")
     width: int = option(64, "size of a token vector")
     microbatches: int = option(8, "parts of the batch of a group, which are in the pipeline at the same time")
+    schedule: str = option(
+        "circular",
+        '"circular": all forward passes, then all backward passes; "1f1b": in turns, which keeps fewer inputs',
+        choices=("circular", "1f1b"),
+    )
     rounds: int = option(2, "times that a microbatch passes all stages, each time with other layers")
 
     def __post_init__(self):
         super().__post_init__()
         stages = self.ranks(AXIS)
         self.check(self.rounds >= 1, "rounds", "at least 1")
+        self.check(self.rounds == 1 or self.schedule == "circular", "rounds", "1 with --schedule 1f1b")
         self.check(
             self.layers % (stages * self.rounds) == 0,
             "layers",
@@ -68,60 +77,97 @@ def arrange(config, params):
     return {"embed": params["embed"], "blocks": blocks, "head": params["head"]}
 
 
-def loss(config, params, tokens, comm):
-    """This rank's share of the loss: not zero on the last stage only."""
-    block, _, _ = lm.structure(config, lm.Block)
-    head, _, _ = lm.structure(config, lm.Head)
-    stages, rounds, count = config.ranks(AXIS), config.rounds, config.microbatches
+class Stages(NamedTuple):
+    """The work on a microbatch. ``params`` are those of the rank, b sequences of tokens are (b, s + 1)."""
+
+    enter: Callable  # (params, tokens) -> x, on the first stage
+    layer: Callable  # (x, params of a layer) -> (x, {name: metric}), on every stage
+    leave: Callable  # (params, x, tokens) -> loss, on the last stage
+
+
+def pipeline(config, params, tokens, comm, stages, *, loss_axes, metrics=()):
+    """Sums of the losses, and of the metrics of the layers, over all microbatches: {"loss", *metrics}, of this rank.
+
+    Args:
+      params: {"embed", "blocks", "head"} of this rank, as arrange() stacks them.
+      tokens: sequences of this rank.
+      loss_axes: mesh axes over which the loss varies. The metrics of layers vary over all axes.
+      metrics: names of the metrics.
+    """
+    num_stages, rounds, count = config.ranks(AXIS), config.rounds, config.microbatches
     stage = jax.lax.axis_index(AXIS)
     tokens = tokens.reshape(count, -1, tokens.shape[1])  # (M, b, s + 1)
-    layers = jax.tree.map(lambda x: x[:, 0], params["blocks"])  # (v, layers of a stage, ...), those of this stage
-
+    params = {**params, "blocks": jax.tree.map(lambda x: x[:, 0], params["blocks"])}  # (v, layers of a stage, ...)
     precise = jnp.promote_types(config.dtype, jnp.float32)
 
-    def work(x, layers, number):
-        own = jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, number, keepdims=False), layers)
-        return jax.lax.scan(lambda x, w: (nnx.merge(block, w)(x), None), x, own)[0]
+    def zeros(shape, dtype, axes):
+        return jax.lax.pcast(jnp.zeros(shape, dtype), axes, to="varying")
 
-    def of_microbatch(x, params, targets):
-        return lm.cross_entropy(nnx.merge(head, params)(x), targets).mean()
+    none = {name: zeros((), precise, config.axes) for name in metrics}
 
-    # Keeps the input of a tick; the backward pass recomputes the layers. Inside the two conds, it would keep the
-    # weights of each tick too: the conds would return them.
+    def work(x, params, number):
+        own = jax.tree.map(lambda w: jax.lax.dynamic_index_in_dim(w, number, keepdims=False), params["blocks"])
+        x, found = jax.lax.scan(stages.layer, x, own)
+        return x, jax.tree.map(lambda x: x.sum().astype(precise), found)
+
+    # Keeps the input of a tick; the backward pass recomputes the layers. Inside the conds, it would keep the weights of
+    # each tick too: the conds would return them.
     @jax.checkpoint
-    def compute(x, layers, head_params, targets, number, valid, last):
-        x = jax.lax.cond(valid, work, lambda x, *_: x, x, layers, number)
-        own = jax.lax.cond(last, of_microbatch, lambda x, *_: 0 * x.sum().astype(precise), x, head_params, targets)
-        return x, own
+    def compute(x, params, tokens, number, first, valid, last):
+        x = jax.lax.cond(first, lambda x, *args: stages.enter(*args), lambda x, *_: x, x, params, tokens)
+        x, found = jax.lax.cond(valid, work, lambda x, *_: (x, none), x, params, number)
+        loss = jax.lax.cond(last, stages.leave, lambda *_: zeros((), precise, loss_axes), params, x, tokens)
+        return x, {"loss": loss, **found}
 
     def tick(carry, time):
-        received, waiting, total = carry
+        received, waiting, totals = carry
         # The first stage keeps what the last one has sent until its next round.
-        place = (time - stages) % count
+        place = (time - num_stages) % count
         kept = jax.lax.dynamic_update_index_in_dim(waiting, received, place, 0)
-        waiting = jnp.where(time >= stages, kept, waiting)
+        waiting = jnp.where(time >= num_stages, kept, waiting)
         item = time - stage
         valid = (item >= 0) & (item < rounds * count)
         item = jnp.clip(item, 0, rounds * count - 1)
         number, micro = item // count, item % count
         own = jax.lax.dynamic_index_in_dim(tokens, micro, keepdims=False)
-        new = jnp.where(number == 0, params["embed"][own[:, :-1]], waiting[micro])
-        x = jnp.where(stage == 0, new, received)
-        last = valid & (stage == stages - 1) & (number == rounds - 1)
-        x, own_loss = compute(x, layers, params["head"], own[:, 1:], number, valid, last)
-        total += own_loss
-        following = [(source, (source + 1) % stages) for source in range(stages)]
-        return (comm.ppermute(x, AXIS, following), waiting, total), None
+        x = jnp.where(stage == 0, waiting[micro], received)
+        first = valid & (stage == 0) & (number == 0)
+        last = valid & (stage == num_stages - 1) & (number == rounds - 1)
+        x, found = compute(x, params, own, number, first, valid, last)
+        totals = {name: totals[name] + found[name] for name in totals}
+        if num_stages > 1:
+            x = comm.ppermute(x, AXIS, [(source, (source + 1) % num_stages) for source in range(num_stages)])
+        return (x, waiting, totals), None
 
-    shape = (*tokens[0, :, 1:].shape, params["embed"].shape[1])
-    zero = 0 * params["embed"].sum()  # typed as varying over all axes
+    shape = jax.eval_shape(stages.enter, params, tokens[0]).shape
     carry = (
-        jnp.zeros(shape, config.dtype) + zero,
-        jnp.zeros((count, *shape), config.dtype) + zero,
-        zero.astype(precise),
+        zeros(shape, config.dtype, config.axes),
+        zeros((count, *shape), config.dtype, config.axes),
+        {"loss": zeros((), precise, loss_axes), **none},
     )
-    (_, _, total), _ = jax.lax.scan(tick, carry, jnp.arange(rounds * count + stages - 1))
-    return total / (count * config.ranks("data"))
+    (_, _, totals), _ = jax.lax.scan(tick, carry, jnp.arange(rounds * count + num_stages - 1))
+    return totals
+
+
+def loss(config, params, tokens, comm):
+    """This rank's share of the loss: not zero on the last stage only."""
+    block, _, _ = lm.structure(config, lm.Block)
+    head, _, _ = lm.structure(config, lm.Head)
+    stages = Stages(
+        enter=lambda params, tokens: params["embed"][tokens[:, :-1]],
+        layer=lambda x, params: (nnx.merge(block, params)(x), {}),
+        leave=lambda params, x, tokens: lm.cross_entropy(nnx.merge(head, params["head"])(x), tokens[:, 1:]).mean(),
+    )
+    params = lm.cast(params, config)
+
+    def circular(params, tokens):
+        return pipeline(config, params, tokens, comm, stages, loss_axes=config.axes)["loss"]
+
+    if config.schedule == "1f1b":
+        total = one_forward_one_backward.loss(config, params, tokens, comm, stages, AXIS, circular)
+    else:
+        total = circular(params, tokens)
+    return total / (config.microbatches * config.ranks("data"))
 
 
 def build(config, mesh, comm):

@@ -59,13 +59,13 @@ class Config(BaseConfig):
         )
 
 
-def attention(layer, x, comm):
+def attention(layer, x, comm, attend=lm.attend):
     """(b, s / t, d) -> (b, s / t, d): all positions, and the heads of this rank."""
     width, heads, size = layer.q.shape
     weights = tuple(w[...].reshape(width, heads * size) for w in (layer.q, layer.k, layer.v))
     products = comm.all_gather_matmul(x, weights, AXIS, axis=1)  # (b, s, h / t * d / h) each
     query, key, value = (y.reshape(*y.shape[:2], heads, size) for y in products)
-    mixed = lm.attend(query, key, value).reshape(products[0].shape)
+    mixed = attend(query, key, value).reshape(products[0].shape)
     return comm.matmul_psum_scatter(mixed, layer.out[...].reshape(heads * size, width), AXIS, scatter_dimension=1)
 
 

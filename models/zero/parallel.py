@@ -79,22 +79,22 @@ class Packing(NamedTuple):
         return (position >= vectors) & (position < total)
 
 
-def sum_to_part(x, comm):
+def sum_to_part(x, comm, axes=AXES):
     """Sums complete vectors over the ranks, in float32; each rank gets its part of the last dimension."""
     precise = jnp.promote_types(x.dtype, jnp.float32)
-    return comm.psum_scatter(x.astype(precise), AXES, scatter_dimension=x.ndim - 1, tiled=True)
+    return comm.psum_scatter(x.astype(precise), axes, scatter_dimension=x.ndim - 1, tiled=True)
 
 
-def gather(comm, dtype):
-    """Stage 3: part (m,) -> complete vector (n * m,). Its derivative sums over ranks and leaves each rank its part."""
+def gather(comm, dtype, axes=AXES):
+    """Stage 3: part (..., m) -> complete vector (..., n * m). Its derivative sums and leaves each rank its part."""
 
     @jax.custom_vjp
     def use(part):
-        return comm.all_gather(part.astype(dtype), AXES, tiled=True)
+        return comm.all_gather(part.astype(dtype), axes, axis=part.ndim - 1, tiled=True)
 
     use.defvjp(
         lambda part: (use(part), None),
-        lambda _, ct: (sum_to_part(ct, comm),),
+        lambda _, ct: (sum_to_part(ct, comm, axes),),
     )
     return use
 

@@ -203,6 +203,16 @@ TEST_CASE("invalid calls get an error with the reason") {
 
 // Ranks that share a processor take turns. In one process and on one node, all ranks of a group share the processors;
 // between nodes, the ranks of each node.
+TEST_CASE("without calibration, a step between devices of a host takes less than a microsecond") {
+  const CostParams defaults = CostParams::Current();
+  for (const Scope scope : {Scope::kProcess, Scope::kNode, Scope::kNetwork}) {
+    for (const Link link : {Link::kSelf, Link::kNode}) {
+      const LinkModel& model = defaults.machines[static_cast<size_t>(scope)].links[static_cast<size_t>(link)];
+      CHECK(model.overhead_s > 0 && model.overhead_s + model.latency_s < 1e-6);
+    }
+  }
+}
+
 TEST_CASE("the machine of a group") {
   CostParams cost_params;
   for (int scope = 0; scope < kNumScopes; ++scope) cost_params.machines[scope].launch_s = scope + 1;

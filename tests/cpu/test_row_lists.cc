@@ -17,13 +17,13 @@ namespace {
 
 using Rows = std::vector<std::vector<float>>;  // by rank
 
-constexpr int64_t kRow = 5;
-constexpr int64_t kRowBytes = kRow * 4;
+int64_t row_count = 5;  // elements of a row; set by the test cases
+int64_t RowBytes() { return row_count * 4; }
 
 // Executes a collective with one Execution per node. The network delivers at once, and counts.
-class Machine1 : public RemoteTransport {
+class NodesOfRanks : public RemoteTransport {
  public:
-  Machine1(std::shared_ptr<const Program> program, const Routed& c)
+  NodesOfRanks(std::shared_ptr<const Program> program, const Routed& c)
       : program_(std::move(program)), c_(c), buffers_(c.n), signals_(c.n) {
     for (int32_t r = 0; r < c.n; ++r) {
       signals_[r] = std::make_unique<std::atomic<uint32_t>[]>(c.n);
@@ -88,6 +88,7 @@ class Machine1 : public RemoteTransport {
 struct Setup {
   int32_t nodes = 1, locals = 1;
   bool pull = true, home = false, per_choice = false, weighted = false;
+  bool stream = false;
   const char* algorithm = "direct";
 };
 
@@ -99,17 +100,17 @@ std::shared_ptr<const Program> MakeProgram(Collective collective, const Setup& s
   const Algorithm* const algorithm = FindAlgorithm(collective, setup.algorithm);
   CHECK(algorithm != nullptr && algorithm->supports(request));
   const bool combines = collective == Collective::kCombine;
-  const int64_t payload = c.tokens * (setup.per_choice ? c.choices : 1) * kRow, slots = c.slots * kRow;
+  const int64_t payload = c.tokens * (setup.per_choice ? c.choices : 1) * row_count, slots = c.slots * row_count;
   std::vector<Plan> plans = BuildAll(*algorithm, request);
   CHECK(Validate(plans, request).ok());
   auto program =
-      Program::MakeOfLists(std::move(plans), combines ? slots : payload, combines ? payload : slots, kRow, 4, 0);
+      Program::MakeOfLists(std::move(plans), combines ? slots : payload, combines ? payload : slots, row_count, 4, 0);
   TokenLayout& tokens = program->tokens;
   tokens.choices = c.choices;
   tokens.experts_per_rank = c.experts_per_rank;
-  tokens.num_rows = payload / kRow;
+  tokens.num_rows = payload / row_count;
   tokens.num_slots = c.slots;
-  tokens.row_bytes = kRowBytes;
+  tokens.row_bytes = RowBytes();
   tokens.per_choice = setup.per_choice;
   tokens.combines = combines;
   tokens.hierarchical = algorithm->supports.hierarchical;
@@ -119,6 +120,7 @@ std::shared_ptr<const Program> MakeProgram(Collective collective, const Setup& s
   tokens.weight_bytes = setup.weighted ? 4 : 0;
   tokens.combine = FindCombine(DType::kF32);
   program->reduce = FindReduce(DType::kF32, ReduceOp::kSum);
+  program->stream = setup.stream;
   return program;
 }
 
@@ -157,24 +159,24 @@ Rows Draw(int32_t n, int64_t count, std::mt19937& random) {
 
 void CheckDispatch(const Routed& c, const Setup& setup, std::mt19937& random) {
   const int64_t per_token = setup.per_choice ? c.choices : 1;
-  const Rows x = Draw(c.n, c.tokens * per_token * kRow, random);
-  Rows expected(c.n, std::vector<float>(c.slots * kRow)), got(c.n, std::vector<float>(c.slots * kRow, -77));
+  const Rows x = Draw(c.n, c.tokens * per_token * row_count, random);
+  Rows expected(c.n, std::vector<float>(c.slots * row_count)), got(c.n, std::vector<float>(c.slots * row_count, -77));
   auto index = c.order;
   for (int32_t r = 0; r < c.n; ++r) {
     for (int32_t& choice : index[r]) choice = static_cast<int32_t>(setup.per_choice ? choice : choice / c.choices);
     for (size_t i = 0; i < c.ids[r].size(); ++i) {
       if (c.ids[r][i] < 0) continue;
       const int64_t row = setup.per_choice ? static_cast<int64_t>(i) : static_cast<int64_t>(i) / c.choices;
-      std::copy_n(&x[r][row * kRow], kRow, &expected[c.RankOf(c.ids[r][i])][c.slot[r][i] * kRow]);
+      std::copy_n(&x[r][row * row_count], row_count, &expected[c.RankOf(c.ids[r][i])][c.slot[r][i] * row_count]);
     }
   }
-  Machine1 machine(MakeProgram(Collective::kDispatch, setup, c), c);
+  NodesOfRanks machine(MakeProgram(Collective::kDispatch, setup, c), c);
   machine.Run(x, got, nullptr, index);
   CHECK(got == expected);
   int64_t bytes = 0, messages = 0;
   for (const Crossing& crossing : Crossings(c, setup)) {
     const bool hierarchical = std::strcmp(setup.algorithm, "hierarchical") == 0;
-    bytes += hierarchical ? crossing.rows * kRowBytes + Aligned(4 * crossing.entries) : crossing.entries * kRowBytes;
+    bytes += hierarchical ? crossing.rows * RowBytes() + Aligned(4 * crossing.entries) : crossing.entries * RowBytes();
     messages += crossing.entries > 0;
     if (!hierarchical) messages = machine.messages;  // one per group of rows that are contiguous at the receiver
   }
@@ -183,28 +185,28 @@ void CheckDispatch(const Routed& c, const Setup& setup, std::mt19937& random) {
 
 void CheckCombine(const Routed& c, const Setup& setup, std::mt19937& random) {
   const int64_t per_token = setup.per_choice ? c.choices : 1;
-  const Rows rows = Draw(c.n, c.slots * kRow, random), weights = Draw(c.n, c.tokens * c.choices, random);
-  Rows expected(c.n, std::vector<float>(c.tokens * per_token * kRow)), got = expected;
+  const Rows rows = Draw(c.n, c.slots * row_count, random), weights = Draw(c.n, c.tokens * c.choices, random);
+  Rows expected(c.n, std::vector<float>(c.tokens * per_token * row_count)), got = expected;
   for (auto& y : got) std::fill(y.begin(), y.end(), -77.f);
   for (int32_t r = 0; r < c.n; ++r) {
     for (size_t i = 0; i < c.ids[r].size(); ++i) {
       if (c.ids[r][i] < 0) continue;
       const int64_t row = setup.per_choice ? static_cast<int64_t>(i) : static_cast<int64_t>(i) / c.choices;
-      for (int64_t k = 0; k < kRow; ++k) {
-        const float value = rows[c.RankOf(c.ids[r][i])][c.slot[r][i] * kRow + k];
-        expected[r][row * kRow + k] += setup.weighted ? weights[r][i] * value : value;
+      for (int64_t k = 0; k < row_count; ++k) {
+        const float value = rows[c.RankOf(c.ids[r][i])][c.slot[r][i] * row_count + k];
+        expected[r][row * row_count + k] += setup.weighted ? weights[r][i] * value : value;
       }
     }
   }
-  Machine1 machine(MakeProgram(Collective::kCombine, setup, c), c);
+  NodesOfRanks machine(MakeProgram(Collective::kCombine, setup, c), c);
   machine.Run(rows, got, setup.weighted ? &weights : nullptr, c.slot);
   CHECK(got == expected);
   int64_t bytes = 0;
   for (const Crossing& crossing : Crossings(c, setup)) {
     bytes += std::strcmp(setup.algorithm, "hierarchical") == 0
-                 ? crossing.rows * kRowBytes + Aligned(4 * crossing.entries) +
+                 ? crossing.rows * RowBytes() + Aligned(4 * crossing.entries) +
                        (setup.weighted ? Aligned(4 * crossing.entries) : 0)
-                 : crossing.entries * kRowBytes;
+                 : crossing.entries * RowBytes();
   }
   CHECK(machine.sent_bytes == bytes);
 }
@@ -244,6 +246,28 @@ TEST_CASE("rows reach their slots and come home") {
       }
     }
   }
+}
+
+// Rows of more than 1 KiB are read once for all ranks of the node.
+TEST_CASE("large rows reach their slots and come home") {
+  std::mt19937 random(5);
+  row_count = 259;
+  for (int k = 0; k < static_cast<int>(Kind::kNumKinds); ++k) {
+    for (const auto& [n, nodes] : {std::pair(1, 1), {3, 1}, {6, 2}}) {
+      Setup setup;
+      setup.nodes = nodes;
+      setup.locals = n / nodes;
+      setup.stream = k % 2 == 0;
+      for (const bool flag : {false, true}) {
+        setup.per_choice = flag;
+        setup.pull = flag && nodes > 1;
+        const Routed c = DrawRouting(static_cast<Kind>(k), n, 6, 3, 2, 1 + random() % 4, random);
+        CheckDispatch(c, setup, random);
+        CheckCombine(c, setup, random);
+      }
+    }
+  }
+  row_count = 5;
 }
 
 // 2 ranks, 2 tokens, 2 choices, 4 experts: all 5^8 tables of ids, of which the default size takes every 50th.

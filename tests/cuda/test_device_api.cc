@@ -5,42 +5,12 @@
 
 #include "../../ffi/include/jaxcomm/device.h"
 #include "../check.h"
+#include "fakes/device_node.h"
 #include "fakes/seed.h"
-#include "fakes/virtual_ll.h"
 
 namespace jaxcomm {
 namespace cuda {
 namespace {
-
-// The ranks of one node, every fourth of a larger group, with a window of `count` words each, and slots for a unit.
-struct Node {
-  Node(int32_t size, int32_t num_channels, int64_t count)
-      : counters(MakeCounters(memory, size, size, num_channels)),
-        slots(memory, size, num_channels, 1),
-        reports(memory.Upload(std::vector<device::Report>(size))),
-        window({memory.Take(size * count * 4), count * 4}) {
-    for (int32_t r = 0; r < size; ++r) {
-      device::Comm comm;
-      comm.world = {2 + 4 * r, 4 * size, 0, 1};
-      comm.local = {r, size, 2, 4};
-      comm.signals = {{counters.pads, counters.pad_bytes}, counters.sent[r], counters.received[r], num_channels};
-      comm.ll_slots = slots.Of(r);
-      comm.timeout_ns = 10'000'000;
-      comm.report = reports + r;
-      comm.abort_flag = memory.Upload(std::vector<uint64_t>(1));
-      comm.call_id = 7;
-      comms.push_back(comm);
-    }
-  }
-  uint32_t* At(int32_t rank) const { return window.At<uint32_t>(rank); }
-
-  HostMemory memory;
-  Counters counters;
-  VirtualSlots slots;
-  device::Report* reports;
-  device::Window window;
-  std::vector<device::Comm> comms;
-};
 
 uint32_t Value(int32_t round, int32_t channel, int32_t rank, int64_t i) {
   return static_cast<uint32_t>(((round * 8 + channel) * 8 + rank) * 100 + i);

@@ -20,7 +20,9 @@ from jaxcomm import _native
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = ROOT / "ffi" / "include" / "jaxcomm"
 HEADERS = sorted(path.name for path in SOURCES.iterdir())
-EXAMPLE = ROOT / "examples" / "fused_rmsnorm"
+EXAMPLE, RING, DISPATCH = (
+    ROOT / "examples" / name for name in ("fused_rmsnorm", "all_gather_matmul", "token_dispatch")
+)
 TOOLS = pathlib.Path(sys.executable).parent
 
 
@@ -80,17 +82,17 @@ def test_the_quoted_code_is_run(language, least):
     page += (ROOT / "docs" / "reference" / "device-api.md").read_text()
     quoted = re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     # LL messages are not in the example. A test contains the code of the documentation for them.
-    sources = [path for path in EXAMPLE.iterdir() if path.is_file()] + [ROOT / "tests" / "cuda" / "test_device_api.cc"]
+    sources = [path for folder in (EXAMPLE, RING) for path in folder.iterdir() if path.is_file()]
+    sources.append(ROOT / "tests" / "cuda" / "test_device_api.cc")
     run_somewhere = {line.strip() for path in sources for line in path.read_text().splitlines()}
     assert len(quoted) >= least
     assert {line.strip() for block in quoted for line in block.splitlines()} <= run_somewhere
 
 
-@pytest.fixture(scope="module")
-def example(toolkit, architectures, tmp_path_factory):
-    """The example built outside the tree, as its README describes."""
+def build_example(folder, toolkit, architectures, tmp_path_factory):
+    """The copy of the folder, outside the tree, and its build, which is made as its README describes."""
     example, build = tmp_path_factory.mktemp("example"), tmp_path_factory.mktemp("build")
-    for source in EXAMPLE.iterdir():
+    for source in folder.iterdir():
         if source.is_file():
             (example / source.name).write_bytes(source.read_bytes())
     numbers = ";".join(f"{name.removeprefix('sm_')}-real" for name in architectures)
@@ -106,12 +108,30 @@ def example(toolkit, architectures, tmp_path_factory):
     return example, build
 
 
-def test_no_kernel_of_the_example_spills_registers(example, architectures):
-    _, build = example
-    (report,) = build.rglob("fused_rmsnorm.cu.o.ptxas")
+@pytest.fixture(scope="module")
+def example(toolkit, architectures, tmp_path_factory):
+    return build_example(EXAMPLE, toolkit, architectures, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def ring(toolkit, architectures, tmp_path_factory):
+    return build_example(RING, toolkit, architectures, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def dispatch(toolkit, architectures, tmp_path_factory):
+    return build_example(DISPATCH, toolkit, architectures, tmp_path_factory)
+
+
+@pytest.mark.parametrize(
+    ("name", "types"), [("example", (False, True)), ("ring", (False, True)), ("dispatch", (False,))]
+)
+def test_no_kernel_of_the_examples_spills_registers(name, types, architectures, request):
+    _, build = request.getfixturevalue(name)
+    (report,) = build.rglob("*.cu.o.ptxas")
     kernels = ptxas.kernels(report.read_text())
     compiled = sorted((kernel.architecture, "BFloat16" in kernel.name) for kernel in kernels)
-    assert compiled == sorted((name, bf16) for name in architectures for bf16 in (False, True))
+    assert compiled == sorted((name, bf16) for name in architectures for bf16 in types)
     ptxas.check_no_spills(kernels)
 
 
@@ -146,6 +166,71 @@ def test_the_example_is_called_from_jax(module, mesh):
         assert re.search(r'site = "fused_rmsnorm\.py:\d+ \(fused_rmsnorm\)"', call)
         assert 'target = "fused_rmsnorm_BF16"' in call
         assert "has_side_effect = true" in attributes
+
+
+def test_the_ring_is_called_from_jax(ring, mesh, monkeypatch):
+    folder, build = ring
+    monkeypatch.syspath_prepend(folder)
+    module = importlib.import_module("all_gather_matmul")
+    module.register(build / "liball_gather_matmul.so")
+    arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((16, 32), (32, 24))]
+    for check_vma in (True, False):
+        specs = {"in_specs": (P("gpu"), P(None, "gpu")), "out_specs": P(None, "gpu"), "check_vma": check_vma}
+        f = jax.jit(jax.shard_map(lambda x, w: module.all_gather_matmul(x, w, "gpu"), mesh=mesh, **specs))
+        text = f.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+        ((types, result),) = re.findall(r"custom_call @all_gather_matmul_F32.*: \((.*?)\) -> (tensor<\w+>)", text)
+        assert types == "tensor<4x32xf32>, tensor<32x6xf32>"
+        assert result == "tensor<16x6xf32>"
+    with pytest.raises(TypeError, match="all_gather_matmul: w has type bfloat16, expected that of x: float32"):
+        module.all_gather_matmul(*(jax.numpy.ones((4, 4), dtype) for dtype in ("float32", "bfloat16")), "gpu")
+
+
+def test_the_dispatch_is_called_from_jax(dispatch, mesh, monkeypatch):
+    """Operands and results of the call, and the sorted rows, which JAX computes."""
+    folder, build = dispatch
+    monkeypatch.syspath_prepend(folder)
+    module = importlib.import_module("token_dispatch")
+    module.register(build / "libtoken_dispatch.so")
+    calls = []
+
+    def ffi_call(target, results, axis_name):
+        def kernel(x, order, begin):
+            calls.append((target, tuple(result.shape for result in results), axis_name))
+            return order, begin
+
+        return kernel
+
+    arrays = [jax.ShapeDtypeStruct((20, 32), "bfloat16"), jax.ShapeDtypeStruct((20,), "int32")]
+    f = jax.jit(jax.shard_map(lambda x, to: module.token_dispatch(x, to, "gpu"), mesh=mesh,
+                              in_specs=P("gpu"), out_specs=P("gpu")))  # fmt: skip
+    text = f.trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+    ((types, results),) = re.findall(r"custom_call @token_dispatch\(.*: \((.*?)\) -> \((.*?)\)", text)
+    assert types == "tensor<5x32xbf16>, tensor<5xi32>, tensor<4xi32>"
+    assert results == "tensor<4x5x32xbf16>, tensor<4xi32>"
+    monkeypatch.setattr(jaxcomm, "ffi_call", ffi_call)
+    to = np.array([3, 0, 0, 3, 1], np.int32)
+    order, begin = jax.shard_map(
+        lambda x, to: module.token_dispatch(x, to, "gpu"), mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False
+    )(np.ones((5, 2), np.float32), to)
+    assert calls == [("token_dispatch", ((4, 5, 2), (4,)), "gpu")]
+    np.testing.assert_array_equal(order, [1, 2, 4, 0, 3])
+    np.testing.assert_array_equal(begin, [0, 2, 3, 3])
+
+
+def test_the_reference_of_the_dispatch(monkeypatch):
+    monkeypatch.syspath_prepend(DISPATCH)
+    module = importlib.import_module("token_dispatch")
+    random = np.random.default_rng(1)
+    x, to = random.integers(1, 99, (40, 3)), random.integers(0, 8, 40)
+    line = jax.make_mesh((8,), ("gpu",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"in_specs": P("gpu"), "out_specs": P("gpu")}
+    out, counts = jax.shard_map(lambda x, to: module.reference(x, to, "gpu"), mesh=line, **specs)(x, to)
+    expected, numbers = np.zeros((8, 8, 5, 3), np.int64), np.zeros((8, 8), np.int64)
+    for token, rank in enumerate(to):
+        expected[rank, token // 5, numbers[rank, token // 5]] = x[token]
+        numbers[rank, token // 5] += 1
+    np.testing.assert_array_equal(np.reshape(out, expected.shape), expected)
+    np.testing.assert_array_equal(np.reshape(counts, numbers.shape), numbers)
 
 
 def test_the_state_of_a_call_is_made_from_its_attributes(module, example):

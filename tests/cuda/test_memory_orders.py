@@ -30,6 +30,13 @@ ACCESSES = {
         "plain stores through the alias",
     ),
 }
+# Thread groups: the barriers of AnyOf, which fakes/litmus.h treats as those of a part of the block.
+BARRIERS = {
+    "OfThread()": set(),
+    "OfWarp()": {"vote.sync.any.pred", "bar.warp.sync"},
+    "OfWarps(0, 2, 1)": {"barrier.red.or.pred"},
+    "OfBlock()": {"bar.red.or.pred"},
+}
 SIGNALS = {"LoadAcquire", "StoreRelease", "LoadRelaxed", "StoreRelaxed", "Claim"}
 # Kernels of the module, by a part of their names, and the functions that they use.
 KERNELS = {
@@ -38,6 +45,7 @@ KERNELS = {
     "ExchangeLl": SIGNALS | {"LoadPair", "StorePair"},
     "ExchangeMultimem": SIGNALS | {"FenceAliases", "MulticastSum", "MulticastStore"},
     "BeginRoundKernel": {"LoadAcquire", "StoreRelease"},
+    "ExchangeRows": SIGNALS | {"FenceAliases"},
 }
 ORDERED = re.compile(r"^\s+(?:@\S+\s+)?((?:ld|st|atom|red|multimem|fence|membar)\b[\w.:]*)", re.MULTILINE)
 
@@ -60,6 +68,10 @@ def compiled(wheels, tmp_path_factory):
         f'extern "C" __global__ void {name}Kernel(uint64_t* word, uint64_t* out, Bytes16* unit) {{ {call}; }}\n'
         for name, (call, _, _) in ACCESSES.items()
     ]
+    kernels += [
+        f'extern "C" __global__ void Group{i}Kernel(uint64_t* out) {{ *out = AnyOf({group}, *out != 0); }}\n'
+        for i, group in enumerate(BARRIERS)
+    ]
     headers = "#include <jaxcomm/device.h>\n#include <jaxcomm/multimem.h>\nusing namespace jaxcomm::device;\n"
     (folder / "orders.cu").write_text(headers + "".join(kernels))
     command = (
@@ -75,6 +87,12 @@ def compiled(wheels, tmp_path_factory):
 @pytest.mark.parametrize("name", ACCESSES)
 def test_each_function_is_one_instruction(compiled, name):
     assert ordered(compiled[name]) == {ACCESSES[name][1]}
+
+
+@pytest.mark.parametrize(("number", "group"), list(enumerate(BARRIERS)))
+def test_each_group_has_its_barrier(compiled, number, group):
+    found = re.findall(r"^\s+((?:bar|barrier|vote)\.[\w.]*)", compiled[f"Group{number}"], re.MULTILINE)
+    assert {word.removesuffix(".aligned") for word in found} == BARRIERS[group]
 
 
 def test_kernels_use_no_other_orders(build, wheels):

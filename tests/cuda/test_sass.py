@@ -120,6 +120,51 @@ def test_loops_fill_the_link(wheels, tmp_path, architecture):
         check(found[name], name, 384, architecture, 2)  # up to 4 sources and more than 4; tails are the same code
 
 
+def test_rows_fill_the_link(wheels, tmp_path):
+    """dispatch and combine: rows that lie anywhere are loaded as many at a time as those of a block."""
+    cubin = tmp_path / "rows.cubin"
+    run(
+        wheels / "cu13" / "bin" / "nvcc", "-arch=sm_90", "-std=c++17", "-cubin", "-I", ROOT / "ffi",
+        "-I", ROOT / "ffi" / "include", KERNELS / "rows.cu", "-o", cubin,
+    )  # fmt: skip
+    text = sass.disassemble(wheels, cubin)
+    assert not re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT", text)
+    found = sass.bursts(text)
+    (copy,) = [name for name in found if "CopyMoves" in name and "Bytes16" in name]
+    check(found[copy], copy, 512, "sm_90", 2)  # body and tail
+    sums = [name for name in found if "AddTokens" in name and not name.endswith("Li1EEEvNS0_9TokenSumsINT_3AccEEEi")]
+    assert len(sums) == 4, list(found)
+    for name in sums:
+        check(found[name], name, 512, "sm_90", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "threads", "named_barriers"),
+    [
+        ("all_gather_matmul", 6 * 32, True),  # of 384, those of the warps that send
+        ("token_dispatch", 256, False),
+    ],
+)
+def test_examples_fill_the_link(wheels, tmp_path, name, threads, named_barriers):
+    cubin = tmp_path / "example.cubin"
+    run(
+        wheels / "cu13" / "bin" / "nvcc", "-arch=sm_90", "-std=c++17", "-cubin",
+        "-I", ROOT / "ffi" / "include", ROOT / "examples" / name / f"{name}.cu", "-o", cubin,
+    )  # fmt: skip
+    text = sass.disassemble(wheels, cubin)
+    # Rows lie where peers write: a load through the cache for constants could return those of the call before.
+    assert not re.search(r"\bLDG?\.[A-Z0-9.]*CONSTANT", text)
+    found = sass.bursts(text)
+    (copy,) = [function for function in found if "CopyUnits" in function and "Bytes16" in function]
+    check(found[copy], "Copy", threads, "sm_90", 2)  # body and tail
+    functions = re.split(r"^\.text\.(\w+):$", text, flags=re.MULTILINE)
+    for code in (code for function, code in zip(functions[1::2], functions[2::2], strict=True) if "Kernel" in function):
+        # The block's barrier is that of IsAborted. All others are of groups of warps, which do not wait for each other.
+        barriers = re.findall(r"\bBAR\.\w+\.\S* (\w+)", code)
+        assert barriers.count("0x0") == 1
+        assert (len(barriers) > 4) == named_barriers
+
+
 def sizes(name):
     return 1 if re.search(r"Plain<?I[ahb]E|AnyFloat8", name) else 2
 

@@ -4,6 +4,7 @@
 // Must follow CUDA's headers: see gpu_fake.h.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -63,7 +64,7 @@ struct Site {
   XLA_FFI_DataType dtype = XLA_FFI_DataType_F32;
   std::string target = "fused_rmsnorm_F32";
   int64_t tokens = 5, hidden = 33, max_sms = 0;
-  int num_ranks = 2;
+  int num_ranks = 2, num_groups = 1;
   void* state = nullptr;
   bool registered = true;  // by jaxcomm.register_ffi_target, which passes jaxcomm's functions to the library
 
@@ -76,7 +77,7 @@ struct Site {
     all.AddScalar("epsilon", XLA_FFI_DataType_F32, 1e-6F);
     all.AddDictionary("jaxcomm", call);
     std::vector<int64_t> groups;
-    for (int r = 0; r < num_ranks; ++r) groups.push_back(r);
+    for (int r = 0; r < num_groups * num_ranks; ++r) groups.push_back(r);
     all.AddArray("jaxcomm_groups", groups);
     return all;
   }
@@ -363,6 +364,44 @@ ALONE_TEST_CASE("a user's handlers fail on all local devices") {
     CHECK(Has(Execute(other, executions[0], operands), "has not asked for jaxcomm::host::Setup on GPU 0"));
   }
 }
+
+// Two groups of two GPUs, all of one process. Those of the second group come late, and no GPU allocates before.
+// `num_processes`: what JAX says.
+bool AllocatesEarly(int32_t num_processes) {
+  cuda::Communicator::Configure(20, 4, "", false, 0, num_processes);
+  auto* const site = new Site;
+  site->num_groups = 2;
+  CHECK(site->Instantiate().empty());
+  auto* const all_here = new std::atomic<bool>(false);
+  auto* const early = new std::atomic<bool>(false);
+  before_allocation = [=] {
+    if (!*all_here) *early = true;
+  };
+  std::vector<std::thread> groups;
+  for (int group = 0; group < 2; ++group) {
+    groups.emplace_back([=] {
+      OnRanks(*new World(2), [=](Rank& rank) {
+        rank.number = 2 * group + rank.rank;
+        CallOnDevice execution = ExecutionOf(rank.number, &rank);
+        if (group == 1) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+          if (rank.rank == 1) *all_here = true;
+        }
+        CHECK(Initialize(*site, execution).empty());
+        Operands operands = OperandsOf(*site, rank.rank, 1);
+        CHECK(Execute(*site, execution, operands).empty());
+        fake::Wait(execution.stream);
+        CheckResults(*site, operands, 1);
+      });
+    });
+  }
+  for (std::thread& group : groups) group.join();
+  return *early;
+}
+
+ALONE_TEST_CASE("GPUs of a process allocate when all of them are there") { CHECK(!AllocatesEarly(1)); }
+
+ALONE_TEST_CASE("GPUs of several processes do not wait for those of others") { CHECK(AllocatesEarly(2)); }
 
 // The fake of XLA does not query traits. XLA does so when the target is registered.
 ALONE_TEST_CASE("XLA's queries about handlers") {

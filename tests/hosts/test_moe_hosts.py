@@ -4,15 +4,12 @@ Hosts can't read each other's memory, so psum is hierarchical there. One process
 same order, and the losses are bit-identical. With the default of one process, they differ by rounding.
 """
 
-import subprocess
-import sys
-
 import netns
 import pytest
-import training
+from launching import train_on
 from training import OPTIONS, flags, metrics, train_here
 
-LIMIT_S = 200
+SCRIPT, LIMIT_S = "models.moe.train", 200
 SHORT = {**OPTIONS, "steps": 6, "eval_every": 100}  # evaluates at the end only
 pytestmark = [
     pytest.mark.full,
@@ -35,28 +32,6 @@ def alone(tmp_path_factory):
     return out
 
 
-def train_on(hosts, folder, *arguments):
-    """Runs models.moe.train in two processes of each host. Hosts share files only."""
-    training.folder_to_start_in(folder)
-    processes, outputs = [], []
-    for rank in range(4):
-        environment = {
-            **training.environment(),
-            "JAX_COORDINATOR_ADDRESS": f"{hosts.address(0)}:23456",
-            "JAX_NUM_PROCESSES": "4",
-            "JAX_PROCESS_ID": str(rank),
-            "JAXCOMM_NETWORK_DEVICES": "eth0",
-        }
-        outputs.append(folder / f"output {rank}")
-        with open(outputs[-1], "w") as output:
-            command = [sys.executable, "-m", "models.moe.train", *arguments]
-            processes.append(
-                hosts.start(rank // 2, command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
-            )
-    statuses = [process.wait(LIMIT_S) for process in processes]
-    assert statuses == [0] * 4, "\n".join(output.read_text()[-3000:] for output in outputs)
-
-
 def losses(out):
     return [record["loss"] for record in metrics(out) if "loss" in record]
 
@@ -64,7 +39,7 @@ def losses(out):
 def test_hosts_and_one_process_compute_the_same(alone, hosts, tmp_path):
     out = tmp_path / "run"
     before = hosts.counters(0).sent_bytes
-    train_on(hosts, tmp_path, *flags(**SHORT, out=out))
+    train_on(hosts, tmp_path, SCRIPT, *flags(**SHORT, out=out), limit_s=LIMIT_S)
     assert hosts.counters(0).sent_bytes - before > 300_000  # gradients of all steps
     assert metrics(out) == metrics(alone)  # bit for bit
     assert (out / "sample.txt").read_bytes() == (alone / "sample.txt").read_bytes()
@@ -78,7 +53,8 @@ def test_hosts_and_one_process_continue_each_other(alone, hosts, tmp_path):
     """1 process, then the hosts, then 1 process: the losses of an uninterrupted run."""
     out = tmp_path / "run"
     train_here(out, **{**SHORT, "steps": 2, "sample": 0}, psum="hierarchical")
-    train_on(hosts, tmp_path, "--resume", *flags(out=out, steps=4, sample=0, eval_every=100))
+    arguments = ["--resume", *flags(out=out, steps=4, sample=0, eval_every=100)]
+    train_on(hosts, tmp_path, SCRIPT, *arguments, limit_s=LIMIT_S)
     train_here(out, resume=True, **SHORT, psum="hierarchical")
     assert losses(out) == losses(alone)  # bit for bit
     assert metrics(out)[-1] == metrics(alone)[-1]  # held-out text

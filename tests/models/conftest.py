@@ -13,8 +13,9 @@ from training import OPTIONS, TINY
 # Appended, so that an installed jaxcomm precedes its sources in the repository.
 sys.path.append(str(pathlib.Path(__file__).parents[2]))
 
-from models.moe import train
+from models.lm import train
 from models.moe.config import Config
+from models.moe.train import Run
 
 
 @pytest.fixture(scope="session")
@@ -72,5 +73,5 @@ def tiny(tmp_path):
 def alone(tmp_path_factory, _quick_compilation):
     """Folder, Run and summary of an uninterrupted run in this process."""
     out = tmp_path_factory.mktemp("alone")
-    run = train.Run(Config(**{**OPTIONS, "out": str(out)}), resume=False)
+    run = Run(Config(**{**OPTIONS, "out": str(out)}))
     return out, run, train.train(run)

@@ -82,7 +82,7 @@ def metrics(params, tokens, config, factor):
         nll = jax.nn.logsumexp(logits, -1) - jnp.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
         return nll.mean(), balance, dropped
 
-    each = jax.lax.map(of_rank, tokens.reshape(config.num_ranks, -1, tokens.shape[1]))
+    each = jax.lax.map(of_rank, tokens.reshape(config.ranks(), -1, tokens.shape[1]))
     return dict(zip(("loss", "balance", "dropped"), (x.mean() for x in each), strict=True))
 
 
@@ -124,6 +124,24 @@ class AdamW:
             step = self.mean[i] / (1 - 0.9**self.step) / (np.sqrt(self.square[i] / (1 - 0.95**self.step)) + 1e-8)
             decay = self.config.weight_decay * p * (p.ndim > 1)
             self.params[i] = p - rate(self.config, self.step - 1) * (step + decay)
+
+
+def check_optimizer(optimizer, config):
+    """Compares 12 updates of a matrix and of the scale of a norm with AdamW."""
+    rng = np.random.default_rng(5)
+    params = {"matrix": rng.normal(size=(2, 3)), "scale": rng.normal(size=3)}
+    params = {name: jnp.asarray(x, jnp.float32) for name, x in params.items()}
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    oracle = AdamW(config, params.values())
+    for _ in range(12):
+        grads = {name: jnp.asarray(rng.normal(size=x.shape), jnp.float32) for name, x in params.items()}
+        oracle.params = [np.asarray(x, np.float64) for x in params.values()]
+        before = list(oracle.params)
+        oracle.update(grads.values())
+        updates, state = update(grads, state, params)
+        for change, old, new in zip(updates.values(), before, oracle.params, strict=True):
+            np.testing.assert_allclose(change, new - old, rtol=1e-4, atol=1e-6)
+        params = {name: x + updates[name] for name, x in params.items()}
 
 
 def clip(gradients, limit):

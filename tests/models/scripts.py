@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import plain
 from flax import nnx
 from jax.sharding import NamedSharding
 
@@ -16,6 +17,7 @@ from models.lm import comm as comm_lib
 from models.lm import model as lm
 from models.lm import step as step_lib
 from models.lm import train as train_lib
+from models.mesh import parallel as mesh
 from models.pp import parallel as pp
 from models.tp import parallel as tp
 from models.zero import parallel as zero
@@ -24,7 +26,7 @@ SIZES = {
     "layers": 2, "width": 16, "heads": 4, "hidden": 24, "batch": 8, "seq": 16, "lr": 1e-2, "warmup": 2,
     "decay_steps": 30, "weight_decay": 0.5,
 }  # fmt: skip
-SCRIPTS = {"cp": cp, "pp": pp, "tp": tp, "zero": zero}
+SCRIPTS = {"cp": cp, "mesh": mesh, "pp": pp, "tp": tp, "zero": zero}
 
 
 def tiny(script, **options):
@@ -57,10 +59,35 @@ def train(config, steps):
     return *values, jax.device_get(state[0])
 
 
+def structure(config):
+    """Of the model on one device, see models.lm.model.structure."""
+    return lm.structure(config, getattr(SCRIPTS[config.name], "Transformer", lm.Transformer))
+
+
+def losses_of_one_device(config, model, tokens):
+    """(loss, the sum of losses that is minimised). Every expert computes every token, by plain.py."""
+    if not getattr(config, "experts", 0):
+        return (lm.loss(model, tokens),) * 2
+    # The balancing loss is that of the tokens of a rank in a microbatch.
+    microbatches, width = config.ranks("data") * config.microbatches, config.width
+    positions = cp.positions_of(config.order, config.seq, config.ranks("context"))
+    places = positions.reshape(config.ranks("context", "tensor"), -1)
+    x, balance = model.embed[...][tokens[:, :-1]], 0.0
+    for block in model.blocks:
+        x = x + block.attention(block.attention_norm(x))
+        normal = block.mlp_norm(x)
+        params = {name: getattr(block.mlp, name)[...] for name in ("router", "up", "down")}
+        x = x + plain.experts(params, normal.reshape(-1, width), None)[0].reshape(x.shape)
+        groups = normal.reshape(microbatches, -1, config.seq, width)[:, :, places].swapaxes(1, 2)
+        groups = groups.reshape(microbatches * len(places), -1, width)
+        balance += jax.vmap(lambda x, params=params: plain.experts(params, x, None)[1])(groups).mean()
+    loss = lm.cross_entropy(model.head(x), tokens[:, 1:]).mean()
+    return loss, loss + config.balance * balance / config.layers
+
+
 @functools.cache
-def _one_device(sizes, steps):
-    config = tp.Config(**dict(sizes), layout="1x1")
-    graphdef, _, init = lm.structure(config)
+def _one_device(config, steps):
+    graphdef, _, init = structure(config)
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip), step_lib.make_optimizer(config))
 
     def norm(grads):
@@ -69,7 +96,11 @@ def _one_device(sizes, steps):
     @jax.jit
     def step(state, tokens):
         params, opt_state = state
-        value, grads = jax.value_and_grad(lambda p: lm.loss(nnx.merge(graphdef, p), tokens))(params)
+
+        def losses(params):
+            return losses_of_one_device(config, nnx.merge(graphdef, params), tokens)[::-1]
+
+        (_, value), grads = jax.value_and_grad(losses, has_aux=True)(params)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), (value, norm(grads))
 
@@ -81,16 +112,28 @@ def _one_device(sizes, steps):
     return np.array(metrics).T
 
 
-def train_one_device(steps, **options):
+def train_one_device(steps, config):
     """(losses, norms of the gradients) of the same model without any collective, by optax alone."""
-    return _one_device(tuple(sorted({**SIZES, **options}.items())), steps)
+    if not getattr(config, "experts", 0):  # the same for all scripts and layouts
+        config = tp.Config(**{**SIZES, "clip": config.clip, "layers": config.layers}, layout="1x1")
+    return _one_device(config, steps)
+
+
+def loss_of_one_device(config):
+    """The loss of the first parameters, on the whole batch."""
+    graphdef, _, init = lm.structure(config)
+    return jax.jit(lambda: lm.loss(nnx.merge(graphdef, init()), tokens(config)))()
 
 
 def gradients_of_one_device(config):
     """(parameters, loss, gradients) in float64, on the whole batch."""
-    graphdef, _, init = lm.structure(config)
+    graphdef, _, init = structure(config)
     params = jax.tree.map(lambda x: x.astype(jnp.float64), jax.jit(init)())
-    value, grads = jax.jit(jax.value_and_grad(lambda p: lm.loss(nnx.merge(graphdef, p), tokens(config))))(params)
+
+    def losses(params):
+        return losses_of_one_device(config, nnx.merge(graphdef, params), tokens(config))[::-1]
+
+    (_, value), grads = jax.jit(jax.value_and_grad(losses, has_aux=True))(params)
     return params, value, grads
 
 

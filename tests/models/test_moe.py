@@ -177,7 +177,7 @@ def test_gradients_of_the_model_match_one_device(mesh, comm):
 
     def reference(params):
         """Mean over all bytes, without make_loss, to detect a factor in it that depends on the number of ranks."""
-        groups = tokens.reshape(config.num_ranks, -1, config.seq + 1)
+        groups = tokens.reshape(config.ranks(), -1, config.seq + 1)
         model = nnx.merge(graphdef, params)
         logits, stats = jax.vmap(lambda group: model(group[:, :-1], capacity_factor=config.capacity))(groups)
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), groups[:, :, 1:, None], axis=-1)

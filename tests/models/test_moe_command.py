@@ -18,8 +18,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from training import OPTIONS, ROOT, TINY, flags
 
-from models.moe import data, distributed, train
+from models.lm import data, distributed
+from models.lm import train as lm
 from models.moe import step as step_lib
+from models.moe import train
 from models.moe.config import Config
 
 
@@ -47,8 +49,8 @@ def test_text_must_fill_a_window_and_the_byte_after_it(tiny, monkeypatch):
     assert loaded.value.args == (tiny.data, tiny.heldout, tiny.seq + 1)
 
 
-class Run:
-    """A fake train.Run whose steps take no time."""
+class Run(train.Run):
+    """A run whose steps take no time."""
 
     def __init__(self, out, leads=True, **options):
         self.config = dataclasses.replace(TINY, **options)
@@ -105,10 +107,10 @@ def test_the_bar_follows_the_steps_of_the_first_process_on_a_terminal(tmp_path, 
             pass
 
     bars = []
-    monkeypatch.setattr(train, "tqdm", Bar)
+    monkeypatch.setattr(lm, "tqdm", Bar)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     run = Run(tmp_path, leads, steps=5, eval_every=2, save_every=3)
-    summary = train.train(run)
+    summary = lm.train(run)
     (bar,) = bars
     assert (bar.options["total"], bar.options["initial"], bar.updates) == (5, 0, 5)
     assert bar.options["disable"] == (not (terminal and leads))

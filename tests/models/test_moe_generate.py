@@ -9,6 +9,7 @@ import plain
 import pytest
 from training import TINY
 
+from models.lm.train import make_mesh
 from models.moe import decode, generate, train
 from models.moe import step as step_lib
 
@@ -18,7 +19,7 @@ PROMPTS = [b"def f(x):", b"a", b"class", b"import os, sys, a, b, c, d, e, f, g",
 
 def continued(config, prompts, count):
     """Parameters and texts."""
-    mesh = train.make_mesh(config)
+    mesh = make_mesh(config)
     graphdef, (specs, _), init = step_lib.init_state(config)
     shardings = jax.tree.map(lambda spec: jax.NamedSharding(mesh, spec), specs)
     params = jax.jit(lambda: init()[0], out_shardings=shardings)()
@@ -33,7 +34,7 @@ def test_greedy_text_is_that_of_one_device(comm):
     """Prompts of different lengths, more text than the window, and a batch that the ranks cannot share evenly."""
     params, texts = continued(dataclasses.replace(CONFIG, comm=comm), PROMPTS, 12)
     longest = max(map(len, PROMPTS))
-    assert longest > 2 * CONFIG.seq and len(PROMPTS) % CONFIG.num_ranks
+    assert longest > 2 * CONFIG.seq and len(PROMPTS) % CONFIG.ranks()
     likeliest = jax.jit(lambda tokens: plain.scores(params, tokens, CONFIG, None, CONFIG.seq)[0].argmax(-1))
     for prompt, text in zip(PROMPTS, texts, strict=True):
         assert text.startswith(prompt) and len(text) == longest + 12

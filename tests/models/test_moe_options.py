@@ -6,8 +6,9 @@ import pathlib
 
 import pytest
 
-from models.moe import config as config_lib
-from models.moe import data
+from models.lm import config as config_lib
+from models.lm import data
+from models.moe.config import Config
 
 # Data.
 
@@ -54,7 +55,7 @@ def test_binary_and_hidden_files_are_skipped(tmp_path):
 )
 def test_bad_options_are_named(argv, message, capsys):
     with pytest.raises(SystemExit):
-        config_lib.parse(argv)
+        config_lib.parse(Config, argv)
     assert message in capsys.readouterr().err
 
 
@@ -62,15 +63,15 @@ def test_resume_refuses_another_model(tiny):
     pathlib.Path(tiny.out).mkdir()
     tiny.save(pathlib.Path(tiny.out) / "config.json")
     with pytest.raises(ValueError, match="--width: got 32, but the run to resume has 16"):
-        config_lib.load(pathlib.Path(tiny.out) / "config.json", {"width": 32})
+        config_lib.load(Config, pathlib.Path(tiny.out) / "config.json", {"width": 32})
 
 
 def test_resume_of_a_run_before_dropless_keeps_its_capacity(tmp_path):
     path = tmp_path / "config.json"
-    saved = dataclasses.asdict(config_lib.Config(out=str(tmp_path)))
+    saved = dataclasses.asdict(Config(out=str(tmp_path)))
     del saved["moe"]
     path.write_text(json.dumps(saved))
-    assert config_lib.load(path, {}).moe == "capacity"
+    assert config_lib.load(Config, path, {}).moe == "capacity"
 
 
 def test_bad_data_is_named(tmp_path):

@@ -16,7 +16,8 @@ LIMIT_S = 120
 WITH_SIGNAL = """
 import os, sys
 import jax
-from models.moe import distributed, train
+from models.lm.train import run_command
+from models.moe import train
 
 step, process, signum = (int(sys.argv.pop(1)) for _ in range(3))
 advance = train.Run.advance
@@ -28,15 +29,13 @@ def advance_and_signal(run):
     return metrics
 
 train.Run.advance = advance_and_signal
-with distributed.prompt_failure():
-    status = train.main()
-sys.exit(status)
+run_command(train.Config, train.build, train.Run)
 """
 
 FAILS = """
 import time
 import jax
-from models.moe import distributed
+from models.lm import distributed
 
 with distributed.prompt_failure():
     distributed.initialize()

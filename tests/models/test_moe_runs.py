@@ -14,8 +14,10 @@ import pytest
 from training import OPTIONS, TINY, flags, metrics, train_here
 
 import jaxcomm
-from models.moe import config as config_lib
-from models.moe import data, train
+from models.lm import config as config_lib
+from models.lm import data
+from models.lm import train as lm
+from models.moe import train
 
 
 class Crash(Exception):
@@ -58,9 +60,9 @@ def test_interrupted_run_continues_where_it_was_saved(alone, tmp_path, after_ste
     assert [record["step"] for record in metrics(out)] == [1, 2, 3, 4, 4, 5]
     assert checkpoints(out) == [2, 3]
 
-    config, resume = config_lib.parse(["--resume", "--out", str(out), "--eval_every", "4"])
+    config, resume = config_lib.parse(train.Config, ["--resume", "--out", str(out), "--eval_every", "4"])
     assert resume and config == dataclasses.replace(TINY, out=str(out))
-    resumed = train.train(train.Run(config, resume))
+    resumed = lm.train(train.Run(config, resume=resume))
     assert metrics(out) == metrics(wanted)  # bit for bit, evaluations included
     assert checkpoints(out) == [9, 12]
     for name in ("steps", "train_loss", "heldout_bits_per_byte", "sample"):
@@ -110,12 +112,13 @@ def test_evaluation_equals_that_of_one_device(alone):
 def test_each_step_uses_other_windows():
     text, seen = np.arange(250, dtype=np.uint8), []
 
-    def train_step(state, tokens):
+    def step(state, tokens):
         seen.append(tokens)
         return state, {}
 
+    program = types.SimpleNamespace(step=step)
     run = types.SimpleNamespace(
-        config=TINY, train_text=text, step=0, state=None, put=lambda tokens: tokens, train_step=train_step
+        config=TINY, train_text=text, step=0, state=None, put=lambda tokens: tokens, program=program
     )
     for _ in range(3):
         train.Run.advance(run)
@@ -135,7 +138,7 @@ def test_each_step_uses_other_windows():
 def test_loss_falls_and_files_are_written(tmp_path, text_folder, capsys):
     out = tmp_path / "run"
     options = {**OPTIONS, "data": text_folder, "out": out, "steps": 25, "eval_every": 100, "save_every": 100}
-    assert train.main(flags(**options)) == 0
+    assert lm.main(train.Config, train.build, flags(**options), train.Run) == 0
     values = [record["loss"] for record in metrics(out) if "loss" in record]
     assert len(values) == 25
     assert np.mean(values[-3:]) < 0.75 * values[0]

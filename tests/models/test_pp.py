@@ -20,6 +20,13 @@ def test_consecutive_layers_are_on_consecutive_stages():
     np.testing.assert_array_equal(found[..., 0], [[[0, 1], [2, 3]], [[4, 5], [6, 7]]])
 
 
+def test_loss_of_one_round_is_that_of_one_device():
+    """The last stage counts no loss before it has the first microbatch. With several rounds, no loss is due then."""
+    config = tiny("pp", layout="2x1", layers=2, rounds=1, microbatches=2)
+    found = scripts.program(config).evaluate(scripts.first_state(config), scripts.tokens(config))
+    assert float(found) == pytest.approx(float(scripts.loss_of_one_device(config)), rel=1e-5)
+
+
 @pytest.mark.parametrize("rounds", [2, pytest.param(1, marks=full)])
 def test_collectives_of_a_step(rounds):
     """The loop has one ppermute in each direction, for any number of layers, microbatches and rounds."""
@@ -30,14 +37,34 @@ def test_collectives_of_a_step(rounds):
     assert found == {"permute": 2, "all_reduce": 4}
 
 
+def test_collectives_of_a_step_of_1f1b():
+    """One loop has the ppermute of activations and that of gradients."""
+    config = tiny("pp", layers=8, rounds=1, microbatches=4, schedule="1f1b")
+    program = scripts.program(config)
+    found = scripts.collectives(program.step, jax.eval_shape(program.init), scripts.tokens(config))
+    assert found == {"permute": 2, "all_reduce": 4}
+
+
+def temporary(microbatches, **options):
+    """Temporary bytes of a step on a rank."""
+    options = {"layers": 8, "width": 128, "hidden": 384, "batch": 2 * microbatches, **options}
+    config = tiny("pp", microbatches=microbatches, **options)
+    program = scripts.program(config)
+    state = jax.eval_shape(program.init)
+    return program.step.lower(state, scripts.tokens(config)).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_1f1b_keeps_inputs_by_stages_not_by_microbatches():
+    """2 (p - 1) + 1 inputs for any number of microbatches. Circular keeps one per tick, which is one per microbatch."""
+    options = {"layers": 4, "hidden": 64, "rounds": 1, "seq": 128}
+    one = 4 * 128 * 128  # bytes of the input of a microbatch: one sequence
+    grown = temporary(20, **options, schedule="1f1b") - temporary(8, **options, schedule="1f1b")
+    assert grown < one
+    circular = temporary(20, **options) - temporary(8, **options)
+    assert circular > 12 * one
+
+
 def test_memory_of_a_tick_has_no_weights():
     """More microbatches of the same size keep more inputs, and nothing else."""
-
-    def temporary(microbatches):
-        config = tiny("pp", layers=8, width=128, hidden=384, microbatches=microbatches, batch=2 * microbatches)
-        program = scripts.program(config)
-        state = jax.eval_shape(program.init)
-        return program.step.lower(state, scripts.tokens(config)).compile().memory_analysis().temp_size_in_bytes
-
     weights = 4 * (4 * 128 * 128 + 2 * 128 * 384)  # at least, of one layer
     assert temporary(20) - temporary(8) < 12 * weights / 2

@@ -11,11 +11,13 @@ import sys
 
 import jax
 import numpy as np
+import plain
 import pytest
 import scripts
 from scripts import tiny
 
 from models.lm import config as config_lib
+from models.lm import step as step_lib
 from models.lm import train as train_lib
 from models.zero.parallel import Packing
 
@@ -27,8 +29,26 @@ LAYOUTS = {
         *(pytest.param(layout, {"attention": "gather"}, marks=full) for layout in ("2x4", "4x2")),
         *(pytest.param(layout, {}, marks=full) for layout in ("1x8", "1x2")),
     ],
+    # Each axis alone, then mixed.
+    "mesh": [
+        ("2x1x2x2", {"microbatches": 2, "balance": 0.5}),
+        *(
+            pytest.param(layout, {"experts": 0, "microbatches": 2}, marks=full)
+            for layout in ("2x1x1x1", "1x2x1x1", "1x1x2x1", "1x1x1x2", "1x1x1x4")
+        ),
+        *(
+            pytest.param(layout, {"experts": experts, "microbatches": 2, "balance": 0.5}, marks=full)
+            for layout, experts in (("2x2x1x2", 4), ("1x2x2x2", 8), ("2x1x2x2", 0))
+        ),
+        pytest.param("2x1x2x2", {"layers": 4, "rounds": 2, "microbatches": 4, "attention": "ulysses"}, marks=full),
+    ],
     "pp": [
         ("2x2", {"layers": 4, "rounds": 2, "microbatches": 2}),
+        ("2x2", {"rounds": 1, "microbatches": 4, "schedule": "1f1b"}),
+        *(
+            pytest.param(layout, {"rounds": 1, "layers": 4, "microbatches": 8, "schedule": "1f1b"}, marks=full)
+            for layout in ("4x1", "1x1")
+        ),
         *(pytest.param("2x2", {"rounds": 1, "microbatches": count}, marks=full) for count in (2, 4)),
         *(pytest.param(layout, {"rounds": 1, "layers": 8, "microbatches": 8}, marks=full) for layout in ("8x1", "1x1")),
     ],
@@ -45,20 +65,22 @@ LAYOUTS = {
 }
 
 
-def _cases():
+def _cases(is_full=lambda script, options: False):
     for script, layouts in LAYOUTS.items():
         for case in layouts:
             values, marks = (case.values, case.marks) if hasattr(case, "marks") else (case, ())
-            yield pytest.param(script, *values, marks=marks)
+            yield pytest.param(script, *values, marks=full if is_full(script, values[1]) else marks)
 
 
 CASES = list(_cases())
+# Programs that take long to compile train in the full size only: gradients of the default size cover their algorithm.
+TRAINING_CASES = list(_cases(lambda script, options: script == "mesh" or "schedule" in options))
 
 
 def packed(script, config, tree):
     """Parameters or gradients as the script holds them."""
-    if script == "pp":
-        return scripts.pp.arrange(config, tree)
+    if script in ("mesh", "pp"):
+        return scripts.SCRIPTS[script].arrange(config, tree)
     if script != "zero":
         return tree
     ranks = config.ranks()
@@ -82,12 +104,18 @@ def test_gradients_equal_those_of_one_device(script, layout, options):
             assert error < 1e-10, jax.tree_util.keystr(path)
 
 
-@pytest.mark.parametrize(("script", "layout", "options"), CASES)
+def test_optimizer_is_adamw_with_warm_up_and_cosine():
+    """One device trains with the same optimizer, so comparisons with it do not show mistakes of the optimizer."""
+    config = tiny("tp", lr=0.5, warmup=3, decay_steps=9, weight_decay=0.1)
+    plain.check_optimizer(step_lib.make_optimizer(config), config)
+
+
+@pytest.mark.parametrize(("script", "layout", "options"), TRAINING_CASES)
 def test_training_follows_that_of_one_device(script, layout, options):
     """20 steps, of which some are clipped; also the update and the evaluation are compared."""
     config = tiny(script, layout=layout, clip=1.0, **options)
     losses, norms, _ = scripts.train(config, 20)
-    wanted, wanted_norms = scripts.train_one_device(20, clip=1.0, layers=config.layers)
+    wanted, wanted_norms = scripts.train_one_device(20, config)
     assert min(wanted_norms) < config.clip < max(wanted_norms)
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
     # Rounding grows from step to step, in the gradients first.
@@ -199,7 +227,7 @@ def test_the_readme_names_the_defaults(script):
 
     text = (ROOT / "models" / script / "README.md").read_text()
     config = scripts.SCRIPTS[script].Config()
-    _, shapes, _ = scripts.lm.structure(config)
+    _, shapes, _ = scripts.structure(config)
     millions = sum(x.size for x in jax.tree.leaves(shapes)) / 1e6
     assert f"{config.steps} steps of {config.batch * config.seq} bytes, {millions:.1f} million parameters" in text
     assert f"`--layout {config.layout}`" in text
@@ -223,10 +251,25 @@ BAD = [
     ("cp", ["--seq", "30", "--order", "striped"], "--seq: got 30, expected a multiple of context = 4"),
     ("cp", ["--attention", "ulysses", "--heads", "2"], "--heads: got 2, expected a multiple of context = 4"),
     ("cp", ["--order", "random"], "invalid choice: 'random'"),
+    ("mesh", ["--layout", "2x2x2"], "expected the sizes of pipe x data x context x tensor, for example 2x2x2x2"),
+    ("mesh", ["--layers", "3"], "--layers: got 3, expected a multiple of 2 stages in --layout 2x1x2x2 x 1 rounds"),
+    ("mesh", ["--microbatches", "1"], "--microbatches: got 1, expected at least 2, one for each stage"),
+    ("mesh", ["--batch", "6"], "--batch: got 6, expected a multiple of 4, the microbatches of all groups"),
+    ("mesh", ["--heads", "1"], "--heads: got 1, expected a multiple of tensor = 2 in --layout 2x1x2x2"),
+    ("mesh", ["--hidden", "5"], "--hidden: got 5, expected a multiple of tensor = 2"),
+    ("mesh", ["--seq", "6"], "--seq: got 6, expected a multiple of 4, the chunks of --order zigzag"),
+    ("mesh", ["--seq", "10", "--order", "striped"], "--seq: got 10, expected a multiple of context x tensor = 4"),
+    ("mesh", ["--attention", "ulysses", "--heads", "2"], "--heads: got 2, expected a multiple of context x tensor = 4"),
+    ("mesh", ["--experts", "6"], "--experts: got 6, expected a multiple of data x context x tensor = 4"),
+    ("mesh", ["--experts", "1"], "--experts: got 1, expected 0, or at least 2"),
+    ("mesh", ["--balance", "-1"], "--balance: got -1.0, expected at least 0"),
     ("pp", ["--layers", "12"], "--layers: got 12, expected a multiple of 4 stages in --layout 4x2 x 2 rounds"),
     ("pp", ["--microbatches", "2"], "--microbatches: got 2, expected at least 4, one for each stage"),
     ("pp", ["--batch", "24"], "--batch: got 24, expected a multiple of 16, the microbatches of all groups"),
     ("pp", ["--rounds", "0"], "--rounds: got 0, expected at least 1"),
+    ("pp", ["--schedule", "1f1b"], "--rounds: got 2, expected 1 with --schedule 1f1b"),
+    ("pp", ["--schedule", "gpipe"], "invalid choice: 'gpipe'"),
+    ("mesh", ["--schedule", "1f1b"], "--schedule: got '1f1b', expected circular"),
     ("zero", ["--batch", "12"], "--batch: got 12, expected a multiple of node x gpu = 8 in --layout 2x4"),
     ("zero", ["--stage", "4"], "invalid choice: 4"),
     ("zero", ["--resume", "--out", "does/not/exist"], "no run to continue"),

@@ -38,11 +38,13 @@ def metrics(out):
         ("tp", {"layout": "1x8"}),
         ("zero", {"stage": 3}),
         ("cp", {"layout": "1x8"}),
+        ("mesh", {"layers": 2, "layout": "2x1x2x2", "microbatches": 2}),
+        ("mesh", {"layers": 2, "layout": "2x2x1x2", "microbatches": 2}),
         ("pp", {"layers": 4, "rounds": 1, "microbatches": 4}),
     ],
 )
 def test_two_processes_and_one_compute_the_same(script, options, tmp_path):
     folder_to_start_in(tmp_path)
     for processes in (1, 2):
-        launch(tmp_path, script, processes, **OPTIONS, **options, out=tmp_path / str(processes))
+        launch(tmp_path, script, processes, **{**OPTIONS, **options, "out": tmp_path / str(processes)})
     assert metrics(tmp_path / "2") == metrics(tmp_path / "1")  # bit for bit

@@ -6,6 +6,7 @@ process prints one JSON object per line: an event and its time (time.monotonic()
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import ipaddress
 import json
@@ -131,6 +132,28 @@ def wrong_routing():
     attempt(run)
     works(range(jax.process_count()))
     say("all work")
+
+
+@scenario
+def moe_of_different_numbers():
+    """The second process has other numbers than the first, one at a time: once per exchange."""
+    first = {"tokens": 2, "choices": 2, "experts_per_rank": 2, "dtype": jnp.float32, "capacity": 64}
+    others = {"tokens": 3, "choices": 1, "experts_per_rank": 4, "dtype": jnp.bfloat16, "capacity": 65}
+    for name, other in others.items():
+        numbers = {**first, name: other} if jax.process_index() == 1 else first
+        for algorithm in ("one_shot", "direct"):
+            attempt(program(functools.partial(_moe, algorithm=algorithm, **numbers)))
+            works(range(jax.process_count()))
+    say("all work")
+
+
+def _moe(x, *, tokens, choices, experts_per_rank, dtype, capacity, algorithm):
+    n = jax.lax.axis_size("i")
+    ids = jnp.arange(tokens * choices, dtype=jnp.int32).reshape(tokens, choices) % n
+    rows, routing = jaxcomm.moe.route_and_dispatch(
+        jnp.ones((tokens, 4), dtype), ids, "i", num_experts=experts_per_rank * n, capacity=capacity, algorithm=algorithm
+    )
+    return x + jaxcomm.moe.combine(rows, routing).astype(x.dtype).sum()
 
 
 @scenario

@@ -272,3 +272,25 @@ def test_no_more_shared_memory(start, round_):
     hear_of_missing_memory(*ranks)
     all_work_again(ranks)
     finish(ranks)
+
+
+@pytest.mark.full
+def test_mixtures_of_experts_that_differ(start, round_):
+    """All ranks get an error, at least one with both sides, and the next call works."""
+    ranks = start("moe_of_different_numbers", 2)
+    sides = {
+        "tokens": ("2 tokens, 2 choices", "3 tokens, 2 choices"),
+        "choices": ("2 tokens, 2 choices", "2 tokens, 1 choices"),
+        "experts": ("8 experts", "16 experts"),
+        "dtype": ("4 float32", "4 bfloat16"),
+        "capacity": ("capacity 64", "capacity 65"),
+    }
+    for name, (one, other) in sides.items():
+        for algorithm in ("one_shot", "direct"):
+            texts = [rank.wait_for("error")["text"] for rank in ranks]
+            assert all("moe.route" in text and "failing.py:" in text for text in texts), (name, algorithm, texts)
+            if (name, algorithm) != ("dtype", "direct"):  # route does not see the rows
+                assert any(one in text and other in text for text in texts), (name, algorithm, texts)
+    for rank in ranks:
+        rank.wait_for("all work")
+    finish(ranks)

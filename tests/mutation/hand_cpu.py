@@ -308,4 +308,25 @@ MUTANTS = [
         "StatusCode::kInvalidArgument ?",
         "tests/test_errors.py -k late_ranks",
     ),
+    # Calls whose row lists are wrong on one process.
+    Mutant(
+        "a call fails before the other processes can get its error",
+        RENDEZVOUS,
+        "  call->Enter();\n  if (!checked.ok()) call->Fail(checked);",
+        "  if (!checked.ok()) call->Fail(checked);\n  call->Enter();",
+        "tests/hosts/test_host_failures.py --size full -k wrong",
+    ),
+    Mutant(
+        "other processes get no error of wrong row lists",
+        RENDEZVOUS,
+        "  if (SpansProcesses(std::get<2>(group_call->key))) "
+        "return StartInterProcess(group_call, own_position, checked);\n"
+        "  if (!checked.ok()) {\n    FailRun(participant.run_id, checked);\n"
+        "    return FailCall(*group_call, checked);\n  }\n",
+        "  if (!checked.ok()) {\n    FailRun(participant.run_id, checked);\n"
+        "    return FailCall(*group_call, checked);\n  }\n"
+        "  if (SpansProcesses(std::get<2>(group_call->key))) "
+        "return StartInterProcess(group_call, own_position, checked);\n",
+        "tests/hosts/test_host_failures.py --size full -k wrong",
+    ),
 ]

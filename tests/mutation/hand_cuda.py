@@ -287,6 +287,20 @@ MUTANTS = [
         "test_cuda_call",
     ),
     Mutant(
+        "GPUs of a process do not meet before a user's first run",
+        USER,
+        "settings.num_processes == 1 ?",
+        "settings.num_processes == -1 ?",
+        "test_cuda_user_calls",
+    ),
+    Mutant(
+        "GPUs of a user's first run wait for those of other processes",
+        USER,
+        "settings.num_processes == 1 ?",
+        "settings.num_processes != 1 ?",
+        "test_cuda_user_calls",
+    ),
+    Mutant(
         "max_sms of a user's call is ignored",
         USER,
         "std::min<int64_t>(made.max_channels, state.max_sms)",

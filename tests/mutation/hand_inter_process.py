@@ -331,4 +331,11 @@ MUTANTS = [
         "",
         "test_active_messages",
     ),
+    Mutant(
+        "no worker does the work of an asynchronous call of one rank",
+        CALL,
+        "Submit(num_local_ - 1 + spec_.asynchronous, ",
+        "Submit(num_local_ - 1, ",
+        "test_inter_process_call",
+    ),
 ]

@@ -4,7 +4,7 @@ from mutation.hand import Mutant
 
 STEP = "tests/models/test_moe_step.py::test_step_equals_that_of_one_device"
 RUNS = "tests/models/test_moe_runs.py"
-MODEL, TRAIN = "models/moe/model.py", "models/moe/train.py"
+MODEL, TRAIN = "models/moe/model.py", "models/lm/train.py"
 DROPLESS, LAYER = "models/moe/dropless.py", "tests/models/test_moe.py::test_layer_matches_dense_reference"
 GENERATE = "tests/models/test_moe_generate.py::test_greedy_text_is_that_of_one_device"
 RUN, CASES = "jaxcomm/run.py", "jaxcomm/bench/cases.py"
@@ -31,13 +31,13 @@ MUTANTS = [
         "total = nll + config.balance * stats.balance", "total = nll", STEP,
     ),
     Mutant(
-        "weight decay of vectors too", "models/moe/step.py", "x.ndim > 1, params", "x.ndim > 0, params",
-        "tests/models/test_moe_step.py::test_optimizer_is_adamw_with_warm_up_and_cosine",
+        "weight decay of vectors too", "models/lm/step.py", 'path[-1].key != "scale"', 'path[-1].key != ""',
+        "tests/models/test_scripts.py::test_optimizer_is_adamw_with_warm_up_and_cosine",
     ),
     Mutant(
-        "the schedule starts at step 0, where the rate is 0", "models/moe/step.py",
-        "lambda count: rate(count + 1)", "lambda count: rate(count)",
-        "tests/models/test_moe_step.py::test_optimizer_is_adamw_with_warm_up_and_cosine",
+        "the schedule of a mixture of experts starts at step 0", "models/lm/step.py",
+        "return lambda count: rate(count + 1)", "return lambda count: rate(count)",
+        "tests/models/test_scripts.py::test_optimizer_is_adamw_with_warm_up_and_cosine",
     ),
     Mutant(
         "parameters are not cast", "models/moe/step.py",
@@ -89,8 +89,8 @@ MUTANTS = [
     ),
     Mutant(
         "results come back along the wrong axis", MODEL,
-        "comm.all_to_all(slots, AXES, split_axis=1, concat_axis=0, tiled=True)",
-        "comm.all_to_all(slots, AXES[::-1], split_axis=1, concat_axis=0, tiled=True)",
+        "comm.all_to_all(slots, axes, split_axis=1, concat_axis=0, tiled=True)",
+        "comm.all_to_all(slots, axes[::-1], split_axis=1, concat_axis=0, tiled=True)",
         "tests/models/test_moe.py::test_layer_matches_dense_reference",
     ),
     Mutant(
@@ -132,28 +132,28 @@ MUTANTS = [
     ),
     Mutant(
         "a continued run starts with fresh parameters", TRAIN,
-        "            self.restore(jax.eval_shape(init), shardings)\n",
-        "            self.restore(jax.eval_shape(init), shardings)\n"
-        "            self.state = (jax.jit(init, out_shardings=shardings)()[0], self.state[1])\n",
+        "            self.restore(shardings)\n",
+        "            self.restore(shardings)\n"
+        "            self.state = (jax.jit(self.program.init, out_shardings=shardings)()[0], self.state[1])\n",
         f"{RUNS}::test_interrupted_run_continues_where_it_was_saved",
     ),
     Mutant(
         "a continued run forgets the optimiser", TRAIN,
-        "            self.restore(jax.eval_shape(init), shardings)\n",
-        "            self.restore(jax.eval_shape(init), shardings)\n"
-        "            self.state = (self.state[0], jax.jit(init, out_shardings=shardings)()[1])\n",
+        "            self.restore(shardings)\n",
+        "            self.restore(shardings)\n"
+        "            self.state = (self.state[0], jax.jit(self.program.init, out_shardings=shardings)()[1])\n",
         f"{RUNS}::test_interrupted_run_continues_where_it_was_saved",
     ),
     Mutant(
-        "direct sums between nodes", TRAIN, 'if algorithm == "direct" and len(ranks) > 1:',
+        "direct sums between nodes", "models/moe/train.py", 'if algorithm == "direct" and len(ranks) > 1:',
         'if algorithm == "direct" and len(ranks) > 2:', f"{RUNS}::test_direct_sums_need_one_node",
     ),
     Mutant(
-        "the last window is never drawn", "models/moe/data.py", "integers(0, len(text) - window + 1, batch)",
+        "the last window is never drawn", "models/lm/data.py", "integers(0, len(text) - window + 1, batch)",
         "integers(0, len(text) - window, batch)", f"{RUNS}::test_windows_reach_both_ends_of_the_text",
     ),
     Mutant(
-        "training text is held out too", "models/moe/data.py",
+        "training text is held out too", "models/lm/data.py",
         "[name for name in names if name not in held]", "list(names)",
         "tests/models/test_moe_options.py::test_split_is_disjoint_complete_and_stable",
     ),

@@ -8,8 +8,58 @@ LISTS, SUMS, PLAN = "ffi/cpu/row_lists.cc", "ffi/cpu/token_sums.cc", "ffi/plan/c
 QUANTIZED, EIGHT = "jaxcomm/moe/quantized.py", "tests/moe/test_quantized.py::test_"
 PLACES = "tests/moe/test_routing.py::test_"
 ROWS = "tests/moe/test_payload.py::test_"
+ONE_SHOT, UNPACK = "tests/moe/test_one_shot.py::test_", "ffi/handlers/moe_one_shot.cc"
 
 MUTANTS = [
+    Mutant(
+        "choices of one expert keep no order",
+        ROUTING,
+        "keys * size + jnp.arange(size, dtype=keys.dtype)",
+        "keys * size + jnp.arange(size, dtype=keys.dtype)[::-1]",
+        f"{PLACES}places",
+    ),
+    Mutant(
+        "a row that is read once is written once",
+        LISTS,
+        "i < begin[row + 1]; ++i",
+        "i < std::min(begin[row] + 1, begin[row + 1]); ++i",
+        "test_row_lists",
+    ),
+    Mutant(
+        "joined moves leave the rest of the output",
+        LISTS,
+        "    if (plan.steps[s].dst.rank == from) ZeroRest(from);\n",
+        "",
+        "test_row_lists",
+    ),
+    Mutant(
+        "one shot: sources before the own one take no rows",
+        CHECK,
+        "from < own; ++from",
+        "from < 0; ++from",
+        f"{ONE_SHOT}routing_and_rows",
+    ),
+    Mutant(
+        "one shot: groups start without alignment",
+        CHECK,
+        "    next += (sizes_[e] + layout.align - 1) / layout.align * layout.align;\n",
+        "    next += sizes_[e];\n",
+        f"{ONE_SHOT}routing_and_rows",
+    ),
+    Mutant(
+        "one shot: rows behind a group keep what they had",
+        UNPACK,
+        "static_cast<size_t>((next - end) * row_bytes)",
+        "static_cast<size_t>((next - end) * row_bytes / 2)",
+        f"{ONE_SHOT}routing_and_rows",
+    ),
+    Mutant(
+        "one shot: an overflow is not checked",
+        UNPACK,
+        "layout, true, ranks)",
+        "layout, false, ranks)",
+        f"{ONE_SHOT}every_rank_reports_an_overflow_and_unknown_experts",
+    ),
     Mutant(
         "scales stay at home",
         QUANTIZED,
@@ -215,5 +265,26 @@ MUTANTS = [
         "        at += size\n",
         "        at += x.shape[1]\n",
         f"{ROWS}pytrees_per_choice_and_sizes",
+    ),
+    Mutant(
+        "the rows of a combine begin at an empty slice",
+        LISTS,
+        "    if (size == 0) first = slice.input_offset;",
+        "    if (i == 0) first = slice.input_offset;",
+        "test_row_lists",
+    ),
+    Mutant(
+        "the rows of a combine begin at the last slice",
+        LISTS,
+        "    if (size == 0) first = slice.input_offset;",
+        "    first = slice.input_offset;",
+        "test_row_lists",
+    ),
+    Mutant(
+        "an empty message of a combine is sent",
+        LISTS,
+        "    size += slice.size;\n  }\n  if (size == 0) return;\n",
+        "    size += slice.size;\n  }\n",
+        "test_row_lists",
     ),
 ]

@@ -93,7 +93,7 @@ MUTANTS = [
         PRIMITIVE,
         "return y, primitive.bind(tangents[0], call=call, **params)",
         "return y, primitive.bind(tangents[0], *primals[1:], call=call, **params)",
-        f"{DERIVED}::test_derivatives",
+        f"{DERIVED}::test_derivatives_keep_no_values_to_wait_for",
     ),
     Mutant(
         "the derivative of done keeps the operands of the forward pass",

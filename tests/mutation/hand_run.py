@@ -1,14 +1,17 @@
-"""Runs hand-made mutants: puts each into a copy of the repository, builds the programs of its tests, and runs them."""
+"""Runs hand-made mutants: puts each into a copy of the repository, builds the programs of its tests, and runs them.
+
+The tests of Python sources run in forks of a process that has imported JAX.
+"""
 
 import importlib
 import pathlib
 import re
 import shlex
 
-from . import record, schemata, trees
+from . import forks, python, record, schemata, trees
 from .hand import Mutant
 
-LIMIT_S = 600  # of a test; few mutants hang
+LIMIT_S = 600  # of a test without a mutant
 
 
 def mutants():
@@ -33,13 +36,18 @@ def folder(mutant):
     return "/".join(parts[:2]) or parts[0]
 
 
+def key(mutant):
+    """The key of the mutant's result in the record."""
+    return mutant.file, re.sub(r"\s+", " ", mutant.old).strip()[:100], mutant.name
+
+
 class Runner:
     """A copy of the repository with its own builds, which later runs reuse."""
 
     def __init__(self, jobs, build=None):
         self.build = build or schemata.Build(trees.BUILD / "hand", [], jobs=jobs)
         self.place, self.tree = self.build.place, self.build.tree
-        self.normal, self.configured = {}, set()
+        self.normal, self.configured, self.pytest = {}, set(), None
 
     def ninja(self, name, targets, *options):
         """Builds the targets. Returns success."""
@@ -48,15 +56,24 @@ class Runner:
             self.configured.add(name)
         return self.build.ninja(name, targets)[0]
 
+    def close(self):
+        if self.pytest:
+            self.pytest.close()
+
+    def forked(self, mutant, limit_s):
+        """Runs the tests of a mutant of Python sources, with the installed module. Returns success, and seconds."""
+        for built in trees.installed().glob("_core*.so"):
+            trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
+        if not self.pytest:
+            self.pytest = forks.Pytest(self.tree, [name for names in python.IMPORTS.values() for name in names])
+        return self.pytest.run(shlex.split(mutant.tests), limit_s, self.place / "test.log")
+
     def runs(self, mutant):
         """Returns [(command, folder, environment)], or None if the mutant does not compile."""
         if ".py" in mutant.tests:
-            if mutant.file.startswith("ffi/"):
-                if not self.ninja("module", ["_core"]):
-                    return None
-                built = next((self.place / "module").glob("_core*.so"))
-            else:
-                built = next(trees.installed().glob("_core*.so"))
+            if not self.ninja("module", ["_core"]):
+                return None
+            built = next((self.place / "module").glob("_core*.so"))
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
             return [(trees.pytest(shlex.split(mutant.tests)), self.tree, trees.python_environment(self.tree))]
         names = mutant.tests.split()
@@ -65,14 +82,16 @@ class Runner:
         tests = [test for test in self.build.programs() if test["name"] in names]
         return [(test["command"], self.place, test["environment"]) for test in tests]
 
-    def passes(self, mutant):
+    def passes(self, mutant, limit_s=LIMIT_S):
         """Runs the tests of a mutant in this tree. Returns whether they pass (None: compile error), and seconds."""
+        if ".py" in mutant.tests and not mutant.file.startswith("ffi/"):
+            return self.forked(mutant, limit_s)
         runs = self.runs(mutant)
         if not runs:
             return None, 0.0
         total = 0.0
         for command, place, environment in runs:
-            passed, seconds = trees.run(command, place, LIMIT_S, environment, self.place / "test.log")
+            passed, seconds = trees.run(command, place, limit_s, environment, self.place / "test.log")
             total += seconds
             if not passed:
                 return False, total
@@ -80,8 +99,9 @@ class Runner:
 
     def judge(self, mutant):
         if mutant.tests not in self.normal:
-            self.normal[mutant.tests] = self.passes(mutant)[0]
-        if not self.normal[mutant.tests]:
+            self.normal[mutant.tests] = self.passes(mutant)
+        normal, usual = self.normal[mutant.tests]
+        if not normal:
             log = (self.place / "test.log").read_text(errors="replace")[-1500:]
             print(f"{mutant.name}: {mutant.tests} fails or is not built without the mutant\n{log}", flush=True)
             return None
@@ -90,14 +110,14 @@ class Runner:
             raise SystemExit(f"{mutant.file}: {mutant.name}: its text does not occur exactly once")
         (self.tree / mutant.file).write_text(original.replace(mutant.old, mutant.new))
         try:
-            passed, seconds = self.passes(mutant)
+            passed, seconds = self.passes(mutant, 3 * usual + 10)
         finally:
             (self.tree / mutant.file).write_text(original)
         if passed is None:
             print(f"{mutant.name}: does not compile:\n{(self.place / 'native.log').read_text()[-1500:]}", flush=True)
             return None
         line = original[: original.index(mutant.old)].count("\n") + 1
-        text = re.sub(r"\s+", " ", mutant.old).strip()[:100]
+        _, text, _ = key(mutant)
         result = record.SURVIVED if passed else record.CAUGHT
         tests = "" if passed else mutant.tests
         return record.Result(
@@ -105,22 +125,35 @@ class Runner:
         )
 
 
-def run(count, seed, jobs=2, only=None, names=None, build=None):
+def choose(count, seed, folders, only=None, new=False):
+    """Selects `count` mutants of each folder (0: all), or those whose "file: name" contains `only`.
+
+    `new`: only mutants without a row in the record.
+    """
+    known = {row.key for row in record.read()} if new else set()
+    every = [mutant for mutant in mutants() if folder(mutant) in folders and key(mutant) not in known]
+    if only:
+        return [mutant for mutant in every if only in f"{mutant.file}: {mutant.name}"]
+    chosen = []
+    for name in folders:
+        own = [mutant for mutant in every if folder(mutant) == name]
+        chosen += record.sample(own, count, seed, folder, lambda mutant: mutant[:2])
+    return chosen
+
+
+def run(chosen, jobs=2, build=None, done=None):
     if wrong := faults():
         raise SystemExit("\n".join(wrong))
-    every = mutants()
-    chosen = record.sample(every, count, seed, folder, lambda mutant: mutant[:2])
-    if names is not None:
-        chosen = [mutant for mutant in every if mutant.name in names]
-    if only:
-        chosen = [mutant for mutant in every if only in f"{mutant.file}: {mutant.name}"]
     runner, results = Runner(jobs, build), []
-    for mutant in sorted(chosen, key=lambda mutant: mutant.file):
+    for mutant in sorted(chosen, key=lambda mutant: (mutant.file, mutant.tests)):
         result = runner.judge(mutant)
         if result:
             results.append(result)
+            if done:
+                done(result)
             print(f"{result.result:<10} {result.seconds:7.1f} s  {mutant.file}: {mutant.name}", flush=True)
+    runner.close()
     return results
 
 
-__all__ = ["Mutant", "faults", "folder", "mutants", "run"]
+__all__ = ["Mutant", "faults", "folder", "key", "mutants", "run"]

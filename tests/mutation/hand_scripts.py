@@ -4,12 +4,15 @@ from mutation.hand import Mutant
 
 GRADIENTS = "tests/models/test_scripts.py::test_gradients_equal_those_of_one_device"
 TRAINING = "tests/models/test_scripts.py::test_training_follows_that_of_one_device"
+OPTIMIZER = "tests/models/test_scripts.py::test_optimizer_is_adamw_with_warm_up_and_cosine"
 RUNS = "tests/models/test_scripts.py::test_interrupted_run_continues_where_it_was_saved"
 BITS = "tests/models/test_zero.py::test_stages_1_and_2_equal_data_parallelism_in_every_bit"
 BESIDE = "tests/models/test_zero.py::test_transfers_of_a_layer_run_beside_another_layer"
 COMM, CP, RING = "models/lm/comm.py", "models/cp/parallel.py", "models/cp/ring.py"
 ATTENTION = "tests/models/test_cp.py::test_attention_equals_that_of_one_device"
-PP = "models/pp/parallel.py"
+PP, MESH = "models/pp/parallel.py", "models/mesh/parallel.py"
+F1B = "models/pp/one_forward_one_backward.py"
+MESH_COLLECTIVES = "tests/models/test_mesh.py::test_collectives_of_a_step"
 STEP, TP, ZERO = "models/lm/step.py", "models/tp/parallel.py", "models/zero/parallel.py"
 
 MUTANTS = [
@@ -90,8 +93,8 @@ MUTANTS = [
     ),
     Mutant(
         "positions see the next one of other ranks", RING,
-        "return own[:, None] >= self.positions[source][None, :]",
-        "return own[:, None] + 1 >= self.positions[source][None, :]", ATTENTION,
+        "return own[:, None] >= positions[source][None, :]",
+        "return own[:, None] + 1 >= positions[source][None, :]", ATTENTION,
     ),
     Mutant(
         "blocks of earlier and later ranks change places", RING,
@@ -121,16 +124,17 @@ MUTANTS = [
     ),
     Mutant(
         "a microbatch waits one place too far", PP,
-        "place = (time - stages) % count", "place = (time - stages + 1) % count", GRADIENTS,
+        "place = (time - num_stages) % count", "place = (time - num_stages + 1) % count", GRADIENTS,
     ),
     Mutant(
         "the loss of every round counts", PP,
-        "last = valid & (stage == stages - 1) & (number == rounds - 1)", "last = valid & (stage == stages - 1)",
+        "last = valid & (stage == num_stages - 1) & (number == rounds - 1)", "last = valid & (stage == num_stages - 1)",
         GRADIENTS,
     ),
     Mutant(
         "items before the first count", PP,
-        "valid = (item >= 0) & (item < rounds * count)", "valid = item < rounds * count", GRADIENTS,
+        "valid = (item >= 0) & (item < rounds * count)", "valid = item < rounds * count",
+        "tests/models/test_pp.py -k loss",
     ),
     Mutant(
         "every round uses the first layers", PP,
@@ -138,8 +142,58 @@ MUTANTS = [
         GRADIENTS,
     ),
     Mutant(
+        "a pipeline of one stage sends to itself", PP, "if num_stages > 1:", "if True:", MESH_COLLECTIVES,
+    ),
+    Mutant(
+        "the first stage embeds in every round", PP,
+        "first = valid & (stage == 0) & (number == 0)", "first = valid & (stage == 0)", GRADIENTS,
+    ),
+    Mutant(
+        "a gradient passes the last stage", F1B, "dx = jnp.where(stage == num_stages - 1, 0, dx)", "", GRADIENTS,
+    ),
+    Mutant(
+        "an input is replaced before its backward pass", F1B, "kept = 2 * (num_stages - 1) + 1",
+        "kept = 2 * (num_stages - 1)", GRADIENTS,
+    ),
+    Mutant(
+        "1F1B keeps the inputs of all microbatches", F1B, "kept = 2 * (num_stages - 1) + 1", "kept = count",
+        "tests/models/test_pp.py::test_1f1b_keeps_inputs_by_stages_not_by_microbatches",
+    ),
+    Mutant(
+        "backward passes are one tick late", F1B, "item = time - 2 * (num_stages - 1) + stage",
+        "item = time - 2 * (num_stages - 1) + stage - 1", GRADIENTS,
+    ),
+    Mutant(
+        "experts are on other ranks than their tokens go to", MESH, "return P(*outer, EXPERTS) if",
+        "return P(*outer, EXPERTS[::-1]) if", GRADIENTS,
+    ),
+    Mutant(
+        "the loss of a mesh is divided by the ranks of tensor too", MESH,
+        '"loss": config.ranks(*STATE),', '"loss": config.ranks(*EXPERTS),', GRADIENTS,
+    ),
+    Mutant(
+        "the balancing loss of a mesh is only reported", MESH,
+        '"balance": config.balance}', '"balance": 0.0}', GRADIENTS,
+    ),
+    Mutant(
+        "attention of a mesh sees its own positions only", MESH, "block.attention_norm(x), comm, attend)",
+        "block.attention_norm(x), comm)", GRADIENTS,
+    ),
+    Mutant(
+        "parts of matrices change places", MESH, "jnp.split(flat[path], self.tensor, dim)[rank]",
+        "jnp.split(flat[path], self.tensor, dim)[-1 - rank]",
+        "tests/models/test_mesh.py::test_parameters_are_packed_by_ranks_of_tensor",
+    ),
+    Mutant(
+        "only data divides the state", MESH, 'P(*outer, tp.AXIS, STATE)', 'P(*outer, tp.AXIS, "data")',
+        "tests/models/test_mesh.py::test_each_rank_holds_its_share_of_the_state",
+    ),
+    Mutant(
         "the schedule starts at step 0, where the rate is 0", STEP,
-        "return lambda count: rate(count + 1)", "return lambda count: rate(count)", TRAINING,
+        "return lambda count: rate(count + 1)", "return lambda count: rate(count)", OPTIMIZER,
+    ),
+    Mutant(
+        "the scales of norms decay", STEP, 'path[-1].key != "scale"', "len(path) > 0", OPTIMIZER,
     ),
     Mutant(
         "a continued run starts with fresh parameters", "models/lm/train.py",

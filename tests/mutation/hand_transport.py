@@ -5,6 +5,7 @@ from mutation.hand import Mutant
 NODE, SEGMENT, QUEUE, UCX, WORKER = (
     f"ffi/transport/{name}.cc" for name in ("node", "control_segment", "receive_queue", "ucx_network", "ucx_worker")
 )
+LIBRARY, RELAY = "ffi/transport/ucx_library.cc", "ffi/transport/relay.cc"
 
 MUTANTS = [
     # Nodes and control segments.
@@ -194,5 +195,66 @@ MUTANTS = [
         "  munmap(data_, size_);\n  if (fd_ >= 0) close(fd_);",
         "  munmap(data_, size_);",
         "test_node",
+    ),
+    # The library of UCX.
+    Mutant(
+        "the fallback is opened beside a system library that stays loaded",
+        LIBRARY,
+        "if (stays && candidate == kSystemLibrary && !fallback.empty()) {",
+        "if (false) {",
+        "test_ucx_library",
+    ),
+    Mutant(
+        "the signal handlers of a program that uses UCX itself are removed",
+        LIBRARY,
+        "restore && !loaded) {",
+        "restore) {",
+        "test_ucx_library",
+    ),
+    Mutant(
+        "a system library that was refused counts as not loaded", LIBRARY, "  *stays = true;\n", "", "test_ucx_library"
+    ),
+    Mutant(
+        "the symbols of UCX become global",
+        LIBRARY,
+        "RTLD_NOW | RTLD_LOCAL",
+        "RTLD_NOW | RTLD_GLOBAL",
+        "test_ucx_library",
+    ),
+    # The relay to the coordination service.
+    Mutant(
+        "a relay that is closed leaves the connections to the server open",
+        RELAY,
+        "held.lock(); server && server->fd() >= 0) shutdown(",
+        "held.lock(); false) shutdown(",
+        "test_relay",
+    ),
+    Mutant(
+        "a relay that is closed connects late clients to the server",
+        RELAY,
+        "  lost = true;\n  for (",
+        "  for (",
+        "test_relay",
+    ),
+    Mutant(
+        "a server that has gone is not reported",
+        RELAY,
+        "  lost = true;\n  while (",
+        "  while (",
+        "test_relay",
+    ),
+    Mutant(
+        "the server keeps the connection of a client that has left",
+        RELAY,
+        "      shutdown(server->fd(), SHUT_RDWR);  // the client has ended the connection\n",
+        "",
+        "test_relay",
+    ),
+    Mutant(
+        "a client that left counts as a lost server",
+        RELAY,
+        "  if (peeked == 0 || (peeked < 0 && errno != EAGAIN)) return;\n",
+        "",
+        "test_relay",
     ),
 ]

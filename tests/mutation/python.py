@@ -50,15 +50,18 @@ TESTS = {
     "jaxcomm/bench/": [f"tests/{name}.py" for name in BENCH],
     "jaxcomm/info/": ["tests/test_info.py"],
     "jaxcomm/": ["tests/test_{0}.py"],
+    "models/lm/train.py": ["tests/models/test_moe_command.py", "tests/models/test_moe_runs.py"],
+    "models/lm/distributed.py": ["tests/models/test_moe_command.py", "tests/models/test_moe_processes.py"],
+    "models/lm/config.py": ["tests/models/test_moe_options.py", "tests/models/test_scripts.py"],
+    "models/lm/data.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_runs.py"],
+    "models/lm/": ["tests/models/test_scripts.py"],
     "models/moe/train.py": ["tests/models/test_moe_command.py", "tests/models/test_moe_runs.py"],
-    "models/moe/distributed.py": ["tests/models/test_moe_command.py", "tests/models/test_moe_processes.py"],
     "models/moe/config.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_command.py"],
-    "models/moe/data.py": ["tests/models/test_moe_options.py", "tests/models/test_moe_runs.py"],
     "models/moe/": ["tests/models/test_moe_step.py", "tests/models/test_moe.py", "tests/models/test_moe_runs.py"],
 }
 IMPORTS = {"models/": ("flax.nnx", "optax", "orbax.checkpoint", "tqdm")}  # imported once, before the tests
 SECONDS = 60  # limit of the tests of a file that run for one mutant; the fastest run first
-FOLDERS = ("jaxcomm", "jaxcomm/ops", "jaxcomm/matmul", "jaxcomm/bench", "jaxcomm/info", "models/moe")
+FOLDERS = ("jaxcomm", "jaxcomm/ops", "jaxcomm/matmul", "jaxcomm/bench", "jaxcomm/info", "models/lm", "models/moe")
 
 
 def tests(name):

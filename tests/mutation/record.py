@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 HERE = pathlib.Path(__file__).parent
 RECORD = HERE / "record.csv"
+README = HERE / "README.md"
+MARK = "<!-- the table of record.csv, written by run.py -->\n"
 SURVIVED, NOT_REACHED, CAUGHT = "survived", "not reached", "caught"
 
 
@@ -52,10 +54,9 @@ def write(results, path=RECORD):
 
 
 def merge(results, path=RECORD):
-    """Writes the record: `results` replace all rows of their folders and kind (made by hand, generated)."""
-    replaced = {(result.folder, result.kind == "hand") for result in results}
-    kept = [old for old in read(path) if (old.folder, old.kind == "hand") not in replaced]
-    write([*kept, *results], path)
+    """Writes the record: `results` replace the rows of the same mutants, and the other rows stay."""
+    replaced = {result.key for result in results}
+    write([*(old for old in read(path) if old.key not in replaced), *results], path)
 
 
 def equivalents():
@@ -104,6 +105,18 @@ def table(results):
         rows.append((folder, len(own), caught, len(left) - unreached, unreached, equivalent, rate))
     lines = [f"{row[0]:<18}" + "".join(f"{cell!s:>13}" for cell in row[1:]) for row in rows]
     return "\n".join(lines)
+
+
+def block():
+    """The table of the record as README.md contains it."""
+    return f"{MARK}```\n{table(read())}\n```\n"
+
+
+def write_table():
+    """Replaces the table in README.md."""
+    before, _, rest = README.read_text().partition(MARK)
+    _, _, after = rest.removeprefix("```\n").partition("```\n")
+    README.write_text(before + block() + after)
 
 
 def missed(results):

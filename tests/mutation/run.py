@@ -7,7 +7,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from mutation import cxx, hand_run, python, record, sample, trees
+from mutation import cxx, hand_run, prune, python, record, sample, trees
 
 KINDS = ("cxx", "python", "hand")
 
@@ -29,10 +29,21 @@ def main():
     parser.add_argument("--match", help="only mutants whose 'file:line: change' contains this text")
     parser.add_argument("--jobs", type=int, default=2, help="number of parallel compilers and tests")
     parser.add_argument("--native", action="store_true", help="skips the Python tests of C++, whose build takes long")
-    parser.add_argument("--record", action="store_true", help="writes the results to record.csv")
+    parser.add_argument("--hand-per-folder", type=int, default=0, metavar="N", help="hand-made mutants of each folder")
+    parser.add_argument("--new", action="store_true", help="only hand-made mutants that record.csv lacks")
+    parser.add_argument("--record", action="store_true", help="writes the results to record.csv and README.md")
+    parser.add_argument(
+        "--prune", action="store_true", help="removes mutants that no longer exist from record.csv, and runs nothing"
+    )
     options = parser.parse_args()
     count = 0 if options.all else options.per_folder
     folders = options.folder or [*cxx.TESTS, *python.FOLDERS]
+    if options.prune:
+        for row in prune.prune():
+            print(f"{row.file}:{row.line}: {row.change}")
+        record.write_table()
+        print(record.table(record.read()))
+        return 0
     results = []
     if options.sample:
         seed = options.seed or commit()
@@ -47,6 +58,7 @@ def main():
         record.write(results, trees.BUILD / "results.csv")
         if options.record:
             record.merge(found)
+            record.write_table()
 
     for folder in folders:
         if folder in cxx.TESTS and options.only in (None, "cxx"):
@@ -54,8 +66,9 @@ def main():
         elif folder in python.FOLDERS and options.only in (None, "python"):
             done(python.run(folder, count, seed, options.jobs, options.match))
     if options.only in (None, "hand"):
-        chosen = [mutant.name for mutant in hand_run.mutants() if hand_run.folder(mutant) in folders]
-        done(hand_run.run(0, seed, options.jobs, options.match, chosen))
+        folders = options.folder or sorted({hand_run.folder(mutant) for mutant in hand_run.mutants()})
+        chosen = hand_run.choose(options.hand_per_folder, seed, folders, options.match, options.new)
+        hand_run.run(chosen, options.jobs, done=lambda result: done([result]))
     missed = record.missed(results)
     for result in missed:
         print(record.describe(result))

@@ -342,6 +342,14 @@ def test_ranks_of_a_node_take_turns_on_a_shared_link():
     assert plan.cost(request, "tree", 4, shared).time_s == pytest.approx(plan.cost(request, "tree", 4, own).time_s)
 
 
+def test_a_machine_has_a_processor_per_rank_by_default():
+    request = plan.Request("all_to_all", 1, 4, BLOCK)
+    links = machine(self_=FREE, node=(1e-6, 1e9)).links
+    one = plan.cost(request, "direct", 4, plan.Machine(links, 0.0, 1.0, False)).time_s
+    assert plan.cost(request, "direct", 4, plan.Machine(links)).time_s == one
+    assert plan.cost(request, "direct", 4, plan.Machine(links, 0.0, 2.0)).time_s == pytest.approx(2 * one)
+
+
 def test_time_of_a_chain_too_long_to_simulate():
     """The sampled ranks have two steps each. The plan without data shows the length of the chain."""
     request = plan.Request("broadcast", 200_000, 1, 64 * BLOCK, BLOCK, all_addressable=False)

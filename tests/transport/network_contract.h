@@ -358,8 +358,8 @@ inline void CheckDrop(const MakeNetwork& make) {
   CHECK(processes[1]->why_lost(0) == "too slow");
   const auto cut_off_at = std::chrono::steady_clock::now();
   CHECK(processes[0]->WaitLost(1));
-  CHECK(std::chrono::steady_clock::now() - cut_off_at < std::chrono::seconds(100));
-  CHECK(processes[0]->WaitSent(2));  // with or without success
+  CHECK(std::chrono::steady_clock::now() - cut_off_at < std::chrono::seconds(15));  // UCX's own keepalive takes 20 s
+  CHECK(processes[0]->WaitSent(2));                                                 // with or without success
   for (const int p : {0, 1}) {
     const int64_t unsent = processes[p]->unsent();
     processes[p]->Send(1 - p, 0, 1, 5000);

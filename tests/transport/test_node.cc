@@ -255,6 +255,32 @@ TEST_CASE("memory that the system does not have is an error") {
   CHECK(node.Allocate(100).ok());  // the next allocation succeeds
 }
 
+TEST_CASE("a control segment of another layout is refused") {
+  Node node, peer;
+  CHECK(node.Open().ok() && peer.Open().ok());
+  ++peer.control_segment().magic;
+  CHECK(!node.Connect(1, peer.address()).ok());
+  --peer.control_segment().magic;
+  CHECK(node.Connect(1, peer.address()).ok());
+}
+
+TEST_CASE("a peer has only the memory that it has announced") {
+  Node node, peer;
+  CHECK(node.Open().ok() && peer.Open().ok());
+  CHECK(node.Connect(1, peer.address()).ok());
+  Slot slot;
+  slot.memory = 0;
+  slot.offset = 0;
+  CHECK(Has(node.Find(1)->BlockOf(slot).status().message(), "in memory 0, but has only 0 memories"));
+  const Block block = ValueOf(peer.Allocate(100));
+  slot.memory = block.memory;
+  slot.offset = block.offset;
+  block.data[5] = 'x';
+  CHECK(ValueOf(node.Find(1)->BlockOf(slot))[5] == 'x');
+  slot.memory = block.memory + 1;
+  CHECK(Has(node.Find(1)->BlockOf(slot).status().message(), "in memory 1, but has only 1 memories"));
+}
+
 int NumFiles() {
   int count = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
@@ -271,6 +297,15 @@ TEST_CASE("mapped memory needs no descriptor") {
   CHECK(Has(SharedMemory::Map(getpid(), memory->fd(), 8192).status().message(),
             "is not a shared memory of jaxcomm with 8192 bytes"));
   CHECK(NumFiles() == before);
+}
+
+TEST_CASE("memory that cannot be mapped is an error") {
+  const int fd = memfd_create("empty", MFD_CLOEXEC | MFD_ALLOW_SEALING);  // mmap refuses a length of 0
+  CHECK(fd >= 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+  const int before = NumFiles();
+  CHECK(Has(SharedMemory::Map(getpid(), fd, 0).status().message(), " cannot be mapped"));
+  CHECK(NumFiles() == before);
+  close(fd);
 }
 
 TEST_CASE("memory can be mapped by a process without stdin") {
@@ -305,9 +340,12 @@ TEST_CASE("processes with a wrong token or pid are refused") {
   Node node, other;
   CHECK(node.Open().ok());
   CHECK(other.Open().ok());
-  NodeAddress address = node.address();
-  address.token[1] ^= 1;
-  CHECK(Has(other.Connect(1, address).message(), "is not the process that published this address"));
+  NodeAddress address;
+  for (const size_t half : {0, 1}) {
+    address = node.address();
+    address.token[half] ^= 1;
+    CHECK(Has(other.Connect(1, address).message(), "is not the process that published this address"));
+  }
   address = node.address();
   address.control_segment_fd = 0;
   CHECK(!other.Connect(1, address).ok());

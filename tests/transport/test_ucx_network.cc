@@ -50,11 +50,11 @@ TEST_CASE("a library that is not UCX is named") {
   CHECK(error.empty() || (error.find("libucp.so.0") != std::string::npos && error.find("lacks") == std::string::npos));
 }
 
-// The library tests/transport/fake_ucp.cc has the version that the environment names, and no other function.
+// This library has the version that the environment names, and no other function.
 TEST_CASE("UCX older than 1.15 or of another major version is refused") {
   TestProcess process(0);
   UcxOptions options;
-  options.library = FAKE_UCP;
+  options.library = FAKE_UCP_ONLY_VERSION;
   const auto error_of = [&](const char* minor, const char* major) {
     setenv("FAKE_UCP_MAJOR", major, 1);
     setenv("FAKE_UCP_MINOR", minor, 1);
@@ -270,6 +270,24 @@ TEST_CASE("a silent peer is killed") {
   CHECK(self.WaitLost(1));
   waitpid(victim, nullptr, 0);
   std::printf("lost after %.0f ms (%s)\n", Seconds(start) * 1e3, self.why_lost(1).c_str());
+}
+
+// The peer does not answer, so only a forced close of the endpoint ends the transfer.
+TEST_CASE("the memory of a payload is free again soon after its receiver, which is stopped, has been dropped") {
+  Folder folder;
+  TestProcess self(0);
+  self.Join(MakeUcxNetwork(0, 2, 99, &self));
+  const pid_t victim = Spawn("silent", folder.path);
+  Meet(folder.path, self.network(), 0, 1);
+  ReadWhenThere(std::string(folder.path) + "/met");
+  kill(victim, SIGSTOP);
+  self.Send(1, 0, 0, 4 << 20);
+  self.Send(1, 1, 0, 0);
+  CHECK(self.WaitSent(1));  // of the second message, so the transfer of the first one has begun
+  self.network().Drop(1, "too slow");
+  CHECK(self.WaitLost(1) && self.WaitSent(2) && self.unsent() == 1);
+  kill(victim, SIGKILL);
+  waitpid(victim, nullptr, 0);
 }
 
 struct Listener {

@@ -42,11 +42,55 @@ int64_t Append(const std::vector<T>& values, std::vector<char>& bytes) {
   return begin;
 }
 
+// The routing of a dispatch or combine is wrong. Empty: another failure.
+std::string RoutingText(const device::Report& report) {
+  const std::string peer = "rank " + std::to_string(report.peer), count = std::to_string(report.expected);
+  const std::string most = std::to_string(report.seen);
+  switch (report.step) {
+    case kTooManyRows:
+      return peer + " gets more rows for its experts than it has places for: up to row " + count + " of " + most +
+             "; pass more capacity or slots, or on_overflow=\"drop\"";
+    case kUnknownExperts:
+      return peer + " has " + count + " expert ids that are not below num_experts=" + most;
+    case kUnknownRow:
+      return "row " + std::to_string(static_cast<int64_t>(report.expected)) + " of the routing of " + peer +
+             " does not exist, expected one of " + most;
+    default:
+      return "";
+  }
+}
+
+// dispatch and combine.
+StatusOr<CallProgram> MakeRowProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                                     RankPlacement placement, int32_t max_channels) {
+  if (placement.ranks_per_node != spec.group_size || (!spec.algorithm.empty() && spec.algorithm != "direct")) {
+    return InvalidArgumentError(std::string(Name(spec.collective)) +
+                                " runs inside a node on GPUs, by algorithm \"direct\"; between nodes, pass "
+                                "algorithm=\"xla\" (the ranks that NVLink connects form a node: see "
+                                "docs/guide/gpus.md)");
+  }
+  const StatusOr<RowArgs> made = MakeRowArgs(spec, dtype, input_count, output_count, max_channels);
+  JAXCOMM_RETURN_IF_ERROR(made.status());
+  CallProgram call;
+  call.operation.dtype = dtype;
+  call.item_bytes = ItemBytes(dtype);
+  call.input_bytes = input_count * call.item_bytes;
+  call.output_bytes = output_count * call.item_bytes;
+  call.num_channels = made->num_channels;
+  if (made->row_bytes == 0 || output_count == 0) return call;
+  call.rows = *made;
+  call.arena.bytes = ArenaBytes(*made);
+  return call;
+}
+
 }  // namespace
 
 StatusOr<CallProgram> MakeCallProgram(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
                                       RankPlacement placement, int32_t max_channels, SplitLimits limits,
                                       bool in_place) {
+  if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) {
+    return MakeRowProgram(spec, dtype, input_count, output_count, placement, max_channels);
+  }
   if (OfLists(spec.collective)) {
     return InvalidArgumentError(std::string(Name(spec.collective)) +
                                 " runs on CPUs only; on GPUs, pass algorithm=\"xla\"");
@@ -212,6 +256,7 @@ std::string TimeoutText(double timeout_s) {
 }
 
 std::string FailureText(const device::Report& report, const std::string& call, double timeout_s) {
+  if (const std::string routing = RoutingText(report); !routing.empty()) return call + ": " + routing;
   if (report.step == kFlush) {
     return call + ": rank " + std::to_string(report.rank) + " aborted: the network sent " +
            std::to_string(report.seen) + " of " + std::to_string(report.expected) + " puts of channel " +

@@ -11,6 +11,7 @@
 #include "common/status.h"
 #include "cuda/program/kernel_args.h"
 #include "cuda/program/program.h"
+#include "cuda/program/row_args.h"
 #include "cuda/program/send_recv_schedule.h"
 #include "plan/select_for_gpus.h"
 
@@ -29,20 +30,21 @@ struct ArenaLayout {
 struct CallProgram {
   RankProgram program;
   ArenaLayout arena;
-  // Arguments of an LL or multimem call, without a Comm. They replace `program` and `arena`; multimem has its own arena
-  // layout.
+  // Arguments of an LL or multimem call, or of a dispatch or combine, without a Comm. They replace `program` and the
+  // layout of the arena.
   std::optional<LlArgs> ll;
   std::optional<MultimemArgs> multimem;
+  std::optional<RowArgs> rows;
   Operation operation;
   int64_t item_bytes = 1;
   int64_t input_bytes = 0;
   int64_t output_bytes = 0;
 
   SendRecvSchedule schedule;  // only for groups of several nodes
-  int32_t num_channels = 0;   // of the program, the LL call or the multimem call
+  int32_t num_channels = 0;   // of the program or of the arguments that replace it
 
   // True if the call needs no kernel.
-  bool empty() const { return program.steps.empty() && schedule.actions.empty() && !ll && !multimem; }
+  bool empty() const { return program.steps.empty() && schedule.actions.empty() && !ll && !multimem && !rows; }
 };
 
 // The placement of a rank in a group. The ranks of a node have consecutive numbers and all address each other's memory.

@@ -34,7 +34,11 @@ enum PseudoStep : int32_t {
   kExitBarrier = -2,
   kLlExchange = -3,
   kFlush = -5,
-  kOffsetExchange = -6
+  kOffsetExchange = -6,
+  // Not waits: the routing of a dispatch or combine is wrong (kernels/rows.cuh).
+  kTooManyRows = -7,
+  kUnknownExperts = -8,
+  kUnknownRow = -9
 };
 
 struct ProgramStep {

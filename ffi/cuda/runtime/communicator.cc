@@ -10,6 +10,7 @@
 #include "common/hash.h"
 #include "cuda/kernels/exchange_offsets.cuh"
 #include "cuda/kernels/launch.h"
+#include "cuda/kernels/launch_rows.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/is_captured.h"
 #include "cuda/nccl/nccl_calls.h"
@@ -41,7 +42,7 @@ Shared& GetShared() {
 }  // namespace
 
 void Communicator::Configure(double timeout_s, int32_t max_channels, const std::string& node_id, bool symmetric_buffers,
-                             int32_t process) {
+                             int32_t process, int32_t num_processes) {
   std::lock_guard<std::mutex> lock(GetShared().mutex);
   Communicator::Settings& settings = GetShared().settings;
   settings.timeout_s = timeout_s;
@@ -49,6 +50,7 @@ void Communicator::Configure(double timeout_s, int32_t max_channels, const std::
   settings.node_name = node_id.empty() ? 0 : Mix(1, std::string_view(node_id));
   settings.symmetric_buffers = symmetric_buffers;
   settings.process = process;
+  settings.num_processes = num_processes;
 }
 
 Communicator::Settings Communicator::Configured() {
@@ -162,6 +164,7 @@ Status Communicator::LimitChannels(int num_sms) {
 Status Communicator::LoadKernels() const {
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadKernel()));
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadLlKernel()));
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernels", LoadRowKernel()));
   return CheckCuda("kernels", LoadMultimemKernel());
 }
 

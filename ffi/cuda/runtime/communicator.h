@@ -34,14 +34,16 @@ class Communicator {
   // Sets what all communicators made from now on use. `max_channels` and `symmetric_buffers`
   // (JAXCOMM_SYMMETRIC_BUFFERS) must be the same on all ranks. `node_id`: ranks whose names differ are on different
   // nodes, even if NVLink connects them; empty: no name. `process`: JAX's number of this process.
+  // `num_processes`: 0 if unknown.
   static void Configure(double timeout_s, int32_t max_channels, const std::string& node_id = "",
-                        bool symmetric_buffers = false, int32_t process = 0);
+                        bool symmetric_buffers = false, int32_t process = 0, int32_t num_processes = 0);
   struct Settings {
     double timeout_s = 30;
     int32_t max_channels = 32;
     uint64_t node_name = 0;  // hash of the name, 0: none
     bool symmetric_buffers = false;
     int32_t process = 0;
+    int32_t num_processes = 0;
   };
   static Settings Configured();
 

@@ -7,8 +7,10 @@
 #include <mutex>
 #include <utility>
 
+#include "common/hash.h"
 #include "cuda/kernels/launch.h"
 #include "cuda/kernels/launch_exchange_offsets.h"
+#include "cuda/kernels/launch_rows.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/scoped_device.h"
 #include "cuda/nccl/wait_for_stream.h"
@@ -56,6 +58,17 @@ StatusOr<std::unique_ptr<DeviceCall>> DeviceCall::Make(const CallSpec& spec, Com
     }
   }
   comm.call_id = made->name_.number();
+  if (made->call_.rows) {
+    // A rank knows only from its own shapes where the rows of the others lie.
+    const RowArgs& rows = *made->call_.rows;
+    uint64_t shapes = 0;
+    for (const int64_t size : {rows.num_rows, rows.num_slots, rows.num_choices, rows.row_bytes}) {
+      shapes = Mix(shapes, static_cast<uint64_t>(size));
+    }
+    JAXCOMM_RETURN_IF_ERROR(communicator.CheckSameOnAllRanks("the hash of the shapes of the rows", shapes));
+    made->call_.rows->comm = comm;
+    return made;
+  }
   if (made->call_.ll || made->call_.multimem) {
     (made->call_.ll ? made->call_.ll->comm : made->call_.multimem->comm) = comm;
     return made;
@@ -178,7 +191,7 @@ Status DeviceCall::CheckAlignment(const void* x, const void* y) const {
   return OkStatus();
 }
 
-Status DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) const {
+Status DeviceCall::Launch(const void* x, void* y, cudaStream_t stream, const RowOperands& rows) const {
   JAXCOMM_RETURN_IF_ERROR(CheckAlignment(x, y));
   if (call_.empty()) return OkStatus();
   ScopedDevice keep;
@@ -188,11 +201,16 @@ Status DeviceCall::Launch(const void* x, void* y, cudaStream_t stream) const {
   }
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", selected));
   JAXCOMM_RETURN_IF_ERROR(communicator_.Begin(stream));
-  JAXCOMM_RETURN_IF_ERROR(Enqueue(x, y, stream));
+  JAXCOMM_RETURN_IF_ERROR(Enqueue(x, y, stream, rows));
   return communicator_.End(stream);
 }
 
-Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream) const {
+Status DeviceCall::Enqueue(const void* x, void* y, cudaStream_t stream, const RowOperands& rows) const {
+  if (call_.rows) {
+    const StatusOr<RowArgs> whole = WithBuffers(*call_.rows, x, y, rows);
+    JAXCOMM_RETURN_IF_ERROR(whole.status());
+    return CheckCuda("kernel", LaunchRows(*whole, stream));
+  }
   if (call_.ll) return CheckCuda("kernel", cuda::Launch(WithBuffers(*call_.ll, x, y), stream));
   if (call_.multimem) return CheckCuda("kernel", cuda::Launch(WithBuffers(*call_.multimem, x, y), stream));
   if (exchanges_offsets_) JAXCOMM_RETURN_IF_ERROR(CheckCuda("kernel", LaunchExchangeOffsets(offset_args_, stream)));

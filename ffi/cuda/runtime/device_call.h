@@ -42,8 +42,8 @@ class DeviceCall {
   Status ExchangeOffsets(const void* x, const void* y, const XlaWindow& input, const XlaWindow& output,
                          cudaStream_t stream);
 
-  // Enqueues the call on `stream`. May be captured.
-  Status Launch(const void* x, void* y, cudaStream_t stream) const;
+  // Enqueues the call on `stream`. May be captured. `rows`: the other operands of a dispatch or combine.
+  Status Launch(const void* x, void* y, cudaStream_t stream, const RowOperands& rows = {}) const;
 
   Communicator& communicator() const { return communicator_; }
   bool shares_input() const { return call_.program.shares_input; }
@@ -61,7 +61,7 @@ class DeviceCall {
                int64_t* in_window, int64_t* window_at) const;
   Status Upload();
   Status CheckAlignment(const void* x, const void* y) const;
-  Status Enqueue(const void* x, void* y, cudaStream_t stream) const;
+  Status Enqueue(const void* x, void* y, cudaStream_t stream, const RowOperands& rows) const;
 
   Communicator& communicator_;
   const CallName name_;

@@ -22,19 +22,53 @@ ffi::Error ToFfi(const CallSpec& spec, const Status& status) {
   return status.ok() ? ffi::Error::Success() : Invalid(spec, status.message());
 }
 
-// Operands and results of all handlers: the rank, which is ignored because the communicator has it; x; y. The barrier
-// has any number of arrays, which it passes on.
+// Operands and results of all handlers: the rank, which is ignored because the communicator has it; x; y. dispatch and
+// combine have the operands of their CPU handlers (ffi/handlers). The barrier has any number of arrays, which it passes
+// on.
 struct Buffers {
   DType dtype = DType::kU8;
   const void* x = nullptr;
   void* y = nullptr;
   int64_t input_count = 0;
   int64_t output_count = 0;
+  RowOperands rows;
 };
+
+Status DecodeRows(const CallSpec& spec, ffi::RemainingArgs args, const Buffers& buffers, RowOperands* rows) {
+  const bool combines = spec.collective == Collective::kCombine;
+  const auto vector = [&](size_t i, const void** data) -> StatusOr<int64_t> {
+    const auto operand = args.get<ffi::AnyBuffer>(i);
+    if (!operand || operand->element_type() != ffi::DataType::S32) {
+      return InvalidArgumentError("the routing must have integers of 32 bits");
+    }
+    *data = operand->untyped_data();
+    return static_cast<int64_t>(operand->element_count());
+  };
+  const StatusOr<int64_t> index = vector(2, &rows->index), table = vector(combines ? 5 : 3, &rows->table);
+  JAXCOMM_RETURN_IF_ERROR(index.status());
+  JAXCOMM_RETURN_IF_ERROR(table.status());
+  rows->index_count = *index;
+  rows->table_count = *table;
+  if (!combines) return OkStatus();
+  const StatusOr<int64_t> expert = vector(3, &rows->expert);
+  JAXCOMM_RETURN_IF_ERROR(expert.status());
+  const auto weights = args.get<ffi::AnyBuffer>(4);
+  const auto type = buffers.dtype == DType::kF64 ? ffi::DataType::F64 : ffi::DataType::F32;
+  const int64_t num_weights = weights ? static_cast<int64_t>(weights->element_count()) : -1;
+  if (*expert != *index || (num_weights != 0 && (num_weights != *index || weights->element_type() != type))) {
+    return InvalidArgumentError("the sizes or types of experts, weights and slots do not match");
+  }
+  if (num_weights > 0) rows->weights = weights->untyped_data();
+  return OkStatus();
+}
 
 StatusOr<Buffers> Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Buffers buffers;
-  if (args.size() != rets.size() + 1) return InvalidArgumentError("one result per operand expected");
+  const bool combines = spec.collective == Collective::kCombine;
+  const bool of_rows = combines || spec.collective == Collective::kDispatch;
+  if (of_rows ? args.size() != (combines ? 6 : 4) || rets.size() != 1 : args.size() != rets.size() + 1) {
+    return InvalidArgumentError("unexpected number of operands or results");
+  }
   for (size_t i = 0; i < rets.size(); ++i) {
     const auto x = args.get<ffi::AnyBuffer>(i + 1);
     auto y = rets.get<ffi::AnyBuffer>(i);
@@ -53,6 +87,7 @@ StatusOr<Buffers> Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::Rem
     buffers.input_count = static_cast<int64_t>(x->element_count());
     buffers.output_count = static_cast<int64_t>((*y)->element_count());
   }
+  if (of_rows) JAXCOMM_RETURN_IF_ERROR(DecodeRows(spec, args, buffers, &buffers.rows));
   return buffers;
 }
 
@@ -223,7 +258,7 @@ ffi::Error Execute(cudaStream_t stream, GpuCallState* state, int32_t device, ffi
     return failure;
   const StatusOr<Buffers> buffers = Decode(state->spec, args, rets);
   if (!buffers.ok()) return ToFfi(state->spec, buffers.status());
-  return ToFfi(state->spec, call->Launch(buffers->x, buffers->y, stream));
+  return ToFfi(state->spec, call->Launch(buffers->x, buffers->y, stream, buffers->rows));
 }
 
 }  // namespace
@@ -264,7 +299,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaInitialize, cuda::Initialize,
       .Ctx<ffi::PlatformStream<cudaStream_t>>() \
       .Ctx<ffi::State<cuda::GpuCallState>>()    \
       .Ctx<ffi::DeviceOrdinal>()                \
-      .RemainingArgs() /* rank, x */            \
+      .RemainingArgs() /* rank, x, ... */       \
       .RemainingRets() /* y */
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecute, cuda::Execute, JAXCOMM_BIND_EXECUTE, {ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(CudaExecuteEagerly, cuda::Execute, JAXCOMM_BIND_EXECUTE);

@@ -101,6 +101,18 @@ StatusOr<OnDevice*> FindOrMake(UserCallState& state, const XlaCollectives& colle
   return &(state.calls[device] = made);
 }
 
+// As the first run of a call of jaxcomm's own. ffi_call is traced without the mesh's devices, so only a process that is
+// alone is sure which of them are its own: all.
+Status BeginFirstRun(UserCallState& state, cudaStream_t stream, int64_t run) {
+  const Communicator::Settings settings = Communicator::Configured();
+  const Status earlier = WaitForEarlier(stream, settings.timeout_s);
+  const auto num_local = settings.num_processes == 1 ? static_cast<int64_t>(state.groups.size()) : 0;
+  // The others may still wait for their earlier work.
+  const Status met = state.first_run.Join(run, num_local, (kTimeoutsOfEarlierWork + 1) * settings.timeout_s);
+  JAXCOMM_RETURN_IF_ERROR(earlier);
+  return met;
+}
+
 Status TryStart(const Context& given, host::CallData* data) {
   const auto state = given.Get<ffi::State<UserCallState>>();
   JAXCOMM_RETURN_IF_ERROR(state.status());
@@ -110,7 +122,9 @@ Status TryStart(const Context& given, host::CallData* data) {
   if (Find(**state, *device) == nullptr) {
     const auto stream = given.Get<ffi::PlatformStream<cudaStream_t>>();
     JAXCOMM_RETURN_IF_ERROR(stream.status());
-    JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, WaitForEarlier(*stream, Communicator::Configured().timeout_s)));
+    const auto run = given.Get<ffi::RunId>();
+    JAXCOMM_RETURN_IF_ERROR(run.status());
+    JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, BeginFirstRun(**state, *stream, run->run_id)));
   }
   const StatusOr<OnDevice*> call = FindOrMake(**state, XlaCollectives(given.api, given.context), *device);
   JAXCOMM_RETURN_IF_ERROR(WithPrefix(prefix, call.status()));

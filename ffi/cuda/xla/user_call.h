@@ -15,6 +15,7 @@
 #include "common/status.h"
 #include "cuda/runtime/call_names.h"
 #include "cuda/runtime/communicator.h"
+#include "cuda/xla/local_rendezvous.h"
 #include "cuda/xla/run_status.h"
 #include "cuda/xla/xla_collectives.h"
 #include "include/jaxcomm/host_api.h"
@@ -56,6 +57,7 @@ struct UserCallState {
   int64_t max_sms = 0;
   XLA_FFI_Handler* initialize = nullptr;  // the user's
   RunStatus run_status;
+  LocalRendezvous first_run;
   std::mutex mutex;
   std::map<int32_t, OnDevice> calls;   // by local device
   std::map<int32_t, Status> problems;  // by local device: the error of the user's Initialize, which is not called again

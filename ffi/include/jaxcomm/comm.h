@@ -63,13 +63,22 @@ struct Report {
   uint64_t time_ns = 0;  // time on the GPU's clock
 };
 
+// Which counters a signal and its wait use: those of a channel, with a tag. jaxcomm's own channels have tag 0 only.
+struct Channel {
+  JAXCOMM_BOTH constexpr Channel(int32_t channel, int32_t with_tag = 0) : index(channel), tag(with_tag) {}
+
+  int32_t index;
+  int32_t tag;
+};
+
 // Counters of the signals between the ranks of a node. Each counter has one writer, so a signal is a store. Counts
 // continue from one kernel to the next and are never reset.
 struct Signals {
-  Window pad;                    // uint64_t [channel][sender], signals of the node's ranks to the owner
-  uint64_t* sent = nullptr;      // [channel][receiver], used by this rank only
-  uint64_t* received = nullptr;  // [channel][sender], used by this rank only
+  Window pad;                    // uint64_t [channel][tag][sender], signals of the node's ranks to the owner
+  uint64_t* sent = nullptr;      // [channel][tag][receiver], used by this rank only
+  uint64_t* received = nullptr;  // [channel][tag][sender], used by this rank only
   int32_t num_channels = 0;
+  int32_t num_tags = 1;
 };
 
 // Receive slots of the messages of ll.h. The memory starts as zeros, and only these messages are ever written to it.
@@ -97,6 +106,24 @@ struct Comm {
   uint64_t* abort_flag = nullptr;
   uint64_t call_id = 0;  // number of the call, for reports
 };
+
+// Bytes of an arena that WithSignals needs.
+JAXCOMM_BOTH constexpr int64_t SignalsBytes(int32_t num_ranks, int32_t num_channels, int32_t num_tags = 1) {
+  return (int64_t{3} * num_channels * num_tags * num_ranks * static_cast<int64_t>(sizeof(uint64_t)) + 15) / 16 * 16;
+}
+
+// The same ranks with channels of their own, whose counters lie in comm.arena from `byte_offset` on, a multiple of 8.
+// Kernels that use other channels than these never change them. The memory starts as zeros and belongs to the
+// counters. All arguments are the same on all ranks.
+JAXCOMM_BOTH Comm WithSignals(Comm comm, int64_t byte_offset, int32_t num_channels, int32_t num_tags = 1) {
+  const int64_t count = int64_t{num_channels} * num_tags * comm.local.size;
+  comm.signals.pad = {comm.arena.base + byte_offset, comm.arena.stride};
+  comm.signals.sent = comm.arena.At<uint64_t>(comm.local.rank, byte_offset) + count;
+  comm.signals.received = comm.signals.sent + count;
+  comm.signals.num_channels = num_channels;
+  comm.signals.num_tags = num_tags;
+  return comm;
+}
 
 }  // namespace device
 }  // namespace jaxcomm

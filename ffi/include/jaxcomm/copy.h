@@ -1,5 +1,5 @@
-// Data movement by all threads of a block, or by those of a warp where a function takes `threads`. These functions
-// neither wait nor order memory accesses. A __syncthreads() must separate a write from a read by another thread, and a
+// Data movement by all threads of a block, or by those of another group where a function takes `threads`. These
+// functions neither wait nor order memory accesses. A Sync() must separate a write from a read by another thread, and a
 // Signal and a Wait must separate accesses of different ranks.
 #pragma once
 
@@ -128,22 +128,24 @@ JAXCOMM_DEVICE void Zero(void* dst, int64_t bytes) {
 }
 
 // Writes to the window of a peer of this node. The data is visible to a peer that waits for this rank's next signal.
-JAXCOMM_DEVICE void Put(const Window& window, int32_t peer, int64_t byte_offset, const void* src, int64_t bytes) {
-  Copy(window.At(peer, byte_offset), src, bytes);
+JAXCOMM_DEVICE void Put(const Window& window, int32_t peer, int64_t byte_offset, const void* src, int64_t bytes,
+                        Threads threads = OfBlock()) {
+  Copy(window.At(peer, byte_offset), src, bytes, threads);
 }
 
 // Reads from the window of a peer of this node. The peer must have signalled that the data is ready. It must not change
 // the data before this rank has signalled that the read is complete.
-JAXCOMM_DEVICE void Get(void* dst, const Window& window, int32_t peer, int64_t byte_offset, int64_t bytes) {
-  Copy(dst, window.At(peer, byte_offset), bytes);
+JAXCOMM_DEVICE void Get(void* dst, const Window& window, int32_t peer, int64_t byte_offset, int64_t bytes,
+                        Threads threads = OfBlock()) {
+  Copy(dst, window.At(peer, byte_offset), bytes, threads);
 }
 
-// Put by all threads of the block, followed by one Signal once all threads have written.
-JAXCOMM_DEVICE void PutSignal(const Comm& comm, int32_t channel, const Window& window, int32_t peer,
-                              int64_t byte_offset, const void* src, int64_t bytes) {
-  Put(window, peer, byte_offset, src, bytes);
-  __syncthreads();
-  if (threadIdx.x == 0) Signal(comm, channel, peer);
+// Put by all threads of the group, followed by one Signal once all of them have written.
+JAXCOMM_DEVICE void PutSignal(const Comm& comm, Channel channel, const Window& window, int32_t peer,
+                              int64_t byte_offset, const void* src, int64_t bytes,
+                              const ThreadGroup& threads = OfBlock()) {
+  Put(window, peer, byte_offset, src, bytes, threads);
+  Signal(comm, channel, peer, threads);
 }
 
 }  // namespace device

@@ -4,6 +4,7 @@
 #include "block.h"
 #include "comm.h"
 #include "copy.h"
+#include "counters.h"
 #include "ll.h"
 #include "multimem.h"
 #include "reduce.h"

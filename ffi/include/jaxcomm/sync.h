@@ -1,18 +1,19 @@
 // Signals, waits and barriers between the ranks of a node.
 //
-// A channel is one thread block of every rank: block c of a rank communicates only with block c of its peers. Kernels
-// that may run concurrently on one communicator must use different channels.
+// A channel is one thread group of every rank, such as a block or a warp: group c of a rank communicates only with
+// group c of its peers. Kernels that may run concurrently on one communicator must use different channels.
 #pragma once
 
 #include "comm.h"
+#include "threads.h"
 
 #if JAXCOMM_HAS_DEVICE
 namespace jaxcomm {
 namespace device {
 
-// The index of a channel's first counter.
-JAXCOMM_DEVICE int64_t Row(const Comm& comm, int32_t channel) {
-  return static_cast<int64_t>(channel) * comm.local.size;
+// The index of the first counter of a channel and tag.
+JAXCOMM_DEVICE int64_t Row(const Comm& comm, Channel channel) {
+  return (static_cast<int64_t>(channel.index) * comm.signals.num_tags + channel.tag) * comm.local.size;
 }
 
 // Makes later kernels on this GPU end at once, on every communicator of the process: see IsAborted.
@@ -20,7 +21,7 @@ JAXCOMM_DEVICE void SetAbortFlag(const Comm& comm) { StoreRelease(comm.abort_fla
 
 // Ends all signals and waits of a channel for good. A peer may still wait for a signal that this rank has not sent; the
 // first signal of a later kernel would satisfy that wait by mistake. The mark is the count of signals from this rank to
-// itself, which has no other use. Later kernels do not run either: see SetAbortFlag.
+// itself, with tag 0, which has no other use. Later kernels do not run either: see SetAbortFlag.
 JAXCOMM_DEVICE void AbortChannel(const Comm& comm, int32_t channel) {
   StoreRelaxed(comm.signals.received + Row(comm, channel) + comm.local.rank, 1);
   SetAbortFlag(comm);
@@ -38,15 +39,22 @@ JAXCOMM_DEVICE bool IsAborted(const Comm& comm) {
   return __syncthreads_or(threadIdx.x == 0 && LoadAcquire(comm.abort_flag) != 0) != 0;
 }
 
-// Adds one to the count of signals from this rank to `peer`. Called by one thread per peer. Release: a peer that waits
-// for the signal sees the earlier writes of this thread, and the writes of its block before a __syncthreads() that
+// Adds `add` to the count of signals from this rank to `peer`. Called by one thread per peer and tag. Release: a peer
+// that waits for the signal sees the earlier writes of this thread, and the writes of its group before a Sync() that
 // precedes the call.
-JAXCOMM_DEVICE void Signal(const Comm& comm, int32_t channel, int32_t peer) {
-  if (IsChannelAborted(comm, channel)) return;
+JAXCOMM_DEVICE void Signal(const Comm& comm, Channel channel, int32_t peer, uint64_t add = 1) {
+  if (IsChannelAborted(comm, channel.index)) return;
   const int64_t row = Row(comm, channel);
-  const uint64_t count = comm.signals.sent[row + peer] + 1;
+  const uint64_t count = comm.signals.sent[row + peer] + add;
   StoreRelease(comm.signals.pad.At<uint64_t>(peer) + row + comm.local.rank, count);
   comm.signals.sent[row + peer] = count;  // after the store above: a release waits for earlier stores
+}
+
+// The same, called by all threads of a group. Releases the earlier writes of all of them.
+JAXCOMM_DEVICE void Signal(const Comm& comm, Channel channel, int32_t peer, const ThreadGroup& threads,
+                           uint64_t add = 1) {
+  Sync(threads);
+  if (threads.rank == 0) Signal(comm, channel, peer, add);
 }
 
 // Reports to the host why this kernel aborts. Only the first report is kept.
@@ -98,34 +106,40 @@ JAXCOMM_DEVICE bool WaitUntil(const Comm& comm, int32_t channel, int32_t peer, i
   }
 }
 
-// Waits until `peer` has signalled once more than this rank has waited for it. Called by one thread per peer. Acquire:
-// the peer's writes before its signal are visible to this thread, and after a __syncthreads() to its block. Returns
-// false as WaitUntil does; the caller can then assume nothing about the peer. `step` is for the report.
-JAXCOMM_DEVICE bool Wait(const Comm& comm, int32_t channel, int32_t peer, int32_t step = 0) {
-  if (IsChannelAborted(comm, channel)) return false;
+// Waits until the count of signals from `peer` is `count` more than what this rank has waited for. Called by one thread
+// per peer and tag. Acquire: the peer's writes before its signals are visible to this thread, and after a Sync() to its
+// group. Returns false as WaitUntil does; the caller can then assume nothing about the peer. `step` is for the report.
+JAXCOMM_DEVICE bool Wait(const Comm& comm, Channel channel, int32_t peer, int32_t step = 0, uint64_t count = 1) {
+  if (IsChannelAborted(comm, channel.index)) return false;
   const int64_t row = Row(comm, channel);
-  const uint64_t expected = comm.signals.received[row + peer] + 1;
+  const uint64_t expected = comm.signals.received[row + peer] + count;
   const uint64_t* word = comm.signals.pad.At<uint64_t>(comm.local.rank) + row + peer;
-  if (!WaitUntil(comm, channel, peer, step, expected, [&] { return LoadAcquire(word); })) return false;
+  if (!WaitUntil(comm, channel.index, peer, step, expected, [&] { return LoadAcquire(word); })) return false;
   comm.signals.received[row + peer] = expected;
   return true;
 }
 
-// Waits until block `channel` of every rank of the node has reached the barrier. Called by all threads of the block.
+// The same, called by all threads of a group. The peer's writes are visible to all of them. Returns false to all.
+JAXCOMM_DEVICE bool Wait(const Comm& comm, Channel channel, int32_t peer, const ThreadGroup& threads, int32_t step = 0,
+                         uint64_t count = 1) {
+  return !AnyOf(threads, threads.rank == 0 && !Wait(comm, channel, peer, step, count));
+}
+
+// Waits until group `channel` of every rank of the node has reached the barrier. Called by all threads of the group.
 // Acquire and release, also between accesses to a Multicast and accesses to the same memory at other addresses. Returns
 // false as Wait does.
-JAXCOMM_DEVICE bool Barrier(const Comm& comm, int32_t channel, int32_t step = 0) {
+JAXCOMM_DEVICE bool Barrier(const Comm& comm, Channel channel, int32_t step = 0,
+                            const ThreadGroup& threads = OfBlock()) {
   FenceAliases();
-  __syncthreads();
+  Sync(threads);
   bool reached = true;
-  const auto num_threads = static_cast<int32_t>(blockDim.x);
-  for (auto i = static_cast<int32_t>(threadIdx.x); i < comm.local.size; i += num_threads) {
+  for (int32_t i = threads.rank; i < comm.local.size; i += threads.size) {
     if (i != comm.local.rank) Signal(comm, channel, i);
   }
-  for (auto i = static_cast<int32_t>(threadIdx.x); i < comm.local.size && reached; i += num_threads) {
+  for (int32_t i = threads.rank; i < comm.local.size && reached; i += threads.size) {
     if (i != comm.local.rank) reached = Wait(comm, channel, i, step);
   }
-  const bool all_reached = __syncthreads_or(!reached) == 0;
+  const bool all_reached = !AnyOf(threads, !reached);
   FenceAliases();
   return all_reached;
 }

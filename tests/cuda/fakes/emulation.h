@@ -5,7 +5,7 @@
 // seed. Time is the number of switches. Under ThreadSanitizer every fiber counts as a thread, and switching orders
 // nothing. ThreadSanitizer therefore reports accesses that are separated only by a lucky order of fibers.
 //
-// Not covered: hardware reordering beyond what data races show, warp primitives, PTX.
+// Not covered: hardware reordering beyond what data races show, warp primitives other than barriers, PTX.
 #pragma once
 
 #include <setjmp.h>
@@ -50,7 +50,9 @@ struct Barrier {
   int any = 0;      // __syncthreads_or: result of the current barrier so far
   int result = 0;   // result of the last barrier
   uint64_t round = 0;
+  uint64_t num_ended = 0;  // in the barrier of the block: rounds of all of the block's barriers
 };
+constexpr int kNamedBarriers = 16;  // with that of the block
 
 struct Fiber {
   ucontext_t context;  // for the start of the fiber
@@ -60,7 +62,7 @@ struct Fiber {
   char* stack = nullptr;
   void* sanitizer = nullptr;
   EmulatedIndex thread, block, block_dim, grid_dim;
-  Barrier* barrier = nullptr;
+  Barrier* barriers = nullptr;  // that of the block, 15 named ones, and one per warp
   char* shared = nullptr;
   enum State { kReady, kPaused, kBlocked, kDone } state = kReady;
   const std::function<void()>* body = nullptr;
@@ -193,30 +195,41 @@ EMULATION_UNCHECKED static void AccessMulticast() {
   std::abort();
 }
 
-EMULATION_UNCHECKED static int Arrive(int value) {
+EMULATION_UNCHECKED static int ArriveAt(Barrier& barrier, int size, int value, Barrier& block) {
   Fiber& self = Current();
   self.fenced = false;
   if (self.multicast) {
     std::fprintf(stderr, "emulation: no fence separates an access to a multicast object from a barrier\n");
     std::abort();
   }
-  Barrier& barrier = *self.barrier;
 #if defined(__SANITIZE_THREAD__)
   __tsan_release(&barrier);
 #endif
   barrier.any |= value;
   const uint64_t round = barrier.round;
-  if (++barrier.arrived == static_cast<int>(self.block_dim.x)) {
+  if (++barrier.arrived == size) {
     barrier.arrived = 0;
     barrier.result = barrier.any;
     barrier.any = 0;
     ++barrier.round;
+    ++block.num_ended;
   }
   while (barrier.round == round) SwitchToScheduler(Fiber::kBlocked);
 #if defined(__SANITIZE_THREAD__)
   __tsan_acquire(&barrier);
 #endif
   return barrier.result;
+}
+
+EMULATION_UNCHECKED static int Arrive(int value) {
+  const Fiber& self = Current();
+  return ArriveAt(self.barriers[0], static_cast<int>(self.block_dim.x), value, self.barriers[0]);
+}
+
+// The barrier of a named group (1 .. 15) or of a warp (-1 - its number) of `size` threads.
+EMULATION_UNCHECKED static int ArriveGroup(int number, int size, int value) {
+  Barrier* const barriers = Current().barriers;
+  return ArriveAt(barriers[number < 0 ? kNamedBarriers - 1 - number : number], size, value, barriers[0]);
 }
 
 EMULATION_UNCHECKED static void Main() {
@@ -283,7 +296,7 @@ EMULATION_UNCHECKED static void SwitchTo(Fiber& fiber) {
 
 EMULATION_UNCHECKED static Fiber::State StateOf(const Fiber& fiber) { return fiber.state; }
 
-EMULATION_UNCHECKED static uint64_t RoundOf(const Barrier& barrier) { return barrier.round; }
+EMULATION_UNCHECKED static uint64_t NumEnded(const Barrier& barrier) { return barrier.num_ended; }
 
 // Runs `body` in every thread of a grid of blocks_x * blocks_y blocks, all of which are resident at once. Each block
 // has `shared_bytes` of shared memory, which is NaN at first if read as floats.
@@ -291,7 +304,8 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
                    const std::function<void()>& body, size_t shared_bytes = 0) {
   std::mt19937_64 random(seed);
   const size_t num_blocks = static_cast<size_t>(blocks_x) * blocks_y;
-  std::vector<Barrier> barriers(num_blocks);
+  const size_t num_barriers = kNamedBarriers + (threads + kWarpThreads - 1) / kWarpThreads;
+  std::vector<Barrier> barriers(num_blocks * num_barriers);
   std::vector<std::unique_ptr<char[]>> shared;
   std::vector<std::unique_ptr<Fiber>> fibers;
 #if defined(__SANITIZE_THREAD__)
@@ -306,7 +320,7 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
       fiber->block = {static_cast<unsigned>(block % blocks_x), static_cast<unsigned>(block / blocks_x)};
       fiber->block_dim = {threads, 1};
       fiber->grid_dim = {blocks_x, blocks_y};
-      fiber->barrier = &barriers[block];
+      fiber->barriers = &barriers[block * num_barriers];
       fiber->shared = shared.back().get();
       fiber->body = &body;
       fiber->stack = TakeStack();
@@ -328,7 +342,8 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
     for (uint64_t stretch = 1 + random() % 8; stretch > 0 && !done; --stretch) {
       done = true;
       bool blocked = true;
-      const uint64_t round = RoundOf(barriers[running[at]]);
+      const Barrier& of_block = barriers[running[at] * num_barriers];
+      const uint64_t num_ended = NumEnded(of_block);
       const auto offset = static_cast<unsigned>(random() % threads);
       for (unsigned i = 0; i < threads; ++i) {
         Fiber& fiber = *fibers[first + (i + offset) % threads];
@@ -337,8 +352,8 @@ inline void Launch(unsigned blocks_x, unsigned blocks_y, unsigned threads, uint6
         done = done && StateOf(fiber) == Fiber::kDone;
         blocked = blocked && StateOf(fiber) == Fiber::kBlocked;
       }
-      if (blocked && !done && RoundOf(barriers[running[at]]) == round) {
-        std::fprintf(stderr, "emulation: a thread block waits in __syncthreads() for threads that have ended\n");
+      if (blocked && !done && NumEnded(of_block) == num_ended) {
+        std::fprintf(stderr, "emulation: a thread block waits in a barrier for threads that have ended\n");
         std::abort();
       }
     }

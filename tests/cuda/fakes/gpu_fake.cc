@@ -16,6 +16,7 @@ namespace cuda {
 cudaError_t LoadKernel() { return fake::Fails("kernels") ? cudaErrorUnknown : cudaSuccess; }
 cudaError_t LoadLlKernel() { return cudaSuccess; }
 cudaError_t LoadMultimemKernel() { return cudaSuccess; }
+cudaError_t LoadRowKernel() { return cudaSuccess; }
 cudaError_t LoadExchangeOffsets() { return cudaSuccess; }
 
 }  // namespace cuda

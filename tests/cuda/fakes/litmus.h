@@ -14,19 +14,24 @@ struct Index {
   unsigned x = 0, y = 0;
 };
 struct Coordinates {
-  Index thread, block, block_dim;
+  Index thread, block, block_dim, grid_dim;
 };
 
 // blockIdx.y is the GPU.
 inline Coordinates Current() {
   const memory_model::Program::Thread& self = memory_model::Self();
   const auto gpu = static_cast<unsigned>(self.place.gpu);
-  return {{self.place.thread, 0}, {self.place.block, gpu}, {self.num_threads, 1}};
+  return {{self.place.thread, 0}, {self.place.block, gpu}, {self.num_threads, 1}, {memory_model::NumBlocks(), 1}};
 }
 
-constexpr int kWarpThreads = 1;
+// A test of warps defines more.
+#if !defined(LITMUS_WARP_THREADS)
+#define LITMUS_WARP_THREADS 1
+#endif
+constexpr int kWarpThreads = LITMUS_WARP_THREADS;
 
 inline int Arrive(int value) { return memory_model::Arrive(value); }
+inline int ArriveGroup(int number, int size, int value) { return memory_model::ArriveGroup(number, size, value); }
 inline void Pause() { memory_model::Pause(); }
 inline uint64_t NowNs() { return memory_model::NowNs(); }
 inline void FenceAliases() { memory_model::AliasFence(); }

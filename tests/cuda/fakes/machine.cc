@@ -5,6 +5,8 @@
 
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
+#include "../../../ffi/cuda/kernels/launch_rows.h"
+#include "../../../ffi/cuda/kernels/rows.cuh"
 #include "../../../ffi/cuda/nccl/threads.h"
 #include "../../../ffi/cuda/runtime/own_communicators.h"
 #include "peer_network.cuh"
@@ -433,6 +435,14 @@ cudaError_t Launch(const MultimemArgs& args, cudaStream_t stream) {
   ++own->num_multimem;
   return fake::Launch(args.num_channels, 4, 0, stream, [args] {
     MultimemCall call(args, static_cast<int32_t>(blockIdx.x));
+    call.Run();
+  });
+}
+
+cudaError_t LaunchRows(const RowArgs& args, cudaStream_t stream) {
+  const auto shared_bytes = static_cast<size_t>(RowSharedBytes(args, 4));
+  return fake::Launch(args.num_channels, 4, shared_bytes, stream, [args] {
+    RowCall call(args, static_cast<int32_t>(blockIdx.x), device::DynamicShared());
     call.Run();
   });
 }

@@ -99,8 +99,12 @@ void Store(uint64_t* word, uint64_t value, Scope scope, Order order);
 bool CompareExchange(uint64_t* word, uint64_t* expected, uint64_t desired, Scope scope);
 
 const Program::Thread& Self();
+// The blocks of the thread's GPU.
+unsigned NumBlocks();
 // The barrier of the thread's block. Returns the disjunction of all values.
 int Arrive(int value);
+// The barrier of a part of the block, with a number that is not 0.
+int ArriveGroup(int number, int size, int value);
 // Between two kernels of a stream: all threads of a GPU wait for each other.
 void EndKernel();
 // After an iteration of a loop that has seen no progress. Ends the execution, because another execution, in which the

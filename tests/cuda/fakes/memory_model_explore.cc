@@ -240,10 +240,24 @@ bool CompareExchange(uint64_t* word, uint64_t* expected, uint64_t desired, Scope
 
 const Program::Thread& Self() { return Execution::current->program.threads()[Execution::current->running]; }
 
+unsigned NumBlocks() {
+  unsigned num = 0;
+  for (const Program::Thread& thread : Execution::current->program.threads()) {
+    if (thread.place.gpu == Self().place.gpu && thread.place.block >= num) num = thread.place.block + 1;
+  }
+  return num;
+}
+
 int Arrive(int value) {
   const Program::Thread& self = Self();
   Execution& execution = *Execution::current;
-  return execution.Wait(execution.blocks[{self.place.gpu, self.place.block}], self.num_threads, value);
+  return execution.Wait(execution.blocks[{self.place.gpu, self.place.block, 0}], self.num_threads, value);
+}
+
+int ArriveGroup(int number, int size, int value) {
+  const Place& place = Self().place;
+  Execution& execution = *Execution::current;
+  return execution.Wait(execution.blocks[{place.gpu, place.block, number}], static_cast<size_t>(size), value);
 }
 
 void EndKernel() {

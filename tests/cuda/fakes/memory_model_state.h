@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -188,7 +189,7 @@ struct Execution {
   std::map<uintptr_t, Word> words;
   size_t num_words = 0;
   std::array<uint32_t, kMaxClocks> num_messages_of{};
-  std::map<std::pair<int, unsigned>, Barrier> blocks;
+  std::map<std::tuple<int, unsigned, int>, Barrier> blocks;  // by GPU, block, and number within the block
   std::map<int, Barrier> gpus;
   std::vector<LogEntry> log;
   size_t running = 0;

@@ -101,15 +101,24 @@ struct FakeXla {
   }
   FakeXla(const FakeXla&) = delete;
 
-  // Runs one stage of a call with an s32 operand and result, which follow the rank. Returns the handler's error.
+  // Operands behind x.
+  struct Operand {
+    const void* data;
+    int64_t count;
+    XLA_FFI_DataType dtype;
+  };
+  std::vector<Operand> more;
+  XLA_FFI_DataType dtype = XLA_FFI_DataType_S32;  // of x and y
+
+  // Runs one stage of a call. Its operands are the rank, x and `more`. Returns the handler's error.
   std::string Run(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*), XLA_FFI_ExecutionStage stage, void* x, int64_t x_count,
                   void* y, int64_t y_count) {
     if (stage == XLA_FFI_ExecutionStage_PREPARE) num_communicators = 0, regions.clear();
     int32_t rank = 0;  // not read
-    XLA_FFI_Buffer buffers[3] = {};
+    std::vector<XLA_FFI_Buffer> buffers(3 + more.size());
     const auto fill = [&](XLA_FFI_Buffer& buffer, void* data, int64_t dimensions, int64_t* count) {
       buffer.struct_size = XLA_FFI_Buffer_STRUCT_SIZE;
-      buffer.dtype = XLA_FFI_DataType_S32;
+      buffer.dtype = dtype;
       buffer.data = data;
       buffer.rank = dimensions;
       buffer.dims = count;
@@ -117,8 +126,14 @@ struct FakeXla {
     fill(buffers[0], &rank, 0, nullptr);
     fill(buffers[1], x, 1, &x_count);
     fill(buffers[2], y, 1, &y_count);
-    XLA_FFI_ArgType arg_types[] = {XLA_FFI_ArgType_BUFFER, XLA_FFI_ArgType_BUFFER};
-    void* args[] = {&buffers[0], &buffers[1]};
+    std::vector<XLA_FFI_ArgType> arg_types(2 + more.size(), XLA_FFI_ArgType_BUFFER);
+    std::vector<void*> args = {&buffers[0], &buffers[1]};
+    for (size_t i = 0; i < more.size(); ++i) {
+      XLA_FFI_Buffer& buffer = buffers[3 + i];
+      fill(buffer, const_cast<void*>(more[i].data), 1, &more[i].count);
+      buffer.dtype = more[i].dtype;
+      args.push_back(&buffer);
+    }
     XLA_FFI_RetType ret_types[] = {XLA_FFI_RetType_BUFFER};
     void* rets[] = {&buffers[2]};
     XLA_FFI_CallFrame frame = {};
@@ -127,9 +142,9 @@ struct FakeXla {
     frame.ctx = reinterpret_cast<XLA_FFI_ExecutionContext*>(this);
     frame.stage = stage;
     frame.args.struct_size = XLA_FFI_Args_STRUCT_SIZE;
-    frame.args.size = 2;
-    frame.args.types = arg_types;
-    frame.args.args = args;
+    frame.args.size = static_cast<int64_t>(args.size());
+    frame.args.types = arg_types.data();
+    frame.args.args = args.data();
     frame.rets.struct_size = XLA_FFI_Rets_STRUCT_SIZE;
     frame.rets.size = 1;
     frame.rets.types = ret_types;

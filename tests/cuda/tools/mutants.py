@@ -16,11 +16,13 @@ import sys
 import tempfile
 import time
 
-from kernel_mutant import CALL_PROGRAM, PACKING, PLAN, PROGRAM, SCHEDULE, Mutant
+from kernel_mutant import CALL_PROGRAM, PACKING, PLAN, PROGRAM, ROW_ARGS, SCHEDULE, Mutant
 from mutants_of_data import DATA
+from mutants_of_groups import GROUPS
 from mutants_of_memory import MODEL
 from mutants_of_networks import PLAIN
 from mutants_of_order import THREAD
+from mutants_of_rows import ROUTED
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LIMIT_S = 300  # of one compilation or run; a mutant may hang
@@ -89,7 +91,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="mutants whose names match this expression")
     args = parser.parse_args()
     mutants = [
-        mutant for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL) if re.search(args.only, mutant.name)
+        mutant
+        for mutant in (THREAD if args.sanitize else PLAIN + DATA + MODEL + ROUTED + GROUPS)
+        if re.search(args.only, mutant.name)
     ]
     tests = sorted({mutant.test for mutant in mutants})
 
@@ -99,6 +103,7 @@ def main() -> int:
         sources = {test: f"tests/cuda/test_{test}.cc" for test in tests}
         # Not in a header.
         parts = {"plan": PLAN, "packer": PACKING, "programs": PROGRAM, "call_program": CALL_PROGRAM, "cut": SCHEDULE}
+        parts |= {"row_args": ROW_ARGS}
         parts |= {"cases": "tests/check.cc", "main": "tests/main.cc"}
         models = {name: f"tests/cuda/fakes/{name}.cc" for name in ("memory_model", "memory_model_explore")}
         if not any(test.startswith("litmus") for test in tests):

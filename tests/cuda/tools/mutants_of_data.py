@@ -51,7 +51,7 @@ DATA = [
     Mutant("8-bit floats have no infinity", REDUCTIONS, "magnitude == infinity ?", "magnitude == 0x100 ?", "reduce"),
     Mutant("8-bit floats have one kind of NaN", REDUCTIONS, "|| s == nan ?", "?", "reduce"),
     Mutant(
-        "no fence before a barrier", SYNC, "  FenceAliases();\n  __syncthreads();\n", "  __syncthreads();\n", "multimem"
+        "no fence before a barrier", SYNC, "  FenceAliases();\n  Sync(threads);\n", "  Sync(threads);\n", "multimem"
     ),
     Mutant(
         "no fence after a barrier",

@@ -2,7 +2,7 @@
 
 import re
 
-from kernel_mutant import COPY, EXECUTOR, GIN, LL, LL_CALL, MULTIMEM, OFFSETS, PORTABLE, PROGRAM, SYNC, WATCHDOG, Mutant
+from kernel_mutant import EXECUTOR, GIN, LL, LL_CALL, MULTIMEM, OFFSETS, PORTABLE, PROGRAM, SYNC, WATCHDOG, Mutant
 
 SIGNAL = "StoreRelease(comm.signals.pad.At<uint64_t>(peer)"
 ABORT_FLAG = "LoadAcquire(comm.abort_flag) != 0"
@@ -94,38 +94,38 @@ MODEL = [
     ),
     Mutant(
         "a put's signal overtakes other threads",
-        COPY,
-        "  __syncthreads();\n  if (threadIdx.x == 0) Signal",
-        "  if (threadIdx.x == 0) Signal",
+        SYNC,
+        "  Sync(threads);\n  if (threads.rank == 0) Signal",
+        "  if (threads.rank == 0) Signal",
         "litmus",
     ),
     Mutant(
         "a barrier's signals overtake other threads",
         SYNC,
-        "  __syncthreads();\n  bool reached",
+        "  Sync(threads);\n  bool reached",
         "  bool reached",
         "litmus",
     ),
     Mutant(
         "a barrier's waits hold up one thread only",
         SYNC,
-        "return __syncthreads_or(!reached) == 0;",
-        "return reached;",
+        "const bool all_reached = !AnyOf(threads, !reached);",
+        "const bool all_reached = reached;",
         "litmus",
     ),
     Mutant(
         "waits are satisfied one signal early",
         SYNC,
-        "comm.signals.received[row + peer] + 1;",
-        "comm.signals.received[row + peer];",
+        "comm.signals.received[row + peer] + count;",
+        "comm.signals.received[row + peer] + count - 1;",
         "litmus",
     ),
     Mutant("signals are not counted", SYNC, "comm.signals.sent[row + peer] = count;", "", "litmus"),
     Mutant(
         "channels share counters",
         SYNC,
-        "return static_cast<int64_t>(channel) * comm.local.size;",
-        "return channel * 0;",
+        "static_cast<int64_t>(channel.index) * comm.signals.num_tags",
+        "0",
         "litmus",
     ),
     Mutant("slots are not doubled", LL, "static_cast<int64_t>(exchange.epoch % 2)", "0", "litmus"),

@@ -80,6 +80,11 @@ FEATURES = (
         "emulated, on a fake of the switch",
         ("test_cuda_multimem", "test_cuda_device_call"),
     ),
+    Feature(
+        "dispatch and combine inside a node: routings of all kinds, sums, overflow, CUDA graphs",
+        "emulated; handlers on a fake of XLA",
+        ("test_cuda_rows", "test_cuda_row_calls"),
+    ),
     Feature("timeouts and reports", "emulated", ("test_cuda_failures",)),
     Feature(
         "after an abort, no kernel starts on the GPU or in the process; late ranks read no wrong data",
@@ -127,13 +132,28 @@ FEATURES = (
     Feature(
         "device API: signal, wait, barrier, put, get, reduce; level 2 tests only the part that the example uses",
         "emulated",
-        ("test_cuda_device_api",),
+        ("test_cuda_device_api", "test_cuda_device_groups", "test_cuda_device_counters"),
     ),
     Feature(
         "example kernel: residual + all_reduce + RMSNorm",
         "emulated; compiled",
         ("test_cuda_example", "test_device_headers.py"),
         ("example, virtual ranks",),
+    ),
+    Feature(
+        "example kernel: ring all-gather that feeds a product",
+        "emulated; compiled",
+        ("test_cuda_ring_example", "test_cuda_ring_calls", "test_cuda_litmus_examples", "test_device_headers.py"),
+    ),
+    Feature(
+        "example kernel: token dispatch by warps",
+        "emulated; compiled",
+        (
+            "test_cuda_dispatch_example",
+            "test_cuda_dispatch_calls",
+            "test_cuda_litmus_examples",
+            "test_device_headers.py",
+        ),
     ),
     Feature(
         "user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)",

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
 
@@ -9,8 +10,6 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-
-from .model import AXES
 
 
 def initialize():
@@ -38,8 +37,29 @@ def make_any(mesh, comm):
     """Returns any_process(flag): whether the flag of any process is set. All processes must call it."""
     if jax.process_count() == 1:
         return bool
-    count = jax.jit(jax.shard_map(lambda x: comm.psum(x, AXES), mesh=mesh, in_specs=P(AXES), out_specs=P()))
-    return lambda flag: bool(count(put(np.full(mesh.size, flag, np.int32), NamedSharding(mesh, P(AXES))))[0])
+    axes = mesh.axis_names
+    count = jax.jit(jax.shard_map(lambda x: comm.psum(x, axes), mesh=mesh, in_specs=P(axes), out_specs=P()))
+    return lambda flag: bool(count(put(np.full(mesh.size, flag, np.int32), NamedSharding(mesh, P(axes))))[0])
+
+
+class Interrupt:
+    """Ctrl-C sets a flag, so that the current step ends and can be saved. A second Ctrl-C stops at once."""
+
+    def __enter__(self):
+        self.asked = False
+        try:
+            self.old = signal.signal(signal.SIGINT, self.ask)
+        except ValueError:  # signal handlers can be set in the main thread only
+            self.old = None
+        return self
+
+    def ask(self, *_):
+        self.asked = True
+        signal.signal(signal.SIGINT, self.old)
+
+    def __exit__(self, *_):
+        if self.old is not None:
+            signal.signal(signal.SIGINT, self.old)
 
 
 @contextlib.contextmanager

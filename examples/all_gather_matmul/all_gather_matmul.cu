@@ -1,0 +1,11 @@
+// Instantiates the kernels, one per type.
+#include "all_gather_matmul.cuh"
+
+namespace all_gather_matmul {
+
+template cudaError_t Load<F32>();
+template cudaError_t Load<BF16>();
+template cudaError_t Launch<F32>(const Args<F32>& args, int32_t channels, cudaStream_t stream);
+template cudaError_t Launch<BF16>(const Args<BF16>& args, int32_t channels, cudaStream_t stream);
+
+}  // namespace all_gather_matmul

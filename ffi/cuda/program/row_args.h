@@ -1,0 +1,89 @@
+// Arguments of the kernel of dispatch and combine inside a node. Plain data, which the host fills in without CUDA.
+//
+// Words: a slot is a row of a rank's experts. A choice is packed if it is counted expert by expert, as the table of
+// slices counts the rows of a sender (plan/slices.h).
+#pragma once
+
+#include <cstdint>
+
+#include "common/call_spec.h"
+#include "common/dtype.h"
+#include "common/status.h"
+#include "include/jaxcomm/comm.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// One rank's call. Pointers point to device memory. The arena of `comm` has at least ArenaBytes().
+struct RowArgs {
+  device::Comm comm;
+  const char* x = nullptr;          // dispatch: payload; combine: slots
+  char* y = nullptr;                // dispatch: slots; combine: one row per token, or per choice
+  const int32_t* table = nullptr;   // of plan/slices.h: (ranks, 4, num_experts), the same on all ranks
+  const int32_t* index = nullptr;   // dispatch: the row of x for each packed choice; combine: the slot of each choice
+  const int32_t* expert = nullptr;  // combine: of each choice that has a slot
+  const void* weights = nullptr;    // combine: f64 for rows of f64, otherwise f32; null: ones
+  int64_t num_rows = 0;             // of the payload: tokens, or choices if each has a row of its own
+  int64_t num_slots = 0;            // of a rank
+  int64_t num_choices = 0;          // of a rank
+  int64_t row_bytes = 0;
+  int64_t piece_bytes = 0;      // of every row, for each channel but the last
+  int32_t num_experts = 1;      // of all ranks
+  int32_t choices_per_row = 1;  // of the payload
+  int32_t num_channels = 1;
+  DType dtype = DType::kU8;  // type of sums
+  bool combines = false;
+};
+
+// Rows of the arena. dispatch: the payload. combine: the packed choices. Then, for dispatch, `index` for each channel.
+JAXCOMM_BOTH int64_t ArenaRowsBytes(const RowArgs& args) {
+  const int64_t rows = args.combines ? args.num_choices : args.num_rows;
+  return (rows * args.row_bytes + 255) / 256 * 256;
+}
+JAXCOMM_BOTH int64_t ArenaListBytes(const RowArgs& args) {
+  return (args.num_choices * static_cast<int64_t>(sizeof(int32_t)) + 255) / 256 * 256;
+}
+JAXCOMM_BOTH int64_t ArenaBytes(const RowArgs& args) {
+  return ArenaRowsBytes(args) + (args.combines ? 0 : args.num_channels * ArenaListBytes(args));
+}
+
+// A row that a thread block copies. From null: zeros.
+struct RowMove {
+  char* to;
+  const char* from;
+};
+
+constexpr int kRowThreads = 512;  // per thread block
+
+// Rows that a thread block copies at once: so many per thread.
+constexpr int32_t kRowsPerThread = 2;
+
+// Bytes of shared memory of a thread block: its moves or the choices of a token, then a sum per expert.
+JAXCOMM_BOTH int64_t RowMovesBytes(const RowArgs& args, int32_t num_threads) {
+  const int64_t moves = num_threads * kRowsPerThread * static_cast<int64_t>(sizeof(RowMove));
+  const int64_t choices = args.choices_per_row * static_cast<int64_t>(sizeof(int32_t));
+  return (moves > choices ? moves : choices + 15) / 16 * 16;
+}
+JAXCOMM_BOTH int64_t RowSharedBytes(const RowArgs& args, int32_t num_threads) {
+  return RowMovesBytes(args, num_threads) + args.num_experts * static_cast<int64_t>(sizeof(int32_t));
+}
+
+// What a call uses of XLA's buffers besides its first operand and its result.
+struct RowOperands {
+  const void* table = nullptr;
+  int64_t table_count = 0;
+  const void* index = nullptr;
+  int64_t index_count = 0;
+  const void* expert = nullptr;
+  const void* weights = nullptr;
+};
+
+// Makes the arguments that are equal in all executions of a call, except for the Comm. Fails if the sizes of the
+// buffers do not fit each other. `max_channels`: of the communicator.
+StatusOr<RowArgs> MakeRowArgs(const CallSpec& spec, DType dtype, int64_t input_count, int64_t output_count,
+                              int32_t max_channels);
+// Adds XLA's buffers of this execution. Fails if their sizes do not fit.
+StatusOr<RowArgs> WithBuffers(RowArgs args, const void* x, void* y, const RowOperands& operands);
+
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,65 @@
+"""Rows that a mixture of experts moves: expected for even routing, and in the worst case."""
+
+import dataclasses
+import math
+
+
+def groups_of_token(groups: int, num_experts: int, choices: int) -> float:
+    """The mean number of groups with an expert of a token that draws `choices` different experts at random.
+
+    Args:
+      groups: equal groups that the experts are divided among.
+      num_experts: E.
+      choices: K.
+    """
+    others = num_experts - num_experts // groups
+    return groups * (1 - math.comb(others, choices) / math.comb(num_experts, choices))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows of one rank in dispatch(); combine() moves as many in the other direction.
+
+    Attributes:
+      choices: rows of all choices of the rank's tokens.
+      sent: expected number of them for other ranks.
+      tokens_sent: expected number if a token were sent once per rank.
+      most_sent: in the worst case, all of them.
+      received: expected number of rows that a rank receives, its own included.
+      most_received: in the worst case; the default capacity without `align`.
+    """
+
+    choices: int
+    sent: float
+    tokens_sent: float
+    most_sent: int
+    received: float
+    most_received: int
+
+    def __str__(self) -> str:
+        return (
+            f"rows      {self.sent:.0f} of {self.choices} to other ranks ({self.tokens_sent:.0f} if once per token and "
+            f"rank), worst case {self.most_sent}; {self.received:.0f} received, worst case {self.most_received}; "
+            "assumes that tokens choose experts evenly"
+        )
+
+
+def rows_of(tokens: int, choices: int, num_experts: int, num_ranks: int) -> Rows:
+    """The rows of a rank.
+
+    Args:
+      tokens: T, of each rank.
+      choices: K, different experts of a token.
+      num_experts: E, a multiple of num_ranks.
+      num_ranks: n.
+    """
+    local = num_experts // num_ranks
+    other = (num_ranks - 1) / num_ranks
+    return Rows(
+        choices=tokens * choices,
+        sent=tokens * choices * other,
+        tokens_sent=tokens * groups_of_token(num_ranks, num_experts, choices) * other,
+        most_sent=tokens * choices if num_ranks > 1 else 0,
+        received=float(tokens * choices),
+        most_received=num_ranks * tokens * min(choices, local),
+    )

@@ -1,0 +1,1 @@
+"""All kinds of parallelism on one mesh; start with README.md."""

@@ -1,0 +1,89 @@
+// dispatch and combine among virtual ranks: random routings as moe.route makes them, and the kernel arguments.
+#pragma once
+
+#include <random>
+#include <vector>
+
+#include "../../../ffi/cuda/kernels/rows.cuh"
+#include "virtual_ranks.h"
+
+namespace jaxcomm {
+namespace cuda {
+
+// The routing of all ranks. T tokens and K choices per rank.
+struct Routed {
+  int32_t n = 1, tokens = 0, choices = 1, experts = 1, capacity = 0;
+  std::vector<int32_t> table;                // (n, 4, experts)
+  std::vector<std::vector<int32_t>> slot;    // by rank: (T K,), -1: no row
+  std::vector<std::vector<int32_t>> expert;  // by rank: (T K,), -1: no row
+  std::vector<std::vector<int32_t>> order;   // by rank: the choice of each packed choice; -1 behind them
+
+  int32_t RankOf(int32_t e) const { return e / (experts / n); }
+};
+
+// slots: rows of an expert; 0: groups follow each other, at multiples of `align`. spare: slots beyond those needed.
+inline Routed Route(int32_t n, int32_t tokens, int32_t choices, int32_t experts, int32_t align, int32_t slots,
+                    int32_t spare, const std::vector<std::vector<int32_t>>& ids) {
+  Routed routed;
+  routed.n = n, routed.tokens = tokens, routed.choices = choices, routed.experts = experts;
+  const int32_t local = experts / n;
+  std::vector<std::vector<int32_t>> counts(n, std::vector<int32_t>(experts)), index(n);
+  for (int32_t r = 0; r < n; ++r) {
+    index[r].assign(ids[r].size(), -1);
+    for (int32_t k = 0; k < choices; ++k) {  // first choices of all tokens before second ones
+      for (int32_t t = 0; t < tokens; ++t) {
+        const int32_t e = ids[r][t * choices + k];
+        if (e >= 0) index[r][t * choices + k] = counts[r][e]++;
+      }
+    }
+  }
+  std::vector<int32_t> starts(experts);
+  for (int32_t p = 0; p < n; ++p) {
+    int32_t next = 0;
+    for (int32_t e = p * local; e < (p + 1) * local; ++e) {
+      int32_t rows = 0;
+      for (int32_t r = 0; r < n; ++r) rows += counts[r][e];
+      starts[e] = slots > 0 ? (e - p * local) * slots : next;
+      next = slots > 0 ? local * slots : next + (rows + align - 1) / align * align;
+    }
+    routed.capacity = std::max(routed.capacity, next);
+  }
+  routed.capacity += spare;
+  routed.table.assign(size_t(n) * 4 * experts, 0);
+  const auto at = [&](int32_t r, int32_t vector, int32_t e) -> int32_t& {
+    return routed.table[(r * 4 + vector) * experts + e];
+  };
+  for (int32_t r = 0; r < n; ++r) {
+    int32_t packed = 0;
+    for (int32_t e = 0; e < experts; ++e) {
+      at(r, 0, e) = packed, at(r, 1, e) = counts[r][e];
+      at(r, 2, e) = r == 0 ? starts[e] : at(r - 1, 2, e) + counts[r - 1][e];
+      packed += counts[r][e];
+    }
+  }
+  for (int32_t r = 0; r < n; ++r) {
+    routed.slot.emplace_back(ids[r].size(), -1);
+    routed.expert.emplace_back(ids[r].size(), -1);
+    routed.order.emplace_back(ids[r].size(), -1);
+    for (size_t c = 0; c < ids[r].size(); ++c) {
+      const int32_t e = ids[r][c];
+      if (e < 0) continue;
+      routed.expert[r][c] = e;
+      routed.slot[r][c] = at(r, 2, e) + index[r][c];
+      routed.order[r][at(r, 0, e) + index[r][c]] = static_cast<int32_t>(c);
+    }
+  }
+  return routed;
+}
+
+// The rows of `order` for a payload with a row per token or per choice; 0 behind the packed choices.
+inline std::vector<int32_t> RowsOf(const Routed& routed, int32_t rank, bool per_choice) {
+  std::vector<int32_t> rows;
+  for (const int32_t choice : routed.order[rank]) {
+    rows.push_back(choice < 0 ? 0 : per_choice ? choice : choice / routed.choices);
+  }
+  return rows;
+}
+
+}  // namespace cuda
+}  // namespace jaxcomm

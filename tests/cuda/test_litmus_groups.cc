@@ -1,0 +1,199 @@
+// Thread groups and further counters of the device API, in all executions that a relaxed memory model allows.
+#define LITMUS_WARP_THREADS 2
+
+#include <cstdint>
+#include <string>
+
+#include "../../ffi/include/jaxcomm/device.h"
+#include "../check.h"
+#include "fakes/litmus_ranks.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+using device::Channel;
+using memory_model::Program;
+using memory_model::Require;
+
+// A word of the window per thread.
+uint64_t* At(const device::Window& window, int32_t rank, unsigned thread) { return window.At<uint64_t>(rank) + thread; }
+
+device::ThreadGroup Group(bool named) { return named ? device::OfWarps(0, 1, 1) : device::OfWarp(); }
+
+// The window of a rank holds new data of every thread in each round. Group barriers lie between its writes and its
+// peer's reads by another thread.
+TEST_CASE("barriers of groups") {
+  for (const bool named : {false, true}) {
+    Program program;
+    LitmusRanks ranks(program, 2, 1);
+    const device::Window window = ranks.Window(program, 16, "window");
+    ranks.AddBlocks(program, 1, 2, [=](const device::Comm& comm) {
+      const device::ThreadGroup group = Group(named);
+      const int32_t rank = comm.local.rank;
+      for (uint64_t round = 1; round <= 2; ++round) {
+        *At(window, rank, threadIdx.x) = round;
+        Require(device::Barrier(comm, 0, 0, group), "no signal");
+        Require(*At(window, 1 - rank, 1 - threadIdx.x) == round, "stale data");
+        if (round == 1) Require(device::Barrier(comm, 0, 0, group), "no signal");
+      }
+    });
+    ExpectSound(program);
+  }
+}
+
+// Each thread of a rank writes to the peer. The peer's other thread reads, and its group signals that it has.
+TEST_CASE("puts, signals and waits of groups") {
+  for (const bool named : {false, true}) {
+    Program program;
+    LitmusRanks ranks(program, 2, 1);
+    const device::Window window = ranks.Window(program, 32, "window");
+    auto* const sources = program.Words<uint64_t>(8, "sources");
+    ranks.AddBlocks(program, 1, 2, [=](const device::Comm& comm) {
+      const device::ThreadGroup group = Group(named);
+      const int32_t rank = comm.local.rank, peer = 1 - rank;
+      for (uint64_t round = 1; round <= 2; ++round) {
+        sources[4 * rank + 2 * threadIdx.x] = round * 10 + threadIdx.x;
+        device::Sync(group);
+        device::PutSignal(comm, 0, window, peer, 0, sources + 4 * rank, 32, group);
+        Require(device::Wait(comm, 0, peer, group), "no signal");
+        Require(*At(window, rank, 2 - 2 * threadIdx.x) == round * 10 + 1 - threadIdx.x, "stale data");
+        if (round == 2) break;
+        device::Signal(comm, 0, peer, group);
+        Require(device::Wait(comm, 0, peer, group), "no signal");
+      }
+    });
+    ExpectSound(program);
+  }
+}
+
+// Two warps of a block are two channels, which never wait for each other.
+TEST_CASE("warps with channels of their own") {
+  Program program;
+  LitmusRanks ranks(program, 2, 2);
+  const device::Window window = ranks.Window(program, 16, "window");
+  for (int32_t rank : {0, 1}) {
+    // The second warp has one thread.
+    program.AddBlock(rank, 0, 3, [=, comm = ranks.comm(rank)] {
+      const auto channel = static_cast<int32_t>(threadIdx.x / 2);
+      const device::ThreadGroup warp = device::OfWarp();
+      if (warp.rank == warp.size - 1) *At(window, rank, static_cast<unsigned>(channel)) = 5;
+      Require(device::Barrier(comm, channel, 0, warp), "no signal");
+      if (warp.rank == 0) Require(*At(window, 1 - rank, static_cast<unsigned>(channel)) == 5, "stale data");
+    });
+  }
+  ExpectSound(program);
+}
+
+LitmusRanks WithTags(Program& program, int32_t num_ranks, int32_t num_tags) {
+  LitmusRanks ranks(program, num_ranks, num_tags);  // one channel
+  for (int32_t r = 0; r < num_ranks; ++r) {
+    ranks.comm(r).signals.num_channels = 1;
+    ranks.comm(r).signals.num_tags = num_tags;
+  }
+  return ranks;
+}
+
+// Rank 0 writes words with two tags, in another order than that in which the other rank waits. The last word is there
+// with the last of three signals.
+TEST_CASE("tags and counts") {
+  Program program;
+  LitmusRanks ranks = WithTags(program, 2, 2);
+  const device::Window window = ranks.Window(program, 24, "window");
+  ranks.AddBlocks(program, 1, 1, [=](const device::Comm& comm) {
+    if (comm.local.rank == 0) {
+      *At(window, 1, 1) = 11;
+      device::Signal(comm, Channel(0, 1), 1);
+      *At(window, 1, 0) = 10;
+      device::Signal(comm, Channel(0, 0), 1);
+      device::Signal(comm, Channel(0, 0), 1);
+      *At(window, 1, 2) = 12;
+      device::Signal(comm, Channel(0, 0), 1);
+      return;
+    }
+    Require(device::Wait(comm, Channel(0, 0), 0) && *At(window, 1, 0) == 10, "stale data");
+    Require(device::Wait(comm, Channel(0, 0), 0, 0, 2) && *At(window, 1, 2) == 12, "stale data");
+    Require(device::Wait(comm, Channel(0, 1), 0) && *At(window, 1, 1) == 11, "stale data");
+  });
+  ExpectSound(program);
+}
+
+// Two ranks send a word each; a third takes them in the order in which they come, twice.
+TEST_CASE("any of several") {
+  for (const int32_t first : {0, 1}) {
+    Program program;
+    LitmusRanks ranks(program, 3, 1);
+    const device::Window window = ranks.Window(program, 24, "window");
+    ranks.AddBlocks(program, 1, 1, [=](const device::Comm& comm) {
+      const int32_t rank = comm.local.rank;
+      if (rank > 0) {
+        const auto own = static_cast<unsigned>(rank);
+        *At(window, 0, own) = 7 + own;
+        device::Signal(comm, 0, 0);
+        Require(device::Wait(comm, 0, 0), "no signal");
+        *At(window, 0, own) = 17 + own;
+        device::Signal(comm, 0, 0);
+        return;
+      }
+      uint64_t taken[2] = {0, 0};
+      for (int k = 0; k < 4; ++k) {
+        const int32_t i = device::WaitAny(comm, 0, 2, [](int32_t s) { return device::Source{1 + s, 0}; }, 0, first);
+        Require(i == 0 || i == 1, "nothing");
+        Require(*At(window, 0, static_cast<unsigned>(1 + i)) == 8 + 10 * taken[i] + static_cast<uint64_t>(i), "stale");
+        if (++taken[i] == 1) device::Signal(comm, 0, 1 + i);
+      }
+    });
+    ExpectSound(program);
+  }
+}
+
+// The value says how many words there are. A value that comes later replaces the first.
+TEST_CASE("values") {
+  Program program;
+  LitmusRanks ranks(program, 2, 1);
+  const device::Window window = ranks.Window(program, 16, "window");
+  ranks.AddBlocks(program, 1, 1, [=](const device::Comm& comm) {
+    if (comm.local.rank == 0) {
+      for (unsigned i = 0; i < 2; ++i) {
+        *At(window, 1, i) = 5 + i;
+        device::SignalSet(comm, 0, 1, i + 1);
+      }
+      return;
+    }
+    uint64_t value = 0;
+    Require(device::WaitValue(comm, 0, 0, 1, &value), "no value");
+    Require(value == 1 || value == 2, "no value of the sender");
+    for (unsigned i = 0; i < value; ++i) Require(*At(window, 1, i) == 5 + i, "stale data");
+    Require(device::WaitValue(comm, 0, 0, 2, &value) && value == 2, "no second value");
+    Require(*At(window, 1, 1) == 6, "stale data");
+  });
+  ExpectSound(program);
+}
+
+// A loop of polls, and a wait for any, without a signal; the host may end them.
+TEST_CASE("polls without a signal end") {
+  for (const bool by_host : {false, true}) {
+    Program program;
+    program.times_out = true;
+    LitmusRanks ranks(program, 2, 1);
+    device::Comm& comm = ranks.comm(0);
+    program.AddBlock(0, 0, 1, [=, &comm] {
+      const auto source = [](int32_t) { return device::Source{1, 0}; };
+      Require(device::WaitAny(comm, 0, 1, source) == -1, "a signal");
+      Require(device::IsAborted(comm), "the next kernel begins");
+    });
+    program.AddBlock(-1, 0, 1, [=, &comm] {
+      if (by_host) memory_model::Store(&comm.report->abort, 1, memory_model::kSystem, memory_model::kRelease);
+      if (memory_model::Load(&comm.report->state, memory_model::kSystem, memory_model::kAcquire) !=
+          device::Report::kComplete) {
+        return;
+      }
+      Require(comm.report->peer == 1 && comm.report->expected == 1, "half a report");
+    });
+    ExpectSound(program);
+  }
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm

@@ -1,0 +1,128 @@
+"""Lowering of jaxcomm.moe for GPUs: which custom calls a layer has, with which operands and attributes."""
+
+import dataclasses
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxcomm
+from jaxcomm import _config, _lowering, _placement
+
+TOKENS, CHOICES, EXPERTS, WIDTH = 16, 2, 8, 32
+
+
+def layer(x, ids, weights, axes=("gpu",), **route):
+    options = {key: route.pop(key) for key in ("algorithm", "max_sms") if key in route}
+    routing = jaxcomm.moe.route(ids, axes, num_experts=EXPERTS, **route)
+    rows = jaxcomm.moe.dispatch(x, routing, **options)
+    return jaxcomm.moe.combine(rows, routing, weights, **options)
+
+
+def text(f, dtype=jnp.bfloat16, shape=(4,), platform="cuda"):
+    names = ("node", "gpu")[-len(shape) :]
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[: np.prod(shape)]).reshape(shape), names)
+    n = int(np.prod(shape))
+    args = (
+        jax.ShapeDtypeStruct((n * TOKENS, WIDTH), dtype),
+        jax.ShapeDtypeStruct((n * TOKENS, CHOICES), jnp.int32),
+        jax.ShapeDtypeStruct((n * TOKENS, CHOICES), jnp.float32),
+    )
+    mapped = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=P(names), out_specs=P(names)))
+    return mapped.trace(*args).lower(lowering_platforms=(platform,)).as_text()
+
+
+def calls(lowered):
+    """Target, attributes and types of the operands of every custom call of jaxcomm's."""
+    found = re.findall(r"custom_call @jaxcomm_(\w+)\(.*?(mhlo\.backend_config = .*?)\} : \((.*?)\) ->", lowered)
+    return [(target, attributes, types.split(", ")) for target, attributes, types in found]
+
+
+def targets(f, *args, **kwargs):
+    return [target for target, _, _ in calls(text(f, *args, **kwargs))]
+
+
+def test_a_layer_is_three_calls_without_any_of_xlas():
+    lowered = text(functools.partial(layer, max_sms=7))
+    found = calls(lowered)
+    assert [target for target, _, _ in found] == ["all_gather", "dispatch", "combine"]
+    assert not re.search(r"all_to_all|all_reduce|collective_permute|stablehlo\.all_gather|ragged", lowered)
+    capacity = 4 * TOKENS * 2
+    of_dispatch, of_combine = found[1:]
+    routing = f"tensor<{TOKENS}x{CHOICES}xi32>"
+    table = f"tensor<4x4x{EXPERTS}xi32>"
+    assert of_dispatch[2] == ["tensor<i32>", f"tensor<{TOKENS}x{WIDTH}xbf16>", f"tensor<{TOKENS * CHOICES}xi32>", table]
+    assert of_combine[2] == [
+        "tensor<i32>", f"tensor<{capacity}x{WIDTH}xbf16>", routing, routing, f"tensor<{TOKENS}x{CHOICES}xf32>", table
+    ]  # fmt: skip
+    common = {"row_count": WIDTH, "choices": CHOICES, "num_experts": EXPERTS, "per_choice": 0, "max_sms": 7}
+    for _, attributes, _ in (of_dispatch, of_combine):
+        for name, value in common.items():
+            assert f"{name} = {value} : i64" in attributes, name
+    assert "weighted = 1 : i64" in of_combine[1]
+
+
+def test_the_gradient_is_made_of_the_same_calls():
+    def gradient(x, ids, weights):
+        def loss(x, weights):
+            return layer(x, ids, weights).astype(jnp.float32).sum()
+
+        return jax.grad(loss, (0, 1))(x, weights)
+
+    # Forward; rows and weights of the transpose of combine; weights; x.
+    expected = ["all_gather", "dispatch", "dispatch", "combine", "dispatch", "dispatch", "combine"]
+    assert sorted(targets(gradient)) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "reduce", "shape", "per_choice"),
+    [
+        (jnp.float32, "node", (4,), False),
+        (jnp.float16, "home", (2, 2), False),
+        (jnp.float32, "node", (2, 2), True),  # sums of nodes are rounded, in XLA's program
+        (jnp.int32, "node", (4,), True),
+        (jnp.complex64, "node", (4,), True),
+        (jnp.float8_e4m3fn, "node", (4,), True),
+    ],
+)
+def test_sums_that_the_kernel_lacks_fetch_the_row_of_each_choice(dtype, reduce, shape, per_choice):
+    def f(x, ids, weights):
+        inexact = jnp.issubdtype(dtype, jnp.inexact)
+        axes = ("node", "gpu")[-len(shape) :]
+        return layer(x, ids, weights if inexact else None, axes=axes, reduce=reduce)
+
+    (combine,) = [found for found in calls(text(f, dtype=dtype, shape=shape)) if found[0] == "combine"]
+    assert f"per_choice = {int(per_choice)} : i64" in combine[1]
+
+
+def test_gpus_of_several_hosts_and_untested_ones_use_xlas_collective(monkeypatch):
+    drop = functools.partial(layer, on_overflow="drop")
+    advice = r"test_moe_lowering\.py.*on_overflow='raise' works on CPUs, and on GPUs of one node.*on_overflow='drop'"
+    with monkeypatch.context() as hosts:
+        hosts.setattr(_placement, "gpus_are_on_one_host", lambda mesh, rows: False)
+        assert targets(drop) == ["all_gather_eager"]
+        with pytest.raises(NotImplementedError, match=advice):
+            text(layer)
+    with monkeypatch.context() as untested:
+        untested.setattr(_lowering, "config", lambda: dataclasses.replace(_config.config(), algorithm=None))
+        assert targets(drop) == []
+        assert "ragged_all_to_all" in text(drop)
+        with pytest.raises(NotImplementedError, match=advice):
+            text(layer)
+    assert targets(functools.partial(drop, algorithm="xla")) == ["all_gather"]
+    # The route would be checked by the kernel alone.
+    with pytest.raises(NotImplementedError, match=advice):
+        text(functools.partial(layer, algorithm="xla"))
+
+
+def test_unknown_ids_are_negative_sizes():
+    """The kernel recognizes them. Elsewhere the table stays as it is."""
+    table = jnp.array([[3, 1, 0], [2, 2, 5]], jnp.int32)
+    np.testing.assert_array_equal(jaxcomm.moe.check._mark(table), [[3, 1, 0], [-5, 2, 5]])
+    negates = r"stablehlo\.negate %\w+ : tensor<4xi32>"  # the last column, of 4 ranks
+    assert re.search(negates, text(layer))
+    assert not re.search(negates, text(functools.partial(layer, on_overflow="drop")))

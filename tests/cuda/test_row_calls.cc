@@ -1,0 +1,216 @@
+// dispatch and combine as XLA calls them: stages, operands, a CUDA graph whose routing changes from replay to replay,
+// a wrong routing, and calls that GPUs refuse.
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "fakes/machine.h"
+#include "fakes/virtual_rows.h"
+#include "fakes/xla_fake.h"
+
+namespace jaxcomm {
+namespace cuda {
+namespace {
+
+using namespace fake;
+
+constexpr int kRanks = 2, kTokens = 3, kChoices = 2, kExperts = 4, kCapacity = 16, kRow = 5;
+
+// One of two routings. Every token goes to the experts of both ranks.
+Routed RoutingOf(int32_t run) {
+  const std::vector<std::vector<int32_t>> ids = {{0, 3, 1, 2, 1, 3}, {2, 1, 3, 0, -1, 1}};
+  const std::vector<std::vector<int32_t>> others = {{3, 3, -1, 2, 0, 1}, {1, 1, 1, 1, 0, 2}};
+  Routed routed = Route(kRanks, kTokens, kChoices, kExperts, 1, 0, 0, run % 2 == 0 ? ids : others);
+  CHECK(routed.capacity <= kCapacity);
+  return routed;
+}
+
+CallSpec RowSpec(Collective collective) {
+  CallSpec spec = SpecOf(collective, kRanks);
+  spec.groups = {0, 1};
+  spec.row_count = kRow;
+  spec.choices = kChoices;
+  spec.num_experts = kExperts;
+  return spec;
+}
+
+float Value(int32_t rank, int32_t token, int32_t i, int32_t run) {
+  return static_cast<float>(1000 * rank + 100 * token + 10 * run + i);
+}
+
+// The buffers of a layer on one device, which keep their addresses, as in a CUDA graph.
+struct Buffers {
+  std::vector<float> x = std::vector<float>(kTokens * kRow), rows = std::vector<float>(kCapacity * kRow, -1),
+                     y = std::vector<float>(kTokens * kRow, -1), weights = std::vector<float>(kTokens * kChoices);
+  std::vector<int32_t> table = std::vector<int32_t>(kRanks * 4 * kExperts),
+                       order = std::vector<int32_t>(kTokens * kChoices), slot = order, expert = order;
+
+  void Fill(const Routed& routed, int32_t rank, int32_t run) {
+    table = routed.table;
+    const std::vector<int32_t> rows_of = RowsOf(routed, rank, false);
+    std::copy(rows_of.begin(), rows_of.end(), order.begin());
+    slot = routed.slot[rank];
+    expert = routed.expert[rank];
+    for (int32_t t = 0; t < kTokens; ++t) {
+      for (int32_t i = 0; i < kRow; ++i) x[t * kRow + i] = Value(rank, t, i, run);
+      for (int32_t k = 0; k < kChoices; ++k) weights[t * kChoices + k] = static_cast<float>(1 + t + 3 * k);
+    }
+  }
+
+  // The experts of this test return the rows as they are.
+  void Check(const Routed& routed, int32_t rank, int32_t run) const {
+    int32_t filled = 0;
+    for (int32_t r = 0; r < kRanks; ++r) {
+      for (int32_t c = 0; c < kTokens * kChoices; ++c) {
+        if (routed.slot[r][c] < 0 || routed.RankOf(routed.expert[r][c]) != rank) continue;
+        ++filled;
+        for (int32_t i = 0; i < kRow; ++i) {
+          CHECK(rows[routed.slot[r][c] * kRow + i] == Value(r, c / kChoices, i, run));
+        }
+      }
+    }
+    int32_t zeros = 0;
+    for (int32_t s = 0; s < kCapacity; ++s) zeros += rows[s * kRow] == 0 && rows[s * kRow + kRow - 1] == 0;
+    CHECK(zeros >= kCapacity - filled && zeros <= kCapacity - filled + 1);
+    for (int32_t t = 0; t < kTokens; ++t) {
+      float sum = 0;
+      for (int32_t k = 0; k < kChoices; ++k) sum += routed.slot[rank][t * kChoices + k] < 0 ? 0 : 1 + t + 3 * k;
+      for (int32_t i = 0; i < kRow; ++i) CHECK(y[t * kRow + i] == sum * Value(rank, t, i, run));
+    }
+  }
+};
+
+// A dispatch or a combine on one device.
+struct Site {
+  Site(GpuCallState& state, Rank& rank, Stream& stream, Buffers& buffers) : buffers(buffers) {
+    combines = state.spec.collective == Collective::kCombine;
+    xla.state = &state;
+    xla.stream = stream.handle();
+    xla.device = rank.rank;
+    xla.communicator = &rank;
+    xla.dtype = XLA_FFI_DataType_F32;
+    const auto integers = [&](const std::vector<int32_t>& values) {
+      xla.more.push_back({values.data(), static_cast<int64_t>(values.size()), XLA_FFI_DataType_S32});
+    };
+    integers(combines ? buffers.slot : buffers.order);
+    if (combines) {
+      integers(buffers.expert);
+      xla.more.push_back({buffers.weights.data(), kTokens * kChoices, XLA_FFI_DataType_F32});
+    }
+    integers(buffers.table);
+  }
+
+  std::string Stage(XLA_FFI_Error* (*handler)(XLA_FFI_CallFrame*), XLA_FFI_ExecutionStage stage) {
+    std::vector<float>& x = combines ? buffers.rows : buffers.x;
+    std::vector<float>& y = combines ? buffers.y : buffers.rows;
+    return xla.Run(handler, stage, x.data(), static_cast<int64_t>(x.size()), y.data(), static_cast<int64_t>(y.size()));
+  }
+  std::string Prepare() { return Stage(&CudaPrepare, XLA_FFI_ExecutionStage_PREPARE); }
+  std::string Initialize() { return Stage(&CudaInitialize, XLA_FFI_ExecutionStage_INITIALIZE); }
+  std::string Execute() { return Stage(&CudaExecute, XLA_FFI_ExecutionStage_EXECUTE); }
+
+  bool combines = false;
+  Buffers& buffers;
+  FakeXla xla;
+};
+
+void Finish(Stream& stream) {
+  while (!stream.Drain()) std::this_thread::yield();
+}
+
+ALONE_TEST_CASE("a layer in a CUDA graph, with a routing that changes from replay to replay") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  auto* dispatch = new GpuCallState;
+  auto* combine = new GpuCallState;
+  dispatch->spec = RowSpec(Collective::kDispatch);
+  combine->spec = RowSpec(Collective::kCombine);
+  OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream, graph;
+    Buffers buffers;
+    Site first(*dispatch, rank, stream, buffers), second(*combine, rank, stream, buffers);
+    for (int32_t run = 0; run < 2; ++run) {
+      const Routed routed = RoutingOf(run);
+      buffers.Fill(routed, rank.rank, run);
+      for (Site* site : {&first, &second}) {
+        site->xla.run = run;
+        CHECK(site->Prepare().empty());
+        CHECK(site->Initialize().empty());
+      }
+      CHECK(first.Execute().empty() && second.Execute().empty());
+      CHECK(stream.queue.size() == 2);  // two kernels; neither copies nor waits of the host
+      Finish(stream);
+      buffers.Check(routed, rank.rank, run);
+    }
+    graph.captures = true;
+    for (Site* site : {&first, &second}) {
+      site->xla.stream = graph.handle();
+      CHECK(site->Execute().empty());
+    }
+    CHECK(graph.graph.size() == 2);
+    for (int32_t run = 2; run < 5; ++run) {
+      const Routed routed = RoutingOf(run);
+      buffers.Fill(routed, rank.rank, run);
+      Replay(graph, stream.handle());
+      Finish(stream);
+      buffers.Check(routed, rank.rank, run);
+    }
+  });
+}
+
+// The slots of rank 1 do not suffice.
+ALONE_TEST_CASE("a rank that gets too many rows: the next call of every rank raises") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  auto* dispatch = new GpuCallState;
+  dispatch->spec = RowSpec(Collective::kDispatch);
+  OnRanks(*world, [&](Rank& rank) {
+    rank.number = rank.rank;
+    Stream stream;
+    Buffers buffers;
+    Routed routed = RoutingOf(0);
+    for (int32_t r = 0; r < kRanks; ++r) {
+      for (int32_t e = 2; e < kExperts; ++e) routed.table[(r * 4 + 2) * kExperts + e] += kCapacity - 2;
+    }
+    buffers.Fill(routed, rank.rank, 0);
+    Site site(*dispatch, rank, stream, buffers);
+    CHECK(site.Prepare().empty() && site.Initialize().empty() && site.Execute().empty());
+    Finish(stream);
+    for (const float row : buffers.rows) CHECK(row == -1);
+    site.xla.run = 1;
+    const std::string said = site.Execute();
+    CHECK(Has(said, "can't run, since a call before it failed"));
+    CHECK(Has(said, "rank 1 gets more rows for its experts than it has places for"));
+    CHECK(Has(said, "pass more capacity or slots, or on_overflow=\"drop\""));
+  });
+}
+
+ALONE_TEST_CASE("calls that GPUs refuse") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(kRanks);
+  OnRanks(*world, [&](Rank& rank) {
+    Communicator& communicator = *Ok(Get(rank));
+    const auto made = [&](const CallSpec& spec, DType dtype, int64_t x, int64_t y) {
+      return DeviceCall::Make(spec, communicator, dtype, x, y).status();
+    };
+    CallSpec spec = RowSpec(Collective::kCombine);
+    CHECK(Has(made(spec, DType::kS32, kCapacity * kRow, kTokens * kRow), "GPUs do not add rows of"));
+    CHECK(Has(made(spec, DType::kF32, kCapacity * kRow + 1, kTokens * kRow), "do not fit the operands"));
+    spec.algorithm = "hierarchical";
+    CHECK(Has(made(spec, DType::kF32, kCapacity * kRow, kTokens * kRow), "runs inside a node on GPUs"));
+    spec = RowSpec(Collective::kDispatch);
+    spec.num_experts = 1 << 20;
+    CHECK(Has(made(spec, DType::kF32, kTokens * kRow, kCapacity * kRow), "more shared memory than a thread block has"));
+    spec = RowSpec(Collective::kDispatch);
+    CHECK(made(spec, DType::kF32, 0, 0).ok());  // no rows: no kernel
+    const int64_t tokens = kTokens + rank.rank;
+    CHECK(Has(made(spec, DType::kF32, tokens * kRow, kCapacity * kRow), "the hash of the shapes of the rows"));
+  });
+}
+
+}  // namespace
+}  // namespace cuda
+}  // namespace jaxcomm

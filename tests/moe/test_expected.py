@@ -1,0 +1,58 @@
+"""Expected rows of a mixture of experts, by enumeration, and explain() for dispatch and combine."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+import jaxcomm
+from jaxcomm.moe.expected import groups_of_token, rows_of
+
+
+@pytest.mark.parametrize(("groups", "num_experts", "choices"), [(1, 4, 2), (2, 6, 1), (3, 6, 3), (4, 8, 8), (2, 8, 4)])
+def test_groups_of_a_token_by_enumeration(groups, num_experts, choices):
+    drawn = list(itertools.combinations(range(num_experts), choices))
+    mean = np.mean([len({e // (num_experts // groups) for e in chosen}) for chosen in drawn])
+    assert groups_of_token(groups, num_experts, choices) == pytest.approx(mean)
+
+
+def test_rows_of_a_rank():
+    rows = rows_of(tokens=3, choices=2, num_experts=8, num_ranks=4)
+    assert (rows.choices, rows.most_sent, rows.most_received) == (6, 6, 24)
+    assert (rows.sent, rows.received) == (4.5, 6)
+    assert rows.tokens_sent == pytest.approx(3 * 0.75 * 4 * (1 - 15 / 28))
+    # A rank has one expert only: no token has two rows there.
+    assert rows_of(3, 2, 4, 4).most_received == 12
+    assert rows_of(3, 2, 8, 1).most_sent == 0
+
+
+@pytest.mark.parametrize("op", ["moe.dispatch", "moe.combine"])
+def test_explained_on_gpus(op):
+    x = jax.ShapeDtypeStruct((128, 256), np.float32)
+    found = jaxcomm.explain(op, x, 4, platform="cuda", num_experts=16, choices=2)
+    row = 1024
+    assert found.bytes == {"self": 64 * row, "node": 192 * row, "network": 0}
+    assert found.rows == rows_of(128, 2, 16, 4)
+    assert "rows      192 of 256 to other ranks (" in str(found)
+    assert "worst case 256; 256 received, worst case 1024; assumes that tokens choose experts evenly" in str(found)
+    (link,) = [link for link in found.links if link.name == "node"]
+    assert found.predicted_time_s > found.launch_s + found.sync_overhead_s + 192 * row / link.bytes_per_s
+    assert "rows " not in str(jaxcomm.explain("psum", x, 4))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"platform": "cpu"}, "for GPUs of one node and algorithm 'direct' only"),
+        ({"axis_sizes": (2, 2)}, "for GPUs of one node and algorithm 'direct' only"),
+        ({"algorithm": "hierarchical"}, "for GPUs of one node and algorithm 'direct' only"),
+        ({"num_experts": None}, "pass num_experts and choices"),
+        ({"num_experts": 10}, "10 experts and 2 choices do not fit 4 ranks"),
+        ({"choices": 17}, "16 experts and 17 choices do not fit 4 ranks"),
+    ],
+)
+def test_bad_arguments(change, message):
+    arguments = {"axis_sizes": 4, "platform": "cuda", "num_experts": 16, "choices": 2} | change
+    with pytest.raises(ValueError, match=message):
+        jaxcomm.explain("moe.dispatch", jax.ShapeDtypeStruct((8, 4), np.float32), **arguments)

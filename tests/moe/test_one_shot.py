@@ -1,0 +1,109 @@
+"""route_and_dispatch in one exchange: places, rows, derivatives and errors, against loops of NumPy and route()."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from harness import OURS, assert_same, on_ranks, run
+from test_routing import FIELDS, KINDS, check, ids_of, mesh_of
+
+moe = OURS.moe
+
+
+def both(mesh, ids, x, experts, *, algorithm="one_shot", **options):
+    """The fields of the routing and the rows of every rank."""
+
+    def body(ids, x):
+        rows, r = moe.route_and_dispatch(x, ids, "gpu", num_experts=experts, algorithm=algorithm, **options)
+        return {name: getattr(r, name) for name in FIELDS}, rows
+
+    return run(body, mesh, ids, x)
+
+
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.full), 3, 8])
+def test_routing_and_rows(rng, n):
+    mesh, experts = mesh_of(n), 4 * n
+    for kind in KINDS:
+        ids = ids_of(kind, rng, n, 6, 2, experts)
+        x = rng.standard_normal((n, 6, 5)).astype(np.float32)
+        for options in ({"align": 3}, {"slots": 12 * n}, {"capacity": 12 * n}):
+            fields, rows = both(mesh, ids, x, experts, **options)
+            check(fields, ids, experts, **options)
+            slot, _, capacity = oracle.route(ids, experts, **options)
+            assert_same(rows, oracle.dispatch(x, ids, slot, capacity, experts), bits=True)
+
+
+def test_payloads_of_several_types(line, rng):
+    ids = ids_of("holes", rng, 8, 3, 2, 8)
+    x = {
+        "narrow": rng.integers(0, 2, (8, 3, 7)).astype(bool),
+        "none": np.zeros((8, 3, 0), np.float32),
+        "small": rng.integers(-9, 9, (8, 3, 3)).astype(jnp.bfloat16),
+        "wide": rng.standard_normal((8, 3, 2, 3)).astype(np.float32),
+    }
+    slot, _, capacity = oracle.route(ids, 8)
+    _, rows = both(line, ids, x, 8)
+    assert_same(rows, {name: oracle.dispatch(v, ids, slot, capacity, 8) for name, v in x.items()}, bits=True)
+
+
+@pytest.mark.parametrize(("width", "one"), [(256, True), (257, False)])
+def test_few_tokens_take_one_exchange(line, width, one):
+    """Rows of 4 KiB per rank are sent at once, and larger ones after an exchange of counts."""
+
+    def body(ids, x):
+        return moe.route_and_dispatch(x, ids, "gpu", num_experts=8)[0]
+
+    arguments = np.zeros((8, 4, 2), np.int32), np.zeros((8, 4, width), np.float32)
+    text = jax.jit(on_ranks(body, line)).lower(*arguments).as_text()
+    targets = set(re.findall(r"custom_call @(jaxcomm_\w+)", text))
+    names = {"jaxcomm_all_gather", "jaxcomm_moe_pack", "jaxcomm_moe_unpack"}
+    assert targets == (names if one else {"jaxcomm_all_gather", "jaxcomm_moe_check", "jaxcomm_dispatch"})
+
+
+def test_derivatives_are_those_of_dispatch(line, rng):
+    ids = ids_of("holes", rng, 8, 4, 2, 16)
+    x, cotangent = (rng.integers(-9, 9, s).astype(np.float32) for s in ((8, 4, 3), (8, 128, 3)))
+
+    def gradient(algorithm):
+        def body(ids, x, c):
+            f = lambda x: moe.route_and_dispatch(x, ids, "gpu", num_experts=16, algorithm=algorithm, capacity=128)[0]  # noqa: E731
+            return jax.vjp(f, x)[1](c)[0], jax.jvp(f, (x,), (x,))[1]
+
+        return run(body, line, ids, x, cotangent)
+
+    slot, _, _ = oracle.route(ids, 16, capacity=128)
+    want = oracle.combine(cotangent, ids, slot, 16), oracle.dispatch(x, ids, slot, 128, 16)
+    assert_same(gradient("one_shot"), want)
+
+
+def test_vmap_over_payloads(line, rng):
+    ids = ids_of("holes", rng, 8, 4, 2, 16)
+    x = rng.standard_normal((8, 3, 4, 5)).astype(np.float32)
+
+    def body(ids, x):
+        f = lambda x: moe.route_and_dispatch(x, ids, "gpu", num_experts=16, algorithm="one_shot")[0]  # noqa: E731
+        return jax.vmap(f)(x)
+
+    slot, _, capacity = oracle.route(ids, 16)
+    want = np.stack([oracle.dispatch(x[:, i], ids, slot, capacity, 16) for i in range(3)], 1)
+    assert_same(run(body, line, ids, x), want, bits=True)
+
+
+def test_every_rank_reports_an_overflow_and_unknown_experts(line, rng):
+    ids = np.zeros((8, 4, 2), np.int32)
+    x = np.ones((8, 4, 3), np.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"rank 0 gets 64 rows, but capacity is 63"):
+        both(line, ids, x, 8, capacity=63)
+    ids[5, 1, 1] = 8
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"rank 5 has 1 expert ids that are not below num_experts=8"):
+        both(line, ids, x, 8)
+    ids[5, 1, 1] = 7
+    both(line, ids, x, 8, capacity=63)  # the next call works
+
+
+def test_one_shot_drops_nothing(line):
+    with pytest.raises(ValueError, match="needs on_overflow='raise'"):
+        both(line, np.zeros((8, 4, 2), np.int32), np.ones((8, 4, 3), np.float32), 8, on_overflow="drop")

@@ -1,0 +1,68 @@
+"""Mistakes in dispatch and combine on GPUs, the kernel aside, and in the prediction of their rows."""
+
+from mutation.hand import Mutant
+
+CHECK, EXCHANGE, EXPECTED = "jaxcomm/moe/check.py", "jaxcomm/moe/exchange.py", "jaxcomm/moe/expected.py"
+CALL, PROGRAM = "ffi/cuda/xla/call.cc", "ffi/cuda/program/call_program.cc"
+ROW_ARGS, DEVICE_CALL = "ffi/cuda/program/row_args.cc", "ffi/cuda/runtime/device_call.cc"
+
+LOWERING, EXPLAINED = "tests/cuda/test_moe_lowering.py", "tests/moe/test_expected.py"
+
+MUTANTS = [
+    Mutant(
+        "unknown ids are not marked",
+        CHECK,
+        "jnp.where(unknown > 0, -unknown, ",
+        "jnp.where(unknown < 0, -unknown, ",
+        LOWERING,
+    ),
+    Mutant("nothing checks an overflow", EXCHANGE, "if layout.call.raises and ctx", "if False and ctx", LOWERING),
+    Mutant("hosts are one node", CHECK, "and _lowering.is_on_one_host(ctx, call)", "", LOWERING),
+    Mutant(
+        "sums of nodes are not rounded on GPUs",
+        EXCHANGE,
+        'layout.reduce == "home" or per_node == ctx.avals_in[-2].shape[0]',
+        "True",
+        LOWERING,
+    ),
+    Mutant("a rank receives every choice of a token", EXPECTED, "min(choices, local)", "choices", EXPLAINED),
+    Mutant("groups have one expert", EXPECTED, "num_experts - num_experts // groups", "num_experts - 1", EXPLAINED),
+    Mutant(
+        "experts and slots are confused",
+        CALL,
+        "vector(3, &rows->expert)",
+        "vector(2, &rows->expert)",
+        "test_cuda_row_calls",
+    ),
+    Mutant(
+        "calls have no weights", CALL, "if (num_weights > 0) rows", "if (num_weights < 0) rows", "test_cuda_row_calls"
+    ),
+    Mutant(
+        "ranks may have different shapes",
+        DEVICE_CALL,
+        'communicator.CheckSameOnAllRanks("the hash of the shapes of the rows", shapes)',
+        "OkStatus()",
+        "test_cuda_row_calls",
+    ),
+    Mutant(
+        "any type is added",
+        ROW_ARGS,
+        "choices > 1 && !HasSums(dtype)",
+        "choices > 8 && !HasSums(dtype)",
+        "test_cuda_row_calls",
+    ),
+    Mutant(
+        "any number of experts fits into shared memory",
+        ROW_ARGS,
+        "kMaxSharedBytes = 48 << 10",
+        "kMaxSharedBytes = 48 << 20",
+        "test_cuda_row_calls",
+    ),
+    Mutant(
+        "an overfull rank is reported as a timeout",
+        PROGRAM,
+        "!routing.empty()) return",
+        "routing.empty() && false) return",
+        "test_cuda_rows test_cuda_row_calls",
+    ),
+]
