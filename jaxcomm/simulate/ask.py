@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm.simulate import calls, nccl, plot, steps, trace
+from jaxcomm.simulate import calls, goal, nccl, plot, steps, trace
 from jaxcomm.simulate import skew as skews
 from jaxcomm.simulate.cluster import Cluster
 
@@ -42,6 +42,7 @@ def add_commands(commands: Any) -> None:
     call.add_argument("--fidelity", default="folded", choices=calls.FIDELITIES, help="default: folded")
     text = "other algorithms, or nccl-VERSION: its time by the plan model of `predict`"
     call.add_argument("--compare", metavar="NAME", nargs="+", default=[], help=text)
+    call.add_argument("--goal", metavar="OUT.goal", help="schedule of the last plan, for LogGOPSim")
     _add_shared(call)
 
     step = commands.add_parser("step", help="time of a step on a cluster, from its jaxpr")
@@ -175,6 +176,9 @@ def collective(args: argparse.Namespace) -> int:
                 points.append(plot.Point(name, ranks, other.bytes, other.time_s, other.band))
     if args.trace and last is not None:
         _write(args.trace, trace.of_collective(last))
+    if args.goal:
+        schedule = goal.of(args.op, x, ranks, cluster=clusters[""], algorithm=args.algorithm)
+        pathlib.Path(args.goal).write_text(goal.text(schedule), encoding="utf-8")
     if args.plot:
         plot.collectives(args.plot, args.op, points)
     return 0

@@ -135,6 +135,11 @@ def _planned(op: str, x: Any, sizes: tuple[int, ...], cluster: Cluster, source: 
     return plan.cpu_request(native, cluster.scope, n, inner, **call), item_bytes, operand
 
 
+def _channels(cluster: Cluster, block_bytes: int, block_count: int, max_sms: int | None = None) -> int:
+    most = min(max_sms or cluster.channels, cluster.channels)
+    return max(1, min(block_bytes // _CHANNEL_BYTES, block_count, most))
+
+
 def _machine(cluster: Cluster, n: int, channels: int, block_bytes: int) -> Any:
     """The cost model of one channel."""
     machine = sim.machine_of(cluster.native(channels), n)
@@ -281,8 +286,7 @@ def collective(
     }
     late, start_s = _arrivals(op, skew, n, seed, cluster.sync_overhead_s > 0, notes)
     block_bytes = request.block_count * item_bytes
-    most = min(max_sms or cluster.channels, cluster.channels)
-    channels = max(1, min(block_bytes // _CHANNEL_BYTES, request.block_count, most))
+    channels = _channels(cluster, block_bytes, request.block_count, max_sms)
     native = cluster.native(channels)
     native.start_s = start_s
     native.arena = cluster.scope is None and not symmetric_buffers

@@ -8,6 +8,7 @@ BOUNDS, SIMULATE = "ffi/sim/bounds.cc", "ffi/sim/simulate.cc"
 CALLS, CLUSTER = "jaxcomm/simulate/calls.py", "jaxcomm/simulate/cluster.py"
 PROGRAM, SCHEDULE = "jaxcomm/simulate/program.py", "jaxcomm/simulate/schedule.py"
 TESTS = "test_sim"
+SCHEDULES, GOAL = "jaxcomm/simulate/goal.py", "tests/simulate/test_goal.py"
 STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
 FAULTS = "tests/simulate/test_faults.py"
 COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test_clusters.py"
@@ -98,6 +99,11 @@ MUTANTS = [
         "",
         TESTS,
     ),
+    Mutant("a wait of a schedule requires no data", SCHEDULES, ", before[pair][waits[pair]])", ")", GOAL),
+    Mutant("a rank answers before it is asked", SCHEDULES, "answer, (asked,)))", "answer))", GOAL),
+    Mutant("a sum reads one operand", SCHEDULES, " * max(1, step.num_sources)", "", GOAL),
+    Mutant("messages of a pair have one tag", SCHEDULES, "self.tags[src, dst] += 1", "self.tags[src, dst] = 1", GOAL),
+    Mutant("a schedule has the bytes of one channel", SCHEDULES, "item_bytes * channels, ", "item_bytes, ", GOAL),
     Mutant("symmetric buffers pass through the arena", CALLS, "and not symmetric_buffers", "", COLLECTIVE),
     Mutant("the selection of the simulator has no arena", CALLS, "machine.arena = native.arena", "pass", COLLECTIVE),
     Mutant(
