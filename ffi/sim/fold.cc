@@ -131,7 +131,8 @@ Fold Fold::Find(const Topology& topology, const Algorithm& algorithm, const Requ
     const bool folds = !topology.HasRelays() && !over_domain && topology.num_ranks() > 1;
     return folds && refined.Refine(algorithm, request) ? refined : fold;
   }
-  const auto plan_of = [&](int64_t rank) { return BuildPlan(algorithm, request, static_cast<int32_t>(rank)); };
+  // A staged plan repeats the same transfers for each chunk, so it has the symmetries of the plan without the ring.
+  const auto plan_of = [&](int64_t rank) { return algorithm.build(request, static_cast<int32_t>(rank)); };
   std::vector<int32_t> samples = Samples(request, false);
   std::vector<Plan> plans;
   for (int32_t rank : samples) {
