@@ -320,7 +320,16 @@ ArenaCopies CopiesOf(const Algorithm& algorithm, const Request& request) {
   small.block_count = std::min<int64_t>(request.block_count, request.geometry.num_ranks());
   small.chunk_count = 0;
   bool input = false, output = false;
-  for (const Plan& plan : BuildSample(algorithm, small)) {
+  std::vector<Plan> sample = BuildSample(algorithm, small);
+  if (request.collective == Collective::kPermute) {
+    // Pairs may leave out the ranks of the sample, so it needs a pair.
+    for (int32_t r = 0; r < request.geometry.num_ranks(); ++r) {
+      if (request.source_of[r] < 0 || request.source_of[r] == r) continue;
+      for (const int32_t rank : {r, request.source_of[r]}) sample.push_back(BuildPlan(algorithm, small, rank));
+      break;
+    }
+  }
+  for (const Plan& plan : sample) {
     const auto add = [&](const Place& place) {
       if (place.rank == plan.rank) return;
       input = input || place.space == Space::kInput;

@@ -160,6 +160,14 @@ TEST_CASE("copies into and out of an arena take their time") {
   CheckTime("operand", copies_s("direct", ask(Collective::kAllGather)), block_s);
   CheckTime("both", copies_s("direct", ask(Collective::kAllReduce)), 2 * block_s);
   CheckTime("result", copies_s("ring", ask(Collective::kAllGather)), 8 * block_s);
+  for (const auto& [receiver, source] : {std::pair{1, 0}, {3, 2}, {6, 5}}) {
+    Request pair = ask(Collective::kPermute);
+    pair.source_of.assign(8, -1);
+    pair.source_of[7] = 7;  // reads its own operand
+    CHECK(copies_s("direct", pair) == 0);
+    pair.source_of[receiver] = source;
+    CheckTime("operand of a permute", copies_s("direct", pair), block_s);
+  }
   CHECK(copies_s("recursive_halving", ask(Collective::kReduceScatter)) == 0);  // peers use scratch
   CHECK(copies_s("direct", AskApart(Collective::kAllGather, 2, 4, 1000)) == 0);
 }
