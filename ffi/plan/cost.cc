@@ -275,7 +275,8 @@ std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& re
 Plan InOrder(Plan plan, const Geometry& geometry, int64_t item_bytes, const Machine& machine) {
   if (geometry.num_nodes > 1 || machine.together_bytes == 0) return plan;
   std::vector<Step> steps;
-  for (const size_t i : WaitsFirst(plan, machine.together_bytes / item_bytes)) steps.push_back(plan.steps[i]);
+  for (const size_t i : WaitsFirst(plan, machine.together_bytes / std::max<int64_t>(item_bytes, 1)))
+    steps.push_back(plan.steps[i]);
   plan.steps = std::move(steps);
   return plan;
 }
@@ -312,9 +313,9 @@ Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, cons
   return cost;
 }
 
-int64_t CopiedBytes(const Algorithm& algorithm, const Request& request, int64_t item_bytes) {
-  if (request.geometry.num_nodes > 1 || request.block_count == 0 || request.staged_count > 0) return 0;
-  if (OfLists(request.collective)) return 0;  // their kernel copies rows of tokens, whose number is not in the request
+ArenaCopies CopiesOf(const Algorithm& algorithm, const Request& request) {
+  if (request.geometry.num_nodes > 1 || request.block_count == 0 || request.staged_count > 0) return {};
+  if (OfLists(request.collective)) return {};  // their kernel copies rows of tokens, whose number is not in the request
   // Which buffers peers access does not depend on the size. The root of a broadcast and its neighbours are in a sample.
   Request small = request;
   small.block_count = std::min<int64_t>(request.block_count, request.geometry.num_ranks());
@@ -342,7 +343,12 @@ int64_t CopiedBytes(const Algorithm& algorithm, const Request& request, int64_t 
       for (int32_t s = 0; s < step.num_sources; ++s) add(plan.sources[static_cast<size_t>(step.first_source + s)]);
     }
   }
-  return ((input ? InputCount(request) : 0) + (output ? OutputCount(request) : 0)) * item_bytes;
+  return {input ? InputCount(request) : 0, output ? OutputCount(request) : 0};
+}
+
+int64_t CopiedBytes(const Algorithm& algorithm, const Request& request, int64_t item_bytes) {
+  const ArenaCopies copies = CopiesOf(algorithm, request);
+  return (copies.before + copies.after) * item_bytes;
 }
 
 Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_bytes, const Machine& machine) {

@@ -300,6 +300,7 @@ MUTANTS = [
         "machine_.together_bytes > 0",
         TESTS,
     ),
+    Mutant("elements without bytes divide by zero", COST, "std::max<int64_t>(item_bytes, 1)", "item_bytes", TESTS),
     Mutant(
         "waits stay between short moves",
         COST,
@@ -403,15 +404,29 @@ MUTANTS = [
     Mutant(
         "declared nodes win at any price",
         SELECT,
-        "if (candidate.cost.time_s > kHierarchyLimit * best.cost.time_s) break;",
+        "if (candidate.cost.time_s > margin * best.cost.time_s) break;",
         "",
         TESTS,
     ),
     Mutant(
         "declared nodes win only where they are faster",
         SELECT,
-        "kHierarchyLimit * best.cost.time_s",
+        "margin * best.cost.time_s",
         "best.cost.time_s",
+        TESTS,
+    ),
+    Mutant(
+        "nodes of other machines win at the price of declared ones",
+        SELECT,
+        "const bool only_declared = request.geometry.all_addressable ||",
+        "const bool only_declared = true ||",
+        TESTS,
+    ),
+    Mutant(
+        "declared nodes of one address space lose to a cheaper plan",
+        SELECT,
+        "request.geometry.all_addressable || OfLists(request.collective)",
+        "OfLists(request.collective)",
         TESTS,
     ),
     Mutant(

@@ -115,6 +115,8 @@ TEST_CASE("short moves run at once and take one overhead") {
   CheckTime("all_to_all", CostOf("direct", all_to_all, 4, machine).time_s, 3e-6 + peers_s);
   CheckTime("longer", CostOf("direct", Ask(Collective::kAllToAll, 1, 8, 1001), 4, machine).time_s,
             2e-6 + 7 * 3e-6 + 1.001 * (self_s + peers_s));
+  // Bytes of an element may be 0: less than a byte for each rank.
+  CheckTime("empty", CostOf("direct", all_to_all, 0, machine).time_s, 3e-6);
   // Signals between the moves.
   machine.links[0] = kFree;
   CheckTime("pairwise", CostOf("pairwise", all_to_all, 4, machine).time_s,
