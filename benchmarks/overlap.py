@@ -48,10 +48,10 @@ from jax.sharding import PartitionSpec as P
 from jaxcomm.bench import records
 from models.cp import parallel as cp
 from models.lm import comm as comm_lib
+from models.lm import distributed
 from models.lm import model as lm
 from models.lm import train as train_lib
 from models.moe import axes as moe_axes
-from models.moe import distributed
 from models.moe import step as moe_step
 from models.moe import train as moe_train
 from models.moe.config import Config as MoEConfig
@@ -233,7 +233,7 @@ def measure(name, arguments):
     if module is None:
         options = {k: v for k, v in options.items() if k not in ("layers", "width", "hidden", "layout")}
         make = functools.partial(MoEConfig, moe="capacity", **options)
-        mesh = moe_train.make_mesh(make())
+        mesh = train_lib.make_mesh(make())
         sides = {side: side_of_moe(make(comm="lax" if side == "lax" else "jaxcomm"), mesh) for side in ("lax", "start")}
     else:
         make = functools.partial(module.Config, **options)
@@ -256,7 +256,8 @@ def measure(name, arguments):
     for side in [side for side in order if side != "alone"]:
         pairs = zip(seconds["lax"], seconds[side], strict=True)
         record = {
-            "script": name, "side": side, "layout": config.layout, "layers": config.layers, "width": config.width,
+            "script": name, "side": side, "layout": "x".join(map(str, config.sizes.values())),
+            "layers": config.layers, "width": config.width,
             "step_s": statistics.median(seconds[side]), "fastest_s": min(seconds[side]),
             "tokens_per_s": config.batch * config.seq / statistics.median(seconds[side]),
             "times_of_lax": statistics.median(base / own for base, own in pairs),

@@ -29,7 +29,8 @@ class Pending:
     _operands: PyTree  # of the transfers; None in place of a leaf that needs none
     # Arrays that the transfers wait for. They are operands of the calls, so done must name them too: otherwise, XLA
     # reuses their memory for the computations beside the transfer, which then wait for its end. They are no leaves, so
-    # that branches and iterations may differ in them.
+    # that branches and iterations may differ in them. Flattening (a jit that returns this, tree.map, a loop's carry)
+    # therefore loses them.
     _after: tuple[Any, ...] = ()
 
     def done(self, after: PyTree = ()) -> PyTree:
@@ -40,7 +41,8 @@ class Pending:
         Args:
           after: pytree of arrays that have been computed before the transfer ends. XLA keeps the memory of the transfer
             apart from that of their computations, so these can run beside the transfer on CPUs. On GPUs, `after` has no
-            effect at present.
+            effect at present. The arrays of ``start(after=)`` are included, unless this object was returned by
+            ``jax.jit``, mapped by ``jax.tree.map`` or carried by a loop: name them here then.
 
         Raises:
           TypeError: `after` has a leaf that is not an array (when tracing).

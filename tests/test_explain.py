@@ -133,6 +133,12 @@ def test_steps_on_gpus_by_hand():
     assert on_gpus("all_gather", 1 << 20, 8, algorithm="direct", max_sms=1000).sms == 32  # JAXCOMM_MAX_SMS
 
 
+def test_less_than_a_byte_for_each_rank():
+    """Lists of four bytes among eight ranks: the plan has moves without bytes."""
+    found = jaxcomm.explain("ragged_all_to_all", jax.ShapeDtypeStruct((4,), np.int8), 8, platform="cuda")
+    assert 0 < found.predicted_time_s < 1e-3
+
+
 def test_between_nodes_of_gpus_by_hand():
     """One message over the network, then its signal."""
     put = on_gpus("ppermute", 1024, 2, ranks_per_node=1)

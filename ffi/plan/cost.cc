@@ -275,7 +275,8 @@ std::vector<Plan> BuildWithinLimit(const Algorithm& algorithm, const Request& re
 Plan InOrder(Plan plan, const Geometry& geometry, int64_t item_bytes, const Machine& machine) {
   if (geometry.num_nodes > 1 || machine.together_bytes == 0) return plan;
   std::vector<Step> steps;
-  for (const size_t i : WaitsFirst(plan, machine.together_bytes / item_bytes)) steps.push_back(plan.steps[i]);
+  for (const size_t i : WaitsFirst(plan, machine.together_bytes / std::max<int64_t>(item_bytes, 1)))
+    steps.push_back(plan.steps[i]);
   plan.steps = std::move(steps);
   return plan;
 }
@@ -312,14 +313,24 @@ Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, cons
   return cost;
 }
 
-int64_t CopiedBytes(const Algorithm& algorithm, const Request& request, int64_t item_bytes) {
-  if (request.geometry.num_nodes > 1 || request.block_count == 0 || request.staged_count > 0) return 0;
+ArenaCopies CopiesOf(const Algorithm& algorithm, const Request& request) {
+  if (request.geometry.num_nodes > 1 || request.block_count == 0 || request.staged_count > 0) return {};
+  if (OfLists(request.collective)) return {};  // their kernel copies rows of tokens, whose number is not in the request
   // Which buffers peers access does not depend on the size. The root of a broadcast and its neighbours are in a sample.
   Request small = request;
   small.block_count = std::min<int64_t>(request.block_count, request.geometry.num_ranks());
   small.chunk_count = 0;
   bool input = false, output = false;
-  for (const Plan& plan : BuildSample(algorithm, small)) {
+  std::vector<Plan> sample = BuildSample(algorithm, small);
+  if (request.collective == Collective::kPermute) {
+    // Pairs may leave out the ranks of the sample, so it needs a pair.
+    for (int32_t r = 0; r < request.geometry.num_ranks(); ++r) {
+      if (request.source_of[r] < 0 || request.source_of[r] == r) continue;
+      for (const int32_t rank : {r, request.source_of[r]}) sample.push_back(BuildPlan(algorithm, small, rank));
+      break;
+    }
+  }
+  for (const Plan& plan : sample) {
     const auto add = [&](const Place& place) {
       if (place.rank == plan.rank) return;
       input = input || place.space == Space::kInput;
@@ -332,7 +343,12 @@ int64_t CopiedBytes(const Algorithm& algorithm, const Request& request, int64_t 
       for (int32_t s = 0; s < step.num_sources; ++s) add(plan.sources[static_cast<size_t>(step.first_source + s)]);
     }
   }
-  return ((input ? InputCount(request) : 0) + (output ? OutputCount(request) : 0)) * item_bytes;
+  return {input ? InputCount(request) : 0, output ? OutputCount(request) : 0};
+}
+
+int64_t CopiedBytes(const Algorithm& algorithm, const Request& request, int64_t item_bytes) {
+  const ArenaCopies copies = CopiesOf(algorithm, request);
+  return (copies.before + copies.after) * item_bytes;
 }
 
 Cost CostOf(const Algorithm& algorithm, const Request& request, int64_t item_bytes, const Machine& machine) {

@@ -64,8 +64,14 @@ Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, cons
 struct Algorithm;
 // The link model of LL messages if `machine` executes the algorithm by LL; none otherwise.
 const std::optional<LinkModel>& LlLink(const Algorithm& algorithm, const Machine& machine);
-// The bytes that a rank copies into an arena before the plan and out of it after the plan, in a group of one node. A
-// staged plan has steps for this instead.
+// The elements that a rank copies into an arena before the plan, and out of it after the plan, in a group of one node.
+// A staged plan has steps for this instead.
+struct ArenaCopies {
+  int64_t before = 0;
+  int64_t after = 0;
+};
+ArenaCopies CopiesOf(const Algorithm& algorithm, const Request& request);
+// The bytes of both.
 int64_t CopiedBytes(const Algorithm& algorithm, const Request& request, int64_t item_bytes);
 // The cost of all ranks on `machine`: traffic, steps and scratch of the busiest rank, and the time until the last rank
 // has finished. If the plans of all ranks have too many steps to simulate, the time comes from a sample of ranks.

@@ -20,6 +20,7 @@
 #include "plan/plan.h"
 #include "plan/request.h"
 #include "plan/select.h"
+#include "plan/staging.h"
 #include "plan/validate.h"
 
 namespace jaxcomm {
@@ -71,7 +72,13 @@ const Algorithm& AlgorithmOf(const Request& request, const std::string& name) {
 // The algorithm of that name. Raises ValueError if there is none or it does not support the request.
 const Algorithm& SupportedAlgorithm(const Request& request, const std::string& name) {
   const Algorithm& algorithm = AlgorithmOf(request, name);
-  if (algorithm.supports(request)) return algorithm;
+  if (algorithm.supports(request)) {
+    if (request.staged_count == 0 || CanStage(algorithm, request)) return algorithm;
+    throw nb::value_error((std::string(Name(request.collective)) + ": staged_count must be 0, got " +
+                           std::to_string(request.staged_count) + ": the staging ring needs one node, and \"" + name +
+                           "\" must only read from peers, without scratch, with at most one exchange of signals")
+                              .c_str());
+  }
   throw nb::value_error(
       (std::string(Name(request.collective)) + ": " + Select(request, name, 1, Machine()).status().message()).c_str());
 }
@@ -178,6 +185,7 @@ void BindData(nb::module_& m) {
       .def_rw("block_count", &Request::block_count)
       .def_rw("chunk_count", &Request::chunk_count)
       .def_rw("staged_count", &Request::staged_count)
+      .def_rw("fragmented", &Request::fragmented)
       .def_rw("root", &Request::root)
       .def_rw("source_of", &Request::source_of);
   m.def(
@@ -245,6 +253,7 @@ void BindCost(nb::module_& m) {
       .def_rw("ranks_per_processor", &Machine::ranks_per_processor)
       .def_rw("shared_network", &Machine::shared_network)
       .def_rw("sync_overhead_s", &Machine::sync_overhead_s)
+      .def_rw("together_bytes", &Machine::together_bytes)
       .def_rw("arena", &Machine::arena)
       .def_prop_rw(
           "ll", [](const Machine& machine) { return GetLl(machine.ll); },
@@ -333,7 +342,7 @@ void BindPlan(nb::module_& m) {
         const Algorithm& found = SupportedAlgorithm(request, algorithm);
         if (rank < 0) return CostOf(found, request, item_bytes, machine);
         if (rank >= request.geometry.num_ranks()) throw nb::value_error("rank: out of range");
-        return CostOf(found.build(request, rank), request.geometry, item_bytes, machine);
+        return CostOf(BuildPlan(found, request, rank), request.geometry, item_bytes, machine);
       },
       "request"_a, "algorithm"_a, "item_bytes"_a, "machine"_a, "rank"_a = -1,
       "Cost of one rank; by default, of the rank that takes longest.");

@@ -61,7 +61,9 @@ StatusOr<Request> MakeRequest(const CallSpec& spec, const Geometry& geometry, in
                                 " elements do not match a group of " + std::to_string(spec.group_size) + " ranks");
   }
   for (const int64_t count : {spec.input_contiguous_count, spec.output_contiguous_count}) {
-    if (count <= 0 || request.block_count % count == 0) continue;
+    if (count <= 0) continue;
+    request.fragmented = request.fragmented || count != request.block_count;
+    if (request.block_count % count == 0) continue;
     return InvalidArgumentError("blocks of " + std::to_string(request.block_count) +
                                 " elements cannot be split into contiguous fragments of " + std::to_string(count));
   }

@@ -22,7 +22,8 @@ struct Choice {
 
 // Selects the algorithm `name`. If `name` is empty, selects the supported algorithm of lowest predicted cost. If the
 // request declares several nodes of several ranks, the hierarchical algorithm is preferred unless it costs more than
-// ten times as much. A chunk_count of 0 is filled in. Fails if no algorithm fits; the message gives the reason.
+// 1.56 times as much; in one address space, ten times as much. A chunk_count of 0 is filled in. Fails if no algorithm
+// fits; the message gives the reason.
 //
 // LL algorithms are selected only if the machine supports LL. If `name` is an LL algorithm, it runs step by step on
 // other machines. Multimem algorithms are used by name only.

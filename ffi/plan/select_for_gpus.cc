@@ -30,7 +30,7 @@ int32_t NumChannels(int64_t block_bytes, int32_t max_channels) {
 }
 
 Range ChannelRange(int64_t block_count, int64_t item_bytes, int32_t num_channels, int32_t channel) {
-  const int64_t grain = std::max<int64_t>(kGrainBytes / item_bytes, 1);
+  const int64_t grain = std::max<int64_t>(kGrainBytes / std::max<int64_t>(item_bytes, 1), 1);
   const Range grains = Subrange({0, CeilDiv(block_count, grain)}, num_channels, channel);
   const int64_t begin = std::min(grains.begin * grain, block_count);
   return {begin, std::min((grains.begin + grains.count) * grain, block_count) - begin};

@@ -12,14 +12,23 @@
 namespace jaxcomm {
 namespace {
 
-// Building a staged plan takes time proportional to the square of the number of ranks.
-constexpr int32_t kMaxRanks = 256;
-// Limit on the chunks of a call. It bounds the number of steps for any size.
-constexpr int64_t kMaxStagedChunks = 1 << 12;
-// Slots, and the parts of a chunk in them, begin at multiples of this, so that elements keep their alignment.
-constexpr int64_t kGrainCount = 128;
+// The GPUs that one NVLink domain connects at most (NVL72). A staged plan is built from the plans of all ranks, so the
+// plans of all ranks take time proportional to the cube of their number: on 256 ranks, `explain` took more than 15 s.
+constexpr int32_t kMaxRanks = 72;
+// Limit on the chunks of a call times its ranks. A chunk has at most about four steps per rank, so this bounds the
+// steps for any size. Slots grow beyond it, and if a move has more than kTogetherBytes, moves run one after another.
+// For an all_gather with 32 channels, this begins at a result of about 1 TiB.
+constexpr int64_t kMaxStagedParts = 1 << 17;
+// Layouts with fragments are staged only if the moves have at least this size: moves of fragments run one after
+// another, so each pays its own overhead. Not measured.
+constexpr int64_t kMinFragmentedBytes = 32 << 10;
+// Chunks have a multiple of this, unless a block has less. All but the last then keep the alignment of elements.
+constexpr int64_t kChunkGrainBytes = 128;
 
-int64_t RoundedUp(int64_t count) { return CeilDiv(count, kGrainCount) * kGrainCount; }
+int64_t RoundedUp(int64_t count, int64_t grain) { return CeilDiv(count, grain) * grain; }
+
+// The largest power of two, up to 128, that divides a number of elements.
+int64_t GrainOf(int64_t count) { return std::min<int64_t>(count & -count, 128); }
 
 bool IsData(const Step& step) { return step.kind != StepKind::kSignal && step.kind != StepKind::kWait; }
 
@@ -33,18 +42,19 @@ std::vector<Place> SourcesOf(const Plan& plan, const Step& step) {
 // The ranges of one buffer that peers read, by the first element.
 using Ranges = std::map<int64_t, int64_t>;
 
-// The smallest range that contains all of them, from a multiple of kGrainCount on.
-Range HullOf(const Ranges& ranges) {
+// The smallest range that contains all of them and begins and ends at a multiple of `grain`.
+Range HullOf(const Ranges& ranges, int64_t grain) {
   if (ranges.empty()) return {};
-  const int64_t begin = ranges.begin()->first / kGrainCount * kGrainCount;
+  const int64_t begin = ranges.begin()->first / grain * grain;
   int64_t end = begin;
   for (const auto& [first, count] : ranges) end = std::max(end, first + count);
-  return {begin, RoundedUp(end - begin)};
+  return {begin, RoundedUp(end - begin, grain)};
 }
 
 // The plans of all ranks for one chunk of every block, and the accesses of each rank to memory of others.
 struct ChunkPlans {
-  ChunkPlans(const Algorithm& algorithm, Request request, int64_t count)
+  // `grain`: the parts of a chunk in a slot keep their offset from a multiple of this.
+  ChunkPlans(const Algorithm& algorithm, Request request, int64_t count, int64_t grain)
       : inputs(request.geometry.num_ranks()), outputs(inputs.size()), partners(inputs.size()) {
     request.block_count = count;
     request.chunk_count = request.staged_count = 0;
@@ -63,8 +73,8 @@ struct ChunkPlans {
         }
       }
     }
-    for (const Ranges& ranges : inputs) input_hulls.push_back(HullOf(ranges));
-    for (const Ranges& ranges : outputs) output_hulls.push_back(HullOf(ranges));
+    for (const Ranges& ranges : inputs) input_hulls.push_back(HullOf(ranges, grain));
+    for (const Ranges& ranges : outputs) output_hulls.push_back(HullOf(ranges, grain));
   }
 
   std::vector<Plan> plans;                       // by rank
@@ -103,8 +113,8 @@ class Stager {
         rank_(rank),
         chunk_count_(std::min(request.staged_count, request.block_count)),
         num_chunks_(CeilDiv(request.block_count, chunk_count_)),
-        whole_(algorithm, request, chunk_count_),
-        last_(algorithm, request, request.block_count - (num_chunks_ - 1) * chunk_count_),
+        whole_(algorithm, request, chunk_count_, GrainOf(chunk_count_)),
+        last_(algorithm, request, request.block_count - (num_chunks_ - 1) * chunk_count_, GrainOf(chunk_count_)),
         plan_(request, rank) {
     for (const ChunkPlans* plans : {&whole_, &last_}) {
       for (const Range& hull : plans->input_hulls) input_slot_ = std::max(input_slot_, hull.count);
@@ -114,7 +124,7 @@ class Stager {
 
   // Iteration t stages chunk t, runs the steps of chunk t - lead before the exchange of signals, and those of chunk t -
   // 2 * lead after it. The signal at its end states that this rank has written the chunks of this iteration and has
-  // read those of its peers. The wait at its begin is for the signal of iteration t - lead. These signals replace those
+  // read those of its peers. The wait at its start is for the signal of iteration t - lead. These signals replace those
   // of the algorithm.
   Plan Build() && {
     const int64_t last_delay = (whole_.exchanges ? 2 : 1) * kStagingLead;
@@ -220,28 +230,47 @@ class Stager {
   Builder plan_;
 };
 
+// The same call with small blocks. The kinds of steps do not depend on the size.
+Request Small(Request request) {
+  request.block_count = request.geometry.num_ranks();
+  request.chunk_count = request.staged_count = 0;
+  return request;
+}
+
+bool ReadsFromPeers(const Algorithm& algorithm, const Request& request) {
+  for (int32_t r = 0; r < request.geometry.num_ranks(); ++r) {
+    const Plan plan = algorithm.build(Small(request), r);
+    for (const Step& step : plan.steps) {
+      if (!IsData(step)) continue;
+      for (const Place& source : SourcesOf(plan, step)) {
+        if (source.rank != r) return true;
+      }
+    }
+  }
+  return false;
+}
+
 }  // namespace
+
+bool CanStage(const Algorithm& algorithm, const Request& request) {
+  if (request.geometry.num_nodes > 1) return false;
+  const Request small = Small(request);
+  for (int32_t r = 0; r < request.geometry.num_ranks(); ++r) {
+    if (!CanStage(algorithm.build(small, r), small.block_count)) return false;
+  }
+  return true;
+}
 
 int64_t StagedCount(const Algorithm& algorithm, const Request& request, int64_t item_bytes) {
   const int32_t n = request.geometry.num_ranks();
   const int64_t bytes = InputCount(request) * item_bytes;
-  if (request.geometry.num_nodes > 1 || n > kMaxRanks || bytes <= kStagingSlots * kStagingSlotBytes) return 0;
-  // The kinds of steps do not depend on the size.
-  Request small = request;
-  small.block_count = n;
-  small.chunk_count = small.staged_count = 0;
-  bool reads = false;
-  for (int32_t r = 0; r < n; ++r) {
-    const Plan plan = algorithm.build(small, r);
-    if (!CanStage(plan, small.block_count)) return 0;
-    for (const Step& step : plan.steps) {
-      if (!IsData(step)) continue;
-      for (const Place& source : SourcesOf(plan, step)) reads = reads || source.rank != r;
-    }
-  }
-  if (!reads) return 0;
-  const int64_t of_slot = kStagingSlotBytes / (bytes / request.block_count) / kGrainCount * kGrainCount;
-  return std::max({of_slot, kGrainCount, RoundedUp(CeilDiv(request.block_count, kMaxStagedChunks))});
+  if (n > kMaxRanks || bytes <= kStagingSlots * kStagingSlotBytes) return 0;
+  if (!CanStage(algorithm, request) || !ReadsFromPeers(algorithm, request)) return 0;
+  const int64_t grain = std::max<int64_t>(kChunkGrainBytes / item_bytes, 1);
+  const int64_t of_slot = kStagingSlotBytes / (bytes / request.block_count) / grain * grain;
+  const int64_t least = RoundedUp(CeilDiv(request.block_count, kMaxStagedParts / n), grain);
+  const int64_t count = std::max({of_slot, grain, least});
+  return request.fragmented && count * item_bytes < kMinFragmentedBytes ? 0 : count;
 }
 
 Plan BuildStaged(const Algorithm& algorithm, const Request& request, int32_t rank) {

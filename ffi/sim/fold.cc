@@ -123,6 +123,15 @@ uint64_t Fold::HashOf(const Plan& plan) const {
 
 Fold Fold::Find(const Topology& topology, const Algorithm& algorithm, const Request& request) {
   Fold fold(topology);
+  if (topology.HasFaults()) {
+    // No symmetry keeps a fault. Where a third rank relays transfers, equal plans do not make equal roles.
+    const std::vector<Level>& levels = topology.cluster().levels;
+    const bool over_domain = levels.size() == 2 && levels[1].kind == LevelKind::kRails;
+    Fold refined(topology);
+    const bool folds = !topology.HasRelays() && !over_domain && topology.num_ranks() > 1;
+    return folds && refined.Refine(algorithm, request) ? refined : fold;
+  }
+  // A staged plan repeats the same transfers for each chunk, so it has the symmetries of the plan without the ring.
   const auto plan_of = [&](int64_t rank) { return algorithm.build(request, static_cast<int32_t>(rank)); };
   std::vector<int32_t> samples = Samples(request, false);
   std::vector<Plan> plans;

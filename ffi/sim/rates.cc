@@ -93,6 +93,7 @@ bool Rates::Collect(int32_t slot, int64_t now_ps) {
       link.visit = visit_;
       link.free = link.capacity;
       link.weight = 0;
+      link.rising = 0;
       tight_.push_back(uses[i].link);
       for (const auto& [user, use] : link.users) add(user);
     }
@@ -102,7 +103,9 @@ bool Rates::Collect(int32_t slot, int64_t now_ps) {
     const ClassUse* uses = Uses(transfer);
     for (int32_t i = 0; i < NumUses(transfer); ++i) {
       Link& link = links_[static_cast<size_t>(uses[i].link)];
-      if (link.visit == visit_) link.weight += uses[i].weight;
+      if (link.visit != visit_) continue;
+      link.weight += uses[i].weight;
+      ++link.rising;
     }
   }
   return !part_.empty();
@@ -150,7 +153,8 @@ void Rates::Fill() {
         Link& link = links_[static_cast<size_t>(uses[i].link)];
         if (link.visit != visit_) continue;
         link.free -= uses[i].weight * level;
-        link.weight = std::max(link.weight - uses[i].weight, 0.0);
+        // Without the count, a remainder of rounding would limit nothing at a rate of 0 forever.
+        link.weight = --link.rising == 0 ? 0 : std::max(link.weight - uses[i].weight, 0.0);
       }
     }
     rising.erase(std::remove_if(rising.begin(), rising.end(),

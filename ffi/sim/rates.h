@@ -52,7 +52,8 @@ class Rates {
     double capacity = 1;
     double demand = 0;  // if no other link limited
     double free = 0;
-    double weight = 0;  // of transfers whose rates still rise
+    double weight = 0;   // of transfers whose rates still rise
+    int32_t rising = 0;  // their number
     uint64_t visit = 0;
     std::vector<std::pair<int32_t, int32_t>> users;  // slot, index of the use in its route
   };

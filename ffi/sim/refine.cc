@@ -1,6 +1,7 @@
 // Colour refinement of the plans of all ranks. Source: Berkholz, Bonsma, Grohe, Theory of Computing Systems 60, 2017,
 // doi 10.1007/s00224-016-9686-0 (the coarsest equitable partition; colours here are hashes).
 #include <algorithm>
+#include <cstring>
 #include <unordered_set>
 
 #include "sim/fold.h"
@@ -43,6 +44,24 @@ std::vector<LinkId> SharedLinks(const Topology& topology, int32_t rank) {
   return shared;
 }
 
+// What faults change at a rank: its speed, its start, and the bandwidths of its links.
+uint64_t PlaceOf(const Topology& topology, int32_t rank, const std::vector<LinkId>& shared) {
+  uint64_t hash = 0;
+  const auto add = [&](double value) {
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof bits);
+    hash = Mix(hash ^ bits);
+  };
+  add(topology.Slow(rank));
+  add(topology.StartS(rank));
+  const auto levels = static_cast<uint8_t>(std::min<size_t>(topology.cluster().levels.size(), 2));
+  for (uint8_t level = 0; level < levels; ++level) {
+    for (const LinkType type : {LinkType::kOut, LinkType::kIn}) add(topology.Capacity({type, level, 0, rank, 0}));
+  }
+  for (const LinkId& link : shared) add(topology.Capacity(link));
+  return hash;
+}
+
 }  // namespace
 
 uint64_t Fold::GroupColour(const LinkId& link) const { return group_colours_.at(GroupKey(link)); }
@@ -60,7 +79,7 @@ bool Fold::Refine(const Algorithm& algorithm, const Request& request) {
   std::vector<uint64_t> colour(n);
   for (size_t rank = 0; rank < n; ++rank) {
     const auto own = static_cast<int32_t>(rank);
-    const Plan plan = algorithm.build(request, own);
+    const Plan plan = BuildPlan(algorithm, request, own);
     uint64_t hash = Mix(plan.steps.size());
     const auto add = [&](size_t step, StepKind kind, int32_t peer) {
       const auto level = static_cast<uint64_t>(topology_->CommonLevel(own, peer));
@@ -83,7 +102,11 @@ bool Fold::Refine(const Algorithm& algorithm, const Request& request) {
     first[rank + 1] = edges.size();
   }
   std::vector<std::vector<LinkId>> shared(n);
-  for (size_t rank = 0; rank < n; ++rank) shared[rank] = SharedLinks(*topology_, static_cast<int32_t>(rank));
+  for (size_t rank = 0; rank < n; ++rank) {
+    const auto own = static_cast<int32_t>(rank);
+    shared[rank] = SharedLinks(*topology_, own);
+    if (topology_->HasFaults()) colour[rank] = Mix(colour[rank] ^ PlaceOf(*topology_, own, shared[rank]));
+  }
 
   const auto colour_groups = [&] {
     group_colours_.clear();

@@ -11,6 +11,7 @@
 
 #include "plan/algorithms.h"
 #include "plan/plan_py.h"
+#include "plan/select_for_gpus.h"
 #include "sim/simulate.h"
 #include "sim/topology.h"
 
@@ -52,6 +53,10 @@ void BindClusters(nb::module_& m) {
       .def_rw("shared", &Level::shared)
       .def_rw("valiant", &Level::valiant)
       .def_rw("dims", &Level::dims);
+  nb::class_<LinkFault>(m, "LinkFault", "Links with less bandwidth.")
+      .def(nb::init<int32_t, int64_t, bool, bool, double>(), "level"_a, "index"_a, "out"_a, "inward"_a, "capacity"_a);
+  nb::class_<SlowRank>(m, "SlowRank", "A rank whose own steps take `slow` times as long.")
+      .def(nb::init<int32_t, double>(), "rank"_a, "slow"_a);
   nb::class_<Cluster>(m, "Cluster", "Levels of links, innermost first, and the parameters of a rank.")
       .def(nb::init<>())
       .def_rw("levels", &Cluster::levels)
@@ -67,7 +72,12 @@ void BindClusters(nb::module_& m) {
       .def_rw("memory_bytes_per_s", &Cluster::memory_bytes_per_s)
       .def_rw("launch_s", &Cluster::launch_s)
       .def_rw("sync_overhead_s", &Cluster::sync_overhead_s)
-      .def_rw("ranks_per_processor", &Cluster::ranks_per_processor);
+      .def_rw("ranks_per_processor", &Cluster::ranks_per_processor)
+      .def_rw("together_bytes", &Cluster::together_bytes)
+      .def_rw("arena", &Cluster::arena)
+      .def_rw("faults", &Cluster::faults)
+      .def_rw("slow_ranks", &Cluster::slow_ranks)
+      .def_rw("start_s", &Cluster::start_s);
   m.def(
       "cluster_of", [](const Machine& machine, const Request& request) { return ClusterOf(machine, request.geometry); },
       "machine"_a, "request"_a, "The levels that the cost model sees for a request.");
@@ -78,6 +88,7 @@ void BindClusters(nb::module_& m) {
 
 void BindSim(nb::module_& m) {
   BindClusters(m);
+  m.attr("TOGETHER_BYTES") = kTogetherBytes;  // of one channel on GPUs
   nb::class_<Bounds>(m, "Bounds", "Lower bounds of a time: without bytes, and of the bytes on the busiest link.")
       .def_ro("alpha_s", &Bounds::alpha_s)
       .def_ro("beta_s", &Bounds::beta_s)

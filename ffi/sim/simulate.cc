@@ -95,14 +95,18 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
   const Topology topology = *std::move(made);
   Fold fold(topology);
   if (fidelity == Fidelity::kFolded) {
-    if (Cuts(algorithm, request)) request.block_count = CeilDiv(request.block_count, n) * n;
+    if (Cuts(algorithm, request)) {
+      request.block_count = CeilDiv(request.block_count, n) * n;
+      request.staged_count = CeilDiv(request.staged_count, n) * n;
+    }
     fold = Fold::Find(topology, algorithm, request);
   }
-  std::optional<WorkloadBuilder> builder(std::in_place, topology, fold, request.geometry, item_bytes);
+  const ArenaCopies copies = cluster.arena ? CopiesOf(algorithm, request) : ArenaCopies();
+  std::optional<WorkloadBuilder> builder(std::in_place, topology, fold, request.geometry, item_bytes, copies);
   int64_t num_steps = 0;
   const std::vector<int32_t> ranks = fold.Representatives();
   for (int32_t rank : ranks) {
-    const Plan plan = algorithm.build(request, rank);
+    const Plan plan = BuildPlan(algorithm, request, rank);
     num_steps += static_cast<int64_t>(plan.steps.size());
     if (num_steps > max_steps) {
       return InvalidArgumentError("more than " + std::to_string(max_steps) + " steps of " +
@@ -120,9 +124,12 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
   Simulation simulation;
   const double last_s = LastMessage(topology, request.geometry);
   const double work_s = result->mean_work_s * cluster.ranks_per_processor;
-  const double end_s = std::max(static_cast<double>(result->time_ps) * 1e-12, work_s);
+  double late_s = 0;  // until the last rank arrives
+  for (double start_s : cluster.start_s) late_s = std::max(late_s, start_s);
+  const double entry_s = topology.StartsTogether() ? late_s : 0;
+  const double end_s = std::max(static_cast<double>(result->time_ps) * 1e-12, work_s) + entry_s;
   simulation.time_s = cluster.launch_s + cluster.sync_overhead_s + end_s + last_s;
-  simulation.bounds.alpha_s = static_cast<double>((*empty).time_ps) * 1e-12 + last_s;
+  simulation.bounds.alpha_s = static_cast<double>((*empty).time_ps) * 1e-12 + last_s + entry_s;
   simulation.work_s = result->mean_work_s;
   simulation.wait_s = result->mean_wait_s;
   simulation.ranks_simulated = static_cast<int64_t>(ranks.size());

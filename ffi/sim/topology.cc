@@ -14,6 +14,10 @@ int64_t Hops(int64_t a, int64_t b, int64_t size) {
 
 constexpr int64_t kMaxRanks = 1 << 26;
 
+uint64_t ShareKey(LinkType type, int32_t level, int32_t owner) {
+  return static_cast<uint64_t>(type) << 40 | static_cast<uint64_t>(level) << 32 | static_cast<uint32_t>(owner);
+}
+
 }  // namespace
 
 Cluster ClusterOf(const Machine& machine, const Geometry& geometry) {
@@ -24,6 +28,8 @@ Cluster ClusterOf(const Machine& machine, const Geometry& geometry) {
   cluster.launch_s = machine.launch_s;
   cluster.sync_overhead_s = machine.sync_overhead_s;
   cluster.ranks_per_processor = machine.ranks_per_processor;
+  cluster.together_bytes = static_cast<double>(machine.together_bytes);
+  cluster.arena = machine.arena;
   Level inner;
   inner.name = "node";
   inner.ranks = geometry.ranks_per_node;
@@ -51,6 +57,8 @@ Machine MachineOf(const Cluster& cluster, int64_t num_ranks) {
   machine.launch_s = cluster.launch_s;
   machine.sync_overhead_s = cluster.sync_overhead_s;
   machine.ranks_per_processor = cluster.ranks_per_processor;
+  machine.together_bytes = static_cast<int64_t>(cluster.together_bytes);
+  machine.arena = cluster.arena;
   machine.links[static_cast<size_t>(Link::kSelf)] = cluster.self;
   const Level& inner = cluster.levels.front();
   machine.links[static_cast<size_t>(Link::kNode)] = {
@@ -125,7 +133,89 @@ StatusOr<Topology> Topology::Make(const Cluster& cluster, int64_t num_ranks) {
     topology.strides_.push_back(stride);
     stride *= size;
   }
+  JAXCOMM_RETURN_IF_ERROR(topology.AddFaults());
   return topology;
+}
+
+Status Topology::AddFaults() {
+  const std::vector<Level>& levels = cluster_.levels;
+  const auto fail = [](const std::string& text) { return InvalidArgumentError("cluster: " + text); };
+  const int64_t locals = levels[0].ranks;
+  for (const LinkFault& fault : cluster_.faults) {
+    if (fault.level < 0 || static_cast<size_t>(fault.level) >= levels.size()) continue;  // these ranks do not use it
+    const Level& level = levels[static_cast<size_t>(fault.level)];
+    const std::string name = "fault " + level.name + "[" + std::to_string(fault.index) + "]: ";
+    const int64_t count = fault.level < 2 ? num_ranks_
+                          : fault.level == 2 && Rails()
+                              ? num_ranks_ / RanksBelow(2)
+                              : num_ranks_ / levels[static_cast<size_t>(fault.level - 1)].ranks;
+    if (fault.index < 0 || fault.index >= count) {
+      return fail(name + "the index must be below " + std::to_string(count));
+    }
+    auto owner = static_cast<int32_t>(fault.index);
+    if (fault.level == 1 && level.shared) owner = static_cast<int32_t>(fault.index / locals * locals);
+    if (fault.level >= 2) {
+      const int64_t below = levels[static_cast<size_t>(fault.level - 1)].ranks;
+      owner = static_cast<int32_t>(fault.level == 2 && Rails() ? fault.index / locals * below + fault.index % locals
+                                                               : fault.index * below);
+    }
+    if (fault.capacity == 0) {
+      const bool domain = levels[0].kind == LevelKind::kSwitch || levels[0].kind == LevelKind::kMesh;
+      if (fault.level != 1 || level.shared || !fault.out || !fault.in || !domain) {
+        return fail(name +
+                    "ranks would be cut off; only an adapter of a rank in a domain can be lost, in both directions");
+      }
+      lost_.insert(owner);
+      continue;
+    }
+    const LinkType out = fault.level < 2 ? LinkType::kOut : LinkType::kUp;
+    const LinkType in = fault.level < 2 ? LinkType::kIn : LinkType::kDown;
+    if (fault.out) shares_[ShareKey(out, fault.level, owner)] = fault.capacity;
+    if (fault.in) shares_[ShareKey(in, fault.level, owner)] = fault.capacity;
+  }
+  for (int32_t rank : lost_) {
+    const auto first = static_cast<int32_t>(rank / locals * locals);
+    int64_t left = 0;
+    for (int32_t i = 0; i < locals; ++i) left += !Lost(first + i);
+    if (left == 0) return fail("all adapters of the domain of rank " + std::to_string(rank) + " are lost");
+  }
+  for (const SlowRank& slow : cluster_.slow_ranks) {
+    if (slow.rank < 0 || slow.rank >= num_ranks_) {
+      return fail("slow rank " + std::to_string(slow.rank) + ": must be below " + std::to_string(num_ranks_));
+    }
+    slow_[slow.rank] = slow.slow;
+  }
+  if (!cluster_.start_s.empty() && static_cast<int64_t>(cluster_.start_s.size()) != num_ranks_) {
+    return fail(std::to_string(cluster_.start_s.size()) + " arrivals for " + std::to_string(num_ranks_) + " ranks");
+  }
+  return OkStatus();
+}
+
+double Topology::Slow(int32_t rank) const {
+  const auto found = slow_.find(rank);
+  return found == slow_.end() ? 1 : found->second;
+}
+
+double Topology::StartS(int32_t rank) const {
+  return cluster_.start_s.empty() ? 0 : cluster_.start_s[static_cast<size_t>(rank)];
+}
+
+std::pair<int32_t, int32_t> Topology::Relays(int32_t src, int32_t dst) const {
+  if (lost_.empty() || (!Lost(src) && !Lost(dst))) return {src, dst};
+  // One local index for both domains, so that the relays are on one rail.
+  const auto locals = static_cast<int32_t>(cluster_.levels[0].ranks);
+  const int32_t here = src / locals * locals, there = dst / locals * locals;
+  for (int32_t i = 0; i < locals; ++i) {
+    const int32_t local = (std::max(src % locals, dst % locals) + 1 + i) % locals;
+    if (!Lost(here + local) && !Lost(there + local)) return {here + local, there + local};
+  }
+  // No rail is whole in both domains.
+  const auto alive = [&](int32_t first) {
+    int32_t rank = first;
+    while (Lost(rank)) ++rank;
+    return rank;
+  };
+  return {alive(here), alive(there)};
 }
 
 int32_t Topology::CommonLevel(int32_t a, int32_t b) const {
@@ -163,8 +253,10 @@ double Topology::LatencyS(int32_t src, int32_t dst) const {
   for (size_t i = 2; i < levels.size(); ++i) {
     if (Crosses(src, dst, static_cast<int32_t>(i))) latency_s += levels[i].latency_s;
   }
-  const bool over_domain = Rails() && levels.size() == 2 && src % levels[0].ranks != dst % levels[0].ranks;
-  return latency_s + (over_domain ? levels[0].latency_s : 0);
+  const auto [first, last] = Relays(src, dst);
+  const bool over_domain = Rails() && levels.size() == 2 && first % levels[0].ranks != last % levels[0].ranks;
+  const int hops = (over_domain ? 1 : 0) + (first != src ? 1 : 0) + (last != dst ? 1 : 0);
+  return latency_s + hops * levels[0].latency_s;
 }
 
 void Topology::RouteInTorus(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const {
@@ -202,6 +294,21 @@ void Topology::Route(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const
     if (levels[0].kind == LevelKind::kMesh) return use(LinkType::kPair, 0, src, dst);
     return cross(0, src, dst);
   }
+  const auto [first, last] = Relays(src, dst);
+  if (first != src) Route(src, first, uses);
+  RouteBetween(first, last, uses);
+  if (last != dst) Route(last, dst, uses);
+}
+
+void Topology::RouteBetween(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const {
+  const std::vector<Level>& levels = cluster_.levels;
+  const auto use = [&](LinkType type, size_t level, int32_t owner, int32_t other = 0, double weight = 1) {
+    uses->push_back({{type, static_cast<uint8_t>(level), 0, owner, other}, weight});
+  };
+  const auto cross = [&](size_t level, int32_t from, int32_t to) {
+    use(LinkType::kOut, level, from);
+    use(LinkType::kIn, level, to);
+  };
   const auto local_ranks = static_cast<int32_t>(levels[0].ranks);
   if (Rails() && levels.size() == 2 && src % local_ranks != dst % local_ranks) {
     // Without a level above, no switch joins two rails: the data changes rails inside the sender's domain.
@@ -226,6 +333,28 @@ void Topology::Route(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const
 }
 
 double Topology::Capacity(const LinkId& link) const {
+  const double whole = WholeCapacity(link);
+  if (shares_.empty()) return whole;
+  const auto share = [&](LinkType type, int32_t owner) {
+    const auto found = shares_.find(ShareKey(type, link.level, owner));
+    return found == shares_.end() ? 1 : found->second;
+  };
+  switch (link.type) {
+    case LinkType::kOut:
+    case LinkType::kIn:
+    case LinkType::kUp:
+    case LinkType::kDown:
+      return whole * share(link.type, link.owner);
+    case LinkType::kPair:
+      return whole * share(LinkType::kOut, link.owner) * share(LinkType::kIn, link.other);
+    case LinkType::kTorus:
+      return whole * share(LinkType::kOut, link.owner);  // links that leave the rank
+    default:
+      return whole;
+  }
+}
+
+double Topology::WholeCapacity(const LinkId& link) const {
   const Level& level = cluster_.levels[link.level];
   switch (link.type) {
     case LinkType::kMemory:

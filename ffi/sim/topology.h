@@ -7,6 +7,9 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "common/status.h"
@@ -39,6 +42,23 @@ struct Level {
   std::vector<int32_t> dims;             // torus
 };
 
+// Links with less bandwidth. `index`: a rank on levels 0 and 1; above, a group of the level below (a switch of a rail,
+// in the order of leaves). A capacity of 0 is a lost adapter, which exists on level 1 only: another rank of the domain
+// relays its transfers.
+struct LinkFault {
+  int32_t level = 0;
+  int64_t index = 0;
+  bool out = true;  // the direction from the rank or group
+  bool in = true;
+  double capacity = 1;  // share that is left
+};
+
+// A rank whose own steps take `slow` times as long.
+struct SlowRank {
+  int32_t rank = 0;
+  double slow = 1;
+};
+
 struct Cluster {
   std::vector<Level> levels;               // innermost first
   LinkModel self;                          // copies and local operands of one rank
@@ -46,6 +66,12 @@ struct Cluster {
   double launch_s = 0;
   double sync_overhead_s = 0;
   double ranks_per_processor = 1;
+  // As Machine::together_bytes, but counts the bytes of all channels.
+  double together_bytes = 0;
+  bool arena = false;  // as Machine::arena
+  std::vector<LinkFault> faults;
+  std::vector<SlowRank> slow_ranks;
+  std::vector<double> start_s;  // when each rank arrives; empty: all at 0
 };
 
 // The levels that the cost model sees: a domain without contention and a network.
@@ -89,7 +115,22 @@ class Topology {
   uint32_t OwnerDigits(const LinkId& link) const;
   std::string Name(const LinkId& link) const;
 
+  // Whether ranks of equal place differ: faults, slow ranks or late ranks.
+  bool HasFaults() const { return !shares_.empty() || !lost_.empty() || !slow_.empty() || !cluster_.start_s.empty(); }
+  // Whether transfers pass links of ranks that are neither their source nor their destination because of a fault.
+  bool HasRelays() const { return !lost_.empty(); }
+  double Slow(int32_t rank) const;
+  double StartS(int32_t rank) const;
+  // Whether a barrier before the plan makes all ranks wait for the last one.
+  bool StartsTogether() const { return cluster_.start_s.empty() || cluster_.sync_overhead_s > 0; }
+
  private:
+  Status AddFaults();
+  double WholeCapacity(const LinkId& link) const;  // without faults
+  bool Lost(int32_t rank) const { return lost_.count(rank) != 0; }
+  // The ranks whose adapters carry a transfer between the domains of src and dst.
+  std::pair<int32_t, int32_t> Relays(int32_t src, int32_t dst) const;
+  void RouteBetween(int32_t src, int32_t dst, std::vector<LinkUse>* uses) const;
   int64_t Group(int32_t rank, int32_t level) const { return rank / cluster_.levels[static_cast<size_t>(level)].ranks; }
   bool Rails() const { return cluster_.levels.size() > 1 && cluster_.levels[1].kind == LevelKind::kRails; }
   // The group of level `level` - 1, or the rail's switch, whose uplinks lead to `level`.
@@ -102,6 +143,9 @@ class Topology {
   int64_t num_ranks_ = 1;
   std::vector<int64_t> digits_;
   std::vector<int64_t> strides_;
+  std::unordered_map<uint64_t, double> shares_;  // by Key of a link without `other`
+  std::unordered_map<int32_t, double> slow_;
+  std::unordered_set<int32_t> lost_;  // ranks
 };
 
 }  // namespace jaxcomm

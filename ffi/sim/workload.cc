@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "sim/hash.h"
 
@@ -28,15 +30,16 @@ uint64_t Key(const LinkId& link) {
 }  // namespace
 
 WorkloadBuilder::WorkloadBuilder(const Topology& topology, const Fold& fold, const Geometry& geometry,
-                                 double bytes_per_item)
-    : topology_(topology), fold_(fold), geometry_(geometry), bytes_per_item_(bytes_per_item) {}
+                                 double bytes_per_item, const ArenaCopies& copies)
+    : topology_(topology), fold_(fold), geometry_(geometry), bytes_per_item_(bytes_per_item), copies_(copies) {}
 
 WorkloadBuilder::Figures WorkloadBuilder::FiguresOf(int32_t rank, int32_t peer) const {
   const Cluster& cluster = topology_.cluster();
-  if (rank == peer) return {cluster.self.overhead_s, cluster.self.bytes_per_s, false};
+  const double slow = topology_.Slow(rank);
+  if (rank == peer) return {cluster.self.overhead_s * slow, cluster.self.bytes_per_s / slow, false};
   const int32_t top = topology_.CommonLevel(rank, peer);
   const Level& level = cluster.levels[static_cast<size_t>(top)];
-  return {level.overhead_s, level.flow_bytes_per_s, top > 0 && !geometry_.all_addressable};
+  return {level.overhead_s * slow, level.flow_bytes_per_s / slow, top > 0 && !geometry_.all_addressable};
 }
 
 void WorkloadBuilder::AddUse(const LinkId& link, double weight) {
@@ -159,6 +162,7 @@ int32_t WorkloadBuilder::PeerRoute(int32_t rank, int32_t src, int32_t dst, const
 
 void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, RankOps* program) {
   // Operands of one level are one transfer, as in the cost model.
+  const bool is_short = IsShort(step);
   const double bytes = static_cast<double>(step.count) * bytes_per_item_;
   const auto source = [&](int32_t i) { return plan.sources[static_cast<size_t>(step.first_source + i)].rank; };
   const auto level_of = [&](int32_t src) { return src == plan.rank ? -1 : topology_.CommonLevel(plan.rank, src); };
@@ -182,6 +186,14 @@ void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, RankOps* pro
       for (const LinkUse& use : links_) AddUse(use.link, use.weight);
     }
     if (level == levels.front()) AddUse({LinkType::kMemory, 0, 0, plan.rank, 0}, 1);  // the result is written once
+    if (is_short) {
+      for (int32_t link : touched_)
+        row_.uses.push_back({link, std::exchange(sum_[static_cast<size_t>(link)], 0) * bytes});
+      touched_.clear();
+      AddToRow(level, bytes * operands, figures.limit);
+      row_.new_overhead_s += figures.overhead_s;
+      continue;
+    }
     Op op;
     op.route = TakeRoute(1 / operands, figures.limit);
     op.bytes = bytes * operands;
@@ -190,37 +202,121 @@ void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, RankOps* pro
   }
 }
 
-void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, RankOps* program) {
-  if (step.kind == StepKind::kReduce) return AddReduce(plan, step, program);
-  const int32_t rank = plan.rank, peer = step.peer >= 0 ? step.peer : rank;
-  const Figures figures = FiguresOf(rank, peer);
+void WorkloadBuilder::AddToRow(int32_t level, double bytes, double limit) {
+  const auto entry = static_cast<size_t>(level + 1);
+  if (row_.busy_s.size() <= entry) row_.busy_s.resize(entry + 1, 0);
+  row_.busy_s[entry] += bytes / limit;
+  row_.bytes += bytes;
+}
+
+void WorkloadBuilder::RunRow(RankOps* program) {
+  if (row_.IsEmpty()) return;
   Op op;
-  op.overhead_ps = Picoseconds(figures.overhead_s);
+  op.bytes = std::exchange(row_.bytes, 0);
+  op.overhead_ps = Picoseconds(std::exchange(row_.new_overhead_s, 0));
+  for (const ClassUse& use : row_.uses) {
+    double& sum = sum_[static_cast<size_t>(use.link)];
+    if (sum == 0) touched_.push_back(use.link);
+    sum += use.weight;
+  }
+  row_.uses.clear();
+  const double busy_s = row_.busy_s.empty() ? 0 : *std::max_element(row_.busy_s.begin(), row_.busy_s.end());
+  const double more_s = busy_s - std::exchange(row_.run_s, busy_s);
+  op.route = TakeRoute(op.bytes > 0 ? 1 / op.bytes : 1, more_s > 0 ? op.bytes / more_s : kUnlimited);
+  program->ops.push_back(OpOf(op));
+}
+
+bool WorkloadBuilder::IsShort(const Step& step) const {
+  return static_cast<double>(step.count) * bytes_per_item_ <= topology_.cluster().together_bytes;
+}
+
+std::vector<size_t> WorkloadBuilder::OrderOf(const Plan& plan) const {
+  const double together_bytes = topology_.cluster().together_bytes;
+  if (geometry_.num_nodes > 1 || together_bytes == 0) {
+    std::vector<size_t> order(plan.steps.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    return order;
+  }
+  return WaitsFirst(plan, static_cast<int64_t>(together_bytes / std::max(bytes_per_item_, 1.0)));
+}
+
+void WorkloadBuilder::AddSignal(const Plan& plan, const Step& step, RankOps* program) {
+  const Figures figures = FiguresOf(plan.rank, step.peer);
+  double overhead_s = figures.overhead_s;
+  if (topology_.cluster().together_bytes > 0 && !figures.queued) {  // by a thread each
+    overhead_s = std::max(overhead_s - signals_s_, 0.0);
+    signals_s_ += overhead_s;
+  }
+  Op op;
+  op.kind = OpKind::kSignal;
   op.queued = figures.queued;
+  op.overhead_ps = Picoseconds(overhead_s);
+  op.counter = TargetsOf(plan.rank, &step - plan.steps.data(), step.peer);
+  op.latency_ps = Picoseconds(topology_.LatencyS(plan.rank, step.peer));
+  program->ops.push_back(OpOf(op));
+}
+
+void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, RankOps* program) {
+  const int32_t rank = plan.rank, peer = step.peer >= 0 ? step.peer : rank;
+  const bool moves_data = step.kind != StepKind::kSignal && step.kind != StepKind::kWait;
+  const bool is_short = moves_data && IsShort(step), reduces = step.kind == StepKind::kReduce;
+  const Figures figures = reduces ? Figures() : FiguresOf(rank, peer);
+  const bool joins = is_short && !figures.queued;
+  const bool ends_row = step.kind == StepKind::kWait ? geometry_.num_nodes > 1 : !is_short;
+  if (!joins) RunRow(program);
+  if (ends_row) row_ = Row();
+  if (step.kind == StepKind::kSignal) return AddSignal(plan, step, program);
+  signals_s_ = 0;
+  if (reduces) return AddReduce(plan, step, program);
+  Op op;
   if (step.kind == StepKind::kWait) {
-    op = Op();
     op.kind = OpKind::kWait;
     op.counter = CounterOf(fold_.CounterOf(peer, rank));
-  } else if (step.kind == StepKind::kSignal) {
-    op.kind = OpKind::kSignal;
-    op.counter = TargetsOf(rank, &step - plan.steps.data(), peer);
-    op.latency_ps = Picoseconds(topology_.LatencyS(rank, peer));
-  } else {
-    const bool reads = step.kind == StepKind::kGet;
-    op.route = PeerRoute(rank, reads ? peer : rank, reads ? rank : peer, figures);
-    op.bytes = static_cast<double>(step.count) * bytes_per_item_;
+    program->ops.push_back(OpOf(op));
+    return;
   }
+  const bool reads = step.kind == StepKind::kGet;
+  op.bytes = static_cast<double>(step.count) * bytes_per_item_;
+  op.route = PeerRoute(rank, reads ? peer : rank, reads ? rank : peer, figures);
+  if (joins) {
+    const TransferRoute& route = workload_.routes[static_cast<size_t>(op.route)];
+    for (int32_t i = route.first; i < route.first + route.count; ++i) {
+      const ClassUse& use = workload_.uses[static_cast<size_t>(i)];
+      row_.uses.push_back({use.link, use.weight * op.bytes});
+    }
+    AddToRow(peer == rank ? -1 : topology_.CommonLevel(rank, peer), op.bytes, figures.limit);
+    const double more_s = IsMove(step.kind) ? std::max(figures.overhead_s - row_.overhead_s, 0.0) : figures.overhead_s;
+    if (IsMove(step.kind)) row_.overhead_s += more_s;
+    row_.new_overhead_s += more_s;
+    return;
+  }
+  op.queued = figures.queued;
+  op.overhead_ps = Picoseconds(figures.overhead_s);
+  program->ops.push_back(OpOf(op));
+}
+
+void WorkloadBuilder::AddCopy(int32_t rank, int64_t count, RankOps* program) {
+  if (count == 0) return;
+  Op op;
+  op.route = PeerRoute(rank, rank, rank, FiguresOf(rank, rank));
+  op.bytes = static_cast<double>(count) * bytes_per_item_;
   program->ops.push_back(OpOf(op));
 }
 
 void WorkloadBuilder::Add(const Plan& plan) {
   RankOps program;
   program.ranks = fold_.Multiplicity(plan.rank);
+  if (!topology_.StartsTogether()) program.start_ps = Picoseconds(topology_.StartS(plan.rank));
   multiplicity_ = static_cast<double>(program.ranks);
   peer_index_.Clear();
   peer_routes_.clear();
   program.ops.reserve(plan.steps.size());
-  for (const Step& step : plan.steps) AddStep(plan, step, &program);
+  row_ = Row();
+  signals_s_ = 0;
+  AddCopy(plan.rank, copies_.before, &program);
+  for (const size_t i : OrderOf(plan)) AddStep(plan, plan.steps[i], &program);
+  RunRow(&program);
+  AddCopy(plan.rank, copies_.after, &program);
   workload_.programs.push_back(std::move(program));
 }
 

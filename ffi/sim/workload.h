@@ -54,6 +54,7 @@ struct Op {
 struct RankOps {
   std::vector<int32_t> ops;  // indices of Workload::ops
   int64_t ranks = 1;         // that run this program
+  int64_t start_ps = 0;
 };
 
 struct Workload {
@@ -71,8 +72,9 @@ struct Workload {
 // Makes the workload of a collective. Memory: one plan, and 4 bytes for each op of a representative rank.
 class WorkloadBuilder {
  public:
-  // `bytes_per_item` counts all channels together. All arguments must outlive the builder.
-  WorkloadBuilder(const Topology& topology, const Fold& fold, const Geometry& geometry, double bytes_per_item);
+  // `bytes_per_item` counts all channels together. `copies`: of each rank. All references must outlive the builder.
+  WorkloadBuilder(const Topology& topology, const Fold& fold, const Geometry& geometry, double bytes_per_item,
+                  const ArenaCopies& copies);
 
   // Adds the program of a representative rank.
   void Add(const Plan& plan);
@@ -94,15 +96,37 @@ class WorkloadBuilder {
   int32_t CounterOf(const Fold::Counter& counter);
   // The entry of Workload::target_first for a signal.
   int32_t TargetsOf(int32_t rank, int64_t step, int32_t peer);
+  // Whether the data step runs at once with its neighbours if they are short too.
+  bool IsShort(const Step& step) const;
+  // The order in which the steps of a plan run.
+  std::vector<size_t> OrderOf(const Plan& plan) const;
   void AddStep(const Plan& plan, const Step& step, RankOps* program);
+  void AddSignal(const Plan& plan, const Step& step, RankOps* program);
   void AddReduce(const Plan& plan, const Step& step, RankOps* program);
+  void AddCopy(int32_t rank, int64_t count, RankOps* program);
+  // Adds bytes over `level` (-1: own memory) to the row, which alone take bytes / limit there.
+  void AddToRow(int32_t level, double bytes, double limit);
+  // The steps of the row so far become one transfer.
+  void RunRow(RankOps* program);
 
   const Topology& topology_;
   const Fold& fold_;
   const Geometry& geometry_;
   const double bytes_per_item_;
+  const ArenaCopies copies_;
   Workload workload_;
-  double multiplicity_ = 1;     // of this rank
+  double multiplicity_ = 1;  // of this rank
+  // Short steps that run at once. The link with most to do determines their time.
+  struct Row {
+    double overhead_s = 0;                 // of its moves, which share it
+    std::vector<double> busy_s;            // by level + 1: time of the bytes
+    double run_s = 0;                      // the part of this time that transfers in the program take
+    std::vector<ClassUse> uses;            // of the steps that are not in the program; weight: bytes on each link
+    double bytes = 0, new_overhead_s = 0;  // of these steps
+    bool IsEmpty() const { return bytes == 0 && new_overhead_s == 0; }
+  };
+  Row row_;
+  double signals_s_ = 0;        // overhead of the signals since the last step that is none
   std::vector<LinkUse> links_;  // scratch
   std::vector<double> sum_;     // by class of link; 0 where not in touched_
   std::vector<int32_t> touched_;

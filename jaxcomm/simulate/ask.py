@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm.simulate import calls, nccl, plot, steps, trace
+from jaxcomm.simulate import calls, goal, nccl, plot, steps, trace
+from jaxcomm.simulate import skew as skews
 from jaxcomm.simulate.cluster import Cluster
 
 _TRACE_ENTRIES = 100_000
@@ -33,9 +34,15 @@ def add_commands(commands: Any) -> None:
     call.add_argument("--cluster", required=True, metavar="CLUSTER", help=clusters)
     call.add_argument("--algorithm", metavar="NAME", help="default: that of lowest cost in the cost model")
     call.add_argument("--dtype", default="float32", help="element type (default: float32)")
+    text = "arrivals: normal:TIME, exponential:TIME, lognormal:TIME:SIGMA, or a time for each rank (0us,5us,...)"
+    call.add_argument("--skew", metavar="SKEW", help=text)
+    call.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="of arrivals drawn from a distribution (default: 0)"
+    )
     call.add_argument("--fidelity", default="folded", choices=calls.FIDELITIES, help="default: folded")
     text = "other algorithms, or nccl-VERSION: its time by the plan model of `predict`"
     call.add_argument("--compare", metavar="NAME", nargs="+", default=[], help=text)
+    call.add_argument("--goal", metavar="OUT.goal", help="schedule of the last plan, for LogGOPSim")
     _add_shared(call)
 
     step = commands.add_parser("step", help="time of a step on a cluster, from its jaxpr")
@@ -52,6 +59,8 @@ def add_commands(commands: Any) -> None:
 def _add_shared(parser: argparse.ArgumentParser) -> None:
     text = "a figure of the cluster, such as leaf.bandwidth=800Gb/s; several form one what-if, separated by commas"
     parser.add_argument("--what-if", metavar="KEY=VALUE", nargs="+", default=[], help=text)
+    text = "leaf[3]=0.5 (share left; lost: 0), leaf.planes=1 (lost), rank[7]=1.5 (times as slow), rank[7]=lost"
+    parser.add_argument("--fault", metavar="FAULT", nargs="+", default=[], help=text)
     parser.add_argument("--json", action="store_true", help="one JSON object per prediction")
     parser.add_argument("--trace", metavar="OUT.json", help="timeline of the last prediction, for ui.perfetto.dev")
     parser.add_argument("--plot", metavar="OUT.png", help="plot of all predictions; needs matplotlib")
@@ -91,9 +100,17 @@ def _changes(text: str) -> dict[str, str]:
 
 def _clusters(args: argparse.Namespace) -> dict[str, Cluster]:
     """The cluster, and one for each what-if, by the text of the change."""
-    made = {"": Cluster.load(args.cluster)}
+    broken: dict[str, str] = {}
+    for text in args.fault:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--fault: got {text!r}, expected one such as leaf[3]=0.5 or rank[7]=lost")
+        if f"fault.{key.strip()}" in broken:
+            raise ValueError(f"--fault: {text!r} contradicts an earlier fault of the same place")
+        broken[f"fault.{key.strip()}"] = value.strip()
+    made = {"": Cluster.load(args.cluster, broken)}
     for text in args.what_if:
-        made[text] = Cluster.load(args.cluster, _changes(text))
+        made[text] = Cluster.load(args.cluster, {**broken, **_changes(text)})
     return made
 
 
@@ -137,6 +154,8 @@ def collective(args: argparse.Namespace) -> int:
                             cluster=cluster,
                             algorithm=algorithm,
                             fidelity=args.fidelity,
+                            skew=skews.parse(args.skew) if args.skew else None,
+                            seed=args.seed,
                             max_entries=_TRACE_ENTRIES if args.trace else 0,
                         )
                     except ValueError as error:
@@ -157,6 +176,9 @@ def collective(args: argparse.Namespace) -> int:
                 points.append(plot.Point(name, ranks, other.bytes, other.time_s, other.band))
     if args.trace and last is not None:
         _write(args.trace, trace.of_collective(last))
+    if args.goal:
+        schedule = goal.of(args.op, x, ranks, cluster=clusters[""], algorithm=args.algorithm)
+        pathlib.Path(args.goal).write_text(goal.text(schedule), encoding="utf-8")
     if args.plot:
         plot.collectives(args.plot, args.op, points)
     return 0

@@ -5,24 +5,18 @@ import importlib.resources
 import math
 import os
 import pathlib
-import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxcomm._calibrate import Calibration
 from jaxcomm._core import plan, sim
+from jaxcomm.simulate import hashing
+from jaxcomm.simulate.faults import Fault
+from jaxcomm.simulate.faults import read as read_faults
+from jaxcomm.simulate.figures import FLOPS, RATES, TIMES, ClusterError, Table
 
-ORIGINS = ("datasheet", "measured", "fitted", "guess")
 KINDS = ("switch", "mesh", "torus", "rails", "fat_tree", "dragonfly")
-# Units of strings such as "400 Gb/s"; numbers have the first unit of their row.
-_RATES = {"GB/s": 1e9, "MB/s": 1e6, "TB/s": 1e12, "Gb/s": 0.125e9, "Tb/s": 0.125e12}
-_TIMES = {"us": 1e-6, "ns": 1e-9, "ms": 1e-3, "s": 1.0}
-_FLOPS = {"flop/s": 1.0, "Tflop/s": 1e12, "Pflop/s": 1e15}
-
-
-class ClusterError(ValueError):
-    """A file that describes no cluster. The text names file and key."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +31,12 @@ class Level:
       flow_bytes_per_s: limit of one transfer of a rank.
       latency_s: added by this level.
       overhead_s: time that a step occupies the sender, in addition to its bytes.
+      planes: networks of the second level.
       hashed_planes: networks of which a thread block uses one at a time; 1 where transfers use all of them.
       taper: bandwidth of the adapters below a group, divided by that of its uplinks.
+      paths: equal links of the uplinks of a group, of which each transfer of a thread block takes one (ECMP); 0 if
+        transfers are spread over all of them.
+      sharing: ranks that share these uplinks, as ``spread`` counts them.
       shared: the ranks of a group of the first level share the bandwidth of the second.
       valiant: a dragonfly sends through a random third group.
       dims: dimensions of a torus.
@@ -51,8 +49,11 @@ class Level:
     flow_bytes_per_s: float = math.inf
     latency_s: float = 0.0
     overhead_s: float = 0.0
+    planes: int = 1
     hashed_planes: int = 1
     taper: float = 1.0
+    paths: int = 0
+    sharing: int = 0
     shared: bool = False
     valiant: bool = False
     dims: tuple[int, ...] = ()
@@ -96,6 +97,7 @@ class Cluster:
       origins: origin of each figure, by "table.key".
       errors: measured / predicted - 1 of the calibration that the figures come from.
       compute: computation of a device; None if the file has no ``flops_bf16``.
+      faults: degraded and lost links, planes and ranks, and slow ranks.
     """
 
     name: str
@@ -113,6 +115,7 @@ class Cluster:
     origins: Mapping[str, str] = dataclasses.field(default_factory=dict)
     errors: tuple[float, ...] = ()
     compute: Compute | None = None
+    faults: tuple[Fault, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -122,6 +125,7 @@ class Cluster:
         lines = [f"{self.name}: {self.ranks} ranks ({self.device})"]
         lines += [f"  {level.name}: {level.kind}, groups of {level.ranks}" for level in self.levels]
         lines += [f"  {key}: {origin}" for key, origin in self.origins.items()]
+        lines += [f"  fault: {fault}" for fault in self.faults]
         return "\n".join(lines)
 
     @staticmethod
@@ -135,7 +139,8 @@ class Cluster:
 
         Args:
           name: of the cluster or the file.
-          changes: values by key, such as {"leaf.bandwidth": "800 Gb/s"}, that replace those of the file.
+          changes: values by key, such as {"leaf.bandwidth": "800 Gb/s"}, that replace those of the file. The key
+            "fault.leaf[3]" with a share adds a fault.
 
         Raises:
           ClusterError: the file is not valid; the text names file and key.
@@ -169,6 +174,9 @@ class Cluster:
                     f"(level {level.name})"
                 )
             below *= size
+            if level.paths:  # a switch of a rail has the uplinks of one rank of each domain
+                inner = levels[0].ranks if len(levels) == 2 and levels[1].kind == "rails" else 1
+                level = dataclasses.replace(level, sharing=levels[-1].ranks // inner)
             levels.append(level if whole else dataclasses.replace(level, ranks=below))
             if below == ranks:
                 return dataclasses.replace(self, levels=tuple(levels))
@@ -231,6 +239,8 @@ class Cluster:
                 limit = adapters.bytes_per_s * min(channels / adapters.hashed_planes, 1.0)
             made.flow_bytes_per_s = min(level.flow_bytes_per_s, limit)
             made.overhead_s, made.latency_s, made.taper = level.overhead_s, level.latency_s, level.taper
+            if level.paths:
+                made.taper *= hashing.load(level.sharing * channels, level.paths)
             made.shared, made.valiant, made.dims = level.shared, level.valiant, list(level.dims)
             levels.append(made)
         result.levels = levels
@@ -238,6 +248,12 @@ class Cluster:
         result.memory_bytes_per_s = self.memory_bytes_per_s
         result.launch_s, result.sync_overhead_s = self.launch_s, self.sync_overhead_s
         result.ranks_per_processor = self.ranks_per_processor
+        names = [level.name for level in self.levels]
+        links = [f for f in self.faults if f.level in names and not f.planes]
+        result.faults = [sim.LinkFault(names.index(f.level), f.index, f.out, f.inward, f.capacity) for f in links]
+        result.slow_ranks = [sim.SlowRank(f.index, f.slow) for f in self.faults if not f.level]
+        if self.scope is None:  # the kernel runs short moves at once
+            result.together_bytes = channels * sim.TOGETHER_BYTES
         return result
 
 
@@ -245,105 +261,30 @@ def _library() -> Any:
     return importlib.resources.files("jaxcomm.simulate") / "clusters"
 
 
-class _Table:
-    """A table of the file, whose keys are taken one by one. ``done`` refuses the others."""
-
-    def __init__(self, file: str, path: str, values: Any, origins: dict[str, str]):
-        self.file, self.path, self.origins = file, path, origins
-        if not isinstance(values, dict):
-            raise self.error("", f"must be a table, got {values!r}")
-        self.values = dict(values)
-        self.origin = self.values.pop("origin", None)
-        self.known = {"origin"}
-
-    def error(self, key: str, text: str) -> ClusterError:
-        name = ".".join(part for part in (self.path, key) if part)
-        return ClusterError(f"{self.file}: {name}: {text}")
-
-    def take(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        self.known.add(key)
-        if key not in self.values:
-            if default is None:
-                raise self.error(key, "is missing")
-            return default
-        value = self.values.pop(key)
-        if (isinstance(value, bool) and kind is not bool) or not isinstance(value, kind):
-            raise self.error(key, f"got {value!r}, expected {_words(kind)}")
-        return value
-
-    def figure(self, key: str, units: Mapping[str, float], default: float | None = None, least: float = 0.0) -> float:
-        """A quantity: a number in the first unit, or a string with a unit. It must have an origin."""
-        if key not in self.values and default is not None:
-            self.known.add(key)
-            return default
-        value = self.take(key, (int, float, str))
-        first, scale = next(iter(units.items()), ("", 1.0))
-        if isinstance(value, str):
-            found = re.fullmatch(r"\s*([-+\d.eE]+)\s*(\S+)\s*", value)
-            if not found or found[2] not in units:
-                raise self.error(key, f"got {value!r}, expected a number with one of the units {', '.join(units)}")
-            try:
-                value, scale = float(found[1]), units[found[2]]
-            except ValueError:
-                raise self.error(key, f"got {value!r}, expected a number with a unit") from None
-        if not math.isfinite(value) or value < least or (least == 0 and value == 0 and units is _RATES):
-            limit = "more than 0" if units is _RATES or units is _FLOPS else f"at least {least:g}"
-            raise self.error(key, f"got {value:g} {first}".rstrip() + f", expected {limit}")
-        self._note_origin(key)
-        return float(value * scale)
-
-    def _note_origin(self, key: str) -> None:
-        origin = self.origin.get(key) if isinstance(self.origin, dict) else self.origin
-        if not isinstance(origin, str):
-            raise self.error(key, f"has no origin; add `origin` with one of {', '.join(ORIGINS)}")
-        if origin.split(":")[0] not in ORIGINS:
-            raise self.error(
-                "origin", f"got {origin!r}, expected one of {', '.join(ORIGINS)}, and a source after a colon"
-            )
-        self.origins[f"{self.path}.{key}"] = origin
-
-    def done(self) -> None:
-        extra = set(self.values) | (set(self.origin) - self.known if isinstance(self.origin, dict) else set())
-        for key in sorted(extra):
-            raise self.error(key, f"unknown key; known are {', '.join(sorted(self.known))}")
-
-
-def _words(kind: type | tuple[type, ...]) -> str:
-    kinds: Iterable[type] = kind if isinstance(kind, tuple) else (kind,)
-    names = {
-        int: "an integer",
-        float: "a number",
-        str: "a text",
-        bool: "true or false",
-        list: "a list",
-        dict: "a table",
-    }
-    return " or ".join(names[k] for k in kinds)
-
-
-def _level(table: _Table, name: str, number: int) -> Level:
+def _level(table: Table, name: str, number: int) -> Level:
     ranks = table.take("ranks", int)
     kind = table.take("kind", str)
     if ranks < 1:
         raise table.error("ranks", f"got {ranks}, expected at least 1")
     if kind not in KINDS:
         raise table.error("kind", f"got {kind!r}, expected one of {', '.join(KINDS)}")
-    values: dict[str, Any] = {"latency_s": table.figure("latency", _TIMES)}
+    values: dict[str, Any] = {"latency_s": table.figure("latency", TIMES)}
     if number < 2:
         nics = table.figure("nics", {}, 1.0, 1.0) if number == 1 else 1.0
-        rate = table.figure("bandwidth", _RATES) * nics * table.figure("efficiency", {}, 1.0)
-        values |= {"bytes_per_s": rate, "overhead_s": table.figure("overhead", _TIMES, 0.0)}
+        rate = table.figure("bandwidth", RATES) * nics * table.figure("efficiency", {}, 1.0)
+        values |= {"bytes_per_s": rate, "overhead_s": table.figure("overhead", TIMES, 0.0)}
         if "flow" in table.values:
-            values["flow_bytes_per_s"] = table.figure("flow", _RATES)
+            values["flow_bytes_per_s"] = table.figure("flow", RATES)
         if number == 1 and "planes" in table.values:
             planes = table.figure("planes", {}, 1.0, 1.0)
             routing = table.take("routing", str, "spray")
             if routing not in ("spray", "hash"):
                 raise table.error("routing", f"got {routing!r}, expected spray or hash")
+            values["planes"] = int(planes)
             if routing == "hash":
                 values["hashed_planes"] = int(planes)
     else:
-        values |= {"taper": table.figure("taper", {}, 1.0), "overhead_s": table.figure("overhead", _TIMES, 0.0)}
+        values |= {"taper": table.figure("taper", {}, 1.0), "overhead_s": table.figure("overhead", TIMES, 0.0)}
         if values["taper"] <= 0:
             raise table.error("taper", "got 0, expected more than 0")
         if kind == "dragonfly":
@@ -351,6 +292,12 @@ def _level(table: _Table, name: str, number: int) -> Level:
             if routing not in ("minimal", "valiant"):
                 raise table.error("routing", f"got {routing!r}, expected minimal or valiant")
             values["valiant"] = routing == "valiant"
+        elif kind == "fat_tree" and "routing" in table.values:
+            routing = table.take("routing", str)
+            if routing not in ("spray", "ecmp"):
+                raise table.error("routing", f"got {routing!r}, expected spray or ecmp")
+            if routing == "ecmp":
+                values["paths"] = int(table.figure("paths", {}, least=1.0))
     if kind == "torus":
         dims = table.take("dims", list)
         if not all(isinstance(size, int) and size > 0 for size in dims) or math.prod(dims) != ranks:
@@ -367,9 +314,9 @@ def _level(table: _Table, name: str, number: int) -> Level:
 _COMPUTE = {"flops_efficiency": 0.7, "hbm_efficiency": 0.8, "kernel_overhead": 1e-6}
 
 
-def _compute(device: _Table) -> Compute | None:
-    peak = device.figure("flops_bf16", _FLOPS, 0.0)
-    units: dict[str, Mapping[str, float]] = {"kernel_overhead": _TIMES}
+def _compute(device: Table) -> Compute | None:
+    peak = device.figure("flops_bf16", FLOPS, 0.0)
+    units: dict[str, Mapping[str, float]] = {"kernel_overhead": TIMES}
     values = {key: device.figure(key, units.get(key, {}), default) for key, default in _COMPUTE.items()}
     for key in ("flops_efficiency", "hbm_efficiency"):
         if not 0 < values[key] <= 1:
@@ -416,32 +363,37 @@ def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> Clu
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ClusterError(f"{file}: {error}") from None
+    added = []
     for key, changed in (changes or {}).items():
-        _change(content, key, changed, file)
+        if key.startswith("fault."):
+            added.append(f"{key.removeprefix('fault.')}={changed}")
+        else:
+            _change(content, key, changed, file)
     origins: dict[str, str] = {}
 
-    def table(path: str, values: Any) -> _Table:
-        return _Table(file, path, values, origins)
+    def table(path: str, values: Any) -> Table:
+        return Table(file, path, values, origins)
 
     top = table("", content)
     name = top.take("name", str)
     device = table("device", top.take("device", dict))
     kernel = table("kernel", top.take("kernel", dict))
     rows = top.take("level", list)
+    broken = top.take("fault", list, [])
     top.done()
     figures: dict[str, Any] = {
-        "memory_bytes_per_s": device.figure("hbm", _RATES),
-        "copy": (device.figure("copy_overhead", _TIMES), device.figure("copy", _RATES)),
-        "launch_s": kernel.figure("launch", _TIMES),
-        "sync_overhead_s": kernel.figure("sync", _TIMES),
+        "memory_bytes_per_s": device.figure("hbm", RATES),
+        "copy": (device.figure("copy_overhead", TIMES), device.figure("copy", RATES)),
+        "launch_s": kernel.figure("launch", TIMES),
+        "sync_overhead_s": kernel.figure("sync", TIMES),
         "channels": int(kernel.figure("channels", {}, least=1.0)),
-        "channel_bytes_per_s": kernel.figure("channel", _RATES),
+        "channel_bytes_per_s": kernel.figure("channel", RATES),
     }
     if "ll" in kernel.values:
         figures["ll"] = (
-            kernel.figure("ll_overhead", _TIMES),
-            kernel.figure("ll", _RATES),
-            kernel.figure("ll_latency", _TIMES),
+            kernel.figure("ll_overhead", TIMES),
+            kernel.figure("ll", RATES),
+            kernel.figure("ll_latency", TIMES),
         )
     kind = device.take("kind", str)
     figures["compute"] = _compute(device)
@@ -467,4 +419,5 @@ def parse(text: str, file: str, changes: Mapping[str, str] | None = None) -> Clu
         levels.append(level)
     if not levels:
         raise ClusterError(f"{file}: level: needs at least one")
-    return Cluster(name, kind, tuple(levels), origins=origins, **figures)
+    found, levels = read_faults(broken, added, levels, lambda key, text: ClusterError(f"{file}: {key}: {text}"))
+    return Cluster(name, kind, tuple(levels), origins=origins, faults=found, **figures)

@@ -1,6 +1,7 @@
 """Floating-point operations and bytes of the equations of a jaxpr."""
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 # No work, or part of the code of whatever uses the result.
@@ -74,3 +75,45 @@ def collective_matmul(name: str, equation: Any) -> float:
     x, weights = ins[0], equation.params["num_weights"]
     sizes = [math.prod(aval.shape) for aval in (*outs[:weights], *ins[1 + weights :])]
     return float(2 * sum(sizes) * x.shape[-1])
+
+
+def _parts(eqn: Any) -> list[Any]:
+    """The jaxprs in the parameters of an equation."""
+    found = []
+    for value in eqn.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            part = getattr(part, "jaxpr", part)
+            if hasattr(part, "eqns"):
+                found.append(part)
+    return found
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield eqn
+        for part in _parts(eqn):
+            yield from _equations(part)
+
+
+def exchanges(jaxpr: Any) -> bool:
+    """Whether the body of a pallas_call synchronizes with other devices."""
+    return any(eqn.primitive.name in ("get_barrier_semaphore", "semaphore_signal") for eqn in _equations(jaxpr))
+
+
+def product_types(jaxpr: Any) -> list[str]:
+    """Element types of the left operands of all products."""
+    return [str(eqn.invars[0].aval.dtype) for eqn in _equations(jaxpr) if eqn.primitive.name == "dot_general"]
+
+
+def products_in(jaxpr: Any, while_trips: int) -> float:
+    """Operations of the products of a jaxpr. The branch of a cond with most of them counts."""
+    flops = 0.0
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        name, inside = eqn.primitive.name, [products_in(part, while_trips) for part in _parts(eqn)]
+        if name == "dot_general":
+            flops += _contraction(eqn.invars[0].aval, eqn.invars[1].aval, eqn.params["dimension_numbers"])
+        elif name == "cond":
+            flops += max(inside, default=0.0)
+        else:
+            flops += {"scan": eqn.params.get("length", 1), "while": while_trips}.get(name, 1) * sum(inside)
+    return flops

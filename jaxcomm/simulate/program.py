@@ -119,7 +119,7 @@ class _Equation:
 
 # Primitives whose only work is that of a jaxpr in their parameters.
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call",
-          "custom_vjp_call_jaxpr", "custom_lin", "shard_map", "run_state")  # fmt: skip
+          "custom_vjp_call_jaxpr", "custom_lin", "shard_map", "run_state", "composite")  # fmt: skip
 # Name of the primitive of jax.lax -> public name.
 _LAX = {
     "psum": "psum", "psum2": "psum", "psum_invariant": "psum", "pmax": "pmax", "pmin": "pmin",
@@ -367,6 +367,8 @@ class _Builder:
             return self._jaxcomm(equation)
         if name in ("scan", "while", "cond", "switch"):
             return [self._loop(equation)]
+        if name == "pallas_call":
+            return [self._pallas(equation)]
         over = params.get("axis_name", params.get("axes", ()))
         if any(isinstance(axis, str) for axis in (over if isinstance(over, tuple) else (over,))):
             raise StepError(f"step: {name} at {equation.site} over {over} is not modelled")
@@ -389,6 +391,27 @@ class _Builder:
         blocks = tuple(self.reader.block(branch, equation.sharded) for branch in params["branches"])
         self.reader.note("of the branches of a cond, the slowest counts")
         return Loop(name, blocks, 1, site)
+
+    def _pallas(self, equation: _Equation) -> Kernel:
+        """The work that the caller declares, or that of the products in the body."""
+        params, what = equation.params, f"pallas_call at {equation.site}"
+        estimate = params.get("cost_estimate")
+        if getattr(estimate, "remote_bytes_transferred", 0) or kernels.exchanges(params["jaxpr"]):
+            raise StepError(f"step: {what} exchanges data with other devices, which is not modelled")
+        types = kernels.product_types(params["jaxpr"])
+        dtype = types[0] if types else ""
+        if estimate is not None:
+            self.reader.note("a pallas_call has the work of its cost_estimate")
+            return Kernel("pallas_call", float(estimate.flops), float(estimate.bytes_accessed), dtype, equation.site)
+        grid = params["grid_mapping"].grid
+        if not all(isinstance(size, int) for size in grid):
+            raise StepError(f"step: {what} has the grid {grid}, which is not known; give it a cost_estimate")
+        self.reader.note(
+            "a pallas_call without cost_estimate has the work of its products, and reads and writes its arrays once"
+        )
+        flops = math.prod(grid) * kernels.products_in(params["jaxpr"], self.reader.while_trips)
+        size = sum(kernels.bytes_of(v.aval) for v in (*equation.ins, *equation.outs))
+        return Kernel("pallas_call", flops, size, dtype, equation.site)
 
     def _lax(self, equation: _Equation) -> list[Kernel | Exchange | Loop]:
         """XLA executes collectives of jax.lax as pairs of start and done."""

@@ -129,6 +129,11 @@ class _Costs:
         if cluster.compute is None:
             raise ClusterError(f"{cluster.name}: device.flops_bf16: is missing; step needs it")
         self.compute = cluster.compute
+        links = [str(fault) for fault in cluster.faults if (fault.level and not fault.planes) or fault.slow == 0]
+        if links:
+            raise ClusterError(f"{cluster.name}: fault {links[0]}: a step knows lost planes and slow ranks only")
+        self.slow = max([fault.slow for fault in cluster.faults], default=1.0)
+        cluster = dataclasses.replace(cluster, faults=())
         self.whole, self.mesh, self.fidelity = cluster.spread(math.prod(mesh.values())), mesh, fidelity
         self.found: dict[Exchange, calls.Simulated | None] = {}
         self.classes: dict[tuple[Any, ...], calls.Simulated] = {}
@@ -140,7 +145,7 @@ class _Costs:
         peak = of.flops_per_s * 2 / max(jax.numpy.dtype(dtype).itemsize, 1)
         shares = (1.0, 1.0) if ideal else (of.efficiency, of.memory_efficiency)
         time_s = max(work.flops / (peak * shares[0]), work.bytes / (self.whole.memory_bytes_per_s * shares[1]))
-        return time_s if ideal else time_s + of.kernel_s
+        return self.slow * (time_s if ideal else time_s + of.kernel_s)
 
     def simulated(self, work: Exchange) -> calls.Simulated | None:
         """None for a group of one rank, which transfers nothing."""
@@ -315,6 +320,10 @@ def step(
     modelled = sum(c.simulated.steps == 0 and not c.simulated.utilisation for c in collectives)
     if modelled:
         reader.note(f"collectives of more than {_MAX_STEPS} steps take the time of the cost model", modelled)
+    if costs.slow > 1:
+        reader.note(
+            "all ranks wait for the slow rank, whose computation counts; its transfers count as those of others"
+        )
     kinds = [o.split(":")[0] for o in {**cluster.origins, **costs.compute.origins}.values()]
     kernels = [(run.task.work, times) for run, times in timeline.leaves() if isinstance(run.task.work, Kernel)]
     return Step(

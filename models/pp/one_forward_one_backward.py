@@ -77,7 +77,6 @@ def gradients(config, params, tokens, comm, stages, axis):
         item = time - 2 * (num_stages - 1) + stage
         number = jnp.clip(item, 0, count - 1)
         valid = (item >= 0) & (item < count)
-        dx = jnp.where(stage == num_stages - 1, 0, dx)
         loss, dx, own = jax.lax.cond(
             valid, forward_and_backward, nothing, inputs[number % kept], params, tokens[number], dx
         )

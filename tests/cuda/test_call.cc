@@ -225,6 +225,17 @@ TEST_CASE("large calls are staged in a ring in the arena") {
   }
 }
 
+TEST_CASE("an all_to_all of small fragments copies its operand whole") {
+  const auto staged = [](int32_t num_ranks, int64_t contiguous_count) {
+    CallSpec spec = SpecOf(Collective::kAllToAll, num_ranks, "direct");
+    spec.output_contiguous_count = contiguous_count;
+    const Counts counts = CountsOf(spec.collective, num_ranks, 1 << 20);
+    return !Made(MakeCallProgram(spec, DType::kS32, counts.input, counts.output, {1, num_ranks}, 1))
+                .program.shares_input;
+  };
+  CHECK(staged(9, 0) && staged(9, 1 << 20) && staged(8, 1 << 10) && !staged(9, 1 << 10));
+}
+
 // Each channel copies its own elements and no byte of any other, in every layout.
 TEST_CASE("copies of the elements of a channel") {
   int num_copies = 0;

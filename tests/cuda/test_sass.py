@@ -138,6 +138,7 @@ def test_rows_fill_the_link(wheels, tmp_path):
         check(found[name], name, 512, "sm_90", 1)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "threads", "named_barriers"),
     [

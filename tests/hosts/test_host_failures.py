@@ -34,11 +34,11 @@ def hosts():
 def start(hosts):
     ranks = []
 
-    def start(scenarios, **more):
-        processes = hosts.num_hosts * ON_EACH
+    def start(scenarios, on_each=ON_EACH, **more):
+        processes = hosts.num_hosts * on_each
         for rank in range(processes):
             env = environment(rank, processes, f"{hosts.address(0)}:23456", **more)
-            ranks.append(Rank(hosts.start(rank // ON_EACH, argv(scenarios), env=env, text=True, **netns.PIPES)))
+            ranks.append(Rank(hosts.start(rank // on_each, argv(scenarios), env=env, text=True, **netns.PIPES)))
         return ranks
 
     yield start
@@ -71,10 +71,14 @@ def test_process_that_is_killed_in_a_collective(start, scenario, round_):
 
 
 @pytest.mark.full
-def test_routing_that_is_wrong_on_one_rank(start, round_):
-    """Processes of both hosts get the error of the one that finds it, long before the limit."""
+@pytest.mark.parametrize("on_each", [1, ON_EACH])
+def test_routing_that_is_wrong_on_one_rank(start, round_, on_each):
+    """Processes of both hosts get the error of the one that finds it, long before the limit.
+
+    With one process on a host, no other process there can pass the error on.
+    """
     began = time.monotonic()
-    for rank in (ranks := start("wrong_routing", **LONG)):
+    for rank in (ranks := start("wrong_routing", on_each, **LONG)):
         assert "does not belong to this rank" in (error := rank.wait_for("error"))["text"]
         assert error["at"] - began < PROMPT_S + SLACK_S
         rank.wait_for("all work")

@@ -40,7 +40,7 @@ def close(value, expected, scale=None, name=""):
     ("comm", "check_vma", "moe"),
     [
         ("jaxcomm", True, "dropless"),
-        ("jaxcomm", True, "capacity"),
+        pytest.param("jaxcomm", True, "capacity", marks=pytest.mark.full),
         *(
             pytest.param(*mode, moe, marks=pytest.mark.full)
             for mode in [("jaxcomm", False), ("lax", True)]

@@ -1,5 +1,6 @@
 """benchmarks/overlap.py: the collectives of a step are all counted, and the stub has the shapes of the collectives."""
 
+import argparse
 import collections
 
 import jax
@@ -59,3 +60,11 @@ def test_the_stub_has_the_shapes_of_collectives():
         )
 
     assert shapes(overlap.stub()) == shapes(comm_lib.load(config))
+
+
+@pytest.mark.full
+def test_a_mixture_of_experts_is_measured():
+    arguments = argparse.Namespace(layers=1, width=16, rounds=1, warmup=1)
+    jaxcomm, lax = sorted(overlap.measure("moe", arguments), key=lambda record: record["side"] == "lax")
+    assert (jaxcomm["side"], lax["side"]) == ("start", "lax")
+    assert lax["times_of_lax"] == 1 and jaxcomm["tokens_per_s"] > 0 and jaxcomm["memory_mib"] > 0

@@ -54,6 +54,7 @@ def temporary(microbatches, **options):
     return program.step.lower(state, scripts.tokens(config)).compile().memory_analysis().temp_size_in_bytes
 
 
+@full
 def test_1f1b_keeps_inputs_by_stages_not_by_microbatches():
     """2 (p - 1) + 1 inputs for any number of microbatches. Circular keeps one per tick, which is one per microbatch."""
     options = {"layers": 4, "hidden": 64, "rounds": 1, "seq": 128}
@@ -64,6 +65,7 @@ def test_1f1b_keeps_inputs_by_stages_not_by_microbatches():
     assert circular > 12 * one
 
 
+@full
 def test_memory_of_a_tick_has_no_weights():
     """More microbatches of the same size keep more inputs, and nothing else."""
     weights = 4 * (4 * 128 * 128 + 2 * 128 * 384)  # at least, of one layer

@@ -74,7 +74,7 @@ def _cases(is_full=lambda script, options: False):
 
 CASES = list(_cases())
 # Programs that take long to compile train in the full size only: gradients of the default size cover their algorithm.
-TRAINING_CASES = list(_cases(lambda script, options: script == "mesh" or "schedule" in options))
+TRAINING_CASES = list(_cases(lambda script, options: script in ("cp", "mesh", "pp")))
 
 
 def packed(script, config, tree):
@@ -148,6 +148,8 @@ def test_start_and_done_give_the_bits_of_the_synchronous_op(script, options):
 @full
 @pytest.mark.parametrize(("script", "layout", "options"), CASES)
 def test_jaxcomm_and_lax_train_alike(script, layout, options):
+    if script == "mesh":
+        options = {"attention": "gather", **options}
     runs = [scripts.train(tiny(script, layout=layout, comm=comm, **options), 20) for comm in ("jaxcomm", "lax")]
     for got, want in zip(*(jax.tree.leaves(run) for run in runs), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
@@ -270,6 +272,7 @@ BAD = [
     ("pp", ["--schedule", "1f1b"], "--rounds: got 2, expected 1 with --schedule 1f1b"),
     ("pp", ["--schedule", "gpipe"], "invalid choice: 'gpipe'"),
     ("mesh", ["--schedule", "1f1b"], "--schedule: got '1f1b', expected circular"),
+    ("mesh", ["--comm", "lax"], "--attention: got 'ring', expected gather or ulysses with --comm lax"),
     ("zero", ["--batch", "12"], "--batch: got 12, expected a multiple of node x gpu = 8 in --layout 2x4"),
     ("zero", ["--stage", "4"], "invalid choice: 4"),
     ("zero", ["--resume", "--out", "does/not/exist"], "no run to continue"),

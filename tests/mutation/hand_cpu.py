@@ -310,13 +310,6 @@ MUTANTS = [
     ),
     # Calls whose row lists are wrong on one process.
     Mutant(
-        "a call fails before the other processes can get its error",
-        RENDEZVOUS,
-        "  call->Enter();\n  if (!checked.ok()) call->Fail(checked);",
-        "  if (!checked.ok()) call->Fail(checked);\n  call->Enter();",
-        "tests/hosts/test_host_failures.py --size full -k wrong",
-    ),
-    Mutant(
         "other processes get no error of wrong row lists",
         RENDEZVOUS,
         "  if (SpansProcesses(std::get<2>(group_call->key))) "

@@ -4,7 +4,6 @@ from mutation.hand import Mutant
 
 VALIDATE, RULES, SYMBOLIC = "ffi/plan/validate.cc", "ffi/plan/step_rules.h", "ffi/plan/symbolic.h"
 COST, SELECT, LAYOUT = "ffi/plan/cost.cc", "ffi/plan/select.cc", "ffi/plan/partition.h"
-STAGING, RING = "ffi/plan/staging.cc", "ffi/plan/staging.h"
 TESTS = "test_plan"
 
 MUTANTS = [
@@ -301,6 +300,7 @@ MUTANTS = [
         "machine_.together_bytes > 0",
         TESTS,
     ),
+    Mutant("elements without bytes divide by zero", COST, "std::max<int64_t>(item_bytes, 1)", "item_bytes", TESTS),
     Mutant(
         "waits stay between short moves",
         COST,
@@ -404,15 +404,29 @@ MUTANTS = [
     Mutant(
         "declared nodes win at any price",
         SELECT,
-        "if (candidate.cost.time_s > kHierarchyLimit * best.cost.time_s) break;",
+        "if (candidate.cost.time_s > margin * best.cost.time_s) break;",
         "",
         TESTS,
     ),
     Mutant(
         "declared nodes win only where they are faster",
         SELECT,
-        "kHierarchyLimit * best.cost.time_s",
+        "margin * best.cost.time_s",
         "best.cost.time_s",
+        TESTS,
+    ),
+    Mutant(
+        "nodes of other machines win at the price of declared ones",
+        SELECT,
+        "const bool only_declared = request.geometry.all_addressable ||",
+        "const bool only_declared = true ||",
+        TESTS,
+    ),
+    Mutant(
+        "declared nodes of one address space lose to a cheaper plan",
+        SELECT,
+        "request.geometry.all_addressable || OfLists(request.collective)",
+        "OfLists(request.collective)",
         TESTS,
     ),
     Mutant(
@@ -437,37 +451,6 @@ MUTANTS = [
         "tests/plan/test_select.py",
     ),
     Mutant("times are shown in ms", SELECT, "time_s * 1e6", "time_s * 1e3", TESTS),
-    # The staging ring.
-    Mutant("a slot is reused too early", RING, "kStagingSlots = 2 * kStagingLead;", "kStagingSlots = 3;", TESTS),
-    Mutant("a chunk goes to the slot of another", STAGING, "chunk % kStagingSlots", "chunk % 3", TESTS),
-    Mutant(
-        "peers are waited for too late",
-        STAGING,
-        "if (t >= kStagingLead) ForEach",
-        "if (t > kStagingLead) ForEach",
-        TESTS,
-    ),
-    Mutant(
-        "sums are read before they are complete",
-        STAGING,
-        "for_chunk(t - 2 * kStagingLead,",
-        "for_chunk(t - 2 * kStagingLead + 1,",
-        TESTS,
-    ),
-    Mutant(
-        "sums for peers go to the result only",
-        STAGING,
-        "Run(chunk, step, IsRead(chunk, step.dst.offset, step.count));",
-        "Run(chunk, step, false);",
-        TESTS,
-    ),
-    Mutant(
-        "operands of the size of the ring are staged",
-        STAGING,
-        "bytes <= kStagingSlots *",
-        "bytes < kStagingSlots *",
-        TESTS,
-    ),
     Mutant("copies of an arena are free", COST, "  if (machine.arena) {", "  if (false) {", TESTS),
     Mutant("links take turns", COST, "transfer_s = longest() - before_s;", "", TESTS),
     Mutant("signals take turns", COST, "times->signals_s += overhead_s;", "", TESTS),

@@ -195,7 +195,7 @@ MUTANTS = [
     Mutant(
         "a list is divided among channels",
         "jaxcomm/simulate/calls.py",
-        "block_bytes // _CHANNEL_BYTES, request.block_count, most",
+        "block_bytes // _CHANNEL_BYTES, block_count, most",
         "block_bytes // _CHANNEL_BYTES, most",
         "tests/simulate/test_collective.py",
     ),

@@ -4,10 +4,13 @@ from mutation.hand import Mutant
 
 RATES, FOLD, REFINE = "ffi/sim/rates.cc", "ffi/sim/fold.cc", "ffi/sim/refine.cc"
 TOPOLOGY, WORKLOAD, ENGINE = "ffi/sim/topology.cc", "ffi/sim/workload.cc", "ffi/sim/engine.cc"
-BOUNDS, CALLS, CLUSTER = "ffi/sim/bounds.cc", "jaxcomm/simulate/calls.py", "jaxcomm/simulate/cluster.py"
+BOUNDS, SIMULATE = "ffi/sim/bounds.cc", "ffi/sim/simulate.cc"
+CALLS, CLUSTER = "jaxcomm/simulate/calls.py", "jaxcomm/simulate/cluster.py"
 PROGRAM, SCHEDULE = "jaxcomm/simulate/program.py", "jaxcomm/simulate/schedule.py"
 TESTS = "test_sim"
+SCHEDULES, GOAL = "jaxcomm/simulate/goal.py", "tests/simulate/test_goal.py"
 STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
+FAULTS = "tests/simulate/test_faults.py"
 COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test_clusters.py"
 
 MUTANTS = [
@@ -47,6 +50,108 @@ MUTANTS = [
         "(void)peer;",
         TESTS,
     ),
+    Mutant("every short move takes its own overhead", WORKLOAD, "row_.overhead_s += more_s;", "", TESTS),
+    Mutant(
+        "a wait between nodes does not end a row of steps",
+        WORKLOAD,
+        "step.kind == StepKind::kWait ? geometry_.num_nodes > 1 : !is_short;",
+        "step.kind == StepKind::kWait ? false : !is_short;",
+        TESTS,
+    ),
+    Mutant(
+        "a signal does not end a row of steps",
+        WORKLOAD,
+        "geometry_.num_nodes > 1 : !is_short;",
+        "geometry_.num_nodes > 1 : moves_data && !is_short;",
+        TESTS,
+    ),
+    Mutant("the links of short steps wait for each other", WORKLOAD, "(level + 1)", "(0 * level)", TESTS),
+    Mutant("a wait lets a link start again", WORKLOAD, "busy_s - std::exchange(row_.run_s, busy_s)", "busy_s", TESTS),
+    Mutant("short reductions run one by one", WORKLOAD, "if (is_short) {", "if (false) {", TESTS),
+    Mutant("every signal takes its own overhead", WORKLOAD, "signals_s_ += overhead_s;", "", TESTS),
+    Mutant(
+        "signals after data share the overhead of those before it",
+        WORKLOAD,
+        "  signals_s_ = 0;\n  if (r",
+        "  if (r",
+        TESTS,
+    ),
+    Mutant("no copy into the arena", WORKLOAD, "AddCopy(plan.rank, copies_.before, &program);", "", TESTS),
+    Mutant("no copy out of the arena", WORKLOAD, "AddCopy(plan.rank, copies_.after, &program);", "", TESTS),
+    Mutant(
+        "the engine runs the plan without a ring",
+        SIMULATE,
+        "= BuildPlan(algorithm, request, rank)",
+        "= algorithm.build(request, rank)",
+        TESTS,
+    ),
+    Mutant(
+        "colours of a plan without a ring",
+        REFINE,
+        "= BuildPlan(algorithm, request, own)",
+        "= algorithm.build(request, own)",
+        TESTS,
+    ),
+    Mutant(
+        "chunks of a folded ring do not divide",
+        SIMULATE,
+        "request.staged_count = CeilDiv(request.staged_count, n) * n;",
+        "",
+        TESTS,
+    ),
+    Mutant("a wait of a schedule requires no data", SCHEDULES, ", before[pair][waits[pair]])", ")", GOAL),
+    Mutant("a rank answers before it is asked", SCHEDULES, "answer, (asked,)))", "answer))", GOAL),
+    Mutant("a sum reads one operand", SCHEDULES, " * max(1, step.num_sources)", "", GOAL),
+    Mutant("messages of a pair have one tag", SCHEDULES, "self.tags[src, dst] += 1", "self.tags[src, dst] = 1", GOAL),
+    Mutant("a schedule has the bytes of one channel", SCHEDULES, "item_bytes * channels, ", "item_bytes, ", GOAL),
+    Mutant("symmetric buffers pass through the arena", CALLS, "and not symmetric_buffers", "", COLLECTIVE),
+    Mutant("the selection of the simulator has no arena", CALLS, "machine.arena = native.arena", "pass", COLLECTIVE),
+    Mutant(
+        "waits stay behind short moves",
+        WORKLOAD,
+        "geometry_.num_nodes > 1 || together_bytes == 0",
+        "geometry_.num_nodes >= 1 || together_bytes == 0",
+        TESTS,
+    ),
+    Mutant(
+        "short moves of the simulator take an overhead each",
+        CLUSTER,
+        "result.together_bytes = channels * sim.TOGETHER_BYTES",
+        "result.together_bytes = 0",
+        STEP,
+    ),
+    Mutant(
+        "the selection of the simulator takes long moves for short ones",
+        CALLS,
+        "machine.together_bytes //= channels",
+        "pass",
+        COLLECTIVE,
+    ),
+    Mutant("composites have no products", PROGRAM, '"run_state", "composite")', '"run_state")', STEP),
+    Mutant("a grid of a pallas_call runs once", PROGRAM, "flops = math.prod(grid) * kernels", "flops = kernels", STEP),
+    Mutant(
+        "loops in a pallas_call run once",
+        "jaxcomm/simulate/kernels.py",
+        '{"scan": eqn.params.get("length", 1), ',
+        "{",
+        STEP,
+    ),
+    Mutant("a pallas_call may exchange data", PROGRAM, 'getattr(estimate, "remote_bytes_transferred", 0) or', "", STEP),
+    Mutant("a lost adapter is no fault", "ffi/sim/topology.h", "!lost_.empty() ||", "", TESTS),
+    Mutant("a fault slows both directions", TOPOLOGY, "if (fault.in) shares_[", "shares_[", TESTS),
+    Mutant("a relay adds no latency", TOPOLOGY, "+ (first != src ? 1 : 0) + (last != dst ? 1 : 0)", "", TESTS),
+    Mutant("a slow rank keeps its rates", WORKLOAD, "level.flow_bytes_per_s / slow", "level.flow_bytes_per_s", TESTS),
+    Mutant("all ranks are on time", ENGINE, "ranks_[rank].clock_ps = workload_.programs[rank].start_ps;", "", TESTS),
+    Mutant(
+        "no barrier waits for a late rank", "ffi/sim/simulate.cc", "topology.StartsTogether() ? late_s : 0", "0", TESTS
+    ),
+    Mutant(
+        "colours ignore faults", REFINE, "if (topology_->HasFaults()) colour[rank]", "if (false) colour[rank]", TESTS
+    ),
+    Mutant("a remainder of weights remains", RATES, "--link.rising == 0 ? 0 : ", "", FAULTS),
+    Mutant("the rate of a hashed level is the mean", CLUSTER, "made.taper *= hashing", "hashing", FAULTS),
+    Mutant("a lost plane has no hash", "jaxcomm/simulate/faults.py", "* left / level.planes", "", FAULTS),
+    Mutant("an arrival has a band", CALLS, "time_s -= late_s", "pass", FAULTS),
     Mutant("uplinks have no taper", TOPOLOGY, "* adapter / level.taper;", "* adapter;", TESTS),
     Mutant(
         "half-way around a torus all bytes go one way",
@@ -78,7 +183,7 @@ MUTANTS = [
     ),
     Mutant(
         "a key of a file that nobody reads is accepted",
-        CLUSTER,
+        "jaxcomm/simulate/figures.py",
         "for key in sorted(extra):",
         "for key in []:",
         CLUSTERS,
@@ -93,8 +198,8 @@ MUTANTS = [
     Mutant(
         "a block of one element is rounded up to one per rank",
         "ffi/sim/simulate.cc",
-        "if (Cuts(algorithm, request)) request.block_count",
-        "if (algorithm.build != nullptr) request.block_count",
+        "if (Cuts(algorithm, request)) {",
+        "if (algorithm.build != nullptr) {",
         TESTS,
     ),
     Mutant(

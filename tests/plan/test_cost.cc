@@ -115,6 +115,8 @@ TEST_CASE("short moves run at once and take one overhead") {
   CheckTime("all_to_all", CostOf("direct", all_to_all, 4, machine).time_s, 3e-6 + peers_s);
   CheckTime("longer", CostOf("direct", Ask(Collective::kAllToAll, 1, 8, 1001), 4, machine).time_s,
             2e-6 + 7 * 3e-6 + 1.001 * (self_s + peers_s));
+  // Bytes of an element may be 0: less than a byte for each rank.
+  CheckTime("empty", CostOf("direct", all_to_all, 0, machine).time_s, 3e-6);
   // Signals between the moves.
   machine.links[0] = kFree;
   CheckTime("pairwise", CostOf("pairwise", all_to_all, 4, machine).time_s,
@@ -158,6 +160,14 @@ TEST_CASE("copies into and out of an arena take their time") {
   CheckTime("operand", copies_s("direct", ask(Collective::kAllGather)), block_s);
   CheckTime("both", copies_s("direct", ask(Collective::kAllReduce)), 2 * block_s);
   CheckTime("result", copies_s("ring", ask(Collective::kAllGather)), 8 * block_s);
+  for (const auto& [receiver, source] : {std::pair{1, 0}, {3, 2}, {6, 5}}) {
+    Request pair = ask(Collective::kPermute);
+    pair.source_of.assign(8, -1);
+    pair.source_of[7] = 7;  // reads its own operand
+    CHECK(copies_s("direct", pair) == 0);
+    pair.source_of[receiver] = source;
+    CheckTime("operand of a permute", copies_s("direct", pair), block_s);
+  }
   CHECK(copies_s("recursive_halving", ask(Collective::kReduceScatter)) == 0);  // peers use scratch
   CHECK(copies_s("direct", AskApart(Collective::kAllGather, 2, 4, 1000)) == 0);
 }

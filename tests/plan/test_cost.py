@@ -394,6 +394,16 @@ def test_a_hundred_thousand_ranks(collective, algorithm):
             assert time.thread_time() - start_s < 5  # a fraction of a second of this thread
 
 
+def test_cost_of_one_rank_is_that_of_its_staged_plan():
+    request = plan.Request("all_gather", 1, 4, 1000, pull=True)
+    request.staged_count = 100
+    cost = plan.cost(request, "direct", ITEM_BYTES, machine(), rank=2)
+    assert cost.scratch_bytes == 4 * 100 * ITEM_BYTES  # four slots
+    # Three peers in each of the ten iterations after the first two.
+    assert numbers(cost.node) == (10 * 3, 3 * 1000 * ITEM_BYTES, 10 * 3)
+    assert cost.self.bytes == 2 * 1000 * ITEM_BYTES  # to the slots, and to the own part of the result
+
+
 def test_rank_must_exist():
     with pytest.raises(ValueError, match="rank"):
         plan.cost(plan.Request("barrier", 1, 4), "direct", 4, machine(), 4)

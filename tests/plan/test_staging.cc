@@ -8,6 +8,7 @@
 
 #include "../../ffi/plan/partition.h"
 #include "../../ffi/plan/request.h"
+#include "../../ffi/plan/select_for_gpus.h"
 #include "../../ffi/plan/staging.h"
 #include "written.h"
 
@@ -53,14 +54,60 @@ TEST_CASE("operands that fit into the ring are not staged") {
   constexpr int64_t kRing = 1 << 20;
   CHECK(staged(Collective::kAllGather, 8, kRing) == 0 && staged(Collective::kAllGather, 8, kRing + 4) == 65536);
   CHECK(staged(Collective::kAllToAll, 8, kRing / 8) == 0 && staged(Collective::kAllToAll, 8, kRing) == 8192);
-  CHECK(staged(Collective::kReduceScatter, 3, kRing) == 21760);  // a multiple of 128, of 256 KiB in three blocks
-  CHECK(staged(Collective::kAllToAll, 256, kRing) == 256 && staged(Collective::kAllToAll, 257, kRing) == 0);
+  CHECK(staged(Collective::kReduceScatter, 3, kRing) == 21824);  // 256 KiB in three blocks, rounded down to 128 B
+  CHECK(staged(Collective::kAllToAll, 72, kRing) == 896 && staged(Collective::kAllToAll, 73, kRing) == 0);
   CHECK(staged(Collective::kAllGather, 1, 2 * kRing) == 0);  // no peer
-  // At most 4096 chunks.
-  CHECK(staged(Collective::kAllGather, 2, int64_t{1} << 40) == int64_t{1} << 26);
+  // At most 2^17 chunks, divided by the number of ranks.
+  CHECK(staged(Collective::kAllGather, 2, int64_t{1} << 40) == int64_t{1} << 22);
+  CHECK(staged(Collective::kAllGather, 8, (int64_t{4} << 30) + 4) == 65536 + 32);
   Request apart = AskOnGpus(Collective::kAllGather, 8, kRing);
   apart.geometry = GpuGeometry(8, 4, true);
   CHECK(StagedCount(*FindAlgorithm(Collective::kAllGather, "direct"), apart, 4) == 0);
+}
+
+// Larger moves run one after another, so the transfer takes longer.
+TEST_CASE("the moves of a result of 31 GiB per channel are short enough to run at once") {
+  for (const int32_t n : {2, 8, 72}) {
+    const int64_t block_bytes = (int64_t{31} << 30) / n;
+    const Request request = AskOnGpus(Collective::kAllGather, n, block_bytes);
+    CHECK(StagedCount(*FindAlgorithm(Collective::kAllGather, "direct"), request, 1) <= kTogetherBytes);
+  }
+}
+
+// 32 channels then have at most 43 MiB.
+TEST_CASE("the ring of a channel has 4/3 MiB and a little for alignment, for every size of elements") {
+  for (const int64_t item_bytes : {1, 2, 4, 8, 16}) {
+    for (const Collective collective : {Collective::kAllToAll, Collective::kAllGather, Collective::kAllReduce}) {
+      for (const int32_t n : {2, 3, 24, 72}) {
+        const bool of_parts = collective == Collective::kAllToAll;
+        Request request = AskOnGpus(collective, n, (int64_t{5} << 20) / item_bytes / (of_parts ? n : 1));
+        const Algorithm& algorithm = *FindAlgorithm(collective, "direct");
+        const int64_t count = StagedCount(algorithm, request, item_bytes);
+        const int64_t slot_bytes = count * item_bytes * (of_parts ? n : 1);
+        CHECK(slot_bytes <= kStagingSlotBytes && count * item_bytes % 128 == 0);
+        CHECK(slot_bytes > kStagingSlotBytes - 128 * (of_parts ? n : 1));
+        request.staged_count = count;
+        const Plan plan = BuildPlan(algorithm, request, n / 2);
+        CHECK(plan.scratch_count * item_bytes * 32 <= int64_t{43} << 20);
+      }
+    }
+  }
+}
+
+// Moves of fragments run one after another.
+TEST_CASE("a fragmented layout is staged only if the parts of a chunk are large") {
+  const auto staged = [](Collective collective, int32_t n, int64_t contiguous_count) {
+    CallSpec spec;
+    spec.collective = collective;
+    spec.group_size = n;
+    spec.input_contiguous_count = contiguous_count;
+    const int64_t count = int64_t{n} << 22;
+    const Request request = ValueOf(MakeRequest(spec, GpuGeometry(n, n, true), count, count));
+    return StagedCount(*FindAlgorithm(collective, "direct"), request, 4) > 0;
+  };
+  for (const int64_t contiguous_count : {0, 1 << 22}) CHECK(staged(Collective::kAllToAll, 72, contiguous_count));
+  for (const int32_t n : {9, 72}) CHECK(!staged(Collective::kAllToAll, n, 1 << 10));
+  for (const int32_t n : {2, 8}) CHECK(staged(Collective::kAllToAll, n, 1 << 10));  // 32 KiB and more
 }
 
 // Of all ranks for small blocks, with slots of 1 element to more than a block.

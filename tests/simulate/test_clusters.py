@@ -5,7 +5,8 @@ import math
 import pytest
 
 from jaxcomm.simulate import Cluster, ClusterError
-from jaxcomm.simulate.cluster import ORIGINS, parse
+from jaxcomm.simulate.cluster import parse
+from jaxcomm.simulate.figures import ORIGINS
 
 TEXT = """
 name = "two levels"
@@ -80,7 +81,7 @@ def test_units_and_origins():
         ('kind = "rails"', 'kind = "rail"', r"leaf.kind: got 'rail', expected one of switch"),
         ('kind = "rails"', 'kind = "torus"\ndims = [16, 16]', r"leaf.kind: 'torus' cannot be level 2"),
         ('kind = "rails"', 'kind = "rails"\nplanes = 2', r"leaf.planes: has no origin"),
-        ("spine = {", 'spine = { routing = "luck",', r"spine.routing: unknown key"),
+        ("spine = {", 'spine = { routing = "luck",', r"spine.routing: got 'luck', expected spray or ecmp"),
         ("taper = 2,", "taper = 0,", r"spine.taper: got 0, expected more than 0"),
         ("spine = {", "spine = { bandwidth = 1,", r"spine.bandwidth: unknown key"),
         ("[kernel]", "[colonel]", r"kernel: is missing"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import numpy as np
@@ -15,16 +16,26 @@ def _operand(num_bytes):
     return jax.ShapeDtypeStruct((num_bytes // 4,), np.float32)
 
 
-def test_a_direct_exchange_in_a_domain_takes_the_textbook_time():
-    """One copy, then n - 1 transfers at the rate of the slower of link and thread blocks."""
-    cluster = Cluster.load("dgx-h100")
-    size = 8 * 64 << 20
-    found = collective("all_to_all", _operand(size), 8, cluster=cluster, algorithm="direct")
+def _staged_exchange_s(cluster, block, chunks):
+    """Each rank copies chunk t into the ring while it reads chunk t - 2 of its peers, so links work in parallel.
+
+    The first two iterations only copy. The others take the time of the reads, which are slower. An iteration has one
+    overhead for its moves and one for its signals. The last two iterations run at once, after the last signal.
+    """
     overhead_s, copy = cluster.copy
-    rate = min(450e9 * 0.78, 32 * 20.6e9)
-    block = size / 8
-    expected = 2.2e-6 + 5e-6 + overhead_s + block / copy + 7 * (0.5e-6 + block / rate)
-    assert found.time_s == pytest.approx(expected, rel=1e-6)
+    start, reads = 2 * (overhead_s + 7 * block / chunks / copy), chunks * 7 * block / chunks / (450e9 * 0.78)
+    return 2.2e-6 + 5e-6 + start + reads + (chunks - 1) * 0.5e-6 + chunks * 0.5e-6 + 1e-6
+
+
+@pytest.mark.parametrize(("block", "chunks"), [(64 << 20, 64), (16 << 20, 16)])
+def test_a_large_exchange_in_a_domain_takes_the_time_of_its_staged_plan(block, chunks):
+    """A chunk of 32 thread blocks has 32 * 256 KiB of the operand. The reason has the same time."""
+    cluster = Cluster.load("dgx-h100")
+    found = collective("all_to_all", _operand(8 * block), 8, cluster=cluster)
+    assert found.algorithm == "direct" and found.channels == 32
+    assert found.time_s == pytest.approx(_staged_exchange_s(cluster, block, chunks), rel=1e-6)
+    in_reason = float(re.search(r"direct ([\d.]+) us", found.reason)[1]) * 1e-6
+    assert found.time_s == pytest.approx(in_reason, abs=0.1e-6)
     assert found.bound_beta_s == pytest.approx(7 * block / (450e9 * 0.78))
     assert found.bottleneck.startswith("nvlink")
     assert found.why.startswith("nvlink")
@@ -32,15 +43,41 @@ def test_a_direct_exchange_in_a_domain_takes_the_textbook_time():
     assert not found.measured and "no measurement of jaxcomm" in str(found)
 
 
+def test_long_moves_run_one_after_the_other():
+    """512 KiB per thread block are not short: one copy, then n - 1 transfers. The reason has the same time."""
+    cluster = Cluster.load("dgx-h100")
+    block = 16 << 20
+    found = collective("all_to_all", _operand(8 * block), 8, cluster=cluster, symmetric_buffers=True)
+    assert found.algorithm == "direct" and found.channels == 32
+    in_reason = float(re.search(r"direct ([\d.]+) us", found.reason)[1]) * 1e-6
+    assert found.time_s == pytest.approx(in_reason, abs=0.1e-6)
+    overhead_s, copy = cluster.copy
+    assert found.time_s == pytest.approx(2.2e-6 + 5e-6 + overhead_s + block / copy + 7 * (0.5e-6 + block / 351e9))
+
+
+def test_an_exchange_passes_through_the_arena_unless_buffers_are_symmetric():
+    """Operands of 512 KiB per thread block do not use the ring: a copy of the whole operand precedes the plan."""
+    cluster = Cluster.load("dgx-h100")
+    size = 32 * 512 << 10
+
+    def time_s(symmetric_buffers):
+        x = _operand(size)
+        found = collective("all_to_all", x, 8, cluster=cluster, algorithm="direct", symmetric_buffers=symmetric_buffers)
+        return found.time_s
+
+    assert time_s(True) == pytest.approx(2.2e-6 + 5e-6 + 0.5e-6 + 7 / 8 * size / (450e9 * 0.78))
+    assert time_s(False) - time_s(True) == pytest.approx(size / cluster.copy[1])
+
+
 def test_a_ragged_exchange_moves_each_byte_once():
-    """Equal slices in a domain, sent by one thread block: n - 1 transfers of a slice each."""
+    """Equal slices in a domain, by one thread block: a copy of the operand, and n - 1 transfers of a slice each."""
     cluster = Cluster.load("dgx-h100")
     size = 8 * 64 << 20
     found = collective("ragged_all_to_all", _operand(size), 8, cluster=cluster, algorithm="direct")
     block = size / 8
     assert found.bytes == size and found.channels == 1
     assert found.bound_beta_s == pytest.approx(7 * block / (450e9 * 0.78))
-    assert found.time_s == pytest.approx(7 * block / 20.6e9, rel=0.01)
+    assert found.time_s == pytest.approx(size / cluster.copy[1] + 7 * block / 20.6e9, rel=0.01)
 
 
 def test_taper_slows_what_crosses_the_spine_only():

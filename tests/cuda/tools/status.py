@@ -43,6 +43,12 @@ FEATURES = (
         ("executor", "executor, memcheck", "executor, racecheck", "executor, synccheck"),
     ),
     Feature(
+        "staging ring: large calls pass through slots of the arena, in all layouts",
+        "emulated; a model of the protocol in all executions",
+        ("test_cuda_executor", "test_cuda_litmus", "test_cuda_call"),
+        ("executor",),
+    ),
+    Feature(
         "executor kernel as shipped: one stream per rank, buffers in use before and after the call",
         parts=("executor, a stream per rank",),
     ),

@@ -1,0 +1,235 @@
+"""Faults, arrival skew and hash collisions: closed forms of the exchange that they slow."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from jaxcomm.simulate import Cluster, ClusterError, cli, collective, hashing, skew
+from jaxcomm.simulate.cluster import parse
+
+H100 = Cluster.load("dgx-h100")
+ADAPTER = 50e9 * 0.97
+SIZE = 64 << 20
+START = 2.2e-6 + 5e-6
+
+
+def _operand(num_bytes):
+    return jax.ShapeDtypeStruct((num_bytes // 4,), np.float32)
+
+
+def _shift(cluster, ranks=16, by=8, **options):
+    """Every rank sends SIZE bytes to the same rank of the next domain."""
+    perm = [(rank, (rank + by) % ranks) for rank in range(ranks)]
+    return collective("ppermute", _operand(SIZE), ranks, cluster=cluster, perm=perm, **options)
+
+
+def _broken(**changes):
+    return Cluster.load("dgx-h100", {key.replace("__", "."): value for key, value in changes.items()})
+
+
+def _with(text):
+    key, _, value = text.partition("=")
+    return Cluster.load("dgx-h100", {f"fault.{key}": value})
+
+
+@pytest.mark.parametrize(
+    ("fault", "factor"),
+    [("leaf[3]=0.5", 2), ("leaf[3].out=0.25", 4), ("leaf[3].in=0.25", 4), ("leaf[3]=lost", 2), ("nvlink[3]=0.5", 1)],
+)
+def test_a_shift_waits_for_its_slowest_link(fault, factor):
+    """The adapter of one rank with a share of its bandwidth; a lost one leaves its bytes to a second adapter."""
+    found = _shift(_with(fault))
+    extra = found.time_s - _shift(H100).time_s
+    hops = 2e-6 if "lost" in fault else 0
+    assert extra == pytest.approx((factor - 1) * SIZE / ADAPTER, rel=1e-6, abs=1e-9 + hops)
+    assert len(found.notes) == 1 and found.notes[0] in str(found)
+
+
+def test_a_slow_rank_delays_the_rank_that_waits_for_it():
+    """It posts its transfers later, and its thread blocks copy more slowly, if they limit."""
+    found = _shift(_with("rank[5]=3"), max_sms=1)
+    healthy = _shift(H100, max_sms=1)
+    adapters = H100.levels[1]
+    assert found.time_s - healthy.time_s == pytest.approx(2 * (adapters.overhead_s + SIZE / ADAPTER), rel=1e-6)
+
+
+def test_the_ranks_that_are_left_go_on():
+    """Inside a domain the others go on; of several domains, the one with the lost rank leaves."""
+    x = _operand(1 << 20)
+    for ranks, left in ((8, 7), (64, 56)):
+        found = collective("psum", x, ranks, cluster=_with("rank[3]=lost"))
+        assert found.ranks == left
+        assert found.time_s == collective("psum", x, left, cluster=H100).time_s
+        assert "rank 3 lost" in found.notes
+    with pytest.raises(ValueError, match="perm names ranks of a group of 16, of which 8 are lost"):
+        _shift(_with("rank[3]=lost"))
+
+
+def test_a_lost_plane_takes_its_share():
+    planes = Cluster.load("planes-h100")
+    number = planes.levels[1].planes
+    assert number > 1
+    lost = Cluster.load("planes-h100", {"fault.leaf.planes": "1"})
+    extra = _shift(lost).time_s - _shift(planes).time_s
+    rate = planes.levels[1].bytes_per_s
+    assert extra == pytest.approx(SIZE / rate * (number / (number - 1) - 1), rel=1e-6)
+    with pytest.raises(ClusterError, match=r"level leaf has 4 plane\(s\), and one must be left"):
+        Cluster.load("planes-h100", {"fault.leaf.planes": "4"})
+
+
+def test_a_lost_adapter_of_64_ranks():
+    """Reduces over a relay have weights whose sums are not exact. A second adapter has both loads."""
+    x, clusters = _operand(16 << 20), (_with("leaf[3]=0"), H100)
+    found, healthy = (collective("psum", x, 64, cluster=c, algorithm="hierarchical") for c in clusters)
+    assert found.bound_beta_s == pytest.approx(2 * 2 * 7 / 8 * (16 << 20) / 8 / ADAPTER)
+    assert found.bottleneck.startswith("leaf") and healthy.time_s < found.time_s
+
+
+def test_ll_messages_wait_for_the_weakest_link():
+    """Seven messages, and the bytes of each over half the link."""
+    healthy, broken = (
+        collective("psum", _operand(4096), 8, cluster=c, algorithm="ll") for c in (H100, _with("nvlink[1]=0.5"))
+    )
+    assert broken.time_s - healthy.time_s == pytest.approx(7 * 4096 / 175e9)
+
+
+def test_late_ranks_shift_what_begins_with_a_barrier():
+    arrivals = [0.0] * 16
+    arrivals[5], arrivals[9] = 3e-5, 1e-5
+    found, healthy = _shift(H100, skew=arrivals), _shift(H100)
+    assert found.time_s == pytest.approx(healthy.time_s + 3e-5)
+    assert found.late_s == 3e-5
+    assert found.band[0] == pytest.approx(3e-5 + healthy.band[0])
+    # Without the barrier, only the pairs of a late rank wait.
+    free = dataclasses.replace(H100, sync_overhead_s=0.0)
+    assert _shift(free, skew=arrivals).time_s == pytest.approx(_shift(free).time_s + 3e-5, rel=1e-6)
+    with pytest.raises(ValueError, match="skew has 2 arrivals, expected one for each of 16 ranks"):
+        _shift(H100, skew=[0.0, 1.0])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 1000, 131072])
+def test_the_last_of_independent_ranks(ranks):
+    """The mean of the maximum: harmonic numbers; 0, 1/sqrt(pi) and 1.5/sqrt(pi) deviations for one to three ranks."""
+    harmonic = sum(1 / k for k in range(1, ranks + 1))
+    assert skew.parse("exponential:2us").last_s(ranks) == pytest.approx(2e-6 * harmonic, rel=1e-6)
+    normal = skew.parse("normal:2us").last_s(ranks)
+    if ranks <= 3:
+        assert normal == pytest.approx(2e-6 * {1: 0, 2: 1, 3: 1.5}[ranks] / math.sqrt(math.pi), rel=1e-3, abs=1e-12)
+    else:
+        assert 0.8 < normal / (2e-6 * math.sqrt(2 * math.log(ranks))) < 1
+    log = skew.parse("lognormal:2us:0.5").last_s(ranks)
+    if ranks == 1:
+        assert log == pytest.approx(2e-6 * math.exp(0.125), rel=1e-3)
+    assert log >= 2e-6 * math.exp(0.5 * normal / 2e-6) * 0.999  # Jensen
+
+
+def test_drawn_arrivals_follow_their_distribution():
+    for text in ("exponential:2us", "normal:2us", "lognormal:2us:0.5"):
+        given = skew.parse(text)
+        drawn = np.mean([given.sample_s(100, seed).max() for seed in range(400)])
+        assert drawn == pytest.approx(given.last_s(100), rel=0.05)
+        assert (given.sample_s(9, 1) == given.sample_s(9, 1)).all()
+
+
+def test_the_busiest_of_hashed_links():
+    """Two transfers on two links collide in one of two cases; many follow F/S + sqrt(2 F/S ln S)."""
+    assert hashing.load(1, 4) == 4  # one of four links has all
+    assert hashing.load(2, 2) == pytest.approx(1.5, rel=0.1)
+    assert hashing.load(3, 2) == pytest.approx((2 * 3 + 6 * 2) / 8 * 2 / 3, rel=0.05)
+    for flows, paths in ((4096, 8), (8192, 32)):
+        mean = flows / paths
+        assert hashing.load(flows, paths) == pytest.approx(1 + math.sqrt(2 * math.log(paths) / mean), rel=0.05)
+
+
+def test_hashed_uplinks_lose_the_excess_of_the_busiest():
+    """512 ranks, two leaves: all cross the spine. 32 ranks of a rail have 32 x 32 thread blocks on 8 uplinks."""
+    ecmp = Cluster.load("dgx-h100", {"spine.routing": "ecmp", "spine.paths": "8"})
+    found, healthy = (_shift(cluster, 512, 256) for cluster in (ecmp, H100))
+    extra = hashing.load(32 * 32, 8) - 1
+    assert extra > 0.1
+    assert found.time_s - healthy.time_s == pytest.approx(extra * SIZE / ADAPTER, rel=1e-6)
+    assert "hash collisions on spine" in str(found)
+
+
+TOML = """
+name = "two"
+[device]
+kind = "x"
+hbm = 1000
+copy = 500
+copy_overhead = 0.1
+origin = "guess"
+[kernel]
+launch = 1
+sync = 1
+channels = 1
+channel = 100
+origin = "guess"
+[[level]]
+inner = { ranks = 4, kind = "switch", bandwidth = 100, latency = 1, origin = "guess" }
+[[level]]
+outer = { ranks = 16, kind = "fat_tree", bandwidth = 10, latency = 1, origin = "guess" }
+[[fault]]
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("", "fault 1: needs exactly one of the keys link, plane, rank"),
+        ('link = "outer[1]"\nrank = 2', "needs exactly one of the keys link, plane, rank, got link, rank"),
+        ('link = "outer"\ncapacity = 0.5', r"fault 1.link: got 'outer', expected LEVEL\[INDEX\]"),
+        ('link = "other[1]"\ncapacity = 0.5', "fault 1.link: got 'other', expected one of the levels inner, outer"),
+        ('link = "outer[1]"\ncapacity = 1.5', "fault 1.capacity: got 1.5, expected a share"),
+        ('link = "outer[1]"', "fault 1.capacity: got None"),
+        ('link = "outer[1]"\ncapacity = 0.5\nslow = 2', "fault 1.slow: unknown key"),
+        ('link = "outer[1]"\ncapacity = 0.5\n[[fault]]\nlink = "outer[1].in"\ncapacity = 0.2', "fault 2 .* cont"),
+        ("rank = 1", "needs either slow = FACTOR or lost = true"),
+        ("rank = 1\nslow = 0.5", "fault 1.slow: got 0.5, expected a factor of at least 1"),
+        ("rank = 1\nlost = false", "fault 1.lost: got False, expected true"),
+        ("rank = 1\nslow = 2\n[[fault]]\nrank = 1\nlost = true", "fault 2 .* contradicts an earlier fault"),
+        ('rank = 1\nlost = true\n[[fault]]\nlink = "outer[2]"\ncapacity = 0.5', "fault 2 .* the loss of a rank"),
+        ('plane = "outer"\nlost = 1', r"level outer has 1 plane\(s\)"),
+        ('plane = "outer"\nlost = 0.5', "fault 1.lost: got 0.5"),
+    ],
+)  # fmt: skip
+def test_faults_that_cannot_be_name_their_key(lines, message):
+    with pytest.raises(ClusterError, match=message):
+        parse(TOML + lines, "two.toml")
+
+
+def test_a_file_has_faults():
+    found = parse(TOML + 'link = "outer[1].out"\ncapacity = 0.5\n[[fault]]\nrank = 3\nslow = 2', "two.toml")
+    assert [str(f) for f in found.faults] == ["outer[1].out with 0.5 of its bandwidth", "rank 3 2 times as slow"]
+    assert "fault: rank 3" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--fault", "leaf[3]"], "--fault: got 'leaf[3]'"),
+        (["--fault", "leaf[3]=much"], "--fault leaf[3]=much: expected LEVEL[INDEX]=SHARE"),
+        (["--fault", "leaf[3]=0.5", "leaf[3]=0.2"], "contradicts an earlier fault"),
+        (["--fault", "leaf[99]=0.5"], "fault leaf[99]: the index must be below 16"),
+        (["--fault", "nvlink[1]=0"], "would be cut off"),
+        (["--fault", "rank[16]=2"], "slow rank 16: must be below 16"),
+        (["--skew", "gamma:3us"], "--skew: got 'gamma:3us'"),
+        (["--skew", "normal:3parsec"], "--skew: got '3parsec'"),
+        (["--skew", "1us,2us"], "skew has 2 arrivals"),
+    ],
+)
+def test_errors_of_the_command(options, message, capsys):
+    command = ["collective", "psum", "--bytes", "64MiB", "--ranks", "16", "--cluster", "dgx-h100", *options]
+    assert cli.main(command) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_compares_faults(capsys):
+    command = ["collective", "all_gather", "--bytes", "1MiB", "--ranks", "16", "--cluster", "dgx-h100"]
+    assert cli.main([*command, "--what-if", "fault.leaf[3]=0.5", "--skew", "exponential:5us"]) == 0
+    printed = capsys.readouterr().out
+    assert "leaf[3] with 0.5 of its bandwidth" in printed and "exponential arrivals: the last of 16 ranks" in printed
+    assert "rests on no measurement of jaxcomm" in printed
