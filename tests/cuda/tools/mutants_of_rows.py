@@ -97,7 +97,9 @@ ROUTED = [
     ),
     # Checks.
     Mutant("an overfull rank is not noticed", ROWS, ": args_.num_slots;", ": args_.num_slots + 8;", "rows"),
-    Mutant("groups may overlap", ROWS, "end > Limit(from, expert)", "end > args_.num_slots", "rows"),
+    Mutant(
+        "groups may overlap", ROWS, "output + size > Limit(from, expert)", "output + size > args_.num_slots", "rows"
+    ),
     Mutant(
         "ids of unknown experts are not noticed",
         ROWS,
