@@ -63,6 +63,8 @@ TEST_CASE("operands that fit into the ring are not staged") {
   Request apart = AskOnGpus(Collective::kAllGather, 8, kRing);
   apart.geometry = GpuGeometry(8, 4, true);
   CHECK(StagedCount(*FindAlgorithm(Collective::kAllGather, "direct"), apart, 4) == 0);
+  const Request lists = AskOnGpus(Collective::kAllToAllV, 8, 1);
+  CHECK(StagedCount(*FindAlgorithm(Collective::kAllToAllV, "direct"), lists, 64 << 20) == 0);
 }
 
 // Larger moves run one after another, so the transfer takes longer.
