@@ -315,7 +315,8 @@ Cost CostOf(const Plan& plan, const Geometry& geometry, int64_t item_bytes, cons
 
 ArenaCopies CopiesOf(const Algorithm& algorithm, const Request& request) {
   if (request.geometry.num_nodes > 1 || request.block_count == 0 || request.staged_count > 0) return {};
-  if (OfLists(request.collective)) return {};  // their kernel copies rows of tokens, whose number is not in the request
+  // Their kernel copies rows of tokens, whose number is not in the request.
+  if (request.collective == Collective::kDispatch || request.collective == Collective::kCombine) return {};
   // Which buffers peers access does not depend on the size. The root of a broadcast and its neighbours are in a sample.
   Request small = request;
   small.block_count = std::min<int64_t>(request.block_count, request.geometry.num_ranks());
