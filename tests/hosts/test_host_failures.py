@@ -134,7 +134,7 @@ def test_link_that_is_cut_and_mended(hosts, start, scenario, round_):
             texts.append(rank.wait_for("error")["text"])
             check(texts[-1])
         rank.wait_for("host works")
-    # Errors of each host name the other one as the cause. A process may also wait for its neighbour, which waits for it.
+    # Errors of each host name the other one as the cause. A process may also wait for its neighbour.
     half = len(texts) // 2
     for own, others in ((texts[:half], r"\(process [23]\)"), (texts[half:], r"\(process [01]\)")):
         assert any(re.search(others, text) for text in own), own

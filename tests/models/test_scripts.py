@@ -17,6 +17,7 @@ import scripts
 from scripts import tiny
 
 from models.lm import config as config_lib
+from models.lm import distributed
 from models.lm import step as step_lib
 from models.lm import train as train_lib
 from models.zero.parallel import Packing
@@ -163,6 +164,15 @@ def test_activations_may_be_bfloat16(script):
         scripts.train(tiny(script, layout=layout, dtype=dtype, **options), 20)[0] for dtype in ("float32", "bfloat16")
     ]
     np.testing.assert_allclose(*losses, rtol=2e-2)
+
+
+def test_one_process_needs_no_jaxcomm(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jaxcomm.distributed", None)
+    monkeypatch.delenv("JAX_COORDINATOR_ADDRESS", raising=False)
+    assert distributed.initialize() == 1
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost:1")
+    with pytest.raises(ImportError):
+        distributed.initialize()
 
 
 # Runs.
