@@ -67,6 +67,7 @@ NAVIGATION = {
         "internals/simulate",
         "internals/cpu",
         "internals/cuda",
+        "internals/cuda-staging",
         "internals/cuda-bandwidth",
         "internals/cuda-moe",
         "internals/transports",
