@@ -11,10 +11,10 @@ namespace jaxcomm {
 namespace cuda {
 namespace {
 
-// Of a thread block without an opt-in.
+// A thread block gets this much shared memory without an opt-in.
 constexpr int64_t kMaxSharedBytes = 48 << 10;
 
-// Of a row. The kernel counts the units of a piece with 31 bits.
+// The kernel counts the units of a row with 31 bits.
 constexpr int64_t kMaxPieceBytes = int64_t{1} << 30;
 
 bool HasSums(DType dtype) {

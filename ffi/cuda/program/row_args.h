@@ -69,7 +69,7 @@ JAXCOMM_BOTH int64_t RowSharedBytes(const RowArgs& args, int32_t num_threads) {
   return RowMovesBytes(args, num_threads) + args.num_experts * static_cast<int64_t>(sizeof(int32_t));
 }
 
-// What a call uses of XLA's buffers besides its first operand and its result.
+// The buffers of a call besides its first operand and its result.
 struct RowOperands {
   const void* table = nullptr;
   int64_t table_count = 0;
