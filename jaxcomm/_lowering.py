@@ -357,10 +357,7 @@ def lower(
 
         symmetric = "symmetric_buffers" in common and aliases is None  # no peer reads the operands of a barrier
         with _compat.in_collective_memory(operand=1, result=0) if symmetric else contextlib.nullcontext():
-            if beside:
-                ys = _compat.on_communication_stream(run, rank, *whole)
-            else:
-                ys = run(rank, *whole)
+            ys = _compat.on_communication_stream(run, rank, *whole) if beside else run(rank, *whole)
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
     def exchange_by_xla(*xs):

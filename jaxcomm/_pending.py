@@ -41,9 +41,9 @@ class Pending:
 
         Args:
           after: pytree of arrays that have been computed before the transfer ends. XLA keeps the memory of the transfer
-            apart from that of their computations, so these can run beside the transfer on CPUs. On GPUs, `after` has no
-            effect at present. The arrays of ``start(after=)`` are included, unless this object was returned by
-            ``jax.jit``, mapped by ``jax.tree.map`` or carried by a loop: name them here then.
+            apart from that of their computations, so these can run beside the transfer. The arrays of ``start(after=)``
+            are included, unless this object was returned by ``jax.jit``, mapped by ``jax.tree.map`` or carried by a
+            loop: name them here then.
 
         Raises:
           TypeError: `after` has a leaf that is not an array (when tracing).
@@ -59,13 +59,20 @@ class Pending:
 
 
 _LEAVES = ("_results", "_operands")
+
+
+def _unflatten(given: tuple[str, str | None], children: Any) -> Pending:
+    results, operands = children
+    return Pending(given[0], results, operands, given[1])
+
+
 jax.tree_util.register_pytree_with_keys(
     Pending,
     lambda pending: (
         [(jax.tree_util.GetAttrKey(name), getattr(pending, name)) for name in _LEAVES],
         (pending.op, pending._algorithm),
     ),
-    lambda given, children: Pending(given[0], *children, given[1]),
+    _unflatten,
 )
 
 
