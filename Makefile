@@ -68,6 +68,7 @@ $(MODULE_BUILD)/libraries.cmake:
 	$(MAKE) --no-print-directory setup
 libraries: $(MODULE_BUILD)/libraries.cmake
 	MAKEFLAGS= $(BIN)/cmake --build $(or $(LIBRARIES),$(MODULE_BUILD)) --target jaxcomm_native
+	MAKEFLAGS= $(BIN)/cmake --build $(MODULE_BUILD) --target jaxcomm_handlers
 
 # The compiler and NCCL's headers are in a separate folder: the environment of the tests has no NVIDIA package.
 CUDA_WHEELS := build/cuda/wheels
