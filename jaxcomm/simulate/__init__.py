@@ -8,10 +8,12 @@ them. The command is `python -m jaxcomm.simulate`.
 """
 
 from jaxcomm.simulate.calls import Simulated, collective
+from jaxcomm.simulate.chakra import TraceError, write_step
 from jaxcomm.simulate.cluster import Cluster, ClusterError, Compute, Level
 from jaxcomm.simulate.failures import Goodput, goodput
 from jaxcomm.simulate.program import StepError
 from jaxcomm.simulate.steps import Collective, Step, step
+from jaxcomm.simulate.workloads import of_traces as step_of_traces
 
 __all__ = [
     "Cluster",
@@ -23,7 +25,10 @@ __all__ = [
     "Simulated",
     "Step",
     "StepError",
+    "TraceError",
     "collective",
     "goodput",
     "step",
+    "step_of_traces",
+    "write_step",
 ]

@@ -13,7 +13,37 @@ STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
 FAULTS = "tests/simulate/test_faults.py"
 COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test_clusters.py"
 
+CHAKRA, GRAPHS, WORKLOADS = (f"jaxcomm/simulate/{name}.py" for name in ("chakra", "graphs", "workloads"))
+TRACES = "tests/simulate/test_chakra.py"
+
 MUTANTS = [
+    Mutant(
+        "traces name no network dimensions",
+        CHAKRA,
+        "tuple(mesh)[::-1]  # the inner",
+        "tuple(mesh)  # the inner",
+        TRACES,
+    ),
+    Mutant(
+        "streams of a loop's iterations overlap", CHAKRA, "control |= self.after.pop(stream, set())", "pass", TRACES
+    ),
+    Mutant("old feeders do not find the size", CHAKRA, '"comm_size": _INT64', '"comm_size": _UINT64', TRACES),
+    Mutant("signed numbers are read as unsigned", CHAKRA, "return protobuf.signed(value)", "return value", TRACES),
+    Mutant(
+        "collectives do not wait for their stream",
+        GRAPHS,
+        'if self.streams and any((rank, "exchange") in self.busy for rank, _ in row):',
+        "if False:",
+        TRACES,
+    ),
+    Mutant("messages do not queue", GRAPHS, "max(now_s, self.free_s[src, wire]) if queue else now_s", "now_s", TRACES),
+    Mutant(
+        "nodes ignore control dependencies",
+        WORKLOADS,
+        "for need in (*node.control, *node.data)",
+        "for need in node.data",
+        TRACES,
+    ),
     Mutant("links limit nothing", RATES, "if (link.visit == visit_ || !Tight(link)) continue;", "continue;", TESTS),
     Mutant(
         "transfers that stop leave their share of a link",
