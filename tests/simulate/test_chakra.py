@@ -134,9 +134,14 @@ def test_traces_of_a_plan_take_the_time_of_the_engine(op, algorithm, tmp_path):
 def _step(mesh):
     def f(x, w):
         def layer(h, _):
-            return jaxcomm.psum(h @ w, "model"), jax.lax.psum(h * 2, "data").sum()
+            return jaxcomm.psum(h @ w, "model"), (h * 2).sum()
+
+        def beside(h, _):
+            return jnp.tanh(h), jnp.cos(jax.lax.psum(h * 2, "data")).sum()
 
         h, sums = jax.lax.scan(layer, x, length=3)
+        h, more = jax.lax.scan(beside, h, length=2)
+        sums = sums + more.sum()
         return jax.lax.psum(h, "data").sum() + (w @ w).sum() + jax.lax.all_gather(sums, "model").sum()
 
     s = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
