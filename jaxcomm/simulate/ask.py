@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm.simulate import calls, chakra, goal, nccl, plot, steps, trace, workloads
+from jaxcomm.simulate import calls, chakra, goal, hlo, nccl, plot, steps, trace, workloads
 from jaxcomm.simulate import skew as skews
 from jaxcomm.simulate.cluster import Cluster
 
@@ -50,8 +50,9 @@ def add_commands(commands: Any) -> None:
     step = commands.add_parser("step", help="time of a step on a cluster, from its jaxpr")
     text = "FILE.py:FUNCTION or MODULE:FUNCTION; FUNCTION(mesh) returns the step and a tuple of its arguments"
     step.add_argument("target", metavar="TARGET", nargs="?", help=text)
-    text = "axes, outermost first: data=16,model=8; execution traces need it for dimensions only"
+    text = "axes, outermost first: data=16,model=8; optional with --hlo and --chakra"
     step.add_argument("--mesh", metavar="AXIS=SIZE,...", help=text)
+    step.add_argument("--hlo", metavar="FILE", help="HLO text instead of TARGET: compiled.as_text() of several devices")
     step.add_argument("--chakra", metavar="IN.%d.et", help="execution traces instead of TARGET, %%d is the rank")
     text = "the step as execution traces, with communicator groups in OUT.json"
     step.add_argument("--write-chakra", metavar="OUT.%d.et", help=text)
@@ -231,12 +232,16 @@ def _target(text: str) -> Callable[..., Any]:
 
 def _workload(args: argparse.Namespace) -> Callable[[Cluster], steps.Step]:
     """The prediction of the given step for a cluster."""
-    given = [name for name in ("target", "chakra") if getattr(args, name) is not None]
+    given = [name for name in ("target", "hlo", "chakra") if getattr(args, name) is not None]
     if len(given) != 1:
-        raise ValueError(f"step: expected one of TARGET, --chakra, got {len(given)}")
+        raise ValueError(f"step: expected one of TARGET, --hlo, --chakra, got {len(given)}")
     mesh = _mesh(args.mesh) if args.mesh else None
     if args.chakra:
         return lambda cluster: workloads.of_traces(args.chakra, cluster=cluster, mesh=mesh, fidelity=args.fidelity)
+    if args.hlo:
+        text = pathlib.Path(args.hlo).read_text(encoding="utf-8", errors="replace")
+        options = {"while_trips": args.while_trips, "fidelity": args.fidelity, "file": args.hlo}
+        return lambda cluster: hlo.of_text(text, cluster=cluster, mesh=mesh, **options)
     if mesh is None:
         raise ValueError("step: --mesh is missing, such as --mesh data=16,model=8")
     made = _target(args.target)(jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh)))

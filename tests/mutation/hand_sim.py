@@ -15,6 +15,7 @@ COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test
 
 CHAKRA, GRAPHS, WORKLOADS = (f"jaxcomm/simulate/{name}.py" for name in ("chakra", "graphs", "workloads"))
 TRACES = "tests/simulate/test_chakra.py"
+HLO, HLO_TEXT, PROGRAMS = "jaxcomm/simulate/hlo.py", "jaxcomm/simulate/hlo_text.py", "tests/simulate/test_hlo.py"
 
 MUTANTS = [
     Mutant(
@@ -43,6 +44,42 @@ MUTANTS = [
         "for need in (*node.control, *node.data)",
         "for need in node.data",
         TRACES,
+    ),
+    Mutant(
+        "device groups ignore the permutation",
+        HLO_TEXT,
+        "ids = ids.transpose(",
+        "ids = ids.reshape(base) if base else ids.transpose(",
+        PROGRAMS,
+    ),
+    Mutant("loops run once", HLO, 'return int(known["n"])', "return 1", PROGRAMS),
+    Mutant(
+        "a collective starts after all before it",
+        HLO,
+        "Task(work, tuple(sorted(earlier)))",
+        "Task(work, tuple(range(first)))",
+        PROGRAMS,
+    ),
+    Mutant(
+        "fusions read whole operands",
+        HLO,
+        "size = min(size, sum(use.shapes[0].bytes for use in uses))",
+        "pass",
+        PROGRAMS,
+    ),
+    Mutant(
+        "parameters are in the order of the text",
+        HLO,
+        'key=lambda i: int(i.attributes["number"])',
+        "key=lambda i: i.line",
+        PROGRAMS,
+    ),
+    Mutant(
+        "dimensions of a batch count twice",
+        HLO,
+        'own = {*_dims(i, "rhs_contracting_dims"), *_dims(i, "rhs_batch_dims")}',
+        'own = {*_dims(i, "rhs_contracting_dims")}',
+        PROGRAMS,
     ),
     Mutant("links limit nothing", RATES, "if (link.visit == visit_ || !Tight(link)) continue;", "continue;", TESTS),
     Mutant(
