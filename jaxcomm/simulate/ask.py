@@ -53,6 +53,8 @@ def add_commands(commands: Any) -> None:
     text = "axes, outermost first: data=16,model=8; optional with --hlo and --chakra"
     step.add_argument("--mesh", metavar="AXIS=SIZE,...", help=text)
     step.add_argument("--hlo", metavar="FILE", help="HLO text instead of TARGET: compiled.as_text() of several devices")
+    text = "times of kernels from jax.profiler, for --hlo: FILE.trace.json.gz"
+    step.add_argument("--profile", metavar="FILE", help=text)
     step.add_argument("--chakra", metavar="IN.%d.et", help="execution traces instead of TARGET, %%d is the rank")
     text = "the step as execution traces, with communicator groups in OUT.json"
     step.add_argument("--write-chakra", metavar="OUT.%d.et", help=text)
@@ -235,13 +237,22 @@ def _workload(args: argparse.Namespace) -> Callable[[Cluster], steps.Step]:
     given = [name for name in ("target", "hlo", "chakra") if getattr(args, name) is not None]
     if len(given) != 1:
         raise ValueError(f"step: expected one of TARGET, --hlo, --chakra, got {len(given)}")
+    if args.profile and not args.hlo:
+        raise ValueError("step: --profile needs --hlo, the text of the program of the profile")
     mesh = _mesh(args.mesh) if args.mesh else None
     if args.chakra:
         return lambda cluster: workloads.of_traces(args.chakra, cluster=cluster, mesh=mesh, fidelity=args.fidelity)
     if args.hlo:
         text = pathlib.Path(args.hlo).read_text(encoding="utf-8", errors="replace")
-        options = {"while_trips": args.while_trips, "fidelity": args.fidelity, "file": args.hlo}
-        return lambda cluster: hlo.of_text(text, cluster=cluster, mesh=mesh, **options)
+        return lambda cluster: hlo.of_text(
+            text,
+            cluster=cluster,
+            mesh=mesh,
+            while_trips=args.while_trips,
+            fidelity=args.fidelity,
+            profiled=args.profile,
+            file=args.hlo,
+        )
     if mesh is None:
         raise ValueError("step: --mesh is missing, such as --mesh data=16,model=8")
     made = _target(args.target)(jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh)))

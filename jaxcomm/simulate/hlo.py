@@ -1,5 +1,6 @@
 """The work of one device in HLO text after SPMD partitioning: kernels, collectives and loops."""
 
+import dataclasses
 import itertools
 import math
 import re
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxcomm._lowering import replica_groups
-from jaxcomm.simulate import hlo_text, steps
+from jaxcomm.simulate import hlo_text, profile, steps
 from jaxcomm.simulate.cluster import Cluster
 from jaxcomm.simulate.hlo_text import Instruction, Module, Shape
 from jaxcomm.simulate.program import Block, Exchange, Kernel, Loop, StepError, Task
@@ -51,8 +52,9 @@ def _called(instruction: Instruction, *names: str) -> list[str]:
 class _Reader:
     """The tasks of a module on a mesh whose devices are numbered row by row."""
 
-    def __init__(self, module: Module, mesh: dict[str, int], while_trips: int):
-        self.module, self.mesh, self.while_trips = module, mesh, while_trips
+    def __init__(self, module: Module, mesh: dict[str, int], while_trips: int, times: dict[str, float] | None = None):
+        self.module, self.mesh, self.while_trips, self.times = module, mesh, while_trips, times
+        self.timed = 0  # kernels with a measured time
         self.shapes = {
             name: {i.name: i.shapes for i in instructions} for name, instructions in module.computations.items()
         }
@@ -126,6 +128,8 @@ class _Reader:
             self.note("of the branches of a conditional, the slowest counts")
             return add(Loop("cond", blocks, 1, self.module.site(i))) if any(b.tasks for b in blocks) else earlier
         kernel = self._kernel(name, i)
+        if kernel and self.times is not None:
+            kernel = self._timed(kernel, i.name)
         return add(kernel) if kernel else earlier
 
     def _trips(self, i: Instruction) -> int:
@@ -216,6 +220,14 @@ class _Reader:
         return tuple(self.mesh), tuple(pairs)  # never: all axes form one group
 
     # Kernels
+
+    def _timed(self, kernel: Kernel, name: str) -> Kernel:
+        assert self.times is not None
+        if name not in self.times:
+            self.note("the profile has no time of a kernel; the roofline gives it")
+            return kernel
+        self.timed += 1
+        return dataclasses.replace(kernel, time_s=self.times[name])
 
     def _kernel(self, name: str, i: Instruction) -> Kernel | None:
         operands = [self.shapes[name][operand] for operand in i.operands]
@@ -328,6 +340,7 @@ def of_text(
     mesh: Any = None,
     while_trips: int = 1,
     fidelity: str = "folded",
+    profiled: str | None = None,
     file: str = "HLO",
 ) -> steps.Step:
     """Predicts the time of a compiled program on a cluster, from its HLO text.
@@ -341,6 +354,8 @@ def of_text(
       mesh: names of axes for the output, an AbstractMesh or sizes by axis; the product is the number of devices.
       while_trips: iterations of a while loop whose length the text does not give.
       fidelity: as in ``step``.
+      profiled: trace of ``jax.profiler`` (``*.trace.json.gz``) of this program. Kernels take their measured times,
+        collectives those of the cluster. The trace is that of one step or of several, on any number of devices.
       file: name for messages.
 
     Raises:
@@ -355,8 +370,10 @@ def of_text(
         raise StepError(
             f"{file}: the program has {module.devices} devices, but the mesh has {math.prod(sizes.values())} ranks"
         )
-    reader = _Reader(module, sizes, while_trips)
+    reader = _Reader(module, sizes, while_trips, profile.times(profiled, module.name) if profiled else None)
     block = reader.block(module.entry)
+    if profiled and not reader.timed:
+        raise StepError(f"{profiled}: no event is an instruction of {file}; profile the same compiled program")
     if not any(True for _ in block.exchanges()):
         raise StepError(f"{file}: the program has no collective; expected compiled.as_text() of several devices")
     return steps.of_block(block, sizes, cluster=cluster, fidelity=fidelity, notes=reader.notes)

@@ -74,6 +74,7 @@ class Module:
 
     Attributes:
       file: for messages.
+      name: of the module.
       computations: instructions by name of the computation, in the order of the text.
       entry: name of the first computation that runs.
       devices, replicas: partitions times replicas, and replicas.
@@ -81,6 +82,7 @@ class Module:
     """
 
     file: str
+    name: str
     computations: dict[str, list[Instruction]]
     entry: str
     devices: int
@@ -236,7 +238,8 @@ def parse(text: str, file: str = "HLO") -> Module:
     counts = {key: int(n) for key, n in re.findall(r"(num_partitions|replica_count)=(\d+)", head)}
     replicas = counts.get("replica_count", 1)
     devices = counts.get("num_partitions", 1) * replicas
-    module = Module(file, computations, entry or list(computations)[-1], devices, replicas, _frames(before))
+    name = head.removeprefix("HloModule").split(",")[0].strip()
+    module = Module(file, name, computations, entry or list(computations)[-1], devices, replicas, _frames(before))
     for instructions in computations.values():
         names = {instruction.name for instruction in instructions}
         for instruction in instructions:

@@ -15,6 +15,7 @@ COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test
 
 CHAKRA, GRAPHS, WORKLOADS = (f"jaxcomm/simulate/{name}.py" for name in ("chakra", "graphs", "workloads"))
 TRACES = "tests/simulate/test_chakra.py"
+PROFILE, PROFILES = "jaxcomm/simulate/profile.py", "tests/simulate/test_profile.py"
 HLO, HLO_TEXT, PROGRAMS = "jaxcomm/simulate/hlo.py", "jaxcomm/simulate/hlo_text.py", "tests/simulate/test_hlo.py"
 
 MUTANTS = [
@@ -81,6 +82,9 @@ MUTANTS = [
         'own = {*_dims(i, "rhs_contracting_dims")}',
         PROGRAMS,
     ),
+    Mutant("profiles ignore the module", PROFILE, 'if arguments.get("hlo_module") != module:', "if False:", PROFILES),
+    Mutant("kernels of an instruction do not add up", PROFILE, "1e-6 * sum(", "1e-6 * max(", PROFILES),
+    Mutant("loops count in a median", PROFILE, "statistics.median(own) * len(own) / executions", "sum(own)", PROFILES),
     Mutant("links limit nothing", RATES, "if (link.visit == visit_ || !Tight(link)) continue;", "continue;", TESTS),
     Mutant(
         "transfers that stop leave their share of a link",
