@@ -15,6 +15,7 @@ COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test
 
 CHAKRA, GRAPHS, WORKLOADS = (f"jaxcomm/simulate/{name}.py" for name in ("chakra", "graphs", "workloads"))
 TRACES = "tests/simulate/test_chakra.py"
+MEGATRON, PUBLISHED = "jaxcomm/simulate/megatron.py", "tests/simulate/test_megatron.py"
 PROFILE, PROFILES = "jaxcomm/simulate/profile.py", "tests/simulate/test_profile.py"
 HLO, HLO_TEXT, PROGRAMS = "jaxcomm/simulate/hlo.py", "jaxcomm/simulate/hlo_text.py", "tests/simulate/test_hlo.py"
 
@@ -85,6 +86,23 @@ MUTANTS = [
     Mutant("profiles ignore the module", PROFILE, 'if arguments.get("hlo_module") != module:', "if False:", PROFILES),
     Mutant("kernels of an instruction do not add up", PROFILE, "1e-6 * sum(", "1e-6 * max(", PROFILES),
     Mutant("loops count in a median", PROFILE, "statistics.median(own) * len(own) / executions", "sum(own)", PROFILES),
+    Mutant(
+        "a layer has no gradient of weights", MEGATRON, "self.weights(self.rows, k, self.h, (last,))", "pass", PUBLISHED
+    ),
+    Mutant(
+        "tiles fill their waves",
+        MEGATRON,
+        "math.ceil(tiles / _MULTIPROCESSORS) * _MULTIPROCESSORS / tiles",
+        "1",
+        PUBLISHED,
+    ),
+    Mutant(
+        "interleaving does not shorten the bubble",
+        MEGATRON,
+        "(run.stages - 1) / run.interleaving *",
+        "(run.stages - 1) *",
+        PUBLISHED,
+    ),
     Mutant("links limit nothing", RATES, "if (link.visit == visit_ || !Tight(link)) continue;", "continue;", TESTS),
     Mutant(
         "transfers that stop leave their share of a link",
