@@ -2,7 +2,7 @@
 
     python tests/cuda/tools/example_on_gpu.py fused_rmsnorm <architecture> [processes]    # 90, or native
 
-Needs what the README of the example names, cmake and ninja. With a number of processes it runs in as many, one GPU each.
+Needs what the README of the example names, cmake and ninja. With a number of processes it runs in as many.
 """
 
 import os
