@@ -54,13 +54,13 @@ class Config(pp.Config, cp.Config, tp.Config):
     layout: str = option("2x1x2x2", "sizes of the mesh axes pipe x data x context x tensor")
     layers: int = option(4, "transformer blocks")
     microbatches: int = option(4, "parts of the batch of a group, which are in the pipeline at the same time")
+    schedule: str = option("circular", "order of the passes; models/pp has a second one", choices=("circular",))
     rounds: int = option(1, "times that a microbatch passes all stages, each time with other layers")
     experts: int = option(4, "experts per layer; 0: the feed-forward layers are not mixtures of experts")
     balance: float = option(0.01, "weight of the load-balancing loss of the experts")
 
     def __post_init__(self):
         super().__post_init__()
-        self.check(self.schedule == "circular", "schedule", "circular; models/pp has 1f1b")
         # In a branch that only some ranks take, XLA on CPUs mixes up the ppermutes of jax.lax, without an error.
         mixed_up = self.comm == "lax" and self.ranks(pp.AXIS) > 1 and self.ranks(cp.AXIS) > 1
         self.check(not mixed_up or self.attention != "ring", "attention", "gather or ulysses with --comm lax")
@@ -70,6 +70,9 @@ class Config(pp.Config, cp.Config, tp.Config):
         self.check(self.balance >= 0, "balance", "at least 0")
         self.check(self.experts != 1 and self.experts >= 0, "experts", "0, or at least 2: each token chooses two")
         self.check_divides(EXPERTS, experts="experts")
+
+    def without_effect(self):
+        return super().without_effect() | ({} if self.experts else {"balance": "--experts 0"})
 
 
 class Block(lm.Block):

@@ -8,6 +8,7 @@ OPTIMIZER = "tests/models/test_scripts.py::test_optimizer_is_adamw_with_warm_up_
 RUNS = "tests/models/test_scripts.py::test_interrupted_run_continues_where_it_was_saved"
 BITS = "tests/models/test_zero.py::test_stages_1_and_2_equal_data_parallelism_in_every_bit"
 BESIDE = "tests/models/test_zero.py::test_transfers_of_a_layer_run_beside_another_layer"
+OPTIONS = "tests/models/test_scripts.py::test_bad_options_are_named"
 COMM, CP, RING = "models/lm/comm.py", "models/cp/parallel.py", "models/cp/ring.py"
 ATTENTION = "tests/models/test_cp.py::test_attention_equals_that_of_one_device"
 PP, MESH = "models/pp/parallel.py", "models/mesh/parallel.py"
@@ -191,6 +192,19 @@ MUTANTS = [
     ),
     Mutant(
         "the scales of norms decay", STEP, 'path[-1].key != "scale"', "len(path) > 0", OPTIMIZER,
+    ),
+    Mutant(
+        "options without effect are accepted", "models/lm/config.py", "        config.check_effect(given)\n", "",
+        OPTIONS,
+    ),
+    Mutant(
+        "options of one rank have an effect", "models/lm/config.py", "if self.ranks(axis) == 1 else {}",
+        "if self.ranks(axis) == 0 else {}", OPTIONS,
+    ),
+    Mutant(
+        "a run with an option that lost its effect does not continue", "models/lm/config.py",
+        "        config.check_effect(given)\n", "        config.check_effect(dataclasses.asdict(config))\n",
+        "tests/models/test_scripts.py::test_options_of_an_earlier_run_may_lose_their_effect",
     ),
     Mutant(
         "a continued run starts with fresh parameters", "models/lm/train.py",
