@@ -173,24 +173,26 @@ def loss(config, params, tokens, comm):
     if config.ranks(cp.AXIS) > 1:
         attend = functools.partial(cp.attend, config, positions=positions, comm=comm)
 
-    # Matrices of this rank of "pipe" and "tensor", complete. Their gradients are summed into parts, once per step.
+    # Matrices of this rank of "pipe" and "tensor", complete. Their gradients are summed into parts, once per step. The
+    # transfer is in the type --dtype. The result is float32, so the pipeline adds gradients in float32.
     complete = zero.gather(comm, config.dtype, STATE)
     params = {
-        name: {
-            "parts": complete(jnp.squeeze(group["parts"], -2)),
-            "rest": lm.cast(group["rest"], config),
-        }
+        name: {"parts": complete(jnp.squeeze(group["parts"], -2)), "rest": group["rest"]}
         for name, group in params.items()
     }
+    params = lm.at_least_float32(params, config)
+
+    def unpack(name, packed):
+        return groups[name].unpack(lm.cast(packed, config))
 
     def enter(params, tokens):
-        return tp.embed(groups["embed"].unpack(params["embed"])["embed"], tokens[:, own], comm)
+        return tp.embed(unpack("embed", params["embed"])["embed"], tokens[:, own], comm)
 
     def work(x, params):
-        return layer(config, nnx.merge(block, groups["blocks"].unpack(params)), x, attend, comm)
+        return layer(config, nnx.merge(block, unpack("blocks", params)), x, attend, comm)
 
     def leave(params, x, tokens):
-        model = nnx.merge(head, groups["head"].unpack(params["head"]))
+        model = nnx.merge(head, unpack("head", params["head"]))
         (scores,) = comm.all_gather_matmul(model.norm(x), (model.scores[...],), tp.AXIS, axis=1)
         return tp.cross_entropy(scores, tokens[:, own + 1], comm).mean()
 

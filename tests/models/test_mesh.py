@@ -13,8 +13,9 @@ full = pytest.mark.full
 
 
 def expected(config):
-    """Collectives of a step with --attention gather and --matmul unfused. An axis of size 1 has none, but experts on one
-    rank call dispatch and combine.
+    """Collectives of a step with --attention gather and --matmul unfused.
+
+    An axis of size 1 has none, but experts on one rank call dispatch and combine.
 
     Each loop body is there twice: forward, and recomputed in the backward pass.
     """
@@ -56,6 +57,15 @@ def test_collectives_of_a_step(layout, experts):
     program = scripts.program(config)
     found = scripts.collectives(program.step, jax.eval_shape(program.init), scripts.tokens(config))
     assert found == expected(config)
+
+
+def test_an_evaluation_has_one_sum_of_losses():
+    """The prediction's; that of the balancing loss is not needed."""
+    config = tiny("mesh", layout="1x2x1x1", experts=2, microbatches=1)
+    program = scripts.program(config)
+    found = scripts.collectives(program.evaluate, jax.eval_shape(program.init), scripts.tokens(config))
+    assert found.pop("all_reduce") == 1
+    assert set(found) == {"all_gather", "moe_check", "dispatch", "combine"}
 
 
 @pytest.mark.parametrize("experts", [0, 4])

@@ -9,6 +9,7 @@ RUNS = "tests/models/test_scripts.py::test_interrupted_run_continues_where_it_wa
 BITS = "tests/models/test_zero.py::test_stages_1_and_2_equal_data_parallelism_in_every_bit"
 BESIDE = "tests/models/test_zero.py::test_transfers_of_a_layer_run_beside_another_layer"
 OPTIONS = "tests/models/test_scripts.py::test_bad_options_are_named"
+IN_FLOAT32 = "tests/models/test_pp.py::test_gradients_of_microbatches_are_added_in_float32"
 COMM, CP, RING = "models/lm/comm.py", "models/cp/parallel.py", "models/cp/ring.py"
 ATTENTION = "tests/models/test_cp.py::test_attention_equals_that_of_one_device"
 PP, MESH = "models/pp/parallel.py", "models/mesh/parallel.py"
@@ -148,6 +149,15 @@ MUTANTS = [
     Mutant(
         "the first stage embeds in every round", PP,
         "first = valid & (stage == 0) & (number == 0)", "first = valid & (stage == 0)", GRADIENTS,
+    ),
+    Mutant(
+        "a pipeline adds gradients in the type of the activations", PP,
+        "    params = lm.at_least_float32(params, config)\n", "    params = lm.cast(params, config)\n", IN_FLOAT32,
+    ),
+    Mutant(
+        "a mesh adds gradients in the type of the activations", MESH,
+        "    params = lm.at_least_float32(params, config)\n", "    params = lm.cast(params, config)\n",
+        f"{IN_FLOAT32} --size full",
     ),
     Mutant(
         "an input is replaced before its backward pass", F1B, "kept = 2 * (num_stages - 1) + 1",
