@@ -164,12 +164,15 @@ test-native: build-native
 # Tests that depend on the version of JAX, which `.ci/run` runs on the newest one: the native tests of code compiled with
 # jaxlib's headers, and the Python tests without those of
 # - native code that sees no JAX: plans, the executor, the simulator, hosts, GPUs, calibration;
-# - what other tests show as well, with more processes, more time or larger models.
+# - what other tests show as well, with more processes, more time or larger models. Of tests/models, the files that build
+#   and train every model remain.
 WITHOUT_JAX := plan cpu simulate hosts cuda test_calibrate.py test_bench.py test_bench_launch.py test_bench_report.py \
   test_run.py test_headers.py test_includes.py test_contract.py test_mutation.py test_shards.py \
   multiprocess/test_launchers.py
+EVERY_MODEL := test_scripts.py test_moe.py test_moe_command.py test_moe_options.py
 SHOWN_BY_OTHERS := test_late.py test_soak.py test_stress.py multiprocess/test_ops.py multiprocess/test_leaks.py \
-  multiprocess/test_bench_processes.py multiprocess/test_strangers.py models/test_moe_processes.py models/test_moe_step.py
+  multiprocess/test_bench_processes.py multiprocess/test_strangers.py \
+  $(filter-out $(EVERY_MODEL:%=models/%),$(patsubst tests/%,%,$(wildcard tests/models/test_*.py)))
 test-jax: setup $(VENV)/test-deps libraries $(NATIVE_BUILD)/build.ninja
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target jaxlib_tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -L jaxlib --output-on-failure
