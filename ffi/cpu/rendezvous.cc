@@ -1,8 +1,5 @@
 #include "cpu/rendezvous.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <thread>
@@ -11,6 +8,7 @@
 #include "common/hash.h"
 #include "cpu/failed_runs.h"
 #include "cpu/inter_process_call.h"
+#include "cpu/pages.h"
 #include "cpu/process_context.h"
 #include "cpu/row_checks.h"
 #include "cpu/worker_pool.h"
@@ -41,8 +39,6 @@ std::atomic<double> timeout_s{WaitLimits{}.timeout_s}, warn_s{WaitLimits{}.warn_
 
 BoundedWait Begin() { return {BoundedWait::Clock::now(), {timeout_s.load(), warn_s.load()}}; }
 
-constexpr int64_t kHugePageBytes = 2 << 20;
-
 // How long the thread of the last participant polls for other processes. Small collectives of processes that arrive
 // together take a few microseconds, less than waking another thread.
 constexpr auto kSpin = std::chrono::microseconds(100);
@@ -72,19 +68,6 @@ struct Registry {
 Registry& TheRegistry() {
   static auto* registry = new Registry;
   return *registry;
-}
-
-// At large sizes, page faults on fresh output memory cost more than the data. 2 MiB pages cause 512 times fewer faults.
-void AdviseHugePages(char* data, int64_t bytes) {
-#if defined(MADV_HUGEPAGE)
-  if (bytes < 2 * kHugePageBytes) return;
-  const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePageBytes * kHugePageBytes;
-  // An error is harmless: pages stay small.
-  if (end > begin) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)data, (void)bytes;
-#endif
 }
 
 std::string List(const std::vector<int64_t>& numbers) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cpu/pages.h"
 #include "cpu/token_sums.h"
 
 namespace jaxcomm {
@@ -196,7 +197,7 @@ void RowLists::ZeroRest(int32_t rank) const {
   filled.emplace_back(tokens_.num_slots, 0);
   int64_t end = 0;
   for (const auto& [begin, next] : filled) {
-    if (begin > end) std::memset(OutputRow(rank, end), 0, static_cast<size_t>((begin - end) * tokens_.row_bytes));
+    if (begin > end) ZeroBytes(OutputRow(rank, end), (begin - end) * tokens_.row_bytes);
     end = next;
   }
 }

@@ -5,6 +5,7 @@ from mutation.hand import Mutant
 ROUTING, EXCHANGE = "jaxcomm/moe/routing.py", "jaxcomm/moe/exchange.py"
 COMBINE, CHECK = "ffi/cpu/combine_rows.cc", "ffi/plan/routing.cc"
 LISTS, SUMS, PLAN = "ffi/cpu/row_lists.cc", "ffi/cpu/token_sums.cc", "ffi/plan/combine.cc"
+PAGES = "ffi/cpu/pages.cc"
 QUANTIZED, EIGHT = "jaxcomm/moe/quantized.py", "tests/moe/test_quantized.py::test_"
 PLACES = "tests/moe/test_routing.py::test_"
 ROWS = "tests/moe/test_payload.py::test_"
@@ -300,5 +301,40 @@ MUTANTS = [
         "    size += slice.size;\n  }\n  if (size == 0) return;\n",
         "    size += slice.size;\n  }\n",
         "test_row_lists",
+    ),
+    Mutant(
+        "pages of files are discarded",
+        PAGES,
+        "madvise(data, size, MADV_FREE) == 0 && ",
+        "",
+        "test_pages",
+    ),
+    Mutant(
+        "zeros begin at a huge page",
+        PAGES,
+        "  std::memset(data, 0, static_cast<size_t>(begin - data));\n",
+        "",
+        "test_pages",
+    ),
+    Mutant(
+        "zeros end at a huge page",
+        PAGES,
+        "  std::memset(begin + middle, 0, static_cast<size_t>(size - middle));\n",
+        "",
+        "test_pages",
+    ),
+    Mutant(
+        "large ranges of zeros take memory",
+        PAGES,
+        "if (middle < kMinDiscardedBytes || ",
+        "if (true || ",
+        "test_pages",
+    ),
+    Mutant(
+        "small ranges of zeros lose their memory",
+        PAGES,
+        "if (middle < kMinDiscardedBytes || ",
+        "if (",
+        "test_pages",
     ),
 ]
