@@ -156,8 +156,9 @@ Status Rendezvous::CountLocal() {
 
 void Rendezvous::EndProgram() { num_programs.fetch_add(1); }
 
-void Rendezvous::Arrive(const Participant& participant, std::unique_ptr<Completion> done) {
+void Rendezvous::Arrive(Participant participant, std::unique_ptr<Completion> done) {
   AdviseHugePages(participant.output, participant.output_count * ItemBytes(participant.dtype));
+  participant.table_hash = HashOfTable(participant);
   const StatusOr<std::shared_ptr<GroupCall>> joined = Join(participant, done);
   if (!joined.ok()) {
     FailRun(participant.run_id, joined.status());
@@ -241,6 +242,7 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
   spec.names = inter_process->names;
   spec.wait = group_call->wait;
   spec.slices = group_call->slices;
+  spec.table_hash = group_call->first.table_hash;
   spec.asynchronous = spec_.asynchronous != 0;
   const auto finish = [self = shared_from_this(), group_call](int64_t position, const Status& status) {
     if (status.ok()) return self->Finish(*group_call, position);
@@ -319,6 +321,10 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
       first.output_count != participant.output_count || first.table_count != participant.table_count) {
     return InvalidArgumentError(Prefix() + "buffers do not match: rank " + std::to_string(participant.rank) + " has " +
                                 Sizes(participant) + ", rank " + std::to_string(first.rank) + " has " + Sizes(first));
+  }
+  if (first.table_hash != participant.table_hash) {
+    return InvalidArgumentError(Prefix() + "calls do not match: ranks " + std::to_string(first.rank) + " and " +
+                                std::to_string(participant.rank) + " are in it" + kDifferentTables);
   }
   RankBuffers& buffers = entry->buffers[position];
   buffers.input = participant.input;

@@ -5,7 +5,8 @@ from mutation.hand import Mutant
 ROUTING, EXCHANGE = "jaxcomm/moe/routing.py", "jaxcomm/moe/exchange.py"
 COMBINE, CHECK = "ffi/cpu/combine_rows.cc", "ffi/plan/routing.cc"
 LISTS, SUMS, PLAN = "ffi/cpu/row_lists.cc", "ffi/cpu/token_sums.cc", "ffi/plan/combine.cc"
-PAGES = "ffi/cpu/pages.cc"
+PAGES, AREAS = "ffi/cpu/pages.cc", "ffi/plan/row_areas.h"
+RENDEZVOUS, CHECKS = "ffi/cpu/rendezvous.cc", "ffi/cpu/row_checks.cc"
 QUANTIZED, EIGHT = "jaxcomm/moe/quantized.py", "tests/moe/test_quantized.py::test_"
 PLACES = "tests/moe/test_routing.py::test_"
 ROWS = "tests/moe/test_payload.py::test_"
@@ -336,5 +337,89 @@ MUTANTS = [
         "if (middle < kMinDiscardedBytes || ",
         "if (",
         "test_pages",
+    ),
+    Mutant(
+        "tables of devices are not compared",
+        RENDEZVOUS,
+        "  if (first.table_hash != participant.table_hash) {",
+        "  if (false) {",
+        "test_rendezvous",
+    ),
+    Mutant(
+        "the end of a table is not compared",
+        CHECKS,
+        "  for (; at < size; ++at) hash = Mix(hash, static_cast<unsigned char>(bytes[at]));\n",
+        "",
+        "test_rendezvous",
+    ),
+    Mutant(
+        "a lane of the hash of a table is lost",
+        CHECKS,
+        "  for (const uint64_t lane : lanes) hash = Mix(hash, lane);\n",
+        "  hash = Mix(hash, lanes[0]);\n",
+        "test_rendezvous",
+    ),
+    Mutant(
+        "processes do not compare tables",
+        "ffi/cpu/inter_process_call.h",
+        "spec_.table_hash == 0 ? program_->fingerprint()",
+        "true ? program_->fingerprint()",
+        "tests/multiprocess/test_failures.py::test_side_by_side[mixtures_of_experts-0]",
+    ),
+    Mutant(
+        "areas of other nodes are counted from the own one on",
+        AREAS,
+        "return (at + num_nodes - other) % num_nodes - 1; }",
+        "return (at + num_nodes - other) % num_nodes; }",
+        "test_row_lists",
+    ),
+    Mutant(
+        "the node of a place is that of the next place",
+        AREAS,
+        "(at + num_nodes - 1 - place % (num_nodes - 1)) % num_nodes",
+        "(at + num_nodes - place % (num_nodes - 1)) % num_nodes",
+        "test_row_lists",
+    ),
+    Mutant(
+        "areas of a combine overlap",
+        AREAS,
+        "return int64_t{area} * (num_nodes - 1); }",
+        "return int64_t{area} * (num_nodes - 2); }",
+        "test_row_lists",
+    ),
+    Mutant(
+        "sums lie among the lists",
+        "ffi/cpu/token_layout.h",
+        "areas().Begin(RowAreas::kSums);",
+        "areas().Begin(RowAreas::kLists);",
+        "test_row_lists",
+    ),
+    Mutant(
+        "a message to a rank of another node is never sent",
+        LISTS,
+        "    if (own_) to_.remote->Put(",
+        "    if (!own_) to_.remote->Put(",
+        "test_row_lists",
+    ),
+    Mutant(
+        "a message lies at the begin of the buffer",
+        LISTS,
+        "to_.scratch : to_.output) + offset_bytes;",
+        "to_.scratch : to_.output);",
+        "test_row_lists",
+    ),
+    Mutant(
+        "every entry of a list begins a token",
+        LISTS,
+        "bool IsFirst(uint32_t entry) { return entry % 2 != 0; }",
+        "bool IsFirst(uint32_t) { return true; }",
+        "test_row_lists",
+    ),
+    Mutant(
+        "the last token of a list is not sent",
+        LISTS,
+        "list.tokens + IsFirst(entry) > tokens_.num_rows)",
+        "list.tokens + IsFirst(entry) >= tokens_.num_rows)",
+        "test_row_lists",
     ),
 ]
