@@ -200,8 +200,8 @@ MUTANTS = [
     Mutant(
         "a message has rows before the last number ends",
         LISTS,
-        "  char* end = message + number_bytes;",
-        "  char* end = message + number_bytes - 64;",
+        "  char* end = message.data() + number_bytes;",
+        "  char* end = message.data() + number_bytes - 64;",
         "test_row_lists",
     ),
     Mutant(
@@ -214,11 +214,17 @@ MUTANTS = [
     Mutant(
         "a list has two tokens as one",
         LISTS,
-        "    uint32_t is_first = 1;",
-        "    uint32_t is_first = t != 1;",
+        "    bool is_first = true;",
+        "    bool is_first = t != 1;",
         "test_row_lists",
     ),
-    Mutant("the last entry of a list is dropped", LISTS, "i + 1 < entries", "i + 2 < entries", "test_row_lists"),
+    Mutant(
+        "the last entry of a list is dropped",
+        LISTS,
+        "list.entries < most;",
+        "list.entries + 1 < most;",
+        "test_row_lists",
+    ),
     Mutant(
         "a list begins at the slots of the node",
         LISTS,
@@ -264,8 +270,8 @@ MUTANTS = [
     Mutant(
         "sums are not announced",
         PLAN,
-        "area(kReceivedSums, home, node)), b);\n    plan.Signal(rail(d));\n",
-        "area(kReceivedSums, home, node)), b);\n",
+        "area(RowAreas::kReceivedSums, home, node)), b);\n    plan.Signal(rail(d));\n",
+        "area(RowAreas::kReceivedSums, home, node)), b);\n",
         "test_plan test_row_lists",
     ),
     Mutant(
