@@ -148,7 +148,8 @@ test-native: build-native
 # - native code that sees no JAX: plans, the executor, the simulator, hosts, GPUs, calibration;
 # - what other tests show as well, with more processes, more time or larger models.
 WITHOUT_JAX := plan cpu simulate hosts cuda test_calibrate.py test_bench.py test_bench_launch.py test_bench_report.py \
-  test_run.py test_headers.py test_includes.py test_contract.py test_shards.py multiprocess/test_launchers.py
+  test_run.py test_headers.py test_includes.py test_contract.py test_mutation.py test_shards.py \
+  multiprocess/test_launchers.py
 SHOWN_BY_OTHERS := test_late.py test_soak.py test_stress.py multiprocess/test_ops.py multiprocess/test_leaks.py \
   multiprocess/test_bench_processes.py multiprocess/test_strangers.py models/test_moe_processes.py models/test_moe_step.py
 test-jax: setup $(VENV)/test-deps $(NATIVE_BUILD)/build.ninja

@@ -53,6 +53,9 @@ class Config(BaseConfig):
             chunks = 2 * self.ranks(AXIS)
             self.check(self.seq % chunks == 0, "seq", f"a multiple of {chunks}, the chunks of --order zigzag")
 
+    def without_effect(self):
+        return super().without_effect() | self.one_rank(AXIS, "attention", "order")
+
 
 def positions_of(order, seq, ranks):
     """(n, m) positions of each rank."""

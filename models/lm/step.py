@@ -149,7 +149,8 @@ def build(config, mesh, comm, loss, specs, loss_axes, *, module=lm.Transformer, 
         return params, optimizer.init(params)
 
     def evaluate(state, tokens):
-        return total(local_losses(vary(state[0], specs, config.axes), tokens))["loss"]
+        values = local_losses(vary(state[0], specs, config.axes), tokens)
+        return comm.psum(values["loss"], axes_of["loss"])
 
     def on_mesh(f, outputs, inputs=(specs, opt_specs), **options):
         return jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(inputs, tokens_spec), out_specs=outputs), **options)
