@@ -17,6 +17,8 @@ from jaxcomm.simulate.schedule import Duration, Timeline, execute
 _MAX_STEPS = 300_000
 # Kernels take at least the time of the data sheet's peaks, and at most twice the estimate: a guess.
 _SLOWEST_KERNEL = 2.0
+# Operations of an Exchange that are messages from one rank to another.
+MESSAGES = ("send", "recv")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,10 +124,12 @@ class Step:
         return "\n".join(lines)
 
 
-class _Costs:
+class Costs:
     """Times of kernels and collectives. Equal collectives are simulated once."""
 
-    def __init__(self, cluster: Cluster, mesh: dict[str, int], fidelity: str):
+    def __init__(self, cluster: Cluster, mesh: dict[str, int], fidelity: str = "folded"):
+        if fidelity not in ("folded", "full"):
+            raise StepError(f"step: fidelity must be folded or full, got {fidelity!r}")
         if cluster.compute is None:
             raise ClusterError(f"{cluster.name}: device.flops_bf16: is missing; step needs it")
         self.compute = cluster.compute
@@ -141,6 +145,8 @@ class _Costs:
 
     def kernel(self, work: Kernel, ideal: bool = False) -> float:
         """Roofline: the larger of the times for operations and bytes."""
+        if work.time_s is not None:
+            return self.slow * work.time_s
         of, dtype = self.compute, work.dtype or "bfloat16"
         peak = of.flops_per_s * 2 / max(jax.numpy.dtype(dtype).itemsize, 1)
         shares = (1.0, 1.0) if ideal else (of.efficiency, of.memory_efficiency)
@@ -148,7 +154,9 @@ class _Costs:
         return self.slow * (time_s if ideal else time_s + of.kernel_s)
 
     def simulated(self, work: Exchange) -> calls.Simulated | None:
-        """None for a group of one rank, which transfers nothing."""
+        """None for a group of one rank, which transfers nothing, and for a message, which is no collective."""
+        if work.op in MESSAGES:
+            return None
         key = dataclasses.replace(work, site="", asynchronous=False)
         if key not in self.found:
             self.found[key] = self._simulate(work)
@@ -204,6 +212,8 @@ class _Costs:
 
         def of(work: Kernel | Exchange) -> float:
             if isinstance(work, Kernel):
+                if work.time_s is not None:
+                    return self.kernel(work)
                 return self.kernel(work) * _SLOWEST_KERNEL if high else self.kernel(work, ideal=True)
             found = self.simulated(work)
             return found.band[high] if found and found.band else 0.0
@@ -211,7 +221,7 @@ class _Costs:
         return of
 
 
-def _axes_of(mesh: Any) -> dict[str, int]:
+def axes_of(mesh: Any) -> dict[str, int]:
     sizes = dict(mesh) if isinstance(mesh, dict) else dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes.values()):
         raise StepError(f"step: mesh: expected names of axes with positive sizes, got {sizes}")
@@ -219,7 +229,7 @@ def _axes_of(mesh: Any) -> dict[str, int]:
 
 
 def _trace(step_fn: Callable[..., Any], args: Sequence[Any], given: Any, reader: Reader) -> Block:
-    mesh = _axes_of(given)
+    mesh = axes_of(given)
     if isinstance(given, dict):
         given = jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))
     try:
@@ -241,7 +251,7 @@ def _trace(step_fn: Callable[..., Any], args: Sequence[Any], given: Any, reader:
     return block
 
 
-def _table(timeline: Timeline, costs: _Costs) -> tuple[Collective, ...]:
+def _table(timeline: Timeline, costs: Costs) -> tuple[Collective, ...]:
     rows: dict[tuple[Any, ...], Collective] = {}
     for run, times in timeline.leaves():
         work = run.task.work
@@ -258,7 +268,7 @@ def _table(timeline: Timeline, costs: _Costs) -> tuple[Collective, ...]:
     return tuple(sorted(rows.values(), key=lambda c: (-c.exposed_s, -c.total_s)))
 
 
-def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: _Costs) -> str:
+def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: Costs) -> str:
     if 2 * timeline.exposed_s >= timeline.time_s and collectives:
         worst = collectives[0]
         share = timeline.exposed_s / (timeline.time_s or 1)
@@ -267,9 +277,12 @@ def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: _Costs)
             f"{worst.op} over {', '.join(worst.axes)} at {worst.site} ({worst.simulated.why})"
         )
     shares = {"operations of products": 0.0, "bytes of memory": 0.0, "starts of kernels": 0.0}
+    shares["kernels with measured times"] = 0.0
     for run, times in timeline.leaves():
         work = run.task.work
-        if isinstance(work, Kernel):
+        if isinstance(work, Kernel) and work.time_s is not None:
+            shares["kernels with measured times"] += times * costs.kernel(work)
+        elif isinstance(work, Kernel):
             by_bytes = work.bytes / (costs.whole.memory_bytes_per_s * costs.compute.memory_efficiency)
             busy_s = costs.kernel(work) - costs.compute.kernel_s
             shares["bytes of memory" if by_bytes >= busy_s else "operations of products"] += times * busy_s
@@ -308,27 +321,38 @@ def step(
     """
     if while_trips < 1:
         raise StepError(f"step: while_trips must be at least 1, got {while_trips}")
-    if fidelity not in ("folded", "full"):
-        raise StepError(f"step: fidelity must be folded or full, got {fidelity!r}")
-    sizes = _axes_of(mesh)
-    costs = _Costs(cluster, sizes, fidelity)
     reader = Reader(while_trips)
-    block = _trace(step_fn, args, mesh, reader)
+    return of_block(_trace(step_fn, args, mesh, reader), mesh, cluster=cluster, fidelity=fidelity, notes=reader.notes)
+
+
+def of_block(
+    block: Block, mesh: Any, *, cluster: Cluster, fidelity: str = "folded", notes: dict[str, int] | None = None
+) -> Step:
+    """As ``step``, for tasks that every rank of the mesh executes. ``notes``: assumptions, with their places."""
+    costs = Costs(cluster, axes_of(mesh), fidelity)
     timeline = execute(block, costs.duration)
     low, high = (execute(block, costs.end(end)).time_s for end in (False, True))
+    return summary(costs, timeline, (low, high), dict(notes or {}))
+
+
+def summary(costs: "Costs", timeline: Timeline, limits: tuple[float, float], notes: dict[str, int]) -> Step:
+    """The step that a timeline shows. ``limits``: times at the ends of the band."""
+    low, high = limits
+
+    def note(text: str, count: int = 1) -> None:
+        notes[text] = notes.get(text, 0) + count
+
     collectives = _table(timeline, costs)
     modelled = sum(c.simulated.steps == 0 and not c.simulated.utilisation for c in collectives)
     if modelled:
-        reader.note(f"collectives of more than {_MAX_STEPS} steps take the time of the cost model", modelled)
+        note(f"collectives of more than {_MAX_STEPS} steps take the time of the cost model", modelled)
     if costs.slow > 1:
-        reader.note(
-            "all ranks wait for the slow rank, whose computation counts; its transfers count as those of others"
-        )
-    kinds = [o.split(":")[0] for o in {**cluster.origins, **costs.compute.origins}.values()]
+        note("all ranks wait for the slow rank, whose computation counts; its transfers count as those of others")
+    kinds = [o.split(":")[0] for o in {**costs.whole.origins, **costs.compute.origins}.values()]
     kernels = [(run.task.work, times) for run, times in timeline.leaves() if isinstance(run.task.work, Kernel)]
     return Step(
-        cluster=cluster.name,
-        mesh=sizes,
+        cluster=costs.whole.name,
+        mesh=costs.mesh,
         time_s=timeline.time_s,
         band=(min(low, timeline.time_s), max(high, timeline.time_s)),
         least_s=timeline.least_s,
@@ -340,7 +364,7 @@ def step(
         bytes=sum(work.bytes * times for work, times in kernels),
         collectives=collectives,
         why=_why(timeline, collectives, costs),
-        notes=tuple(f"{text} ({count} place(s))" for text, count in reader.notes.items()),
+        notes=tuple(f"{text} ({count} place(s))" for text, count in notes.items()),
         origins={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         timeline=timeline,
     )
