@@ -34,11 +34,6 @@ def add_commands(commands: Any) -> None:
     call.add_argument("--cluster", required=True, metavar="CLUSTER", help=clusters)
     call.add_argument("--algorithm", metavar="NAME", help="default: that of lowest cost in the cost model")
     call.add_argument("--dtype", default="float32", help="element type (default: float32)")
-    text = "arrivals: normal:TIME, exponential:TIME, lognormal:TIME:SIGMA, or a time for each rank (0us,5us,...)"
-    call.add_argument("--skew", metavar="SKEW", help=text)
-    call.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of arrivals drawn from a distribution (default: 0)"
-    )
     call.add_argument("--fidelity", default="folded", choices=calls.FIDELITIES, help="default: folded")
     text = "other algorithms, or nccl-VERSION: its time by the plan model of `predict`"
     call.add_argument("--compare", metavar="NAME", nargs="+", default=[], help=text)
@@ -61,6 +56,12 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--what-if", metavar="KEY=VALUE", nargs="+", default=[], help=text)
     text = "leaf[3]=0.5 (share left; lost: 0), leaf.planes=1 (lost), rank[7]=1.5 (times as slow), rank[7]=lost"
     parser.add_argument("--fault", metavar="FAULT", nargs="+", default=[], help=text)
+    text = "arrivals: normal:TIME, exponential:TIME, lognormal:TIME:SIGMA, or a time for each rank (0us,5us,...)"
+    parser.add_argument("--skew", metavar="SKEW", help=text)
+    text = "of arrivals drawn from a distribution (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=text)
+    text = "peers access operands and results where XLA has them; otherwise data passes through an arena"
+    parser.add_argument("--symmetric-buffers", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="one JSON object per prediction")
     parser.add_argument("--trace", metavar="OUT.json", help="timeline of the last prediction, for ui.perfetto.dev")
     parser.add_argument("--plot", metavar="OUT.png", help="plot of all predictions; needs matplotlib")
@@ -157,6 +158,7 @@ def collective(args: argparse.Namespace) -> int:
                             skew=skews.parse(args.skew) if args.skew else None,
                             seed=args.seed,
                             max_entries=_TRACE_ENTRIES if args.trace else 0,
+                            symmetric_buffers=args.symmetric_buffers,
                         )
                     except ValueError as error:
                         if algorithm == args.algorithm:
@@ -232,7 +234,15 @@ def step(args: argparse.Namespace) -> int:
     found: dict[str, steps.Step] = {}
     for label, cluster in clusters.items():
         found[label] = steps.step(
-            step_fn, arguments, mesh=mesh, cluster=cluster, while_trips=args.while_trips, fidelity=args.fidelity
+            step_fn,
+            arguments,
+            mesh=mesh,
+            cluster=cluster,
+            while_trips=args.while_trips,
+            fidelity=args.fidelity,
+            skew=skews.parse(args.skew) if args.skew else None,
+            seed=args.seed,
+            symmetric_buffers=args.symmetric_buffers,
         )
         _print(args, label, found[label], found[label].row(), found[""].time_s)
     if args.trace:

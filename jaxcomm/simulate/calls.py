@@ -27,6 +27,10 @@ _MAX_BROKEN = 1_000_000
 FIDELITIES = ("bounds", "folded", "full")
 
 
+class TooManySteps(ValueError):
+    """More steps would have to be simulated than the limit allows."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Simulated:
     """The predicted time of a collective. ``str()`` gives a summary.
@@ -330,7 +334,7 @@ def collective(
         found = sim.simulate(choice.request, choice.algorithm, bytes_of_all, native, fidelity, limit, max_entries)
     except ValueError as error:
         if cluster.faults and "would have to be simulated" in str(error):
-            raise ValueError(
+            raise TooManySteps(
                 f"{op}: {error}; the faults leave few ranks of equal role, so ask about fewer ranks"
             ) from None
         if max_steps is None or "would have to be simulated" not in str(error) or cluster.faults or start_s:

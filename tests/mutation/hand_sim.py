@@ -8,6 +8,7 @@ BOUNDS, SIMULATE = "ffi/sim/bounds.cc", "ffi/sim/simulate.cc"
 CALLS, CLUSTER = "jaxcomm/simulate/calls.py", "jaxcomm/simulate/cluster.py"
 PROGRAM, SCHEDULE = "jaxcomm/simulate/program.py", "jaxcomm/simulate/schedule.py"
 TESTS = "test_sim"
+STEPS, GROUPS = "jaxcomm/simulate/steps.py", "jaxcomm/simulate/groups.py"
 SCHEDULES, GOAL = "jaxcomm/simulate/goal.py", "tests/simulate/test_goal.py"
 STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
 FAULTS = "tests/simulate/test_faults.py"
@@ -274,6 +275,45 @@ MUTANTS = [
         CLUSTER,
         'origin[name] = "guess: what-if"',
         "pass",
+        "tests/simulate/test_ask.py",
+    ),
+    Mutant("steps after a wait repeat bytes", WORKLOAD, "  row_.uses.clear();\n", "", TESTS),
+    Mutant(
+        "only the first group of a step counts",
+        STEPS,
+        "for row in rows[sorted(wanted)]:",
+        "for row in rows[:1]:",
+        FAULTS,
+    ),
+    Mutant(
+        "a group has the link of its own number",
+        GROUPS,
+        "index = index // seen.levels[number - 1].ranks * switches + index % switches",
+        "pass",
+        FAULTS,
+    ),
+    Mutant("a relay carries one rank", GROUPS, "own / (1 + list(carried.values()).count(relay))", "own", FAULTS),
+    Mutant(
+        "a slow rank of a group keeps its number", GROUPS, "dataclasses.replace(fault, index=index)", "fault", FAULTS
+    ),
+    Mutant("no rank of a step is slow", STEPS, "return self.slow * (time_s", "return (time_s", FAULTS),
+    Mutant("a lost rank of a step needs no other", STEPS, "if left < n:", "if False:", FAULTS),
+    Mutant(
+        "a large group has no fault",
+        STEPS,
+        "return simulate(groups.weakest(seen))",
+        "return simulate(dataclasses.replace(seen, faults=()))",
+        FAULTS,
+    ),
+    Mutant("transfers of one group collide", GROUPS, "sharers=level.sharing // own", "sharers=1", FAULTS),
+    Mutant("collectives of a step wait for nobody", STEPS, "                skew=skew,\n", "", FAULTS),
+    Mutant("the last rank arrives in the first group", STEPS, "[np.array([np.argmax(skew.arrivals_s)])]", "[]", FAULTS),
+    Mutant("the rows of one choice are sent", "jaxcomm/simulate/kernels.py", "* ids.shape[1]", "", STEP),
+    Mutant(
+        "a step has no symmetric buffers",
+        STEPS,
+        "symmetric_buffers=self.symmetric_buffers",
+        "symmetric_buffers=False",
         "tests/simulate/test_ask.py",
     ),
 ]

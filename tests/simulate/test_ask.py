@@ -93,6 +93,23 @@ def test_other_algorithms_and_nccl_are_compared(capsys):
     assert nccl["band"][0] < nccl["time_s"] < nccl["band"][1]
 
 
+def test_symmetric_buffers_need_no_copies(program, capsys):
+    """Without the option, the operand of each rank is copied into the arena first."""
+    call = ["collective", "all_gather", "--bytes", "1MiB", "--cluster", "dgx-h100", "--json", "--algorithm", "direct"]
+    times = [(cli.main([*call, *more]), _rows(capsys)[0]["time_s"])[1] for more in ([], ["--symmetric-buffers"])]
+    assert times[0] - times[1] == pytest.approx((1 << 20) / 560e9, rel=1e-4)
+    run = ["step", f"{program}:step", *STEP, "--json"]
+    times = [(cli.main([*run, *more]), _rows(capsys)[0]["time_s"])[1] for more in ([], ["--symmetric-buffers"])]
+    assert times[1] < times[0]
+
+
+def test_a_step_has_faults_and_arrivals(program, capsys):
+    command = ["step", f"{program}:step", *STEP, "--fault", "leaf[3]=0.5", "--skew", "exponential:5us"]
+    assert cli.main(command) == 0
+    text = capsys.readouterr().out
+    assert "leaf[3] with 0.5 of its bandwidth" in text and "exponential arrivals: the last of 8 ranks" in text
+
+
 def test_a_trace_of_a_collective_opens_as_chrome_events(tmp_path):
     assert cli.main([*CALL, "--trace", str(tmp_path / "t.json")]) == 0
     content = json.loads((tmp_path / "t.json").read_text())
