@@ -8,6 +8,7 @@ BOUNDS, SIMULATE = "ffi/sim/bounds.cc", "ffi/sim/simulate.cc"
 CALLS, CLUSTER = "jaxcomm/simulate/calls.py", "jaxcomm/simulate/cluster.py"
 PROGRAM, SCHEDULE = "jaxcomm/simulate/program.py", "jaxcomm/simulate/schedule.py"
 TESTS = "test_sim"
+ASK_CODE, PLOT, ASK = "jaxcomm/simulate/ask.py", "jaxcomm/simulate/plot.py", "tests/simulate/test_ask.py"
 STEPS, GROUPS = "jaxcomm/simulate/steps.py", "jaxcomm/simulate/groups.py"
 SCHEDULES, GOAL = "jaxcomm/simulate/goal.py", "tests/simulate/test_goal.py"
 STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
@@ -316,4 +317,13 @@ MUTANTS = [
         "symmetric_buffers=False",
         "tests/simulate/test_ask.py",
     ),
+    Mutant("links of a plot have the bytes of one rate", ASK_CODE, "moved / rate / last.time_s", "moved / rate", ASK),
+    Mutant(
+        "a waterfall starts all changes from the first time",
+        PLOT,
+        'rows["all changes"] = (0.0,',
+        'rows["all changes"] = (base_s,',
+        ASK,
+    ),
+    Mutant("all what-ifs are the last one", ASK_CODE, "every |= _changes(text)", "every = _changes(text)", ASK),
 ]
