@@ -326,7 +326,13 @@ MUTANTS = [
         ASK,
     ),
     Mutant("all what-ifs are the last one", ASK_CODE, "every |= _changes(text)", "every = _changes(text)", ASK),
-    Mutant("a copy has the route of a peer", WORKLOAD, "if (src == dst) return Pair(-1, src);", "", TESTS),
+    Mutant(
+        "a copy has the route of a peer",
+        WORKLOAD,
+        "if (src == dst) return Pair(-1, src);",
+        "",
+        "tests/simulate/test_what_if.py",
+    ),
     Mutant(
         "all peers of a role have one route",
         WORKLOAD,
@@ -349,7 +355,6 @@ MUTANTS = [
         TESTS,
     ),
     Mutant("a ring has the rounds of a short one", SIMULATE, "groups - next", "0 * (groups - next)", TESTS),
-    Mutant("a ring is no line", SIMULATE, "if (!OnLine(a.time_s, b.time_s, c.time_s) ||", "if (", TESTS),
     Mutant("a long ring has the links of a short one", SIMULATE, "* static_cast<double>(groups);", "* last;", TESTS),
     Mutant(
         "a short ring has the pieces of a long one",

@@ -69,7 +69,7 @@ void SameInFull(const Algorithm& algorithm, const Request& request, const Cluste
 
 TEST_CASE("routes by role are those of all ranks") {
   for (LevelKind second : {LevelKind::kRails, LevelKind::kFatTree}) {
-    const Cluster cluster = Tree(second, 32, 128, 2);
+    const Cluster cluster = Tree(second, 64, 128, 2);
     for (Collective collective : {Collective::kAllToAll, Collective::kAllReduce}) {
       for (const char* name : {"direct", "hierarchical"}) {
         const Algorithm* algorithm = FindAlgorithm(collective, name);
