@@ -8,10 +8,13 @@ them. The command is `python -m jaxcomm.simulate`.
 """
 
 from jaxcomm.simulate.calls import Simulated, collective
+from jaxcomm.simulate.chakra import TraceError, write_step
 from jaxcomm.simulate.cluster import Cluster, ClusterError, Compute, Level
 from jaxcomm.simulate.failures import Goodput, goodput
+from jaxcomm.simulate.hlo import of_text as step_of_hlo
 from jaxcomm.simulate.program import StepError
 from jaxcomm.simulate.steps import Collective, Step, step
+from jaxcomm.simulate.workloads import of_traces as step_of_traces
 
 __all__ = [
     "Cluster",
@@ -23,7 +26,11 @@ __all__ = [
     "Simulated",
     "Step",
     "StepError",
+    "TraceError",
     "collective",
     "goodput",
     "step",
+    "step_of_hlo",
+    "step_of_traces",
+    "write_step",
 ]

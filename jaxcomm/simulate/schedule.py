@@ -17,13 +17,14 @@ Duration = Callable[[Kernel | Exchange], float]
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One task, or one loop with the run of its block."""
+    """One task, or one loop with the run of its block. `index` is the position of the task in its block."""
 
     task: Task
     start_s: float
     end_s: float
     exposed_s: float = 0.0  # collective: without computation at the same time
     inside: "Timeline | None" = None  # loop: one iteration of its slowest block
+    index: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +85,9 @@ def execute(block: Block, duration: Duration) -> Timeline:
         lengths.append(length)
     starts = _start_all(tasks, lengths)
     ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-    exposed = _exposed(tasks, starts, ends)
+    alone = exposed(tasks, starts, ends)
     order = sorted(range(len(tasks)), key=lambda i: (starts[i], i))
-    runs = tuple(Run(tasks[i], starts[i], ends[i], exposed[i], inner.get(i)) for i in order)
+    runs = tuple(Run(tasks[i], starts[i], ends[i], alone[i], inner.get(i), i) for i in order)
 
     compute = communication = hidden = 0.0
     path: list[float] = []
@@ -99,7 +100,7 @@ def execute(block: Block, duration: Duration) -> Timeline:
             length = inner[index].path_s * task.work.trips
         elif isinstance(task.work, Exchange):
             communication += length
-            hidden += exposed[index]
+            hidden += alone[index]
         else:
             compute += length
         path.append(length + max((path[need] for need in task.needs), default=0.0))
@@ -161,10 +162,10 @@ def _start_all(tasks: tuple[Task, ...], lengths: list[float]) -> list[float]:
                     ready(user, now)
 
 
-def _exposed(tasks: tuple[Task, ...], starts: list[float], ends: list[float]) -> list[float]:
+def exposed(tasks: tuple[Task, ...], starts: list[float], ends: list[float]) -> list[float]:
     """Of each collective, the time in which no kernel runs. Kernels never overlap each other."""
     kernels = sorted((starts[i], ends[i]) for i, task in enumerate(tasks) if isinstance(task.work, Kernel))
-    exposed = [0.0] * len(tasks)
+    left_s = [0.0] * len(tasks)
     exchanges = sorted(
         (starts[i], i) for i, task in enumerate(tasks) if isinstance(task.work, Exchange)
     )  # in time, so that one pass finds the kernels
@@ -176,5 +177,5 @@ def _exposed(tasks: tuple[Task, ...], starts: list[float], ends: list[float]) ->
         while at < len(kernels) and kernels[at][0] < ends[index]:
             left -= min(kernels[at][1], ends[index]) - max(kernels[at][0], begin)
             at += 1
-        exposed[index] = max(left, 0.0)
-    return exposed
+        left_s[index] = max(left, 0.0)
+    return left_s

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,8 @@ _MAX_STEPS = 300_000
 _MAX_BROKEN_RANKS = 1024
 # Kernels take at least the time of the data sheet's peaks, and at most twice the estimate: a guess.
 _SLOWEST_KERNEL = 2.0
+# Operations of an Exchange that are messages from one rank to another.
+MESSAGES = ("send", "recv")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,18 +131,25 @@ class Step:
         return "\n".join(lines)
 
 
-class _Costs:
+class Costs:
     """Times of kernels and collectives. Equal collectives are simulated once."""
 
     def __init__(
-        self, cluster: Cluster, mesh: dict[str, int], fidelity: str, arrivals: Mapping[str, Any], buffers: bool
+        self,
+        cluster: Cluster,
+        mesh: dict[str, int],
+        fidelity: str = "folded",
+        skew: Skew | None = None,
+        seed: int = 0,
+        symmetric_buffers: bool = False,
     ):
+        if fidelity not in ("folded", "full"):
+            raise StepError(f"step: fidelity must be folded or full, got {fidelity!r}")
         if cluster.compute is None:
             raise ClusterError(f"{cluster.name}: device.flops_bf16: is missing; step needs it")
         self.compute, self.mesh, self.fidelity = cluster.compute, mesh, fidelity
-        self.arrivals, self.symmetric_buffers = arrivals, buffers
+        self.skew, self.seed, self.symmetric_buffers = skew, seed, symmetric_buffers
         n = math.prod(mesh.values())
-        skew: Skew | None = arrivals["skew"]
         if skew is not None and skew.kind == "list" and len(skew.arrivals_s) != n:
             raise StepError(f"step: skew has {len(skew.arrivals_s)} arrivals, expected one for each of {n} ranks")
         self.notes = {str(fault): 1 for fault in cluster.faults}
@@ -171,6 +180,8 @@ class _Costs:
 
     def kernel(self, work: Kernel, ideal: bool = False) -> float:
         """Roofline: the larger of the times for operations and bytes."""
+        if work.time_s is not None:
+            return self.slow * work.time_s
         of, dtype = self.compute, work.dtype or "bfloat16"
         peak = of.flops_per_s * 2 / max(jax.numpy.dtype(dtype).itemsize, 1)
         shares = (1.0, 1.0) if ideal else (of.efficiency, of.memory_efficiency)
@@ -178,7 +189,9 @@ class _Costs:
         return self.slow * (time_s if ideal else time_s + of.kernel_s)
 
     def simulated(self, work: Exchange) -> calls.Simulated | None:
-        """None for a group of one rank, which transfers nothing."""
+        """None for a group of one rank, which transfers nothing, and for a message, which is no collective."""
+        if work.op in MESSAGES:
+            return None
         key = dataclasses.replace(work, site="", asynchronous=False)
         if key not in self.found:
             self.found[key] = self._simulate(work)
@@ -194,7 +207,7 @@ class _Costs:
         group_of = np.full(rows.max() + 1, -1)
         group_of[rows] = np.arange(len(rows))[:, None]
         wanted = {0}
-        skew: Skew | None = self.arrivals["skew"]
+        skew = self.skew
         ranks = [*self.places, *([np.array([np.argmax(skew.arrivals_s)])] if skew and skew.arrivals_s else [])]
         for some in ranks:
             wanted |= {int(group) for group in group_of[some[some < len(group_of)]] if group >= 0}
@@ -228,7 +241,7 @@ class _Costs:
         algorithm = None if op != work.op else work.algorithm
         dtype = jax.numpy.dtype(work.dtype)
         source = int(place[work.source])
-        skew: Skew | None = self.arrivals["skew"]
+        skew = self.skew
         if skew is not None and skew.kind == "list":
             skew = dataclasses.replace(skew, arrivals_s=tuple(skew.arrivals_s[rank] for rank in np.sort(ranks)))
         bytes_of = (count * dtype.itemsize, dtype.itemsize)
@@ -247,7 +260,7 @@ class _Costs:
                 fidelity=self.fidelity,
                 max_steps=_MAX_STEPS if self.fidelity == "folded" else None,
                 skew=skew,
-                seed=self.arrivals["seed"],
+                seed=self.seed,
                 symmetric_buffers=self.symmetric_buffers,
             )
 
@@ -281,6 +294,8 @@ class _Costs:
 
         def of(work: Kernel | Exchange) -> float:
             if isinstance(work, Kernel):
+                if work.time_s is not None:
+                    return self.kernel(work)
                 return self.kernel(work) * _SLOWEST_KERNEL if high else self.kernel(work, ideal=True)
             found = self.simulated(work)
             return found.band[high] if found and found.band else 0.0
@@ -288,7 +303,7 @@ class _Costs:
         return of
 
 
-def _axes_of(mesh: Any) -> dict[str, int]:
+def axes_of(mesh: Any) -> dict[str, int]:
     sizes = dict(mesh) if isinstance(mesh, dict) else dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
     if not sizes or any(not isinstance(size, int) or size < 1 for size in sizes.values()):
         raise StepError(f"step: mesh: expected names of axes with positive sizes, got {sizes}")
@@ -296,7 +311,7 @@ def _axes_of(mesh: Any) -> dict[str, int]:
 
 
 def _trace(step_fn: Callable[..., Any], args: Sequence[Any], given: Any, reader: Reader) -> Block:
-    mesh = _axes_of(given)
+    mesh = axes_of(given)
     if isinstance(given, dict):
         given = jax.sharding.AbstractMesh(tuple(mesh.values()), tuple(mesh))
     try:
@@ -318,7 +333,7 @@ def _trace(step_fn: Callable[..., Any], args: Sequence[Any], given: Any, reader:
     return block
 
 
-def _table(timeline: Timeline, costs: _Costs) -> tuple[Collective, ...]:
+def _table(timeline: Timeline, costs: Costs) -> tuple[Collective, ...]:
     rows: dict[tuple[Any, ...], Collective] = {}
     for run, times in timeline.leaves():
         work = run.task.work
@@ -335,7 +350,7 @@ def _table(timeline: Timeline, costs: _Costs) -> tuple[Collective, ...]:
     return tuple(sorted(rows.values(), key=lambda c: (-c.exposed_s, -c.total_s)))
 
 
-def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: _Costs) -> str:
+def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: Costs) -> str:
     if 2 * timeline.exposed_s >= timeline.time_s and collectives:
         worst = collectives[0]
         share = timeline.exposed_s / (timeline.time_s or 1)
@@ -344,9 +359,12 @@ def _why(timeline: Timeline, collectives: tuple[Collective, ...], costs: _Costs)
             f"{worst.op} over {', '.join(worst.axes)} at {worst.site} ({worst.simulated.why})"
         )
     shares = {"operations of products": 0.0, "bytes of memory": 0.0, "starts of kernels": 0.0}
+    shares["kernels with measured times"] = 0.0
     for run, times in timeline.leaves():
         work = run.task.work
-        if isinstance(work, Kernel):
+        if isinstance(work, Kernel) and work.time_s is not None:
+            shares["kernels with measured times"] += times * costs.kernel(work)
+        elif isinstance(work, Kernel):
             by_bytes = work.bytes / (costs.whole.memory_bytes_per_s * costs.compute.memory_efficiency)
             busy_s = costs.kernel(work) - costs.compute.kernel_s
             shares["bytes of memory" if by_bytes >= busy_s else "operations of products"] += times * busy_s
@@ -393,26 +411,44 @@ def step(
     """
     if while_trips < 1:
         raise StepError(f"step: while_trips must be at least 1, got {while_trips}")
-    if fidelity not in ("folded", "full"):
-        raise StepError(f"step: fidelity must be folded or full, got {fidelity!r}")
-    sizes = _axes_of(mesh)
     given = skew if isinstance(skew, Skew) or skew is None else skews.given(skew)
-    costs = _Costs(cluster, sizes, fidelity, {"skew": given, "seed": seed}, symmetric_buffers)
     reader = Reader(while_trips, cluster.scope is not None)
     block = _trace(step_fn, args, mesh, reader)
+    costs = Costs(cluster, axes_of(mesh), fidelity, given, seed, symmetric_buffers)
+    return _of_block(block, costs, reader.notes)
+
+
+def of_block(
+    block: Block, mesh: Any, *, cluster: Cluster, fidelity: str = "folded", notes: dict[str, int] | None = None
+) -> Step:
+    """As ``step``, for tasks that every rank of the mesh executes. ``notes``: assumptions, with their places."""
+    return _of_block(block, Costs(cluster, axes_of(mesh), fidelity), notes or {})
+
+
+def _of_block(block: Block, costs: "Costs", notes: dict[str, int]) -> Step:
     timeline = execute(block, costs.duration)
     low, high = (execute(block, costs.end(end)).time_s for end in (False, True))
+    return summary(costs, timeline, (low, high), dict(notes))
+
+
+def summary(costs: "Costs", timeline: Timeline, limits: tuple[float, float], notes: dict[str, int]) -> Step:
+    """The step that a timeline shows. ``limits``: times at the ends of the band."""
+    low, high = limits
+
+    def note(text: str, count: int = 1) -> None:
+        notes[text] = notes.get(text, 0) + count
+
     collectives = _table(timeline, costs)
     modelled = sum(c.simulated.steps == 0 and not c.simulated.utilisation for c in collectives)
     if modelled:
-        reader.note(f"collectives of more than {_MAX_STEPS} steps take the time of the cost model", modelled)
+        note(f"collectives of more than {_MAX_STEPS} steps take the time of the cost model", modelled)
     for text, count in [*costs.notes.items(), *costs.assumed(collectives)]:
-        reader.note(text, count)
-    kinds = [o.split(":")[0] for o in {**cluster.origins, **costs.compute.origins}.values()]
+        note(text, count)
+    kinds = [o.split(":")[0] for o in {**costs.whole.origins, **costs.compute.origins}.values()]
     kernels = [(run.task.work, times) for run, times in timeline.leaves() if isinstance(run.task.work, Kernel)]
     return Step(
-        cluster=cluster.name,
-        mesh=sizes,
+        cluster=costs.whole.name,
+        mesh=costs.mesh,
         time_s=timeline.time_s,
         band=(min(low, timeline.time_s), max(high, timeline.time_s)),
         least_s=timeline.least_s,
@@ -425,7 +461,7 @@ def step(
         bytes=sum(work.bytes * times for work, times in kernels),
         collectives=collectives,
         why=_why(timeline, collectives, costs),
-        notes=tuple(f"{text} ({count} place(s))" for text, count in reader.notes.items()),
+        notes=tuple(f"{text} ({count} place(s))" for text, count in notes.items()),
         origins={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         timeline=timeline,
     )

@@ -53,6 +53,9 @@ class Config(BaseConfig):
             chunks = 2 * self.ranks(AXIS)
             self.check(self.seq % chunks == 0, "seq", f"a multiple of {chunks}, the chunks of --order zigzag")
 
+    def without_effect(self):
+        return super().without_effect() | self.one_rank(AXIS, "attention", "order")
+
 
 def positions_of(order, seq, ranks):
     """(n, m) positions of each rank."""
@@ -108,7 +111,4 @@ def build(config, mesh, comm):
     _, shapes, _ = lm.structure(config)
     specs = jax.tree.map(lambda _: P(), shapes)
 
-    def of_rank(model, tokens, comm):
-        return loss(config, model, tokens, comm)
-
-    return step.build(config, mesh, comm, of_rank, specs, loss_axes=config.axes)
+    return step.build(config, mesh, comm, loss, specs, loss_axes=config.axes)

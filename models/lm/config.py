@@ -1,7 +1,8 @@
 """Options that all scripts share: one frozen dataclass, from which the command line is generated.
 
 A script subclasses Config: it names its mesh axes and may add fields, which become options, and checks. A script with
-other options for the sizes of its mesh subclasses Options.
+other options for the sizes of its mesh subclasses Options. An option on the command line that has no effect with the
+others is an error: Options.without_effect names these.
 """
 
 import argparse
@@ -106,6 +107,20 @@ class Options:
             where = f"{' x '.join(axes)} = {ranks} in {self.layout_flags}"
             self.check(getattr(self, name) % ranks == 0, name, f"a multiple of {where}, which share the {what}")
 
+    def without_effect(self):
+        """{name of an option: the reason why it has no effect}. Subclasses extend it."""
+        return {"psum": f"--comm {self.comm}"} if self.comm != "jaxcomm" else {}
+
+    def check_effect(self, given):
+        """Raises ValueError if one of the options ``given`` on the command line has no effect."""
+        for name, reason in self.without_effect().items():
+            if name in given:
+                raise ValueError(f"--{name}: no effect with {reason}; remove it")
+
+    def one_rank(self, axis, *options):
+        """``without_effect`` of options that are for several ranks along an axis."""
+        return dict.fromkeys(options, f"{axis} = 1 in {self.layout_flags}") if self.ranks(axis) == 1 else {}
+
     def ranks(self, *axes):
         """Number of ranks along ``axes``, or of all ranks."""
         return math.prod(self.sizes[axis] for axis in axes or self.axes)
@@ -176,6 +191,8 @@ def parse(config_type, argv=None):
     resume = given.pop("resume")
     try:
         folder = pathlib.Path(given.get("out") or config_type.out or f"runs/{config_type.name}")
-        return (load(config_type, folder / "config.json", given) if resume else config_type(**given)), resume
+        config = load(config_type, folder / "config.json", given) if resume else config_type(**given)
+        config.check_effect(given)
+        return config, resume
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))

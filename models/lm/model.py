@@ -156,3 +156,8 @@ def structure(config, module=Transformer):
 
 def cast(params, config):
     return jax.tree.map(lambda x: x.astype(config.dtype), params)
+
+
+def at_least_float32(params, config):
+    """Parameters in the type in which gradients are added: float64 with --dtype float64, else float32."""
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(config.dtype, jnp.float32)), params)

@@ -54,13 +54,13 @@ class Config(pp.Config, cp.Config, tp.Config):
     layout: str = option("2x1x2x2", "sizes of the mesh axes pipe x data x context x tensor")
     layers: int = option(4, "transformer blocks")
     microbatches: int = option(4, "parts of the batch of a group, which are in the pipeline at the same time")
+    schedule: str = option("circular", "order of the passes; models/pp has a second one", choices=("circular",))
     rounds: int = option(1, "times that a microbatch passes all stages, each time with other layers")
     experts: int = option(4, "experts per layer; 0: the feed-forward layers are not mixtures of experts")
     balance: float = option(0.01, "weight of the load-balancing loss of the experts")
 
     def __post_init__(self):
         super().__post_init__()
-        self.check(self.schedule == "circular", "schedule", "circular; models/pp has 1f1b")
         # In a branch that only some ranks take, XLA on CPUs mixes up the ppermutes of jax.lax, without an error.
         mixed_up = self.comm == "lax" and self.ranks(pp.AXIS) > 1 and self.ranks(cp.AXIS) > 1
         self.check(not mixed_up or self.attention != "ring", "attention", "gather or ulysses with --comm lax")
@@ -70,6 +70,9 @@ class Config(pp.Config, cp.Config, tp.Config):
         self.check(self.balance >= 0, "balance", "at least 0")
         self.check(self.experts != 1 and self.experts >= 0, "experts", "0, or at least 2: each token chooses two")
         self.check_divides(EXPERTS, experts="experts")
+
+    def without_effect(self):
+        return super().without_effect() | ({} if self.experts else {"balance": "--experts 0"})
 
 
 class Block(lm.Block):
@@ -170,24 +173,26 @@ def loss(config, params, tokens, comm):
     if config.ranks(cp.AXIS) > 1:
         attend = functools.partial(cp.attend, config, positions=positions, comm=comm)
 
-    # Matrices of this rank of "pipe" and "tensor", complete. Their gradients are summed into parts, once per step.
+    # Matrices of this rank of "pipe" and "tensor", complete. Their gradients are summed into parts, once per step. The
+    # transfer is in the type --dtype. The result is float32, so the pipeline adds gradients in float32.
     complete = zero.gather(comm, config.dtype, STATE)
     params = {
-        name: {
-            "parts": complete(jnp.squeeze(group["parts"], -2)),
-            "rest": lm.cast(group["rest"], config),
-        }
+        name: {"parts": complete(jnp.squeeze(group["parts"], -2)), "rest": group["rest"]}
         for name, group in params.items()
     }
+    params = lm.at_least_float32(params, config)
+
+    def unpack(name, packed):
+        return groups[name].unpack(lm.cast(packed, config))
 
     def enter(params, tokens):
-        return tp.embed(groups["embed"].unpack(params["embed"])["embed"], tokens[:, own], comm)
+        return tp.embed(unpack("embed", params["embed"])["embed"], tokens[:, own], comm)
 
     def work(x, params):
-        return layer(config, nnx.merge(block, groups["blocks"].unpack(params)), x, attend, comm)
+        return layer(config, nnx.merge(block, unpack("blocks", params)), x, attend, comm)
 
     def leave(params, x, tokens):
-        model = nnx.merge(head, groups["head"].unpack(params["head"]))
+        model = nnx.merge(head, unpack("head", params["head"]))
         (scores,) = comm.all_gather_matmul(model.norm(x), (model.scores[...],), tp.AXIS, axis=1)
         return tp.cross_entropy(scores, tokens[:, own + 1], comm).mean()
 
@@ -207,14 +212,11 @@ def build(config, mesh, comm):
     specs = {name: groups[name].specs() for name in ("embed", "head")}
     specs["blocks"] = groups["blocks"].specs(None, pp.AXIS, None)
 
-    def of_rank(params, tokens, comm):
-        return loss(config, params, tokens, comm)
-
     return step.build(
         config,
         mesh,
         comm,
-        of_rank,
+        loss,
         specs,
         loss_axes,
         module=Transformer,

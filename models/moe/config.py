@@ -81,6 +81,14 @@ class Config(Options):
         self.check(self.batch % self.ranks() == 0, "batch", f"a multiple of {ranks}")
         self.check(self.prompt != "", "prompt", "at least one character")
 
+    def without_effect(self):
+        found = super().without_effect()
+        if self.moe == "dropless":
+            found |= dict.fromkeys(("capacity", "eval_capacity"), "--moe dropless")
+        if self.sample == 0:
+            found |= {"temperature": "--sample 0"}
+        return found
+
     @property
     def sizes(self):
         return dict(zip(AXES, (self.nodes, self.gpus), strict=True))

@@ -78,7 +78,11 @@ def arrange(config, params):
 
 
 class Stages(NamedTuple):
-    """The work on a microbatch. ``params`` are those of the rank, b sequences of tokens are (b, s + 1)."""
+    """The work on a microbatch. ``params`` are those of the rank, b sequences of tokens are (b, s + 1).
+
+    The functions cast the parameters to the type --dtype. The loop adds the gradients of all microbatches in the type
+    of ``params``, which is at least float32.
+    """
 
     enter: Callable  # (params, tokens) -> x, on the first stage
     layer: Callable  # (x, params of a layer) -> (x, {name: metric}), on every stage
@@ -153,12 +157,16 @@ def loss(config, params, tokens, comm):
     """This rank's share of the loss: not zero on the last stage only."""
     block, _, _ = lm.structure(config, lm.Block)
     head, _, _ = lm.structure(config, lm.Head)
+
+    def head_loss(params, x, tokens):
+        return lm.cross_entropy(nnx.merge(head, lm.cast(params, config))(x), tokens[:, 1:]).mean()
+
     stages = Stages(
-        enter=lambda params, tokens: params["embed"][tokens[:, :-1]],
-        layer=lambda x, params: (nnx.merge(block, params)(x), {}),
-        leave=lambda params, x, tokens: lm.cross_entropy(nnx.merge(head, params["head"])(x), tokens[:, 1:]).mean(),
+        enter=lambda params, tokens: lm.cast(params["embed"], config)[tokens[:, :-1]],
+        layer=lambda x, params: (nnx.merge(block, lm.cast(params, config))(x), {}),
+        leave=lambda params, x, tokens: head_loss(params["head"], x, tokens),
     )
-    params = lm.cast(params, config)
+    params = lm.at_least_float32(params, config)
 
     def circular(params, tokens):
         return pipeline(config, params, tokens, comm, stages, loss_axes=config.axes)["loss"]
@@ -177,9 +185,6 @@ def build(config, mesh, comm):
     specs = jax.tree.map(lambda _: P(), shapes)
     specs["blocks"] = jax.tree.map(lambda _: P(None, AXIS), shapes["blocks"])
 
-    def of_rank(params, tokens, comm):
-        return loss(config, params, tokens, comm)
-
     return step.build(
-        config, mesh, comm, of_rank, specs, loss_axes=config.axes, arrange=lambda params: arrange(config, params)
+        config, mesh, comm, loss, specs, loss_axes=config.axes, arrange=lambda params: arrange(config, params)
     )

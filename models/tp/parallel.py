@@ -58,6 +58,10 @@ class Config(BaseConfig):
             lm.VOCAB % ranks == 0, "layout", f"a size of {AXIS} that divides the {lm.VOCAB} bytes of the vocabulary"
         )
 
+    def without_effect(self):
+        of_lax = {"matmul": f"--comm {self.comm}"} if self.comm != "jaxcomm" else {}
+        return super().without_effect() | of_lax | self.one_rank(AXIS, "matmul")
+
 
 def attention(layer, x, comm, attend=lm.attend):
     """(b, s / t, d) -> (b, s / t, d): all positions, and the heads of this rank."""
@@ -113,7 +117,4 @@ def build(config, mesh, comm):
     _, shapes, _ = lm.structure(config)
     specs = jax.tree_util.tree_map_with_path(lambda path, _: SPECS.get(path[-1].key, P()), shapes)
 
-    def of_rank(model, tokens, comm):
-        return loss(config, model, tokens, comm)
-
-    return step.build(config, mesh, comm, of_rank, specs, loss_axes=("data",))
+    return step.build(config, mesh, comm, loss, specs, loss_axes=("data",))

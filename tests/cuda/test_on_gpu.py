@@ -422,11 +422,11 @@ def test_rehearsal_of_the_host_cost(tmp_path, empty_call, monkeypatch):
 
 @pytest.mark.full
 def test_rehearsal_of_the_example(wheels, tmp_path, machine):
-    """The example is built and registered as on a GPU. Calls need a GPU."""
+    """An example is built and registered as on a GPU. Calls need a GPU."""
     toolkit = wheels / "cu13"
     environment = machine.environment(on_gpu.Nccl(None, given=False), JAX_PLATFORMS="cpu")
     environment |= {"CUDACXX": str(toolkit / "bin" / "nvcc"), "CUDAFLAGS": f"-L{toolkit / 'lib'}"}
-    part = on_gpu.example_part(machine)
+    part = on_gpu.example_parts(machine)[0]
     done = subprocess.run(part.command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=250)
     assert done.returncode != 0
     assert "registered" in done.stderr, done.stdout + done.stderr

@@ -51,6 +51,10 @@ def test_binary_and_hidden_files_are_skipped(tmp_path):
         (["--heads", "3"], "--width: got 128, expected a multiple of 2 * heads = 6"),
         (["--comm", "mpi"], "invalid choice: 'mpi'"),
         (["--resume", "--out", "does/not/exist"], "no run to continue"),
+        (["--psum", "ring", "--comm", "lax"], "--psum: no effect with --comm lax; remove it"),
+        (["--capacity", "2"], "--capacity: no effect with --moe dropless; remove it"),
+        (["--eval_capacity", "2"], "--eval_capacity: no effect with --moe dropless; remove it"),
+        (["--temperature", "1", "--sample", "0"], "--temperature: no effect with --sample 0; remove it"),
     ],
 )
 def test_bad_options_are_named(argv, message, capsys):

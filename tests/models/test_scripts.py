@@ -15,6 +15,7 @@ import plain
 import pytest
 import scripts
 from scripts import tiny
+from training import metrics
 
 from models.lm import config as config_lib
 from models.lm import distributed
@@ -189,15 +190,18 @@ def command(script, *arguments, **options):
     return train_lib.main(module.Config, module.build, [*given, *arguments])
 
 
-def metrics(out):
-    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in record.items() if name != "tokens_per_s"} for record in records]
+CONTINUED = {
+    "tp": {},
+    "zero": {},
+    "pp": {"layout": "2x2", "rounds": 1, "layers": 2, "microbatches": 2},
+    "mesh": {"layout": "2x1x1x2", "layers": 2, "microbatches": 2, "experts": 2},
+}
 
 
-@pytest.mark.parametrize("script", ["tp", pytest.param("zero", marks=full)])
+@pytest.mark.parametrize("script", ["tp", *(pytest.param(script, marks=full) for script in ("zero", "pp", "mesh"))])
 def test_interrupted_run_continues_where_it_was_saved(script, tmp_path, text_folder, monkeypatch, capsys):
     """A run, and the same run stopped by Ctrl-C after step 5 and continued: the same losses, bit for bit."""
-    options = {**RUN, "data": text_folder, "steps": 8}
+    options = {**RUN, **CONTINUED[script], "data": text_folder, "steps": 8}
     assert command(script, **options, out=tmp_path / "whole") == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("8 steps, training loss") and "held-out" in last and str(tmp_path / "whole") in last
@@ -281,7 +285,18 @@ BAD = [
     ("pp", ["--rounds", "0"], "--rounds: got 0, expected at least 1"),
     ("pp", ["--schedule", "1f1b"], "--rounds: got 2, expected 1 with --schedule 1f1b"),
     ("pp", ["--schedule", "gpipe"], "invalid choice: 'gpipe'"),
-    ("mesh", ["--schedule", "1f1b"], "--schedule: got '1f1b', expected circular"),
+    ("mesh", ["--schedule", "1f1b"], "invalid choice: '1f1b'"),
+    # No effect.
+    ("zero", ["--psum", "ring", "--comm", "lax"], "--psum: no effect with --comm lax; remove it"),
+    ("tp", ["--matmul", "ring", "--comm", "lax"], "--matmul: no effect with --comm lax; remove it"),
+    ("tp", ["--matmul", "ring", "--layout", "8x1"], "--matmul: no effect with tensor = 1 in --layout 8x1; remove it"),
+    ("cp", ["--attention", "gather", "--layout", "8x1"], "--attention: no effect with context = 1 in --layout 8x1"),
+    ("cp", ["--order", "striped", "--layout", "8x1"], "--order: no effect with context = 1 in --layout 8x1"),
+    ("mesh", ["--balance", "0.1", "--experts", "0"], "--balance: no effect with --experts 0"),
+    ("mesh", ["--order", "striped", "--layout", "2x2x1x1"], "--order: no effect with context = 1 in --layout 2x2x1x1"),
+    ("mesh", ["--attention", "gather", "--layout", "2x2x1x1"], "--attention: no effect with context = 1"),
+    ("mesh", ["--matmul", "ring", "--layout", "2x1x2x1"], "--matmul: no effect with tensor = 1"),
+    ("mesh", ["--matmul", "ring", "--comm", "lax", "--attention", "gather"], "--matmul: no effect with --comm lax"),
     ("mesh", ["--comm", "lax"], "--attention: got 'ring', expected gather or ulysses with --comm lax"),
     ("zero", ["--batch", "12"], "--batch: got 12, expected a multiple of node x gpu = 8 in --layout 2x4"),
     ("zero", ["--stage", "4"], "invalid choice: 4"),
@@ -294,6 +309,31 @@ def test_bad_options_are_named(script, argv, message, capsys):
     with pytest.raises(SystemExit):
         config_lib.parse(scripts.SCRIPTS[script].Config, argv)
     assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("script", "argv"),
+    [
+        ("tp", ["--matmul", "ring"]),
+        ("cp", ["--attention", "gather", "--order", "striped"]),
+        ("mesh", ["--layout", "2x1x1x1", "--experts", "0"]),
+        ("mesh", ["--balance", "0.1", "--attention", "ulysses", "--matmul", "ring", "--psum", "ring"]),
+        ("mesh", ["--comm", "lax", "--layout", "2x2x1x1"]),
+    ],
+)
+def test_options_with_an_effect_and_defaults_are_accepted(script, argv):
+    config, _ = config_lib.parse(scripts.SCRIPTS[script].Config, argv)
+    assert config.layout_flags
+
+
+def test_options_of_an_earlier_run_may_lose_their_effect(tmp_path):
+    """A run with --matmul ring continues with --comm lax."""
+    tiny("tp", out=str(tmp_path), matmul="ring").save(tmp_path / "config.json")
+    argv = ["--resume", "--out", str(tmp_path), "--comm", "lax"]
+    config, _ = config_lib.parse(scripts.tp.Config, argv)
+    assert (config.comm, config.matmul) == ("lax", "ring")
+    with pytest.raises(SystemExit):
+        config_lib.parse(scripts.tp.Config, [*argv, "--matmul", "ring"])
 
 
 def test_too_few_devices_are_named():

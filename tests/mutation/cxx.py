@@ -49,18 +49,18 @@ def cover(build, units):
         if unit.pytest:
             environment["JAXCOMM_MUTANT_TESTS"] = str(tests)
             command = (*command, "-p", "mutation.per_test")
-        passed, seconds = trees.run(command, unit.folder, 900, environment, log)
-        if not passed:
+        run = trees.run(command, unit.folder, 900, environment, log)
+        if not run.passed or (unit.pytest and not trees.has_run(log)):
             print(f"{unit.name} fails without a mutant:\n{log.read_text(errors='replace')[-2000:]}", flush=True)
             continue
         reached = {i for i, byte in enumerate(path.read_bytes()) if byte}
-        covered[unit.name] = Coverage(seconds, reached)
+        covered[unit.name] = Coverage(run.seconds, reached)
         if unit.pytest:
             found = json.loads(tests.read_text())
             each = tuple((name, duration, set(switches)) for name, duration, switches in found["tests"])
             outside = set(found["outside"])
-            covered[unit.name] = Coverage(seconds, outside.union(*(test[2] for test in each)), outside, each)
-        print(f"{seconds:7.1f} s  {len(covered[unit.name].reached):6} reached  {unit.name}", flush=True)
+            covered[unit.name] = Coverage(run.seconds, outside.union(*(test[2] for test in each)), outside, each)
+        print(f"{run.seconds:7.1f} s  {len(covered[unit.name].reached):6} reached  {unit.name}", flush=True)
     return covered
 
 
@@ -79,20 +79,25 @@ def command(unit, coverage, number):
 
 
 def judge(mutant, units, covered, folder):
-    """Runs the tests that reach a mutant: programs before pytest, fast programs first."""
+    """Runs the tests that reach a mutant: programs before pytest, fast programs first. None: the machine is slow."""
     reaching = [unit for unit in units if unit.name in covered and mutant.number in covered[unit.name].reached]
     reaching.sort(key=lambda unit: (unit.pytest, 0 if unit.pytest else covered[unit.name].seconds))
-    total, caught = 0.0, ""
+    total, caught, result = 0.0, "", record.SURVIVED if reaching else record.NOT_REACHED
     for unit in reaching:
         words, normal = command(unit, covered[unit.name], mutant.number)
         environment = {**unit.environment, "JAXCOMM_MUTANT": str(mutant.number)}
         log = pathlib.Path(unit.folder).parent / f"{threading.get_ident()}.log" if unit.pytest else None
-        passed, seconds = trees.run(words, unit.folder, 3 * normal + 10, environment, log)
-        total += seconds
-        if not passed:
+        limit_s = 3 * normal + 10
+        run = trees.run(words, unit.folder, limit_s, environment, log)
+        total += run.seconds
+        if run.timed_out:
+            again = trees.run(words, unit.folder, limit_s, unit.environment, log)
+            if not trees.is_mutant_slow(again, limit_s):
+                return None
+        if not run.passed:
             caught = trees.failed(log) or unit.name
+            result = record.TIMED_OUT if run.timed_out else record.CAUGHT
             break
-    result = record.CAUGHT if caught else record.SURVIVED if reaching else record.NOT_REACHED
     return record.Result(folder, *mutant[1:], result, caught, round(total, 1))
 
 
@@ -114,7 +119,12 @@ def run(folder, count, seed, jobs=2, only=None, python=True):
         chosen = [mutant for mutant in mutants if only in f"{mutant.file}:{mutant.line}: {mutant.change}"]
     results = []
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        for result in pool.map(lambda mutant: judge(mutant, units, covered, folder), chosen):
+        for mutant, result in zip(
+            chosen, pool.map(lambda mutant: judge(mutant, units, covered, folder), chosen), strict=True
+        ):
+            if result is None:
+                print(f"{mutant.file}:{mutant.line}: no result, the machine is slow", flush=True)
+                continue
             results.append(result)
             if not result.caught:
                 print(record.describe(result), flush=True)

@@ -26,10 +26,10 @@ class Pytest:
         )
 
     def run(self, arguments, limit_s, log, environment=None):
-        """Returns whether the tests passed, and seconds."""
+        """Returns a trees.Run."""
         request = {"arguments": arguments, "limit_s": limit_s, "log": str(log), "environment": environment or {}}
         print(json.dumps(request), file=self._process.stdin, flush=True)
-        return tuple(json.loads(self._process.stdout.readline()))
+        return trees.Run(*json.loads(self._process.stdout.readline()))
 
     def close(self):
         self._process.stdin.close()
@@ -72,7 +72,7 @@ def _serve(request):
         os.kill(pid, signal.SIGKILL)  # it has no process group of its own yet
     _, status = os.waitpid(pid, 0)
     passed = bool(ended) and os.waitstatus_to_exitcode(status) == 0
-    return passed, round(time.monotonic() - began, 2)
+    return trees.Run(passed, round(time.monotonic() - began, 2), not ended)
 
 
 def main():

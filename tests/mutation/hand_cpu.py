@@ -295,13 +295,6 @@ MUTANTS = [
         "test_handlers",
     ),
     Mutant(
-        "sums of subnormals in jit are zero",
-        EXECUTOR,
-        "  const IeeeArithmetic arithmetic;\n",
-        "",
-        "tests/cpu/test_subnormals.py",
-    ),
-    Mutant(
         "deadlines are reported as invalid arguments",
         "ffi/handlers/call.cc",
         "StatusCode::kDeadlineExceeded ?",

@@ -61,6 +61,13 @@ MUTANTS = [
         "test_cuda_row_calls",
     ),
     Mutant(
+        "ranks without rows take no part in the check of shapes",
+        DEVICE_CALL,
+        "if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) {",
+        "if (made->call_.rows) {",
+        "test_cuda_row_calls",
+    ),
+    Mutant(
         "any type is added",
         ROW_ARGS,
         "(choices > 1 || spec.weighted != 0) && !HasSums(dtype)",

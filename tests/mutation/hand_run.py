@@ -8,7 +8,7 @@ import pathlib
 import re
 import shlex
 
-from . import forks, python, record, schemata, trees
+from . import forks, record, trees
 from .hand import Mutant
 
 LIMIT_S = 600  # of a test without a mutant
@@ -45,6 +45,8 @@ class Runner:
     """A copy of the repository with its own builds, which later runs reuse."""
 
     def __init__(self, jobs, build=None):
+        from . import schemata  # needs libclang, unlike the results of mutants
+
         self.build = build or schemata.Build(trees.BUILD / "hand", [], jobs=jobs)
         self.place, self.tree = self.build.place, self.build.tree
         self.normal, self.configured, self.pytest = {}, set(), None
@@ -61,10 +63,12 @@ class Runner:
             self.pytest.close()
 
     def forked(self, mutant, limit_s):
-        """Runs the tests of a mutant of Python sources, with the installed module. Returns success, and seconds."""
+        """Runs the tests of a mutant of Python sources, with the installed module. Returns a trees.Run."""
         for built in trees.installed().glob("_core*.so"):
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
         if not self.pytest:
+            from . import python  # needs cosmic-ray
+
             self.pytest = forks.Pytest(self.tree, [name for names in python.IMPORTS.values() for name in names])
         return self.pytest.run(shlex.split(mutant.tests), limit_s, self.place / "test.log")
 
@@ -73,7 +77,7 @@ class Runner:
         if ".py" in mutant.tests:
             if not self.ninja("module", ["_core"]):
                 return None
-            built = next((self.place / "module").glob("_core*.so"))
+            built = next((self.build.builds / "module").glob("_core*.so"))
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
             return [(trees.pytest(shlex.split(mutant.tests)), self.tree, trees.python_environment(self.tree))]
         names = mutant.tests.split()
@@ -83,45 +87,63 @@ class Runner:
         return [(test["command"], self.place, test["environment"]) for test in tests]
 
     def passes(self, mutant, limit_s=LIMIT_S):
-        """Runs the tests of a mutant in this tree. Returns whether they pass (None: compile error), and seconds."""
+        """Runs the tests of a mutant in this tree. Returns a trees.Run, or None if the tree does not compile."""
         if ".py" in mutant.tests and not mutant.file.startswith("ffi/"):
             return self.forked(mutant, limit_s)
         runs = self.runs(mutant)
         if not runs:
-            return None, 0.0
+            return None
         total = 0.0
         for command, place, environment in runs:
-            passed, seconds = trees.run(command, place, limit_s, environment, self.place / "test.log")
-            total += seconds
-            if not passed:
-                return False, total
-        return True, total
+            run = trees.run(command, place, limit_s, environment, self.place / "test.log")
+            total += run.seconds
+            if not run.passed:
+                break
+        return run._replace(seconds=total)
+
+    def usual(self, mutant):
+        """Returns the seconds of the tests without the mutant, or None with a message if they do not pass."""
+        if mutant.tests not in self.normal:
+            run, log = self.passes(mutant), self.place / "test.log"
+            fault = ""
+            if run is None:
+                fault = "is not built"
+            elif not run.passed:
+                fault = f"fails\n{trees.end(log)[-1500:]}"
+            elif ".py" in mutant.tests and not trees.has_run(log):
+                fault = "skips every test"
+            self.normal[mutant.tests] = (run.seconds if run else 0.0), fault
+        seconds, fault = self.normal[mutant.tests]
+        if fault:
+            print(f"{mutant.name}: without the mutant, {mutant.tests} {fault}", flush=True)
+        return None if fault else seconds
 
     def judge(self, mutant):
-        if mutant.tests not in self.normal:
-            self.normal[mutant.tests] = self.passes(mutant)
-        normal, usual = self.normal[mutant.tests]
-        if not normal:
-            log = (self.place / "test.log").read_text(errors="replace")[-1500:]
-            print(f"{mutant.name}: {mutant.tests} fails or is not built without the mutant\n{log}", flush=True)
+        """Returns the result of a mutant, or None with a message if there is none."""
+        usual = self.usual(mutant)
+        if usual is None:
             return None
         original = (self.tree / mutant.file).read_text()
         if original.count(mutant.old) != 1:
             raise SystemExit(f"{mutant.file}: {mutant.name}: its text does not occur exactly once")
         (self.tree / mutant.file).write_text(original.replace(mutant.old, mutant.new))
         try:
-            passed, seconds = self.passes(mutant, 3 * usual + 10)
+            limit_s = 3 * usual + 10
+            run = self.passes(mutant, limit_s)
         finally:
             (self.tree / mutant.file).write_text(original)
-        if passed is None:
+        if run is None:
             print(f"{mutant.name}: does not compile:\n{(self.place / 'native.log').read_text()[-1500:]}", flush=True)
+            return None
+        if run.timed_out and not trees.is_mutant_slow(self.passes(mutant), limit_s):
+            print(f"{mutant.name}: no result, the machine is slow", flush=True)
             return None
         line = original[: original.index(mutant.old)].count("\n") + 1
         _, text, _ = key(mutant)
-        result = record.SURVIVED if passed else record.CAUGHT
-        tests = "" if passed else mutant.tests
+        result = record.SURVIVED if run.passed else record.TIMED_OUT if run.timed_out else record.CAUGHT
+        tests = "" if run.passed else mutant.tests
         return record.Result(
-            folder(mutant), mutant.file, line, "hand", text, mutant.name, result, tests, round(seconds, 1)
+            folder(mutant), mutant.file, line, "hand", text, mutant.name, result, tests, round(run.seconds, 1)
         )
 
 
@@ -142,18 +164,27 @@ def choose(count, seed, folders, only=None, new=False):
 
 
 def run(chosen, jobs=2, build=None, done=None):
+    """Returns the results, and the mutants without one."""
     if wrong := faults():
         raise SystemExit("\n".join(wrong))
-    runner, results = Runner(jobs, build), []
-    for mutant in sorted(chosen, key=lambda mutant: (mutant.file, mutant.tests)):
+    runner, results, unjudged = Runner(jobs, build), [], []
+    folders = list(dict.fromkeys(map(folder, chosen)))
+
+    def place(mutant):  # those that need the module of another layer come last: its build takes minutes
+        slow = mutant.file.startswith("ffi/") and ".py" in mutant.tests
+        return slow, folders.index(folder(mutant)), mutant.file, mutant.tests
+
+    for mutant in sorted(chosen, key=place):
         result = runner.judge(mutant)
-        if result:
+        if not result:
+            unjudged.append(mutant)
+        else:
             results.append(result)
             if done:
                 done(result)
             print(f"{result.result:<10} {result.seconds:7.1f} s  {mutant.file}: {mutant.name}", flush=True)
     runner.close()
-    return results
+    return results, unjudged
 
 
 __all__ = ["Mutant", "faults", "folder", "key", "mutants", "run"]

@@ -8,6 +8,8 @@ OPTIMIZER = "tests/models/test_scripts.py::test_optimizer_is_adamw_with_warm_up_
 RUNS = "tests/models/test_scripts.py::test_interrupted_run_continues_where_it_was_saved"
 BITS = "tests/models/test_zero.py::test_stages_1_and_2_equal_data_parallelism_in_every_bit"
 BESIDE = "tests/models/test_zero.py::test_transfers_of_a_layer_run_beside_another_layer"
+OPTIONS = "tests/models/test_scripts.py::test_bad_options_are_named"
+IN_FLOAT32 = "tests/models/test_pp.py::test_gradients_of_microbatches_are_added_in_float32"
 COMM, CP, RING = "models/lm/comm.py", "models/cp/parallel.py", "models/cp/ring.py"
 ATTENTION = "tests/models/test_cp.py::test_attention_equals_that_of_one_device"
 PP, MESH = "models/pp/parallel.py", "models/mesh/parallel.py"
@@ -23,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         "the norm counts the part of one rank", STEP,
-        "comm.psum(value, axes) if axes else value", "value + 0 * comm.psum(value, axes) if axes else value", TRAINING,
+        "comm.psum(value, own) if own else value", "value + 0 * comm.psum(value, own) if own else value", TRAINING,
     ),
     Mutant(
         "the loss is divided by all ranks", TP, '.mean() / config.ranks("data")', ".mean() / config.ranks()", GRADIENTS,
@@ -149,6 +151,15 @@ MUTANTS = [
         "first = valid & (stage == 0) & (number == 0)", "first = valid & (stage == 0)", GRADIENTS,
     ),
     Mutant(
+        "a pipeline adds gradients in the type of the activations", PP,
+        "    params = lm.at_least_float32(params, config)\n", "    params = lm.cast(params, config)\n", IN_FLOAT32,
+    ),
+    Mutant(
+        "a mesh adds gradients in the type of the activations", MESH,
+        "    params = lm.at_least_float32(params, config)\n", "    params = lm.cast(params, config)\n",
+        f"{IN_FLOAT32} --size full",
+    ),
+    Mutant(
         "an input is replaced before its backward pass", F1B, "kept = 2 * (num_stages - 1) + 1",
         "kept = 2 * (num_stages - 1)", GRADIENTS,
     ),
@@ -191,6 +202,19 @@ MUTANTS = [
     ),
     Mutant(
         "the scales of norms decay", STEP, 'path[-1].key != "scale"', "len(path) > 0", OPTIMIZER,
+    ),
+    Mutant(
+        "options without effect are accepted", "models/lm/config.py", "        config.check_effect(given)\n", "",
+        OPTIONS,
+    ),
+    Mutant(
+        "options of one rank have an effect", "models/lm/config.py", "if self.ranks(axis) == 1 else {}",
+        "if self.ranks(axis) == 0 else {}", OPTIONS,
+    ),
+    Mutant(
+        "a run with an option that lost its effect does not continue", "models/lm/config.py",
+        "        config.check_effect(given)\n", "        config.check_effect(dataclasses.asdict(config))\n",
+        "tests/models/test_scripts.py::test_options_of_an_earlier_run_may_lose_their_effect",
     ),
     Mutant(
         "a continued run starts with fresh parameters", "models/lm/train.py",

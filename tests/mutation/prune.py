@@ -1,4 +1,4 @@
-"""Removes results of mutants that no longer exist from record.csv."""
+"""Removes results of mutants that no longer exist, and duplicates, from record.csv."""
 
 from . import cxx, hand_run, operators, record, schemata, trees
 
@@ -17,8 +17,9 @@ def existing(rows):
 
 
 def prune():
-    """Removes the rows of mutants that no longer exist. Returns the removed rows."""
+    """Keeps the last row of each mutant that exists. Returns the removed rows."""
     rows = record.read()
     keys = existing(rows)
-    record.write([row for row in rows if row.key in keys])
-    return [row for row in rows if row.key not in keys]
+    kept = {row.key: number for number, row in enumerate(rows) if row.key in keys}
+    record.write([rows[number] for number in kept.values()])
+    return [row for number, row in enumerate(rows) if kept.get(row.key) != number]

@@ -136,12 +136,13 @@ class Runner:
         for argument in sorted({argument for mutant in mutants for argument in tests(mutant.file)}):
             marks.write_bytes(bytes(end))
             arguments = ["-p", "mutation.per_test", *argument.split(" ")]
-            passed, seconds = self.pytest[tree].run(arguments, 900, log, environment)
-            print(f"{seconds:7.1f} s  {argument}{'' if passed else ' fails without a mutant'}", flush=True)
+            run = self.pytest[tree].run(arguments, 900, log, environment)
+            passed = run.passed and trees.has_run(log)
+            print(f"{run.seconds:7.1f} s  {argument}{'' if passed else ' fails without a mutant'}", flush=True)
             if passed:
                 said = json.loads(found.read_text())
                 each = tuple((name, duration, set(numbers)) for name, duration, numbers in said["tests"])
-                start = max(0, seconds - sum(test[1] for test in each))
+                start = max(0, run.seconds - sum(test[1] for test in each))
                 self.covered[argument] = Coverage(start, set(said["outside"]), each)
             else:
                 print(log.read_text(errors="replace")[-1500:])
@@ -166,7 +167,7 @@ class Runner:
         tree = self.trees.get()
         path, log = tree / mutant.file, tree.with_suffix(".log")
         path.write_text(code)
-        total, caught, ran = 0.0, "", 0
+        total, caught, result, ran = 0.0, "", record.NOT_REACHED, None
         try:
             for argument in tests(mutant.file):
                 if argument not in self.covered:
@@ -174,16 +175,23 @@ class Runner:
                 chosen, usual = self.reaching(mutant, self.covered[argument])
                 if not chosen:
                     continue
-                passed, seconds = self.pytest[tree].run(chosen, 3 * usual + 10, log)
-                total += seconds
-                ran += 1
-                if not passed:
+                limit_s = 3 * usual + 10
+                ran = self.pytest[tree].run(chosen, limit_s, log)
+                total += ran.seconds
+                result = record.SURVIVED
+                if not ran.passed:
                     caught = trees.failed(log) or argument
+                    result = record.CAUGHT
                     break
+            path.write_bytes((trees.ROOT / mutant.file).read_bytes())
+            if ran and ran.timed_out:
+                if not trees.is_mutant_slow(self.pytest[tree].run(chosen, limit_s, log), limit_s):
+                    print(f"{mutant.file}:{mutant.line}: no result, the machine is slow", flush=True)
+                    return None
+                result = record.TIMED_OUT
         finally:
             path.write_bytes((trees.ROOT / mutant.file).read_bytes())
             self.trees.put(tree)
-        result = record.CAUGHT if caught else record.SURVIVED if ran else record.NOT_REACHED
         return record.Result(folder, *mutant[:5], result, caught, round(total, 1))
 
 

@@ -11,7 +11,7 @@ HERE = pathlib.Path(__file__).parent
 RECORD = HERE / "record.csv"
 README = HERE / "README.md"
 MARK = "<!-- the table of record.csv, written by run.py -->\n"
-SURVIVED, NOT_REACHED, CAUGHT = "survived", "not reached", "caught"
+SURVIVED, NOT_REACHED, CAUGHT, TIMED_OUT = "survived", "not reached", "caught", "timed out"
 
 
 class Result(NamedTuple):
@@ -33,7 +33,7 @@ class Result(NamedTuple):
 
     @property
     def caught(self):
-        return self.result == CAUGHT
+        return self.result in (CAUGHT, TIMED_OUT)
 
 
 def read(path=RECORD):
@@ -55,8 +55,7 @@ def write(results, path=RECORD):
 
 def merge(results, path=RECORD):
     """Writes the record: `results` replace the rows of the same mutants, and the other rows stay."""
-    replaced = {result.key for result in results}
-    write([*(old for old in read(path) if old.key not in replaced), *results], path)
+    write({result.key: result for result in [*read(path), *results]}.values(), path)
 
 
 def equivalents():
@@ -93,16 +92,18 @@ def sample(mutants, count, seed, kind, key):
 def table(results):
     """Numbers of mutants and caught mutants per folder, and the rate among mutants that are not equivalent."""
     known = equivalents()
-    rows = [("folder", "mutants", "caught", "survived", "not reached", "equivalent", "rate")]
+    rows = [("folder", "mutants", "caught", "timed out", "survived", "not reached", "equivalent", "rate")]
     for folder in [*sorted({result.folder for result in results}), "all"]:
         own = [result for result in results if folder in (result.folder, "all")]
         caught = sum(result.caught for result in own)
         equivalent = sum(result.key in known for result in own if not result.caught)
         left = missed(own)
         unreached = sum(result.result == NOT_REACHED for result in left)
+        timed_out = sum(result.result == TIMED_OUT for result in own)
         counted = caught + len(left)
         rate = f"{100 * caught / counted:.0f} %" if counted else "-"
-        rows.append((folder, len(own), caught, len(left) - unreached, unreached, equivalent, rate))
+        survived = len(left) - unreached
+        rows.append((folder, len(own), caught - timed_out, timed_out, survived, unreached, equivalent, rate))
     lines = [f"{row[0]:<18}" + "".join(f"{cell!s:>13}" for cell in row[1:]) for row in rows]
     return "\n".join(lines)
 

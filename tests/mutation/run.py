@@ -33,7 +33,9 @@ def main():
     parser.add_argument("--new", action="store_true", help="only hand-made mutants that record.csv lacks")
     parser.add_argument("--record", action="store_true", help="writes the results to record.csv and README.md")
     parser.add_argument(
-        "--prune", action="store_true", help="removes mutants that no longer exist from record.csv, and runs nothing"
+        "--prune",
+        action="store_true",
+        help="removes mutants that no longer exist, and duplicates, from record.csv, and runs nothing",
     )
     options = parser.parse_args()
     count = 0 if options.all else options.per_folder
@@ -44,7 +46,7 @@ def main():
         record.write_table()
         print(record.table(record.read()))
         return 0
-    results = []
+    results, unjudged = [], []
     if options.sample:
         seed = options.seed or commit()
         print(f"{options.sample} mutants, chosen by {seed}", flush=True)
@@ -68,12 +70,14 @@ def main():
     if options.only in (None, "hand"):
         folders = options.folder or sorted({hand_run.folder(mutant) for mutant in hand_run.mutants()})
         chosen = hand_run.choose(options.hand_per_folder, seed, folders, options.match, options.new)
-        hand_run.run(chosen, options.jobs, done=lambda result: done([result]))
+        _, unjudged = hand_run.run(chosen, options.jobs, done=lambda result: done([result]))
     missed = record.missed(results)
     for result in missed:
         print(record.describe(result))
+    for mutant in unjudged:
+        print(f"{mutant.file}: no result: {mutant.name}")
     print(record.table(results))
-    return 1 if missed else 0
+    return 1 if missed or unjudged else 0
 
 
 if __name__ == "__main__":

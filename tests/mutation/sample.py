@@ -21,8 +21,8 @@ def kind(result):
 
 def choose(count, seed, folders):
     """Returns {kind: (rows of the record in the order of the seed, size of the sample)}."""
-    rows = [row for row in record.read() if row.caught and row.seconds <= SLOW_S and not SLOW_TO_BUILD.search(row.test)]
-    rows = [row for row in rows if row.folder in folders]
+    rows = [row for row in record.read() if row.result == record.CAUGHT and row.folder in folders]
+    rows = [row for row in rows if row.seconds <= SLOW_S and not SLOW_TO_BUILD.search(row.test)]
     rows.sort(key=lambda row: record.order(seed, *row.key))
     by_kind = {name: [row for row in rows if kind(row) == name] for name in SHARES}
     total = sum(share for name, share in SHARES.items() if by_kind[name])
@@ -69,12 +69,13 @@ class Runner:
         for command, folder, own in candidates:
             key = tuple(map(str, command))
             if key not in self.ok:
-                passed, seconds = trees.run(command, folder, LIMIT_S, own)
-                self.ok[key] = seconds if passed else None
+                run = trees.run(command, folder, LIMIT_S, own)
+                self.ok[key] = run.seconds if run.passed else None
             if self.ok[key] is not None:
                 with prepare or contextlib.nullcontext():
                     limit_s = 3 * self.ok[key] + 10
-                    return self.add(row, *trees.run(command, folder, limit_s, {**own, **(environment or {})}))
+                    run = trees.run(command, folder, limit_s, {**own, **(environment or {})})
+                return self.add(row, run.passed, run.seconds)
         print(f"{row.test}: missing, or fails without a mutant", flush=True)
         return self.results.append(row._replace(result=record.SURVIVED))
 

@@ -11,11 +11,14 @@ import subprocess
 import sys
 import sysconfig
 import time
+from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build/mutants"
 MEMORY_BYTES = 8 << 30  # of data per process: a mutant may allocate without end
-FILE_BYTES = 256 << 20
+# The simulated GPUs of tests/cuda/fakes/machine.h share a sparse file with 1 GiB per rank.
+FILE_BYTES = 8 << 30
+LOG_BYTES = 1 << 20  # of the end of a log, which a mutant may fill
 BIN = pathlib.Path(sys.executable).parent
 
 
@@ -66,8 +69,24 @@ def limit():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+class Run(NamedTuple):
+    """Tests that ended, or that were killed at their limit."""
+
+    passed: bool
+    seconds: float
+    timed_out: bool = False
+
+
+def is_mutant_slow(again, limit_s):
+    """Whether a mutant caused a timeout, and not other work on this machine.
+
+    `again`: the same tests without the mutant, right after the timeout.
+    """
+    return again.passed and again.seconds < limit_s / 2
+
+
 def run(command, cwd, limit_s, environment=None, log=None):
-    """Runs a command. Kills it and its children after `limit_s`. Returns whether it passed, and seconds."""
+    """Runs a command. Kills it and its children after `limit_s`. Returns a Run."""
     began = time.monotonic()
     output = open(log or os.devnull, "wb")  # noqa: SIM115 (closed below)
     process = subprocess.Popen(
@@ -81,15 +100,15 @@ def run(command, cwd, limit_s, environment=None, log=None):
         preexec_fn=limit,
     )
     try:
-        passed = process.wait(limit_s) == 0
+        passed, timed_out = process.wait(limit_s) == 0, False
     except subprocess.TimeoutExpired:
-        passed = False
+        passed, timed_out = False, True
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         output.close()
-    return passed, time.monotonic() - began
+    return Run(passed, time.monotonic() - began, timed_out)
 
 
 # Makes Python import jaxcomm from the copy: the finder of the editable install would precede every path.
@@ -118,10 +137,22 @@ def pytest(arguments):
     return [sys.executable, "-m", "pytest", *PYTEST, *arguments]
 
 
+def end(log):
+    """The last part of a log."""
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - LOG_BYTES))
+        return file.read().decode(errors="replace")
+
+
 def failed(log):
     """The failed test in the log of pytest, or ""."""
-    found = re.search(r"^FAILED (\S+)", log.read_text(errors="replace"), re.MULTILINE) if log else None
+    found = re.search(r"^FAILED (\S+)", end(log), re.MULTILINE) if log else None
     return found.group(1) if found else ""
+
+
+def has_run(log):
+    """Whether a test passed, by the log of pytest, which also succeeds if it skips every test."""
+    return re.search(r"\b[1-9]\d* passed\b", end(log)) is not None
 
 
 def parse_tests(listing):

@@ -110,7 +110,7 @@ def test_a_file_and_an_unknown_name(tmp_path):
     path = tmp_path / "two.toml"
     path.write_text(TEXT)
     assert Cluster.load(path).name == "two levels"
-    with pytest.raises(ClusterError, match="neither a file nor one of dgx-h100"):
+    with pytest.raises(ClusterError, match="neither a file nor one of dgx-a100"):
         Cluster.load("dgx-h1000")
 
 

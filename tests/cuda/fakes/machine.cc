@@ -10,6 +10,7 @@
 #include "../../../ffi/cuda/nccl/threads.h"
 #include "../../../ffi/cuda/runtime/own_communicators.h"
 #include "peer_network.cuh"
+#include "reductions.h"
 
 namespace jaxcomm {
 namespace fake {

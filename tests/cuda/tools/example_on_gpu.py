@@ -1,8 +1,8 @@
-"""Level 2: builds examples/fused_rmsnorm against the installed jaxcomm, outside the tree, and runs it on the GPUs.
+"""Level 2: builds one of examples/ against the installed jaxcomm, outside the tree, and runs it on the GPUs.
 
-    python tests/cuda/tools/example_on_gpu.py <architecture> [processes]    # 90, or native
+    python tests/cuda/tools/example_on_gpu.py fused_rmsnorm <architecture> [processes]    # 90, or native
 
-Needs what the example's README names, cmake and ninja. With a second number it runs in as many processes, one GPU each.
+Needs what the README of the example names, cmake and ninja. With a number of processes it runs in as many.
 """
 
 import os
@@ -14,17 +14,17 @@ import tempfile
 
 import jaxcomm
 
-EXAMPLE = pathlib.Path(__file__).parents[3] / "examples" / "fused_rmsnorm"
+EXAMPLES = pathlib.Path(__file__).parents[3] / "examples"
 
 
 def main() -> None:
-    architecture, *processes = sys.argv[1:]
+    name, architecture, *processes = sys.argv[1:]
     # As for users: Python finds modules in the folder of the script.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     with tempfile.TemporaryDirectory() as folder:
-        copy = shutil.copytree(EXAMPLE, pathlib.Path(folder, "example"))
+        copy = shutil.copytree(EXAMPLES / name, pathlib.Path(folder, "example"))
         build = pathlib.Path(folder, "build")
-        run = (copy / "run.py", build / "libfused_rmsnorm.so")
+        run = (copy / "run.py", build / f"lib{name}.so")
         for command in (
             ("cmake", "-S", copy, "-B", build, "-G", "Ninja", f"-DCMAKE_CUDA_ARCHITECTURES={architecture}",
              f"-Djaxcomm_ROOT={jaxcomm.get_cmake_dir()}", f"-DPython_EXECUTABLE={sys.executable}"),

@@ -274,6 +274,14 @@ GROUPS = [
         "0 * int64_t{args.num_slots}",
         "ring_example",
     ),
+    Mutant("a ring begins after an abort", RING, "  if (device::IsAborted(args.comm)) return;\n", "", "ring_example"),
+    Mutant(
+        "reports of a ring name another rank",
+        SYNC,
+        "report.peer = comm.local.World(peer);",
+        "report.peer = comm.local.World((peer + 1) % comm.local.size);",
+        "ring_example",
+    ),
     Mutant(
         "a dispatch ends without a barrier",
         DISPATCH,

@@ -25,6 +25,7 @@ from nccl_folder import OLDEST_NCCL, Nccl, find_nccl, jax_nccl, output, version_
 from runner import Part, Runner
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
+EXAMPLES = ("fused_rmsnorm", "all_gather_matmul", "token_dispatch")
 GPU = ROOT / "tests" / "cuda" / "gpu"
 TOTAL_S = 465
 SHARES_GPU = 23000  # the first NCCL that accepts several ranks on one GPU
@@ -432,12 +433,17 @@ def bench(machine: Machine, runner: Runner) -> None:
         runner.run(part)
 
 
-def example_part(machine: Machine) -> Part:
-    """A user's kernel, built against the installed jaxcomm and called from jit on one rank."""
+def example_parts(machine: Machine) -> list[Part]:
+    """Users' kernels, built against the installed jaxcomm and called from jit on one rank."""
     missing = "needs a GPU" if machine.platform == "cpu" else jax_missing(machine)
-    command = (sys.executable, str(ROOT / "tests" / "cuda" / "tools" / "example_on_gpu.py"), machine.capability)
+    program = str(ROOT / "tests" / "cuda" / "tools" / "example_on_gpu.py")
     environment, built = machine.environment(), "build: jaxcomm"
-    return Part("example, inside JAX", command, 150, environment, missing, after=built, takes_s=70)
+
+    def part(name: str) -> Part:
+        command = (sys.executable, program, name, machine.capability)
+        return Part(f"examples/{name}, inside JAX", command, 150, environment, missing, after=built, takes_s=70)
+
+    return [part(name) for name in EXAMPLES]
 
 
 def test(machine: Machine, runner: Runner) -> None:
@@ -446,7 +452,7 @@ def test(machine: Machine, runner: Runner) -> None:
     compiling = runner.begin(programs)  # takes longest
     runner.run(*others)
     # No process waits for another here, so they may take turns on the GPU.
-    inside_jax = runner.begin(*one_rank_parts(machine), *error_parts(machine), example_part(machine))
+    inside_jax = runner.begin(*one_rank_parts(machine), *error_parts(machine), *example_parts(machine))
     runner.end(compiling)
     runner.run(*kernel_parts(machine), *sanitizer_parts(machine))
     runner.end(inside_jax)

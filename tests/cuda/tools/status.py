@@ -150,6 +150,7 @@ FEATURES = (
         "example kernel: ring all-gather that feeds a product",
         "emulated; compiled",
         ("test_cuda_ring_example", "test_cuda_ring_calls", "test_cuda_litmus_examples", "test_device_headers.py"),
+        ("examples/all_gather_matmul, inside JAX",),
     ),
     Feature(
         "example kernel: token dispatch by warps",
@@ -160,12 +161,13 @@ FEATURES = (
             "test_cuda_litmus_examples",
             "test_device_headers.py",
         ),
+        ("examples/token_dispatch, inside JAX",),
     ),
     Feature(
         "user handlers: communicator, arena, failures, versions of the headers; the example inside jit(shard_map)",
         "host code on fakes",
         ("test_cuda_user_calls", "test_device_headers.py"),
-        ("example, inside JAX",),
+        ("examples/fused_rmsnorm, inside JAX",),
     ),
 )
 

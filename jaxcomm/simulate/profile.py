@@ -1,0 +1,63 @@
+"""Measured times of instructions, from a trace of ``jax.profiler``.
+
+Source of the format: Trace Event Format, Google, 2016. XLA adds the names of module and instruction to the arguments of
+an event.
+"""
+
+import gzip
+import json
+import math
+import pathlib
+import statistics
+from typing import Any
+
+from jaxcomm.simulate.program import StepError
+
+
+def _events(path: str) -> list[Any]:
+    data = pathlib.Path(path).read_bytes()
+    try:
+        content = json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
+        events = content["traceEvents"] if isinstance(content, dict) else content
+    except (ValueError, KeyError, EOFError, gzip.BadGzipFile) as error:
+        raise StepError(f"{path}: not a trace of jax.profiler: {error!r}") from None
+    if not isinstance(events, list):
+        raise StepError(f"{path}: not a trace of jax.profiler: traceEvents is no list")
+    return events
+
+
+def times(path: str, module: str) -> dict[str, float]:
+    """Seconds of one execution of each instruction of a module, by name.
+
+    An instruction may start several kernels; their medians over all executions and devices add up.
+
+    Args:
+      path: a ``*.trace.json.gz``, or the JSON in it.
+      module: name of the HLO module.
+
+    Raises:
+      StepError: the file is no trace, or has no event of the module; the text names the file and the event.
+      OSError: the file cannot be read.
+    """
+    found: dict[str, dict[str, list[float]]] = {}  # by instruction and kernel
+    others: set[str] = set()
+    for number, event in enumerate(_events(path)):
+        arguments = event.get("args") if isinstance(event, dict) and event.get("ph") == "X" else None
+        if not isinstance(arguments, dict) or "hlo_op" not in arguments:
+            continue
+        if arguments.get("hlo_module") != module:
+            others.add(str(arguments.get("hlo_module")))
+            continue
+        length = event.get("dur")
+        if not isinstance(length, int | float) or not math.isfinite(length) or length < 0:
+            raise StepError(f"{path}: event {number}: dur: got {length!r}, expected microseconds of at least 0")
+        kernels = found.setdefault(str(arguments["hlo_op"]), {})
+        kernels.setdefault(str(event.get("name")), []).append(float(length))
+    if not found:
+        text = f"it has {', '.join(sorted(others))}" if others else "no event names an instruction"
+        raise StepError(f"{path}: no event of the module {module}; {text}")
+    result = {}
+    for name, kernels in found.items():
+        executions = min(map(len, kernels.values()))
+        result[name] = 1e-6 * sum(statistics.median(own) * len(own) / executions for own in kernels.values())
+    return result

@@ -1,0 +1,362 @@
+"""step_of_hlo(): compiled programs against their jaxprs, XLA's own counts, and texts with known contents."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxcomm.simulate import Cluster, StepError, cli, hlo, hlo_text, step, step_of_hlo
+from jaxcomm.simulate.program import Exchange, Kernel, Loop
+
+H100 = Cluster.load("dgx-h100")
+SIZES = {"data": 2, "model": 4}
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    if len(jax.devices()) < 8:
+        pytest.skip("needs 8 devices")
+    return jax.sharding.Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
+
+
+def _rows(found):
+    return sorted((c.op, c.axes, c.ranks, c.bytes, c.count) for c in found.collectives)
+
+
+def _struct(mesh, shape, *spec, dtype=jnp.float32):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*spec)))
+
+
+def test_a_compiled_program_has_the_collectives_of_its_jaxpr(mesh):
+    """Operations, axes, bytes and counts, also in a loop; and the operations of products. XLA removes nothing here."""
+
+    def f(x, w):
+        lax = jax.lax
+
+        def layer(h, _):
+            return jnp.tanh(lax.psum(h @ w, "model")), None
+
+        h, _ = lax.scan(layer, x, length=5)
+        a = lax.all_gather(h, "data", tiled=True)
+        b = lax.psum_scatter(a, "model", tiled=True)
+        c = lax.all_to_all(b, "model", 0, 0, tiled=True)
+        d = lax.ppermute(c, "model", [(i, (i + 1) % 4) for i in range(4)])
+        return lax.pmax(lax.ppermute(d, ("data", "model"), [(i, 7 - i) for i in range(8)]), ("data", "model"))
+
+    run = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=(P(), P()), out_specs=P(), check_vma=False))
+    args = [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 2
+    text = run.lower(*args).compile().as_text()
+    found, traced = step_of_hlo(text, cluster=H100, mesh=SIZES), step(run, args, mesh=mesh, cluster=H100)
+    assert _rows(found) == _rows(traced) and len(_rows(found)) == 7
+    assert found.flops == traced.flops == 5 * 2 * 64**3
+    assert {c.site.split(":")[0] for c in found.collectives} == {"test_hlo.py"}
+    assert found.communication_s == pytest.approx(traced.communication_s)
+    assert any("no pairs of start and done" in note for note in found.notes)
+
+
+def test_automatic_sharding_has_the_collectives_of_tensor_and_data_parallelism(mesh):
+    """A column-parallel and a row-parallel product: one sum over `model` forward, gradients summed over `data`."""
+    batch, wide, hidden = 64, 64, 128
+
+    def loss(x, w1, w2):
+        return ((jnp.tanh(x @ w1) @ w2) ** 2).sum()
+
+    args = (_struct(mesh, (batch, wide), "data"), _struct(mesh, (wide, hidden), None, "model"),
+            _struct(mesh, (hidden, wide), "model", None))  # fmt: skip
+    compiled = jax.jit(jax.grad(loss, (1, 2))).lower(*args).compile()
+    found = step_of_hlo(compiled.as_text(), cluster=H100, mesh=SIZES)
+    own = {(axes, ranks): sum(row[3] * row[4] for row in _rows(found) if row[1:3] == (axes, ranks))
+           for axes, ranks in {row[1:3] for row in _rows(found)}}  # fmt: skip
+    assert own == {(("model",), 4): 4 * batch // 2 * wide, (("data",), 2): 4 * 2 * wide * hidden // 4}
+    # Five products of the same operations, each on an eighth of the data.
+    assert found.flops == 5 * 2 * batch * wide * hidden / 8
+
+
+@pytest.mark.parametrize(
+    ("f", "shapes"),
+    [
+        (lambda a, b: a @ b, [(24, 40), (40, 56)]),
+        (lambda a, b: jnp.einsum("bij,bkj->bik", a, b), [(3, 24, 40), (3, 56, 40)]),
+        (
+            lambda a, b: jax.lax.conv_general_dilated(
+                a, b, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"), feature_group_count=2
+            ),
+            [(2, 12, 12, 8), (3, 3, 4, 6)],
+        ),
+    ],
+)
+def test_operations_are_those_that_xla_counts(f, shapes):
+    compiled = jax.jit(f).lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)).compile()
+    reader = hlo._Reader(module := hlo_text.parse(compiled.as_text()), {"device": 1}, 1)
+    works = [task.work for task in reader.block(module.entry).tasks]
+    assert sum(work.flops for work in works) == pytest.approx(compiled.cost_analysis()["flops"], rel=0.02)
+
+
+HEAD = "HloModule m, is_scheduled=true, num_partitions=8\n"
+ADD = "\n%add (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n  ROOT %s = f32[] add(%a, %b)\n}\n"  # noqa: E501
+GLOBAL = "channel_id=1, use_global_device_ids=true"
+
+
+def _text(*lines, more=ADD):
+    return HEAD + more + "\nENTRY %main (p: bf16[1024,1024]) -> bf16[1024,1024] {\n" + "\n".join(lines) + "\n}\n"
+
+
+def _block(*lines, more=ADD, mesh=None):
+    module = hlo_text.parse(_text(*lines, more=more), "x.hlo")
+    reader = hlo._Reader(module, mesh or SIZES, 1)
+    return reader, reader.block(module.entry)
+
+
+P0 = "%p = bf16[1024,1024]{1,0} parameter(0)"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{{0,1},{2,3}}", [[0, 1], [2, 3]]),
+        ("[2,4]<=[8]", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("[4,2]<=[2,4]T(1,0)", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("[2,4]<=[2,2,2]T(2,0,1)", [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        ("mesh['x'=2,'y'=4] {'y'}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("mesh['axis_0'=2,'axis_1'=1,'axis_2'=4] {'axis_0'}", [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        ("mesh['x'=2,'y'=2,'z'=2] {'z','x'}", [[0, 4, 1, 5], [2, 6, 3, 7]]),
+        ("mesh['x'=8] {'x':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
+        ("mesh['x'=8] {'x':(1)2,'x':(4)2}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        ("{}", [list(range(8))]),
+        ("", [list(range(8))]),
+    ],
+)
+def test_groups_in_every_form(text, expected):
+    assert hlo_text.groups(text, 8).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("groups", "place"),
+    [
+        ("[2,4]<=[8]", (("model",), None)),
+        ("[4,2]<=[2,4]T(1,0)", (("data",), None)),
+        ("{{7,6,5,4},{0,1,2,3}}", (("model",), None)),
+        ("{}", (("data", "model"), None)),
+        ("{{0,2},{1,3},{4,6},{5,7}}", (("data", "model"), ((0, 2), (1, 3), (4, 6), (5, 7)))),
+    ],
+)
+def test_groups_are_named_by_the_axes_of_the_mesh(groups, place):
+    line = f"ROOT %r = bf16[1024,1024]{{1,0}} all-reduce(%p), {GLOBAL}, replica_groups={groups}, to_apply=%add"
+    _, block = _block(P0, line)
+    (found,) = block.exchanges()
+    assert (found.axes, found.groups) == place and (found.op, found.count, found.dtype) == (
+        "psum", 1 << 20, "bfloat16",
+    )  # fmt: skip
+
+
+def test_pairs_of_start_and_done_run_beside_computation():
+    """The product needs p only; the sum needs the result of the exchange, and the plain collective blocks."""
+    _, block = _block(
+        P0,
+        f"%s = (bf16[1024,1024], bf16[2048,1024]) all-gather-start(bf16[1024,1024] %p), {GLOBAL}, dimensions={{0}}, replica_groups=[4,2]<=[2,4]T(1,0)",  # noqa: E501
+        "%d = bf16[1024,1024] dot(%p, %p), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+        "%e = bf16[2048,1024] all-gather-done(%s)",
+        f"%r = bf16[1024,1024] reduce-scatter(%e), {GLOBAL}, dimensions={{0}}, replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%add",  # noqa: E501
+        "ROOT %t = bf16[1024,1024] add(%r, %d)",
+    )
+    assert [(type(t.work).__name__, t.needs) for t in block.tasks] == [
+        ("Exchange", ()), ("Kernel", ()), ("Exchange", (0,)), ("Kernel", (1, 2)),
+    ]  # fmt: skip
+    assert [(e.op, e.count, e.asynchronous) for e in block.exchanges()] == [
+        ("all_gather", 1 << 20, True), ("psum_scatter", 2 << 20, False),
+    ]  # fmt: skip
+    assert (block.tasks[1].work.flops, block.tasks[1].work.bytes) == (2.0 * 1024**3, 3 * 2 * 1024**2)
+
+
+def test_a_wrapped_collective_is_asynchronous():
+    wrapped = ADD + (
+        "\n%wrapped (q: bf16[1024,1024]) -> bf16[1024,1024] {\n  %q = bf16[1024,1024] parameter(0)\n"
+        "  ROOT %x = bf16[1024,1024] all-to-all(%q), channel_id=2, dimensions={0}, replica_groups=[2,4]<=[8]\n}\n"
+    )
+    start = "%s = ((bf16[1024,1024]), bf16[1024,1024], u32[]) async-start(%p), calls=%wrapped"
+    _, block = _block(P0, start, "ROOT %d = bf16[1024,1024] async-done(%s), calls=%wrapped", more=wrapped)
+    (found,) = block.exchanges()
+    assert (found.op, found.axes, found.count, found.asynchronous) == ("all_to_all", ("model",), 1 << 20, True)
+
+
+def test_ragged_and_several_operands():
+    _, block = _block(
+        P0,
+        "%n = s32[4] constant({0, 1, 2, 3})",
+        "%o = bf16[4096,1024] broadcast(%n), dimensions={}",
+        "%x = bf16[4096,1024] ragged-all-to-all(%p, %o, %n, %n, %n, %n), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}",  # noqa: E501
+        "%h = f32[64] constant({...})",
+        f"ROOT %r = (bf16[1024,1024], /*index=1*/f32[64]) all-reduce(%p, %h), {GLOBAL}, replica_groups={{}}, to_apply=%add",  # noqa: E501
+    )
+    assert [(e.op, e.count, e.dtype) for e in block.exchanges()] == [
+        ("ragged_all_to_all", 1 << 20, "bfloat16"), ("psum", 1 << 20, "bfloat16"), ("psum", 64, "float32"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pairs", "axes", "perm"),
+    [
+        ("{{0,1},{1,2},{2,3},{4,5},{5,6},{6,7}}", ("model",), ((0, 1), (1, 2), (2, 3))),
+        ("{{0,4},{1,5},{2,6},{3,7}}", ("data",), ((0, 1),)),
+        ("{{0,5}}", ("data", "model"), ((0, 5),)),
+    ],
+)
+def test_permutations_name_the_fewest_axes(pairs, axes, perm):
+    start = f"%s = (bf16[1024,1024], bf16[1024,1024]) collective-permute-start(%p), source_target_pairs={pairs}"
+    _, block = _block(P0, start, "ROOT %d = bf16[1024,1024] collective-permute-done(%s)")
+    (found,) = block.exchanges()
+    assert (found.op, found.axes, found.perm, found.count) == ("ppermute", axes, perm, 1 << 20)
+
+
+LOOP = (
+    ADD
+    + """
+%body (t: (s32[], bf16[1024,1024])) -> (s32[], bf16[1024,1024]) {
+  %t = (s32[], bf16[1024,1024]) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %x = bf16[1024,1024] get-tuple-element(%t), index=1
+  %r = bf16[1024,1024] all-reduce(%x), channel_id=1, use_global_device_ids=true, replica_groups={}, to_apply=%max
+  ROOT %u = (s32[], bf16[1024,1024]) tuple(%i, %r)
+}
+
+%max (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %m = f32[] maximum(%a, %b)
+}
+
+%cond (t: (s32[], bf16[1024,1024])) -> pred[] {
+  %t = (s32[], bf16[1024,1024]) parameter(0)
+  ROOT %c = pred[] constant(true)
+}
+"""
+)
+
+
+def test_loops_have_their_known_length():
+    config = ', backend_config={"known_trip_count":{"n":"12"},"s":"a,}(b"}'
+    lines = ["%z = s32[] constant(0)", "%t = (s32[], bf16[1024,1024]) tuple(%z, %p)"]
+    loop = "%w = (s32[], bf16[1024,1024]) while(%t), condition=%cond, body=%body"
+    tail = "ROOT %g = bf16[1024,1024] get-tuple-element(%w), index=1"
+    reader, block = _block(P0, *lines, loop + config, tail, more=LOOP)
+    assert [(t.work.trips, next(t.work.blocks[0].exchanges()).op) for t in block.tasks] == [(12, "pmax")]
+    assert not any("length of a while loop" in note for note in reader.notes)
+    reader, block = _block(P0, *lines, loop, tail, more=LOOP)
+    assert block.tasks[0].work.trips == 1 and any("set while_trips" in note for note in reader.notes)
+
+
+def test_branches_are_alternatives():
+    branch = "\n%{} (q: bf16[1024,1024]) -> bf16[1024,1024] {{\n  %q = bf16[1024,1024] parameter(0)\n  ROOT %y = bf16[1024,1024] {}(%q)\n}}\n"  # noqa: E501
+    more = ADD + branch.format("one", "negate") + branch.format("two", "copy")
+    line = "%c = bf16[1024,1024] conditional(%k, %p, %p), branch_computations={%one, %two}"
+    _, block = _block(P0, "%k = s32[] constant(0)", line, "ROOT %r = bf16[1024,1024] copy(%c)", more=more)
+    loop, last = block.tasks
+    assert isinstance(loop.work, Loop) and len(loop.work.blocks) == 2 and last.needs == (0,)
+
+
+def test_fusions_move_what_they_use():
+    """A slice of a stack is read in part, and an update in place writes the update only. Parameters have numbers."""
+    more = (
+        ADD
+        + """
+%fused (b: s32[], a: bf16[16,1024,1024]) -> bf16[1024,1024] {
+  %b = s32[] parameter(1)
+  %a = bf16[16,1024,1024] parameter(0)
+  %z = s32[] constant(0)
+  %d = bf16[1,1024,1024] dynamic-slice(%a, %b, %z, %z), dynamic_slice_sizes={1,1024,1024}
+  ROOT %r = bf16[1024,1024] bitcast(%d)
+}
+
+%update (a: bf16[16,1024,1024], x: bf16[1024,1024], b: s32[]) -> bf16[16,1024,1024] {
+  %a = bf16[16,1024,1024] parameter(0)
+  %x = bf16[1024,1024] parameter(1)
+  %b = s32[] parameter(2)
+  %z = s32[] constant(0)
+  %y = bf16[1,1024,1024] bitcast(%x)
+  ROOT %u = bf16[16,1024,1024] dynamic-update-slice(%a, %y, %b, %z, %z)
+}
+"""
+    )
+    _, block = _block(
+        "%w = bf16[16,1024,1024] parameter(0)",
+        "%i = s32[] constant(3)",
+        "%s = bf16[1024,1024] fusion(%w, %i), kind=kLoop, calls=%fused",
+        "ROOT %u = bf16[16,1024,1024] fusion(%w, %s, %i), kind=kLoop, calls=%update",
+        more=more,
+    )
+    size = 2 * 1024**2
+    assert [t.work.bytes for t in block.tasks] == [2 * size + 4, 2 * size + 4]
+    assert block.tasks[1].needs == (0,)
+
+
+def test_library_calls_have_the_operations_of_their_product():
+    numbers = '{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}'  # noqa: E501
+    config = f'backend_config={{"gemm_backend_config":{{"alpha_real":1,"dot_dimension_numbers":{numbers}}}}}'
+    gemm = f'(bf16[1024,1024], s8[33554432]) custom-call(%p, %p), custom_call_target="__cublas$gemm", {config}'
+    _, block = _block(P0, f"ROOT %g = {gemm}")
+    (task,) = block.tasks
+    assert isinstance(task.work, Kernel) and task.work.flops == 2.0 * 1024**3 and task.work.dtype == "bfloat16"
+
+
+def test_types_have_their_bytes():
+    found = hlo_text.shapes("(f8e4m3fn[8], s4[8]{0:E(4)}, pred[8], c64[8], u16[2,4]{1,0:T(8,128)}, f32[], token[])")
+    assert [shape.bytes for shape in found] == [8, 4, 8, 64, 16, 4, 0]
+    names = ["float8_e4m3fn", "int4", "bool", "complex64", "uint16", "float32"]
+    assert [shape.dtype for shape in found[:-1]] == names
+    assert all(jnp.dtype(name) for name in names)
+
+
+REDUCE = f"ROOT %r = bf16[1024,1024] all-reduce(%p), {GLOBAL}, replica_groups={{}}, to_apply=%add"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("", {}, "x.hlo: not HLO text: a line with HloModule is missing"),
+        (HEAD, {}, "x.hlo: not HLO text: a computation is missing"),
+        (_text(P0, REDUCE)[:-3], {}, "the end of main is missing"),
+        (_text(P0, "ROOT %r = bf16[4] add(%p"), {}, r"x.hlo: line 11: a bracket is not closed"),
+        (_text(P0, "what is this"), {}, "x.hlo: line 11: expected NAME = TYPE"),
+        (_text(P0, "ROOT %r = bf16[4] negate(%q)"), {}, "x.hlo: line 11: negate r: the operand q is not defined"),
+        (_text(P0, "ROOT %r = bf16[1024,1024] negate(%p)"), {}, "the program has no collective"),
+        (_text(P0, REDUCE), {"mesh": {"a": 4}}, "the program has 8 devices, but the mesh has 4 ranks"),
+        (_text(P0, REDUCE), {"while_trips": 0}, "while_trips must be at least 1"),
+        (_text(P0, REDUCE.replace("={}", "={{0,1},{2}}")), {}, "line 11: all-reduce r: groups of different sizes"),
+        (_text(P0, REDUCE.replace("={}", "={{0,9}}")), {}, "line 11: all-reduce r: expected distinct devices below 8"),
+        (_text(P0, REDUCE.replace("={}", "=@mesh")), {}, "line 11: all-reduce r: expected lists of devices"),
+        (_text(P0, REDUCE.replace("={}", "=mesh['x'=8] {'y'}")), {}, "line 11: all-reduce r: the mesh .* no axis 'y'"),
+        (_text(P0, REDUCE.replace("={}", "=mesh['x'=8] {'x':(3)2}")), {}, r"axis 'x' of size 8 has no part \(3\)2"),
+        (_text(P0, REDUCE.replace("={}", "=mesh['x'=16] {'x'}")), {}, "expected distinct devices below 8"),
+        (_text(P0, "ROOT %r = bf16[4] send(%p)"), {}, "line 11: send r is not modelled"),
+        (_text(P0, "ROOT %r = bf16[4,4] collective-permute(%p), source_target_pairs={{0,8}}"), {}, "devices below 8"),
+        (_text(P0, 'ROOT %r = bf16[4,4] custom-call(%p), custom_call_target="Sharding"'), {}, "is not partitioned"),
+        (_text(P0, 'ROOT %r = bf16[4,4] custom-call(%p), custom_call_target="jaxcomm_permute"'), {}, "use TARGET"),
+        (_text(P0, "ROOT %r = bf16[4,4] call(%p), to_apply=%none"), {}, "x.hlo: the computation none is missing"),
+    ],
+)  # fmt: skip
+def test_bad_texts_name_file_and_line(text, options, message):
+    with pytest.raises(StepError, match=message):
+        step_of_hlo(text, cluster=H100, file="x.hlo", **options)
+
+
+def test_groups_of_replicas_are_groups_of_devices():
+    """A program of pmap: replicas only. Groups of both are not modelled."""
+    line = REDUCE.replace(GLOBAL + ", ", "").replace("={}", "={{0,1,2,3},{4,5,6,7}}")
+    text = _text(P0, line).replace("num_partitions=8", "replica_count=8")
+    assert _rows(step_of_hlo(text, cluster=H100, mesh=SIZES)) == [("psum", ("model",), 4, 2 << 20, 1)]
+    with pytest.raises(StepError, match="groups of replicas in a program with partitions"):
+        step_of_hlo(text.replace("replica_count=8", "replica_count=2, num_partitions=4"), cluster=H100)
+
+
+def test_the_command_reads_a_file(tmp_path, capsys):
+    (tmp_path / "x.hlo").write_text(_text(P0, REDUCE))
+    command = ["step", "--hlo", str(tmp_path / "x.hlo"), "--cluster", "dgx-h100"]
+    assert cli.main([*command, "--what-if", "nvlink.bandwidth=225GB/s", "--trace", str(tmp_path / "t.json")]) == 0
+    out = capsys.readouterr().out
+    assert "(device 8)" in out and "psum" in out and "compared" in out
+    assert cli.main([*command, "--mesh", "a=3"]) == 2
+    assert "x.hlo: the program has 8 devices" in capsys.readouterr().err
+    assert cli.main(["step", "--hlo", str(tmp_path / "none"), "--cluster", "dgx-h100"]) == 2
+    assert isinstance(next(_block(P0, REDUCE)[1].exchanges()), Exchange)

@@ -1,0 +1,104 @@
+"""The tool of tests/mutation: timeouts, tests that are all skipped, and duplicates in the record."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from mutation import hand_run, record, trees
+from mutation.hand import Mutant
+
+USUAL = trees.Run(True, 4.0)  # so the limit is 22 seconds
+MUTANT = Mutant("a mistake", "models/a.py", "x = 1", "x = 2", "tests/test_a.py")
+
+
+# Another process runs the commands: trees.run() forks, which JAX forbids here.
+COMMANDS = """
+import sys
+from mutation import trees
+for code, limit_s in (("import time; time.sleep(60)", 0.2), ("raise SystemExit(1)", 60), ("", 60)):
+    run = trees.run([sys.executable, "-c", code], ".", limit_s)
+    print(run.passed, run.timed_out)
+"""
+
+
+def test_a_command_that_is_killed_at_its_limit_timed_out():
+    tests = pathlib.Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS], cwd=tests, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout.split("\n") == ["False True", "False False", "True False", ""]
+
+
+@pytest.mark.parametrize(
+    ("summary", "ran"),
+    [
+        ("1 passed in 0.01s", True),
+        ("10 passed, 2 skipped in 1.23s", True),
+        ("3 skipped in 0.01s", False),
+        ("no tests ran in 0.01s", False),
+    ],
+)
+def test_a_run_in_which_every_test_skips_is_no_run(tmp_path, summary, ran):
+    log = tmp_path / "test.log"
+    log.write_text(f"s\n{summary}\n")
+    assert trees.has_run(log) == ran
+
+
+class Runner(hand_run.Runner):
+    """Runs of the tests end as `runs` says: without the mutant, with it, and without it again."""
+
+    def __init__(self, place, runs, log="1 passed in 4.00s"):
+        self.place = self.tree = place
+        self.normal, self.runs = {}, list(runs)
+        (place / "models").mkdir()
+        (place / "models/a.py").write_text("x = 1\n")
+        (place / "test.log").write_text(log)
+
+    def passes(self, mutant, limit_s=hand_run.LIMIT_S):
+        assert limit_s in (hand_run.LIMIT_S, 22.0)
+        changed = (self.tree / mutant.file).read_text() == "x = 2\n"
+        assert changed == (limit_s == 22.0)
+        return self.runs.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("runs", "result"),
+    [
+        ([USUAL, trees.Run(True, 5.0)], record.SURVIVED),
+        ([USUAL, trees.Run(False, 5.0)], record.CAUGHT),
+        ([USUAL, trees.Run(False, 22.1, True), trees.Run(True, 10.9)], record.TIMED_OUT),
+        ([USUAL, trees.Run(False, 22.1, True), trees.Run(True, 11.1)], None),
+        ([USUAL, trees.Run(False, 22.1, True), trees.Run(False, 1.0)], None),
+        ([trees.Run(False, 4.0)], None),
+        ([None], None),
+    ],
+)
+def test_results_of_a_mutant(tmp_path, runs, result):
+    runner = Runner(tmp_path, runs)
+    judged = runner.judge(MUTANT)
+    assert (judged and judged.result) == result
+    assert runner.runs == []
+
+
+def test_tests_that_all_skip_judge_no_mutant(tmp_path, capsys):
+    assert Runner(tmp_path, [USUAL], "2 skipped in 0.01s").judge(MUTANT) is None
+    assert "skips every test" in capsys.readouterr().out
+
+
+def test_the_record_has_one_row_of_a_mutant(tmp_path):
+    path = tmp_path / "record.csv"
+    first = record.Result("a", "models/a.py", 1, "hand", "x = 1", "a mistake", record.SURVIVED)
+    last = first._replace(result=record.TIMED_OUT)
+    other = first._replace(change="another mistake")
+    record.write([first, first, other], path)
+    record.merge([last], path)
+    assert sorted(record.read(path)) == sorted([last, other])
+
+
+def test_timeouts_count_as_caught_in_a_column_of_their_own():
+    one = record.Result("a", "models/a.py", 1, "hand", "x = 1", "a mistake", record.CAUGHT)
+    lines = record.table(
+        [one, one._replace(result=record.TIMED_OUT), one._replace(result=record.SURVIVED)]
+    ).splitlines()
+    assert lines[1].split() == ["a", "3", "1", "1", "1", "0", "0", "67", "%"]
