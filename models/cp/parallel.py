@@ -111,7 +111,4 @@ def build(config, mesh, comm):
     _, shapes, _ = lm.structure(config)
     specs = jax.tree.map(lambda _: P(), shapes)
 
-    def of_rank(model, tokens, comm):
-        return loss(config, model, tokens, comm)
-
-    return step.build(config, mesh, comm, of_rank, specs, loss_axes=config.axes)
+    return step.build(config, mesh, comm, loss, specs, loss_axes=config.axes)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+SUMS = ("psum", "psum_scatter", "psum_scatter_start")
 STARTS = ("all_gather", "psum_scatter", "ppermute")
 
 
@@ -28,8 +29,15 @@ def with_synchronous_starts(comm):
     return types.SimpleNamespace(**vars(comm) | {f"{name}_start": start(name) for name in STARTS})
 
 
-def load(config):
-    """Returns an object with the collectives that scripts use. Imports jaxcomm only when it is chosen."""
+def load(config, sums=("psum", "psum_scatter"), between_nodes=None):
+    """Returns an object with the collectives that scripts use. Imports jaxcomm only when it is chosen.
+
+    Args:
+      config: options; --comm, --psum and --matmul are read.
+      sums: the sums over ranks that the script uses; all of them must have the algorithm --psum.
+      between_nodes: algorithm in place of --psum direct on several nodes of equally many ranks, which can't read each
+        other's memory; None leaves the choice to jaxcomm. Nodes of different sizes also leave it to jaxcomm.
+    """
     if config.comm == "lax":
         names = ("psum", "pmax", "psum_scatter", "all_gather", "all_to_all", "ppermute")
         comm = types.SimpleNamespace(
@@ -39,15 +47,15 @@ def load(config):
         )
         return with_synchronous_starts(comm)
     jaxcomm = import_jaxcomm()
-    both = [name for name in jaxcomm.algorithms("psum_scatter") if name in jaxcomm.algorithms("psum")]
-    algorithm = algorithm_of_sums(config, both)
-    if algorithm == "direct" and len(jaxcomm.topology().ranks) > 1:
-        algorithm = None  # nodes can't read each other's memory
-    sums = ("psum", "psum_scatter", "psum_scatter_start")
+    common = [name for name in jaxcomm.algorithms("psum") if all(name in jaxcomm.algorithms(op) for op in sums)]
+    algorithm = algorithm_of_sums(config, common)
+    ranks = jaxcomm.topology().ranks
+    if algorithm == "direct" and len(ranks) > 1:
+        algorithm = between_nodes if len(set(ranks)) == 1 and ranks[0] > 1 else None
     matmul = getattr(config, "matmul", "") or None
     return types.SimpleNamespace(
         moe=jaxcomm.moe,
-        **{name: functools.partial(getattr(jaxcomm, name), algorithm=algorithm) for name in sums},
+        **{name: functools.partial(getattr(jaxcomm, name), algorithm=algorithm) for name in SUMS},
         pmax=jaxcomm.pmax,
         all_gather=jaxcomm.all_gather,
         all_gather_start=jaxcomm.all_gather_start,

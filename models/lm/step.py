@@ -78,21 +78,24 @@ def sum_gradients(grads, specs, axes, comm):
     return jax.tree.unflatten(tree, leaves)
 
 
-def global_norm(grads, specs, comm):
-    """Norm of the gradient of the whole model: squares of sharded gradients are summed over the ranks."""
+def global_norm(grads, specs, axes, comm):
+    """Norm of the gradient of the whole model: squares of sharded gradients are summed over the ranks.
+
+    Ranks are numbered in the order of ``axes``, so with --psum direct the bits do not depend on the sizes of the axes.
+    """
     squares = collections.defaultdict(float)
     for x, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
-        squares[tuple(sorted(sharded_axes(spec)))] += jnp.sum(jnp.square(x))
-    return jnp.sqrt(sum(comm.psum(value, axes) if axes else value for axes, value in sorted(squares.items())))
+        squares[tuple(axis for axis in axes if axis in sharded_axes(spec))] += jnp.sum(jnp.square(x))
+    return jnp.sqrt(sum(comm.psum(value, own) if own else value for own, value in sorted(squares.items())))
 
 
 def build(config, mesh, comm, loss, specs, loss_axes, *, module=lm.Transformer, arrange=None, weights=None):
     """Makes the Program of a script.
 
     Args:
-      loss: loss(model, tokens, comm) of this rank, inside shard_map. The losses of the ranks along ``loss_axes`` add up
-        to the loss of the batch. Along other axes, all ranks have the same value, typed as such. A dict of several
-        losses must have "loss", that of the prediction.
+      loss: loss(config, model, tokens, comm) of this rank, inside shard_map. The losses of the ranks along
+        ``loss_axes`` add up to the loss of the batch. Along other axes, all ranks have the same value, typed as such.
+        A dict of several losses must have "loss", that of the prediction.
       specs: PartitionSpecs of the parameters, a dict like the parameters.
       loss_axes: mesh axes; with several losses a dict.
       module: the model on one device.
@@ -116,7 +119,7 @@ def build(config, mesh, comm, loss, specs, loss_axes, *, module=lm.Transformer, 
 
     def local_losses(params, tokens):
         model = nnx.merge(graphdef, lm.cast(params, config)) if plain else params
-        found = loss(model, tokens, comm)
+        found = loss(config, model, tokens, comm)
         return found if isinstance(loss_axes, dict) else {"loss": found}
 
     def weight(name, value):
@@ -139,7 +142,7 @@ def build(config, mesh, comm, loss, specs, loss_axes, *, module=lm.Transformer, 
     def step(state, tokens):
         params, opt_state = state
         values, grads = gradients(params, tokens)
-        norm = global_norm(grads, specs, comm)
+        norm = global_norm(grads, specs, config.axes, comm)
         grads = jax.tree.map(lambda x: x * jnp.minimum(1, config.clip / norm), grads)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), {**values, "grad_norm": norm}

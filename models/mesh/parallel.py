@@ -212,14 +212,11 @@ def build(config, mesh, comm):
     specs = {name: groups[name].specs() for name in ("embed", "head")}
     specs["blocks"] = groups["blocks"].specs(None, pp.AXIS, None)
 
-    def of_rank(params, tokens, comm):
-        return loss(config, params, tokens, comm)
-
     return step.build(
         config,
         mesh,
         comm,
-        of_rank,
+        loss,
         specs,
         loss_axes,
         module=Transformer,

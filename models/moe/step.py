@@ -1,7 +1,7 @@
 """The training step as one jitted function: loss, gradient, exchange of tokens, sum of gradients, update.
 
 Every device is a data-parallel rank and holds a share of the experts. ``comm`` is ``jaxcomm`` or ``jax.lax``. Tokens go
-through ``jaxcomm.moe`` or ``all_to_all`` (in dropless.py and model.py), sums of gradients through ``psum`` (here).
+through ``jaxcomm.moe`` or ``all_to_all`` (in dropless.py and model.py), sums of gradients through ``psum``.
 """
 
 import jax
@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from ..lm.step import Program, make_optimizer
+from ..lm.step import Program, global_norm, make_optimizer, sum_gradients, vary
 from .model import AXES, Transformer
 
 
@@ -61,32 +61,13 @@ def make_loss(config, graphdef, comm):
     return loss
 
 
-def sum_replicated(grads, specs, comm):
-    """Sums the gradients with spec P() over ranks, in one psum. The gradients of experts stay unchanged."""
-    leaves, tree = jax.tree.flatten(grads)
-    replicated = [spec == P() for spec in jax.tree.leaves(specs)]
-    summed = iter(comm.psum([leaf for leaf, shared in zip(leaves, replicated, strict=True) if shared], AXES))
-    leaves = [next(summed) if shared else leaf for leaf, shared in zip(leaves, replicated, strict=True)]
-    return jax.tree.unflatten(tree, leaves)
-
-
-def global_norm(grads, specs, comm):
-    """Norm of the gradient of the whole model. The gradients of experts are sharded over the ranks."""
-    squares = jax.tree.map(lambda x: jnp.sum(jnp.square(x)), grads)
-    pairs = list(zip(jax.tree.leaves(squares), jax.tree.leaves(specs), strict=True))
-    shared = sum(square for square, spec in pairs if spec == P())
-    return jnp.sqrt(shared + comm.psum(sum(square for square, spec in pairs if spec != P()), AXES))
-
-
 def make_grads(config, graphdef, specs, comm):
     """grads(params, tokens) -> (gradient of the global loss, metrics of the global batch); inside shard_map."""
     loss = make_loss(config, graphdef, comm)
 
     def grads(params, tokens):
-        # Typed as varying: otherwise the derivative of shard_map would sum the gradients with jax.lax.
-        params = jax.tree.map(lambda x, spec: jax.lax.pcast(x, AXES, to="varying") if spec == P() else x, params, specs)
-        local, metrics = jax.grad(loss, has_aux=True)(params, tokens, config.capacity)
-        return sum_replicated(local, specs, comm), comm.psum(metrics, AXES)
+        local, metrics = jax.grad(loss, has_aux=True)(vary(params, specs, AXES), tokens, config.capacity)
+        return sum_gradients(local, specs, AXES, comm), comm.psum(metrics, AXES)
 
     return grads
 
@@ -103,7 +84,7 @@ def make_step(config, mesh, graphdef, specs, comm, check_vma=True):
     def step(state, tokens):
         params, opt_state = state
         grads, metrics = grads_of(params, tokens)
-        norm = global_norm(grads, specs[0], comm)
+        norm = global_norm(grads, specs[0], AXES, comm)
         grads = jax.tree.map(lambda x: x * jnp.minimum(1, config.clip / norm), grads)
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), {**metrics, "grad_norm": norm}

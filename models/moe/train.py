@@ -5,7 +5,6 @@ The loop is that of all scripts, models/lm/train.py. Here are the metrics of the
 
 import functools
 import math
-import types
 
 import jax
 import numpy as np
@@ -17,19 +16,8 @@ from .config import Config
 from .decode import generate, make_decode
 from .step import build
 
-
-def load_comm(config):
-    """Returns the module or object with the collectives: jax.lax, or jaxcomm's, imported only when chosen."""
-    if config.comm == "lax":
-        return jax.lax
-    jaxcomm = comm_lib.import_jaxcomm()
-    algorithm = comm_lib.algorithm_of_sums(config, jaxcomm.algorithms("psum"))
-    ranks = jaxcomm.topology().ranks
-    if algorithm == "direct" and len(ranks) > 1:
-        # Nodes can't read each other's memory. The order of summation is that of one process with the same --nodes.
-        algorithm = "hierarchical" if len(set(ranks)) == 1 and ranks[0] > 1 else None
-    psum = functools.partial(jaxcomm.psum, algorithm=algorithm)
-    return types.SimpleNamespace(all_to_all=jaxcomm.all_to_all, psum=psum, moe=jaxcomm.moe)
+# All sums are over all ranks. On several nodes, their order is that of one process with the same --nodes.
+load_comm = functools.partial(comm_lib.load, sums=("psum",), between_nodes="hierarchical")
 
 
 class Run(lm.Run):

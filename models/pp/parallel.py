@@ -185,9 +185,6 @@ def build(config, mesh, comm):
     specs = jax.tree.map(lambda _: P(), shapes)
     specs["blocks"] = jax.tree.map(lambda _: P(None, AXIS), shapes["blocks"])
 
-    def of_rank(params, tokens, comm):
-        return loss(config, params, tokens, comm)
-
     return step.build(
-        config, mesh, comm, of_rank, specs, loss_axes=config.axes, arrange=lambda params: arrange(config, params)
+        config, mesh, comm, loss, specs, loss_axes=config.axes, arrange=lambda params: arrange(config, params)
     )

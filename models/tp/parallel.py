@@ -117,7 +117,4 @@ def build(config, mesh, comm):
     _, shapes, _ = lm.structure(config)
     specs = jax.tree_util.tree_map_with_path(lambda path, _: SPECS.get(path[-1].key, P()), shapes)
 
-    def of_rank(model, tokens, comm):
-        return loss(config, model, tokens, comm)
-
-    return step.build(config, mesh, comm, of_rank, specs, loss_axes=("data",))
+    return step.build(config, mesh, comm, loss, specs, loss_axes=("data",))

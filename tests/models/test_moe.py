@@ -136,7 +136,7 @@ def check_layer(mesh, comm, check_vma, experts, factor, platform):
             return (y * target).sum(), (y, stats.dropped[None])
 
         (grads, dx), (y, dropped) = jax.grad(objective, argnums=(0, 1), has_aux=True)(params, x)
-        return y, dropped, dx, step_lib.sum_replicated(grads, specs, COMMS[comm])
+        return y, dropped, dx, step_lib.sum_gradients(grads, specs, AXES, COMMS[comm])
 
     inputs = (specs, P(AXES), P(AXES))
     outputs = (P(AXES), P(AXES), P(AXES), specs)

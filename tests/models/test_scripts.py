@@ -15,6 +15,7 @@ import plain
 import pytest
 import scripts
 from scripts import tiny
+from training import metrics
 
 from models.lm import config as config_lib
 from models.lm import distributed
@@ -189,15 +190,18 @@ def command(script, *arguments, **options):
     return train_lib.main(module.Config, module.build, [*given, *arguments])
 
 
-def metrics(out):
-    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in record.items() if name != "tokens_per_s"} for record in records]
+CONTINUED = {
+    "tp": {},
+    "zero": {},
+    "pp": {"layout": "2x2", "rounds": 1, "layers": 2, "microbatches": 2},
+    "mesh": {"layout": "2x1x1x2", "layers": 2, "microbatches": 2, "experts": 2},
+}
 
 
-@pytest.mark.parametrize("script", ["tp", pytest.param("zero", marks=full)])
+@pytest.mark.parametrize("script", ["tp", *(pytest.param(script, marks=full) for script in ("zero", "pp", "mesh"))])
 def test_interrupted_run_continues_where_it_was_saved(script, tmp_path, text_folder, monkeypatch, capsys):
     """A run, and the same run stopped by Ctrl-C after step 5 and continued: the same losses, bit for bit."""
-    options = {**RUN, "data": text_folder, "steps": 8}
+    options = {**RUN, **CONTINUED[script], "data": text_folder, "steps": 8}
     assert command(script, **options, out=tmp_path / "whole") == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("8 steps, training loss") and "held-out" in last and str(tmp_path / "whole") in last

@@ -1,11 +1,10 @@
 """Scripts of parallel training in 2 processes of 4 devices: the losses and checkpoints of one process."""
 
-import json
 import subprocess
 import sys
 
 import pytest
-from training import ROOT, environment, flags, folder_to_start_in
+from training import ROOT, environment, flags, folder_to_start_in, metrics
 
 from jaxcomm import run as launcher
 
@@ -24,11 +23,6 @@ def launch(folder, script, processes, **options):
         cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=LIMIT_S + 30,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout.decode(errors="replace")
-
-
-def metrics(out):
-    records = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [{name: value for name, value in record.items() if name != "tokens_per_s"} for record in records]
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ PLACEMENT = "tests/multiprocess/test_placement.py"
 
 MUTANTS = [
     Mutant(
-        "the norm counts replicated gradients once per rank", "models/moe/step.py",
-        "return jnp.sqrt(shared + comm.psum(sum(square for square, spec in pairs if spec != P()), AXES))",
-        "return jnp.sqrt(comm.psum(shared + sum(square for square, spec in pairs if spec != P()), AXES))", STEP,
+        "the norm counts replicated gradients once per rank", "models/lm/step.py",
+        "comm.psum(value, own) if own else value", "comm.psum(value, own or axes)", STEP,
     ),
     Mutant(
         "evaluation with the capacity of training", "models/moe/step.py",
@@ -140,7 +139,7 @@ MUTANTS = [
         f"{RUNS}::test_interrupted_run_continues_where_it_was_saved",
     ),
     Mutant(
-        "direct sums between nodes", "models/moe/train.py", 'if algorithm == "direct" and len(ranks) > 1:',
+        "direct sums between nodes", "models/lm/comm.py", 'if algorithm == "direct" and len(ranks) > 1:',
         'if algorithm == "direct" and len(ranks) > 2:', f"{RUNS}::test_direct_sums_need_one_node",
     ),
     Mutant(

@@ -25,7 +25,7 @@ MUTANTS = [
     ),
     Mutant(
         "the norm counts the part of one rank", STEP,
-        "comm.psum(value, axes) if axes else value", "value + 0 * comm.psum(value, axes) if axes else value", TRAINING,
+        "comm.psum(value, own) if own else value", "value + 0 * comm.psum(value, own) if own else value", TRAINING,
     ),
     Mutant(
         "the loss is divided by all ranks", TP, '.mean() / config.ranks("data")', ".mean() / config.ranks()", GRADIENTS,

@@ -54,6 +54,13 @@ MUTANTS = [
         "ids = ids.reshape(base) if base else ids.transpose(",
         PROGRAMS,
     ),
+    Mutant(
+        "inner axes come first in a group",
+        HLO_TEXT,
+        "ids.transpose(outside + inside)",
+        "ids.transpose(outside + sorted(inside))",
+        PROGRAMS,
+    ),
     Mutant("loops run once", HLO, 'return int(known["n"])', "return 1", PROGRAMS),
     Mutant(
         "a collective starts after all before it",
