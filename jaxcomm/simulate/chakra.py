@@ -19,9 +19,9 @@ import numpy as np
 from jaxcomm._lowering import replica_groups
 from jaxcomm.simulate import protobuf
 from jaxcomm.simulate.goal import Schedule
-from jaxcomm.simulate.program import Exchange, Loop
 from jaxcomm.simulate.schedule import Timeline
 from jaxcomm.simulate.steps import Step
+from jaxcomm.simulate.tasks import Exchange, Loop
 
 INVALID, METADATA, MEM_LOAD, MEM_STORE, COMP, SEND, RECV, COLL = range(8)
 KINDS = ("INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE",

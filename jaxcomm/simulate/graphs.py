@@ -14,8 +14,8 @@ from typing import Any
 
 from jaxcomm.simulate import schedule
 from jaxcomm.simulate.cluster import Cluster
-from jaxcomm.simulate.program import Exchange, Kernel, StepError, Task
 from jaxcomm.simulate.schedule import Duration, Timeline
+from jaxcomm.simulate.tasks import Exchange, Kernel, StepError, Task
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Iterator
 
-from jaxcomm.simulate.program import Block, Exchange, Kernel, Loop, Task
+from jaxcomm.simulate.tasks import Block, Exchange, Kernel, Loop, Task
 
 # Seconds of a kernel or a collective.
 Duration = Callable[[Kernel | Exchange], float]

@@ -8,7 +8,7 @@ from jaxcomm._lowering import replica_groups
 from jaxcomm.simulate import chakra, graphs, steps
 from jaxcomm.simulate.chakra import Node, TraceError
 from jaxcomm.simulate.cluster import Cluster
-from jaxcomm.simulate.program import Exchange, Kernel
+from jaxcomm.simulate.tasks import Exchange, Kernel
 
 _OPS = {0: "psum", 2: "all_gather", 5: "pbroadcast", 6: "all_to_all", 7: "psum_scatter", 8: "psum_scatter",
         9: "barrier"}  # fmt: skip
