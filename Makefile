@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := $(shell find ffi cmake -type f ! -name '*.cu')
 PIP := $(BIN)/uv pip install -q --python $(BIN)/python
 # Runs test files in parallel. More than four at a time would compete for processors with their own ranks.
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 SHARD ?=
 
 .PHONY: help setup train test test-all test-python test-native test-jax test-asan test-tsan mutants mutants-of-kernels cuda test-gpu bench-gpu gpu-status stress soak bench lint format wheel wheel-cuda clean docs
@@ -48,12 +48,27 @@ $(VENV)/test-deps: $(VENV)/deps
 	$(PIP) --prefix $(abspath $(VENV))/mpich mpich
 	touch $@
 
+# The module's build folder. The builds of the CUDA module and of the native tests use its libraries too.
+MODULE_BUILD := build/module$(patsubst .venv%,%,$(VENV))
+# Such a folder of another environment, whose libraries the module uses: they depend neither on Python nor on jaxlib.
+LIBRARIES ?=
+CMAKE_LIBRARIES := -DJAXCOMM_LIBRARIES=$(abspath $(MODULE_BUILD))
 $(VENV)/installed: $(VENV)/deps CMakeLists.txt pyproject.toml $(NATIVE)
-	PATH=$(abspath $(BIN)):$$PATH $(PIP) --no-build-isolation --no-deps -e .
+	PATH=$(abspath $(BIN)):$$PATH $(PIP) --no-build-isolation --no-deps -C build-dir=$(MODULE_BUILD) \
+	  -C cmake.define.JAXCOMM_WERROR=$(if $(CI),ON,OFF) -C cmake.define.JAXCOMM_LIBRARIES=$(abspath $(LIBRARIES)) -e .
 	cp -r "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')/jaxcomm/_core" jaxcomm/  # for mypy
 	touch $@
 
 setup: $(VENV)/installed
+
+# Compiles changed files of the libraries without a new installation of the module.
+.PHONY: libraries
+$(MODULE_BUILD)/libraries.cmake:
+	rm -f $(VENV)/installed
+	$(MAKE) --no-print-directory setup
+libraries: $(MODULE_BUILD)/libraries.cmake
+	MAKEFLAGS= $(BIN)/cmake --build $(or $(LIBRARIES),$(MODULE_BUILD)) --target jaxcomm_native
+	MAKEFLAGS= $(BIN)/cmake --build $(MODULE_BUILD) --target jaxcomm_handlers
 
 # The compiler and NCCL's headers are in a separate folder: the environment of the tests has no NVIDIA package.
 CUDA_WHEELS := build/cuda/wheels
@@ -70,9 +85,10 @@ $(CUDA_WHEELS)/installed: pyproject.toml | $(VENV)/deps
 	  $$($(BIN)/python -c '$(CUDA_PACKAGES)')
 	touch $@
 
-$(CUDA_BUILD)/configured: $(VENV)/deps $(CUDA_WHEELS)/installed
+$(CUDA_BUILD)/configured: $(VENV)/deps $(CUDA_WHEELS)/installed | $(MODULE_BUILD)/libraries.cmake
 	$(BIN)/cmake -S . -B $(CUDA_BUILD) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAXCOMM_CUDA=ON -DJAXCOMM_WERROR=$(if $(CI),ON,OFF) \
+	  $(CMAKE_LIBRARIES) \
 	  -DCMAKE_CUDA_COMPILER=$(abspath $(CUDA_WHEELS))/nvidia/cu13/bin/nvcc \
 	  -DJAXCOMM_NCCL_INCLUDE_DIR=$(abspath $(CUDA_WHEELS))/nvidia/nccl/include \
 	  $(CUDA_ARCHITECTURES:%=-DCMAKE_CUDA_ARCHITECTURES=%)
@@ -133,11 +149,13 @@ NATIVE_BUILDS := $(NATIVE_BUILD) build/address build/thread
 $(NATIVE_BUILDS:=/build.ninja): $(VENV)/test-deps $(CUDA_WHEELS)/installed CMakeLists.txt
 	$(BIN)/cmake -S . -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja -DJAXCOMM_NATIVE_TESTS=ON \
 	  -DPython_EXECUTABLE=$(abspath $(BIN))/python -DJAXCOMM_CUDA_WHEELS=$(abspath $(CUDA_WHEELS)) \
-	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $(@D))) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF)
+	  -DJAXCOMM_SANITIZE=$(filter address thread,$(notdir $(@D))) -DJAXCOMM_WERROR=$(if $(CI),ON,OFF) \
+	  $(if $(filter address thread,$(notdir $(@D))),,$(CMAKE_LIBRARIES))
 	touch $@
+$(NATIVE_BUILD)/build.ninja: | $(MODULE_BUILD)/libraries.cmake
 
 .PHONY: build-native
-build-native: $(NATIVE_BUILD)/build.ninja
+build-native: libraries $(NATIVE_BUILD)/build.ninja
 	MAKEFLAGS= $(BIN)/cmake --build $(NATIVE_BUILD)
 
 test-native: build-native
@@ -146,13 +164,16 @@ test-native: build-native
 # Tests that depend on the version of JAX, which `.ci/run` runs on the newest one: the native tests of code compiled with
 # jaxlib's headers, and the Python tests without those of
 # - native code that sees no JAX: plans, the executor, the simulator, hosts, GPUs, calibration;
-# - what other tests show as well, with more processes, more time or larger models.
+# - what other tests show as well, with more processes, more time or larger models. Of tests/models, the files that build
+#   and train every model remain.
 WITHOUT_JAX := plan cpu simulate hosts cuda test_calibrate.py test_bench.py test_bench_launch.py test_bench_report.py \
   test_run.py test_headers.py test_includes.py test_contract.py test_mutation.py test_shards.py \
   multiprocess/test_launchers.py
+EVERY_MODEL := test_scripts.py test_scripts_processes.py test_moe.py test_moe_command.py test_moe_options.py
 SHOWN_BY_OTHERS := test_late.py test_soak.py test_stress.py multiprocess/test_ops.py multiprocess/test_leaks.py \
-  multiprocess/test_bench_processes.py multiprocess/test_strangers.py models/test_moe_processes.py models/test_moe_step.py
-test-jax: setup $(VENV)/test-deps $(NATIVE_BUILD)/build.ninja
+  multiprocess/test_bench_processes.py multiprocess/test_strangers.py \
+  $(filter-out $(EVERY_MODEL:%=models/%),$(patsubst tests/%,%,$(wildcard tests/models/test_*.py)))
+test-jax: setup $(VENV)/test-deps libraries $(NATIVE_BUILD)/build.ninja
 	$(BIN)/cmake --build $(NATIVE_BUILD) --target jaxlib_tests
 	$(BIN)/ctest --test-dir $(NATIVE_BUILD) -L jaxlib --output-on-failure
 	$(PYTEST) $(WITHOUT_JAX:%=--ignore=tests/%) $(SHOWN_BY_OTHERS:%=--ignore=tests/%) $(PYTEST_ARGS)

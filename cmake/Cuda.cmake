@@ -140,6 +140,7 @@ nanobind_add_module(_cuda STABLE_ABI NB_STATIC
   ffi/cuda/runtime/abort_flag.cc
   ffi/cuda/xla/call.cc
   ffi/cuda/xla/call_communicator.cc
+  ffi/cuda/xla/done.cc
   ffi/cuda/xla/user_call.cc
   ffi/cuda/xla/xla_collectives.cc)
 target_include_directories(_cuda SYSTEM PRIVATE

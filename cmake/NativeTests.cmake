@@ -1,7 +1,8 @@
-# jaxcomm_native_test(<name> <source>... [JAXLIB] [LIBRARIES <target>...] [ARGUMENTS <argument>...]) adds a program of
+# jaxcomm_native_test(<name> <source>... [JAXLIB] [SEQUENTIAL] [LIBRARIES <target>...] [ARGUMENTS <argument>...]) adds a program of
 # TEST_CASEs (tests/check.h) as a test of CTest. Cases whose names end in [full] form a test of their own, <name>.full,
 # with the label full. JAXLIB marks a test of code compiled with jaxlib's headers: it gets the label jaxlib, and the target
-# jaxlib_tests builds it.
+# jaxlib_tests builds it. SEQUENTIAL marks a test without threads, of code that includes none of their headers
+# (tests/test_includes.py). ThreadSanitizer has nothing to check there, so its build leaves the test out.
 add_custom_target(jaxlib_tests)
 add_library(jaxcomm_test_cases OBJECT ${PROJECT_SOURCE_DIR}/tests/check.cc)
 target_link_libraries(jaxcomm_test_cases PRIVATE jaxcomm_plans)  # for the compile options
@@ -9,11 +10,18 @@ add_library(jaxcomm_test_main OBJECT ${PROJECT_SOURCE_DIR}/tests/main.cc)
 target_link_libraries(jaxcomm_test_main PRIVATE jaxcomm_plans)
 
 function(jaxcomm_native_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 ARG "JAXLIB" "" "LIBRARIES;ARGUMENTS")
+  cmake_parse_arguments(PARSE_ARGV 1 ARG "JAXLIB;SEQUENTIAL" "" "LIBRARIES;ARGUMENTS")
+  if(ARG_SEQUENTIAL AND JAXCOMM_SANITIZE STREQUAL "thread")
+    return()
+  endif()
   set(default OFF)
   set(full OFF)
   set(main $<TARGET_OBJECTS:jaxcomm_test_main>)
   foreach(source IN LISTS ARG_UNPARSED_ARGUMENTS)
+    file(STRINGS ${source} threads REGEX "#include <(atomic|condition_variable|future|mutex|thread)>")
+    if(ARG_SEQUENTIAL AND threads)
+      message(FATAL_ERROR "${name} is SEQUENTIAL, but ${source} has ${threads}")
+    endif()
     file(STRINGS ${source} lines REGEX "^(([A-Z]+_)?TEST_CASE\\(|int main\\()")
     foreach(line IN LISTS lines)
       if(line MATCHES "^int main")

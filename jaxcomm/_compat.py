@@ -6,6 +6,7 @@ state (`jax._src`) and return False if it is missing. _kv_store.py uses the priv
 
 import contextlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -36,6 +37,7 @@ __all__ = [
     "make_varying",
     "mlir",
     "on_cloud_tpu",
+    "on_communication_stream",
     "provides_communicators",
     "psum_of_groups",
     "unbound_axis",
@@ -172,6 +174,17 @@ def has_windows() -> bool:
 def in_collective_memory(operand: int, result: int) -> contextlib.AbstractContextManager:
     """Context in which XLA:GPU allocates an operand and a result of custom calls in memory that can have windows."""
     return set_xla_metadata(operands_memory_spaces=f"{{{operand}:1}}", results_memory_spaces=f"{{{result}:1}}")
+
+
+def on_communication_stream(call: Callable[..., list[Any]], *xs: Any) -> list[Any]:
+    """call(*xs) as a function of its own in the program, which XLA:GPU runs on its stream for collectives.
+
+    XLA makes async-start and async-done of a call with the first attribute, and does not inline a call with the second.
+    It may run other operations between the two.
+    """
+    ys = jax.jit(call)(*xs)
+    # One of the results is enough: the attributes are of the operation that has all of them.
+    return [set_xla_metadata(ys[0], _xla_stream_annotation="collective", inlineable="false"), *ys[1:]]
 
 
 def batch_like(primitive: Any, axis_data: Any, x: Any, dimension: int | None, **params: Any) -> tuple:

@@ -12,6 +12,9 @@ from jaxcomm._topology import Link, links_of
 from jaxcomm.matmul.choice import ALGORITHMS as MATMUL
 from jaxcomm.moe.expected import Rows, rows_of
 
+# Multiprocessors of a started transfer: kAsynchronousChannels of ffi/cuda/program/launch_limits.h.
+_ASYNCHRONOUS_SMS = 8
+
 
 def algorithms(op: str) -> tuple[str, ...]:
     """Names that the keyword ``algorithm`` of an op accepts, in order of preference; "xla" is accepted too.
@@ -178,7 +181,7 @@ def explain(
     prediction. `algorithm` selects another plan.
 
     Args:
-      op: public name, such as "all_to_all" or "psum".
+      op: public name, such as "all_to_all", "psum" or "psum_start".
       x: operand of one rank: an array or a jax.ShapeDtypeStruct. Ignored for "barrier". "ragged_all_to_all" is
         predicted for a rank that sends all rows, and the same number of them to every rank. "moe.dispatch" and
         "moe.combine" are predicted for GPUs of one node and an even load; x has a row per token.
@@ -235,7 +238,8 @@ def explain(
         raise ValueError(f"{op}: scope is for CPU devices only, got {scope!r}; for GPUs, pass ranks_per_node")
     if on_gpus:
         request = plan.gpu_request(native, n, ranks_per_node, **of_call)
-        most = min(_check.max_sms(op, max_sms) or config().max_sms, config().max_sms)
+        limit = min(config().max_sms, _ASYNCHRONOUS_SMS if op in _request.STARTS else config().max_sms)
+        most = min(_check.max_sms(op, max_sms) or limit, limit)
         arena = not symmetric_buffers
         selection = _request.select(op, plan.select_for_gpus, request, algorithm or "", item_bytes, most, gin, arena)
         choice, sms = selection.choice, selection.num_channels

@@ -96,7 +96,8 @@ def _place(
                 own["processes"] = processes
             if not _compat.provides_communicators():
                 own["members"] = _placement.gpu_groups(mesh, rows)
-            elif _compat.has_windows() and _bootstrap.symmetric_buffers(mesh):
+            # Whether XLA puts operands of a function into collective memory is not known.
+            elif _compat.has_windows() and not call.asynchronous and _bootstrap.symmetric_buffers(mesh):
                 own["symmetric_buffers"] = np.int64(1)
             return rows.shape[1], True, own
         register()
@@ -131,7 +132,7 @@ def _call_attributes(
         "ranks_per_node": np.int64(per_node),
         "max_sms": np.int64(call.max_sms or 0),
     }
-    if call.asynchronous and platform == "cpu":
+    if call.asynchronous:
         attributes["asynchronous"] = np.int64(1)
     return {
         "call": attributes,
@@ -205,14 +206,21 @@ def use_plans() -> None:
     _use_plans = True
 
 
-def uses_xla(call: Call, platform: str) -> bool:
-    """Whether a call is lowered to XLA's own collective."""
-    if "xla" in (call.algorithm, config().algorithm):
+def _selects_xla(algorithm: str | None, platform: str) -> bool:
+    """Whether this argument `algorithm`, the settings or a missing self-test select XLA's own collective."""
+    if "xla" in (algorithm, config().algorithm):
         return True
-    if platform == "cuda" and call.algorithm is None:
+    if platform == "cuda" and algorithm is None:
         if _use_plans or config().algorithm == "plans" or _selftest_record.passed():
             return False
         _log_untested()
+        return True
+    return False
+
+
+def uses_xla(call: Call, platform: str) -> bool:
+    """Whether a call is lowered to XLA's own collective."""
+    if _selects_xla(call.algorithm, platform):
         return True
     if platform != "other":
         return False
@@ -258,26 +266,30 @@ def _manual(axis_context: Any, run: Callable[..., Any], xs: Sequence[Any], avals
 
 
 def _wait_for(xs: tuple[Any, ...], num_after: int) -> tuple[Any, ...]:
-    """Operands that are not computed before the last `num_after` of them."""
+    """Operands that XLA's own collective waits for with the last `num_after` values, if XLA keeps the barrier."""
     return lax.optimization_barrier(xs)[: len(xs) - num_after] if num_after else xs
 
 
-def lower_done(ctx: Any, *xs: Any, platform: str) -> Any:
+def lower_done(ctx: Any, *xs: Any, platform: str, algorithm: str | None) -> Any:
     """Lowers the end of a transfer to a custom call that does nothing. Its result is aliased to the first operand.
 
-    XLA:CPU keeps memory apart only for values that a later computation uses. GPUs and other platforms run collectives
-    in the order of XLA's schedule, so no call is needed there.
+    XLA:CPU keeps memory apart only for values that a later computation uses. XLA:GPU waits for a transfer before the
+    first use of its result: the custom call, which comes after the values that it names. An optimization barrier would
+    not do: XLA drops its operands whose results are not used. XLA's own collectives on GPUs and other platforms run as
+    XLA schedules them.
     """
     axis_context = ctx.module_context.axis_context
-    if platform != "cpu" or not _compat.in_spmd_region(axis_context):
+    by_xla = platform == "other" or (platform == "cuda" and _selects_xla(algorithm, platform))
+    if by_xla or not _compat.in_spmd_region(axis_context):
         return [xs[0]]
-    register()
+    if platform == "cpu":
+        register()
     (aval,) = ctx.avals_out
     out_types = [jax.ShapeDtypeStruct(_local_shape(aval, axis_context.mesh), in_bytes(aval.dtype))]
 
     def finish(*xs):
-        call = jax.ffi.ffi_call("jaxcomm_done", out_types, input_output_aliases={0: 0})
-        return [call(*(x.astype(in_bytes(x.dtype)) for x in xs))[0].astype(aval.dtype)]
+        done = jax.ffi.ffi_call("jaxcomm_done", out_types, input_output_aliases={0: 0})
+        return [done(*(x.astype(in_bytes(x.dtype)) for x in xs))[0].astype(aval.dtype)]
 
     def manual(*xs):
         return _manual(axis_context, finish, xs, ctx.avals_out)
@@ -322,13 +334,14 @@ def lower(
     by_xla = uses_xla(call, platform)
     exported = _compat.is_exported(ctx)
     common = {} if by_xla else _call_attributes(mesh, call, rows, target.removeprefix("jaxcomm_"), platform, exported)
-    if platform == "cuda" and not by_xla and not _placement.gpus_are_on_one_host(mesh, rows):
-        target += "_eager"  # NCCL's messages between nodes must not be part of a CUDA graph
+    beside = platform == "cuda" and not by_xla and call.asynchronous
+    if platform == "cuda" and not by_xla and (beside or not _placement.gpus_are_on_one_host(mesh, rows)):
+        # Not for CUDA graphs: NCCL's messages between nodes must not be part of one, and XLA would run an asynchronous
+        # call in one after the computations beside it.
+        target += "_eager"
     out_types = [jax.ShapeDtypeStruct(_local_shape(a, mesh), in_bytes(a.dtype)) for a in ctx.avals_out]
 
     def exchange(*xs):
-        if platform != "cpu":
-            xs = _wait_for(xs, num_after)
         # The rank is the position in the mesh, not the device id: this holds for permuted and exported meshes too.
         rank = jnp.int32(0)
         for name, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True):
@@ -338,9 +351,13 @@ def lower(
         whole = [x.astype(in_bytes(x.dtype)) for x in xs]
         in_place = {operand + 1: result for operand, result in aliases.items()} if aliases else None
         ffi_call = jax.ffi.ffi_call(target, out_types, has_side_effect=True, input_output_aliases=in_place)
+
+        def run(rank, *whole):
+            return ffi_call(rank, *whole, **common, **attributes(whole[0], group_size))
+
         symmetric = "symmetric_buffers" in common and aliases is None  # no peer reads the operands of a barrier
         with _compat.in_collective_memory(operand=1, result=0) if symmetric else contextlib.nullcontext():
-            ys = ffi_call(rank, *whole, **common, **attributes(whole[0], group_size))
+            ys = _compat.on_communication_stream(run, rank, *whole) if beside else run(rank, *whole)
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
     def exchange_by_xla(*xs):

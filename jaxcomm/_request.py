@@ -22,14 +22,18 @@ NATIVE = {
 }
 # Of jaxcomm.moe: their payloads have a row per token.
 MOE = {"moe.dispatch": "dispatch", "moe.combine": "combine"}
+# Ops that can be started, by the names of their start functions.
+STARTS = {
+    f"{op}_start": NATIVE[op] for op in ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute", "pbroadcast")
+}
 
 
 def native_name(op: str, moe: bool = False) -> str:
     """`moe`: whether the ops of jaxcomm.moe are allowed."""
     names = NATIVE | MOE if moe else NATIVE
-    if op not in names:
+    if op not in names | STARTS:
         raise ValueError(f"op must be one of {', '.join(names)}, got {op!r}")
-    return names[op]
+    return (names | STARTS)[op]
 
 
 def sizes_of(op: str, axis_sizes: int | Sequence[int]) -> tuple[int, ...]:

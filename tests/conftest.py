@@ -25,6 +25,7 @@ if NUM_PROCESSES > 1:
     jax.distributed.initialize()
 
 DEADLINE_S = 300
+LONG_FOLDERS = ("multiprocess", "hosts", "models")
 _terminal = None
 
 
@@ -47,6 +48,8 @@ def pytest_collection_modifyitems(config, items):
             return full and not timing and shards.part(item.nodeid, machine_code, parts) == part
         return size != "default" or not full
 
+    # Long files first, as no file is divided: tests of several processes wait, and others use the processors meanwhile.
+    items.sort(key=lambda item: item.path.parent.name not in LONG_FOLDERS)
     if left_out := [item for item in items if not runs(item)]:
         items[:] = [item for item in items if runs(item)]
         config.hook.pytest_deselected(items=left_out)

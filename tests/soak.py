@@ -29,8 +29,12 @@ from usage import usage
 
 import jaxcomm
 
-OPS = ("all_to_all", "all_gather", "psum", "pmax", "pmin", "psum_scatter", "ppermute", "pbroadcast", "barrier")
+OPS = (
+    "all_to_all", "all_gather", "psum", "pmax", "pmin", "psum_scatter", "ppermute", "pbroadcast", "barrier",
+    "ragged_all_to_all", "moe",
+)  # fmt: skip
 GROUPED = OPS[:6]  # accept axis_index_groups; so does barrier, which has no values to check
+OF_ROWS = OPS[-2:]
 DTYPES = ("int8", "uint8", "int16", "uint16", "int32", "uint32")
 IN_FLIGHT = 12  # launches; beyond 32 XLA:CPU 0.10 runs out of threads
 WARM = 3  # iterations over all programs before resources are counted
@@ -74,7 +78,36 @@ class Step:
             y = (jnp if isinstance(y, jax.Array) else np).tile(y, self.group_size)
         return x * 5 + y * 3 + i
 
+    def exchange_rows(self, x):
+        """A block is a row per rank. ragged_all_to_all sends some of them, and moe gives each to some experts."""
+        own = lax.axis_index(self.axes)
+        rows = x.reshape(self.group_size, -1)
+        if self.op == "ragged_all_to_all":
+            vectors = [jnp.asarray(v)[own] for v in self.more["vectors"]]
+            return jaxcomm.ragged_all_to_all(
+                rows, rows + x.dtype.type(1), *vectors, axis_name=self.axes, algorithm=self.algorithm
+            ).reshape(-1)
+        ids = jnp.asarray(self.more["ids"])[own]
+        rows, routing = jaxcomm.moe.route_and_dispatch(
+            rows, ids, self.axes, num_experts=2 * self.group_size, capacity=self.more["capacity"],
+            algorithm=self.algorithm,
+        )  # fmt: skip
+        rows = rows * (2 * own + 1).astype(x.dtype)  # the rank is that of the expert
+        algorithm = None if self.algorithm == "one_shot" else self.algorithm
+        return jaxcomm.moe.combine(rows, routing, algorithm=algorithm).reshape(-1)
+
+    def expect_rows(self, blocks):
+        rows = [x.reshape(self.group_size, -1) for x in blocks]
+        if self.op == "ragged_all_to_all":
+            outputs = [x + x.dtype.type(1) for x in rows]
+            return [y.reshape(-1) for y in reference.ragged_all_to_all(rows, outputs, *self.more["vectors"][:3])]
+        ids = self.more["ids"]
+        factors = np.where(ids < 0, 0, ids // 2 * 2 + 1).sum(-1)
+        return [(x * f[:, None].astype(x.dtype)).reshape(-1) for x, f in zip(rows, factors, strict=True)]
+
     def call(self, x, i):
+        if self.op in OF_ROWS:
+            return self.combine(x, self.exchange_rows(x), i)
         options = {} if self.groups is None else {"axis_index_groups": self.groups}
         if self.op == "all_to_all":
             options |= {"split_axis": 0, "concat_axis": 0}
@@ -83,6 +116,8 @@ class Step:
 
     def expect(self, x, sizes, i):
         def oracle(blocks, **options):
+            if self.op in OF_ROWS:
+                return [self.combine(x, y, i) for x, y in zip(blocks, self.expect_rows(blocks), strict=True)]
             if self.op == "all_to_all":
                 options |= {"split_axis": 0, "concat_axis": 0}
             results = getattr(reference, self.op)(blocks, **options, **self.more)
@@ -108,8 +143,26 @@ def random_step(choose, sizes):
         more = {"perm": list(zip(order, range(choose.randint(1, n)), strict=False))}
     elif op == "pbroadcast":
         more = {"source": choose.randrange(n)}
-    algorithm = choose.choice([None, *jaxcomm.algorithms(op)])
-    return Step(op, axes, n, groups, algorithm, more)
+    elif op in OF_ROWS:
+        more = random_rows(op, np.random.default_rng(choose.randrange(1 << 30)), n)
+    return Step(op, axes, n, groups, choose.choice(algorithms(op)), more)
+
+
+def algorithms(op):
+    if op == "moe":
+        return [None, "one_shot", *jaxcomm.algorithms("moe.dispatch")]
+    return [None, *jaxcomm.algorithms(op)]
+
+
+def random_rows(op, rng, n):
+    if op == "ragged_all_to_all":  # at most one row for each pair, from any row and to different ones
+        sizes = rng.integers(0, 2, (n, n)).astype(np.int32)
+        places = np.stack([rng.permutation(n) for _ in range(n)], 1).astype(np.int32)
+        return {"vectors": (rng.integers(0, n, (n, n)).astype(np.int32), sizes, places, sizes.T.copy())}
+    ids = rng.integers(-1, 2 * n, (n, n, 2)).astype(np.int32)
+    if rng.random() < 0.3:  # one hot rank
+        ids %= 2
+    return {"ids": ids, "capacity": int(np.bincount(ids[ids >= 0] // 2, minlength=n).max(initial=1))}
 
 
 def random_mesh(choose, devices):
@@ -150,10 +203,7 @@ class Program:
                 break
             except ValueError:
                 del self.compiled
-                self.steps = [
-                    dataclasses.replace(s, algorithm=choose.choice([None, *jaxcomm.algorithms(s.op)]))
-                    for s in self.steps
-                ]
+                self.steps = [dataclasses.replace(s, algorithm=choose.choice(algorithms(s.op))) for s in self.steps]
 
     def __str__(self):
         devices = [d.id for d in self.mesh.devices.flat]

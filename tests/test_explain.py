@@ -1,6 +1,8 @@
 """explain, algorithms and topology: their answers must match execution."""
 
 import dataclasses
+import pathlib
+import re
 import time
 
 import jax
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxcomm
+from jaxcomm import _request
 from jaxcomm._request import NATIVE
 
 
@@ -236,3 +239,23 @@ def test_time_that_computations_do_not_hide():
     for wrong in (-1e-9, float("nan")):
         with pytest.raises(ValueError, match="psum: beside_s must be at least 0, got"):
             explanation.exposed_time_s(wrong)
+
+
+def test_a_started_transfer_uses_the_channels_of_the_asynchronous_lane():
+    """On CPUs, the plan and the time are those of the synchronous op."""
+    header = pathlib.Path(__file__).parents[1] / "ffi/cuda/program/launch_limits.h"
+    channels = int(re.search(r"kAsynchronousChannels = (\d+)", header.read_text())[1])
+    x = jax.ShapeDtypeStruct((1 << 24,), "float32")
+    for start in _request.STARTS:
+        op = start.removesuffix("_start")
+        assert hasattr(jaxcomm, start)
+        assert jaxcomm.algorithms(start) == jaxcomm.algorithms(op)
+        by_8, given, most = (
+            jaxcomm.explain(name, x, 8, platform="cuda", **more)
+            for name, more in ((start, {}), (op, {"max_sms": channels}), (op, {}))
+        )
+        assert by_8.sms == given.sms == channels < most.sms
+        assert by_8.predicted_time_s == given.predicted_time_s >= most.predicted_time_s
+        assert jaxcomm.explain(start, x, 8, platform="cuda", max_sms=2).sms == 2
+        on_cpu = [jaxcomm.explain(name, x, 8).predicted_time_s for name in (start, op)]
+        assert on_cpu[0] == on_cpu[1]

@@ -94,6 +94,15 @@ def test_a_folder_includes_its_libraries_only(folder):
             assert of[0] in allowed, f"{path.relative_to(FFI)} includes {name} of {of[0]}"
 
 
+@pytest.mark.parametrize("folder", ["common", "plan", "sim", "cuda/program"])
+def test_no_threads(folder):
+    """Their tests are SEQUENTIAL (cmake/NativeTests.cmake): they do not run under ThreadSanitizer."""
+    for path in SOURCES:
+        if folder_of(path) == folder:
+            names = {name for name, _ in includes(path)}
+            assert not names & {"atomic", "condition_variable", "future", "mutex", "thread"}, path.relative_to(FFI)
+
+
 @pytest.mark.parametrize("folder", sorted(MAY_INCLUDE.keys() - {"include/jaxcomm"}))
 def test_paths_begin_at_ffi(folder):
     """Every include shows the folder of its file. The installed headers have the prefix jaxcomm/ instead."""

@@ -1,11 +1,11 @@
 #include "cpu/inter_process_call.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <new>
 #include <utility>
 
+#include "cpu/row_checks.h"
 #include "cpu/worker_pool.h"
 
 namespace jaxcomm {
@@ -85,7 +85,7 @@ void InterProcessCall::Enter() {
       slot.over.store(0);
       slot.memory = block_.memory;
       slot.offset = block_.offset;
-      slot.fingerprint = program_->fingerprint();
+      slot.fingerprint = fingerprint_;
       // Copies the text only: the rest of the slot stays in the cache of the core that last read it.
       const size_t length = std::min(spec_.names->what.size(), sizeof(slot.what) - 1);
       std::memcpy(slot.what, spec_.names->what.data(), length);
@@ -115,7 +115,7 @@ bool InterProcessCall::FindOthers() {
     }
     const Slot& theirs = control_segment.slots[slot];
     other.slot = slot;  // from here on, its `exited` must be incremented
-    if (theirs.fingerprint != program_->fingerprint()) {
+    if (theirs.fingerprint != fingerprint_) {
       const std::string what(theirs.what, strnlen(theirs.what, sizeof(theirs.what)));
       return Agrees(other.peer->process(), theirs.fingerprint, what);
     }
@@ -222,7 +222,7 @@ bool InterProcessCall::Step() {
     }
     for (Other& other : others_) LeaveSlot(other);
     for (const int32_t process : distant_) {
-      active_messages_->SendExited(process, spec_.key, program_->fingerprint(), spec_.names->what);
+      active_messages_->SendExited(process, spec_.key, fingerprint_, spec_.names->what);
     }
     phase_.store(Phase::kExitBarrier);
     return true;
@@ -343,13 +343,11 @@ bool InterProcessCall::Reclaim() {
 // wait for it or drop its sender.
 void* InterProcessCall::DestinationOf(uint64_t fingerprint, int32_t rank, Space space, int64_t offset_bytes,
                                       int64_t bytes) {
-  if (fingerprint != program_->fingerprint()) return nullptr;
+  if (fingerprint != fingerprint_) return nullptr;
   if (rank < 0 || rank >= program_->num_ranks() || program_->process_of()[rank] != process_) return nullptr;
   int64_t size = 0;
   if (space == Space::kOutput) size = program_->output_bytes();
-  if (space == Space::kScratch) {
-    size = program_->program()->scratch_bytes(static_cast<size_t>(rank));
-  }
+  if (space == Space::kScratch) size = program_->program()->scratch_bytes(static_cast<size_t>(rank));
   if (offset_bytes < 0 || bytes > size || offset_bytes > size - bytes) return nullptr;
   if ((state_.fetch_add(1) & (kDone | kFailed)) != 0) {
     Leave(-1);
@@ -372,9 +370,11 @@ void InterProcessCall::OnSignal(int32_t from, int32_t to) {
 }
 
 bool InterProcessCall::Agrees(int32_t process, uint64_t fingerprint, const std::string& what) {
-  if (fingerprint == program_->fingerprint()) return true;
+  if (fingerprint == fingerprint_) return true;
+  const std::string with = what == spec_.names->what ? kDifferentTables : "";
   Fail(Wrong(StatusCode::kInvalidArgument, "calls do not match: ranks " + RanksOf(process_) + " are in " +
-                                               spec_.names->what + ", ranks " + RanksOf(process) + " are in " + what));
+                                               spec_.names->what + ", ranks " + RanksOf(process) + " are in " + what +
+                                               with));
   return false;
 }
 
@@ -404,7 +404,7 @@ void InterProcessCall::OnLost(int32_t process) {
 
 void InterProcessCall::Put(const Place& to, std::unique_ptr<char[]> data, int64_t count) {
   const int64_t item_bytes = program_->program()->item_bytes;
-  active_messages_->Put(program_->process_of()[to.rank], spec_.key, program_->fingerprint(), to, to.offset * item_bytes,
+  active_messages_->Put(program_->process_of()[to.rank], spec_.key, fingerprint_, to, to.offset * item_bytes,
                         std::move(data), count * item_bytes);
 }
 
@@ -493,7 +493,7 @@ void InterProcessCall::Check(Clock::time_point now) {
   // Sent only when a call waits: another message would slow down small collectives.
   if (std::exchange(sent_entered_, true)) return;
   for (const int32_t process : distant_) {
-    active_messages_->SendEntered(process, spec_.key, program_->fingerprint(), spec_.names->what);
+    active_messages_->SendEntered(process, spec_.key, fingerprint_, spec_.names->what);
   }
 }
 

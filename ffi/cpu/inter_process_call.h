@@ -6,8 +6,7 @@
 // entry barrier   It waits until every other process has published the call.
 // running         It runs the plans of its own ranks; the other processes run theirs.
 // exit barrier    Every process increments `exited` in the slot of every other process. The buffers of a process are
-// free
-//                 once all others have done so.
+//                 free once all others have done so.
 //
 // Processes of other nodes exchange active messages (active_messages.h). The receiver need not have entered the call:
 // early messages are kept there. After its last put and signal, a process sends an exit message with its fingerprint. A
@@ -28,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "common/hash.h"
 #include "cpu/active_messages.h"
 #include "cpu/bounded_wait.h"
 #include "cpu/completion_pool.h"
@@ -57,6 +57,7 @@ class InterProcessCall : public MessageHandler,
     std::shared_ptr<const CallNames> names;
     BoundedWait wait;           // since the first device of this process arrived
     Slices slices;              // all_to_all_v, dispatch, combine
+    uint64_t table_hash = 0;    // of the table of the slices, which all processes must have
     bool asynchronous = false;  // XLA's threads do no work of the call
   };
   enum class AdvanceResult { kWaiting, kMoved, kOver };
@@ -125,6 +126,8 @@ class InterProcessCall : public MessageHandler,
   const int32_t process_;
   const std::shared_ptr<const InterProcessProgram> program_;
   const Spec spec_;
+  const uint64_t fingerprint_ =  // of the program and the table of slices
+      spec_.table_hash == 0 ? program_->fingerprint() : Mix(program_->fingerprint(), spec_.table_hash);
   std::vector<RankBuffers> buffers_;  // XLA's
   const Finish finish_;
 

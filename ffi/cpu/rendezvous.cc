@@ -1,8 +1,5 @@
 #include "cpu/rendezvous.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <thread>
@@ -11,6 +8,7 @@
 #include "common/hash.h"
 #include "cpu/failed_runs.h"
 #include "cpu/inter_process_call.h"
+#include "cpu/pages.h"
 #include "cpu/process_context.h"
 #include "cpu/row_checks.h"
 #include "cpu/worker_pool.h"
@@ -41,8 +39,6 @@ std::atomic<double> timeout_s{WaitLimits{}.timeout_s}, warn_s{WaitLimits{}.warn_
 
 BoundedWait Begin() { return {BoundedWait::Clock::now(), {timeout_s.load(), warn_s.load()}}; }
 
-constexpr int64_t kHugePageBytes = 2 << 20;
-
 // How long the thread of the last participant polls for other processes. Small collectives of processes that arrive
 // together take a few microseconds, less than waking another thread.
 constexpr auto kSpin = std::chrono::microseconds(100);
@@ -72,19 +68,6 @@ struct Registry {
 Registry& TheRegistry() {
   static auto* registry = new Registry;
   return *registry;
-}
-
-// At large sizes, page faults on fresh output memory cost more than the data. 2 MiB pages cause 512 times fewer faults.
-void AdviseHugePages(char* data, int64_t bytes) {
-#if defined(MADV_HUGEPAGE)
-  if (bytes < 2 * kHugePageBytes) return;
-  const auto begin = (reinterpret_cast<uintptr_t>(data) + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
-  const auto end = (reinterpret_cast<uintptr_t>(data) + bytes) / kHugePageBytes * kHugePageBytes;
-  // An error is harmless: pages stay small.
-  if (end > begin) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
-#else
-  (void)data, (void)bytes;
-#endif
 }
 
 std::string List(const std::vector<int64_t>& numbers) {
@@ -173,8 +156,9 @@ Status Rendezvous::CountLocal() {
 
 void Rendezvous::EndProgram() { num_programs.fetch_add(1); }
 
-void Rendezvous::Arrive(const Participant& participant, std::unique_ptr<Completion> done) {
+void Rendezvous::Arrive(Participant participant, std::unique_ptr<Completion> done) {
   AdviseHugePages(participant.output, participant.output_count * ItemBytes(participant.dtype));
+  participant.table_hash = HashOfTable(participant);
   const StatusOr<std::shared_ptr<GroupCall>> joined = Join(participant, done);
   if (!joined.ok()) {
     FailRun(participant.run_id, joined.status());
@@ -258,6 +242,7 @@ void Rendezvous::StartInterProcess(const std::shared_ptr<GroupCall>& group_call,
   spec.names = inter_process->names;
   spec.wait = group_call->wait;
   spec.slices = group_call->slices;
+  spec.table_hash = group_call->first.table_hash;
   spec.asynchronous = spec_.asynchronous != 0;
   const auto finish = [self = shared_from_this(), group_call](int64_t position, const Status& status) {
     if (status.ok()) return self->Finish(*group_call, position);
@@ -336,6 +321,10 @@ StatusOr<std::shared_ptr<Rendezvous::GroupCall>> Rendezvous::Join(const Particip
       first.output_count != participant.output_count || first.table_count != participant.table_count) {
     return InvalidArgumentError(Prefix() + "buffers do not match: rank " + std::to_string(participant.rank) + " has " +
                                 Sizes(participant) + ", rank " + std::to_string(first.rank) + " has " + Sizes(first));
+  }
+  if (first.table_hash != participant.table_hash) {
+    return InvalidArgumentError(Prefix() + "calls do not match: ranks " + std::to_string(first.rank) + " and " +
+                                std::to_string(participant.rank) + " are in it" + kDifferentTables);
   }
   RankBuffers& buffers = entry->buffers[position];
   buffers.input = participant.input;

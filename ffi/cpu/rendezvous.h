@@ -36,6 +36,7 @@ struct Participant {
   const void* table = nullptr;  // all_to_all_v, dispatch, combine: of Slices; the same on all ranks
   bool wide_table = false;
   int64_t table_count = 0;
+  uint64_t table_hash = 0;  // set by Arrive()
   // As in RankBuffers.
   const int32_t* index = nullptr;
   int64_t index_count = 0;
@@ -52,7 +53,7 @@ class Rendezvous : public std::enable_shared_from_this<Rendezvous> {
   // If the call is asynchronous, a worker thread does it instead. `done` is completed on the thread of the last
   // participant, or by the CompletionPool for the others and for asynchronous calls. The buffers must stay valid until
   // then.
-  void Arrive(const Participant& participant, std::unique_ptr<Completion> done);
+  void Arrive(Participant participant, std::unique_ptr<Completion> done);
 
   // Marks the end of a program. Call sites are numbered within a program in the order in which XLA makes them, which is
   // the same in all processes.

@@ -1,6 +1,9 @@
 #include "cpu/row_checks.h"
 
+#include <cstring>
 #include <string>
+
+#include "common/hash.h"
 
 namespace jaxcomm {
 namespace {
@@ -52,6 +55,25 @@ Status CheckRows(const CallSpec& spec, const Participant& participant, const Ran
     }
   }
   return OkStatus();
+}
+
+uint64_t HashOfTable(const Participant& participant) {
+  if (participant.table == nullptr) return 0;
+  const auto* const bytes = static_cast<const char*>(participant.table);
+  const int64_t size = participant.table_count * (participant.wide_table ? 8 : 4);
+  // Four hashes, so that the processor computes several at once.
+  constexpr int64_t kLanes = 4, kWord = sizeof(uint64_t);
+  uint64_t lanes[kLanes] = {1, 2, 3, 4};
+  int64_t at = 0;
+  for (; at + kLanes * kWord <= size; at += kLanes * kWord) {
+    uint64_t words[kLanes];
+    std::memcpy(words, bytes + at, sizeof(words));
+    for (int i = 0; i < kLanes; ++i) lanes[i] = Mix(lanes[i], words[i]);
+  }
+  uint64_t hash = static_cast<uint64_t>(size);
+  for (; at < size; ++at) hash = Mix(hash, static_cast<unsigned char>(bytes[at]));
+  for (const uint64_t lane : lanes) hash = Mix(hash, lane);
+  return hash;
 }
 
 StatusOr<Slices> CheckedSlices(const CallSpec& spec, const Participant& participant, int64_t group) {

@@ -10,6 +10,11 @@
 
 namespace jaxcomm {
 
+// Of the table, or 0. All ranks of a call must have the same table: each computes from it where the rows of the others
+// lie. A routing is plain data, which a program may change.
+uint64_t HashOfTable(const Participant& participant);
+constexpr char kDifferentTables[] = ", with different tables of slices: the routing of one of them was changed";
+
 // The checked slices of an all_to_all_v, a dispatch or a combine; none for other collectives.
 StatusOr<Slices> CheckedSlices(const CallSpec& spec, const Participant& participant, int64_t group);
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "cpu/pages.h"
 #include "cpu/token_sums.h"
 
 namespace jaxcomm {
@@ -11,10 +12,38 @@ namespace {
 
 // Shorter rows are copied through the caches, even to large outputs.
 constexpr int64_t kMinStreamedRowBytes = 1024;
-// Ends a list that has fewer entries than the table of slices. The routing of a program may be wrong.
+// An entry of a list of a combine. kEnd ends a list that has fewer entries than the table of slices: the routing of a
+// program may be wrong.
 constexpr uint32_t kEnd = 0xffffffff;
+uint32_t EntryOf(int64_t number, bool first_of_token) { return static_cast<uint32_t>(number) * 2 + first_of_token; }
+int64_t NumberOf(uint32_t entry) { return entry / 2; }
+bool IsFirst(uint32_t entry) { return entry % 2 != 0; }
 
 }  // namespace
+
+// Bytes for the memory of a rank. They are written where they belong, or for a rank of another node, to memory of their
+// own, which Send() hands to the network.
+class RowLists::Message {
+ public:
+  Message(const RowLists& lists, int32_t to, Space space, int64_t offset_bytes, int64_t bytes)
+      : to_(lists.buffers_[to]), item_bytes_(lists.program_.item_bytes), place_{to, space, 0}, bytes_(bytes) {
+    place_.offset = offset_bytes / item_bytes_;
+    if (to_.remote != nullptr) own_.reset(new char[static_cast<size_t>(bytes)]);
+    data_ = own_ ? own_.get() : (space == Space::kScratch ? to_.scratch : to_.output) + offset_bytes;
+  }
+  char* data() const { return data_; }
+  void Send() {
+    if (own_) to_.remote->Put(place_, std::move(own_), bytes_ / item_bytes_);
+  }
+
+ private:
+  const RankBuffers& to_;
+  const int64_t item_bytes_;
+  Place place_;
+  const int64_t bytes_;
+  std::unique_ptr<char[]> own_;
+  char* data_ = nullptr;
+};
 
 int32_t RowLists::Run(const Plan& plan, size_t first, size_t* num_run) const {
   *num_run = NumJoined(plan, first);
@@ -35,12 +64,12 @@ int32_t RowLists::RunStep(const Plan& plan, const Step& step) const {
   }
   if (!to_scratch) return AddTokens(plan, step);
   if (!tokens_.hierarchical) return PutCombined(src.rank, step.dst.rank), 0;
-  switch (tokens_.AreaOf(step.dst.offset)) {
-    case TokenLayout::kReceivedLists:
+  switch (tokens_.areas().AreaOf(step.dst.offset)) {
+    case RowAreas::kReceivedLists:
       return PutList(step), 0;
-    case TokenLayout::kLists:
+    case RowAreas::kLists:
       return MoveList(step), 0;
-    case TokenLayout::kSums:
+    case RowAreas::kSums:
       return SumNode(step, static_cast<int32_t>(src.offset));
     default:
       return PutSums(step), 0;
@@ -68,11 +97,6 @@ int64_t RowLists::NumEntries(int32_t home, int32_t node) const {
     for (int64_t i = 0; i < slices_.per_pair(); ++i) entries += slices_.At(home, rank, i).size;
   }
   return entries;
-}
-
-void RowLists::Send(int32_t to, Space space, int64_t offset_bytes, std::unique_ptr<char[]> data, int64_t bytes) const {
-  const int64_t item_bytes = program_.item_bytes;
-  buffers_[to].remote->Put({to, space, offset_bytes / item_bytes}, std::move(data), bytes / item_bytes);
 }
 
 // dispatch: the number of steps from `first` on that move rows of one payload to outputs of this host.
@@ -169,15 +193,15 @@ void RowLists::SendDispatched(int32_t from, int32_t to) const {
       size += slice.size;
     }
     if (size > 0) {
-      std::unique_ptr<char[]> data(new char[static_cast<size_t>(size * bytes)]);
-      char* end = data.get();
+      Message message(*this, to, Space::kOutput, first * bytes, size * bytes);
+      char* end = message.data();
       for (; i < next; ++i) {
         const Slice slice = slices_.At(from, to, i);
         for (int64_t k = 0; k < slice.size; ++k, end += bytes) {
           std::memcpy(end, source.input + source.index[slice.input_offset + k] * bytes, static_cast<size_t>(bytes));
         }
       }
-      Send(to, Space::kOutput, first * bytes, std::move(data), size * bytes);
+      message.Send();
     }
     i = next;
   }
@@ -196,7 +220,7 @@ void RowLists::ZeroRest(int32_t rank) const {
   filled.emplace_back(tokens_.num_slots, 0);
   int64_t end = 0;
   for (const auto& [begin, next] : filled) {
-    if (begin > end) std::memset(OutputRow(rank, end), 0, static_cast<size_t>((begin - end) * tokens_.row_bytes));
+    if (begin > end) ZeroBytes(OutputRow(rank, end), (begin - end) * tokens_.row_bytes);
     end = next;
   }
 }
@@ -218,19 +242,14 @@ void RowLists::PutMessage(const Step& step) const {
   });
   const int64_t number_bytes = TokenLayout::NumberBytes(entries);
   const int64_t all_bytes = number_bytes + static_cast<int64_t>(rows.size()) * bytes;
-  std::unique_ptr<char[]> data;
-  char* message = buffers_[to].scratch + tokens_.MessageAt(step.dst.offset);
-  if (buffers_[to].remote != nullptr) {
-    data.reset(new char[static_cast<size_t>(all_bytes)]);
-    message = data.get();
-  }
-  std::memcpy(message, numbers.data(), numbers.size() * sizeof(int32_t));
-  char* end = message + number_bytes;
+  Message message(*this, to, Space::kScratch, tokens_.MessageAt(step.dst.offset), all_bytes);
+  std::memcpy(message.data(), numbers.data(), numbers.size() * sizeof(int32_t));
+  char* end = message.data() + number_bytes;
   for (const int32_t row : rows) {
     std::memcpy(end, buffers_[from].input + row * bytes, static_cast<size_t>(bytes));
     end += bytes;
   }
-  if (data) Send(to, Space::kScratch, tokens_.MessageAt(step.dst.offset), std::move(data), all_bytes);
+  message.Send();
 }
 
 // dispatch: the rows for one rank of the node, from the message of rank dst.offset.
@@ -258,32 +277,22 @@ void RowLists::PutCombined(int32_t from, int32_t home) const {
     size += slice.size;
   }
   if (size == 0) return;
-  std::unique_ptr<char[]> data;
-  char* rows = buffers_[home].scratch + first * bytes;
-  if (buffers_[home].remote != nullptr) {
-    data.reset(new char[static_cast<size_t>(size * bytes)]);
-    rows = data.get();
-  }
+  Message message(*this, home, Space::kScratch, first * bytes, size * bytes);
+  char* rows = message.data();
   for (int64_t i = 0; i < slices_.per_pair(); ++i) {
     const Slice slice = slices_.At(home, from, i);
     std::memcpy(rows, buffers_[from].input + slice.output_offset * bytes, static_cast<size_t>(slice.size * bytes));
     rows += slice.size * bytes;
   }
-  if (data) Send(home, Space::kScratch, first * bytes, std::move(data), size * bytes);
+  message.Send();
 }
 
-// combine: the entries of each token in the order of its choices, times 2, plus 1 for the first entry of a token. Then
-// the weights.
+// combine: the entries of each token in the order of its choices. Then their weights.
 void RowLists::PutList(const Step& step) const {
   const int32_t home = step.src.rank, to = step.dst.rank, node = NodeOf(to);
   const int64_t entries = NumEntries(home, node), bytes = tokens_.ListBytes(entries);
   if (entries == 0) return;
-  std::unique_ptr<char[]> data;
-  char* message = buffers_[to].scratch + tokens_.AreaAt(step.dst.offset);
-  if (buffers_[to].remote != nullptr) {
-    data.reset(new char[static_cast<size_t>(bytes)]);
-    message = data.get();
-  }
+  Message message(*this, to, Space::kScratch, tokens_.AreaAt(step.dst.offset), bytes);
   // By expert of the node: the first entry of its slice, less its first slot.
   const int64_t experts = tokens_.experts_per_rank;
   std::vector<int64_t> entry_of(static_cast<size_t>(tokens_.ranks_per_node * experts));
@@ -295,17 +304,17 @@ void RowLists::PutList(const Step& step) const {
     entry_of[e] = before - slice.output_offset;
     before += slice.size;
   }
-  auto* const list = reinterpret_cast<uint32_t*>(message);
-  char* const weights = message + TokenLayout::NumberBytes(entries);
+  auto* const list = reinterpret_cast<uint32_t*>(message.data());
+  char* const weights = message.data() + TokenLayout::NumberBytes(entries);
   const RankBuffers& own = buffers_[home];
   const int64_t first_expert = node * tokens_.ranks_per_node * experts;
   int64_t n = 0;
   for (int64_t t = 0; t < tokens_.num_rows; ++t) {
-    uint32_t is_first = 1;
+    bool is_first = true;
     for (int64_t c = t * tokens_.choices; c < (t + 1) * tokens_.choices; ++c) {
       const int64_t expert = own.expert[c] - first_expert;
       if (own.index[c] < 0 || expert < 0 || expert >= static_cast<int64_t>(entry_of.size()) || n == entries) continue;
-      list[n] = static_cast<uint32_t>(entry_of[expert] + own.index[c]) * 2 + std::exchange(is_first, 0);
+      list[n] = EntryOf(entry_of[expert] + own.index[c], std::exchange(is_first, false));
       if (own.weights != nullptr) {
         std::memcpy(weights + n * tokens_.weight_bytes,
                     static_cast<const char*>(own.weights) + c * tokens_.weight_bytes,
@@ -315,39 +324,46 @@ void RowLists::PutList(const Step& step) const {
     }
   }
   std::fill(list + n, list + entries, kEnd);
-  if (data) Send(to, Space::kScratch, tokens_.AreaAt(step.dst.offset), std::move(data), bytes);
+  message.Send();
 }
 
 void RowLists::MoveList(const Step& step) const {
   const int32_t rank = step.dst.rank, node = NodeOf(rank);
-  const int32_t home = tokens_.NodeOf(step.dst.offset, node) * tokens_.ranks_per_node + rank % tokens_.ranks_per_node;
+  const int32_t home =
+      tokens_.areas().NodeOf(step.dst.offset, node) * tokens_.ranks_per_node + rank % tokens_.ranks_per_node;
   char* const scratch = buffers_[rank].scratch;
   std::memcpy(scratch + tokens_.AreaAt(step.dst.offset), scratch + tokens_.AreaAt(step.src.offset),
               static_cast<size_t>(tokens_.ListBytes(NumEntries(home, node))));
 }
 
+RowLists::List RowLists::ListAt(int32_t rank, int32_t home) const {
+  const int32_t node = NodeOf(rank);
+  const int64_t most = NumEntries(home, node);
+  const char* const begin =
+      buffers_[rank].scratch + tokens_.AreaAt(tokens_.areas().PlaceOf(RowAreas::kLists, node, NodeOf(home)));
+  List list = {reinterpret_cast<const uint32_t*>(begin), begin + TokenLayout::NumberBytes(most)};
+  for (; list.entries < most; ++list.entries) {
+    const uint32_t entry = list.numbers[list.entries];
+    if (entry == kEnd || NumberOf(entry) >= most) break;
+    if (list.tokens + IsFirst(entry) < 1 || list.tokens + IsFirst(entry) > tokens_.num_rows) break;
+    list.tokens += IsFirst(entry);
+  }
+  return list;
+}
+
 // combine: the sums of the rows that each token of `home` has in this node.
 int32_t RowLists::SumNode(const Step& step, int32_t home) const {
-  const int32_t rank = step.dst.rank, node = NodeOf(rank);
+  const int32_t rank = step.dst.rank;
   std::vector<std::pair<int32_t, int64_t>> rows;  // rank and slot of each entry
-  ForEachEntry(home, node, [&](int64_t, int32_t at, int64_t, int64_t slot) { rows.emplace_back(at, slot); });
-  const auto entries = static_cast<int64_t>(rows.size());
-  const char* const scratch = buffers_[rank].scratch;
-  const char* const list = scratch + tokens_.AreaAt(tokens_.PlaceOf(TokenLayout::kLists, node, NodeOf(home)));
-  const char* const weights = list + TokenLayout::NumberBytes(entries);
+  ForEachEntry(home, NodeOf(rank), [&](int64_t, int32_t at, int64_t, int64_t slot) { rows.emplace_back(at, slot); });
+  const List list = ListAt(rank, home);
   char* y = buffers_[rank].scratch + tokens_.AreaAt(step.dst.offset);
   TokenSums sums(program_, 1, -1);
-  uint32_t entry = kEnd;
-  for (int64_t i = 0; i < entries; ++i) {
-    std::memcpy(&entry, list + i * int64_t{sizeof(entry)}, sizeof(entry));
-    if (entry == kEnd || entry / 2 >= static_cast<uint64_t>(entries)) break;
-    const auto& [at, slot] = rows[entry / 2];
+  for (int64_t i = 0; i < list.entries; ++i) {
+    const auto& [at, slot] = rows[NumberOf(list.numbers[i])];
     sums.AddRow(buffers_[at].input + slot * tokens_.row_bytes, buffers_[at].input_pid,
-                tokens_.weight_bytes > 0 ? weights + i * tokens_.weight_bytes : nullptr);
-    if (i + 1 < entries) {
-      std::memcpy(&entry, list + (i + 1) * int64_t{sizeof(entry)}, sizeof(entry));
-      if (entry != kEnd && entry % 2 == 0) continue;
-    }
+                tokens_.weight_bytes > 0 ? list.weights + i * tokens_.weight_bytes : nullptr);
+    if (i + 1 < list.entries && !IsFirst(list.numbers[i + 1])) continue;
     sums.EndNode();
     if (!sums.EndToken(y)) return sums.unreadable_pid();
     y += tokens_.row_bytes;
@@ -356,26 +372,12 @@ int32_t RowLists::SumNode(const Step& step, int32_t home) const {
 }
 
 void RowLists::PutSums(const Step& step) const {
-  const int32_t rank = step.src.rank, home = step.dst.rank, node = NodeOf(rank);
-  const char* const scratch = buffers_[rank].scratch;
-  const char* const list = scratch + tokens_.AreaAt(tokens_.PlaceOf(TokenLayout::kLists, node, NodeOf(home)));
-  int64_t size = 0;
-  for (int64_t i = 0, entries = NumEntries(home, node); i < entries; ++i) {
-    uint32_t entry = kEnd;
-    std::memcpy(&entry, list + i * int64_t{sizeof(entry)}, sizeof(entry));
-    if (entry == kEnd) break;
-    size += entry % 2;
-  }
-  const int64_t bytes = std::min(size, tokens_.num_rows) * tokens_.row_bytes;
+  const int32_t rank = step.src.rank, home = step.dst.rank;
+  const int64_t bytes = ListAt(rank, home).tokens * tokens_.row_bytes;
   if (bytes == 0) return;
-  const char* const sums = scratch + tokens_.AreaAt(step.src.offset);
-  if (buffers_[home].remote == nullptr) {
-    std::memcpy(buffers_[home].scratch + tokens_.AreaAt(step.dst.offset), sums, static_cast<size_t>(bytes));
-    return;
-  }
-  std::unique_ptr<char[]> data(new char[static_cast<size_t>(bytes)]);
-  std::memcpy(data.get(), sums, static_cast<size_t>(bytes));
-  Send(home, Space::kScratch, tokens_.AreaAt(step.dst.offset), std::move(data), bytes);
+  Message message(*this, home, Space::kScratch, tokens_.AreaAt(step.dst.offset), bytes);
+  std::memcpy(message.data(), buffers_[rank].scratch + tokens_.AreaAt(step.src.offset), static_cast<size_t>(bytes));
+  message.Send();
 }
 
 // combine: the sum of the rows of each token, in the order of its choices, node by node if sums of nodes are rounded.
@@ -395,7 +397,7 @@ int32_t RowLists::AddTokens(const Plan& plan, const Step& step) const {
   std::vector<const char*> next(static_cast<size_t>(num_nodes));  // sums of other nodes
   for (int32_t node = 0; node < num_nodes && tokens_.hierarchical; ++node) {
     if (node == own_node) continue;
-    next[node] = own.scratch + tokens_.AreaAt(tokens_.PlaceOf(TokenLayout::kReceivedSums, own_node, node));
+    next[node] = own.scratch + tokens_.AreaAt(tokens_.areas().PlaceOf(RowAreas::kReceivedSums, own_node, node));
   }
   for (int64_t t = 0; t < tokens_.num_rows; ++t) {
     for (int32_t node = 0; node < num_nodes; ++node) {

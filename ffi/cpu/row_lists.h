@@ -33,7 +33,15 @@ class RowLists {
   void ForEachEntry(int32_t home, int32_t node, const Visit& visit) const;
   int64_t NumEntries(int32_t home, int32_t node) const;
   char* OutputRow(int32_t rank, int64_t slot) const { return buffers_[rank].output + slot * tokens_.row_bytes; }
-  void Send(int32_t to, Space space, int64_t offset_bytes, std::unique_ptr<char[]> data, int64_t bytes) const;
+  class Message;
+  // A list of a combine, at a rank of `node`: for the rows that tokens of `home` have there.
+  struct List {
+    const uint32_t* numbers = nullptr;
+    const char* weights = nullptr;
+    int64_t entries = 0;  // at most; an end may come earlier
+    int64_t tokens = 0;
+  };
+  List ListAt(int32_t rank, int32_t home) const;
 
   int32_t RunStep(const Plan& plan, const Step& step) const;
   size_t NumJoined(const Plan& plan, size_t first) const;

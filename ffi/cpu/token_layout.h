@@ -1,9 +1,11 @@
 // The sizes of dispatch and combine, and where their plans keep messages in scratch.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cpu/combine_rows.h"
+#include "plan/row_areas.h"
 
 namespace jaxcomm {
 
@@ -34,26 +36,17 @@ struct TokenLayout {
 
   // Offsets in scratch, in bytes. `place`: offset of a place of the plan, in elements.
   int64_t MessageAt(int64_t place) const { return place / ranks_per_node * MessageBytes(); }
-  enum Area { kReceivedLists, kLists, kSums, kReceivedSums, kNumAreas };  // of plan/combine.cc
-  Area AreaOf(int64_t place) const { return static_cast<Area>(place / (num_nodes - 1)); }
   int64_t AreaAt(int64_t place) const {
-    const int64_t lists = 2 * (num_nodes - 1);
-    return place < lists ? place * ListBytes(num_choices())
-                         : lists * ListBytes(num_choices()) + (place - lists) * Aligned(num_rows * row_bytes);
+    const int64_t lists = areas().Begin(RowAreas::kSums);  // places of lists come first
+    return std::min(place, lists) * ListBytes(num_choices()) +
+           std::max<int64_t>(place - lists, 0) * Aligned(num_rows * row_bytes);
   }
-  // The place at a rank of node `at` for node `other`.
-  int64_t PlaceOf(Area area, int32_t at, int32_t other) const {
-    return int64_t{area} * (num_nodes - 1) + (at + num_nodes - other) % num_nodes - 1;
-  }
-  // The node that a place at a rank of node `at` is for.
-  int32_t NodeOf(int64_t place, int32_t at) const {
-    return static_cast<int32_t>((at + num_nodes - 1 - place % (num_nodes - 1)) % num_nodes);
-  }
+  RowAreas areas() const { return {num_nodes}; }
   // scratch_count: of the plan.
   int64_t ScratchBytes(int64_t scratch_count) const {
     if (scratch_count == 0) return 0;
     if (!hierarchical) return num_choices() * row_bytes;  // rows of the choices, packed by expert
-    return combines ? AreaAt(kNumAreas * (num_nodes - 1)) : (num_nodes - 1) * MessageBytes();
+    return combines ? AreaAt(areas().Begin(RowAreas::kNumAreas)) : (num_nodes - 1) * MessageBytes();
   }
 
  private:

@@ -60,6 +60,9 @@ nb::dict CudaTargets() {
   }
 #include "collectives.def"
 #undef JAXCOMM_COLLECTIVE
+  nb::dict done;
+  done["execute"] = Capsule(&CudaDone);
+  targets["jaxcomm_done"] = done;
   return targets;
 }
 

@@ -2,6 +2,7 @@
 // lists. The executor reads at run time which rows they are, and adds them in the order of the choices.
 #include "plan/builder.h"
 #include "plan/partition.h"
+#include "plan/row_areas.h"
 
 namespace jaxcomm {
 namespace {
@@ -47,35 +48,36 @@ Plan HierarchicalCombine(const Request& request, int32_t rank) {
   const int64_t b = request.block_count;
   Builder plan(request, rank);
 
-  enum Area { kReceivedLists, kLists, kSums, kReceivedSums, kNumAreas };
-  // At a rank of node `at`: the place for what node `other` sends or gets.
-  const auto area = [&](Area which, int32_t at, int32_t other) {
-    return (int64_t{which} * (nodes - 1) + (at + nodes - other) % nodes - 1) * b;
+  const RowAreas areas = {nodes};
+  const auto area = [&](RowAreas::Area which, int32_t at, int32_t other) {
+    return areas.PlaceOf(which, at, other) * b;
   };
   const auto rail = [&](int32_t d) { return (node + d) % nodes * locals + local; };
   for (int32_t d = 1; d < nodes; ++d) {
     const int32_t target = (node + d) % nodes;
-    plan.Move(plan.Input(rank * b), Builder::At(rail(d), Space::kScratch, area(kReceivedLists, target, node)), b);
+    plan.Move(plan.Input(rank * b), Builder::At(rail(d), Space::kScratch, area(RowAreas::kReceivedLists, target, node)),
+              b);
     plan.Signal(rail(d));
   }
   for (int32_t d = nodes - 1; d > 0; --d) {
     const int32_t home = (node + d) % nodes;
     plan.Wait(rail(d));
-    plan.Move(plan.Scratch(area(kReceivedLists, node, home)), plan.Scratch(area(kLists, node, home)), b);
+    plan.Move(plan.Scratch(area(RowAreas::kReceivedLists, node, home)),
+              plan.Scratch(area(RowAreas::kLists, node, home)), b);
     std::vector<Place> sources;
     for (int32_t i = 0; i < locals; ++i) {
       sources.push_back(Builder::At(node * locals + i, Space::kInput, rail(d) * b));
     }
-    const Place sums = plan.Scratch(area(kSums, node, home));
+    const Place sums = plan.Scratch(area(RowAreas::kSums, node, home));
     plan.Reduce(sources, sums, b);
-    plan.Move(sums, Builder::At(rail(d), Space::kScratch, area(kReceivedSums, home, node)), b);
+    plan.Move(sums, Builder::At(rail(d), Space::kScratch, area(RowAreas::kReceivedSums, home, node)), b);
     plan.Signal(rail(d));
   }
   for (int32_t d = 1; d < nodes; ++d) plan.Wait(rail(d));
   std::vector<Place> sources;
   for (int32_t from = 0; from < nodes; ++from) {
     if (from != node) {
-      sources.push_back(plan.Scratch(area(kReceivedSums, node, from)));
+      sources.push_back(plan.Scratch(area(RowAreas::kReceivedSums, node, from)));
       continue;
     }
     for (int32_t i = 0; i < locals; ++i) {
@@ -83,7 +85,7 @@ Plan HierarchicalCombine(const Request& request, int32_t rank) {
     }
   }
   plan.Reduce(sources, plan.Output(0), b);
-  return std::move(plan).Finish(int64_t{kNumAreas} * (nodes - 1) * b);
+  return std::move(plan).Finish(areas.Begin(RowAreas::kNumAreas) * b);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // time. A message to several ranks of a node carries a row once, even if several of its lists name it.
 #include "plan/builder.h"
 #include "plan/partition.h"
+#include "plan/row_areas.h"
 
 namespace jaxcomm {
 namespace {
@@ -22,7 +23,8 @@ Plan HierarchicalDispatch(const Request& request, int32_t rank) {
   Builder plan(request, rank);
 
   // At a rank of node `at`: the scratch for the message from node `from`.
-  const auto area = [&](int32_t at, int32_t from) { return int64_t{(at + nodes - from) % nodes - 1} * locals * b; };
+  const RowAreas areas = {nodes};
+  const auto area = [&](int32_t at, int32_t from) { return areas.PlaceOf(at, from) * locals * b; };
   for (int32_t d = 1; d < nodes; ++d) {
     const int32_t target = (node + d) % nodes;
     const int32_t peer = target * locals + local;

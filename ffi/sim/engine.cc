@@ -4,20 +4,27 @@
 #include <functional>
 #include <queue>
 #include <string>
+#include <utility>
 
 #include "sim/rates.h"
 
 namespace jaxcomm {
 namespace {
 
+// Signals that were not received yet form a list of entries of Engine::arrivals_; -1: none.
 struct Counter {
-  std::vector<int64_t> arrivals_ps;  // not received yet, from `next` on
-  size_t next = 0;
+  int32_t first = -1;
+  int32_t last = -1;
   int32_t waiter = -1;  // rank that is blocked
 };
 
+struct Arrival {
+  int64_t time_ps = 0;
+  int32_t next = -1;
+};
+
 struct QueueEntry {
-  int32_t op = 0;
+  ProgramOp op;
   int64_t ready_ps = 0;
 };
 
@@ -87,11 +94,10 @@ class Engine {
   const Op& OpAt(int32_t index) const { return workload_.ops[static_cast<size_t>(index)]; }
   RankState& RankOf(int32_t slot) { return ranks_[static_cast<size_t>(slot / 2)]; }
 
-  // The processor's next op; -1 at the end.
-  int32_t Current(int32_t rank) const {
-    const size_t next = ranks_[static_cast<size_t>(rank)].next;
-    const std::vector<int32_t>& ops = workload_.programs[static_cast<size_t>(rank)].ops;
-    return next < ops.size() ? ops[next] : -1;
+  // Whether the processor has executed all ops.
+  bool AtEnd(int32_t rank) const {
+    const auto index = static_cast<size_t>(rank);
+    return ranks_[index].next == workload_.programs[index].ops.size();
   }
 
   void RunReady() {
@@ -105,24 +111,22 @@ class Engine {
   // Executes ops of the processor up to the next transfer or to a wait for a signal that has not been sent.
   void RunSteps(int32_t rank) {
     RankState& state = ranks_[static_cast<size_t>(rank)];
-    for (int32_t index = Current(rank); index >= 0; index = Current(rank)) {
-      const Op& op = OpAt(index);
+    const std::vector<ProgramOp>& program = workload_.programs[static_cast<size_t>(rank)].ops;
+    while (state.next < program.size()) {
+      const ProgramOp current = program[state.next];
+      const Op& op = OpAt(current.op);
       if (op.kind == OpKind::kWait) {
-        Counter& counter = counters_[static_cast<size_t>(op.counter)];
-        if (counter.next == counter.arrivals_ps.size()) {
+        Counter& counter = counters_[static_cast<size_t>(current.counter)];
+        if (counter.first < 0) {
           counter.waiter = rank;
           return;
         }
-        const int64_t arrival_ps = counter.arrivals_ps[counter.next++];
-        if (counter.next == counter.arrivals_ps.size()) {
-          counter.arrivals_ps.clear();
-          counter.next = 0;
-        }
+        const int64_t arrival_ps = TakeArrival(&counter);
         state.waited_ps += std::max<int64_t>(arrival_ps - state.clock_ps, 0);
-        Record({rank, index, false, state.clock_ps, arrival_ps});
+        Record({rank, current.op, false, state.clock_ps, arrival_ps});
         state.clock_ps = std::max(state.clock_ps, arrival_ps);
       } else if (op.queued) {
-        state.queue.push_back({index, state.clock_ps});
+        state.queue.push_back({current, state.clock_ps});
         ++state.next;
         if (state.queue_transfer < 0) RunQueue(rank);
         continue;
@@ -130,10 +134,10 @@ class Engine {
         state.clock_ps += op.overhead_ps;
         state.busy_ps += op.overhead_ps;
         if (op.kind == OpKind::kSignal) {
-          Send(op, state.clock_ps);
+          Send(op, current.counter, state.clock_ps);
         } else if (TakesTime(op)) {
           ++state.next;
-          state.transfer = index;
+          state.transfer = current.op;
           return StartAt(2 * rank, state.clock_ps);
         }
       }
@@ -145,12 +149,12 @@ class Engine {
     RankState& state = ranks_[static_cast<size_t>(rank)];
     while (state.queue_next < state.queue.size()) {
       const QueueEntry entry = state.queue[state.queue_next++];
-      const Op& op = OpAt(entry.op);
+      const Op& op = OpAt(entry.op.op);
       state.queue_free_ps = std::max(state.queue_free_ps, entry.ready_ps) + op.overhead_ps;
       if (op.kind == OpKind::kSignal) {
-        Send(op, state.queue_free_ps);
+        Send(op, entry.op.counter, state.queue_free_ps);
       } else if (TakesTime(op)) {
-        state.queue_transfer = entry.op;
+        state.queue_transfer = entry.op.op;
         return StartAt(2 * rank + 1, state.queue_free_ps);
       }
     }
@@ -158,15 +162,37 @@ class Engine {
     state.queue_next = 0;
   }
 
-  void Send(const Op& op, int64_t time_ps) {
-    const auto entry = static_cast<size_t>(op.counter);
-    for (int32_t i = workload_.target_first[entry]; i < workload_.target_first[entry + 1]; ++i) {
-      Counter& counter = counters_[static_cast<size_t>(workload_.target_counters[static_cast<size_t>(i)])];
-      counter.arrivals_ps.push_back(time_ps + op.latency_ps);
-      if (counter.waiter < 0) continue;
-      ready_.push_back(counter.waiter);
-      counter.waiter = -1;
+  int64_t TakeArrival(Counter* counter) {
+    const int32_t entry = counter->first;
+    Arrival& arrival = arrivals_[static_cast<size_t>(entry)];
+    counter->first = std::exchange(arrival.next, free_arrival_);
+    free_arrival_ = entry;
+    return arrival.time_ps;
+  }
+
+  void Send(const Op& op, int32_t target, int64_t time_ps) {
+    if (target >= 0) return Arrive(target, time_ps + op.latency_ps);
+    const auto list = static_cast<size_t>(-1 - target);
+    for (int32_t i = workload_.target_first[list]; i < workload_.target_first[list + 1]; ++i) {
+      Arrive(workload_.target_counters[static_cast<size_t>(i)], time_ps + op.latency_ps);
     }
+  }
+
+  void Arrive(int32_t target, int64_t time_ps) {
+    Counter& counter = counters_[static_cast<size_t>(target)];
+    int32_t entry = free_arrival_;
+    if (entry < 0) {
+      entry = static_cast<int32_t>(arrivals_.size());
+      arrivals_.emplace_back();
+    } else {
+      free_arrival_ = arrivals_[static_cast<size_t>(entry)].next;
+    }
+    arrivals_[static_cast<size_t>(entry)] = {time_ps, -1};
+    (counter.first < 0 ? counter.first : arrivals_[static_cast<size_t>(counter.last)].next) = entry;
+    counter.last = entry;
+    if (counter.waiter < 0) return;
+    ready_.push_back(counter.waiter);
+    counter.waiter = -1;
   }
 
   void StartAt(int32_t slot, int64_t time_ps) {
@@ -220,7 +246,7 @@ class Engine {
     double ranks = 0;
     for (size_t i = 0; i < ranks_.size(); ++i) {
       const RankState& state = ranks_[i];
-      if (Current(static_cast<int32_t>(i)) >= 0) {
+      if (!AtEnd(static_cast<int32_t>(i))) {
         return InvalidArgumentError("simulation: program " + std::to_string(i) +
                                     " waits for a signal that is never sent");
       }
@@ -242,6 +268,8 @@ class Engine {
   Rates rates_;
   std::vector<RankState> ranks_;
   std::vector<Counter> counters_;
+  std::vector<Arrival> arrivals_;
+  int32_t free_arrival_ = -1;  // first of a list
   std::vector<uint32_t> versions_;
   std::priority_queue<Event, std::vector<Event>, std::greater<Event>> events_;
   std::vector<int32_t> ready_;

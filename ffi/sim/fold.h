@@ -28,6 +28,7 @@ class Fold {
   static Fold Find(const Topology& topology, const Algorithm& algorithm, const Request& request);
 
   const std::vector<Symmetry>& symmetries() const { return symmetries_; }  // by digit
+  bool HasColours() const { return !representative_.empty(); }
   std::vector<int32_t> Representatives() const;
   int32_t RepresentativeOf(int32_t rank) const;
   // Ranks with the role of this one.

@@ -1,8 +1,11 @@
 #include "sim/simulate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "plan/partition.h"
 #include "sim/engine.h"
@@ -32,9 +35,17 @@ std::vector<LinkLoad> Loads(const Topology& topology, const Workload& workload, 
     load.name = name;
     loads.push_back(load);
   }
-  std::stable_sort(loads.begin(), loads.end(),
-                   [](const LinkLoad& a, const LinkLoad& b) { return a.bytes / a.capacity > b.bytes / b.capacity; });
   return loads;
+}
+
+// Sorts the links, and takes the busiest one as bound.
+void SetBusiest(Simulation* simulation) {
+  std::vector<LinkLoad>& links = simulation->links;
+  if (links.empty()) return;
+  std::stable_sort(links.begin(), links.end(),
+                   [](const LinkLoad& a, const LinkLoad& b) { return a.bytes / a.capacity > b.bytes / b.capacity; });
+  simulation->bounds.beta_s = links[0].bytes / links[0].capacity;
+  simulation->bounds.bottleneck = links[0].name;
 }
 
 // The link with the least bandwidth for a transfer.
@@ -81,10 +92,89 @@ bool Cuts(const Algorithm& algorithm, const Request& request) {
   });
 }
 
-}  // namespace
+// A ring of 2 * kFewGroups groups and more is not simulated: see RingOf.
+constexpr int64_t kFewGroups = 8;
+// Ranks of the smallest ring from which others follow.
+constexpr int64_t kFewRanks = 8;
 
-StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, double item_bytes, const Cluster& cluster,
-                              Fidelity fidelity, int64_t max_steps, int64_t max_entries) {
+StatusOr<Simulation> SimulateAll(const Algorithm& algorithm, Request request, double item_bytes, const Cluster& cluster,
+                                 Fidelity fidelity, int64_t max_steps, int64_t max_entries);
+
+// Rings of this many groups of the level below the highest one, with the pieces of `request`.
+Request RingOf(Request request, int64_t groups, int64_t group_size) {
+  const int64_t n = request.geometry.num_ranks(), ranks = groups * group_size;
+  if (request.collective == Collective::kAllReduce) request.block_count = CeilDiv(request.block_count, n) * ranks;
+  if (request.geometry.num_nodes == 1) {
+    request.geometry.ranks_per_node = static_cast<int32_t>(ranks);
+  } else {
+    request.geometry.num_nodes = static_cast<int32_t>(ranks / request.geometry.ranks_per_node);
+  }
+  return request;
+}
+
+// Whether the third time continues the line through the others, up to the rounding of the engine's times.
+bool OnLine(double first, double second, double third) {
+  return std::abs((third - second) - (second - first)) <= 2e-12 + 1e-14 * std::abs(third);
+}
+
+// Each group of the highest level adds the same rounds to a ring, all alike once the ranks run in a steady state. Its
+// time is then a linear function of the number of groups. Simulates rings of few groups, and extends the line through
+// three of them; nothing if none lie on a line, or if the groups are few. Neither cost nor memory depend on the ranks.
+std::optional<StatusOr<Simulation>> SimulateRing(const Algorithm& algorithm, const Request& request, double item_bytes,
+                                                 const Cluster& cluster, const Topology& topology, int64_t max_steps) {
+  const std::vector<Level>& levels = topology.cluster().levels;
+  const LevelKind top = levels.back().kind;
+  const bool is_like = top == LevelKind::kSwitch || top == LevelKind::kFatTree || top == LevelKind::kRails;
+  const int64_t n = topology.num_ranks(), size = levels.size() > 1 ? levels[levels.size() - 2].ranks : 1;
+  const Algorithm* ring_algorithm = FindAlgorithm(request.collective, "ring");
+  if (ring_algorithm == nullptr || ring_algorithm->build != algorithm.build ||
+      request.collective == Collective::kBroadcast || !is_like || topology.HasFaults() || request.staged_count > 0 ||
+      cluster.ranks_per_processor != 1 || request.geometry.num_ranks() != n ||
+      (request.geometry.num_nodes > 1 && size % request.geometry.ranks_per_node != 0)) {
+    return std::nullopt;
+  }
+  const int64_t groups = n / size, least = std::max<int64_t>(2, CeilDiv(kFewRanks, size));
+  if (groups < 2 * std::max(kFewGroups, least)) return std::nullopt;
+  std::vector<Simulation> found;  // of `least` groups, and one more each
+  while (found.size() < static_cast<size_t>(kFewGroups)) {
+    const int64_t next = least + static_cast<int64_t>(found.size());
+    auto made =
+        SimulateAll(algorithm, RingOf(request, next, size), item_bytes, cluster, Fidelity::kFolded, max_steps, 0);
+    if (!made.ok()) return std::nullopt;
+    found.push_back(*std::move(made));
+    if (found.size() < 3) continue;
+    const Simulation &a = found[found.size() - 3], &b = found[found.size() - 2], &c = found.back();
+    if (!OnLine(a.time_s, b.time_s, c.time_s) || !OnLine(a.bounds.alpha_s, b.bounds.alpha_s, c.bounds.alpha_s) ||
+        a.links.size() != b.links.size() || b.links.size() != c.links.size()) {
+      continue;
+    }
+    const auto more = static_cast<double>(groups - next);
+    const auto extend = [&](double before, double last) { return last + more * (last - before); };
+    Simulation ring = c;
+    ring.time_s = extend(b.time_s, c.time_s);
+    ring.bounds.alpha_s = extend(b.bounds.alpha_s, c.bounds.alpha_s);
+    ring.work_s = extend(b.work_s, c.work_s);
+    ring.wait_s = extend(b.wait_s, c.wait_s);
+    ring.num_ops = 0;
+    for (const Simulation& each : found) ring.num_ops += each.num_ops;
+    for (LinkLoad& load : ring.links) {
+      const auto before =
+          std::find_if(b.links.begin(), b.links.end(), [&](const LinkLoad& l) { return l.name == load.name; });
+      if (before == b.links.end()) return std::nullopt;
+      // All links of a name together: their number is in proportion to the groups.
+      const auto last = static_cast<double>(next);
+      load.total_bytes =
+          extend(before->total_bytes / (last - 1), load.total_bytes / last) * static_cast<double>(groups);
+      load.bytes = extend(before->bytes, load.bytes);
+    }
+    SetBusiest(&ring);
+    return StatusOr<Simulation>(std::move(ring));
+  }
+  return std::nullopt;
+}
+
+StatusOr<Simulation> SimulateAll(const Algorithm& algorithm, Request request, double item_bytes, const Cluster& cluster,
+                                 Fidelity fidelity, int64_t max_steps, int64_t max_entries) {
   if (!algorithm.supports(request)) {
     return InvalidArgumentError(std::string("algorithm \"") + algorithm.name + "\" needs " +
                                 algorithm.supports.requirement);
@@ -93,6 +183,10 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
   auto made = Topology::Make(cluster, n);
   if (!made.ok()) return made.status();
   const Topology topology = *std::move(made);
+  if (fidelity == Fidelity::kFolded && max_entries == 0) {
+    auto ring = SimulateRing(algorithm, request, item_bytes, cluster, topology, max_steps);
+    if (ring) return *std::move(ring);
+  }
   Fold fold(topology);
   if (fidelity == Fidelity::kFolded) {
     if (Cuts(algorithm, request)) {
@@ -136,11 +230,15 @@ StatusOr<Simulation> Simulate(const Algorithm& algorithm, Request request, doubl
   simulation.num_ops = result->num_ops;
   simulation.links = Loads(topology, workload, result->bytes_on);
   simulation.timeline = TimelineOf(topology, workload, ranks, result->slices);
-  if (!simulation.links.empty()) {
-    simulation.bounds.beta_s = simulation.links[0].bytes / simulation.links[0].capacity;
-    simulation.bounds.bottleneck = simulation.links[0].name;
-  }
+  SetBusiest(&simulation);
   return simulation;
+}
+
+}  // namespace
+
+StatusOr<Simulation> Simulate(const Algorithm& algorithm, const Request& request, double item_bytes,
+                              const Cluster& cluster, Fidelity fidelity, int64_t max_steps, int64_t max_entries) {
+  return SimulateAll(algorithm, request, item_bytes, cluster, fidelity, max_steps, max_entries);
 }
 
 }  // namespace jaxcomm

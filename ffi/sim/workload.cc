@@ -11,6 +11,10 @@
 namespace jaxcomm {
 namespace {
 
+// Limits of the table of counters: 32 MB. With more senders, each has few receivers.
+constexpr size_t kMaxCounterTable = 8 << 20;
+constexpr size_t kMaxCounterRows = 64;
+
 int64_t Picoseconds(double time_s) { return std::llround(time_s * 1e12); }
 
 uint64_t Pair(int32_t a, int32_t b) { return static_cast<uint64_t>(a) << 32 | static_cast<uint32_t>(b); }
@@ -31,7 +35,14 @@ uint64_t Key(const LinkId& link) {
 
 WorkloadBuilder::WorkloadBuilder(const Topology& topology, const Fold& fold, const Geometry& geometry,
                                  double bytes_per_item, const ArenaCopies& copies)
-    : topology_(topology), fold_(fold), geometry_(geometry), bytes_per_item_(bytes_per_item), copies_(copies) {}
+    : topology_(topology), fold_(fold), geometry_(geometry), bytes_per_item_(bytes_per_item), copies_(copies) {
+  counter_row_.assign(static_cast<size_t>(topology.num_ranks()), -1);
+  const std::vector<Level>& levels = topology.cluster().levels;
+  by_role_ =
+      !fold.HasColours() && !topology.HasFaults() && std::all_of(levels.begin(), levels.end(), [](const Level& level) {
+        return level.kind == LevelKind::kSwitch || level.kind == LevelKind::kRails || level.kind == LevelKind::kFatTree;
+      });
+}
 
 WorkloadBuilder::Figures WorkloadBuilder::FiguresOf(int32_t rank, int32_t peer) const {
   const Cluster& cluster = topology_.cluster();
@@ -97,7 +108,7 @@ int32_t WorkloadBuilder::TakeRoute(double scale, double limit) {
 
 int32_t WorkloadBuilder::OpOf(const Op& op) {
   uint64_t hash = Mix(static_cast<uint64_t>(op.kind) * 2 + (op.queued ? 1 : 0));
-  hash = Mix(hash ^ Pair(op.route, op.counter));
+  hash = Mix(hash ^ static_cast<uint32_t>(op.route));
   hash = Mix(Mix(hash ^ Bits(op.bytes)) + static_cast<uint64_t>(op.overhead_ps));
   hash = Mix(hash + static_cast<uint64_t>(op.latency_ps));
   const int32_t known = op_index_.Find(hash, [&](int32_t i) { return workload_.ops[static_cast<size_t>(i)] == op; });
@@ -109,42 +120,60 @@ int32_t WorkloadBuilder::OpOf(const Op& op) {
 }
 
 int32_t WorkloadBuilder::CounterOf(const Fold::Counter& counter) {
+  const auto n = static_cast<size_t>(topology_.num_ranks());
+  int32_t& row = counter_row_[static_cast<size_t>(counter.first)];
+  if (row < 0 && counter_rows_.size() < kMaxCounterRows && (counter_rows_.size() + 1) * n <= kMaxCounterTable) {
+    row = static_cast<int32_t>(counter_rows_.size());
+    counter_rows_.emplace_back(n, -1);
+  }
+  if (row >= 0) {
+    int32_t& known = counter_rows_[static_cast<size_t>(row)][static_cast<size_t>(counter.second)];
+    if (known < 0) known = workload_.num_counters++;
+    return known;
+  }
   const uint64_t key = Pair(counter.first, counter.second), hash = Mix(key);
-  const int32_t known =
-      counter_index_.Find(hash, [&](int32_t i) { return counter_keys_[static_cast<size_t>(i)] == key; });
-  if (known >= 0) return known;
-  counter_index_.Add(hash, workload_.num_counters);
-  counter_keys_.push_back(key);
-  target_of_counter_.push_back(-1);
+  const int32_t entry =
+      counter_index_.Find(hash, [&](int32_t i) { return counters_[static_cast<size_t>(i)].first == key; });
+  if (entry >= 0) return counters_[static_cast<size_t>(entry)].second;
+  counter_index_.Add(hash, static_cast<int32_t>(counters_.size()));
+  counters_.emplace_back(key, workload_.num_counters);
   return workload_.num_counters++;
 }
 
 int32_t WorkloadBuilder::TargetsOf(int32_t rank, int64_t step, int32_t peer) {
+  if (!fold_.HasColours()) return CounterOf(fold_.CounterOf(rank, peer));
   std::vector<int32_t> counters;
   for (const Fold::Counter& counter : fold_.Targets(rank, step, peer)) counters.push_back(CounterOf(counter));
-  const auto index = static_cast<int32_t>(workload_.target_first.size() - 1);
-  const auto append = [&](const std::vector<int32_t>& list) {
-    workload_.target_counters.insert(workload_.target_counters.end(), list.begin(), list.end());
+  if (counters.size() == 1) return counters[0];
+  const auto list = static_cast<int32_t>(workload_.target_first.size() - 1);
+  const auto [entry, added] = targets_index_.try_emplace(std::move(counters), list);
+  if (added) {
+    workload_.target_counters.insert(workload_.target_counters.end(), entry->first.begin(), entry->first.end());
     workload_.target_first.push_back(static_cast<int32_t>(workload_.target_counters.size()));
-  };
-  if (counters.size() == 1) {
-    int32_t& target = target_of_counter_[static_cast<size_t>(counters[0])];
-    if (target < 0) {
-      target = index;
-      append(counters);
-    }
-    return target;
   }
-  const auto [entry, added] = targets_index_.try_emplace(std::move(counters), index);
-  if (added) append(entry->first);
-  return entry->second;
+  return -1 - entry->second;
+}
+
+uint64_t WorkloadBuilder::RouteKey(int32_t rank, int32_t src, int32_t dst) const {
+  if (!by_role_) return Pair(src, dst);
+  if (src == dst) return Pair(-1, src);
+  // The links of the peer are those of its representative. Which levels a transfer crosses follows from both numbers.
+  const int32_t peer = src == rank ? dst : src;
+  const std::vector<Level>& levels = topology_.cluster().levels;
+  uint32_t crossed = src == rank ? 1 : 2;
+  for (const Level& level : levels) crossed = crossed << 1 | (src / level.ranks != dst / level.ranks ? 1U : 0U);
+  crossed = crossed << 1 | (src % levels[0].ranks == dst % levels[0].ranks ? 1U : 0U);
+  return Pair(static_cast<int32_t>(crossed), fold_.RepresentativeOf(peer));
 }
 
 int32_t WorkloadBuilder::PeerRoute(int32_t rank, int32_t src, int32_t dst, const Figures& figures) {
-  const uint64_t key = Pair(src, dst), hash = Mix(key);
+  if (src == last_src_ && dst == last_dst_) return last_route_;
+  last_src_ = src;
+  last_dst_ = dst;
+  const uint64_t key = RouteKey(rank, src, dst), hash = Mix(key);
   const int32_t known =
       peer_index_.Find(hash, [&](int32_t i) { return peer_routes_[static_cast<size_t>(i)].first == key; });
-  if (known >= 0) return peer_routes_[static_cast<size_t>(known)].second;
+  if (known >= 0) return last_route_ = peer_routes_[static_cast<size_t>(known)].second;
   if (src == dst) {
     AddUse({LinkType::kMemory, 0, 0, rank, 0}, 2);  // read and written
   } else {
@@ -157,28 +186,30 @@ int32_t WorkloadBuilder::PeerRoute(int32_t rank, int32_t src, int32_t dst, const
   const int32_t route = TakeRoute(1, figures.limit);
   peer_index_.Add(hash, static_cast<int32_t>(peer_routes_.size()));
   peer_routes_.emplace_back(key, route);
-  return route;
+  return last_route_ = route;
 }
 
-void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, RankOps* program) {
+void WorkloadBuilder::FindOperands(const Plan& plan, const Step& step) {
+  const Place* sources = plan.sources.data() + step.first_source;
+  const auto same = [](const Place& source, int32_t rank) { return source.rank == rank; };
+  if (std::equal(sources, sources + step.num_sources, operand_ranks_.begin(), operand_ranks_.end(), same)) return;
+  operand_ranks_.clear();
+  operands_.clear();
+  for (int32_t i = 0; i < step.num_sources; ++i) operand_ranks_.push_back(sources[i].rank);
   // Operands of one level are one transfer, as in the cost model.
-  const bool is_short = IsShort(step);
-  const double bytes = static_cast<double>(step.count) * bytes_per_item_;
-  const auto source = [&](int32_t i) { return plan.sources[static_cast<size_t>(step.first_source + i)].rank; };
   const auto level_of = [&](int32_t src) { return src == plan.rank ? -1 : topology_.CommonLevel(plan.rank, src); };
   std::vector<int32_t> levels;
-  for (int32_t i = 0; i < step.num_sources; ++i) {
-    const int32_t level = level_of(source(i));
+  for (int32_t src : operand_ranks_) {
+    const int32_t level = level_of(src);
     if (std::find(levels.begin(), levels.end(), level) == levels.end()) levels.push_back(level);
   }
   std::sort(levels.begin(), levels.end());
   for (int32_t level : levels) {
-    double operands = 0;
-    Figures figures;
-    for (int32_t i = 0; i < step.num_sources; ++i) {
-      const int32_t src = source(i);
+    Operands operands;
+    operands.level = level;
+    for (int32_t src : operand_ranks_) {
       if (level_of(src) != level) continue;
-      if (operands++ == 0) figures = FiguresOf(plan.rank, src);
+      if (operands.count++ == 0) operands.figures = FiguresOf(plan.rank, src);
       AddUse({LinkType::kMemory, 0, 0, src, 0}, 1);
       if (src == plan.rank) continue;
       links_.clear();
@@ -186,19 +217,32 @@ void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, RankOps* pro
       for (const LinkUse& use : links_) AddUse(use.link, use.weight);
     }
     if (level == levels.front()) AddUse({LinkType::kMemory, 0, 0, plan.rank, 0}, 1);  // the result is written once
+    for (int32_t link : touched_) operands.uses.push_back({link, std::exchange(sum_[static_cast<size_t>(link)], 0)});
+    touched_.clear();
+    operands_.push_back(std::move(operands));
+  }
+}
+
+void WorkloadBuilder::AddReduce(const Plan& plan, const Step& step, RankOps* program) {
+  FindOperands(plan, step);
+  const bool is_short = IsShort(step);
+  const double bytes = static_cast<double>(step.count) * bytes_per_item_;
+  for (const Operands& operands : operands_) {
     if (is_short) {
-      for (int32_t link : touched_)
-        row_.uses.push_back({link, std::exchange(sum_[static_cast<size_t>(link)], 0) * bytes});
-      touched_.clear();
-      AddToRow(level, bytes * operands, figures.limit);
-      row_.new_overhead_s += figures.overhead_s;
+      for (const ClassUse& use : operands.uses) row_.uses.push_back({use.link, use.weight * bytes});
+      AddToRow(operands.level, bytes * operands.count, operands.figures.limit);
+      row_.new_overhead_s += operands.figures.overhead_s;
       continue;
     }
+    for (const ClassUse& use : operands.uses) {
+      touched_.push_back(use.link);
+      sum_[static_cast<size_t>(use.link)] = use.weight;
+    }
     Op op;
-    op.route = TakeRoute(1 / operands, figures.limit);
-    op.bytes = bytes * operands;
-    op.overhead_ps = Picoseconds(figures.overhead_s);
-    program->ops.push_back(OpOf(op));
+    op.route = TakeRoute(1 / operands.count, operands.figures.limit);
+    op.bytes = bytes * operands.count;
+    op.overhead_ps = Picoseconds(operands.figures.overhead_s);
+    Append(op, program);
   }
 }
 
@@ -223,7 +267,7 @@ void WorkloadBuilder::RunRow(RankOps* program) {
   const double busy_s = row_.busy_s.empty() ? 0 : *std::max_element(row_.busy_s.begin(), row_.busy_s.end());
   const double more_s = busy_s - std::exchange(row_.run_s, busy_s);
   op.route = TakeRoute(op.bytes > 0 ? 1 / op.bytes : 1, more_s > 0 ? op.bytes / more_s : kUnlimited);
-  program->ops.push_back(OpOf(op));
+  Append(op, program);
 }
 
 bool WorkloadBuilder::IsShort(const Step& step) const {
@@ -251,9 +295,8 @@ void WorkloadBuilder::AddSignal(const Plan& plan, const Step& step, RankOps* pro
   op.kind = OpKind::kSignal;
   op.queued = figures.queued;
   op.overhead_ps = Picoseconds(overhead_s);
-  op.counter = TargetsOf(plan.rank, &step - plan.steps.data(), step.peer);
   op.latency_ps = Picoseconds(topology_.LatencyS(plan.rank, step.peer));
-  program->ops.push_back(OpOf(op));
+  Append(op, program, TargetsOf(plan.rank, &step - plan.steps.data(), step.peer));
 }
 
 void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, RankOps* program) {
@@ -271,8 +314,7 @@ void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, RankOps* progr
   Op op;
   if (step.kind == StepKind::kWait) {
     op.kind = OpKind::kWait;
-    op.counter = CounterOf(fold_.CounterOf(peer, rank));
-    program->ops.push_back(OpOf(op));
+    Append(op, program, CounterOf(fold_.CounterOf(peer, rank)));
     return;
   }
   const bool reads = step.kind == StepKind::kGet;
@@ -292,7 +334,7 @@ void WorkloadBuilder::AddStep(const Plan& plan, const Step& step, RankOps* progr
   }
   op.queued = figures.queued;
   op.overhead_ps = Picoseconds(figures.overhead_s);
-  program->ops.push_back(OpOf(op));
+  Append(op, program);
 }
 
 void WorkloadBuilder::AddCopy(int32_t rank, int64_t count, RankOps* program) {
@@ -300,7 +342,7 @@ void WorkloadBuilder::AddCopy(int32_t rank, int64_t count, RankOps* program) {
   Op op;
   op.route = PeerRoute(rank, rank, rank, FiguresOf(rank, rank));
   op.bytes = static_cast<double>(count) * bytes_per_item_;
-  program->ops.push_back(OpOf(op));
+  Append(op, program);
 }
 
 void WorkloadBuilder::Add(const Plan& plan) {
@@ -310,6 +352,8 @@ void WorkloadBuilder::Add(const Plan& plan) {
   multiplicity_ = static_cast<double>(program.ranks);
   peer_index_.Clear();
   peer_routes_.clear();
+  last_src_ = last_dst_ = -1;
+  operand_ranks_.clear();
   program.ops.reserve(plan.steps.size());
   row_ = Row();
   signals_s_ = 0;

@@ -39,21 +39,26 @@ enum class OpKind : uint8_t { kTransfer, kSignal, kWait };
 struct Op {
   OpKind kind = OpKind::kTransfer;
   bool queued = false;
-  int32_t route = 0;    // transfer
-  int32_t counter = 0;  // wait: the counter. Signal: an entry of Workload::target_first
+  int32_t route = 0;  // transfer
   double bytes = 0;
   int64_t overhead_ps = 0;
   int64_t latency_ps = 0;  // signal
 
   bool operator==(const Op& other) const {
-    return kind == other.kind && queued == other.queued && route == other.route && counter == other.counter &&
-           bytes == other.bytes && overhead_ps == other.overhead_ps && latency_ps == other.latency_ps;
+    return kind == other.kind && queued == other.queued && route == other.route && bytes == other.bytes &&
+           overhead_ps == other.overhead_ps && latency_ps == other.latency_ps;
   }
 };
 
+struct ProgramOp {
+  int32_t op = 0;  // index of Workload::ops
+  // Of a wait. Of a signal: if negative, all counters of list -1 - counter.
+  int32_t counter = 0;
+};
+
 struct RankOps {
-  std::vector<int32_t> ops;  // indices of Workload::ops
-  int64_t ranks = 1;         // that run this program
+  std::vector<ProgramOp> ops;
+  int64_t ranks = 1;  // that run this program
   int64_t start_ps = 0;
 };
 
@@ -63,13 +68,13 @@ struct Workload {
   std::vector<TransferRoute> routes;
   std::vector<Op> ops;
   std::vector<RankOps> programs;
-  // The counters that a signal adds to: entry i has those from target_first[i] on.
+  // Lists of counters that a signal adds to: list i has those from target_first[i] on.
   std::vector<int32_t> target_first = {0};
   std::vector<int32_t> target_counters;
   int32_t num_counters = 0;
 };
 
-// Makes the workload of a collective. Memory: one plan, and 4 bytes for each op of a representative rank.
+// Makes the workload of a collective. Memory: one plan, and 8 bytes for each op of a representative rank.
 class WorkloadBuilder {
  public:
   // `bytes_per_item` counts all channels together. `copies`: of each rank. All references must outlive the builder.
@@ -93,15 +98,19 @@ class WorkloadBuilder {
   int32_t TakeRoute(double scale, double limit);
   int32_t PeerRoute(int32_t rank, int32_t src, int32_t dst, const Figures& figures);
   int32_t OpOf(const Op& op);
+  void Append(const Op& op, RankOps* program, int32_t counter = 0) { program->ops.push_back({OpOf(op), counter}); }
   int32_t CounterOf(const Fold::Counter& counter);
-  // The entry of Workload::target_first for a signal.
+  // ProgramOp::counter of a signal.
   int32_t TargetsOf(int32_t rank, int64_t step, int32_t peer);
+  // What determines the route between a rank and a peer: both numbers, or less.
+  uint64_t RouteKey(int32_t rank, int32_t src, int32_t dst) const;
   // Whether the data step runs at once with its neighbours if they are short too.
   bool IsShort(const Step& step) const;
   // The order in which the steps of a plan run.
   std::vector<size_t> OrderOf(const Plan& plan) const;
   void AddStep(const Plan& plan, const Step& step, RankOps* program);
   void AddSignal(const Plan& plan, const Step& step, RankOps* program);
+  void FindOperands(const Plan& plan, const Step& step);
   void AddReduce(const Plan& plan, const Step& step, RankOps* program);
   void AddCopy(int32_t rank, int64_t count, RankOps* program);
   // Adds bytes over `level` (-1: own memory) to the row, which alone take bytes / limit there.
@@ -134,12 +143,25 @@ class WorkloadBuilder {
   Index route_index_;
   Index op_index_;
   Index counter_index_;
-  std::vector<uint64_t> counter_keys_;
-  std::vector<int32_t> target_of_counter_;  // entry of Workload::target_first with this counter alone; -1: none
+  std::vector<std::pair<uint64_t, int32_t>> counters_;  // by counter_index_
+  // Counters by sender and receiver, as long as the table is small: a row for each sender, -1 for no counter.
+  std::vector<int32_t> counter_row_;  // by rank; -1: none
+  std::vector<std::vector<int32_t>> counter_rows_;
   std::map<std::vector<int32_t>, int32_t> targets_index_;
   // Routes to the peers of this rank.
+  bool by_role_ = false;  // a route follows from the role of the peer
   Index peer_index_;
   std::vector<std::pair<uint64_t, int32_t>> peer_routes_;
+  int32_t last_src_ = -1, last_dst_ = -1, last_route_ = -1;
+  // The operands of the last reduction on each level, which others of this rank repeat.
+  struct Operands {
+    int32_t level = 0;
+    double count = 0;
+    Figures figures;
+    std::vector<ClassUse> uses;  // weight: bytes for each byte of an operand
+  };
+  std::vector<Operands> operands_;
+  std::vector<int32_t> operand_ranks_;
 };
 
 }  // namespace jaxcomm

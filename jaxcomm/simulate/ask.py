@@ -34,11 +34,6 @@ def add_commands(commands: Any) -> None:
     call.add_argument("--cluster", required=True, metavar="CLUSTER", help=clusters)
     call.add_argument("--algorithm", metavar="NAME", help="default: that of lowest cost in the cost model")
     call.add_argument("--dtype", default="float32", help="element type (default: float32)")
-    text = "arrivals: normal:TIME, exponential:TIME, lognormal:TIME:SIGMA, or a time for each rank (0us,5us,...)"
-    call.add_argument("--skew", metavar="SKEW", help=text)
-    call.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="of arrivals drawn from a distribution (default: 0)"
-    )
     call.add_argument("--fidelity", default="folded", choices=calls.FIDELITIES, help="default: folded")
     text = "other algorithms, or nccl-VERSION: its time by the plan model of `predict`"
     call.add_argument("--compare", metavar="NAME", nargs="+", default=[], help=text)
@@ -70,9 +65,16 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--what-if", metavar="KEY=VALUE", nargs="+", default=[], help=text)
     text = "leaf[3]=0.5 (share left; lost: 0), leaf.planes=1 (lost), rank[7]=1.5 (times as slow), rank[7]=lost"
     parser.add_argument("--fault", metavar="FAULT", nargs="+", default=[], help=text)
+    text = "arrivals: normal:TIME, exponential:TIME, lognormal:TIME:SIGMA, or a time for each rank (0us,5us,...)"
+    parser.add_argument("--skew", metavar="SKEW", help=text)
+    text = "of arrivals drawn from a distribution (default: 0)"
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help=text)
+    text = "peers access operands and results where XLA has them; otherwise data passes through an arena"
+    parser.add_argument("--symmetric-buffers", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="one JSON object per prediction")
     parser.add_argument("--trace", metavar="OUT.json", help="timeline of the last prediction, for ui.perfetto.dev")
-    parser.add_argument("--plot", metavar="OUT.png", help="plot of all predictions; needs matplotlib")
+    text = "plots, which need matplotlib: OUT.png of times, links=OUT.png of link loads, waterfall=OUT.png of what-ifs"
+    parser.add_argument("--plot", metavar="[KIND=]OUT.png", nargs="+", default=[], help=text)
 
 
 def sizes(text: str) -> list[int]:
@@ -107,8 +109,26 @@ def _changes(text: str) -> dict[str, str]:
     return changes
 
 
+_PLOTS = ("time", "links", "waterfall")
+_ALL = "all what-ifs"
+
+
+def _plots(args: argparse.Namespace) -> dict[str, str]:
+    """Paths by kind of plot."""
+    found: dict[str, str] = {}
+    for text in args.plot:
+        kind, equals, path = text.partition("=")
+        kind, path = (kind, path) if equals else ("time", text)
+        if kind not in _PLOTS or not path or kind in found:
+            raise ValueError(f"--plot: got {text!r}, expected OUT.png, links=OUT.png or waterfall=OUT.png, once each")
+        found[kind] = path
+    if "waterfall" in found and not args.what_if:
+        raise ValueError("--plot waterfall: needs --what-if")
+    return found
+
+
 def _clusters(args: argparse.Namespace) -> dict[str, Cluster]:
-    """The cluster, and one for each what-if, by the text of the change."""
+    """The cluster, and one for each what-if, by the text of the change. A waterfall needs all of them at once too."""
     broken: dict[str, str] = {}
     for text in args.fault:
         key, equals, value = text.partition("=")
@@ -120,7 +140,19 @@ def _clusters(args: argparse.Namespace) -> dict[str, Cluster]:
     made = {"": Cluster.load(args.cluster, broken)}
     for text in args.what_if:
         made[text] = Cluster.load(args.cluster, {**broken, **_changes(text)})
+    if "waterfall" in _plots(args):
+        every: dict[str, str] = {}
+        for text in args.what_if:
+            if twice := every.keys() & _changes(text).keys():
+                raise ValueError(f"--plot waterfall: {min(twice)} is in two what-ifs, which cannot hold at once")
+            every |= _changes(text)
+        made[_ALL] = Cluster.load(args.cluster, {**broken, **every})
     return made
+
+
+def _waterfall(path: str, title: str, times: dict[str, float]) -> None:
+    alone = {label: time_s for label, time_s in times.items() if label not in ("", _ALL)}
+    plot.waterfall(path, title, times[""], alone, times[_ALL])
 
 
 def _print(args: argparse.Namespace, label: str, found: Any, row: dict[str, Any], base: float | None) -> None:
@@ -144,6 +176,9 @@ def collective(args: argparse.Namespace) -> int:
         numbers = [int(part) for part in args.ranks.split(",")] if args.ranks else [clusters[""].levels[0].ranks]
     except ValueError:
         raise ValueError(f"--ranks: got {args.ranks!r}, expected numbers separated by commas") from None
+    plots, loads, times = _plots(args), {}, {}
+    if "waterfall" in plots and (len(numbers) > 1 or len(sizes(args.bytes)) > 1 or args.fidelity == "bounds"):
+        raise ValueError("--plot waterfall: needs one size, one number of ranks, and a time")
     points: list[plot.Point] = []
     last: calls.Simulated | None = None
     for ranks in numbers:
@@ -166,6 +201,7 @@ def collective(args: argparse.Namespace) -> int:
                             skew=skews.parse(args.skew) if args.skew else None,
                             seed=args.seed,
                             max_entries=_TRACE_ENTRIES if args.trace else 0,
+                            symmetric_buffers=args.symmetric_buffers,
                         )
                     except ValueError as error:
                         if algorithm == args.algorithm:
@@ -177,6 +213,13 @@ def collective(args: argparse.Namespace) -> int:
                     _print(args, name, last, row, base)
                     base = base or last.time_s
                     if last.time_s is not None:
+                        times[name] = last.time_s
+                        several = len(numbers) > 1 or len(sizes(args.bytes)) > 1
+                        series = ", ".join([name or "as given", *([f"{size} bytes, {ranks} ranks"] if several else [])])
+                        loads[series] = [
+                            plot.Load(link, moved, moved / rate / last.time_s)
+                            for link, (moved, rate) in last.links.items()
+                        ]
                         points.append(plot.Point(name or "jaxcomm", ranks, last.bytes, last.time_s, last.band))
             for name in filter(nccl.is_name, args.compare):
                 other = nccl.predict(args.op, last.bytes if last else 0, ranks, clusters[""], str(dtype), name)
@@ -191,8 +234,13 @@ def collective(args: argparse.Namespace) -> int:
     if args.write_chakra:
         schedule = goal.of(args.op, x, ranks, cluster=clusters[""], algorithm=args.algorithm)
         chakra.write(args.write_chakra, chakra.of_schedule(schedule))
-    if args.plot:
-        plot.collectives(args.plot, args.op, points)
+    title = f"{args.op} of {args.bytes} among {', '.join(map(str, numbers))} ranks of {clusters[''].name}"
+    if "time" in plots:
+        plot.collectives(plots["time"], title, points)
+    if "links" in plots:
+        plot.links(plots["links"], title, loads)
+    if "waterfall" in plots:
+        _waterfall(plots["waterfall"], title, times)
     return 0
 
 
@@ -239,6 +287,8 @@ def _workload(args: argparse.Namespace) -> Callable[[Cluster], steps.Step]:
         raise ValueError(f"step: expected one of TARGET, --hlo, --chakra, got {len(given)}")
     if args.profile and not args.hlo:
         raise ValueError("step: --profile needs --hlo, the text of the program of the profile")
+    if (args.hlo or args.chakra) and (args.skew or args.symmetric_buffers):
+        raise ValueError("step: --skew and --symmetric-buffers need a TARGET")
     mesh = _mesh(args.mesh) if args.mesh else None
     if args.chakra:
         return lambda cluster: workloads.of_traces(args.chakra, cluster=cluster, mesh=mesh, fidelity=args.fidelity)
@@ -260,12 +310,21 @@ def _workload(args: argparse.Namespace) -> Callable[[Cluster], steps.Step]:
         raise ValueError(f"step: {args.target} must return the step and a tuple of its arguments, got {made!r:.200}")
     step_fn, arguments = made
     return lambda cluster: steps.step(
-        step_fn, arguments, mesh=mesh, cluster=cluster, while_trips=args.while_trips, fidelity=args.fidelity
+        step_fn,
+        arguments,
+        mesh=mesh,
+        cluster=cluster,
+        while_trips=args.while_trips,
+        fidelity=args.fidelity,
+        skew=skews.parse(args.skew) if args.skew else None,
+        seed=args.seed,
+        symmetric_buffers=args.symmetric_buffers,
     )
 
 
 def step(args: argparse.Namespace) -> int:
-    clusters = _clusters(args)
+    clusters, plots = _clusters(args), _plots(args)
+    made_of = tuple(clusters)
     for name in args.compare:
         clusters[f"cluster {name}"] = Cluster.load(name)
     predict = _workload(args)
@@ -277,9 +336,25 @@ def step(args: argparse.Namespace) -> int:
         _write(args.trace, trace.of_step(list(found.values())[-1]))
     if args.write_chakra:
         chakra.write_step(args.write_chakra, list(found.values())[-1])
-    if args.plot:
-        plot.steps(args.plot, found)
+    title = f"step on {' x '.join(f'{name} {size}' for name, size in found[''].mesh.items())} of {clusters[''].name}"
+    if "time" in plots:
+        plot.steps(plots["time"], title, found)
+    if "links" in plots:
+        plot.links(plots["links"], title, {name or "as given": _loads(one) for name, one in found.items()})
+    if "waterfall" in plots:
+        _waterfall(plots["waterfall"], title, {name: one.time_s for name, one in found.items() if name in made_of})
     return 0
+
+
+def _loads(found: steps.Step) -> list[plot.Load]:
+    """Of all collectives of a step together."""
+    moved: dict[str, float] = {}
+    busy_s: dict[str, float] = {}
+    for row in found.collectives:
+        for link, (size, rate) in row.simulated.links.items():
+            moved[link] = moved.get(link, 0.0) + row.count * size
+            busy_s[link] = busy_s.get(link, 0.0) + row.count * size / rate
+    return [plot.Load(link, moved[link], busy_s[link] / found.time_s) for link in moved]
 
 
 def _write(path: str, content: dict[str, Any]) -> None:

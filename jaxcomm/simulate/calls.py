@@ -27,6 +27,10 @@ _MAX_BROKEN = 1_000_000
 FIDELITIES = ("bounds", "folded", "full")
 
 
+class TooManySteps(ValueError):
+    """More steps would have to be simulated than the limit allows."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Simulated:
     """The predicted time of a collective. ``str()`` gives a summary.
@@ -44,6 +48,7 @@ class Simulated:
       bound_beta_s: time of the bytes on the busiest link. Of any algorithm with fidelity "bounds".
       bottleneck: that link.
       utilisation: share of the time in which the busiest link of each name is busy.
+      links: bytes on the busiest link of each name, and its bandwidth.
       wait_s: mean time of a rank waiting for signals.
       why: what limits the time.
       measured: whether the parameters are measured with jaxcomm on this cluster.
@@ -76,6 +81,7 @@ class Simulated:
     ranks_simulated: int = 0
     steps: int = 0
     late_s: float = 0.0
+    links: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
     timeline: tuple[Any, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
@@ -318,6 +324,8 @@ def collective(
         beta_s = node.bytes * channels / (cluster.ll or (0, 1.0, 0))[1]
         alpha_s = max(time_s - beta_s - cluster.launch_s, 0.0)
         common["late_s"] = late
+        ll_rate = (cluster.ll or (0, 1.0, 0))[1]
+        common["links"] = {f"{cluster.levels[0].name} out (LL)": (float(node.bytes * channels), ll_rate)}
         loads = {f"{cluster.levels[0].name} out (LL)": beta_s / time_s}
         return Simulated(
             **common, time_s=time_s, band=_band(cluster, time_s, late), bound_alpha_s=alpha_s, bound_beta_s=beta_s,
@@ -330,7 +338,7 @@ def collective(
         found = sim.simulate(choice.request, choice.algorithm, bytes_of_all, native, fidelity, limit, max_entries)
     except ValueError as error:
         if cluster.faults and "would have to be simulated" in str(error):
-            raise ValueError(
+            raise TooManySteps(
                 f"{op}: {error}; the faults leave few ranks of equal role, so ask about fewer ranks"
             ) from None
         if max_steps is None or "would have to be simulated" not in str(error) or cluster.faults or start_s:
@@ -358,6 +366,7 @@ def collective(
         bound_beta_s=bounds.beta_s,
         bottleneck=bounds.bottleneck,
         utilisation={load.name: load.bytes / load.capacity / time_s for load in found.links if load.bytes > 0},
+        links={load.name: (load.bytes, load.capacity) for load in found.links if load.bytes > 0},
         wait_s=found.wait_s,
         why=_why(time_s, bounds.alpha_s + before_s, bounds.beta_s, bounds.bottleneck),
         ranks_simulated=found.ranks_simulated,

@@ -37,6 +37,7 @@ class Level:
       paths: equal links of the uplinks of a group, of which each transfer of a thread block takes one (ECMP); 0 if
         transfers are spread over all of them.
       sharing: ranks that share these uplinks, as ``spread`` counts them.
+      sharers: groups of ranks that communicate over these uplinks at once; ``spread`` counts the ranks of one.
       shared: the ranks of a group of the first level share the bandwidth of the second.
       valiant: a dragonfly sends through a random third group.
       dims: dimensions of a torus.
@@ -54,6 +55,7 @@ class Level:
     taper: float = 1.0
     paths: int = 0
     sharing: int = 0
+    sharers: int = 1
     shared: bool = False
     valiant: bool = False
     dims: tuple[int, ...] = ()
@@ -176,7 +178,7 @@ class Cluster:
             below *= size
             if level.paths:  # a switch of a rail has the uplinks of one rank of each domain
                 inner = levels[0].ranks if len(levels) == 2 and levels[1].kind == "rails" else 1
-                level = dataclasses.replace(level, sharing=levels[-1].ranks // inner)
+                level = dataclasses.replace(level, sharing=levels[-1].ranks // inner * level.sharers)
             levels.append(level if whole else dataclasses.replace(level, ranks=below))
             if below == ranks:
                 return dataclasses.replace(self, levels=tuple(levels))

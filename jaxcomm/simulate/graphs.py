@@ -144,6 +144,7 @@ class _Run:
                 for need in set(job.needs):
                     self.users[rank][need].append(index)
         self.ready: dict[tuple[int, bool], list[int]] = collections.defaultdict(list)  # by rank and host
+        self.changed: set[tuple[int, bool]] = set()  # of them, those in which a task may start
         self.busy: set[tuple[int, str]] = set()
         self.missing = [len(row) for row in matches.members]
         self.waiting: list[int] = []  # collectives that all ranks have reached
@@ -163,6 +164,8 @@ class _Run:
                 _, rank, index, stream = heapq.heappop(self.events)
                 for r, i in self.matches.members[index] if rank < 0 else [(rank, index)]:
                     self.busy.discard((r, stream))
+                    if stream in ("compute", "host"):
+                        self.changed.add((r, stream == "host"))
                     self._finish(r, i, now_s)
             self._begin(now_s)
         for rank, ends in enumerate(self.end):
@@ -185,6 +188,7 @@ class _Run:
             heapq.heappush(self.events, (now_s, rank, index, ""))
         elif isinstance(job.work, Kernel):
             heapq.heappush(self.ready[rank, job.host], index)
+            self.changed.add((rank, job.host))
         elif _is_collective(job):
             number = self.matches.collective[rank, index]
             self.missing[number] -= 1
@@ -206,8 +210,9 @@ class _Run:
 
     def _begin(self, now_s: float) -> None:
         """Starts the tasks whose streams are free."""
-        for (rank, host), heap in self.ready.items():
-            stream = "host" if host else "compute"
+        changed, self.changed = sorted(self.changed), set()
+        for rank, host in changed:
+            heap, stream = self.ready[rank, host], "host" if host else "compute"
             while heap and not (self.streams and (rank, stream) in self.busy):
                 index = heapq.heappop(heap)
                 work = self.graphs[rank][index].work
@@ -228,6 +233,13 @@ class _Run:
             assert isinstance(work, Exchange)
             heapq.heappush(self.events, (now_s + self.duration(work), -1, number, "exchange"))
         self.waiting = held
+
+
+def end_s(graphs: Graphs, duration: Duration, cluster: Cluster) -> float:
+    """The time of the last task. Raises as ``execute``."""
+    run = _Run(graphs, _Matches(graphs), duration, cluster, True)
+    run.run()
+    return max((end for rank in run.end for end in rank), default=0.0)
 
 
 def execute(graphs: Graphs, duration: Duration, cluster: Cluster) -> tuple[Timeline, int]:

@@ -1,17 +1,19 @@
 """The part of a cluster that a group of ranks sees, while all groups of a call communicate at once."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
 from jaxcomm import _lowering
 from jaxcomm.simulate.cluster import Cluster, ClusterError, Level
+from jaxcomm.simulate.faults import Fault
 
 
 def members(
     mesh: dict[str, int], axes: tuple[str, ...], groups: tuple[tuple[int, ...], ...] | None, what: str
 ) -> np.ndarray:
-    """Ranks of the first group, in the order of the axes. Ranks are row-major positions in the mesh.
+    """Ranks of each group, in the order of the axes: (groups, size). Ranks are row-major positions in the mesh.
 
     Raises:
       ClusterError: unknown axes, or groups of different sizes.
@@ -21,7 +23,7 @@ def members(
         raise ClusterError(f"{what}: axis {missing[0]!r} is not among those of the mesh, {', '.join(mesh)}")
     if groups is not None and len({len(group) for group in groups}) > 1:
         raise ClusterError(f"{what}: groups of different sizes are not simulated")
-    return np.asarray(_lowering.replica_groups(tuple(mesh), tuple(mesh.values()), axes, groups)[0])
+    return np.asarray(_lowering.replica_groups(tuple(mesh), tuple(mesh.values()), axes, groups))
 
 
 def view(cluster: Cluster, ranks: np.ndarray, what: str) -> Cluster:
@@ -58,10 +60,122 @@ def view(cluster: Cluster, ranks: np.ndarray, what: str) -> Cluster:
         if level.shared:
             below = len(levels) and levels[0].ranks / cluster.levels[0].ranks
             level = dataclasses.replace(level, bytes_per_s=level.bytes_per_s * below)
+        if level.paths:  # transfers of all groups collide
+            own = levels[-1].ranks // (levels[0].ranks if len(levels) == 2 and levels[1].kind == "rails" else 1)
+            level = dataclasses.replace(level, sharers=level.sharing // own)
         levels.append(dataclasses.replace(level, ranks=count))
         if count == len(ranks):
             break
     return dataclasses.replace(cluster, levels=tuple(levels))
+
+
+def place(cluster: Cluster, fault: Fault) -> np.ndarray:
+    """The ranks of the cluster, as spread over all ranks of the mesh, whose transfers pass the faulty link.
+
+    Raises:
+      ClusterError: there is no such link or rank.
+    """
+    names, n = [level.name for level in cluster.levels], cluster.ranks
+    number = names.index(fault.level) if fault.level else 0
+    if number < 2:
+        count, ranks = n, np.array([fault.index])
+        if number == 1 and cluster.levels[1].shared:
+            inner = cluster.levels[0].ranks
+            ranks = fault.index // inner * inner + np.arange(inner)
+    else:
+        below, switches = cluster.levels[number - 1].ranks, _switches(cluster.levels, number)
+        count = n // below * switches
+        ranks = fault.index // switches * below + np.arange(fault.index % switches, below, switches)
+    if fault.index >= count:
+        raise ClusterError(f"{cluster.name}: fault {fault}: the index must be below {count}")
+    return ranks
+
+
+def _switches(levels: tuple[Level, ...], number: int) -> int:
+    """Switches with uplinks of their own in each group below a level: one for each rail."""
+    return levels[0].ranks if number == 2 and levels[1].kind == "rails" else 1
+
+
+def relays(cluster: Cluster) -> dict[int, int]:
+    """The rank of the domain whose adapter carries the transfers of each lost adapter, if all ranks of it transfer."""
+    level = cluster.levels[1].name if len(cluster.levels) > 1 else ""
+    lost = {fault.index for fault in cluster.faults if fault.level and fault.level == level and fault.capacity == 0}
+    inner = cluster.levels[0].ranks
+    found = {}
+    for rank in lost:
+        others = [rank // inner * inner + (rank + 1 + i) % inner for i in range(inner - 1)]
+        left = [other for other in others if other not in lost]
+        if not left:
+            raise ClusterError(f"{cluster.name}: all adapters of the domain of rank {rank} are lost")
+        found[rank] = left[0]
+    return found
+
+
+def broken(cluster: Cluster, seen: Cluster, ranks: np.ndarray) -> tuple[Fault, ...]:
+    """The faults of a cluster that these ranks meet, in the numbers of the cluster that they see.
+
+    Another rank of the group relays the transfers of a lost adapter, as in ``collective``. If the group has no other
+    rank of that domain, the next rank of the domain does, whose adapter two groups then share.
+
+    Args:
+      cluster: as spread for all ranks of the mesh, with its faults.
+      seen: as returned by ``view``.
+      ranks: of the group.
+    """
+    ranks = np.sort(ranks)
+    names = [level.name for level in cluster.levels]
+    inner, carried = cluster.levels[0].ranks, relays(cluster)
+    shares: dict[tuple[int, int, bool, bool], float] = {}  # by level, index and directions
+    found = []
+
+    def mates(rank: int) -> int:
+        return sum(int(other) // inner == rank // inner and int(other) not in carried for other in ranks)
+
+    for fault in cluster.faults:
+        number = names.index(fault.level) if fault.level else 0
+        if fault.planes or number >= len(seen.levels):
+            continue
+        at = np.flatnonzero(np.isin(ranks, place(cluster, fault)))
+        if not len(at):
+            continue
+        index = int(at[0])
+        if number > 1:
+            switches = _switches(seen.levels, number)
+            index = index // seen.levels[number - 1].ranks * switches + index % switches
+        if not fault.level or (fault.capacity == 0 and mates(fault.index)):
+            found.append(dataclasses.replace(fault, index=index))
+        elif fault.capacity > 0:
+            shares[number, index, fault.out, fault.inward] = fault.capacity
+    for rank, relay in carried.items() if len(seen.levels) > 1 else ():
+        at = np.flatnonzero(ranks == rank)
+        if len(at) and not mates(rank):
+            own = min([f.capacity for f in cluster.faults if (f.level, f.index) == (names[1], relay)], default=1.0)
+            shares[1, int(at[0]), True, True] = own / (1 + list(carried.values()).count(relay))
+    found += [Fault(names[number], index, out, inward, share) for (number, index, out, inward), share in shares.items()]
+    return tuple(found)
+
+
+def weakest(cluster: Cluster) -> Cluster:
+    """A cluster without faults that is as slow: links of a level have the bandwidth of the weakest one, and ranks the
+    speed of the slowest."""
+    slow = max([fault.slow for fault in cluster.faults if not fault.level], default=1.0)
+    levels = []
+    for number, level in enumerate(cluster.levels):
+        shares = [f.capacity for f in cluster.faults if f.level == level.name and not f.planes]
+        share = min([share or 0.5 for share in shares], default=1.0)  # a relay carries the transfers of two ranks
+        change: dict[str, Any] = (
+            {"taper": level.taper / share} if number > 1 else {"bytes_per_s": level.bytes_per_s * share}
+        )
+        change |= {"overhead_s": level.overhead_s * slow, "flow_bytes_per_s": level.flow_bytes_per_s / slow}
+        levels.append(dataclasses.replace(level, **change))
+    return dataclasses.replace(
+        cluster,
+        levels=tuple(levels),
+        copy=(cluster.copy[0] * slow, cluster.copy[1] / slow),
+        channel_bytes_per_s=cluster.channel_bytes_per_s / slow,
+        ll=None if cluster.ll is None else (cluster.ll[0] * slow, cluster.ll[1] / slow, cluster.ll[2]),
+        faults=(),
+    )
 
 
 def _check_rails(cluster: Cluster, ranks: np.ndarray, what: str) -> None:

@@ -1,6 +1,7 @@
 """Reader of HLO text: computations, instructions, shapes and device groups."""
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -249,8 +250,42 @@ def parse(text: str, file: str = "HLO") -> Module:
     return module
 
 
+_MESH = re.compile(r"mesh\[([^\]]*)\]\{([^}]*)\}")
+
+
+def _axes(sizes: str, names: str) -> np.ndarray:
+    """Groups over named axes of a mesh. ``'a':(2)4`` is the part of 4 of an axis, inside of a part of 2.
+
+    Raises:
+      ValueError: an axis that does not exist, or parts that do not divide it.
+    """
+    mesh = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", sizes)}
+    wanted: list[tuple[str, int, int]] = []  # axis, and where its part begins and ends
+    for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", names):
+        if name not in mesh:
+            raise ValueError(f"the mesh [{sizes}] has no axis {name!r}")
+        first, size = int(before or 1), int(part or mesh[name])
+        if mesh[name] % (first * size):
+            raise ValueError(f"axis {name!r} of size {mesh[name]} has no part ({first}){size}")
+        wanted.append((name, first, first * size))
+    factors: list[tuple[str, int, int]] = []
+    for name, size in mesh.items():
+        cuts = sorted({1, size, *(cut for own, first, last in wanted if own == name for cut in (first, last))})
+        factors += [(name, first, last) for first, last in itertools.pairwise(cuts)]
+    inside = [
+        at
+        for name, first, last in wanted
+        for at, factor in enumerate(factors)
+        if factor[0] == name and first <= factor[1] and factor[2] <= last
+    ]
+    ids = np.arange(math.prod(mesh.values())).reshape([last // first for _, first, last in factors])
+    outside = [at for at in range(len(factors)) if at not in inside]
+    return ids.transpose(outside + inside).reshape(-1, math.prod(ids.shape[at] for at in inside))
+
+
 def groups(text: str, devices: int) -> np.ndarray:
-    """Replica groups by row: ``{{0,1},{2,3}}``, ``[2,4]<=[4,2]T(1,0)``, or empty for one group of all devices.
+    """Replica groups by row: ``{{0,1},{2,3}}``, ``[2,4]<=[4,2]T(1,0)``, ``mesh['a'=2,'b'=4] {'b'}``, or empty for one
+    group of all devices.
 
     Raises:
       ValueError: another form, groups of different sizes, or devices that do not exist.
@@ -264,6 +299,8 @@ def groups(text: str, devices: int) -> np.ndarray:
         rows = ids.reshape(shape)
         if rows.ndim != 2:
             raise ValueError(f"expected groups of two dimensions, got {text}")
+    elif found := _MESH.fullmatch(text):
+        rows = _axes(found[1], found[2])
     elif text in ("", "{}"):
         rows = np.arange(devices)[None]
     elif re.fullmatch(r"\{(\{[\d,]*\},?)+\}", text):
@@ -272,7 +309,7 @@ def groups(text: str, devices: int) -> np.ndarray:
             raise ValueError(f"groups of different sizes are not simulated, got {text[:80]}")
         rows = np.array(lists, int)
     else:
-        raise ValueError(f"expected lists of devices or [groups,size]<=[devices], got {text[:80]}")
+        raise ValueError(f"expected lists of devices, [groups,size]<=[devices] or axes of a mesh, got {text[:80]}")
     if rows.size == 0 or rows.max() >= devices or len(np.unique(rows)) < rows.size:
         raise ValueError(f"expected distinct devices below {devices}, got {text[:80]}")
     return rows

@@ -77,6 +77,18 @@ def collective_matmul(name: str, equation: Any) -> float:
     return float(2 * sum(sizes) * x.shape[-1])
 
 
+def one_shot(equation: Any, on_cpus: bool) -> list[tuple[str, int]]:
+    """Exchanges of a route_and_dispatch, with the bytes of a rank.
+
+    On CPUs, all ids and rows are gathered; else counts are gathered, and each choice of a row is sent.
+    """
+    ids, rows = equation.ins[0].aval, sum(bytes_of(value.aval) for value in equation.ins[1:])
+    if on_cpus:
+        return [("all_gather", int(bytes_of(ids) + rows))]
+    counts = equation.params["spec"].num_experts + 1
+    return [("all_gather", 4 * counts), ("ragged_all_to_all", int(rows * ids.shape[1]))]
+
+
 def _parts(eqn: Any) -> list[Any]:
     """The jaxprs in the parameters of an equation."""
     found = []

@@ -159,10 +159,11 @@ class Reader:
     Attributes:
       meshes: names and sizes of the axes of each shard_map, and its site.
       notes: assumptions that the program made necessary.
+      on_cpus: whether it runs on CPUs, where some calls take other exchanges.
     """
 
-    def __init__(self, while_trips: int):
-        self.while_trips = while_trips
+    def __init__(self, while_trips: int, on_cpus: bool = False):
+        self.while_trips, self.on_cpus = while_trips, on_cpus
         self.meshes: list[tuple[dict[str, int], str]] = []
         self.notes: dict[str, int] = {}
         self._depth = 0  # of shard_map
@@ -451,6 +452,12 @@ class _Builder:
         name, params = equation.name.removeprefix("jaxcomm_"), equation.params
         if name == "moe_check":
             return []
+        if name == "moe_one_shot":
+            call, cpus = params["spec"].call, self.reader.on_cpus
+            return [
+                Exchange(op, tuple(call.axes), None, size, "uint8", None, call.max_sms, None, 0, False, call.site)
+                for op, size in kernels.one_shot(equation, cpus)
+            ]
         layout = params.get("layout", params.get("spec"))
         call = params["call"] if "call" in params else getattr(layout, "call", None)
         if call is None or name not in _OWN:

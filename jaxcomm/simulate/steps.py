@@ -8,13 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxcomm.simulate import calls, groups
+from jaxcomm.simulate import calls, faults, groups
+from jaxcomm.simulate import skew as skews
 from jaxcomm.simulate.cluster import Cluster, ClusterError
 from jaxcomm.simulate.program import Block, Exchange, Kernel, Reader, StepError
 from jaxcomm.simulate.schedule import Duration, Timeline, execute
+from jaxcomm.simulate.skew import Skew
 
 # Of one collective; beyond, the cost model gives its time.
 _MAX_STEPS = 300_000
+# Of one group with a fault, which leaves few ranks of equal role; beyond, all its links are as slow as the weakest one.
+_MAX_BROKEN_RANKS = 1024
 # Kernels take at least the time of the data sheet's peaks, and at most twice the estimate: a guess.
 _SLOWEST_KERNEL = 2.0
 # Operations of an Exchange that are messages from one rank to another.
@@ -61,6 +65,7 @@ class Step:
       least_s, serial_s: no order of the tasks is faster than the first; the second is all tasks one after the other.
       compute_s, communication_s: busy time of the two streams.
       exposed_s: communication without computation at the same time.
+      late_s: of the communication, time until the last rank of each collective arrives.
       flops, bytes: of the kernels of one device: operations of products, and bytes of memory.
       collectives: by exposed time, largest first.
       why: what limits the time.
@@ -78,6 +83,7 @@ class Step:
     compute_s: float
     communication_s: float
     exposed_s: float
+    late_s: float
     flops: float
     bytes: float
     collectives: tuple[Collective, ...]
@@ -107,6 +113,7 @@ class Step:
             f"computation    {time(self.compute_s)}: {self.flops:.4g} flop in products, {self.bytes:.4g} bytes moved",
             f"communication  {time(self.communication_s)}, of which {time(self.exposed_s)} ({share:.0%} of the step) "
             "without computation",
+            *([f"arrivals       {time(self.late_s)} of the communication"] if self.late_s else []),
             f"limited by     {self.why}",
             "",
             f"{'collective':18} {'axes':14} {'ranks':>7} {'bytes':>12} {'count':>6} {'time':>10} {'exposed':>10}  "
@@ -127,21 +134,49 @@ class Step:
 class Costs:
     """Times of kernels and collectives. Equal collectives are simulated once."""
 
-    def __init__(self, cluster: Cluster, mesh: dict[str, int], fidelity: str = "folded"):
+    def __init__(
+        self,
+        cluster: Cluster,
+        mesh: dict[str, int],
+        fidelity: str = "folded",
+        skew: Skew | None = None,
+        seed: int = 0,
+        symmetric_buffers: bool = False,
+    ):
         if fidelity not in ("folded", "full"):
             raise StepError(f"step: fidelity must be folded or full, got {fidelity!r}")
         if cluster.compute is None:
             raise ClusterError(f"{cluster.name}: device.flops_bf16: is missing; step needs it")
-        self.compute = cluster.compute
-        links = [str(fault) for fault in cluster.faults if (fault.level and not fault.planes) or fault.slow == 0]
-        if links:
-            raise ClusterError(f"{cluster.name}: fault {links[0]}: a step knows lost planes and slow ranks only")
-        self.slow = max([fault.slow for fault in cluster.faults], default=1.0)
-        cluster = dataclasses.replace(cluster, faults=())
-        self.whole, self.mesh, self.fidelity = cluster.spread(math.prod(mesh.values())), mesh, fidelity
+        self.compute, self.mesh, self.fidelity = cluster.compute, mesh, fidelity
+        self.skew, self.seed, self.symmetric_buffers = skew, seed, symmetric_buffers
+        n = math.prod(mesh.values())
+        if skew is not None and skew.kind == "list" and len(skew.arrivals_s) != n:
+            raise StepError(f"step: skew has {len(skew.arrivals_s)} arrivals, expected one for each of {n} ranks")
+        self.notes = {str(fault): 1 for fault in cluster.faults}
+        self.whole = dataclasses.replace(cluster, faults=()).spread(n)
+        broken = self._survive(cluster, n)
+        names = [level.name for level in self.whole.levels]
+        broken = tuple(fault for fault in broken if not fault.planes and (not fault.level or fault.level in names))
+        self.broken = dataclasses.replace(self.whole, faults=broken)
+        self.places = [groups.place(self.broken, fault) for fault in broken]
+        self.slow = max([fault.slow for fault in broken], default=1.0)
+        if self.slow > 1:
+            self.notes["all ranks wait for the slow rank, whose computation counts"] = 1
         self.found: dict[Exchange, calls.Simulated | None] = {}
         self.classes: dict[tuple[Any, ...], calls.Simulated] = {}
-        self.views: dict[tuple[Any, ...], tuple[np.ndarray, Cluster]] = {}
+        self.views: dict[tuple[Any, ...], list[tuple[np.ndarray, Cluster]]] = {}
+
+    def _survive(self, cluster: Cluster, n: int) -> tuple[faults.Fault, ...]:
+        """The faults after ranks of the cluster that the mesh does not use have replaced the lost ones."""
+        try:
+            left, broken = faults.survive(cluster.faults, cluster.ranks, cluster.levels[0].ranks)
+        except ValueError as error:
+            raise ClusterError(f"{cluster.name}: {error}") from None
+        if left < n:
+            raise ClusterError(f"{cluster.name}: the mesh has {n} ranks, but {left} are left; use a smaller mesh")
+        if left < cluster.ranks:
+            self.notes["other ranks of the cluster replace the lost ones"] = 1
+        return broken
 
     def kernel(self, work: Kernel, ideal: bool = False) -> float:
         """Roofline: the larger of the times for operations and bytes."""
@@ -166,16 +201,37 @@ class Costs:
         found = self.simulated(work)
         return found.time_s or 0.0 if found else 0.0
 
+    def _seen(self, work: Exchange, what: str) -> list[tuple[np.ndarray, Cluster]]:
+        """The first group, those with faults and the one with the last arrival, and the cluster that each sees."""
+        rows = groups.members(self.mesh, work.axes, work.groups, what)
+        group_of = np.full(rows.max() + 1, -1)
+        group_of[rows] = np.arange(len(rows))[:, None]
+        wanted = {0}
+        skew = self.skew
+        ranks = [*self.places, *([np.array([np.argmax(skew.arrivals_s)])] if skew and skew.arrivals_s else [])]
+        for some in ranks:
+            wanted |= {int(group) for group in group_of[some[some < len(group_of)]] if group >= 0}
+        found = []
+        for row in rows[sorted(wanted)]:
+            cluster = groups.view(self.whole, row, what)
+            broken = groups.broken(self.broken, cluster, row)
+            found.append((row, dataclasses.replace(cluster, faults=broken)))
+        return found
+
     def _simulate(self, work: Exchange) -> calls.Simulated | None:
+        """The time of the slowest group."""
         what = f"{work.op} at {work.site} over {', '.join(work.axes)}"
         where = (work.axes, work.groups)
         if where not in self.views:
-            ranks = groups.members(self.mesh, work.axes, work.groups, what)
-            self.views[where] = (ranks, groups.view(self.whole, ranks, what))
-        ranks, cluster = self.views[where]
-        n = len(ranks)
-        if n == 1:
+            self.views[where] = self._seen(work, what)
+        seen = self.views[where]
+        if len(seen[0][0]) == 1:
             return None
+        found = [self._of_group(work, ranks, cluster, what) for ranks, cluster in seen]
+        return max(found, key=lambda one: one.time_s or 0.0)
+
+    def _of_group(self, work: Exchange, ranks: np.ndarray, cluster: Cluster, what: str) -> calls.Simulated:
+        n = len(ranks)
         place = np.argsort(np.argsort(ranks))  # of each member in ascending order
         perm = None if work.perm is None else tuple((int(place[s]), int(place[d])) for s, d in work.perm)
         count = work.count
@@ -185,24 +241,50 @@ class Costs:
         algorithm = None if op != work.op else work.algorithm
         dtype = jax.numpy.dtype(work.dtype)
         source = int(place[work.source])
-        key = (op, count * dtype.itemsize, dtype.itemsize, cluster.levels, algorithm, work.max_sms, perm, source)
+        skew = self.skew
+        if skew is not None and skew.kind == "list":
+            skew = dataclasses.replace(skew, arrivals_s=tuple(skew.arrivals_s[rank] for rank in np.sort(ranks)))
+        bytes_of = (count * dtype.itemsize, dtype.itemsize)
+        key = (op, bytes_of, cluster.levels, cluster.faults, algorithm, work.max_sms, perm, source, skew)
+
+        def simulate(seen: Cluster) -> calls.Simulated:
+            return calls.collective(
+                op,
+                jax.ShapeDtypeStruct((count,), dtype),
+                n,
+                cluster=seen,
+                algorithm=algorithm,
+                source=source,
+                perm=perm,
+                max_sms=work.max_sms,
+                fidelity=self.fidelity,
+                max_steps=_MAX_STEPS if self.fidelity == "folded" else None,
+                skew=skew,
+                seed=self.seed,
+                symmetric_buffers=self.symmetric_buffers,
+            )
+
         if key not in self.classes:
             try:
-                self.classes[key] = calls.collective(
-                    op,
-                    jax.ShapeDtypeStruct((count,), dtype),
-                    n,
-                    cluster=cluster,
-                    algorithm=algorithm,
-                    source=source,
-                    perm=perm,
-                    max_sms=work.max_sms,
-                    fidelity=self.fidelity,
-                    max_steps=_MAX_STEPS if self.fidelity == "folded" else None,
-                )
+                self.classes[key] = self._limited(simulate, cluster, n)
             except ValueError as error:
                 raise StepError(f"step: {what}: {error}") from None
         return self.classes[key]
+
+    def _limited(self, simulate: Callable[[Cluster], calls.Simulated], seen: Cluster, n: int) -> calls.Simulated:
+        try:
+            if not seen.faults or n <= _MAX_BROKEN_RANKS:
+                return simulate(seen)
+        except calls.TooManySteps:
+            pass
+        text = f"in groups of {n} ranks, all links of a level have the bandwidth of the faulty one"
+        self.notes[text] = self.notes.get(text, 0) + 1
+        return simulate(groups.weakest(seen))
+
+    def assumed(self, collectives: Sequence[Collective]) -> list[tuple[str, int]]:
+        """Arrivals and collisions that the times of collectives contain."""
+        faulty = {str(f) for seen in self.views.values() for _, cluster in seen for f in cluster.faults}
+        return [(note, 1) for c in collectives for note in c.simulated.notes if note not in faulty]
 
     def duration(self, work: Kernel | Exchange) -> float:
         return self.kernel(work) if isinstance(work, Kernel) else self.exchange(work)
@@ -299,6 +381,9 @@ def step(
     cluster: Cluster,
     while_trips: int = 1,
     fidelity: str = "folded",
+    skew: Skew | Sequence[float] | None = None,
+    seed: int = 0,
+    symmetric_buffers: bool = False,
 ) -> Step:
     """Predicts the time of a step on a cluster, from its jaxpr. No device is needed.
 
@@ -314,6 +399,11 @@ def step(
       cluster: the cluster; its file has ``device.flops_bf16``.
       while_trips: iterations of a while loop, which a jaxpr does not know.
       fidelity: "folded" or "full", as in ``collective``.
+      skew: arrivals of the ranks at each collective: a distribution, or seconds by rank of the mesh.
+      seed: of the arrivals that are drawn from a distribution.
+      symmetric_buffers: as in ``collective``.
+
+    With faults, each collective takes the time of its slowest group, and each kernel that of the slowest rank.
 
     Raises:
       StepError: a program without collectives or with ones that are not modelled, or with another mesh.
@@ -321,18 +411,24 @@ def step(
     """
     if while_trips < 1:
         raise StepError(f"step: while_trips must be at least 1, got {while_trips}")
-    reader = Reader(while_trips)
-    return of_block(_trace(step_fn, args, mesh, reader), mesh, cluster=cluster, fidelity=fidelity, notes=reader.notes)
+    given = skew if isinstance(skew, Skew) or skew is None else skews.given(skew)
+    reader = Reader(while_trips, cluster.scope is not None)
+    block = _trace(step_fn, args, mesh, reader)
+    costs = Costs(cluster, axes_of(mesh), fidelity, given, seed, symmetric_buffers)
+    return _of_block(block, costs, reader.notes)
 
 
 def of_block(
     block: Block, mesh: Any, *, cluster: Cluster, fidelity: str = "folded", notes: dict[str, int] | None = None
 ) -> Step:
     """As ``step``, for tasks that every rank of the mesh executes. ``notes``: assumptions, with their places."""
-    costs = Costs(cluster, axes_of(mesh), fidelity)
+    return _of_block(block, Costs(cluster, axes_of(mesh), fidelity), notes or {})
+
+
+def _of_block(block: Block, costs: "Costs", notes: dict[str, int]) -> Step:
     timeline = execute(block, costs.duration)
     low, high = (execute(block, costs.end(end)).time_s for end in (False, True))
-    return summary(costs, timeline, (low, high), dict(notes or {}))
+    return summary(costs, timeline, (low, high), dict(notes))
 
 
 def summary(costs: "Costs", timeline: Timeline, limits: tuple[float, float], notes: dict[str, int]) -> Step:
@@ -346,8 +442,8 @@ def summary(costs: "Costs", timeline: Timeline, limits: tuple[float, float], not
     modelled = sum(c.simulated.steps == 0 and not c.simulated.utilisation for c in collectives)
     if modelled:
         note(f"collectives of more than {_MAX_STEPS} steps take the time of the cost model", modelled)
-    if costs.slow > 1:
-        note("all ranks wait for the slow rank, whose computation counts; its transfers count as those of others")
+    for text, count in [*costs.notes.items(), *costs.assumed(collectives)]:
+        note(text, count)
     kinds = [o.split(":")[0] for o in {**costs.whole.origins, **costs.compute.origins}.values()]
     kernels = [(run.task.work, times) for run, times in timeline.leaves() if isinstance(run.task.work, Kernel)]
     return Step(
@@ -360,6 +456,7 @@ def summary(costs: "Costs", timeline: Timeline, limits: tuple[float, float], not
         compute_s=timeline.compute_s,
         communication_s=timeline.communication_s,
         exposed_s=timeline.exposed_s,
+        late_s=sum(c.count * c.simulated.late_s for c in collectives),
         flops=sum(work.flops * times for work, times in kernels),
         bytes=sum(work.bytes * times for work, times in kernels),
         collectives=collectives,

@@ -163,7 +163,7 @@ def of_traces(
         raise TraceError(f"{template}: the traces have no nodes")
     costs = steps.Costs(cluster, mesh, fidelity)
     timeline, last = graphs.execute(jobs, costs.duration, costs.whole)
-    limits = [graphs.execute(jobs, costs.end(end), costs.whole)[0].time_s for end in (False, True)]
+    limits = [graphs.end_s(jobs, costs.end(end), costs.whole) for end in (False, True)]
     reader.note(f"the table shows rank {last}, which ends last")
     if any(job.work.op == "send" for own in jobs for job in own if isinstance(job.work, Exchange)):
         reader.note("messages of a rank follow each other, and share no link with those of other ranks")

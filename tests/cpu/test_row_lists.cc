@@ -35,7 +35,7 @@ class NodesOfRanks : public RemoteTransport {
   }
 
   void Run(const Rows& inputs, Rows& outputs, const Rows* weights, const std::vector<std::vector<int32_t>>& index) {
-    const int32_t per_node = program_->tokens.ranks_per_node;
+    const int32_t per_node = one_host ? c_.n : program_->tokens.ranks_per_node;
     for (int32_t r = 0; r < c_.n; ++r) {
       buffers_[r].input = reinterpret_cast<const char*>(inputs[r].data());
       buffers_[r].output = reinterpret_cast<char*>(outputs[r].data());
@@ -75,6 +75,7 @@ class NodesOfRanks : public RemoteTransport {
   }
   void Signal(int32_t from, int32_t to) override { signals_[to][from].fetch_add(1); }
 
+  bool one_host = false;  // nodes are declared: messages are written in place
   int64_t sent_bytes = 0, messages = 0;
 
  private:
@@ -89,6 +90,7 @@ struct Setup {
   int32_t nodes = 1, locals = 1;
   bool pull = true, home = false, per_choice = false, weighted = false;
   bool stream = false;
+  bool one_host = false;
   const char* algorithm = "direct";
 };
 
@@ -171,8 +173,11 @@ void CheckDispatch(const Routed& c, const Setup& setup, std::mt19937& random) {
     }
   }
   NodesOfRanks machine(MakeProgram(Collective::kDispatch, setup, c), c);
+  machine.one_host = setup.one_host;
   machine.Run(x, got, nullptr, index);
   CHECK(got == expected);
+  CHECK(!setup.one_host || machine.messages == 0);
+  if (setup.one_host) return;
   int64_t bytes = 0, messages = 0;
   for (const Crossing& crossing : Crossings(c, setup)) {
     const bool hierarchical = std::strcmp(setup.algorithm, "hierarchical") == 0;
@@ -199,8 +204,11 @@ void CheckCombine(const Routed& c, const Setup& setup, std::mt19937& random) {
     }
   }
   NodesOfRanks machine(MakeProgram(Collective::kCombine, setup, c), c);
+  machine.one_host = setup.one_host;
   machine.Run(rows, got, setup.weighted ? &weights : nullptr, c.slot);
   CHECK(got == expected);
+  CHECK(!setup.one_host || machine.messages == 0);
+  if (setup.one_host) return;
   int64_t bytes = 0;
   for (const Crossing& crossing : Crossings(c, setup)) {
     bytes += std::strcmp(setup.algorithm, "hierarchical") == 0
@@ -230,7 +238,10 @@ void CheckAll(const Routed& c, int32_t nodes, std::mt19937& random) {
       setup.weighted = true;
       setup.home = flag && !hierarchical;
       CheckCombine(c, setup, random);
-      setup.weighted = setup.home = false;
+      setup.one_host = hierarchical;
+      if (hierarchical) CheckDispatch(c, setup, random);
+      if (hierarchical) CheckCombine(c, setup, random);
+      setup.weighted = setup.home = setup.one_host = false;
     }
   }
 }

@@ -103,7 +103,7 @@ def test_old_nccl(configure, nvcc, tmp_path):
     assert f"-- Without jaxcomm._cuda: {tmp_path} is of NCCL 22809; 23007 or later is needed --" in output
 
 
-@pytest.mark.parametrize("older", [None, "12.3"])
+@pytest.mark.parametrize("older", [pytest.param(None, marks=pytest.mark.full), "12.3"])
 def test_the_wheels_of_this_python(older, configure, nvcc, wheels):
     """The wheels are used if the system has no compiler or one that is too old."""
     status, output = configure(path=nvcc(older).parent if older else "", python_path=wheels.parent)

@@ -69,8 +69,8 @@ def lowered(f, mesh, platforms=("cuda",)):
 
 
 def test_every_collective_is_tried():
-    of_cpus = {"all_to_all_v", "dispatch", "combine"}
-    assert {TARGETS.get(op, op) for op in OPS} | of_cpus == {
+    others = {"all_to_all_v", "dispatch", "combine", "done"}
+    assert {TARGETS.get(op, op) for op in OPS} | others == {
         name.removeprefix("jaxcomm_") for name in _native.cuda().cuda_targets() if not name.endswith("_eager")
     }
 

@@ -123,8 +123,14 @@ def dispatch(toolkit, architectures, tmp_path_factory):
     return build_example(DISPATCH, toolkit, architectures, tmp_path_factory)
 
 
+# nvcc compiles one example. The emulated tests compile the kernels of the others too.
 @pytest.mark.parametrize(
-    ("name", "types"), [("example", (False, True)), ("ring", (False, True)), ("dispatch", (False,))]
+    ("name", "types"),
+    [
+        ("example", (False, True)),
+        pytest.param("ring", (False, True), marks=pytest.mark.full),
+        pytest.param("dispatch", (False,), marks=pytest.mark.full),
+    ],
 )
 def test_no_kernel_of_the_examples_spills_registers(name, types, architectures, request):
     _, build = request.getfixturevalue(name)
@@ -168,11 +174,17 @@ def test_the_example_is_called_from_jax(module, mesh):
         assert "has_side_effect = true" in attributes
 
 
-def test_the_ring_is_called_from_jax(ring, mesh, monkeypatch):
-    folder, build = ring
+@pytest.mark.full
+@pytest.mark.parametrize(("name", "module"), [("ring", "all_gather_matmul"), ("dispatch", "token_dispatch")])
+def test_libraries_of_the_examples_are_registered(name, module, request, monkeypatch):
+    folder, build = request.getfixturevalue(name)
     monkeypatch.syspath_prepend(folder)
+    importlib.import_module(module).register(build / f"lib{module}.so")
+
+
+def test_the_ring_is_called_from_jax(mesh, monkeypatch):
+    monkeypatch.syspath_prepend(RING)
     module = importlib.import_module("all_gather_matmul")
-    module.register(build / "liball_gather_matmul.so")
     arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((16, 32), (32, 24))]
     for check_vma in (True, False):
         specs = {"in_specs": (P("gpu"), P(None, "gpu")), "out_specs": P(None, "gpu"), "check_vma": check_vma}
@@ -185,12 +197,10 @@ def test_the_ring_is_called_from_jax(ring, mesh, monkeypatch):
         module.all_gather_matmul(*(jax.numpy.ones((4, 4), dtype) for dtype in ("float32", "bfloat16")), "gpu")
 
 
-def test_the_dispatch_is_called_from_jax(dispatch, mesh, monkeypatch):
+def test_the_dispatch_is_called_from_jax(mesh, monkeypatch):
     """Operands and results of the call, and the sorted rows, which JAX computes."""
-    folder, build = dispatch
-    monkeypatch.syspath_prepend(folder)
+    monkeypatch.syspath_prepend(DISPATCH)
     module = importlib.import_module("token_dispatch")
-    module.register(build / "libtoken_dispatch.so")
     calls = []
 
     def ffi_call(target, results, axis_name):

@@ -27,7 +27,7 @@ def target():
     jax.ffi.register_ffi_type("jaxcomm_cuda_call", module.cuda_state_type(), platform="cpu")
     for name, stages in module.cuda_targets().items():
         # XLA:CPU has no Prepare and no Initialize.
-        kept = {stage: stages[stage] for stage in ("instantiate", "execute")}
+        kept = {stage: stages[stage] for stage in ("instantiate", "execute") if stage in stages}
         jax.ffi.register_ffi_target(f"{name}_of_cuda", kept, platform="cpu")
     return lambda name: f"jaxcomm_{name}_of_cuda"
 
@@ -69,3 +69,12 @@ def test_attributes_of_the_op_must_be_there(target, name, missing):
 def test_attributes_of_all_ops_must_be_there(target):
     with pytest.raises(jax.errors.JaxRuntimeError, match="call"):
         compiled(target("barrier"))
+
+
+def test_done_passes_its_first_operand_on(target):
+    x = np.arange(4, dtype=np.float32)
+    done = jax.ffi.ffi_call(target("done"), jax.typeof(x), input_output_aliases={0: 0})
+    np.testing.assert_array_equal(jax.jit(lambda x: done(x + 1, x, np.int32(3)))(x), x + 1)
+    copied = jax.ffi.ffi_call(target("done"), jax.typeof(x))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="must be aliased to the first operand"):
+        jax.block_until_ready(jax.jit(lambda x: copied(x + 1, x))(x))

@@ -91,29 +91,36 @@ struct Group {
 };
 
 // The same calls in the same order on every GPU, in stream 0, with XLA's kernels between them. XLA's collectives run in
-// stream 1, beside the calls, with `sms_of_xla` blocks each. Returns the text of a deadlock.
-std::string RunProgram(uint64_t seed, int num_sms, int num_channels, int sms_of_xla) {
+// stream 1, beside the calls, with `sms_of_xla` blocks each. The calls of the asynchronous lane run in stream 2.
+// Returns the text of a deadlock.
+std::string RunProgram(uint64_t seed, int num_sms, LaneChannels channels, int sms_of_xla) {
   std::mt19937_64 random(seed);
   const auto n = static_cast<int32_t>(2 + random() % 2);
-  Group group(n, num_channels);
+  Group group(n, channels.synchronous), lane(n, channels.asynchronous);
   fake::LateGpus gpus(n, num_sms, kThreads, seed);
   constexpr int32_t kCalls = 4;
-  std::vector<Group::Call> calls;
+  std::vector<Group::Call> calls, started;
   for (int32_t i = 0; i < kCalls; ++i) {
     calls.push_back(group.MakeCall(random() % 2 == 0, random() % 2 == 0 ? "direct" : "ring", i));
+    started.push_back(lane.MakeCall(random() % 2 == 0, random() % 2 == 0 ? "direct" : "ring", i));
   }
   for (int32_t r = 0; r < n; ++r) {
     for (int32_t i = 0; i < kCalls; ++i) {
       while (random() % 2 == 0) gpus.Compute(r, 0, 1 + static_cast<int>(random() % (2 * num_sms)));
       group.Launch(gpus, calls[i], r, 0, "call " + std::to_string(i));
       if (i % 2 == 0) gpus.Collective(r, 1, i, sms_of_xla);
+      lane.Launch(gpus, started[i], r, 2, "started call " + std::to_string(i));
       if (random() % 2 == 0) gpus.Compute(r, 1, 1 + static_cast<int>(random() % num_sms));
     }
   }
-  const std::string deadlock = gpus.Run([&] { group.EndWaits(); });
+  const std::string deadlock = gpus.Run([&] {
+    group.EndWaits();
+    lane.EndWaits();
+  });
   for (int32_t i = 0; i < kCalls && deadlock.empty(); ++i) {
-    if (!group.IsRight(calls[i], i)) std::fprintf(stderr, "seed %llu\n", static_cast<unsigned long long>(seed));
-    CHECK(group.IsRight(calls[i], i));
+    const bool right = group.IsRight(calls[i], i) && lane.IsRight(started[i], i);
+    if (!right) std::fprintf(stderr, "seed %llu\n", static_cast<unsigned long long>(seed));
+    CHECK(right);
   }
   return deadlock;
 }
@@ -123,8 +130,8 @@ constexpr int NcclBlocks() { return 32; }
 
 void RunSound(uint64_t first, uint64_t last) {
   for (uint64_t seed = first; seed <= last; ++seed) {
-    // On these SMs a communicator has three channels.
-    constexpr int kSms = kSmsOfOthers + kSmsOfProxies + 3;
+    // On these SMs the synchronous lane has three channels, the other one has one.
+    constexpr int kSms = kSmsOfOthers + 2 * kSmsOfProxies + 4;
     const std::string deadlock = RunProgram(seed, kSms, MaxChannels(kSms, 32), NcclBlocks());
     if (!deadlock.empty()) std::fprintf(stderr, "%s\n", deadlock.c_str());
     CHECK(deadlock.empty());
@@ -137,7 +144,7 @@ TEST_CASE("GPUs with SMs for all kernels that wait end, many programs [full]") {
 TEST_CASE("without a reserve of SMs, GPUs block each other") {
   int num_found = 0;
   for (uint64_t seed = 1; seed <= 40; ++seed) {
-    const std::string deadlock = RunProgram(seed, 3, 3, 2);
+    const std::string deadlock = RunProgram(seed, 4, {3, 1}, 2);
     if (deadlock.empty()) continue;
     ++num_found;
     CHECK(deadlock.find("XLA's collective") != std::string::npos && deadlock.find("call ") != std::string::npos);

@@ -102,6 +102,18 @@ def test_processes_finish_a_run_as_one_does(alone, launch, tmp_path, processes):
 
 
 @pytest.mark.full
+def test_processes_drop_the_choices_that_one_does(launch, tmp_path):
+    """--moe capacity, with fewer slots than an even load needs."""
+    options = {**OPTIONS, "steps": 4, "sample": 0, "moe": "capacity", "capacity": 0.5}
+    out, alone = tmp_path / "run", tmp_path / "alone"
+    train_here(alone, **options)
+    status, output = launch(2, "models.moe.train", *flags(**options, out=out))
+    assert status == 0, output
+    assert metrics(out) == metrics(alone)  # bit for bit
+    assert all(record["dropped"] > 0 for record in metrics(out) if "loss" in record)
+
+
+@pytest.mark.full
 def test_every_layout_continues_runs_of_other_layouts(alone, launch, tmp_path):
     """1 process, then 2 (one is killed), 4 (one gets Ctrl-C) and 1: the losses of an uninterrupted run."""
     out, alone = tmp_path / "run", alone[0]

@@ -21,6 +21,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import moe_failing
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding
@@ -73,8 +74,8 @@ def attempt(run):
         say("no error")
 
 
-def victim_does(action, victim=VICTIM):
-    """psum; the victim first runs action() in the middle of the program."""
+def victim_does(action, victim=VICTIM, op=psum):
+    """op; the victim first runs action() in the middle of the program."""
     first = threading.Lock()  # of the devices
 
     def act(_):
@@ -84,8 +85,8 @@ def victim_does(action, victim=VICTIM):
         return np.float32(0)
 
     def culprit(x):
-        x = psum(x)  # all have come so far
-        return psum(x + jax.pure_callback(act, jax.ShapeDtypeStruct((), np.float32), x[0, 0]))
+        x = op(x)  # all have come so far
+        return op(x + jax.pure_callback(act, jax.ShapeDtypeStruct((), np.float32), x[0, 0]))
 
     return program(culprit)
 
@@ -97,6 +98,12 @@ def kill():
 @scenario
 def killed_in_a_collective():
     attempt(victim_does(kill))
+    survivors_work()
+
+
+@scenario
+def killed_in_one_shot():
+    attempt(victim_does(kill, op=moe_failing.one_shot))
     survivors_work()
 
 
@@ -135,6 +142,14 @@ def wrong_routing():
 
 
 @scenario
+def tampered_routings():
+    for arguments in moe_failing.TAMPERED:
+        attempt(program(functools.partial(moe_failing.tampered, **arguments)))
+        works(range(jax.process_count()))
+    say("all work")
+
+
+@scenario
 def moe_of_different_numbers():
     """The second process has other numbers than the first, one at a time: once per exchange."""
     first = {"tokens": 2, "choices": 2, "experts_per_rank": 2, "dtype": jnp.float32, "capacity": 64}
@@ -142,18 +157,9 @@ def moe_of_different_numbers():
     for name, other in others.items():
         numbers = {**first, name: other} if jax.process_index() == 1 else first
         for algorithm in ("one_shot", "direct"):
-            attempt(program(functools.partial(_moe, algorithm=algorithm, **numbers)))
+            attempt(program(functools.partial(moe_failing.layer, algorithm=algorithm, **numbers)))
             works(range(jax.process_count()))
     say("all work")
-
-
-def _moe(x, *, tokens, choices, experts_per_rank, dtype, capacity, algorithm):
-    n = jax.lax.axis_size("i")
-    ids = jnp.arange(tokens * choices, dtype=jnp.int32).reshape(tokens, choices) % n
-    rows, routing = jaxcomm.moe.route_and_dispatch(
-        jnp.ones((tokens, 4), dtype), ids, "i", num_experts=experts_per_rank * n, capacity=capacity, algorithm=algorithm
-    )
-    return x + jaxcomm.moe.combine(rows, routing).astype(x.dtype).sum()
 
 
 @scenario
@@ -241,6 +247,11 @@ def stopped():
     """SIGSTOP; the parent sends SIGCONT when the others have failed."""
     run = victim_does(lambda: os.kill(os.getpid(), signal.SIGSTOP))
     attempt(run)
+
+
+@scenario
+def stopped_in_one_shot():
+    attempt(victim_does(lambda: os.kill(os.getpid(), signal.SIGSTOP), op=moe_failing.one_shot))
 
 
 @scenario

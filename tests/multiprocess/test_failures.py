@@ -45,13 +45,13 @@ def hear_of_missing_memory(healthy, starved):
     assert "aborted" in text and "memfd_create" in text
 
 
-def hear_of_stopped(others, victim):
+def hear_of_stopped(others, victim, op="psum"):
     """The process stops and continues; the others have waited for the time limit."""
     number = len(others)
     stopped = victim.wait_for("acts")["at"]
     for rank in others:
         error = rank.wait_for("error")
-        assert "psum at failing.py:" in error["text"]
+        assert re.search(rf"{op} at \w*failing.py:", error["text"]), error
         assert f"[{2 * number}, {2 * number + 1}] (process {number})" in error["text"]
         assert TIMEOUT_S - 1 < error["at"] - stopped < TIMEOUT_S + SLACK_S
     victim.process.send_signal(signal.SIGCONT)
@@ -151,10 +151,30 @@ def started_transfers(start):
     finish([survivor])
 
 
+def mixtures_of_experts(start):
+    """Wrong routings of one rank, then a rank that is late in a one-shot exchange, and then dead in one."""
+    ranks = start("tampered_routings stopped_in_one_shot works_again killed_in_one_shot", 2)
+    for text in [*["with different tables of slices"] * 4, "expert 1", "expert -", "row 100000", "does not belong"]:
+        errors = [rank.wait_for("error")["text"] for rank in ranks]
+        assert all(text in error and "failing.py:" in error for error in errors), (text, errors)
+    for rank in ranks:
+        rank.wait_for("all work")
+    hear_of_stopped(ranks[:1], ranks[1], "moe.route_and_dispatch")
+    all_work_again(ranks)
+    survivor, victim = ranks
+    killed = victim.wait_for("acts")["at"]
+    error = survivor.wait_for("error")
+    assert "moe.route_and_dispatch at moe_failing.py:" in error["text"] and "[2, 3] (process 1)" in error["text"]
+    assert error["at"] - killed < PROMPT_S
+    survivor.wait_for("survivors work")
+    finish([survivor])
+
+
 @pytest.mark.parametrize(
     "checks",
     [
         (all_live_on, one_after_the_other_is_killed),
+        (mixtures_of_experts,),
         (killed_during_bootstrap, sender_is_stopped_in_the_middle, started_transfers),
     ],
     ids=lambda checks: "-".join(check.__name__ for check in checks),

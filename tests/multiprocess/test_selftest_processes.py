@@ -11,6 +11,7 @@ LIMIT_S = 150
 pytestmark = pytest.mark.deadline(LIMIT_S + 20)
 
 
+@pytest.mark.full  # tests/test_selftest.py runs the same checks in one process
 def test_two_processes(tmp_path):
     file = tmp_path / "selftest.json"
     launcher = (sys.executable, "-m", "jaxcomm.run", "-n", "2", "--devices", "2", "--timeout", str(LIMIT_S))

@@ -43,8 +43,8 @@ MUTANTS = [
     Mutant(
         "no SM stays free",
         LIMITS,
-        "num_sms - kSmsOfOthers - kSmsOfProxies, 1",
-        "num_sms, 1",
+        "num_sms - kSmsOfOthers - 2 * kSmsOfProxies",
+        "num_sms",
         "test_cuda_late_gpus",
     ),
     Mutant(

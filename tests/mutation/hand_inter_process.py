@@ -125,8 +125,8 @@ MUTANTS = [
     Mutant(
         "sizes of scratch in elements, not bytes",
         CALL,
-        "    size = program_->program()->scratch_bytes(static_cast<size_t>(rank));",
-        "    size = program_->program()->plans[rank].scratch_count;",
+        " size = program_->program()->scratch_bytes(static_cast<size_t>(rank));",
+        " size = program_->program()->plans[rank].scratch_count;",
         "test_inter_process_endings test_inter_process_call",
     ),
     Mutant(

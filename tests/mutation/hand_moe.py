@@ -5,6 +5,8 @@ from mutation.hand import Mutant
 ROUTING, EXCHANGE = "jaxcomm/moe/routing.py", "jaxcomm/moe/exchange.py"
 COMBINE, CHECK = "ffi/cpu/combine_rows.cc", "ffi/plan/routing.cc"
 LISTS, SUMS, PLAN = "ffi/cpu/row_lists.cc", "ffi/cpu/token_sums.cc", "ffi/plan/combine.cc"
+PAGES, AREAS = "ffi/cpu/pages.cc", "ffi/plan/row_areas.h"
+RENDEZVOUS, CHECKS = "ffi/cpu/rendezvous.cc", "ffi/cpu/row_checks.cc"
 QUANTIZED, EIGHT = "jaxcomm/moe/quantized.py", "tests/moe/test_quantized.py::test_"
 PLACES = "tests/moe/test_routing.py::test_"
 ROWS = "tests/moe/test_payload.py::test_"
@@ -198,8 +200,8 @@ MUTANTS = [
     Mutant(
         "a message has rows before the last number ends",
         LISTS,
-        "  char* end = message + number_bytes;",
-        "  char* end = message + number_bytes - 64;",
+        "  char* end = message.data() + number_bytes;",
+        "  char* end = message.data() + number_bytes - 64;",
         "test_row_lists",
     ),
     Mutant(
@@ -212,11 +214,17 @@ MUTANTS = [
     Mutant(
         "a list has two tokens as one",
         LISTS,
-        "    uint32_t is_first = 1;",
-        "    uint32_t is_first = t != 1;",
+        "    bool is_first = true;",
+        "    bool is_first = t != 1;",
         "test_row_lists",
     ),
-    Mutant("the last entry of a list is dropped", LISTS, "i + 1 < entries", "i + 2 < entries", "test_row_lists"),
+    Mutant(
+        "the last entry of a list is dropped",
+        LISTS,
+        "list.entries < most;",
+        "list.entries + 1 < most;",
+        "test_row_lists",
+    ),
     Mutant(
         "a list begins at the slots of the node",
         LISTS,
@@ -262,8 +270,8 @@ MUTANTS = [
     Mutant(
         "sums are not announced",
         PLAN,
-        "area(kReceivedSums, home, node)), b);\n    plan.Signal(rail(d));\n",
-        "area(kReceivedSums, home, node)), b);\n",
+        "area(RowAreas::kReceivedSums, home, node)), b);\n    plan.Signal(rail(d));\n",
+        "area(RowAreas::kReceivedSums, home, node)), b);\n",
         "test_plan test_row_lists",
     ),
     Mutant(
@@ -299,6 +307,125 @@ MUTANTS = [
         LISTS,
         "    size += slice.size;\n  }\n  if (size == 0) return;\n",
         "    size += slice.size;\n  }\n",
+        "test_row_lists",
+    ),
+    Mutant(
+        "pages of files are discarded",
+        PAGES,
+        "madvise(data, size, MADV_FREE) == 0 && ",
+        "",
+        "test_pages",
+    ),
+    Mutant(
+        "zeros begin at a huge page",
+        PAGES,
+        "  std::memset(data, 0, static_cast<size_t>(begin - data));\n",
+        "",
+        "test_pages",
+    ),
+    Mutant(
+        "zeros end at a huge page",
+        PAGES,
+        "  std::memset(begin + middle, 0, static_cast<size_t>(size - middle));\n",
+        "",
+        "test_pages",
+    ),
+    Mutant(
+        "large ranges of zeros take memory",
+        PAGES,
+        "if (middle < kMinDiscardedBytes || ",
+        "if (true || ",
+        "test_pages",
+    ),
+    Mutant(
+        "small ranges of zeros lose their memory",
+        PAGES,
+        "if (middle < kMinDiscardedBytes || ",
+        "if (",
+        "test_pages",
+    ),
+    Mutant(
+        "tables of devices are not compared",
+        RENDEZVOUS,
+        "  if (first.table_hash != participant.table_hash) {",
+        "  if (false) {",
+        "test_rendezvous",
+    ),
+    Mutant(
+        "the end of a table is not compared",
+        CHECKS,
+        "  for (; at < size; ++at) hash = Mix(hash, static_cast<unsigned char>(bytes[at]));\n",
+        "",
+        "test_rendezvous",
+    ),
+    Mutant(
+        "a lane of the hash of a table is lost",
+        CHECKS,
+        "  for (const uint64_t lane : lanes) hash = Mix(hash, lane);\n",
+        "  hash = Mix(hash, lanes[0]);\n",
+        "test_rendezvous",
+    ),
+    Mutant(
+        "processes do not compare tables",
+        "ffi/cpu/inter_process_call.h",
+        "spec_.table_hash == 0 ? program_->fingerprint()",
+        "true ? program_->fingerprint()",
+        "tests/multiprocess/test_failures.py::test_side_by_side[mixtures_of_experts-0]",
+    ),
+    Mutant(
+        "areas of other nodes are counted from the own one on",
+        AREAS,
+        "return (at + num_nodes - other) % num_nodes - 1; }",
+        "return (at + num_nodes - other) % num_nodes; }",
+        "test_row_lists",
+    ),
+    Mutant(
+        "the node of a place is that of the next place",
+        AREAS,
+        "(at + num_nodes - 1 - place % (num_nodes - 1)) % num_nodes",
+        "(at + num_nodes - place % (num_nodes - 1)) % num_nodes",
+        "test_row_lists",
+    ),
+    Mutant(
+        "areas of a combine overlap",
+        AREAS,
+        "return int64_t{area} * (num_nodes - 1); }",
+        "return int64_t{area} * (num_nodes - 2); }",
+        "test_row_lists",
+    ),
+    Mutant(
+        "sums lie among the lists",
+        "ffi/cpu/token_layout.h",
+        "areas().Begin(RowAreas::kSums);",
+        "areas().Begin(RowAreas::kLists);",
+        "test_row_lists",
+    ),
+    Mutant(
+        "a message to a rank of another node is never sent",
+        LISTS,
+        "    if (own_) to_.remote->Put(",
+        "    if (!own_) to_.remote->Put(",
+        "test_row_lists",
+    ),
+    Mutant(
+        "a message lies at the begin of the buffer",
+        LISTS,
+        "to_.scratch : to_.output) + offset_bytes;",
+        "to_.scratch : to_.output);",
+        "test_row_lists",
+    ),
+    Mutant(
+        "every entry of a list begins a token",
+        LISTS,
+        "bool IsFirst(uint32_t entry) { return entry % 2 != 0; }",
+        "bool IsFirst(uint32_t) { return true; }",
+        "test_row_lists",
+    ),
+    Mutant(
+        "the last token of a list is not sent",
+        LISTS,
+        "list.tokens + IsFirst(entry) > tokens_.num_rows)",
+        "list.tokens + IsFirst(entry) >= tokens_.num_rows)",
         "test_row_lists",
     ),
 ]

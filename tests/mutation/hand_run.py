@@ -77,7 +77,7 @@ class Runner:
         if ".py" in mutant.tests:
             if not self.ninja("module", ["_core"]):
                 return None
-            built = next((self.place / "module").glob("_core*.so"))
+            built = next((self.build.builds / "module").glob("_core*.so"))
             trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
             return [(trees.pytest(shlex.split(mutant.tests)), self.tree, trees.python_environment(self.tree))]
         names = mutant.tests.split()

@@ -8,6 +8,8 @@ BOUNDS, SIMULATE = "ffi/sim/bounds.cc", "ffi/sim/simulate.cc"
 CALLS, CLUSTER = "jaxcomm/simulate/calls.py", "jaxcomm/simulate/cluster.py"
 PROGRAM, SCHEDULE = "jaxcomm/simulate/program.py", "jaxcomm/simulate/schedule.py"
 TESTS = "test_sim"
+ASK_CODE, PLOT, ASK = "jaxcomm/simulate/ask.py", "jaxcomm/simulate/plot.py", "tests/simulate/test_ask.py"
+STEPS, GROUPS = "jaxcomm/simulate/steps.py", "jaxcomm/simulate/groups.py"
 SCHEDULES, GOAL = "jaxcomm/simulate/goal.py", "tests/simulate/test_goal.py"
 STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
 FAULTS = "tests/simulate/test_faults.py"
@@ -52,6 +54,13 @@ MUTANTS = [
         HLO_TEXT,
         "ids = ids.transpose(",
         "ids = ids.reshape(base) if base else ids.transpose(",
+        PROGRAMS,
+    ),
+    Mutant(
+        "inner axes come first in a group",
+        HLO_TEXT,
+        "ids.transpose(outside + inside)",
+        "ids.transpose(outside + sorted(inside))",
         PROGRAMS,
     ),
     Mutant("loops run once", HLO, 'return int(known["n"])', "return 1", PROGRAMS),
@@ -364,5 +373,90 @@ MUTANTS = [
         'origin[name] = "guess: what-if"',
         "pass",
         "tests/simulate/test_ask.py",
+    ),
+    Mutant("steps after a wait repeat bytes", WORKLOAD, "  row_.uses.clear();\n", "", TESTS),
+    Mutant(
+        "only the first group of a step counts",
+        STEPS,
+        "for row in rows[sorted(wanted)]:",
+        "for row in rows[:1]:",
+        FAULTS,
+    ),
+    Mutant(
+        "a group has the link of its own number",
+        GROUPS,
+        "index = index // seen.levels[number - 1].ranks * switches + index % switches",
+        "pass",
+        FAULTS,
+    ),
+    Mutant("a relay carries one rank", GROUPS, "own / (1 + list(carried.values()).count(relay))", "own", FAULTS),
+    Mutant(
+        "a slow rank of a group keeps its number", GROUPS, "dataclasses.replace(fault, index=index)", "fault", FAULTS
+    ),
+    Mutant("no rank of a step is slow", STEPS, "return self.slow * (time_s", "return (time_s", FAULTS),
+    Mutant("a lost rank of a step needs no other", STEPS, "if left < n:", "if False:", FAULTS),
+    Mutant(
+        "a large group has no fault",
+        STEPS,
+        "return simulate(groups.weakest(seen))",
+        "return simulate(dataclasses.replace(seen, faults=()))",
+        FAULTS,
+    ),
+    Mutant("transfers of one group collide", GROUPS, "sharers=level.sharing // own", "sharers=1", FAULTS),
+    Mutant("collectives of a step wait for nobody", STEPS, "                skew=skew,\n", "", FAULTS),
+    Mutant("the last rank arrives in the first group", STEPS, "[np.array([np.argmax(skew.arrivals_s)])]", "[]", FAULTS),
+    Mutant("the rows of one choice are sent", "jaxcomm/simulate/kernels.py", "* ids.shape[1]", "", STEP),
+    Mutant(
+        "a step has no symmetric buffers",
+        STEPS,
+        "symmetric_buffers=self.symmetric_buffers",
+        "symmetric_buffers=False",
+        "tests/simulate/test_ask.py",
+    ),
+    Mutant("links of a plot have the bytes of one rate", ASK_CODE, "moved / rate / last.time_s", "moved / rate", ASK),
+    Mutant(
+        "a waterfall starts all changes from the first time",
+        PLOT,
+        'rows["all changes"] = (0.0,',
+        'rows["all changes"] = (base_s,',
+        ASK,
+    ),
+    Mutant("all what-ifs are the last one", ASK_CODE, "every |= _changes(text)", "every = _changes(text)", ASK),
+    Mutant(
+        "a copy has the route of a peer",
+        WORKLOAD,
+        "if (src == dst) return Pair(-1, src);",
+        "",
+        "tests/simulate/test_what_if.py",
+    ),
+    Mutant(
+        "all peers of a role have one route",
+        WORKLOAD,
+        "(src / level.ranks != dst / level.ranks ? 1U : 0U)",
+        "0U",
+        TESTS,
+    ),
+    Mutant(
+        "all sums have the operands of the first",
+        WORKLOAD,
+        "operands_.clear();",
+        "if (!operands_.empty()) return;",
+        TESTS,
+    ),
+    Mutant(
+        "signals arrive in reverse",
+        ENGINE,
+        "counter->first = std::exchange(arrival.next, free_arrival_);",
+        "counter->first = std::exchange(arrival.next, free_arrival_) < 0 ? -1 : counter->last;",
+        TESTS,
+    ),
+    Mutant("a ring has the rounds of a short one", SIMULATE, "groups - next", "0 * (groups - next)", TESTS),
+    Mutant("a long ring has the links of a short one", SIMULATE, "* static_cast<double>(groups);", "* last;", TESTS),
+    Mutant(
+        "a short ring has the pieces of a long one",
+        SIMULATE,
+        "CeilDiv(request.block_count, n) * ranks;",
+        "request.block_count;",
+        TESTS,
     ),
 ]

@@ -65,10 +65,14 @@ class Sources:
 
 
 class Build:
-    """A copy of the repository in which the mutants of `parts` are switches: all, or those with these numbers."""
+    """A copy of the repository in which the mutants of `parts` are switches: all, or those with these numbers.
+
+    Without switches, folders and options are those of ordinary builds, so ccache has most objects.
+    """
 
     def __init__(self, place, parts, numbers=None, jobs=2):
         self.place, self.tree, self.parts, self.jobs = place, place / "tree", parts, jobs
+        self.builds = place if parts else self.tree / "build"
         self.mutants = [m for part in parts for m in part.mutants if numbers is None or m.number in numbers]
         self.end = max((part.end for part in parts), default=0)
         self.place.mkdir(parents=True, exist_ok=True)
@@ -88,7 +92,8 @@ class Build:
                 chosen = {i: n for n, (file, i) in part.edits.items() if file == path and n in numbers}
                 changed[relative(path)] = source.render(chosen).encode()
         # Switches prevent vectorisation of loops, so -O3 takes minutes and gains nothing.
-        changed["CMakeLists.txt"] = (trees.ROOT / "CMakeLists.txt").read_bytes().replace(b'"-O3', b'"-O1')
+        if self.parts:
+            changed["CMakeLists.txt"] = (trees.ROOT / "CMakeLists.txt").read_bytes().replace(b'"-O3', b'"-O1')
         trees.copy(self.tree, changed)
 
     def drop(self, output):
@@ -97,7 +102,7 @@ class Build:
         for pattern in (r"^(\S+?):(\d+)(?::\d+)?: (?:fatal )?error: ", r"(\S+?\.(?:cc|h)):(\d+)"):
             found = set()
             for match in re.finditer(pattern, output, re.MULTILINE):
-                path = os.path.normpath(os.path.join(self.place / "native", match.group(1)))
+                path = os.path.normpath(os.path.join(self.builds / "native", match.group(1)))
                 if path.startswith(str(self.tree)):
                     found.add((os.path.relpath(path, self.tree), int(match.group(2))))
             numbers = {mutant.number for mutant in self.left()}
@@ -115,9 +120,11 @@ class Build:
 
     def cmake(self, name, *options):
         flags = f"-O1 -g0 -DNDEBUG -w -include {self.tree / 'tests/mutation/switches.h'}"
-        command = [trees.BIN / "cmake", "-S", self.tree, "-B", self.place / name, "-G", "Ninja"]
-        command += [f"-DCMAKE_MAKE_PROGRAM={trees.BIN / 'ninja'}", "-DCMAKE_BUILD_TYPE=Mutants"]
-        command += [f"-DPython_EXECUTABLE={trees.BIN / 'python'}", f"-DCMAKE_CXX_FLAGS={flags}", "-DJAXCOMM_CUDA=OFF"]
+        command = [trees.BIN / "cmake", "-S", self.tree, "-B", self.builds / name, "-G", "Ninja"]
+        command += [f"-DCMAKE_MAKE_PROGRAM={trees.BIN / 'ninja'}", "-DJAXCOMM_CUDA=OFF"]
+        command += [f"-DPython_EXECUTABLE={trees.BIN / 'python'}"]
+        if self.parts:
+            command += ["-DCMAKE_BUILD_TYPE=Mutants", f"-DCMAKE_CXX_FLAGS={flags}"]
         command.append(f"-DJAXCOMM_CUDA_WHEELS={trees.ROOT / 'build/cuda/wheels'}")
         done = subprocess.run([*map(str, command), *options], capture_output=True, text=True)
         if done.returncode:
@@ -125,8 +132,9 @@ class Build:
 
     def ninja(self, name, targets, *options):
         """Builds the targets. Returns success and the output."""
-        environment = {**os.environ, "CCACHE_BASEDIR": str(self.place), "CCACHE_NOHASHDIR": "1"}
-        command = [trees.BIN / "ninja", "-C", self.place / name, "-j", self.jobs, *options, *targets]
+        clone = self.place if self.parts else self.tree
+        environment = {**os.environ, "CCACHE_BASEDIR": str(clone), "CCACHE_NOHASHDIR": "1"}
+        command = [trees.BIN / "ninja", "-C", self.builds / name, "-j", self.jobs, *options, *targets]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=environment)
         (self.place / f"{name}.log").write_text(done.stdout)
         return done.returncode == 0, done.stdout
@@ -157,7 +165,7 @@ class Build:
 
     def programs(self):
         """The tests of CTest whose programs are built."""
-        command = [trees.BIN / "ctest", "--test-dir", self.place / "native", "--show-only=json-v1"]
+        command = [trees.BIN / "ctest", "--test-dir", self.builds / "native", "--show-only=json-v1"]
         listed = subprocess.run(list(map(str, command)), capture_output=True, text=True).stdout
         return [test for test in trees.parse_tests(listed) if pathlib.Path(test["command"][0]).exists()]
 
@@ -179,7 +187,7 @@ class Build:
         """Builds the module _core. Returns a unit for each string of arguments of pytest."""
         self.cmake("module")
         self.compile("module", ["_core"])
-        built = next((self.place / "module").glob("_core*.so"))
+        built = next((self.builds / "module").glob("_core*.so"))
         trees.put(self.tree / "jaxcomm" / built.name, built.read_bytes())
         environment = trees.python_environment(self.tree)
         return [

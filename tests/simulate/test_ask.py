@@ -93,6 +93,23 @@ def test_other_algorithms_and_nccl_are_compared(capsys):
     assert nccl["band"][0] < nccl["time_s"] < nccl["band"][1]
 
 
+def test_symmetric_buffers_need_no_copies(program, capsys):
+    """Without the option, the operand of each rank is copied into the arena first."""
+    call = ["collective", "all_gather", "--bytes", "1MiB", "--cluster", "dgx-h100", "--json", "--algorithm", "direct"]
+    times = [(cli.main([*call, *more]), _rows(capsys)[0]["time_s"])[1] for more in ([], ["--symmetric-buffers"])]
+    assert times[0] - times[1] == pytest.approx((1 << 20) / 560e9, rel=1e-4)
+    run = ["step", f"{program}:step", *STEP, "--json"]
+    times = [(cli.main([*run, *more]), _rows(capsys)[0]["time_s"])[1] for more in ([], ["--symmetric-buffers"])]
+    assert times[1] < times[0]
+
+
+def test_a_step_has_faults_and_arrivals(program, capsys):
+    command = ["step", f"{program}:step", *STEP, "--fault", "leaf[3]=0.5", "--skew", "exponential:5us"]
+    assert cli.main(command) == 0
+    text = capsys.readouterr().out
+    assert "leaf[3] with 0.5 of its bandwidth" in text and "exponential arrivals: the last of 8 ranks" in text
+
+
 def test_a_trace_of_a_collective_opens_as_chrome_events(tmp_path):
     assert cli.main([*CALL, "--trace", str(tmp_path / "t.json")]) == 0
     content = json.loads((tmp_path / "t.json").read_text())
@@ -128,6 +145,73 @@ def test_plots_are_png(program, tmp_path):
     assert cli.main(["step", f"{program}:step", *STEP, *what_if, "--plot", str(tmp_path / "s.png")]) == 0
     for name in ("c.png", "s.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def _drawn(monkeypatch):
+    """The figures that are saved from now on."""
+    figure = pytest.importorskip("matplotlib.figure")
+    saved = []
+    monkeypatch.setattr(figure.Figure, "savefig", lambda self, path, **_: saved.append((path, self)))
+    return saved
+
+
+def _no_overlap(figure):
+    """No two texts of an axis overlap, and all are inside the figure."""
+    figure.draw_without_rendering()
+    edge = figure.bbox
+    for axes in figure.axes:
+        boxes = [t.get_window_extent() for t in [*axes.get_yticklabels(), *axes.texts, axes.title] if t.get_text()]
+        assert all(b.x0 >= edge.x0 and b.x1 <= edge.x1 and b.y0 >= edge.y0 and b.y1 <= edge.y1 for b in boxes)
+        assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_a_plot_of_links_has_the_bytes_and_the_share_of_each(monkeypatch, capsys):
+    """A shift by one: one rank of each domain sends 64 MiB over its adapter, the others over NVLink."""
+    saved = _drawn(monkeypatch)
+    assert cli.main([*CALL, "--json", "--what-if", "leaf.bandwidth=200Gb/s", "--plot", "links=links.png"]) == 0
+    rows = _rows(capsys)
+    [(path, figure)] = saved
+    left, right = figure.axes
+    assert path == "links.png" and left.get_xlabel() == "MiB on the busiest link"
+    links = [text.get_text() for text in left.get_yticklabels()]
+    for number, row in enumerate(rows):
+        bytes_, shares = ([bar.get_width() for bar in axes.containers[number]] for axes in (left, right))
+        place = [links.index(link) for link in row["links"]].index(links.index("leaf out"))
+        assert bytes_[place] == pytest.approx(64)
+        rate = 50e9 * 0.97 / (1 + number)
+        assert shares[place] == pytest.approx(100 * (64 << 20) / rate / row["time_s"])
+    _no_overlap(figure)
+
+
+def test_a_waterfall_has_each_change_alone_and_all_together(program, monkeypatch, capsys):
+    saved = _drawn(monkeypatch)
+    what_if = ["--what-if", "device.flops_bf16=494.5Tflop/s", "leaf.latency=60us"]
+    assert cli.main(["step", f"{program}:step", *STEP, "--json", *what_if, "--plot", "waterfall=w.png"]) == 0
+    base, *alone, together = (row["time_s"] for row in _rows(capsys))
+    [(_, figure)] = saved
+    [axes] = figure.axes
+    bars = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
+    times = [(0, base), *((base, time_s) for time_s in alone), (0, together)]
+    assert [x * 1e-3 for bar in bars for x in bar] == pytest.approx([x for bar in times for x in bar], abs=1e-9)
+    assert together > max(alone) and "(ms)" in axes.get_xlabel()
+    _no_overlap(figure)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--plot", "loads=x.png"], "--plot: got 'loads=x.png', expected OUT.png, links=OUT.png"),
+        (["--plot", "x.png", "y.png"], "--plot: got 'y.png'"),
+        (["--plot", "links="], "--plot: got 'links='"),
+        (["--plot", "waterfall=x.png"], "--plot waterfall: needs --what-if"),
+        (["--plot", "waterfall=x.png", "--what-if", "leaf.latency=1us", "leaf.latency=2us"], "leaf.latency is in two"),
+        (["--plot", "waterfall=x.png", "--what-if", "leaf.latency=1us", "--fidelity", "bounds"], "needs one size"),
+        (["--plot", "links=x.png", "--fidelity", "bounds"], "--plot links: no loads"),
+    ],
+)
+def test_plots_that_cannot_be(options, message, capsys):
+    assert cli.main([*CALL, *options]) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,11 @@ import math
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
 
-from jaxcomm.simulate import Cluster, ClusterError, cli, collective, hashing, skew
+import jaxcomm
+from jaxcomm.simulate import Cluster, ClusterError, StepError, cli, collective, hashing, skew, step
 from jaxcomm.simulate.cluster import parse
 
 H100 = Cluster.load("dgx-h100")
@@ -152,6 +155,112 @@ def test_hashed_uplinks_lose_the_excess_of_the_busiest():
     assert extra > 0.1
     assert found.time_s - healthy.time_s == pytest.approx(extra * SIZE / ADAPTER, rel=1e-6)
     assert "hash collisions on spine" in str(found)
+
+
+def _step(f, sizes, cluster, size=SIZE, **options):
+    mesh = AbstractMesh(sizes, ("data", "model"))
+    run = jax.shard_map(f, mesh=mesh, in_specs=(P(),), out_specs=P(), check_vma=False)
+    return step(run, [_operand(size)], mesh=mesh, cluster=cluster, **options)
+
+
+def _along(axis, by, size):
+    return lambda x: jaxcomm.ppermute(x, axis, [(rank, (rank + by) % size) for rank in range(size)])
+
+
+@pytest.mark.parametrize(
+    ("fault", "axis", "sizes", "by", "extra"),
+    [
+        ("leaf[11]=0.5", "data", (4, 8), 1, SIZE / ADAPTER),
+        ("leaf[11].in=0.25", "data", (4, 8), 1, 3 * SIZE / ADAPTER),
+        ("leaf[11]=lost", "data", (4, 8), 1, SIZE / ADAPTER),  # ranks 11 and 12 share an adapter
+        ("leaf[11]=0.5", "model", (4, 8), 1, 0),
+        ("nvlink[11]=0.5", "model", (4, 8), 1, SIZE / (450e9 * 0.78)),
+        ("nvlink[11]=0.5", "data", (4, 8), 1, 0),
+        ("spine[13]=0.5", "data", (64, 8), 32, SIZE / ADAPTER),  # rail 5 of the second leaf
+        ("leaf.planes=1", "data", (4, 8), 1, SIZE / (0.97 * 400e9 / 8) / 3),
+    ],
+)
+def test_a_step_waits_for_its_slowest_group(fault, axis, sizes, by, extra):
+    """One of the groups of an axis has the fault; all groups shift at once."""
+    name = "planes-h100" if "planes" in fault else "dgx-h100"
+    key, _, value = fault.partition("=")
+    broken, healthy = (Cluster.load(name, change) for change in ({f"fault.{key}": value}, {}))
+    f = _along(axis, by, sizes[0] if axis == "data" else sizes[1])
+    found = _step(f, sizes, broken)
+    assert found.time_s - _step(f, sizes, healthy).time_s == pytest.approx(extra, rel=1e-6, abs=1e-9)
+    assert any(str(broken.faults[0]) in note for note in found.notes)
+
+
+def test_a_relay_inside_a_group_of_a_step_is_that_of_the_collective():
+    both = _step(lambda x: jaxcomm.psum(x, ("data", "model")), (2, 8), _with("leaf[3]=0"), 1 << 20)
+    alone = collective("psum", _operand(1 << 20), 16, cluster=_with("leaf[3]=0"))
+    assert both.collectives[0].time_s == alone.time_s > collective("psum", _operand(1 << 20), 16, cluster=H100).time_s
+
+
+def test_kernels_and_collectives_of_a_step_wait_for_a_slow_rank():
+    def f(x):
+        return jaxcomm.psum(x * 2, "model")
+
+    slow, healthy = (_step(f, (4, 8), c, 1 << 20) for c in (_with("rank[9]=2"), H100))
+    assert slow.compute_s == pytest.approx(2 * healthy.compute_s)
+    alone = collective("psum", _operand(1 << 20), 8, cluster=_with("rank[1]=2"))
+    assert slow.collectives[0].time_s == pytest.approx(alone.time_s) and alone.time_s > healthy.collectives[0].time_s
+
+
+def test_other_ranks_replace_a_lost_one():
+    f = _along("data", 1, 4)
+    found = _step(f, (4, 8), _with("rank[3]=lost"))
+    assert found.time_s == _step(f, (4, 8), H100).time_s and any("replace" in note for note in found.notes)
+    full = dataclasses.replace(_with("rank[3]=lost"), levels=_with("rank[3]=lost").spread(32).levels)
+    with pytest.raises(ClusterError, match="the mesh has 32 ranks, but 24 are left"):
+        _step(f, (4, 8), full)
+
+
+def test_a_fault_in_a_large_group_slows_its_whole_level():
+    f = lambda x: jaxcomm.psum(x, ("data", "model"))  # noqa: E731
+    found = _step(f, (256, 8), _with("leaf[700]=0.5"), 1 << 20)
+    slow = _step(f, (256, 8), _broken(leaf__bandwidth="200 Gb/s"), 1 << 20)
+    assert found.collectives[0].time_s == slow.collectives[0].time_s
+    assert any("all links of a level" in note for note in found.notes)
+
+
+def test_each_collective_of_a_step_waits_for_its_last_rank():
+    """Two exchanges of 4 and 8 ranks: the mean of the last of so many exponential arrivals is a harmonic number."""
+
+    def f(x):
+        return _along("data", 1, 4)(_along("model", 1, 8)(x))
+
+    healthy = _step(f, (4, 8), H100)
+    found = _step(f, (4, 8), H100, skew=skew.parse("exponential:5us"))
+    late_s = 5e-6 * sum(sum(1 / k for k in range(1, n + 1)) for n in (4, 8))
+    assert found.time_s - healthy.time_s == pytest.approx(late_s, rel=1e-6) == found.late_s
+    assert "arrivals" in str(found)
+    arrivals = [0.0] * 32
+    arrivals[19] = 7e-6  # in groups 2 of "model" and 3 of "data"
+    assert _step(f, (4, 8), H100, skew=arrivals).time_s - healthy.time_s == pytest.approx(2 * 7e-6)
+    with pytest.raises(StepError, match="skew has 3 arrivals, expected one for each of 32 ranks"):
+        _step(f, (4, 8), H100, skew=[0.0] * 3)
+
+
+def test_transfers_of_all_groups_of_a_step_collide():
+    """256 groups of two ranks, one in each leaf: 32 ranks of a rail share 8 uplinks, as in one group of 512."""
+    ecmp = Cluster.load("dgx-h100", {"spine.routing": "ecmp", "spine.paths": "8"})
+    found, healthy = (_step(_along("data", 1, 2), (2, 256), cluster) for cluster in (ecmp, H100))
+    assert found.time_s - healthy.time_s == pytest.approx((hashing.load(32 * 32, 8) - 1) * SIZE / ADAPTER, rel=1e-6)
+    assert any("hash collisions on spine" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("leaf[32]=0.5", r"fault leaf\[32\] with 0.5 of its bandwidth: the index must be below 32"),
+        ("rank[32]=2", "fault rank 32 2 times as slow: the index must be below 32"),
+        ("nvlink[1]=0", "would be cut off"),
+    ],
+)
+def test_faults_that_a_step_cannot_have(fault, message):
+    with pytest.raises(ValueError, match=message):
+        _step(_along("model", 1, 8), (4, 8), _with(fault))
 
 
 TOML = """

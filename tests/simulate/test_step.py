@@ -389,6 +389,23 @@ def test_a_payload_of_two_types_takes_its_bytes():
     assert [c.bytes for c in found.collectives if c.op == "ragged_all_to_all"] == [64 * 2 * (16 + 4)]
 
 
+def test_an_exchange_in_one_shot_is_a_gather_on_cpus_and_a_dispatch_on_gpus():
+    """T rows and T K ids of 4 bytes; or E + 1 counts, and every choice of a row."""
+
+    def f(x, ids):
+        return jaxcomm.moe.route_and_dispatch(x, ids, "model", num_experts=16, capacity=64, algorithm="one_shot")[0]
+
+    shapes = (_struct(8, 32), _struct(8, 2, dtype=jnp.int32))
+    found = _run(f, *shapes, ins=(P(),) * 2)
+    assert [(c.op, c.bytes) for c in sorted(found.collectives, key=lambda c: c.bytes)] == [
+        ("all_gather", 4 * 17),
+        ("ragged_all_to_all", 4 * 8 * 32 * 2),
+    ]
+    cpus = dataclasses.replace(STEP, scope="network")
+    found = step(_sharded(f, (P(),) * 2), shapes, mesh=MESH, cluster=cpus)
+    assert [(c.op, c.bytes) for c in found.collectives] == [("all_gather", 4 * (8 * 32 + 8 * 2))]
+
+
 def test_a_group_of_one_takes_no_time():
     mesh = AbstractMesh((1, 8), ("one", "model"))
     found = step(_sharded(lambda x: jaxcomm.psum(x, "one"), (P(),), mesh=mesh), (_struct(8),), mesh=mesh, cluster=STEP)

@@ -1,6 +1,7 @@
 #include "cuda/nccl/bootstrap.h"
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <utility>
 
@@ -64,6 +65,37 @@ Status Bootstrap::CheckEqual(const char* what, uint64_t own) {
                                 std::to_string(rank_));
   }
   return OkStatus();
+}
+
+Status Bootstrap::CheckSameCall(const std::string& name, uint64_t hash) {
+  const StatusOr<std::vector<uint64_t>> hashes = AllGather(hash);
+  JAXCOMM_RETURN_IF_ERROR(hashes.status());
+  // All ranks have the same words, so all of them exchange names or none does.
+  const auto differs = [](uint64_t from) { return [from](uint64_t other) { return other != from; }; };
+  if (std::none_of(hashes->begin(), hashes->end(), differs(hashes->front()))) return OkStatus();
+  constexpr size_t kMostNameBytes = 128;
+  std::vector<std::string> names(hashes->size());
+  for (size_t at = 0; at < kMostNameBytes; at += sizeof(uint64_t)) {
+    char bytes[sizeof(uint64_t)] = {};
+    uint64_t word = 0;
+    if (at < name.size()) name.copy(bytes, sizeof bytes, at);
+    std::memcpy(&word, bytes, sizeof word);
+    const StatusOr<std::vector<uint64_t>> words = AllGather(word);
+    JAXCOMM_RETURN_IF_ERROR(words.status());
+    for (size_t r = 0; r < names.size(); ++r) {
+      std::memcpy(bytes, &(*words)[r], sizeof bytes);
+      names[r].append(bytes, strnlen(bytes, sizeof bytes));
+    }
+  }
+  const auto other = static_cast<size_t>(std::find_if(hashes->begin(), hashes->end(), differs(hash)) - hashes->begin());
+  const std::string& own_name = names[static_cast<size_t>(rank_)];
+  const std::string other_rank = "rank " + std::to_string(other), own_rank = "rank " + std::to_string(rank_);
+  if (names[other] == own_name) {
+    return InvalidArgumentError(own_rank + " and " + other_rank +
+                                " make this call with different shapes, types or arguments");
+  }
+  return InvalidArgumentError("the ranks make different calls, or calls in different orders: " + other_rank +
+                              " makes " + names[other] + ", " + own_rank + " makes " + own_name);
 }
 
 StatusOr<bool> Bootstrap::AllTrue(bool own) {

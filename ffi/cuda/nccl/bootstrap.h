@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "common/status.h"
@@ -35,6 +36,10 @@ class Bootstrap {
 
   // An error that names both ranks if two ranks pass different values of `what`. Collective.
   Status CheckEqual(const char* what, uint64_t own);
+
+  // An error that names both calls if two ranks make different calls, or the same calls in different orders. `hash`: of
+  // the call's attributes and shapes. Comes before the collective calls that make a call site. Collective.
+  Status CheckSameCall(const std::string& name, uint64_t hash);
 
   // Whether every rank passes true. Collective.
   StatusOr<bool> AllTrue(bool own);

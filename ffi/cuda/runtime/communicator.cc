@@ -61,11 +61,32 @@ Communicator::Settings Communicator::Configured() {
 StatusOr<Communicator*> Communicator::Make(const NcclLibrary& nccl, const StatusOr<ncclComm_t>& nccl_comm,
                                            const AllDoneFunction& all_done) {
   if (!nccl_comm.ok()) return all_done(kBegin, nccl_comm.status());
-  auto* const made = new Communicator(nccl, *nccl_comm, Configured());
+  return Make(nccl, *nccl_comm, Configured(), false, all_done);
+}
+
+StatusOr<Communicator*> Communicator::Make(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings,
+                                           bool asynchronous, const AllDoneFunction& all_done) {
+  auto* const made = new Communicator(nccl, nccl_comm, settings, asynchronous);
   JAXCOMM_RETURN_IF_ERROR(made->Make(all_done));
   std::lock_guard<std::mutex> lock(GetShared().mutex);
   GetShared().communicators.push_back(made);
   return made;
+}
+
+StatusOr<Communicator*> Communicator::AsynchronousLane() {
+  std::lock_guard<std::mutex> lock(lane_mutex_);
+  if (!lane_) lane_ = MakeAsynchronousLane();
+  return *lane_;
+}
+
+StatusOr<Communicator*> Communicator::MakeAsynchronousLane() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ScopedDevice keep;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
+  const StatusOr<ncclComm_t> nccl_comm = MakeSubCommunicator(bootstrap_, 0, size());
+  JAXCOMM_RETURN_IF_ERROR(nccl_comm.status());
+  return Make(nccl_, *nccl_comm, settings_, true,
+              [this](const char* at, const Status& own) { return bootstrap_.AllDone(at, own); });
 }
 
 namespace {
@@ -157,7 +178,8 @@ Status Communicator::LimitChannels(int num_sms) {
   const StatusOr<std::vector<uint64_t>> gathered = bootstrap_.AllGather(static_cast<uint64_t>(num_sms));
   JAXCOMM_RETURN_IF_ERROR(gathered.status());
   const uint64_t smallest = *std::min_element(gathered->begin(), gathered->end());
-  comm_.signals.num_channels = MaxChannels(static_cast<int64_t>(smallest), settings_.max_channels) + 1;
+  const LaneChannels channels = MaxChannels(static_cast<int64_t>(smallest), settings_.max_channels);
+  comm_.signals.num_channels = (asynchronous_ ? channels.asynchronous : channels.synchronous) + 1;
   return OkStatus();
 }
 
@@ -238,6 +260,13 @@ Status Communicator::CheckSameOnAllRanks(const char* what, uint64_t own) {
   ScopedDevice keep;
   JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
   return bootstrap_.CheckEqual(what, own);
+}
+
+Status Communicator::CheckSameCall(const std::string& name, uint64_t hash) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ScopedDevice keep;
+  JAXCOMM_RETURN_IF_ERROR(CheckCuda("cudaSetDevice", cudaSetDevice(device_)));
+  return bootstrap_.CheckSameCall(name, hash);
 }
 
 Status Communicator::AllDone(const char* at, const Status& own) {

@@ -53,6 +53,11 @@ class Communicator {
   static StatusOr<Communicator*> Make(const NcclLibrary& nccl, const StatusOr<ncclComm_t>& nccl_comm,
                                       const AllDoneFunction& all_done);
 
+  // The communicator of the same ranks for calls that have been started: such a call runs beside one of this
+  // communicator. It shares nothing with this one but the GPU's abort flag. Made by the first call, whose outcome is
+  // final. Collective.
+  StatusOr<Communicator*> AsynchronousLane();
+
   // The failures of all communicators of the process, for people.
   static std::vector<std::string> Failures();
   // The first abort of a kernel on any communicator of the process, by the time of the GPU's clock. Does not change
@@ -63,6 +68,7 @@ class Communicator {
   // An error that names both ranks if two ranks pass different values of `what`. Collective.
   Status CheckSameOnAllRanks(const char* what, uint64_t own);
   // As the functions of Bootstrap. Collective.
+  Status CheckSameCall(const std::string& name, uint64_t hash);
   Status AllDone(const char* at, const Status& own);
   StatusOr<bool> AllTrue(bool own);
 
@@ -109,8 +115,14 @@ class Communicator {
   int device() const { return device_; }
 
  private:
-  Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings)
-      : nccl_(nccl), settings_(settings), bootstrap_(nccl, nccl_comm, settings.timeout_s) {}
+  Communicator(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings, bool asynchronous)
+      : nccl_(nccl),
+        settings_(settings),
+        asynchronous_(asynchronous),
+        bootstrap_(nccl, nccl_comm, settings.timeout_s) {}
+  static StatusOr<Communicator*> Make(const NcclLibrary& nccl, ncclComm_t nccl_comm, const Settings& settings,
+                                      bool asynchronous, const AllDoneFunction& all_done);
+  StatusOr<Communicator*> MakeAsynchronousLane();
 
   // Failure() of kernels and of messages between nodes. `time_ns`: its time on the GPU's clock; UINT64_MAX if no kernel
   // has reported it.
@@ -128,6 +140,7 @@ class Communicator {
 
   const NcclLibrary& nccl_;
   const Settings settings_;
+  const bool asynchronous_;  // this is the lane of another communicator
   int device_ = 0;
   device::Comm comm_;
   device::Window offset_table_;
@@ -149,6 +162,9 @@ class Communicator {
   device::Window arena_;
   int64_t arena_bytes_ = 0;
   std::map<std::string, Arena> arenas_;  // the newest of each owner
+
+  std::mutex lane_mutex_;  // held while the lane is made, before mutex_
+  std::optional<StatusOr<Communicator*>> lane_;
 
   std::mutex failure_mutex_;  // separate, because calls wait for other ranks under mutex_
   Status failure_;

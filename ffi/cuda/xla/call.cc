@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "common/hash.h"
+
 namespace jaxcomm {
 namespace cuda {
 
@@ -24,7 +26,7 @@ ffi::Error ToFfi(const CallSpec& spec, const Status& status) {
 
 // Operands and results of all handlers: the rank, which is ignored because the communicator has it; x; y. dispatch and
 // combine have the operands of their CPU handlers (ffi/handlers). The barrier has any number of arrays, which it passes
-// on.
+// on. Further operands of asynchronous calls are not read.
 struct Buffers {
   DType dtype = DType::kU8;
   const void* x = nullptr;
@@ -66,7 +68,11 @@ StatusOr<Buffers> Decode(const CallSpec& spec, ffi::RemainingArgs args, ffi::Rem
   Buffers buffers;
   const bool combines = spec.collective == Collective::kCombine;
   const bool of_rows = combines || spec.collective == Collective::kDispatch;
-  if (of_rows ? args.size() != (combines ? 6 : 4) || rets.size() != 1 : args.size() != rets.size() + 1) {
+  // The values that an asynchronous call waits for are operands too.
+  const bool fits = of_rows                  ? args.size() == (combines ? 6 : 4) && rets.size() == 1
+                    : spec.asynchronous != 0 ? args.size() > rets.size()
+                                             : args.size() == rets.size() + 1;
+  if (!fits) {
     return InvalidArgumentError("unexpected number of operands or results");
   }
   for (size_t i = 0; i < rets.size(); ++i) {
@@ -180,6 +186,16 @@ Status FindOffsets(GpuCallState& state, const XlaCollectives& collectives, const
   return call.ExchangeOffsets(buffers.x, buffers.y, input, output, stream);
 }
 
+// A hash that differs between two call sites of a program, and between calls that can't be the same one. Ranks may have
+// different numbers of rows: DeviceCall compares what must be the same.
+uint64_t Identity(const CallSpec& spec, const Buffers& buffers) {
+  uint64_t hash = HashAttributes(spec);
+  if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) return hash;
+  hash = Mix(hash, static_cast<uint64_t>(buffers.dtype));
+  hash = Mix(hash, static_cast<uint64_t>(buffers.input_count));
+  return Mix(hash, static_cast<uint64_t>(buffers.output_count));
+}
+
 // Makes the call site on this device, in its first run. It is never replaced, because CUDA graphs keep its addresses,
 // and needs no communicator of XLA from then on.
 Status MakeCall(GpuCallState& state, const XlaCollectives& collectives, int32_t device, const Buffers& buffers,
@@ -196,10 +212,18 @@ Status MakeCall(GpuCallState& state, const XlaCollectives& collectives, int32_t 
   JAXCOMM_RETURN_IF_ERROR(met);
   const StatusOr<Communicator*> found = GetCommunicator(collectives, state.Groups(), state.members, device);
   JAXCOMM_RETURN_IF_ERROR(found.status());
-  Communicator* const communicator = *found;
+  Communicator* communicator = *found;
   if (communicator->size() != spec.group_size) {
     return InvalidArgumentError("the group's communicator has " + std::to_string(communicator->size()) +
                                 " ranks, the group " + std::to_string(spec.group_size));
+  }
+  // XLA initializes calls in the order in which it runs them. Another order on another rank is an error here, of the
+  // calls of both lanes. Kernels would wait for each other or take each other's data.
+  JAXCOMM_RETURN_IF_ERROR(communicator->CheckSameCall(spec.op + " at " + spec.site, Identity(spec, buffers)));
+  if (spec.asynchronous != 0) {
+    const StatusOr<Communicator*> lane = communicator->AsynchronousLane();
+    JAXCOMM_RETURN_IF_ERROR(lane.status());
+    communicator = *lane;
   }
   // Without the lock: the other devices of the group must do the same at the same time.
   StatusOr<std::unique_ptr<DeviceCall>> made = DeviceCall::Make(spec, *communicator, buffers.dtype, buffers.input_count,

@@ -2,7 +2,8 @@
 // communicator from XLA, in every run. Initialize makes the DeviceCall in the first run on a device; the DeviceCall
 // lives as long as the executable. Execute enqueues the call on XLA's stream; it neither allocates nor waits, so that
 // it can be captured into a CUDA graph. ExecuteEagerly is the same for calls that XLA must not capture: those that may
-// send messages between nodes on a second stream (SendRecvProxy).
+// send messages between nodes on a second stream (SendRecvProxy), and asynchronous ones, which a graph would run one
+// after the other with the computations. Done ends an asynchronous call.
 #pragma once
 
 #include <cstdint>
@@ -60,4 +61,5 @@ XLA_FFI_Error* CudaPrepare(XLA_FFI_CallFrame*);
 XLA_FFI_Error* CudaInitialize(XLA_FFI_CallFrame*);
 XLA_FFI_Error* CudaExecute(XLA_FFI_CallFrame*);
 XLA_FFI_Error* CudaExecuteEagerly(XLA_FFI_CallFrame*);
+XLA_FFI_Error* CudaDone(XLA_FFI_CallFrame*);
 }

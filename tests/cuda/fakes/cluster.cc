@@ -10,6 +10,7 @@
 #include "../../../ffi/cuda/kernels/launch_rows.h"
 #include "../../../ffi/cuda/nccl/threads.h"
 #include "../../../ffi/cuda/runtime/own_communicators.h"
+#include "reductions.h"
 
 namespace jaxcomm {
 namespace fake {

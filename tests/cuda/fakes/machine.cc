@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "../../../ffi/cuda/kernels/launch.h"
 #include "../../../ffi/cuda/kernels/launch_exchange_offsets.h"
 #include "../../../ffi/cuda/kernels/launch_rows.h"
@@ -10,6 +12,7 @@
 #include "../../../ffi/cuda/nccl/threads.h"
 #include "../../../ffi/cuda/runtime/own_communicators.h"
 #include "peer_network.cuh"
+#include "reductions.h"
 
 namespace jaxcomm {
 namespace fake {
@@ -246,21 +249,28 @@ cudaError_t Launch(int32_t channels, unsigned threads, size_t shared_bytes, cuda
   Of(stream).queue.push_back([=] {
     World& world = *rank->world;
     std::lock_guard<std::mutex> lock(world.mutex);
-    World::Kernel& kernel = world.kernels[number];
-    kernel.of_rank.resize(world.n);
+    const int which = number % world.beside;
+    World::Kernel& kernel = world.kernels[number / world.beside];
+    const int num_kernels = world.n * world.beside;
+    kernel.of_rank.resize(num_kernels);
+    kernel.num_channels.resize(world.beside, -1);
     if (!*sent) {
-      kernel.of_rank[rank->rank] = of_rank;
-      CHECK(kernel.num_arrived == 0 || kernel.num_channels == channels);
-      kernel.num_channels = channels;
+      kernel.of_rank[which * world.n + rank->rank] = of_rank;
+      CHECK(kernel.num_channels[which] == -1 || kernel.num_channels[which] == channels);
+      kernel.num_channels[which] = channels;
       ++kernel.num_arrived;
       *sent = true;
     }
-    if (kernel.num_arrived == world.n && !kernel.done) {
+    if (kernel.num_arrived == num_kernels && !kernel.done) {
       static std::mutex machine;  // all worlds share it
       std::lock_guard<std::mutex> machine_lock(machine);
-      emulation::Launch(
-          static_cast<unsigned>(channels), static_cast<unsigned>(world.n), threads, 1,
-          [&] { kernel.of_rank[blockIdx.y](); }, shared_bytes);
+      const int most_channels = *std::max_element(kernel.num_channels.begin(), kernel.num_channels.end());
+      const auto run = [&] {
+        const auto at = static_cast<int>(blockIdx.y);
+        if (static_cast<int>(blockIdx.x) < kernel.num_channels[at / world.n]) kernel.of_rank[at]();
+      };
+      emulation::Launch(static_cast<unsigned>(most_channels), static_cast<unsigned>(num_kernels), threads, world.seed,
+                        run, shared_bytes);
       kernel.done = true;
     }
     return kernel.done;

@@ -46,6 +46,8 @@ struct World {
   int rank_without_multimem = -1, rank_without_multicast = -1;
   bool split_fails = false;
   std::atomic<int64_t> spacing_error = 0;
+  int beside = 1;                         // as many kernels of a rank, on as many streams, run at the same time
+  uint64_t seed = 1;                      // of the order in which thread blocks run
   int never_registers = -1;               // a rank whose memory NCCL never registers
   std::atomic<bool>* connects = nullptr;  // XLA's communicator connects its ranks, in their threads, once this is true
   int num_made = 0, num_aborted = 0;      // ranks of jaxcomm's communicators
@@ -63,8 +65,8 @@ struct World {
     int num_arrived = 0;
   };
   struct Kernel {
-    std::vector<std::function<void()>> of_rank;
-    int num_channels = 0;
+    std::vector<std::function<void()>> of_rank;  // of all ranks, once for each of `beside`
+    std::vector<int> num_channels;
     int num_arrived = 0;
     bool done = false;
   };

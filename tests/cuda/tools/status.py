@@ -91,6 +91,11 @@ FEATURES = (
         "emulated; handlers on a fake of XLA",
         ("test_cuda_rows", "test_cuda_row_calls"),
     ),
+    Feature(
+        "started transfers: a lane of their own beside synchronous calls, SMs for both, the order of calls",
+        "on fakes; schedule by XLA's compiler for GPUs",
+        ("test_cuda_lanes", "test_cuda_late_gpus"),
+    ),
     Feature("timeouts and reports", "emulated", ("test_cuda_failures",)),
     Feature(
         "after an abort, no kernel starts on the GPU or in the process; late ranks read no wrong data",

@@ -1,0 +1,85 @@
+// ZeroBytes on memory of all kinds: the range is zero, all else keeps its bytes, and pages of large ranges are given
+// back where the kernel would provide zeros for them.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "../../ffi/cpu/pages.h"
+#include "../check.h"
+
+namespace jaxcomm {
+namespace {
+
+constexpr int64_t kSize = 3 * kMinDiscardedBytes, kPage = 4096;
+
+class Mapping {
+ public:
+  explicit Mapping(int flags, int fd = -1)
+      : data_(static_cast<char*>(mmap(nullptr, kSize, PROT_READ | PROT_WRITE, flags, fd, 0))) {
+    CHECK(data_ != MAP_FAILED);
+  }
+  ~Mapping() { munmap(data_, kSize); }
+  char* data() const { return data_; }
+  int64_t ResidentPages(int64_t begin, int64_t end) const {
+    std::vector<unsigned char> resident(static_cast<size_t>((end - begin) / kPage));
+    CHECK(mincore(data_ + begin, static_cast<size_t>(end - begin), resident.data()) == 0);
+    int64_t pages = 0;
+    for (const unsigned char page : resident) pages += page & 1;
+    return pages;
+  }
+
+ private:
+  char* const data_;
+};
+
+// Zeroes bytes [begin, end) of a mapping full of 7s.
+void CheckZeros(const Mapping& mapping, int64_t begin, int64_t end) {
+  std::memset(mapping.data(), 7, kSize);
+  ZeroBytes(mapping.data() + begin, end - begin);
+  bool right = true;
+  for (int64_t i = 0; i < kSize; ++i) right = right && mapping.data()[i] == (i >= begin && i < end ? 0 : 7);
+  CHECK(right);
+}
+
+int FileOf(char value) {
+  const int fd = memfd_create("pages", 0);
+  CHECK(fd >= 0 && ftruncate(fd, kSize) == 0);
+  Mapping whole(MAP_SHARED, fd);
+  std::memset(whole.data(), value, kSize);
+  return fd;
+}
+
+TEST_CASE("zeros in private, shared and mapped memory") {
+  const int fd = FileOf(5);
+  const Mapping anonymous(MAP_PRIVATE | MAP_ANONYMOUS), shared(MAP_SHARED | MAP_ANONYMOUS);
+  const Mapping of_file(MAP_PRIVATE, fd), file(MAP_SHARED, fd);
+  for (const Mapping* mapping : {&anonymous, &shared, &of_file, &file}) {
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, kSize},
+                                     {1, kSize - 1},
+                                     {100, 100},
+                                     {kPage + 3, kPage + 70},
+                                     {5 * kPage + 8, kSize - 12345},
+                                     {kMinDiscardedBytes / 2 + 1, 2 * kMinDiscardedBytes}}) {
+      CheckZeros(*mapping, begin, end);
+    }
+  }
+  close(fd);
+}
+
+TEST_CASE("large ranges of zeros need no memory") {
+  const Mapping mapping(MAP_PRIVATE | MAP_ANONYMOUS);
+  std::memset(mapping.data(), 7, kSize);
+  ZeroBytes(mapping.data() + 64, kSize - 128);
+  // All but the huge pages at both ends.
+  CHECK(mapping.ResidentPages(kMinDiscardedBytes, 2 * kMinDiscardedBytes) == 0);
+  CHECK(mapping.data()[0] == 7 && mapping.data()[kSize - 1] == 7);
+  std::memset(mapping.data(), 7, kSize);
+  ZeroBytes(mapping.data(), kMinDiscardedBytes - kPage);
+  CHECK(mapping.ResidentPages(0, kSize) == kSize / kPage);
+}
+
+}  // namespace
+}  // namespace jaxcomm

@@ -1,0 +1,3 @@
+// Compiled with JAXCOMM_EMULATION, once for all programs that include reductions.h.
+#define JAXCOMM_REDUCTIONS_EXTERN
+#include "reductions.h"

@@ -1,0 +1,124 @@
+"""Lowering of start and done for GPUs: the function that XLA runs on its stream for collectives, and the end of it.
+
+XLA:GPU of jaxlib 0.10.2 and 0.12.0.1 schedules such a program as these tests expect (tests/cuda/tools/schedule.py).
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from harness import on_ranks
+
+import jaxcomm
+from jaxcomm import _bootstrap, _compat, _config
+
+X = np.zeros((8, 16, 4), np.float32)
+STARTS = {
+    "psum_start": (lambda x, **k: jaxcomm.psum_start(x, "gpu", **k), "all_reduce"),
+    "all_gather_start": (lambda x, **k: jaxcomm.all_gather_start(x, "gpu", **k), "all_gather"),
+    "psum_scatter_start": (lambda x, **k: jaxcomm.psum_scatter_start(x, "gpu", tiled=True, **k), "reduce_scatter"),
+    "all_to_all_start": (lambda x, **k: jaxcomm.all_to_all_start(x, "gpu", 0, 1, tiled=True, **k), "all_to_all"),
+    "ppermute_start": (lambda x, **k: jaxcomm.ppermute_start(x, "gpu", [(0, 1)], **k), "permute"),
+    "pbroadcast_start": (lambda x, **k: jaxcomm.pbroadcast_start(x, "gpu", 1, **k), "broadcast"),
+}
+ATTRIBUTES = 'mhlo.frontend_attributes = {_xla_stream_annotation = "collective", inlineable = "false"}'
+
+
+def lowered(f, mesh, platforms=("cuda",)):
+    return jax.jit(on_ranks(f, mesh)).trace(X).lower(lowering_platforms=platforms).as_text()
+
+
+def function(text, name):
+    """Text of a private function of a program."""
+    return re.search(rf"func\.func private @{name}\(.*?\n  \}}", text, re.S)[0]
+
+
+@pytest.mark.parametrize("op", STARTS)
+def test_a_start_is_a_function_on_the_stream_for_collectives(mesh, op):
+    """A target that XLA does not capture into CUDA graphs; the values to wait for are operands."""
+    start, native = STARTS[op]
+    text = lowered(lambda x: start(x, after=(jnp.sin(x), x[0] + 1)).done(), mesh)
+    ((result, name, operands, attributes),) = re.findall(r"(%\S+) = (?:func\.)?call @(\w+)\((.*?)\)(.*)", text)
+    assert ATTRIBUTES in attributes
+    rank, _, sine, one = operands.split(", ")
+    assert re.search(rf"{re.escape(sine)} = stablehlo.sine", text)
+    assert re.search(rf"{re.escape(one)} = stablehlo.add", text)
+    assert re.search(rf"{re.escape(rank)} = stablehlo.add .* tensor<i32>", text)
+    inside = function(text, name)
+    assert inside.count("stablehlo.") - inside.count("#stablehlo.") == 1, inside
+    assert f"custom_call @jaxcomm_{native}_eager(%arg0, %arg1, %arg2, %arg3)" in inside
+    assert "asynchronous = 1 : i64" in inside
+    assert f'op = "{op}"' in inside
+    assert "has_side_effect = true" in inside
+    assert re.search(rf"custom_call @jaxcomm_done\({re.escape(result)}, ", text)
+
+
+def test_done_comes_after_the_values_that_it_names(mesh):
+    """XLA waits for the function right before the first use of its result."""
+    text = lowered(lambda x: jaxcomm.psum_start(x, "gpu", after=jnp.sin(x)).done(after=jnp.cos(x)), mesh)
+    ((result, operands),) = re.findall(r"(%\S+) = func\.call @\w+\((.*?)\)", text)
+    ((done, attributes),) = re.findall(r"custom_call @jaxcomm_done\((.*?)\)(.*)", text)
+    first, operand, sine, cosine = done.split(", ")
+    assert (first, operand, sine) == (result, operands.split(", ")[1], operands.split(", ")[2])
+    assert re.search(rf"{re.escape(cosine)} = stablehlo.cosine", text)
+    assert "operand_index = 0" in attributes
+    assert "optimization_barrier" not in text
+
+
+def test_two_starts_and_a_synchronous_call(mesh):
+    """Each start is a function; a synchronous call is none, and XLA may capture it."""
+
+    def body(x):
+        pending = [jaxcomm.psum_start(x, "gpu"), jaxcomm.psum_start(2 * x, "gpu")]
+        return jaxcomm.psum(x, "gpu"), [p.done() for p in pending]
+
+    text = lowered(body, mesh)
+    assert text.count(ATTRIBUTES) == 2
+    assert re.findall(r"custom_call @(jaxcomm_\w+)", text.split("func.func private")[0]) == [
+        "jaxcomm_all_reduce",
+        *["jaxcomm_done"] * 2,
+    ]
+    # JAX may share the function of equal starts. XLA gives each call a copy.
+    assert set(re.findall(r"custom_call @(jaxcomm_\w+)", text.split("func.func private", 1)[1])) == {
+        "jaxcomm_all_reduce_eager"
+    }
+
+
+def test_transposed_transfers_are_functions_too(mesh):
+    def loss(x):
+        return jnp.sum(jaxcomm.all_gather_start(x, "gpu", tiled=True, after=jnp.sin(x)).done() ** 2)
+
+    text = lowered(jax.grad(loss), mesh)
+    assert text.count(ATTRIBUTES) == 2
+    assert sorted(re.findall(r"custom_call @jaxcomm_(\w+)", text)) == [
+        "all_gather_eager",
+        "done",
+        "done",
+        "reduce_scatter_eager",
+    ]
+
+
+def test_one_program_for_both_platforms(mesh):
+    """On CPUs, a start is no function."""
+    text = lowered(lambda x: jaxcomm.psum_start(x, "gpu").done(), mesh, ("cpu", "cuda"))
+    assert sorted(re.findall(r"custom_call @(jaxcomm_\w+)", text)) == [
+        "jaxcomm_all_reduce",
+        "jaxcomm_all_reduce_eager",
+        "jaxcomm_done",
+        "jaxcomm_done",
+    ]
+    assert text.count(ATTRIBUTES) == 1
+
+
+def test_buffers_of_started_transfers_are_ordinary_memory(mesh, monkeypatch):
+    """No windows on them: whether XLA keeps the memory space of a function's operand is not known."""
+    jax.clear_caches()
+    monkeypatch.setattr(_bootstrap, "config", lambda: _config.Config(symmetric_buffers=True))
+    monkeypatch.setattr(_compat.jaxlib, "__version__", "0.12.0.1")
+    assert "memory_spaces" in lowered(lambda x: jaxcomm.psum(x, "gpu"), mesh)
+    text = lowered(lambda x: jaxcomm.psum_start(x, "gpu").done(), mesh)
+    assert "memory_spaces" not in text
+    assert "symmetric_buffers" not in text
+    jax.clear_caches()

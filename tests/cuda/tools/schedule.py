@@ -1,0 +1,114 @@
+"""Compiles programs with start and done for an H100, with JAX's CUDA plugin and no GPU, and checks XLA's schedules.
+
+    pip install --no-deps --target FOLDER jax-cuda13-plugin==VERSION jax-cuda13-pjrt==VERSION  # of the installed jax
+    JAX_PLATFORMS=cpu PYTHONPATH=FOLDER python tests/cuda/tools/schedule.py
+
+XLA stops after the schedule, because jaxcomm's handlers are not registered. Exit status 1: a transfer does not run
+beside the products that it should hide behind.
+"""
+
+import os
+import pathlib
+import re
+import sys
+import tempfile
+
+FLAGS = "--xla_gpu_autotune_level=0 --xla_dump_hlo_as_text --xla_dump_to="
+
+H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
+  clock_rate_ghz: 1.98 device_memory_size: 84929347584 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 } registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+runtime_version { major: 13 }
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 7 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+def schedule(dump: pathlib.Path, computation: str) -> list[str]:
+    """What a computation of the compiled program does, in order: start, done, product, call of the synchronous lane."""
+    (path,) = dump.glob("*gpu_after_optimizations.txt")
+    text = re.search(rf"^{computation}.*?^\}}", path.read_text(), re.M | re.S)
+    assert text, f"no {computation} in {path}"
+    kinds = {
+        "start": r"call-start\S* = ",
+        "done": r"call-done\S* = ",
+        "product": r"gemm_fusion_dot\S* = |cublas",
+        "synchronous": r'custom_call_target="jaxcomm_(?!done)',
+    }
+    lines = text[0].splitlines()
+    return [kind for line in lines for kind, pattern in kinds.items() if re.search(pattern, line)]
+
+
+def main() -> int:
+    dump = tempfile.TemporaryDirectory()
+    os.environ["XLA_FLAGS"] = f"{FLAGS}{dump.name} {os.environ.get('XLA_FLAGS', '')}"
+    os.environ["JAXCOMM_ALGORITHM"] = "plans"
+
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax.experimental import topologies
+    from jax.sharding import AxisType, Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    import jaxcomm
+    from jaxcomm import _placement
+
+    _placement.gpu_groups = lambda mesh, rows: np.zeros(2 * rows.size, np.int32)  # no keys of NCCL's
+    shape = "1x1x8" if jax.__version_info__ >= (0, 12) else "1 x 1 x 8"
+    gpus = topologies.get_topology_desc("h100", "cuda", target_config=H100, topology=shape).devices
+    mesh = Mesh(np.array(gpus), ("gpu",), axis_types=(AxisType.Auto,))
+
+    def straight(x, w):
+        """A gather that starts after tanh and hides behind two products."""
+        a = jnp.tanh(x)
+        pending = jaxcomm.all_gather_start(x, "gpu", tiled=True, after=a)
+        y = jnp.tanh(a @ w[0]) @ w[0]
+        z = pending.done(after=y)
+        return jnp.tanh(z[: y.shape[0]] @ w[0]) + y
+
+    def loop(x, w):
+        """The gather of the next layer's weights, beside a product and a synchronous sum."""
+
+        def layer(carry, following):
+            x, own = carry
+            pending = jaxcomm.all_gather_start(following, "gpu", tiled=True, after=x)
+            y = jnp.tanh(x @ own)
+            y = y + jaxcomm.psum(y[:8], "gpu").sum()
+            return (y, pending.done(after=y)), None
+
+        return jax.lax.scan(layer, (x, jaxcomm.all_gather(w[0], "gpu", tiled=True)), w)[0][0]
+
+    expected = {
+        straight: (P(), "ENTRY", ["start", "product", "product", "done", "product"]),
+        loop: (P(None, "gpu"), "%region_0", ["start", "product", "synchronous", "done"]),
+    }
+    status = 0
+    for program, (of_weights, computation, order) in expected.items():
+        operands = [
+            jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+            for shape, spec in (((32768, 1024), P("gpu")), ((6, 1024, 1024), of_weights))
+        ]
+        for path in pathlib.Path(dump.name).iterdir():
+            path.unlink()
+        f = jax.jit(jax.shard_map(program, mesh=mesh, in_specs=(P("gpu"), of_weights), out_specs=P("gpu"),
+                                  check_vma=False))  # fmt: skip
+        try:
+            f.lower(*operands).compile()
+        except jax.errors.JaxRuntimeError as error:
+            if "No FFI handler registered" not in str(error):
+                raise
+        found = schedule(pathlib.Path(dump.name), computation)
+        print(f"{program.__name__}: {', '.join(found)}" + ("" if found == order else f"; expected {', '.join(order)}"))
+        status |= found != order
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

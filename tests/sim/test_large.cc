@@ -1,0 +1,136 @@
+// Groups of more ranks: routes by role, and rings whose rounds repeat.
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../../ffi/sim/simulate.h"
+#include "../plan/written.h"
+
+namespace jaxcomm {
+namespace {
+
+void CheckClose(const std::string& what, double got, double expected, double relative = 1e-9) {
+  const bool close = std::abs(got - expected) <= relative * std::abs(expected);
+  if (!close) std::fprintf(stderr, "%s: %.12g, expected %.12g\n", what.c_str(), got, expected);
+  CHECK(close);
+}
+
+Level MakeLevel(const char* name, LevelKind kind, int64_t ranks, double bytes_per_s, double latency_s,
+                double taper = 1) {
+  Level level;
+  level.name = name;
+  level.kind = kind;
+  level.ranks = ranks;
+  level.bytes_per_s = bytes_per_s;
+  level.latency_s = latency_s;
+  level.overhead_s = 4e-7;
+  level.taper = taper;
+  return level;
+}
+
+// Domains of two ranks, leaves of `leaf`.
+Cluster Tree(LevelKind second, int64_t leaf, int64_t ranks, double taper) {
+  Cluster cluster;
+  cluster.levels = {MakeLevel("nvlink", LevelKind::kSwitch, 2, 4e11, 1e-6), MakeLevel("leaf", second, leaf, 5e10, 2e-6),
+                    MakeLevel("spine", LevelKind::kFatTree, ranks, 1, 1.5e-6, taper)};
+  cluster.self = {3e-7, 1.5e12, 0};
+  cluster.memory_bytes_per_s = 3e12;
+  cluster.together_bytes = 20000;
+  return cluster;
+}
+
+Request OnGpus(Collective collective, const Cluster& cluster, int64_t ranks, int64_t block_count, int64_t chunk_count) {
+  const auto locals = static_cast<int32_t>(std::min(cluster.levels[0].ranks, ranks));
+  Request request = Ask(collective, static_cast<int32_t>(ranks / locals), locals, block_count, chunk_count);
+  request.geometry.all_addressable = request.geometry.num_nodes == 1;
+  request.geometry.pull = true;
+  return request;
+}
+
+void SameInFull(const Algorithm& algorithm, const Request& request, const Cluster& cluster) {
+  const auto run = [&](Fidelity fidelity) {
+    return ValueOf(Simulate(algorithm, request, 4, cluster, fidelity, 10'000'000));
+  };
+  const Simulation full = run(Fidelity::kFull), folded = run(Fidelity::kFolded);
+  const std::string name = std::string(Name(request.collective)) + " " + algorithm.name;
+  CheckClose(name, folded.time_s, full.time_s, 2e-7);  // the engine rounds each time to a picosecond
+  CheckClose(name + " alpha", folded.bounds.alpha_s, full.bounds.alpha_s, 2e-7);
+  CheckClose(name + " beta", folded.bounds.beta_s, full.bounds.beta_s);
+  CheckClose(name + " wait", folded.wait_s, full.wait_s, 1e-6);
+  CHECK(folded.bounds.bottleneck == full.bounds.bottleneck);
+  for (const LinkLoad& load : full.links) {
+    for (const LinkLoad& other : folded.links) {
+      if (other.name == load.name) CheckClose(load.name, other.total_bytes, load.total_bytes);
+    }
+  }
+}
+
+TEST_CASE("routes by role are those of all ranks") {
+  for (LevelKind second : {LevelKind::kRails, LevelKind::kFatTree}) {
+    const Cluster cluster = Tree(second, 64, 128, 2);
+    for (Collective collective : {Collective::kAllToAll, Collective::kAllReduce}) {
+      for (const char* name : {"direct", "hierarchical"}) {
+        const Algorithm* algorithm = FindAlgorithm(collective, name);
+        const Request request = OnGpus(collective, cluster, 128, 128 * 256, 0);
+        if (algorithm != nullptr && algorithm->supports(request)) SameInFull(*algorithm, request, cluster);
+      }
+    }
+  }
+}
+
+const Collective kRings[] = {Collective::kAllReduce, Collective::kAllGather, Collective::kReduceScatter};
+
+TEST_CASE("rounds of long rings repeat") {
+  for (Collective collective : kRings) {
+    const Algorithm& ring = *FindAlgorithm(collective, "ring");
+    for (const auto& [block, chunk] : {std::pair{256 * 8, 0}, {256 * 40000, 20000}}) {
+      const int64_t count = collective == Collective::kAllReduce ? block : block / 256;
+      for (LevelKind second : {LevelKind::kRails, LevelKind::kFatTree}) {
+        for (double taper : {1.0, 8.0}) {
+          const Cluster tree = Tree(second, 8, 128, taper);
+          SameInFull(ring, OnGpus(collective, tree, 128, count, chunk), tree);
+        }
+      }
+      Cluster flat = Tree(LevelKind::kRails, 8, 128, 1);
+      flat.levels = {MakeLevel("nvlink", LevelKind::kSwitch, 256, 4e11, 1e-6)};
+      flat.arena = true;
+      for (int64_t ranks : {64, 128}) SameInFull(ring, OnGpus(collective, flat, ranks, count, chunk), flat);
+    }
+  }
+}
+
+TEST_CASE("a ring of 131072 ranks takes the time of its rounds") {
+  // Over a switch, each round moves 128 KiB: a put, and a sum in the first half.
+  Cluster flat;
+  flat.levels = {MakeLevel("nvlink", LevelKind::kSwitch, 1 << 20, 4e11, 1e-6)};
+  flat.self = {3e-7, 1.5e12, 0};
+  const Algorithm& ring = *FindAlgorithm(Collective::kAllReduce, "ring");
+  int64_t steps = 0;
+  for (int64_t ranks : {1 << 10, 1 << 17, 1 << 18}) {
+    const Request request = OnGpus(Collective::kAllReduce, flat, ranks, ranks * 64, 0);
+    const Simulation found = ValueOf(Simulate(ring, request, 2048, flat, Fidelity::kFolded, 100'000));
+    const double bytes = 2048.0 * 64;
+    const double send_s = 4e-7 + bytes / 4e11, sum_s = 3e-7 + 2 * bytes / 1.5e12, signal_s = 4e-7 + 1e-6;
+    const auto rounds = static_cast<double>(ranks - 1);
+    // The last round sends no signal.
+    CheckClose("ring", found.time_s, 2 * rounds * (send_s + signal_s) + rounds * sum_s - signal_s, 1e-7);
+    CheckClose("bytes", found.bounds.beta_s, 2 * rounds * bytes / 4e11);
+    CHECK(steps == 0 || found.num_ops == steps);  // the cost is the same
+    steps = found.num_ops;
+  }
+}
+
+TEST_CASE("a long ring over a tapered tree is simulated in few steps") {
+  // 131072 ranks: each leaf sends one rank's pieces over its uplinks, so taper costs nothing; latencies add up.
+  const Cluster tree = Tree(LevelKind::kRails, 32, 1 << 17, 4);
+  const Algorithm& ring = *FindAlgorithm(Collective::kAllReduce, "ring");
+  const Simulation found = ValueOf(
+      Simulate(ring, OnGpus(Collective::kAllReduce, tree, 1 << 17, 1 << 22, 0), 4, tree, Fidelity::kFolded, 1'000'000));
+  CHECK(found.num_ops < 1'000'000);
+  CHECK(found.bounds.alpha_s <= found.time_s && found.bounds.beta_s <= found.time_s);
+}
+
+}  // namespace
+}  // namespace jaxcomm
