@@ -3,13 +3,39 @@
 from mutation.hand import Mutant
 
 CHAKRA, GRAPHS, WORKLOADS = (f"jaxcomm/simulate/{name}.py" for name in ("chakra", "graphs", "workloads"))
-TRACES = "tests/simulate/test_chakra.py"
+TRACES, RUNS = "tests/simulate/test_chakra.py", "tests/simulate/test_traces.py"
 PROFILE, PROFILES = "jaxcomm/simulate/profile.py", "tests/simulate/test_profile.py"
 HLO, HLO_TEXT, WORK = (f"jaxcomm/simulate/{name}.py" for name in ("hlo", "hlo_text", "hlo_kernels"))
 PROGRAMS, ORDER = "tests/simulate/test_hlo.py", "tests/simulate/test_hlo_order.py"
 PYTHON_KERNELS = "jaxcomm/simulate/kernels.py"
 
 MUTANTS = [
+    Mutant("files of larger runs stay", CHAKRA, "if stale := [", "if stale := [] and [", RUNS),
+    Mutant("missing ranks end a trace", CHAKRA, "        if rank != found:", "        if False:", RUNS),
+    Mutant("sizes of a plan are off", CHAKRA, '"comm_size": op.size}', '"comm_size": op.size + 1}', RUNS),
+    Mutant("parts of a sum have another kind", CHAKRA, '"psum_scatter": 7', '"psum_scatter": 8', RUNS),
+    Mutant("permutations share a tag", CHAKRA, "index - (node.kind == RECV)", "0", RUNS),
+    Mutant("durations have another type", CHAKRA, '"duration_ns": _UINT64', '"duration_ns": _INT64', RUNS),
+    Mutant("trips of a loop do not count", CHAKRA, "work.trips * _count(run.inside)", "_count(run.inside)", RUNS),
+    Mutant("steps of traces are written", CHAKRA, "if not found.timeline.alike:", "if False:", RUNS),
+    Mutant("blocks are gathered", WORKLOADS, '8: "psum_scatter"', '8: "all_gather"', RUNS),
+    Mutant(
+        "only two ranks are compared",
+        GRAPHS,
+        "for r, i in row]\n            if not",
+        "for r, i in row[:2]]\n            if not",
+        RUNS,
+    ),
+    Mutant(
+        "flows have no limit",
+        GRAPHS,
+        "min(level.bytes_per_s, self.levels[depth].flow_bytes_per_s)",
+        "level.bytes_per_s",
+        RUNS,
+    ),
+    Mutant("latency of one level", GRAPHS, "self.levels[wire : depth + 1]", "self.levels[depth : depth + 1]", RUNS),
+    Mutant("messages that overlap add up", GRAPHS, "spans = _union(", "spans = list(", RUNS),
+    Mutant("cycles hide the other rank", GRAPHS, "needs = [senders[at]]", "needs = [at]", TRACES),
     Mutant(
         "traces name no network dimensions",
         CHAKRA,
