@@ -285,6 +285,8 @@ def _workload(args: argparse.Namespace) -> Callable[[Cluster], steps.Step]:
     given = [name for name in ("target", "hlo", "chakra") if getattr(args, name) is not None]
     if len(given) != 1:
         raise ValueError(f"step: expected one of TARGET, --hlo, --chakra, got {len(given)}")
+    if args.chakra and args.write_chakra:
+        raise ValueError("step: --write-chakra cannot write what --chakra reads; copy the files")
     if args.profile and not args.hlo:
         raise ValueError("step: --profile needs --hlo, the text of the program of the profile")
     if (args.hlo or args.chakra) and (args.skew or args.symmetric_buffers):

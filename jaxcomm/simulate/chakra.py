@@ -5,12 +5,14 @@ feeders of Chakra and ASTRA-sim read. Sizes are bytes of the operand of one rank
 """
 
 import dataclasses
+import glob
 import gzip
 import json
 import math
 import pathlib
+import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -19,9 +21,9 @@ import numpy as np
 from jaxcomm._lowering import replica_groups
 from jaxcomm.simulate import protobuf
 from jaxcomm.simulate.goal import Schedule
-from jaxcomm.simulate.program import Exchange, Loop
 from jaxcomm.simulate.schedule import Timeline
 from jaxcomm.simulate.steps import Step
+from jaxcomm.simulate.tasks import Exchange, Loop
 
 INVALID, METADATA, MEM_LOAD, MEM_STORE, COMP, SEND, RECV, COLL = range(8)
 KINDS = ("INVALID_NODE", "METADATA_NODE", "MEM_LOAD_NODE", "MEM_STORE_NODE", "COMP_NODE", "COMM_SEND_NODE",
@@ -159,17 +161,32 @@ def _files(template: str) -> str:
     return template
 
 
-def write(template: str, ranks: Iterable[Iterable[Node]]) -> int:
-    """Writes a file for each rank: ``template`` with the rank in place of %d. Returns the number of files."""
-    template, count = _files(template), 0
+def _ranks(template: str) -> list[int]:
+    """Ranks whose files exist."""
+    before, after = _files(template).split("%d")
+    paths = glob.glob(f"{glob.escape(before)}*{glob.escape(after)}")
+    found = [path[len(before) : len(path) - len(after)] for path in paths]
+    return sorted(int(rank) for rank in found if re.fullmatch(r"0|[1-9]\d*", rank, re.ASCII))
+
+
+def write(template: str, ranks: Sequence[Iterable[Node]]) -> int:
+    """Writes a file for each rank: ``template`` with the rank in place of %d. Returns the number of files.
+
+    Raises:
+      TraceError: there are files of higher ranks, which a reader would add.
+    """
+    template = _files(template)
+    if stale := [rank for rank in _ranks(template) if rank >= len(ranks)]:
+        path = template.replace("%d", str(stale[0]))
+        raise TraceError(f"{path}: is of a run with more than {len(ranks)} ranks; remove it or choose another name")
     metadata = protobuf.chunk(1, VERSION.encode())
-    for count, nodes in enumerate(ranks, 1):
-        with open(template.replace("%d", str(count - 1)), "wb") as file:
+    for rank, nodes in enumerate(ranks):
+        with open(template.replace("%d", str(rank)), "wb") as file:
             file.write(protobuf.varint(len(metadata)) + metadata)
             for node in nodes:
                 message = encode(node)
                 file.write(protobuf.varint(len(message)) + message)
-    return count
+    return len(ranks)
 
 
 def read_file(path: str | pathlib.Path) -> list[Node]:
@@ -207,23 +224,41 @@ def read_file(path: str | pathlib.Path) -> list[Node]:
 
 
 def read(template: str) -> list[list[Node]]:
-    """The nodes of all ranks: rank 0, 1, and so on, until a file is missing.
+    """The nodes of all ranks: rank 0, 1, and so on.
 
     Raises:
-      TraceError: see ``read_file``.
-      OSError: there is no file of rank 0.
+      TraceError: the file of a rank is missing, or see ``read_file``.
+      OSError: there is no file.
     """
-    template, ranks = _files(template), [read_file(_files(template).replace("%d", "0"))]
-    while pathlib.Path(path := template.replace("%d", str(len(ranks)))).exists():
-        ranks.append(read_file(path))
-    return ranks
+    ranks = _ranks(template) or [0]
+    for rank, found in enumerate(ranks):
+        if rank != found:
+            raise TraceError(f"{template.replace('%d', str(rank))}: is missing, but there is one of rank {ranks[-1]}")
+    return [read_file(template.replace("%d", str(rank))) for rank in ranks]
 
 
-def of_schedule(schedule: Schedule) -> Iterator[list[Node]]:
-    """The nodes of a plan, by rank. What a message must wait for on its own rank is a control dependency; data that
-    arrives is a data dependency.
+class Ranks(Sequence[list[Node]]):
+    """The nodes of each rank, made when they are needed."""
+
+    def __init__(self, count: int, of: Callable[[int], list[Node]]):
+        self.ranks, self.of = count, of
+
+    def __len__(self) -> int:
+        return self.ranks
+
+    def __getitem__(self, rank: Any) -> Any:
+        if not 0 <= rank < self.ranks:
+            raise IndexError(rank)
+        return self.of(rank)
+
+
+def of_schedule(schedule: Schedule) -> Ranks:
+    """The nodes of a plan, by rank. An operation has control dependencies on earlier operations of its rank, and data
+    dependencies on messages that have arrived.
     """
-    for rank, ops in enumerate(schedule):
+
+    def on(rank: int) -> list[Node]:
+        ops = schedule[rank]
         nodes = []
         for number, op in enumerate(ops):
             arrived = tuple(other for other in op.requires if ops[other].kind == "recv")
@@ -238,7 +273,9 @@ def of_schedule(schedule: Schedule) -> Iterator[list[Node]]:
                 kind = SEND if op.kind == "send" else RECV
                 node = Node(number, f"{op.kind} {src} to {dst}", kind, control, arrived, 0, values)
             nodes.append(node)
-        yield nodes
+        return nodes
+
+    return Ranks(len(schedule), on)
 
 
 class _Tasks:
@@ -255,8 +292,6 @@ class _Tasks:
         self, name: str, kind: int, needs: Sequence[int], streams: Sequence[str], run_s: float, **more: Any
     ) -> int:
         number = len(self.nodes)
-        if number > _MAX_NODES:
-            raise TraceError(f"the step has more than {_MAX_NODES} tasks")
         control = {self.last[stream] for stream in streams if stream in self.last}
         for stream in streams:
             control |= self.after.pop(stream, set())
@@ -308,8 +343,20 @@ class _Tasks:
         self.after = {"comp": set(tails), "comm": set(tails)}
 
 
+def _count(timeline: Timeline) -> int:
+    """Nodes of one rank."""
+    count = 0
+    for run in timeline.runs:
+        work = run.task.work
+        if isinstance(work, Loop):
+            count += work.trips * _count(run.inside) if run.inside is not None else 0
+        else:
+            count += 2 if isinstance(work, Exchange) and work.op == "ppermute" else 1
+    return count
+
+
 def _messages(nodes: list[Node], tasks: _Tasks, rank: int, rows: dict[Any, np.ndarray]) -> None:
-    """Fills in the peers of permutations. A rank that sends or receives nothing has an empty computation."""
+    """Fills in the peers of permutations. A rank without a peer gets an invalid node, which takes no time."""
     for index, work in tasks.exchanges.items():
         if work.op != "ppermute":
             continue
@@ -327,7 +374,7 @@ def _messages(nodes: list[Node], tasks: _Tasks, rank: int, rows: dict[Any, np.nd
 
 def groups_file(template: str) -> pathlib.Path:
     """The file of communicator groups beside the traces: a JSON object of ranks by name."""
-    return pathlib.Path(_files(template).removesuffix(".et").replace("%d", "").rstrip(".") + ".json")
+    return pathlib.Path(_files(template).removesuffix(".et").replace("%d", "").rstrip(".") + ".groups.json")
 
 
 def write_step(template: str, found: Step) -> int:
@@ -337,13 +384,16 @@ def write_step(template: str, found: Step) -> int:
       The number of traces.
 
     Raises:
-      TraceError: the schema has no such collective, or the traces would have too many nodes.
+      TraceError: the schema has no such collective, the traces would have too many nodes, there are files of higher
+        ranks, or the step itself was read from traces.
     """
+    if not found.timeline.alike:
+        raise TraceError(f"{template}: the step was read from traces, whose ranks differ; copy their files")
+    ranks, count = math.prod(found.mesh.values()), _count(found.timeline)
+    if ranks * count > _MAX_NODES:
+        raise TraceError(f"{ranks} traces of {count} nodes exceed {_MAX_NODES} nodes; use a smaller mesh")
     tasks = _Tasks(found.mesh)
     tasks.add(found.timeline)
-    ranks = math.prod(found.mesh.values())
-    if ranks * len(tasks.nodes) > _MAX_NODES:
-        raise TraceError(f"{ranks} traces of {len(tasks.nodes)} nodes exceed {_MAX_NODES} nodes; use a smaller mesh")
     axes, sizes = tuple(found.mesh), tuple(found.mesh.values())
     rows = {
         (work.axes, work.groups): replica_groups(axes, sizes, work.axes, work.groups)
@@ -366,5 +416,6 @@ def write_step(template: str, found: Step) -> int:
         _messages(nodes, tasks, rank, rows)
         return nodes
 
+    count = write(template, Ranks(ranks, on))
     groups_file(template).write_text(json.dumps({name: list(row) for row, name in names.items()}), encoding="utf-8")
-    return write(template, (on(rank) for rank in range(ranks)))
+    return count

@@ -14,8 +14,8 @@ from typing import Any
 
 from jaxcomm.simulate import schedule
 from jaxcomm.simulate.cluster import Cluster
-from jaxcomm.simulate.program import Exchange, Kernel, StepError, Task
 from jaxcomm.simulate.schedule import Duration, Timeline
+from jaxcomm.simulate.tasks import Exchange, Kernel, StepError, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +171,27 @@ class _Run:
         for rank, ends in enumerate(self.end):
             for index, end_s in enumerate(ends):
                 if math.isnan(end_s):
-                    raise StepError(f"{self.graphs[rank][index].where} never ends: its dependencies form a cycle")
+                    raise StepError(self._cycle(rank, index))
+
+    def _cycle(self, rank: int, index: int) -> str:
+        """The tasks that wait for each other, from one that never ends."""
+        senders = {to: send for send, to in self.matches.message.items()}
+        at, path = (rank, index), []
+        while at not in path:
+            path.append(at)
+            rank, index = at
+            job = self.graphs[rank][index]
+            needs = [(rank, need) for need in job.needs if math.isnan(self.end[rank][need])]
+            if not needs and _is_collective(job):  # another rank has not reached it
+                needs = [(r, i) for r, i in self.matches.members[self.matches.collective[at]] if self.waits[r][i]]
+            elif not needs and at in senders:
+                needs = [senders[at]]
+            at = needs[0]
+        around = [self.graphs[r][i].where for r, i in path[path.index(at) :]]
+        if len({r for r, _ in path[path.index(at) :]}) > 1:
+            names = " waits for ".join([*around[:4], *(["..."] if len(around) > 4 else [around[0]])])
+            return f"{around[0]} never ends: ranks wait for each other: {names}"
+        return f"{around[0]} never ends: its dependencies form a cycle"
 
     def _finish(self, rank: int, index: int, now_s: float) -> None:
         self.end[rank][index] = now_s
@@ -275,6 +295,7 @@ def execute(graphs: Graphs, duration: Duration, cluster: Cluster) -> tuple[Timel
         sum(end - start for start, end in spans),
         sum(alone),
         max((end for rank in free.end for end in rank), default=0.0),
+        alike=False,
     )
     return timeline, last
 

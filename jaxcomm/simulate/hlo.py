@@ -4,16 +4,16 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from jaxcomm._lowering import replica_groups
-from jaxcomm.simulate import hlo_text, profile, steps
+from jaxcomm.simulate import hlo_kernels, hlo_text, profile, steps
 from jaxcomm.simulate.cluster import Cluster
-from jaxcomm.simulate.hlo_text import Instruction, Module, Shape
-from jaxcomm.simulate.program import Block, Exchange, Kernel, Loop, StepError, Task
+from jaxcomm.simulate.hlo_text import Instruction, Module
+from jaxcomm.simulate.tasks import Block, Exchange, Kernel, Loop, StepError, Task
 
 # Opcode -> public name.
 _OPS = {"all-reduce": "psum", "all-gather": "all_gather", "reduce-scatter": "psum_scatter", "all-to-all": "all_to_all",
@@ -23,9 +23,9 @@ _REDUCTIONS = {"maximum": "pmax", "minimum": "pmin"}
 # No work of their own.
 _FREE = {"parameter", "constant", "tuple", "bitcast", "after-all", "add-dependency", "partition-id", "replica-id",
          "iota", "opt-barrier", "optimization-barrier", "domain", "get-dimension-size", "rng-get-and-update-state",
-         "reshape", "bitcast-convert", "async-done", "async-update", "copy-done"}  # fmt: skip
+         "reshape", "bitcast-convert"}  # fmt: skip
 _UNKNOWN = {"send", "recv", "send-done", "recv-done", "infeed", "outfeed"}
-_SLICES = ("slice", "dynamic-slice", "gather")
+_MAX_DEPTH = 100  # of computations that call each other
 
 Needs = Any  # a set of tasks, or of a tuple a list of Needs
 
@@ -36,69 +36,90 @@ def _all(needs: Needs) -> frozenset[int]:
     return needs  # type: ignore[no-any-return]
 
 
-def _dims(instruction: Instruction, name: str) -> list[int]:
-    return [int(n) for n in re.findall(r"\d+", instruction.attributes.get(name, ""))]
-
-
-def _called(instruction: Instruction, *names: str) -> list[str]:
-    """Names of the computations in these attributes."""
-    found = []
-    for name in names:
-        if name in instruction.attributes:
-            found += re.findall(r"[\w.\-]+", instruction.attributes[name])
-    return found
+def _names(i: Instruction, attribute: str) -> list[str]:
+    return re.findall(r"[\w.\-]+", i.attributes.get(attribute, ""))
 
 
 class _Reader:
-    """The tasks of a module on a mesh whose devices are numbered row by row."""
+    """The tasks of a module on a mesh whose devices are numbered row by row.
+
+    A scheduled text with pairs of start and done has the order of a device's stream: each task needs the one before it,
+    a done adds its collective to what the next task needs, and a start delays nothing.
+    """
 
     def __init__(self, module: Module, mesh: dict[str, int], while_trips: int, times: dict[str, float] | None = None):
         self.module, self.mesh, self.while_trips, self.times = module, mesh, while_trips, times
         self.timed = 0  # kernels with a measured time
-        self.shapes = {
-            name: {i.name: i.shapes for i in instructions} for name, instructions in module.computations.items()
-        }
+        self.kernels = hlo_kernels.Kernels(module, self.note)
+        self.shapes = self.kernels.shapes
         self.pairs = any(
             i.opcode.endswith("-start") for instructions in module.computations.values() for i in instructions
         )
+        self.ordered = self.pairs and module.scheduled
         self.notes: dict[str, int] = {}
         self.places: dict[bytes, tuple[tuple[str, ...], Any]] = {}
+        self.active: list[str] = []  # computations that are being read
+        self.stream: frozenset[int] = frozenset()  # tasks that the next one in the text needs
+        self.beside = 0  # depth of computations that run beside the stream
 
     def note(self, text: str) -> None:
         self.notes[text] = self.notes.get(text, 0) + 1
 
     def block(self, name: str) -> Block:
         tasks: list[Task] = []
+        stream, beside, self.stream, self.beside = self.stream, self.beside, frozenset(), 0
         self._run(name, [], tasks)
+        self.stream, self.beside = stream, beside
         return Block(tuple(tasks))
 
     def _run(self, name: str, arguments: list[Needs], tasks: list[Task]) -> Needs:
         """Adds the tasks of a computation, and returns those that its result needs."""
-        if name not in self.module.computations:
-            raise StepError(f"{self.module.file}: the computation {name} is missing")
+        if name in self.active or len(self.active) > _MAX_DEPTH:
+            raise StepError(f"{self.module.file}: the computation {name} calls itself, or calls are too deep")
+        self.active.append(name)
         needs: dict[str, Needs] = {}
+        issued: dict[str, Needs] = {}  # of instructions that do not wait for their work
         result: Needs = frozenset()
-        for instruction in self.module.computations[name]:
-            if instruction.opcode == "parameter":
-                number = int(instruction.attributes["number"])
-                found = arguments[number] if number < len(arguments) else frozenset()
+        for i in self.module.computations[name]:
+            if i.opcode == "parameter":
+                number = int(i.attributes["number"])
+                needs[i.name] = arguments[number] if number < len(arguments) else frozenset()
             else:
-                found = self._instruction(name, instruction, needs, tasks)
-            needs[instruction.name] = found
-            if instruction.root:
-                result = found
+                before = [needs[operand] for operand in i.operands]
+                after = [
+                    issued.get(other, needs.get(other, frozenset())) for other in _names(i, "control-predecessors")
+                ]
+                earlier = _all([*before, *after])
+                try:
+                    needs[i.name] = self._instruction(name, i, before, earlier, tasks)
+                except (IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+                    raise StepError(f"{self.module.where(i)}: not understood: {error!r}") from None
+                except ValueError as error:
+                    if isinstance(error, StepError):
+                        raise
+                    raise StepError(f"{self.module.where(i)}: {error}") from None
+                if i.opcode.endswith("-start"):
+                    issued[i.name] = earlier
+            if i.root:
+                result = needs[i.name]
+        self.active.pop()
         return result
 
-    def _instruction(self, name: str, i: Instruction, needs: dict[str, Needs], tasks: list[Task]) -> Needs:
-        before = [needs[operand] for operand in i.operands]
-        earlier = frozenset().union(*map(_all, before)) if before else frozenset()
+    def _instruction(
+        self, name: str, i: Instruction, before: list[Needs], earlier: frozenset[int], tasks: list[Task]
+    ) -> Needs:
         base, start = i.opcode.removesuffix("-start"), i.opcode.endswith("-start")
 
         def add(*works: Kernel | Exchange | Loop) -> frozenset[int]:
             """Several works run one after another's start: all need the same."""
-            first = len(tasks)
-            tasks.extend(Task(work, tuple(sorted(earlier))) for work in works)
-            return frozenset(range(first, len(tasks))) or earlier
+            if not works:
+                return earlier
+            first, needs = len(tasks), earlier | self.stream if self.ordered else earlier
+            tasks.extend(Task(work, tuple(sorted(needs))) for work in works)
+            made = frozenset(range(first, len(tasks)))
+            if not start and not self.beside:
+                self.stream = made
+            return made
 
         if i.opcode == "tuple":
             return before
@@ -106,31 +127,56 @@ class _Reader:
             index = int(i.attributes.get("index", 0))
             inside = before[0] if before else frozenset()
             return inside[index] if isinstance(inside, list) and index < len(inside) else _all(inside)
-        if i.opcode in _UNKNOWN:
+        if i.opcode in _UNKNOWN or base in _UNKNOWN:
             raise StepError(f"{self.module.where(i)} is not modelled")
-        if base in _OPS:
-            return add(*self._collective(name, i, base, start))
-        if i.opcode in _FREE or i.opcode.removesuffix("-done") in _OPS:
+        if i.opcode.endswith(("-done", "-update")):
+            if not self.beside:
+                self.stream |= earlier
             return earlier
-        if base == "async" and start:
-            called = _called(i, "calls", "called_computation")[0]
-            if (root := self.module.root(called)).opcode in _OPS:
-                return add(*self._collective(called, root, root.opcode, True))
-            return _all(self._run(called, before, tasks))
-        if i.opcode == "call":
-            return self._run(_called(i, "to_apply", "calls")[0], before, tasks)
-        if i.opcode == "while":
-            body = self.block(_called(i, "body")[0])
-            return add(Loop("while", (body,), self._trips(i), self.module.site(i))) if body.tasks else earlier
-        if i.opcode == "conditional":
-            names = _called(i, "branch_computations", "true_computation", "false_computation")
+        if base in _OPS:
+            return add(*self._collective(name, i, base, start or self.beside > 0))
+        if base in _FREE:
+            return earlier
+        if base in ("call", "async"):
+            self.beside += start
+            found = self._run(self._called(i, "to_apply", "calls", "called_computation")[0], before, tasks)
+            self.beside -= start
+            return _all(found) | earlier if start else found
+        if base == "while":
+            return self._while(i, add, earlier)
+        if base == "conditional":
+            names = self._called(i, "branch_computations", "true_computation", "false_computation")
             blocks = tuple(self.block(branch) for branch in names)
             self.note("of the branches of a conditional, the slowest counts")
             return add(Loop("cond", blocks, 1, self.module.site(i))) if any(b.tasks for b in blocks) else earlier
-        kernel = self._kernel(name, i)
+        if start and base != "copy":
+            if base not in hlo_kernels.KNOWN:
+                raise StepError(f"{self.module.where(i)} is not modelled")
+            i = self._started(name, i, base)
+        kernel = self.kernels.kernel(name, i)
         if kernel and self.times is not None:
             kernel = self._timed(kernel, i.name)
         return add(kernel) if kernel else earlier
+
+    def _called(self, i: Instruction, *names: str) -> list[str]:
+        return hlo_kernels.called(self.module, i, *names)
+
+    def _started(self, name: str, i: Instruction, base: str) -> Instruction:
+        """The operation that a start begins. The result of a start holds operands, results and scalars of its own."""
+        count = sum(len(self.shapes[name][operand]) for operand in i.operands)
+        results = list(i.shapes[count:])
+        while len(results) > 1 and not results[-1].dims:
+            results.pop()
+        return dataclasses.replace(i, opcode=base, shapes=tuple(results))
+
+    def _while(self, i: Instruction, add: Callable[..., frozenset[int]], earlier: frozenset[int]) -> frozenset[int]:
+        """Iterations of the condition and the body, and the condition that ends the loop."""
+        condition, body = (self.block(self._called(i, key)[0]) for key in ("condition", "body"))
+        if not condition.tasks and not body.tasks:
+            return earlier
+        site = self.module.site(i)
+        found = add(Loop("while", (condition.then(body),), self._trips(i), site))
+        return found | add(Loop("while", (condition,), 1, site)) if condition.tasks else found
 
     def _trips(self, i: Instruction) -> int:
         known = i.config().get("known_trip_count")
@@ -145,10 +191,14 @@ class _Reader:
 
     def _collective(self, name: str, i: Instruction, base: str, start: bool) -> list[Exchange]:
         op = _OPS[base]
-        if base == "all-reduce" and (called := _called(i, "to_apply")):
-            op = _REDUCTIONS.get(self.module.root(called[0]).opcode, op)
-        operands = i.operands[:1] if base in ("ragged-all-to-all", "collective-permute") else i.operands
+        if base == "all-reduce" and "to_apply" in i.attributes:
+            op = _REDUCTIONS.get(self.module.root(self._called(i, "to_apply")[0]).opcode, op)
+        in_place = base == "collective-permute" and "slice_sizes" in i.attributes
+        operands = i.operands[:1] if base == "ragged-all-to-all" or in_place else i.operands
         shapes = [shape for operand in operands for shape in self.shapes[name][operand]]
+        if self.kernels.promoted(i):
+            self.note(hlo_kernels.PROMOTED)
+            shapes = [dataclasses.replace(shape, type="bf16") if shape.type == "f32" else shape for shape in shapes]
         try:
             if base == "collective-permute":
                 axes, perm = self._pairs(i.attributes.get("source_target_pairs", ""))
@@ -162,7 +212,9 @@ class _Reader:
             self.note("the text has no pairs of start and done; collectives run beside computation")
         counts: dict[str, int] = {}
         for shape in shapes:
-            counts[shape.dtype] = counts.get(shape.dtype, 0) + shape.size
+            packed = shape.bits < 8
+            dtype, count = ("uint8", math.ceil(shape.bytes)) if packed else (shape.dtype, shape.size)
+            counts[dtype] = counts.get(dtype, 0) + count
         self.note("collectives take the time of jaxcomm's plan")
         return [
             Exchange(
@@ -228,109 +280,6 @@ class _Reader:
             return kernel
         self.timed += 1
         return dataclasses.replace(kernel, time_s=self.times[name])
-
-    def _kernel(self, name: str, i: Instruction) -> Kernel | None:
-        operands = [self.shapes[name][operand] for operand in i.operands]
-        arrays = [shape for shapes in (*operands, i.shapes) for shape in shapes]
-        if all(shape.size <= 1 for shape in arrays):
-            return None  # scalars
-        site = self.module.site(i)
-        if i.opcode == "custom-call":
-            return self._custom(i, operands, site)
-        if i.opcode == "fusion":
-            called = _called(i, "calls")[0]
-            flops, dtype = self._products(called)
-            read, written = self._fused(called, operands, i.shapes)
-            return Kernel(self.module.root(called).opcode, flops, read + written, dtype, site)
-        flops, dtype = self._product(i, operands)
-        read, written = _moved(i, operands)
-        return Kernel(i.opcode, flops, read + written, dtype, site)
-
-    def _custom(self, i: Instruction, operands: list[tuple[Shape, ...]], site: str) -> Kernel | None:
-        target = i.attributes.get("custom_call_target", "").strip('"')
-        if target.startswith("jaxcomm"):
-            raise StepError(f"{self.module.where(i)}: {target} is read from the program, not from its HLO; use TARGET")
-        if target in ("Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape") or target.startswith("xla.sdy"):
-            raise StepError(f"{self.module.where(i)}: the text is not partitioned; expected compiled.as_text()")
-        flops, dtype = 0.0, ""
-        config = i.config()
-        numbers = config.get("gemm_backend_config", config).get("dot_dimension_numbers")
-        if isinstance(numbers, dict) and len(operands) > 1:
-            left, right = operands[0][0], operands[1][0]
-            names = ("rhs_contracting_dimensions", "rhs_batch_dimensions")
-            own = {int(d) for key in names for d in numbers.get(key, [])}
-            flops, dtype = _contraction(left, right, own), left.dtype
-        else:
-            self.note("custom calls have the bytes of their arrays, and no operations")
-        return Kernel(target or "custom-call", flops, _sum((*operands, i.shapes)), dtype, site)
-
-    def _product(self, i: Instruction, operands: list[tuple[Shape, ...]]) -> tuple[float, str]:
-        if i.opcode == "dot":
-            own = {*_dims(i, "rhs_contracting_dims"), *_dims(i, "rhs_batch_dims")}
-            return _contraction(operands[0][0], operands[1][0], own), operands[0][0].dtype
-        if i.opcode == "ragged-dot":
-            return 2.0 * operands[0][0].size * i.shapes[0].dims[-1], operands[0][0].dtype
-        if i.opcode == "convolution":
-            kernel, labels = operands[1][0], re.search(r"_(\w+)->", i.attributes.get("dim_labels", ""))
-            if labels is None or "o" not in labels[1]:
-                raise StepError(f"{self.module.where(i)}: dim_labels are missing")
-            flops = 2.0 * i.shapes[0].size * kernel.size / kernel.dims[labels[1].index("o")]
-            return flops / int(i.attributes.get("batch_group_count", "1")), operands[0][0].dtype
-        return 0.0, ""
-
-    def _products(self, name: str) -> tuple[float, str]:
-        """Operations of all products of a fusion, and the type of the first."""
-        flops, dtype = 0.0, ""
-        for i in self.module.computations.get(name, []):
-            more, own = self._product(i, [self.shapes[name][operand] for operand in i.operands])
-            for called in _called(i, "calls") if i.opcode in ("fusion", "call") else []:
-                more, own = self._products(called)
-            flops, dtype = flops + more, dtype or own
-        return flops, dtype
-
-    def _fused(self, name: str, operands: list[tuple[Shape, ...]], results: tuple[Shape, ...]) -> tuple[float, float]:
-        """Bytes read and written. Of an operand of which the fusion reads slices only, these count."""
-        instructions = self.module.computations.get(name, [])
-        users: dict[str, list[Instruction]] = {}
-        for i in instructions:
-            for operand in i.operands:
-                users.setdefault(operand, []).append(i)
-        parameters = sorted(
-            (i for i in instructions if i.opcode == "parameter"), key=lambda i: int(i.attributes["number"])
-        )
-        read, in_place = 0.0, 0.0
-        for own, shapes in zip(parameters, operands, strict=False):
-            size, uses = sum(shape.bytes for shape in shapes), users.get(own.name, [])
-            if uses and all(use.opcode in _SLICES and use.operands[0] == own.name for use in uses):
-                size = min(size, sum(use.shapes[0].bytes for use in uses))
-            elif uses and all(use.opcode == "dynamic-update-slice" and use.operands[0] == own.name for use in uses):
-                update = sum(self.shapes[name][use.operands[1]][0].bytes for use in uses)
-                in_place, size = in_place + size - update, 0.0
-            read += size
-        return read, max(sum(shape.bytes for shape in results) - in_place, 0.0)
-
-
-def _contraction(left: Shape, right: Shape, own: set[int]) -> float:
-    """`own`: dimensions of the right operand that are contracted or of the batch."""
-    return 2.0 * left.size * math.prod(size for d, size in enumerate(right.dims) if d not in own)
-
-
-def _sum(rows: Any) -> float:
-    return float(sum(shape.bytes for row in rows for shape in row))
-
-
-def _moved(i: Instruction, operands: list[tuple[Shape, ...]]) -> tuple[float, float]:
-    """Bytes that an instruction outside of a fusion reads and writes."""
-    written = _sum((i.shapes,))
-    if i.opcode in _SLICES:
-        return written + _sum(operands[1:]), written
-    if i.opcode == "dynamic-update-slice":
-        return _sum(operands[1:2]), _sum(operands[1:2])
-    if i.opcode == "scatter":
-        return 2 * _sum(operands[-1:]) + _sum(operands[1:2]), _sum(operands[-1:])
-    if i.opcode == "copy-start":
-        return _sum(operands), _sum(operands)
-    return _sum(operands), written
 
 
 def of_text(

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxcomm.simulate.program import StepError
+from jaxcomm.simulate.tasks import StepError
 
 _ITEM = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8, "c64": 8, "c128": 16, "token": 0, "opaque": 0}
 _NAMES = {"pred": "bool", "bf16": "bfloat16", "c64": "complex64", "c128": "complex128"}
-_SHAPE = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
+_BITS = re.compile(r"(?:[su](?:1|2|4|8|16|32|64)|f(?:4|8)e\w+|f6e\w+)$")
+_SHAPE = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{[^}]*E\((\d+)\)[^}]*\})?")
 _HEADER = re.compile(r"(ENTRY\s+)?%?([\w.\-]+)\s*(\(.*\)\s*->\s*.*)?\{$")
 _START = re.compile(r"(ROOT\s+)?%?([\w.\-]+)\s*=\s*(.*)$")
 _OPEN, _CLOSE = "([{", ")]}"
@@ -22,28 +23,34 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """An array of HLO. Types of less than a byte count as whole bytes, except for those of 4 bits."""
+    """An array of HLO. An element takes whole bytes unless the layout packs elements of `packed` bits."""
 
     type: str
     dims: tuple[int, ...]
+    packed: int = 0
 
     @property
     def size(self) -> int:
         return math.prod(self.dims)
 
     @property
-    def bytes(self) -> float:
+    def bits(self) -> int:
+        """Of an element."""
         if self.type in _ITEM:
-            return float(self.size * _ITEM[self.type])
-        bits = re.match(r"[a-z](\d+)", self.type)
-        return self.size * (int(bits[1]) if bits else 8) / 8
+            return 8 * _ITEM[self.type]
+        found = re.match(r"[a-z](\d+)", self.type)
+        return self.packed or max(int(found[1]) if found else 8, 8)
+
+    @property
+    def bytes(self) -> float:
+        return self.size * self.bits / 8
 
     @property
     def dtype(self) -> str:
         """Its name in NumPy."""
         if self.type in _NAMES:
             return _NAMES[self.type]
-        if re.match(r"f8|f4", self.type):
+        if re.match(r"f[468]e", self.type):
             return f"float{self.type[1]}_{self.type[2:]}"
         return re.sub(r"^([suf])(\d+)$", lambda m: {"s": "int", "u": "uint", "f": "float"}[m[1]] + m[2], self.type)
 
@@ -79,6 +86,7 @@ class Module:
       computations: instructions by name of the computation, in the order of the text.
       entry: name of the first computation that runs.
       devices, replicas: partitions times replicas, and replicas.
+      scheduled: whether instructions run in the order of the text.
       frames: file and line by number of the stack frame.
     """
 
@@ -88,6 +96,7 @@ class Module:
     entry: str
     devices: int
     replicas: int
+    scheduled: bool
     frames: dict[int, str]
 
     def root(self, name: str) -> Instruction:
@@ -150,8 +159,11 @@ def _balanced(text: str) -> int:
 def shapes(text: str) -> tuple[Shape, ...]:
     """All arrays of a type, also of nested tuples."""
     found = []
-    for name, dims in _SHAPE.findall(text):
-        found.append(Shape(name, tuple(int(size.replace("<=", "")) for size in dims.split(",") if size.strip())))
+    for name, dims, packed in _SHAPE.findall(text):
+        if name not in _ITEM and not _BITS.match(name):
+            raise ValueError(f"the type {name} is not known")
+        sizes = tuple(int(size.replace("<=", "")) for size in dims.split(",") if size.strip())
+        found.append(Shape(name, sizes, int(packed or 0)))
     return tuple(found)
 
 
@@ -172,8 +184,10 @@ def _instruction(text: str, line: int) -> Instruction:
     for part in split(body[end:].lstrip(", ")):
         key, _, value = part.partition("=")
         attributes[key.strip()] = value.strip()
+    if "device_ids" in attributes:  # of the mesh before it
+        attributes["replica_groups"] += ",device_ids=" + attributes.pop("device_ids")
     if opcode == "parameter":
-        attributes["number"] = operands[0]
+        attributes["number"] = str(int(operands[0]))
     if opcode in ("constant", "parameter", "iota"):
         operands = []
     return Instruction(start[2], opcode, shapes(result), tuple(operands), attributes, bool(start[1]), line)
@@ -213,6 +227,8 @@ def parse(text: str, file: str = "HLO") -> Module:
         if not line:
             continue
         if line.startswith("HloModule"):
+            if head:
+                raise StepError(f"{file}: line {number}: another HloModule; expected the text of one program")
             head = line
         elif not open_at:
             found = _HEADER.match(line)
@@ -229,7 +245,7 @@ def parse(text: str, file: str = "HLO") -> Module:
         else:
             try:
                 computations[open_at].append(_instruction(line, number))
-            except (ValueError, IndexError) as error:
+            except (ValueError, IndexError, KeyError) as error:
                 raise StepError(f"{file}: line {number}: {error}; got {line[:80]!r}") from None
     if not head or not computations or open_at:
         missing = (
@@ -240,26 +256,43 @@ def parse(text: str, file: str = "HLO") -> Module:
     replicas = counts.get("replica_count", 1)
     devices = counts.get("num_partitions", 1) * replicas
     name = head.removeprefix("HloModule").split(",")[0].strip()
-    module = Module(file, name, computations, entry or list(computations)[-1], devices, replicas, _frames(before))
+    scheduled = "is_scheduled=true" in head
+    if devices < 1:
+        raise StepError(f"{file}: expected at least one partition and replica, got {devices} devices")
+    module = Module(
+        file, name, computations, entry or list(computations)[-1], devices, replicas, scheduled, _frames(before)
+    )
     for instructions in computations.values():
-        names = {instruction.name for instruction in instructions}
+        names: set[str] = set()
         for instruction in instructions:
             for operand in instruction.operands:
                 if operand not in names:
-                    raise StepError(f"{module.where(instruction)}: the operand {operand} is not defined")
+                    raise StepError(f"{module.where(instruction)}: the operand {operand} is not defined before it")
+            names.add(instruction.name)
     return module
 
 
-_MESH = re.compile(r"mesh\[([^\]]*)\]\{([^}]*)\}")
+_MESH = re.compile(r"mesh\[([^\]]*)\](?:,device_ids=\((?:\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))\))?\{([^}]*)\}")
 
 
-def _axes(sizes: str, names: str) -> np.ndarray:
-    """Groups over named axes of a mesh. ``'a':(2)4`` is the part of 4 of an axis, inside of a part of 2.
+def _iota(base: str, order: str | None, devices: int) -> np.ndarray:
+    """Numbers in the shape `base`, with its dimensions in this order."""
+    shape = [int(n) for n in base.split(",")]
+    if math.prod(shape) > devices:
+        raise ValueError(f"expected distinct devices below {devices}, got [{base}]")
+    ids = np.arange(math.prod(shape)).reshape(shape)
+    return ids.transpose([int(n) for n in order.split(",")]) if order else ids
+
+
+def _axes(sizes: str, names: str, devices: int) -> np.ndarray:
+    """Groups of positions over named axes of a mesh. ``'a':(2)4`` is the part of 4 of an axis, inside of a part of 2.
 
     Raises:
       ValueError: an axis that does not exist, or parts that do not divide it.
     """
     mesh = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", sizes)}
+    if math.prod(mesh.values()) > devices:
+        raise ValueError(f"expected distinct devices below {devices}, got mesh[{sizes}]")
     wanted: list[tuple[str, int, int]] = []  # axis, and where its part begins and ends
     for name, before, part in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", names):
         if name not in mesh:
@@ -285,22 +318,26 @@ def _axes(sizes: str, names: str) -> np.ndarray:
 
 def groups(text: str, devices: int) -> np.ndarray:
     """Replica groups by row: ``{{0,1},{2,3}}``, ``[2,4]<=[4,2]T(1,0)``, ``mesh['a'=2,'b'=4] {'b'}``, or empty for one
-    group of all devices.
+    group of all devices. A mesh may list its devices: ``mesh['a'=4], device_ids=(0,2,1,3) {'a'}``, or
+    ``device_ids=([2,2]T(1,0))``.
 
     Raises:
       ValueError: another form, groups of different sizes, or devices that do not exist.
     """
     text = text.replace(" ", "")
     if found := re.fullmatch(r"\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        shape, base = ([int(n) for n in part.split(",")] for part in found.groups()[:2])
-        ids = np.arange(math.prod(base)).reshape(base)
-        if found[3]:
-            ids = ids.transpose([int(n) for n in found[3].split(",")])
-        rows = ids.reshape(shape)
-        if rows.ndim != 2:
+        shape = [int(n) for n in found[1].split(",")]
+        if len(shape) != 2:
             raise ValueError(f"expected groups of two dimensions, got {text}")
+        rows = _iota(found[2], found[3], devices).reshape(shape)
     elif found := _MESH.fullmatch(text):
-        rows = _axes(found[1], found[2])
+        rows = _axes(found[1], found[5], devices)
+        if found[2] or found[4]:
+            listed = _iota(found[2], found[3], devices) if found[2] else np.array(found[4].split(","), int)
+            order = listed.ravel()
+            if len(order) != rows.size:
+                raise ValueError(f"expected {rows.size} devices of a mesh, got {text[:80]}")
+            rows = order[rows]
     elif text in ("", "{}"):
         rows = np.arange(devices)[None]
     elif re.fullmatch(r"\{(\{[\d,]*\},?)+\}", text):

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 # No work, or part of the code of whatever uses the result.
 _FREE = {
     "reshape", "squeeze", "expand_dims", "stop_gradient", "pvary", "pcast", "axis_index", "jaxcomm_done",
@@ -41,6 +43,33 @@ def _contraction(left: Any, right: Any, dimension_numbers: Any) -> float:
     return float(2 * math.prod(left.shape) * math.prod(rest))
 
 
+def valid_positions(size: int, kernel: int, out: int, stride: int, low: int, base: int, window: int) -> int:
+    """Pairs of an output and a kernel element along one dimension whose input element exists.
+
+    `low` is the padding before the input; `base` and `window` dilate input and kernel. Padding and the holes of a
+    dilated input take no operations.
+    """
+    at = np.arange(kernel)[:, None] * window - low  # input position of output 0, in the dilated input
+    first = np.arange(min(base, out))[None]  # outputs repeat with this period
+    start, last = at + first * stride, (size - 1) * base
+    step = base * stride
+    lowest = np.maximum(-(start // step), 0)
+    highest = np.minimum((last - start) // step, (out - 1 - first) // base)
+    return int(np.where(start % base == 0, np.maximum(highest - lowest + 1, 0), 0).sum())
+
+
+def _convolution(params: Any, left: Any, kernel: Any, out: Any) -> float:
+    """The kernel holds in_features / groups already, and the result batch / groups."""
+    numbers = params["dimension_numbers"]
+    flops = 2.0 * out[numbers.out_spec[0]] * out[numbers.out_spec[1]] * kernel[numbers.rhs_spec[1]]
+    for d, (stride, (low, _), base, window) in enumerate(
+        zip(params["window_strides"], params["padding"], params["lhs_dilation"], params["rhs_dilation"], strict=True)
+    ):
+        size, width, results = (shape[spec[2 + d]] for shape, spec in zip((left, kernel, out), numbers, strict=True))
+        flops *= valid_positions(size, width, results, stride, low, base, window)
+    return float(flops)
+
+
 def product(equation: Any) -> tuple[float, float, str] | None:
     """Operations, bytes and element type of an equation that is a kernel of its own; None if it can be fused."""
     name, ins, outs = equation.name, [v.aval for v in equation.ins], [v.aval for v in equation.outs]
@@ -48,11 +77,7 @@ def product(equation: Any) -> tuple[float, float, str] | None:
     if name == "dot_general":
         return _contraction(ins[0], ins[1], equation.params["dimension_numbers"]), moved, str(ins[0].dtype)
     if name == "conv_general_dilated":
-        numbers = equation.params["dimension_numbers"]
-        kernel = ins[1].shape
-        per_output = math.prod(kernel) / kernel[numbers.rhs_spec[0]]  # the kernel holds in_features / groups already
-        flops = 2.0 * math.prod(outs[0].shape) * per_output / equation.params.get("batch_group_count", 1)
-        return flops, moved, str(ins[0].dtype)
+        return _convolution(equation.params, ins[0].shape, ins[1].shape, outs[0].shape), moved, str(ins[0].dtype)
     if name in ("ragged_dot", "ragged_dot_general"):  # each row meets the weights of one group
         flops = 2.0 * math.prod(ins[0].shape) * outs[0].shape[-1]
         return flops, moved, str(ins[0].dtype)

@@ -15,8 +15,8 @@ import tomllib
 
 from jaxcomm.simulate import nccl, steps
 from jaxcomm.simulate.cluster import Cluster
-from jaxcomm.simulate.program import Block, Exchange, Kernel, Task
 from jaxcomm.simulate.schedule import execute
+from jaxcomm.simulate.tasks import Block, Exchange, Kernel, Task
 
 _TENSOR = 8  # ranks of tensor parallelism
 _SEQUENCE, _VOCABULARY = 2048, 51200

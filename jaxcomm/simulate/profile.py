@@ -11,7 +11,7 @@ import pathlib
 import statistics
 from typing import Any
 
-from jaxcomm.simulate.program import StepError
+from jaxcomm.simulate.tasks import StepError
 
 
 def _events(path: str) -> list[Any]:

@@ -12,87 +12,7 @@ from jax.extend.core import Literal
 from jaxcomm import _check
 from jaxcomm._request import NATIVE
 from jaxcomm.simulate import kernels
-
-
-class StepError(ValueError):
-    """A program that cannot be simulated. The text names the primitive or the mesh, and the call site."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """Computation without a collective.
-
-    Attributes:
-      name: of the primitive, or "fusion".
-      flops: multiplications and additions of products; 0 for everything else.
-      bytes: read from and written to memory.
-      dtype: element type of the product.
-      site: call site.
-      time_s: measured time. The other figures then do not count. None: the roofline gives the time.
-    """
-
-    name: str
-    flops: float
-    bytes: float
-    dtype: str
-    site: str
-    time_s: float | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Exchange:
-    """A collective, over the named axes.
-
-    Attributes:
-      op: public name.
-      axes, groups: mesh axes, outermost first, and axis_index_groups or None.
-      count, dtype: elements of the operand of one rank, and their type.
-      algorithm, max_sms: as in the op.
-      perm, source: of a permute and of a broadcast.
-      asynchronous: whether computation may run at the same time.
-      site: call site.
-    """
-
-    op: str
-    axes: tuple[str, ...]
-    groups: tuple[tuple[int, ...], ...] | None
-    count: int
-    dtype: str
-    algorithm: str | None
-    max_sms: int | None
-    perm: tuple[tuple[int, int], ...] | None
-    source: int
-    asynchronous: bool
-    site: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Loop:
-    """`trips` executions of a block, one after the other; or, with several blocks, of the slowest one."""
-
-    name: str
-    blocks: tuple["Block", ...]
-    trips: int
-    site: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    work: Kernel | Exchange | Loop
-    needs: tuple[int, ...]  # earlier tasks of the block
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    tasks: tuple[Task, ...]
-
-    def exchanges(self) -> Iterator[Exchange]:
-        for task in self.tasks:
-            if isinstance(task.work, Exchange):
-                yield task.work
-            elif isinstance(task.work, Loop):
-                for block in task.work.blocks:
-                    yield from block.exchanges()
+from jaxcomm.simulate.tasks import Block, Exchange, Kernel, Loop, StepError, Task
 
 
 class _Value:
@@ -369,7 +289,7 @@ class _Builder:
         if name.startswith("jaxcomm_"):
             return self._jaxcomm(equation)
         if name in ("scan", "while", "cond", "switch"):
-            return [self._loop(equation)]
+            return self._loop(equation)
         if name == "pallas_call":
             return [self._pallas(equation)]
         over = params.get("axis_name", params.get("axes", ()))
@@ -380,20 +300,22 @@ class _Builder:
         flops, size, dtype = cost
         return [Kernel(name, flops, size, dtype, equation.site)]
 
-    def _loop(self, equation: _Equation) -> Loop:
+    def _loop(self, equation: _Equation) -> list[Kernel | Exchange | Loop]:
         name, params, site = equation.name, equation.params, equation.site
         if name == "scan":
-            return Loop(name, (self.reader.block(params["jaxpr"], equation.sharded),), int(params["length"]), site)
+            return [Loop(name, (self.reader.block(params["jaxpr"], equation.sharded),), int(params["length"]), site)]
         if name == "while":
             self.reader.note(
                 f"the length of a while loop is not known before it runs: {self.reader.while_trips} iteration(s); "
                 "set while_trips"
             )
-            body = self.reader.block(params["body_jaxpr"], equation.sharded)
-            return Loop(name, (body,), self.reader.while_trips, site)
+            condition = self.reader.block(params["cond_jaxpr"], equation.sharded)
+            body = condition.then(self.reader.block(params["body_jaxpr"], equation.sharded))
+            last: list[Kernel | Exchange | Loop] = [Loop(name, (condition,), 1, site)] if condition.tasks else []
+            return [Loop(name, (body,), self.reader.while_trips, site), *last]
         blocks = tuple(self.reader.block(branch, equation.sharded) for branch in params["branches"])
         self.reader.note("of the branches of a cond, the slowest counts")
-        return Loop(name, blocks, 1, site)
+        return [Loop(name, blocks, 1, site)]
 
     def _pallas(self, equation: _Equation) -> Kernel:
         """The work that the caller declares, or that of the products in the body."""

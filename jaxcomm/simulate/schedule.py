@@ -9,7 +9,7 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Iterator
 
-from jaxcomm.simulate.program import Block, Exchange, Kernel, Loop, Task
+from jaxcomm.simulate.tasks import Block, Exchange, Kernel, Loop, Task
 
 # Seconds of a kernel or a collective.
 Duration = Callable[[Kernel | Exchange], float]
@@ -38,6 +38,7 @@ class Timeline:
       communication_s: the collective stream is busy.
       exposed_s: of that, without computation at the same time.
       path_s: the longest chain of dependent tasks.
+      alike: whether every rank executes these tasks; else they are those of one rank, without their dependencies.
     """
 
     runs: tuple[Run, ...]
@@ -46,6 +47,7 @@ class Timeline:
     communication_s: float
     exposed_s: float
     path_s: float
+    alike: bool = True
 
     @property
     def serial_s(self) -> float:

@@ -11,9 +11,10 @@ import numpy as np
 from jaxcomm.simulate import calls, faults, groups
 from jaxcomm.simulate import skew as skews
 from jaxcomm.simulate.cluster import Cluster, ClusterError
-from jaxcomm.simulate.program import Block, Exchange, Kernel, Reader, StepError
+from jaxcomm.simulate.program import Reader
 from jaxcomm.simulate.schedule import Duration, Timeline, execute
 from jaxcomm.simulate.skew import Skew
+from jaxcomm.simulate.tasks import Block, Exchange, Kernel, StepError
 
 # Of one collective; beyond, the cost model gives its time.
 _MAX_STEPS = 300_000

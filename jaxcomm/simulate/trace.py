@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxcomm.simulate.calls import Simulated
-from jaxcomm.simulate.program import Exchange, Kernel, Loop
 from jaxcomm.simulate.schedule import Timeline
 from jaxcomm.simulate.steps import Step
+from jaxcomm.simulate.tasks import Exchange, Kernel, Loop
 
 _STREAMS = {1: "computation", 2: "collectives", 3: "loops"}
 

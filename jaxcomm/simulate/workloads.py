@@ -4,14 +4,31 @@ import json
 import math
 import pathlib
 
+import jax
+
 from jaxcomm._lowering import replica_groups
 from jaxcomm.simulate import chakra, graphs, steps
 from jaxcomm.simulate.chakra import Node, TraceError
 from jaxcomm.simulate.cluster import Cluster
-from jaxcomm.simulate.program import Exchange, Kernel
+from jaxcomm.simulate.tasks import Exchange, Kernel
 
 _OPS = {0: "psum", 2: "all_gather", 5: "pbroadcast", 6: "all_to_all", 7: "psum_scatter", 8: "psum_scatter",
         9: "barrier"}  # fmt: skip
+
+
+# Names of PyTorch.
+_DTYPES = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64",
+           "short": "int16", "char": "int8", "byte": "uint8"}  # fmt: skip
+
+
+def _dtype(name: str, where: str) -> str:
+    """The name in NumPy."""
+    found = name.removeprefix("c10::").removeprefix("torch.").lower()
+    found = _DTYPES.get(found, found)
+    try:
+        return found and str(jax.numpy.dtype(found))
+    except TypeError:
+        raise TraceError(f"{where}: dtype: got {name!r}, expected the name of an element type") from None
 
 
 class _Reader:
@@ -37,7 +54,7 @@ class _Reader:
         value = node.attributes.get(name, default)
         if value is None:
             raise TraceError(f"{where}: has no attribute {name}")
-        if isinstance(value, str) and value.isdigit():
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
             value = int(value)
         if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
             raise TraceError(f"{where}: {name}: got {value!r}, expected a number of at least 0")
@@ -77,7 +94,7 @@ class _Reader:
             raise TraceError(f"{where}: a task of the processor without a duration")
         if host:
             self.note("tasks of the processor run beside those of the device, one after the other")
-        dtype = str(node.attributes.get("dtype", ""))
+        dtype = _dtype(str(node.attributes.get("dtype", "")), where)
         kernel = Kernel(node.name, float(flops), float(size), dtype, where, time_s or None)
         return graphs.Job(kernel, needs, host=host, where=where)
 
@@ -100,6 +117,8 @@ class _Reader:
         if name != "0":
             raise TraceError(f"{where}: communicator group {name} is not in {self.groups_at}")
         dims = node.attributes.get("involved_dim", [True])
+        if not isinstance(dims, list) or not all(isinstance(used, bool) for used in dims):
+            raise TraceError(f"{where}: involved_dim: got {dims!r}, expected a list of booleans")
         if all(dims):
             return self.everyone
         sizes = tuple(self.mesh.values())[::-1]
@@ -115,11 +134,12 @@ def _groups(path: pathlib.Path, ranks: int) -> dict[str, tuple[int, ...]]:
         return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        found = {str(name): tuple(int(rank) for rank in row) for name, row in content.items()}
+        found = {str(name): tuple(row) for name, row in content.items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise TraceError(f"{path}: expected an object of lists of ranks by name: {error}") from None
     for name, row in found.items():
-        if not row or len(set(row)) < len(row) or not all(0 <= rank < ranks for rank in row):
+        ids = all(type(rank) is int and 0 <= rank < ranks for rank in row)
+        if not row or not ids or len(set(row)) < len(row):
             raise TraceError(f"{path}: group {name}: got {list(row)}, expected distinct ranks below {ranks}")
     return found
 

@@ -14,87 +14,9 @@ SCHEDULES, GOAL = "jaxcomm/simulate/goal.py", "tests/simulate/test_goal.py"
 STEP, PLAN = "tests/simulate/test_step.py", "tests/simulate/test_schedule.py"
 FAULTS = "tests/simulate/test_faults.py"
 COLLECTIVE, CLUSTERS = "tests/simulate/test_collective.py", "tests/simulate/test_clusters.py"
-
-CHAKRA, GRAPHS, WORKLOADS = (f"jaxcomm/simulate/{name}.py" for name in ("chakra", "graphs", "workloads"))
-TRACES = "tests/simulate/test_chakra.py"
 MEGATRON, PUBLISHED = "jaxcomm/simulate/megatron.py", "tests/simulate/test_megatron.py"
-PROFILE, PROFILES = "jaxcomm/simulate/profile.py", "tests/simulate/test_profile.py"
-HLO, HLO_TEXT, PROGRAMS = "jaxcomm/simulate/hlo.py", "jaxcomm/simulate/hlo_text.py", "tests/simulate/test_hlo.py"
 
 MUTANTS = [
-    Mutant(
-        "traces name no network dimensions",
-        CHAKRA,
-        "tuple(mesh)[::-1]  # the inner",
-        "tuple(mesh)  # the inner",
-        TRACES,
-    ),
-    Mutant(
-        "streams of a loop's iterations overlap", CHAKRA, "control |= self.after.pop(stream, set())", "pass", TRACES
-    ),
-    Mutant("old feeders do not find the size", CHAKRA, '"comm_size": _INT64', '"comm_size": _UINT64', TRACES),
-    Mutant("signed numbers are read as unsigned", CHAKRA, "return protobuf.signed(value)", "return value", TRACES),
-    Mutant(
-        "collectives do not wait for their stream",
-        GRAPHS,
-        'if self.streams and any((rank, "exchange") in self.busy for rank, _ in row):',
-        "if False:",
-        TRACES,
-    ),
-    Mutant("messages do not queue", GRAPHS, "max(now_s, self.free_s[src, wire]) if queue else now_s", "now_s", TRACES),
-    Mutant(
-        "nodes ignore control dependencies",
-        WORKLOADS,
-        "for need in (*node.control, *node.data)",
-        "for need in node.data",
-        TRACES,
-    ),
-    Mutant(
-        "device groups ignore the permutation",
-        HLO_TEXT,
-        "ids = ids.transpose(",
-        "ids = ids.reshape(base) if base else ids.transpose(",
-        PROGRAMS,
-    ),
-    Mutant(
-        "inner axes come first in a group",
-        HLO_TEXT,
-        "ids.transpose(outside + inside)",
-        "ids.transpose(outside + sorted(inside))",
-        PROGRAMS,
-    ),
-    Mutant("loops run once", HLO, 'return int(known["n"])', "return 1", PROGRAMS),
-    Mutant(
-        "a collective starts after all before it",
-        HLO,
-        "Task(work, tuple(sorted(earlier)))",
-        "Task(work, tuple(range(first)))",
-        PROGRAMS,
-    ),
-    Mutant(
-        "fusions read whole operands",
-        HLO,
-        "size = min(size, sum(use.shapes[0].bytes for use in uses))",
-        "pass",
-        PROGRAMS,
-    ),
-    Mutant(
-        "parameters are in the order of the text",
-        HLO,
-        'key=lambda i: int(i.attributes["number"])',
-        "key=lambda i: i.line",
-        PROGRAMS,
-    ),
-    Mutant(
-        "dimensions of a batch count twice",
-        HLO,
-        'own = {*_dims(i, "rhs_contracting_dims"), *_dims(i, "rhs_batch_dims")}',
-        'own = {*_dims(i, "rhs_contracting_dims")}',
-        PROGRAMS,
-    ),
-    Mutant("profiles ignore the module", PROFILE, 'if arguments.get("hlo_module") != module:', "if False:", PROFILES),
-    Mutant("kernels of an instruction do not add up", PROFILE, "1e-6 * sum(", "1e-6 * max(", PROFILES),
-    Mutant("loops count in a median", PROFILE, "statistics.median(own) * len(own) / executions", "sum(own)", PROFILES),
     Mutant(
         "a layer has no gradient of weights", MEGATRON, "self.weights(self.rows, k, self.h, (last,))", "pass", PUBLISHED
     ),

@@ -4,14 +4,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hlo_texts import ADD, GLOBAL, HEAD, P0, REDUCE, SIZES
+from hlo_texts import block as _block
+from hlo_texts import text as _text
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxcomm.simulate import Cluster, StepError, cli, hlo, hlo_text, step, step_of_hlo
-from jaxcomm.simulate.program import Exchange, Kernel, Loop
+from jaxcomm.simulate.program import Reader
+from jaxcomm.simulate.tasks import Exchange, Kernel, Loop
 
 H100 = Cluster.load("dgx-h100")
-SIZES = {"data": 2, "model": 4}
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +77,11 @@ def test_automatic_sharding_has_the_collectives_of_tensor_and_data_parallelism(m
     assert found.flops == 5 * 2 * batch * wide * hidden / 8
 
 
+def _conv(a, b, padding="VALID", strides=(1, 1), **options):
+    numbers = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(a, b, strides, padding, dimension_numbers=numbers, **options)
+
+
 @pytest.mark.parametrize(
     ("f", "shapes"),
     [
@@ -85,6 +93,10 @@ def test_automatic_sharding_has_the_collectives_of_tensor_and_data_parallelism(m
             ),
             [(2, 12, 12, 8), (3, 3, 4, 6)],
         ),
+        (lambda a, b: _conv(a, b, batch_group_count=4), [(8, 12, 12, 8), (3, 3, 8, 16)]),
+        (lambda a, b: _conv(a, b, ((1, 2), (1, 2)), lhs_dilation=(2, 2)), [(2, 32, 32, 8), (3, 3, 8, 16)]),
+        (lambda a, b: _conv(a, b, "SAME", rhs_dilation=(3, 2)), [(2, 8, 9, 8), (5, 7, 8, 16)]),
+        (jax.grad(lambda a, b: _conv(a, b, "SAME", (2, 2)).sum(), (0, 1)), [(2, 32, 32, 8), (3, 3, 8, 16)]),
     ],
 )
 def test_operations_are_those_that_xla_counts(f, shapes):
@@ -92,24 +104,9 @@ def test_operations_are_those_that_xla_counts(f, shapes):
     reader = hlo._Reader(module := hlo_text.parse(compiled.as_text()), {"device": 1}, 1)
     works = [task.work for task in reader.block(module.entry).tasks]
     assert sum(work.flops for work in works) == pytest.approx(compiled.cost_analysis()["flops"], rel=0.02)
-
-
-HEAD = "HloModule m, is_scheduled=true, num_partitions=8\n"
-ADD = "\n%add (a: f32[], b: f32[]) -> f32[] {\n  %a = f32[] parameter(0)\n  %b = f32[] parameter(1)\n  ROOT %s = f32[] add(%a, %b)\n}\n"  # noqa: E501
-GLOBAL = "channel_id=1, use_global_device_ids=true"
-
-
-def _text(*lines, more=ADD):
-    return HEAD + more + "\nENTRY %main (p: bf16[1024,1024]) -> bf16[1024,1024] {\n" + "\n".join(lines) + "\n}\n"
-
-
-def _block(*lines, more=ADD, mesh=None):
-    module = hlo_text.parse(_text(*lines, more=more), "x.hlo")
-    reader = hlo._Reader(module, mesh or SIZES, 1)
-    return reader, reader.block(module.entry)
-
-
-P0 = "%p = bf16[1024,1024]{1,0} parameter(0)"
+    jaxpr = jax.make_jaxpr(f)(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes))
+    traced = [task.work for task in Reader(1).block(jaxpr).tasks]
+    assert sum(work.flops for work in traced) == sum(work.flops for work in works)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +121,8 @@ P0 = "%p = bf16[1024,1024]{1,0} parameter(0)"
         ("mesh['x'=2,'y'=2,'z'=2] {'z','x'}", [[0, 4, 1, 5], [2, 6, 3, 7]]),
         ("mesh['x'=8] {'x':(2)2}", [[0, 2], [1, 3], [4, 6], [5, 7]]),
         ("mesh['x'=8] {'x':(1)2,'x':(4)2}", [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        ("mesh['x'=1,'y'=4,'z'=2],device_ids=([2,4]T(1,0)){'y'}", [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        ("mesh['x'=2,'y'=2],device_ids=(0,2,1,3) {'y'}", [[0, 2], [1, 3]]),
         ("{}", [list(range(8))]),
         ("", [list(range(8))]),
     ],
@@ -162,7 +161,7 @@ def test_pairs_of_start_and_done_run_beside_computation():
         "ROOT %t = bf16[1024,1024] add(%r, %d)",
     )
     assert [(type(t.work).__name__, t.needs) for t in block.tasks] == [
-        ("Exchange", ()), ("Kernel", ()), ("Exchange", (0,)), ("Kernel", (1, 2)),
+        ("Exchange", ()), ("Kernel", ()), ("Exchange", (0, 1)), ("Kernel", (1, 2)),
     ]  # fmt: skip
     assert [(e.op, e.count, e.asynchronous) for e in block.exchanges()] == [
         ("all_gather", 1 << 20, True), ("psum_scatter", 2 << 20, False),
@@ -301,14 +300,17 @@ def test_library_calls_have_the_operations_of_their_product():
 
 
 def test_types_have_their_bytes():
-    found = hlo_text.shapes("(f8e4m3fn[8], s4[8]{0:E(4)}, pred[8], c64[8], u16[2,4]{1,0:T(8,128)}, f32[], token[])")
-    assert [shape.bytes for shape in found] == [8, 4, 8, 64, 16, 4, 0]
-    names = ["float8_e4m3fn", "int4", "bool", "complex64", "uint16", "float32"]
+    """Types of less than a byte take whole bytes unless the layout packs them."""
+    found = hlo_text.shapes(
+        "(f8e4m3fn[8], s4[8]{0:E(4)}, s4[8], f4e2m1fn[<=8]{0}, pred[8], c64[8], u16[2,4]{1,0:T(8,128)}, f32[], token[])"
+    )
+    assert [shape.bytes for shape in found] == [8, 4, 8, 8, 8, 64, 16, 4, 0]
+    names = ["float8_e4m3fn", "int4", "int4", "float4_e2m1fn", "bool", "complex64", "uint16", "float32"]
     assert [shape.dtype for shape in found[:-1]] == names
     assert all(jnp.dtype(name) for name in names)
 
 
-REDUCE = f"ROOT %r = bf16[1024,1024] all-reduce(%p), {GLOBAL}, replica_groups={{}}, to_apply=%add"
+_SELF = "\n%c (q: bf16[8]) -> bf16[8] {\n  %q = bf16[8] parameter(0)\n  ROOT %x = bf16[8] call(%q), to_apply=%c\n}\n"
 
 
 @pytest.mark.parametrize(
@@ -333,7 +335,27 @@ REDUCE = f"ROOT %r = bf16[1024,1024] all-reduce(%p), {GLOBAL}, replica_groups={{
         (_text(P0, "ROOT %r = bf16[4,4] collective-permute(%p), source_target_pairs={{0,8}}"), {}, "devices below 8"),
         (_text(P0, 'ROOT %r = bf16[4,4] custom-call(%p), custom_call_target="Sharding"'), {}, "is not partitioned"),
         (_text(P0, 'ROOT %r = bf16[4,4] custom-call(%p), custom_call_target="jaxcomm_permute"'), {}, "use TARGET"),
-        (_text(P0, "ROOT %r = bf16[4,4] call(%p), to_apply=%none"), {}, "x.hlo: the computation none is missing"),
+        (_text(P0, REDUCE.replace("={}", "=[1,99999999999]<=[99999999999]")), {}, "line 11: .* devices below 8"),
+        (_text(P0, REDUCE.replace("={}", "=mesh['x'=99999999999] {'x'}")), {}, "line 11: .* devices below 8"),
+        (_text(P0, REDUCE.replace("={}", "=[3,4]<=[8]")), {}, "line 11: all-reduce r: cannot reshape"),
+        (_text(P0, REDUCE.replace("={}", "={{0,0}}")), {}, "line 11: .* distinct devices below 8"),
+        (_text(P0, REDUCE.replace("={}", "=mesh['x'=4],device_ids=(0,1) {'x'}")), {}, "expected 4 devices of a mesh"),
+        (_text(P0, REDUCE.replace("%add", "%none")), {}, "line 11: all-reduce r: the computation none is missing"),
+        (_text(P0, "%c = bf16[4] fusion(%p), kind=kLoop", REDUCE), {}, "fusion c: expected an attribute calls"),
+        (_text(P0, "%c = bf16[4] fusion(%p), calls=%none", REDUCE), {}, "line 11: fusion c: the computation none"),
+        (_text(P0, "%c = bf16[4] while(%p), condition=%add", REDUCE), {}, "while c: expected an attribute body"),
+        (_text(P0, "%c = bf16[4] async-start(%p)", REDUCE), {}, "line 11: async-start c: expected an attribute"),
+        (_text(P0, "%c = bf16[4] strange-start(%p)", REDUCE), {}, "line 11: strange-start c is not modelled"),
+        (_text(P0, "%c = bf16[4] call(%p), to_apply=%c", REDUCE, more=ADD + _SELF), {}, "computation c calls itself"),
+        (_text(P0, "%c = bf16[8] dot(%p)", REDUCE), {}, "line 11: dot c: expected two operands"),
+        (_text(P0, "%c = bf16[8,8] convolution(%p, %p), dim_labels=b0f_0io->b0f", REDUCE), {}, "11: .* do not fit"),
+        (_text(P0, "%c = foo7[8] negate(%p)", REDUCE), {}, "line 11: the type foo7 is not known"),
+        (_text("%p = bf16[8] parameter(x)", REDUCE), {}, "line 10: invalid literal for int"),
+        (_text(P0, "%g = bf16[8] get-tuple-element(%p), index=x", REDUCE), {}, "line 11: .* invalid literal for int"),
+        (_text(P0, "%n = bf16[8] negate(%q)", "%q = bf16[8] negate(%p)", REDUCE), {}, "q is not defined before it"),
+        (_text(P0, REDUCE).replace("partitions=8", "partitions=0"), {}, "at least one partition"),
+        (_text(P0, REDUCE) * 2, {}, "x.hlo: line 13: another HloModule"),
+        (_text(P0, "ROOT %r = bf16[4,4] call(%p), to_apply=%none"), {}, "line 11: call r: the computation none is"),
     ],
 )  # fmt: skip
 def test_bad_texts_name_file_and_line(text, options, message):

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxcomm.simulate import Cluster, cli, megatron
-from jaxcomm.simulate.program import Exchange, Kernel
+from jaxcomm.simulate.tasks import Exchange, Kernel
 
 S, V = 2048, 51200
 
