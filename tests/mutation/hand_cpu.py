@@ -264,7 +264,7 @@ MUTANTS = [
         "ffi/common/attributes.cc",
         "    JAXCOMM_CASE(U8, kU8)",
         "    JAXCOMM_CASE(U8, kS8)",
-        "tests/ops/test_pmax.py -k dtype",
+        "test_handlers",
     ),
     Mutant(
         "nodes of a call are dropped",

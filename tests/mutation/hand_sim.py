@@ -168,7 +168,7 @@ MUTANTS = [
     Mutant(
         "colours ignore faults", REFINE, "if (topology_->HasFaults()) colour[rank]", "if (false) colour[rank]", TESTS
     ),
-    Mutant("a remainder of weights remains", RATES, "--link.rising == 0 ? 0 : ", "", FAULTS),
+    Mutant("a remainder of weights remains", RATES, "--link.rising == 0 ? 0 : ", "", TESTS),
     Mutant("the rate of a hashed level is the mean", CLUSTER, "made.taper *= hashing", "hashing", FAULTS),
     Mutant("a lost plane has no hash", "jaxcomm/simulate/faults.py", "* left / level.planes", "", FAULTS),
     Mutant("an arrival has a band", CALLS, "time_s -= late_s", "pass", FAULTS),
