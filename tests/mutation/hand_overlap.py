@@ -66,7 +66,7 @@ MUTANTS = [
         f"{CALLS} {BY_XLA}",
     ),
     Mutant(
-        "start does not wait on GPUs",
+        "XLA's own collective does not wait for the values of start(after=)",
         LOWERING,
         "return lax.optimization_barrier(xs)[",
         "return xs[",
@@ -92,6 +92,13 @@ MUTANTS = [
         'beside = platform == "cuda" and not by_xla and call.asynchronous',
         'beside = platform == "cuda" and not by_xla',
         "tests/cuda/test_cuda_lowering.py",
+    ),
+    Mutant(
+        "the rank is an operand of a start",
+        LOWERING,
+        "_compat.on_communication_stream(run_alone, *whole)",
+        "_compat.on_communication_stream(run, rank, *whole)",
+        LANE,
     ),
     Mutant(
         "XLA captures starts into CUDA graphs",
@@ -192,7 +199,7 @@ MUTANTS = [
         "test_cuda_lanes",
     ),
     Mutant(
-        "done copies nothing and checks nothing",
+        "done does not check that its result is the operand",
         "ffi/cuda/xla/done.cc",
         "if (y->untyped_data() == result.untyped_data()) return",
         "return",
