@@ -96,7 +96,7 @@ def _place(
                 own["processes"] = processes
             if not _compat.provides_communicators():
                 own["members"] = _placement.gpu_groups(mesh, rows)
-            # Whether XLA puts operands of a function into collective memory is not known.
+            # No windows for starts: whether XLA puts operands of a function into collective memory is not known.
             elif _compat.has_windows() and not call.asynchronous and _bootstrap.symmetric_buffers(mesh):
                 own["symmetric_buffers"] = np.int64(1)
             return rows.shape[1], True, own
@@ -361,10 +361,7 @@ def lower(
 
         symmetric = "symmetric_buffers" in common and aliases is None  # no peer reads the operands of a barrier
         with _compat.in_collective_memory(operand=1, result=0) if symmetric else contextlib.nullcontext():
-            if beside:
-                ys = _compat.on_communication_stream(run_alone, *whole)
-            else:
-                ys = run(rank, *whole)
+            ys = _compat.on_communication_stream(run_alone, *whole) if beside else run(rank, *whole)
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
     def exchange_by_xla(*xs):

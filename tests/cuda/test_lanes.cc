@@ -250,6 +250,26 @@ ALONE_TEST_CASE("the same call with other arguments on another rank is an error"
   });
 }
 
+// Of a long name, the end is exchanged: it has the line. Names that differ before it are different calls too.
+ALONE_TEST_CASE("calls with long names are told apart") {
+  Communicator::Configure(20, 4);
+  const std::string path(200, 'a');
+  for (const bool at_the_end : {false, true}) {
+    GpuCallState* states[2];
+    for (int i = 0; i < 2; ++i) {
+      const std::string digit = std::to_string(i + 1);
+      states[i] = StateOf(at_the_end ? path + ".py:" + digit : digit + path + ".py:7", true);
+    }
+    OnRanks(*new World(2), [&](Rank& rank) {
+      Site site(*states[rank.rank], rank);
+      CHECK(site.Initialize().empty());
+      const std::string error = site.Execute();
+      CHECK(Has(error, "different calls, or calls in different orders"));
+      CHECK(Has(error, at_the_end ? ".py:1" : ".py:7") && Has(error, at_the_end ? ".py:2" : ".py:7"));
+    });
+  }
+}
+
 ALONE_TEST_CASE("a lane that can't be made is an error on all ranks") {
   Communicator::Configure(20, 4);
   auto* world = new World(3);

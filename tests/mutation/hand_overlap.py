@@ -192,6 +192,20 @@ MUTANTS = [
         "test_cuda_lanes",
     ),
     Mutant(
+        "the end of a long name is not exchanged",
+        BOOTSTRAP,
+        "whole_name.substr(whole_name.size() - std::min(whole_name.size(), kMostNameBytes))",
+        "whole_name",
+        "test_cuda_lanes",
+    ),
+    Mutant(
+        "names are compared without their beginning",
+        BOOTSTRAP,
+        "if ((*name_hashes)[other] == (*name_hashes)[static_cast<size_t>(rank_)])",
+        "if (names[other] == own_name)",
+        "test_cuda_lanes",
+    ),
+    Mutant(
         "the values that a start waits for are refused",
         CALL,
         "args.size() > rets.size()",

@@ -186,8 +186,9 @@ Status FindOffsets(GpuCallState& state, const XlaCollectives& collectives, const
   return call.ExchangeOffsets(buffers.x, buffers.y, input, output, stream);
 }
 
-// A hash that differs between two call sites of a program, and between calls that can't be the same one. Ranks may have
-// different numbers of rows: DeviceCall compares what must be the same.
+// A hash that differs between calls of different lines, types or arguments. Equal calls of one line have the same hash:
+// leaves of a tree, or layers of an unrolled loop. Ranks may have different numbers of rows: DeviceCall compares what
+// must be the same.
 uint64_t Identity(const CallSpec& spec, const Buffers& buffers) {
   uint64_t hash = HashAttributes(spec);
   if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) return hash;
