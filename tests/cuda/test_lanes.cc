@@ -196,6 +196,24 @@ ALONE_TEST_CASE("a started call runs in the lane, with further operands") {
   });
 }
 
+// XLA reuses the memory of a started call after an error, since it does not run `done`.
+ALONE_TEST_CASE("after an error, work waits for the calls that have been started") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(2);
+  GpuCallState *const started = StateOf("here.py:1", true), *const synchronous = StateOf("here.py:2", false);
+  OnRanks(*world, [&](Rank& rank) {
+    Site first(*started, rank), second(*synchronous, rank);
+    for (Site* const site : {&first, &second}) CHECK(site->Initialize().empty());
+    CHECK(first.Execute().empty());
+    CHECK(second.stream.num_waits == 0);
+    second.xla.more = {{nullptr, 0, XLA_FFI_DataType_F32}};
+    CHECK(Has(second.Execute(), "unexpected number of operands"));
+    CHECK(second.stream.num_waits == 1);
+    fake::Wait(first.stream.handle());
+    CHECK(first.y[0] == 2 && first.y[3] == 8);
+  });
+}
+
 TEST_CASE("a failure of one lane ends the calls of both") {
   Communicator::Configure(20, 4);
   for (const bool asynchronous : {false, true}) {

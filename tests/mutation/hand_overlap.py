@@ -192,6 +192,13 @@ MUTANTS = [
         "test_cuda_lanes",
     ),
     Mutant(
+        "after an error, nothing waits for started calls",
+        CALL,
+        "if (!error.success()) Communicator::WaitForStarted(",
+        "if (false) Communicator::WaitForStarted(",
+        "test_cuda_lanes",
+    ),
+    Mutant(
         "the end of a long name is not exchanged",
         BOOTSTRAP,
         "whole_name.substr(whole_name.size() - std::min(whole_name.size(), kMostNameBytes))",
