@@ -53,8 +53,8 @@ struct Numbering {
 thread_local Numbering numbering;
 std::atomic<uint64_t> num_programs{0};
 
-// Equal in all processes for the same call site. The other attributes are part of the fingerprint: processes with
-// different ones find each other and get an error at once.
+// Equal in all processes for the same call site. The other attributes are part of the fingerprint: processes whose keys
+// are equal get an error at once if these differ.
 uint64_t IdentityOf(const CallSpec& spec) {
   uint64_t hash = Mix(Mix(static_cast<uint64_t>(spec.group_size), spec.op), spec.site);
   for (const int64_t rank : spec.groups) hash = Mix(hash, static_cast<uint64_t>(rank));
