@@ -417,9 +417,9 @@ MUTANTS = [
     Mutant(
         "processes do not compare tables",
         "ffi/cpu/inter_process_call.h",
-        "spec_.table_hash == 0 ? program_->fingerprint()",
-        "true ? program_->fingerprint()",
-        "tests/multiprocess/test_failures.py::test_side_by_side[mixtures_of_experts-0]",
+        "program_->fingerprint(), spec_.table_hash}",
+        "program_->fingerprint(), 0}",
+        "test_call_sites",
     ),
     Mutant(
         "areas of other nodes are counted from the own one on",
