@@ -118,7 +118,7 @@ def build(config, mesh, comm, loss, specs, loss_axes, *, module=lm.Transformer, 
     tokens_spec = P(config.batch_axes)
 
     def local_losses(params, tokens):
-        model = nnx.merge(graphdef, lm.cast(params, config)) if plain else params
+        model = nnx.merge(graphdef, lm.cast_model(params, config)) if plain else params
         found = loss(config, model, tokens, comm)
         return found if isinstance(loss_axes, dict) else {"loss": found}
 

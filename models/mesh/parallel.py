@@ -174,7 +174,7 @@ def loss(config, params, tokens, comm):
         attend = functools.partial(cp.attend, config, positions=positions, comm=comm)
 
     # Matrices of this rank of "pipe" and "tensor", complete. Their gradients are summed into parts, once per step. The
-    # transfer is in the type --dtype. The result is float32, so the pipeline adds gradients in float32.
+    # transfer is in the type --dtype. The result is float32, so microbatches and ranks add gradients in float32.
     complete = zero.gather(comm, config.dtype, STATE)
     params = {
         name: {"parts": complete(jnp.squeeze(group["parts"], -2)), "rest": group["rest"]}
@@ -186,7 +186,8 @@ def loss(config, params, tokens, comm):
         return groups[name].unpack(lm.cast(packed, config))
 
     def enter(params, tokens):
-        return tp.embed(unpack("embed", params["embed"])["embed"], tokens[:, own], comm)
+        table = groups["embed"].unpack(params["embed"])["embed"]
+        return tp.embed(table, tokens[:, own], comm, config.dtype)
 
     def work(x, params):
         return layer(config, nnx.merge(block, unpack("blocks", params)), x, attend, comm)

@@ -162,7 +162,7 @@ def loss(config, params, tokens, comm):
         return lm.cross_entropy(nnx.merge(head, lm.cast(params, config))(x), tokens[:, 1:]).mean()
 
     stages = Stages(
-        enter=lambda params, tokens: lm.cast(params["embed"], config)[tokens[:, :-1]],
+        enter=lambda params, tokens: lm.embed(params["embed"], tokens[:, :-1], config.dtype),
         layer=lambda x, params: (nnx.merge(block, lm.cast(params, config))(x), {}),
         leave=lambda params, x, tokens: head_loss(params["head"], x, tokens),
     )
