@@ -81,7 +81,8 @@ def sum_gradients(grads, specs, axes, comm):
 def global_norm(grads, specs, axes, comm):
     """Norm of the gradient of the whole model: squares of sharded gradients are summed over the ranks.
 
-    Ranks are numbered in the order of ``axes``, so with --psum direct the bits do not depend on the sizes of the axes.
+    Ranks are numbered in the order of ``axes``. So on one node, with --psum direct, the bits do not depend on the sizes
+    of the axes. On several nodes, another algorithm adds (models/lm/comm.py).
     """
     squares = collections.defaultdict(float)
     for x, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
