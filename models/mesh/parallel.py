@@ -41,7 +41,7 @@ EXPERTS = (*STATE, tp.AXIS)  # ranks with other tokens
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pp.Config, cp.Config, tp.Config):
+class Config(pp.PipelineConfig, cp.Config, tp.Config):
     """The options of all parts. Each parent checks the sizes along its own axis."""
 
     name = "mesh"
@@ -49,12 +49,12 @@ class Config(pp.Config, cp.Config, tp.Config):
     batch_axes = ("data",)
     # All other options change the balancing loss.
     free_on_resume = (*lm_config.Config.free_on_resume, "attention", "matmul")
+    removed = ("schedule",)
     moe = "dropless"  # of models.moe.model.MoE
 
     layout: str = option("2x1x2x2", "sizes of the mesh axes pipe x data x context x tensor")
     layers: int = option(4, "transformer blocks")
     microbatches: int = option(4, "parts of the batch of a group, which are in the pipeline at the same time")
-    schedule: str = option("circular", "order of the passes; models/pp has a second one", choices=("circular",))
     rounds: int = option(1, "times that a microbatch passes all stages, each time with other layers")
     experts: int = option(4, "experts per layer; 0: the feed-forward layers are not mixtures of experts")
     balance: float = option(0.01, "weight of the load-balancing loss of the experts")

@@ -234,6 +234,19 @@ MUTANTS = [
         OPTIONS,
     ),
     Mutant(
+        "defaults without effect are refused", "models/lm/config.py",
+        "if given.get(name, getattr(type(self), name)) != getattr(type(self), name):", "if name in given:",
+        "tests/models/test_scripts.py -k accepted",
+    ),
+    Mutant(
+        "runs with a removed option do not continue", "models/lm/config.py",
+        " if name not in config_type.removed}", "}", "tests/models/test_scripts.py -k removed_option",
+    ),
+    Mutant(
+        "sums of one rank have an algorithm", "models/lm/config.py", "if self.ranks() == 1 else {}",
+        "if self.ranks() == 0 else {}", OPTIONS,
+    ),
+    Mutant(
         "options of one rank have an effect", "models/lm/config.py", "if self.ranks(axis) == 1 else {}",
         "if self.ranks(axis) == 0 else {}", OPTIONS,
     ),
