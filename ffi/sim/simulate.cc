@@ -187,6 +187,15 @@ StatusOr<Simulation> SimulateAll(const Algorithm& algorithm, Request request, do
     auto ring = SimulateRing(algorithm, request, item_bytes, cluster, topology, max_steps);
     if (ring) return *std::move(ring);
   }
+  const auto too_many = [&](size_t simulated) {
+    return InvalidArgumentError("more than " + std::to_string(max_steps) + " steps of " + std::to_string(simulated) +
+                                " ranks would have to be simulated");
+  };
+  // Faults leave almost no equal roles. The last rank has no more steps than others: it is a leaf of trees.
+  if (topology.HasFaults() &&
+      static_cast<int64_t>(BuildPlan(algorithm, request, static_cast<int32_t>(n - 1)).steps.size()) > max_steps / n) {
+    return too_many(static_cast<size_t>(n));
+  }
   Fold fold(topology);
   if (fidelity == Fidelity::kFolded) {
     if (Cuts(algorithm, request)) {
@@ -203,8 +212,7 @@ StatusOr<Simulation> SimulateAll(const Algorithm& algorithm, Request request, do
     const Plan plan = BuildPlan(algorithm, request, rank);
     num_steps += static_cast<int64_t>(plan.steps.size());
     if (num_steps > max_steps) {
-      return InvalidArgumentError("more than " + std::to_string(max_steps) + " steps of " +
-                                  std::to_string(ranks.size()) + " ranks would have to be simulated");
+      return too_many(ranks.size());
     }
     builder->Add(plan);
   }

@@ -1,7 +1,7 @@
 """The part of a cluster that a group of ranks sees, while all groups of a call communicate at once."""
 
 import dataclasses
-from typing import Any
+import math
 
 import numpy as np
 
@@ -155,27 +155,71 @@ def broken(cluster: Cluster, seen: Cluster, ranks: np.ndarray) -> tuple[Fault, .
     return tuple(found)
 
 
-def weakest(cluster: Cluster) -> Cluster:
-    """A cluster without faults that is as slow: links of a level have the bandwidth of the weakest one, and ranks the
-    speed of the slowest."""
-    slow = max([fault.slow for fault in cluster.faults if not fault.level], default=1.0)
-    levels = []
-    for number, level in enumerate(cluster.levels):
-        shares = [f.capacity for f in cluster.faults if f.level == level.name and not f.planes]
-        share = min([share or 0.5 for share in shares], default=1.0)  # a relay carries the transfers of two ranks
-        change: dict[str, Any] = (
-            {"taper": level.taper / share} if number > 1 else {"bytes_per_s": level.bytes_per_s * share}
-        )
-        change |= {"overhead_s": level.overhead_s * slow, "flow_bytes_per_s": level.flow_bytes_per_s / slow}
-        levels.append(dataclasses.replace(level, **change))
-    return dataclasses.replace(
-        cluster,
-        levels=tuple(levels),
-        copy=(cluster.copy[0] * slow, cluster.copy[1] / slow),
-        channel_bytes_per_s=cluster.channel_bytes_per_s / slow,
-        ll=None if cluster.ll is None else (cluster.ll[0] * slow, cluster.ll[1] / slow, cluster.ll[2]),
-        faults=(),
-    )
+def smaller(cluster: Cluster, most: int, source: int = 0) -> tuple[Cluster, int] | None:
+    """A cluster of the same levels with fewer groups in each, its faults, and the number of `source` there.
+
+    The highest levels shrink first. Powers of two stay powers of two. Faults of different groups stay in different
+    groups as far as the groups suffice.
+
+    Args:
+      cluster: as returned by ``view``, with faults.
+      most: ranks of the result.
+      source: a rank.
+
+    Returns:
+      None if the cluster does not shrink so far, as a mesh or a torus.
+    """
+    levels = cluster.levels
+    sizes = [level.ranks // below for level, below in zip(levels, [1, *(low.ranks for low in levels)], strict=False)]
+    kept = list(sizes)
+    for number in range(len(sizes) - 1, -1, -1):
+        others = math.prod(kept) // kept[number]
+        size = max(min(kept[number], 2), min(kept[number], most // others))
+        whole = number == 0 and levels[0].kind in ("mesh", "torus")
+        if sizes[number] & (sizes[number] - 1) == 0:
+            size = 1 << (size.bit_length() - 1)
+        kept[number] = kept[number] if whole else size
+    if math.prod(kept) > most or kept == sizes:
+        return None
+
+    def first(fault: Fault) -> tuple[int, int]:
+        """A rank of the link, and its level."""
+        number = [level.name for level in levels].index(fault.level) if fault.level else 0
+        switches = _switches(levels, number) if number > 1 else 1
+        below = levels[number - 1].ranks if number > 1 else 1
+        return fault.index // switches * below + fault.index % switches, number
+
+    faults = [fault for fault in cluster.faults if not fault.planes]
+    digits = [_digits(rank, sizes) for rank in (0, source, *(first(fault)[0] for fault in faults))]
+    new = [_distinct([row[i] for row in digits], size) for i, size in enumerate(kept)]
+    strides = [math.prod(kept[:i]) for i in range(len(kept))]
+    ranks = [sum(new[i][row[i]] * stride for i, stride in enumerate(strides)) for row in digits]
+    seen = tuple(dataclasses.replace(levels[i], ranks=stride * kept[i]) for i, stride in enumerate(strides))
+    found: dict[tuple[str, int, bool, bool], Fault] = {}
+    for fault, rank in zip(faults, ranks[2:], strict=True):
+        number = first(fault)[1]
+        switches = _switches(seen, number) if number > 1 else 1
+        index = rank // seen[number - 1].ranks * switches + rank % switches if number > 1 else rank
+        key = (fault.level, index, fault.out, fault.inward)
+        if key not in found or (fault.capacity, -fault.slow) < (found[key].capacity, -found[key].slow):
+            found[key] = dataclasses.replace(fault, index=index)
+    return dataclasses.replace(cluster, levels=seen, faults=tuple(found.values())), ranks[1]
+
+
+def _digits(rank: int, sizes: list[int]) -> list[int]:
+    found = []
+    for size in sizes:
+        found.append(rank % size)
+        rank //= size
+    return found
+
+
+def _distinct(digits: list[int], size: int) -> dict[int, int]:
+    """Numbers below `size`, which differ if `size` numbers suffice."""
+    every = sorted(set(digits))
+    if len({digit % size for digit in every}) == len(every):
+        return {digit: digit % size for digit in every}
+    return {digit: place % size for place, digit in enumerate(every)}
 
 
 def _check_rails(cluster: Cluster, ranks: np.ndarray, what: str) -> None:

@@ -18,8 +18,10 @@ from jaxcomm.simulate.tasks import Block, Exchange, Kernel, StepError
 
 # Of one collective; beyond, the cost model gives its time.
 _MAX_STEPS = 300_000
-# Of one group with a fault, which leaves few ranks of equal role; beyond, all its links are as slow as the weakest one.
-_MAX_BROKEN_RANKS = 1024
+# Of one group with faults; beyond, a smaller group gives the slowdown.
+_MAX_BROKEN_STEPS = 1_000_000
+# Of that smaller group, at most.
+_SMALL_RANKS = 256
 # Kernels take at least the time of the data sheet's peaks, and at most twice the estimate: a guess.
 _SLOWEST_KERNEL = 2.0
 # Operations of an Exchange that are messages from one rank to another.
@@ -127,7 +129,11 @@ class Step:
             )
         lines += ["", *(f"assumed: {note}" for note in self.notes)]
         counts = ", ".join(f"{count} {origin}" for origin, count in self.origins.items())
-        lines.append(f"This prediction rests on no measurement of a step or of jaxcomm ({counts}).")
+        works = [run.task.work for run, _ in self.timeline.leaves()]
+        if any(isinstance(work, Kernel) and work.time_s is not None for work in works):
+            lines.append(f"Kernels have measured times. The times of collectives rest on no measurement ({counts}).")
+        else:
+            lines.append(f"This prediction rests on no measurement of a step or of jaxcomm ({counts}).")
         lines.append("The band is a guess.")
         return "\n".join(lines)
 
@@ -248,18 +254,19 @@ class Costs:
         bytes_of = (count * dtype.itemsize, dtype.itemsize)
         key = (op, bytes_of, cluster.levels, cluster.faults, algorithm, work.max_sms, perm, source, skew)
 
-        def simulate(seen: Cluster) -> calls.Simulated:
+        def simulate(seen: Cluster, ranks: int, algorithm: str | None, source: int, skew: Any) -> calls.Simulated:
+            limit = _MAX_BROKEN_STEPS if seen.faults else _MAX_STEPS
             return calls.collective(
                 op,
-                jax.ShapeDtypeStruct((count,), dtype),
-                n,
+                jax.ShapeDtypeStruct((_count(op, count, n, ranks),), dtype),
+                ranks,
                 cluster=seen,
                 algorithm=algorithm,
                 source=source,
                 perm=perm,
                 max_sms=work.max_sms,
                 fidelity=self.fidelity,
-                max_steps=_MAX_STEPS if self.fidelity == "folded" else None,
+                max_steps=limit if self.fidelity == "folded" or seen.faults else None,
                 skew=skew,
                 seed=self.seed,
                 symmetric_buffers=self.symmetric_buffers,
@@ -267,20 +274,58 @@ class Costs:
 
         if key not in self.classes:
             try:
-                self.classes[key] = self._limited(simulate, cluster, n)
+                try:
+                    self.classes[key] = simulate(cluster, n, algorithm, source, skew)
+                except calls.TooManySteps:
+                    if perm is not None:
+                        raise
+                    self.classes[key] = self._estimate(simulate, cluster, n, algorithm, source, skew)
             except ValueError as error:
                 raise StepError(f"step: {what}: {error}") from None
         return self.classes[key]
 
-    def _limited(self, simulate: Callable[[Cluster], calls.Simulated], seen: Cluster, n: int) -> calls.Simulated:
-        try:
-            if not seen.faults or n <= _MAX_BROKEN_RANKS:
-                return simulate(seen)
-        except calls.TooManySteps:
-            pass
-        text = f"in groups of {n} ranks, all links of a level have the bandwidth of the faulty one"
+    def _estimate(
+        self,
+        simulate: Callable[[Cluster, int, str | None, int, Any], calls.Simulated],
+        seen: Cluster,
+        n: int,
+        algorithm: str | None,
+        source: int,
+        skew: Any,
+    ) -> calls.Simulated:
+        """The time without faults, times the slowdown of a smaller group of the same levels with the same plan."""
+        healthy = simulate(dataclasses.replace(seen, faults=()), n, algorithm, source, skew)
+        most = min(_SMALL_RANKS, n - 1)
+        while True:
+            made = groups.smaller(seen, most, source)
+            if made is None:
+                raise calls.TooManySteps(
+                    f"{healthy.op}: the faults leave few ranks of equal role among {n}, and no smaller group has the "
+                    "same levels; use smaller groups"
+                )
+            small, root = made
+            ranks = small.levels[-1].ranks
+            try:
+                broken = simulate(small, ranks, healthy.algorithm, root, None)
+                break
+            except calls.TooManySteps:
+                most = ranks // 2
+        sound = simulate(dataclasses.replace(small, faults=()), ranks, healthy.algorithm, root, None)
+        slower = max(1.0, (broken.time_s or 0.0) / (sound.time_s or 1.0))
+        text = f"in groups of {n} ranks, the slowdown by faults is an estimate: that of {ranks} ranks"
         self.notes[text] = self.notes.get(text, 0) + 1
-        return simulate(groups.weakest(seen))
+
+        def longer(time_s: float) -> float:
+            return healthy.late_s + (time_s - healthy.late_s) * slower
+
+        return dataclasses.replace(
+            healthy,
+            time_s=longer(healthy.time_s or 0.0),
+            band=healthy.band and (longer(healthy.band[0]), longer(healthy.band[1])),
+            utilisation={name: share / slower for name, share in healthy.utilisation.items()},
+            why=f"{healthy.why} without faults, which make it {slower:.2f} times as long (estimate)",
+            notes=(*healthy.notes, *broken.notes),
+        )
 
     def assumed(self, collectives: Sequence[Collective]) -> list[tuple[str, int]]:
         """Arrivals and collisions that the times of collectives contain."""
@@ -302,6 +347,11 @@ class Costs:
             return found.band[high] if found and found.band else 0.0
 
         return of
+
+
+def _count(op: str, count: int, n: int, ranks: int) -> int:
+    """Elements of the operand in a group of so many ranks instead of n."""
+    return -(-count // ranks) * ranks if op in ("all_to_all", "psum_scatter") and ranks != n else count
 
 
 def axes_of(mesh: Any) -> dict[str, int]:

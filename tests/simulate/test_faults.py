@@ -10,7 +10,19 @@ from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import jaxcomm
-from jaxcomm.simulate import Cluster, ClusterError, StepError, cli, collective, hashing, skew, step
+from jaxcomm.simulate import (
+    Cluster,
+    ClusterError,
+    StepError,
+    calls,
+    cli,
+    collective,
+    groups,
+    hashing,
+    skew,
+    step,
+    steps,
+)
 from jaxcomm.simulate.cluster import parse
 
 H100 = Cluster.load("dgx-h100")
@@ -216,12 +228,54 @@ def test_other_ranks_replace_a_lost_one():
         _step(f, (4, 8), full)
 
 
-def test_a_fault_in_a_large_group_slows_its_whole_level():
-    f = lambda x: jaxcomm.psum(x, ("data", "model"))  # noqa: E731
-    found = _step(f, (256, 8), _with("leaf[700]=0.5"), 1 << 20)
-    slow = _step(f, (256, 8), _broken(leaf__bandwidth="200 Gb/s"), 1 << 20)
-    assert found.collectives[0].time_s == slow.collectives[0].time_s
-    assert any("all links of a level" in note for note in found.notes)
+def _psum(algorithm=None):
+    return lambda x: jaxcomm.psum(x, ("data", "model"), algorithm=algorithm)
+
+
+@pytest.mark.parametrize(
+    "fault", ["leaf[75]=0.5", "leaf[75]=lost", "rank[75]=2", "nvlink[75]=0.5", "leaf[75].out=0.25"]
+)
+def test_a_smaller_group_gives_the_slowdown_of_a_large_one(fault, monkeypatch):
+    """128 ranks, whose time is known exactly, from 64; a bound in ranks x steps chooses the estimate."""
+    exact, healthy = (_step(_psum(), (16, 8), cluster, 16 << 20) for cluster in (_with(fault), H100))
+    monkeypatch.setattr(steps, "_MAX_BROKEN_STEPS", 128 * 60)
+    found = _step(_psum(), (16, 8), _with(fault), 16 << 20)
+    assert found.time_s == pytest.approx(exact.time_s, rel=0.25) and exact.time_s > 1.15 * healthy.time_s
+    assert found.collectives[0].simulated.algorithm == exact.collectives[0].simulated.algorithm
+    assert any("in groups of 128 ranks, the slowdown by faults is an estimate: that of" in n for n in found.notes)
+    assert not any("estimate" in n for n in exact.notes)
+
+
+@pytest.mark.parametrize("ranks", [256, 1024, 2048])
+def test_faults_never_make_a_step_faster(ranks, monkeypatch):
+    monkeypatch.setattr(steps, "_SMALL_RANKS", 64)  # as many as are quick
+    healthy = _step(_psum(), (ranks // 8, 8), H100, 16 << 20).time_s
+    for fault in {256: ["leaf[203]=0.5"], 1024: ["leaf[203]=0.5", "spine[3]=0.5"], 2048: ["rank[203]=1.5"]}[ranks]:
+        found = _step(_psum(), (ranks // 8, 8), _with(fault), 16 << 20)
+        assert found.time_s >= healthy, fault
+        assert (ranks > 256) == any("estimate" in note for note in found.notes), fault
+
+
+def test_the_limit_of_groups_with_faults_is_that_of_the_collective(monkeypatch):
+    """A ring of 256 ranks has 256 x 1530 steps or more: above the limit without faults, below that with faults."""
+    found = _step(_psum("ring"), (32, 8), _with("leaf[75]=0.5"), 16 << 20)
+    assert found.collectives[0].simulated.steps > 300_000 and not any("estimate" in note for note in found.notes)
+    alone = collective("psum", _operand(16 << 20), 256, cluster=_with("leaf[75]=0.5"), algorithm="ring")
+    assert found.collectives[0].time_s == alone.time_s
+    assert steps._MAX_BROKEN_STEPS == calls._MAX_BROKEN
+
+
+def test_a_smaller_cluster_keeps_the_places_of_faults():
+    """Leaves of 32 domains of 8 ranks: 703 is local rank 7 of domain 23 of leaf 2."""
+    faulty = [_with(text).faults[0] for text in ("leaf[703]=0.5", "spine[21]=0.25", "rank[1290]=3")]
+    cluster = dataclasses.replace(H100, faults=tuple(faulty)).spread(2048)
+    found, source = groups.smaller(cluster, 128, 9)
+    assert [level.ranks for level in found.levels] == [8, 64, 128] and source == 9
+    # Domains 0, 1 and 23 become 0, 1 and 7 of 8; leaves 0, 2 and 5 become 0, 1 and 0 of 2.
+    places = [(fault.level, fault.index) for fault in found.faults]
+    assert places == [("leaf", 64 + 8 * 7 + 7), ("spine", 8 + 5), ("", 8 + 2)]
+    mesh = Cluster.load("dgx-h100", {"nvlink.kind": "mesh"}).spread(8)
+    assert groups.smaller(mesh, 4) is None
 
 
 def test_each_collective_of_a_step_waits_for_its_last_rank():
