@@ -386,6 +386,7 @@ MUTANTS = [
         'rows["all changes"] = (base_s,',
         ASK,
     ),
+    Mutant("a waterfall has other algorithms", ASK_CODE, "{name: times[name] for name in clusters}", "times", ASK),
     Mutant("all what-ifs are the last one", ASK_CODE, "every |= _changes(text)", "every = _changes(text)", ASK),
     Mutant(
         "a copy has the route of a peer",
