@@ -105,7 +105,9 @@ def _changes(text: str) -> dict[str, str]:
         if not equals or not key.strip() or not value.strip():
             raise ValueError(f"--what-if: got {part!r}, expected KEY=VALUE such as leaf.bandwidth=800Gb/s")
         # A unit is apart from its number in the file.
-        changes[key.strip()] = re.sub(r"^([-+\d.]+(?:[eE][-+]?\d+)?)\s*([a-zA-Z/]+)$", r"\1 \2", value.strip())
+        changes[key.strip().removeprefix("level.")] = re.sub(
+            r"^([-+\d.]+(?:[eE][-+]?\d+)?)\s*([a-zA-Z/]+)$", r"\1 \2", value.strip()
+        )
     return changes
 
 
@@ -118,13 +120,20 @@ def _plots(args: argparse.Namespace) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in args.plot:
         kind, equals, path = text.partition("=")
-        kind, path = (kind, path) if equals else ("time", text)
-        if kind not in _PLOTS or not path or kind in found:
+        kind, path = (kind, path) if equals and kind in _PLOTS else ("time", text)
+        if not path or kind in found or pathlib.Path(path) in map(pathlib.Path, found.values()):
             raise ValueError(f"--plot: got {text!r}, expected OUT.png, links=OUT.png or waterfall=OUT.png, once each")
+        if not pathlib.Path(path).parent.is_dir() or pathlib.Path(path).is_dir():
+            raise ValueError(f"--plot: {path}: expected a file in a directory that exists")
         found[kind] = path
     if "waterfall" in found and not args.what_if:
         raise ValueError("--plot waterfall: needs --what-if")
     return found
+
+
+def _check_plots(plots: dict[str, str], predictions: int) -> None:
+    if "links" in plots and predictions > plot.MAX_SERIES:
+        raise ValueError(f"--plot links: got {predictions} predictions, expected at most {plot.MAX_SERIES}")
 
 
 def _clusters(args: argparse.Namespace) -> dict[str, Cluster]:
@@ -179,6 +188,8 @@ def collective(args: argparse.Namespace) -> int:
     plots, loads, times = _plots(args), {}, {}
     if "waterfall" in plots and (len(numbers) > 1 or len(sizes(args.bytes)) > 1 or args.fidelity == "bounds"):
         raise ValueError("--plot waterfall: needs one size, one number of ranks, and a time")
+    others = [name for name in args.compare if not nccl.is_name(name)]
+    _check_plots(plots, len(numbers) * len(sizes(args.bytes)) * (len(clusters) + len(others)))
     points: list[plot.Point] = []
     last: calls.Simulated | None = None
     for ranks in numbers:
@@ -189,7 +200,7 @@ def collective(args: argparse.Namespace) -> int:
             x = jax.ShapeDtypeStruct((count,), dtype)
             base = None
             for label, cluster in clusters.items():
-                for algorithm in (args.algorithm, *(a for a in args.compare if not nccl.is_name(a) and not label)):
+                for algorithm in (args.algorithm, *(others if not label else ())):
                     try:
                         last = calls.collective(
                             args.op,
@@ -240,7 +251,7 @@ def collective(args: argparse.Namespace) -> int:
     if "links" in plots:
         plot.links(plots["links"], title, loads)
     if "waterfall" in plots:
-        _waterfall(plots["waterfall"], title, times)
+        _waterfall(plots["waterfall"], title, {name: times[name] for name in clusters})
     return 0
 
 
@@ -329,6 +340,7 @@ def step(args: argparse.Namespace) -> int:
     made_of = tuple(clusters)
     for name in args.compare:
         clusters[f"cluster {name}"] = Cluster.load(name)
+    _check_plots(plots, len(clusters))
     predict = _workload(args)
     found: dict[str, steps.Step] = {}
     for label, cluster in clusters.items():

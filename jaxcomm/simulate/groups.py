@@ -91,6 +91,28 @@ def place(cluster: Cluster, fault: Fault) -> np.ndarray:
     return ranks
 
 
+def check_faults(cluster: Cluster) -> None:
+    """Refuses faults of links and ranks that the cluster does not have, and losses that cut off ranks.
+
+    Raises:
+      ClusterError: as above.
+    """
+    names = [level.name for level in cluster.levels]
+    for fault in cluster.faults:
+        if fault.planes:
+            continue
+        place(cluster, fault)
+        if not fault.level or fault.capacity:
+            continue
+        level, in_domain = cluster.levels[names.index(fault.level)], cluster.levels[0].kind in ("switch", "mesh")
+        adapter = len(names) > 1 and fault.level == names[1] and not level.shared
+        if not adapter or not in_domain or not (fault.out and fault.inward):
+            raise ClusterError(
+                f"{cluster.name}: fault {fault}: ranks would be cut off; only an adapter of a rank in a domain can be "
+                "lost, in both directions"
+            )
+
+
 def _switches(levels: tuple[Level, ...], number: int) -> int:
     """Switches with uplinks of their own in each group below a level: one for each rail."""
     return levels[0].ranks if number == 2 and levels[1].kind == "rails" else 1

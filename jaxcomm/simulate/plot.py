@@ -59,7 +59,7 @@ def collectives(path: str, title: str, points: Sequence[Point]) -> None:
 
 
 # More series of bars are too thin to read.
-_MAX_SERIES = 8
+MAX_SERIES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,14 +75,12 @@ def links(path: str, title: str, found: Mapping[str, Sequence[Load]]) -> None:
     """Two bars for each link: bytes, and share of the time. Several predictions have a colour each.
 
     Raises:
-      ValueError: there are no loads or too many predictions, or matplotlib is missing.
+      ValueError: there are no loads, or matplotlib is missing.
     """
     every = sorted((load for loads in found.values() for load in loads), key=lambda load: -load.share)
     names = list(dict.fromkeys(load.link for load in every))  # the busiest first
     if not names:
         raise ValueError("--plot links: no loads of links; --fidelity bounds and the cost model have none")
-    if len(found) > _MAX_SERIES:
-        raise ValueError(f"--plot links: got {len(found)} predictions, expected at most {_MAX_SERIES}")
     pyplot, figure, (left, right) = _figure(11, 1.9 + len(names) * (0.25 + 0.22 * len(found)), columns=2)
     scale, unit = _bytes_unit(max(load.bytes for load in every))
     thickness = 0.8 / len(found)

@@ -159,31 +159,43 @@ class Costs:
         n = math.prod(mesh.values())
         if skew is not None and skew.kind == "list" and len(skew.arrivals_s) != n:
             raise StepError(f"step: skew has {len(skew.arrivals_s)} arrivals, expected one for each of {n} ranks")
-        self.notes = {str(fault): 1 for fault in cluster.faults}
+        self.notes: dict[str, int] = {}
+        groups.check_faults(cluster)
         self.whole = dataclasses.replace(cluster, faults=()).spread(n)
-        broken = self._survive(cluster, n)
+        broken, given = self._survive(cluster, n)
         names = [level.name for level in self.whole.levels]
-        broken = tuple(fault for fault in broken if not fault.planes and (not fault.level or fault.level in names))
+        used = [not fault.planes and (not fault.level or fault.level in names) for fault in broken]
+        self.acting = [str(fault) for fault in cluster.faults if fault.slow == 0 and fault.index < n]
+        self.acting += [str(fault) for fault in cluster.faults if fault.planes and fault.level in names]
+        self.texts = [str(fault) for fault, kept in zip(given, used, strict=True) if kept]
+        broken = tuple(fault for fault, kept in zip(broken, used, strict=True) if kept)
         self.broken = dataclasses.replace(self.whole, faults=broken)
         self.places = [groups.place(self.broken, fault) for fault in broken]
         self.slow = max([fault.slow for fault in broken], default=1.0)
+        self.acting += [text for text, fault in zip(self.texts, broken, strict=True) if not fault.level]
         if self.slow > 1:
-            self.notes["all ranks wait for the slow rank, whose computation counts"] = 1
+            self.acting.append("each kernel takes the time of the slowest rank")
+        if any(fault.slow == 0 for fault in cluster.faults):
+            self.acting.append("other ranks of the cluster replace the lost ones")
         self.found: dict[Exchange, calls.Simulated | None] = {}
         self.classes: dict[tuple[Any, ...], calls.Simulated] = {}
         self.views: dict[tuple[Any, ...], list[tuple[np.ndarray, Cluster]]] = {}
 
-    def _survive(self, cluster: Cluster, n: int) -> tuple[faults.Fault, ...]:
-        """The faults after ranks of the cluster that the mesh does not use have replaced the lost ones."""
+    def _survive(self, cluster: Cluster, n: int) -> tuple[tuple[faults.Fault, ...], tuple[faults.Fault, ...]]:
+        """The faults after ranks of the cluster that the mesh does not use have replaced the lost ones.
+
+        Returns:
+          the faults in the new numbers, and the same ones as given.
+        """
+        size = (cluster.ranks, cluster.levels[0].ranks)
         try:
-            left, broken = faults.survive(cluster.faults, cluster.ranks, cluster.levels[0].ranks)
+            left, broken = faults.survive(cluster.faults, *size)
         except ValueError as error:
             raise ClusterError(f"{cluster.name}: {error}") from None
         if left < n:
             raise ClusterError(f"{cluster.name}: the mesh has {n} ranks, but {left} are left; use a smaller mesh")
-        if left < cluster.ranks:
-            self.notes["other ranks of the cluster replace the lost ones"] = 1
-        return broken
+        lost = [fault for fault in cluster.faults if fault.slow == 0]
+        return broken, tuple(f for f in cluster.faults if f.slow and faults.survive((*lost, f), *size)[1])
 
     def kernel(self, work: Kernel, ideal: bool = False) -> float:
         """Roofline: the larger of the times for operations and bytes."""
@@ -221,9 +233,21 @@ class Costs:
         found = []
         for row in rows[sorted(wanted)]:
             cluster = groups.view(self.whole, row, what)
+            if len(row) > 1:
+                self._act(row, cluster)
             broken = groups.broken(self.broken, cluster, row)
             found.append((row, dataclasses.replace(cluster, faults=broken)))
         return found
+
+    def _act(self, row: np.ndarray, seen: Cluster) -> None:
+        """Notes the faulty links that a group uses."""
+        names = [level.name for level in self.whole.levels]
+        sizes = [1, *(level.ranks for level in seen.levels)]
+        for fault, place, text in zip(self.broken.faults, self.places, self.texts, strict=True):
+            number = names.index(fault.level) if fault.level else 0
+            acts = fault.level and number < len(seen.levels) and sizes[number + 1] > sizes[number]
+            if acts and text not in self.acting and np.isin(row, place).any():
+                self.acting.append(text)
 
     def _simulate(self, work: Exchange) -> calls.Simulated | None:
         """The time of the slowest group."""
@@ -324,7 +348,6 @@ class Costs:
             band=healthy.band and (longer(healthy.band[0]), longer(healthy.band[1])),
             utilisation={name: share / slower for name, share in healthy.utilisation.items()},
             why=f"{healthy.why} without faults, which make it {slower:.2f} times as long (estimate)",
-            notes=(*healthy.notes, *broken.notes),
         )
 
     def assumed(self, collectives: Sequence[Collective]) -> list[tuple[str, int]]:
@@ -454,7 +477,7 @@ def step(
       seed: of the arrivals that are drawn from a distribution.
       symmetric_buffers: as in ``collective``.
 
-    With faults, each collective takes the time of its slowest group, and each kernel that of the slowest rank.
+    With faults, each collective takes the time of its slowest group. Each kernel takes the time of the slowest rank.
 
     Raises:
       StepError: a program without collectives or with ones that are not modelled, or with another mesh.
@@ -512,7 +535,7 @@ def summary(costs: "Costs", timeline: Timeline, limits: tuple[float, float], not
         bytes=sum(work.bytes * times for work, times in kernels),
         collectives=collectives,
         why=_why(timeline, collectives, costs),
-        notes=tuple(f"{text} ({count} place(s))" for text, count in notes.items()),
+        notes=(*costs.acting, *(f"{text} ({count} place(s))" for text, count in notes.items())),
         origins={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         timeline=timeline,
     )

@@ -181,6 +181,10 @@ def of_traces(
     jobs = [reader.jobs(rank, own, template.replace("%d", str(rank))) for rank, own in enumerate(nodes)]
     if not any(jobs):
         raise TraceError(f"{template}: the traces have no nodes")
+    if any(job.work.op in steps.MESSAGES for own in jobs for job in own if isinstance(job.work, Exchange)):
+        for fault in cluster.faults:
+            if fault.slow and not fault.planes:
+                raise steps.StepError(f"{template}: fault {fault}: faults of links and ranks do not act on messages")
     costs = steps.Costs(cluster, mesh, fidelity)
     timeline, last = graphs.execute(jobs, costs.duration, costs.whole)
     limits = [graphs.end_s(jobs, costs.end(end), costs.whole) for end in (False, True)]

@@ -313,7 +313,20 @@ MUTANTS = [
     ),
     Mutant("a relay carries one rank", GROUPS, "own / (1 + list(carried.values()).count(relay))", "own", FAULTS),
     Mutant(
-        "a slow rank of a group keeps its number", GROUPS, "dataclasses.replace(fault, index=index)", "fault", FAULTS
+        "a slow rank of a group keeps its number",
+        GROUPS,
+        "found.append(dataclasses.replace(fault, index=index))",
+        "found.append(fault)",
+        FAULTS,
+    ),
+    Mutant("a step notes faults that do not act", STEPS, "and np.isin(row, place).any()", "", FAULTS),
+    Mutant("ranks of a step are cut off", STEPS, "groups.check_faults(cluster)", "pass", FAULTS),
+    Mutant(
+        "messages have faults",
+        "jaxcomm/simulate/workloads.py",
+        "if fault.slow and not fault.planes:",
+        "if False:",
+        FAULTS,
     ),
     Mutant("no rank of a step is slow", STEPS, "return self.slow * (time_s", "return (time_s", FAULTS),
     Mutant("a lost rank of a step needs no other", STEPS, "if left < n:", "if False:", FAULTS),
@@ -341,10 +354,10 @@ MUTANTS = [
         FAULTS,
     ),
     Mutant(
-        "a lost adapter has a free relay",
+        "a relay has no fault of its own",
         GROUPS,
-        "default=1.0)\n            shares",
-        "default=1.0) * 2\n            shares",
+        "own = min([f.capacity for f in cluster.faults if (f.level, f.index) == (names[1], relay)], default=1.0)",
+        "own = 1.0",
         FAULTS,
     ),
     Mutant(
@@ -373,6 +386,7 @@ MUTANTS = [
         'rows["all changes"] = (base_s,',
         ASK,
     ),
+    Mutant("a waterfall has other algorithms", ASK_CODE, "{name: times[name] for name in clusters}", "times", ASK),
     Mutant("all what-ifs are the last one", ASK_CODE, "every |= _changes(text)", "every = _changes(text)", ASK),
     Mutant(
         "a copy has the route of a peer",

@@ -197,21 +197,59 @@ def test_a_waterfall_has_each_change_alone_and_all_together(program, monkeypatch
     _no_overlap(figure)
 
 
+def test_a_waterfall_has_no_other_algorithms(monkeypatch, tmp_path):
+    saved = _drawn(monkeypatch)
+    path = str(tmp_path / "a=b.png")
+    command = ["collective", "psum", "--bytes", "1MiB", "--ranks", "16", "--cluster", "dgx-h100", "--compare", "ring"]
+    assert cli.main([*command, "--what-if", "leaf.latency=60us", "--plot", path, f"waterfall={tmp_path}/w.png"]) == 0
+    assert [name for name, _ in saved] == [path, f"{tmp_path}/w.png"]
+    [axes] = saved[1][1].axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["as given", "leaf.latency=60us", "all changes"]
+
+
+def test_links_of_a_step_have_the_bytes_of_all_executions(tmp_path, monkeypatch):
+    """Three shifts of 1 MiB between domains."""
+    (tmp_path / "shifts.py").write_text(SHIFTS)
+    saved = _drawn(monkeypatch)
+    command = ["step", f"{tmp_path}/shifts.py:make", "--mesh", "data=4,model=8", "--cluster", "dgx-h100"]
+    assert cli.main([*command, "--plot", f"links={tmp_path}/l.png"]) == 0
+    left, _ = saved[0][1].axes
+    names = [text.get_text() for text in left.get_yticklabels()]
+    assert left.containers[0][names.index("leaf out")].get_width() == pytest.approx(3)
+
+
+SHIFTS = """
+import jax, jaxcomm
+from jax.sharding import PartitionSpec as P
+
+def make(mesh):
+    shift = lambda x: jaxcomm.ppermute(x, "data", [(rank, (rank + 1) % 4) for rank in range(4)])
+    f = lambda x: jax.lax.fori_loop(0, 3, lambda _, y: shift(y), x)
+    run = jax.shard_map(f, mesh=mesh, in_specs=(P(),), out_specs=P(), check_vma=False)
+    return run, (jax.ShapeDtypeStruct((1 << 18,), "float32"),)
+"""
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--plot", "loads=x.png"], "--plot: got 'loads=x.png', expected OUT.png, links=OUT.png"),
+        (["--plot", "links=x.png", "./x.png"], "--plot: got './x.png', expected OUT.png, links=OUT.png"),
+        (["--plot", "no/x.png"], "--plot: no/x.png: expected a file in a directory that exists"),
+        (["--plot", "links=x.png", "--bytes", "1KiB..256KiB"], "--plot links: got 9 predictions, expected at most 8"),
         (["--plot", "x.png", "y.png"], "--plot: got 'y.png'"),
         (["--plot", "links="], "--plot: got 'links='"),
         (["--plot", "waterfall=x.png"], "--plot waterfall: needs --what-if"),
         (["--plot", "waterfall=x.png", "--what-if", "leaf.latency=1us", "leaf.latency=2us"], "leaf.latency is in two"),
+        (["--plot", "waterfall=x.png", "--what-if", "leaf.latency=1us", "level.leaf.latency=2us"], "latency is in two"),
         (["--plot", "waterfall=x.png", "--what-if", "leaf.latency=1us", "--fidelity", "bounds"], "needs one size"),
         (["--plot", "links=x.png", "--fidelity", "bounds"], "--plot links: no loads"),
     ],
 )
 def test_plots_that_cannot_be(options, message, capsys):
     assert cli.main([*CALL, *options]) == 2
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert not printed.out or "bounds" in options  # before the first prediction
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from jaxcomm.simulate import (
     ClusterError,
     StepError,
     calls,
+    chakra,
     cli,
     collective,
     groups,
@@ -22,6 +23,7 @@ from jaxcomm.simulate import (
     skew,
     step,
     steps,
+    workloads,
 )
 from jaxcomm.simulate.cluster import parse
 
@@ -186,6 +188,7 @@ def _along(axis, by, size):
         ("leaf[11].in=0.25", "data", (4, 8), 1, 3 * SIZE / ADAPTER),
         ("leaf[11]=lost", "data", (4, 8), 1, SIZE / ADAPTER),  # ranks 11 and 12 share an adapter
         ("leaf[11]=0.5", "model", (4, 8), 1, 0),
+        ("spine[13]=0.5", "data", (4, 8), 1, 0),  # the mesh has one leaf
         ("nvlink[11]=0.5", "model", (4, 8), 1, SIZE / (450e9 * 0.78)),
         ("nvlink[11]=0.5", "data", (4, 8), 1, 0),
         ("spine[13]=0.5", "data", (64, 8), 32, SIZE / ADAPTER),  # rail 5 of the second leaf
@@ -200,7 +203,7 @@ def test_a_step_waits_for_its_slowest_group(fault, axis, sizes, by, extra):
     f = _along(axis, by, sizes[0] if axis == "data" else sizes[1])
     found = _step(f, sizes, broken)
     assert found.time_s - _step(f, sizes, healthy).time_s == pytest.approx(extra, rel=1e-6, abs=1e-9)
-    assert any(str(broken.faults[0]) in note for note in found.notes)
+    assert (str(broken.faults[0]) in found.notes) == (extra > 0)  # only faults that act are noted
 
 
 def test_a_relay_inside_a_group_of_a_step_is_that_of_the_collective():
@@ -217,6 +220,31 @@ def test_kernels_and_collectives_of_a_step_wait_for_a_slow_rank():
     assert slow.compute_s == pytest.approx(2 * healthy.compute_s)
     alone = collective("psum", _operand(1 << 20), 8, cluster=_with("rank[1]=2"))
     assert slow.collectives[0].time_s == pytest.approx(alone.time_s) and alone.time_s > healthy.collectives[0].time_s
+
+
+def test_messages_of_traces_have_no_faults_of_links(tmp_path):
+    traces = str(tmp_path / "x.%d.et")
+    chakra.write_step(traces, _step(_along("data", 1, 4), (4, 8), H100, 1 << 20))
+    for fault in ("leaf[11]=0.5", "leaf[11]=lost", "rank[11]=5"):
+        with pytest.raises(StepError, match="faults of links and ranks do not act on messages"):
+            workloads.of_traces(traces, cluster=_with(fault))
+    assert workloads.of_traces(traces, cluster=_with("rank[3]=lost")).time_s > 0
+
+
+def test_a_relay_with_a_fault_of_its_own_carries_less():
+    """Rank 12 relays for rank 11 with half an adapter: a quarter for each."""
+    both = Cluster.load("dgx-h100", {"fault.leaf[11]": "lost", "fault.leaf[12]": "0.5"})
+    found, healthy = (_step(_along("data", 1, 4), (4, 8), cluster) for cluster in (both, H100))
+    assert found.time_s - healthy.time_s == pytest.approx(3 * SIZE / ADAPTER, rel=1e-6)
+    assert found.notes[:2] == tuple(str(fault) for fault in both.faults)
+
+
+def test_a_step_notes_slow_and_lost_ranks_as_given():
+    both = Cluster.load("dgx-h100", {"fault.rank[3]": "lost", "fault.rank[17]": "2", "fault.rank[5]": "3"})
+    found = _step(_along("data", 1, 4), (4, 8), both)
+    assert "rank 17 2 times as slow" in found.notes and "rank 3 lost" in found.notes
+    assert not any("rank 5" in note for note in found.notes)  # its domain left
+    assert "each kernel takes the time of the slowest rank" in found.notes
 
 
 def test_other_ranks_replace_a_lost_one():
@@ -310,6 +338,10 @@ def test_transfers_of_all_groups_of_a_step_collide():
         ("leaf[32]=0.5", r"fault leaf\[32\] with 0.5 of its bandwidth: the index must be below 32"),
         ("rank[32]=2", "fault rank 32 2 times as slow: the index must be below 32"),
         ("nvlink[1]=0", "would be cut off"),
+        ("spine[13]=0", "would be cut off"),
+        ("leaf[11].out=0", "would be cut off"),
+        ("spine[99999]=0.5", r"fault spine\[99999\] with 0.5 of its bandwidth: the index must be below 4096"),
+        ("rank[999999]=lost", "fault rank 999999 lost: the index must be below 131072"),
     ],
 )
 def test_faults_that_a_step_cannot_have(fault, message):
