@@ -9,16 +9,20 @@ Over a shaped link between two hosts (needs root): pytest tests/hosts/test_colle
 Options: --routing uniform | zipf | hot (half of all choices are of one rank's experts), --algorithm A (several are run
 in turn), --only-ours (leaves out the exchange with slots for the worst case, whose memory grows with n T min(K, M)).
 
-The same exchange by all_to_all of jax.lax and of jaxcomm, with slots for the worst case, runs in turn with it, and so
-do two copies of all rows of a process by one thread: into memory that is in use, and into fresh memory with huge pages.
-XLA allocates results of more than 32 MiB anew in every execution, so large exchanges write to fresh memory. Prints
-medians in milliseconds of the slowest process.
+"experts that write" is the same with experts that read and write every slot. The same exchange by all_to_all of jax.lax
+and of jaxcomm, with slots for the worst case, runs in turn with it. So do a copy of all rows of a process and a sum of
+them over the choices of each token, by one thread: with results in memory that is in use, the main reference, and in
+fresh memory with huge pages. XLA allocates results of more than 32 MiB anew in every execution, so large exchanges
+write to fresh memory.
+
+Prints medians in milliseconds: the wall time of the slowest process, and the processor time of all processes.
 """
 
 import argparse
 import json
 import mmap
 import os
+import resource
 import time
 
 import jax
@@ -50,8 +54,10 @@ def worst_case(library, ids, x, weights, experts, n):
     return jnp.sum(back[slot] * weights[..., None], 1)
 
 
-def ours(ids, x, weights, experts, capacity, algorithm):
+def ours(ids, x, weights, experts, capacity, algorithm, writes=False):
     rows, routing = moe.route_and_dispatch(x, ids, "rank", num_experts=experts, capacity=capacity, algorithm=algorithm)
+    if writes:
+        rows = jax.nn.relu(rows) - jax.nn.relu(-rows)  # the same values
     return moe.combine(rows, routing, weights, algorithm=None if algorithm == "one_shot" else algorithm)
 
 
@@ -66,23 +72,32 @@ def draw_ids(rng, routing, tokens, choices, experts):
     return np.argsort(-(np.log(popularity) + noise), 1)[:, :choices].astype(np.int32)
 
 
-def copy_to_fresh(source):
-    """Copies to memory that the kernel has to provide and to clear first."""
-    memory = mmap.mmap(-1, source.nbytes)
+def fresh(shape):
+    """Memory that the kernel has to provide and to clear first."""
+    memory = mmap.mmap(-1, int(np.prod(shape)) * 4, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
-    target = np.frombuffer(memory, source.dtype).reshape(source.shape)
-    np.copyto(target, source)
+    return np.frombuffer(memory, np.float32).reshape(shape)
 
 
-def slowest(seconds):
-    """The longest time of all processes, by round."""
+def copy_and_sum(source, copy, total):
+    """The least work of dispatch and of combine. source: (token, choice, element)."""
+    np.copyto(copy, source)
+    np.sum(source, 1, out=total)
+
+
+def processor_seconds():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def over_processes(numbers, reduce):
     if jax.process_count() == 1:
-        return seconds
-    return np.max(multihost_utils.process_allgather(np.asarray(seconds)), 0)
+        return numbers
+    return reduce(multihost_utils.process_allgather(np.asarray(numbers)), 0)
 
 
 def measure(tokens, choices, experts, width, routing, algorithms, with_others):
-    """Returns {name: median milliseconds}, and the bytes of the rows of all ranks, one way."""
+    """Returns {name: (milliseconds, milliseconds of processors)}, and the bytes of the rows of all ranks, one way."""
     devices = jax.devices()
     n = len(devices)
     mesh = jax.sharding.Mesh(np.array(devices), ("rank",), axis_types=(AxisType.Auto,))
@@ -102,6 +117,9 @@ def measure(tokens, choices, experts, width, routing, algorithms, with_others):
         f"jaxcomm.moe, {a or 'selected'}": program(lambda *b, a=a: ours(*b, experts, int(demand), a))
         for a in algorithms
     }
+    runs["jaxcomm.moe, experts that write"] = program(
+        lambda *b: ours(*b, experts, int(demand), algorithms[0], writes=True)
+    )
     if with_others:
         runs["all_to_all of jaxcomm"] = program(lambda *a: worst_case(jaxcomm, *a, experts, n))
         runs["all_to_all of jax.lax"] = program(lambda *a: worst_case(lax, *a, experts, n))
@@ -109,17 +127,22 @@ def measure(tokens, choices, experts, width, routing, algorithms, with_others):
     for result in results:
         for part, first in zip(result, results[0], strict=True):
             np.testing.assert_allclose(part, first, rtol=1e-4, atol=1e-4)
-    source = np.ones((jax.local_device_count() * tokens * choices, width), np.float32)
-    target = np.ones_like(source)
-    runs["two copies of the rows"] = lambda: (np.copyto(target, source), np.copyto(target, source))
-    runs["two copies to fresh memory"] = lambda: (copy_to_fresh(source), copy_to_fresh(source))
-    times = {name: [] for name in runs}
+    source = np.ones((jax.local_device_count() * tokens, choices, width), np.float32)
+    copy, total = np.ones_like(source), np.ones_like(source[:, 0])
+    runs["copy and sum, memory in use"] = lambda: copy_and_sum(source, copy, total)
+    runs["copy and sum, fresh memory"] = lambda: copy_and_sum(source, fresh(copy.shape), fresh(total.shape))
+    times = {name: ([], []) for name in runs}
     for _ in range(ROUNDS if tokens > 128 else ROUNDS_OF_FEW_TOKENS):
         for name, run in runs.items():
-            begin = time.perf_counter()
+            processor, begin = processor_seconds(), time.perf_counter()
             run()
-            times[name].append(1e3 * (time.perf_counter() - begin))
-    return {name: float(np.median(slowest(t))) for name, t in times.items()}, n * tokens * choices * width * 4
+            times[name][0].append(1e3 * (time.perf_counter() - begin))
+            times[name][1].append(1e3 * (processor_seconds() - processor))
+    medians = {
+        name: (float(np.median(over_processes(wall, np.max))), float(np.median(over_processes(processor, np.sum))))
+        for name, (wall, processor) in times.items()
+    }
+    return medians, n * tokens * choices * width * 4
 
 
 def main(arguments=None):
@@ -137,8 +160,8 @@ def main(arguments=None):
             f"T {tokens}, K {choices}, E {experts}, d {width}, {options.routing}, {jax.process_count()} processes: "
             f"{row_bytes / 1e6:.0f} MB of rows each way"
         )
-        for name, value in times.items():
-            print(f"  {name:28} {value:9.2f} ms")
+        for name, (wall, processor) in times.items():
+            print(f"  {name:32} {wall:9.2f} ms {processor:9.2f} ms of processors")
         print(json.dumps(times), flush=True)
 
 

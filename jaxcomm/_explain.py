@@ -240,7 +240,7 @@ def explain(
         request = plan.gpu_request(native, n, ranks_per_node, **of_call)
         limit = min(config().max_sms, _ASYNCHRONOUS_SMS if op in _request.STARTS else config().max_sms)
         most = min(_check.max_sms(op, max_sms) or limit, limit)
-        arena = not symmetric_buffers
+        arena = not symmetric_buffers or op in _request.STARTS
         selection = _request.select(op, plan.select_for_gpus, request, algorithm or "", item_bytes, most, gin, arena)
         choice, sms = selection.choice, selection.num_channels
         machine = plan.gpu_machine(gin)

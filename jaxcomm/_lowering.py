@@ -96,7 +96,7 @@ def _place(
                 own["processes"] = processes
             if not _compat.provides_communicators():
                 own["members"] = _placement.gpu_groups(mesh, rows)
-            # Whether XLA puts operands of a function into collective memory is not known.
+            # No windows for starts: whether XLA puts operands of a function into collective memory is not known.
             elif _compat.has_windows() and not call.asynchronous and _bootstrap.symmetric_buffers(mesh):
                 own["symmetric_buffers"] = np.int64(1)
             return rows.shape[1], True, own
@@ -344,7 +344,7 @@ def lower(
     def exchange(*xs):
         # The rank is the position in the mesh, not the device id: this holds for permuted and exported meshes too.
         rank = jnp.int32(0)
-        for name, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True):
+        for name, size in () if beside else zip(mesh.axis_names, mesh.axis_sizes, strict=True):
             rank = rank * size + lax.axis_index(name).astype(jnp.int32)
         # The side effect keeps XLA from merging or dropping calls on some devices only. It is added in the lowering:
         # jax.checkpoint rejects primitives with effects in 0.10.
@@ -355,9 +355,13 @@ def lower(
         def run(rank, *whole):
             return ffi_call(rank, *whole, **common, **attributes(whole[0], group_size))
 
+        def run_alone(*whole):
+            # GPUs ignore the rank. As an operand of the function, it would delay the start: XLA may compute it late.
+            return run(jnp.int32(0), *whole)
+
         symmetric = "symmetric_buffers" in common and aliases is None  # no peer reads the operands of a barrier
         with _compat.in_collective_memory(operand=1, result=0) if symmetric else contextlib.nullcontext():
-            ys = _compat.on_communication_stream(run, rank, *whole) if beside else run(rank, *whole)
+            ys = _compat.on_communication_stream(run_alone, *whole) if beside else run(rank, *whole)
         return [y.astype(a.dtype) for y, a in zip(ys, ctx.avals_out, strict=True)]
 
     def exchange_by_xla(*xs):

@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import re
 import threading
 from types import ModuleType
 from typing import Any
@@ -87,6 +88,12 @@ def register_cuda() -> bool:
         raise RuntimeError(
             "XLA_FLAGS has xla_gpu_command_buffer_scheduling_mode=CONCURRENT: independent collectives would run at the "
             "same time, but they share signals and memory. Remove the flag"
+        )
+    limit = re.findall(r"xla_gpu_experimental_parallel_collective_overlap_limit=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    if limit and int(limit[-1]) > 1:
+        raise RuntimeError(
+            "XLA_FLAGS has xla_gpu_experimental_parallel_collective_overlap_limit of more than 1: started collectives "
+            "would run at the same time, but they share signals and memory. Remove the flag"
         )
     module = cuda()
     processes = jax.process_index(), jax.process_count()

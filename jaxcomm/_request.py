@@ -32,7 +32,7 @@ def native_name(op: str, moe: bool = False) -> str:
     """`moe`: whether the ops of jaxcomm.moe are allowed."""
     names = NATIVE | MOE if moe else NATIVE
     if op not in names | STARTS:
-        raise ValueError(f"op must be one of {', '.join(names)}, got {op!r}")
+        raise ValueError(f"op must be one of {', '.join(names | STARTS)}, got {op!r}")
     return (names | STARTS)[op]
 
 

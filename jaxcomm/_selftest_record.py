@@ -15,7 +15,7 @@ import jax
 from jaxcomm import _kv_store, _native
 from jaxcomm._config import cache_folder
 
-_FORMAT = 1
+_FORMAT = 2  # 1: without started transfers
 _DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 
 

@@ -148,6 +148,39 @@ def _ragged(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
     return jaxcomm.ragged_all_to_all(x, jnp.zeros_like(x), peers * rows, sizes, places, sizes, axis_name=axes)
 
 
+def _start(lib: Any, name: str, x: Any, *arguments: Any, **options: Any) -> Callable[..., Any]:
+    """Starts a collective. The function that it returns ends it. jax.lax has no started collectives."""
+    if lib is jaxcomm:
+        done: Callable[..., Any] = getattr(jaxcomm, f"{name}_start")(x, *arguments, **options).done
+        return done
+    y = getattr(lib, name)(x, *arguments, **options)
+    return lambda after: y
+
+
+def _starts(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
+    """All started collectives, and a synchronous one beside them."""
+    size = lax.axis_size(axes[0])
+    started = [
+        _start(lib, "psum", x, axes),
+        _start(lib, "all_gather", x, axes, tiled=True),
+        _start(lib, "psum_scatter", x, axes, tiled=True),
+        _start(lib, "all_to_all", x, axes, 0, 0, tiled=True),
+        _start(lib, "ppermute", x, axes[0], [(rank, (rank + 1) % size) for rank in range(size)]),
+        _start(lib, "pbroadcast", x, axes[0], 0),
+    ]
+    y = lib.pmax(x, axes)
+    return jnp.concatenate([y, *(done(after=y) for done in started)])
+
+
+def _starts_in_loop(lib: Any, x: Any, axes: tuple[str, str]) -> Any:
+    def step(x: Any, _: Any) -> tuple[Any, None]:
+        done = _start(lib, "psum", x, axes)
+        y = lib.all_gather(x[: x.shape[0] // lax.axis_size(axes)] * 2, axes, tiled=True)
+        return (done(after=y) + y) % 251, None
+
+    return lax.scan(step, x, length=3)[0]
+
+
 # Collectives in programs: (lib, x, names of two axes) -> y.
 PROGRAMS: dict[str, Callable[[Any, Any, tuple[str, str]], Any]] = {
     "two axes": lambda lib, x, axes: lib.all_to_all(lib.psum(x, axes[1]), axes, 0, 0, tiled=True),
@@ -155,6 +188,8 @@ PROGRAMS: dict[str, Callable[[Any, Any, tuple[str, str]], Any]] = {
     "loop": _in_loop,
     "gradient": _gradient,
     "ragged_all_to_all": _ragged,
+    "start and done": _starts,
+    "starts in loop": _starts_in_loop,
 }
 
 

@@ -94,7 +94,7 @@ def test_large_sums_are_cut_into_chunks():
 
 
 def test_bad_arguments():
-    with pytest.raises(ValueError, match=r"op must be one of all_to_all, .* got 'allreduce'"):
+    with pytest.raises(ValueError, match=r"op must be one of all_to_all, .*psum_start, .* got 'allreduce'"):
         jaxcomm.explain("allreduce", operand(8), 8)
     with pytest.raises(ValueError, match="all_to_all: 9 elements cannot be split into 8"):
         jaxcomm.explain("all_to_all", operand(9), 8)
@@ -257,5 +257,7 @@ def test_a_started_transfer_uses_the_channels_of_the_asynchronous_lane():
         assert by_8.sms == given.sms == channels < most.sms
         assert by_8.predicted_time_s == given.predicted_time_s >= most.predicted_time_s
         assert jaxcomm.explain(start, x, 8, platform="cuda", max_sms=2).sms == 2
+        in_place = jaxcomm.explain(start, x, 8, platform="cuda", symmetric_buffers=True)
+        assert in_place.predicted_time_s >= by_8.predicted_time_s  # a started transfer always copies
         on_cpu = [jaxcomm.explain(name, x, 8).predicted_time_s for name in (start, op)]
         assert on_cpu[0] == on_cpu[1]

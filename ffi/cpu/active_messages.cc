@@ -76,7 +76,7 @@ void ActiveMessages::Send(int32_t process, const Header& header, std::unique_ptr
                  static_cast<size_t>(bytes), [owned = std::shared_ptr<char[]>(std::move(data))](bool) {});
 }
 
-ActiveMessages::Header ActiveMessages::HeaderOf(Kind kind, uint64_t key, uint64_t fingerprint) {
+ActiveMessages::Header ActiveMessages::HeaderOf(Kind kind, uint64_t key, const Fingerprint& fingerprint) {
   Header header;
   header.kind = kind;
   header.key = key;
@@ -84,8 +84,8 @@ ActiveMessages::Header ActiveMessages::HeaderOf(Kind kind, uint64_t key, uint64_
   return header;
 }
 
-void ActiveMessages::Put(int32_t process, uint64_t key, uint64_t fingerprint, const Place& to, int64_t offset_bytes,
-                         std::unique_ptr<char[]> data, int64_t bytes) {
+void ActiveMessages::Put(int32_t process, uint64_t key, const Fingerprint& fingerprint, const Place& to,
+                         int64_t offset_bytes, std::unique_ptr<char[]> data, int64_t bytes) {
   Header header = HeaderOf(Kind::kPut, key, fingerprint);
   header.to = to.rank;
   header.space = to.space;
@@ -106,11 +106,13 @@ void ActiveMessages::SendText(int32_t process, const Header& header, const std::
   Send(process, header, std::move(data), static_cast<int64_t>(text.size()));
 }
 
-void ActiveMessages::SendEntered(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what) {
+void ActiveMessages::SendEntered(int32_t process, uint64_t key, const Fingerprint& fingerprint,
+                                 const std::string& what) {
   SendText(process, HeaderOf(Kind::kEntered, key, fingerprint), what);
 }
 
-void ActiveMessages::SendExited(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what) {
+void ActiveMessages::SendExited(int32_t process, uint64_t key, const Fingerprint& fingerprint,
+                                const std::string& what) {
   SendText(process, HeaderOf(Kind::kExited, key, fingerprint), what);
 }
 

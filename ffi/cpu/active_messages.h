@@ -19,6 +19,7 @@
 
 #include "common/status.h"
 #include "plan/plan.h"
+#include "transport/fingerprint.h"
 #include "transport/network.h"
 
 namespace jaxcomm {
@@ -29,11 +30,12 @@ class MessageHandler {
   virtual ~MessageHandler() = default;
   // Where to write a payload from a process with this fingerprint. Null: drop it. Otherwise OnPutDone follows once
   // nothing writes there any more.
-  virtual void* DestinationOf(uint64_t fingerprint, int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) = 0;
+  virtual void* DestinationOf(const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
+                              int64_t bytes) = 0;
   virtual void OnPutDone() = 0;
   virtual void OnSignal(int32_t from, int32_t to) = 0;
-  virtual void OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) = 0;
-  virtual void OnExited(int32_t process, uint64_t fingerprint, const std::string& what) = 0;
+  virtual void OnEntered(int32_t process, const Fingerprint& fingerprint, const std::string& what) = 0;
+  virtual void OnExited(int32_t process, const Fingerprint& fingerprint, const std::string& what) = 0;
   virtual void OnAborted(int32_t process, const std::string& why) = 0;
   virtual void OnLost(int32_t process) = 0;  // any process, also one outside of the call
 };
@@ -48,13 +50,13 @@ class ActiveMessages : public Receiver {
   // Later messages for `key` are dropped.
   void Unregister(uint64_t key);
 
-  void Put(int32_t process, uint64_t key, uint64_t fingerprint, const Place& to, int64_t offset_bytes,
+  void Put(int32_t process, uint64_t key, const Fingerprint& fingerprint, const Place& to, int64_t offset_bytes,
            std::unique_ptr<char[]> data, int64_t bytes);
   void Signal(int32_t process, uint64_t key, int32_t from, int32_t to);
   // This process has entered the call; `what` describes the call. Sent only if the call takes long.
-  void SendEntered(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what);
+  void SendEntered(int32_t process, uint64_t key, const Fingerprint& fingerprint, const std::string& what);
   // This process has sent all its puts and signals.
-  void SendExited(int32_t process, uint64_t key, uint64_t fingerprint, const std::string& what);
+  void SendExited(int32_t process, uint64_t key, const Fingerprint& fingerprint, const std::string& what);
   void SendAborted(int32_t process, uint64_t key, const std::string& why);
 
   // Drops the connections to all processes that are still sending payloads to this handler. OnPutDone follows for each
@@ -75,7 +77,7 @@ class ActiveMessages : public Receiver {
   struct Header {
     uint64_t key = 0;
     int64_t offset_bytes = 0;
-    uint64_t fingerprint = 0;
+    Fingerprint fingerprint;
     int32_t from = -1;
     int32_t to = -1;
     Kind kind = Kind::kPut;
@@ -101,7 +103,7 @@ class ActiveMessages : public Receiver {
   };
   using MessageId = std::pair<int, uint64_t>;
 
-  static Header HeaderOf(Kind kind, uint64_t key, uint64_t fingerprint = 0);
+  static Header HeaderOf(Kind kind, uint64_t key, const Fingerprint& fingerprint = {});
   void Send(int32_t process, const Header& header, std::unique_ptr<char[]> data, int64_t bytes);
   void SendText(int32_t process, const Header& header, const std::string& text);
   void* AssignDestination(int process, uint64_t id, const Header& header, int64_t bytes,

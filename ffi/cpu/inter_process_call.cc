@@ -341,7 +341,7 @@ bool InterProcessCall::Reclaim() {
 // Payloads of a process with another fingerprint are dropped. Its next message reports the mismatch, and a payload must
 // not delay that message. Nor may a payload be arriving when the mismatch makes the call fail: the call would have to
 // wait for it or drop its sender.
-void* InterProcessCall::DestinationOf(uint64_t fingerprint, int32_t rank, Space space, int64_t offset_bytes,
+void* InterProcessCall::DestinationOf(const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
                                       int64_t bytes) {
   if (fingerprint != fingerprint_) return nullptr;
   if (rank < 0 || rank >= program_->num_ranks() || program_->process_of()[rank] != process_) return nullptr;
@@ -369,20 +369,17 @@ void InterProcessCall::OnSignal(int32_t from, int32_t to) {
   node_.control_segment().RingDoorbell();
 }
 
-bool InterProcessCall::Agrees(int32_t process, uint64_t fingerprint, const std::string& what) {
+bool InterProcessCall::Agrees(int32_t process, const Fingerprint& fingerprint, const std::string& what) {
   if (fingerprint == fingerprint_) return true;
-  const std::string with = what == spec_.names->what ? kDifferentTables : "";
-  Fail(Wrong(StatusCode::kInvalidArgument, "calls do not match: ranks " + RanksOf(process_) + " are in " +
-                                               spec_.names->what + ", ranks " + RanksOf(process) + " are in " + what +
-                                               with));
+  const std::string& own = spec_.names->what;
+  std::string with = what == own ? ", with different attributes or plans" : "";
+  if (fingerprint.program == fingerprint_.program) with = kDifferentTables;
+  const std::string here = RanksOf(process_) + " are in " + own, there = RanksOf(process) + " are in " + what;
+  Fail(Wrong(StatusCode::kInvalidArgument, "calls do not match: ranks " + here + ", ranks " + there + with));
   return false;
 }
 
-void InterProcessCall::OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) {
-  Agrees(process, fingerprint, what);
-}
-
-void InterProcessCall::OnExited(int32_t process, uint64_t fingerprint, const std::string& what) {
+void InterProcessCall::OnExited(int32_t process, const Fingerprint& fingerprint, const std::string& what) {
   if (!Agrees(process, fingerprint, what)) return;
   const auto sender = std::find(distant_.begin(), distant_.end(), process);
   if (sender == distant_.end()) return;

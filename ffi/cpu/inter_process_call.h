@@ -27,7 +27,6 @@
 #include <string>
 #include <vector>
 
-#include "common/hash.h"
 #include "cpu/active_messages.h"
 #include "cpu/bounded_wait.h"
 #include "cpu/completion_pool.h"
@@ -39,7 +38,7 @@ namespace jaxcomm {
 // Names of a call site and its group, for error messages.
 struct CallNames {
   std::string prefix;
-  std::string what;            // describes the call in the messages of other processes
+  std::string what;            // describes the call in the messages of other processes; cut to fit in a Slot
   std::vector<int64_t> ranks;  // by position
 };
 
@@ -82,11 +81,14 @@ class InterProcessCall : public MessageHandler,
   bool failed() const { return (state_.load() & kFailed) != 0; }
   const InterProcessProgram& program() const { return *program_; }
 
-  void* DestinationOf(uint64_t fingerprint, int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) override;
+  void* DestinationOf(const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
+                      int64_t bytes) override;
   void OnPutDone() override;
   void OnSignal(int32_t from, int32_t to) override;
-  void OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) override;
-  void OnExited(int32_t process, uint64_t fingerprint, const std::string& what) override;
+  void OnEntered(int32_t process, const Fingerprint& fingerprint, const std::string& what) override {
+    Agrees(process, fingerprint, what);
+  }
+  void OnExited(int32_t process, const Fingerprint& fingerprint, const std::string& what) override;
   void OnAborted(int32_t process, const std::string& why) override;
   void OnLost(int32_t process) override;
 
@@ -117,7 +119,7 @@ class InterProcessCall : public MessageHandler,
   const Other* Failed() const;  // a process that has aborted, or null
   void FailLike(const Other& other);
   Status Wrong(StatusCode code, const std::string& text) const;  // with op, call site and phase
-  bool Agrees(int32_t process, uint64_t fingerprint, const std::string& what);
+  bool Agrees(int32_t process, const Fingerprint& fingerprint, const std::string& what);
   std::string RanksOf(int32_t process) const;
   std::string DescribeLate(const std::string& within) const;
 
@@ -126,8 +128,7 @@ class InterProcessCall : public MessageHandler,
   const int32_t process_;
   const std::shared_ptr<const InterProcessProgram> program_;
   const Spec spec_;
-  const uint64_t fingerprint_ =  // of the program and the table of slices
-      spec_.table_hash == 0 ? program_->fingerprint() : Mix(program_->fingerprint(), spec_.table_hash);
+  const Fingerprint fingerprint_{program_->fingerprint(), spec_.table_hash};
   std::vector<RankBuffers> buffers_;  // XLA's
   const Finish finish_;
 

@@ -80,7 +80,7 @@ uint64_t Hash(const Program& program) {
 
 InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program, std::vector<int32_t> process_of,
                                          std::vector<int32_t> node_of, bool single_copy, int64_t input_count,
-                                         int64_t output_count)
+                                         int64_t output_count, uint64_t attributes)
     : program_(std::move(program)),
       process_of_(std::move(process_of)),
       node_of_(std::move(node_of)),
@@ -126,7 +126,7 @@ InterProcessProgram::InterProcessProgram(std::shared_ptr<const Program> program,
     offsets.windows[kScratch] = place(static_cast<uint64_t>(program_->scratch_bytes(static_cast<size_t>(position))));
     offsets.end = next;
   }
-  fingerprint_ = Hash(*program_);
+  fingerprint_ = Mix(Hash(*program_), attributes);
   for (const bool windowed : windowed_) fingerprint_ = Mix(fingerprint_, windowed ? 1 : 0);
 }
 

@@ -14,9 +14,10 @@ namespace jaxcomm {
 class InterProcessProgram {
  public:
   // process_of, node_of: by position in the group. single_copy: processes of a node may read each other's memory.
-  // Counts in elements.
+  // Counts in elements. attributes: a hash of those of the call, which are part of the fingerprint.
   InterProcessProgram(std::shared_ptr<const Program> program, std::vector<int32_t> process_of,
-                      std::vector<int32_t> node_of, bool single_copy, int64_t input_count, int64_t output_count);
+                      std::vector<int32_t> node_of, bool single_copy, int64_t input_count, int64_t output_count,
+                      uint64_t attributes = 0);
 
   const std::shared_ptr<const Program>& program() const { return program_; }
   const std::vector<int32_t>& process_of() const { return process_of_; }
@@ -50,7 +51,7 @@ class InterProcessProgram {
     return offsets_[position].windows[static_cast<size_t>(space)];
   }
 
-  // Hash of everything that all processes must agree on.
+  // Hash of all that the processes must agree on before the call: plans, sizes and attributes.
   uint64_t fingerprint() const { return fingerprint_; }
 
  private:

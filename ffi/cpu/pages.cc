@@ -1,7 +1,9 @@
 #include "cpu/pages.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace jaxcomm {
@@ -24,6 +26,19 @@ bool Discard(char* data, int64_t bytes) {
 #endif
 }
 
+// Whether discarded pages become zero. Emulators of Linux may accept the advice and ignore it.
+bool DiscardZeroes() {
+  const auto size = static_cast<size_t>(2 * sysconf(_SC_PAGESIZE));
+  void* const pages = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (pages == MAP_FAILED) return false;
+  auto* const data = static_cast<char*>(pages);
+  std::memset(data, 7, size);
+  const bool zero = Discard(data, static_cast<int64_t>(size)) &&
+                    std::all_of(data, data + size, [](char value) { return value == 0; });
+  munmap(pages, size);
+  return zero;
+}
+
 }  // namespace
 
 void AdviseHugePages(char* data, int64_t bytes) {
@@ -38,12 +53,13 @@ void AdviseHugePages(char* data, int64_t bytes) {
 #endif
 }
 
-void ZeroBytes(char* data, int64_t bytes) {
+void ZeroBytes(char* data, int64_t bytes, int64_t buffer_bytes) {
+  static const bool can_discard = DiscardZeroes();
   const auto address = reinterpret_cast<uintptr_t>(data);
   char* const begin = data + (Up(address, kHugePageBytes) - address);
   const int64_t size = bytes - (begin - data);
   const int64_t middle = size > 0 ? size / kHugePageBytes * kHugePageBytes : 0;
-  if (middle < kMinDiscardedBytes || !Discard(begin, middle)) {
+  if (buffer_bytes <= kMaxReusedBytes || middle < kMinDiscardedBytes || !can_discard || !Discard(begin, middle)) {
     std::memset(data, 0, static_cast<size_t>(bytes));
     return;
   }

@@ -44,7 +44,8 @@ BoundedWait Begin() { return {BoundedWait::Clock::now(), {timeout_s.load(), warn
 constexpr auto kSpin = std::chrono::microseconds(100);
 constexpr auto kSpinBeforeYield = std::chrono::microseconds(2);
 
-// Numbers call sites of a program that have equal attributes. XLA makes all call sites of a program on one thread.
+// Numbers call sites of a program that have equal names, lines and groups. XLA makes all call sites of a program on one
+// thread.
 struct Numbering {
   uint64_t program = 0;
   std::map<uint64_t, uint64_t> count;
@@ -52,9 +53,12 @@ struct Numbering {
 thread_local Numbering numbering;
 std::atomic<uint64_t> num_programs{0};
 
-// Equal in all processes for the same call site.
+// Equal in all processes for the same call site. The other attributes are part of the fingerprint: processes whose keys
+// are equal get an error at once if these differ.
 uint64_t IdentityOf(const CallSpec& spec) {
-  const uint64_t hash = HashAttributes(spec);
+  uint64_t hash = Mix(Mix(static_cast<uint64_t>(spec.group_size), spec.op), spec.site);
+  for (const int64_t rank : spec.groups) hash = Mix(hash, static_cast<uint64_t>(rank));
+  for (const int32_t process : spec.processes) hash = Mix(hash, static_cast<uint64_t>(process));
   if (numbering.program != num_programs.load()) numbering = {num_programs.load(), {}};
   return Mix(hash, numbering.count[hash]++);
 }
@@ -284,10 +288,12 @@ StatusOr<const Rendezvous::InterProcess*> Rendezvous::InterProcessFor(const Part
       MakeProgram(spec_, cost_params_, resources, participant.dtype, participant.input_count, participant.output_count);
   if (!program.ok()) return program.status();
   auto inter_process = std::make_shared<InterProcess>();
-  inter_process->program =
-      std::make_shared<const InterProcessProgram>(*program, std::move(process_of), std::move(node_of), single_copy,
-                                                  participant.input_count, participant.output_count);
-  const std::string what = spec_.op + " at " + spec_.site + " (" + Sizes(participant) + ")";
+  inter_process->program = std::make_shared<const InterProcessProgram>(
+      *program, std::move(process_of), std::move(node_of), single_copy, participant.input_count,
+      participant.output_count, HashAttributes(spec_));
+  const std::string algorithm = spec_.algorithm.empty() ? "" : ", " + spec_.algorithm;
+  std::string what = spec_.op + " at " + spec_.site + " (" + Sizes(participant) + algorithm + ")";
+  what.resize(std::min(what.size(), sizeof(Slot::what) - 1));
   inter_process->names = std::make_shared<const CallNames>(
       CallNames{Prefix(), what, {spec_.groups.begin() + begin, spec_.groups.begin() + end}});
   std::lock_guard<std::mutex> lock(mutex_);

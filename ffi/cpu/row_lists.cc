@@ -209,6 +209,7 @@ void RowLists::SendDispatched(int32_t from, int32_t to) const {
 
 // Zeroes the slots of `rank` that no slice fills.
 void RowLists::ZeroRest(int32_t rank) const {
+  const int64_t bytes = tokens_.row_bytes;
   std::vector<std::pair<int64_t, int64_t>> filled;
   for (int32_t from = 0; from < static_cast<int32_t>(buffers_.size()); ++from) {
     for (int64_t i = 0; i < slices_.per_pair(); ++i) {
@@ -220,7 +221,7 @@ void RowLists::ZeroRest(int32_t rank) const {
   filled.emplace_back(tokens_.num_slots, 0);
   int64_t end = 0;
   for (const auto& [begin, next] : filled) {
-    if (begin > end) ZeroBytes(OutputRow(rank, end), (begin - end) * tokens_.row_bytes);
+    if (begin > end) ZeroBytes(OutputRow(rank, end), (begin - end) * bytes, tokens_.num_slots * bytes);
     end = next;
   }
 }

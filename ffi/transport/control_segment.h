@@ -10,6 +10,8 @@
 #include <optional>
 #include <string>
 
+#include "transport/fingerprint.h"
+
 namespace jaxcomm {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
@@ -22,8 +24,8 @@ struct alignas(64) Slot {
   std::atomic<uint32_t> over{0};    // the owner has aborted and no longer touches memory of its peers
   uint32_t memory = 0;              // index in ControlSegment::memories
   uint64_t offset = 0;              // of the block in that memory
-  uint64_t fingerprint = 0;         // hash of everything that all processes must agree on
-  char what[224] = {};              // op, call site and sizes, for messages
+  Fingerprint fingerprint;
+  char what[216] = {};  // op, call site, sizes and algorithm, for messages; longer texts are cut
 };
 
 struct ControlSegment {

@@ -8,6 +8,6 @@ axis_index_groups: groups as lists of ranks, all of one size; None means one gro
 algorithm: a name from ``jaxcomm.algorithms(op)``, or "xla" for XLA's own collective. None lets the selection table
   choose.
 max_sms: on GPUs, the most multiprocessors that the call occupies, with one thread block each. The value must be equal
-  on all ranks. None means JAXCOMM_MAX_SMS, which is an upper limit in any case. 34 multiprocessors of the smallest GPU
-  of the group stay free for other kernels. No effect on CPUs.
+  on all ranks. None means JAXCOMM_MAX_SMS, which is an upper limit in any case. On the smallest GPU of the group, up to
+  44 multiprocessors stay free for other kernels. No effect on CPUs.
 """

@@ -78,7 +78,7 @@ def all_gather_start(
       after: pytree of arrays that have been computed before the transfer starts.
 
     Returns:
-      A Pending. ``done()`` returns the same bits as all_gather. On GPUs, the call is synchronous at present.
+      A Pending. ``done()`` returns the same bits as all_gather.
     """
     op = "all_gather_start"
     axes = _check.axes(op, axis_name)

@@ -80,7 +80,7 @@ def all_to_all_start(
       after: pytree of arrays that have been computed before the transfer starts.
 
     Returns:
-      A Pending. ``done()`` returns the same bits as all_to_all. On GPUs, the call is synchronous at present.
+      A Pending. ``done()`` returns the same bits as all_to_all.
     """
     op = "all_to_all_start"
     axes = _check.axes(op, axis_name)

@@ -64,7 +64,7 @@ def pbroadcast_start(
       after: pytree of arrays that have been computed before the transfer starts.
 
     Returns:
-      A Pending. ``done()`` returns the same bits as pbroadcast. On GPUs, the call is synchronous at present.
+      A Pending. ``done()`` returns the same bits as pbroadcast.
     """
     op = "pbroadcast_start"
     call = make_call(op, "broadcast", _check.axes(op, axis_name), None, algorithm, max_sms, asynchronous=True)

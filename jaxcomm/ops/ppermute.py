@@ -66,7 +66,7 @@ def ppermute_start(
       after: pytree of arrays that have been computed before the transfer starts.
 
     Returns:
-      A Pending. ``done()`` returns the same bits as ppermute. On GPUs, the call is synchronous at present.
+      A Pending. ``done()`` returns the same bits as ppermute.
     """
     op = "ppermute_start"
     call = make_call(op, "permute", _check.axes(op, axis_name), None, algorithm, max_sms, asynchronous=True)

@@ -74,7 +74,7 @@ def psum_start(
       after: pytree of arrays that have been computed before the transfer starts.
 
     Returns:
-      A Pending. ``done()`` returns the same bits as psum. On GPUs, the call is synchronous at present.
+      A Pending. ``done()`` returns the same bits as psum.
     """
     op, reduce_op = "psum_start", ReduceOp.SUM
     call, bind = _transfer(op, reduce_op, axis_name, axis_index_groups, algorithm, max_sms, asynchronous=True)

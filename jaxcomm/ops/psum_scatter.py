@@ -75,7 +75,7 @@ def psum_scatter_start(
       after: pytree of arrays that have been computed before the transfer starts.
 
     Returns:
-      A Pending. ``done()`` returns the same bits as psum_scatter. On GPUs, the call is synchronous at present.
+      A Pending. ``done()`` returns the same bits as psum_scatter.
     """
     op = "psum_scatter_start"
     axes = _check.axes(op, axis_name)

@@ -129,7 +129,11 @@ class Step:
             )
         lines += ["", *(f"assumed: {note}" for note in self.notes)]
         counts = ", ".join(f"{count} {origin}" for origin, count in self.origins.items())
-        lines.append(f"This prediction rests on no measurement of a step or of jaxcomm ({counts}).")
+        works = [run.task.work for run, _ in self.timeline.leaves()]
+        if any(isinstance(work, Kernel) and work.time_s is not None for work in works):
+            lines.append(f"Kernels have measured times. The times of collectives rest on no measurement ({counts}).")
+        else:
+            lines.append(f"This prediction rests on no measurement of a step or of jaxcomm ({counts}).")
         lines.append("The band is a guess.")
         return "\n".join(lines)
 

@@ -98,7 +98,7 @@ def loss(config, model, tokens, comm):
     """This rank's share of the loss: that of its positions of its sequences."""
     positions = positions_of(config.order, config.seq, config.ranks(AXIS))
     own = jnp.asarray(positions)[jax.lax.axis_index(AXIS)]
-    x = model.embed[...][tokens[:, own]]
+    x = lm.embed(model.embed[...], tokens[:, own], config.dtype)
     for layer in model.blocks:
         mixed = attend(config, *layer.attention.project(layer.attention_norm(x)), positions, comm)
         x = x + jnp.einsum("bshk,hkd->bsd", mixed, layer.attention.out[...])

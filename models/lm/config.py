@@ -1,8 +1,8 @@
 """Options that all scripts share: one frozen dataclass, from which the command line is generated.
 
 A script subclasses Config: it names its mesh axes and may add fields, which become options, and checks. A script with
-other options for the sizes of its mesh subclasses Options. An option on the command line that has no effect with the
-others is an error: Options.without_effect names these.
+other options for the sizes of its mesh subclasses Options. An option on the command line that differs from its default
+is an error if it is known to have no effect with the others: Options.without_effect names these.
 """
 
 import argparse
@@ -34,6 +34,8 @@ class Options:
     )  # fmt: skip
     # Values of options in runs that are older than the option, where these differ from the defaults.
     before: ClassVar[dict] = {}
+    # Options of older runs that no longer exist. They had one value each.
+    removed: ClassVar[tuple[str, ...]] = ()
 
     # Where to run.
     comm: str = option("jaxcomm", "library of the collectives", choices=("jaxcomm", "lax"))
@@ -109,12 +111,17 @@ class Options:
 
     def without_effect(self):
         """{name of an option: the reason why it has no effect}. Subclasses extend it."""
-        return {"psum": f"--comm {self.comm}"} if self.comm != "jaxcomm" else {}
+        if self.comm != "jaxcomm":
+            return {"psum": f"--comm {self.comm}"}
+        return {"psum": f"one rank in {self.layout_flags}"} if self.ranks() == 1 else {}
 
     def check_effect(self, given):
-        """Raises ValueError if one of the options ``given`` on the command line has no effect."""
+        """Raises ValueError if one of the options ``given`` on the command line has no effect.
+
+        Defaults are accepted, so that a script can pass the same options with several layouts.
+        """
         for name, reason in self.without_effect().items():
-            if name in given:
+            if given.get(name, getattr(type(self), name)) != getattr(type(self), name):
                 raise ValueError(f"--{name}: no effect with {reason}; remove it")
 
     def one_rank(self, axis, *options):
@@ -171,6 +178,7 @@ def load(config_type, path, overrides):
         )
     defaults = {field.name: field.default for field in dataclasses.fields(config_type)}
     saved = defaults | config_type.before | json.loads(path.read_text())
+    saved = {name: value for name, value in saved.items() if name not in config_type.removed}
     for name, value in overrides.items():
         if name not in config_type.free_on_resume and value != saved[name]:
             raise ValueError(f"--{name}: got {value!r}, but the run to resume has {saved[name]!r}. Use another --out.")

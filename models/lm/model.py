@@ -115,6 +115,15 @@ class Head(nnx.Module):
         return self.norm(x) @ self.scores[...]
 
 
+def embed(table, tokens, dtype):
+    """(VOCAB, d) and (b, s) -> (b, s, d), cast after the lookup.
+
+    The derivative adds the gradients of equal tokens in the type of the lookup. A sum of bfloat16 stops to grow after
+    256 equal gradients, so this type is at least float32.
+    """
+    return table.astype(jnp.promote_types(dtype, jnp.float32))[tokens].astype(dtype)
+
+
 class Transformer(nnx.Module):
     """Predicts the next byte."""
 
@@ -127,7 +136,7 @@ class Transformer(nnx.Module):
 
     def __call__(self, tokens):
         """(b, s) int32 -> scores of the byte that follows each position, (b, s, VOCAB)."""
-        x = self.embed[...][tokens]
+        x = embed(self.embed[...], tokens, self.head.scores.dtype)
         for block in self.blocks:
             x = block(x)
         return self.head(x)
@@ -161,3 +170,8 @@ def cast(params, config):
 def at_least_float32(params, config):
     """Parameters in the type in which gradients are added: float64 with --dtype float64, else float32."""
     return jax.tree.map(lambda x: x.astype(jnp.promote_types(config.dtype, jnp.float32)), params)
+
+
+def cast_model(params, config):
+    """All parameters of a model, for its forward pass. The embedding is at least float32, see embed()."""
+    return {**cast(params, config), "embed": at_least_float32(params["embed"], config)}

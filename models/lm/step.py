@@ -81,7 +81,8 @@ def sum_gradients(grads, specs, axes, comm):
 def global_norm(grads, specs, axes, comm):
     """Norm of the gradient of the whole model: squares of sharded gradients are summed over the ranks.
 
-    Ranks are numbered in the order of ``axes``, so with --psum direct the bits do not depend on the sizes of the axes.
+    Ranks are numbered in the order of ``axes``. So on one node, with --psum direct, the bits do not depend on the sizes
+    of the axes. On several nodes, another algorithm adds (models/lm/comm.py).
     """
     squares = collections.defaultdict(float)
     for x, spec in zip(jax.tree.leaves(grads), jax.tree.leaves(specs), strict=True):
@@ -118,7 +119,7 @@ def build(config, mesh, comm, loss, specs, loss_axes, *, module=lm.Transformer, 
     tokens_spec = P(config.batch_axes)
 
     def local_losses(params, tokens):
-        model = nnx.merge(graphdef, lm.cast(params, config)) if plain else params
+        model = nnx.merge(graphdef, lm.cast_model(params, config)) if plain else params
         found = loss(config, model, tokens, comm)
         return found if isinstance(loss_axes, dict) else {"loss": found}
 

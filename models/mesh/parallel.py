@@ -41,7 +41,7 @@ EXPERTS = (*STATE, tp.AXIS)  # ranks with other tokens
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pp.Config, cp.Config, tp.Config):
+class Config(pp.PipelineConfig, cp.Config, tp.Config):
     """The options of all parts. Each parent checks the sizes along its own axis."""
 
     name = "mesh"
@@ -49,12 +49,12 @@ class Config(pp.Config, cp.Config, tp.Config):
     batch_axes = ("data",)
     # All other options change the balancing loss.
     free_on_resume = (*lm_config.Config.free_on_resume, "attention", "matmul")
+    removed = ("schedule",)
     moe = "dropless"  # of models.moe.model.MoE
 
     layout: str = option("2x1x2x2", "sizes of the mesh axes pipe x data x context x tensor")
     layers: int = option(4, "transformer blocks")
     microbatches: int = option(4, "parts of the batch of a group, which are in the pipeline at the same time")
-    schedule: str = option("circular", "order of the passes; models/pp has a second one", choices=("circular",))
     rounds: int = option(1, "times that a microbatch passes all stages, each time with other layers")
     experts: int = option(4, "experts per layer; 0: the feed-forward layers are not mixtures of experts")
     balance: float = option(0.01, "weight of the load-balancing loss of the experts")
@@ -174,7 +174,7 @@ def loss(config, params, tokens, comm):
         attend = functools.partial(cp.attend, config, positions=positions, comm=comm)
 
     # Matrices of this rank of "pipe" and "tensor", complete. Their gradients are summed into parts, once per step. The
-    # transfer is in the type --dtype. The result is float32, so the pipeline adds gradients in float32.
+    # transfer is in the type --dtype. The result is float32, so microbatches and ranks add gradients in float32.
     complete = zero.gather(comm, config.dtype, STATE)
     params = {
         name: {"parts": complete(jnp.squeeze(group["parts"], -2)), "rest": group["rest"]}
@@ -186,7 +186,8 @@ def loss(config, params, tokens, comm):
         return groups[name].unpack(lm.cast(packed, config))
 
     def enter(params, tokens):
-        return tp.embed(unpack("embed", params["embed"])["embed"], tokens[:, own], comm)
+        table = groups["embed"].unpack(params["embed"])["embed"]
+        return tp.embed(table, tokens[:, own], comm, config.dtype)
 
     def work(x, params):
         return layer(config, nnx.merge(block, unpack("blocks", params)), x, attend, comm)

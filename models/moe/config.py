@@ -86,7 +86,7 @@ class Config(Options):
         if self.moe == "dropless":
             found |= dict.fromkeys(("capacity", "eval_capacity"), "--moe dropless")
         if self.sample == 0:
-            found |= {"temperature": "--sample 0"}
+            found |= dict.fromkeys(("prompt", "temperature"), "--sample 0")
         return found
 
     @property

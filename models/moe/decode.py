@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ..lm import distributed
+from ..lm import model as lm
 from .axes import AXES
 
 
@@ -34,7 +35,7 @@ def make_decode(config, mesh, graphdef, specs, comm):
         return jax.vmap(jax.random.categorical)(keys, scores / config.temperature).astype(jnp.int32)
 
     def decode(params, text, lengths, key):
-        model = nnx.merge(graphdef, jax.tree.map(lambda x: x.astype(config.dtype), params))
+        model = nnx.merge(graphdef, lm.cast_model(params, config))
 
         def append(place, carry):
             text, caches = carry

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
+from ..lm.model import embed
 from .axes import AXES
 from .dropless import experts_of_all, perceptron
 
@@ -250,7 +251,7 @@ class Transformer(nnx.Module):
     """Predicts the next byte."""
 
     def __init__(self, config, rngs):
-        # Without dtype, nnx.Embed casts to the type in which parameters are created, and so do all later activations.
+        # Holds the table and the type of the activations. Its own lookup would cast the table first.
         self.embed = nnx.Embed(VOCAB, config.width, dtype=config.dtype, rngs=rngs)
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.layers)])
         self.norm = nnx.RMSNorm(config.width, rngs=rngs)
@@ -267,7 +268,7 @@ class Transformer(nnx.Module):
         Returns:
           logits (b, s, VOCAB) float32, and Stats averaged over the layers.
         """
-        x = self.embed(tokens)
+        x = embed(self.embed.embedding[...], tokens, self.embed.dtype)
         stats = []
         for block in self.blocks:
             x, layer_stats = block(x, capacity_factor, comm)
@@ -286,7 +287,7 @@ class Transformer(nnx.Module):
 
         Without drops, the result of a sequence does not depend on the other sequences.
         """
-        x = self.embed(tokens)
+        x = embed(self.embed.embedding[...], tokens, self.embed.dtype)
         pairs = []
         for block, cache in zip(self.blocks, caches, strict=True):
             x, cache = block.append(x, place, cache, comm)

@@ -10,6 +10,7 @@ import optax
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
+from ..lm import model as lm
 from ..lm.step import Program, global_norm, make_optimizer, sum_gradients, vary
 from .model import AXES, Transformer
 
@@ -50,8 +51,7 @@ def make_loss(config, graphdef, comm):
     """
 
     def loss(params, tokens, capacity_factor):
-        params = jax.tree.map(lambda x: x.astype(config.dtype), params)
-        model = nnx.merge(graphdef, params)
+        model = nnx.merge(graphdef, lm.cast_model(params, config))
         logits, stats = model(tokens[:, :-1], capacity_factor=capacity_factor, comm=comm)
         nll = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
         metrics = {"loss": nll, "balance": stats.balance, "dropped": stats.dropped}

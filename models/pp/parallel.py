@@ -30,28 +30,19 @@ AXIS = "pipe"
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(BaseConfig):
-    name = "pp"
-    axes = (AXIS, "data")
-    batch_axes = ("data",)
-    free_on_resume = (*BaseConfig.free_on_resume, "microbatches", "schedule")
+class PipelineConfig(BaseConfig):
+    """The options of pipeline()."""
 
-    layout: str = option("4x2", "sizes of the mesh axes pipe x data")
-    layers: int = option(8, "transformer blocks")
+    axes = (AXIS, "data")
+
     width: int = option(64, "size of a token vector")
     microbatches: int = option(8, "parts of the batch of a group, which are in the pipeline at the same time")
-    schedule: str = option(
-        "circular",
-        '"circular": all forward passes, then all backward passes; "1f1b": in turns, which keeps fewer inputs',
-        choices=("circular", "1f1b"),
-    )
     rounds: int = option(2, "times that a microbatch passes all stages, each time with other layers")
 
     def __post_init__(self):
         super().__post_init__()
         stages = self.ranks(AXIS)
         self.check(self.rounds >= 1, "rounds", "at least 1")
-        self.check(self.rounds == 1 or self.schedule == "circular", "rounds", "1 with --schedule 1f1b")
         self.check(
             self.layers % (stages * self.rounds) == 0,
             "layers",
@@ -64,6 +55,25 @@ class Config(BaseConfig):
         )
         parts = self.ranks("data") * self.microbatches
         self.check(self.batch % parts == 0, "batch", f"a multiple of {parts}, the microbatches of all groups")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(PipelineConfig):
+    name = "pp"
+    batch_axes = ("data",)
+    free_on_resume = (*BaseConfig.free_on_resume, "microbatches", "schedule")
+
+    layout: str = option("4x2", "sizes of the mesh axes pipe x data")
+    layers: int = option(8, "transformer blocks")
+    schedule: str = option(
+        "circular",
+        '"circular": all forward passes, then all backward passes; "1f1b": in turns, which keeps fewer inputs',
+        choices=("circular", "1f1b"),
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check(self.rounds == 1 or self.schedule == "circular", "rounds", "1 with --schedule 1f1b")
 
 
 def arrange(config, params):
@@ -162,7 +172,7 @@ def loss(config, params, tokens, comm):
         return lm.cross_entropy(nnx.merge(head, lm.cast(params, config))(x), tokens[:, 1:]).mean()
 
     stages = Stages(
-        enter=lambda params, tokens: lm.cast(params["embed"], config)[tokens[:, :-1]],
+        enter=lambda params, tokens: lm.embed(params["embed"], tokens[:, :-1], config.dtype),
         layer=lambda x, params: (nnx.merge(block, lm.cast(params, config))(x), {}),
         leave=lambda params, x, tokens: head_loss(params["head"], x, tokens),
     )

@@ -79,13 +79,17 @@ def mlp(layer, x, comm):
     return comm.matmul_psum_scatter(jax.nn.silu(gate) * up, layer.down[...], AXIS, scatter_dimension=1)
 
 
-def embed(table, tokens, comm):
-    """(v / t, d) and (b, s) -> (b, s / t, d). Each rank looks up the bytes whose rows it holds."""
+def embed(table, tokens, comm, dtype):
+    """(v / t, d) and (b, s) -> (b, s / t, d). Each rank looks up the bytes whose rows it holds.
+
+    The lookup is at least float32, as in models/lm. The sum is in the type --dtype.
+    """
+    table = table.astype(jnp.promote_types(dtype, jnp.float32))
     rows = table.shape[0]
     place = tokens - jax.lax.axis_index(AXIS) * rows
     mine = (place >= 0) & (place < rows)
     found = jnp.where(mine[:, :, None], table[jnp.where(mine, place, 0)], 0)
-    return comm.psum_scatter(found, AXIS, scatter_dimension=1, tiled=True)
+    return comm.psum_scatter(found.astype(dtype), AXIS, scatter_dimension=1, tiled=True)
 
 
 def cross_entropy(scores, targets, comm):
@@ -104,7 +108,7 @@ def cross_entropy(scores, targets, comm):
 
 def loss(config, model, tokens, comm):
     """Loss of the sequences of this rank, divided by the number of ranks along "data"."""
-    x = embed(model.embed[...], tokens[:, :-1], comm)
+    x = embed(model.embed[...], tokens[:, :-1], comm, config.dtype)
     for block in model.blocks:
         x = x + attention(block.attention, block.attention_norm(x), comm)
         x = x + mlp(block.mlp, block.mlp_norm(x), comm)

@@ -86,11 +86,16 @@ def sum_to_part(x, comm, axes=AXES):
 
 
 def gather(comm, dtype, axes=AXES):
-    """Stage 3: part (..., m) -> complete vector (..., n * m). Its derivative sums and leaves each rank its part."""
+    """Stage 3: part (..., m) -> complete vector (..., n * m). Its derivative sums and leaves each rank its part.
+
+    The vector is sent in the type ``dtype``. The result is at least float32, so that all gradients of the vector are
+    added in float32, on this rank and over the ranks.
+    """
 
     @jax.custom_vjp
     def use(part):
-        return comm.all_gather(part.astype(dtype), axes, axis=part.ndim - 1, tiled=True)
+        complete = comm.all_gather(part.astype(dtype), axes, axis=part.ndim - 1, tiled=True)
+        return complete.astype(jnp.promote_types(dtype, jnp.float32))
 
     use.defvjp(
         lambda part: (use(part), None),
@@ -178,15 +183,15 @@ def scatter_gradient(comm):
 
 
 def make_loss(config, packings, comm):
-    """loss(vectors, tokens, use) -> this rank's share of the loss; use(vector) is complete, in the type --dtype."""
+    """loss(vectors, tokens, use) -> this rank's share of the loss; use(vector) is complete, of any type."""
     block, _, _ = lm.structure(config, lm.Block)
     head, _, _ = lm.structure(config, lm.Head)
 
     def loss(vectors, tokens, use):
         def layer(x, vector):
-            return nnx.merge(block, packings["blocks"].unpack(vector))(x)
+            return nnx.merge(block, lm.cast(packings["blocks"].unpack(vector), config))(x)
 
-        x = packings["embed"].unpack(use(vectors["embed"]))[tokens[:, :-1]]
+        x = lm.embed(packings["embed"].unpack(use(vectors["embed"])), tokens[:, :-1], config.dtype)
         if config.stage == 3:
             x = prefetched(layer, comm, config.dtype)(x, vectors["blocks"])
         else:
@@ -195,7 +200,7 @@ def make_loss(config, packings, comm):
                 lambda x, vector: (layer(x, use(vector)), None), policy=jax.checkpoint_policies.dots_saveable
             )
             x, _ = jax.lax.scan(body, x, vectors["blocks"])
-        scores = nnx.merge(head, packings["head"].unpack(use(vectors["head"])))(x)
+        scores = nnx.merge(head, lm.cast(packings["head"].unpack(use(vectors["head"])), config))(x)
         return lm.cross_entropy(scores, tokens[:, 1:]).mean() / config.ranks()
 
     return loss
@@ -207,16 +212,15 @@ class Stage:
     def __init__(self, config, packings, comm):
         self.config, self.comm, self.local_loss = config, comm, make_loss(config, packings, comm)
 
-    def cast(self, x):
-        return x.astype(self.config.dtype)
-
     def complete(self, vectors):
-        """All vectors, complete and in the type --dtype."""
+        """All vectors, complete. With stages 1 and 2, they are in the type --dtype, but for the embedding."""
         if self.config.stage == 0:
-            return jax.tree.map(self.cast, vectors)
-        return {
-            name: self.comm.all_gather(self.cast(x), AXES, axis=x.ndim - 1, tiled=True) for name, x in vectors.items()
+            return vectors
+        found = {
+            name: self.comm.all_gather(x.astype(self.config.dtype), AXES, axis=x.ndim - 1, tiled=True)
+            for name, x in vectors.items()
         }
+        return {**found, "embed": lm.at_least_float32(found["embed"], self.config)}
 
     def loss(self, vectors, tokens):
         """Loss of the batch, without gradients."""
@@ -234,7 +238,7 @@ class Stage:
     def _stage_0(self, vectors, tokens):
         # Typed as varying: otherwise, the derivative of shard_map sums the gradients with jax.lax.
         vectors = jax.tree.map(lambda x: jax.lax.pcast(x, AXES, to="varying"), vectors)
-        value, grads = jax.value_and_grad(self.local_loss)(vectors, tokens, self.cast)
+        value, grads = jax.value_and_grad(self.local_loss)(vectors, tokens, lambda x: x)
         return value, self.comm.psum(grads, AXES)
 
     def _stage_1(self, vectors, tokens):

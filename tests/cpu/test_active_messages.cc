@@ -12,7 +12,8 @@
 namespace jaxcomm {
 namespace {
 
-constexpr uint64_t kKey = 11, kFingerprint = 7;
+constexpr uint64_t kKey = 11;
+constexpr Fingerprint kFingerprint(7, 5), kOtherTable(7, 6);
 constexpr int64_t kSmall = 16, kLarge = 100'000;  // bytes of an eager payload and of a fetched one
 
 // A call that records its messages.
@@ -21,7 +22,8 @@ struct Notes : MessageHandler {
   std::vector<char> buffer = std::vector<char>(2 * kLarge, '-');
   bool wanted = true;
 
-  void* DestinationOf(uint64_t fingerprint, int32_t rank, Space space, int64_t offset_bytes, int64_t bytes) override {
+  void* DestinationOf(const Fingerprint& fingerprint, int32_t rank, Space space, int64_t offset_bytes,
+                      int64_t bytes) override {
     said.push_back("place of " + std::to_string(bytes) + " for rank " + std::to_string(rank));
     CHECK(space == Space::kScratch && offset_bytes + bytes <= static_cast<int64_t>(buffer.size()));
     return wanted && fingerprint == kFingerprint ? buffer.data() + offset_bytes : nullptr;
@@ -30,11 +32,11 @@ struct Notes : MessageHandler {
   void OnSignal(int32_t from, int32_t to) override {
     said.push_back("signal from " + std::to_string(from) + " to " + std::to_string(to));
   }
-  void OnEntered(int32_t process, uint64_t fingerprint, const std::string& what) override {
+  void OnEntered(int32_t process, const Fingerprint& fingerprint, const std::string& what) override {
     CHECK(fingerprint == kFingerprint);
     said.push_back(std::to_string(process) + " entered with " + what);
   }
-  void OnExited(int32_t process, uint64_t fingerprint, const std::string& what) override {
+  void OnExited(int32_t process, const Fingerprint& fingerprint, const std::string& what) override {
     CHECK(fingerprint == kFingerprint);
     said.push_back(std::to_string(process) + " left with " + what);
   }
@@ -66,7 +68,7 @@ struct Processes {
     }
   }
   // To rank 5 of process 1.
-  void Put(int from, int64_t bytes, int64_t offset, char letter, uint64_t fingerprint = kFingerprint,
+  void Put(int from, int64_t bytes, int64_t offset, char letter, Fingerprint fingerprint = kFingerprint,
            uint64_t key = kKey) {
     std::unique_ptr<char[]> data(new char[bytes]);
     std::fill(data.get(), data.get() + bytes, letter);
@@ -132,7 +134,7 @@ TEST_CASE("a dropped payload is not written, and later messages are delivered") 
     Processes all;
     const auto notes = std::make_shared<Notes>();
     if (!early) all.endpoints[1].Register(kKey, notes);
-    for (const int64_t bytes : {kSmall, kLarge}) all.Put(0, bytes, 0, 'a', kFingerprint + 1);
+    for (const int64_t bytes : {kSmall, kLarge}) all.Put(0, bytes, 0, 'a', kOtherTable);
     all.endpoints[0].Signal(1, kKey, 3, 5);
     all.Drain();
     if (early) all.endpoints[1].Register(kKey, notes);

@@ -207,6 +207,80 @@ TEST_CASE("processes with different types get an error that names both") {
   });
 }
 
+// Both processes make a call with the attributes that `change(process, spec)` sets. Both get an error at once that has
+// all the parts, and the next call works.
+template <typename Change>
+void CheckDisagreement(Collective collective, const Change& change, const std::vector<std::string>& parts,
+                       const char* missing = "within", bool of_tables = false) {
+  InTwoProcesses([&](int32_t p, const std::function<void()>&) {
+    CallSpec spec = Spec(collective, 2, 2, "psum");
+    spec.processes = {0, 1};
+    change(p, spec);
+    const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(std::move(spec))), next = PairSite();
+    Rendezvous::EndProgram();
+    Counter counter;
+    std::vector<float> in(1), out(1);
+    std::vector<int32_t> table(2 * 4 * 2);  // no rows
+    table[4] = p;                           // an offset
+    Participant participant;
+    participant.run_id = 100;
+    participant.rank = p;
+    participant.input = reinterpret_cast<const char*>(in.data());
+    participant.output = reinterpret_cast<char*>(out.data());
+    participant.input_count = participant.output_count = 1;
+    if (of_tables) {
+      participant.table = table.data();
+      participant.table_count = static_cast<int64_t>(table.size());
+    }
+    site->Arrive(participant, std::make_unique<CountCompletion>(counter));
+    CHECK(counter.WaitFor(1) && counter.errors().size() == 1);
+    const std::string message = counter.errors()[0];
+    const auto has = [&](const std::string& part) { return message.find(part) != std::string::npos; };
+    bool right = has("calls do not match: ranks [") && !has(missing);
+    for (const std::string& part : parts) right = right && has(part);
+    if (!right) std::fprintf(stderr, "%s\n", message.c_str());
+    CHECK(right);
+    Part part(10 + p);
+    part.Arrive(*next, 101, p);
+    part.Expect({21});
+  });
+}
+
+TEST_CASE("processes with different algorithms get an error that names both") {
+  const auto change = [](int32_t p, CallSpec& spec) { spec.algorithm = p == 0 ? "direct" : "ring"; };
+  CheckDisagreement(Collective::kAllReduce, change,
+                    {"[0] (process 0) are in psum at test_rendezvous.cc (1 -> 1 elements of float32, direct)",
+                     "[1] (process 1) are in psum at test_rendezvous.cc (1 -> 1 elements of float32, ring)"});
+}
+
+TEST_CASE("processes with other different attributes get an error, however long the name of the file is") {
+  for (const size_t length : {10, 230}) {
+    const auto change = [&](int32_t p, CallSpec& spec) {
+      spec.root = p;
+      spec.site = std::string(length, 'x');
+    };
+    CheckDisagreement(Collective::kBroadcast, change, {", with different attributes or plans"}, "tables");
+  }
+}
+
+TEST_CASE("processes with different tables get an error, however long the name of the file is") {
+  for (const size_t length : {10, 230}) {
+    const auto change = [&](int32_t, CallSpec& spec) {
+      spec.row_count = 1;
+      spec.site = std::string(length, 'x');
+    };
+    CheckDisagreement(Collective::kAllToAllV, change, {", with different tables of slices"}, "attributes", true);
+  }
+}
+
+TEST_CASE("an error names tables only if all else is equal") {
+  const auto change = [](int32_t p, CallSpec& spec) {
+    spec.row_count = 1;
+    spec.max_sms = p;
+  };
+  CheckDisagreement(Collective::kAllToAllV, change, {", with different attributes or plans"}, "tables", true);
+}
+
 // Two processes wait in different calls of a run. The failure of either call fails the run.
 TEST_CASE("a failure in one process ends all calls of the run in both") {
   for (const int32_t failing : {0, 1}) {

@@ -13,7 +13,9 @@
 namespace jaxcomm {
 namespace {
 
-constexpr int64_t kSize = 3 * kMinDiscardedBytes, kPage = 4096;
+// The limits of the implementation, stated here once more.
+constexpr int64_t kMinDiscarded = 4 << 20, kReused = 32 << 20, kLarge = kReused + 1;
+constexpr int64_t kSize = 3 * kMinDiscarded, kPage = 4096;
 
 class Mapping {
  public:
@@ -38,7 +40,7 @@ class Mapping {
 // Zeroes bytes [begin, end) of a mapping full of 7s.
 void CheckZeros(const Mapping& mapping, int64_t begin, int64_t end) {
   std::memset(mapping.data(), 7, kSize);
-  ZeroBytes(mapping.data() + begin, end - begin);
+  ZeroBytes(mapping.data() + begin, end - begin, kLarge);
   bool right = true;
   for (int64_t i = 0; i < kSize; ++i) right = right && mapping.data()[i] == (i >= begin && i < end ? 0 : 7);
   CHECK(right);
@@ -62,22 +64,38 @@ TEST_CASE("zeros in private, shared and mapped memory") {
                                      {100, 100},
                                      {kPage + 3, kPage + 70},
                                      {5 * kPage + 8, kSize - 12345},
-                                     {kMinDiscardedBytes / 2 + 1, 2 * kMinDiscardedBytes}}) {
+                                     {kMinDiscarded / 2 + 1, 2 * kMinDiscarded}}) {
       CheckZeros(*mapping, begin, end);
     }
   }
   close(fd);
 }
 
-TEST_CASE("large ranges of zeros need no memory") {
+TEST_CASE("large ranges of zeros in large buffers need no memory") {
   const Mapping mapping(MAP_PRIVATE | MAP_ANONYMOUS);
   std::memset(mapping.data(), 7, kSize);
-  ZeroBytes(mapping.data() + 64, kSize - 128);
+  ZeroBytes(mapping.data() + 64, kSize - 128, kLarge);
   // All but the huge pages at both ends.
-  CHECK(mapping.ResidentPages(kMinDiscardedBytes, 2 * kMinDiscardedBytes) == 0);
+  CHECK(mapping.ResidentPages(kMinDiscarded, 2 * kMinDiscarded) == 0);
   CHECK(mapping.data()[0] == 7 && mapping.data()[kSize - 1] == 7);
+}
+
+TEST_CASE("4 MiB between two huge pages are discarded, and not a page less") {
+  const Mapping mapping(MAP_PRIVATE | MAP_ANONYMOUS);
+  const auto address = reinterpret_cast<uintptr_t>(mapping.data());
+  const auto begin = static_cast<int64_t>((kMinDiscarded - address % kMinDiscarded) % kMinDiscarded);
   std::memset(mapping.data(), 7, kSize);
-  ZeroBytes(mapping.data(), kMinDiscardedBytes - kPage);
+  ZeroBytes(mapping.data() + begin, kMinDiscarded - kPage, kLarge);
+  CHECK(mapping.ResidentPages(0, kSize) == kSize / kPage);
+  ZeroBytes(mapping.data() + begin, kMinDiscarded, kLarge);
+  CHECK(mapping.ResidentPages(begin, begin + kMinDiscarded) == 0);
+}
+
+// malloc uses their memory again.
+TEST_CASE("buffers of at most 32 MiB keep their memory") {
+  const Mapping mapping(MAP_PRIVATE | MAP_ANONYMOUS);
+  std::memset(mapping.data(), 7, kSize);
+  ZeroBytes(mapping.data(), kSize, kReused);
   CHECK(mapping.ResidentPages(0, kSize) == kSize / kPage);
 }
 

@@ -411,45 +411,51 @@ TEST_CASE("ranks with different buffers get an error that names both") {
   CHECK(error.find("rank 0 occurs twice in the groups") != std::string::npos);
 }
 
-// The last number, at the end of the table, is part of the hash: with a table of several words, and with a short one.
+// Each number of the table is part of the hash: with a table of several words, and with a short one.
+template <typename T>
+void CheckDifferentTables(int per_pair, int64_t& run) {
+  CallSpec spec = Spec(Collective::kAllToAllV, 2, 2, "ragged_all_to_all");
+  spec.row_count = 1;
+  const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(spec));
+  const std::vector<T> table(2 * 4 * 2 * per_pair);  // no rows
+  std::vector<float> in(2), out(2);
+  const auto count_errors = [&](const std::vector<T>& first, const std::vector<T>& second) {
+    Counter counter;
+    ++run;
+    for (const int64_t rank : {0, 1}) {
+      Participant participant;
+      participant.run_id = run;
+      participant.rank = rank;
+      participant.input = reinterpret_cast<const char*>(&in[rank]);
+      participant.output = reinterpret_cast<char*>(&out[rank]);
+      participant.input_count = participant.output_count = 1;
+      participant.table = (rank == 0 ? first : second).data();
+      participant.table_count = static_cast<int64_t>(table.size());
+      participant.wide_table = sizeof(T) == 8;
+      site->Arrive(participant, std::make_unique<CountCompletion>(counter));
+    }
+    CHECK(counter.WaitFor(2));
+    for (const std::string& error : counter.errors()) {
+      CHECK(error.find("ranks 0 and 1 are in it, with different tables of slices") != std::string::npos);
+    }
+    return counter.errors().size();
+  };
+  const std::vector<T> same = table;
+  CHECK(count_errors(table, same) == 0);
+  for (size_t i = 0; i < table.size(); ++i) {
+    std::vector<T> other = table;
+    other[i] = 1;
+    CHECK(count_errors(table, other) == 2);
+  }
+  CHECK(count_errors(table, same) == 0);
+}
+
 TEST_CASE("ranks with different tables of slices fail, and the next run works") {
   Prepare();
   int64_t run = 700000;
   for (const int per_pair : {1, 2, 9}) {
-    CallSpec spec = Spec(Collective::kAllToAllV, 2, 2, "ragged_all_to_all");
-    spec.row_count = 1;
-    const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(spec));
-    const int per_rank = 2 * per_pair;
-    std::vector<int32_t> table(2 * 4 * per_rank);  // no rows
-    std::vector<float> in(2), out(2);
-    const auto count_errors = [&](const std::vector<int32_t>& first, const std::vector<int32_t>& second) {
-      Counter counter;
-      ++run;
-      for (const int64_t rank : {0, 1}) {
-        Participant participant;
-        participant.run_id = run;
-        participant.rank = rank;
-        participant.input = reinterpret_cast<const char*>(&in[rank]);
-        participant.output = reinterpret_cast<char*>(&out[rank]);
-        participant.input_count = participant.output_count = 1;
-        participant.table = (rank == 0 ? first : second).data();
-        participant.table_count = static_cast<int64_t>(table.size());
-        site->Arrive(participant, std::make_unique<CountCompletion>(counter));
-      }
-      CHECK(counter.WaitFor(2));
-      for (const std::string& error : counter.errors()) {
-        CHECK(error.find("ranks 0 and 1 are in it, with different tables of slices") != std::string::npos);
-      }
-      return counter.errors().size();
-    };
-    const std::vector<int32_t> same = table;
-    CHECK(count_errors(table, same) == 0);
-    for (size_t i = 0; i < table.size(); ++i) {
-      std::vector<int32_t> other = table;
-      other[i] = 1;
-      CHECK(count_errors(table, other) == 2);
-    }
-    CHECK(count_errors(table, same) == 0);
+    CheckDifferentTables<int32_t>(per_pair, run);
+    CheckDifferentTables<int64_t>(per_pair, run);
   }
 }
 

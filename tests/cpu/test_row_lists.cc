@@ -1,5 +1,7 @@
 // dispatch and combine on ranks of one or several nodes, against rows that are moved and added one by one. Nodes have
 // executions of their own, and a network that counts bytes.
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cstring>
 #include <memory>
@@ -277,6 +279,37 @@ TEST_CASE("large rows reach their slots and come home") {
         CheckCombine(c, setup, random);
       }
     }
+  }
+  row_count = 5;
+}
+
+// Of a result: pages in memory, without the huge pages at both ends.
+int64_t ResidentPages(const std::vector<float>& result) {
+  constexpr uintptr_t kHugePage = 2 << 20, kPage = 4096;
+  const auto begin = (reinterpret_cast<uintptr_t>(result.data()) / kHugePage + 1) * kHugePage;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(result.data() + result.size()) / kHugePage * kHugePage;
+  std::vector<unsigned char> resident((end - begin) / kPage);
+  CHECK(mincore(reinterpret_cast<void*>(begin), end - begin, resident.data()) == 0);
+  return std::count_if(resident.begin(), resident.end(), [](unsigned char page) { return (page & 1) != 0; });
+}
+
+// All choices are of rank 0. malloc reuses the memory of results of at most 32 MiB, so these keep it.
+TEST_CASE("slots without a row need no memory in results of more than 32 MiB") {
+  std::mt19937 random(6);
+  row_count = 1024;
+  for (const int64_t more : {1, 0}) {
+    Routed c = DrawRouting(Kind::kOneRank, 2, 4, 2, 1, 1, random);
+    c.slots = (32 << 20) / RowBytes() + more;
+    NodesOfRanks machine(MakeProgram(Collective::kDispatch, Setup{1, 2}, c), c);
+    const Rows x = Draw(2, c.tokens * row_count, random);
+    Rows got(2, std::vector<float>(c.slots * row_count, -77));
+    auto index = c.order;
+    for (auto& of_rank : index) {
+      for (int32_t& choice : of_rank) choice = static_cast<int32_t>(choice / c.choices);
+    }
+    machine.Run(x, got, nullptr, index);
+    CHECK((ResidentPages(got[1]) == 0) == (more == 1));
+    CHECK(std::all_of(got[1].begin(), got[1].end(), [](float value) { return value == 0; }));
   }
   row_count = 5;
 }

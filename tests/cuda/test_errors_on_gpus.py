@@ -47,7 +47,12 @@ def test_the_module_has_no_failure_without_a_gpu():
     assert _native.cuda().failures() == []
 
 
-@pytest.mark.parametrize("flags", ["", "--xla_gpu_command_buffer_scheduling_mode=LHS", "CONCURRENT"])
+LIMIT = "--xla_gpu_experimental_parallel_collective_overlap_limit="
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "--xla_gpu_command_buffer_scheduling_mode=LHS", "CONCURRENT", LIMIT + "1", LIMIT + "2"]
+)
 def test_collectives_that_may_overlap_are_refused(flags, monkeypatch):
     class Reached(Exception):
         pass
@@ -60,6 +65,8 @@ def test_collectives_that_may_overlap_are_refused(flags, monkeypatch):
     expected: tuple = (Reached, None)
     if flags == "CONCURRENT":
         flags = "--xla_foo=1 --xla_gpu_command_buffer_scheduling_mode=CONCURRENT --xla_bar=2"
+        expected = (RuntimeError, "would run at the same time")
+    if flags == LIMIT + "2":
         expected = (RuntimeError, "would run at the same time")
     monkeypatch.setenv("XLA_FLAGS", flags)
     with pytest.raises(expected[0], match=expected[1]):

@@ -196,6 +196,24 @@ ALONE_TEST_CASE("a started call runs in the lane, with further operands") {
   });
 }
 
+// XLA reuses the memory of a started call after an error, since it does not run `done`.
+ALONE_TEST_CASE("after an error, work waits for the calls that have been started") {
+  Communicator::Configure(20, 4);
+  auto* world = new World(2);
+  GpuCallState *const started = StateOf("here.py:1", true), *const synchronous = StateOf("here.py:2", false);
+  OnRanks(*world, [&](Rank& rank) {
+    Site first(*started, rank), second(*synchronous, rank);
+    for (Site* const site : {&first, &second}) CHECK(site->Initialize().empty());
+    CHECK(first.Execute().empty());
+    CHECK(second.stream.num_waits == 0);
+    second.xla.more = {{nullptr, 0, XLA_FFI_DataType_F32}};
+    CHECK(Has(second.Execute(), "unexpected number of operands"));
+    CHECK(second.stream.num_waits == 1);
+    fake::Wait(first.stream.handle());
+    CHECK(first.y[0] == 2 && first.y[3] == 8);
+  });
+}
+
 TEST_CASE("a failure of one lane ends the calls of both") {
   Communicator::Configure(20, 4);
   for (const bool asynchronous : {false, true}) {
@@ -248,6 +266,26 @@ ALONE_TEST_CASE("the same call with other arguments on another rank is an error"
     CHECK(Has(site.Execute(), "rank " + std::to_string(rank.rank) + " and rank " + std::to_string(1 - rank.rank) +
                                   " make this call with different shapes, types or arguments"));
   });
+}
+
+// Of a long name, the end is exchanged: it has the line. Names that differ before it are different calls too.
+ALONE_TEST_CASE("calls with long names are told apart") {
+  Communicator::Configure(20, 4);
+  const std::string path(200, 'a');
+  for (const bool at_the_end : {false, true}) {
+    GpuCallState* states[2];
+    for (int i = 0; i < 2; ++i) {
+      const std::string digit = std::to_string(i + 1);
+      states[i] = StateOf(at_the_end ? path + ".py:" + digit : digit + path + ".py:7", true);
+    }
+    OnRanks(*new World(2), [&](Rank& rank) {
+      Site site(*states[rank.rank], rank);
+      CHECK(site.Initialize().empty());
+      const std::string error = site.Execute();
+      CHECK(Has(error, "different calls, or calls in different orders"));
+      CHECK(Has(error, at_the_end ? ".py:1" : ".py:7") && Has(error, at_the_end ? ".py:2" : ".py:7"));
+    });
+  }
 }
 
 ALONE_TEST_CASE("a lane that can't be made is an error on all ranks") {

@@ -53,8 +53,10 @@ def test_binary_and_hidden_files_are_skipped(tmp_path):
         (["--resume", "--out", "does/not/exist"], "no run to continue"),
         (["--psum", "ring", "--comm", "lax"], "--psum: no effect with --comm lax; remove it"),
         (["--capacity", "2"], "--capacity: no effect with --moe dropless; remove it"),
-        (["--eval_capacity", "2"], "--eval_capacity: no effect with --moe dropless; remove it"),
+        (["--eval_capacity", "3"], "--eval_capacity: no effect with --moe dropless; remove it"),
         (["--temperature", "1", "--sample", "0"], "--temperature: no effect with --sample 0; remove it"),
+        (["--prompt", "x", "--sample", "0"], "--prompt: no effect with --sample 0; remove it"),
+        (["--psum", "ring", "--nodes", "1", "--gpus", "1"], "--psum: no effect with one rank in --nodes 1 --gpus 1"),
     ],
 )
 def test_bad_options_are_named(argv, message, capsys):

@@ -285,9 +285,10 @@ BAD = [
     ("pp", ["--rounds", "0"], "--rounds: got 0, expected at least 1"),
     ("pp", ["--schedule", "1f1b"], "--rounds: got 2, expected 1 with --schedule 1f1b"),
     ("pp", ["--schedule", "gpipe"], "invalid choice: 'gpipe'"),
-    ("mesh", ["--schedule", "1f1b"], "invalid choice: '1f1b'"),
+    ("mesh", ["--schedule", "circular"], "unrecognized arguments: --schedule circular"),
     # No effect.
     ("zero", ["--psum", "ring", "--comm", "lax"], "--psum: no effect with --comm lax; remove it"),
+    ("zero", ["--psum", "ring", "--layout", "1x1"], "--psum: no effect with one rank in --layout 1x1; remove it"),
     ("tp", ["--matmul", "ring", "--comm", "lax"], "--matmul: no effect with --comm lax; remove it"),
     ("tp", ["--matmul", "ring", "--layout", "8x1"], "--matmul: no effect with tensor = 1 in --layout 8x1; remove it"),
     ("cp", ["--attention", "gather", "--layout", "8x1"], "--attention: no effect with context = 1 in --layout 8x1"),
@@ -319,6 +320,10 @@ def test_bad_options_are_named(script, argv, message, capsys):
         ("mesh", ["--layout", "2x1x1x1", "--experts", "0"]),
         ("mesh", ["--balance", "0.1", "--attention", "ulysses", "--matmul", "ring", "--psum", "ring"]),
         ("mesh", ["--comm", "lax", "--layout", "2x2x1x1"]),
+        # Defaults have no effect here.
+        ("cp", ["--layout", "8x1", "--attention", "ring", "--order", "zigzag"]),
+        ("tp", ["--layout", "1x1", "--matmul", "", "--psum", "direct"]),
+        ("mesh", ["--experts", "0", "--balance", "0.01"]),
     ],
 )
 def test_options_with_an_effect_and_defaults_are_accepted(script, argv):
@@ -334,6 +339,12 @@ def test_options_of_an_earlier_run_may_lose_their_effect(tmp_path):
     assert (config.comm, config.matmul) == ("lax", "ring")
     with pytest.raises(SystemExit):
         config_lib.parse(scripts.tp.Config, [*argv, "--matmul", "ring"])
+
+
+def test_runs_with_a_removed_option_continue(tmp_path):
+    config = tiny("mesh", out=str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({**dataclasses.asdict(config), "schedule": "circular"}))
+    assert config_lib.load(type(config), tmp_path / "config.json", {}) == config
 
 
 def test_too_few_devices_are_named():

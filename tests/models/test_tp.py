@@ -1,5 +1,7 @@
 """models/tp: the vocabulary in parts, and the collectives of a step."""
 
+import functools
+
 import jax
 import numpy as np
 import optax
@@ -25,7 +27,8 @@ def test_rows_are_looked_up_where_they_are(comm):
     table = rng.normal(size=(32, 6)).astype(np.float32)
     tokens = np.arange(32, dtype=np.int32).reshape(2, 16)[:, ::-1]  # all rows, with the first and last of each rank
     config = tiny("tp", layout="1x8", heads=8, comm=comm)
-    found = on_ranks(tp.embed, config, (P("tensor"), P()), P(None, "tensor"))(table, tokens)
+    embed = functools.partial(tp.embed, dtype=np.float32)
+    found = on_ranks(embed, config, (P("tensor"), P()), P(None, "tensor"))(table, tokens)
     np.testing.assert_array_equal(found, table[tokens])
 
 

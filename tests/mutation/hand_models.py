@@ -35,7 +35,7 @@ MUTANTS = [
     ),
     Mutant(
         "parameters are not cast", "models/moe/step.py",
-        "params = jax.tree.map(lambda x: x.astype(config.dtype), params)", "params = jax.tree.map(lambda x: x, params)",
+        "nnx.merge(graphdef, lm.cast_model(params, config))", "nnx.merge(graphdef, params)",
         "tests/models/test_moe_step.py::test_tokens_travel_in_the_type_of_the_activations",
     ),
     Mutant(

@@ -66,7 +66,7 @@ MUTANTS = [
         f"{CALLS} {BY_XLA}",
     ),
     Mutant(
-        "start does not wait on GPUs",
+        "XLA's own collective does not wait for the values of start(after=)",
         LOWERING,
         "return lax.optimization_barrier(xs)[",
         "return xs[",
@@ -92,6 +92,13 @@ MUTANTS = [
         'beside = platform == "cuda" and not by_xla and call.asynchronous',
         'beside = platform == "cuda" and not by_xla',
         "tests/cuda/test_cuda_lowering.py",
+    ),
+    Mutant(
+        "the rank is an operand of a start",
+        LOWERING,
+        "_compat.on_communication_stream(run_alone, *whole)",
+        "_compat.on_communication_stream(run, rank, *whole)",
+        LANE,
     ),
     Mutant(
         "XLA captures starts into CUDA graphs",
@@ -185,6 +192,27 @@ MUTANTS = [
         "test_cuda_lanes",
     ),
     Mutant(
+        "after an error, nothing waits for started calls",
+        CALL,
+        "if (!error.success()) Communicator::WaitForStarted(",
+        "if (false) Communicator::WaitForStarted(",
+        "test_cuda_lanes",
+    ),
+    Mutant(
+        "the end of a long name is not exchanged",
+        BOOTSTRAP,
+        "whole_name.substr(whole_name.size() - std::min(whole_name.size(), kMostNameBytes))",
+        "whole_name",
+        "test_cuda_lanes",
+    ),
+    Mutant(
+        "names are compared without their beginning",
+        BOOTSTRAP,
+        "if ((*name_hashes)[other] == (*name_hashes)[static_cast<size_t>(rank_)])",
+        "if (names[other] == own_name)",
+        "test_cuda_lanes",
+    ),
+    Mutant(
         "the values that a start waits for are refused",
         CALL,
         "args.size() > rets.size()",
@@ -192,7 +220,7 @@ MUTANTS = [
         "test_cuda_lanes",
     ),
     Mutant(
-        "done copies nothing and checks nothing",
+        "done does not check that its result is the operand",
         "ffi/cuda/xla/done.cc",
         "if (y->untyped_data() == result.untyped_data()) return",
         "return",

@@ -10,6 +10,11 @@ PROGRAMS, ORDER = "tests/simulate/test_hlo.py", "tests/simulate/test_hlo_order.p
 PYTHON_KERNELS = "jaxcomm/simulate/kernels.py"
 
 MUTANTS = [
+    Mutant("rare kernels multiply the time", PROFILE, "high if _RARE * low < high else low", "min(counts)", PROFILES),
+    Mutant(
+        "devices count together", PROFILE, "f\"{event.get('pid')} {arguments.get('device_ordinal')}\"", '""', PROFILES
+    ),
+    Mutant("programs of a name are mixed", PROFILE, "if len(programs) > 1:", "if False:", PROFILES),
     Mutant("files of larger runs stay", CHAKRA, "if stale := [", "if stale := [] and [", RUNS),
     Mutant("missing ranks end a trace", CHAKRA, "        if rank != found:", "        if False:", RUNS),
     Mutant("sizes of a plan are off", CHAKRA, '"comm_size": op.size}', '"comm_size": op.size + 1}', RUNS),
@@ -144,6 +149,8 @@ MUTANTS = [
         PROGRAMS,
     ),
     Mutant("profiles ignore the module", PROFILE, 'if arguments.get("hlo_module") != module:', "if False:", PROFILES),
-    Mutant("kernels of an instruction do not add up", PROFILE, "1e-6 * sum(", "1e-6 * max(", PROFILES),
+    Mutant(
+        "kernels of an instruction do not add up", PROFILE, "return sum(statistics", "return max(statistics", PROFILES
+    ),
     Mutant("loops count in a median", PROFILE, "statistics.median(own) * len(own) / executions", "sum(own)", PROFILES),
 ]

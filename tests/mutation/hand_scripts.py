@@ -15,6 +15,7 @@ ATTENTION = "tests/models/test_cp.py::test_attention_equals_that_of_one_device"
 PP, MESH = "models/pp/parallel.py", "models/mesh/parallel.py"
 F1B = "models/pp/one_forward_one_backward.py"
 MESH_COLLECTIVES = "tests/models/test_mesh.py::test_collectives_of_a_step"
+BFLOAT16 = "tests/models/test_bfloat16.py"
 STEP, TP, ZERO = "models/lm/step.py", "models/tp/parallel.py", "models/zero/parallel.py"
 
 MUTANTS = [
@@ -160,6 +161,31 @@ MUTANTS = [
         f"{IN_FLOAT32} --size full",
     ),
     Mutant(
+        "the embedding adds gradients in the type of the activations", "models/lm/model.py",
+        "    return table.astype(jnp.promote_types(dtype, jnp.float32))[tokens].astype(dtype)",
+        "    return table.astype(dtype)[tokens]", f"{BFLOAT16} -k equal_tokens",
+    ),
+    Mutant(
+        "a part of the vocabulary adds gradients in the type of the activations", TP,
+        "table = table.astype(jnp.promote_types(dtype, jnp.float32))", "table = table.astype(dtype)",
+        f"{BFLOAT16} -k equal_tokens",
+    ),
+    Mutant(
+        "the embedding is cast with the other parameters", "models/lm/model.py",
+        '"embed": at_least_float32(params["embed"], config)}', '"embed": cast(params["embed"], config)}',
+        f"{BFLOAT16} -k lookup_of_a_model",
+    ),
+    Mutant(
+        "the gradient of a gathered vector is rounded before the sum over ranks", ZERO,
+        "return complete.astype(jnp.promote_types(dtype, jnp.float32))", "return complete",
+        f"{BFLOAT16} -k gathered_vectors",
+    ),
+    Mutant(
+        "parts of gradients are summed in the type of the parameters", ZERO,
+        "return comm.psum_scatter(x.astype(precise), axes,", "return comm.psum_scatter(x, axes,",
+        f"{BFLOAT16} -k sums_of_bfloat16",
+    ),
+    Mutant(
         "an input is replaced before its backward pass", F1B, "kept = 2 * (num_stages - 1) + 1",
         "kept = 2 * (num_stages - 1)", GRADIENTS,
     ),
@@ -206,6 +232,19 @@ MUTANTS = [
     Mutant(
         "options without effect are accepted", "models/lm/config.py", "        config.check_effect(given)\n", "",
         OPTIONS,
+    ),
+    Mutant(
+        "defaults without effect are refused", "models/lm/config.py",
+        "if given.get(name, getattr(type(self), name)) != getattr(type(self), name):", "if name in given:",
+        "tests/models/test_scripts.py -k accepted",
+    ),
+    Mutant(
+        "runs with a removed option do not continue", "models/lm/config.py",
+        " if name not in config_type.removed}", "}", "tests/models/test_scripts.py -k removed_option",
+    ),
+    Mutant(
+        "sums of one rank have an algorithm", "models/lm/config.py", "if self.ranks() == 1 else {}",
+        "if self.ranks() == 0 else {}", OPTIONS,
     ),
     Mutant(
         "options of one rank have an effect", "models/lm/config.py", "if self.ranks(axis) == 1 else {}",

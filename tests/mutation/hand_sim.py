@@ -417,7 +417,9 @@ MUTANTS = [
         TESTS,
     ),
     Mutant("a ring has the rounds of a short one", SIMULATE, "groups - 2 * next", "0 * (groups - 2 * next)", TESTS),
-    Mutant("a long ring has the links of a short one", SIMULATE, "* static_cast<double>(groups);", "* (2 * last);", TESTS),
+    Mutant(
+        "a long ring has the links of a short one", SIMULATE, "* static_cast<double>(groups);", "* (2 * last);", TESTS
+    ),
     Mutant(
         "a short ring has the pieces of a long one",
         SIMULATE,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxcomm.simulate import Cluster, StepError, cli, step_of_hlo
+from jaxcomm.simulate import Cluster, StepError, cli, profile, step_of_hlo
 
 H100 = Cluster.load("dgx-h100")
 TEXT = """HloModule jit_f, num_partitions=8
@@ -30,8 +30,8 @@ ENTRY %main (p: f32[64,64]) -> f32[64,64] {
 """
 
 
-def _event(op, duration, name=None, module="jit_f"):
-    arguments = {"hlo_op": op, "hlo_module": module}
+def _event(op, duration, name=None, module="jit_f", program=1):
+    arguments = {"hlo_op": op, "hlo_module": module, "program_id": program}
     return {"ph": "X", "pid": 1, "tid": 2, "ts": 0, "dur": duration, "name": name or op, "args": arguments}
 
 
@@ -63,13 +63,15 @@ def test_a_profile_of_this_machine(tmp_path):
     text = compiled.as_text()
     found = step_of_hlo(text, cluster=H100, mesh={"d": 4}, profiled=str(path))
     plain = step_of_hlo(text, cluster=H100, mesh={"d": 4})
-    durations: dict[str, list[float]] = {}
+    durations: dict[str, dict[str, list[float]]] = {}  # by instruction and device
     for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]:
         if "hlo_op" in event.get("args", {}):
-            durations.setdefault(event["args"]["hlo_op"], []).append(event["dur"])
-    loop = [own for name, own in durations.items() if len(own) == 2 * 4 * 3 and "psum" not in name]
-    body = [statistics.median(own) for own in loop]
-    once = [statistics.median(own) for name, own in durations.items() if len(own) == 8 and "while" not in name]
+            device = f"{event['pid']} {event['args'].get('device_ordinal')}"
+            durations.setdefault(event["args"]["hlo_op"], {}).setdefault(device, []).append(event["dur"])
+    count = {name: sum(map(len, own.values())) for name, own in durations.items()}
+    median = {name: statistics.median(map(statistics.median, own.values())) for name, own in durations.items()}
+    body = [median[name] for name in durations if count[name] == 2 * 4 * 3 and "psum" not in name]
+    once = [median[name] for name in durations if count[name] == 8 and "while" not in name]
     # Arithmetic of scalars, such as the loop's counter, is no kernel.
     assert max(3 * max(body), sum(body)) * 1e-6 <= found.compute_s <= (3 * sum(body) + sum(once)) * 1e-6 * (1 + 1e-9)
     assert found.communication_s == pytest.approx(plain.communication_s) and found.flops == plain.flops
@@ -86,6 +88,23 @@ def test_kernels_of_an_instruction_add_up(tmp_path):
     assert found.compute_s == pytest.approx((10.5 + 2 * 3 + 5) * 1e-6)
     assert found.time_s == pytest.approx(found.compute_s + found.communication_s) and found.communication_s < 1e-4
     assert "measured times" in found.why
+    assert "Kernels have measured times." in str(found) and "no measurement of a step" not in str(found)
+    assert "rests on no measurement of a step" in str(step_of_hlo(TEXT, cluster=H100))
+
+
+@pytest.mark.parametrize(
+    ("events", "microseconds"),
+    [
+        ([_event("one", 10, "gemm")] * 100 + [_event("one", 10, "memset")], 10.1),
+        ([_event("one", 10, "gemm")] * 8 + [_event("one", 8, "cut")], 11),
+        ([_event("one", 3, "sort")] * 32 + [_event("one", 5, "count")] * 8 + [_event("one", 7, "sum")] * 8, 24),
+        ([_event("one", 10, "a")] * 8 + [_event("one", 12, "b") | {"pid": 2}] * 8, 11),
+        ([_event("one", 10)] * 6 + [_event("one", 10) | {"pid": 2}] * 2 + [_event("one", 40) | {"pid": 3}], 10),
+    ],
+)
+def test_executions_are_counted_on_each_device(tmp_path, events, microseconds):
+    """Rare and cut kernels do not multiply the time, and devices may have kernels of other names."""
+    assert profile.times(_write(tmp_path / "t.json.gz", events), "jit_f") == {"one": pytest.approx(microseconds * 1e-6)}
 
 
 def test_a_kernel_without_a_time_keeps_its_roofline(tmp_path):
@@ -106,6 +125,8 @@ def test_a_kernel_without_a_time_keeps_its_roofline(tmp_path):
         (b'{"traceEvents": []}', "no event of the module jit_f; no event names an instruction"),
         (json.dumps([_event("one", 1, module="jit_g")]).encode(), "no event of the module jit_f; it has jit_g"),
         (json.dumps([_event("one", "x")]).encode(), "event 0: dur: got 'x', expected microseconds"),
+        (json.dumps([_event("one", True)]).encode(), "event 0: dur: got True, expected microseconds"),
+        (json.dumps([_event("one", 1, program=n) for n in (3, 7)]).encode(), "2 programs have the name jit_f .*3, 7"),
         (json.dumps([_event("nine", 1)]).encode(), "no event is an instruction of HLO"),
     ],
 )

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "common/hash.h"
 #include "cuda/nccl/check_cuda.h"
 #include "cuda/nccl/nccl_calls.h"
 #include "cuda/nccl/wait_for_stream.h"
@@ -67,13 +68,17 @@ Status Bootstrap::CheckEqual(const char* what, uint64_t own) {
   return OkStatus();
 }
 
-Status Bootstrap::CheckSameCall(const std::string& name, uint64_t hash) {
+Status Bootstrap::CheckSameCall(const std::string& whole_name, uint64_t hash) {
   const StatusOr<std::vector<uint64_t>> hashes = AllGather(hash);
   JAXCOMM_RETURN_IF_ERROR(hashes.status());
   // All ranks have the same words, so all of them exchange names or none does.
   const auto differs = [](uint64_t from) { return [from](uint64_t other) { return other != from; }; };
   if (std::none_of(hashes->begin(), hashes->end(), differs(hashes->front()))) return OkStatus();
+  // The end of a name differs: its file and line. A long name loses its beginning.
   constexpr size_t kMostNameBytes = 128;
+  const std::string name = whole_name.substr(whole_name.size() - std::min(whole_name.size(), kMostNameBytes));
+  const StatusOr<std::vector<uint64_t>> name_hashes = AllGather(Mix(1, whole_name));
+  JAXCOMM_RETURN_IF_ERROR(name_hashes.status());
   std::vector<std::string> names(hashes->size());
   for (size_t at = 0; at < kMostNameBytes; at += sizeof(uint64_t)) {
     char bytes[sizeof(uint64_t)] = {};
@@ -90,7 +95,7 @@ Status Bootstrap::CheckSameCall(const std::string& name, uint64_t hash) {
   const auto other = static_cast<size_t>(std::find_if(hashes->begin(), hashes->end(), differs(hash)) - hashes->begin());
   const std::string& own_name = names[static_cast<size_t>(rank_)];
   const std::string other_rank = "rank " + std::to_string(other), own_rank = "rank " + std::to_string(rank_);
-  if (names[other] == own_name) {
+  if ((*name_hashes)[other] == (*name_hashes)[static_cast<size_t>(rank_)]) {
     return InvalidArgumentError(own_rank + " and " + other_rank +
                                 " make this call with different shapes, types or arguments");
   }

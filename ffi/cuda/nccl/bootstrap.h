@@ -39,7 +39,7 @@ class Bootstrap {
 
   // An error that names both calls if two ranks make different calls, or the same calls in different orders. `hash`: of
   // the call's attributes and shapes. Comes before the collective calls that make a call site. Collective.
-  Status CheckSameCall(const std::string& name, uint64_t hash);
+  Status CheckSameCall(const std::string& whole_name, uint64_t hash);
 
   // Whether every rank passes true. Collective.
   StatusOr<bool> AllTrue(bool own);

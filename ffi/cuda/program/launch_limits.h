@@ -25,7 +25,7 @@ struct LaneChannels {
 
 // `num_sms`: of the smallest GPU of the group. `limit`: JAXCOMM_MAX_SMS. A kernel of each lane and the kernels of
 // others may wait for their peers at the same time. If they had more thread blocks than there are SMs, ranks could
-// block each other. GPUs with fewer than 40 SMs or so can't be protected in this way.
+// block each other. GPUs with fewer than 38 SMs can't be protected in this way.
 inline LaneChannels MaxChannels(int64_t num_sms, int32_t limit) {
   const int64_t free = num_sms - kSmsOfOthers - 2 * kSmsOfProxies;
   const int64_t most = std::max(limit, 1);

@@ -335,6 +335,13 @@ Status Communicator::End(cudaStream_t stream) {
   return CheckCuda("cudaEventRecord", cudaEventRecord(last_, stream));
 }
 
+void Communicator::WaitForStarted(int device, cudaStream_t stream) {
+  for (Communicator* const communicator : AllCommunicators()) {
+    if (!communicator->asynchronous_ || communicator->device_ != device) continue;
+    (void)communicator->Begin(stream);  // the caller has an error already
+  }
+}
+
 Status Communicator::Reserve(int64_t bytes, device::Window* arena, int64_t* arena_bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (bytes > arena_bytes_ || arena_bytes_ == 0) {

@@ -88,6 +88,10 @@ class Communicator {
   StatusOr<int64_t> PlaceOf(ncclWindow_t window) const;
   int64_t PlaceOf(const device::Window& arena) const;
 
+  // Work that is enqueued on `stream` from now on waits for all calls that have been started on this GPU. Does nothing
+  // during the capture of a CUDA graph.
+  static void WaitForStarted(int device, cudaStream_t stream);
+
   // Called before and after a call enqueues its work on `stream`. Calls on different streams share signals and arena,
   // so they run one after the other, in the order in which the host enqueued them. During the capture of a CUDA graph
   // these do nothing, because XLA orders its nodes.

@@ -186,8 +186,9 @@ Status FindOffsets(GpuCallState& state, const XlaCollectives& collectives, const
   return call.ExchangeOffsets(buffers.x, buffers.y, input, output, stream);
 }
 
-// A hash that differs between two call sites of a program, and between calls that can't be the same one. Ranks may have
-// different numbers of rows: DeviceCall compares what must be the same.
+// A hash that differs between calls of different lines, types or arguments. Equal calls of one line have the same hash:
+// leaves of a tree, or layers of an unrolled loop. Ranks may have different numbers of rows: DeviceCall compares what
+// must be the same.
 uint64_t Identity(const CallSpec& spec, const Buffers& buffers) {
   uint64_t hash = HashAttributes(spec);
   if (spec.collective == Collective::kDispatch || spec.collective == Collective::kCombine) return hash;
@@ -273,7 +274,7 @@ ffi::Error Initialize(cudaStream_t stream, GpuCallState* state, XlaCollectives c
   return ffi::Error::Success();
 }
 
-ffi::Error Execute(cudaStream_t stream, GpuCallState* state, int32_t device, ffi::RemainingArgs args,
+ffi::Error Enqueue(cudaStream_t stream, GpuCallState* state, int32_t device, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
   if (const Status problem = ProblemOf(*state, device); !problem.ok()) return ToFfi(state->spec, problem);
   const DeviceCall* const call = Find(*state, device);
@@ -283,6 +284,15 @@ ffi::Error Execute(cudaStream_t stream, GpuCallState* state, int32_t device, ffi
   const StatusOr<Buffers> buffers = Decode(state->spec, args, rets);
   if (!buffers.ok()) return ToFfi(state->spec, buffers.status());
   return ToFfi(state->spec, call->Launch(buffers->x, buffers->y, stream, buffers->rows));
+}
+
+// After an error, XLA does not enqueue `done` of transfers that have been started, and reuses their memory for later
+// work of `stream`. That work waits for them.
+ffi::Error Execute(cudaStream_t stream, GpuCallState* state, int32_t device, ffi::RemainingArgs args,
+                   ffi::RemainingRets rets) {
+  ffi::Error error = Enqueue(stream, state, device, args, rets);
+  if (!error.success()) Communicator::WaitForStarted(device, stream);
+  return error;
 }
 
 }  // namespace
