@@ -92,8 +92,8 @@ bool Cuts(const Algorithm& algorithm, const Request& request) {
   });
 }
 
-// A ring of 2 * kFewGroups groups and more is not simulated: see RingOf.
-constexpr int64_t kFewGroups = 8;
+// Lines that do not hold, after which a ring is simulated in full.
+constexpr int kMaxFailures = 4;
 // Ranks of the smallest ring from which others follow.
 constexpr int64_t kFewRanks = 8;
 
@@ -112,14 +112,18 @@ Request RingOf(Request request, int64_t groups, int64_t group_size) {
   return request;
 }
 
-// Whether the third time continues the line through the others, up to the rounding of the engine's times.
-bool OnLine(double first, double second, double third) {
-  return std::abs((third - second) - (second - first)) <= 2e-12 + 1e-14 * std::abs(third);
+// Whether the third time continues the line through the others, which are one group apart, after `more` groups; up to
+// the rounding of the engine's times, which grows with the distance.
+bool OnLine(double first, double second, double third, int64_t more = 1) {
+  const auto distance = static_cast<double>(more);
+  return std::abs((third - second) - distance * (second - first)) <= 2e-12 * distance + 1e-14 * std::abs(third);
 }
 
 // Each group of the highest level adds the same rounds to a ring, all alike once the ranks run in a steady state. Its
-// time is then a linear function of the number of groups. Simulates rings of few groups, and extends the line through
-// three of them; nothing if none lie on a line, or if the groups are few. Neither cost nor memory depend on the ranks.
+// time is then a linear function of the number of groups. Simulates rings of few groups until three times lie on a
+// line, and so does that of a ring of twice the groups; then extends the line. Returns nothing if no line holds, or if
+// the groups are few. The simulated rings have at most 2 * (least + kMaxFailures + 1) groups, whatever the number of
+// ranks.
 std::optional<StatusOr<Simulation>> SimulateRing(const Algorithm& algorithm, const Request& request, double item_bytes,
                                                  const Cluster& cluster, const Topology& topology, int64_t max_steps) {
   const std::vector<Level>& levels = topology.cluster().levels;
@@ -134,37 +138,50 @@ std::optional<StatusOr<Simulation>> SimulateRing(const Algorithm& algorithm, con
     return std::nullopt;
   }
   const int64_t groups = n / size, least = std::max<int64_t>(2, CeilDiv(kFewRanks, size));
-  if (groups < 2 * std::max(kFewGroups, least)) return std::nullopt;
+  if (groups < 2 * (least + kMaxFailures + 2)) return std::nullopt;  // longer than those that are simulated here
+  const auto simulate = [&](int64_t count) {
+    return SimulateAll(algorithm, RingOf(request, count, size), item_bytes, cluster, Fidelity::kFolded, max_steps, 0);
+  };
   std::vector<Simulation> found;  // of `least` groups, and one more each
-  while (found.size() < static_cast<size_t>(kFewGroups)) {
+  int64_t num_ops = 0;
+  for (int failures = 0; failures < kMaxFailures;) {
     const int64_t next = least + static_cast<int64_t>(found.size());
-    auto made =
-        SimulateAll(algorithm, RingOf(request, next, size), item_bytes, cluster, Fidelity::kFolded, max_steps, 0);
+    auto made = simulate(next);
     if (!made.ok()) return std::nullopt;
+    num_ops += made->num_ops;
     found.push_back(*std::move(made));
     if (found.size() < 3) continue;
     const Simulation &a = found[found.size() - 3], &b = found[found.size() - 2], &c = found.back();
+    ++failures;
     if (!OnLine(a.time_s, b.time_s, c.time_s) || !OnLine(a.bounds.alpha_s, b.bounds.alpha_s, c.bounds.alpha_s) ||
         a.links.size() != b.links.size() || b.links.size() != c.links.size()) {
       continue;
     }
-    const auto more = static_cast<double>(groups - next);
+    // Times of few groups can lie on a line by chance.
+    auto doubled = simulate(2 * next);
+    if (!doubled.ok()) return std::nullopt;
+    num_ops += doubled->num_ops;
+    if (!OnLine(b.time_s, c.time_s, doubled->time_s, next) ||
+        !OnLine(b.bounds.alpha_s, c.bounds.alpha_s, doubled->bounds.alpha_s, next) ||
+        doubled->links.size() != c.links.size()) {
+      continue;
+    }
+    const double more = static_cast<double>(groups - 2 * next) / static_cast<double>(next);
     const auto extend = [&](double before, double last) { return last + more * (last - before); };
-    Simulation ring = c;
-    ring.time_s = extend(b.time_s, c.time_s);
-    ring.bounds.alpha_s = extend(b.bounds.alpha_s, c.bounds.alpha_s);
-    ring.work_s = extend(b.work_s, c.work_s);
-    ring.wait_s = extend(b.wait_s, c.wait_s);
-    ring.num_ops = 0;
-    for (const Simulation& each : found) ring.num_ops += each.num_ops;
+    Simulation ring = *std::move(doubled);
+    ring.time_s = extend(c.time_s, ring.time_s);
+    ring.bounds.alpha_s = extend(c.bounds.alpha_s, ring.bounds.alpha_s);
+    ring.work_s = extend(c.work_s, ring.work_s);
+    ring.wait_s = extend(c.wait_s, ring.wait_s);
+    ring.num_ops = num_ops;
     for (LinkLoad& load : ring.links) {
       const auto before =
-          std::find_if(b.links.begin(), b.links.end(), [&](const LinkLoad& l) { return l.name == load.name; });
-      if (before == b.links.end()) return std::nullopt;
+          std::find_if(c.links.begin(), c.links.end(), [&](const LinkLoad& l) { return l.name == load.name; });
+      if (before == c.links.end()) return std::nullopt;
       // All links of a name together: their number is in proportion to the groups.
       const auto last = static_cast<double>(next);
       load.total_bytes =
-          extend(before->total_bytes / (last - 1), load.total_bytes / last) * static_cast<double>(groups);
+          extend(before->total_bytes / last, load.total_bytes / (2 * last)) * static_cast<double>(groups);
       load.bytes = extend(before->bytes, load.bytes);
     }
     SetBusiest(&ring);

@@ -65,7 +65,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--what-if", metavar="KEY=VALUE", nargs="+", default=[], help=text)
     text = "leaf[3]=0.5 (share left; lost: 0), leaf.planes=1 (lost), rank[7]=1.5 (times as slow), rank[7]=lost"
     parser.add_argument("--fault", metavar="FAULT", nargs="+", default=[], help=text)
-    text = "arrivals: normal:TIME, exponential:TIME, lognormal:TIME:SIGMA, or a time for each rank (0us,5us,...)"
+    text = "arrivals: normal:TIME, exponential:TIME, lognormal:TIME:SIGMA, or one per rank of the group (0us,5us,...)"
     parser.add_argument("--skew", metavar="SKEW", help=text)
     text = "of arrivals drawn from a distribution (default: 0)"
     parser.add_argument("--seed", type=int, default=0, metavar="N", help=text)

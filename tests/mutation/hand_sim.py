@@ -416,8 +416,10 @@ MUTANTS = [
         "counter->first = std::exchange(arrival.next, free_arrival_) < 0 ? -1 : counter->last;",
         TESTS,
     ),
-    Mutant("a ring has the rounds of a short one", SIMULATE, "groups - next", "0 * (groups - next)", TESTS),
-    Mutant("a long ring has the links of a short one", SIMULATE, "* static_cast<double>(groups);", "* last;", TESTS),
+    Mutant("a ring has the rounds of a short one", SIMULATE, "groups - 2 * next", "0 * (groups - 2 * next)", TESTS),
+    Mutant(
+        "a long ring has the links of a short one", SIMULATE, "* static_cast<double>(groups);", "* (2 * last);", TESTS
+    ),
     Mutant(
         "a short ring has the pieces of a long one",
         SIMULATE,
