@@ -12,7 +12,8 @@ from jaxcomm.simulate.chakra import TraceError, write_step
 from jaxcomm.simulate.cluster import Cluster, ClusterError, Compute, Level
 from jaxcomm.simulate.failures import Goodput, goodput
 from jaxcomm.simulate.hlo import of_text as step_of_hlo
-from jaxcomm.simulate.steps import Collective, Step, step
+from jaxcomm.simulate.predictions import Collective, Step
+from jaxcomm.simulate.steps import step
 from jaxcomm.simulate.tasks import StepError
 from jaxcomm.simulate.workloads import of_traces as step_of_traces
 

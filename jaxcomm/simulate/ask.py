@@ -17,6 +17,7 @@ import numpy as np
 from jaxcomm.simulate import calls, chakra, goal, hlo, nccl, plot, steps, trace, workloads
 from jaxcomm.simulate import skew as skews
 from jaxcomm.simulate.cluster import Cluster
+from jaxcomm.simulate.predictions import Step
 
 _TRACE_ENTRIES = 100_000
 
@@ -291,7 +292,7 @@ def _target(text: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _workload(args: argparse.Namespace) -> Callable[[Cluster], steps.Step]:
+def _workload(args: argparse.Namespace) -> Callable[[Cluster], Step]:
     """The prediction of the given step for a cluster."""
     given = [name for name in ("target", "hlo", "chakra") if getattr(args, name) is not None]
     if len(given) != 1:
@@ -342,7 +343,7 @@ def step(args: argparse.Namespace) -> int:
         clusters[f"cluster {name}"] = Cluster.load(name)
     _check_plots(plots, len(clusters))
     predict = _workload(args)
-    found: dict[str, steps.Step] = {}
+    found: dict[str, Step] = {}
     for label, cluster in clusters.items():
         found[label] = predict(cluster)
         _print(args, label, found[label], found[label].row(), found[""].time_s)
@@ -360,7 +361,7 @@ def step(args: argparse.Namespace) -> int:
     return 0
 
 
-def _loads(found: steps.Step) -> list[plot.Load]:
+def _loads(found: Step) -> list[plot.Load]:
     """Of all collectives of a step together."""
     moved: dict[str, float] = {}
     busy_s: dict[str, float] = {}

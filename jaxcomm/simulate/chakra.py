@@ -21,8 +21,8 @@ import numpy as np
 from jaxcomm._lowering import replica_groups
 from jaxcomm.simulate import protobuf
 from jaxcomm.simulate.goal import Schedule
+from jaxcomm.simulate.predictions import Step
 from jaxcomm.simulate.schedule import Timeline
-from jaxcomm.simulate.steps import Step
 from jaxcomm.simulate.tasks import Exchange, Loop
 
 INVALID, METADATA, MEM_LOAD, MEM_STORE, COMP, SEND, RECV, COLL = range(8)

@@ -13,6 +13,7 @@ from jaxcomm._lowering import replica_groups
 from jaxcomm.simulate import hlo_kernels, hlo_text, profile, steps
 from jaxcomm.simulate.cluster import Cluster
 from jaxcomm.simulate.hlo_text import Instruction, Module
+from jaxcomm.simulate.predictions import Step
 from jaxcomm.simulate.tasks import Block, Exchange, Kernel, Loop, StepError, Task
 
 # Opcode -> public name.
@@ -291,7 +292,7 @@ def of_text(
     fidelity: str = "folded",
     profiled: str | None = None,
     file: str = "HLO",
-) -> steps.Step:
+) -> Step:
     """Predicts the time of a compiled program on a cluster, from its HLO text.
 
     The text is that after partitioning: ``jax.jit(f).lower(...).compile().as_text()``, with one device of the program

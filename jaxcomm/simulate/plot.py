@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jaxcomm.simulate.steps import Step
+from jaxcomm.simulate.predictions import Step
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from jaxcomm.simulate.calls import Simulated
+from jaxcomm.simulate.predictions import Step
 from jaxcomm.simulate.schedule import Timeline
-from jaxcomm.simulate.steps import Step
 from jaxcomm.simulate.tasks import Exchange, Kernel, Loop
 
 _STREAMS = {1: "computation", 2: "collectives", 3: "loops"}

@@ -10,6 +10,7 @@ from jaxcomm._lowering import replica_groups
 from jaxcomm.simulate import chakra, graphs, steps
 from jaxcomm.simulate.chakra import Node, TraceError
 from jaxcomm.simulate.cluster import Cluster
+from jaxcomm.simulate.predictions import Step
 from jaxcomm.simulate.tasks import Exchange, Kernel
 
 _OPS = {0: "psum", 2: "all_gather", 5: "pbroadcast", 6: "all_to_all", 7: "psum_scatter", 8: "psum_scatter",
@@ -151,7 +152,7 @@ def of_traces(
     mesh: dict[str, int] | None = None,
     fidelity: str = "folded",
     groups_at: str | None = None,
-) -> steps.Step:
+) -> Step:
     """Predicts the time of execution traces (Chakra) on a cluster.
 
     Computation takes the durations of the traces, or a roofline where they have none. Collectives and messages take the
