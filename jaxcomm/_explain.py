@@ -12,9 +12,6 @@ from jaxcomm._topology import Link, links_of
 from jaxcomm.matmul.choice import ALGORITHMS as MATMUL
 from jaxcomm.moe.expected import Rows, rows_of
 
-# Multiprocessors of a started transfer: kAsynchronousChannels of ffi/cuda/program/launch_limits.h.
-_ASYNCHRONOUS_SMS = 8
-
 
 def algorithms(op: str) -> tuple[str, ...]:
     """Names that the keyword ``algorithm`` of an op accepts, in order of preference; "xla" is accepted too.
@@ -238,7 +235,7 @@ def explain(
         raise ValueError(f"{op}: scope is for CPU devices only, got {scope!r}; for GPUs, pass ranks_per_node")
     if on_gpus:
         request = plan.gpu_request(native, n, ranks_per_node, **of_call)
-        limit = min(config().max_sms, _ASYNCHRONOUS_SMS if op in _request.STARTS else config().max_sms)
+        limit = min(config().max_sms, _request.ASYNCHRONOUS_SMS if op in _request.STARTS else config().max_sms)
         most = min(_check.max_sms(op, max_sms) or limit, limit)
         arena = not symmetric_buffers or op in _request.STARTS
         selection = _request.select(op, plan.select_for_gpus, request, algorithm or "", item_bytes, most, gin, arena)

@@ -22,6 +22,8 @@ NATIVE = {
 }
 # Of jaxcomm.moe: their payloads have a row per token.
 MOE = {"moe.dispatch": "dispatch", "moe.combine": "combine"}
+# Multiprocessors of a started transfer: kAsynchronousChannels of ffi/cuda/program/launch_limits.h.
+ASYNCHRONOUS_SMS = 8
 # Ops that can be started, by the names of their start functions.
 STARTS = {
     f"{op}_start": NATIVE[op] for op in ("psum", "all_gather", "psum_scatter", "all_to_all", "ppermute", "pbroadcast")

@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from jaxcomm import _check
-from jaxcomm._request import NATIVE
+from jaxcomm._request import ASYNCHRONOUS_SMS, NATIVE
 from jaxcomm.simulate import kernels
 from jaxcomm.simulate.tasks import Block, Exchange, Kernel, Loop, StepError, Task
 
@@ -386,8 +386,11 @@ class _Builder:
             raise StepError(f"step: jaxcomm_{name} at {equation.site} is not modelled")
         x = equation.ins[0].aval
         op = call.op if NATIVE.get(call.op) == NATIVE[_OWN[name]] else _OWN[name]
-        count, flops, asynchronous, dtype = math.prod(x.shape), 0.0, False, str(x.dtype)
-        algorithm = getattr(call, "algorithm", None)
+        count, flops, dtype = math.prod(x.shape), 0.0, str(x.dtype)
+        algorithm, max_sms = getattr(call, "algorithm", None), getattr(call, "max_sms", None)
+        asynchronous = getattr(call, "asynchronous", False)
+        if asynchronous and not self.reader.on_cpus:
+            max_sms = min(max_sms or ASYNCHRONOUS_SMS, ASYNCHRONOUS_SMS)
         if name in ("moe_dispatch", "moe_combine"):
             self.reader.note("experts get equally many tokens, and every choice of a token is sent")
             algorithm, slots = None, equation.ins[-4].aval
@@ -412,7 +415,7 @@ class _Builder:
             count,
             dtype,
             algorithm,
-            getattr(call, "max_sms", None),
+            max_sms,
             None if perm is None else tuple((int(s), int(d)) for s, d in perm),
             int(params.get("source", 0)),
             asynchronous,

@@ -18,6 +18,14 @@ MEGATRON, PUBLISHED = "jaxcomm/simulate/megatron.py", "tests/simulate/test_megat
 
 MUTANTS = [
     Mutant(
+        "started transfers stop computation",
+        PROGRAM,
+        'asynchronous = getattr(call, "asynchronous", False)',
+        "asynchronous = False",
+        STEP,
+    ),
+    Mutant("started transfers use all SMs", PROGRAM, "if asynchronous and not self.reader.on_cpus:", "if False:", STEP),
+    Mutant(
         "a layer has no gradient of weights", MEGATRON, "self.weights(self.rows, k, self.h, (last,))", "pass", PUBLISHED
     ),
     Mutant(

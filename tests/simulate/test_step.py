@@ -70,6 +70,22 @@ def test_a_collective_of_jax_lax_overlaps_with_computation():
     assert blocking.time_s == pytest.approx(product + blocking.communication_s)
 
 
+def test_a_started_transfer_overlaps_with_computation():
+    """The transfer that `done` ends overlaps with the product that it waits for. It uses 8 SMs."""
+
+    def started(x, y):
+        pending = jaxcomm.psum_start(x, "model")
+        z = y @ y
+        return pending.done(after=z), z
+
+    product = 2.0 * 8192**3 / (1e15 * 0.5 / 2) + 2e-6
+    found = _run(started, *_two(), ins=(P(), P()))
+    assert found.time_s == pytest.approx(product) and found.exposed_s == 0
+    alone = _run(lambda x: jaxcomm.psum_start(x, "model").done(), _struct(1 << 24), ins=(P(),))
+    few = _run(lambda x: jaxcomm.psum(x, "model", max_sms=8), _struct(1 << 24), ins=(P(),))
+    assert alone.time_s == pytest.approx(few.time_s)
+
+
 def _two():
     return _struct(1 << 10), _struct(8192, 8192)
 

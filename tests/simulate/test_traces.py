@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
+import jaxcomm
 from jaxcomm.simulate import Cluster, StepError, chakra, collective, goal, protobuf, step, workloads
 from jaxcomm.simulate.chakra import COLL, COMP, RECV, SEND, Node, TraceError
 
@@ -17,6 +18,24 @@ def _step(f, ranks=4, shape=(64, 64)):
     mesh = AbstractMesh((ranks,), ("d",))
     run = jax.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
     return step(run, (jax.ShapeDtypeStruct(shape, jnp.float32),), mesh=mesh, cluster=H100)
+
+
+def test_iterations_do_not_overlap(tmp_path):
+    """Computation and transfer of an iteration are independent of each other, and both wait for the one before."""
+
+    def f(x):
+        def body(h, _):
+            started = jaxcomm.psum_start(h, "d")
+            h = jnp.tanh(h)
+            return h, started.done(after=h)
+
+        return jax.lax.scan(body, x, length=2)[1]
+
+    chakra.write_step(str(tmp_path / "s.%d.et"), _step(f))
+    nodes = chakra.read(str(tmp_path / "s.%d.et"))[1]
+    first, second = nodes[:2], nodes[2:]
+    assert [n.kind for n in first] == [n.kind for n in second] == [COLL, COMP]
+    assert [n.control for n in first] == [(), ()] and [n.control for n in second] == [(0, 1), (0, 1)]
 
 
 def test_nodes_of_a_plan():
