@@ -411,18 +411,19 @@ TEST_CASE("ranks with different buffers get an error that names both") {
   CHECK(error.find("rank 0 occurs twice in the groups") != std::string::npos);
 }
 
-// Each number of the table is part of the hash: with a table of several words, and with a short one.
+// Each number of the table is part of the hash: with a table of several words, and with a short one. Among three ranks,
+// the table is no multiple of the 32 bytes that the hash reads at once.
 template <typename T>
-void CheckDifferentTables(int per_pair, int64_t& run) {
-  CallSpec spec = Spec(Collective::kAllToAllV, 2, 2, "ragged_all_to_all");
+void CheckDifferentTables(int n, int per_pair, int64_t& run) {
+  CallSpec spec = Spec(Collective::kAllToAllV, n, n, "ragged_all_to_all");
   spec.row_count = 1;
   const std::shared_ptr<Rendezvous> site = ValueOf(Rendezvous::Make(spec));
-  const std::vector<T> table(2 * 4 * 2 * per_pair);  // no rows
-  std::vector<float> in(2), out(2);
+  const std::vector<T> table(n * 4 * n * per_pair);  // no rows
+  std::vector<float> in(n), out(n);
   const auto count_errors = [&](const std::vector<T>& first, const std::vector<T>& second) {
     Counter counter;
     ++run;
-    for (const int64_t rank : {0, 1}) {
+    for (int64_t rank = 0; rank < n; ++rank) {
       Participant participant;
       participant.run_id = run;
       participant.rank = rank;
@@ -434,7 +435,7 @@ void CheckDifferentTables(int per_pair, int64_t& run) {
       participant.wide_table = sizeof(T) == 8;
       site->Arrive(participant, std::make_unique<CountCompletion>(counter));
     }
-    CHECK(counter.WaitFor(2));
+    CHECK(counter.WaitFor(n));
     for (const std::string& error : counter.errors()) {
       CHECK(error.find("ranks 0 and 1 are in it, with different tables of slices") != std::string::npos);
     }
@@ -445,7 +446,7 @@ void CheckDifferentTables(int per_pair, int64_t& run) {
   for (size_t i = 0; i < table.size(); ++i) {
     std::vector<T> other = table;
     other[i] = 1;
-    CHECK(count_errors(table, other) == 2);
+    CHECK(count_errors(table, other) == static_cast<size_t>(n));
   }
   CHECK(count_errors(table, same) == 0);
 }
@@ -454,9 +455,10 @@ TEST_CASE("ranks with different tables of slices fail, and the next run works") 
   Prepare();
   int64_t run = 700000;
   for (const int per_pair : {1, 2, 9}) {
-    CheckDifferentTables<int32_t>(per_pair, run);
-    CheckDifferentTables<int64_t>(per_pair, run);
+    CheckDifferentTables<int32_t>(2, per_pair, run);
+    CheckDifferentTables<int64_t>(2, per_pair, run);
   }
+  CheckDifferentTables<int32_t>(3, 1, run);
 }
 
 }  // namespace
