@@ -154,7 +154,8 @@ def test_jaxcomm_and_lax_train_alike(script, layout, options):
         options = {"attention": "gather", **options}
     runs = [scripts.train(tiny(script, layout=layout, comm=comm, **options), 20) for comm in ("jaxcomm", "lax")]
     for got, want in zip(*(jax.tree.leaves(run) for run in runs), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
+        # Adam amplifies the rounding of gradients near zero.
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4 * np.abs(want).max())
 
 
 @full
