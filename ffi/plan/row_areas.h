@@ -10,7 +10,7 @@ namespace jaxcomm {
 struct RowAreas {
   int32_t num_nodes = 1;
 
-  // Of a combine, in this order: lists that have arrived, lists that are read, sums of this node, sums of other nodes.
+  // A combine has these areas: lists that have arrived, lists that are read, sums of this node, sums of other nodes.
   enum Area { kReceivedLists, kLists, kSums, kReceivedSums, kNumAreas };
 
   // At a rank of node `at`: the place for what node `other` sends or gets.

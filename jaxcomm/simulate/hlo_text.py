@@ -116,30 +116,8 @@ class Module:
         return f"{self.file}: line {instruction.line}: {instruction.opcode} {instruction.name}"
 
 
-def split(text: str) -> Iterator[str]:
-    """Parts between commas that are outside of brackets and strings."""
-    depth, quoted, start, at = 0, False, 0, 0
-    while at < len(text):
-        char = text[at]
-        if quoted:
-            at += char == "\\"
-            quoted = char != '"'
-        elif char == '"':
-            quoted = True
-        elif char in _OPEN:
-            depth += 1
-        elif char in _CLOSE:
-            depth -= 1
-        elif char == "," and not depth:
-            yield text[start:at].strip()
-            start = at + 1
-        at += 1
-    if text[start:].strip():
-        yield text[start:].strip()
-
-
-def _balanced(text: str) -> int:
-    """The position after the bracket that closes the first character."""
+def _outside(text: str) -> Iterator[tuple[int, str, int]]:
+    """Each position outside of strings, its character, and the number of brackets that are open after it."""
     depth, quoted, at = 0, False, 0
     while at < len(text):
         char = text[at]
@@ -150,9 +128,26 @@ def _balanced(text: str) -> int:
             quoted = True
         else:
             depth += (char in _OPEN) - (char in _CLOSE)
-            if not depth:
-                return at + 1
+            yield at, char, depth
         at += 1
+
+
+def split(text: str) -> Iterator[str]:
+    """Parts between commas that are outside of brackets and strings."""
+    start = 0
+    for at, char, depth in _outside(text):
+        if char == "," and not depth:
+            yield text[start:at].strip()
+            start = at + 1
+    if text[start:].strip():
+        yield text[start:].strip()
+
+
+def _balanced(text: str) -> int:
+    """The position after the bracket that closes the first character."""
+    for at, _, depth in _outside(text):
+        if not depth:
+            return at + 1
     raise ValueError("a bracket is not closed")
 
 

@@ -152,7 +152,7 @@ class _Layers:
         self.memory("bias, dropout, sum", 3.5 * self.shared)
 
     def _rows_gradient(self, k: float) -> None:
-        """Of a product with k columns of one rank in, and all out."""
+        """Adds the gradients of a product that reads k columns of each rank and writes whole rows."""
         self.memory("bias, dropout, sum", 3.5 * self.shared)
         self.gather()
         last = len(self.tasks) - 1
@@ -160,7 +160,7 @@ class _Layers:
         self.weights(self.rows, k, self.h, (last,))
 
     def _columns_gradient(self, n: float) -> None:
-        """Of a product with n columns of one rank out. Communication runs beside the products."""
+        """Adds the gradients of a product that writes n columns of each rank. Transfers run beside the products."""
         last = len(self.tasks) - 1
         gathered = (self.exchange("all_gather", self.x / _TENSOR, (last,)),) if self.run.selective else ()
         made = self.product(self.rows, n, self.h, (last,))

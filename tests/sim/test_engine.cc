@@ -1,7 +1,5 @@
 // The engine agrees with the cost model where no link is shared, and keeps the properties of max-min fair sharing.
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +8,7 @@
 #include "../../ffi/sim/rates.h"
 #include "../../ffi/sim/simulate.h"
 #include "../plan/written.h"
+#include "levels.h"
 
 namespace jaxcomm {
 namespace {
@@ -21,12 +20,6 @@ Machine MachineFor(double self_overhead_s) {
   machine.links = {LinkModel{self_overhead_s, 5e10, 0}, LinkModel{3e-6, 2e9, 5e-6}, LinkModel{7e-6, 5e8, 2e-5}};
   machine.launch_s = 1e-5;
   return machine;
-}
-
-void CheckClose(const char* what, double got, double expected, double relative) {
-  const bool close = std::abs(got - expected) <= relative * std::abs(expected);
-  if (!close) std::fprintf(stderr, "%s: %.12g, expected %.12g\n", what, got, expected);
-  CHECK(close);
 }
 
 Simulation Run(const Algorithm& algorithm, const Request& request, const Cluster& cluster, Fidelity fidelity) {
@@ -171,19 +164,6 @@ TEST_CASE("short moves run at once and take one overhead") {
     CheckClose("full", Run(direct, request, cluster, Fidelity::kFull).time_s, 1e-5 + steps_s, 1e-7);
     CheckClose("folded", Run(direct, request, cluster, Fidelity::kFolded).time_s, 1e-5 + steps_s, 1e-7);
   }
-}
-
-Level MakeLevel(const char* name, LevelKind kind, int64_t ranks, double bytes_per_s, double latency_s,
-                double taper = 1) {
-  Level level;
-  level.name = name;
-  level.kind = kind;
-  level.ranks = ranks;
-  level.bytes_per_s = bytes_per_s;
-  level.latency_s = latency_s;
-  level.overhead_s = 4e-7;
-  level.taper = taper;
-  return level;
 }
 
 Cluster MakeCluster(std::vector<Level> levels) {

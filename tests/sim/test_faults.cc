@@ -1,36 +1,18 @@
 // Degraded and lost links, slow and late ranks: closed forms of exchanges in which one link or rank decides.
 #include <algorithm>
-#include <cmath>
-#include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../../ffi/sim/simulate.h"
 #include "../plan/written.h"
+#include "levels.h"
 
 namespace jaxcomm {
 namespace {
 
 constexpr double kBytes = 4.0 * (1 << 20);
 constexpr double kNvlink = 4e11, kAdapter = 5e10, kOverhead = 4e-7;
-
-void CheckClose(const std::string& what, double got, double expected, double relative = 1e-6) {
-  const bool close = std::abs(got - expected) <= relative * std::abs(expected);
-  if (!close) std::fprintf(stderr, "%s: %.12g, expected %.12g\n", what.c_str(), got, expected);
-  CHECK(close);
-}
-
-Level MakeLevel(const char* name, LevelKind kind, int64_t ranks, double bytes_per_s, double latency_s) {
-  Level level;
-  level.name = name;
-  level.kind = kind;
-  level.ranks = ranks;
-  level.bytes_per_s = bytes_per_s;
-  level.latency_s = latency_s;
-  level.overhead_s = kOverhead;
-  return level;
-}
 
 // 16 ranks: domains of 4 on rails, two leaves of 8.
 Cluster Rails() {

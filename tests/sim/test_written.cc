@@ -1,19 +1,12 @@
 // Plans written by hand, for orders of steps that no algorithm has.
-#include <cmath>
-#include <cstdio>
 #include <vector>
 
 #include "../../ffi/sim/simulate.h"
 #include "../plan/written.h"
+#include "levels.h"
 
 namespace jaxcomm {
 namespace {
-
-void CheckClose(const char* what, double got, double expected) {
-  const bool close = std::abs(got - expected) <= 1e-6 * std::abs(expected);
-  if (!close) std::fprintf(stderr, "%s: %.12g, expected %.12g\n", what, got, expected);
-  CHECK(close);
-}
 
 // Rank 0 sums 1000 elements of both ranks, waits for rank 1, and reads 500 elements of rank 1. Rank 1 sends the signal.
 Plan SumsThenReads(const Request&, int32_t rank) {
