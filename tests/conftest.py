@@ -64,6 +64,17 @@ def pytest_configure(config):
     global _terminal
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         _terminal = os.fdopen(os.dup(2), "w")
+    if config.getoption("--size") == "default":
+        _compile_quickly()
+
+
+def _compile_quickly():
+    """Switches LLVM's optimizations off, here and in processes that inherit the environment.
+
+    Most tests compile for longer than they run. The other sizes compile as users do.
+    """
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 def pytest_sessionstart(session):
