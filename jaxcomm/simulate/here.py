@@ -230,6 +230,8 @@ def add_command(commands: Any) -> None:
     parser.add_argument("--shapes", nargs="+", metavar="PxD", default=_SHAPES, help=text)
     text = "measurements, each of all collectives in another order; times are medians over rounds (default: 7)"
     parser.add_argument("--rounds", type=int, default=7, metavar="N", help=text)
+    text = "bytes of the larger of operand and result, as numbers separated by commas (default: 512 B to 16 MiB)"
+    parser.add_argument("--sizes", default=",".join(map(str, here_rows.SIZES)), metavar="N,...", help=text)
     parser.add_argument("--out", default="here.csv", metavar="ROWS.csv", help="measured rows (default: here.csv)")
     text = "judge these measured rows instead of measuring; `here_rows` writes them on several hosts too"
     parser.add_argument("--rows", metavar="ROWS.csv", nargs="+", help=text)
@@ -247,6 +249,8 @@ def _measure(args: argparse.Namespace) -> list[Row]:
         shapes.append((processes, devices))
     if args.rounds < 1:
         raise ValueError(f"--rounds: got {args.rounds}, expected at least 1")
+    if not all(part.isdigit() and int(part) for part in args.sizes.split(",")):
+        raise ValueError(f"--sizes: got {args.sizes!r}, expected numbers of bytes separated by commas")
     pathlib.Path(args.out).write_bytes(b"")  # an error before the measurement
     rows = []
     for processes, devices in shapes:
@@ -256,7 +260,7 @@ def _measure(args: argparse.Namespace) -> list[Row]:
         command = [sys.executable, "-m", "jaxcomm.run", "--processes", processes, "--devices", devices]
         command += ["-m", "jaxcomm.simulate.here_rows", "--out", part, "--name", f"{processes} x {devices}"]
         pathlib.Path(part).unlink(missing_ok=True)
-        if subprocess.run([*command, "--rounds", str(args.rounds)], env=environment).returncode:
+        if subprocess.run([*command, "--rounds", str(args.rounds), "--sizes", args.sizes], env=environment).returncode:
             raise ValueError(f"validate-here: the measurement of {processes}x{devices} failed; see above")
         rows += here_rows.read(part)
         pathlib.Path(part).unlink()

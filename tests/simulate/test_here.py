@@ -151,13 +151,15 @@ def test_broken_shapes(capsys):
         assert cli.main(["validate-here", "--shapes", shape]) == 2
         assert f"--shapes: got '{shape}'" in capsys.readouterr().err
     assert cli.main(["validate-here", "--rounds", "0"]) == 2
+    assert cli.main(["validate-here", "--sizes", "4096,big"]) == 2
 
 
 @pytest.mark.full
 def test_measures_here(tmp_path, capsys):
     """Two processes of two devices; only that the command runs, for times depend on the machine."""
     out = tmp_path / "rows.csv"
-    assert cli.main(["validate-here", "--shapes", "2x2", "--rounds", "1", "--out", str(out)]) == 0
+    sizes = ["--sizes", "512,32768,2097152"]
+    assert cli.main(["validate-here", "--shapes", "2x2", "--rounds", "1", *sizes, "--out", str(out)]) == 0
     rows = here_rows.read(str(out))
     made = {op: {row.algorithm for row in rows if row.op == op} for op in here_rows.OPS}
     for op, algorithms in made.items():
