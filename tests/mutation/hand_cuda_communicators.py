@@ -4,6 +4,7 @@ from mutation.hand import Mutant
 
 BOOTSTRAP = "ffi/cuda/nccl/bootstrap.cc"
 CALL = "ffi/cuda/xla/call.cc"
+SITE = "ffi/cuda/xla/call_site.cc"
 CALLS_OF_NCCL = "ffi/cuda/nccl/nccl_calls.cc"
 CONTACT = "ffi/cuda/nccl/first_contact.cc"
 DEVICE_CALL = "ffi/cuda/runtime/device_call.cc"
@@ -37,7 +38,7 @@ MUTANTS = [
     Mutant(
         "a call is made anew in every run",
         CALL,
-        "  if (Find(state, device) != nullptr) return OkStatus();\n",
+        "  if (state.Find(device) != nullptr) return OkStatus();\n",
         "",
         "test_cuda_own_communicators",
     ),
@@ -78,14 +79,14 @@ MUTANTS = [
     ),
     Mutant(
         "earlier work that never ends is passed over",
-        CALL,
+        SITE,
         "  JAXCOMM_RETURN_IF_ERROR(earlier);\n",
         "",
         "test_cuda_own_communicators",
     ),
     Mutant(
         "GPUs of a process allocate without waiting for each other",
-        CALL,
+        SITE,
         "std::count(spec.processes.begin(), spec.processes.end(), settings.process);",
         "0;",
         "test_cuda_stages",

@@ -55,8 +55,8 @@ MUTANTS = [
     Mutant(
         "sums of direct in the element type",
         LOOPS,
-        "total = by_rank[0].astype(wide(dtype))",
-        "total = by_rank[0]",
+        "total = parts[0].astype(wide(dtype))",
+        "total = parts[0]",
         ROUNDED,
     ),
     Mutant(

@@ -103,8 +103,8 @@ MUTANTS = [
     Mutant(
         "XLA captures starts into CUDA graphs",
         LOWERING,
-        "(beside or not _placement.gpus_are_on_one_host(mesh, rows))",
-        "not _placement.gpus_are_on_one_host(mesh, rows)",
+        "may_capture = not beside and _placement",
+        "may_capture = _placement",
         LANE,
     ),
     Mutant(
@@ -158,9 +158,9 @@ MUTANTS = [
     ),
     Mutant(
         "started calls run in the synchronous lane",
-        CALL,
-        "    communicator = *lane;\n",
-        "",
+        "ffi/cuda/xla/call_site.cc",
+        "  return communicator->AsynchronousLane();",
+        "  return communicator;",
         "test_cuda_lanes",
     ),
     Mutant(
