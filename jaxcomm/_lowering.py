@@ -96,7 +96,7 @@ def _place(
                 own["processes"] = processes
             if not _compat.provides_communicators():
                 own["members"] = _placement.gpu_groups(mesh, rows)
-            # No windows for starts: whether XLA puts operands of a function into collective memory is not known.
+            # No windows for starts yet: docs/internals/cuda.md, Lanes.
             elif _compat.has_windows() and not call.asynchronous and _bootstrap.symmetric_buffers(mesh):
                 own["symmetric_buffers"] = np.int64(1)
             return rows.shape[1], True, own

@@ -269,4 +269,19 @@ MUTANTS = [
         "",
         "test_handlers",
     ),
+    Mutant(
+        "the element type of a start is not compared",
+        CALL,
+        "  hash = Mix(hash, static_cast<uint64_t>(buffers.dtype));\n",
+        "",
+        "test_cuda_lanes",
+    ),
+    Mutant(
+        "the sizes of a start are not compared",
+        CALL,
+        "  hash = Mix(hash, static_cast<uint64_t>(buffers.input_count));\n"
+        "  return Mix(hash, static_cast<uint64_t>(buffers.output_count));",
+        "  return hash;",
+        "test_cuda_lanes",
+    ),
 ]
